@@ -22,10 +22,10 @@ import (
 type Box struct {
 	// Device is the only file that the program may open for writing. O_PATH is enough here.
 	Device *os.File
-	// Memory bounds its address space, in bytes.
+	// Memory bounds its address space, in bytes, and CPU its processor time. 0 is for a program
+	// that must not end half-way, such as resize2fs: it has neither bound.
 	Memory uint64
-	// CPU bounds its processor time.
-	CPU time.Duration
+	CPU    time.Duration
 }
 
 // Start starts cmd as cmd.Start does, confined:
@@ -36,8 +36,8 @@ type Box struct {
 //     /proc and /sys.
 //   - A seccomp filter, if the kernel has it, denies sockets, signals, and all else that root can
 //     do to others without a capability.
-//   - Memory, processor time, and the number and size of files are limited. The kernel's OOM
-//     killer chooses the program first.
+//   - The number and size of files are limited. If b.Memory is set, memory and processor time
+//     are too, and the kernel's OOM killer chooses the program first.
 //
 // The program stays uid 0, because root owns a device's node.
 func (b Box) Start(cmd *exec.Cmd) error {
@@ -123,16 +123,17 @@ func Memory(size int64) uint64 {
 }
 
 func (b Box) limit(pid int) error {
-	for resource, most := range map[int]uint64{
-		unix.RLIMIT_AS:     b.Memory,
-		unix.RLIMIT_CPU:    uint64(b.CPU / time.Second), //nolint:gosec // no bound is negative
-		unix.RLIMIT_CORE:   0,
-		unix.RLIMIT_FSIZE:  mostWritten,
-		unix.RLIMIT_NOFILE: mostFiles,
-	} {
+	limits := map[int]uint64{unix.RLIMIT_CORE: 0, unix.RLIMIT_FSIZE: mostWritten, unix.RLIMIT_NOFILE: mostFiles}
+	if b.Memory > 0 {
+		limits[unix.RLIMIT_AS], limits[unix.RLIMIT_CPU] = b.Memory, uint64(b.CPU/time.Second) //nolint:gosec // no bound is negative
+	}
+	for resource, most := range limits {
 		if err := unix.Prlimit(pid, resource, &unix.Rlimit{Cur: most, Max: most}, nil); err != nil {
 			return err
 		}
+	}
+	if b.Memory == 0 {
+		return nil
 	}
 	return os.WriteFile("/proc/"+strconv.Itoa(pid)+"/oom_score_adj", []byte(strconv.Itoa(firstToGo)), 0)
 }

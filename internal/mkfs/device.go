@@ -30,10 +30,13 @@ type device struct {
 	intent intent
 }
 
-// box is what a program that is given the device may have.
+// box is what a program that is given the device may have, and may be ended at any time.
 func (d *device) box() confine.Box {
 	return confine.Box{Device: d.file, Memory: confine.Memory(d.size), CPU: d.f.cfg.Timeout}
 }
+
+// writerBox is for mkfs and resize2fs, which no limit of ours may end half-way.
+func (d *device) writerBox() confine.Box { return confine.Box{Device: d.file} }
 
 func (d *device) errorf(kind volume.Kind, format string, args ...any) error {
 	return volume.Errorf(kind, "volume %s: the device %s: %w", d.req.Volume, d.req.Path, fmt.Errorf(format, args...))
@@ -78,14 +81,14 @@ const (
 // to a process: mkfs inherits it, so it ends with the last of us two. mkfs.btrfs
 // tests O_EXCL and lets go of it again, so the device alone would not tell.
 func (d *device) takeLock(ctx context.Context) error {
-	file, err := os.OpenFile(d.f.cfg.LockFile, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
+	file, err := d.openLock()
 	if err != nil {
-		return d.errorf(volume.Internal, "cannot be locked: %w", err)
+		return err
 	}
 	d.lock = file // closed with the device, whatever happens here
 	// One byte of the file stands for one device: nothing is ever left to tidy.
 	place := int64(unix.Major(d.number))<<20 | int64(unix.Minor(d.number))
-	locked, err := d.lockByte(ctx, place, lockWait)
+	locked, err := d.lockByte(ctx, file, place, lockWait)
 	if err == nil && !locked {
 		return d.errorf(volume.Busy, "is being examined or formatted, perhaps by an mkfs that was started before this "+
 			"daemon was restarted: repeat the call when it has ended")
@@ -93,13 +96,21 @@ func (d *device) takeLock(ctx context.Context) error {
 	return err
 }
 
+func (d *device) openLock() (*os.File, error) {
+	file, err := os.OpenFile(d.f.cfg.LockFile, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return nil, d.errorf(volume.Internal, "cannot be locked: %w", err)
+	}
+	return file, nil
+}
+
 // lockByte locks a byte of the lock file. It reports false if somebody else still has it
 // when the wait ends.
-func (d *device) lockByte(ctx context.Context, place int64, wait time.Duration) (bool, error) {
+func (d *device) lockByte(ctx context.Context, file *os.File, place int64, wait time.Duration) (bool, error) {
 	until := time.Now().Add(wait)
 	for {
 		lock := unix.Flock_t{Type: unix.F_WRLCK, Whence: unix.SEEK_SET, Start: place, Len: 1}
-		err := unix.FcntlFlock(d.lock.Fd(), unix.F_OFD_SETLK, &lock)
+		err := unix.FcntlFlock(file.Fd(), unix.F_OFD_SETLK, &lock)
 		switch {
 		case err == nil:
 			return true, nil
@@ -114,9 +125,9 @@ func (d *device) lockByte(ctx context.Context, place int64, wait time.Duration) 
 	}
 }
 
-// growingByte is the byte of the lock file that allows only one growth at a time on the node. It
-// is after the bytes of all devices. e2fsck and resize2fs inherit this lock, and the device's.
-const growingByte = 1 << 62
+// checkingByte is the byte of the lock file that allows only one e2fsck at a time on the node. It
+// is after the bytes of all devices.
+const checkingByte = 1 << 62
 
 // writingLock is the byte of the lock file that stands for a volume which is written to.
 // Those of devices lie before all of them.

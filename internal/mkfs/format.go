@@ -17,8 +17,8 @@
 //   - mkfs is run without force, and with a UUID that was drawn for it: only a
 //     filesystem that bears it is called ours afterwards. Where mkfs failed, what
 //     it left is cleared at once, but never a filesystem with another UUID.
-//   - mkfs is never killed: not when the caller goes away, not when we end. Until
-//     it has ended, CheckWriting keeps the volume from being given away.
+//   - mkfs is never killed: not when the caller goes away, not when we end, nor by a
+//     limit. Until it has ended, CheckWriting keeps the volume from being given away.
 //
 // Beyond that, an ext4 that is smaller than its device is grown where the caller asks
 // for it: e2fsck and resize2fs write to it, under the same lock. What was begun on a

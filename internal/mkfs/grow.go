@@ -14,8 +14,8 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
-// growWait is how long a volume waits for another one's growth.
-const growWait = time.Minute
+// checkWait is how long a volume waits for e2fsck to end for another one.
+const checkWait = time.Minute
 
 // growth grows an ext4 that is smaller than its device, for example after a restore or a clone
 // into a larger volume. A failure does not stop the pod: the sandbox gets the filesystem as it
@@ -23,7 +23,7 @@ const growWait = time.Minute
 // e2fsck cannot repair by itself, is refused.
 //
 // Here programs of this node parse a filesystem that somebody else wrote. e2fsck is killed when
-// it takes too long; resize2fs is never killed.
+// it takes too long, and only one runs at a time; resize2fs is never killed.
 type growth struct {
 	j    *job
 	uuid string
@@ -41,7 +41,7 @@ func (g *growth) run(ctx context.Context) error {
 	}
 	log := g.j.f.cfg.Log.With(zap.String("volume", g.j.req.Volume), zap.String("device", g.j.req.Path), zap.Int64("size", size))
 	began := time.Now()
-	why, err := g.alone(ctx)
+	why, err := g.grow(ctx)
 	if err != nil {
 		return err
 	}
@@ -65,12 +65,21 @@ func (g *growth) needed(ctx context.Context) (needed bool, size int64, err error
 	case g.cutOff && err != nil:
 		return false, 0, g.refuse(err.Error())
 	case g.cutOff && !may:
-		return false, 0, g.refuse("it is not checked, because the volume is read-only or its rule has grow: false")
+		return false, 0, g.repairedByHand(super)
 	case err != nil:
 		return false, 0, nil
 	}
 	g.uuid = super.UUID
 	return g.cutOff || may && super.Bytes <= size && !super.Fills(size), size, nil
+}
+
+// repairedByHand ends the record of a filesystem that we may not check ourselves. resize2fs
+// marks it as one with errors while it works, and e2fsck takes the mark off.
+func (g *growth) repairedByHand(super *superblock.Super) error {
+	if super.Clean {
+		return g.j.ended()
+	}
+	return g.refuse("it is not checked, because the volume is read-only or its rule has grow: false")
 }
 
 func (g *growth) sizes(ctx context.Context) (super *superblock.Super, device int64, err error) {
@@ -88,51 +97,66 @@ func (g *growth) sizes(ctx context.Context) (super *superblock.Super, device int
 	return super, device, err
 }
 
-// alone grows the filesystem while no other one of this node is grown. If it did not, why has the
-// reason.
-func (g *growth) alone(ctx context.Context) (why string, err error) {
-	locked, err := g.j.dev.lockByte(ctx, growingByte, growWait)
+// grow checks and grows the filesystem. If it did not, why has the reason.
+func (g *growth) grow(ctx context.Context) (why string, err error) {
+	turn, err := g.turn(ctx, checkWait)
 	if err != nil {
+		if volume.KindOf(err) == volume.Busy && !g.cutOff {
+			return err.Error(), nil
+		}
 		return "", err
 	}
-	if !locked {
-		const why = "another volume of this node is being grown"
-		if g.cutOff {
-			return "", g.j.dev.errorf(volume.Busy, "holds an ext4 whose growth was cut off, and %s: repeat the call", why)
-		}
-		return why, nil
-	}
+	defer closeAlone(turn)
 	if err := g.j.beginMaking(ctx); err != nil {
 		return "", err
 	}
-	why, sound := g.resize(context.WithoutCancel(ctx))
+	why, sound := g.resize(context.WithoutCancel(ctx), turn)
 	if !sound {
 		return "", g.refuse(why)
 	}
 	return why, nil
 }
 
+// turn waits until no e2fsck runs for another volume of this node. The turn ends when the file
+// is closed: no program inherits it.
+func (g *growth) turn(ctx context.Context, wait time.Duration) (*os.File, error) {
+	file, err := g.j.dev.openLock()
+	if err != nil {
+		return nil, err
+	}
+	locked, err := g.j.dev.lockByte(ctx, file, checkingByte, wait)
+	if locked {
+		return file, nil
+	}
+	closeFile(file)
+	if err == nil {
+		err = g.j.dev.errorf(volume.Busy, "holds an ext4 that must be checked, while e2fsck runs for another volume of this node: "+
+			"repeat the call")
+	}
+	return nil, err
+}
+
 // refuse is the error for a filesystem that an interrupted resize2fs may have left inconsistent.
 func (g *growth) refuse(why string) error {
 	return g.j.dev.errorf(unmet, "holds an ext4 whose growth was cut off: %s. Run e2fsck -f on the device by hand, and publish again; "+
-		"or restore the volume", why)
+		"or restore the volume. This is on record in %s", why, g.j.dev.intent)
 }
 
 // resize grows the filesystem. If that failed, why has the reason; sound is false if the
 // filesystem must not be used.
-func (g *growth) resize(ctx context.Context) (why string, sound bool) {
+func (g *growth) resize(ctx context.Context, turn *os.File) (why string, sound bool) {
 	program, err := g.j.f.tool("resize2fs")
 	if err != nil {
 		return err.Error(), !g.cutOff
 	}
-	if why := g.fsck(ctx); why != "" {
+	if why := g.fsck(ctx, turn); why != "" {
 		return why, !g.cutOff
 	}
 	if err := g.j.dev.intent.begin(workGrowing, g.uuid); err != nil {
 		return err.Error(), true
 	}
 	failpoint.Hit("format-before-resize")
-	ran, err := program.run(ctx, g.j.dev.box(), []*os.File{g.j.dev.file, g.j.dev.lock}, childDevice)
+	ran, err := program.run(ctx, g.j.dev.writerBox(), []*os.File{g.j.dev.file, g.j.dev.lock}, childDevice)
 	switch {
 	case err != nil:
 		why = "resize2fs could not be run: " + err.Error()
@@ -140,7 +164,7 @@ func (g *growth) resize(ctx context.Context) (why string, sound bool) {
 		why = "resize2fs failed (" + ran.how() + "): " + ran.text()
 	}
 	if why != "" {
-		if still := g.fsck(ctx); still != "" {
+		if still := g.fsckAgain(ctx); still != "" {
 			return why + "; after that, " + still, false
 		}
 	}
@@ -150,14 +174,25 @@ func (g *growth) resize(ctx context.Context) (why string, sound bool) {
 	return why, true
 }
 
-// fsck runs e2fsck, and returns why the filesystem is not sound, or "".
-func (g *growth) fsck(ctx context.Context) (why string) {
+func (g *growth) fsckAgain(ctx context.Context) (why string) {
+	turn, err := g.turn(ctx, g.j.f.cfg.Timeout)
+	if err != nil {
+		return err.Error()
+	}
+	return g.fsck(ctx, turn)
+}
+
+// fsck runs e2fsck, and returns why the filesystem is not sound, or "". It ends the turn, even if the kernel
+// does not let e2fsck end.
+func (g *growth) fsck(ctx context.Context, turn *os.File) (why string) {
+	defer closeAlone(turn)
 	program, err := g.j.f.tool("e2fsck")
 	if err != nil {
 		return err.Error()
 	}
 	bounded, cancel := context.WithTimeout(ctx, g.j.f.cfg.Timeout/2)
 	defer cancel()
+	defer context.AfterFunc(bounded, func() { closeAlone(turn) })()
 	ran, err := program.run(bounded, g.j.dev.box(), []*os.File{g.j.dev.file, g.j.dev.lock}, "-f", "-p", childDevice)
 	const repaired = 1
 	switch {

@@ -84,7 +84,7 @@ func (j *job) runMkfs(ctx context.Context, mkfs program, arguments arguments, uu
 		defer closeFile(file)
 		files = append(files, file)
 	}
-	ran, err := mkfs.run(ctx, j.dev.box(), files, append(args, childDevice)...)
+	ran, err := mkfs.run(ctx, j.dev.writerBox(), files, append(args, childDevice)...)
 	if err != nil {
 		return nil, j.dev.errorf(volume.Internal, "mkfs.%s could not be run: %w", j.req.FSType, err)
 	}

@@ -38,6 +38,7 @@ const (
 	extFuncLength  = 32
 	extMostLogSize = 6 // 64 KiB
 
+	extValidState   = 0x1
 	extErrorState   = 0x2
 	extRecover      = 0x4
 	ext64Bit        = 0x80
@@ -71,6 +72,7 @@ func readExt(device io.ReaderAt) (*Super, error) {
 		Bytes:  int64(blocks * size), //nolint:gosec // bounded above
 		Inodes: int64(le.Uint32(raw[extInodes:])),
 		Errors: extErrors(raw),
+		Clean:  le.Uint16(raw[extState:])&(extValidState|extErrorState) == extValidState,
 		Replay: le.Uint32(raw[extIncompat:])&extRecover != 0,
 		UUID:   uuid(raw[extUUID:]),
 		Root:   extRoot(device, raw, size, blocks),

@@ -31,6 +31,8 @@ type Super struct {
 	// Errors are the errors that the filesystem has on record; nil means none, or a
 	// filesystem that keeps no such record.
 	Errors *Errors
+	// Clean is the state of an ext2, ext3 or ext4: valid, and without errors.
+	Clean bool
 	// Replay is set if the journal or log must be replayed before the filesystem can be
 	// used: it was not unmounted cleanly, or is mounted now.
 	Replay bool

@@ -53,7 +53,7 @@ func read(t *testing.T, path, fsType string) *Super {
 func TestExtOnRecord(t *testing.T) {
 	path := image(t, 64<<20, "mkfs.ext4", "-q")
 	super := read(t, path, "ext4")
-	if super.Bytes != 64<<20 || super.Inodes != 16384 || super.Errors != nil || super.Replay {
+	if super.Bytes != 64<<20 || super.Inodes != 16384 || super.Errors != nil || !super.Clean || super.Replay {
 		t.Errorf("a new one: %+v", super)
 	}
 	// What the kernel's own statfs gave for such an image in a guest.
@@ -87,7 +87,7 @@ func TestExtState(t *testing.T) {
 	raw := extImage(nil)
 	binary.LittleEndian.PutUint16(raw[extStart+extState:], extErrorState)
 	super, err := Read(bytesAt(raw), "ext4")
-	if err != nil || super.Errors == nil || super.Errors.Words() != "the filesystem has errors on record: run e2fsck while no pod has the volume" {
+	if err != nil || super.Errors == nil || super.Clean || super.Errors.Words() != "the filesystem has errors on record: run e2fsck while no pod has the volume" {
 		t.Errorf("%+v, %v", super, err)
 	}
 }

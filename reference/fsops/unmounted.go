@@ -20,7 +20,8 @@ import (
 // grow while they are mounted, and nothing is done.
 //
 // It needs e2fsck and resize2fs, which run confined. The end of ctx kills e2fsck, which can
-// be run again, but never resize2fs: a filesystem may be lost if its growth is interrupted.
+// be run again, but never resize2fs, which has no limits of memory and time: a filesystem may be lost if its
+// growth is interrupted.
 // The path may be that of an open descriptor, /proc/PID/fd/N.
 func GrowUnmounted(ctx context.Context, device, fsType string) error {
 	if !strings.HasPrefix(fsType, "ext") {
@@ -43,7 +44,7 @@ func GrowUnmounted(ctx context.Context, device, fsType string) error {
 	if err := runTool(check, box); err != nil && (check.ProcessState == nil || check.ProcessState.ExitCode() != extRepaired) {
 		return fmt.Errorf("check the filesystem of %s before it grows: %w", device, err)
 	}
-	if err := runTool(exec.Command("resize2fs", childDevice), box); err != nil {
+	if err := runTool(exec.Command("resize2fs", childDevice), confine.Box{Device: file}); err != nil {
 		return fmt.Errorf("grow the filesystem of %s: %w", device, err)
 	}
 	return nil

@@ -156,12 +156,14 @@ func TestACheckThatTakesTooLongIsEnded(t *testing.T) {
 	}
 }
 
-// TestOneGrowthAtATime: each may take much memory, and the caller of one that waits may go.
-func TestOneGrowthAtATime(t *testing.T) {
+// TestOneCheckAtATime: each may take much memory, and the caller of one that waits may go.
+// No one waits for the growth of another one, which may take long.
+func TestOneCheckAtATime(t *testing.T) {
 	rig.Need(t, "e2fsck", "resize2fs", "debugfs")
-	first, second := t.TempDir(), t.TempDir()
+	first, second, resizing := t.TempDir(), t.TempDir(), t.TempDir()
 	checking := func(dir string) *testFormatter {
-		return newFormatter(t, standIns(t, map[string]string{"e2fsck": "real=/usr/sbin/e2fsck\n" + held(t, dir)}))
+		return newFormatter(t, standIns(t, map[string]string{"e2fsck": "real=/usr/sbin/e2fsck\n" + held(t, dir),
+			"resize2fs": map[string]string{first: "real=/usr/sbin/resize2fs\n" + held(t, resizing), second: `exec /usr/sbin/resize2fs "$@"`}[dir]}))
 	}
 	one, other := checking(first), checking(second)
 	other.conf.LockFile = one.conf.LockFile
@@ -176,13 +178,15 @@ func TestOneGrowthAtATime(t *testing.T) {
 	defer func() { _ = unix.Close(fd) }()
 	_, err := other.f.Prepare(ctx, mkfs.Request{Device: fd, Volume: "/v", Path: devices[1], FSType: "ext4", Policy: volume.FormatNever, Grow: true})
 	if info, statErr := os.Stat(second + "/begun"); volume.KindOf(err) != volume.Timeout || statErr != nil || info.ModTime().Unix() != 0 {
-		t.Errorf("while another one is grown: %v, %v", err, statErr)
+		t.Errorf("while another one is checked: %v, %v", err, statErr)
 	}
 	for _, dir := range []string{first, second} {
 		check.Must(t, os.WriteFile(dir+"/taken", nil, 0o600))
 	}
-	check.Must(t, <-done)
+	waitBegun(resizing)
 	check.Must(t, other.growing(devices[1], func(*mkfs.Request) {}))
+	check.Must(t, os.WriteFile(resizing+"/taken", nil, 0o600))
+	check.Must(t, <-done)
 	for _, device := range devices {
 		if got := bytesOf(t, device); got < 250*mib {
 			t.Errorf("%s has %d bytes", device, got)
@@ -223,14 +227,17 @@ func TestAGrowthThatIsCutOff(t *testing.T) {
 	}
 	byHand(device)
 	r = newFormatter(t, func(c *mkfs.Config) { c.LockFile = r.conf.LockFile })
-	for range 2 {
-		check.Must(t, r.growing(device, func(*mkfs.Request) {}))
+	for _, grow := range []bool{false, true, true} {
+		check.Must(t, r.growing(device, func(q *mkfs.Request) { q.Grow = grow }))
+		if left, err := os.ReadDir(filepath.Dir(r.conf.LockFile) + "/unfinished"); err != nil || len(left) > 0 {
+			t.Errorf("on record after it was repaired by hand: %v, %v", left, err)
+		}
 	}
 }
 
 func wantCutOff(t *testing.T, err error) {
 	t.Helper()
-	if volume.KindOf(err) != volume.InUse || !strings.Contains(fmt.Sprint(err), "growth was cut off") {
+	if volume.KindOf(err) != volume.InUse || !strings.Contains(fmt.Sprint(err), "growth was cut off") || !strings.Contains(err.Error(), "/unfinished/") {
 		t.Fatalf("damaged while it grew: %v", err)
 	}
 }
@@ -264,7 +271,8 @@ func TestACraftedFilesystemTakesOnlySoMuchMemory(t *testing.T) {
 }
 
 // confined complains about what a program of the node may do beside its work.
-const confined = `until [ "$(cat /proc/self/oom_score_adj)" = 1000 ]; do :; done # the last that is set
+const confined = `until [ "$(ulimit -Hn) $(ulimit -Hc)" = "256 0" ] && [ "$(ulimit -Hf)" != unlimited ]; do :; done
+LIMITED && until [ "$(cat /proc/self/oom_score_adj)" = 1000 ]; do :; done # the last that is set
 bad() { echo "$*" >&2; }
 while read -r key value _; do
 	case $key in
@@ -275,30 +283,34 @@ while read -r key value _; do
 	esac
 	[ "$value" = $want ] || bad "$key $value"
 done </proc/self/status
-for limit in v t f n c; do [ "$(ulimit -H -$limit)" != unlimited ] || bad "no limit -$limit"; done
 (: </etc/shadow) 2>/dev/null && bad "reads /etc/shadow"
 (: <OTHER) 2>/dev/null && bad "reads another device"
 (: >DIR/begun) 2>/dev/null && bad "writes to a file"
 (: <>/proc/self/fd/3) || bad "cannot open its device"
 chmod 0600 DIR/begun 2>/dev/null && bad "changes a mode"
 kill -0 1 2>/dev/null && bad "sends signals"
+for owner in 8,1 10,1 '15,$ex'; do perl -e '$ex = pack("ii", 1, 1); pipe(R, W); exit !fcntl(R, '$owner')' && bad "has the kernel send signals: $owner"; done
 unshare --user true 2>/dev/null && bad "makes a user namespace"
 logger --socket /dev/log --socket-errors=on x 2>&1 | grep -q 'not permitted' || bad "has sockets"
-dd if=/proc/self/fd/3 of=/dev/null bs=200M count=1 2>/dev/null && bad "takes 200 MiB for a small filesystem"
+LIMITED && dd if=/proc/self/fd/3 of=/dev/null bs=200M count=1 2>/dev/null && bad "takes 200 MiB for a small filesystem"
+is() { [ "$1" != "$2" ] && echo true || echo false; }
+[ "$(is $(ulimit -Hv) unlimited) $(is $(ulimit -Ht) unlimited)" = "LIMITED LIMITED" ] || bad "memory $(ulimit -Hv), time $(ulimit -Ht)"
+LIMITED || [ "$(cat /proc/self/oom_score_adj)" != 1000 ] || bad "is killed first"
 `
 
-// TestProgramsAreConfined: they parse what a tenant wrote.
+// TestProgramsAreConfined: they parse what a tenant wrote. No limit ends those that must not
+// end half-way.
 func TestProgramsAreConfined(t *testing.T) {
-	rig.Need(t, "e2fsck", "resize2fs", "debugfs", "unshare", "logger")
+	rig.Need(t, "e2fsck", "resize2fs", "debugfs", "unshare", "logger", "perl")
 	dir := t.TempDir()
 	_ = held(t, dir)
 	other, _ := newFormatter(t).blank()
-	script := strings.NewReplacer("OTHER", other, "DIR", dir).Replace(confined)
 	for _, name := range []string{"blkid", "mkfs.ext4", "mkfs.xfs", "mkfs.btrfs", "debugfs", "e2fsck", "resize2fs"} {
 		t.Run(name, func(t *testing.T) {
 			core, said := observer.New(zap.WarnLevel)
-			r := newFormatter(t, standIns(t, map[string]string{name: script + "echo reported >&2; exit 77"}), func(c *mkfs.Config) { c.Log = zap.New(core) })
 			fsType, isMkfs := strings.CutPrefix(name, "mkfs.")
+			script := strings.NewReplacer("OTHER", other, "DIR", dir, "LIMITED", fmt.Sprint(!isMkfs && name != "resize2fs")).Replace(confined)
+			r := newFormatter(t, standIns(t, map[string]string{name: script + "echo reported >&2; exit 77"}), func(c *mkfs.Config) { c.Log = zap.New(core) })
 			var err error
 			if isMkfs || name == "debugfs" {
 				device, _ := r.blank()
