@@ -6,6 +6,7 @@ package stats
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -262,10 +263,9 @@ func (r *Relay) endGrowth(key volume.Key, others *int, err error) {
 // gets that error. Neither that, nor a missing sandbox, nor one that cannot grow any volume
 // says anything about this one. The caller holds the lock.
 func (r *Relay) learnGrowth(key volume.Key, err error) {
-	switch volume.KindOf(err) {
-	case volume.Invalid, volume.OutOfRange, volume.NoSandbox, volume.Unsupported: // and of nil Internal
+	kind := volume.KindOf(err) // of nil Internal
+	if kind == volume.Invalid || kind == volume.OutOfRange || kind == volume.NoSandbox || errors.Is(err, volume.ErrNeverGrows) {
 		return
-	default:
 	}
 	known, ok := r.known[key]
 	switch {

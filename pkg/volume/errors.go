@@ -106,3 +106,7 @@ func ContextKind(err error) Kind {
 	}
 	return Canceled
 }
+
+// ErrNeverGrows is part of the error of a handler whose sandboxes can grow no filesystem that they have
+// mounted: the error says nothing about the one volume.
+var ErrNeverGrows = errors.New("this runtime cannot grow a filesystem while a sandbox has it mounted")

@@ -40,7 +40,7 @@ func (h *Handler) Resize(ctx context.Context, v *volume.Volume, r volume.Range) 
 			"how it says that its agent refused", v.Target, b.id, b.flavor)
 	}
 	if volume.KindOf(err) == volume.Unsupported {
-		return 0, volume.Errorf(volume.Unsupported, "%w. Kata cannot grow a filesystem while a sandbox has it", err)
+		return 0, volume.Errorf(volume.Unsupported, "%w: %w", err, volume.ErrNeverGrows)
 	}
 	return 0, err
 }
