@@ -4,11 +4,14 @@ package format_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -153,6 +156,37 @@ func TestACheckThatTakesTooLongIsEnded(t *testing.T) {
 	}
 	if got := bytesOf(t, device); got > 100*mib {
 		t.Errorf("it was grown to %d bytes without a check", got)
+	}
+}
+
+// TestACheckThatCannotBeKilledKeepsNoOtherVolume: nobody sees the end of a process that another
+// one traces, as if the kernel did not let it end.
+func TestACheckThatCannotBeKilledKeepsNoOtherVolume(t *testing.T) {
+	rig.Need(t, "e2fsck", "resize2fs", "debugfs", "perl")
+	dir := t.TempDir()
+	r := newFormatter(t, standIns(t, map[string]string{"e2fsck": held(t, dir)}), func(c *mkfs.Config) { c.Timeout = 6 * time.Second })
+	devices := []string{smallOnLarge(t), smallOnLarge(t)}
+	done := make(chan error, 1)
+	go func() { done <- r.growing(devices[0], func(*mkfs.Request) {}) }()
+	const seize = `$| = 1; syscall($ARGV[0] + 0, 0x4206, $ARGV[1] + 0, 0, 0) == 0 or die $!; print "seized"; sleep 600`
+	tracer := exec.Command("perl", "-e", seize, fmt.Sprint(unix.SYS_PTRACE), fmt.Sprint(waitBegun(dir)))
+	said, err := tracer.StdoutPipe()
+	check.Must(t, errors.Join(err, tracer.Start()))
+	end := sync.OnceFunc(func() { _ = errors.Join(tracer.Process.Kill(), tracer.Wait()) })
+	defer end()
+	if _, err := io.ReadFull(said, make([]byte, len("seized"))); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-done; volume.KindOf(err) != volume.Timeout {
+		t.Errorf("e2fsck was ended: %v", err)
+	}
+	other := newFormatter(t, func(c *mkfs.Config) { c.LockFile = r.conf.LockFile })
+	for _, device := range []string{devices[1], devices[0]} {
+		check.Must(t, other.growing(device, func(*mkfs.Request) {}))
+		if got := bytesOf(t, device); got < 250*mib {
+			t.Errorf("%s has %d bytes", device, got)
+		}
+		end()
 	}
 }
 
