@@ -42,8 +42,7 @@ func TestNoDriverIsAskedForAReadOnlyDevice(t *testing.T) {
 	r.clean()
 }
 
-// TestDriverThatMakesADirectory has no raw block volumes. The first publish shows it, and no
-// other volume reaches it then.
+// TestDriverThatMakesADirectory cannot give this volume as a device. Its other volumes are deferred.
 func TestDriverThatMakesADirectory(t *testing.T) {
 	r := newRig(t, deferAll)
 	r.driver.directory = true
@@ -55,8 +54,9 @@ func TestDriverThatMakesADirectory(t *testing.T) {
 	r.said("stage-block private", "publish-block private", "unpublish private")
 	other := r.stageReq()
 	other.VolumeId, other.StagingTargetPath = "vol-2", other.GetStagingTargetPath()+"2"
-	r.refused(r.tryStage(other), codes.Unimplemented, driverName, "no raw block volumes")
-	r.said()
+	r.ok(nil, r.tryStage(other))
+	r.ok(r.kubelet.NodeUnstageVolume(t.Context(), &csi.NodeUnstageVolumeRequest{VolumeId: "vol-2", StagingTargetPath: other.GetStagingTargetPath()}))
+	r.said("stage-block private", "unstage private")
 	r.front.SetPolicy(&policy.Policy{}) // as the error advises
 	r.ok(nil, r.publish("p1"))
 	r.said("unstage private", "stage-mount kubelet", "publish-mount kubelet")

@@ -41,7 +41,7 @@ func (s *Stager) CheckStaged(private, rule string) error {
 }
 
 // CheckPublished returns an error if the driver mounted a filesystem, or made a directory,
-// where it had to publish a device.
+// where it had to publish a device. A directory says nothing of the driver's other volumes.
 func (s *Stager) CheckPublished(device, rule string) error {
 	st, mounted := mountAt(device)
 	switch {
@@ -50,7 +50,6 @@ func (s *Stager) CheckPublished(device, rule string) error {
 	case mounted:
 		return s.foundFilesystem(device, rule, &st)
 	default:
-		s.store.withoutRawBlock.Store(s.driver.Name, true)
 		return noRawBlock(s.driver.Name, rule, "made a directory at "+device)
 	}
 }
