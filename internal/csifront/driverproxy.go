@@ -223,7 +223,7 @@ func (p *driverProxy) publishRaw(ctx context.Context, id staging.VolumeID, w *de
 	if err := decision.CheckRawDevice(w, p.front.cfg.Volumes.OfOrigin(id.Driver, id.ID)); err != nil {
 		return nil, err
 	}
-	if err := cmp.Or(p.front.refuseHeld(id), p.front.refuseLost(id, "")); err != nil {
+	if err := cmp.Or(p.front.refuseHeld(ctx, id), p.front.refuseLost(id, "")); err != nil {
 		return nil, err
 	}
 	if err := p.driver.CheckWriting(id.ID); err != nil {

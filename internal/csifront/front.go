@@ -155,8 +155,8 @@ func (f *Front) refuseLost(id staging.VolumeID, target string) error {
 
 // refuseHeld returns an error if a volume was released by force and somebody still has its device, so that a
 // mount on the host would destroy its filesystem.
-func (f *Front) refuseHeld(id staging.VolumeID) error {
-	for _, held := range f.cfg.Volumes.Users().HeldOf(id.Driver, id.ID) {
+func (f *Front) refuseHeld(ctx context.Context, id staging.VolumeID) error {
+	for _, held := range f.cfg.Volumes.Users().HeldOf(ctx, id.Driver, id.ID) {
 		return refusal.WithParty(volume.PartyVolume, stillHeld(id, &held))
 	}
 	return nil

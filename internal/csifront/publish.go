@@ -81,7 +81,7 @@ func (p *publishCall) checkTarget(ctx context.Context) error {
 	if p.state.Published != nil {
 		return decision.CheckSameVolume(p.state.Published.Volume, p.w.Driver, p.w.VolumeID)
 	}
-	if err := p.proxy.front.refuseHeld(p.proxy.driver.ID(p.w.VolumeID)); err != nil {
+	if err := p.proxy.front.refuseHeld(ctx, p.proxy.driver.ID(p.w.VolumeID)); err != nil {
 		return err
 	}
 	if !p.removing {

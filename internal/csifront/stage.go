@@ -29,7 +29,7 @@ type stageCall struct {
 }
 
 func (s *stageCall) run(ctx context.Context) (reply []byte, err error) {
-	err = s.proxy.front.refuseHeld(s.proxy.driver.ID(s.w.VolumeID))
+	err = s.proxy.front.refuseHeld(ctx, s.proxy.driver.ID(s.w.VolumeID))
 	var asDevice bool
 	if err == nil {
 		asDevice, err = s.decide(ctx)

@@ -168,7 +168,7 @@ func (b *Broker) Load(ctx context.Context) error {
 func (b *Broker) Reconcile(ctx context.Context) (ReconcileReport, error) {
 	report, err := b.reconciler.run(ctx)
 	if err == nil {
-		b.claims.Refresh(ctx)
+		b.claims.Refresh(ctx, func(*volume.Volume) bool { return true })
 	}
 	return report, err
 }

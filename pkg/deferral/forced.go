@@ -1,11 +1,13 @@
 package deferral
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -66,7 +68,7 @@ func (s *store) loadHeld(boot string) (all []claim.Held, problems []error) {
 	return all, problems
 }
 
-var errNoHeld = errors.New("crustctl cannot show whether a process still has that device open")
+var errNoHeld = errors.New("crustctl cannot show whether a process still has that device open, and the host is not kept from mounting it")
 
 // noteForced records that the device of a volume is released by force.
 func (r *remover) noteForced(v *volume.Volume) error {
@@ -82,13 +84,17 @@ func (r *remover) noteForced(v *volume.Volume) error {
 }
 
 // HeldOf returns the volumes of one volume of a driver that were released by force, and whose devices
-// somebody still has open.
-func (u Users) HeldOf(driver, volumeID string) (out []Status) {
-	if u.of == nil {
+// somebody still has open: it asks again.
+func (u Users) HeldOf(ctx context.Context, driver, volumeID string) (out []Status) {
+	isIt := func(v *volume.Volume) bool {
+		return v.Origin != nil && v.Driver == driver && v.Origin.VolumeID == volumeID
+	}
+	if u.of == nil || !slices.ContainsFunc(u.of.Forced(), func(h claim.Held) bool { return isIt(h.Volume) }) {
 		return nil
 	}
+	u.orphans.claims.Refresh(ctx, isIt)
 	for _, h := range u.of.Forced() {
-		if h.Volume.Origin != nil && h.Volume.Driver == driver && h.Volume.Origin.VolumeID == volumeID {
+		if isIt(h.Volume) {
 			out = append(out, HeldStatus(h))
 		}
 	}

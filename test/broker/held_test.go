@@ -301,15 +301,20 @@ func TestReleaseByForce(t *testing.T) {
 	n.noLeftovers()
 }
 
-// TestReleaseByForceConcernsOneDevice has the number of a device that was released by force stand for
-// another image by now, which somebody uses.
+// TestReleaseByForceConcernsOneDevice has the number of a device that two readers released by force stand
+// for another image by now, which somebody uses.
 func TestReleaseByForceConcernsOneDevice(t *testing.T) {
 	n := newNode(t)
 	disk := rig.Loop(t, rig.Image(t, 16*mib), loopdev.Options{ReadOnly: true})
-	v := n.stage(n.instruction("pod-1", disk, "ro"))
+	v, second := n.stage(n.instruction("pod-1", disk, "ro")), n.stage(n.instruction("pod-2", disk, "ro"))
 	rig.Hold(t, "<", disk)
-	_, err := n.ReleaseKey(t.Context(), v.Key, true)
-	check.Must(t, err)
+	for _, key := range []volume.Key{v.Key, second.Key} {
+		_, err := n.ReleaseKey(t.Context(), key, true)
+		check.Must(t, err)
+	}
+	if held := n.Users().Held(); len(held) != 2 {
+		t.Errorf("two readers were released by force, and held are %+v", held)
+	}
 	if claim.SequenceOf(v.Device) == "" {
 		rig.Missing(t, "the kernel's diskseq")
 	}
@@ -323,6 +328,9 @@ func TestReleaseByForceConcernsOneDevice(t *testing.T) {
 	n.restart()
 	if held := n.Users().Held(); len(held) != 0 {
 		t.Errorf("another image at the same number is held: %+v", held)
+	}
+	if left, err := os.ReadDir(n.cfg.StateDir + "/held"); len(left) > 0 || err != nil {
+		t.Errorf("records are left: %v, %v", left, err)
 	}
 }
 

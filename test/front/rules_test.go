@@ -280,13 +280,15 @@ func TestHostIsKeptFromWhatWasReleasedByForce(t *testing.T) {
 	_, err := n.Admin().ReleaseVolume(t.Context(), &adminv1.ReleaseVolumeRequest{Volume: v.TargetOf("pod-1"), Force: true})
 	check.Must(t, err)
 	check.Must(t, n.unpublish(v, "pod-1"))
-	n.Extra = strings.Replace(n.Extra, "defer: true", "drivers: [other.example.com], defer: true", 1)
+	// Nothing but the calls themselves asks who has the device.
+	n.Extra = strings.Replace(n.Extra, "defer: true", "drivers: [other.example.com], defer: true", 1) + "\nreconcileInterval: 0s"
 	for range 2 {
 		for _, call := range []func() error{func() error { return n.stage(v) }, func() error { return n.publish(v, "pod-2") }} {
 			check.Code(t, call(), codes.Aborted, "released by force", fmt.Sprint(vm.Process.Pid))
 		}
 		n.restart()
 	}
+	check.Code(t, n.stage(v), codes.Aborted) // it has reconciled
 	vm.End()
 	check.Succeeds(t, "the stage on the host", func() error { return n.stage(v) })
 	check.Must(t, n.publish(v, "pod-2"))

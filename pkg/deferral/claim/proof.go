@@ -78,13 +78,15 @@ func (t *Table) askOthers(ctx context.Context, v *volume.Volume, q openers.Query
 // share a scan where the kernel's count is not to be had.
 const maxAsked = 64
 
-// Refresh asks again who has the held devices open.
-func (t *Table) Refresh(ctx context.Context) {
+// Refresh asks again who has the held devices of these volumes open.
+func (t *Table) Refresh(ctx context.Context, of func(*volume.Volume) bool) {
 	t.users.dropOthers()
 	byDevice := make(map[identity][]*volume.Volume) // two questions at once would count each other's descriptor
 	for _, held := range t.users.All() {
-		id := identityOf(held.Volume.Device)
-		byDevice[id] = append(byDevice[id], held.Volume)
+		if of(held.Volume) {
+			id := identityOf(held.Volume.Device)
+			byDevice[id] = append(byDevice[id], held.Volume)
+		}
 	}
 	var group errgroup.Group
 	group.SetLimit(maxAsked)

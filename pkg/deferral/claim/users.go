@@ -51,14 +51,22 @@ type Users struct {
 	mu   sync.Mutex
 	held map[volume.Key]Held
 	// forced are the devices that were released by force, until nobody has them. Freed is called then.
-	forced map[identity]Held
+	forced map[forcedKey]Held
 	freed  func(*volume.Volume)
 }
+
+// forcedKey is a device and its volume: several read-only ones may have had it.
+type forcedKey struct {
+	device identity
+	volume volume.Key
+}
+
+func forcedKeyOf(v *volume.Volume) forcedKey { return forcedKey{identityOf(v.Device), v.Key} }
 
 // NewUsers makes Users. Processes of the programs that servers returns do not count. It calls changed
 // when the held device of a volume changes.
 func NewUsers(finder Openers, servers func() []string, changed func(volume.Key)) *Users {
-	return &Users{openers: finder, servers: servers, changed: changed, held: make(map[volume.Key]Held), forced: make(map[identity]Held)}
+	return &Users{openers: finder, servers: servers, changed: changed, held: make(map[volume.Key]Held), forced: make(map[forcedKey]Held)}
 }
 
 // Force remembers a device that is released by force until no process has it open. Then it calls freed,
@@ -70,7 +78,7 @@ func (u *Users) Force(h Held, freed func(*volume.Volume)) {
 		h.Processes = before.Processes
 		delete(u.held, h.Volume.Key)
 	}
-	u.forced[identityOf(h.Volume.Device)], u.freed = h, freed
+	u.forced[forcedKeyOf(h.Volume)], u.freed = h, freed
 	u.mu.Unlock()
 	u.changed(h.Volume.Key)
 }
@@ -93,7 +101,7 @@ func SequenceOf(d volume.Device) string {
 func (u *Users) dropOthers() {
 	for _, h := range u.Forced() {
 		if now := SequenceOf(h.Volume.Device); now != h.Sequence && now != "" {
-			u.clear(h.Volume)
+			u.free(h.Volume)
 		}
 	}
 }
@@ -138,12 +146,11 @@ func unprovenError(v *volume.Volume, err error) error {
 }
 
 func (u *Users) remember(v *volume.Volume, processes string) {
-	id := identityOf(v.Device)
 	u.mu.Lock()
 	before, known := u.held[v.Key]
-	if forced, is := u.forced[id]; is && forced.Volume.Key == v.Key {
+	if forced, is := u.forced[forcedKeyOf(v)]; is {
 		before, forced.Processes = forced, processes
-		u.forced[id] = forced
+		u.forced[forcedKeyOf(v)] = forced
 	} else if known || len(u.held) < maxHeld {
 		since := time.Now()
 		if known {
@@ -159,21 +166,28 @@ func (u *Users) remember(v *volume.Volume, processes string) {
 
 // clear forgets the device of a volume that no process has open, even if another volume released it by force.
 func (u *Users) clear(v *volume.Volume) {
-	id := identityOf(v.Device)
+	for _, h := range u.Forced() {
+		if identityOf(h.Volume.Device) == identityOf(v.Device) {
+			u.free(h.Volume)
+		}
+	}
 	u.mu.Lock()
 	_, known := u.held[v.Key]
 	delete(u.held, v.Key)
-	forced, was := u.forced[id]
-	delete(u.forced, id)
-	freed := u.freed
 	u.mu.Unlock()
-	if was {
-		freed(forced.Volume)
-		u.changed(forced.Volume.Key)
-	}
 	if known {
 		u.changed(v.Key)
 	}
+}
+
+// free forgets a device that was released by force.
+func (u *Users) free(v *volume.Volume) {
+	u.mu.Lock()
+	delete(u.forced, forcedKeyOf(v))
+	freed := u.freed
+	u.mu.Unlock()
+	freed(v)
+	u.changed(v.Key)
 }
 
 // Get returns the held device of a volume, or nil.
