@@ -275,7 +275,7 @@ func (b *Broker) release(ctx context.Context, path string) (*volume.Volume, erro
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTime)
 	defer cancel()
-	err = b.remover.undo(ctx, known.rec, t, false)
+	err = b.remover.undoAsked(ctx, known.rec, t)
 	if known.lost != nil {
 		b.lost.dropKept(ctx)
 	}

@@ -124,6 +124,34 @@ func (s *handlerSet) of(v *volume.Volume) []Projector {
 	return nil
 }
 
+// withdraw has no sandbox find the volume any more. What is tracked of its sandboxes stays until forget: an
+// orphan may be in the way of its release.
+func (s *handlerSet) withdraw(ctx context.Context, v *volume.Volume, force bool) error {
+	for _, handler := range s.of(v) {
+		retract := handler.Retract
+		if tracker, able := handler.(Tracker); able && !force {
+			retract = tracker.Tracking().Withdraw
+		}
+		if err := retract(ctx, v); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// forget forgets what is tracked of the sandboxes of a volume that was withdrawn.
+func (s *handlerSet) forget(ctx context.Context, v *volume.Volume) error {
+	for _, handler := range s.of(v) {
+		if _, able := handler.(Tracker); !able {
+			continue
+		}
+		if err := handler.Retract(ctx, v); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // tracking returns what asks about the sandboxes of a volume, if its handler can.
 func (s *handlerSet) tracking(v *volume.Volume) (Tracking, bool) {
 	handler, able := s.byName[v.Handler].(Tracker)

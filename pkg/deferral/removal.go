@@ -135,16 +135,27 @@ func (r *remover) undo(ctx context.Context, rec *record, t *guard.Target, force 
 	return nil
 }
 
+// undoAsked is undo of a volume whose release was asked for: it ends the orphans in its way, such as one
+// that had found the volume before the removal began.
+func (r *remover) undoAsked(ctx context.Context, rec *record, t *guard.Target) error {
+	err := r.undo(ctx, rec, t, false)
+	if err == nil {
+		return nil
+	}
+	if err = r.orphans.clear(ctx, rec, err); err != nil {
+		return err
+	}
+	return r.undo(ctx, rec, t, false)
+}
+
 func (r *remover) steps(ctx context.Context, rec *record, t *guard.Target, force bool) error {
 	if err := r.store.beginRemoval(rec.Key); err != nil {
 		return err
 	}
 	r.table.markRemoving(rec.Key, nil)
 	failpoint.Hit("unstage-begun")
-	for _, handler := range r.handlers.of(&rec.Volume) {
-		if err := handler.Retract(ctx, &rec.Volume); err != nil {
-			return err
-		}
+	if err := r.handlers.withdraw(ctx, &rec.Volume, force); err != nil {
+		return err
 	}
 	failpoint.Hit("unstage-retracted")
 	if err := r.unguard(rec, t); err != nil {
@@ -166,6 +177,9 @@ func (r *remover) steps(ctx context.Context, rec *record, t *guard.Target, force
 		return err
 	}
 	failpoint.Hit("unstage-released")
+	if err := r.handlers.forget(ctx, &rec.Volume); err != nil {
+		return err
+	}
 	return r.store.endRemoval(rec.Key)
 }
 

@@ -248,6 +248,34 @@ func TestOrphansAreEnded(t *testing.T) {
 	unstage(t, d, next)
 }
 
+// TestOrphanOfARemovalIsEnded has a VMM that found its volume before the removal began, and takes the
+// device after that.
+func TestOrphanOfARemovalIsEnded(t *testing.T) {
+	d, cri := followed(t, "pod-1", "CRUST_FAILPOINTS=unstage-retracted=kill")
+	disk := rig.Disk(t, 16*mib, "ext4")
+	req := d.StageRequest("pod-1", disk)
+	stage(t, d, req)
+	shim := startShim(t, d, req.GetVolumeTargetPath())
+	check.Must(t, shim.Kill())
+	cri.forget(t, d, req.GetVolumeTargetPath())
+	_, err := d.Runtime().RuntimeUnstageVolume(t.Context(), unstageRequest(req))
+	diedAt(t, d, err)
+	vmm := holdIn(t, disk, "/kata_overhead/"+sandboxID)
+	d.Start()
+	check.Eventually(t, "crustctl end knows the orphan", func() bool {
+		out, _ := d.Crustctl("end", req.GetVolumeTargetPath()).CombinedOutput() // it has no terminal to ask at
+		return strings.Contains(string(out), fmt.Sprintf("process %d", vmm.Process.Pid)) && strings.Contains(string(out), "its control group is")
+	})
+	check.Succeeds(t, "the release", func() error {
+		_, err := d.Runtime().RuntimeUnstageVolume(t.Context(), unstageRequest(req))
+		return err
+	})
+	if err := vmm.Wait(); !strings.Contains(fmt.Sprint(err), "killed") {
+		t.Errorf("the orphan ended with %v", err)
+	}
+	wantGone(t, d, disk)
+}
+
 // TestOnlyOrphansAreEnded has processes that have the device, and are not known to be the volume's.
 func TestOnlyOrphansAreEnded(t *testing.T) {
 	other := strings.Repeat("c7", 32)
