@@ -99,7 +99,7 @@ func TestOneRegistrarLeavesNamesToOthers(t *testing.T) {
 	}
 	check.Eventually(t, "the refusal", func() bool {
 		verdicts := last.Verdicts()
-		return len(verdicts) > 0 && strings.Contains(verdicts[0].Error, "registers 16 drivers already")
+		return len(verdicts) > 0 && strings.Contains(verdicts[0].Error, "registered 16 drivers already")
 	})
 	w.stop()
 
