@@ -25,7 +25,7 @@ func TestUncleanReadOnlyVolumeIsRefused(t *testing.T) {
 	}
 	_, err := d.Runtime().RuntimeStageVolume(t.Context(), d.StageRequest("pod-1", disk, "ro"))
 	check.Code(t, err, codes.FailedPrecondition)
-	if !strings.Contains(err.Error(), "not unmounted cleanly") || !strings.Contains(err.Error(), "read-write once") {
+	if !strings.Contains(err.Error(), "not unmounted cleanly") || !strings.Contains(err.Error(), "has the volume read-write") {
 		t.Errorf("the error does not say what is wrong and what helps: %v", err)
 	}
 	d.WantClean()

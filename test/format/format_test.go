@@ -144,7 +144,7 @@ func TestDeviceOfADriverThatDefersByItself(t *testing.T) {
 		}
 		for _, other := range filesystems {
 			if other != fs {
-				r.refused(device, backing, other, volume.FormatDriver, false, volume.InUse, "holds "+cmp.Or(map[string]string{"ext4": "ext2, ext3 or ext4"}[fs], fs), "as "+other)
+				r.refused(device, backing, other, volume.FormatDriver, false, volume.InUse, "holds "+cmp.Or(map[string]string{"ext4": "ext2, ext3 or ext4"}[fs], fs), "reports "+other)
 			}
 		}
 	}
