@@ -69,6 +69,9 @@ func scanPartitions(t *testing.T, path string, hang func()) {
 // TestLoopDevicesThatHang: they are of somebody else, as is a volume in Kata's tree, and stop neither the driver nor
 // the daemon. Nor does a volume on record that lies on one of them stop the other volumes, or the next daemon.
 func TestLoopDevicesThatHang(t *testing.T) {
+	if os.Getenv("CRUST_TEST_HANGING_LOOPS") == "" {
+		t.Skip("it makes sync(2) of the whole machine hang meanwhile: set CRUST_TEST_HANGING_LOOPS=1")
+	}
 	n := newNode(t, deferAll)
 	first, second := n.create("pv-1", "ext4", 16*mib), n.create("pv-2", "ext4", 16*mib)
 	check.Must(t, n.stage(first))
