@@ -42,22 +42,22 @@ func AttachHeld(backing string, opts Options) (*os.File, error) {
 }
 
 func attach(backing string, opts Options, asked uint32) (*os.File, error) {
-	flags := os.O_RDWR
+	flags := unix.O_RDWR
 	if opts.ReadOnly {
-		flags = os.O_RDONLY
+		flags = unix.O_RDONLY
 	}
-	file, err := os.OpenFile(backing, flags, 0) //nolint:gosec // the caller names the backing
+	fd, err := open(backing, flags)
 	if err != nil {
 		return nil, fmt.Errorf("attach %s: %w", backing, err)
 	}
-	defer func() { _ = file.Close() }()
+	defer func() { _ = unix.Close(fd) }()
 	control, err := os.OpenFile("/dev/loop-control", os.O_RDWR, 0)
 	if err != nil {
 		return nil, fmt.Errorf("attach %s: %w", backing, err)
 	}
 	defer func() { _ = control.Close() }()
 	for range attachTries {
-		loop, err := attachFree(int(control.Fd()), int(file.Fd()), opts, asked)
+		loop, err := attachFree(int(control.Fd()), fd, opts, asked)
 		if errors.Is(err, unix.EBUSY) {
 			continue
 		}
@@ -67,6 +67,17 @@ func attach(backing string, opts Options, asked uint32) (*os.File, error) {
 		return loop, nil
 	}
 	return nil, fmt.Errorf("attach %s: no loop device stayed free in %d tries", backing, attachTries)
+}
+
+// open is os.OpenFile, but has epoll not ask the file's filesystem: if its server hangs then, Go can run
+// no other goroutine.
+func open(path string, flags int) (fd int, err error) {
+	for {
+		fd, err = unix.Open(path, flags|unix.O_CLOEXEC, 0)
+		if !errors.Is(err, unix.EINTR) {
+			return fd, err
+		}
+	}
 }
 
 func attachFree(control, backing int, opts Options, asked uint32) (*os.File, error) {
