@@ -30,12 +30,13 @@ type Box struct {
 
 // Start starts cmd as cmd.Start does, confined:
 //
-//   - No capabilities and no new privileges. If root does not own the device's node, the program
-//     keeps CAP_DAC_OVERRIDE, which it needs to open the node.
+//   - No capabilities and no new privileges. If root may not read and write the device's node as its
+//     owner, the program keeps CAP_DAC_OVERRIDE, which it needs to open the node.
 //   - Landlock, if the kernel has it, allows the device, and reading of programs, libraries,
 //     /proc and /sys.
-//   - A seccomp filter, if the kernel has it, denies sockets, signals, and all else that root can
-//     do to others without a capability.
+//   - A seccomp filter, if the kernel has it, denies sockets, signals, locks, and what else root can
+//     do to others without a capability. What stays: it can start more processes, and set the times
+//     of files.
 //   - The number and size of files are limited. If b.Memory is set, memory and processor time
 //     are too, and the kernel's OOM killer chooses the program first.
 //
@@ -50,7 +51,7 @@ func (b Box) Start(cmd *exec.Cmd) error {
 	if err != nil {
 		return err
 	}
-	// The program runs already. It cannot have used up any limit by now.
+	// The program runs already: limits belong to a process, so this thread cannot set them before.
 	if err := b.limit(cmd.Process.Pid); err != nil {
 		return errors.Join(fmt.Errorf("it cannot be limited: %w", err), cmd.Process.Kill(), cmd.Wait())
 	}
@@ -98,7 +99,8 @@ func dropCapabilities(device *os.File) error {
 	}
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var data [2]unix.CapUserData
-	if int(st.Uid) != unix.Geteuid() {
+	const rw = unix.S_IRUSR | unix.S_IWUSR
+	if int(st.Uid) != unix.Geteuid() || st.Mode&rw != rw {
 		// With no_new_privs, exec as root adds no capability to the permitted ones.
 		data[0].Permitted = 1 << unix.CAP_DAC_OVERRIDE
 		data[0].Effective = data[0].Permitted
@@ -115,8 +117,9 @@ const (
 	firstToGo = 1000
 )
 
-// Memory is the limit for a filesystem of this many bytes. It is enough for e2fsck, which needs
-// most, with as many files as mkfs provides for, and less than what systemd's unit allows.
+// Memory is the limit for a filesystem of this many bytes. It is less than what systemd's unit allows,
+// and up to 80 GiB enough for e2fsck with as many files as mkfs provides for. e2fsck fails if a larger
+// filesystem needs more.
 func Memory(size int64) uint64 {
 	const least, most, share = 128 << 20, 768 << 20, 128
 	return uint64(min(least+size/share, most)) //nolint:gosec // no size is negative

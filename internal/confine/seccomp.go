@@ -37,6 +37,9 @@ const (
 	atArgs   = 16
 )
 
+// setXAttr is FS_IOC_FSSETXATTR of the kernel's <linux/fs.h>.
+const setXAttr = 0x401c5820
+
 // Of classic BPF.
 const (
 	load    = unix.BPF_LD | unix.BPF_W | unix.BPF_ABS
@@ -92,10 +95,15 @@ func filter(arch uint32) []unix.SockFilter {
 	// either: its direct I/O ignores the kernel's block size, and it empties the page cache
 	// only after an fsync.
 	program = append(program, is(ifEqual, unix.SYS_IOCTL, slices.Concat([]unix.SockFilter{argument(1)},
-		is(ifEqual, unix.BLKBSZSET, ignore), is(ifEqual, unix.BLKFLSBUF, ignore), []unix.SockFilter{allow})...)...)
-	// By these the kernel sends signals for a pipe, to any process.
+		is(ifEqual, unix.BLKBSZSET, ignore), is(ifEqual, unix.BLKFLSBUF, ignore),
+		is(ifEqual, unix.FS_IOC_SETFLAGS, refuse), is(ifEqual, setXAttr, refuse), is(ifEqual, unix.FS_IOC_ENABLE_VERITY, refuse),
+		[]unix.SockFilter{allow})...)...)
+	// By the first three the kernel sends signals for a pipe, to any process. The others would change the
+	// lock file, in which each volume of the node has a byte.
 	program = append(program, is(ifEqual, unix.SYS_FCNTL, slices.Concat([]unix.SockFilter{argument(1)},
 		is(ifEqual, unix.F_SETOWN, refuse), is(ifEqual, unix.F_SETOWN_EX, refuse), is(ifEqual, unix.F_SETSIG, refuse),
+		is(ifEqual, unix.F_SETLK, refuse), is(ifEqual, unix.F_SETLKW, refuse),
+		is(ifEqual, unix.F_OFD_SETLK, refuse), is(ifEqual, unix.F_OFD_SETLKW, refuse),
 		[]unix.SockFilter{allow})...)...)
 	// A program may read and lower its own limits.
 	program = append(program, is(ifEqual, unix.SYS_PRLIMIT64, slices.Concat([]unix.SockFilter{argument(0)},

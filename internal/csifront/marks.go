@@ -1,6 +1,7 @@
 package csifront
 
 import (
+	"errors"
 	"time"
 
 	"go.uber.org/zap"
@@ -49,7 +50,11 @@ func (m marker) mark(w policy.Input, mark staging.Mark, published bool) (marked 
 		return false, nil
 	}
 	mark.Since = time.Now().UTC().Truncate(time.Second)
-	return known == nil, m.marks.Put(mark)
+	err = m.marks.Put(mark)
+	if err != nil && known == nil { // it may be there, but not for sure
+		err = errors.Join(err, m.marks.Remove(staging.VolumeID{Driver: mark.Driver, ID: mark.VolumeID}))
+	}
+	return known == nil, err
 }
 
 // markReleased marks a volume whose pod ends.

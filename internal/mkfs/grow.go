@@ -2,8 +2,11 @@ package mkfs
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"io"
 	"os"
+	"strings"
 	"time"
 
 	"go.uber.org/zap"
@@ -46,7 +49,7 @@ func (g *growth) run(ctx context.Context) error {
 		return err
 	}
 	if why != "" {
-		log.Warn("the filesystem is smaller than its device and could not be grown: the sandbox gets it as it is", zap.String("reason", why))
+		log.Warn("the filesystem of a device could not be grown, or not completely: the sandbox gets it as it is", zap.String("reason", why))
 		return nil
 	}
 	log.Info("grew a filesystem to the size of its device", zap.Duration("took", time.Since(began)))
@@ -60,14 +63,17 @@ func (g *growth) needed(ctx context.Context) (needed bool, size int64, err error
 	}
 	may := g.j.req.Grow && !g.j.req.ReadOnly
 	super, size, err := g.sizes(ctx)
-	g.cutOff = begun == workGrowing && (err != nil || super.UUID == uuid)
+	growing := begun == workGrowing
 	switch {
-	case g.cutOff && err != nil:
+	case growing && errors.Is(err, errUnreadable):
 		return false, 0, g.refuse(err.Error())
-	case g.cutOff && !may:
-		return false, 0, g.repairedByHand(super)
+	case growing && err != nil: // nothing is known of the filesystem
+		return false, 0, err
 	case err != nil:
 		return false, 0, nil
+	}
+	if g.cutOff = growing && super.UUID == uuid; g.cutOff && !may {
+		return false, 0, g.repairedByHand(super)
 	}
 	g.uuid = super.UUID
 	return g.cutOff || may && super.Bytes <= size && !super.Fills(size), size, nil
@@ -79,8 +85,10 @@ func (g *growth) repairedByHand(super *superblock.Super) error {
 	if super.Clean {
 		return g.j.ended()
 	}
-	return g.refuse("it is not checked, because the volume is read-only or its rule has grow: false")
+	return g.refuse("it is not checked, because the volume is read-only, its rule has grow: false, or its runtime handler grows it")
 }
+
+var errUnreadable = errors.New("its superblock cannot be read")
 
 func (g *growth) sizes(ctx context.Context) (super *superblock.Super, device int64, err error) {
 	file, err := g.j.dev.openAlone(ctx, unix.O_RDONLY)
@@ -90,7 +98,7 @@ func (g *growth) sizes(ctx context.Context) (super *superblock.Super, device int
 	defer closeAlone(file)
 	super, err = superblock.Read(file, g.j.req.FSType)
 	if err != nil {
-		return nil, 0, err
+		return nil, 0, fmt.Errorf("%w: %w", errUnreadable, err)
 	}
 	device, err = file.Seek(0, io.SeekEnd)
 	g.j.dev.size = device
@@ -169,7 +177,7 @@ func (g *growth) resize(ctx context.Context, turn *os.File) (why string, sound b
 		}
 	}
 	if err := g.j.dev.intent.end(); err != nil {
-		return err.Error(), true
+		return strings.TrimPrefix(why+"; ", "; ") + err.Error(), true
 	}
 	return why, true
 }

@@ -206,6 +206,6 @@ func (j *job) late() error {
 		return j.dev.errorf(volume.Timeout, "could not be looked at within %v; nothing was written: "+
 			"does its storage hang? See the kernel's log", j.f.cfg.Timeout)
 	}
-	return j.dev.errorf(volume.Timeout, "mkfs.%s still runs after %v; it is left running, and the volume is served "+
-		"when it has ended: if it never does, see the kernel's log for the storage behind the device", j.req.FSType, j.f.cfg.Timeout)
+	return j.dev.errorf(volume.Timeout, "mkfs.%s, e2fsck or resize2fs still runs after %v; it is left running, and the volume is "+
+		"served when it has ended: if it never does, see the kernel's log for the storage behind the device", j.req.FSType, j.f.cfg.Timeout)
 }

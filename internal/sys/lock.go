@@ -52,7 +52,7 @@ func processText(pid string) string {
 	stat, _ := ReadLine("/proc/" + pid + "/stat")
 	switch _, state, _ := strings.Cut(stat, ") "); {
 	case strings.HasPrefix(state, "Z"):
-		text += ", which was killed and hangs in the kernel"
+		text += ", whose threads have not all ended, perhaps because one hangs in the kernel"
 	case strings.HasPrefix(state, "D"):
 		text += ", which hangs in the kernel"
 	}

@@ -324,6 +324,8 @@ done </proc/self/status
 chmod 0600 DIR/begun 2>/dev/null && bad "changes a mode"
 kill -0 1 2>/dev/null && bad "sends signals"
 for owner in 8,1 10,1 '15,$ex'; do perl -e '$ex = pack("ii", 1, 1); pipe(R, W); exit !fcntl(R, '$owner')' && bad "has the kernel send signals: $owner"; done
+perl -e '$lock = pack("ssx4qqix4", 2, 0, 0, 0, 0); open(L, "+<&=4"); exit !(fcntl(L, 37, $lock) || fcntl(L, 6, $lock))' && bad "changes locks"
+perl -e 'open(F, "</usr/bin/true"); exit !(ioctl(F, 0x40086602, $none = pack("q", 0)) || $! != 1)' && bad "changes the flags of a file"
 unshare --user true 2>/dev/null && bad "makes a user namespace"
 logger --socket /dev/log --socket-errors=on x 2>&1 | grep -q 'not permitted' || bad "has sockets"
 LIMITED && dd if=/proc/self/fd/3 of=/dev/null bs=200M count=1 2>/dev/null && bad "takes 200 MiB for a small filesystem"

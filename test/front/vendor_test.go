@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 
@@ -212,6 +213,27 @@ func TestAReaderLeavesNoReadOnlyDevice(t *testing.T) {
 		check.Must(t, n.publish(v, pod))
 		check.Must(t, n.unpublish(v, pod))
 	}
+	check.Must(t, n.unstage(v))
+	n.remove(v)
+	n.wantClean()
+}
+
+// TestPrivateDirThatIsChanged: a volume stays where it was staged and published.
+func TestPrivateDirThatIsChanged(t *testing.T) {
+	n := newNode(t, deferAll)
+	byDefault := n.Extra
+	n.Extra = strings.Replace(byDefault, "enabled: true", "enabled: true, privateDir: "+n.Kubelet+"/plugins/kubernetes.io/csi/volumeDevices/own", 1)
+	n.restart()
+	v := n.create("pv-1", "ext4", 16*mib)
+	check.Must(t, n.stage(v))
+	check.Must(t, n.publish(v, "pod-1"))
+	n.Extra = byDefault
+	for range 2 {
+		n.restart()
+		check.Must(t, n.stage(v))
+		check.Must(t, n.publish(v, "pod-1"))
+	}
+	check.Must(t, n.unpublish(v, "pod-1"))
 	check.Must(t, n.unstage(v))
 	n.remove(v)
 	n.wantClean()

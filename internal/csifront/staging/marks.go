@@ -34,8 +34,12 @@ const maxMark = 64 << 10
 type Marks struct{ dir string }
 
 func openMarks(dir string, log *zap.Logger) *Marks {
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		log.Error("the directory of marks cannot be created, so each volume that needs a mark is refused", zap.String("path", dir), zap.Error(err))
+	err := os.MkdirAll(dir, 0o700)
+	if err == nil {
+		err = syncDir(filepath.Dir(dir)) // else a power cut could take the whole directory
+	}
+	if err != nil {
+		log.Error("the directory of marks cannot be created and synced: while it is missing, each volume that needs a mark is refused", zap.String("path", dir), zap.Error(err))
 	}
 	return &Marks{dir: dir}
 }
@@ -101,7 +105,11 @@ func writeSynced(path string, raw []byte) error {
 	if err != nil {
 		return errors.Join(err, unix.Unlink(temp))
 	}
-	dir, err := unix.Open(filepath.Dir(path), unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	return syncDir(filepath.Dir(path))
+}
+
+func syncDir(path string) error {
+	dir, err := unix.Open(path, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return err
 	}

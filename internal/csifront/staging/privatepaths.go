@@ -29,6 +29,8 @@ type PrivatePaths struct {
 	kubeletRoot, dir string
 	// older are where earlier versions had staging and publish, with other names.
 	older []string
+	// used are other values of front.privateDir at which volumes are still staged.
+	used []string
 }
 
 const (
@@ -38,9 +40,12 @@ const (
 	deviceName = "device"
 )
 
-// NewPrivatePaths returns the paths below a directory of the kubelet root.
-func NewPrivatePaths(kubeletRoot, dir string) *PrivatePaths {
-	return &PrivatePaths{kubeletRoot, dir, []string{dir, path.Join(kubeletRoot, "plugins/kubernetes.io/csi/crust-proxy.dev")}}
+// NewPrivatePaths returns the paths below a directory of the kubelet root. Volumes may still be staged
+// below the used ones.
+func NewPrivatePaths(kubeletRoot, dir string, used ...string) *PrivatePaths {
+	older := []string{dir, path.Join(kubeletRoot, "plugins/kubernetes.io/csi/crust-proxy.dev")}
+	used = slices.DeleteFunc(slices.Clone(used), func(one string) bool { return one == dir })
+	return &PrivatePaths{kubeletRoot, dir, older, used}
 }
 
 // privateName hashes driver, volume and path. In hexadecimal, two requests cannot have one
@@ -68,33 +73,31 @@ func podName(target string) string {
 
 // Staging names the private staging directory for kubelet's staging path.
 func (p *PrivatePaths) Staging(id VolumeID, kubeletPath string) string {
-	hash := privateName(id.Driver, id.ID, kubeletPath)
-	if older := p.findOlder(stagingDir, hash); older != "" {
-		return older
-	}
-	return path.Join(p.dir, stagingDir, volumeName(hash))
+	return p.find(stagingDir, privateName(id.Driver, id.ID, kubeletPath), "", "")
 }
 
 // Publish names the private publish path for kubelet's target path.
 func (p *PrivatePaths) Publish(id VolumeID, target string) string {
-	hash := privateName(id.Driver, id.ID, target)
-	if older := p.findOlder(publishDir, hash); older != "" {
-		return path.Join(older, deviceName)
-	}
-	return path.Join(p.dir, publishDir, volumeName(hash), podName(target))
+	return p.find(publishDir, privateName(id.Driver, id.ID, target), podName(target), deviceName)
 }
 
-// findOlder returns where an earlier version has staged or published a volume, because the driver
-// must unstage or unpublish it there. If that path cannot be examined it is returned too: its next
-// user gets the error.
-func (p *PrivatePaths) findOlder(kind, hash string) string {
+// find returns the path of a volume, or where an earlier version or configuration has staged or published
+// it, because the driver must unstage or unpublish it there. If that path cannot be examined it is
+// returned too: its next user gets the error.
+func (p *PrivatePaths) find(kind, hash, name, olderName string) string {
+	var earlier [][2]string
 	for _, dir := range p.older {
-		where := path.Join(dir, kind, hash)
-		if there, err := p.Exists(where); there || err != nil {
-			return where
+		earlier = append(earlier, [2]string{path.Join(dir, kind, hash), olderName})
+	}
+	for _, dir := range p.used {
+		earlier = append(earlier, [2]string{path.Join(dir, kind, volumeName(hash)), name})
+	}
+	for _, one := range earlier {
+		if there, err := p.Exists(one[0]); there || err != nil {
+			return path.Join(one[0], one[1])
 		}
 	}
-	return ""
+	return path.Join(p.dir, kind, volumeName(hash), name)
 }
 
 // Published reports whether a driver was ever asked for a device for kubelet's target path,

@@ -74,7 +74,7 @@ func (s *Stager) foundFilesystem(where, rule string, st *unix.Statx_t) error {
 
 // undoFilesystem asks the driver to unstage the filesystem that it mounted at the private path. If a
 // device was staged before, nothing is unstaged, because sandboxes may use it.
-func (s *Stager) undoFilesystem(ctx context.Context, rec *Record, cause error) error {
+func (s *Stager) undoFilesystem(ctx context.Context, rec *Record, before *StageRecord, cause error) error {
 	name := refusal.Clip(rec.ID)
 	if !rec.Stage.Pending {
 		return refusal.NotFinal(name, cause)
@@ -85,6 +85,10 @@ func (s *Stager) undoFilesystem(ctx context.Context, rec *Record, cause error) e
 	err := s.Unstage(ctx, rec)
 	if err == nil && IsMountPoint(private) {
 		err = stillMounted(s.driver.Name, private)
+	}
+	if err == nil && before == nil { // kubelet does not regard it as staged
+		rec.Stage = nil
+		err = s.store.Records.Put(*rec)
 	}
 	return refusal.JoinUndo(name, cause, err)
 }

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"maps"
 	"os"
+	"path"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -246,6 +247,17 @@ func StagedDevices(stateDir string) ([]Staged, error) {
 		problems = append(problems, fmt.Errorf("the front's records cannot be read: %w", err))
 	}
 	return out, errors.Join(problems...)
+}
+
+// privateDirs lists the directories of private paths at which volumes are staged.
+func (r *Records) privateDirs() []string {
+	dirs := make(map[string]bool)
+	for _, rec := range r.all {
+		if rec.Stage != nil && rec.Stage.Private != "" {
+			dirs[path.Dir(path.Dir(rec.Stage.Private))] = true
+		}
+	}
+	return slices.Sorted(maps.Keys(dirs))
 }
 
 // StagedDevices returns the staged devices of the running daemon.

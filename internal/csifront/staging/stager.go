@@ -36,7 +36,9 @@ func OpenStore(stateDir, kubeletRoot, privateDir, marksDir string, log *zap.Logg
 	if err != nil {
 		return nil, err
 	}
-	return &Store{Records: records, Private: NewPrivatePaths(kubeletRoot, privateDir), Marks: openMarks(marksDir, log)}, nil
+	return &Store{
+		Records: records, Private: NewPrivatePaths(kubeletRoot, privateDir, records.privateDirs()...), Marks: openMarks(marksDir, log),
+	}, nil
 }
 
 // HoldsRequest reports whether a stage request with its secrets is in memory.
@@ -101,7 +103,7 @@ func (s *Stager) Stage(
 	failpoint.Hit("front-stage-driver")
 	if err == nil && asDevice {
 		if found := s.CheckStaged(rec.Stage.Private, rule); found != nil {
-			return s.undoFilesystem(ctx, rec, found)
+			return s.undoFilesystem(ctx, rec, before, found)
 		}
 	}
 	if err == nil {

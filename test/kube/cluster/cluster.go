@@ -164,10 +164,23 @@ func (c *Cluster) close() {
 func (c *Cluster) WantNothingLeft() error {
 	return eventually("nothing of pods and volumes is left", func(context.Context) error {
 		if left := c.Left(); len(left) > 0 {
-			return errors.New(strings.Join(left, "; "))
+			return fmt.Errorf("%s; refused last:\n%s", strings.Join(left, "; "), c.refusals())
 		}
 		return nil
 	})
+}
+
+// refusals are the last calls that crust-proxy has refused, as its log has them.
+func (c *Cluster) refusals() string {
+	const most = 200_000
+	var refused []string
+	log := c.Proxy.Log()
+	for line := range strings.Lines(log[max(0, len(log)-most):]) {
+		if strings.Contains(line, `"msg":"call"`) && strings.Contains(line, `"error":`) {
+			refused = append(refused, line)
+		}
+	}
+	return strings.Join(refused[max(0, len(refused)-5):], "")
 }
 
 // Left lists what pods and volumes have on the node. It is empty where there are
