@@ -17,6 +17,9 @@ import (
 	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
+// fileTick is more than the grain of a file's times, which is a tick of the kernel's clock.
+const fileTick = 20 * time.Millisecond
+
 // changes collects what OnChange was called with.
 type changes struct {
 	mu   sync.Mutex
@@ -165,7 +168,7 @@ func TestNewSandboxIsNotClearedAway(t *testing.T) {
 	b.startSandbox(t, v, "old")
 	seen, err := b.h.bindings.readDir(v)
 	check.Must(t, err)
-	time.Sleep(2 * time.Millisecond)
+	time.Sleep(fileTick)
 	b.startSandbox(t, v, "new")
 	if !b.h.cleaner.clear(v, seen) {
 		t.Error("the new sandbox was not seen")
@@ -176,7 +179,7 @@ func TestNewSandboxIsNotClearedAway(t *testing.T) {
 	// A sandbox of the same name that left its file anew is another one, too.
 	seen, err = b.h.bindings.readDir(v)
 	check.Must(t, err)
-	time.Sleep(2 * time.Millisecond)
+	time.Sleep(fileTick)
 	b.startSandbox(t, v, "new")
 	if !b.h.cleaner.clear(v, seen) || len(b.files(t, v)) != 3 {
 		t.Errorf("left: %v", b.files(t, v))
@@ -213,12 +216,12 @@ func TestNewerSandboxIsNotClearedAwayByAnOlderOne(t *testing.T) {
 	b, known, _ := newWatchedBench(t)
 	v := published(t, b, "a")
 	b.startSandbox(t, v, "dead").Kill(t)
-	time.Sleep(2 * time.Millisecond)
+	time.Sleep(fileTick)
 	b.startSandbox(t, v, "old")
 	known.set("old", v.PodUID)
 	c := *b.h.cleaner
 	c.inUse = func(context.Context, *volume.Volume) (string, error) {
-		time.Sleep(2 * time.Millisecond)
+		time.Sleep(fileTick)
 		b.startSandbox(t, v, "new")
 		return "old", nil
 	}
@@ -430,7 +433,7 @@ func TestReconcileClearsAwayTheDeadBesideTheLiving(t *testing.T) {
 	v := published(t, b, "a")
 	b.startSandbox(t, v, "dead").Kill(t)
 	known.set("alive", v.PodUID)
-	time.Sleep(2 * time.Millisecond) // the newest file tells the newest sandbox
+	time.Sleep(fileTick) // the newest file tells the newest sandbox
 	b.startSandbox(t, v, "alive")
 	published(t, b, "a")
 	check.Eventually(t, "the dead one is cleared away", func() bool { return !slices.Contains(b.files(t, v), "dead") })
