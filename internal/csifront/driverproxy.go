@@ -102,7 +102,8 @@ func (p *driverProxy) withDeadline(ctx context.Context) (context.Context, contex
 }
 
 func (p *driverProxy) couldDefer(req *csi.NodeStageVolumeRequest) bool {
-	return p.driver.LastCapabilities().MayDefer() ||
+	has := p.driver.LastCapabilities() // nil: it has not told yet
+	return has == nil || has.Native ||
 		p.front.policy.Load().CouldDefer(decision.StageRequest(p.driver.Name, p.front.cfg.DefaultFSType, req).Input)
 }
 
@@ -130,7 +131,7 @@ func (p *driverProxy) getCapabilities(ctx context.Context, _ []byte, forward for
 	if err := proto.Unmarshal(answer, reply); err != nil {
 		return answer, nil //nolint:nilerr // kubelet gets an answer that cannot be parsed as it is
 	}
-	p.driver.ObserveCapabilities(ctx, reply)
+	p.driver.ObserveCapabilities(reply)
 	added := false
 	for _, kind := range p.offered() {
 		has := func(c *csi.NodeServiceCapability) bool { return c.GetRpc().GetType() == kind }

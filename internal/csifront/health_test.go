@@ -121,7 +121,7 @@ func TestHealthOfOtherVolumes(t *testing.T) {
 	r.askCapabilities()
 	r.wantHealth("p1", "DATA_LOSS Driver")
 	r.said("health kubelet")
-	r.driver.health = codes.OK // it reports 7 by KEP-2857, or was downgraded
+	r.driver.health = codes.OK // it was downgraded
 	r.wantHealth("p1", "")
 	r.driver.health = codes.InvalidArgument
 	r.driver.setCaps(csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME)

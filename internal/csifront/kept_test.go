@@ -57,26 +57,21 @@ func TestRequestIsKeptOnlyWhereItMayBeNeeded(t *testing.T) {
 		policy  *policy.Policy
 		context string
 		caps    []csi.NodeServiceCapability_RPC_Type
-		health  codes.Code
 		kept    bool
 	}{
-		"no rule":                            {policy: none},
-		"a rule that excludes it":            {policy: excluded},
-		"its own attribute":                  {policy: deferAll, context: "false"},
-		"deferred":                           {policy: deferAll, kept: true},
-		"a pod that asks may come":           {policy: deferAsked, kept: true},
-		"a driver that defers by itself":     {policy: none, caps: nativeCaps(), kept: true},
-		"a driver that means to defer":       {policy: none, caps: []csi.NodeServiceCapability_RPC_Type{1, 7}, kept: true},
-		"a driver that may do so":            {policy: none, caps: []csi.NodeServiceCapability_RPC_Type{1, 7}, health: codes.Unavailable, kept: true},
-		"a driver that tells of health":      {policy: none, caps: []csi.NodeServiceCapability_RPC_Type{1, 7}, health: codes.InvalidArgument},
-		"a driver that means something else": {policy: none, caps: []csi.NodeServiceCapability_RPC_Type{1, 8}},
+		"no rule":                          {policy: none},
+		"a rule that excludes it":          {policy: excluded},
+		"its own attribute":                {policy: deferAll, context: "false"},
+		"deferred":                         {policy: deferAll, kept: true},
+		"a pod that asks may come":         {policy: deferAsked, kept: true},
+		"a driver that defers by itself":   {policy: none, caps: nativeCaps(), kept: true},
+		"a driver with numbers of the KEP": {policy: none, caps: []csi.NodeServiceCapability_RPC_Type{1, 7, 8, 9}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t, test.policy)
 			if test.caps != nil {
 				r.driver.setCaps(test.caps...)
 			}
-			r.driver.health = test.health
 			stage := r.stageWithContext()
 			if test.context != "" {
 				stage.VolumeContext = map[string]string{policy.ContextKey: test.context}

@@ -332,29 +332,3 @@ func TestNativeGrowth(t *testing.T) {
 		t.Error("the driver was not told to grow the device only")
 	}
 }
-
-// TestNumbersOfTheKEP has a driver report the value that KEP-2857 had for
-// DEFER_FS_OPS and that CSI 1.13 has for GET_VOLUME_HEALTH.
-func TestNumbersOfTheKEP(t *testing.T) {
-	for name, test := range map[string]struct {
-		health codes.Code
-		want   string
-	}{
-		"deferral": {codes.OK, "publish-deferred kubelet"},
-		"health":   {codes.InvalidArgument, "publish-block private"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			r := nativeRig(t)
-			r.driver.setCaps(csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME, 7, 8)
-			r.driver.health = test.health
-			r.stage()
-			r.driver.said()
-			r.ok(nil, r.publish("p1"))
-			r.said(test.want)
-		})
-	}
-	r := nativeRig(t)
-	r.driver.setCaps(7)
-	r.driver.health = codes.DeadlineExceeded
-	r.refused(r.publish("p1"), codes.DeadlineExceeded, "health")
-}
