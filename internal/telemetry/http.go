@@ -15,6 +15,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"go.uber.org/zap"
+	"golang.org/x/net/netutil"
 
 	"github.com/crust-proxy/crust-proxy/internal/peercred"
 )
@@ -51,7 +52,7 @@ func (s *Server) Bind(ctx context.Context) {
 	}
 	listener, err := s.listen(ctx)
 	if err == nil {
-		s.listener = limited(listener)
+		s.listener = listener
 		if s.problem.Swap(nil) != nil {
 			s.Log.Info("metrics and health are served again", zap.String("listen", s.Listen))
 		}
@@ -95,7 +96,7 @@ func (s *Server) Run(ctx context.Context) error {
 
 func (s *Server) serve(ctx context.Context, listener net.Listener) {
 	server := &http.Server{
-		Handler: s.handler(), ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second,
+		Handler: s.handler(), ReadHeaderTimeout: headerTime, ReadTimeout: 10 * time.Second,
 		WriteTimeout: s.writeTime(), IdleTimeout: idleTime, MaxHeaderBytes: 16 << 10,
 	}
 	ctx, cancel := context.WithCancel(ctx)
@@ -110,7 +111,7 @@ func (s *Server) serve(ctx context.Context, listener net.Listener) {
 			_ = server.Close()
 		}
 	}()
-	if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
+	if err := server.Serve(netutil.LimitListener(listener, maxConns)); !errors.Is(err, http.ErrServerClosed) {
 		err = fmt.Errorf("metrics and health are not served any more: %w", err)
 		s.problem.Store(&err)
 		s.Log.Error("metrics and health are not served any more; this is tried again", zap.Error(err))
@@ -118,6 +119,16 @@ func (s *Server) serve(ctx context.Context, listener net.Listener) {
 	}
 	<-stopped
 }
+
+// Any pod that can reach the address can open connections to it, and each costs a descriptor.
+// More than maxConns wait until others end, those without a request after headerTime.
+const (
+	maxConns   = 256
+	headerTime = 5 * time.Second
+)
+
+// maxScrapes bounds scrapes: each lists all volumes, and holds the list until the peer has read it.
+const maxScrapes = 32
 
 // idleTime is less than the usual 30 s between scrapes: an idle connection costs a
 // descriptor, and a new one costs little.
@@ -142,7 +153,7 @@ func (s *Server) listen(ctx context.Context) (net.Listener, error) {
 
 func (s *Server) handler() http.Handler {
 	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", limitedScrapes(promhttp.HandlerFor(s.Metrics, promhttp.HandlerOpts{})))
+	mux.Handle("GET /metrics", promhttp.HandlerFor(s.Metrics, promhttp.HandlerOpts{MaxRequestsInFlight: maxScrapes}))
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, req *http.Request) { answer(w, s.alive(req.Context())) })
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) { answer(w, s.Ready(), s.Remarks()...) })
 	if s.Pprof {

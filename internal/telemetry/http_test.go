@@ -7,15 +7,13 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"os"
 	"path/filepath"
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
-	dto "github.com/prometheus/client_model/go"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest/observer"
@@ -182,113 +180,41 @@ func TestAddressThatComesFree(t *testing.T) {
 	}
 }
 
-// TestConnectionsOfOnePeerAreBounded: whoever opens more loses them at once, and
-// those who came before are served.
-func TestConnectionsOfOnePeerAreBounded(t *testing.T) {
-	s := &Server{Listen: "127.0.0.1:0", Metrics: NewMetrics("test").Registry, Log: zap.NewNop()}
-	s.Bind(t.Context())
-	address := s.listener.Addr().String()
-	start(t, s)
-	refused := 0
-	for n := range 2 * maxConnsPerPeer {
-		conn, err := net.Dial("tcp", address)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer func() { _ = conn.Close() }()
-		if n < maxConnsPerPeer {
-			continue
-		}
-		if err := conn.SetReadDeadline(time.Now().Add(4 * time.Second)); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := conn.Read(make([]byte, 1)); !errors.Is(err, os.ErrDeadlineExceeded) {
-			refused++
-		}
+// pipes is a listener whose connections are in memory, so that a test needs no real time.
+type pipes chan net.Conn
+
+func (p pipes) Accept() (net.Conn, error) {
+	if conn, open := <-p; open {
+		return conn, nil
 	}
-	if refused != maxConnsPerPeer {
-		t.Errorf("%d of %d connections over the bound were refused", refused, maxConnsPerPeer)
-	}
-	var other openConns
-	open := func(peer string) (*limitedConn, bool) {
-		conn := &limitedConn{of: &other, peer: peer}
-		admitted, evicted := other.enter(conn)
-		return conn, admitted && evicted == nil
-	}
-	first, _ := open("a")
-	for range maxConnsPerPeer {
-		open("a")
-	}
-	_, others := open("b")
-	if _, over := open("a"); !others || over {
-		t.Error("one peer takes the connections of another, or has no bound")
-	}
-	other.leave(first)
-	if _, again := open("a"); !again {
-		t.Error("a connection that was closed counts still")
-	}
+	return nil, net.ErrClosed
 }
 
-// TestManyPeersDoNotKeepProbesOut: kubelet restarts a daemon that its probes do not reach.
-func TestManyPeersDoNotKeepProbesOut(t *testing.T) {
-	s := &Server{Listen: "127.0.0.1:0", Metrics: NewMetrics("test").Registry, Log: zap.NewNop()}
-	s.Bind(t.Context())
-	address := s.listener.Addr().String()
-	start(t, s)
-	for n := range maxConns {
-		dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 1, byte(n/maxConnsPerPeer))}}
-		conn, err := dialer.DialContext(t.Context(), "tcp", address)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer func() { _ = conn.Close() }()
-	}
-	probe := &http.Client{Timeout: 10 * time.Second}
-	for range 3 {
-		reply, err := probe.Get("http://" + address + "/healthz")
-		if err != nil {
-			t.Fatalf("%d connections from %d addresses keep a probe out: %v", maxConns, maxConns/maxConnsPerPeer, err)
-		}
-		_ = reply.Body.Close()
-		probe.CloseIdleConnections()
-	}
+func (p pipes) Close() error { close(p); return nil }
+
+func (pipes) Addr() net.Addr { return &net.UnixAddr{} }
+
+func (p pipes) dial(context.Context, string, string) (net.Conn, error) {
+	ours, theirs := net.Pipe()
+	p <- theirs
+	return ours, nil
 }
 
-// TestOnePeerDoesNotKeepOthersFromMetrics: it asks as often as it can, and takes no answer.
-func TestOnePeerDoesNotKeepOthersFromMetrics(t *testing.T) {
-	slow := make(chan struct{})
-	var asked atomic.Int32
-	s := &Server{Listen: "127.0.0.1:0", Log: zap.NewNop(), Metrics: prometheus.GathererFunc(func() ([]*dto.MetricFamily, error) {
-		if asked.Add(1) <= scrapesOfOnePeer {
-			<-slow
+// TestIdleConnectionsDoNotKeepProbesOut: kubelet restarts a daemon that its probes do not reach.
+func TestIdleConnectionsDoNotKeepProbesOut(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		listener := make(pipes, 2*maxConns)
+		start(t, &Server{Listen: "pipes", Metrics: NewMetrics("test").Registry, Log: zap.NewNop(), listener: listener})
+		for range maxConns + 16 {
+			_, _ = listener.dial(t.Context(), "", "")
 		}
-		return nil, nil
-	})}
-	s.Bind(t.Context())
-	url := "http://" + s.listener.Addr().String() + "/metrics"
-	start(t, s)
-	defer close(slow)
-	dialer := &net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 2)}}
-	other := &http.Client{Transport: &http.Transport{DialContext: dialer.DialContext}}
-	for range maxConnsPerPeer - 1 {
-		go func() {
-			if reply, err := other.Get(url); err == nil {
-				_ = reply.Body.Close()
-			}
-		}()
-	}
-	for end := time.Now().Add(20 * time.Second); asked.Load() < scrapesOfOnePeer && time.Now().Before(end); {
-		time.Sleep(time.Millisecond)
-	}
-	for client, want := range map[*http.Client]int{other: http.StatusServiceUnavailable, http.DefaultClient: http.StatusOK} {
-		reply, err := client.Get(url)
-		if err != nil {
-			t.Fatal(err)
+		began := time.Now()
+		probe := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: listener.dial}}
+		// It waits for a place among maxConns, and no longer than the idle ones may take.
+		if code, _ := get(t, probe, "/healthz"); code != http.StatusOK || time.Since(began) != headerTime {
+			t.Errorf("got %d after %v", code, time.Since(began))
 		}
-		if _ = reply.Body.Close(); reply.StatusCode != want {
-			t.Errorf("got %s, want %d", reply.Status, want)
-		}
-	}
+	})
 }
 
 func TestTracingOffAndAway(t *testing.T) {

@@ -20,7 +20,7 @@ import (
 const (
 	// fewVolumes is a quarter of manyVolumes.
 	fewVolumes, manyVolumes = 200, 800
-	// readCallers is as many as scrapes are served at a time.
+	// readCallers is how many read at a time.
 	readCallers = 4
 	// mostTimes lies between what a linear read takes for four times the volumes, and the
 	// sixteen times of one that reads the mount table once for each volume.
