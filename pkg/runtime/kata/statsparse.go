@@ -5,8 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"regexp"
 	"strconv"
-	"unicode/utf8"
+	"strings"
 
 	"github.com/crust-proxy/crust-proxy/internal/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/guest"
@@ -66,90 +67,37 @@ func parseStatsJSON(body []byte) (volume.Report, error) {
 	return guest.Report(usages, in.Condition)
 }
 
-// parseStatsDebug parses the answer of runtime-rs, which is not JSON but Rust's debug text of
-// two values.
+// runtime-rs answers not with JSON but with Rust's debug text of the usages and the condition.
+const (
+	debugRest = `special_fields: SpecialFields \{ unknown_fields: UnknownFields \{ fields: None \}, ` +
+		`cached_size: CachedSize \{ size: \d+ \} \} \}`
+	debugUsage = `VolumeUsage \{ available: (-?\d+), total: (-?\d+), used: (-?\d+), unit: (?:Ok\()?(\w+)\)?, ` + debugRest
+)
+
+var (
+	debugUsages = regexp.MustCompile(debugUsage)
+	debugStats  = regexp.MustCompile(`^Usage: \[((?:` + debugUsage + `(?:, )?)*)\] Volume Condition: ` +
+		`VolumeCondition \{ abnormal: (true|false), message: "((?:[^"\\]|\\.)*)", ` + debugRest + `$`)
+	debugUnits = map[string]volume.Unit{"BYTES": volume.UnitBytes, "INODES": volume.UnitInodes}
+	// Escapes of what cannot be printed stay.
+	debugUnescape = strings.NewReplacer(`\"`, `"`, `\\`, `\`)
+)
+
 func parseStatsDebug(body []byte) (volume.Report, error) {
-	if len(body) > maxBody {
-		return volume.Report{}, errTooMuch
+	found := debugStats.FindStringSubmatch(string(body))
+	if found == nil {
+		return volume.Report{}, errors.New("it is not the debug text of stats")
 	}
-	if !utf8.Valid(body) {
-		return volume.Report{}, errDebugText
-	}
-	p := debugParser{rest: string(body)}
-	p.want("Usage", ":")
-	list := p.value(0)
-	p.want("Volume", "Condition", ":")
-	said := p.value(0)
-	switch {
-	case p.failed || list.kind != listValue:
-		return volume.Report{}, errDebugText
-	case !p.atEnd():
-		return volume.Report{}, errors.New("more follows after the debug text of stats")
-	}
-	usages := make([]volume.Usage, 0, len(list.items))
-	for _, item := range list.items {
-		usage, err := debugUsage(unwrap(item))
-		if err != nil {
-			return volume.Report{}, err
+	var usages []volume.Usage
+	for _, usage := range debugUsages.FindAllStringSubmatch(found[1], -1) {
+		u := volume.Usage{Unit: debugUnits[usage[4]]}
+		for i, into := range []*int64{&u.Available, &u.Total, &u.Used} {
+			var err error
+			if *into, err = parseCount(usage[i+1]); err != nil {
+				return volume.Report{}, err
+			}
 		}
-		usages = append(usages, usage)
+		usages = append(usages, u)
 	}
-	condition, err := debugCondition(unwrap(said))
-	if err != nil {
-		return volume.Report{}, err
-	}
-	return guest.Report(usages, condition)
-}
-
-// unwrap removes Some(...), Ok(...) and the like.
-func unwrap(v value) value {
-	for v.kind == nameValue && len(v.items) == 1 && v.fields == nil {
-		v = v.items[0]
-	}
-	return v
-}
-
-func debugUsage(v value) (u volume.Usage, err error) {
-	if v.kind != nameValue || v.text != "VolumeUsage" || v.fields == nil {
-		return u, errDebugText
-	}
-	for name, into := range map[string]*int64{"available": &u.Available, "total": &u.Total, "used": &u.Used} {
-		field := v.fields[name]
-		if field.kind != numberValue {
-			return u, fmt.Errorf("%w: the number of %q is missing", errDebugText, name)
-		}
-		if *into, err = parseCount(field.text); err != nil {
-			return u, err
-		}
-	}
-	u.Unit, err = debugUnit(unwrap(v.fields["unit"]))
-	return u, err
-}
-
-// debugUnit reads a unit: a name such as BYTES, or a number without a name.
-func debugUnit(v value) (volume.Unit, error) {
-	switch {
-	case v.kind == numberValue:
-		n, err := parseCount(v.text)
-		return guest.Unit(n), err
-	case v.kind != nameValue || v.text == "":
-		return volume.UnitUnknown, fmt.Errorf("%w: the unit is missing", errDebugText)
-	case v.text == "BYTES":
-		return volume.UnitBytes, nil
-	case v.text == "INODES":
-		return volume.UnitInodes, nil
-	}
-	return volume.UnitUnknown, nil
-}
-
-func debugCondition(v value) (*volume.Condition, error) {
-	if v.kind == nameValue && v.text == "None" && v.fields == nil {
-		return nil, nil
-	}
-	abnormal, message := v.fields["abnormal"], v.fields["message"]
-	if v.kind != nameValue || v.text != "VolumeCondition" || message.kind != stringValue ||
-		abnormal.kind != nameValue || (abnormal.text != "true" && abnormal.text != "false") {
-		return nil, errDebugText
-	}
-	return &volume.Condition{Abnormal: abnormal.text == "true", Message: message.text}, nil
+	return guest.Report(usages, &volume.Condition{Abnormal: found[6] == "true", Message: debugUnescape.Replace(found[7])})
 }

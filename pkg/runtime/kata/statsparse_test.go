@@ -133,48 +133,47 @@ func TestStatsDebugText(t *testing.T) {
 	usage := func(unit string) string {
 		return `VolumeUsage { available: 1, total: 2, used: 1, unit: ` + unit + `, ` + special + ` }`
 	}
+	condition := func(abnormal, message string) string {
+		return `VolumeCondition { abnormal: ` + abnormal + `, message: ` + message + `, ` + special + ` }`
+	}
 	list := func(usages ...string) string { return `Usage: [` + strings.Join(usages, ", ") + `] Volume Condition: ` }
+	with := func(before, after string) string {
+		return list(strings.Replace(usage("BYTES"), before, after, 1)) + condition("false", `"OK"`)
+	}
 	one := volume.Usage{Available: 1, Total: 2, Used: 1, Unit: volume.UnitBytes}
 	two := volume.Usage{Available: 1, Total: 2, Used: 1, Unit: volume.UnitInodes}
-	const okText = `VolumeCondition { abnormal: false, message: "OK", ` + special + ` }`
+	okText := condition("false", `"OK"`)
 	for body, want := range map[string]outcome{
-		list(usage("BYTES"), usage("INODES")) + okText:              bytesAnd(ok, one, two),
-		list(usage("Ok(BYTES)"), usage("Ok(INODES)")) + okText:      bytesAnd(ok, one, two),
-		list(usage("1"), usage("Err(7)")) + okText:                  bytesAnd(ok, one),
-		list(usage("UNKNOWN")) + okText:                             bytesAnd(ok),
-		list(usage("BYTES")) + `None`:                               bytesAnd(nil, one),
-		list(usage("BYTES")) + `MessageField(None)`:                 bytesAnd(nil, one),
-		list(usage("BYTES")) + `MessageField(Some(` + okText + `))`: bytesAnd(ok, one),
-		list("Some("+usage("BYTES")+")") + okText:                   bytesAnd(ok, one),
-		list() + `VolumeCondition { abnormal: true, message: "a\"b\\\u{e4}\u{1F600}\n", .. }`: bytesAnd(
-			&volume.Condition{Abnormal: true, Message: "a\"b\\ä😀"}),
-		"Usage: [\n    VolumeUsage {\n        available: 1,\n        total: 2,\n        used: 1,\n        unit: BYTES,\n    },\n]" +
-			" Volume Condition: None": bytesAnd(nil, one),
-		list(`VolumeUsage { available: 1, total: 2, used: 1, unit: BYTES, x: {1: Fixed32([3]), "k": (1, 2)} }`) + `None`: bytesAnd(nil, one),
-		list(`VolumeUsage { available: 0, total: 0, used: 0, unit: INODES }`) + okText:                                   bytesAnd(ok),
-		list(`VolumeUsage { available: -1, total: 2, used: 1, unit: BYTES }`) + okText:                                   absurd,
-		list(`VolumeUsage { available: 3, total: 2, used: 1, unit: BYTES }`) + okText:                                    absurd,
-		list(`VolumeUsage { available: 0, total: 18446744073709551615, used: 1, unit: BYTES }`) + okText:                 absurd,
-		list(`VolumeUsage { available: 1.5, total: 2, used: 1, unit: BYTES }`) + okText:                                  malformed,
-		list(`VolumeUsage { total: 2, used: 1, unit: BYTES }`) + okText:                                                  malformed,
-		list(`VolumeUsage { available: 1, total: 2, used: 1 }`) + okText:                                                 malformed,
-		list(`VolumeUsage { available: 1, available: 1, total: 2, used: 1, unit: BYTES }`) + okText:                      malformed,
-		list(`Other { available: 1, total: 2, used: 1, unit: BYTES }`) + okText:                                          malformed,
-		list(usage("BYTES")):                 malformed,
-		list(usage("BYTES")) + okText + " x": malformed,
-		list(usage("BYTES"))[:40]:            malformed,
-		list() + `None`:                      malformed,
-		list() + `VolumeCondition`:           malformed,
-		list() + `VolumeCondition { abnormal: false, message: "\u{110000}" }`: malformed,
-		list() + `VolumeCondition { abnormal: false, message: "\x" }`:         malformed,
-		list() + `VolumeCondition { abnormal: false, message: "` + "\xff\" }": malformed,
-		list() + `VolumeCondition { abnormal: "no", message: "" }`:            malformed,
-		`{"usage":[]}`:                           malformed,
-		``:                                       malformed,
-		`Usage: ` + strings.Repeat("[", 10000):   malformed,
-		`Usage: ` + strings.Repeat("Ok(", 10000): malformed,
-		`Usage: 1 Volume Condition: None`:        malformed,
-		`Usage: [-] Volume Condition: None`:      malformed,
+		list(usage("BYTES"), usage("INODES")) + okText:         bytesAnd(ok, one, two),
+		list(usage("Ok(BYTES)"), usage("Ok(INODES)")) + okText: bytesAnd(ok, one, two),
+		list(usage("UNKNOWN"), usage("7")) + okText:            bytesAnd(ok),
+		list() + condition("true", `"a\"b\\ä😀\n\u{1b}"`):       bytesAnd(&volume.Condition{Abnormal: true, Message: `a"b\ä😀\n\u{1b}`}),
+		list() + condition("false", "\"\xff\n\x1b[m\""):        bytesAnd(&volume.Condition{Message: "? ?[m"}),
+		list() + condition("false", `"`+usage("BYTES")+`"`):    bytesAnd(&volume.Condition{Message: usage("BYTES")}),
+
+		with("available: 1, total: 2, used: 1, unit: BYTES", "available: 0, total: 0, used: 0, unit: INODES"): bytesAnd(ok),
+		with("available: 1", "available: -1"):           absurd,
+		with("available: 1", "available: 3"):            absurd,
+		with("total: 2", "total: 18446744073709551615"): absurd,
+		with("available: 1", "available: 1.5"):          malformed,
+		with("available: 1, ", ""):                      malformed,
+		with(", unit: BYTES", ""):                       malformed,
+		with("available", "available: 1, available"):    malformed,
+		with("VolumeUsage", "Other"):                    malformed,
+		with("None", `Some({1: [3], "k": (1, 2)})`):     malformed,
+		list(usage("BYTES")):                            malformed,
+		list(usage("BYTES")) + okText + " x":            malformed,
+		list(usage("BYTES"))[:40]:                       malformed,
+		list(usage("BYTES"), usage("BYTES")) + okText:   malformed,
+		list() + `None`:                                 malformed,
+		list() + `VolumeCondition`:                      malformed,
+		list() + condition("no", `""`):                  malformed,
+		list() + condition("true", `"\"`):               malformed,
+		`{"usage":[]}`:                                  malformed,
+		``:                                              malformed,
+		`Usage: ` + strings.Repeat("[", 10000):          malformed,
+		`Usage: ` + strings.Repeat("Ok(", 10000):        malformed,
+		`Usage: [-] Volume Condition: ` + okText:        malformed,
 	} {
 		checkOutcome(t, parseStatsDebug, body, want)
 	}
@@ -219,8 +218,7 @@ func FuzzStatsJSON(f *testing.F) {
 func FuzzStatsDebug(f *testing.F) {
 	f.Add([]byte(`Usage: [VolumeUsage { available: 1, total: 2, used: 1, unit: Ok(BYTES), ` + special + ` }] ` +
 		`Volume Condition: VolumeCondition { abnormal: false, message: "a\u{e4}\n", ` + special + ` }`))
-	f.Add([]byte(`Usage: [] Volume Condition: MessageField(Some(VolumeCondition { abnormal: true, message: "", .. }))`))
-	f.Add([]byte(`Usage: [{1: (2, "x")}] Volume Condition: None`))
+	f.Add([]byte(`Usage: [] Volume Condition: VolumeCondition { abnormal: true, message: "\"\\", ` + special + ` }`))
 	f.Fuzz(func(t *testing.T, body []byte) {
 		report, err := parseStatsDebug(body)
 		sane(t, report, err)

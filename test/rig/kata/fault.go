@@ -33,13 +33,6 @@ func (s *Shim) misbehave(w http.ResponseWriter, r *http.Request) bool {
 	return true
 }
 
-func (s *Shim) negative() string {
-	if s.opts.Flavor == Rust {
-		return `Usage: [VolumeUsage { available: -1, total: 2, used: 1, unit: BYTES }] Volume Condition: None`
-	}
-	return `{"usage":[{"available":-1,"total":2,"used":1,"unit":1}]}`
-}
-
 // hangUp closes the connection without an answer.
 func hangUp(w http.ResponseWriter) {
 	if c := hijack(w); c != nil {

@@ -143,6 +143,13 @@ func debugStats(st unix.Statfs_t) string {
 		debugUsage(bytes, "BYTES"), debugUsage(inodes, "INODES"), specialFields)
 }
 
+func (s *Shim) negative() string {
+	if s.opts.Flavor == Rust {
+		return strings.Replace(debugStats(unix.Statfs_t{Bsize: 1, Blocks: 2, Bfree: 1}), "available: ", "available: -", 1)
+	}
+	return `{"usage":[{"available":-1,"total":2,"used":1,"unit":1}]}`
+}
+
 func debugUsage(u usage, unit string) string {
 	return fmt.Sprintf("VolumeUsage { available: %d, total: %d, used: %d, unit: %s, %s }",
 		u.Available, u.Total, u.Used, unit, specialFields)
