@@ -2,6 +2,7 @@ package telemetry
 
 import (
 	"context"
+	"strings"
 
 	"go.opentelemetry.io/otel/attribute"
 	otelcodes "go.opentelemetry.io/otel/codes"
@@ -11,8 +12,8 @@ import (
 	"google.golang.org/grpc/metadata"
 )
 
-// finish ends a span, with the volume and the code. The error's text, like all other text,
-// stays in the node's own log.
+// finish ends a span, with the volume and the code. The error's text, like all other text, stays in the
+// node's own log: otelgrpc would put it into the span, a driver's words with its secrets too.
 func finish(span trace.Span, call *Call, code codes.Code) {
 	span.SetAttributes(
 		attribute.String("rpc.system", "grpc"), attribute.String("rpc.grpc.status", code.String()),
@@ -26,15 +27,10 @@ func finish(span trace.Span, call *Call, code codes.Code) {
 
 // withParent uses the caller's span, if it sent one, as the parent.
 func withParent(ctx context.Context) context.Context {
-	header, ok := metadata.FromIncomingContext(ctx)
-	if !ok {
-		return ctx
-	}
+	header, _ := metadata.FromIncomingContext(ctx)
 	carrier := propagation.MapCarrier{}
 	for _, key := range (propagation.TraceContext{}).Fields() {
-		if values := header.Get(key); len(values) > 0 {
-			carrier.Set(key, values[0])
-		}
+		carrier.Set(key, strings.Join(header.Get(key), ","))
 	}
 	return propagation.TraceContext{}.Extract(ctx, carrier)
 }
