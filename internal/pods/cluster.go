@@ -74,8 +74,7 @@ func New(cfg Config) *Cluster {
 	c.server.node, c.prefetch.c = cfg.NodeName, c
 	c.resolver.pods, c.resolver.health, c.resolver.server = &c.pods, &c.health, &c.server
 	c.resolver.slots = make(chan struct{}, getsAtOnce)
-	c.resolver.missing.first, c.resolver.missing.last = missingFirst, missingLast
-	c.prefetch.tried.first, c.prefetch.tried.last = prefetchFirst, prefetchLast
+	c.resolver.missing, c.prefetch.tried = newRetries(missingFirst, missingLast), newRetries(prefetchFirst, prefetchLast)
 	c.pods.table.read = func(object any) (string, known) { return readPod(object, cfg.NodeName) }
 	c.pods.table.renew = func(now, before known) known { return known{pod: now.pod, learned: before.learned} }
 	c.classes.read, c.drivers.read = attributeOf, attributeOf

@@ -1,58 +1,38 @@
 package pods
 
 import (
-	"maps"
-	"sync"
 	"time"
+
+	"k8s.io/apimachinery/pkg/util/cache"
+	"k8s.io/client-go/util/flowcontrol"
 )
 
-// maxRetries bounds the memory.
-const maxRetries = 4096
-
-// retries remembers what could not be learned, and delays the next attempt. The delay
-// doubles with each attempt.
+// retries remembers what could not be learned, and delays the next attempt. The delay doubles with each
+// attempt. What is not attempted again for twice the last delay is forgotten.
 type retries struct {
-	first, last time.Duration
-
-	mu  sync.Mutex
-	all map[string]retry
+	delays *flowcontrol.Backoff
+	errors *cache.Expiring // until the next attempt is due
 }
 
-type retry struct {
-	err  error
-	next time.Time // of the next attempt
-	wait time.Duration
+func newRetries(first, last time.Duration) retries {
+	return retries{delays: flowcontrol.NewBackOff(first, last), errors: cache.NewExpiring()}
 }
 
 // recentError returns the error of the last attempt while the next one is not due, else nil.
 func (r *retries) recentError(key string) error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if one, known := r.all[key]; known && time.Now().Before(one.next) {
-		return one.err
-	}
-	return nil
+	known, _ := r.errors.Get(key)
+	err, _ := known.(error)
+	return err
 }
 
 // note records the outcome of an attempt. A success is forgotten.
 func (r *retries) note(key string, err error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	r.delays.GC()
 	if err == nil {
-		delete(r.all, key)
+		r.delays.Reset(key)
+		r.errors.Delete(key)
 		return
 	}
-	if r.all == nil {
-		r.all = make(map[string]retry)
-	}
-	before, known := r.all[key]
-	if !known && len(r.all) >= maxRetries {
-		now := time.Now()
-		maps.DeleteFunc(r.all, func(_ string, one retry) bool { return now.After(one.next) })
-		if len(r.all) >= maxRetries {
-			return
-		}
-	}
-	wait := min(max(2*before.wait, r.first), r.last)
-	r.all[key] = retry{err: err, next: time.Now().Add(wait), wait: wait}
+	r.delays.Next(key, time.Now())
+	r.errors.Set(key, err, r.delays.Get(key))
 }
