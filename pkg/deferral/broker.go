@@ -104,7 +104,7 @@ func NewBroker(cfg Config) (*Broker, error) {
 	}
 	b := &Broker{cfg: cfg, parts: parts{
 		boot: boot, store: files, handlers: handlers,
-		targets: &targets{root: guard.NewRoot(cfg.Root), describe: cfg.Describe},
+		targets: &targets{guard.NewRoot(cfg.Root), cfg.Describe, (*guard.Target).Mount, (*guard.Target).Restore, (*guard.Target).Remove},
 		locks:   &volumeLocks{}, table: newTable(cfg.OnChange),
 	}}
 	b.SetDevices(cfg.Devices)
@@ -121,8 +121,7 @@ func NewBroker(cfg Config) (*Broker, error) {
 // SetDevices changes which devices are accepted from now on.
 func (b *Broker) SetDevices(p claim.DevicePolicy) { b.devices.Store(&p) }
 
-// Close closes the descriptors of this process. Volumes, guards and kept claims stay
-// for the next process.
+// Close closes the descriptors of this process. Volumes, guards and kept claims stay for the next one.
 func (b *Broker) Close() { b.claims.Close() }
 
 // Load reads the records and claims their devices. It is called once, before anything
@@ -394,6 +393,10 @@ func (l *volumeLocks) lock(ctx context.Context, key volume.Key) (unlock func(), 
 type targets struct {
 	root     *guard.Root
 	describe func(v *volume.Volume, rel string, dir int)
+	// mount, restore and remove are those of guard.Target, except in unit tests, which cannot mount.
+	mount   func(t *guard.Target, parent int, missing bool) (mounted bool, err error)
+	restore func(t *guard.Target) (mounted bool, err error)
+	remove  func(t *guard.Target, directory bool) error
 }
 
 // volume returns a volume with what is known from its target path alone.

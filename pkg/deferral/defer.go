@@ -193,7 +193,7 @@ func (a *attempt) publish(ctx context.Context, rec *record, parent int) error {
 		return err
 	}
 	failpoint.Hit("stage-readonly")
-	if _, err := a.target.Mount(parent, rec.MadeTarget); err != nil {
+	if _, err := a.b.targets.mount(a.target, parent, rec.MadeTarget); err != nil {
 		return err
 	}
 	failpoint.Hit("stage-guarded")

@@ -40,8 +40,7 @@ func (l *lostVolumes) enter(ctx context.Context, files []unusable) error {
 	return err
 }
 
-// standing returns what is known of volumes that have a projection or a guard, and are not
-// in the table.
+// standing returns what is known of volumes with a projection or a guard that are not in the table.
 func (l *lostVolumes) standing(ctx context.Context) (map[volume.Key]*record, error) {
 	out := make(map[volume.Key]*record)
 	points, err := l.targets.root.Points(ctx)

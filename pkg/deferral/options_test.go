@@ -4,6 +4,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/crust-proxy/crust-proxy/pkg/deferral/claim"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
@@ -48,3 +49,36 @@ func TestOptionsOfAHandlersSandboxes(t *testing.T) {
 		}
 	}
 }
+
+// TestWhatIsPrepared: a device that is only looked at stays claimed meanwhile.
+func TestWhatIsPrepared(t *testing.T) {
+	block, image := volume.Device{Kind: volume.BlockDevice}, volume.Device{Kind: volume.ImageFile}
+	keeps, grows := volume.Instruction{KeepSize: true, Format: volume.FormatDriver}, Abilities{GrowsAtMount: true}
+	for name, c := range map[string]struct {
+		in             volume.Instruction
+		readOnly       bool
+		device         volume.Device
+		of             Abilities
+		needs, written bool
+	}{
+		"the caller's":           {volume.Instruction{}, false, block, Abilities{}, false, false},
+		"a reader's":             {volume.Instruction{}, true, block, Abilities{}, true, false},
+		"a reader's image":       {volume.Instruction{}, true, image, Abilities{}, false, false},
+		"the driver's":           {volume.Instruction{Format: volume.FormatDriver}, false, block, Abilities{}, true, true},
+		"the driver's image":     {volume.Instruction{Format: volume.FormatDriver}, false, image, grows, false, false},
+		"that keeps its size":    {keeps, false, block, Abilities{}, true, false},
+		"that the sandbox grows": {volume.Instruction{Format: volume.FormatDriver}, false, block, grows, true, false},
+		"formatted here":         {volume.Instruction{Format: volume.FormatHost}, false, block, grows, true, true},
+	} {
+		a := attempt{
+			b: &Broker{cfg: Config{Preparer: noPreparer{}}}, in: &c.in, handler: able{abilities: c.of}, dev: &claim.OpenedDevice{Device: c.device},
+		}
+		needs, written := a.needsPreparation(&record{Volume: volume.Volume{ReadOnly: c.readOnly}}), a.mayBeWritten()
+		if needs != c.needs || needs && written != c.written {
+			t.Errorf("%s: prepared %v, written to %v", name, needs, written)
+		}
+	}
+}
+
+// noPreparer is a preparer that is not asked.
+type noPreparer struct{ Preparer }

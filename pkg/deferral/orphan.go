@@ -24,8 +24,7 @@ type Orphan struct {
 	Since time.Time
 }
 
-// orphanTime is how long a device must be held before the daemon ends an orphan by itself. A VM that is
-// ending needs less time.
+// orphanTime is how long a device must be held before an orphan is ended. A VM that is ending needs less.
 const orphanTime = 10 * time.Second
 
 // orphans finds and ends orphans. A process is an orphan if all of these are true; one that names no

@@ -35,7 +35,7 @@ func (r *restorer) restore(ctx context.Context, rec *record, t *guard.Target) (r
 	if err := r.claims.SetReadOnly(&rec.Volume); err != nil {
 		return repaired, err
 	}
-	guarded, err := t.Restore()
+	guarded, err := r.targets.restore(t)
 	if err != nil {
 		return repaired, err
 	}

@@ -196,5 +196,5 @@ func (r *remover) unguard(rec *record, t *guard.Target) error {
 		defer resolved.Close()
 		t = resolved
 	}
-	return t.Remove(rec.MadeTarget)
+	return r.targets.remove(t, rec.MadeTarget)
 }

@@ -244,8 +244,7 @@ func (s *store) read(key volume.Key) (*record, error) { return readRecord(s.path
 
 var errNewerRecord = errors.New("it was written by a newer crust-proxy")
 
-// readRecord reads one record. For a record of a newer version it returns the fields that it
-// knows, and errNewerRecord.
+// readRecord reads one record. Of a newer version it returns the fields it knows, and errNewerRecord.
 func readRecord(path string) (*record, error) {
 	raw, err := sys.ReadSmall(path, maxRecord)
 	if err != nil {

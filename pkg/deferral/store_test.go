@@ -16,6 +16,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 func testRecord(target string) *record {
@@ -234,5 +235,28 @@ func TestEveryRecordThatIsWrittenIsRead(t *testing.T) {
 	}
 	if wrote == 0 || refused == 0 {
 		t.Errorf("%d were written and %d refused", wrote, refused)
+	}
+}
+
+// TestRecordsOfForcedReleases: what cannot be used is told, and an earlier boot's has no meaning.
+func TestRecordsOfForcedReleases(t *testing.T) {
+	v := &testRecord("/a").Volume
+	for name, c := range map[string]struct {
+		rec            heldRecord
+		held, problems int
+	}{
+		"this boot":    {heldRecord{Version: recordVersion, Boot: "boot", Volume: v}, 1, 0},
+		"another boot": {heldRecord{Version: recordVersion, Boot: "another", Volume: v}, 0, 0},
+		"newer":        {heldRecord{Version: recordVersion + 1, Boot: "boot", Volume: v}, 0, 1},
+		"no volume":    {heldRecord{Version: recordVersion, Boot: "boot"}, 0, 1},
+		"no device":    {heldRecord{Version: recordVersion, Boot: "boot", Volume: &volume.Volume{Key: v.Key}}, 0, 1},
+	} {
+		s := newTestStore(t)
+		raw, err := json.Marshal(&c.rec)
+		check.Must(t, err)
+		check.Must(t, os.WriteFile(s.heldPath(v), raw, 0o600))
+		if held, problems := s.loadHeld("boot"); len(held) != c.held || len(problems) != c.problems {
+			t.Errorf("%s: %v, %v", name, held, problems)
+		}
 	}
 }

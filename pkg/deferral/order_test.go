@@ -1,0 +1,299 @@
+package deferral
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"github.com/crust-proxy/crust-proxy/pkg/deferral/claim"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+	"github.com/crust-proxy/crust-proxy/test/check"
+)
+
+// TestOrderOfSteps is what makes a kill at any point harmless.
+func TestOrderOfSteps(t *testing.T) {
+	for name, c := range map[string]struct {
+		handler func(*bench) Projector
+		release []string
+	}{
+		"a handler": {plain, []string{
+			"in-use claimed volumes", "free claimed volumes", "retract claimed removing", "unguard claimed removing",
+			"free claimed removing", "leaving claimed removing",
+		}},
+		"one that tracks sandboxes": {tracking, []string{
+			"in-use claimed volumes", "free claimed volumes", "withdraw claimed removing", "unguard claimed removing",
+			"free claimed removing", "leaving claimed removing", "retract removing",
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newBench(t, c.handler)
+			_, err := s.b.Defer(t.Context(), s.asked())
+			check.Must(t, err)
+			s.saw("check", "free claimed", "guard claimed volumes", "publish claimed volumes")
+			s.is("claimed volumes")
+			_, err = s.b.Release(t.Context(), s.asked().Target)
+			check.Must(t, err)
+			s.saw(c.release...)
+			s.is("")
+		})
+	}
+}
+
+// TestFailedStepOfDefer: whatever fails, nothing is left, and the error keeps its kind. If that cannot be
+// undone, the error is one to retry and the claim stays, until a repeated call has ended the removal.
+func TestFailedStepOfDefer(t *testing.T) {
+	undone := []string{"retract claimed", "unguard claimed", "free claimed", "leaving claimed"}
+	removed := []string{"retract claimed removing", "unguard claimed removing", "free claimed removing", "leaving claimed removing"}
+	fails := volume.Errorf(volume.Unsupported, "%w", errStep)
+	for _, c := range []struct {
+		fails, in string
+		kind      volume.Kind
+		steps     []string
+	}{
+		{"filesystem", "", volume.Invalid, nil},
+		{"handler", "", volume.Invalid, nil},
+		{"device", "", volume.Denied, nil},
+		{"check", "", volume.Unsupported, []string{"check"}},
+		{"options", "", volume.Unsupported, []string{"check"}},
+		{"free", "", volume.Busy, []string{"check", "free claimed"}},
+		{"record", "", volume.Internal, slices.Concat([]string{"check", "free claimed"}, undone)},
+		{"guard", "", volume.Unsupported, slices.Concat([]string{"check", "free claimed", "guard claimed volumes"}, removed)},
+		{"publish", "", volume.Unsupported, slices.Concat([]string{"check", "free claimed", "guard claimed volumes", "publish claimed volumes"}, removed)},
+		{"publish", "retract", volume.Busy, []string{"check", "free claimed", "guard claimed volumes", "publish claimed volumes", "retract claimed removing"}},
+		{"publish", "unguard", volume.Busy, slices.Concat([]string{"check", "free claimed", "guard claimed volumes", "publish claimed volumes"}, removed[:2])},
+	} {
+		t.Run(c.fails+" "+c.in, func(t *testing.T) {
+			s := newBench(t, plain)
+			in := s.asked()
+			s.fail[c.fails], s.fail[c.in] = fails, errStep
+			switch c.fails {
+			case "filesystem":
+				in.FSType = "../ext4"
+			case "handler":
+				in.Handler = "none"
+			case "device":
+				in.Backing = os.DevNull
+			case "options":
+				in.MountFlags = []string{"rbind"}
+			case "record":
+				check.Must(t, os.Remove(filepath.Join(s.b.cfg.StateDir, volumesDir)))
+			}
+			_, err := s.b.Defer(t.Context(), in)
+			s.wants(err, c.kind)
+			s.saw(c.steps...)
+			if c.in == "" {
+				s.is("")
+				return
+			}
+			s.is("claimed removing")
+			_, err = s.b.Defer(t.Context(), in)
+			s.wants(err, volume.Busy, "its removal was begun")
+			s.is("claimed removing")
+			clear(s.fail)
+			_, err = s.b.Defer(t.Context(), in)
+			check.Must(t, err)
+			s.is("claimed volumes")
+		})
+	}
+}
+
+// TestReadOnlyDeviceThatCannotBeSet: a sandbox could write to it, so the volume is not published.
+func TestReadOnlyDeviceThatCannotBeSet(t *testing.T) {
+	s := newBench(t, plain)
+	in := s.asked()
+	target, err := s.b.targets.root.Resolve(in.Target)
+	check.Must(t, err)
+	defer target.Close()
+	device := volume.Device{Kind: volume.BlockDevice, Path: "/dev/null", Major: 240, Minor: 77} // nothing holds it
+	a := &attempt{b: s.b, in: &in, handler: projector{s, "kata"}, target: target, dev: &claim.OpenedDevice{Device: device}}
+	rec := a.record()
+	rec.ReadOnly = true
+	s.wants(a.publish(t.Context(), rec, 0), volume.Internal, "is not held")
+	s.saw()
+}
+
+// TestRepeatedDefer restores what is missing of the same volume, refuses another one, and promises with no
+// final error that nothing is left.
+func TestRepeatedDefer(t *testing.T) {
+	s := newBench(t, plain)
+	s.published()
+	for name, change := range map[string]func(*volume.Instruction){
+		"filesystem": func(in *volume.Instruction) { in.FSType = "xfs" },
+		"flags":      func(in *volume.Instruction) { in.MountFlags = in.MountFlags[:1] },
+		"read-only":  func(in *volume.Instruction) { in.MountFlags = append(in.MountFlags, "ro") },
+		"group":      func(in *volume.Instruction) { in.Group = "1001" },
+		"policy":     func(in *volume.Instruction) { in.GroupPolicy = volume.GroupOnMismatch },
+		"handler":    func(in *volume.Instruction) { in.Handler = "other" },
+		"device":     func(in *volume.Instruction) { in.Backing = filepath.Join(filepath.Dir(in.Backing), "other") },
+	} {
+		in := s.asked()
+		change(&in)
+		_, err := s.b.Defer(t.Context(), in)
+		if s.wants(err, volume.Conflict); t.Failed() {
+			t.Fatal("another", name)
+		}
+		s.saw()
+	}
+	restored := []string{"guard claimed volumes", "publish claimed volumes"}
+	in := s.asked()
+	in.MountFlags, in.Handler = []string{"noatime,discard"}, "kata"
+	_, err := s.b.Defer(t.Context(), in)
+	check.Must(t, err)
+	s.saw(restored...)
+	for i, step := range []string{"guard", "publish"} {
+		s.fail = map[string]error{step: volume.Errorf(volume.Unsupported, "%w", errStep)}
+		_, err := s.b.Defer(t.Context(), in)
+		s.wants(err, volume.Busy)
+		s.saw(restored[:i+1]...)
+		s.is("claimed volumes")
+		if s.b.table.get(s.key).problem == nil {
+			t.Error("the volume is not shown with its problem")
+		}
+	}
+}
+
+// TestTwoVolumesOfOneDevice: the second one is refused before anything of it exists, and gets the device
+// when the first has gone.
+func TestTwoVolumesOfOneDevice(t *testing.T) {
+	s := newBench(t, plain)
+	s.published()
+	in := s.asked()
+	in.Target = s.b.cfg.Root + "/second"
+	_, err := s.b.Defer(t.Context(), in)
+	s.wants(err, volume.InUse, s.asked().Target)
+	s.saw("check claimed volumes")
+	if s.b.table.has(volume.KeyOf(in.Target)) {
+		t.Error("the refused volume is in the table")
+	}
+	_, err = s.b.Release(t.Context(), s.asked().Target)
+	check.Must(t, err)
+	_, err = s.b.Defer(t.Context(), in)
+	check.Must(t, err)
+}
+
+// TestRefusedRelease: before the removal has begun nothing of the volume changes, and after that its claim
+// stays until a repeated call ends the removal.
+func TestRefusedRelease(t *testing.T) {
+	forgotten := NewForgotten(&volume.Volume{Target: "/t"}, "abc")
+	before, begun := []string{"in-use claimed volumes", "free claimed volumes"}, []string{"in-use claimed volumes", "free claimed volumes", "withdraw claimed removing"}
+	for name, c := range map[string]struct {
+		handler func(*bench) Projector
+		fail    map[string]error
+		who     string
+		want    string // what exists in the end
+		steps   []string
+	}{
+		"a sandbox has it":    {plain, nil, "abc", "claimed volumes", before[:1]},
+		"it is not known":     {plain, map[string]error{"in-use": volume.Errorf(volume.Busy, "not ready")}, "", "claimed volumes", before[:1]},
+		"a process has it":    {plain, map[string]error{"free": errOpen}, "", "claimed volumes", before},
+		"nobody can tell":     {plain, map[string]error{"free": errStep}, "", "claimed volumes", before},
+		"forgotten":           {plain, map[string]error{"in-use": forgotten}, "", "claimed volumes", before},
+		"forgotten, and open": {tracking, map[string]error{"in-use": forgotten, "free": errOpen}, "", "claimed volumes", before},
+		"withdraw fails": {
+			tracking, map[string]error{"in-use": forgotten, "withdraw": errStep}, "", "claimed volumes",
+			slices.Concat(before, []string{"withdraw claimed volumes", "publish claimed volumes"}),
+		},
+		"the runtime lists it": {
+			tracking, map[string]error{"in-use": forgotten, "disowned": errStep}, "", "claimed volumes",
+			slices.Concat(before, []string{"withdraw claimed volumes", "disowned claimed volumes", "publish claimed volumes"}),
+		},
+		"a process has it by now": {
+			tracking, map[string]error{"free claimed removing": errOpen}, "", "claimed removing",
+			slices.Concat(begun, []string{"unguard claimed removing", "free claimed removing"}),
+		},
+		"withdraw fails later": {tracking, map[string]error{"withdraw": errStep}, "", "claimed removing", begun},
+		"unguard fails":        {tracking, map[string]error{"unguard": errStep}, "", "claimed removing", slices.Concat(begun, []string{"unguard claimed removing"})},
+		"forget fails": {
+			tracking, map[string]error{"retract": errStep}, "", "removing",
+			slices.Concat(begun, []string{"unguard claimed removing", "free claimed removing", "leaving claimed removing", "retract removing"}),
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newBench(t, c.handler)
+			s.published()
+			s.who = c.who
+			if c.fail != nil {
+				s.fail = c.fail
+			}
+			_, err := s.b.Release(t.Context(), s.asked().Target)
+			if err == nil {
+				t.Error("it was released")
+			}
+			s.saw(c.steps...)
+			s.is(c.want)
+			if known := s.b.table.get(s.key); (known.refusal != nil) == known.removing || (known.problem != nil) != known.removing {
+				t.Errorf("it is shown with the refusal %v and the problem %v", known.refusal, known.problem)
+			}
+			s.fail, s.who = nil, ""
+			_, err = s.b.Release(t.Context(), s.asked().Target)
+			check.Must(t, err)
+			s.is("")
+		})
+	}
+}
+
+// TestGrowthIsOnRecordFirst: a sandbox that starts meanwhile grows the filesystem once, and the end of one
+// growth ends no other.
+func TestGrowthIsOnRecordFirst(t *testing.T) {
+	s := newBench(t, plain)
+	s.published()
+	s.fail["publish"] = errStep
+	if err := s.b.GrowAtMount(t.Context(), s.key, 2<<30); !errors.Is(err, errStep) {
+		t.Error(err)
+	}
+	for _, c := range []struct{ ended, left int64 }{{1 << 30, 2 << 30}, {2 << 30, 0}} {
+		check.Must(t, s.b.EndGrowth(s.key, c.ended))
+		if rec, err := s.b.store.read(s.key); err != nil || rec.GrowTo != c.left {
+			t.Errorf("after the end of a growth to %d: %d, %v", c.ended, rec.GrowTo, err)
+		}
+	}
+	s.said = nil
+	check.Must(t, os.RemoveAll(filepath.Join(s.b.cfg.StateDir, tmpDir))) // no record can be written
+	s.wants(s.b.GrowAtMount(t.Context(), s.key, 2<<30), volume.Internal, "cannot be written")
+	s.saw()
+	_, err := s.b.Release(t.Context(), s.asked().Target)
+	check.Must(t, err)
+	s.wants(s.b.GrowAtMount(t.Context(), s.key, 2<<30), volume.NotFound)
+}
+
+// TestRemovalThatCannotBeRecorded does not begin: a restart would bring the volume back without its device.
+func TestRemovalThatCannotBeRecorded(t *testing.T) {
+	s := newBench(t, plain)
+	s.published()
+	removing := filepath.Join(s.b.cfg.StateDir, removingDir)
+	check.Must(t, os.Remove(removing))
+	_, err := s.b.Release(t.Context(), s.asked().Target)
+	s.wants(err, volume.Internal, "cannot be recorded")
+	s.saw("in-use claimed volumes", "free claimed volumes")
+	s.is("claimed volumes")
+	check.Must(t, os.Mkdir(removing, 0o700))
+	_, err = s.b.Release(t.Context(), s.asked().Target)
+	check.Must(t, err)
+	s.is("")
+}
+
+// TestWithoutRecord: a projection of nobody is retracted when no sandbox may have its volume, and the release
+// of an unknown target fails while one cannot be retracted.
+func TestWithoutRecord(t *testing.T) {
+	s := newBench(t, plain)
+	s.standing = &volume.Volume{Key: s.key, Target: s.asked().Target}
+	s.who = "abc"
+	_, err := s.b.Reconcile(t.Context())
+	check.Must(t, err)
+	s.saw("in-use")
+	s.who = ""
+	_, err = s.b.Reconcile(t.Context())
+	check.Must(t, err)
+	s.saw("in-use", "retract")
+	s.fail["retract"] = errStep
+	if _, err := s.b.Release(t.Context(), s.asked().Target); !errors.Is(err, errStep) {
+		t.Error(err)
+	}
+	s.saw("retract")
+	s.fail = nil
+	_, err = s.b.Release(t.Context(), s.asked().Target)
+	check.Must(t, err)
+	s.saw("retract", "retract") // by each handler
+}

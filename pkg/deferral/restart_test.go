@@ -1,0 +1,220 @@
+package deferral
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/pkg/deferral/claim"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+	"github.com/crust-proxy/crust-proxy/test/check"
+)
+
+// TestReadOnlyDeviceThatCannotBeSetAgain is the same for a volume whose claim was kept over a restart.
+func TestReadOnlyDeviceThatCannotBeSetAgain(t *testing.T) {
+	s := newBench(t, plain)
+	rec := testRecord(s.asked().Target)
+	rec.Boot, rec.ReadOnly = s.b.boot, true
+	nodes, err := filepath.Glob("/dev/*")
+	check.Must(t, err)
+	at := slices.IndexFunc(nodes, func(path string) bool {
+		rec.Device = claim.Identify(path)
+		return rec.Device.Kind == volume.BlockDevice
+	})
+	if at < 0 && os.Getenv("CI") != "true" {
+		t.Skip("this machine has no block device")
+	}
+	fd, err := unix.Open(nodes[at], unix.O_PATH|unix.O_CLOEXEC, 0) // it names the device: nothing can be set by it
+	check.Must(t, err)
+	cfg := s.b.cfg
+	cfg.Kept = map[string]*os.File{fmt.Sprintf("claim-b%d-%d", rec.Device.Major, rec.Device.Minor): os.NewFile(uintptr(fd), "kept")}
+	s.start(cfg)
+	check.Must(t, s.b.store.put(rec))
+	s.b.table.add(rec)
+	check.Must(t, s.b.claims.Reclaim(t.Context(), rec.claim()))
+	_, err = s.b.restorer.restoreRecord(t.Context(), rec)
+	s.wants(err, volume.Internal, "cannot be made read-only")
+	s.saw()
+}
+
+// TestRestart continues with what is on record.
+func TestRestart(t *testing.T) {
+	removed := []string{"retract claimed removing", "unguard claimed removing", "free claimed removing", "leaving claimed removing"}
+	for name, c := range map[string]struct {
+		before       func(*bench)
+		loaded, want string // what exists after Load, and after Reconcile
+		steps        []string
+	}{
+		"a volume": {func(*bench) {}, "claimed volumes", "claimed volumes", []string{"guard claimed volumes", "publish claimed volumes"}},
+		"a begun removal": {
+			func(s *bench) { check.Must(s, s.b.store.beginRemoval(s.key)) }, "claimed removing", "", removed,
+		},
+		"a begun removal of a device that is open": {func(s *bench) {
+			s.fail["free"] = errOpen
+			check.Must(s, s.b.store.beginRemoval(s.key))
+		}, "claimed removing", "claimed removing", append(removed[:3:3], removed[2])}, // the second to keep the list of users right
+		"another boot": {func(s *bench) {
+			rec := *s.b.table.get(s.key).rec
+			rec.Boot = "another"
+			check.Must(s, s.b.store.put(&rec))
+		}, "volumes", "", []string{"retract removing", "unguard removing", "leaving removing"}},
+		"a damaged record": {func(s *bench) {
+			check.Must(s, os.WriteFile(s.b.store.path(volumesDir, s.key), []byte("{"), 0o600))
+		}, "volumes", "volumes", nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newBench(t, plain)
+			s.published()
+			c.before(s)
+			s.start(s.b.cfg)
+			check.Must(t, s.b.Load(t.Context()))
+			s.is(c.loaded)
+			s.saw()
+			_, err := s.b.Reconcile(t.Context())
+			check.Must(t, err)
+			s.saw(c.steps...)
+			s.is(c.want)
+			s.fail = nil
+			_, err = s.b.Defer(t.Context(), s.asked())
+			check.Must(t, err)
+			s.is("claimed volumes")
+		})
+	}
+}
+
+// TestRestartWithoutTheDevice: nothing is made again for a device that has gone, and a release succeeds.
+func TestRestartWithoutTheDevice(t *testing.T) {
+	s := newBench(t, plain)
+	s.published()
+	check.Must(t, os.Remove(s.image))
+	s.start(s.b.cfg)
+	check.Must(t, s.b.Load(t.Context()))
+	_, err := s.b.Reconcile(t.Context())
+	check.Must(t, err)
+	s.saw()
+	s.is("volumes")
+	if problem := s.b.table.get(s.key).problem; volume.KindOf(problem) != volume.NotFound {
+		t.Errorf("the volume is shown with %v", problem)
+	}
+	_, err = s.b.Release(t.Context(), s.asked().Target)
+	check.Must(t, err)
+	s.saw("in-use volumes", "retract removing", "unguard removing", "leaving removing")
+	s.is("")
+}
+
+// TestForcedRelease asks nobody, and remembers who has the device until nobody has, over a restart too.
+func TestForcedRelease(t *testing.T) {
+	s := newBench(t, tracking)
+	s.published()
+	s.who, s.fail["free"] = "abc", errOpen
+	_, err := s.b.ReleaseKey(t.Context(), s.key, false)
+	s.wants(err, volume.Busy, "abc")
+	held := filepath.Join(s.b.cfg.StateDir, heldDir)
+	check.Must(t, os.Remove(held)) // what cannot be remembered is not done
+	_, err = s.b.ReleaseKey(t.Context(), s.key, true)
+	s.wants(err, volume.Internal, "cannot be written")
+	s.is("claimed volumes")
+	check.Must(t, os.Mkdir(held, 0o700))
+	s.fail["unguard"] = errStep
+	if _, err = s.b.ReleaseKey(t.Context(), s.key, true); !errors.Is(err, errStep) {
+		t.Error(err)
+	}
+	s.is("claimed removing")
+	s.said, s.fail["unguard"] = nil, nil
+	_, err = s.b.ReleaseKey(t.Context(), s.key, true)
+	check.Must(t, err)
+	s.saw("retract claimed removing", "unguard claimed removing", "leaving claimed removing", "retract removing", "free")
+	s.is("")
+	heldAre := func(want int, volumeID string) {
+		t.Helper()
+		if all := s.b.Users().HeldOf(t.Context(), "driver", volumeID); len(all) != want {
+			t.Errorf("%s: held are %v", volumeID, all)
+		}
+	}
+	for range 2 {
+		heldAre(1, "volume")
+		heldAre(0, "another")
+		_, err = s.b.Defer(t.Context(), s.asked())
+		s.wants(err, volume.Busy, errOpen.Error())
+		s.start(s.b.cfg)
+		check.Must(t, s.b.Load(t.Context()))
+	}
+	s.fail = nil
+	heldAre(0, "volume")
+	if left, err := os.ReadDir(held); err != nil || len(left) > 0 {
+		t.Errorf("left on record: %v, %v", left, err)
+	}
+}
+
+// TestLostRecord: a volume without a record is removed only when nobody has it, and a record of another
+// device counts only when the one that was assumed is free.
+func TestLostRecord(t *testing.T) {
+	lose := func(t *testing.T) *bench {
+		s := newBench(t, plain)
+		s.published()
+		v := s.b.table.get(s.key).rec.Volume
+		s.standing = &v
+		check.Must(t, os.Remove(s.b.store.path(volumesDir, s.key)))
+		s.start(s.b.cfg)
+		check.Must(t, s.b.Load(t.Context()))
+		return s
+	}
+	reconcile := func(s *bench, who string, free error, want string, steps ...string) {
+		s.Helper()
+		s.who, s.fail = who, map[string]error{"free": free}
+		_, err := s.b.Reconcile(s.Context())
+		check.Must(s, err)
+		s.saw(steps...)
+		s.is(want)
+	}
+	t.Run("nowhere", func(t *testing.T) {
+		s := lose(t)
+		reconcile(s, "abc", nil, "claimed", "in-use claimed")
+		reconcile(s, "", errStep, "claimed", "in-use claimed", "free claimed", "free claimed")
+		s.standing = nil
+		reconcile(s, "", nil, "", "in-use claimed", "free claimed", "retract claimed", "unguard claimed", "free claimed", "leaving claimed")
+	})
+	t.Run("published again", func(t *testing.T) {
+		s := lose(t)
+		check.Must(t, os.Remove(filepath.Join(s.b.cfg.StateDir, volumesDir)))
+		_, err := s.b.Defer(t.Context(), s.asked())
+		s.wants(err, volume.Internal, "cannot be written")
+		s.saw()
+		s.is("claimed")
+		check.Must(t, os.Mkdir(filepath.Join(s.b.cfg.StateDir, volumesDir), 0o700))
+		_, err = s.b.Defer(t.Context(), s.asked())
+		check.Must(t, err)
+		s.saw("guard claimed volumes", "publish claimed volumes")
+		s.is("claimed volumes")
+	})
+	t.Run("unreadable for a moment", func(t *testing.T) {
+		s := newBench(t, plain)
+		s.published()
+		path, away := s.b.store.path(volumesDir, s.key), filepath.Join(s.b.cfg.StateDir, "away")
+		check.Must(t, os.Rename(path, away))
+		check.Must(t, os.Mkdir(path, 0o700))
+		s.start(s.b.cfg)
+		check.Must(t, s.b.Load(t.Context()))
+		reconcile(s, "", nil, "volumes")
+		check.Must(t, errors.Join(os.Remove(path), os.Rename(away, path)))
+		reconcile(s, "abc", nil, "claimed volumes", "guard claimed volumes", "publish claimed volumes")
+	})
+	t.Run("another device", func(t *testing.T) {
+		s := lose(t)
+		rec := &record{Version: recordVersion, Boot: s.b.boot, Volume: *s.standing}
+		rec.Device = claim.Identify(filepath.Join(filepath.Dir(s.image), "other"))
+		check.Must(t, s.b.store.put(rec))
+		reconcile(s, "abc", nil, "claimed volumes", "in-use claimed volumes")
+		_, err := s.b.Defer(t.Context(), s.asked())
+		s.wants(err, volume.Busy, "which has to be free first")
+		reconcile(s, "", nil, "volumes", "in-use claimed volumes", "free claimed volumes", "free claimed volumes", "guard volumes", "publish volumes")
+		if !s.b.claims.Has(rec.claim()) {
+			t.Error("the device of the record is not claimed")
+		}
+	})
+}
