@@ -161,14 +161,16 @@ func TestKeptClaimsAreGivenUpInTheEnd(t *testing.T) {
 
 // fakeOpeners answers who has devices open, by their descriptors' names.
 type fakeOpeners struct {
-	who   string
-	err   error
-	asked int
+	who    string
+	kernel bool
+	err    error
+	asked  int
+	under  []openers.File // of a loop device; nil asks the kernel
 }
 
 func (f *fakeOpeners) Await(context.Context, openers.Query, time.Duration) (openers.Users, error) {
 	f.asked++
-	return openers.Users{Names: f.who}, f.err
+	return openers.Users{Names: f.who, Kernel: f.kernel}, f.err
 }
 
 func (f *fakeOpeners) Holders(context.Context, openers.Query) ([]openers.Holder, error) {
@@ -182,6 +184,9 @@ func (f *fakeOpeners) Mark(int) openers.Mark { return openers.Mark{} }
 func (f *fakeOpeners) AwaitClosed(context.Context, openers.Mark, time.Duration) bool { return true }
 
 func (f *fakeOpeners) Layers(file openers.File, fd int) ([]openers.File, error) {
+	if f.under != nil {
+		return slices.Concat([]openers.File{file}, f.under), nil
+	}
 	return openers.NewScanner(nil).Layers(file, fd)
 }
 
@@ -315,9 +320,11 @@ func TestOwnersShareOnlyToRead(t *testing.T) {
 		if err := o.reserve(&volume.Volume{Key: "a", Target: "/a", ReadOnly: test.first, Device: device}, id); err != nil {
 			t.Fatal(err)
 		}
-		err := o.reserve(&volume.Volume{Key: "b", Target: "/b", ReadOnly: test.second, Device: device}, id)
-		if (err == nil) != test.allowed || err != nil && volume.KindOf(err) != volume.InUse {
-			t.Errorf("read-only %v beside read-only %v: %v", test.second, test.first, err)
+		second := &volume.Volume{Key: "b", Target: "/b", ReadOnly: test.second, Device: device}
+		for _, err := range []error{o.refuseStacked(second, []identity{id}), o.reserve(second, id)} {
+			if (err == nil) != test.allowed || err != nil && volume.KindOf(err) != volume.InUse {
+				t.Errorf("read-only %v beside read-only %v: %v", test.second, test.first, err)
+			}
 		}
 	}
 }

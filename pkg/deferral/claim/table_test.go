@@ -1,0 +1,189 @@
+package claim
+
+import (
+	"context"
+	"errors"
+	"os"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/internal/openers"
+	"github.com/crust-proxy/crust-proxy/internal/sys"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+	"github.com/crust-proxy/crust-proxy/test/check"
+)
+
+// reader is a read-only volume of a block device that no machine has.
+func reader(target string) *volume.Volume {
+	return &volume.Volume{Key: volume.KeyOf(target), Target: target, ReadOnly: true, Device: volume.Device{
+		Kind: volume.BlockDevice, Major: 240, Minor: 77, Path: os.DevNull,
+	}}
+}
+
+// TestReadOnlyFlagThatCannotBeSet: a device that stays writable is not handed to a reader. No flag can be
+// set by the descriptor of heldAs.
+func TestReadOnlyFlagThatCannotBeSet(t *testing.T) {
+	writer, image := reader("/a"), reader("/a")
+	writer.ReadOnly, image.Device.Kind = false, volume.ImageFile
+	for name, c := range map[string]struct {
+		v         *volume.Volume
+		held, set bool
+	}{
+		"held": {reader("/a"), true, false}, "not held": {reader("/a"), false, false}, "writer": {writer, true, true}, "image": {image, true, true},
+	} {
+		table := newTable(t, nil, nil, &fakeOpeners{})
+		if c.held {
+			check.Must(t, heldAs(t, table, c.v.Device))
+		}
+		if err := table.SetReadOnly(c.v); (err == nil) != c.set {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// TestClaimStays when its release fails, and while another reader has the device.
+func TestClaimStays(t *testing.T) {
+	v, other := reader("/a"), reader("/b")
+	id := identityOf(v.Device)
+	errLeave := errors.New("somebody has it")
+	for name, c := range map[string]struct {
+		wasReadOnly, shared bool
+		leave               error
+		ended, open         bool // whether the volume's claim ended, and the device is still held
+	}{
+		"the flag cannot be restored": {open: true},
+		"the flag was there before":   {wasReadOnly: true, ended: true},
+		"another reader":              {shared: true, ended: true, open: true},
+		"leave fails":                 {wasReadOnly: true, leave: errLeave, open: true},
+		"leave fails for one of two":  {shared: true, leave: errLeave, open: true},
+	} {
+		table := newTable(t, nil, nil, &fakeOpeners{})
+		check.Must(t, heldAs(t, table, v.Device))
+		check.Must(t, table.owners.reserve(v, id))
+		if c.shared {
+			check.Must(t, table.owners.reserve(other, id))
+		}
+		r := Request{Volume: v, WasReadOnly: c.wasReadOnly}
+		err := table.Release(r, func(last bool) error {
+			if last == c.shared || !table.Has(r) {
+				t.Errorf("%s: last %v, and its claim is there: %v", name, last, table.Has(r))
+			}
+			return c.leave
+		})
+		if (err == nil) != c.ended || len(table.owners.owned(v.Key)) == 0 != c.ended || (table.open.get(id) != nil) != c.open {
+			t.Errorf("%s: %v, the volume owns %v", name, err, table.owners.owned(v.Key))
+		}
+	}
+}
+
+// TestOneKindOfHandler: readers share a device only if all of their handlers, or none, have this node's
+// kernel mount it.
+func TestOneKindOfHandler(t *testing.T) {
+	for _, mountable := range []bool{false, true} {
+		v, other := reader("/a"), reader("/b")
+		table := newTable(t, nil, nil, &fakeOpeners{})
+		check.Must(t, heldAs(t, table, v.Device))
+		check.Must(t, table.owners.reserve(v, identityOf(v.Device)))
+		pending, err := table.Begin(t.Context(), Request{Volume: other, Mountable: mountable}, &OpenedDevice{Device: other.Device, fd: sys.NoFD})
+		check.Must(t, err)
+		if pending.IsFirst() {
+			t.Error("the second reader is the first owner")
+		}
+		_, err = pending.Keep()
+		if (err != nil) != mountable || err != nil && volume.KindOf(err) != volume.InUse || (len(table.owners.owned(other.Key)) > 0) == mountable {
+			t.Errorf("mountable %v beside a claim: %v", mountable, err)
+		}
+	}
+}
+
+// TestKeptClaimOfAnotherDevice: the number may belong to another device by now.
+func TestKeptClaimOfAnotherDevice(t *testing.T) {
+	v := reader("/a")
+	file, err := os.Open(os.DevNull)
+	check.Must(t, err)
+	table := newTable(t, nil, map[string]*os.File{claimName(identityOf(v.Device)): file}, &fakeOpeners{})
+	if err := table.Reclaim(t.Context(), Request{Volume: v}); err == nil || table.Has(Request{Volume: v}) || table.Kept() != 1 {
+		t.Errorf("claimed by the descriptor of another device: %v", err)
+	}
+}
+
+// TestAnotherImageByTheName is not claimed for the volume on record.
+func TestAnotherImageByTheName(t *testing.T) {
+	v, _ := imageOf(t)
+	check.Must(t, os.WriteFile(v.Device.Path+".new", nil, 0o600))
+	check.Must(t, os.Rename(v.Device.Path+".new", v.Device.Path))
+	table := newTable(t, nil, nil, &fakeOpeners{})
+	if err := table.Reclaim(t.Context(), Request{Volume: v}); volume.KindOf(err) != volume.NotFound || err == nil || table.Has(Request{Volume: v}) {
+		t.Errorf("claimed by its name: %v", err)
+	}
+}
+
+// TestDeviceThatTheKernelHas is in use: nobody is told to end a VM for it.
+func TestDeviceThatTheKernelHas(t *testing.T) {
+	v, dev := imageOf(t)
+	table := newTable(t, nil, nil, &fakeOpeners{who: "mount", kernel: true})
+	_, err := table.Begin(t.Context(), Request{Volume: v}, dev)
+	if volume.KindOf(err) != volume.InUse || table.users.Get(v.Key) != nil {
+		t.Errorf("%v, listed as %v", err, table.users.Get(v.Key))
+	}
+}
+
+// TestWaitForAFreeDevice ends with the patience, with the caller, and with any other answer.
+func TestWaitForAFreeDevice(t *testing.T) {
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	for name, c := range map[string]struct {
+		ctx      context.Context
+		patience time.Duration
+		answers  []error // of which the last one is repeated
+		want     error
+	}{
+		"no patience":  {t.Context(), -1, []error{unix.EBUSY}, unix.EBUSY},
+		"no caller":    {ended, time.Hour, []error{unix.EBUSY}, unix.EBUSY},
+		"free by then": {t.Context(), time.Hour, []error{unix.EBUSY, unix.EBUSY, nil}, nil},
+		"has gone":     {t.Context(), time.Hour, []error{unix.EBUSY, unix.ENXIO}, unix.ENXIO},
+	} {
+		_, err := openFree(c.ctx, c.patience, func() (int, error) {
+			err := c.answers[0]
+			c.answers = c.answers[min(1, len(c.answers)-1):]
+			return sys.NoFD, err
+		})
+		if !errors.Is(err, c.want) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// TestTwoLoopDevicesOfOneImage are one disk, and so is a loop device with the image itself.
+func TestTwoLoopDevicesOfOneImage(t *testing.T) {
+	image := openers.File{Major: 8, Inode: 5}
+	for _, readOnly := range []bool{false, true} {
+		o := newOwners(&fakeOpeners{under: []openers.File{image}})
+		for n, allowed := range []bool{true, readOnly} {
+			id := block(7, uint32(n))
+			v := &volume.Volume{Key: volume.Key(rune('a' + n)), Target: "/t", ReadOnly: readOnly, Device: deviceAs(id)}
+			if _, err := o.reserveBacking(v, sys.NoFD, id); (err == nil) != allowed || err != nil && volume.KindOf(err) != volume.InUse {
+				t.Errorf("read-only %v, loop device %d: %v", readOnly, n, err)
+			}
+		}
+		writer := &volume.Volume{Key: "w", Target: "/w", Device: deviceAs(image)}
+		if err := o.reserve(writer, image); volume.KindOf(err) != volume.InUse {
+			t.Errorf("the image itself: %v", err)
+		}
+	}
+}
+
+// TestDeviceOfAnotherProgram is shared to read only, too.
+func TestDeviceOfAnotherProgram(t *testing.T) {
+	v, _ := imageOf(t)
+	table := newTable(t, nil, nil, &fakeOpeners{})
+	for _, c := range []struct{ own, theirs, allowed bool }{{true, true, true}, {true, false, false}, {false, true, false}, {false, false, false}} {
+		v.ReadOnly = c.own
+		err := table.users.RefuseAdopted(v, []*volume.Volume{{Target: "/other", ReadOnly: c.theirs, Device: v.Device}})
+		if (err == nil) != c.allowed || err != nil && volume.KindOf(err) != volume.InUse {
+			t.Errorf("read-only %v beside read-only %v: %v", c.own, c.theirs, err)
+		}
+	}
+}
