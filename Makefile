@@ -96,6 +96,10 @@ package-test: ## Build the packages; install, check and remove the .deb (root)
 fuzz: ## Run every fuzz target for FUZZTIME (10s)
 	@FUZZTIME=$(FUZZTIME) hack/fuzz.sh
 
+.PHONY: mutants
+mutants: ## Bring back past defects one at a time: a unit test has to find each
+	@hack/mutants.sh
+
 .PHONY: lint
 lint: ## golangci-lint, buf lint, and the rules of hack/structure
 	$(GO) run ./hack/structure
