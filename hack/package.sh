@@ -21,12 +21,14 @@ mkdir -p "$out" "$tree/bin" "$tree/completion"
 
 stamp=-buildvcs=false
 git rev-parse -q --verify HEAD >/dev/null 2>&1 && stamp=-buildvcs=true
-for program in crust-proxy crustctl crust-runc crust-runc-agent crust-vm crust-vm-agent crust-conformance; do
+for program in crust-proxy crustctl crust-backup crust-runc crust-runc-agent crust-vm crust-vm-agent crust-conformance; do
 	CGO_ENABLED=0 $go build $stamp -trimpath -ldflags '-s -w' -o "$tree/bin/$program" "./cmd/$program"
 done
-"$tree/bin/crustctl" completion bash >"$tree/completion/crustctl.bash"
-"$tree/bin/crustctl" completion zsh >"$tree/completion/_crustctl"
-"$tree/bin/crustctl" completion fish >"$tree/completion/crustctl.fish"
+for program in crustctl crust-backup; do
+	"$tree/bin/$program" completion bash >"$tree/completion/$program.bash"
+	"$tree/bin/$program" completion zsh >"$tree/completion/_$program"
+	"$tree/bin/$program" completion fish >"$tree/completion/$program.fish"
+done
 
 export CRUST_TREE=$tree
 CRUST_VERSION=$(version)

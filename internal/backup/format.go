@@ -106,7 +106,7 @@ func open(in io.Reader) (*stream, error) {
 	}
 	length := int(binary.BigEndian.Uint32(head[len(magic):]))
 	if string(head[:len(magic)]) != magic || length > mostHeader {
-		return nil, s.damage("this is not a backup of crustctl")
+		return nil, s.damage("this is not a backup of crust-backup")
 	}
 	text := make([]byte, length)
 	if err := s.read(text); err != nil {

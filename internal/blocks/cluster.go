@@ -42,7 +42,7 @@ type Cluster struct {
 }
 
 // OpenCluster reads a kubeconfig as kubectl does: if no path is given, from KUBECONFIG and the
-// home directory, and otherwise from the pod that crustctl runs in. If namespace is empty, it
+// home directory, and otherwise from the pod that it runs in. If namespace is empty, it
 // is that of the context.
 func OpenCluster(kubeconfig, kubeContext, namespace string) (*Cluster, error) {
 	rules := clientcmd.NewDefaultClientConfigLoadingRules()
@@ -66,7 +66,7 @@ func OpenCluster(kubeconfig, kubeContext, namespace string) (*Cluster, error) {
 	metav1.AddToGroupVersion(scheme, schema.GroupVersion{Version: "v1"})
 	config.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
 	config.GroupVersion = &schema.GroupVersion{Version: "v1"}
-	config.UserAgent, config.WarningHandler = "crustctl", rest.NoWarnings{}
+	config.UserAgent, config.WarningHandler = "crust-backup", rest.NoWarnings{}
 	c.client, err = rest.UnversionedRESTClientFor(config)
 	return c, err
 }

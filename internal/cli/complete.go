@@ -16,11 +16,6 @@ import (
 // completionWait bounds how long a press of the tab key may take.
 const completionWait = 2 * time.Second
 
-// complete completes a flag with fixed words. It cannot fail, because the flag exists.
-func complete(cmd *cobra.Command, flag string, words ...string) {
-	_ = cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(words, cobra.ShellCompDirectiveNoFileComp))
-}
-
 // selectors adds the flags that select volumes. Their completion asks the daemon.
 func selectors(cmd *cobra.Command, d *daemon, driver, handler *string) {
 	cmd.Flags().StringVar(driver, "driver", "", "only volumes of this CSI driver")

@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/crust-proxy/crust-proxy/internal/cli/command"
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
 )
 
@@ -22,7 +23,7 @@ func offers(t *testing.T, b *bench, args ...string) []string {
 	t.Helper()
 	r := b.run(append([]string{"__complete"}, args...)...)
 	lines := strings.Split(strings.TrimSpace(r.out), "\n")
-	if r.code != ExitOK || lines[len(lines)-1] != ":4" {
+	if r.code != command.ExitOK || lines[len(lines)-1] != ":4" {
 		t.Fatalf("%+v", r)
 	}
 	return lines[:len(lines)-1]
@@ -73,7 +74,7 @@ func TestCompletionSkipsNamesOfSeveralLines(t *testing.T) {
 
 func TestCompletionScripts(t *testing.T) {
 	for _, shell := range []string{"bash", "zsh", "fish", "powershell"} {
-		if r := newBench(t).run("completion", shell); r.code != ExitOK || !strings.Contains(r.out, "crustctl") {
+		if r := newBench(t).run("completion", shell); r.code != command.ExitOK || !strings.Contains(r.out, "crustctl") {
 			t.Errorf("%s: %d %s", shell, r.code, r.err)
 		}
 	}

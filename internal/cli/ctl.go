@@ -6,7 +6,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"os"
 	"os/signal"
@@ -15,19 +14,13 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/crust-proxy/crust-proxy/internal/cli/command"
 	"github.com/crust-proxy/crust-proxy/internal/cli/printer"
-	"github.com/crust-proxy/crust-proxy/internal/cli/show"
 	"github.com/crust-proxy/crust-proxy/internal/doctor"
 )
 
-// The exit codes.
-const (
-	ExitOK      = 0
-	ExitFailure = 1
-	ExitUsage   = 2
-	// ExitFindings is doctor's, where it found an error.
-	ExitFindings = 3
-)
+// ExitFindings is doctor's exit code if it found an error.
+const ExitFindings = 3
 
 // Env is the environment of crustctl, without the daemon.
 type Env struct {
@@ -63,18 +56,10 @@ func Run(ctx context.Context, args []string, env Env) int {
 	root := newRoot(env)
 	root.SetArgs(args)
 	err := root.ExecuteContext(ctx)
-	if err == nil {
-		return ExitOK
-	}
 	if errors.Is(err, errFindings) {
 		return ExitFindings // the findings are printed already
 	}
-	_, _ = fmt.Fprintln(env.Err, "crustctl: "+show.EscapeLines(err.Error())) // a failure to write cannot be reported
-	if usage, ok := errors.AsType[*usageError](err); ok {
-		_, _ = fmt.Fprintf(env.Err, "See '%s --help'.\n", usage.command)
-		return ExitUsage
-	}
-	return ExitFailure
+	return command.Report(root, err)
 }
 
 const (
@@ -95,57 +80,23 @@ VOLUME is a volume's target path, its id, or the beginning of its id (6 digits
 or more).
 
 Exit codes: 0 done, 1 failed, 2 wrong usage, 3 doctor found errors.`,
-		SilenceErrors: true, SilenceUsage: true,
-		SuggestionsMinimumDistance: 2,
-		Args:                       noSuchCommand,
-		RunE:                       func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	root.SetOut(env.Out)
 	root.SetErr(env.Err)
-	root.SetFlagErrorFunc(wrongUsage)
 	flags := root.PersistentFlags()
 	flags.StringVar(&d.socket, "socket", cmp.Or(env.Getenv(socketVariable), env.Node.AdminSocket), "the daemon's admin socket (also "+socketVariable+")")
 	flags.DurationVar(&d.timeout, "timeout", defaultTimeout, "how long to wait for the daemon; 0 waits for ever")
 	flags.StringVarP(&out.Format, "output", "o", printer.FormatTable, "table, wide, json or yaml")
-	complete(root, "output", printer.Formats()...)
+	command.Complete(root, "output", printer.Formats()...)
 	root.PersistentPreRunE = func(cmd *cobra.Command, _ []string) error {
 		if err := cmp.Or(out.Check(), d.check()); err != nil {
-			return wrongUsage(cmd, err)
+			return command.WrongUsage(cmd, err)
 		}
 		return nil
 	}
 	root.AddCommand(topCmd(env, d, out), listCmd(d, view), getCmd(d, view), statsCmd(d, view), expandCmd(d, out), freezeCmd(d, out), thawCmd(d, out),
 		releaseCmd(d, out), endCmd(d, out, env.Keys), watchCmd(d, view), handlersCmd(d, out), driversCmd(d, view), reconcileCmd(d, out), doctorCmd(env.Node, d, out),
-		blocksCmd(env, out), backupCmd(out), restoreCmd(out), versionCmd(d, out))
-	root.InitDefaultCompletionCmd()
-	setCompletionUsageErrors(root)
-	setHelpUsageErrors(root)
+		versionCmd(d, out))
+	command.Prepare(root)
 	return root
-}
-
-// setHelpUsageErrors makes cobra's help command refuse unknown commands.
-func setHelpUsageErrors(root *cobra.Command) {
-	root.InitDefaultHelpCmd()
-	help, _, err := root.Find([]string{"help"})
-	if err != nil {
-		return // there is none
-	}
-	help.Args = func(_ *cobra.Command, args []string) error {
-		found, rest, err := root.Find(args)
-		return cmp.Or(err, noSuchCommand(found, rest))
-	}
-}
-
-// setCompletionUsageErrors makes cobra's completion command refuse wrong arguments as
-// our commands do; by default it prints its help and succeeds.
-func setCompletionUsageErrors(root *cobra.Command) {
-	completion, _, err := root.Find([]string{"completion"})
-	if err != nil {
-		return // there is none
-	}
-	completion.Args = arguments("SHELL")
-	completion.RunE = noSuchShell
-	for _, shell := range completion.Commands() {
-		shell.Args = arguments()
-	}
 }

@@ -18,6 +18,7 @@ import (
 	"google.golang.org/grpc/status"
 	"sigs.k8s.io/yaml"
 
+	"github.com/crust-proxy/crust-proxy/internal/cli/command"
 	"github.com/crust-proxy/crust-proxy/internal/cli/show"
 	"github.com/crust-proxy/crust-proxy/internal/doctor"
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
@@ -49,25 +50,25 @@ func TestGoldenOutput(t *testing.T) {
 		args string
 		code int
 	}{
-		{"list.txt", "list", ExitOK},
-		{"list-wide.txt", "ls -o wide", ExitOK},
-		{"list.json", "list -o json", ExitOK},
-		{"list.yaml", "list -o yaml --driver ebs.csi.aws.com", ExitOK},
-		{"get.txt", "get " + idA, ExitOK},
-		{"get-degraded.txt", "get cc11bb", ExitOK},
-		{"get.json", "get aa11bb -o json", ExitOK},
-		{"stats.txt", "stats aa11bb", ExitOK},
-		{"stats.json", "stats aa11bb -o json", ExitOK},
-		{"expand.txt", "expand aa11bb --size 20Gi", ExitOK},
-		{"expand.json", "expand aa11bb -o json", ExitOK},
-		{"handlers.txt", "handlers", ExitOK},
-		{"handlers.yaml", "handlers -o yaml", ExitOK},
-		{"drivers.txt", "drivers", ExitOK},
-		{"drivers-wide.txt", "drivers -o wide", ExitOK},
-		{"drivers.json", "drivers -o json", ExitOK},
-		{"drivers.yaml", "drivers -o yaml", ExitOK},
-		{"reconcile.txt", "reconcile", ExitFailure},
-		{"reconcile.json", "reconcile -o json", ExitFailure},
+		{"list.txt", "list", command.ExitOK},
+		{"list-wide.txt", "ls -o wide", command.ExitOK},
+		{"list.json", "list -o json", command.ExitOK},
+		{"list.yaml", "list -o yaml --driver ebs.csi.aws.com", command.ExitOK},
+		{"get.txt", "get " + idA, command.ExitOK},
+		{"get-degraded.txt", "get cc11bb", command.ExitOK},
+		{"get.json", "get aa11bb -o json", command.ExitOK},
+		{"stats.txt", "stats aa11bb", command.ExitOK},
+		{"stats.json", "stats aa11bb -o json", command.ExitOK},
+		{"expand.txt", "expand aa11bb --size 20Gi", command.ExitOK},
+		{"expand.json", "expand aa11bb -o json", command.ExitOK},
+		{"handlers.txt", "handlers", command.ExitOK},
+		{"handlers.yaml", "handlers -o yaml", command.ExitOK},
+		{"drivers.txt", "drivers", command.ExitOK},
+		{"drivers-wide.txt", "drivers -o wide", command.ExitOK},
+		{"drivers.json", "drivers -o json", command.ExitOK},
+		{"drivers.yaml", "drivers -o yaml", command.ExitOK},
+		{"reconcile.txt", "reconcile", command.ExitFailure},
+		{"reconcile.json", "reconcile -o json", command.ExitFailure},
 	}
 	for _, c := range cases {
 		t.Run(c.file, func(t *testing.T) {
@@ -192,7 +193,7 @@ func TestYAMLIsTheSameAsJSON(t *testing.T) {
 
 func TestExpandSendsSizes(t *testing.T) {
 	b := newBench(t).serve()
-	if r := b.run("expand", "aa11bb", "--size", "20Gi", "--limit", "1.5Ti"); r.code != ExitOK {
+	if r := b.run("expand", "aa11bb", "--size", "20Gi", "--limit", "1.5Ti"); r.code != command.ExitOK {
 		t.Fatal(r.err)
 	}
 	if b.admin.expanded.RequiredBytes != 20<<30 || b.admin.expanded.LimitBytes != 3<<39 {
@@ -203,14 +204,14 @@ func TestExpandSendsSizes(t *testing.T) {
 func TestFreezeSendsATime(t *testing.T) {
 	b := newBench(t).serve()
 	r := b.run("freeze", "aa11bb", "--for", "90s")
-	if r.code != ExitOK || !strings.Contains(r.out, "1m30s") || b.admin.frozen.GetTimeout().GetSeconds() != 90 {
+	if r.code != command.ExitOK || !strings.Contains(r.out, "1m30s") || b.admin.frozen.GetTimeout().GetSeconds() != 90 {
 		t.Errorf("%+v, sent %v", r, b.admin.frozen)
 	}
-	if r := b.run("thaw", "aa11bb"); r.code != ExitOK || !strings.Contains(r.out, "takes writes again") {
+	if r := b.run("thaw", "aa11bb"); r.code != command.ExitOK || !strings.Contains(r.out, "takes writes again") {
 		t.Errorf("got %+v", r)
 	}
 	for _, wrong := range []string{"0", "1500ms", "-1s"} {
-		if r := b.run("freeze", "aa11bb", "--for", wrong); r.code != ExitUsage {
+		if r := b.run("freeze", "aa11bb", "--for", wrong); r.code != command.ExitUsage {
 			t.Errorf("--for %s: %+v", wrong, r)
 		}
 	}
@@ -219,15 +220,15 @@ func TestFreezeSendsATime(t *testing.T) {
 func TestReleaseForcesOnlyWhenTold(t *testing.T) {
 	b := newBench(t).serve()
 	r := b.run("release", "aa11bb")
-	if r.code != ExitOK || r.out != "The volume is released.\n" || b.admin.released.GetVolume() != "aa11bb" || b.admin.released.GetForce() {
+	if r.code != command.ExitOK || r.out != "The volume is released.\n" || b.admin.released.GetVolume() != "aa11bb" || b.admin.released.GetForce() {
 		t.Errorf("%+v, sent %v", r, b.admin.released)
 	}
 	b.admin.heldBy = `process 4711 ("qemu")`
 	r = b.run("release", "aa11bb", "--force")
-	if r.code != ExitOK || !strings.Contains(r.out, "4711") || !b.admin.released.GetForce() {
+	if r.code != command.ExitOK || !strings.Contains(r.out, "4711") || !b.admin.released.GetForce() {
 		t.Errorf("%+v, sent %v", r, b.admin.released)
 	}
-	if r := b.run("release"); r.code != ExitUsage {
+	if r := b.run("release"); r.code != command.ExitUsage {
 		t.Errorf("no volume: %+v", r)
 	}
 }
@@ -246,7 +247,7 @@ func TestEndAsks(t *testing.T) {
 		}
 		b.keys, b.admin.ended = keys, nil
 		r := b.run("end", "aa11bb")
-		if (r.code == ExitOK) != ended || slices.Equal(b.admin.ended, []int32{4711}) != ended || !strings.Contains(r.err, `process 4711 ("qemu"), control group /kata/5a`) {
+		if (r.code == command.ExitOK) != ended || slices.Equal(b.admin.ended, []int32{4711}) != ended || !strings.Contains(r.err, `process 4711 ("qemu"), control group /kata/5a`) {
 			t.Errorf("answer %q: %+v, ended %v", answer, r, b.admin.ended)
 		}
 		_ = keys.Close()
@@ -254,7 +255,7 @@ func TestEndAsks(t *testing.T) {
 }
 
 func TestNothingToRepair(t *testing.T) {
-	if r := newBench(t).serve().run("reconcile"); r.code != ExitOK || r.out != "3 volumes checked, nothing to repair.\n" {
+	if r := newBench(t).serve().run("reconcile"); r.code != command.ExitOK || r.out != "3 volumes checked, nothing to repair.\n" {
 		t.Errorf("got %+v", r)
 	}
 }
@@ -263,16 +264,16 @@ func TestNoDrivers(t *testing.T) {
 	b := newBench(t)
 	b.admin.drivers = nil
 	b.serve()
-	if r := b.run("drivers"); r.code != ExitOK || !strings.HasPrefix(r.out, "No driver has registered") {
+	if r := b.run("drivers"); r.code != command.ExitOK || !strings.HasPrefix(r.out, "No driver has registered") {
 		t.Errorf("got %+v", r)
 	}
 	b = newBench(t)
 	b.admin.frontOff = true
 	b.serve()
-	if r := b.run("drivers"); r.code != ExitOK || !strings.Contains(r.out, "The CSI front is off") || !strings.Contains(r.out, "front.enabled") {
+	if r := b.run("drivers"); r.code != command.ExitOK || !strings.Contains(r.out, "The CSI front is off") || !strings.Contains(r.out, "front.enabled") {
 		t.Errorf("got %+v", r)
 	}
-	if r := b.run("drivers", "-o", "json"); r.code != ExitOK || !strings.Contains(r.out, `"frontEnabled": false`) {
+	if r := b.run("drivers", "-o", "json"); r.code != command.ExitOK || !strings.Contains(r.out, `"frontEnabled": false`) {
 		t.Errorf("got %+v", r)
 	}
 }
@@ -287,41 +288,42 @@ func TestExitCodesAndErrors(t *testing.T) {
 		code int
 		says []string
 	}{
-		{"not running", nil, "list", ExitFailure, []string{"not running", "systemctl status crust-proxy", "--socket"}},
-		{"nobody listens", func(b *bench) { b.deadSocket() }, "list", ExitFailure, []string{"nobody listens", "systemctl status crust-proxy"}},
-		{"not running, in a pod", inPod, "list", ExitFailure, []string{"not running", "kubectl -n ns describe pod p"}},
-		{"nobody listens, in a pod", func(b *bench) { inPod(b); b.deadSocket() }, "list", ExitFailure, []string{"describe pod p", "kubectl -n ns logs p"}},
-		{"no such volume", serve, "get 123456", ExitFailure, []string{`no volume "123456"`, "NotFound"}},
-		{"daemon refuses", failing(codes.PermissionDenied, "uid 7 may not"), "list", ExitFailure, []string{"uid 7 may not", "sudo", "authorization.admin.uids"}},
-		{"daemon stops", failing(codes.Unavailable, "draining"), "list", ExitFailure, []string{"draining", "again"}},
-		{"no sandbox", failing(codes.Unavailable, "volume /v: no sandbox has mounted it now"), "stats aa11bb", ExitFailure, []string{"while its pod runs", "crustctl get"}},
-		{"no socket", nil, "list --socket /etc/passwd", ExitFailure, []string{"/etc/passwd is not a socket", "--socket"}},
-		{"connection closed at once", func(b *bench) { b.closing() }, "list", ExitFailure, []string{"authorization.admin.uids", "sudo"}},
-		{"older daemon, drivers", failing(codes.Unimplemented, "unknown method"), "drivers", ExitFailure, []string{"older than crustctl"}},
-		{"older daemon", failing(codes.Unimplemented, "unknown method"), "reconcile", ExitFailure, []string{"older than crustctl"}},
-		{"a runtime that cannot", failing(codes.Unimplemented, "volume /v: the handler cannot grow it"), "expand aa11bb", ExitFailure, []string{"cannot grow it (Unimplemented)"}},
-		{"hangs", func(b *bench) { b.admin.hang = true; b.serve() }, "stats aa11bb --timeout 50ms", ExitFailure, []string{"no answer in time", "--timeout"}},
-		{"watch cut", func(b *bench) { b.admin.endWatch = true; b.serve() }, "watch", ExitFailure, []string{"ended the watch"}},
-		{"watch refused", failing(codes.PermissionDenied, "uid 7"), "watch", ExitFailure, []string{"sudo"}},
-		{"version, daemon down", nil, "version", ExitFailure, []string{"not running"}},
-		{"own version only", nil, "version --client", ExitOK, nil},
-		{"unknown command", nil, "lsit", ExitUsage, []string{`no command "lsit"`, "did you mean list", "crustctl --help"}},
-		{"the daemon's command", nil, "removable-nodes", ExitUsage, []string{"did you mean", "crust-proxy removable-nodes", "crustctl --help"}},
-		{"the daemon's command, mistyped", nil, "valdate", ExitUsage, []string{"did you mean crust-proxy validate?"}},
-		{"unknown flag", nil, "list --nope", ExitUsage, []string{"--nope", "crustctl list --help"}},
-		{"bad format", nil, "list -o xml", ExitUsage, []string{`"xml"`}},
-		{"bad state", nil, "list --state great", ExitUsage, []string{"bound", "degraded"}},
-		{"bad size", nil, "expand aa11bb --size lots", ExitUsage, []string{"20Gi"}},
-		{"limit below size", nil, "expand aa11bb --size 2Gi --limit 1Gi", ExitUsage, []string{"--limit"}},
-		{"no volume", nil, "stats", ExitUsage, []string{"needs a VOLUME"}},
-		{"two volumes", nil, "stats a b", ExitUsage, []string{`"b"`}},
-		{"negative timeout", nil, "list --timeout -1s", ExitUsage, []string{"negative"}},
-		{"abstract socket", nil, "list --socket @x", ExitUsage, []string{"abstract"}},
-		{"completion of nothing", nil, "completion tcsh", ExitUsage, []string{"tcsh"}},
-		{"help", nil, "list --help", ExitOK, nil},
-		{"help of a command", nil, "help list", ExitOK, nil},
-		{"help of no command", nil, "help lsit", ExitUsage, []string{`no command "lsit"`, "did you mean list"}},
-		{"bare", nil, "", ExitOK, nil},
+		{"not running", nil, "list", command.ExitFailure, []string{"not running", "systemctl status crust-proxy", "--socket"}},
+		{"nobody listens", func(b *bench) { b.deadSocket() }, "list", command.ExitFailure, []string{"nobody listens", "systemctl status crust-proxy"}},
+		{"not running, in a pod", inPod, "list", command.ExitFailure, []string{"not running", "kubectl -n ns describe pod p"}},
+		{"nobody listens, in a pod", func(b *bench) { inPod(b); b.deadSocket() }, "list", command.ExitFailure, []string{"describe pod p", "kubectl -n ns logs p"}},
+		{"no such volume", serve, "get 123456", command.ExitFailure, []string{`no volume "123456"`, "NotFound"}},
+		{"daemon refuses", failing(codes.PermissionDenied, "uid 7 may not"), "list", command.ExitFailure, []string{"uid 7 may not", "sudo", "authorization.admin.uids"}},
+		{"daemon stops", failing(codes.Unavailable, "draining"), "list", command.ExitFailure, []string{"draining", "again"}},
+		{"no sandbox", failing(codes.Unavailable, "volume /v: no sandbox has mounted it now"), "stats aa11bb", command.ExitFailure, []string{"while its pod runs", "crustctl get"}},
+		{"no socket", nil, "list --socket /etc/passwd", command.ExitFailure, []string{"/etc/passwd is not a socket", "--socket"}},
+		{"connection closed at once", func(b *bench) { b.closing() }, "list", command.ExitFailure, []string{"authorization.admin.uids", "sudo"}},
+		{"older daemon, drivers", failing(codes.Unimplemented, "unknown method"), "drivers", command.ExitFailure, []string{"older than crustctl"}},
+		{"older daemon", failing(codes.Unimplemented, "unknown method"), "reconcile", command.ExitFailure, []string{"older than crustctl"}},
+		{"a runtime that cannot", failing(codes.Unimplemented, "volume /v: the handler cannot grow it"), "expand aa11bb", command.ExitFailure, []string{"cannot grow it (Unimplemented)"}},
+		{"hangs", func(b *bench) { b.admin.hang = true; b.serve() }, "stats aa11bb --timeout 50ms", command.ExitFailure, []string{"no answer in time", "--timeout"}},
+		{"watch cut", func(b *bench) { b.admin.endWatch = true; b.serve() }, "watch", command.ExitFailure, []string{"ended the watch"}},
+		{"watch refused", failing(codes.PermissionDenied, "uid 7"), "watch", command.ExitFailure, []string{"sudo"}},
+		{"version, daemon down", nil, "version", command.ExitFailure, []string{"not running"}},
+		{"own version only", nil, "version --client", command.ExitOK, nil},
+		{"unknown command", nil, "lsit", command.ExitUsage, []string{`no command "lsit"`, "did you mean list", "crustctl --help"}},
+		{"the daemon's command", nil, "removable-nodes", command.ExitUsage, []string{"did you mean", "crust-proxy removable-nodes", "crustctl --help"}},
+		{"the daemon's command, mistyped", nil, "valdate", command.ExitUsage, []string{"did you mean crust-proxy validate?"}},
+		{"a command of crust-backup", nil, "backup tuesday --file x", command.ExitUsage, []string{"did you mean crust-backup backup?"}},
+		{"unknown flag", nil, "list --nope", command.ExitUsage, []string{"--nope", "crustctl list --help"}},
+		{"bad format", nil, "list -o xml", command.ExitUsage, []string{`"xml"`}},
+		{"bad state", nil, "list --state great", command.ExitUsage, []string{"bound", "degraded"}},
+		{"bad size", nil, "expand aa11bb --size lots", command.ExitUsage, []string{"20Gi"}},
+		{"limit below size", nil, "expand aa11bb --size 2Gi --limit 1Gi", command.ExitUsage, []string{"--limit"}},
+		{"no volume", nil, "stats", command.ExitUsage, []string{"needs a VOLUME"}},
+		{"two volumes", nil, "stats a b", command.ExitUsage, []string{`"b"`}},
+		{"negative timeout", nil, "list --timeout -1s", command.ExitUsage, []string{"negative"}},
+		{"abstract socket", nil, "list --socket @x", command.ExitUsage, []string{"abstract"}},
+		{"completion of nothing", nil, "completion tcsh", command.ExitUsage, []string{"tcsh"}},
+		{"help", nil, "list --help", command.ExitOK, nil},
+		{"help of a command", nil, "help list", command.ExitOK, nil},
+		{"help of no command", nil, "help lsit", command.ExitUsage, []string{`no command "lsit"`, "did you mean list"}},
+		{"bare", nil, "", command.ExitOK, nil},
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
@@ -385,10 +387,10 @@ func TestSocketOfTheEnvironment(t *testing.T) {
 	b := newBench(t).serve()
 	b.env[socketVariable] = "unix://" + b.socket
 	b.node.AdminSocket = "/nonexistent/admin.sock"
-	if r := b.run("list"); r.code != ExitOK {
+	if r := b.run("list"); r.code != command.ExitOK {
 		t.Error(r.err)
 	}
-	if r := b.run("list", "--socket", "/nonexistent/other.sock"); r.code != ExitFailure || !strings.Contains(r.err, "other.sock") {
+	if r := b.run("list", "--socket", "/nonexistent/other.sock"); r.code != command.ExitFailure || !strings.Contains(r.err, "other.sock") {
 		t.Errorf("the flag goes before the environment: %+v", r)
 	}
 }
@@ -396,7 +398,7 @@ func TestSocketOfTheEnvironment(t *testing.T) {
 func TestWatchTable(t *testing.T) {
 	b := newBench(t).serve()
 	r := b.run("watch", "--timeout", "300ms", "--handler", "kata")
-	if r.code != ExitOK {
+	if r.code != command.ExitOK {
 		t.Fatal(r.err)
 	}
 	golden(t, "watch.txt", r.out)
@@ -410,7 +412,7 @@ func TestWatchEndsWellWhenInterrupted(t *testing.T) {
 	for range 5 {
 		ctx, cancel := context.WithCancel(t.Context())
 		time.AfterFunc(30*time.Millisecond, cancel)
-		if r := b.runContext(ctx, "watch"); r.code != ExitOK {
+		if r := b.runContext(ctx, "watch"); r.code != command.ExitOK {
 			t.Errorf("code %d: %s", r.code, r.err)
 		}
 		cancel()
@@ -504,7 +506,7 @@ func TestFailureToWriteIsAFailure(t *testing.T) {
 	for _, args := range []string{"list", "list -o json", "watch", "get aa11bb", "doctor", "handlers", "drivers", "stats aa11bb", "version"} {
 		code := Run(t.Context(), strings.Fields(args), Env{Out: fullDisk{}, Err: io.Discard, Node: b.node,
 			Getenv: func(string) string { return "" }, Now: time.Now})
-		if code != ExitFailure {
+		if code != command.ExitFailure {
 			t.Errorf("%s: code %d", args, code)
 		}
 	}

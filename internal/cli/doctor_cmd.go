@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/pflag"
 	"sigs.k8s.io/yaml"
 
+	"github.com/crust-proxy/crust-proxy/internal/cli/command"
 	"github.com/crust-proxy/crust-proxy/internal/cli/printer"
 	"github.com/crust-proxy/crust-proxy/internal/cli/show"
 	"github.com/crust-proxy/crust-proxy/internal/cli/top"
@@ -30,7 +31,7 @@ func doctorCmd(node doctor.Node, d *daemon, out *printer.Printer) *cobra.Command
 		Long: `Check this node and say what to do about each finding. The local checks run
 with the daemon down, too. Run it as root: else some things cannot be looked at.`,
 		Example: "  sudo crustctl doctor",
-		Args:    arguments(),
+		Args:    command.Arguments(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			timeout := doctorWait
 			if cmd.Flags().Changed("timeout") {
@@ -69,8 +70,8 @@ func askForDoctor(ctx context.Context, d *daemon) doctor.Daemon {
 	if err == nil {
 		return known
 	}
-	if e, ok := errors.AsType[*explained](err); ok {
-		return doctor.Daemon{Err: e.err, Advice: e.advice}
+	if e, ok := errors.AsType[*command.Explained](err); ok {
+		return doctor.Daemon{Err: e.Err, Advice: e.Advice}
 	}
 	return doctor.Daemon{Err: err, Advice: statusAndLogs(d.service)}
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 	"k8s.io/apimachinery/pkg/api/resource"
 
+	"github.com/crust-proxy/crust-proxy/internal/cli/command"
 	"github.com/crust-proxy/crust-proxy/internal/cli/show"
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
 )
@@ -34,7 +35,7 @@ func parseState(text string) (adminv1.VolumeState, error) {
 
 func stateFlag(cmd *cobra.Command, state *string) {
 	cmd.Flags().StringVar(state, "state", "", "only volumes in this state: "+strings.Join(stateNames(), ", "))
-	complete(cmd, "state", stateNames()...)
+	command.Complete(cmd, "state", stateNames()...)
 }
 
 // parseSize reads a quantity as Kubernetes writes it: 20Gi, 1.5Ti, 10G, 4096.

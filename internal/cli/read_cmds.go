@@ -7,6 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/crust-proxy/crust-proxy/internal/cli/command"
 	"github.com/crust-proxy/crust-proxy/internal/cli/printer"
 	"github.com/crust-proxy/crust-proxy/internal/cli/show"
 	"github.com/crust-proxy/crust-proxy/internal/cli/top"
@@ -19,11 +20,11 @@ func listCmd(d *daemon, view *volumeView) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "list", Aliases: []string{"ls"}, Short: "List the volumes",
 		Example: "  crustctl list --state degraded -o wide",
-		Args:    arguments(),
+		Args:    command.Arguments(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			wanted, err := parseState(state)
 			if err != nil {
-				return wrongUsage(cmd, err)
+				return command.WrongUsage(cmd, err)
 			}
 			return list(cmd.Context(), d, view, &adminv1.ListVolumesRequest{Driver: driver, Handler: handler, State: wanted})
 		},
@@ -54,7 +55,7 @@ func getCmd(d *daemon, view *volumeView) *cobra.Command {
 			if len(args) == 0 {
 				return nil
 			}
-			return arguments("VOLUME")(cmd, args)
+			return command.Arguments("VOLUME")(cmd, args)
 		},
 		ValidArgsFunction: completeVolume(d),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -71,7 +72,7 @@ func statsCmd(d *daemon, view *volumeView) *cobra.Command {
 	return &cobra.Command{
 		Use: "stats VOLUME", Short: "Ask the sandbox of a volume for fresh numbers",
 		Example: "  crustctl stats /var/lib/kubelet/pods/UID/volumes/kubernetes.io~csi/pvc-1/mount",
-		Args:    arguments("VOLUME"), ValidArgsFunction: completeVolume(d),
+		Args:    command.Arguments("VOLUME"), ValidArgsFunction: completeVolume(d),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			got, err := ask(cmd.Context(), d, adminv1.AdminClient.GetVolumeStats, &adminv1.GetVolumeStatsRequest{Volume: args[0]})
 			return printResult(view.out, got, err, view.stats)
@@ -83,7 +84,7 @@ func handlersCmd(d *daemon, out *printer.Printer) *cobra.Command {
 	return &cobra.Command{
 		Use: "handlers", Short: "Show the runtime handlers and whether they can work",
 		Example: "  crustctl handlers",
-		Args:    arguments(),
+		Args:    command.Arguments(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			got, err := ask(cmd.Context(), d, adminv1.AdminClient.ListHandlers, &adminv1.ListHandlersRequest{})
 			return printResult(out, got, err, func(got *adminv1.ListHandlersResponse) error {
@@ -101,7 +102,7 @@ func driversCmd(d *daemon, view *volumeView) *cobra.Command {
 	return &cobra.Command{
 		Use: "drivers", Short: "Show the CSI drivers that registered with the front",
 		Example: "  crustctl drivers -o wide",
-		Args:    arguments(),
+		Args:    command.Arguments(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			got, err := ask(cmd.Context(), d, adminv1.AdminClient.ListDrivers, &adminv1.ListDriversRequest{})
 			return printResult(view.out, got, err, view.drivers)
@@ -157,7 +158,7 @@ func versionCmd(d *daemon, out *printer.Printer) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "version", Short: "Show the versions of crustctl and of the daemon",
 		Example: "  crustctl version --client",
-		Args:    arguments(),
+		Args:    command.Arguments(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			v := versions{Client: sys.Version()}
 			if clientOnly {

@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -11,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/crust-proxy/crust-proxy/internal/cli/command"
 	"github.com/crust-proxy/crust-proxy/internal/cli/printer"
 	"github.com/crust-proxy/crust-proxy/internal/cli/show"
 	"github.com/crust-proxy/crust-proxy/internal/cli/top"
@@ -33,10 +33,10 @@ screen, a few at a time. Where the output is no terminal, with --once, and with
 -o json or yaml, one picture is printed, and that is all: as wide as the
 terminal, or 80 columns, or with -o wide as wide as it needs to be.`,
 		Example: "  crustctl top --sort latency --filter 'bound kata'",
-		Args:    arguments(),
+		Args:    command.Arguments(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := readTopFlags(&settings, env, sort, state); err != nil {
-				return wrongUsage(cmd, err)
+				return command.WrongUsage(cmd, err)
 			}
 			if once || out.Machine() || !env.screen() {
 				return topOnce(cmd.Context(), d, out, settings, env.Width)
@@ -46,7 +46,7 @@ terminal, or 80 columns, or with -o wide as wide as it needs to be.`,
 	}
 	flags := cmd.Flags()
 	flags.StringVar(&sort, "sort", top.ByUsage.String(), "the order at first: "+strings.Join(top.OrderNames(), ", "))
-	complete(cmd, "sort", top.OrderNames()...)
+	command.Complete(cmd, "sort", top.OrderNames()...)
 	flags.StringVar(&settings.Filter, "filter", "", "only volumes that have all of these words in name, pod, state, driver, ...")
 	stateFlag(cmd, &state)
 	flags.DurationVar(&settings.Interval, "interval", top.DefaultInterval, "how often a volume's sandbox is asked, 1s or more")
@@ -66,14 +66,8 @@ func readTopFlags(settings *top.Settings, env Env, sort, state string) (err erro
 	if settings.Interval < time.Second {
 		return fmt.Errorf("--interval %s is less than 1s", settings.Interval)
 	}
-	settings.State, settings.ASCII, settings.Host = show.StateName(wanted), !unicodeLocale(env.Getenv), env.Host
+	settings.State, settings.ASCII, settings.Host = show.StateName(wanted), !command.UnicodeLocale(env.Getenv), env.Host
 	return nil
-}
-
-// unicodeLocale reports whether the locale uses UTF-8.
-func unicodeLocale(getenv func(string) string) bool {
-	value := cmp.Or(getenv("LC_ALL"), getenv("LC_CTYPE"), getenv("LANG"))
-	return strings.Contains(strings.ToLower(strings.ReplaceAll(value, "-", "")), "utf8")
 }
 
 func topDaemon(c *client, timeout time.Duration) top.Daemon {

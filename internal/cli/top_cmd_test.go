@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/creack/pty"
+
+	"github.com/crust-proxy/crust-proxy/internal/cli/command"
 )
 
 func TestTopPrintsOnePictureWhereThereIsNoTerminal(t *testing.T) {
@@ -15,7 +17,7 @@ func TestTopPrintsOnePictureWhereThereIsNoTerminal(t *testing.T) {
 		b := newBench(t).serve()
 		b.env["LANG"] = "C.UTF-8"
 		r := b.run(args...)
-		if r.code != ExitOK || r.err != "" {
+		if r.code != command.ExitOK || r.err != "" {
 			t.Fatalf("%v: %+v", args, r)
 		}
 		for _, part := range []string{"crust-proxy v1.2.3", "Volumes 3  1 degraded  1 published  1 bound", "Handlers 1/2", "Drivers 1/2",
@@ -86,7 +88,7 @@ func TestTopAsJSON(t *testing.T) {
 func TestTopRefusesWhatCannotBeMeant(t *testing.T) {
 	for _, args := range [][]string{{"--sort", "size"}, {"--state", "odd"}, {"--interval", "10ms"}, {"extra"}} {
 		r := newBench(t).run(append([]string{"top"}, args...)...)
-		if r.code != ExitUsage || !strings.Contains(r.err, "crustctl top --help") {
+		if r.code != command.ExitUsage || !strings.Contains(r.err, "crustctl top --help") {
 			t.Errorf("%v: %+v", args, r)
 		}
 	}
@@ -106,7 +108,7 @@ func TestTopOfNoDaemonSaysWhatToDo(t *testing.T) {
 		}
 		b.tty, b.keys, b.env["TERM"] = tty, keys, "xterm"
 		r := b.run("top")
-		if r.code != ExitFailure || !strings.Contains(r.err, "crust-proxy is not running") || r.out != "" {
+		if r.code != command.ExitFailure || !strings.Contains(r.err, "crust-proxy is not running") || r.out != "" {
 			t.Errorf("on a terminal %v: %+v", tty, r)
 		}
 	}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/crust-proxy/crust-proxy/internal/cli/command"
 	"github.com/crust-proxy/crust-proxy/internal/cli/printer"
 	"github.com/crust-proxy/crust-proxy/internal/cli/show"
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
@@ -21,7 +22,7 @@ func watchCmd(d *daemon, view *volumeView) *cobra.Command {
 		Long: `Show the volumes, then every change until interrupted. -o json prints one
 object per line. --timeout, where it is given, ends the watch; else it goes on.`,
 		Example: "  crustctl watch --handler kata -o json",
-		Args:    arguments(),
+		Args:    command.Arguments(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			write := view.watchTable()
 			if view.out.Machine() {

@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 	"google.golang.org/protobuf/types/known/durationpb"
 
+	"github.com/crust-proxy/crust-proxy/internal/cli/command"
 	"github.com/crust-proxy/crust-proxy/internal/cli/printer"
 	"github.com/crust-proxy/crust-proxy/internal/cli/show"
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
@@ -24,11 +25,11 @@ func expandCmd(d *daemon, out *printer.Printer) *cobra.Command {
 device must have been grown before: crustctl does not grow devices. --size and
 --limit are bounds: the call fails if the device's size is not between them.`,
 		Example: "  crustctl expand 3f1c9a0b52de --size 20Gi",
-		Args:    arguments("VOLUME"), ValidArgsFunction: completeVolume(d),
+		Args:    command.Arguments("VOLUME"), ValidArgsFunction: completeVolume(d),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			req := &adminv1.ExpandVolumeRequest{Volume: args[0]}
 			if err := sizes(req, atLeast, limit); err != nil {
-				return wrongUsage(cmd, err)
+				return command.WrongUsage(cmd, err)
 			}
 			got, err := ask(cmd.Context(), d, adminv1.AdminClient.ExpandVolume, req)
 			return printResult(out, got, err, func(got *adminv1.ExpandVolumeResponse) error {
@@ -67,10 +68,10 @@ func freezeCmd(d *daemon, out *printer.Printer) *cobra.Command {
 thaw, or until --for is over, whatever dies meanwhile. A snapshot of the device
 that is made in between is consistent if thaw succeeds afterwards.`,
 		Example: "  crustctl freeze 3f1c9a0b52de --for 30s",
-		Args:    arguments("VOLUME"), ValidArgsFunction: completeVolume(d),
+		Args:    command.Arguments("VOLUME"), ValidArgsFunction: completeVolume(d),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if most < time.Second || most%time.Second != 0 {
-				return wrongUsage(cmd, errors.New("--for needs whole seconds, such as 30s"))
+				return command.WrongUsage(cmd, errors.New("--for needs whole seconds, such as 30s"))
 			}
 			got, err := ask(cmd.Context(), d, adminv1.AdminClient.FreezeVolume, &adminv1.FreezeVolumeRequest{Volume: args[0], Timeout: durationpb.New(most)})
 			return printResult(out, got, err, func(*adminv1.FreezeVolumeResponse) error {
@@ -88,7 +89,7 @@ func thawCmd(d *daemon, out *printer.Printer) *cobra.Command {
 		Long: `Let writes to a frozen volume go on. It fails where the volume was not frozen
 up to now: then what was copied meanwhile may be of different times.`,
 		Example: "  crustctl thaw 3f1c9a0b52de",
-		Args:    arguments("VOLUME"), ValidArgsFunction: completeVolume(d),
+		Args:    command.Arguments("VOLUME"), ValidArgsFunction: completeVolume(d),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			got, err := ask(cmd.Context(), d, adminv1.AdminClient.ThawVolume, &adminv1.ThawVolumeRequest{Volume: args[0]})
 			return printResult(out, got, err, func(*adminv1.ThawVolumeResponse) error {
@@ -109,7 +110,7 @@ refused while a sandbox or a process has the device: end the VM, and repeat.
 or node that gets the device next, and destroys the filesystem. Use it only where
 you know that nobody writes: nothing else can tell.`,
 		Example: "  crustctl release 3f1c9a0b52de",
-		Args:    arguments("VOLUME"), ValidArgsFunction: completeVolume(d),
+		Args:    command.Arguments("VOLUME"), ValidArgsFunction: completeVolume(d),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			req.Volume = args[0]
 			got, err := ask(cmd.Context(), d, adminv1.AdminClient.ReleaseVolume, req)
@@ -134,7 +135,7 @@ runtime does not know its sandbox any more, such as a VM that outlived its shim.
 shows the process and why it is an orphan, then asks for confirmation. It never ends a
 process that is not known to be an orphan.`,
 		Example: "  crustctl end 3f1c9a0b52de",
-		Args:    arguments("VOLUME"), ValidArgsFunction: completeVolume(d),
+		Args:    command.Arguments("VOLUME"), ValidArgsFunction: completeVolume(d),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			req := &adminv1.EndOrphansRequest{Volume: args[0]}
 			found, err := ask(cmd.Context(), d, adminv1.AdminClient.EndOrphans, req)
@@ -175,7 +176,7 @@ func confirm(cmd *cobra.Command, keys *os.File, yes bool, what string) error {
 		return err
 	}
 	if keys == nil {
-		return wrongUsage(cmd, errors.New("there is no terminal to ask: repeat with --yes to end it"))
+		return command.WrongUsage(cmd, errors.New("there is no terminal to ask: repeat with --yes to end it"))
 	}
 	if _, err := fmt.Fprint(cmd.ErrOrStderr(), "End it? The VM stops at once [y/N] "); err != nil {
 		return err
@@ -190,7 +191,7 @@ func reconcileCmd(d *daemon, out *printer.Printer) *cobra.Command {
 	return &cobra.Command{
 		Use: "reconcile", Short: "Compare every record with the node now and repair what differs",
 		Example: "  crustctl reconcile",
-		Args:    arguments(),
+		Args:    command.Arguments(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			got, err := ask(cmd.Context(), d, adminv1.AdminClient.Reconcile, &adminv1.ReconcileRequest{})
 			err = printResult(out, got, err, func(got *adminv1.ReconcileResponse) error { return printRepairs(out, got) })

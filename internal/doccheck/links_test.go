@@ -94,7 +94,7 @@ func TestEveryPageIsInTheIndex(t *testing.T) {
 // TestPagesStayFewAndShort: who has to find a fact reads at most this much. Tables and
 // blocks of code may have longer lines.
 func TestPagesStayFewAndShort(t *testing.T) {
-	const mostPages, mostLines, longest = 14, 2800, 120
+	const mostPages, mostLines, longest = 15, 2800, 120
 	count, lines := 0, 0
 	for _, p := range pages(t) {
 		if !strings.HasPrefix(p.path, "docs/") {

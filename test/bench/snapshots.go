@@ -52,7 +52,7 @@ type snapshotDriver struct {
 
 func startSnapshotDriver(r *testbed, pool string) *snapshotDriver {
 	d := &snapshotDriver{testbed: r, data: rig.Pool(r.t, pool, rig.Disk(r.t, 8<<30, pool)), socket: r.daemon.Dir + "/" + pool + ".sock"}
-	r.build("crust-driver", "crustctl")
+	r.build("crust-driver", "crust-backup")
 	process, conn := rig.NewDriver(r.t, r.daemon.Program("crust-driver"), d.socket, d.data,
 		"--node-id", "n", "--capacity", fmt.Sprint(8*thinSize), "--copy-limit", "2Gi")
 	d.process, d.client = process, csivolume.NewClient(conn, csivolume.DriverName, r.t.TempDir())
@@ -85,7 +85,7 @@ func (d *snapshotDriver) backups(first, later string) {
 	dir := d.t.TempDir()
 	whole, increment, copied := dir+"/first", dir+"/later", dir+"/copied"
 	backup := func(snapshot, file string, more ...string) time.Duration {
-		return d.run(d.daemon.Program("crustctl"), append([]string{
+		return d.run(d.daemon.Program("crust-backup"), append([]string{
 			"backup", snapshot, "--csi-socket", d.socket, "--from", d.image(snapshot), "--file", file,
 		}, more...)...)
 	}
@@ -101,7 +101,7 @@ func (d *snapshotDriver) backups(first, later string) {
 	}
 	plain := median(took[0])
 	d.sheet.tell("cp of an image of 1 TiB with 1 GiB of data, holes kept, p50", millis(plain))
-	d.sheet.ratio("a full backup of it by crustctl, against that", "", median(took[1]), plain, math.Inf(1))
+	d.sheet.ratio("a full backup of it by crust-backup, against that", "", median(took[1]), plain, math.Inf(1))
 	d.sheet.ratio("a backup of the 1 % that has changed since, against that", "", median(took[2]), plain, math.Inf(1))
 }
 

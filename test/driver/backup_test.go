@@ -23,35 +23,35 @@ import (
 	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
-// crustctl runs it; points are failpoints.
-func (r *testDriver) crustctl(points string, args ...string) (out string, err error) {
+// crustBackup runs crust-backup; points are failpoints.
+func (r *testDriver) crustBackup(points string, args ...string) (out string, err error) {
 	r.t.Helper()
-	cmd := exec.Command(rig.Program(r.t, "crustctl"), args...)
+	cmd := exec.Command(rig.Program(r.t, "crust-backup"), args...)
 	cmd.Env = append(os.Environ(), "CRUST_FAILPOINTS="+points)
 	raw, err := cmd.CombinedOutput()
 	return string(raw), err
 }
 
-func (r *testDriver) mustCrustctl(args ...string) string {
+func (r *testDriver) mustBackup(args ...string) string {
 	r.t.Helper()
-	out, err := r.crustctl("", args...)
+	out, err := r.crustBackup("", args...)
 	if err != nil {
-		r.t.Fatalf("crustctl %v: %v\n%s", args, err, out)
+		r.t.Fatalf("crust-backup %v: %v\n%s", args, err, out)
 	}
 	return out
 }
 
-// wantKilled runs crustctl until a failpoint kills it.
+// wantKilled runs crust-backup until a failpoint kills it.
 func (r *testDriver) wantKilled(point string, args ...string) {
 	r.t.Helper()
-	out, err := r.crustctl(point+"=kill", args...)
+	out, err := r.crustBackup(point+"=kill", args...)
 	var exit *exec.ExitError
 	if !errors.As(err, &exit) || exit.String() != "signal: killed" {
 		r.t.Fatalf("%s: not killed: %v\n%s", point, err, out)
 	}
 }
 
-// raw is what "crustctl blocks -o raw" prints.
+// raw is what "crust-backup blocks -o raw" prints.
 func raw(all []blockRange) string {
 	var text strings.Builder
 	for _, one := range all {
@@ -140,13 +140,13 @@ func (v *backedUp) clean() {
 	v.wantNothing()
 }
 
-// TestBackup backs up two snapshots of a volume by what crustctl learns from the driver,
+// TestBackup backs up two snapshots of a volume by what crust-backup learns from the driver,
 // and restores them. It is killed in both.
 func TestBackup(t *testing.T) {
 	v := newBackedUp(t)
 	server := []string{"--csi-socket", v.socket()}
 	blocks := func(args ...string) string {
-		return v.mustCrustctl(append(append([]string{"blocks", "-o", "raw"}, args...), server...)...)
+		return v.mustBackup(append(append([]string{"blocks", "-o", "raw"}, args...), server...)...)
 	}
 	if got, want := blocks(v.first), raw(v.allocated(v.first, 0, 0)); got != want || got == "" {
 		t.Errorf("allocated: %s, instead of %s", got, want)
@@ -154,7 +154,7 @@ func TestBackup(t *testing.T) {
 	if got, want := blocks(v.second, "--base", v.first), raw(v.delta(v.first, v.second, 0, 0)); got != want || got == "" {
 		t.Errorf("changed: %s, instead of %s", got, want)
 	}
-	if out, err := v.crustctl("", append([]string{"blocks", v.first, "--base", v.second}, server...)...); err == nil || !strings.Contains(out, "must be an earlier snapshot") {
+	if out, err := v.crustBackup("", append([]string{"blocks", v.first, "--base", v.second}, server...)...); err == nil || !strings.Contains(out, "must be an earlier snapshot") {
 		t.Errorf("the wrong way round: %v, %s", err, out)
 	}
 
@@ -166,10 +166,10 @@ func TestBackup(t *testing.T) {
 		t.Error("the backup has its name before it is complete")
 	}
 	v.restart() // the driver may end as well
-	v.mustCrustctl(first...)
+	v.mustBackup(first...)
 	second := append([]string{"backup", v.second, "--from", v.imageOf(v.second), "--file", increment, "--base-file", full}, server...)
 	v.wantKilled("backup-frame@20", second...)
-	v.mustCrustctl(second...)
+	v.mustBackup(second...)
 	if whole, part := disk(full), disk(increment); part > whole/16 || whole > 66*mib {
 		t.Errorf("a backup of 64 MiB has %d bytes, and one of 1 %% has %d", whole, part)
 	}
@@ -191,15 +191,15 @@ func TestAFailedDisk(t *testing.T) {
 	t.Cleanup(func() { rig.UnmountAll(t, dir) })
 	job := []string{"backup", v.first, "--from", v.imageOf(v.first), "--file", dir + "/full", "--csi-socket", v.socket()}
 	for range 2 {
-		if out, err := v.crustctl("", job...); err == nil {
+		if out, err := v.crustBackup("", job...); err == nil {
 			t.Fatalf("the disk has no place for the backup: %s", out)
 		}
 	}
 	check.Must(t, unix.Mount("", small, "", unix.MS_REMOUNT, "size=256m"))
-	v.mustCrustctl(job...)
+	v.mustBackup(job...)
 	check.Must(t, unix.Unmount(dir, 0)) // the kernel forgets what it has read
 	check.Must(t, unix.Mount(device, dir, "ext4", 0, ""))
-	v.mustCrustctl("restore", dir+"/full", "--check")
+	v.mustBackup("restore", dir+"/full", "--check")
 	v.clean()
 }
 
@@ -212,12 +212,12 @@ func restoreBoth(t *testing.T, v *backedUp, full, increment string) {
 	for _, at := range []int{30, 70} { // in the full backup, and in the increment
 		check.Must(t, os.WriteFile(device, bytes.Repeat([]byte{0xee}, int(256*mib)), 0))
 		v.wantKilled(fmt.Sprintf("restore-frame@%d", at), onDevice...)
-		if got := resumed(t, v.mustCrustctl(append(onDevice, "-o", "json")...)); got < int64(at-10)*mib {
+		if got := resumed(t, v.mustBackup(append(onDevice, "-o", "json")...)); got < int64(at-10)*mib {
 			t.Errorf("killed after %d parts, and only %d bytes were not written again", at, got)
 		}
 		wantSame(t, device, v.imageOf(v.second))
 	}
-	v.mustCrustctl("restore", full, "--to", device)
+	v.mustBackup("restore", full, "--to", device)
 	wantSame(t, device, v.imageOf(v.first))
 
 	image := v.dir + "/restored"
@@ -226,14 +226,14 @@ func restoreBoth(t *testing.T, v *backedUp, full, increment string) {
 	if _, err := os.Stat(image); err == nil {
 		t.Error("the image has its name before it is complete")
 	}
-	if got := resumed(t, v.mustCrustctl(append(inFile, "-o", "json")...)); got < 20*mib {
+	if got := resumed(t, v.mustBackup(append(inFile, "-o", "json")...)); got < 20*mib {
 		t.Errorf("only %d bytes of the image were not written again", got)
 	}
 	wantSame(t, image, v.imageOf(v.second))
 	if n := disk(image); n > 66*mib {
 		t.Errorf("%d bytes: the holes are filled", n)
 	}
-	v.mustCrustctl("restore", full, increment, "--check")
+	v.mustBackup("restore", full, increment, "--check")
 }
 
 // resumed is how much a restore left as it was.
@@ -253,15 +253,15 @@ func TestRestoreToAFailedDisk(t *testing.T) {
 	check.Must(t, os.WriteFile(r.imageOf(v.id), bytes.Repeat([]byte{7}, int(32*mib)), 0o600))
 	made, err := v.snapshot("s")
 	check.Must(t, err)
-	r.mustCrustctl("backup", made.GetSnapshotId(), "--from", r.imageOf(v.id), "--file", dir+"/backup", "--csi-socket", r.socket())
+	r.mustBackup("backup", made.GetSnapshotId(), "--from", r.imageOf(v.id), "--file", dir+"/backup", "--csi-socket", r.socket())
 	check.Must(t, os.WriteFile(small+"/image", nil, 0o600))
 	check.Must(t, os.Truncate(small+"/image", 32*mib))
 	device := rig.Loop(t, small+"/image", loopdev.Options{})
-	if out, err := r.crustctl("", "restore", dir+"/backup", "--to", device); err == nil {
+	if out, err := r.crustBackup("", "restore", dir+"/backup", "--to", device); err == nil {
 		t.Fatalf("the disk has no place for it: %s", out)
 	}
 	check.Must(t, unix.Mount("", small, "", unix.MS_REMOUNT, "size=256m"))
-	r.mustCrustctl("restore", dir+"/backup", "--to", device)
+	r.mustBackup("restore", dir+"/backup", "--to", device)
 	wantSame(t, small+"/image", r.imageOf(v.id))
 	check.Must(t, r.removeSnapshot(made.GetSnapshotId()))
 	v.must(v.remove)
@@ -280,13 +280,13 @@ func TestRestoreLeavesDevicesInUse(t *testing.T) {
 	made, err := v.snapshot("s")
 	check.Must(t, err)
 	file := dir + "/backup"
-	r.mustCrustctl("backup", made.GetSnapshotId(), "--from", image, "--file", file, "--csi-socket", r.socket())
+	r.mustBackup("backup", made.GetSnapshotId(), "--from", image, "--file", file, "--csi-socket", r.socket())
 
 	before, err := os.ReadFile(device)
 	check.Must(t, err)
 	refused := func(to, text string) {
 		t.Helper()
-		if out, err := r.crustctl("", "restore", file, "--to", to); err == nil || !strings.Contains(out, text) {
+		if out, err := r.crustBackup("", "restore", file, "--to", to); err == nil || !strings.Contains(out, text) {
 			t.Errorf("%s: %v, %s", to, err, out)
 		}
 	}
@@ -309,7 +309,7 @@ func TestRestoreLeavesDevicesInUse(t *testing.T) {
 	if !bytes.Equal(before, after) {
 		t.Error("something was written")
 	}
-	r.mustCrustctl("restore", file, "--to", device)
+	r.mustBackup("restore", file, "--to", device)
 	wantSame(t, device, image)
 	check.Must(t, r.removeSnapshot(made.GetSnapshotId()))
 	v.must(v.remove)

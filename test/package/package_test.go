@@ -26,6 +26,7 @@ func wanted() []string {
 		config,
 		"/usr/bin/crust-proxy",
 		"/usr/bin/crustctl",
+		"/usr/bin/crust-backup",
 		"/usr/bin/crust-runc",
 		"/usr/bin/crust-runc-agent",
 		"/usr/bin/crust-vm",
@@ -38,8 +39,11 @@ func wanted() []string {
 		"/usr/share/crust-proxy/cluster.conf",
 		"/usr/share/crust-proxy/scan.conf",
 		"/usr/share/bash-completion/completions/crustctl",
+		"/usr/share/bash-completion/completions/crust-backup",
 		"/usr/share/fish/vendor_completions.d/crustctl.fish",
+		"/usr/share/fish/vendor_completions.d/crust-backup.fish",
 		"/usr/share/doc/crust-proxy/README.md",
+		"/usr/share/man/man1/crust-backup.1.gz",
 		"/usr/share/man/man1/crust-conformance.1.gz",
 		"/usr/share/man/man8/crust-proxy.8.gz",
 		"/usr/share/man/man8/crust-runc-agent.8.gz",
@@ -96,11 +100,14 @@ func checkInstalled(t *testing.T) {
 	run(t, "/usr/bin/crust-proxy", "validate", "--config", config)
 	run(t, "/usr/bin/crust-proxy", "--help")
 	run(t, "/usr/bin/crust-conformance", "--help")
+	run(t, "/usr/bin/crust-backup", "--version")
 	run(t, "/usr/bin/crust-vm", "crust", "removable")
 	if said := run(t, "/usr/bin/crustctl", "version", "--client"); strings.TrimSpace(said) == "" {
 		t.Error("crustctl told no version")
 	}
-	run(t, "bash", "-c", "source /usr/share/bash-completion/completions/crustctl && complete -p crustctl")
+	for _, program := range []string{"crustctl", "crust-backup"} {
+		run(t, "bash", "-c", "source /usr/share/bash-completion/completions/"+program+" && complete -p "+program)
+	}
 	// The programs are there now, so systemd's own view of the units can be asked.
 	if said := run(t, "systemd-analyze", "verify", "--man=no", "--recursive-errors=no", "crust-proxy.service"); strings.Contains(said, name) {
 		t.Errorf("systemd-analyze verify says:\n%s", said)
@@ -187,9 +194,9 @@ func leftovers(t *testing.T) []string {
 		"/etc/systemd/system/*/crust-proxy*", "/etc/systemd/system/crust-proxy*",
 		"/run/crust-proxy*",
 		"/lib/systemd/system/crust-proxy*",
-		"/usr/bin/crust-proxy", "/usr/bin/crustctl", "/usr/bin/crust-runc*", "/usr/bin/crust-vm*", "/usr/bin/crust-conformance",
+		"/usr/bin/crust-proxy", "/usr/bin/crustctl", "/usr/bin/crust-backup", "/usr/bin/crust-runc*", "/usr/bin/crust-vm*", "/usr/bin/crust-conformance",
 		"/usr/share/doc/crust-proxy*",
-		"/usr/share/*/*/*crustctl*", "/usr/share/zsh/*/*crustctl*", "/usr/share/man/man*/crust*",
+		"/usr/share/*/*/*crustctl*", "/usr/share/zsh/*/*crustctl*", "/usr/share/*/*/*crust-backup*", "/usr/share/zsh/*/*crust-backup*", "/usr/share/man/man*/crust*",
 		"/var/lib/systemd/*/crust-proxy*",
 	} {
 		paths, err := filepath.Glob(pattern)

@@ -87,7 +87,7 @@ func TestRefusals(t *testing.T) {
 		{"the example's client", append([]string{"monday"}, client...), []string{"have data"}},
 		{"a snapshot that is not there", append([]string{"sunday"}, client...), []string{"shop/sunday", "not found", "--namespace"}},
 		{"one that is not ready", append([]string{"late"}, client...), []string{"shop/late is not ready", "kubectl -n shop describe"}},
-		{"a driver without a service", append([]string{"foreign"}, client...), []string{"SnapshotMetadataService other.example.com", "docs/crustctl.md"}},
+		{"a driver without a service", append([]string{"foreign"}, client...), []string{"SnapshotMetadataService other.example.com", "docs/crust-backup.md"}},
 		{"a service of another driver", append([]string{"strange"}, client...), []string{"is of driver strange.example.com (InvalidArgument)"}},
 		{"the wrong way round", append([]string{"monday", "--base", "tuesday"}, client...), []string{"must be an earlier snapshot"}},
 		{"a token that may not be asked for", append([]string{"monday"}, with("--service-account", "stranger")...), []string{"cannot create", "client.yaml"}},

@@ -1,3 +1,3 @@
-// Package blocks has crustctl ask the Kubernetes service for the blocks of snapshots: with
+// Package blocks has crust-backup ask the Kubernetes service for the blocks of snapshots: with
 // a real API server, crust-driver, and a server with the wire of external-snapshot-metadata.
 package blocks

@@ -144,13 +144,13 @@ spec: {driver: %[2]s}, status: {snapshotHandle: "%[3]s"}}
 status: {boundVolumeSnapshotContentName: content-%[1]s, readyToUse: %[4]v}}`, name, driver, handle, ready)))
 }
 
-// run runs crustctl, and never shows a token.
+// run runs crust-backup, and never shows a token.
 func (f *fixture) run(args ...string) (string, error) {
 	f.t.Helper()
-	out, err := exec.Command(rig.Program(f.t, "crustctl"), args...).CombinedOutput()
+	out, err := exec.Command(rig.Program(f.t, "crust-backup"), args...).CombinedOutput()
 	for _, token := range f.server.Tokens() {
 		if bytes.Contains(out, []byte(token)) {
-			f.t.Errorf("crustctl %v shows a token: %s", args, out)
+			f.t.Errorf("crust-backup %v shows a token: %s", args, out)
 		}
 	}
 	return string(out), err
@@ -160,7 +160,7 @@ func (f *fixture) must(args ...string) string {
 	f.t.Helper()
 	out, err := f.run(args...)
 	if err != nil {
-		f.t.Fatalf("crustctl %v: %v\n%s", args, err, out)
+		f.t.Fatalf("crust-backup %v: %v\n%s", args, err, out)
 	}
 	return out
 }

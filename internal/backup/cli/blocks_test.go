@@ -14,6 +14,8 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"github.com/crust-proxy/crust-proxy/internal/cli/command"
 )
 
 // fakeBlocks is a driver with blocks in memory; each stream breaks after its first message.
@@ -49,11 +51,10 @@ func (f *fakeBlocks) GetMetadataDelta(req *csi.GetMetadataDeltaRequest, stream c
 	})
 }
 
-// serveBlocks serves on a socket, and gives its path.
+// serve serves on the socket of b, and gives its path.
 func (f *fakeBlocks) serve(t *testing.T, b *bench) string {
 	t.Helper()
-	path := filepath.Join(filepath.Dir(b.socket), "csi.sock")
-	l, err := net.Listen("unix", path)
+	l, err := net.Listen("unix", b.socket)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -62,7 +63,7 @@ func (f *fakeBlocks) serve(t *testing.T, b *bench) string {
 	done := make(chan struct{})
 	go func() { defer close(done); _ = server.Serve(l) }()
 	t.Cleanup(func() { server.Stop(); <-done })
-	return path
+	return b.socket
 }
 
 func someBlocks() *fakeBlocks {
@@ -89,13 +90,13 @@ func TestBlocksFormats(t *testing.T) {
 { "start": 4193792, "length": 512, "depth": 0, "present": true, "zero": false, "data": true, "compressed": false, "offset": 4193792}]
 `,
 	} {
-		if r := b.run("blocks", "snap", "--csi-socket", socket, "-o", format); r.code != ExitOK || r.out != want {
+		if r := b.run("blocks", "snap", "--csi-socket", socket, "-o", format); r.code != command.ExitOK || r.out != want {
 			t.Errorf("%s: %+v", format, r)
 		}
 	}
 	f.ranges = f.ranges[2:3]
 	r := b.run("blocks", "snap", "--base", "before", "--csi-socket", "unix://"+socket, "-o", "qemu-img-map")
-	if r.code != ExitOK || !strings.HasPrefix(r.out, `[{ "start": 0, "length": 1048576, "depth": 1,`) || len(f.deltas) != 1 || f.deltas[0] != "before snap" {
+	if r.code != command.ExitOK || !strings.HasPrefix(r.out, `[{ "start": 0, "length": 1048576, "depth": 1,`) || len(f.deltas) != 1 || f.deltas[0] != "before snap" {
 		t.Errorf("%v, %+v", f.deltas, r)
 	}
 }
@@ -116,7 +117,7 @@ func TestBlocksPicture(t *testing.T) {
   3.5MiB  ...............................................................:
 A character is 8KiB: . nothing, : + * some, # all of it.
 `
-	if r.code != ExitOK || strings.ReplaceAll(r.out, "#+", "##") != want {
+	if r.code != command.ExitOK || strings.ReplaceAll(r.out, "#+", "##") != want {
 		t.Errorf("%+v", r)
 	}
 	// A terminal with colours, of any width, and a volume of any size.
@@ -126,7 +127,7 @@ A character is 8KiB: . nothing, : + * some, # all of it.
 		for _, b.width = range []int{1, 40, 100, 1000} {
 			r := b.run("blocks", "snap\x1b[2J", "--csi-socket", socket, "--base", "b")
 			lines := strings.Split(r.out, "\n")
-			if r.code != ExitOK || len(lines) > 8+3 || !strings.Contains(r.out, "\x1b[33m█") || strings.Contains(r.out, "\x1b[2J") || strings.Contains(r.out, "·\x1b") {
+			if r.code != command.ExitOK || len(lines) > 8+3 || !strings.Contains(r.out, "\x1b[33m█") || strings.Contains(r.out, "\x1b[2J") || strings.Contains(r.out, "·\x1b") {
 				t.Fatalf("%d bytes, width %d: %+v", capacity, b.width, r)
 			}
 			for _, line := range lines[1 : len(lines)-2] {
@@ -148,7 +149,7 @@ func TestBlocksOfNothing(t *testing.T) {
 		"json":         `{"block_metadata_type":2,"volume_size_bytes":1073741824,"block_metadata":[]}` + "\n",
 		"qemu-img-map": `[{ "start": 0, "length": 1073741824, "depth": 0, "present": true, "zero": true, "data": false, "compressed": false, "offset": 0}]` + "\n",
 	} {
-		if r := b.run("blocks", "snap", "--csi-socket", socket, "-o", format); r.code != ExitOK || !strings.HasPrefix(r.out, want) {
+		if r := b.run("blocks", "snap", "--csi-socket", socket, "-o", format); r.code != command.ExitOK || !strings.HasPrefix(r.out, want) {
 			t.Errorf("%s: %+v", format, r)
 		}
 	}
@@ -169,7 +170,7 @@ func TestBlocksErrorsSayWhatToDo(t *testing.T) {
 		f.fail = c.fail
 		r := b.run("blocks", "snap", "--csi-socket", socket)
 		for _, part := range c.want {
-			if r.code != ExitFailure || !strings.Contains(r.err, part) {
+			if r.code != command.ExitFailure || !strings.Contains(r.err, part) {
 				t.Errorf("no %q: %+v", part, r)
 			}
 		}
@@ -178,11 +179,11 @@ func TestBlocksErrorsSayWhatToDo(t *testing.T) {
 	if r := b.run("blocks", "snap", "--csi-socket", socket); !strings.Contains(r.err, "broke the protocol") || !strings.Contains(r.err, "tell its author") || r.out != "" {
 		t.Errorf("%+v", r)
 	}
-	if r := b.run("blocks", "snap", "--csi-socket", "/nowhere"); r.code != ExitFailure || !strings.Contains(r.err, "no CSI socket") {
+	if r := b.run("blocks", "snap", "--csi-socket", "/nowhere"); r.code != command.ExitFailure || !strings.Contains(r.err, "no CSI socket") {
 		t.Errorf("%+v", r)
 	}
 	for _, args := range [][]string{{}, {"a", "b"}, {"snap", "--csi-socket", socket, "-n", "shop"}, {"snap", "--base", "a", "--base-id", "b"}, {"snap", "--csi-socket", socket, "-o", "yaml"}} {
-		if r := b.run(append([]string{"blocks"}, args...)...); r.code != ExitUsage {
+		if r := b.run(append([]string{"blocks"}, args...)...); r.code != command.ExitUsage {
 			t.Errorf("%v: %+v", args, r)
 		}
 	}
@@ -205,7 +206,7 @@ func TestBlocksSecrets(t *testing.T) {
 		for _, args := range [][]string{nil, {"--base", "before"}} { // the first one is resumed
 			r := run(text, append(args, "--csi-socket", socket)...)
 			want := map[string]string{"user.name": "bob", "pass-word": "hunter2"}
-			if r.code != ExitOK || len(f.secrets) == 0 || strings.Contains(r.out+r.err, "hunter2") {
+			if r.code != command.ExitOK || len(f.secrets) == 0 || strings.Contains(r.out+r.err, "hunter2") {
 				t.Errorf("%q: %+v", text, r)
 			}
 			for _, got := range f.secrets {
@@ -219,15 +220,15 @@ func TestBlocksSecrets(t *testing.T) {
 		"hunter2", "[hunter2]", "a: 1234", "hunter2: [a]", "a: hunter2\na: hunter2", "a b: hunter2", "a: {b: hunter2}", "a: 'hunter2", "a: " + strings.Repeat("x", 1<<20),
 	} {
 		r := run(text, "--csi-socket", socket)
-		if r.code != ExitFailure || !strings.Contains(r.err, file) || strings.Contains(r.out+r.err, "hunter2") || len(f.secrets) > 0 {
+		if r.code != command.ExitFailure || !strings.Contains(r.err, file) || strings.Contains(r.out+r.err, "hunter2") || len(f.secrets) > 0 {
 			t.Errorf("%.40q: %+v", text, r)
 		}
 	}
-	if r := run("a: b"); r.code != ExitUsage || !strings.Contains(r.err, "--csi-socket") {
+	if r := run("a: b"); r.code != command.ExitUsage || !strings.Contains(r.err, "--csi-socket") {
 		t.Errorf("%+v", r)
 	}
-	for _, command := range [][]string{{"blocks", "snap"}, {"backup", "snap", "--from", file, "--file", file + "2"}} {
-		if r := b.run(append(command, "--csi-socket", socket, "--secrets-file", file+".missing")...); r.code != ExitFailure || !strings.Contains(r.err, "no such file") {
+	for _, args := range [][]string{{"blocks", "snap"}, {"backup", "snap", "--from", file, "--file", file + "2"}} {
+		if r := b.run(append(args, "--csi-socket", socket, "--secrets-file", file+".missing")...); r.code != command.ExitFailure || !strings.Contains(r.err, "no such file") {
 			t.Errorf("%+v", r)
 		}
 	}

@@ -14,6 +14,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/crust-proxy/crust-proxy/internal/blocks"
+	"github.com/crust-proxy/crust-proxy/internal/cli/command"
 )
 
 // blockServer is the server that is asked for blocks: a CSI driver, or the service of a cluster.
@@ -92,7 +93,7 @@ func (s *blockServer) with(ctx context.Context, of question, do blocksOf) error 
 	}
 	conn, err := blocks.DialCSI(s.csiSocket)
 	if err != nil {
-		return &explained{err, "The driver's pod and its --endpoint show where the socket is on the node."}
+		return command.Explain(err, "The driver's pod and its --endpoint show where the socket is on the node.")
 	}
 	err = do(ctx, of.target, s.reader(blocks.FromCSI(conn, cmp.Or(of.baseID, of.base), of.target, secrets)))
 	return errors.Join(explainBlocks(ctx, err), conn.Close())

@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/crust-proxy/crust-proxy/internal/cli/command"
 )
 
 func TestBackupAndRestore(t *testing.T) {
@@ -27,8 +29,8 @@ func TestBackupAndRestore(t *testing.T) {
 	}
 	write()
 	r := b.run("backup", "one", "--from", image, "--file", full, "--csi-socket", socket)
-	if r.code != ExitOK || !strings.HasPrefix(r.out, full+": 1MiB of data of a volume of 4MiB. SHA-256 ") ||
-		r.err != "crustctl: the stream broke at 12KiB: the driver stops; retrying in 250ms\n" {
+	if r.code != command.ExitOK || !strings.HasPrefix(r.out, full+": 1MiB of data of a volume of 4MiB. SHA-256 ") ||
+		r.err != "crust-backup: the stream broke at 12KiB: the driver stops; retrying in 250ms\n" {
 		t.Fatalf("%+v", r)
 	}
 	copy(content[8192:], "changed")
@@ -46,13 +48,13 @@ func TestBackupAndRestore(t *testing.T) {
 	if len(f.deltas) != 1 || f.deltas[0] != "one two" {
 		t.Errorf("asked for %v", f.deltas)
 	}
-	if r := b.run("restore", full, increment, "--check"); r.code != ExitOK || r.out != "The files are whole: snapshot two, 4MiB.\n" {
+	if r := b.run("restore", full, increment, "--check"); r.code != command.ExitOK || r.out != "The files are whole: snapshot two, 4MiB.\n" {
 		t.Errorf("%+v", r)
 	}
-	if r := b.run("restore", increment, "--to", restored); r.code != ExitFailure || !strings.Contains(r.err, "name the full backup first") {
+	if r := b.run("restore", increment, "--to", restored); r.code != command.ExitFailure || !strings.Contains(r.err, "name the full backup first") {
 		t.Errorf("%+v", r)
 	}
-	if r := b.run("restore", full, increment, "--to", restored); r.code != ExitOK || r.out != restored+" has snapshot two now, 4MiB.\n" {
+	if r := b.run("restore", full, increment, "--to", restored); r.code != command.ExitOK || r.out != restored+" has snapshot two now, 4MiB.\n" {
 		t.Errorf("%+v", r)
 	}
 	if out, err := os.ReadFile(restored); err != nil || !bytes.Equal(out, content) {
@@ -68,7 +70,7 @@ func TestBackupUsage(t *testing.T) {
 		{"backup"}, {"backup", "snap"}, {"backup", "snap", "--from", "x"}, {"backup", "snap", "--from", "x", "--file", "y", "--csi-socket", "z", "--context", "c"},
 		{"restore"}, {"restore", "file"}, {"restore", "file", "--to", "x", "--check"},
 	} {
-		if r := newBench(t).run(args...); r.code != ExitUsage {
+		if r := newBench(t).run(args...); r.code != command.ExitUsage {
 			t.Errorf("%v: %+v", args, r)
 		}
 	}

@@ -6,8 +6,9 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/crust-proxy/crust-proxy/internal/backup/blockview"
 	"github.com/crust-proxy/crust-proxy/internal/blocks"
-	"github.com/crust-proxy/crust-proxy/internal/cli/blockview"
+	"github.com/crust-proxy/crust-proxy/internal/cli/command"
 	"github.com/crust-proxy/crust-proxy/internal/cli/printer"
 )
 
@@ -28,15 +29,15 @@ VolumeSnapshotContent has in status.snapshotHandle, and the driver is asked.
 
 -o json prints a line for each message of the stream, raw a line "OFFSET SIZE" for
 each range, and qemu-img-map what qemu-img would.`,
-		Example: "  crustctl blocks tuesday --base monday -n shop --service-account backup-client",
-		Args:    arguments("SNAPSHOT"),
+		Example: "  crust-backup blocks tuesday --base monday -n shop --service-account backup-client",
+		Args:    command.Arguments("SNAPSHOT"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			picture := &blockview.Picture{
-				Out: out, Width: env.Width, ASCII: !unicodeLocale(env.Getenv), Snapshot: args[0], Base: cmp.Or(of.base, of.baseID),
+				Out: out, Width: env.Width, ASCII: !command.UnicodeLocale(env.Getenv), Snapshot: args[0], Base: cmp.Or(of.base, of.baseID),
 			}
 			view, err := blockview.New(format, env.Out, picture)
 			if err = cmp.Or(err, server.check(cmd), of.check()); err != nil {
-				return wrongUsage(cmd, err)
+				return command.WrongUsage(cmd, err)
 			}
 			of.target = args[0]
 			return server.with(cmd.Context(), of, func(ctx context.Context, _ string, reader *blocks.Reader) error {
@@ -51,6 +52,6 @@ each range, and qemu-img-map what qemu-img would.`,
 	cmd.Flags().StringVar(&of.base, "base", "", "an earlier snapshot of the volume: show what has changed since")
 	cmd.Flags().StringVar(&of.baseID, "base-id", "", "the same by CSI's id, if Kubernetes has it no more")
 	cmd.Flags().StringVarP(&format, "output", "o", blockview.FormatPicture, "picture, json, raw or qemu-img-map")
-	complete(cmd, "output", blockview.Formats()...)
+	command.Complete(cmd, "output", blockview.Formats()...)
 	return cmd
 }

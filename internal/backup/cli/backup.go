@@ -9,6 +9,7 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/internal/backup"
 	"github.com/crust-proxy/crust-proxy/internal/blocks"
+	"github.com/crust-proxy/crust-proxy/internal/cli/command"
 	"github.com/crust-proxy/crust-proxy/internal/cli/printer"
 	"github.com/crust-proxy/crust-proxy/internal/cli/show"
 )
@@ -27,16 +28,16 @@ image that has what is in the snapshot, such as a raw block volume made of it.
 
 Until the backup is complete its file is called FILE.part. After a failure, run the
 same command again: it goes on where it was.`,
-		Example: "  crustctl backup tuesday --from /dev/vdb --file tue.backup --base-file mon.backup -n shop",
-		Args:    arguments("SNAPSHOT"),
+		Example: "  crust-backup backup tuesday --from /dev/vdb --file tue.backup --base-file mon.backup",
+		Args:    command.Arguments("SNAPSHOT"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if job.From == "" || job.File == "" {
-				return wrongUsage(cmd, errors.New("--from and --file are needed"))
+				return command.WrongUsage(cmd, errors.New("--from and --file are needed"))
 			}
 			if err := server.check(cmd); err != nil {
-				return wrongUsage(cmd, err)
+				return command.WrongUsage(cmd, err)
 			}
-			server.waiting = func(line string) { cmd.PrintErrln("crustctl: " + line) }
+			server.waiting = func(line string) { cmd.PrintErrln("crust-backup: " + line) }
 			of := question{target: args[0]}
 			if baseFile != "" {
 				base, err := backup.ReadBase(baseFile)
@@ -81,16 +82,16 @@ files are checked before anything is written; --check does no more than that.
 
 After a failure the target is incomplete: run the same command again. What the
 target has already is not written again.`,
-		Example: "  crustctl restore mon.backup tue.backup --to /dev/vdc",
+		Example: "  crust-backup restore mon.backup tue.backup --to /dev/vdc",
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 {
-				return arguments("FILE")(cmd, args)
+				return command.Arguments("FILE")(cmd, args)
 			}
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if check == (to != "") {
-				return wrongUsage(cmd, errors.New("one of --to and --check is needed"))
+				return command.WrongUsage(cmd, errors.New("one of --to and --check is needed"))
 			}
 			var done *backup.Result
 			var err error
