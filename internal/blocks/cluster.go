@@ -11,10 +11,10 @@ import (
 	authenticationv1 "k8s.io/api/authentication/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/crust-proxy/crust-proxy/internal/apiserver"
 )
 
 // The paths of the API groups that are used.
@@ -61,13 +61,8 @@ func OpenCluster(kubeconfig, kubeContext, namespace string) (*Cluster, error) {
 	if c.Namespace, _, err = loader.Namespace(); err != nil {
 		return nil, fmt.Errorf("the kubeconfig cannot be used: %w", err)
 	}
-	// The scheme has only the API server's errors; objects are read as plain JSON.
-	scheme := runtime.NewScheme()
-	metav1.AddToGroupVersion(scheme, schema.GroupVersion{Version: "v1"})
-	config.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
-	config.GroupVersion = &schema.GroupVersion{Version: "v1"}
-	config.UserAgent, config.WarningHandler = "crust-backup", rest.NoWarnings{}
-	c.client, err = rest.UnversionedRESTClientFor(config)
+	config.UserAgent = "crust-backup"
+	c.client, err = apiserver.Plain(config)
 	return c, err
 }
 

@@ -6,6 +6,7 @@ import (
 	"go.uber.org/zap"
 	"k8s.io/klog/v2"
 
+	"github.com/crust-proxy/crust-proxy/internal/apiserver"
 	"github.com/crust-proxy/crust-proxy/internal/config"
 	"github.com/crust-proxy/crust-proxy/internal/csifront"
 	"github.com/crust-proxy/crust-proxy/internal/pods"
@@ -37,14 +38,14 @@ func newCluster(cfg *config.Config, metrics *telemetry.Metrics, log *zap.Logger)
 	return cluster, nil
 }
 
-func clusterOf(cfg *config.Config) (pods.Identity, string, error) {
-	identity := pods.Identity{
+func clusterOf(cfg *config.Config) (apiserver.Identity, string, error) {
+	identity := apiserver.Identity{
 		Kubeconfig: cfg.Cluster.Kubeconfig, InCluster: cfg.Cluster.InCluster, UserAgent: "crust-proxy/" + sys.Version(),
 	}
 	if cfg.Cluster.NodeName != "" {
 		return identity, cfg.Cluster.NodeName, nil
 	}
-	name, err := pods.NodeName()
+	name, err := apiserver.NodeName()
 	return identity, name, err
 }
 

@@ -4,8 +4,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/crust-proxy/crust-proxy/internal/apiserver"
 	"github.com/crust-proxy/crust-proxy/internal/config"
-	"github.com/crust-proxy/crust-proxy/internal/pods"
 )
 
 func TestIdentityInTheCluster(t *testing.T) {
@@ -17,7 +17,7 @@ func TestIdentityInTheCluster(t *testing.T) {
 		t.Errorf("%+v, %q, %v", identity, name, err)
 	}
 	cfg.Cluster.NodeName = ""
-	host, err := pods.NodeName()
+	host, err := apiserver.NodeName()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -8,7 +8,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/crust-proxy/crust-proxy/internal/pods"
+	"github.com/crust-proxy/crust-proxy/internal/apiserver"
 )
 
 const clusterWait = 10 * time.Second
@@ -23,7 +23,7 @@ func checkCluster(ctx context.Context, n Node, d Daemon) []Finding {
 	}
 	node := n.NodeName
 	if node == "" {
-		name, err := pods.NodeName()
+		name, err := apiserver.NodeName()
 		if err != nil {
 			return []Finding{failure("set cluster.nodeName in crust-proxy's configuration", "%v", err)}
 		}
@@ -32,7 +32,7 @@ func checkCluster(ctx context.Context, n Node, d Daemon) []Finding {
 	ctx, cancel := context.WithTimeout(ctx, clusterWait)
 	defer cancel()
 	var found []Finding
-	for _, one := range pods.Try(ctx, pods.Identity{Kubeconfig: n.at(n.Kubeconfig), UserAgent: "crustctl"}, node) {
+	for _, one := range apiserver.Try(ctx, apiserver.Identity{Kubeconfig: n.at(n.Kubeconfig), UserAgent: "crustctl"}, node) {
 		switch {
 		case one.Err == nil:
 			continue

@@ -9,8 +9,6 @@ package pods
 import (
 	"context"
 	"errors"
-	"os"
-	"strings"
 	"time"
 
 	"go.uber.org/zap"
@@ -18,9 +16,9 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 
+	"github.com/crust-proxy/crust-proxy/internal/apiserver"
 	"github.com/crust-proxy/crust-proxy/internal/csifront"
 	"github.com/crust-proxy/crust-proxy/internal/csifront/decision"
-	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
 // The front asks a Cluster.
@@ -33,7 +31,7 @@ const patience = 2 * time.Second
 // Config is what a Cluster is made of.
 type Config struct {
 	// Identity is how and as whom the API server is asked.
-	Identity Identity
+	Identity apiserver.Identity
 	// NodeName is this node's, as in NodeName().
 	NodeName string
 	// Patience is how long a lookup waits for what is not known yet; 0 is two seconds.
@@ -96,17 +94,6 @@ func attributeOf(object any) (name, value string) {
 		return object.Name, value
 	}
 	return "", ""
-}
-
-// NodeName is the name that kubelet gives this node unless it is configured otherwise.
-func NodeName() (string, error) {
-	name, err := os.Hostname()
-	name = strings.ToLower(strings.TrimSpace(name))
-	if err != nil || name == "" {
-		return "", volume.Errorf(volume.Internal, "the node's name cannot be told from its host name (%q): set "+
-			"cluster.nodeName: %w", name, err)
-	}
-	return name, nil
 }
 
 // ByUID returns the pod that a volume is published for.

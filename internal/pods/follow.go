@@ -41,7 +41,7 @@ var watchBackoff = wait.Backoff{Duration: 500 * time.Millisecond, Factor: 2, Jit
 func (c *Cluster) Run(ctx context.Context) error {
 	backoff := wait.Backoff{Duration: firstRetry, Factor: 2, Jitter: 0.5, Steps: 10, Cap: lastRetry}
 	for ctx.Err() == nil {
-		stamp := c.cfg.Identity.stamp()
+		stamp := c.cfg.Identity.Stamp()
 		client, err := c.connect()
 		if err != nil {
 			c.health.failed(identity, err)
@@ -62,7 +62,7 @@ func (c *Cluster) connect() (*api, error) {
 	if c.cfg.NodeName == "" {
 		return nil, errors.New("the node's name is not known: set cluster.nodeName")
 	}
-	config, err := c.cfg.Identity.config()
+	config, err := c.cfg.Identity.Config()
 	if err != nil {
 		return nil, err
 	}
@@ -89,7 +89,7 @@ func (c *Cluster) follow(ctx context.Context, client *api, stamp [sha256.Size]by
 		select {
 		case <-ctx.Done():
 		case <-ticker.C:
-			if c.Problem() != nil && c.cfg.Identity.stamp() != stamp {
+			if c.Problem() != nil && c.cfg.Identity.Stamp() != stamp {
 				cancel()
 			}
 		}

@@ -11,6 +11,7 @@ import (
 	"go.uber.org/zap/zaptest/observer"
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/crust-proxy/crust-proxy/internal/apiserver"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
@@ -155,12 +156,12 @@ func TestAKubeconfigThatOthersCanWriteIsNotUsed(t *testing.T) {
 	if err := os.Chmod(path, 0o666); err != nil {
 		t.Fatal(err)
 	}
-	_, err := Identity{Kubeconfig: path}.config()
+	_, err := apiserver.Identity{Kubeconfig: path}.Config()
 	if err == nil || !strings.Contains(err.Error(), "chmod go-w "+path) {
 		t.Errorf("got %v", err)
 	}
 	for _, bad := range []string{t.TempDir(), filepath.Join(t.TempDir(), "none")} {
-		if _, err := (Identity{Kubeconfig: bad}).config(); err == nil || !strings.Contains(err.Error(), bad) {
+		if _, err := (apiserver.Identity{Kubeconfig: bad}).Config(); err == nil || !strings.Contains(err.Error(), bad) {
 			t.Errorf("%s: got %v", bad, err)
 		}
 	}
@@ -168,14 +169,14 @@ func TestAKubeconfigThatOthersCanWriteIsNotUsed(t *testing.T) {
 	if err := os.WriteFile(garbage, []byte("{"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := (Identity{Kubeconfig: garbage}).config(); err == nil || !strings.Contains(err.Error(), garbage) {
+	if _, err := (apiserver.Identity{Kubeconfig: garbage}).Config(); err == nil || !strings.Contains(err.Error(), garbage) {
 		t.Errorf("got %v", err)
 	}
 }
 
 func TestWithoutAPodOfItsOwnThereIsNoServiceAccount(t *testing.T) {
 	t.Setenv("KUBERNETES_SERVICE_HOST", "")
-	if _, err := (Identity{InCluster: true}).config(); err == nil || !strings.Contains(err.Error(), "service account") {
+	if _, err := (apiserver.Identity{InCluster: true}).Config(); err == nil || !strings.Contains(err.Error(), "service account") {
 		t.Errorf("got %v", err)
 	}
 }

@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/crust-proxy/crust-proxy/internal/apiserver"
 	"github.com/crust-proxy/crust-proxy/internal/csifront/decision"
 	"github.com/crust-proxy/crust-proxy/internal/policy"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
@@ -302,7 +303,7 @@ func TestHostileTextIsBounded(t *testing.T) {
 	if len(paths) == 0 || len(paths) > maxSubPaths || len(paths[0]) > maxSubPath || strings.ContainsRune(paths[0], '\uFFFD') {
 		t.Errorf("%d subPaths", len(paths))
 	}
-	long := clipped(errors.New(strings.Repeat("x", 10_000)))
+	long := apiserver.Clipped(errors.New(strings.Repeat("x", 10_000)))
 	if len(long.Error()) > 300+8 {
 		t.Errorf("%d bytes of an error", len(long.Error()))
 	}

@@ -15,6 +15,7 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/crust-proxy/crust-proxy/internal/apiserver"
 	"github.com/crust-proxy/crust-proxy/internal/csifront/decision"
 	"github.com/crust-proxy/crust-proxy/internal/policy"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
@@ -155,7 +156,7 @@ func TestWhatDoesNotComeIsRefused(t *testing.T) {
 }
 
 func TestNothingIsKnownBeforeItRuns(t *testing.T) {
-	c := New(Config{Identity: Identity{Kubeconfig: "/does/not/exist"}, NodeName: thisNode, Patience: hasty})
+	c := New(Config{Identity: apiserver.Identity{Kubeconfig: "/does/not/exist"}, NodeName: thisNode, Patience: hasty})
 	_, err := c.ByUID(t.Context(), "uid-a")
 	refused(t, err, volume.Timeout, "not told")
 	if c.Problem() == nil {

@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 
+	"github.com/crust-proxy/crust-proxy/internal/apiserver"
 	"github.com/crust-proxy/crust-proxy/internal/csifront/decision"
 )
 
@@ -56,7 +57,7 @@ func start(t *testing.T, f *fakeAPI, patience time.Duration) *Cluster {
 
 func startWith(t *testing.T, kubeconfig string, patience time.Duration) *Cluster {
 	t.Helper()
-	c := New(Config{Identity: Identity{Kubeconfig: kubeconfig}, NodeName: thisNode, Patience: patience, Log: zaptest.NewLogger(t)})
+	c := New(Config{Identity: apiserver.Identity{Kubeconfig: kubeconfig}, NodeName: thisNode, Patience: patience, Log: zaptest.NewLogger(t)})
 	c.recheck = 10 * time.Millisecond
 	c.backoff = wait.Backoff{Duration: 10 * time.Millisecond, Factor: 2, Steps: 3, Cap: 50 * time.Millisecond}
 	done := make(chan error, 1)

@@ -3,14 +3,12 @@ package pods
 import (
 	"context"
 	"errors"
-	"fmt"
 	"sync/atomic"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
-	"github.com/crust-proxy/crust-proxy/internal/sys"
+	"github.com/crust-proxy/crust-proxy/internal/apiserver"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
@@ -22,16 +20,7 @@ type server struct {
 
 // explain turns an error of the API server, or of the connection to it, into a sentence.
 func (s *server) explain(err error) error {
-	switch host := s.host(); {
-	case apierrors.IsForbidden(err):
-		return fmt.Errorf("the API server does not allow it (is %q this node's name in the cluster?): %w", s.node, clipped(err))
-	case apierrors.IsUnauthorized(err):
-		return fmt.Errorf("the API server %s does not take our identity: %w", host, clipped(err))
-	case apierrors.ReasonForError(err) != metav1.StatusReasonUnknown:
-		return fmt.Errorf("the API server %s answers: %w", host, clipped(err))
-	default:
-		return fmt.Errorf("the API server %s cannot be reached: %w", host, clipped(err))
-	}
+	return apiserver.Explain(err, s.host(), s.node)
 }
 
 func (s *server) host() string {
@@ -60,21 +49,10 @@ func (s *server) unknown(what string, err error) error {
 	case apierrors.IsNotFound(err):
 		return volume.Errorf(volume.Busy, "%s does not exist", what)
 	case apierrors.IsForbidden(err):
-		return volume.Errorf(volume.Busy, "%s may not be read by our identity: %w", what, clipped(err))
+		return volume.Errorf(volume.Busy, "%s may not be read by our identity: %w", what, apiserver.Clipped(err))
 	case errors.Is(err, context.DeadlineExceeded):
 		return volume.Errorf(volume.Timeout, "%s is not known: the API server %s did not answer in time", what, s.host())
 	default:
 		return volume.Errorf(volume.Timeout, "%s is not known: %w", what, s.explain(err))
 	}
 }
-
-// clippedError is an error whose text is bounded: it may quote what others wrote.
-type clippedError struct {
-	error
-	text string
-}
-
-func (e clippedError) Error() string { return e.text }
-func (e clippedError) Unwrap() error { return e.error }
-
-func clipped(err error) error { return clippedError{error: err, text: sys.ClipTo(err.Error(), 300)} }

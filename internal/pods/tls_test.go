@@ -19,6 +19,8 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+
+	"github.com/crust-proxy/crust-proxy/internal/apiserver"
 )
 
 // clientPEM is a certificate and its key in one file, as kubelet keeps its own.
@@ -87,7 +89,7 @@ func TestKubeletsCertificateIsRotated(t *testing.T) {
 		"contexts: [{name: c, context: {cluster: c, user: u}}]\n"+
 		"users: [{name: u, user: {client-certificate: %[3]q, client-key: %[3]q}}]\n", secure.URL, ca, current))
 
-	config, err := (Identity{Kubeconfig: kubeconfig}).config()
+	config, err := (apiserver.Identity{Kubeconfig: kubeconfig}).Config()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -8,15 +8,17 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/crust-proxy/crust-proxy/internal/apiserver"
 )
 
 func TestWhatIsTried(t *testing.T) {
 	f := newFakeAPI(t)
 	f.put(aPod("a"), class("kata", "kata"))
-	who := Identity{Kubeconfig: f.kubeconfig()}
+	who := apiserver.Identity{Kubeconfig: f.kubeconfig()}
 	failed := func() []string {
 		var out []string
-		for _, one := range Try(t.Context(), who, thisNode) {
+		for _, one := range apiserver.Try(t.Context(), who, thisNode) {
 			if one.Err != nil {
 				out = append(out, one.What+": "+one.Err.Error())
 			}
@@ -51,7 +53,7 @@ func TestWhatIsTried(t *testing.T) {
 }
 
 func TestNodeNameIsAsKubeletHasIt(t *testing.T) {
-	name, err := NodeName()
+	name, err := apiserver.NodeName()
 	if err != nil || name == "" || name != strings.ToLower(strings.TrimSpace(name)) {
 		t.Errorf("got %q, %v", name, err)
 	}
@@ -61,7 +63,7 @@ func TestQuestionsAreTimed(t *testing.T) {
 	f := newFakeAPI(t)
 	f.put(aPod("a"))
 	asked := make(chan string, 2)
-	c := New(Config{Identity: Identity{Kubeconfig: f.kubeconfig()}, NodeName: thisNode, Patience: hasty,
+	c := New(Config{Identity: apiserver.Identity{Kubeconfig: f.kubeconfig()}, NodeName: thisNode, Patience: hasty,
 		Asked: func(question string, took time.Duration, err error) {
 			if took <= 0 {
 				err = errors.Join(err, errors.New("no time taken"))

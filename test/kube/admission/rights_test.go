@@ -17,6 +17,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
 
+	"github.com/crust-proxy/crust-proxy/internal/apiserver"
 	"github.com/crust-proxy/crust-proxy/internal/pods"
 	"github.com/crust-proxy/crust-proxy/test/deploy/render"
 )
@@ -40,7 +41,7 @@ func TestTheRoleIsEnough(t *testing.T) {
 	made := r.podWithDisk(t)
 
 	looksUp := pods.New(pods.Config{
-		Identity: pods.Identity{Kubeconfig: access, UserAgent: "test"}, NodeName: "node-a", Patience: patience, Log: zap.NewNop(),
+		Identity: apiserver.Identity{Kubeconfig: access, UserAgent: "test"}, NodeName: "node-a", Patience: patience, Log: zap.NewNop(),
 	})
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)

@@ -17,6 +17,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
 
+	"github.com/crust-proxy/crust-proxy/internal/apiserver"
 	"github.com/crust-proxy/crust-proxy/internal/csifront/decision"
 	lookup "github.com/crust-proxy/crust-proxy/internal/pods"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
@@ -71,7 +72,7 @@ func TestKubeletsIdentityIsEnough(t *testing.T) {
 			t.Errorf("%s: %v", id, got)
 		}
 	}
-	for _, one := range lookup.Try(t.Context(), lookup.Identity{Kubeconfig: r.nodes()}, node) {
+	for _, one := range apiserver.Try(t.Context(), apiserver.Identity{Kubeconfig: r.nodes()}, node) {
 		if one.Err != nil {
 			t.Errorf("%s: %v", one.What, one.Err)
 		}
@@ -144,7 +145,7 @@ func TestAnotherNodesNameIsNotTaken(t *testing.T) {
 	check.Eventually(t, "the refusal is seen", func() bool { return len(c.State().Problems) > 0 })
 	_, err := c.ByUID(t.Context(), "any")
 	wantRefusal(t, err, volume.Timeout, "does not allow it", `is "node-b" this node's name`)
-	failed := slices.ContainsFunc(lookup.Try(t.Context(), lookup.Identity{Kubeconfig: r.nodes()}, other), func(one lookup.Trial) bool {
+	failed := slices.ContainsFunc(apiserver.Try(t.Context(), apiserver.Identity{Kubeconfig: r.nodes()}, other), func(one apiserver.Trial) bool {
 		return one.Err != nil && strings.Contains(one.What, "the pods of node "+other)
 	})
 	if !failed {

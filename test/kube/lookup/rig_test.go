@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/crust-proxy/crust-proxy/internal/apiserver"
 	"github.com/crust-proxy/crust-proxy/internal/csifront/decision"
 	lookup "github.com/crust-proxy/crust-proxy/internal/pods"
 	"github.com/crust-proxy/crust-proxy/test/kube/cluster"
@@ -70,7 +71,7 @@ func made[T any](r *rig, object T, create func(context.Context, T, metav1.Create
 func (r *rig) follow(kubeconfig, as string, patience time.Duration) *lookup.Cluster {
 	r.t.Helper()
 	c := lookup.New(lookup.Config{
-		Identity: lookup.Identity{Kubeconfig: kubeconfig, UserAgent: "lookup-test"}, NodeName: as, Patience: patience, Log: zaptest.NewLogger(r.t),
+		Identity: apiserver.Identity{Kubeconfig: kubeconfig, UserAgent: "lookup-test"}, NodeName: as, Patience: patience, Log: zaptest.NewLogger(r.t),
 	})
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)

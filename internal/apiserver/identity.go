@@ -1,4 +1,6 @@
-package pods
+// Package apiserver is how and as whom the API server of Kubernetes is asked, and what its
+// errors mean.
+package apiserver
 
 import (
 	"crypto/sha256"
@@ -6,10 +8,17 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"strings"
 	"syscall"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
 // Identity is how and as whom the API server is asked.
@@ -22,9 +31,9 @@ type Identity struct {
 	UserAgent string
 }
 
-// config reads the identity. client-go itself reads certificates, keys and tokens again
+// Config reads the identity. client-go itself reads certificates, keys and tokens again
 // when their files change.
-func (i Identity) config() (*rest.Config, error) {
+func (i Identity) Config() (*rest.Config, error) {
 	config, err := i.read()
 	if err != nil {
 		return nil, err
@@ -77,11 +86,32 @@ func safe(path string) error {
 	return nil
 }
 
-// stamp is a hash of the kubeconfig, or zero if it cannot be read.
-func (i Identity) stamp() [sha256.Size]byte {
+// Stamp is a hash of the kubeconfig, or zero if it cannot be read.
+func (i Identity) Stamp() [sha256.Size]byte {
 	raw, err := os.ReadFile(i.Kubeconfig)
 	if err != nil {
 		return [sha256.Size]byte{}
 	}
 	return sha256.Sum256(raw)
+}
+
+// NodeName is the name that kubelet gives this node unless it is configured otherwise.
+func NodeName() (string, error) {
+	name, err := os.Hostname()
+	name = strings.ToLower(strings.TrimSpace(name))
+	if err != nil || name == "" {
+		return "", volume.Errorf(volume.Internal, "the node's name cannot be told from its host name (%q): set "+
+			"cluster.nodeName: %w", name, err)
+	}
+	return name, nil
+}
+
+// Plain returns a client that knows only the API server's errors: objects are plain JSON.
+func Plain(config *rest.Config) (*rest.RESTClient, error) {
+	scheme := runtime.NewScheme()
+	metav1.AddToGroupVersion(scheme, schema.GroupVersion{Version: "v1"})
+	config.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
+	config.GroupVersion = &schema.GroupVersion{Version: "v1"}
+	config.WarningHandler = rest.NoWarnings{}
+	return rest.UnversionedRESTClientFor(config)
 }

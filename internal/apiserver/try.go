@@ -1,0 +1,77 @@
+package apiserver
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/url"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+)
+
+// Trial is one thing that was tried, and its result.
+type Trial struct {
+	// What was tried, as a sentence.
+	What string
+	Err  error
+}
+
+// Try checks whether pods can be looked up with an identity: whether it can be read, whether
+// the API server answers, and whether it grants the rights. It ends at the first failure
+// that makes the others meaningless.
+func Try(ctx context.Context, who Identity, node string) []Trial {
+	config, err := who.Config()
+	if err != nil {
+		return []Trial{{"the identity can be read", err}}
+	}
+	client, err := Plain(config)
+	if err != nil {
+		return []Trial{{"the identity can be used", err}}
+	}
+	defer client.Client.CloseIdleConnections()
+	var out []Trial
+	for _, one := range trials(node) {
+		bounded, cancel := context.WithTimeout(ctx, tryTime)
+		raw, err := client.Get().MaxRetries(0).RequestURI(one.uri).Do(bounded).Raw()
+		cancel()
+		switch {
+		case err == nil:
+			err = json.Unmarshal(raw, &metav1.TypeMeta{})
+		case one.fine != nil && one.fine(err):
+			err = nil
+		}
+		if err != nil {
+			err = Explain(err, config.Host, node)
+		}
+		out = append(out, Trial{one.what, err})
+		if err != nil && apierrors.ReasonForError(err) == metav1.StatusReasonUnknown {
+			break // it cannot be reached
+		}
+	}
+	return out
+}
+
+// tryTime is how long the API server may take to answer.
+const tryTime = 5 * time.Second
+
+type trial struct {
+	what, uri string
+	fine      func(error) bool // errors that mean nothing
+}
+
+func trials(node string) []trial {
+	const storage = "/apis/storage.k8s.io/v1/"
+	ofNode := url.QueryEscape(fields.OneTermEqualSelector("spec.nodeName", node).String())
+	return []trial{
+		{fmt.Sprintf("the pods of node %s can be listed", node), "/api/v1/pods?limit=1&fieldSelector=" + ofNode, nil},
+		{"runtime classes can be listed", "/apis/node.k8s.io/v1/runtimeclasses?limit=1", nil},
+		{"CSI drivers can be listed", storage + "csidrivers?limit=1", nil},
+		// Whether there is such a node is tried next.
+		{fmt.Sprintf("the CSINode of node %s can be read", node), storage + "csinodes/" + url.PathEscape(node), apierrors.IsNotFound},
+		// A service account need not have that right.
+		{fmt.Sprintf("there is a node %s", node), "/api/v1/nodes/" + url.PathEscape(node), apierrors.IsForbidden},
+	}
+}
