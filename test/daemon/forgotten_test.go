@@ -64,7 +64,7 @@ func (r *containerRuntime) list(pods map[string]string) {
 }
 
 func (r *containerRuntime) Version(context.Context, *runtimeapi.VersionRequest) (*runtimeapi.VersionResponse, error) {
-	return &runtimeapi.VersionResponse{RuntimeName: "containerd", RuntimeVersion: "1.7.0"}, nil
+	return &runtimeapi.VersionResponse{RuntimeName: "cri-o", RuntimeVersion: "1.34.1"}, nil
 }
 
 func (r *containerRuntime) ListPodSandbox(context.Context, *runtimeapi.ListPodSandboxRequest) (*runtimeapi.ListPodSandboxResponse, error) {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 	"sync"
 	"time"
 
@@ -12,12 +13,14 @@ import (
 	eventsapi "github.com/containerd/containerd/api/services/events/v1"
 	sandboxapi "github.com/containerd/containerd/api/services/sandbox/v1"
 	tasksapi "github.com/containerd/containerd/api/services/tasks/v1"
+	versionapi "github.com/containerd/containerd/api/services/version/v1"
 	tasktypes "github.com/containerd/containerd/api/types/task"
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/emptypb"
 
 	"github.com/crust-proxy/crust-proxy/internal/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
@@ -45,21 +48,51 @@ const (
 // client queries containerd over one connection.
 //
 // It uses the generated code of containerd's gRPC API and not the client library: to list
-// containers and read events takes a tenth of that code, and the API is the same for
-// containerd 1.6, 1.7 and 2.x.
+// containers and read events takes a tenth of that code, and the API does not change.
 type client struct {
 	t          *Tracker
 	containers containersapi.ContainersClient
 	tasks      tasksapi.TasksClient
 	events     eventsapi.EventsClient
 	sandboxes  sandboxapi.StoreClient
+	versions   versionapi.VersionClient
 }
 
 func newClient(t *Tracker, conn *grpc.ClientConn) *client {
 	return &client{
 		t: t, containers: containersapi.NewContainersClient(conn), tasks: tasksapi.NewTasksClient(conn),
 		events: eventsapi.NewEventsClient(conn), sandboxes: sandboxapi.NewStoreClient(conn),
+		versions: versionapi.NewVersionClient(conn),
 	}
+}
+
+// checkVersion returns an error if containerd is too old.
+func (c *client) checkVersion(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, listTime)
+	defer cancel()
+	reply, err := c.versions.Version(ctx, &emptypb.Empty{})
+	if err != nil {
+		return fmt.Errorf("containerd: ask for the version: %w", err)
+	}
+	return checkSupported(reply.GetVersion())
+}
+
+// checkSupported returns an error if a version of containerd is too old. A version that
+// cannot be read is that of a development build.
+func checkSupported(version string) error {
+	if v := majorMinor(version); v != nil && v[0] < 2 {
+		return volume.Errorf(volume.NoSandbox, "containerd %s is not supported: upgrade to 2.0 or newer", clip(strings.TrimPrefix(version, "v")))
+	}
+	return nil
+}
+
+// majorMinor returns the first two numbers of a version, or nil.
+func majorMinor(version string) []int {
+	v := make([]int, 2)
+	if _, err := fmt.Sscanf(strings.TrimPrefix(version, "v"), "%d.%d", &v[0], &v[1]); err != nil {
+		return nil
+	}
+	return v
 }
 
 func (c *client) in(ctx context.Context) context.Context {
@@ -167,9 +200,6 @@ func (c *client) listed(ctx context.Context) (map[string]bool, error) {
 		ids[id] = true
 	}
 	reply, err := c.sandboxes.List(c.in(ctx), &sandboxapi.StoreListRequest{})
-	if status.Code(err) == codes.Unimplemented {
-		return ids, nil
-	}
 	for _, s := range reply.GetList() {
 		if isOther(s.GetSandboxer()) {
 			ids[s.GetSandboxID()] = true
@@ -180,12 +210,11 @@ func (c *client) listed(ctx context.Context) (map[string]bool, error) {
 
 func isOther(sandboxer string) bool { return sandboxer != "" && sandboxer != podSandboxer }
 
-// podSandboxer is the controller whose sandboxes are containers. Versions that have only
-// this one leave the name empty.
+// podSandboxer is the controller whose sandboxes are containers. The name is empty in records
+// of before an upgrade to containerd 2.
 const podSandboxer = "podsandbox"
 
 // otherSandboxer returns the name of another controller that has a sandbox, or "".
-// Containerd 1.6 has no such list.
 func (c *client) otherSandboxer(ctx context.Context) (string, error) {
 	reply, err := c.sandboxes.List(c.in(ctx), &sandboxapi.StoreListRequest{})
 	if err != nil {

@@ -15,9 +15,8 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 )
 
-// sandboxAnnotation names a container's sandbox in its spec. Newer versions also have a
-// field of the container for it: 1.6 never sets it, 1.7 only for a shim that is a sandbox
-// by itself.
+// sandboxAnnotation names a container's sandbox in its spec. Containers that ctr made, or the
+// CRI before an upgrade to containerd 2, do not have the field for it.
 const sandboxAnnotation = "io.kubernetes.cri.sandbox-id"
 
 const maxSpec = 8 << 20

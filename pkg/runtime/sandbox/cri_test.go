@@ -119,7 +119,7 @@ func TestCRIWithoutEventsIsAsked(t *testing.T) {
 	cases := map[string]func(*fakeRuntime){
 		"CRI-O with events off":    func(f *fakeRuntime) { f.endsAtOnce = true },
 		"no such call":             func(f *fakeRuntime) { f.endsAtOnce, f.noEvents = true, status.Error(codes.Unimplemented, "no") },
-		"events for one listener":  func(f *fakeRuntime) { f.name, f.version = "containerd", "1.7.35" },
+		"events for one listener":  func(f *fakeRuntime) { f.version = "1.27.9" },
 		"an unknown runtime":       func(f *fakeRuntime) { f.name, f.version = "docker", "28.0" },
 		"a version that is no one": func(f *fakeRuntime) { f.version = "unknown" },
 	}
@@ -374,21 +374,36 @@ func TestStormOfCRIEvents(t *testing.T) {
 	}
 }
 
-func TestFirstVersionsThatBroadcast(t *testing.T) {
-	for version, want := range map[string]bool{
-		"containerd 1.6.20~ds1": false, "containerd v1.7.35": false, "containerd 2.0.0-rc.1": true, "containerd v2.4.1": true,
-		"containerd 10.0.0": true, "cri-o 1.27.9": false, "cri-o 1.28.0": true, "cri-o 1.34.1": true, "cri-o x": false, "containerd ": false,
-	} {
-		name, number, _ := strings.Cut(version, " ")
-		fake := newFakeRuntime(t)
-		fake.name, fake.version = name, number
-		fake.start()
-		conn := connect(t, fake.socket)
-		c := &criClient{api: runtimeapi.NewRuntimeServiceClient(conn)}
-		if got, err := c.broadcasts(t.Context()); err != nil || got != want {
-			t.Errorf("%s: %v, %v", version, got, err)
+// TestOldContainerdIsRefused until it is upgraded. Who asks which sandboxes have a volume is told what to do.
+func TestOldContainerdIsRefused(t *testing.T) {
+	byAPI, byCRI := newFake(t), newFakeRuntime(t)
+	byCRI.name = "containerd"
+	run := func(version string) {
+		byAPI.mu.Lock()
+		defer byAPI.mu.Unlock()
+		byCRI.mu.Lock()
+		defer byCRI.mu.Unlock()
+		byAPI.version, byCRI.version = version, version
+		byAPI.start()
+		byCRI.start()
+	}
+	run("v1.7.35")
+	ofAPI, _ := startTracker(t, byAPI)
+	ofCRI, _ := startCRI(t, byCRI, nil)
+	for _, tracker := range []*Tracker{ofAPI, ofCRI} {
+		const want = "containerd 1.7.35 is not supported: upgrade to 2.0 or newer"
+		check.Eventually(t, "refused", func() bool { return tracker.LastError().Error() == want })
+		if _, err := tracker.Mounting(t.Context(), "/v"); volume.KindOf(err) != volume.NoSandbox || !strings.Contains(err.Error(), want) {
+			t.Error(err)
 		}
-		_ = conn.Close()
-		fake.stop()
+	}
+	byAPI.stop()
+	byCRI.stop()
+	run("v2.0.0-rc.1")
+	check.Eventually(t, "followed", func() bool { return ofAPI.Ready() && ofCRI.Ready() })
+	for version, refused := range map[string]bool{"1.6.20~ds1": true, "2.4.1+unknown": false, "10.0.0": false, "devel": false} {
+		if err := checkSupported(version); (err != nil) != refused {
+			t.Errorf("%q: %v", version, err)
+		}
 	}
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -19,10 +18,8 @@ type criClient struct {
 	api runtimeapi.RuntimeServiceClient
 }
 
-// firstToBroadcast are the first versions that send each event to all listeners. Older ones
-// send it to one of them: to listen would take events away from kubelet.
-var firstToBroadcast = map[string][]int{"containerd": {2, 0}, "cri-o": {1, 28}}
-
+// broadcasts reports whether the runtime sends each event to all listeners. CRI-O before 1.28
+// sends it to one of them: to listen would take events away from kubelet.
 func (c *criClient) broadcasts(ctx context.Context) (bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, criListTime)
 	defer cancel()
@@ -30,15 +27,13 @@ func (c *criClient) broadcasts(ctx context.Context) (bool, error) {
 	if err != nil {
 		return false, fmt.Errorf("ask for the version: %w", err)
 	}
-	first, known := firstToBroadcast[reply.GetRuntimeName()]
-	if !known {
-		return false, nil
+	switch version := reply.GetRuntimeVersion(); reply.GetRuntimeName() {
+	case "containerd":
+		return true, checkSupported(version)
+	case "cri-o":
+		return slices.Compare(majorMinor(version), []int{1, 28}) >= 0, nil
 	}
-	var major, minor int
-	if _, err := fmt.Sscanf(strings.TrimPrefix(reply.GetRuntimeVersion(), "v"), "%d.%d", &major, &minor); err != nil {
-		return false, nil //nolint:nilerr // a version that cannot be read is one that is not known
-	}
-	return slices.Compare([]int{major, minor}, first) >= 0, nil
+	return false, nil
 }
 
 func (c *criClient) live(ctx context.Context) (map[string]sandbox, error) {

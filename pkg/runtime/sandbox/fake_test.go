@@ -13,6 +13,7 @@ import (
 	eventsapi "github.com/containerd/containerd/api/services/events/v1"
 	sandboxapi "github.com/containerd/containerd/api/services/sandbox/v1"
 	tasksapi "github.com/containerd/containerd/api/services/tasks/v1"
+	versionapi "github.com/containerd/containerd/api/services/version/v1"
 	"github.com/containerd/containerd/api/types"
 	tasktypes "github.com/containerd/containerd/api/types/task"
 	"google.golang.org/grpc"
@@ -22,6 +23,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
+	"google.golang.org/protobuf/types/known/emptypb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 )
 
@@ -29,6 +31,7 @@ import (
 type fakeContainerd struct {
 	containersapi.UnimplementedContainersServer
 	eventsapi.UnimplementedEventsServer
+	versionapi.UnimplementedVersionServer
 	t      *testing.T
 	socket string
 	server *grpc.Server
@@ -40,8 +43,9 @@ type fakeContainerd struct {
 	taskless   map[string]bool
 	shimless   map[string]bool // tasks whose shim cannot be reached
 	hanging    map[string]bool // containers whose Get does not answer
-	lists      int             // how often containers were listed
-	sandboxers []string        // of sandboxes in the sandbox store
+	version    string
+	lists      int      // how often containers were listed
+	sandboxers []string // of sandboxes in the sandbox store
 
 	// A lock of its own: whoever tells may have to wait for one who asks.
 	streamsMu sync.Mutex
@@ -56,7 +60,7 @@ func newFake(t *testing.T) *fakeContainerd {
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	return &fakeContainerd{
-		t: t, socket: filepath.Join(dir, "c.sock"), containers: make(map[string]*containersapi.Container),
+		t: t, socket: filepath.Join(dir, "c.sock"), version: "v2.4.1", containers: make(map[string]*containersapi.Container),
 		states: make(map[string]tasktypes.Status), taskless: make(map[string]bool), shimless: make(map[string]bool),
 		streams: make(map[chan *types.Envelope]bool), hanging: make(map[string]bool),
 	}
@@ -73,6 +77,7 @@ func (f *fakeContainerd) start() {
 	containersapi.RegisterContainersServer(f.server, f)
 	tasksapi.RegisterTasksServer(f.server, tasks{fake: f})
 	eventsapi.RegisterEventsServer(f.server, f)
+	versionapi.RegisterVersionServer(f.server, f)
 	sandboxapi.RegisterStoreServer(f.server, store{fake: f})
 	go func(s *grpc.Server) { _ = s.Serve(listener) }(f.server)
 }
@@ -138,6 +143,12 @@ func (f *fakeContainerd) checkNamespace(ctx context.Context) error {
 		return status.Error(codes.FailedPrecondition, "namespace is required")
 	}
 	return nil
+}
+
+func (f *fakeContainerd) Version(context.Context, *emptypb.Empty) (*versionapi.VersionResponse, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return &versionapi.VersionResponse{Version: f.version}, nil
 }
 
 func (f *fakeContainerd) Get(ctx context.Context, req *containersapi.GetContainerRequest) (*containersapi.GetContainerResponse, error) {
@@ -237,9 +248,6 @@ type store struct {
 func (s store) List(ctx context.Context, _ *sandboxapi.StoreListRequest) (*sandboxapi.StoreListResponse, error) {
 	s.fake.mu.Lock()
 	defer s.fake.mu.Unlock()
-	if s.fake.sandboxers == nil {
-		return nil, status.Error(codes.Unimplemented, "unknown service") // as containerd 1.6
-	}
 	reply := &sandboxapi.StoreListResponse{}
 	for _, name := range s.fake.sandboxers {
 		reply.List = append(reply.List, &types.Sandbox{SandboxID: "sb-" + name, Sandboxer: name})

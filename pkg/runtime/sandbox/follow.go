@@ -61,6 +61,9 @@ func followContainerd(ctx context.Context, t *Tracker, conn *grpc.ClientConn, be
 		done: make(chan func() error), looks: make(map[string]context.CancelFunc), relist: time.NewTimer(settleTime),
 	}
 	defer f.relist.Stop()
+	if err := f.c.checkVersion(ctx); err != nil {
+		return err
+	}
 	// Subscribed before listing, so that nothing falls between the two.
 	beside.Go(func() {
 		err := f.subscribe(ctx)

@@ -34,7 +34,7 @@ func TestMounting(t *testing.T) {
 	fake.put("sb-1", "pod-1", kindSandbox, "", mountSpec("sb-1", "/v"))
 	fake.put("c-1", "pod-1", "container", "sb-1", mountSpec("sb-1", "/v/"))
 	fake.put("sb-2", "pod-2", kindSandbox, "", "{}")
-	fake.put("c-2", "pod-2", "container", "", mountSpec("sb-2", "/v")) // as containerd 1.6 tells it
+	fake.put("c-2", "pod-2", "container", "", mountSpec("sb-2", "/v")) // made before an upgrade
 	fake.put("c-3", "pod-2", "container", "", mountSpec("sb-2", "/w"))
 	fake.put("sb-3", "pod-3", kindSandbox, "", "{}")
 	fake.states["sb-3"] = tasktypes.Status_STOPPED

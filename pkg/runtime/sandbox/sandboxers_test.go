@@ -12,10 +12,9 @@ func TestSandboxesThatAreNoContainersAreWarnedOf(t *testing.T) {
 		sandboxers []string
 		warns      bool
 	}{
-		"containerd 1.6": {nil, false},
-		"containerd 1.7": {[]string{""}, false},
-		"the usual one":  {[]string{"podsandbox", "podsandbox"}, false},
-		"another one":    {[]string{"podsandbox", "shim"}, true},
+		"of before an upgrade": {[]string{""}, false},
+		"the usual one":        {[]string{"podsandbox", "podsandbox"}, false},
+		"another one":          {[]string{"podsandbox", "shim"}, true},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {

@@ -178,7 +178,9 @@ func (t *Tracker) remove(id string) {
 func (t *Tracker) lost(err error) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	err = volume.Errorf(volume.NoSandbox, "%s cannot be followed; is it running? %w", t.party, err)
+	if _, unsupported := errors.AsType[*volume.Error](err); !unsupported {
+		err = volume.Errorf(volume.NoSandbox, "%s cannot be followed; is it running? %w", t.party, err)
+	}
 	isNew := t.ready || t.last == nil || t.last.Error() != err.Error()
 	t.by, t.ready, t.last = nil, false, err
 	return isNew

@@ -168,7 +168,7 @@ func TestDestinations(t *testing.T) {
 	}
 	fake.put("sb-1", "pod-1", kindSandbox, "", spec("sb-1", "/v:/sandbox"))
 	fake.put("c-1", "pod-1", "container", "sb-1", spec("sb-1", "/v:/data", "/w:/other"))
-	fake.put("c-2", "pod-1", "container", "", spec("sb-1", "/v:/data", "/v:/copy")) // as containerd 1.6 tells it
+	fake.put("c-2", "pod-1", "container", "", spec("sb-1", "/v:/data", "/v:/copy")) // made before an upgrade
 	fake.put("c-3", "pod-1", "container", "", spec("another", "/v:/not-mine"))
 	fake.put("c-4", "pod-1", "container", "sb-1", "{broken")
 	tracker, _ := startTracker(t, fake)
