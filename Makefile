@@ -73,7 +73,7 @@ system: ## Tests on the real kernel: mounts, loop devices, faults (root)
 .PHONY: test-vm
 test-vm: ## Tests of crust-vm: pods in virtual machines of QEMU (root)
 	@hack/need-root.sh "tests in virtual machines"
-	@hack/guest-kernel.sh >/dev/null
+	@hack/containerd.sh >/dev/null && hack/guest-kernel.sh >/dev/null
 	@# Side by side: each boots one machine after the other.
 	{ $(IN_VM) -p 1 -run '$(IN_VMS)' ./test/conformance ./test/openers && $(GO) run ./test/bench --only vm --quick; } & \
 		result=0; $(IN_VM) ./test/vm || result=$$?; wait $$! && exit $$result

@@ -1,7 +1,7 @@
 #!/bin/bash
 # Builds the containerd 2.x that tools/containerd/go.mod pins, with its shim, a
 # current runc, and in cni what gives pods a network, into the user's cache
-# directory, and prints where: tests use it beside the one that the machine has.
+# directory, and prints where: tests use it.
 # Filesystem drivers that need C libraries are left out.
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -1,6 +1,6 @@
 #!/bin/bash
 # Installs what builds and tests need beyond Go, on Debian and Ubuntu: only
-# packages whose programs are missing, so that a machine with, say, containerd
+# packages whose programs are missing, so that a machine with, say, runc
 # from another source keeps it.
 set -euo pipefail
 PATH=$PATH:/usr/sbin:/sbin
@@ -19,7 +19,6 @@ blkid util-linux
 sfdisk fdisk
 setpriv util-linux
 ip iproute2
-containerd containerd
 runc runc
 crun crun
 busybox busybox-static

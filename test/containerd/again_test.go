@@ -38,47 +38,45 @@ func (v *volume) wantUnavailable() {
 // TestSandboxOfALivingPodIsMadeAgain has a sandbox die, and kubelet make a new one
 // without any CSI call.
 func TestSandboxOfALivingPodIsMadeAgain(t *testing.T) {
-	onEach(t, func(t *testing.T, version string) {
-		r := newTestNode(t, version)
-		v := r.staged("pod-1", "ext4")
-		old := r.pod("pod-1")
-		first := r.run(old, "main", at(v.target))
-		sum := r.write(first, "/data/blob")
-		v.wantStats(first)
-		pause, err := old.Pid(t.Context())
-		check.Must(t, err)
-		check.Must(t, syscall.Kill(pause, syscall.SIGKILL))
-		check.Must(t, old.Stop(r.ctx()))
-		v.wantUnavailable()
-		check.Eventually(t, "the dead sandbox is not on record", func() bool { return len(v.recorded()) == 0 })
+	r := newTestNode(t)
+	v := r.staged("pod-1", "ext4")
+	old := r.pod("pod-1")
+	first := r.run(old, "main", at(v.target))
+	sum := r.write(first, "/data/blob")
+	v.wantStats(first)
+	pause, err := old.Pid(t.Context())
+	check.Must(t, err)
+	check.Must(t, syscall.Kill(pause, syscall.SIGKILL))
+	check.Must(t, old.Stop(r.ctx()))
+	v.wantUnavailable()
+	check.Eventually(t, "the dead sandbox is not on record", func() bool { return len(v.recorded()) == 0 })
 
-		pod := r.attempt("pod-1", 1)
-		second := r.run(pod, "main", at(v.target))
-		if got := r.exec(second, "sha256sum /data/blob"); !strings.HasPrefix(got, sum) {
-			t.Errorf("the new sandbox reads %q", got)
-		}
-		r.exec(second, "dd if=/dev/zero of=/data/more bs=64k count=100 2>/dev/null && sync")
-		v.wantStats(second)
-		// Kubelet removes the old sandbox later; that must not touch the new one.
-		r.remove(old)
-		v.wantStats(second)
-		if ids := v.recorded(); len(ids) != 1 || ids[0] != pod.ID {
-			t.Errorf("on record are %q, and the sandbox is %s", ids, pod.ID)
-		}
-		r.d.Kill()
-		r.d.Start()
-		v.wantStats(second)
-		r.remove(pod)
-		v.unstage()
-		v.check()
-		r.wantClean()
-	})
+	pod := r.attempt("pod-1", 1)
+	second := r.run(pod, "main", at(v.target))
+	if got := r.exec(second, "sha256sum /data/blob"); !strings.HasPrefix(got, sum) {
+		t.Errorf("the new sandbox reads %q", got)
+	}
+	r.exec(second, "dd if=/dev/zero of=/data/more bs=64k count=100 2>/dev/null && sync")
+	v.wantStats(second)
+	// Kubelet removes the old sandbox later; that must not touch the new one.
+	r.remove(old)
+	v.wantStats(second)
+	if ids := v.recorded(); len(ids) != 1 || ids[0] != pod.ID {
+		t.Errorf("on record are %q, and the sandbox is %s", ids, pod.ID)
+	}
+	r.d.Kill()
+	r.d.Start()
+	v.wantStats(second)
+	r.remove(pod)
+	v.unstage()
+	v.check()
+	r.wantClean()
 }
 
 // A container that ends and is started again, as kubelet does after a crash, has
 // the volume again.
 func TestContainerIsMadeAgain(t *testing.T) {
-	r := newTestNode(t, "installed")
+	r := newTestNode(t)
 	v := r.staged("pod-1", "ext4")
 	pod := r.pod("pod-1")
 	first := r.run(pod, "main", at(v.target))

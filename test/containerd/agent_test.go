@@ -49,7 +49,7 @@ func (r *testNode) killAgents() {
 // The agent comes with the first sandbox, is one, and goes with the last; where it
 // is killed, the program answers.
 func TestAgentComesAndGoes(t *testing.T) {
-	r := newTestNode(t, "installed")
+	r := newTestNode(t)
 	first, second := r.staged("pod-1", "ext4"), r.staged("pod-2", "xfs")
 	one, two := r.pod("pod-1"), r.pod("pod-2")
 	inOne, inTwo := r.run(one, "main", at(first.target)), r.run(two, "main", at(second.target))
@@ -73,7 +73,7 @@ func TestAgentComesAndGoes(t *testing.T) {
 func TestWithoutAgent(t *testing.T) {
 	config := t.TempDir() + "/crust-runc.json"
 	check.Must(t, os.WriteFile(config, []byte(`{"agent": false}`), 0o600))
-	r := layOut(t, "installed", "CRUST_RUNC_CONFIG="+config)
+	r := layOut(t, "CRUST_RUNC_CONFIG="+config)
 	r.d.Start()
 	v := r.staged("pod-1", "xfs")
 	pod := r.pod("pod-1")
@@ -96,7 +96,7 @@ func TestWithoutAgent(t *testing.T) {
 // A frozen filesystem thaws by itself, also when everything that could thaw it
 // was killed.
 func TestFreezeEnds(t *testing.T) {
-	r := newTestNode(t, "installed")
+	r := newTestNode(t)
 	v := r.staged("pod-1", "ext4")
 	pod := r.pod("pod-1")
 	id := r.run(pod, "main", at(v.target))
@@ -122,7 +122,7 @@ func TestFreezeEnds(t *testing.T) {
 // TestFreezeTwice: who freezes a frozen volume, or thaws one that is not frozen, learns of it
 // by the code that fits, from the agent and from the program.
 func TestFreezeTwice(t *testing.T) {
-	r := newTestNode(t, "installed")
+	r := newTestNode(t)
 	v := r.staged("pod-1", "ext4")
 	pod := r.pod("pod-1")
 	v.wantStats(r.run(pod, "main", at(v.target)))
@@ -157,7 +157,7 @@ func TestFreezeTwice(t *testing.T) {
 // version, which is in that group, leaves it with the next container.
 func TestAgentOutlivesAPodsControlGroup(t *testing.T) {
 	groups := rig.ControlGroups(t, "shim")
-	r := newTestNode(t, "installed")
+	r := newTestNode(t)
 	for _, group := range groups {
 		check.Must(t, r.node.Enter(group))
 	}
@@ -200,31 +200,27 @@ func TestAgentOutlivesAPodsControlGroup(t *testing.T) {
 // TestNotRemovableUnderAContainer: the program is needed to exec into a container, to
 // kill and to delete it, also where that has no deferred volume.
 func TestNotRemovableUnderAContainer(t *testing.T) {
-	for _, version := range versions {
-		t.Run(version, func(t *testing.T) {
-			r := layOut(t, version)
-			ask := func() (string, error) {
-				out, err := exec.Command(r.program, "crust", "removable").CombinedOutput()
-				return string(out), err
-			}
-			if said, err := ask(); err != nil {
-				t.Errorf("without containers: %v: %s", err, said)
-			}
-			pod := r.pod("pod-1")
-			r.run(pod, "main")
-			if said, err := ask(); err == nil || !strings.Contains(said, pod.ID) {
-				t.Errorf("under the container of sandbox %s: %v: %s", pod.ID, err, said)
-			}
-			r.remove(pod)
-			check.Succeeds(t, "removable without a container", func() error { _, err := ask(); return err })
-		})
+	r := layOut(t)
+	ask := func() (string, error) {
+		out, err := exec.Command(r.program, "crust", "removable").CombinedOutput()
+		return string(out), err
 	}
+	if said, err := ask(); err != nil {
+		t.Errorf("without containers: %v: %s", err, said)
+	}
+	pod := r.pod("pod-1")
+	r.run(pod, "main")
+	if said, err := ask(); err == nil || !strings.Contains(said, pod.ID) {
+		t.Errorf("under the container of sandbox %s: %v: %s", pod.ID, err, said)
+	}
+	r.remove(pod)
+	check.Succeeds(t, "removable without a container", func() error { _, err := ask(); return err })
 }
 
 // TestDaemonThawsWhatNobodyElseDoes: the agent and all watchdogs are killed, also those
 // of a volume whose last mount has gone.
 func TestDaemonThawsWhatNobodyElseDoes(t *testing.T) {
-	r := newTestNode(t, "installed")
+	r := newTestNode(t)
 	v, gone := r.staged("pod-1", "ext4"), r.staged("pod-2", "xfs")
 	pod, other := r.pod("pod-1"), r.pod("pod-2")
 	id := r.run(pod, "main", at(v.target))

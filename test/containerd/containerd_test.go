@@ -35,7 +35,7 @@ type direct struct {
 
 func newDirect(t *testing.T) *direct {
 	t.Helper()
-	d := &direct{Node: newNode(t, "installed", nil), t: t}
+	d := &direct{Node: newNode(t, nil), t: t}
 	d.conn = rig.Dial(t, d.Socket)
 	// A root filesystem whose only program sleeps.
 	for _, sub := range []string{"proc", "dev", "sys"} {
@@ -87,8 +87,8 @@ func (d *direct) runSandbox(id, pod string) {
 	check.Must(d.t, err)
 }
 
-// addContainer makes the record of a container in a sandbox, as CRI of
-// containerd 1.6 makes it. It is not run.
+// addContainer makes the record of a container in a sandbox, as one of before an
+// upgrade from containerd 1.x. It is not run.
 func (d *direct) addContainer(id, sandboxID, pod, source, destination string) {
 	d.t.Helper()
 	spec, err := json.Marshal(map[string]any{

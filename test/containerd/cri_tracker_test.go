@@ -110,19 +110,17 @@ func killPause(t testing.TB, pod *cri.Pod) {
 	check.Must(t, syscall.Kill(pid, syscall.SIGKILL))
 }
 
-func onEachSource(t *testing.T, test func(t *testing.T, version, name string)) {
-	onEach(t, func(t *testing.T, version string) {
-		for name := range sources {
-			t.Run(name, func(t *testing.T) { test(t, version, name) })
-		}
-	})
+func onEachSource(t *testing.T, test func(t *testing.T, name string)) {
+	for name := range sources {
+		t.Run(name, func(t *testing.T) { test(t, name) })
+	}
 }
 
 // A pod through CRI: its sandbox, its handler, its containers, its end and the
 // next sandbox, over a death of containerd.
 func TestSandboxesAreFollowedOverCRI(t *testing.T) {
-	onEachSource(t, func(t *testing.T, version, name string) {
-		node := newNode(t, version, map[string]string{"crust": copyOfRunc(t)})
+	onEachSource(t, func(t *testing.T, name string) {
+		node := newNode(t, map[string]string{"crust": copyOfRunc(t)})
 		tracker, told := runSource(t, name, node)
 		is := func(uid string, want ...string) func() bool {
 			return func() bool { return slices.Equal(tracker.OfPod(uid), want) }
@@ -168,8 +166,8 @@ func TestSandboxesAreFollowedOverCRI(t *testing.T) {
 // The containers of a sandbox and where they have a volume, also below a kubelet
 // directory that is a symbolic link.
 func TestContainersOverCRI(t *testing.T) {
-	onEachSource(t, func(t *testing.T, version, name string) {
-		node := newNode(t, version, nil)
+	onEachSource(t, func(t *testing.T, name string) {
+		node := newNode(t, nil)
 		tracker, _ := runSource(t, name, node)
 		const below = "/pods/pod-1/volumes/kubernetes.io~csi/v/mount"
 		target := node.Dir + "/real" + below

@@ -20,9 +20,9 @@ type csiVolume struct {
 }
 
 // newCSINode makes a node whose daemon stands in front of the reference driver.
-func newCSINode(t *testing.T, version string, args ...string) *testNode {
+func newCSINode(t *testing.T, args ...string) *testNode {
 	t.Helper()
-	r := layOut(t, version)
+	r := layOut(t)
 	r.driver = csivolume.Start(t, r.d, args...)
 	return r
 }
@@ -31,7 +31,7 @@ func newCSINode(t *testing.T, version string, args ...string) *testNode {
 func newSnapshotNode(t *testing.T, args ...string) *testNode {
 	t.Helper()
 	images := rig.Pool(t, "xfs", rig.Disk(t, 8<<30, "xfs"))
-	r := newCSINode(t, "installed", append([]string{"--data-dir", images}, args...)...)
+	r := newCSINode(t, append([]string{"--data-dir", images}, args...)...)
 	r.driver.Data = images
 	return r
 }
@@ -77,7 +77,7 @@ func (v *csiVolume) wantStats(container string) usage {
 func TestCSIVolumeInAPod(t *testing.T) {
 	for name, args := range map[string][]string{"block": nil, "native": {"--defer"}} {
 		t.Run(name, func(t *testing.T) {
-			r := newCSINode(t, "installed", args...)
+			r := newCSINode(t, args...)
 			for _, fs := range filesystems {
 				t.Run(fs, func(t *testing.T) { r.of(t).lifeOfACSIVolume(fs) })
 			}

@@ -16,64 +16,60 @@ import (
 
 // TestOneVolumeTwoContainers goes the whole way with every filesystem.
 func TestOneVolumeTwoContainers(t *testing.T) {
-	onEach(t, func(t *testing.T, version string) {
-		r := newTestNode(t, version)
-		for _, fs := range filesystems {
-			v := r.volume("pod-"+fs, fs, diskSize)
-			unseen := v.watchHost()
-			v.stage()
-			pod := r.pod(v.pod)
-			first := r.run(pod, "first", at(v.target))
-			v.wantUnseen()
-			sum := r.write(first, "/data/blob")
-			v.wantStats(first)
-			second := r.run(pod, "second", at(v.target))
-			if got := r.exec(second, "sha256sum /data/blob"); !strings.HasPrefix(got, sum) {
-				t.Errorf("%s: the second container reads %q", fs, got)
-			}
-			r.exec(second, "echo two > /data/two && sync")
-			if got := r.exec(first, "cat /data/two"); got != "two\n" {
-				t.Errorf("%s: the first container reads %q", fs, got)
-			}
-			v.wantStats(second)
-			v.wantUnseen()
-			r.remove(pod)
-			v.unstage()
-			unseen()
-			v.check()
-			v.wantSum("blob", sum)
+	r := newTestNode(t)
+	for _, fs := range filesystems {
+		v := r.volume("pod-"+fs, fs, diskSize)
+		unseen := v.watchHost()
+		v.stage()
+		pod := r.pod(v.pod)
+		first := r.run(pod, "first", at(v.target))
+		v.wantUnseen()
+		sum := r.write(first, "/data/blob")
+		v.wantStats(first)
+		second := r.run(pod, "second", at(v.target))
+		if got := r.exec(second, "sha256sum /data/blob"); !strings.HasPrefix(got, sum) {
+			t.Errorf("%s: the second container reads %q", fs, got)
 		}
-		r.wantClean()
-	})
+		r.exec(second, "echo two > /data/two && sync")
+		if got := r.exec(first, "cat /data/two"); got != "two\n" {
+			t.Errorf("%s: the first container reads %q", fs, got)
+		}
+		v.wantStats(second)
+		v.wantUnseen()
+		r.remove(pod)
+		v.unstage()
+		unseen()
+		v.check()
+		v.wantSum("blob", sum)
+	}
+	r.wantClean()
 }
 
 // A pod mounts, beside its volume, directories of the node; these stay as they
 // are.
 func TestOtherMountsStay(t *testing.T) {
-	onEach(t, func(t *testing.T, version string) {
-		r := newTestNode(t, version)
-		plain := r.node.Dir + "/plain"
-		check.Must(t, os.Mkdir(plain, 0o755))
-		check.Must(t, os.WriteFile(plain+"/file", []byte("plain"), 0o600))
-		v := r.staged("pod-1", "ext4")
-		pod := r.pod("pod-1")
-		with := r.run(pod, "with", at(v.target), cri.Mount{Host: plain, Container: "/plain"})
-		without := r.run(pod, "without", cri.Mount{Host: plain, Container: "/plain"})
-		for _, container := range []string{with, without} {
-			if got := r.exec(container, "cat /plain/file"); got != "plain" {
-				t.Errorf("it reads %q", got)
-			}
+	r := newTestNode(t)
+	plain := r.node.Dir + "/plain"
+	check.Must(t, os.Mkdir(plain, 0o755))
+	check.Must(t, os.WriteFile(plain+"/file", []byte("plain"), 0o600))
+	v := r.staged("pod-1", "ext4")
+	pod := r.pod("pod-1")
+	with := r.run(pod, "with", at(v.target), cri.Mount{Host: plain, Container: "/plain"})
+	without := r.run(pod, "without", cri.Mount{Host: plain, Container: "/plain"})
+	for _, container := range []string{with, without} {
+		if got := r.exec(container, "cat /plain/file"); got != "plain" {
+			t.Errorf("it reads %q", got)
 		}
-		if _, err := r.node.Exec(t.Context(), without, "ls /data"); err == nil {
-			t.Error("a container without the volume has it")
-		}
-		r.remove(pod)
-		v.unstage()
-	})
+	}
+	if _, err := r.node.Exec(t.Context(), without, "ls /data"); err == nil {
+		t.Error("a container without the volume has it")
+	}
+	r.remove(pod)
+	v.unstage()
 }
 
 func TestReadOnly(t *testing.T) {
-	r := newTestNode(t, "installed")
+	r := newTestNode(t)
 	for _, fs := range filesystems {
 		t.Run(fs, func(t *testing.T) { r.of(t).readOnlyVolume(fs) })
 	}
@@ -136,41 +132,37 @@ func (r *testNode) readOnlyMount() {
 
 // A volume is mounted for the pod that it was published for, and no other one.
 func TestAnotherPodIsRefused(t *testing.T) {
-	onEach(t, func(t *testing.T, version string) {
-		r := newTestNode(t, version)
-		v := r.staged("pod-1", "ext4")
-		other := r.pod("pod-2")
-		_, err := other.Run(r.ctx(), cri.Container{Name: "main", Mounts: []cri.Mount{at(v.target)}})
-		if err == nil || !strings.Contains(err.Error(), "pod-1") {
-			t.Errorf("another pod's container: %v", err)
-		}
-		check.Must(t, v.isFree())
-		r.remove(other)
-		_, err = v.stats()
-		if status.Code(err) != codes.Unavailable {
-			t.Errorf("stats: %v", err)
-		}
-		own := r.pod("pod-1")
-		v.wantStats(r.run(own, "main", at(v.target)))
-		r.remove(own)
-		v.unstage()
-	})
+	r := newTestNode(t)
+	v := r.staged("pod-1", "ext4")
+	other := r.pod("pod-2")
+	_, err := other.Run(r.ctx(), cri.Container{Name: "main", Mounts: []cri.Mount{at(v.target)}})
+	if err == nil || !strings.Contains(err.Error(), "pod-1") {
+		t.Errorf("another pod's container: %v", err)
+	}
+	check.Must(t, v.isFree())
+	r.remove(other)
+	_, err = v.stats()
+	if status.Code(err) != codes.Unavailable {
+		t.Errorf("stats: %v", err)
+	}
+	own := r.pod("pod-1")
+	v.wantStats(r.run(own, "main", at(v.target)))
+	r.remove(own)
+	v.unstage()
 }
 
 func TestSymlinkedKubeletRoot(t *testing.T) {
-	onEach(t, func(t *testing.T, version string) {
-		r := layOut(t, version)
-		link := r.d.Dir + "/link"
-		check.Must(t, os.Symlink(r.d.Kubelet, link))
-		r.d.Kubelet = link
-		r.d.Start()
-		v := r.staged("pod-1", "ext4")
-		pod := r.pod("pod-1")
-		id := r.run(pod, "main", at(v.target))
-		sum := r.write(id, "/data/blob")
-		v.wantStats(id)
-		r.remove(pod)
-		v.unstage()
-		v.wantSum("blob", sum)
-	})
+	r := layOut(t)
+	link := r.d.Dir + "/link"
+	check.Must(t, os.Symlink(r.d.Kubelet, link))
+	r.d.Kubelet = link
+	r.d.Start()
+	v := r.staged("pod-1", "ext4")
+	pod := r.pod("pod-1")
+	id := r.run(pod, "main", at(v.target))
+	sum := r.write(id, "/data/blob")
+	v.wantStats(id)
+	r.remove(pod)
+	v.unstage()
+	v.wantSum("blob", sum)
 }

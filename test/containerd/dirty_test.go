@@ -24,7 +24,7 @@ func (r *testNode) crashed(pod, fs string) *volume {
 // write; the option that the error names mounts it without. Where it may be written
 // to, the sandbox recovers it as a node would.
 func TestVolumeOfANodeThatCrashed(t *testing.T) {
-	r := newTestNode(t, "installed")
+	r := newTestNode(t)
 	for _, fs := range filesystems {
 		v := r.crashed("pod-"+fs, fs)
 		before := checksum(t, v.disk)

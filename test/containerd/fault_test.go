@@ -21,7 +21,7 @@ import (
 
 // Kubelet starts containers one after the other; another user of CRI need not.
 func TestContainersOfAPodStartAtOnce(t *testing.T) {
-	r := newTestNode(t, "installed")
+	r := newTestNode(t)
 	for _, fs := range filesystems {
 		v := r.staged("pod-"+fs, fs)
 		pod := r.pod(v.pod)
@@ -49,7 +49,7 @@ func TestContainersOfAPodStartAtOnce(t *testing.T) {
 
 // What the filesystem has found wrong with itself is told with its stats.
 func TestErrorsOfTheFilesystemAreTold(t *testing.T) {
-	r := newTestNode(t, "installed")
+	r := newTestNode(t)
 	v := r.staged("pod-1", "ext4")
 	pod := r.pod("pod-1")
 	id := r.run(pod, "main", at(v.target))
@@ -71,7 +71,7 @@ func TestErrorsOfTheFilesystemAreTold(t *testing.T) {
 // An image file is no device that this node's kernel can mount: a clear error,
 // and never a mount of something else.
 func TestImageFileIsRefused(t *testing.T) {
-	r := newTestNode(t, "installed")
+	r := newTestNode(t)
 	v := r.volume("pod-1", "ext4", 32*mib)
 	v.disk = r.d.Images + "/image"
 	raw, err := os.ReadFile(v.image)
@@ -95,7 +95,7 @@ func TestImageFileIsRefused(t *testing.T) {
 // A device may be in use for a moment by an attempt that was killed, or by a sandbox that
 // has just ended: the kernel unmounts later than they die.
 func TestDeviceThatIsFreeSoon(t *testing.T) {
-	r := newTestNode(t, "installed")
+	r := newTestNode(t)
 	v := r.staged("pod-1", "ext4")
 	pod := r.pod("pod-1")
 	held, err := unix.Open(v.disk, unix.O_RDONLY|unix.O_EXCL|unix.O_CLOEXEC, 0)

@@ -63,7 +63,7 @@ func wrong(t testing.TB, dir string) (out []string) {
 // TestGroupPolicies runs a pod again and again on one tree, as a user who can use
 // the volume by its group only.
 func TestGroupPolicies(t *testing.T) {
-	r := newTestNode(t, "installed")
+	r := newTestNode(t)
 	v := r.volume("pod-1", "xfs", 2*diskSize)
 	outside := t.TempDir() + "/outside"
 	check.Must(t, os.WriteFile(outside, nil, 0o600))

@@ -37,13 +37,11 @@ const wantWhole = `cd /data && for f in *.sum; do
 done`
 
 func TestGrowWhileAWriterRuns(t *testing.T) {
-	onEach(t, func(t *testing.T, version string) {
-		r := newTestNode(t, version)
-		for _, fs := range filesystems {
-			t.Run(fs, func(t *testing.T) { r.of(t).growOnline(fs) })
-		}
-		r.wantClean()
-	})
+	r := newTestNode(t)
+	for _, fs := range filesystems {
+		t.Run(fs, func(t *testing.T) { r.of(t).growOnline(fs) })
+	}
+	r.wantClean()
 }
 
 func (r *testNode) growOnline(fs string) {
@@ -94,29 +92,27 @@ exit 1`)
 // A volume that was grown, restored or cloned while no sandbox ran is as large as
 // its device when one mounts it.
 func TestGrownWhileNoSandboxRan(t *testing.T) {
-	onEach(t, func(t *testing.T, version string) {
-		r := newTestNode(t, version)
-		for _, fs := range filesystems {
-			t.Run(fs+" restored", func(t *testing.T) {
-				r := r.of(t)
-				v := r.volume("pod-restored-"+fs, fs, diskSize)
-				v.grow(grownSize)
-				v.stage()
-				r.wantLargeAtMount(v)
-			})
-			t.Run(fs+" grown", func(t *testing.T) {
-				r := r.of(t)
-				v := r.staged("pod-grown-"+fs, fs)
-				v.grow(grownSize)
-				got, err := v.expand(grownSize)
-				if err != nil || got != grownSize {
-					t.Errorf("expand without a sandbox: %d, %v", got, err)
-				}
-				r.wantLargeAtMount(v)
-			})
-		}
-		r.wantClean()
-	})
+	r := newTestNode(t)
+	for _, fs := range filesystems {
+		t.Run(fs+" restored", func(t *testing.T) {
+			r := r.of(t)
+			v := r.volume("pod-restored-"+fs, fs, diskSize)
+			v.grow(grownSize)
+			v.stage()
+			r.wantLargeAtMount(v)
+		})
+		t.Run(fs+" grown", func(t *testing.T) {
+			r := r.of(t)
+			v := r.staged("pod-grown-"+fs, fs)
+			v.grow(grownSize)
+			got, err := v.expand(grownSize)
+			if err != nil || got != grownSize {
+				t.Errorf("expand without a sandbox: %d, %v", got, err)
+			}
+			r.wantLargeAtMount(v)
+		})
+	}
+	r.wantClean()
 }
 
 // A volume that grows after crust-runc has mounted it, and before that has left word of
@@ -126,7 +122,7 @@ func TestGrownWhileItIsMounted(t *testing.T) {
 	wrapper := t.TempDir() + "/crust-runc"
 	script := fmt.Sprintf("#!/bin/sh\nCRUST_FAILPOINTS=crust-runc-attached=sleep:3s exec %s \"$@\"\n", program)
 	check.Must(t, os.WriteFile(wrapper, []byte(script), 0o755)) //nolint:gosec // a program
-	r := &testNode{t: t, program: program, node: newNode(t, "installed", map[string]string{"crust": wrapper})}
+	r := &testNode{t: t, program: program, node: newNode(t, map[string]string{"crust": wrapper})}
 	t.Cleanup(r.killAgents)
 	r.d = rig.NewDaemon(t)
 	r.d.Containerd = r.node.Socket
@@ -177,7 +173,7 @@ func (r *testNode) wantLargeAtMount(v *volume) {
 
 // Expanding beyond the device is refused, with the reason.
 func TestExpandBeyondTheDevice(t *testing.T) {
-	r := newTestNode(t, "installed")
+	r := newTestNode(t)
 	v := r.staged("pod-1", "xfs")
 	pod := r.pod("pod-1")
 	id := r.run(pod, "main", at(v.target))

@@ -15,15 +15,13 @@ import (
 // that it was killed, beside how long kubelet waits for RunPodSandbox. All times
 // are medians, from the beginning of the call and from the kill.
 func BenchmarkSandboxKnown(b *testing.B) {
-	for _, version := range versions {
-		for name := range sources {
-			b.Run(version+"/"+name, func(b *testing.B) { benchKnown(b, version, name) })
-		}
+	for name := range sources {
+		b.Run(name, func(b *testing.B) { benchKnown(b, name) })
 	}
 }
 
-func benchKnown(b *testing.B, version, name string) {
-	node := newNode(b, version, nil)
+func benchKnown(b *testing.B, name string) {
+	node := newNode(b, nil)
 	tracker, told := runSource(b, name, node)
 	check.Eventually(b, "ready", tracker.Ready)
 	time.Sleep(2 * time.Second) // the first listing has been repeated

@@ -17,7 +17,7 @@ const manyPods = 100
 
 // TestManyPodsAtOnce starts a hundred pods with a volume each, all at once.
 func TestManyPodsAtOnce(t *testing.T) {
-	r := newTestNode(t, "installed")
+	r := newTestNode(t)
 	volumes := make([]*volume, manyPods)
 	for i := range volumes {
 		volumes[i] = r.volume(fmt.Sprintf("pod-%d", i), "ext4", 16*mib)

@@ -20,7 +20,7 @@ import (
 // TestMountOptionsOfSandboxes tries on the kernel what mount options and superblocks
 // ask for.
 func TestMountOptionsOfSandboxes(t *testing.T) {
-	r := newTestNode(t, "installed")
+	r := newTestNode(t)
 	t.Run("refused", func(t *testing.T) { r.of(t).refusedOptions() })
 	t.Run("of mount(8)", func(t *testing.T) { r.of(t).optionsOfMount8() })
 	t.Run("superblocks", func(t *testing.T) { r.of(t).otherDevices() })

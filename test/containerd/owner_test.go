@@ -19,7 +19,7 @@ import (
 // A second pod must not have the volume of another one that runs, whatever its
 // target is; nor may the volume be taken from a pod that runs.
 func TestADeviceInUseIsRefused(t *testing.T) {
-	r := newTestNode(t, "installed")
+	r := newTestNode(t)
 	v := r.staged("pod-1", "ext4")
 	pod := r.pod("pod-1")
 	id := r.run(pod, "main", at(v.target))
@@ -40,7 +40,7 @@ func TestADeviceInUseIsRefused(t *testing.T) {
 // What somebody has mounted on the node is not mounted for a pod as well: two
 // owners would get one filesystem from the kernel without a word.
 func TestADeviceThatTheNodeMountedIsRefused(t *testing.T) {
-	r := newTestNode(t, "installed")
+	r := newTestNode(t)
 	for _, fs := range filesystems {
 		v := r.staged("pod-"+fs, fs)
 		dir := t.TempDir()
@@ -61,7 +61,7 @@ func TestADeviceThatTheNodeMountedIsRefused(t *testing.T) {
 // Pods start, end and start again while the daemon is away: all that they need is
 // on the node. It learns of them when it is back.
 func TestPodsNeedNoDaemon(t *testing.T) {
-	r := layOut(t, "installed")
+	r := layOut(t)
 	r.d.Extra = "reconcileInterval: 1s"
 	r.d.Start()
 	v := r.staged("pod-1", "xfs")
@@ -87,32 +87,30 @@ func TestPodsNeedNoDaemon(t *testing.T) {
 
 // One pod has several volumes, and one of its containers has them all.
 func TestSeveralVolumesInOnePod(t *testing.T) {
-	onEach(t, func(t *testing.T, version string) {
-		r := newTestNode(t, version)
-		var volumes []*volume
-		var mounts []cri.Mount
-		for _, fs := range filesystems {
-			v := r.volume("pod-1", fs, diskSize)
-			v.name = "pv-" + fs
-			v.stage()
-			volumes = append(volumes, v)
-			mounts = append(mounts, cri.Mount{Host: v.target, Container: "/" + fs})
+	r := newTestNode(t)
+	var volumes []*volume
+	var mounts []cri.Mount
+	for _, fs := range filesystems {
+		v := r.volume("pod-1", fs, diskSize)
+		v.name = "pv-" + fs
+		v.stage()
+		volumes = append(volumes, v)
+		mounts = append(mounts, cri.Mount{Host: v.target, Container: "/" + fs})
+	}
+	pod := r.pod("pod-1")
+	all := r.run(pod, "all", mounts...)
+	r.exec(all, "for fs in "+strings.Join(filesystems, " ")+"; do echo $fs > /$fs/name; done; sync")
+	for i, v := range volumes {
+		id := r.run(pod, "only-"+v.fs, at(v.target))
+		if got := r.exec(id, "cat /data/name"); got != v.fs+"\n" {
+			t.Errorf("%s holds %q", v.fs, got)
 		}
-		pod := r.pod("pod-1")
-		all := r.run(pod, "all", mounts...)
-		r.exec(all, "for fs in "+strings.Join(filesystems, " ")+"; do echo $fs > /$fs/name; done; sync")
-		for i, v := range volumes {
-			id := r.run(pod, "only-"+v.fs, at(v.target))
-			if got := r.exec(id, "cat /data/name"); got != v.fs+"\n" {
-				t.Errorf("%s holds %q", v.fs, got)
-			}
-			volumes[i].wantStats(id)
-		}
-		r.remove(pod)
-		for _, v := range volumes {
-			v.unstage()
-			v.check()
-		}
-		r.wantClean()
-	})
+		volumes[i].wantStats(id)
+	}
+	r.remove(pod)
+	for _, v := range volumes {
+		v.unstage()
+		v.check()
+	}
+	r.wantClean()
 }

@@ -21,7 +21,7 @@ import (
 // TestASandboxesVolumesAreHeldApart has root in a pod change what it reaches of its
 // sandbox's /dev by /proc/PID/root, where the containers share a process namespace.
 func TestASandboxesVolumesAreHeldApart(t *testing.T) {
-	r := newTestNode(t, "installed")
+	r := newTestNode(t)
 	for _, fs := range []string{"ext4", "btrfs"} {
 		t.Run(fs, func(t *testing.T) { r.of(t).redirected(fs) })
 	}

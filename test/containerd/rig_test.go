@@ -25,21 +25,28 @@ type testNode struct {
 	driver  *csivolume.Driver // the reference driver, if there is one
 }
 
+// newNode makes a node that goes with the test, and looks for what its pods leave.
+func newNode(t testing.TB, handlers map[string]string, env ...string) *cri.Node {
+	t.Helper()
+	rig.Need(t, "runc", "busybox")
+	return cri.New(t, cri.Options{Handlers: handlers, Env: env})
+}
+
 // handlerTemp is on the filesystem of the ABI's root, which is the node's /run.
 const handlerTemp = "/run/crust-temp"
 
-func newTestNode(t *testing.T, version string) *testNode {
+func newTestNode(t *testing.T) *testNode {
 	t.Helper()
-	r := layOut(t, version)
+	r := layOut(t)
 	r.d.Start()
 	return r
 }
 
 // layOut makes everything but starts no daemon.
-func layOut(t *testing.T, version string, env ...string) *testNode {
+func layOut(t *testing.T, env ...string) *testNode {
 	t.Helper()
 	program := crustRunc(t)
-	r := &testNode{t: t, program: program, node: newNode(t, version, map[string]string{"crust": program}, env...)}
+	r := &testNode{t: t, program: program, node: newNode(t, map[string]string{"crust": program}, env...)}
 	// The agent stays for some seconds without a sandbox; one test waits for that.
 	t.Cleanup(r.killAgents)
 	r.d = rig.NewDaemon(t)

@@ -55,7 +55,7 @@ func newKilledNode(t *testing.T) (r *testNode, where string) {
 	program := crustRunc(t)
 	script := fmt.Sprintf("#!/bin/sh\nif [ -f %s ]; then CRUST_FAILPOINTS=$(cat %s)=kill; export CRUST_FAILPOINTS; fi\nexec %s \"$@\"\n", where, where, program)
 	check.Must(t, os.WriteFile(wrapper, []byte(script), 0o755)) //nolint:gosec // a program
-	r = &testNode{t: t, program: program, node: newNode(t, "installed", map[string]string{"crust": wrapper})}
+	r = &testNode{t: t, program: program, node: newNode(t, map[string]string{"crust": wrapper})}
 	t.Cleanup(r.killAgents)
 	r.d = rig.NewDaemon(t)
 	r.d.Containerd = r.node.Socket

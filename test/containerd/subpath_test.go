@@ -45,44 +45,42 @@ func (v *volume) releaseSubPaths() {
 }
 
 func TestSubPath(t *testing.T) {
-	onEach(t, func(t *testing.T, version string) {
-		r := newTestNode(t, version)
-		v := r.volume("pod-1", "ext4", diskSize)
-		v.onHost(func(dir string) {
-			check.Must(t, os.MkdirAll(dir+"/there/deep", 0o755))
-			check.Must(t, os.WriteFile(dir+"/there/deep/file", []byte("deep"), 0o600))
-		})
-		v.stage()
-		pod := r.pod("pod-1")
-		deep := r.run(pod, "deep", v.subPath("deep", 0, "there/deep"))
-		if got := r.exec(deep, "cat /data/file"); got != "deep" {
-			t.Errorf("it reads %q", got)
-		}
-		fresh := r.run(pod, "fresh", v.subPath("fresh", 0, "made/by kubelet"))
-		r.exec(fresh, "echo new > /data/file")
-		if got := r.exec(fresh, "ls -A /data"); got != "file\n" {
-			t.Errorf("a new sub-directory holds %q", got)
-		}
-		v.wantUnseen()
-		whole := r.run(pod, "whole", at(v.target))
-		if got := r.exec(whole, "cat '/data/made/by kubelet/file' /data/there/deep/file"); got != "new\ndeep" {
-			t.Errorf("the whole volume holds %q", got)
-		}
-		if got := r.exec(deep, "ls -A /data/.."); strings.Contains(got, "there") {
-			t.Errorf("the sub-directory shows what is above it: %q", got)
-		}
-		v.wantStats(deep)
-		r.remove(pod)
-		v.releaseSubPaths()
-		v.unstage()
-		v.check()
-		r.wantClean()
+	r := newTestNode(t)
+	v := r.volume("pod-1", "ext4", diskSize)
+	v.onHost(func(dir string) {
+		check.Must(t, os.MkdirAll(dir+"/there/deep", 0o755))
+		check.Must(t, os.WriteFile(dir+"/there/deep/file", []byte("deep"), 0o600))
 	})
+	v.stage()
+	pod := r.pod("pod-1")
+	deep := r.run(pod, "deep", v.subPath("deep", 0, "there/deep"))
+	if got := r.exec(deep, "cat /data/file"); got != "deep" {
+		t.Errorf("it reads %q", got)
+	}
+	fresh := r.run(pod, "fresh", v.subPath("fresh", 0, "made/by kubelet"))
+	r.exec(fresh, "echo new > /data/file")
+	if got := r.exec(fresh, "ls -A /data"); got != "file\n" {
+		t.Errorf("a new sub-directory holds %q", got)
+	}
+	v.wantUnseen()
+	whole := r.run(pod, "whole", at(v.target))
+	if got := r.exec(whole, "cat '/data/made/by kubelet/file' /data/there/deep/file"); got != "new\ndeep" {
+		t.Errorf("the whole volume holds %q", got)
+	}
+	if got := r.exec(deep, "ls -A /data/.."); strings.Contains(got, "there") {
+		t.Errorf("the sub-directory shows what is above it: %q", got)
+	}
+	v.wantStats(deep)
+	r.remove(pod)
+	v.releaseSubPaths()
+	v.unstage()
+	v.check()
+	r.wantClean()
 }
 
 // One container has a sub-directory read-only, and another one twice.
 func TestSubPathsOfOneContainer(t *testing.T) {
-	r := newTestNode(t, "installed")
+	r := newTestNode(t)
 	v := r.staged("pod-1", "xfs")
 	pod := r.pod("pod-1")
 	one, two, three := v.subPath("main", 0, "a"), v.subPath("main", 1, "b"), v.subPath("main", 2, "a")
@@ -109,7 +107,7 @@ func TestSubPathsOfOneContainer(t *testing.T) {
 // A volume whose content was made to lead out of it: kubelet sees only the guard,
 // so what follows the link would be the runtime handler.
 func TestSubPathThatLeadsOut(t *testing.T) {
-	r := newTestNode(t, "installed")
+	r := newTestNode(t)
 	for name, link := range map[string]string{"absolute": "/etc", "relative": "../../../../../../../../etc", "inside": "a/link"} {
 		v := r.volume("pod-"+name, "ext4", diskSize)
 		v.onHost(func(dir string) {
@@ -132,7 +130,7 @@ func TestSubPathThatLeadsOut(t *testing.T) {
 // A container of the pod swaps the sub-directory for a link that leads out, all
 // the time, while others are started on it.
 func TestSubPathRace(t *testing.T) {
-	r := newTestNode(t, "installed")
+	r := newTestNode(t)
 	v := r.volume("pod-1", "ext4", diskSize)
 	v.onHost(func(dir string) {
 		check.Must(t, os.MkdirAll(dir+"/sub", 0o755))

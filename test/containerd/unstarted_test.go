@@ -20,25 +20,23 @@ import (
 // kubelet does that ends. Nobody starts it, and it has the volume; another container of
 // the pod uses it as before, and it is free when the pod has gone.
 func TestContainerThatNobodyKnows(t *testing.T) {
-	onEach(t, func(t *testing.T, version string) {
-		r := newTestNode(t, version)
-		v := r.staged("pod-1", "ext4")
-		other := r.staged("pod-2", "ext4")
-		pod, beside := r.pod("pod-1"), r.pod("pod-2")
-		id := r.run(pod, "main", at(v.target))
-		r.forgotten(pod, id)
-		stays := r.forgotten(beside, r.run(beside, "main", at(other.target)))
-		sum := r.write(id, "/data/blob")
-		r.remove(pod)
-		v.unstage()
-		v.check()
-		v.wantSum("blob", sum)
-		_, err := os.Stat(stays)
-		check.Must(t, err) // the other pod's is waiting still
-		r.remove(beside)
-		other.unstage()
-		r.wantClean()
-	})
+	r := newTestNode(t)
+	v := r.staged("pod-1", "ext4")
+	other := r.staged("pod-2", "ext4")
+	pod, beside := r.pod("pod-1"), r.pod("pod-2")
+	id := r.run(pod, "main", at(v.target))
+	r.forgotten(pod, id)
+	stays := r.forgotten(beside, r.run(beside, "main", at(other.target)))
+	sum := r.write(id, "/data/blob")
+	r.remove(pod)
+	v.unstage()
+	v.check()
+	v.wantSum("blob", sum)
+	_, err := os.Stat(stays)
+	check.Must(t, err) // the other pod's is waiting still
+	r.remove(beside)
+	other.unstage()
+	r.wantClean()
 }
 
 // forgotten creates a container as the shim does, like one that is there, and gives the

@@ -54,7 +54,7 @@ func (r *testNode) attemptAs(uid string, attempt, root uint32) *cri.Pod {
 
 // TestUserNamespaces runs pods whose root is nobody on the node.
 func TestUserNamespaces(t *testing.T) {
-	r := newTestNode(t, "2.x")
+	r := newTestNode(t)
 	program := buildWhoami(t)
 	for _, fs := range filesystems {
 		t.Run(fs, func(t *testing.T) {
@@ -237,7 +237,7 @@ func (r *testNode) twoPodsWithUsers() {
 // TestUserNamespacesRefused has a container runtime that knows nothing of the owners of a
 // mount's files.
 func TestUserNamespacesRefused(t *testing.T) {
-	r := newTestNode(t, "2.x")
+	r := newTestNode(t)
 	v := r.staged("pod-1", "ext4")
 	pod := r.attemptAs(v.pod, 0, firstRoot)
 	mount := at(v.target)
@@ -255,7 +255,7 @@ func TestUserNamespacesRefused(t *testing.T) {
 
 // TestRecursiveReadOnly goes by what containerd tells kubelet of the handler.
 func TestRecursiveReadOnly(t *testing.T) {
-	r := newTestNode(t, "2.x")
+	r := newTestNode(t)
 	reply, err := r.node.CRI.Status(r.ctx(), &runtimeapi.StatusRequest{})
 	check.Must(t, err)
 	for _, handler := range reply.GetRuntimeHandlers() {

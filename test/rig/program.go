@@ -2,6 +2,7 @@ package rig
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -9,6 +10,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
+	"strings"
 	"sync"
 
 	"github.com/crust-proxy/crust-proxy/test/check"
@@ -55,6 +58,21 @@ func build(path, from string, env []string, flags ...string) error {
 		return fmt.Errorf("build %s: %w\n%s", from, err, out)
 	}
 	return nil
+}
+
+// Script runs one of the scripts in hack that build programs once, and gives the directory that
+// it prints.
+func Script(name string, args ...string) (string, error) {
+	_, here, _, ok := runtime.Caller(0)
+	if !ok || !filepath.IsAbs(here) {
+		return "", errors.New("where the source lies is unknown: build the tests without -trimpath")
+	}
+	path := filepath.Join(filepath.Dir(here), "../../hack", name)
+	out, err := exec.Command(path, args...).Output() //nolint:gosec // ours
+	if exit, is := errors.AsType[*exec.ExitError](err); is {
+		return "", fmt.Errorf("%s: %w\n%s", path, err, exit.Stderr)
+	}
+	return strings.TrimSpace(string(out)), err
 }
 
 // Get gets a page from a server on a Unix socket, on a connection of its own.

@@ -334,7 +334,7 @@ func TestAPodOutlivesOthers(t *testing.T) {
 	wantFailed(t, <-made)
 	restart()
 	b.removeAll()
-	// Containerd 1.6 forgets a shim that is still starting something: it ends at the node's end.
+	// containerd forgets a shim that is still starting something: it ends at the node's end.
 	_ = unix.Kill(booting.shim, unix.SIGKILL)
 	b.wantOver()
 

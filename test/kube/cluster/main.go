@@ -37,7 +37,7 @@ func Main(m *testing.M) int { return run(m, Build) }
 func MainVM(m *testing.M) int {
 	shared.machines = true
 	return run(m, func() error {
-		kernel, err := build("guest-kernel.sh")
+		kernel, err := rig.Script("guest-kernel.sh")
 		// In the node, apt's lists are covered.
 		return errors.Join(err, os.Setenv("CRUST_TEST_KERNEL", kernel), Build())
 	})

@@ -22,9 +22,7 @@ const cniConfig = `{"cniVersion": "1.0.0", "name": "pods", "plugins": [{"type": 
 // containerd starts the node's container runtime, with the handlers runc and crust, and
 // CrustVM where pods can have machines.
 func (c *Cluster) containerd() *cri.Node {
-	programs, err := containerd2()
-	check.Must(c.t, err)
-	options := cri.Options{Programs: programs, Handlers: map[string]string{Crust: c.crustRunc}}
+	options := cri.Options{Handlers: map[string]string{Crust: c.crustRunc}}
 	if c.VM != nil {
 		options.Handlers[CrustVM] = c.VM.Program
 		options.Env, options.Others = c.VM.Env(), c.VM.IsMachine

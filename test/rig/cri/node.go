@@ -11,8 +11,8 @@ import (
 	"context"
 	"errors"
 	"os"
-	"os/exec"
 	"path/filepath"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -30,11 +30,12 @@ const (
 	execTime = time.Minute
 )
 
+// Programs gives a directory with the containerd that tools/containerd pins, its shim, runc, and
+// CNI plugins in cni. It builds them where they are not there yet, which takes minutes.
+var Programs = sync.OnceValues(func() (string, error) { return rig.Script("containerd.sh") })
+
 // Options says what node is made.
 type Options struct {
-	// Programs is a directory with containerd, its shim, runc, and CNI plugins in cni;
-	// empty means those that the machine has.
-	Programs string
 	// Handlers are runtime handlers beside runc: by name, the OCI runtime that the
 	// shim runs.
 	Handlers map[string]string
@@ -63,9 +64,10 @@ type Node struct {
 	// filesystem was then left once, by containerd as far as is known.
 	ShimsAreKilled bool
 
-	opts   Options
-	conn   *grpc.ClientConn
-	before []string // mount points in /run, of others on this machine
+	programs string
+	opts     Options
+	conn     *grpc.ClientConn
+	before   []string // mount points in /run, of others on this machine
 }
 
 // New makes a node, with its images, that is ready for pods. It goes with the test,
@@ -74,13 +76,15 @@ func New(t rig.T, opts Options) *Node {
 	t.Helper()
 	dir, err := os.MkdirTemp("/tmp", rig.Prefix("cn"))
 	check.Must(t, err)
-	n := &Node{Dir: dir, Socket: dir + "/c.sock", opts: opts, Group: "/crust-test-" + filepath.Base(dir)}
+	programs, err := Programs()
+	check.Must(t, err)
+	n := &Node{programs: programs, Dir: dir, Socket: dir + "/c.sock", opts: opts, Group: "/crust-test-" + filepath.Base(dir)}
 	n.conn = rig.Dial(t, n.Socket) // it is closed after the node's end, which calls it
 	n.CRI = runtimeapi.NewRuntimeServiceClient(n.conn)
 	// The shim and runc are looked for in the PATH.
 	n.Process = &rig.Process{
-		Name: "containerd", Program: n.program("containerd"), Args: []string{"--config", dir + "/config.toml"},
-		Env:     append([]string{"PATH=" + opts.Programs + ":" + os.Getenv("PATH")}, opts.Env...),
+		Name: "containerd", Program: programs + "/containerd", Args: []string{"--config", dir + "/config.toml"},
+		Env:     append([]string{"PATH=" + programs + ":" + os.Getenv("PATH")}, opts.Env...),
 		LogFile: dir + "/log", Ready: n.ready,
 	}
 	t.Cleanup(func() {
@@ -97,21 +101,10 @@ func New(t rig.T, opts Options) *Node {
 	for _, point := range []string{dir, "/run"} {
 		check.Must(t, unix.Mount("tmpfs", point, "tmpfs", 0, "mode=0755"))
 	}
-	config, err := n.config()
-	check.Must(t, err)
-	check.Must(t, os.WriteFile(dir+"/config.toml", []byte(config), 0o600))
+	check.Must(t, os.WriteFile(dir+"/config.toml", []byte(n.config()), 0o600))
 	check.Must(t, n.Process.Start())
 	check.Must(t, n.importImages())
 	return n
-}
-
-// program is the path of one of containerd's programs.
-func (n *Node) program(name string) string {
-	if n.opts.Programs == "" {
-		path, _ := exec.LookPath(name)
-		return path
-	}
-	return filepath.Join(n.opts.Programs, name)
 }
 
 func (n *Node) ready() error {

@@ -35,7 +35,7 @@ type Node struct {
 // the test. programs is a directory with ours; empty has them be built.
 func New(t rig.T, programs string, driver ...string) *Node {
 	t.Helper()
-	rig.Need(t, "containerd", "containerd-shim-runc-v2", "qemu-system-x86_64", "busybox")
+	rig.Need(t, "qemu-system-x86_64", "busybox")
 	n := new(Node)
 	// Its thread ends with it, and with a thread all processes that it has started: so it
 	// comes before them and goes after them.

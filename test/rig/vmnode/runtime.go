@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"maps"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -50,16 +49,7 @@ func Kernel(t rig.T) string {
 }
 
 // findKernel asks apt, which takes seconds, once.
-var findKernel = sync.OnceValues(func() (string, error) {
-	out, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}").Output()
-	if err != nil {
-		return "", err
-	}
-	script := exec.Command(filepath.Join(strings.TrimSpace(string(out)), "hack/guest-kernel.sh")) //nolint:gosec // ours
-	script.Stderr = os.Stderr
-	dir, err := script.Output()
-	return strings.TrimSpace(string(dir)), err
-})
+var findKernel = sync.OnceValues(func() (string, error) { return rig.Script("guest-kernel.sh") })
 
 // Configure writes the configuration of crust-vm, with some keys changed.
 func (r *Runtime) Configure(t rig.T, changes map[string]any) {
