@@ -107,7 +107,6 @@ func TestOnlyThePodsOwnSandboxHoldsItsVolumes(t *testing.T) {
 		want  string
 	}{
 		"sandbox":   {containerdNotes("sandbox", "sandbox", "pod"), ""},
-		"of-1-6":    {containerdNotes("of-1-6", "sandbox", ""), ""}, // an old containerd does not say whose it is
 		"crio":      {map[string]string{"io.kubernetes.cri-o.SandboxID": "crio", "io.kubernetes.cri-o.ContainerType": "sandbox"}, ""},
 		"container": {containerdNotes("another", "container", "pod"), "not a sandbox"},
 		"copied":    {containerdNotes("another", "sandbox", "pod"), "not a sandbox"},
