@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -14,6 +15,7 @@ import (
 	sandboxapi "github.com/containerd/containerd/api/services/sandbox/v1"
 	tasksapi "github.com/containerd/containerd/api/services/tasks/v1"
 	versionapi "github.com/containerd/containerd/api/services/version/v1"
+	"github.com/containerd/containerd/api/types"
 	tasktypes "github.com/containerd/containerd/api/types/task"
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
@@ -199,33 +201,26 @@ func (c *client) listed(ctx context.Context) (map[string]bool, error) {
 	for id := range live {
 		ids[id] = true
 	}
-	reply, err := c.sandboxes.List(c.in(ctx), &sandboxapi.StoreListRequest{})
-	for _, s := range reply.GetList() {
-		if isOther(s.GetSandboxer()) {
-			ids[s.GetSandboxID()] = true
-		}
+	others, err := c.others(ctx)
+	for _, s := range others {
+		ids[s.GetSandboxID()] = true
 	}
 	return ids, err
 }
-
-func isOther(sandboxer string) bool { return sandboxer != "" && sandboxer != podSandboxer }
 
 // podSandboxer is the controller whose sandboxes are containers. The name is empty in records
 // of before an upgrade to containerd 2.
 const podSandboxer = "podsandbox"
 
-// otherSandboxer returns the name of another controller that has a sandbox, or "".
-func (c *client) otherSandboxer(ctx context.Context) (string, error) {
+// others lists the sandboxes of other controllers.
+func (c *client) others(ctx context.Context) ([]*types.Sandbox, error) {
 	reply, err := c.sandboxes.List(c.in(ctx), &sandboxapi.StoreListRequest{})
 	if err != nil {
-		return "", fmt.Errorf("containerd: list sandboxes: %w", err)
+		return nil, fmt.Errorf("containerd: list sandboxes: %w", err)
 	}
-	for _, s := range reply.GetList() {
-		if isOther(s.GetSandboxer()) {
-			return clip(s.GetSandboxer()), nil
-		}
-	}
-	return "", nil
+	return slices.DeleteFunc(reply.GetList(), func(s *types.Sandbox) bool {
+		return s.GetSandboxer() == "" || s.GetSandboxer() == podSandboxer
+	}), nil
 }
 
 // askError gives the error of a query its kind. Whether the caller has ended the query is

@@ -263,14 +263,14 @@ func (f *follower) endListing(live map[string]sandbox, err error) error {
 func (f *follower) warnOfOthers(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, listTime)
 	defer cancel()
-	name, err := f.c.otherSandboxer(ctx)
+	others, err := f.c.others(ctx)
 	if err != nil {
 		f.t.log.Debug("containerd does not list its sandboxes", zap.Error(err))
 		return
 	}
-	if name != "" && !f.warned.Swap(true) {
+	if len(others) > 0 && !f.warned.Swap(true) {
 		f.t.log.Warn("containerd has sandboxes that are not containers, and they are not followed; "+
 			"to follow all, set containerd.socket to \"\" and cri.socket to containerd's socket",
-			zap.String("sandboxer", name), zap.String("runtime", f.t.party))
+			zap.String("sandboxer", clip(others[0].GetSandboxer())), zap.String("runtime", f.t.party))
 	}
 }
