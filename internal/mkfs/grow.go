@@ -61,22 +61,31 @@ func (g *growth) needed(ctx context.Context) (needed bool, size int64, err error
 	if err != nil {
 		return false, 0, g.j.dev.errorf(volume.Internal, "%w", err)
 	}
-	may := g.j.req.Grow && !g.j.req.ReadOnly
-	super, size, err := g.sizes(ctx)
-	growing := begun == workGrowing
-	switch {
-	case growing && errors.Is(err, errUnreadable):
-		return false, 0, g.refuse(err.Error())
-	case growing && err != nil: // nothing is known of the filesystem
-		return false, 0, err
-	case err != nil:
+	growing, may := begun == workGrowing, g.j.req.Grow && !g.j.req.ReadOnly
+	if !growing && !may {
 		return false, 0, nil
+	}
+	super, size, err := g.sizes(ctx)
+	if err != nil {
+		return false, 0, g.unknown(growing, err)
 	}
 	if g.cutOff = growing && super.UUID == uuid; g.cutOff && !may {
 		return false, 0, g.repairedByHand(super)
 	}
 	g.uuid = super.UUID
 	return g.cutOff || may && super.Bytes <= size && !super.Fills(size), size, nil
+}
+
+// unknown is the error if the sizes are not known. Only a growth that was cut off needs them.
+func (g *growth) unknown(growing bool, err error) error {
+	switch {
+	case !growing:
+		return nil
+	case errors.Is(err, errUnreadable):
+		return g.refuse(err.Error())
+	default: // nothing is known of the filesystem
+		return err
+	}
 }
 
 // repairedByHand ends the record of a filesystem that we may not check ourselves. resize2fs
