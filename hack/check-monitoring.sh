@@ -1,7 +1,7 @@
 #!/bin/bash
 # Checks deploy/monitoring with Prometheus' own code: every query's metrics and labels
 # are in the table of docs/operations.md, and each alert fires when it should. Unit tests
-# of internal/telemetry compare that table, and values of labels, with the daemon's.
+# of internal/ground/telemetry compare that table, and values of labels, with the daemon's.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 go=${GO:-go}

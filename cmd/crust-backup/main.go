@@ -4,7 +4,7 @@ package main
 import (
 	"os"
 
-	"github.com/crust-proxy/crust-proxy/internal/backup/cli"
+	"github.com/crust-proxy/crust-proxy/internal/tool/backupcli"
 )
 
-func main() { os.Exit(cli.Main(os.Args[1:])) }
+func main() { os.Exit(backupcli.Main(os.Args[1:])) }

@@ -4,7 +4,7 @@ package main
 import (
 	"os"
 
-	"github.com/crust-proxy/crust-proxy/internal/cli"
+	"github.com/crust-proxy/crust-proxy/internal/tool/cli"
 )
 
 func main() { os.Exit(cli.Main(os.Args[1:])) }

@@ -11,8 +11,8 @@ import (
 	"os"
 	"reflect"
 
-	"github.com/crust-proxy/crust-proxy/internal/blocks"
-	"github.com/crust-proxy/crust-proxy/internal/failpoint"
+	"github.com/crust-proxy/crust-proxy/internal/backup/blocks"
+	"github.com/crust-proxy/crust-proxy/internal/ground/failpoint"
 )
 
 // Backup is a backup to be made.

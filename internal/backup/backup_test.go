@@ -16,7 +16,7 @@ import (
 	"testing"
 
 	"github.com/crust-proxy/crust-proxy/internal/backup"
-	"github.com/crust-proxy/crust-proxy/internal/blocks"
+	"github.com/crust-proxy/crust-proxy/internal/backup/blocks"
 )
 
 const mib = 1 << 20

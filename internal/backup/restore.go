@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"os"
 
-	"github.com/crust-proxy/crust-proxy/internal/failpoint"
+	"github.com/crust-proxy/crust-proxy/internal/ground/failpoint"
 )
 
 // chain is a full backup and its increments, in their order.

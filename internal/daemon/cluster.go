@@ -6,12 +6,12 @@ import (
 	"go.uber.org/zap"
 	"k8s.io/klog/v2"
 
-	"github.com/crust-proxy/crust-proxy/internal/apiserver"
-	"github.com/crust-proxy/crust-proxy/internal/config"
-	"github.com/crust-proxy/crust-proxy/internal/csifront"
-	"github.com/crust-proxy/crust-proxy/internal/pods"
-	"github.com/crust-proxy/crust-proxy/internal/sys"
-	"github.com/crust-proxy/crust-proxy/internal/telemetry"
+	"github.com/crust-proxy/crust-proxy/internal/daemon/config"
+	csifront "github.com/crust-proxy/crust-proxy/internal/front/csi"
+	"github.com/crust-proxy/crust-proxy/internal/front/pods"
+	"github.com/crust-proxy/crust-proxy/internal/ground/apiserver"
+	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
+	"github.com/crust-proxy/crust-proxy/internal/ground/telemetry"
 )
 
 // newCluster returns the lookup of the node's pods, or nil if no cluster is configured.

@@ -4,8 +4,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/crust-proxy/crust-proxy/internal/apiserver"
-	"github.com/crust-proxy/crust-proxy/internal/config"
+	"github.com/crust-proxy/crust-proxy/internal/daemon/config"
+	"github.com/crust-proxy/crust-proxy/internal/ground/apiserver"
 )
 
 func TestIdentityInTheCluster(t *testing.T) {

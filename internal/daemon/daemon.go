@@ -16,19 +16,19 @@ import (
 	"go.uber.org/zap/zapcore"
 	"golang.org/x/sync/singleflight"
 
-	"github.com/crust-proxy/crust-proxy/internal/adminapi"
-	"github.com/crust-proxy/crust-proxy/internal/config"
-	"github.com/crust-proxy/crust-proxy/internal/csifront/staging"
-	"github.com/crust-proxy/crust-proxy/internal/kubelet"
-	"github.com/crust-proxy/crust-proxy/internal/ondisk"
-	"github.com/crust-proxy/crust-proxy/internal/openers"
-	"github.com/crust-proxy/crust-proxy/internal/pace"
-	"github.com/crust-proxy/crust-proxy/internal/peercred"
-	"github.com/crust-proxy/crust-proxy/internal/pods"
-	"github.com/crust-proxy/crust-proxy/internal/run"
-	"github.com/crust-proxy/crust-proxy/internal/sys"
-	"github.com/crust-proxy/crust-proxy/internal/systemd"
-	"github.com/crust-proxy/crust-proxy/internal/telemetry"
+	"github.com/crust-proxy/crust-proxy/internal/daemon/admin"
+	"github.com/crust-proxy/crust-proxy/internal/daemon/config"
+	"github.com/crust-proxy/crust-proxy/internal/disk/ondisk"
+	"github.com/crust-proxy/crust-proxy/internal/front/csi/staging"
+	"github.com/crust-proxy/crust-proxy/internal/front/kubelet"
+	"github.com/crust-proxy/crust-proxy/internal/front/pods"
+	"github.com/crust-proxy/crust-proxy/internal/ground/openers"
+	"github.com/crust-proxy/crust-proxy/internal/ground/pace"
+	"github.com/crust-proxy/crust-proxy/internal/ground/peercred"
+	"github.com/crust-proxy/crust-proxy/internal/ground/run"
+	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
+	"github.com/crust-proxy/crust-proxy/internal/ground/systemd"
+	"github.com/crust-proxy/crust-proxy/internal/ground/telemetry"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral/claim"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime"
@@ -56,8 +56,8 @@ type daemon struct {
 	http     *telemetry.Server
 	relay    *stats.Relay
 	disks    *disks
-	hub      *adminapi.Hub
-	node     *adminapi.Node
+	hub      *admin.Hub
+	node     *admin.Node
 	status   *nodeStatus
 	preparer *preparer
 	openers  *openers.Finder
@@ -92,7 +92,7 @@ func serve(ctx context.Context, flags *config.Flags, _, stderr io.Writer) error 
 	level := zap.NewAtomicLevelAt(telemetry.Level(cfg.Log.Level))
 	d := &daemon{
 		level: level, log: telemetry.NewLogger(stderr, level), metrics: telemetry.NewMetrics(sys.Version()),
-		notify: notify, passed: passed, hub: adminapi.NewHub(), started: time.Now(), stopping: make(chan struct{}),
+		notify: notify, passed: passed, hub: admin.NewHub(), started: time.Now(), stopping: make(chan struct{}),
 	}
 	d.settings = &settings{flags: flags, log: d.log, apply: d.apply, watcher: watcher, hangups: hangups}
 	d.settings.put(&cfg)
@@ -187,7 +187,7 @@ func (d *daemon) buildBroker(cfg *config.Config) error {
 		return err
 	}
 	d.relay = stats.New(relayLimits(cfg), d.sandboxAsked)
-	d.node = &adminapi.Node{Broker: d.broker, Relay: d.relay, Handlers: d.handlers.byName(), HasGrown: d.disks.hasGrown}
+	d.node = &admin.Node{Broker: d.broker, Relay: d.relay, Handlers: d.handlers.byName(), HasGrown: d.disks.hasGrown}
 	return nil
 }
 

@@ -5,8 +5,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/crust-proxy/crust-proxy/internal/adminapi"
-	"github.com/crust-proxy/crust-proxy/internal/ondisk"
+	"github.com/crust-proxy/crust-proxy/internal/daemon/admin"
+	"github.com/crust-proxy/crust-proxy/internal/disk/ondisk"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime"
 	"github.com/crust-proxy/crust-proxy/pkg/stats"
@@ -38,7 +38,7 @@ func TestNothingIsKeptOfAForeignVolumeThatIsGone(t *testing.T) {
 	t.Cleanup(broker.Close)
 	relay := stats.New(stats.Limits{Concurrency: 1, MaxSlow: 1, StatsTimeout: time.Minute}, nil)
 	d := &daemon{
-		handlers: handlers{handler}, broker: broker, relay: relay, hub: adminapi.NewHub(), disks: &disks{reader: ondisk.New()},
+		handlers: handlers{handler}, broker: broker, relay: relay, hub: admin.NewHub(), disks: &disks{reader: ondisk.New()},
 	}
 	v := &volume.Volume{Key: "a", Adopted: true}
 	_, err = relay.Stats(t.Context(), handler, v)

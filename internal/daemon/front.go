@@ -9,13 +9,13 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
 
-	"github.com/crust-proxy/crust-proxy/internal/adminapi"
-	"github.com/crust-proxy/crust-proxy/internal/config"
-	"github.com/crust-proxy/crust-proxy/internal/csifront"
-	"github.com/crust-proxy/crust-proxy/internal/passthrough"
-	"github.com/crust-proxy/crust-proxy/internal/peercred"
-	"github.com/crust-proxy/crust-proxy/internal/registry"
-	"github.com/crust-proxy/crust-proxy/internal/telemetry"
+	"github.com/crust-proxy/crust-proxy/internal/daemon/admin"
+	"github.com/crust-proxy/crust-proxy/internal/daemon/config"
+	csifront "github.com/crust-proxy/crust-proxy/internal/front/csi"
+	"github.com/crust-proxy/crust-proxy/internal/front/passthrough"
+	"github.com/crust-proxy/crust-proxy/internal/front/registry"
+	"github.com/crust-proxy/crust-proxy/internal/ground/peercred"
+	"github.com/crust-proxy/crust-proxy/internal/ground/telemetry"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
@@ -111,7 +111,7 @@ func (f *driverFront) shown() []*adminv1.Driver {
 		}
 		out = append(out, &adminv1.Driver{
 			Name: one.Name, Version: one.Version, Endpoint: one.Endpoint, CsiSocket: one.Socket, Capabilities: one.Capabilities,
-			Mode: mode, Ready: one.Ready, Problem: one.Problem, Since: adminapi.Stamp(one.Since), KubeletStatus: one.Kubelet,
+			Mode: mode, Ready: one.Ready, Problem: one.Problem, Since: admin.Stamp(one.Since), KubeletStatus: one.Kubelet,
 			DirectlyRegistered: one.Bypassed,
 		})
 	}

@@ -6,9 +6,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/crust-proxy/crust-proxy/internal/mkfs"
-	"github.com/crust-proxy/crust-proxy/internal/pods"
-	"github.com/crust-proxy/crust-proxy/internal/registry"
+	"github.com/crust-proxy/crust-proxy/internal/disk/mkfs"
+	"github.com/crust-proxy/crust-proxy/internal/front/pods"
+	"github.com/crust-proxy/crust-proxy/internal/front/registry"
 )
 
 // TestRootOfANewFilesystem: what kubelet would do for fsGroup is done at mkfs.

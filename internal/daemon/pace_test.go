@@ -12,11 +12,11 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/crust-proxy/crust-proxy/internal/adminapi"
-	"github.com/crust-proxy/crust-proxy/internal/config"
-	"github.com/crust-proxy/crust-proxy/internal/openers"
-	"github.com/crust-proxy/crust-proxy/internal/systemd"
-	"github.com/crust-proxy/crust-proxy/internal/telemetry"
+	"github.com/crust-proxy/crust-proxy/internal/daemon/admin"
+	"github.com/crust-proxy/crust-proxy/internal/daemon/config"
+	"github.com/crust-proxy/crust-proxy/internal/ground/openers"
+	"github.com/crust-proxy/crust-proxy/internal/ground/systemd"
+	"github.com/crust-proxy/crust-proxy/internal/ground/telemetry"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime"
 	"github.com/crust-proxy/crust-proxy/pkg/stats"
@@ -106,7 +106,7 @@ func (idleHandler) Orphans(func(volume.Key) bool) ([]*volume.Volume, error) {
 
 // manyVolumesOnRecord is a daemon that has read the records of many volumes. They
 // are of an earlier boot, so that no device is needed.
-func manyVolumesOnRecord(t *testing.T) (*nodeStatus, *adminapi.AdminServer) {
+func manyVolumesOnRecord(t *testing.T) (*nodeStatus, *admin.AdminServer) {
 	t.Helper()
 	state, kubelet := t.TempDir(), t.TempDir()
 	records := filepath.Join(state, "volumes")
@@ -139,10 +139,10 @@ func manyVolumesOnRecord(t *testing.T) (*nodeStatus, *adminapi.AdminServer) {
 		t.Fatalf("%d volumes are on record: %v", len(broker.List()), err)
 	}
 	relay := stats.New(stats.Limits{Concurrency: 1, MaxSlow: 1}, nil)
-	node := &adminapi.Node{Broker: broker, Relay: relay, Handlers: map[string]runtime.Handler{"kata": handler}}
+	node := &admin.Node{Broker: broker, Relay: relay, Handlers: map[string]runtime.Handler{"kata": handler}}
 	inForce := &settings{}
 	inForce.inForce.Store(&config.Config{ReconcileInterval: config.Duration(time.Minute)})
 	d := &daemon{settings: inForce, broker: broker, openers: openers.New(), http: &telemetry.Server{}, notify: &systemd.Notifier{}, relay: relay, node: node}
 	status := &nodeStatus{daemon: d, mounted: &hostMounts{volumes: broker.List}}
-	return status, &adminapi.AdminServer{Node: node, Config: func() (path, yaml string) { return "", "" }, Findings: status.findings}
+	return status, &admin.AdminServer{Node: node, Config: func() (path, yaml string) { return "", "" }, Findings: status.findings}
 }

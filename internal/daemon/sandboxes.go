@@ -3,14 +3,14 @@ package daemon
 import (
 	"context"
 
-	"github.com/crust-proxy/crust-proxy/internal/adminapi"
+	"github.com/crust-proxy/crust-proxy/internal/daemon/admin"
 	"github.com/crust-proxy/crust-proxy/pkg/stats"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
 // sandboxes asks the sandboxes of volumes for the front. A volume whose handler is not
 // configured any more counts as one without a sandbox.
-type sandboxes struct{ node *adminapi.Node }
+type sandboxes struct{ node *admin.Node }
 
 // Stats asks the sandbox now.
 func (s sandboxes) Stats(ctx context.Context, v *volume.Volume) (stats.Answer, error) {

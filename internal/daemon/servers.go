@@ -17,12 +17,12 @@ import (
 	"google.golang.org/grpc/reflection"
 	"google.golang.org/grpc/status"
 
-	"github.com/crust-proxy/crust-proxy/internal/adminapi"
-	"github.com/crust-proxy/crust-proxy/internal/config"
-	"github.com/crust-proxy/crust-proxy/internal/peercred"
-	"github.com/crust-proxy/crust-proxy/internal/run"
-	"github.com/crust-proxy/crust-proxy/internal/sys"
-	"github.com/crust-proxy/crust-proxy/internal/telemetry"
+	"github.com/crust-proxy/crust-proxy/internal/daemon/admin"
+	"github.com/crust-proxy/crust-proxy/internal/daemon/config"
+	"github.com/crust-proxy/crust-proxy/internal/ground/peercred"
+	"github.com/crust-proxy/crust-proxy/internal/ground/run"
+	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
+	"github.com/crust-proxy/crust-proxy/internal/ground/telemetry"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
@@ -30,7 +30,7 @@ import (
 )
 
 // maxRequest bounds a request: the largest instruction that is accepted. It is also the
-// flow-control window, for the reasons in internal/passthrough.
+// flow-control window, for the reasons in internal/front/passthrough.
 const maxRequest = 256 << 10
 
 // streamWorkers is the number of goroutines that handle calls on stacks that have grown.
@@ -52,8 +52,8 @@ func (d *daemon) newServers(cfg *config.Config) (*servers, error) {
 	d.runtimeCallers = peercred.NewAuthorizer("authorization.runtime", peercred.Policy(cfg.Authorization.Runtime), d.denied)
 	d.adminCallers = peercred.NewAuthorizer("authorization.admin", peercred.Policy(cfg.Authorization.Admin), d.denied)
 	proof, reason := describeProof(d.openers)
-	runtimeServer := &adminapi.RuntimeServer{Node: d.node}
-	adminServer := &adminapi.AdminServer{
+	runtimeServer := &admin.RuntimeServer{Node: d.node}
+	adminServer := &admin.AdminServer{
 		Node: d.node, Hub: d.hub, Version: sys.Version(), Started: d.started, Config: d.settings.shown,
 		Findings: d.status.findings, Proof: proof, ProofReason: reason, Reconciled: d.logRepairs, Forced: d.forced, Stopping: d.stopping,
 	}
@@ -97,7 +97,7 @@ func (d *daemon) listen(name string, socket config.Socket) (net.Listener, error)
 func (d *daemon) newServer(name, service string, allowed *peercred.Authorizer, listener net.Listener) *server {
 	calls := d.interceptors(quietMethods)
 	options := append(allowed.ServerOptions(), calls.Options()...)
-	options = append(options, adminapi.ServerOption(), grpc.ChainStreamInterceptor(d.endWithDaemon),
+	options = append(options, admin.ServerOption(), grpc.ChainStreamInterceptor(d.endWithDaemon),
 		grpc.NumStreamWorkers(streamWorkers), grpc.InitialWindowSize(maxRequest), grpc.InitialConnWindowSize(maxRequest),
 		grpc.MaxRecvMsgSize(maxRequest), grpc.MaxConcurrentStreams(1024), grpc.ConnectionTimeout(10*time.Second),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}))

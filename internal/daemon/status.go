@@ -7,11 +7,11 @@ import (
 	"slices"
 	"time"
 
-	"github.com/crust-proxy/crust-proxy/internal/csifront/staging"
-	"github.com/crust-proxy/crust-proxy/internal/pace"
-	"github.com/crust-proxy/crust-proxy/internal/pods"
-	"github.com/crust-proxy/crust-proxy/internal/registry"
-	"github.com/crust-proxy/crust-proxy/internal/telemetry"
+	"github.com/crust-proxy/crust-proxy/internal/front/csi/staging"
+	"github.com/crust-proxy/crust-proxy/internal/front/pods"
+	"github.com/crust-proxy/crust-proxy/internal/front/registry"
+	"github.com/crust-proxy/crust-proxy/internal/ground/pace"
+	"github.com/crust-proxy/crust-proxy/internal/ground/telemetry"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
 )
 

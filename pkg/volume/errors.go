@@ -8,7 +8,7 @@ import (
 )
 
 // Kind classifies an error by what its caller can do about it. Every error that
-// leaves this module's inner packages has a kind; internal/rpccode is the one place that
+// leaves this module's inner packages has a kind; internal/ground/rpccode is the one place that
 // turns it into a gRPC code.
 type Kind uint8
 

@@ -12,10 +12,10 @@ import (
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
 
-	"github.com/crust-proxy/crust-proxy/internal/peercred"
-	"github.com/crust-proxy/crust-proxy/internal/run"
-	"github.com/crust-proxy/crust-proxy/internal/sys"
-	"github.com/crust-proxy/crust-proxy/internal/telemetry"
+	"github.com/crust-proxy/crust-proxy/internal/ground/peercred"
+	"github.com/crust-proxy/crust-proxy/internal/ground/run"
+	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
+	"github.com/crust-proxy/crust-proxy/internal/ground/telemetry"
 	"github.com/crust-proxy/crust-proxy/pkg/csidefer"
 )
 

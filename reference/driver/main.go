@@ -14,9 +14,9 @@ import (
 	"go.uber.org/zap"
 	"k8s.io/klog/v2"
 
-	"github.com/crust-proxy/crust-proxy/internal/run"
-	"github.com/crust-proxy/crust-proxy/internal/sys"
-	"github.com/crust-proxy/crust-proxy/internal/telemetry"
+	"github.com/crust-proxy/crust-proxy/internal/ground/run"
+	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
+	"github.com/crust-proxy/crust-proxy/internal/ground/telemetry"
 	"github.com/crust-proxy/crust-proxy/reference/fsops"
 )
 

@@ -7,7 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/crust-proxy/crust-proxy/internal/sys"
+	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 )
 
 // within keeps every step inside the volume: a link that leads out of it, or to

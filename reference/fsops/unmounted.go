@@ -11,8 +11,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/crust-proxy/crust-proxy/internal/capture"
-	"github.com/crust-proxy/crust-proxy/internal/confine"
+	"github.com/crust-proxy/crust-proxy/internal/disk/confine"
+	"github.com/crust-proxy/crust-proxy/internal/ground/capture"
 )
 
 // GrowUnmounted makes an ext4 that is not mounted fill its device. To grow a mounted ext4

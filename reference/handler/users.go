@@ -9,7 +9,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/crust-proxy/crust-proxy/internal/sys"
+	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 )
 
 // mostUsers bounds how many users of the program an error names.

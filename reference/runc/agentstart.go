@@ -9,7 +9,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/crust-proxy/crust-proxy/internal/sys"
+	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	"github.com/crust-proxy/crust-proxy/reference/cgroup"
 )
 

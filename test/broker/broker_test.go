@@ -9,7 +9,7 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/crust-proxy/crust-proxy/internal/kubelet"
+	"github.com/crust-proxy/crust-proxy/internal/front/kubelet"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral/claim"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"

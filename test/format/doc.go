@@ -1,3 +1,3 @@
-// Package format has the system tests of internal/mkfs: real devices, real programs and
+// Package format has the system tests of internal/disk/mkfs: real devices, real programs and
 // kills at each step.
 package format

@@ -16,7 +16,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
 
-	"github.com/crust-proxy/crust-proxy/internal/passthrough"
+	"github.com/crust-proxy/crust-proxy/internal/front/passthrough"
 	csiv1 "github.com/crust-proxy/crust-proxy/proto/crust/csi/v1"
 	"github.com/crust-proxy/crust-proxy/test/rig"
 )

@@ -4,7 +4,7 @@ import (
 	"slices"
 	"sync"
 
-	"github.com/crust-proxy/crust-proxy/internal/openers"
+	"github.com/crust-proxy/crust-proxy/internal/ground/openers"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 

@@ -9,8 +9,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/crust-proxy/crust-proxy/internal/openers"
-	"github.com/crust-proxy/crust-proxy/internal/sys"
+	"github.com/crust-proxy/crust-proxy/internal/ground/openers"
+	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 

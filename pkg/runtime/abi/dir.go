@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/crust-proxy/crust-proxy/internal/sys"
+	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 )
 
 // Dir is the open directory of a volume. Its methods use the descriptor: they do not touch a

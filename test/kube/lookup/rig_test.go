@@ -14,9 +14,9 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/crust-proxy/crust-proxy/internal/apiserver"
-	"github.com/crust-proxy/crust-proxy/internal/csifront/decision"
-	lookup "github.com/crust-proxy/crust-proxy/internal/pods"
+	"github.com/crust-proxy/crust-proxy/internal/front/csi/decision"
+	lookup "github.com/crust-proxy/crust-proxy/internal/front/pods"
+	"github.com/crust-proxy/crust-proxy/internal/ground/apiserver"
 	"github.com/crust-proxy/crust-proxy/test/kube/cluster"
 )
 

@@ -1,0 +1,144 @@
+package blocks_test
+
+import (
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	authenticationv1 "k8s.io/api/authentication/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/client-go/util/cert"
+
+	"github.com/crust-proxy/crust-proxy/internal/backup/blocks"
+	"github.com/crust-proxy/crust-proxy/test/check"
+)
+
+// apiServer answers by path.
+func apiServer(t *testing.T, answers map[string]string) *blocks.Cluster {
+	t.Helper()
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		answer, known := answers[r.URL.Path]
+		if strings.HasSuffix(r.URL.Path, "/token") && known { // for the API server, if no audience is given
+			var asked authenticationv1.TokenRequest
+			_ = json.NewDecoder(r.Body).Decode(&asked)
+			if len(asked.Spec.Audiences) == 0 {
+				asked.Spec.Audiences = []string{"https://api", "https://old.api"}
+			}
+			asked.Status.Token = answer
+			raw, _ := json.Marshal(asked)
+			answer = string(raw)
+		}
+		if !known {
+			w.WriteHeader(http.StatusForbidden)
+			answer = `{"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "Forbidden", "code": 403, "message": "you may not"}`
+		}
+		_, _ = w.Write([]byte(answer))
+	}))
+	t.Cleanup(server.Close)
+	config := filepath.Join(t.TempDir(), "config")
+	text := fmt.Sprintf(`{apiVersion: v1, kind: Config, current-context: one, clusters: [{name: c, cluster: {server: "%s"}}],
+contexts: [{name: one, context: {cluster: c, namespace: shop}}, {name: two, context: {cluster: c}}]}`, server.URL)
+	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for args, want := range map[[2]string]string{{"", ""}: "shop", {"two", ""}: "default", {"one", "other"}: "other"} {
+		c, err := blocks.OpenCluster(config, args[0], args[1])
+		if err != nil || c.Namespace != want {
+			t.Fatalf("%v: %+v, %v", args, c, err)
+		}
+	}
+	if _, err := blocks.OpenCluster(config, "three", ""); err == nil {
+		t.Error("a context that is not there")
+	}
+	c, err := blocks.OpenCluster(config, "", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+const (
+	snapshots = "/apis/snapshot.storage.k8s.io/v1/namespaces/shop/volumesnapshots/"
+	contents  = "/apis/snapshot.storage.k8s.io/v1/volumesnapshotcontents/"
+)
+
+func TestCluster(t *testing.T) {
+	c := apiServer(t, map[string]string{
+		snapshots + "ready":   `{"status": {"boundVolumeSnapshotContentName": "content", "readyToUse": true}}`,
+		snapshots + "late":    `{"status": {"boundVolumeSnapshotContentName": "content", "readyToUse": false}}`,
+		snapshots + "new":     `{}`,
+		snapshots + "foreign": `{"status": {"boundVolumeSnapshotContentName": "forbidden", "readyToUse": true}}`,
+		snapshots + "climber": `{"status": {"boundVolumeSnapshotContentName": "../../../api/v1/secrets", "readyToUse": true}}`,
+		contents + "content":  `{"spec": {"driver": "d.example.com"}, "status": {"snapshotHandle": "snap-1"}}`,
+		"/apis/cbt.storage.k8s.io/v1beta1/snapshotmetadataservices/d.example.com": `{"spec": {"audience": "a", "address": "h:1", "caCert": "Q0E="}}`,
+		"/api/v1/namespaces/backup/serviceaccounts/client/token":                  "secret",
+	})
+	got, err := c.Snapshot(t.Context(), "ready")
+	if err != nil || got.Driver != "d.example.com" || got.ID != "snap-1" {
+		t.Errorf("%+v, %v", got, err)
+	}
+	service, err := c.Service(t.Context(), "d.example.com")
+	if err != nil || service.Audience != "a" || service.Address != "h:1" || string(service.CA) != "CA" {
+		t.Errorf("%+v, %v", service, err)
+	}
+	if token, err := c.Token(t.Context(), "backup", "client", "a"); err != nil || token != "secret" {
+		t.Errorf("%q, %v", token, err)
+	}
+	for _, own := range []string{"https://api", "https://old.api"} {
+		if token, err := c.Token(t.Context(), "backup", "client", own); err == nil || !strings.Contains(err.Error(), "the API server accepts too") || token != "" {
+			t.Errorf("a token for the API server: %q, %v", token, err)
+		}
+	}
+	for name, text := range map[string]string{"late": "is not ready", "new": "is not ready", "foreign": "you may not", "missing": "you may not", "climber": "invalid"} {
+		if got, err := c.Snapshot(t.Context(), name); err == nil || !strings.Contains(err.Error(), text) {
+			t.Errorf("%s: %+v, %v", name, got, err)
+		}
+	}
+	if _, err := c.Token(t.Context(), "backup", "stranger", "a"); !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "backup/stranger") {
+		t.Error(err)
+	}
+	other := apiServer(t, map[string]string{"/api/v1/namespaces/backup/serviceaccounts/client/token": "secret"})
+	if token, err := other.Token(t.Context(), "backup", "client", "https://api"); err == nil || token != "" {
+		t.Errorf("the first token is for the API server: %q, %v", token, err)
+	}
+	if _, err := service.Dial(""); err == nil || !strings.Contains(err.Error(), "caCert") {
+		t.Error(err)
+	}
+	if _, err := (&blocks.Service{Address: "nowhere"}).Dial(""); err == nil || !strings.Contains(err.Error(), "HOST:PORT") {
+		t.Error(err)
+	}
+}
+
+// TestAWrongCertificateIsToldAtOnce: it does not become right by waiting.
+func TestAWrongCertificateIsToldAtOnce(t *testing.T) {
+	ours, key, err := cert.GenerateSelfSignedCertKey("127.0.0.1", nil, nil)
+	check.Must(t, err)
+	theirs, _, err := cert.GenerateSelfSignedCertKey("127.0.0.1", nil, nil)
+	check.Must(t, err)
+	pair, err := tls.X509KeyPair(ours, key)
+	check.Must(t, err)
+	server := httptest.NewUnstartedServer(http.NotFoundHandler())
+	server.TLS, server.EnableHTTP2 = &tls.Config{Certificates: []tls.Certificate{pair}, MinVersion: tls.VersionTLS12}, true
+	server.StartTLS()
+	defer server.Close()
+	conn, err := (&blocks.Service{Address: server.Listener.Addr().String(), CA: theirs}).Dial("")
+	check.Must(t, err)
+	defer func() { check.Must(t, conn.Close()) }()
+	streams := 0
+	tokens := func(context.Context) (string, error) { streams++; return "secret", nil }
+	reader := &blocks.Reader{Source: blocks.FromService(conn, tokens, "shop", "", "snapshot")}
+	err = reader.Read(t.Context(), 0, func(blocks.Message) error { return nil })
+	if status.Code(err) != codes.Unavailable || !blocks.IsCertificate(err) || streams != 1 {
+		t.Errorf("%d streams: %v", streams, err)
+	}
+}

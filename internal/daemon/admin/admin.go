@@ -1,0 +1,362 @@
+// Package admin serves the Runtime API and the Admin API over gRPC.
+package admin
+
+import (
+	"cmp"
+	"context"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	"github.com/crust-proxy/crust-proxy/internal/ground/pace"
+	"github.com/crust-proxy/crust-proxy/internal/ground/rpccode"
+	"github.com/crust-proxy/crust-proxy/internal/ground/telemetry"
+	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
+)
+
+const healthTime = 5 * time.Second
+
+// AdminServer is the Admin API.
+type AdminServer struct {
+	adminv1.UnimplementedAdminServer
+	Node *Node
+	Hub  *Hub
+	// Version, Started and Config describe the daemon; Config returns the path of
+	// the configuration file and the configuration in force.
+	Version string
+	Started time.Time
+	Config  func() (path, yaml string)
+	// Findings lists what the daemon knows to be wrong on the node.
+	Findings func(context.Context) []string
+	// Drivers returns the CSI drivers that registered with the front, without their
+	// numbers of volumes; it is nil if the front is off.
+	Drivers func() []*adminv1.Driver
+	// Proof is how it is proven that nobody else has a device open, and ProofReason why it is
+	// not the kernel's count.
+	Proof, ProofReason string
+	// Reconciled is called after each reconcile that a caller requested.
+	Reconciled func(deferral.ReconcileReport)
+	// Forced is called for each volume that was released by force, with the processes that
+	// still have its device open.
+	Forced func(v *volume.Volume, heldBy string)
+	// Stopping is closed when the daemon drains: watches end, so that the daemon does not
+	// wait for them.
+	Stopping <-chan struct{}
+}
+
+// Register adds the service to a server.
+func (s *AdminServer) Register(to grpc.ServiceRegistrar) {
+	to.RegisterService(checked(adminv1.Admin_ServiceDesc), s)
+}
+
+// GetNode describes the daemon.
+func (s *AdminServer) GetNode(ctx context.Context, _ *adminv1.GetNodeRequest) (*adminv1.GetNodeResponse, error) {
+	path, yaml := s.Config()
+	byState := make(map[string]int64)
+	var loop pace.Loop
+	for _, status := range s.Node.AllShown() {
+		loop.Step()
+		byState[s.Node.StateOf(status)]++
+	}
+	return &adminv1.GetNodeResponse{
+		Version: s.Version, StartedAt: Stamp(s.Started), ConfigPath: path, Config: yaml,
+		VolumesByState: byState, Findings: s.Findings(ctx), Proof: s.Proof, ProofReason: s.ProofReason,
+	}, nil
+}
+
+const (
+	defaultPage = 1000
+	maxPage     = 5000
+)
+
+// ListVolumes lists a page of volumes. The token is the position of the last volume of the
+// page before, so that volumes that come or go between two calls do not shift the pages.
+func (s *AdminServer) ListVolumes(_ context.Context, req *adminv1.ListVolumesRequest) (*adminv1.ListVolumesResponse, error) {
+	if req.GetPageSize() < 0 {
+		return nil, volume.Errorf(volume.Invalid, "page_size %d is negative", req.GetPageSize())
+	}
+	size := min(cmp.Or(int(req.GetPageSize()), defaultPage), maxPage)
+	out := &adminv1.ListVolumesResponse{}
+	var loop pace.Loop
+	last := ""
+	for _, status := range s.Node.Shown() {
+		loop.Step()
+		if position(&status) <= req.GetPageToken() || !s.selects(req, status) {
+			continue
+		}
+		if len(out.GetVolumes()) == size {
+			out.NextPageToken = last
+			break
+		}
+		last = position(&status)
+		out.Volumes = append(out.Volumes, s.Node.message(status))
+	}
+	return out, nil
+}
+
+// position is a volume's position in the order of SortByTarget.
+func position(status *deferral.Status) string { return status.Target + "\x00" + string(status.Key) }
+
+func (s *AdminServer) selects(req *adminv1.ListVolumesRequest, status deferral.Status) bool {
+	want := req.GetState()
+	return matches(status, req.GetDriver(), req.GetHandler()) &&
+		(want == adminv1.VolumeState_VOLUME_STATE_UNSPECIFIED || want == s.Node.state(status))
+}
+
+func matches(status deferral.Status, driver, handler string) bool {
+	return (driver == "" || status.Driver == driver) && (handler == "" || status.Handler == handler)
+}
+
+// GetVolume shows one volume.
+func (s *AdminServer) GetVolume(ctx context.Context, req *adminv1.GetVolumeRequest) (*adminv1.GetVolumeResponse, error) {
+	status, err := s.find(ctx, req.GetVolume())
+	if err != nil {
+		return nil, err
+	}
+	return &adminv1.GetVolumeResponse{Volume: s.Node.message(status)}, nil
+}
+
+func (s *AdminServer) find(ctx context.Context, ref string) (deferral.Status, error) {
+	found, err := s.Node.byReference(ref)
+	note(telemetry.CallFrom(ctx), found.Volume)
+	return found, err
+}
+
+// live finds a volume that a sandbox may have. A refused volume is an error.
+func (s *AdminServer) live(ctx context.Context, ref string) (deferral.Status, error) {
+	found, err := s.find(ctx, ref)
+	if err == nil && found.Refusal != nil {
+		return found, volume.Errorf(volume.NoSandbox, "no sandbox has the volume, for it was refused: %s", found.Refusal.Error)
+	}
+	return found, err
+}
+
+// GetVolumeStats asks the sandbox.
+func (s *AdminServer) GetVolumeStats(
+	ctx context.Context, req *adminv1.GetVolumeStatsRequest,
+) (*adminv1.GetVolumeStatsResponse, error) {
+	found, err := s.live(ctx, req.GetVolume())
+	if err != nil {
+		return nil, err
+	}
+	answer, err := s.Node.Stats(ctx, found.Volume, volume.Unsupported)
+	if err != nil {
+		return nil, err
+	}
+	return &adminv1.GetVolumeStatsResponse{
+		Usage: usageMessages(answer.Report), Condition: conditionMessage(answer.Report),
+		Sandbox: s.Node.sandbox(found.Volume), Took: durationpb.New(answer.Took),
+	}, nil
+}
+
+// ExpandVolume asks the sandbox to grow.
+func (s *AdminServer) ExpandVolume(
+	ctx context.Context, req *adminv1.ExpandVolumeRequest,
+) (*adminv1.ExpandVolumeResponse, error) {
+	found, err := s.live(ctx, req.GetVolume())
+	if err != nil {
+		return nil, err
+	}
+	size, err := s.Node.expand(ctx, found.Volume,
+		volume.Range{Required: req.GetRequiredBytes(), Limit: req.GetLimitBytes()})
+	return &adminv1.ExpandVolumeResponse{CapacityBytes: size}, err
+}
+
+// ListHandlers shows the handlers.
+func (s *AdminServer) ListHandlers(
+	ctx context.Context, _ *adminv1.ListHandlersRequest,
+) (*adminv1.ListHandlersResponse, error) {
+	ctx, cancel := context.WithTimeout(ctx, healthTime)
+	defer cancel()
+	out := &adminv1.ListHandlersResponse{}
+	all := s.Node.All()
+	var loop pace.Loop
+	for _, name := range slices.Sorted(maps.Keys(s.Node.Handlers)) {
+		shown := &adminv1.Handler{Name: name, Healthy: true}
+		if err := s.Node.Handlers[name].Health(ctx); err != nil {
+			shown.Healthy, shown.Problem = false, err.Error()
+		}
+		for _, status := range all {
+			loop.Step()
+			if status.Handler != name {
+				continue
+			}
+			shown.Volumes++
+			if _, bound := s.Node.Binding(status.Volume); bound {
+				shown.Bound++
+			}
+		}
+		out.Handlers = append(out.Handlers, shown)
+	}
+	return out, nil
+}
+
+// ListDrivers shows the CSI drivers.
+func (s *AdminServer) ListDrivers(context.Context, *adminv1.ListDriversRequest) (*adminv1.ListDriversResponse, error) {
+	if s.Drivers == nil {
+		return &adminv1.ListDriversResponse{}, nil
+	}
+	volumes := make(map[string]int64)
+	for _, status := range s.Node.All() {
+		volumes[status.Driver]++
+	}
+	out := &adminv1.ListDriversResponse{FrontEnabled: true, Drivers: s.Drivers()}
+	for _, d := range out.GetDrivers() {
+		d.Volumes = volumes[d.GetName()]
+	}
+	slices.SortFunc(out.Drivers, func(x, y *adminv1.Driver) int { return strings.Compare(x.GetName(), y.GetName()) })
+	return out, nil
+}
+
+// Reconcile repairs now.
+func (s *AdminServer) Reconcile(ctx context.Context, _ *adminv1.ReconcileRequest) (*adminv1.ReconcileResponse, error) {
+	report, err := s.Node.Broker.Reconcile(ctx)
+	s.Reconciled(report)
+	if err != nil {
+		return nil, err
+	}
+	out := &adminv1.ReconcileResponse{Checked: int64(report.Checked)}
+	for _, repair := range report.Repairs {
+		shown := &adminv1.Repair{VolumeId: string(repair.Key), Action: repair.Action}
+		if repair.Err != nil {
+			shown.Error = repair.Err.Error()
+		}
+		out.Repairs = append(out.Repairs, shown)
+	}
+	return out, nil
+}
+
+// WatchVolumes sends all volumes, and then each change.
+func (s *AdminServer) WatchVolumes(
+	req *adminv1.WatchVolumesRequest, stream grpc.ServerStreamingServer[adminv1.WatchVolumesResponse],
+) error {
+	// Subscribed before the listing, so that no change falls between the two.
+	changes, unsubscribe, err := s.Hub.subscribe()
+	if err != nil {
+		return rpccode.Status(err)
+	}
+	defer unsubscribe()
+	watch := &watch{server: s, req: req, stream: stream, sent: make(map[volume.Key]string)}
+	var loop pace.Loop
+	for _, status := range s.Node.Shown() {
+		loop.Step()
+		if err := watch.show(status); err != nil {
+			return err
+		}
+	}
+	if err := stream.Send(&adminv1.WatchVolumesResponse{Type: adminv1.WatchVolumesResponse_TYPE_SYNCED}); err != nil {
+		return err
+	}
+	for {
+		select {
+		case <-stream.Context().Done():
+			return nil
+		case <-s.Stopping:
+			return rpccode.Status(volume.Errorf(volume.NoSandbox, "crust-proxy is shutting down: watch again"))
+		case <-changes.wake:
+		}
+		for _, key := range changes.take() {
+			if err := watch.update(key); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// watch is one call of WatchVolumes.
+type watch struct {
+	server *AdminServer
+	req    *adminv1.WatchVolumesRequest
+	stream grpc.ServerStreamingServer[adminv1.WatchVolumesResponse]
+	sent   map[volume.Key]string // the targets of the volumes that the client knows of
+}
+
+func (w *watch) update(key volume.Key) error {
+	if status, ok := w.server.Node.shownByKey(key); ok && matches(status, w.req.GetDriver(), w.req.GetHandler()) {
+		return w.show(status)
+	}
+	target, known := w.sent[key]
+	if !known {
+		return nil
+	}
+	delete(w.sent, key)
+	return w.stream.Send(&adminv1.WatchVolumesResponse{
+		Type:   adminv1.WatchVolumesResponse_TYPE_REMOVED,
+		Volume: &adminv1.Volume{Id: string(key), TargetPath: target},
+	})
+}
+
+func (w *watch) show(status deferral.Status) error {
+	if !matches(status, w.req.GetDriver(), w.req.GetHandler()) {
+		return nil
+	}
+	w.sent[status.Key] = status.Target
+	return w.stream.Send(&adminv1.WatchVolumesResponse{
+		Type: adminv1.WatchVolumesResponse_TYPE_CHANGED, Volume: w.server.Node.message(status),
+	})
+}
+
+// EndOrphans ends processes that keep the device of a volume although their sandbox is over, or lists
+// them.
+func (s *AdminServer) EndOrphans(ctx context.Context, req *adminv1.EndOrphansRequest) (*adminv1.EndOrphansResponse, error) {
+	found, err := s.find(ctx, req.GetVolume())
+	if err != nil {
+		return nil, err
+	}
+	if found.Adopted || found.Refusal != nil {
+		return nil, volume.Errorf(volume.NotFound, "volume %s is not on record: crust-proxy does not know its sandboxes", found.Target)
+	}
+	var pids []int
+	for _, pid := range req.GetPids() {
+		pids = append(pids, int(pid))
+	}
+	users, all := s.Node.Broker.Users(), []deferral.Orphan(nil)
+	if pids == nil {
+		all, err = users.Orphans(ctx, found.Key)
+	} else {
+		all, err = users.EndOrphans(ctx, found.Key, pids)
+	}
+	out := &adminv1.EndOrphansResponse{}
+	for _, one := range all {
+		out.Orphans = append(out.Orphans, &adminv1.Orphan{
+			Pid: int32(one.PID), Program: one.Program, ControlGroup: one.ControlGroup, //nolint:gosec // the kernel's are smaller
+			Sandbox: one.Sandbox, Why: one.Why, HeldSince: Stamp(one.Since),
+		})
+	}
+	return out, err
+}
+
+// ReleaseVolume releases a volume as RuntimeUnstageVolume does; with force also while a
+// process may have its device open.
+func (s *AdminServer) ReleaseVolume(
+	ctx context.Context, req *adminv1.ReleaseVolumeRequest,
+) (*adminv1.ReleaseVolumeResponse, error) {
+	found, err := s.find(ctx, req.GetVolume())
+	switch {
+	case err != nil:
+		return nil, err
+	case found.Adopted:
+		err = volume.Errorf(volume.Unsupported, "volume %s: another program published it, and has to remove it", found.Target)
+	case found.Refusal != nil, found.OffRecord:
+		err = volume.Errorf(volume.NotFound, "volume %s is not on record: there is nothing to release", found.Target)
+	default:
+		_, err = s.Node.Broker.ReleaseKey(ctx, found.Key, req.GetForce())
+	}
+	if err != nil {
+		return nil, err
+	}
+	out := &adminv1.ReleaseVolumeResponse{}
+	if held, ok := s.Node.Broker.Users().OffRecord(found.Key); ok {
+		out.HeldBy = held.Held.Processes
+	}
+	if req.GetForce() {
+		s.Forced(found.Volume, out.GetHeldBy())
+	}
+	return out, nil
+}

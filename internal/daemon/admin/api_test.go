@@ -1,0 +1,399 @@
+package admin
+
+import (
+	"context"
+	"errors"
+	"net"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+
+	"github.com/crust-proxy/crust-proxy/internal/front/kubelet"
+	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+	"github.com/crust-proxy/crust-proxy/pkg/deferral/claim"
+	"github.com/crust-proxy/crust-proxy/pkg/runtime"
+	"github.com/crust-proxy/crust-proxy/pkg/stats"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
+	runtimev1 "github.com/crust-proxy/crust-proxy/proto/crust/runtime/v1"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// adopting is a handler of adopted volumes only: it needs no root.
+type adopting struct {
+	volumes []*volume.Volume
+	report  volume.Report
+	err     error
+}
+
+func (a *adopting) Abilities() deferral.Abilities                           { return deferral.Abilities{} }
+func (a *adopting) Name() string                                            { return "kata" }
+func (a *adopting) Check(*volume.Volume) error                              { return nil }
+func (a *adopting) Publish(context.Context, *volume.Volume) (bool, error)   { return false, nil }
+func (a *adopting) Retract(context.Context, *volume.Volume) error           { return nil }
+func (a *adopting) InUse(context.Context, *volume.Volume) (string, error)   { return "", nil }
+func (a *adopting) Orphans(func(volume.Key) bool) ([]*volume.Volume, error) { return nil, nil }
+func (a *adopting) Adopted() []*volume.Volume                               { return a.volumes }
+func (a *adopting) AdoptForeign()                                           {}
+func (a *adopting) SandboxAdded(string, string)                             {}
+func (a *adopting) SandboxGone(string)                                      {}
+func (a *adopting) Health(context.Context) error                            { return a.err }
+func (a *adopting) Run(ctx context.Context) error                           { <-ctx.Done(); return nil }
+func (a *adopting) Stats(context.Context, *volume.Volume) (volume.Report, error) {
+	return a.report, a.err
+}
+
+func (a *adopting) Resize(_ context.Context, _ *volume.Volume, r volume.Range) (int64, error) {
+	return r.Required, a.err
+}
+
+func (a *adopting) Binding(v *volume.Volume) (runtime.Binding, bool) {
+	return runtime.Binding{Sandbox: "sb-" + v.PodUID, Runtime: "kata-go", Since: time.Unix(1, 0)}, v.PodUID != ""
+}
+
+// served is both servers on a real socket.
+type served struct {
+	handler  *adopting
+	node     *Node
+	hub      *Hub
+	kubelet  string
+	conn     *grpc.ClientConn
+	stopping chan struct{}
+	drivers  atomic.Pointer[[]*adminv1.Driver]
+}
+
+func serve(t *testing.T, pods ...string) *served {
+	t.Helper()
+	s := &served{handler: &adopting{}, hub: NewHub(), kubelet: t.TempDir(), stopping: make(chan struct{})}
+	for _, pod := range pods {
+		target := filepath.Join(s.kubelet, "pods", pod, "mount")
+		s.handler.volumes = append(s.handler.volumes, &volume.Volume{
+			Key: volume.KeyOf(target), Target: target, ResolvedTarget: target, Handler: "kata", Driver: "d", PodUID: pod,
+			Device: volume.Device{Kind: volume.BlockDevice, Path: "/dev/x"}, Adopted: true,
+		})
+	}
+	broker, err := deferral.NewBroker(deferral.Config{
+		StateDir: t.TempDir(), Root: s.kubelet, Describe: kubelet.Describe, Handlers: []deferral.Projector{s.handler}, DefaultHandler: "kata",
+		Devices: claim.DevicePolicy{Roots: []string{"/dev"}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	node := &Node{Broker: broker, Handlers: map[string]runtime.Handler{"kata": s.handler}, Relay: stats.New(stats.Limits{
+		StatsTimeout: time.Second, ExpandTimeout: time.Second, Concurrency: 4, SlowAfter: time.Second, MaxSlow: 4,
+	}, nil)}
+	s.node = node
+	server := grpc.NewServer(ServerOption())
+	(&RuntimeServer{Node: node}).Register(server)
+	s.drivers.Store(&[]*adminv1.Driver{})
+	(&AdminServer{
+		Node: node, Hub: s.hub, Version: "v1", Config: func() (string, string) { return "/etc/c.yaml", "a: b" },
+		Findings: func(context.Context) []string { return []string{"something is wrong"} }, Stopping: s.stopping,
+		Drivers:    func() []*adminv1.Driver { return *s.drivers.Load() },
+		Reconciled: func(deferral.ReconcileReport) {}, Forced: func(*volume.Volume, string) {},
+	}).Register(server)
+	socket := filepath.Join(t.TempDir(), "s")
+	listener, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	go func() { _ = server.Serve(listener) }()
+	s.conn, err = grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = s.conn.Close(); server.Stop(); broker.Close() })
+	return s
+}
+
+func (s *served) admin() adminv1.AdminClient { return adminv1.NewAdminClient(s.conn) }
+
+// rawCodec sends bytes as they are, also those that protobuf would not encode.
+type rawCodec struct{}
+
+func (rawCodec) Name() string { return "proto" }
+func (rawCodec) Marshal(v any) ([]byte, error) {
+	raw, ok := v.([]byte)
+	if !ok {
+		return nil, errors.New("not bytes")
+	}
+	return raw, nil
+}
+func (rawCodec) Unmarshal([]byte, any) error { return nil }
+
+func TestRequestsThatCannotBeDecodedAreTheCallersFault(t *testing.T) {
+	s := serve(t)
+	for name, raw := range map[string][]byte{
+		"text that is not UTF-8": {0x12, 0x02, 0xff, 0xfe},
+		"cut off":                {0x12, 0x7f, 'x'},
+	} {
+		var reply []byte
+		err := s.conn.Invoke(t.Context(), runtimev1.Runtime_RuntimeStageVolume_FullMethodName, raw, &reply, grpc.ForceCodec(rawCodec{}))
+		if status.Code(err) != codes.InvalidArgument {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+func TestUnknownEnumNumbersAreRefused(t *testing.T) {
+	s := serve(t)
+	client := runtimev1.NewRuntimeClient(s.conn)
+	req := &runtimev1.RuntimeStageVolumeRequest{
+		VolumeType:       &runtimev1.VolumeType{Type: 9},
+		VolumeTargetPath: s.kubelet + "/x", VolumeBackingPath: "/dev/x", FsType: "ext4",
+	}
+	_, err := client.RuntimeStageVolume(t.Context(), req)
+	if status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), "volume_type") {
+		t.Errorf("an unknown type: %v", err)
+	}
+	req.VolumeType.Type = runtimev1.VolumeType_BLOCK
+	req.VolumeSupplementalGroup, req.VolumeSupplementalGroupChangePolicy = "7", 9
+	_, err = client.RuntimeStageVolume(t.Context(), req)
+	if status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), "policy") {
+		t.Errorf("an unknown policy: %v", err)
+	}
+}
+
+func TestListPages(t *testing.T) {
+	s := serve(t, "c", "a", "b", "d", "e")
+	var got []string
+	token := ""
+	for pages := 1; ; pages++ {
+		reply, err := s.admin().ListVolumes(t.Context(), &adminv1.ListVolumesRequest{PageSize: 2, PageToken: token})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, v := range reply.GetVolumes() {
+			got = append(got, v.GetPodUid())
+		}
+		if token = reply.GetNextPageToken(); token == "" {
+			if pages != 3 {
+				t.Errorf("%d pages", pages)
+			}
+			break
+		}
+	}
+	if !slices.Equal(got, []string{"a", "b", "c", "d", "e"}) {
+		t.Errorf("got %q", got)
+	}
+	for _, req := range []*adminv1.ListVolumesRequest{{Driver: "x"}, {Handler: "x"}, {State: adminv1.VolumeState_VOLUME_STATE_BOUND}} {
+		reply, err := s.admin().ListVolumes(t.Context(), req)
+		if err != nil || len(reply.GetVolumes()) != 0 {
+			t.Errorf("%v selects %d, %v", req, len(reply.GetVolumes()), err)
+		}
+	}
+	if _, err := s.admin().ListVolumes(t.Context(), &adminv1.ListVolumesRequest{PageSize: -1}); status.Code(err) != codes.InvalidArgument {
+		t.Errorf("a negative page: %v", err)
+	}
+}
+
+// TestPagesOfVolumesWithOneTarget: other programs may name one for several volumes.
+func TestPagesOfVolumesWithOneTarget(t *testing.T) {
+	s := serve(t, "a", "b", "c")
+	for _, v := range s.handler.volumes {
+		v.Target = s.handler.volumes[0].Target
+	}
+	seen := make(map[string]bool)
+	for token, page := "", 0; page == 0 || token != ""; page++ {
+		reply, err := s.admin().ListVolumes(t.Context(), &adminv1.ListVolumesRequest{PageSize: 1, PageToken: token})
+		if err != nil || len(reply.GetVolumes()) != 1 || seen[reply.GetVolumes()[0].GetId()] {
+			t.Fatalf("after %d volumes: %v, %v", len(seen), reply, err)
+		}
+		seen[reply.GetVolumes()[0].GetId()] = true
+		token = reply.GetNextPageToken()
+	}
+	if len(seen) != 3 {
+		t.Errorf("listed are %d volumes", len(seen))
+	}
+}
+
+func TestVolumesAreFoundByPathAndID(t *testing.T) {
+	s := serve(t, "a", "b")
+	v := s.handler.volumes[0]
+	for _, ref := range []string{v.Target, string(v.Key), string(v.Key[:6])} {
+		reply, err := s.admin().GetVolume(t.Context(), &adminv1.GetVolumeRequest{Volume: ref})
+		if err != nil || reply.GetVolume().GetId() != string(v.Key) || reply.GetVolume().GetSandbox().GetId() != "sb-a" {
+			t.Errorf("%s: %v, %v", ref, reply, err)
+		}
+	}
+	for ref, want := range map[string]codes.Code{
+		"":                     codes.InvalidArgument,
+		"abc":                  codes.InvalidArgument,
+		"nonsense":             codes.InvalidArgument,
+		"000000000000":         codes.NotFound,
+		s.kubelet + "/unknown": codes.NotFound,
+		"/etc":                 codes.InvalidArgument,
+	} {
+		if _, err := s.admin().GetVolume(t.Context(), &adminv1.GetVolumeRequest{Volume: ref}); status.Code(err) != want {
+			t.Errorf("%q: %v; want %v", ref, err, want)
+		}
+	}
+}
+
+func TestStatsAndExpandAreRelayed(t *testing.T) {
+	s := serve(t, "a")
+	v := s.handler.volumes[0]
+	s.handler.report = volume.Report{
+		Usage:     []volume.Usage{{Total: 10, Used: 4, Available: 6, Unit: volume.UnitBytes}},
+		Condition: &volume.Condition{Abnormal: true, Message: "read-only"}, GroupIgnored: true,
+	}
+	reply, err := runtimev1.NewRuntimeClient(s.conn).RuntimeGetVolumeStats(t.Context(),
+		&runtimev1.RuntimeGetVolumeStatsRequest{VolumeTargetPath: v.Target})
+	if err != nil || len(reply.GetUsage()) != 1 || reply.GetUsage()[0].GetUsed() != 4 ||
+		reply.GetUsage()[0].GetUnit() != runtimev1.VolumeUsage_BYTES || !reply.GetVolumeCondition().GetAbnormal() {
+		t.Errorf("%v, %v", reply, err)
+	}
+	shown, err := s.admin().GetVolume(t.Context(), &adminv1.GetVolumeRequest{Volume: v.Target})
+	if err != nil || len(shown.GetVolume().GetUsage()) != 1 || shown.GetVolume().GetUsageAt() == nil {
+		t.Errorf("the last known usage is not shown: %v, %v", shown, err)
+	}
+	if shown.GetVolume().GetGroupProblem() != volume.GroupIgnoredText {
+		t.Errorf("that the group is ignored is not shown: %v", shown)
+	}
+	grown, err := s.admin().ExpandVolume(t.Context(), &adminv1.ExpandVolumeRequest{Volume: v.Target, RequiredBytes: 7})
+	if err != nil || grown.GetCapacityBytes() != 7 {
+		t.Errorf("%v, %v", grown, err)
+	}
+	s.handler.err = volume.Errorf(volume.Denied, "volume %s: it does not grow", v.Target)
+	if _, err = s.admin().ExpandVolume(t.Context(), &adminv1.ExpandVolumeRequest{Volume: v.Target}); status.Code(err) != codes.PermissionDenied {
+		t.Errorf("got %v", err)
+	}
+	shown, err = s.admin().GetVolume(t.Context(), &adminv1.GetVolumeRequest{Volume: v.Target})
+	if err != nil || !strings.Contains(shown.GetVolume().GetLastError(), "does not grow") || shown.GetVolume().GetLastErrorAt() == nil {
+		t.Errorf("why it did not grow is not shown: %v, %v", shown, err)
+	}
+	s.handler.err = volume.Errorf(volume.NoSandbox, "volume %s: no sandbox", v.Target)
+	if _, err = s.admin().GetVolumeStats(t.Context(), &adminv1.GetVolumeStatsRequest{Volume: v.Target}); status.Code(err) != codes.Unavailable {
+		t.Errorf("got %v", err)
+	}
+	shown, err = s.admin().GetVolume(t.Context(), &adminv1.GetVolumeRequest{Volume: v.Target})
+	if err != nil || !strings.Contains(shown.GetVolume().GetLastError(), "no sandbox") || len(shown.GetVolume().GetUsage()) != 1 {
+		t.Errorf("the last error, beside the last usage, is not shown: %v, %v", shown, err)
+	}
+	if shown.GetVolume().GetCondition() != nil {
+		t.Errorf("a condition stands beside stats that fail: %v", shown)
+	}
+	if got := shown.GetVolume(); got.GetStatsRequests() != 2 || got.GetStatsFailures() != 1 || got.GetStatsAt() == nil || got.GetStatsTook() == nil {
+		t.Errorf("what the relay counted is not shown: %v", shown)
+	}
+	handlers, err := s.admin().ListHandlers(t.Context(), &adminv1.ListHandlersRequest{})
+	if err != nil || len(handlers.GetHandlers()) != 1 || handlers.GetHandlers()[0].GetHealthy() || handlers.GetHandlers()[0].GetBound() != 1 {
+		t.Errorf("%v, %v", handlers, err)
+	}
+}
+
+func TestWatch(t *testing.T) {
+	s := serve(t, "a", "b")
+	stream, err := s.admin().WatchVolumes(t.Context(), &adminv1.WatchVolumesRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	next := func() *adminv1.WatchVolumesResponse {
+		t.Helper()
+		event, err := stream.Recv()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return event
+	}
+	for range 2 {
+		if event := next(); event.GetType() != adminv1.WatchVolumesResponse_TYPE_CHANGED {
+			t.Fatalf("got %v", event)
+		}
+	}
+	if event := next(); event.GetType() != adminv1.WatchVolumesResponse_TYPE_SYNCED {
+		t.Fatalf("got %v", event)
+	}
+	gone := s.handler.volumes[1]
+	s.hub.Changed(s.handler.volumes[0].Key)
+	if event := next(); event.GetVolume().GetPodUid() != "a" {
+		t.Errorf("got %v", event)
+	}
+	s.handler.volumes = s.handler.volumes[:1]
+	s.hub.Changed(gone.Key)
+	if event := next(); event.GetType() != adminv1.WatchVolumesResponse_TYPE_REMOVED || event.GetVolume().GetTargetPath() != gone.Target {
+		t.Errorf("got %v", event)
+	}
+	close(s.stopping)
+	if _, err := stream.Recv(); status.Code(err) != codes.Unavailable {
+		t.Errorf("a watch at shut-down: %v", err)
+	}
+}
+
+// TestWatchersAreBounded: each costs memory by the number of volumes, and a program that
+// forgets to end its watches would have the daemon killed for it.
+func TestWatchersAreBounded(t *testing.T) {
+	s := serve(t, "a")
+	client := s.admin()
+	synced := func(ctx context.Context) error {
+		stream, err := client.WatchVolumes(ctx, &adminv1.WatchVolumesRequest{})
+		for err == nil {
+			var event *adminv1.WatchVolumesResponse
+			if event, err = stream.Recv(); event.GetType() == adminv1.WatchVolumesResponse_TYPE_SYNCED {
+				return nil
+			}
+		}
+		return err
+	}
+	first, end := context.WithCancel(t.Context())
+	for n := range maxWatchers {
+		ctx := t.Context()
+		if n == 0 {
+			ctx = first
+		}
+		if err := synced(ctx); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := synced(t.Context()); status.Code(err) != codes.ResourceExhausted {
+		t.Errorf("watch %d: %v", maxWatchers+1, err)
+	}
+	end()
+	for deadline := time.Now().Add(20 * time.Second); synced(t.Context()) != nil; time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("a watch that has ended counts still")
+		}
+	}
+}
+
+func TestSlowWatcherCostsOneEntryAVolume(t *testing.T) {
+	hub := NewHub()
+	w, unsubscribe, err := hub.subscribe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 1000 {
+		hub.Changed("a")
+		hub.Changed("b")
+	}
+	if got := len(w.take()); got != 2 {
+		t.Errorf("%d changes wait", got)
+	}
+	unsubscribe()
+	hub.Changed("c")
+	if got := len(w.take()); got != 0 {
+		t.Errorf("a reader that went is told of %d changes", got)
+	}
+}
+
+func TestNodeAndReconcile(t *testing.T) {
+	s := serve(t, "a")
+	node, err := s.admin().GetNode(t.Context(), &adminv1.GetNodeRequest{})
+	if err != nil || node.GetVersion() != "v1" || node.GetVolumesByState()["adopted"] != 1 || len(node.GetFindings()) != 1 {
+		t.Errorf("%v, %v", node, err)
+	}
+	report, err := s.admin().Reconcile(t.Context(), &adminv1.ReconcileRequest{})
+	if err != nil || report.GetChecked() != 0 {
+		t.Errorf("%v, %v", report, err)
+	}
+}

@@ -1,0 +1,143 @@
+package admin
+
+import (
+	"cmp"
+	"strings"
+	"time"
+
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+	"github.com/crust-proxy/crust-proxy/pkg/stats"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
+)
+
+// StateOf is the name of a volume's state in metrics.
+func (n *Node) StateOf(s deferral.Status) string {
+	return strings.ToLower(strings.TrimPrefix(n.state(s).String(), "VOLUME_STATE_"))
+}
+
+func (n *Node) state(s deferral.Status) adminv1.VolumeState {
+	switch {
+	case s.Refusal != nil:
+		return adminv1.VolumeState_VOLUME_STATE_REFUSED
+	case s.OffRecord:
+		return adminv1.VolumeState_VOLUME_STATE_HELD
+	case s.Adopted:
+		return adminv1.VolumeState_VOLUME_STATE_ADOPTED
+	case s.Removing, s.Leaving:
+		return adminv1.VolumeState_VOLUME_STATE_REMOVING
+	case s.Problem != nil:
+		return adminv1.VolumeState_VOLUME_STATE_DEGRADED
+	}
+	if _, bound := n.Binding(s.Volume); bound {
+		return adminv1.VolumeState_VOLUME_STATE_BOUND
+	}
+	return adminv1.VolumeState_VOLUME_STATE_PUBLISHED
+}
+
+func (n *Node) message(s deferral.Status) *adminv1.Volume {
+	v := s.Volume
+	out := &adminv1.Volume{
+		Id: string(v.Key), TargetPath: v.Target, State: n.state(s), Driver: v.Driver, Handler: v.Handler,
+		Device: v.Device.Path, DeviceId: v.Device.String(), FsType: v.FSType, MountFlags: v.MountFlags,
+		ReadOnly: v.ReadOnly, SupplementalGroup: v.Group, SupplementalGroupChangePolicy: string(v.GroupPolicy),
+		PodUid: v.PodUID, CreatedAt: Stamp(v.Created), GrowToBytes: v.GrowTo,
+	}
+	if v.GrowTo > 0 && !n.Broker.Abilities(v.Handler).GrowsAtMount {
+		out.GrowWaits = volume.GrowsWhen(v)
+	}
+	if v.Origin != nil {
+		out.VolumeId, out.AccessMode, out.Rule, out.Way = v.Origin.VolumeID, v.Origin.AccessMode, v.Origin.Rule, v.Origin.Way
+		out.PodNamespace, out.PodName = v.Origin.PodNamespace, v.Origin.PodName
+	}
+	if v.Adopted || s.Refusal != nil {
+		out.DeviceId = ""
+	}
+	if s.Refusal == nil {
+		out.Sandbox = n.sandbox(v)
+	}
+	known, ok := n.Relay.Known(v.Key)
+	if ok && !known.At.IsZero() {
+		out.Usage, out.UsageAt = usageMessages(known.Report), Stamp(known.At)
+		if known.GroupIgnored {
+			out.GroupProblem = volume.GroupIgnoredText
+		}
+		if known.Err == nil { // otherwise it may have changed; the usage is shown with its age
+			out.Condition = conditionMessage(known.Report)
+		}
+	}
+	out.LastError, out.LastErrorAt = lastError(s, known)
+	n.showRefusal(s, out)
+	if s.Held != nil {
+		out.HeldBy, out.HeldSince = s.Held.Processes, Stamp(s.Held.Since)
+		if out.GetLastError() == "" {
+			out.LastError, out.LastErrorAt = "its device is open in "+s.Held.Processes, Stamp(s.Held.Since)
+		}
+	}
+	if known.Requests > 0 {
+		out.StatsTook, out.StatsAt = durationpb.New(known.Took), Stamp(known.AskedAt)
+		out.StatsRequests, out.StatsFailures = known.Requests, known.Failures
+	}
+	return out
+}
+
+// showRefusal shows which party refused a volume, or a repeated call for a volume on record.
+func (n *Node) showRefusal(s deferral.Status, out *adminv1.Volume) {
+	refusal := cmp.Or(s.Refusal, n.refusal(s.Key))
+	if refusal == nil {
+		return
+	}
+	out.RefusedBy, out.Refusals = string(refusal.Party), refusal.Count
+	if out.GetLastError() == "" {
+		out.LastError, out.LastErrorAt = refusal.Error, Stamp(refusal.Last)
+	}
+}
+
+// lastError is what is wrong with the volume itself, or else the last error of its sandbox.
+func lastError(s deferral.Status, known stats.Known) (string, *timestamppb.Timestamp) {
+	switch {
+	case s.Problem != nil:
+		return s.Problem.Error(), Stamp(s.ProblemSince)
+	case known.Err != nil:
+		return known.Err.Error(), Stamp(known.ErrAt)
+	case known.GrowErr != nil:
+		return known.GrowErr.Error(), Stamp(known.GrowErrAt)
+	}
+	return "", nil
+}
+
+func (n *Node) sandbox(v *volume.Volume) *adminv1.Sandbox {
+	binding, ok := n.Binding(v)
+	if !ok {
+		return nil
+	}
+	return &adminv1.Sandbox{Id: binding.Sandbox, Runtime: binding.Runtime, BoundAt: Stamp(binding.Since)}
+}
+
+func usageMessages(report volume.Report) []*adminv1.VolumeUsage {
+	out := make([]*adminv1.VolumeUsage, 0, len(report.Usage))
+	for _, u := range report.Usage {
+		out = append(out, &adminv1.VolumeUsage{
+			Available: u.Available, Total: u.Total, Used: u.Used, Unit: adminv1.VolumeUsage_Unit(u.Unit),
+		})
+	}
+	return out
+}
+
+func conditionMessage(report volume.Report) *adminv1.VolumeCondition {
+	if report.Condition == nil {
+		return nil
+	}
+	return &adminv1.VolumeCondition{Abnormal: report.Condition.Abnormal, Message: report.Condition.Message}
+}
+
+// Stamp converts a time; the zero time becomes nil.
+func Stamp(t time.Time) *timestamppb.Timestamp {
+	if t.IsZero() {
+		return nil
+	}
+	return timestamppb.New(t)
+}

@@ -1,0 +1,278 @@
+package admin
+
+import (
+	"context"
+	"fmt"
+	"regexp"
+	"strings"
+
+	"github.com/crust-proxy/crust-proxy/internal/ground/pace"
+	"github.com/crust-proxy/crust-proxy/internal/ground/telemetry"
+	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+	"github.com/crust-proxy/crust-proxy/pkg/runtime"
+	"github.com/crust-proxy/crust-proxy/pkg/stats"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+)
+
+// Node holds what both servers share: the volumes of this node, those of the broker and
+// those that other programs published.
+type Node struct {
+	Broker   *deferral.Broker
+	Handlers map[string]runtime.Handler
+	Relay    *stats.Relay
+	// Refusals holds the refused volumes; it is nil if the front is off.
+	Refusals Refusals
+	// HasGrown reports whether the growth on record for a volume is known to be done.
+	HasGrown func(ctx context.Context, v *volume.Volume) bool
+}
+
+// Refusals holds the volumes that pods wait for and that are not on record.
+type Refusals interface {
+	Refused() []volume.Refusal
+	Refusal(key volume.Key) (volume.Refusal, bool)
+}
+
+// idForm matches a key or a prefix of one.
+var idForm = regexp.MustCompile(`^[0-9a-f]{6,64}$`)
+
+// byTarget finds a volume by its target path. It returns the key also if there is no such
+// volume, unless the path is invalid.
+func (n *Node) byTarget(path string) (deferral.Status, volume.Key, error) {
+	key, err := n.Broker.KeyOfTarget(path)
+	if err != nil {
+		return deferral.Status{}, "", err
+	}
+	if status, ok := n.byKey(key); ok {
+		return status, key, nil
+	}
+	return deferral.Status{}, key, volume.Errorf(volume.NotFound,
+		"volume %s is unknown to crust-proxy: it was not staged, or was unstaged", path)
+}
+
+func (n *Node) byKey(key volume.Key) (deferral.Status, bool) {
+	if status, ok := n.Broker.Get(key); ok {
+		return status, true
+	}
+	for _, v := range n.adopted() {
+		if v.Key == key {
+			return deferral.Status{Volume: v}, true
+		}
+	}
+	return deferral.Status{}, false
+}
+
+// byReference finds a volume by target path, id, or a prefix that only one id has.
+func (n *Node) byReference(ref string) (deferral.Status, error) {
+	if strings.HasPrefix(ref, "/") {
+		return n.shownByTarget(ref)
+	}
+	if !idForm.MatchString(ref) {
+		return deferral.Status{}, volume.Errorf(volume.Invalid,
+			"%.80q names no volume: give a target path, an id, or the first 6 digits or more of one", ref)
+	}
+	var found []deferral.Status
+	var loop pace.Loop
+	for _, status := range n.AllShown() {
+		loop.Step()
+		if strings.HasPrefix(string(status.Key), ref) {
+			found = append(found, status)
+		}
+	}
+	switch len(found) {
+	case 0:
+		return deferral.Status{}, volume.Errorf(volume.NotFound, "no volume has an id that begins with %s", ref)
+	case 1:
+		return found[0], nil
+	default:
+		return deferral.Status{}, volume.Errorf(volume.Invalid,
+			"%d volumes have an id that begins with %s: give more digits", len(found), ref)
+	}
+}
+
+// All returns all volumes, in no order.
+func (n *Node) All() []deferral.Status {
+	all := n.Broker.All()
+	for _, v := range n.adopted() {
+		if _, ours := n.Broker.Get(v.Key); !ours {
+			all = append(all, deferral.Status{Volume: v})
+		}
+	}
+	return all
+}
+
+// Shown returns all volumes, the refused ones, and those that are not on record and whose
+// device some process has open, ordered by target.
+func (n *Node) Shown() []deferral.Status {
+	all := n.AllShown()
+	deferral.SortByTarget(all)
+	return all
+}
+
+// AllShown is Shown in no order, for counting.
+func (n *Node) AllShown() []deferral.Status {
+	all, refused, held := n.All(), n.refused(), n.Broker.Users().Held()
+	if len(refused)+len(held) == 0 {
+		return all
+	}
+	known := make(map[volume.Key]bool, len(all))
+	for _, status := range all {
+		known[status.Key] = true
+	}
+	add := func(status deferral.Status) {
+		if !known[status.Key] {
+			known[status.Key] = true
+			all = append(all, status)
+		}
+	}
+	for _, refusal := range refused {
+		add(statusOfRefusal(&refusal))
+	}
+	for _, one := range held {
+		add(deferral.HeldStatus(one))
+	}
+	return all
+}
+
+func (n *Node) refused() []volume.Refusal {
+	if n.Refusals == nil {
+		return nil
+	}
+	return n.Refusals.Refused()
+}
+
+// refusal is nil if the volume was not refused.
+func (n *Node) refusal(key volume.Key) *volume.Refusal {
+	if n.Refusals != nil {
+		if found, ok := n.Refusals.Refusal(key); ok {
+			return &found
+		}
+	}
+	return nil
+}
+
+// shownByKey finds one of the volumes of Shown.
+func (n *Node) shownByKey(key volume.Key) (deferral.Status, bool) {
+	if status, ok := n.byKey(key); ok {
+		return status, ok
+	}
+	if refusal := n.refusal(key); refusal != nil {
+		return statusOfRefusal(refusal), true
+	}
+	return n.Broker.Users().OffRecord(key)
+}
+
+// shownByTarget finds a volume by its target path, or a refused one by its target or
+// staging path.
+func (n *Node) shownByTarget(path string) (deferral.Status, error) {
+	found, key, err := n.byTarget(path)
+	if err == nil {
+		return found, nil
+	}
+	for _, refusal := range n.refused() {
+		if refusal.Target == path {
+			return statusOfRefusal(&refusal), nil
+		}
+	}
+	if status, ok := n.Broker.Users().OffRecord(key); ok {
+		return status, nil
+	}
+	return found, err
+}
+
+func (n *Node) adopted() []*volume.Volume {
+	var all []*volume.Volume
+	for _, handler := range n.Handlers {
+		all = append(all, handler.Adopted()...)
+	}
+	return all
+}
+
+// HandlerOf returns the handler of a volume. If it is not configured any more, the error is of
+// the kind missing.
+func (n *Node) HandlerOf(v *volume.Volume, missing volume.Kind) (runtime.Handler, error) {
+	handler := n.Handlers[v.Handler]
+	if handler == nil {
+		return nil, volume.Errorf(missing,
+			"volume %s: its runtime handler %q is not configured any more", v.Target, v.Handler)
+	}
+	return handler, nil
+}
+
+// Binding returns the sandbox that has a volume, from memory.
+func (n *Node) Binding(v *volume.Volume) (runtime.Binding, bool) {
+	handler := n.Handlers[v.Handler]
+	if handler == nil {
+		return runtime.Binding{}, false
+	}
+	return handler.Binding(v)
+}
+
+// Stats asks the sandbox of a volume. If the volume's handler is not configured any more,
+// the error is of the kind missing.
+func (n *Node) Stats(ctx context.Context, v *volume.Volume, missing volume.Kind) (stats.Answer, error) {
+	handler, err := n.HandlerOf(v, missing)
+	if err != nil {
+		return stats.Answer{}, err
+	}
+	answer, err := n.Relay.Stats(ctx, handler, v)
+	if err == nil && v.GrowTo > 0 {
+		n.endGrowth(ctx, handler, v)
+	}
+	telemetry.CallFrom(ctx).Expected = volume.KindOf(err) == volume.NoSandbox && err != nil
+	return answer, err
+}
+
+// endGrowth removes a growth from the record when it is done. A sandbox that was mounting
+// the volume when the device grew may have seen the old size, so each is asked once to grow.
+func (n *Node) endGrowth(ctx context.Context, handler runtime.Handler, v *volume.Volume) {
+	if n.HasGrown(ctx, v) {
+		_ = n.Broker.EndGrowth(v.Key, v.GrowTo) // the next stats try again, and only people read it
+		return
+	}
+	known, _ := n.Relay.Known(v.Key)
+	if first := known.Requests-known.Failures == 1; first && n.Broker.Abilities(v.Handler).GrowsAtMount {
+		wish := volume.Range{Required: v.GrowTo}
+		go func() { _, _ = n.Relay.Expand(context.WithoutCancel(ctx), handler, v, wish) }() // the relay keeps an error
+	}
+}
+
+func (n *Node) expand(ctx context.Context, v *volume.Volume, wish volume.Range) (int64, error) {
+	handler, err := n.HandlerOf(v, volume.Unsupported)
+	if err != nil {
+		return 0, err
+	}
+	if v.ReadOnly {
+		return 0, volume.Errorf(volume.Invalid, "volume %s is read-only: its filesystem cannot grow", v.Target)
+	}
+	size, err := n.Relay.Expand(ctx, handler, v, wish)
+	if volume.KindOf(err) == volume.NoSandbox && err != nil && !v.Adopted && n.Broker.Abilities(v.Handler).GrowsAtMount {
+		return n.growLater(ctx, v, wish)
+	}
+	return size, err
+}
+
+// growLater answers while no sandbox has the volume and the next one grows the filesystem
+// when it mounts it. kubelet expands a volume before its pod has a sandbox, and does not
+// start the pod after an error.
+func (n *Node) growLater(ctx context.Context, v *volume.Volume, wish volume.Range) (int64, error) {
+	size, known := n.Broker.DeviceSize(v)
+	if !known {
+		return 0, volume.Errorf(volume.Internal, "volume %s: the size of its device %s cannot be told", v.Target, v.Device.Path)
+	}
+	if size < wish.Required || wish.Limit > 0 && size > wish.Limit {
+		asked := fmt.Sprintf("%d or more", wish.Required)
+		if wish.Limit > 0 {
+			asked = fmt.Sprintf("%d to %d", wish.Required, wish.Limit)
+		}
+		return 0, volume.Errorf(volume.OutOfRange, "volume %s: its device %s has %d bytes, and %s are asked for: "+
+			"the driver grows the device first", v.Target, v.Device.Path, size, asked)
+	}
+	return size, n.Broker.GrowAtMount(ctx, v.Key, size)
+}
+
+func statusOfRefusal(r *volume.Refusal) deferral.Status {
+	return deferral.Status{Refusal: r, Volume: &volume.Volume{
+		Key: r.Key, Target: r.Target, FSType: r.FSType, Handler: r.Handler, Driver: r.Driver, PodUID: r.PodUID, Created: r.First,
+		Origin: &volume.Origin{VolumeID: r.VolumeID, Rule: r.Rule, AccessMode: r.AccessMode, PodNamespace: r.PodNamespace, PodName: r.PodName},
+	}}
+}

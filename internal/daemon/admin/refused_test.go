@@ -1,0 +1,152 @@
+package admin
+
+import (
+	"context"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
+	runtimev1 "github.com/crust-proxy/crust-proxy/proto/crust/runtime/v1"
+)
+
+// fakeRefusals holds what a test refused.
+type fakeRefusals struct {
+	mu  sync.Mutex
+	all []volume.Refusal
+}
+
+func (f *fakeRefusals) Refused() []volume.Refusal {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return append([]volume.Refusal(nil), f.all...)
+}
+
+func (f *fakeRefusals) Refusal(key volume.Key) (volume.Refusal, bool) {
+	for _, one := range f.Refused() {
+		if one.Key == key {
+			return one, true
+		}
+	}
+	return volume.Refusal{}, false
+}
+
+func (f *fakeRefusals) set(all ...volume.Refusal) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.all = all
+}
+
+func refusalAt(target string) volume.Refusal {
+	return volume.Refusal{
+		Key: volume.KeyOf(target), Target: target, Driver: "d", VolumeID: "vol-9", FSType: "xfs", AccessMode: "SINGLE_NODE_WRITER",
+		PodUID: "u9", PodNamespace: "ns", PodName: "db-0", Rule: `rule "disks"`, Handler: "kata", Party: volume.PartyHandler,
+		Error: "volume " + target + ": no subPath", First: time.Unix(100, 0), Last: time.Unix(200, 0), Count: 7,
+	}
+}
+
+func TestRefusedVolumesAreShown(t *testing.T) {
+	s := serve(t, "a", "z")
+	refusals := &fakeRefusals{}
+	s.node.Refusals = refusals
+	target := s.kubelet + "/pods/m/mount"
+	again := refusalAt(s.handler.volumes[0].Target) // a repeated publish of a volume that is there
+	again.Party = volume.PartyDriver
+	refusals.set(again, refusalAt(target))
+
+	list, err := s.admin().ListVolumes(t.Context(), &adminv1.ListVolumesRequest{})
+	if err != nil || len(list.GetVolumes()) != 3 {
+		t.Fatalf("%v, %v", list, err)
+	}
+	first, got := list.GetVolumes()[0], list.GetVolumes()[1]
+	if first.GetState() != adminv1.VolumeState_VOLUME_STATE_ADOPTED || first.GetRefusedBy() != "driver" || !strings.Contains(first.GetLastError(), "subPath") {
+		t.Errorf("the one that is there: %v", first)
+	}
+	if got.GetState() != adminv1.VolumeState_VOLUME_STATE_REFUSED || got.GetTargetPath() != target || got.GetRefusedBy() != "handler" ||
+		got.GetRule() != `rule "disks"` || got.GetHandler() != "kata" || got.GetPodNamespace() != "ns" || got.GetPodName() != "db-0" ||
+		got.GetPodUid() != "u9" || got.GetRefusals() != 7 || got.GetVolumeId() != "vol-9" || got.GetCreatedAt().GetSeconds() != 100 ||
+		got.GetLastErrorAt().GetSeconds() != 200 || got.GetDeviceId() != "" || got.GetSandbox() != nil {
+		t.Errorf("listed: %v", got)
+	}
+	for want, req := range map[int]*adminv1.ListVolumesRequest{
+		1: {State: adminv1.VolumeState_VOLUME_STATE_REFUSED}, 2: {State: adminv1.VolumeState_VOLUME_STATE_ADOPTED}, 3: {Handler: "kata"}, 0: {Driver: "other"},
+	} {
+		if list, err := s.admin().ListVolumes(t.Context(), req); err != nil || len(list.GetVolumes()) != want {
+			t.Errorf("%v: %v, %v", req, list, err)
+		}
+	}
+	for _, ref := range []string{target, got.GetId(), got.GetId()[:8]} {
+		if one, err := s.admin().GetVolume(t.Context(), &adminv1.GetVolumeRequest{Volume: ref}); err != nil || one.GetVolume().GetRefusals() != 7 {
+			t.Errorf("%s: %v, %v", ref, one, err)
+		}
+		if _, err := s.admin().GetVolumeStats(t.Context(), &adminv1.GetVolumeStatsRequest{Volume: ref}); status.Code(err) != codes.Unavailable ||
+			!strings.Contains(err.Error(), "no subPath") {
+			t.Errorf("stats of %s: %v", ref, err)
+		}
+	}
+	node, err := s.admin().GetNode(t.Context(), &adminv1.GetNodeRequest{})
+	if err != nil || node.GetVolumesByState()["refused"] != 1 || node.GetVolumesByState()["adopted"] != 2 {
+		t.Errorf("%v, %v", node.GetVolumesByState(), err)
+	}
+	_, err = runtimev1.NewRuntimeClient(s.conn).RuntimeGetVolumeStats(t.Context(), &runtimev1.RuntimeGetVolumeStatsRequest{VolumeTargetPath: target})
+	if status.Code(err) != codes.NotFound {
+		t.Errorf("the Runtime API knows a refused volume: %v", err)
+	}
+}
+
+func TestWatchTellsOfRefusals(t *testing.T) {
+	s := serve(t)
+	refusals := &fakeRefusals{}
+	s.node.Refusals = refusals
+	target := s.kubelet + "/pods/m/mount"
+	refusals.set(refusalAt(target))
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	stream, err := s.admin().WatchVolumes(ctx, &adminv1.WatchVolumesRequest{Handler: "kata"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	next := func() *adminv1.WatchVolumesResponse {
+		t.Helper()
+		event, err := stream.Recv()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return event
+	}
+	if e := next(); e.GetVolume().GetRefusedBy() != "handler" {
+		t.Errorf("listed: %v", e)
+	}
+	if e := next(); e.GetType() != adminv1.WatchVolumesResponse_TYPE_SYNCED {
+		t.Errorf("got %v", e)
+	}
+	more := refusalAt(target)
+	more.Party = volume.PartyPolicy
+	refusals.set(more)
+	s.hub.Changed(more.Key)
+	if e := next(); e.GetVolume().GetRefusedBy() != "policy" || e.GetVolume().GetState() != adminv1.VolumeState_VOLUME_STATE_REFUSED {
+		t.Errorf("changed: %v", e)
+	}
+	other := more
+	other.Handler = "crust" // it is none of those that are watched any more
+	refusals.set(other)
+	s.hub.Changed(more.Key)
+	if e := next(); e.GetType() != adminv1.WatchVolumesResponse_TYPE_REMOVED || e.GetVolume().GetTargetPath() != target {
+		t.Errorf("of another handler: %v", e)
+	}
+	refusals.set(more)
+	s.hub.Changed(more.Key)
+	if e := next(); e.GetType() != adminv1.WatchVolumesResponse_TYPE_CHANGED {
+		t.Errorf("back: %v", e)
+	}
+	refusals.set()
+	s.hub.Changed(more.Key)
+	if e := next(); e.GetType() != adminv1.WatchVolumesResponse_TYPE_REMOVED || e.GetVolume().GetTargetPath() != target {
+		t.Errorf("gone: %v", e)
+	}
+}

@@ -1,0 +1,133 @@
+package admin
+
+import (
+	"context"
+
+	"google.golang.org/grpc"
+
+	"github.com/crust-proxy/crust-proxy/internal/ground/telemetry"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+	runtimev1 "github.com/crust-proxy/crust-proxy/proto/crust/runtime/v1"
+)
+
+// RuntimeServer is the Runtime API.
+type RuntimeServer struct {
+	runtimev1.UnimplementedRuntimeServer
+	Node *Node
+}
+
+// Register adds the service to a server.
+func (s *RuntimeServer) Register(to grpc.ServiceRegistrar) {
+	to.RegisterService(checked(runtimev1.Runtime_ServiceDesc), s)
+}
+
+// RuntimeStageVolume defers a volume.
+func (s *RuntimeServer) RuntimeStageVolume(
+	ctx context.Context, req *runtimev1.RuntimeStageVolumeRequest,
+) (*runtimev1.RuntimeStageVolumeResponse, error) {
+	call := telemetry.CallFrom(ctx)
+	call.Target = req.GetVolumeTargetPath()
+	v, err := s.Node.Broker.Defer(ctx, instructionOf(req))
+	note(call, v)
+	return &runtimev1.RuntimeStageVolumeResponse{}, err
+}
+
+// note records the call's volume for log and metrics.
+func note(call *telemetry.Call, v *volume.Volume) {
+	if v == nil {
+		return
+	}
+	call.Volume, call.Target, call.Driver, call.Handler = string(v.Key), v.Target, v.Driver, v.Handler
+}
+
+func instructionOf(req *runtimev1.RuntimeStageVolumeRequest) volume.Instruction {
+	return volume.Instruction{
+		Type:        volumeTypes[req.GetVolumeType().GetType()],
+		Target:      req.GetVolumeTargetPath(),
+		Backing:     req.GetVolumeBackingPath(),
+		FSType:      req.GetFsType(),
+		MountFlags:  req.GetMountFlags(),
+		Group:       req.GetVolumeSupplementalGroup(),
+		GroupPolicy: groupPolicyOf(req.GetVolumeSupplementalGroupChangePolicy()),
+		Format:      volume.FormatDriver, KeepSize: true,
+	}
+}
+
+var volumeTypes = map[runtimev1.VolumeType_Type]volume.Type{
+	runtimev1.VolumeType_BLOCK:   volume.Block,
+	runtimev1.VolumeType_NETWORK: volume.Network,
+}
+
+var groupPolicies = map[runtimev1.VolumeSupplementalGroupChangePolicy]volume.GroupPolicy{
+	runtimev1.VolumeSupplementalGroupChangePolicy_UNKNOWN:          volume.GroupPolicyUnset,
+	runtimev1.VolumeSupplementalGroupChangePolicy_ALWAYS:           volume.GroupAlways,
+	runtimev1.VolumeSupplementalGroupChangePolicy_ON_ROOT_MISMATCH: volume.GroupOnMismatch,
+}
+
+func groupPolicyOf(p runtimev1.VolumeSupplementalGroupChangePolicy) volume.GroupPolicy {
+	if policy, known := groupPolicies[p]; known {
+		return policy
+	}
+	return volume.GroupPolicy(p.String()) // an unknown number, which is refused later
+}
+
+// RuntimeUnstageVolume releases a volume.
+func (s *RuntimeServer) RuntimeUnstageVolume(
+	ctx context.Context, req *runtimev1.RuntimeUnstageVolumeRequest,
+) (*runtimev1.RuntimeUnstageVolumeResponse, error) {
+	call := telemetry.CallFrom(ctx)
+	call.Target = req.GetVolumeTargetPath()
+	v, err := s.Node.Broker.Release(ctx, req.GetVolumeTargetPath())
+	note(call, v)
+	return &runtimev1.RuntimeUnstageVolumeResponse{}, err
+}
+
+// RuntimeGetVolumeStats asks the sandbox.
+func (s *RuntimeServer) RuntimeGetVolumeStats(
+	ctx context.Context, req *runtimev1.RuntimeGetVolumeStatsRequest,
+) (*runtimev1.RuntimeGetVolumeStatsResponse, error) {
+	v, err := s.find(ctx, req.GetVolumeTargetPath())
+	if err != nil {
+		return nil, err
+	}
+	answer, err := s.Node.Stats(ctx, v, volume.Unsupported)
+	if err != nil {
+		return nil, err
+	}
+	return runtimeStats(answer.Report), nil
+}
+
+func (s *RuntimeServer) find(ctx context.Context, path string) (*volume.Volume, error) {
+	call := telemetry.CallFrom(ctx)
+	call.Target = path
+	found, _, err := s.Node.byTarget(path)
+	note(call, found.Volume)
+	return found.Volume, err
+}
+
+func runtimeStats(report volume.Report) *runtimev1.RuntimeGetVolumeStatsResponse {
+	out := &runtimev1.RuntimeGetVolumeStatsResponse{Usage: make([]*runtimev1.VolumeUsage, 0, len(report.Usage))}
+	for _, u := range report.Usage {
+		out.Usage = append(out.Usage, &runtimev1.VolumeUsage{
+			Available: u.Available, Total: u.Total, Used: u.Used, Unit: runtimev1.VolumeUsage_Unit(u.Unit),
+		})
+	}
+	if c := report.Condition; c != nil {
+		out.VolumeCondition = &runtimev1.VolumeCondition{Abnormal: c.Abnormal, Message: c.Message, Reason: c.Reason}
+	}
+	return out
+}
+
+// RuntimeExpandVolume asks the sandbox to grow the filesystem.
+func (s *RuntimeServer) RuntimeExpandVolume(
+	ctx context.Context, req *runtimev1.RuntimeExpandVolumeRequest,
+) (*runtimev1.RuntimeExpandVolumeResponse, error) {
+	v, err := s.find(ctx, req.GetVolumeTargetPath())
+	if err != nil {
+		return nil, err
+	}
+	size, err := s.Node.expand(ctx, v, volume.Range{
+		Required: req.GetCapacityRange().GetRequiredBytes(), Limit: req.GetCapacityRange().GetLimitBytes(),
+	})
+	return &runtimev1.RuntimeExpandVolumeResponse{CapacityBytes: size}, err
+}

@@ -1,0 +1,67 @@
+package admin
+
+import (
+	"maps"
+	"slices"
+	"sync"
+
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+)
+
+// Hub notifies watchers of changed volumes. A slow watcher gets each volume once, in its
+// latest state: its memory is bounded by the number of volumes, and nothing waits for it.
+type Hub struct {
+	mu       sync.Mutex
+	watchers map[*watcher]struct{}
+}
+
+// watcher is one subscriber.
+type watcher struct {
+	hub     *Hub
+	wake    chan struct{}           // has a token while pending is not empty
+	pending map[volume.Key]struct{} // guarded by the hub's lock
+}
+
+// NewHub returns a hub without watchers.
+func NewHub() *Hub { return &Hub{watchers: make(map[*watcher]struct{})} }
+
+// Changed notifies all watchers of a volume. It never blocks.
+func (h *Hub) Changed(key volume.Key) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for w := range h.watchers {
+		w.pending[key] = struct{}{}
+		select {
+		case w.wake <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// maxWatchers bounds the watchers. Each costs memory for every volume, some megabytes with
+// 10,000 of them.
+const maxWatchers = 128
+
+func (h *Hub) subscribe() (w *watcher, unsubscribe func(), err error) {
+	w = &watcher{hub: h, wake: make(chan struct{}, 1), pending: make(map[volume.Key]struct{})}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if len(h.watchers) >= maxWatchers {
+		return nil, nil, volume.Errorf(volume.Exhausted, "volumes are watched by %d others already: end one of them", maxWatchers)
+	}
+	h.watchers[w] = struct{}{}
+	return w, func() {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		delete(h.watchers, w)
+	}, nil
+}
+
+// take returns what changed since the last call.
+func (w *watcher) take() []volume.Key {
+	w.hub.mu.Lock()
+	defer w.hub.mu.Unlock()
+	keys := slices.Collect(maps.Keys(w.pending))
+	clear(w.pending)
+	return keys
+}

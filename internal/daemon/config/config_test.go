@@ -1,0 +1,313 @@
+package config
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/spf13/pflag"
+
+	"github.com/crust-proxy/crust-proxy/internal/front/policy"
+)
+
+func load(t *testing.T, file string, args ...string) (Config, error) {
+	t.Helper()
+	set := pflag.NewFlagSet("test", pflag.ContinueOnError)
+	flags := AddFlags(set)
+	if file != "" {
+		path := filepath.Join(t.TempDir(), "config.yaml")
+		if err := os.WriteFile(path, []byte(file), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		args = append(args, "--config", path)
+	}
+	if err := set.Parse(args); err != nil {
+		t.Fatal(err)
+	}
+	return flags.Load()
+}
+
+func TestDefaultsAreValid(t *testing.T) {
+	got, err := load(t, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(Default(), got); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestFlagsWinOverTheFile(t *testing.T) {
+	got, err := load(t, "runDir: /run/a\nlog: {level: warn}\nrelay: {statsTimeout: 3s}\n", "--run-dir", "/run/b")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got.RunDir != "/run/b" || got.Log.Level != "warn" || got.Relay.StatsTimeout.Std() != 3*time.Second ||
+		got.Relay.ExpandTimeout != Default().Relay.ExpandTimeout {
+		t.Errorf("got %+v", got)
+	}
+}
+
+func TestBadFilesAreRefusedByKey(t *testing.T) {
+	for file, want := range map[string]string{
+		"runDirs: /run/a":                      "runDirs",
+		"relay: {statsTimout: 3s}":             "statsTimout",
+		"runDir: /a\nrunDir: /b":               "runDir",
+		"runDir: run":                          "runDir",
+		"runDir: /run/../x":                    "runDir",
+		"runtimeSocket: {path: \"@abstract\"}": "runtimeSocket.path",
+		"runtimeSocket: {mode: \"0666\"}":      "runtimeSocket.mode",
+		"runtimeSocket: {path: /" + strings.Repeat("x", 120) + "}":                               "runtimeSocket.path",
+		"runtimeSocket: {group: disk}":                                                           "runtimeSocket.group",
+		"adminSocket: {path: /run/crust-proxy/runtime.sock}":                                     "adminSocket.path",
+		"authorization: {admin: {uids: [], gids: []}}":                                           "authorization.admin",
+		"devices: {roots: [dev]}":                                                                "devices.roots[0]",
+		"devices: {images: [/]}":                                                                 "devices.images",
+		"handlers: {default: runc}":                                                              "handlers.default",
+		"handlers: {kata: {enabled: false}}":                                                     "handlers.kata.enabled",
+		"handlers: {kata: {filesystems: []}}":                                                    "handlers.kata.filesystems",
+		"handlers: {default: crust}":                                                             "handlers.default",
+		"handlers: {default: kata, kata: {enabled: false}, crust: {enabled: true}}":              "handlers.default",
+		"handlers: {crust: {enabled: true, root: run}}":                                          "handlers.crust.root",
+		"handlers: {crust: {programs: [crust-runc]}}":                                            "handlers.crust.programs[0]",
+		"handlers: {crust: {programs: [], socketDirs: []}}":                                      "handlers.crust.programs",
+		"handlers: {crust: {socketDirs: [/run/../x]}}":                                           "handlers.crust.socketDirs[0]",
+		"handlers: {crust: {tempDir: /run/crust/tmp}}":                                           "handlers.crust.tempDir",
+		"handlers: {crust: {filesystems: [EXT4]}}":                                               "handlers.crust.filesystems[0]",
+		"handlers: {crust: {root: /run/kata-containers}}":                                        "handlers.crust.root",
+		"handlers: {crust: {program: [/x]}}":                                                     "handlers.crust.program: unknown key",
+		"handlers: {kata: {filesystems: [\"a,b\"]}}":                                             "handlers.kata.filesystems[0]",
+		"handlers: {kata: {tempDir: /run/kata-containers/shared/direct-volumes/x}}":              "handlers.kata.tempDir",
+		"relay: {statsTimeout: 3}":                                                               "relay.statsTimeout",
+		"relay: {concurrency: 0}":                                                                "relay.concurrency",
+		"reconcileInterval: -1s":                                                                 "reconcileInterval",
+		"http: {listen: nonsense}":                                                               "http.listen",
+		"http: {listen: \"127.0.0.1:99999\"}":                                                    "http.listen",
+		"http: {listen: \"127.0.0.1:0\"}":                                                        "http.listen",
+		"http: {listen: \"127.0.0.1:http\"}":                                                     "http.listen",
+		"http: {listen: \"300.0.0.1:9814\"}":                                                     "http.listen",
+		"tracing: {endpoint: \"collector:0\"}":                                                   "tracing.endpoint",
+		"tracing: {sampleRatio: 2}":                                                              "tracing.sampleRatio",
+		"tracing: {endpoint: nonsense}":                                                          "tracing.endpoint",
+		"log: {level: loud}":                                                                     "log.level",
+		"rundir: /run/a":                                                                         "rundir: unknown key",
+		"handlers: {kata: {filesystem: [ext4]}}":                                                 "handlers.kata.filesystem: unknown key; allowed here: directVolumes",
+		"runtimeSocket: {mode: 0600}":                                                            "runtimeSocket.mode: a number",
+		"authorization: {runtime: {uids: [-1]}}":                                                 "authorization.runtime.uids",
+		"authorization: {admin: {uids: [4294967295]}}":                                           "authorization.admin",
+		"runDir: /a\n---\nrunDir: /b":                                                            "more than one YAML document",
+		"runDir: \"/a\\nb\"":                                                                     "runDir",
+		"http: {listen: \"unix:/" + strings.Repeat("x", 120) + "\"}":                             "http.listen",
+		"front: {registry: x}":                                                                   "front.registry",
+		"front: {registry: /var/lib/kubelet/plugins_registry/ours}":                              "kubelet looks into all that is below",
+		"front: {kubeletRegistry: /var/lib/kubelet/crust-proxy}":                                 "front.registry",
+		"front: {privateDir: /var/lib/kubelet/pods/x}":                                           "front.privateDir",
+		"front: {privateDir: /var/lib/kubelet/plugins}":                                          "front.privateDir",
+		"front: {privateDir: /var/lib/kubelet/plugins-2/x}":                                      "front.privateDir",
+		"front: {defaultFSType: \"EXT4\"}":                                                       "front.defaultFSType",
+		"front: {driverTimeout: 0}":                                                              "front.driverTimeout",
+		"front: {enable: true}":                                                                  "front.enable: unknown key",
+		"authorization: {csi: {uids: []}}":                                                       "authorization.csi",
+		"policy: {format: always}":                                                               "policy.format",
+		"policy: {rules: [{name: a, defer: true, driver: [x]}]}":                                 "policy.rules[0].driver: unknown key; allowed here: accessModes",
+		"policy: {rules: [{name: a, defer: null}]}":                                              "policy.rules[0] (\"a\").defer: is missing",
+		"policy: {rules: [{name: a}]}":                                                           "policy.rules[0] (\"a\").defer",
+		"policy: {rules: [{name: a, defer: 1}]}":                                                 "policy.rules[0].defer",
+		"policy: {rules: [null]}":                                                                "policy.rules[0]",
+		"policy: {rules: [{name: a, defer: true, rootMode: '4755'}]}":                            "rootMode",
+		"policy: {rules: [{name: a, defer: true, rootMode: rwx}]}":                               "rootMode",
+		"policy: {rules: [{name: a, defer: true, mkfsOptions: [-i, '1024']}]}":                   "name one filesystem",
+		"policy: {rules: [{name: a, defer: true, filesystems: [ext4], mkfsOptions: [-F, '1']}]}": "mkfs.ext4's options",
+		"policy: {rules: [{name: a, defer: false, rootMode: '0777'}]}":                           "no effect",
+		"policy: {rules: [{name: a, defer: true, handler: runc}]}":                               "policy.rules[0] (\"a\").handler",
+		"policy: {rules: [{name: a, defer: true}, {name: b, defer: true}]}":                      "policy.rules[1] (\"b\"): it can never match",
+		"- a list": "",
+	} {
+		_, err := load(t, file)
+		if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "config.yaml") {
+			t.Errorf("%q: got %v; want the key %q", file, err, want)
+		}
+	}
+	if _, err := load(t, "", "--config", "/does/not/exist"); err == nil {
+		t.Error("a missing file was taken")
+	}
+}
+
+func TestEitherHandlerCanBeOff(t *testing.T) {
+	for file, want := range map[string]string{
+		"handlers: {kata: {enabled: false}, crust: {enabled: true}}":  "crust [crust]",
+		"handlers: {crust: {enabled: true}}":                          "kata [kata crust]",
+		"handlers: {default: crust, crust: {enabled: true}}":          "crust [kata crust]",
+		"handlers: {crust: {enabled: false, programs: [/opt/a, /b]}}": "kata [kata]",
+	} {
+		got, err := load(t, file)
+		if err != nil || fmt.Sprint(got.Handlers.Default, " ", got.Handlers.names()) != want {
+			t.Errorf("%s: %v %v, %v", file, got.Handlers.Default, got.Handlers.names(), err)
+		}
+	}
+	if _, restart := Reloadable(Default(), Config{Handlers: Handlers{Crust: Crust{Root: "/x"}}}); !slices.Contains(restart, "handlers.crust.root") {
+		t.Errorf("a change of the root is not told to need a restart: %v", restart)
+	}
+}
+
+func TestAllUnknownKeysAreToldAtOnce(t *testing.T) {
+	_, err := load(t, "alpha: 1\nlog: {beta: 1}\n")
+	if err == nil || !strings.Contains(err.Error(), "alpha: ") || !strings.Contains(err.Error(), "log.beta: ") {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestOneKeyMovesADaemon(t *testing.T) {
+	got, err := load(t, "kubeletRoot: /k\n", "--run-dir", "/run/b")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []string{"/run/b/runtime.sock", "/run/b/admin.sock", "/dev", "/k/plugins"}
+	if diff := cmp.Diff(want, append([]string{got.RuntimeSocket.Path, got.AdminSocket.Path}, got.Devices.Roots...)); diff != "" {
+		t.Error(diff)
+	}
+	if got, err = load(t, "devices: {roots: [/dev]}\nruntimeSocket: {path: /run/own}\n", "--run-dir", "/run/b"); err != nil {
+		t.Fatal(err)
+	}
+	if got.RuntimeSocket.Path != "/run/own" || len(got.Devices.Roots) != 1 {
+		t.Errorf("what was set is not kept: %+v", got)
+	}
+}
+
+func TestAnEmptyFileIsTheDefaults(t *testing.T) {
+	for _, file := range []string{"\n", "# only a comment\n", "{}", "---\n", "relay:\n", "reconcileInterval:\n"} {
+		got, err := load(t, file)
+		if diff := cmp.Diff(Default(), got); err != nil || diff != "" {
+			t.Errorf("%q: %v %s", file, err, diff)
+		}
+	}
+}
+
+func TestAllProblemsAreToldAtOnce(t *testing.T) {
+	_, err := load(t, "runDir: x\nkubeletRoot: z\n")
+	if err == nil || !strings.Contains(err.Error(), "runDir") || !strings.Contains(err.Error(), "kubeletRoot") {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestYAMLRoundTrip(t *testing.T) {
+	text, err := Default().YAML()
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := Parse([]byte(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(Default(), got); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// TestSampleFileSaysTheDefaults keeps the file that packages install honest.
+func TestSampleFileSaysTheDefaults(t *testing.T) {
+	raw, err := os.ReadFile("../../../systemd/config.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var live []string
+	for line := range strings.SplitSeq(string(raw), "\n") {
+		if key, ok := strings.CutPrefix(line, "#:"); ok {
+			line = key // a setting that is shown commented out
+		}
+		if !strings.HasPrefix(strings.TrimSpace(line), "#") {
+			live = append(live, line)
+		}
+	}
+	got, err := Parse([]byte(strings.Join(live, "\n")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(Default(), got); diff != "" {
+		t.Error(diff)
+	}
+	text, err := Default().YAML()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.SplitSeq(text, "\n") {
+		key, _, _ := strings.Cut(strings.TrimSpace(line), ":")
+		if key != "" && !strings.HasPrefix(key, "-") && !strings.Contains(string(raw), key+":") {
+			t.Errorf("the sample does not show %s", key)
+		}
+	}
+}
+
+func TestReloadable(t *testing.T) {
+	next := Default()
+	next.Log.Level = "debug"
+	next.Authorization.Admin.UIDs = []uint32{0, 7}
+	next.Devices.Images = []string{"/images"}
+	next.Relay.Concurrency = 3
+	next.Policy.Rules = []policy.Rule{{Name: "all", Defer: true}}
+	next.Front.Enabled = true
+	next.RunDir = "/run/other"
+	next.Handlers.Kata.Filesystems = []string{"ext4"}
+	applied, restart := Reloadable(Default(), next)
+	want := next
+	want.RunDir, want.Handlers, want.Front = Default().RunDir, Default().Handlers, Default().Front
+	if diff := cmp.Diff(want, applied); diff != "" {
+		t.Error(diff)
+	}
+	if diff := cmp.Diff([]string{"runDir", "handlers.kata.filesystems", "front.enabled"}, restart); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// TestRulesForPodsThatAskWaitForTheCluster: without it no pod's annotation is known, and
+// such a rule would leave the volumes of the pods that ask on the host without a word.
+func TestRulesForPodsThatAskWaitForTheCluster(t *testing.T) {
+	old := Default()
+	old.Front.Enabled = true
+	old.Policy.Rules = []policy.Rule{{Name: "before", Defer: true}}
+	next := old
+	next.Cluster.Kubeconfig = "/etc/kubernetes/kubelet.conf"
+	next.Policy.Rules = []policy.Rule{{Name: "asked", RuntimeHandlers: []string{"kata"}, Annotated: true, Defer: true}}
+	if err := next.Validate(); err != nil {
+		t.Fatal(err)
+	}
+	applied, restart := Reloadable(old, next)
+	if err := applied.Validate(); err != nil || applied.Policy.Rules[0].Name != "before" {
+		t.Errorf("in force is %+v: %v", applied.Policy.Rules, err)
+	}
+	if diff := cmp.Diff([]string{"policy.rules", "cluster.kubeconfig"}, restart); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func FuzzParse(f *testing.F) {
+	text, err := Default().YAML()
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(text)
+	f.Add("relay: {statsTimeout: 1e9}")
+	f.Add("reconcileInterval: null\nrelay:\n")
+	f.Add("? [a]\n: b")
+	f.Add("policy: {format: guest, rules: [{name: a, drivers: [\"*\"], defer: true}, null]}")
+	f.Add("front: {enabled: true, registry: \"\"}")
+	f.Fuzz(func(t *testing.T, text string) {
+		cfg, err := Parse([]byte(text))
+		if err != nil || cfg.Validate() != nil {
+			return
+		}
+		again, err := cfg.YAML()
+		if err != nil {
+			t.Fatal(err)
+		}
+		back, err := Parse([]byte(again))
+		if err != nil || back.Validate() != nil {
+			t.Errorf("a valid configuration does not survive being written down: %v", err)
+		}
+	})
+}

@@ -1,0 +1,89 @@
+package config
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/crust-proxy/crust-proxy/internal/front/policy"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+)
+
+// TestRuntimeClassesOfKata goes over the classes that Kata's installer makes.
+func TestRuntimeClassesOfKata(t *testing.T) {
+	cfg, err := load(t, "handlers: {crust: {enabled: true}}\npolicy: {rules: [{name: all, defer: true}]}\n")
+	if err != nil {
+		t.Fatal(err)
+	}
+	rules := cfg.DeferralPolicy()
+	for runtime, want := range map[string]string{
+		"kata": "kata", "kata-qemu": "kata", "kata-clh": "kata", "kata-fc": "kata", "kata-dragonball": "kata", "kata-stratovirt": "kata",
+		"kata-qemu-runtime-rs": "kata", "kata-cloud-hypervisor": "kata", "kata-qemu-nvidia-gpu": "kata", "kata-qemu-nvidia-gpu-runtime-rs": "kata",
+		"kata-qemu-snp": "refused", "kata-qemu-tdx": "refused", "kata-qemu-se": "refused", "kata-qemu-cca": "refused", "kata-qemu-coco-dev": "refused",
+		"kata-qemu-snp-runtime-rs": "refused", "kata-qemu-tdx-runtime-rs": "refused", "kata-qemu-se-runtime-rs": "refused",
+		"kata-qemu-coco-dev-runtime-rs": "refused", "kata-qemu-nvidia-gpu-snp": "refused", "kata-qemu-nvidia-gpu-tdx": "refused", "kata-remote": "refused",
+		"crust": "crust", "crust-crun": "crust", "runc": "", "": "", "my-kata": "",
+	} {
+		verdict, err := rules.Decide(policy.Input{Driver: "d", RuntimeHandler: runtime, RuntimeHandlerKnown: true})
+		switch {
+		case want == "refused":
+			if volume.KindOf(err) != volume.Unsupported || !strings.Contains(err.Error(), runtime) {
+				t.Errorf("%s: got handler %q, %v; want a refusal that names it", runtime, verdict.Handler, err)
+			}
+		case err != nil || verdict.Handler != want:
+			t.Errorf("%s: got handler %q, %v; want %q", runtime, verdict.Handler, err, want)
+		}
+	}
+}
+
+func TestRuntimesAreTheAdministrators(t *testing.T) {
+	cfg, err := load(t, `
+policy:
+  runtimes: {kata-qemu-snp: kata, "my-*": kata, kata-old: none}
+  rules: [{name: all, defer: true}]
+`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	rules := cfg.DeferralPolicy()
+	for runtime, want := range map[string]string{
+		"kata-qemu-snp": "kata", "my-vm": "kata", "kata-qemu": "kata",
+		"kata-old": "the configuration says so", "kata-qemu-tdx": "confidential", "crust": "handlers.crust.enabled",
+	} {
+		verdict, err := rules.Decide(policy.Input{Driver: "d", RuntimeHandler: runtime, RuntimeHandlerKnown: true})
+		if verdict.Handler != want && (err == nil || !strings.Contains(err.Error(), want)) {
+			t.Errorf("%s: got handler %q, %v; want %s", runtime, verdict.Handler, err, want)
+		}
+	}
+}
+
+func TestRulesThatCannotWorkAreRefused(t *testing.T) {
+	const crust = "handlers: {crust: {enabled: true}}\n"
+	for text, want := range map[string]string{
+		"policy: {rules: [{name: a, runtimeHandlers: [crust], defer: true}]}":                        "handlers.crust.enabled is not set",
+		crust + "policy: {rules: [{name: a, runtimeHandlers: [crust], handler: kata, defer: true}]}": "belong to the handler crust",
+		"policy: {rules: [{name: a, runtimeHandlers: [kata-qemu-snp], defer: true}]}":                "confidential guest",
+		"policy: {runtimes: {kata: runc}}":                                                           `policy.runtimes["kata"]`,
+		"policy: {runtimes: {\"Kata/x\": kata}}":                                                     `"Kata/x" is not a handler`,
+	} {
+		if _, err := load(t, text); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s\ngot %v\nwant %s", text, err, want)
+		}
+	}
+	for _, text := range []string{
+		crust + "policy: {rules: [{name: a, runtimeHandlers: [crust, kata], defer: true}]}",
+		"policy: {rules: [{name: a, runtimeHandlers: [crust, kata], defer: true}]}", // the pods in kata can be served
+		"policy: {rules: [{name: a, runtimeHandlers: [crust], defer: false}]}",
+		"policy: {rules: [{name: a, runtimeHandlers: [other], defer: true}]}",
+	} {
+		if _, err := load(t, text); err != nil {
+			t.Errorf("%s\n%v", text, err)
+		}
+	}
+	cfg, err := load(t, "policy: {rules: [{name: a, runtimeHandlers: [crust, kata], defer: true}]}")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if lines := cfg.DeferralPolicy().Explain(); len(lines) != 1 || !strings.Contains(lines[0], `"crust"`) {
+		t.Errorf("validate explains %q", lines)
+	}
+}

@@ -1,0 +1,209 @@
+package mkfs
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/internal/disk/confine"
+	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+)
+
+// device is the device of a job: an open descriptor from first to last, and its lock.
+type device struct {
+	f   *Formatter
+	req Request
+
+	file   *os.File // O_PATH, a duplicate of the caller's
+	lock   *os.File
+	number uint64 // what the device is
+	size   int64  // when it was last looked at
+	intent intent
+}
+
+// box is what a program that is given the device may have, and may be ended at any time.
+func (d *device) box() confine.Box {
+	return confine.Box{Device: d.file, Memory: confine.Memory(d.size), CPU: d.f.cfg.Timeout}
+}
+
+// writerBox is for mkfs and resize2fs, which no limit of ours may end half-way.
+func (d *device) writerBox() confine.Box { return confine.Box{Device: d.file} }
+
+func (d *device) errorf(kind volume.Kind, format string, args ...any) error {
+	return volume.Errorf(kind, "volume %s: the device %s: %w", d.req.Volume, d.req.Path, fmt.Errorf(format, args...))
+}
+
+// gone classes the end of the caller's context.
+func (d *device) gone(cause error) error {
+	return d.errorf(volume.ContextKind(cause), "the caller went away before it was looked at; nothing was written: %w", cause)
+}
+
+// keep makes the descriptor our own: a job can outlive its caller. If it fails, close the
+// device.
+func (d *device) keep() error {
+	fd, err := unix.FcntlInt(uintptr(d.req.Device), unix.F_DUPFD_CLOEXEC, 3)
+	if err != nil {
+		return d.errorf(volume.Internal, "its descriptor cannot be kept: %w", err)
+	}
+	d.file = os.NewFile(uintptr(fd), "device")
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return d.errorf(volume.Internal, "cannot be looked at: %w", err)
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFBLK {
+		return d.errorf(volume.Invalid, "is no block device")
+	}
+	d.number = st.Rdev
+	d.intent = intentOf(d.f.cfg.LockFile, cmp.Or(d.req.ID, fmt.Sprint("device ", d.number)))
+	return nil
+}
+
+func (d *device) close() {
+	closeFile(d.file)
+	closeAlone(d.lock)
+}
+
+const (
+	lockWait  = 2 * time.Second
+	pollEvery = 10 * time.Millisecond
+)
+
+// takeLock takes the lock of this device number. It belongs to an open file, not
+// to a process: mkfs inherits it, so it ends with the last of us two. mkfs.btrfs
+// tests O_EXCL and lets go of it again, so the device alone would not tell.
+func (d *device) takeLock(ctx context.Context) error {
+	file, err := d.openLock()
+	if err != nil {
+		return err
+	}
+	d.lock = file // closed with the device, whatever happens here
+	// One byte of the file stands for one device: nothing is ever left to tidy.
+	place := int64(unix.Major(d.number))<<20 | int64(unix.Minor(d.number))
+	locked, err := d.lockByte(ctx, file, place, lockWait)
+	if err == nil && !locked {
+		return d.errorf(volume.Busy, "is being examined or formatted, perhaps by an mkfs that was started before this "+
+			"daemon was restarted: repeat the call when it has ended")
+	}
+	return err
+}
+
+func (d *device) openLock() (*os.File, error) {
+	file, err := os.OpenFile(d.f.cfg.LockFile, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return nil, d.errorf(volume.Internal, "cannot be locked: %w", err)
+	}
+	return file, nil
+}
+
+// lockByte locks a byte of the lock file. It reports false if somebody else still has it
+// when the wait ends.
+func (d *device) lockByte(ctx context.Context, file *os.File, place int64, wait time.Duration) (bool, error) {
+	until := time.Now().Add(wait)
+	for {
+		lock := unix.Flock_t{Type: unix.F_WRLCK, Whence: unix.SEEK_SET, Start: place, Len: 1}
+		err := unix.FcntlFlock(file.Fd(), unix.F_OFD_SETLK, &lock)
+		switch {
+		case err == nil:
+			return true, nil
+		case !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.EACCES) && !errors.Is(err, unix.EINTR):
+			return false, d.errorf(volume.Internal, "cannot be locked: %w", err)
+		case time.Now().After(until):
+			return false, nil
+		}
+		if !sys.Sleep(ctx, pollEvery) {
+			return false, d.gone(ctx.Err())
+		}
+	}
+}
+
+// checkingByte is the byte of the lock file that allows only one e2fsck at a time on the node. It
+// is after the bytes of all devices.
+const checkingByte = 1 << 62
+
+// writingLock is the byte of the lock file that stands for a volume which is written to.
+// Those of devices lie before all of them.
+func writingLock(id string) unix.Flock_t {
+	sum := sha256.Sum256([]byte(id))
+	const first = 1 << 61
+	place := int64(binary.BigEndian.Uint64(sum[:]) % first)
+	return unix.Flock_t{Type: unix.F_WRLCK, Whence: unix.SEEK_SET, Start: first + place, Len: 1}
+}
+
+// lockWriting must be called before the device is written to. As the lock of the device
+// it is inherited by the programs that write, and ends with the last of us.
+func (d *device) lockWriting() error {
+	if d.req.ID == "" {
+		return nil
+	}
+	lock := writingLock(d.req.ID)
+	if err := unix.FcntlFlock(d.lock.Fd(), unix.F_OFD_SETLK, &lock); err != nil {
+		return d.errorf(volume.Busy, "is not written to, because a device of the volume may still be: %w", err)
+	}
+	return nil
+}
+
+// heldWait is how long somebody may have the device for a moment, such as another
+// program that looks at it.
+const heldWait = 500 * time.Millisecond
+
+// open opens the device anew, by its descriptor.
+func (d *device) open(flags int) (*os.File, error) {
+	fd, err := unix.Open(sys.ProcFD(int(d.file.Fd())), flags|unix.O_CLOEXEC, 0)
+	if err == nil {
+		return os.NewFile(uintptr(fd), d.req.Path), nil
+	}
+	switch {
+	case errors.Is(err, unix.EBUSY):
+		return nil, d.errorf(unmet, "is mounted, or held by another program or device of this node (see findmnt, "+
+			"lsblk and /sys/dev/block/%d:%d/holders): %w", unix.Major(d.number), unix.Minor(d.number), err)
+	case errors.Is(err, unix.ENXIO), errors.Is(err, unix.ENODEV), errors.Is(err, unix.ENOMEDIUM):
+		return nil, d.errorf(volume.NotFound, "is no longer there: has the driver attached it? %w", err)
+	case errors.Is(err, unix.EROFS):
+		return nil, d.errorf(unmet, "is write-protected: %w", err)
+	case errors.Is(err, unix.EACCES), errors.Is(err, unix.EPERM):
+		return nil, d.errorf(volume.Internal, "cannot be opened: is its node on a nodev mount, or the device "+
+			"not allowed to this service? %w", err)
+	default:
+		return nil, d.errorf(volume.Internal, "cannot be opened: %w", err)
+	}
+}
+
+// openAlone opens the device so that nobody else can mount or hold it meanwhile.
+// Past the page cache: what counts is what the device has.
+func (d *device) openAlone(ctx context.Context, mode int) (*os.File, error) {
+	until := time.Now().Add(heldWait)
+	for {
+		file, err := d.open(mode | unix.O_EXCL | unix.O_DIRECT)
+		if err == nil || !errors.Is(err, unix.EBUSY) {
+			return file, err
+		}
+		if d.req.ReadOnly && mode == unix.O_RDONLY {
+			// Nothing will be written, and read-only owners share a device.
+			return d.open(mode | unix.O_DIRECT)
+		}
+		if time.Now().After(until) {
+			return nil, err
+		}
+		if !sys.Sleep(ctx, pollEvery) {
+			return nil, d.gone(ctx.Err())
+		}
+	}
+}
+
+// closeAlone lets go of the device. A program that is just being started has a
+// copy of every descriptor for a moment, and would keep the device from the mkfs
+// that is to come; under this lock there is hardly one.
+func closeAlone(file *os.File) {
+	syscall.ForkLock.RLock()
+	defer syscall.ForkLock.RUnlock()
+	closeFile(file)
+}

@@ -1,0 +1,204 @@
+package mkfs
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/internal/disk/confine"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func TestParseProbe(t *testing.T) {
+	for name, c := range map[string]struct {
+		in    result
+		ok    bool
+		blank bool
+		says  string
+	}{
+		"nothing":                  {in: result{code: 2}, ok: true, blank: true},
+		"nothing, and a complaint": {in: result{code: 2, stderr: "error: /dev/x: Input/output error"}},
+		"nothing, and a finding":   {in: result{code: 2, stdout: "TYPE=ext4\n"}},
+		"well, and nothing":        {in: result{code: 0}},
+		"well, and the name only":  {in: result{code: 0, stdout: "DEVNAME=/dev/x\n"}},
+		"a filesystem":             {in: result{stdout: "DEVNAME=/dev/x\nUUID=a=b\nTYPE=ext4\n\n"}, ok: true, says: "ext4"},
+		"a partition table":        {in: result{stdout: "PTUUID=1\nPTTYPE=gpt\n"}, ok: true, says: "a partition table (gpt)"},
+		"both":                     {in: result{stdout: "TYPE=ext4\nPTTYPE=dos"}, ok: true, says: "ext4, a partition table (dos)"},
+		"a tag without a type":     {in: result{stdout: "LABEL=x\n"}, ok: true, says: "something that blkid knows but does not name"},
+		"ambivalent":               {in: result{code: 8, stderr: "ambivalent result"}, ok: true, says: "the signatures of more than one thing"},
+		"usage":                    {in: result{code: 4}},
+		"killed":                   {in: result{code: -1, signal: syscall.SIGKILL}},
+		"killed with a good code":  {in: result{code: 2, signal: syscall.SIGKILL}},
+		"rubbish":                  {in: result{stdout: "no such thing\n"}},
+		"a strange key":            {in: result{stdout: "TY PE=ext4\n"}},
+	} {
+		got, ok := parseProbe(&c.in)
+		if ok != c.ok {
+			t.Errorf("%s: taken %v, want %v", name, ok, c.ok)
+			continue
+		}
+		if !ok {
+			continue
+		}
+		if got.nothing() != c.blank {
+			t.Errorf("%s: nothing found: %v", name, got.nothing())
+		}
+		if says := strings.Join(got.words(), ", "); says != c.says {
+			t.Errorf("%s: says %q, want %q", name, says, c.says)
+		}
+	}
+}
+
+func TestWindowsCoverEveryMarkAndStayInside(t *testing.T) {
+	for _, size := range []int64{512, 4096, 5120, mib, mib + 512, 2 * mib, 2*mib + 512, 3*mib - 512, 130 * mib, 300*gib + 512} {
+		all := windows(size)
+		seen := make(map[int64]bool)
+		for _, e := range all {
+			if e.start < 0 || e.length <= 0 || e.start+e.length > size || e.start%grain != 0 {
+				t.Errorf("size %d: extent %+v", size, e)
+			}
+			seen[e.start] = true
+		}
+		if !seen[0] || all[0].length != min(size, window) || !all[0].mustBeZero {
+			t.Errorf("size %d: the start is not read", size)
+		}
+		last := all[len(all)-1]
+		if last.start+last.length != size || !last.mustBeZero {
+			t.Errorf("size %d: the end is not read: %+v", size, last)
+		}
+		for _, m := range marksOf(size) {
+			end := m.at + int64(len(m.bytes))
+			covered := m.at < 0 || end > size
+			for _, e := range all {
+				covered = covered || e.start <= m.at && end <= e.start+e.length
+			}
+			if !covered {
+				t.Errorf("size %d: the mark %s at %d is not read", size, m.name, m.at)
+			}
+		}
+	}
+}
+
+func TestEveryMarkIsSeen(t *testing.T) {
+	const size = 200 * mib
+	for _, m := range marksOf(size) {
+		if m.at+int64(len(m.bytes)) > size {
+			continue
+		}
+		found := &contents{dataAt: -1}
+		for _, e := range windows(size) {
+			data := make([]byte, e.length)
+			if from := m.at - e.start; from >= 0 && from < e.length {
+				copy(data[from:], m.bytes)
+			}
+			found.take(data, e, size)
+		}
+		if found.blank(true) || found.blank(false) || !strings.Contains(found.signatures(), m.name) {
+			t.Errorf("%s at %d: found %q", m.name, m.at, found.signatures())
+		}
+	}
+}
+
+func TestBlank(t *testing.T) {
+	clean := &contents{dataAt: -1}
+	if !clean.blank(false) || !clean.blank(true) {
+		t.Error("nothing is not blank")
+	}
+	bytes := &contents{dataAt: 7}
+	if bytes.blank(false) || !bytes.blank(true) {
+		t.Error("leftovers")
+	}
+	ambivalent := &contents{dataAt: -1, probe: probe{ambivalent: true}}
+	if ambivalent.blank(true) || ambivalent.is("") {
+		t.Error("ambivalent")
+	}
+	both := &contents{probe: probe{tags: map[string]string{"TYPE": "ext4", "PTTYPE": "dos"}}}
+	if both.is("ext4") {
+		t.Error("a filesystem beside a partition table")
+	}
+}
+
+func TestClip(t *testing.T) {
+	if got := clip("a\n\x1b[31mb\xff\t c"); got != "a [31mb? c" {
+		t.Errorf("%q", got)
+	}
+	if got := clip(strings.Repeat("ä", maxQuoted)); len(got) > maxQuoted+10 {
+		t.Errorf("%d bytes", len(got))
+	}
+}
+
+func TestOutputIsBounded(t *testing.T) {
+	dir := t.TempDir()
+	script := filepath.Join(dir, "loud")
+	text := "#!/bin/sh\nenv >&2\nls -l /proc/self/fd/3 >&2\nyes xx | head -c 100000\nexit 7\n"
+	if err := os.WriteFile(script, []byte(text), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	device, err := os.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = device.Close() }()
+	t.Setenv("SECRET", "must-not-be-seen")
+	r, err := program(script).run(t.Context(), confine.Box{Device: device, Memory: 1 << 30, CPU: time.Minute}, []*os.File{device})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r.code != 7 || len(r.stdout) == 0 || len(r.stdout) > maxOutput {
+		t.Errorf("code %d, %d bytes", r.code, len(r.stdout))
+	}
+	if strings.Contains(r.stderr, "must-not-be-seen") || !strings.Contains(r.stderr, "LC_ALL=C") || !strings.Contains(r.stderr, dir) {
+		t.Errorf("stderr: %s", r.stderr)
+	}
+}
+
+func TestRequestsThatAreRefusedAtOnce(t *testing.T) {
+	f := New(Config{LockFile: filepath.Join(t.TempDir(), "lock"), ToolDirs: []string{t.TempDir()}})
+	fd, err := unix.Open(t.TempDir(), unix.O_PATH|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = unix.Close(fd) }()
+	for _, c := range []struct {
+		fsType string
+		policy volume.FormatPolicy
+		device int
+		kind   volume.Kind
+	}{
+		{"ext4", "sometimes", fd, volume.Invalid},
+		{"", volume.FormatHost, fd, volume.Invalid},
+		{"-t ext4", volume.FormatHost, fd, volume.Invalid},
+		{"ext4", volume.FormatHost, fd, volume.Invalid},
+		{"ext4", volume.FormatHost, -1, volume.Internal},
+	} {
+		_, err := f.Prepare(context.Background(), Request{Device: c.device, Volume: "/v", Path: "/dev/x", FSType: c.fsType, Policy: c.policy})
+		if err == nil || volume.KindOf(err) != c.kind || !strings.Contains(err.Error(), "/v") || !strings.Contains(err.Error(), "/dev/x") {
+			t.Errorf("%+v: %v", c, err)
+		}
+	}
+	if _, _, err := f.maker("ext4"); volume.KindOf(err) != volume.Unsupported {
+		t.Errorf("a missing tool: %v", err)
+	}
+	if _, _, err := f.maker("ext3"); volume.KindOf(err) != volume.Invalid {
+		t.Errorf("ext3: %v", err)
+	}
+}
+
+func FuzzParseProbe(f *testing.F) {
+	f.Add("DEVNAME=/dev/x\nTYPE=ext4\n", "", 0)
+	f.Fuzz(func(t *testing.T, stdout, stderr string, code int) {
+		got, ok := parseProbe(&result{code: code, stdout: stdout, stderr: stderr})
+		if ok && got.nothing() && (code != blkidNothing || strings.Trim(stdout, "\n") != "" && !strings.HasPrefix(strings.Trim(stdout, "\n"), "DEVNAME=") || stderr != "") {
+			t.Errorf("blank by %d, %q, %q", code, stdout, stderr)
+		}
+	})
+}

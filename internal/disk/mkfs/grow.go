@@ -1,0 +1,224 @@
+package mkfs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"time"
+
+	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/internal/disk/superblock"
+	"github.com/crust-proxy/crust-proxy/internal/ground/failpoint"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+)
+
+// checkWait is how long a volume waits for e2fsck to end for another one.
+const checkWait = time.Minute
+
+// growth grows an ext4 that is smaller than its device, for example after a restore or a clone
+// into a larger volume. A failure does not stop the pod: the sandbox gets the filesystem as it
+// is, and the log has the reason. Only a filesystem whose growth was interrupted, and that
+// e2fsck cannot repair by itself, is refused.
+//
+// Here programs of this node parse a filesystem that somebody else wrote. e2fsck is killed when
+// it takes too long, and only one runs at a time; resize2fs is never killed.
+type growth struct {
+	j    *job
+	uuid string
+	// cutOff: an earlier growth was interrupted, so e2fsck must check the filesystem first.
+	cutOff bool
+}
+
+func (g *growth) run(ctx context.Context) error {
+	if g.j.req.FSType != "ext4" {
+		return nil
+	}
+	needed, size, err := g.needed(ctx)
+	if err != nil || !needed {
+		return err
+	}
+	log := g.j.f.cfg.Log.With(zap.String("volume", g.j.req.Volume), zap.String("device", g.j.req.Path), zap.Int64("size", size))
+	began := time.Now()
+	why, err := g.grow(ctx)
+	if err != nil {
+		return err
+	}
+	if why != "" {
+		log.Warn("the filesystem of a device could not be grown, or not completely: the sandbox gets it as it is", zap.String("reason", why))
+		return nil
+	}
+	log.Info("grew a filesystem to the size of its device", zap.Duration("took", time.Since(began)))
+	return nil
+}
+
+func (g *growth) needed(ctx context.Context) (needed bool, size int64, err error) {
+	begun, uuid, err := g.j.dev.intent.begun()
+	if err != nil {
+		return false, 0, g.j.dev.errorf(volume.Internal, "%w", err)
+	}
+	growing, may := begun == workGrowing, g.j.req.Grow && !g.j.req.ReadOnly
+	if !growing && !may {
+		return false, 0, nil
+	}
+	super, size, err := g.sizes(ctx)
+	if err != nil {
+		return false, 0, g.unknown(growing, err)
+	}
+	if g.cutOff = growing && super.UUID == uuid; g.cutOff && !may {
+		return false, 0, g.repairedByHand(super)
+	}
+	g.uuid = super.UUID
+	return g.cutOff || may && super.Bytes <= size && !super.Fills(size), size, nil
+}
+
+// unknown is the error if the sizes are not known. Only a growth that was cut off needs them.
+func (g *growth) unknown(growing bool, err error) error {
+	switch {
+	case !growing:
+		return nil
+	case errors.Is(err, errUnreadable):
+		return g.refuse(err.Error())
+	default: // nothing is known of the filesystem
+		return err
+	}
+}
+
+// repairedByHand ends the record of a filesystem that we may not check ourselves. resize2fs
+// marks it as one with errors while it works, and e2fsck takes the mark off.
+func (g *growth) repairedByHand(super *superblock.Super) error {
+	if super.Clean {
+		return g.j.ended()
+	}
+	return g.refuse("it is not checked, because the volume is read-only, its rule has grow: false, or its runtime handler grows it")
+}
+
+var errUnreadable = errors.New("its superblock cannot be read")
+
+func (g *growth) sizes(ctx context.Context) (super *superblock.Super, device int64, err error) {
+	file, err := g.j.dev.openAlone(ctx, unix.O_RDONLY)
+	if err != nil {
+		return nil, 0, err
+	}
+	defer closeAlone(file)
+	super, err = superblock.Read(file, g.j.req.FSType)
+	if err != nil {
+		return nil, 0, fmt.Errorf("%w: %w", errUnreadable, err)
+	}
+	device, err = file.Seek(0, io.SeekEnd)
+	g.j.dev.size = device
+	return super, device, err
+}
+
+// grow checks and grows the filesystem. If it did not, why has the reason.
+func (g *growth) grow(ctx context.Context) (why string, err error) {
+	turn, err := g.turn(ctx, checkWait)
+	if err != nil {
+		if volume.KindOf(err) == volume.Busy && !g.cutOff {
+			return err.Error(), nil
+		}
+		return "", err
+	}
+	defer closeAlone(turn)
+	if err := g.j.beginMaking(ctx); err != nil {
+		return "", err
+	}
+	why, sound := g.resize(context.WithoutCancel(ctx), turn)
+	if !sound {
+		return "", g.refuse(why)
+	}
+	return why, nil
+}
+
+// turn waits until no e2fsck runs for another volume of this node. The turn ends when the file
+// is closed: no program inherits it.
+func (g *growth) turn(ctx context.Context, wait time.Duration) (*os.File, error) {
+	file, err := g.j.dev.openLock()
+	if err != nil {
+		return nil, err
+	}
+	locked, err := g.j.dev.lockByte(ctx, file, checkingByte, wait)
+	if locked {
+		return file, nil
+	}
+	closeFile(file)
+	if err == nil {
+		err = g.j.dev.errorf(volume.Busy, "holds an ext4 that must be checked, while e2fsck runs for another volume of this node: "+
+			"repeat the call")
+	}
+	return nil, err
+}
+
+// refuse is the error for a filesystem that an interrupted resize2fs may have left inconsistent.
+func (g *growth) refuse(why string) error {
+	return g.j.dev.errorf(unmet, "holds an ext4 whose growth was cut off: %s. Run e2fsck -f on the device by hand, and publish again; "+
+		"or restore the volume. This is on record in %s", why, g.j.dev.intent)
+}
+
+// resize grows the filesystem. If that failed, why has the reason; sound is false if the
+// filesystem must not be used.
+func (g *growth) resize(ctx context.Context, turn *os.File) (why string, sound bool) {
+	program, err := g.j.f.tool("resize2fs")
+	if err != nil {
+		return err.Error(), !g.cutOff
+	}
+	if why := g.fsck(ctx, turn); why != "" {
+		return why, !g.cutOff
+	}
+	if err := g.j.dev.intent.begin(workGrowing, g.uuid); err != nil {
+		return err.Error(), true
+	}
+	failpoint.Hit("format-before-resize")
+	ran, err := program.run(ctx, g.j.dev.writerBox(), []*os.File{g.j.dev.file, g.j.dev.lock}, childDevice)
+	switch {
+	case err != nil:
+		why = "resize2fs could not be run: " + err.Error()
+	case ran.failed():
+		why = "resize2fs failed (" + ran.how() + "): " + ran.text()
+	}
+	if why != "" {
+		if still := g.fsckAgain(ctx); still != "" {
+			return why + "; after that, " + still, false
+		}
+	}
+	if err := g.j.dev.intent.end(); err != nil {
+		return strings.TrimPrefix(why+"; ", "; ") + err.Error(), true
+	}
+	return why, true
+}
+
+func (g *growth) fsckAgain(ctx context.Context) (why string) {
+	turn, err := g.turn(ctx, g.j.f.cfg.Timeout)
+	if err != nil {
+		return err.Error()
+	}
+	return g.fsck(ctx, turn)
+}
+
+// fsck runs e2fsck, and returns why the filesystem is not sound, or "". It ends the turn, even if the kernel
+// does not let e2fsck end.
+func (g *growth) fsck(ctx context.Context, turn *os.File) (why string) {
+	defer closeAlone(turn)
+	program, err := g.j.f.tool("e2fsck")
+	if err != nil {
+		return err.Error()
+	}
+	bounded, cancel := context.WithTimeout(ctx, g.j.f.cfg.Timeout/2)
+	defer cancel()
+	defer context.AfterFunc(bounded, func() { closeAlone(turn) })()
+	ran, err := program.run(bounded, g.j.dev.box(), []*os.File{g.j.dev.file, g.j.dev.lock}, "-f", "-p", childDevice)
+	const repaired = 1
+	switch {
+	case bounded.Err() != nil:
+		return "e2fsck took longer than " + (g.j.f.cfg.Timeout / 2).String() + " and was ended"
+	case err != nil:
+		return "e2fsck could not be run: " + err.Error()
+	case ran.signal != 0 || ran.code > repaired:
+		return "e2fsck found errors that it does not repair by itself (" + ran.how() + "): " + ran.text()
+	}
+	return ""
+}

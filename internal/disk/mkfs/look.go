@@ -1,0 +1,150 @@
+package mkfs
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"os"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/internal/disk/superblock"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+	"github.com/crust-proxy/crust-proxy/pkg/volume/mountopt"
+)
+
+type contents struct {
+	probe      probe
+	marks      []string // signatures that we know of ourselves
+	dataAt     int64    // the first byte in the first or last MiB that is not zero; -1 means none
+	unfinished bool     // its mkfs says that it did not end
+	// lacksMode: it is an ext4 of ours whose making was interrupted before its root
+	// directory got its mode.
+	lacksMode      bool
+	writeProtected bool
+}
+
+// is tells whether the device holds this filesystem and nothing else.
+func (c *contents) is(fsType string) bool {
+	return !c.probe.ambivalent && c.probe.tags["TYPE"] == fsType && c.probe.tags["PTTYPE"] == ""
+}
+
+// labelled reports whether an ext4 has the label for this. Anybody who can write to the
+// filesystem can set the label, so it proves nothing.
+func (c *contents) labelled() bool { return c.is("ext4") && c.probe.tags["LABEL"] == labelNoMode }
+
+// blank tells whether the device holds nothing. leftovers lets bytes be that are
+// part of no signature.
+func (c *contents) blank(leftovers bool) bool {
+	return c.probe.nothing() && len(c.marks) == 0 && (leftovers || c.dataAt < 0)
+}
+
+// signatures says what was found, in words; "" means none.
+func (c *contents) signatures() string {
+	said := c.probe.words()
+	for _, mark := range c.marks {
+		if !slices.Contains(said, mark) {
+			said = append(said, mark)
+		}
+	}
+	return strings.Join(said, ", ")
+}
+
+// look looks at the device while nobody else can have it. With onlyIfBlank blkid is asked
+// only about a device that seems blank.
+func (d *device) look(ctx context.Context, onlyIfBlank bool) (*contents, error) {
+	file, err := d.openAlone(ctx, unix.O_RDONLY)
+	if err != nil {
+		return nil, err
+	}
+	defer closeAlone(file)
+	found, err := d.read(file)
+	if err != nil {
+		return nil, err
+	}
+	if onlyIfBlank && !found.blank(d.f.cfg.AcceptLeftovers) {
+		return found, nil // what it is does not matter
+	}
+	found.probe, err = d.blkid(ctx)
+	if err != nil {
+		return nil, err
+	}
+	begun, uuid, err := d.intent.begun()
+	if err != nil {
+		return nil, d.errorf(volume.Internal, "%w", err)
+	}
+	found.lacksMode = begun == workMaking && found.is("ext4") && found.probe.tags["UUID"] == uuid
+	return found, nil
+}
+
+// read looks with our own eyes. blkid's "nothing found" also stands for "could
+// not be read", and it looks through the page cache.
+func (d *device) read(file *os.File) (*contents, error) {
+	size, err := file.Seek(0, io.SeekEnd)
+	if err != nil {
+		return nil, d.errorf(volume.Internal, "its size cannot be told: %w", err)
+	}
+	if size == 0 {
+		return nil, d.errorf(volume.NotFound, "has no size: has the driver attached it?")
+	}
+	protected, err := unix.IoctlGetInt(int(file.Fd()), unix.BLKROGET)
+	if err != nil {
+		return nil, d.errorf(volume.Internal, "cannot be asked whether it is write-protected: %w", err)
+	}
+	d.size = size
+	found := &contents{dataAt: -1, writeProtected: protected != 0}
+	buffer, err := newAligned(window)
+	if err != nil {
+		return nil, d.errorf(volume.Internal, "cannot be read: %w", err)
+	}
+	defer buffer.free()
+	for _, place := range windows(size) {
+		data, err := buffer.read(file, place, size)
+		if err != nil {
+			return nil, d.errorf(volume.Internal, "cannot be read at byte %d: %w", place.start, err)
+		}
+		found.take(data, place, size)
+	}
+	return found, nil
+}
+
+func (c *contents) take(data []byte, place extent, size int64) {
+	if place.mustBeZero && c.dataAt < 0 {
+		if rest := bytes.TrimLeft(data, "\x00"); len(rest) > 0 {
+			c.dataAt = place.start + int64(len(data)-len(rest))
+		}
+	}
+	for _, m := range marksOf(size) {
+		if m.within(data, place.start) && !slices.Contains(c.marks, m.name) {
+			c.marks = append(c.marks, m.name)
+		}
+	}
+	if place.start == 0 {
+		c.unfinished = unfinished(data)
+	}
+}
+
+// refuseReplay refuses a filesystem whose journal has to be replayed.
+func (d *device) refuseReplay(fsType string) error {
+	file, err := d.open(unix.O_RDONLY | unix.O_DIRECT)
+	if err != nil {
+		return err
+	}
+	defer closeFile(file)
+	dirty, err := superblock.NeedsReplay(file, fsType)
+	switch {
+	case errors.Is(err, superblock.ErrNone):
+		return nil // a filesystem without a journal, or one that only its own kernel knows
+	case err != nil:
+		return d.errorf(volume.Internal, "cannot be read: %w", err)
+	case dirty:
+		return d.errorf(unmet, "holds a %s that was not unmounted cleanly, and the volume is read-only, so its journal "+
+			"cannot be replayed: mount it once in a pod that has the volume read-write, or mount it without a replay, with "+
+			"mountOptions: [%s] in the StorageClass or the PersistentVolume: a frozen snapshot is complete then, anything else "+
+			"may lack its last writes", fsType, mountopt.NoReplay(fsType))
+	}
+	return nil
+}

@@ -1,0 +1,254 @@
+package mkfs
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"time"
+
+	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/internal/ground/capture"
+	"github.com/crust-proxy/crust-proxy/internal/ground/failpoint"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+)
+
+// make runs mkfs and looks whether the filesystem is there, is the one just
+// made, and has reached the device.
+func (j *job) make(ctx context.Context, mkfs program, args arguments) (bool, error) {
+	// Opened before the first write: whatever the kernel fails to write back from
+	// here on is told by this descriptor's fsync, even if mkfs does not ask.
+	witness, err := j.dev.open(unix.O_RDONLY)
+	if err != nil {
+		return false, err
+	}
+	defer closeFile(witness)
+	uuid := newUUID()
+	log := j.f.cfg.Log.With(zap.String("volume", j.req.Volume), zap.String("device", j.req.Path), zap.String("fsType", j.req.FSType))
+	log.Info("the device is blank: making a filesystem")
+	began := time.Now()
+	if err := j.mkfs(ctx, mkfs, args, uuid, witness); err != nil {
+		err = j.takeBack(ctx, uuid, err)
+		log.Warn("no filesystem was made", zap.Duration("took", time.Since(began)), zap.Error(err))
+		return false, err
+	}
+	log.Info("made a filesystem", zap.Duration("took", time.Since(began)))
+	return true, nil
+}
+
+func (j *job) mkfs(ctx context.Context, mkfs program, arguments arguments, uuid string, witness *os.File) error {
+	withMode := j.req.FSType == "ext4" && j.req.Root.Mode != 0
+	if withMode {
+		if err := j.dev.intent.begin(workMaking, uuid); err != nil {
+			return j.dev.errorf(volume.Internal, "cannot be formatted: %w", err)
+		}
+	}
+	ran, err := j.runMkfs(ctx, mkfs, arguments, uuid)
+	if err != nil {
+		return err
+	}
+	if withMode {
+		if err := j.setRootMode(ctx); err != nil {
+			return err
+		}
+	}
+	if err := j.sync(witness); err != nil {
+		return err
+	}
+	found, err := j.dev.look(ctx, false)
+	if err != nil {
+		return fmt.Errorf("after mkfs.%s: %w", j.req.FSType, err)
+	}
+	if !found.is(j.req.FSType) || found.unfinished || found.labelled() || found.probe.tags["UUID"] != uuid {
+		return j.dev.errorf(volume.Internal, "mkfs.%s ended well, and yet the device does not hold what it made "+
+			"(found: %s): %s", j.req.FSType, cmp.Or(found.signatures(), "nothing known"), ran.text())
+	}
+	return j.ended()
+}
+
+func (j *job) runMkfs(ctx context.Context, mkfs program, arguments arguments, uuid string) (*result, error) {
+	files := []*os.File{j.dev.file, j.dev.lock}
+	args, prototype := arguments(uuid, j.req.Options, j.req.Root)
+	if prototype != "" {
+		file, err := capture.Holding(prototype)
+		if err != nil {
+			return nil, j.dev.errorf(volume.Internal, "cannot be formatted: %w", err)
+		}
+		defer closeFile(file)
+		files = append(files, file)
+	}
+	ran, err := mkfs.run(ctx, j.dev.writerBox(), files, append(args, childDevice)...)
+	if err != nil {
+		return nil, j.dev.errorf(volume.Internal, "mkfs.%s could not be run: %w", j.req.FSType, err)
+	}
+	failpoint.Hit("format-after-mkfs")
+	if ran.refusedBusy() {
+		return nil, j.dev.errorf(volume.Busy, "was opened by another program before mkfs.%s could open it (%s): "+
+			"repeat the call", j.req.FSType, ran.text())
+	}
+	if ran.failed() {
+		return nil, j.dev.errorf(volume.Internal, "mkfs.%s failed (%s): %s", j.req.FSType, ran.how(), ran.text())
+	}
+	return ran, nil
+}
+
+// ended removes the intent: what was begun on the filesystem is complete.
+func (j *job) ended() error {
+	if err := j.dev.intent.end(); err != nil {
+		return j.dev.errorf(volume.Internal, "%w", err)
+	}
+	return nil
+}
+
+func (j *job) sync(witness *os.File) error {
+	err := witness.Sync()
+	if err == nil {
+		return nil
+	}
+	kind := volume.Internal
+	if errors.Is(err, unix.ENOSPC) {
+		kind = volume.Exhausted
+	}
+	return j.dev.errorf(kind, "mkfs.%s ended well, but its writes did not reach the device "+
+		"(is the storage behind it full?): %w", j.req.FSType, err)
+}
+
+func newUUID() string {
+	var b [16]byte
+	_, _ = rand.Read(b[:]) // never fails
+	b[6], b[8] = b[6]&0x0f|0x40, b[8]&0x3f|0x80
+	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
+}
+
+// takeBack makes a device blank again on which mkfs failed, so that nobody takes
+// for whole what it left, and the next attempt can begin anew. It does so where
+// the device bears the UUID drawn for this very mkfs, or no signature at all, as
+// before. Another filesystem is somebody else's, and stays; so does everything
+// where mkfs could not have the device and wrote nothing.
+func (j *job) takeBack(ctx context.Context, uuid string, cause error) error {
+	if volume.KindOf(cause) == volume.Busy {
+		return cause
+	}
+	found, err := j.dev.look(ctx, false)
+	if err != nil || !found.leftBy(uuid) {
+		return cause
+	}
+	if err := j.clear(ctx, uuid); err != nil {
+		return volume.Errorf(volume.KindOf(cause), "%w; what mkfs left on it could not be cleared (%w): "+
+			"wipe it before the volume is used", cause, err)
+	}
+	return cause
+}
+
+func (c *contents) leftBy(uuid string) bool {
+	return c.probe.nothing() || !c.probe.ambivalent && c.probe.tags["UUID"] == uuid
+}
+
+// clear writes zeros over the places that the look before mkfs found blank.
+func (j *job) clear(ctx context.Context, uuid string) error {
+	file, err := j.dev.openAlone(ctx, unix.O_RDWR)
+	if err != nil {
+		return err
+	}
+	defer closeAlone(file)
+	// Again, now that nobody else can come in between.
+	now := &contents{}
+	if now.probe, err = j.dev.blkid(ctx); err != nil {
+		return err
+	}
+	if !now.leftBy(uuid) {
+		return j.dev.errorf(unmet, "it has changed meanwhile")
+	}
+	size, err := file.Seek(0, io.SeekEnd)
+	if err != nil {
+		return err
+	}
+	for _, e := range windows(size) {
+		if err := clearExtent(file, e, size); err != nil {
+			return err
+		}
+	}
+	return file.Sync()
+}
+
+// clearExtent writes only where there is something: on a thin device that is
+// full, zeros cost room as well.
+func clearExtent(file *os.File, e extent, size int64) error {
+	buffer, err := newAligned(window)
+	if err != nil {
+		return err
+	}
+	defer buffer.free()
+	data, err := buffer.read(file, e, size)
+	if err != nil {
+		return err
+	}
+	for at := int64(0); at < int64(len(data)); at += grain {
+		piece := data[at:min(at+grain, int64(len(data)))]
+		if len(bytes.TrimLeft(piece, "\x00")) == 0 {
+			continue
+		}
+		clear(piece)
+		if _, err := file.WriteAt(piece, e.start+at); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// complete gives the root directory its mode, which an earlier attempt was kept from.
+func (j *job) complete(ctx context.Context) error {
+	witness, err := j.dev.open(unix.O_RDONLY) // see make
+	if err != nil {
+		return err
+	}
+	defer closeFile(witness)
+	if err := j.setRootMode(ctx); err != nil {
+		return err
+	}
+	j.f.cfg.Log.Info("completed a filesystem whose making was interrupted", zap.String("volume", j.req.Volume), zap.String("device", j.req.Path))
+	if err := j.sync(witness); err != nil {
+		return err
+	}
+	return j.ended()
+}
+
+// setRootMode gives the root directory of an ext4 that was just made its mode, which
+// mkfs cannot before e2fsprogs 1.47.1, and ends labelNoMode. The library below debugfs
+// writes and syncs everything else before the superblock, which has the label. For btrfs
+// there is no way but to mount it.
+func (j *job) setRootMode(ctx context.Context) error {
+	program, err := j.f.tool("debugfs")
+	if err != nil {
+		return j.dev.errorf(volume.KindOf(err), "the mode of its root directory cannot be set: %w", err)
+	}
+	const directory = 0o40000
+	commands := "set_super_value volume_name \"\"\n"
+	if j.req.Root.Mode != 0 { // else the rule has changed since
+		commands += fmt.Sprintf("set_inode_field <2> mode 0%o\n", directory|j.req.Root.Mode)
+	}
+	file, err := capture.Holding(commands)
+	if err != nil {
+		return j.dev.errorf(volume.Internal, "the mode of its root directory cannot be set: %w", err)
+	}
+	defer closeFile(file)
+	ctx, cancel := context.WithTimeout(ctx, j.f.cfg.Timeout/2)
+	defer cancel()
+	ran, err := program.run(ctx, j.dev.box(), []*os.File{j.dev.file, j.dev.lock, file}, "-w", "-f", childPrototype, childDevice)
+	if err != nil {
+		return j.dev.errorf(volume.Internal, "debugfs could not be run: %w", err)
+	}
+	// It says its version whatever happens, and ends with 0 in spite of errors.
+	said := strings.TrimSpace(ran.stderr)
+	if ran.failed() || strings.Contains(said, "\n") || !strings.HasPrefix(said, "debugfs ") {
+		return j.dev.errorf(volume.Internal, "debugfs could not set the mode of its root directory (%s): %s", ran.how(), ran.text())
+	}
+	return nil
+}

@@ -1,0 +1,97 @@
+package mkfs
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"unicode"
+
+	"github.com/crust-proxy/crust-proxy/internal/disk/confine"
+	"github.com/crust-proxy/crust-proxy/internal/ground/capture"
+	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+)
+
+const (
+	// childDevice is the device as a program sees it: os/exec makes the first extra
+	// file descriptor 3.
+	childDevice = "/proc/self/fd/3"
+	maxOutput   = 64 << 10
+	maxQuoted   = 1 << 10
+)
+
+// program is the path of a program.
+type program string
+
+// tool finds a program. One that is missing is no error until it is needed.
+func (f *Formatter) tool(name string) (program, error) {
+	for _, dir := range f.cfg.ToolDirs {
+		path := filepath.Join(dir, name)
+		if st, err := os.Stat(path); err == nil && st.Mode().IsRegular() && st.Mode()&0o111 != 0 {
+			return program(path), nil
+		}
+	}
+	return "", volume.Errorf(volume.Unsupported, "%s is not installed on this node: install it", name)
+}
+
+// result is how a program ended, and what it said.
+type result struct {
+	code           int
+	signal         syscall.Signal
+	stdout, stderr string
+}
+
+func (r *result) failed() bool { return r.code != 0 || r.signal != 0 }
+
+// refusedBusy tells whether mkfs could not have the device for itself. It is a
+// hint and no more: whoever acts on it looks at the device again.
+func (r *result) refusedBusy() bool {
+	return r.code > 0 && (strings.Contains(r.stderr, "Device or resource busy") ||
+		strings.Contains(r.stderr, "apparently in use by the system"))
+}
+
+func (r *result) how() string {
+	if r.signal != 0 {
+		return "ended by signal " + r.signal.String()
+	}
+	return fmt.Sprintf("exit code %d", r.code)
+}
+
+// text is what the program said, complaints first, fit for an error.
+func (r *result) text() string {
+	return cmp.Or(clip(strings.TrimSpace(r.stderr+" "+r.stdout)), "it said nothing")
+}
+
+// clip makes text printable, one line, and not too long.
+func clip(s string) string {
+	s = strings.Join(strings.FieldsFunc(strings.ToValidUTF8(s, "?"), func(r rune) bool {
+		return unicode.IsSpace(r) || !sys.IsPrintable(r)
+	}), " ")
+	if len(s) > maxQuoted {
+		s = strings.ToValidUTF8(s[:maxQuoted], "") + " [...]"
+	}
+	return s
+}
+
+// run runs the program confined, with files as its descriptors from 3 on: the device, the
+// lock where it may write, and what else it reads. Ending the context kills it. Nothing ties
+// its life to ours: it has a session of its own, and writes to memory, not to a pipe
+// that would kill it when we end.
+func (p program) run(ctx context.Context, box confine.Box, files []*os.File, args ...string) (*result, error) {
+	cmd := exec.CommandContext(ctx, string(p), args...) //nolint:gosec // found by us, with arguments of ours
+	cmd.ExtraFiles = files
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	ran, err := capture.Run(cmd, box.Start, maxOutput, maxOutput)
+	if err != nil {
+		return nil, err
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	return &result{code: cmd.ProcessState.ExitCode(), signal: ran.Signal, stdout: ran.Stdout, stderr: ran.Stderr}, nil
+}

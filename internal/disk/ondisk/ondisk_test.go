@@ -1,0 +1,146 @@
+package ondisk
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/crust-proxy/crust-proxy/internal/disk/superblock"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+)
+
+// disk is a device that may hang, or be broken. Where it is whole it holds an
+// ext4 of as many inodes as it was opened before.
+type disk struct {
+	reads, open atomic.Int32
+	hang        chan struct{}
+	err         error
+}
+
+func (d *disk) ReadAt(p []byte, _ int64) (int, error) {
+	n := d.reads.Load()
+	if d.hang != nil {
+		<-d.hang
+	}
+	if d.err != nil {
+		return 0, d.err
+	}
+	clear(p)
+	p[1024], p[1028] = byte(n), 1           // inodes, blocks
+	p[1024+0x38], p[1024+0x39] = 0x53, 0xef // magic
+	return len(p), nil
+}
+
+func (d *disk) Close() error { d.open.Add(-1); return nil }
+
+func readerOf(d *disk) *Reader {
+	return newReader(func(volume.Device) (Device, error) {
+		d.open.Add(1)
+		d.reads.Add(1)
+		return d, nil
+	})
+}
+
+func testVolume(key volume.Key) *volume.Volume {
+	return &volume.Volume{Key: key, FSType: "ext4"}
+}
+
+func inodes(s *superblock.Super) int64 {
+	if s == nil {
+		return -1
+	}
+	return s.Inodes
+}
+
+func TestADeviceIsReadRarely(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := &disk{}
+		r := readerOf(d)
+		for range 100 {
+			if got := inodes(r.Super(t.Context(), testVolume("a"), time.Minute)); got != 1 {
+				t.Fatalf("the read number %d", got)
+			}
+		}
+		time.Sleep(time.Minute)
+		if got := inodes(r.Super(t.Context(), testVolume("a"), time.Minute)); got != 2 {
+			t.Errorf("a minute later: the read number %d", got)
+		}
+		time.Sleep(time.Minute)
+		d.err = errors.New("I/O error")
+		if got := inodes(r.Super(t.Context(), testVolume("a"), time.Minute)); got != 2 {
+			t.Errorf("after a read that failed: that of read %d", got)
+		}
+		if d.open.Load() != 0 {
+			t.Errorf("%d descriptors are left", d.open.Load())
+		}
+		r.Forget("a")
+		if got := inodes(r.Super(t.Context(), testVolume("a"), time.Minute)); got != -1 {
+			t.Errorf("after it was forgotten: that of read %d", got)
+		}
+	})
+}
+
+func TestADeviceThatHangsKeepsNobody(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := &disk{hang: make(chan struct{})}
+		r := readerOf(d)
+		for i := range maxHung + 2*maxReads {
+			key := volume.Key(rune('a' + i))
+			begin := time.Now()
+			if got := inodes(r.Super(t.Context(), testVolume(key), time.Minute)); got != -1 {
+				t.Errorf("a device that hangs gave read %d", got)
+			}
+			r.Super(t.Context(), testVolume(key), time.Minute)
+			if took := time.Since(begin); took > 2*patience {
+				t.Errorf("%v were waited", took)
+			}
+		}
+		if n := d.open.Load(); n != maxHung+maxReads {
+			t.Errorf("%d devices are open, want %d", n, maxHung+maxReads)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		begin := time.Now()
+		r.Super(ctx, testVolume("a"), time.Minute)
+		if took := time.Since(begin); took != 0 {
+			t.Errorf("a caller that went away was kept for %v", took)
+		}
+		close(d.hang)
+		synctest.Wait()
+		if got := inodes(r.Super(t.Context(), testVolume("a"), time.Minute)); got < 1 || d.open.Load() != 0 {
+			t.Errorf("when it answers again: read %d, %d descriptors", got, d.open.Load())
+		}
+	})
+}
+
+// TestDevicesThatHangLeaveTheOthersTheirReads: more devices hang than are read at once.
+func TestDevicesThatHangLeaveTheOthersTheirReads(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		hung, healthy := &disk{hang: make(chan struct{})}, &disk{}
+		r := newReader(func(d volume.Device) (Device, error) {
+			of := healthy
+			if d.Path == "hung" {
+				of = hung
+			}
+			of.open.Add(1)
+			of.reads.Add(1)
+			return of, nil
+		})
+		for i := range 2 * maxReads {
+			v := testVolume(volume.Key(rune('a' + i)))
+			v.Device.Path = "hung"
+			r.Super(t.Context(), v, time.Minute)
+		}
+		if got := inodes(r.Super(t.Context(), testVolume("healthy"), time.Minute)); got != 1 {
+			t.Errorf("a healthy device gave read %d", got)
+		}
+		close(hung.hang)
+		synctest.Wait()
+		if got := inodes(r.Super(t.Context(), testVolume("healthy"), 0)); got != 2 || hung.open.Load() != 0 {
+			t.Errorf("when they answer again: read %d, %d descriptors", got, hung.open.Load())
+		}
+	})
+}

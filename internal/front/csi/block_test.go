@@ -1,0 +1,388 @@
+package csi
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/crust-proxy/crust-proxy/internal/front/csi/decision"
+	"github.com/crust-proxy/crust-proxy/internal/front/csi/staging"
+	"github.com/crust-proxy/crust-proxy/internal/front/policy"
+	"github.com/crust-proxy/crust-proxy/pkg/stats"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+	"github.com/crust-proxy/crust-proxy/test/rig/kubelet"
+)
+
+func TestUnmodifiedDriverIsAskedForADevice(t *testing.T) {
+	r := newRig(t, deferAll)
+	r.stage()
+	r.said("stage-block private")
+	r.ok(nil, r.publish("p1"))
+	r.said("publish-block private")
+	got := r.broker.asked
+	if !strings.HasPrefix(got.Backing, r.cfg.PrivateDir+"/") || got.FSType != "ext4" || got.Format != volume.FormatHost ||
+		got.Origin.Rule != `rule "all"` || got.Origin.Way != volume.WayBlock || got.Origin.VolumeID != "vol-1" || got.Driver != driverName {
+		t.Errorf("instruction: %+v, %+v", got, got.Origin)
+	}
+	asked, _ := r.driver.last("publish-block").(*csi.NodePublishVolumeRequest)
+	if asked.GetStagingTargetPath() != got.Origin.PrivateStaging || asked.GetVolumeCapability().GetAccessMode().GetMode() != rwo {
+		t.Errorf("the driver was asked %v", asked)
+	}
+	r.ok(nil, r.unpublish("p1"))
+	r.said("unpublish private")
+	r.unstage()
+	r.said("unstage private")
+	r.clean()
+}
+
+func TestEveryCallCanBeRepeatedAndRestarted(t *testing.T) {
+	r := newRig(t, deferAll)
+	again := func(f func()) {
+		t.Helper()
+		f()
+		f()
+		r.restart()
+		f()
+		r.driver.said()
+	}
+	again(r.stage)
+	again(func() { r.ok(nil, r.publish("p1")) })
+	again(r.stage) // kubelet repeats stage and publish after its restart
+	again(func() { r.ok(nil, r.publish("p1")) })
+	again(func() { r.ok(nil, r.unpublish("p1")) })
+	again(r.unstage)
+	r.clean()
+}
+
+func TestSandboxKeepsTheDevice(t *testing.T) {
+	r := newRig(t, deferAll)
+	r.stage()
+	r.ok(nil, r.publish("p1"))
+	r.broker.bound[r.target("p1")] = "sandbox-7"
+	r.driver.said()
+	r.refused(r.unpublish("p1"), codes.Aborted, "sandbox-7")
+	_, err := r.tryUnstage()
+	r.refused(err, codes.Aborted, "still published", r.target("p1"))
+	r.said()
+	delete(r.broker.bound, r.target("p1"))
+	r.ok(nil, r.unpublish("p1"))
+	r.unstage()
+	r.clean()
+}
+
+func TestLostRecordsAreNoObstacle(t *testing.T) {
+	r := newRig(t, deferAll)
+	r.stage()
+	r.ok(nil, r.publish("p1"))
+	// A reboot: /run is empty, the private paths are on disk.
+	if err := os.RemoveAll(r.cfg.StateDir); err != nil {
+		t.Fatal(err)
+	}
+	clear(r.broker.volumes)
+	r.restart()
+	r.driver.said()
+	r.ok(nil, r.unpublish("p1"))
+	r.said("unpublish private")
+	r.unstage()
+	r.said("unstage private") // at kubelet's path it has nothing, and could take what lies there for the volume
+	r.clean()
+}
+
+func TestRecordsOfAnEarlierBootMeanNothing(t *testing.T) {
+	r := newRig(t, deferAll)
+	r.stage()
+	file := filepath.Join(r.cfg.StateDir, staging.RecordDir, staging.FileName(staging.VolumeID{Driver: driverName, ID: "vol-1"}))
+	record := regexp.MustCompile(`"boot":"[^"]*"`).ReplaceAllString(r.recordOnDisk(), `"boot":"earlier"`)
+	r.ok(nil, os.WriteFile(file, []byte(record), 0o600))
+	r.restart()
+	if rec := r.front.store.Records.Get(staging.VolumeID{Driver: driverName, ID: "vol-1"}); rec.Stage != nil {
+		t.Errorf("the record was taken: %+v", rec)
+	}
+}
+
+func TestFailedHandOverLeavesNothing(t *testing.T) {
+	r := newRig(t, deferAll)
+	r.stage()
+	r.driver.said()
+	r.broker.stageErr = volume.Errorf(volume.InUse, "volume v: its device is mounted on the host")
+	r.refused(r.publish("p1"), codes.FailedPrecondition, "mounted on the host")
+	r.said("publish-block private", "unpublish private")
+	r.driver.fail("unpublish", status.Error(codes.Internal, "busy now"))
+	r.refused(r.publish("p1"), codes.Aborted, "mounted on the host", "could not be undone yet", "busy now")
+	r.driver.fail("unpublish", nil)
+	r.ok(nil, r.unpublish("p1"))
+	r.unstage()
+	r.clean()
+}
+
+func TestFailedRepeatLeavesThePublishedVolume(t *testing.T) {
+	r := newRig(t, deferAll)
+	r.stage()
+	r.ok(nil, r.publish("p1"))
+	r.driver.said()
+	r.driver.fail("publish-block", status.Error(codes.Internal, "not now"))
+	r.refused(r.publish("p1"), codes.Aborted, "not now", "stays") // after a final code kubelet would not unpublish it
+	r.driver.fail("publish-block", nil)
+	r.broker.stageErr = volume.Errorf(volume.Internal, "no projection")
+	r.refused(r.publish("p1"), codes.Aborted, "no projection")
+	r.said("publish-block private", "publish-block private")
+	if len(r.broker.volumes) != 1 {
+		t.Error("the published volume has gone")
+	}
+}
+
+func TestDriverWithoutBlockAccess(t *testing.T) {
+	r := newRig(t, deferAll)
+	r.driver.fail("stage-block", status.Error(codes.InvalidArgument, "block access is not supported"))
+	_, err := r.kubelet.NodeStageVolume(t.Context(), r.stageReq())
+	r.refused(err, codes.InvalidArgument, driverName, "block access is not supported", `rule "all"`, "defer: false")
+	r.clean()
+	r.driver.fail("stage-block", status.Error(codes.DeadlineExceeded, "slow"))
+	_, err = r.kubelet.NodeStageVolume(t.Context(), r.stageReq())
+	r.refused(err, codes.DeadlineExceeded)
+	r.driver.fail("stage-block", nil)
+	r.driver.said()
+	r.unstage() // what may have happened is undone
+	r.said("unstage private")
+	r.clean()
+}
+
+func TestWhatCannotBeDeferredIsAnError(t *testing.T) {
+	r := newRig(t, deferAll)
+	shared := csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER
+	stage := r.stageReq()
+	stage.VolumeCapability = mountCap(shared, "ext4")
+	_, err := r.kubelet.NodeStageVolume(t.Context(), stage)
+	r.refused(err, codes.Unimplemented, "MULTI_NODE_MULTI_WRITER", "several nodes", `rule "all"`)
+	r.stage()
+	r.driver.said()
+	publish := r.publishReq("p1")
+	publish.VolumeContext[decision.EphemeralKey] = "true"
+	_, err = r.kubelet.NodePublishVolume(t.Context(), publish)
+	r.refused(err, codes.Unimplemented, "ephemeral", "generic ephemeral")
+	publish = r.publishReq("p1")
+	publish.VolumeCapability.GetMount().MountFlags = []string{"password=hunter2"}
+	_, err = r.kubelet.NodePublishVolume(t.Context(), publish)
+	r.refused(err, codes.InvalidArgument, "secret")
+	if strings.Contains(err.Error(), "hunter2") {
+		t.Errorf("the secret is in the error: %v", err)
+	}
+	r.said("publish-block private", "unpublish private")
+	r.unstage()
+	r.clean()
+}
+
+func TestSecondPod(t *testing.T) {
+	r := newRig(t, deferAll)
+	r.stage()
+	r.ok(nil, r.publish("p1"))
+	r.driver.said()
+	r.refused(r.publish("p2"), codes.FailedPrecondition, r.target("p1"), "wait until the other pod is gone")
+	r.said()
+	r.ok(nil, r.unpublish("p1"))
+	r.ok(nil, r.publish("p2"))
+	r.ok(nil, r.unpublish("p2"))
+	r.unstage()
+	r.clean()
+}
+
+func TestReadersShare(t *testing.T) {
+	r := newRig(t, deferAll)
+	rox := csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY
+	stage := r.stageReq()
+	stage.VolumeCapability = mountCap(rox, "ext4")
+	r.ok(r.kubelet.NodeStageVolume(t.Context(), stage))
+	for _, pod := range []string{"p1", "p2"} {
+		publish := r.publishReq(pod)
+		publish.VolumeCapability = mountCap(rox, "ext4", "noatime", "rw", `context="system_u:object_r:container_file_t:s0"`)
+		r.ok(r.kubelet.NodePublishVolume(t.Context(), publish))
+		if flags := strings.Join(r.broker.asked.MountFlags, ","); flags != "noatime,ro" {
+			t.Errorf("flags for the sandbox: %s", flags)
+		}
+	}
+}
+
+func TestOptionsInOneFlag(t *testing.T) {
+	for _, c := range []struct {
+		flag, want string
+		readOnly   bool
+	}{
+		{"noatime,ro", "noatime,ro", false},
+		{"noatime,rw", "noatime,ro", true},
+		{"ro,noatime", "noatime,ro", true},
+		{`noatime,context="system_u:object_r:container_file_t:s0:c1,c2"`, "noatime", false},
+	} {
+		r := newRig(t, deferAll)
+		r.stage()
+		publish := r.publishReq("p1")
+		publish.Readonly = c.readOnly
+		publish.VolumeCapability.GetMount().MountFlags = []string{c.flag}
+		r.ok(r.kubelet.NodePublishVolume(t.Context(), publish))
+		if flags := strings.Join(r.broker.asked.MountFlags, ","); flags != c.want {
+			t.Errorf("%s, read-only %v: the sandbox is to mount with %s", c.flag, c.readOnly, flags)
+		}
+	}
+}
+
+func TestStatsComeFromTheSandbox(t *testing.T) {
+	r := newRig(t, deferAll)
+	r.stage()
+	r.ok(nil, r.publish("p1"))
+	ask := &csi.NodeGetVolumeStatsRequest{VolumeId: "vol-1", VolumePath: r.target("p1")}
+	_, err := r.kubelet.NodeGetVolumeStats(t.Context(), ask)
+	r.refused(err, codes.Unavailable)
+	r.sandboxes.known = &stats.Known{At: time.Unix(1e9, 0), Report: volume.Report{Usage: []volume.Usage{{Total: 5}}}}
+	_, err = r.kubelet.NodeGetVolumeStats(t.Context(), ask)
+	r.refused(err, codes.Unavailable) // what was true of an earlier sandbox is no answer
+	r.broker.bound[r.target("p1")] = "s1"
+	reply, err := r.kubelet.NodeGetVolumeStats(t.Context(), ask)
+	r.ok(nil, err)
+	old, err := kubelet.Condition(reply)
+	if err != nil || old.GetAbnormal() || old.GetMessage() == "" || reply.GetUsage()[0].GetTotal() != 10 || reply.GetUsage()[0].GetUnit() != csi.VolumeUsage_BYTES {
+		t.Errorf("fresh: %v, %v", reply, err)
+	}
+	if calls := r.driver.said(); len(calls) != 2 {
+		t.Errorf("the driver was asked: %q", calls)
+	}
+}
+
+// TestAGrownFilesystemNeedsNoSandbox: what the node grew before the hand-over is not
+// asked of a sandbox that cannot grow anything.
+// TestStagedDeviceOfNoPod: the driver would answer for what lies at kubelet's paths, which is
+// the node's disk, or grow that.
+func TestStagedDeviceOfNoPod(t *testing.T) {
+	r := newRig(t, deferAll)
+	r.driver.setCaps(csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME, csi.NodeServiceCapability_RPC_GET_VOLUME_STATS,
+		csi.NodeServiceCapability_RPC_EXPAND_VOLUME)
+	r.stage()
+	r.driver.said()
+	for _, path := range []string{r.staging(), r.target("p1")} {
+		_, err := r.kubelet.NodeGetVolumeStats(t.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: "vol-1", VolumePath: path})
+		r.refused(err, codes.NotFound, path, "no pod has it")
+		_, err = r.kubelet.NodeExpandVolume(t.Context(), &csi.NodeExpandVolumeRequest{
+			VolumeId: "vol-1", VolumePath: path, StagingTargetPath: r.staging(), VolumeCapability: mountCap(rwo, "ext4"),
+		})
+		r.refused(err, codes.FailedPrecondition, path, "no pod has it")
+	}
+	r.said()
+	raw := r.rawStaging() + "/publish/p1" // a second persistent volume may name the same volume
+	r.ok(r.kubelet.NodeGetVolumeStats(t.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: "vol-1", VolumePath: raw}))
+	r.said("stats kubelet")
+}
+
+func TestAGrownFilesystemNeedsNoSandbox(t *testing.T) {
+	r := newRig(t, deferAll)
+	r.driver.setCaps(csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME, csi.NodeServiceCapability_RPC_EXPAND_VOLUME)
+	r.stage()
+	r.ok(nil, r.publish("p1"))
+	r.broker.size = 2 << 30
+	ask := &csi.NodeExpandVolumeRequest{
+		VolumeId: "vol-1", VolumePath: r.target("p1"), StagingTargetPath: r.staging(), VolumeCapability: mountCap(rwo, "ext4"),
+		CapacityRange: &csi.CapacityRange{RequiredBytes: 2 << 30},
+	}
+	r.filesystem = 1 << 30
+	_, err := r.kubelet.NodeExpandVolume(t.Context(), ask)
+	r.refused(err, codes.FailedPrecondition, "when the pod is deleted and started again")
+	r.filesystem = 2<<30 - 4096
+	reply, err := r.kubelet.NodeExpandVolume(t.Context(), ask)
+	r.ok(nil, err)
+	if reply.GetCapacityBytes() != 2<<30 {
+		t.Errorf("got %d bytes", reply.GetCapacityBytes())
+	}
+	r.filesystem = 3 << 30 // a superblock that the guest has forged
+	_, err = r.kubelet.NodeExpandVolume(t.Context(), ask)
+	r.refused(err, codes.FailedPrecondition, "kata")
+}
+
+// TestGrowthThatARuleForbids: nobody is told that the pod has to be started again.
+func TestGrowthThatARuleForbids(t *testing.T) {
+	r := newRig(t, &policy.Policy{Rules: []policy.Rule{{Name: "all", Defer: true, Grow: new(false)}}})
+	r.stage()
+	r.ok(nil, r.publish("p1"))
+	r.broker.size, r.filesystem = 2<<30, 1<<30
+	_, err := r.kubelet.NodeExpandVolume(t.Context(), &csi.NodeExpandVolumeRequest{VolumeId: "vol-1", VolumePath: r.target("p1")})
+	r.refused(err, codes.FailedPrecondition, "cannot grow its filesystem", "rule says grow: false; without that it grows when the pod is deleted")
+}
+
+func TestGrowth(t *testing.T) {
+	r := newRig(t, deferAll)
+	r.driver.setCaps(csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME, csi.NodeServiceCapability_RPC_EXPAND_VOLUME)
+	r.stage()
+	r.ok(nil, r.publish("p1"))
+	r.driver.said()
+	ask := &csi.NodeExpandVolumeRequest{
+		VolumeId: "vol-1", VolumePath: r.target("p1"), StagingTargetPath: r.staging(), VolumeCapability: mountCap(rwo, "ext4"),
+		CapacityRange: &csi.CapacityRange{RequiredBytes: 2 << 30},
+	}
+	expand := func() error {
+		_, err := r.kubelet.NodeExpandVolume(t.Context(), ask)
+		return err
+	}
+	r.refused(expand(), codes.FailedPrecondition, "has not grown the device")
+	r.said("expand-block private")
+	r.driver.grown = func() { r.broker.size = 2 << 30 }
+	r.refused(expand(), codes.FailedPrecondition, "cannot grow its filesystem", "kata", "when the pod is deleted")
+	if v := r.broker.volumes[r.target("p1")]; v.GrowTo != 2<<30 {
+		t.Errorf("the growth that waits is not on record: %d", v.GrowTo)
+	}
+	r.broker.volumes[r.target("p1")].GrowTo = 0
+	r.broker.bound[r.target("p1")] = "s1"
+	r.sandboxes.err = volume.Errorf(volume.Unsupported, "volume v: the agent does not resize")
+	r.refused(expand(), codes.FailedPrecondition, "the agent does not resize", "when the pod is deleted")
+	if v := r.broker.volumes[r.target("p1")]; v.GrowTo != 2<<30 {
+		t.Errorf("the growth that a sandbox refused is not on record: %d", v.GrowTo)
+	}
+	r.broker.volumes[r.target("p1")].GrowTo = 0
+	delete(r.broker.bound, r.target("p1"))
+	r.sandboxes.err = nil
+	r.broker.abilities.GrowsAtMount = true
+	r.ok(nil, expand())
+	if v := r.broker.volumes[r.target("p1")]; v.GrowTo != 2<<30 {
+		t.Errorf("grow at mount: %d", v.GrowTo)
+	}
+	r.broker.bound[r.target("p1")] = "s1"
+	r.broker.volumes[r.target("p1")].GrowTo = 0
+	ask.VolumePath = r.staging() // kubelet may name it by the staging path
+	r.ok(nil, expand())
+	if v := r.broker.volumes[r.target("p1")]; v.GrowTo != 0 {
+		t.Errorf("the sandbox was not asked, and the growth is left for the next one: %d", v.GrowTo)
+	}
+	r.sandboxes.err = volume.Errorf(volume.Unsupported, "volume v: the agent does not resize")
+	r.refused(expand(), codes.FailedPrecondition, "the agent does not resize")
+	r.sandboxes.err = volume.Errorf(volume.Timeout, "volume v: hangs")
+	r.refused(expand(), codes.DeadlineExceeded)
+	ask.CapacityRange.LimitBytes = 1
+	r.refused(expand(), codes.InvalidArgument)
+}
+
+func TestSecretsStayInMemory(t *testing.T) {
+	r := newRig(t, deferAll)
+	const secret, token = "s3cr3t-value", "tok3n-value"
+	stage := r.stageReq()
+	stage.Secrets = map[string]string{"key": secret}
+	stage.VolumeContext = map[string]string{"csi.storage.k8s.io/serviceAccount.tokens": token, "pool": "rbd"}
+	r.ok(r.kubelet.NodeStageVolume(t.Context(), stage))
+	asked, _ := r.driver.last("stage-block").(*csi.NodeStageVolumeRequest)
+	if asked.GetSecrets()["key"] != secret || asked.GetVolumeContext()["csi.storage.k8s.io/serviceAccount.tokens"] != token {
+		t.Error("the driver was not given the secrets")
+	}
+	for _, name := range files(t, r.cfg.StateDir) {
+		raw, readErr := os.ReadFile(name)
+		if readErr != nil || strings.Contains(string(raw), secret) || strings.Contains(string(raw), token) ||
+			strings.Contains(string(raw), "czNjcjN0LXZhbHVl") { // base64
+			t.Errorf("%s holds a secret, or cannot be read: %v", name, readErr)
+		}
+	}
+	publish := r.publishReq("p1")
+	publish.Secrets = map[string]string{"key": secret}
+	r.driver.fail("publish-block", status.Error(codes.Internal, "login with "+secret+" failed"))
+	_, err := r.kubelet.NodePublishVolume(t.Context(), publish)
+	r.refused(err, codes.Internal, "login with [redacted] failed")
+}

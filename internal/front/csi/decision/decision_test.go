@@ -1,0 +1,324 @@
+package decision
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+
+	"github.com/crust-proxy/crust-proxy/internal/front/csi/refusal"
+	"github.com/crust-proxy/crust-proxy/internal/front/policy"
+	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+)
+
+const (
+	driver   = "d.example.com"
+	volumeID = "vol-1"
+	target   = "/pods/p1/data"
+)
+
+// request is a publish of a volume that one node mounts read-write.
+func request(change func(*csi.NodePublishVolumeRequest)) *VolumeRequest {
+	req := &csi.NodePublishVolumeRequest{
+		VolumeId: volumeID, TargetPath: target, StagingTargetPath: "/staging",
+		VolumeCapability: &csi.VolumeCapability{
+			AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{}},
+			AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER},
+		},
+	}
+	if change != nil {
+		change(req)
+	}
+	return PublishRequest(driver, "ext4", req)
+}
+
+func mode(m csi.VolumeCapability_AccessMode_Mode) func(*csi.NodePublishVolumeRequest) {
+	return func(req *csi.NodePublishVolumeRequest) { req.VolumeCapability.AccessMode.Mode = m }
+}
+
+// rulesFor defers pods of kata, and those of crust that ask.
+func rulesFor(subPaths bool) *Rules {
+	return &Rules{
+		DefaultHandler: "kata",
+		Abilities:      func(string) deferral.Abilities { return deferral.Abilities{SubPaths: subPaths} },
+		Policy: &policy.Policy{Rules: []policy.Rule{
+			{Name: "kata", RuntimeHandlers: []string{"kata"}, Defer: true},
+			{Name: "asked", RuntimeHandlers: []string{"crust"}, Annotated: true, Defer: true, Handler: "crust"},
+		}},
+	}
+}
+
+// podWith is a pod with one volume.
+func podWith(runtimeHandler, asks string, v PodVolume) Pod {
+	v.Name, v.Driver, v.VolumeID = "data", driver, volumeID
+	return Pod{UID: runtimeHandler, RuntimeHandler: runtimeHandler, Asks: asks, Volumes: []PodVolume{v}}
+}
+
+func contextOf(t *testing.T, pod Pod) *PodContext {
+	t.Helper()
+	found, err := pod.ForVolume(driver, volumeID, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return found
+}
+
+// deferredFor is the volume, deferred for another pod.
+func deferredFor(pod string, readOnly bool) deferral.Status {
+	return deferral.Status{Volume: &volume.Volume{
+		Target: "/pods/p2/data", Driver: driver, Handler: "kata", ReadOnly: readOnly,
+		Origin: &volume.Origin{VolumeID: volumeID, Rule: `rule "kata"`, Way: volume.WayBlock, PodNamespace: "ns", PodName: pod},
+	}}
+}
+
+// refused checks the class and party of an error, and the words in it.
+func refused(t *testing.T, err error, kind volume.Kind, party volume.Party, words ...string) {
+	t.Helper()
+	if err == nil || volume.KindOf(err) != kind || refusal.PartyOf(err) != party {
+		t.Fatalf("got %v (%v by %v), want %v by %v", err, volume.KindOf(err), refusal.PartyOf(err), kind, party)
+	}
+	for _, word := range words {
+		if !strings.Contains(err.Error(), word) {
+			t.Errorf("%q lacks %q", err, word)
+		}
+	}
+}
+
+func TestPublishVerdicts(t *testing.T) {
+	elsewhere := []deferral.Status{deferredFor("db-0", false)}
+	for name, c := range map[string]struct {
+		pod       Pod
+		state     State
+		subPaths  bool
+		defers    bool
+		handler   string
+		kind      volume.Kind
+		party     volume.Party
+		inMessage []string
+	}{
+		"a rule":                    {pod: podWith("kata", "", PodVolume{}), defers: true, handler: "kata"},
+		"no rule":                   {pod: podWith("runc", "", PodVolume{})},
+		"a pod that asks":           {pod: podWith("crust", "data", PodVolume{}), defers: true, handler: "crust"},
+		"a pod that does not ask":   {pod: podWith("crust", "", PodVolume{})},
+		"a pod that may not ask":    {pod: podWith("runc", "*", PodVolume{}), kind: volume.Denied, party: volume.PartyPolicy, inMessage: []string{"no rule"}},
+		"deferred for another pod":  {pod: podWith("kata", "", PodVolume{}), state: State{Elsewhere: elsewhere}, defers: true, handler: "kata"},
+		"on host for another pod":   {pod: podWith("runc", "", PodVolume{}), state: State{OnHost: []string{"/other"}}},
+		"other pod has it deferred": {pod: podWith("runc", "", PodVolume{}), state: State{Elsewhere: elsewhere}, kind: volume.InUse, party: volume.PartyVolume, inMessage: []string{"mounted on the host (no rule)", "is deferred for the pod ns/db-0"}},
+		"other pod has it on host":  {pod: podWith("kata", "", PodVolume{}), state: State{OnHost: []string{"/other"}}, kind: volume.InUse, party: volume.PartyVolume, inMessage: []string{`deferred (rule "kata")`, "mounted on the host for the pod at /other"}},
+		"a sub-path":                {pod: podWith("kata", "", PodVolume{SubPaths: []string{"a/b"}}), kind: volume.Unsupported, party: volume.PartyHandler, inMessage: []string{"a/b", "handler kata"}},
+		"a sub-path that works":     {pod: podWith("kata", "", PodVolume{SubPaths: []string{"a/b"}}), subPaths: true, defers: true, handler: "kata"},
+		"a sub-path on the host":    {pod: podWith("runc", "", PodVolume{SubPaths: []string{"a/b"}})},
+		"a volume that is missing":  {pod: Pod{RuntimeHandler: "kata"}, kind: volume.Busy, party: volume.PartyPods, inMessage: []string{"asked again"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			rules := rulesFor(c.subPaths)
+			c.state.Holder = func(target string) string { return "the pod at " + target }
+			verdict, err := rules.Publish(request(nil), &c.state, contextOf(t, c.pod))
+			if c.inMessage != nil {
+				refused(t, err, c.kind, c.party, c.inMessage...)
+				return
+			}
+			if err != nil || verdict.Defer != c.defers || rules.Handler(&verdict) != c.handler {
+				t.Errorf("got %+v, %v", verdict, err)
+			}
+		})
+	}
+}
+
+// TestPublishWithoutPodFollowsOtherPods: where no cluster is asked nothing contradicts the
+// way in which other pods have the volume, except the orchestrator's own request.
+func TestPublishWithoutPodFollowsOtherPods(t *testing.T) {
+	all := &Rules{Policy: &policy.Policy{Rules: []policy.Rule{{Name: "all", Defer: true}}}}
+	none := &Rules{Policy: &policy.Policy{}}
+	onHost := &State{OnHost: []string{"/other"}, Holder: func(target string) string { return target }}
+	if got, err := all.Publish(request(nil), onHost, nil); err != nil || got.Defer || got.Rule != heldOnHost {
+		t.Errorf("held on the host: %+v, %v", got, err)
+	}
+	elsewhere := &State{Elsewhere: []deferral.Status{deferredFor("", false)}}
+	if got, err := none.Publish(request(nil), elsewhere, nil); err != nil || !got.Defer || got.Rule != `rule "kata"` || got.Format != volume.FormatNever {
+		t.Errorf("deferred: %+v, %v", got, err)
+	}
+	asked := request(nil)
+	asked.Requested = true
+	_, err := none.Publish(asked, onHost, nil)
+	refused(t, err, volume.InUse, volume.PartyVolume, policy.RuleRequested, "/other")
+	elsewhere.Elsewhere[0].Origin.Rule = policy.RuleRequested
+	_, err = none.Publish(request(nil), elsewhere, nil)
+	refused(t, err, volume.InUse, volume.PartyVolume, "/pods/p2/data")
+}
+
+func TestVolumesThatPodsHaveKeepTheirVerdict(t *testing.T) {
+	published := deferredFor("db-0", false)
+	if got, kept := KeptAtPublish(&State{Published: &published, PathOnHost: true}); !kept || !got.Defer || got.Rule != `rule "kata"` {
+		t.Errorf("published: %+v, %v", got, kept)
+	}
+	if got, kept := KeptAtPublish(&State{PathOnHost: true}); !kept || got.Defer {
+		t.Errorf("on the host: %+v, %v", got, kept)
+	}
+	if _, kept := KeptAtPublish(&State{Elsewhere: []deferral.Status{published}, OnHost: []string{"/other"}}); kept {
+		t.Error("the volume of another pod is taken for this one's")
+	}
+	for name, c := range map[string]struct {
+		state          State
+		asDevice, kept bool
+	}{
+		"new":                     {},
+		"deferred":                {state: State{Elsewhere: []deferral.Status{published}}, asDevice: true, kept: true},
+		"on the host":             {state: State{OnHost: []string{"/t"}, Staged: &Staged{Rule: "r"}}, kept: true},
+		"a device, on the host":   {state: State{OnHost: []string{"/t"}, Staged: &Staged{AsDevice: true}}, asDevice: true, kept: true},
+		"staged, no pod":          {state: State{Staged: &Staged{AsDevice: true}}},
+		"staged before the front": {state: State{PathOnHost: true}, kept: true},
+	} {
+		if _, asDevice, kept := KeptAtStage(&c.state); asDevice != c.asDevice || kept != c.kept {
+			t.Errorf("%s: as a device %v, kept %v", name, asDevice, kept)
+		}
+	}
+}
+
+func TestStageVerdicts(t *testing.T) {
+	kata, runc, wrong := podWith("kata", "", PodVolume{}), podWith("runc", "", PodVolume{}), podWith("runc", "*", PodVolume{})
+	for name, c := range map[string]struct {
+		pods   []Pod
+		by     string
+		defers bool
+		kind   volume.Kind
+		party  volume.Party
+	}{
+		"one pod":             {pods: []Pod{kata}, by: "kata", defers: true},
+		"the first decides":   {pods: []Pod{runc, kata}, by: "runc"},
+		"refused pods do not": {pods: []Pod{wrong, kata}, by: "kata", defers: true},
+		"all are refused":     {pods: []Pod{wrong, wrong}, by: "runc", kind: volume.Denied, party: volume.PartyPolicy},
+		"no pod":              {kind: volume.Busy, party: volume.PartyPods},
+	} {
+		t.Run(name, func(t *testing.T) {
+			verdict, pod, err := rulesFor(false).StageForPods(request(nil), c.pods)
+			if (pod == nil) != (c.by == "") || pod != nil && pod.UID != c.by {
+				t.Errorf("decided by %+v", pod)
+			}
+			if c.party != "" {
+				refused(t, err, c.kind, c.party)
+				return
+			}
+			if err != nil || verdict.Defer != c.defers {
+				t.Errorf("got %+v, %v", verdict, err)
+			}
+		})
+	}
+}
+
+func TestAccessModesThatCannotBeDeferred(t *testing.T) {
+	verdict := &policy.Verdict{Defer: true, Rule: `rule "all"`}
+	for m := range csi.VolumeCapability_AccessMode_Mode_name {
+		access := csi.VolumeCapability_AccessMode_Mode(m)
+		err := CheckDeferrable(request(mode(access)), verdict)
+		if want := slices.Contains(severalNodes, access); (err != nil) != want {
+			t.Errorf("%s: %v", access, err)
+		}
+		if err != nil {
+			refused(t, err, volume.Unsupported, volume.PartyVolume, access.String(), `rule "all"`)
+		}
+	}
+	reader := request(mode(csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER))
+	reader.ReadOnly = true
+	if err := CheckDeferrable(reader, verdict); err != nil {
+		t.Errorf("a reader: %v", err)
+	}
+}
+
+func TestInlineVolumesAreNoDevices(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(*csi.NodePublishVolumeRequest)
+		inline bool
+	}{
+		"a persistent one": {nil, false},
+		"kubelet says so":  {func(r *csi.NodePublishVolumeRequest) { r.VolumeContext = map[string]string{EphemeralKey: "true"} }, true},
+		"an id of kubelet": {func(r *csi.NodePublishVolumeRequest) {
+			r.VolumeId, r.StagingTargetPath = "csi-"+strings.Repeat("0a", 32), ""
+		}, true},
+		"such an id, staged": {func(r *csi.NodePublishVolumeRequest) { r.VolumeId = "csi-" + strings.Repeat("0a", 32) }, false},
+	} {
+		err := CheckBlockWay(request(c.change), &policy.Verdict{Defer: true, Rule: "r"})
+		if (err != nil) != c.inline {
+			t.Errorf("%s: %v", name, err)
+		}
+		if c.inline {
+			refused(t, err, volume.Unsupported, volume.PartyDriver, driver, "generic ephemeral")
+		}
+	}
+}
+
+func TestSecondOwners(t *testing.T) {
+	reader := mode(csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY)
+	readsOnly := podWith("kata", "", PodVolume{ReadOnlyMounts: true})
+	for name, c := range map[string]struct {
+		change func(*csi.NodePublishVolumeRequest)
+		other  bool // the other pod reads only
+		pod    *PodContext
+		want   string
+	}{
+		"two readers":                   {change: reader, other: true},
+		"a reader and a writer":         {change: reader, want: "the pod ns/db-0"},
+		"a writer and a reader":         {other: true, want: "the pod ns/db-0"},
+		"a reader that does not say so": {other: true, pod: contextOf(t, readsOnly), want: "say readOnly: true"},
+	} {
+		elsewhere := []deferral.Status{deferredFor("db-0", c.other)}
+		err := CheckSecondWriter(request(c.change), &State{Elsewhere: elsewhere}, c.pod)
+		if c.want == "" && err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		raw := CheckRawDevice(request(c.change), elsewhere)
+		if (raw == nil) != (err == nil) {
+			t.Errorf("%s: as a raw device %v", name, raw)
+		}
+		if c.want != "" {
+			refused(t, err, volume.InUse, volume.PartyVolume, c.want)
+			refused(t, raw, volume.InUse, volume.PartyVolume, "raw device", "the pod ns/db-0")
+		}
+	}
+}
+
+func TestGroups(t *testing.T) {
+	named := func(r *csi.NodePublishVolumeRequest) { r.VolumeCapability.GetMount().VolumeMountGroup = "7" }
+	readOnly := func(r *csi.NodePublishVolumeRequest) { r.Readonly = true }
+	with := func(v PodVolume) *Pod {
+		pod := podWith("kata", "", v)
+		pod.FSGroup, pod.FSGroupPolicy = "2000", volume.GroupAlways
+		return &pod
+	}
+	for name, c := range map[string]struct {
+		change func(*csi.NodePublishVolumeRequest)
+		pod    *Pod
+		group  string
+		policy volume.GroupPolicy
+	}{
+		"nobody":                 {},
+		"the pod":                {pod: with(PodVolume{}), group: "2000", policy: volume.GroupAlways},
+		"not for this volume":    {pod: with(PodVolume{NoGroup: true})},
+		"a read-only volume":     {pod: with(PodVolume{}), change: readOnly},
+		"the request":            {change: named, group: "7"},
+		"the request before all": {change: named, pod: with(PodVolume{}), group: "7", policy: volume.GroupAlways},
+	} {
+		group, change, err := Group(request(c.change), c.pod)
+		if err != nil || group != c.group || change != c.policy {
+			t.Errorf("%s: %q, %q, %v", name, group, change, err)
+		}
+	}
+}
+
+func TestMountFlags(t *testing.T) {
+	all := []string{"noatime,context=system_u:object_r:x", "rw", "fscontext=y"}
+	for name, c := range map[string]struct {
+		readOnly, labels bool
+		want             []string
+	}{
+		"a writer": {want: []string{"noatime", "rw"}},
+		"a reader": {readOnly: true, want: []string{"noatime", "ro"}},
+		"labels":   {labels: true, want: []string{"noatime", "context=system_u:object_r:x", "rw", "fscontext=y"}},
+	} {
+		if got := MountFlags(all, c.readOnly, c.labels); !slices.Equal(got, c.want) {
+			t.Errorf("%s: %q", name, got)
+		}
+	}
+}

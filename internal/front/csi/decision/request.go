@@ -1,0 +1,171 @@
+package decision
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+
+	"github.com/crust-proxy/crust-proxy/internal/front/csi/refusal"
+	"github.com/crust-proxy/crust-proxy/internal/front/policy"
+	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
+	"github.com/crust-proxy/crust-proxy/pkg/csidefer"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+	"github.com/crust-proxy/crust-proxy/pkg/volume/mountopt"
+)
+
+// The keys in the volume context by which kubelet tells a driver of the pod, where the
+// driver wants that.
+const (
+	PodUIDKey       = "csi.storage.k8s.io/pod.uid"
+	PodNamespaceKey = "csi.storage.k8s.io/pod.namespace"
+	PodNameKey      = "csi.storage.k8s.io/pod.name"
+	EphemeralKey    = "csi.storage.k8s.io/ephemeral"
+)
+
+// VolumeRequest is the part of a stage or publish request that decides.
+type VolumeRequest struct {
+	// Input is what the policy decides by, without the pod.
+	policy.Input
+	VolumeID string
+	// Path is the staging or target path. Errors name the volume by it.
+	Path       string
+	Capability *csi.VolumeCapability
+	// ReadOnly: nobody may write to the volume.
+	ReadOnly bool
+	// Mark is set if a sandbox has had the volume read-write, or if that is not known.
+	Mark *Mark
+}
+
+// Mark is a sandbox that had a volume read-write on this node, at any time.
+type Mark struct {
+	// Rule deferred the volume, and Handler got it.
+	Rule, Handler string
+	Since         time.Time
+	// Path is the file that says so.
+	Path string
+	// Err is set if it is not known whether a sandbox had the volume.
+	Err error
+}
+
+// StageRequest reads a stage request.
+func StageRequest(driver, defaultFSType string, req *csi.NodeStageVolumeRequest) *VolumeRequest {
+	r := newRequest(driver, defaultFSType, req)
+	r.Path = req.GetStagingTargetPath()
+	r.ReadOnly = slices.Contains(readerOnly, r.Mode())
+	return r
+}
+
+// PublishRequest reads a publish request.
+func PublishRequest(driver, defaultFSType string, req *csi.NodePublishVolumeRequest) *VolumeRequest {
+	r := newRequest(driver, defaultFSType, req)
+	r.Path, r.Requested, r.Inline = req.GetTargetPath(), csidefer.Requested(req), isInline(req)
+	r.ReadOnly = req.GetReadonly() || slices.Contains(readerOnly, r.Mode())
+	return r
+}
+
+func newRequest(driver, defaultFSType string, req interface {
+	GetVolumeId() string
+	GetVolumeContext() map[string]string
+	GetVolumeCapability() *csi.VolumeCapability
+},
+) *VolumeRequest {
+	capability := req.GetVolumeCapability()
+	return &VolumeRequest{
+		VolumeID: req.GetVolumeId(), Capability: capability,
+		Input: policy.Input{
+			Driver: driver, FSType: cmp.Or(capability.GetMount().GetFsType(), defaultFSType),
+			AccessMode: capability.GetAccessMode().GetMode().String(), Context: req.GetVolumeContext(),
+		},
+	}
+}
+
+// inlineIDForm is the volume id that kubelet makes up for an inline volume.
+var inlineIDForm = sys.LazyRegexp(`^csi-[0-9a-f]{64}$`)
+
+// IsInlineID reports whether kubelet made up the volume id, for an inline volume.
+func IsInlineID(id string) bool { return inlineIDForm().MatchString(id) }
+
+// isInline reports whether the volume of a publish is specified in the pod itself. kubelet
+// sets EphemeralKey only for drivers that want pod information. For the others the pod's
+// author could set it to "false", so the form of the id counts too, with no staging path:
+// kubelet stages no inline volume.
+func isInline(req *csi.NodePublishVolumeRequest) bool {
+	return req.GetVolumeContext()[EphemeralKey] == "true" ||
+		(req.GetStagingTargetPath() == "" && IsInlineID(req.GetVolumeId()))
+}
+
+// Mode is the access mode.
+func (r *VolumeRequest) Mode() csi.VolumeCapability_AccessMode_Mode {
+	return r.Capability.GetAccessMode().GetMode()
+}
+
+// readerOnly are the access modes that forbid writing.
+var readerOnly = []csi.VolumeCapability_AccessMode_Mode{
+	csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY,
+	csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY,
+}
+
+// severalNodes are the access modes in which another node may write too.
+var severalNodes = []csi.VolumeCapability_AccessMode_Mode{
+	csi.VolumeCapability_AccessMode_MULTI_NODE_SINGLE_WRITER,
+	csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER,
+}
+
+// CheckDeferralFields refuses a publish whose fields of deferral contradict each other, as
+// KEP-2857 does.
+func CheckDeferralFields(req *csi.NodePublishVolumeRequest) error {
+	requested := csidefer.Requested(req)
+	group, change, err := csidefer.Group(req.GetVolumeCapability())
+	switch {
+	case err != nil:
+		return Unreadable(err)
+	case requested && req.GetVolumeCapability().GetBlock() != nil:
+		return requestedForBlock(req.GetTargetPath())
+	case !requested && (group != "" || change != ""):
+		return groupWithoutRequest(req.GetTargetPath())
+	}
+	return nil
+}
+
+// MountFlags are the mount options for the sandbox, one per element. Labels that kubelet
+// adds for the host's SELinux mean nothing in a sandbox without SELinux, and fail the
+// mount there.
+func MountFlags(flags []string, readOnly, keepLabels bool) []string {
+	var out []string
+	for _, flag := range mountopt.Split(flags) {
+		name, _, _ := strings.Cut(flag, "=")
+		isLabel := slices.Contains([]string{"context", "fscontext", "defcontext", "rootcontext"}, name)
+		if (isLabel && !keepLabels) || (readOnly && (flag == "rw" || flag == "ro")) {
+			continue
+		}
+		out = append(out, flag)
+	}
+	if readOnly {
+		out = append(out, "ro")
+	}
+	return out
+}
+
+// Group is the group that shall own the files: that of the request, else that of the pod,
+// where the pod's group is for this volume. The pod is nil where it is not known.
+func Group(req *VolumeRequest, pod *Pod) (string, volume.GroupPolicy, error) {
+	group, change, err := csidefer.Group(req.Capability)
+	if err != nil {
+		return "", "", refusal.WithParty(volume.PartyRequest, capabilityUnreadable(err))
+	}
+	group = cmp.Or(group, req.Capability.GetMount().GetVolumeMountGroup())
+	if pod == nil || req.ReadOnly { // kubelet changes nothing on a read-only volume either
+		return group, volume.GroupPolicy(change), nil
+	}
+	noGroup := func(v PodVolume) bool { return v.NoGroup && v.Driver == req.Driver && v.VolumeID == req.VolumeID }
+	if group == "" && !slices.ContainsFunc(pod.Volumes, noGroup) {
+		group = pod.FSGroup
+	}
+	if change == "" && group != "" {
+		change = string(pod.FSGroupPolicy)
+	}
+	return group, volume.GroupPolicy(change), nil
+}

@@ -1,0 +1,210 @@
+// Package csi is the CSI side of crust-proxy: it stands between kubelet and a
+// CSI driver's node plugin. A volume that is not deferred passes through byte
+// for byte. For one that is, the driver is asked for a device only, and the
+// filesystem is left to the pod's sandbox.
+package csi
+
+import (
+	"context"
+	"sync/atomic"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/crust-proxy/crust-proxy/internal/front/csi/decision"
+	"github.com/crust-proxy/crust-proxy/internal/front/csi/refusal"
+	"github.com/crust-proxy/crust-proxy/internal/front/csi/staging"
+	"github.com/crust-proxy/crust-proxy/internal/front/policy"
+	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
+	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+	"github.com/crust-proxy/crust-proxy/pkg/stats"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+)
+
+// Volumes is what the front needs of the broker.
+type Volumes interface {
+	Defer(ctx context.Context, in volume.Instruction) (*volume.Volume, error)
+	Release(ctx context.Context, target string) (*volume.Volume, error)
+	Find(target string) (deferral.Status, bool, error)
+	OfOrigin(driver, volumeID string) []deferral.Status
+	Lost() []deferral.Status
+	// Users lists what was released by force, and is still in use.
+	Users() deferral.Users
+	DeviceSize(v *volume.Volume) (int64, bool)
+	GrowAtMount(ctx context.Context, key volume.Key, size int64) error
+	Abilities(handler string) deferral.Abilities
+	KeyOfTarget(target string) (volume.Key, error)
+}
+
+// Sandboxes is what the front asks of the sandboxes of volumes.
+type Sandboxes interface {
+	Stats(ctx context.Context, v *volume.Volume) (stats.Answer, error)
+	Known(v *volume.Volume) (stats.Known, bool)
+	Expand(ctx context.Context, v *volume.Volume, wish volume.Range) (int64, error)
+}
+
+// Pods looks up the pods of this node. Its errors are classed; a pod that it does
+// not know is an error, never a guess.
+type Pods interface {
+	// ByUID returns the pod that a volume is published for.
+	ByUID(ctx context.Context, uid string) (decision.Pod, error)
+	// Using returns the pods of this node that use a volume: a stage names none.
+	Using(ctx context.Context, driver, volumeID string) ([]decision.Pod, error)
+}
+
+// Config configures a Front.
+type Config struct {
+	Volumes   Volumes
+	Sandboxes Sandboxes
+	// Pods is nil where no cluster is asked. Then only what CSI says is known of pods.
+	Pods Pods
+	// StateDir holds the front's records, on tmpfs.
+	StateDir string
+	// KubeletRoot is kubelet's directory, and PrivateDir, below its plugins
+	// directory, where drivers are asked to put devices.
+	KubeletRoot string
+	PrivateDir  string
+	// MarksDir has a mark of each volume that a sandbox had read-write, on a disk.
+	MarksDir string
+	// DefaultFSType is the filesystem where a volume names none.
+	DefaultFSType string
+	// VolumeCondition offers kubelet the capability VOLUME_CONDITION of CSI 1.12 and earlier.
+	VolumeCondition bool
+	// DriverTimeout bounds a call to a driver whose caller set no deadline.
+	DriverTimeout time.Duration
+	// FillsDevice reports whether a volume's filesystem is known to be as large as its
+	// device, which has that many bytes.
+	FillsDevice func(ctx context.Context, v *volume.Volume, device int64) bool
+	// Writing returns an error while a program of this node, such as mkfs, writes to the
+	// device of a volume.
+	Writing func(driver, volumeID string) error
+	// LacksGroup reports whether the root directory of a volume's filesystem is not known
+	// to be writable for the volume's group.
+	LacksGroup func(ctx context.Context, v *volume.Volume) bool
+	// DefaultHandler is the runtime handler where a rule names none.
+	DefaultHandler string
+	Policy         *policy.Policy
+	// OnRefused is called for each call that refused a volume, and OnChange for each
+	// volume that is listed as refused, or not any more. They must not block.
+	OnRefused func(driver string, party volume.Party)
+	OnChange  func(volume.Key)
+	Log       *zap.Logger
+}
+
+// Front decides which volumes are deferred, and defers them.
+type Front struct {
+	cfg     Config
+	policy  atomic.Pointer[policy.Policy]
+	store   *staging.Store
+	locks   sys.KeyLocks[staging.VolumeID]
+	refused *refusal.List
+}
+
+// New reads the records that an earlier process left.
+func New(cfg Config) (*Front, error) {
+	store, err := staging.OpenStore(cfg.StateDir, cfg.KubeletRoot, cfg.PrivateDir, cfg.MarksDir, cfg.Log)
+	if err != nil {
+		return nil, err
+	}
+	f := &Front{cfg: cfg, store: store, refused: refusal.NewList(cfg.OnChange)}
+	f.SetPolicy(cfg.Policy)
+	return f, nil
+}
+
+// SetPolicy replaces the rules for later decisions. Volumes that a pod has keep their
+// verdict.
+func (f *Front) SetPolicy(p *policy.Policy) { f.policy.Store(p) }
+
+// StagedDevices returns the volumes that are staged as devices: only the front can have them
+// unstaged.
+func (f *Front) StagedDevices() []staging.Staged { return f.store.Records.StagedDevices() }
+
+// lockTimeout bounds how long a call waits for another one on the same volume. A driver that
+// hangs must not queue kubelet's repeated calls behind it.
+const lockTimeout = 5 * time.Second
+
+// lock waits until no other call changes the volume, and returns the function that releases
+// the lock.
+func (f *Front) lock(ctx context.Context, id staging.VolumeID) (unlock func(), err error) {
+	waiting, cancel := context.WithTimeout(ctx, lockTimeout)
+	defer cancel()
+	if unlock, err = f.locks.Lock(waiting, id); err != nil {
+		return nil, callUnderWay(id)
+	}
+	return unlock, nil
+}
+
+// refuseLost returns an error if the broker has lost the record of a volume at another target,
+// and the private path shows that it is this volume: a sandbox may have the device.
+func (f *Front) refuseLost(id staging.VolumeID, target string) error {
+	for _, lost := range f.cfg.Volumes.Lost() {
+		for _, at := range []string{lost.Target, lost.ResolvedTarget} {
+			if at == "" || lost.Key == f.key(target) {
+				continue
+			}
+			switch is, err := f.store.Private.Published(id, at); {
+			case err != nil:
+				return err
+			case is:
+				return recordLost(id, at)
+			}
+		}
+	}
+	return nil
+}
+
+// refuseHeld returns an error if a volume was released by force and somebody still has its device, so that a
+// mount on the host would destroy its filesystem.
+func (f *Front) refuseHeld(ctx context.Context, id staging.VolumeID) error {
+	for _, held := range f.cfg.Volumes.Users().HeldOf(ctx, id.Driver, id.ID) {
+		return refusal.WithParty(volume.PartyVolume, stillHeld(id, &held))
+	}
+	return nil
+}
+
+func (f *Front) marker() marker {
+	return marker{marks: f.store.Marks, policy: f.policy.Load(), volumes: f.cfg.Volumes, log: f.cfg.Log}
+}
+
+func (f *Front) rules() *decision.Rules {
+	return &decision.Rules{Policy: f.policy.Load(), DefaultHandler: f.cfg.DefaultHandler, Abilities: f.cfg.Volumes.Abilities}
+}
+
+// find looks up the volume at a target. A target outside the kubelet root has none. After any
+// other error it is not known whether the volume is deferred, so the driver must not be asked
+// to act on it.
+func (f *Front) find(target string) (found deferral.Status, known bool, err error) {
+	found, known, err = f.cfg.Volumes.Find(target)
+	switch {
+	case err == nil:
+		return found, known, nil
+	case volume.KindOf(err) == volume.Invalid:
+		return deferral.Status{}, false, nil
+	default:
+		return deferral.Status{}, false, notLookedUp(target, err)
+	}
+}
+
+// Refused lists the volumes that pods wait for and that could not be deferred, by
+// their targets.
+func (f *Front) Refused() []volume.Refusal { return f.refused.All() }
+
+// Refusal returns one of them.
+func (f *Front) Refusal(key volume.Key) (volume.Refusal, bool) { return f.refused.Get(key) }
+
+func (f *Front) forgetRefusal(target string) {
+	if f.refused.Empty() {
+		return
+	}
+	key := f.key(target)
+	f.refused.Forget(func(r *volume.Refusal) bool { return r.Key == key })
+}
+
+// key returns the key of a volume at this target.
+func (f *Front) key(target string) volume.Key {
+	key, err := f.cfg.Volumes.KeyOfTarget(target)
+	if err != nil {
+		return volume.KeyOf(target) // it lies elsewhere, and never will be on record
+	}
+	return key
+}

@@ -1,0 +1,220 @@
+package csi
+
+import (
+	"encoding/base64"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/crust-proxy/crust-proxy/internal/front/csi/staging"
+	"github.com/crust-proxy/crust-proxy/internal/front/policy"
+	"github.com/crust-proxy/crust-proxy/pkg/csidefer"
+)
+
+// portal is a value of a publish context whose key does not look like a secret's.
+const portal = "10.11.12.13:3260,iqn.2024-01.com.example:lun-of-a-tenant"
+
+// stageWithContext is a stage request with a publish context and a secret.
+func (r *rig) stageWithContext() *csi.NodeStageVolumeRequest {
+	stage := r.stageReq()
+	stage.PublishContext = map[string]string{"targetPortal": portal}
+	stage.Secrets = map[string]string{"key": "s3cr3t-value"}
+	return stage
+}
+
+func (r *rig) recordOnDisk() string {
+	r.t.Helper()
+	raw, err := os.ReadFile(filepath.Join(r.cfg.StateDir, staging.RecordDir, staging.FileName(staging.VolumeID{Driver: driverName, ID: "vol-1"})))
+	r.ok(nil, err)
+	return string(raw)
+}
+
+// holdsPortal tells whether a record holds the value, as text or in base64, which
+// depends on the place at which it begins.
+func holdsPortal(record string) bool {
+	if strings.Contains(record, portal) {
+		return true
+	}
+	for skip := range 3 {
+		inner := portal[skip:]
+		inner = inner[:len(inner)/3*3]
+		if strings.Contains(record, base64.StdEncoding.EncodeToString([]byte(inner))) {
+			return true
+		}
+	}
+	return false
+}
+
+func TestRequestIsKeptOnlyWhereItMayBeNeeded(t *testing.T) {
+	none := &policy.Policy{}
+	excluded := &policy.Policy{Rules: []policy.Rule{{Name: "not this driver", Drivers: []string{driverName}}, {Name: "all", Defer: true}}}
+	for name, test := range map[string]struct {
+		policy  *policy.Policy
+		context string
+		caps    []csi.NodeServiceCapability_RPC_Type
+		kept    bool
+	}{
+		"no rule":                          {policy: none},
+		"a rule that excludes it":          {policy: excluded},
+		"its own attribute":                {policy: deferAll, context: "false"},
+		"deferred":                         {policy: deferAll, kept: true},
+		"a pod that asks may come":         {policy: deferAsked, kept: true},
+		"a driver that defers by itself":   {policy: none, caps: nativeCaps(), kept: true},
+		"a driver with numbers of the KEP": {policy: none, caps: []csi.NodeServiceCapability_RPC_Type{1, 7, 8, 9}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t, test.policy)
+			if test.caps != nil {
+				r.driver.setCaps(test.caps...)
+			}
+			stage := r.stageWithContext()
+			if test.context != "" {
+				stage.VolumeContext = map[string]string{policy.ContextKey: test.context}
+			}
+			for range 2 { // kubelet repeats it when it was restarted
+				r.ok(nil, r.tryStage(stage))
+				if got := holdsPortal(r.recordOnDisk()); got != test.kept {
+					t.Errorf("the record holds the publish context: %v\n%s", got, r.recordOnDisk())
+				}
+				if got := r.front.store.HoldsRequest(staging.VolumeID{Driver: driverName, ID: "vol-1"}); got != test.kept {
+					t.Errorf("the memory holds the request: %v", got)
+				}
+			}
+			r.unstage()
+			r.clean()
+		})
+	}
+}
+
+// TestRequestIsDroppedAfterTheWayBackToTheHost: it is needed until the driver has staged
+// the volume on the host, also over a restart, and not any more then.
+func TestRequestIsDroppedAfterTheWayBackToTheHost(t *testing.T) {
+	r := newRig(t, deferAll)
+	stage := r.stageWithContext()
+	stage.Secrets = nil
+	r.ok(nil, r.tryStage(stage))
+	r.cfg.Policy = &policy.Policy{}
+	r.restart()
+	r.driver.said()
+	r.driver.fail("stage-mount", status.Error(codes.Unavailable, "the driver has gone"))
+	r.refused(r.publish("p1"), codes.Unavailable)
+	r.said("unstage private", "stage-mount kubelet")
+	if !holdsPortal(r.recordOnDisk()) {
+		t.Error("the request was dropped before the driver had staged the volume")
+	}
+	r.restart()
+	r.askCapabilities()
+	r.driver.fail("stage-mount", nil)
+	r.ok(nil, r.publish("p1"))
+	r.said("stage-mount kubelet", "publish-mount kubelet")
+	if asked, _ := r.driver.last("stage-mount").(*csi.NodeStageVolumeRequest); asked.GetPublishContext()["targetPortal"] != portal {
+		t.Errorf("the driver was asked %v", asked)
+	}
+	if record := r.recordOnDisk(); holdsPortal(record) {
+		t.Errorf("the request is kept: %s", record)
+	}
+	r.ok(nil, r.unpublish("p1"))
+	r.unstage()
+	r.clean()
+}
+
+// TestRuleThatComesAfterTheStage: the volume was staged when nothing could defer it.
+func TestRuleThatComesAfterTheStage(t *testing.T) {
+	for name, restart := range map[string]bool{"reloaded": false, "restarted": true} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t, &policy.Policy{})
+			r.ok(nil, os.MkdirAll(filepath.Dir(r.target("p1")), 0o750)) // as kubelet does
+			r.ok(nil, r.tryStage(r.stageWithContext()))
+			r.ok(nil, r.publish("p1"))
+			r.cfg.Policy = deferAll
+			r.front.SetPolicy(deferAll)
+			if restart {
+				r.restart()
+			}
+			r.ok(nil, r.publish("p1")) // what a pod has stays as it is
+			r.ok(nil, r.unpublish("p1"))
+			r.driver.said()
+			r.refused(r.publish("p2"), codes.FailedPrecondition, r.target("p2"), "vol-1", driverName, "was not kept", "delete every pod",
+				"unstaged", r.staging(), "create the pods again")
+			r.said()
+			if got := r.front.Refused(); len(got) != 1 || got[0].Rule != `rule "all"` {
+				t.Errorf("listed: %+v", got)
+			}
+			r.unstage()
+			r.ok(nil, r.tryStage(r.stageWithContext()))
+			r.ok(nil, r.publish("p2"))
+			r.said("unstage kubelet", "stage-block private", "publish-block private")
+			r.ok(nil, r.unpublish("p2"))
+			r.unstage()
+			r.clean()
+		})
+	}
+}
+
+// TestRuleThatComesAfterTheStageAndKubeletRestarts: kubelet stages the volume again by
+// itself, and that request is enough.
+func TestRuleThatComesAfterTheStageAndKubeletRestarts(t *testing.T) {
+	r := newRig(t, &policy.Policy{})
+	r.ok(nil, r.tryStage(r.stageWithContext()))
+	r.front.SetPolicy(deferAll)
+	r.driver.said()
+	r.ok(nil, r.tryStage(r.stageWithContext()))
+	r.ok(nil, r.publish("p1"))
+	r.said("unstage kubelet", "stage-block private", "publish-block private")
+	r.ok(nil, r.unpublish("p1"))
+	r.unstage()
+	r.clean()
+}
+
+// TestOrchestratorAsksForADriverThatDoesNotDefer: nothing could defer the volume when it
+// was staged, and the orchestrator asks for a capability that the driver does not have.
+func TestOrchestratorAsksForADriverThatDoesNotDefer(t *testing.T) {
+	r := newRig(t, &policy.Policy{})
+	r.stage()
+	r.driver.said()
+	publish := r.publishReq("p1")
+	csidefer.SetRequested(publish)
+	_, err := r.kubelet.NodePublishVolume(t.Context(), publish)
+	r.refused(err, codes.FailedPrecondition, "vol-1", "was not kept", "delete every pod")
+	r.said()
+	r.ok(nil, r.publish("p1")) // as long as nobody asks
+	r.ok(nil, r.unpublish("p1"))
+	r.unstage()
+	r.clean()
+}
+
+// TestUncertainStageOfAVolumeThatIsNeverDeferred: kubelet repeats the stage. Until then
+// the request is in memory alone.
+func TestUncertainStageOfAVolumeThatIsNeverDeferred(t *testing.T) {
+	for name, restart := range map[string]bool{"in one life": false, "with a restart": true} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t, &policy.Policy{})
+			r.driver.fail("stage-mount", status.Error(codes.DeadlineExceeded, "slow"))
+			r.refused(r.tryStage(r.stageWithContext()), codes.DeadlineExceeded)
+			if holdsPortal(r.recordOnDisk()) {
+				t.Error("the record holds the publish context")
+			}
+			r.driver.fail("stage-mount", nil)
+			r.driver.said()
+			if restart {
+				r.restart()
+				r.refused(r.publish("p1"), codes.FailedPrecondition, "vol-1", "stage was interrupted", "create the pods again")
+				r.said()
+				r.ok(nil, r.tryStage(r.stageWithContext()))
+			}
+			r.ok(nil, r.publish("p1"))
+			r.said("stage-mount kubelet", "publish-mount kubelet")
+			if r.front.store.HoldsRequest(staging.VolumeID{Driver: driverName, ID: "vol-1"}) {
+				t.Error("the memory holds the request of a finished stage")
+			}
+			r.ok(nil, r.unpublish("p1"))
+			r.unstage()
+			r.clean()
+		})
+	}
+}

@@ -1,0 +1,202 @@
+package csi
+
+import (
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/crust-proxy/crust-proxy/internal/front/csi/decision"
+	"github.com/crust-proxy/crust-proxy/internal/front/policy"
+	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+	"github.com/crust-proxy/crust-proxy/pkg/deferral/claim"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+	csiv1 "github.com/crust-proxy/crust-proxy/proto/crust/csi/v1"
+)
+
+func TestRefusalsComeAndGo(t *testing.T) {
+	r := newRig(t, deferThenHost)
+	var mu sync.Mutex
+	counted, changed := make(map[volume.Party]int), 0
+	r.cfg.OnRefused = func(driver string, party volume.Party) {
+		mu.Lock()
+		defer mu.Unlock()
+		if counted[party]++; driver != driverName {
+			t.Errorf("driver %q", driver)
+		}
+	}
+	r.cfg.OnChange = func(volume.Key) { mu.Lock(); changed++; mu.Unlock() }
+	r.cfg.DefaultHandler = "kata"
+	r.restart()
+	listed := func() []volume.Refusal { return r.front.Refused() }
+
+	r.driver.fail("stage-block", status.Error(codes.InvalidArgument, "no block\naccess with hunter2-secret "+strings.Repeat("x", 9000)))
+	stage := r.stageReq()
+	stage.Secrets = map[string]string{"password": "hunter2-secret"}
+	for range 2 {
+		_, err := r.kubelet.NodeStageVolume(t.Context(), stage)
+		r.refused(err, codes.InvalidArgument, "no block access", "defer: false", "volume "+r.staging()+": driver "+driverName)
+		if strings.Contains(err.Error(), "\n") || len(err.Error()) > 2000 {
+			t.Errorf("not one sentence: %d bytes of %.200q", len(err.Error()), err)
+		}
+	}
+	got := listed()
+	if len(got) != 1 || got[0].Party != volume.PartyDriver || got[0].Count != 2 || got[0].Target != r.staging() ||
+		got[0].Rule != `rule "all"` || got[0].Handler != "kata" || got[0].VolumeID != "vol-1" || got[0].AccessMode != "SINGLE_NODE_WRITER" ||
+		strings.Contains(got[0].Error, "hunter2") {
+		t.Fatalf("listed: %+v", got)
+	}
+	if one, ok := r.front.Refusal(volume.KeyOf(r.staging())); !ok || one.Error != got[0].Error {
+		t.Errorf("by key: %+v, %v", one, ok)
+	}
+	r.driver.fail("stage-block", nil)
+	r.stage()
+	if got := listed(); len(got) != 0 {
+		t.Errorf("after a success: %+v", got)
+	}
+
+	r.ok(nil, r.publish("p1"))
+	r.refused(r.publish("p2"), codes.FailedPrecondition, "one sandbox")
+	r.broker.stageErr = volume.Errorf(volume.InUse, "the device holds xfs")
+	r.refused(r.publish("p1"), codes.Aborted, "holds xfs")
+	if got := listed(); len(got) != 2 || got[0].Party != volume.PartyDevice || got[1].Party != volume.PartyVolume || got[1].PodUID != "p2" {
+		t.Errorf("listed: %+v", got)
+	}
+	r.broker.stageErr = nil
+	r.ok(nil, r.unpublish("p1"))
+	r.ok(nil, r.publish("p2"))
+	if got := listed(); len(got) != 0 {
+		t.Errorf("after all went well: %+v", got)
+	}
+	r.refused(r.publish("p3"), codes.FailedPrecondition)
+	r.ok(nil, r.unpublish("p2"))
+	r.front.SetPolicy(&policy.Policy{})
+	r.ok(nil, r.publish("p3")) // on the host: nobody refuses it any more
+	if got := listed(); len(got) != 0 {
+		t.Errorf("after it was mounted on the host: %+v", got)
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	if counted[volume.PartyDriver] != 2 || counted[volume.PartyVolume] != 2 || counted[volume.PartyDevice] != 1 || changed != 9 {
+		t.Errorf("counted %v, %d changes", counted, changed)
+	}
+}
+
+// TestErrorsNameThePodOnRecord: also those of calls in which kubelet names no pod, and
+// those about another volume.
+func TestErrorsNameThePodOnRecord(t *testing.T) {
+	r := newRig(t, deferAll)
+	r.driver.setCaps(csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME, csi.NodeServiceCapability_RPC_EXPAND_VOLUME)
+	r.stage()
+	publish := r.publishReq("p1")
+	publish.VolumeContext["csi.storage.k8s.io/pod.namespace"], publish.VolumeContext["csi.storage.k8s.io/pod.name"] = "team", "db-0"
+	_, err := r.kubelet.NodePublishVolume(t.Context(), publish)
+	r.ok(nil, err)
+	want := "volume " + r.target("p1") + " of pod team/db-0: "
+	r.broker.bound[r.target("p1")] = "s1"
+	r.refused(r.unpublish("p1"), codes.Aborted, want+"the sandbox s1 has it")
+	r.sandboxes.err = volume.Errorf(volume.Timeout, "volume %s: sandbox s1 does not answer", r.target("p1"))
+	_, err = r.kubelet.NodeGetVolumeStats(t.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: "vol-1", VolumePath: r.target("p1")})
+	r.refused(err, codes.DeadlineExceeded, want+"sandbox s1 does not answer")
+	_, err = r.kubelet.NodeExpandVolume(t.Context(), &csi.NodeExpandVolumeRequest{VolumeId: "vol-1", VolumePath: r.target("p1")})
+	r.refused(err, codes.DeadlineExceeded, want+"sandbox s1 does not answer")
+
+	stage := r.stageReq()
+	stage.VolumeId, stage.StagingTargetPath = "vol-2", r.staging()+"-2"
+	_, err = r.kubelet.NodeStageVolume(t.Context(), stage)
+	r.ok(nil, err)
+	r.broker.stageErr = volume.Errorf(volume.InUse, "volume x: its device %w: it can have one", &claim.OwnedError{Target: r.target("p1")})
+	publish = r.publishReq("p2")
+	publish.VolumeId, publish.StagingTargetPath = "vol-2", stage.GetStagingTargetPath()
+	_, err = r.kubelet.NodePublishVolume(t.Context(), publish)
+	r.refused(err, codes.FailedPrecondition, "belongs to volume "+r.target("p1"), "(that volume is of the pod team/db-0)")
+}
+
+// TestADriversOwnErrorIsNoRefusal: the volume is none of ours, and the error is
+// passed on as it is.
+func TestADriversOwnErrorIsNoRefusal(t *testing.T) {
+	r := newRig(t, &policy.Policy{})
+	r.driver.fail("stage-mount", status.Error(codes.Internal, "two\nlines"))
+	_, err := r.kubelet.NodeStageVolume(t.Context(), r.stageReq())
+	if status.Convert(err).Message() != "two\nlines" {
+		t.Errorf("got %v", err)
+	}
+	r.driver.fail("stage-mount", nil)
+	r.stage()
+	r.driver.fail("publish-mount", status.Error(codes.Internal, "more\nlines"))
+	if err := r.publish("p1"); status.Convert(err).Message() != "more\nlines" {
+		t.Errorf("got %v", err)
+	}
+	if got := r.front.Refused(); len(got) != 0 {
+		t.Errorf("listed: %+v", got)
+	}
+}
+
+func TestTokensInTheVolumeContextAreNotRepeated(t *testing.T) {
+	r := newRig(t, deferAll)
+	r.stage()
+	const token = "eyJhbGciOiJub25lIn0.e30."
+	r.driver.fail("publish-block", status.Error(codes.Unauthenticated, "bad token "+token+" of mode none"))
+	publish := r.publishReq("p1")
+	publish.VolumeContext["csi.storage.k8s.io/serviceAccount.tokens"] = token
+	publish.VolumeContext["authMode"] = "none"
+	_, err := r.kubelet.NodePublishVolume(t.Context(), publish)
+	r.refused(err, codes.Unauthenticated, "bad token [redacted] of mode none")
+	if got := r.front.Refused(); len(got) != 1 || strings.Contains(got[0].Error, token) {
+		t.Errorf("listed: %+v", got)
+	}
+}
+
+// TestEachRefusalIsOneSentence of the volume, who says no, and what to do.
+func TestEachRefusalIsOneSentence(t *testing.T) {
+	native := csi.NodeServiceCapability_RPC_Type(csiv1.NodeCapability_NODE_CAPABILITY_DEFER_FS_OPS)
+	for name, c := range map[string]struct {
+		prepare func(*rig, *csi.NodePublishVolumeRequest)
+		party   volume.Party
+		todo    string
+	}{
+		"a network volume, as of SMB": {func(r *rig, _ *csi.NodePublishVolumeRequest) {
+			network := volume.Instruction{Target: r.target("p1"), Type: volume.Network}
+			r.broker.stageErr = deferral.Validate(&network)
+		}, volume.PartyHandler, "publish it on the host, or use a block volume"},
+		"secrets among the mount options": {func(_ *rig, req *csi.NodePublishVolumeRequest) {
+			req.VolumeCapability.GetMount().MountFlags = []string{"password=hunter2"}
+		}, volume.PartyRequest, "take it out of the mount options"},
+		"a driver that answers nothing": {func(r *rig, _ *csi.NodePublishVolumeRequest) { r.driver.setCaps(native) },
+			volume.PartyDriver, "exclude the volume by a policy rule"},
+		"several nodes write": {func(_ *rig, req *csi.NodePublishVolumeRequest) {
+			req.VolumeCapability.AccessMode.Mode = csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER
+		}, volume.PartyVolume, "exclude it by a policy rule"},
+		"an inline volume": {func(_ *rig, req *csi.NodePublishVolumeRequest) { req.VolumeContext[decision.EphemeralKey] = "true" },
+			volume.PartyDriver, "volumeClaimTemplate"},
+		"a word that is none": {func(_ *rig, req *csi.NodePublishVolumeRequest) { req.VolumeContext[policy.ContextKey] = "yes\n" },
+			volume.PartyPolicy, `write "true" or "false"`},
+		"no block access": {func(r *rig, _ *csi.NodePublishVolumeRequest) {
+			r.driver.fail("publish-block", status.Error(codes.InvalidArgument, "only\nmounts"))
+		}, volume.PartyDriver, "exclude it by a policy rule"},
+		"a full disk": {func(r *rig, _ *csi.NodePublishVolumeRequest) {
+			r.broker.stageErr = volume.Errorf(volume.Exhausted, "volume %s: no space", r.target("p1"))
+		}, volume.PartyNode, "no space"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t, deferAll)
+			r.driver.setCaps()
+			req := r.publishReq("p1")
+			c.prepare(r, req)
+			_, err := r.kubelet.NodePublishVolume(t.Context(), req)
+			text := status.Convert(err).Message()
+			if err == nil || !strings.HasPrefix(text, "volume "+r.target("p1")+": ") || strings.Count(text, r.target("p1")+": ") != 1 ||
+				strings.Contains(text, "\n") || !strings.Contains(text, c.todo) || strings.Contains(text, "hunter2") {
+				t.Errorf("it says %q", text)
+			}
+			if got := r.front.Refused(); len(got) != 1 || got[0].Party != c.party || got[0].Error != text {
+				t.Errorf("listed: %+v", got)
+			}
+			r.ok(nil, r.unpublish("p1"))
+			r.clean()
+		})
+	}
+}

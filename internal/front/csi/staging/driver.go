@@ -1,0 +1,138 @@
+package staging
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/crust-proxy/crust-proxy/internal/front/csi/refusal"
+	"github.com/crust-proxy/crust-proxy/pkg/csidefer"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+)
+
+// Driver makes the front's own calls to a driver.
+type Driver struct {
+	Name string
+	Node csi.NodeClient
+	// writing returns an error while a program of this node writes to a volume's device.
+	writing func(driver, volumeID string) error
+
+	known atomic.Pointer[Capabilities]
+}
+
+// NewDriver makes a client of a driver. Writing returns an error while a program of this
+// node writes to the device of a volume.
+func NewDriver(name string, conn grpc.ClientConnInterface, writing func(driver, volumeID string) error) *Driver {
+	return &Driver{Name: name, Node: csi.NewNodeClient(conn), writing: writing}
+}
+
+// CheckWriting returns an error while a program of this node writes to the device of a
+// volume. The driver is not asked to unpublish or unstage it then, nor to publish it for
+// the host: it could detach the device, or mount it.
+func (d *Driver) CheckWriting(volumeID string) error {
+	if err := d.writing(d.Name, volumeID); err != nil {
+		return stillWritten(d.ID(volumeID), err)
+	}
+	return nil
+}
+
+// ID names a volume of this driver.
+func (d *Driver) ID(volumeID string) VolumeID { return VolumeID{Driver: d.Name, ID: volumeID} }
+
+// Error adds the driver and what it was asked for to its error, if there is one, and keeps
+// the code and details. It removes secrets of the request that the driver repeats: errors
+// end in events and logs.
+func (d *Driver) Error(doing string, err error, secrets map[string]string) error {
+	if err == nil {
+		return nil
+	}
+	out := status.Convert(err).Proto()
+	out.Message = fmt.Sprintf("driver %s, %s: %s", d.Name, doing, refusal.OneLine(redact(out.GetMessage(), secrets)))
+	if len(secrets) > 0 {
+		out.Details = nil // nobody reads them, and they may hold a secret in any encoding
+	}
+	return refusal.WithParty(volume.PartyDriver, status.FromProto(out).Err())
+}
+
+// BlockError is the error of a driver that was asked for a device, with what to do where
+// the driver cannot give one.
+func (d *Driver) BlockError(step, rule string, err error, secrets map[string]string) error {
+	doing := "asked to " + step + " the volume as a block device"
+	switch status.Code(err) {
+	case codes.InvalidArgument, codes.Unimplemented, codes.FailedPrecondition:
+		doing += noBlockAdvice(rule)
+	default:
+	}
+	return d.Error(doing, err, secrets)
+}
+
+// Unstage has the driver unstage a volume at a path.
+func (d *Driver) Unstage(ctx context.Context, volumeID, path string) error {
+	if err := d.CheckWriting(volumeID); err != nil {
+		return err
+	}
+	req := &csi.NodeUnstageVolumeRequest{VolumeId: volumeID, StagingTargetPath: path}
+	_, err := d.Node.NodeUnstageVolume(ctx, req)
+	return d.Error("asked to unstage the volume", err, nil)
+}
+
+// UnpublishDeferred has a driver that deferred by itself unpublish a volume, with defer_fs_ops
+// unless it was downgraded.
+func (d *Driver) UnpublishDeferred(ctx context.Context, volumeID, path string) error {
+	has, err := d.Capabilities(ctx)
+	if err != nil {
+		return err
+	}
+	return d.unpublish(ctx, volumeID, path, has.Native)
+}
+
+func (d *Driver) unpublish(ctx context.Context, volumeID, path string, deferred bool) error {
+	if err := d.CheckWriting(volumeID); err != nil {
+		return err
+	}
+	req := &csi.NodeUnpublishVolumeRequest{VolumeId: volumeID, TargetPath: path}
+	if deferred {
+		csidefer.SetRequested(req)
+	}
+	_, err := d.Node.NodeUnpublishVolume(ctx, req)
+	return d.Error("asked to unpublish the volume", err, nil)
+}
+
+// maxLayers bounds how often the driver is asked in one call.
+const maxLayers = 100
+
+// unpublishLayers has the driver unpublish a device, and repeats that while the driver
+// removes one mount of several: a driver that made one mount for each repeated publish
+// fails, or answers OK, once for each, and kubelet would wait longer after every time.
+func (d *Driver) unpublishLayers(ctx context.Context, volumeID, device string) error {
+	for range maxLayers {
+		before := topMount(device)
+		err := d.unpublish(ctx, volumeID, device, false)
+		if after := topMount(device); after == 0 || after == before || ctx.Err() != nil {
+			return err
+		}
+	}
+	return tooManyLayers(d.Name, device)
+}
+
+// AsBlock is the capability to ask for a device in place of a mount.
+func AsBlock(capability *csi.VolumeCapability) *csi.VolumeCapability {
+	return &csi.VolumeCapability{
+		AccessType: &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}},
+		AccessMode: capability.GetAccessMode(),
+	}
+}
+
+// undoTimeout bounds the roll-back of a call.
+const undoTimeout = 30 * time.Second
+
+// UndoContext is the context of a roll-back. It goes on when the caller has gone.
+func UndoContext(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
+}

@@ -1,0 +1,208 @@
+package staging
+
+import (
+	"cmp"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/internal/front/kubelet"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+)
+
+// PrivatePaths are the paths at which a driver stages and publishes devices. They are in the
+// directory of kubelet's own raw block volumes, because drivers derive from the path what unstage
+// and unpublish requests do not say, such as the volume's type. A device is staged in a directory, and
+// published at a file that the driver creates. The paths are hashes of the request alone, so
+// volumes can be unstaged even if all records are lost.
+type PrivatePaths struct {
+	kubeletRoot, dir string
+	// older are where earlier versions had staging and publish, with other names.
+	older []string
+	// used are other values of front.privateDir at which volumes are still staged.
+	used []string
+}
+
+const (
+	stagingDir = "staging"
+	publishDir = "publish"
+	// deviceName is the published device where no pod is known, and was in earlier versions.
+	deviceName = "device"
+)
+
+// NewPrivatePaths returns the paths below a directory of the kubelet root. Volumes may still be staged
+// below the used ones.
+func NewPrivatePaths(kubeletRoot, dir string, used ...string) *PrivatePaths {
+	older := []string{dir, path.Join(kubeletRoot, "plugins/kubernetes.io/csi/crust-proxy.dev")}
+	used = slices.DeleteFunc(slices.Clone(used), func(one string) bool { return one == dir })
+	return &PrivatePaths{kubeletRoot, dir, older, used}
+}
+
+// privateName hashes driver, volume and path. In hexadecimal, two requests cannot have one
+// name.
+func privateName(driver, volume, where string) string {
+	sum := sha256.New()
+	for _, part := range []string{driver, volume, where} {
+		_, _ = fmt.Fprintf(sum, "%x/", part) // a hash never fails
+	}
+	return hex.EncodeToString(sum.Sum(nil))
+}
+
+// volumeName is the name of a volume's directory. It looks like the name of a provisioned
+// persistent volume, because some drivers search for such names. It ends with a hyphen, which no
+// persistent volume's name does, so kubelet never creates the same directory.
+func volumeName(hash string) string {
+	return fmt.Sprintf("pvc-%s-%s-%s-%s-%s-", hash[:8], hash[8:12], hash[12:16], hash[16:20], hash[20:32])
+}
+
+// podName is the name of a published device: the pod's UID, as with kubelet.
+func podName(target string) string {
+	_, below, _ := strings.Cut(target, "/pods/")
+	return cmp.Or(kubelet.PodUID("pods/"+below), deviceName)
+}
+
+// Staging names the private staging directory for kubelet's staging path.
+func (p *PrivatePaths) Staging(id VolumeID, kubeletPath string) string {
+	return p.find(stagingDir, privateName(id.Driver, id.ID, kubeletPath), "", "")
+}
+
+// Publish names the private publish path for kubelet's target path.
+func (p *PrivatePaths) Publish(id VolumeID, target string) string {
+	return p.find(publishDir, privateName(id.Driver, id.ID, target), podName(target), deviceName)
+}
+
+// find returns the path of a volume, or where an earlier version or configuration has staged or published
+// it, because the driver must unstage or unpublish it there. If that path cannot be examined it is
+// returned too: its next user gets the error.
+func (p *PrivatePaths) find(kind, hash, name, olderName string) string {
+	var earlier [][2]string
+	for _, dir := range p.older {
+		earlier = append(earlier, [2]string{path.Join(dir, kind, hash), olderName})
+	}
+	for _, dir := range p.used {
+		earlier = append(earlier, [2]string{path.Join(dir, kind, volumeName(hash)), name})
+	}
+	for _, one := range earlier {
+		if there, err := p.Exists(one[0]); there || err != nil {
+			return path.Join(one[0], one[1])
+		}
+	}
+	return path.Join(p.dir, kind, volumeName(hash), name)
+}
+
+// Published reports whether a driver was ever asked for a device for kubelet's target path,
+// and has not unpublished it since.
+func (p *PrivatePaths) Published(id VolumeID, target string) (bool, error) {
+	return p.Exists(path.Dir(p.Publish(id, target)))
+}
+
+// MakeDir makes a private directory. The tree belongs to root, but driver
+// containers can write to it: no link may lead out of the kubelet root.
+func (p *PrivatePaths) MakeDir(dir string) error {
+	return p.inRoot(dir, func(root *os.Root, rel string) error {
+		if err := root.MkdirAll(rel, 0o750); err != nil {
+			return volume.Errorf(volume.DiskKind(err), "the private directory %s cannot be made: %w", dir, err)
+		}
+		return nil
+	})
+}
+
+// lstat returns nil if nothing is there.
+func (p *PrivatePaths) lstat(where string) (info fs.FileInfo, err error) {
+	err = p.inRoot(where, func(root *os.Root, rel string) (err error) {
+		info, err = root.Lstat(rel)
+		return err
+	})
+	if err == nil || isAbsent(err) {
+		return info, nil
+	}
+	return nil, volume.Errorf(volume.Busy, "it cannot be seen whether a device is at %s: %w", where, err)
+}
+
+// isAbsent reports whether an error proves that nothing of ours is there. The error of a link
+// that leads out of the kubelet root, which has no errno, does: MakeDir follows no such link.
+func isAbsent(err error) bool {
+	errno, known := errors.AsType[syscall.Errno](err)
+	return !known || slices.Contains([]syscall.Errno{unix.ENOENT, unix.ENOTDIR, unix.ELOOP}, errno)
+}
+
+// Exists reports whether anything is there. After an error that is not known.
+func (p *PrivatePaths) Exists(where string) (bool, error) {
+	info, err := p.lstat(where)
+	return info != nil, err
+}
+
+// Shows reports whether a private publish path shows this block device.
+func (p *PrivatePaths) Shows(where string, device volume.Device) bool {
+	info, _ := p.lstat(where)
+	if info == nil || device.Kind != volume.BlockDevice || info.Mode().Type() != fs.ModeDevice {
+		return false // nothing, or a character device, which has one more bit
+	}
+	st, ok := info.Sys().(*syscall.Stat_t)
+	return ok && st.Rdev == unix.Mkdev(device.Major, device.Minor)
+}
+
+// RemovePublish removes what is left at a private publish path, and its
+// directory, when the driver has unpublished. A file with anything in it, or
+// something mounted there, is somebody's data and stays.
+func (p *PrivatePaths) RemovePublish(device string) error {
+	return p.inRoot(device, func(root *os.Root, rel string) error {
+		info, err := root.Lstat(rel)
+		if holdsData := err == nil && info.Mode().IsRegular() && info.Size() > 0; err == nil && !holdsData {
+			if err := root.Remove(rel); err != nil && !errors.Is(err, fs.ErrNotExist) {
+				return volume.Errorf(volume.Busy, "the driver has left %s, and it cannot be removed: %w", device, err)
+			}
+		}
+		return removeEmpty(root, path.Dir(rel))
+	})
+}
+
+// removeStaging removes an empty private staging directory.
+func (p *PrivatePaths) removeStaging(dir string) error { return p.inRoot(dir, removeEmpty) }
+
+// removeEmpty removes a directory of ours if it is empty. What a driver left in it is its own,
+// and does no harm: the next stage finds it again.
+func removeEmpty(root *os.Root, rel string) error {
+	err := root.Remove(rel)
+	switch {
+	case err == nil, errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ENOTEMPTY), errors.Is(err, unix.EBUSY):
+		return nil
+	default:
+		return volume.Errorf(volume.Internal, "the private directory %s cannot be removed: %w", rel, err)
+	}
+}
+
+// RemoveEmptyTarget removes an empty directory at a target whose record was lost, and
+// reports whether nothing is there any more. Anything else there is not ours.
+func (p *PrivatePaths) RemoveEmptyTarget(target string) (gone bool) {
+	_ = p.inRoot(target, func(root *os.Root, rel string) error {
+		info, err := root.Lstat(rel)
+		gone = err != nil || info.IsDir() && root.Remove(rel) == nil
+		return nil
+	})
+	return gone
+}
+
+// inRoot calls do with the kubelet root and a path below it.
+func (p *PrivatePaths) inRoot(where string, do func(root *os.Root, rel string) error) error {
+	rel, err := filepath.Rel(p.kubeletRoot, where)
+	if err != nil || !filepath.IsLocal(rel) {
+		return volume.Errorf(volume.Internal, "%s does not lie below the kubelet root %s", where, p.kubeletRoot)
+	}
+	root, err := os.OpenRoot(p.kubeletRoot)
+	if err != nil {
+		return volume.Errorf(volume.Internal, "the kubelet root cannot be opened: %w", err)
+	}
+	defer func() { _ = root.Close() }()
+	return do(root, rel)
+}

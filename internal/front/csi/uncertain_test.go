@@ -1,0 +1,217 @@
+package csi
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/crust-proxy/crust-proxy/internal/front/csi/staging"
+	"github.com/crust-proxy/crust-proxy/internal/front/policy"
+	"github.com/crust-proxy/crust-proxy/pkg/csidefer"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+)
+
+// TestRefusalAfterAnUncertainPublish: kubelet asks to unpublish after an uncertain
+// error, and not after a final one. So the final one may leave nothing of either call.
+func TestRefusalAfterAnUncertainPublish(t *testing.T) {
+	r := newRig(t, deferAll)
+	r.stage()
+	r.driver.fail("publish-block", status.Error(codes.Unavailable, "the driver has gone"))
+	r.refused(r.publish("p1"), codes.Unavailable)
+	r.driver.fail("publish-block", status.Error(codes.InvalidArgument, "no block access"))
+	r.driver.fail("unpublish", status.Error(codes.Internal, "busy now"))
+	r.refused(r.publish("p1"), codes.Aborted, "no block access", "could not be undone yet", "busy now")
+	r.driver.fail("unpublish", nil)
+	r.driver.said()
+	r.refused(r.publish("p1"), codes.InvalidArgument, "no block access")
+	r.said("publish-block private", "unpublish private")
+	r.unstage()
+	r.clean()
+}
+
+// TestDeviceThatIsStillWrittenToIsNotGivenBack: mkfs outlives its caller and the daemon, and
+// a driver that unpublishes or unstages may detach the device under it.
+func TestDeviceThatIsStillWrittenToIsNotGivenBack(t *testing.T) {
+	for name, c := range map[string]struct {
+		caps   []csi.NodeServiceCapability_RPC_Type
+		asked  string
+		undone []string
+	}{
+		"block":  {[]csi.NodeServiceCapability_RPC_Type{1}, "publish-block private", []string{"unpublish private", "unstage private"}},
+		"native": {[]csi.NodeServiceCapability_RPC_Type{1, 1007}, "publish-deferred kubelet", []string{"unpublish kubelet", "unstage kubelet"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t, deferAll)
+			r.driver.setCaps(c.caps...)
+			r.driver.answer = &csidefer.Mount{Device: "/dev/fake", FSType: "ext4"}
+			r.stage()
+			r.driver.said()
+			r.writing = volume.Errorf(volume.Busy, "mkfs still writes")
+			r.broker.stageErr = volume.Errorf(volume.Timeout, "mkfs still runs")
+			r.refused(r.publish("p1"), codes.Aborted, "mkfs still runs", "mkfs still writes")
+			r.restart()
+			r.refused(r.unpublish("p1"), codes.Aborted, "vol-1", driverName, "mkfs still writes")
+			_, err := r.tryUnstage()
+			r.refused(err, codes.Aborted, "mkfs still writes")
+			r.front.SetPolicy(&policy.Policy{}) // the host would have it
+			r.refused(r.publish("p2"), codes.Aborted, "mkfs still writes")
+			raw := r.publishReq("p3")
+			raw.VolumeCapability = staging.AsBlock(raw.GetVolumeCapability())
+			_, err = r.kubelet.NodePublishVolume(t.Context(), raw)
+			r.refused(err, codes.Aborted, "mkfs still writes")
+			r.said(c.asked)
+			r.writing = nil
+			r.ok(nil, r.unpublish("p1"))
+			r.unstage()
+			r.said(c.undone...)
+			r.clean()
+		})
+	}
+}
+
+// TestPolicyThatRefusesAfterAnUncertainPublish is the same where the driver is not
+// even asked again.
+func TestPolicyThatRefusesAfterAnUncertainPublish(t *testing.T) {
+	r := newRig(t, deferAll)
+	r.stage()
+	r.driver.fail("publish-block", status.Error(codes.Unavailable, "the driver has gone"))
+	r.refused(r.publish("p1"), codes.Unavailable)
+	r.driver.said()
+	r.front.SetPolicy(&policy.Policy{Rules: []policy.Rule{{Name: "kata", RuntimeHandlers: []string{"kata"}, Defer: true}}})
+	r.refused(r.publish("p1"), codes.Unimplemented, `rule "kata"`)
+	r.said("unpublish private")
+	r.unstage()
+	r.clean()
+}
+
+// TestRepeatedStageThatIsRefused: the volume is staged, and after a final code kubelet
+// would not ask to unstage it.
+func TestRepeatedStageThatIsRefused(t *testing.T) {
+	r := newRig(t, deferAll)
+	r.stage()
+	stage := func() error { _, err := r.kubelet.NodeStageVolume(t.Context(), r.stageReq()); return err }
+	r.driver.fail("stage-block", status.Error(codes.InvalidArgument, "no block access"))
+	r.refused(stage(), codes.Aborted, "no block access", "stays")
+	r.driver.fail("stage-block", nil)
+	r.front.SetPolicy(&policy.Policy{Rules: []policy.Rule{{Name: "kata", RuntimeHandlers: []string{"kata"}, Defer: true}}})
+	r.refused(stage(), codes.Aborted, `rule "kata"`, "stays")
+	r.unstage()
+	r.clean()
+}
+
+// TestPublishWhileItsOwnRemovalIsUnderWay: a pod of the same name comes back before
+// the removal of its volume has ended. No other pod has the volume.
+func TestPublishWhileItsOwnRemovalIsUnderWay(t *testing.T) {
+	for name, test := range map[string]struct {
+		policy *policy.Policy
+		asked  []string
+	}{
+		"deferred again": {deferThenHost, []string{"publish-block private"}},
+		"on the host":    {&policy.Policy{}, []string{"unpublish private", "unstage private", "stage-mount kubelet", "publish-mount kubelet"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t, deferThenHost)
+			r.driver.setCaps(csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME, csi.NodeServiceCapability_RPC_GET_VOLUME_STATS,
+				csi.NodeServiceCapability_RPC_EXPAND_VOLUME)
+			r.stage()
+			r.ok(nil, r.publish("p1"))
+			r.driver.said()
+			r.broker.removing = map[string]bool{r.target("p1"): true}
+			r.broker.bound[r.target("p1")] = "sandbox-7"
+			r.front.SetPolicy(test.policy)
+			r.refused(r.publish("p1"), codes.Aborted, "removal", "sandbox-7")
+			_, err := r.kubelet.NodeExpandVolume(t.Context(), &csi.NodeExpandVolumeRequest{VolumeId: "vol-1", VolumePath: r.target("p1")})
+			r.refused(err, codes.Aborted, "removal") // the driver would grow the filesystem on the host
+			_, err = r.kubelet.NodeGetVolumeStats(t.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: "vol-1", VolumePath: r.target("p1")})
+			r.ok(nil, err) // of the sandbox, and not of the directory
+			r.said()
+			delete(r.broker.bound, r.target("p1"))
+			r.ok(nil, r.publish("p1"))
+			r.said(test.asked...)
+			r.ok(nil, r.unpublish("p1"))
+			r.unstage()
+			r.clean()
+		})
+	}
+}
+
+// TestTargetOfAnotherVolume: a call names a target and a volume that do not belong
+// together.
+func TestTargetOfAnotherVolume(t *testing.T) {
+	r := newRig(t, deferAll)
+	r.driver.setCaps(csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME, csi.NodeServiceCapability_RPC_EXPAND_VOLUME)
+	r.stage()
+	r.ok(nil, r.publish("p1"))
+	r.driver.said()
+	publish := r.publishReq("p1")
+	publish.VolumeId = "vol-2"
+	_, err := r.kubelet.NodePublishVolume(t.Context(), publish)
+	r.refused(err, codes.Aborted, "vol-1", "vol-2", "unpublish the other one")
+	_, err = r.kubelet.NodeUnpublishVolume(t.Context(), &csi.NodeUnpublishVolumeRequest{VolumeId: "vol-2", TargetPath: r.target("p1")})
+	r.refused(err, codes.FailedPrecondition, "vol-1", "vol-2")
+	r.said()
+	if len(r.broker.volumes) != 1 {
+		t.Error("the other volume was taken back")
+	}
+	_, err = r.kubelet.NodeExpandVolume(t.Context(), &csi.NodeExpandVolumeRequest{VolumeId: "vol-2", VolumePath: r.target("p1")})
+	r.ok(nil, err)
+	r.said("expand-mount kubelet") // as kubelet asked: the driver knows no such volume there
+}
+
+// TestUncertainPublishOfANativeDriver: the driver was asked to defer, and its answer
+// did not come. What follows undoes that in the way in which it was asked.
+func TestUncertainPublishOfANativeDriver(t *testing.T) {
+	lastUnpublish := func(r *rig) *csi.NodeUnpublishVolumeRequest {
+		asked, _ := r.driver.last("unpublish").(*csi.NodeUnpublishVolumeRequest)
+		return asked
+	}
+	for name, next := range map[string]func(r *rig){
+		"the rules keep it on the host": func(r *rig) {
+			r.cfg.Policy = &policy.Policy{}
+			r.restart()
+			r.ok(nil, r.publish("p1"))
+			r.said("publish-deferred kubelet", "unpublish kubelet", "publish-mount kubelet")
+		},
+		"the driver was downgraded": func(r *rig) {
+			r.driver.setCaps(csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME)
+			r.restart()
+			r.ok(nil, r.publish("p1"))
+			r.said("publish-deferred kubelet", "unpublish kubelet", "unstage kubelet", "stage-block private", "publish-block private")
+		},
+		"the driver refuses it": func(r *rig) {
+			r.driver.fail("publish-deferred", status.Error(codes.InvalidArgument, "never"))
+			r.refused(r.publish("p1"), codes.InvalidArgument, "never")
+			r.said("publish-deferred kubelet", "publish-deferred kubelet", "unpublish kubelet")
+		},
+		"kubelet gives it up": func(r *rig) {
+			r.restart()
+			r.ok(nil, r.unpublish("p1"))
+			if !csidefer.Requested(lastUnpublish(r)) {
+				r.t.Error("the driver was not told that the volume was to be deferred")
+			}
+			r.driver.said()
+		},
+		"it succeeds": func(r *rig) {
+			r.driver.fail("publish-deferred", nil)
+			r.ok(nil, r.publish("p1"))
+			r.said("publish-deferred kubelet", "publish-deferred kubelet")
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := nativeRig(t)
+			r.ok(nil, os.MkdirAll(filepath.Dir(r.target("p1")), 0o750)) // as kubelet does
+			r.stage()
+			r.driver.said()
+			r.driver.fail("publish-deferred", status.Error(codes.DeadlineExceeded, "slow"))
+			r.refused(r.publish("p1"), codes.DeadlineExceeded)
+			next(r)
+			r.ok(nil, r.unpublish("p1"))
+			r.unstage()
+			r.clean()
+		})
+	}
+}

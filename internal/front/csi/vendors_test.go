@@ -1,0 +1,199 @@
+package csi
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/crust-proxy/crust-proxy/internal/front/policy"
+	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+)
+
+// TestNoDriverIsAskedForAReadOnlyDevice: vSphere's and others refuse it, and Exoscale's makes
+// the device read-only for ever. The access mode stays.
+func TestNoDriverIsAskedForAReadOnlyDevice(t *testing.T) {
+	r := newRig(t, deferAll)
+	r.stage()
+	publish := r.publishReq("p1")
+	publish.Readonly, publish.VolumeCapability = true, mountCap(csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY, "ext4")
+	r.ok(r.kubelet.NodePublishVolume(t.Context(), publish))
+	r.said("stage-block private", "publish-block private")
+	asked, _ := r.driver.last("publish-block").(*csi.NodePublishVolumeRequest)
+	if mode := asked.GetVolumeCapability().GetAccessMode().GetMode(); mode != csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY {
+		t.Errorf("the driver was asked with the access mode %v", mode)
+	}
+	if flags := r.broker.asked.MountFlags; len(flags) != 1 || flags[0] != "ro" {
+		t.Errorf("the sandbox is to mount it with %q", flags)
+	}
+	r.ok(nil, r.unpublish("p1"))
+	r.unstage()
+	r.clean()
+}
+
+// TestDriverThatMakesADirectory cannot give this volume as a device. Its other volumes are deferred.
+func TestDriverThatMakesADirectory(t *testing.T) {
+	r := newRig(t, deferAll)
+	r.driver.directory = true
+	r.stage()
+	r.refused(r.publish("p1"), codes.Unimplemented, driverName, "no raw block volumes", "made a directory", "defer: false", `rule "all"`)
+	if refused := r.front.Refused(); len(refused) != 1 || refused[0].Party != volume.PartyDriver {
+		t.Errorf("refused: %+v", refused)
+	}
+	r.said("stage-block private", "publish-block private", "unpublish private")
+	other := r.stageReq()
+	other.VolumeId, other.StagingTargetPath = "vol-2", other.GetStagingTargetPath()+"2"
+	r.ok(nil, r.tryStage(other))
+	r.ok(r.kubelet.NodeUnstageVolume(t.Context(), &csi.NodeUnstageVolumeRequest{VolumeId: "vol-2", StagingTargetPath: other.GetStagingTargetPath()}))
+	r.said("stage-block private", "unstage private")
+	r.front.SetPolicy(&policy.Policy{}) // as the error advises
+	r.ok(nil, r.publish("p1"))
+	r.said("unstage private", "stage-mount kubelet", "publish-mount kubelet")
+	r.ok(nil, r.unpublish("p1"))
+	r.unstage()
+	r.clean()
+}
+
+// as is kubelet's connection to the driver by another name.
+func (r *rig) as(name string) csi.NodeClient {
+	r.t.Helper()
+	socket := r.dir + "/" + name + ".sock"
+	serve(r.t, grpc.NewServer(r.front.Driver(name, dial(r.t, r.dir+"/driver.sock")).ServerOptions()...), socket)
+	return csi.NewNodeClient(dial(r.t, socket))
+}
+
+// TestDriversKnownByName: Vultr's would format the volume, and Proxmox' would take the node's
+// disk offline where nothing is mounted.
+func TestDriversKnownByName(t *testing.T) {
+	r := newRig(t, deferAll)
+	_, err := r.as("block.csi.vultr.com").NodeStageVolume(t.Context(), r.stageReq())
+	r.refused(err, codes.Unimplemented, "block.csi.vultr.com has no raw block volumes", "defer: false")
+	const proxmox = "csi.proxmox.sinextra.dev"
+	older := r.broker.root + "/plugins/kubernetes.io/csi/crust-proxy.dev/staging/" + olderName(proxmox, r.staging())
+	r.ok(nil, os.MkdirAll(older, 0o700))
+	kubelet := r.as(proxmox)
+	for range 2 { // an older version has staged it, and then nobody
+		r.ok(kubelet.NodeUnstageVolume(t.Context(), &csi.NodeUnstageVolumeRequest{VolumeId: "vol-1", StagingTargetPath: r.staging()}))
+	}
+	if _, err := os.Stat(older); err == nil {
+		t.Error("the older directory is still there")
+	}
+	r.said()
+}
+
+// TestVolumesOfAnOlderVersion are taken back where that version had them, with its record or
+// without, and the next ones get the new paths.
+func TestVolumesOfAnOlderVersion(t *testing.T) {
+	for _, lost := range []bool{false, true} {
+		r := newRig(t, deferAll)
+		r.stage()
+		r.ok(nil, r.publish("p1"))
+		device := r.broker.asked.Backing
+		older := r.broker.root + "/plugins/kubernetes.io/csi/crust-proxy.dev"
+		staging, publish := older+"/staging/"+olderName(driverName, r.staging()), older+"/publish/"+olderName(driverName, r.target("p1"))
+		r.ok(nil, errors.Join(os.MkdirAll(older+"/staging", 0o700), os.MkdirAll(older+"/publish", 0o700)))
+		r.ok(nil, os.Rename(r.broker.asked.Origin.PrivateStaging, staging))
+		r.ok(nil, os.Rename(filepath.Dir(device), publish))
+		r.ok(nil, os.Rename(publish+"/"+filepath.Base(device), publish+"/device"))
+		r.ok(nil, os.WriteFile(files(t, r.cfg.StateDir)[0], []byte(strings.ReplaceAll(r.recordOnDisk(), r.broker.asked.Origin.PrivateStaging, staging)), 0o600))
+		if lost {
+			r.ok(nil, os.RemoveAll(r.cfg.StateDir))
+			clear(r.broker.volumes)
+		}
+		r.restart()
+		if !lost { // kubelet was restarted too
+			r.stage()
+			r.ok(nil, r.publish("p1"))
+			if at := r.broker.asked.Backing; at != publish+"/device" {
+				t.Errorf("the repeated publish is at %s", at)
+			}
+		}
+		r.driver.said()
+		r.ok(nil, r.unpublish("p1"))
+		r.unstage()
+		if said, want := r.driver.said(), []string{"unpublish " + publish + "/device", "unstage " + staging}; !slices.Equal(said, want) {
+			t.Errorf("the driver was asked for %q, want %q", said, want)
+		}
+		r.clean()
+		r.stage()
+		r.ok(nil, r.publish("p2"))
+		if at := r.broker.asked.Backing; !strings.HasPrefix(at, r.cfg.PrivateDir+"/publish/pvc-") || !strings.HasSuffix(at, "-/p2") {
+			t.Errorf("the next publish is at %s", at)
+		}
+	}
+}
+
+// olderName is the name that earlier versions gave to the directory of a volume.
+func olderName(driver, where string) string {
+	sum := sha256.Sum256(fmt.Appendf(nil, "%x/%x/%x/", driver, "vol-1", where))
+	return hex.EncodeToString(sum[:])
+}
+
+// TestGrowthOfADeviceWithoutASize: what is not known is not on record as a growth to nothing,
+// and kubelet, which would take OK for done, asks again.
+func TestGrowthOfADeviceWithoutASize(t *testing.T) {
+	for name, abilities := range map[string]deferral.Abilities{"grows at mount": {GrowsAtMount: true}, "does not": {}} {
+		for _, sandbox := range []string{"", "s1"} {
+			t.Run(name+" "+sandbox, func(t *testing.T) {
+				r := newRig(t, deferAll)
+				r.driver.setCaps(csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME, csi.NodeServiceCapability_RPC_EXPAND_VOLUME)
+				r.broker.abilities = abilities
+				r.stage()
+				r.ok(nil, r.publish("p1"))
+				r.broker.bound[r.target("p1")] = sandbox
+				r.broker.volumes[r.target("p1")].GrowTo = 2 << 30 // asked for before
+				r.broker.size = 0
+				_, err := r.kubelet.NodeExpandVolume(t.Context(), &csi.NodeExpandVolumeRequest{
+					VolumeId: "vol-1", VolumePath: r.target("p1"), CapacityRange: &csi.CapacityRange{RequiredBytes: 3 << 30},
+				})
+				r.refused(err, codes.FailedPrecondition, r.target("p1"), "/dev/fake", "cannot be read")
+				if to := r.broker.volumes[r.target("p1")].GrowTo; to != 2<<30 {
+					t.Errorf("the growth on record is to %d", to)
+				}
+			})
+		}
+	}
+}
+
+// TestGrowthGoesByTheDevicesSize: the device has grown, and the driver fails at what is
+// around it, as Cinder's does where it looks for a filesystem.
+func TestGrowthGoesByTheDevicesSize(t *testing.T) {
+	r := newRig(t, deferAll)
+	r.driver.setCaps(csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME, csi.NodeServiceCapability_RPC_EXPAND_VOLUME)
+	r.stage()
+	r.ok(nil, r.publish("p1"))
+	r.broker.bound[r.target("p1")] = "s1"
+	ask := &csi.NodeExpandVolumeRequest{
+		VolumeId: "vol-1", VolumePath: r.target("p1"), VolumeCapability: mountCap(rwo, "ext4"),
+		CapacityRange: &csi.CapacityRange{RequiredBytes: 2 << 30},
+	}
+	for _, code := range []codes.Code{codes.Internal, codes.Unavailable} {
+		r.driver.fail("expand-block", status.Error(code, "devtmpfs has no filesystem"))
+		r.broker.size = 1 << 30
+		_, err := r.kubelet.NodeExpandVolume(t.Context(), ask)
+		want := code
+		if want == codes.Internal {
+			want = codes.FailedPrecondition // which keeps no pod from starting
+		}
+		r.refused(err, want, "devtmpfs has no filesystem")
+		r.broker.size = 2 << 30
+		reply, err := r.kubelet.NodeExpandVolume(t.Context(), ask)
+		if err != nil || reply.GetCapacityBytes() != 2<<30 {
+			t.Errorf("%v: %v, %v", code, reply, err)
+		}
+	}
+	ask.CapacityRange = nil
+	_, err := r.kubelet.NodeExpandVolume(t.Context(), ask)
+	r.refused(err, codes.Unavailable)
+}

@@ -1,0 +1,286 @@
+package csi
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/crust-proxy/crust-proxy/internal/front/csi/decision"
+	"github.com/crust-proxy/crust-proxy/internal/front/csi/staging"
+	"github.com/crust-proxy/crust-proxy/internal/front/policy"
+	"github.com/crust-proxy/crust-proxy/pkg/csidefer"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+	"github.com/crust-proxy/crust-proxy/test/rig/kubelet"
+)
+
+func TestVolumesThatAreNotDeferredPass(t *testing.T) {
+	r := newRig(t, &policy.Policy{})
+	stage := r.stageReq()
+	stage.Secrets = map[string]string{"k": "v"}
+	r.ok(nil, r.tryStage(stage))
+	if asked := r.driver.last("stage-mount"); !proto.Equal(asked, stage) {
+		t.Errorf("the driver was asked %v", asked)
+	}
+	r.ok(nil, r.publish("p1"))
+	if asked := r.driver.last("publish-mount"); !proto.Equal(asked, r.publishReq("p1")) {
+		t.Errorf("the driver was asked %v", asked)
+	}
+	r.ok(nil, r.unpublish("p1"))
+	r.unstage()
+	r.said("stage-mount kubelet", "publish-mount kubelet", "unpublish kubelet", "unstage kubelet")
+	r.clean()
+}
+
+func TestRawBlockVolumesPass(t *testing.T) {
+	r := newRig(t, deferAll)
+	block := &csi.VolumeCapability{
+		AccessType: &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}},
+		AccessMode: &csi.VolumeCapability_AccessMode{Mode: rwo},
+	}
+	stage := r.stageReq()
+	stage.VolumeCapability = block
+	r.ok(nil, r.tryStage(stage))
+	publish := r.publishReq("p1")
+	publish.VolumeCapability, publish.TargetPath = block, r.dir+"/device"
+	r.ok(r.kubelet.NodePublishVolume(t.Context(), publish))
+	r.said("stage-block kubelet", "publish-block kubelet")
+	csidefer.SetRequested(publish)
+	_, err := r.kubelet.NodePublishVolume(t.Context(), publish)
+	r.refused(err, codes.InvalidArgument, "raw block")
+	r.ok(r.kubelet.NodeUnpublishVolume(t.Context(), &csi.NodeUnpublishVolumeRequest{VolumeId: "vol-1", TargetPath: publish.GetTargetPath()}))
+	r.unstage()
+	r.clean()
+}
+
+func TestRequestsThatAreTheDriversToRefuse(t *testing.T) {
+	r := newRig(t, deferAll)
+	r.ok(r.kubelet.NodeStageVolume(t.Context(), &csi.NodeStageVolumeRequest{}))
+	r.ok(r.kubelet.NodePublishVolume(t.Context(), &csi.NodePublishVolumeRequest{VolumeId: "v"}))
+	r.ok(r.kubelet.NodeUnstageVolume(t.Context(), &csi.NodeUnstageVolumeRequest{}))
+	r.ok(r.kubelet.NodeUnpublishVolume(t.Context(), &csi.NodeUnpublishVolumeRequest{VolumeId: "v"}))
+	if calls := r.driver.said(); len(calls) != 4 {
+		t.Errorf("the driver was asked %q", calls)
+	}
+}
+
+func TestVerdictChangesWhenNoPodHasTheVolume(t *testing.T) {
+	r := newRig(t, deferAsked)
+	r.stage()
+	r.ok(nil, r.publish("p1"))
+	r.front.SetPolicy(deferThenHost)
+	r.ok(nil, r.publish("p1")) // a repeated publish stays as it is
+	r.ok(nil, r.publish("p2")) // and the second pod shares what is there
+	r.said("stage-mount kubelet", "publish-mount kubelet", "publish-mount kubelet", "publish-mount kubelet")
+	r.ok(nil, r.unpublish("p1"))
+	r.ok(nil, r.unpublish("p2"))
+	r.driver.said()
+	r.restart()
+	r.front.SetPolicy(deferThenHost)
+	r.ok(nil, r.publish("p3"))
+	r.said("unstage kubelet", "stage-block private", "publish-block private")
+	r.front.SetPolicy(&policy.Policy{})
+	r.ok(nil, r.publish("p3"))
+	r.ok(nil, r.unpublish("p3"))
+	r.driver.said()
+	r.ok(nil, r.publish("p4"))
+	r.said("unstage private", "stage-mount kubelet", "publish-mount kubelet")
+	r.ok(nil, r.unpublish("p4"))
+	r.unstage()
+	r.clean()
+}
+
+func TestRestageWithoutItsSecrets(t *testing.T) {
+	r := newRig(t, deferAsked)
+	stage := r.stageReq()
+	stage.Secrets = map[string]string{"k": "v"}
+	r.ok(nil, r.tryStage(stage))
+	r.driver.said()
+	r.front.SetPolicy(deferThenHost)
+	r.ok(nil, r.publish("p1"))
+	if asked, _ := r.driver.last("stage-block").(*csi.NodeStageVolumeRequest); asked.GetSecrets()["k"] != "v" {
+		t.Error("the secrets were not remembered")
+	}
+	r.ok(nil, r.unpublish("p1"))
+	r.cfg.Policy = &policy.Policy{}
+	r.restart()
+	r.driver.said()
+	r.refused(r.publish("p2"), codes.FailedPrecondition, "secrets", "memory only", "delete every pod")
+	r.said()
+	r.stage() // kubelet stages again, and all is well
+	r.ok(nil, r.publish("p2"))
+}
+
+func TestPodThatWantsItOtherwiseIsRefusedAndServedLater(t *testing.T) {
+	r := newRig(t, &policy.Policy{Rules: []policy.Rule{{Name: "kata", RuntimeHandlers: []string{"kata"}, Defer: true, ThenOnHost: policy.HostAllowed}}})
+	r.cfg.Pods = fakePods{"p1": {UID: "p1", RuntimeHandler: "kata"}, "p2": {UID: "p2", RuntimeHandler: "runc"}}
+	r.restart()
+	r.stage()
+	r.ok(nil, r.publish("p1"))
+	r.driver.said()
+	r.refused(r.publish("p2"), codes.FailedPrecondition, "mounted on the host", "deferred", r.target("p1"), "wait until the other pod is gone")
+	r.said()
+	r.ok(nil, r.unpublish("p1"))
+	r.ok(nil, r.publish("p2"))
+	r.driver.said()
+	r.refused(r.publish("p1"), codes.FailedPrecondition, r.target("p2"))
+	r.said()
+	r.refused(r.publish("p3"), codes.Aborted, "p3")
+	r.ok(nil, r.unpublish("p2"))
+	r.ok(nil, r.publish("p1"))
+	r.ok(nil, r.unpublish("p1"))
+	r.unstage()
+	r.clean()
+}
+
+func TestRequestOfTheOrchestratorItself(t *testing.T) {
+	r := newRig(t, deferAsked)
+	r.stage()
+	publish := r.publishReq("p1")
+	csidefer.SetGroup(publish.GetVolumeCapability(), "1000", "Always")
+	_, err := r.kubelet.NodePublishVolume(t.Context(), publish)
+	r.refused(err, codes.InvalidArgument, "without defer_fs_ops")
+	csidefer.SetRequested(publish)
+	r.driver.said()
+	r.ok(r.kubelet.NodePublishVolume(t.Context(), publish))
+	r.said("unstage kubelet", "stage-block private", "publish-block private")
+	if in := r.broker.asked; in.Group != "1000" || in.GroupPolicy != volume.GroupAlways || in.Origin.Rule != policy.RuleRequested {
+		t.Errorf("instruction: %+v", in)
+	}
+	r.refused(r.publish("p2"), codes.FailedPrecondition, r.target("p1"))
+	r.ok(nil, r.unpublish("p1"))
+	publish = r.publishReq("p1")
+	csidefer.SetGroup(publish.GetVolumeCapability(), "", "Always")
+	csidefer.SetRequested(publish)
+	_, err = r.kubelet.NodePublishVolume(t.Context(), publish)
+	r.refused(err, codes.InvalidArgument, "policy")
+}
+
+func TestGroupOfThePod(t *testing.T) {
+	r := newRig(t, deferAll)
+	r.cfg.Pods = fakePods{"p1": {UID: "p1", FSGroup: "2000", FSGroupPolicy: volume.GroupOnMismatch}}
+	r.restart()
+	r.stage()
+	r.ok(nil, r.publish("p1"))
+	if in := r.broker.asked; in.Group != "2000" || in.GroupPolicy != volume.GroupOnMismatch {
+		t.Errorf("instruction: %+v", in)
+	}
+	publish := r.publishReq("p1")
+	publish.VolumeCapability.GetMount().VolumeMountGroup = "3000"
+	r.ok(r.kubelet.NodePublishVolume(t.Context(), publish))
+	if in := r.broker.asked; in.Group != "3000" {
+		t.Errorf("instruction: %+v", in)
+	}
+}
+
+// TestRepeatedPublishHasWhatIsOnRecord: kubelet publishes again after its restart. The
+// broker would refuse another group or policy, or another filesystem, as another volume.
+func TestRepeatedPublishHasWhatIsOnRecord(t *testing.T) {
+	r := newRig(t, deferAll)
+	r.cfg.Pods = fakePods{"p1": {UID: "p1", FSGroup: "2000", FSGroupPolicy: volume.GroupOnMismatch}}
+	r.restart()
+	r.stage()
+	publish := r.publishReq("p1")
+	publish.VolumeCapability.GetMount().VolumeMountGroup, publish.VolumeCapability.GetMount().FsType = "2000", ""
+	r.ok(r.kubelet.NodePublishVolume(t.Context(), publish))
+	first := r.broker.asked
+	r.cfg.DefaultFSType = "xfs" // the file was changed meanwhile
+	r.restart()
+	r.ok(r.kubelet.NodePublishVolume(t.Context(), publish))
+	again := r.broker.asked
+	if first.GroupPolicy != volume.GroupOnMismatch || again.Group != first.Group || again.GroupPolicy != first.GroupPolicy {
+		t.Errorf("the group: %q %q, then %q %q", first.Group, first.GroupPolicy, again.Group, again.GroupPolicy)
+	}
+	if again.FSType != "ext4" {
+		t.Errorf("the filesystem is %s now", again.FSType)
+	}
+}
+
+func TestGroupOfThePodIsNotForEveryVolume(t *testing.T) {
+	r := newRig(t, deferAll)
+	r.cfg.Pods = fakePods{"p1": {UID: "p1", FSGroup: "2000", FSGroupPolicy: volume.GroupOnMismatch, Volumes: []decision.PodVolume{
+		{Name: "data", Driver: driverName, VolumeID: "vol-1", NoGroup: true},
+	}}}
+	r.restart()
+	r.stage()
+	r.ok(nil, r.publish("p1"))
+	if in := r.broker.asked; in.Group != "" || in.GroupPolicy != "" {
+		t.Errorf("instruction: %+v", in)
+	}
+}
+
+func TestCapabilitiesThatKubeletIsTold(t *testing.T) {
+	r := newRig(t, deferAll)
+	reply, err := r.kubelet.NodeGetCapabilities(t.Context(), &csi.NodeGetCapabilitiesRequest{})
+	r.ok(nil, err)
+	for kind, want := range map[csi.NodeServiceCapability_RPC_Type]bool{
+		csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME: true,
+		csi.NodeServiceCapability_RPC_GET_VOLUME_STATS:     true,
+		csi.NodeServiceCapability_RPC_EXPAND_VOLUME:        true,
+		csi.NodeServiceCapability_RPC_GET_VOLUME_HEALTH:    true,
+		csi.NodeServiceCapability_RPC_GET_STORAGE_HEALTH:   false, // the driver's alone
+		kubelet.VolumeCondition:                            false,
+	} {
+		if offers(reply, kind) != want {
+			t.Errorf("%s: want %v: %v", kind, want, reply)
+		}
+	}
+	_, err = r.kubelet.NodeGetVolumeStats(t.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: "x", VolumePath: "/x"})
+	r.refused(err, codes.Unimplemented, driverName)
+	// Without the front kubelet would take the growth for done, and ask nobody.
+	grown, err := r.kubelet.NodeExpandVolume(t.Context(), &csi.NodeExpandVolumeRequest{
+		VolumeId: "x", VolumePath: "/x", CapacityRange: &csi.CapacityRange{RequiredBytes: 5 << 30},
+	})
+	if err != nil || grown.GetCapacityBytes() != 5<<30 {
+		t.Errorf("growth on a driver that grows nothing on nodes: %v, %v", grown, err)
+	}
+	r.said()
+	r.driver.setCaps(csi.NodeServiceCapability_RPC_GET_VOLUME_STATS, csi.NodeServiceCapability_RPC_EXPAND_VOLUME)
+	r.ok(r.kubelet.NodeGetCapabilities(t.Context(), &csi.NodeGetCapabilitiesRequest{}))
+	r.ok(r.kubelet.NodeGetVolumeStats(t.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: "x", VolumePath: "/x"}))
+	r.ok(r.kubelet.NodeExpandVolume(t.Context(), &csi.NodeExpandVolumeRequest{VolumeId: "x", VolumePath: "/x"}))
+}
+
+func TestDriverWithoutStage(t *testing.T) {
+	r := newRig(t, deferAll)
+	r.driver.setCaps()
+	publish := r.publishReq("p1")
+	publish.StagingTargetPath = ""
+	r.ok(r.kubelet.NodePublishVolume(t.Context(), publish))
+	r.said("publish-block private")
+	if in := r.broker.asked; in.Origin.PrivateStaging != "" {
+		t.Errorf("a staging path came from nowhere: %+v", in.Origin)
+	}
+	r.ok(nil, r.unpublish("p1"))
+	r.said("unpublish private")
+	r.clean()
+}
+
+func TestStagedBeforeTheFrontCame(t *testing.T) {
+	r := newRig(t, deferAll)
+	r.refused(r.publish("p1"), codes.FailedPrecondition, "before crust-proxy", "delete every pod")
+	r.said()
+	r.clean()
+}
+
+// TestFullRunDirectory: what cannot be written keeps no volume that is not deferred
+// from its pod, and no pod from ending; and yet no other pod gets it deferred.
+func TestFullRunDirectory(t *testing.T) {
+	r := newRig(t, &policy.Policy{})
+	r.stage()
+	r.ok(nil, r.publish("p1"))
+	full := filepath.Join(r.cfg.StateDir, staging.RecordDir, staging.FileName(staging.VolumeID{Driver: driverName, ID: "vol-1"})+".new", "x")
+	r.ok(nil, os.MkdirAll(full, 0o700)) // a record cannot be written beside the old one
+	r.ok(nil, r.unpublish("p1"))
+	r.ok(nil, r.publish("p2"))
+	r.front.SetPolicy(&policy.Policy{Rules: []policy.Rule{{Name: "kata", RuntimeHandlers: []string{"kata"}, Defer: true}}})
+	r.front.cfg.Pods = fakePods{"p3": {UID: "p3", RuntimeHandler: "kata"}}
+	r.refused(r.publish("p3"), codes.FailedPrecondition, r.target("p2"), "wait until the other pod is gone")
+	r.ok(nil, r.unpublish("p2"))
+	r.unstage()
+	r.ok(nil, os.RemoveAll(filepath.Dir(full)))
+	r.clean()
+}

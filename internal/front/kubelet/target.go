@@ -1,0 +1,51 @@
+// Package kubelet knows the layout of the directories that kubelet creates for volumes.
+package kubelet
+
+import (
+	"encoding/json"
+	"strings"
+
+	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+)
+
+// Describe adds to a volume what follows from its target path: the UID of its pod and, if it
+// has no driver yet and dir is the directory that holds the target, the name of its CSI driver.
+// Rel is the path below kubelet's root directory.
+func Describe(v *volume.Volume, rel string, dir int) {
+	v.PodUID = PodUID(rel)
+	if v.Driver == "" && dir != sys.NoFD {
+		v.Driver = driver(dir)
+	}
+}
+
+// PodUID is the pod in pods/<uid>/volumes/..., a path below kubelet's root directory, or "".
+func PodUID(rel string) string {
+	parts := strings.SplitN(rel, "/", 4)
+	if len(parts) < 3 || parts[0] != "pods" || parts[2] != "volumes" || !sys.IsPodUID(parts[1]) {
+		return ""
+	}
+	return parts[1]
+}
+
+// IsRawBlock reports whether a path is one at which kubelet has raw block volumes staged and
+// published.
+func IsRawBlock(path string) bool {
+	return strings.Contains(path, "/plugins/kubernetes.io/csi/volumeDevices/")
+}
+
+// driver reads the name of the CSI driver from the vol_data.json that kubelet writes beside
+// each target, or returns "".
+func driver(dir int) string {
+	raw, err := sys.ReadSmall(sys.ProcFD(dir)+"/vol_data.json", 64<<10)
+	if err != nil {
+		return ""
+	}
+	var data struct {
+		DriverName string `json:"driverName"`
+	}
+	if json.Unmarshal(raw, &data) != nil || !sys.IsDriverName(data.DriverName) {
+		return ""
+	}
+	return data.DriverName
+}

@@ -1,0 +1,142 @@
+package pods
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/go-logr/logr"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
+
+	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
+)
+
+// What is watched, as errors and metrics name it.
+const (
+	identity   = "the cluster's identity"
+	allPods    = "the pods of this node"
+	allClasses = "runtime classes"
+	allDrivers = "CSI drivers"
+)
+
+// How often a kubeconfig is read again that cannot be used, or whose server does not answer.
+const (
+	firstRetry = time.Second
+	lastRetry  = 30 * time.Second
+)
+
+// watchBackoff lets watches recover within twenty seconds after the server is back.
+var watchBackoff = wait.Backoff{Duration: 500 * time.Millisecond, Factor: 2, Jitter: 1, Steps: 6, Cap: 10 * time.Second}
+
+// Run watches the cluster until ctx ends. No failure ends it: everything else works
+// without the cluster.
+func (c *Cluster) Run(ctx context.Context) error {
+	backoff := wait.Backoff{Duration: firstRetry, Factor: 2, Jitter: 0.5, Steps: 10, Cap: lastRetry}
+	for ctx.Err() == nil {
+		stamp := c.cfg.Identity.Stamp()
+		client, err := c.connect()
+		if err != nil {
+			c.health.failed(identity, err)
+			c.changes.notify()
+			sys.Sleep(ctx, backoff.Step())
+			continue
+		}
+		c.health.good(identity)
+		backoff.Duration, backoff.Steps = firstRetry, 10
+		c.server.client.Store(client)
+		c.follow(ctx, client, stamp)
+		client.close()
+	}
+	return nil
+}
+
+func (c *Cluster) connect() (*api, error) {
+	if c.cfg.NodeName == "" {
+		return nil, errors.New("the node's name is not known: set cluster.nodeName")
+	}
+	config, err := c.cfg.Identity.Config()
+	if err != nil {
+		return nil, err
+	}
+	return newAPI(config)
+}
+
+// follow watches until ctx ends, or until the kubeconfig has changed while the API server
+// could not be reached with the old one.
+func (c *Cluster) follow(ctx context.Context, client *api, stamp [sha256.Size]byte) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var parts sync.WaitGroup
+	for _, one := range []*cache.Reflector{
+		c.reflector(client, podKind(c.cfg.NodeName), &c.pods.table),
+		c.reflector(client, classKind, &c.classes),
+		c.reflector(client, driverKind, &c.drivers),
+	} {
+		parts.Go(func() { one.RunWithContext(klog.NewContext(ctx, logr.Discard())) })
+	}
+	parts.Go(func() { c.prefetch.run(ctx) })
+	ticker := time.NewTicker(c.recheck)
+	defer ticker.Stop()
+	for ctx.Err() == nil {
+		select {
+		case <-ctx.Done():
+		case <-ticker.C:
+			if c.Problem() != nil && c.cfg.Identity.Stamp() != stamp {
+				cancel()
+			}
+		}
+	}
+	waitAtMost(&parts, lastWords)
+}
+
+// lastWords is how long watches may take to end. The kubeconfig's credential program may
+// hang, and cannot be cancelled.
+const lastWords = 3 * time.Second
+
+func waitAtMost(parts *sync.WaitGroup, most time.Duration) {
+	done := make(chan struct{})
+	go func() { parts.Wait(); close(done) }()
+	select {
+	case <-done:
+	case <-time.After(most):
+	}
+}
+
+// reflector keeps a table up to date. Its lists and watches report the health of the contact.
+func (c *Cluster) reflector(client *api, of kind, into cache.ReflectorStore) *cache.Reflector {
+	source := &cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+			found, err := client.list(ctx, of, options)
+			c.heard(ctx, of.what, err)
+			return found, err
+		},
+		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
+			found, err := client.watch(ctx, of, options)
+			c.heard(ctx, of.what, err)
+			return found, err
+		},
+	}
+	quiet, backoff := logr.Discard(), c.backoff
+	return cache.NewReflectorWithOptions(source, of.example, into, cache.ReflectorOptions{Name: of.what, Logger: &quiet, Backoff: &backoff})
+}
+
+// heard records the outcome of a list or a watch.
+func (c *Cluster) heard(ctx context.Context, what string, err error) {
+	switch {
+	case err == nil:
+		c.health.good(what)
+	case ctx.Err() != nil, apierrors.IsResourceExpired(err), apierrors.IsGone(err), apierrors.IsInvalid(err):
+		// We stop, or the watch starts again from a new list.
+	default:
+		c.health.failed(what, c.server.explain(err))
+		c.changes.notify()
+	}
+}

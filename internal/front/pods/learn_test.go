@@ -1,0 +1,310 @@
+package pods
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/crust-proxy/crust-proxy/internal/front/csi/decision"
+	"github.com/crust-proxy/crust-proxy/internal/front/policy"
+	"github.com/crust-proxy/crust-proxy/internal/ground/apiserver"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+)
+
+// unknownOf gives what is said of a volume that is not known.
+func unknownOf(t *testing.T, p decision.Pod, name string) error {
+	t.Helper()
+	for _, v := range p.Volumes {
+		if v.Name == name {
+			if v.Unknown != nil && (v.Driver != "" || v.VolumeID != "") {
+				t.Errorf("unknown and named: %+v", v)
+			}
+			return v.Unknown
+		}
+	}
+	t.Fatalf("no volume %s in %+v", name, p)
+	return nil
+}
+
+func TestAClaimThatIsBoundLate(t *testing.T) {
+	f := newFakeAPI(t)
+	f.putBound("data")
+	f.put(unbound("late"), aPod("a", "data", "late"))
+	c := start(t, f, hasty)
+	synced(t, c)
+	eventually(t, c, "the other volume is known", func() bool {
+		return unknownOf(t, must(t)(c.ByUID(t.Context(), "uid-a")), "data") == nil
+	})
+	refusedInTheEnd(t, c, func() error {
+		return unknownOf(t, must(t)(c.ByUID(t.Context(), "uid-a")), "late")
+	}, volume.Busy, "default/late", "not bound")
+	refusedInTheEnd(t, c, func() error {
+		_, err := c.Using(t.Context(), driver, "vol-late")
+		return err
+	}, volume.Busy, "vol-late", "default/late", "not bound")
+	f.putBound("late")
+	eventually(t, c, "the claim is bound", func() bool {
+		pods, err := c.Using(t.Context(), driver, "vol-late")
+		return err == nil && len(pods) == 1 && pods[0].Name == "a"
+	})
+	got := must(t)(c.ByUID(t.Context(), "uid-a"))
+	if unknownOf(t, got, "late") != nil {
+		t.Errorf("got %+v", got)
+	}
+}
+
+func TestClaimsAreAskedForOnceInAPodsLife(t *testing.T) {
+	f := newFakeAPI(t)
+	f.putBound("data")
+	f.put(aPod("a", "data"))
+	c := start(t, f, patient)
+	for range 3 {
+		must(t)(c.ByUID(t.Context(), "uid-a"))
+		usersOf(t, c, "vol-data")
+	}
+	changed := aPod("a", "data")
+	changed.Annotations = map[string]string{policy.AnnotationKey: "*"}
+	f.put(changed)
+	eventually(t, c, "the change is seen", func() bool { return must(t)(c.ByUID(t.Context(), "uid-a")).Asks == "*" })
+	f.forget() // all is listed anew
+	f.put(aPod("b"))
+	eventually(t, c, "the new list is seen", func() bool { return c.State().Pods == 2 })
+	must(t)(c.ByUID(t.Context(), "uid-a"))
+	if n := f.count("get persistentvolumeclaims") + f.count("get persistentvolumeclaimsdefault/data"); n != 1 {
+		t.Errorf("the claim was asked for %d times", n)
+	}
+}
+
+// TestAPodMadeAnewIsLearnedAnew: a stateful set's pod comes again under its name.
+func TestAPodMadeAnewIsLearnedAnew(t *testing.T) {
+	f := newFakeAPI(t)
+	f.putBound("data")
+	f.put(aPod("web-0", "data"))
+	c := start(t, f, patient)
+	must(t)(c.ByUID(t.Context(), "uid-web-0"))
+	f.remove(aPod("web-0"))
+	pvc, pv := bound("data")
+	pvc.UID, pv.Spec.ClaimRef.UID, pv.Spec.CSI.VolumeHandle = "another", "another", "vol-2"
+	again := aPod("web-0", "data")
+	again.UID = "uid-again"
+	f.put(pvc, pv, again)
+	if got := must(t)(c.ByUID(t.Context(), "uid-again")); got.Volumes[0].VolumeID != "vol-2" {
+		t.Errorf("got %+v", got)
+	}
+	eventually(t, c, "the old one is gone", func() bool { return c.State().Pods == 1 })
+}
+
+func TestThoseWhoAskAtOnceShareOneGet(t *testing.T) {
+	f := newFakeAPI(t)
+	f.putBound("data")
+	release := f.holdGets("persistentvolumeclaims")
+	f.put(aPod("a", "data"), aPod("b", "data"))
+	c := start(t, f, patient)
+	synced(t, c)
+	const claim = "get persistentvolumeclaimsdefault/data"
+	eventually(t, c, "the claim is asked for", func() bool { return f.count(claim) > 0 })
+	var asking sync.WaitGroup
+	for range 5 {
+		asking.Go(func() { usersOf(t, c, "vol-data") })
+		asking.Go(func() { must(t)(c.ByUID(t.Context(), "uid-b")) })
+	}
+	release()
+	asking.Wait()
+	if n := f.count(claim); n > 3 { // one for both pods, and one of whoever came just after it
+		t.Errorf("the claim was asked for %d times", n)
+	}
+}
+
+// TestAGetThatHangsHoldsUpNobody: who asks gets an answer in his own time.
+func TestAGetThatHangsHoldsUpNobody(t *testing.T) {
+	f := newFakeAPI(t)
+	f.putBound("data")
+	release := f.holdGets("persistentvolumes")
+	defer release()
+	f.put(aPod("a", "data"), aPod("plain"))
+	c := start(t, f, hasty)
+	synced(t, c)
+	_, err := c.Using(t.Context(), driver, "vol-data")
+	refused(t, err, volume.Timeout, "default/data", "did not answer in time")
+	got := must(t)(c.ByUID(t.Context(), "uid-a"))
+	refused(t, unknownOf(t, got, "data"), volume.Timeout)
+	must(t)(c.ByUID(t.Context(), "uid-plain"))
+}
+
+// TestAPodOfManyClaimsHoldsUpNobody: its claims hang, and the pod in question is the
+// older one.
+func TestAPodOfManyClaimsHoldsUpNobody(t *testing.T) {
+	f := newFakeAPI(t)
+	release := f.holdGets("persistentvolumes")
+	f.putBound("slow", "data")
+	hostile := aPod("hostile", append(numbered("none", 500), "slow")...)
+	f.put(hostile)
+	c := start(t, f, patient)
+	synced(t, c)
+	eventually(t, c, "its claims are asked for", func() bool { return f.count("get persistentvolumeclaimsdefault/none-000") > 0 })
+	older := aPod("older", "data")
+	older.CreationTimestamp.Time = born.Add(-1)
+	f.put(older)
+	release()
+	if users := usersOf(t, c, "vol-data"); !slices.Equal(users, []string{"older"}) {
+		t.Errorf("using: %v", users)
+	}
+}
+
+func TestVolumesThatAreNotThePods(t *testing.T) {
+	yes := true
+	pod := []metav1.OwnerReference{{Kind: "Pod", Name: "a", UID: "uid-other", Controller: &yes}}
+	cases := map[string]struct {
+		change func(f *fakeAPI, p *corev1.Pod)
+		want   []string
+	}{
+		"another pod's own": {func(f *fakeAPI, p *corev1.Pod) {
+			pvc, pv := bound("a-data")
+			pvc.OwnerReferences = pod
+			f.put(pvc, pv)
+			p.Spec.Volumes[0].VolumeSource = corev1.VolumeSource{Ephemeral: &corev1.EphemeralVolumeSource{}}
+		}, []string{"default/a-data", "not made for the pod"}},
+		"nobody's own": {func(f *fakeAPI, p *corev1.Pod) {
+			f.putBound("a-data")
+			p.Spec.Volumes[0].VolumeSource = corev1.VolumeSource{Ephemeral: &corev1.EphemeralVolumeSource{}}
+		}, []string{"default/a-data", "not made for the pod"}},
+		"the volume names another claim": {func(f *fakeAPI, _ *corev1.Pod) {
+			pvc, pv := bound("data")
+			pv.Spec.ClaimRef.UID = "another"
+			f.put(pvc, pv)
+		}, []string{"default/data", "pv-data", "do not name each other"}},
+		"no claim": {func(*fakeAPI, *corev1.Pod) {}, []string{"default/data", "does not exist"}},
+		"no volume": {func(f *fakeAPI, _ *corev1.Pod) {
+			pvc, _ := bound("data")
+			f.put(pvc)
+		}, []string{"pv-data", "default/data", "does not exist"}},
+		"no right": {func(f *fakeAPI, _ *corev1.Pod) {
+			f.putBound("data")
+			f.setRefused("get persistentvolumeclaims", 403)
+		}, []string{"default/data", "may not be read"}},
+	}
+	for name, one := range cases {
+		t.Run(name, func(t *testing.T) {
+			f := newFakeAPI(t)
+			p := aPod("a", "data")
+			one.change(f, p)
+			f.put(p)
+			c := start(t, f, hasty)
+			synced(t, c)
+			refusedInTheEnd(t, c, func() error {
+				return unknownOf(t, must(t)(c.ByUID(t.Context(), "uid-a")), "data")
+			}, volume.Busy, one.want...)
+			refusedInTheEnd(t, c, func() error {
+				_, err := c.Using(t.Context(), driver, "vol-data")
+				return err
+			}, volume.Busy, one.want...)
+		})
+	}
+}
+
+func TestVolumesOfFormerKindsAreTheirDrivers(t *testing.T) {
+	f := newFakeAPI(t)
+	pvc, pv := bound("disk")
+	pv.Spec.CSI = nil
+	pv.Spec.AWSElasticBlockStore = &corev1.AWSElasticBlockStoreVolumeSource{VolumeID: "aws://eu-1a/vol-0123", FSType: "ext4"}
+	share, sharePV := bound("share")
+	sharePV.Spec.CSI = nil
+	sharePV.Spec.NFS = &corev1.NFSVolumeSource{Server: "s", Path: "/"}
+	p := aPod("a", "disk", "share")
+	p.Spec.Volumes = append(p.Spec.Volumes, corev1.Volume{Name: "in-pod", VolumeSource: corev1.VolumeSource{
+		Cinder: &corev1.CinderVolumeSource{VolumeID: "c-1", FSType: "xfs"},
+	}})
+	f.put(pvc, pv, share, sharePV, p)
+	got := must(t)(start(t, f, patient).ByUID(t.Context(), "uid-a"))
+	if len(got.Volumes) != 2 || got.Volumes[0].Driver != "ebs.csi.aws.com" || got.Volumes[0].VolumeID != "vol-0123" ||
+		got.Volumes[1].Driver != "cinder.csi.openstack.org" || got.Volumes[1].VolumeID != "c-1" {
+		t.Errorf("got %+v", got.Volumes)
+	}
+}
+
+func TestStaticPodsAreKnownByKubeletsUID(t *testing.T) {
+	mirror := func(name, hash string) *corev1.Pod {
+		p := aPod(name)
+		p.Annotations = map[string]string{corev1.MirrorPodAnnotationKey: hash, hashAnnotation: hash}
+		p.OwnerReferences = []metav1.OwnerReference{{Kind: "Node", Name: thisNode}}
+		p.Spec.Volumes = []corev1.Volume{{Name: "v", VolumeSource: corev1.VolumeSource{CSI: &corev1.CSIVolumeSource{Driver: driver}}}}
+		return p
+	}
+	const hash = "5d41402abc4b2a76b9719d911017c592"
+	f := newFakeAPI(t)
+	orphan := mirror("orphan", "aaaa402abc4b2a76b9719d911017c592")
+	orphan.OwnerReferences = nil
+	victim := "1b4e28ba-2fa1-11d2-883f-0016d3cca427"
+	f.put(mirror("static", hash), orphan, mirror("liar", victim), mirror("twin-a", "twins"), mirror("twin-b", "twins"))
+	c := start(t, f, hasty)
+	synced(t, c)
+	got := must(t)(c.ByUID(t.Context(), hash))
+	if got.Name != "static" || got.UID != hash || got.Volumes[0].VolumeID != inlineID(hash, "v") {
+		t.Errorf("got %+v", got)
+	}
+	must(t)(c.ByUID(t.Context(), "uid-static"))
+	for _, uid := range []string{victim, "aaaa402abc4b2a76b9719d911017c592", "twins"} {
+		_, err := c.ByUID(t.Context(), uid)
+		refused(t, err, volume.Busy, uid)
+	}
+}
+
+func TestPodsOfAnotherNodeAreNotTaken(t *testing.T) {
+	f := newFakeAPI(t)
+	f.putBound("data")
+	stranger := aPod("stranger", "data")
+	stranger.Spec.NodeName = "node-2"
+	f.put(stranger)
+	c := start(t, f, hasty)
+	synced(t, c)
+	changed := aPod("here", "data")
+	f.put(changed)
+	eventually(t, c, "the node's own is known", func() bool { s := c.State(); return s.Pods == 1 && s.Incomplete == 0 })
+	_, err := c.ByUID(t.Context(), "uid-stranger")
+	refused(t, err, volume.Busy, "uid-stranger")
+	if users := usersOf(t, c, "vol-data"); !slices.Equal(users, []string{"here"}) {
+		t.Errorf("using: %v", users)
+	}
+}
+
+func TestHostileTextIsBounded(t *testing.T) {
+	f := newFakeAPI(t)
+	p := aPod("a", "data")
+	p.Annotations = map[string]string{policy.AnnotationKey: strings.Repeat("data,", 50_000)}
+	for range 1000 {
+		c := &p.Spec.Containers[0]
+		c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: "data", SubPath: strings.Repeat("é", 500+len(c.VolumeMounts))})
+	}
+	for _, name := range numbered("c", 1000) {
+		p.Spec.Containers = append(p.Spec.Containers, corev1.Container{Name: name, VolumeMounts: []corev1.VolumeMount{{Name: "data", MountPath: "/ "}}})
+	}
+	for _, name := range numbered("more", 1000) {
+		p.Spec.Volumes = append(p.Spec.Volumes, corev1.Volume{Name: name, VolumeSource: corev1.VolumeSource{
+			CSI: &corev1.CSIVolumeSource{Driver: driver},
+		}})
+	}
+	f.put(p)
+	got := must(t)(start(t, f, patient).ByUID(t.Context(), "uid-a"))
+	if len(got.Asks) > maxAsks+8 || !strings.HasSuffix(got.Asks, "…") {
+		t.Errorf("%d bytes of the annotation", len(got.Asks))
+	}
+	if len(got.Volumes) != maxVolumes {
+		t.Errorf("%d volumes", len(got.Volumes))
+	}
+	if v := got.Volumes[0]; len(v.Together) != maxSubPaths || len(v.Spaced) != maxSubPaths || len(v.Mounts) != 2*maxSubPaths {
+		t.Errorf("%d and %d containers, %d mounts", len(v.Together), len(v.Spaced), len(v.Mounts))
+	}
+	paths := got.Volumes[0].SubPaths
+	if len(paths) == 0 || len(paths) > maxSubPaths || len(paths[0]) > maxSubPath || strings.ContainsRune(paths[0], '\uFFFD') {
+		t.Errorf("%d subPaths", len(paths))
+	}
+	long := apiserver.Clipped(errors.New(strings.Repeat("x", 10_000)))
+	if len(long.Error()) > 300+8 {
+		t.Errorf("%d bytes of an error", len(long.Error()))
+	}
+}

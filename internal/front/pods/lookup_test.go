@@ -1,0 +1,312 @@
+package pods
+
+import (
+	"context"
+	"crypto/sha256"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/crust-proxy/crust-proxy/internal/front/csi/decision"
+	"github.com/crust-proxy/crust-proxy/internal/front/policy"
+	"github.com/crust-proxy/crust-proxy/internal/ground/apiserver"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+)
+
+func TestAllThatIsToldOfAPod(t *testing.T) {
+	f := newFakeAPI(t)
+	f.put(class("kata-fast", "kata-qemu"), csiDriver(storagev1.FileFSGroupPolicy))
+	f.putBound("data", "logs", "raw", "web-0-scratch", "idle")
+	scratch, _ := bound("web-0-scratch")
+	yes := true
+	scratch.OwnerReferences = []metav1.OwnerReference{{Kind: "Pod", Name: "web-0", UID: "uid-web-0", Controller: &yes}}
+	f.put(scratch)
+
+	p := ofClass(aPod("web-0", "data", "raw", "logs"), "kata-fast")
+	group, change := int64(2000), corev1.FSGroupChangeOnRootMismatch
+	p.Spec.SecurityContext = &corev1.PodSecurityContext{FSGroup: &group, FSGroupChangePolicy: &change}
+	p.Annotations = map[string]string{policy.AnnotationKey: "data, logs"}
+	main := &p.Spec.Containers[0]
+	main.Name = "app"
+	main.VolumeMounts = []corev1.VolumeMount{
+		{Name: "data", MountPath: "/a b/c", SubPath: "a/b"}, {Name: "data", SubPath: "a/b"}, {Name: "logs", ReadOnly: true}, {Name: "scratch"}, {Name: "tokens"},
+	}
+	main.VolumeDevices = []corev1.VolumeDevice{{Name: "raw", DevicePath: "/dev/x"}}
+	always := corev1.ContainerRestartPolicyAlways
+	p.Spec.InitContainers = []corev1.Container{
+		{Name: "setup", VolumeMounts: []corev1.VolumeMount{{Name: "data", MountPath: "/my data/", SubPathExpr: "$(POD)", ReadOnly: true}, {Name: "data", ReadOnly: true}}},
+		{Name: "sidecar", RestartPolicy: &always, VolumeMounts: []corev1.VolumeMount{{Name: "data", ReadOnly: true}}},
+	}
+	p.Spec.EphemeralContainers = []corev1.EphemeralContainer{{EphemeralContainerCommon: corev1.EphemeralContainerCommon{
+		Name: "debug", VolumeMounts: []corev1.VolumeMount{{Name: "inline"}},
+	}}}
+	p.Spec.Volumes[2].PersistentVolumeClaim.ReadOnly = true
+	p.Spec.Volumes = append(p.Spec.Volumes,
+		corev1.Volume{Name: "scratch", VolumeSource: corev1.VolumeSource{Ephemeral: &corev1.EphemeralVolumeSource{}}},
+		corev1.Volume{Name: "tokens", VolumeSource: corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{}}},
+		corev1.Volume{Name: "inline", VolumeSource: corev1.VolumeSource{CSI: &corev1.CSIVolumeSource{Driver: driver}}},
+		corev1.Volume{Name: "idle", VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "idle"}}},
+	)
+	f.put(p)
+
+	c := start(t, f, patient)
+	got := must(t)(c.ByUID(t.Context(), "uid-web-0"))
+	want := decision.Pod{
+		UID: "uid-web-0", Namespace: "default", Name: "web-0", RuntimeHandler: "kata-qemu", FSGroup: "2000",
+		FSGroupPolicy: volume.GroupOnMismatch, Asks: "data, logs",
+		Volumes: []decision.PodVolume{
+			{Name: "data", Driver: driver, VolumeID: "vol-data", SubPaths: []string{"$(POD)", "a/b"}, Together: []string{"sidecar", "app"}, Spaced: []string{"setup"}, Mounts: []string{"setup", "setup", "sidecar", "app", "app"}},
+			{Name: "raw", Driver: driver, VolumeID: "vol-raw", Block: true, Mounts: []string{"app"}},
+			{Name: "logs", Driver: driver, VolumeID: "vol-logs", Together: []string{"app"}, Mounts: []string{"app"}, ReadOnlyMounts: true, NoGroup: true},
+			{Name: "scratch", Driver: driver, VolumeID: "vol-web-0-scratch", Together: []string{"app"}, Mounts: []string{"app"}},
+			{Name: "inline", Driver: driver, VolumeID: fmt.Sprintf("csi-%x", sha256.Sum256([]byte("uid-web-0inline"))), Together: []string{"debug"}, Mounts: []string{"debug"}},
+			{Name: "idle", Driver: driver, VolumeID: "vol-idle"},
+		},
+	}
+	if diff := cmp.Diff(want, got, cmpopts.EquateErrors()); diff != "" {
+		t.Error(diff)
+	}
+	if got := f.selectorOf("pods"); got != "spec.nodeName="+thisNode {
+		t.Errorf("pods were asked for by %q", got)
+	}
+	if users := usersOf(t, c, "vol-data"); !slices.Equal(users, []string{"web-0"}) {
+		t.Errorf("using: %v", users)
+	}
+}
+
+func TestOnlyWhatAContainerUsesIsWanted(t *testing.T) {
+	f := newFakeAPI(t)
+	f.putBound("data")
+	idle := aPod("idle", "data")
+	idle.Spec.Containers[0].VolumeMounts = nil
+	f.put(idle)
+	c := start(t, f, hasty)
+	synced(t, c)
+	refusedInTheEnd(t, c, func() error {
+		_, err := c.Using(t.Context(), driver, "vol-data")
+		return err
+	}, volume.Busy, "vol-data", "not known on node "+thisNode)
+}
+
+func refused(t *testing.T, err error, kind volume.Kind, words ...string) {
+	t.Helper()
+	if err == nil || volume.KindOf(err) != kind {
+		t.Errorf("got %v (%v), want one of kind %v", err, volume.KindOf(err), kind)
+		return
+	}
+	for _, word := range words {
+		if !strings.Contains(err.Error(), word) {
+			t.Errorf("%q does not say %q", err, word)
+		}
+	}
+}
+
+// refusedInTheEnd asks again until the error is what it comes to be: a get may take
+// longer than a hasty question.
+func refusedInTheEnd(t *testing.T, c *Cluster, ask func() error, kind volume.Kind, words ...string) {
+	t.Helper()
+	var err error
+	eventually(t, c, "an error of kind "+kind.String(), func() bool {
+		err = ask()
+		return err != nil && volume.KindOf(err) == kind
+	})
+	refused(t, err, kind, words...)
+}
+
+func TestAPodThatComesLateIsWaitedFor(t *testing.T) {
+	f := newFakeAPI(t)
+	f.putBound("data")
+	c := start(t, f, patient)
+	synced(t, c)
+	byUID, using := make(chan error, 1), make(chan error, 1)
+	go func() { _, err := c.ByUID(t.Context(), "uid-late"); byUID <- err }()
+	go func() { _, err := c.Using(t.Context(), driver, "vol-data"); using <- err }()
+	f.put(aPod("late", "data"))
+	for _, answer := range []chan error{byUID, using} {
+		if err := <-answer; err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func TestWhatDoesNotComeIsRefused(t *testing.T) {
+	f := newFakeAPI(t)
+	c := start(t, f, hasty)
+	synced(t, c)
+	_, err := c.ByUID(t.Context(), "uid-nobody")
+	refused(t, err, volume.Busy, "uid-nobody", thisNode)
+	_, err = c.ByUID(t.Context(), "")
+	refused(t, err, volume.Busy)
+	_, err = c.Using(t.Context(), driver, "vol-nobody")
+	refused(t, err, volume.Busy, "vol-nobody", driver)
+	_, err = c.Using(t.Context(), "", "")
+	refused(t, err, volume.Busy)
+	gone, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err = c.ByUID(gone, "uid-nobody")
+	refused(t, err, volume.Canceled, "uid-nobody")
+}
+
+func TestNothingIsKnownBeforeItRuns(t *testing.T) {
+	c := New(Config{Identity: apiserver.Identity{Kubeconfig: "/does/not/exist"}, NodeName: thisNode, Patience: hasty})
+	_, err := c.ByUID(t.Context(), "uid-a")
+	refused(t, err, volume.Timeout, "not told")
+	if c.Problem() == nil {
+		t.Error("all is said to be known")
+	}
+}
+
+func TestRuntimeClassIsNeverGuessed(t *testing.T) {
+	f := newFakeAPI(t)
+	f.putBound("data")
+	f.put(ofClass(aPod("a", "data"), "kata"), aPod("plain"))
+	c := start(t, f, hasty)
+	synced(t, c)
+	_, err := c.ByUID(t.Context(), "uid-a")
+	refused(t, err, volume.Busy, "default/a", "runtime class kata", "does not exist")
+	refusedInTheEnd(t, c, func() error {
+		_, err := c.Using(t.Context(), driver, "vol-data")
+		return err
+	}, volume.Busy, "runtime class kata")
+	if p := must(t)(c.ByUID(t.Context(), "uid-plain")); p.RuntimeHandler != "" {
+		t.Errorf("the default runtime is %q", p.RuntimeHandler)
+	}
+	f.put(class("kata", "kata-clh"))
+	eventually(t, c, "the class is known", func() bool { _, err := c.ByUID(t.Context(), "uid-a"); return err == nil })
+	f.remove(class("kata", "kata-clh"))
+	eventually(t, c, "the class is gone", func() bool { _, err := c.ByUID(t.Context(), "uid-a"); return err != nil })
+}
+
+// TestAPodWhoseClassIsMissingDoesNotHoldUpOthers: it cannot start anyway.
+func TestAPodWhoseClassIsMissingDoesNotHoldUpOthers(t *testing.T) {
+	f := newFakeAPI(t)
+	f.putBound("data")
+	f.put(ofClass(aPod("a", "data"), "nowhere"), aPod("b", "data"))
+	c := start(t, f, patient)
+	synced(t, c)
+	eventually(t, c, "both are learned", func() bool { return c.State().Incomplete == 0 })
+	if users := usersOf(t, c, "vol-data"); !slices.Equal(users, []string{"b"}) {
+		t.Errorf("using: %v", users)
+	}
+}
+
+func TestOrderOfThoseWhoWantAVolume(t *testing.T) {
+	f := newFakeAPI(t)
+	f.putBound("data")
+	now := metav1.NewTime(born.Add(time.Hour))
+	young, old, dying, ended, still := aPod("a-young", "data"), aPod("old", "data"), aPod("dying", "data"), aPod("ended", "data"), aPod("still", "data")
+	young.CreationTimestamp = now
+	dying.CreationTimestamp.Time = born.Add(-time.Hour)
+	dying.DeletionTimestamp = &now
+	ended.Status.Phase = corev1.PodSucceeded
+	still.Status = corev1.PodStatus{Phase: corev1.PodFailed, ContainerStatuses: []corev1.ContainerStatus{
+		{State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}},
+	}}
+	f.put(young, dying, ended)
+	c := start(t, f, patient)
+	synced(t, c)
+	eventually(t, c, "all are learned", func() bool { return c.State().Incomplete == 0 })
+	if users := usersOf(t, c, "vol-data"); !slices.Equal(users, []string{"a-young"}) {
+		t.Errorf("using: %v", users)
+	}
+	f.put(old, still)
+	eventually(t, c, "all are learned", func() bool { s := c.State(); return s.Incomplete == 0 && s.Pods == 5 })
+	if users := usersOf(t, c, "vol-data"); !slices.Equal(users, []string{"old", "still", "a-young"}) {
+		t.Errorf("using: %v", users)
+	}
+	for _, p := range []*corev1.Pod{young, old, still} {
+		f.remove(p)
+	}
+	eventually(t, c, "only two are left", func() bool { return c.State().Pods == 2 })
+	if users := usersOf(t, c, "vol-data"); !slices.Equal(users, []string{"dying"}) {
+		t.Errorf("using: %v", users)
+	}
+	// What has ended is still known: it may be asked for by name.
+	must(t)(c.ByUID(t.Context(), "uid-ended"))
+}
+
+func TestGroupIsForWhatKubeletWouldChange(t *testing.T) {
+	yes := true
+	typeless, shared, alone, none := "", corev1.ReadWriteMany, corev1.ReadWriteOncePod, storagev1.NoneFSGroupPolicy
+	cases := map[string]struct {
+		driver *storagev1.CSIDriver
+		fsType *string
+		mode   corev1.PersistentVolumeAccessMode
+		change func(*corev1.Pod)
+		want   bool
+	}{
+		"no object of the driver":    {nil, nil, "", nil, true},
+		"default, no type":           {nil, &typeless, "", nil, false},
+		"default, shared":            {nil, nil, shared, nil, false},
+		"default, one pod":           {nil, nil, alone, nil, true},
+		"policy unset":               {csiDriver(""), nil, "", nil, true},
+		"by type, no type":           {csiDriver(storagev1.ReadWriteOnceWithFSTypeFSGroupPolicy), &typeless, "", nil, false},
+		"File, no type and shared":   {csiDriver(storagev1.FileFSGroupPolicy), &typeless, shared, nil, true},
+		"None":                       {csiDriver(none), nil, "", nil, false},
+		"File, read-only":            {csiDriver(storagev1.FileFSGroupPolicy), nil, "", readOnlyClaim, false},
+		"inline without type":        {nil, nil, "", inline(&corev1.CSIVolumeSource{Driver: driver}), false},
+		"inline with type":           {nil, nil, "", inline(&corev1.CSIVolumeSource{Driver: driver, FSType: ptr("xfs")}), true},
+		"inline, type, read-only":    {nil, nil, "", inline(&corev1.CSIVolumeSource{Driver: driver, FSType: ptr("xfs"), ReadOnly: &yes}), false},
+		"a container's own readOnly": {nil, nil, "", func(p *corev1.Pod) { p.Spec.Containers[0].VolumeMounts[0].ReadOnly = true }, true},
+	}
+	for name, one := range cases {
+		t.Run(name, func(t *testing.T) {
+			f := newFakeAPI(t)
+			pvc, pv := bound("data")
+			if one.fsType != nil {
+				pv.Spec.CSI.FSType = *one.fsType
+			}
+			if one.mode != "" {
+				pv.Spec.AccessModes = []corev1.PersistentVolumeAccessMode{one.mode}
+			}
+			p := aPod("a", "data")
+			group := int64(7)
+			p.Spec.SecurityContext = &corev1.PodSecurityContext{FSGroup: &group}
+			if one.change != nil {
+				one.change(p)
+			}
+			f.put(pvc, pv, p)
+			if one.driver != nil {
+				f.put(one.driver)
+			}
+			got := must(t)(start(t, f, patient).ByUID(t.Context(), "uid-a"))
+			if len(got.Volumes) != 1 || got.Volumes[0].NoGroup == one.want || got.FSGroup != "7" {
+				t.Errorf("got %+v", got)
+			}
+		})
+	}
+}
+
+func readOnlyClaim(p *corev1.Pod) { p.Spec.Volumes[0].PersistentVolumeClaim.ReadOnly = true }
+
+func inline(from *corev1.CSIVolumeSource) func(*corev1.Pod) {
+	return func(p *corev1.Pod) { p.Spec.Volumes[0].VolumeSource = corev1.VolumeSource{CSI: from} }
+}
+
+func ptr[T any](v T) *T { return &v }
+
+// TestGroupWaitsForDrivers: without their policies nobody knows whose the files shall be.
+func TestGroupWaitsForDrivers(t *testing.T) {
+	f := newFakeAPI(t)
+	f.setRefused("list csidrivers", 403)
+	p := aPod("grouped")
+	group := int64(7)
+	p.Spec.SecurityContext = &corev1.PodSecurityContext{FSGroup: &group}
+	f.put(p, aPod("plain"))
+	c := start(t, f, hasty)
+	eventually(t, c, "the failure is seen", func() bool { return c.health.problem(allDrivers) != nil && c.pods.table.ready() })
+	_, err := c.ByUID(t.Context(), "uid-grouped")
+	refused(t, err, volume.Timeout, "fsGroup", allDrivers, "does not allow", "Forbidden")
+	must(t)(c.ByUID(t.Context(), "uid-plain"))
+	if s := c.State(); s.Synced["csidrivers"] || !s.Synced["pods"] || len(s.Problems) != 1 || !strings.Contains(s.Problems[0], thisNode) {
+		t.Errorf("state %+v", s)
+	}
+}

@@ -1,0 +1,341 @@
+// Package policy decides which volumes are deferred, to which handler, and how a blank
+// device gets its filesystem. It does no I/O: a verdict depends only on the rules and on what
+// is known of the volume.
+package policy
+
+import (
+	"cmp"
+	"fmt"
+	"path"
+	"slices"
+	"strconv"
+
+	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+)
+
+// ContextKey is the only key of a CSI volume_context that is read. "true" means that the
+// volume is deferred, "false" that it stays on the host, whatever the rules say. In an inline
+// volume, whose attributes the pod's author writes, "true" only asks, as the pod's annotation
+// does, and "false" is ignored.
+const ContextKey = "crust-proxy.dev/defer-fs-ops"
+
+// Input is what is known of a volume when it is decided whether to defer it.
+type Input struct {
+	Driver, FSType string
+	// AccessMode is CSI's name of it, such as SINGLE_NODE_WRITER.
+	AccessMode string
+	// RuntimeHandler is the pod's. If RuntimeHandlerKnown is set, "" is the node's default
+	// runtime.
+	RuntimeHandler      string
+	RuntimeHandlerKnown bool
+	// Annotated is set if the pod's annotation asks for this volume. Anybody who may create
+	// a pod can write the annotation.
+	Annotated bool
+	// Inline is set for a volume that is specified in the pod itself: the pod's author
+	// writes its Context.
+	Inline bool
+	// Requested is set if the orchestrator has set defer_fs_ops in the request.
+	Requested bool
+	// Context is CSI's volume_context; only ContextKey is read.
+	Context map[string]string
+}
+
+// Rule is a rule of the configuration. It decides for the volumes that it matches. An empty
+// list matches all.
+type Rule struct {
+	Name string `json:"name"`
+	// Drivers are names, or patterns in which * stands for any characters.
+	Drivers         []string `json:"drivers,omitempty"`
+	Filesystems     []string `json:"filesystems,omitempty"`
+	RuntimeHandlers []string `json:"runtimeHandlers,omitempty"`
+	// AccessModes are CSI's names, or those of Kubernetes' claims.
+	AccessModes []string `json:"accessModes,omitempty"`
+	// Annotated restricts the rule to volumes that the pod's annotation names.
+	Annotated bool `json:"annotated,omitempty"`
+	Defer     bool `json:"defer"`
+	// Handler and Format are for volumes that are deferred; empty means the default.
+	Handler string              `json:"handler,omitempty"`
+	Format  volume.FormatPolicy `json:"format,omitempty"`
+	// MkfsOptions are arguments for mkfs of the rule's one filesystem.
+	MkfsOptions []string `json:"mkfsOptions,omitempty"`
+	// RootMode are the permissions of a new filesystem's root directory, in octal.
+	RootMode string `json:"rootMode,omitempty"`
+	// Grow defaults to true: an ext4 that is smaller than its device, and that the sandbox
+	// cannot grow, is grown before it is handed over.
+	Grow *bool `json:"grow,omitempty"`
+	// ThenOnHost says whether this node's kernel may mount a volume that a sandbox had
+	// read-write by this rule; empty is HostRefused.
+	ThenOnHost ThenOnHost `json:"thenOnHost,omitempty"`
+}
+
+// ThenOnHost says whether a node's kernel may mount what a sandbox may have written.
+type ThenOnHost string
+
+// The values of ThenOnHost.
+const (
+	HostAllowed ThenOnHost = "allow"
+	HostRefused ThenOnHost = "refuse"
+)
+
+// makeFS returns how the rule has a filesystem made. Validate has checked the mode.
+func (r *Rule) makeFS() volume.MakeFS {
+	mode, _ := strconv.ParseUint(r.RootMode, 8, 12)
+	return volume.MakeFS{Options: r.MkfsOptions, RootMode: uint32(mode)}
+}
+
+// Policy decides which volumes are deferred. It is immutable: a new configuration makes
+// another one.
+type Policy struct {
+	// Rules are tried in order; the first that matches decides.
+	Rules []Rule
+	// Format applies to rules that name none; FormatUnset is FormatHost.
+	Format volume.FormatPolicy
+	// Runtimes map pods to handlers; the first that matches counts.
+	Runtimes []Runtime
+}
+
+// Verdict is the decision for a volume.
+type Verdict struct {
+	Defer bool
+	// Rule names what decided: "defer_fs_ops of the request", "volume context",
+	// `rule "name"` or "no rule".
+	Rule string
+	// Handler is the runtime handler; empty is the default one.
+	Handler string
+	// Format is never FormatUnset for a volume that is deferred.
+	Format volume.FormatPolicy
+	MakeFS volume.MakeFS
+	// KeepSize: a filesystem that is smaller than its device is not grown on the node.
+	KeepSize bool
+}
+
+// The values of Verdict.Rule where no rule decided. RuleRequested is that of the
+// orchestrator's own defer_fs_ops.
+const (
+	RuleRequested = "defer_fs_ops of the request"
+	byContext     = "volume context"
+	byNoRule      = "no rule"
+)
+
+// Decide decides whether a volume is deferred. With an error, the verdict has only the rule
+// that the error is about, if any. The request's defer_fs_ops decides first, then the volume
+// context, then the rules; otherwise the volume is not deferred. A pod's annotation changes
+// nothing about a volume that is deferred without it. All that it can do is let rules with
+// annotated: true match, and an inline volume's attribute can do no more.
+func (p *Policy) Decide(w Input) (Verdict, error) {
+	if w.Inline {
+		asked, _, err := contextSetting(w.Context)
+		if err != nil {
+			return Verdict{}, err
+		}
+		w.Annotated, w.Context = w.Annotated || asked, nil
+	}
+	plain := w
+	plain.Annotated = false
+	v, err := p.decide(plain)
+	if err != nil || v.Defer || !w.Annotated {
+		return v, err
+	}
+	if v, err = p.decide(w); err != nil || v.Defer {
+		return v, err
+	}
+	return v, w.denyRequest(v.Rule)
+}
+
+// denyRequest is the error for a volume that the pod wants deferred and that stays on the
+// host: a pod that asked is never given the volume on the host.
+func (w *Input) denyRequest(rule string) error {
+	asks := "the pod's annotation " + AnnotationKey + " asks for it to be deferred, and "
+	if w.Inline {
+		asks = "the pod's annotation " + AnnotationKey + " or the inline volume's attribute " + ContextKey + " asks for it to be deferred, and "
+	}
+	switch rule {
+	case byContext:
+		return volume.Errorf(volume.Denied, asks+"its volume attribute %s says \"false\": take the volume's name out of the annotation, or use a "+
+			"volume without the attribute", ContextKey)
+	case byNoRule:
+		return volume.Errorf(volume.Denied, asks+"no rule of this node's policy that says annotated: true matches the driver %s with %s: take the "+
+			"volume's name out of the annotation, or have such a rule added", sys.Clip(w.Driver), runtimeText(w.RuntimeHandler))
+	default:
+		return volume.Errorf(volume.Denied, asks+"the policy's %s keeps it on the host (driver %s, %s): take the volume's name out of the "+
+			"annotation, or have the rule changed", rule, sys.Clip(w.Driver), runtimeText(w.RuntimeHandler))
+	}
+}
+
+func runtimeText(handler string) string {
+	if handler == "" {
+		return "the node's default runtime"
+	}
+	return fmt.Sprintf("the runtime handler %q", sys.Clip(handler))
+}
+
+func (p *Policy) decide(w Input) (Verdict, error) {
+	asked, said, err := contextSetting(w.Context)
+	switch {
+	case err != nil:
+		return Verdict{}, err
+	case w.Requested:
+		return p.asked(w, RuleRequested)
+	case said && asked:
+		return p.asked(w, byContext)
+	case said:
+		return Verdict{Rule: byContext}, nil
+	}
+	return p.byRules(w)
+}
+
+// CouldDefer reports whether the policy could defer a volume for some pod, whatever the pod's
+// runtime handler and annotation are. In doubt the answer is true.
+func (p *Policy) CouldDefer(w Input) bool {
+	asked, said, err := contextSetting(w.Context)
+	if err != nil || w.Requested || asked {
+		return true
+	}
+	if said && !w.Inline {
+		return false
+	}
+	w.Annotated = true
+	for i := range p.Rules {
+		rule := &p.Rules[i]
+		switch {
+		case !rule.matchesVolume(&w):
+		case rule.Defer:
+			return true
+		case len(rule.RuntimeHandlers) == 0 && !rule.Annotated:
+			return false // it matches the volume of every pod, so no later rule decides
+		}
+	}
+	return false
+}
+
+// ThenOnHost says whether the host may mount a volume after a sandbox. The label is that of the
+// rule by which the volume was deferred, as in Verdict.Rule. If there is no such rule, those
+// that could defer the volume for some pod decide: one that refuses comes first. The answer is
+// "" if there is none.
+func (p *Policy) ThenOnHost(w Input, label string) (then ThenOnHost) {
+	w.Annotated = true
+	for i := range p.Rules {
+		rule := &p.Rules[i]
+		is := cmp.Or(rule.ThenOnHost, HostRefused)
+		switch {
+		case rule.Defer && rule.label() == label:
+			return is
+		case rule.Defer && rule.matchesVolume(&w) && then != HostRefused:
+			then = is
+		}
+	}
+	return then
+}
+
+// contextSetting reads ContextKey: whether it asks for deferral, and whether it is set. The
+// error repeats only the beginning of the value, which somebody else wrote.
+func contextSetting(context map[string]string) (asked, said bool, err error) {
+	switch value, said := context[ContextKey]; {
+	case !said:
+		return false, false, nil
+	case value == "true", value == "false":
+		return value == "true", true, nil
+	default:
+		return false, true, volume.Errorf(volume.Invalid, "the volume context has %s: %q: write \"true\" or \"false\" there",
+			ContextKey, sys.Clip(value))
+	}
+}
+
+func (p *Policy) byRules(w Input) (Verdict, error) {
+	for i := range p.Rules {
+		rule := &p.Rules[i]
+		if !rule.matchesVolume(&w) {
+			continue
+		}
+		if rule.needsHandler(&w) {
+			advice := "say " + ContextKey + ": \"true\" or \"false\" in the volume's attributes, "
+			if w.Inline {
+				advice = "" // those are the pod author's
+			}
+			return Verdict{Rule: rule.label()}, volume.Errorf(volume.Unsupported, "the policy's rule %q cannot be decided for this volume of driver %s: it goes by "+
+				"the pod's runtime handler, which is not known here: configure cluster so that it is, %sor take runtimeHandlers out of the rule",
+				rule.Name, sys.Clip(w.Driver), advice)
+		}
+		if rule.matchesHandler(&w) {
+			return p.verdict(rule, &w)
+		}
+	}
+	return Verdict{Rule: byNoRule}, nil
+}
+
+func (p *Policy) verdict(rule *Rule, w *Input) (Verdict, error) {
+	v := Verdict{Defer: rule.Defer, Rule: rule.label()}
+	if !rule.Defer {
+		return v, nil
+	}
+	p.apply(rule, &v)
+	return p.withHandler(v, w)
+}
+
+// apply sets how a volume is deferred, by a rule.
+func (p *Policy) apply(rule *Rule, v *Verdict) {
+	v.Handler, v.Format = rule.Handler, cmp.Or(rule.Format, p.Format, volume.FormatHost)
+	v.MakeFS, v.KeepSize = rule.makeFS(), rule.Grow != nil && !*rule.Grow
+}
+
+// asked is the verdict for a volume that the request or the volume context asks to defer. How
+// it is deferred is up to the first matching rule that defers, if there is one.
+func (p *Policy) asked(w Input, word string) (Verdict, error) {
+	v := Verdict{Defer: true, Rule: word}
+	p.apply(&Rule{}, &v)
+	var open []*Rule // those that may match, depending on the pod's runtime handler
+	for i := range p.Rules {
+		rule := &p.Rules[i]
+		if !rule.Defer || rule.Annotated || !rule.matchesVolume(&w) {
+			continue // nor may what a pod's author writes decide how
+		}
+		if rule.needsHandler(&w) {
+			open = append(open, rule)
+		} else if rule.matchesHandler(&w) {
+			p.apply(rule, &v)
+			break
+		}
+	}
+	for _, rule := range open {
+		other := v
+		p.apply(rule, &other)
+		if other.Handler != v.Handler || other.Format != v.Format || !other.MakeFS.Equal(v.MakeFS) || other.KeepSize != v.KeepSize {
+			return Verdict{Rule: rule.label()}, volume.Errorf(volume.Unsupported, "this volume of driver %s is to be deferred (%s), and how cannot be decided: the "+
+				"policy's rule %q goes by the pod's runtime handler, which is not known here: take runtimeHandlers out of the rule, "+
+				"or handler, format, mkfsOptions, rootMode and grow", sys.Clip(w.Driver), word, rule.Name)
+		}
+	}
+	return p.withHandler(v, &w)
+}
+
+func (r *Rule) matchesVolume(w *Input) bool {
+	return (w.Annotated || !r.Annotated) && (len(r.Drivers) == 0 || slices.ContainsFunc(r.Drivers, func(p string) bool { return globMatches(p, w.Driver) })) &&
+		allows(r.Filesystems, w.FSType) && matchesMode(r.AccessModes, w.AccessMode)
+}
+
+// needsHandler reports whether the rule depends on a runtime handler that is not known. A
+// guess could hand a volume to a sandbox that another pod expects on the host.
+func (r *Rule) needsHandler(w *Input) bool {
+	return len(r.RuntimeHandlers) > 0 && !w.RuntimeHandlerKnown
+}
+
+func (r *Rule) matchesHandler(w *Input) bool { return allows(r.RuntimeHandlers, w.RuntimeHandler) }
+
+func allows(list []string, value string) bool {
+	return len(list) == 0 || slices.Contains(list, value)
+}
+
+// globMatches matches a whole driver name, which holds no slash.
+func globMatches(pattern, name string) bool {
+	ok, _ := path.Match(pattern, name) // a bad pattern matches nothing
+	return ok
+}
+
+// label names a rule in records and errors.
+func (r *Rule) label() string { return fmt.Sprintf("rule %q", r.Name) }
+
+// configPath names a rule in an error of the configuration.
+func (r *Rule) configPath(i int) string {
+	return "policy.rules[" + strconv.Itoa(i) + "] (" + strconv.Quote(sys.Clip(r.Name)) + ")"
+}

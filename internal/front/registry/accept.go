@@ -1,0 +1,152 @@
+package registry
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
+	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
+	csiv1 "github.com/crust-proxy/crust-proxy/proto/crust/csi/v1"
+)
+
+// Driver is a driver as it presented itself.
+type Driver struct {
+	Name         string
+	Version      string
+	Endpoint     string
+	Versions     []string
+	Capabilities []string
+}
+
+const maxName = 63
+
+// refusal is an error that a retry does not fix, so the registrar is notified at once. With
+// any other error the registrar or driver may not be up yet.
+type refusal struct{ error }
+
+// errTaken refuses a driver whose name another registrar has. The channel is closed when
+// any name is released.
+type errTaken struct {
+	error
+	changed <-chan struct{}
+}
+
+func refusef(format string, args ...any) error { return refusal{fmt.Errorf(format, args...)} }
+
+// driverCheck asks registrars and drivers who they are, as kubelet would.
+type driverCheck struct {
+	sockets string        // the directory of our own CSI sockets
+	timeout time.Duration // of one exchange
+}
+
+// info asks the registrar behind a socket for its driver.
+func (c driverCheck) info(ctx context.Context, socket string) (*registration.PluginInfo, error) {
+	conn, err := dial(socket, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = conn.Close() }()
+	ctx, cancel := context.WithTimeout(ctx, c.timeout)
+	defer cancel()
+	info, err := registration.NewRegistrationClient(conn).GetInfo(ctx, &registration.InfoRequest{})
+	if err != nil {
+		return nil, fmt.Errorf("the registrar at %s does not answer: %s", socket, clip(status.Convert(err).Message()))
+	}
+	return info, nil
+}
+
+// accept validates the answer of a registrar, as kubelet does.
+func (c driverCheck) accept(socket string, info *registration.PluginInfo) (*Driver, error) {
+	endpoint := strings.TrimPrefix(info.GetEndpoint(), "unix://")
+	switch {
+	case info.GetType() != registration.CSIPlugin:
+		return nil, refusef("%s registers a plugin of type %q: only %s is taken here", socket, clip(info.GetType()), registration.CSIPlugin)
+	case len(info.GetName()) > maxName:
+		return nil, refusef("%s registers a name of %d bytes: a CSI driver's has at most %d", socket, len(info.GetName()), maxName)
+	case !sys.IsDriverName(info.GetName()):
+		return nil, refusef("%s registers the name %q, which is no CSI driver's name", socket, clip(info.GetName()))
+	case !filepath.IsAbs(endpoint):
+		return nil, refusef("driver %s: its endpoint %q is not an absolute path", info.GetName(), clip(endpoint))
+	case len(endpoint) > sys.MaxSocketPath:
+		return nil, refusef("driver %s: its endpoint %q is longer than the %d bytes that a socket's path may have",
+			info.GetName(), clip(endpoint), sys.MaxSocketPath)
+	case filepath.Dir(filepath.Clean(endpoint)) == filepath.Clean(c.sockets):
+		return nil, refusef("driver %s: its endpoint %s is crust-proxy's own socket: let the registrar's "+
+			"--kubelet-registration-path be the driver's", info.GetName(), endpoint)
+	case !slices.ContainsFunc(info.GetSupportedVersions(), isVersion1):
+		return nil, refusef("driver %s: it supports the CSI versions %s, and a version 1 is needed",
+			info.GetName(), clip(fmt.Sprintf("%q", info.GetSupportedVersions())))
+	}
+	return &Driver{Name: info.GetName(), Endpoint: endpoint, Versions: info.GetSupportedVersions()}, nil
+}
+
+// claimed returns what can be shown of a driver that is not accepted.
+func claimed(info *registration.PluginInfo) *Driver {
+	if !sys.IsDriverName(info.GetName()) {
+		return &Driver{}
+	}
+	return &Driver{Name: info.GetName(), Endpoint: clip(info.GetEndpoint())}
+}
+
+func isVersion1(version string) bool {
+	version = strings.TrimPrefix(version, "v")
+	return version == "1" || strings.HasPrefix(version, "1.")
+}
+
+// probe asks the driver for its name, node and capabilities. A driver whose NodeGetInfo fails
+// must not be registered with kubelet, which would not retry.
+func (c driverCheck) probe(ctx context.Context, conn grpc.ClientConnInterface, info Driver) (*Driver, error) {
+	ctx, cancel := context.WithTimeout(ctx, c.timeout)
+	defer cancel()
+	plugin, err := csi.NewIdentityClient(conn).GetPluginInfo(ctx, &csi.GetPluginInfoRequest{})
+	if err != nil {
+		return nil, info.failed("GetPluginInfo", err)
+	}
+	if plugin.GetName() != info.Name {
+		return nil, refusef("driver %s: the driver at %s calls itself %q: the registrar's --csi-address or the driver's name is wrong",
+			info.Name, info.Endpoint, clip(plugin.GetName()))
+	}
+	node := csi.NewNodeClient(conn)
+	if _, err := node.NodeGetInfo(ctx, &csi.NodeGetInfoRequest{}); err != nil {
+		return nil, info.failed("NodeGetInfo", err)
+	}
+	has, err := node.NodeGetCapabilities(ctx, &csi.NodeGetCapabilitiesRequest{})
+	if err != nil {
+		return nil, info.failed("NodeGetCapabilities", err)
+	}
+	info.Version = clip(plugin.GetVendorVersion())
+	info.Capabilities = nil
+	for _, one := range has.GetCapabilities() {
+		info.Capabilities = append(info.Capabilities, capabilityName(one.GetRpc().GetType()))
+	}
+	return &info, nil
+}
+
+// failed is the error of a failed call. It is a refusal if the driver does not implement the
+// call, and so is no node plugin.
+func (d *Driver) failed(call string, err error) error {
+	err, code := fmt.Errorf("driver %s: %s on %s fails: %s", d.Name, call, d.Endpoint, clip(status.Convert(err).Message())), status.Code(err)
+	if code == codes.Unimplemented {
+		return refusal{err}
+	}
+	return err
+}
+
+func capabilityName(kind csi.NodeServiceCapability_RPC_Type) string {
+	if name, ok := csiv1.NodeCapability_name[int32(kind)]; ok && kind != 0 {
+		return strings.TrimPrefix(name, "NODE_CAPABILITY_")
+	}
+	return kind.String()
+}
+
+// clip bounds a text of another program, which could fill the log.
+func clip(s string) string { return sys.ClipTo(s, 512) }

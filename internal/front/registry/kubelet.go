@@ -1,0 +1,185 @@
+package registry
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"time"
+
+	"go.uber.org/zap"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/connectivity"
+	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
+	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
+)
+
+// register offers the driver to kubelet until ctx ends. kubelet does not retry a driver that
+// it has refused until the socket is re-created, so that is done.
+func (s *session) register(ctx context.Context, front *served) error {
+	times := s.registry.times
+	defer s.withdraw(front)
+	for wait := times.Away; ctx.Err() == nil; {
+		if !s.answers(ctx, front) {
+			sys.Sleep(ctx, times.Rescan)
+			continue
+		}
+		offer, err := s.offer(front)
+		if errors.Is(err, fs.ErrNotExist) {
+			s.setKubelet("kubelet's registry " + s.registry.cfg.KubeletRegistry + " is not there yet")
+			sys.Sleep(ctx, times.Rescan)
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		refused := s.awaitKubelet(ctx, offer, front)
+		if ctx.Err() == nil {
+			_ = os.Remove(offer.path) // it is re-created in any case
+		}
+		offer.end()
+		if !refused {
+			wait = times.Away
+			sys.Sleep(ctx, wait)
+			continue
+		}
+		s.pause(ctx, wait)
+		wait = min(2*wait, times.LastRefusal)
+	}
+	return nil
+}
+
+// withdraw removes the registration socket if the registrar has gone. The socket stays when
+// the daemon ends, so that kubelet keeps the driver registered.
+func (s *session) withdraw(front *served) {
+	if s.registry.gone(s) {
+		_ = os.Remove(registrationPath(s.registry.cfg.KubeletRegistry, front.name)) // missing where it was refused
+		s.registry.cfg.Log.Info("a registrar has gone, or comes anew", zap.String("driver", front.name), zap.String("socket", s.socket))
+	}
+}
+
+// offer makes the registration socket and serves it.
+func (s *session) offer(front *served) (*offer, error) {
+	path := registrationPath(s.registry.cfg.KubeletRegistry, front.name)
+	s.settling.begin(path)
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("the registration of an earlier life at %s cannot be removed: %w", path, err)
+	}
+	listener, err := listen(path)
+	if err != nil {
+		return nil, fmt.Errorf("driver %s cannot be registered with kubelet: %w", front.name, err)
+	}
+	made := &offer{
+		name: front.name, path: path, id: idAt(path), server: grpc.NewServer(), ended: make(chan struct{}), verdict: make(chan *registration.RegistrationStatus, 1),
+		info: &registration.PluginInfo{
+			Type: registration.CSIPlugin, Name: front.name, Endpoint: front.socket, SupportedVersions: s.state().Versions,
+		},
+	}
+	s.setKubelet("waiting for kubelet")
+	registration.RegisterRegistrationServer(made.server, made)
+	go func() { defer close(made.ended); _ = made.server.Serve(listener) }()
+	return made, nil
+}
+
+// awaitKubelet forwards kubelet's verdicts to the registrar, until the socket has been
+// removed or must be re-created. It reports whether kubelet refused the driver.
+func (s *session) awaitKubelet(ctx context.Context, offer *offer, front *served) (refused bool) {
+	tick := time.NewTicker(s.registry.times.Rescan)
+	defer tick.Stop()
+	silence := time.NewTimer(s.registry.times.Silence)
+	defer silence.Stop()
+	defer s.confirmed.Store(nil)
+	var settled <-chan time.Time
+	for {
+		select {
+		case <-ctx.Done():
+			return false
+		case <-silence.C:
+			return false
+		case verdict := <-offer.verdict:
+			if !s.forwardVerdict(ctx, offer, verdict) {
+				return true
+			}
+			silence.Stop()
+			if s.settling.needed(offer.name) {
+				s.setKubelet("registered, and to be renewed once: the driver may have had another registration until now")
+				settled = time.After(s.registry.times.Settle)
+			}
+		case <-settled:
+			s.setKubelet("registered")
+			if beginRenewal(s.registry, offer.name) {
+				return false
+			}
+		case <-s.renew:
+			return false
+		case <-tick.C:
+			if !offer.stands() {
+				return false
+			}
+			s.watchDriver(ctx, front)
+		}
+	}
+}
+
+// forwardVerdict forwards kubelet's verdict to the registrar, and reports whether the driver
+// is registered.
+func (s *session) forwardVerdict(ctx context.Context, offer *offer, verdict *registration.RegistrationStatus) bool {
+	log := s.registry.cfg.Log.With(zap.String("driver", offer.name))
+	if verdict.GetPluginRegistered() {
+		s.setKubelet("registered")
+		now := time.Now()
+		s.confirmed.Store(&now)
+		s.registry.node.checkSoon()
+		log.Info("kubelet has registered a driver")
+	} else {
+		s.setKubelet("refused: " + verdict.GetError())
+		log.Error("kubelet refused a driver", zap.String("problem", clip(verdict.GetError())))
+	}
+	s.notify(ctx, verdict)
+	return verdict.GetPluginRegistered()
+}
+
+// watchDriver notices that the driver's process has gone, and that it is back, perhaps as
+// another version. Meanwhile the driver stays registered with kubelet, as it would without
+// us.
+func (s *session) watchDriver(ctx context.Context, front *served) {
+	switch conn := front.driverConn(); conn.GetState() {
+	case connectivity.Idle:
+		conn.Connect()
+	case connectivity.TransientFailure:
+		info := s.state().Driver
+		s.setProblem(info.failed("the connection", errors.New("nobody listens there: is the driver's container running?")))
+	case connectivity.Ready:
+		if !s.state().Ready {
+			s.answers(ctx, front)
+		}
+	default: // connecting, or closed
+	}
+}
+
+// answers reports whether the driver is up. kubelet calls it as soon as it is registered.
+func (s *session) answers(ctx context.Context, front *served) bool {
+	known, err := s.registry.check.probe(ctx, front.driverConn(), s.state().Driver)
+	switch {
+	case ctx.Err() != nil:
+		return false
+	case err != nil:
+		s.setProblem(err)
+		return false
+	}
+	s.setReady(known)
+	return true
+}
+
+// pause waits after a refusal, or until a socket of others has gone that may have been the
+// reason for it.
+func (s *session) pause(ctx context.Context, d time.Duration) {
+	select {
+	case <-ctx.Done():
+	case <-s.renew:
+		sys.Sleep(ctx, s.registry.times.Away)
+	case <-time.After(d):
+	}
+}

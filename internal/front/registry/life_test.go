@@ -1,0 +1,252 @@
+package registry_test
+
+import (
+	"context"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+
+	"github.com/crust-proxy/crust-proxy/internal/front/registry"
+	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/rig/kubelet"
+)
+
+func TestUpgradeToAnotherEndpoint(t *testing.T) {
+	t.Parallel()
+	w := running(t)
+	_, r := w.pair()
+	w.served("driver.sock")
+	socket, err := os.Lstat(w.csi())
+	check.Must(t, err)
+	r.Kill() // the old driver still runs for a while
+	next := w.driver(name, "next.sock")
+	next.Version = "v8"
+	check.Must(t, next.Start())
+	check.Must(t, w.registrar(next).Start())
+	w.served("next.sock")
+	if now, err := os.Lstat(w.csi()); err != nil || !os.SameFile(socket, now) {
+		t.Errorf("the CSI socket was made anew, or has gone: %v", err)
+	}
+	if one, _ := w.shown(name); one.Version != "v8" || one.Endpoint != next.Socket {
+		t.Errorf("listed: %+v", one)
+	}
+	w.neverRefused()
+}
+
+func TestDriverAloneRestarts(t *testing.T) {
+	t.Parallel()
+	w := running(t)
+	d, _ := w.pair()
+	w.served("driver.sock")
+	d.Kill()
+	check.Eventually(t, "it is listed as not ready", func() bool { one, _ := w.shown(name); return !one.Ready && one.Problem != "" })
+	if w.kubelet.Endpoint(name) == "" {
+		t.Error("kubelet was told although the registrar stands")
+	}
+	d.Version = "v8"
+	check.Must(t, d.Start())
+	w.served("driver.sock")
+	if one, _ := w.shown(name); one.Version != "v8" {
+		t.Errorf("listed: %+v", one)
+	}
+	if w.kubelet.Count(kubelet.Registered) != 1 {
+		t.Errorf("events: %+v", w.kubelet.Events())
+	}
+}
+
+func TestOurRestartIsNoDeregistration(t *testing.T) {
+	t.Parallel()
+	w := running(t)
+	_, r := w.pair()
+	w.served("driver.sock")
+	w.stop()
+	if !exists(w.csi()) || !exists(w.offered()) {
+		t.Fatal("a socket went with us")
+	}
+	time.Sleep(quiet)
+	if w.kubelet.Endpoint(name) != w.csi() || w.kubelet.Count(kubelet.Deregistered) > 0 {
+		t.Fatalf("kubelet did not keep the driver: %+v", w.kubelet.Events())
+	}
+	before := len(r.Verdicts())
+	w.startRegistry()
+	check.Eventually(t, "it registers again", func() bool { return len(r.Verdicts()) > before })
+	w.served("driver.sock")
+	w.neverRefused()
+	w.steady()
+}
+
+func TestStaleRegistrationsGoAfterGrace(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.startKubelet()
+	gone := filepath.Join(w.kubeletDir(), "gone.csi.example.com"+registry.Suffix)
+	foreign := filepath.Join(w.kubeletDir(), "foreign-reg.sock")
+	for _, path := range []string{gone, foreign} {
+		deadSocket(t, path)
+	}
+	cfg := w.config()
+	cfg.Grace = 20 * turn
+	begin := time.Now()
+	w.startRegistryWith(cfg)
+	w.pair()
+	w.served("driver.sock")
+	if !exists(gone) && time.Since(begin) < cfg.Grace {
+		t.Error("it was removed too early")
+	}
+	check.Eventually(t, "the stale one goes", func() bool { return !exists(gone) })
+	time.Sleep(quiet)
+	if !exists(foreign) || !exists(w.offered()) {
+		t.Error("another's went too, or that of a driver that is here")
+	}
+}
+
+// TestRegistrarGoneWhileWeWereAway: kubelet keeps the driver for the grace only.
+func TestRegistrarGoneWhileWeWereAway(t *testing.T) {
+	t.Parallel()
+	w := running(t)
+	_, r := w.pair()
+	w.served("driver.sock")
+	w.stop()
+	check.Must(t, r.Stop())
+	w.startRegistry()
+	check.Eventually(t, "kubelet forgets it", func() bool { return w.kubelet.Endpoint(name) == "" })
+	check.Must(t, r.Start())
+	w.served("driver.sock")
+	w.neverRefused()
+}
+
+func deadSocket(t *testing.T, path string) {
+	t.Helper()
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	check.Must(t, err)
+	l.SetUnlinkOnClose(false)
+	check.Must(t, l.Close())
+}
+
+func TestKubeletDirectoryComesLateAndAnew(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	check.Must(t, os.Remove(w.kubeletDir()))
+	w.startRegistry()
+	w.pair()
+	check.Eventually(t, "it says what it waits for", func() bool {
+		one, _ := w.shown(name)
+		return one.Ready && one.Kubelet == "kubelet's registry "+w.kubeletDir()+" is not there yet"
+	})
+	for range 2 {
+		check.Must(t, os.Mkdir(w.kubeletDir(), 0o750))
+		w.startKubelet()
+		w.served("driver.sock")
+		w.neverRefused()
+		w.kubelet.Stop()
+		check.Must(t, os.RemoveAll(w.kubeletDir()))
+	}
+}
+
+func TestRegistrationThatSomebodyRemoved(t *testing.T) {
+	t.Parallel()
+	w := running(t)
+	w.pair()
+	w.served("driver.sock")
+	check.Must(t, os.Remove(w.offered()))
+	check.Eventually(t, "it is made anew", func() bool { return w.kubelet.Count(kubelet.Registered) == 2 })
+	w.served("driver.sock")
+	w.neverRefused()
+}
+
+func TestOurDirectoryAnew(t *testing.T) {
+	t.Parallel()
+	w := running(t)
+	_, r := w.pair()
+	w.served("driver.sock")
+	check.Must(t, os.RemoveAll(w.ours()))
+	check.Eventually(t, "it is made again, and the driver gone", func() bool { return exists(w.ours()) && w.kubelet.Endpoint(name) == "" })
+	r.Kill()
+	check.Must(t, r.Start())
+	w.served("driver.sock")
+	w.neverRefused()
+}
+
+func TestLivenessProbe(t *testing.T) {
+	t.Parallel()
+	w := running(t)
+	d, _ := w.pair()
+	w.served("driver.sock")
+	conn, err := connect(w.csi())
+	check.Must(t, err)
+	defer func() { _ = conn.Close() }()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	// The sidecar asks for the name once, and then probes.
+	who, err := csi.NewIdentityClient(conn).GetPluginInfo(ctx, &csi.GetPluginInfoRequest{})
+	if err != nil || who.GetName() != name {
+		t.Errorf("GetPluginInfo: %v, %v", who, err)
+	}
+	got, err := csi.NewIdentityClient(conn).Probe(ctx, &csi.ProbeRequest{})
+	if err != nil || !got.GetReady().GetValue() || d.Probes() != 1 {
+		t.Errorf("Probe: %v, %v, probed %d times", got, err, d.Probes())
+	}
+}
+
+func TestSocketModes(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	check.Must(t, os.MkdirAll(w.sockets(), 0o755)) //nolint:gosec // it is to be closed
+	w.startKubelet()
+	w.startRegistry()
+	w.pair()
+	w.served("driver.sock")
+	for path, want := range map[string]os.FileMode{w.sockets(): 0o700, w.csi(): 0o600, w.offered(): 0o600} {
+		if info, err := os.Lstat(path); err != nil || info.Mode().Perm() != want {
+			t.Errorf("%s: %v, %v", path, info.Mode(), err)
+		}
+	}
+}
+
+// TestKubeletStartsWhileTheDriverIsDown: kubelet's NodeGetInfo fails then, and
+// asking it again is of no use before the driver is back.
+func TestKubeletStartsWhileTheDriverIsDown(t *testing.T) {
+	for _, restart := range []time.Duration{0, 2 * turn} {
+		t.Run(restart.String(), func(t *testing.T) {
+			t.Parallel()
+			w := running(t)
+			d, r := w.pair()
+			w.served("driver.sock")
+			w.kubelet.Stop()
+			r.SetRestart(restart)
+			d.Kill()
+			w.startKubelet()
+			check.Eventually(t, "kubelet refuses", func() bool { return w.kubelet.Count(kubelet.Refused) == 1 })
+			time.Sleep(quiet)
+			if n := w.kubelet.Count(kubelet.Refused); n > 1 {
+				t.Errorf("kubelet was asked %d times without a driver", n)
+			}
+			check.Must(t, d.Start())
+			check.Eventually(t, "kubelet has it", func() bool { return w.kubelet.Endpoint(name) == w.csi() })
+			w.steady()
+		})
+	}
+}
+
+func TestLongestNameBelowALongDirectory(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.startKubelet()
+	cfg := w.config()
+	cfg.Sockets = filepath.Join(w.dir, strings.Repeat("d", 50))
+	w.startRegistryWith(cfg)
+	d := w.driver(strings.Repeat("n", 63), "driver.sock")
+	check.Must(t, d.Start())
+	r := w.registrar(d)
+	r.File = "long-reg.sock"
+	check.Must(t, r.Start())
+	check.Eventually(t, "kubelet reaches it", func() bool { return w.kubelet.Drivers()[d.Name].Node == d.Node })
+	if one, _ := w.shown(d.Name); one.Socket != w.kubelet.Endpoint(d.Name) || filepath.Dir(one.Socket) != cfg.Sockets {
+		t.Errorf("listed: %+v; kubelet has %s", one, w.kubelet.Endpoint(d.Name))
+	}
+}

@@ -1,0 +1,307 @@
+// Package registry stands between the registrars of CSI drivers and kubelet. Registrars
+// register with it as with kubelet, in a directory of ours. It registers each driver with
+// kubelet under the driver's own name, with a CSI socket of ours.
+package registry
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/fsnotify/fsnotify"
+	"go.uber.org/zap"
+	"google.golang.org/grpc"
+	"k8s.io/apimachinery/pkg/util/cache"
+
+	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+)
+
+// Suffix ends the names of our registration sockets. It differs from what
+// node-driver-registrar makes, so that both can be told apart.
+const Suffix = ".crust-proxy-reg.sock"
+
+// Config configures a Registry.
+type Config struct {
+	// Registry is where registrars make their sockets. It lies outside kubelet's,
+	// whose watcher looks into sub-directories too.
+	Registry string
+	// KubeletRegistry is where kubelet looks for registration sockets.
+	KubeletRegistry string
+	// Sockets holds our CSI sockets. Only root can open it.
+	Sockets string
+	// Grace is how long after the start a registration of an earlier process is kept before
+	// its driver has come back.
+	Grace time.Duration
+	// Patience returns how long calls under way may take to end when Run ends.
+	Patience func() time.Duration
+	Log      *zap.Logger
+	// Serve gives the options of the gRPC server that stands in for a driver.
+	Serve func(name string, driver grpc.ClientConnInterface) []grpc.ServerOption
+	// Self is the pid of this daemon: an endpoint that leads back to it is refused. 0
+	// disables the check.
+	Self int
+	// Deferred names the deferred volumes of a driver that live on this node. It must not
+	// block.
+	Deferred func(driver string) []string
+	// Alarm is called when a driver has registered with kubelet directly, and when that is
+	// over.
+	Alarm func(driver string, on bool)
+	// Renewed is called when a registration that kubelet may have lost is renewed; it
+	// may be nil.
+	Renewed func(driver string)
+	// NodeDrivers reads the drivers in the node's CSINode. It is nil where no cluster is
+	// asked; then a registration that kubelet loses late is not noticed.
+	NodeDrivers func(ctx context.Context) (map[string]bool, error)
+	// Whose returns what the process behind a registrar's socket runs in, or "" if that is not
+	// known; nil is its control group.
+	Whose func(ctx context.Context, socket string) string
+	// Times are the waits; those that are zero get their defaults.
+	Times Times
+}
+
+// Registry follows registrars, drivers and kubelet.
+type Registry struct {
+	cfg     Config
+	times   Times
+	started time.Time
+	alarmed map[string]bool // the drivers that were reported to Alarm; of Run alone
+	unread  string          // why sockets could not be listed the last time; of Run alone
+	looks   sys.Looks[string]
+
+	mu       sync.Mutex
+	sessions map[string]*session // by the registrar's socket
+	names    map[string]*session // the session that has a driver's name
+	served   map[string]*served  // the CSI sockets, by driver
+	direct   map[string]*bypass  // sockets of others in kubelet's directory
+	changed  chan struct{}       // closed when a name is released
+
+	check      driverCheck
+	departures *cache.LRUExpireCache // drivers of which a socket of others has lately gone from kubelet's directory
+	node       *nodeCheck
+
+	parts sync.WaitGroup
+}
+
+// New makes a registry; nothing happens before Run.
+func New(cfg Config) *Registry {
+	r := &Registry{
+		cfg: cfg, times: cfg.Times.withDefaults(), alarmed: make(map[string]bool), sessions: make(map[string]*session), names: make(map[string]*session),
+		served: make(map[string]*served), direct: make(map[string]*bypass),
+		departures: cache.NewLRUExpireCache(maxSockets), changed: make(chan struct{}),
+	}
+	if r.cfg.Whose == nil {
+		r.cfg.Whose = controlGroup
+	}
+	r.check = driverCheck{sockets: cfg.Sockets, timeout: r.times.Call}
+	r.node = &nodeCheck{registry: r, soon: make(chan struct{}, 1), absent: make(absences)}
+	return r
+}
+
+// Run follows the two directories until ctx ends. The sockets stay then: kubelet would
+// deregister a driver whose socket goes, and it connects again when we are back.
+func (r *Registry) Run(ctx context.Context) error {
+	r.started = time.Now()
+	for dir, mode := range map[string]fs.FileMode{r.cfg.Registry: 0o750, r.cfg.Sockets: 0o700} {
+		if err := os.MkdirAll(dir, mode); err != nil {
+			return volume.Errorf(volume.Internal, "the directory %s cannot be made: %w", dir, err)
+		}
+	}
+	if err := os.Chmod(r.cfg.Sockets, 0o700); err != nil { //nolint:gosec // a directory
+		return volume.Errorf(volume.Internal, "the directory %s cannot be closed to others: %w", r.cfg.Sockets, err)
+	}
+	watcher, err := fsnotify.NewWatcher()
+	if err != nil {
+		return volume.Errorf(volume.Internal, "directories cannot be watched: %w", err)
+	}
+	defer func() { _ = watcher.Close() }()
+	ctx, cancel := context.WithCancel(ctx)
+	defer r.end(cancel)
+	if r.cfg.NodeDrivers != nil {
+		r.parts.Go(func() { r.node.run(ctx) })
+	}
+	r.follow(ctx, watcher)
+	return nil
+}
+
+func (r *Registry) end(cancel context.CancelFunc) {
+	cancel()
+	r.parts.Wait()
+	r.mu.Lock()
+	for _, one := range r.served {
+		r.parts.Go(func() { one.stop(r.cfg.Patience()) })
+	}
+	r.mu.Unlock()
+	r.parts.Wait()
+}
+
+// follow scans both directories at each event and at intervals: a directory can be removed
+// and made again, and events can be lost.
+func (r *Registry) follow(ctx context.Context, watcher *fsnotify.Watcher) {
+	tick := time.NewTicker(r.times.Rescan)
+	defer tick.Stop()
+	for {
+		for _, dir := range []string{r.cfg.Registry, r.cfg.KubeletRegistry} {
+			_ = watcher.Add(dir) // one that is missing is watched when it is there
+		}
+		r.scan(ctx)
+		select {
+		case <-ctx.Done():
+			return
+		case <-watcher.Events:
+		case err := <-watcher.Errors:
+			r.cfg.Log.Debug("events may have been lost", zap.Error(err)) // the next scan finds what they were about
+		case <-tick.C:
+		}
+	}
+}
+
+func (r *Registry) scan(ctx context.Context) {
+	if err := os.MkdirAll(r.cfg.Registry, 0o750); err != nil {
+		r.cfg.Log.Error("the registry directory cannot be made again", zap.Error(err))
+	}
+	registrars, err := r.list(r.cfg.Registry, false)
+	others, othersErr := r.list(r.cfg.KubeletRegistry, true)
+	r.logUnread(errors.Join(err, othersErr))
+	r.followRegistrars(ctx, registrars)
+	r.dropStale(ctx, others.found)
+	maps.DeleteFunc(others.found, func(path string, _ socketID) bool { return strings.HasSuffix(path, Suffix) })
+	r.followBypass(ctx, others)
+	r.reportBypassed()
+}
+
+// list is socketsIn for a directory in which others make what they want. Where one of them hangs, none of its
+// sockets counts as gone.
+func (r *Registry) list(dir string, below bool) (*listing, error) {
+	found, err := sys.Look(&r.looks, dir, func() (*listing, error) { return socketsIn(dir, below) })
+	if errors.Is(err, sys.ErrHangs) {
+		return &listing{hangs: true}, fmt.Errorf("%s: %w", dir, err)
+	}
+	return found, err
+}
+
+// logUnread logs once why sockets cannot be listed: it may last.
+func (r *Registry) logUnread(err error) {
+	text := ""
+	if err != nil {
+		text = err.Error()
+	}
+	if text != "" && text != r.unread {
+		r.cfg.Log.Warn("some sockets cannot be listed, and do not count as gone", zap.Error(err))
+	}
+	r.unread = text
+}
+
+// maxSockets bounds how many sockets are followed in a directory: a program that can write
+// there could make any number.
+const maxSockets = 128
+
+// followRegistrars starts a session for each new socket of a registrar, and ends those whose
+// socket has gone.
+func (r *Registry) followRegistrars(ctx context.Context, now *listing) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for path, one := range r.sessions {
+		if now.gone(path, one.id) {
+			one.cancel()
+			delete(r.sessions, path)
+		}
+	}
+	for path, id := range now.found {
+		if r.sessions[path] != nil || len(r.sessions) >= maxSockets && !r.endIdle() {
+			continue
+		}
+		ctx, cancel := context.WithCancel(ctx)
+		one := &session{registry: r, socket: path, id: id, begun: time.Now(), cancel: cancel, renew: make(chan struct{}, 1),
+			settling: settling{registry: r}, now: State{Registrar: path, Since: time.Now()}}
+		r.sessions[path] = one
+		r.parts.Go(func() { one.run(ctx) })
+	}
+}
+
+// endIdle ends the session of one registrar that had its time and has no driver: others wait for
+// the place, and it comes again after them. The caller holds the lock.
+func (r *Registry) endIdle() bool {
+	for path, one := range r.sessions {
+		if time.Since(one.begun) > r.times.Untold && !one.state().Ready {
+			one.cancel()
+			delete(r.sessions, path)
+			return true
+		}
+	}
+	return false
+}
+
+// gone reports whether a session's registrar has gone, or has made a new socket.
+func (r *Registry) gone(s *session) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.sessions[s.socket] != s
+}
+
+// dropStale removes registrations of an earlier process whose driver has not come back:
+// kubelet would call a socket that nobody serves. Once ctx has ended it removes nothing: the
+// names are released then because we end.
+func (r *Registry) dropStale(ctx context.Context, found map[string]socketID) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if ctx.Err() != nil || time.Since(r.started) < r.cfg.Grace {
+		return
+	}
+	used := make(map[string]bool, len(r.names))
+	for name := range r.names {
+		used[registrationPath(r.cfg.KubeletRegistry, name)] = true
+	}
+	for path := range found {
+		if !strings.HasSuffix(path, Suffix) || used[path] {
+			continue
+		}
+		if err := os.Remove(path); err == nil {
+			r.cfg.Log.Info("a registration without its driver was removed", zap.String("socket", path))
+		}
+	}
+}
+
+// State is a driver as `crustctl drivers` shows it.
+type State struct {
+	Driver
+	// Registrar is the registrar's socket, and Socket the CSI socket of ours.
+	Registrar string
+	Socket    string
+	Ready     bool
+	Problem   string
+	Since     time.Time
+	// Kubelet is the state of the registration with kubelet.
+	Kubelet string
+	// Bypassed is set where kubelet calls the driver directly.
+	Bypassed bool
+	// Missing is set where the driver is NotInNode.
+	Missing bool
+}
+
+// List returns the state of every registrar, also of refused ones, ordered by driver.
+func (r *Registry) List() []State {
+	bypassed := r.Bypassed()
+	r.mu.Lock()
+	sessions := slices.Collect(maps.Values(r.sessions))
+	r.mu.Unlock()
+	out := make([]State, 0, len(sessions))
+	for _, one := range sessions {
+		state := one.state()
+		_, state.Bypassed = bypassed[state.Name]
+		state.Missing = state.Ready && r.node.missing(state.Name)
+		out = append(out, state)
+	}
+	slices.SortFunc(out, func(a, b State) int {
+		return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.Registrar, b.Registrar))
+	})
+	return out
+}

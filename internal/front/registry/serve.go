@@ -1,0 +1,225 @@
+package registry
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"os"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"go.uber.org/zap"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/crust-proxy/crust-proxy/internal/front/passthrough"
+	"github.com/crust-proxy/crust-proxy/internal/ground/peercred"
+	"github.com/crust-proxy/crust-proxy/internal/ground/run"
+	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
+)
+
+// served is the CSI socket that stands in for a driver. It stays while the daemon runs, also
+// when the registrar has gone: the driver may still answer, and is served there again when
+// its registrar comes back.
+type served struct {
+	name   string
+	socket string
+	server *grpc.Server
+	ended  chan struct{}
+	driver atomic.Pointer[connection]
+}
+
+// connection leads to the driver at an endpoint.
+type connection struct {
+	endpoint string
+	conn     *grpc.ClientConn
+}
+
+// maxServed bounds the drivers that have a socket, and so the descriptors. A node has a
+// handful of drivers.
+const maxServed = 64
+
+// makeRoom makes room for the socket of one more driver. If there are too many, it closes one
+// whose registrar has gone and which has no deferred volume here. The caller holds the lock.
+func (r *Registry) makeRoom(name string) error {
+	if len(r.served) < maxServed {
+		return nil
+	}
+	for _, idle := range slices.Sorted(maps.Keys(r.served)) {
+		if r.names[idle] != nil || len(r.cfg.Deferred(idle)) > 0 {
+			continue
+		}
+		one := r.served[idle]
+		delete(r.served, idle)
+		_ = os.Remove(one.socket) // it is made again when the driver comes back
+		r.parts.Go(func() { one.stop(r.cfg.Patience()) })
+		return nil
+	}
+	return refusef("driver %s: crust-proxy stands in for %d drivers already, which is the limit: remove registrars that are not used from %s",
+		name, maxServed, r.cfg.Registry)
+}
+
+// mostNames bounds the drivers of one container or service, so that it cannot take the places of
+// all others. It is recognized by its control group, because a container cannot create another one.
+const mostNames = 16
+
+// hasMany reports whether one container or service has as many names as it may. The caller
+// holds the lock.
+func (r *Registry) hasMany(from string) bool {
+	count := 0
+	for _, one := range r.names {
+		if from != "" && one.from == from {
+			count++
+		}
+	}
+	return count >= mostNames
+}
+
+func tooManyNames(name, socket string) error {
+	return refusef("driver %s: the container or service behind %s has registered %d drivers already, which is the limit", name, socket, mostNames)
+}
+
+func (r *Registry) whose(ctx context.Context, socket string) string {
+	ctx, cancel := context.WithTimeout(ctx, r.times.Call)
+	defer cancel()
+	return r.cfg.Whose(ctx, socket)
+}
+
+// controlGroup returns the control group of the process that made a socket, or "" if it is not
+// known, as in a container without the node's process namespace.
+func controlGroup(ctx context.Context, socket string) string {
+	conn, err := (&net.Dialer{}).DialContext(ctx, "unix", socket)
+	if err != nil {
+		return ""
+	}
+	defer func() { _ = conn.Close() }()
+	who, err := sys.Peer(conn)
+	if err != nil || who.Pid <= 0 {
+		return ""
+	}
+	group, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", who.Pid))
+	return string(group)
+}
+
+// reach returns a connection to a driver: the one in use, or a new one. The caller hands it
+// to serve once the driver has proved to be the right one, else to drop.
+func (r *Registry) reach(info *Driver) (*connection, error) {
+	r.mu.Lock()
+	front := r.served[info.Name]
+	r.mu.Unlock()
+	if front != nil {
+		if link := front.driver.Load(); link.endpoint == info.Endpoint {
+			return link, nil
+		}
+	}
+	conn, err := dial(info.Endpoint, r.cfg.Self)
+	if err != nil {
+		return nil, fmt.Errorf("driver %s: the endpoint %s cannot be dialled: %w", info.Name, info.Endpoint, err)
+	}
+	return &connection{endpoint: info.Endpoint, conn: conn}, nil
+}
+
+// drop closes a connection unless it is in use.
+func (r *Registry) drop(name string, link *connection) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if front := r.served[name]; front == nil || front.driver.Load() != link {
+		_ = link.conn.Close() // nothing is under way on it
+	}
+}
+
+// serve returns the socket of a driver, made now or for an earlier session, and switches it
+// to the connection. That ends the calls under way on the former connection.
+func (r *Registry) serve(name string, link *connection) (*served, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	front := r.served[name]
+	if front != nil {
+		if old := front.driver.Swap(link); old != link {
+			_ = old.conn.Close()
+		}
+		return front, nil
+	}
+	if err := r.makeRoom(name); err != nil {
+		return nil, err
+	}
+	front = &served{name: name, socket: socketPath(r.cfg.Sockets, name), ended: make(chan struct{})}
+	front.driver.Store(link)
+	listener, err := listen(front.socket)
+	if err != nil {
+		return nil, err
+	}
+	front.server = grpc.NewServer(r.cfg.Serve(name, front)...)
+	go func() {
+		defer close(front.ended)
+		if err := front.server.Serve(listener); err != nil {
+			r.cfg.Log.Error("a CSI socket is not served any more", zap.String("socket", front.socket), zap.Error(err))
+		}
+	}()
+	r.served[name] = front
+	return front, nil
+}
+
+func (f *served) driverConn() *grpc.ClientConn { return f.driver.Load().conn }
+
+// Invoke calls the driver over the present connection, which can change with an upgrade.
+func (f *served) Invoke(ctx context.Context, method string, args, reply any, options ...grpc.CallOption) error {
+	return f.driverConn().Invoke(ctx, method, args, reply, options...)
+}
+
+// NewStream begins a stream to the driver over the present connection.
+func (f *served) NewStream(ctx context.Context, desc *grpc.StreamDesc, method string, options ...grpc.CallOption) (grpc.ClientStream, error) {
+	return f.driverConn().NewStream(ctx, desc, method, options...)
+}
+
+// listen makes a socket for root only. It appears at its path when it is listening already:
+// kubelet connects at once and does not retry, and it ignores the temporary name under which
+// the socket is made. The file stays when the listener is closed.
+func listen(path string) (*net.UnixListener, error) {
+	made, err := peercred.Listen(path, 0o600, "")
+	if err != nil {
+		return nil, err
+	}
+	return made.UnixListener, nil
+}
+
+// stop waits for the calls under way, and ends those that take longer than patience.
+func (f *served) stop(patience time.Duration) {
+	run.Drain(f.server, patience, func() {})
+	<-f.ended
+	_ = f.driverConn().Close()
+}
+
+// dialOther connects to a socket unless this process serves it. A registrar's endpoint can be
+// a link to a socket of ours: each call would then call itself until memory is exhausted.
+func dialOther(ctx context.Context, socket string, self int) (net.Conn, error) {
+	conn, err := (&net.Dialer{}).DialContext(ctx, "unix", socket)
+	if err != nil || self == 0 {
+		return conn, err
+	}
+	who, err := sys.Peer(conn)
+	if err == nil && int(who.Pid) == self {
+		err = fmt.Errorf("%s leads back to crust-proxy itself: let the registrar's --kubelet-registration-path be the driver's own socket", socket)
+	}
+	if err != nil {
+		return nil, errors.Join(err, conn.Close())
+	}
+	return conn, nil
+}
+
+// dial returns a connection that connects at the first call. Short retries find a restarted
+// driver soon. The path is not part of the target, where gRPC would parse it. It does not
+// connect to a process with the pid self; 0 disables that check.
+func dial(socket string, self int) (*grpc.ClientConn, error) {
+	return grpc.NewClient("passthrough:///localhost", append(passthrough.DialOptions(),
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return dialOther(ctx, socket, self) }),
+		grpc.WithIdleTimeout(0), grpc.WithConnectParams(grpc.ConnectParams{
+			Backoff:           backoff.Config{BaseDelay: 20 * time.Millisecond, Multiplier: 2, Jitter: 0.2, MaxDelay: 500 * time.Millisecond},
+			MinConnectTimeout: 5 * time.Second,
+		}))...)
+}

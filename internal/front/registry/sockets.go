@@ -1,0 +1,93 @@
+package registry
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
+)
+
+// socketID tells a socket from a later one with the same path. Inode numbers are reused soon;
+// the time is when it was made, which a chmod does not change.
+type socketID struct {
+	inode uint64
+	made  unix.Timespec
+}
+
+// idAt returns the id of the socket at a path, or the zero id where none is.
+func idAt(path string) socketID {
+	var st unix.Stat_t
+	if unix.Lstat(path, &st) != nil {
+		return socketID{}
+	}
+	return socketID{inode: st.Ino, made: st.Mtim}
+}
+
+// listing is the sockets that were found in a directory.
+type listing struct {
+	found map[string]socketID
+	// whole is unset where some directory could not be read: there may be more sockets.
+	whole bool
+	// hangs is set where that takes too long.
+	hangs bool
+}
+
+// gone reports whether a socket has gone, or another one has its path.
+func (l *listing) gone(path string, id socketID) bool {
+	if l.hangs {
+		return false
+	}
+	now, found := l.found[path]
+	if found || l.whole {
+		return now != id
+	}
+	_, err := os.Lstat(path)
+	return errors.Is(err, fs.ErrNotExist)
+}
+
+// socketsIn lists the sockets in a directory, and in those below it if that is wanted, as
+// kubelet does in its own. A name that begins with a dot is not meant for us, as with
+// kubelet. With an error the listing is not whole: a directory that cannot be read does not
+// hide the others.
+func socketsIn(dir string, below bool) (*listing, error) {
+	found := make(map[string]socketID)
+	var unread []error
+	_ = filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
+		switch {
+		case errors.Is(err, fs.ErrNotExist): // it is being made again: the next scan finds it
+		case err != nil:
+			unread = append(unread, err)
+		case entry.IsDir() && path != dir && !below:
+			return fs.SkipDir
+		case entry.Type() != fs.ModeSocket || strings.HasPrefix(entry.Name(), "."):
+		default:
+			if id := idAt(path); id != (socketID{}) {
+				found[path] = id
+			}
+		}
+		return nil
+	})
+	return &listing{found: found, whole: len(unread) == 0}, errors.Join(unread...)
+}
+
+// socketPath is where the CSI socket of a driver lies.
+func socketPath(dir, name string) string { return fitting(dir, name, ".sock") }
+
+// registrationPath is where our registration socket for a driver lies.
+func registrationPath(dir, name string) string { return fitting(dir, name, Suffix) }
+
+// fitting is a path with the name, or with its hash where it would be too long for a socket.
+func fitting(dir, name, suffix string) string {
+	if path := filepath.Join(dir, name+suffix); len(path) <= sys.MaxSocketPath {
+		return path
+	}
+	sum := sha256.Sum256([]byte(name))
+	return filepath.Join(dir, hex.EncodeToString(sum[:8])+suffix)
+}

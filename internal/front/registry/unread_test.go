@@ -1,0 +1,116 @@
+package registry
+
+import (
+	"context"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
+	"github.com/crust-proxy/crust-proxy/test/check"
+)
+
+// TestDirectoryThatCannotBeRead is a node without free descriptors for a moment, and one where a directory hangs: no
+// driver has gone, and none is taken from kubelet.
+func TestDirectoryThatCannotBeRead(t *testing.T) {
+	dir, err := os.MkdirTemp("", "reg") // t.TempDir is too long for a socket
+	check.Must(t, err)
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	none := func(string) []string { return nil }
+	r := New(Config{Registry: dir + "/ours", KubeletRegistry: dir + "/kubelet", Sockets: dir, Log: zap.NewNop(), Deferred: none})
+	gone := 0
+	for _, of := range []string{r.cfg.Registry, r.cfg.KubeletRegistry} {
+		check.Must(t, os.Mkdir(of, 0o750))
+		path := filepath.Join(of, "disk.sock")
+		listener, err := net.Listen("unix", path)
+		check.Must(t, err)
+		defer func() { _ = listener.Close() }()
+		if of == r.cfg.Registry {
+			r.sessions[path] = &session{registry: r, socket: path, id: idAt(path), cancel: func() { gone++ }}
+		} else {
+			r.direct[path] = &bypass{id: idAt(path), cancel: func() { gone++ }}
+		}
+	}
+	check.WithoutDescriptors(t, func() { r.scan(t.Context()) })
+	var hung sync.WaitGroup
+	answer := make(chan struct{})
+	for _, of := range []string{r.cfg.Registry, r.cfg.KubeletRegistry} { // one below each that hangs
+		hung.Go(func() { _, _ = sys.Look(&r.looks, of, func() (int, error) { <-answer; return 0, nil }) })
+	}
+	hung.Wait()
+	r.scan(t.Context())
+	close(answer)
+	if gone > 0 {
+		t.Errorf("%d sockets count as gone", gone)
+	}
+	if !strings.Contains(r.unread, "hangs") {
+		t.Errorf("the log does not say what hangs: %s", r.unread)
+	}
+	for _, of := range []string{r.cfg.Registry, r.cfg.KubeletRegistry} {
+		check.Must(t, os.RemoveAll(of))
+	}
+	check.Eventually(t, "the directories are listed again", func() bool { r.scan(t.Context()); return gone == 2 })
+}
+
+// TestDirectoryThatCannotBeReadHidesNoOther has a directory below kubelet's that nobody can
+// read, for its path is too long. Drivers that come meanwhile are followed, and those that go.
+func TestDirectoryThatCannotBeReadHidesNoOther(t *testing.T) {
+	dir, err := os.MkdirTemp("", "reg") // t.TempDir is too long for a socket
+	check.Must(t, err)
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	none := func(string) []string { return nil }
+	r := New(Config{Registry: dir + "/ours", KubeletRegistry: dir + "/kubelet", Sockets: dir, Log: zap.NewNop(), Deferred: none})
+	ctx, cancel := context.WithCancel(t.Context())
+	defer func() { cancel(); r.parts.Wait() }()
+	check.Must(t, os.MkdirAll(r.cfg.KubeletRegistry, 0o750))
+	makeTooLong(t, r.cfg.KubeletRegistry)
+	came := make(map[string]net.Listener)
+	check.Must(t, os.MkdirAll(r.cfg.Registry, 0o750))
+	for _, of := range []string{r.cfg.Registry, r.cfg.KubeletRegistry} {
+		path := filepath.Join(of, "disk.sock")
+		listener, err := net.Listen("unix", path)
+		check.Must(t, err)
+		came[path] = listener
+	}
+	follows := func() int {
+		r.scan(ctx)
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		return len(r.sessions) + len(r.direct)
+	}
+	if got := follows(); got != 2 {
+		t.Errorf("%d sockets are followed, want 2", got)
+	}
+	for _, listener := range came {
+		check.Must(t, listener.Close())
+	}
+	if got := follows(); got != 0 {
+		t.Errorf("%d sockets are followed that have gone", got)
+	}
+	if _, err := socketsIn(r.cfg.KubeletRegistry, true); err == nil {
+		t.Error("all directories could be read")
+	}
+}
+
+// makeTooLong makes directories in one another until their path is longer than the kernel
+// takes.
+func makeTooLong(t *testing.T, dir string) {
+	t.Helper()
+	name := strings.Repeat("x", 200)
+	at, err := os.OpenRoot(dir)
+	for length := len(dir); err == nil && length <= unix.PathMax; length += len(name) + 1 {
+		check.Must(t, at.Mkdir(name, 0o700))
+		var below *os.Root
+		below, err = at.OpenRoot(name)
+		check.Must(t, at.Close())
+		at = below
+	}
+	check.Must(t, err)
+	check.Must(t, at.Close())
+}

@@ -1,0 +1,150 @@
+package registry_test
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	"go.uber.org/zap"
+	"google.golang.org/grpc"
+
+	"github.com/crust-proxy/crust-proxy/internal/front/passthrough"
+	"github.com/crust-proxy/crust-proxy/internal/front/registry"
+	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/rig/kubelet"
+)
+
+const (
+	name  = "disk.csi.example.com"
+	turn  = 20 * time.Millisecond // of kubelet's loop
+	quiet = 8 * turn              // long enough for what must not happen to happen
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// world is a node with its directories, and the parts that run on it.
+type world struct {
+	t        *testing.T
+	dir      string
+	registry *registry.Registry // the one of now
+	kubelet  *kubelet.Kubelet
+	stop     func() // the registry
+	told     bool   // see tells
+
+	mu       sync.Mutex
+	deferred map[string]bool
+	alarms   []alarm
+}
+
+type alarm struct {
+	driver string
+	on     bool
+}
+
+func newWorld(t *testing.T) *world {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "reg") // t.TempDir is too long for a socket
+	check.Must(t, err)
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	w := &world{t: t, dir: dir, deferred: make(map[string]bool)}
+	check.Must(t, os.Mkdir(w.kubeletDir(), 0o750))
+	return w
+}
+
+// running is a world where all but the driver runs.
+func running(t *testing.T) *world { return runningWith(t, func(*registry.Times) {}) }
+
+func runningWith(t *testing.T, change func(*registry.Times)) *world {
+	w := newWorld(t)
+	w.tells()
+	w.startKubelet()
+	cfg := w.config()
+	change(&cfg.Times)
+	w.startRegistryWith(cfg)
+	return w
+}
+
+func (w *world) kubeletDir() string { return filepath.Join(w.dir, "kubelet") }
+func (w *world) ours() string       { return filepath.Join(w.dir, "run/ours") }
+func (w *world) sockets() string    { return filepath.Join(w.dir, "run/csi") }
+func (w *world) csi() string        { return filepath.Join(w.sockets(), name+".sock") }
+func (w *world) offered() string    { return filepath.Join(w.kubeletDir(), name+registry.Suffix) }
+
+func (w *world) config() registry.Config {
+	return registry.Config{
+		Registry: w.ours(), KubeletRegistry: w.kubeletDir(), Sockets: w.sockets(), Grace: 5 * turn,
+		Patience: func() time.Duration { return time.Second },
+		Log:      zap.NewNop(),
+		Serve: func(_ string, conn grpc.ClientConnInterface) []grpc.ServerOption {
+			return passthrough.New(conn, nil).ServerOptions()
+		},
+		Deferred: w.deferredVolumes, Alarm: w.alarm,
+		Times: registry.Times{
+			Rescan: turn, FirstRetry: turn / 2, LastRetry: 2 * turn, Away: 3 * turn, LastRefusal: 8 * turn, Settle: turn,
+			Unsettled: time.Nanosecond, // no renewals
+			// Call, Untold and Silence are the usual ones: a test that does not want them to end must not meet their end on a busy machine.
+		},
+	}
+}
+
+func (w *world) deferredVolumes(driver string) []string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if !w.deferred[driver] {
+		return nil
+	}
+	return []string{"/pods/a/mount"}
+}
+
+func (w *world) alarm(driver string, on bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.alarms = append(w.alarms, alarm{driver, on})
+}
+
+func (w *world) lastAlarm() alarm {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if len(w.alarms) == 0 {
+		return alarm{}
+	}
+	return w.alarms[len(w.alarms)-1]
+}
+
+func (w *world) startRegistry() { w.startRegistryWith(w.config()) }
+
+func (w *world) startRegistryWith(cfg registry.Config) {
+	w.registry = registry.New(cfg)
+	w.stop = runs(w.t, w.registry)
+}
+
+// runs runs a registry until the returned function is called, or the test ends.
+func runs(t *testing.T, r *registry.Registry) (stop func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- r.Run(ctx) }()
+	stop = sync.OnceFunc(func() {
+		cancel()
+		select {
+		case err := <-ended:
+			if err != nil {
+				t.Errorf("Run: %v", err)
+			}
+		case <-time.After(10 * time.Second):
+			t.Error("Run does not end")
+		}
+	})
+	t.Cleanup(stop)
+	return stop
+}
+
+func (w *world) startKubelet() {
+	started, err := kubelet.Start(w.kubeletDir(), turn)
+	check.Must(w.t, err)
+	w.t.Cleanup(started.Stop)
+	w.kubelet = started
+}

@@ -1,0 +1,39 @@
+package capture_test
+
+import (
+	"os/exec"
+	"strings"
+	"testing"
+
+	"github.com/crust-proxy/crust-proxy/internal/ground/capture"
+)
+
+func say(t *testing.T, script string) (string, bool) {
+	t.Helper()
+	file, err := capture.New(1000)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = file.Close() }()
+	cmd := exec.Command("sh", "-c", script)
+	cmd.Stdout = file
+	_ = cmd.Run() // a program that was refused room may well fail
+	said, full, err := capture.Text(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return said, full
+}
+
+func TestText(t *testing.T) {
+	if said, full := say(t, "echo one; echo two"); said != "one\ntwo\n" || full {
+		t.Errorf("%q, %v", said, full)
+	}
+	if said, full := say(t, "true"); said != "" || full {
+		t.Errorf("%q, %v", said, full)
+	}
+	said, full := say(t, "i=0; while [ $i -lt 2000 ]; do printf 0123456789 || exit; i=$((i+1)); done")
+	if !full || len(said) != 1000 || !strings.HasPrefix(said, "0123456789012") {
+		t.Errorf("%d bytes, %v", len(said), full)
+	}
+}

@@ -1,0 +1,75 @@
+package openers
+
+import (
+	"context"
+	"os"
+	"path"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/internal/ground/openers/scan"
+	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
+)
+
+// File is what a device is: a block device by its number, or a regular file by its filesystem and
+// inode. That of anything else is zero.
+type File = scan.File
+
+// FileOf returns what an examined file is.
+func FileOf(st *unix.Stat_t) File {
+	switch st.Mode & unix.S_IFMT {
+	case unix.S_IFBLK:
+		return blockFile(st.Rdev)
+	case unix.S_IFREG:
+		return File{Major: unix.Major(st.Dev), Minor: unix.Minor(st.Dev), Inode: st.Ino}
+	}
+	return File{}
+}
+
+func blockFile(number uint64) File {
+	return File{Block: true, Major: unix.Major(number), Minor: unix.Minor(number)}
+}
+
+// Number is how the kernel writes the number of a block device: "7:3".
+func Number(major, minor uint32) string {
+	return strconv.FormatUint(uint64(major), 10) + ":" + strconv.FormatUint(uint64(minor), 10)
+}
+
+// NodeOf returns the kernel's own name of a block device, which nobody can move; "" if that is not
+// the device in this mount namespace.
+func NodeOf(file File) string {
+	link, err := os.Readlink("/sys/dev/block/" + Number(file.Major, file.Minor))
+	if err != nil {
+		return ""
+	}
+	name := "/dev/" + strings.ReplaceAll(path.Base(link), "!", "/")
+	var st unix.Stat_t
+	if err := unix.Lstat(name, &st); err != nil || FileOf(&st) != file {
+		return ""
+	}
+	return name
+}
+
+// KernelUsers says for a person what may have a device open if no process has it.
+func KernelUsers(file File) string {
+	const other = "a mapping, io_uring, or a descriptor that is being passed"
+	if !file.Block {
+		return "the kernel itself (a loop device), " + other
+	}
+	number := Number(file.Major, file.Minor)
+	mounts, err := sys.Mounts(context.Background(), sys.MountTable, func(line string) bool { return sys.DeviceOfMount(line) == number })
+	if err == nil && len(mounts) > 0 {
+		var points []string
+		for _, m := range mounts[:min(maxNames, len(mounts))] {
+			points = append(points, m.Mountpoint)
+		}
+		return "this node's kernel: " + NodeOf(file) + " is mounted at " + strings.Join(points, ", ") + "; unmount it"
+	}
+	if upper, err := filepath.Glob("/sys/dev/block/" + number + "/holders/*"); err == nil && len(upper) > 0 {
+		return "this node's kernel: " + NodeOf(file) + " is part of " + filepath.Base(upper[0])
+	}
+	return "the kernel itself (a mount in another namespace, a loop or device-mapper device, swap), one of its partitions, " + other
+}

@@ -1,0 +1,228 @@
+package peercred
+
+import (
+	"errors"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
+)
+
+// stale leaves a socket that nobody serves.
+func stale(t *testing.T, path string) {
+	t.Helper()
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.SetUnlinkOnClose(false)
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func mustListen(t *testing.T, path string, mode fs.FileMode, group string) *Listener {
+	t.Helper()
+	l, err := Listen(path, mode, group)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Close() })
+	return l
+}
+
+func onlyEntries(t *testing.T, dir string, want ...string) {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, entry := range entries {
+		names = append(names, entry.Name())
+	}
+	if strings.Join(names, " ") != strings.Join(want, " ") {
+		t.Errorf("the directory holds %q, want %q", names, want)
+	}
+}
+
+func TestListen(t *testing.T) {
+	for _, mode := range []fs.FileMode{0o600, 0o660} {
+		dir := t.TempDir()
+		path := filepath.Join(dir, "a.sock")
+		old := unix.Umask(0) // the mode must not depend on it
+		l := mustListen(t, path, mode, strconv.Itoa(os.Getgid()))
+		unix.Umask(old)
+		info, err := os.Lstat(path)
+		if err != nil || info.Mode() != fs.ModeSocket|mode {
+			t.Errorf("got %v, %v", info.Mode(), err)
+		}
+		if l.Addr().String() != path {
+			t.Errorf("the address is %v", l.Addr())
+		}
+		conn, err := net.Dial("unix", path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = conn.Close()
+		onlyEntries(t, dir, "a.sock")
+		if err := errors.Join(l.Close(), l.Close()); err != nil {
+			t.Error(err)
+		}
+		onlyEntries(t, dir)
+	}
+}
+
+func TestListenReplacesStaleSocketOnly(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "a.sock")
+	stale(t, path)
+	// A process that was killed while it listened left this.
+	stale(t, filepath.Join(dir, tempName))
+	first := mustListen(t, path, 0o600, "")
+	if _, err := Listen(path, 0o600, ""); err == nil || !strings.Contains(err.Error(), "another process serves") {
+		t.Errorf("a live socket: %v", err)
+	}
+	onlyEntries(t, dir, "a.sock")
+
+	other := filepath.Join(dir, "b")
+	if err := os.WriteFile(other, []byte("kept"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Listen(other, 0o600, ""); err == nil || !strings.Contains(err.Error(), "not a socket") {
+		t.Errorf("a file: %v", err)
+	}
+	if content, err := os.ReadFile(other); err != nil || string(content) != "kept" { //nolint:gosec // of this test
+		t.Errorf("the file was touched: %v", err)
+	}
+
+	link, target := filepath.Join(dir, "c"), filepath.Join(dir, "target")
+	if err := os.Symlink(target, link); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Listen(link, 0o600, ""); err == nil {
+		t.Error("a symbolic link was taken")
+	}
+	onlyEntries(t, dir, "a.sock", "b", "c")
+	_ = first.Close()
+}
+
+func TestCloseRemovesOnlyItsOwn(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "a.sock")
+	first := mustListen(t, path, 0o600, "")
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	second := mustListen(t, path, 0o600, "")
+	if err := first.Close(); err != nil {
+		t.Error(err)
+	}
+	if conn, err := net.Dial("unix", path); err != nil {
+		t.Errorf("the other's socket is gone: %v", err)
+	} else {
+		_ = conn.Close()
+	}
+	_ = second.Close()
+}
+
+func TestListenRefuses(t *testing.T) {
+	dir := t.TempDir()
+	for name, try := range map[string]func() (*Listener, error){
+		"a wide mode":       func() (*Listener, error) { return Listen(filepath.Join(dir, "a"), 0o666, "") },
+		"a setuid mode":     func() (*Listener, error) { return Listen(filepath.Join(dir, "a"), fs.ModeSetuid|0o600, "") },
+		"an abstract name":  func() (*Listener, error) { return Listen("@a", 0o600, "") },
+		"a relative path":   func() (*Listener, error) { return Listen("a", 0o600, "") },
+		"a long path":       func() (*Listener, error) { return Listen("/"+strings.Repeat("a", 107), 0o600, "") },
+		"a missing parent":  func() (*Listener, error) { return Listen(filepath.Join(dir, "no", "a"), 0o600, "") },
+		"an unknown group":  func() (*Listener, error) { return Listen(filepath.Join(dir, "a"), 0o660, "no-such-group-here") },
+		"the socket of dir": func() (*Listener, error) { return Listen(dir, 0o600, "") },
+	} {
+		if l, err := try(); err == nil {
+			t.Errorf("%s is taken", name)
+			_ = l.Close()
+		}
+	}
+	onlyEntries(t, dir)
+}
+
+func TestListenOnTheLongestPath(t *testing.T) {
+	dir, err := os.MkdirTemp("/tmp", "l")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	path := filepath.Join(dir, strings.Repeat("x", sys.MaxSocketPath-len(dir)-1))
+	mustListen(t, path, 0o600, "")
+	conn, err := net.Dial("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = conn.Close()
+}
+
+func TestManyListenAtOnce(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "a.sock")
+	stale(t, path)
+	var mu sync.Mutex
+	var won []*Listener
+	var wg sync.WaitGroup
+	for range 16 {
+		wg.Go(func() {
+			if l, err := Listen(path, 0o600, ""); err == nil {
+				mu.Lock()
+				won = append(won, l)
+				mu.Unlock()
+			}
+		})
+	}
+	wg.Wait()
+	if len(won) != 1 {
+		t.Errorf("%d of them listen", len(won))
+	}
+	for _, l := range won {
+		_ = l.Close()
+	}
+}
+
+// TestNoInstantOfAWiderMode looks at both names of the socket all the while.
+func TestNoInstantOfAWiderMode(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "a.sock")
+	old := unix.Umask(0)
+	defer unix.Umask(old)
+	stop := make(chan struct{})
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			for _, name := range []string{path, filepath.Join(dir, tempName)} {
+				if info, err := os.Lstat(name); err == nil && info.Mode().Perm() != 0o600 {
+					t.Errorf("%s was seen with mode %v", name, info.Mode())
+					return
+				}
+			}
+		}
+	})
+	for range 200 {
+		l, err := Listen(path, 0o600, "")
+		if err != nil {
+			t.Error(err)
+			break
+		}
+		_ = l.Close()
+	}
+	close(stop)
+	wg.Wait()
+}

@@ -1,0 +1,340 @@
+package systemd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
+	"golang.org/x/sys/unix"
+)
+
+func TestMain(m *testing.M) {
+	if os.Getenv("SYSTEMD_TEST_CHILD") != "" {
+		os.Exit(child())
+	}
+	goleak.VerifyTestMain(m)
+}
+
+// message is what a service manager receives.
+type message struct {
+	state string
+	files []*os.File
+}
+
+// manager is a service manager's end of the notify socket.
+type manager struct {
+	conn *net.UnixConn
+	path string
+}
+
+func newManager(t *testing.T) *manager {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "notify")
+	conn, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	return &manager{conn: conn, path: path}
+}
+
+func (m *manager) receive(t *testing.T) message {
+	t.Helper()
+	_ = m.conn.SetReadDeadline(time.Now().Add(5 * time.Second))
+	text, rights := make([]byte, 4096), make([]byte, 1024)
+	n, rn, _, _, err := m.conn.ReadMsgUnix(text, rights)
+	if err != nil {
+		t.Error(err)
+		return message{}
+	}
+	got := message{state: string(text[:n])}
+	control, err := unix.ParseSocketControlMessage(rights[:rn])
+	if err != nil {
+		t.Error(err)
+	}
+	for _, c := range control {
+		if c.Header.Type != unix.SCM_RIGHTS {
+			continue // who sent it
+		}
+		fds, err := unix.ParseUnixRights(&c)
+		if err != nil {
+			t.Error(err)
+		}
+		for _, fd := range fds {
+			got.files = append(got.files, os.NewFile(uintptr(fd), "received")) //nolint:gosec // a descriptor
+		}
+	}
+	return got
+}
+
+func (m *message) close() {
+	for _, file := range m.files {
+		_ = file.Close()
+	}
+}
+
+func (m *manager) notifier(t *testing.T) *Notifier {
+	t.Helper()
+	t.Setenv("NOTIFY_SOCKET", m.path)
+	t.Setenv("WATCHDOG_USEC", "")
+	t.Setenv("FDSTORE", "512")
+	n, err := FromEnvironment()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+func TestMessages(t *testing.T) {
+	m := newManager(t)
+	n := m.notifier(t)
+	for _, tc := range []struct {
+		send func() error
+		want string
+	}{
+		{n.Ready, "READY=1"},
+		{n.Stopping, "STOPPING=1"},
+	} {
+		if err := tc.send(); err != nil {
+			t.Fatal(err)
+		}
+		if got := m.receive(t); got.state != tc.want {
+			t.Errorf("got %q, want %q", got.state, tc.want)
+		}
+	}
+}
+
+// TestRoom: systemd says how many descriptors it keeps since version 254.
+func TestRoom(t *testing.T) {
+	m := newManager(t)
+	if got := m.notifier(t).Room(); got != 512 {
+		t.Errorf("told 512, understood %d", got)
+	}
+	t.Setenv("NOTIFY_SOCKET", m.path)
+	if n, err := FromEnvironment(); err != nil || n.Room() != unitRoom {
+		t.Errorf("not told: %d, %v", n.Room(), err)
+	}
+	unit, err := os.ReadFile("../../../systemd/crust-proxy.service")
+	if err != nil || !strings.Contains(string(unit), fmt.Sprintf("\nFileDescriptorStoreMax=%d\n", unitRoom)) {
+		t.Errorf("the unit does not keep %d descriptors: %v", unitRoom, err)
+	}
+}
+
+func TestEnvironmentIsUnset(t *testing.T) {
+	newManager(t).notifier(t)
+	for _, name := range []string{"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "FDSTORE"} {
+		if value, ok := os.LookupEnv(name); ok {
+			t.Errorf("%s=%s is left", name, value)
+		}
+	}
+}
+
+func TestWithoutManagerNothingHappens(t *testing.T) {
+	t.Setenv("NOTIFY_SOCKET", "")
+	t.Setenv("WATCHDOG_USEC", "")
+	n, err := FromEnvironment()
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = errors.Join(n.Ready(), n.Stopping(), n.StoreFD("a", os.Stderr), n.RemoveFD("a"))
+	if err != nil || n.CanStore() {
+		t.Errorf("got %v, %+v", err, n)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := (&Watchdog{Notifier: n, Log: zap.NewNop()}).Run(ctx); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestStoreFD(t *testing.T) {
+	m := newManager(t)
+	n := m.notifier(t)
+	file, err := os.Create(filepath.Join(t.TempDir(), "claimed"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = file.Close() }()
+	var processed atomic.Bool
+	served := make(chan message, 1)
+	go func() {
+		stored := m.receive(t)
+		barrier := m.receive(t)
+		time.Sleep(50 * time.Millisecond)
+		processed.Store(true)
+		if barrier.state != "BARRIER=1" || len(barrier.files) != 1 {
+			t.Errorf("the barrier is %+v", barrier)
+		}
+		barrier.close()
+		served <- stored
+	}()
+	if err := n.StoreFD("claim-8-16", file); err != nil {
+		t.Fatal(err)
+	}
+	if !processed.Load() {
+		t.Error("it returned before the manager had processed it")
+	}
+	stored := <-served
+	defer stored.close()
+	if stored.state != "FDSTORE=1\nFDNAME=claim-8-16\nFDPOLL=0" || len(stored.files) != 1 {
+		t.Fatalf("got %+v", stored)
+	}
+	ours, _ := file.Stat()
+	theirs, err := stored.files[0].Stat()
+	if err != nil || !os.SameFile(ours, theirs) {
+		t.Errorf("another file was stored: %v", err)
+	}
+}
+
+func TestRemoveFD(t *testing.T) {
+	m := newManager(t)
+	n := m.notifier(t)
+	go func() {
+		if got := m.receive(t); got.state != "FDSTOREREMOVE=1\nFDNAME=claim" || len(got.files) != 0 {
+			t.Errorf("got %+v", got)
+		}
+		barrier := m.receive(t)
+		barrier.close()
+	}()
+	if err := n.RemoveFD("claim"); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestBadNamesAreRefused(t *testing.T) {
+	n := newManager(t).notifier(t)
+	for _, name := range []string{"", "a:b", "a\nREADY=1", "a_b", "ä", strings.Repeat("a", 256)} {
+		if n.StoreFD(name, os.Stderr) == nil || n.RemoveFD(name) == nil {
+			t.Errorf("%q is taken", name)
+		}
+	}
+}
+
+func TestManagerThatIsAway(t *testing.T) {
+	m := newManager(t)
+	n := m.notifier(t)
+	_ = m.conn.Close()
+	if err := n.StoreFD("a", os.Stderr); err == nil || !strings.Contains(err.Error(), "store the descriptor a") {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestWatchdog(t *testing.T) {
+	m := newManager(t)
+	t.Setenv("WATCHDOG_USEC", "20000")
+	t.Setenv("WATCHDOG_PID", strconv.Itoa(os.Getpid()))
+	t.Setenv("NOTIFY_SOCKET", m.path)
+	n, err := FromEnvironment()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var dead atomic.Bool
+	core, logged := observer.New(zap.ErrorLevel)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	dog := &Watchdog{Notifier: n, Log: zap.New(core), Alive: func(context.Context) error {
+		if dead.Load() {
+			return errors.New("stuck")
+		}
+		return nil
+	}}
+	go func() { done <- dog.Run(ctx) }()
+	for range 3 {
+		if got := m.receive(t); got.state != "WATCHDOG=1" {
+			t.Errorf("got %q", got.state)
+		}
+	}
+	dead.Store(true)
+	for began := time.Now(); logged.Len() == 0 && time.Since(began) < 5*time.Second; {
+		time.Sleep(5 * time.Millisecond)
+	}
+	drain(m)
+	_ = m.conn.SetReadDeadline(time.Now().Add(60 * time.Millisecond))
+	if _, err := m.conn.Read(make([]byte, 64)); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("a dead daemon said that it lives: %v", err)
+	}
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
+
+func drain(m *manager) {
+	_ = m.conn.SetReadDeadline(time.Now().Add(time.Millisecond))
+	for {
+		if _, err := m.conn.Read(make([]byte, 64)); err != nil {
+			return
+		}
+	}
+}
+
+// TestInherit starts this test program as systemd starts a service: with
+// descriptors from 3 on.
+func TestInherit(t *testing.T) {
+	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(t.TempDir(), "runtime.sock"), Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = listener.Close() }()
+	socket, err := listener.File()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = socket.Close() }()
+	claim, err := os.Create(filepath.Join(t.TempDir(), "claim"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = claim.Close() }()
+	for names, want := range map[string]string{
+		"runtime:claim-8-16:claim-8-16": "listeners=runtime stored=claim-8-16",
+		"claim-1:claim-2:claim-3":       "listeners= stored=claim-1,claim-2,claim-3",
+		"runtime:admin:claim":           `error: the socket "admin"`,
+		"runtime:claim:runtime":         `error: systemd passed two sockets named "runtime"`,
+	} {
+		files := []*os.File{socket, claim, claim}
+		if strings.HasSuffix(names, ":runtime") {
+			files[2] = socket
+		}
+		cmd := exec.CommandContext(t.Context(), os.Args[0]) //nolint:gosec // this very program
+		cmd.Env = append(os.Environ(), "SYSTEMD_TEST_CHILD=1", "LISTEN_FDS=3", "LISTEN_FDNAMES="+names)
+		cmd.ExtraFiles = files
+		out, err := cmd.CombinedOutput()
+		if err != nil || !strings.HasPrefix(string(out), want) {
+			t.Errorf("%s: got %q, %v; want %q", names, out, err, want)
+		}
+	}
+}
+
+// child says what it inherited. LISTEN_PID can only be known by itself.
+func child() int {
+	_ = os.Setenv("LISTEN_PID", strconv.Itoa(os.Getpid()))
+	in, err := Inherit("runtime", "admin")
+	if err != nil {
+		fmt.Println("error:", strings.ReplaceAll(err.Error(), "\n", "; "))
+		return 0
+	}
+	for _, name := range []string{"LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"} {
+		if _, ok := os.LookupEnv(name); ok {
+			fmt.Println("left:", name)
+			return 1
+		}
+	}
+	fmt.Printf("listeners=%s stored=%s", keys(in.Listeners), keys(in.Stored))
+	if in.Close() != nil {
+		return 1
+	}
+	return 0
+}

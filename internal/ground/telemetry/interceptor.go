@@ -1,0 +1,164 @@
+package telemetry
+
+import (
+	"context"
+	"fmt"
+	"runtime/debug"
+	"strings"
+	"time"
+
+	"go.opentelemetry.io/otel/trace"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/crust-proxy/crust-proxy/internal/ground/peercred"
+	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
+)
+
+// Interceptors log, count, time and trace each call, and turn a panic into an
+// error of that call alone.
+type Interceptors struct {
+	Log     *zap.Logger
+	Metrics *Metrics
+	// Tracer is nil where tracing is off.
+	Tracer trace.Tracer
+	// Quiet holds the methods whose success is logged at debug level: they are called often
+	// and change nothing.
+	Quiet map[string]bool
+	// Front is set for the servers that stand in for a CSI driver.
+	Front *Front
+}
+
+// Front is what differs for the calls of a driver: they may have methods and error texts that
+// we do not know.
+type Front struct {
+	// Driver is the driver's name.
+	Driver string
+	// Known holds the methods that are counted by name, and timed. All others are counted as
+	// one: a caller can invent any number.
+	Known map[string]bool
+	// Ours holds the methods whose error texts are our own, unless the call was forwarded.
+	// A driver's text may repeat a secret, and stays out of the log.
+	Ours map[string]bool
+}
+
+// Options returns the options by which a server uses them.
+func (i *Interceptors) Options() []grpc.ServerOption {
+	return []grpc.ServerOption{grpc.UnaryInterceptor(i.unary), grpc.StreamInterceptor(i.stream)}
+}
+
+func (i *Interceptors) unary(
+	ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler,
+) (reply any, err error) {
+	err = i.serve(ctx, info.FullMethod, true, func(ctx context.Context) (err error) {
+		reply, err = handle(ctx, req)
+		return err
+	})
+	return reply, err
+}
+
+// stream counts streams, and does not time them: how long a client watches says nothing
+// about the daemon. The known methods of a driver are single calls, and are timed.
+func (i *Interceptors) stream(
+	srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handle grpc.StreamHandler,
+) error {
+	method := info.FullMethod
+	if i.Front != nil && !i.Front.Known[method] {
+		method = otherMethod
+	}
+	timed := i.Front != nil && method != otherMethod
+	return i.serve(stream.Context(), method, timed, func(ctx context.Context) error {
+		return handle(srv, &streamWithContext{ServerStream: stream, ctx: ctx})
+	})
+}
+
+func (i *Interceptors) serve(
+	ctx context.Context, method string, timed bool, handle func(context.Context) error,
+) (err error) {
+	start := time.Now()
+	ctx, call := withCall(ctx)
+	if i.Front != nil {
+		call.Driver = i.Front.Driver
+	}
+	var span trace.Span
+	if i.Tracer != nil {
+		ctx, span = i.Tracer.Start(withParent(ctx), strings.TrimPrefix(method, "/"), trace.WithSpanKind(trace.SpanKindServer))
+	}
+	defer func() {
+		if cause := recover(); cause != nil {
+			err = i.panicked(method, cause)
+		}
+		code, took := codeOf(err), time.Since(start)
+		i.Metrics.called(method, call, code)
+		if timed {
+			i.Metrics.timed(method, call, took)
+		}
+		i.log(ctx, method, call, code, took, err)
+		if span != nil {
+			finish(span, call, code)
+		}
+	}()
+	return handle(ctx)
+}
+
+// otherMethod stands for all methods that are not known.
+const otherMethod = "/other/other"
+
+// codeOf is the code that gRPC will answer, also for the error of a context.
+func codeOf(err error) codes.Code {
+	if known, ok := status.FromError(err); ok {
+		return known.Code()
+	}
+	return status.FromContextError(err).Code()
+}
+
+// streamWithContext is a stream whose context knows its call.
+type streamWithContext struct {
+	grpc.ServerStream
+	ctx context.Context //nolint:containedctx // this is how gRPC hands a stream its context
+}
+
+// Context returns the context with the call.
+func (s *streamWithContext) Context() context.Context { return s.ctx }
+
+// panicked keeps the value of a panic out of log and reply: it may hold anything.
+func (i *Interceptors) panicked(method string, cause any) error {
+	i.Log.Error("panic in a call", zap.String(FieldMethod, method),
+		zap.String("panic_type", fmt.Sprintf("%T", cause)), zap.ByteString(FieldStack, debug.Stack()))
+	return status.Errorf(codes.Internal, "crust-proxy failed inside %s; its log has the details", method)
+}
+
+func (i *Interceptors) log(ctx context.Context, method string, call *Call, code codes.Code, took time.Duration, err error) {
+	level := zapcore.InfoLevel
+	switch {
+	case call.Expected, err == nil && i.Quiet[method]:
+		level = zapcore.DebugLevel
+	case err != nil:
+		level = zapcore.WarnLevel
+	}
+	entry := i.Log.Check(level, "call")
+	if entry == nil {
+		return
+	}
+	fields := make([]zap.Field, 0, 12)
+	fields = append(fields, zap.String(FieldMethod, method), zap.String(FieldCode, code.String()), zap.Duration(FieldDuration, took))
+	for _, field := range [...][2]string{
+		{FieldVolume, call.Volume}, {FieldTarget, sys.ClipTo(call.Target, unix.PathMax)}, {FieldDriver, call.Driver},
+		{FieldHandler, call.Handler}, {FieldSandbox, call.Sandbox},
+	} {
+		if field[1] != "" {
+			fields = append(fields, zap.String(field[0], field[1]))
+		}
+	}
+	if who, ok := peercred.FromContext(ctx); ok {
+		fields = append(fields, zap.Uint32(FieldPeerUID, who.UID), zap.Int32(FieldPeerPID, who.PID))
+	}
+	if err != nil && (i.Front == nil || i.Front.Ours[method] && !call.Forwarded) {
+		fields = append(fields, zap.String("error", status.Convert(err).Message()))
+	}
+	entry.Write(fields...)
+}

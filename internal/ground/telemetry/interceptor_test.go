@@ -1,0 +1,356 @@
+package telemetry
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/sdk/trace/tracetest"
+	"go.uber.org/goleak"
+	"go.uber.org/zap"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+
+	"github.com/crust-proxy/crust-proxy/internal/ground/peercred"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const (
+	checkMethod = "/grpc.health.v1.Health/Check"
+	secret      = "hunter2"
+)
+
+// service answers as a test wants.
+type service struct {
+	healthv1.UnimplementedHealthServer
+	check func(ctx context.Context) error
+}
+
+func (s service) Check(ctx context.Context, _ *healthv1.HealthCheckRequest) (*healthv1.HealthCheckResponse, error) {
+	return &healthv1.HealthCheckResponse{}, s.check(ctx)
+}
+
+func (s service) Watch(_ *healthv1.HealthCheckRequest, stream grpc.ServerStreamingServer[healthv1.HealthCheckResponse]) error {
+	return s.check(stream.Context())
+}
+
+// watched is a real server under the interceptors, and all that they tell.
+type watched struct {
+	client  healthv1.HealthClient
+	log     *bytes.Buffer
+	metrics *Metrics
+	spans   *tracetest.SpanRecorder
+	stop    func()
+}
+
+func watch(t *testing.T, level string, check func(ctx context.Context) error) *watched {
+	t.Helper()
+	w := &watched{log: &bytes.Buffer{}, metrics: NewMetrics("test"), spans: tracetest.NewSpanRecorder()}
+	provider := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(w.spans))
+	interceptors := &Interceptors{
+		Log: NewLogger(w.log, zap.NewAtomicLevelAt(Level(level))), Metrics: w.metrics, Tracer: provider.Tracer("test"),
+		Quiet: map[string]bool{checkMethod: true},
+	}
+	server := grpc.NewServer(append(interceptors.Options(), grpc.Creds(peercred.Credentials()))...)
+	healthv1.RegisterHealthServer(server, service{check: check})
+	path := filepath.Join(t.TempDir(), "test.sock")
+	listener, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan struct{})
+	go func() { defer close(done); _ = server.Serve(listener) }()
+	conn, err := grpc.NewClient("unix:"+path, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.client = healthv1.NewHealthClient(conn)
+	w.stop = func() { _ = conn.Close(); server.GracefulStop(); <-done }
+	t.Cleanup(w.stop)
+	return w
+}
+
+// TestALongTargetIsClipped: a request may hold one of 256 KiB, which is refused and logged.
+func TestALongTargetIsClipped(t *testing.T) {
+	w := watch(t, "info", func(ctx context.Context) error {
+		CallFrom(ctx).Target = "/" + strings.Repeat("x", 256<<10)
+		return status.Error(codes.InvalidArgument, "too long")
+	})
+	_ = w.call(t.Context())
+	lines := w.lines(t)
+	if len(lines) != 1 || len(w.log.Bytes()) > 8<<10 || !strings.HasPrefix(fmt.Sprint(lines[0][FieldTarget]), "/xxx") {
+		t.Errorf("%d bytes are logged", len(w.log.Bytes()))
+	}
+}
+
+// call makes a call and waits until the server is done with it.
+func (w *watched) call(ctx context.Context) error {
+	_, err := w.client.Check(ctx, &healthv1.HealthCheckRequest{Service: secret})
+	w.stop()
+	return err
+}
+
+// lines are the log's lines.
+func (w *watched) lines(t *testing.T) []map[string]any {
+	t.Helper()
+	var lines []map[string]any
+	for _, raw := range bytes.Split(bytes.TrimSpace(w.log.Bytes()), []byte("\n")) {
+		if len(raw) == 0 {
+			continue
+		}
+		line := map[string]any{}
+		if err := json.Unmarshal(raw, &line); err != nil {
+			t.Fatalf("%s: %v", raw, err)
+		}
+		lines = append(lines, line)
+	}
+	return lines
+}
+
+// scrape writes the metrics of one family as "name{labels} value" lines.
+func scrape(t *testing.T, m *Metrics, family string) []string {
+	t.Helper()
+	families, err := m.Registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out []string
+	for _, f := range families {
+		if f.GetName() != family {
+			continue
+		}
+		for _, metric := range f.GetMetric() {
+			labels := make([]string, 0, len(metric.GetLabel()))
+			for _, l := range metric.GetLabel() {
+				labels = append(labels, l.GetName()+"="+l.GetValue())
+			}
+			value := metric.GetCounter().GetValue() + metric.GetGauge().GetValue() + float64(metric.GetHistogram().GetSampleCount())
+			out = append(out, fmt.Sprintf("%s %v", strings.Join(labels, ","), value))
+		}
+	}
+	return out
+}
+
+func wantMetric(t *testing.T, m *Metrics, family string, want ...string) {
+	t.Helper()
+	if got := scrape(t, m, family); strings.Join(got, "\n") != strings.Join(want, "\n") {
+		t.Errorf("%s is\n%s\nwant\n%s", family, strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+}
+
+// describe fills in a call as an API does.
+func describe(ctx context.Context) {
+	*CallFrom(ctx) = Call{Volume: "key", Target: "/target", Driver: "ebs.csi.aws.com", Handler: "kata", Sandbox: "sandbox"}
+}
+
+func TestACallIsLoggedCountedAndTraced(t *testing.T) {
+	w := watch(t, "debug", func(ctx context.Context) error {
+		describe(ctx)
+		return status.Error(codes.NotFound, "no such volume")
+	})
+	const parent = "4bf92f3577b34da6a3ce929d0e0e4736"
+	ctx := metadata.AppendToOutgoingContext(t.Context(), "traceparent", "00-"+parent+"-00f067aa0ba902b7-01")
+	if err := w.call(ctx); status.Code(err) != codes.NotFound {
+		t.Fatal(err)
+	}
+	line := w.lines(t)[0]
+	for field, want := range map[string]any{
+		"level": "warn", FieldMethod: checkMethod, FieldCode: "NotFound", FieldVolume: "key", FieldTarget: "/target",
+		FieldDriver: "ebs.csi.aws.com", FieldHandler: "kata", FieldSandbox: "sandbox",
+		FieldPeerUID: float64(os.Getuid()), FieldPeerPID: float64(os.Getpid()), "error": "no such volume",
+	} {
+		if line[field] != want {
+			t.Errorf("the log's %s is %v, want %v", field, line[field], want)
+		}
+	}
+	if took, ok := line[FieldDuration].(float64); !ok || took <= 0 || took > 5 {
+		t.Errorf("the duration is %v", line[FieldDuration])
+	}
+	wantMetric(t, w.metrics, "crust_proxy_calls_total",
+		"code=NotFound,driver=ebs.csi.aws.com,handler=kata,method=Check,service=grpc.health.v1.Health 1")
+	wantMetric(t, w.metrics, "crust_proxy_call_duration_seconds",
+		"driver=ebs.csi.aws.com,handler=kata,method=Check,service=grpc.health.v1.Health 1")
+	span := w.spans.Ended()[0]
+	if span.SpanContext().TraceID().String() != parent || span.Name() != "grpc.health.v1.Health/Check" {
+		t.Errorf("the span %s has the trace %s", span.Name(), span.SpanContext().TraceID())
+	}
+	for _, attribute := range span.Attributes() {
+		if strings.Contains(attribute.Value.String(), "/target") {
+			t.Errorf("the span tells the path: %v", attribute)
+		}
+	}
+}
+
+func TestRequestsAreNeverLogged(t *testing.T) {
+	for name, check := range map[string]func(context.Context) error{
+		"success": func(context.Context) error { return nil },
+		"failure": func(context.Context) error { return status.Error(codes.Internal, "broken") },
+		"panic":   func(context.Context) error { panic("about " + secret) },
+	} {
+		w := watch(t, "debug", check)
+		err := w.call(metadata.AppendToOutgoingContext(t.Context(), "authorization", secret))
+		if strings.Contains(w.log.String(), secret) || err != nil && strings.Contains(err.Error(), secret) {
+			t.Errorf("%s: the request was told: %s, %v", name, w.log, err)
+		}
+		if w.log.Len() == 0 {
+			t.Errorf("%s: nothing was logged at all", name)
+		}
+		for _, span := range w.spans.Ended() {
+			if strings.Contains(fmt.Sprint(span.Attributes(), span.Events(), span.Status()), secret) {
+				t.Errorf("%s: the request is in the span", name)
+			}
+		}
+	}
+}
+
+func TestLevels(t *testing.T) {
+	quiet := watch(t, "info", func(context.Context) error { return nil })
+	if err := quiet.call(t.Context()); err != nil || quiet.log.Len() != 0 {
+		t.Errorf("a quiet method was logged: %s, %v", quiet.log, err)
+	}
+	loud := watch(t, "info", func(context.Context) error { return nil })
+	stream, err := loud.client.Watch(t.Context(), &healthv1.HealthCheckRequest{Service: secret})
+	if err == nil {
+		_, _ = stream.Recv()
+	}
+	loud.stop()
+	if lines := loud.lines(t); len(lines) != 1 || lines[0]["level"] != "info" || lines[0][FieldMethod] != "/grpc.health.v1.Health/Watch" {
+		t.Errorf("got %v", lines)
+	}
+	wantMetric(t, loud.metrics, "crust_proxy_calls_total", "code=OK,driver=unknown,handler=,method=Watch,service=grpc.health.v1.Health 1")
+}
+
+func TestAPanicEndsItsCallAlone(t *testing.T) {
+	w := watch(t, "info", func(context.Context) error { panic("at the disco") })
+	stream, err := w.client.Watch(t.Context(), &healthv1.HealthCheckRequest{})
+	if err == nil {
+		_, err = stream.Recv()
+	}
+	if status.Code(err) != codes.Internal {
+		t.Errorf("the stream got %v", err)
+	}
+	if err := w.call(t.Context()); status.Code(err) != codes.Internal || strings.Contains(err.Error(), "goroutine") {
+		t.Errorf("got %v", err)
+	}
+	if !strings.Contains(w.log.String(), "TestAPanicEndsItsCallAlone") {
+		t.Error("the stack is not in the log")
+	}
+}
+
+func TestContextErrorsHaveTheirCode(t *testing.T) {
+	for err, want := range map[error]codes.Code{
+		context.Canceled:                       codes.Canceled,
+		context.DeadlineExceeded:               codes.DeadlineExceeded,
+		errors.New("other"):                    codes.Unknown,
+		status.Error(codes.Aborted, "aborted"): codes.Aborted,
+	} {
+		if got := codeOf(err); got != want {
+			t.Errorf("%v: got %v, want %v", err, got, want)
+		}
+	}
+	if got := codeOf(nil); got != codes.OK {
+		t.Errorf("no error: %v", got)
+	}
+}
+
+func TestCallFromOutsideOfACall(t *testing.T) {
+	CallFrom(t.Context()).Volume = "nobody looks"
+}
+
+func TestDriversAreBounded(t *testing.T) {
+	m := NewMetrics("test")
+	for i := range 1000 {
+		m.called(checkMethod, &Call{Driver: fmt.Sprint("driver-", i)}, codes.OK)
+		m.Published(fmt.Sprint("driver-", i), "kata")
+	}
+	for _, bad := range []string{"\xff\xfe", strings.Repeat("x", 4096)} {
+		m.called(checkMethod, &Call{Driver: bad}, codes.OK)
+	}
+	for _, family := range []string{"crust_proxy_calls_total", "volumes_published_with_deferred_ops_total"} {
+		if got := len(scrape(t, m, family)); got != maxDrivers+1 {
+			t.Errorf("%s has %d children", family, got)
+		}
+	}
+}
+
+// A driver can answer with any number.
+func TestCodesAreBounded(t *testing.T) {
+	m := NewMetrics("test")
+	for code := range codes.Code(100) {
+		m.called(checkMethod, &Call{}, code)
+	}
+	if got := len(scrape(t, m, "crust_proxy_calls_total")); got != int(codes.Unauthenticated)+1 {
+		t.Errorf("%d children", got)
+	}
+}
+
+func TestMetrics(t *testing.T) {
+	m := NewMetrics("1.2.3")
+	m.ClaimRefused("in-use")
+	m.CallerDenied()
+	m.Repaired("retract", true)
+	m.Repaired("retract", false)
+	m.Published("ebs", "kata")
+	m.SandboxAsked("kata", "stats", "timeout", time.Second)
+	m.CountVolumes(func() []VolumeCount {
+		return []VolumeCount{{"published", "ebs", "kata", 2}, {"published", "ebs", "kata", 1}, {"removing", "", "kata", 1}}
+	})
+	wantMetric(t, m, "crust_proxy_claims_refused_total", "reason=in-use 1")
+	wantMetric(t, m, "crust_proxy_callers_denied_total", " 1")
+	wantMetric(t, m, "crust_proxy_reconcile_repairs_total", "action=retract,result=failed 1", "action=retract,result=ok 1")
+	wantMetric(t, m, "volumes_published_with_deferred_ops_total", "driver=ebs,handler=kata 1")
+	wantMetric(t, m, "crust_proxy_sandbox_call_duration_seconds", "call=stats,handler=kata,result=timeout 1")
+	wantMetric(t, m, "crust_proxy_build_info", "version=1.2.3 1")
+	wantMetric(t, m, "crust_proxy_volumes", "driver=ebs,handler=kata,state=published 3", "driver=unknown,handler=kata,state=removing 1")
+	if len(scrape(t, m, "go_goroutines")) == 0 || len(scrape(t, m, "process_open_fds")) == 0 {
+		t.Error("the process's own metrics are missing")
+	}
+	if prometheus.DefaultRegisterer.Unregister(m.calls) {
+		t.Error("the global registry is used")
+	}
+}
+
+func BenchmarkUnary(b *testing.B) {
+	i := &Interceptors{Log: NewLogger(&bytes.Buffer{}, zap.NewAtomicLevel()), Metrics: NewMetrics("test"), Quiet: map[string]bool{checkMethod: true}}
+	info := &grpc.UnaryServerInfo{FullMethod: checkMethod}
+	handle := func(ctx context.Context, _ any) (any, error) { describe(ctx); return struct{}{}, nil }
+	ctx := b.Context()
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := i.unary(ctx, nil, info, handle); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+// TestExpectedErrorsAreQuiet: kubelet asks some things over and over, and counts on the
+// refusal.
+func TestExpectedErrorsAreQuiet(t *testing.T) {
+	for expected, want := range map[bool]string{true: "debug", false: "warn"} {
+		w := watch(t, "debug", func(ctx context.Context) error {
+			CallFrom(ctx).Expected = expected
+			return status.Error(codes.Unimplemented, "no numbers")
+		})
+		if err := w.call(t.Context()); status.Code(err) != codes.Unimplemented {
+			t.Errorf("the caller got %v", err)
+		}
+		if lines := w.lines(t); len(lines) != 1 || lines[0]["level"] != want {
+			t.Errorf("expected %v: %v", expected, lines)
+		}
+	}
+}

@@ -1,0 +1,157 @@
+// Package blockview prints the blocks of a snapshot: a picture for people, and three formats
+// for programs.
+package blockview
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"io"
+
+	"github.com/crust-proxy/crust-proxy/internal/backup/blocks"
+)
+
+// The formats.
+const (
+	FormatPicture = "picture"
+	FormatJSON    = "json"
+	FormatRaw     = "raw"
+	FormatQemu    = "qemu-img-map"
+)
+
+// Formats lists the formats.
+func Formats() []string { return []string{FormatPicture, FormatJSON, FormatRaw, FormatQemu} }
+
+// View prints each message that Reader.Read reads, and then the end.
+type View interface {
+	Message(blocks.Message) error
+	End() error
+}
+
+// New returns the view for a format. picture has the settings of FormatPicture.
+func New(format string, out io.Writer, picture *Picture) (View, error) {
+	buffered := bufio.NewWriter(out)
+	switch format {
+	case FormatPicture:
+		return picture, nil
+	case FormatJSON:
+		return &lines{out: buffered, write: writeJSON}, nil
+	case FormatRaw:
+		return &lines{out: buffered, write: writeRaw}, nil
+	case FormatQemu:
+		return &qemuMap{out: buffered, changed: picture.Base != ""}, nil
+	}
+	return nil, fmt.Errorf("--output %q is not picture, json, raw or qemu-img-map", format)
+}
+
+// lines prints each message by itself.
+type lines struct {
+	out   *bufio.Writer
+	write func(io.Writer, blocks.Message) error
+}
+
+func (l *lines) Message(m blocks.Message) error { return l.write(l.out, m) }
+func (l *lines) End() error                     { return l.out.Flush() }
+
+// messageObject has the keys of the sample client of KEP-3314's prototype, in its order.
+type messageObject struct {
+	Type     blocks.Type   `json:"block_metadata_type"`
+	Capacity int64         `json:"volume_size_bytes"`
+	Blocks   []rangeObject `json:"block_metadata"`
+}
+
+type rangeObject struct {
+	Offset int64 `json:"byte_offset"`
+	Size   int64 `json:"size_bytes"`
+}
+
+func writeJSON(out io.Writer, m blocks.Message) error {
+	object := messageObject{Type: m.Type, Capacity: m.Capacity, Blocks: make([]rangeObject, 0, len(m.Ranges))}
+	for _, r := range m.Ranges {
+		object.Blocks = append(object.Blocks, rangeObject(r))
+	}
+	return json.NewEncoder(out).Encode(object)
+}
+
+func writeRaw(out io.Writer, m blocks.Message) error {
+	for _, r := range m.Ranges {
+		if _, err := fmt.Fprintf(out, "%d %d\n", r.Offset, r.Size); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// qemuMap prints the whole volume as `qemu-img map --output=json` does, adjacent ranges as one.
+// Changed blocks are shown as those of an overlay, all others as those of its backing file.
+type qemuMap struct {
+	out      *bufio.Writer
+	changed  bool
+	last     blocks.Range // not printed yet, as the next may continue it
+	capacity int64
+	lines    int
+}
+
+func (q *qemuMap) Message(m blocks.Message) error {
+	q.capacity = m.Capacity
+	for _, r := range m.Ranges {
+		if q.last.Size > 0 && q.last.End() == r.Offset {
+			q.last.Size += r.Size
+			continue
+		}
+		if err := q.named(); err != nil {
+			return err
+		}
+		if err := q.gap(r.Offset); err != nil {
+			return err
+		}
+		q.last = r
+	}
+	return nil
+}
+
+func (q *qemuMap) End() error {
+	if err := q.named(); err != nil {
+		return err
+	}
+	if err := q.gap(q.capacity); err != nil {
+		return err
+	}
+	end := "]\n"
+	if q.lines == 0 {
+		end = "[]\n"
+	}
+	if _, err := q.out.WriteString(end); err != nil {
+		return err
+	}
+	return q.out.Flush()
+}
+
+func (q *qemuMap) named() error {
+	if q.last.Size == 0 {
+		return nil
+	}
+	return q.line(q.last, fmt.Sprintf(`"depth": 0, "present": true, "zero": false, "data": true, "compressed": false, "offset": %d`, q.last.Offset))
+}
+
+// gap prints the range between the last range and an offset.
+func (q *qemuMap) gap(to int64) error {
+	r := blocks.Range{Offset: q.last.End(), Size: to - q.last.End()}
+	switch {
+	case r.Size == 0:
+		return nil
+	case q.changed:
+		return q.line(r, `"depth": 1, "present": true, "zero": false, "data": true, "compressed": false`)
+	}
+	return q.line(r, fmt.Sprintf(`"depth": 0, "present": true, "zero": true, "data": false, "compressed": false, "offset": %d`, r.Offset))
+}
+
+func (q *qemuMap) line(r blocks.Range, rest string) error {
+	before := ",\n"
+	if q.lines == 0 {
+		before = "["
+	}
+	q.lines++
+	_, err := fmt.Fprintf(q.out, `%s{ "start": %d, "length": %d, %s}`, before, r.Offset, r.Size, rest)
+	return err
+}

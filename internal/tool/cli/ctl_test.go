@@ -1,0 +1,531 @@
+package cli
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"sigs.k8s.io/yaml"
+
+	"github.com/crust-proxy/crust-proxy/internal/tool/command"
+	"github.com/crust-proxy/crust-proxy/internal/tool/doctor"
+	"github.com/crust-proxy/crust-proxy/internal/tool/show"
+	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
+)
+
+var update = flag.Bool("update", false, "write the golden files anew")
+
+func golden(t *testing.T, name, got string) {
+	t.Helper()
+	file := filepath.Join("testdata", name)
+	if *update {
+		if err := os.WriteFile(file, []byte(got), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(file) // #nosec G304 -- a path of the test
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(want), got); diff != "" {
+		t.Errorf("%s (-want +got):\n%s", name, diff)
+	}
+}
+
+func TestGoldenOutput(t *testing.T) {
+	repairs := []*adminv1.Repair{{VolumeId: idA, Action: "remade the guard"}, {VolumeId: idB, Action: "projected", Error: "no space left"}}
+	cases := []struct {
+		file string
+		args string
+		code int
+	}{
+		{"list.txt", "list", command.ExitOK},
+		{"list-wide.txt", "ls -o wide", command.ExitOK},
+		{"list.json", "list -o json", command.ExitOK},
+		{"list.yaml", "list -o yaml --driver ebs.csi.aws.com", command.ExitOK},
+		{"get.txt", "get " + idA, command.ExitOK},
+		{"get-degraded.txt", "get cc11bb", command.ExitOK},
+		{"get.json", "get aa11bb -o json", command.ExitOK},
+		{"stats.txt", "stats aa11bb", command.ExitOK},
+		{"stats.json", "stats aa11bb -o json", command.ExitOK},
+		{"expand.txt", "expand aa11bb --size 20Gi", command.ExitOK},
+		{"expand.json", "expand aa11bb -o json", command.ExitOK},
+		{"handlers.txt", "handlers", command.ExitOK},
+		{"handlers.yaml", "handlers -o yaml", command.ExitOK},
+		{"drivers.txt", "drivers", command.ExitOK},
+		{"drivers-wide.txt", "drivers -o wide", command.ExitOK},
+		{"drivers.json", "drivers -o json", command.ExitOK},
+		{"drivers.yaml", "drivers -o yaml", command.ExitOK},
+		{"reconcile.txt", "reconcile", command.ExitFailure},
+		{"reconcile.json", "reconcile -o json", command.ExitFailure},
+	}
+	for _, c := range cases {
+		t.Run(c.file, func(t *testing.T) {
+			b := newBench(t).serve()
+			b.admin.repairs = repairs
+			got := b.run(append(strings.Fields(c.args), "--socket", b.socket)...)
+			if got.code != c.code {
+				t.Fatalf("exit code %d, want %d: %s", got.code, c.code, got.err)
+			}
+			golden(t, c.file, got.out)
+		})
+	}
+}
+
+func TestColouredTable(t *testing.T) {
+	b := newBench(t).serve()
+	b.tty = true
+	golden(t, "list-colour.txt", b.run("list").out)
+}
+
+func TestColourIsForWillingTerminalsOnly(t *testing.T) {
+	for name, c := range map[string]struct {
+		tty  bool
+		env  map[string]string
+		want bool
+	}{
+		"terminal":      {true, nil, true},
+		"pipe":          {false, nil, false},
+		"NO_COLOR":      {true, map[string]string{"NO_COLOR": "1"}, false},
+		"dumb terminal": {true, map[string]string{"TERM": "dumb"}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t).serve()
+			b.tty, b.env = c.tty, c.env
+			if got := strings.Contains(b.run("list").out, "\x1b["); got != c.want {
+				t.Errorf("coloured: %v, want %v", got, c.want)
+			}
+		})
+	}
+}
+
+func TestListGoesThroughAllPagesAndFilters(t *testing.T) {
+	b := newBench(t).serve()
+	var got struct {
+		Volumes []struct{ ID, State string }
+	}
+	for args, want := range map[string][]string{
+		"list -o json":                                  {idA, idB, idC},
+		"list -o json --driver lvm":                     {idB, idC},
+		"list -o json --handler kata --state degraded":  {idC},
+		"list -o json --state BOUND":                    {idA},
+		"list -o json --driver nobody":                  {},
+		"list -o json --handler crust --driver lvm":     {idB},
+		"list -o json --handler crust --state removing": {},
+	} {
+		r := b.run(strings.Fields(args)...)
+		if err := json.Unmarshal([]byte(r.out), &got); err != nil {
+			t.Fatalf("%s: %v in %s %s", args, err, r.out, r.err)
+		}
+		ids := []string{}
+		for _, v := range got.Volumes {
+			ids = append(ids, v.ID)
+		}
+		if diff := cmp.Diff(want, ids); diff != "" {
+			t.Errorf("%s: %s", args, diff)
+		}
+	}
+	if r := b.run("list", "--driver", "nobody"); r.out != "No volumes.\n" {
+		t.Errorf("got %q", r.out)
+	}
+}
+
+// Numbers that a sandbox did not confirm when it was asked last are not shown as if
+// they were true now.
+func TestStaleUsage(t *testing.T) {
+	b := newBench(t).serve()
+	if got := b.run("list", "--socket", b.socket); !strings.Contains(got.out, "2.5Gi") {
+		t.Fatalf("the usage is not shown:\n%s", got.out)
+	}
+	b.admin.volumes[0].StatsAt = before(time.Second)
+	if got := b.run("list", "--socket", b.socket); strings.Contains(got.out, "2.5Gi") {
+		t.Errorf("stale numbers are shown:\n%s", got.out)
+	}
+	if got := b.run("get", idA, "--socket", b.socket); !strings.Contains(got.out, "2.5Gi") || !strings.Contains(got.out, "not again since") {
+		t.Errorf("how old the numbers are is not shown:\n%s", got.out)
+	}
+}
+
+// A growth that the handler's sandboxes never do is shown as one that waits.
+func TestGrowthThatWaits(t *testing.T) {
+	b := newBench(t).serve()
+	if got := b.run("get", idA, "--socket", b.socket); !strings.Contains(got.out, "20GiB (at the next mount)") {
+		t.Errorf("got:\n%s", got.out)
+	}
+	b.admin.volumes[0].GrowWaits = "it grows when the pod is deleted"
+	if got := b.run("get", idA, "--socket", b.socket); !strings.Contains(got.out, "20GiB (waits: it grows when the pod is deleted)") {
+		t.Errorf("got:\n%s", got.out)
+	}
+}
+
+func TestYAMLIsTheSameAsJSON(t *testing.T) {
+	b := newBench(t).serve()
+	for _, args := range []string{"list", "get aa11bb", "get cc11bb", "stats aa11bb", "handlers", "drivers", "reconcile", "doctor", "version"} {
+		asJSON := b.run(append(strings.Fields(args), "-o", "json")...).out
+		asYAML := b.run(append(strings.Fields(args), "-o", "yaml")...).out
+		converted, err := yaml.YAMLToJSON([]byte(asYAML))
+		if err != nil {
+			t.Fatalf("%s: %v", args, err)
+		}
+		var x, y any
+		if err := json.Unmarshal([]byte(asJSON), &x); err != nil {
+			t.Fatalf("%s: %v", args, err)
+		}
+		if err := json.Unmarshal(converted, &y); err != nil {
+			t.Fatalf("%s: %v", args, err)
+		}
+		if diff := cmp.Diff(x, y); diff != "" {
+			t.Errorf("%s: %s", args, diff)
+		}
+	}
+}
+
+func TestExpandSendsSizes(t *testing.T) {
+	b := newBench(t).serve()
+	if r := b.run("expand", "aa11bb", "--size", "20Gi", "--limit", "1.5Ti"); r.code != command.ExitOK {
+		t.Fatal(r.err)
+	}
+	if b.admin.expanded.RequiredBytes != 20<<30 || b.admin.expanded.LimitBytes != 3<<39 {
+		t.Errorf("sent %v", b.admin.expanded)
+	}
+}
+
+func TestFreezeSendsATime(t *testing.T) {
+	b := newBench(t).serve()
+	r := b.run("freeze", "aa11bb", "--for", "90s")
+	if r.code != command.ExitOK || !strings.Contains(r.out, "1m30s") || b.admin.frozen.GetTimeout().GetSeconds() != 90 {
+		t.Errorf("%+v, sent %v", r, b.admin.frozen)
+	}
+	if r := b.run("thaw", "aa11bb"); r.code != command.ExitOK || !strings.Contains(r.out, "takes writes again") {
+		t.Errorf("got %+v", r)
+	}
+	for _, wrong := range []string{"0", "1500ms", "-1s"} {
+		if r := b.run("freeze", "aa11bb", "--for", wrong); r.code != command.ExitUsage {
+			t.Errorf("--for %s: %+v", wrong, r)
+		}
+	}
+}
+
+func TestReleaseForcesOnlyWhenTold(t *testing.T) {
+	b := newBench(t).serve()
+	r := b.run("release", "aa11bb")
+	if r.code != command.ExitOK || r.out != "The volume is released.\n" || b.admin.released.GetVolume() != "aa11bb" || b.admin.released.GetForce() {
+		t.Errorf("%+v, sent %v", r, b.admin.released)
+	}
+	b.admin.heldBy = `process 4711 ("qemu")`
+	r = b.run("release", "aa11bb", "--force")
+	if r.code != command.ExitOK || !strings.Contains(r.out, "4711") || !b.admin.released.GetForce() {
+		t.Errorf("%+v, sent %v", r, b.admin.released)
+	}
+	if r := b.run("release"); r.code != command.ExitUsage {
+		t.Errorf("no volume: %+v", r)
+	}
+}
+
+// An orphan is ended only if a person agrees.
+func TestEndAsks(t *testing.T) {
+	b := newBench(t).serve()
+	for answer, ended := range map[string]bool{"y\n": true, "n\n": false, "": false} {
+		keys, answers, err := os.Pipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = answers.WriteString(answer)
+		if err = errors.Join(err, answers.Close()); err != nil {
+			t.Fatal(err)
+		}
+		b.keys, b.admin.ended = keys, nil
+		r := b.run("end", "aa11bb")
+		if (r.code == command.ExitOK) != ended || slices.Equal(b.admin.ended, []int32{4711}) != ended || !strings.Contains(r.err, `process 4711 ("qemu"), control group /kata/5a`) {
+			t.Errorf("answer %q: %+v, ended %v", answer, r, b.admin.ended)
+		}
+		_ = keys.Close()
+	}
+}
+
+func TestNothingToRepair(t *testing.T) {
+	if r := newBench(t).serve().run("reconcile"); r.code != command.ExitOK || r.out != "3 volumes checked, nothing to repair.\n" {
+		t.Errorf("got %+v", r)
+	}
+}
+
+func TestNoDrivers(t *testing.T) {
+	b := newBench(t)
+	b.admin.drivers = nil
+	b.serve()
+	if r := b.run("drivers"); r.code != command.ExitOK || !strings.HasPrefix(r.out, "No driver has registered") {
+		t.Errorf("got %+v", r)
+	}
+	b = newBench(t)
+	b.admin.frontOff = true
+	b.serve()
+	if r := b.run("drivers"); r.code != command.ExitOK || !strings.Contains(r.out, "The CSI front is off") || !strings.Contains(r.out, "front.enabled") {
+		t.Errorf("got %+v", r)
+	}
+	if r := b.run("drivers", "-o", "json"); r.code != command.ExitOK || !strings.Contains(r.out, `"frontEnabled": false`) {
+		t.Errorf("got %+v", r)
+	}
+}
+
+func inPod(b *bench) { b.node.Service = doctor.Service{InPod: true, Namespace: "ns", Pod: "p"} }
+
+func TestExitCodesAndErrors(t *testing.T) {
+	cases := []struct {
+		name string
+		set  func(*bench)
+		args string
+		code int
+		says []string
+	}{
+		{"not running", nil, "list", command.ExitFailure, []string{"not running", "systemctl status crust-proxy", "--socket"}},
+		{"nobody listens", func(b *bench) { b.deadSocket() }, "list", command.ExitFailure, []string{"nobody listens", "systemctl status crust-proxy"}},
+		{"not running, in a pod", inPod, "list", command.ExitFailure, []string{"not running", "kubectl -n ns describe pod p"}},
+		{"nobody listens, in a pod", func(b *bench) { inPod(b); b.deadSocket() }, "list", command.ExitFailure, []string{"describe pod p", "kubectl -n ns logs p"}},
+		{"no such volume", serve, "get 123456", command.ExitFailure, []string{`no volume "123456"`, "NotFound"}},
+		{"daemon refuses", failing(codes.PermissionDenied, "uid 7 may not"), "list", command.ExitFailure, []string{"uid 7 may not", "sudo", "authorization.admin.uids"}},
+		{"daemon stops", failing(codes.Unavailable, "draining"), "list", command.ExitFailure, []string{"draining", "again"}},
+		{"no sandbox", failing(codes.Unavailable, "volume /v: no sandbox has mounted it now"), "stats aa11bb", command.ExitFailure, []string{"while its pod runs", "crustctl get"}},
+		{"no socket", nil, "list --socket /etc/passwd", command.ExitFailure, []string{"/etc/passwd is not a socket", "--socket"}},
+		{"connection closed at once", func(b *bench) { b.closing() }, "list", command.ExitFailure, []string{"authorization.admin.uids", "sudo"}},
+		{"older daemon, drivers", failing(codes.Unimplemented, "unknown method"), "drivers", command.ExitFailure, []string{"older than crustctl"}},
+		{"older daemon", failing(codes.Unimplemented, "unknown method"), "reconcile", command.ExitFailure, []string{"older than crustctl"}},
+		{"a runtime that cannot", failing(codes.Unimplemented, "volume /v: the handler cannot grow it"), "expand aa11bb", command.ExitFailure, []string{"cannot grow it (Unimplemented)"}},
+		{"hangs", func(b *bench) { b.admin.hang = true; b.serve() }, "stats aa11bb --timeout 50ms", command.ExitFailure, []string{"no answer in time", "--timeout"}},
+		{"watch cut", func(b *bench) { b.admin.endWatch = true; b.serve() }, "watch", command.ExitFailure, []string{"ended the watch"}},
+		{"watch refused", failing(codes.PermissionDenied, "uid 7"), "watch", command.ExitFailure, []string{"sudo"}},
+		{"version, daemon down", nil, "version", command.ExitFailure, []string{"not running"}},
+		{"own version only", nil, "version --client", command.ExitOK, nil},
+		{"unknown command", nil, "lsit", command.ExitUsage, []string{`no command "lsit"`, "did you mean list", "crustctl --help"}},
+		{"the daemon's command", nil, "removable-nodes", command.ExitUsage, []string{"did you mean", "crust-proxy removable-nodes", "crustctl --help"}},
+		{"the daemon's command, mistyped", nil, "valdate", command.ExitUsage, []string{"did you mean crust-proxy validate?"}},
+		{"a command of crust-backup", nil, "backup tuesday --file x", command.ExitUsage, []string{"did you mean crust-backup backup?"}},
+		{"unknown flag", nil, "list --nope", command.ExitUsage, []string{"--nope", "crustctl list --help"}},
+		{"bad format", nil, "list -o xml", command.ExitUsage, []string{`"xml"`}},
+		{"bad state", nil, "list --state great", command.ExitUsage, []string{"bound", "degraded"}},
+		{"bad size", nil, "expand aa11bb --size lots", command.ExitUsage, []string{"20Gi"}},
+		{"limit below size", nil, "expand aa11bb --size 2Gi --limit 1Gi", command.ExitUsage, []string{"--limit"}},
+		{"no volume", nil, "stats", command.ExitUsage, []string{"needs a VOLUME"}},
+		{"two volumes", nil, "stats a b", command.ExitUsage, []string{`"b"`}},
+		{"negative timeout", nil, "list --timeout -1s", command.ExitUsage, []string{"negative"}},
+		{"abstract socket", nil, "list --socket @x", command.ExitUsage, []string{"abstract"}},
+		{"completion of nothing", nil, "completion tcsh", command.ExitUsage, []string{"tcsh"}},
+		{"help", nil, "list --help", command.ExitOK, nil},
+		{"help of a command", nil, "help list", command.ExitOK, nil},
+		{"help of no command", nil, "help lsit", command.ExitUsage, []string{`no command "lsit"`, "did you mean list"}},
+		{"bare", nil, "", command.ExitOK, nil},
+	}
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			b := newBench(t)
+			if c.set != nil {
+				c.set(b)
+			}
+			r := b.run(strings.Fields(c.args)...)
+			if r.code != c.code {
+				t.Errorf("exit code %d, want %d (%s)", r.code, c.code, r.err)
+			}
+			for _, want := range c.says {
+				if !strings.Contains(r.err, want) {
+					t.Errorf("%q does not say %q", r.err, want)
+				}
+			}
+		})
+	}
+}
+
+func serve(b *bench) { b.serve() }
+
+func failing(code codes.Code, text string) func(*bench) {
+	return func(b *bench) {
+		b.admin.fail = status.Error(code, text)
+		b.serve()
+	}
+}
+
+// deadSocket leaves the file of a socket that nobody serves any more.
+func (b *bench) deadSocket() {
+	b.serve()
+	if err := os.Rename(b.socket, b.socket+".x"); err != nil {
+		b.t.Fatal(err)
+	}
+	l := listenRaw(b.t, b.socket)
+	if err := l.Close(); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+// closing is a daemon that closes each connection before it says a word, as one
+// does to a peer that its credentials shut out.
+func (b *bench) closing() {
+	l := listenRaw(b.t, b.socket)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			_ = conn.Close()
+		}
+	}()
+	b.t.Cleanup(func() { _ = l.Close(); <-done })
+}
+
+func TestSocketOfTheEnvironment(t *testing.T) {
+	b := newBench(t).serve()
+	b.env[socketVariable] = "unix://" + b.socket
+	b.node.AdminSocket = "/nonexistent/admin.sock"
+	if r := b.run("list"); r.code != command.ExitOK {
+		t.Error(r.err)
+	}
+	if r := b.run("list", "--socket", "/nonexistent/other.sock"); r.code != command.ExitFailure || !strings.Contains(r.err, "other.sock") {
+		t.Errorf("the flag goes before the environment: %+v", r)
+	}
+}
+
+func TestWatchTable(t *testing.T) {
+	b := newBench(t).serve()
+	r := b.run("watch", "--timeout", "300ms", "--handler", "kata")
+	if r.code != command.ExitOK {
+		t.Fatal(r.err)
+	}
+	golden(t, "watch.txt", r.out)
+	if b.admin.watched.Handler != "kata" {
+		t.Errorf("asked for %v", b.admin.watched)
+	}
+}
+
+func TestWatchEndsWellWhenInterrupted(t *testing.T) {
+	b := newBench(t).serve()
+	for range 5 {
+		ctx, cancel := context.WithCancel(t.Context())
+		time.AfterFunc(30*time.Millisecond, cancel)
+		if r := b.runContext(ctx, "watch"); r.code != command.ExitOK {
+			t.Errorf("code %d: %s", r.code, r.err)
+		}
+		cancel()
+	}
+}
+
+func TestWatchJSONIsOneObjectPerLine(t *testing.T) {
+	r := newBench(t).serve().run("watch", "--timeout", "300ms", "-o", "json")
+	lines := strings.Split(strings.TrimSuffix(r.out, "\n"), "\n")
+	if len(lines) != 5 {
+		t.Fatalf("%d lines: %s", len(lines), r.out)
+	}
+	for _, line := range lines {
+		var event struct{ Type string }
+		if err := json.Unmarshal([]byte(line), &event); err != nil || event.Type == "" {
+			t.Errorf("%q: %v", line, err)
+		}
+	}
+	golden(t, "watch.json", r.out)
+}
+
+func TestWatchYAMLIsOneDocumentEach(t *testing.T) {
+	r := newBench(t).serve().run("watch", "--timeout", "300ms", "-o", "yaml")
+	if n := strings.Count(r.out, "---\n"); n != 5 {
+		t.Errorf("%d documents", n)
+	}
+}
+
+func TestUntrustedTextNeverReachesTheTerminal(t *testing.T) {
+	b := newBench(t)
+	b.admin.findings = []string{"finding \x1b[2J\u202e"}
+	b.serve()
+	commands := []string{"list", "list -o wide", "list -o json", "list -o yaml", "get cc11bb", "get cc11bb -o json", "get cc11bb -o yaml",
+		"stats cc11bb", "stats cc11bb -o yaml", "handlers", "drivers", "drivers -o wide", "drivers -o json", "drivers -o yaml", "doctor", "doctor -o json", "doctor -o yaml",
+		"watch --timeout 200ms", "watch --timeout 200ms -o json", "watch --timeout 200ms -o yaml", "reconcile"}
+	for _, args := range commands {
+		r := b.run(strings.Fields(args)...)
+		if harmful := strings.IndexFunc(r.out+r.err, func(c rune) bool { return c != '\n' && show.Unsafe(c) }); harmful >= 0 {
+			t.Errorf("%s prints %q", args, (r.out + r.err)[harmful:min(harmful+20, len(r.out+r.err))])
+		}
+		if strings.Contains(r.out, "\nEVENT fake") {
+			t.Errorf("%s: a guest's text began a row", args)
+		}
+	}
+	b.admin.fail = status.Error(codes.Internal, "bad\x1b[2J\nEVENT fake \u202e")
+	if r := b.run("list"); strings.ContainsAny(r.err, "\x1b\u202e") || strings.Contains(r.err, "\nEVENT") {
+		t.Errorf("error %q", r.err)
+	}
+}
+
+func TestDoctorExitCodes(t *testing.T) {
+	b := newBench(t).serve()
+	r := b.run("doctor", "-o", "json")
+	if r.code != ExitFindings || r.err != "" {
+		t.Errorf("code %d, %q", r.code, r.err)
+	}
+	var report struct {
+		Findings []struct{ Check, Severity, Seen, Do string }
+	}
+	if err := json.Unmarshal([]byte(r.out), &report); err != nil || len(report.Findings) < 10 {
+		t.Fatalf("%v in %s", err, r.out)
+	}
+	if first := report.Findings[0]; first.Check != "daemon" || first.Severity != "ok" || !strings.Contains(first.Seen, "v1.2.3") {
+		t.Errorf("got %+v", first)
+	}
+}
+
+func TestDoctorWithTheDaemonDown(t *testing.T) {
+	r := newBench(t).run("doctor")
+	if r.code != ExitFindings || !strings.Contains(r.out, "systemctl status crust-proxy") || !strings.Contains(r.out, "kernel") {
+		t.Errorf("%d: %s %s", r.code, r.out, r.err)
+	}
+	if r := newBench(t).run("doctor", "--quiet"); strings.Contains(r.out, "\nok ") || strings.Contains(r.out, "\n0 ok") {
+		t.Errorf("quiet shows %s", r.out)
+	}
+}
+
+func TestDoctorDoesNotWaitForAHungDaemon(t *testing.T) {
+	b := newBench(t)
+	b.admin.hang = true
+	b.serve()
+	start := time.Now()
+	r := b.run("doctor", "--timeout", "50ms")
+	if r.code != ExitFindings || !strings.Contains(r.out, "no answer in time") || time.Since(start) > 20*time.Second {
+		t.Errorf("%d after %s: %s", r.code, time.Since(start), r.out)
+	}
+}
+
+func TestFailureToWriteIsAFailure(t *testing.T) {
+	b := newBench(t).serve()
+	for _, args := range []string{"list", "list -o json", "watch", "get aa11bb", "doctor", "handlers", "drivers", "stats aa11bb", "version"} {
+		code := Run(t.Context(), strings.Fields(args), Env{Out: fullDisk{}, Err: io.Discard, Node: b.node,
+			Getenv: func(string) string { return "" }, Now: time.Now})
+		if code != command.ExitFailure {
+			t.Errorf("%s: code %d", args, code)
+		}
+	}
+}
+
+type fullDisk struct{}
+
+func (fullDisk) Write([]byte) (int, error) { return 0, os.ErrClosed }
+
+// TestGetShowsAnIgnoredGroup: where the pod's group has no effect, that stands below it.
+func TestGetShowsAnIgnoredGroup(t *testing.T) {
+	b := newBench(t).serve()
+	if got := b.run("get", idA, "--socket", b.socket); strings.Contains(got.out, "ignored") {
+		t.Errorf("got %q", got.out)
+	}
+	b.admin.volumes[0].GroupProblem = "fsGroup is ignored\x1b[2J"
+	got := b.run("get", idA, "--socket", b.socket)
+	_, below, _ := strings.Cut(got.out, "Group:")
+	if lines := strings.Split(below, "\n"); len(lines) < 2 || !strings.Contains(lines[1], "fsGroup is ignored") || strings.Contains(lines[1], "\x1b[2J") {
+		t.Errorf("got %q", got.out)
+	}
+}

@@ -1,0 +1,134 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"sigs.k8s.io/yaml"
+
+	"github.com/crust-proxy/crust-proxy/internal/daemon/config"
+	"github.com/crust-proxy/crust-proxy/internal/tool/command"
+	"github.com/crust-proxy/crust-proxy/internal/tool/doctor"
+	"github.com/crust-proxy/crust-proxy/internal/tool/printer"
+	"github.com/crust-proxy/crust-proxy/internal/tool/show"
+	"github.com/crust-proxy/crust-proxy/internal/tool/top"
+	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
+)
+
+// doctorWait is how long doctor waits for the daemon by default. It is short, because a hung
+// daemon is a finding, and the local checks do not need it.
+const doctorWait = 5 * time.Second
+
+func doctorCmd(node doctor.Node, d *daemon, out *printer.Printer) *cobra.Command {
+	var quiet bool
+	cmd := &cobra.Command{
+		Use: "doctor", Short: "Check this node and say what to do about each finding",
+		Long: `Check this node and say what to do about each finding. The local checks run
+with the daemon down, too. Run it as root: else some things cannot be looked at.`,
+		Example: "  sudo crustctl doctor",
+		Args:    command.Arguments(),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			timeout := doctorWait
+			if cmd.Flags().Changed("timeout") {
+				timeout = d.timeout
+			}
+			node.AdminSocket, _ = socketPath(d.socket) // checked with the other flags
+			known := askForDoctor(cmd.Context(), d.within(timeout))
+			if err := readPlaces(known.Node.GetConfig(), &node, cmd.Flags()); err != nil {
+				cmd.PrintErrln("crustctl: looking in the usual places: " + show.Escape(err.Error()))
+			}
+			return printReport(out, doctor.Run(cmd.Context(), node, known), quiet)
+		},
+	}
+	flags := cmd.Flags()
+	flags.BoolVarP(&quiet, "quiet", "q", false, "show only warnings and errors")
+	placeFlags(flags, &node)
+	return cmd
+}
+
+// askForDoctor collects what the daemon reports. If it does not answer, that is doctor's first
+// finding.
+func askForDoctor(ctx context.Context, d *daemon) doctor.Daemon {
+	var known doctor.Daemon
+	err := d.call(ctx, func(ctx context.Context, c *client) (err error) {
+		if known.Node, err = c.GetNode(ctx, &adminv1.GetNodeRequest{}); err != nil {
+			return err
+		}
+		handlers, err := c.ListHandlers(ctx, &adminv1.ListHandlersRequest{})
+		if err != nil {
+			return err
+		}
+		known.Handlers = handlers.GetHandlers()
+		known.Volumes, err = top.ListVolumes(ctx, c, &adminv1.ListVolumesRequest{})
+		return err
+	})
+	if err == nil {
+		return known
+	}
+	if e, ok := errors.AsType[*command.Explained](err); ok {
+		return doctor.Daemon{Err: e.Err, Advice: e.Advice}
+	}
+	return doctor.Daemon{Err: err, Advice: statusAndLogs(d.service)}
+}
+
+func printReport(out *printer.Printer, r doctor.Report, quiet bool) error {
+	counts := fmt.Sprintf("\n%d ok, %d warnings, %d errors", r.Count(doctor.OK), r.Count(doctor.Warn), r.Count(doctor.Error))
+	if quiet {
+		r.Findings = slices.DeleteFunc(r.Findings, func(f doctor.Finding) bool { return f.Severity == doctor.OK })
+	}
+	err := out.Result(r, func() error { return printFindings(out, r, counts) })
+	if err == nil && r.Count(doctor.Error) > 0 {
+		return errFindings
+	}
+	return err
+}
+
+func printFindings(out *printer.Printer, r doctor.Report, counts string) error {
+	colours := map[doctor.Severity]string{doctor.Error: show.Red, doctor.Warn: show.Yellow, doctor.OK: show.Green}
+	for _, f := range r.Findings {
+		line := fmt.Sprintf("%s %s %s", out.Paint(colours[f.Severity], fmt.Sprintf("%-5s", f.Severity)),
+			out.Paint(show.Faint, fmt.Sprintf("%-17s", f.Check)), show.Escape(f.Seen))
+		if f.Do != "" {
+			line += out.Field(24, "do:", f.Do)
+		}
+		if _, err := fmt.Fprintln(out.Out, line); err != nil {
+			return err
+		}
+	}
+	return out.Line(counts)
+}
+
+func placeFlags(flags *pflag.FlagSet, node *doctor.Node) {
+	flags.StringVar(&node.RuntimeSocket, "runtime-socket", node.RuntimeSocket, "the daemon's runtime socket")
+	flags.StringVar(&node.RunDir, "run-dir", node.RunDir, "the daemon's run directory")
+	flags.StringVar(&node.KataDir, "kata-dir", node.KataDir, "Kata's direct-volumes directory")
+	flags.StringVar(&node.KubeletRoot, kubeletRootFlag, node.KubeletRoot, "kubelet's root directory")
+	flags.StringVar(&node.ContainerdSocket, "containerd-socket", node.ContainerdSocket, "containerd's socket")
+}
+
+const kubeletRootFlag = "kubelet-root"
+
+// readPlaces sets the paths of node from the daemon's configuration, except those given by a
+// flag. A key that is missing leaves the default; unknown keys of a newer daemon are ignored.
+func readPlaces(text string, node *doctor.Node, flags *pflag.FlagSet) error {
+	c := config.Default()
+	if err := yaml.Unmarshal([]byte(text), &c); err != nil {
+		return fmt.Errorf("the daemon's configuration cannot be read: %w", err)
+	}
+	given := map[string]string{}
+	flags.Visit(func(f *pflag.Flag) { given[f.Name] = f.Value.String() })
+	node.Configure(c)
+	if _, moved := given[kubeletRootFlag]; moved {
+		node.KubeletRegistry, node.FrontRegistry = "", ""
+	}
+	var failed error
+	for name, value := range given {
+		failed = errors.Join(failed, flags.Set(name, value))
+	}
+	return failed
+}

@@ -1,0 +1,100 @@
+package cli
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/spf13/pflag"
+
+	"github.com/crust-proxy/crust-proxy/internal/tool/doctor"
+)
+
+const someConfig = `
+runDir: /x/run
+kubeletRoot: /x/kubelet
+runtimeSocket: {path: /x/runtime.sock, uids: [0]}
+handlers: {kata: {directVolumes: /x/kata, goSandboxes: /x/vc}}
+containerd: {socket: ""}
+cri: {socket: /x/crio.sock}
+front: {registry: /x/kubelet/ours, kubeletRegistry: /x/kubelet/theirs}
+`
+
+// placesOf reads a configuration with some flags.
+func placesOf(t *testing.T, text string, args ...string) doctor.Node {
+	t.Helper()
+	node := doctor.DefaultNode()
+	flags := pflag.NewFlagSet("", pflag.ContinueOnError)
+	placeFlags(flags, &node)
+	if err := flags.Parse(args); err != nil {
+		t.Fatal(err)
+	}
+	if err := readPlaces(text, &node, flags); err != nil {
+		t.Fatal(err)
+	}
+	return node
+}
+
+func TestPlacesOfTheDaemon(t *testing.T) {
+	node := placesOf(t, someConfig, "--kubelet-root", "/y")
+	got := strings.Join([]string{node.RunDir, node.KubeletRoot, node.RuntimeSocket, node.KataDir, node.ContainerdSocket}, " ")
+	if want := "/x/run /y /x/runtime.sock /x/kata "; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	for _, dir := range []string{"/x/vc", "/run/kata", "/run/vc/sbs"} {
+		if !slices.Contains(node.SandboxDirs, dir) {
+			t.Errorf("%s is not in %v", dir, node.SandboxDirs)
+		}
+	}
+}
+
+func TestPlacesOfRegistrationsGoWithTheKubeletRoot(t *testing.T) {
+	for args, want := range map[string]string{"--kubelet-root=/y": " ", "--run-dir=/y": "/x/kubelet/theirs /x/kubelet/ours"} {
+		node := placesOf(t, someConfig, args)
+		if got := node.KubeletRegistry + " " + node.FrontRegistry; got != want {
+			t.Errorf("%s: got %q, want %q", args, got, want)
+		}
+	}
+}
+
+func TestPlacesOfTheClusterAreThoseOfTheFront(t *testing.T) {
+	const named = "\ncluster: {kubeconfig: /x/kubelet.conf, nodeName: node-1}\n"
+	for config, want := range map[string]string{named: " ", named + "front: {enabled: true}": "/x/kubelet.conf node-1"} {
+		node := placesOf(t, config)
+		if got := node.Kubeconfig + " " + node.NodeName; got != want {
+			t.Errorf("got %q, want %q", got, want)
+		}
+	}
+}
+
+func TestPlacesAreTheUsualOnesWithoutAConfiguration(t *testing.T) {
+	usual := doctor.DefaultNode()
+	node := placesOf(t, "keyOfANewerDaemon: 1")
+	if node.RunDir != "/run/crust-proxy" || node.RunDir != usual.RunDir || node.ContainerdSocket != usual.ContainerdSocket || node.ContainerdSocket == "" {
+		t.Errorf("%+v", node)
+	}
+	if err := readPlaces("[", &node, pflag.NewFlagSet("", pflag.ContinueOnError)); err == nil {
+		t.Error("a broken configuration was taken")
+	}
+}
+
+func TestDoctorRunsWithAConfigurationItCannotRead(t *testing.T) {
+	b := newBench(t)
+	b.admin.config = "runDir: [1]"
+	r := b.serve().run("doctor")
+	if r.code != ExitFindings || !strings.Contains(r.err, "usual places") || !strings.Contains(r.out, "kernel") {
+		t.Errorf("%+v", r)
+	}
+}
+
+func TestDoctorLooksWhereTheDaemonIs(t *testing.T) {
+	b := newBench(t)
+	b.admin.config = someConfig
+	b.serve()
+	r := b.run("doctor", "--run-dir", "/flag/run")
+	for _, want := range []string{"/x/kubelet", "/x/runtime.sock", "/flag/run", "containerd is not used", "cannot be reached on /x/crio.sock"} {
+		if !strings.Contains(r.out, want) {
+			t.Errorf("%q is not in %s", want, r.out)
+		}
+	}
+}

@@ -1,0 +1,112 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"slices"
+	"strings"
+	"syscall"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/crust-proxy/crust-proxy/internal/tool/command"
+	"github.com/crust-proxy/crust-proxy/internal/tool/doctor"
+	"github.com/crust-proxy/crust-proxy/internal/tool/show"
+)
+
+const advicePermission = "Use sudo, or add your uid to authorization.admin.uids in the daemon's configuration."
+
+var errFindings = errors.New("doctor found errors")
+
+func watchEnded(service doctor.Service) error {
+	return command.Explain(errors.New("the daemon ended the watch"), "It may be restarting: see '"+service.Status()+"'.")
+}
+
+func repairsFailed(failed, all int) error {
+	return command.Explain(fmt.Errorf("%d of %d repairs could not be done", failed, all), "See the errors above; 'crustctl doctor' may know more.")
+}
+
+// explain adds to the error of a call what it means and what to do. It uses the last error of
+// connecting, of which gRPC has only the text. Other errors are returned unchanged.
+func (c *client) explain(err error) error {
+	st, ofCall := status.FromError(err)
+	if err == nil || !ofCall {
+		return err
+	}
+	c.mu.Lock()
+	dial := c.dial
+	c.mu.Unlock()
+	seeStatus := "see '" + c.service.Status() + "'."
+	message := show.Escape(st.Message()) // it may quote a guest
+	switch {
+	case st.Code() == codes.Unavailable && dial != nil:
+		return c.explainDial(dial)
+	case st.Code() == codes.Unavailable && hungUp(message):
+		return command.Explain(fmt.Errorf("the daemon closed the connection on %s", c.socket),
+			advicePermission+" Else crust-proxy may just be stopping: "+seeStatus)
+	case st.Code() == codes.Unavailable:
+		advice := "Try it again; where it stays so, " + seeStatus
+		if strings.HasPrefix(message, "volume ") { // the daemon is well
+			advice = "A sandbox has the volume while its pod runs; 'crustctl get VOLUME' shows what is known."
+		}
+		return command.Explain(errors.New(message), advice)
+	case st.Code() == codes.PermissionDenied || st.Code() == codes.Unauthenticated:
+		return command.Explain(fmt.Errorf("the daemon refused: %s", message), advicePermission)
+	case st.Code() == codes.DeadlineExceeded:
+		return command.Explain(fmt.Errorf("no answer in time: %s", message),
+			"A sandbox may hang. Give more time with --timeout; 'crustctl get VOLUME' shows what is known.")
+	case st.Code() == codes.Canceled:
+		return errors.New("interrupted")
+	case st.Code() == codes.Unimplemented && unknownCall(message):
+		return command.Explain(errors.New(message), "The daemon may be older than crustctl: see 'crustctl version'.")
+	}
+	return fmt.Errorf("%s (%s)", message, st.Code())
+}
+
+// unknownCall reports whether the daemon does not know the call. gRPC has the same code for a
+// runtime that cannot do what the call asks for.
+func unknownCall(message string) bool {
+	return strings.HasPrefix(message, "unknown method") || strings.HasPrefix(message, "unknown service") ||
+		(strings.HasPrefix(message, "method ") && strings.HasSuffix(message, " not implemented"))
+}
+
+// hungUp reports whether the connection was closed. gRPC has the same code for errors of the
+// daemon itself, and its texts depend on when the connection was closed.
+func hungUp(message string) bool {
+	signs := []string{"connection error", "broken pipe", "connection reset", "EOF", "server preface", "transport is closing"}
+	return slices.ContainsFunc(signs, func(sign string) bool { return strings.Contains(message, sign) })
+}
+
+func (c *client) explainDial(dial error) error {
+	socket, service := c.socket, c.service
+	switch {
+	case errors.Is(dial, fs.ErrPermission):
+		return command.Explain(fmt.Errorf("permission denied on the admin socket %s", socket),
+			"Use sudo, or add your uid to authorization.admin.uids and see that the socket's group is yours.")
+	case errors.Is(dial, fs.ErrNotExist):
+		return command.Explain(fmt.Errorf("crust-proxy is not running: there is no socket %s", socket),
+			"See '"+service.Status()+"'; 'crust-proxy validate' checks the configuration. Is the socket elsewhere? Give --socket or set CRUSTCTL_SOCKET.")
+	case errors.Is(dial, syscall.ECONNREFUSED) && !isSocket(socket):
+		return command.Explain(fmt.Errorf("%s is not a socket", socket), "Give the daemon's admin socket with --socket or CRUSTCTL_SOCKET.")
+	case errors.Is(dial, syscall.ECONNREFUSED):
+		return command.Explain(fmt.Errorf("crust-proxy is not running: nobody listens on %s", socket), statusAndLogs(service))
+	case errors.Is(dial, context.DeadlineExceeded):
+		return command.Explain(fmt.Errorf("crust-proxy does not take the connection on %s", socket),
+			"It may hang: see '"+service.Status()+"'.")
+	}
+	return fmt.Errorf("cannot connect to %s: %w", socket, dial)
+}
+
+// isSocket is also true if the file cannot be examined.
+func isSocket(path string) bool {
+	info, err := os.Stat(path)
+	return err != nil || info.Mode().Type() == fs.ModeSocket
+}
+
+func statusAndLogs(service doctor.Service) string {
+	return "See '" + service.Status() + "' and '" + service.Logs() + "'."
+}

@@ -1,0 +1,227 @@
+package cli
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	"github.com/crust-proxy/crust-proxy/internal/tool/command"
+	"github.com/crust-proxy/crust-proxy/internal/tool/printer"
+	"github.com/crust-proxy/crust-proxy/internal/tool/show"
+	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
+)
+
+func expandCmd(d *daemon, out *printer.Printer) *cobra.Command {
+	var atLeast, limit string
+	cmd := &cobra.Command{
+		Use: "expand VOLUME", Short: "Ask the sandbox of a volume to grow its filesystem",
+		Long: `Ask the sandbox of a volume to grow its filesystem to the size of its device. The
+device must have been grown before: crustctl does not grow devices. --size and
+--limit are bounds: the call fails if the device's size is not between them.`,
+		Example: "  crustctl expand 3f1c9a0b52de --size 20Gi",
+		Args:    command.Arguments("VOLUME"), ValidArgsFunction: completeVolume(d),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			req := &adminv1.ExpandVolumeRequest{Volume: args[0]}
+			if err := sizes(req, atLeast, limit); err != nil {
+				return command.WrongUsage(cmd, err)
+			}
+			got, err := ask(cmd.Context(), d, adminv1.AdminClient.ExpandVolume, req)
+			return printResult(out, got, err, func(got *adminv1.ExpandVolumeResponse) error {
+				n := got.GetCapacityBytes()
+				return out.Line(fmt.Sprintf("The filesystem has %s now (%d bytes).", show.Size(n), n))
+			})
+		},
+	}
+	cmd.Flags().StringVar(&atLeast, "size", "", "the smallest size to accept, such as 20Gi (default: that of the device)")
+	cmd.Flags().StringVar(&limit, "limit", "", "the largest size to accept (default: any)")
+	return cmd
+}
+
+func sizes(req *adminv1.ExpandVolumeRequest, atLeast, limit string) (err error) {
+	if atLeast != "" {
+		if req.RequiredBytes, err = parseSize(atLeast); err != nil {
+			return fmt.Errorf("--size: %w", err)
+		}
+	}
+	if limit != "" {
+		if req.LimitBytes, err = parseSize(limit); err != nil {
+			return fmt.Errorf("--limit: %w", err)
+		}
+	}
+	if req.LimitBytes != 0 && req.LimitBytes < req.RequiredBytes {
+		return errors.New("--limit is smaller than --size")
+	}
+	return nil
+}
+
+func freezeCmd(d *daemon, out *printer.Printer) *cobra.Command {
+	var most time.Duration
+	cmd := &cobra.Command{
+		Use: "freeze VOLUME", Short: "Hold all writes to a volume, for a snapshot",
+		Long: `Hold all writes to a volume, its filesystem consistent on the device, until
+thaw, or until --for is over, whatever dies meanwhile. A snapshot of the device
+that is made in between is consistent if thaw succeeds afterwards.`,
+		Example: "  crustctl freeze 3f1c9a0b52de --for 30s",
+		Args:    command.Arguments("VOLUME"), ValidArgsFunction: completeVolume(d),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if most < time.Second || most%time.Second != 0 {
+				return command.WrongUsage(cmd, errors.New("--for needs whole seconds, such as 30s"))
+			}
+			got, err := ask(cmd.Context(), d, adminv1.AdminClient.FreezeVolume, &adminv1.FreezeVolumeRequest{Volume: args[0], Timeout: durationpb.New(most)})
+			return printResult(out, got, err, func(*adminv1.FreezeVolumeResponse) error {
+				return out.Line(fmt.Sprintf("The volume holds all writes, for %s at most: thaw it before.", most))
+			})
+		},
+	}
+	cmd.Flags().DurationVar(&most, "for", time.Minute, "when writes go on by themselves")
+	return cmd
+}
+
+func thawCmd(d *daemon, out *printer.Printer) *cobra.Command {
+	return &cobra.Command{
+		Use: "thaw VOLUME", Short: "Let writes to a frozen volume go on",
+		Long: `Let writes to a frozen volume go on. It fails where the volume was not frozen
+up to now: then what was copied meanwhile may be of different times.`,
+		Example: "  crustctl thaw 3f1c9a0b52de",
+		Args:    command.Arguments("VOLUME"), ValidArgsFunction: completeVolume(d),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			got, err := ask(cmd.Context(), d, adminv1.AdminClient.ThawVolume, &adminv1.ThawVolumeRequest{Volume: args[0]})
+			return printResult(out, got, err, func(*adminv1.ThawVolumeResponse) error {
+				return out.Line("The volume takes writes again; it was frozen up to now.")
+			})
+		},
+	}
+}
+
+func releaseCmd(d *daemon, out *printer.Printer) *cobra.Command {
+	req := &adminv1.ReleaseVolumeRequest{}
+	cmd := &cobra.Command{
+		Use: "release VOLUME", Short: "Take a volume back, as unpublishing it would",
+		Long: `Take a volume back, as unpublishing it would: its device is free afterwards. It is
+refused while a sandbox or a process has the device: end the VM, and repeat.
+
+--force asks nobody. A VM that has the device goes on writing to it, beside the pod
+or node that gets the device next, and destroys the filesystem. Use it only where
+you know that nobody writes: nothing else can tell.`,
+		Example: "  crustctl release 3f1c9a0b52de",
+		Args:    command.Arguments("VOLUME"), ValidArgsFunction: completeVolume(d),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			req.Volume = args[0]
+			got, err := ask(cmd.Context(), d, adminv1.AdminClient.ReleaseVolume, req)
+			return printResult(out, got, err, func(got *adminv1.ReleaseVolumeResponse) error {
+				if got.GetHeldBy() != "" {
+					return out.Line("The volume is released. Its device is still open in " + got.GetHeldBy() + ": end that before the device is used again.")
+				}
+				return out.Line("The volume is released.")
+			})
+		},
+	}
+	cmd.Flags().BoolVar(&req.Force, "force", false, "give the device up although somebody may write to it: destroys data if so")
+	return cmd
+}
+
+func endCmd(d *daemon, out *printer.Printer, keys *os.File) *cobra.Command {
+	var yes bool
+	cmd := &cobra.Command{
+		Use: "end VOLUME", Short: "End a VM that still has a volume although its sandbox has ended",
+		Long: `End a process that still has the device of a volume open although the container
+runtime does not know its sandbox any more, such as a VM that outlived its shim. crustctl
+shows the process and why it is an orphan, then asks for confirmation. It never ends a
+process that is not known to be an orphan.`,
+		Example: "  crustctl end 3f1c9a0b52de",
+		Args:    command.Arguments("VOLUME"), ValidArgsFunction: completeVolume(d),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			req := &adminv1.EndOrphansRequest{Volume: args[0]}
+			found, err := ask(cmd.Context(), d, adminv1.AdminClient.EndOrphans, req)
+			if err != nil {
+				return err
+			}
+			for _, one := range found.GetOrphans() {
+				req.Pids = append(req.Pids, one.GetPid())
+			}
+			if err := confirm(cmd, keys, yes, describeOrphans(found, time.Now())); err != nil {
+				return err
+			}
+			got, err := ask(cmd.Context(), d, adminv1.AdminClient.EndOrphans, req)
+			return printResult(out, got, err, func(got *adminv1.EndOrphansResponse) error {
+				return out.Line(fmt.Sprintf("%d processes were ended. No process has the device open any more.", len(got.GetOrphans())))
+			})
+		},
+	}
+	cmd.Flags().BoolVar(&yes, "yes", false, "end it without asking")
+	return cmd
+}
+
+func describeOrphans(found *adminv1.EndOrphansResponse, now time.Time) string {
+	var text strings.Builder
+	for _, one := range found.GetOrphans() {
+		fmt.Fprintf(&text, "process %d (%q), control group %s, has the device", one.GetPid(), one.GetProgram(), show.Escape(one.GetControlGroup()))
+		if since := one.GetHeldSince(); since != nil {
+			fmt.Fprintf(&text, "; this was first noticed %s ago", now.Sub(since.AsTime()).Round(time.Second))
+		}
+		fmt.Fprintf(&text, ".\nIt is an orphan: %s %s, which the container runtime does not know.\n", one.GetWhy(), one.GetSandbox())
+	}
+	return text.String()
+}
+
+// confirm shows what would be ended. It fails unless --yes is set or the user confirms at a terminal.
+func confirm(cmd *cobra.Command, keys *os.File, yes bool, what string) error {
+	if _, err := fmt.Fprint(cmd.ErrOrStderr(), what); err != nil || yes {
+		return err
+	}
+	if keys == nil {
+		return command.WrongUsage(cmd, errors.New("there is no terminal to ask: repeat with --yes to end it"))
+	}
+	if _, err := fmt.Fprint(cmd.ErrOrStderr(), "End it? The VM stops at once [y/N] "); err != nil {
+		return err
+	}
+	if line, _ := bufio.NewReader(keys).ReadString('\n'); strings.TrimSpace(strings.ToLower(line)) != "y" {
+		return errors.New("nothing was ended")
+	}
+	return nil
+}
+
+func reconcileCmd(d *daemon, out *printer.Printer) *cobra.Command {
+	return &cobra.Command{
+		Use: "reconcile", Short: "Compare every record with the node now and repair what differs",
+		Example: "  crustctl reconcile",
+		Args:    command.Arguments(),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			got, err := ask(cmd.Context(), d, adminv1.AdminClient.Reconcile, &adminv1.ReconcileRequest{})
+			err = printResult(out, got, err, func(got *adminv1.ReconcileResponse) error { return printRepairs(out, got) })
+			if err != nil {
+				return err
+			}
+			failed := 0
+			for _, r := range got.GetRepairs() {
+				if r.GetError() != "" {
+					failed++
+				}
+			}
+			if failed > 0 {
+				return repairsFailed(failed, len(got.GetRepairs()))
+			}
+			return nil
+		},
+	}
+}
+
+func printRepairs(out *printer.Printer, got *adminv1.ReconcileResponse) error {
+	if len(got.GetRepairs()) == 0 {
+		return out.Line(fmt.Sprintf("%d volumes checked, nothing to repair.", got.GetChecked()))
+	}
+	text, t := printer.Text, printer.NewTable("VOLUME", "DONE", "ACTION", "ERROR")
+	for _, r := range got.GetRepairs() {
+		t.Add(text(show.ShortID(r.GetVolumeId())), printer.YesNo(r.GetError() == ""), text(r.GetAction()), text(r.GetError()))
+	}
+	if err := out.Table(t); err != nil {
+		return err
+	}
+	return out.Line(fmt.Sprintf("%d volumes checked.", got.GetChecked()))
+}

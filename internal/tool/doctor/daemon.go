@@ -1,0 +1,89 @@
+package doctor
+
+import (
+	"cmp"
+	"context"
+	"strings"
+
+	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
+	"github.com/crust-proxy/crust-proxy/internal/tool/show"
+	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
+)
+
+func checkDaemon(_ context.Context, n Node, d Daemon) []Finding {
+	if !d.up() {
+		found := []Finding{failure(d.Advice, "the daemon does not answer: %v", d.Err)}
+		if holder := sys.LockHolder(n.at(n.RunDir) + "/daemon.lock"); holder != "" {
+			found = append(found, failure("end it, or find out why it does not end", "the lock of the run directory %s is held by %s", n.RunDir, holder))
+		}
+		return found
+	}
+	return []Finding{okay("crust-proxy %s answers, %d volumes", d.Node.GetVersion(), len(d.Volumes))}
+}
+
+func checkDaemonFindings(n Node, d Daemon) []Finding {
+	var found []Finding
+	for _, text := range d.Node.GetFindings() {
+		found = append(found, warning("see the daemon's log: "+n.Service.Logs(), "%s", text))
+	}
+	return orOK(found, "the daemon itself reports nothing wrong")
+}
+
+// checkProof tells how the daemon proves that nobody has a device open.
+func checkProof(_ Node, d Daemon) []Finding {
+	if why := d.Node.GetProofReason(); why != "" {
+		return []Finding{warning("see \"A process still has the device\" in docs/operations.md",
+			"the daemon reads the descriptors of all processes to prove that nobody has a device open, because the kernel's own "+
+				"count cannot be used: %s", why)}
+	}
+	return []Finding{okay("the kernel's own count proves that nobody has a device open")}
+}
+
+func checkHandlers(_ Node, d Daemon) []Finding {
+	if len(d.Handlers) == 0 {
+		return []Finding{failure("configure a runtime handler in the daemon's configuration",
+			"the daemon has no runtime handler, so every publish fails")}
+	}
+	var found []Finding
+	for _, h := range d.Handlers {
+		if h.GetHealthy() {
+			found = append(found, okay("handler %s works: %d volumes, %d in a sandbox",
+				h.GetName(), h.GetVolumes(), h.GetBound()))
+			continue
+		}
+		found = append(found, failure("put right what the handler names, then: crustctl handlers",
+			"handler %s cannot work: %s", h.GetName(), h.GetProblem()))
+	}
+	return found
+}
+
+func checkVolumes(_ Node, d Daemon) []Finding {
+	var found []Finding
+	for _, v := range d.Volumes {
+		found = append(found, volumeFindings(v)...)
+	}
+	return orOK(found, "none of %d volumes is degraded or has failed", len(d.Volumes))
+}
+
+func volumeFindings(v *adminv1.Volume) []Finding {
+	look := "crustctl get " + show.ShortID(v.GetId())
+	switch {
+	case v.GetState() == adminv1.VolumeState_VOLUME_STATE_DEGRADED:
+		return []Finding{failure("crustctl reconcile, then "+look,
+			"volume %s is degraded: %s", v.GetTargetPath(), orNone(v.GetLastError()))}
+	case v.GetState() == adminv1.VolumeState_VOLUME_STATE_REFUSED:
+		return []Finding{warning(look+"; its pod does not start", "refused by the %s: %s", orNone(v.GetRefusedBy()), orNone(v.GetLastError()))}
+	case v.GetLastError() != "" && !sys.IsEmptyDir(v.GetTargetPath()): // runtime-rs has no stats of Kata's own emptyDirs
+		named := "volume " + v.GetTargetPath() + ": " // most errors name it already
+		return []Finding{warning(look, "%s%s", named, strings.TrimPrefix(v.GetLastError(), named))}
+	case v.GetCondition().GetAbnormal():
+		return []Finding{warning(look+"; the sandbox reports this, look into the pod",
+			"volume %s is abnormal: %s", v.GetTargetPath(), orNone(v.GetCondition().GetMessage()))}
+	case v.GetGroupProblem() != "":
+		return []Finding{warning("correct that; then "+look, "volume %s of pod %s with group %s: %s", v.GetTargetPath(),
+			show.Pod(v), v.GetSupplementalGroup(), v.GetGroupProblem())}
+	}
+	return nil
+}
+
+func orNone(text string) string { return cmp.Or(text, "no reason given") }

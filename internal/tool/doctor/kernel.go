@@ -1,0 +1,64 @@
+package doctor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
+	"github.com/crust-proxy/crust-proxy/pkg/deferral/guard"
+)
+
+// Probe tries kernel features. Each function leaves nothing behind, and returns an error that
+// says why it failed.
+type Probe struct {
+	// Openat2 tries openat2, which resolves paths safely.
+	Openat2 func() error
+	// Guard makes a guard that is mounted nowhere: fsopen, fsmount and an immutable
+	// file on tmpfs.
+	Guard func() error
+}
+
+// KernelProbe tries the running kernel.
+func KernelProbe() Probe { return Probe{Openat2: sys.ProbeOpenat2, Guard: guard.Probe} }
+
+func checkKernel(_ context.Context, n Node, _ Daemon) []Finding {
+	release, err := n.read("/proc/sys/kernel/osrelease")
+	if err != nil {
+		return []Finding{warning("", "the kernel's version cannot be read: %v", err)}
+	}
+	version := strings.TrimSpace(string(release))
+	return []Finding{
+		feature(version, 5, 6, "openat2", "paths cannot be resolved safely", n.Probe.Openat2()),
+		feature(version, 6, 0, "tmpfs with immutable files (fsopen)", "targets cannot be guarded", n.Probe.Guard()),
+	}
+}
+
+// feature judges a feature by what was tried, and by the version only if trying is not allowed.
+func feature(version string, major, minor int, name, without string, tried error) Finding {
+	upgrade := fmt.Sprintf("run kernel %d.%d or later", major, minor)
+	switch {
+	case tried == nil:
+		return okay("kernel %s: %s was tried and works", version, name)
+	case !mayNotTry(tried):
+		return failure(upgrade, "kernel %s: %s was tried and fails, so %s: %v", version, name, without, tried)
+	case atLeast(version, major, minor):
+		return okay("kernel %s has %s by its version (to have it tried, run as root)", version, name)
+	}
+	return failure(upgrade, "kernel %s is too old for %s, so %s", version, name, without)
+}
+
+func mayNotTry(err error) bool {
+	return errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES)
+}
+
+func atLeast(version string, major, minor int) bool {
+	var a, b int
+	if _, err := fmt.Sscanf(version, "%d.%d", &a, &b); err != nil {
+		return false
+	}
+	return a > major || a == major && b >= minor
+}

@@ -1,0 +1,134 @@
+// Package printer writes a command's result: tables and lines for people, JSON and
+// YAML for programs. Whatever it writes is safe for a terminal.
+package printer
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+
+	"golang.org/x/term"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/crust-proxy/crust-proxy/internal/tool/show"
+)
+
+// The output formats.
+const (
+	FormatTable = "table"
+	FormatWide  = "wide"
+	FormatJSON  = "json"
+	FormatYAML  = "yaml"
+)
+
+// Formats lists the output formats.
+func Formats() []string { return []string{FormatTable, FormatWide, FormatJSON, FormatYAML} }
+
+// Printer writes one command's result.
+type Printer struct {
+	Out io.Writer
+	// Format is one of Formats: the value of --output.
+	Format string
+	// Colour allows colours; UseColour decides it.
+	Colour bool
+}
+
+// UseColour reports whether to colour the output: on a terminal, unless the environment says
+// not to.
+func UseColour(terminal bool, getenv func(string) string) bool {
+	return terminal && getenv("NO_COLOR") == "" && getenv("TERM") != "dumb"
+}
+
+// IsTerminal reports whether a file is a terminal.
+func IsTerminal(f *os.File) bool { return term.IsTerminal(int(f.Fd())) }
+
+// Width returns the width of a terminal in characters, or 80 if it is unknown.
+func Width(f *os.File) int {
+	width, _, _ := term.GetSize(int(f.Fd())) // negative if it fails
+	return cmp.Or(max(0, width), 80)
+}
+
+// Check refuses an unknown format.
+func (p *Printer) Check() error {
+	if !slices.Contains(Formats(), p.Format) {
+		return fmt.Errorf("--output %q is not table, wide, json or yaml", p.Format)
+	}
+	return nil
+}
+
+// Machine reports whether the output is for a program.
+func (p *Printer) Machine() bool { return p.Format == FormatJSON || p.Format == FormatYAML }
+
+// Wide reports whether tables have all columns.
+func (p *Printer) Wide() bool { return p.Format == FormatWide }
+
+// Paint colours text if colours are allowed.
+func (p *Printer) Paint(code, text string) string {
+	if code == show.Plain || !p.Colour {
+		return text
+	}
+	return code + text + show.Reset
+}
+
+// Line prints a text of ours, which may contain text from elsewhere.
+func (p *Printer) Line(text string) error {
+	_, err := io.WriteString(p.Out, show.EscapeLines(text)+"\n")
+	return err
+}
+
+// Field is one labelled line of a report: the label is coloured, the text is escaped.
+func (p *Printer) Field(indent int, label, text string) string {
+	return fmt.Sprintf("\n%*s%s %s", indent, "", p.Paint(show.Bold, label), show.Escape(text))
+}
+
+// Table prints a table and removes its rows, so that more rows can follow in the same columns.
+func (p *Printer) Table(t *Table) error {
+	t.fit()
+	var b strings.Builder
+	for _, row := range t.rows {
+		for i, c := range row {
+			b.WriteString(p.Paint(c.code, c.text))
+			if i < len(row)-1 {
+				b.WriteString(strings.Repeat(" ", t.Widths[i]-c.width()+3))
+			}
+		}
+		b.WriteByte('\n')
+	}
+	t.rows = nil
+	_, err := io.WriteString(p.Out, b.String())
+	return err
+}
+
+// Result prints a value or a message: encoded for a program, or by calling people.
+func (p *Printer) Result(v any, people func() error) error {
+	if p.Machine() {
+		return p.JSON(v)
+	}
+	return people()
+}
+
+// JSON prints a value or a message for a program, as JSON or YAML.
+func (p *Printer) JSON(v any) error { return p.encode("", v, "  ") }
+
+// Document prints one message of a stream: a line of JSON, or a YAML document.
+func (p *Printer) Document(m proto.Message) error {
+	if p.Format == FormatYAML {
+		return p.encode("---\n", m, "  ")
+	}
+	return p.encode("", m, "")
+}
+
+func (p *Printer) encode(before string, v any, indent string) error {
+	text, err := toJSON(v, indent)
+	if err == nil && p.Format == FormatYAML {
+		text, err = toYAML(text)
+	}
+	if err != nil {
+		return err
+	}
+	_, err = io.WriteString(p.Out, before+string(text))
+	return err
+}

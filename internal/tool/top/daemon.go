@@ -1,0 +1,156 @@
+package top
+
+import (
+	"context"
+	"errors"
+	"io"
+	"math/rand/v2"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
+	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
+)
+
+// The pause before the watch is tried again doubles up to a bound.
+const (
+	firstRetry = 250 * time.Millisecond
+	lastRetry  = 5 * time.Second
+)
+
+// Changes from the watch are gathered for a moment, so that a busy node is drawn a few
+// times a second and not for each change.
+const (
+	gatherFor  = 100 * time.Millisecond
+	gatherMost = 1000
+)
+
+func (d Daemon) fetchStats(ctx context.Context, id string) StatsFetched {
+	ctx, cancel := context.WithTimeout(ctx, d.Timeout)
+	defer cancel()
+	start := time.Now()
+	reply, err := d.GetVolumeStats(ctx, &adminv1.GetVolumeStatsRequest{Volume: id})
+	answer := StatsFetched{ID: id, At: time.Now(), Took: time.Since(start), Reply: reply}
+	if err != nil {
+		answer.Reply, answer.Failure = nil, status.Convert(err).Message() // as the daemon records it
+		answer.Unanswered = ctx.Err() != nil
+		return answer
+	}
+	if took := reply.GetTook(); took != nil {
+		answer.Took = took.AsDuration() // without the call to the daemon
+	}
+	return answer
+}
+
+// poll asks the daemon for what the watch does not report. A part that fails is left out,
+// because an older daemon lacks some calls. The error is that of listing the volumes.
+func (d Daemon) poll(ctx context.Context, settings Settings, health bool) (e Polled, err error) {
+	ctx, cancel := context.WithTimeout(ctx, d.Timeout)
+	defer cancel()
+	req := &adminv1.ListVolumesRequest{Driver: settings.Driver, Handler: settings.Handler}
+	e.Volumes, err = ListVolumes(ctx, d, req)
+	if health {
+		e.Node, _ = d.GetNode(ctx, &adminv1.GetNodeRequest{})
+		handlers, _ := d.ListHandlers(ctx, &adminv1.ListHandlersRequest{})
+		e.Handlers = handlers.GetHandlers()
+		e.Drivers, _ = d.ListDrivers(ctx, &adminv1.ListDriversRequest{})
+	}
+	e.At = time.Now()
+	return e, err
+}
+
+// ListVolumes gathers all pages. They are large: the daemon orders all volumes for each.
+func ListVolumes(ctx context.Context, c adminv1.AdminClient, req *adminv1.ListVolumesRequest) ([]*adminv1.Volume, error) {
+	var all []*adminv1.Volume
+	req.PageSize = 5000
+	for {
+		page, err := c.ListVolumes(ctx, req)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, page.GetVolumes()...)
+		switch next := page.GetNextPageToken(); next {
+		case "":
+			return all, nil
+		case req.GetPageToken():
+			return nil, status.Error(codes.Internal, "the daemon gave the same page twice")
+		default:
+			req.PageToken = next
+		}
+	}
+}
+
+// watch follows the volumes until ctx ends, through restarts of the daemon.
+func (d Daemon) watch(ctx context.Context, settings Settings, send func(Event)) {
+	wait := firstRetry
+	for {
+		synced, err := d.watchOnce(ctx, settings, send)
+		if ctx.Err() != nil {
+			return
+		}
+		if synced {
+			wait = firstRetry
+		}
+		reason := "the daemon ended the watch"
+		if !errors.Is(err, io.EOF) {
+			reason = d.Explain(err)
+		}
+		// Random, so that not all watchers of a node retry at the same moment.
+		pause := wait/2 + rand.N(wait) //nolint:gosec // no secret
+		send(Disconnected{At: time.Now(), Retry: time.Now().Add(pause), Reason: reason})
+		if !sys.Sleep(ctx, pause) {
+			return
+		}
+		wait = min(2*wait, lastRetry)
+	}
+}
+
+// watchOnce follows one watch to its end. synced reports whether its listing was complete.
+func (d Daemon) watchOnce(ctx context.Context, settings Settings, send func(Event)) (synced bool, err error) {
+	stream, err := d.WatchVolumes(ctx, &adminv1.WatchVolumesRequest{Driver: settings.Driver, Handler: settings.Handler})
+	if err != nil {
+		return false, err
+	}
+	changes := make(chan *adminv1.WatchVolumesResponse)
+	go func() {
+		defer close(changes)
+		for {
+			var change *adminv1.WatchVolumesResponse
+			if change, err = stream.Recv(); err != nil {
+				return
+			}
+			changes <- change // all of them are read below, until this is closed
+		}
+	}()
+	for first := range changes {
+		batch := gather(first, changes)
+		synced = synced || endsListing(batch)
+		send(Watched{Changes: batch})
+	}
+	return synced, err
+}
+
+// endsListing reports whether a batch completes the listing; gather ends the batch there.
+func endsListing(batch []*adminv1.WatchVolumesResponse) bool {
+	return batch[len(batch)-1].GetType() == adminv1.WatchVolumesResponse_TYPE_SYNCED
+}
+
+// gather collects the changes that follow a first one closely.
+func gather(first *adminv1.WatchVolumesResponse, changes <-chan *adminv1.WatchVolumesResponse) []*adminv1.WatchVolumesResponse {
+	batch := []*adminv1.WatchVolumesResponse{first}
+	over := time.After(gatherFor)
+	for len(batch) < gatherMost && !endsListing(batch) { // the first screen need not wait
+		select {
+		case change, more := <-changes:
+			if !more {
+				return batch
+			}
+			batch = append(batch, change)
+		case <-over:
+			return batch
+		}
+	}
+	return batch
+}

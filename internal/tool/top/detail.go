@@ -1,0 +1,243 @@
+package top
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/crust-proxy/crust-proxy/internal/tool/show"
+	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
+)
+
+const labelWidth = 13
+
+type sheet struct {
+	s      *State
+	canvas canvas
+	row    *row // nil once the volume is gone
+	lines  []string
+}
+
+func newSheet(s *State) *sheet {
+	return &sheet{s: s, canvas: s.canvas, row: s.shown()[s.detail.id]}
+}
+
+func (p *sheet) page() []string {
+	lines := []string{p.title()}
+	if p.alerts() {
+		lines = append(lines, alertLine(p.s))
+	}
+	all := p.content()
+	from := min(p.s.detail.top, len(all))
+	lines = append(lines, all[from:min(len(all), from+p.height())]...)
+	for len(lines) < p.canvas.height-1 {
+		lines = append(lines, "")
+	}
+	return append(lines, hintLine(p.s, detailActions))
+}
+
+func (p *sheet) alerts() bool { return p.s.old() && p.canvas.height > 6 }
+
+// height is how many lines of the content the screen holds.
+func (p *sheet) height() int {
+	rows := p.canvas.height - 2
+	if p.alerts() {
+		rows--
+	}
+	return max(1, rows)
+}
+
+func (p *sheet) title() string {
+	r, paint := p.row, p.canvas.paint
+	if r == nil {
+		id := show.ShortID(p.canvas.escape(p.s.detail.id))
+		return p.canvas.line(freshness(p.s), paint(bold, id), paint(alarm, "  GONE"))
+	}
+	left := []string{paint(bold, r.name), "  ", paint(show.StateColour(r.v.GetState()), r.state)}
+	if r.pod != "" {
+		left = append(left, paint(faint, "  of "), r.pod)
+	}
+	return p.canvas.line(freshness(p.s), left...)
+}
+
+// content is all that is known of the volume, also what the screen has no room for.
+func (p *sheet) content() []string {
+	p.lines = []string{""}
+	if p.row == nil {
+		p.text("", plain, "This volume has gone: it was unpublished, or its refusal is forgotten.")
+		return p.lines
+	}
+	p.numbers()
+	p.errors()
+	p.lines = append(p.lines, "")
+	p.facts()
+	return p.lines
+}
+
+func (p *sheet) line(label string, texts ...string) {
+	label = p.canvas.paint(faint, p.canvas.fit(label, labelWidth, false))
+	p.lines = append(p.lines, p.canvas.line("", append([]string{label}, texts...)...))
+}
+
+// text adds a text with a label on as many lines as it needs, which may be none.
+func (p *sheet) text(label, code, text string) {
+	if text == "" {
+		return
+	}
+	for _, part := range wrap(p.canvas.escape(text), p.canvas.width-labelWidth) {
+		p.line(label, p.canvas.paint(code, part))
+		label = ""
+	}
+}
+
+func (p *sheet) numbers() {
+	r := p.row
+	p.usage("Bytes", r.bytes, show.Size)
+	p.usage("Inodes", r.inodes, func(n int64) string { return fmt.Sprint(n) })
+	switch v := r.v; {
+	case v.GetUsageAt() != nil:
+		p.text("Learned", plain, p.ago(v.GetUsageAt()))
+	case !r.hasSandbox():
+		p.text("Usage", faint, "not known: no sandbox has the volume that could be asked")
+	default:
+		p.text("Usage", faint, "not known yet")
+	}
+	if r.asked {
+		took := p.canvas.paint(latencyCode(r), p.canvas.latency(r))
+		p.line("Stats", took, p.requests()+"  ", p.spark(p.canvas.width-labelWidth-32))
+	}
+	if since := p.s.schedule.waiting(r.id()); !since.IsZero() && p.s.now.Sub(since) >= slow {
+		p.line("", p.canvas.paint(yellow, "asked "+age(p.s.now, since)+" ago, no answer yet"))
+	}
+	if c := r.v.GetCondition(); c != nil {
+		code, word := green, "normal"
+		if c.GetAbnormal() {
+			code, word = red, "abnormal"
+		}
+		p.text("Condition", code, joined(": ", word, c.GetMessage()))
+	}
+}
+
+func (p *sheet) requests() string {
+	text := ", " + count(int(p.row.v.GetStatsRequests()), "request")
+	if failed := p.row.v.GetStatsFailures(); failed > 0 {
+		text += fmt.Sprintf(", %d failed", failed)
+	}
+	return text
+}
+
+func (p *sheet) usage(label string, u *adminv1.VolumeUsage, words func(int64) string) {
+	if u == nil {
+		return
+	}
+	bar := p.canvas.bar(u, max(6, min(40, p.canvas.width-labelWidth-44)))
+	used := fmt.Sprintf(" %4s  %s of %s", percent(u), words(u.GetUsed()), words(u.GetTotal()))
+	p.line(label, bar, used, p.canvas.paint(faint, ", "+words(u.GetAvailable())+" free"))
+}
+
+// errors adds what went wrong since crustctl top runs, the newest first.
+func (p *sheet) errors() {
+	current, errors := p.row.err != "", p.row.history.errors
+	if current || len(errors) > 0 {
+		p.lines = append(p.lines, "")
+	}
+	if !current && len(errors) > 0 {
+		p.text("Errors", green, "none now; before:")
+	}
+	label := "Error"
+	for i, e := range errors {
+		code := faint
+		if i == 0 && current {
+			code = red
+		}
+		p.text(label, code, p.when(e)+e.text)
+		label = ""
+	}
+}
+
+func (p *sheet) when(e pastError) string {
+	layout := time.TimeOnly
+	if p.s.now.Sub(e.last) > 24*time.Hour {
+		layout = time.DateTime
+	}
+	text := fmt.Sprintf("%s (%s ago)", e.last.Local().Format(layout), age(p.s.now, e.last))
+	if e.times > 1 {
+		text += fmt.Sprintf(", %d times", e.times)
+	}
+	return text + ": "
+}
+
+func (p *sheet) facts() {
+	v := p.row.v
+	p.text("Refused by", red, v.GetRefusedBy())
+	if n := v.GetRefusals(); n > 0 {
+		p.text("Refusals", plain, fmt.Sprint(n))
+	}
+	p.text("Target", plain, v.GetTargetPath())
+	p.text("ID", plain, v.GetId())
+	p.text("Pod", plain, show.WithDetail(podOf(v), v.GetPodUid()))
+	p.text("Driver", plain, v.GetDriver())
+	p.text("CSI volume", plain, v.GetVolumeId())
+	p.text("Way", plain, v.GetWay())
+	p.text("Rule", plain, v.GetRule())
+	p.text("Handler", plain, v.GetHandler())
+	if p.row.hasSandbox() {
+		p.text("Sandbox", plain, show.WithDetail(v.GetSandbox().GetId(), v.GetSandbox().GetRuntime()))
+		p.text("Bound", plain, p.ago(v.GetSandbox().GetBoundAt()))
+	}
+	p.text("Device", plain, show.WithDetail(v.GetDevice(), v.GetDeviceId()))
+	p.text("Filesystem", plain, v.GetFsType())
+	p.text("Access", plain, show.WithDetail(access(v.GetReadOnly()), v.GetAccessMode()))
+	p.text("Mount flags", plain, strings.Join(v.GetMountFlags(), ","))
+	p.text("Group", plain, show.WithDetail(v.GetSupplementalGroup(), v.GetSupplementalGroupChangePolicy()))
+	if v.GetGrowToBytes() > 0 {
+		p.text("Grow to", plain, show.Size(v.GetGrowToBytes()))
+	}
+	p.text("Created", plain, p.ago(v.GetCreatedAt()))
+}
+
+func access(readOnly bool) string {
+	if readOnly {
+		return "read-only"
+	}
+	return "read-write"
+}
+
+func joined(separator string, parts ...string) string {
+	return strings.Join(slices.DeleteFunc(parts, func(part string) bool { return part == "" }), separator)
+}
+
+// ago is how long ago a time was, and the time; empty for an unknown time.
+func (p *sheet) ago(t *timestamppb.Timestamp) string {
+	at := timeOf(t)
+	if at.IsZero() {
+		return ""
+	}
+	return age(p.s.now, at) + " ago, at " + at.Local().Format(time.DateTime)
+}
+
+// spark draws the times of the last answers in relation to the longest.
+func (p *sheet) spark(width int) string {
+	samples := p.row.history.took
+	samples = samples[max(0, len(samples)-max(0, width)):]
+	if len(samples) < 2 {
+		return ""
+	}
+	longest := time.Duration(1)
+	for _, one := range samples {
+		longest = max(longest, one.took)
+	}
+	levels := p.canvas.spark
+	var b strings.Builder
+	for _, one := range samples {
+		if one.failed {
+			b.WriteByte('x')
+			continue
+		}
+		b.WriteRune(levels[int(int64(one.took)*int64(len(levels)-1)/int64(longest))])
+	}
+	return p.canvas.paint(cyan, b.String())
+}

@@ -1,0 +1,281 @@
+package top
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/crust-proxy/crust-proxy/internal/tool/show"
+)
+
+// View draws the state.
+func (s *State) View() string {
+	var lines []string
+	switch s.page {
+	case pageHelp:
+		lines = helpPage(s.canvas)
+	case pageDetail:
+		lines = newSheet(s).page()
+	default:
+		lines = newListView(s).page()
+	}
+	return strings.Join(lines[:min(len(lines), s.canvas.height)], "\n")
+}
+
+type listView struct {
+	s      *State
+	canvas canvas
+	table  *table
+}
+
+func newListView(s *State) *listView {
+	return &listView{s: s, canvas: s.canvas, table: newTable(s)}
+}
+
+func (v *listView) page() []string {
+	f := v.s.frame()
+	lines := make([]string, 0, v.canvas.height)
+	add := func(shown bool, line func() string) {
+		if shown {
+			lines = append(lines, line())
+		}
+	}
+	v.table.layout()
+	add(f.title, func() string { return v.canvas.line(freshness(v.s), v.title()...) })
+	add(f.totals, func() string { return v.canvas.line(v.health(), v.totals()...) })
+	add(f.sum, v.sumLine)
+	add(f.alert, func() string { return alertLine(v.s) })
+	add(f.filter, v.filterLine)
+	add(f.blank, func() string { return "" })
+	add(f.heading, v.table.heading)
+	lines = append(lines, v.rowLines(f.rows)...)
+	add(f.message, v.messageLine)
+	add(f.hints, func() string { return hintLine(v.s, listActions) })
+	return lines
+}
+
+func (v *listView) rowLines(height int) []string {
+	lines := make([]string, height)
+	list := &v.s.list
+	for i, r := range list.visible(height) {
+		lines[i] = v.table.row(r, list.top+i == list.cursor)
+	}
+	if len(list.rows) == 0 && height > 0 {
+		lines[0] = v.canvas.line("", v.canvas.paint(faint, "  "+v.emptyText()))
+	}
+	return lines
+}
+
+func (v *listView) emptyText() string {
+	switch {
+	case v.s.list.known > 0:
+		return "No volume fits."
+	case v.s.node.link.synced:
+		return "No volumes."
+	}
+	return "..."
+}
+
+func (v *listView) title() []string {
+	daemon, paint := &v.s.node.daemon, v.canvas.paint
+	texts := []string{paint(bold, "crust-proxy")}
+	if daemon.version != "" {
+		texts = append(texts, " "+daemon.version)
+	}
+	if daemon.name != "" {
+		texts = append(texts, "  ", paint(bold, daemon.name))
+	}
+	if !daemon.started.IsZero() {
+		texts = append(texts, paint(faint, "  up "+age(v.s.now, daemon.started)))
+	}
+	return texts
+}
+
+func freshness(s *State) string {
+	paint, clock := s.canvas.paint, "  "+s.now.Local().Format(time.TimeOnly)
+	switch {
+	case s.node.link.away:
+		return paint(alarm, "AWAY") + paint(faint, clock)
+	case s.hangs():
+		return paint(alarm, "NO ANSWER") + paint(faint, clock)
+	case s.paused != nil:
+		return paint(yellow, "PAUSED") + paint(faint, clock)
+	case !s.node.link.synced:
+		return paint(yellow, "connecting") + paint(faint, clock)
+	}
+	return paint(green, "live") + paint(faint, ", every "+s.settings.Interval.String()+clock)
+}
+
+func (v *listView) totals() []string {
+	paint := v.canvas.paint
+	states, counts := countStates(v.s.shown())
+	texts := []string{paint(faint, "Volumes "), paint(bold, fmt.Sprint(len(v.s.shown())))}
+	for _, state := range states {
+		name := " " + strings.ToLower(show.StateName(state))
+		texts = append(texts, fmt.Sprintf("  %d", counts[state]), paint(show.StateColour(state), name))
+	}
+	return texts
+}
+
+func (v *listView) health() string {
+	daemon, paint := &v.s.node.daemon, v.canvas.paint
+	if !daemon.checked {
+		return ""
+	}
+	healthy, ready := " healthy", " ready"
+	if v.canvas.width < 100 {
+		healthy, ready = "", ""
+	}
+	text := paint(faint, "Handlers ") + v.outOf(daemon.handlers) + paint(faint, healthy)
+	if daemon.frontEnabled {
+		text += paint(faint, "  Drivers ") + v.outOf(daemon.drivers) + paint(faint, ready)
+	}
+	return text
+}
+
+func (v *listView) outOf(t tally) string {
+	code := green
+	if t.fine < t.all {
+		code = red
+	}
+	return v.canvas.paint(code, fmt.Sprintf("%d/%d", t.fine, t.all))
+}
+
+func (v *listView) sumLine() string {
+	all, volumes := v.s.list.sum()
+	paint := v.canvas.paint
+	if volumes == 0 {
+		return v.canvas.line("", paint(faint, "Usage   not known yet"))
+	}
+	of := "in " + count(volumes, "volume")
+	if unknown := len(v.s.list.rows) - volumes; unknown > 0 {
+		of += fmt.Sprintf(", %d not known", unknown)
+	}
+	bar := v.canvas.bar(all, max(8, min(40, v.canvas.width/4)))
+	return v.canvas.line("", paint(faint, "Usage   "), bar, fmt.Sprintf(" %4s  %s  ", percent(all), sizes(all)), paint(faint, of))
+}
+
+func count(n int, what string) string {
+	if n == 1 {
+		return "1 " + what
+	}
+	return fmt.Sprintf("%d %ss", n, what)
+}
+
+// alertLine says that the screen is out of date, or what is wrong with the node.
+func alertLine(s *State) string {
+	link, paint := &s.node.link, s.canvas.paint
+	if s.hangs() {
+		return s.canvas.line("", paint(alarm, "! no answer for "+age(s.now, s.schedule.silent)+", this is old: "),
+			paint(red, "the daemon is connected, and may hang"))
+	}
+	if !link.away {
+		problems, right := s.node.daemon.problems, ""
+		if more := len(problems) - 1; more > 0 {
+			right = paint(faint, fmt.Sprintf("+%d, see crustctl doctor", more))
+		}
+		return s.canvas.line(right, paint(yellow, "! "+problems[0]))
+	}
+	again := "again now"
+	if wait := link.retry.Sub(s.now); wait >= time.Second {
+		again = "again in " + show.Duration(wait)
+	}
+	since := paint(alarm, "! away "+age(s.now, link.since)+", this is old: ")
+	return s.canvas.line(paint(faint, again), since, paint(red, link.reason))
+}
+
+func (v *listView) filterLine() string {
+	s, filter, paint := v.s, v.s.list.filter, v.canvas.paint
+	var left []string
+	if filter.typed != nil {
+		left = []string{paint(bold, "/"+*filter.typed), paint(reverse, " ")}
+	} else if filter.text != "" {
+		left = []string{paint(faint, "Filter "), paint(bold, filter.text)}
+	}
+	for _, flag := range []struct{ name, value string }{
+		{"state", strings.ToLower(s.settings.State)}, {"driver", s.settings.Driver}, {"handler", s.settings.Handler},
+	} {
+		if flag.value != "" {
+			left = append(left, paint(faint, "  "+flag.name+" "), paint(bold, v.canvas.escape(flag.value)))
+		}
+	}
+	return v.canvas.line(paint(faint, fmt.Sprintf("%d of %d shown", len(s.list.rows), s.list.known)), left...)
+}
+
+// messageLine shows the error of the volume under the cursor, or the fields for which a narrow
+// list has no columns.
+func (v *listView) messageLine() string {
+	r, paint := v.s.list.current(), v.canvas.paint
+	if r == nil {
+		return ""
+	}
+	position := paint(faint, fmt.Sprintf("%d/%d", v.s.list.cursor+1, len(v.s.list.rows)))
+	if r.err == "" {
+		device := joined(" ", access(r.v.GetReadOnly()), r.v.GetFsType(), r.v.GetDevice())
+		sandbox := ""
+		if r.sandbox != "" {
+			sandbox = "sandbox " + r.sandbox
+		}
+		return v.canvas.line(position, paint(faint, joined(", ", r.driver, r.handler, sandbox, v.canvas.escape(device))))
+	}
+	when := ""
+	if at := timeOf(r.v.GetLastErrorAt()); !at.IsZero() {
+		when = age(v.s.now, at) + " ago: "
+	}
+	return v.canvas.line(position, paint(faint, when), paint(red, r.err))
+}
+
+// hintLine shows the keys of a page, or those that end the typing of a filter.
+func hintLine(s *State, actions []action) string {
+	keys := append([]action{{binding: keyQuit}}, actions...)
+	if s.list.filter.typed != nil {
+		keys = typingActions
+	}
+	var texts []string
+	for _, a := range keys {
+		help := a.binding.Help()
+		switch {
+		case help.Desc == "":
+			continue
+		case help.Desc == "scroll":
+			help.Key = s.canvas.upDown
+		case help.Desc == "pause" && s.paused != nil:
+			help.Desc = "go on"
+		}
+		texts = append(texts, s.canvas.paint(bold, help.Key), s.canvas.paint(faint, " "+help.Desc+"   "))
+	}
+	return s.canvas.line("", texts...)
+}
+
+// frame says which lines are shown around the rows of the list.
+type frame struct {
+	title, totals, sum, alert, filter, blank, heading, message, hints bool
+	rows                                                              int
+}
+
+// fewestRows is what the other lines leave to the rows.
+const fewestRows = 3
+
+// frame chooses the lines that the screen has room for. The most important ones show that the
+// list is incomplete or out of date.
+func (s *State) frame() frame {
+	f := frame{rows: s.canvas.height}
+	fits := func(wanted bool, spare int) bool {
+		if !wanted || f.rows <= fewestRows+spare {
+			return false
+		}
+		f.rows--
+		return true
+	}
+	selects := s.settings.State != "" || s.settings.Driver != "" || s.settings.Handler != ""
+	f.filter = fits(selects || s.list.filter.shown(), -1)
+	f.alert = fits(s.node.alert() || s.hangs(), 0)
+	f.heading = fits(true, 0)
+	f.title = fits(true, 0)
+	f.hints = fits(true, 1)
+	f.message = fits(true, 2)
+	f.totals = fits(true, 2)
+	f.sum = fits(true, 4)
+	f.blank = fits(true, 8)
+	return f
+}

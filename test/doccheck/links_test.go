@@ -1,0 +1,118 @@
+package doccheck
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+var link = regexp.MustCompile(`\]\(([^)\s]+)\)`)
+
+// ours is where pages of this repository are on the web.
+const ours = "https://github.com/crust-proxy/crust-proxy/blob/main/"
+
+func TestLinksLeadSomewhere(t *testing.T) {
+	count := 0
+	for _, p := range pages(t) {
+		for _, found := range link.FindAllStringSubmatch(withoutSpans(p.text), -1) {
+			if problem := follow(t, p, found[1]); problem != "" {
+				t.Errorf("%s: the link %s %s", p.path, found[1], problem)
+			}
+			count++
+		}
+	}
+	if count < 100 {
+		t.Errorf("only %d links were found", count)
+	}
+}
+
+// withoutSpans leaves out what is code inside of a line.
+func withoutSpans(text string) string {
+	return regexp.MustCompile("`[^`\n]*`").ReplaceAllString(text, "code")
+}
+
+// follow says what is wrong with a link, or nothing.
+func follow(t *testing.T, from page, target string) string {
+	t.Helper()
+	path, isOurs := strings.CutPrefix(target, ours)
+	if !isOurs {
+		if strings.Contains(target, "://") || strings.HasPrefix(target, "mailto:") {
+			return "" // elsewhere
+		}
+		path = filepath.Join(filepath.Dir(from.path), target)
+		if strings.HasPrefix(target, "#") {
+			path = from.path + target
+		}
+	}
+	path, anchor, _ := strings.Cut(path, "#")
+	if _, err := os.Stat(filepath.Join(root, path)); err != nil {
+		return "leads to nothing"
+	}
+	if anchor == "" || !strings.HasSuffix(path, ".md") {
+		return ""
+	}
+	if !slices.Contains(read(t, path).anchors(), anchor) {
+		return "names no heading of that page"
+	}
+	return ""
+}
+
+func TestBadLinksAreFound(t *testing.T) {
+	from := page{path: "docs/front.md"}
+	for target, good := range map[string]bool{
+		"architecture.md": true, "../README.md": true, "architecture.md#decisions": true, "../README.md#decisions": false,
+		"nowhere.md": false, "#nothing": false, "#blank-devices": true, ours + "docs/front.md#registration": true,
+		ours + "docs/front.md#x": false, "https://example.com/#x": true, "../internal/front/csi": true,
+	} {
+		if problem := follow(t, from, target); (problem == "") != good {
+			t.Errorf("%s: %q", target, problem)
+		}
+	}
+	headings := parse("x.md", "# A `b`, c\n```\n# no\n```\n## [D](e) f-g?\n## Same\n## Same\n").anchors()
+	if want := []string{"a-b-c", "d-f-g", "same", "same-1"}; !slices.Equal(headings, want) {
+		t.Errorf("got %q, want %q", headings, want)
+	}
+}
+
+// TestEveryPageIsInTheIndex: README.md is the index.
+func TestEveryPageIsInTheIndex(t *testing.T) {
+	var listed []string
+	for _, found := range link.FindAllStringSubmatch(read(t, "README.md").text, -1) {
+		path, _, _ := strings.Cut(found[1], "#")
+		listed = append(listed, path)
+	}
+	for _, p := range pages(t) {
+		if strings.HasPrefix(p.path, "docs/") && !slices.Contains(listed, p.path) {
+			t.Errorf("%s is not in README.md", p.path)
+		}
+	}
+}
+
+// TestPagesStayFewAndShort: who has to find a fact reads at most this much. Tables and
+// blocks of code may have longer lines.
+func TestPagesStayFewAndShort(t *testing.T) {
+	const mostPages, mostLines, longest = 15, 2800, 120
+	count, lines := 0, 0
+	for _, p := range pages(t) {
+		if !strings.HasPrefix(p.path, "docs/") {
+			continue
+		}
+		raw, err := os.ReadFile(filepath.Join(root, p.path))
+		if err != nil {
+			t.Fatal(err)
+		}
+		count++
+		lines += strings.Count(string(raw), "\n")
+		for line := range strings.Lines(p.text) {
+			if len([]rune(line)) > longest+1 && !strings.HasPrefix(line, "|") && !strings.HasPrefix(line, "    ") {
+				t.Errorf("%s has a line of more than %d characters: %s", p.path, longest, line)
+			}
+		}
+	}
+	if count > mostPages || lines > mostLines {
+		t.Errorf("there are %d pages with %d lines, more than %d with %d", count, lines, mostPages, mostLines)
+	}
+}
