@@ -106,9 +106,10 @@ lint: ## golangci-lint, buf lint, and the rules of hack/structure
 	$(GOLANGCI) run --timeout 40m
 	$(BUF) lint
 
-.PHONY: budget
-budget: ## Write the lines of each package into hack/structure/budget.txt
-	$(GO) run ./hack/structure -update
+.PHONY: walk
+walk: setup ## Count the functions, files and packages that one call runs through (root)
+	@hack/need-root.sh "the walk"
+	@$(GO) run ./hack/walk
 
 .PHONY: fmt
 fmt: ## Format Go code as lint wants it

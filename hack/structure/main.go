@@ -1,7 +1,6 @@
-// Structure checks what no linter checks: the size of types and packages, embedded
-// pointers, what the core may not know, and the messages of commits. `make lint` runs
-// it. With -report it prints the figures instead, and with -update it writes the lines
-// of each package into the budget.
+// Structure checks what no linter checks: the size of types and of the whole, embedded
+// structs, what the core may not know, and the messages of commits. `make lint` runs
+// it. With -report it prints the figures instead.
 package main
 
 import (
@@ -20,28 +19,24 @@ const (
 
 func main() {
 	report := flag.Bool("report", false, "print figures")
-	update := flag.Bool("update", false, "write the budget anew")
 	flag.Parse()
-	if err := run(os.Stdout, *report, *update); err != nil {
+	if err := run(os.Stdout, *report); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
 }
 
-func run(out io.Writer, report, update bool) error {
+func run(out io.Writer, report bool) error {
 	module, err := readModule(".")
 	if err != nil {
 		return err
 	}
-	limits, err := readBudget("hack/structure/budget.txt")
+	if report {
+		return printReport(out, module)
+	}
+	limits, err := readLimits("hack/structure/limits.txt")
 	if err != nil {
 		return err
-	}
-	switch {
-	case report:
-		return printReport(out, module)
-	case update:
-		return limits.write("hack/structure/budget.txt", module)
 	}
 	found := append(limits.check(module), module.embedded()...)
 	found = append(found, module.words()...)

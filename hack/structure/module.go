@@ -17,9 +17,11 @@ import (
 
 const modulePath = "github.com/crust-proxy/crust-proxy/"
 
-// module is the code of this module without tests and generated files.
+// module is the code of this module without generated files; its types are those outside
+// of tests.
 type module struct {
-	lines  map[string]int       // by package directory
+	lines  map[string]int       // by part: product, reference, tests
+	dirs   map[string]int       // by package directory, without tests
 	types  map[string]*typeInfo // by directory and name: "pkg/deferral.Broker"
 	files  []sourceFile
 	embeds []embed
@@ -36,11 +38,14 @@ type sourceFile struct {
 	imports    []string
 }
 
-// embed is a struct that embeds a pointer.
-type embed struct{ at, target string }
+// embed is a struct that embeds another, or a pointer to it.
+type embed struct {
+	at, in, target string
+	pointer        bool
+}
 
 func readModule(root string) (*module, error) {
-	m := &module{lines: make(map[string]int), types: make(map[string]*typeInfo)}
+	m := &module{lines: make(map[string]int), dirs: make(map[string]int), types: make(map[string]*typeInfo)}
 	err := filepath.WalkDir(root, func(name string, entry fs.DirEntry, err error) error {
 		if err != nil {
 			return err
@@ -51,26 +56,44 @@ func readModule(root string) (*module, error) {
 			}
 			return nil
 		}
-		if !strings.HasSuffix(name, ".go") || strings.HasSuffix(name, "_test.go") || strings.HasSuffix(name, ".pb.go") {
+		if !strings.HasSuffix(name, ".go") || strings.HasSuffix(name, ".pb.go") {
 			return nil
 		}
-		return m.add(filepath.ToSlash(name))
+		raw, err := os.ReadFile(name) //nolint:gosec // below the checkout
+		if err != nil {
+			return err
+		}
+		name = filepath.ToSlash(name)
+		lines := strings.Count(string(raw), "\n")
+		m.lines[partOf(name)] += lines
+		if strings.HasSuffix(name, "_test.go") {
+			return nil
+		}
+		m.dirs[path.Dir(name)] += lines
+		return m.add(name, raw)
 	})
 	return m, err
 }
 
-func (m *module) add(name string) error {
-	raw, err := os.ReadFile(name) //nolint:gosec // below the checkout
-	if err != nil {
-		return err
+// partOf is the part of the repository to which a file counts.
+func partOf(name string) string {
+	top, _, _ := strings.Cut(name, "/")
+	switch {
+	case isTest(name), strings.HasSuffix(name, "_test.go"), top == "hack":
+		return "tests"
+	case top == "reference":
+		return "reference"
 	}
+	return "product"
+}
+
+func (m *module) add(name string, raw []byte) error {
 	fset := token.NewFileSet()
 	file, err := parser.ParseFile(fset, name, raw, parser.SkipObjectResolution)
 	if err != nil {
 		return err
 	}
 	dir := path.Dir(name)
-	m.lines[dir] += strings.Count(string(raw), "\n")
 	source := sourceFile{name: name, text: string(raw)}
 	imports := make(map[string]string)
 	for _, spec := range file.Imports {
@@ -133,32 +156,49 @@ func (m *module) addTypes(fset *token.FileSet, dir string, imports map[string]st
 		}
 		m.info(dir + "." + named.Name.Name).fields = true
 		for _, field := range fields.Fields.List {
-			star, ok := field.Type.(*ast.StarExpr)
-			if len(field.Names) > 0 || !ok {
+			if len(field.Names) > 0 {
 				continue
 			}
-			at := fmt.Sprintf("%s: %s", fset.Position(field.Pos()), named.Name.Name)
-			switch t := star.X.(type) {
+			e := embed{at: fset.Position(field.Pos()).String(), in: named.Name.Name}
+			expr := field.Type
+			if star, ok := expr.(*ast.StarExpr); ok {
+				e.pointer, expr = true, star.X
+			}
+			switch t := expr.(type) {
 			case *ast.Ident:
-				m.embeds = append(m.embeds, embed{at, dir + "." + t.Name})
+				e.target = dir + "." + t.Name
 			case *ast.SelectorExpr:
 				if pkg, ok := t.X.(*ast.Ident); ok {
-					m.embeds = append(m.embeds, embed{at, strings.TrimPrefix(imports[pkg.Name], modulePath) + "." + t.Sel.Name})
+					e.target = strings.TrimPrefix(imports[pkg.Name], modulePath) + "." + t.Sel.Name
 				}
 			}
+			m.embeds = append(m.embeds, e)
 		}
 	}
 }
 
 // embedded lists the structs that embed a pointer to a struct of this module that has
-// methods: a reader cannot tell where a method comes from.
+// methods, because a reader cannot tell where a method comes from, and the structs that
+// several others embed: each of those names what it uses.
 func (m *module) embedded() []string {
 	var found []string
+	shared := make(map[string][]string)
 	for _, e := range m.embeds {
-		if t := m.types[e.target]; t != nil && t.fields && t.methods > 0 && !strings.HasPrefix(e.target, "proto/") && !isTest(e.at) {
-			found = append(found, fmt.Sprintf("%s embeds *%s, which has methods: use a named field", e.at, e.target))
+		t := m.types[e.target]
+		switch {
+		case t == nil || !t.fields || strings.HasPrefix(e.target, "proto/") || isTest(e.at):
+		case !e.pointer:
+			shared[e.target] = append(shared[e.target], e.in)
+		case t.methods > 0:
+			found = append(found, fmt.Sprintf("%s: %s embeds *%s, which has methods: use a named field", e.at, e.in, e.target))
 		}
 	}
+	for target, in := range shared {
+		if len(in) > 6 {
+			found = append(found, fmt.Sprintf("%s is embedded in %s: each names what it uses", target, strings.Join(in, ", ")))
+		}
+	}
+	slices.Sort(found)
 	return found
 }
 

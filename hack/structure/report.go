@@ -3,12 +3,11 @@ package main
 import (
 	"fmt"
 	"io"
-	"os"
-	"path/filepath"
-	"strings"
+	"maps"
+	"slices"
 )
 
-// printReport prints the figures that docs/architecture.md shows.
+// printReport prints the figures, and the lines of each package.
 func printReport(out io.Writer, m *module) error {
 	var methods, wide, wideMethods, many int
 	for name, t := range m.types {
@@ -24,20 +23,6 @@ func printReport(out io.Writer, m *module) error {
 			many++
 		}
 	}
-	docs, pages, err := docLines()
-	if err != nil {
-		return err
-	}
-	sum := func(in ...string) (lines int) {
-		for dir, n := range m.lines {
-			for _, prefix := range in {
-				if strings.HasPrefix(dir+"/", prefix+"/") {
-					lines += n
-				}
-			}
-		}
-		return lines
-	}
 	for _, row := range []struct {
 		name string
 		n    any
@@ -46,26 +31,18 @@ func printReport(out io.Writer, m *module) error {
 		{"types with more than 25 methods", many},
 		{"their share of all methods", fmt.Sprintf("%d %%", 100*wideMethods/max(methods, 1))},
 		{"structs that embed a pointer with methods", len(m.embedded())},
-		{"lines of the product (cmd, pkg, internal)", sum("cmd", "pkg", "internal")},
-		{"lines of the reference parts", sum("reference")},
-		{"lines of the test rigs", sum("test")},
-		{"lines of docs, and pages", fmt.Sprintf("%d in %d", docs, pages)},
+		{"lines of the product (cmd, pkg, internal)", m.lines["product"]},
+		{"lines of the reference parts", m.lines["reference"]},
+		{"lines of tests and rigs", m.lines["tests"]},
 	} {
 		if _, err := fmt.Fprintf(out, "%-45s %v\n", row.name, row.n); err != nil {
 			return err
 		}
 	}
-	return nil
-}
-
-func docLines() (lines, pages int, err error) {
-	names, err := filepath.Glob("docs/*.md")
-	for _, name := range names {
-		raw, err := os.ReadFile(name) //nolint:gosec // of the checkout
-		if err != nil {
-			return 0, 0, err
+	for _, dir := range slices.Sorted(maps.Keys(m.dirs)) {
+		if _, err := fmt.Fprintf(out, "%6d  %s\n", m.dirs[dir], dir); err != nil {
+			return err
 		}
-		lines += strings.Count(string(raw), "\n")
 	}
-	return lines, len(names), err
+	return nil
 }

@@ -44,7 +44,7 @@ func TestWideTypes(t *testing.T) {
 		"a/c.go": "package a\nfunc (t *T) C() {}\n", "a/d.go": "package a\nfunc (t *T) D() {}\n",
 		"a/a_test.go": "package a\nfunc (t *T) E() {}\n",
 	})
-	b := &budget{lines: map[string]int{"a": 9}}
+	b := &limits{ceilings: map[string]int{"product": 9}}
 	wantOne(t, b.check(m), "a.T", "4 methods in 4 files")
 	b.types = map[string][2]int{"a.T": {4, 4}}
 	if found := b.check(m); len(found) > 0 {
@@ -53,10 +53,8 @@ func TestWideTypes(t *testing.T) {
 	b.types["a.Gone"] = [2]int{30, 4}
 	wantOne(t, b.check(m), "a.Gone", "is gone")
 	b.types = map[string][2]int{"a.T": {4, 4}}
-	b.lines["a"] = 8
-	wantOne(t, b.check(m), "a has 9 lines")
-	b.lines["a"] = 9 + slack + 1
-	wantOne(t, b.check(m), "lower its budget")
+	b.ceilings["product"] = 8
+	wantOne(t, b.check(m), "product: 9 lines", "ceiling is 8")
 }
 
 func TestEmbeddedPointers(t *testing.T) {
