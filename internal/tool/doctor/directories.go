@@ -5,8 +5,17 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
+	"maps"
 	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/crust-proxy/crust-proxy/internal/daemon/config"
 )
 
 func checkKataDir(_ context.Context, n Node, d Daemon) []Finding {
@@ -88,4 +97,191 @@ func checkRunDir(_ context.Context, n Node, _ Daemon) []Finding {
 			"%s lies on %s (%s), not on tmpfs: its records would outlive a reboot, which the mounts do not", n.RunDir, m.FSType, m.Mountpoint)}
 	}
 	return []Finding{okay("%s lies on %s", n.RunDir, m.FSType)}
+}
+
+func checkSockets(_ context.Context, n Node, _ Daemon) []Finding {
+	return append(checkSocket(n, "admin", n.AdminSocket), checkSocket(n, "runtime", n.RuntimeSocket)...)
+}
+
+func checkSocket(n Node, name, path string) []Finding {
+	look, recreate := "systemctl status crust-proxy-runtime.socket crust-proxy-admin.socket crust-proxy",
+		"systemctl restart crust-proxy-runtime.socket crust-proxy-admin.socket, and see that the units' SocketMode is 0600 or 0660"
+	if n.Service.InPod {
+		look, recreate = n.Service.Logs(),
+			n.Service.Restart()+", and see that the configuration's runtimeSocket.mode and adminSocket.mode are 0600 or 0660"
+	}
+	info, err := os.Lstat(n.at(path))
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return []Finding{failure(look, "the %s socket %s does not exist", name, path)}
+	case err != nil:
+		return []Finding{failure("run crustctl doctor as root", "the %s socket %s cannot be looked at: %v", name, path, err)}
+	case info.Mode().Type() != fs.ModeSocket:
+		return []Finding{failure("remove the file, then: "+n.Service.Restart(), "%s is not a socket", path)}
+	}
+	var found []Finding
+	mode := info.Mode().Perm()
+	if mode&0o007 != 0 {
+		found = append(found, failure(recreate, "the %s socket %s is open to every user: mode %04o", name, path, mode))
+	}
+	if owner := ownerOf(info); owner != 0 && owner != n.UID {
+		found = append(found, failure(recreate, "the %s socket %s belongs to uid %d, who can put a program of his own behind it", name, path, owner))
+	}
+	return orOK(append(found, checkParent(n, filepath.Dir(path))...), "the %s socket %s has mode %04o", name, path, mode)
+}
+
+// checkParent checks the directory of a socket: whoever can write to it can replace the
+// socket.
+func checkParent(n Node, dir string) []Finding {
+	info, err := os.Stat(n.at(dir))
+	if err != nil {
+		return []Finding{warning("run crustctl doctor as root", "%s cannot be looked at: %v", dir, err)}
+	}
+	if info.Mode().Perm()&0o022 != 0 && info.Mode()&fs.ModeSticky == 0 {
+		return []Finding{failure("chmod go-w "+quoted(dir), "others than its owner may write to %s (mode %04o) and so replace the socket",
+			dir, info.Mode().Perm())}
+	}
+	return nil
+}
+
+func ownerOf(info fs.FileInfo) int {
+	if st, ok := info.Sys().(*syscall.Stat_t); ok {
+		return int(st.Uid)
+	}
+	return -1
+}
+
+// checkAbstract checks for sockets without a file: no mode protects those, and every process of
+// the network namespace may connect (CVE-2020-15257).
+func checkAbstract(_ context.Context, n Node, _ Daemon) []Finding {
+	data, err := n.read("/proc/net/unix")
+	if err != nil {
+		return []Finding{warning("", "the node's unix sockets cannot be listed: %v", err)}
+	}
+	var found []Finding
+	for _, line := range strings.Split(string(data), "\n") {
+		if _, name, ok := strings.Cut(line, " @"); ok && strings.Contains(name, "crust-proxy") {
+			found = append(found, failure("give the socket a path in the file system",
+				"crust-proxy listens on the abstract socket @%s, which no file mode protects", name))
+		}
+	}
+	return orOK(found, "crust-proxy has no abstract socket")
+}
+
+const (
+	// directSuffix ends the name of the usual registrar's socket, and frontSuffix that of the
+	// front's socket.
+	directSuffix = "-reg.sock"
+	frontSuffix  = ".crust-proxy" + directSuffix
+
+	registrationWait = time.Second
+)
+
+// checkRegistrations finds drivers that register with kubelet directly and not with the front,
+// such as one whose upgrade has undone the changed path. kubelet has one endpoint for a name,
+// and would call the driver for volumes that the front has deferred. Only files are read, so
+// that the check works with the daemon down, too.
+func checkRegistrations(ctx context.Context, n Node, _ Daemon) []Finding {
+	dir := cmp.Or(n.KubeletRegistry, filepath.Join(n.KubeletRoot, "plugins_registry"))
+	front, direct, err := registrations(n, dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return []Finding{okay("no driver has registered with kubelet: there is no %s", dir)}
+	}
+	if err != nil {
+		return []Finding{warning("run crustctl doctor as root", "%s cannot be looked at: %v", dir, err)}
+	}
+	var found []Finding
+	for _, name := range slices.Sorted(maps.Keys(front)) {
+		for _, socket := range direct[name] {
+			found = append(found, directFinding(ctx, n, name, socket))
+		}
+	}
+	return orOK(found, "%d drivers are registered through crust-proxy, and none of them with kubelet directly", len(front))
+}
+
+// registrations lists the drivers of the front, and the sockets of direct registrations by the
+// driver in their names. kubelet searches sub-directories, too.
+func registrations(n Node, dir string) (front map[string]bool, direct map[string][]string, err error) {
+	front, direct = map[string]bool{}, map[string][]string{}
+	root := n.at(dir)
+	err = filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
+		if errors.Is(err, fs.ErrNotExist) && path != root {
+			return nil // it was removed meanwhile
+		}
+		if err != nil || entry.Type() != fs.ModeSocket {
+			return err
+		}
+		if name, ours := strings.CutSuffix(entry.Name(), frontSuffix); ours {
+			front[name] = true
+		} else {
+			name = strings.TrimSuffix(name, directSuffix)
+			direct[name] = append(direct[name], filepath.Join(dir, strings.TrimPrefix(path, root)))
+		}
+		return nil
+	})
+	return front, direct, err
+}
+
+// directFinding distinguishes a driver that is registered directly from a socket that a
+// registrar left when it ended. When a direct registration ends, kubelet removes the driver by
+// its name, and with it the front's registration.
+func directFinding(ctx context.Context, n Node, name, socket string) Finding {
+	ready := "then see that crustctl drivers shows it ready, else: " + n.Service.Restart()
+	if errors.Is(n.dial(ctx, socket, registrationWait), syscall.ECONNREFUSED) {
+		return warning("rm "+quoted(socket)+"; "+ready,
+			"the driver %s is registered through crust-proxy, and %s is left of a direct registration that nobody serves", name, socket)
+	}
+	registry := cmp.Or(n.FrontRegistry, filepath.Join(n.KubeletRoot, "crust-proxy/registry"))
+	return failure("let the hostPath of the registration directory in the driver's DaemonSet be "+registry+" (an upgrade may have undone it); "+ready,
+		"the driver %s registers with kubelet directly (%s) beside its registration through crust-proxy: kubelet may call it past "+
+			"crust-proxy, also for volumes that are deferred", name, socket)
+}
+
+// manyMarks is how many marks are counted: a node that has more keeps those of volumes that no
+// longer exist.
+const manyMarks = 100_000
+
+// rulesByPod names the rules that defer the volumes of some pods only.
+func rulesByPod(c config.Config) []string {
+	var names []string
+	for _, rule := range c.Policy.Rules {
+		if rule.Defer && len(rule.RuntimeHandlers) > 0 {
+			names = append(names, fmt.Sprintf("%q", rule.Name))
+		}
+	}
+	return names
+}
+
+// checkMarks counts the volumes that the host does not mount after a sandbox. Rules that depend
+// on the pod are no error, but are always named, because another node does not have the mark.
+func checkMarks(_ context.Context, n Node, _ Daemon) []Finding {
+	if n.MarksDir == "" {
+		return []Finding{okay("the front is off, so there are no marks")}
+	}
+	names, err := namesIn(n.at(n.MarksDir), manyMarks)
+	if err != nil {
+		return []Finding{failure(n.Service.Restart()+", which creates the directory, or repair it",
+			"the marks in %s cannot be read, so no volume that a rule could defer is mounted on the host: %v", n.MarksDir, err)}
+	}
+	if len(names) == manyMarks {
+		return []Finding{warning("remove the files of volumes that no longer exist", "%s has %d marks or more", n.MarksDir, manyMarks)}
+	}
+	seen := fmt.Sprintf("%d volumes were read-write in a sandbox of this node and are not mounted on the host", len(names))
+	if len(n.RulesByPod) > 0 {
+		seen += "; other nodes do not know that, and the rules " + strings.Join(n.RulesByPod, ", ") + " depend on the pod"
+	}
+	return []Finding{okay("%s", seen)}
+}
+
+func namesIn(dir string, most int) ([]string, error) {
+	file, err := os.Open(dir) //nolint:gosec // the daemon's own directory
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = file.Close() }()
+	names, err := file.Readdirnames(most)
+	if errors.Is(err, io.EOF) {
+		err = nil
+	}
+	return names, err
 }

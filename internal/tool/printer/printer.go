@@ -3,15 +3,20 @@
 package printer
 
 import (
+	"bytes"
 	"cmp"
+	"encoding/json"
 	"fmt"
 	"io"
 	"os"
 	"slices"
 	"strings"
+	"unicode/utf8"
 
 	"golang.org/x/term"
+	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
+	"sigs.k8s.io/yaml"
 
 	"github.com/crust-proxy/crust-proxy/internal/tool/show"
 )
@@ -131,4 +136,116 @@ func (p *Printer) encode(before string, v any, indent string) error {
 	}
 	_, err = io.WriteString(p.Out, before+string(text))
 	return err
+}
+
+// Object is a message as a program reads it.
+type Object struct {
+	Message proto.Message
+}
+
+// MarshalJSON writes zero numbers and empty lists too, so that a program finds every key.
+func (o Object) MarshalJSON() ([]byte, error) {
+	return protojson.MarshalOptions{EmitDefaultValues: true}.Marshal(o.Message)
+}
+
+// Objects makes a list of messages. An empty list is not nil: its JSON is [].
+func Objects[M proto.Message](messages []M) []Object {
+	all := make([]Object, len(messages))
+	for i, m := range messages {
+		all[i] = Object{m}
+	}
+	return all
+}
+
+// toJSON encodes a value or a message, and removes the random spaces of protojson.
+func toJSON(v any, indent string) ([]byte, error) {
+	if m, ok := v.(proto.Message); ok {
+		v = Object{m}
+	}
+	var b bytes.Buffer
+	encoder := json.NewEncoder(&b)
+	encoder.SetEscapeHTML(false)
+	encoder.SetIndent("", indent)
+	if err := encoder.Encode(v); err != nil {
+		return nil, fmt.Errorf("write JSON: %w", err)
+	}
+	return show.EscapeJSON(b.Bytes()), nil
+}
+
+// toYAML converts JSON to YAML. The YAML writer leaves some control characters as they
+// are; then the JSON is used instead, which is valid YAML and has them escaped.
+func toYAML(asJSON []byte) ([]byte, error) {
+	text, err := yaml.JSONToYAML(asJSON)
+	if err != nil {
+		return nil, fmt.Errorf("write YAML: %w", err)
+	}
+	if show.EscapeLines(string(text)) != string(text) {
+		return asJSON, nil
+	}
+	return text, nil
+}
+
+// Nothing is the text of an empty cell.
+const Nothing = "-"
+
+// Cell is one field of a table. Its text is escaped when the cell is made, so that no table
+// can fail to do it.
+type Cell struct{ text, code string }
+
+// Text is a cell without a colour.
+func Text(s string) Cell {
+	if s == "" {
+		s = Nothing
+	}
+	return Cell{text: show.Escape(s)}
+}
+
+// Painted is a cell with a colour, unless it is empty.
+func Painted(code, s string) Cell {
+	c := Text(s)
+	if s != "" {
+		c.code = code
+	}
+	return c
+}
+
+// YesNo is a green yes or a red no.
+func YesNo(yes bool) Cell {
+	if yes {
+		return Painted(show.Green, "yes")
+	}
+	return Painted(show.Red, "no")
+}
+
+func (c Cell) width() int { return utf8.RuneCountInString(c.text) }
+
+// Table is aligned columns.
+type Table struct {
+	// Widths are the columns' least widths; they grow with what is printed.
+	Widths []int
+	rows   [][]Cell
+}
+
+// NewTable makes a table with a heading. One without a heading is a &Table{}.
+func NewTable(heading ...string) *Table {
+	row := make([]Cell, len(heading))
+	for i, h := range heading {
+		row[i] = Painted(show.Bold, h)
+	}
+	return &Table{rows: [][]Cell{row}}
+}
+
+// Add appends a row.
+func (t *Table) Add(row ...Cell) { t.rows = append(t.rows, row) }
+
+// Pair appends a label and its value.
+func (t *Table) Pair(label, value string) { t.Add(Text(label), Text(value)) }
+
+func (t *Table) fit() {
+	for _, row := range t.rows {
+		t.Widths = append(t.Widths, make([]int, max(0, len(row)-len(t.Widths)))...)
+		for i, c := range row {
+			t.Widths[i] = max(t.Widths[i], c.width())
+		}
+	}
 }
