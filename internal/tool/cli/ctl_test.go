@@ -6,6 +6,7 @@ import (
 	"errors"
 	"flag"
 	"io"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -83,33 +84,6 @@ func TestGoldenOutput(t *testing.T) {
 	}
 }
 
-func TestColouredTable(t *testing.T) {
-	b := newBench(t).serve()
-	b.tty = true
-	golden(t, "list-colour.txt", b.run("list").out)
-}
-
-func TestColourIsForWillingTerminalsOnly(t *testing.T) {
-	for name, c := range map[string]struct {
-		tty  bool
-		env  map[string]string
-		want bool
-	}{
-		"terminal":      {true, nil, true},
-		"pipe":          {false, nil, false},
-		"NO_COLOR":      {true, map[string]string{"NO_COLOR": "1"}, false},
-		"dumb terminal": {true, map[string]string{"TERM": "dumb"}, false},
-	} {
-		t.Run(name, func(t *testing.T) {
-			b := newBench(t).serve()
-			b.tty, b.env = c.tty, c.env
-			if got := strings.Contains(b.run("list").out, "\x1b["); got != c.want {
-				t.Errorf("coloured: %v, want %v", got, c.want)
-			}
-		})
-	}
-}
-
 func TestListGoesThroughAllPagesAndFilters(t *testing.T) {
 	b := newBench(t).serve()
 	var got struct {
@@ -135,37 +109,6 @@ func TestListGoesThroughAllPagesAndFilters(t *testing.T) {
 		if diff := cmp.Diff(want, ids); diff != "" {
 			t.Errorf("%s: %s", args, diff)
 		}
-	}
-	if r := b.run("list", "--driver", "nobody"); r.out != "No volumes.\n" {
-		t.Errorf("got %q", r.out)
-	}
-}
-
-// Numbers that a sandbox did not confirm when it was asked last are not shown as if
-// they were true now.
-func TestStaleUsage(t *testing.T) {
-	b := newBench(t).serve()
-	if got := b.run("list", "--socket", b.socket); !strings.Contains(got.out, "2.5Gi") {
-		t.Fatalf("the usage is not shown:\n%s", got.out)
-	}
-	b.admin.volumes[0].StatsAt = before(time.Second)
-	if got := b.run("list", "--socket", b.socket); strings.Contains(got.out, "2.5Gi") {
-		t.Errorf("stale numbers are shown:\n%s", got.out)
-	}
-	if got := b.run("get", idA, "--socket", b.socket); !strings.Contains(got.out, "2.5Gi") || !strings.Contains(got.out, "not again since") {
-		t.Errorf("how old the numbers are is not shown:\n%s", got.out)
-	}
-}
-
-// A growth that the handler's sandboxes never do is shown as one that waits.
-func TestGrowthThatWaits(t *testing.T) {
-	b := newBench(t).serve()
-	if got := b.run("get", idA, "--socket", b.socket); !strings.Contains(got.out, "20GiB (at the next mount)") {
-		t.Errorf("got:\n%s", got.out)
-	}
-	b.admin.volumes[0].GrowWaits = "it grows when the pod is deleted"
-	if got := b.run("get", idA, "--socket", b.socket); !strings.Contains(got.out, "20GiB (waits: it grows when the pod is deleted)") {
-		t.Errorf("got:\n%s", got.out)
 	}
 }
 
@@ -254,30 +197,6 @@ func TestEndAsks(t *testing.T) {
 	}
 }
 
-func TestNothingToRepair(t *testing.T) {
-	if r := newBench(t).serve().run("reconcile"); r.code != command.ExitOK || r.out != "3 volumes checked, nothing to repair.\n" {
-		t.Errorf("got %+v", r)
-	}
-}
-
-func TestNoDrivers(t *testing.T) {
-	b := newBench(t)
-	b.admin.drivers = nil
-	b.serve()
-	if r := b.run("drivers"); r.code != command.ExitOK || !strings.HasPrefix(r.out, "No driver has registered") {
-		t.Errorf("got %+v", r)
-	}
-	b = newBench(t)
-	b.admin.frontOff = true
-	b.serve()
-	if r := b.run("drivers"); r.code != command.ExitOK || !strings.Contains(r.out, "The CSI front is off") || !strings.Contains(r.out, "front.enabled") {
-		t.Errorf("got %+v", r)
-	}
-	if r := b.run("drivers", "-o", "json"); r.code != command.ExitOK || !strings.Contains(r.out, `"frontEnabled": false`) {
-		t.Errorf("got %+v", r)
-	}
-}
-
 func inPod(b *bench) { b.node.Service = doctor.Service{InPod: true, Namespace: "ns", Pod: "p"} }
 
 func TestExitCodesAndErrors(t *testing.T) {
@@ -320,6 +239,7 @@ func TestExitCodesAndErrors(t *testing.T) {
 		{"negative timeout", nil, "list --timeout -1s", command.ExitUsage, []string{"negative"}},
 		{"abstract socket", nil, "list --socket @x", command.ExitUsage, []string{"abstract"}},
 		{"completion of nothing", nil, "completion tcsh", command.ExitUsage, []string{"tcsh"}},
+		{"completion", nil, "completion bash", command.ExitOK, nil},
 		{"help", nil, "list --help", command.ExitOK, nil},
 		{"help of a command", nil, "help list", command.ExitOK, nil},
 		{"help of no command", nil, "help lsit", command.ExitUsage, []string{`no command "lsit"`, "did you mean list"}},
@@ -395,18 +315,6 @@ func TestSocketOfTheEnvironment(t *testing.T) {
 	}
 }
 
-func TestWatchTable(t *testing.T) {
-	b := newBench(t).serve()
-	r := b.run("watch", "--timeout", "300ms", "--handler", "kata")
-	if r.code != command.ExitOK {
-		t.Fatal(r.err)
-	}
-	golden(t, "watch.txt", r.out)
-	if b.admin.watched.Handler != "kata" {
-		t.Errorf("asked for %v", b.admin.watched)
-	}
-}
-
 func TestWatchEndsWellWhenInterrupted(t *testing.T) {
 	b := newBench(t).serve()
 	for range 5 {
@@ -416,28 +324,6 @@ func TestWatchEndsWellWhenInterrupted(t *testing.T) {
 			t.Errorf("code %d: %s", r.code, r.err)
 		}
 		cancel()
-	}
-}
-
-func TestWatchJSONIsOneObjectPerLine(t *testing.T) {
-	r := newBench(t).serve().run("watch", "--timeout", "300ms", "-o", "json")
-	lines := strings.Split(strings.TrimSuffix(r.out, "\n"), "\n")
-	if len(lines) != 5 {
-		t.Fatalf("%d lines: %s", len(lines), r.out)
-	}
-	for _, line := range lines {
-		var event struct{ Type string }
-		if err := json.Unmarshal([]byte(line), &event); err != nil || event.Type == "" {
-			t.Errorf("%q: %v", line, err)
-		}
-	}
-	golden(t, "watch.json", r.out)
-}
-
-func TestWatchYAMLIsOneDocumentEach(t *testing.T) {
-	r := newBench(t).serve().run("watch", "--timeout", "300ms", "-o", "yaml")
-	if n := strings.Count(r.out, "---\n"); n != 5 {
-		t.Errorf("%d documents", n)
 	}
 }
 
@@ -480,27 +366,6 @@ func TestDoctorExitCodes(t *testing.T) {
 	}
 }
 
-func TestDoctorWithTheDaemonDown(t *testing.T) {
-	r := newBench(t).run("doctor")
-	if r.code != ExitFindings || !strings.Contains(r.out, "systemctl status crust-proxy") || !strings.Contains(r.out, "kernel") {
-		t.Errorf("%d: %s %s", r.code, r.out, r.err)
-	}
-	if r := newBench(t).run("doctor", "--quiet"); strings.Contains(r.out, "\nok ") || strings.Contains(r.out, "\n0 ok") {
-		t.Errorf("quiet shows %s", r.out)
-	}
-}
-
-func TestDoctorDoesNotWaitForAHungDaemon(t *testing.T) {
-	b := newBench(t)
-	b.admin.hang = true
-	b.serve()
-	start := time.Now()
-	r := b.run("doctor", "--timeout", "50ms")
-	if r.code != ExitFindings || !strings.Contains(r.out, "no answer in time") || time.Since(start) > 20*time.Second {
-		t.Errorf("%d after %s: %s", r.code, time.Since(start), r.out)
-	}
-}
-
 func TestFailureToWriteIsAFailure(t *testing.T) {
 	b := newBench(t).serve()
 	for _, args := range []string{"list", "list -o json", "watch", "get aa11bb", "doctor", "handlers", "drivers", "stats aa11bb", "version"} {
@@ -516,16 +381,202 @@ type fullDisk struct{}
 
 func (fullDisk) Write([]byte) (int, error) { return 0, os.ErrClosed }
 
-// TestGetShowsAnIgnoredGroup: where the pod's group has no effect, that stands below it.
-func TestGetShowsAnIgnoredGroup(t *testing.T) {
-	b := newBench(t).serve()
-	if got := b.run("get", idA, "--socket", b.socket); strings.Contains(got.out, "ignored") {
-		t.Errorf("got %q", got.out)
+func listenRaw(t *testing.T, path string) *net.UnixListener {
+	t.Helper()
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
 	}
-	b.admin.volumes[0].GroupProblem = "fsGroup is ignored\x1b[2J"
-	got := b.run("get", idA, "--socket", b.socket)
-	_, below, _ := strings.Cut(got.out, "Group:")
-	if lines := strings.Split(below, "\n"); len(lines) < 2 || !strings.Contains(lines[1], "fsGroup is ignored") || strings.Contains(lines[1], "\x1b[2J") {
-		t.Errorf("got %q", got.out)
+	l.SetUnlinkOnClose(false)
+	return l
+}
+
+func offers(t *testing.T, b *bench, args ...string) []string {
+	t.Helper()
+	r := b.run(append([]string{"__complete"}, args...)...)
+	lines := strings.Split(strings.TrimSpace(r.out), "\n")
+	if r.code != command.ExitOK || lines[len(lines)-1] != ":4" {
+		t.Fatalf("%+v", r)
+	}
+	return lines[:len(lines)-1]
+}
+
+func TestCompletion(t *testing.T) {
+	b := newBench(t)
+	b.admin.volumes = append(b.admin.volumes, &adminv1.Volume{Id: strings.Repeat("d", 64), TargetPath: "/x", Driver: "a\nrm -rf"}) // this driver is never offered
+	b.serve()
+	for args, want := range map[string]string{
+		"get ":                     "aa11bb22cc33\t/var/lib/kubelet/pods/a/mount bb11bb22cc33\t/var/lib/kubelet/pods/b/mount cc11bb22cc33\t/var/lib/kubelet/pods/c/mount\\x1b[2J dddddddddddd\t/x",
+		"stats aa":                 "aa11bb22cc33\t/var/lib/kubelet/pods/a/mount",
+		"expand /var/lib/kubelet/": "/var/lib/kubelet/pods/a/mount /var/lib/kubelet/pods/b/mount",
+		"get aa11bb22cc33 ":        "",
+		"list --driver ":           "ebs.csi.aws.com lvm topolvm.io",
+		"watch --handler k":        "kata",
+		"list --state re":          "published bound degraded removing adopted refused held",
+		"top --handler ":           "crust kata", "top --sort ": "usage latency age state name", "top --driver l": "lvm",
+		"list -o ": "table wide json yaml",
+	} {
+		if got := strings.Join(offers(t, b, strings.Split(args, " ")...), " "); got != want {
+			t.Errorf("%s: got %q, want %q", args, got, want)
+		}
+	}
+}
+
+// refusedVolume is one whose pod waits. What it repeats was written by others.
+func refusedVolume() *adminv1.Volume {
+	return &adminv1.Volume{
+		Id: strings.Repeat("dd", 32), TargetPath: "/var/lib/kubelet/pods/d/mount", State: adminv1.VolumeState_VOLUME_STATE_REFUSED,
+		Driver: "lvm", Handler: "kata", FsType: "xfs", VolumeId: "vol-d", AccessMode: "SINGLE_NODE_WRITER", Rule: `rule "who asks"`,
+		PodUid: "0d0d", PodNamespace: "team", PodName: "db-0", RefusedBy: "handler", Refusals: 7,
+		CreatedAt: before(3 * time.Minute), LastErrorAt: before(30 * time.Second),
+		LastError: "volume /var/lib/kubelet/pods/d/mount of pod team/db-0: a container mounts its sub-directory \"logs\x1b[2J\" by subPath",
+	}
+}
+
+func TestRefusedVolumesAreShown(t *testing.T) {
+	b := newBench(t)
+	b.admin.volumes = append(b.admin.volumes, refusedVolume())
+	b.serve()
+	golden(t, "get-refused.txt", b.run("get", "/var/lib/kubelet/pods/d/mount").out)
+	golden(t, "list-refused.txt", b.run("list", "--state", "refused").out)
+	golden(t, "list-refused-wide.txt", b.run("list", "--state", "refused", "-o", "wide").out)
+	if all := b.run("get"); all.out != b.run("list").out || !strings.Contains(all.out, "REFUSED (handler)") {
+		t.Errorf("get without a volume shows %s %s", all.out, all.err)
+	}
+	if got := b.run("get", "dddddd", "-o", "json").out; !strings.Contains(got, `"refusedBy": "handler"`) || !strings.Contains(got, `"podName": "db-0"`) {
+		t.Errorf("JSON: %s", got)
+	}
+	if got := b.run("doctor", "--quiet").out; !strings.Contains(got, "refused by the handler: volume /var/lib/kubelet/pods/d/mount of pod team/db-0") {
+		t.Errorf("doctor does not tell of it: %s", got)
+	}
+	b = newBench(t)
+	b.admin.volumes[0] = refusedVolume()
+	b.serve()
+	if got := b.run("watch", "--timeout", "300ms").out; !strings.Contains(got, "REFUSED (handler)") || strings.Contains(got, "\x1b") {
+		t.Errorf("watch: %q", got)
+	}
+}
+
+func TestColourIsForWillingTerminalsOnly(t *testing.T) {
+	b := newBench(t).serve()
+	for name, c := range map[string]struct {
+		tty  bool
+		env  map[string]string
+		want bool
+	}{
+		"terminal":      {true, nil, true},
+		"pipe":          {false, nil, false},
+		"NO_COLOR":      {true, map[string]string{"NO_COLOR": "1"}, false},
+		"dumb terminal": {true, map[string]string{"TERM": "dumb"}, false},
+	} {
+		b.tty, b.env = c.tty, c.env
+		out := b.run("list").out
+		if got := strings.Contains(out, "\x1b["); got != c.want {
+			t.Errorf("%s: coloured: %v, want %v", name, got, c.want)
+		}
+		if c.want {
+			golden(t, "list-colour.txt", out)
+		}
+	}
+}
+
+func TestNothingToShow(t *testing.T) {
+	b := newBench(t).serve()
+	for args, want := range map[string]string{
+		"list --driver nobody": "No volumes.\n", "reconcile": "3 volumes checked, nothing to repair.\n", "__complete list --driver x": ":4\n",
+	} {
+		if r := b.run(strings.Fields(args)...); r.code != command.ExitOK || r.out != want {
+			t.Errorf("%s: %+v", args, r)
+		}
+	}
+	b.admin.drivers = nil
+	if r := b.run("drivers"); !strings.HasPrefix(r.out, "No driver has registered") {
+		t.Errorf("got %+v", r)
+	}
+	b.admin.frontOff = true
+	if r := b.run("drivers"); !strings.Contains(r.out, "The CSI front is off") || !strings.Contains(r.out, "front.enabled") {
+		t.Errorf("got %+v", r)
+	}
+	if got := offers(t, newBench(t), "get", ""); len(got) != 0 {
+		t.Errorf("without a daemon %q is offered", got)
+	}
+}
+
+// getShows are changes of a volume, and what get shows of them.
+func getShows(t *testing.T, change func(*adminv1.Volume), want, never string) {
+	t.Helper()
+	b := newBench(t).serve()
+	if got := b.run("get", idA).out; want != "" && strings.Contains(got, want) {
+		t.Errorf("without the change it is shown too:\n%s", got)
+	}
+	change(b.admin.volumes[0])
+	if got := b.run("get", idA).out; !strings.Contains(got, want) || strings.Contains(got, never) {
+		t.Errorf("no %q, or %q, in:\n%s", want, never, got)
+	}
+}
+
+// A growth that the handler's sandboxes never do is shown as one that waits.
+func TestGrowthThatWaits(t *testing.T) {
+	getShows(t, func(v *adminv1.Volume) { v.GrowWaits = "it grows when the pod is deleted" }, "20GiB (waits: it grows when the pod is deleted)", "next mount")
+}
+
+// Where the pod's group has no effect, that stands below it.
+func TestGetShowsAnIgnoredGroup(t *testing.T) {
+	getShows(t, func(v *adminv1.Volume) { v.GroupProblem = "fsGroup is ignored\x1b[2J" },
+		"Group:         2000 (OnRootMismatch)\n-              fsGroup is ignored", "\x1b[2J")
+}
+
+// Numbers that a sandbox did not confirm when it was asked last are not shown as if
+// they were true now.
+func TestStaleUsage(t *testing.T) {
+	getShows(t, func(v *adminv1.Volume) { v.StatsAt = before(time.Second) }, "not again since", "no usage")
+	b := newBench(t).serve()
+	b.admin.volumes[0].StatsAt = before(time.Second)
+	if got := b.run("list"); strings.Contains(got.out, "2.5Gi") {
+		t.Errorf("stale numbers are shown:\n%s", got.out)
+	}
+}
+
+func TestWatchFormats(t *testing.T) {
+	b := newBench(t).serve()
+	for format, file := range map[string]string{"table": "watch.txt", "json": "watch.json", "yaml": ""} {
+		r := b.run("watch", "--timeout", "300ms", "--handler", "kata", "-o", format)
+		if r.code != command.ExitOK || b.admin.watched.Handler != "kata" {
+			t.Fatalf("%+v, asked for %v", r, b.admin.watched)
+		}
+		if file != "" {
+			golden(t, file, r.out)
+		} else if n := strings.Count(r.out, "---\n"); n != 5 {
+			t.Errorf("%d documents", n)
+		}
+	}
+}
+
+func TestDoctorWithTheDaemonDown(t *testing.T) {
+	r := newBench(t).run("doctor")
+	if r.code != ExitFindings || !strings.Contains(r.out, "systemctl status crust-proxy") || !strings.Contains(r.out, "kernel") {
+		t.Errorf("%d: %s %s", r.code, r.out, r.err)
+	}
+	b := newBench(t)
+	b.admin.hang = true
+	r = b.serve().run("doctor", "--timeout", "50ms", "--quiet")
+	if r.code != ExitFindings || !strings.Contains(r.out, "no answer in time") || strings.Contains(r.out, "\nok ") {
+		t.Errorf("of a hung daemon: %d: %s", r.code, r.out)
+	}
+}
+
+func TestParseSize(t *testing.T) {
+	for text, want := range map[string]int64{
+		"20Gi": 20 << 30, "20GiB": 20 << 30, "1.5Ti": 3 << 39, "4096": 4096, "10G": 1e10, "1k": 1000, "0.5Ki": 512, "7Ei": 7 << 60,
+		"1.0001Ki": 1025, "512B": 512,
+	} {
+		if got, err := parseSize(text); err != nil || got != want {
+			t.Errorf("parseSize(%s) = %d, %v; want %d", text, got, err, want)
+		}
+	}
+	for _, text := range []string{"", "Gi", "-1Gi", "0", "8Ei", "1e9", "0x10", "1/2", "1 Gi", "1.2.3", "20gi", "1KiKi", "1_0"} {
+		if got, err := parseSize(text); err == nil {
+			t.Errorf("parseSize(%q) = %d", text, got)
+		}
 	}
 }

@@ -113,12 +113,3 @@ func TestTopOfNoDaemonSaysWhatToDo(t *testing.T) {
 		}
 	}
 }
-
-func TestTopCompletesItsWords(t *testing.T) {
-	b := newBench(t).serve()
-	for word, want := range map[string]string{"--sort": "latency", "--state": "degraded", "--handler": "kata", "--driver": "lvm"} {
-		if r := b.run("__complete", "top", word, ""); !strings.Contains(r.out, want+"\n") {
-			t.Errorf("%s: %q", word, r.out)
-		}
-	}
-}

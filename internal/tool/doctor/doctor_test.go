@@ -4,7 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
+	"net/http"
+	"net/http/httptest"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -104,8 +108,12 @@ func TestAdviceInAPod(t *testing.T) {
 	}
 }
 
+// assertFinding wants a finding as described. Where that is OK, nothing else may be found.
 func assertFinding(t *testing.T, got []Finding, c bad) {
 	t.Helper()
+	if i := slices.IndexFunc(got, func(f Finding) bool { return f.Severity != OK }); c.want == OK && i >= 0 {
+		t.Errorf("found %+v", got[i])
+	}
 	for _, f := range got {
 		if f.Severity == c.want && strings.Contains(f.Seen, c.seen) && strings.Contains(f.Do, c.do) {
 			if f.Severity == Error && f.Do == "" {
@@ -184,6 +192,12 @@ func fileFaults() []bad {
 			tr.process("10", "crust-proxy", "mnt:[1]")
 			tr.process("11", "crio", "mnt:[2]")
 		}), Error, "crio", "systemctl cat"},
+		{"shared", "mount-namespaces", run(func(tr tree, _ *Node) {
+			tr.process("10", "crust-proxy", "mnt:[1]")
+			tr.process("11", "kubelet", "mnt:[1]")
+		}), OK, "shares its mounts", ""},
+		{"old, tried", "kernel", run(func(tr tree, _ *Node) { tr.write("/proc/sys/kernel/osrelease", "5.14.0-el9\n") }), OK, "tried and works", ""},
+		{"unused", "containerd", run(func(_ tree, n *Node) { n.ContainerdSocket = "" }), OK, "not used", ""},
 		{"no watches", "limits", run(func(tr tree, _ *Node) {
 			tr.write("/proc/sys/fs/inotify/max_user_watches", "0\n")
 			tr.kataVolume(targetA, goodInfo)
@@ -205,19 +219,6 @@ func TestErrorsNameTheirVolumeOnce(t *testing.T) {
 	}
 }
 
-// TestKatasDirectoryWithoutItsHandler: where nothing is made ready for Kata, it may lie on
-// any mount, as a Kata that serves other volumes leaves it.
-func TestKatasDirectoryWithoutItsHandler(t *testing.T) {
-	tr := newTree(t)
-	tr.write("/proc/self/mountinfo", otherMount)
-	d := healthyDaemon()
-	d.Handlers[0].Name = "crust"
-	got := findingsOf(t, "kata-directory", tr.node, d)
-	if len(got) != 1 || got[0].Severity != OK || !strings.Contains(got[0].Seen, "no handler for Kata") {
-		t.Errorf("%+v", got)
-	}
-}
-
 // otherMount has Kata's directory on a mount of its own.
 var otherMount = strings.Replace(mountsOK, "25 21", "26 25 0:30 / /run/kata-containers rw - tmpfs kata rw\n25 21", 1)
 
@@ -235,6 +236,16 @@ func kataFaults() []bad {
 			tr.write("/proc/self/mountinfo", otherMount)
 			n.KataTempDir = "/run/elsewhere"
 		}, Error, "/run/elsewhere", "tempDir"},
+		{"no handler", "kata-directory", func(tr tree, _ *Node, d *Daemon) { // a Kata that serves other volumes leaves it on any mount
+			tr.write("/proc/self/mountinfo", otherMount)
+			d.Handlers[0].Name = "crust"
+		}, OK, "no handler for Kata", ""},
+		{"FIFO", "kata-volumes", in(func(tr tree, dir string) {
+			tr.remove(dir + "/" + abi.InfoName)
+			if err := unix.Mkfifo(tr.node.at(dir+"/"+abi.InfoName), 0o600); err != nil {
+				tr.t.Fatal(err)
+			}
+		}), Error, "not a regular file", ""},
 		{"temp file", "kata-volumes", in(func(tr tree, dir string) { tr.write(dir+"/mountInfo.json.tmp123", "") }), Error, "taken for a sandbox", "rm"},
 		{"hidden file", "kata-volumes", in(func(tr tree, dir string) { tr.write(dir+"/.lock", "") }), Error, "taken for a sandbox", "rm"},
 		{"filled file", "kata-volumes", in(func(tr tree, dir string) { tr.write(dir+"/"+live, "x") }), Error, "taken for a sandbox", "rm"},
@@ -267,6 +278,9 @@ func guardFaults() []bad {
 	record := func(d *Daemon) { *d = withVolume(adminv1.VolumeState_VOLUME_STATE_PUBLISHED, "") }
 	return []bad{
 		{"stale", "guards", func(tr tree, _ *Node, _ *Daemon) { tr.mount("40", targetA, "tmpfs", abi.GuardPrefix+idOf(targetA)) }, Warn, "stale", "reconcile"},
+		{"adopted", "guards", func(_ tree, _ *Node, d *Daemon) {
+			*d = withVolume(adminv1.VolumeState_VOLUME_STATE_ADOPTED, "")
+		}, OK, "each of 0 guards", ""},
 		{"only a bind", "guards", func(tr tree, _ *Node, d *Daemon) {
 			record(d)
 			tr.mount("40", "/elsewhere", "tmpfs", abi.GuardPrefix+idOf(targetA))
@@ -277,14 +291,6 @@ func guardFaults() []bad {
 			tr.mount("40", targetA, "tmpfs", abi.GuardPrefix+idOf(targetA))
 			tr.mount("41", targetA, "ext4", "/dev/sdz")
 		}, Error, "/dev/sdz (ext4) is mounted", "umount"},
-	}
-}
-
-func TestAdoptedVolumesNeedNoGuard(t *testing.T) {
-	tr := newTree(t)
-	got := findingsOf(t, "guards", tr.node, withVolume(adminv1.VolumeState_VOLUME_STATE_ADOPTED, ""))
-	if len(got) != 1 || got[0].Severity != OK {
-		t.Errorf("got %+v", got)
 	}
 }
 
@@ -329,22 +335,6 @@ func TestVolumesThatGoMeanwhile(t *testing.T) {
 	}
 }
 
-func TestFIFOHoldsNobodyUp(t *testing.T) {
-	tr := newTree(t)
-	dir := tr.kataVolume(targetA, goodInfo)
-	tr.remove(dir + "/" + abi.InfoName)
-	if err := unix.Mkfifo(tr.node.at(dir+"/"+abi.InfoName), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	assertFinding(t, findingsOf(t, "kata-volumes", tr.node, healthyDaemon()), bad{want: Error, seen: "not a regular file"})
-}
-
-func TestUnusedContainerdIsFine(t *testing.T) {
-	tr := newTree(t)
-	tr.node.ContainerdSocket = ""
-	assertFinding(t, findingsOf(t, "containerd", tr.node, healthyDaemon()), bad{want: OK, seen: "not used"})
-}
-
 func TestAdviceIsSafeToPaste(t *testing.T) {
 	for name, want := range map[string]string{
 		"/run/a_B-1=":    "/run/a_B-1=",
@@ -357,16 +347,6 @@ func TestAdviceIsSafeToPaste(t *testing.T) {
 		if got := quoted(name); got != want {
 			t.Errorf("quoted(%q) = %s, want %s", name, got, want)
 		}
-	}
-}
-
-func TestSharedNamespaceIsFine(t *testing.T) {
-	tr := newTree(t)
-	tr.process("10", "crust-proxy", "mnt:[1]")
-	tr.process("11", "kubelet", "mnt:[1]")
-	got := findingsOf(t, "mount-namespaces", tr.node, healthyDaemon())
-	if len(got) != 1 || got[0].Severity != OK {
-		t.Errorf("got %+v", got)
 	}
 }
 
@@ -386,16 +366,6 @@ func TestMountsThatGoBothWaysAreFine(t *testing.T) {
 		}
 		if want == Error && !strings.Contains(got[0].Do, "Bidirectional") {
 			t.Errorf("%s: the advice is %q", optional, got[0].Do)
-		}
-	}
-}
-
-func TestOldKernelThatWorksIsFine(t *testing.T) {
-	tr := newTree(t)
-	tr.write("/proc/sys/kernel/osrelease", "5.14.0-el9\n")
-	for _, f := range findingsOf(t, "kernel", tr.node, healthyDaemon()) {
-		if f.Severity != OK {
-			t.Errorf("what was tried counts, not the number: %+v", f)
 		}
 	}
 }
@@ -430,5 +400,176 @@ func (tr tree) process(pid, comm, namespace string) {
 func chownOrSkip(tr tree, path string) {
 	if err := os.Lchown(tr.node.at(path), 12345, -1); err != nil {
 		tr.t.Skipf("needs root: %v", err)
+	}
+}
+
+const registry = "/var/lib/kubelet/plugins_registry/"
+
+// registered makes sockets that are served.
+func (tr tree) registered(names ...string) {
+	tr.t.Helper()
+	for _, name := range names {
+		tr.mkdir(filepath.Dir(registry+name), 0o755)
+		tr.listen(registry + name)
+	}
+}
+
+// leftOver makes a socket that nobody serves any more.
+func (tr tree) leftOver(path string) {
+	tr.t.Helper()
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: tr.node.at(path), Net: "unix"})
+	if err != nil {
+		tr.t.Fatal(err)
+	}
+	l.SetUnlinkOnClose(false)
+	if err := l.Close(); err != nil {
+		tr.t.Fatal(err)
+	}
+}
+
+func registrationFaults() []bad {
+	return []bad{
+		{"both", "registrations", func(tr tree, _ *Node, _ *Daemon) {
+			tr.registered("a.example.crust-proxy-reg.sock", "a.example-reg.sock", "other-reg.sock")
+		}, Error, "a.example registers with kubelet directly (" + registry + "a.example-reg.sock)", "/var/lib/kubelet/crust-proxy/registry"},
+		{"in a directory", "registrations", func(tr tree, _ *Node, _ *Daemon) {
+			tr.registered("a.crust-proxy-reg.sock", "sub/a-reg.sock")
+		}, Error, registry + "sub/a-reg.sock", "crustctl drivers"},
+		{"not the front's", "registrations", func(tr tree, _ *Node, _ *Daemon) {
+			tr.registered("a.crust-proxy-reg.sock", "b-reg.sock", "a-b-reg.sock", "a.other-reg.sock")
+			tr.write(registry+"a-reg.sock", "a file, which kubelet passes over")
+		}, OK, "none of them with kubelet directly", ""},
+		{"left over", "registrations", func(tr tree, _ *Node, _ *Daemon) {
+			tr.registered("a.crust-proxy-reg.sock")
+			tr.leftOver(registry + "a-reg.sock")
+		}, Warn, "nobody serves", "rm " + registry + "a-reg.sock"},
+		{"registry elsewhere", "registrations", func(tr tree, n *Node, d *Daemon) {
+			n.KubeletRegistry, n.FrontRegistry = "/r", "/ours"
+			tr.mkdir("/r", 0o755)
+			tr.listen("/r/a.crust-proxy-reg.sock")
+			tr.listen("/r/a-reg.sock")
+			*d = Daemon{Err: os.ErrNotExist} // and with the daemon down
+		}, Error, "/r/a-reg.sock", "/ours"},
+		{"no directory", "registrations", func(tr tree, n *Node, _ *Daemon) {
+			tr.symlink("plugins_registry", n.KubeletRoot+"/plugins_registry") // a loop
+			n.KubeletRegistry = n.KubeletRoot + "/plugins_registry/x"
+		}, Warn, "cannot be looked at", "root"},
+	}
+}
+
+func TestCRIO(t *testing.T) {
+	const main, dropIn = "/etc/crio/crio.conf", "/etc/crio/crio.conf.d/"
+	const off, on = "[crio.runtime]\ndrop_infra_ctr = false\n", "[crio.runtime]\ndrop_infra_ctr = true\n"
+	crust := &adminv1.Handler{Name: "crust"}
+	for name, c := range map[string]struct {
+		files    map[string]string
+		handlers []*adminv1.Handler
+		want     Severity
+		seen     string
+	}{
+		"no configuration":      {nil, []*adminv1.Handler{crust}, Error, "drop_infra_ctr = true (its default)"},
+		"said so":               {map[string]string{main: on}, []*adminv1.Handler{crust}, Error, main + ":2"},
+		"right":                 {map[string]string{main: off}, []*adminv1.Handler{crust}, OK, main + ":2"},
+		"a later file is right": {map[string]string{main: on, dropIn + "10-a.conf": off}, []*adminv1.Handler{crust}, OK, "10-a.conf:2"},
+		"a later file is wrong": {map[string]string{dropIn + "10-a.conf": off, dropIn + "20-b.conf": on}, []*adminv1.Handler{crust}, Error, "20-b.conf:2"},
+		"another table":         {map[string]string{main: "[crio.image]\ndrop_infra_ctr = false\n"}, []*adminv1.Handler{crust}, Error, "its default"},
+		"unreadable":            {map[string]string{main: "[crio"}, []*adminv1.Handler{crust}, Warn, "cannot be read"},
+		"without crust-runc":    {nil, []*adminv1.Handler{{Name: "kata"}}, OK, "crust-runc is not used"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			tr := newTree(t)
+			node, daemon := tr.node, healthyDaemon()
+			node.ContainerdSocket, node.CRISocket = "", "/var/run/crio/crio.sock"
+			daemon.Handlers = c.handlers
+			for path, text := range c.files {
+				tr.write(path, text)
+			}
+			got := findingsOf(t, "cri-o", node, daemon)
+			if len(got) != 1 || got[0].Severity != c.want || !strings.Contains(got[0].Seen, c.seen) {
+				t.Errorf("got %+v, want %s with %q", got, c.want, c.seen)
+			}
+		})
+	}
+}
+
+// CRI-O runs, and what crust-proxy follows is containerd.
+func TestCRIOBesideContainerd(t *testing.T) {
+	tr := newTree(t)
+	// The path of a socket is short: the tree's own is not always.
+	root, err := os.MkdirTemp("", "n")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = os.RemoveAll(root) }()
+	node := tr.node
+	node.Root = root
+	if err := os.MkdirAll(root+"/run/crio", 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if got := findingsOf(t, "cri-o", node, healthyDaemon()); got[0].Severity != OK {
+		t.Errorf("without CRI-O: %+v", got)
+	}
+	listener, err := net.Listen("unix", root+"/run/crio/crio.sock")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = listener.Close() }()
+	got := findingsOf(t, "cri-o", node, healthyDaemon())
+	if got[0].Severity != Warn || !strings.Contains(got[0].Seen, "CRI-O answers") || !strings.Contains(got[0].Do, "cri.socket") {
+		t.Errorf("with CRI-O: %+v", got)
+	}
+}
+
+// apiServer answers as one does that knows node-1, and writes a kubeconfig for it.
+func apiServer(t *testing.T, tr tree, refuse string) {
+	t.Helper()
+	kinds := map[string]string{
+		"/api/v1/pods":                            `{"apiVersion":"v1","kind":"PodList","metadata":{}}`,
+		"/apis/node.k8s.io/v1/runtimeclasses":     `{"apiVersion":"node.k8s.io/v1","kind":"RuntimeClassList","metadata":{}}`,
+		"/apis/storage.k8s.io/v1/csidrivers":      `{"apiVersion":"storage.k8s.io/v1","kind":"CSIDriverList","metadata":{}}`,
+		"/apis/storage.k8s.io/v1/csinodes/node-1": `{"apiVersion":"storage.k8s.io/v1","kind":"CSINode","metadata":{"name":"node-1"},"spec":{"drivers":[]}}`,
+		"/api/v1/nodes/node-1":                    `{"apiVersion":"v1","kind":"Node","metadata":{"name":"node-1"}}`,
+	}
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		if answer := kinds[r.URL.Path]; answer != "" && !strings.HasSuffix(r.URL.Path, refuse) {
+			_, _ = fmt.Fprint(w, answer)
+			return
+		}
+		w.WriteHeader(http.StatusForbidden)
+		_, _ = fmt.Fprint(w, `{"apiVersion":"v1","kind":"Status","status":"Failure","reason":"Forbidden","code":403,"message":"forbidden"}`)
+	}))
+	t.Cleanup(server.Close)
+	tr.write("/etc/kubernetes/kubelet.conf", fmt.Sprintf("apiVersion: v1\nkind: Config\ncurrent-context: c\n"+
+		"clusters: [{name: c, cluster: {server: %q}}]\ncontexts: [{name: c, context: {cluster: c, user: u}}]\n"+
+		"users: [{name: u, user: {token: t}}]\n", server.URL))
+	tr.chmod("/etc/kubernetes/kubelet.conf", 0o600)
+}
+
+func TestCluster(t *testing.T) {
+	cases := []bad{
+		{"off", "cluster", func(_ tree, n *Node, _ *Daemon) { n.Kubeconfig = "" }, OK, "no cluster is asked", ""},
+		{"in cluster", "cluster", func(_ tree, n *Node, _ *Daemon) { n.InCluster = true }, OK, "service account", ""},
+		{"all is well", "cluster", func(tr tree, _ *Node, _ *Daemon) { apiServer(t, tr, "nothing") }, OK, "node node-1", ""},
+		{"no file", "cluster", func(tree, *Node, *Daemon) {}, Error, "does not exist", "docs/front.md"},
+		{"no right", "cluster", func(tr tree, _ *Node, _ *Daemon) { apiServer(t, tr, "csidrivers") }, Error, "CSI drivers can be listed", "docs/front.md"},
+		{"no CSINode", "cluster", func(tr tree, _ *Node, _ *Daemon) { apiServer(t, tr, "csinodes/node-1") }, Error, "the CSINode of node node-1 can be read", "docs/front.md"},
+		{"another name", "cluster", func(tr tree, n *Node, _ *Daemon) {
+			apiServer(t, tr, "pods")
+			n.NodeName = "node-2"
+		}, Error, `is "node-2" this node's name`, "kubectl get nodes"},
+		{"the daemon is kept off", "cluster", func(tr tree, _ *Node, d *Daemon) {
+			apiServer(t, tr, "nothing")
+			d.Node.Findings = []string{"pods cannot be looked up: the API server x cannot be reached: i/o timeout"}
+		}, Warn, "systemd's IP filter", "cluster.conf"},
+	}
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			tr := newTree(t)
+			node, daemon := tr.node, healthyDaemon()
+			node.Kubeconfig, node.NodeName = "/etc/kubernetes/kubelet.conf", "node-1"
+			c.spoil(tr, &node, &daemon)
+			assertFinding(t, findingsOf(t, c.check, node, daemon), c)
+		})
 	}
 }

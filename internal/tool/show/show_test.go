@@ -1,8 +1,12 @@
 package show
 
 import (
+	"encoding/json"
+	"math"
 	"strings"
 	"testing"
+	"time"
+	"unicode/utf8"
 )
 
 func TestCellsHoldNothingOfUncertainWidth(t *testing.T) {
@@ -42,4 +46,60 @@ func TestPercentOfWhatIsNotEmptyIsNotZero(t *testing.T) {
 			t.Errorf("Percent(%d, %d) = %q, want %q", c.used, c.total, got, c.want)
 		}
 	}
+}
+
+func TestSize(t *testing.T) {
+	for n, want := range map[int64]string{
+		0: "0B", 1023: "1023B", 1024: "1KiB", 1536: "1.5KiB", 1<<20 - 1: "1MiB", 1 << 20: "1MiB", 20 << 30: "20GiB",
+		3 << 39: "1.5TiB", math.MaxInt64: "8EiB",
+	} {
+		if got := Size(n); got != want {
+			t.Errorf("Size(%d) = %s, want %s", n, got, want)
+		}
+	}
+}
+
+func TestDuration(t *testing.T) {
+	for d, want := range map[time.Duration]string{-time.Second: "0s", 119 * time.Second: "119s", 90 * time.Minute: "90m", 2400 * time.Hour: "100d"} {
+		if got := Duration(d); got != want {
+			t.Errorf("%s: %s, want %s", d, got, want)
+		}
+	}
+}
+
+func TestEscape(t *testing.T) {
+	for in, want := range map[string]string{
+		"plain ü 漢":     "plain ü 漢",
+		"\x1b[31m":      `\x1b[31m`,
+		"a\nb\tc\rd":    `a\nb\tc\rd`,
+		"\x7f\u009b":    `\x7f\x9b`,
+		"\u202etxt":     `\u202etxt`,
+		"\u200b\ufeff":  `\u200b\ufeff`,
+		"bad \xff utf8": `bad \xff utf8`,
+		"\U000e0041":    `\U000e0041`,
+	} {
+		if got := Escape(in); got != want {
+			t.Errorf("escape(%q) = %q, want %q", in, got, want)
+		}
+	}
+}
+
+func FuzzEscape(f *testing.F) {
+	f.Add("a\x1b]0;x\a\u202e\U000e0041\xff")
+	f.Fuzz(func(t *testing.T, s string) {
+		if got := Escape(s); strings.IndexFunc(got, Unsafe) >= 0 || !utf8.ValidString(got) {
+			t.Errorf("escape(%q) = %q", s, got)
+		}
+		raw, err := json.Marshal(s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var a, b string
+		if err := json.Unmarshal(raw, &a); err != nil {
+			t.Fatal(err)
+		}
+		if err := json.Unmarshal(EscapeJSON(raw), &b); err != nil || a != b {
+			t.Errorf("escapeJSON changed %q to %q: %v", a, b, err)
+		}
+	})
 }

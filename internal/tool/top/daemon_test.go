@@ -8,8 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"google.golang.org/protobuf/proto"
-
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
 	"github.com/crust-proxy/crust-proxy/test/check"
 )
@@ -200,10 +198,4 @@ func TestOnceOfNothing(t *testing.T) {
 	if err != nil || !strings.Contains(picture.Text(0), "No volumes.") {
 		t.Errorf("%v, %v", picture.Text(0), err)
 	}
-}
-
-func shouted(v *adminv1.Volume, name string) *adminv1.Volume {
-	v = proto.CloneOf(v)
-	v.Id, v.TargetPath = strings.Repeat("f", 64), "/x/"+name+"/mount"
-	return v
 }
