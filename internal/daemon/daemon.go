@@ -96,9 +96,6 @@ func serve(ctx context.Context, flags *config.Flags, _, stderr io.Writer) error 
 	}
 	d.settings = &settings{flags: flags, log: d.log, apply: d.apply, watcher: watcher, hangups: hangups}
 	d.settings.put(&cfg)
-	if err := watcher.Err(); err != nil {
-		d.log.Warn("changes of the configuration file are seen some seconds late", zap.Error(err))
-	}
 	d.disks = &disks{reader: ondisk.New(), metrics: d.metrics, log: d.log}
 	d.http = &telemetry.Server{
 		Listen: cfg.HTTP.Listen, Metrics: d.metrics.Registry, Pprof: cfg.HTTP.Pprof, Ready: d.readiness, Alive: d.alive, Log: d.log,
@@ -241,8 +238,7 @@ func (d *daemon) serveUntilDone(ctx context.Context, servers *servers) error {
 	}
 	group.Go("http", d.http.Run)
 	group.Go("reconcile", d.reconcileRegularly)
-	group.Go("configuration", d.settings.reloadOnChange)
-	group.Go("SIGHUP", d.settings.reloadOnSignal)
+	group.Go("configuration", d.settings.run)
 	group.Go("watchdog", (&systemd.Watchdog{Notifier: d.notify, Alive: d.alive, Log: d.log}).Run)
 	if d.front != nil {
 		group.Go("drivers", d.front.drivers.Run)

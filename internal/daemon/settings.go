@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"sync"
 	"sync/atomic"
 
 	"go.uber.org/zap"
@@ -22,9 +21,8 @@ type settings struct {
 	watcher *config.Watcher
 	hangups <-chan os.Signal
 
-	reloading sync.Mutex // held by reload
-	inForce   atomic.Pointer[config.Config]
-	bad       atomic.Pointer[error] // what is wrong with the file since it was changed
+	inForce atomic.Pointer[config.Config]
+	bad     atomic.Pointer[error] // what is wrong with the file since it was changed
 }
 
 func (s *settings) get() *config.Config { return s.inForce.Load() }
@@ -49,26 +47,12 @@ func (s *settings) findings() []string {
 	return out
 }
 
-func (s *settings) reloadOnChange(ctx context.Context) error { return s.watcher.Run(ctx, s.reload) }
-
-func (s *settings) reloadOnSignal(ctx context.Context) error {
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-s.hangups:
-			s.reload()
-		}
-	}
-}
+func (s *settings) run(ctx context.Context) error { return s.watcher.Run(ctx, s.hangups, s.reload) }
 
 // reload puts in force what can be changed without a restart. A bad file changes
-// nothing, and is a finding of doctor until it is corrected. Reloads run one after the
-// other: a saved file and a SIGHUP often come together, and the one that read an older
-// file must not be applied last.
+// nothing, and is a finding of doctor until it is corrected. Only run calls it: of two reloads
+// at once, the one that read an older file could be applied last.
 func (s *settings) reload() {
-	s.reloading.Lock()
-	defer s.reloading.Unlock()
 	next, err := s.flags.Load()
 	if err == nil && s.get().Front.Enabled {
 		err = mayLeave(&next)

@@ -1,13 +1,12 @@
-// Package config is the daemon's configuration: defaults, then a YAML file, then
-// flags, validated as a whole. The daemon and `crust-proxy validate` load it in the
-// same way.
+// Package config is the daemon's configuration: defaults, then a YAML file, then flags,
+// validated as a whole. The daemon and `crust-proxy validate` load it in the same way.
 package config
 
 import (
 	"cmp"
 	"encoding/json"
-	"fmt"
 	"path/filepath"
+	"reflect"
 	"time"
 
 	"sigs.k8s.io/yaml"
@@ -16,43 +15,33 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
-// Config is everything that can be set. Every path is here, so that several
-// daemons can run side by side.
+// Config is everything that can be set. systemd/config.yaml describes each key. Every path is
+// here, so that several daemons can run side by side.
 type Config struct {
-	// RunDir holds sockets and state; it must be on tmpfs.
-	RunDir string `json:"runDir"`
-	// KubeletRoot is the directory below which all targets lie.
-	KubeletRoot string `json:"kubeletRoot"`
-	// RuntimeSocket serves drivers and orchestrators, AdminSocket operators.
-	// Sockets passed by systemd replace them.
-	RuntimeSocket Socket        `json:"runtimeSocket"`
-	AdminSocket   Socket        `json:"adminSocket"`
-	Authorization Authorization `json:"authorization"`
-	Devices       Devices       `json:"devices"`
-	Handlers      Handlers      `json:"handlers"`
-	Front         Front         `json:"front"`
-	Policy        Policy        `json:"policy"`
-	Cluster       Cluster       `json:"cluster"`
-	Containerd    Containerd    `json:"containerd"`
-	CRI           CRI           `json:"cri"`
-	Relay         Relay         `json:"relay"`
-	// ReconcileInterval is how often every record is compared with the node; 0
-	// is never.
-	ReconcileInterval Duration `json:"reconcileInterval"`
-	HTTP              HTTP     `json:"http"`
-	Tracing           Tracing  `json:"tracing"`
-	Log               Log      `json:"log"`
-	// ShutdownTimeout is how long calls under way may take to end.
-	ShutdownTimeout Duration `json:"shutdownTimeout"`
+	RunDir            string        `json:"runDir"`
+	KubeletRoot       string        `json:"kubeletRoot"`
+	RuntimeSocket     Socket        `json:"runtimeSocket"`
+	AdminSocket       Socket        `json:"adminSocket"`
+	Authorization     Authorization `json:"authorization"`
+	Devices           Devices       `json:"devices"`
+	Handlers          Handlers      `json:"handlers"`
+	Front             Front         `json:"front"`
+	Policy            Policy        `json:"policy"`
+	Cluster           Cluster       `json:"cluster"`
+	Containerd        Containerd    `json:"containerd"`
+	CRI               CRI           `json:"cri"`
+	Relay             Relay         `json:"relay"`
+	ReconcileInterval Duration      `json:"reconcileInterval"`
+	HTTP              HTTP          `json:"http"`
+	Tracing           Tracing       `json:"tracing"`
+	Log               Log           `json:"log"`
+	ShutdownTimeout   Duration      `json:"shutdownTimeout"`
 }
 
 // Socket is a unix socket of ours.
 type Socket struct {
-	// Path is below the run directory by default.
-	Path string `json:"path"`
-	// Mode is "0600" or "0660".
-	Mode string `json:"mode"`
-	// Group owns the socket, by name or number; empty is the daemon's group.
+	Path  string `json:"path"`
+	Mode  string `json:"mode"`
 	Group string `json:"group"`
 }
 
@@ -60,9 +49,7 @@ type Socket struct {
 type Authorization struct {
 	Runtime Callers `json:"runtime"`
 	Admin   Callers `json:"admin"`
-	// CSI is who may call the sockets of the front: kubelet, and the sidecars that
-	// register drivers.
-	CSI Callers `json:"csi"`
+	CSI     Callers `json:"csi"`
 }
 
 // Callers is a set of users and groups.
@@ -73,48 +60,100 @@ type Callers struct {
 
 // Devices says which devices are accepted.
 type Devices struct {
-	// Roots are the directories below which device nodes may lie; by default /dev and
-	// the plugins directory below the kubelet root.
-	Roots []string `json:"roots"`
-	// Images are the directories below which disk images may lie; none means that
-	// no image is accepted.
-	Images []string `json:"images"`
-	// Classes are block drivers as in /proc/devices; none means all.
+	Roots   []string `json:"roots"`
+	Images  []string `json:"images"`
 	Classes []string `json:"classes"`
-	// Servers are programs that serve a device and therefore have it open, by the name of
-	// their executable file. They do not count as its users.
 	Servers []string `json:"servers"`
 }
 
+// Handlers are the runtime handlers.
+type Handlers struct {
+	Default string `json:"default"`
+	Kata    Kata   `json:"kata"`
+	Crust   Crust  `json:"crust"`
+}
+
+// Kata is the handler for both Kata runtimes.
+type Kata struct {
+	Enabled         bool     `json:"enabled"`
+	DirectVolumes   string   `json:"directVolumes"`
+	GoSandboxes     string   `json:"goSandboxes"`
+	RustSandboxes   string   `json:"rustSandboxes"`
+	SharedSandboxes string   `json:"sharedSandboxes"`
+	TempDir         string   `json:"tempDir"`
+	Filesystems     []string `json:"filesystems"`
+	EndOrphans      bool     `json:"endOrphans"`
+}
+
+// Crust is the handler for runtimes that speak the directory ABI, such as crust-runc.
+type Crust struct {
+	Enabled     bool     `json:"enabled"`
+	Root        string   `json:"root"`
+	TempDir     string   `json:"tempDir"`
+	Programs    []string `json:"programs"`
+	SocketDirs  []string `json:"socketDirs"`
+	Filesystems []string `json:"filesystems"`
+}
+
+// Front stands between kubelet and CSI drivers.
+type Front struct {
+	Enabled         bool     `json:"enabled"`
+	Registry        string   `json:"registry"`
+	KubeletRegistry string   `json:"kubeletRegistry"`
+	PrivateDir      string   `json:"privateDir"`
+	MarksDir        string   `json:"marksDir"`
+	DefaultFSType   string   `json:"defaultFSType"`
+	AcceptLeftovers bool     `json:"acceptLeftovers"`
+	AbandonVolumes  bool     `json:"abandonVolumes"`
+	VolumeCondition bool     `json:"volumeCondition"`
+	DriverTimeout   Duration `json:"driverTimeout"`
+}
+
+// Policy decides which CSI volumes are deferred.
+type Policy struct {
+	Format   volume.FormatPolicy `json:"format"`
+	Runtimes map[string]string   `json:"runtimes"`
+	Rules    []policy.Rule       `json:"rules"`
+}
+
+// Cluster is the Kubernetes cluster to ask about the pods of this node.
+type Cluster struct {
+	Kubeconfig string `json:"kubeconfig"`
+	InCluster  bool   `json:"inCluster"`
+	NodeName   string `json:"nodeName"`
+}
+
+// On reports whether a cluster is configured.
+func (c Cluster) On() bool { return c.Kubeconfig != "" || c.InCluster }
+
 // Containerd is the container runtime whose sandboxes are followed.
 type Containerd struct {
-	// Socket is containerd's; empty is off.
 	Socket    string `json:"socket"`
 	Namespace string `json:"namespace"`
+}
+
+// CRI is a container runtime whose sandboxes are followed through the CRI.
+type CRI struct {
+	Socket string `json:"socket"`
 }
 
 // Relay bounds what is asked of sandboxes.
 type Relay struct {
 	StatsTimeout  Duration `json:"statsTimeout"`
 	ExpandTimeout Duration `json:"expandTimeout"`
-	// Concurrency bounds the requests under way. One that takes longer than SlowAfter
-	// counts as slow; MaxSlow bounds these.
-	Concurrency int      `json:"concurrency"`
-	SlowAfter   Duration `json:"slowAfter"`
-	MaxSlow     int      `json:"maxSlow"`
+	Concurrency   int      `json:"concurrency"`
+	SlowAfter     Duration `json:"slowAfter"`
+	MaxSlow       int      `json:"maxSlow"`
 }
 
 // HTTP serves metrics and health.
 type HTTP struct {
-	// Listen is "host:port", "unix:/path", or empty for off.
 	Listen string `json:"listen"`
-	// Pprof adds Go's profiles, which reveal internals of the process.
-	Pprof bool `json:"pprof"`
+	Pprof  bool   `json:"pprof"`
 }
 
 // Tracing sends spans by OTLP over gRPC.
 type Tracing struct {
-	// Endpoint is "host:port"; empty is off.
 	Endpoint    string  `json:"endpoint"`
 	Insecure    bool    `json:"insecure"`
 	SampleRatio float64 `json:"sampleRatio"`
@@ -122,7 +161,6 @@ type Tracing struct {
 
 // Log sets the log's level.
 type Log struct {
-	// Level is debug, info, warn or error.
 	Level string `json:"level"`
 }
 
@@ -130,31 +168,25 @@ type Log struct {
 type Duration time.Duration
 
 // MarshalJSON writes the duration as text.
-func (d Duration) MarshalJSON() ([]byte, error) { return json.Marshal(time.Duration(d).String()) }
+func (d Duration) MarshalJSON() ([]byte, error) { return json.Marshal(d.Std().String()) }
 
-// UnmarshalJSON reads a duration from text, or the number 0.
+// UnmarshalJSON reads a duration from text, or the number 0. A key without a value keeps its default.
 func (d *Duration) UnmarshalJSON(raw []byte) error {
 	var value any
-	err := json.Unmarshal(raw, &value)
-	if err == nil && value != nil { // a key without a value keeps its default
-		*d, err = durationOf(value)
-	}
-	return err
-}
-
-func durationOf(value any) (Duration, error) {
-	if number, ok := value.(float64); ok && number == 0 {
-		return 0, nil
+	if err := json.Unmarshal(raw, &value); err != nil || value == nil {
+		return err
 	}
 	text, ok := value.(string)
-	if !ok {
-		return 0, fmt.Errorf("%v is not a duration: write one like \"10s\"", value)
+	if !ok && value == float64(0) {
+		text = "0"
 	}
 	parsed, err := time.ParseDuration(text)
 	if err != nil {
-		return 0, fmt.Errorf("%q is not a duration: write one like \"10s\"", text)
+		// The decoder adds the key to an error of this type only.
+		return &json.UnmarshalTypeError{Value: string(raw), Type: reflect.TypeFor[Duration]()}
 	}
-	return Duration(parsed), nil
+	*d = Duration(parsed)
+	return nil
 }
 
 // Std is the duration for the standard library.
@@ -211,4 +243,62 @@ func (c Config) StateDir() string { return filepath.Join(c.RunDir, "state") }
 func (c Config) YAML() (string, error) {
 	raw, err := yaml.Marshal(c)
 	return string(raw), err
+}
+
+// The names of the handlers.
+const (
+	kataName  = "kata"
+	crustName = "crust"
+)
+
+func baseHandlers() Handlers {
+	return Handlers{
+		Kata: Kata{
+			Enabled: true, DirectVolumes: "/run/kata-containers/shared/direct-volumes",
+			GoSandboxes: "/run/vc/sbs", RustSandboxes: "/run/kata",
+			SharedSandboxes: "/run/kata-containers/shared/sandboxes", Filesystems: []string{"ext4", "xfs", "btrfs"},
+			EndOrphans: true,
+		},
+		Crust: Crust{
+			Root: "/run/crust", Programs: []string{"/usr/bin/crust-runc"}, SocketDirs: []string{"/run/crust-runc"},
+			Filesystems: []string{"ext4", "xfs", "btrfs"},
+		},
+	}
+}
+
+func (h *Handlers) complete() {
+	if h.Default == "" && !h.Kata.Enabled && h.Crust.Enabled {
+		h.Default = crustName
+	}
+	if h.Default == "" {
+		h.Default = kataName
+	}
+}
+
+func (h Handlers) names() []string {
+	var names []string
+	if h.Kata.Enabled {
+		names = append(names, kataName)
+	}
+	if h.Crust.Enabled {
+		names = append(names, crustName)
+	}
+	return names
+}
+
+func (f *Front) complete(kubeletRoot string) {
+	f.Registry = cmp.Or(f.Registry, filepath.Join(kubeletRoot, "crust-proxy/registry"))
+	f.KubeletRegistry = cmp.Or(f.KubeletRegistry, filepath.Join(kubeletRoot, "plugins_registry"))
+	f.MarksDir = cmp.Or(f.MarksDir, filepath.Join(kubeletRoot, "crust-proxy/marks"))
+	csi := filepath.Join(kubeletRoot, "plugins/kubernetes.io/csi")
+	if f.PrivateDir == "" || filepath.Clean(f.PrivateDir) == filepath.Join(csi, "crust-proxy.dev") { // the earlier default, in older files
+		f.PrivateDir = filepath.Join(csi, "volumeDevices")
+	}
+}
+
+// DeferralPolicy is the policy that decides.
+func (c Config) DeferralPolicy() *policy.Policy { return c.Policy.deferral(c.Handlers.names()) }
+
+func (p Policy) deferral(handlers []string) *policy.Policy {
+	return &policy.Policy{Format: p.Format, Rules: p.Rules, Runtimes: runtimes(p.Runtimes, handlers)}
 }

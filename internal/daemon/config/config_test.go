@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/crust-proxy/crust-proxy/internal/front/policy"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
 func load(t *testing.T, file string, args ...string) (Config, error) {
@@ -32,13 +33,16 @@ func load(t *testing.T, file string, args ...string) (Config, error) {
 	return flags.Load()
 }
 
-func TestDefaultsAreValid(t *testing.T) {
-	got, err := load(t, "")
+func TestDefaultsAreValidAndSurviveTheirYAML(t *testing.T) {
+	text, err := Default().YAML()
 	if err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff(Default(), got); diff != "" {
-		t.Error(diff)
+	for _, file := range []string{"", text, "\n", "# only a comment\n", "{}", "---\n", "relay:\n", "reconcileInterval:\n"} {
+		got, err := load(t, file)
+		if diff := cmp.Diff(Default(), got); err != nil || diff != "" {
+			t.Errorf("%q: %v %s", file, err, diff)
+		}
 	}
 }
 
@@ -80,10 +84,8 @@ func TestBadFilesAreRefusedByKey(t *testing.T) {
 		"handlers: {crust: {tempDir: /run/crust/tmp}}":                                           "handlers.crust.tempDir",
 		"handlers: {crust: {filesystems: [EXT4]}}":                                               "handlers.crust.filesystems[0]",
 		"handlers: {crust: {root: /run/kata-containers}}":                                        "handlers.crust.root",
-		"handlers: {crust: {program: [/x]}}":                                                     "handlers.crust.program: unknown key",
 		"handlers: {kata: {filesystems: [\"a,b\"]}}":                                             "handlers.kata.filesystems[0]",
 		"handlers: {kata: {tempDir: /run/kata-containers/shared/direct-volumes/x}}":              "handlers.kata.tempDir",
-		"relay: {statsTimeout: 3}":                                                               "relay.statsTimeout",
 		"relay: {concurrency: 0}":                                                                "relay.concurrency",
 		"reconcileInterval: -1s":                                                                 "reconcileInterval",
 		"http: {listen: nonsense}":                                                               "http.listen",
@@ -96,9 +98,7 @@ func TestBadFilesAreRefusedByKey(t *testing.T) {
 		"tracing: {endpoint: nonsense}":                                                          "tracing.endpoint",
 		"log: {level: loud}":                                                                     "log.level",
 		"rundir: /run/a":                                                                         "rundir: unknown key",
-		"handlers: {kata: {filesystem: [ext4]}}":                                                 "handlers.kata.filesystem: unknown key; allowed here: directVolumes",
-		"runtimeSocket: {mode: 0600}":                                                            "runtimeSocket.mode: a number",
-		"authorization: {runtime: {uids: [-1]}}":                                                 "authorization.runtime.uids",
+		"handlers: {kata: {filesystem: [ext4]}}":                                                 "handlers.kata.filesystem: unknown key",
 		"authorization: {admin: {uids: [4294967295]}}":                                           "authorization.admin",
 		"runDir: /a\n---\nrunDir: /b":                                                            "more than one YAML document",
 		"runDir: \"/a\\nb\"":                                                                     "runDir",
@@ -111,13 +111,12 @@ func TestBadFilesAreRefusedByKey(t *testing.T) {
 		"front: {privateDir: /var/lib/kubelet/plugins-2/x}":                                      "front.privateDir",
 		"front: {defaultFSType: \"EXT4\"}":                                                       "front.defaultFSType",
 		"front: {driverTimeout: 0}":                                                              "front.driverTimeout",
-		"front: {enable: true}":                                                                  "front.enable: unknown key",
 		"authorization: {csi: {uids: []}}":                                                       "authorization.csi",
 		"policy: {format: always}":                                                               "policy.format",
-		"policy: {rules: [{name: a, defer: true, driver: [x]}]}":                                 "policy.rules[0].driver: unknown key; allowed here: accessModes",
+		"policy: {rules: [{name: a, defer: true, driver: [x]}]}":                                 "policy.rules[0].driver: unknown key",
 		"policy: {rules: [{name: a, defer: null}]}":                                              "policy.rules[0] (\"a\").defer: is missing",
 		"policy: {rules: [{name: a}]}":                                                           "policy.rules[0] (\"a\").defer",
-		"policy: {rules: [{name: a, defer: 1}]}":                                                 "policy.rules[0].defer",
+		"policy: {rules: [{name: a, defer: 1}]}":                                                 "policy.rules.defer: a number",
 		"policy: {rules: [null]}":                                                                "policy.rules[0]",
 		"policy: {rules: [{name: a, defer: true, rootMode: '4755'}]}":                            "rootMode",
 		"policy: {rules: [{name: a, defer: true, rootMode: rwx}]}":                               "rootMode",
@@ -126,7 +125,32 @@ func TestBadFilesAreRefusedByKey(t *testing.T) {
 		"policy: {rules: [{name: a, defer: false, rootMode: '0777'}]}":                           "no effect",
 		"policy: {rules: [{name: a, defer: true, handler: runc}]}":                               "policy.rules[0] (\"a\").handler",
 		"policy: {rules: [{name: a, defer: true}, {name: b, defer: true}]}":                      "policy.rules[1] (\"b\"): it can never match",
-		"- a list": "",
+		"- a list":                                                                   "not a map",
+		"cluster: {kubeconfig: kubelet.conf}":                                        "cluster.kubeconfig",
+		"cluster: {kubeconfig: /k, inCluster: true}":                                 "cluster.inCluster",
+		"cluster: {kubeconfig: /k, nodeName: Node-1}":                                "cluster.nodeName",
+		"cluster: {kubeconfig: /k, nodeName: \"a,metadata.name!=b\"}":                "cluster.nodeName",
+		"cluster: {nodename: a}":                                                     "cluster.nodename: unknown key",
+		"containerd: {socket: /run/c.sock}\ncri: {socket: /run/crio/crio.sock}":      "set containerd.socket to \"\"",
+		"cri: {socket: /run/crio/crio.sock}":                                         "set containerd.socket to \"\"",
+		"containerd: {socket: ''}\ncri: {socket: crio.sock}":                         "cri.socket: \"crio.sock\"",
+		"containerd: {socket: ''}\ncri: {socket: /" + strings.Repeat("x", 200) + "}": "cri.socket: 201 bytes",
+		"alpha: 1\nlog: {beta: 1}":                                                   "alpha: unknown key\nlog.beta: unknown key",
+		"runDir: x\nkubeletRoot: z":                                                  "\nkubeletRoot: ",
+		"front: {enabled: maybe}":                                                    "front.enabled: text cannot stand here; it takes true or false",
+		"handlers: {kata: []}":                                                       "handlers.kata: a list cannot stand here; it takes a map of keys and values",
+		"policy: {rules: 3}":                                                         "policy.rules: a number cannot stand here; it takes a list",
+		"policy: {rules: [{defer: true, grow: 3}]}":                                  "policy.rules.grow: a number cannot stand here; it takes true or false",
+		"policy: {runtimes: [a]}":                                                    "policy.runtimes: a list cannot stand here; it takes a map of keys and values",
+		"relay: {concurrency: 1.5}":                                                  "relay.concurrency: 1.5 cannot stand here; it takes a whole number",
+		"authorization: {admin: {uids: [-1]}}":                                       "authorization.admin.uids: -1 cannot stand here; it takes a whole number from 0 to 4294967295",
+		"tracing: {sampleRatio: x}":                                                  "tracing.sampleRatio: text cannot stand here; it takes a number",
+		"runtimeSocket: {mode: 0600}":                                                "runtimeSocket.mode: a number cannot stand here; it takes text (quote text",
+		"policy: {runtimes: {kata: 3}}":                                              `policy.runtimes: a number cannot stand here; it takes text (quote text`,
+		"relay: {statsTimeout: 10}":                                                  `relay.statsTimeout: 10 is not a duration: write one like "10s"`,
+		"front:\n\tenabled: true":                                                    "this is not valid YAML: line 2: found character that cannot start any token (a tab?",
+		"front: {}\nfront: {}":                                                       `this is not valid YAML: line 2: key "front" is there twice`,
+		"handlers: {kata: {enabled: {on: yes}}}":                                     "handlers.kata.enabled: a map of keys and values cannot stand here; it takes true or false",
 	} {
 		_, err := load(t, file)
 		if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "config.yaml") {
@@ -155,10 +179,20 @@ func TestEitherHandlerCanBeOff(t *testing.T) {
 	}
 }
 
-func TestAllUnknownKeysAreToldAtOnce(t *testing.T) {
-	_, err := load(t, "alpha: 1\nlog: {beta: 1}\n")
-	if err == nil || !strings.Contains(err.Error(), "alpha: ") || !strings.Contains(err.Error(), "log.beta: ") {
-		t.Errorf("got %v", err)
+func TestGoodFiles(t *testing.T) {
+	for _, file := range []string{
+		"cluster: {kubeconfig: /etc/kubernetes/kubelet.conf}",
+		"cluster: {inCluster: true, nodeName: ip-10-0-0-1.eu.compute.internal}",
+		"containerd: {socket: ''}\ncri: {socket: /run/crio/crio.sock}",
+		"containerd: {socket: /run/c.sock}",
+		"containerd: {socket: ''}",
+	} {
+		if _, err := load(t, file); err != nil {
+			t.Errorf("%s: %v", file, err)
+		}
+	}
+	if cfg, err := load(t, "", "--kubeconfig", "/etc/k", "--node-name", "a"); err != nil || !cfg.Cluster.On() || cfg.Cluster.NodeName != "a" {
+		t.Errorf("got %+v, %v", cfg.Cluster, err)
 	}
 }
 
@@ -167,8 +201,13 @@ func TestOneKeyMovesADaemon(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := []string{"/run/b/runtime.sock", "/run/b/admin.sock", "/dev", "/k/plugins"}
-	if diff := cmp.Diff(want, append([]string{got.RuntimeSocket.Path, got.AdminSocket.Path}, got.Devices.Roots...)); diff != "" {
+	want := []string{
+		"/run/b/runtime.sock", "/run/b/admin.sock", "/k/crust-proxy/registry", "/k/crust-proxy/marks", "/k/plugins_registry",
+		"/k/plugins/kubernetes.io/csi/volumeDevices", "/dev", "/k/plugins",
+	}
+	f := got.Front
+	paths := []string{got.RuntimeSocket.Path, got.AdminSocket.Path, f.Registry, f.MarksDir, f.KubeletRegistry, f.PrivateDir}
+	if diff := cmp.Diff(want, append(paths, got.Devices.Roots...)); diff != "" {
 		t.Error(diff)
 	}
 	if got, err = load(t, "devices: {roots: [/dev]}\nruntimeSocket: {path: /run/own}\n", "--run-dir", "/run/b"); err != nil {
@@ -176,36 +215,6 @@ func TestOneKeyMovesADaemon(t *testing.T) {
 	}
 	if got.RuntimeSocket.Path != "/run/own" || len(got.Devices.Roots) != 1 {
 		t.Errorf("what was set is not kept: %+v", got)
-	}
-}
-
-func TestAnEmptyFileIsTheDefaults(t *testing.T) {
-	for _, file := range []string{"\n", "# only a comment\n", "{}", "---\n", "relay:\n", "reconcileInterval:\n"} {
-		got, err := load(t, file)
-		if diff := cmp.Diff(Default(), got); err != nil || diff != "" {
-			t.Errorf("%q: %v %s", file, err, diff)
-		}
-	}
-}
-
-func TestAllProblemsAreToldAtOnce(t *testing.T) {
-	_, err := load(t, "runDir: x\nkubeletRoot: z\n")
-	if err == nil || !strings.Contains(err.Error(), "runDir") || !strings.Contains(err.Error(), "kubeletRoot") {
-		t.Errorf("got %v", err)
-	}
-}
-
-func TestYAMLRoundTrip(t *testing.T) {
-	text, err := Default().YAML()
-	if err != nil {
-		t.Fatal(err)
-	}
-	got, err := Parse([]byte(text))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(Default(), got); diff != "" {
-		t.Error(diff)
 	}
 }
 
@@ -282,6 +291,107 @@ func TestRulesForPodsThatAskWaitForTheCluster(t *testing.T) {
 	}
 	if diff := cmp.Diff([]string{"policy.rules", "cluster.kubeconfig"}, restart); diff != "" {
 		t.Error(diff)
+	}
+}
+
+// TestNoHandlerLeft: no empty list is shown of what is left.
+func TestNoHandlerLeft(t *testing.T) {
+	_, err := load(t, "{handlers: {kata: {enabled: false}, default: kata}, policy: {rules: [{name: r, defer: true, handler: kata}]}}")
+	if err == nil {
+		t.Fatal("it was accepted")
+	}
+	for line := range strings.Lines(err.Error()) {
+		if line = strings.TrimSpace(line); strings.HasSuffix(line, " of") || strings.HasSuffix(line, ":") {
+			t.Errorf("it is said of an empty list: %s", line)
+		}
+	}
+}
+
+func TestWarnings(t *testing.T) {
+	const (
+		front   = "front: {enabled: true}\n"
+		cluster = "cluster: {inCluster: true}\n"
+		rule    = "policy: {rules: [{name: a, runtimeHandlers: [kata], defer: true}]}\n"
+		always  = "policy: {rules: [{name: a, defer: true}]}\n"
+	)
+	for file, want := range map[string]string{
+		"":                      "",
+		always:                  "front.enabled is false",
+		front + always:          "",
+		front + rule:            `policy.rules[0] ("a").runtimeHandlers: no pod's runtime is known here`,
+		front + cluster + rule:  "",
+		"reconcileInterval: 0s": "reconcileInterval: 0 is never",
+		"front: {privateDir: /var/lib/kubelet/plugins/x}":                                 "front.privateDir: it is not below",
+		"front: {privateDir: /var/lib/kubelet/plugins/kubernetes.io/csi/crust-proxy.dev}": "", // the default of older files
+	} {
+		cfg, err := load(t, file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := strings.Join(cfg.Warnings(), "\n")
+		if (want == "") != (got == "") || !strings.Contains(got, want) {
+			t.Errorf("%s\ngot %q\nwant %q", file, got, want)
+		}
+	}
+}
+
+// TestSampleRulesAreGood reads the example that the sample file shows as a comment.
+func TestSampleRulesAreGood(t *testing.T) {
+	raw, err := os.ReadFile("../../../systemd/config.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	example := "policy:\n"
+	for line := range strings.SplitSeq(string(raw), "\n") {
+		if text, ok := strings.CutPrefix(line, "  #   "); ok {
+			example += "  " + text + "\n"
+		}
+	}
+	got, err := load(t, example)
+	if err != nil {
+		t.Fatalf("%v in\n%s", err, example)
+	}
+	if len(got.Policy.Rules) != 4 {
+		t.Errorf("got %d rules from\n%s", len(got.Policy.Rules), example)
+	}
+}
+
+func TestPolicyForTheCore(t *testing.T) {
+	got, err := load(t, `
+policy:
+  format: never
+  rules:
+    - {name: a, drivers: [d], filesystems: [xfs], runtimeHandlers: [kata], accessModes: [SINGLE_NODE_WRITER], defer: true, handler: kata, format: guest, mkfsOptions: ["-i", "size=1024"], rootMode: "2777", grow: false}
+    - {name: asked, annotated: true, runtimeHandlers: [crust, kata-clh], defer: true}
+    - {name: b, defer: false}
+`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := &policy.Policy{Format: volume.FormatNever, Rules: []policy.Rule{
+		{Name: "a", Drivers: []string{"d"}, Filesystems: []string{"xfs"}, RuntimeHandlers: []string{"kata"},
+			AccessModes: []string{"SINGLE_NODE_WRITER"}, Defer: true, Handler: "kata", Format: volume.FormatGuest,
+			MkfsOptions: []string{"-i", "size=1024"}, RootMode: "2777", Grow: new(false)},
+		{Name: "asked", Annotated: true, RuntimeHandlers: []string{"crust", "kata-clh"}, Defer: true},
+		{Name: "b"},
+	}, Runtimes: got.DeferralPolicy().Runtimes}
+	if diff := cmp.Diff(want, got.DeferralPolicy()); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestRulesForPodsThatAskNeedACluster(t *testing.T) {
+	const rules = "policy: {rules: [{name: asked, annotated: true, runtimeHandlers: [kata], defer: true}]}\n"
+	for text, ok := range map[string]bool{
+		"":                         true, // the front is off, and the rules mean nothing
+		"front: {enabled: true}\n": false,
+		"front: {enabled: true}\ncluster: {kubeconfig: /etc/k}\n": true,
+		"front: {enabled: true}\ncluster: {inCluster: true}\n":    true,
+	} {
+		_, err := load(t, text+rules)
+		if (err == nil) != ok || (err != nil && !strings.Contains(err.Error(), "policy.rules[0] (\"asked\").annotated")) {
+			t.Errorf("%q: %v", text, err)
+		}
 	}
 }
 

@@ -1,11 +1,22 @@
 package config
 
 import (
+	"bytes"
+	"cmp"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
 	"os"
+	"reflect"
+	"strings"
 
 	"github.com/spf13/pflag"
+	yamlv2 "go.yaml.in/yaml/v2"
+	kjson "sigs.k8s.io/json"
+	"sigs.k8s.io/yaml"
+
+	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 )
 
 const maxFile = 1 << 20
@@ -13,10 +24,9 @@ const maxFile = 1 << 20
 // Flags are the command line's part of the configuration. A flag that is set overrides the
 // file.
 type Flags struct {
-	set  *pflag.FlagSet
-	File string
-	// abandon is front.abandonVolumes, which the file may set too.
-	abandon bool
+	set     *pflag.FlagSet
+	File    string
+	abandon bool // front.abandonVolumes, which the file may set too
 }
 
 // fields are the keys that have a flag.
@@ -119,12 +129,124 @@ func parse(raw []byte) (Config, error) {
 	if err != nil {
 		return Config{}, err
 	}
-	if err := check(text); err != nil {
-		return Config{}, err
-	}
 	cfg := base()
-	if err := json.Unmarshal(text, &cfg); err != nil {
-		return Config{}, err
+	problems, err := kjson.UnmarshalStrict(text, &cfg)
+	if err != nil {
+		return Config{}, wrongType(err)
 	}
-	return cfg, nil
+	for i, problem := range problems {
+		if at, ok := errors.AsType[kjson.FieldError](problem); ok {
+			problems[i] = fmt.Errorf("%s: unknown key", at.FieldPath())
+		}
+	}
+	return cfg, errors.Join(append(problems, rulesWithoutDefer(text)...)...)
+}
+
+// wrongType describes a value of a wrong type for readers who know YAML and not Go.
+func wrongType(err error) error {
+	wrong, ok := errors.AsType[*json.UnmarshalTypeError](err)
+	switch {
+	case !ok:
+		return err
+	case wrong.Field == "":
+		return errors.New("the configuration is not a map of keys and values")
+	case wrong.Type == reflect.TypeFor[Duration]():
+		return fmt.Errorf("%s: %s is not a duration: write one like \"10s\"", wrong.Field, wrong.Value)
+	}
+	words := map[string]string{"array": "a list", "object": "a map of keys and values", "string": "text", "bool": "true or false", "number": "a number"}
+	is := cmp.Or(words[wrong.Value], strings.TrimPrefix(wrong.Value, "number ")) // a number may have its digits
+	hint := ""
+	if wrong.Type.Kind() == reflect.String {
+		hint = " (quote text that looks like something else)"
+	}
+	return fmt.Errorf("%s: %s cannot stand here; it takes %s%s", wrong.Field, is, sys.KindWord(wrong.Type), hint)
+}
+
+// rulesWithoutDefer refuses rules that would silently keep volumes on the host.
+func rulesWithoutDefer(text []byte) (found []error) {
+	var cfg struct {
+		Policy struct {
+			Rules []struct {
+				Name  string
+				Defer *bool
+			}
+		}
+	}
+	if err := json.Unmarshal(text, &cfg); err != nil {
+		return []error{err}
+	}
+	for i, rule := range cfg.Policy.Rules {
+		if rule.Defer == nil {
+			found = append(found, fmt.Errorf("policy.rules[%d] (%q).defer: is missing: say true or false", i, rule.Name))
+		}
+	}
+	return found
+}
+
+// toJSON converts one YAML document. A duplicate key is an error.
+func toJSON(raw []byte) ([]byte, error) {
+	if err := oneDocument(raw); err != nil {
+		return nil, err
+	}
+	text, err := yaml.YAMLToJSONStrict(raw)
+	return text, notYAML(err)
+}
+
+// notYAML rewrites an error of the YAML library for readers who do not know the library.
+func notYAML(err error) error {
+	if err == nil {
+		return nil
+	}
+	text := strings.TrimPrefix(err.Error(), "yaml: ")
+	text = strings.TrimSpace(strings.TrimPrefix(text, "unmarshal errors:"))
+	text = strings.ReplaceAll(text, "already set in map", "is there twice")
+	if strings.Contains(text, "cannot start any token") {
+		text += " (a tab? indent by spaces)"
+	}
+	return fmt.Errorf("this is not valid YAML: %s", text)
+}
+
+// oneDocument refuses a second document, which would be silently ignored.
+func oneDocument(raw []byte) error {
+	decoder := yamlv2.NewDecoder(bytes.NewReader(raw))
+	var document any
+	if err := decoder.Decode(&document); err != nil {
+		if errors.Is(err, io.EOF) {
+			return nil // an empty file
+		}
+		return notYAML(err)
+	}
+	if !errors.Is(decoder.Decode(&document), io.EOF) {
+		return errors.New("there is more than one YAML document: remove all from the second --- on")
+	}
+	return nil
+}
+
+// Reloadable returns old with what a running daemon can take over from next, and the keys
+// of what needs a restart. A policy that needs a cluster waits for it, and for the restart.
+func Reloadable(old, next Config) (applied Config, needRestart []string) {
+	applied = old
+	applied.Log = next.Log
+	applied.Authorization = next.Authorization
+	applied.Devices = next.Devices
+	applied.Relay = next.Relay
+	applied.Policy = next.Policy
+	if applied.annotatedNeedsCluster() != nil {
+		applied.Policy = old.Policy
+	}
+	return applied, differences(reflect.ValueOf(applied), reflect.ValueOf(next), "")
+}
+
+func differences(a, b reflect.Value, prefix string) []string {
+	var keys []string
+	for i := range a.NumField() {
+		name, _, _ := strings.Cut(a.Type().Field(i).Tag.Get("json"), ",")
+		key := prefix + name
+		if a.Field(i).Kind() == reflect.Struct {
+			keys = append(keys, differences(a.Field(i), b.Field(i), key+".")...)
+		} else if !reflect.DeepEqual(a.Field(i).Interface(), b.Field(i).Interface()) {
+			keys = append(keys, key)
+		}
+	}
+	return keys
 }

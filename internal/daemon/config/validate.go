@@ -6,11 +6,14 @@ import (
 	"net"
 	"net/netip"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 
+	"github.com/crust-proxy/crust-proxy/internal/disk/mkfs"
 	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
 // Validate returns all errors, each with its key.
@@ -165,4 +168,151 @@ func (t Tracing) validate() error {
 		}
 	}
 	return err
+}
+
+func (h Handlers) validate() error {
+	on := h.names()
+	if len(on) == 0 {
+		return errors.New("handlers.kata.enabled: no handler would be left: enable it, or handlers.crust")
+	}
+	return errors.Join(
+		h.Kata.validate(),
+		h.Crust.validate(),
+		wrong(sys.Within(h.Kata.DirectVolumes, h.Crust.Root) || sys.Within(h.Crust.Root, h.Kata.DirectVolumes),
+			"handlers.crust.root: %q and handlers.kata.directVolumes lie in each other", h.Crust.Root),
+		oneOf("handlers.default", h.Default, on...))
+}
+
+func (k Kata) validate() error {
+	const key = "handlers.kata."
+	return errors.Join(
+		absolute(key+"directVolumes", k.DirectVolumes),
+		absolute(key+"goSandboxes", k.GoSandboxes),
+		absolute(key+"rustSandboxes", k.RustSandboxes),
+		absolute(key+"sharedSandboxes", k.SharedSandboxes),
+		filesystems(key+"filesystems", k.Filesystems),
+		absoluteOrEmpty(key+"tempDir", k.TempDir),
+		// Kata takes every name in its tree for a volume or sandbox.
+		wrong(sys.Within(k.DirectVolumes, k.TempDir),
+			key+"tempDir: %q lies in directVolumes, where Kata takes every file for a sandbox", k.TempDir))
+}
+
+func (c Crust) validate() error {
+	const key = "handlers.crust."
+	return errors.Join(
+		absolute(key+"root", c.Root),
+		absoluteAll(key+"programs", c.Programs),
+		absoluteAll(key+"socketDirs", c.SocketDirs),
+		filesystems(key+"filesystems", c.Filesystems),
+		absoluteOrEmpty(key+"tempDir", c.TempDir),
+		wrong(sys.Within(c.Root, c.TempDir), key+"tempDir: %q lies in root, where runtimes look for volumes", c.TempDir),
+		wrong(len(c.Programs)+len(c.SocketDirs) == 0,
+			key+"programs: no sandbox could ever be asked: name programs, or socketDirs"))
+}
+
+func filesystems(key string, names []string) error {
+	err := wrong(len(names) == 0, "%s: no volume could ever be deferred", key)
+	for i, fs := range names {
+		err = errors.Join(err, filesystem(fmt.Sprintf("%s[%d]", key, i), fs))
+	}
+	return err
+}
+
+func filesystem(key, name string) error {
+	return wrong(!volume.IsFSType(name), "%s: %q is not a filesystem's name", key, name)
+}
+
+func (f Front) validate(kubeletRoot string) error {
+	plugins := filepath.Join(kubeletRoot, "plugins")
+	return errors.Join(
+		absolute("front.registry", f.Registry),
+		absolute("front.kubeletRegistry", f.KubeletRegistry),
+		absolute("front.privateDir", f.PrivateDir),
+		absolute("front.marksDir", f.MarksDir),
+		positive("front.driverTimeout", f.DriverTimeout),
+		wrong(sys.Within(f.KubeletRegistry, f.Registry) || sys.Within(f.Registry, f.KubeletRegistry),
+			"front.registry: %q and front.kubeletRegistry lie in each other: kubelet looks "+
+				"into all that is below its own, and would take the drivers' sockets itself", f.Registry),
+		wrong(!sys.Within(plugins, f.PrivateDir) || f.PrivateDir == plugins,
+			"front.privateDir: %q does not lie below %s, which is what the containers of drivers see", f.PrivateDir, plugins),
+		filesystem("front.defaultFSType", f.DefaultFSType))
+}
+
+func (p Policy) validate(handlers []string) error {
+	found := validateRuntimes(p.Runtimes)
+	for i, rule := range p.Rules {
+		if len(rule.Filesystems) != 1 {
+			continue // options without exactly one filesystem are refused below
+		}
+		if err := mkfs.CheckOptions(rule.Filesystems[0], rule.MkfsOptions); err != nil {
+			found = append(found, fmt.Errorf("policy.rules[%d] (%q).mkfsOptions: %w", i, rule.Name, err))
+		}
+	}
+	if len(found) > 0 {
+		return errors.Join(found...)
+	}
+	return p.deferral(handlers).Validate(handlers)
+}
+
+// annotatedNeedsCluster refuses annotated rules without a cluster. They could never match: a
+// pod that asks would silently have its volumes on the host.
+func (c Config) annotatedNeedsCluster() error {
+	if !c.Front.Enabled || c.Cluster.On() {
+		return nil
+	}
+	var found []error
+	for i, rule := range c.Policy.Rules {
+		if rule.Annotated {
+			found = append(found, fmt.Errorf("policy.rules[%d] (%q).annotated: no pod's annotation is known here: set cluster.kubeconfig or "+
+				"cluster.inCluster, or take the rule out", i, rule.Name))
+		}
+	}
+	return errors.Join(found...)
+}
+
+// Warnings lists settings that are valid and rarely intended.
+func (c Config) Warnings() []string {
+	var lines []string
+	if c.ReconcileInterval == 0 {
+		lines = append(lines, "reconcileInterval: 0 is never: what a crash leaves stays until somebody runs crustctl reconcile")
+	}
+	if rawBlock := filepath.Join(c.KubeletRoot, "plugins/kubernetes.io/csi/volumeDevices"); !sys.Within(rawBlock, c.Front.PrivateDir) {
+		lines = append(lines, fmt.Sprintf("front.privateDir: it is not below %s, and some drivers (Proxmox) treat volumes elsewhere as "+
+			"filesystems: remove the key", rawBlock))
+	}
+	if len(c.Policy.Rules) > 0 && !c.Front.Enabled {
+		return append(lines, "policy.rules: they decide for drivers behind the front only, and front.enabled is false")
+	}
+	if c.Cluster.On() {
+		return lines
+	}
+	for i, rule := range c.Policy.Rules {
+		if len(rule.RuntimeHandlers) > 0 {
+			lines = append(lines, fmt.Sprintf("policy.rules[%d] (%q).runtimeHandlers: no pod's runtime is known here, so that every volume which "+
+				"comes to this rule is refused: set cluster.kubeconfig or cluster.inCluster", i, rule.Name))
+		}
+	}
+	return lines
+}
+
+var nodeForm = regexp.MustCompile(`^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$`) // a DNS subdomain
+
+func (c Cluster) validate() error {
+	return errors.Join(
+		absoluteOrEmpty("cluster.kubeconfig", c.Kubeconfig),
+		wrong(c.Kubeconfig != "" && c.InCluster, "cluster.inCluster: the API server is asked by one identity: leave "+
+			"cluster.kubeconfig empty for the service account of the daemon's pod, or set inCluster to false"),
+		wrong(c.NodeName != "" && (len(c.NodeName) > 253 || !nodeForm.MatchString(c.NodeName)),
+			"cluster.nodeName: %q is not a node's name: kubectl get nodes shows it", c.NodeName))
+}
+
+func (c CRI) validate(containerd Containerd) error {
+	if c.Socket == "" {
+		return nil
+	}
+	return errors.Join(
+		absolute("cri.socket", c.Socket),
+		fitsSocket("cri.socket", c.Socket),
+		wrong(containerd.Socket != "", "cri.socket: a node's sandboxes are asked for in one place: "+
+			"set containerd.socket to \"\" for CRI-O and others, or leave cri.socket empty for containerd"))
 }

@@ -2,31 +2,19 @@ package config
 
 import (
 	"context"
-	"fmt"
 	"os"
-	"path/filepath"
 	"time"
-
-	"github.com/fsnotify/fsnotify"
 )
 
-const (
-	// settle is how long a file must be quiet before it is read: editors and
-	// Kubernetes change one in several steps.
-	settle = 100 * time.Millisecond
-	// usualEvery is how often the file is compared with what it was. Some changes raise no
-	// event: a new directory under the old name, the target of a link to another directory.
-	usualEvery = 10 * time.Second
-)
+// watchEvery is how often the file is compared with what it was. This sees also what raises no
+// event of inotify: a new directory under the old name, the target of a link to another one.
+const watchEvery = time.Second
 
-// Watcher reports changes of the configuration file, also where it is replaced by a
-// rename or is a link into a ConfigMap that is swapped.
+// Watcher reports changes of the configuration file, also where it is replaced by a rename or
+// is a link into a ConfigMap that is swapped.
 type Watcher struct {
-	file  string
-	watch *fsnotify.Watcher // nil without a file, or with err
-	err   error
-	every time.Duration
-	seen  os.FileInfo // the file's state at the last change that was reported; nil is no file
+	file string
+	seen os.FileInfo // the file's state at the last change that was reported; nil is no file
 }
 
 // stateOf returns what tells one state of a file from another; nil is no file.
@@ -47,74 +35,30 @@ func sameState(a, b os.FileInfo) bool {
 
 // Watch begins to watch. A caller that reads the file after that misses no change of it. No
 // file ("") never changes.
-func Watch(file string) *Watcher {
-	w := &Watcher{file: file, every: usualEvery}
-	if file == "" {
-		return w
-	}
-	w.seen = stateOf(file)
-	watch, err := fsnotify.NewWatcher()
-	if err == nil {
-		if err = watch.Add(filepath.Dir(file)); err == nil {
-			w.watch = watch
-			return w
-		}
-		_ = watch.Close()
-	}
-	w.err = fmt.Errorf("watch %s: %w", file, err)
-	return w
-}
+func Watch(file string) *Watcher { return &Watcher{file: file, seen: stateOf(file)} }
 
-// Err is why changes are seen some seconds late, or nil: the kernel had no inotify instance
-// or watch left.
-func (w *Watcher) Err() error { return w.err }
-
-// Run calls changed for each change since Watch, until ctx ends.
-func (w *Watcher) Run(ctx context.Context, changed func()) error {
-	if w.file == "" {
-		<-ctx.Done()
-		return nil
-	}
-	var events chan fsnotify.Event
-	var lost chan error
-	if w.watch != nil {
-		defer func() { _ = w.watch.Close() }()
-		events, lost = w.watch.Events, w.watch.Errors
-	}
-	tick := time.NewTicker(w.every)
+// Run calls changed for each change since Watch, and for each signal, until ctx ends. A change
+// is reported when the file has been quiet for one interval: editors and Kubernetes change one
+// in several steps.
+func (w *Watcher) Run(ctx context.Context, signals <-chan os.Signal, changed func()) error {
+	tick := time.NewTicker(watchEvery)
 	defer tick.Stop()
-	quiet := time.NewTimer(0)
-	<-quiet.C
+	before := w.seen
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
-		case event := <-events:
-			if w.concerns(event) {
-				quiet.Reset(settle)
-			}
-		case _, open := <-lost: // events may be lost
-			if open {
-				quiet.Reset(settle)
-			}
-		case <-tick.C:
-			if now := stateOf(w.file); !sameState(now, w.seen) {
-				w.seen = now
-				quiet.Reset(settle)
-			}
-		case <-quiet.C:
+		case <-signals:
 			w.seen = stateOf(w.file)
 			changed()
+			continue
+		case <-tick.C:
 		}
+		now := stateOf(w.file)
+		if sameState(now, before) && !sameState(now, w.seen) {
+			w.seen = now
+			changed()
+		}
+		before = now
 	}
-}
-
-// concerns reports whether an event may be about the file: it names it, or the
-// "..data" link through which a ConfigMap is swapped.
-func (w *Watcher) concerns(event fsnotify.Event) bool {
-	if event.Op == fsnotify.Chmod {
-		return false
-	}
-	name := filepath.Base(event.Name)
-	return name == filepath.Base(w.file) || name == "..data"
 }

@@ -1,102 +1,61 @@
 package config
 
 import (
-	"context"
-	"errors"
 	"os"
 	"path/filepath"
+	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
+// TestWatcherSeesEveryWayToChangeAFile: also what inotify would not report.
 func TestWatcherSeesEveryWayToChangeAFile(t *testing.T) {
-	dir := t.TempDir()
-	file := filepath.Join(dir, "config.yaml")
-	write(t, file)
-	watcher := Watch(file)
-	if err := watcher.Err(); err != nil {
-		t.Fatal(err)
-	}
-	watcher.every = time.Hour // so that only events count
-	write(t, file)            // between the watch and the call of Run, as while the daemon starts
-	seen := follow(t, watcher)
-	seen("a change before Run")
-	for name, change := range map[string]func(){
-		"written in place": func() { write(t, file) },
-		"renamed over":     func() { write(t, file+".new"); _ = os.Rename(file+".new", file) },
-		"ConfigMap swap":   func() { _ = os.Symlink("x", filepath.Join(dir, "..data")) },
-	} {
-		change()
-		seen(name)
-	}
-}
-
-// TestWatcherSeesWhatRaisesNoEvent: a new directory under the old name, the target of a link
-// to another directory, and every change where the kernel has no inotify instance left.
-func TestWatcherSeesWhatRaisesNoEvent(t *testing.T) {
-	dir, elsewhere := filepath.Join(t.TempDir(), "etc"), filepath.Join(t.TempDir(), "shared.yaml")
-	file := filepath.Join(dir, "config.yaml")
-	mkdir := func() {
-		if err := os.Mkdir(dir, 0o700); err != nil {
+	dir, elsewhere := filepath.Join(t.TempDir(), "etc"), t.TempDir()
+	file, target := filepath.Join(dir, "config.yaml"), filepath.Join(elsewhere, "shared.yaml")
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
 			t.Fatal(err)
 		}
 	}
-	mkdir()
-	write(t, file)
-	watcher := Watch(file)
-	watcher.every = time.Millisecond
-	seen := follow(t, watcher)
-	if err := os.RemoveAll(dir); err != nil {
-		t.Fatal(err)
+	length := 0
+	write := func(path string) { // another length each time: two changes may share a time
+		t.Helper()
+		length++
+		must(os.WriteFile(path, make([]byte, length), 0o600))
 	}
-	seen("a directory that is removed")
-	mkdir()
-	write(t, file)
-	seen("the directory made anew")
-	write(t, file)
-	seen("a file in the new directory")
-	write(t, elsewhere)
-	if err := errors.Join(os.Remove(file), os.Symlink(elsewhere, file)); err != nil {
-		t.Fatal(err)
-	}
-	seen("a link in the file's place")
-	write(t, elsewhere)
-	seen("the target of the link")
-
-	blind := &Watcher{file: elsewhere, every: time.Millisecond, err: errors.New("too many open files"), seen: stateOf(elsewhere)}
-	seen = follow(t, blind)
-	write(t, elsewhere)
-	seen("a file without a watch")
-}
-
-// write writes a file of another length each time: two changes may share a time.
-func write(t *testing.T, path string) {
-	t.Helper()
-	before, _ := os.ReadFile(path)
-	if err := os.WriteFile(path, append(before, "# more\n"...), 0o600); err != nil {
-		t.Fatal(err)
-	}
-}
-
-// follow runs a watcher until the end of the test, and returns a function that waits for a change.
-func follow(t *testing.T, watcher *Watcher) (seen func(what string)) {
-	t.Helper()
-	changed := make(chan struct{}, 16)
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- watcher.Run(ctx, func() { changed <- struct{}{} }) }()
-	t.Cleanup(func() {
-		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
+	must(os.Mkdir(dir, 0o700))
+	write(file)
+	write(target)
+	synctest.Test(t, func(t *testing.T) {
+		watcher, signals, changes := Watch(file), make(chan os.Signal), 0
+		write(file) // between the watch and the call of Run, as while the daemon starts
+		go func() { _ = watcher.Run(t.Context(), signals, func() { changes++ }) }()
+		for _, step := range []struct {
+			name   string
+			change func()
+			want   int
+		}{
+			{"a change before Run", func() {}, 1},
+			{"no change", func() {}, 0},
+			{"a signal", func() { signals <- syscall.SIGHUP }, 1},
+			{"a change and a signal", func() { write(file); signals <- syscall.SIGHUP }, 1},
+			{"written in place", func() { write(file) }, 1},
+			{"written in two steps", func() { write(file); time.Sleep(watchEvery); write(file) }, 1},
+			{"renamed over", func() { write(file + ".new"); must(os.Rename(file+".new", file)) }, 1},
+			{"the directory removed", func() { must(os.RemoveAll(dir)) }, 1},
+			{"the directory made anew", func() { must(os.Mkdir(dir, 0o700)); write(file) }, 1},
+			{"a link in the file's place", func() { must(os.Remove(file)); must(os.Symlink(target, file)) }, 1},
+			{"the target of the link", func() { write(target) }, 1},
+		} {
+			changes = 0
+			step.change()
+			time.Sleep(5 * watchEvery)
+			synctest.Wait()
+			if changes != step.want {
+				t.Errorf("%s: %d changes were reported, want %d", step.name, changes, step.want)
+			}
 		}
 	})
-	return func(what string) {
-		t.Helper()
-		select {
-		case <-changed:
-		case <-time.After(20 * time.Second):
-			t.Errorf("%s: not seen", what)
-		}
-	}
 }
