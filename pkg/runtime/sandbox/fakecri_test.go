@@ -2,12 +2,8 @@ package sandbox
 
 import (
 	"context"
-	"net"
-	"os"
-	"path/filepath"
-	"sync"
-	"testing"
 
+	"go.uber.org/zap"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -15,92 +11,81 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// fakeRuntime answers the CRI as CRI-O does, on a real socket.
+// fakeRuntime answers the CRI as CRI-O does.
 type fakeRuntime struct {
 	runtimeapi.UnimplementedRuntimeServiceServer
-	t             *testing.T
-	socket        string
-	server        *grpc.Server
+	fakeServer
+	events        streams[*runtimeapi.ContainerEventResponse]
+	log           *zap.Logger
 	name, version string
-	noEvents      error // what the event stream ends with at once, if anything
-	endsAtOnce    bool
+	noEvents      error // what an event stream ends with
 
-	mu         sync.Mutex
 	order      int64
 	sandboxes  map[string]*runtimeapi.PodSandbox
 	containers map[string]*runtimeapi.Container
 	mounts     map[string][]*runtimeapi.Mount
 	vanished   map[string]bool // containers that are listed and then gone
-	hang       chan struct{}   // closed when answers may go on; nil is at once
-	lists      int
-	forgetful  int // how many listings are empty, as of a runtime that has not read its state yet
-
-	streamsMu sync.Mutex
-	streams   map[chan *runtimeapi.ContainerEventResponse]bool
-	streamed  int // streams that were ever opened
+	forgetful  int             // how many listings are empty, as of a runtime that has not read its state yet
 }
 
-func newFakeRuntime(t *testing.T) *fakeRuntime {
-	t.Helper()
-	dir, err := os.MkdirTemp("", "cri")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+func newFakeRuntime() *fakeRuntime {
 	return &fakeRuntime{
-		t: t, socket: filepath.Join(dir, "r.sock"), name: "cri-o", version: "1.34.1",
+		name: "cri-o", version: "1.34.1", log: zap.NewNop(),
 		sandboxes: make(map[string]*runtimeapi.PodSandbox), containers: make(map[string]*runtimeapi.Container),
 		mounts: make(map[string][]*runtimeapi.Mount), vanished: make(map[string]bool),
-		streams: make(map[chan *runtimeapi.ContainerEventResponse]bool),
 	}
 }
+
+func (f *fakeRuntime) newTracker(cfg Config) *Tracker { return NewCRI(cfg, f.log) }
 
 func (f *fakeRuntime) start() {
-	f.t.Helper()
-	_ = os.Remove(f.socket)
-	listener, err := net.Listen("unix", f.socket)
-	if err != nil {
-		f.t.Fatal(err)
-	}
-	f.server = grpc.NewServer()
-	runtimeapi.RegisterRuntimeServiceServer(f.server, f)
-	go func(s *grpc.Server) { _ = s.Serve(listener) }(f.server)
+	f.serve(func(s *grpc.Server) { runtimeapi.RegisterRuntimeServiceServer(s, f) })
 }
 
-func (f *fakeRuntime) stop() { f.server.Stop() }
-
-// put makes a ready sandbox without an event.
-func (f *fakeRuntime) put(id, pod, handler string) {
+func (f *fakeRuntime) put(id, pod string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.order++
 	f.sandboxes[id] = &runtimeapi.PodSandbox{
-		Id: id, Metadata: &runtimeapi.PodSandboxMetadata{Uid: pod}, State: runtimeapi.PodSandboxState_SANDBOX_READY,
-		CreatedAt: f.order, RuntimeHandler: handler,
+		Id: id, Metadata: &runtimeapi.PodSandboxMetadata{Uid: pod}, State: runtimeapi.PodSandboxState_SANDBOX_READY, CreatedAt: f.order,
 	}
 }
 
-// end makes a sandbox one that ended, without an event.
-func (f *fakeRuntime) end(id string) {
+func (f *fakeRuntime) drop(id string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	ended, ok := proto.Clone(f.sandboxes[id]).(*runtimeapi.PodSandbox) // the old one may be on its way
-	if !ok {
-		f.t.Error("not a sandbox")
-		return
-	}
+	delete(f.sandboxes, id)
+}
+
+func (f *fakeRuntime) begin(id, pod string) {
+	f.put(id, pod)
+	f.tell(id, runtimeapi.ContainerEventType_CONTAINER_STARTED_EVENT)
+}
+
+func (f *fakeRuntime) end(id string) {
+	f.unready(id)
+	f.tell(id, runtimeapi.ContainerEventType_CONTAINER_STOPPED_EVENT)
+}
+
+// unready makes a sandbox one that ended, without an event.
+func (f *fakeRuntime) unready(id string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	ended := proto.CloneOf(f.sandboxes[id]) // the old one may be on its way
 	ended.State = runtimeapi.PodSandboxState_SANDBOX_NOTREADY
 	f.sandboxes[id] = ended
 }
 
-func (f *fakeRuntime) contain(id, sandbox string, mounts ...*runtimeapi.Mount) {
+func (f *fakeRuntime) contain(id, sandbox string, mounts ...mount) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.containers[id] = &runtimeapi.Container{Id: id, PodSandboxId: sandbox}
-	f.mounts[id] = mounts
+	for _, m := range mounts {
+		f.mounts[id] = append(f.mounts[id], &runtimeapi.Mount{HostPath: m.Source, ContainerPath: m.Destination})
+	}
 }
 
-// tell sends the event of a sandbox's own container.
+// tell sends the event of a sandbox's own container, without a status if the sandbox is gone.
 func (f *fakeRuntime) tell(id string, kind runtimeapi.ContainerEventType) {
 	f.mu.Lock()
 	event := &runtimeapi.ContainerEventResponse{ContainerId: id, ContainerEventType: kind}
@@ -108,82 +93,14 @@ func (f *fakeRuntime) tell(id string, kind runtimeapi.ContainerEventType) {
 		event.PodSandboxStatus = &runtimeapi.PodSandboxStatus{Id: id, Metadata: s.Metadata, State: s.State}
 	}
 	f.mu.Unlock()
-	f.tellOf(event)
-}
-
-func (f *fakeRuntime) tellOf(event *runtimeapi.ContainerEventResponse) {
-	f.streamsMu.Lock()
-	defer f.streamsMu.Unlock()
-	for stream := range f.streams {
-		stream <- event
-	}
-}
-
-func (f *fakeRuntime) listings() int {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.lists
-}
-
-// setEvents turns events on or off, as a restart with another configuration does. To turn
-// them off ends the streams.
-func (f *fakeRuntime) setEvents(on bool) {
-	f.streamsMu.Lock()
-	defer f.streamsMu.Unlock()
-	f.endsAtOnce = !on
-	if !on {
-		for stream := range f.streams {
-			close(stream)
-			delete(f.streams, stream)
-		}
-	}
-}
-
-func (f *fakeRuntime) listeners() int {
-	f.streamsMu.Lock()
-	defer f.streamsMu.Unlock()
-	return len(f.streams)
-}
-
-func (f *fakeRuntime) everStreamed() int {
-	f.streamsMu.Lock()
-	defer f.streamsMu.Unlock()
-	return f.streamed
-}
-
-// block makes everything hang until the returned function is called.
-func (f *fakeRuntime) block() (release func()) {
-	hang := make(chan struct{})
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.hang = hang
-	return sync.OnceFunc(func() { close(hang) })
-}
-
-func (f *fakeRuntime) answer(ctx context.Context) error {
-	f.mu.Lock()
-	hang := f.hang
-	f.mu.Unlock()
-	if hang == nil {
-		return nil
-	}
-	select {
-	case <-hang:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
+	f.events.tell(event)
 }
 
 func (f *fakeRuntime) Version(context.Context, *runtimeapi.VersionRequest) (*runtimeapi.VersionResponse, error) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
 	return &runtimeapi.VersionResponse{RuntimeName: f.name, RuntimeVersion: f.version, RuntimeApiVersion: "v1"}, nil
 }
 
-func (f *fakeRuntime) ListPodSandbox(
-	ctx context.Context, req *runtimeapi.ListPodSandboxRequest,
-) (*runtimeapi.ListPodSandboxResponse, error) {
+func (f *fakeRuntime) ListPodSandbox(ctx context.Context, req *runtimeapi.ListPodSandboxRequest) (*runtimeapi.ListPodSandboxResponse, error) {
 	if err := f.answer(ctx); err != nil {
 		return nil, err
 	}
@@ -203,12 +120,7 @@ func (f *fakeRuntime) ListPodSandbox(
 	return reply, nil
 }
 
-func (f *fakeRuntime) ListContainers(
-	ctx context.Context, req *runtimeapi.ListContainersRequest,
-) (*runtimeapi.ListContainersResponse, error) {
-	if err := f.answer(ctx); err != nil {
-		return nil, err
-	}
+func (f *fakeRuntime) ListContainers(ctx context.Context, req *runtimeapi.ListContainersRequest) (*runtimeapi.ListContainersResponse, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	reply := &runtimeapi.ListContainersResponse{}
@@ -220,9 +132,7 @@ func (f *fakeRuntime) ListContainers(
 	return reply, nil
 }
 
-func (f *fakeRuntime) ContainerStatus(
-	ctx context.Context, req *runtimeapi.ContainerStatusRequest,
-) (*runtimeapi.ContainerStatusResponse, error) {
+func (f *fakeRuntime) ContainerStatus(ctx context.Context, req *runtimeapi.ContainerStatusRequest) (*runtimeapi.ContainerStatusResponse, error) {
 	if err := f.answer(ctx); err != nil {
 		return nil, err
 	}
@@ -236,36 +146,7 @@ func (f *fakeRuntime) ContainerStatus(
 	}, nil
 }
 
-func (f *fakeRuntime) GetContainerEvents(
-	_ *runtimeapi.GetEventsRequest, stream runtimeapi.RuntimeService_GetContainerEventsServer,
-) error {
-	events := make(chan *runtimeapi.ContainerEventResponse, 100)
-	f.streamsMu.Lock()
-	f.streamed++
-	endsAtOnce := f.endsAtOnce
-	if !endsAtOnce {
-		f.streams[events] = true
-	}
-	f.streamsMu.Unlock()
-	defer func() {
-		f.streamsMu.Lock()
-		defer f.streamsMu.Unlock()
-		delete(f.streams, events)
-	}()
-	if endsAtOnce {
-		return f.noEvents
-	}
-	for {
-		select {
-		case <-stream.Context().Done():
-			return nil
-		case event, on := <-events:
-			if !on {
-				return f.noEvents
-			}
-			if err := stream.Send(event); err != nil {
-				return err
-			}
-		}
-	}
+func (f *fakeRuntime) GetContainerEvents(_ *runtimeapi.GetEventsRequest, stream runtimeapi.RuntimeService_GetContainerEventsServer) error {
+	f.events.serve(stream.Context(), stream.Send)
+	return f.noEvents
 }

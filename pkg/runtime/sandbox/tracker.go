@@ -54,8 +54,8 @@ type Tracker struct {
 	cfg    Config
 	party  string // the container runtime, and where it is
 	log    *zap.Logger
-	pace   pace // of the CRI
 	follow follow
+	dial   func(ctx context.Context, socket string) (net.Conn, error)
 	// polled is set while the runtime sends no events.
 	polled atomic.Bool
 
@@ -94,7 +94,7 @@ func NewCRI(cfg Config, log *zap.Logger) *Tracker {
 
 func newTracker(party string, cfg Config, follow follow, log *zap.Logger) *Tracker {
 	return &Tracker{
-		party: party, cfg: cfg, follow: follow, log: log, pace: usualPace(),
+		party: party, cfg: cfg, follow: follow, log: log, dial: dialUnix,
 		known: make(map[string]sandbox), pods: make(map[string][]sandbox),
 		last: volume.Errorf(volume.NoSandbox, "%s has not answered yet", party),
 	}
@@ -231,7 +231,7 @@ const maxMessage = 16 << 20
 
 func (t *Tracker) followOnce(ctx context.Context) error {
 	conn, err := grpc.NewClient("unix:"+t.cfg.Socket,
-		grpc.WithContextDialer(dialOnce(t.cfg.Socket)),
+		grpc.WithContextDialer(t.dialOnce()),
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage)))
 	if err != nil {
@@ -248,15 +248,19 @@ func (t *Tracker) followOnce(ctx context.Context) error {
 // dialOnce dials for one connection and refuses a second one. gRPC would replace a broken
 // connection by itself and hide that the container runtime was restarted, and the first
 // listing after a restart can be empty.
-func dialOnce(socket string) func(context.Context, string) (net.Conn, error) {
+func (t *Tracker) dialOnce() func(context.Context, string) (net.Conn, error) {
 	var dialed atomic.Bool
 	return func(ctx context.Context, _ string) (net.Conn, error) {
 		if dialed.Swap(true) {
 			return nil, errors.New("the connection was closed, as by a restart")
 		}
-		var dialer net.Dialer
-		return dialer.DialContext(ctx, "unix", socket)
+		return t.dial(ctx, t.cfg.Socket)
 	}
+}
+
+func dialUnix(ctx context.Context, socket string) (net.Conn, error) {
+	var dialer net.Dialer
+	return dialer.DialContext(ctx, "unix", socket)
 }
 
 // ContainerIDs lists the containers of a sandbox, and the sandbox's own.

@@ -4,319 +4,308 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"maps"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
-	eventtypes "github.com/containerd/containerd/api/events"
-	tasktypes "github.com/containerd/containerd/api/types/task"
-	"go.uber.org/goleak"
-	"go.uber.org/zap"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/proto"
 
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
-
-// journal is what the tracker told.
-type journal struct {
-	mu    sync.Mutex
-	lines []string
-}
-
-func (j *journal) add(line string) {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	j.lines = append(j.lines, line)
-}
-
-func (j *journal) has(line string) bool {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	return slices.Contains(j.lines, line)
-}
-
-func startTracker(t *testing.T, fake *fakeContainerd) (*Tracker, *journal) {
-	t.Helper()
-	told := &journal{}
-	tracker := New(Config{
-		Socket: fake.socket, Namespace: "k8s.io",
-		OnAdded: func(pod, id string) { told.add("added " + pod + " " + id) },
-		OnGone:  func(id string) { told.add("gone " + id) },
-	}, zap.NewNop())
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- tracker.Run(ctx) }()
-	t.Cleanup(func() {
-		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
-		if fake.server != nil {
-			fake.stop()
-		}
-	})
-	return tracker, told
-}
+// settle waits until the first listing has been repeated.
+func settle() { time.Sleep(2 * settleTime) }
 
 func TestListsAndFollows(t *testing.T) {
-	fake := newFake(t)
-	fake.start()
-	fake.put("sb-1", "pod-1", kindSandbox, "", "{}")
-	fake.put("c-1", "pod-1", "container", "sb-1", "{}")
-	fake.put("dead", "pod-2", kindSandbox, "", "{}")
-	fake.states["dead"] = tasktypes.Status_STOPPED
-	fake.put("taskless", "pod-2", kindSandbox, "", "{}")
-	fake.taskless["taskless"] = true
-	fake.put("hung", "pod-3", kindSandbox, "", "{}")
-	fake.states["hung"] = tasktypes.Status_UNKNOWN
-	fake.put("paused", "pod-4", kindSandbox, "", "{}")
-	fake.states["paused"] = tasktypes.Status_PAUSED
-	tracker, told := startTracker(t, fake)
-	check.Eventually(t, "ready", func() bool { return tracker.Ready() && fake.subscribed() })
-	if got := tracker.OfPod("pod-1"); !slices.Equal(got, []string{"sb-1"}) {
-		t.Errorf("pod-1 has %q", got)
-	}
-	if got := tracker.OfPod("pod-2"); len(got) != 0 {
-		t.Errorf("a sandbox whose task has stopped lives: %q", got)
-	}
-	if len(tracker.OfPod("pod-3")) != 1 || len(tracker.OfPod("pod-4")) != 1 {
-		t.Error("a sandbox that hangs or is paused is taken for gone")
-	}
-	if pod, known := tracker.PodOf("sb-1"); !known || pod != "pod-1" {
-		t.Errorf("sb-1 is of %q", pod)
-	}
-	if _, known := tracker.PodOf("c-1"); known {
-		t.Error("a container is taken for a sandbox")
-	}
-
-	// The sandbox dies and the pod gets a new one.
-	fake.tell("/tasks/exit", &eventtypes.TaskExit{ContainerID: "sb-1", ID: "exec-7"})
-	fake.run("sb-2", "pod-1")
-	check.Eventually(t, "sb-2", func() bool { return slices.Equal(tracker.OfPod("pod-1"), []string{"sb-2", "sb-1"}) })
-	fake.tell("/tasks/exit", &eventtypes.TaskExit{ContainerID: "sb-1", ID: "sb-1"})
-	check.Eventually(t, "sb-1 gone", func() bool { return slices.Equal(tracker.OfPod("pod-1"), []string{"sb-2"}) })
-	check.Eventually(t, "told", func() bool { return told.has("added pod-1 sb-2") && told.has("gone sb-1") })
-	fake.tell("/containers/delete", &eventtypes.ContainerDelete{ID: "sb-2"})
-	check.Eventually(t, "sb-2 gone", func() bool { return len(tracker.OfPod("pod-1")) == 0 })
-}
-
-// A shim that cannot be reached is not a sandbox that went, and hides no other one.
-func TestUnreachableShimHidesNobody(t *testing.T) {
-	fake := newFake(t)
-	fake.start()
-	fake.put("sb-1", "pod-1", kindSandbox, "", "{}")
-	fake.put("away", "pod-2", kindSandbox, "", "{}")
-	fake.shimless["away"] = true
-	tracker, _ := startTracker(t, fake)
-	check.Eventually(t, "ready", tracker.Ready)
-	if len(tracker.OfPod("pod-1")) != 1 || len(tracker.OfPod("pod-2")) != 1 {
-		t.Errorf("known are %q and %q", tracker.OfPod("pod-1"), tracker.OfPod("pod-2"))
-	}
+	onBoth(t, func(t *testing.T, f node) {
+		f.put("sb-1", "pod-1")
+		f.contain("c-1", "sb-1")
+		tracker, told := ready(t, f)
+		if pod, known := tracker.PodOf("sb-1"); !known || pod != "pod-1" || !has(tracker, "pod-1", "sb-1")() {
+			t.Errorf("sb-1 is of %q, %v; pod-1 has %q", pod, known, tracker.OfPod("pod-1"))
+		}
+		if _, known := tracker.PodOf("c-1"); known {
+			t.Error("a container is taken for a sandbox")
+		}
+		f.begin("sb-2", "pod-1")
+		check.Eventually(t, "sb-2, the newest first", has(tracker, "pod-1", "sb-2", "sb-1"))
+		f.end("sb-1")
+		check.Eventually(t, "sb-1 gone", has(tracker, "pod-1", "sb-2"))
+		check.Eventually(t, "told", func() bool { return told.has("added pod-1 sb-2") && told.has("gone sb-1") })
+		f.drop("sb-2")
+		f.base().stop()
+		f.start()
+		check.Eventually(t, "what went unseen is missed", func() bool { return told.has("gone sb-2") })
+	})
 }
 
 func TestWhatWasMissedWhileBlindIsFound(t *testing.T) {
-	fake := newFake(t)
-	fake.start()
-	fake.put("old", "pod-1", kindSandbox, "", "{}")
-	tracker, told := startTracker(t, fake)
-	check.Eventually(t, "old", func() bool { return len(tracker.OfPod("pod-1")) == 1 })
-	fake.stop()
-	check.Eventually(t, "not ready", func() bool { return !tracker.Ready() && tracker.LastError() != nil })
-	if got := tracker.OfPod("pod-1"); !slices.Equal(got, []string{"old"}) {
-		t.Errorf("what was known is forgotten with containerd's restart: %q", got)
-	}
-	fake.drop("old")
-	fake.put("new", "pod-1", kindSandbox, "", "{}")
-	fake.start()
-	check.Eventually(t, "new", func() bool { return slices.Equal(tracker.OfPod("pod-1"), []string{"new"}) })
-	check.Eventually(t, "told", func() bool { return told.has("gone old") && told.has("added pod-1 new") })
+	onBoth(t, func(t *testing.T, f node) {
+		f.put("old", "pod-1")
+		f.put("stays", "pod-2")
+		tracker, told := ready(t, f)
+		f.base().stop()
+		check.Eventually(t, "not ready", func() bool { return !tracker.Ready() && tracker.LastError() != nil })
+		if !has(tracker, "pod-1", "old")() {
+			t.Error("what was known is forgotten with the runtime's restart")
+		}
+		f.drop("old")
+		f.put("new", "pod-1")
+		f.start()
+		check.Eventually(t, "new", has(tracker, "pod-1", "new"))
+		if !told.has("gone old") || !told.has("added pod-1 new") || told.has("gone stays") {
+			t.Errorf("told: %q", told.lines)
+		}
+		settle()
+		f.begin("later", "pod-3")
+		check.Eventually(t, "events come again", has(tracker, "pod-3", "later"))
+	})
 }
 
-func TestContainerdThatComesLater(t *testing.T) {
-	fake := newFake(t)
-	tracker, _ := startTracker(t, fake)
-	check.Eventually(t, "a cause", func() bool {
-		err := tracker.LastError()
-		return err != nil && strings.Contains(err.Error(), "containerd")
+func TestRuntimeThatComesLater(t *testing.T) {
+	onBoth(t, func(t *testing.T, f node) {
+		tracker, _ := track(t, f, Config{})
+		check.Eventually(t, "a cause", func() bool { return strings.Contains(tracker.LastError().Error(), "no such socket") })
+		_, err := tracker.Destinations(t.Context(), "sb-1", "/v")
+		if volume.KindOf(err) != volume.NoSandbox || !strings.Contains(err.Error(), "/run/fake.sock") || !strings.Contains(err.Error(), "sb-1") {
+			t.Errorf("got %v", err)
+		}
+		if _, err := tracker.Mounting(t.Context(), "/v"); volume.KindOf(err) != volume.NoSandbox {
+			t.Errorf("got %v", err)
+		}
+		f.put("sb-1", "pod-1")
+		f.start()
+		check.Eventually(t, "sb-1", has(tracker, "pod-1", "sb-1"))
 	})
-	_, err := tracker.Destinations(t.Context(), "sb-1", "/v")
-	if volume.KindOf(err) != volume.NoSandbox || !strings.Contains(err.Error(), fake.socket) || !strings.Contains(err.Error(), "sb-1") {
-		t.Errorf("got %v", err)
-	}
-	fake.put("sb-1", "pod-1", kindSandbox, "", "{}")
-	fake.start()
-	check.Eventually(t, "sb-1", func() bool { return len(tracker.OfPod("pod-1")) == 1 })
+}
+
+// A container runtime that has just started may answer before it has read its own
+// state: an empty list is believed when it is given twice.
+func TestAnEmptyFirstAnswerIsDoubted(t *testing.T) {
+	onBoth(t, func(t *testing.T, f node) {
+		f.start()
+		tracker, told := track(t, f, Config{})
+		check.Eventually(t, "ready", tracker.Ready)
+		if n := f.base().listings(); n != 2 {
+			t.Errorf("ready after %d listings", n)
+		}
+		restart := func() (before int) {
+			f.base().stop()
+			check.Eventually(t, "not ready", func() bool { return !tracker.Ready() })
+			before = f.base().listings()
+			f.start()
+			check.Eventually(t, "ready", tracker.Ready)
+			return before
+		}
+		f.put("sb-1", "pod-1")
+		if before := restart(); f.base().listings() != before+1 {
+			t.Error("an answer that is not empty is not believed at once")
+		}
+		f.drop("sb-1")
+		if before := restart(); f.base().listings() != before+2 || !told.has("gone sb-1") {
+			t.Errorf("%d listings, told: %q", f.base().listings()-before, told.lines)
+		}
+	})
 }
 
 func TestDestinations(t *testing.T) {
-	fake := newFake(t)
-	fake.start()
-	spec := func(sandbox string, mounts ...string) string {
-		var parts []string
-		for _, m := range mounts {
-			source, destination, _ := strings.Cut(m, ":")
-			parts = append(parts, fmt.Sprintf(`{"source":%q,"destination":%q}`, source, destination))
+	onBoth(t, func(t *testing.T, f node) {
+		// Kubelet's directory is a symbolic link.
+		dir, err := filepath.EvalSymlinks(t.TempDir())
+		check.Must(t, err)
+		const below = "/pods/pod-1/volumes/v/mount"
+		source := dir + "/real" + below
+		check.Must(t, os.MkdirAll(source, 0o700))
+		check.Must(t, os.Symlink("real", dir+"/link"))
+		f.put("sb-1", "pod-1")
+		f.put("sb-9", "pod-1")
+		f.contain("c-1", "sb-1", mount{source, "/data"}, mount{"/other", "/other"})
+		f.contain("c-2", "sb-1", mount{dir + "/link" + below, "/linked"}, mount{source, "/data"})
+		f.contain("c-3", "sb-1", mount{dir + "/missing" + below, "/missing"})
+		f.contain("c-4", "sb-9", mount{source, "/of-another-sandbox"})
+		f.contain("../c-5", "sb-1", mount{source, "/odd"})
+		wantIDs, want := []string{"c-1", "c-2", "c-3", "c-6", "sb-1"}, []string{"/data", "/linked"}
+		switch fake := f.(type) {
+		case *fakeRuntime:
+			f.contain("c-6", "sb-1", mount{source, "/vanished"})
+			fake.vanished["c-6"] = true
+		case *fakeContainerd:
+			fake.make("c-6", "pod-1", "container", "", mountSpec("sb-1", source)) // made before an upgrade
+			fake.make("c-7", "pod-1", "container", "", mountSpec("another", source))
+			fake.make("c-8", "pod-1", "container", "sb-1", "{broken")
+			want = []string{"/data", "/linked", "/of-annotation"}
 		}
-		return fmt.Sprintf(`{"annotations":{%q:%q},"mounts":[%s]}`, sandboxAnnotation, sandbox, strings.Join(parts, ","))
-	}
-	fake.put("sb-1", "pod-1", kindSandbox, "", spec("sb-1", "/v:/sandbox"))
-	fake.put("c-1", "pod-1", "container", "sb-1", spec("sb-1", "/v:/data", "/w:/other"))
-	fake.put("c-2", "pod-1", "container", "", spec("sb-1", "/v:/data", "/v:/copy")) // made before an upgrade
-	fake.put("c-3", "pod-1", "container", "", spec("another", "/v:/not-mine"))
-	fake.put("c-4", "pod-1", "container", "sb-1", "{broken")
-	tracker, _ := startTracker(t, fake)
-	check.Eventually(t, "ready", tracker.Ready)
-	got, err := tracker.Destinations(t.Context(), "sb-1", "/v")
-	slices.Sort(got)
-	if err != nil || !slices.Equal(got, []string{"/copy", "/data"}) {
-		t.Errorf("%q, %v", got, err)
-	}
-	ids, err := tracker.ContainerIDs(t.Context(), "sb-1")
-	slices.Sort(ids)
-	if err != nil || !slices.Equal(ids, []string{"c-1", "c-2", "sb-1"}) {
-		t.Errorf("%q, %v", ids, err)
-	}
-	if _, err := tracker.Destinations(t.Context(), "unknown", "/v"); volume.KindOf(err) != volume.NoSandbox {
-		t.Errorf("an unknown sandbox: %v", err)
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	if _, err := tracker.Destinations(ctx, "sb-1", "/v"); volume.KindOf(err) != volume.Canceled {
-		t.Errorf("a caller who went away: %v", err)
-	}
-}
-
-func TestHostileEventsAreIgnored(t *testing.T) {
-	fake := newFake(t)
-	fake.start()
-	tracker, _ := startTracker(t, fake)
-	check.Eventually(t, "ready", func() bool { return tracker.Ready() && fake.subscribed() })
-	fake.run("../../etc", "pod-1")
-	fake.run("sb-odd", "pod/../1")
-	fake.tellRaw("k8s.io", "/tasks/start", []byte{0xff, 0xff})
-	fake.tellRaw("k8s.io", strings.Repeat("x", 4096), nil)
-	fake.put("sb-moby", "pod-1", kindSandbox, "", "{}")
-	fake.tell("/tasks/start", &eventtypes.TaskStart{ContainerID: "not-there"})
-	fake.drop("sb-moby")
-	fake.run("sb-1", "pod-1")
-	check.Eventually(t, "sb-1", func() bool { return slices.Equal(tracker.OfPod("pod-1"), []string{"sb-1"}) })
-	for _, id := range []string{"../../etc", "sb-odd", "sb-moby"} {
-		if _, known := tracker.PodOf(id); known {
-			t.Errorf("%q was taken", id)
+		tracker, _ := ready(t, f)
+		got, err := tracker.Destinations(t.Context(), "sb-1", source)
+		slices.Sort(got)
+		if err != nil || !slices.Equal(got, want) {
+			t.Errorf("%q, %v", got, err)
 		}
-	}
+		ids, err := tracker.ContainerIDs(t.Context(), "sb-1")
+		slices.Sort(ids)
+		if err != nil || !slices.Equal(ids, wantIDs) {
+			t.Errorf("%q, %v", ids, err)
+		}
+		if _, err := tracker.Destinations(t.Context(), "unknown", "/v"); volume.KindOf(err) != volume.NoSandbox {
+			t.Errorf("an unknown sandbox: %v", err)
+		}
+		if _, err := tracker.ContainerIDs(t.Context(), "unknown"); volume.KindOf(err) != volume.NoSandbox {
+			t.Errorf("an unknown sandbox: %v", err)
+		}
+	})
 }
 
-// A question that hangs delays no other sandbox, and its own sandbox is not
-// taken for live once it has gone.
-func TestAHangingQuestionDelaysNobody(t *testing.T) {
-	fake := newFake(t)
-	fake.start()
-	fake.put("sb-1", "pod-1", kindSandbox, "", "{}")
-	tracker, told := startTracker(t, fake)
-	check.Eventually(t, "ready", func() bool { return tracker.Ready() && fake.subscribed() })
-	fake.mu.Lock()
-	fake.hanging["stuck"] = true
-	fake.mu.Unlock()
-	fake.run("stuck", "pod-1")
-	begin := time.Now()
-	fake.tell("/tasks/exit", &eventtypes.TaskExit{ContainerID: "sb-1", ID: "sb-1"})
-	fake.run("sb-2", "pod-2")
-	check.Eventually(t, "the others", func() bool { return told.has("gone sb-1") && told.has("added pod-2 sb-2") })
-	if took := time.Since(begin); took > lookTime/2 {
-		t.Errorf("they waited for the one that hangs: %v", took)
-	}
-	fake.drop("stuck")
-	fake.tell("/containers/delete", &eventtypes.ContainerDelete{ID: "stuck"})
-	fake.run("sb-3", "pod-3")
-	check.Eventually(t, "sb-3", func() bool { return told.has("added pod-3 sb-3") })
-	if _, known := tracker.PodOf("stuck"); known {
-		t.Error("a sandbox that went while it was asked about is live")
-	}
-	if !tracker.Ready() {
-		t.Errorf("one question that hangs cut the connection: %v", tracker.LastError())
-	}
+func mountSpec(sandbox, source string) string {
+	return fmt.Sprintf(`{"annotations":{%q:%q},"mounts":[{"source":%q,"destination":"/of-annotation"}]}`, sandboxAnnotation, sandbox, source)
 }
 
-// Events are gone by one at a time: they cause no listing.
-func TestAStormOfEventsCausesNoListing(t *testing.T) {
-	fake := newFake(t)
-	fake.start()
-	tracker, told := startTracker(t, fake)
-	check.Eventually(t, "ready", func() bool { return tracker.Ready() && fake.subscribed() })
-	const storm = 2000
-	for i := range storm {
-		id := fmt.Sprintf("sb-%d", i)
-		fake.run(id, "pod-1")
-		fake.tell("/tasks/exit", &eventtypes.TaskExit{ContainerID: id, ID: id})
-	}
-	fake.run("last", "pod-1")
-	check.Eventually(t, "last", func() bool { return told.has("added pod-1 last") })
-	if got := tracker.OfPod("pod-1"); !slices.Equal(got, []string{"last"}) {
-		t.Errorf("%d sandboxes stayed", len(got))
-	}
-	if n := fake.listings(); n > 2 {
-		t.Errorf("%d listings", n)
-	}
-}
-
-// Other namespaces of containerd, such as Docker's, are no business of ours.
-func TestOtherNamespacesAreIgnored(t *testing.T) {
-	fake := newFake(t)
-	fake.start()
-	fake.put("sb-1", "pod-1", kindSandbox, "", "{}")
-	tracker, told := startTracker(t, fake)
-	check.Eventually(t, "ready", func() bool { return tracker.Ready() && fake.subscribed() })
-	raw, err := proto.Marshal(&eventtypes.TaskExit{ContainerID: "sb-1", ID: "sb-1"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	fake.tellRaw("moby", "/tasks/exit", raw)
-	fake.run("sb-2", "pod-2")
-	check.Eventually(t, "sb-2", func() bool { return told.has("added pod-2 sb-2") })
-	if _, known := tracker.PodOf("sb-1"); !known {
-		t.Error("an event of another namespace ended a sandbox of ours")
-	}
-}
-
-// What events told while a listing ran is newer than the listing.
-func TestEventsWinOverTheListingUnderWay(t *testing.T) {
-	tracker := New(Config{}, zap.NewNop())
-	f := &follower{t: tracker, c: &client{}, touched: make(map[string]bool)}
-	tracker.add(sandbox{id: "stays", pod: "pod-1"})
-	tracker.add(sandbox{id: "missed", pod: "pod-1"})
-	f.touch("stays") // it started after the listing had been made
-	f.gone("went")   // and this one went
-	live := map[string]sandbox{"went": {id: "went", pod: "pod-1"}, "new": {id: "new", pod: "pod-1"}}
-	if err := f.endListing(live, nil); err != nil {
-		t.Fatal(err)
-	}
-	got := tracker.OfPod("pod-1")
+func wantMounting(t *testing.T, tracker *Tracker, path string, want ...string) {
+	t.Helper()
+	got, err := tracker.Mounting(t.Context(), "/another", path)
 	slices.Sort(got)
-	if !slices.Equal(got, []string{"new", "stays"}) {
-		t.Errorf("got %q", got)
+	if err != nil || !slices.Equal(got, want) {
+		t.Errorf("%s is mounted by %q, %v, want %q", path, got, err, want)
 	}
 }
 
-func TestHungContainerdAnswersItsCallerInTime(t *testing.T) {
-	fake := newFake(t)
-	fake.start()
-	fake.put("sb-1", "pod-1", kindSandbox, "", "{}")
-	tracker, _ := startTracker(t, fake)
-	check.Eventually(t, "ready", tracker.Ready)
-	fake.mu.Lock() // nothing answers now
-	defer fake.mu.Unlock()
-	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-	defer cancel()
-	if _, err := tracker.ContainerIDs(ctx, "sb-1"); volume.KindOf(err) != volume.Timeout {
-		t.Errorf("got %v", err)
+func TestMounting(t *testing.T) {
+	onBoth(t, func(t *testing.T, f node) {
+		f.put("sb-1", "pod-1")
+		f.put("dead", "pod-2")
+		f.contain("c-1", "sb-1", mount{"/v/", "/data"})
+		f.contain("c-2", "sb-1", mount{"/w", "/data"})
+		f.contain("c-3", "dead", mount{"/v", "/data"})
+		tracker, _ := ready(t, f)
+		f.end("dead")
+		check.Eventually(t, "gone", has(tracker, "pod-2"))
+		if fake, ours := f.(*fakeContainerd); ours {
+			fake.taskless["c-3"] = true
+		}
+		wantMounting(t, tracker, "/v", "sb-1")
+		wantMounting(t, tracker, "/nobody")
+		f.put("sb-3", "") // newer than the last listing, and not kubelet's
+		f.contain("c-4", "sb-3", mount{"/v", "/data"})
+		wantMounting(t, tracker, "/v", "sb-1", "sb-3")
+	})
+}
+
+// patient answers a query when its caller stops waiting for it.
+type patient struct{ asker }
+
+func (patient) mounting(ctx context.Context, _ []string) ([]string, error) {
+	if _, bounded := ctx.Deadline(); !bounded {
+		return nil, nil
+	}
+	return nil, context.DeadlineExceeded
+}
+
+// TestMountingEnds though its caller would wait for ever, as reconcile does.
+func TestMountingEnds(t *testing.T) {
+	tracker := &Tracker{by: patient{}}
+	if _, err := tracker.Mounting(t.Context(), "/v"); err == nil {
+		t.Error("a container runtime that hangs would be waited for without end")
+	}
+}
+
+func TestHostileSandboxesAreIgnored(t *testing.T) {
+	onBoth(t, func(t *testing.T, f node) {
+		f.put("../../etc", "pod-1")
+		f.put("sb-odd", "pod/../1")
+		f.put("sb-empty", "")
+		f.put(strings.Repeat("x", 200), "pod-1")
+		f.put("sb-1", "pod-1")
+		tracker, _ := ready(t, f)
+		f.begin("../../usr", "pod-1")
+		f.begin("sb-other", "pod/../1")
+		f.begin("sb-2", "pod-1")
+		check.Eventually(t, "sb-2", has(tracker, "pod-1", "sb-2", "sb-1"))
+		if got := slices.Sorted(maps.Keys(tracker.known)); !slices.Equal(got, []string{"sb-1", "sb-2"}) {
+			t.Errorf("known are %q", got)
+		}
+	})
+}
+
+// Lookups are from memory: a runtime that hangs delays only who asks it.
+func TestHungRuntimeBlocksNoLookup(t *testing.T) {
+	onBoth(t, func(t *testing.T, f node) {
+		f.put("sb-1", "pod-1")
+		f.contain("c-1", "sb-1", mount{"/v", "/data"})
+		tracker, _ := ready(t, f)
+		defer f.base().block()()
+		f.begin("sb-2", "pod-2") // asked about, without an answer
+		start := time.Now()
+		if _, known := tracker.PodOf("sb-1"); !known || !has(tracker, "pod-1", "sb-1")() || time.Since(start) > 0 {
+			t.Errorf("lookups: %v, after %v", known, time.Since(start))
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+		defer cancel()
+		if _, err := tracker.Destinations(ctx, "sb-1", "/v"); volume.KindOf(err) != volume.Timeout {
+			t.Errorf("got %v", err)
+		}
+		gone, cancelGone := context.WithCancel(t.Context())
+		cancelGone()
+		if _, err := tracker.ContainerIDs(gone, "sb-1"); volume.KindOf(err) != volume.Canceled {
+			t.Errorf("a caller who went away: %v", err)
+		}
+	})
+}
+
+// A storm of events is handled by containerd's events alone, or by a few listings of the CRI,
+// and ends in the truth.
+func TestStormOfEvents(t *testing.T) {
+	onBoth(t, func(t *testing.T, f node) {
+		tracker, _ := ready(t, f)
+		before, start := f.base().listings(), time.Now()
+		for i := range 1000 {
+			id := fmt.Sprintf("sb-%d", i)
+			f.begin(id, "pod-1")
+			f.end(id)
+		}
+		f.begin("last", "pod-1")
+		check.Eventually(t, "only the last", has(tracker, "pod-1", "last"))
+		most := 0
+		if _, is := f.(*fakeRuntime); is {
+			most = 3 + int(time.Since(start)/listGap)
+		}
+		if n := f.base().listings() - before; n > most {
+			t.Errorf("%d listings in %v", n, time.Since(start))
+		}
+	})
+}
+
+// TestOldContainerdIsRefused until it is upgraded. Who asks which sandboxes have a volume is told what to do.
+func TestOldContainerdIsRefused(t *testing.T) {
+	onBoth(t, func(t *testing.T, f node) {
+		run := func(version string) {
+			switch fake := f.(type) {
+			case *fakeContainerd:
+				fake.version = version
+			case *fakeRuntime:
+				fake.name, fake.version = "containerd", version
+			}
+			f.start()
+		}
+		run("v1.7.35")
+		tracker, _ := track(t, f, Config{})
+		const want = "containerd 1.7.35 is not supported: upgrade to 2.0 or newer"
+		check.Eventually(t, "refused", func() bool { return tracker.LastError().Error() == want })
+		if _, err := tracker.Mounting(t.Context(), "/v"); volume.KindOf(err) != volume.NoSandbox || !strings.Contains(err.Error(), want) {
+			t.Error(err)
+		}
+		f.base().stop()
+		run("v2.0.0-rc.1")
+		check.Eventually(t, "followed", tracker.Ready)
+	})
+	for version, refused := range map[string]bool{"1.6.20~ds1": true, "2.4.1+unknown": false, "10.0.0": false, "devel": false} {
+		if err := checkSupported(version); (err != nil) != refused {
+			t.Errorf("%q: %v", version, err)
+		}
 	}
 }
 
