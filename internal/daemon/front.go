@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"context"
 	"os"
 	"path/filepath"
 	"slices"
@@ -39,13 +40,10 @@ func (d *daemon) newFront(cfg *config.Config) (*driverFront, error) {
 		return nil, nil
 	}
 	front, err := csifront.New(csifront.Config{
-		Volumes: d.broker, Pods: podSource(d.cluster), Sandboxes: sandboxes{node: d.node},
+		Volumes: d.broker, Pods: podSource(d.cluster), Sandboxes: sandboxes{node: d.node}, Disks: frontDisks{d.disks, d.preparer}, Observer: frontObserver{d},
 		StateDir: cfg.StateDir(), KubeletRoot: cfg.KubeletRoot, PrivateDir: cfg.Front.PrivateDir, MarksDir: cfg.Front.MarksDir,
 		DefaultFSType: cfg.Front.DefaultFSType, VolumeCondition: cfg.Front.VolumeCondition, DriverTimeout: cfg.Front.DriverTimeout.Std(),
-		DefaultHandler: cfg.Handlers.Default, FillsDevice: d.disks.fillsDevice, OnChange: d.hub.Changed, LacksGroup: d.disks.lacksGroup,
-		Writing:   d.preparer.writing,
-		OnRefused: func(driver string, party volume.Party) { d.metrics.VolumeRefused(driver, string(party)) },
-		Policy:    cfg.DeferralPolicy(), Log: d.log.Named("front"),
+		DefaultHandler: cfg.Handlers.Default, Policy: cfg.DeferralPolicy(), Log: d.log.Named("front"),
 	})
 	if err != nil {
 		return nil, err
@@ -67,6 +65,38 @@ func (d *daemon) newFront(cfg *config.Config) (*driverFront, error) {
 	f.drivers = registry.New(behind)
 	return f, nil
 }
+
+// frontDisks answers what the front asks about the devices of volumes.
+type frontDisks struct {
+	disks    *disks
+	preparer *preparer
+}
+
+// Writing implements csifront.Disks.
+func (f frontDisks) Writing(driver, volumeID string) error {
+	return f.preparer.writing(driver, volumeID)
+}
+
+// FillsDevice implements csifront.Disks.
+func (f frontDisks) FillsDevice(ctx context.Context, v *volume.Volume, device int64) bool {
+	return f.disks.fillsDevice(ctx, v, device)
+}
+
+// LacksGroup implements csifront.Disks.
+func (f frontDisks) LacksGroup(ctx context.Context, v *volume.Volume) bool {
+	return f.disks.lacksGroup(ctx, v)
+}
+
+// frontObserver counts and shows what the front refuses.
+type frontObserver struct{ daemon *daemon }
+
+// Refused implements csifront.Observer.
+func (o frontObserver) Refused(driver string, party volume.Party) {
+	o.daemon.metrics.VolumeRefused(driver, string(party))
+}
+
+// Changed implements csifront.Observer.
+func (o frontObserver) Changed(key volume.Key) { o.daemon.hub.Changed(key) }
 
 func (f *driverFront) serveDriver(name string, conn grpc.ClientConnInterface) []grpc.ServerOption {
 	calls := f.calls

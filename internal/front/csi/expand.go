@@ -11,32 +11,90 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/front/csi/staging"
 	"github.com/crust-proxy/crust-proxy/internal/ground/telemetry"
 	"github.com/crust-proxy/crust-proxy/pkg/csidefer"
+	"github.com/crust-proxy/crust-proxy/pkg/deferral"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
-// expandCall is one NodeExpandVolume of a deferred volume. Its caller holds the volume's
-// lock.
+// expandVolume grows a deferred volume: the driver its device, the sandbox its filesystem.
+// kubelet also calls before there is a sandbox, and then any error but FAILED_PRECONDITION
+// keeps the pod from ever starting.
+func expandVolume(ctx context.Context, p *driverProxy, req *csi.NodeExpandVolumeRequest, forward forwardFunc) ([]byte, error) {
+	has := p.driver.LastCapabilities()
+	found, deferred, err := p.find(ctx, req.GetVolumeId(), req.GetVolumePath(), req.GetStagingTargetPath())
+	if err != nil {
+		return nil, err
+	}
+	if deferred {
+		return expandDeferred(ctx, p, req, &found, has != nil && has.Native, forward)
+	}
+	if p.isStagedAsDevice(req.GetVolumeId(), req.GetVolumePath()) {
+		return nil, growthOfNoPod(req.GetVolumePath())
+	}
+	if has != nil && !has.Expand {
+		// Without the front kubelet would not ask, and regard it as done.
+		return proto.Marshal(&csi.NodeExpandVolumeResponse{CapacityBytes: req.GetCapacityRange().GetRequiredBytes()})
+	}
+	return forward(ctx)
+}
+
+// expandDeferred is expandVolume for a deferred volume. native is whether the driver defers by
+// itself.
+func expandDeferred(
+	ctx context.Context, p *driverProxy, req *csi.NodeExpandVolumeRequest, found *deferral.Status, native bool, forward forwardFunc,
+) ([]byte, error) {
+	if found.Removing {
+		return nil, beingRemoved(found.Target)
+	}
+	id := p.driver.ID(req.GetVolumeId())
+	if found.Origin == nil {
+		if asDevice, err := p.private.Published(id, req.GetVolumePath()); asDevice || err != nil {
+			return nil, recordUnusable(found.Target)
+		}
+		if !native {
+			return forward(ctx) // the driver published it through the Runtime API, and grows it in the same way
+		}
+	}
+	if err := checkRange(found.Target, req.GetCapacityRange()); err != nil {
+		return nil, err
+	}
+	unlock, err := p.front.lock(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	call := &expandCall{driver: p.driver, volumes: p.volumes, front: p.front, req: req, v: found.Volume}
+	size, err := call.run(ctx)
+	if err != nil {
+		return nil, namingPod(found.Volume, err)
+	}
+	return proto.Marshal(&csi.NodeExpandVolumeResponse{CapacityBytes: size})
+}
+
+// expandCall grows one deferred volume. Its caller holds the volume's lock.
 type expandCall struct {
-	proxy *driverProxy
-	req   *csi.NodeExpandVolumeRequest
-	v     *volume.Volume
+	front   *Front
+	driver  *staging.Driver
+	volumes Volumes
+	req     *csi.NodeExpandVolumeRequest
+	v       *volume.Volume
 }
 
 func (e *expandCall) run(ctx context.Context) (int64, error) {
 	refused := e.growDevice(ctx)
-	size, known := e.proxy.front.cfg.Volumes.DeviceSize(e.v)
+	size, known := e.volumes.DeviceSize(e.v)
 	required := e.req.GetCapacityRange().GetRequiredBytes()
 	if refused != nil && (!known || required == 0 || size < required || ctx.Err() != nil) {
 		return 0, refused
 	}
 	if refused != nil { // some drivers grow the device, and fail at something else
-		e.proxy.log.Warn(grownDespiteError, zap.String(telemetry.FieldTarget, e.v.Target), zap.Int64("size", size), zap.Error(refused))
+		e.front.cfg.Log.Warn(grownDespiteError, zap.String(telemetry.FieldDriver, e.driver.Name),
+			zap.String(telemetry.FieldTarget, e.v.Target), zap.Int64("size", size), zap.Error(refused))
 	}
 	if !known {
 		return 0, sizeUnknown(e.v)
 	}
 	if size < required {
-		return 0, deviceNotGrown(e.v, e.proxy.driver.Name, size, required)
+		return 0, deviceNotGrown(e.v, e.driver.Name, size, required)
 	}
 	if e.v.ReadOnly {
 		return size, nil // nobody can grow a filesystem that nobody may write
@@ -46,20 +104,16 @@ func (e *expandCall) run(ctx context.Context) (int64, error) {
 
 // growDevice asks the driver to grow the device, and the device only.
 func (e *expandCall) growDevice(ctx context.Context) error {
-	driver := e.proxy.driver
-	has, err := driver.Capabilities(ctx)
-	if err != nil {
-		return err
-	}
-	if !has.Expand {
-		return nil // some devices grow by themselves; the size will show it
+	has, err := e.driver.Capabilities(ctx)
+	if err != nil || !has.Expand {
+		return err // some devices grow by themselves; the size will show it
 	}
 	ask, err := e.deviceRequest(has)
 	if err != nil {
 		return err
 	}
-	_, err = driver.Node.NodeExpandVolume(ctx, ask)
-	err = driver.Error("asked to grow the device", err, e.req.GetSecrets())
+	_, err = e.driver.Node.NodeExpandVolume(ctx, ask)
+	err = e.driver.Error("asked to grow the device", err, e.req.GetSecrets())
 	if err != nil && refusal.IsFinal(err) {
 		return failedPrecondition("%s", refusal.Plain(err)) // a pod without its growth is better than no pod
 	}
@@ -78,7 +132,7 @@ func (e *expandCall) deviceRequest(has *staging.Capabilities) (*csi.NodeExpandVo
 		return ask, nil
 	}
 	if !has.Native {
-		return nil, cannotDeferAnyMore(e.v.Target, e.proxy.driver.Name)
+		return nil, cannotDeferAnyMore(e.v.Target, e.driver.Name)
 	}
 	csidefer.SetRequested(ask)
 	return ask, nil
@@ -86,47 +140,30 @@ func (e *expandCall) deviceRequest(has *staging.Capabilities) (*csi.NodeExpandVo
 
 // growFilesystem has the sandbox grow the filesystem, now or when it mounts it.
 func (e *expandCall) growFilesystem(ctx context.Context, size int64) (int64, error) {
-	if !e.growsAtMount() && e.proxy.front.cfg.FillsDevice(ctx, e.v, size) {
+	growsAtMount := e.volumes.Abilities(e.v.Handler).GrowsAtMount
+	if !growsAtMount && e.front.cfg.Disks.FillsDevice(ctx, e.v, size) {
 		return size, nil // it was grown on this node before it was handed over
 	}
 	// Always asked: which sandbox has the volume may not be known yet, as after a restart.
 	wanted := volume.Range{Required: e.req.GetCapacityRange().GetRequiredBytes(), Limit: e.req.GetCapacityRange().GetLimitBytes()}
-	grown, err := e.proxy.front.cfg.Sandboxes.Expand(ctx, e.v, wanted)
-	switch kind := volume.KindOf(err); {
-	case err == nil:
-		return grown, nil
-	case kind == volume.NoSandbox:
-		return e.growLater(ctx, size)
-	case kind == volume.Unsupported:
-		return 0, e.growthPending(ctx, size, refusal.Plain(err).Error())
+	grown, err := e.front.cfg.Sandboxes.Expand(ctx, e.v, wanted)
+	why := ""
+	switch volume.KindOf(err) {
+	case volume.NoSandbox:
+		if growsAtMount {
+			return size, e.volumes.GrowAtMount(ctx, e.v.Key, size)
+		}
+		why = sandboxCannotGrow(e.v)
+	case volume.Unsupported:
+		why = refusal.Plain(err).Error()
 	default:
-		return 0, err
+		return grown, err
 	}
-}
-
-func (e *expandCall) growsAtMount() bool {
-	return e.proxy.front.cfg.Volumes.Abilities(e.v.Handler).GrowsAtMount
-}
-
-// growLater records that the filesystem is to be grown when it is mounted, where the
-// sandbox will do that.
-func (e *expandCall) growLater(ctx context.Context, size int64) (int64, error) {
-	if !e.growsAtMount() {
-		return 0, e.growthPending(ctx, size, sandboxCannotGrow(e.v))
-	}
-	if err := e.proxy.front.cfg.Volumes.GrowAtMount(ctx, e.v.Key, size); err != nil {
-		return 0, err
-	}
-	return size, nil
-}
-
-// growthPending is the answer where no sandbox of the handler grows the filesystem. It records
-// the size, so that people see what is pending.
-func (e *expandCall) growthPending(ctx context.Context, size int64, why string) error {
-	if e.v.GrowTo != size && !e.growsAtMount() {
-		if err := e.proxy.front.cfg.Volumes.GrowAtMount(ctx, e.v.Key, size); err != nil {
-			e.proxy.log.Warn("a pending growth cannot be recorded", zap.String(telemetry.FieldTarget, e.v.Target), zap.Error(err))
+	// No sandbox grows it now. The size is recorded, so that people see what is pending.
+	if e.v.GrowTo != size && !growsAtMount {
+		if err := e.volumes.GrowAtMount(ctx, e.v.Key, size); err != nil {
+			e.front.cfg.Log.Warn("a pending growth cannot be recorded", zap.String(telemetry.FieldTarget, e.v.Target), zap.Error(err))
 		}
 	}
-	return failedPrecondition("%s; its device has been grown to %d bytes: %s", why, size, volume.GrowsWhen(e.v))
+	return 0, failedPrecondition("%s; its device has been grown to %d bytes: %s", why, size, volume.GrowsWhen(e.v))
 }

@@ -399,12 +399,47 @@ type rig struct {
 	front     *Front
 	kubelet   csi.NodeClient
 	stop      func()
+	observed  observed
+	lacks     bool // the filesystem's root is not writable for the group
 	// filesystem is the size of every volume's filesystem; 0 means that it is not known.
 	filesystem int64
 	// writing is set while mkfs writes to the device.
 	writing error
 	calls   *telemetry.Interceptors // may be nil
 }
+
+// Writing implements Disks.
+func (r *rig) Writing(string, string) error { return r.writing }
+
+// FillsDevice implements Disks.
+func (r *rig) FillsDevice(_ context.Context, _ *volume.Volume, size int64) bool {
+	return (&superblock.Super{Bytes: r.filesystem}).Fills(size)
+}
+
+// LacksGroup implements Disks.
+func (r *rig) LacksGroup(context.Context, *volume.Volume) bool { return r.lacks }
+
+// observed counts what an Observer is told.
+type observed struct {
+	mu      sync.Mutex
+	refused map[volume.Party]int
+	changes int
+}
+
+// Refused implements Observer.
+func (o *observed) Refused(driver string, party volume.Party) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.refused == nil {
+		o.refused = make(map[volume.Party]int)
+	}
+	if driver == driverName {
+		o.refused[party]++
+	}
+}
+
+// Changed implements Observer.
+func (o *observed) Changed(volume.Key) { o.mu.Lock(); o.changes++; o.mu.Unlock() }
 
 var deferAll = &policy.Policy{Rules: []policy.Rule{{Name: "all", Defer: true}}}
 
@@ -433,12 +468,7 @@ func newRig(t *testing.T, policy *policy.Policy) *rig {
 		PrivateDir: broker.root + "/plugins/kubernetes.io/csi/volumeDevices", DefaultFSType: "ext4",
 		MarksDir:      broker.root + "/crust-proxy/marks",
 		DriverTimeout: 10 * time.Second, Policy: policy, Log: zap.NewNop(),
-		OnRefused: func(string, volume.Party) {}, OnChange: func(volume.Key) {},
-		Writing:    func(string, string) error { return r.writing },
-		LacksGroup: func(context.Context, *volume.Volume) bool { return false },
-		FillsDevice: func(_ context.Context, _ *volume.Volume, size int64) bool {
-			return (&superblock.Super{Bytes: r.filesystem}).Fills(size)
-		},
+		Disks: r, Observer: &r.observed,
 	}
 	if err := os.MkdirAll(broker.root+"/plugins", 0o750); err != nil {
 		t.Fatal(err)

@@ -10,12 +10,16 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+	"google.golang.org/grpc"
 
 	"github.com/crust-proxy/crust-proxy/internal/front/csi/decision"
 	"github.com/crust-proxy/crust-proxy/internal/front/csi/refusal"
 	"github.com/crust-proxy/crust-proxy/internal/front/csi/staging"
+	"github.com/crust-proxy/crust-proxy/internal/front/passthrough"
 	"github.com/crust-proxy/crust-proxy/internal/front/policy"
+	"github.com/crust-proxy/crust-proxy/internal/ground/rpccode"
 	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
+	"github.com/crust-proxy/crust-proxy/internal/ground/telemetry"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
 	"github.com/crust-proxy/crust-proxy/pkg/stats"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
@@ -43,6 +47,26 @@ type Sandboxes interface {
 	Expand(ctx context.Context, v *volume.Volume, wish volume.Range) (int64, error)
 }
 
+// Disks is what the front asks about the devices of volumes.
+type Disks interface {
+	// Writing returns an error while a program of this node, such as mkfs, writes to the
+	// device of a volume.
+	Writing(driver, volumeID string) error
+	// FillsDevice reports whether a volume's filesystem is known to be as large as its
+	// device, which has that many bytes.
+	FillsDevice(ctx context.Context, v *volume.Volume, device int64) bool
+	// LacksGroup reports whether the root directory of a volume's filesystem is not known
+	// to be writable for the volume's group.
+	LacksGroup(ctx context.Context, v *volume.Volume) bool
+}
+
+// Observer is called for each call that refused a volume, and for each volume that is listed
+// as refused, or not any more. It must not block.
+type Observer interface {
+	Refused(driver string, party volume.Party)
+	Changed(key volume.Key)
+}
+
 // Pods looks up the pods of this node. Its errors are classed; a pod that it does
 // not know is an error, never a guess.
 type Pods interface {
@@ -56,6 +80,7 @@ type Pods interface {
 type Config struct {
 	Volumes   Volumes
 	Sandboxes Sandboxes
+	Disks     Disks
 	// Pods is nil where no cluster is asked. Then only what CSI says is known of pods.
 	Pods Pods
 	// StateDir holds the front's records, on tmpfs.
@@ -72,23 +97,11 @@ type Config struct {
 	VolumeCondition bool
 	// DriverTimeout bounds a call to a driver whose caller set no deadline.
 	DriverTimeout time.Duration
-	// FillsDevice reports whether a volume's filesystem is known to be as large as its
-	// device, which has that many bytes.
-	FillsDevice func(ctx context.Context, v *volume.Volume, device int64) bool
-	// Writing returns an error while a program of this node, such as mkfs, writes to the
-	// device of a volume.
-	Writing func(driver, volumeID string) error
-	// LacksGroup reports whether the root directory of a volume's filesystem is not known
-	// to be writable for the volume's group.
-	LacksGroup func(ctx context.Context, v *volume.Volume) bool
 	// DefaultHandler is the runtime handler where a rule names none.
 	DefaultHandler string
 	Policy         *policy.Policy
-	// OnRefused is called for each call that refused a volume, and OnChange for each
-	// volume that is listed as refused, or not any more. They must not block.
-	OnRefused func(driver string, party volume.Party)
-	OnChange  func(volume.Key)
-	Log       *zap.Logger
+	Observer       Observer
+	Log            *zap.Logger
 }
 
 // Front decides which volumes are deferred, and defers them.
@@ -106,7 +119,7 @@ func New(cfg Config) (*Front, error) {
 	if err != nil {
 		return nil, err
 	}
-	f := &Front{cfg: cfg, store: store, refused: refusal.NewList(cfg.OnChange)}
+	f := &Front{cfg: cfg, store: store, refused: refusal.NewList(cfg.Observer.Changed)}
 	f.SetPolicy(cfg.Policy)
 	return f, nil
 }
@@ -118,6 +131,32 @@ func (f *Front) SetPolicy(p *policy.Policy) { f.policy.Store(p) }
 // StagedDevices returns the volumes that are staged as devices: only the front can have them
 // unstaged.
 func (f *Front) StagedDevices() []staging.Staged { return f.store.Records.StagedDevices() }
+
+// Driver makes the proxy that kubelet uses in place of the driver.
+func (f *Front) Driver(name string, conn grpc.ClientConnInterface) *passthrough.Proxy {
+	p := &driverProxy{
+		front: f, volumes: f.cfg.Volumes, records: f.store.Records, private: f.store.Private,
+		driver: staging.NewDriver(name, conn, f.cfg.Disks.Writing), log: f.cfg.Log.With(zap.String(telemetry.FieldDriver, name)),
+	}
+	p.stager = staging.NewStager(p.driver, f.store, p.couldDefer, p.log)
+	local := make(map[string]passthrough.Local, len(intercepted))
+	for method, answer := range intercepted {
+		local[method] = func(ctx context.Context, raw []byte, forward passthrough.Forward) ([]byte, error) {
+			if _, ok := ctx.Deadline(); !ok {
+				var cancel context.CancelFunc
+				ctx, cancel = context.WithTimeout(ctx, f.cfg.DriverTimeout)
+				defer cancel()
+			}
+			reply, err := answer(ctx, p, raw, func(ctx context.Context) ([]byte, error) {
+				reply, err := forward(ctx, raw)
+				telemetry.CallFrom(ctx).Forwarded = err != nil
+				return reply, err
+			})
+			return reply, rpccode.Status(err)
+		}
+	}
+	return passthrough.New(conn, local)
+}
 
 // lockTimeout bounds how long a call waits for another one on the same volume. A driver that
 // hangs must not queue kubelet's repeated calls behind it.
@@ -156,14 +195,11 @@ func (f *Front) refuseLost(id staging.VolumeID, target string) error {
 // refuseHeld returns an error if a volume was released by force and somebody still has its device, so that a
 // mount on the host would destroy its filesystem.
 func (f *Front) refuseHeld(ctx context.Context, id staging.VolumeID) error {
-	for _, held := range f.cfg.Volumes.Users().HeldOf(ctx, id.Driver, id.ID) {
+	users := f.cfg.Volumes.Users()
+	for _, held := range users.HeldOf(ctx, id.Driver, id.ID) {
 		return refusal.WithParty(volume.PartyVolume, stillHeld(id, &held))
 	}
 	return nil
-}
-
-func (f *Front) marker() marker {
-	return marker{marks: f.store.Marks, policy: f.policy.Load(), volumes: f.cfg.Volumes, log: f.cfg.Log}
 }
 
 func (f *Front) rules() *decision.Rules {

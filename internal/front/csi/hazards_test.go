@@ -1,7 +1,6 @@
 package csi
 
 import (
-	"context"
 	"testing"
 
 	"go.uber.org/zap"
@@ -75,7 +74,7 @@ func TestIgnoredGroupIsNamed(t *testing.T) {
 			c.pod.UID, c.pod.Volumes = "p1", one(decision.PodVolume{})
 			r := podRig(t, deferAll, c.pod)
 			core, logs := observer.New(zap.WarnLevel)
-			r.cfg.Log, r.cfg.LacksGroup = zap.New(core), func(context.Context, *volume.Volume) bool { return c.lacks }
+			r.cfg.Log, r.lacks = zap.New(core), c.lacks
 			r.restart()
 			r.stage()
 			r.ok(nil, r.publish("p1"))

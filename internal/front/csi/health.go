@@ -13,7 +13,6 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	"github.com/crust-proxy/crust-proxy/internal/ground/telemetry"
-	"github.com/crust-proxy/crust-proxy/pkg/deferral"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
@@ -28,17 +27,20 @@ const maxHealthMessage = 1024
 
 // getVolumeHealth answers for a deferred volume from its sandbox. It returns no error of the
 // sandbox, after which kubelet would keep the former health. Like stats it takes no lock.
-func (p *driverProxy) getVolumeHealth(ctx context.Context, req *csi.NodeGetVolumeHealthRequest, forward forwardFunc) ([]byte, error) {
+func getVolumeHealth(ctx context.Context, p *driverProxy, req *csi.NodeGetVolumeHealthRequest, forward forwardFunc) ([]byte, error) {
 	id := req.GetVolumeId()
 	if id == "" {
 		return nil, noVolumeID()
 	}
-	found, deferred, err := p.findForHealth(req)
+	found, deferred, err := p.find(ctx, id, req.GetVolumePublishPath(), req.GetStagingTargetPath())
 	if err != nil {
 		return nil, err
 	}
+	if req.GetVolumePublishPath() == "" && req.GetStagingTargetPath() == "" { // the request need not have a path
+		found, deferred = p.findStaged(id, func(string) bool { return true })
+		deferred = deferred && !found.Removing
+	}
 	if deferred {
-		annotateCall(ctx, &found)
 		return healthReply(id, sandboxHealth(ctx, p.front.cfg.Sandboxes, found.Volume))
 	}
 	if p.isStagedAsDevice(id, req.GetVolumePublishPath()) {
@@ -52,20 +54,6 @@ func (p *driverProxy) getVolumeHealth(ctx context.Context, req *csi.NodeGetVolum
 		return healthReply(id, nil) // a driver that does not implement it knows of nothing that is wrong
 	}
 	return answer, err
-}
-
-// findForHealth looks up a deferred volume; the request need not have a path.
-func (p *driverProxy) findForHealth(req *csi.NodeGetVolumeHealthRequest) (deferral.Status, bool, error) {
-	id, path, staged := req.GetVolumeId(), req.GetVolumePublishPath(), req.GetStagingTargetPath()
-	if path != "" || staged != "" {
-		return p.find(id, path, staged)
-	}
-	for _, one := range p.front.cfg.Volumes.OfOrigin(p.driver.Name, id) {
-		if !one.Removing {
-			return one, true, nil
-		}
-	}
-	return deferral.Status{}, false, nil
 }
 
 func healthReply(id string, found *csi.VolumeHealth_VolumeHealthEntry) ([]byte, error) {
@@ -89,11 +77,11 @@ func sandboxHealth(ctx context.Context, sandboxes Sandboxes, v *volume.Volume) *
 	if condition == nil || !condition.Abnormal {
 		return nil
 	}
-	reason := cmp.Or(condition.Reason, reasonAbnormal)
-	if reason == abi.ReasonShutDown {
-		return healthEntry(csi.VolumeHealthErrorType_INACCESSIBLE, reason, condition.Message)
+	kind := csi.VolumeHealthErrorType_DEGRADED
+	if condition.Reason == abi.ReasonShutDown {
+		kind = csi.VolumeHealthErrorType_INACCESSIBLE
 	}
-	return healthEntry(csi.VolumeHealthErrorType_DEGRADED, reason, condition.Message)
+	return healthEntry(kind, cmp.Or(condition.Reason, reasonAbnormal), condition.Message)
 }
 
 // The reasons that the front gives itself.

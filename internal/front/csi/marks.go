@@ -12,21 +12,13 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
-// marker marks volumes that sandboxes get read-write.
-type marker struct {
-	marks   *staging.Marks
-	policy  *policy.Policy
-	volumes Volumes
-	log     *zap.Logger
-}
-
-// of returns the mark of a volume for a decision, or nil.
-func (m marker) of(id staging.VolumeID) *decision.Mark {
-	mark, err := m.marks.Get(id)
+// markOf returns the mark of a volume for a decision, or nil.
+func (f *Front) markOf(id staging.VolumeID) *decision.Mark {
+	mark, err := f.store.Marks.Get(id)
 	if mark == nil && err == nil {
 		return nil
 	}
-	out := &decision.Mark{Path: m.marks.Path(id), Err: err}
+	out := &decision.Mark{Path: f.store.Marks.Path(id), Err: err}
 	if mark != nil {
 		out.Rule, out.Handler, out.Since = mark.Rule, mark.Handler, mark.Since
 	}
@@ -39,32 +31,33 @@ func (m marker) of(id staging.VolumeID) *decision.Mark {
 //
 // If the volume is published already, its first publish has decided. It is marked then only if
 // a rule refuses explicitly, because an older crust-proxy may have deferred it without a mark.
-func (m marker) mark(w policy.Input, mark staging.Mark, published bool) (marked bool, err error) {
-	then := m.policy.ThenOnHost(w, mark.Rule)
+func (f *Front) mark(rules *decision.Rules, w policy.Input, mark staging.Mark, published bool) (marked bool, err error) {
+	then := rules.Policy.ThenOnHost(w, mark.Rule)
 	if w.Inline || decision.IsInlineID(mark.VolumeID) || then == policy.HostAllowed || then == "" && published {
 		return false, nil
 	}
-	known, err := m.marks.Get(staging.VolumeID{Driver: mark.Driver, ID: mark.VolumeID})
-	hostMounts := func(handler string) bool { return m.volumes.Abilities(handler).HostMounts }
+	marks, id := f.store.Marks, staging.VolumeID{Driver: mark.Driver, ID: mark.VolumeID}
+	known, err := marks.Get(id)
+	hostMounts := func(handler string) bool { return rules.Abilities(handler).HostMounts }
 	if err == nil && known != nil && (hostMounts(mark.Handler) || !hostMounts(known.Handler)) {
 		return false, nil
 	}
 	mark.Since = time.Now().UTC().Truncate(time.Second)
-	err = m.marks.Put(mark)
+	err = marks.Put(mark)
 	if err != nil && known == nil { // it may be there, but not for sure
-		err = errors.Join(err, m.marks.Remove(staging.VolumeID{Driver: mark.Driver, ID: mark.VolumeID}))
+		err = errors.Join(err, marks.Remove(id))
 	}
 	return known == nil, err
 }
 
 // markReleased marks a volume whose pod ends.
-func (m marker) markReleased(v *volume.Volume) {
+func (f *Front) markReleased(v *volume.Volume) {
 	if v.ReadOnly || v.Origin == nil {
 		return
 	}
 	w := policy.Input{Driver: v.Driver, FSType: v.FSType, AccessMode: v.Origin.AccessMode}
 	mark := staging.Mark{Driver: v.Driver, VolumeID: v.Origin.VolumeID, Rule: v.Origin.Rule, Handler: v.Handler}
-	if _, err := m.mark(w, mark, true); err != nil {
-		m.log.Error("the volume cannot be marked, so this node may mount it although a sandbox had it read-write", zap.String("volume", v.Target), zap.Error(err))
+	if _, err := f.mark(f.rules(), w, mark, true); err != nil {
+		f.cfg.Log.Error("the volume cannot be marked, so this node may mount it although a sandbox had it read-write", zap.String("volume", v.Target), zap.Error(err))
 	}
 }

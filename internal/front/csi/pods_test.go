@@ -222,7 +222,7 @@ func TestPodOfTheTarget(t *testing.T) {
 	r.ok(nil, os.Symlink(r.broker.root, link))
 	r.cfg.KubeletRoot, r.cfg.PrivateDir = link, link+"/plugins/kubernetes.io/csi/volumeDevices"
 	r.restart()
-	if uid, err := r.front.podUID(nil, r.target("p1")); uid != "p1" || err != nil {
+	if uid, err := r.front.podUID(&decision.VolumeRequest{Path: r.target("p1")}); uid != "p1" || err != nil {
 		t.Errorf("below a link: %q, %v", uid, err)
 	}
 }

@@ -13,7 +13,6 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/csidefer"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 	"github.com/crust-proxy/crust-proxy/pkg/volume/mountopt"
-	csiv1 "github.com/crust-proxy/crust-proxy/proto/crust/csi/v1"
 	runtimev1 "github.com/crust-proxy/crust-proxy/proto/crust/runtime/v1"
 )
 
@@ -24,7 +23,7 @@ type nativePublish struct {
 }
 
 func (n *nativePublish) run(ctx context.Context) ([]byte, error) {
-	p := n.call
+	p, driver := n.call, n.call.proxy.driver
 	if err := p.ensureStagedOnHost(ctx); err != nil {
 		return nil, err
 	}
@@ -33,9 +32,9 @@ func (n *nativePublish) run(ctx context.Context) ([]byte, error) {
 		return nil, err
 	}
 	failpoint.Hit("front-publish-asked")
-	reply, err := p.proxy.driver.Node.NodePublishVolume(ctx, n.request())
+	reply, err := driver.Node.NodePublishVolume(ctx, n.request())
 	if err != nil {
-		err = p.proxy.driver.Error("asked to publish the volume deferred", err, staging.SecretsOf(p.req))
+		err = driver.Error("asked to publish the volume deferred", err, staging.SecretsOf(p.req))
 		if begun || !refusal.IsFinal(err) {
 			return nil, err
 		}
@@ -69,30 +68,25 @@ func (n *nativePublish) request() *csi.NodePublishVolumeRequest {
 }
 
 // handOver hands over the instruction in the driver's answer. The driver may instead have
-// called the Runtime API meanwhile.
+// called the Runtime API meanwhile. Only kubelet decides whether the volume is read-only, also
+// by the mount option ro, which a driver may drop.
 func (n *nativePublish) handOver(ctx context.Context, reply *csi.NodePublishVolumeResponse) error {
 	p := n.call
 	mount, given, err := csidefer.DeferredMount(reply)
 	if err != nil {
 		return badInstruction(p.w, err)
 	}
-	if given {
-		return p.handOver(ctx, n.instruction(mount), n.has)
+	if !given {
+		found, published, err := p.proxy.front.find(p.target)
+		if err != nil {
+			return err
+		}
+		if !published {
+			return noInstruction(p.w)
+		}
+		_, err = p.mark(found.ReadOnly) // no sandbox starts before this call has ended
+		return err
 	}
-	found, published, err := p.proxy.front.find(p.target)
-	if err == nil && !published {
-		err = noInstruction(p.w)
-	}
-	if err == nil { // no sandbox starts before this call has ended
-		_, err = p.mark(found.ReadOnly)
-	}
-	return err
-}
-
-// instruction returns the driver's instruction. Only kubelet decides whether the volume is
-// read-only, also by the mount option ro, which a driver may drop.
-func (n *nativePublish) instruction(mount *csiv1.DeferredMount) volume.Instruction {
-	p := n.call
 	readOnly := p.w.ReadOnly || slices.Contains(mountopt.Split(p.w.Capability.GetMount().GetMountFlags()), "ro")
 	in := volume.Instruction{
 		Backing: mount.GetVolumeBackingPath(), FSType: mount.GetFsType(), MountFlags: p.mountFlags(mount.GetMountFlags(), readOnly),
@@ -105,30 +99,5 @@ func (n *nativePublish) instruction(mount *csiv1.DeferredMount) volume.Instructi
 		in.Type = volume.Network
 	default:
 	}
-	return in
-}
-
-// setUncertain records or removes that the driver was asked to publish the volume deferred,
-// and that it is not known whether it did.
-func (p *publishCall) setUncertain(uncertain bool) error {
-	if slices.Contains(p.rec.Uncertain, p.target) == uncertain {
-		return nil
-	}
-	if uncertain {
-		p.rec.Uncertain = append(p.rec.Uncertain, p.target)
-	} else {
-		p.rec.Uncertain = staging.Without(p.rec.Uncertain, p.target)
-	}
-	return p.proxy.front.store.Records.Put(p.rec)
-}
-
-// unpublishUncertain has the driver unpublish what it may have published deferred.
-func (p *publishCall) unpublishUncertain(ctx context.Context) error {
-	if p.state.Published != nil || !slices.Contains(p.rec.Uncertain, p.target) {
-		return nil
-	}
-	if err := p.proxy.driver.UnpublishDeferred(ctx, p.w.VolumeID, p.target); err != nil {
-		return err
-	}
-	return p.setUncertain(false)
+	return p.handOver(ctx, in, n.has)
 }

@@ -2,7 +2,6 @@ package csi
 
 import (
 	"strings"
-	"sync"
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -19,16 +18,6 @@ import (
 
 func TestRefusalsComeAndGo(t *testing.T) {
 	r := newRig(t, deferThenHost)
-	var mu sync.Mutex
-	counted, changed := make(map[volume.Party]int), 0
-	r.cfg.OnRefused = func(driver string, party volume.Party) {
-		mu.Lock()
-		defer mu.Unlock()
-		if counted[party]++; driver != driverName {
-			t.Errorf("driver %q", driver)
-		}
-	}
-	r.cfg.OnChange = func(volume.Key) { mu.Lock(); changed++; mu.Unlock() }
 	r.cfg.DefaultHandler = "kata"
 	r.restart()
 	listed := func() []volume.Refusal { return r.front.Refused() }
@@ -78,10 +67,9 @@ func TestRefusalsComeAndGo(t *testing.T) {
 	if got := listed(); len(got) != 0 {
 		t.Errorf("after it was mounted on the host: %+v", got)
 	}
-	mu.Lock()
-	defer mu.Unlock()
-	if counted[volume.PartyDriver] != 2 || counted[volume.PartyVolume] != 2 || counted[volume.PartyDevice] != 1 || changed != 9 {
-		t.Errorf("counted %v, %d changes", counted, changed)
+	r.stop() // no call counts any more
+	if got := &r.observed; got.refused[volume.PartyDriver] != 2 || got.refused[volume.PartyVolume] != 2 || got.refused[volume.PartyDevice] != 1 || got.changes != 9 {
+		t.Errorf("counted %v, %d changes", got.refused, got.changes)
 	}
 }
 

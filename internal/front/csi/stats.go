@@ -5,16 +5,44 @@ import (
 	"context"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/crust-proxy/crust-proxy/internal/ground/telemetry"
-	"github.com/crust-proxy/crust-proxy/pkg/deferral"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
-// annotateCall names the volume for the log of the call.
-func annotateCall(ctx context.Context, found *deferral.Status) {
-	call := telemetry.CallFrom(ctx)
-	call.Volume, call.Target, call.Handler = string(found.Key), found.Target, found.Handler
+// CSI had VolumeCondition up to 1.12, and kubelet reads it up to Kubernetes 1.36. Both
+// numbers are reserved since, so newer kubelets ignore them.
+const (
+	volumeConditionCapability = csi.NodeServiceCapability_RPC_Type(4)
+	volumeConditionField      = 2
+)
+
+// getVolumeStats asks the sandbox of a deferred volume. It takes no lock, so that it does not
+// wait for a driver or another call that hangs.
+func getVolumeStats(ctx context.Context, p *driverProxy, req *csi.NodeGetVolumeStatsRequest, forward forwardFunc) ([]byte, error) {
+	found, deferred, err := p.find(ctx, req.GetVolumeId(), req.GetVolumePath(), req.GetStagingTargetPath())
+	if err != nil {
+		return nil, err
+	}
+	if deferred {
+		answer, err := p.front.cfg.Sandboxes.Stats(ctx, found.Volume)
+		if err != nil {
+			return nil, namingPod(found.Volume, err)
+		}
+		return proto.Marshal(statsReply(&answer.Report))
+	}
+	if p.isStagedAsDevice(req.GetVolumeId(), req.GetVolumePath()) {
+		return nil, statsOfNoPod(req.GetVolumePath())
+	}
+	if has := p.driver.LastCapabilities(); has != nil && !has.Stats {
+		// kubelet then has no stats of the volume, as without the front, and logs nothing. An
+		// empty answer would mean zeros to it.
+		telemetry.CallFrom(ctx).Expected = true
+		return nil, noStats(p.driver.Name)
+	}
+	return forward(ctx)
 }
 
 func statsReply(report *volume.Report) *csi.NodeGetVolumeStatsResponse {
@@ -25,9 +53,12 @@ func statsReply(report *volume.Report) *csi.NodeGetVolumeStatsResponse {
 		})
 	}
 	condition := volume.Condition{Message: healthUnknown}
-	if said := report.Condition; said != nil {
-		condition = volume.Condition{Abnormal: said.Abnormal, Message: cmp.Or(said.Message, nothingAbnormal)}
+	if known := report.Condition; known != nil {
+		condition = volume.Condition{Abnormal: known.Abnormal, Message: cmp.Or(known.Message, nothingAbnormal)}
 	}
-	setCondition(reply, condition)
+	raw := protowire.AppendVarint(protowire.AppendTag(nil, 1, protowire.VarintType), protowire.EncodeBool(condition.Abnormal))
+	raw = protowire.AppendString(protowire.AppendTag(raw, 2, protowire.BytesType), condition.Message)
+	field := protowire.AppendTag(nil, volumeConditionField, protowire.BytesType)
+	reply.ProtoReflect().SetUnknown(protowire.AppendBytes(field, raw))
 	return reply
 }

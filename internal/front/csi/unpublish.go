@@ -2,6 +2,7 @@ package csi
 
 import (
 	"context"
+	"path"
 	"slices"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -19,42 +20,56 @@ type unpublishCall struct {
 	proxy   *driverProxy
 	id      staging.VolumeID
 	target  string
+	rec     staging.Record
 	forward forwardFunc
-	// asDevice is set where the driver was asked for a device at the private path.
+	// device is the private path, and asDevice is set where the driver was asked for a device
+	// there.
+	device   string
 	asDevice bool
+}
+
+func unpublishVolume(ctx context.Context, p *driverProxy, req *csi.NodeUnpublishVolumeRequest, forward forwardFunc) ([]byte, error) {
+	target := req.GetTargetPath()
+	return p.withLock(ctx, req.GetVolumeId(), target, forward, func(id staging.VolumeID) ([]byte, error) {
+		if err := p.driver.CheckWriting(id.ID); err != nil {
+			return nil, err
+		}
+		u := &unpublishCall{
+			proxy: p, id: id, target: target, rec: p.records.Get(id), forward: forward, device: p.private.Publish(id, target),
+		}
+		return u.run(ctx)
+	})
 }
 
 // run undoes a publish in the opposite order: the sandbox has to be gone, then the volume
 // is released from its handler, then the driver unpublishes its device. Where the record
 // was lost, the private path shows what was published.
 func (u *unpublishCall) run(ctx context.Context) (reply []byte, err error) {
-	if u.asDevice, err = u.proxy.front.store.Private.Published(u.id, u.target); err != nil {
+	if u.asDevice, err = u.proxy.private.Exists(path.Dir(u.device)); err != nil {
 		return nil, err
 	}
-	rec := u.proxy.front.store.Records.Get(u.id)
-	released, err := u.release(ctx, &rec)
+	released, err := u.release(ctx)
 	if err != nil {
 		return nil, namingPod(released, err)
 	}
 	failpoint.Hit("front-unpublish-unstaged")
-	reply, err = u.askDriver(ctx, &rec, released)
+	reply, err = u.askDriver(ctx, released)
 	if err != nil {
 		return nil, namingPod(released, err)
 	}
 	failpoint.Hit("front-unpublish-driver")
 	u.proxy.front.forgetRefusal(u.target)
-	u.forgetTarget(&rec)
+	u.forgetTarget()
 	return reply, nil
 }
 
 // release takes a deferred volume, or what is left of one whose record was lost, from its
 // handler. It does not touch a target that the driver is known to have mounted: its
 // server may have gone, and the call would hang.
-func (u *unpublishCall) release(ctx context.Context, rec *staging.Record) (*volume.Volume, error) {
-	if slices.Contains(rec.OnHost, u.target) {
+func (u *unpublishCall) release(ctx context.Context) (*volume.Volume, error) {
+	if slices.Contains(u.rec.OnHost, u.target) {
 		return nil, nil //nolint:nilnil // there is none, which is no failure
 	}
-	volumes := u.proxy.front.cfg.Volumes
 	found, known, err := u.proxy.front.find(u.target)
 	if err != nil {
 		return nil, err
@@ -63,10 +78,10 @@ func (u *unpublishCall) release(ctx context.Context, rec *staging.Record) (*volu
 		if err := decision.CheckSameVolume(found.Volume, u.id.Driver, u.id.ID); err != nil {
 			return nil, err
 		}
-		u.recordDeferred(rec, &found)
-		u.proxy.front.marker().markReleased(found.Volume)
+		u.recordDeferred(&found)
+		u.proxy.front.markReleased(found.Volume)
 	}
-	released, err := volumes.Release(ctx, u.target)
+	released, err := u.proxy.volumes.Release(ctx, u.target)
 	if released == nil && volume.KindOf(err) == volume.Invalid {
 		return nil, nil //nolint:nilnil // a target that lies elsewhere is no deferred one
 	}
@@ -75,28 +90,27 @@ func (u *unpublishCall) release(ctx context.Context, rec *staging.Record) (*volu
 
 // recordDeferred records, before the broker forgets the volume, that the driver published it
 // deferred. If the driver fails to unpublish, the repeated call asks it in the same way.
-func (u *unpublishCall) recordDeferred(rec *staging.Record, found *deferral.Status) {
+func (u *unpublishCall) recordDeferred(found *deferral.Status) {
 	deferred := found.Origin == nil && !u.asDevice ||
 		found.Origin != nil && found.Origin.Way == volume.WayNative
-	if deferred && !slices.Contains(rec.Uncertain, u.target) {
-		rec.Uncertain = append(rec.Uncertain, u.target)
-		u.proxy.stager.RecordOnHost(rec)
+	if deferred && !slices.Contains(u.rec.Uncertain, u.target) {
+		u.rec.Uncertain = append(u.rec.Uncertain, u.target)
+		u.proxy.stager.RecordOnHost(&u.rec)
 	}
 }
 
 // askDriver has the driver unpublish what it published: at the private path, at kubelet's own,
 // or at both if it is not known which.
-func (u *unpublishCall) askDriver(ctx context.Context, rec *staging.Record, released *volume.Volume) ([]byte, error) {
-	private := u.proxy.front.store.Private
-	if err := u.proxy.stager.UnpublishDevice(ctx, u.id.ID, private.Publish(u.id, u.target)); err != nil {
+func (u *unpublishCall) askDriver(ctx context.Context, released *volume.Volume) ([]byte, error) {
+	if err := u.proxy.stager.UnpublishDevice(ctx, u.id.ID, u.device); err != nil {
 		return nil, err
 	}
 	switch {
-	case slices.Contains(rec.Uncertain, u.target):
+	case slices.Contains(u.rec.Uncertain, u.target):
 		if err := u.proxy.driver.UnpublishDeferred(ctx, u.id.ID, u.target); err != nil {
 			return nil, err
 		}
-	case u.asDevice && (released != nil || private.RemoveEmptyTarget(u.target)):
+	case u.asDevice && (released != nil || u.proxy.private.RemoveEmptyTarget(u.target)):
 	default:
 		return u.forward(ctx)
 	}
@@ -106,7 +120,8 @@ func (u *unpublishCall) askDriver(ctx context.Context, rec *staging.Record, rele
 // forgetTarget removes the target from the record of the volume. The driver has
 // unpublished it: a record that cannot be written does not keep the pod from ending, and a
 // restart drops targets whose directories have gone.
-func (u *unpublishCall) forgetTarget(rec *staging.Record) {
+func (u *unpublishCall) forgetTarget() {
+	rec := &u.rec
 	if _, raw := rec.Raw[u.target]; !raw && !slices.Contains(rec.OnHost, u.target) && !slices.Contains(rec.Uncertain, u.target) {
 		return
 	}

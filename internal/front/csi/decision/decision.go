@@ -192,10 +192,8 @@ func KeptAtStage(state *State) (verdict policy.Verdict, asDevice, kept bool) {
 	}
 }
 
-// Stage decides for a stage where no cluster is asked.
-func (r *Rules) Stage(req *VolumeRequest) (policy.Verdict, error) { return r.stage(req, nil) }
-
-func (r *Rules) stage(req *VolumeRequest, pod *PodContext) (policy.Verdict, error) {
+// Stage decides for a stage. The pod is nil where no cluster is asked.
+func (r *Rules) Stage(req *VolumeRequest, pod *PodContext) (policy.Verdict, error) {
 	verdict, err := r.byPolicy(req, pod)
 	if err == nil {
 		err = r.checkMark(req, &verdict)
@@ -216,7 +214,7 @@ func (r *Rules) StageForPods(req *VolumeRequest, pods []Pod) (policy.Verdict, *P
 		var verdict policy.Verdict
 		found, err := pods[i].ForVolume(req.Driver, req.VolumeID, "")
 		if err == nil {
-			verdict, err = r.stage(req, found)
+			verdict, err = r.Stage(req, found)
 		}
 		if err == nil {
 			return verdict, &pods[i], nil
@@ -233,14 +231,6 @@ func (r *Rules) StageForPods(req *VolumeRequest, pods []Pod) (policy.Verdict, *P
 func CheckDeferrable(req *VolumeRequest, verdict *policy.Verdict) error {
 	if !req.ReadOnly && slices.Contains(severalNodes, req.Mode()) {
 		return refusal.WithParty(volume.PartyVolume, severalNodesWrite(req, verdict))
-	}
-	return nil
-}
-
-// CheckBlockWay refuses a volume that a driver cannot give as a block device.
-func CheckBlockWay(req *VolumeRequest, verdict *policy.Verdict) error {
-	if req.Inline {
-		return InlineAsDevice(req, verdict)
 	}
 	return nil
 }

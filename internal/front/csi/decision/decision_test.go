@@ -239,13 +239,12 @@ func TestInlineVolumesAreNoDevices(t *testing.T) {
 		}, true},
 		"such an id, staged": {func(r *csi.NodePublishVolumeRequest) { r.VolumeId = "csi-" + strings.Repeat("0a", 32) }, false},
 	} {
-		err := CheckBlockWay(request(c.change), &policy.Verdict{Defer: true, Rule: "r"})
-		if (err != nil) != c.inline {
-			t.Errorf("%s: %v", name, err)
+		req := request(c.change)
+		if req.Inline != c.inline {
+			t.Errorf("%s: %v", name, req.Inline)
 		}
-		if c.inline {
-			refused(t, err, volume.Unsupported, volume.PartyDriver, driver, "generic ephemeral")
-		}
+		err := InlineAsDevice(req, &policy.Verdict{Defer: true, Rule: "r"})
+		refused(t, err, volume.Unsupported, volume.PartyDriver, driver, "generic ephemeral")
 	}
 }
 

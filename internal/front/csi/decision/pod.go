@@ -63,6 +63,14 @@ type PodContext struct {
 	Annotated bool
 }
 
+// Known is the pod, or nil.
+func (c *PodContext) Known() *Pod {
+	if c == nil {
+		return nil
+	}
+	return c.Pod
+}
+
 // ForVolume finds a volume in the pod, and reads what the pod's annotation asks for. An
 // inline volume is found by its name in the pod.
 func (p *Pod) ForVolume(driver, volumeID, inlineName string) (*PodContext, error) {

@@ -239,7 +239,7 @@ func StagedDevices(stateDir string) ([]Staged, error) {
 		case errors.Is(err, errHalfWritten), errors.Is(err, fs.ErrNotExist): // it went meanwhile
 		case err != nil:
 			problems = append(problems, fmt.Errorf("the front's record %s cannot be read: %w", path, err))
-		case rec.Boot == boot && rec.stagedAsDevice():
+		case rec.Boot == boot && rec.StagedAsDevice():
 			out = append(out, rec.staged())
 		}
 	})
@@ -266,14 +266,15 @@ func (r *Records) StagedDevices() []Staged {
 	defer r.mu.Unlock()
 	var out []Staged
 	for _, rec := range r.all {
-		if rec.stagedAsDevice() {
+		if rec.StagedAsDevice() {
 			out = append(out, rec.staged())
 		}
 	}
 	return out
 }
 
-func (r *Record) stagedAsDevice() bool { return r.Stage != nil && r.Stage.At == StagedAsDevice }
+// StagedAsDevice reports whether the driver has staged, or was asked to stage, a device.
+func (r *Record) StagedAsDevice() bool { return r.Stage != nil && r.Stage.At == StagedAsDevice }
 
 func (r *Record) staged() Staged { return Staged{Driver: r.Driver, VolumeID: r.ID, Path: r.Stage.Path} }
 

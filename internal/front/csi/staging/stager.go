@@ -75,9 +75,9 @@ func NewStager(driver *Driver, store *Store, couldDefer func(*csi.NodeStageVolum
 // request that an earlier record holds stays until the driver has answered OK.
 func (s *Stager) Stage(
 	ctx context.Context, rec *Record, req *csi.NodeStageVolumeRequest, asDevice bool, rule string,
-	forward func(context.Context) error,
-) error {
-	before, call := rec.Stage, forward
+	forward func(context.Context) ([]byte, error),
+) (reply []byte, err error) {
+	before := rec.Stage
 	rec.Stage = newStage(req, rule)
 	rec.Stage.At, rec.Stage.Pending = stagedAt(asDevice), !before.Done(asDevice)
 	keep := asDevice || s.couldDefer(req)
@@ -86,33 +86,33 @@ func (s *Stager) Stage(
 	}
 	if asDevice {
 		ask := s.deviceRequest(req, rec.Stage)
-		call = func(ctx context.Context) error {
+		forward = func(ctx context.Context) ([]byte, error) {
 			_, err := s.driver.Node.NodeStageVolume(ctx, ask)
-			return err
+			return nil, err
 		}
 		if err := s.store.Private.MakeDir(rec.Stage.Private); err != nil {
-			return s.notAsked(rec, before, err)
+			return nil, s.notAsked(rec, before, err)
 		}
 	}
 	s.cacheRequest(req, rec.Stage)
 	if err := s.put(rec, asDevice); err != nil {
-		return s.notAsked(rec, before, err)
+		return nil, s.notAsked(rec, before, err)
 	}
 	failpoint.Hit("front-stage-recorded")
-	err := call(ctx)
+	reply, err = forward(ctx)
 	failpoint.Hit("front-stage-driver")
-	if err == nil && asDevice {
-		if found := s.CheckStaged(rec.Stage.Private, rule); found != nil {
-			return s.undoFilesystem(ctx, rec, before, found)
+	if err != nil {
+		if asDevice {
+			err = s.driver.BlockError("stage", rule, err, SecretsOf(req))
 		}
-	}
-	if err == nil {
-		return s.succeeded(rec, asDevice, keep)
+		return reply, s.failed(ctx, rec, before, err)
 	}
 	if asDevice {
-		err = s.driver.BlockError("stage", rule, err, SecretsOf(req))
+		if err := s.CheckStaged(rec.Stage.Private, rule); err != nil {
+			return nil, s.undoFilesystem(ctx, rec, before, err)
+		}
 	}
-	return s.failed(ctx, rec, before, err)
+	return reply, s.succeeded(rec, asDevice, keep)
 }
 
 // notAsked is the error of a stage for which the driver was not asked. The volume stays as an
@@ -237,6 +237,9 @@ func (s *Stager) Unstage(ctx context.Context, rec *Record) error {
 // Restage stages a volume that no pod has in the other way, or finishes a stage that was
 // interrupted: kubelet does not stage again by itself.
 func (s *Stager) Restage(ctx context.Context, rec *Record, asDevice bool, rule string) error {
+	if rec.Stage.Done(asDevice) {
+		return nil
+	}
 	req, err := s.storedRequest(rec)
 	if err != nil {
 		return err
@@ -246,10 +249,11 @@ func (s *Stager) Restage(ctx context.Context, rec *Record, asDevice bool, rule s
 			return err
 		}
 	}
-	return s.Stage(ctx, rec, req, asDevice, rule, func(ctx context.Context) error {
+	_, err = s.Stage(ctx, rec, req, asDevice, rule, func(ctx context.Context) ([]byte, error) {
 		_, err := s.driver.Node.NodeStageVolume(ctx, req)
-		return s.driver.Error("asked to stage the volume", err, SecretsOf(req))
+		return nil, s.driver.Error("asked to stage the volume", err, SecretsOf(req))
 	})
+	return err
 }
 
 // storedRequest is kubelet's stage request, from memory or from the record.

@@ -1,6 +1,7 @@
 package csi
 
 import (
+	"cmp"
 	"context"
 	"path"
 	"path/filepath"
@@ -18,7 +19,7 @@ func (f *Front) podFor(ctx context.Context, w *decision.VolumeRequest) (*decisio
 	if f.cfg.Pods == nil {
 		return nil, nil //nolint:nilnil // no pod is a fact, not a failure
 	}
-	uid, err := f.podUID(w.Context, w.Path)
+	uid, err := f.podUID(w)
 	if err != nil || uid == "" {
 		return nil, refusal.WithParty(volume.PartyRequest, err)
 	}
@@ -37,8 +38,8 @@ func (f *Front) podAt(ctx context.Context, target string) string {
 	if f.cfg.Pods == nil {
 		return target
 	}
-	uid, err := f.podUID(nil, target)
-	if err != nil || uid == "" {
+	uid := kubelet.PodUID(f.belowKubeletRoot(target))
+	if uid == "" {
 		return target
 	}
 	ctx, cancel := context.WithTimeout(ctx, podNameTimeout)
@@ -52,16 +53,12 @@ func (f *Front) podAt(ctx context.Context, target string) string {
 
 // podUID is the pod of a publish: as kubelet names it, and as the target's path does, for
 // kubelet does not name it to every driver.
-func (f *Front) podUID(volumeContext map[string]string, target string) (string, error) {
-	named, ofTarget := volumeContext[decision.PodUIDKey], kubelet.PodUID(f.belowKubeletRoot(target))
-	switch {
-	case named == "":
-		return ofTarget, nil
-	case ofTarget == "" || ofTarget == named:
-		return named, nil
-	default:
+func (f *Front) podUID(w *decision.VolumeRequest) (string, error) {
+	named, ofTarget := w.Context[decision.PodUIDKey], kubelet.PodUID(f.belowKubeletRoot(w.Path))
+	if named != "" && ofTarget != "" && named != ofTarget {
 		return "", decision.PodsDiffer(named, ofTarget)
 	}
+	return cmp.Or(named, ofTarget), nil
 }
 
 // inlineName is the name of an inline ephemeral volume in its pod, or "".

@@ -1,0 +1,181 @@
+package csi
+
+import (
+	"context"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"go.uber.org/zap"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/crust-proxy/crust-proxy/internal/front/csi/decision"
+	"github.com/crust-proxy/crust-proxy/internal/front/csi/refusal"
+	"github.com/crust-proxy/crust-proxy/internal/front/csi/staging"
+	"github.com/crust-proxy/crust-proxy/internal/front/kubelet"
+	"github.com/crust-proxy/crust-proxy/internal/front/policy"
+	"github.com/crust-proxy/crust-proxy/internal/ground/rpccode"
+	"github.com/crust-proxy/crust-proxy/internal/ground/telemetry"
+	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+)
+
+// driverProxy is what the Node calls of one driver work with.
+type driverProxy struct {
+	front   *Front
+	volumes Volumes
+	records *staging.Records
+	private *staging.PrivatePaths
+	driver  *staging.Driver
+	stager  *staging.Stager
+	log     *zap.Logger
+}
+
+// forwardFunc sends kubelet's own request to the driver.
+type forwardFunc = func(ctx context.Context) (reply []byte, err error)
+
+// answerFunc answers one call in the driver's place, or forwards it.
+type answerFunc = func(ctx context.Context, p *driverProxy, raw []byte, forward forwardFunc) ([]byte, error)
+
+// intercepted are the methods that the front answers itself where a volume is deferred.
+var intercepted = map[string]answerFunc{
+	csi.Node_NodeGetCapabilities_FullMethodName: getCapabilities,
+	csi.Node_NodeStageVolume_FullMethodName:     parsed(stageVolume),
+	csi.Node_NodeUnstageVolume_FullMethodName:   parsed(unstageVolume),
+	csi.Node_NodePublishVolume_FullMethodName:   parsed(publishVolume),
+	csi.Node_NodeUnpublishVolume_FullMethodName: parsed(unpublishVolume),
+	csi.Node_NodeGetVolumeStats_FullMethodName:  parsed(getVolumeStats),
+	csi.Node_NodeGetVolumeHealth_FullMethodName: parsed(getVolumeHealth),
+	csi.Node_NodeExpandVolume_FullMethodName:    parsed(expandVolume),
+}
+
+// parsed makes an answerFunc of a function that takes the parsed request.
+func parsed[M any, Request interface {
+	*M
+	proto.Message
+}](answer func(context.Context, *driverProxy, Request, forwardFunc) ([]byte, error)) answerFunc {
+	return func(ctx context.Context, p *driverProxy, raw []byte, forward forwardFunc) ([]byte, error) {
+		req := Request(new(M))
+		if err := proto.Unmarshal(raw, req); err != nil {
+			return nil, decision.Unreadable(err)
+		}
+		return answer(ctx, p, req, forward)
+	}
+}
+
+// Answered lists the intercepted methods. The front words their errors itself.
+func Answered() map[string]bool {
+	methods := make(map[string]bool, len(intercepted))
+	for method := range intercepted {
+		methods[method] = true
+	}
+	return methods
+}
+
+func (p *driverProxy) couldDefer(req *csi.NodeStageVolumeRequest) bool {
+	has := p.driver.LastCapabilities() // nil: it has not told yet
+	return has == nil || has.Native || p.front.policy.Load().CouldDefer(p.stageRequest(req).Input)
+}
+
+func (p *driverProxy) stageRequest(req *csi.NodeStageVolumeRequest) *decision.VolumeRequest {
+	return decision.StageRequest(p.driver.Name, p.front.cfg.DefaultFSType, req)
+}
+
+// withLock runs a call that changes a volume under the volume's lock. The driver itself
+// refuses a request without a volume or path.
+func (p *driverProxy) withLock(
+	ctx context.Context, volumeID, path string, forward forwardFunc, run func(staging.VolumeID) ([]byte, error),
+) ([]byte, error) {
+	if volumeID == "" || path == "" {
+		return forward(ctx)
+	}
+	id := p.driver.ID(volumeID)
+	unlock, err := p.front.lock(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	return run(id)
+}
+
+// find looks up the deferred volume of a stats, health or expand call, and names it for the
+// call's log: by its target, else by its id, for kubelet may name the staging path instead.
+// While a volume is being removed a sandbox may still have its device.
+func (p *driverProxy) find(ctx context.Context, volumeID, path, stagingPath string) (found deferral.Status, deferred bool, err error) {
+	found, deferred, err = p.front.find(path)
+	if err != nil {
+		return found, false, err
+	}
+	if deferred && decision.CheckSameVolume(found.Volume, p.driver.Name, volumeID) != nil {
+		deferred = false
+	}
+	if !deferred {
+		found, deferred = p.findStaged(volumeID, func(at string) bool { return at != "" && (at == path || at == stagingPath) })
+	}
+	if deferred {
+		call := telemetry.CallFrom(ctx)
+		call.Volume, call.Target, call.Handler = string(found.Key), found.Target, found.Handler
+	}
+	return found, deferred, nil
+}
+
+// findStaged looks up a deferred volume by its id and staging path; one that is not being
+// removed comes first.
+func (p *driverProxy) findStaged(volumeID string, is func(stagingPath string) bool) (found deferral.Status, deferred bool) {
+	for _, status := range p.volumes.OfOrigin(p.driver.Name, volumeID) {
+		if is(status.Origin.Staging) && (!deferred || !status.Removing) {
+			found, deferred = status, true
+		}
+	}
+	return found, deferred
+}
+
+// isStagedAsDevice reports whether the driver has staged the volume as a device. Then it
+// knows nothing of kubelet's paths, also while no pod has the volume.
+func (p *driverProxy) isStagedAsDevice(volumeID, path string) bool {
+	rec := p.records.Get(p.driver.ID(volumeID))
+	return rec.StagedAsDevice() && !kubelet.IsRawBlock(path)
+}
+
+// checkBlockWay refuses a volume that the driver cannot give as a block device.
+func (p *driverProxy) checkBlockWay(w *decision.VolumeRequest, verdict *policy.Verdict) error {
+	if w.Inline {
+		return decision.InlineAsDevice(w, verdict)
+	}
+	return p.stager.CheckRawBlock(verdict.Rule)
+}
+
+// recordRefusal ends a stage or a publish: an error is listed as a refusal and becomes one
+// sentence, for kubelet shows it with the pod. Success removes the volume from the list.
+func (p *driverProxy) recordRefusal(w *decision.VolumeRequest, rules *decision.Rules, verdict *policy.Verdict, pod *decision.Pod, err error) error {
+	if err == nil {
+		p.front.forgetRefusal(w.Path)
+		return nil
+	}
+	if status.Code(rpccode.Status(err)) == codes.Canceled {
+		return err // kubelet went away, and nobody refused
+	}
+	refused := volume.Refusal{
+		Key: p.front.key(w.Path), Target: w.Path, Driver: p.driver.Name, VolumeID: refusal.Clip(w.VolumeID), FSType: refusal.Clip(w.FSType),
+		AccessMode: w.AccessMode, Rule: verdict.Rule, Handler: rules.Handler(verdict), Party: refusal.PartyOf(err),
+	}
+	if pod != nil {
+		refused.PodUID = pod.UID
+	} else {
+		refused.PodUID, _ = p.front.podUID(w) // where its two sources differ that is the error
+	}
+	refused.PodNamespace, refused.PodName = decision.PodNames(pod, w)
+	err = refusal.Sentence(&refused, err)
+	refused.Error = status.Convert(err).Message()
+	p.front.refused.Add(refused)
+	p.front.cfg.Observer.Refused(p.driver.Name, refused.Party)
+	return err
+}
+
+// namingPod adds the pod on record to the error of a call for a deferred volume.
+func namingPod(v *volume.Volume, err error) error {
+	if err == nil || v == nil || v.Origin == nil || v.Origin.PodName == "" {
+		return err
+	}
+	return refusal.Sentence(&volume.Refusal{Target: v.Target, PodNamespace: v.Origin.PodNamespace, PodName: v.Origin.PodName}, err)
+}

@@ -1,0 +1,157 @@
+package csi
+
+import (
+	"context"
+	"errors"
+	"slices"
+
+	"go.uber.org/zap"
+
+	"github.com/crust-proxy/crust-proxy/internal/front/csi/decision"
+	"github.com/crust-proxy/crust-proxy/internal/front/csi/refusal"
+	"github.com/crust-proxy/crust-proxy/internal/front/csi/staging"
+	"github.com/crust-proxy/crust-proxy/pkg/deferral/claim"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+	"github.com/crust-proxy/crust-proxy/pkg/volume/mountopt"
+)
+
+// publishDeferred hands the volume to the sandbox, in one of two ways.
+func (p *publishCall) publishDeferred(ctx context.Context) ([]byte, error) {
+	has, err := p.proxy.driver.Capabilities(ctx)
+	if err != nil {
+		return nil, err
+	}
+	way, err := p.way(has)
+	if err != nil {
+		return nil, err
+	}
+	if way == "" {
+		reply, err := p.forward(ctx)
+		return reply, p.proxy.driver.Error("asked to publish the volume", err, staging.SecretsOf(p.req))
+	}
+	if err := decision.CheckDeferrable(p.w, &p.verdict); err != nil {
+		return nil, err
+	}
+	if err := decision.CheckSecondWriter(p.w, &p.state, p.pod); err != nil {
+		return nil, err
+	}
+	switch {
+	case way == volume.WayBlock:
+		return (&blockPublish{call: p, has: has}).run(ctx)
+	case !has.Native:
+		return nil, refusal.WithParty(volume.PartyDriver, cannotDeferAnyMore(p.target, p.id.Driver))
+	default:
+		return (&nativePublish{call: p, has: has}).run(ctx)
+	}
+}
+
+// way returns how the driver is asked. While the volume is on record the way stays the same,
+// for a second reader too: the device is staged in that way, under the sandboxes that have it.
+// A record without an origin is of a driver that called the Runtime API, or was lost. The way
+// is "" for a driver that calls the Runtime API without being asked to defer.
+func (p *publishCall) way(has *staging.Capabilities) (string, error) {
+	on := p.state.Published
+	if on == nil && len(p.state.Elsewhere) > 0 {
+		on = &p.state.Elsewhere[0]
+	}
+	if on != nil && on.Origin != nil {
+		return on.Origin.Way, nil
+	}
+	if on != nil {
+		if asDevice, err := p.proxy.private.Published(p.id, p.target); asDevice || err != nil {
+			return volume.WayBlock, err
+		}
+	}
+	switch {
+	case has.Native:
+		return volume.WayNative, nil
+	case on != nil:
+		return "", nil
+	default:
+		return volume.WayBlock, nil
+	}
+}
+
+// handOver hands the volume over to the broker, with what the sandbox has to mount.
+func (p *publishCall) handOver(ctx context.Context, in volume.Instruction, has *staging.Capabilities) error {
+	var err error
+	if in.Group, in.GroupPolicy, err = p.group(); err != nil {
+		return err
+	}
+	in.Target, in.Driver, in.Handler = p.target, p.id.Driver, p.verdict.Handler
+	in.Origin.VolumeID, in.Origin.Rule, in.Origin.AccessMode = p.id.ID, p.verdict.Rule, p.w.AccessMode
+	in.Origin.PodNamespace, in.Origin.PodName = decision.PodNames(p.pod.Known(), p.w)
+	if has.Stage {
+		in.Origin.Staging = p.req.GetStagingTargetPath()
+	}
+	marked, err := p.mark(slices.Contains(mountopt.Split(in.MountFlags), "ro"))
+	if err != nil {
+		return err
+	}
+	v, err := p.proxy.volumes.Defer(ctx, in)
+	if err == nil {
+		p.logHazards(ctx, v)
+		return nil
+	}
+	if marked && p.state.Published == nil { // the pod has not started
+		err = refusal.JoinUndo(p.target, err, p.proxy.front.store.Marks.Remove(p.id))
+	}
+	return refusal.WithBrokerParty(p.namingOwner(err))
+}
+
+// mark marks the volume before a sandbox gets it read-write.
+func (p *publishCall) mark(readOnly bool) (marked bool, err error) {
+	if readOnly {
+		return false, nil
+	}
+	mark := staging.Mark{Driver: p.id.Driver, VolumeID: p.id.ID, Rule: p.verdict.Rule, Handler: p.rules.Handler(&p.verdict)}
+	marked, err = p.proxy.front.mark(p.rules, p.w.Input, mark, p.state.Published != nil)
+	return marked, refusal.WithParty(volume.PartyNode, err)
+}
+
+// namingOwner adds to the refusal of a device that another volume owns the pod of that volume.
+func (p *publishCall) namingOwner(err error) error {
+	owned, is := errors.AsType[*claim.OwnedError](err)
+	if !is {
+		return err
+	}
+	other, known, failed := p.proxy.volumes.Find(owned.Target)
+	if failed != nil || !known || other.Origin == nil || other.Origin.PodName == "" {
+		return err
+	}
+	return volume.Errorf(volume.KindOf(err), "%w (that volume is of %s)", err, decision.PodText(other.Origin.PodNamespace, other.Origin.PodName))
+}
+
+// group returns the group that must own the files. For a published volume the group is on
+// record, so the cluster is not asked again.
+func (p *publishCall) group() (string, volume.GroupPolicy, error) {
+	group, change, err := decision.Group(p.w, p.pod.Known())
+	if on := p.state.Published; err == nil && on != nil && change == "" && (group == "" || group == on.Group) {
+		return on.Group, on.GroupPolicy, nil // kubelet sends no policy, and may send no group either
+	}
+	return group, change, err
+}
+
+func (p *publishCall) mountFlags(flags []string, readOnly bool) []string {
+	return decision.MountFlags(flags, readOnly, p.rules.Abilities(p.verdict.Handler).SELinux)
+}
+
+// logHazards logs what the pod's runtime will do wrong with the volume, before the pod's
+// containers start. A repeated publish logs nothing.
+func (p *publishCall) logHazards(ctx context.Context, v *volume.Volume) {
+	if p.state.Published != nil || p.pod == nil {
+		return
+	}
+	namespace, name := decision.PodNames(p.pod.Pod, p.w)
+	handler := p.pod.Pod.RuntimeHandler
+	log := p.proxy.log.With(zap.String("pod", namespace+"/"+name), zap.String("volume", p.target),
+		zap.String("runtimeHandler", refusal.OneLine(handler)))
+	for _, hazard := range decision.Hazards(p.rules.Handler(&p.verdict), p.pod) {
+		log.Warn(hazard.Text, zap.Strings("containers", hazard.Containers), zap.String("nameInPod", refusal.OneLine(p.pod.Volume.Name)))
+	}
+	// Where the handler's name does not say runtime-rs this is known with the first stats.
+	disks := p.proxy.front.cfg.Disks
+	if v.Group != "" && decision.IsRuntimeRS(handler) && disks.LacksGroup(ctx, v) {
+		log.Warn(volume.GroupIgnoredText, zap.String("group", v.Group))
+	}
+}
