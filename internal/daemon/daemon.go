@@ -169,7 +169,7 @@ func (d *daemon) buildBroker(cfg *config.Config) error {
 		return err
 	}
 	d.preparer = newPreparer(cfg, d.log)
-	d.openers = newOpeners(cfg, d.log)
+	d.openers = newOpeners(d.log)
 	d.broker, err = deferral.NewBroker(deferral.Config{
 		StateDir: cfg.StateDir(), Root: cfg.KubeletRoot, Describe: kubelet.Describe, Devices: claim.DevicePolicy(cfg.Devices),
 		Handlers: d.handlers.projectors(), DefaultHandler: cfg.Handlers.Default,

@@ -1,20 +1,18 @@
 package daemon
 
 import (
-	"path/filepath"
 	"time"
 
 	"go.uber.org/zap"
 
-	"github.com/crust-proxy/crust-proxy/internal/daemon/config"
 	"github.com/crust-proxy/crust-proxy/internal/ground/openers"
 	"github.com/crust-proxy/crust-proxy/internal/ground/telemetry"
 )
 
 // newOpeners makes the finder of who has a device open, and logs how it proves that nobody has.
-func newOpeners(cfg *config.Config, log *zap.Logger) *openers.Finder {
+func newOpeners(log *zap.Logger) *openers.Finder {
 	began := time.Now()
-	finder := openers.New(cfg.Containerd.Socket, cfg.CRI.Socket, filepath.Join(cfg.KubeletRoot, "pod-resources", "kubelet.sock"))
+	finder := openers.New()
 	method, why := finder.Method()
 	took := zap.Duration(telemetry.FieldDuration, time.Since(began))
 	if why == nil {

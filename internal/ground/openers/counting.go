@@ -217,7 +217,7 @@ func (c *counter) nameUnseen(of *counted, q *Query) string {
 }
 
 // namesOf names some of the processes.
-func namesOf[T fmt.Stringer](processes []T) (names []string) {
+func namesOf(processes []Holder) (names []string) {
 	for _, who := range processes[:min(maxNames, len(processes))] {
 		names = append(names, who.String())
 	}

@@ -18,6 +18,9 @@ import (
 // inode. That of anything else is zero.
 type File = scan.File
 
+// Holder is a process that has a device open.
+type Holder = scan.Holder
+
 // FileOf returns what an examined file is.
 func FileOf(st *unix.Stat_t) File {
 	switch st.Mode & unix.S_IFMT {

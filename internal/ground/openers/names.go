@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"encoding/binary"
 	"errors"
-	"fmt"
 	"io"
 	"os"
 	"time"
@@ -186,24 +185,6 @@ func readHits(all io.Reader, until time.Time) (found []hit, err error) {
 		}
 	}
 	return found, os.ErrDeadlineExceeded
-}
-
-// Holder is a process that has a device open.
-type Holder struct {
-	PID int
-	// Program is the name of its executable file.
-	Program string
-	// Group is the last part of its control group's path, which names its container or unit.
-	Group string
-}
-
-// String names the process for a person.
-func (h Holder) String() string {
-	text := fmt.Sprintf("process %d (%.40q)", h.PID, h.Program)
-	if h.Group != "" && h.Group != "/" {
-		text += fmt.Sprintf(" of the control group %.72q", h.Group)
-	}
-	return text
 }
 
 func (h *hit) holder() Holder {

@@ -63,18 +63,17 @@ type Finder struct {
 	scan  *scanning
 }
 
-// New makes a finder that counts, or that scans if that is not possible. The sockets, of kubelet and
-// the container runtime, tell a scan in a container whether it sees the node's processes.
-func New(sockets ...string) *Finder {
-	f := NewScanner(nil, sockets...)
+// New makes a finder that counts, or that scans if that is not possible.
+func New() *Finder {
+	f := NewScanner(nil)
 	f.count, f.why = newCounter()
 	return f
 }
 
 // NewScanner makes a finder that scans, for the given reason.
-func NewScanner(why error, sockets ...string) *Finder {
+func NewScanner(why error) *Finder {
 	f := &Finder{why: why}
-	f.scan = &scanning{scan.New(sockets...), f.Layers}
+	f.scan = &scanning{scan.New(), f.Layers}
 	return f
 }
 

@@ -54,16 +54,12 @@ func (s *scanning) look(ctx context.Context, q Query, file File) (found, error) 
 	return found{}, nil
 }
 
-func (s *scanning) holders(ctx context.Context, q *Query, file File) (out []Holder, err error) {
+func (s *scanning) holders(ctx context.Context, q *Query, file File) ([]Holder, error) {
 	layers, err := s.layers(file, q.FD)
 	if err != nil {
 		return nil, err
 	}
-	have, err := s.processes.Find(ctx, q.Servers, layers...)
-	for _, h := range have {
-		out = append(out, Holder{PID: h.PID, Program: h.Program})
-	}
-	return out, err
+	return s.processes.Find(ctx, q.Servers, layers...)
 }
 
 // loopOver names a loop device over the layers of a device, or over the rest of its stack, that somebody

@@ -3,7 +3,6 @@ package scan
 import (
 	"context"
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -25,7 +24,7 @@ import (
 
 // attacks is what the test program does as another process. It then holds it.
 var attacks = map[string]func(arg string) error{
-	"many": openMany, "share": share, "fuse": holdOnFUSE, "exec": hangInExec, "shutdown": shutDown, "serve": serve, "blind": tellBlind,
+	"many": openMany, "share": share, "fuse": holdOnFUSE, "exec": hangInExec, "shutdown": shutDown, "blind": findBlind,
 }
 
 const nobody = 65534
@@ -75,14 +74,6 @@ func openMany(many string) error {
 	return err
 }
 
-// most is how many descriptors a process of this test can have, beside some of its own.
-func most(t *testing.T, want int) int {
-	t.Helper()
-	var limit unix.Rlimit
-	check.Must(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &limit))
-	return min(want, int(limit.Max)-100)
-}
-
 // share has 50 processes with one descriptor table.
 func share(arg string) error {
 	many, path, _ := strings.Cut(arg, ":")
@@ -112,12 +103,14 @@ func TestASharedTableIsReadOnce(t *testing.T) {
 	path := filepath.Join(openDir(t), "disk.img")
 	check.Must(t, os.WriteFile(path, nil, 0o600))
 	check.Must(t, os.Chown(path, nobody, nobody))
-	many := most(t, 20_000)
+	var limit unix.Rlimit
+	check.Must(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &limit))
+	many := min(20_000, int(limit.Max)-100)
 	holder := startAs(t, asNobody, "share", strconv.Itoa(many)+":"+path)
 	s, looks := New(), atomic.Int64{}
-	s.statx = func(dir int, name string, mask int, st *unix.Statx_t) error {
+	s.statx = func(dir, fd, mask int, st *unix.Statx_t) error {
 		looks.Add(1)
-		return statx(dir, name, mask, st)
+		return statx(dir, fd, mask, st)
 	}
 	expect(t, s, device, 0, 0)
 	t.Logf("%d looks at one table of %d and the machine's", looks.Load(), many)
@@ -135,29 +128,6 @@ func fileAt(t *testing.T, path string) File {
 		return File{Block: true, Major: unix.Major(st.Rdev), Minor: unix.Minor(st.Rdev)}
 	}
 	return File{Major: unix.Major(st.Dev), Minor: unix.Minor(st.Dev), Inode: st.Ino}
-}
-
-// TestManyDescriptors is a virtiofsd whose guest walked a tree, or several where the limit
-// for one process is low. Beyond the budget a process is named.
-func TestManyDescriptors(t *testing.T) {
-	left := 200_000
-	var last *exec.Cmd
-	for left > 0 {
-		many := most(t, left)
-		last = start(t, "many", strconv.Itoa(many))
-		left -= many
-	}
-	s := New()
-	if os.Geteuid() == 0 {
-		expect(t, s, device, 0, 0)
-	}
-	s.budget = 1000
-	for pid := range processes(t) {
-		if pid != last.Process.Pid {
-			s.skip = append(s.skip, pid)
-		}
-	}
-	expect(t, s, device, 0, last.Process.Pid)
 }
 
 func processes(t *testing.T) map[int]bool {
@@ -375,8 +345,8 @@ func run(t *testing.T, program string, args ...string) {
 func hanging(s *Scanner, f File) (release func()) {
 	wait := make(chan struct{})
 	s.hangTime = 80 * time.Millisecond
-	s.statx = func(dir int, name string, mask int, st *unix.Statx_t) error {
-		err := statx(dir, name, mask, st)
+	s.statx = func(dir, fd, mask int, st *unix.Statx_t) error {
+		err := statx(dir, fd, mask, st)
 		if err == nil && f == (File{Major: st.Dev_major, Minor: st.Dev_minor, Inode: st.Ino}) && !f.Block ||
 			f.Block && st.Mode&unix.S_IFMT == unix.S_IFBLK && f == (File{Block: true, Major: st.Rdev_major, Minor: st.Rdev_minor}) {
 			<-wait
@@ -450,11 +420,15 @@ func TestADeviceIsNotPassedOver(t *testing.T) {
 
 // TestTooManyHang: their threads are bounded, and the processes are named.
 func TestTooManyHang(t *testing.T) {
+	needRoot(t)
+	path, f := image(t)
+	start(t, "rw", path)
 	s := New()
-	hung := &table{pid: 4711, dir: "/proc/4711"}
-	for range maxHung {
-		s.hung[&walk{}] = position{table: hung}
+	for fd := range int64(maxHung) {
+		s.hung[place{id: 4711, fd: fd}] = 0
 	}
+	expect(t, s, device, 0, 0)
+	defer hanging(s, f)()
 	expect(t, s, device, 0, 4711)
 }
 
@@ -468,98 +442,24 @@ func TestASlowScanNamesAProcess(t *testing.T) {
 			s.skip = append(s.skip, pid)
 		}
 	}
-	s.statx = func(int, string, int, *unix.Statx_t) error { time.Sleep(10 * time.Millisecond); return unix.ENOENT }
+	s.statx = func(int, int, int, *unix.Statx_t) error { time.Sleep(10 * time.Millisecond); return unix.ENOENT }
 	expect(t, s, device, 0, holder.Process.Pid)
 }
 
-// TestNobodyWaits: a scan ends soon when its last caller leaves, and is not begun.
-func TestNobodyWaits(t *testing.T) {
-	s := New()
-	var looks atomic.Int64
-	s.statx = func(int, string, int, *unix.Statx_t) error {
-		looks.Add(1)
-		time.Sleep(time.Millisecond)
-		return unix.ENOENT
-	}
-	s.turn <- struct{}{}
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
-	defer cancel()
-	if _, err := s.Find(ctx, nil, device); err == nil || s.next != nil {
-		t.Errorf("error %v, next %v", err, s.next)
-	}
-	<-s.turn
-	time.Sleep(20 * time.Millisecond)
-	if looks.Load() > 0 {
-		t.Error("a scan was begun")
-	}
-	start(t, "many", "10000")
-	ctx, cancel = context.WithTimeout(t.Context(), 50*time.Millisecond)
-	defer cancel()
-	_, err := s.Find(ctx, nil, device)
-	began := time.Now()
-	s.turn <- struct{}{}
-	if err == nil || looks.Load() == 0 || time.Since(began) > time.Second {
-		t.Errorf("error %v, %d looks, and the turn was free after %v", err, looks.Load(), time.Since(began))
-	}
-}
-
-// serve listens on a socket, as kubelet does.
-func serve(socket string) error {
-	if _, err := net.Listen("unix", socket); err != nil {
-		return err
-	}
-	time.Sleep(time.Minute) // its PID namespace ends before
-	return nil
-}
-
-// tellBlind prints what Blind says in another PID namespace.
-func tellBlind(arg string) error {
-	how, socket, _ := strings.Cut(arg, ":")
-	if how == "own" {
-		if _, err := net.Listen("unix", socket); err != nil {
-			return err
-		}
-	}
-	for range 500 {
-		if conn, err := net.Dial("unix", socket); err == nil || how == "none" {
-			if err == nil {
-				_ = conn.Close()
-			}
-			_, err = New(socket).Find(context.Background(), nil, device)
-			fmt.Println("answer:", err)
-			os.Exit(0)
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
-	return fmt.Errorf("nobody serves %s", socket)
-}
-
 // TestAContainerIsBlind without the node's PID namespace, even if its first process is a shell.
-// A peer that it sees proves that it has the node's, where the node is a container.
 func TestAContainerIsBlind(t *testing.T) {
 	needRoot(t)
-	outside := filepath.Join(t.TempDir(), "kubelet.sock")
-	listener, err := net.Listen("unix", outside)
-	check.Must(t, err)
-	defer func() { _ = listener.Close() }()
-	for name, c := range map[string]struct {
-		socket, first string
-		sees          bool
-	}{
-		"none":   {outside + ".none", "", false},
-		"host":   {outside, "", false},
-		"own":    {outside + ".own", "", false},
-		"inside": {outside + ".inside", holderEnv + `=serve:$socket "$0" &`, true},
-	} {
-		t.Run(name, func(t *testing.T) {
-			cmd := exec.Command("sh", "-c", `mount --make-rprivate / && mount -t proc proc /proc && `+"{ "+c.first+` "$0"; true; }`, os.Args[0])
-			cmd.Env = append(os.Environ(), "socket="+c.socket, holderEnv+"=blind:"+name+":"+c.socket)
-			cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWPID | unix.CLONE_NEWNS}
-			cmd.WaitDelay = time.Second
-			out, err := cmd.CombinedOutput()
-			if sees := strings.Contains(string(out), "answer: <nil>"); err != nil || sees != c.sees || !sees && !strings.Contains(string(out), volume.TextNeedsHost) {
-				t.Errorf("%v, %s", err, out)
-			}
-		})
+	cmd := exec.Command("sh", "-c", `mount --make-rprivate / && mount -t proc proc /proc && { "$0"; true; }`, os.Args[0])
+	cmd.Env = append(os.Environ(), holderEnv+"=blind:")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWPID | unix.CLONE_NEWNS}
+	out, err := cmd.CombinedOutput()
+	if err != nil || !strings.Contains(string(out), volume.TextNeedsHost) {
+		t.Errorf("%v, %s", err, out)
 	}
+}
+
+// findBlind asks in another PID namespace, and fails with the answer.
+func findBlind(string) error {
+	_, err := New().Find(context.Background(), nil, device)
+	return err
 }

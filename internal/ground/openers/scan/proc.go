@@ -2,9 +2,9 @@ package scan
 
 import (
 	"bytes"
-	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -13,32 +13,26 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// direntHeader is the length of linux_dirent64 up to its name.
-const direntHeader = 19
-
-// eachEntry calls see for every entry of a directory, with a descriptor of it, until see
-// returns false.
-func eachEntry(path string, see func(dir int, name string, inode uint64) bool) error {
-	dir, err := unix.Open(path, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+// eachNumber calls see for every entry of a directory whose name is a number, with a descriptor of the
+// directory, until see returns false.
+func eachNumber(path string, see func(dir, number int) bool) error {
+	dir, err := os.Open(path) //nolint:gosec // below /proc
 	if err != nil {
 		return err
 	}
-	defer func() { _ = unix.Close(dir) }()
-	buf := make([]byte, 8<<10)
+	defer func() { _ = dir.Close() }()
 	for {
-		n, err := unix.Getdents(dir, buf)
-		if errors.Is(err, unix.EINTR) {
-			continue
+		names, err := dir.Readdirnames(512)
+		if errors.Is(err, io.EOF) {
+			return nil
 		}
-		if err != nil || n <= 0 {
+		if err != nil {
 			return err
 		}
-		for rest := buf[:n]; len(rest) >= direntHeader; {
-			size := binary.NativeEndian.Uint16(rest[16:])
-			if !see(dir, unix.ByteSliceToString(rest[direntHeader:size]), binary.NativeEndian.Uint64(rest)) {
+		for _, name := range names {
+			if number, err := strconv.Atoi(name); err == nil && !see(int(dir.Fd()), number) {
 				return nil
 			}
-			rest = rest[size:]
 		}
 	}
 }
@@ -47,10 +41,10 @@ func eachEntry(path string, see func(dir int, name string, inode uint64) bool) e
 func isGone(err error) bool { return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ESRCH) }
 
 // statxFunc is unix.Statx without flags. Tests replace it.
-type statxFunc func(dir int, name string, mask int, st *unix.Statx_t) error
+type statxFunc func(dir, fd, mask int, st *unix.Statx_t) error
 
-func statx(dir int, name string, mask int, st *unix.Statx_t) error {
-	return unix.Statx(dir, name, unix.AT_STATX_DONT_SYNC, mask, st)
+func statx(dir, fd, mask int, st *unix.Statx_t) error {
+	return unix.Statx(dir, strconv.Itoa(fd), unix.AT_STATX_DONT_SYNC, mask, st)
 }
 
 // inodeOf returns the inode of a directory of /proc, or 0.
@@ -72,17 +66,16 @@ func sharesFiles(one, other int) (bool, error) {
 	return order == 0, nil
 }
 
-// program returns the name of a process's executable file, which a process cannot choose as
-// freely as its title.
-func (t *table) program() string {
+// holder names the process by its executable file, which it cannot choose as freely as its title.
+func (t *table) holder() Holder {
+	h := Holder{PID: t.pid, Program: commOf(t.dir)}
 	if t.stuck {
-		return commOf(t.dir)
+		return h
 	}
-	exe, err := os.Readlink(t.dir + "/exe")
-	if err != nil {
-		return commOf(t.dir)
+	if exe, err := os.Readlink(t.dir + "/exe"); err == nil {
+		h.Program = filepath.Base(strings.TrimSuffix(exe, " (deleted)"))
 	}
-	return filepath.Base(strings.TrimSuffix(exe, " (deleted)"))
+	return h
 }
 
 func commOf(dir string) string {
@@ -93,33 +86,21 @@ func commOf(dir string) string {
 	return strings.TrimSpace(string(comm))
 }
 
-// kernelThread is PF_KTHREAD of the kernel's <linux/sched.h>.
-const kernelThread = 0x00200000
-
-// isKernelThread reads the flags of a process.
-func isKernelThread(dir string) bool {
-	fields := statOf(dir)
-	if len(fields) < 7 {
-		return false
-	}
-	flags, err := strconv.ParseUint(fields[6], 10, 64)
-	return err == nil && flags&kernelThread != 0
-}
-
-// statOf reads the fields of a process that follow its name in parentheses, which may hold
-// anything: state, parent, and so on.
-func statOf(dir string) []string {
+// parentOf returns the parent of a process, or "". It follows the name in parentheses, which may hold
+// anything, and the state.
+func parentOf(dir string) string {
 	raw, _ := os.ReadFile(dir + "/stat") //nolint:gosec // below /proc
-	return strings.Fields(string(raw[bytes.LastIndexByte(raw, ')')+1:]))
+	fields := strings.Fields(string(raw[bytes.LastIndexByte(raw, ')')+1:]))
+	if len(fields) < 2 {
+		return ""
+	}
+	return fields[1]
 }
 
 // isOwnFork reports whether a process is a fork of this one that has not begun its program
 // yet. Until then it has all our descriptors, and our command line.
 func (t *table) isOwnFork() bool {
-	if t.stuck {
-		return false
-	}
-	if of := statOf(t.dir); len(of) < 2 || of[1] != strconv.Itoa(os.Getpid()) {
+	if t.stuck || parentOf(t.dir) != strconv.Itoa(os.Getpid()) {
 		return false
 	}
 	ours, err := os.ReadFile("/proc/self/cmdline")
@@ -133,12 +114,11 @@ type fdInfo struct {
 	mount        int
 }
 
-func readInfo(path string) (fdInfo, error) {
-	raw, err := os.ReadFile(path) //nolint:gosec // below /proc
+func (t *table) info(fd int) (info fdInfo, err error) {
+	raw, err := os.ReadFile(t.dir + "/fdinfo/" + strconv.Itoa(fd))
 	if err != nil {
 		return fdInfo{}, err
 	}
-	var info fdInfo
 	for line := range strings.Lines(string(raw)) {
 		key, text, _ := strings.Cut(line, ":")
 		switch text = strings.TrimSpace(text); key {
@@ -150,7 +130,7 @@ func readInfo(path string) (fdInfo, error) {
 			info.inode, err = strconv.ParseUint(text, 10, 64)
 		}
 		if err != nil {
-			return fdInfo{}, fmt.Errorf("%s cannot be understood: %w", path, err)
+			return fdInfo{}, fmt.Errorf("descriptor %d: what /proc says of it cannot be understood: %w", fd, err)
 		}
 	}
 	return info, nil
@@ -167,18 +147,6 @@ type filesystem struct {
 	known        bool
 	major, minor uint32
 	kind         string
-}
-
-// mayHave reports whether an unseen file of the filesystem may be f. The numbers that btrfs and
-// overlayfs tell for a file differ from that of the mount.
-func (on filesystem) mayHave(f File, denied bool) bool {
-	switch {
-	case !on.known:
-		return !f.Block || denied
-	case f.Block:
-		return on.kind == "devtmpfs" || on.kind == "tmpfs"
-	}
-	return on.kind == "btrfs" || on.kind == "overlay" || on.major == f.Major && on.minor == f.Minor
 }
 
 // filesystem returns that of a mount. It is unknown for a mount that the process cannot reach:

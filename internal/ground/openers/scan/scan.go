@@ -9,21 +9,22 @@
 //     or one that moves to another process or number during the scan,
 //   - a thread with a descriptor table of its own,
 //   - a device node on a disk filesystem that failed or hangs since: device nodes live on
-//     devtmpfs or tmpfs, which do not fail,
-//   - processes outside of the outermost PID namespace that the node's container runtime is in.
+//     devtmpfs or tmpfs, which do not fail.
 //
 // Unknown counts as busy, but only for the files that the unknown descriptor may be: a process
-// of one tenant does not stop the volumes of another. See walk.unseen for what decides that.
+// of one tenant does not stop the volumes of another. See table.unseen for what decides that.
 package scan
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
+
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
 // File is a block device by its number, or a regular file by its filesystem and
@@ -34,30 +35,41 @@ type File struct {
 	Inode        uint64
 }
 
+// String names a file for a person.
+func (f File) String() string {
+	if f.Block {
+		return fmt.Sprintf("the device %d:%d", f.Major, f.Minor)
+	}
+	return fmt.Sprintf("the image %d:%d inode %d", f.Major, f.Minor, f.Inode)
+}
+
 // Holder is a process that has a file open: a block device in any mode, a regular
 // file for writing.
 type Holder struct {
-	File File
-	PID  int
-	// Program is the name of the executable file.
+	PID int
+	// Program is the name of its executable file.
 	Program string
+	// Group is the last part of its control group's path, which names its container or unit. The
+	// scan does not read it.
+	Group string
 }
 
 // String names the process for a person.
-func (h Holder) String() string { return fmt.Sprintf("process %d (%.40q)", h.PID, h.Program) }
+func (h Holder) String() string {
+	text := fmt.Sprintf("process %d (%.40q)", h.PID, h.Program)
+	if h.Group != "" && h.Group != "/" {
+		text += fmt.Sprintf(" of the control group %.72q", h.Group)
+	}
+	return text
+}
 
 const (
 	// scanTime bounds one scan, which takes milliseconds. A caller waits for at most two.
 	scanTime = 10 * time.Second
 	// hangTime is how long one look at a descriptor may take before the scan goes on without it.
 	hangTime = time.Second
-	// hangTicks is how often a scan's progress is checked in this time. A machine that was
-	// suspended misses checks, so that its scans do not count as hanging.
-	hangTicks = 4
 	// maxHung bounds the goroutines, and their threads, that hang in the kernel.
 	maxHung = 16
-	// maxDescriptors bounds the descriptors that are read of one process.
-	maxDescriptors = 1 << 20
 )
 
 // Scanner reads the descriptors of all processes. Callers that come during a scan share
@@ -65,30 +77,23 @@ const (
 type Scanner struct {
 	proc     string
 	skip     []int
-	sockets  []string
-	budget   int
 	scanTime time.Duration
 	hangTime time.Duration
 	statx    statxFunc
-	turn     chan struct{} // the right to scan
-	sees     atomic.Bool   // a peer has proven that the node's processes can be seen
+	turn     sync.Mutex // the right to scan
 
 	mu   sync.Mutex
 	next *scan // not begun yet; nil if no caller waits for one
-	// hung has the abandoned walks whose look has not returned yet.
-	hung map[*walk]position
-	// kernel maps the PID of each kernel thread to the inode of its directory. Kernel
-	// threads have no descriptors and are half of all processes. Only the running scan
-	// replaces it.
-	kernel map[string]uint64
+	// hung has the places where a look hangs, with their mounts, until it returns.
+	hung map[place]int
 }
 
-// New makes a scanner. The sockets are those of kubelet and the container runtime, for Blind.
-// It skips this process and process 1: systemd keeps copies of our claims, and is no sandbox.
-func New(sockets ...string) *Scanner {
+// New makes a scanner. It skips this process and process 1: systemd keeps copies of our claims, and
+// is no sandbox.
+func New() *Scanner {
 	return &Scanner{
-		proc: "/proc", skip: []int{1, os.Getpid()}, sockets: sockets, budget: maxDescriptors,
-		scanTime: scanTime, hangTime: hangTime, statx: statx, turn: make(chan struct{}, 1), hung: make(map[*walk]position),
+		proc: "/proc", skip: []int{1, os.Getpid()},
+		scanTime: scanTime, hangTime: hangTime, statx: statx, hung: make(map[place]int),
 	}
 }
 
@@ -100,7 +105,6 @@ func (s *Scanner) Find(ctx context.Context, passOver []string, files ...File) ([
 		return nil, err
 	}
 	mine := s.join(files)
-	defer s.leave(mine)
 	select {
 	case <-mine.done:
 		return mine.answer(passOver, files)
@@ -109,152 +113,29 @@ func (s *Scanner) Find(ctx context.Context, passOver []string, files ...File) ([
 	}
 }
 
-// scan answers all callers that came before it began.
-type scan struct {
-	want   map[File]bool
-	ctx    context.Context // of all its callers: it ends when the last one leaves
-	cancel context.CancelFunc
-	// callers is how many wait, under the scanner's lock.
-	callers int
-
-	done  chan struct{} // closed at the end; the fields below do not change after that
-	found []sighting
-	err   error // concerns all files
-}
-
-// sighting is a holder or, with an error, a process that may be one.
-type sighting struct {
-	Holder
-	err error
-}
-
-// join enters the files into the next scan.
+// join enters the files into the next scan. What was read before a call proves nothing to its
+// caller.
 func (s *Scanner) join(files []File) *scan {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.next == nil {
-		ctx, cancel := context.WithCancel(context.Background())
-		s.next = &scan{want: make(map[File]bool), ctx: ctx, cancel: cancel, done: make(chan struct{})}
-		go s.run(s.next)
+	c := s.next
+	if c == nil {
+		c = &scan{s: s, want: make(map[File]bool), done: make(chan struct{})}
+		s.next = c
+		go func() {
+			defer close(c.done)
+			s.turn.Lock()
+			defer s.turn.Unlock()
+			s.mu.Lock()
+			s.next = nil
+			s.mu.Unlock()
+			c.run()
+		}()
 	}
 	for _, f := range files {
-		s.next.want[f] = true
+		c.want[f] = true
 	}
-	s.next.callers++
-	return s.next
-}
-
-// leave ends a scan that no caller waits for any more.
-func (s *Scanner) leave(c *scan) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if c.callers--; c.callers > 0 {
-		return
-	}
-	c.cancel()
-	if s.next == c {
-		s.next = nil
-	}
-}
-
-// run waits for its turn and scans. Callers that come later join the next scan: what was
-// read before a call proves nothing to that caller.
-func (s *Scanner) run(c *scan) {
-	defer close(c.done)
-	select {
-	case s.turn <- struct{}{}:
-		defer func() { <-s.turn }()
-	case <-c.ctx.Done():
-		return
-	}
-	s.mu.Lock()
-	if s.next == c {
-		s.next = nil
-	}
-	s.mu.Unlock()
-	ctx, cancel := context.WithTimeout(c.ctx, s.scanTime)
-	defer cancel()
-	for again := true; again; {
-		again = s.attempt(ctx, c)
-	}
-}
-
-// attempt walks through /proc once. It reports whether that has to be repeated, because one
-// look hung or a look that was believed to hang has returned.
-func (s *Scanner) attempt(ctx context.Context, c *scan) (again bool) {
-	w, err := s.begin(c.want)
-	if err != nil {
-		c.err = err
-		return false
-	}
-	ended := s.watch(ctx, w)
-	if ctx.Err() != nil {
-		c.err = tooSlowError(s.scanTime, w.position())
-	}
-	if !ended {
-		return c.err == nil
-	}
-	if c.found = w.found; c.err != nil {
-		return false
-	}
-	s.kernel, c.err = w.kernel, w.err
-	return s.hasReturned(w.passed)
-}
-
-// begin starts a walk, unless too many looks hang.
-func (s *Scanner) begin(want map[File]bool) (*walk, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if len(s.hung) >= maxHung {
-		return nil, hungError(s.hung)
-	}
-	w := newWalk(s, want)
-	go w.all()
-	return w, nil
-}
-
-// watch waits until a walk ends and reports whether it did. It abandons a walk that makes no
-// progress: one system call of it hangs, which nothing can interrupt.
-func (s *Scanner) watch(ctx context.Context, w *walk) bool {
-	tick := time.NewTicker(s.hangTime / hangTicks)
-	defer tick.Stop()
-	stopped := ctx.Done()
-	before, still := w.position(), 0
-	for {
-		select {
-		case <-w.done:
-			return true
-		case <-stopped:
-			w.stop.Store(true)
-			stopped = nil
-		case <-tick.C:
-			now := w.position()
-			if now != before {
-				before, still = now, 0
-			} else if still++; still == hangTicks {
-				return !s.abandon(w, now)
-			}
-		}
-	}
-}
-
-// abandon remembers where a walk hangs until it returns. It reports false if it has returned.
-func (s *Scanner) abandon(w *walk, at position) bool {
-	w.stop.Store(true)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if !w.ended {
-		s.hung[w] = at
-	}
-	return !w.ended
-}
-
-// hasReturned reports whether one of some abandoned walks has returned. What was passed over
-// because of it may be a device on a busy machine, and has to be looked at again.
-func (s *Scanner) hasReturned(walks []*walk) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return slices.ContainsFunc(walks, func(w *walk) bool { return w.ended })
+	return c
 }
 
 // answer picks what concerns the files of one caller.
@@ -262,7 +143,7 @@ func (c *scan) answer(passOver []string, files []File) (found []Holder, err erro
 	err = c.err
 	for _, seen := range c.found {
 		switch {
-		case !slices.Contains(files, seen.File) || slices.Contains(passOver, seen.Program):
+		case !slices.Contains(files, seen.file) || slices.Contains(passOver, seen.Program):
 		case seen.err != nil:
 			err = seen.err
 		default:
@@ -273,4 +154,21 @@ func (c *scan) answer(passOver []string, files []File) (found []Holder, err erro
 		return found, nil
 	}
 	return nil, err
+}
+
+// initialPIDs is the machine's own PID namespace, as the kernel's <linux/proc_ns.h>
+// numbers it.
+const initialPIDs = "pid:[4026531836]"
+
+// Blind returns why this process does not see the other processes of the node, or nil: a
+// container sees only its own, unless it has the node's PID namespace.
+func (s *Scanner) Blind() error {
+	if _, err := os.Stat(s.proc + "/1"); err != nil {
+		return fmt.Errorf("the processes of this node cannot be seen (is /proc mounted with hidepid?): %w", err)
+	}
+	ns, err := os.Readlink(s.proc + "/self/ns/pid")
+	if err == nil && ns != initialPIDs {
+		err = errors.New("only the processes of crust-proxy's own container can be seen: " + volume.TextNeedsHost)
+	}
+	return err
 }

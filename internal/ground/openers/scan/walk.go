@@ -2,17 +2,162 @@ package scan
 
 import (
 	"errors"
+	"fmt"
 	"maps"
 	"os"
-	"runtime"
 	"slices"
 	"strconv"
+	"strings"
 	"sync/atomic"
+	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 )
+
+// scan is one walk through /proc, for all callers that came before it began.
+type scan struct {
+	s     *Scanner
+	want  map[File]bool // does not change after the scan began
+	until time.Time
+
+	read   []*table // big tables, which other processes may share
+	passed []place  // the hanging looks that mattered
+
+	done  chan struct{} // closed at the end; the results do not change after that
+	found []sighting
+	err   error // concerns all files
+}
+
+// sighting is a holder or, with an error, a process that may be one.
+type sighting struct {
+	Holder
+	file File
+	err  error
+}
+
+// place is where a look may hang.
+type place struct {
+	id    int
+	inode uint64 // of the process or thread: another one with the same number has another
+	fd    int64  // noFD is the process as a whole
+}
+
+// noFD is the place of a look at no descriptor.
+const noFD = -1
+
+// run walks until no look that was believed to hang has returned: what was passed over because of
+// it may be a device on a busy machine, and has to be looked at again.
+func (c *scan) run() {
+	c.until = time.Now().Add(c.s.scanTime)
+	for again := true; again; again = c.err == nil && c.hasReturned() {
+		c.read, c.passed, c.found = nil, nil, nil
+		c.fail(eachNumber(c.s.proc, func(_, pid int) bool { return slices.Contains(c.s.skip, pid) || c.process(pid) }))
+	}
+}
+
+// fail records why any file may be open.
+func (c *scan) fail(err error) {
+	if c.err == nil {
+		c.err = err
+	}
+}
+
+func (c *scan) hasReturned() bool {
+	c.s.mu.Lock()
+	defer c.s.mu.Unlock()
+	return slices.ContainsFunc(c.passed, func(p place) bool { _, hangs := c.s.hung[p]; return !hangs })
+}
+
+// process examines one process, and reports whether the scan can go on. If its first thread has
+// ended, the process's own directory shows no descriptors, but its other threads may have some, all
+// of the same table.
+func (c *scan) process(pid int) (more bool) {
+	dir := c.s.proc + "/" + strconv.Itoa(pid)
+	threads, more := c.examine(table{pid: pid, id: pid, dir: dir, compareAt: bigTable})
+	for i := 0; i < len(threads) && more; i++ {
+		id := threads[i]
+		_, more = c.examine(table{pid: pid, id: id, dir: dir + "/task/" + strconv.Itoa(id), compareAt: 1})
+	}
+	return more
+}
+
+// examine looks at a table, and again without each descriptor at which a look hangs. It returns the
+// other threads of a process that has no descriptors.
+func (c *scan) examine(of table) (threads []int, more bool) {
+	of.scan, of.inode, of.known = c, inodeOf(of.dir), c.read
+	for {
+		t := of
+		t.fd = new(atomic.Int64)
+		c.s.mu.Lock()
+		t.hung = maps.Clone(c.s.hung)
+		c.s.mu.Unlock()
+		at, hangs := c.look(&t)
+		_, again := t.hung[at]
+		switch {
+		case hangs && (again || len(t.hung)+1 >= maxHung):
+			c.fail(c.s.hungError())
+			return nil, false
+		case hangs:
+			continue
+		}
+		c.found, c.passed = append(c.found, t.found...), append(c.passed, t.passed...)
+		c.fail(t.err)
+		if t.unlike {
+			c.read = append(c.read, &t)
+		}
+		if !time.Now().Before(c.until) {
+			c.fail(fmt.Errorf("the descriptors of all processes could not be read within %s: the scan was at %s",
+				c.s.scanTime, c.s.nameOf(of.id)))
+			return nil, false
+		}
+		return t.threads, true
+	}
+}
+
+// look examines a table, and returns where that hangs, if it makes no progress. It is then abandoned:
+// nothing can interrupt the system call.
+func (c *scan) look(t *table) (at place, hangs bool) {
+	t.fd.Store(noFD)
+	done := make(chan struct{})
+	go func() { defer close(done); t.examine() }()
+	for before := int64(noFD) - 1; before != t.fd.Load(); {
+		before = t.fd.Load()
+		select {
+		case <-done:
+			return place{}, false
+		case <-time.After(c.s.hangTime):
+		}
+	}
+	at = t.at(t.fd.Load())
+	info, _ := t.info(int(at.fd))
+	c.s.mu.Lock()
+	defer c.s.mu.Unlock()
+	c.s.hung[at] = info.mount
+	go func() {
+		<-done
+		c.s.mu.Lock()
+		defer c.s.mu.Unlock()
+		delete(c.s.hung, at)
+	}()
+	return at, true
+}
+
+func (s *Scanner) nameOf(pid int) string {
+	return Holder{PID: pid, Program: commOf(s.proc + "/" + strconv.Itoa(pid))}.String()
+}
+
+func (s *Scanner) hungError() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var names []string
+	for at := range s.hung {
+		names = append(names, s.nameOf(at.id))
+	}
+	slices.Sort(names)
+	return fmt.Errorf("%d looks at descriptors hang: those of %s", len(s.hung), strings.Join(slices.Compact(names), ", "))
+}
 
 const (
 	// bigTable is how many descriptors of a table are read before it is compared with the
@@ -20,231 +165,128 @@ const (
 	bigTable = 256
 	// maxCompared bounds these comparisons, which then take no longer than reading so far.
 	maxCompared = 256
-	// pause is after how many descriptors other goroutines may run: about 0.5 ms.
-	pause = 1024
-	// noFD is the position of a walk that looks at no descriptor.
-	noFD = -1
 )
 
-// walk is one walk through /proc. Its own goroutine changes it. A walk that hangs is
-// abandoned, and another one takes its place.
-type walk struct {
-	s      *Scanner
-	want   map[File]bool
-	before map[string]uint64  // the kernel threads that the last scan found
-	hung   map[*walk]position // the looks that hang, as of the beginning
-	stop   atomic.Bool        // set by others
-
-	table atomic.Pointer[table] // the position, which others read
-	fd    atomic.Int64
-	steps int
-	read  []*table     // big tables, the one that was met last at the end
-	away  map[int]bool // IDs of the mounts on which a look hangs
-
-	ended bool // under the scanner's lock
-	done  chan struct{}
-	// The results.
-	kernel map[string]uint64
-	passed []*walk // the hanging looks that mattered
-	found  []sighting
-	err    error
-}
-
-// table is a descriptor table, by a process or thread that has it.
+// table is a look at a descriptor table, by a process or thread that has it. The look may hang, so it
+// changes nothing but itself.
 type table struct {
-	pid, id int
-	dir     string             // of the thread id below /proc
-	inode   uint64             // of dir: another process with the same PID has another
-	stuck   bool               // it hangs in exec
-	held    map[File]bool      // found already, or suspected
-	mounts  map[int]filesystem // read when needed
+	scan      *scan
+	pid, id   int    // of the process, and of the thread
+	dir       string // of the thread below /proc
+	inode     uint64 // of dir
+	compareAt int    // the look ends at this descriptor if the table was read
+	known     []*table
+	hung      map[place]int // the looks that hang, as of the beginning
+	fd        *atomic.Int64 // the descriptor that it is at
+
+	stuck  bool               // it hangs in exec
+	mounts map[int]filesystem // read when needed
+	held   map[File]bool      // found already, or suspected
+	// The results.
+	found   []sighting
+	passed  []place
+	threads []int // of a process without descriptors
+	unlike  bool  // it is a big table, and none that was read
+	err     error
 }
 
-// position is where a walk is.
-type position struct {
-	table *table
-	fd    int64
-}
+func (t *table) at(fd int64) place { return place{t.id, t.inode, fd} }
 
-func (p position) is(t *table, fd int64) bool {
-	return p.table != nil && p.table.id == t.id && p.table.inode == t.inode && p.fd == fd
-}
-
-func newWalk(s *Scanner, want map[File]bool) *walk {
-	w := &walk{
-		s: s, want: want, before: s.kernel, hung: maps.Clone(s.hung), away: make(map[int]bool),
-		done: make(chan struct{}), kernel: make(map[string]uint64, len(s.kernel)),
-	}
-	w.fd.Store(noFD)
-	return w
-}
-
-func (w *walk) position() position { return position{w.table.Load(), w.fd.Load()} }
-
-func (w *walk) all() {
-	defer close(w.done)
-	err := eachEntry(w.s.proc, func(_ int, name string, inode uint64) bool {
-		pid, err := strconv.Atoi(name)
-		if err != nil || slices.Contains(w.s.skip, pid) {
-			return true
-		}
-		if w.before[name] == inode {
-			w.kernel[name] = inode
-			return true
-		}
-		w.process(pid, name, inode)
-		return !w.stop.Load()
-	})
-	if err != nil && w.err == nil {
-		w.err = err
-	}
-	w.s.mu.Lock()
-	defer w.s.mu.Unlock()
-	w.ended = true
-	delete(w.s.hung, w)
-}
-
-// process examines one process. If its first thread has ended, the process's own directory
-// shows no descriptors, but its other threads may have some, all of the same table.
-func (w *walk) process(pid int, name string, inode uint64) {
-	own := &table{pid: pid, id: pid, dir: w.s.proc + "/" + name, inode: inode}
-	if w.descriptors(own, bigTable) > 0 {
-		return
-	}
-	if !own.stuck && isKernelThread(own.dir) {
-		w.kernel[name] = inode
-		return
-	}
-	err := eachEntry(own.dir+"/task", func(_ int, thread string, inode uint64) bool {
-		if id, err := strconv.Atoi(thread); err == nil && id != pid {
-			w.descriptors(&table{pid: pid, id: id, dir: own.dir + "/task/" + thread, inode: inode}, 1)
-		}
-		return !w.stop.Load()
-	})
-	if err != nil && !isGone(err) {
-		w.unknown(own, err)
-	}
-}
-
-// descriptors examines a table and returns how many descriptors it has. At the given one it
-// ends if the table is one that was read.
-func (w *walk) descriptors(t *table, compareAt int) (n int) {
-	w.table.Store(t)
-	w.fd.Store(noFD)
-	t.stuck = w.isStuck(t)
-	err := eachEntry(t.dir+"/fd", func(dir int, name string, _ uint64) bool {
-		fd, err := strconv.ParseInt(name, 10, 32)
-		if err != nil {
-			return true
-		}
-		if n++; n > w.s.budget {
-			w.unknown(t, budgetError(w.s.budget))
+func (t *table) examine() {
+	t.stuck = t.isStuck()
+	n := 0
+	t.failed(eachNumber(t.dir+"/fd", func(dir, fd int) bool {
+		if n++; n == t.compareAt && t.wasRead() {
 			return false
 		}
-		if n == compareAt && w.wasRead(t) {
-			return false
-		}
-		w.fd.Store(fd)
-		if w.steps++; w.steps%pause == 0 {
-			runtime.Gosched()
-		}
-		w.descriptor(t, dir, name, fd)
-		return !w.stop.Load()
-	})
-	w.fd.Store(noFD)
-	if err != nil && !isGone(err) {
-		w.unknown(t, unreadableError(err))
+		t.fd.Store(int64(fd))
+		t.descriptor(dir, fd)
+		return time.Now().Before(t.scan.until)
+	}))
+	t.fd.Store(noFD)
+	if n == 0 && t.id == t.pid {
+		t.failed(eachNumber(t.dir+"/task", func(_, id int) bool {
+			if id != t.pid {
+				t.threads = append(t.threads, id)
+			}
+			return true
+		}))
 	}
-	return n
+}
+
+// failed records, with an error, that the process may have any file open.
+func (t *table) failed(err error) {
+	if err != nil && !isGone(err) && t.err == nil {
+		t.err = fmt.Errorf("%s: its descriptors cannot be read: %w", t.holder(), err)
+	}
 }
 
 // isStuck reports whether a process hangs in exec, as one does that has a file of a FUSE
 // filesystem that does not answer when exec closes it. The kernel then makes everybody wait who
 // looks at the process (its descriptors, its stat, its exe), but not who reads its fdinfo.
-func (w *walk) isStuck(t *table) bool {
-	if other := w.hangs(t, noFD); other != nil {
-		w.passed = append(w.passed, other)
+func (t *table) isStuck() bool {
+	if _, stuck := t.hung[t.at(noFD)]; stuck {
+		t.passed = append(t.passed, t.at(noFD))
 		return true
 	}
-	for _, at := range w.hung {
-		if at.is(t, at.fd) { // is that the process, or one file?
+	for at := range t.hung {
+		if at == t.at(at.fd) { // is that the process, or one file?
 			_, _ = os.Readlink(t.dir + "/cwd")
-			break
 		}
 	}
 	return false
 }
 
-// wasRead reports whether another process shares the table and was examined. If many looks hang, nothing is compared: what is
-// left of their bound is needed for looks at descriptors.
-func (w *walk) wasRead(t *table) bool {
-	w.fd.Store(noFD)
-	if len(w.hung) >= maxHung/2 || t.stuck {
+// wasRead reports whether another process shares the table and was examined. If many looks hang,
+// nothing is compared: what is left of their bound is needed for looks at descriptors.
+func (t *table) wasRead() bool {
+	t.fd.Store(noFD)
+	if len(t.hung) >= maxHung/2 || t.stuck {
 		return false
 	}
 	// With this process first: if that hangs, the other one is the reason.
 	if _, err := sharesFiles(os.Getpid(), t.id); err != nil {
 		return false
 	}
-	for i := len(w.read) - 1; i >= max(0, len(w.read)-maxCompared); i-- {
-		known := w.read[i]
-		if same, err := sharesFiles(known.id, t.id); err != nil || !same || inodeOf(known.dir) != known.inode {
-			continue
+	for _, known := range t.known[max(0, len(t.known)-maxCompared):] {
+		if same, err := sharesFiles(known.id, t.id); err == nil && same && inodeOf(known.dir) == known.inode {
+			return true
 		}
-		w.read = append(slices.Delete(w.read, i, i+1), known)
-		return true
 	}
-	w.read = append(w.read, t)
+	t.unlike = true
 	return false
 }
 
-// hangs returns the abandoned walk that hangs there, or nil.
-func (w *walk) hangs(t *table, fd int64) *walk {
-	for other, at := range w.hung {
-		if at.is(t, fd) {
-			return other
-		}
-	}
-	return nil
-}
-
-func (w *walk) descriptor(t *table, dir int, name string, fd int64) {
-	if t.stuck || w.isAway(t, name, fd) {
-		w.unseen(t, dir, name, sys.ErrHangs)
+func (t *table) descriptor(dir, fd int) {
+	if t.isAway(fd) {
+		t.unseen(dir, fd, sys.ErrHangs)
 		return
 	}
-	f, err := w.identify(dir, name)
-	if err == nil && f != (File{}) && w.want[f] && !t.held[f] {
-		var counts bool
-		if counts, err = w.holds(t, dir, name, f); counts || err != nil && !isGone(err) {
-			w.saw(t, f, name, err)
+	f, err := t.identify(dir, fd)
+	switch {
+	case err != nil:
+		t.unseen(dir, fd, err)
+	case t.scan.want[f] && !t.held[f]:
+		if counts, err := t.holds(dir, fd, f); counts || err != nil && !isGone(err) {
+			t.saw(f, fd, err)
 		}
-		return
-	}
-	if err != nil && !isGone(err) {
-		w.unseen(t, dir, name, err)
 	}
 }
 
 // isAway reports whether a descriptor must not be looked at: that hangs, or it hangs for
 // another file of the same mount.
-func (w *walk) isAway(t *table, name string, fd int64) bool {
-	if len(w.hung) == 0 {
-		return false
+func (t *table) isAway(fd int) bool {
+	if t.stuck || len(t.hung) == 0 {
+		return t.stuck
 	}
-	other := w.hangs(t, fd)
-	if other == nil && len(w.away) == 0 {
-		return false
-	}
-	info, err := readInfo(t.dir + "/fdinfo/" + name)
-	if other != nil {
-		w.passed = append(w.passed, other)
-		if err == nil && info.mount != 0 {
-			w.away[info.mount] = true
+	info, err := t.info(fd)
+	for at, mount := range t.hung {
+		if at == t.at(int64(fd)) || err == nil && mount != 0 && mount == info.mount {
+			t.passed = append(t.passed, at)
+			return true
 		}
-		return true
 	}
-	return err == nil && w.away[info.mount]
+	return false
 }
 
 // unseen decides which files a descriptor may be that cannot be looked at. fdinfo tells its
@@ -255,22 +297,25 @@ func (w *walk) isAway(t *table, name string, fd int64) bool {
 //     filesystem checked.
 //
 // Without the right to read fdinfo (CAP_SYS_PTRACE) it may be anything.
-func (w *walk) unseen(t *table, dir int, name string, cause error) {
-	info, err := readInfo(t.dir + "/fdinfo/" + name)
+func (t *table) unseen(dir, fd int, cause error) {
+	if isGone(cause) {
+		return
+	}
+	info, err := t.info(fd)
 	if err != nil {
-		if w.err == nil && !isGone(err) && !t.isOwnFork() {
-			w.unknown(t, err)
+		if t.err == nil && !t.isOwnFork() {
+			t.failed(err)
 		}
 		return
 	}
 	var on filesystem
 	var st unix.Statx_t
-	if isDenied(cause) && w.s.statx(dir, name, 0, &st) == nil { // FUSE answers to an empty mask
+	if isDenied(cause) && t.scan.s.statx(dir, fd, 0, &st) == nil { // FUSE answers to an empty mask
 		on = filesystem{known: true, major: st.Dev_major, minor: st.Dev_minor}
 	}
-	for f := range w.want {
+	for f := range t.scan.want {
 		if !t.held[f] && info.counts(f) && t.mayHave(f, info, on, cause) && !t.isOwnFork() {
-			w.saw(t, f, name, cause)
+			t.saw(f, fd, cause)
 		}
 	}
 }
@@ -280,46 +325,47 @@ func isDenied(err error) bool { return errors.Is(err, unix.EACCES) || errors.Is(
 // mayHave reports whether f may be the unseen file of a descriptor. It reads the mounts only
 // when the answer depends on them.
 func (t *table) mayHave(f File, info fdInfo, on filesystem, cause error) bool {
-	if f.Block && !isDenied(cause) && !errors.Is(cause, sys.ErrHangs) {
-		return false
-	}
-	if !f.Block && info.inode != 0 && info.inode != f.Inode {
+	denied := isDenied(cause)
+	if f.Block && !denied && !errors.Is(cause, sys.ErrHangs) || !f.Block && info.inode != 0 && info.inode != f.Inode {
 		return false
 	}
 	if !on.known {
 		on = t.filesystem(info.mount)
 	}
-	if f.Block && isCharacterDevice(on, info.inode) {
-		return false
+	switch {
+	case !on.known:
+		return !f.Block || denied
+	case f.Block:
+		return slices.Contains(nodeTypes, on.kind) && !isCharacterDevice(on, info.inode)
 	}
-	return on.mayHave(f, isDenied(cause))
+	return slices.Contains(otherNumbers, on.kind) || on.major == f.Major && on.minor == f.Minor
 }
 
+var (
+	// nodeTypes are the filesystems that can have device nodes and never fail.
+	nodeTypes = []string{"devtmpfs", "tmpfs"}
+	// otherNumbers are those that tell another number for a file than for its mount.
+	otherNumbers = []string{"btrfs", "overlay"}
+)
+
 // saw records that a process has a file open or, with an error, may have.
-func (w *walk) saw(t *table, f File, fd string, err error) {
-	h := Holder{File: f, PID: t.pid, Program: t.program()}
+func (t *table) saw(f File, fd int, err error) {
+	h := t.holder()
 	if err != nil {
-		err = lookError(h, fd, err)
+		err = fmt.Errorf("%s, descriptor %d: %w", h, fd, err)
 	}
 	if t.held == nil {
 		t.held = make(map[File]bool)
 	}
 	t.held[f] = true
-	w.found = append(w.found, sighting{h, err})
-}
-
-// unknown records that a process may have any file open.
-func (w *walk) unknown(t *table, err error) {
-	if w.err == nil {
-		w.err = processError(Holder{PID: t.pid, Program: t.program()}, err)
-	}
+	t.found = append(t.found, sighting{h, f, err})
 }
 
 // identify returns the file that a descriptor is open on. It opens nothing, and does not query
 // the server of a network or FUSE filesystem, which may hang.
-func (w *walk) identify(dir int, fd string) (File, error) {
+func (t *table) identify(dir, fd int) (File, error) {
 	var st unix.Statx_t
-	if err := w.s.statx(dir, fd, unix.STATX_TYPE|unix.STATX_INO, &st); err != nil {
+	if err := t.scan.s.statx(dir, fd, unix.STATX_TYPE|unix.STATX_INO, &st); err != nil {
 		return File{}, err
 	}
 	switch st.Mode & unix.S_IFMT {
@@ -333,10 +379,10 @@ func (w *walk) identify(dir int, fd string) (File, error) {
 
 // holds reports whether a process has a file open by a descriptor. That of a fork of this
 // process does not count: it is closed when the fork begins its program.
-func (w *walk) holds(t *table, dir int, fd string, f File) (bool, error) {
-	if info, err := readInfo(t.dir + "/fdinfo/" + fd); err != nil || !info.counts(f) || t.isOwnFork() {
+func (t *table) holds(dir, fd int, f File) (bool, error) {
+	if info, err := t.info(fd); err != nil || !info.counts(f) || t.isOwnFork() {
 		return false, err
 	}
-	now, err := w.identify(dir, fd)
+	now, err := t.identify(dir, fd)
 	return err == nil && now == f, err
 }
