@@ -12,7 +12,6 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/crust-proxy/crust-proxy/internal/front/csi/decision"
 	"github.com/crust-proxy/crust-proxy/internal/front/csi/staging"
 	"github.com/crust-proxy/crust-proxy/internal/front/policy"
 	"github.com/crust-proxy/crust-proxy/pkg/stats"
@@ -138,99 +137,6 @@ func TestFailedRepeatLeavesThePublishedVolume(t *testing.T) {
 	}
 }
 
-func TestDriverWithoutBlockAccess(t *testing.T) {
-	r := newRig(t, deferAll)
-	r.driver.fail("stage-block", status.Error(codes.InvalidArgument, "block access is not supported"))
-	_, err := r.kubelet.NodeStageVolume(t.Context(), r.stageReq())
-	r.refused(err, codes.InvalidArgument, driverName, "block access is not supported", `rule "all"`, "defer: false")
-	r.clean()
-	r.driver.fail("stage-block", status.Error(codes.DeadlineExceeded, "slow"))
-	_, err = r.kubelet.NodeStageVolume(t.Context(), r.stageReq())
-	r.refused(err, codes.DeadlineExceeded)
-	r.driver.fail("stage-block", nil)
-	r.driver.said()
-	r.unstage() // what may have happened is undone
-	r.said("unstage private")
-	r.clean()
-}
-
-func TestWhatCannotBeDeferredIsAnError(t *testing.T) {
-	r := newRig(t, deferAll)
-	shared := csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER
-	stage := r.stageReq()
-	stage.VolumeCapability = mountCap(shared, "ext4")
-	_, err := r.kubelet.NodeStageVolume(t.Context(), stage)
-	r.refused(err, codes.Unimplemented, "MULTI_NODE_MULTI_WRITER", "several nodes", `rule "all"`)
-	r.stage()
-	r.driver.said()
-	publish := r.publishReq("p1")
-	publish.VolumeContext[decision.EphemeralKey] = "true"
-	_, err = r.kubelet.NodePublishVolume(t.Context(), publish)
-	r.refused(err, codes.Unimplemented, "ephemeral", "generic ephemeral")
-	publish = r.publishReq("p1")
-	publish.VolumeCapability.GetMount().MountFlags = []string{"password=hunter2"}
-	_, err = r.kubelet.NodePublishVolume(t.Context(), publish)
-	r.refused(err, codes.InvalidArgument, "secret")
-	if strings.Contains(err.Error(), "hunter2") {
-		t.Errorf("the secret is in the error: %v", err)
-	}
-	r.said("publish-block private", "unpublish private")
-	r.unstage()
-	r.clean()
-}
-
-func TestSecondPod(t *testing.T) {
-	r := newRig(t, deferAll)
-	r.stage()
-	r.ok(nil, r.publish("p1"))
-	r.driver.said()
-	r.refused(r.publish("p2"), codes.FailedPrecondition, r.target("p1"), "wait until the other pod is gone")
-	r.said()
-	r.ok(nil, r.unpublish("p1"))
-	r.ok(nil, r.publish("p2"))
-	r.ok(nil, r.unpublish("p2"))
-	r.unstage()
-	r.clean()
-}
-
-func TestReadersShare(t *testing.T) {
-	r := newRig(t, deferAll)
-	rox := csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY
-	stage := r.stageReq()
-	stage.VolumeCapability = mountCap(rox, "ext4")
-	r.ok(r.kubelet.NodeStageVolume(t.Context(), stage))
-	for _, pod := range []string{"p1", "p2"} {
-		publish := r.publishReq(pod)
-		publish.VolumeCapability = mountCap(rox, "ext4", "noatime", "rw", `context="system_u:object_r:container_file_t:s0"`)
-		r.ok(r.kubelet.NodePublishVolume(t.Context(), publish))
-		if flags := strings.Join(r.broker.asked.MountFlags, ","); flags != "noatime,ro" {
-			t.Errorf("flags for the sandbox: %s", flags)
-		}
-	}
-}
-
-func TestOptionsInOneFlag(t *testing.T) {
-	for _, c := range []struct {
-		flag, want string
-		readOnly   bool
-	}{
-		{"noatime,ro", "noatime,ro", false},
-		{"noatime,rw", "noatime,ro", true},
-		{"ro,noatime", "noatime,ro", true},
-		{`noatime,context="system_u:object_r:container_file_t:s0:c1,c2"`, "noatime", false},
-	} {
-		r := newRig(t, deferAll)
-		r.stage()
-		publish := r.publishReq("p1")
-		publish.Readonly = c.readOnly
-		publish.VolumeCapability.GetMount().MountFlags = []string{c.flag}
-		r.ok(r.kubelet.NodePublishVolume(t.Context(), publish))
-		if flags := strings.Join(r.broker.asked.MountFlags, ","); flags != c.want {
-			t.Errorf("%s, read-only %v: the sandbox is to mount with %s", c.flag, c.readOnly, flags)
-		}
-	}
-}
-
 func TestStatsComeFromTheSandbox(t *testing.T) {
 	r := newRig(t, deferAll)
 	r.stage()
@@ -253,8 +159,6 @@ func TestStatsComeFromTheSandbox(t *testing.T) {
 	}
 }
 
-// TestAGrownFilesystemNeedsNoSandbox: what the node grew before the hand-over is not
-// asked of a sandbox that cannot grow anything.
 // TestStagedDeviceOfNoPod: the driver would answer for what lies at kubelet's paths, which is
 // the node's disk, or grow that.
 func TestStagedDeviceOfNoPod(t *testing.T) {
@@ -277,6 +181,8 @@ func TestStagedDeviceOfNoPod(t *testing.T) {
 	r.said("stats kubelet")
 }
 
+// TestAGrownFilesystemNeedsNoSandbox: what the node grew before the hand-over is not
+// asked of a sandbox that cannot grow anything.
 func TestAGrownFilesystemNeedsNoSandbox(t *testing.T) {
 	r := newRig(t, deferAll)
 	r.driver.setCaps(csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME, csi.NodeServiceCapability_RPC_EXPAND_VOLUME)
@@ -382,7 +288,8 @@ func TestSecretsStayInMemory(t *testing.T) {
 	}
 	publish := r.publishReq("p1")
 	publish.Secrets = map[string]string{"key": secret}
-	r.driver.fail("publish-block", status.Error(codes.Internal, "login with "+secret+" failed"))
+	publish.VolumeContext["csi.storage.k8s.io/serviceAccount.tokens"], publish.VolumeContext["authMode"] = token, "none"
+	r.driver.fail("publish-block", status.Error(codes.Internal, "login with "+secret+", "+token+", none failed"))
 	_, err := r.kubelet.NodePublishVolume(t.Context(), publish)
-	r.refused(err, codes.Internal, "login with [redacted] failed")
+	r.refused(err, codes.Internal, "login with [redacted], [redacted], none failed")
 }

@@ -13,7 +13,6 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/internal/front/csi/staging"
 	"github.com/crust-proxy/crust-proxy/internal/front/policy"
-	"github.com/crust-proxy/crust-proxy/pkg/csidefer"
 )
 
 // portal is a value of a publish context whose key does not look like a secret's.
@@ -166,23 +165,6 @@ func TestRuleThatComesAfterTheStageAndKubeletRestarts(t *testing.T) {
 	r.ok(nil, r.tryStage(r.stageWithContext()))
 	r.ok(nil, r.publish("p1"))
 	r.said("unstage kubelet", "stage-block private", "publish-block private")
-	r.ok(nil, r.unpublish("p1"))
-	r.unstage()
-	r.clean()
-}
-
-// TestOrchestratorAsksForADriverThatDoesNotDefer: nothing could defer the volume when it
-// was staged, and the orchestrator asks for a capability that the driver does not have.
-func TestOrchestratorAsksForADriverThatDoesNotDefer(t *testing.T) {
-	r := newRig(t, &policy.Policy{})
-	r.stage()
-	r.driver.said()
-	publish := r.publishReq("p1")
-	csidefer.SetRequested(publish)
-	_, err := r.kubelet.NodePublishVolume(t.Context(), publish)
-	r.refused(err, codes.FailedPrecondition, "vol-1", "was not kept", "delete every pod")
-	r.said()
-	r.ok(nil, r.publish("p1")) // as long as nobody asks
 	r.ok(nil, r.unpublish("p1"))
 	r.unstage()
 	r.clean()

@@ -61,26 +61,3 @@ func TestVolumeIDsCannotForgeALog(t *testing.T) {
 		}
 	}
 }
-
-// TestHungDriverHoldsUpItsVolumeOnly has a publish that hangs in the driver.
-func TestHungDriverHoldsUpItsVolumeOnly(t *testing.T) {
-	r := newRig(t, deferAll)
-	r.stage()
-	r.driver.block = make(chan struct{})
-	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
-	defer cancel()
-	ended := make(chan error, 1)
-	go func() { _, err := r.kubelet.NodePublishVolume(ctx, r.publishReq("p1")); ended <- err }()
-	other := r.stageReq()
-	other.VolumeId = "vol-2"
-	r.ok(r.kubelet.NodeStageVolume(t.Context(), other))
-	again, stop := context.WithTimeout(t.Context(), 50*time.Millisecond)
-	defer stop()
-	_, err := r.kubelet.NodePublishVolume(again, r.publishReq("p1"))
-	if code := codeOf(err); code != codes.DeadlineExceeded && code != codes.Aborted {
-		t.Errorf("a second call: %v", err)
-	}
-	r.refused(<-ended, codes.DeadlineExceeded)
-	close(r.driver.block)
-	r.ok(nil, r.unpublish("p1"))
-}

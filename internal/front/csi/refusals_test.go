@@ -123,21 +123,6 @@ func TestADriversOwnErrorIsNoRefusal(t *testing.T) {
 	}
 }
 
-func TestTokensInTheVolumeContextAreNotRepeated(t *testing.T) {
-	r := newRig(t, deferAll)
-	r.stage()
-	const token = "eyJhbGciOiJub25lIn0.e30."
-	r.driver.fail("publish-block", status.Error(codes.Unauthenticated, "bad token "+token+" of mode none"))
-	publish := r.publishReq("p1")
-	publish.VolumeContext["csi.storage.k8s.io/serviceAccount.tokens"] = token
-	publish.VolumeContext["authMode"] = "none"
-	_, err := r.kubelet.NodePublishVolume(t.Context(), publish)
-	r.refused(err, codes.Unauthenticated, "bad token [redacted] of mode none")
-	if got := r.front.Refused(); len(got) != 1 || strings.Contains(got[0].Error, token) {
-		t.Errorf("listed: %+v", got)
-	}
-}
-
 // TestEachRefusalIsOneSentence of the volume, who says no, and what to do.
 func TestEachRefusalIsOneSentence(t *testing.T) {
 	native := csi.NodeServiceCapability_RPC_Type(csiv1.NodeCapability_NODE_CAPABILITY_DEFER_FS_OPS)

@@ -1,9 +1,7 @@
 package csi
 
 import (
-	"encoding/json"
 	"fmt"
-	"os"
 	"strings"
 	"testing"
 
@@ -151,26 +149,6 @@ func TestRefusedStagesLeaveNoSecretsInMemory(t *testing.T) {
 		t.Error("the request is kept with its secrets")
 	}
 	r.clean()
-}
-
-// TestRecordsOfStagesOfEarlierVersions are those that did not know of stages that
-// have not ended.
-func TestRecordsOfStagesOfEarlierVersions(t *testing.T) {
-	r := newRig(t, deferAll)
-	r.stage()
-	for _, name := range files(t, r.cfg.StateDir) {
-		raw, err := os.ReadFile(name)
-		r.ok(nil, err)
-		var rec struct{ Stage map[string]any }
-		r.ok(nil, json.Unmarshal(raw, &rec))
-		if _, there := rec.Stage["placing"]; there || rec.Stage["at"] != staging.StagedAsDevice {
-			t.Errorf("the record of a stage that has ended: %s", raw)
-		}
-	}
-	r.restart()
-	r.driver.said()
-	r.ok(nil, r.publish("p1"))
-	r.said("publish-block private")
 }
 
 // TestInterruptedPublishIsUndoneBeforeAnotherWay has a publish as a device end

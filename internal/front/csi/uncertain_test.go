@@ -29,6 +29,13 @@ func TestRefusalAfterAnUncertainPublish(t *testing.T) {
 	r.driver.said()
 	r.refused(r.publish("p1"), codes.InvalidArgument, "no block access")
 	r.said("publish-block private", "unpublish private")
+
+	r.driver.fail("publish-block", status.Error(codes.Unavailable, "the driver has gone"))
+	r.refused(r.publish("p1"), codes.Unavailable)
+	r.driver.said() // the policy refuses then, and the driver is not asked again
+	r.front.SetPolicy(&policy.Policy{Rules: []policy.Rule{{Name: "kata", RuntimeHandlers: []string{"kata"}, Defer: true}}})
+	r.refused(r.publish("p1"), codes.Unimplemented, `rule "kata"`)
+	r.said("unpublish private")
 	r.unstage()
 	r.clean()
 }
@@ -71,21 +78,6 @@ func TestDeviceThatIsStillWrittenToIsNotGivenBack(t *testing.T) {
 			r.clean()
 		})
 	}
-}
-
-// TestPolicyThatRefusesAfterAnUncertainPublish is the same where the driver is not
-// even asked again.
-func TestPolicyThatRefusesAfterAnUncertainPublish(t *testing.T) {
-	r := newRig(t, deferAll)
-	r.stage()
-	r.driver.fail("publish-block", status.Error(codes.Unavailable, "the driver has gone"))
-	r.refused(r.publish("p1"), codes.Unavailable)
-	r.driver.said()
-	r.front.SetPolicy(&policy.Policy{Rules: []policy.Rule{{Name: "kata", RuntimeHandlers: []string{"kata"}, Defer: true}}})
-	r.refused(r.publish("p1"), codes.Unimplemented, `rule "kata"`)
-	r.said("unpublish private")
-	r.unstage()
-	r.clean()
 }
 
 // TestRepeatedStageThatIsRefused: the volume is staged, and after a final code kubelet

@@ -9,7 +9,6 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/crust-proxy/crust-proxy/internal/front/csi/decision"
 	"github.com/crust-proxy/crust-proxy/internal/front/csi/staging"
 	"github.com/crust-proxy/crust-proxy/internal/front/policy"
 	"github.com/crust-proxy/crust-proxy/pkg/csidefer"
@@ -33,38 +32,6 @@ func TestVolumesThatAreNotDeferredPass(t *testing.T) {
 	r.unstage()
 	r.said("stage-mount kubelet", "publish-mount kubelet", "unpublish kubelet", "unstage kubelet")
 	r.clean()
-}
-
-func TestRawBlockVolumesPass(t *testing.T) {
-	r := newRig(t, deferAll)
-	block := &csi.VolumeCapability{
-		AccessType: &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}},
-		AccessMode: &csi.VolumeCapability_AccessMode{Mode: rwo},
-	}
-	stage := r.stageReq()
-	stage.VolumeCapability = block
-	r.ok(nil, r.tryStage(stage))
-	publish := r.publishReq("p1")
-	publish.VolumeCapability, publish.TargetPath = block, r.dir+"/device"
-	r.ok(r.kubelet.NodePublishVolume(t.Context(), publish))
-	r.said("stage-block kubelet", "publish-block kubelet")
-	csidefer.SetRequested(publish)
-	_, err := r.kubelet.NodePublishVolume(t.Context(), publish)
-	r.refused(err, codes.InvalidArgument, "raw block")
-	r.ok(r.kubelet.NodeUnpublishVolume(t.Context(), &csi.NodeUnpublishVolumeRequest{VolumeId: "vol-1", TargetPath: publish.GetTargetPath()}))
-	r.unstage()
-	r.clean()
-}
-
-func TestRequestsThatAreTheDriversToRefuse(t *testing.T) {
-	r := newRig(t, deferAll)
-	r.ok(r.kubelet.NodeStageVolume(t.Context(), &csi.NodeStageVolumeRequest{}))
-	r.ok(r.kubelet.NodePublishVolume(t.Context(), &csi.NodePublishVolumeRequest{VolumeId: "v"}))
-	r.ok(r.kubelet.NodeUnstageVolume(t.Context(), &csi.NodeUnstageVolumeRequest{}))
-	r.ok(r.kubelet.NodeUnpublishVolume(t.Context(), &csi.NodeUnpublishVolumeRequest{VolumeId: "v"}))
-	if calls := r.driver.said(); len(calls) != 4 {
-		t.Errorf("the driver was asked %q", calls)
-	}
 }
 
 func TestVerdictChangesWhenNoPodHasTheVolume(t *testing.T) {
@@ -114,28 +81,6 @@ func TestRestageWithoutItsSecrets(t *testing.T) {
 	r.ok(nil, r.publish("p2"))
 }
 
-func TestPodThatWantsItOtherwiseIsRefusedAndServedLater(t *testing.T) {
-	r := newRig(t, &policy.Policy{Rules: []policy.Rule{{Name: "kata", RuntimeHandlers: []string{"kata"}, Defer: true, ThenOnHost: policy.HostAllowed}}})
-	r.cfg.Pods = fakePods{"p1": {UID: "p1", RuntimeHandler: "kata"}, "p2": {UID: "p2", RuntimeHandler: "runc"}}
-	r.restart()
-	r.stage()
-	r.ok(nil, r.publish("p1"))
-	r.driver.said()
-	r.refused(r.publish("p2"), codes.FailedPrecondition, "mounted on the host", "deferred", r.target("p1"), "wait until the other pod is gone")
-	r.said()
-	r.ok(nil, r.unpublish("p1"))
-	r.ok(nil, r.publish("p2"))
-	r.driver.said()
-	r.refused(r.publish("p1"), codes.FailedPrecondition, r.target("p2"))
-	r.said()
-	r.refused(r.publish("p3"), codes.Aborted, "p3")
-	r.ok(nil, r.unpublish("p2"))
-	r.ok(nil, r.publish("p1"))
-	r.ok(nil, r.unpublish("p1"))
-	r.unstage()
-	r.clean()
-}
-
 func TestRequestOfTheOrchestratorItself(t *testing.T) {
 	r := newRig(t, deferAsked)
 	r.stage()
@@ -159,23 +104,6 @@ func TestRequestOfTheOrchestratorItself(t *testing.T) {
 	r.refused(err, codes.InvalidArgument, "policy")
 }
 
-func TestGroupOfThePod(t *testing.T) {
-	r := newRig(t, deferAll)
-	r.cfg.Pods = fakePods{"p1": {UID: "p1", FSGroup: "2000", FSGroupPolicy: volume.GroupOnMismatch}}
-	r.restart()
-	r.stage()
-	r.ok(nil, r.publish("p1"))
-	if in := r.broker.asked; in.Group != "2000" || in.GroupPolicy != volume.GroupOnMismatch {
-		t.Errorf("instruction: %+v", in)
-	}
-	publish := r.publishReq("p1")
-	publish.VolumeCapability.GetMount().VolumeMountGroup = "3000"
-	r.ok(r.kubelet.NodePublishVolume(t.Context(), publish))
-	if in := r.broker.asked; in.Group != "3000" {
-		t.Errorf("instruction: %+v", in)
-	}
-}
-
 // TestRepeatedPublishHasWhatIsOnRecord: kubelet publishes again after its restart. The
 // broker would refuse another group or policy, or another filesystem, as another volume.
 func TestRepeatedPublishHasWhatIsOnRecord(t *testing.T) {
@@ -196,19 +124,6 @@ func TestRepeatedPublishHasWhatIsOnRecord(t *testing.T) {
 	}
 	if again.FSType != "ext4" {
 		t.Errorf("the filesystem is %s now", again.FSType)
-	}
-}
-
-func TestGroupOfThePodIsNotForEveryVolume(t *testing.T) {
-	r := newRig(t, deferAll)
-	r.cfg.Pods = fakePods{"p1": {UID: "p1", FSGroup: "2000", FSGroupPolicy: volume.GroupOnMismatch, Volumes: []decision.PodVolume{
-		{Name: "data", Driver: driverName, VolumeID: "vol-1", NoGroup: true},
-	}}}
-	r.restart()
-	r.stage()
-	r.ok(nil, r.publish("p1"))
-	if in := r.broker.asked; in.Group != "" || in.GroupPolicy != "" {
-		t.Errorf("instruction: %+v", in)
 	}
 }
 
@@ -242,21 +157,6 @@ func TestCapabilitiesThatKubeletIsTold(t *testing.T) {
 	r.ok(r.kubelet.NodeGetCapabilities(t.Context(), &csi.NodeGetCapabilitiesRequest{}))
 	r.ok(r.kubelet.NodeGetVolumeStats(t.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: "x", VolumePath: "/x"}))
 	r.ok(r.kubelet.NodeExpandVolume(t.Context(), &csi.NodeExpandVolumeRequest{VolumeId: "x", VolumePath: "/x"}))
-}
-
-func TestDriverWithoutStage(t *testing.T) {
-	r := newRig(t, deferAll)
-	r.driver.setCaps()
-	publish := r.publishReq("p1")
-	publish.StagingTargetPath = ""
-	r.ok(r.kubelet.NodePublishVolume(t.Context(), publish))
-	r.said("publish-block private")
-	if in := r.broker.asked; in.Origin.PrivateStaging != "" {
-		t.Errorf("a staging path came from nowhere: %+v", in.Origin)
-	}
-	r.ok(nil, r.unpublish("p1"))
-	r.said("unpublish private")
-	r.clean()
 }
 
 func TestStagedBeforeTheFrontCame(t *testing.T) {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/internal/front/csi/refusal"
 	"github.com/crust-proxy/crust-proxy/internal/front/policy"
+	"github.com/crust-proxy/crust-proxy/pkg/csidefer"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
@@ -127,6 +128,58 @@ func TestPublishVerdicts(t *testing.T) {
 	}
 }
 
+// TestPodsThatAsk by an annotation that does not fit the pod's volumes.
+func TestPodsThatAsk(t *testing.T) {
+	more := func(v PodVolume) []PodVolume {
+		return []PodVolume{{Name: "data", Driver: driver, VolumeID: volumeID}, v}
+	}
+	unknown := volume.Errorf(volume.Timeout, "the cluster does not answer")
+	for name, c := range map[string]struct {
+		asks    string
+		volumes []PodVolume
+		asked   bool
+		kind    volume.Kind
+		party   volume.Party
+		says    []string
+	}{
+		"another volume":     {asks: "logs", volumes: more(PodVolume{Name: "logs", Driver: "other"})},
+		"the second name":    {asks: "again", volumes: more(PodVolume{Name: "again", Driver: driver, VolumeID: volumeID}), asked: true},
+		"all":                {asks: "*", volumes: more(PodVolume{Name: "logs"}), asked: true},
+		"no such volume":     {asks: "data,date", volumes: more(PodVolume{Name: "logs"}), kind: volume.Invalid, party: volume.PartyPod, says: []string{`"date"`, "correct the annotation"}},
+		"a raw block volume": {asks: "raw", volumes: more(PodVolume{Name: "raw", Driver: driver, VolumeID: "r", Block: true}), kind: volume.Invalid, party: volume.PartyPod, says: []string{`"raw"`, "raw block"}},
+		"unreadable":         {asks: "data;\n\x1b[2J", volumes: more(PodVolume{Name: "logs"}), kind: volume.Invalid, party: volume.PartyPod, says: []string{"cannot be read"}},
+		"a volume not known": {asks: "x", volumes: []PodVolume{{Name: "x", Unknown: unknown}}, kind: volume.Timeout, party: volume.PartyPods, says: []string{"the cluster does not answer"}},
+		"not among its own":  {asks: "*", kind: volume.Busy, party: volume.PartyPods, says: []string{volumeID}},
+		"an inline volume":   {asks: "pv1", volumes: []PodVolume{{Name: "pv1", Driver: driver}}, asked: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			pod := Pod{Asks: c.asks, Volumes: c.volumes}
+			found, err := pod.ForVolume(driver, volumeID, "pv1")
+			if c.says != nil {
+				refused(t, err, c.kind, c.party, c.says...)
+			} else if err != nil || found.Annotated != c.asked {
+				t.Errorf("asked: %+v, %v", found, err)
+			}
+		})
+	}
+}
+
+func TestDeferralFields(t *testing.T) {
+	for want, change := range map[string]func(*csi.NodePublishVolumeRequest){
+		"raw block": func(req *csi.NodePublishVolumeRequest) {
+			csidefer.SetRequested(req)
+			req.VolumeCapability.AccessType = &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}}
+		},
+		"without defer_fs_ops": func(req *csi.NodePublishVolumeRequest) { csidefer.SetGroup(req.GetVolumeCapability(), "1000", "") },
+	} {
+		req := &csi.NodePublishVolumeRequest{VolumeCapability: &csi.VolumeCapability{
+			AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{}},
+		}}
+		change(req)
+		refused(t, CheckDeferralFields(req), volume.Invalid, volume.PartyNode, want)
+	}
+}
+
 // TestPublishWithoutPodFollowsOtherPods: where no cluster is asked nothing contradicts the
 // way in which other pods have the volume, except the orchestrator's own request.
 func TestPublishWithoutPodFollowsOtherPods(t *testing.T) {
@@ -236,6 +289,7 @@ func TestInlineVolumesAreNoDevices(t *testing.T) {
 		"kubelet says so":  {func(r *csi.NodePublishVolumeRequest) { r.VolumeContext = map[string]string{EphemeralKey: "true"} }, true},
 		"an id of kubelet": {func(r *csi.NodePublishVolumeRequest) {
 			r.VolumeId, r.StagingTargetPath = "csi-"+strings.Repeat("0a", 32), ""
+			r.VolumeContext = map[string]string{EphemeralKey: "false"} // of the pod's author
 		}, true},
 		"such an id, staged": {func(r *csi.NodePublishVolumeRequest) { r.VolumeId = "csi-" + strings.Repeat("0a", 32) }, false},
 	} {
@@ -271,8 +325,11 @@ func TestSecondOwners(t *testing.T) {
 		if (raw == nil) != (err == nil) {
 			t.Errorf("%s: as a raw device %v", name, raw)
 		}
+		if name == "a writer and a reader" && strings.Contains(err.Error(), "readOnly") {
+			t.Errorf("a writer is told to read only: %v", err)
+		}
 		if c.want != "" {
-			refused(t, err, volume.InUse, volume.PartyVolume, c.want)
+			refused(t, err, volume.InUse, volume.PartyVolume, c.want, "wait until the other pod is gone")
 			refused(t, raw, volume.InUse, volume.PartyVolume, "raw device", "the pod ns/db-0")
 		}
 	}
@@ -307,14 +364,14 @@ func TestGroups(t *testing.T) {
 }
 
 func TestMountFlags(t *testing.T) {
-	all := []string{"noatime,context=system_u:object_r:x", "rw", "fscontext=y"}
+	all := []string{`noatime,context="system_u:object_r:x:c1,c2"`, "rw", "fscontext=y"}
 	for name, c := range map[string]struct {
 		readOnly, labels bool
 		want             []string
 	}{
 		"a writer": {want: []string{"noatime", "rw"}},
 		"a reader": {readOnly: true, want: []string{"noatime", "ro"}},
-		"labels":   {labels: true, want: []string{"noatime", "context=system_u:object_r:x", "rw", "fscontext=y"}},
+		"labels":   {labels: true, want: []string{"noatime", `context="system_u:object_r:x:c1,c2"`, "rw", "fscontext=y"}},
 	} {
 		if got := MountFlags(all, c.readOnly, c.labels); !slices.Equal(got, c.want) {
 			t.Errorf("%s: %q", name, got)
