@@ -1,7 +1,6 @@
 package csidefer_test
 
 import (
-	"strings"
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -70,25 +69,6 @@ func TestRequested(t *testing.T) {
 	}
 }
 
-func TestLastOfDuplicatesCounts(t *testing.T) {
-	for _, values := range [][]uint64{{1, 0}, {0, 1}, {0, 0, 2}, {1, 1, 0}} {
-		var raw []byte
-		for _, v := range values {
-			raw = protowire.AppendVarint(protowire.AppendTag(raw, 9, protowire.VarintType), v)
-		}
-		req, want := &csi.NodePublishVolumeRequest{}, &csiv1.NodePublishVolumeRequestFields{}
-		if err := proto.Unmarshal(raw, req); err != nil {
-			t.Fatal(err)
-		}
-		if err := proto.Unmarshal(raw, want); err != nil {
-			t.Fatal(err)
-		}
-		if csidefer.Requested(req) != want.GetDeferFsOps() {
-			t.Errorf("%v: %v instead of %v", values, csidefer.Requested(req), want.GetDeferFsOps())
-		}
-	}
-}
-
 func TestRespond(t *testing.T) {
 	reply := &csi.NodePublishVolumeResponse{}
 	if _, given, err := csidefer.DeferredMount(reply); given || err != nil {
@@ -123,21 +103,6 @@ func TestFieldsOfOthersStay(t *testing.T) {
 	csidefer.StripDeferredMount(reply)
 	if diff := cmp.Diff(foreign, []byte(reply.ProtoReflect().GetUnknown())); diff != "" {
 		t.Error(diff)
-	}
-}
-
-func TestMergedMounts(t *testing.T) {
-	one := &csi.NodePublishVolumeResponse{}
-	csidefer.Respond(one, csidefer.Mount{Device: "/dev/a", Flags: []string{"x"}})
-	two := &csi.NodePublishVolumeResponse{}
-	csidefer.Respond(two, csidefer.Mount{Device: "/dev/b", FSType: "xfs", Flags: []string{"y"}})
-	one.ProtoReflect().SetUnknown(append(one.ProtoReflect().GetUnknown(), two.ProtoReflect().GetUnknown()...))
-	got, _, err := csidefer.DeferredMount(one)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if got.GetVolumeBackingPath() != "/dev/b" || got.GetFsType() != "xfs" || strings.Join(got.GetMountFlags(), ",") != "x,y" {
-		t.Errorf("merged into %v", got)
 	}
 }
 
@@ -197,6 +162,11 @@ func FuzzReaders(f *testing.F) {
 	f.Add([]byte(good.ProtoReflect().GetUnknown()))
 	f.Add([]byte{0x48, 0x01})
 	f.Add([]byte{0x4b, 0x4c, 0x22, 0x01, 'x'})
+	f.Add([]byte{0x48, 0x00, 0x48, 0x02}) // of two the last one counts
+	f.Add([]byte{0x48, 0x01, 0x48, 0x00})
+	other := &csi.NodePublishVolumeResponse{}
+	csidefer.Respond(other, csidefer.Mount{Device: "/dev/b", Flags: []string{"y"}})
+	f.Add(append([]byte(good.ProtoReflect().GetUnknown()), other.ProtoReflect().GetUnknown()...)) // two are merged
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		reply := &csi.NodePublishVolumeResponse{}
 		if proto.Unmarshal(raw, reply) != nil {

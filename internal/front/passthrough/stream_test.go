@@ -75,29 +75,6 @@ func TestTalk(t *testing.T) {
 	}
 }
 
-// TestHalfClose: the driver answers when the caller has said all.
-func TestHalfClose(t *testing.T) {
-	t.Parallel()
-	r := newRig(t, parts{driver: raw(func(_ any, s grpc.ServerStream) error {
-		messages, err := all(s)
-		if err != nil {
-			return err
-		}
-		return s.SendMsg(NewFrame([]byte(strings.Join(messages, "+"))))
-	})})
-	stream := open(patience(t), t, r.proxied, anyMethod)
-	for n := range 3 {
-		send(t, stream, numbered(n))
-	}
-	if err := stream.CloseSend(); err != nil {
-		t.Fatal(err)
-	}
-	got, err := all(stream)
-	if diff := cmp.Diff([]string{"message 0+message 1+message 2"}, got); diff != "" || err != nil {
-		t.Errorf("%v\n%s", err, diff)
-	}
-}
-
 // TestAroundStreams: headers before any message, and the last word with all that
 // belongs to it.
 func TestAroundStreams(t *testing.T) {
@@ -127,27 +104,22 @@ func TestAroundStreams(t *testing.T) {
 	}
 }
 
-// TestDriverEndsFirst: a driver that has heard enough is not kept waiting.
-func TestDriverEndsFirst(t *testing.T) {
+// TestDriverEnds in the middle of a stream, with a word of its own or by dying: the caller is
+// not kept waiting.
+func TestDriverEnds(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, parts{driver: raw(func(_ any, s grpc.ServerStream) error {
-		if err := s.RecvMsg(&Frame{}); err != nil {
-			return err
+	r := newRig(t, parts{driver: raw(func(srv any, s grpc.ServerStream) error {
+		if method, _ := grpc.MethodFromServerStream(s); method == anyMethod {
+			return echo(srv, s)
 		}
-		return status.Error(codes.OutOfRange, "enough")
+		return errors.Join(s.RecvMsg(&Frame{}), status.Error(codes.OutOfRange, "enough"))
 	})})
-	stream := open(patience(t), t, r.proxied, anyMethod)
+	stream := open(patience(t), t, r.proxied, "/vendor.v1.Service/Enough")
 	send(t, stream, "first")
 	if _, err := all(stream); status.Code(err) != codes.OutOfRange {
 		t.Error(err)
 	}
-}
-
-// TestDriverDies in the middle of a stream: an error at once.
-func TestDriverDies(t *testing.T) {
-	t.Parallel()
-	r := newRig(t, parts{driver: raw(echo)})
-	stream := open(patience(t), t, r.proxied, anyMethod)
+	stream = open(patience(t), t, r.proxied, anyMethod)
 	send(t, stream, "first")
 	if err := stream.RecvMsg(&Frame{}); err != nil {
 		t.Fatal(err)
@@ -155,6 +127,11 @@ func TestDriverDies(t *testing.T) {
 	r.driver.Stop()
 	if _, err := all(stream); status.Code(err) != codes.Unavailable {
 		t.Error(err)
+	}
+	for way, method := range threeWays() { // and nobody is at the socket any more
+		if _, err := ask(patience(t), r.proxied, method, nil); status.Code(err) != codes.Unavailable {
+			t.Errorf("%s: %v", way, err)
+		}
 	}
 }
 
@@ -212,35 +189,34 @@ const (
 	tooMuch = 64 << 20 / chunk
 )
 
-// TestBackpressureOnTheDriver: a caller that does not read stops the driver.
-func TestBackpressureOnTheDriver(t *testing.T) {
+// TestBackpressure: a side that does not read stops the other one.
+func TestBackpressure(t *testing.T) {
 	t.Parallel()
-	var sent atomic.Int64
-	r := newRig(t, parts{driver: raw(func(_ any, s grpc.ServerStream) error { return flood(s, &sent) })})
-	stream := open(patience(t), t, r.proxied, anyMethod)
-	stalls(t, &sent)
-	if messages, err := all(stream); err != nil || len(messages) != tooMuch {
-		t.Errorf("%d messages, %v", len(messages), err)
-	}
-}
-
-// TestBackpressureOnTheCaller: a driver that does not read stops the caller.
-func TestBackpressureOnTheCaller(t *testing.T) {
-	t.Parallel()
-	var sent atomic.Int64
-	read := make(chan struct{})
-	r := newRig(t, parts{driver: raw(func(_ any, s grpc.ServerStream) error { <-read; _, err := all(s); return err })})
-	stream := open(patience(t), t, r.proxied, anyMethod)
-	flooded := make(chan error, 1)
-	go func() { flooded <- errors.Join(flood(stream, &sent), stream.CloseSend()) }()
-	stalls(t, &sent)
-	close(read)
-	if err := <-flooded; err != nil {
-		t.Error(err)
-	}
-	if _, err := all(stream); err != nil {
-		t.Error(err)
-	}
+	t.Run("on the driver", func(t *testing.T) {
+		t.Parallel()
+		var sent atomic.Int64
+		r := newRig(t, parts{driver: raw(func(_ any, s grpc.ServerStream) error { return flood(s, &sent) })})
+		stream := open(patience(t), t, r.proxied, anyMethod)
+		stalls(t, &sent)
+		if messages, err := all(stream); err != nil || len(messages) != tooMuch {
+			t.Errorf("%d messages, %v", len(messages), err)
+		}
+	})
+	t.Run("on the caller", func(t *testing.T) {
+		t.Parallel()
+		var sent atomic.Int64
+		read := make(chan struct{})
+		r := newRig(t, parts{driver: raw(func(_ any, s grpc.ServerStream) error { <-read; _, err := all(s); return err })})
+		stream := open(patience(t), t, r.proxied, anyMethod)
+		flooded := make(chan error, 1)
+		go func() { flooded <- errors.Join(flood(stream, &sent), stream.CloseSend()) }()
+		stalls(t, &sent)
+		close(read)
+		_, err := all(stream)
+		if err := errors.Join(<-flooded, err); err != nil {
+			t.Error(err)
+		}
+	})
 }
 
 func flood(stream sender, sent *atomic.Int64) error {
