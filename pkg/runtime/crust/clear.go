@@ -8,7 +8,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
-	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/tree"
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/projection"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
@@ -113,7 +113,7 @@ func (c *cleaner) suspect(v *volume.Volume) {
 // with the last of them, runtime-cli and runtime-socket. It reports whether another sandbox
 // is left. It changes nothing of what another broker published.
 func (c *cleaner) clear(v *volume.Volume, seen *dirSnapshot) (another bool) {
-	if whose, _, err := c.bindings.layout.tree.OwnerOf(string(v.Key)); err != nil || whose != tree.OwnedByUs {
+	if whose, _, err := c.bindings.layout.tree.OwnerOf(string(v.Key)); err != nil || whose != projection.OwnedByUs {
 		c.bindings.table.Unbind(v.Key)
 		return false
 	}

@@ -18,7 +18,6 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/runtime"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/projection"
-	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/tree"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
@@ -51,7 +50,7 @@ var _ runtime.Handler = (*Handler)(nil)
 // New makes the handler and removes what a kill left in TempDir. Sandboxes is nil if no
 // container runtime is followed.
 func New(cfg Config, sandboxes Sandboxes, log *zap.Logger) (*Handler, error) {
-	opened, err := tree.Open(tree.Config{
+	opened, err := projection.OpenTree(projection.TreeConfig{
 		Name: Name, Root: cfg.Root, Temp: cfg.TempDir, File: abi.InfoName, What: "the volume's mount information",
 		Remedy: "remove the directory once no sandbox uses it", Log: log, KubeletRoot: cfg.KubeletRoot,
 	})

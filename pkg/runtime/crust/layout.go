@@ -10,12 +10,11 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/deferral/claim"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/projection"
-	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/tree"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
 // layout is the tree of the directory ABI: a directory for each volume, named by its key.
-type layout struct{ tree *tree.Tree }
+type layout struct{ tree *projection.Tree }
 
 // DirOf returns the name of a volume's directory.
 func (l layout) DirOf(v *volume.Volume) (string, bool) {
@@ -42,7 +41,7 @@ func (l layout) Read(name string) *volume.Volume {
 	if err != nil {
 		// The device has an owner, whatever else is wrong.
 		if raw, err := dir.Read(abi.InfoName, abi.MaxInfo); err == nil {
-			v.Device = tree.DeviceIn(raw)
+			v.Device = projection.DeviceIn(raw)
 		}
 		return v
 	}

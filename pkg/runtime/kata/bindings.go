@@ -7,7 +7,6 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/projection"
-	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/tree"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
@@ -43,9 +42,9 @@ func (b *bindings) current(v *volume.Volume) shim {
 
 func (b *bindings) propose(v *volume.Volume, s shim) {
 	if _, tracked := b.table.Get(v.Key); !tracked {
-		owner := tree.OwnedByUs
+		owner := projection.OwnedByUs
 		if v.Adopted {
-			owner = tree.Foreign
+			owner = projection.Foreign
 		}
 		b.table.Track(projection.Entry{Volume: v, Dir: nameOf(v), Owner: owner})
 	}

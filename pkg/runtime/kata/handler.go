@@ -18,7 +18,6 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/projection"
-	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/tree"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
@@ -67,7 +66,7 @@ var (
 func New(cfg Config, sandboxes Sandboxes, log *zap.Logger) (*Handler, error) {
 	// Kata takes every other file in a volume's directory for a sandbox id, so we may never
 	// put one there.
-	opened, err := tree.Open(tree.Config{
+	opened, err := projection.OpenTree(projection.TreeConfig{
 		Name: Name, Root: cfg.DirectVolumes, Temp: cfg.TempDir, File: infoName, What: "Kata's mount information",
 		Remedy: "remove the directory once no sandbox uses it (`kata-runtime direct-volume remove`)", Log: log,
 		KubeletRoot: cfg.KubeletRoot, TargetOf: targetOf,

@@ -14,7 +14,6 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/guest"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/projection"
-	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/tree"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
@@ -178,7 +177,7 @@ func (b *bindings) ofOtherPod(id, podUID string) bool {
 // pod's, or "".
 func (b *bindings) unattributed(podUID string) (string, error) {
 	for _, root := range []string{b.cfg.GoSandboxes, b.cfg.RustSandboxes} {
-		names, err := tree.ReadNames(root, maxSandboxes+1)
+		names, err := projection.ReadNames(root, maxSandboxes+1)
 		if errors.Is(err, unix.ENOENT) {
 			continue
 		}

@@ -10,7 +10,6 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/projection"
-	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/tree"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
@@ -52,7 +51,7 @@ func (l layout) Read(dir string) *volume.Volume {
 	if err != nil {
 		return v
 	}
-	v.Device = tree.DeviceIn(raw)
+	v.Device = projection.DeviceIn(raw)
 	if info, err := abi.Parse(raw); err == nil {
 		projection.Describe(v, info, file)
 	}

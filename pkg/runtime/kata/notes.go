@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
-	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/tree"
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/projection"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
@@ -43,7 +43,7 @@ func openNotes(dir string, log *zap.Logger) (*notes, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, volume.Errorf(volume.DiskKind(err), "kata: the directory %s cannot be made: %w", dir, err)
 	}
-	names, err := tree.ReadNames(dir, maxNoteFiles)
+	names, err := projection.ReadNames(dir, maxNoteFiles)
 	if err != nil {
 		return nil, volume.Errorf(volume.Internal, "kata: the directory %s cannot be read: %w", dir, err)
 	}

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
-	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/tree"
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/projection"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
@@ -35,7 +35,7 @@ func (s *guestSearch) listShared() ([]sharedDir, error) {
 	seen := make(map[string]bool)
 	for _, mode := range []string{"rw", "ro"} {
 		dir := s.passthrough(mode)
-		names, err := tree.ReadNames(dir, maxShared+1)
+		names, err := projection.ReadNames(dir, maxShared+1)
 		if errors.Is(err, unix.ENOENT) {
 			continue
 		}

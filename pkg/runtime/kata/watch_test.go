@@ -8,8 +8,9 @@ import (
 	"sync"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/projection"
-	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/tree"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 	"github.com/crust-proxy/crust-proxy/test/check"
 	kataemu "github.com/crust-proxy/crust-proxy/test/rig/kata"
@@ -190,8 +191,7 @@ func TestOverflowReadsTheTree(t *testing.T) {
 	check.Eventually(t, "bound", boundTo(b, v, "sb1"))
 	b.h.store.Bindings.Unbind(v.Key) // as if its event had been lost
 	b.h.store.Bindings.Forget(foreign.Key)
-	const overflow = "\xff\xff\xff\xff\x00\x40\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00"
-	tree.Dispatch([]byte(overflow), b.h.store.Watch.Event)
+	b.h.store.Watch.Event(-1, unix.IN_Q_OVERFLOW, "")
 	check.Eventually(t, "adopted again", func() bool { return len(b.h.Adopted()) == 1 })
 	check.Eventually(t, "bound again", boundTo(b, v, "sb1"))
 	check.Eventually(t, "both are watched", func() bool { return watched(b, v)() && watched(b, foreign)() })

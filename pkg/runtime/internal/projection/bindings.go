@@ -5,7 +5,6 @@ import (
 	"time"
 
 	"github.com/crust-proxy/crust-proxy/pkg/runtime"
-	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/tree"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
@@ -39,7 +38,7 @@ type Entry struct {
 	Volume *volume.Volume
 	// Dir is the name of its directory, and Owner who published that.
 	Dir   string
-	Owner tree.Owner
+	Owner Owner
 	live  Binding
 }
 
@@ -64,7 +63,7 @@ func (b *Bindings) Forget(key volume.Key) {
 	e, ok := b.entries[key]
 	delete(b.entries, key)
 	b.mu.Unlock()
-	if ok && (e.live.Sandbox != "" || e.Owner == tree.Foreign) {
+	if ok && (e.live.Sandbox != "" || e.Owner == Foreign) {
 		b.changed(key)
 	}
 }
@@ -82,7 +81,7 @@ func (b *Bindings) Get(key volume.Key) (Entry, bool) {
 // IsOurs reports whether a volume is tracked and was published by us.
 func (b *Bindings) IsOurs(key volume.Key) bool {
 	e, _ := b.Get(key)
-	return e.Owner == tree.OwnedByUs
+	return e.Owner == OwnedByUs
 }
 
 // Current returns the sandbox to ask about a volume, proven or not; its id is "" for none.
@@ -160,7 +159,7 @@ func (b *Bindings) DropOthers(podUID, sandbox string) (ours []volume.Key) {
 		if e.Volume.PodUID != podUID {
 			return false
 		}
-		if e.Owner == tree.OwnedByUs {
+		if e.Owner == OwnedByUs {
 			ours = append(ours, e.Volume.Key)
 		}
 		return e.live.Sandbox != sandbox

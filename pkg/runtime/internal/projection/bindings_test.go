@@ -4,7 +4,6 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/tree"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
@@ -12,9 +11,9 @@ import (
 func table() (*Bindings, func() []volume.Key) {
 	var changed []volume.Key
 	b := newBindings(func(key volume.Key) { changed = append(changed, key) })
-	b.Track(Entry{Volume: &volume.Volume{Key: "a", PodUID: "1"}, Owner: tree.OwnedByUs})
-	b.Track(Entry{Volume: &volume.Volume{Key: "b", PodUID: "1"}, Owner: tree.OwnedByUs})
-	b.Track(Entry{Volume: &volume.Volume{Key: "c", PodUID: "2", Adopted: true}, Owner: tree.Foreign})
+	b.Track(Entry{Volume: &volume.Volume{Key: "a", PodUID: "1"}, Owner: OwnedByUs})
+	b.Track(Entry{Volume: &volume.Volume{Key: "b", PodUID: "1"}, Owner: OwnedByUs})
+	b.Track(Entry{Volume: &volume.Volume{Key: "c", PodUID: "2", Adopted: true}, Owner: Foreign})
 	return b, func() []volume.Key {
 		out := changed
 		changed = nil

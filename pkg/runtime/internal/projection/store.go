@@ -5,12 +5,17 @@ package projection
 
 import (
 	"context"
+	"os"
+	"slices"
+	"strconv"
+	"time"
 
 	"go.uber.org/zap"
 
 	"github.com/crust-proxy/crust-proxy/internal/ground/pace"
+	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/guest"
-	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/tree"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
@@ -48,16 +53,16 @@ type Hooks struct {
 type Store struct {
 	// Bindings is what is known in memory of each volume.
 	Bindings *Bindings
-	Tree     *tree.Tree
-	Watch    *tree.Watch
+	Tree     *Tree
+	Watch    *Watch
 	format   Format
 	hooks    Hooks
 }
 
 // New makes the store of a tree.
-func New(t *tree.Tree, format Format, hooks Hooks) *Store {
+func New(t *Tree, format Format, hooks Hooks) *Store {
 	s := &Store{Tree: t, format: format, hooks: hooks, Bindings: newBindings(hooks.OnChange)}
-	s.Watch = tree.NewWatch(t, s)
+	s.Watch = newWatch(t, s)
 	return s
 }
 
@@ -70,33 +75,6 @@ func (s *Store) Health() error {
 		return err
 	}
 	return s.Watch.Health()
-}
-
-// Publish makes sure that the volume's directory exists with the right file in it.
-func (s *Store) Publish(ctx context.Context, v *volume.Volume) (changed bool, err error) {
-	if err := ctx.Err(); err != nil {
-		return false, guest.ContextError(v, "", err)
-	}
-	raw, err := s.format.Encode(v)
-	if err != nil {
-		return false, s.Tree.Error(v, "encoded", err)
-	}
-	dir, _ := s.format.DirOf(v)
-	tracked := Entry{Volume: v, Dir: dir, Owner: tree.OwnedByUs}
-	changed, err = s.Tree.Publish(&tree.Projection{
-		Volume: v, Dir: dir, Raw: raw,
-		// The watch is set before any runtime can reach the directory, so that no sandbox
-		// id is missed. If that fails, Health reports it and the tree is read regularly.
-		Built: func(path string) {
-			s.Bindings.Track(tracked)
-			_ = s.Watch.Add(v.Key, path, tree.OwnedByUs)
-		},
-		Dropped: func() { s.forget(v.Key) },
-	})
-	if err == nil {
-		s.Bindings.Track(tracked)
-	}
-	return changed, err
 }
 
 // Retract removes the volume's directory with all that runtimes left in it. A
@@ -114,11 +92,11 @@ func (s *Store) Retract(ctx context.Context, v *volume.Volume) error {
 	if err != nil {
 		return s.Tree.Error(v, "looked at", err)
 	}
-	if owner == tree.Foreign {
+	if owner == Foreign {
 		return nil
 	}
 	s.forget(v.Key)
-	if owner == tree.Missing {
+	if owner == Missing {
 		return nil
 	}
 	return s.Tree.Remove(v, dir)
@@ -138,7 +116,7 @@ func (s *Store) Orphans(known func(volume.Key) bool) ([]*volume.Volume, error) {
 			continue
 		}
 		owner, key, err := s.Tree.OwnerOf(name)
-		if err != nil || owner != tree.OwnedByUs || known(key) {
+		if err != nil || owner != OwnedByUs || known(key) {
 			continue
 		}
 		v := s.format.Read(name)
@@ -153,7 +131,7 @@ func (s *Store) Orphans(known func(volume.Key) bool) ([]*volume.Volume, error) {
 
 // Adopted lists the volumes that other programs published.
 func (s *Store) Adopted() []*volume.Volume {
-	return s.Bindings.Volumes(func(e Entry) bool { return e.Owner == tree.Foreign && e.Volume.Adopted })
+	return s.Bindings.Volumes(func(e Entry) bool { return e.Owner == Foreign && e.Volume.Adopted })
 }
 
 // AdoptForeign finds the volumes that other programs published. It sets no watches; Run does.
@@ -166,7 +144,7 @@ func (s *Store) AdoptForeign() {
 		if _, ok := s.format.KeyOf(name); !ok {
 			continue
 		}
-		if owner, _, err := s.Tree.OwnerOf(name); err == nil && owner == tree.Foreign {
+		if owner, _, err := s.Tree.OwnerOf(name); err == nil && owner == Foreign {
 			s.adopt(name)
 		}
 	}
@@ -181,7 +159,7 @@ func (s *Store) adopt(dir string) {
 	}
 	v.Adopted = true
 	before, tracked := s.Bindings.Get(v.Key)
-	s.Bindings.Track(Entry{Volume: v, Dir: dir, Owner: tree.Foreign})
+	s.Bindings.Track(Entry{Volume: v, Dir: dir, Owner: Foreign})
 	if !tracked || !before.Volume.Adopted {
 		s.Tree.Log.Info("a volume that another program published is served, and left as it is", zap.String("volume", v.Target))
 	}
@@ -196,15 +174,15 @@ func (s *Store) forget(key volume.Key) {
 	}
 }
 
-// Scan reads the whole tree.
-func (s *Store) Scan() {
+// scan reads the whole tree.
+func (s *Store) scan() {
 	names, err := s.Tree.Names()
 	if err != nil {
 		s.Tree.Log.Warn("the tree of volumes cannot be read", zap.Error(err))
 		return
 	}
 	for _, name := range names {
-		s.DirAdded(name)
+		s.dirAdded(name)
 	}
 	s.forgetRemoved(names)
 }
@@ -216,32 +194,32 @@ func (s *Store) forgetRemoved(names []string) {
 	for _, name := range names {
 		there[name] = true
 	}
-	for _, v := range s.Bindings.Volumes(func(e Entry) bool { return e.Owner == tree.Foreign && !there[e.Dir] }) {
+	for _, v := range s.Bindings.Volumes(func(e Entry) bool { return e.Owner == Foreign && !there[e.Dir] }) {
 		e, _ := s.Bindings.Get(v.Key)
-		if owner, _, err := s.Tree.OwnerOf(e.Dir); err == nil && owner == tree.Missing {
+		if owner, _, err := s.Tree.OwnerOf(e.Dir); err == nil && owner == Missing {
 			s.forget(v.Key)
 		}
 	}
 }
 
-// DirAdded tracks and watches the directory of a volume.
-func (s *Store) DirAdded(dir string) {
+// dirAdded tracks and watches the directory of a volume.
+func (s *Store) dirAdded(dir string) {
 	named, ok := s.format.KeyOf(dir)
 	if !ok || s.Bindings.IsOurs(named) && s.Watch.Has(named) {
 		return // usually our own Publish, which should cost no system call here
 	}
 	owner, key, err := s.Tree.OwnerOf(dir)
-	if err != nil || owner == tree.Missing {
+	if err != nil || owner == Missing {
 		return
 	}
-	if owner == tree.Foreign {
+	if owner == Foreign {
 		key = named
 	}
 	if !s.watchFound(dir, key, owner) {
 		return
 	}
 	// Read only now, so that no change comes between reading and watching.
-	if owner == tree.Foreign {
+	if owner == Foreign {
 		s.adopt(dir)
 	}
 	if ids, _ := s.format.Sandboxes(dir); len(ids) > 0 {
@@ -251,37 +229,78 @@ func (s *Store) DirAdded(dir string) {
 
 // watchFound tracks and watches a directory that this process did not publish. It returns
 // false if the directory is gone again.
-func (s *Store) watchFound(dir string, key volume.Key, owner tree.Owner) bool {
+func (s *Store) watchFound(dir string, key volume.Key, owner Owner) bool {
 	before, tracked := s.Bindings.Get(key)
 	if !tracked || before.Owner != owner {
 		v := s.format.Read(dir)
 		v.Key = key
 		s.Bindings.Track(Entry{Volume: v, Dir: dir, Owner: owner})
 	}
-	if !tree.IsGone(s.Watch.Add(key, s.Tree.Path(dir), owner)) {
+	if !IsGone(s.Watch.Add(key, s.Tree.Path(dir), owner)) {
 		return true
 	}
-	if !tracked || owner == tree.Foreign {
+	if !tracked || owner == Foreign {
 		s.forget(key)
 	}
 	return false
 }
 
-// FileWritten handles a sandbox id, and the file of a foreign volume.
-func (s *Store) FileWritten(key volume.Key, name string) {
+// fileWritten handles a sandbox id, and the file of a foreign volume.
+func (s *Store) fileWritten(key volume.Key, name string) {
 	if name != s.Tree.File {
 		s.hooks.SandboxSeen(key, name)
 		return
 	}
-	if e, tracked := s.Bindings.Get(key); tracked && e.Owner == tree.Foreign {
+	if e, tracked := s.Bindings.Get(key); tracked && e.Owner == Foreign {
 		s.adopt(e.Dir)
 	}
 }
 
-// DirRemoved forgets a directory that another program removed. The reconciler puts one
+// dirRemoved forgets a directory that another program removed. The reconciler puts one
 // of ours back.
-func (s *Store) DirRemoved(key volume.Key) {
+func (s *Store) dirRemoved(key volume.Key) {
 	if !s.hooks.KeepRemoved || !s.Bindings.IsOurs(key) {
 		s.forget(key)
 	}
+}
+
+// CheckGroup checks the volume's group and its policy. The group must be a decimal number,
+// and not larger than most.
+func CheckGroup(v *volume.Volume, most uint32) (gid uint32, set bool, err error) {
+	if v.Group == "" {
+		if v.GroupPolicy != volume.GroupPolicyUnset {
+			err = volume.Errorf(volume.Invalid, "volume %s: a group change policy needs a group", v.Target)
+		}
+		return 0, false, err
+	}
+	n, err := strconv.ParseUint(v.Group, 10, 32)
+	// Kata reads a number with a leading zero as octal: 010 would be 8.
+	if err != nil || strconv.FormatUint(n, 10) != v.Group || n > uint64(most) {
+		return 0, false, volume.Errorf(volume.Invalid, "volume %s: the group %q is not a decimal group id", v.Target, sys.ClipTo(v.Group, 64))
+	}
+	return uint32(n), true, nil
+}
+
+// Describe sets the fields of v that a valid mountInfo.json has, and when the file was made.
+func Describe(v *volume.Volume, info abi.Info, file string) {
+	v.FSType, v.MountFlags, v.ReadOnly = info.FSType, slices.Clone(info.Options), info.ReadOnly()
+	v.Group, v.GroupPolicy = info.Metadata[abi.MetaGroup], info.GroupPolicy()
+	if st, err := os.Lstat(file); err == nil {
+		v.Created = st.ModTime().Round(time.Microsecond)
+	}
+}
+
+// Pods returns the pod of a sandbox, if that is known.
+type Pods interface {
+	PodOf(sandboxID string) (podUID string, known bool)
+}
+
+// OfOtherPod reports whether a sandbox is known to be of another pod than the volume's. pods is
+// nil if no container runtime is followed.
+func OfOtherPod(pods Pods, sandbox, podUID string) bool {
+	if pods == nil || podUID == "" {
+		return false
+	}
+	pod, known := pods.PodOf(sandbox)
+	return known && pod != podUID
 }

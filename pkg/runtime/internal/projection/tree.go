@@ -1,12 +1,7 @@
-// Package tree maintains one directory per volume below a root that other programs read, each
-// with one file of ours in it.
-//
-// A directory is built outside of the root and renamed into place: a reader sees all of it or
-// nothing, and a kill leaves all or nothing. The file in it is replaced the same way. An
-// extended attribute marks our directories. Those of others are never touched.
-package tree
+package projection
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -20,8 +15,8 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
-// Config says where the tree is, and has the words for its errors.
-type Config struct {
+// TreeConfig says where a tree is, and has the words for its errors.
+type TreeConfig struct {
 	// Name begins errors and failpoints, such as "kata".
 	Name string
 	// Root holds the directories. Temp is where they are built and removed: on the
@@ -41,23 +36,28 @@ type Config struct {
 	Log      *zap.Logger
 }
 
-// Tree is the open tree.
+// Tree has one directory per volume below a root that other programs read, each with one file
+// of ours in it.
+//
+// A directory is built outside of the root and renamed into place: a reader sees all of it or
+// nothing, and a kill leaves all or nothing. The file in it is replaced the same way. An
+// extended attribute marks our directories. Those of others are never touched.
 type Tree struct {
-	Config
+	TreeConfig
 	mark   string // the extended attribute on our directories
 	root   string // KubeletRoot without links, the value of a second attribute
 	run    string // makes the temporary names of this start unique
 	serial atomic.Uint64
 }
 
-// Open makes the directories and removes what a kill left in Temp.
-func Open(cfg Config) (*Tree, error) {
+// OpenTree makes the directories and removes what a kill left in Temp.
+func OpenTree(cfg TreeConfig) (*Tree, error) {
 	for _, dir := range []string{cfg.Root, cfg.Temp} {
 		if err := os.MkdirAll(dir, 0o700); err != nil {
 			return nil, volume.Errorf(volume.DiskKind(err), "%s: the directory %s cannot be made: %w", cfg.Name, dir, err)
 		}
 	}
-	t := &Tree{Config: cfg, run: strconv.FormatInt(time.Now().UnixNano(), 36)}
+	t := &Tree{TreeConfig: cfg, run: strconv.FormatInt(time.Now().UnixNano(), 36)}
 	var err error
 	if t.Root, t.Temp, err = cfg.resolve(); err != nil {
 		return nil, err
@@ -87,7 +87,7 @@ func (t *Tree) Health() error {
 
 // resolve resolves Root and Temp. It refuses a Temp from which nothing can be renamed into
 // place, or that readers of the tree would see.
-func (c *Config) resolve() (rootPath, tempPath string, err error) {
+func (c *TreeConfig) resolve() (rootPath, tempPath string, err error) {
 	rootPath, rootDev, err := c.resolveDir(c.Root)
 	if err != nil {
 		return "", "", err
@@ -108,7 +108,7 @@ func (c *Config) resolve() (rootPath, tempPath string, err error) {
 }
 
 // resolveDir follows a configured directory's links, which are the operator's.
-func (c *Config) resolveDir(dir string) (path string, dev uint64, err error) {
+func (c *TreeConfig) resolveDir(dir string) (path string, dev uint64, err error) {
 	if path, err = filepath.EvalSymlinks(dir); err != nil {
 		return "", 0, volume.Errorf(volume.Internal, "%s: the directory %s cannot be resolved: %w", c.Name, dir, err)
 	}
@@ -152,4 +152,85 @@ func (t *Tree) Path(name string) string { return t.Root + "/" + name }
 
 func (t *Tree) tempName() string {
 	return t.Temp + "/" + t.run + "-" + strconv.FormatUint(t.serial.Add(1), 36)
+}
+
+// markNames are the extended attributes that can mark our directories, the best first.
+// trusted.* can be set by root only; user.* is for a daemon without privileges. Marker files
+// are no alternative: readers would take one in the directory for a sandbox id, and one
+// elsewhere would outlive the directory.
+var markNames = []string{"trusted.crust-proxy", "user.crust-proxy"}
+
+// chooseMark finds the attribute that the filesystem supports. It tries it on Temp itself: a
+// start must succeed on a filesystem without a free inode.
+func (t *Tree) chooseMark() (string, error) {
+	var err error
+	for _, name := range markNames {
+		probe := name + "-probe"
+		if err = unix.Lsetxattr(t.Temp, probe, []byte("probe"), 0); err == nil {
+			_ = unix.Lremovexattr(t.Temp, probe)
+			return name, nil
+		}
+	}
+	return "", volume.Errorf(volume.Unsupported, "%s: the filesystem of %s takes no extended attributes, by which "+
+		"our volumes are told from those of other programs: put it and %s on a tmpfs: %w", t.Name, t.Temp, t.Root, err)
+}
+
+// Owner is who published a volume's directory.
+type Owner uint8
+
+// The owners of a directory.
+const (
+	Missing   Owner = iota // there is no directory
+	OwnedByUs              // it has our mark
+	Foreign                // another program made it, or a crust-proxy of another kubelet root
+)
+
+// OwnerOf reads the mark of a volume's directory. key is the content of the mark.
+func (t *Tree) OwnerOf(dir string) (Owner, volume.Key, error) {
+	var buf [128]byte
+	n, err := unix.Lgetxattr(t.Path(dir), t.mark, buf[:])
+	switch {
+	case err == nil && !t.isOfRoot(dir):
+		return Foreign, "", nil
+	case err == nil:
+		return OwnedByUs, volume.Key(buf[:n]), nil
+	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENOTDIR):
+		return Missing, "", nil
+	case errors.Is(err, unix.ENODATA), errors.Is(err, unix.ERANGE):
+		return Foreign, "", nil
+	default:
+		return Missing, "", err
+	}
+}
+
+// isOfRoot reports whether a marked directory was made for our kubelet root. If an older
+// crust-proxy made it without that attribute, the target decides, if it is known.
+func (t *Tree) isOfRoot(dir string) bool {
+	if t.root == "" {
+		return true
+	}
+	var buf [unix.PathMax]byte
+	n, err := unix.Lgetxattr(t.Path(dir), t.mark+".root", buf[:])
+	if err == nil {
+		return string(buf[:n]) == t.root
+	}
+	if t.TargetOf == nil {
+		return true
+	}
+	target, ok := t.TargetOf(dir)
+	return !ok || t.IsOurs(target)
+}
+
+// IsOurs reports whether a target lies below our kubelet root, in either of its names.
+func (t *Tree) IsOurs(target string) bool {
+	_, resolved := sys.Below(t.root, target)
+	_, asGiven := sys.Below(filepath.Clean(t.KubeletRoot), target)
+	return t.root == "" || resolved || asGiven
+}
+
+func (t *Tree) sign(path string, key volume.Key) error {
+	if err := unix.Lsetxattr(path, t.mark, []byte(key), 0); err != nil || t.root == "" {
+		return err
+	}
+	return unix.Lsetxattr(path, t.mark+".root", []byte(t.root), 0)
 }

@@ -1,7 +1,9 @@
-package tree
+package projection
 
 import (
+	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"os"
 	"sync"
@@ -29,25 +31,13 @@ const (
 	rescanRetry = 200 * time.Millisecond
 )
 
-// Follower handles changes in a tree.
-type Follower interface {
-	// Scan reads the whole tree: at the start, and when events were lost.
-	Scan()
-	// DirAdded is called for a new directory below the root.
-	DirAdded(dir string)
-	// FileWritten is called when a file in a watched directory was created or written.
-	FileWritten(key volume.Key, name string)
-	// DirRemoved is called when a watched directory was removed.
-	DirRemoved(key volume.Key)
-}
-
 // Watch follows a tree while its Run runs.
 type Watch struct {
-	tree     *Tree
-	follower Follower
+	tree  *Tree
+	store *Store // handles the changes
 
 	mu     sync.Mutex
-	in     *Inotify // nil while Run does not run
+	in     *inotify // nil while Run does not run
 	rootWD int32
 	byWD   map[int32]volume.Key
 	byKey  map[volume.Key]int32
@@ -55,10 +45,9 @@ type Watch struct {
 	again  chan struct{}
 }
 
-// NewWatch makes the watch of a tree.
-func NewWatch(t *Tree, follower Follower) *Watch {
+func newWatch(t *Tree, s *Store) *Watch {
 	return &Watch{
-		tree: t, follower: follower, again: make(chan struct{}, 1),
+		tree: t, store: s, again: make(chan struct{}, 1),
 		byWD: make(map[int32]volume.Key), byKey: make(map[volume.Key]int32),
 	}
 }
@@ -75,7 +64,7 @@ func (w *Watch) Add(key volume.Key, path string, whose Owner) error {
 		return nil
 	}
 	// The lock is held so that the first event of a watch finds it in the map.
-	wd, err := w.in.Add(path, events)
+	wd, err := w.in.add(path, events)
 	if err == nil {
 		delete(w.byWD, w.byKey[key]) // of a directory that is gone
 		w.byWD[wd], w.byKey[key] = key, wd
@@ -139,23 +128,23 @@ func (w *Watch) forgetAll() {
 // Run follows the tree until ctx ends.
 func (w *Watch) Run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
-	in, err := NewInotify()
+	in, err := newInotify()
 	if err != nil {
 		w.start(nil, err)
 	} else {
 		w.start(in, nil)
-		group.Go(func() error { return in.Read(ctx, w.Event) })
+		group.Go(func() error { return in.read(ctx, w.Event) })
 	}
 	group.Go(func() error { w.rescans(ctx); return nil })
 	err = group.Wait()
 	w.start(nil, nil)
 	if in != nil {
-		err = errors.Join(err, in.Close())
+		err = errors.Join(err, in.close())
 	}
 	return err
 }
 
-func (w *Watch) start(in *Inotify, err error) {
+func (w *Watch) start(in *inotify, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.in, w.rootWD = in, 0
@@ -190,12 +179,12 @@ func (w *Watch) scan() {
 	if w.in != nil {
 		err := os.MkdirAll(w.tree.Root, 0o700)
 		if err == nil {
-			w.rootWD, err = w.in.Add(w.tree.Root, rootEvents)
+			w.rootWD, err = w.in.add(w.tree.Root, rootEvents)
 		}
 		w.fail(err)
 	}
 	w.mu.Unlock()
-	w.follower.Scan()
+	w.store.scan()
 }
 
 func (w *Watch) rescan() {
@@ -222,14 +211,14 @@ func (w *Watch) Event(wd int32, mask uint32, name string) {
 			time.AfterFunc(rescanRetry, w.rescan)
 		}
 	case ofRoot && mask&unix.IN_ISDIR != 0:
-		w.follower.DirAdded(name)
+		w.store.dirAdded(name)
 	case !known:
 	case mask&gone != 0:
 		if w.end(wd, key) {
-			w.follower.DirRemoved(key)
+			w.store.dirRemoved(key)
 		}
 	case mask&unix.IN_ISDIR == 0:
-		w.follower.FileWritten(key, name)
+		w.store.fileWritten(key, name)
 	}
 }
 
@@ -258,4 +247,101 @@ func (w *Watch) Health() error {
 			w.tree.Name, w.failed)
 	}
 	return nil
+}
+
+// gather is the pause after reading events, in which more can queue up. Each of our own
+// publishes makes two, and a wake-up for each would cost them a third of their time. The
+// first event after a quiet time is read at once.
+const gather = time.Millisecond
+
+// inotify watches inodes with the kernel's interface itself: a volume's directory is watched
+// before it is renamed into place, so that no sandbox id is missed, and 10,000 watches cost
+// an integer each. A library that identifies watches by path can do neither.
+type inotify struct {
+	fd   int
+	stop int // an eventfd that ends the wait for events
+}
+
+// event handles one event; name is that of the directory's entry.
+type event func(wd int32, mask uint32, name string)
+
+func newInotify() (*inotify, error) {
+	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
+	if err != nil {
+		return nil, err
+	}
+	stop, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
+	if err != nil {
+		return nil, errors.Join(err, unix.Close(fd))
+	}
+	return &inotify{fd: fd, stop: stop}, nil
+}
+
+func (n *inotify) close() error { return errors.Join(unix.Close(n.fd), unix.Close(n.stop)) }
+
+func (n *inotify) add(dir string, events uint32) (int32, error) {
+	wd, err := unix.InotifyAddWatch(n.fd, dir, events)
+	return int32(wd), err //nolint:gosec // the kernel counts watches in an int
+}
+
+// read calls handle for each event until ctx ends.
+func (n *inotify) read(ctx context.Context, handle event) error {
+	ended := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		_, _ = unix.Write(n.stop, []byte{1, 0, 0, 0, 0, 0, 0, 0}) // an eventfd has room for the one
+		close(ended)
+	})
+	defer func() {
+		if !stop() {
+			<-ended // the descriptor may be closed after this
+		}
+	}()
+	buf := make([]byte, 64<<10)
+	pause := time.NewTimer(gather)
+	defer pause.Stop()
+	for {
+		err := n.wait()
+		if ctx.Err() != nil {
+			return nil
+		}
+		got := 0
+		if err == nil {
+			got, err = unix.Read(n.fd, buf)
+		}
+		if err != nil && !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.EINTR) {
+			return err
+		}
+		dispatch(buf[:max(got, 0)], handle)
+		pause.Reset(gather)
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-pause.C:
+		}
+	}
+}
+
+// wait waits for events in a system call of its own and not in Go's poller, which would be
+// woken even during the pause.
+func (n *inotify) wait() error {
+	fds := []unix.PollFd{{Fd: int32(n.fd), Events: unix.POLLIN}, {Fd: int32(n.stop), Events: unix.POLLIN}} //nolint:gosec // descriptors are small
+	for {
+		if _, err := unix.Poll(fds, -1); !errors.Is(err, unix.EINTR) {
+			return err
+		}
+	}
+}
+
+// dispatch calls handle for each event in a buffer.
+func dispatch(buf []byte, handle event) {
+	for len(buf) >= unix.SizeofInotifyEvent {
+		wd := int32(binary.NativeEndian.Uint32(buf)) //nolint:gosec // as the kernel wrote it
+		mask := binary.NativeEndian.Uint32(buf[4:])
+		end := unix.SizeofInotifyEvent + int(binary.NativeEndian.Uint32(buf[12:]))
+		if end > len(buf) {
+			return
+		}
+		handle(wd, mask, string(bytes.TrimRight(buf[unix.SizeofInotifyEvent:end], "\x00")))
+		buf = buf[end:]
+	}
 }
