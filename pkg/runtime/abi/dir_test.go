@@ -11,28 +11,23 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 func openDir(t *testing.T) (*abi.Dir, string) {
 	t.Helper()
 	root, name := t.TempDir(), abi.DirName(target)
 	path := filepath.Join(root, name)
-	if err := os.Mkdir(path, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, os.Mkdir(path, 0o700))
 	dir, err := abi.Open(root, name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	t.Cleanup(func() { _ = dir.Close() })
 	return dir, path
 }
 
 func put(t *testing.T, dir *abi.Dir, name, content string) {
 	t.Helper()
-	if err := dir.Put(name, []byte(content)); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, dir.Put(name, []byte(content)))
 }
 
 func TestOpen(t *testing.T) {
@@ -43,9 +38,7 @@ func TestOpen(t *testing.T) {
 	if _, err := abi.Open(root, "../"+name[3:]); err == nil {
 		t.Fatal("another name opened")
 	}
-	if err := os.Symlink("/tmp", filepath.Join(root, name)); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, os.Symlink("/tmp", filepath.Join(root, name)))
 	if _, err := abi.Open(root, name); err == nil {
 		t.Fatal("a link was followed")
 	}
@@ -64,9 +57,7 @@ func TestFiles(t *testing.T) {
 			t.Errorf("%q was taken for %q", bad, line)
 		}
 	}
-	if err := os.Symlink("/etc/hostname", filepath.Join(path, "link")); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, os.Symlink("/etc/hostname", filepath.Join(path, "link")))
 	if raw, err := dir.Read("link", 100); err == nil {
 		t.Fatalf("a link was read: %q", raw)
 	}
@@ -74,9 +65,7 @@ func TestFiles(t *testing.T) {
 		t.Fatal("a limit was passed over")
 	}
 	for range 2 {
-		if err := dir.Remove(abi.CLIName); err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, dir.Remove(abi.CLIName))
 	}
 	if left, err := filepath.Glob(path + "/.*"); err != nil || len(left) > 0 {
 		t.Fatalf("left behind: %v, %v", left, err)
@@ -86,9 +75,7 @@ func TestFiles(t *testing.T) {
 func TestInfoOfAnother(t *testing.T) {
 	dir, _ := openDir(t)
 	raw, err := abi.Encode(testVolume())
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	put(t, dir, abi.InfoName, string(raw))
 	if _, err := dir.Info(); err != nil {
 		t.Fatal(err)
@@ -109,16 +96,12 @@ func TestSandboxes(t *testing.T) {
 	for i, name := range []string{"first", "third", "second"} {
 		put(t, dir, name, "{}")
 		at := time.Unix(1_000_000_000+[]int64{0, 2, 1}[i], 0)
-		if err := os.Chtimes(filepath.Join(path, name), at, at); err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, os.Chtimes(filepath.Join(path, name), at, at))
 	}
 	put(t, dir, abi.InfoName, "{}")
 	put(t, dir, abi.CLIName, "/x\n")
 	put(t, dir, "not an id", "")
-	if err := os.Mkdir(filepath.Join(path, "directory"), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, os.Mkdir(filepath.Join(path, "directory"), 0o700))
 	got, err := dir.Sandboxes()
 	if diff := cmp.Diff([]string{"third", "second", "first"}, got); diff != "" || err != nil {
 		t.Fatal(diff, err)
@@ -128,24 +111,14 @@ func TestSandboxes(t *testing.T) {
 func TestLock(t *testing.T) {
 	dir, path := openDir(t)
 	other, err := abi.Open(filepath.Dir(path), dir.Name())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := dir.Lock(time.Second); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
+	check.Must(t, dir.Lock(time.Second))
 	if err := other.Lock(20 * time.Millisecond); err == nil {
 		t.Fatal("locked twice")
 	}
-	if err := dir.Unlock(); err != nil {
-		t.Fatal(err)
-	}
-	if err := other.Lock(time.Second); err != nil {
-		t.Fatal(err)
-	}
-	if err := other.Close(); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, dir.Unlock())
+	check.Must(t, other.Lock(time.Second))
+	check.Must(t, other.Close())
 	if err := dir.Lock(time.Second); err != nil {
 		t.Fatalf("closing kept the lock: %v", err)
 	}

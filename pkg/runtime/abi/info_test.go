@@ -9,6 +9,7 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 const target = "/var/lib/kubelet/pods/1/volumes/kubernetes.io~csi/pv/mount"
@@ -24,9 +25,7 @@ func testVolume() *volume.Volume {
 
 func TestEncode(t *testing.T) {
 	raw, err := abi.Encode(testVolume())
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	want := `{"volume-type":"block","device":"/dev/sdb","fstype":"xfs","metadata":{"crust.device":"8:16",` +
 		`"crust.podUID":"1","crust.targetPath":"` + target + `","fsGroup":"2000","fsGroupChangePolicy":"OnRootMismatch"},` +
 		`"options":["noatime","nodiratime","discard","ro"]}`
@@ -34,9 +33,7 @@ func TestEncode(t *testing.T) {
 		t.Fatal(diff)
 	}
 	info, err := abi.Parse(raw)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	gid, wanted, err := info.Group()
 	major, minor, known, _ := info.DeviceNumber()
 	if !info.ReadOnly() || info.PodUID() != "1" || info.Target() != target || gid != 2000 || !wanted || err != nil ||
