@@ -26,9 +26,9 @@ type disks struct {
 	log     *zap.Logger
 }
 
-// matches reports whether a filesystem of this size can be the one on a volume's device.
+// Matches reports whether a filesystem of this size can be the one on a volume's device.
 // The size changes rarely, so an old superblock will do.
-func (d *disks) matches(ctx context.Context, v *volume.Volume, bytes, inodes int64) (is, known bool) {
+func (d *disks) Matches(ctx context.Context, v *volume.Volume, bytes, inodes int64) (is, known bool) {
 	super := d.reader.Super(ctx, v, diskAge)
 	if super == nil {
 		return false, false
@@ -49,9 +49,9 @@ func (d *disks) hasGrown(ctx context.Context, v *volume.Volume) bool {
 	return super != nil && super.Fills(v.GrowTo)
 }
 
-// condition returns the errors that a filesystem has recorded. If there are none, the
+// Condition returns the errors that a filesystem has recorded. If there are none, the
 // condition is unknown: an error may have occurred and not been recorded.
-func (d *disks) condition(ctx context.Context, v *volume.Volume) *volume.Condition {
+func (d *disks) Condition(ctx context.Context, v *volume.Volume) *volume.Condition {
 	super := d.reader.Super(ctx, v, diskAge)
 	if super == nil || super.Errors == nil {
 		return nil
@@ -59,9 +59,9 @@ func (d *disks) condition(ctx context.Context, v *volume.Volume) *volume.Conditi
 	return &volume.Condition{Abnormal: true, Message: super.Errors.Words(), Reason: abi.ReasonErrors}
 }
 
-// lacksGroup reports whether the root directory of a volume is not known to be writable for
+// LacksGroup reports whether the root directory of a volume is not known to be writable for
 // the volume's group.
-func (d *disks) lacksGroup(ctx context.Context, v *volume.Volume) bool {
+func (d *disks) LacksGroup(ctx context.Context, v *volume.Volume) bool {
 	super := d.reader.Super(ctx, v, diskAge)
 	return super == nil || super.Root == nil || !super.Root.WritableFor(v.Group)
 }

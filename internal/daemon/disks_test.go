@@ -25,7 +25,7 @@ func TestLacksGroup(t *testing.T) {
 	device := volume.Device{Kind: volume.ImageFile, Path: path, Major: unix.Major(st.Dev), Minor: unix.Minor(st.Dev), Inode: st.Ino}
 	lacks := func(key volume.Key, group string) bool {
 		d := &disks{reader: ondisk.New()}
-		return d.lacksGroup(t.Context(), &volume.Volume{Key: key, Device: device, FSType: "ext4", Group: group})
+		return d.LacksGroup(t.Context(), &volume.Volume{Key: key, Device: device, FSType: "ext4", Group: group})
 	}
 	if !lacks("blank", "2000") {
 		t.Error("nothing is known of a blank device")

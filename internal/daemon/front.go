@@ -84,7 +84,7 @@ func (f frontDisks) FillsDevice(ctx context.Context, v *volume.Volume, device in
 
 // LacksGroup implements csifront.Disks.
 func (f frontDisks) LacksGroup(ctx context.Context, v *volume.Volume) bool {
-	return f.disks.lacksGroup(ctx, v)
+	return f.disks.LacksGroup(ctx, v)
 }
 
 // frontObserver counts and shows what the front refuses.

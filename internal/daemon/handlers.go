@@ -86,8 +86,7 @@ func newKata(d *daemon, cfg *config.Config) (*kata.Handler, error) {
 	return kata.New(kata.Config{
 		DirectVolumes: k.DirectVolumes, GoSandboxes: k.GoSandboxes, RustSandboxes: k.RustSandboxes, SharedSandboxes: k.SharedSandboxes,
 		TempDir: temp, KubeletRoot: cfg.KubeletRoot, StateDir: filepath.Join(cfg.StateDir(), kata.Name), Filesystems: k.Filesystems,
-		OnChange: d.onSandboxChanged, DeviceSize: deviceSize(d), Matches: d.disks.matches,
-		Condition: d.disks.condition, LacksGroup: d.disks.lacksGroup,
+		OnChange: d.onSandboxChanged, Disks: d.disks,
 	}, d.tracker, d.log.Named(kata.Name))
 }
 
@@ -101,13 +100,8 @@ func newCrust(d *daemon, cfg *config.Config) (*crust.Handler, error) {
 	return crust.New(crust.Config{
 		SELinux: noLabels == nil,
 		Root:    c.Root, TempDir: temp, KubeletRoot: cfg.KubeletRoot, Programs: c.Programs, SocketDirs: c.SocketDirs, Filesystems: c.Filesystems,
-		OnChange: d.onSandboxChanged, DeviceSize: deviceSize(d),
+		OnChange: d.onSandboxChanged,
 	}, d.tracker, d.log.Named(crust.Name))
-}
-
-// deviceSize asks the broker, which is built after the handlers.
-func deviceSize(d *daemon) func(*volume.Volume) (int64, bool) {
-	return func(v *volume.Volume) (int64, bool) { return d.broker.DeviceSize(v) }
 }
 
 // tempOf returns where a handler prepares volumes: in our state directory, if that is on the

@@ -440,7 +440,5 @@ func TestReconcileClearsAwayTheDeadBesideTheLiving(t *testing.T) {
 	if got := b.files(t, v); len(got) != 4 {
 		t.Errorf("of the living one is left: %v", got)
 	}
-	if _, err := b.h.Stats(t.Context(), v); err != nil {
-		t.Error(err)
-	}
+	b.stats(t, v)
 }

@@ -12,6 +12,7 @@ import (
 	"go.uber.org/goleak"
 	"go.uber.org/zap"
 
+	"github.com/crust-proxy/crust-proxy/pkg/deferral/claim"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/runtimetest"
@@ -137,6 +138,29 @@ func (b *bench) Volume(name string) *volume.Volume {
 		Key: volume.KeyOf(target), Target: target, ResolvedTarget: target, FSType: "ext4", Handler: Name, PodUID: "pod-" + name,
 		Device: volume.Device{Kind: volume.BlockDevice, Path: "/dev/disk-" + name, Major: 240, Minor: 1},
 	}
+}
+
+func published(t testing.TB, b *bench, name string) *volume.Volume {
+	t.Helper()
+	v := b.Volume(name)
+	_, err := b.h.Publish(t.Context(), v)
+	check.Must(t, err)
+	return v
+}
+
+// sized gives a volume a file of this size as its device.
+func (b *bench) sized(t testing.TB, v *volume.Volume, size int64) {
+	t.Helper()
+	path := filepath.Join(b.dir, "device")
+	check.Must(t, os.WriteFile(path, nil, 0o600))
+	check.Must(t, os.Truncate(path, size))
+	v.Device = claim.Identify(path)
+}
+
+func (b *bench) stats(t testing.TB, v *volume.Volume) {
+	t.Helper()
+	_, err := b.h.Stats(t.Context(), v)
+	check.Must(t, err)
 }
 
 func (b *bench) path(v *volume.Volume, name string) string {

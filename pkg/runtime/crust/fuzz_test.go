@@ -12,6 +12,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 	handlerv1 "github.com/crust-proxy/crust-proxy/proto/crust/handler/v1"
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 // FuzzStats takes both forms of an answer: what comes through is sane.
@@ -60,9 +61,7 @@ func TestReasonOfACondition(t *testing.T) {
 	} {
 		byProgram := &handlerv1.GetVolumeStatsResponse{}
 		raw := fmt.Sprintf(`{"volume_condition":{"abnormal":true,"message":"m","reason":%q}}`, said)
-		if err := protojson.Unmarshal([]byte(raw), byProgram); err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, protojson.Unmarshal([]byte(raw), byProgram))
 		report, err := readReport(byProgram)
 		if err != nil || report.Condition.Reason != want {
 			t.Errorf("%q: %+v, %v", said, report.Condition, err)

@@ -6,7 +6,6 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -16,14 +15,6 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 	"github.com/crust-proxy/crust-proxy/test/check"
 )
-
-func published(t testing.TB, b *bench, name string) *volume.Volume {
-	t.Helper()
-	v := b.Volume(name)
-	_, err := b.h.Publish(t.Context(), v)
-	check.Must(t, err)
-	return v
-}
 
 // wantError checks the kind, and that the text names volume, sandbox and cause.
 func wantError(t *testing.T, err error, kind volume.Kind, v *volume.Volume, parts ...string) {
@@ -80,7 +71,7 @@ func TestAnswersOfPrograms(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			b, v := askedBy(t, c.script)
-			b.h.cfg.DeviceSize = func(*volume.Volume) (int64, bool) { return 4096, true }
+			b.sized(t, v, 4096)
 			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 			defer cancel()
 			_, err := b.h.Stats(ctx, v)
@@ -95,7 +86,7 @@ func TestLyingResize(t *testing.T) {
 		`{"capacity_bytes":3000}`: "3000",
 	} {
 		b, v := askedBy(t, "echo '"+answer+"'")
-		b.h.cfg.DeviceSize = func(*volume.Volume) (int64, bool) { return 2048, true }
+		b.sized(t, v, 2048)
 		_, err := b.h.Resize(t.Context(), v, volume.Range{Required: 1024, Limit: 4096})
 		wantError(t, err, volume.Absurd, v, "sb1", text)
 	}
@@ -235,23 +226,4 @@ func TestProgramReplacedBetweenCheckAndExec(t *testing.T) {
 	if ended.answer != "checked\n" {
 		t.Errorf("%q ran", ended.answer)
 	}
-}
-
-func TestManyAtOnce(t *testing.T) {
-	b := newBench(t, byProgram)
-	v, other := published(t, b, "a"), published(t, b, "b")
-	b.startSandbox(t, v, "sb1")
-	b.startSandbox(t, other, "sb2").Refuse()
-	var wg sync.WaitGroup
-	for range 8 {
-		wg.Go(func() {
-			if _, err := b.h.Stats(t.Context(), v); err != nil {
-				t.Error(err)
-			}
-			if _, err := b.h.Stats(t.Context(), other); volume.KindOf(err) != volume.Refused {
-				t.Error(err)
-			}
-		})
-	}
-	wg.Wait()
 }

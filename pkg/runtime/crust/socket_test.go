@@ -134,8 +134,7 @@ func TestWhoServesTheSocket(t *testing.T) {
 func TestConnectionsAreKept(t *testing.T) {
 	b, v := socketOnly(t)
 	check.Eventually(t, "connections are kept", func() bool {
-		_, err := b.h.Stats(t.Context(), v)
-		check.Must(t, err)
+		b.stats(t, v)
 		return kept(b) == 1
 	})
 	// An agent ends when no sandbox is left, and starts anew with the next.
@@ -169,8 +168,7 @@ func TestConnectionsOfEndedSandboxesAreDropped(t *testing.T) {
 			done()
 		}
 	}
-	_, err := b.h.Stats(t.Context(), v)
-	check.Must(t, err)
+	b.stats(t, v)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.open[b.agent.path] == nil || c.open[b.cfg.SocketDirs[0]+"/ended-0"] == nil || len(c.open) != 2 {

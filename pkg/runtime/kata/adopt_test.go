@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
+	"github.com/crust-proxy/crust-proxy/test/check"
 	kataemu "github.com/crust-proxy/crust-proxy/test/rig/kata"
 )
 
@@ -22,12 +23,8 @@ func TestForeignDevicesAreAdoptedWhateverTheVolumeIs(t *testing.T) {
 	} {
 		b := newBench(t, kataemu.Go)
 		v := b.Volume("a")
-		if err := os.Mkdir(b.dir(v), 0o700); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(b.dir(v)+"/"+infoName, []byte(raw), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, os.Mkdir(b.dir(v), 0o700))
+		check.Must(t, os.WriteFile(b.dir(v)+"/"+infoName, []byte(raw), 0o600))
 		b.h.AdoptForeign()
 		var got []*volume.Volume
 		for _, one := range b.h.Adopted() {

@@ -1,7 +1,6 @@
 package kata
 
 import (
-	"context"
 	"testing"
 
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
@@ -18,9 +17,7 @@ func TestConditionIsNotTheAgents(t *testing.T) {
 		if err != nil || report.Condition != nil {
 			t.Errorf("%v: %+v, %v", flavor, report.Condition, err)
 		}
-		b.h.cfg.Condition = func(context.Context, *volume.Volume) *volume.Condition {
-			return &volume.Condition{Abnormal: true, Message: "run e2fsck"}
-		}
+		b.h.cfg.Disks = &fakeDisks{condition: &volume.Condition{Abnormal: true, Message: "run e2fsck"}}
 		report, err = b.h.Stats(t.Context(), v)
 		if err != nil || report.Condition == nil || report.Condition.Message != "run e2fsck" {
 			t.Errorf("%v: %+v, %v", flavor, report.Condition, err)

@@ -8,18 +8,24 @@ import (
 	"slices"
 	"sync"
 	"testing"
+	"time"
 
 	"go.uber.org/goleak"
 	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
 
+	"github.com/crust-proxy/crust-proxy/pkg/deferral/claim"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/runtimetest"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
+	"github.com/crust-proxy/crust-proxy/test/check"
 	kataemu "github.com/crust-proxy/crust-proxy/test/rig/kata"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	askAgain = time.Millisecond
+	goleak.VerifyTestMain(m)
+}
 
 func TestConformanceGo(t *testing.T) {
 	runtimetest.Run(t, runtimetest.Fixture{New: func(t *testing.T) runtimetest.Env { return newBench(t, kataemu.Go) }})
@@ -43,9 +49,7 @@ type bench struct {
 func shortDir(t testing.TB) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "k")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	return dir
 }
@@ -54,7 +58,7 @@ func testConfig(dir string) Config {
 	return Config{
 		DirectVolumes: filepath.Join(dir, "dv"), GoSandboxes: filepath.Join(dir, "vc"), RustSandboxes: filepath.Join(dir, "rs"),
 		SharedSandboxes: filepath.Join(dir, "shared"), TempDir: filepath.Join(dir, "tmp"), StateDir: filepath.Join(dir, "state"),
-		Filesystems: []string{"ext4", "xfs", "btrfs"},
+		Filesystems: []string{"ext4", "xfs", "btrfs"}, Disks: &fakeDisks{},
 	}
 }
 
@@ -69,9 +73,7 @@ func newBench(t testing.TB, flavor kataemu.Flavor) *bench {
 func (b *bench) start(t testing.TB) {
 	t.Helper()
 	h, err := New(b.cfg, b.fakeSandboxes, zap.NewNop())
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- h.Run(ctx) }()
@@ -101,6 +103,56 @@ func (b *bench) Volume(name string) *volume.Volume {
 	}
 }
 
+// published publishes the volume of this name, as it is or as change makes it.
+func published(t testing.TB, b *bench, name string, change ...func(*volume.Volume)) *volume.Volume {
+	t.Helper()
+	v := b.Volume(name)
+	for _, with := range change {
+		with(v)
+	}
+	b.publish(t, v)
+	return v
+}
+
+func (b *bench) publish(t testing.TB, v *volume.Volume) {
+	t.Helper()
+	_, err := b.h.Publish(t.Context(), v)
+	check.Must(t, err)
+}
+
+func (b *bench) stats(t testing.TB, v *volume.Volume) volume.Report {
+	t.Helper()
+	report, err := b.h.Stats(t.Context(), v)
+	check.Must(t, err)
+	return report
+}
+
+// sized gives a volume a device of this size.
+func (b *bench) sized(t testing.TB, v *volume.Volume, size int64) {
+	t.Helper()
+	path := filepath.Join(filepath.Dir(b.cfg.TempDir), filepath.Base(v.Device.Path))
+	check.Must(t, os.WriteFile(path, nil, 0o600))
+	check.Must(t, os.Truncate(path, size))
+	v.Device = claim.Identify(path)
+}
+
+// fakeDisks is what a test says of devices.
+type fakeDisks struct {
+	matches   func(v *volume.Volume, bytes, inodes int64) (matches, known bool)
+	condition *volume.Condition
+	lacks     bool
+}
+
+func (d *fakeDisks) Matches(_ context.Context, v *volume.Volume, bytes, inodes int64) (matches, known bool) {
+	if d.matches == nil {
+		return false, false
+	}
+	return d.matches(v, bytes, inodes)
+}
+
+func (d *fakeDisks) Condition(context.Context, *volume.Volume) *volume.Condition { return d.condition }
+func (d *fakeDisks) LacksGroup(context.Context, *volume.Volume) bool             { return d.lacks }
+
 func (b *bench) dir(v *volume.Volume) string {
 	return filepath.Join(b.cfg.DirectVolumes, nameOf(v))
 }
@@ -116,18 +168,12 @@ func (b *bench) Projection(t *testing.T, v *volume.Volume) (string, bool) {
 
 func (b *bench) PublishForeign(t *testing.T, v *volume.Volume) {
 	t.Helper()
-	if err := os.MkdirAll(b.dir(v), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, os.MkdirAll(b.dir(v), 0o700))
 	raw, err := json.Marshal(map[string]any{
 		"volume-type": "directvol", "device": v.Device.Path, "fstype": "ext4", "metadata": nil, "options": []string{},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(b.dir(v), infoName), raw, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
+	check.Must(t, os.WriteFile(filepath.Join(b.dir(v), infoName), raw, 0o600))
 }
 
 func (b *bench) LeaveHalfPublished(t *testing.T, v *volume.Volume) {
@@ -135,17 +181,13 @@ func (b *bench) LeaveHalfPublished(t *testing.T, v *volume.Volume) {
 	if _, err := b.h.store.Tree.Build(v.Key, []byte("{")); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(b.cfg.TempDir, "half"), nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, os.WriteFile(filepath.Join(b.cfg.TempDir, "half"), nil, 0o600))
 }
 
 func (b *bench) CountLeftovers(t *testing.T) int {
 	t.Helper()
 	entries, err := os.ReadDir(b.cfg.TempDir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	return len(entries)
 }
 
@@ -169,23 +211,17 @@ func (b *bench) startShim(t testing.TB, v *volume.Volume, id string) *sandbox {
 	}}
 	if b.flavor == kataemu.Rust {
 		guest, err := kataemu.ShareDir(b.cfg.SharedSandboxes, guestShared, id, "dev"+id, "/data")
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, err)
 		opts.Sandboxes, opts.Shared = b.cfg.RustSandboxes, b.cfg.SharedSandboxes
 		opts.Mounts = map[string]kataemu.Statfs{guest: filesystem(64<<20, 16384)}
 	}
 	shim, err := kataemu.Start(opts)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	s := &sandbox{Shim: shim, id: id, bench: b}
 	t.Cleanup(func() { _ = shim.Stop() })
 	b.add(v.PodUID, id)
 	if b.flavor == kataemu.Go {
-		if err := kataemu.WriteID(b.cfg.DirectVolumes, v.Target, id); err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, kataemu.WriteID(b.cfg.DirectVolumes, v.Target, id))
 	} else {
 		b.h.SandboxAdded(v.PodUID, id)
 	}
@@ -205,9 +241,7 @@ func (s *sandbox) Resume() { s.SetFault(kataemu.NoFault) }
 
 func (s *sandbox) Kill(t *testing.T) {
 	t.Helper()
-	if err := s.Shim.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, s.Shim.Kill())
 	s.bench.remove(s.id)
 }
 

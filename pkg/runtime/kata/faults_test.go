@@ -20,15 +20,6 @@ import (
 	kataemu "github.com/crust-proxy/crust-proxy/test/rig/kata"
 )
 
-func published(t testing.TB, b *bench, name string) *volume.Volume {
-	t.Helper()
-	v := b.Volume(name)
-	if _, err := b.h.Publish(t.Context(), v); err != nil {
-		t.Fatal(err)
-	}
-	return v
-}
-
 // wantError checks the kind, and that the text names volume, sandbox and cause.
 func wantError(t *testing.T, err error, kind volume.Kind, v *volume.Volume, parts ...string) {
 	t.Helper()
@@ -40,11 +31,8 @@ func wantError(t *testing.T, err error, kind volume.Kind, v *volume.Volume, part
 			t.Errorf("the error does not say %q: %v", part, err)
 		}
 	}
-	if !sys.IsText(err.Error()) && !strings.Contains(err.Error(), "\n") {
-		t.Errorf("the error is not plain text: %q", err)
-	}
-	if len(err.Error()) > 2048 {
-		t.Errorf("an error of %d bytes", len(err.Error()))
+	if !sys.IsText(err.Error()) || len(err.Error()) > 2048 {
+		t.Errorf("the error is not short plain text: %q", err)
 	}
 }
 
@@ -72,15 +60,16 @@ func TestShimFaults(t *testing.T) {
 			"not HTTP":       {kataemu.NotHTTP, volume.Malformed, "not HTTP"},
 		} {
 			t.Run(name, func(t *testing.T) {
-				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+				ctx, cancel := t.Context(), func() {}
+				if c.fault == kataemu.Hang {
+					ctx, cancel = context.WithTimeout(ctx, 200*time.Millisecond)
+				}
 				defer cancel()
 				shim.SetFault(c.fault)
 				_, err := b.h.Stats(ctx, v)
 				wantError(t, err, c.kind, v, "sb1", c.text)
 				shim.SetFault(kataemu.NoFault)
-				if _, err := b.h.Stats(t.Context(), v); err != nil {
-					t.Errorf("after the fault: %v", err)
-				}
+				b.stats(t, v)
 			})
 		}
 	}
@@ -92,9 +81,7 @@ func TestSocketMissingAndRefusing(t *testing.T) {
 	_, err := b.h.Stats(t.Context(), v)
 	wantError(t, err, volume.NoSandbox, v, "no Kata sandbox has used it")
 	shim := b.startShim(t, v, "sb1")
-	if err := shim.Stop(); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, shim.Stop())
 	_, err = b.h.Stats(t.Context(), v)
 	wantError(t, err, volume.NoSandbox, v, "sb1", "has no management socket")
 	shim = b.startShim(t, v, "sb1")
@@ -107,9 +94,7 @@ func TestSocketMissingAndRefusing(t *testing.T) {
 func TestFullBacklogIsHung(t *testing.T) {
 	b := newBench(t, kataemu.Go)
 	v := published(t, b, "a")
-	if err := kataemu.WriteID(b.cfg.DirectVolumes, v.Target, "sb1"); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, kataemu.WriteID(b.cfg.DirectVolumes, v.Target, "sb1"))
 	fillBacklog(t, b.h.cfg.socketOf("sb1", goShim))
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
@@ -134,9 +119,7 @@ func TestTwoIDsOneDead(t *testing.T) {
 		b.startShim(t, v, "mmm")
 		// The dead one's file is the newer one, too.
 		time.Sleep(5 * time.Millisecond)
-		if err := kataemu.WriteID(b.cfg.DirectVolumes, v.Target, dead); err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, kataemu.WriteID(b.cfg.DirectVolumes, v.Target, dead))
 		for range 2 {
 			if _, err := b.h.Stats(t.Context(), v); err != nil {
 				t.Errorf("beside the dead %s: %v", dead, err)
@@ -149,15 +132,11 @@ func TestForeignSandboxIDIsNotBelieved(t *testing.T) {
 	b := newBench(t, kataemu.Go)
 	v, other := published(t, b, "a"), published(t, b, "b")
 	b.startShim(t, other, "other")
-	if err := kataemu.WriteID(b.cfg.DirectVolumes, v.Target, "other"); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, kataemu.WriteID(b.cfg.DirectVolumes, v.Target, "other"))
 	_, err := b.h.Stats(t.Context(), v)
 	wantError(t, err, volume.NoSandbox, v)
 	for _, name := range []string{".hidden", "a b", strings.Repeat("x", 200), "ä"} {
-		if err := os.WriteFile(filepath.Join(b.dir(v), name), nil, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, os.WriteFile(filepath.Join(b.dir(v), name), nil, 0o600))
 	}
 	if ids, err := b.h.bindings.candidates(v); err != nil || len(ids) != 0 {
 		t.Errorf("taken for sandboxes: %q", ids)
@@ -169,31 +148,11 @@ var oddDevices = []string{
 	"/images/a?b#c", "/images/a;b", `/images/a"b\c`, "/images/a=b",
 }
 
-func TestOddDeviceNames(t *testing.T) {
-	for _, device := range oddDevices {
-		b := newBench(t, kataemu.Go)
-		v := b.Volume("a")
-		v.Device.Path = device
-		if _, err := b.h.Publish(t.Context(), v); err != nil {
-			t.Fatal(err)
-		}
-		b.startShim(t, v, "sb1")
-		if _, err := b.h.Stats(t.Context(), v); err != nil {
-			t.Errorf("%q: %v", device, err)
-		}
-		if _, err := b.h.Resize(t.Context(), v, volume.Range{Required: 1}); volume.KindOf(err) != volume.Unsupported {
-			t.Errorf("resize of %q: %v", device, err)
-		}
-	}
-}
-
 // Whichever unescaping a shim does the second time, the name survives.
 func TestEscapeSurvivesBothUnescapers(t *testing.T) {
 	for _, name := range oddDevices {
 		query, err := url.ParseQuery("path=" + escape(escape(name)))
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, err)
 		once := query.Get("path")
 		asPath, err1 := url.PathUnescape(once)
 		asQuery, err2 := url.QueryUnescape(once)
@@ -206,11 +165,12 @@ func TestEscapeSurvivesBothUnescapers(t *testing.T) {
 // fillBacklog listens, never accepts, and fills the queue of connections.
 func fillBacklog(t *testing.T, socket string) {
 	t.Helper()
-	if err := os.MkdirAll(filepath.Dir(socket), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	fd := listenOne(t, socket)
-	t.Cleanup(func() { _ = fd.Close() })
+	check.Must(t, os.MkdirAll(filepath.Dir(socket), 0o700))
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	check.Must(t, err)
+	t.Cleanup(func() { _ = unix.Close(fd) })
+	check.Must(t, unix.Bind(fd, &unix.SockaddrUnix{Name: socket}))
+	check.Must(t, unix.Listen(fd, 0))
 	for range 4 {
 		if c, err := net.Dial("unix", socket); err == nil {
 			t.Cleanup(func() { _ = c.Close() })
@@ -235,29 +195,13 @@ func TestDyingAgent(t *testing.T) {
 	wantError(t, err, volume.NoSandbox, v, "sb1", "ending")
 }
 
-// A connection that was closed without an answer is said in one line.
-func TestHangUpIsOneLine(t *testing.T) {
-	for _, flavor := range []kataemu.Flavor{kataemu.Go, kataemu.Rust} {
-		b := newBench(t, flavor)
-		v := published(t, b, "a")
-		b.startShim(t, v, "sb1").SetFault(kataemu.CloseAtOnce)
-		_, err := b.h.Stats(t.Context(), v)
-		wantError(t, err, volume.NoSandbox, v, "sb1", "without an answer")
-		if strings.ContainsAny(err.Error(), "\n\r") || strings.Contains(err.Error(), "EOF") {
-			t.Errorf("%q", err)
-		}
-	}
-}
-
 // A sandbox that lives and does not have the volume is not one that has it, and not
 // a failure: so it is between two containers, and where Kata did not take it.
 func TestNotFoundInSandbox(t *testing.T) {
 	b := newBench(t, kataemu.Go)
 	v := published(t, b, "a")
 	shim := b.startShim(t, v, "sb1")
-	if _, err := b.h.Stats(t.Context(), v); err != nil {
-		t.Fatal(err)
-	}
+	b.stats(t, v)
 	check.Eventually(t, "bound", boundTo(b, v, "sb1"))
 	shim.Unmount()
 	_, err := b.h.Stats(t.Context(), v)
@@ -302,15 +246,11 @@ func TestStartingSandboxIsNotBound(t *testing.T) {
 	if b.err = nil; !boundTo(b, v, "sb1")() {
 		t.Error("unbound by a container runtime that does not answer")
 	}
-	if err := shim.Stop(); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, shim.Stop())
 	b.remove("sb1")
 	b.h.SandboxGone("sb1")
 	b.Restart(t)
-	if _, err := b.h.Publish(t.Context(), v); err != nil {
-		t.Fatal(err)
-	}
+	b.publish(t, v)
 	_, err = b.h.Stats(t.Context(), v)
 	wantError(t, err, volume.NoSandbox, v, "sb1", "has ended")
 	if strings.Contains(err.Error(), "yet") {

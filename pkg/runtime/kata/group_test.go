@@ -1,7 +1,6 @@
 package kata
 
 import (
-	"context"
 	"testing"
 
 	"go.uber.org/zap"
@@ -32,7 +31,7 @@ func TestGroupIgnored(t *testing.T) {
 			b.startShim(t, v, "sb1")
 			core, logs := observer.New(zap.WarnLevel)
 			b.h.log = zap.New(core)
-			b.h.cfg.LacksGroup = func(context.Context, *volume.Volume) bool { return c.lacks }
+			b.h.cfg.Disks = &fakeDisks{lacks: c.lacks}
 			for range 2 {
 				report, err := b.h.Stats(t.Context(), v)
 				if err != nil || report.GroupIgnored != c.ignored {

@@ -1,7 +1,6 @@
 package kata
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -14,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
+	"github.com/crust-proxy/crust-proxy/test/check"
 	kataemu "github.com/crust-proxy/crust-proxy/test/rig/kata"
 )
 
@@ -88,18 +88,14 @@ func makeShared(t *testing.T, root string, dirs, files []string) {
 	t.Helper()
 	for _, name := range append(slices.Clone(dirs), files...) {
 		path := filepath.Join(root, name[:2], "passthrough", name[3:])
-		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, os.MkdirAll(filepath.Dir(path), 0o700))
 		var err error
 		if slices.Contains(files, name) {
 			err = os.WriteFile(path, nil, 0o600)
 		} else {
 			err = os.Mkdir(path, 0o700)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, err)
 	}
 }
 
@@ -111,17 +107,14 @@ type guestOf struct {
 	next int
 }
 
-func newGuest(t *testing.T, v func(*bench) *volume.Volume) (*guestOf, *volume.Volume) {
+func newGuest(t *testing.T, size int64) (*guestOf, *volume.Volume) {
 	b := newBench(t, kataemu.Rust)
-	volume := v(b)
-	if _, err := b.h.Publish(t.Context(), volume); err != nil {
-		t.Fatal(err)
-	}
+	volume := b.Volume("a")
+	b.sized(t, volume, size)
+	b.publish(t, volume)
 	g := &guestOf{bench: b, t: t, shim: b.startShim(t, volume, "sb1")}
 	g.end(guestShared + "devsb1-0123abcd-data")
-	if err := os.Remove(filepath.Join(b.cfg.SharedSandboxes, "sb1", "rw", "passthrough", "devsb1-0123abcd-data")); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, os.Remove(filepath.Join(b.cfg.SharedSandboxes, "sb1", "rw", "passthrough", "devsb1-0123abcd-data")))
 	return g, volume
 }
 
@@ -130,9 +123,7 @@ func (g *guestOf) start(fs kataemu.Statfs) (path string) {
 	g.t.Helper()
 	g.next++
 	path, err := kataemu.ShareDir(g.cfg.SharedSandboxes, guestShared, "sb1", fmt.Sprintf("dev%03d", 999-g.next), "/data")
-	if err != nil {
-		g.t.Fatal(err)
-	}
+	check.Must(g.t, err)
 	g.shim.Mount(path, fs)
 	return path
 }
@@ -143,9 +134,7 @@ func (g *guestOf) end(path string) { g.shim.UnmountOne(path) }
 func (g *guestOf) wantStats(v *volume.Volume, bytes int64) {
 	g.t.Helper()
 	report, err := g.h.Stats(g.t.Context(), v)
-	if err != nil {
-		g.t.Fatal(err)
-	}
+	check.Must(g.t, err)
 	if got, _ := totals(report); got != bytes || report.Sandbox != "sb1" {
 		g.t.Errorf("stats of %d bytes of sandbox %q, want %d", got, report.Sandbox, bytes)
 	}
@@ -156,14 +145,11 @@ func (g *guestOf) wantStats(v *volume.Volume, bytes int64) {
 // volume's.
 func TestStatsAfterAContainerEnded(t *testing.T) {
 	var st unix.Statfs_t
-	if err := unix.Statfs(os.TempDir(), &st); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, unix.Statfs(os.TempDir(), &st))
 	node := int64(st.Blocks) * st.Bsize
 	for name, device := range map[string]int64{"smaller than the node's": 64 << 20, "larger than the node's": 2 * node} {
 		t.Run(name, func(t *testing.T) {
-			g, v := newGuest(t, func(b *bench) *volume.Volume { return b.Volume("a") })
-			g.h.cfg.DeviceSize = func(*volume.Volume) (int64, bool) { return device, true }
+			g, v := newGuest(t, device)
 			initial := g.start(filesystem(60<<20, 1000))
 			g.wantStats(v, 60<<20)
 			g.end(initial)
@@ -174,10 +160,7 @@ func TestStatsAfterAContainerEnded(t *testing.T) {
 
 			// Our own restart forgets which path it was.
 			g.Restart(t)
-			g.h.cfg.DeviceSize = func(*volume.Volume) (int64, bool) { return device, true }
-			if _, err := g.h.Publish(t.Context(), v); err != nil {
-				t.Fatal(err)
-			}
+			g.publish(t, v)
 			g.wantStats(v, 61<<20)
 			g.end(app)
 			_, err = g.h.Stats(t.Context(), v)
@@ -188,7 +171,7 @@ func TestStatsAfterAContainerEnded(t *testing.T) {
 
 // An old container that still runs is found below many that have ended.
 func TestStatsBesideAContainerThatCrashes(t *testing.T) {
-	g, v := newGuest(t, func(b *bench) *volume.Volume { return b.Volume("a") })
+	g, v := newGuest(t, 1<<30)
 	g.start(filesystem(60<<20, 1000))
 	for range 2*maxAsked - 1 {
 		g.end(g.start(filesystem(61<<20, 1000)))
@@ -228,14 +211,13 @@ func TestStatsOfVolumesThatEndAlike(t *testing.T) {
 		"nothing known, and any": {sizes: [2]int64{640 << 20, 640 << 20}, mounts: [2]uint64{60 << 20, 600 << 20}, only: -1, want: [2]volume.Kind{volume.Unsupported, volume.Unsupported}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			g, first := newGuest(t, func(b *bench) *volume.Volume { return b.Volume("a") })
+			g, first := newGuest(t, c.sizes[0])
 			second := g.Volume("a")
 			second.Target += "-other"
 			second.ResolvedTarget, second.Key = second.Target, volume.KeyOf(second.Target)
 			second.Device.Path += "-other"
-			if _, err := g.h.Publish(t.Context(), second); err != nil {
-				t.Fatal(err)
-			}
+			g.sized(t, second, c.sizes[1])
+			g.publish(t, second)
 			g.h.SandboxAdded(second.PodUID, "sb1")
 			which := func(v *volume.Volume) int {
 				if v.Key == first.Key {
@@ -243,11 +225,10 @@ func TestStatsOfVolumesThatEndAlike(t *testing.T) {
 				}
 				return 1
 			}
-			g.h.cfg.DeviceSize = func(v *volume.Volume) (int64, bool) { return c.sizes[which(v)], true }
-			g.h.cfg.Matches = func(_ context.Context, v *volume.Volume, _, inodes int64) (bool, bool) {
+			g.h.cfg.Disks = &fakeDisks{matches: func(v *volume.Volume, _, inodes int64) (bool, bool) {
 				have := c.inodes[which(v)]
 				return have == inodes, have != 0
-			}
+			}}
 			for i := range 2 {
 				if c.only < 0 || c.only == i {
 					g.start(filesystem(c.mounts[i], uint64(max(c.inodes[i], 1))))
@@ -267,13 +248,11 @@ func TestStatsOfVolumesThatEndAlike(t *testing.T) {
 
 // Another volume whose mount path ends otherwise is no reason to doubt.
 func TestStatsOfVolumesThatEndOtherwise(t *testing.T) {
-	g, v := newGuest(t, func(b *bench) *volume.Volume { return b.Volume("a") })
+	g, v := newGuest(t, 1<<30)
 	other := g.Volume("a")
 	other.Target += "-other"
 	other.ResolvedTarget, other.Key = other.Target, volume.KeyOf(other.Target)
-	if _, err := g.h.Publish(t.Context(), other); err != nil {
-		t.Fatal(err)
-	}
+	g.publish(t, other)
 	g.elsewhere = map[string][]string{other.Target: {"/srv"}}
 	g.start(filesystem(60<<20, 1000))
 	g.wantStats(v, 60<<20)
@@ -282,9 +261,7 @@ func TestStatsOfVolumesThatEndOtherwise(t *testing.T) {
 // Without a tracker nobody knows of a runtime-rs sandbox, and the error says so.
 func TestRustNeedsTracker(t *testing.T) {
 	h, err := New(testConfig(shortDir(t)), nil, zap.NewNop())
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	v := plainVolume()
 	if _, err := h.Publish(t.Context(), v); err != nil {
 		t.Fatal(err)

@@ -54,6 +54,7 @@ func (s *guestSearch) stats(ctx context.Context) (volume.Report, error) {
 		if report, done, err := s.try(ctx, remembered); done {
 			return report, err
 		}
+		s.h.guests.setPath(s.v.Key, s.shim.id, "")
 	}
 	dirs, err := s.list(ctx)
 	if err != nil {
@@ -101,7 +102,6 @@ func (s *guestSearch) try(ctx context.Context, path string) (report volume.Repor
 	}
 	if s.ofHost(report) {
 		s.markDead(path)
-		s.h.guests.forgetPath(s.v.Key, s.shim.id, path)
 		return report, false, nil
 	}
 	others, failed := s.others(ctx, path, report)
@@ -123,7 +123,6 @@ func (s *guestSearch) try(ctx context.Context, path string) (report volume.Repor
 		}
 		return report, true, nil
 	}
-	s.h.guests.forgetPath(s.v.Key, s.shim.id, path)
 	return report, false, nil
 }
 
@@ -180,7 +179,7 @@ func (s *guestSearch) others(ctx context.Context, at string, report volume.Repor
 	var names []string
 	for _, other := range s.ofPod() {
 		theirs, sure := s.matches(ctx, other, report)
-		if sure && !theirs || mine && !sure || guest.Sizes(s.h.cfg.DeviceSize).Check(other, report) != nil {
+		if sure && !theirs || mine && !sure || guest.CheckSize(other, report) != nil {
 			continue
 		}
 		alike, err := s.endsAlike(ctx, at, other)
@@ -195,11 +194,8 @@ func (s *guestSearch) others(ctx context.Context, at string, report volume.Repor
 }
 
 func (s *guestSearch) matches(ctx context.Context, v *volume.Volume, report volume.Report) (is, sure bool) {
-	if s.h.cfg.Matches == nil {
-		return false, false
-	}
 	bytes, inodes := totals(report)
-	return s.h.cfg.Matches(ctx, v, bytes, inodes)
+	return s.h.cfg.Disks.Matches(ctx, v, bytes, inodes)
 }
 
 // endsAlike reports whether the name of a path can be of another volume.

@@ -24,6 +24,54 @@ import (
 // Name is the handler's name.
 const Name = "kata"
 
+// Config says where Kata's files are. Every path can be changed, so that several daemons can
+// run side by side.
+type Config struct {
+	// DirectVolumes is Kata's root of direct-assigned volumes.
+	DirectVolumes string
+	// GoSandboxes and RustSandboxes hold one directory a sandbox, with the
+	// management socket of its shim in it.
+	GoSandboxes   string
+	RustSandboxes string
+	// SharedSandboxes is where runtime-rs keeps what a sandbox shares with the host.
+	SharedSandboxes string
+	// TempDir is where projections are built and taken apart. It must be on the
+	// filesystem of DirectVolumes and outside it: Kata takes every file in there
+	// for a sandbox id.
+	TempDir string
+	// KubeletRoot holds the targets of our volumes; others are another daemon's.
+	KubeletRoot string
+	// StateDir holds the record of which sandboxes had a volume. Nothing else may be in it.
+	StateDir string
+	// Filesystems are those that the guest's kernel can mount.
+	Filesystems []string
+	// OnChange is called after a volume's binding changed. It may be nil.
+	OnChange func(volume.Key)
+	// Disks reads the devices of volumes.
+	Disks Disks
+}
+
+// Disks says what is known from volumes' devices, which are on the node.
+type Disks interface {
+	// Matches reports whether the filesystem on the volume's device can have these totals
+	// in statfs, and whether that is known.
+	Matches(ctx context.Context, v *volume.Volume, bytes, inodes int64) (matches, known bool)
+	// Condition returns what the device says of the filesystem's health, or nil if that
+	// is unknown.
+	Condition(ctx context.Context, v *volume.Volume) *volume.Condition
+	// LacksGroup reports whether the root directory of the volume's filesystem is not
+	// known to be writable for the volume's group.
+	LacksGroup(ctx context.Context, v *volume.Volume) bool
+}
+
+func (c *Config) socketOf(id string, f flavor) string {
+	root := c.GoSandboxes
+	if f == rustShim {
+		root = c.RustSandboxes
+	}
+	return root + "/" + id + "/shim-monitor.sock"
+}
+
 // Sandboxes is what the handler needs to know from the container runtime. It supplements
 // Kata's own files; runtime-rs cannot be served without it.
 type Sandboxes interface {

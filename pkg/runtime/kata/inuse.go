@@ -69,8 +69,8 @@ func (b *bindings) living(v *volume.Volume, candidates []string, ready bool) (fo
 	return "", forgotten, nil
 }
 
-// askAgain is the time between two answers of the container runtime.
-const askAgain = time.Second
+// askAgain is the time between two answers of the container runtime. Tests change it.
+var askAgain = time.Second
 
 // disowned asks the container runtime itself, twice, whether it lists one of the sandboxes.
 func (b *bindings) disowned(ctx context.Context, v *volume.Volume, ids []string) error {

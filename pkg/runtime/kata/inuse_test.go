@@ -34,9 +34,7 @@ func wantUnknown(t *testing.T, b *bench, v *volume.Volume, words ...string) {
 func noteFiles(t *testing.T, b *bench) []string {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join(b.cfg.StateDir, "*"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	return files
 }
 
@@ -61,9 +59,7 @@ func TestUnseenSandboxIsUnknown(t *testing.T) {
 	v, other := published(t, b, "a"), published(t, b, "other")
 	b.setAway(errAway)
 	shim, err := kataemu.Start(kataemu.Options{Flavor: kataemu.Rust, SandboxID: "unseen", Sandboxes: b.cfg.RustSandboxes})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	t.Cleanup(func() { _ = shim.Stop() })
 	wantUnknown(t, b, v, "unseen", "containerd is away", "containerd.socket")
 	b.add(other.PodUID, "unseen") // of another pod, as was known before
@@ -92,24 +88,18 @@ func TestBothWordsAreNeeded(t *testing.T) {
 		shim := b.startShim(t, v, "sb1")
 		b.remove("sb1")
 		wantForgotten(t, b, v, "sb1")
-		if err := b.h.Tracking().Withdraw(t.Context(), v); err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, b.h.Tracking().Withdraw(t.Context(), v))
 		wantForgotten(t, b, v, "sb1") // what is known of it stays
 		if err := b.h.Tracking().Disowned(t.Context(), v, []string{"sb1"}); err != nil {
 			t.Error(err)
 		}
-		if _, err := b.h.Publish(t.Context(), v); err != nil {
-			t.Fatal(err)
-		}
+		b.publish(t, v)
 		b.add(v.PodUID, "sb1")
 		wantError(t, b.h.Tracking().Disowned(t.Context(), v, []string{"sb1"}), volume.Busy, v, "sb1", "crictl stopp")
 		b.setAway(errAway)
 		wantError(t, b.h.Tracking().Disowned(t.Context(), v, []string{"sb1"}), volume.Busy, v, "sb1", "containerd is away")
 		b.setAway(nil)
-		if err := shim.Shim.Kill(); err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, shim.Shim.Kill())
 		wantUse(t, b, v, "sb1")
 		b.remove("sb1")
 		wantUse(t, b, v, "")
@@ -124,12 +114,8 @@ func TestSocketThatCannotBeTriedIsUnknown(t *testing.T) {
 	wantUse(t, b, v, "sb1")
 	b.remove("sb1")
 	dir := filepath.Join(b.cfg.GoSandboxes, "sb1")
-	if err := os.RemoveAll(dir); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Symlink("sb1", dir); err != nil { // ELOOP
-		t.Fatal(err)
-	}
+	check.Must(t, os.RemoveAll(dir))
+	check.Must(t, os.Symlink("sb1", dir)) // ELOOP
 	wantUnknown(t, b, v, "sb1")
 }
 
@@ -141,13 +127,9 @@ func TestDirectoryThatCannotBeReadIsUnknown(t *testing.T) {
 	followed := b.h.bindings.sandboxes
 	b.h.bindings.sandboxes = nil
 	wantUse(t, b, v, "")
-	if err := os.Rename(b.dir(v), b.dir(v)+".away"); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, os.Rename(b.dir(v), b.dir(v)+".away"))
 	wantUse(t, b, v, "") // no directory, no id
-	if err := os.Symlink("loop", b.dir(v)); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, os.Symlink("loop", b.dir(v)))
 	wantUnknown(t, b, v, "directory")
 	b.h.bindings.sandboxes = followed // it may not list one whose shim still serves its socket
 	wantUnknown(t, b, v, "directory")
@@ -159,9 +141,7 @@ func TestMountSourceTellsTheSandbox(t *testing.T) {
 	b := newBench(t, kataemu.Rust)
 	v := b.Volume("a")
 	v.PodUID = ""
-	if _, err := b.h.Publish(t.Context(), v); err != nil {
-		t.Fatal(err)
-	}
+	b.publish(t, v)
 	wantUse(t, b, v, "")
 	b.mounting = map[string]string{v.Target: "sb1"}
 	b.err = errAway
@@ -183,22 +163,16 @@ func TestNotesSurvive(t *testing.T) {
 	v := published(t, b, "a")
 	shim := b.startShim(t, v, "sb1")
 	b.pods = map[string][]string{}
-	if err := os.RemoveAll(b.dir(v)); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, os.RemoveAll(b.dir(v)))
 	check.Eventually(t, "the directory is missed", func() bool { return !b.h.store.Watch.Has(v.Key) })
 	wantForgotten(t, b, v, "sb1")
-	if _, err := b.h.Publish(t.Context(), v); err != nil {
-		t.Fatal(err)
-	}
+	b.publish(t, v)
 	wantForgotten(t, b, v, "sb1")
 	b.Restart(t)
 	wantForgotten(t, b, v, "sb1")
 	shim.Kill(t)
 	wantUse(t, b, v, "")
-	if err := b.h.Retract(t.Context(), v); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, b.h.Retract(t.Context(), v))
 	if left := noteFiles(t, b); len(left) != 0 {
 		t.Errorf("after Retract: %q", left)
 	}
@@ -212,9 +186,7 @@ func TestNotesDoNotGrow(t *testing.T) {
 	for _, id := range []string{"one", "two", "three"} {
 		shim := b.startShim(t, v, id)
 		wantUse(t, b, v, id)
-		if _, err := b.h.Stats(t.Context(), v); err != nil {
-			t.Fatal(err)
-		}
+		b.stats(t, v)
 		shim.Kill(t)
 	}
 	if left := noteFiles(t, b); len(left) != 1 || filepath.Base(left[0]) != string(v.Key)+".three" {
@@ -228,18 +200,14 @@ func TestNotesOfUnknownVolumes(t *testing.T) {
 	v := published(t, b, "a")
 	b.startShim(t, v, "sb1")
 	wantUse(t, b, v, "sb1")
-	if err := os.RemoveAll(b.dir(v)); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, os.RemoveAll(b.dir(v)))
 	orphans, err := b.h.Orphans(func(volume.Key) bool { return false })
 	if err != nil || len(orphans) != 1 || orphans[0].Key != v.Key {
 		t.Fatalf("orphans %v, %v", orphans, err)
 	}
 	b.mounting = map[string]string{"": "tmpfs"} // a container's mount without a source
 	b.remove("sb1")
-	if err := os.RemoveAll(filepath.Join(b.cfg.RustSandboxes, "sb1")); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, os.RemoveAll(filepath.Join(b.cfg.RustSandboxes, "sb1")))
 	wantUse(t, b, orphans[0], "")
 	if err := b.h.Retract(t.Context(), orphans[0]); err != nil || len(noteFiles(t, b)) != 0 {
 		t.Errorf("%v, left %q", err, noteFiles(t, b))
@@ -251,9 +219,7 @@ func TestNotesOfUnknownVolumes(t *testing.T) {
 func TestQuestionThatOutlivesTheVolume(t *testing.T) {
 	b := newBench(t, kataemu.Rust)
 	v := published(t, b, "a")
-	if err := b.h.Retract(t.Context(), v); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, b.h.Retract(t.Context(), v))
 	b.h.bindings.propose(v, shim{id: "sb1", flavor: rustShim})
 	orphans, err := b.h.Orphans(func(volume.Key) bool { return false })
 	if err != nil || len(orphans) != 1 {
@@ -272,9 +238,7 @@ func TestWithoutARuntime(t *testing.T) {
 	b := newBench(t, kataemu.Go)
 	b.stop()
 	h, err := New(b.cfg, nil, b.h.log)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	b.h = h
 	v := published(t, b, "a")
 	wantUse(t, b, v, "")

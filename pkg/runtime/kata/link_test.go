@@ -33,9 +33,7 @@ func TestTargetThroughALink(t *testing.T) {
 		t.Fatalf("a known volume is an orphan: %v, %v", orphans, err)
 	}
 	check.Eventually(t, "its sandbox is found after a restart", boundTo(b, v, "sb1"))
-	if _, err := b.h.Stats(t.Context(), v); err != nil {
-		t.Fatal(err)
-	}
+	b.stats(t, v)
 	orphans, err := b.h.Orphans(func(volume.Key) bool { return false })
 	if err != nil || len(orphans) != 1 || orphans[0].Key != v.Key {
 		t.Fatalf("%v, %v", orphans, err)

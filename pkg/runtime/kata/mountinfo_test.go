@@ -53,27 +53,6 @@ func TestEncodeInfo(t *testing.T) {
 	}
 }
 
-func TestParseInfo(t *testing.T) {
-	const head = `{"volume-type":"directvol","device":`
-	for raw, valid := range map[string]bool{
-		head + `"/dev/vdb","fstype":"xfs","metadata":null,"options":null}`: true,
-		head + `"/dev/vdb","fstype":"xfs","extra":1}`:                      true,
-		head + `"","fstype":"xfs"}`:                                        false,
-		head + `"dev/vdb","fstype":"xfs"}`:                                 false,
-		head + `"/dev/v\n","fstype":"xfs"}`:                                false,
-		head + `"/dev/vdb"}`:                                               false,
-		`{"volume_type":"directvol","device":"/dev/vdb","fstype":"xfs"}`:   false,
-		head + `"/dev/vdb","fstype":"xfs"}{}`:                              false,
-		head + `"/dev/vd`:                                                  false,
-		``:                                                                 false,
-		`null`:                                                             false,
-	} {
-		if _, err := abi.Parse([]byte(raw)); (err == nil) != valid {
-			t.Errorf("%s: %v", raw, err)
-		}
-	}
-}
-
 func TestDirName(t *testing.T) {
 	longest := "/" + strings.Repeat("x", maxTarget-1)
 	if n := len(dirName(longest)); n > 255 {

@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
+	"github.com/crust-proxy/crust-proxy/test/check"
 	kataemu "github.com/crust-proxy/crust-proxy/test/rig/kata"
 )
 
@@ -73,18 +74,14 @@ func TestTheEmulationAsksWhatKataAsked(t *testing.T) {
 func readSteps(t *testing.T, file string) []step {
 	t.Helper()
 	f, err := os.Open(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	defer func() { _ = f.Close() }()
 	var steps []step
 	lines := bufio.NewScanner(f)
 	lines.Buffer(nil, 1<<20)
 	for lines.Scan() {
 		var s step
-		if err := json.Unmarshal(lines.Bytes(), &s); err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, json.Unmarshal(lines.Bytes(), &s))
 		steps = append(steps, s)
 	}
 	if err := lines.Err(); err != nil || len(steps) == 0 {
@@ -252,9 +249,7 @@ func (r *replay) publishAs(v *volume.Volume, volumeType string) {
 	if err == nil {
 		err = os.WriteFile(filepath.Join(r.dir(v), infoName), raw, 0o600)
 	}
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	check.Must(r.t, err)
 }
 
 func ownEmptyDir(device string) bool { return filepath.Base(device) == "disk.img" }
@@ -281,8 +276,6 @@ var rustName = regexp.MustCompile(`passthrough/[0-9a-f]{10}-[0-9a-f]{8}-`)
 func plain(t *testing.T, request kataemu.Request) string {
 	t.Helper()
 	raw, err := json.MarshalIndent(request, "", " ")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	return rustName.ReplaceAllString(string(raw), "passthrough/ID-RANDOM-")
 }

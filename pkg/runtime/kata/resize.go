@@ -6,6 +6,7 @@ import (
 	"errors"
 	"strconv"
 
+	"github.com/crust-proxy/crust-proxy/pkg/deferral/claim"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/guest"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
@@ -52,7 +53,7 @@ func (h *Handler) wishedSize(v *volume.Volume, r volume.Range) (int64, error) {
 	if r.Required > 0 {
 		return r.Required, nil
 	}
-	if size, known := guest.Sizes(h.cfg.DeviceSize).Of(v); known && (r.Limit == 0 || size <= r.Limit) {
+	if size, known := claim.DeviceSize(v.Device); known && (r.Limit == 0 || size <= r.Limit) {
 		return size, nil
 	}
 	return 0, volume.Errorf(volume.Invalid, "volume %s: the wished size is missing: give required_bytes", v.Target)

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
+	"github.com/crust-proxy/crust-proxy/test/check"
 	kataemu "github.com/crust-proxy/crust-proxy/test/rig/kata"
 )
 
@@ -35,9 +36,7 @@ func TestResizeThatIsHungUpOn(t *testing.T) {
 	v := published(t, b, "a")
 	shim := b.startShim(t, v, "sb1")
 	for range 2 { // the second time the path is known
-		if _, err := b.h.Stats(t.Context(), v); err != nil {
-			t.Fatal(err)
-		}
+		b.stats(t, v)
 		asked.Store(0)
 		_, err := b.h.Resize(t.Context(), v, volume.Range{Required: 1 << 30})
 		wantError(t, err, volume.Unsupported, v, "sb1", "kata-rs", "without an answer", "cannot grow a filesystem")
@@ -46,9 +45,7 @@ func TestResizeThatIsHungUpOn(t *testing.T) {
 		}
 	}
 	b.resize = nil
-	if err := shim.Stop(); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, shim.Stop())
 	_, err := b.h.Resize(t.Context(), v, volume.Range{Required: 1 << 30})
 	wantError(t, err, volume.NoSandbox, v, "sb1")
 }
@@ -60,13 +57,12 @@ func TestResizeWhereTheAgentCan(t *testing.T) {
 		var asked uint64
 		var answer error
 		b.resize = func(_ string, size uint64) error { asked = size; return answer }
-		v := published(t, b, "a")
+		v := published(t, b, "a", func(v *volume.Volume) { b.sized(t, v, 5<<30) })
 		b.startShim(t, v, "sb1")
 		size, err := b.h.Resize(t.Context(), v, volume.Range{Required: 1 << 30, Limit: 2 << 30})
 		if err != nil || size != 1<<30 || asked != 1<<30 {
 			t.Errorf("%d, %v; the agent was asked for %d", size, err, asked)
 		}
-		b.h.cfg.DeviceSize = func(*volume.Volume) (int64, bool) { return 5 << 30, true }
 		if size, err := b.h.Resize(t.Context(), v, volume.Range{}); err != nil || size != 5<<30 || asked != 5<<30 {
 			t.Errorf("to the device's size: %d, %v", size, err)
 		}
@@ -91,8 +87,7 @@ func TestResizeRange(t *testing.T) {
 
 func TestStatsLargerThanTheDevice(t *testing.T) {
 	b := newBench(t, kataemu.Go)
-	b.h.cfg.DeviceSize = func(*volume.Volume) (int64, bool) { return 4096, true }
-	v := published(t, b, "a")
+	v := published(t, b, "a", func(v *volume.Volume) { b.sized(t, v, 4096) })
 	b.startShim(t, v, "sb1")
 	_, err := b.h.Stats(t.Context(), v)
 	wantError(t, err, volume.Absurd, v, "sb1", "on a device of 4096")

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
+	"github.com/crust-proxy/crust-proxy/test/check"
 	kataemu "github.com/crust-proxy/crust-proxy/test/rig/kata"
 )
 
@@ -25,17 +26,13 @@ func TestDaemonsOfTwoKubeletsShareATree(t *testing.T) {
 		cfg := b.cfg
 		cfg.KubeletRoot, cfg.TempDir = kubelet, filepath.Join(filepath.Dir(b.cfg.TempDir), temp)
 		h, err := New(cfg, nil, zap.NewNop())
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, err)
 		return h
 	}
 	own, other := handler(root, "own"), handler("/elsewhere/kubelet", "other")
 	for _, signed := range []bool{false, true} { // as an older version made it, and anew
 		if signed {
-			if err := own.Retract(t.Context(), v); err != nil {
-				t.Fatal(err)
-			}
+			check.Must(t, own.Retract(t.Context(), v))
 			if _, err := own.Publish(t.Context(), v); err != nil {
 				t.Fatal(err)
 			}
@@ -46,9 +43,7 @@ func TestDaemonsOfTwoKubeletsShareATree(t *testing.T) {
 		if orphans, err := other.Orphans(none); err != nil || len(orphans) != 0 {
 			t.Errorf("signed %v: the other's orphans are %v, %v", signed, orphans, err)
 		}
-		if err := other.Retract(t.Context(), v); err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, other.Retract(t.Context(), v))
 		if _, err := other.Publish(t.Context(), v); volume.KindOf(err) != volume.Conflict {
 			t.Errorf("signed %v: published over it: %v", signed, err)
 		}

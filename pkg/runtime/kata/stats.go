@@ -53,10 +53,7 @@ func (h *Handler) condition(ctx context.Context, v *volume.Volume, said *volume.
 	if said != nil && said.Abnormal {
 		return said
 	}
-	if h.cfg.Condition == nil {
-		return nil
-	}
-	return h.cfg.Condition(ctx, v)
+	return h.cfg.Disks.Condition(ctx, v)
 }
 
 // errNotMounted marks a live sandbox that does not have the volume: between two containers
@@ -88,7 +85,7 @@ func (h *Handler) denied(ctx context.Context, v *volume.Volume, b shim, err erro
 // groupIgnored reports whether the sandbox ignores the volume's group: runtime-rs does not
 // pass it to the guest. It logs that once per sandbox.
 func (h *Handler) groupIgnored(ctx context.Context, v *volume.Volume, b shim) bool {
-	if b.flavor != rustShim || v.Group == "" || v.Adopted || h.cfg.LacksGroup == nil || !h.cfg.LacksGroup(ctx, v) {
+	if b.flavor != rustShim || v.Group == "" || v.Adopted || !h.cfg.Disks.LacksGroup(ctx, v) {
 		return false
 	}
 	if _, tracked := h.store.Bindings.Get(v.Key); !tracked || !h.guests.firstGroupless(v.Key, b.id) {
@@ -120,7 +117,7 @@ func (h *Handler) askStats(ctx context.Context, v *volume.Volume, b shim, c *con
 	if err != nil {
 		return volume.Report{}, badStats(v, b, err)
 	}
-	if err := guest.Sizes(h.cfg.DeviceSize).Check(v, report); err != nil {
+	if err := guest.CheckSize(v, report); err != nil {
 		return report, badStats(v, b, err)
 	}
 	return report, nil

@@ -13,6 +13,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/guest"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 // outcome is what a body is expected to be read as.
@@ -72,9 +73,7 @@ func TestStatsOfKatasOwnEncoder(t *testing.T) {
 	}
 	for _, file := range files {
 		raw, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, err)
 		name := strings.TrimSuffix(filepath.Base(file), ".json")
 		t.Run(name, func(t *testing.T) { checkOutcome(t, parseStatsJSON, string(raw), want[name]) })
 	}
@@ -118,9 +117,7 @@ func TestStatsJSON(t *testing.T) {
 func TestConditionIsBoundedAndPrintable(t *testing.T) {
 	body := `{"volume_condition":{"message":"` + strings.Repeat(`ä\u001b\n`, 2000) + `"}}`
 	report, err := parseStatsJSON([]byte(body))
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	message := report.Condition.Message
 	if len(message) > guest.MaxMessage || !utf8.ValidString(message) || strings.ContainsAny(message, "\x1b\n") || message == "" {
 		t.Errorf("%d bytes: %q", len(message), sys.ClipTo(message, 64))

@@ -49,9 +49,7 @@ func watched(b *bench, v *volume.Volume) func() bool {
 func living(t *testing.T, b *bench, id string) *kataemu.Shim {
 	t.Helper()
 	shim, err := kataemu.Start(kataemu.Options{Flavor: kataemu.Go, SandboxID: id, Sandboxes: b.cfg.GoSandboxes})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	t.Cleanup(func() { _ = shim.Stop() })
 	return shim
 }
@@ -80,18 +78,14 @@ func TestBindingShowsAtOnce(t *testing.T) {
 		t.Fatal("a published volume is not watched")
 	}
 	living(t, b, "sb1")
-	if err := kataemu.WriteID(b.cfg.DirectVolumes, v.Target, "sb1"); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, kataemu.WriteID(b.cfg.DirectVolumes, v.Target, "sb1"))
 	check.Eventually(t, "bound", boundTo(b, v, "sb1"))
 	check.Eventually(t, "told", func() bool { return seen.has(v.Key) })
 	b.h.SandboxGone("sb1")
 	if !boundTo(b, v, "")() {
 		t.Error("bound to a sandbox that is gone")
 	}
-	if err := b.h.Retract(t.Context(), v); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, b.h.Retract(t.Context(), v))
 	check.Eventually(t, "nothing is left in memory", func() bool {
 		tracked := b.h.store.Bindings.Volumes(func(projection.Entry) bool { return true })
 		return len(tracked) == 0 && b.h.store.Watch.Count() == 0
@@ -106,9 +100,7 @@ func TestWatchFindsWhatWasThere(t *testing.T) {
 	foreign := b.Volume("foreign")
 	b.PublishForeign(t, foreign)
 	b.stop()
-	if err := kataemu.WriteID(b.cfg.DirectVolumes, v.Target, "sb1"); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, kataemu.WriteID(b.cfg.DirectVolumes, v.Target, "sb1"))
 	b.start(t)
 	check.Eventually(t, "bound", boundTo(b, v, "sb1"))
 	check.Eventually(t, "adopted", func() bool { return len(b.h.Adopted()) == 1 })
@@ -126,9 +118,7 @@ func TestAdoptionFollowsTheOtherProgram(t *testing.T) {
 	b, _ := newWatchedBench(t)
 	v := b.Volume("foreign")
 	// As upstream writes: the directory first, the file in place.
-	if err := os.Mkdir(b.dir(v), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, os.Mkdir(b.dir(v), 0o700))
 	check.Eventually(t, "watched", watched(b, v))
 	if len(b.h.Adopted()) != 0 {
 		t.Fatal("adopted without a file")
@@ -139,18 +129,14 @@ func TestAdoptionFollowsTheOtherProgram(t *testing.T) {
 	other.Device.Path = "/images/other"
 	b.PublishForeign(t, &other)
 	check.Eventually(t, "rewritten", func() bool { return b.h.Adopted()[0].Device.Path == "/images/other" })
-	if err := os.RemoveAll(b.dir(v)); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, os.RemoveAll(b.dir(v)))
 	check.Eventually(t, "forgotten", func() bool { return len(b.h.Adopted()) == 0 })
 }
 
 func TestRootIsWatchedAgain(t *testing.T) {
 	b, _ := newWatchedBench(t)
 	published(t, b, "a")
-	if err := os.RemoveAll(b.cfg.DirectVolumes); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, os.RemoveAll(b.cfg.DirectVolumes))
 	check.Succeeds(t, "made again", func() error { _, err := os.Stat(b.cfg.DirectVolumes); return err })
 	foreign := b.Volume("foreign")
 	b.PublishForeign(t, foreign)
@@ -171,9 +157,7 @@ func TestManyEvents(t *testing.T) {
 	check.Eventually(t, "all adopted", func() bool { return len(b.h.Adopted()) == n })
 	for i := range n {
 		v := b.Volume(fmt.Sprintf("f%d", i))
-		if err := kataemu.WriteID(b.cfg.DirectVolumes, v.Target, "sb1"); err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, kataemu.WriteID(b.cfg.DirectVolumes, v.Target, "sb1"))
 	}
 	check.Eventually(t, "all bound", func() bool { return boundTo(b, b.Volume(fmt.Sprintf("f%d", n-1)), "sb1")() })
 }
@@ -185,9 +169,7 @@ func TestOverflowReadsTheTree(t *testing.T) {
 	check.Eventually(t, "adopted", func() bool { return len(b.h.Adopted()) == 1 })
 	v := published(t, b, "a")
 	living(t, b, "sb1")
-	if err := kataemu.WriteID(b.cfg.DirectVolumes, v.Target, "sb1"); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, kataemu.WriteID(b.cfg.DirectVolumes, v.Target, "sb1"))
 	check.Eventually(t, "bound", boundTo(b, v, "sb1"))
 	b.h.store.Bindings.Unbind(v.Key) // as if its event had been lost
 	b.h.store.Bindings.Forget(foreign.Key)
@@ -200,21 +182,32 @@ func TestOverflowReadsTheTree(t *testing.T) {
 func TestOddNamesInTheTree(t *testing.T) {
 	b, _ := newWatchedBench(t)
 	for _, name := range []string{"plain", ".dot", dirName("relative")} {
-		if err := os.Mkdir(filepath.Join(b.cfg.DirectVolumes, name), 0o700); err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, os.Mkdir(filepath.Join(b.cfg.DirectVolumes, name), 0o700))
 	}
 	v := b.Volume("bad")
-	if err := os.Mkdir(b.dir(v), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := unixMkfifo(filepath.Join(b.dir(v), infoName)); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, os.Mkdir(b.dir(v), 0o700))
+	check.Must(t, unix.Mkfifo(filepath.Join(b.dir(v), infoName), 0o600))
 	good := b.Volume("good")
 	b.PublishForeign(t, good)
 	check.Eventually(t, "the good one is adopted", func() bool { return len(b.h.Adopted()) == 1 })
 	if orphans, err := b.h.Orphans(func(volume.Key) bool { return false }); err != nil || len(orphans) != 0 {
 		t.Errorf("orphans %v, %v", orphans, err)
+	}
+}
+
+// The end of a directory that somebody removed is not that of its successor.
+func TestSuccessorIsWatched(t *testing.T) {
+	b, _ := newWatchedBench(t)
+	living(t, b, "sb1")
+	for range 20 {
+		v := published(t, b, "a")
+		check.Must(t, os.RemoveAll(b.dir(v)))
+		published(t, b, "a")
+		if !watched(b, v)() {
+			t.Fatal("the successor is not watched")
+		}
+		check.Must(t, kataemu.WriteID(b.cfg.DirectVolumes, v.Target, "sb1"))
+		check.Eventually(t, "bound", boundTo(b, v, "sb1"))
+		check.Must(t, b.h.Retract(t.Context(), v))
 	}
 }

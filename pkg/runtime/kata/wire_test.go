@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
+	"github.com/crust-proxy/crust-proxy/test/check"
 	kataemu "github.com/crust-proxy/crust-proxy/test/rig/kata"
 )
 
@@ -54,15 +55,11 @@ var notReplayed = map[string]string{
 func readExchanges(t *testing.T) map[string]exchanged {
 	t.Helper()
 	raw, err := os.ReadFile("testdata/kata-http/rs-shim-monitor-http.jsonl")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	found := make(map[string]exchanged)
 	for line := range bytes.Lines(raw) {
 		var e exchanged
-		if err := json.Unmarshal(line, &e); err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, json.Unmarshal(line, &e))
 		found[e.Case] = e
 	}
 	return found
@@ -117,13 +114,9 @@ func TestTheEmulationAnswersForAnEndedContainer(t *testing.T) {
 	shim, shared := startRust(t, nil)
 	_, after, _ := strings.Cut(e.Request, "path=")
 	guest, _, _ := strings.Cut(after, " ")
-	if err := os.Mkdir(filepath.Join(shared, filepath.Base(guest)), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, os.Mkdir(filepath.Join(shared, filepath.Base(guest)), 0o700))
 	var st unix.Statfs_t
-	if err := unix.Statfs(shared, &st); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, unix.Statfs(shared, &st))
 	status, body, open := ask(t, shim.Socket(), e.Request)
 	report, err := parseStatsDebug([]byte(body))
 	if status != http.StatusOK || !open || err != nil {
@@ -141,16 +134,12 @@ func startRust(t *testing.T, resize func(string, uint64) error) (shim *kataemu.S
 	t.Helper()
 	dir := shortDir(t)
 	shared = filepath.Join(dir, "shared/sb1/rw/passthrough")
-	if err := os.MkdirAll(shared, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, os.MkdirAll(shared, 0o700))
 	shim, err := kataemu.Start(kataemu.Options{
 		Flavor: kataemu.Rust, SandboxID: "sb1", Sandboxes: filepath.Join(dir, "rs"), Shared: filepath.Join(dir, "shared"), Resize: resize,
 		Mounts: map[string]kataemu.Statfs{recordedPath: func() (unix.Statfs_t, error) { return recordedFS, nil }},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	t.Cleanup(func() { _ = shim.Stop() })
 	return shim, shared
 }
@@ -160,9 +149,7 @@ func startRust(t *testing.T, resize func(string, uint64) error) (shim *kataemu.S
 func ask(t *testing.T, socket, request string) (status int, body string, open bool) {
 	t.Helper()
 	c, err := net.Dial("unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	defer func() { _ = c.Close() }()
 	_ = c.SetDeadline(time.Now().Add(time.Minute))
 	reader := bufio.NewReader(c)
@@ -182,14 +169,10 @@ func exchange(t *testing.T, w io.Writer, reader *bufio.Reader, request string) (
 		return 0, ""
 	}
 	response, err := http.ReadResponse(reader, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	defer func() { _ = response.Body.Close() }()
 	raw, err := io.ReadAll(response.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	return response.StatusCode, string(raw)
 }
 
@@ -212,19 +195,16 @@ func (e exchanged) parse(t *testing.T) (status int, body string, open bool) {
 func TestRequestsToRuntimeRS(t *testing.T) {
 	known := readExchanges(t)
 	b := newBench(t, kataemu.Rust)
+	b.stop() // the listener closes each connection: none may be kept
 	v := published(t, b, "a")
-	if err := os.MkdirAll(filepath.Join(b.cfg.SharedSandboxes, "sb1/rw/passthrough", filepath.Base(recordedPath)), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, os.MkdirAll(filepath.Join(b.cfg.SharedSandboxes, "sb1/rw/passthrough", filepath.Base(recordedPath)), 0o700))
 	wire := listenRaw(t, filepath.Join(b.cfg.RustSandboxes, "sb1"))
 	b.add(v.PodUID, "sb1")
 	b.h.SandboxAdded(v.PodUID, "sb1")
 
 	wire.answer(strings.TrimSuffix(known["stats ok"].Answer, "<open>"))
 	report, err := b.h.Stats(t.Context(), v)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	if bytes, inodes := totals(report); bytes != int64(recordedFS.Blocks)*recordedFS.Bsize || inodes != int64(recordedFS.Files) {
 		t.Errorf("%d bytes and %d inodes", bytes, inodes)
 	}
@@ -247,22 +227,17 @@ func TestRequestsToRuntimeRS(t *testing.T) {
 // What the handler asks of the Go shim, of which no raw requests are recorded, is
 // read as Kata's shim_management.go reads it. The size and the error are recorded.
 func TestRequestsToTheGoRuntime(t *testing.T) {
-	for _, device := range []string{"/dev/loop0", "/images/a b+c", "/images/dev%20x", "/images/ä&path=?#;=.img"} {
+	for _, device := range append(oddDevices, "/dev/loop0") {
 		t.Run(filepath.Base(device), func(t *testing.T) {
 			b := newBench(t, kataemu.Go)
+			b.stop() // the listener closes each connection: none may be kept
 			v := b.Volume("a")
 			v.Device.Path = device
-			if _, err := b.h.Publish(t.Context(), v); err != nil {
-				t.Fatal(err)
-			}
+			b.publish(t, v)
 			wire := listenRaw(t, filepath.Join(b.cfg.GoSandboxes, "sb1"))
-			if err := kataemu.WriteID(b.cfg.DirectVolumes, v.Target, "sb1"); err != nil {
-				t.Fatal(err)
-			}
+			check.Must(t, kataemu.WriteID(b.cfg.DirectVolumes, v.Target, "sb1"))
 			wire.answer(goAnswer(http.StatusOK, `{"usage":[{"available":1,"total":3,"used":2,"unit":1}]}`))
-			if _, err := b.h.Stats(t.Context(), v); err != nil {
-				t.Fatal(err)
-			}
+			b.stats(t, v)
 			wantGoStats(t, wire.take(), device)
 
 			wire.answer(goAnswer(http.StatusInternalServerError,
@@ -287,9 +262,7 @@ func wantGoStats(t *testing.T, requests []string, device string) {
 	}
 	got := essence(t, requests[0])
 	target, err := url.ParseRequestURI(got.URI)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	query, err := url.ParseQuery(target.RawQuery)
 	if err != nil || len(query) != 1 || len(query["path"]) != 1 {
 		t.Fatalf("the query %q: %v", target.RawQuery, err)
@@ -347,13 +320,9 @@ type rawShim struct {
 
 func listenRaw(t *testing.T, dir string) *rawShim {
 	t.Helper()
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, os.MkdirAll(dir, 0o700))
 	listener, err := net.Listen("unix", filepath.Join(dir, "shim-monitor.sock"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	s := &rawShim{}
 	var served sync.WaitGroup
 	served.Go(func() {

@@ -12,6 +12,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
+	"github.com/crust-proxy/crust-proxy/pkg/deferral/claim"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
@@ -92,20 +93,9 @@ func checkUsage(u volume.Usage) error {
 	return nil
 }
 
-// Sizes returns the size of a volume's device, if that is known cheaply. It may be nil.
-type Sizes func(*volume.Volume) (size int64, known bool)
-
-// Of calls s, if it is not nil.
-func (s Sizes) Of(v *volume.Volume) (size int64, known bool) {
-	if s == nil {
-		return 0, false
-	}
-	return s(v)
-}
-
-// Check compares a report with the volume's device: a filesystem is never larger.
-func (s Sizes) Check(v *volume.Volume, report volume.Report) error {
-	device, known := s.Of(v)
+// CheckSize compares a report with the volume's device: a filesystem is never larger.
+func CheckSize(v *volume.Volume, report volume.Report) error {
+	device, known := claim.DeviceSize(v.Device)
 	for _, usage := range report.Usage {
 		if known && usage.Unit == volume.UnitBytes && usage.Total > device {
 			return Absurdf("%d bytes in all, on a device of %d", usage.Total, device)

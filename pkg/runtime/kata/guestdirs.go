@@ -9,6 +9,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 
 	"golang.org/x/sys/unix"
 
@@ -126,4 +127,72 @@ func (s *guestSearch) trackerError(ctx context.Context, err error) error {
 	s.unknown = true
 	return volume.Errorf(volume.NoSandbox, "volume %s: the container runtime cannot be asked about Kata sandbox %s, "+
 		"so that the volume's place in the guest is not known: %w", s.v.Target, s.shim.id, err)
+}
+
+// guestMemory caches what was found out about volumes in guests of runtime-rs. Without it
+// the guest is asked again.
+type guestMemory struct {
+	mu      sync.Mutex
+	volumes map[volume.Key]guestVolume
+}
+
+type guestVolume struct {
+	// path is where the sandbox's guest has the volume mounted, or "".
+	sandbox, path string
+	// dead are names of directories in which nothing will be mounted again.
+	dead map[string]bool
+	// groupless is the sandbox that was logged to ignore the volume's group.
+	groupless string
+}
+
+func (m *guestMemory) drop(key volume.Key) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.volumes, key)
+}
+
+func (m *guestMemory) path(key volume.Key, sandbox string) string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if g := m.volumes[key]; g.sandbox == sandbox {
+		return g.path
+	}
+	return ""
+}
+
+// setPath remembers the path in a sandbox, or "" if the volume turned out not to be there.
+func (m *guestMemory) setPath(key volume.Key, sandbox, path string) {
+	m.update(key, func(g *guestVolume) { g.sandbox, g.path = sandbox, path })
+}
+
+func (m *guestMemory) update(key volume.Key, change func(*guestVolume)) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	g := m.volumes[key]
+	change(&g)
+	m.volumes[key] = g
+}
+
+// markDead remembers a directory in which nothing will be mounted again.
+func (m *guestMemory) markDead(key volume.Key, dir string) {
+	m.update(key, func(g *guestVolume) {
+		if g.dead == nil || len(g.dead) >= maxShared {
+			g.dead = make(map[string]bool)
+		}
+		g.dead[dir] = true
+	})
+}
+
+func (m *guestMemory) withoutDead(key volume.Key, dirs []sharedDir) []sharedDir {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	dead := m.volumes[key].dead
+	return slices.DeleteFunc(dirs, func(d sharedDir) bool { return dead[d.name] })
+}
+
+// firstGroupless records that a sandbox ignores the volume's group, and reports whether that
+// is new.
+func (m *guestMemory) firstGroupless(key volume.Key, sandbox string) (first bool) {
+	m.update(key, func(g *guestVolume) { first, g.groupless = g.groupless != sandbox, sandbox })
+	return first
 }
