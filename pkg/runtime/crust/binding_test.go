@@ -15,28 +15,11 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/projection"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/rig/handlers"
 )
 
 // fileTick is more than the grain of a file's times, which is a tick of the kernel's clock.
 const fileTick = 20 * time.Millisecond
-
-// changes collects what OnChange was called with.
-type changes struct {
-	mu   sync.Mutex
-	keys []volume.Key
-}
-
-func (c *changes) add(key volume.Key) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.keys = append(c.keys, key)
-}
-
-func (c *changes) has(key volume.Key) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return slices.Contains(c.keys, key)
-}
 
 // tracker is a container runtime that knows these sandboxes.
 type tracker struct {
@@ -64,13 +47,13 @@ func (k *tracker) set(id, pod string) {
 }
 
 // newWatchedBench has a tracker and a watch that runs.
-func newWatchedBench(t *testing.T) (*bench, *tracker, *changes) {
+func newWatchedBench(t *testing.T) (*bench, *tracker, *handlers.Changes) {
 	t.Helper()
-	var seen changes
+	var seen handlers.Changes
 	known := &tracker{}
 	b := newBench(t, bySocket|byProgram)
 	b.stop()
-	b.cfg.OnChange, b.sandboxes = seen.add, known
+	b.cfg.OnChange, b.sandboxes = seen.Add, known
 	b.start(t)
 	watching(t, b)
 	return b, known, &seen
@@ -82,10 +65,7 @@ func watching(t *testing.T, b *bench) {
 }
 
 func boundTo(b *bench, v *volume.Volume, id string) func() bool {
-	return func() bool {
-		binding, bound := b.h.Binding(v)
-		return bound && binding.Sandbox == id || !bound && id == ""
-	}
+	return func() bool { return handlers.BoundTo(b.h, v, id) }
 }
 
 func (b *bench) files(t *testing.T, v *volume.Volume) []string {
@@ -109,7 +89,7 @@ func TestBindingShowsAtOnce(t *testing.T) {
 	known.set("sb1", v.PodUID)
 	b.startSandbox(t, v, "sb1")
 	check.Eventually(t, "bound", boundTo(b, v, "sb1"))
-	check.Eventually(t, "told", func() bool { return seen.has(v.Key) })
+	check.Eventually(t, "told", func() bool { return seen.Has(v.Key) })
 	known.set("sb1", "")
 	b.h.SandboxGone("sb1")
 	if !boundTo(b, v, "")() {
@@ -139,7 +119,7 @@ func TestSandboxThatEndsWhileAskedStaysUnbound(t *testing.T) {
 	b.h.SandboxGone("sb1")
 	check.Eventually(t, "what it left is gone", onlyInfo(t, b, v))
 	cancel()
-	wantError(t, <-done, volume.Canceled, v, "sb1")
+	handlers.WantError(t, <-done, volume.Canceled, v, "sb1")
 	if !boundTo(b, v, "")() {
 		t.Error("bound to a sandbox that is gone")
 	}
@@ -152,12 +132,12 @@ func TestDeadSandboxIsClearedAwayByItsAnswer(t *testing.T) {
 		v := published(t, b, "a")
 		b.startSandbox(t, v, "sb1").Kill(t)
 		_, err := b.h.Stats(t.Context(), v)
-		wantError(t, err, volume.NoSandbox, v, "sb1")
+		handlers.WantError(t, err, volume.NoSandbox, v, "sb1")
 		if !onlyInfo(t, b, v)() {
 			t.Errorf("left: %v", b.files(t, v))
 		}
 		_, err = b.h.Stats(t.Context(), v)
-		wantError(t, err, volume.NoSandbox, v, "no sandbox")
+		handlers.WantError(t, err, volume.NoSandbox, v, "no sandbox")
 	}
 }
 
@@ -248,7 +228,7 @@ func TestClearingWaitsForTheLock(t *testing.T) {
 		t.Error("changed without the lock")
 	}
 	check.Must(t, dir.Unlock())
-	wantError(t, <-done, volume.NoSandbox, v, "sb1")
+	handlers.WantError(t, <-done, volume.NoSandbox, v, "sb1")
 	if !onlyInfo(t, b, v)() {
 		t.Errorf("left: %v", b.files(t, v))
 	}
@@ -272,7 +252,7 @@ func TestHalfABindingIsWaitedFor(t *testing.T) {
 	check.Must(t, <-done)
 	check.Must(t, dir.Remove(abi.CLIName))
 	_, err = b.h.Stats(t.Context(), v)
-	wantError(t, err, volume.Unsupported, v, "sb1", "cannot be asked")
+	handlers.WantError(t, err, volume.Unsupported, v, "sb1", "cannot be asked")
 }
 
 func TestSandboxOfAnotherPodIsNotBelieved(t *testing.T) {
@@ -281,7 +261,7 @@ func TestSandboxOfAnotherPodIsNotBelieved(t *testing.T) {
 	known.set("other", "pod-of-others")
 	b.startSandbox(t, v, "other")
 	_, err := b.h.Stats(t.Context(), v)
-	wantError(t, err, volume.NoSandbox, v)
+	handlers.WantError(t, err, volume.NoSandbox, v)
 	if !boundTo(b, v, "")() {
 		t.Error("bound to it")
 	}
@@ -338,7 +318,7 @@ func TestSandboxesThatChangeAllTheTimeAreInUse(t *testing.T) {
 		t.Errorf("in use by %q, %v", id, err)
 	}
 	_, err := b.h.Stats(t.Context(), v)
-	wantError(t, err, volume.Busy, v, "try again")
+	handlers.WantError(t, err, volume.Busy, v, "try again")
 }
 
 func TestAdoptionFollowsTheOtherProgram(t *testing.T) {
@@ -365,13 +345,13 @@ func TestAdoptionFollowsTheOtherProgram(t *testing.T) {
 	check.Eventually(t, "bound", boundTo(b, v, "sb1"))
 	sandbox.Kill(t)
 	_, err = b.h.Stats(t.Context(), got)
-	wantError(t, err, volume.NoSandbox, v, "sb1")
+	handlers.WantError(t, err, volume.NoSandbox, v, "sb1")
 	if len(b.files(t, v)) != 4 {
 		t.Errorf("left of it: %v", b.files(t, v))
 	}
 	check.Must(t, os.RemoveAll(b.path(v, "")))
 	check.Eventually(t, "no longer adopted", func() bool { return len(b.h.Adopted()) == 0 })
-	if !seen.has(v.Key) {
+	if !seen.Has(v.Key) {
 		t.Error("nobody was told")
 	}
 }
@@ -395,7 +375,7 @@ func TestOddThingsInTheTree(t *testing.T) {
 		t.Errorf("orphans: %v, %v", orphans, err)
 	}
 	_, err := b.h.Stats(t.Context(), v)
-	wantError(t, err, volume.NoSandbox, v)
+	handlers.WantError(t, err, volume.NoSandbox, v)
 	if n := len(b.h.Adopted()); n != 0 {
 		t.Errorf("%d adopted", n)
 	}

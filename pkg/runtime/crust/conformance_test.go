@@ -1,23 +1,21 @@
 package crust
 
 import (
-	"context"
 	"fmt"
 	"os"
 	"path/filepath"
-	"sync"
 	"testing"
 	"time"
 
 	"go.uber.org/goleak"
 	"go.uber.org/zap"
 
-	"github.com/crust-proxy/crust-proxy/pkg/deferral/claim"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/runtimetest"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/rig/handlers"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -50,21 +48,9 @@ type bench struct {
 	stop      func()
 }
 
-// shortDir is a directory whose sockets' paths stay under the kernel's limit.
-func shortDir(t testing.TB) string {
-	t.Helper()
-	dir, err := os.MkdirTemp("", "c")
-	if err == nil {
-		dir, err = filepath.EvalSymlinks(dir)
-	}
-	check.Must(t, err)
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	return dir
-}
-
 func newBench(t testing.TB, w way) *bench {
 	t.Helper()
-	dir := shortDir(t)
+	dir := handlers.ShortDir(t)
 	b := &bench{way: w, dir: dir, stop: func() {}, cfg: Config{Filesystems: []string{"ext4", "xfs", "btrfs"}}}
 	b.cfg.Root, b.cfg.TempDir = filepath.Join(dir, "root"), filepath.Join(dir, "tmp")
 	b.cfg.Programs = []string{b.program(t, "runtime", fakeScript(dir))}
@@ -84,16 +70,7 @@ func (b *bench) start(t testing.TB) {
 	h, err := New(b.cfg, b.sandboxes, zap.NewNop())
 	check.Must(t, err)
 	h.expiry.programs = nil // scripts of tests are asked by the tests alone
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- h.Run(ctx) }()
-	b.h = h
-	b.stop = sync.OnceFunc(func() {
-		cancel()
-		if err := <-done; err != nil {
-			t.Errorf("Run: %v", err)
-		}
-	})
+	b.h, b.stop = h, handlers.Run(t, h)
 }
 
 // program writes a shell script that may be run.
@@ -133,11 +110,7 @@ func (b *bench) Restart(t *testing.T) runtime.Handler {
 }
 
 func (b *bench) Volume(name string) *volume.Volume {
-	target := "/var/lib/kubelet/pods/pod-" + name + "/volumes/kubernetes.io~csi/pvc/mount"
-	return &volume.Volume{
-		Key: volume.KeyOf(target), Target: target, ResolvedTarget: target, FSType: "ext4", Handler: Name, PodUID: "pod-" + name,
-		Device: volume.Device{Kind: volume.BlockDevice, Path: "/dev/disk-" + name, Major: 240, Minor: 1},
-	}
+	return handlers.Volume(Name, name, volume.Device{Kind: volume.BlockDevice, Path: "/dev/disk-" + name, Major: 240, Minor: 1})
 }
 
 func published(t testing.TB, b *bench, name string) *volume.Volume {
@@ -151,10 +124,7 @@ func published(t testing.TB, b *bench, name string) *volume.Volume {
 // sized gives a volume a file of this size as its device.
 func (b *bench) sized(t testing.TB, v *volume.Volume, size int64) {
 	t.Helper()
-	path := filepath.Join(b.dir, "device")
-	check.Must(t, os.WriteFile(path, nil, 0o600))
-	check.Must(t, os.Truncate(path, size))
-	v.Device = claim.Identify(path)
+	handlers.Sized(t, v, filepath.Join(b.dir, "device"), size)
 }
 
 func (b *bench) stats(t testing.TB, v *volume.Volume) {
@@ -193,9 +163,7 @@ func (b *bench) LeaveHalfPublished(t *testing.T, v *volume.Volume) {
 
 func (b *bench) CountLeftovers(t *testing.T) int {
 	t.Helper()
-	entries, err := os.ReadDir(b.cfg.TempDir)
-	check.Must(t, err)
-	return len(entries)
+	return handlers.CountFiles(t, b.cfg.TempDir)
 }
 
 func (b *bench) Start(t *testing.T, v *volume.Volume, id string) runtimetest.Sandbox {

@@ -11,26 +11,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/rig/handlers"
 )
-
-// wantError checks the kind, and that the text names volume, sandbox and cause.
-func wantError(t *testing.T, err error, kind volume.Kind, v *volume.Volume, parts ...string) {
-	t.Helper()
-	if err == nil || volume.KindOf(err) != kind {
-		t.Fatalf("%v of kind %v, want %v", err, volume.KindOf(err), kind)
-	}
-	for _, part := range append(parts, v.Target) {
-		if !strings.Contains(err.Error(), part) {
-			t.Errorf("the error does not say %q: %v", part, err)
-		}
-	}
-	if !sys.IsText(err.Error()) || len(err.Error()) > 2048 {
-		t.Errorf("the error is not short plain text: %q", err)
-	}
-}
 
 // askedBy has a volume whose sandbox is asked by a program of this script.
 func askedBy(t *testing.T, script string) (*bench, *volume.Volume) {
@@ -75,7 +59,7 @@ func TestAnswersOfPrograms(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 			defer cancel()
 			_, err := b.h.Stats(ctx, v)
-			wantError(t, err, c.kind, v, "sb1", c.text)
+			handlers.WantError(t, err, c.kind, v, "sb1", c.text)
 		})
 	}
 }
@@ -88,12 +72,12 @@ func TestLyingResize(t *testing.T) {
 		b, v := askedBy(t, "echo '"+answer+"'")
 		b.sized(t, v, 2048)
 		_, err := b.h.Resize(t.Context(), v, volume.Range{Required: 1024, Limit: 4096})
-		wantError(t, err, volume.Absurd, v, "sb1", text)
+		handlers.WantError(t, err, volume.Absurd, v, "sb1", text)
 	}
 	b, v := askedBy(t, `echo '{"capacityBytes":"'$4'"}'`)
 	for _, r := range []volume.Range{{Required: -1}, {Limit: -1}, {Required: 2, Limit: 1}} {
 		_, err := b.h.Resize(t.Context(), v, r)
-		wantError(t, err, volume.Invalid, v)
+		handlers.WantError(t, err, volume.Invalid, v)
 	}
 	if size, err := b.h.Resize(t.Context(), v, volume.Range{Required: 5}); err != nil || size != 5 {
 		t.Errorf("%d, %v", size, err)
@@ -103,7 +87,7 @@ func TestLyingResize(t *testing.T) {
 // TestProgramsSurroundings has the program tell what it was given.
 func TestProgramsSurroundings(t *testing.T) {
 	t.Setenv("SECRET_OF_OURS", "1")
-	out := filepath.Join(shortDir(t), "out")
+	out := filepath.Join(handlers.ShortDir(t), "out")
 	b, v := askedBy(t, `{ echo "$@"; env; pwd; cat; ls -l /proc/self/fd; } > `+out+` 2>&1; echo '{}'`)
 	check.Must(t, b.h.Freeze(t.Context(), v, 3*time.Second+time.Millisecond))
 	raw, err := os.ReadFile(out)
@@ -126,7 +110,7 @@ func TestProgramsSurroundings(t *testing.T) {
 
 // A program that hangs goes at the deadline, and all its children with it.
 func TestHungProgramIsKilledWithItsChildren(t *testing.T) {
-	pids := filepath.Join(shortDir(t), "pids")
+	pids := filepath.Join(handlers.ShortDir(t), "pids")
 	b, v := askedBy(t, `sleep 1000 & echo $! > `+pids+`; echo $$ >> `+pids+`; trap "" TERM INT HUP; wait; sleep 1000`)
 	var found []string
 	for allowed := 300 * time.Millisecond; len(found) < 2; allowed *= 2 { // until it has come to hang
@@ -134,7 +118,7 @@ func TestHungProgramIsKilledWithItsChildren(t *testing.T) {
 		begin := time.Now()
 		_, err := b.h.Stats(ctx, v)
 		cancel()
-		wantError(t, err, volume.Timeout, v, "sb1", "in time")
+		handlers.WantError(t, err, volume.Timeout, v, "sb1", "in time")
 		if took := time.Since(begin); took > allowed+20*time.Second { // and not the 1000 of the program
 			t.Fatalf("it took %v", took)
 		}
@@ -168,7 +152,7 @@ func TestChildThatStaysBehind(t *testing.T) {
 }
 
 func TestProgramsThatAreNotRun(t *testing.T) {
-	ran := filepath.Join(shortDir(t), "ran")
+	ran := filepath.Join(handlers.ShortDir(t), "ran")
 	for name, c := range map[string]struct {
 		spoil func(t *testing.T, path string)
 		kind  volume.Kind
@@ -195,7 +179,7 @@ func TestProgramsThatAreNotRun(t *testing.T) {
 			b, v := askedBy(t, "touch "+ran)
 			c.spoil(t, b.cfg.Programs[0])
 			_, err := b.h.Stats(t.Context(), v)
-			wantError(t, err, c.kind, v, "sb1", c.text)
+			handlers.WantError(t, err, c.kind, v, "sb1", c.text)
 			if err := b.h.Health(t.Context()); volume.KindOf(err) != c.kind {
 				t.Errorf("Health: %v", err)
 			}
@@ -204,11 +188,11 @@ func TestProgramsThatAreNotRun(t *testing.T) {
 	b, v := askedBy(t, "touch "+ran)
 	b.h.cfg.Owner = uint32(os.Getuid()) + 1
 	_, err := b.h.Stats(t.Context(), v)
-	wantError(t, err, volume.Denied, v, "sb1", "chown")
+	handlers.WantError(t, err, volume.Denied, v, "sb1", "chown")
 	b.h.cfg.Owner = b.cfg.Owner
 	b.leave(t, v, "sb1", b.program(t, "another", "touch "+ran), "")
 	_, err = b.h.Stats(t.Context(), v)
-	wantError(t, err, volume.Denied, v, "sb1", "another", "handlers.crust.programs")
+	handlers.WantError(t, err, volume.Denied, v, "sb1", "another", "handlers.crust.programs")
 	if _, err := os.Stat(ran); err == nil {
 		t.Error("one of them was run")
 	}

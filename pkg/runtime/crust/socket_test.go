@@ -16,6 +16,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 	handlerv1 "github.com/crust-proxy/crust-proxy/proto/crust/handler/v1"
 	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/rig/handlers"
 )
 
 // odd is an agent whose answer to stats is given.
@@ -49,12 +50,12 @@ func TestCodesOfSockets(t *testing.T) {
 		path := serveOdd(t, b, code.String(), &odd{err: status.Error(code, "so\x1b]0;it\x07 is\nand more")})
 		b.leave(t, v, "sb1", "", path)
 		_, err := b.h.Stats(t.Context(), v)
-		wantError(t, err, want, v, "sb1", "so?]0;it? is")
+		handlers.WantError(t, err, want, v, "sb1", "so?]0;it? is")
 	}
 	huge := serveOdd(t, b, "huge", &odd{reply: &handlerv1.GetVolumeStatsResponse{SandboxId: strings.Repeat("x", maxAnswer)}})
 	b.leave(t, v, "sb1", "", huge)
 	_, err := b.h.Stats(t.Context(), v)
-	wantError(t, err, volume.Exhausted, v, "sb1", "larger")
+	handlers.WantError(t, err, volume.Exhausted, v, "sb1", "larger")
 }
 
 func serveOdd(t *testing.T, b *bench, name string, o *odd) string {
@@ -101,7 +102,7 @@ func TestSocketsThatAreNotUsed(t *testing.T) {
 			if strings.Contains(c.text, "none") || strings.Contains(c.text, "not a socket") {
 				kind = volume.Denied
 			}
-			wantError(t, err, kind, v, "sb1", c.text)
+			handlers.WantError(t, err, kind, v, "sb1", c.text)
 		})
 	}
 }
@@ -120,7 +121,7 @@ func TestWhoServesTheSocket(t *testing.T) {
 	b, v := socketOnly(t)
 	b.h.asker.conns.sockets.owner++
 	_, err := b.h.Stats(t.Context(), v)
-	wantError(t, err, volume.Denied, v, "sb1", "belongs to user")
+	handlers.WantError(t, err, volume.Denied, v, "sb1", "belongs to user")
 	conn, err := net.Dial("unix", b.agent.path)
 	check.Must(t, err)
 	defer func() { check.Must(t, conn.Close()) }()
@@ -140,7 +141,7 @@ func TestConnectionsAreKept(t *testing.T) {
 	// An agent ends when no sandbox is left, and starts anew with the next.
 	b.agent.server.Stop()
 	_, err := b.h.Stats(t.Context(), v)
-	wantError(t, err, volume.Internal, v, "sb1", "cannot be asked")
+	handlers.WantError(t, err, volume.Internal, v, "sb1", "cannot be asked")
 	b.agent.start(t)
 	check.Eventually(t, "the new agent is found", func() bool {
 		_, err := b.h.Stats(t.Context(), v)
@@ -220,20 +221,20 @@ func TestFreezeAndThaw(t *testing.T) {
 			t.Errorf("frozen for %d s", got)
 		}
 		check.Must(t, b.h.Thaw(t.Context(), v))
-		wantError(t, b.h.Freeze(t.Context(), v, time.Millisecond), volume.Invalid, v, "a second")
+		handlers.WantError(t, b.h.Freeze(t.Context(), v, time.Millisecond), volume.Invalid, v, "a second")
 		sandbox.Refuse()
-		wantError(t, b.h.Thaw(t.Context(), v), volume.Refused, v, "sb1", "thaw")
+		handlers.WantError(t, b.h.Thaw(t.Context(), v), volume.Refused, v, "sb1", "thaw")
 	}
 }
 
 // A filesystem that a dead sandbox left frozen is thawed by whoever can.
 func TestThawOfADeadSandboxsVolume(t *testing.T) {
-	mark := filepath.Join(shortDir(t), "frozen")
+	mark := filepath.Join(handlers.ShortDir(t), "frozen")
 	b, v := askedBy(t, `[ "$2" = thaw ] && [ "$(cat `+mark+` 2>/dev/null)" = "$3" ] && { echo '{}'; exit 0; }; echo "not frozen" >&2; exit 6`)
 	check.Must(t, os.Remove(b.path(v, "sb1")))
-	wantError(t, b.h.Thaw(t.Context(), v), volume.InUse, v, "not frozen")
+	handlers.WantError(t, b.h.Thaw(t.Context(), v), volume.InUse, v, "not frozen")
 	check.Must(t, os.WriteFile(mark, []byte(v.ResolvedTarget), 0o600))
 	check.Must(t, b.h.Thaw(t.Context(), v))
 	b.h.cfg.Programs = nil
-	wantError(t, b.h.Thaw(t.Context(), v), volume.NoSandbox, v)
+	handlers.WantError(t, b.h.Thaw(t.Context(), v), volume.NoSandbox, v)
 }

@@ -14,11 +14,11 @@ import (
 	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
 
-	"github.com/crust-proxy/crust-proxy/pkg/deferral/claim"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/runtimetest"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/rig/handlers"
 	kataemu "github.com/crust-proxy/crust-proxy/test/rig/kata"
 )
 
@@ -45,15 +45,6 @@ type bench struct {
 	resize func(string, uint64) error
 }
 
-// shortDir is a directory whose sockets' paths stay under the kernel's limit.
-func shortDir(t testing.TB) string {
-	t.Helper()
-	dir, err := os.MkdirTemp("", "k")
-	check.Must(t, err)
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	return dir
-}
-
 func testConfig(dir string) Config {
 	return Config{
 		DirectVolumes: filepath.Join(dir, "dv"), GoSandboxes: filepath.Join(dir, "vc"), RustSandboxes: filepath.Join(dir, "rs"),
@@ -64,7 +55,7 @@ func testConfig(dir string) Config {
 
 func newBench(t testing.TB, flavor kataemu.Flavor) *bench {
 	t.Helper()
-	b := &bench{cfg: testConfig(shortDir(t)), flavor: flavor, fakeSandboxes: newFakeSandboxes(), stop: func() {}}
+	b := &bench{cfg: testConfig(handlers.ShortDir(t)), flavor: flavor, fakeSandboxes: newFakeSandboxes(), stop: func() {}}
 	b.start(t)
 	t.Cleanup(func() { b.stop() })
 	return b
@@ -74,16 +65,7 @@ func (b *bench) start(t testing.TB) {
 	t.Helper()
 	h, err := New(b.cfg, b.fakeSandboxes, zap.NewNop())
 	check.Must(t, err)
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- h.Run(ctx) }()
-	b.h = h
-	b.stop = sync.OnceFunc(func() {
-		cancel()
-		if err := <-done; err != nil {
-			t.Errorf("Run: %v", err)
-		}
-	})
+	b.h, b.stop = h, handlers.Run(t, h)
 }
 
 func (b *bench) Handler() runtime.Handler { return b.h }
@@ -95,12 +77,7 @@ func (b *bench) Restart(t *testing.T) runtime.Handler {
 }
 
 func (b *bench) Volume(name string) *volume.Volume {
-	target := "/var/lib/kubelet/pods/pod-" + name + "/volumes/kubernetes.io~csi/pvc/mount"
-	return &volume.Volume{
-		Key: volume.KeyOf(target), Target: target, ResolvedTarget: target,
-		Device: volume.Device{Kind: volume.ImageFile, Path: "/images/" + name}, FSType: "ext4",
-		Handler: Name, PodUID: "pod-" + name,
-	}
+	return handlers.Volume(Name, name, volume.Device{Kind: volume.ImageFile, Path: "/images/" + name})
 }
 
 // published publishes the volume of this name, as it is or as change makes it.
@@ -130,10 +107,7 @@ func (b *bench) stats(t testing.TB, v *volume.Volume) volume.Report {
 // sized gives a volume a device of this size.
 func (b *bench) sized(t testing.TB, v *volume.Volume, size int64) {
 	t.Helper()
-	path := filepath.Join(filepath.Dir(b.cfg.TempDir), filepath.Base(v.Device.Path))
-	check.Must(t, os.WriteFile(path, nil, 0o600))
-	check.Must(t, os.Truncate(path, size))
-	v.Device = claim.Identify(path)
+	handlers.Sized(t, v, filepath.Join(filepath.Dir(b.cfg.TempDir), filepath.Base(v.Device.Path)), size)
 }
 
 // fakeDisks is what a test says of devices.
@@ -186,9 +160,7 @@ func (b *bench) LeaveHalfPublished(t *testing.T, v *volume.Volume) {
 
 func (b *bench) CountLeftovers(t *testing.T) int {
 	t.Helper()
-	entries, err := os.ReadDir(b.cfg.TempDir)
-	check.Must(t, err)
-	return len(entries)
+	return handlers.CountFiles(t, b.cfg.TempDir)
 }
 
 func (b *bench) Start(t *testing.T, v *volume.Volume, id string) runtimetest.Sandbox {

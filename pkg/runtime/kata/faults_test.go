@@ -14,27 +14,11 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/rig/handlers"
 	kataemu "github.com/crust-proxy/crust-proxy/test/rig/kata"
 )
-
-// wantError checks the kind, and that the text names volume, sandbox and cause.
-func wantError(t *testing.T, err error, kind volume.Kind, v *volume.Volume, parts ...string) {
-	t.Helper()
-	if err == nil || volume.KindOf(err) != kind {
-		t.Fatalf("%v of kind %v, want %v", err, volume.KindOf(err), kind)
-	}
-	for _, part := range append(parts, v.Target) {
-		if !strings.Contains(err.Error(), part) {
-			t.Errorf("the error does not say %q: %v", part, err)
-		}
-	}
-	if !sys.IsText(err.Error()) || len(err.Error()) > 2048 {
-		t.Errorf("the error is not short plain text: %q", err)
-	}
-}
 
 func TestShimFaults(t *testing.T) {
 	for _, flavor := range []kataemu.Flavor{kataemu.Go, kataemu.Rust} {
@@ -67,7 +51,7 @@ func TestShimFaults(t *testing.T) {
 				defer cancel()
 				shim.SetFault(c.fault)
 				_, err := b.h.Stats(ctx, v)
-				wantError(t, err, c.kind, v, "sb1", c.text)
+				handlers.WantError(t, err, c.kind, v, "sb1", c.text)
 				shim.SetFault(kataemu.NoFault)
 				b.stats(t, v)
 			})
@@ -79,15 +63,15 @@ func TestSocketMissingAndRefusing(t *testing.T) {
 	b := newBench(t, kataemu.Go)
 	v := published(t, b, "a")
 	_, err := b.h.Stats(t.Context(), v)
-	wantError(t, err, volume.NoSandbox, v, "no Kata sandbox has used it")
+	handlers.WantError(t, err, volume.NoSandbox, v, "no Kata sandbox has used it")
 	shim := b.startShim(t, v, "sb1")
 	check.Must(t, shim.Stop())
 	_, err = b.h.Stats(t.Context(), v)
-	wantError(t, err, volume.NoSandbox, v, "sb1", "has no management socket")
+	handlers.WantError(t, err, volume.NoSandbox, v, "sb1", "has no management socket")
 	shim = b.startShim(t, v, "sb1")
 	shim.Kill(t)
 	_, err = b.h.Stats(t.Context(), v)
-	wantError(t, err, volume.NoSandbox, v, "sb1", "refuses connections")
+	handlers.WantError(t, err, volume.NoSandbox, v, "sb1", "refuses connections")
 }
 
 // A full queue of connections is a sandbox that hangs, not one that is gone.
@@ -99,12 +83,12 @@ func TestFullBacklogIsHung(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
 	_, err := b.h.Stats(ctx, v)
-	wantError(t, err, volume.Timeout, v, "sb1")
+	handlers.WantError(t, err, volume.Timeout, v, "sb1")
 	wantForgotten(t, b, v, "sb1")
 	ctx, cancel = context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
 	_, err = b.h.Stats(dueContext{ctx}, v)
-	wantError(t, err, volume.Timeout, v, "sb1")
+	handlers.WantError(t, err, volume.Timeout, v, "sb1")
 }
 
 // dueContext has reached its deadline, and its own timer has not fired yet.
@@ -134,7 +118,7 @@ func TestForeignSandboxIDIsNotBelieved(t *testing.T) {
 	b.startShim(t, other, "other")
 	check.Must(t, kataemu.WriteID(b.cfg.DirectVolumes, v.Target, "other"))
 	_, err := b.h.Stats(t.Context(), v)
-	wantError(t, err, volume.NoSandbox, v)
+	handlers.WantError(t, err, volume.NoSandbox, v)
 	for _, name := range []string{".hidden", "a b", strings.Repeat("x", 200), "ä"} {
 		check.Must(t, os.WriteFile(filepath.Join(b.dir(v), name), nil, 0o600))
 	}
@@ -189,10 +173,10 @@ func TestDyingAgent(t *testing.T) {
 		"write unix @->hybrid.vsock: connection reset by peer", "context canceled", "Dead agent",
 	} {
 		err := statusError(v, "stats", shim{id: "sb1", flavor: goShim}, reply{status: 500, body: []byte(text)})
-		wantError(t, err, volume.NoSandbox, v, "sb1", text, "ending")
+		handlers.WantError(t, err, volume.NoSandbox, v, "sb1", text, "ending")
 	}
 	err := exchangeError(t.Context(), v, "sb1", fmt.Errorf("%w: %w", errNotHTTP, unix.ECONNRESET))
-	wantError(t, err, volume.NoSandbox, v, "sb1", "ending")
+	handlers.WantError(t, err, volume.NoSandbox, v, "sb1", "ending")
 }
 
 // A sandbox that lives and does not have the volume is not one that has it, and not
@@ -205,7 +189,7 @@ func TestNotFoundInSandbox(t *testing.T) {
 	check.Eventually(t, "bound", boundTo(b, v, "sb1"))
 	shim.Unmount()
 	_, err := b.h.Stats(t.Context(), v)
-	wantError(t, err, volume.NoSandbox, v, "sb1", "not found in sandbox", "/data", "disable_block_device_use")
+	handlers.WantError(t, err, volume.NoSandbox, v, "sb1", "not found in sandbox", "/data", "disable_block_device_use")
 	if !boundTo(b, v, "")() {
 		t.Error("bound to a sandbox that does not have the volume")
 	}
@@ -215,12 +199,12 @@ func TestNotFoundInSandbox(t *testing.T) {
 	} {
 		shim.Mount(v.Device.Path, func() (unix.Statfs_t, error) { return unix.Statfs_t{}, errors.New(text) })
 		_, err := b.h.Stats(t.Context(), v)
-		wantError(t, err, volume.NoSandbox, v, "sb1", "does not have it mounted now", "disable_block_device_use")
+		handlers.WantError(t, err, volume.NoSandbox, v, "sb1", "does not have it mounted now", "disable_block_device_use")
 	}
 	wantUse(t, b, v, "sb1") // which is no reason to give the device away
 	b.destinations = nil
 	_, err = b.h.Stats(t.Context(), v)
-	wantError(t, err, volume.NoSandbox, v, "subPath")
+	handlers.WantError(t, err, volume.NoSandbox, v, "subPath")
 	shim.Mount(v.Device.Path, kataemu.MountedAt("/"))
 	if _, err := b.h.Stats(t.Context(), v); err != nil || !boundTo(b, v, "sb1")() {
 		t.Errorf("not bound again: %v", err)
@@ -242,7 +226,7 @@ func TestStartingSandboxIsNotBound(t *testing.T) {
 	b.h.guests.drop(v.Key)
 	b.err = errors.New("no containerd")
 	_, err := b.h.Stats(t.Context(), v)
-	wantError(t, err, volume.NoSandbox, v, "sb1", "no containerd")
+	handlers.WantError(t, err, volume.NoSandbox, v, "sb1", "no containerd")
 	if b.err = nil; !boundTo(b, v, "sb1")() {
 		t.Error("unbound by a container runtime that does not answer")
 	}
@@ -252,7 +236,7 @@ func TestStartingSandboxIsNotBound(t *testing.T) {
 	b.Restart(t)
 	b.publish(t, v)
 	_, err = b.h.Stats(t.Context(), v)
-	wantError(t, err, volume.NoSandbox, v, "sb1", "has ended")
+	handlers.WantError(t, err, volume.NoSandbox, v, "sb1", "has ended")
 	if strings.Contains(err.Error(), "yet") {
 		t.Errorf("a sandbox had it: %v", err)
 	}

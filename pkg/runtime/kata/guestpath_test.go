@@ -14,6 +14,7 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/rig/handlers"
 	kataemu "github.com/crust-proxy/crust-proxy/test/rig/kata"
 )
 
@@ -60,7 +61,7 @@ func TestGuestPath(t *testing.T) {
 				err = search.notMounted()
 			}
 			if c.kind != fine {
-				wantError(t, err, c.kind, v, "sb1")
+				handlers.WantError(t, err, c.kind, v, "sb1")
 				return
 			}
 			if err != nil || dirs[0].name != c.want {
@@ -81,7 +82,7 @@ func TestStatsOfKatasOwnEmptyDir(t *testing.T) {
 	b.h.AdoptForeign()
 	b.startShim(t, v, "sb1")
 	_, err := b.h.Stats(t.Context(), b.h.Adopted()[0])
-	wantError(t, err, volume.Unsupported, v, "emptyDir", "inside the pod")
+	handlers.WantError(t, err, volume.Unsupported, v, "emptyDir", "inside the pod")
 }
 
 func makeShared(t *testing.T, root string, dirs, files []string) {
@@ -154,7 +155,7 @@ func TestStatsAfterAContainerEnded(t *testing.T) {
 			g.wantStats(v, 60<<20)
 			g.end(initial)
 			_, err := g.h.Stats(t.Context(), v)
-			wantError(t, err, volume.NoSandbox, v, "sb1", "does not have it mounted now")
+			handlers.WantError(t, err, volume.NoSandbox, v, "sb1", "does not have it mounted now")
 			app := g.start(filesystem(61<<20, 1000))
 			g.wantStats(v, 61<<20)
 
@@ -164,7 +165,7 @@ func TestStatsAfterAContainerEnded(t *testing.T) {
 			g.wantStats(v, 61<<20)
 			g.end(app)
 			_, err = g.h.Stats(t.Context(), v)
-			wantError(t, err, volume.NoSandbox, v, "sb1", "does not have it mounted now")
+			handlers.WantError(t, err, volume.NoSandbox, v, "sb1", "does not have it mounted now")
 		})
 	}
 }
@@ -177,7 +178,7 @@ func TestStatsBesideAContainerThatCrashes(t *testing.T) {
 		g.end(g.start(filesystem(61<<20, 1000)))
 	}
 	_, err := g.h.Stats(t.Context(), v)
-	wantError(t, err, volume.NoSandbox, v, "sb1") // and no more than a bounded number was asked for
+	handlers.WantError(t, err, volume.NoSandbox, v, "sb1") // and no more than a bounded number was asked for
 	dead := func() int {
 		g.h.guests.mu.Lock()
 		defer g.h.guests.mu.Unlock()
@@ -190,7 +191,7 @@ func TestStatsBesideAContainerThatCrashes(t *testing.T) {
 	settled = 0
 	t.Cleanup(func() { settled = time.Minute })
 	_, err = g.h.Stats(t.Context(), v)
-	wantError(t, err, volume.NoSandbox, v, "sb1")
+	handlers.WantError(t, err, volume.NoSandbox, v, "sb1")
 	g.wantStats(v, 60<<20)
 }
 
@@ -240,7 +241,7 @@ func TestStatsOfVolumesThatEndAlike(t *testing.T) {
 					continue
 				}
 				_, err := g.h.Stats(t.Context(), v)
-				wantError(t, err, c.want[i], v, "sb1")
+				handlers.WantError(t, err, c.want[i], v, "sb1")
 			}
 		})
 	}
@@ -260,12 +261,12 @@ func TestStatsOfVolumesThatEndOtherwise(t *testing.T) {
 
 // Without a tracker nobody knows of a runtime-rs sandbox, and the error says so.
 func TestRustNeedsTracker(t *testing.T) {
-	h, err := New(testConfig(shortDir(t)), nil, zap.NewNop())
+	h, err := New(testConfig(handlers.ShortDir(t)), nil, zap.NewNop())
 	check.Must(t, err)
 	v := plainVolume()
 	if _, err := h.Publish(t.Context(), v); err != nil {
 		t.Fatal(err)
 	}
 	_, err = h.Stats(t.Context(), v)
-	wantError(t, err, volume.NoSandbox, v, "container runtime is not followed")
+	handlers.WantError(t, err, volume.NoSandbox, v, "container runtime is not followed")
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/rig/handlers"
 	kataemu "github.com/crust-proxy/crust-proxy/test/rig/kata"
 )
 
@@ -27,7 +28,7 @@ func wantUse(t *testing.T, b *bench, v *volume.Volume, want string) {
 func wantUnknown(t *testing.T, b *bench, v *volume.Volume, words ...string) {
 	t.Helper()
 	_, err := b.h.InUse(t.Context(), v)
-	wantError(t, err, volume.Busy, v, append(words, "not known")...)
+	handlers.WantError(t, err, volume.Busy, v, append(words, "not known")...)
 }
 
 // noteFiles lists what is on record of all volumes' sandboxes.
@@ -95,9 +96,9 @@ func TestBothWordsAreNeeded(t *testing.T) {
 		}
 		b.publish(t, v)
 		b.add(v.PodUID, "sb1")
-		wantError(t, b.h.Tracking().Disowned(t.Context(), v, []string{"sb1"}), volume.Busy, v, "sb1", "crictl stopp")
+		handlers.WantError(t, b.h.Tracking().Disowned(t.Context(), v, []string{"sb1"}), volume.Busy, v, "sb1", "crictl stopp")
 		b.setAway(errAway)
-		wantError(t, b.h.Tracking().Disowned(t.Context(), v, []string{"sb1"}), volume.Busy, v, "sb1", "containerd is away")
+		handlers.WantError(t, b.h.Tracking().Disowned(t.Context(), v, []string{"sb1"}), volume.Busy, v, "sb1", "containerd is away")
 		b.setAway(nil)
 		check.Must(t, shim.Shim.Kill())
 		wantUse(t, b, v, "sb1")

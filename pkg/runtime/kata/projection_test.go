@@ -18,6 +18,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/rig/handlers"
 	kataemu "github.com/crust-proxy/crust-proxy/test/rig/kata"
 )
 
@@ -99,7 +100,7 @@ func TestForeignEmptyDirectory(t *testing.T) {
 	v := b.Volume("a")
 	check.Must(t, os.Mkdir(b.dir(v), 0o700))
 	_, err := b.h.Publish(t.Context(), v)
-	wantError(t, err, volume.Conflict, v, "another program")
+	handlers.WantError(t, err, volume.Conflict, v, "another program")
 	check.Must(t, b.h.Retract(t.Context(), v))
 	if _, err := os.Stat(b.dir(v)); err != nil {
 		t.Errorf("a foreign directory was removed: %v", err)
@@ -117,7 +118,7 @@ func TestRootIsMadeAgain(t *testing.T) {
 }
 
 func TestPlaces(t *testing.T) {
-	dir := shortDir(t)
+	dir := handlers.ShortDir(t)
 	inside := testConfig(dir)
 	inside.TempDir = filepath.Join(inside.DirectVolumes, "tmp")
 	if _, err := New(inside, nil, zap.NewNop()); volume.KindOf(err) != volume.Invalid {

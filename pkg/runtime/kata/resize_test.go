@@ -7,6 +7,7 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/rig/handlers"
 	kataemu "github.com/crust-proxy/crust-proxy/test/rig/kata"
 )
 
@@ -15,13 +16,13 @@ func TestResizeWhereTheAgentCannot(t *testing.T) {
 	v := published(t, b, "a")
 	shim := b.startShim(t, v, "sb1")
 	_, err := b.h.Resize(t.Context(), v, volume.Range{Required: 1 << 30})
-	wantError(t, err, volume.Unsupported, v, "sb1", "resize_volume is not implemented", "cannot grow a filesystem")
+	handlers.WantError(t, err, volume.Unsupported, v, "sb1", "resize_volume is not implemented", "cannot grow a filesystem")
 	shim.SetFault(kataemu.NotFound)
 	_, err = b.h.Resize(t.Context(), v, volume.Range{Required: 1 << 30})
-	wantError(t, err, volume.Unsupported, v, "sb1", "cannot grow a filesystem")
+	handlers.WantError(t, err, volume.Unsupported, v, "sb1", "cannot grow a filesystem")
 	shim.SetFault(kataemu.ServerError)
 	_, err = b.h.Resize(t.Context(), v, volume.Range{Required: 1 << 30})
-	wantError(t, err, volume.Refused, v, "sb1", "ill")
+	handlers.WantError(t, err, volume.Refused, v, "sb1", "ill")
 }
 
 // runtime-rs closes the connection where it means "error". That is final, and the
@@ -39,7 +40,7 @@ func TestResizeThatIsHungUpOn(t *testing.T) {
 		b.stats(t, v)
 		asked.Store(0)
 		_, err := b.h.Resize(t.Context(), v, volume.Range{Required: 1 << 30})
-		wantError(t, err, volume.Unsupported, v, "sb1", "kata-rs", "without an answer", "cannot grow a filesystem")
+		handlers.WantError(t, err, volume.Unsupported, v, "sb1", "kata-rs", "without an answer", "cannot grow a filesystem")
 		if n := asked.Load(); n != 1 {
 			t.Errorf("the guest was asked %d times", n)
 		}
@@ -47,7 +48,7 @@ func TestResizeThatIsHungUpOn(t *testing.T) {
 	b.resize = nil
 	check.Must(t, shim.Stop())
 	_, err := b.h.Resize(t.Context(), v, volume.Range{Required: 1 << 30})
-	wantError(t, err, volume.NoSandbox, v, "sb1")
+	handlers.WantError(t, err, volume.NoSandbox, v, "sb1")
 }
 
 // A future agent that can is believed.
@@ -69,9 +70,9 @@ func TestResizeWhereTheAgentCan(t *testing.T) {
 		answer = errors.New("the guest's disk is ill")
 		_, err = b.h.Resize(t.Context(), v, volume.Range{Required: 1})
 		if flavor == kataemu.Go {
-			wantError(t, err, volume.Refused, v, "sb1", "ill")
+			handlers.WantError(t, err, volume.Refused, v, "sb1", "ill")
 		} else {
-			wantError(t, err, volume.Unsupported, v, "sb1", "without an answer")
+			handlers.WantError(t, err, volume.Unsupported, v, "sb1", "without an answer")
 		}
 	}
 }
@@ -81,7 +82,7 @@ func TestResizeRange(t *testing.T) {
 	v := published(t, b, "a")
 	for _, r := range []volume.Range{{}, {Limit: 1}, {Required: -1}, {Required: 2, Limit: 1}} {
 		_, err := b.h.Resize(t.Context(), v, r)
-		wantError(t, err, volume.Invalid, v)
+		handlers.WantError(t, err, volume.Invalid, v)
 	}
 }
 
@@ -90,5 +91,5 @@ func TestStatsLargerThanTheDevice(t *testing.T) {
 	v := published(t, b, "a", func(v *volume.Volume) { b.sized(t, v, 4096) })
 	b.startShim(t, v, "sb1")
 	_, err := b.h.Stats(t.Context(), v)
-	wantError(t, err, volume.Absurd, v, "sb1", "on a device of 4096")
+	handlers.WantError(t, err, volume.Absurd, v, "sb1", "on a device of 4096")
 }

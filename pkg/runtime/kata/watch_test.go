@@ -4,8 +4,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
-	"sync"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -13,32 +11,12 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/projection"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/rig/handlers"
 	kataemu "github.com/crust-proxy/crust-proxy/test/rig/kata"
 )
 
-// changes collects what OnChange was called with.
-type changes struct {
-	mu   sync.Mutex
-	keys []volume.Key
-}
-
-func (c *changes) add(key volume.Key) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.keys = append(c.keys, key)
-}
-
-func (c *changes) has(key volume.Key) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return slices.Contains(c.keys, key)
-}
-
 func boundTo(b *bench, v *volume.Volume, id string) func() bool {
-	return func() bool {
-		binding, bound := b.h.Binding(v)
-		return bound && binding.Sandbox == id || !bound && id == ""
-	}
+	return func() bool { return handlers.BoundTo(b.h, v, id) }
 }
 
 func watched(b *bench, v *volume.Volume) func() bool {
@@ -60,12 +38,12 @@ func watching(t *testing.T, b *bench) {
 	check.Eventually(t, "the watch runs", b.h.store.Watch.Watching)
 }
 
-func newWatchedBench(t *testing.T) (*bench, *changes) {
+func newWatchedBench(t *testing.T) (*bench, *handlers.Changes) {
 	t.Helper()
-	var seen changes
+	var seen handlers.Changes
 	b := newBench(t, kataemu.Go)
 	b.stop()
-	b.cfg.OnChange = seen.add
+	b.cfg.OnChange = seen.Add
 	b.start(t)
 	watching(t, b)
 	return b, &seen
@@ -80,7 +58,7 @@ func TestBindingShowsAtOnce(t *testing.T) {
 	living(t, b, "sb1")
 	check.Must(t, kataemu.WriteID(b.cfg.DirectVolumes, v.Target, "sb1"))
 	check.Eventually(t, "bound", boundTo(b, v, "sb1"))
-	check.Eventually(t, "told", func() bool { return seen.has(v.Key) })
+	check.Eventually(t, "told", func() bool { return seen.Has(v.Key) })
 	b.h.SandboxGone("sb1")
 	if !boundTo(b, v, "")() {
 		t.Error("bound to a sandbox that is gone")

@@ -21,6 +21,7 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/rig/handlers"
 	kataemu "github.com/crust-proxy/crust-proxy/test/rig/kata"
 )
 
@@ -132,7 +133,7 @@ func TestTheEmulationAnswersForAnEndedContainer(t *testing.T) {
 // returns the directory that it shares with the node.
 func startRust(t *testing.T, resize func(string, uint64) error) (shim *kataemu.Shim, shared string) {
 	t.Helper()
-	dir := shortDir(t)
+	dir := handlers.ShortDir(t)
 	shared = filepath.Join(dir, "shared/sb1/rw/passthrough")
 	check.Must(t, os.MkdirAll(shared, 0o700))
 	shim, err := kataemu.Start(kataemu.Options{
@@ -214,7 +215,7 @@ func TestRequestsToRuntimeRS(t *testing.T) {
 
 	wire.answer("") // recorded as <EOF>
 	_, err = b.h.Resize(t.Context(), v, volume.Range{Required: recordedSize})
-	wantError(t, err, volume.Unsupported, v, "sb1", "without an answer")
+	handlers.WantError(t, err, volume.Unsupported, v, "sb1", "without an answer")
 	got := wire.take()
 	if len(got) != 1 {
 		t.Fatalf("resize: %q", got)
@@ -243,7 +244,7 @@ func TestRequestsToTheGoRuntime(t *testing.T) {
 			wire.answer(goAnswer(http.StatusInternalServerError,
 				"rpc error: code = Unimplemented desc = resize_volume is not implemented in kata-agent"))
 			_, err := b.h.Resize(t.Context(), v, volume.Range{Required: recordedSize})
-			wantError(t, err, volume.Unsupported, v, "sb1", "resize_volume is not implemented")
+			handlers.WantError(t, err, volume.Unsupported, v, "sb1", "resize_volume is not implemented")
 			wantGoResize(t, wire.take(), device)
 		})
 	}

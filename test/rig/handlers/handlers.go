@@ -1,0 +1,109 @@
+// Package handlers has what the unit tests of the runtime handlers share.
+package handlers
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
+	"github.com/crust-proxy/crust-proxy/pkg/deferral/claim"
+	"github.com/crust-proxy/crust-proxy/pkg/runtime"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+	"github.com/crust-proxy/crust-proxy/test/check"
+)
+
+// ShortDir makes a directory whose sockets' paths stay under the kernel's limit.
+func ShortDir(t testing.TB) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "h")
+	check.Must(t, err)
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	dir, err = filepath.EvalSymlinks(dir)
+	check.Must(t, err)
+	return dir
+}
+
+// Run runs a handler until stop is called.
+func Run(t testing.TB, h runtime.Handler) (stop func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- h.Run(ctx) }()
+	return sync.OnceFunc(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("Run: %v", err)
+		}
+	})
+}
+
+// Volume returns a volume of a pod that is named by its name.
+func Volume(handler, name string, device volume.Device) *volume.Volume {
+	target := "/var/lib/kubelet/pods/pod-" + name + "/volumes/kubernetes.io~csi/pvc/mount"
+	return &volume.Volume{
+		Key: volume.KeyOf(target), Target: target, ResolvedTarget: target, FSType: "ext4", Handler: handler, PodUID: "pod-" + name,
+		Device: device,
+	}
+}
+
+// Sized gives a volume a file of this size as its device.
+func Sized(t testing.TB, v *volume.Volume, path string, size int64) {
+	t.Helper()
+	check.Must(t, os.WriteFile(path, nil, 0o600))
+	check.Must(t, os.Truncate(path, size))
+	v.Device = claim.Identify(path)
+}
+
+// CountFiles counts what is in a directory.
+func CountFiles(t testing.TB, dir string) int {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	check.Must(t, err)
+	return len(entries)
+}
+
+// WantError wants an error of a kind whose text names the volume and has these parts.
+func WantError(t testing.TB, err error, kind volume.Kind, v *volume.Volume, parts ...string) {
+	t.Helper()
+	if err == nil || volume.KindOf(err) != kind {
+		t.Fatalf("%v of kind %v, want %v", err, volume.KindOf(err), kind)
+	}
+	for _, part := range append(parts, v.Target) {
+		if !strings.Contains(err.Error(), part) {
+			t.Errorf("the error does not say %q: %v", part, err)
+		}
+	}
+	if !sys.IsText(err.Error()) || len(err.Error()) > 2048 {
+		t.Errorf("the error is not short plain text: %q", err)
+	}
+}
+
+// BoundTo reports whether a volume is bound to a sandbox, or to none if id is "".
+func BoundTo(h runtime.Handler, v *volume.Volume, id string) bool {
+	binding, bound := h.Binding(v)
+	return bound && binding.Sandbox == id || !bound && id == ""
+}
+
+// Changes collects what OnChange was called with.
+type Changes struct {
+	mu   sync.Mutex
+	keys []volume.Key
+}
+
+// Add is for Config.OnChange.
+func (c *Changes) Add(key volume.Key) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.keys = append(c.keys, key)
+}
+
+// Has reports whether a volume changed.
+func (c *Changes) Has(key volume.Key) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Contains(c.keys, key)
+}
