@@ -61,7 +61,9 @@ func newWatchedBench(t *testing.T) (*bench, *tracker, *handlers.Changes) {
 
 func watching(t *testing.T, b *bench) {
 	t.Helper()
-	check.Eventually(t, "the watch runs", b.h.store.Watch.Watching)
+	probe := published(t, b, "probe")
+	check.Eventually(t, "the watch runs", func() bool { return b.h.store.Watch.Has(probe.Key) })
+	check.Must(t, b.h.Retract(t.Context(), probe))
 }
 
 func boundTo(b *bench, v *volume.Volume, id string) func() bool {
@@ -99,7 +101,7 @@ func TestBindingShowsAtOnce(t *testing.T) {
 	check.Must(t, b.h.Retract(t.Context(), v))
 	check.Eventually(t, "nothing is left in memory", func() bool {
 		tracked := b.h.store.Bindings.Volumes(func(projection.Entry) bool { return true })
-		return len(tracked) == 0 && b.h.store.Watch.Count() == 0
+		return len(tracked) == 0 && !b.h.store.Watch.Has(v.Key)
 	})
 }
 

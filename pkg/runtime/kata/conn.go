@@ -47,8 +47,6 @@ type reply struct {
 	body   []byte
 }
 
-var readers = sync.Pool{New: func() any { return bufio.NewReaderSize(nil, 4<<10) }}
-
 // dial connects to a shim. It waits for a shim whose queue of connections is full: that one
 // is alive.
 func dial(ctx context.Context, socket string) (*conn, error) {
@@ -104,12 +102,7 @@ func (c *conn) sendAndRead(request []byte) (rep reply, reusable bool, err error)
 		return reply{}, false, hungUp(err)
 	}
 	c.left = maxHeader
-	reader, ok := readers.Get().(*bufio.Reader)
-	if !ok {
-		reader = bufio.NewReader(nil)
-	}
-	reader.Reset(c)
-	defer func() { reader.Reset(nil); readers.Put(reader) }()
+	reader := bufio.NewReader(c)
 	if _, err := reader.Peek(1); err != nil {
 		return reply{}, false, hungUp(err)
 	}

@@ -32,8 +32,7 @@ func Run(t *testing.T, f Fixture) {
 		{"a binding for each sandbox attempt", testAttempts},
 		{"a restart finds the sandbox", testRestartFinds},
 		{"a sandbox's errors have their kinds", testErrors},
-		{"a hung sandbox hurts only itself", testHung},
-		{"a caller can go away", testCancel},
+		{"a hung sandbox hurts only itself, and a caller can go away", testHung},
 		{"resize", testResize(f.CanResize)},
 	} {
 		t.Run(c.name, func(t *testing.T) { runOne(t, f, c.test) })

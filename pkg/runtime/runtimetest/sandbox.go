@@ -169,15 +169,6 @@ func testHung(t *testing.T, env Env) {
 	stats(t, env, hung)
 }
 
-func testCancel(t *testing.T, env Env) {
-	v, sandbox := running(t, env)
-	sandbox.Hang()
-	ctx, cancel := context.WithCancel(t.Context())
-	time.AfterFunc(20*time.Millisecond, cancel)
-	_, err := env.Handler().Stats(ctx, v)
-	wantKind(t, err, volume.Canceled)
-}
-
 func testResize(canResize bool) func(*testing.T, Env) {
 	return func(t *testing.T, env Env) {
 		v, _ := running(t, env)

@@ -85,20 +85,6 @@ func (w *Watch) fail(err error) {
 	w.failed = err
 }
 
-// Count is how many directories are watched, without the root.
-func (w *Watch) Count() int {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return len(w.byWD)
-}
-
-// Watching reports whether Run watches.
-func (w *Watch) Watching() bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.rootWD != 0
-}
-
 // Has reports whether the directory of a volume is watched.
 func (w *Watch) Has(key volume.Key) bool {
 	w.mu.Lock()
