@@ -178,6 +178,17 @@ func TestReconcileClearsAwayTheDead(t *testing.T) {
 	published(t, b, "a")
 	published(t, b, "b")
 	check.Eventually(t, "the dead one is cleared away", onlyInfo(t, b, v))
+	// Also where another one lives.
+	known.set("next", v.PodUID)
+	b.startSandbox(t, v, "dead").Kill(t)
+	time.Sleep(fileTick) // the newest file tells the newest sandbox
+	b.startSandbox(t, v, "next")
+	published(t, b, "a")
+	check.Eventually(t, "the dead one is cleared away", func() bool { return !slices.Contains(b.files(t, v), "dead") })
+	if got := b.files(t, v); len(got) != 4 {
+		t.Errorf("of the living one is left: %v", got)
+	}
+	b.stats(t, v)
 	if got := b.files(t, living); len(got) != 4 {
 		t.Errorf("of the living one is left: %v", got)
 	}
@@ -407,20 +418,4 @@ func TestCheck(t *testing.T) {
 	v := b.Volume("a")
 	v.Group, v.MountFlags = "0", []string{"noatime", "discard", "_netdev,x-systemd.device-timeout=5"}
 	check.Must(t, b.h.Check(v))
-}
-
-// A sandbox that ended unseen is forgotten also where another one lives.
-func TestReconcileClearsAwayTheDeadBesideTheLiving(t *testing.T) {
-	b, known, _ := newWatchedBench(t)
-	v := published(t, b, "a")
-	b.startSandbox(t, v, "dead").Kill(t)
-	known.set("alive", v.PodUID)
-	time.Sleep(fileTick) // the newest file tells the newest sandbox
-	b.startSandbox(t, v, "alive")
-	published(t, b, "a")
-	check.Eventually(t, "the dead one is cleared away", func() bool { return !slices.Contains(b.files(t, v), "dead") })
-	if got := b.files(t, v); len(got) != 4 {
-		t.Errorf("of the living one is left: %v", got)
-	}
-	b.stats(t, v)
 }

@@ -29,6 +29,7 @@ type shim struct {
 type bindings struct {
 	cfg       *Config
 	layout    layout
+	store     *projection.Store
 	table     *projection.Bindings
 	notes     *notes
 	sandboxes Sandboxes // nil where no container runtime is followed

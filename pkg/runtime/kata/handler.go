@@ -132,7 +132,7 @@ func New(cfg Config, sandboxes Sandboxes, log *zap.Logger) (*Handler, error) {
 	h.store = projection.New(opened, h.bindings.layout, projection.Hooks{
 		SandboxSeen: h.bindings.seen, OnChange: cfg.OnChange, Forgotten: h.guests.drop, KeepRemoved: true,
 	})
-	h.bindings.table = h.store.Bindings
+	h.bindings.store, h.bindings.table = h.store, h.store.Bindings
 	h.client = &client{cfg: &h.cfg, bindings: h.bindings}
 	return h, nil
 }
@@ -195,7 +195,7 @@ func (h *Handler) Retract(ctx context.Context, v *volume.Volume) error {
 }
 
 // Tracking asks the container runtime about the sandboxes of volumes.
-func (h *Handler) Tracking() deferral.Tracking { return tracking{bindings: h.bindings, store: h.store} }
+func (h *Handler) Tracking() deferral.Tracking { return h.bindings }
 
 // Orphans lists the volumes that are not known and have a directory of ours or a record.
 func (h *Handler) Orphans(known func(volume.Key) bool) ([]*volume.Volume, error) {

@@ -72,8 +72,9 @@ func (b *bindings) living(v *volume.Volume, candidates []string, ready bool) (fo
 // askAgain is the time between two answers of the container runtime. Tests change it.
 var askAgain = time.Second
 
-// disowned asks the container runtime itself, twice, whether it lists one of the sandboxes.
-func (b *bindings) disowned(ctx context.Context, v *volume.Volume, ids []string) error {
+// Disowned returns nil if the container runtime itself answers twice, and lists none of the
+// sandboxes.
+func (b *bindings) Disowned(ctx context.Context, v *volume.Volume, ids []string) error {
 	what := "Kata sandbox " + strings.Join(ids, ", ")
 	if b.sandboxes == nil {
 		return unknown(v, what, "no container runtime is configured", errors.New("set containerd.socket or cri.socket"))
@@ -199,31 +200,20 @@ func (b *bindings) unattributed(podUID string) (string, error) {
 	return "", nil
 }
 
-// tracking is what the broker asks about sandboxes.
-type tracking struct {
-	bindings *bindings
-	store    *projection.Store
-}
-
 // Withdraw removes the volume's directory, if it is ours. The sandboxes whose ids are in it stay known.
-func (t tracking) Withdraw(ctx context.Context, v *volume.Volume) error {
-	ids, err := t.bindings.candidates(v)
+func (b *bindings) Withdraw(ctx context.Context, v *volume.Volume) error {
+	ids, err := b.candidates(v)
 	if err != nil {
 		return unknown(v, "a Kata sandbox", "the volume's directory cannot be read", err)
 	}
 	for _, id := range ids {
-		t.bindings.notes.add(v.Key, id, func(string) bool { return false })
+		b.notes.add(v.Key, id, func(string) bool { return false })
 	}
-	return t.store.Retract(ctx, v)
+	return b.store.Retract(ctx, v)
 }
 
 // Sandboxes lists the sandboxes that are known to have had the volume, and those of its pod.
-func (t tracking) Sandboxes(v *volume.Volume) []string {
-	ids, _ := t.bindings.candidates(v) // without those in a directory that cannot be read
+func (b *bindings) Sandboxes(v *volume.Volume) []string {
+	ids, _ := b.candidates(v) // without those in a directory that cannot be read
 	return ids
-}
-
-// Disowned returns nil if the container runtime answers twice, and lists none of the sandboxes.
-func (t tracking) Disowned(ctx context.Context, v *volume.Volume, ids []string) error {
-	return t.bindings.disowned(ctx, v, ids)
 }

@@ -47,8 +47,8 @@ func (h *Handler) Resize(ctx context.Context, v *volume.Volume, r volume.Range) 
 }
 
 func (h *Handler) wishedSize(v *volume.Volume, r volume.Range) (int64, error) {
-	if r.Required < 0 || r.Limit < 0 || (r.Limit > 0 && r.Required > r.Limit) {
-		return 0, volume.Errorf(volume.Invalid, "volume %s: %d to %d bytes is not a range of sizes", v.Target, r.Required, r.Limit)
+	if err := guest.CheckRange(v, r); err != nil {
+		return 0, err
 	}
 	if r.Required > 0 {
 		return r.Required, nil
