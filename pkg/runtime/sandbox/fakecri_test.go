@@ -120,7 +120,7 @@ func (f *fakeRuntime) ListPodSandbox(ctx context.Context, req *runtimeapi.ListPo
 	return reply, nil
 }
 
-func (f *fakeRuntime) ListContainers(ctx context.Context, req *runtimeapi.ListContainersRequest) (*runtimeapi.ListContainersResponse, error) {
+func (f *fakeRuntime) ListContainers(_ context.Context, req *runtimeapi.ListContainersRequest) (*runtimeapi.ListContainersResponse, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	reply := &runtimeapi.ListContainersResponse{}
