@@ -2,16 +2,26 @@ package crust
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+	"go.uber.org/zap/zaptest/observer"
 	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
 
+	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
+	handlerv1 "github.com/crust-proxy/crust-proxy/proto/crust/handler/v1"
 	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/rig/handlers"
 )
@@ -209,5 +219,117 @@ func TestProgramReplacedBetweenCheckAndExec(t *testing.T) {
 	check.Must(t, err)
 	if ended.answer != "checked\n" {
 		t.Errorf("%q ran", ended.answer)
+	}
+}
+
+// sweeper runs an expiry over one program, which notes how often it was asked and then
+// does as the script says.
+func sweeper(t *testing.T, script string) (e *expiry, asked func() int, logs *observer.ObservedLogs) {
+	t.Helper()
+	b := newBench(t, byProgram)
+	notes := filepath.Join(b.dir, "asked")
+	core, logs := observer.New(zapcore.WarnLevel)
+	b.cfg.Programs = []string{b.program(t, "sweeper", `[ -e `+notes+` ] || first=yes; echo "$@" >> `+notes+"; "+script)}
+	e = newExpiry(b.cfg, zap.New(core))
+	e.late = time.Millisecond
+	asked = func() int {
+		raw, _ := os.ReadFile(notes)
+		if n := strings.Count(string(raw), "crust thaw-expired\n"); n*len("crust thaw-expired\n") == len(raw) {
+			return n
+		}
+		t.Errorf("it was asked %q", raw)
+		return -1
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	running.Go(func() { e.run(ctx) })
+	t.Cleanup(func() { cancel(); running.Wait() })
+	return e, asked, logs
+}
+
+// What is frozen for too long is asked for at the start, when the program says so, and
+// after the end of each freeze.
+func TestExpiredFreezesAreAskedFor(t *testing.T) {
+	e, asked, logs := sweeper(t, `[ "$first" = yes ] || { echo '{}'; exit; }; echo '{"thawed":["abc"],"next_seconds":1}'`)
+	check.Eventually(t, "asked at the start, and again", func() bool { return asked() == 2 })
+	if all := logs.FilterMessageSnippet("has been thawed").All(); len(all) != 1 || all[0].ContextMap()["key"] != "abc" {
+		t.Errorf("the log says %v", logs.All())
+	}
+	e.frozen(time.Hour)
+	e.frozen(time.Millisecond)
+	check.Eventually(t, "asked after a freeze", func() bool { return asked() == 3 })
+}
+
+// A program that cannot do it is not asked in vain, and one that fails is told of.
+func TestProgramsThatThawNothing(t *testing.T) {
+	for script, problem := range map[string]string{
+		"exit 2":                       "",
+		"exit 4":                       "",
+		"echo '{}'":                    "",
+		"echo no luck >&2; exit 1":     "no luck",
+		"exit 1":                       "status 1 and no reason",
+		"yes":                          "65536",
+		"echo '{'":                     "cannot be read",
+		`echo '{"problem":"no luck"}'`: "no luck",
+	} {
+		_, asked, logs := sweeper(t, script)
+		check.Eventually(t, script, func() bool { return asked() == 1 && (problem == "" || logs.Len() == 1) })
+		if problem == "" && logs.Len() > 0 || problem != "" && !strings.Contains(fmt.Sprint(logs.All()[0].ContextMap()["error"]), problem) {
+			t.Errorf("%s: the log says %v", script, logs.All())
+		}
+	}
+}
+
+// FuzzStats takes both forms of an answer: what comes through is sane.
+func FuzzStats(f *testing.F) {
+	for _, seed := range []string{
+		`{"usage":[{"available":7,"total":10,"used":3,"unit":"BYTES"}],"volume_condition":{"abnormal":true,"message":"x","reason":"Read Only"}}`,
+		`{"usage":[{"available":"7","total":"10","unit":2}],"volumeCondition":{}}`, `{"usage":[null]}`, `{}`,
+		`{"usage":[{"total":-1,"unit":"BYTES"}]}`, "\x0a\x04\x10\x01\x20\x01",
+	} {
+		f.Add([]byte(seed))
+	}
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		var byProgram, bySocket handlerv1.GetVolumeStatsResponse
+		if (protojson.UnmarshalOptions{DiscardUnknown: true}).Unmarshal(raw, &byProgram) == nil {
+			sane(t, &byProgram)
+		}
+		if proto.Unmarshal(raw, &bySocket) == nil {
+			sane(t, &bySocket)
+		}
+	})
+}
+
+func sane(t *testing.T, said *handlerv1.GetVolumeStatsResponse) {
+	report, err := readReport(said)
+	if err != nil {
+		return
+	}
+	if len(report.Usage) > 2 || (len(report.Usage) == 0 && report.Condition == nil) {
+		t.Fatalf("taken: %+v", report)
+	}
+	for _, u := range report.Usage {
+		if u.Unit == volume.UnitUnknown || u.Total <= 0 || u.Used < 0 || u.Available < 0 || u.Used > u.Total || u.Available > u.Total {
+			t.Fatalf("taken: %+v", u)
+		}
+	}
+	word := regexp.MustCompile(`^[A-Za-z]{0,64}$`)
+	if c := report.Condition; c != nil && (!sys.IsText(c.Message) || len(c.Message) > 1<<10 || !word.MatchString(c.Reason)) {
+		t.Fatalf("taken: %+v", c)
+	}
+}
+
+// TestReasonOfACondition: it ends in the status of a pod, which the Kubernetes API checks.
+func TestReasonOfACondition(t *testing.T) {
+	for said, want := range map[string]string{
+		"ReadOnly": "ReadOnly", "read only": "", "Ärger": "", "A1": "", strings.Repeat("x", 64): strings.Repeat("x", 64), strings.Repeat("x", 65): "",
+	} {
+		byProgram := &handlerv1.GetVolumeStatsResponse{}
+		raw := fmt.Sprintf(`{"volume_condition":{"abnormal":true,"message":"m","reason":%q}}`, said)
+		check.Must(t, protojson.Unmarshal([]byte(raw), byProgram))
+		report, err := readReport(byProgram)
+		if err != nil || report.Condition.Reason != want {
+			t.Errorf("%q: %+v, %v", said, report.Condition, err)
+		}
 	}
 }

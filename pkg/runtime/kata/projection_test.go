@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -170,5 +171,207 @@ func readUntil(ctx context.Context, t *testing.T, file string) {
 			t.Errorf("%q: %v", sys.ClipTo(string(raw), 100), err)
 			return
 		}
+	}
+}
+
+// TestForeignDevicesAreAdoptedWhateverTheVolumeIs: the device has an owner, also where
+// we know nothing of the volume's type.
+func TestForeignDevicesAreAdoptedWhateverTheVolumeIs(t *testing.T) {
+	for raw, adopted := range map[string]bool{
+		`{"volume-type":"","device":"/dev/vdq","fstype":"ext4"}`:                  true,
+		`{"volume-type":"spdkvol","device":"/dev/vdq","fstype":""}`:               true,
+		`{"device":"/dev/vdq"}`:                                                   true,
+		`{"volume-type":7,"device":"/dev/vdq","options":"ro","metadata":[]}`:      true,
+		`{"volume-type":"directvol","device":"/dev/./vdq","fstype":"a\u0000b"} x`: true,
+		`{"volume-type":"directvol","device":"vdq","fstype":"ext4"}`:              false,
+		`{"volume-type":"directvol","fstype":"ext4"}`:                             false,
+	} {
+		b := newBench(t, kataemu.Go)
+		v := b.Volume("a")
+		check.Must(t, os.Mkdir(b.dir(v), 0o700))
+		check.Must(t, os.WriteFile(b.dir(v)+"/"+infoName, []byte(raw), 0o600))
+		b.h.AdoptForeign()
+		var got []*volume.Volume
+		for _, one := range b.h.Adopted() {
+			if one.Device.Path == "/dev/vdq" {
+				got = append(got, one)
+			}
+		}
+		if (len(got) == 1) != adopted {
+			t.Errorf("%s: adopted %v", raw, got)
+		}
+	}
+}
+
+// Where kubelet's root is a link, a runtime is given the path with the link in it:
+// Kata looks for a directory that is named by that.
+func TestTargetThroughALink(t *testing.T) {
+	b := newBench(t, kataemu.Go)
+	v := b.Volume("a")
+	v.Target = filepath.Join(filepath.Dir(v.ResolvedTarget), "..", "link", "a")
+	b.publish(t, v)
+	if _, shown := b.Projection(t, v); !shown || filepath.Base(b.dir(v)) != dirName(filepath.Clean(v.Target)) {
+		t.Fatalf("published as %s", b.dir(v))
+	}
+	b.startShim(t, v, "sb1")
+	b.Restart(t)
+	known := func(key volume.Key) bool { return key == v.Key }
+	if orphans, err := b.h.Orphans(known); err != nil || len(orphans) > 0 {
+		t.Fatalf("a known volume is an orphan: %v, %v", orphans, err)
+	}
+	check.Eventually(t, "its sandbox is found after a restart", boundTo(b, v, "sb1"))
+	b.stats(t, v)
+	orphans, err := b.h.Orphans(func(volume.Key) bool { return false })
+	if err != nil || len(orphans) != 1 || orphans[0].Key != v.Key {
+		t.Fatalf("%v, %v", orphans, err)
+	}
+	check.Must(t, b.h.Retract(t.Context(), orphans[0]))
+	if _, shown := b.Projection(t, v); shown {
+		t.Fatal("the orphan is still there")
+	}
+	check.Must(t, b.h.Retract(t.Context(), v))
+}
+
+// TestDaemonsOfTwoKubeletsShareATree: neither takes the other's volumes for orphans,
+// and each sees that the other's devices have an owner.
+func TestDaemonsOfTwoKubeletsShareATree(t *testing.T) {
+	b := newBench(t, kataemu.Go)
+	v := published(t, b, "a")
+	root, _, _ := strings.Cut(v.Target, "/pods/")
+	none := func(volume.Key) bool { return false }
+	handler := func(kubelet, temp string) *Handler {
+		cfg := b.cfg
+		cfg.KubeletRoot, cfg.TempDir = kubelet, filepath.Join(filepath.Dir(b.cfg.TempDir), temp)
+		h, err := New(cfg, nil, zap.NewNop())
+		check.Must(t, err)
+		return h
+	}
+	own, other := handler(root, "own"), handler("/elsewhere/kubelet", "other")
+	for _, signed := range []bool{false, true} { // as an older version made it, and anew
+		if signed {
+			check.Must(t, own.Retract(t.Context(), v))
+			if _, err := own.Publish(t.Context(), v); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if orphans, err := own.Orphans(none); err != nil || len(orphans) != 1 {
+			t.Errorf("signed %v: our orphans are %v, %v", signed, orphans, err)
+		}
+		if orphans, err := other.Orphans(none); err != nil || len(orphans) != 0 {
+			t.Errorf("signed %v: the other's orphans are %v, %v", signed, orphans, err)
+		}
+		check.Must(t, other.Retract(t.Context(), v))
+		if _, err := other.Publish(t.Context(), v); volume.KindOf(err) != volume.Conflict {
+			t.Errorf("signed %v: published over it: %v", signed, err)
+		}
+		other.AdoptForeign()
+		if !slices.ContainsFunc(other.Adopted(), func(o *volume.Volume) bool { return o.Device.Path == v.Device.Path }) {
+			t.Errorf("signed %v: the device's owner is not seen: %v", signed, other.Adopted())
+		}
+		if _, err := os.Stat(b.dir(v)); err != nil {
+			t.Errorf("signed %v: %v", signed, err)
+		}
+	}
+	var value [256]byte
+	n, err := unix.Lgetxattr(b.dir(v), "trusted.crust-proxy.root", value[:])
+	if os.Geteuid() == 0 && (err != nil || string(value[:n]) != root) {
+		t.Errorf("the directory is signed %q, %v", value[:n], err)
+	}
+}
+
+func plainVolume() *volume.Volume {
+	const target = "/var/lib/kubelet/pods/p/volumes/kubernetes.io~csi/v/mount"
+	return &volume.Volume{
+		Key: volume.KeyOf(target), Target: target, ResolvedTarget: target, FSType: "ext4",
+		Device: volume.Device{Kind: volume.BlockDevice, Path: "/dev/vdb"}, PodUID: "p", Handler: Name,
+	}
+}
+
+func TestEncodeInfo(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(*volume.Volume)
+		want   string
+	}{
+		"plain": {func(*volume.Volume) {}, `{"volume-type":"directvol","device":"/dev/vdb","fstype":"ext4"}`},
+		"group": {func(v *volume.Volume) { v.Group = "2000" },
+			`{"volume-type":"directvol","device":"/dev/vdb","fstype":"ext4","metadata":{"fsGroup":"2000"}}`},
+		"policy": {func(v *volume.Volume) { v.Group, v.GroupPolicy = "2000", volume.GroupOnMismatch },
+			`{"volume-type":"directvol","device":"/dev/vdb","fstype":"ext4","metadata":{"fsGroup":"2000","fsGroupChangePolicy":"OnRootMismatch"}}`},
+		"read-only": {func(v *volume.Volume) { v.ReadOnly, v.MountFlags = true, []string{"rw", "noatime"} },
+			`{"volume-type":"directvol","device":"/dev/vdb","fstype":"ext4","options":["noatime","ro"]}`},
+		"ro in the flags alone": {func(v *volume.Volume) { v.MountFlags = []string{"ro,noatime"} },
+			`{"volume-type":"directvol","device":"/dev/vdb","fstype":"ext4","options":["noatime"]}`},
+		"ro twice": {func(v *volume.Volume) { v.ReadOnly, v.MountFlags = true, []string{"ro", "ro"} },
+			`{"volume-type":"directvol","device":"/dev/vdb","fstype":"ext4","options":["ro"]}`},
+		"of mount(8)": {func(v *volume.Volume) {
+			v.MountFlags = []string{"_netdev,nofail", "noatime", "x-systemd.automount", "comment=a"}
+		},
+			`{"volume-type":"directvol","device":"/dev/vdb","fstype":"ext4","options":["noatime"]}`},
+		"quoted comma": {func(v *volume.Volume) { v.MountFlags = []string{`context="a:s0:c1,c2",discard`} },
+			`{"volume-type":"directvol","device":"/dev/vdb","fstype":"ext4","options":["context=\"a:s0:c1,c2\"","discard"]}`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			v := plainVolume()
+			c.change(v)
+			raw, err := layout{}.Encode(v)
+			if err != nil || string(raw) != c.want {
+				t.Errorf("%s, %v\nwant %s", raw, err, c.want)
+			}
+			if info, err := abi.Parse(raw); err != nil || info.Device != "/dev/vdb" {
+				t.Errorf("read back: %+v, %v", info, err)
+			}
+		})
+	}
+}
+
+func TestDirName(t *testing.T) {
+	longest := "/" + strings.Repeat("x", maxTarget-1)
+	if n := len(dirName(longest)); n > 255 {
+		t.Errorf("the longest target has a name of %d bytes", n)
+	}
+	if n := len(dirName(longest + "x")); n <= 255 {
+		t.Errorf("a longer target has a name of %d bytes: the limit is too low", n)
+	}
+	for _, target := range []string{longest, "/a b/ä?>~", "/a"} {
+		if got, ok := targetOf(dirName(target)); !ok || got != target {
+			t.Errorf("%q came back as %q", target, got)
+		}
+	}
+	for _, name := range []string{"", "not base64!", "YQ==", "YQ"} {
+		if got, ok := targetOf(name); ok {
+			t.Errorf("%q was taken for target %q", name, got)
+		}
+	}
+}
+
+func TestCheck(t *testing.T) {
+	h := &Handler{cfg: Config{Filesystems: []string{"ext4", "xfs", "btrfs"}}}
+	const fine = volume.Kind(255)
+	for name, c := range map[string]struct {
+		change func(*volume.Volume)
+		want   volume.Kind
+	}{
+		"plain":            {func(*volume.Volume) {}, fine},
+		"longest target":   {func(v *volume.Volume) { v.Target = "/" + strings.Repeat("x", 188) }, fine},
+		"too long target":  {func(v *volume.Volume) { v.Target = "/" + strings.Repeat("x", 189) }, volume.Invalid},
+		"relative target":  {func(v *volume.Volume) { v.Target = "x" }, volume.Invalid},
+		"non-UTF-8 target": {func(v *volume.Volume) { v.Target = "/\xff" }, volume.Invalid},
+		"no device":        {func(v *volume.Volume) { v.Device.Path = "" }, volume.Invalid},
+		"filesystem":       {func(v *volume.Volume) { v.FSType = "ntfs" }, volume.Unsupported},
+		"group":            {func(v *volume.Volume) { v.Group = "1000" }, fine},
+		"group 0":          {func(v *volume.Volume) { v.Group = "0" }, volume.Unsupported},
+		"octal group":      {func(v *volume.Volume) { v.Group = "010" }, volume.Invalid},
+		"named group":      {func(v *volume.Volume) { v.Group = "staff" }, volume.Invalid},
+		"negative group":   {func(v *volume.Volume) { v.Group = "-1" }, volume.Invalid},
+		"lone policy":      {func(v *volume.Volume) { v.GroupPolicy = volume.GroupAlways }, volume.Invalid},
+	} {
+		t.Run(name, func(t *testing.T) {
+			v := plainVolume()
+			c.change(v)
+			err := h.Check(v)
+			if c.want == fine && err != nil || c.want != fine && (err == nil || volume.KindOf(err) != c.want) {
+				t.Errorf("%v of kind %v, want %v", err, volume.KindOf(err), c.want)
+			}
+		})
 	}
 }
