@@ -62,24 +62,19 @@ func TestEveryCallCanBeRepeatedAndRestarted(t *testing.T) {
 
 func TestSandboxKeepsTheDevice(t *testing.T) {
 	r := newRig(t, deferAll)
-	r.stage()
-	r.ok(nil, r.publish("p1"))
+	r.begin("p1")
 	r.broker.bound[r.target("p1")] = "sandbox-7"
 	r.driver.said()
 	r.refused(r.unpublish("p1"), codes.Aborted, "sandbox-7")
-	_, err := r.tryUnstage()
-	r.refused(err, codes.Aborted, "still published", r.target("p1"))
+	r.refused(r.tryUnstage(), codes.Aborted, "still published", r.target("p1"))
 	r.said()
 	delete(r.broker.bound, r.target("p1"))
-	r.ok(nil, r.unpublish("p1"))
-	r.unstage()
-	r.clean()
+	r.end("p1")
 }
 
 func TestLostRecordsAreNoObstacle(t *testing.T) {
 	r := newRig(t, deferAll)
-	r.stage()
-	r.ok(nil, r.publish("p1"))
+	r.begin("p1")
 	// A reboot: /run is empty, the private paths are on disk.
 	if err := os.RemoveAll(r.cfg.StateDir); err != nil {
 		t.Fatal(err)
@@ -116,15 +111,12 @@ func TestFailedHandOverLeavesNothing(t *testing.T) {
 	r.driver.fail("unpublish", status.Error(codes.Internal, "busy now"))
 	r.refused(r.publish("p1"), codes.Aborted, "mounted on the host", "could not be undone yet", "busy now")
 	r.driver.fail("unpublish", nil)
-	r.ok(nil, r.unpublish("p1"))
-	r.unstage()
-	r.clean()
+	r.end("p1")
 }
 
 func TestFailedRepeatLeavesThePublishedVolume(t *testing.T) {
 	r := newRig(t, deferAll)
-	r.stage()
-	r.ok(nil, r.publish("p1"))
+	r.begin("p1")
 	r.driver.said()
 	r.driver.fail("publish-block", status.Error(codes.Internal, "not now"))
 	r.refused(r.publish("p1"), codes.Aborted, "not now", "stays") // after a final code kubelet would not unpublish it
@@ -139,8 +131,7 @@ func TestFailedRepeatLeavesThePublishedVolume(t *testing.T) {
 
 func TestStatsComeFromTheSandbox(t *testing.T) {
 	r := newRig(t, deferAll)
-	r.stage()
-	r.ok(nil, r.publish("p1"))
+	r.begin("p1")
 	ask := &csi.NodeGetVolumeStatsRequest{VolumeId: "vol-1", VolumePath: r.target("p1")}
 	_, err := r.kubelet.NodeGetVolumeStats(t.Context(), ask)
 	r.refused(err, codes.Unavailable)
@@ -186,8 +177,7 @@ func TestStagedDeviceOfNoPod(t *testing.T) {
 func TestAGrownFilesystemNeedsNoSandbox(t *testing.T) {
 	r := newRig(t, deferAll)
 	r.driver.setCaps(csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME, csi.NodeServiceCapability_RPC_EXPAND_VOLUME)
-	r.stage()
-	r.ok(nil, r.publish("p1"))
+	r.begin("p1")
 	r.broker.size = 2 << 30
 	ask := &csi.NodeExpandVolumeRequest{
 		VolumeId: "vol-1", VolumePath: r.target("p1"), StagingTargetPath: r.staging(), VolumeCapability: mountCap(rwo, "ext4"),
@@ -210,18 +200,15 @@ func TestAGrownFilesystemNeedsNoSandbox(t *testing.T) {
 // TestGrowthThatARuleForbids: nobody is told that the pod has to be started again.
 func TestGrowthThatARuleForbids(t *testing.T) {
 	r := newRig(t, &policy.Policy{Rules: []policy.Rule{{Name: "all", Defer: true, Grow: new(false)}}})
-	r.stage()
-	r.ok(nil, r.publish("p1"))
+	r.begin("p1")
 	r.broker.size, r.filesystem = 2<<30, 1<<30
-	_, err := r.kubelet.NodeExpandVolume(t.Context(), &csi.NodeExpandVolumeRequest{VolumeId: "vol-1", VolumePath: r.target("p1")})
-	r.refused(err, codes.FailedPrecondition, "cannot grow its filesystem", "rule says grow: false; without that it grows when the pod is deleted")
+	r.refused(r.expand("p1"), codes.FailedPrecondition, "cannot grow its filesystem", "rule says grow: false; without that it grows when the pod is deleted")
 }
 
 func TestGrowth(t *testing.T) {
 	r := newRig(t, deferAll)
 	r.driver.setCaps(csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME, csi.NodeServiceCapability_RPC_EXPAND_VOLUME)
-	r.stage()
-	r.ok(nil, r.publish("p1"))
+	r.begin("p1")
 	r.driver.said()
 	ask := &csi.NodeExpandVolumeRequest{
 		VolumeId: "vol-1", VolumePath: r.target("p1"), StagingTargetPath: r.staging(), VolumeCapability: mountCap(rwo, "ext4"),
@@ -290,6 +277,5 @@ func TestSecretsStayInMemory(t *testing.T) {
 	publish.Secrets = map[string]string{"key": secret}
 	publish.VolumeContext["csi.storage.k8s.io/serviceAccount.tokens"], publish.VolumeContext["authMode"] = token, "none"
 	r.driver.fail("publish-block", status.Error(codes.Internal, "login with "+secret+", "+token+", none failed"))
-	_, err := r.kubelet.NodePublishVolume(t.Context(), publish)
-	r.refused(err, codes.Internal, "login with [redacted], [redacted], none failed")
+	r.refused(r.tryPublish(publish), codes.Internal, "login with [redacted], [redacted], none failed")
 }

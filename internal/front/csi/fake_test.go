@@ -592,15 +592,38 @@ func (r *rig) tryStage(req *csi.NodeStageVolumeRequest) error {
 }
 
 func (r *rig) stage()   { r.t.Helper(); r.ok(nil, r.tryStage(r.stageReq())) }
-func (r *rig) unstage() { r.t.Helper(); r.ok(r.tryUnstage()) }
+func (r *rig) unstage() { r.t.Helper(); r.ok(nil, r.tryUnstage()) }
 
-func (r *rig) tryUnstage() (*csi.NodeUnstageVolumeResponse, error) {
-	return r.kubelet.NodeUnstageVolume(r.t.Context(), &csi.NodeUnstageVolumeRequest{VolumeId: "vol-1", StagingTargetPath: r.staging()})
+func (r *rig) tryUnstage() error {
+	_, err := r.kubelet.NodeUnstageVolume(r.t.Context(), &csi.NodeUnstageVolumeRequest{VolumeId: "vol-1", StagingTargetPath: r.staging()})
+	return err
 }
 
-func (r *rig) publish(pod string) error {
-	_, err := r.kubelet.NodePublishVolume(r.t.Context(), r.publishReq(pod))
+func (r *rig) publish(pod string) error { return r.tryPublish(r.publishReq(pod)) }
+
+func (r *rig) tryPublish(req *csi.NodePublishVolumeRequest) error {
+	_, err := r.kubelet.NodePublishVolume(r.t.Context(), req)
 	return err
+}
+
+func (r *rig) expand(pod string) error {
+	_, err := r.kubelet.NodeExpandVolume(r.t.Context(), &csi.NodeExpandVolumeRequest{VolumeId: "vol-1", VolumePath: r.target(pod)})
+	return err
+}
+
+// begin stages the volume and publishes it for a pod.
+func (r *rig) begin(pod string) {
+	r.t.Helper()
+	r.stage()
+	r.ok(nil, r.publish(pod))
+}
+
+// end undoes begin, after which nothing is left.
+func (r *rig) end(pod string) {
+	r.t.Helper()
+	r.ok(nil, r.unpublish(pod))
+	r.unstage()
+	r.clean()
 }
 
 func (r *rig) unpublish(pod string) error {

@@ -92,8 +92,7 @@ func TestHealthOfADeferredVolume(t *testing.T) {
 // it the whole status of the pod.
 func TestHealthIsFitForThePodsStatus(t *testing.T) {
 	r := newRig(t, deferAll)
-	r.stage()
-	r.ok(nil, r.publish("p1"))
+	r.begin("p1")
 	r.broker.bound[r.target("p1")] = "s1"
 	r.sandboxes.err = volume.Errorf(volume.Refused, "volume v: \xff%s", strings.Repeat("ä", 2000))
 	if told, message := r.health("p1"); told != "DEGRADED SandboxFails" || len(message) > 1024 || len(message) < 1000 || !strings.HasPrefix(message, "volume v: ?ä") {

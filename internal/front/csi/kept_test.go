@@ -2,17 +2,24 @@ package csi
 
 import (
 	"encoding/base64"
+	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	"github.com/crust-proxy/crust-proxy/internal/front/csi/staging"
+	"github.com/crust-proxy/crust-proxy/internal/front/passthrough"
 	"github.com/crust-proxy/crust-proxy/internal/front/policy"
+	"github.com/crust-proxy/crust-proxy/internal/ground/telemetry"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
 // portal is a value of a publish context whose key does not look like a secret's.
@@ -117,9 +124,7 @@ func TestRequestIsDroppedAfterTheWayBackToTheHost(t *testing.T) {
 	if record := r.recordOnDisk(); holdsPortal(record) {
 		t.Errorf("the request is kept: %s", record)
 	}
-	r.ok(nil, r.unpublish("p1"))
-	r.unstage()
-	r.clean()
+	r.end("p1")
 }
 
 // TestRuleThatComesAfterTheStage: the volume was staged when nothing could defer it.
@@ -148,9 +153,7 @@ func TestRuleThatComesAfterTheStage(t *testing.T) {
 			r.ok(nil, r.tryStage(r.stageWithContext()))
 			r.ok(nil, r.publish("p2"))
 			r.said("unstage kubelet", "stage-block private", "publish-block private")
-			r.ok(nil, r.unpublish("p2"))
-			r.unstage()
-			r.clean()
+			r.end("p2")
 		})
 	}
 }
@@ -165,9 +168,7 @@ func TestRuleThatComesAfterTheStageAndKubeletRestarts(t *testing.T) {
 	r.ok(nil, r.tryStage(r.stageWithContext()))
 	r.ok(nil, r.publish("p1"))
 	r.said("unstage kubelet", "stage-block private", "publish-block private")
-	r.ok(nil, r.unpublish("p1"))
-	r.unstage()
-	r.clean()
+	r.end("p1")
 }
 
 // TestUncertainStageOfAVolumeThatIsNeverDeferred: kubelet repeats the stage. Until then
@@ -194,9 +195,88 @@ func TestUncertainStageOfAVolumeThatIsNeverDeferred(t *testing.T) {
 			if r.front.store.HoldsRequest(staging.VolumeID{Driver: driverName, ID: "vol-1"}) {
 				t.Error("the memory holds the request of a finished stage")
 			}
-			r.ok(nil, r.unpublish("p1"))
-			r.unstage()
-			r.clean()
+			r.end("p1")
 		})
+	}
+}
+
+func TestStagedPrivatelyIsReadFromTheRecords(t *testing.T) {
+	r := newRig(t, deferAll)
+	if got, err := staging.StagedDevices(r.dir + "/nowhere"); got != nil || err != nil {
+		t.Errorf("without a state directory: %+v, %v", got, err)
+	}
+	r.stage()
+	before := files(t, r.cfg.StateDir)
+	got, err := staging.StagedDevices(r.cfg.StateDir)
+	if want := []staging.Staged{{Driver: driverName, VolumeID: "vol-1", Path: r.staging()}}; err != nil || !slices.Equal(got, want) {
+		t.Errorf("got %+v, %v", got, err)
+	}
+	if live := r.front.StagedDevices(); !slices.Equal(live, got) {
+		t.Errorf("the running front has %+v", live)
+	}
+	if after := files(t, r.cfg.StateDir); !slices.Equal(before, after) {
+		t.Errorf("reading changed %q to %q", before, after)
+	}
+	dir := filepath.Join(r.cfg.StateDir, staging.RecordDir)
+	r.ok(nil, os.WriteFile(dir+"/half.json.new", []byte("{"), 0o600))
+	r.ok(nil, os.WriteFile(dir+"/other-boot.json", []byte(`{"version":1,"boot":"x","driver":"d","volumeID":"v","stage":{"path":"/p","at":"private","rule":""}}`), 0o600))
+	if got, err := staging.StagedDevices(r.cfg.StateDir); err != nil || len(got) != 1 {
+		t.Errorf("got %+v, %v", got, err)
+	}
+	for name, text := range map[string]string{"bad.json": "{", "newer.json": `{"version":99}`} {
+		r.ok(nil, os.WriteFile(dir+"/"+name, []byte(text), 0o600))
+		if got, err := staging.StagedDevices(r.cfg.StateDir); err == nil || len(got) != 1 {
+			t.Errorf("%s: %+v, %v", name, got, err)
+		}
+		r.ok(nil, os.Remove(dir+"/"+name))
+	}
+	r.front.SetPolicy(&policy.Policy{})
+	r.ok(nil, r.publish("p1")) // staged anew, on the host
+	if got, err := staging.StagedDevices(r.cfg.StateDir); err != nil || len(got) != 0 {
+		t.Errorf("got %+v, %v", got, err)
+	}
+	if live := r.front.StagedDevices(); len(live) != 0 {
+		t.Errorf("the running front has %+v", live)
+	}
+}
+
+// TestDriversWordsOnOtherVolumes is a driver that repeats a secret in its error on a volume
+// that is not deferred. kubelet gets these words as they are; nobody else does.
+func TestDriversWordsOnOtherVolumes(t *testing.T) {
+	const secret = "s3cr3t-value"
+	core, logged := observer.New(zap.DebugLevel)
+	r := newRig(t, &policy.Policy{})
+	r.calls = &telemetry.Interceptors{
+		Log: zap.New(core), Metrics: telemetry.NewMetrics("test"),
+		Front: &telemetry.Front{Driver: driverName, Known: passthrough.UnaryMethods(), Ours: Answered()},
+	}
+	r.restart()
+	r.askCapabilities()
+	r.driver.setCaps(csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME, csi.NodeServiceCapability_RPC_EXPAND_VOLUME)
+	failed := status.Error(codes.Internal, "mount -o password="+secret+" failed")
+	for _, method := range []string{"stage-mount", "publish-mount", "expand-mount"} {
+		r.driver.fail(method, failed)
+	}
+	stage, publish := r.stageReq(), r.publishReq("p1")
+	stage.Secrets = map[string]string{"password": secret}
+	publish.Secrets = stage.Secrets
+	r.refused(r.tryStage(stage), codes.Internal, secret)
+	r.refused(r.tryPublish(publish), codes.Internal, secret)
+	_, err := r.kubelet.NodeExpandVolume(t.Context(), &csi.NodeExpandVolumeRequest{
+		VolumeId: "vol-1", VolumePath: r.target("p1"), VolumeCapability: publish.VolumeCapability, Secrets: stage.Secrets,
+	})
+	r.refused(err, codes.Internal, secret)
+
+	// A driver that calls the Runtime API has the volume on record, and mounts another.
+	r.broker.volumes[r.target("p1")] = &volume.Volume{Key: volume.KeyOf(r.target("p1")), Target: r.target("p1")}
+	r.refused(r.tryPublish(publish), codes.Aborted, "[redacted]")
+	detailed, err := status.New(codes.Unavailable, "mount -o password="+secret+" failed").WithDetails(&csi.VolumeUsage{})
+	r.ok(nil, err)
+	r.driver.fail("publish-mount", detailed.Err())
+	r.refused(r.tryPublish(publish), codes.Unavailable, "[redacted]")
+	for name, text := range map[string]string{"log": fmt.Sprint(logged.All()), "refusals": fmt.Sprint(r.front.Refused())} {
+		if text == "[]" || strings.Contains(text, secret) {
+			t.Errorf("%s: %s", name, text)
+		}
 	}
 }

@@ -65,7 +65,7 @@ func TestNativeDriverThatDropsReadOnly(t *testing.T) {
 	r.stage()
 	publish := r.publishReq("p1")
 	publish.VolumeCapability = mountCap(rwo, "ext4", "nodev,ro")
-	r.ok(r.kubelet.NodePublishVolume(t.Context(), publish))
+	r.ok(nil, r.tryPublish(publish))
 	if flags := r.broker.asked.MountFlags; !slices.Equal(flags, []string{"noatime", "ro"}) {
 		t.Errorf("the sandbox mounts with %q", flags)
 	}
@@ -111,8 +111,7 @@ func TestRepeatedUnpublishOfANativeDriver(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			r := nativeRig(t)
 			r.ok(nil, os.MkdirAll(filepath.Dir(r.target("p1")), 0o750)) // as kubelet does
-			r.stage()
-			r.ok(nil, r.publish("p1"))
+			r.begin("p1")
 			r.driver.fail("unpublish", status.Error(codes.Unavailable, "the driver has gone"))
 			r.refused(r.unpublish("p1"), codes.Unavailable)
 			if restart {
@@ -134,29 +133,24 @@ func TestRepeatedUnpublishOfANativeDriver(t *testing.T) {
 func TestLostRecordOfADevice(t *testing.T) {
 	r := newRig(t, deferAll)
 	r.driver.setCaps(csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME, csi.NodeServiceCapability_RPC_EXPAND_VOLUME)
-	r.stage()
-	r.ok(nil, r.publish("p1"))
+	r.begin("p1")
 	r.broker.volumes[r.target("p1")] = &volume.Volume{Key: volume.KeyOf(r.target("p1")), Target: r.target("p1")}
 	r.driver.said()
-	_, err := r.kubelet.NodeExpandVolume(t.Context(), &csi.NodeExpandVolumeRequest{VolumeId: "vol-1", VolumePath: r.target("p1")})
-	r.refused(err, codes.FailedPrecondition, r.target("p1"), "record")
+	r.refused(r.expand("p1"), codes.FailedPrecondition, r.target("p1"), "record")
 	r.said()
 	r.ok(nil, r.publish("p1"))
 	r.said("publish-block private")
 	if in := r.broker.asked; in.Origin.Way != volume.WayBlock || in.Origin.VolumeID != "vol-1" {
 		t.Errorf("instruction: %+v", in.Origin)
 	}
-	r.ok(nil, r.unpublish("p1"))
-	r.unstage()
-	r.clean()
+	r.end("p1")
 }
 
 // TestLostRecordUnderASandbox: the broker cannot tell which volume a sandbox has, so another
 // pod does not get it on the host, and the driver does not get it back.
 func TestLostRecordUnderASandbox(t *testing.T) {
 	r := newRig(t, deferThenHost)
-	r.stage()
-	r.ok(nil, r.publish("p1"))
+	r.begin("p1")
 	lost := &volume.Volume{Key: volume.KeyOf(r.target("p1")), Target: "(unknown)", ResolvedTarget: r.target("p1")}
 	r.broker.volumes[r.target("p1")] = lost
 	r.driver.said()
@@ -164,8 +158,7 @@ func TestLostRecordUnderASandbox(t *testing.T) {
 	words := []string{"vol-1", r.target("p1"), "delete its pod"}
 	r.refused(r.publish("p2"), codes.Aborted, words...)
 	r.refused(r.tryStage(r.stageReq()), codes.Aborted, words...)
-	_, err := r.tryUnstage()
-	r.refused(err, codes.Aborted, words...)
+	r.refused(r.tryUnstage(), codes.Aborted, words...)
 	r.refused(r.publishRaw(rwo), codes.Aborted, words...)
 	r.said()
 	r.ok(nil, r.unpublish("p1"))
@@ -177,8 +170,7 @@ func TestLostRecordUnderASandbox(t *testing.T) {
 // the policy does not defer it any more. The driver must not mount the device on the host.
 func TestAllRecordsLostUnderASandbox(t *testing.T) {
 	r := newRig(t, deferThenHost)
-	r.stage()
-	r.ok(nil, r.publish("p1"))
+	r.begin("p1")
 	lost := &volume.Volume{Key: volume.KeyOf(r.target("p1")), Target: "(unknown)", ResolvedTarget: r.target("p1")}
 	r.broker.volumes[r.target("p1")] = lost
 	r.ok(nil, os.RemoveAll(r.cfg.StateDir))
@@ -202,8 +194,7 @@ func TestAllRecordsLostUnderASandbox(t *testing.T) {
 // the driver's answers are uncertain first and final then.
 func TestLostStageIsNotUndoneUnderAPod(t *testing.T) {
 	r := newRig(t, deferAll)
-	r.stage()
-	r.ok(nil, r.publish("p1"))
+	r.begin("p1")
 	r.ok(nil, os.RemoveAll(r.cfg.StateDir))
 	r.restart()
 	r.driver.said()
@@ -254,12 +245,10 @@ func TestLostStageIsNotPublishedOnTheHost(t *testing.T) {
 
 func TestDowngradedDriver(t *testing.T) {
 	r := nativeRig(t)
-	r.stage()
-	r.ok(nil, r.publish("p1"))
+	r.begin("p1")
 	r.driver.setCaps(csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME, csi.NodeServiceCapability_RPC_EXPAND_VOLUME)
 	r.driver.said()
-	_, err := r.kubelet.NodeExpandVolume(t.Context(), &csi.NodeExpandVolumeRequest{VolumeId: "vol-1", VolumePath: r.target("p1")})
-	r.refused(err, codes.FailedPrecondition, "downgraded")
+	r.refused(r.expand("p1"), codes.FailedPrecondition, "downgraded")
 	r.refused(r.publish("p1"), codes.Aborted, "downgraded") // it would mount the volume on the host
 	r.said()
 	r.ok(nil, r.unpublish("p1"))
@@ -273,8 +262,7 @@ func TestDowngradedDriver(t *testing.T) {
 
 func TestUpgradedDriver(t *testing.T) {
 	r := newRig(t, deferAll)
-	r.stage()
-	r.ok(nil, r.publish("p1"))
+	r.begin("p1")
 	r.driver.setCaps(nativeCaps()...)
 	r.driver.answer = &csidefer.Mount{Device: "/dev/fake", FSType: "ext4"}
 	r.driver.said()
@@ -284,9 +272,7 @@ func TestUpgradedDriver(t *testing.T) {
 	r.driver.said()
 	r.ok(nil, r.publish("p2"))
 	r.said("unstage private", "stage-mount kubelet", "publish-deferred kubelet")
-	r.ok(nil, r.unpublish("p2"))
-	r.unstage()
-	r.clean()
+	r.end("p2")
 }
 
 // TestUpgradedDriverUnderAReader: a second reader comes while the first one has the volume
@@ -318,8 +304,7 @@ func TestUpgradedDriverUnderAReader(t *testing.T) {
 
 func TestNativeGrowth(t *testing.T) {
 	r := nativeRig(t)
-	r.stage()
-	r.ok(nil, r.publish("p1"))
+	r.begin("p1")
 	r.broker.bound[r.target("p1")] = "s1"
 	reply, err := r.kubelet.NodeExpandVolume(t.Context(), &csi.NodeExpandVolumeRequest{
 		VolumeId: "vol-1", VolumePath: r.target("p1"), CapacityRange: &csi.CapacityRange{RequiredBytes: 1 << 20},

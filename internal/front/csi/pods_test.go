@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
 	"google.golang.org/grpc/codes"
 
 	"github.com/crust-proxy/crust-proxy/internal/front/csi/decision"
@@ -56,12 +58,10 @@ func (awayPods) Using(context.Context, string, string) ([]decision.Pod, error) {
 // never guessed.
 func TestClusterAway(t *testing.T) {
 	r := podRig(t, deferAll, decision.Pod{UID: "p1", FSGroup: "2000"})
-	r.stage()
-	r.ok(nil, r.publish("p1"))
+	r.begin("p1")
 	r.cfg.Pods = awayPods{}
 	r.restart()
-	r.stage()
-	r.ok(nil, r.publish("p1"))
+	r.begin("p1")
 	if in := r.broker.asked; in.Group != "2000" {
 		t.Errorf("the group on record was forgotten: %+v", in)
 	}
@@ -71,8 +71,7 @@ func TestClusterAway(t *testing.T) {
 	r.ok(nil, r.unpublish("p1"))
 	r.unstage()
 	r.driver.said()
-	_, err := r.kubelet.NodeStageVolume(t.Context(), r.stageReq())
-	r.refused(err, codes.Unavailable, "the cluster does not answer", "volume "+r.staging()+": ")
+	r.refused(r.tryStage(r.stageReq()), codes.Unavailable, "the cluster does not answer", "volume "+r.staging()+": ")
 	r.said()
 	if got := r.front.Refused(); len(got) != 1 || got[0].Party != volume.PartyPods || got[0].Target != r.staging() {
 		t.Errorf("listed: %+v", got)
@@ -98,8 +97,7 @@ func TestStageOfPodsThatDisagree(t *testing.T) {
 	}
 	r.cfg.Pods = fakePods{"p0": bad}
 	r.restart()
-	_, err := r.kubelet.NodeStageVolume(t.Context(), r.stageReq())
-	r.refused(err, codes.InvalidArgument, "nothing-like-it")
+	r.refused(r.tryStage(r.stageReq()), codes.InvalidArgument, "nothing-like-it")
 	if got := r.front.Refused(); len(got) != 1 || got[0].Party != volume.PartyPod || got[0].PodUID != "p0" {
 		t.Errorf("listed: %+v", got)
 	}
@@ -111,15 +109,14 @@ func TestPodOfTheTarget(t *testing.T) {
 	r.stage()
 	publish := r.publishReq("p1")
 	publish.VolumeContext = nil // a driver without podInfoOnMount
-	r.ok(r.kubelet.NodePublishVolume(t.Context(), publish))
+	r.ok(nil, r.tryPublish(publish))
 	if in := r.broker.asked; in.Group != "1000" || in.Origin.PodName != "name-of-p1" || in.Origin.PodNamespace != "ns" {
 		t.Errorf("instruction: %+v", in)
 	}
 	r.ok(nil, r.unpublish("p1"))
 	r.driver.said()
 	publish.VolumeContext = map[string]string{decision.PodUIDKey: "p2"}
-	_, err := r.kubelet.NodePublishVolume(t.Context(), publish)
-	r.refused(err, codes.InvalidArgument, "p1", "p2", decision.PodUIDKey)
+	r.refused(r.tryPublish(publish), codes.InvalidArgument, "p1", "p2", decision.PodUIDKey)
 	r.said()
 	link := r.dir + "/link"
 	r.ok(nil, os.Symlink(r.broker.root, link))
@@ -136,13 +133,13 @@ func TestPodThatKubeletNames(t *testing.T) {
 	r.stage()
 	publish := r.publishReq("p1")
 	publish.VolumeContext[decision.PodNamespaceKey], publish.VolumeContext[decision.PodNameKey] = "team", "db-0"
-	r.ok(r.kubelet.NodePublishVolume(t.Context(), publish))
+	r.ok(nil, r.tryPublish(publish))
 	if in := r.broker.asked; in.Origin.PodNamespace != "team" || in.Origin.PodName != "db-0" {
 		t.Errorf("instruction: %+v", in.Origin)
 	}
 	r.ok(nil, r.unpublish("p1"))
 	publish.VolumeContext[decision.PodNameKey] = strings.Repeat("x", 1000)
-	r.ok(r.kubelet.NodePublishVolume(t.Context(), publish))
+	r.ok(nil, r.tryPublish(publish))
 	if in := r.broker.asked; in.Origin.PodName != "" {
 		t.Errorf("a name of %d bytes was kept", len(in.Origin.PodName))
 	}
@@ -155,19 +152,66 @@ func TestInlineVolumesAreKnownByTheirName(t *testing.T) {
 		VolumeId: "csi-0123", TargetPath: r.target("p1"), VolumeCapability: mountCap(rwo, "ext4"),
 		VolumeContext: map[string]string{decision.PodUIDKey: "p1", decision.EphemeralKey: "true"},
 	}
-	_, err := r.kubelet.NodePublishVolume(t.Context(), publish)
-	r.refused(err, codes.Unimplemented, `rule "who asks"`, "inline ephemeral", "volumeClaimTemplate")
+	r.refused(r.tryPublish(publish), codes.Unimplemented, `rule "who asks"`, "inline ephemeral", "volumeClaimTemplate")
 	if got := r.front.Refused(); len(got) != 1 || got[0].Party != volume.PartyDriver {
 		t.Errorf("listed: %+v", got)
 	}
 	csidefer.SetRequested(publish)
-	_, err = r.kubelet.NodePublishVolume(t.Context(), publish)
-	r.refused(err, codes.Unimplemented, "defer_fs_ops of the request")
+	r.refused(r.tryPublish(publish), codes.Unimplemented, "defer_fs_ops of the request")
 	// A driver without podInfoOnMount is not told that the volume is inline, which
 	// is known by its id then.
 	r.cfg.Pods = fakePods{"p1": {UID: "p1", RuntimeHandler: "kata", Volumes: []decision.PodVolume{{Name: "pv1", Driver: driverName, VolumeID: "csi-0123"}}}}
 	r.restart()
 	publish.VolumeContext = nil
-	_, err = r.kubelet.NodePublishVolume(t.Context(), publish)
-	r.refused(err, codes.Unimplemented, "inline ephemeral", "volumeClaimTemplate")
+	r.refused(r.tryPublish(publish), codes.Unimplemented, "inline ephemeral", "volumeClaimTemplate")
+}
+
+// warnings has a pod publish the volume twice, as kubelet does after its restart, and gives
+// the warnings that name the pod.
+func warnings(t *testing.T, pod decision.Pod, lacksGroup bool) *observer.ObservedLogs {
+	t.Helper()
+	pod.UID = "p1"
+	r := podRig(t, deferAll, pod)
+	core, logs := observer.New(zap.WarnLevel)
+	r.cfg.Log, r.lacks = zap.New(core), lacksGroup
+	r.restart()
+	r.begin("p1")
+	r.ok(nil, r.publish("p1"))
+	named := logs.FilterField(zap.String("pod", "ns/name-of-p1")).FilterField(zap.String("volume", r.target("p1")))
+	if named.Len() != logs.Len() {
+		t.Errorf("said: %+v", logs.All())
+	}
+	return named
+}
+
+// TestHazardsAreNamedBeforehand: what runtime-rs does wrong is in the log with pod and
+// containers, once.
+func TestHazardsAreNamedBeforehand(t *testing.T) {
+	logs := warnings(t, decision.Pod{Volumes: one(decision.PodVolume{Together: []string{"app", "sidecar"}})}, false)
+	if logs.FilterField(zap.Strings("containers", []string{"app", "sidecar"})).Len() != 1 || logs.Len() != 1 {
+		t.Errorf("said: %+v", logs.All())
+	}
+}
+
+// TestIgnoredGroupIsNamed: the log names pod, volume and group before the pod starts,
+// where the runtime handler's name says that it is runtime-rs.
+func TestIgnoredGroupIsNamed(t *testing.T) {
+	for name, c := range map[string]struct {
+		pod   decision.Pod
+		lacks bool
+		says  int
+	}{
+		"runtime-rs":               {decision.Pod{RuntimeHandler: "kata-qemu-runtime-rs", FSGroup: "2000"}, true, 1},
+		"runtime-rs, group's root": {decision.Pod{RuntimeHandler: "kata-qemu-runtime-rs", FSGroup: "2000"}, false, 0},
+		"runtime-rs, no group":     {decision.Pod{RuntimeHandler: "kata-qemu-runtime-rs"}, true, 0},
+		"Go":                       {decision.Pod{RuntimeHandler: "kata-qemu", FSGroup: "2000"}, true, 0},
+		"not known":                {decision.Pod{FSGroup: "2000"}, true, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			logs := warnings(t, c.pod, c.lacks)
+			if logs.FilterMessage(volume.GroupIgnoredText).FilterField(zap.String("group", "2000")).Len() != c.says || logs.Len() != c.says {
+				t.Errorf("said: %+v", logs.All())
+			}
+		})
+	}
 }

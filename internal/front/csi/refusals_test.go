@@ -26,7 +26,7 @@ func TestRefusalsComeAndGo(t *testing.T) {
 	stage := r.stageReq()
 	stage.Secrets = map[string]string{"password": "hunter2-secret"}
 	for range 2 {
-		_, err := r.kubelet.NodeStageVolume(t.Context(), stage)
+		err := r.tryStage(stage)
 		r.refused(err, codes.InvalidArgument, "no block access", "defer: false", "volume "+r.staging()+": driver "+driverName)
 		if strings.Contains(err.Error(), "\n") || len(err.Error()) > 2000 {
 			t.Errorf("not one sentence: %d bytes of %.200q", len(err.Error()), err)
@@ -81,26 +81,22 @@ func TestErrorsNameThePodOnRecord(t *testing.T) {
 	r.stage()
 	publish := r.publishReq("p1")
 	publish.VolumeContext["csi.storage.k8s.io/pod.namespace"], publish.VolumeContext["csi.storage.k8s.io/pod.name"] = "team", "db-0"
-	_, err := r.kubelet.NodePublishVolume(t.Context(), publish)
-	r.ok(nil, err)
+	r.ok(nil, r.tryPublish(publish))
 	want := "volume " + r.target("p1") + " of pod team/db-0: "
 	r.broker.bound[r.target("p1")] = "s1"
 	r.refused(r.unpublish("p1"), codes.Aborted, want+"the sandbox s1 has it")
 	r.sandboxes.err = volume.Errorf(volume.Timeout, "volume %s: sandbox s1 does not answer", r.target("p1"))
-	_, err = r.kubelet.NodeGetVolumeStats(t.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: "vol-1", VolumePath: r.target("p1")})
+	_, err := r.kubelet.NodeGetVolumeStats(t.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: "vol-1", VolumePath: r.target("p1")})
 	r.refused(err, codes.DeadlineExceeded, want+"sandbox s1 does not answer")
-	_, err = r.kubelet.NodeExpandVolume(t.Context(), &csi.NodeExpandVolumeRequest{VolumeId: "vol-1", VolumePath: r.target("p1")})
-	r.refused(err, codes.DeadlineExceeded, want+"sandbox s1 does not answer")
+	r.refused(r.expand("p1"), codes.DeadlineExceeded, want+"sandbox s1 does not answer")
 
 	stage := r.stageReq()
 	stage.VolumeId, stage.StagingTargetPath = "vol-2", r.staging()+"-2"
-	_, err = r.kubelet.NodeStageVolume(t.Context(), stage)
-	r.ok(nil, err)
+	r.ok(nil, r.tryStage(stage))
 	r.broker.stageErr = volume.Errorf(volume.InUse, "volume x: its device %w: it can have one", &claim.OwnedError{Target: r.target("p1")})
 	publish = r.publishReq("p2")
 	publish.VolumeId, publish.StagingTargetPath = "vol-2", stage.GetStagingTargetPath()
-	_, err = r.kubelet.NodePublishVolume(t.Context(), publish)
-	r.refused(err, codes.FailedPrecondition, "belongs to volume "+r.target("p1"), "(that volume is of the pod team/db-0)")
+	r.refused(r.tryPublish(publish), codes.FailedPrecondition, "belongs to volume "+r.target("p1"), "(that volume is of the pod team/db-0)")
 }
 
 // TestADriversOwnErrorIsNoRefusal: the volume is none of ours, and the error is

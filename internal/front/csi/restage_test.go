@@ -94,9 +94,7 @@ func TestUnstageWhoseAnswerIsLost(t *testing.T) {
 				r.front.SetPolicy(test.before)
 				r.ok(nil, r.publish("p1"))
 				r.said(test.calls...)
-				r.ok(nil, r.unpublish("p1"))
-				r.unstage()
-				r.clean()
+				r.end("p1")
 			})
 		}
 	}
@@ -114,9 +112,7 @@ func TestRestageThatIsInterruptedAndThenChangedBack(t *testing.T) {
 	r.front.SetPolicy(&policy.Policy{})
 	r.ok(nil, r.publish("p1"))
 	r.said("unstage private", "stage-mount kubelet", "publish-mount kubelet")
-	r.ok(nil, r.unpublish("p1"))
-	r.unstage()
-	r.clean()
+	r.end("p1")
 }
 
 // TestStageThatIsRefusedAfterItMayHaveBeenDone has the driver's final word come
@@ -143,8 +139,7 @@ func TestRefusedStagesLeaveNoSecretsInMemory(t *testing.T) {
 	stage := r.stageReq()
 	stage.Secrets = map[string]string{"key": "s3cr3t-value"}
 	r.driver.fail("stage-block", status.Error(codes.InvalidArgument, "no block access"))
-	_, err := r.kubelet.NodeStageVolume(t.Context(), stage)
-	r.refused(err, codes.InvalidArgument)
+	r.refused(r.tryStage(stage), codes.InvalidArgument)
 	if r.front.store.HoldsRequest(staging.VolumeID{Driver: driverName, ID: "vol-1"}) {
 		t.Error("the request is kept with its secrets")
 	}
@@ -185,7 +180,5 @@ func TestInterruptedPublishIsUndoneBeforeTheDriverDefers(t *testing.T) {
 	r.driver.setCaps(nativeCaps()...)
 	r.ok(nil, r.publish("p1"))
 	r.said("unpublish private", "unstage private", "stage-mount kubelet", "publish-deferred kubelet")
-	r.ok(nil, r.unpublish("p1"))
-	r.unstage()
-	r.clean()
+	r.end("p1")
 }

@@ -62,14 +62,12 @@ func TestDeviceThatIsStillWrittenToIsNotGivenBack(t *testing.T) {
 			r.refused(r.publish("p1"), codes.Aborted, "mkfs still runs", "mkfs still writes")
 			r.restart()
 			r.refused(r.unpublish("p1"), codes.Aborted, "vol-1", driverName, "mkfs still writes")
-			_, err := r.tryUnstage()
-			r.refused(err, codes.Aborted, "mkfs still writes")
+			r.refused(r.tryUnstage(), codes.Aborted, "mkfs still writes")
 			r.front.SetPolicy(&policy.Policy{}) // the host would have it
 			r.refused(r.publish("p2"), codes.Aborted, "mkfs still writes")
 			raw := r.publishReq("p3")
 			raw.VolumeCapability = staging.AsBlock(raw.GetVolumeCapability())
-			_, err = r.kubelet.NodePublishVolume(t.Context(), raw)
-			r.refused(err, codes.Aborted, "mkfs still writes")
+			r.refused(r.tryPublish(raw), codes.Aborted, "mkfs still writes")
 			r.said(c.asked)
 			r.writing = nil
 			r.ok(nil, r.unpublish("p1"))
@@ -109,24 +107,20 @@ func TestPublishWhileItsOwnRemovalIsUnderWay(t *testing.T) {
 			r := newRig(t, deferThenHost)
 			r.driver.setCaps(csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME, csi.NodeServiceCapability_RPC_GET_VOLUME_STATS,
 				csi.NodeServiceCapability_RPC_EXPAND_VOLUME)
-			r.stage()
-			r.ok(nil, r.publish("p1"))
+			r.begin("p1")
 			r.driver.said()
 			r.broker.removing = map[string]bool{r.target("p1"): true}
 			r.broker.bound[r.target("p1")] = "sandbox-7"
 			r.front.SetPolicy(test.policy)
 			r.refused(r.publish("p1"), codes.Aborted, "removal", "sandbox-7")
-			_, err := r.kubelet.NodeExpandVolume(t.Context(), &csi.NodeExpandVolumeRequest{VolumeId: "vol-1", VolumePath: r.target("p1")})
-			r.refused(err, codes.Aborted, "removal") // the driver would grow the filesystem on the host
-			_, err = r.kubelet.NodeGetVolumeStats(t.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: "vol-1", VolumePath: r.target("p1")})
+			r.refused(r.expand("p1"), codes.Aborted, "removal") // the driver would grow the filesystem on the host
+			_, err := r.kubelet.NodeGetVolumeStats(t.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: "vol-1", VolumePath: r.target("p1")})
 			r.ok(nil, err) // of the sandbox, and not of the directory
 			r.said()
 			delete(r.broker.bound, r.target("p1"))
 			r.ok(nil, r.publish("p1"))
 			r.said(test.asked...)
-			r.ok(nil, r.unpublish("p1"))
-			r.unstage()
-			r.clean()
+			r.end("p1")
 		})
 	}
 }
@@ -136,14 +130,12 @@ func TestPublishWhileItsOwnRemovalIsUnderWay(t *testing.T) {
 func TestTargetOfAnotherVolume(t *testing.T) {
 	r := newRig(t, deferAll)
 	r.driver.setCaps(csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME, csi.NodeServiceCapability_RPC_EXPAND_VOLUME)
-	r.stage()
-	r.ok(nil, r.publish("p1"))
+	r.begin("p1")
 	r.driver.said()
 	publish := r.publishReq("p1")
 	publish.VolumeId = "vol-2"
-	_, err := r.kubelet.NodePublishVolume(t.Context(), publish)
-	r.refused(err, codes.Aborted, "vol-1", "vol-2", "unpublish the other one")
-	_, err = r.kubelet.NodeUnpublishVolume(t.Context(), &csi.NodeUnpublishVolumeRequest{VolumeId: "vol-2", TargetPath: r.target("p1")})
+	r.refused(r.tryPublish(publish), codes.Aborted, "vol-1", "vol-2", "unpublish the other one")
+	_, err := r.kubelet.NodeUnpublishVolume(t.Context(), &csi.NodeUnpublishVolumeRequest{VolumeId: "vol-2", TargetPath: r.target("p1")})
 	r.refused(err, codes.FailedPrecondition, "vol-1", "vol-2")
 	r.said()
 	if len(r.broker.volumes) != 1 {
@@ -201,9 +193,7 @@ func TestUncertainPublishOfANativeDriver(t *testing.T) {
 			r.driver.fail("publish-deferred", status.Error(codes.DeadlineExceeded, "slow"))
 			r.refused(r.publish("p1"), codes.DeadlineExceeded)
 			next(r)
-			r.ok(nil, r.unpublish("p1"))
-			r.unstage()
-			r.clean()
+			r.end("p1")
 		})
 	}
 }

@@ -28,7 +28,7 @@ func TestNoDriverIsAskedForAReadOnlyDevice(t *testing.T) {
 	r.stage()
 	publish := r.publishReq("p1")
 	publish.Readonly, publish.VolumeCapability = true, mountCap(csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY, "ext4")
-	r.ok(r.kubelet.NodePublishVolume(t.Context(), publish))
+	r.ok(nil, r.tryPublish(publish))
 	r.said("stage-block private", "publish-block private")
 	asked, _ := r.driver.last("publish-block").(*csi.NodePublishVolumeRequest)
 	if mode := asked.GetVolumeCapability().GetAccessMode().GetMode(); mode != csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY {
@@ -37,9 +37,7 @@ func TestNoDriverIsAskedForAReadOnlyDevice(t *testing.T) {
 	if flags := r.broker.asked.MountFlags; len(flags) != 1 || flags[0] != "ro" {
 		t.Errorf("the sandbox is to mount it with %q", flags)
 	}
-	r.ok(nil, r.unpublish("p1"))
-	r.unstage()
-	r.clean()
+	r.end("p1")
 }
 
 // TestDriverThatMakesADirectory cannot give this volume as a device. Its other volumes are deferred.
@@ -60,9 +58,7 @@ func TestDriverThatMakesADirectory(t *testing.T) {
 	r.front.SetPolicy(&policy.Policy{}) // as the error advises
 	r.ok(nil, r.publish("p1"))
 	r.said("unstage private", "stage-mount kubelet", "publish-mount kubelet")
-	r.ok(nil, r.unpublish("p1"))
-	r.unstage()
-	r.clean()
+	r.end("p1")
 }
 
 // as is kubelet's connection to the driver by another name.
@@ -97,8 +93,7 @@ func TestDriversKnownByName(t *testing.T) {
 func TestVolumesOfAnOlderVersion(t *testing.T) {
 	for _, lost := range []bool{false, true} {
 		r := newRig(t, deferAll)
-		r.stage()
-		r.ok(nil, r.publish("p1"))
+		r.begin("p1")
 		device := r.broker.asked.Backing
 		older := r.broker.root + "/plugins/kubernetes.io/csi/crust-proxy.dev"
 		staging, publish := older+"/staging/"+olderName(driverName, r.staging()), older+"/publish/"+olderName(driverName, r.target("p1"))
@@ -113,8 +108,7 @@ func TestVolumesOfAnOlderVersion(t *testing.T) {
 		}
 		r.restart()
 		if !lost { // kubelet was restarted too
-			r.stage()
-			r.ok(nil, r.publish("p1"))
+			r.begin("p1")
 			if at := r.broker.asked.Backing; at != publish+"/device" {
 				t.Errorf("the repeated publish is at %s", at)
 			}
@@ -126,8 +120,7 @@ func TestVolumesOfAnOlderVersion(t *testing.T) {
 			t.Errorf("the driver was asked for %q, want %q", said, want)
 		}
 		r.clean()
-		r.stage()
-		r.ok(nil, r.publish("p2"))
+		r.begin("p2")
 		if at := r.broker.asked.Backing; !strings.HasPrefix(at, r.cfg.PrivateDir+"/publish/pvc-") || !strings.HasSuffix(at, "-/p2") {
 			t.Errorf("the next publish is at %s", at)
 		}
@@ -149,8 +142,7 @@ func TestGrowthOfADeviceWithoutASize(t *testing.T) {
 				r := newRig(t, deferAll)
 				r.driver.setCaps(csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME, csi.NodeServiceCapability_RPC_EXPAND_VOLUME)
 				r.broker.abilities = abilities
-				r.stage()
-				r.ok(nil, r.publish("p1"))
+				r.begin("p1")
 				r.broker.bound[r.target("p1")] = sandbox
 				r.broker.volumes[r.target("p1")].GrowTo = 2 << 30 // asked for before
 				r.broker.size = 0
@@ -171,8 +163,7 @@ func TestGrowthOfADeviceWithoutASize(t *testing.T) {
 func TestGrowthGoesByTheDevicesSize(t *testing.T) {
 	r := newRig(t, deferAll)
 	r.driver.setCaps(csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME, csi.NodeServiceCapability_RPC_EXPAND_VOLUME)
-	r.stage()
-	r.ok(nil, r.publish("p1"))
+	r.begin("p1")
 	r.broker.bound[r.target("p1")] = "s1"
 	ask := &csi.NodeExpandVolumeRequest{
 		VolumeId: "vol-1", VolumePath: r.target("p1"), VolumeCapability: mountCap(rwo, "ext4"),

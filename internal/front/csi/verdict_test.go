@@ -7,6 +7,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/crust-proxy/crust-proxy/internal/front/csi/staging"
@@ -36,8 +37,7 @@ func TestVolumesThatAreNotDeferredPass(t *testing.T) {
 
 func TestVerdictChangesWhenNoPodHasTheVolume(t *testing.T) {
 	r := newRig(t, deferAsked)
-	r.stage()
-	r.ok(nil, r.publish("p1"))
+	r.begin("p1")
 	r.front.SetPolicy(deferThenHost)
 	r.ok(nil, r.publish("p1")) // a repeated publish stays as it is
 	r.ok(nil, r.publish("p2")) // and the second pod shares what is there
@@ -55,9 +55,7 @@ func TestVerdictChangesWhenNoPodHasTheVolume(t *testing.T) {
 	r.driver.said()
 	r.ok(nil, r.publish("p4"))
 	r.said("unstage private", "stage-mount kubelet", "publish-mount kubelet")
-	r.ok(nil, r.unpublish("p4"))
-	r.unstage()
-	r.clean()
+	r.end("p4")
 }
 
 func TestRestageWithoutItsSecrets(t *testing.T) {
@@ -86,11 +84,10 @@ func TestRequestOfTheOrchestratorItself(t *testing.T) {
 	r.stage()
 	publish := r.publishReq("p1")
 	csidefer.SetGroup(publish.GetVolumeCapability(), "1000", "Always")
-	_, err := r.kubelet.NodePublishVolume(t.Context(), publish)
-	r.refused(err, codes.InvalidArgument, "without defer_fs_ops")
+	r.refused(r.tryPublish(publish), codes.InvalidArgument, "without defer_fs_ops")
 	csidefer.SetRequested(publish)
 	r.driver.said()
-	r.ok(r.kubelet.NodePublishVolume(t.Context(), publish))
+	r.ok(nil, r.tryPublish(publish))
 	r.said("unstage kubelet", "stage-block private", "publish-block private")
 	if in := r.broker.asked; in.Group != "1000" || in.GroupPolicy != volume.GroupAlways || in.Origin.Rule != policy.RuleRequested {
 		t.Errorf("instruction: %+v", in)
@@ -100,8 +97,7 @@ func TestRequestOfTheOrchestratorItself(t *testing.T) {
 	publish = r.publishReq("p1")
 	csidefer.SetGroup(publish.GetVolumeCapability(), "", "Always")
 	csidefer.SetRequested(publish)
-	_, err = r.kubelet.NodePublishVolume(t.Context(), publish)
-	r.refused(err, codes.InvalidArgument, "policy")
+	r.refused(r.tryPublish(publish), codes.InvalidArgument, "policy")
 }
 
 // TestRepeatedPublishHasWhatIsOnRecord: kubelet publishes again after its restart. The
@@ -113,11 +109,11 @@ func TestRepeatedPublishHasWhatIsOnRecord(t *testing.T) {
 	r.stage()
 	publish := r.publishReq("p1")
 	publish.VolumeCapability.GetMount().VolumeMountGroup, publish.VolumeCapability.GetMount().FsType = "2000", ""
-	r.ok(r.kubelet.NodePublishVolume(t.Context(), publish))
+	r.ok(nil, r.tryPublish(publish))
 	first := r.broker.asked
 	r.cfg.DefaultFSType = "xfs" // the file was changed meanwhile
 	r.restart()
-	r.ok(r.kubelet.NodePublishVolume(t.Context(), publish))
+	r.ok(nil, r.tryPublish(publish))
 	again := r.broker.asked
 	if first.GroupPolicy != volume.GroupOnMismatch || again.Group != first.Group || again.GroupPolicy != first.GroupPolicy {
 		t.Errorf("the group: %q %q, then %q %q", first.Group, first.GroupPolicy, again.Group, again.GroupPolicy)
@@ -170,8 +166,7 @@ func TestStagedBeforeTheFrontCame(t *testing.T) {
 // from its pod, and no pod from ending; and yet no other pod gets it deferred.
 func TestFullRunDirectory(t *testing.T) {
 	r := newRig(t, &policy.Policy{})
-	r.stage()
-	r.ok(nil, r.publish("p1"))
+	r.begin("p1")
 	full := filepath.Join(r.cfg.StateDir, staging.RecordDir, staging.FileName(staging.VolumeID{Driver: driverName, ID: "vol-1"})+".new", "x")
 	r.ok(nil, os.MkdirAll(full, 0o700)) // a record cannot be written beside the old one
 	r.ok(nil, r.unpublish("p1"))
@@ -183,4 +178,68 @@ func TestFullRunDirectory(t *testing.T) {
 	r.unstage()
 	r.ok(nil, os.RemoveAll(filepath.Dir(full)))
 	r.clean()
+}
+
+// TestRawDeviceBesideADeferredVolume: block access does not get past the one owner.
+func TestRawDeviceBesideADeferredVolume(t *testing.T) {
+	r := newRig(t, deferAll)
+	raw := r.publishRaw
+	if err := os.MkdirAll(filepath.Dir(r.target("raw")), 0o750); err != nil {
+		t.Fatal(err)
+	}
+	r.begin("p1")
+	r.driver.said()
+	r.refused(raw(rwo), codes.FailedPrecondition, "raw device", r.target("p1"))
+	r.refused(raw(csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY), codes.FailedPrecondition, "raw device")
+	r.said() // the driver was not asked
+	r.broker.volumes[r.target("p1")].ReadOnly = true
+	r.ok(nil, raw(csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY))
+	r.refused(raw(rwo), codes.FailedPrecondition, "raw device")
+}
+
+func (r *rig) publishRaw(mode csi.VolumeCapability_AccessMode_Mode) error {
+	r.t.Helper()
+	_, err := r.kubelet.NodePublishVolume(r.t.Context(), &csi.NodePublishVolumeRequest{
+		VolumeId: "vol-1", TargetPath: r.target("raw"), StagingTargetPath: r.rawStaging(), VolumeCapability: &csi.VolumeCapability{
+			AccessType: &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}},
+			AccessMode: &csi.VolumeCapability_AccessMode{Mode: mode},
+		},
+	})
+	return err
+}
+
+func (r *rig) rawStaging() string {
+	return r.broker.root + "/plugins/kubernetes.io/csi/volumeDevices/staging/pv2"
+}
+
+// TestDeferredVolumeBesideARawDevice: the raw device comes first. Its pod may open it at any
+// time, so that the kernel shows nobody who has it.
+func TestDeferredVolumeBesideARawDevice(t *testing.T) {
+	r := newRig(t, deferAll)
+	r.ok(nil, os.MkdirAll(filepath.Dir(r.target("raw")), 0o750))
+	r.driver.fail("publish-block", status.Error(codes.Internal, "never"))
+	r.refused(r.publishRaw(rwo), codes.Internal)
+	r.clean() // the driver has refused it for good
+	r.driver.fail("publish-block", nil)
+	r.ok(nil, r.publishRaw(rwo))
+	r.stage()
+	r.restart()
+	r.driver.said()
+	r.refused(r.publish("p1"), codes.FailedPrecondition, "raw device", r.target("raw"), "wait until the other pod is gone")
+	r.said() // the driver was not asked
+	unstageRaw := &csi.NodeUnstageVolumeRequest{VolumeId: "vol-1", StagingTargetPath: r.rawStaging()}
+	r.ok(nil, r.unpublish("raw"))
+	r.ok(r.kubelet.NodeUnstageVolume(t.Context(), unstageRaw))
+	r.driver.said()
+	r.ok(nil, r.publish("p1"))
+	r.said("publish-block private") // it is staged: the other staging path was another volume's
+	r.end("p1")
+
+	rox := csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY
+	r.ok(nil, r.publishRaw(rox))
+	r.stage()
+	r.refused(r.publish("p1"), codes.FailedPrecondition, "raw device")
+	reader := r.publishReq("p1")
+	reader.Readonly = true
+	r.ok(nil, r.tryPublish(reader))
 }

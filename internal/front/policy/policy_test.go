@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
@@ -52,17 +53,6 @@ func TestDecide(t *testing.T) {
 				t.Error(diff)
 			}
 		})
-	}
-}
-
-func TestAnEmptyPolicyDefersOnlyWhatIsAskedFor(t *testing.T) {
-	var p Policy
-	if got, err := p.Decide(Input{Driver: "lvm"}); err != nil || got.Defer {
-		t.Errorf("got %+v, %v", got, err)
-	}
-	want := Verdict{Defer: true, Rule: RuleRequested, Format: volume.FormatHost}
-	if got, err := p.Decide(Input{Driver: "lvm", Requested: true}); err != nil || !cmp.Equal(got, want) {
-		t.Errorf("got %+v, %v", got, err)
 	}
 }
 
@@ -195,13 +185,14 @@ func TestDecideNeverGuesses(t *testing.T) {
 	}
 }
 
-// TestAskedVolumesNeedNoHandlerWhereItChangesNothing: the volume is deferred in
+// TestAskedVolumesAreDeferredWithoutARule, and need no handler where the volume is deferred in
 // the same way, whichever rule matches.
-func TestAskedVolumesNeedNoHandlerWhereItChangesNothing(t *testing.T) {
-	p := Policy{Rules: []Rule{{Name: "kata", RuntimeHandlers: []string{"kata"}, Defer: true}}}
-	got, err := p.Decide(Input{Driver: "lvm", Requested: true})
-	if want := (Verdict{Defer: true, Rule: RuleRequested, Format: volume.FormatHost}); err != nil || !cmp.Equal(got, want) {
-		t.Errorf("got %+v, %v", got, err)
+func TestAskedVolumesAreDeferredWithoutARule(t *testing.T) {
+	want := Verdict{Defer: true, Rule: RuleRequested, Format: volume.FormatHost}
+	for _, p := range []Policy{{}, {Rules: []Rule{{Name: "kata", RuntimeHandlers: []string{"kata"}, Defer: true}}}} {
+		if got, err := p.Decide(Input{Driver: "lvm", Requested: true}); err != nil || !cmp.Equal(got, want) {
+			t.Errorf("got %+v, %v", got, err)
+		}
 	}
 }
 
@@ -257,6 +248,7 @@ func TestValidatePolicy(t *testing.T) {
 			{Name: "b", Drivers: []string{"x"}}, {Name: "b", Drivers: []string{"y"}}},
 		`("second"): it can never match, because policy.rules[0] ("first")`:        two(Rule{}, Rule{Drivers: []string{"x"}}),
 		`policy.rules[0] ("a").annotated: anybody`:                                 {{Name: "a", Annotated: true, Defer: true}},
+		`("second"): it can never match`:                                           two(Rule{AccessModes: []string{"ReadWriteOnce"}}, Rule{AccessModes: []string{"SINGLE_NODE_WRITER"}}),
 		`("second"): it can never match, because policy.rules[0] ("first") stands`: two(Rule{}, Rule{Annotated: true, Defer: true, RuntimeHandlers: []string{"k"}}),
 		`it can never match`: two(Rule{Drivers: []string{"*.com"}, Filesystems: []string{"xfs", "ext4"}},
 			Rule{Drivers: []string{"a.com", "*b*.com"}, Filesystems: []string{"ext4"}, AccessModes: []string{"SINGLE_NODE_WRITER"}}),
@@ -272,21 +264,14 @@ func TestValidatePolicy(t *testing.T) {
 			t.Errorf("%q: got %v", name, err)
 		}
 	}
-	if err := (&Policy{Format: "x"}).Validate(nil); err == nil || !strings.Contains(err.Error(), "policy.format") {
-		t.Errorf("got %v", err)
+	all := Policy{Format: "x", Rules: []Rule{{Name: "a", Drivers: []string{"/"}}, {Name: "b", Handler: "c", Defer: true, Drivers: []string{"d"}}}}
+	for _, want := range []string{"policy.format", "rules[0]", "rules[1]"} {
+		if err := all.Validate(nil); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v does not say %q", err, want)
+		}
 	}
 	if err := (&Policy{Rules: make([]Rule, maxRules+1)}).Validate(nil); err == nil {
 		t.Error("any number of rules is taken")
-	}
-}
-
-func TestAllProblemsOfAPolicyAreToldAtOnce(t *testing.T) {
-	p := Policy{Format: "x", Rules: []Rule{{Name: "a", Drivers: []string{"/"}}, {Name: "b", Handler: "c", Defer: true, Drivers: []string{"d"}}}}
-	err := p.Validate(nil)
-	for _, want := range []string{"policy.format", "rules[0]", "rules[1]"} {
-		if err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%v does not say %q", err, want)
-		}
 	}
 }
 
@@ -297,6 +282,7 @@ func TestRulesThatOnlyOverlapMayStandTogether(t *testing.T) {
 		"handlers":        {{Name: "a", RuntimeHandlers: []string{"kata"}}, {Name: "b"}},
 		"annotated first": {{Name: "a", Annotated: true, RuntimeHandlers: []string{"kata"}, Defer: true}, {Name: "b", RuntimeHandlers: []string{"kata"}}},
 		"asks in vain":    {{Name: "a", Annotated: true}, {Name: "b", Defer: true}},
+		"CSI's names":     {{Name: "a", AccessModes: []string{"SINGLE_NODE_WRITER"}}, {Name: "b", AccessModes: []string{"SINGLE_NODE_MULTI_WRITER"}}},
 		"shorter pattern": {{Name: "a", Drivers: []string{"a*b*"}}, {Name: "b", Drivers: []string{"a*"}}},
 	} {
 		if err := (&Policy{Rules: rules}).Validate(nil); err != nil {
@@ -339,4 +325,52 @@ func FuzzPolicy(f *testing.F) {
 			t.Errorf("%q covers %q and does not match %q", first, second, driver)
 		}
 	})
+}
+
+// TestAccessModesOfClaims goes over what kubelet sends for each mode of a claim.
+func TestAccessModesOfClaims(t *testing.T) {
+	// By the claim's mode: what a driver gets that reports SINGLE_NODE_MULTI_WRITER,
+	// and what every other driver gets.
+	sent := map[string][2]string{
+		"ReadWriteOnce":    {"SINGLE_NODE_MULTI_WRITER", "SINGLE_NODE_WRITER"},
+		"ReadWriteOncePod": {"SINGLE_NODE_SINGLE_WRITER", "SINGLE_NODE_WRITER"},
+		"ReadOnlyMany":     {"MULTI_NODE_READER_ONLY", "MULTI_NODE_READER_ONLY"},
+		"ReadWriteMany":    {"MULTI_NODE_MULTI_WRITER", "MULTI_NODE_MULTI_WRITER"},
+	}
+	for word, matches := range map[string][]string{ // the modes of claims that a rule matches, with (+) or without the capability
+		"SINGLE_NODE_WRITER":        {"ReadWriteOnce+", "ReadWriteOnce", "ReadWriteOncePod"},
+		"SINGLE_NODE_MULTI_WRITER":  {"ReadWriteOnce+"},
+		"SINGLE_NODE_SINGLE_WRITER": {"ReadWriteOncePod+"},
+		"ReadWriteOnce":             {"ReadWriteOnce+", "ReadWriteOnce", "ReadWriteOncePod"},
+		"ReadWriteOncePod":          {"ReadWriteOncePod+"},
+		"ReadOnlyMany":              {"ReadOnlyMany+", "ReadOnlyMany"},
+		"ReadWriteMany":             {"ReadWriteMany+", "ReadWriteMany"},
+		"MULTI_NODE_SINGLE_WRITER":  nil,
+	} {
+		policy := &Policy{Rules: []Rule{{Name: "r", AccessModes: []string{word}, Defer: true}}}
+		if err := policy.Validate([]string{"kata"}); err != nil {
+			t.Errorf("%s is refused in a rule: %v", word, err)
+		}
+		for claim, modes := range sent {
+			for i, mode := range modes {
+				name := claim + []string{"+", ""}[i]
+				verdict, err := policy.Decide(Input{Driver: "d", AccessMode: mode})
+				if want := slices.Contains(matches, name); err != nil || verdict.Defer != want {
+					t.Errorf("a rule by %s, a volume by %s, sent as %s: deferred: %v (%v), want %v", word, name, mode, verdict.Defer, err, want)
+				}
+			}
+		}
+	}
+}
+
+func TestAccessModesAreExplained(t *testing.T) {
+	policy := &Policy{Rules: []Rule{
+		{Name: "pod", AccessModes: []string{"ReadWriteOncePod", "MULTI_NODE_SINGLE_WRITER"}, Defer: true},
+		{Name: "once", AccessModes: []string{"SINGLE_NODE_WRITER"}, Defer: true},
+	}}
+	got := policy.Explain()
+	if len(got) != 2 || !strings.HasPrefix(got[0], `policy.rules[0] ("pod").accessModes: ReadWriteOncePod matches SINGLE_NODE_SINGLE_WRITER`) ||
+		!strings.Contains(got[1], "SINGLE_NODE_MULTI_WRITER") {
+		t.Errorf("got %q", got)
+	}
 }

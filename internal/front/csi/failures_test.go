@@ -1,0 +1,197 @@
+package csi
+
+import (
+	"context"
+	"os"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/crust-proxy/crust-proxy/internal/front/csi/staging"
+	"github.com/crust-proxy/crust-proxy/internal/front/policy"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+	"github.com/crust-proxy/crust-proxy/test/check"
+)
+
+// withoutRecords runs do while no record of the front can be written.
+func (r *rig) withoutRecords(do func()) {
+	r.t.Helper()
+	dir := r.cfg.StateDir + "/" + staging.RecordDir
+	r.ok(nil, os.Rename(dir, dir+".away"))
+	do()
+	r.ok(nil, os.Rename(dir+".away", dir))
+}
+
+// TestStageWhoseEndCannotBeRecorded: the driver has staged the volume. After a final error
+// kubelet would not ask to unstage it.
+func TestStageWhoseEndCannotBeRecorded(t *testing.T) {
+	r := newRig(t, deferAll)
+	dir := r.cfg.StateDir + "/" + staging.RecordDir
+	r.driver.staged = func() { r.ok(nil, os.Rename(dir, dir+".away")) }
+	r.refused(r.tryStage(r.stageReq()), codes.Aborted, "vol-1", "record cannot be written")
+	r.ok(nil, os.Rename(dir+".away", dir))
+	r.driver.staged = nil
+	r.driver.said()
+	r.stage()
+	r.said("stage-block private")
+	r.unstage()
+	r.clean()
+}
+
+// TestStageThatIsNotBegunAfterAnUncertainOne: the driver may have staged the volume in an
+// earlier call. This one fails before it asks the driver.
+func TestStageThatIsNotBegunAfterAnUncertainOne(t *testing.T) {
+	r := newRig(t, deferAll)
+	r.driver.fail("stage-block", status.Error(codes.DeadlineExceeded, "slow"))
+	r.refused(r.tryStage(r.stageReq()), codes.DeadlineExceeded)
+	r.driver.said()
+	check.WithoutDescriptors(t, func() {
+		r.refused(r.tryStage(r.stageReq()), codes.Aborted)
+	})
+	r.withoutRecords(func() {
+		r.refused(r.tryStage(r.stageReq()), codes.Aborted, "record cannot be written", "an earlier call")
+	})
+	r.said()
+	r.driver.fail("stage-block", nil)
+	r.stage()
+	r.unstage()
+	r.clean()
+}
+
+// TestFirstStageThatCannotBeRecorded leaves nothing: kubelet does not ask to unstage it.
+func TestFirstStageThatCannotBeRecorded(t *testing.T) {
+	r := newRig(t, deferAll)
+	stage := r.stageReq()
+	stage.Secrets = map[string]string{"key": "s3cr3t-value"}
+	r.withoutRecords(func() {
+		r.refused(r.tryStage(stage), codes.Internal, "record cannot be written")
+	})
+	r.said()
+	if r.front.store.HoldsRequest(staging.VolumeID{Driver: driverName, ID: "vol-1"}) {
+		t.Error("the request is kept with its secrets")
+	}
+	r.clean()
+}
+
+// TestTargetThatCannotBeLookedUp is a node without free descriptors: whether the volume at
+// a target is deferred is not known for a moment. That is no proof that it is not.
+func TestTargetThatCannotBeLookedUp(t *testing.T) {
+	r := newRig(t, deferAll)
+	r.begin("pod1")
+	r.driver.said()
+	r.broker.findErr = volume.Errorf(volume.Internal, "the kubelet root cannot be opened: %w", unix.EMFILE)
+	ctx, at := t.Context(), r.target("pod1")
+	_, stats := r.kubelet.NodeGetVolumeStats(ctx, &csi.NodeGetVolumeStatsRequest{VolumeId: "vol-1", VolumePath: at})
+	_, expand := r.kubelet.NodeExpandVolume(ctx, &csi.NodeExpandVolumeRequest{VolumeId: "vol-1", VolumePath: at})
+	_, health := r.kubelet.NodeGetVolumeHealth(ctx, &csi.NodeGetVolumeHealthRequest{VolumeId: "vol-1", VolumePublishPath: at})
+	for name, err := range map[string]error{
+		"publish": r.publish("pod1"), "unpublish": r.unpublish("pod1"), "stats": stats, "expand": expand, "health": health,
+	} {
+		t.Run(name, func(t *testing.T) {
+			if codeOf(err) != codes.Aborted {
+				t.Errorf("got %v", err)
+			}
+		})
+	}
+	r.said() // a driver that is asked would act under a sandbox
+	r.broker.findErr = nil
+	r.ok(nil, r.publish("pod1"))
+	r.ok(nil, r.unpublish("pod1"))
+}
+
+// TestPrivatePathThatCannotBeSeen is a node without free descriptors while a pod ends: a
+// device that cannot be seen at its private path is still there.
+func TestPrivatePathThatCannotBeSeen(t *testing.T) {
+	r := newRig(t, deferAll)
+	r.begin("pod1")
+	r.driver.said()
+	check.WithoutDescriptors(t, func() {
+		r.refused(r.unpublish("pod1"), codes.Aborted, r.cfg.PrivateDir)
+	})
+	r.said()
+	r.ok(nil, r.unpublish("pod1"))
+	r.said("unpublish private")
+	check.WithoutDescriptors(t, func() {
+		r.refused(r.tryUnstage(), codes.Aborted, r.cfg.PrivateDir)
+	})
+	r.said()
+	r.unstage()
+	r.said("unstage private")
+	r.clean()
+}
+
+func TestCallsWaitShortlyForTheirVolume(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var all Front
+		end, err := all.lock(t.Context(), staging.VolumeID{Driver: "d", ID: "v"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if other, err := all.lock(t.Context(), staging.VolumeID{Driver: "d", ID: "w"}); err != nil {
+			t.Errorf("another volume waits: %v", err)
+		} else {
+			other()
+		}
+		began := time.Now()
+		_, err = all.lock(t.Context(), staging.VolumeID{Driver: "d", ID: "v"})
+		if volume.KindOf(err) != volume.Busy || time.Since(began) != lockTimeout {
+			t.Errorf("after %v: %v", time.Since(began), err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if _, err = all.lock(ctx, staging.VolumeID{Driver: "d", ID: "v"}); volume.KindOf(err) != volume.Busy {
+			t.Errorf("with a deadline: %v", err)
+		}
+		end()
+	})
+}
+
+// TestVolumeIDsCannotForgeALog: errors of volumes that are not deferred are logged as they are.
+func TestVolumeIDsCannotForgeALog(t *testing.T) {
+	id := "vol-1\nforged" + strings.Repeat("x", 1<<20)
+	r := newRig(t, &policy.Policy{})
+	stage := r.stageReq()
+	stage.VolumeId = id
+	for _, code := range []codes.Code{codes.Unavailable, codes.Internal} {
+		r.driver.fail("stage-mount", status.Error(code, "no"))
+		r.driver.fail("unstage", status.Error(code, "no"))
+		err := r.tryStage(stage)
+		if code == codes.Internal {
+			r.refused(err, codes.Aborted, "could not be undone yet")
+		}
+		for _, err := range []error{err, callUnderWay(staging.VolumeID{Driver: driverName, ID: id})} {
+			if text := err.Error(); len(text) > 1<<10 || strings.Contains(text, "\n") {
+				t.Errorf("%v: %d bytes: %.100q", code, len(text), text)
+			}
+		}
+	}
+}
+
+// TestHungDriverHoldsUpItsVolumeOnly has a publish that hangs in the driver.
+func TestHungDriverHoldsUpItsVolumeOnly(t *testing.T) {
+	r := newRig(t, deferAll)
+	r.stage()
+	r.driver.block = make(chan struct{})
+	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel()
+	ended := make(chan error, 1)
+	go func() { _, err := r.kubelet.NodePublishVolume(ctx, r.publishReq("p1")); ended <- err }()
+	other := r.stageReq()
+	other.VolumeId = "vol-2"
+	r.ok(r.kubelet.NodeStageVolume(t.Context(), other))
+	again, stop := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer stop()
+	_, err := r.kubelet.NodePublishVolume(again, r.publishReq("p1"))
+	if code := codeOf(err); code != codes.DeadlineExceeded && code != codes.Aborted {
+		t.Errorf("a second call: %v", err)
+	}
+	r.refused(<-ended, codes.DeadlineExceeded)
+	close(r.driver.block)
+	r.ok(nil, r.unpublish("p1"))
+}
