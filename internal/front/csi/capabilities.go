@@ -25,7 +25,7 @@ func getCapabilities(ctx context.Context, p *driverProxy, _ []byte, forward forw
 		csi.NodeServiceCapability_RPC_EXPAND_VOLUME,
 		csi.NodeServiceCapability_RPC_GET_VOLUME_HEALTH,
 	}
-	if p.front.cfg.VolumeCondition {
+	if p.cfg.VolumeCondition {
 		offered = append(offered, volumeConditionCapability)
 	}
 	before := len(reply.GetCapabilities())

@@ -62,7 +62,7 @@ func expandDeferred(
 		return nil, err
 	}
 	defer unlock()
-	call := &expandCall{driver: p.driver, volumes: p.volumes, front: p.front, req: req, v: found.Volume}
+	call := &expandCall{cfg: p.cfg, driver: p.driver, volumes: p.volumes, log: p.log, req: req, v: found.Volume}
 	size, err := call.run(ctx)
 	if err != nil {
 		return nil, namingPod(found.Volume, err)
@@ -72,9 +72,10 @@ func expandDeferred(
 
 // expandCall grows one deferred volume. Its caller holds the volume's lock.
 type expandCall struct {
-	front   *Front
+	cfg     *Config
 	driver  *staging.Driver
 	volumes Volumes
+	log     *zap.Logger
 	req     *csi.NodeExpandVolumeRequest
 	v       *volume.Volume
 }
@@ -87,8 +88,7 @@ func (e *expandCall) run(ctx context.Context) (int64, error) {
 		return 0, refused
 	}
 	if refused != nil { // some drivers grow the device, and fail at something else
-		e.front.cfg.Log.Warn(grownDespiteError, zap.String(telemetry.FieldDriver, e.driver.Name),
-			zap.String(telemetry.FieldTarget, e.v.Target), zap.Int64("size", size), zap.Error(refused))
+		e.log.Warn(grownDespiteError, zap.String(telemetry.FieldTarget, e.v.Target), zap.Int64("size", size), zap.Error(refused))
 	}
 	if !known {
 		return 0, sizeUnknown(e.v)
@@ -141,12 +141,12 @@ func (e *expandCall) deviceRequest(has *staging.Capabilities) (*csi.NodeExpandVo
 // growFilesystem has the sandbox grow the filesystem, now or when it mounts it.
 func (e *expandCall) growFilesystem(ctx context.Context, size int64) (int64, error) {
 	growsAtMount := e.volumes.Abilities(e.v.Handler).GrowsAtMount
-	if !growsAtMount && e.front.cfg.Disks.FillsDevice(ctx, e.v, size) {
+	if !growsAtMount && e.cfg.Disks.FillsDevice(ctx, e.v, size) {
 		return size, nil // it was grown on this node before it was handed over
 	}
 	// Always asked: which sandbox has the volume may not be known yet, as after a restart.
 	wanted := volume.Range{Required: e.req.GetCapacityRange().GetRequiredBytes(), Limit: e.req.GetCapacityRange().GetLimitBytes()}
-	grown, err := e.front.cfg.Sandboxes.Expand(ctx, e.v, wanted)
+	grown, err := e.cfg.Sandboxes.Expand(ctx, e.v, wanted)
 	why := ""
 	switch volume.KindOf(err) {
 	case volume.NoSandbox:
@@ -162,7 +162,7 @@ func (e *expandCall) growFilesystem(ctx context.Context, size int64) (int64, err
 	// No sandbox grows it now. The size is recorded, so that people see what is pending.
 	if e.v.GrowTo != size && !growsAtMount {
 		if err := e.volumes.GrowAtMount(ctx, e.v.Key, size); err != nil {
-			e.front.cfg.Log.Warn("a pending growth cannot be recorded", zap.String(telemetry.FieldTarget, e.v.Target), zap.Error(err))
+			e.log.Warn("a pending growth cannot be recorded", zap.String(telemetry.FieldTarget, e.v.Target), zap.Error(err))
 		}
 	}
 	return 0, failedPrecondition("%s; its device has been grown to %d bytes: %s", why, size, volume.GrowsWhen(e.v))

@@ -135,7 +135,7 @@ func (f *Front) StagedDevices() []staging.Staged { return f.store.Records.Staged
 // Driver makes the proxy that kubelet uses in place of the driver.
 func (f *Front) Driver(name string, conn grpc.ClientConnInterface) *passthrough.Proxy {
 	p := &driverProxy{
-		front: f, volumes: f.cfg.Volumes, records: f.store.Records, private: f.store.Private,
+		front: f, cfg: &f.cfg, volumes: f.cfg.Volumes, records: f.store.Records, private: f.store.Private, marks: f.store.Marks,
 		driver: staging.NewDriver(name, conn, f.cfg.Disks.Writing), log: f.cfg.Log.With(zap.String(telemetry.FieldDriver, name)),
 	}
 	p.stager = staging.NewStager(p.driver, f.store, p.couldDefer, p.log)

@@ -41,7 +41,7 @@ func getVolumeHealth(ctx context.Context, p *driverProxy, req *csi.NodeGetVolume
 		deferred = deferred && !found.Removing
 	}
 	if deferred {
-		return healthReply(id, sandboxHealth(ctx, p.front.cfg.Sandboxes, found.Volume))
+		return healthReply(id, sandboxHealth(ctx, p.cfg.Sandboxes, found.Volume))
 	}
 	if p.isStagedAsDevice(id, req.GetVolumePublishPath()) {
 		return healthReply(id, nil)

@@ -23,9 +23,11 @@ import (
 // driverProxy is what the Node calls of one driver work with.
 type driverProxy struct {
 	front   *Front
+	cfg     *Config
 	volumes Volumes
 	records *staging.Records
 	private *staging.PrivatePaths
+	marks   *staging.Marks
 	driver  *staging.Driver
 	stager  *staging.Stager
 	log     *zap.Logger
@@ -73,12 +75,13 @@ func Answered() map[string]bool {
 }
 
 func (p *driverProxy) couldDefer(req *csi.NodeStageVolumeRequest) bool {
-	has := p.driver.LastCapabilities() // nil: it has not told yet
-	return has == nil || has.Native || p.front.policy.Load().CouldDefer(p.stageRequest(req).Input)
+	has, w := p.driver.LastCapabilities(), p.stageRequest(req)
+	rules := p.front.policy.Load()
+	return has == nil || has.Native || rules.CouldDefer(w.Input) // nil: it has not told yet
 }
 
 func (p *driverProxy) stageRequest(req *csi.NodeStageVolumeRequest) *decision.VolumeRequest {
-	return decision.StageRequest(p.driver.Name, p.front.cfg.DefaultFSType, req)
+	return decision.StageRequest(p.driver.Name, p.cfg.DefaultFSType, req)
 }
 
 // withLock runs a call that changes a volume under the volume's lock. The driver itself
@@ -168,7 +171,7 @@ func (p *driverProxy) recordRefusal(w *decision.VolumeRequest, rules *decision.R
 	err = refusal.Sentence(&refused, err)
 	refused.Error = status.Convert(err).Message()
 	p.front.refused.Add(refused)
-	p.front.cfg.Observer.Refused(p.driver.Name, refused.Party)
+	p.cfg.Observer.Refused(p.driver.Name, refused.Party)
 	return err
 }
 

@@ -43,7 +43,7 @@ func publishVolume(ctx context.Context, p *driverProxy, req *csi.NodePublishVolu
 		return forward(ctx)
 	}
 	return p.withLock(ctx, req.GetVolumeId(), req.GetTargetPath(), forward, func(id staging.VolumeID) ([]byte, error) {
-		w := decision.PublishRequest(p.driver.Name, p.front.cfg.DefaultFSType, req)
+		w := decision.PublishRequest(p.driver.Name, p.cfg.DefaultFSType, req)
 		if isBlock {
 			return publishRaw(ctx, p, id, w, forward)
 		}

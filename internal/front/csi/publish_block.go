@@ -42,33 +42,43 @@ func (b *blockPublish) run(ctx context.Context) ([]byte, error) {
 	if ignored := decision.IgnoredParameters(p.w.Context); len(ignored) > 0 && p.state.Published == nil && len(p.verdict.MakeFS.Options) == 0 {
 		p.proxy.log.Warn(parametersIgnored, zap.String("volume", p.target), zap.Strings("parameters", ignored), zap.String("rule", p.verdict.Rule))
 	}
-	begun, err := private.Exists(path.Dir(p.device))
-	if err != nil {
+	if err := b.publishDevice(ctx); err != nil {
 		return nil, err
-	}
-	if err := private.MakeDir(path.Dir(p.device)); err != nil {
-		return nil, err
-	}
-	failpoint.Hit("front-publish-made")
-	// If the device of an earlier publish is still there, the driver is not asked again: kubelet
-	// repeats its publish after each restart, and some drivers add one more bind mount each time.
-	if published := p.state.Published; published == nil || !private.Shows(p.device, published.Device) {
-		if err := b.askDriver(ctx); err != nil {
-			if begun || !refusal.IsFinal(err) {
-				return nil, err // what an earlier call has begun is for finishError
-			}
-			return nil, refusal.JoinUndo(p.target, err, private.RemovePublish(p.device))
-		}
-		failpoint.Hit("front-publish-driver")
-		if err := p.proxy.stager.CheckPublished(p.device, p.verdict.Rule); err != nil {
-			return nil, p.undo(ctx, err, p.unpublishDevice)
-		}
 	}
 	if err := p.handOver(ctx, b.instruction(), b.has); err != nil {
 		return nil, p.undo(ctx, err, p.unpublishDevice)
 	}
 	failpoint.Hit("front-publish-instructed")
 	return proto.Marshal(&csi.NodePublishVolumeResponse{})
+}
+
+// publishDevice has the driver publish the device. If that of an earlier publish is still there, the
+// driver is not asked again: kubelet repeats its publish after each restart, and some drivers add
+// one more bind mount each time.
+func (b *blockPublish) publishDevice(ctx context.Context) error {
+	p, private := b.call, b.call.proxy.private
+	begun, err := private.Exists(path.Dir(p.device))
+	if err != nil {
+		return err
+	}
+	if err := private.MakeDir(path.Dir(p.device)); err != nil {
+		return err
+	}
+	failpoint.Hit("front-publish-made")
+	if published := p.state.Published; published != nil && private.Shows(p.device, published.Device) {
+		return nil
+	}
+	if err := b.askDriver(ctx); err != nil {
+		if begun || !refusal.IsFinal(err) {
+			return err // what an earlier call has begun is for finishError
+		}
+		return refusal.JoinUndo(p.target, err, private.RemovePublish(p.device))
+	}
+	failpoint.Hit("front-publish-driver")
+	if err := p.proxy.stager.CheckPublished(p.device, p.verdict.Rule); err != nil {
+		return p.undo(ctx, err, p.unpublishDevice)
+	}
+	return nil
 }
 
 func (b *blockPublish) ensureStaged(ctx context.Context) error {
@@ -106,10 +116,10 @@ func (b *blockPublish) askDriver(ctx context.Context) error {
 }
 
 func (b *blockPublish) instruction() volume.Instruction {
-	p := b.call
+	p, mount := b.call, b.call.w.Capability.GetMount()
 	return volume.Instruction{
 		Type: volume.Block, Backing: p.device, FSType: p.w.FSType,
-		MountFlags: p.mountFlags(p.w.Capability.GetMount().GetMountFlags(), p.w.ReadOnly),
+		MountFlags: p.mountFlags(mount.GetMountFlags(), p.w.ReadOnly),
 		Format:     p.verdict.Format, MakeFS: p.verdict.MakeFS, KeepSize: p.verdict.KeepSize,
 		Origin: &volume.Origin{Way: volume.WayBlock, Private: p.device, PrivateStaging: b.staging},
 	}

@@ -94,7 +94,7 @@ func (p *publishCall) handOver(ctx context.Context, in volume.Instruction, has *
 		return nil
 	}
 	if marked && p.state.Published == nil { // the pod has not started
-		err = refusal.JoinUndo(p.target, err, p.proxy.front.store.Marks.Remove(p.id))
+		err = refusal.JoinUndo(p.target, err, p.proxy.marks.Remove(p.id))
 	}
 	return refusal.WithBrokerParty(p.namingOwner(err))
 }
@@ -150,7 +150,7 @@ func (p *publishCall) logHazards(ctx context.Context, v *volume.Volume) {
 		log.Warn(hazard.Text, zap.Strings("containers", hazard.Containers), zap.String("nameInPod", refusal.OneLine(p.pod.Volume.Name)))
 	}
 	// Where the handler's name does not say runtime-rs this is known with the first stats.
-	disks := p.proxy.front.cfg.Disks
+	disks := p.proxy.cfg.Disks
 	if v.Group != "" && decision.IsRuntimeRS(handler) && disks.LacksGroup(ctx, v) {
 		log.Warn(volume.GroupIgnoredText, zap.String("group", v.Group))
 	}

@@ -87,7 +87,8 @@ func (n *nativePublish) handOver(ctx context.Context, reply *csi.NodePublishVolu
 		_, err = p.mark(found.ReadOnly) // no sandbox starts before this call has ended
 		return err
 	}
-	readOnly := p.w.ReadOnly || slices.Contains(mountopt.Split(p.w.Capability.GetMount().GetMountFlags()), "ro")
+	asked := p.w.Capability.GetMount()
+	readOnly := p.w.ReadOnly || slices.Contains(mountopt.Split(asked.GetMountFlags()), "ro")
 	in := volume.Instruction{
 		Backing: mount.GetVolumeBackingPath(), FSType: mount.GetFsType(), MountFlags: p.mountFlags(mount.GetMountFlags(), readOnly),
 		Format: volume.FormatDriver, Origin: &volume.Origin{Way: volume.WayNative},

@@ -105,7 +105,7 @@ func (s *stageCall) state() *decision.State {
 
 // applyPolicy decides by the pods that use the volume, where a cluster is asked.
 func (s *stageCall) applyPolicy(ctx context.Context) (err error) {
-	lookup := s.proxy.front.cfg.Pods
+	lookup := s.proxy.cfg.Pods
 	if lookup == nil {
 		s.verdict, err = s.rules.Stage(s.w, nil)
 		return err

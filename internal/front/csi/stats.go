@@ -27,7 +27,7 @@ func getVolumeStats(ctx context.Context, p *driverProxy, req *csi.NodeGetVolumeS
 		return nil, err
 	}
 	if deferred {
-		answer, err := p.front.cfg.Sandboxes.Stats(ctx, found.Volume)
+		answer, err := p.cfg.Sandboxes.Stats(ctx, found.Volume)
 		if err != nil {
 			return nil, namingPod(found.Volume, err)
 		}

@@ -17,7 +17,6 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/crust-proxy/crust-proxy/internal/front/policy"
-	"github.com/crust-proxy/crust-proxy/pkg/deferral"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
@@ -136,24 +135,17 @@ func olderName(driver, where string) string {
 // TestGrowthOfADeviceWithoutASize: what is not known is not on record as a growth to nothing,
 // and kubelet, which would take OK for done, asks again.
 func TestGrowthOfADeviceWithoutASize(t *testing.T) {
-	for name, abilities := range map[string]deferral.Abilities{"grows at mount": {GrowsAtMount: true}, "does not": {}} {
+	for _, atMount := range []bool{true, false} {
+		r := newRig(t, deferAll)
+		r.broker.abilities.GrowsAtMount = atMount
+		r.begin("p1")
+		r.broker.volumes[r.target("p1")].GrowTo = 2 << 30 // asked for before
 		for _, sandbox := range []string{"", "s1"} {
-			t.Run(name+" "+sandbox, func(t *testing.T) {
-				r := newRig(t, deferAll)
-				r.driver.setCaps(csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME, csi.NodeServiceCapability_RPC_EXPAND_VOLUME)
-				r.broker.abilities = abilities
-				r.begin("p1")
-				r.broker.bound[r.target("p1")] = sandbox
-				r.broker.volumes[r.target("p1")].GrowTo = 2 << 30 // asked for before
-				r.broker.size = 0
-				_, err := r.kubelet.NodeExpandVolume(t.Context(), &csi.NodeExpandVolumeRequest{
-					VolumeId: "vol-1", VolumePath: r.target("p1"), CapacityRange: &csi.CapacityRange{RequiredBytes: 3 << 30},
-				})
-				r.refused(err, codes.FailedPrecondition, r.target("p1"), "/dev/fake", "cannot be read")
-				if to := r.broker.volumes[r.target("p1")].GrowTo; to != 2<<30 {
-					t.Errorf("the growth on record is to %d", to)
-				}
-			})
+			r.broker.bound[r.target("p1")], r.broker.size = sandbox, 0
+			r.refused(r.expand("p1"), codes.FailedPrecondition, r.target("p1"), "/dev/fake", "cannot be read")
+			if to := r.broker.volumes[r.target("p1")].GrowTo; to != 2<<30 {
+				t.Errorf("the growth on record is to %d", to)
+			}
 		}
 	}
 }

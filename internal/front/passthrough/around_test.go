@@ -206,3 +206,41 @@ func TestUnaryCallWithoutRequest(t *testing.T) {
 		}
 	}
 }
+
+// TestLocalChangesAStatusWithDetails: the details of the driver's status travel in a trailer
+// that holds the whole status. It must not replace the one that is answered here.
+func TestLocalChangesAStatusWithDetails(t *testing.T) {
+	t.Parallel()
+	failed, err := status.New(codes.Unavailable, "the driver's words").WithDetails(&errdetails.RetryInfo{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	changed := func(answer []byte, err error) Local {
+		return func(ctx context.Context, request []byte, forward Forward) ([]byte, error) {
+			if _, failed := forward(ctx, request); failed == nil {
+				t.Error("the driver did not fail")
+			}
+			return answer, err
+		}
+	}
+	r := newRig(t, parts{
+		driver: raw(func(any, grpc.ServerStream) error { return failed.Err() }),
+		local: map[string]Local{
+			"/l/text": changed(nil, status.Error(codes.Unavailable, "other words")),
+			"/l/code": changed(nil, status.Error(codes.Aborted, "other words")),
+			"/l/none": changed([]byte("done"), nil),
+			"/l/same": func(ctx context.Context, request []byte, forward Forward) ([]byte, error) {
+				return forward(ctx, request)
+			},
+		},
+	})
+	for method, want := range map[string]*status.Status{
+		"/l/text": status.New(codes.Unavailable, "other words"), "/l/code": status.New(codes.Aborted, "other words"),
+		"/l/none": nil, "/l/same": failed,
+	} {
+		_, err := ask(patience(t), r.proxied, method, []byte("request"))
+		if got := status.Convert(err); got.String() != want.String() || len(got.Details()) != len(want.Details()) {
+			t.Errorf("%s: got %v, want %v", method, got.Proto(), want.Proto())
+		}
+	}
+}

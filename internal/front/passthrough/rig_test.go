@@ -6,7 +6,6 @@ import (
 	"io"
 	"net"
 	"path/filepath"
-	"strconv"
 	"testing"
 	"time"
 
@@ -160,8 +159,6 @@ func waitFor(t *testing.T, what string, happened <-chan struct{}) {
 		t.Fatalf("%s: not after 10 s", what)
 	}
 }
-
-func numbered(n int) string { return "message " + strconv.Itoa(n) }
 
 func mdOf(ctx context.Context) metadata.MD {
 	md, _ := metadata.FromIncomingContext(ctx)

@@ -8,7 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -18,42 +17,6 @@ import (
 )
 
 const anyMethod = "/vendor.v1.Service/Talk"
-
-// snapshots answers as a real driver does, by CSI's own server code.
-type snapshots struct {
-	csi.UnimplementedSnapshotMetadataServer
-}
-
-func (snapshots) GetMetadataAllocated(req *csi.GetMetadataAllocatedRequest, stream csi.SnapshotMetadata_GetMetadataAllocatedServer) error {
-	for n := range int64(req.GetMaxResults()) {
-		reply := &csi.GetMetadataAllocatedResponse{VolumeCapacityBytes: 1 << 30, BlockMetadata: []*csi.BlockMetadata{{ByteOffset: n << 12, SizeBytes: 4096}}}
-		if err := stream.Send(reply); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// TestSnapshotMetadata goes through with CSI's own client and server.
-func TestSnapshotMetadata(t *testing.T) {
-	t.Parallel()
-	r := newRig(t, parts{register: func(s *grpc.Server) { csi.RegisterSnapshotMetadataServer(s, snapshots{}) }})
-	var got [][]*csi.GetMetadataAllocatedResponse
-	for _, conn := range []*grpc.ClientConn{r.direct, r.proxied} {
-		stream, err := csi.NewSnapshotMetadataClient(conn).GetMetadataAllocated(patience(t), &csi.GetMetadataAllocatedRequest{MaxResults: 500})
-		if err != nil {
-			t.Fatal(err)
-		}
-		var replies []*csi.GetMetadataAllocatedResponse
-		for reply, err := stream.Recv(); err == nil; reply, err = stream.Recv() {
-			replies = append(replies, reply)
-		}
-		got = append(got, replies)
-	}
-	if diff := cmp.Diff(got[0], got[1], protocmp.Transform()); diff != "" || len(got[0]) != 500 {
-		t.Errorf("%d and %d replies:\n%s", len(got[0]), len(got[1]), diff)
-	}
-}
 
 // TestTalk: each message gets through before the next one is sent, empty ones too.
 func TestTalk(t *testing.T) {

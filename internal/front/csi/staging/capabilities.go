@@ -20,33 +20,21 @@ type Capabilities struct {
 
 func readCapabilities(reply *csi.NodeGetCapabilitiesResponse) *Capabilities {
 	c := &Capabilities{}
+	reported := map[int32]*bool{
+		int32(csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME):                                      &c.Stage,
+		int32(csi.NodeServiceCapability_RPC_GET_VOLUME_STATS):                                          &c.Stats,
+		int32(csi.NodeServiceCapability_RPC_EXPAND_VOLUME):                                             &c.Expand,
+		int32(csi.NodeServiceCapability_RPC_GET_VOLUME_HEALTH):                                         &c.Health,
+		int32(csiv1.NodeCapability_NODE_CAPABILITY_DEFER_FS_OPS):                                       &c.Native,
+		int32(csiv1.NodeCapability_NODE_CAPABILITY_DEFER_FS_OPS_WITH_SUPPLEMENTAL_GROUP):               &c.Group,
+		int32(csiv1.NodeCapability_NODE_CAPABILITY_DEFER_FS_OPS_WITH_SUPPLEMENTAL_GROUP_CHANGE_POLICY): &c.Policy,
+	}
 	for _, one := range reply.GetCapabilities() {
-		switch kind := one.GetRpc().GetType(); kind {
-		case csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME:
-			c.Stage = true
-		case csi.NodeServiceCapability_RPC_GET_VOLUME_STATS:
-			c.Stats = true
-		case csi.NodeServiceCapability_RPC_EXPAND_VOLUME:
-			c.Expand = true
-		case csi.NodeServiceCapability_RPC_GET_VOLUME_HEALTH:
-			c.Health = true
-		default:
-			c.readDeferral(csiv1.NodeCapability(kind))
+		if has := reported[int32(one.GetRpc().GetType())]; has != nil {
+			*has = true
 		}
 	}
 	return c
-}
-
-func (c *Capabilities) readDeferral(kind csiv1.NodeCapability) {
-	switch kind {
-	case csiv1.NodeCapability_NODE_CAPABILITY_DEFER_FS_OPS:
-		c.Native = true
-	case csiv1.NodeCapability_NODE_CAPABILITY_DEFER_FS_OPS_WITH_SUPPLEMENTAL_GROUP:
-		c.Group = true
-	case csiv1.NodeCapability_NODE_CAPABILITY_DEFER_FS_OPS_WITH_SUPPLEMENTAL_GROUP_CHANGE_POLICY:
-		c.Policy = true
-	default:
-	}
 }
 
 // Capabilities asks the driver anew: it may have been upgraded or downgraded since the
