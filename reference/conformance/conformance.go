@@ -129,3 +129,181 @@ func CaseNames() []string {
 	}
 	return names
 }
+
+// requirement is a demand of docs/runtime-authors.md in one line, and its section.
+type requirement struct{ section, text string }
+
+// RequirementNames lists the names of all requirements.
+func RequirementNames() []string { return slices.Sorted(maps.Keys(requirements())) }
+
+// requirements returns all requirements by name.
+func requirements() map[string]requirement {
+	return map[string]requirement{
+		"plain-container":    {"10", "a container without deferred volumes starts as if there were none"},
+		"mount-inside":       {"7", "the container sees the volume's filesystem in the guard's place, and can write to it"},
+		"mount-host":         {"7", "the filesystem is never in the host's mountinfo, and the host still sees the guard"},
+		"mount-grown":        {"7", "a filesystem that is smaller than its device is grown before a container sees it"},
+		"mount-shared":       {"7", "all containers of a pod share one mount of the filesystem"},
+		"mount-extra":        {"5", "unknown keys of mountInfo.json are ignored"},
+		"mount-bare":         {"5", "a mountInfo.json without the crust. keys is enough to mount"},
+		"mount-options":      {"5", "mount options have their effect"},
+		"mount-two":          {"7", "a container with two volumes, one of them twice, has each at its destination"},
+		"mount-at-once":      {"7", "containers of a pod that are created concurrently share one mount of the filesystem"},
+		"mount-killed":       {"7", "after the handler was killed while creating a container, the next attempt succeeds"},
+		"binding-files":      {"11", "after the mount there are runtime-cli and a file named by the sandbox id, and nothing unknown"},
+		"binding-program":    {"15", "runtime-cli names a program that the broker can run: owned by root, writable by root alone, reached without links"},
+		"binding-info":       {"4", "the handler does not change mountInfo.json"},
+		"life-container":     {"7", "the mount survives each of the pod's containers"},
+		"life-free":          {"7", "when sandbox and containers have ended, even by a kill, the device becomes free by itself"},
+		"life-answer":        {"12", "the program answers with status 3 for a volume whose sandbox has ended"},
+		"life-again":         {"1", "a new sandbox of the same pod mounts the volume again"},
+		"life-newest":        {"11", "the new sandbox is asked, even if the dead one's file still exists"},
+		"sub-bound":          {"6", "a sub-directory that kubelet bound through a descriptor is found by mountinfo, and only it is shown"},
+		"sub-names":          {"6", "escapes in the names of sub-directories in mountinfo are decoded"},
+		"sub-path":           {"6", "a source that leads into the guard by its path alone shows the sub-directory"},
+		"sub-made":           {"9", "a missing sub-directory is made, owned by root, with the mode of the volume's root directory"},
+		"sub-link":           {"9", "a link that leads out of the volume is refused"},
+		"sub-race":           {"15", "a directory that the workload swaps for a link at that time is shown as it was, or refused"},
+		"sub-file":           {"9", "a sub-directory that is a file in the volume is refused"},
+		"sub-deleted":        {"6", "a sub-directory that was removed from the guard is refused"},
+		"ro-mount":           {"9", "a container with a read-only mount cannot write to it, and others still can"},
+		"ro-recursive":       {"9", "a container with a recursively read-only mount (rro) cannot write to it"},
+		"ro-volume":          {"9", "a read-only volume can be read and not written"},
+		"ro-group":           {"8", "the group is not applied to a read-only volume"},
+		"ro-sub":             {"9", "a missing sub-directory of a read-only volume is refused"},
+		"users-mapped":       {"9", "the ID mappings of a mount have their effect, or the container is refused"},
+		"group-always":       {"8", "Always: every file has the group, its owner, and 0660 added to its mode (directories 02770)"},
+		"group-setid":        {"8", "setuid and setgid, which a change of the group clears, are restored"},
+		"group-link":         {"8", "a symbolic link gets the group and is not followed"},
+		"group-fixed":        {"8", "a file that cannot be changed is left as it is, and is no error"},
+		"group-match":        {"8", "OnRootMismatch: nothing is changed if the root directory is right"},
+		"group-mismatch":     {"8", "OnRootMismatch: every file is changed if the root directory is not right"},
+		"refuse-pod":         {"10", "a volume of another pod is refused"},
+		"refuse-unpublished": {"10", "a guard whose volume has no directory is refused"},
+		"refuse-alone":       {"10", "a volume is refused to a container without a sandbox, and to the sandbox itself"},
+		"refuse-device":      {"10", "a device that is not crust.device is refused"},
+		"refuse-target":      {"5", "a mountInfo.json of another target path is refused"},
+		"refuse-type":        {"18", "an unknown volume-type is refused"},
+		"refuse-broken":      {"5", "a mountInfo.json that cannot be read is refused"},
+		"refuse-option":      {"10", "an option that is unknown to the filesystem, or invalid, is refused"},
+		"refuse-second":      {"10", "a device that another sandbox has mounted is refused"},
+		"refuse-clean":       {"10", "a refusal leaves nothing mounted and no binding"},
+		"refuse-others":      {"10", "containers without the volume start, whatever is wrong with it"},
+		"stats-true":         {"12", "stats equal statfs in the sandbox, and the condition is not abnormal"},
+		"stats-sane":         {"12", "no number is negative, and neither used nor available is more than total"},
+		"cli-unknown":        {"12", "the program answers with status 3 for a volume that no sandbox has"},
+		"cli-arguments":      {"12", "the program answers with status 2 to invalid arguments"},
+		"socket-same":        {"13", "the socket gives the same answers as the program, and names the sandbox"},
+		"socket-codes":       {"13", "the socket refuses with the codes of the table"},
+		"resize-online":      {"12", "the mounted filesystem grows to the size of its device during writes, and keeps its data"},
+		"resize-again":       {"12", "resize of a filesystem that fills its device already succeeds"},
+		"resize-far":         {"12", "a size beyond the device is refused with status 5"},
+		"resize-limit":       {"12", "a device that is larger than the maximum is refused with status 5"},
+		"freeze-holds":       {"14", "a write waits while the volume is frozen"},
+		"freeze-stats":       {"14", "stats are answered while the volume is frozen"},
+		"freeze-twice":       {"14", "freeze of a frozen volume is refused, and leaves it frozen"},
+		"freeze-thaw":        {"14", "thaw lets the writes go on"},
+		"freeze-auto":        {"14", "when the time is over, writes go on without any call"},
+		"thaw-idle":          {"14", "thaw of a volume that is not frozen is refused"},
+		"thaw-late":          {"14", "thaw is refused if the time was already over, so that the caller learns of it"},
+		"thaw-dead":          {"14", "thaw of a dead sandbox's volume succeeds, or says that the freeze ended with it (status 6); the device is free"},
+	}
+}
+
+// Status is the outcome of a requirement.
+type Status string
+
+// The statuses.
+const (
+	Pass Status = "PASS"
+	Fail Status = "FAIL"
+	// Skip: the handler says that it cannot do an optional part, or the requirement
+	// could not be tested because another one failed.
+	Skip Status = "SKIP"
+)
+
+// Result is the outcome of one requirement.
+type Result struct {
+	Name   string `json:"name"`
+	Status Status `json:"status"`
+	// Section is the section of docs/runtime-authors.md that has the requirement, and
+	// Demand is its text.
+	Section string `json:"section"`
+	Demand  string `json:"demand"`
+	// Seen is what was seen, unless it passed.
+	Seen string `json:"seen,omitempty"`
+}
+
+// Report has the results of a run.
+type Report struct {
+	// Run is in the names of all containers that were made.
+	Run     string   `json:"run"`
+	Results []Result `json:"results"`
+}
+
+// Count counts the results with a status.
+func (r Report) Count(status Status) int {
+	n := 0
+	for _, result := range r.Results {
+		if result.Status == status {
+			n++
+		}
+	}
+	return n
+}
+
+// suite runs the test cases and collects the results.
+type suite struct {
+	node     *node
+	onResult func(Result)
+	statuses map[string]Status // by requirement
+	report   Report
+}
+
+// unsupported is the handler's answer that it cannot do an optional thing.
+type unsupported struct{ reason string }
+
+func (u unsupported) Error() string { return u.reason }
+
+// check tests one requirement, unless one that it needs has not passed. A requirement of
+// a test case that was not run counts as met.
+func (s *suite) check(t *trial, name string, test func(*trial), needs ...string) {
+	if t.ctx.Err() != nil {
+		return // what it needs may have been cut off
+	}
+	for _, need := range needs {
+		if is, tested := s.statuses[need]; tested && is != Pass {
+			s.record(name, Skip, "not tried, because "+need+" did not pass")
+			return
+		}
+	}
+	err := try(t.ctx, test)
+	if t.ctx.Err() != nil {
+		return // an interrupt is no fault of the handler
+	}
+	var cannot unsupported
+	switch {
+	case err == nil:
+		s.record(name, Pass, "")
+	case errors.As(err, &cannot):
+		s.record(name, Skip, "the handler says that it cannot: "+cannot.reason)
+	default:
+		s.record(name, Fail, err.Error())
+	}
+}
+
+func (s *suite) record(name string, status Status, seen string) {
+	r := requirements()[name]
+	result := Result{Name: name, Status: status, Section: r.section, Demand: r.text, Seen: seen}
+	s.statuses[name] = status
+	s.report.Results = append(s.report.Results, result)
+	s.onResult(result)
+}
+
+// want compares.
+func want[T comparable](what string, got, wanted T) error {
+	if got == wanted {
+		return nil
+	}
+	return fmt.Errorf("%s is %v and should be %v", what, got, wanted)
+}

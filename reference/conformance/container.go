@@ -1,11 +1,13 @@
 package conformance
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -167,4 +169,173 @@ func killGroup(group string) error {
 		}
 	}
 	return nil
+}
+
+// handlerTimeout bounds one call of the handler.
+const handlerTimeout = 2 * time.Minute
+
+// handler is the program that is tested, with runc's command line.
+type handler struct {
+	program string
+	args    []string // before each command
+	dir     string   // for the output of programs
+	stdin   *os.File // of the containers
+}
+
+func newHandler(opts Options, dir, state string, stdin *os.File) *handler {
+	return &handler{program: opts.Runtime, args: append(append([]string{}, opts.Args...), "--root", state), dir: dir, stdin: stdin}
+}
+
+// run runs one command of the handler.
+func (h *handler) run(ctx context.Context, words ...string) (programResult, error) {
+	ctx, cancel := context.WithTimeout(ctx, handlerTimeout)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, h.program, append(h.args[:len(h.args):len(h.args)], words...)...) //nolint:gosec // the program that is tested
+	cmd.Stdin = h.stdin
+	return runProgram(ctx, h.dir, cmd)
+}
+
+// must runs a command that has to succeed.
+func (h *handler) must(ctx context.Context, words ...string) (string, error) {
+	got, err := h.run(ctx, words...)
+	if err == nil && got.code != 0 {
+		err = fmt.Errorf("%s: status %d: %s", words[0], got.code, lastLine(got.stderr))
+	}
+	return got.stdout, err
+}
+
+// programResult is how a program ended, and what it printed.
+type programResult struct {
+	code           int
+	stdout, stderr string
+}
+
+// runProgram runs a program in a process group of its own, so that an interrupt at the
+// terminal reaches only us. What the program starts keeps its streams open: they are
+// files, because the end of a pipe would be waited for.
+func runProgram(ctx context.Context, dir string, cmd *exec.Cmd) (programResult, error) {
+	stdout, err := outputFile(dir)
+	if err != nil {
+		return programResult{}, err
+	}
+	defer func() { _ = stdout.Close() }()
+	stderr, err := outputFile(dir)
+	if err != nil {
+		return programResult{}, err
+	}
+	defer func() { _ = stderr.Close() }()
+	cmd.Stdout, cmd.Stderr = stdout, stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { return unix.Kill(-cmd.Process.Pid, unix.SIGKILL) }
+	var exit *exec.ExitError
+	if err := cmd.Run(); err != nil && !errors.As(err, &exit) {
+		return programResult{}, fmt.Errorf("%s cannot be run: %w", cmd.Path, err)
+	}
+	if err := ctx.Err(); err != nil {
+		return programResult{}, fmt.Errorf("%s did not end in time: %w", strings.Join(cmd.Args, " "), err)
+	}
+	return programResult{code: cmd.ProcessState.ExitCode(), stdout: content(stdout), stderr: strings.TrimSpace(content(stderr))}, nil
+}
+
+// outputFile is a file without a name: it goes when its last user closes it.
+func outputFile(dir string) (*os.File, error) {
+	file, err := os.CreateTemp(dir, "output-")
+	if err != nil {
+		return nil, err
+	}
+	return file, os.Remove(file.Name())
+}
+
+// maxOutput bounds what is read of a program's output.
+const maxOutput = 1 << 20
+
+func content(file *os.File) string {
+	text := make([]byte, maxOutput)
+	read, err := file.ReadAt(text, 0)
+	if read == 0 && err != nil {
+		return ""
+	}
+	return string(text[:read])
+}
+
+func lastLine(text string) string {
+	lines := strings.Split(strings.TrimSpace(text), "\n")
+	return lines[len(lines)-1]
+}
+
+// writeBundle writes a bundle like that of containerd's CRI plugin, as far as volumes are
+// concerned.
+func writeBundle(bundle string, spec *specs.Spec) (string, error) {
+	if err := os.MkdirAll(bundle, 0o700); err != nil {
+		return "", err
+	}
+	raw, err := json.Marshal(spec)
+	if err != nil {
+		return "", err
+	}
+	return bundle, os.WriteFile(filepath.Join(bundle, "config.json"), raw, 0o600)
+}
+
+func baseSpec(rootfs string, command ...string) *specs.Spec {
+	capabilities := []string{
+		"CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_FSETID", "CAP_KILL", "CAP_SETGID", "CAP_SETUID", "CAP_LINUX_IMMUTABLE",
+	}
+	return &specs.Spec{
+		Version: "1.0.2",
+		Process: &specs.Process{
+			Args: append([]string{"/probe", ProbeWord}, command...), Cwd: "/", Env: []string{"PATH=/"}, NoNewPrivileges: true,
+			Capabilities: &specs.LinuxCapabilities{Bounding: capabilities, Effective: capabilities, Permitted: capabilities},
+		},
+		Root: &specs.Root{Path: rootfs, Readonly: true},
+		Mounts: []specs.Mount{
+			{Destination: "/proc", Type: "proc", Source: "proc", Options: []string{"nosuid", "noexec", "nodev"}},
+			{Destination: "/dev", Type: "tmpfs", Source: "tmpfs", Options: []string{"nosuid", "strictatime", "mode=755", "size=65536k"}},
+			{Destination: "/tmp", Type: "tmpfs", Source: "tmpfs", Options: []string{"nosuid", "nodev", "mode=1777"}},
+		},
+		Linux: &specs.Linux{},
+	}
+}
+
+// sandboxSpec is the pause container.
+func (p *pod) sandboxSpec() *specs.Spec {
+	spec := baseSpec(p.n.path("rootfs"), "sleep")
+	spec.Hostname = "conformance"
+	spec.Linux.Namespaces = []specs.LinuxNamespace{
+		{Type: specs.PIDNamespace}, {Type: specs.IPCNamespace}, {Type: specs.UTSNamespace}, {Type: specs.MountNamespace}, {Type: specs.NetworkNamespace},
+	}
+	spec.Annotations = p.annotations("sandbox", "")
+	return spec
+}
+
+// containerSpec is a container of the pod, which shares the sandbox's namespaces.
+func (p *pod) containerSpec(name string, binds []bind) *specs.Spec {
+	spec := baseSpec(p.n.path("rootfs"), "sleep")
+	of := func(ns string) string { return filepath.Join("/proc", p.sandbox.pid, "ns", ns) }
+	spec.Linux.Namespaces = []specs.LinuxNamespace{
+		{Type: specs.PIDNamespace}, {Type: specs.MountNamespace},
+		{Type: specs.IPCNamespace, Path: of("ipc")}, {Type: specs.UTSNamespace, Path: of("uts")}, {Type: specs.NetworkNamespace, Path: of("net")},
+	}
+	spec.Annotations = p.annotations("container", name)
+	for _, b := range binds {
+		spec.Mounts = append(spec.Mounts, b.mount())
+	}
+	return spec
+}
+
+func (b bind) mount() specs.Mount {
+	return specs.Mount{
+		Destination: b.at, Type: "bind", Source: b.source, Options: []string{"rbind", "rprivate", cmp.Or(b.mode, "rw")},
+		UIDMappings: b.owners, GIDMappings: b.owners,
+	}
+}
+
+func (p *pod) annotations(kind, name string) map[string]string {
+	all := map[string]string{
+		"io.kubernetes.cri.container-type": kind, "io.kubernetes.cri.sandbox-id": p.sandbox.id, "io.kubernetes.cri.sandbox-uid": p.uid,
+		"io.kubernetes.cri.sandbox-name": "conformance", "io.kubernetes.cri.sandbox-namespace": "default",
+	}
+	if name != "" {
+		all["io.kubernetes.cri.container-name"] = name
+	}
+	return all
 }

@@ -3,8 +3,13 @@ package driver
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
+	"os"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
 )
 
 const (
@@ -162,4 +167,180 @@ func (s *step) report(changed func(from, to int64) error) (err error) {
 		}
 	})
 	return err
+}
+
+// content is what is known of a piece of an image without reading it.
+type content int
+
+const (
+	// unknown content has to be read.
+	unknown content = iota
+	// zeros is a hole, or blocks that were never written.
+	zeros
+	// shared content is the same in all images that have it at the same place of the disk.
+	shared
+	// private content is in no other image.
+	private
+)
+
+// piece is a part of an image, up to the offset end, in which the kind of content is the same.
+type piece struct {
+	content content
+	place   uint64 // where shared content is on the disk
+	end     int64
+}
+
+// same reports whether two pieces are known to hold the same bytes.
+func (p piece) same(as piece) bool {
+	return p.content == as.content && (p.content == zeros || p.content == shared && p.place == as.place)
+}
+
+// layout describes where an image has data.
+type layout interface {
+	// piece returns the piece that begins at an offset. Offsets ascend from call to call.
+	piece(at int64) (piece, error)
+}
+
+// regions is the layout of a file by its holes, which every filesystem reports.
+type regions struct {
+	file       *os.File
+	size       int64
+	data, hole int64 // where the data that was found last begins and ends
+}
+
+func (r *regions) piece(at int64) (piece, error) {
+	if at >= r.hole {
+		if err := r.find(at); err != nil {
+			return piece{}, fmt.Errorf("find the data of %s from byte %d on: %w", r.file.Name(), at, err)
+		}
+	}
+	if at < r.data {
+		return piece{content: zeros, end: r.data}, nil
+	}
+	return piece{content: unknown, end: r.hole}, nil
+}
+
+func (r *regions) find(at int64) (err error) {
+	r.data, err = unix.Seek(int(r.file.Fd()), at, unix.SEEK_DATA)
+	if errors.Is(err, unix.ENXIO) { // only a hole is left
+		r.data, r.hole = r.size, r.size
+		return nil
+	}
+	if err == nil {
+		r.hole, err = unix.Seek(int(r.file.Fd()), r.data, unix.SEEK_HOLE)
+	}
+	return err
+}
+
+// extents is the layout of a file by the places of its data on the disk. Two files that
+// share an extent have the same data there.
+type extents struct {
+	size  int64
+	fetch func(from, to int64) (found []extent, all bool, err error)
+	found []extent
+	all   bool // no others follow
+}
+
+// layoutOf returns the layout that is known in most detail: the extents, unless nothing can be
+// shared or the filesystem does not list them.
+func layoutOf(file *os.File, size int64, reflinks bool) layout {
+	if reflinks {
+		if _, _, err := fiemap(file, 0, sizeGrain); err == nil {
+			return &extents{size: size, fetch: func(from, to int64) ([]extent, bool, error) { return fiemap(file, from, to) }}
+		}
+	}
+	return &regions{file: file, size: size}
+}
+
+func (e *extents) piece(at int64) (piece, error) {
+	for e.skip(at); len(e.found) == 0 && !e.all; e.skip(at) {
+		var err error
+		if e.found, e.all, err = e.fetch(at, e.size); err != nil {
+			return piece{}, err
+		}
+		if n := len(e.found); !e.all && (n == 0 || e.found[n-1].end() <= at) {
+			return piece{}, fmt.Errorf("the kernel lists no extents beyond byte %d, and says that there are some", at)
+		}
+	}
+	if len(e.found) == 0 {
+		return piece{content: zeros, end: e.size}, nil
+	}
+	first := e.found[0]
+	if begin := int64(first.Logical); begin > at { //nolint:gosec // no file has 2^63 bytes
+		return piece{content: zeros, end: min(begin, e.size)}, nil
+	}
+	return piece{content: first.content(), place: first.Physical + uint64(at) - first.Logical, end: first.end()}, nil //nolint:gosec // at is in the extent
+}
+
+// skip drops the extents before an offset.
+func (e *extents) skip(at int64) {
+	for len(e.found) > 0 && e.found[0].end() <= at {
+		e.found = e.found[1:]
+	}
+}
+
+// extent is the kernel's struct fiemap_extent.
+type extent struct {
+	Logical, Physical, Length uint64
+	_                         [2]uint64
+	Flags                     uint32
+	_                         [3]uint32
+}
+
+// These are of the kernel's linux/fiemap.h.
+const (
+	fsIocFiemap         = 0xC020660B
+	fiemapSync          = 0x1
+	extentLast          = 0x1
+	extentNotKnown      = 0x2
+	extentDelayed       = 0x4
+	extentEncoded       = 0x8
+	extentEncrypted     = 0x80
+	extentNotAligned    = 0x100
+	extentInline        = 0x200
+	extentTail          = 0x400
+	extentUnwritten     = 0x800
+	extentShared        = 0x2000
+	extentProvesNothing = extentNotKnown | extentDelayed | extentEncoded | extentEncrypted | extentNotAligned | extentInline | extentTail
+)
+
+func (e extent) end() int64 { return int64(e.Logical + e.Length) } //nolint:gosec // no file has 2^63 bytes
+
+// content is unknown if the place of an extent says nothing about its data: the extent has no
+// place yet, or shares it with other extents of the same file, as compressed ones do.
+func (e extent) content() content {
+	switch {
+	case e.Flags&extentProvesNothing != 0:
+		return unknown
+	case e.Flags&extentUnwritten != 0:
+		return zeros
+	case e.Flags&extentShared != 0:
+		return shared
+	}
+	return private
+}
+
+// extentsAtOnce bounds the memory, whatever the size of an image.
+const extentsAtOnce = 256
+
+// fiemap lists the first extents of a range of a file, and reports whether these are all. Dirty
+// data is written to the disk first: it would have no place.
+func fiemap(file *os.File, from, to int64) (found []extent, all bool, err error) {
+	request := struct { // the kernel's struct fiemap
+		start, length                  uint64
+		flags, mapped, count, reserved uint32
+		extents                        [extentsAtOnce]extent
+	}{start: uint64(from), length: uint64(to - from), flags: fiemapSync, count: extentsAtOnce} //nolint:gosec // from is in the file
+	for {
+		_, _, errno := unix.Syscall(unix.SYS_IOCTL, file.Fd(), fsIocFiemap, uintptr(unsafe.Pointer(&request))) //nolint:gosec // the kernel's interface
+		if errno == 0 {
+			break
+		}
+		if errno != unix.EINTR {
+			return nil, false, fmt.Errorf("list the extents of %s from byte %d on: %w", file.Name(), from, errno)
+		}
+	}
+	found = request.extents[:min(request.mapped, extentsAtOnce)]
+	all = len(found) < extentsAtOnce || found[len(found)-1].Flags&extentLast != 0
+	return found, all, nil
 }

@@ -1,3 +1,23 @@
+// Package driver is crust-proxy's reference CSI driver. A volume is a sparse
+// image file in a data directory, attached by a loop device.
+//
+// Its state is in two places only: one record file for each volume in the data directory,
+// and the kernel (which loop device is over which image, what is mounted where). Nothing is
+// kept in memory, so the driver may be killed at any point; when the same call is repeated,
+// it completes the missing steps. A step is recorded before it is done, and the record is
+// removed after the step was undone.
+//
+// A clone is a file of its own that shares its data with its source (FICLONE). Where the
+// filesystem of the data directory cannot share data, it is a copy that keeps the holes.
+// Either of the two may be deleted first. A snapshot is a clone that is never attached. The
+// filesystem of a volume in use is frozen while its data is shared, if that is possible. The
+// record of a snapshot says whether the filesystem in it is consistent, or as after a crash.
+// The snapshots of a group are all made, or none of them is.
+//
+// Changed blocks are found by comparing the extents of two snapshots: an extent at the same
+// place of the disk in both has not changed. Nothing is tracked, so no change is lost when a
+// snapshot in between is deleted or the driver does not run. Where nothing is shared, or the
+// place of an extent proves nothing, as with compression, the data is compared.
 package driver
 
 import (
@@ -5,18 +25,29 @@ import (
 	"errors"
 	"net"
 	"os"
+	"path"
 	"path/filepath"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promauto"
 	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"github.com/crust-proxy/crust-proxy/internal/ground/peercred"
+	"github.com/crust-proxy/crust-proxy/internal/ground/rpccode"
 	"github.com/crust-proxy/crust-proxy/internal/ground/run"
 	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	"github.com/crust-proxy/crust-proxy/internal/ground/telemetry"
 	"github.com/crust-proxy/crust-proxy/pkg/csidefer"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
 // fileSystems are those that the driver makes; the first is the default.
@@ -159,4 +190,211 @@ func (d *Driver) serve(ctx context.Context, listener net.Listener) error {
 		return nil
 	}
 	return errors.Join(err, listener.Close())
+}
+
+// identity serves CSI's Identity.
+type identity struct {
+	csi.UnimplementedIdentityServer
+
+	config Config
+	pool   *pool
+	// snapshots: the driver can make snapshots, and so serves groups and changed blocks.
+	snapshots bool
+}
+
+// GetPluginInfo returns the name and version.
+func (i *identity) GetPluginInfo(context.Context, *csi.GetPluginInfoRequest) (*csi.GetPluginInfoResponse, error) {
+	return &csi.GetPluginInfoResponse{Name: i.config.Name, VendorVersion: sys.Version()}, nil
+}
+
+// GetPluginCapabilities lists the services of the driver.
+func (i *identity) GetPluginCapabilities(context.Context, *csi.GetPluginCapabilitiesRequest) (*csi.GetPluginCapabilitiesResponse, error) {
+	service := func(kind csi.PluginCapability_Service_Type) *csi.PluginCapability {
+		return &csi.PluginCapability{Type: &csi.PluginCapability_Service_{Service: &csi.PluginCapability_Service{Type: kind}}}
+	}
+	reply := &csi.GetPluginCapabilitiesResponse{Capabilities: []*csi.PluginCapability{
+		service(csi.PluginCapability_Service_CONTROLLER_SERVICE),
+		service(csi.PluginCapability_Service_VOLUME_ACCESSIBILITY_CONSTRAINTS),
+		{Type: &csi.PluginCapability_VolumeExpansion_{VolumeExpansion: &csi.PluginCapability_VolumeExpansion{
+			Type: csi.PluginCapability_VolumeExpansion_ONLINE,
+		}}},
+	}}
+	if i.snapshots {
+		reply.Capabilities = append(reply.Capabilities, service(csi.PluginCapability_Service_GROUP_CONTROLLER_SERVICE),
+			service(csi.PluginCapability_Service_SNAPSHOT_METADATA_SERVICE))
+	}
+	return reply, nil
+}
+
+// Probe checks that images can be written and loop devices attached.
+func (i *identity) Probe(context.Context, *csi.ProbeRequest) (*csi.ProbeResponse, error) {
+	if err := unix.Access(i.pool.images, unix.W_OK); err != nil {
+		return nil, status.Errorf(codes.FailedPrecondition, "the data directory %s: %v", i.config.DataDir, err)
+	}
+	if _, err := os.Stat("/dev/loop-control"); err != nil {
+		return nil, status.Errorf(codes.FailedPrecondition, "no loop devices: %v; load the kernel's module loop", err)
+	}
+	return &csi.ProbeResponse{Ready: wrapperspb.Bool(true)}, nil
+}
+
+// logCalls logs each call by its method, volume, code and duration, but never the request,
+// which may hold secrets. It also turns classed errors into codes.
+func (d *Driver) logCalls(ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
+	began := time.Now()
+	reply, err := handle(ctx, req)
+	err = coded(err)
+	var fields []zap.Field
+	if named, ok := req.(interface{ GetVolumeId() string }); ok {
+		fields = append(fields, zap.String("volume", named.GetVolumeId()))
+	}
+	d.logCall(info.FullMethod, began, err, fields...)
+	if err != nil {
+		return nil, err
+	}
+	return reply, nil
+}
+
+// logStreams is logCalls for calls that stream their answer. It also counts them.
+func (d *Driver) logStreams(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
+	began, end := time.Now(), d.metrics.begin(info.FullMethod)
+	err := coded(handle(srv, stream))
+	end(status.Code(err))
+	d.logCall(info.FullMethod, began, err)
+	return err
+}
+
+// coded turns an error into one with a code, which is RESOURCE_EXHAUSTED if a disk is full.
+func coded(err error) error {
+	if _, has := status.FromError(err); !has && volume.DiskKind(err) == volume.Exhausted {
+		return status.Error(codes.ResourceExhausted, err.Error())
+	}
+	return rpccode.Status(err)
+}
+
+// afterUndo returns the error of a call whose steps were undone. If undoing failed too,
+// something is left, and the code is ABORTED: the caller repeats the call, or undoes it.
+func afterUndo(err, undo error) error {
+	if undo == nil {
+		return err
+	}
+	return status.Error(codes.Aborted, errors.Join(err, undo).Error())
+}
+
+func (d *Driver) logCall(method string, began time.Time, err error, fields ...zap.Field) {
+	fields = append([]zap.Field{
+		zap.String("method", path.Base(method)), zap.Stringer("code", status.Code(err)), zap.Duration("took", time.Since(began)),
+	}, fields...)
+	if err != nil {
+		d.log.Warn("call failed", append(fields, zap.Error(err))...)
+		return
+	}
+	d.log.Debug("call", fields...)
+}
+
+// metrics are the metrics of the streams of changed and allocated blocks.
+type metrics struct {
+	registry  *prometheus.Registry
+	underWay  *prometheus.GaugeVec
+	ended     *prometheus.CounterVec
+	durations *prometheus.HistogramVec
+	bytes     *prometheus.CounterVec
+}
+
+// streamBuckets range from the listing of extents to the comparison of a whole disk.
+var streamBuckets = []float64{.001, .01, .1, 1, 10, 60, 600, 3600}
+
+func newMetrics() *metrics {
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	auto := promauto.With(registry)
+	return &metrics{
+		registry: registry,
+		underWay: auto.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "crust_driver_metadata_streams", Help: "Streams of allocated and changed blocks under way.",
+		}, []string{"method"}),
+		ended: auto.NewCounterVec(prometheus.CounterOpts{
+			Name: "crust_driver_metadata_streams_total", Help: "Streams that have ended, by gRPC code.",
+		}, []string{"method", "code"}),
+		durations: auto.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "crust_driver_metadata_stream_duration_seconds", Help: "Time that streams took.", Buckets: streamBuckets,
+		}, []string{"method"}),
+		bytes: auto.NewCounterVec(prometheus.CounterOpts{
+			Name: "crust_driver_metadata_bytes_total", Help: "Bytes of the blocks that streams have named.",
+		}, []string{"method"}),
+	}
+}
+
+// begin counts a stream that begins. The caller calls end with its code.
+func (m *metrics) begin(fullMethod string) (end func(codes.Code)) {
+	method, began := path.Base(fullMethod), time.Now()
+	m.underWay.WithLabelValues(method).Inc()
+	return func(code codes.Code) {
+		m.underWay.WithLabelValues(method).Dec()
+		m.ended.WithLabelValues(method, code.String()).Inc()
+		m.durations.WithLabelValues(method).Observe(time.Since(began).Seconds())
+	}
+}
+
+// named counts the bytes of the blocks that a stream has named.
+func (m *metrics) named(stream context.Context, bytes int64) {
+	fullMethod, _ := grpc.Method(stream)
+	m.bytes.WithLabelValues(path.Base(fullMethod)).Add(float64(bytes))
+}
+
+// againAfter is the wait after a refusal. kubelet tries a socket only once, so that it has to
+// be made anew.
+const againAfter = time.Second
+
+// register registers the driver with kubelet, as the sidecar node-driver-registrar does, until
+// ctx ends.
+func (d *Driver) register(ctx context.Context) error {
+	for {
+		if err := d.offer(ctx); err != nil || !sys.Sleep(ctx, againAfter) {
+			return err
+		}
+	}
+}
+
+// offer serves the registration socket until ctx ends or kubelet refuses.
+func (d *Driver) offer(ctx context.Context) error {
+	listener, err := peercred.Listen(d.config.RegistrationSocket, 0o600, "")
+	if err != nil {
+		return err
+	}
+	ctx, end := context.WithCancel(ctx)
+	defer end()
+	server := grpc.NewServer()
+	registration.RegisterRegistrationServer(server, &registrationServer{driver: d, refused: end})
+	defer context.AfterFunc(ctx, server.Stop)()
+	if err := server.Serve(listener); ctx.Err() == nil {
+		return err
+	}
+	return nil
+}
+
+// registrationServer answers kubelet on one socket.
+type registrationServer struct {
+	registration.UnimplementedRegistrationServer
+
+	driver  *Driver
+	refused func()
+}
+
+// GetInfo tells kubelet the driver's name and socket.
+func (a *registrationServer) GetInfo(context.Context, *registration.InfoRequest) (*registration.PluginInfo, error) {
+	config := a.driver.config
+	return &registration.PluginInfo{
+		Type: registration.CSIPlugin, Name: config.Name, Endpoint: config.KubeletEndpoint, SupportedVersions: []string{"1.0.0"},
+	}, nil
+}
+
+// NotifyRegistrationStatus receives kubelet's decision.
+func (a *registrationServer) NotifyRegistrationStatus(_ context.Context, s *registration.RegistrationStatus) (*registration.RegistrationStatusResponse, error) {
+	if s.GetPluginRegistered() {
+		a.driver.log.Info("registered")
+	} else {
+		a.driver.log.Error("kubelet refused the driver; registering again", zap.String("reason", s.GetError()), zap.Duration("in", againAfter))
+		a.refused()
+	}
+	return &registration.RegistrationStatusResponse{}, nil
 }

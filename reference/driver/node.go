@@ -2,15 +2,24 @@ package driver
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/crust-proxy/crust-proxy/internal/ground/failpoint"
 	"github.com/crust-proxy/crust-proxy/pkg/csidefer"
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
+	"github.com/crust-proxy/crust-proxy/reference/fsops"
+	"github.com/crust-proxy/crust-proxy/reference/loopdev"
 )
 
 // nodeServer serves CSI's Node.
@@ -181,4 +190,220 @@ func (n *nodeServer) NodeGetVolumeHealth(_ context.Context, req *csi.NodeGetVolu
 // NodeGetStorageHealth returns what is wrong with the filesystem that holds all images.
 func (n *nodeServer) NodeGetStorageHealth(context.Context, *csi.NodeGetStorageHealthRequest) (*csi.NodeGetStorageHealthResponse, error) {
 	return &csi.NodeGetStorageHealthResponse{BackendHealth: checkStorage(n.pool.images)}, nil
+}
+
+// NodeStageVolume attaches a volume and, unless it is a block volume or the driver
+// is native, mounts its filesystem at the staging path.
+func (n *nodeServer) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeRequest) (*csi.NodeStageVolumeResponse, error) {
+	id, path := req.GetVolumeId(), req.GetStagingTargetPath()
+	want, err := checkStage(req)
+	if err != nil {
+		return nil, err
+	}
+	release, err := n.locks.take(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	r, err := n.pool.find(id)
+	if err != nil {
+		return nil, err
+	}
+	if r.Ephemeral {
+		return nil, status.Errorf(codes.InvalidArgument, "volume %q is ephemeral, and those are not staged", id)
+	}
+	before := n.current(r)
+	if err := checkRestage(id, before, path, want); err != nil {
+		return nil, err
+	}
+	if before == nil || before.Staging == "" {
+		r.Node = &node{Boot: n.boot, Staging: path, Block: want.block, FSType: want.fsType, ReadOnly: want.readOnly}
+		if err := n.pool.store.save(r); err != nil {
+			return nil, err
+		}
+		failpoint.Hit("driver-stage-recorded")
+	}
+	if err := n.stage(ctx, r, path, want); err != nil {
+		if before == nil {
+			err = afterUndo(err, n.unstage(r, path))
+		}
+		return nil, err
+	}
+	return &csi.NodeStageVolumeResponse{}, nil
+}
+
+func checkStage(req *csi.NodeStageVolumeRequest) (access, error) {
+	if err := checkID(req.GetVolumeId()); err != nil {
+		return access{}, err
+	}
+	if err := checkPath("staging_target_path", req.GetStagingTargetPath()); err != nil {
+		return access{}, err
+	}
+	return readAccess(req.GetVolumeCapability())
+}
+
+// checkRestage checks that a volume that is staged already is staged as requested.
+func checkRestage(id string, staged *node, path string, want access) error {
+	switch {
+	case staged == nil || staged.Staging == "":
+		return nil
+	case staged.Staging != path:
+		return status.Errorf(codes.FailedPrecondition, "volume %q is staged at %s: unstage it there first", id, staged.Staging)
+	case staged.Block != want.block || staged.FSType != want.fsType || staged.ReadOnly != want.readOnly:
+		return status.Errorf(codes.AlreadyExists, "volume %q is staged with another volume_capability: unstage it first", id)
+	}
+	return nil
+}
+
+func (n *nodeServer) stage(ctx context.Context, r *record, path string, want access) error {
+	if err := n.pool.makeImage(r); err != nil { // an expansion may have been interrupted
+		return err
+	}
+	device, err := n.pool.attach(r, want.block && want.readOnly)
+	if err != nil {
+		return err
+	}
+	if err := n.pool.growDevices(r.ID); err != nil {
+		return err
+	}
+	if want.block || n.config.Defer {
+		return nil
+	}
+	if err := n.pool.beginWriting(r); err != nil {
+		return err
+	}
+	return n.fs.mountFS(ctx, r.ID, device, path, want)
+}
+
+// NodeUnstageVolume undoes NodeStageVolume. It succeeds for a volume that is not staged there.
+func (n *nodeServer) NodeUnstageVolume(ctx context.Context, req *csi.NodeUnstageVolumeRequest) (*csi.NodeUnstageVolumeResponse, error) {
+	id, path := req.GetVolumeId(), req.GetStagingTargetPath()
+	if err := errors.Join(checkID(id), checkPath("staging_target_path", path)); err != nil {
+		return nil, err
+	}
+	release, err := n.locks.take(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	r, err := n.pool.volume(id)
+	if err != nil || r == nil || r.Ephemeral {
+		return &csi.NodeUnstageVolumeResponse{}, err
+	}
+	staged := n.current(r)
+	if staged != nil && staged.Staging != "" && staged.Staging != path {
+		return &csi.NodeUnstageVolumeResponse{}, nil
+	}
+	if staged != nil {
+		for target := range staged.Published {
+			return nil, status.Errorf(codes.FailedPrecondition, "volume %q is still published at %s", id, target)
+		}
+	}
+	return &csi.NodeUnstageVolumeResponse{}, n.unstage(r, path)
+}
+
+// unstage unmounts and detaches the volume, and then updates its record.
+func (n *nodeServer) unstage(r *record, path string) error {
+	if err := n.pool.unmountVolume(r.ID, path); err != nil {
+		return err
+	}
+	failpoint.Hit("driver-unmounted")
+	if err := n.pool.detach(r.ID, false); err != nil {
+		return err
+	}
+	if r.Node == nil {
+		return nil
+	}
+	r.Node = nil
+	return n.pool.store.save(r)
+}
+
+type (
+	volumeFaults  = []*csi.VolumeHealth_VolumeHealthEntry
+	storageFaults = []*csi.NodeGetStorageHealthResponse_StorageBackendHealth
+)
+
+func volumeFault(kind csi.VolumeHealthErrorType, reason, message string) volumeFaults {
+	return volumeFaults{{Status: kind, Reason: reason, Message: message}}
+}
+
+// checkImage checks the image of a volume, which need not be attached.
+func (l *pool) checkImage(r *record) volumeFaults {
+	info, err := os.Stat(l.image(r.ID))
+	if err != nil {
+		return volumeFault(csi.VolumeHealthErrorType_INACCESSIBLE, "ImageMissing", "the image cannot be seen: "+err.Error())
+	}
+	if info.Size() < r.Capacity {
+		// It may be an expansion that was interrupted, and no loss of data.
+		return volumeFault(csi.VolumeHealthErrorType_DEGRADED, "ImageTooSmall",
+			fmt.Sprintf("the image has %d bytes instead of %d", info.Size(), r.Capacity))
+	}
+	return nil
+}
+
+// checkNode checks the loop device of a volume that is staged on this node, and its filesystem
+// if that is mounted here, which that of a deferred volume is not.
+func (l *pool) checkNode(r *record, there *node, target string) volumeFaults {
+	if _, err := os.Stat(l.image(r.ID)); err != nil {
+		return nil // it was removed a moment ago
+	}
+	if devices, err := loopdev.Over(l.image(r.ID)); err != nil || len(devices) == 0 {
+		return volumeFault(csi.VolumeHealthErrorType_INACCESSIBLE, "DeviceDetached", "no loop device is attached to the image")
+	}
+	if there.Block {
+		return nil
+	}
+	for _, path := range []string{target, there.Staging} {
+		if path == "" {
+			continue
+		}
+		if m, err := l.mountedAt(r.ID, path); err == nil && m != nil {
+			return checkMount(m)
+		}
+	}
+	return nil
+}
+
+// checkMount asks the kernel for the state of a mounted filesystem.
+func checkMount(m *mountinfo.Info) volumeFaults {
+	// After the kernel stopped writing, the mount itself is still read-write.
+	report, err := statfs(m.Mountpoint, slices.Contains(strings.Split(m.Options, ","), "ro"))
+	if err != nil || !report.Condition.Abnormal {
+		return nil // or it is being unmounted
+	}
+	kind := csi.VolumeHealthErrorType_DEGRADED
+	if report.Condition.Reason == abi.ReasonShutDown {
+		kind = csi.VolumeHealthErrorType_INACCESSIBLE
+	}
+	return volumeFault(kind, report.Condition.Reason, report.Condition.Message)
+}
+
+func statfs(path string, readOnly bool) (abi.StatsReply, error) {
+	root, err := unix.Open(path, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return abi.StatsReply{}, err
+	}
+	defer func() { _ = unix.Close(root) }()
+	return fsops.Stat(root, readOnly)
+}
+
+// checkStorage checks the filesystem that holds all images.
+func checkStorage(images string) storageFaults {
+	report, err := statfs(images, false)
+	switch {
+	case err != nil:
+		return storageFault(csi.StorageHealthErrorType_STORAGE_UNREACHABLE, "PoolUnreachable", "the images cannot be seen: "+err.Error())
+	case report.Condition.Reason == abi.ReasonShutDown:
+		return storageFault(csi.StorageHealthErrorType_STORAGE_UNREACHABLE, report.Condition.Reason, report.Condition.Message)
+	case report.Condition.Abnormal:
+		return storageFault(csi.StorageHealthErrorType_STORAGE_DEGRADED, report.Condition.Reason, report.Condition.Message)
+	case len(report.Usage) > 0 && report.Usage[0].Available < report.Usage[0].Total/100:
+		return storageFault(csi.StorageHealthErrorType_STORAGE_DEGRADED, "PoolFull",
+			"less than 1 % of the filesystem that holds the images is free: writes to volumes will fail")
+	}
+	return nil
+}
+
+func storageFault(kind csi.StorageHealthErrorType, reason, message string) storageFaults {
+	return storageFaults{{Status: kind, Reason: reason, Message: message}}
 }

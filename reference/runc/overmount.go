@@ -1,13 +1,22 @@
 package runc
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/moby/sys/mountinfo"
+	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/oci"
+	"github.com/crust-proxy/crust-proxy/reference/fsmount"
+	"github.com/crust-proxy/crust-proxy/reference/fsops"
+	"github.com/crust-proxy/crust-proxy/reference/handler"
 )
 
 // overmount puts a detached mount over a directory, for this mount namespace
@@ -106,4 +115,97 @@ func mountEntry(fd int) (*mountinfo.Info, error) {
 		return nil, fmt.Errorf("the mount %d is not listed", id)
 	}
 	return entries[0], nil
+}
+
+// restrict gives runc what the volumes' options take away, such as nosuid: runc mounts the
+// sources anew with the options of the spec alone. Only in this thread's mount namespace
+// config.json is another file.
+func (c *creator) restrict(spec *specs.Spec, found []*oci.Mount) error {
+	wanted := make(map[int][]string)
+	for _, m := range found {
+		options, err := fsmount.Restrictions(m.Info)
+		if err != nil {
+			return handler.VolumeError(m, err)
+		}
+		if len(options) > 0 {
+			wanted[m.Index] = append(slices.Clone(spec.Mounts[m.Index].Options), options...)
+		}
+	}
+	if len(wanted) == 0 {
+		return nil
+	}
+	name := filepath.Join(c.in.Bundle, handler.SpecFile)
+	raw, err := os.ReadFile(name) //nolint:gosec // what runc itself reads
+	if err == nil {
+		raw, err = withOptions(raw, wanted)
+	}
+	if err == nil {
+		err = c.replace(name, raw)
+	}
+	if err != nil {
+		return fmt.Errorf("runc cannot be given the mount options of the volumes: %w", err)
+	}
+	return nil
+}
+
+// withOptions replaces the options of mounts in a spec, and leaves the rest as it is, also
+// what only a later version of the spec knows.
+func withOptions(raw []byte, wanted map[int][]string) ([]byte, error) {
+	var spec map[string]json.RawMessage
+	var mounts []map[string]json.RawMessage
+	if err := json.Unmarshal(raw, &spec); err != nil {
+		return nil, err
+	}
+	if err := json.Unmarshal(spec["mounts"], &mounts); err != nil {
+		return nil, err
+	}
+	for i, options := range wanted {
+		if i >= len(mounts) {
+			return nil, errors.New("its mounts have changed meanwhile: try again")
+		}
+		list, err := json.Marshal(options)
+		if err != nil {
+			return nil, err
+		}
+		mounts[i]["options"] = list
+	}
+	list, err := json.Marshal(mounts)
+	if err != nil {
+		return nil, err
+	}
+	spec["mounts"] = list
+	return json.Marshal(spec)
+}
+
+// replace shows a file with this content in the place of another one. It is on a tmpfs that
+// nobody else sees, and that is gone with the mount namespace.
+func (c *creator) replace(name string, raw []byte) error {
+	if err := os.MkdirAll(c.cfg.StateDir, 0o700); err != nil {
+		return err
+	}
+	memory, err := fsops.NewMount("tmpfs", "tmpfs", nil, 0)
+	if err != nil {
+		return err
+	}
+	if err := overmountAt(memory, c.cfg.StateDir); err != nil {
+		return err
+	}
+	file := filepath.Join(c.cfg.StateDir, handler.SpecFile)
+	if err := os.WriteFile(file, raw, 0o600); err != nil { //nolint:gosec // by our own configuration
+		return err
+	}
+	mount, err := unix.OpenTree(unix.AT_FDCWD, file, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
+	if err != nil {
+		return err
+	}
+	return overmountAt(mount, name)
+}
+
+// overmountAt puts a mount over a file or directory, and closes its descriptor.
+func overmountAt(mount int, place string) error {
+	over, err := unix.Open(place, unix.O_PATH|unix.O_CLOEXEC, 0)
+	if err == nil {
+		err = errors.Join(overmount(mount, over), unix.Close(over))
+	}
+	return errors.Join(err, unix.Close(mount))
 }

@@ -1,0 +1,307 @@
+package conformance
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
+)
+
+// runPlain runs a pod without volumes.
+func runPlain(t *trial, s *suite) {
+	s.check(t, "plain-container", func(t *trial) {
+		startsPlain(t, newPod(t, s.node, s.node.podUID()))
+	})
+}
+
+// startsPlain runs a container with an ordinary bind mount.
+func startsPlain(t *trial, p *pod) {
+	plain := p.n.path("kubelet", "plain-"+p.sandbox.id)
+	t.must(os.MkdirAll(plain, 0o755)) //nolint:gosec // as on a node
+	t.must(os.WriteFile(filepath.Join(plain, "file"), []byte("plain"), 0o600))
+	c := t.container(p, "plain", bind{source: plain, at: "/data"})
+	t.wantText(c, "/data/file", "what it reads from an ordinary mount", "plain")
+}
+
+// runVolume mounts one volume in two containers, and checks what the host sees of it.
+func runVolume(t *trial, s *suite) {
+	f := newFixture(t, s.node, s.node.podUID())
+	var main *container
+	s.check(t, "mount-inside", func(t *trial) {
+		main = f.container(t, "main")
+		seesFilesystem(t, main)
+	})
+	s.check(t, "mount-grown", func(t *trial) { isLarger(t, main, madeSize) }, "mount-inside")
+	s.check(t, "binding-files", func(t *trial) { f.vol.hasBinding(t, f.pod.sandbox.id) }, "mount-inside")
+	s.check(t, "binding-program", f.vol.namesProgram, "binding-files")
+	s.check(t, "binding-info", f.vol.infoIsWhole, "mount-inside")
+	s.check(t, "mount-shared", func(t *trial) { shares(t, f, main) }, "mount-inside")
+	s.check(t, "stats-true", func(t *trial) { t.must(f.statsAreTrue(t.ctx, main)) }, "binding-program")
+	s.check(t, "stats-sane", f.statsAreSane, "binding-program")
+	s.check(t, "cli-unknown", func(t *trial) {
+		t.must(f.vol.wantExit(t.ctx, abi.ExitNoSandbox, abi.Stats, f.vol.target+"-other"))
+	}, "binding-program")
+	s.check(t, "cli-arguments", f.badArguments, "binding-program")
+	s.check(t, "socket-same", func(t *trial) { t.must(f.vol.socketAnswers(t.ctx, f.pod.sandbox.id)) }, "stats-sane")
+	s.check(t, "socket-codes", func(t *trial) { t.must(f.vol.socketRefuses(t.ctx)) }, "stats-sane")
+	s.check(t, "mount-host", func(t *trial) { t.must(errors.Join(s.node.mounts.CheckNone(), f.vol.covered())) }, "mount-inside")
+}
+
+// shares fails unless a second container sees the same mount.
+func shares(t *trial, f *fixture, main *container) {
+	const path = "/data/from-second"
+	second := f.container(t, "second")
+	t.exec(second, "write", path, "second")
+	t.wantText(main, path, "what the first container reads of the second one", "second")
+	first := asked[map[string]seen](t, main, "look", path)
+	other := asked[map[string]seen](t, second, "look", path)
+	t.must(want("the file that the first container sees", first[path], other[path]))
+}
+
+// runKeys mounts volumes with more and fewer keys than our broker writes, in one pod.
+func runKeys(t *trial, s *suite) {
+	uid := s.node.podUID()
+	bare := newVolume(t, s.node, newDisk(t, s.node), uid, "bare")
+	bare.publishOdd(t, func(info *abi.Info) {
+		maps.DeleteFunc(info.Metadata, func(key, _ string) bool { return strings.HasPrefix(key, "crust.") })
+	})
+	f := newFixture(t, s.node, uid)
+	f.vol.publishOdd(t, func(info *abi.Info) { info.Metadata["a-later-key"] = "value" })
+	s.check(t, "mount-extra", func(t *trial) { seesFilesystem(t, f.container(t, "extra")) }, "mount-inside")
+	s.check(t, "mount-bare", func(t *trial) { seesFilesystem(t, t.container(f.pod, "bare", all(bare))) }, "mount-inside")
+}
+
+// runMany has several volumes, several containers, and several attempts.
+func runMany(t *trial, s *suite) {
+	uid := s.node.podUID()
+	second := newVolume(t, s.node, newDisk(t, s.node), uid, "second")
+	second.published.MountFlags = mountOptions
+	t.must(second.publish())
+	f := newFixture(t, s.node, uid)
+	s.check(t, "mount-killed", func(t *trial) { surviveKills(t, f) }, "mount-inside")
+	s.check(t, "mount-two", func(t *trial) { hasTwo(t, f, second) }, "mount-killed")
+	s.check(t, "mount-options", func(t *trial) {
+		hasOptions(t, f, bind{source: second.target, at: "/data"})
+		hasOptions(t, f, bind{source: second.target, at: "/data", mode: "ro"})
+	}, "mount-two")
+	alone := newFixture(t, s.node, s.node.podUID())
+	s.check(t, "mount-at-once", func(t *trial) { mountsAtOnce(t, alone) }, "mount-inside")
+}
+
+// surviveKills kills the handler during create, each time a little later.
+func surviveKills(t *trial, f *fixture) {
+	for after := time.Millisecond; after < 300*time.Millisecond; after = after * 3 / 2 {
+		c := newContainer(f.pod.n, "killed")
+		short, cancel := context.WithTimeout(t.ctx, after)
+		_, err := c.create(short, f.pod.containerSpec("killed", []bind{all(f.vol)}))
+		ended := short.Err() == nil
+		cancel()
+		if ended {
+			t.must(err)
+			break // it finished before it was killed
+		}
+	}
+	// As a container runtime does, it retries: the kernel unmounts what a killed attempt had
+	// mounted only some time after its end.
+	var c *container
+	t.must(eventually(t.ctx, endsWithin, func(ctx context.Context) (err error) {
+		c, err = f.pod.container(ctx, "main", all(f.vol))
+		return err
+	}))
+	seesFilesystem(t, c)
+}
+
+// hasTwo runs a container with both volumes and a sub-directory of the first one.
+func hasTwo(t *trial, f *fixture, second *testVolume) {
+	place := f.vol.bindSub(t, "part")
+	c := t.container(f.pod, "two", all(f.vol), bind{source: second.target, at: "/other"}, bind{source: place, at: "/mnt"})
+	t.exec(c, "write", "/other/mark", "second")
+	t.exec(c, "write", "/mnt/mark", "part")
+	t.exec(c, "write", "/data/mark", "first")
+	for path, wanted := range map[string]string{"/data/mark": "first", "/other/mark": "second", "/mnt/mark": "part", "/data/part/mark": "part"} {
+		t.wantText(c, path, "what is in "+path, wanted)
+	}
+}
+
+// mountOptions are options of the mount, which a runtime can lose when it binds the mount.
+var mountOptions = []string{"noatime", "nosuid", "nodev", "noexec"}
+
+// hasOptions fails unless the container's mount has the options.
+func hasOptions(t *trial, f *fixture, b bind) {
+	c := t.container(f.pod, "options", b)
+	var has []string
+	for line := range strings.Lines(t.exec(c, "read", "/proc/self/mountinfo")) {
+		if fields := strings.Fields(line); len(fields) > 5 && fields[4] == b.at {
+			has = strings.Split(fields[5], ",")
+		}
+	}
+	for _, option := range mountOptions {
+		if !slices.Contains(has, option) {
+			t.must(fmt.Errorf("the option %s is not among those of the mount: %s", option, has))
+		}
+	}
+}
+
+// mountsAtOnce creates several containers concurrently, before any has the volume, and
+// fails if they see different filesystems.
+func mountsAtOnce(t *trial, f *fixture) {
+	made := make([]*container, 4)
+	var running errgroup.Group
+	for i := range made {
+		made[i] = newContainer(f.pod.n, fmt.Sprintf("at-once-%d", i))
+		running.Go(func() error { return made[i].run(t.ctx, f.pod.containerSpec("at-once", []bind{all(f.vol)})) })
+	}
+	t.must(running.Wait())
+	t.exec(made[0], "write", "/data/mark", "one")
+	for _, c := range made {
+		t.wantText(c, "/data/mark", "what each container reads", "one")
+	}
+}
+
+// runLife kills containers and sandboxes.
+func runLife(t *trial, s *suite) {
+	f := newFixture(t, s.node, s.node.podUID())
+	var c *container
+	s.check(t, "life-container", func(t *trial) {
+		c = f.container(t, "main")
+		seesFilesystem(t, c)
+		t.must(errors.Join(c.kill(t.ctx, unix.SIGKILL), c.remove(t.ctx)))
+		if _, err := f.vol.stats(t.ctx); err != nil {
+			t.must(fmt.Errorf("when the pod's only container had ended: %w", err))
+		}
+		c = f.container(t, "main")
+		t.exec(c, "read", "/data/greeting")
+	}, "mount-inside", "binding-program")
+	var notes map[string][]byte
+	s.check(t, "life-free", func(t *trial) {
+		notes = f.vol.handlerFiles(t)
+		// The sandbox is killed first, as by an out-of-memory killer.
+		t.must(errors.Join(f.pod.sandbox.kill(t.ctx, unix.SIGKILL), c.kill(t.ctx, unix.SIGKILL)))
+		t.must(f.disk.waitFree(t.ctx))
+	}, "life-container")
+	s.check(t, "life-answer", func(t *trial) {
+		f.vol.putBack(t, notes)
+		t.must(f.vol.wantExit(t.ctx, abi.ExitNoSandbox, abi.Stats, f.vol.target))
+	}, "life-free", "binding-program")
+	s.check(t, "life-again", func(t *trial) {
+		f.pod = newPod(t, s.node, f.vol.owner)
+		c = f.container(t, "main")
+		t.wantText(c, "/data/greeting", "a file from before", "hello")
+	}, "life-free")
+	s.check(t, "life-newest", func(t *trial) { // while the dead sandbox's file is still there
+		f.vol.putBack(t, notes)
+		f.statsAreSane(t)
+		var no unsupported
+		if err := f.vol.socketAnswers(t.ctx, f.pod.sandbox.id); !errors.As(err, &no) {
+			t.must(err)
+		}
+	}, "life-again", "life-answer", "binding-program")
+}
+
+// A killed run leaves mounts, a directory, and perhaps a container that was created but
+// not started. The next run removes them.
+
+const (
+	dirPrefix = "crust-conformance-"
+	// claimName is a file that a run keeps locked while it lives. It holds the
+	// Options of the run.
+	claimName = "run.json"
+)
+
+// claim marks the directory as one of a live run.
+func (n *node) claim() error {
+	raw, err := json.Marshal(n.opts)
+	if err != nil {
+		return err
+	}
+	file, err := os.OpenFile(n.path(claimName), os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
+	if err != nil {
+		return err
+	}
+	n.base.add(func(context.Context) error { return file.Close() })
+	_, err = file.Write(raw)
+	return errors.Join(err, unix.Flock(int(file.Fd()), unix.LOCK_EX))
+}
+
+// beginAlone lets one run at a time begin, until the file is closed: a directory that
+// is not claimed then belongs to a run that was killed.
+func beginAlone(dir string) (*os.File, error) {
+	file, err := os.Open(dir) //nolint:gosec // the user's own choice
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Flock(int(file.Fd()), unix.LOCK_EX); err != nil {
+		return nil, errors.Join(fmt.Errorf("lock %s: %w", dir, err), file.Close())
+	}
+	return file, nil
+}
+
+// clearKilled removes what killed runs left.
+func clearKilled(below string) error {
+	dirs, err := filepath.Glob(filepath.Join(below, dirPrefix+"*"))
+	if err != nil {
+		return err
+	}
+	for _, dir := range dirs {
+		if err := clearOne(dir); err != nil {
+			return fmt.Errorf("%s was left by a run that was killed, and cannot be removed: %w", dir, err)
+		}
+	}
+	return nil
+}
+
+func clearOne(dir string) error {
+	file, err := os.Open(filepath.Join(dir, claimName)) //nolint:gosec // a directory of ours
+	if errors.Is(err, os.ErrNotExist) {
+		// Killed before it was claimed, or just being removed by its run.
+		if err = unix.Rmdir(dir); errors.Is(err, unix.ENOTEMPTY) || errors.Is(err, unix.ENOENT) {
+			return nil
+		}
+		return err
+	}
+	if err != nil {
+		return err
+	}
+	defer func() { _ = file.Close() }()
+	err = unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		return nil // that run is still alive
+	}
+	if err != nil {
+		return err
+	}
+	left := &node{dir: dir}
+	if err := json.NewDecoder(file).Decode(&left.opts); err != nil {
+		// Killed before it had made anything.
+		return os.RemoveAll(dir)
+	}
+	left.handler = newHandler(left.opts, left.dir, left.path("state"), nil)
+	return left.clear()
+}
+
+func (n *node) clear() error {
+	ctx, cancel := context.WithTimeout(context.Background(), cleanupTimeout)
+	defer cancel()
+	bundles, err := os.ReadDir(n.path("bundles"))
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	for _, bundle := range bundles {
+		c := &container{n: n, id: bundle.Name()}
+		if err := c.removeByForce(ctx); err != nil {
+			return err
+		}
+	}
+	return n.removeDir()
+}
