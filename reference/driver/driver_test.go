@@ -5,14 +5,20 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"math"
 	"net"
+	"net/http"
 	"os"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"go.uber.org/goleak"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 	"golang.org/x/sys/unix"
@@ -299,48 +305,207 @@ func TestAnUnfinishedVolumeThatStays(t *testing.T) {
 	}
 }
 
-// TestLocksOfTwo takes two locks in both orders at once.
-func TestLocksOfTwo(t *testing.T) {
+// TestLocks: of two, in both orders at once, and until the caller gives up. Volumes without a
+// source do not wait for each other: one that takes long to make would keep all others.
+func TestLocks(t *testing.T) {
 	var l locks
 	done := make(chan error)
 	for _, ids := range [][]string{{"v", "w"}, {"w", "v"}, {"v", "v"}} {
 		go func() {
 			var err error
-			for range 1000 {
-				release, failed := l.take(t.Context(), ids...)
-				if err = failed; err != nil {
-					break
+			for n := 0; n < 1000 && err == nil; n++ {
+				var release func()
+				if release, err = l.take(t.Context(), ids...); err == nil {
+					release()
 				}
-				release()
 			}
 			done <- err
 		}()
 	}
-	for range 3 {
-		if err := <-done; err != nil {
-			t.Error(err)
+	check.Must(t, errors.Join(<-done, <-done, <-done))
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	release, err := l.take(ctx, "v", "")
+	check.Must(t, err)
+	defer release()
+	other, err := l.take(ctx, "w", "")
+	check.Must(t, err)
+	other()
+	if _, err := l.take(ctx, "v"); status.Code(err) != codes.Aborted {
+		t.Error(err)
+	}
+}
+
+func TestMain(m *testing.M) {
+	goleak.VerifyTestMain(m, goleak.IgnoreTopFunction("k8s.io/klog/v2.(*flushDaemon).run.func1"))
+}
+
+func TestSizesOnTheCommandLine(t *testing.T) {
+	for text, want := range map[string]int64{"1Gi": 1 << 30, "0": 0, "4096": 4096, "2G": 2e9} {
+		config, _, err := parse([]string{"--copy-limit", text, "--capacity", text}, io.Discard, io.Discard)
+		if err != nil || config.CopyLimit != want || config.Capacity != want {
+			t.Errorf("%s: %d and %d, %v", text, config.CopyLimit, config.Capacity, err)
+		}
+	}
+	if config, _, err := parse(nil, io.Discard, io.Discard); err != nil || config.CopyLimit != 1<<30 || config.Capacity != 0 {
+		t.Errorf("by default: %+v, %v", config, err)
+	}
+}
+
+// TestWrongFlagsAreToldAsText: nobody reads a log to learn of a typing error.
+func TestWrongFlagsAreToldAsText(t *testing.T) {
+	for line, want := range map[string]string{
+		"--copy-limit 1gi":   "give bytes, or a whole number with Ki",
+		"--copy-limit -1":    "give bytes",
+		"--endpoint x":       `--endpoint "x": give unix:///path`,
+		"--data-dir x":       `--data-dir "x": give an absolute path`,
+		"--freeze-limit 1ms": "--freeze-limit: give whole seconds",
+		"--log-level loud":   `--log-level "loud": give debug, info, warn or error`,
+		"--nope":             "--nope",
+		"serve":              `"serve" is not expected`,
+	} {
+		var out, complaints strings.Builder
+		code := Main(strings.Fields(line), &out, &complaints)
+		if code != 2 || !strings.HasPrefix(complaints.String(), "crust-driver: ") ||
+			!strings.HasSuffix(complaints.String(), "\nSee 'crust-driver --help'.\n") || !strings.Contains(complaints.String(), want) {
+			t.Errorf("%s: exit code %d, %s", line, code, complaints.String())
 		}
 	}
 }
 
-func TestLocksEndWithTheCaller(t *testing.T) {
-	var l locks
-	release, err := l.take(t.Context(), "v")
-	if err != nil {
-		t.Fatal(err)
+// TestHelpCanBePaged: what is asked for goes to stdout.
+func TestHelpCanBePaged(t *testing.T) {
+	var out, complaints strings.Builder
+	if code := Main([]string{"--help"}, &out, &complaints); code != 0 || complaints.Len() > 0 || !strings.Contains(out.String(), "--copy-limit size") {
+		t.Errorf("exit code %d, %q on stdout, %q on stderr", code, out.String(), complaints.String())
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
-	defer cancel()
-	if _, err := l.take(ctx, "v"); status.Code(err) != codes.Aborted {
+}
+
+func TestReadRange(t *testing.T) {
+	for _, c := range []struct {
+		required, limit, want int64
+		code                  codes.Code
+	}{
+		{0, 0, defaultSize, codes.OK},
+		{0, 64 << 20, 64 << 20, codes.OK},
+		{5 << 20, 0, 5 << 20, codes.OK},
+		{5<<20 + 1, 0, 5<<20 + 4096, codes.OK},
+		{1, 0, leastSize, codes.OK},
+		{5<<20 + 1, 5<<20 + 2, 0, codes.OutOfRange},
+		{0, 100, 0, codes.OutOfRange},
+		{2, 1, 0, codes.InvalidArgument},
+		{-1, 0, 0, codes.InvalidArgument},
+		{0, -1, 0, codes.InvalidArgument},
+		{math.MaxInt64, 0, 0, codes.OutOfRange},
+	} {
+		got, err := readRange(&csi.CapacityRange{RequiredBytes: c.required, LimitBytes: c.limit})
+		if got != c.want || status.Code(err) != c.code {
+			t.Errorf("%d..%d: %d, %v", c.required, c.limit, got, err)
+		}
+	}
+}
+
+// TestEphemeralSize: a pod's author chooses the text.
+func TestEphemeralSize(t *testing.T) {
+	for text, want := range map[string]int64{"": defaultSize, "1": leastSize, "5000001": 5001216, "1024Ti": mostSize, "1025Ti": 0, "9223372036854775807": 0} {
+		p := &publishing{id: "v", attributes: map[string]string{sizeKey: text}}
+		got, err := p.ephemeralSize()
+		if got != want || want == 0 && status.Code(err) != codes.OutOfRange {
+			t.Errorf("%q: %d, %v", text, got, err)
+		}
+	}
+}
+
+func TestParseSize(t *testing.T) {
+	for text, want := range map[string]int64{
+		"1": 1, "4096": 4096, "1Ki": 1024, "512Mi": 512 << 20, "2Gi": 2 << 30, "1Ti": 1 << 40, "3k": 3000, "5M": 5e6, "2G": 2e9, "1T": 1e12,
+	} {
+		if got, err := parseSize(text); got != want || err != nil {
+			t.Errorf("%q: %d, %v", text, got, err)
+		}
+	}
+	for _, text := range []string{"", "Gi", "-1", "0", "1.5Gi", "1 Gi", "1gi", "9223372036854775807Ki", "9999999999999999999", "0x10"} {
+		if got, err := parseSize(text); err == nil {
+			t.Errorf("%q is %d", text, got)
+		}
+	}
+}
+
+// scrape reads the metrics as Prometheus does.
+func scrape(t *testing.T, socket string) string {
+	t.Helper()
+	transport := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "unix", socket)
+	}}
+	defer transport.CloseIdleConnections()
+	reply, err := (&http.Client{Transport: transport}).Get("http://driver/metrics")
+	check.Must(t, err)
+	defer func() { _ = reply.Body.Close() }()
+	text, err := io.ReadAll(reply.Body)
+	check.Must(t, err)
+	return string(text)
+}
+
+// TestStreamsAreCounted: those that end well, and those that fail.
+func TestStreamsAreCounted(t *testing.T) {
+	var socket string
+	config, conn, _ := start(t, func(c *Config) {
+		c.CopyLimit = 1 << 30
+		socket = filepath.Dir(c.DataDir) + "/http.sock"
+		c.MetricsListen = "unix:" + socket
+	})
+	first, later, _ := snapshots(t, conn, config.DataDir+"/images")
+	client := csi.NewSnapshotMetadataClient(conn)
+	for _, base := range []string{first, "snap-x"} {
+		_, _ = deltaOf(client.GetMetadataDelta(t.Context(), &csi.GetMetadataDeltaRequest{BaseSnapshotId: base, TargetSnapshotId: later}))
+	}
+	check.Succeeds(t, "metrics are served", func() error { _, err := os.Stat(socket); return err })
+	text := ""
+	check.Eventually(t, "the streams have ended", func() bool {
+		text = scrape(t, socket)
+		return strings.Contains(text, `crust_driver_metadata_streams{method="GetMetadataDelta"} 0`)
+	})
+	for _, want := range []string{
+		`crust_driver_metadata_streams_total{code="OK",method="GetMetadataDelta"} 1`,
+		`crust_driver_metadata_streams_total{code="NotFound",method="GetMetadataDelta"} 1`,
+		`crust_driver_metadata_stream_duration_seconds_count{method="GetMetadataDelta"} 2`,
+		fmt.Sprintf(`crust_driver_metadata_bytes_total{method="GetMetadataDelta"} %v`, float64(leastSize+block)),
+	} {
+		if !strings.Contains(text, want+"\n") {
+			t.Errorf("no %s in\n%s", want, text)
+		}
+	}
+}
+
+// TestStreamsAreBounded: the one too many is refused, and does not wait.
+func TestStreamsAreBounded(t *testing.T) {
+	m := &snapshotMetadata{slots: make(chan struct{}, 1)}
+	m.slots <- struct{}{}
+	if err := m.stream(t.Context(), opened{}, nil, nil, nil); status.Code(err) != codes.ResourceExhausted {
 		t.Error(err)
 	}
-	if other, err := l.take(ctx, "w"); err == nil {
-		other()
+}
+
+// TestMetricsAreDocumented: docs/crust-runc.md lists each one.
+func TestMetricsAreDocumented(t *testing.T) {
+	page, err := os.ReadFile("../../docs/crust-runc.md")
+	check.Must(t, err)
+	m := newMetrics()
+	m.begin("/x")(codes.OK)
+	m.bytes.WithLabelValues("x").Inc()
+	families, err := m.registry.Gather()
+	check.Must(t, err)
+	var named, known []string
+	for _, family := range families {
+		if strings.HasPrefix(family.GetName(), "crust_driver_") {
+			known = append(known, family.GetName())
+		}
 	}
-	release()
-	again, err := l.take(t.Context(), "v")
-	if err != nil {
-		t.Fatal(err)
+	for _, found := range regexp.MustCompile("`(crust_driver_\\w+)`").FindAllStringSubmatch(string(page), -1) {
+		named = append(named, found[1])
 	}
-	again()
+	slices.Sort(named)
+	if !slices.Equal(known, named) {
+		t.Errorf("docs/crust-runc.md lists %v, and there are %v", named, known)
+	}
 }

@@ -2,15 +2,74 @@ package handler
 
 import (
 	"fmt"
+	"io"
+	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
+	"github.com/crust-proxy/crust-proxy/reference/fsops"
 	"github.com/crust-proxy/crust-proxy/test/check"
 )
+
+func TestParseArgs(t *testing.T) {
+	for line, want := range map[string]Invocation{
+		"":          {},
+		"--version": {},
+		"list":      {Command: "list"},
+		"--root /r --log /l --log-format json create --bundle /b --pid-file /p id": {
+			Command: "create", Root: "/r", Log: "/l", LogFormat: "json", Bundle: "/b", Words: []string{"id"}},
+		"--root=/r --log=/l --debug --systemd-cgroup create --bundle=/b id": {
+			Command: "create", Root: "/r", Log: "/l", Bundle: "/b", Words: []string{"id"}},
+		"--rootless auto create -b /b id":                   {Command: "create", Bundle: "/b", Words: []string{"id"}},
+		"create --console-socket --bundle --bundle /b id":   {Command: "create", Bundle: "/b", Words: []string{"id"}},
+		"create --no-pivot --preserve-fds 3 id --bundle /b": {Command: "create", Bundle: "/b", Words: []string{"id"}},
+		"-root /r run -bundle /b id":                        {Command: "run", Root: "/r", Bundle: "/b", Words: []string{"id"}},
+		"exec --process /p id sh -c create":                 {Command: "exec", Words: []string{"id", "sh", "-c", "create"}},
+		"exec -d id sh --bundle /b":                         {Command: "exec", Words: []string{"id", "sh", "--bundle", "/b"}},
+		"--root /r kill create 9":                           {Command: "kill", Root: "/r", Words: []string{"create", "9"}},
+		"create --bundle":                                   {Command: "create"},
+	} {
+		got := ParseArgs(strings.Fields(line))
+		if got.Command != want.Command || got.Root != want.Root || got.Log != want.Log || got.LogFormat != want.LogFormat ||
+			got.Bundle != want.Bundle || !slices.Equal(got.Words, want.Words) {
+			t.Errorf("%q: %+v", line, got)
+		}
+	}
+	in := ParseArgs(strings.Fields("delete -f id --pid-file=/p"))
+	if !in.Has("force", "f") || in.Has("all", "a") || in.Option("pid-file", "") != "/p" {
+		t.Errorf("%+v", in)
+	}
+}
+
+// minuteFreezer are volumes that may be frozen for a minute.
+type minuteFreezer struct{ Volumes }
+
+func (minuteFreezer) Freeze(_ string, timeout time.Duration) error {
+	if timeout <= 0 || timeout > time.Minute {
+		return fsops.ErrOutOfRange
+	}
+	return nil
+}
+
+// A time that is too long for a duration is out of range, not a short one.
+func TestFreezeForTooLong(t *testing.T) {
+	cli := CLI{Name: "crust-test", Open: func() (Volumes, string, error) { return minuteFreezer{}, "", nil }}
+	for seconds, want := range map[int64]int{
+		0: abi.ExitOutOfRange, 60: abi.ExitOK, 61: abi.ExitOutOfRange,
+		18446744074: abi.ExitOutOfRange, math.MaxInt64: abi.ExitOutOfRange,
+	} {
+		if got := cli.Main([]string{abi.Freeze, "/target", fmt.Sprint(seconds)}, io.Discard, io.Discard); got != want {
+			t.Errorf("%d s: exit status %d, want %d", seconds, got, want)
+		}
+	}
+}
 
 // node is a /proc with processes that are added, and a program.
 type node struct {

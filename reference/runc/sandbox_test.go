@@ -2,14 +2,20 @@ package runc
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
 
+	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/oci"
 	"github.com/crust-proxy/crust-proxy/reference/handler"
 	"github.com/crust-proxy/crust-proxy/reference/process"
@@ -121,5 +127,132 @@ func TestOnlyThePodsOwnSandboxHoldsItsVolumes(t *testing.T) {
 		if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v", name, err)
 		}
+	}
+}
+
+func TestPauseIsToldByItsStart(t *testing.T) {
+	found, err := process.Of(os.Getpid())
+	check.Must(t, err)
+	self := pause(found)
+	if self.ended() {
+		t.Fatal("this process does not live")
+	}
+	other := self
+	other.Start++
+	if !other.ended() || !(pause{}).ended() {
+		t.Fatal("a process of another start is taken for the same")
+	}
+	if _, err := other.open("x", abi.Info{}); err == nil {
+		t.Fatal("opened in a process of another start")
+	}
+}
+
+// A process of the pod may write to the sandbox's /dev.
+func TestNoLinkLeadsOutOfASandbox(t *testing.T) {
+	outside, sandbox := t.TempDir(), t.TempDir()
+	check.Must(t, os.MkdirAll(outside+"/volume", 0o700))
+	check.Must(t, os.MkdirAll(sandbox+"/dev/crust/volume", 0o700))
+	root, err := unix.Open(sandbox, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	check.Must(t, err)
+	defer func() { _ = unix.Close(root) }()
+	opens := func() error {
+		fd, err := sys.OpenBeneath(root, places[1:]+"/volume", unix.O_PATH|unix.O_DIRECTORY, inSandbox)
+		if err == nil {
+			_ = unix.Close(fd)
+		}
+		return err
+	}
+	check.Must(t, opens())
+	check.Must(t, os.RemoveAll(sandbox+"/dev/crust"))
+	for _, to := range []string{outside, "/proc/self/root" + outside, "/proc/self/cwd", "../../" + outside} {
+		check.Must(t, os.Symlink(to, sandbox+"/dev/crust"))
+		if err := opens(); err == nil {
+			t.Errorf("a link to %s is followed", to)
+		}
+		dev, err := unix.Open(sandbox+"/dev", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+		check.Must(t, err)
+		if fd, err := place(dev, "crust", unix.O_PATH); err == nil {
+			_ = unix.Close(fd)
+			t.Errorf("a place is made behind a link to %s", to)
+		}
+		_ = unix.Close(dev)
+		check.Must(t, os.Remove(sandbox+"/dev/crust"))
+	}
+}
+
+func TestAPodsLockIsNotWaitedForForEver(t *testing.T) {
+	dir := t.TempDir()
+	var fds [2]int
+	for i := range fds {
+		fd, err := unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+		check.Must(t, err)
+		defer func() { _ = unix.Close(fd) }()
+		fds[i] = fd
+	}
+	check.Must(t, lockWithin(fds[0], time.Second))
+	if err := lockWithin(fds[1], 20*time.Millisecond); err == nil {
+		t.Fatal("locked twice")
+	}
+	check.Must(t, unix.Flock(fds[0], unix.LOCK_UN))
+	check.Must(t, lockWithin(fds[1], time.Second))
+}
+
+func TestDirectoriesHaveTheirModeAtOnce(t *testing.T) {
+	const umask = 0o027
+	before := unix.Umask(umask)
+	defer unix.Umask(before)
+	dir, done := t.TempDir(), make(chan error, 1)
+	go func() {
+		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
+		done <- errors.Join(setApart(), unix.Mkdir(dir+"/apart", 0o777))
+	}()
+	check.Must(t, <-done)
+	is, err := os.Stat(dir + "/apart")
+	if err != nil || is.Mode().Perm() != 0o777 {
+		t.Errorf("%v, %v", is.Mode(), err)
+	}
+	if left := unix.Umask(umask); left != umask {
+		t.Errorf("all others have the umask %o, and had %o", left, umask)
+	}
+}
+
+// Only what was created for the sandbox and waits to be started ends with it.
+func TestOnlyTheSandboxesUnstartedContainersEnd(t *testing.T) {
+	root := t.TempDir()
+	waiting := func(id, sandbox, kind string) {
+		keep(t, root, id, fmt.Sprintf(`{"id":%q,"config":{"labels":["io.kubernetes.cri.sandbox-id=%s","io.kubernetes.cri.container-type=%s"]}}`,
+			id, sandbox, kind))
+		check.Must(t, os.WriteFile(filepath.Join(root, id, "exec.fifo"), nil, 0o600))
+	}
+	waiting("mine", "sandbox", "container")
+	waiting("others", "another", "container")
+	waiting("started", "sandbox", "container")
+	check.Must(t, os.Remove(filepath.Join(root, "started", "exec.fifo")))
+	waiting("sandbox", "sandbox", "sandbox")
+	waiting("odd", "sandbox", "container")
+	check.Must(t, os.WriteFile(filepath.Join(root, "odd", "state.json"), []byte("{"), 0o600))
+	runc := filepath.Join(root, "runc")
+	check.Must(t, os.WriteFile(runc, []byte("#!/bin/sh\necho \"$@\" >>"+root+"/asked\n"), 0o700)) //nolint:gosec // a program
+
+	for _, args := range [][]string{{"--root", root, "delete", "sandbox"}, {"--root", root, "delete", "others"}, {"delete", "sandbox"}, {"--root", root, "delete"}} {
+		check.Must(t, endUnstarted(runc, handler.ParseArgs(args)))
+	}
+	asked, err := os.ReadFile(filepath.Join(root, "asked"))
+	check.Must(t, err)
+	if want := "--root " + root + " delete --force mine\n"; string(asked) != want {
+		t.Errorf("runc was asked %q, not %q", asked, want)
+	}
+	self, err := process.Of(os.Getpid())
+	check.Must(t, err)
+	keep(t, root, "sandbox", fmt.Sprintf(`{"id":"sandbox","init_process_pid":%d,"init_process_start":%d,"config":{"labels":["bundle=/b"]}}`, self.PID, self.Start))
+	check.Must(t, os.Remove(filepath.Join(root, "asked")))
+	check.Must(t, endUnstarted(runc, handler.ParseArgs([]string{"--root", root, "delete", "sandbox"})))
+	if _, err := os.Stat(filepath.Join(root, "asked")); err == nil {
+		t.Error("the containers of a living sandbox, which runc does not delete, were ended")
+	}
+	check.Must(t, os.WriteFile(runc, []byte("#!/bin/sh\necho no >&2; exit 1\n"), 0o700)) //nolint:gosec // a program
+	err = endUnstarted(runc, handler.ParseArgs([]string{"--root", root, "delete", "--force", "sandbox"}))
+	if err == nil || !strings.Contains(err.Error(), "container mine") || !strings.Contains(err.Error(), "no") {
+		t.Errorf("what cannot be ended is told as %v", err)
 	}
 }

@@ -1,0 +1,283 @@
+package fsops
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io/fs"
+	"math"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
+	"github.com/crust-proxy/crust-proxy/reference/process"
+	"github.com/crust-proxy/crust-proxy/test/check"
+)
+
+func places(t *testing.T) (Freezer, int) {
+	t.Helper()
+	f := Freezer{Dir: t.TempDir() + "/frozen"}
+	dir, err := f.open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = dir.Close() })
+	return f, fdOf(dir)
+}
+
+func TestRecordIsKeptLockedAndForgotten(t *testing.T) {
+	f, at := places(t)
+	first, err := lockRecord(at, "device-1-2", time.Second)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := first.read(); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("a new record: %v", err)
+	}
+	want := state{Key: "key", Token: "token", Deadline: 5, Frozen: true, Watchdogs: []process.Process{{PID: 1, Start: 2}}}
+	if err := errors.Join(first.write(&state{Key: "before"}), first.write(&want)); err != nil {
+		t.Fatal(err)
+	}
+	got, err := first.read()
+	if err != nil || got.Key != want.Key || got.Token != want.Token || !got.Frozen || got.Watchdogs[0] != want.Watchdogs[0] {
+		t.Errorf("%+v, %v", got, err)
+	}
+	if _, err := lockRecord(at, "device-1-2", 20*time.Millisecond); !errors.Is(err, errLocked) {
+		t.Errorf("a locked record: %v", err)
+	}
+	// Whoever waits gets a record of that name that is there.
+	taken := make(chan *record)
+	go func() {
+		r, _ := lockRecord(at, "device-1-2", time.Minute)
+		taken <- r
+	}()
+	time.Sleep(20 * time.Millisecond)
+	first.remove()
+	first.close()
+	second := <-taken
+	if err := second.write(&want); err != nil {
+		t.Fatal(err)
+	}
+	second.removeEmpty()
+	if _, err := second.read(); err != nil {
+		t.Errorf("a record that is not empty was removed: %v", err)
+	}
+	second.remove()
+	second.close()
+	if left, err := os.ReadDir(f.Dir); err != nil || len(left) != 0 {
+		t.Errorf("left: %v, %v", left, err)
+	}
+}
+
+func TestFreezeOfWhatCannotBeFrozen(t *testing.T) {
+	f, at := places(t)
+	f.Watchdog = []string{"/nonexistent"}
+	if err := f.Freeze("key", at, time.Minute); err == nil || !strings.Contains(err.Error(), "watchdog") {
+		t.Error(err)
+	}
+	if err := f.Freeze("key", at, 0); !errors.Is(err, ErrOutOfRange) {
+		t.Error(err)
+	}
+	if left, err := os.ReadDir(f.Dir); err != nil || len(left) != 0 {
+		t.Errorf("left: %v, %v", left, err)
+	}
+}
+
+func TestEndEndsTheRightProcess(t *testing.T) {
+	cmd := exec.CommandContext(t.Context(), "sleep", "60")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	is, err := process.Of(cmd.Process.Pid)
+	if err != nil || !is.Lives() {
+		t.Fatal(is, err)
+	}
+	end([]process.Process{{PID: is.PID, Start: is.Start + 1}})
+	if !is.Lives() {
+		t.Error("a process of another start was ended")
+	}
+	end([]process.Process{is, {PID: 1 << 22, Start: 1}})
+	if err := cmd.Wait(); err == nil || !strings.Contains(err.Error(), unix.SIGTERM.String()) {
+		t.Errorf("it was not told to end: %v", err)
+	}
+	if is.Lives() {
+		t.Error("it is alive after its end")
+	}
+}
+
+func TestGroupsWithACopyOfTheSuperblock(t *testing.T) {
+	var have []int64
+	for group := range int64(130) {
+		if hasSuper(group) {
+			have = append(have, group)
+		}
+	}
+	if want := []int64{0, 1, 3, 5, 7, 9, 25, 27, 49, 81, 125}; !slices.Equal(have, want) {
+		t.Errorf("%v instead of %v", have, want)
+	}
+}
+
+func TestBlankDeviceHasNoSuperblock(t *testing.T) {
+	if super, err := readExt(bytes.NewReader(make([]byte, 4096))); super != nil || err != nil {
+		t.Errorf("%+v, %v", super, err)
+	}
+	if _, err := readExt(bytes.NewReader(make([]byte, 1500))); err == nil {
+		t.Error("half a superblock is taken")
+	}
+}
+
+func FuzzSuperblock(f *testing.F) {
+	seed := make([]byte, 2048)
+	seed[extStart+extMagic], seed[extStart+extMagic+1], seed[extStart+extGroupBlocks+1] = 0x53, 0xef, 0x80
+	f.Add(seed, int64(1<<30))
+	f.Fuzz(func(_ *testing.T, raw []byte, device int64) {
+		if super, err := readExt(bytes.NewReader(raw)); err == nil && super != nil && device >= 0 {
+			_ = super.fill(device)
+		}
+	})
+}
+
+func TestXFSLeavesASmallRest(t *testing.T) {
+	is := xfsGeometry{Block: 4096, GroupBlocks: 1000}
+	for blocks, want := range map[int64]uint64{3000: 3000, 3063: 3000, 3064: 3064, 999: 999, 63: 0} {
+		if got := is.fill(blocks*4096 + 100); got != want {
+			t.Errorf("%d blocks: %d instead of %d", blocks, got, want)
+		}
+	}
+}
+
+func TestFilesystemsThatNameOtherDevices(t *testing.T) {
+	for name, c := range map[string]struct {
+		fsType string
+		at     int
+		bytes  []byte
+		want   string
+	}{
+		"ext4":                                {"ext4", extStart + extJournalDev, nil, ""},
+		"ext4 with its journal elsewhere":     {"ext4", extStart + extJournalDev, []byte{0x10, 8}, "journal on another device"},
+		"ext4 whose journal is no file of it": {"ext4", extStart + extJournalIno, []byte{0}, "journal on another device"},
+		"ext3 with its journal elsewhere":     {"ext3", extStart + extJournalDev, []byte{0x10, 8}, "journal on another device"},
+		"btrfs":                               {"btrfs", btrfsStart + btrfsDevicesAt, []byte{1}, ""},
+		"btrfs of two devices":                {"btrfs", btrfsStart + btrfsDevicesAt, []byte{2}, "has 2 devices"},
+		"xfs, with what would be ext4's word": {"xfs", extStart + extJournalDev, []byte{0x10, 8}, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			image := make([]byte, btrfsStart+4096)
+			copy(image[extStart+extMagic:], "\x53\xef")
+			image[extStart+extGroupBlocks] = 1
+			image[extStart+extCompat] = extHasJournal
+			image[extStart+extJournalIno] = 8
+			copy(image[btrfsStart+btrfsMagicAt:], btrfsMagic)
+			copy(image[c.at:], c.bytes)
+			err := oneDevice(bytes.NewReader(image), c.fsType)
+			if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
+				t.Errorf("%v", err)
+			}
+		})
+	}
+	if oneDevice(bytes.NewReader(nil), "ext4") == nil {
+		t.Error("a device that cannot be read is fine")
+	}
+}
+
+// The size of its argument is part of a request's number.
+func TestArgumentsHaveTheSizesOfTheirRequests(t *testing.T) {
+	for name, arg := range map[string]struct {
+		request uint
+		size    uintptr
+	}{
+		"resize":    {btrfsIocResize, unsafe.Sizeof(btrfsVolArgs{})},
+		"dev info":  {btrfsIocDevInfo, unsafe.Sizeof(btrfsDevInfo{})},
+		"fs info":   {btrfsIocFSInfo, unsafe.Sizeof(btrfsFSInfo{})},
+		"geometry":  {xfsIocGeometry, unsafe.Sizeof(xfsGeometry{})},
+		"growfs":    {xfsIocGrowData, unsafe.Sizeof(xfsGrowData{})},
+		"dev stats": {btrfsIocGetDevStats, unsafe.Sizeof(btrfsDevStats{})},
+	} {
+		if want := uintptr(arg.request >> 16 & 0x3fff); arg.size != want {
+			t.Errorf("%s: %d bytes instead of %d", name, arg.size, want)
+		}
+	}
+}
+
+func TestUsageCountsAsDF(t *testing.T) {
+	fs := unix.Statfs_t{Bsize: 4096, Frsize: 512, Blocks: 100, Bfree: 40, Bavail: 30, Files: 10, Ffree: 4}
+	want := []abi.Usage{{Available: 30 * 512, Total: 100 * 512, Used: 60 * 512, Unit: abi.UnitBytes}, {Available: 4, Total: 10, Used: 6, Unit: abi.UnitInodes}}
+	got := usage(&fs)
+	if len(got) != 2 || got[0] != want[0] || got[1] != want[1] {
+		t.Errorf("%+v instead of %+v", got, want)
+	}
+	fs.Files, fs.Ffree = 0, 0
+	if got := usage(&fs); len(got) != 1 {
+		t.Errorf("inodes of a filesystem that has none: %+v", got)
+	}
+	fs.Blocks, fs.Bfree, fs.Bavail = math.MaxUint64, math.MaxUint64, 1
+	if got := usage(&fs)[0]; got.Total != math.MaxInt64 || got.Used != 0 || got.Available != 512 {
+		t.Errorf("a huge one: %+v", got)
+	}
+	fs.Blocks, fs.Bfree = 1, 2
+	if got := usage(&fs)[0]; got.Used != 0 {
+		t.Errorf("more free than there is: %+v", got)
+	}
+}
+
+func TestForgottenFreezeHidesNothing(t *testing.T) {
+	whole := report(nil, nil).Condition
+	addHeld(whole)
+	if !whole.Abnormal || whole.Reason != abi.ReasonFrozen || whole.Message == "" {
+		t.Errorf("%+v", whole)
+	}
+	broken := report(nil, []fault{{abi.ReasonErrors, "errors"}, {abi.ReasonShutDown, "shut down"}}).Condition
+	addHeld(broken)
+	if broken.Reason != abi.ReasonShutDown || broken.Message != "errors; shut down; "+whole.Message {
+		t.Errorf("%+v", broken)
+	}
+}
+
+// TestGrowthIsNotCutOff ends the caller's context while resize2fs is at work: a
+// filesystem that is half grown may be lost. No limit ends it either.
+func TestGrowthIsNotCutOff(t *testing.T) {
+	dir := t.TempDir()
+	device, begun, more := filepath.Join(dir, "device"), filepath.Join(dir, "begun"), filepath.Join(dir, "more")
+	image := make([]byte, 1<<20)
+	copy(image[extStart+extMagic:], "\x53\xef")
+	image[extStart+extGroupBlocks+1] = 0x80
+	check.Must(t, os.WriteFile(device, image, 0o600))
+	// A confined program can write to no file but the device; it can set times.
+	check.Must(t, os.WriteFile(begun, nil, 0o600))
+	check.Must(t, os.Chtimes(begun, time.Time{}, time.Unix(0, 0)))
+	check.Must(t, unix.Mkfifo(more, 0o600))
+	for name, script := range map[string]string{
+		"e2fsck": "exit 1", "resize2fs": "touch -c " + begun + "; read _ < " + more +
+			"; [ \"$(ulimit -t) $(ulimit -v) $(read -r oom </proc/self/oom_score_adj; echo $((oom < 1000)))\" = 'unlimited unlimited 1' ] && echo grown 1<> " + device,
+	} {
+		check.Must(t, os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/sh\n"+script+"\n"), 0o755)) //nolint:gosec // a program
+	}
+	t.Setenv("PATH", dir)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	done := make(chan error, 1)
+	go func() { done <- GrowUnmounted(ctx, device, "ext4") }()
+	check.Eventually(t, "resize2fs was begun", func() bool {
+		info, err := os.Stat(begun)
+		return err == nil && info.ModTime().Unix() != 0
+	})
+	cancel()
+	// Open for both, it waits for no reader: there may be none any more.
+	fifo, err := os.OpenFile(more, os.O_RDWR, 0)
+	check.Must(t, err)
+	defer func() { _ = fifo.Close() }()
+	_, err = fifo.WriteString("\n")
+	check.Must(t, err)
+	check.Must(t, <-done)
+	if is, err := os.ReadFile(device); err != nil || !strings.HasPrefix(string(is), "grown\n") {
+		t.Errorf("resize2fs did not end its work: %.20q, %v", is, err)
+	}
+}
