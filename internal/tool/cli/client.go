@@ -15,6 +15,8 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/spf13/cobra"
+
 	"github.com/crust-proxy/crust-proxy/internal/tool/doctor"
 	"github.com/crust-proxy/crust-proxy/internal/tool/printer"
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
@@ -79,8 +81,11 @@ func (d *daemon) call(ctx context.Context, f func(context.Context, *client) erro
 	return errors.Join(c.explain(f(ctx, c)), c.conn.Close())
 }
 
-// ask makes one call: method is a method of the Admin API's client.
-func ask[Req, Resp any](ctx context.Context, d *daemon, method func(adminv1.AdminClient, context.Context, Req, ...grpc.CallOption) (Resp, error), req Req) (Resp, error) {
+// adminMethod is a method of the Admin API's client.
+type adminMethod[Req, Resp any] func(adminv1.AdminClient, context.Context, Req, ...grpc.CallOption) (Resp, error)
+
+// ask makes one call.
+func ask[Req, Resp any](ctx context.Context, d *daemon, method adminMethod[Req, Resp], req Req) (Resp, error) {
 	var got Resp
 	err := d.call(ctx, func(ctx context.Context, c *client) (err error) {
 		got, err = method(c, ctx, req)
@@ -89,8 +94,9 @@ func ask[Req, Resp any](ctx context.Context, d *daemon, method func(adminv1.Admi
 	return got, err
 }
 
-// printResult prints the answer of a call: encoded for a program, or by people.
-func printResult[M proto.Message](out *printer.Printer, got M, err error, people func(M) error) error {
+// run makes one call and prints its answer: encoded for a program, or by people.
+func run[Req any, Resp proto.Message](cmd *cobra.Command, d *daemon, out *printer.Printer, method adminMethod[Req, Resp], req Req, people func(Resp) error) error {
+	got, err := ask(cmd.Context(), d, method, req)
 	if err != nil {
 		return err
 	}

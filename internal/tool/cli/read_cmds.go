@@ -68,7 +68,10 @@ func getCmd(d *daemon, view *volumeView) *cobra.Command {
 				return list(cmd.Context(), d, view, &adminv1.ListVolumesRequest{})
 			}
 			got, err := ask(cmd.Context(), d, adminv1.AdminClient.GetVolume, &adminv1.GetVolumeRequest{Volume: args[0]})
-			return printResult(view.out, got.GetVolume(), err, view.describe)
+			if err != nil {
+				return err
+			}
+			return view.out.Result(got.GetVolume(), func() error { return view.describe(got.GetVolume()) })
 		},
 	}
 }
@@ -79,8 +82,7 @@ func statsCmd(d *daemon, view *volumeView) *cobra.Command {
 		Example: "  crustctl stats /var/lib/kubelet/pods/UID/volumes/kubernetes.io~csi/pvc-1/mount",
 		Args:    command.Arguments("VOLUME"), ValidArgsFunction: completeVolume(d),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			got, err := ask(cmd.Context(), d, adminv1.AdminClient.GetVolumeStats, &adminv1.GetVolumeStatsRequest{Volume: args[0]})
-			return printResult(view.out, got, err, view.stats)
+			return run(cmd, d, view.out, adminv1.AdminClient.GetVolumeStats, &adminv1.GetVolumeStatsRequest{Volume: args[0]}, view.stats)
 		},
 	}
 }
@@ -91,8 +93,7 @@ func handlersCmd(d *daemon, out *printer.Printer) *cobra.Command {
 		Example: "  crustctl handlers",
 		Args:    command.Arguments(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			got, err := ask(cmd.Context(), d, adminv1.AdminClient.ListHandlers, &adminv1.ListHandlersRequest{})
-			return printResult(out, got, err, func(got *adminv1.ListHandlersResponse) error {
+			return run(cmd, d, out, adminv1.AdminClient.ListHandlers, &adminv1.ListHandlersRequest{}, func(got *adminv1.ListHandlersResponse) error {
 				text, t := printer.Text, printer.NewTable("NAME", "HEALTHY", "VOLUMES", "BOUND", "PROBLEM")
 				for _, h := range got.GetHandlers() {
 					t.Add(text(h.GetName()), printer.YesNo(h.GetHealthy()), text(number(h.GetVolumes())), text(number(h.GetBound())), text(h.GetProblem()))
@@ -109,8 +110,7 @@ func driversCmd(d *daemon, view *volumeView) *cobra.Command {
 		Example: "  crustctl drivers -o wide",
 		Args:    command.Arguments(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			got, err := ask(cmd.Context(), d, adminv1.AdminClient.ListDrivers, &adminv1.ListDriversRequest{})
-			return printResult(view.out, got, err, view.drivers)
+			return run(cmd, d, view.out, adminv1.AdminClient.ListDrivers, &adminv1.ListDriversRequest{}, view.drivers)
 		},
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -31,8 +32,7 @@ device must have been grown before: crustctl does not grow devices. --size and
 			if err := sizes(req, atLeast, limit); err != nil {
 				return command.WrongUsage(cmd, err)
 			}
-			got, err := ask(cmd.Context(), d, adminv1.AdminClient.ExpandVolume, req)
-			return printResult(out, got, err, func(got *adminv1.ExpandVolumeResponse) error {
+			return run(cmd, d, out, adminv1.AdminClient.ExpandVolume, req, func(got *adminv1.ExpandVolumeResponse) error {
 				n := got.GetCapacityBytes()
 				return out.Line(fmt.Sprintf("The filesystem has %s now (%d bytes).", show.Size(n), n))
 			})
@@ -73,8 +73,7 @@ that is made in between is consistent if thaw succeeds afterwards.`,
 			if most < time.Second || most%time.Second != 0 {
 				return command.WrongUsage(cmd, errors.New("--for needs whole seconds, such as 30s"))
 			}
-			got, err := ask(cmd.Context(), d, adminv1.AdminClient.FreezeVolume, &adminv1.FreezeVolumeRequest{Volume: args[0], Timeout: durationpb.New(most)})
-			return printResult(out, got, err, func(*adminv1.FreezeVolumeResponse) error {
+			return run(cmd, d, out, adminv1.AdminClient.FreezeVolume, &adminv1.FreezeVolumeRequest{Volume: args[0], Timeout: durationpb.New(most)}, func(*adminv1.FreezeVolumeResponse) error {
 				return out.Line(fmt.Sprintf("The volume holds all writes, for %s at most: thaw it before.", most))
 			})
 		},
@@ -91,8 +90,7 @@ up to now: then what was copied meanwhile may be of different times.`,
 		Example: "  crustctl thaw 3f1c9a0b52de",
 		Args:    command.Arguments("VOLUME"), ValidArgsFunction: completeVolume(d),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			got, err := ask(cmd.Context(), d, adminv1.AdminClient.ThawVolume, &adminv1.ThawVolumeRequest{Volume: args[0]})
-			return printResult(out, got, err, func(*adminv1.ThawVolumeResponse) error {
+			return run(cmd, d, out, adminv1.AdminClient.ThawVolume, &adminv1.ThawVolumeRequest{Volume: args[0]}, func(*adminv1.ThawVolumeResponse) error {
 				return out.Line("The volume takes writes again; it was frozen up to now.")
 			})
 		},
@@ -113,8 +111,7 @@ you know that nobody writes: nothing else can tell.`,
 		Args:    command.Arguments("VOLUME"), ValidArgsFunction: completeVolume(d),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			req.Volume = args[0]
-			got, err := ask(cmd.Context(), d, adminv1.AdminClient.ReleaseVolume, req)
-			return printResult(out, got, err, func(got *adminv1.ReleaseVolumeResponse) error {
+			return run(cmd, d, out, adminv1.AdminClient.ReleaseVolume, req, func(got *adminv1.ReleaseVolumeResponse) error {
 				if got.GetHeldBy() != "" {
 					return out.Line("The volume is released. Its device is still open in " + got.GetHeldBy() + ": end that before the device is used again.")
 				}
@@ -148,8 +145,7 @@ process that is not known to be an orphan.`,
 			if err := confirm(cmd, keys, yes, describeOrphans(found, time.Now())); err != nil {
 				return err
 			}
-			got, err := ask(cmd.Context(), d, adminv1.AdminClient.EndOrphans, req)
-			return printResult(out, got, err, func(got *adminv1.EndOrphansResponse) error {
+			return run(cmd, d, out, adminv1.AdminClient.EndOrphans, req, func(got *adminv1.EndOrphansResponse) error {
 				return out.Line(fmt.Sprintf("%d processes were ended. No process has the device open any more.", len(got.GetOrphans())))
 			})
 		},
@@ -194,20 +190,14 @@ func reconcileCmd(d *daemon, out *printer.Printer) *cobra.Command {
 		Args:    command.Arguments(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			got, err := ask(cmd.Context(), d, adminv1.AdminClient.Reconcile, &adminv1.ReconcileRequest{})
-			err = printResult(out, got, err, func(got *adminv1.ReconcileResponse) error { return printRepairs(out, got) })
-			if err != nil {
-				return err
+			if err == nil {
+				err = out.Result(got, func() error { return printRepairs(out, got) })
 			}
-			failed := 0
-			for _, r := range got.GetRepairs() {
-				if r.GetError() != "" {
-					failed++
-				}
+			failed := slices.DeleteFunc(got.GetRepairs(), func(r *adminv1.Repair) bool { return r.GetError() == "" })
+			if err == nil && len(failed) > 0 {
+				err = repairsFailed(len(failed), len(got.GetRepairs()))
 			}
-			if failed > 0 {
-				return repairsFailed(failed, len(got.GetRepairs()))
-			}
-			return nil
+			return err
 		},
 	}
 }
