@@ -50,17 +50,15 @@ func (d Daemon) fetchStats(ctx context.Context, id string) StatsFetched {
 
 // poll asks the daemon for what the watch does not report. A part that fails is left out,
 // because an older daemon lacks some calls. The error is that of listing the volumes.
-func (d Daemon) poll(ctx context.Context, settings Settings, health bool) (e Polled, err error) {
+func (d Daemon) poll(ctx context.Context, settings Settings) (e Polled, err error) {
 	ctx, cancel := context.WithTimeout(ctx, d.Timeout)
 	defer cancel()
 	req := &adminv1.ListVolumesRequest{Driver: settings.Driver, Handler: settings.Handler}
 	e.Volumes, err = ListVolumes(ctx, d, req)
-	if health {
-		e.Node, _ = d.GetNode(ctx, &adminv1.GetNodeRequest{})
-		handlers, _ := d.ListHandlers(ctx, &adminv1.ListHandlersRequest{})
-		e.Handlers = handlers.GetHandlers()
-		e.Drivers, _ = d.ListDrivers(ctx, &adminv1.ListDriversRequest{})
-	}
+	e.Node, _ = d.GetNode(ctx, &adminv1.GetNodeRequest{})
+	handlers, _ := d.ListHandlers(ctx, &adminv1.ListHandlersRequest{})
+	e.Handlers = handlers.GetHandlers()
+	e.Drivers, _ = d.ListDrivers(ctx, &adminv1.ListDriversRequest{})
 	e.At = time.Now()
 	return e, err
 }
@@ -75,13 +73,8 @@ func ListVolumes(ctx context.Context, c adminv1.AdminClient, req *adminv1.ListVo
 			return nil, err
 		}
 		all = append(all, page.GetVolumes()...)
-		switch next := page.GetNextPageToken(); next {
-		case "":
+		if req.PageToken = page.GetNextPageToken(); req.GetPageToken() == "" {
 			return all, nil
-		case req.GetPageToken():
-			return nil, status.Error(codes.Internal, "the daemon gave the same page twice")
-		default:
-			req.PageToken = next
 		}
 	}
 }
@@ -242,7 +235,7 @@ func (m *model) command(effect Effect) tea.Cmd {
 	case Poll:
 		return func() tea.Msg {
 			// The watch reports when the daemon is away, but not when it hangs.
-			polled, err := m.daemon.poll(m.ctx, m.state.settings, effect.Health)
+			polled, err := m.daemon.poll(m.ctx, m.state.settings)
 			polled.Unanswered = status.Code(err) == codes.DeadlineExceeded
 			return polled
 		}

@@ -11,8 +11,6 @@ const (
 	maxConcurrent = 4
 	// maxBackoff bounds the pause after failures of one sandbox.
 	maxBackoff = time.Minute
-	// healthEvery is how often the daemon is asked for handlers and drivers.
-	healthEvery = 15 * time.Second
 )
 
 // schedule decides when sandboxes are asked for fresh numbers, and the daemon for
@@ -22,8 +20,8 @@ type schedule struct {
 	limit    int // how many sandboxes may be asked at once
 	fetching map[string]request
 
-	polling              bool
-	nextPoll, nextHealth time.Time
+	polling  bool
+	nextPoll time.Time
 	// silent is since when the daemon has been asked and has not answered; zero if it has.
 	silent time.Time
 }
@@ -112,11 +110,7 @@ func (s *schedule) poll(now time.Time) []Effect {
 	if s.silent.IsZero() {
 		s.silent = now
 	}
-	health := !now.Before(s.nextHealth)
-	if health {
-		s.nextHealth = now.Add(healthEvery)
-	}
-	return []Effect{Poll{Health: health}}
+	return []Effect{Poll{}}
 }
 
 // polled ends a request to the daemon. concurrency is how many requests its relay allows at
@@ -134,5 +128,5 @@ func (s *schedule) polled(e Polled, concurrency int) {
 
 // pollNow makes a poll due; the daemon has just answered.
 func (s *schedule) pollNow() {
-	s.nextPoll, s.nextHealth, s.silent = time.Time{}, time.Time{}, time.Time{}
+	s.nextPoll, s.silent = time.Time{}, time.Time{}
 }

@@ -227,10 +227,7 @@ type Effect any
 type FetchStats struct{ ID string }
 
 // Poll asks the daemon for what the watch does not report.
-type Poll struct {
-	// Health asks for the node, handlers and drivers, too.
-	Health bool
-}
+type Poll struct{}
 
 // Quit ends the program.
 type Quit = tea.QuitMsg
