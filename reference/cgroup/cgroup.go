@@ -1,5 +1,5 @@
-// Package cgroup moves processes into control groups: out of the one in which they
-// happened to be started, or into that of the pod whose they are.
+// Package cgroup moves processes between control groups: out of the group in which they
+// were started, or into the group of their pod.
 package cgroup
 
 import (
@@ -17,12 +17,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Move moves a process into the group of this name at the top of each hierarchy: the
-// one of cgroup v2, and all of v1. It creates the groups. A process that is in the
-// root group of a hierarchy stays there: nobody ends or freezes that group.
+// Move moves a process into the group with this name at the top of each hierarchy (cgroup
+// v2, and all of v1), and creates the groups. A process in the root group of a hierarchy
+// stays there: nobody ends or freezes that group.
 //
-// An error says from where the process could not be moved. Every other hierarchy is
-// done all the same. A process that has ended is no error.
+// The error names the hierarchies that failed; the others are done. A process that has
+// ended is not an error.
 func Move(pid int, name string) error { return move("/proc", pid, name) }
 
 func move(proc string, pid int, name string) error {
@@ -51,8 +51,8 @@ type group struct {
 
 func (g group) String() string { return strings.TrimPrefix(g.controllers+":"+g.path, ":") }
 
-// foreign tells whether the process is to leave the group. The root is that of the mount
-// by which the hierarchy is seen.
+// foreign reports whether the process has to leave the group. root is the root of the mount
+// through which the hierarchy is visible.
 func (g group) foreign(root, name string) bool {
 	return g.path != "/" && g.path != root && g.path != filepath.Join(root, name)
 }
@@ -76,7 +76,7 @@ func groupsOf(proc string, pid int) (groups []group, err error) {
 	return groups, nil
 }
 
-// hierarchies lists the mounts of control groups that this process sees.
+// hierarchies lists the cgroup mounts that are visible to this process.
 func hierarchies(proc string) ([]*mountinfo.Info, error) {
 	raw, err := os.ReadFile(filepath.Join(proc, "self/mountinfo")) //nolint:gosec // the kernel's own file
 	if err != nil {
@@ -124,7 +124,7 @@ func enter(m *mountinfo.Info, name string, pid int) error {
 	return os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte(strconv.Itoa(pid)), 0o600)
 }
 
-// isIn tells whether a mount shows the hierarchy of the group.
+// isIn reports whether a mount is of the hierarchy of the group.
 func (g group) isIn(m *mountinfo.Info) bool {
 	if g.controllers == "" {
 		return m.FSType == "cgroup2"
@@ -135,7 +135,7 @@ func (g group) isIn(m *mountinfo.Info) bool {
 	})
 }
 
-// inherit gives a group the setting of its parent, unless it has one.
+// inherit copies a setting from the parent group if the group has none.
 func inherit(parent, child, file string) error {
 	own, err := os.ReadFile(filepath.Join(child, file)) //nolint:gosec // below the hierarchy's mount
 	if err != nil || len(bytes.TrimSpace(own)) > 0 {
@@ -148,8 +148,8 @@ func inherit(parent, child, file string) error {
 	return os.WriteFile(filepath.Join(child, file), value, 0o600) //nolint:gosec // below the hierarchy's mount
 }
 
-// Path is the path of a group from the top of its hierarchy, as the cgroupsPath of an OCI
-// spec has it. systemd's form slice:prefix:name is the group that systemd would make.
+// Path returns the path of a group from the top of its hierarchy for the cgroupsPath of an
+// OCI spec. For the form slice:prefix:name it is the group that systemd would make.
 func Path(cgroupsPath string) string {
 	parts := strings.Split(cgroupsPath, ":")
 	if len(parts) != 3 {
@@ -182,8 +182,7 @@ func Join(pid int, path string) error {
 	return err
 }
 
-// Remove removes the groups at a path. It waits for processes that were killed, at most so
-// long.
+// Remove removes the groups at a path. It waits at most this long for killed processes.
 func Remove(path string, most time.Duration) error {
 	mounts, err := writable("/proc")
 	errs := []error{err}
@@ -201,7 +200,7 @@ func Remove(path string, most time.Duration) error {
 	return errors.Join(errs...)
 }
 
-// Files lists the files of this name that the groups at a path have.
+// Files lists the existing files with this name in the groups at a path.
 func Files(path, name string) (files []string) {
 	mounts, _ := writable("/proc") // without any there is no such file
 	for _, m := range mounts {

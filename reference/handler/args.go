@@ -1,6 +1,5 @@
-// Package handler is what the reference runtime handlers have in common: runc's
-// command line and its log, the configuration, the commands about volumes, and how
-// a process and a device are known for what they are.
+// Package handler is what the reference runtime handlers share: runc's command line and log,
+// the configuration, the commands about volumes, and checks of devices.
 package handler
 
 import (
@@ -13,16 +12,16 @@ import (
 	"time"
 )
 
-// Invocation is a command line as runc has it.
+// Invocation is a command line of runc.
 type Invocation struct {
-	// Command is the sub-command, or "" where there is none.
+	// Command is the sub-command, or "".
 	Command string
-	// Root is a global option that a question to runc must carry too; Log and
-	// LogFormat say where containerd looks for the error of a failure.
+	// Root is passed on with queries to runc. Log and LogFormat say where containerd reads
+	// the error of a failure.
 	Root, Log, LogFormat string
 	// Bundle is the container's bundle, as given.
 	Bundle string
-	// Options are the command's options by their names, and Words what is none.
+	// Options are the command's options by name; Words are the other arguments.
 	Options map[string]string
 	Words   []string
 }
@@ -63,7 +62,7 @@ func ParseArgs(args []string) Invocation {
 	return in
 }
 
-// Option gives the value of an option that has two names.
+// Option returns the value of an option with two names.
 func (in Invocation) Option(long, short string) string {
 	if value, given := in.Options[long]; given {
 		return value
@@ -71,15 +70,14 @@ func (in Invocation) Option(long, short string) string {
 	return in.Options[short]
 }
 
-// Has tells whether a switch was given.
+// Has reports whether a switch was given.
 func (in Invocation) Has(long, short string) bool {
 	_, one := in.Options[long]
 	_, other := in.Options[short]
 	return one || other
 }
 
-// options reads options until a word that is none, and gives what is left from
-// there on.
+// options reads options up to the first other word, and returns the rest.
 func options(args, withValue []string, into map[string]string) []string {
 	for len(args) > 0 {
 		word := args[0]
@@ -99,22 +97,22 @@ func options(args, withValue []string, into map[string]string) []string {
 	return nil
 }
 
-// Teller says what happened where runc's callers look: containerd reads the log
-// file that it names on the command line, people see the standard error.
-type Teller struct {
-	// Name is the program's.
+// Reporter reports errors where runc's callers look for them: containerd reads the log file
+// that it named on the command line, people read standard error.
+type Reporter struct {
+	// Name is the name of the program.
 	Name   string
 	In     Invocation
 	Stderr io.Writer
 }
 
-// Fail tells why nothing was done.
-func (t Teller) Fail(err error) { t.tell("error", err.Error()) }
+// Fail reports why nothing was done.
+func (t Reporter) Fail(err error) { t.write("error", err.Error()) }
 
-// Warn tells what does not keep the container from starting.
-func (t Teller) Warn(text string) { t.tell("warning", text) }
+// Warn reports a problem that does not keep the container from starting.
+func (t Reporter) Warn(text string) { t.write("warning", text) }
 
-func (t Teller) tell(level, text string) {
+func (t Reporter) write(level, text string) {
 	text = t.Name + ": " + text
 	_, _ = fmt.Fprintln(t.Stderr, text)
 	if t.In.Log == "" {

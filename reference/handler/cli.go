@@ -20,15 +20,15 @@ import (
 	"github.com/crust-proxy/crust-proxy/reference/fsops"
 )
 
-// Volumes is what can be asked about the volumes that sandboxes have.
+// Volumes are the operations on volumes in sandboxes.
 type Volumes interface {
-	// Stats measures the filesystem now; it tells which sandbox was asked, too.
+	// Stats measures the filesystem now, and returns the sandbox that answered.
 	Stats(target string) (reply abi.StatsReply, sandbox string, err error)
-	// Resize makes the filesystem as large as its device, and gives that size.
+	// Resize makes the filesystem as large as its device, and returns that size.
 	Resize(target string, least, most int64) (int64, error)
-	// Freeze holds all writes until Thaw, or until the time is over.
+	// Freeze blocks all writes until Thaw, or until the timeout.
 	Freeze(target string, timeout time.Duration) error
-	// Thaw lets writes go on.
+	// Thaw ends a freeze.
 	Thaw(target string) error
 	// ThawExpired thaws volumes that are frozen although their time is over.
 	ThawExpired() abi.ThawExpiredReply
@@ -36,9 +36,9 @@ type Volumes interface {
 
 // CLI is a program's commands about volumes.
 type CLI struct {
-	// Name is the program's, About what it is, and Config where it is configured.
+	// Name, About and Config are the name, description and configuration file for the help.
 	Name, About, Config string
-	// Open gives the volumes, and the path by which the program is known.
+	// Open returns the volumes and the path of the program.
 	Open func() (volumes Volumes, program string, err error)
 }
 
@@ -61,15 +61,15 @@ Configuration: %[3]s.
 
 // The kinds of errors that have an exit status of their own.
 var (
-	// ErrUsage is a command line that cannot be meant.
+	// ErrUsage: the command line is invalid.
 	ErrUsage = errors.New("bad arguments")
-	// ErrGone is a sandbox that has ended.
+	// ErrGone: the sandbox has ended.
 	ErrGone = errors.New("the sandbox has ended")
-	// ErrNoSandbox says that no live sandbox has the volume.
+	// ErrNoSandbox: no live sandbox has the volume.
 	ErrNoSandbox = errors.New("no live sandbox has the volume mounted")
 )
 
-// Main runs a command about volumes and gives its exit status.
+// Main runs a command about volumes and returns its exit status.
 func (c CLI) Main(args []string, stdout, stderr io.Writer) int {
 	if len(args) == 1 && (args[0] == "help" || args[0] == "--help" || args[0] == "-h") {
 		_, _ = fmt.Fprintf(stdout, usage, c.Name, c.About, c.Config)
@@ -85,7 +85,7 @@ func (c CLI) Main(args []string, stdout, stderr io.Writer) int {
 	return ExitStatus(err)
 }
 
-// removable asks whether this program can be removed from the node.
+// removable is the command that checks whether this program can be removed from the node.
 const removable = "removable"
 
 var argumentCount = map[string]int{
@@ -144,7 +144,7 @@ func askVolume(v Volumes, command string, args []string) (any, error) {
 		size, err := v.Resize(target, numbers[0], numbers[1])
 		return abi.ResizeReply{CapacityBytes: size}, err
 	case abi.Freeze:
-		// More seconds than a duration holds are no fewer for the volumes to refuse.
+		// A time.Duration overflows: pass its largest value, which the volumes refuse.
 		seconds := min(numbers[0], int64(math.MaxInt64/time.Second))
 		return struct{}{}, v.Freeze(target, time.Duration(seconds)*time.Second)
 	default:
@@ -164,7 +164,7 @@ func readNumbers(args []string) ([]int64, error) {
 	return numbers, nil
 }
 
-// ExitStatus is how the program ends with an error, and so says of which kind it is.
+// ExitStatus returns the exit status for a kind of error.
 func ExitStatus(err error) int {
 	switch {
 	case err == nil:
@@ -184,11 +184,11 @@ func ExitStatus(err error) int {
 	}
 }
 
-// mostUsers bounds how many users of the program an error names.
+// mostUsers bounds the number of users of the program in an error.
 const mostUsers = 20
 
-// unused refuses while containers run by this program: their runtime would find no
-// program any more to exec into them, to kill and to delete them.
+// unused fails while containers run under this program: without it their runtime could not
+// exec into them, kill or delete them.
 func unused(proc, program string) error {
 	users, err := usersOf(proc, program)
 	if err != nil {
@@ -206,10 +206,10 @@ func unused(proc, program string) error {
 		"delete their pods, or drain the node, and try again", program, text)
 }
 
-// usersOf lists who will call the program again: containerd's shims, by the options that
-// lie in the directory in which they run, and conmon, which CRI-O and podman have for each
-// container, by its command line. An error is one of reading /proc as a whole: a process
-// may end at any time.
+// usersOf lists the processes that will call the program again: containerd's shims, by the
+// options file in their working directory, and conmon, which CRI-O and podman run for each
+// container, by its command line. A process may end at any time: only an error of reading
+// /proc as a whole is returned.
 func usersOf(proc, program string) (users []string, err error) {
 	entries, err := os.ReadDir(proc)
 	if err != nil {
@@ -230,7 +230,7 @@ func usersOf(proc, program string) (users []string, err error) {
 	return slices.Compact(users), nil
 }
 
-// shimsSandbox gives the sandbox of a shim of containerd that uses the program. Such a
+// shimsSandbox returns the sandbox of a containerd shim that uses the program, or "". The
 // shim runs in the bundle of its sandbox.
 func shimsSandbox(dir, program string) string {
 	raw, err := sys.ReadSmall(dir+"/cwd/options.json", 64<<10)
@@ -250,7 +250,7 @@ func shimsSandbox(dir, program string) string {
 	return filepath.Base(bundle)
 }
 
-// conmonsContainer gives the container of a conmon that uses the program.
+// conmonsContainer returns the container of a conmon that uses the program, or "".
 func conmonsContainer(dir, program string) string {
 	raw, err := os.ReadFile(dir + "/cmdline") //nolint:gosec // root asks about the node's own processes
 	if err != nil {
@@ -266,7 +266,7 @@ func conmonsContainer(dir, program string) string {
 	return "of unknown id"
 }
 
-// flagOf gives the value of a flag of a command line, or "".
+// flagOf returns the value of a flag of a command line, or "".
 func flagOf(args []string, short, long string) string {
 	for i, arg := range args {
 		if value, ok := strings.CutPrefix(arg, long+"="); ok {
@@ -279,8 +279,8 @@ func flagOf(args []string, short, long string) string {
 	return ""
 }
 
-// isProgram tells whether a configured runtime is the program: by its path, by another
-// one that leads to it, or as a name in PATH.
+// isProgram reports whether a configured runtime is the program: by its path, by a link to
+// it, or by name in PATH.
 func isProgram(configured, program string) bool {
 	if configured == "" {
 		return false

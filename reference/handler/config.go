@@ -14,9 +14,8 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 )
 
-// ReadConfig reads a small JSON file into a configuration that has its defaults: the
-// file that is named, or else the usual one, which need not exist. Unknown keys are
-// errors.
+// ReadConfig reads a JSON file into a configuration that holds the defaults: the named file,
+// or else the usual one, which may be missing. Unknown keys are errors.
 func ReadConfig(named, usual string, into any) (file string, err error) {
 	if file = named; file == "" {
 		file = usual
@@ -52,7 +51,7 @@ func decodeOne(from io.Reader, into any) error {
 	return nil
 }
 
-// inTermsOfTheFile says of the decoder's error which key it is about and what that takes.
+// inTermsOfTheFile rewords an error of the decoder: which key is wrong, and what it accepts.
 func inTermsOfTheFile(err error) error {
 	text := err.Error()
 	if key, unknown := strings.CutPrefix(text, "json: unknown field "); unknown {
@@ -70,7 +69,7 @@ func inTermsOfTheFile(err error) error {
 	return fmt.Errorf("%s: %s cannot stand here; it takes %s", wrong.Field, is, sys.KindWord(wrong.Type))
 }
 
-// CheckPaths sees that paths of the configuration are absolute and clean, or not given.
+// CheckPaths checks that the paths of the configuration are empty, or absolute and clean.
 func CheckPaths(file string, paths map[string]string) error {
 	for key, path := range paths {
 		if path != "" && (!filepath.IsAbs(path) || filepath.Clean(path) != path) {
@@ -80,7 +79,7 @@ func CheckPaths(file string, paths map[string]string) error {
 	return nil
 }
 
-// OwnProgram is the path of this program, unless another one is configured.
+// OwnProgram returns the configured path of this program, by default its own.
 func OwnProgram(configured string) (string, error) {
 	if configured != "" {
 		return configured, nil

@@ -33,8 +33,8 @@ func ReadSpec(bundle string) (*specs.Spec, error) {
 	return spec, nil
 }
 
-// Attach calls mount once for each volume that a container mounts, and tells the broker that
-// the sandbox has it. process is the note by which the sandbox is known again.
+// Attach calls mount once for each volume of a container, and then records the binding for
+// the broker. process is stored as the note that identifies the sandbox later.
 func Attach(found []*oci.Mount, binding oci.Binding, process any, mount func(volume string, info abi.Info) error) (err error) {
 	if binding.Note, err = json.Marshal(process); err != nil {
 		return err
@@ -57,7 +57,7 @@ func Attach(found []*oci.Mount, binding oci.Binding, process any, mount func(vol
 	return nil
 }
 
-// RefuseShared refuses mounts of volumes in which the node is to see what is mounted.
+// RefuseShared refuses mounts of volumes that would propagate mounts to the node.
 func RefuseShared(spec *specs.Spec, found []*oci.Mount) error {
 	for _, m := range found {
 		options := spec.Mounts[m.Index].Options
@@ -69,7 +69,7 @@ func RefuseShared(spec *specs.Spec, found []*oci.Mount) error {
 	return nil
 }
 
-// CloseAll closes what was found.
+// CloseAll closes all mounts.
 func CloseAll(found []*oci.Mount) error {
 	var errs []error
 	for _, m := range found {
@@ -87,8 +87,8 @@ func VolumeError(m *oci.Mount, err error) error {
 	return fmt.Errorf("volume %s (for %s): %w", name, m.Destination, err)
 }
 
-// OpenDevice opens the volume's device and sees that it is the one that the broker
-// claimed. While it is open its number cannot be given to another one.
+// OpenDevice opens the volume's device and checks that it is the one that the broker
+// claimed. Its number cannot be reused while it is open.
 func OpenDevice(info abi.Info) (int, error) {
 	mode := unix.O_RDWR
 	if info.ReadOnly() {
@@ -125,16 +125,15 @@ func checkDevice(fd int, info abi.Info) error {
 }
 
 const (
-	// busyTime is how long a device may be in use by an attempt that was killed or by a
-	// sandbox that has just ended: the kernel unmounts a filesystem some time after its
-	// last process has gone.
+	// busyTime is how long a device may still be in use after an attempt was killed or a
+	// sandbox has ended: the kernel unmounts a filesystem some time after its last process
+	// has ended.
 	busyTime = 3 * time.Second
 	busyPoll = 20 * time.Millisecond
 )
 
-// RefuseMounted refuses a device whose filesystem is mounted anywhere already,
-// also in a mount namespace that nobody sees: a second read-write owner, who would
-// get the same filesystem from the kernel without a word.
+// RefuseMounted refuses a device whose filesystem is mounted in any mount namespace: the
+// kernel would silently give the same filesystem to a second read-write owner.
 func RefuseMounted(info abi.Info) error {
 	fd, err := claim(info, unix.O_RDONLY)
 	if err != nil {
@@ -143,8 +142,8 @@ func RefuseMounted(info abi.Info) error {
 	return unix.Close(fd)
 }
 
-// ClaimDevice opens the device for writing, as OpenDevice does, and so that as long as
-// the descriptor is open nobody else mounts or claims it.
+// ClaimDevice is OpenDevice for writing. Nobody else can mount or claim the device while the
+// descriptor is open.
 func ClaimDevice(info abi.Info) (int, error) {
 	fd, err := claim(info, unix.O_RDWR)
 	if err != nil {

@@ -1,4 +1,4 @@
-// Package process tells a process from a later one with the same number.
+// Package process distinguishes a process from a later one with the same PID.
 package process
 
 import (
@@ -10,16 +10,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Process is one process: the kernel gives its number again, but never with its start.
+// Process identifies a process: the kernel reuses PIDs, but never with the same start time.
 type Process struct {
 	PID   int    `json:"pid"`
 	Start uint64 `json:"start"` // in clock ticks since the boot
 }
 
-// ErrEnded is a process that has ended. One that nobody has waited for yet has, too.
+// ErrEnded: the process has ended. A zombie has ended, too.
 var ErrEnded = errors.New("the process has ended")
 
-// Of is the process that has a number now.
+// Of returns the process that has a PID now.
 func Of(pid int) (Process, error) {
 	dir, start, err := open(pid)
 	if err == nil {
@@ -28,8 +28,8 @@ func Of(pid int) (Process, error) {
 	return Process{PID: pid, Start: start}, err
 }
 
-// Open opens the kernel's directory of the process. It is of this process for ever: when
-// the number is given again, nothing can be opened in it any more.
+// Open opens the process's directory in /proc. The descriptor always refers to this process:
+// after its end, nothing in it can be opened, even if the PID is reused.
 func (p Process) Open() (dir int, err error) {
 	if p.PID <= 0 {
 		return -1, ErrEnded
@@ -45,11 +45,11 @@ func (p Process) Open() (dir int, err error) {
 	return dir, nil
 }
 
-// Lives tells whether the process is certainly there: what has its number is this one.
+// Lives reports whether the process certainly lives.
 func (p Process) Lives() bool { return p.look() == nil }
 
-// Ended tells whether the process has certainly ended. Of one that cannot be examined, as
-// where no file can be opened, neither is certain.
+// Ended reports whether the process has certainly ended. If it cannot be examined, as when no
+// file can be opened, both Lives and Ended are false.
 func (p Process) Ended() bool { return errors.Is(p.look(), ErrEnded) }
 
 func (p Process) look() error {
@@ -60,7 +60,7 @@ func (p Process) look() error {
 	return err
 }
 
-// open opens the directory of the process that has a number now, and tells its start.
+// open opens the directory of the process that has a PID now, and returns its start time.
 func open(pid int) (dir int, start uint64, err error) {
 	dir, err = unix.Open("/proc/"+strconv.Itoa(pid), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err == nil {
@@ -74,7 +74,7 @@ func open(pid int) (dir int, start uint64, err error) {
 	return dir, start, err
 }
 
-// startOf reads when a process was started. Its name can hold anything, so the fields are
+// startOf reads the start time of a process. Its name can contain anything, so the fields are
 // counted from the last parenthesis.
 func startOf(dir int) (uint64, error) {
 	fd, err := unix.Openat(dir, "stat", unix.O_RDONLY|unix.O_CLOEXEC, 0)
@@ -82,7 +82,7 @@ func startOf(dir int) (uint64, error) {
 		return 0, err
 	}
 	defer func() { _ = unix.Close(fd) }()
-	var buf [1024]byte // the kernel gives all of it at once
+	var buf [1024]byte // the kernel returns all of it at once
 	n, err := unix.Read(fd, buf[:])
 	if err != nil {
 		return 0, err

@@ -20,24 +20,23 @@ import (
 	"github.com/crust-proxy/crust-proxy/reference/handler"
 )
 
-// creator makes the deferred volumes of one container ready for runc.
+// creator prepares the deferred volumes of one container for runc.
 type creator struct {
 	cfg     Config
 	runtime string
 	in      handler.Invocation
-	tell    handler.Teller
+	report  handler.Reporter
 }
 
-// prepare leaves this thread in a mount namespace in which the sources of the
-// deferred mounts are the volumes themselves. A container without any is left as
-// it is.
+// prepare leaves this thread in a mount namespace in which the sources of the deferred mounts
+// are the volumes themselves. For a container without deferred volumes it does nothing.
 func (c *creator) prepare() error {
 	spec, err := handler.ReadSpec(c.in.Bundle)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil // runc says better what is wrong
+		return nil // runc reports the error better
 	}
 	if err != nil {
-		return err // the runtime may be one that can read it, and would show the guards
+		return err // a runtime that can read it would show the guards
 	}
 	sandbox, known := oci.SandboxOf(spec)
 	found, err := oci.Find(oci.Config{Root: c.cfg.Root}, spec, sandbox.PodUID)
@@ -54,10 +53,10 @@ func (c *creator) prepare() error {
 	if err := errors.Join(err, handler.CloseAll(found)); err != nil {
 		return err
 	}
-	return c.place(spec, sandbox.PodUID, process, len(found))
+	return c.mountOverSources(spec, sandbox.PodUID, process, len(found))
 }
 
-// sandbox finds the process whose mount namespace holds the pod's volumes.
+// sandbox finds the process whose mount namespace has the pod's volumes.
 func (c *creator) sandbox(of oci.Sandbox, known bool) (pause, error) {
 	if !known || of.Self {
 		return pause{}, errors.New("it mounts a deferred volume, and has no sandbox that could hold it: only a pod's containers can")
@@ -65,28 +64,28 @@ func (c *creator) sandbox(of oci.Sandbox, known bool) (pause, error) {
 	return sandboxProcess(c.runtime, c.in, of)
 }
 
-// mount mounts every volume in the sandbox, and tells the broker.
+// mount mounts every volume in the sandbox, and records that for the broker.
 func (c *creator) mount(process pause, sandbox string, found []*oci.Mount) error {
 	binding := oci.Binding{Sandbox: sandbox, Program: c.cfg.Program}
 	if c.cfg.Agent {
 		binding.Socket = c.cfg.AgentSocket()
 	}
 	if err := handler.Attach(found, binding, process, func(volume string, info abi.Info) error {
-		return process.ensure(volume, info, c.tell.Warn)
+		return process.ensure(volume, info, c.report.Warn)
 	}); err != nil {
 		return err
 	}
 	if c.cfg.Agent {
 		if err := startAgent(c.cfg); err != nil {
-			c.tell.Warn(err.Error())
+			c.report.Warn(err.Error())
 		}
 	}
 	return nil
 }
 
-// place looks a second time, in a mount namespace of this thread's own, where
-// nobody else changes anything, and puts each volume over its source.
-func (c *creator) place(spec *specs.Spec, podUID string, process pause, expected int) error {
+// mountOverSources finds the mounts again in a mount namespace of this thread, which nobody
+// else changes, and mounts each volume over its source.
+func (c *creator) mountOverSources(spec *specs.Spec, podUID string, process pause, expected int) error {
 	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
 		return fmt.Errorf("no mount namespace can be made: %w", err)
 	}
@@ -106,7 +105,7 @@ func (c *creator) place(spec *specs.Spec, podUID string, process pause, expected
 	return errors.Join(c.restrict(spec, found), handler.CloseAll(found))
 }
 
-// checkMounts refuses mounts that would have less than was asked for.
+// checkMounts refuses mounts that could not be made as requested.
 func checkMounts(runtime string, spec *specs.Spec, found []*oci.Mount) error {
 	if err := handler.RefuseShared(spec, found); err != nil {
 		return err
@@ -123,12 +122,11 @@ func checkMounts(runtime string, spec *specs.Spec, found []*oci.Mount) error {
 	if !mapped {
 		return nil
 	}
-	return mapsOwners(runtime)
+	return checkIDMapSupport(runtime)
 }
 
-// isMapped tells whether runc has to map the owners of a mount's files. In a pod with a
-// user namespace it must: it does it by the mount's mappings, with the volume that it finds
-// in the guard's place.
+// isMapped reports whether runc has to map the owners of a mount's files, which it does with
+// the mappings of the mount. In a pod with a user namespace it must.
 func isMapped(mount specs.Mount, users bool) (bool, error) {
 	is := len(mount.UIDMappings) > 0 && len(mount.GIDMappings) > 0
 	if users && !is {
@@ -144,11 +142,11 @@ func hasUserNamespace(spec *specs.Spec) bool {
 	})
 }
 
-// featuresTime bounds the question for the features of runc.
+// featuresTime bounds `runc features`.
 const featuresTime = 10 * time.Second
 
-// mapsOwners asks runc: one that does not know of mappings leaves them out without a word.
-func mapsOwners(runtime string) error {
+// checkIDMapSupport fails if runc does not support ID mappings, which it would then ignore.
+func checkIDMapSupport(runtime string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), featuresTime)
 	defer cancel()
 	out, err := exec.CommandContext(ctx, runtime, "features").Output()
@@ -170,11 +168,11 @@ func mapsOwners(runtime string) error {
 	return nil
 }
 
-// ensure makes the volume be mounted in the sandbox. Everything that changes the
-// filesystem is done before anybody can see it: a kill on the way leaves no mount,
-// and the next attempt does all of it again.
+// ensure mounts the volume in the sandbox, unless it is mounted. Everything that changes the
+// filesystem is done before the mount is visible: if this process is killed, no mount is left,
+// and the next attempt repeats all of it.
 func (p pause) ensure(volume string, info abi.Info, warn func(string)) error {
-	lock, err := p.preparePlaces()
+	lock, err := p.lockVolumesDir()
 	if err != nil {
 		return err
 	}
@@ -201,7 +199,7 @@ func (p pause) ensure(volume string, info abi.Info, warn func(string)) error {
 	return attachWithGroup(p, lock, mount, volume, info)
 }
 
-// has tells whether the volume is mounted in the sandbox already.
+// has reports whether the volume is mounted in the sandbox.
 func (p pause) has(volume string, info abi.Info) (bool, error) {
 	fd, err := p.open(volume, info)
 	if errors.Is(err, unix.ENOENT) {

@@ -24,13 +24,13 @@ import (
 	"github.com/crust-proxy/crust-proxy/reference/handler"
 )
 
-// groupTime is how long this process itself gives files to a group. After about two minutes
-// the container runtime kills it, and its mount goes with it: millions of files would never
-// be done.
+// groupTime is how long this process itself changes the group of files. The container runtime
+// kills it after about two minutes, and its mount ends with it: with millions of files it
+// would never finish.
 const groupTime = 20 * time.Second
 
-// commandGroup is how this program starts itself to give all files to the group, however
-// long that takes.
+// commandGroup is the command with which this program starts itself to change the group of all
+// files, however long that takes.
 const commandGroup = "attach-with-group"
 
 // The open files of that process.
@@ -39,9 +39,9 @@ const (
 	mountFD            // the volume's detached mount
 )
 
-// attachWithGroup gives the volume to its group and attaches it in the sandbox. If that
-// takes long, a process of its own does it, which is not killed together with this one. It
-// keeps the lock, and the next attempt finds the volume in the sandbox.
+// attachWithGroup applies the volume's group and attaches it in the sandbox. If that takes long,
+// a separate process does it, which is not killed together with this one. It keeps the lock,
+// and the next attempt finds the volume in the sandbox.
 func attachWithGroup(p pause, lock, mount int, volume string, info abi.Info) error {
 	ctx, cancel := context.WithTimeout(context.Background(), groupTime)
 	defer cancel()
@@ -91,7 +91,8 @@ func startGroup(p pause, lock, mount int, volume string, info abi.Info) error {
 	return nil
 }
 
-// groupMain is that process. It ends with the sandbox: its mount keeps the device busy.
+// groupMain is the main function of that process. It ends with the sandbox, because its mount
+// keeps the device busy.
 func groupMain(args []string, stderr io.Writer) int {
 	err := attachGroup(args)
 	if err != nil {
@@ -108,7 +109,7 @@ func attachGroup(args []string) error {
 		return fmt.Errorf("%w: %w", handler.ErrUsage, err)
 	}
 	p := pause{PID: pid, Start: start}
-	ctx, err := untilItEnds(p)
+	ctx, err := sandboxContext(p)
 	if err != nil {
 		return err
 	}
@@ -118,8 +119,8 @@ func attachGroup(args []string) error {
 	return p.attach(lockFD, mountFD, args[0])
 }
 
-// untilItEnds returns a context that is cancelled when the sandbox ends.
-func untilItEnds(p pause) (context.Context, error) {
+// sandboxContext returns a context that is cancelled when the sandbox ends.
+func sandboxContext(p pause) (context.Context, error) {
 	fd, err := unix.PidfdOpen(p.PID, 0)
 	if errors.Is(err, unix.ESRCH) || err == nil && p.ended() {
 		return nil, handler.ErrGone

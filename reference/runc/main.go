@@ -1,8 +1,7 @@
-// Package runc is the reference runtime handler: an OCI runtime that is runc,
-// and mounts deferred volumes in the sandbox's mount namespace where a container
-// has some.
+// Package runc is the reference runtime handler: an OCI runtime that mounts the deferred volumes
+// of a container in the sandbox's mount namespace, and then becomes runc.
 //
-// docs/crust-runc.md tells how, and why so.
+// docs/crust-runc.md describes how, and why.
 package runc
 
 import (
@@ -21,46 +20,44 @@ import (
 
 const name = "crust-runc"
 
-// Main runs the program and gives its exit status. Where it becomes runc it does
-// not return.
+// Main runs the program and returns its exit status. If it becomes runc, it does not return.
 func Main(args []string, stdout, stderr io.Writer) int {
-	// The thread that becomes runc takes its mount namespace along.
+	// runc gets the mount namespace of the thread that calls exec.
 	runtime.LockOSThread()
 	if len(args) > 1 && args[1] == abi.Word {
 		return crustMain(args[2:], stdout, stderr)
 	}
 	in := handler.ParseArgs(args[1:])
-	tell := handler.Teller{Name: name, In: in, Stderr: stderr}
+	report := handler.Reporter{Name: name, In: in, Stderr: stderr}
 	cfg, err := LoadConfig(os.Getenv)
 	if err != nil {
-		tell.Fail(err)
+		report.Fail(err)
 		return 1
 	}
 	path, err := cfg.runtime()
 	if err != nil {
-		tell.Fail(err)
+		report.Fail(err)
 		return 1
 	}
-	if starts(in.Command) {
-		c := &creator{cfg: cfg, runtime: path, in: in, tell: tell}
+	if setsUpMounts(in.Command) {
+		c := &creator{cfg: cfg, runtime: path, in: in, report: report}
 		if err := c.prepare(); err != nil {
-			tell.Fail(err)
+			report.Fail(err)
 			return 1
 		}
 	}
 	if in.Command == "delete" {
 		if err := endUnstarted(path, in); err != nil {
-			tell.Warn(err.Error())
+			report.Warn(err.Error())
 		}
 	}
-	// What this process was given it hands on: runc has its pid, its descriptors,
-	// its terminal and its signals.
+	// runc keeps the PID, descriptors, terminal and signals of this process.
 	err = syscall.Exec(path, append([]string{path}, args[1:]...), os.Environ()) //nolint:gosec // the operator's runc
-	tell.Fail(fmt.Errorf("%s cannot be run: %w", path, err))
+	report.Fail(fmt.Errorf("%s cannot be run: %w", path, err))
 	return 1
 }
 
-// crustMain runs a command of our own.
+// crustMain runs one of our own commands.
 func crustMain(args []string, stdout, stderr io.Writer) int {
 	if len(args) == 4 && args[0] == commandWatch {
 		err := fsops.Watch(args[1:]) // it has all that it needs, and an empty environment
@@ -82,24 +79,23 @@ func crustMain(args []string, stdout, stderr io.Writer) int {
 	}.Main(args, stdout, stderr)
 }
 
-// starts tells whether runc is to set up the mounts of a container.
-func starts(command string) bool {
+// setsUpMounts reports whether runc sets up the mounts of a container in a command.
+func setsUpMounts(command string) bool {
 	return command == "create" || command == "run" || command == "restore"
 }
 
-// Config is where things are on the node. It is read at every start, from a small
-// JSON file that need not exist.
+// Config is the configuration of a node. It is read at every start, from a JSON file that may
+// be missing.
 type Config struct {
-	// Runtime is the OCI runtime that does the work; unless set, the first runc in
-	// PATH.
+	// Runtime is the OCI runtime that does the work; by default the first runc in PATH.
 	Runtime string `json:"runtime"`
 	// Root holds the directories of volumes.
 	Root string `json:"root"`
-	// StateDir holds the agent's socket and what is frozen.
+	// StateDir holds the agent's socket and the records of freezes.
 	StateDir string `json:"stateDir"`
 	// Program is the path of this program that the broker is told to run.
 	Program string `json:"program"`
-	// Agent is false to start no agent; every question then starts a program.
+	// Agent is false to start no agent; every question then setsUpMounts a program.
 	Agent bool `json:"agent"`
 	// AgentProgram is the agent's path; unless set, it is beside this program.
 	AgentProgram string `json:"agentProgram"`
@@ -132,7 +128,7 @@ func (c *Config) complete(file string) (err error) {
 	})
 }
 
-// runtime is the path of runc.
+// runtime returns the path of runc.
 func (c Config) runtime() (string, error) {
 	path := c.Runtime
 	if path == "" {
@@ -152,5 +148,5 @@ func (c Config) runtime() (string, error) {
 	return path, nil
 }
 
-// AgentSocket is where the agent answers.
+// AgentSocket is the path of the agent's socket.
 func (c Config) AgentSocket() string { return filepath.Join(c.StateDir, "agent.sock") }

@@ -19,9 +19,9 @@ import (
 	"github.com/crust-proxy/crust-proxy/reference/handler"
 )
 
-// overmount puts a detached mount over a directory, for this mount namespace
-// alone: the mount that the directory lies on is cut off from its peers first, or
-// the host and every other namespace would get the volume too.
+// overmount moves a detached mount over a directory, in this mount namespace only: first the
+// mount below is cut off from its peers, or the volume would propagate to the host and to
+// other namespaces.
 func overmount(mount, over int) error {
 	if err := cutOff(over); err != nil {
 		return fmt.Errorf("the place of the volume cannot be cut off from the host: %w", err)
@@ -36,10 +36,10 @@ func moveMount(mount, over int) error {
 	return unix.MoveMount(mount, "", over, "", unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH)
 }
 
-// cutOff keeps the host and other namespaces from seeing what is mounted on the mount that
-// a descriptor lies on, and believes only what the kernel says about it afterwards. A mount
-// of which the descriptor is not the root can show more than the volume's place: it still
-// follows the host, for containers with mountPropagation HostToContainer.
+// cutOff stops propagation from the mount of a descriptor to the host and other namespaces, and
+// checks in mountinfo that it has. If the descriptor is not the root of the mount, the mount has
+// other directories too: it still receives mounts from the host, for containers with
+// mountPropagation HostToContainer.
 func cutOff(fd int) error {
 	isRoot, err := isMounted(fd)
 	if err != nil {
@@ -67,7 +67,7 @@ func cutOff(fd int) error {
 	return nil
 }
 
-// rootOfMount opens the root of the mount that a descriptor lies on.
+// rootOfMount opens the root of the mount of a descriptor.
 func rootOfMount(fd int) (int, error) {
 	entry, err := mountEntry(fd)
 	if err != nil {
@@ -93,13 +93,13 @@ func mountID(fd int) (int, error) {
 	return int(st.Mnt_id), err //nolint:gosec // the kernel's ids are ints
 }
 
-// mountEntry is the kernel's line about the mount that a descriptor lies on.
+// mountEntry returns the entry in mountinfo of the mount of a descriptor.
 func mountEntry(fd int) (*mountinfo.Info, error) {
 	id, err := mountID(fd)
 	if err != nil {
 		return nil, err
 	}
-	// This thread has a mount namespace of its own, which the process has not.
+	// Only this thread has this mount namespace, not the whole process.
 	file, err := os.Open("/proc/thread-self/mountinfo")
 	if err != nil {
 		return nil, err
@@ -117,9 +117,9 @@ func mountEntry(fd int) (*mountinfo.Info, error) {
 	return entries[0], nil
 }
 
-// restrict gives runc what the volumes' options take away, such as nosuid: runc mounts the
-// sources anew with the options of the spec alone. Only in this thread's mount namespace
-// config.json is another file.
+// restrict adds restrictions of the volumes' mount options, such as nosuid, to the spec: runc
+// mounts the sources again, with the options of the spec only. config.json is replaced in this
+// thread's mount namespace only.
 func (c *creator) restrict(spec *specs.Spec, found []*oci.Mount) error {
 	wanted := make(map[int][]string)
 	for _, m := range found {
@@ -148,8 +148,8 @@ func (c *creator) restrict(spec *specs.Spec, found []*oci.Mount) error {
 	return nil
 }
 
-// withOptions replaces the options of mounts in a spec, and leaves the rest as it is, also
-// what only a later version of the spec knows.
+// withOptions replaces the options of mounts in a spec. It keeps everything else, also keys of
+// later versions of the spec.
 func withOptions(raw []byte, wanted map[int][]string) ([]byte, error) {
 	var spec map[string]json.RawMessage
 	var mounts []map[string]json.RawMessage
@@ -177,8 +177,8 @@ func withOptions(raw []byte, wanted map[int][]string) ([]byte, error) {
 	return json.Marshal(spec)
 }
 
-// replace shows a file with this content in the place of another one. It is on a tmpfs that
-// nobody else sees, and that is gone with the mount namespace.
+// replace mounts a file with this content over another one. It is on a tmpfs that is visible in
+// this mount namespace only, and ends with it.
 func (c *creator) replace(name string, raw []byte) error {
 	if err := os.MkdirAll(c.cfg.StateDir, 0o700); err != nil {
 		return err

@@ -20,11 +20,10 @@ import (
 	"github.com/crust-proxy/crust-proxy/reference/process"
 )
 
-// pause is the process of a sandbox, whose mount namespace holds the volumes of
-// the pod.
+// pause is the process of a sandbox. Its mount namespace has the volumes of the pod.
 type pause process.Process
 
-// proc opens the kernel's directory of the process, if it is still the one that it was.
+// proc opens the directory of the process in /proc, unless it has ended.
 func (p pause) proc() (int, error) {
 	dir, err := process.Process(p).Open()
 	if errors.Is(err, process.ErrEnded) {
@@ -33,19 +32,19 @@ func (p pause) proc() (int, error) {
 	return dir, err
 }
 
-// ended tells whether the process is certainly not the one any more that it was.
+// ended reports whether the process has certainly ended.
 func (p pause) ended() bool { return process.Process(p).Ended() }
 
 // places is the directory for volumes in the sandbox: its /dev is a tmpfs of its
 // own, however read-only the rest of it is.
-const places = "/dev/crust"
+const volumesDir = "/dev/crust"
 
-// inSandbox keeps a path in a sandbox from leading out of it: where the containers of
-// a pod share a process namespace, root in one of them reaches the sandbox's /dev.
-const inSandbox = unix.RESOLVE_NO_SYMLINKS
+// noSymlinks keeps a path from leading out of a sandbox: if the containers of a pod share a
+// process namespace, root in one of them can write to the sandbox's /dev.
+const noSymlinks = unix.RESOLVE_NO_SYMLINKS
 
-// open opens the root of the sandbox's mount of a volume. It is an ENOENT where the
-// sandbox has no mount of it.
+// open opens the root of the sandbox's mount of a volume. The error is ENOENT if the sandbox
+// has no mount of it.
 func (p pause) open(volume string, info abi.Info) (int, error) {
 	proc, err := p.proc()
 	if err != nil {
@@ -59,16 +58,15 @@ func (p pause) open(volume string, info abi.Info) (int, error) {
 	return fd, err
 }
 
-// openIn opens a volume in the sandbox whose process has this directory. Whoever is
-// in the pod may have put something else in its place, so the kernel is asked whether
-// what was opened lies on the volume's device. The descriptor can only be looked at
-// (O_PATH): a filesystem that has shut down gives no other any more.
+// openIn opens a volume in a sandbox, given the /proc directory of its process. A process of
+// the pod may have replaced it, so this checks that it is on the volume's device. The
+// descriptor is O_PATH, because a filesystem that has shut down allows no other.
 func openIn(proc int, volume string, info abi.Info) (int, error) {
 	root, err := unix.Openat(proc, "root", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return -1, err
 	}
-	fd, err := sys.OpenBeneath(root, places[1:]+"/"+volume, unix.O_PATH|unix.O_DIRECTORY, inSandbox)
+	fd, err := sys.OpenBeneath(root, volumesDir[1:]+"/"+volume, unix.O_PATH|unix.O_DIRECTORY, noSymlinks)
 	_ = unix.Close(root)
 	if err == nil {
 		if err = checkHeld(fd, info); err != nil {
@@ -84,8 +82,7 @@ func openIn(proc int, volume string, info abi.Info) (int, error) {
 	return fd, nil
 }
 
-// checkHeld makes sure that a descriptor is the root of a mount, and that the volume's
-// device is mounted there.
+// checkHeld checks that a descriptor is the root of a mount of the volume's device.
 func checkHeld(fd int, info abi.Info) error {
 	mounted, err := isMounted(fd)
 	if err != nil {
@@ -109,7 +106,7 @@ func checkHeld(fd int, info abi.Info) error {
 	return fsops.LiesOn(fd, number)
 }
 
-// isMounted tells whether a descriptor is the root of a mount.
+// isMounted reports whether a descriptor is the root of a mount.
 func isMounted(fd int) (bool, error) {
 	var st unix.Statx_t
 	err := unix.Statx(fd, "", unix.AT_EMPTY_PATH|unix.AT_STATX_DONT_SYNC, unix.STATX_TYPE, &st)
@@ -122,7 +119,7 @@ type holder struct {
 	root    int // an open descriptor of the filesystem's root
 }
 
-// hint says what is missing to whom the kernel denies a look into a sandbox.
+// hint names the capability that is missing if the kernel denies access to a sandbox.
 func hint(err error) string {
 	if errors.Is(err, unix.EACCES) || errors.Is(err, unix.EPERM) {
 		return ": it takes CAP_SYS_PTRACE, which crust-proxy's service has with the drop-in crust-runc.conf"
@@ -130,8 +127,8 @@ func hint(err error) string {
 	return ""
 }
 
-// findHolder finds the newest live sandbox that has the volume. The caller closes
-// its descriptor.
+// findHolder finds the newest live sandbox that has the volume. The caller closes its
+// descriptor.
 func findHolder(dir *abi.Dir, info abi.Info) (holder, error) {
 	ids, err := dir.Sandboxes()
 	if err != nil {
@@ -141,7 +138,7 @@ func findHolder(dir *abi.Dir, info abi.Info) (holder, error) {
 		raw, err := dir.Read(id, 4096)
 		var p pause
 		if err != nil || json.Unmarshal(raw, &p) != nil {
-			continue // of another program, or on its way out
+			continue // of another program, or being removed
 		}
 		fd, err := p.open(dir.Name(), info)
 		if errors.Is(err, handler.ErrGone) || errors.Is(err, unix.ENOENT) {
@@ -155,9 +152,8 @@ func findHolder(dir *abi.Dir, info abi.Info) (holder, error) {
 	return holder{}, handler.ErrNoSandbox
 }
 
-// inside runs f in the sandbox's mount namespace. It takes a thread of its own,
-// which ends with it: a thread that has left the others' namespace must not run
-// anything else.
+// inside runs f in the sandbox's mount namespace, in a thread that ends afterwards: a thread
+// in another namespace must not run anything else.
 func (p pause) inside(f func() error) error {
 	ns, err := p.namespace()
 	if err != nil {
@@ -182,8 +178,8 @@ func enter(ns int, f func() error) error {
 	return f()
 }
 
-// setApart gives this thread a root and an umask of its own. A directory then has its mode
-// at once: whoever finds it after a kill takes it as it is.
+// setApart separates this thread's root and umask from the others'. A new directory then has
+// its final mode at once, also if this process is killed.
 func setApart() error {
 	err := unix.Unshare(unix.CLONE_FS)
 	if err == nil {
@@ -206,16 +202,16 @@ func (p pause) namespace() (int, error) {
 	return ns, err
 }
 
-// lockTime is how long the lock of a sandbox's volumes is waited for. Another
-// container of the pod may have it while it grows a filesystem or gives it to a group;
-// a process of the pod may have it for ever.
+// lockTime bounds the wait for the lock of a sandbox's volumes. Another container of the pod
+// may hold it while it grows a filesystem or changes its group; a malicious process of the pod
+// may hold it for ever.
 const lockTime = 90 * time.Second
 
-// preparePlaces makes the directory for volumes in the sandbox and locks it: one
-// container at a time mounts what is missing. The lock goes with the descriptor.
-func (p pause) preparePlaces() (lock int, err error) {
+// lockVolumesDir makes the directory for volumes in the sandbox and locks it, so that one
+// container at a time mounts what is missing. Closing the descriptor unlocks it.
+func (p pause) lockVolumesDir() (lock int, err error) {
 	err = p.inside(func() (err error) {
-		lock, err = makePlaces()
+		lock, err = makeVolumesDir()
 		return err
 	})
 	if err != nil {
@@ -242,14 +238,14 @@ func lockWithin(fd int, most time.Duration) error {
 	return nil
 }
 
-// makePlaces runs in the sandbox's namespace.
-func makePlaces() (int, error) {
+// makeVolumesDir must run in the sandbox's mount namespace.
+func makeVolumesDir() (int, error) {
 	root, err := unix.Open("/", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return -1, err
 	}
 	defer func() { _ = unix.Close(root) }()
-	dev, err := sys.OpenBeneath(root, "dev", unix.O_PATH|unix.O_DIRECTORY, inSandbox)
+	dev, err := sys.OpenBeneath(root, "dev", unix.O_PATH|unix.O_DIRECTORY, noSymlinks)
 	if err != nil {
 		return -1, fmt.Errorf("the sandbox's /dev cannot be opened: %w", err)
 	}
@@ -261,28 +257,28 @@ func makePlaces() (int, error) {
 	if st.Type != unix.TMPFS_MAGIC {
 		return -1, errors.New("the sandbox's /dev is not a tmpfs of its own, so that there is no place for volumes in it")
 	}
-	// Nothing that is mounted below may be seen anywhere else.
+	// Mounts below it must not propagate anywhere else.
 	if err := unix.MountSetattr(dev, "", unix.AT_EMPTY_PATH, &unix.MountAttr{Propagation: unix.MS_PRIVATE}); err != nil {
 		return -1, fmt.Errorf("the sandbox's /dev cannot be made private: %w", err)
 	}
-	return place(dev, path.Base(places), unix.O_RDONLY)
+	return makeDir(dev, path.Base(volumesDir), unix.O_RDONLY)
 }
 
-// place makes a directory in a sandbox and opens it. Nothing may be mounted there.
-func place(in int, name string, flags uint64) (int, error) {
+// makeDir makes a directory in a sandbox and opens it. It fails if something is mounted there.
+func makeDir(in int, name string, flags uint64) (int, error) {
 	if err := mkdirAsOwner(in, name); err != nil && !errors.Is(err, unix.EEXIST) {
 		return -1, fmt.Errorf("no place for volumes can be made in the sandbox: %w", err)
 	}
-	fd, err := sys.OpenBeneath(in, name, flags|unix.O_DIRECTORY, inSandbox|unix.RESOLVE_NO_XDEV)
+	fd, err := sys.OpenBeneath(in, name, flags|unix.O_DIRECTORY, noSymlinks|unix.RESOLVE_NO_XDEV)
 	if err != nil {
 		return -1, fmt.Errorf("the place for volumes in the sandbox cannot be opened: a process of the pod may have changed it: %w", err)
 	}
 	return fd, nil
 }
 
-// mkdirAsOwner makes a directory as the owner of the one that it is in: in the /dev of a
-// sandbox with a user namespace, the root of the node is nobody, and can make nothing. It
-// changes the thread, and runs in one of inside's.
+// mkdirAsOwner makes a directory as the owner of its parent: in the /dev of a sandbox with a
+// user namespace, the node's root has no rights. It changes credentials of the thread, and so
+// must run in a thread of inside.
 func mkdirAsOwner(in int, name string) error {
 	var st unix.Stat_t
 	if err := unix.Fstat(in, &st); err != nil {
@@ -298,11 +294,10 @@ func setFSOwner(uid, gid int) error {
 	return errors.Join(unix.Setfsgid(gid), unix.Setfsuid(uid))
 }
 
-// attach puts a detached mount in its place in the sandbox, below the directory for
-// volumes.
+// attach moves a detached mount into the directory for volumes in the sandbox.
 func (p pause) attach(dir, mount int, volume string) error {
 	return p.inside(func() error {
-		point, err := place(dir, volume, unix.O_PATH)
+		point, err := makeDir(dir, volume, unix.O_PATH)
 		if err != nil {
 			return err
 		}
@@ -314,9 +309,8 @@ func (p pause) attach(dir, mount int, volume string) error {
 	})
 }
 
-// clone gives a detached copy of the sandbox's mount of a volume, or of a
-// sub-directory of it, which is made where it is missing. Its attributes are those
-// that the volume's options ask for.
+// clone returns a detached copy of the sandbox's mount of a volume, or of a sub-directory,
+// which is made if it is missing. It has the mount attributes of the volume's options.
 func (p pause) clone(m *oci.Mount) (mount int, err error) {
 	root, err := p.open(m.Volume, m.Info)
 	if err != nil {

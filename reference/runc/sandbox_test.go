@@ -156,7 +156,7 @@ func TestNoLinkLeadsOutOfASandbox(t *testing.T) {
 	check.Must(t, err)
 	defer func() { _ = unix.Close(root) }()
 	opens := func() error {
-		fd, err := sys.OpenBeneath(root, places[1:]+"/volume", unix.O_PATH|unix.O_DIRECTORY, inSandbox)
+		fd, err := sys.OpenBeneath(root, volumesDir[1:]+"/volume", unix.O_PATH|unix.O_DIRECTORY, noSymlinks)
 		if err == nil {
 			_ = unix.Close(fd)
 		}
@@ -171,7 +171,7 @@ func TestNoLinkLeadsOutOfASandbox(t *testing.T) {
 		}
 		dev, err := unix.Open(sandbox+"/dev", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 		check.Must(t, err)
-		if fd, err := place(dev, "crust", unix.O_PATH); err == nil {
+		if fd, err := makeDir(dev, "crust", unix.O_PATH); err == nil {
 			_ = unix.Close(fd)
 			t.Errorf("a place is made behind a link to %s", to)
 		}

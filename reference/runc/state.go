@@ -18,9 +18,8 @@ import (
 	"github.com/crust-proxy/crust-proxy/reference/process"
 )
 
-// sandboxProcess finds the process of a sandbox. The id must be a sandbox's, and the
-// sandbox of the same pod: in the mount namespace of another container, the volume
-// would be mounted for that one's processes.
+// sandboxProcess finds the process of a sandbox. It checks that the id is that of a sandbox of
+// the same pod: otherwise the volume would be mounted for the processes of another container.
 func sandboxProcess(runtime string, in handler.Invocation, of oci.Sandbox) (pause, error) {
 	if !abi.IsSandboxID(of.ID) {
 		return pause{}, fmt.Errorf("%q cannot be the id of a sandbox", of.ID)
@@ -28,14 +27,14 @@ func sandboxProcess(runtime string, in handler.Invocation, of oci.Sandbox) (paus
 	p, bundle, ok := recordedProcess(in.Root, of.ID)
 	if !ok {
 		var err error
-		if p, bundle, err = askedProcess(runtime, in, of.ID); err != nil {
+		if p, bundle, err = queryProcess(runtime, in, of.ID); err != nil {
 			return pause{}, err
 		}
 	}
 	return p, checkSandbox(bundle, of)
 }
 
-// checkSandbox goes by the sandbox's own bundle.
+// checkSandbox checks the annotations in the sandbox's own bundle.
 func checkSandbox(bundle string, of oci.Sandbox) error {
 	spec, err := handler.ReadSpec(bundle)
 	if err != nil {
@@ -51,7 +50,7 @@ func checkSandbox(bundle string, of oci.Sandbox) error {
 	return nil
 }
 
-// record is what runc keeps of a container.
+// record is runc's state file of a container.
 type record struct {
 	ID     string `json:"id"`
 	PID    int    `json:"init_process_pid"`
@@ -76,9 +75,8 @@ func readRecord(root, id string) (r record, err error) {
 	return r, nil
 }
 
-// recordedProcess reads the process and the bundle from runc's own record, which
-// saves a start of runc. It is believed where a process of that number and that start
-// lives: what cannot be read is asked of runc.
+// recordedProcess reads the process and the bundle from runc's state file, which is faster than
+// a start of runc. ok is false if the file cannot be read, or no such process lives.
 func recordedProcess(root, sandbox string) (p pause, bundle string, ok bool) {
 	if root == "" {
 		return pause{}, "", false
@@ -96,10 +94,10 @@ func recordedProcess(root, sandbox string) (p pause, bundle string, ok bool) {
 	return p, bundle, bundle != "" && process.Process(p).Lives()
 }
 
-// askedProcess asks runc. Between its answer and our look the process may have ended and
-// another one got its number: that runc says the same afterwards proves that it has not.
-func askedProcess(runtime string, in handler.Invocation, sandbox string) (p pause, bundle string, err error) {
-	pid, bundle, err := askState(runtime, in, sandbox)
+// queryProcess runs `runc state`. Before we read the start time, the process may have ended and
+// its PID been reused: the same answer of a second run proves that it has not.
+func queryProcess(runtime string, in handler.Invocation, sandbox string) (p pause, bundle string, err error) {
+	pid, bundle, err := runcState(runtime, in, sandbox)
 	if err != nil {
 		return pause{}, "", err
 	}
@@ -107,14 +105,14 @@ func askedProcess(runtime string, in handler.Invocation, sandbox string) (p paus
 	if err != nil {
 		return pause{}, "", fmt.Errorf("sandbox %s: its process %d cannot be looked at: %w", sandbox, pid, err)
 	}
-	again, _, err := askState(runtime, in, sandbox)
+	again, _, err := runcState(runtime, in, sandbox)
 	if err == nil && again != pid {
 		err = fmt.Errorf("sandbox %s: its process was %d, and is %d now: try again", sandbox, pid, again)
 	}
 	return pause(found), bundle, err
 }
 
-func askState(runtime string, in handler.Invocation, sandbox string) (pid int, bundle string, err error) {
+func runcState(runtime string, in handler.Invocation, sandbox string) (pid int, bundle string, err error) {
 	var args []string
 	if in.Root != "" {
 		args = append(args, "--root", in.Root)
@@ -141,9 +139,9 @@ func askState(runtime string, in handler.Invocation, sandbox string) (pid int, b
 	return state.PID, state.Bundle, nil
 }
 
-// endUnstarted ends the containers of a sandbox that were created and never started, when
-// the sandbox itself is deleted. containerd forgets a container whose start kubelet gives
-// up while its shim creates it, and nobody ends it: its mounts would keep the volume for ever.
+// endUnstarted deletes the containers of a sandbox that were created and never started, when
+// the sandbox itself is deleted. containerd forgets a container if kubelet gives up its start
+// while the shim creates it: its mounts would keep the volume busy for ever.
 func endUnstarted(runtime string, in handler.Invocation) error {
 	if in.Root == "" || len(in.Words) != 1 {
 		return nil
@@ -151,7 +149,7 @@ func endUnstarted(runtime string, in handler.Invocation) error {
 	if _, _, lives := recordedProcess(in.Root, in.Words[0]); lives && !in.Has("force", "f") {
 		return nil // runc refuses to delete it
 	}
-	// runc's file for a start, which is removed by the start.
+	// runc removes this file when the container starts.
 	waiting, err := filepath.Glob(filepath.Join(in.Root, "*", "exec.fifo"))
 	if err != nil {
 		return err
@@ -174,8 +172,8 @@ func endUnstarted(runtime string, in handler.Invocation) error {
 	return errors.Join(errs...)
 }
 
-// spec has the annotations of the container: runc keeps them as labels. The bundle may
-// have gone.
+// spec returns a spec with the annotations of the container, which runc stores as labels. The
+// bundle may not exist any more.
 func (r record) spec() *specs.Spec {
 	notes := make(map[string]string)
 	for _, label := range r.Config.Labels {

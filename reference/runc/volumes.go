@@ -20,16 +20,16 @@ import (
 	"github.com/crust-proxy/crust-proxy/reference/handler"
 )
 
-// Volumes is what can be asked about the volumes that sandboxes have.
+// Volumes implements handler.Volumes.
 //
-// Nothing is remembered between two questions, also in the agent: finding the sandbox
-// takes about a twentieth of the time of an answer.
+// Nothing is cached between two calls, not even in the agent: finding the sandbox takes about a
+// twentieth of the time of a call.
 type Volumes struct{ cfg Config }
 
-// OpenVolumes gives those of this node, by its configuration.
+// OpenVolumes returns the volumes of this node.
 func OpenVolumes(cfg Config) Volumes { return Volumes{cfg: cfg} }
 
-// ask opens the filesystem of a volume in its live sandbox for f.
+// ask calls f with the filesystem of a volume in its live sandbox.
 func (v Volumes) ask(target string, f func(holder, abi.Info) error) error {
 	at, info, err := v.open(abi.DirName(target))
 	if err != nil {
@@ -87,7 +87,7 @@ func (v Volumes) Resize(target string, least, most int64) (size int64, err error
 	return size, err
 }
 
-// Any tells whether any sandbox of the node has a volume.
+// Any reports whether any sandbox of the node has a volume.
 func (v Volumes) Any() bool {
 	entries, err := os.ReadDir(v.cfg.Root)
 	if err != nil {
@@ -105,8 +105,7 @@ func (v Volumes) Any() bool {
 	return false
 }
 
-// commandWatch is how this program starts itself to thaw what was frozen and
-// forgotten.
+// commandWatch is the command with which this program starts itself as a watchdog of a freeze.
 const commandWatch = "watch-frozen"
 
 func (v Volumes) freezer() fsops.Freezer {
@@ -115,15 +114,15 @@ func (v Volumes) freezer() fsops.Freezer {
 	}
 }
 
-// Freeze holds all writes until Thaw, or until the time is over.
+// Freeze blocks all writes until Thaw, or until the timeout.
 func (v Volumes) Freeze(target string, timeout time.Duration) error {
 	return v.ask(target, func(at holder, _ abi.Info) error {
 		return v.freezer().Freeze(abi.DirName(target), at.root, timeout)
 	})
 }
 
-// Thaw lets writes go on. It needs no live sandbox: one that died frozen must be
-// able to go.
+// Thaw ends a freeze. It needs no live sandbox: one that was killed while frozen must be able
+// to end.
 func (v Volumes) Thaw(target string) error {
 	volume, root := abi.DirName(target), -1
 	if at, _, err := v.open(volume); err == nil {
@@ -150,14 +149,12 @@ func (v Volumes) ThawExpired() abi.ThawExpiredReply {
 	return reply
 }
 
-// controlGroup is that of the agent and of the watchdogs of frozen volumes. They serve
-// all pods of the node: they must not end, or be stopped, with the control group of
-// the pod whose container happened to start them.
+// controlGroup is the control group of the agent and of the watchdogs of frozen volumes. They
+// serve all pods: they must not be killed or frozen with the pod whose container started them.
 const controlGroup = "crust-runc"
 
-// startAgent starts an agent where none answers. It is not waited for: the broker
-// runs the program until the agent serves. An agent that could not be isolated when it
-// was started, or is of an older version, is now.
+// startAgent starts an agent if none is running. It does not wait for it: the broker runs the
+// program until the agent serves. A running agent that is not yet isolated is isolated.
 func startAgent(cfg Config) error {
 	conn, err := net.DialTimeout("unix", cfg.AgentSocket(), time.Second)
 	if err == nil {
@@ -171,10 +168,10 @@ func startAgent(cfg Config) error {
 	cmd := exec.Command(cfg.AgentProgram) //nolint:gosec // by our own configuration
 	cmd.Dir = "/"
 	cmd.Env = childEnvironment()
-	// Neither the container's streams nor its console may be kept open by it.
+	// It must not keep the container's streams or console open.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := cmd.Start(); err != nil {
-		// The program answers as well; it takes longer.
+		// Not fatal: the broker then runs the program, which takes longer.
 		return fmt.Errorf("no agent could be started: %w", err)
 	}
 	return errors.Join(isolateAgent(cmd.Process.Pid), cmd.Process.Release())
@@ -188,7 +185,7 @@ func isolateAgent(pid int) error {
 	return nil
 }
 
-// childEnvironment is what our own processes need to find the same configuration.
+// childEnvironment is the environment by which our child processes find the configuration.
 func childEnvironment() []string {
 	env := []string{"PATH=" + os.Getenv("PATH")}
 	if file := os.Getenv(configVariable); file != "" {

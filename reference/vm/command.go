@@ -27,7 +27,7 @@ import (
 type command struct {
 	cfg    Config
 	in     handler.Invocation
-	report handler.Teller
+	report handler.Reporter
 	stdout io.Writer
 }
 

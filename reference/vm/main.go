@@ -21,7 +21,7 @@ const name = "crust-vm"
 // Main runs the program and returns its exit status.
 func Main(args []string, stdout, stderr io.Writer) int {
 	in := handler.ParseArgs(args[1:])
-	report := handler.Teller{Name: name, In: in, Stderr: stderr}
+	report := handler.Reporter{Name: name, In: in, Stderr: stderr}
 	first := ""
 	if len(args) > 1 {
 		first = strings.TrimLeft(args[1], "-")

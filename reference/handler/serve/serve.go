@@ -1,4 +1,4 @@
-// Package serve serves what can be asked about volumes over the Handler API.
+// Package serve serves the operations on volumes over the Handler API.
 package serve
 
 import (
@@ -73,8 +73,8 @@ func (s *server) ResizeVolume(_ context.Context, req *handlerv1.ResizeVolumeRequ
 	return &handlerv1.ResizeVolumeResponse{CapacityBytes: size}, nil
 }
 
-// FreezeVolume holds all writes. To write what is dirty can take longer than the caller
-// waits, who then was told of a failure: nobody would thaw the volume.
+// FreezeVolume blocks all writes. If writing the dirty data took longer than the caller waited,
+// it thaws the volume again: the caller, who saw a failure, would not.
 func (s *server) FreezeVolume(ctx context.Context, req *handlerv1.FreezeVolumeRequest) (*handlerv1.FreezeVolumeResponse, error) {
 	if err := req.GetTimeout().CheckValid(); err != nil {
 		return nil, status.Errorf(codes.InvalidArgument, "timeout: %v", err)
@@ -86,18 +86,18 @@ func (s *server) FreezeVolume(ctx context.Context, req *handlerv1.FreezeVolumeRe
 	return &handlerv1.FreezeVolumeResponse{}, err
 }
 
-// ThawVolume lets writes go on.
+// ThawVolume ends a freeze.
 func (s *server) ThawVolume(_ context.Context, req *handlerv1.ThawVolumeRequest) (*handlerv1.ThawVolumeResponse, error) {
 	return &handlerv1.ThawVolumeResponse{}, s.volumes.Thaw(req.GetTargetPath())
 }
 
-// calls counts the calls that are under way, by the target of their volume.
+// calls counts the calls in flight for each target.
 type calls struct {
 	mu    sync.Mutex
 	count map[string]int
 }
 
-// enter adds a call, unless its volume has too many. The caller leaves it.
+// enter counts a call, unless its volume has too many. The caller must call leave.
 func (c *calls) enter(target string) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -116,8 +116,8 @@ func (c *calls) leave(target string) {
 	}
 }
 
-// answer checks what every call names, bounds the calls of each volume, and gives errors
-// their codes. A thaw is never refused: it may be what the others wait for.
+// answer is an interceptor. It checks the target, bounds the calls for each volume, and maps
+// errors to codes. A thaw is never refused: the other calls may wait for it.
 func (c *calls) answer(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
 	of, named := req.(interface{ GetTargetPath() string })
 	if !named {
@@ -137,7 +137,7 @@ func (c *calls) answer(ctx context.Context, req any, info *grpc.UnaryServerInfo,
 	return reply, toStatus(err)
 }
 
-// toStatus says the same by a code as the program does by its exit status.
+// toStatus maps an error to the code that corresponds to the program's exit status.
 func toStatus(err error) error {
 	if _, is := status.FromError(err); is {
 		return err // or nil

@@ -1,7 +1,7 @@
-// Package agent answers about the volumes of all sandboxes of crust-runc on a
-// socket, so that crust-proxy need not start a program for each question. It is a
-// program of its own because crust-runc is started for each step of each container,
-// and gRPC alone would double what that takes.
+// Package agent serves the volumes of all sandboxes of crust-runc on a socket, so that
+// crust-proxy need not start a program for each call. It is a separate program because
+// crust-runc is started for each step of each container, and linking gRPC alone would double
+// its start time.
 package agent
 
 import (
@@ -25,15 +25,15 @@ import (
 )
 
 const (
-	// idleCheck is how often the agent looks whether any sandbox is left, and
-	// idleChecks how many such looks in a row end it.
+	// idleCheck is how often the agent checks whether a sandbox is left. After idleChecks
+	// checks in a row without one it ends.
 	idleCheck  = 2 * time.Second
 	idleChecks = 2
 )
 
-// Run serves until no sandbox is left, or a signal comes. Where an agent runs already
-// it is a success at once. Nothing depends on it: it holds no mount and no state, so
-// it may die at any time, and the next container with a volume starts another one.
+// Run serves until no sandbox is left, or until a signal. If another agent is running, it
+// returns nil at once. The agent has no mounts and no state, so it may die at any time: the
+// next container with a volume starts another one.
 func Run(cfg runc.Config) error {
 	if err := os.MkdirAll(cfg.StateDir, 0o700); err != nil {
 		return fmt.Errorf("the directory %s cannot be made: %w", cfg.StateDir, err)
@@ -73,10 +73,10 @@ crust-runc starts it with the first container that has a deferred volume; it end
 few seconds after the last sandbox. It takes no arguments.
 `
 
-// Main runs the agent and gives its exit status.
+// Main runs the agent and returns its exit status.
 func Main(args []string, stdout, stderr io.Writer) int {
 	if len(args) > 1 && args[1] == abi.Word {
-		// It is asked to be what it freezes by: a watchdog.
+		// It was started as a watchdog of a freeze.
 		return runc.Main(args, stdout, stderr)
 	}
 	if len(args) == 2 && (args[1] == "--help" || args[1] == "-h") {
@@ -87,8 +87,7 @@ func Main(args []string, stdout, stderr io.Writer) int {
 		_, _ = io.WriteString(stderr, usage)
 		return abi.ExitUsage
 	}
-	// A call is a chain of goroutines that wait for each other: on one processor each
-	// finds the next one ready.
+	// A call is a chain of goroutines that wait for each other, which is fastest on one processor.
 	if os.Getenv("GOMAXPROCS") == "" {
 		runtime.GOMAXPROCS(1)
 	}
