@@ -437,8 +437,7 @@ func access(v *adminv1.Volume) string {
 }
 
 func usageTable(usage []*adminv1.VolumeUsage) *printer.Table {
-	text := printer.Text
-	t := printer.NewTable("UNIT", "TOTAL", "USED", "AVAILABLE", "USE%")
+	text, t := printer.Text, printer.NewTable("UNIT", "TOTAL", "USED", "AVAILABLE", "USE%")
 	for _, u := range usage {
 		count, unit := number, "unknown"
 		switch u.GetUnit() {

@@ -45,36 +45,23 @@ func Prepare(root *cobra.Command) {
 		return WrongUsage(cmd, err)
 	})
 	root.InitDefaultCompletionCmd()
-	setCompletionUsageErrors(root)
-	setHelpUsageErrors(root)
-}
-
-// setHelpUsageErrors makes cobra's help command refuse unknown commands.
-func setHelpUsageErrors(root *cobra.Command) {
 	root.InitDefaultHelpCmd()
-	help, _, err := root.Find([]string{"help"})
-	if err != nil {
-		return // there is none
-	}
-	help.Args = func(_ *cobra.Command, args []string) error {
-		found, rest, err := root.Find(args)
-		return cmp.Or(err, noSuchCommand(found, rest))
-	}
-}
-
-// setCompletionUsageErrors makes cobra's completion command refuse wrong arguments as
-// our commands do; by default it prints its help and succeeds.
-func setCompletionUsageErrors(root *cobra.Command) {
-	completion, _, err := root.Find([]string{"completion"})
-	if err != nil {
-		return // there is none
-	}
-	completion.Args = Arguments("SHELL")
-	completion.RunE = func(cmd *cobra.Command, args []string) error {
-		return WrongUsage(cmd, fmt.Errorf("there is no completion for %q", args[0]))
-	}
-	for _, shell := range completion.Commands() {
-		shell.Args = Arguments()
+	for _, cmd := range root.Commands() { // cobra's own print their help, whatever the arguments are
+		switch cmd.Name() {
+		case "help":
+			cmd.Args = func(_ *cobra.Command, args []string) error {
+				found, rest, err := root.Find(args)
+				return cmp.Or(err, noSuchCommand(found, rest))
+			}
+		case "completion":
+			cmd.Args = Arguments("SHELL")
+			cmd.RunE = func(cmd *cobra.Command, args []string) error {
+				return WrongUsage(cmd, fmt.Errorf("there is no completion for %q", args[0]))
+			}
+			for _, shell := range cmd.Commands() {
+				shell.Args = Arguments()
+			}
+		}
 	}
 }
 

@@ -75,15 +75,15 @@ func volumeFindings(v *adminv1.Volume) []Finding {
 	switch {
 	case v.GetState() == adminv1.VolumeState_VOLUME_STATE_DEGRADED:
 		return []Finding{failure("crustctl reconcile, then "+look,
-			"volume %s is degraded: %s", v.GetTargetPath(), orNone(v.GetLastError()))}
+			"volume %s is degraded: %s", v.GetTargetPath(), cmp.Or(v.GetLastError(), noReason))}
 	case v.GetState() == adminv1.VolumeState_VOLUME_STATE_REFUSED:
-		return []Finding{warning(look+"; its pod does not start", "refused by the %s: %s", orNone(v.GetRefusedBy()), orNone(v.GetLastError()))}
+		return []Finding{warning(look+"; its pod does not start", "refused by the %s: %s", cmp.Or(v.GetRefusedBy(), noReason), cmp.Or(v.GetLastError(), noReason))}
 	case v.GetLastError() != "" && !sys.IsEmptyDir(v.GetTargetPath()): // runtime-rs has no stats of Kata's own emptyDirs
 		named := "volume " + v.GetTargetPath() + ": " // most errors name it already
 		return []Finding{warning(look, "%s%s", named, strings.TrimPrefix(v.GetLastError(), named))}
 	case v.GetCondition().GetAbnormal():
 		return []Finding{warning(look+"; the sandbox reports this, look into the pod",
-			"volume %s is abnormal: %s", v.GetTargetPath(), orNone(v.GetCondition().GetMessage()))}
+			"volume %s is abnormal: %s", v.GetTargetPath(), cmp.Or(v.GetCondition().GetMessage(), noReason))}
 	case v.GetGroupProblem() != "":
 		return []Finding{warning("correct that; then "+look, "volume %s of pod %s with group %s: %s", v.GetTargetPath(),
 			show.Pod(v), v.GetSupplementalGroup(), v.GetGroupProblem())}
@@ -91,7 +91,8 @@ func volumeFindings(v *adminv1.Volume) []Finding {
 	return nil
 }
 
-func orNone(text string) string { return cmp.Or(text, "no reason given") }
+// noReason stands for an empty error.
+const noReason = "no reason given"
 
 const clusterWait = 10 * time.Second
 

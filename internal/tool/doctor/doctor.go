@@ -11,8 +11,6 @@ import (
 	"strings"
 	"sync"
 
-	"github.com/moby/sys/mountinfo"
-
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
 )
 
@@ -88,7 +86,7 @@ func Names() []string {
 // thousands of files.
 func Run(ctx context.Context, node Node, daemon Daemon) Report {
 	report := Report{Findings: []Finding{}}
-	node.table = sync.OnceValues(func() ([]*mountinfo.Info, error) { return mountTable(ctx, node.at("/proc/self/mountinfo")) })
+	node.readTableOnce(ctx)
 	found := make([][]Finding, len(checks))
 	var running sync.WaitGroup
 	for i, c := range checks {

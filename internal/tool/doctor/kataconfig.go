@@ -288,7 +288,12 @@ func booleans(file string, data []byte) ([]setting, error) {
 	w := tomlWalk{file: file, data: data}
 	w.parser.Reset(data)
 	for w.parser.NextExpression() {
-		w.expression(w.parser.Expression())
+		switch node := w.parser.Expression(); node.Kind {
+		case unstable.Table, unstable.ArrayTable:
+			w.table, _ = keyOf(node)
+		case unstable.KeyValue:
+			w.keyValue(w.table, node)
+		}
 	}
 	return w.found, w.parser.Error()
 }
@@ -301,15 +306,6 @@ type tomlWalk struct {
 	found  []setting
 }
 
-func (w *tomlWalk) expression(node *unstable.Node) {
-	switch node.Kind {
-	case unstable.Table, unstable.ArrayTable:
-		w.table, _ = keyOf(node)
-	case unstable.KeyValue:
-		w.keyValue(w.table, node)
-	}
-}
-
 func (w *tomlWalk) keyValue(table []string, node *unstable.Node) {
 	key, at := keyOf(node)
 	full := append(append([]string{}, table...), key...)
@@ -318,7 +314,7 @@ func (w *tomlWalk) keyValue(table []string, node *unstable.Node) {
 		last := len(full) - 1
 		w.found = append(w.found, setting{
 			table: strings.Join(full[:last], "."), key: full[last],
-			value: string(value.Data) == "true", file: w.file, line: w.lineOf(at),
+			value: string(value.Data) == "true", file: w.file, line: bytes.Count(w.data[:at], []byte("\n")) + 1,
 		})
 	case unstable.InlineTable:
 		for it := value.Children(); it.Next(); {
@@ -336,8 +332,4 @@ func keyOf(node *unstable.Node) (parts []string, offset uint32) {
 		offset = it.Node().Raw.Offset
 	}
 	return parts, offset
-}
-
-func (w *tomlWalk) lineOf(offset uint32) int {
-	return bytes.Count(w.data[:offset], []byte("\n")) + 1
 }

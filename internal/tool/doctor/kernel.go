@@ -16,11 +16,8 @@ import (
 // Probe tries kernel features. Each function leaves nothing behind, and returns an error that
 // says why it failed.
 type Probe struct {
-	// Openat2 tries openat2, which resolves paths safely.
 	Openat2 func() error
-	// Guard makes a guard that is mounted nowhere: fsopen, fsmount and an immutable
-	// file on tmpfs.
-	Guard func() error
+	Guard   func() error // makes a guard that is mounted nowhere: fsopen and an immutable file on tmpfs
 }
 
 // KernelProbe tries the running kernel.

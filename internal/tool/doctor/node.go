@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -21,45 +22,31 @@ import (
 // maxFile bounds what is read of any one file: some are written by others.
 const maxFile = 4 << 20
 
-// Node has the paths to check. They are as the node's own programs see them; Root is put
-// before each of them.
+// Node has the paths to check, as the node's own programs see them; Root is put before each.
 type Node struct {
-	// Root is "/" on a real node, and a directory in tests.
-	Root          string
-	AdminSocket   string
-	RuntimeSocket string
-	RunDir        string
-	KataDir       string
-	// KataTempDir is where the daemon makes Kata's files ready, if it was set.
-	KataTempDir string
-	// SandboxDirs hold a directory for each running sandbox of Kata, of the Go
-	// and of the Rust runtime.
-	SandboxDirs []string
-	KubeletRoot string
-	// KubeletRegistry is where drivers register with kubelet, and FrontRegistry where
-	// they register with the front; empty is the usual place below KubeletRoot.
-	KubeletRegistry string
-	FrontRegistry   string
+	Root                       string // "/" on a real node, and a directory in tests
+	AdminSocket, RuntimeSocket string
+	RunDir                     string
+	KataDir                    string
+	KataTempDir                string   // where the daemon makes Kata's files ready, if it was set
+	SandboxDirs                []string // have a directory for each running sandbox of Kata, Go and Rust
+	KubeletRoot                string
+	KubeletRegistry            string // where drivers register with kubelet; by default below KubeletRoot
+	FrontRegistry              string // where they register with the front; by default below KubeletRoot
 	// MarksDir has a mark of each volume that the host does not mount after a sandbox; empty
-	// where the front is off. RulesByPod are the names of rules that depend on the pod.
-	MarksDir   string
-	RulesByPod []string
-	// ContainerdSocket is containerd's gRPC socket; empty where it is not used.
-	ContainerdSocket string
-	// CRISocket is the socket of another container runtime, where that is used.
-	CRISocket string
-	// Kubeconfig is by what the daemon asks a cluster about the node's pods; empty
-	// where it does not. InCluster is set where it does so by its pod's service
-	// account. NodeName is the node's name there; empty is the host name.
+	// if the front is off. RulesByPod are the names of rules that depend on the pod.
+	MarksDir         string
+	RulesByPod       []string
+	ContainerdSocket string // empty if it is not used
+	CRISocket        string // of another container runtime, if that is used
+	// Kubeconfig is the file by which the daemon looks up pods; empty if it does not. With
+	// InCluster it uses its pod's service account. NodeName is by default the host name.
 	Kubeconfig string
 	InCluster  bool
 	NodeName   string
-	// UID is the user who runs the checks; root's and this user's sockets are
-	// both taken as rightly owned.
-	UID int
-	// Service is how the daemon is reached, for advice.
-	Service Service
-	Probe   Probe
+	UID        int     // who runs the checks: sockets may belong to root or to this user
+	Service    Service // how the daemon is reached, for advice
+	Probe      Probe
 
 	// table returns the mount table, which is read once for all checks.
 	table func() ([]*mountinfo.Info, error)
@@ -86,7 +73,12 @@ func (n *Node) Configure(c config.Config) {
 	n.SandboxDirs = append(n.SandboxDirs, kata.GoSandboxes, kata.RustSandboxes) // a sandbox may be of an earlier configuration
 	n.ContainerdSocket, n.CRISocket = c.Containerd.Socket, c.CRI.Socket
 	if c.Front.Enabled { // else nobody asks for pods
-		n.MarksDir, n.RulesByPod = c.Front.MarksDir, rulesByPod(c)
+		n.MarksDir, n.RulesByPod = c.Front.MarksDir, nil
+		for _, rule := range c.Policy.Rules {
+			if rule.Defer && len(rule.RuntimeHandlers) > 0 {
+				n.RulesByPod = append(n.RulesByPod, fmt.Sprintf("%q", rule.Name))
+			}
+		}
 		n.Kubeconfig, n.InCluster, n.NodeName = c.Cluster.Kubeconfig, c.Cluster.InCluster, c.Cluster.NodeName
 	}
 	n.Service.InPod = n.Service.InPod || c.Cluster.InCluster
@@ -158,6 +150,10 @@ func (n Node) dial(ctx context.Context, socket string, wait time.Duration) error
 // mountTable reads the mount table of a process.
 func mountTable(ctx context.Context, file string) ([]*mountinfo.Info, error) {
 	return sys.Mounts(ctx, file, func(string) bool { return true })
+}
+
+func (n *Node) readTableOnce(ctx context.Context) {
+	n.table = sync.OnceValues(func() ([]*mountinfo.Info, error) { return mountTable(ctx, n.at("/proc/self/mountinfo")) })
 }
 
 func noTable(err error) Finding { return warning("", "the mount table cannot be read: %v", err) }

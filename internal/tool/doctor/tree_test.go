@@ -1,11 +1,11 @@
 package doctor
 
 import (
-	"context"
 	"encoding/base64"
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -148,13 +148,10 @@ func withVolume(state adminv1.VolumeState, lastError string) Daemon {
 	return d
 }
 
+// findingsOf runs one check.
 func findingsOf(t *testing.T, name string, n Node, d Daemon) []Finding {
 	t.Helper()
-	var got []Finding
-	for _, f := range Run(context.Background(), n, d).Findings {
-		if f.Check == name {
-			got = append(got, f)
-		}
-	}
-	return got
+	n.readTableOnce(t.Context())
+	i := slices.IndexFunc(checks, func(c check) bool { return c.name == name })
+	return checks[i].run(t.Context(), n, d)
 }

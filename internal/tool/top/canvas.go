@@ -51,14 +51,6 @@ type canvas struct {
 	plain bool
 }
 
-func newCanvas(s Settings) canvas {
-	c := canvas{charset: unicodeCharset, width: 80, height: 24, plain: s.Plain}
-	if s.ASCII {
-		c.charset = asciiCharset
-	}
-	return c
-}
-
 func (c canvas) paint(code, text string) string {
 	if code == plain || text == "" || c.plain {
 		return text

@@ -106,10 +106,13 @@ func (p *sheet) numbers() {
 		p.text("Usage", faint, "not known yet")
 	}
 	if r.asked {
-		took := p.canvas.paint(latencyCode(r), p.canvas.latency(r))
-		p.line("Stats", took, p.requests()+"  ", p.spark(p.canvas.width-labelWidth-32))
+		requests := ", " + count(int(r.v.GetStatsRequests()), "request")
+		if failed := r.v.GetStatsFailures(); failed > 0 {
+			requests += fmt.Sprintf(", %d failed", failed)
+		}
+		p.line("Stats", p.canvas.paint(latencyCode(r), p.canvas.latency(r)), requests+"  ", p.spark(p.canvas.width-labelWidth-32))
 	}
-	if since := p.s.schedule.waiting(r.id()); !since.IsZero() && p.s.now.Sub(since) >= slow {
+	if since := p.s.schedule.fetching[r.id()].since; !since.IsZero() && p.s.now.Sub(since) >= slow {
 		p.line("", p.canvas.paint(yellow, "asked "+age(p.s.now, since)+" ago, no answer yet"))
 	}
 	if c := r.v.GetCondition(); c != nil {
@@ -119,14 +122,6 @@ func (p *sheet) numbers() {
 		}
 		p.text("Condition", code, joined(": ", word, c.GetMessage()))
 	}
-}
-
-func (p *sheet) requests() string {
-	text := ", " + count(int(p.row.v.GetStatsRequests()), "request")
-	if failed := p.row.v.GetStatsFailures(); failed > 0 {
-		text += fmt.Sprintf(", %d failed", failed)
-	}
-	return text
 }
 
 func (p *sheet) usage(label string, u *adminv1.VolumeUsage, words func(int64) string) {

@@ -29,10 +29,10 @@ var (
 	}
 
 	listActions = []action{
-		{bind("help", "?", "h", "f1"), (*State).help},
+		{bind("help", "?", "h", "f1"), showHelp},
 		{bind("details", "enter", "right"), (*State).open},
-		{bind("filter", "/"), func(s *State) { s.list.filter.edit() }},
-		{bind("sort", "s"), func(s *State) { s.list.sortBy(s.list.order.next()) }},
+		{bind("filter", "/"), startFilter},
+		{bind("sort", "s"), func(s *State) { s.list.sortBy((s.list.order + 1) % Order(len(orders))) }},
 		{bind("reverse", "r", "S"), func(s *State) { s.list.reversed = !s.list.reversed }},
 		{bind("pause", "p", "space"), (*State).pause},
 		{bind("", "esc"), func(s *State) { s.list.filter.text = "" }},
@@ -40,7 +40,7 @@ var (
 		{bind("", "down", "j"), func(s *State) { s.list.move(1) }},
 		{bind("", "pgup", "ctrl+b"), func(s *State) { s.list.move(-max(1, s.frame().rows-1)) }},
 		{bind("", "pgdown", "ctrl+f"), func(s *State) { s.list.move(max(1, s.frame().rows-1)) }},
-		{bind("", "home", "g"), func(s *State) { s.list.home() }},
+		{bind("", "home", "g"), goHome},
 		{bind("", "end", "G"), func(s *State) { s.list.move(len(s.list.rows)) }},
 		{bind("", "u"), func(s *State) { s.list.sortBy(ByUsage) }},
 		{bind("", "l"), func(s *State) { s.list.sortBy(ByLatency) }},
@@ -54,7 +54,7 @@ var (
 		{bind("ask now", "r"), func(s *State) { s.schedule.fetchNow(s.detail.id) }},
 		{bind("pause", "p", "space"), (*State).pause},
 		{bind("scroll", "up", "k"), func(s *State) { s.scroll(-1) }},
-		{bind("help", "?", "h", "f1"), (*State).help},
+		{bind("help", "?", "h", "f1"), showHelp},
 		{bind("", "down", "j"), func(s *State) { s.scroll(1) }},
 		{bind("", "pgup"), func(s *State) { s.scroll(-s.canvas.height / 2) }},
 		{bind("", "pgdown"), func(s *State) { s.scroll(s.canvas.height / 2) }},
@@ -62,6 +62,16 @@ var (
 		{bind("", "end", "G"), func(s *State) { s.scroll(unbounded) }},
 	}
 )
+
+func showHelp(s *State) { s.page, s.back = pageHelp, s.page }
+
+func startFilter(s *State) {
+	text := s.list.filter.text
+	s.list.filter.typed = &text
+}
+
+// goHome moves the cursor to the first row, whichever volume that is.
+func goHome(s *State) { s.list.cursor, s.list.chosen = 0, "" }
 
 // key does what a key is for on the page. Only ending and suspending is left to others.
 func (s *State) key(k Key) Effect {

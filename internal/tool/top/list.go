@@ -3,7 +3,6 @@ package top
 import (
 	"cmp"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 	"unicode"
@@ -30,7 +29,8 @@ func (l *list) rebuild(all map[string]*row, state string) {
 	words := strings.Fields(strings.ToLower(l.filter.current()))
 	l.rows, l.known = make([]*row, 0, len(all)), len(all)
 	for _, r := range all {
-		if (state == "" || r.state == state) && r.matches(words) {
+		lacks := func(word string) bool { return !strings.Contains(r.words, word) }
+		if (state == "" || r.state == state) && !slices.ContainsFunc(words, lacks) {
 			l.rows = append(l.rows, r)
 		}
 	}
@@ -54,9 +54,6 @@ func (l *list) move(by int) {
 	}
 }
 
-// home moves the cursor to the first row, whichever volume that is.
-func (l *list) home() { l.cursor, l.chosen = 0, "" }
-
 // current is the volume under the cursor, or nil.
 func (l *list) current() *row {
 	if l.cursor >= len(l.rows) {
@@ -71,30 +68,6 @@ func (l *list) visible(height int) []*row {
 
 func (l *list) sortBy(o Order) { l.order, l.reversed = o, false }
 
-// sum adds up the bytes of the list's volumes, and counts those whose are known.
-func (l *list) sum() (all *adminv1.VolumeUsage, volumes int) {
-	all = &adminv1.VolumeUsage{}
-	for _, r := range l.rows {
-		if r.bytes != nil {
-			all.Used += r.bytes.GetUsed()
-			all.Total += r.bytes.GetTotal()
-			volumes++
-		}
-	}
-	return all, volumes
-}
-
-// countStates counts the volumes in each state, the most urgent states first.
-func countStates(rows map[string]*row) (states []adminv1.VolumeState, counts map[adminv1.VolumeState]int) {
-	counts = make(map[adminv1.VolumeState]int)
-	for _, r := range rows {
-		counts[r.v.GetState()]++
-	}
-	return slices.SortedFunc(maps.Keys(counts), func(a, b adminv1.VolumeState) int {
-		return cmp.Or(urgency[a]-urgency[b], int(a-b))
-	}), counts
-}
-
 const maxFilter = 120 // characters
 
 type filter struct {
@@ -107,19 +80,6 @@ func (f *filter) current() string {
 		return *f.typed
 	}
 	return f.text
-}
-
-// shown reports whether the filter has a line on the screen.
-func (f *filter) shown() bool { return f.typed != nil || f.text != "" }
-
-// matches reports whether a volume has all of the words.
-func (r *row) matches(words []string) bool {
-	return !slices.ContainsFunc(words, func(word string) bool { return !strings.Contains(r.words, word) })
-}
-
-func (f *filter) edit() {
-	text := f.text
-	f.typed = &text
 }
 
 func (f *filter) key(k Key, escape func(string) string) {
@@ -199,8 +159,6 @@ func ParseOrder(text string) (Order, error) {
 	}
 	return Order(i), nil //nolint:gosec // one of five
 }
-
-func (o Order) next() Order { return (o + 1) % Order(len(orders)) }
 
 // sort sorts rows. Equal rows are sorted by name.
 func (o Order) sort(rows []*row, reversed bool) {

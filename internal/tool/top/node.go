@@ -35,13 +35,6 @@ type link struct {
 	reason string
 }
 
-func newNode(host string, escape func(string) string, now time.Time) node {
-	return node{
-		escape: escape, volumes: make(map[string]*row), unlisted: make(map[string]bool),
-		daemon: daemonInfo{host: escape(host)}, link: link{since: now},
-	}
-}
-
 // watched applies changes and reports whether they complete the listing of the watch.
 func (n *node) watched(e Watched, now time.Time) (synced bool) {
 	for _, change := range e.Changes {
@@ -136,8 +129,6 @@ func (n *node) updateStats(v *adminv1.Volume, now time.Time) {
 	merged.StatsRequests, merged.StatsFailures = v.GetStatsRequests(), v.GetStatsFailures()
 	n.put(merged, now)
 }
-
-func (n *node) alert() bool { return n.link.away || len(n.daemon.problems) > 0 }
 
 // daemonInfo is what the daemon reports of itself and its parts, escaped.
 type daemonInfo struct {

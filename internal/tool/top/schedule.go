@@ -1,7 +1,6 @@
 package top
 
 import (
-	"maps"
 	"time"
 )
 
@@ -93,13 +92,6 @@ func (s *schedule) fetchNow(id string) {
 	q := s.fetching[id]
 	q.next = time.Time{}
 	s.fetching[id] = q
-}
-
-// waiting returns since when a request has been in flight; zero without one.
-func (s *schedule) waiting(id string) time.Time { return s.fetching[id].since }
-
-func (s *schedule) retain(volumes map[string]*row) {
-	maps.DeleteFunc(s.fetching, func(id string, _ request) bool { return volumes[id] == nil })
 }
 
 func (s *schedule) poll(now time.Time) []Effect {

@@ -57,9 +57,16 @@ type detail struct {
 
 // New is the state before anything is known.
 func New(s Settings, now time.Time) *State {
-	c := newCanvas(s)
+	c := canvas{charset: unicodeCharset, width: 80, height: 24, plain: s.Plain}
+	if s.ASCII {
+		c.charset = asciiCharset
+	}
+	known := node{
+		escape: c.escape, volumes: make(map[string]*row), unlisted: make(map[string]bool),
+		daemon: daemonInfo{host: c.escape(s.Host)}, link: link{since: now},
+	}
 	return &State{
-		settings: s, now: now, node: newNode(s.Host, c.escape, now), canvas: c,
+		settings: s, now: now, node: known, canvas: c,
 		schedule: schedule{interval: s.Interval, limit: maxConcurrent, fetching: make(map[string]request)},
 		list:     list{order: s.Sort, filter: filter{text: s.Filter}},
 	}
@@ -104,7 +111,7 @@ func (s *State) requests() []Effect {
 	if s.paused != nil || !s.node.link.synced {
 		return nil
 	}
-	s.schedule.retain(s.node.volumes)
+	maps.DeleteFunc(s.schedule.fetching, func(id string, _ request) bool { return s.node.volumes[id] == nil })
 	var beyond []*row
 	if s.page == pageList {
 		beyond = s.list.rows
@@ -147,11 +154,11 @@ func (s *State) onScreen() []*row {
 
 // pause freezes the volumes on the screen, or shows them as they are again.
 func (s *State) pause() {
-	if s.paused != nil {
+	if s.paused == nil {
+		s.paused = maps.Clone(s.node.volumes)
+	} else {
 		s.paused = nil
-		return
 	}
-	s.paused = maps.Clone(s.node.volumes)
 }
 
 // open shows the volume under the cursor, with fresh numbers.
@@ -162,8 +169,6 @@ func (s *State) open() {
 		s.schedule.fetchNow(r.id())
 	}
 }
-
-func (s *State) help() { s.page, s.back = pageHelp, s.page }
 
 func (s *State) scroll(lines int) {
 	p := newSheet(s)

@@ -1,11 +1,15 @@
 package top
 
 import (
+	"cmp"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/crust-proxy/crust-proxy/internal/tool/show"
+	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
 )
 
 // View draws the state.
@@ -108,7 +112,13 @@ func freshness(s *State) string {
 
 func (v *listView) totals() []string {
 	paint := v.canvas.paint
-	states, counts := countStates(v.s.shown())
+	counts := make(map[adminv1.VolumeState]int)
+	for _, r := range v.s.shown() {
+		counts[r.v.GetState()]++
+	}
+	states := slices.SortedFunc(maps.Keys(counts), func(a, b adminv1.VolumeState) int {
+		return cmp.Or(urgency[a]-urgency[b], int(a-b))
+	})
 	texts := []string{paint(faint, "Volumes "), paint(bold, fmt.Sprint(len(v.s.shown())))}
 	for _, state := range states {
 		name := " " + strings.ToLower(show.StateName(state))
@@ -142,8 +152,14 @@ func (v *listView) outOf(t tally) string {
 }
 
 func (v *listView) sumLine() string {
-	all, volumes := v.s.list.sum()
-	paint := v.canvas.paint
+	all, volumes, paint := &adminv1.VolumeUsage{}, 0, v.canvas.paint
+	for _, r := range v.s.list.rows {
+		if r.bytes != nil {
+			all.Used += r.bytes.GetUsed()
+			all.Total += r.bytes.GetTotal()
+			volumes++
+		}
+	}
 	if volumes == 0 {
 		return v.canvas.line("", paint(faint, "Usage   not known yet"))
 	}
@@ -268,8 +284,8 @@ func (s *State) frame() frame {
 		return true
 	}
 	selects := s.settings.State != "" || s.settings.Driver != "" || s.settings.Handler != ""
-	f.filter = fits(selects || s.list.filter.shown(), -1)
-	f.alert = fits(s.node.alert() || s.hangs(), 0)
+	f.filter = fits(selects || s.list.filter.typed != nil || s.list.filter.text != "", -1)
+	f.alert = fits(s.old() || len(s.node.daemon.problems) > 0, 0)
 	f.heading = fits(true, 0)
 	f.title = fits(true, 0)
 	f.hints = fits(true, 1)
