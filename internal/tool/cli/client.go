@@ -29,7 +29,6 @@ const maxMessage = 64 << 20
 // and a socket on this machine costs nothing to try.
 var reconnect = backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: time.Second}
 
-// mostConnect bounds one try to connect.
 const mostConnect = 20 * time.Second
 
 // client is a connection to the daemon; it keeps the last error of connecting.
@@ -64,7 +63,6 @@ func (d *daemon) check() error {
 	return err
 }
 
-// within returns the daemon with another timeout.
 func (d daemon) within(timeout time.Duration) *daemon {
 	d.timeout = timeout
 	return &d
@@ -81,10 +79,8 @@ func (d *daemon) call(ctx context.Context, f func(context.Context, *client) erro
 	return errors.Join(c.explain(f(ctx, c)), c.conn.Close())
 }
 
-// adminMethod is a method of the Admin API's client.
 type adminMethod[Req, Resp any] func(adminv1.AdminClient, context.Context, Req, ...grpc.CallOption) (Resp, error)
 
-// ask makes one call.
 func ask[Req, Resp any](ctx context.Context, d *daemon, method adminMethod[Req, Resp], req Req) (Resp, error) {
 	var got Resp
 	err := d.call(ctx, func(ctx context.Context, c *client) (err error) {

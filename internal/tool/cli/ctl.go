@@ -109,7 +109,6 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, 3 doctor found errors.`,
 	return root
 }
 
-// completionWait bounds how long a press of the tab key may take.
 const completionWait = 2 * time.Second
 
 // selectors adds the flags that select volumes. Their completion asks the daemon.

@@ -76,7 +76,6 @@ type fakeAdmin struct {
 	ended    []int32
 	heldBy   string
 	watched  *adminv1.WatchVolumesRequest
-	lists    int
 	// endWatch ends a watch after its events, as a daemon that stops does.
 	endWatch bool
 }
@@ -94,7 +93,6 @@ func (f *fakeAdmin) GetNode(ctx context.Context, _ *adminv1.GetNodeRequest) (*ad
 }
 
 func (f *fakeAdmin) ListVolumes(ctx context.Context, req *adminv1.ListVolumesRequest) (*adminv1.ListVolumesResponse, error) {
-	f.lists++
 	if err := f.check(ctx); err != nil {
 		return nil, err
 	}

@@ -265,7 +265,6 @@ type volumeView struct {
 	now func() time.Time
 }
 
-// age formats how long ago something was, as kubectl does.
 func (w *volumeView) age(at *timestamppb.Timestamp) string {
 	if at == nil {
 		return printer.Nothing

@@ -51,7 +51,6 @@ const (
 	crioAdvice = "for CRI-O set containerd.socket to \"\" and cri.socket to " + crioSocket + " in crust-proxy's configuration, and restart it"
 )
 
-// checkCRIO checks CRI-O's settings if it is the container runtime.
 func checkCRIO(ctx context.Context, n Node, d Daemon) []Finding {
 	if n.CRISocket == "" {
 		if n.ContainerdSocket != "" && n.dial(ctx, crioSocket, containerdWait) == nil {

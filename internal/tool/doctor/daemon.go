@@ -91,7 +91,6 @@ func volumeFindings(v *adminv1.Volume) []Finding {
 	return nil
 }
 
-// noReason stands for an empty error.
 const noReason = "no reason given"
 
 const clusterWait = 10 * time.Second
@@ -135,7 +134,6 @@ func checkCluster(ctx context.Context, n Node, d Daemon) []Finding {
 	return orOK(found, "the API server answers, knows node %s and gives the rights to look up its pods", node)
 }
 
-// daemonCannotReach reports whether the daemon cannot reach the API server.
 func daemonCannotReach(d Daemon) bool {
 	return d.up() && slices.ContainsFunc(d.Node.GetFindings(), func(text string) bool {
 		return strings.Contains(text, "pods cannot be looked up") && strings.Contains(text, "cannot be reached")

@@ -164,7 +164,6 @@ func (c kataConfig) isRuntimeRS(n Node) bool {
 	return err == nil && toml.Unmarshal(data, &file) == nil && file.Runtime.Hypervisor != ""
 }
 
-// kataRuntime is a runtime of Kata in the configuration of containerd or CRI-O.
 type kataRuntime struct {
 	name string
 	// config is the file that it names; empty is Kata's default.
@@ -179,7 +178,6 @@ var containerdConfigs = []string{
 	"/var/lib/rancher/rke2/agent/etc/containerd/config.toml",
 }
 
-// maxRuntimeFiles bounds the configuration files of container runtimes that are read.
 const maxRuntimeFiles = 256
 
 // kataRuntimes reads Kata's runtimes from the configuration of containerd and CRI-O. Files that
@@ -200,7 +198,6 @@ func kataRuntimes(n Node) []kataRuntime {
 	return found
 }
 
-// imports are the files that a configuration of containerd includes.
 func imports(n Node, from string, list any) (files []string) {
 	patterns, _ := list.([]any)
 	for _, p := range patterns {

@@ -127,7 +127,6 @@ func (v kataVolume) checkOther(e fs.DirEntry) []Finding {
 		"volume %q: %q is taken for a sandbox's id, and no such sandbox runs", v.target, e.Name())}
 }
 
-// sandboxLives reports whether the Go or the Rust runtime has a directory for a sandbox.
 func (v kataVolume) sandboxLives(id string) bool {
 	return slices.ContainsFunc(v.node.SandboxDirs, func(dir string) bool {
 		_, err := os.Stat(v.node.at(filepath.Join(dir, id)))

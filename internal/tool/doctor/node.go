@@ -128,7 +128,6 @@ func (n Node) readInt(path string) (int64, error) {
 	return strconv.ParseInt(strings.TrimSpace(string(data)), 10, 64)
 }
 
-// glob lists the files that match patterns.
 func (n Node) glob(patterns ...string) (paths []string) {
 	for _, pattern := range patterns {
 		found, _ := filepath.Glob(n.at(pattern)) // one that is malformed matches nothing
@@ -147,7 +146,6 @@ func (n Node) dial(ctx context.Context, socket string, wait time.Duration) error
 	return err
 }
 
-// mountTable reads the mount table of a process.
 func mountTable(ctx context.Context, file string) ([]*mountinfo.Info, error) {
 	return sys.Mounts(ctx, file, func(string) bool { return true })
 }

@@ -43,7 +43,6 @@ var (
 	}
 )
 
-// canvas colours texts and fits them into lines of the screen.
 type canvas struct {
 	charset
 	width, height int
@@ -69,7 +68,6 @@ func cells(text string) int {
 	return len(text)
 }
 
-// cut shortens a text to a width and marks where it was cut.
 func (c canvas) cut(text string, width int) string {
 	if cells(text) <= width {
 		return text
@@ -132,7 +130,6 @@ func fullness(u *adminv1.VolumeUsage) string {
 	}
 }
 
-// wrap breaks a text into lines of a width, at spaces where possible.
 func wrap(text string, width int) []string {
 	return strings.Split(ansi.Wrap(text, max(1, width), " /,"), "\n")
 }

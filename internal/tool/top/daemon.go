@@ -194,7 +194,6 @@ func Run(ctx context.Context, d Daemon, t Terminal, settings Settings) error {
 	return err
 }
 
-// model is the State as bubbletea needs it.
 type model struct {
 	state  *State
 	ctx    context.Context // ends with Run

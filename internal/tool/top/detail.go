@@ -41,7 +41,6 @@ func (p *sheet) page() []string {
 
 func (p *sheet) alerts() bool { return p.s.old() && p.canvas.height > 6 }
 
-// height is how many lines of the content the screen holds.
 func (p *sheet) height() int {
 	rows := p.canvas.height - 2
 	if p.alerts() {

@@ -32,7 +32,6 @@ type fakeAdmin struct {
 	pages    int // volumes a page; 0 is all
 	watchers map[chan *adminv1.WatchVolumesResponse]bool
 	watched  *adminv1.WatchVolumesRequest
-	watches  int
 	// takes is how long a sandbox needs, asked who was, most how many at once.
 	takes        time.Duration
 	asked        []string
@@ -148,7 +147,6 @@ func (f *fakeAdmin) WatchVolumes(req *adminv1.WatchVolumesRequest, stream grpc.S
 	changes := make(chan *adminv1.WatchVolumesResponse, 4096)
 	f.mu.Lock()
 	f.watched = req
-	f.watches++
 	events := append(changed(f.volumes...), syncedEvent)
 	f.watchers[changes] = true
 	end := f.end

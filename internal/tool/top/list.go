@@ -54,7 +54,6 @@ func (l *list) move(by int) {
 	}
 }
 
-// current is the volume under the cursor, or nil.
 func (l *list) current() *row {
 	if l.cursor >= len(l.rows) {
 		return nil

@@ -53,7 +53,6 @@ func (n *node) watched(e Watched, now time.Time) (synced bool) {
 	return synced
 }
 
-// put adds or replaces a volume.
 func (n *node) put(v *adminv1.Volume, now time.Time) *row {
 	r := newRow(v, n.escape)
 	if old := n.volumes[r.id()]; old != nil {
@@ -141,7 +140,6 @@ type daemonInfo struct {
 	problems            []string
 }
 
-// tally is how many of all work.
 type tally struct{ fine, all int }
 
 // update copies what the daemon reported, and keeps what it did not report.
@@ -243,7 +241,6 @@ type row struct {
 	history                                         history
 }
 
-// part is the part in use, between 0 and 1.
 func part(u *adminv1.VolumeUsage) float64 {
 	if u.GetTotal() <= 0 {
 		return 0

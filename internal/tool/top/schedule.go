@@ -87,7 +87,6 @@ func (s *schedule) fetched(e StatsFetched, counts bool) {
 	s.fetching[e.ID] = q
 }
 
-// fetchNow ends the pause before the next request to a volume's sandbox.
 func (s *schedule) fetchNow(id string) {
 	q := s.fetching[id]
 	q.next = time.Time{}

@@ -64,7 +64,6 @@ var columns = [columnCount]column{
 	colError:   {title: "ERROR", least: 24, most: 1 << 20, sizing: optional, code: red, text: func(r *row) string { return r.err }},
 }
 
-// importance is the order in which columns get room.
 var importance = [...]int{colName, colState, colUsage, colPod, colStats, colSize, colInodes, colAge, colSandbox, colHandler, colDriver, colError}
 
 const (
@@ -93,7 +92,6 @@ func newTable(s *State) *table {
 	return t
 }
 
-// layout chooses the columns that fit on the screen, and their widths.
 func (t *table) layout() {
 	room := t.s.canvas.width - gutter
 	for _, c := range importance {
@@ -155,7 +153,6 @@ func (t *table) wish(c int) int {
 	return min(column.most, max(t.natural[c], cells(column.title)+1))
 }
 
-// heading names the columns and marks the one that the rows are sorted by.
 func (t *table) heading() string {
 	var titles []string
 	for c, width := range t.widths {

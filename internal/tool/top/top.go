@@ -123,12 +123,10 @@ func (s *State) requests() []Effect {
 // end while it does.
 const hangTime = 5 * time.Second
 
-// hangs reports whether the daemon is connected and does not answer.
 func (s *State) hangs() bool {
 	return s.node.link.synced && !s.schedule.silent.IsZero() && s.now.Sub(s.schedule.silent) >= hangTime
 }
 
-// old reports whether what is shown may be out of date.
 func (s *State) old() bool { return s.node.link.away || s.hangs() }
 
 // shown are the volumes as of now, or as of the moment of the pause.
@@ -139,7 +137,6 @@ func (s *State) shown() map[string]*row {
 	return s.node.volumes
 }
 
-// onScreen are the volumes that can be seen.
 func (s *State) onScreen() []*row {
 	switch s.page {
 	case pageList:
