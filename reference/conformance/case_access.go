@@ -121,7 +121,6 @@ func runGroup(t *trial, s *suite) {
 	}, "group-match")
 }
 
-// inGroup publishes the volume with a group, for a new sandbox.
 func inGroup(t *trial, f *fixture, policy volume.GroupPolicy, before *container) *container {
 	f.restartPod(t, before)
 	f.vol.published.Group, f.vol.published.GroupPolicy = strconv.Itoa(podGroup), policy
@@ -129,7 +128,6 @@ func inGroup(t *trial, f *fixture, policy volume.GroupPolicy, before *container)
 	return f.container(t, "main")
 }
 
-// looks fails unless the files of the volume are as wanted.
 func looks(t *trial, c *container, wanted map[string]seen) {
 	for name, file := range wanted {
 		path := "/data"
@@ -197,7 +195,6 @@ func refusesAlone(t *trial, f *fixture) {
 	self.sandbox.isRefused(t, spec)
 }
 
-// isUntouched fails if a refused volume was mounted or bound.
 func isUntouched(t *trial, f *fixture) {
 	dir, err := f.vol.open()
 	t.must(err)
@@ -220,7 +217,6 @@ func runRefuseSecond(t *trial, s *suite) {
 	}, "mount-inside")
 }
 
-// runSub mounts sub-directories of a volume in containers.
 func runSub(t *trial, s *suite) {
 	f := newFixture(t, s.node, s.node.podUID())
 	var main *container

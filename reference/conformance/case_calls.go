@@ -111,7 +111,6 @@ func forceThaw(c *container) error {
 	return err
 }
 
-// runResize grows a volume that is in use.
 func runResize(t *trial, s *suite) {
 	f := newFixture(t, s.node, s.node.podUID())
 	var c *container
@@ -149,7 +148,6 @@ func resizesTo(t *trial, f *fixture, least, size int64) {
 // aside is the probe while it runs in the background.
 type aside struct{ done chan error }
 
-// startProbe runs the probe in the background.
 func startProbe(ctx context.Context, c *container, words ...string) *aside {
 	a := &aside{done: make(chan error, 1)}
 	go func() {
@@ -159,7 +157,6 @@ func startProbe(ctx context.Context, c *container, words ...string) *aside {
 	return a
 }
 
-// waits fails if the write ends within a time.
 func (a *aside) waits(ctx context.Context, limit time.Duration) error {
 	ended, err := a.ended(ctx, limit)
 	if ended {
@@ -168,7 +165,6 @@ func (a *aside) waits(ctx context.Context, limit time.Duration) error {
 	return err
 }
 
-// ends fails if the probe does not end within a time.
 func (a *aside) ends(ctx context.Context, limit time.Duration) error {
 	ended, err := a.ended(ctx, limit)
 	if !ended && err == nil {
@@ -206,7 +202,6 @@ func (v *testVolume) ask(ctx context.Context, words ...string) (programResult, e
 	return runProgram(ctx, v.n.dir, cmd)
 }
 
-// wantExit fails unless the program ends with a status.
 func (v *testVolume) wantExit(ctx context.Context, status int, words ...string) error {
 	ended, err := v.ask(ctx, words...)
 	if err != nil {
@@ -228,7 +223,6 @@ func wantStatus(ended programResult, status int, words []string) error {
 	}
 }
 
-// answer runs the program and parses its output.
 func answer[T any](ctx context.Context, v *testVolume, words ...string) (reply T, err error) {
 	ended, err := v.ask(ctx, words...)
 	if err != nil {
@@ -284,7 +278,6 @@ func (v *testVolume) overSocket(ctx context.Context, f func(context.Context, han
 	return errors.Join(err, conn.Close())
 }
 
-// wantCode fails unless a call ended with a code.
 func wantCode(err error, code codes.Code, what string) error {
 	if got := status.Code(err); got != code {
 		return fmt.Errorf("%s is answered with %s and should be with %s: %s", what, got, code, status.Convert(err).Message())

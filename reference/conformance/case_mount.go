@@ -18,14 +18,12 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 )
 
-// runPlain runs a pod without volumes.
 func runPlain(t *trial, s *suite) {
 	s.check(t, "plain-container", func(t *trial) {
 		startsPlain(t, newPod(t, s.node, s.node.podUID()))
 	})
 }
 
-// startsPlain runs a container with an ordinary bind mount.
 func startsPlain(t *trial, p *pod) {
 	plain := p.n.path("kubelet", "plain-"+p.sandbox.id)
 	t.must(os.MkdirAll(plain, 0o755)) //nolint:gosec // as on a node
@@ -137,7 +135,6 @@ func hasTwo(t *trial, f *fixture, second *testVolume) {
 // mountOptions are options of the mount, which a runtime can lose when it binds the mount.
 var mountOptions = []string{"noatime", "nosuid", "nodev", "noexec"}
 
-// hasOptions fails unless the container's mount has the options.
 func hasOptions(t *trial, f *fixture, b bind) {
 	c := t.container(f.pod, "options", b)
 	var has []string
@@ -169,7 +166,6 @@ func mountsAtOnce(t *trial, f *fixture) {
 	}
 }
 
-// runLife kills containers and sandboxes.
 func runLife(t *trial, s *suite) {
 	f := newFixture(t, s.node, s.node.podUID())
 	var c *container

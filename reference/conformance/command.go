@@ -136,7 +136,6 @@ func (c *command) run(ctx context.Context) error {
 	return errors.Join(err, c.printEnd(report))
 }
 
-// printResult prints one result for people.
 func (c *command) printResult(r Result) error {
 	colour := map[Status]string{Pass: show.Green, Fail: show.Red, Skip: show.Yellow}[r.Status]
 	line := fmt.Sprintf("%s %s %s", c.out.Paint(colour, string(r.Status)), c.out.Paint(show.Faint, fmt.Sprintf("%-18s", r.Name)), r.Demand)

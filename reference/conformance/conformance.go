@@ -136,7 +136,6 @@ type requirement struct{ section, text string }
 // RequirementNames lists the names of all requirements.
 func RequirementNames() []string { return slices.Sorted(maps.Keys(requirements())) }
 
-// requirements returns all requirements by name.
 func requirements() map[string]requirement {
 	return map[string]requirement{
 		"plain-container":    {"10", "a container without deferred volumes starts as if there were none"},
@@ -252,7 +251,6 @@ func (r Report) Count(status Status) int {
 	return n
 }
 
-// suite runs the test cases and collects the results.
 type suite struct {
 	node     *node
 	onResult func(Result)
@@ -300,7 +298,6 @@ func (s *suite) record(name string, status Status, seen string) {
 	s.onResult(result)
 }
 
-// want compares.
 func want[T comparable](what string, got, wanted T) error {
 	if got == wanted {
 		return nil

@@ -54,7 +54,6 @@ func (c *container) startsUnlessRefused(t *trial, spec *specs.Spec) bool {
 	return true
 }
 
-// run creates and starts it.
 func (c *container) run(ctx context.Context, spec *specs.Spec) error {
 	ended, err := c.create(ctx, spec)
 	if err != nil {
@@ -91,7 +90,6 @@ func (c *container) state(ctx context.Context) (state, error) {
 	return is, nil
 }
 
-// exec runs the probe in the container.
 func (c *container) exec(ctx context.Context, words ...string) (string, error) {
 	args := append([]string{"exec", c.id, "/probe", ProbeWord}, words...)
 	ended, err := c.n.handler.run(ctx, args...)
@@ -101,7 +99,6 @@ func (c *container) exec(ctx context.Context, words ...string) (string, error) {
 	return ended.stdout, err
 }
 
-// ask runs the probe and reads its answer.
 func ask[T any](ctx context.Context, c *container, words ...string) (answer T, err error) {
 	out, err := c.exec(ctx, words...)
 	if err != nil {
@@ -157,7 +154,6 @@ func removeGroup(group string) error {
 	return fmt.Errorf("remove the control group %s: %w", group, err)
 }
 
-// killGroup kills what is in a control group.
 func killGroup(group string) error {
 	raw, err := os.ReadFile(filepath.Join(group, "cgroup.procs")) //nolint:gosec // a group of ours
 	if err != nil {
@@ -186,7 +182,6 @@ func newHandler(opts Options, dir, state string, stdin *os.File) *handler {
 	return &handler{program: opts.Runtime, args: append(append([]string{}, opts.Args...), "--root", state), dir: dir, stdin: stdin}
 }
 
-// run runs one command of the handler.
 func (h *handler) run(ctx context.Context, words ...string) (programResult, error) {
 	ctx, cancel := context.WithTimeout(ctx, handlerTimeout)
 	defer cancel()
@@ -195,7 +190,6 @@ func (h *handler) run(ctx context.Context, words ...string) (programResult, erro
 	return runProgram(ctx, h.dir, cmd)
 }
 
-// must runs a command that has to succeed.
 func (h *handler) must(ctx context.Context, words ...string) (string, error) {
 	got, err := h.run(ctx, words...)
 	if err == nil && got.code != 0 {

@@ -149,19 +149,16 @@ func (n *node) path(elem ...string) string {
 	return filepath.Join(append([]string{n.dir}, elem...)...)
 }
 
-// id makes a new id for a container.
 func (n *node) id(kind string) string {
 	n.count++
 	return fmt.Sprintf("conformance-%s-%s-%d", n.run, kind, n.count)
 }
 
-// podUID makes the UID of a pod.
 func (n *node) podUID() string {
 	n.count++
 	return fmt.Sprintf("%s-0000-4000-8000-%012d", n.run, n.count)
 }
 
-// close removes everything.
 func (n *node) close() error {
 	ctx, cancel := context.WithTimeout(context.Background(), cleanupTimeout)
 	defer cancel()
@@ -269,7 +266,6 @@ const (
 	grownSize = 576 * mib
 )
 
-// disk is a loop device with a filesystem.
 type disk struct {
 	image, path  string
 	major, minor uint32

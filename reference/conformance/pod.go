@@ -27,7 +27,6 @@ type bind struct {
 // all mounts the whole volume at /data.
 func all(v *testVolume) bind { return bind{source: v.target, at: "/data"} }
 
-// newPod runs a sandbox.
 func newPod(t *trial, n *node, uid string) *pod {
 	p := &pod{n: n, uid: uid, sandbox: newContainer(n, "sandbox")}
 	if err := p.sandbox.run(t.ctx, p.sandboxSpec()); err != nil {
@@ -36,7 +35,6 @@ func newPod(t *trial, n *node, uid string) *pod {
 	return p
 }
 
-// container runs a container of the pod.
 func (p *pod) container(ctx context.Context, name string, binds ...bind) (*container, error) {
 	c := newContainer(p.n, name)
 	if err := c.run(ctx, p.containerSpec(name, binds)); err != nil {
@@ -45,12 +43,10 @@ func (p *pod) container(ctx context.Context, name string, binds ...bind) (*conta
 	return c, nil
 }
 
-// refuses fails if the pod gets a container with these mounts.
 func (p *pod) refuses(t *trial, binds ...bind) {
 	newContainer(p.n, "refused").isRefused(t, p.containerSpec("refused", binds))
 }
 
-// isRefused fails if the runtime creates the container.
 func (c *container) isRefused(t *trial, spec *specs.Spec) {
 	ended, err := c.create(t.ctx, spec)
 	t.must(err)
@@ -159,14 +155,12 @@ func (t *trial) must(err error) {
 	}
 }
 
-// container runs a container of a pod.
 func (t *trial) container(p *pod, name string, binds ...bind) *container {
 	c, err := p.container(t.ctx, name, binds...)
 	t.must(err)
 	return c
 }
 
-// exec runs the probe in a container.
 func (t *trial) exec(c *container, words ...string) string {
 	out, err := c.exec(t.ctx, words...)
 	t.must(err)
@@ -178,7 +172,6 @@ func (t *trial) wantText(c *container, path, what, content string) {
 	t.must(want(what, t.exec(c, "read", path), content))
 }
 
-// asked runs the probe and parses its answer.
 func asked[T any](t *trial, c *container, words ...string) T {
 	answer, err := ask[T](t.ctx, c, words...)
 	t.must(err)

@@ -234,7 +234,6 @@ func plantTree(root string) error {
 	return nil
 }
 
-// own gives a file an owner, a group and a mode.
 func own(path string, words []string) error {
 	if len(words) != 3 {
 		return errors.New("uid, gid and mode are needed")
@@ -257,7 +256,6 @@ func own(path string, words []string) error {
 // immutable is FS_IMMUTABLE_FL of the kernel's linux/fs.h.
 const immutable = 0x10
 
-// fix makes an immutable file.
 func fix(path string) error {
 	file, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDONLY, 0o600) //nolint:gosec // a file of the test's
 	if err != nil {

@@ -29,7 +29,6 @@ type testVolume struct {
 	published volume.Volume // what the broker says of it
 }
 
-// newVolume publishes a volume of a pod on a disk.
 func newVolume(t *trial, n *node, d *disk, pod, name string) *testVolume {
 	v := &testVolume{n: n, disk: d, owner: pod, target: n.path("kubelet", "pods", pod, "volumes", "kubernetes.io~csi", name, "mount")}
 	t.must(os.MkdirAll(v.target, 0o750))
@@ -218,7 +217,6 @@ func (v *testVolume) infoIsWhole(t *trial) {
 // take their time beside it.
 const settles = time.Minute
 
-// statsAreTrue compares the stats with statfs in the container.
 func (f *fixture) statsAreTrue(ctx context.Context, c *container) error {
 	reply, err := f.vol.stats(ctx)
 	if err != nil {
@@ -286,7 +284,6 @@ func (f *fixture) statsAreSane(t *trial) {
 	}
 }
 
-// badArguments calls the program with invalid arguments.
 func (f *fixture) badArguments(t *trial) {
 	target := f.vol.target
 	for _, words := range [][]string{

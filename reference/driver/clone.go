@@ -83,7 +83,6 @@ func (j *job) close() (err error) {
 	return err
 }
 
-// wrap adds the source to an error.
 func (j *job) wrap(err error) error {
 	if errors.Is(err, unix.ENOSPC) {
 		return status.Errorf(codes.ResourceExhausted, "clone %q: the filesystem of %s is full", j.from.ID, filepath.Dir(j.original.Name()))

@@ -17,7 +17,6 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/ground/failpoint"
 )
 
-// controller serves CSI's Controller.
 type controller struct {
 	csi.UnimplementedControllerServer
 
@@ -28,7 +27,6 @@ type controller struct {
 	cloner *cloner
 }
 
-// ControllerGetCapabilities lists what the controller can do.
 func (c *controller) ControllerGetCapabilities(context.Context, *csi.ControllerGetCapabilitiesRequest) (*csi.ControllerGetCapabilitiesResponse, error) {
 	reply := &csi.ControllerGetCapabilitiesResponse{}
 	kinds := []csi.ControllerServiceCapability_RPC_Type{
@@ -61,7 +59,6 @@ const (
 // volume.
 func volumeID(name string) string { return "vol-" + fileName(name)[:32] }
 
-// CreateVolume makes a volume.
 func (c *controller) CreateVolume(ctx context.Context, req *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
 	want, err := c.readCreate(req)
 	if err != nil {
@@ -93,7 +90,6 @@ func (c *controller) CreateVolume(ctx context.Context, req *csi.CreateVolumeRequ
 	return &csi.CreateVolumeResponse{Volume: c.config.describe(want)}, nil
 }
 
-// clone makes a volume from another one, or from a snapshot.
 func (c *controller) clone(ctx context.Context, want *record, req *csi.CreateVolumeRequest) error {
 	from, err := c.cloner.find(want.Source)
 	if err != nil {
@@ -272,7 +268,6 @@ func (c *controller) ControllerModifyVolume(ctx context.Context, req *csi.Contro
 	return &csi.ControllerModifyVolumeResponse{}, c.pool.store.save(r)
 }
 
-// GetCapacity returns how many bytes can still be reserved.
 func (c *controller) GetCapacity(_ context.Context, req *csi.GetCapacityRequest) (*csi.GetCapacityResponse, error) {
 	none := &csi.GetCapacityResponse{MaximumVolumeSize: wrapperspb.Int64(0)}
 	if len(req.GetVolumeCapabilities()) > 0 && readAccesses(req.GetVolumeCapabilities()) != nil {

@@ -192,7 +192,6 @@ func (d *Driver) serve(ctx context.Context, listener net.Listener) error {
 	return errors.Join(err, listener.Close())
 }
 
-// identity serves CSI's Identity.
 type identity struct {
 	csi.UnimplementedIdentityServer
 
@@ -202,12 +201,10 @@ type identity struct {
 	snapshots bool
 }
 
-// GetPluginInfo returns the name and version.
 func (i *identity) GetPluginInfo(context.Context, *csi.GetPluginInfoRequest) (*csi.GetPluginInfoResponse, error) {
 	return &csi.GetPluginInfoResponse{Name: i.config.Name, VendorVersion: sys.Version()}, nil
 }
 
-// GetPluginCapabilities lists the services of the driver.
 func (i *identity) GetPluginCapabilities(context.Context, *csi.GetPluginCapabilitiesRequest) (*csi.GetPluginCapabilitiesResponse, error) {
 	service := func(kind csi.PluginCapability_Service_Type) *csi.PluginCapability {
 		return &csi.PluginCapability{Type: &csi.PluginCapability_Service_{Service: &csi.PluginCapability_Service{Type: kind}}}
@@ -380,7 +377,6 @@ type registrationServer struct {
 	refused func()
 }
 
-// GetInfo tells kubelet the driver's name and socket.
 func (a *registrationServer) GetInfo(context.Context, *registration.InfoRequest) (*registration.PluginInfo, error) {
 	config := a.driver.config
 	return &registration.PluginInfo{
@@ -388,7 +384,6 @@ func (a *registrationServer) GetInfo(context.Context, *registration.InfoRequest)
 	}, nil
 }
 
-// NotifyRegistrationStatus receives kubelet's decision.
 func (a *registrationServer) NotifyRegistrationStatus(_ context.Context, s *registration.RegistrationStatus) (*registration.RegistrationStatusResponse, error) {
 	if s.GetPluginRegistered() {
 		a.driver.log.Info("registered")

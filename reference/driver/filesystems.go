@@ -195,12 +195,10 @@ func (e foreignError) Error() string {
 	return fmt.Sprintf("volume %q: something else is mounted at %s", e.volume, e.path)
 }
 
-// GRPCStatus gives it its code.
 func (e foreignError) GRPCStatus() *status.Status {
 	return status.New(codes.FailedPrecondition, e.Error())
 }
 
-// unmountVolume unmounts all mounts of a volume at a path.
 func (l *pool) unmountVolume(id, path string) error {
 	for {
 		m, err := l.mountedAt(id, path)
@@ -250,7 +248,6 @@ func makeTarget(target string, file bool) (made bool, err error) {
 	return err == nil, err
 }
 
-// removeTarget removes an empty target, if it exists.
 func removeTarget(target string) error {
 	if err := os.Remove(target); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("remove the target: %w", err)

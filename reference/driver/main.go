@@ -118,7 +118,6 @@ func (f *sizeFlag) String() string {
 	return strconv.FormatInt(int64(*f)>>30, 10) + "Gi"
 }
 
-// Set parses the flag's value.
 func (f *sizeFlag) Set(text string) error {
 	if text == "0" {
 		*f = 0

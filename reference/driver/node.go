@@ -22,7 +22,6 @@ import (
 	"github.com/crust-proxy/crust-proxy/reference/loopdev"
 )
 
-// nodeServer serves CSI's Node.
 type nodeServer struct {
 	csi.UnimplementedNodeServer
 
@@ -54,7 +53,6 @@ func (n *nodeServer) NodeGetCapabilities(context.Context, *csi.NodeGetCapabiliti
 	return reply, nil
 }
 
-// NodeGetInfo returns the node's id and topology.
 func (n *nodeServer) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.NodeGetInfoResponse, error) {
 	return &csi.NodeGetInfoResponse{NodeId: n.config.NodeID, MaxVolumesPerNode: maxVolumes, AccessibleTopology: n.config.topology()}, nil
 }
@@ -67,7 +65,6 @@ func (n *nodeServer) current(r *record) *node {
 	return r.Node
 }
 
-// checkPath checks that a staging or target path is absolute.
 func checkPath(field, path string) error {
 	if path == "" || !filepath.IsAbs(path) {
 		return status.Errorf(codes.InvalidArgument, "%s must be an absolute path", field)
@@ -387,7 +384,6 @@ func statfs(path string, readOnly bool) (abi.StatsReply, error) {
 	return fsops.Stat(root, readOnly)
 }
 
-// checkStorage checks the filesystem that holds all images.
 func checkStorage(images string) storageFaults {
 	report, err := statfs(images, false)
 	switch {

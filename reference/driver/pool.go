@@ -116,7 +116,6 @@ func (l *pool) makeImage(r *record) (err error) {
 	return errors.Join(file.Sync(), syncDir(l.images))
 }
 
-// attached returns the volume's loop devices.
 func (l *pool) attached(id string) ([]loopdev.Attached, error) {
 	if _, err := os.Stat(l.image(id)); errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
@@ -200,7 +199,6 @@ func (l *pool) beginWriting(r *record) error {
 	return l.store.save(r)
 }
 
-// growDevices grows the loop devices to the size of the image.
 func (l *pool) growDevices(id string) error {
 	found, err := l.attached(id)
 	if err != nil {

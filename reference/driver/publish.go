@@ -235,7 +235,6 @@ func (p *publishing) bindTarget(source string) error {
 	return nil
 }
 
-// undo undoes a publish that failed.
 func (p *publishing) undo(r *record) error {
 	if err := p.node.pool.unmountVolume(p.id, p.target); err != nil {
 		return err

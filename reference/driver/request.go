@@ -182,7 +182,6 @@ func readSource(content *csi.VolumeContentSource) (source, error) {
 	return from, nil
 }
 
-// content converts a source to CSI's type.
 func (s source) content() *csi.VolumeContentSource {
 	switch {
 	case s.Volume != "":
@@ -197,7 +196,6 @@ func (s source) content() *csi.VolumeContentSource {
 	return nil
 }
 
-// find returns the record of a source.
 func (c *cloner) find(s source) (*record, error) {
 	if !c.able() {
 		return nil, status.Error(codes.InvalidArgument, noClones)

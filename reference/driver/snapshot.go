@@ -104,7 +104,6 @@ func (c *controller) DeleteSnapshot(ctx context.Context, req *csi.DeleteSnapshot
 	return &csi.DeleteSnapshotResponse{}, c.pool.erase(r)
 }
 
-// GetSnapshot describes one snapshot.
 func (c *controller) GetSnapshot(_ context.Context, req *csi.GetSnapshotRequest) (*csi.GetSnapshotResponse, error) {
 	r, err := c.findSnapshot(req.GetSnapshotId())
 	if err != nil {
@@ -130,7 +129,6 @@ func openGroups(disks *pool, clones *cloner) (*groups, error) {
 	return g, os.MkdirAll(g.store.dir, 0o700)
 }
 
-// members returns the ids of the snapshots of a group.
 func (r *record) members() (ids []string) {
 	for _, volume := range r.Volumes {
 		ids = append(ids, r.ID+"-"+fileName(volume)[:32])
@@ -277,7 +275,6 @@ type groupController struct {
 // mostVolumes bounds a group, as each volume of it costs two processes while it is frozen.
 const mostVolumes = 32
 
-// GroupControllerGetCapabilities lists what the group controller can do.
 func (g *groupController) GroupControllerGetCapabilities(context.Context, *csi.GroupControllerGetCapabilitiesRequest) (
 	*csi.GroupControllerGetCapabilitiesResponse, error,
 ) {
@@ -322,7 +319,6 @@ func (g *groupController) CreateVolumeGroupSnapshot(ctx context.Context, req *cs
 	return &csi.CreateVolumeGroupSnapshotResponse{GroupSnapshot: made}, err
 }
 
-// readGroup returns the record of the group that the request asks for.
 func readGroup(req *csi.CreateVolumeGroupSnapshotRequest) (*record, error) {
 	if err := errors.Join(checkName(req.GetName()), checkParameters(req.GetParameters())); err != nil {
 		return nil, err
@@ -377,7 +373,6 @@ func checkMembers(r *record, named []string) error {
 	return nil
 }
 
-// DeleteVolumeGroupSnapshot removes a group with all its snapshots.
 func (g *groupController) DeleteVolumeGroupSnapshot(ctx context.Context, req *csi.DeleteVolumeGroupSnapshotRequest) (
 	*csi.DeleteVolumeGroupSnapshotResponse, error,
 ) {
@@ -398,7 +393,6 @@ func (g *groupController) DeleteVolumeGroupSnapshot(ctx context.Context, req *cs
 	return &csi.DeleteVolumeGroupSnapshotResponse{}, g.groups.erase(r)
 }
 
-// GetVolumeGroupSnapshot describes one group.
 func (g *groupController) GetVolumeGroupSnapshot(ctx context.Context, req *csi.GetVolumeGroupSnapshotRequest) (
 	*csi.GetVolumeGroupSnapshotResponse, error,
 ) {

@@ -38,7 +38,6 @@ const (
 	tempPrefix   = ".new-"
 )
 
-// fileName turns a volume id into the name of a file.
 func fileName(id string) string {
 	sum := sha256.Sum256([]byte(id))
 	return hex.EncodeToString(sum[:])
@@ -265,7 +264,6 @@ func (r *record) consistent() bool {
 	return r.AsFrozen || r.Snapshot != nil && r.Snapshot.Consistent
 }
 
-// setConsistent sets what consistent reports.
 func (r *record) setConsistent(is bool) {
 	if r.Snapshot != nil {
 		r.Snapshot.Consistent = is
@@ -312,7 +310,6 @@ type publication struct {
 	Sole bool `json:"sole,omitempty"`
 }
 
-// publish adds a publication to the record in memory.
 func (r *record) publish(target string, p publication) {
 	n := *r.Node
 	n.Published = maps.Clone(n.Published)

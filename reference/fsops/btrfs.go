@@ -51,7 +51,6 @@ type btrfsVolArgs struct {
 	Name [4088]byte
 }
 
-// btrfsDevices lists the devices of a mounted btrfs.
 func btrfsDevices(dir int) (fs btrfsFSInfo, all []btrfsDevInfo, err error) {
 	if _, err := ioctl(dir, btrfsIocFSInfo, &fs); err != nil {
 		return fs, nil, fmt.Errorf("ask btrfs for its devices: %w", err)

@@ -138,7 +138,6 @@ func (r *record) takeOver(dir *os.File) ([]process.Process, error) {
 	return was.Watchdogs, err
 }
 
-// freezeFS stops all writes.
 func freezeFS(root int) error {
 	var unused int32
 	_, err := ioctl(root, fiFreeze, &unused)
@@ -195,7 +194,6 @@ func clock() int64 {
 	return now.Nano()
 }
 
-// open opens the directory of all records.
 func (f Freezer) open() (*os.File, error) {
 	if err := os.MkdirAll(f.Dir, 0o700); err != nil {
 		return nil, err

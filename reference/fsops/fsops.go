@@ -64,7 +64,6 @@ func openDir(dir int, name string) (*os.File, error) {
 	return os.NewFile(uintptr(fd), name), nil
 }
 
-// fdOf returns the descriptor of an open file.
 func fdOf(f *os.File) int { return int(f.Fd()) }
 
 // identity identifies a file while the file exists.

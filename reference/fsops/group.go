@@ -123,7 +123,6 @@ func excuse(fd int, err error) error {
 	return err
 }
 
-// isFixed reports whether a file is immutable or append-only.
 func isFixed(fd int) bool {
 	const fixed = unix.STATX_ATTR_IMMUTABLE | unix.STATX_ATTR_APPEND
 	var st unix.Statx_t
@@ -214,7 +213,6 @@ func (w *walk) step() error {
 	return w.enter(dir, name)
 }
 
-// enter changes the files of a directory and collects its subdirectories.
 func (w *walk) enter(dir *os.File, name string) error {
 	id, err := identify(fdOf(dir))
 	w.levels = append(w.levels, level{dir: dir, id: id, name: name})
@@ -271,7 +269,6 @@ func (w *walk) change(fd int, name string) error {
 	return err
 }
 
-// leave goes back to the parent directory.
 func (w *walk) leave() error {
 	last := len(w.levels) - 1
 	below := w.levels[last]

@@ -23,7 +23,6 @@ type plan struct {
 	grow      func() error
 }
 
-// full reports whether the filesystem fills its device.
 func (p *plan) full() bool { return p.has >= p.most }
 
 // Grow makes a mounted filesystem fill its device, and returns the size of the device; a
@@ -83,7 +82,6 @@ func planFor(dir *os.File, device int, bytes int64) (*plan, error) {
 	return p, nil
 }
 
-// deviceSize returns the size of a block device.
 func deviceSize(device int) (int64, error) {
 	var bytes uint64
 	if _, err := ioctl(device, unix.BLKGETSIZE64, &bytes); err != nil {
@@ -92,7 +90,6 @@ func deviceSize(device int) (int64, error) {
 	return times(bytes, 1), nil
 }
 
-// sameDevice checks that a filesystem is on a device.
 func sameDevice(root, device int) error {
 	var dev unix.Stat_t
 	if err := unix.Fstat(device, &dev); err != nil {
@@ -175,7 +172,6 @@ func planExt(dir *os.File, device int, bytes int64) (*plan, error) {
 	}}, nil
 }
 
-// hasResource reports whether this process has CAP_SYS_RESOURCE.
 func hasResource() bool {
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var data [2]unix.CapUserData

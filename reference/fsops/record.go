@@ -13,7 +13,6 @@ import (
 	"github.com/crust-proxy/crust-proxy/reference/process"
 )
 
-// state is the record of a freeze.
 type state struct {
 	Key   string `json:"key"`
 	Token string `json:"token"`
@@ -89,7 +88,6 @@ func lock(dir int) (linked bool, err error) {
 	return st.Nlink > 0, err
 }
 
-// close unlocks the record.
 func (r *record) close() { _ = r.dir.Close() }
 
 func (r *record) read() (state, error) { return readState(fdOf(r.dir), stateFile) }
@@ -111,7 +109,6 @@ func readState(dir int, path string) (s state, err error) {
 	return s, nil
 }
 
-// write replaces the state.
 func (r *record) write(s *state) error {
 	raw, err := sys.EncodeJSON(s, mostState)
 	if err != nil {

@@ -96,7 +96,6 @@ func isAny(err error, of ...unix.Errno) bool {
 	return slices.ContainsFunc(of, func(is unix.Errno) bool { return errors.Is(err, is) })
 }
 
-// health lists what is wrong with the filesystem.
 func health(root int, kind int64) ([]fault, error) {
 	dir, err := openDir(root, ".")
 	if err == nil {
@@ -176,7 +175,6 @@ func deviceName(root int) (string, error) {
 	return filepath.Base(link), err
 }
 
-// btrfsHealth reports the errors that btrfs has counted for its devices.
 func btrfsHealth(root int) []fault {
 	var fs btrfsFSInfo
 	if _, err := ioctl(root, btrfsIocFSInfo, &fs); err != nil {

@@ -135,7 +135,6 @@ func closeInherited() {
 	}
 }
 
-// watchdog is one of the watchdogs of a freeze.
 type watchdog struct{ name, token string }
 
 const (
@@ -204,7 +203,6 @@ func (w watchdog) onRecord(late bool) (mine bool, other []process.Process) {
 // endMillis is how long a process may take to end after SIGTERM.
 const endMillis = 3000
 
-// end ends processes and waits until they have ended.
 func end(all []process.Process) {
 	var left []int
 	for _, p := range all {

@@ -199,7 +199,6 @@ func (p pause) ensure(volume string, info abi.Info, warn func(string)) error {
 	return attachWithGroup(p, lock, mount, volume, info)
 }
 
-// has reports whether the volume is mounted in the sandbox.
 func (p pause) has(volume string, info abi.Info) (bool, error) {
 	fd, err := p.open(volume, info)
 	if errors.Is(err, unix.ENOENT) {

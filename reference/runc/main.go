@@ -128,7 +128,6 @@ func (c *Config) complete(file string) (err error) {
 	})
 }
 
-// runtime returns the path of runc.
 func (c Config) runtime() (string, error) {
 	path := c.Runtime
 	if path == "" {

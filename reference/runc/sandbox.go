@@ -32,7 +32,6 @@ func (p pause) proc() (int, error) {
 	return dir, err
 }
 
-// ended reports whether the process has certainly ended.
 func (p pause) ended() bool { return process.Process(p).Ended() }
 
 // places is the directory for volumes in the sandbox: its /dev is a tmpfs of its
@@ -106,7 +105,6 @@ func checkHeld(fd int, info abi.Info) error {
 	return fsops.LiesOn(fd, number)
 }
 
-// isMounted reports whether a descriptor is the root of a mount.
 func isMounted(fd int) (bool, error) {
 	var st unix.Statx_t
 	err := unix.Statx(fd, "", unix.AT_EMPTY_PATH|unix.AT_STATX_DONT_SYNC, unix.STATX_TYPE, &st)
@@ -188,7 +186,6 @@ func setApart() error {
 	return err
 }
 
-// namespace opens the mount namespace of the sandbox.
 func (p pause) namespace() (int, error) {
 	proc, err := p.proc()
 	if err != nil {

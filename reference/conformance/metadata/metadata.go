@@ -174,7 +174,6 @@ type question struct {
 	stopAfter int
 }
 
-// message is what both calls answer with.
 type message interface {
 	GetBlockMetadataType() csi.BlockMetadataType
 	GetVolumeCapacityBytes() int64

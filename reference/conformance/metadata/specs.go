@@ -75,7 +75,6 @@ func (f *fixture) grow(ctx context.Context, v *volume) error {
 	return err
 }
 
-// spec is one demand.
 type spec struct {
 	name, demand string
 	try          func(context.Context, *fixture) error
