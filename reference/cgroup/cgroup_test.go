@@ -21,12 +21,8 @@ func machine(t *testing.T, groups, mounts string) (proc, sys string) {
 
 func write(t *testing.T, path, text string) {
 	t.Helper()
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, os.MkdirAll(filepath.Dir(path), 0o755))
+	check.Must(t, os.WriteFile(path, []byte(text), 0o600))
 }
 
 func read(t *testing.T, path string) string {
@@ -98,9 +94,7 @@ func TestMoveGivesACpusetWhatItNeeds(t *testing.T) {
 	} {
 		write(t, sys+"/cpuset/"+file, text)
 	}
-	if err := move(proc, 7, "own"); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, move(proc, 7, "own"))
 	for file, want := range map[string]string{"cpuset.cpus": "0-3\n", "cpuset.mems": "1\n", "cgroup.procs": "7"} {
 		if got := read(t, sys+"/cpuset/own/"+file); got != want {
 			t.Errorf("%s is %q, want %q", file, got, want)
@@ -118,9 +112,7 @@ func TestMoveOfAProcessThatHasEnded(t *testing.T) {
 // A directory without what the kernel puts there is not a control group.
 func TestMoveIntoWhatIsNoControlGroup(t *testing.T) {
 	proc, sys := machine(t, "0::/a\n", unified)
-	if err := os.MkdirAll(sys, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, os.MkdirAll(sys, 0o755))
 	write(t, sys+"/unified", "a file")
 	if err := move(proc, 7, "own"); err == nil || !strings.Contains(err.Error(), "/a") {
 		t.Error(err)

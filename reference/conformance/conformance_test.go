@@ -15,14 +15,13 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/internal/tool/printer"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 // Every requirement is in the page, in the section that it names.
 func TestRequirementsAreInThePage(t *testing.T) {
 	raw, err := os.ReadFile("../../docs/runtime-authors.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	for name, d := range requirements() {
 		if d.text == "" || !strings.Contains(string(raw), "\n## "+d.section+". ") {
 			t.Errorf("%s: %+v", name, d)
@@ -154,15 +153,11 @@ func TestProbe(t *testing.T) {
 // The probe in a container ends with whoever holds its standard input.
 func TestSleepEndsWithItsLease(t *testing.T) {
 	in, lease, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	defer func() { _ = in.Close() }()
 	done := make(chan int)
 	go func() { done <- Probe([]string{"sleep"}, in, &bytes.Buffer{}, &bytes.Buffer{}) }()
-	if err := lease.Close(); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, lease.Close())
 	if code := <-done; code != 0 {
 		t.Errorf("code %d", code)
 	}
@@ -173,22 +168,14 @@ func TestClearKilled(t *testing.T) {
 	below := t.TempDir()
 	dead, living := &node{dir: below + "/" + dirPrefix + "1"}, &node{dir: below + "/" + dirPrefix + "2"}
 	for _, n := range []*node{dead, living} {
-		if err := errors.Join(os.Mkdir(n.dir, 0o700), n.claim()); err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, errors.Join(os.Mkdir(n.dir, 0o700), n.claim()))
 	}
-	if err := dead.base.run(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if err := clearKilled(below); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, dead.base.run(t.Context()))
+	check.Must(t, clearKilled(below))
 	if left, _ := filepath.Glob(below + "/*"); len(left) != 1 || left[0] != living.dir {
 		t.Errorf("left: %q", left)
 	}
-	if err := living.base.run(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, living.base.run(t.Context()))
 }
 
 func TestUsage(t *testing.T) {
@@ -213,9 +200,7 @@ func TestUsage(t *testing.T) {
 		t.Errorf("--help: status %d, %s", code, stderr.String())
 	}
 	page, err := os.ReadFile("../../docs/runtime-authors.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	for _, flag := range []string{"--runtime", "--runtime-arg", "--root", "--fs", "--dir", "--only", "--timeout", "--output"} {
 		if !strings.Contains(out.String(), flag) || !strings.Contains(string(page), "`"+flag) {
 			t.Errorf("%s is not in the help or not in docs/runtime-authors.md", flag)
@@ -232,18 +217,14 @@ func TestReportText(t *testing.T) {
 		{Name: "socket-same", Status: Skip, Section: "13", Demand: "it is the same", Seen: "no socket"},
 	}}
 	for _, r := range report.Results {
-		if err := c.printResult(r); err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, c.printResult(r))
 	}
 	err := c.printEnd(report)
 	if err == nil || err.Error() != "the handler does not meet 1 of 3 demands" {
 		t.Errorf("the end: %v", err)
 	}
 	want, err := os.ReadFile("testdata/report.txt")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	if diff := cmp.Diff(string(want), out.String()); diff != "" {
 		t.Errorf("report (-want +got):\n%s", diff)
 	}

@@ -36,9 +36,7 @@ import (
 func start(t *testing.T, change func(*Config)) (Config, *grpc.ClientConn, *bytes.Buffer) {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "cd") // unix socket paths are short
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	log := &bytes.Buffer{}
 	config := Config{
 		Endpoint: "unix://" + dir + "/csi.sock", DataDir: dir + "/data", FreezeLimit: 2 * time.Second, NodeID: "n", Name: DefaultName,
@@ -48,9 +46,7 @@ func start(t *testing.T, change func(*Config)) (Config, *grpc.ClientConn, *bytes
 		change(&config)
 	}
 	d, err := New(config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- d.Run(ctx) }()
@@ -76,9 +72,7 @@ func dial(t *testing.T, socket string, options ...grpc.DialOption) *grpc.ClientC
 		return err
 	})
 	conn, err := grpc.NewClient("unix:"+socket, append(options, grpc.WithTransportCredentials(insecure.NewCredentials()))...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	return conn
 }
 
@@ -100,17 +94,13 @@ func TestRegistersAsARegistrarDoes(t *testing.T) {
 		conn := dial(t, socket)
 		client := registration.NewRegistrationClient(conn)
 		info, err := client.GetInfo(t.Context(), &registration.InfoRequest{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, err)
 		if info.GetName() != config.Name || info.GetType() != registration.CSIPlugin || info.GetEndpoint() != config.KubeletEndpoint ||
 			len(info.GetSupportedVersions()) != 1 {
 			t.Errorf("%v", info)
 		}
 		there, err := os.Lstat(socket)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, err)
 		seen = append(seen, there)
 		// The answer may be lost: refused, the driver ends the connection.
 		_, err = client.NotifyRegistrationStatus(t.Context(), &registration.RegistrationStatus{PluginRegistered: registered, Error: "why"})
@@ -166,9 +156,7 @@ func TestSecretsStayOut(t *testing.T) {
 			t.Errorf("in the record: %s", raw)
 		}
 	}
-	if err := conn.Close(); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, conn.Close())
 	if strings.Contains(log.String(), secret) {
 		t.Error("in the log")
 	}
@@ -247,20 +235,14 @@ func TestOneDriverPerDataDirectory(t *testing.T) {
 func TestUnfinishedVolumesAreSweptUp(t *testing.T) {
 	config := alone(t)
 	d, err := New(config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	half := &record{Version: recordVersion, ID: "half", Capacity: leastSize}
 	whole := &record{Version: recordVersion, ID: "whole", Capacity: leastSize}
 	for _, r := range []*record{half, whole} {
-		if err := d.node.pool.provisionBlank(r); err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, d.node.pool.provisionBlank(r))
 	}
 	half.Ready = false
-	if err := d.node.pool.store.save(half); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, d.node.pool.store.save(half))
 	d.release()
 	if d, err = New(config); err != nil {
 		t.Fatal(err)
@@ -275,9 +257,7 @@ func TestUnfinishedVolumesAreSweptUp(t *testing.T) {
 	if r, err := d.node.pool.store.load("whole"); r == nil || err != nil {
 		t.Errorf("%v, %v", r, err)
 	}
-	if err := os.Remove(d.node.pool.image("whole")); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, os.Remove(d.node.pool.image("whole")))
 	if err := d.node.pool.makeImage(whole); status.Code(err) != codes.DataLoss {
 		t.Errorf("a lost image is made anew: %v", err)
 	}

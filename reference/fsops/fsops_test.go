@@ -26,9 +26,7 @@ func places(t *testing.T) (Freezer, int) {
 	t.Helper()
 	f := Freezer{Dir: t.TempDir() + "/frozen"}
 	dir, err := f.open()
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	t.Cleanup(func() { _ = dir.Close() })
 	return f, fdOf(dir)
 }
@@ -36,16 +34,12 @@ func places(t *testing.T) (Freezer, int) {
 func TestRecordIsKeptLockedAndForgotten(t *testing.T) {
 	f, at := places(t)
 	first, err := lockRecord(at, "device-1-2", time.Second)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	if _, err := first.read(); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("a new record: %v", err)
 	}
 	want := state{Key: "key", Token: "token", Deadline: 5, Frozen: true, Watchdogs: []process.Process{{PID: 1, Start: 2}}}
-	if err := errors.Join(first.write(&state{Key: "before"}), first.write(&want)); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, errors.Join(first.write(&state{Key: "before"}), first.write(&want)))
 	got, err := first.read()
 	if err != nil || got.Key != want.Key || got.Token != want.Token || !got.Frozen || got.Watchdogs[0] != want.Watchdogs[0] {
 		t.Errorf("%+v, %v", got, err)
@@ -63,9 +57,7 @@ func TestRecordIsKeptLockedAndForgotten(t *testing.T) {
 	first.remove()
 	first.close()
 	second := <-taken
-	if err := second.write(&want); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, second.write(&want))
 	second.removeEmpty()
 	if _, err := second.read(); err != nil {
 		t.Errorf("a record that is not empty was removed: %v", err)
@@ -93,9 +85,7 @@ func TestFreezeOfWhatCannotBeFrozen(t *testing.T) {
 
 func TestEndEndsTheRightProcess(t *testing.T) {
 	cmd := exec.CommandContext(t.Context(), "sleep", "60")
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, cmd.Start())
 	is, err := process.Of(cmd.Process.Pid)
 	if err != nil || !is.Lives() {
 		t.Fatal(is, err)

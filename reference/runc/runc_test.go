@@ -255,9 +255,7 @@ func TestDeadSandboxesAreNotAsked(t *testing.T) {
 func read(t *testing.T, content string) (Config, error) {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "c.json")
-	if err := os.WriteFile(file, []byte(content), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, os.WriteFile(file, []byte(content), 0o600))
 	return LoadConfig(func(name string) string {
 		if name != configVariable {
 			t.Errorf("asked for %s", name)
@@ -284,13 +282,9 @@ func TestConfig(t *testing.T) {
 
 func TestRuntimeIsNotItself(t *testing.T) {
 	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	link := filepath.Join(t.TempDir(), "runc")
-	if err := os.Symlink(self, link); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, os.Symlink(self, link))
 	if path, err := (Config{Runtime: link}).runtime(); err == nil || !strings.Contains(err.Error(), "itself") {
 		t.Fatalf("%q, %v", path, err)
 	}

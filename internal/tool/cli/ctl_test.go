@@ -23,6 +23,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/tool/doctor"
 	"github.com/crust-proxy/crust-proxy/internal/tool/show"
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 var update = flag.Bool("update", false, "write the golden files anew")
@@ -31,14 +32,10 @@ func golden(t *testing.T, name, got string) {
 	t.Helper()
 	file := filepath.Join("testdata", name)
 	if *update {
-		if err := os.WriteFile(file, []byte(got), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, os.WriteFile(file, []byte(got), 0o600))
 	}
 	want, err := os.ReadFile(file) // #nosec G304 -- a path of the test
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	if diff := cmp.Diff(string(want), got); diff != "" {
 		t.Errorf("%s (-want +got):\n%s", name, diff)
 	}
@@ -181,9 +178,7 @@ func TestEndAsks(t *testing.T) {
 	b := newBench(t).serve()
 	for answer, ended := range map[string]bool{"y\n": true, "n\n": false, "": false} {
 		keys, answers, err := os.Pipe()
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, err)
 		_, err = answers.WriteString(answer)
 		if err = errors.Join(err, answers.Close()); err != nil {
 			t.Fatal(err)
@@ -276,13 +271,9 @@ func failing(code codes.Code, text string) func(*bench) {
 // deadSocket leaves the file of a socket that nobody serves any more.
 func (b *bench) deadSocket() {
 	b.serve()
-	if err := os.Rename(b.socket, b.socket+".x"); err != nil {
-		b.t.Fatal(err)
-	}
+	check.Must(b.t, os.Rename(b.socket, b.socket+".x"))
 	l := listenRaw(b.t, b.socket)
-	if err := l.Close(); err != nil {
-		b.t.Fatal(err)
-	}
+	check.Must(b.t, l.Close())
 }
 
 // closing is a daemon that closes each connection before it says a word, as one
@@ -384,9 +375,7 @@ func (fullDisk) Write([]byte) (int, error) { return 0, os.ErrClosed }
 func listenRaw(t *testing.T, path string) *net.UnixListener {
 	t.Helper()
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	l.SetUnlinkOnClose(false)
 	return l
 }

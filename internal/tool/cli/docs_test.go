@@ -11,15 +11,14 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/internal/tool/backupcli"
 	"github.com/crust-proxy/crust-proxy/internal/tool/doctor"
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 // The page must name every command, flag, exit code and check that there is.
 func TestDocsAreInStepWithHelp(t *testing.T) {
 	for _, root := range roots() {
 		data, err := os.ReadFile("../../../docs/" + root.Name() + ".md")
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, err)
 		page := string(data)
 		for _, cmd := range root.Commands() {
 			if cmd.Hidden || cmd.Name() == "help" || cmd.Name() == "completion" {

@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/crust-proxy/crust-proxy/internal/tool/doctor"
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 const someConfig = `
@@ -26,12 +27,8 @@ func placesOf(t *testing.T, text string, args ...string) doctor.Node {
 	node := doctor.DefaultNode()
 	flags := pflag.NewFlagSet("", pflag.ContinueOnError)
 	placeFlags(flags, &node)
-	if err := flags.Parse(args); err != nil {
-		t.Fatal(err)
-	}
-	if err := readPlaces(text, &node, flags); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, flags.Parse(args))
+	check.Must(t, readPlaces(text, &node, flags))
 	return node
 }
 

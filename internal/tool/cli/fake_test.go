@@ -19,6 +19,7 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/internal/tool/doctor"
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -228,9 +229,7 @@ type bench struct {
 func newBench(t *testing.T) *bench {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "ctl") // short: a socket's path has 107 bytes
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	b := &bench{t: t, admin: &fakeAdmin{volumes: volumes(), drivers: drivers()}, socket: filepath.Join(dir, "admin.sock"), env: map[string]string{}, width: 80}
 	b.node = doctor.DefaultNode()
@@ -242,9 +241,7 @@ func newBench(t *testing.T) *bench {
 func (b *bench) serve() *bench {
 	b.t.Helper()
 	l, err := net.Listen("unix", b.socket)
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	check.Must(b.t, err)
 	server := grpc.NewServer()
 	adminv1.RegisterAdminServer(server, b.admin)
 	done := make(chan struct{})

@@ -10,6 +10,7 @@ import (
 	"github.com/creack/pty"
 
 	"github.com/crust-proxy/crust-proxy/internal/tool/command"
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 func TestTopPrintsOnePictureWhereThereIsNoTerminal(t *testing.T) {
@@ -100,9 +101,7 @@ func TestTopOfNoDaemonSaysWhatToDo(t *testing.T) {
 		keys := (*os.File)(nil)
 		if tty {
 			master, slave, err := pty.Open()
-			if err != nil {
-				t.Fatal(err)
-			}
+			check.Must(t, err)
 			defer func() { _, _ = master.Close(), slave.Close() }()
 			keys = slave
 		}

@@ -32,12 +32,12 @@ func (d Daemon) has(handler string) bool {
 	return slices.ContainsFunc(d.Handlers, func(h *adminv1.Handler) bool { return h.GetName() == handler })
 }
 
-type check struct {
+type namedCheck struct {
 	name string
 	run  func(context.Context, Node, Daemon) []Finding
 }
 
-var checks = []check{
+var checks = []namedCheck{
 	{"daemon", checkDaemon},
 	{"daemon-findings", withDaemon(checkDaemonFindings)},
 	{"proof", withDaemon(checkProof)},

@@ -17,6 +17,7 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 func TestHealthyNodeHasOnlyOK(t *testing.T) {
@@ -48,9 +49,7 @@ func TestLocalChecksRunWithTheDaemonDown(t *testing.T) {
 		defer func() { _ = lock.Close() }()
 		err = unix.Flock(int(lock.Fd()), unix.LOCK_EX)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	report := Run(context.Background(), tr.node, Daemon{Err: errors.New("connection refused"), Advice: "start it"})
 	holder := fmt.Sprintf("process %d (", os.Getpid())
 	if report.Count(Error) != 2 || report.Findings[0].Do != "start it" || !strings.Contains(report.Findings[1].Seen, holder) {
@@ -242,9 +241,7 @@ func kataFaults() []bad {
 		}, OK, "no handler for Kata", ""},
 		{"FIFO", "kata-volumes", in(func(tr tree, dir string) {
 			tr.remove(dir + "/" + abi.InfoName)
-			if err := unix.Mkfifo(tr.node.at(dir+"/"+abi.InfoName), 0o600); err != nil {
-				tr.t.Fatal(err)
-			}
+			check.Must(tr.t, unix.Mkfifo(tr.node.at(dir+"/"+abi.InfoName), 0o600))
 		}), Error, "not a regular file", ""},
 		{"temp file", "kata-volumes", in(func(tr tree, dir string) { tr.write(dir+"/mountInfo.json.tmp123", "") }), Error, "taken for a sandbox", "rm"},
 		{"hidden file", "kata-volumes", in(func(tr tree, dir string) { tr.write(dir+"/.lock", "") }), Error, "taken for a sandbox", "rm"},
@@ -325,9 +322,7 @@ func TestVolumesThatGoMeanwhile(t *testing.T) {
 	tr := newTree(t)
 	dir := tr.kataVolume(targetA, goodInfo)
 	entries, err := kataEntries(tr.node)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	v := kataVolume{tr.node, dir, targetA}
 	tr.remove(dir)
 	if found := append(checkKataVolume(tr.node, entries[0]), v.checkInfo()...); len(found) > 0 {
@@ -386,9 +381,7 @@ func TestProbesOfThisKernelLeaveNothing(t *testing.T) {
 func openFiles(t *testing.T) int {
 	t.Helper()
 	entries, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	return len(entries)
 }
 
@@ -418,13 +411,9 @@ func (tr tree) registered(names ...string) {
 func (tr tree) leftOver(path string) {
 	tr.t.Helper()
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: tr.node.at(path), Net: "unix"})
-	if err != nil {
-		tr.t.Fatal(err)
-	}
+	check.Must(tr.t, err)
 	l.SetUnlinkOnClose(false)
-	if err := l.Close(); err != nil {
-		tr.t.Fatal(err)
-	}
+	check.Must(tr.t, l.Close())
 }
 
 func registrationFaults() []bad {
@@ -497,22 +486,16 @@ func TestCRIOBesideContainerd(t *testing.T) {
 	tr := newTree(t)
 	// The path of a socket is short: the tree's own is not always.
 	root, err := os.MkdirTemp("", "n")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	defer func() { _ = os.RemoveAll(root) }()
 	node := tr.node
 	node.Root = root
-	if err := os.MkdirAll(root+"/run/crio", 0o755); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, os.MkdirAll(root+"/run/crio", 0o755))
 	if got := findingsOf(t, "cri-o", node, healthyDaemon()); got[0].Severity != OK {
 		t.Errorf("without CRI-O: %+v", got)
 	}
 	listener, err := net.Listen("unix", root+"/run/crio/crio.sock")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	defer func() { _ = listener.Close() }()
 	got := findingsOf(t, "cri-o", node, healthyDaemon())
 	if got[0].Severity != Warn || !strings.Contains(got[0].Seen, "CRI-O answers") || !strings.Contains(got[0].Do, "cri.socket") {

@@ -12,6 +12,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 const (
@@ -34,9 +35,7 @@ type tree struct {
 func newTree(t *testing.T) tree {
 	t.Helper()
 	root, err := os.MkdirTemp("", "doc") // short: a socket's path has 107 bytes
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(root) })
 	n := DefaultNode()
 	n.Root, n.MarksDir, n.RulesByPod = root, "/var/lib/kubelet/crust-proxy/marks", []string{`"kata"`}
@@ -63,20 +62,14 @@ func newTree(t *testing.T) tree {
 func (tr tree) mkdir(path string, mode os.FileMode) {
 	tr.t.Helper()
 	full := tr.node.at(path)
-	if err := os.MkdirAll(full, mode); err != nil {
-		tr.t.Fatal(err)
-	}
-	if err := os.Chmod(full, mode); err != nil {
-		tr.t.Fatal(err)
-	}
+	check.Must(tr.t, os.MkdirAll(full, mode))
+	check.Must(tr.t, os.Chmod(full, mode))
 }
 
 func (tr tree) write(path, text string) {
 	tr.t.Helper()
 	full := tr.node.at(path)
-	if err := os.MkdirAll(filepath.Dir(full), 0o750); err != nil {
-		tr.t.Fatal(err)
-	}
+	check.Must(tr.t, os.MkdirAll(filepath.Dir(full), 0o750))
 	if err := os.WriteFile(full, []byte(text), 0o600); err != nil { // #nosec G703 -- a path of the test
 		tr.t.Fatal(err)
 	}
@@ -84,34 +77,24 @@ func (tr tree) write(path, text string) {
 
 func (tr tree) symlink(to, path string) {
 	tr.t.Helper()
-	if err := os.MkdirAll(filepath.Dir(tr.node.at(path)), 0o750); err != nil {
-		tr.t.Fatal(err)
-	}
-	if err := os.Symlink(to, tr.node.at(path)); err != nil {
-		tr.t.Fatal(err)
-	}
+	check.Must(tr.t, os.MkdirAll(filepath.Dir(tr.node.at(path)), 0o750))
+	check.Must(tr.t, os.Symlink(to, tr.node.at(path)))
 }
 
 func (tr tree) remove(path string) {
 	tr.t.Helper()
-	if err := os.RemoveAll(tr.node.at(path)); err != nil {
-		tr.t.Fatal(err)
-	}
+	check.Must(tr.t, os.RemoveAll(tr.node.at(path)))
 }
 
 func (tr tree) chmod(path string, mode os.FileMode) {
 	tr.t.Helper()
-	if err := os.Chmod(tr.node.at(path), mode); err != nil {
-		tr.t.Fatal(err)
-	}
+	check.Must(tr.t, os.Chmod(tr.node.at(path), mode))
 }
 
 func (tr tree) listen(path string) {
 	tr.t.Helper()
 	l, err := net.Listen("unix", tr.node.at(path))
-	if err != nil {
-		tr.t.Fatal(err)
-	}
+	check.Must(tr.t, err)
 	tr.t.Cleanup(func() { _ = l.Close() })
 	tr.chmod(path, 0o600)
 }
@@ -127,9 +110,7 @@ func (tr tree) kataVolume(target, info string) string {
 // mount adds a line to the mount table.
 func (tr tree) mount(id, at, fstype, source string) {
 	old, err := os.ReadFile(tr.node.at("/proc/self/mountinfo"))
-	if err != nil {
-		tr.t.Fatal(err)
-	}
+	check.Must(tr.t, err)
 	tr.write("/proc/self/mountinfo", string(old)+id+" 21 0:99 / "+at+" rw shared:9 - "+fstype+" "+source+" rw\n")
 }
 
@@ -152,6 +133,6 @@ func withVolume(state adminv1.VolumeState, lastError string) Daemon {
 func findingsOf(t *testing.T, name string, n Node, d Daemon) []Finding {
 	t.Helper()
 	n.readTableOnce(t.Context())
-	i := slices.IndexFunc(checks, func(c check) bool { return c.name == name })
+	i := slices.IndexFunc(checks, func(c namedCheck) bool { return c.name == name })
 	return checks[i].run(t.Context(), n, d)
 }

@@ -143,9 +143,7 @@ func TestOnce(t *testing.T) {
 	f := newFake(t, append(all, volumes()...))
 	f.takes = 3 * time.Millisecond
 	picture, err := Once(t.Context(), f.daemon(), Settings{Interval: 10 * time.Second, Sort: ByName, Filter: "kata", ASCII: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	if len(picture.Volumes) != 35 || len(picture.Handlers) != 2 || picture.Node.GetVersion() != "v1.2.3" {
 		t.Errorf("%d volumes", len(picture.Volumes))
 	}

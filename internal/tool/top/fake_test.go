@@ -17,6 +17,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 // fakeAdmin is a daemon on a real socket that can be taken away.
@@ -42,9 +43,7 @@ type fakeAdmin struct {
 func newFake(t *testing.T, volumes []*adminv1.Volume) *fakeAdmin {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "top") // short: a socket's path has 107 bytes
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	f := &fakeAdmin{t: t, socket: filepath.Join(dir, "s"), volumes: volumes, end: make(chan struct{}),
 		watchers: make(map[chan *adminv1.WatchVolumesResponse]bool)}
@@ -56,9 +55,7 @@ func newFake(t *testing.T, volumes []*adminv1.Volume) *fakeAdmin {
 func (f *fakeAdmin) start() {
 	f.t.Helper()
 	listener, err := net.Listen("unix", f.socket)
-	if err != nil {
-		f.t.Fatal(err)
-	}
+	check.Must(f.t, err)
 	f.server = grpc.NewServer()
 	adminv1.RegisterAdminServer(f.server, f)
 	server := f.server
@@ -74,9 +71,7 @@ func (f *fakeAdmin) daemon() Daemon {
 	f.t.Helper()
 	conn, err := grpc.NewClient("unix:"+f.socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithConnectParams(grpc.ConnectParams{MinConnectTimeout: time.Second, Backoff: backoff.Config{BaseDelay: 10 * time.Millisecond, Multiplier: 1.6, MaxDelay: 50 * time.Millisecond}}))
-	if err != nil {
-		f.t.Fatal(err)
-	}
+	check.Must(f.t, err)
 	f.t.Cleanup(func() { _ = conn.Close() })
 	return Daemon{AdminClient: adminv1.NewAdminClient(conn), Timeout: 10 * time.Second,
 		Explain: func(err error) string { return "explained: " + status.Code(err).String() }}

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 var update = flag.Bool("update", false, "write the golden files anew")
@@ -22,14 +23,10 @@ func golden(t *testing.T, name, got string) {
 	t.Helper()
 	file := filepath.Join("testdata", name)
 	if *update {
-		if err := os.WriteFile(file, []byte(got+"\n"), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, os.WriteFile(file, []byte(got+"\n"), 0o600))
 	}
 	want, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	if diff := cmp.Diff(string(want), got+"\n"); diff != "" {
 		t.Errorf("%s (-want +got):\n%s", name, diff)
 	}
@@ -150,9 +147,7 @@ func FuzzHostileTexts(f *testing.F) {
 // The page on crustctl shows a picture that top has drawn.
 func TestThePageShowsARealPicture(t *testing.T) {
 	page, err := os.ReadFile("../../../docs/crustctl.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	s := New(plainSettings(), now)
 	s.Apply(Size{Width: 96, Height: 12})
 	s.Apply(Watched{Changes: append(changed(tidyVolumes()...), syncedEvent)})
