@@ -178,7 +178,7 @@ func runRefuse(t *trial, s *suite) {
 	t.must(f.vol.publish())
 	s.check(t, "refuse-alone", func(t *trial) { refusesAlone(t, f) })
 	s.check(t, "refuse-clean", func(t *trial) { isUntouched(t, f) })
-	t.must(f.vol.unpublish())
+	t.must(os.RemoveAll(f.vol.dir)) // the guard stays
 	s.check(t, "refuse-unpublished", f.refuses)
 	runRefuseSecond(t, s)
 }

@@ -124,7 +124,11 @@ func (n *node) layOut() error {
 	if err := unix.Mount("", kubelet, "", unix.MS_SHARED, ""); err != nil {
 		return fmt.Errorf("share the mount %s: %w", kubelet, err)
 	}
-	if err := copyFile(n.opts.Self, n.path("rootfs/probe")); err != nil {
+	program, err := os.ReadFile(n.opts.Self)
+	if err == nil {
+		err = os.WriteFile(n.path("rootfs/probe"), program, 0o755) //nolint:gosec // it is run by containers
+	}
+	if err != nil {
 		return err
 	}
 	n.removeRootLater()
@@ -167,14 +171,6 @@ func (n *node) close() error {
 		err = errors.Join(err, n.mounts.Close())
 	}
 	return errors.Join(err, n.base.run(ctx))
-}
-
-func copyFile(from, to string) error {
-	program, err := os.ReadFile(from) //nolint:gosec // this program
-	if err != nil {
-		return err
-	}
-	return os.WriteFile(to, program, 0o755) //nolint:gosec // it is run by containers
 }
 
 // removeDir removes our directory with the mounts that are left in it, and the volumes

@@ -87,9 +87,6 @@ func (v *testVolume) publishOdd(t *trial, change func(*abi.Info)) {
 	t.must(v.publishRaw(raw))
 }
 
-// unpublish removes the directory, but not the guard.
-func (v *testVolume) unpublish() error { return os.RemoveAll(v.dir) }
-
 // unbind removes the files of dead sandboxes, as the broker does.
 func (v *testVolume) unbind() error {
 	entries, err := os.ReadDir(v.dir)

@@ -17,9 +17,6 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/ground/failpoint"
 )
 
-// snapshotID derives the id of a snapshot from its name, as volumeID does for a volume.
-func snapshotID(name string) string { return "snap-" + fileName(name)[:32] }
-
 // CreateSnapshot makes a snapshot, also of a volume in use.
 func (c *controller) CreateSnapshot(ctx context.Context, req *csi.CreateSnapshotRequest) (*csi.CreateSnapshotResponse, error) {
 	if err := checkName(req.GetName()); err != nil {
@@ -32,7 +29,7 @@ func (c *controller) CreateSnapshot(ctx context.Context, req *csi.CreateSnapshot
 		return nil, err
 	}
 	of := source{Volume: req.GetSourceVolumeId()}
-	id := snapshotID(req.GetName())
+	id := "snap-" + fileName(req.GetName())[:32] // as volumeID
 	release, err := c.locks.take(ctx, id, of.Volume)
 	if err != nil {
 		return nil, err

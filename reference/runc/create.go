@@ -110,10 +110,13 @@ func checkMounts(runtime string, spec *specs.Spec, found []*oci.Mount) error {
 	if err := handler.RefuseShared(spec, found); err != nil {
 		return err
 	}
+	users := spec.Linux != nil && slices.ContainsFunc(spec.Linux.Namespaces, func(ns specs.LinuxNamespace) bool {
+		return ns.Type == specs.UserNamespace
+	})
 	mapped := false
 	for _, m := range found {
 		mount := spec.Mounts[m.Index]
-		isMapped, err := isMapped(mount, hasUserNamespace(spec))
+		isMapped, err := isMapped(mount, users)
 		if err != nil {
 			return handler.VolumeError(m, err)
 		}
@@ -134,12 +137,6 @@ func isMapped(mount specs.Mount, users bool) (bool, error) {
 			"would be nobody's: update the container runtime, or set hostUsers to true")
 	}
 	return is, nil
-}
-
-func hasUserNamespace(spec *specs.Spec) bool {
-	return spec.Linux != nil && slices.ContainsFunc(spec.Linux.Namespaces, func(ns specs.LinuxNamespace) bool {
-		return ns.Type == specs.UserNamespace
-	})
 }
 
 // featuresTime bounds `runc features`.

@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"syscall"
 
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
@@ -39,7 +40,7 @@ func Main(args []string, stdout, stderr io.Writer) int {
 		report.Fail(err)
 		return 1
 	}
-	if setsUpMounts(in.Command) {
+	if slices.Contains([]string{"create", "run", "restore"}, in.Command) { // runc sets up mounts
 		c := &creator{cfg: cfg, runtime: path, in: in, report: report}
 		if err := c.prepare(); err != nil {
 			report.Fail(err)
@@ -77,11 +78,6 @@ func crustMain(args []string, stdout, stderr io.Writer) int {
 			return OpenVolumes(cfg), cfg.Program, err
 		},
 	}.Main(args, stdout, stderr)
-}
-
-// setsUpMounts reports whether runc sets up the mounts of a container in a command.
-func setsUpMounts(command string) bool {
-	return command == "create" || command == "run" || command == "restore"
 }
 
 // Config is the configuration of a node. It is read at every start, from a JSON file that may

@@ -339,8 +339,12 @@ func (w *volumeView) describe(v *adminv1.Volume) error {
 	}
 	t.Pair("Grow to:", growText(v))
 	t.Add(printer.Text("Condition:"), conditionCell(v.GetCondition()))
-	if v.GetRefusals() > 0 {
-		t.Pair("Refused by:", refusedText(v))
+	switch v.GetRefusals() {
+	case 0:
+	case 1:
+		t.Pair("Refused by:", v.GetRefusedBy()+" (once)")
+	default:
+		t.Pair("Refused by:", v.GetRefusedBy()+" ("+number(v.GetRefusals())+" times)")
 	}
 	lastError := v.GetLastError()
 	if lastError != "" {
@@ -393,13 +397,6 @@ func stateCell(v *adminv1.Volume) printer.Cell {
 		state = show.WithDetail(state, v.GetRefusedBy())
 	}
 	return printer.Painted(show.StateColour(v.GetState()), state)
-}
-
-func refusedText(v *adminv1.Volume) string {
-	if v.GetRefusals() == 1 {
-		return v.GetRefusedBy() + " (once)"
-	}
-	return v.GetRefusedBy() + " (" + number(v.GetRefusals()) + " times)"
 }
 
 var ways = map[string]string{"native": "the driver deferred by itself", "block": "the driver was asked for block access"}

@@ -43,7 +43,9 @@ var checks = []namedCheck{
 	{"proof", withDaemon(checkProof)},
 	{"handlers", withDaemon(checkHandlers)},
 	{"volumes", withDaemon(checkVolumes)},
-	{"sockets", checkSockets},
+	{"sockets", func(_ context.Context, n Node, _ Daemon) []Finding {
+		return append(checkSocket(n, "admin", n.AdminSocket), checkSocket(n, "runtime", n.RuntimeSocket)...)
+	}},
 	{"abstract-sockets", checkAbstract},
 	{"run-dir", checkRunDir},
 	{"kernel", checkKernel},
@@ -59,7 +61,7 @@ var checks = []namedCheck{
 	{"cri", checkCRI},
 	{"cri-o", checkCRIO},
 	{"cluster", checkCluster},
-	{"limits", checkLimits},
+	{"limits", func(_ context.Context, n Node, d Daemon) []Finding { return []Finding{watchLimit(n, d), mountLimit(n)} }},
 	{"loop-devices", checkLoop},
 }
 

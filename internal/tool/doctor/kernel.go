@@ -64,10 +64,6 @@ func atLeast(version string, major, minor int) bool {
 // spare is how much of a limit other programs on the node need.
 const spare = 1024
 
-func checkLimits(_ context.Context, n Node, d Daemon) []Finding {
-	return []Finding{watchLimit(n, d), mountLimit(n)}
-}
-
 // watchLimit checks the limit of inotify watches: the daemon has one for each volume's directory.
 func watchLimit(n Node, d Daemon) Finding {
 	const file = "/proc/sys/fs/inotify/max_user_watches"
