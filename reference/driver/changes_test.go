@@ -193,6 +193,22 @@ func TestMessages(t *testing.T) {
 	}
 }
 
+// TestManyRanges: a volume of 4 GiB whose blocks are data and holes in turn.
+func TestManyRanges(t *testing.T) {
+	sum := 0
+	r := &reporter{most: blocksAtOnce, send: func(blocks []*csi.BlockMetadata) error {
+		if sum += len(blocks); len(blocks) > blocksAtOnce {
+			return errors.New("a message is too large")
+		}
+		return nil
+	}}
+	w := walk{to: 4 << 30, alive: func() error { return nil }, report: r.report}
+	check.Must(t, errors.Join(w.allocated(fakeEndless{}), r.end()))
+	if sum != 4<<30/block/2 {
+		t.Errorf("%d ranges", sum)
+	}
+}
+
 // snapshots makes two volumes, one snapshot of each, and a later, larger one of the first.
 func snapshots(t *testing.T, conn *grpc.ClientConn, images string) (first, later, foreign string) {
 	t.Helper()
