@@ -4,17 +4,22 @@ import (
 	"context"
 	"errors"
 	"reflect"
+	"sync/atomic"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	nodev1 "k8s.io/api/node/v1"
 	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/rest"
+
+	"github.com/crust-proxy/crust-proxy/internal/ground/apiserver"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
 // How long the API server may take to answer.
@@ -88,12 +93,6 @@ func (a *api) ask(group, resource string) *rest.Request {
 	return a.client.Get().MaxRetries(0).AbsPath(group).Resource(resource)
 }
 
-// get gets one object. The namespace is "" for kinds without one. Claims are not watched,
-// because a node's identity may only get those of its pods.
-func (a *api) get(ctx context.Context, group, resource, namespace, name string, into runtime.Object) error {
-	return a.ask(group, resource).NamespaceIfScoped(namespace, namespace != "").Name(name).Do(ctx).Into(into)
-}
-
 // list gets the objects of a kind.
 func (a *api) list(ctx context.Context, of kind, options metav1.ListOptions) (runtime.Object, error) {
 	ctx, cancel := context.WithTimeout(ctx, listTime)
@@ -116,3 +115,49 @@ func (a *api) watch(ctx context.Context, of kind, options metav1.ListOptions) (w
 }
 
 var errNoAnswer = errors.New("the connection ended without an answer")
+
+// server is the current API server. It explains its errors.
+type server struct {
+	node   string // this node's name
+	client atomic.Pointer[api]
+}
+
+// explain turns an error of the API server, or of the connection to it, into a sentence.
+func (s *server) explain(err error) error {
+	return apiserver.Explain(err, s.host(), s.node)
+}
+
+func (s *server) host() string {
+	if client := s.client.Load(); client != nil {
+		return client.host
+	}
+	return "of the kubeconfig"
+}
+
+// get gets one object. Errors name it what. The namespace is "" for kinds without one. Claims are not
+// watched, because a node's identity may only get those of its pods.
+func (s *server) get(ctx context.Context, what, group, resource, namespace, name string, into runtime.Object) error {
+	client := s.client.Load()
+	if client == nil {
+		return volume.Errorf(volume.Timeout, "%s is not known: no API server was asked yet", what)
+	}
+	if err := client.ask(group, resource).NamespaceIfScoped(namespace, namespace != "").Name(name).Do(ctx).Into(into); err != nil {
+		return s.unknown(what, err)
+	}
+	return nil
+}
+
+// unknown is why an object is not known. None of these reasons is final: a claim may be
+// created, and the right to read it comes a moment after its pod.
+func (s *server) unknown(what string, err error) error {
+	switch {
+	case apierrors.IsNotFound(err):
+		return volume.Errorf(volume.Busy, "%s does not exist", what)
+	case apierrors.IsForbidden(err):
+		return volume.Errorf(volume.Busy, "%s may not be read by our identity: %w", what, apiserver.Clipped(err))
+	case errors.Is(err, context.DeadlineExceeded):
+		return volume.Errorf(volume.Timeout, "%s is not known: the API server %s did not answer in time", what, s.host())
+	default:
+		return volume.Errorf(volume.Timeout, "%s is not known: %w", what, s.explain(err))
+	}
+}

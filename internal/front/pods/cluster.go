@@ -44,15 +44,15 @@ type Config struct {
 // Cluster knows the pods of this node while it runs.
 type Cluster struct {
 	cfg      Config
-	changes  notifier
-	health   watchHealth
-	csiNode  watchHealth // how the last get of the CSINode went
-	pods     pods
-	classes  table[string] // the handlers of runtime classes
-	drivers  table[string] // the fsGroupPolicies of CSI drivers
-	server   server
-	resolver resolver
-	prefetch prefetcher
+	changes  *notifier
+	health   *watchHealth
+	csiNode  *watchHealth // how the last get of the CSINode went
+	pods     *pods
+	classes  *table[string] // the handlers of runtime classes
+	drivers  *table[string] // the fsGroupPolicies of CSI drivers
+	server   *server
+	resolver *resolver
+	prefetch *prefetcher
 	// recheck is how often the kubeconfig is compared while its server does not answer.
 	recheck time.Duration
 	// backoff is the time between two attempts to watch.
@@ -67,20 +67,14 @@ func New(cfg Config) *Cluster {
 	if cfg.Asked == nil {
 		cfg.Asked = func(string, time.Duration, error) {}
 	}
-	c := &Cluster{cfg: cfg, recheck: lastRetry, backoff: watchBackoff}
-	c.health.log, c.csiNode.log = cfg.Log, cfg.Log
-	c.server.node, c.prefetch.c = cfg.NodeName, c
-	c.resolver.pods, c.resolver.health, c.resolver.server = &c.pods, &c.health, &c.server
-	c.resolver.slots = make(chan struct{}, getsAtOnce)
-	c.resolver.missing, c.prefetch.tried = newRetries(missingFirst, missingLast), newRetries(prefetchFirst, prefetchLast)
-	c.pods.table.read = func(object any) (string, known) { return readPod(object, cfg.NodeName) }
-	c.pods.table.renew = func(now, before known) known { return known{pod: now.pod, learned: before.learned} }
-	c.classes.read, c.drivers.read = attributeOf, attributeOf
-	c.pods.table.heard = func() { c.health.good(allPods) }
-	c.classes.heard = func() { c.health.good(allClasses) }
-	c.drivers.heard = func() { c.health.good(allDrivers) }
-	c.pods.table.changed, c.classes.changed, c.drivers.changed = c.changes.notify, c.changes.notify, c.changes.notify
-	return c
+	changes, health, server := &notifier{}, newWatchHealth(cfg.Log), &server{node: cfg.NodeName}
+	pods := newPods(cfg.NodeName, health, changes)
+	resolver := newResolver(pods, health, server)
+	return &Cluster{
+		cfg: cfg, changes: changes, health: health, csiNode: newWatchHealth(cfg.Log), server: server,
+		pods: pods, classes: newTable(classKind, health, changes, attributeOf, nil), drivers: newTable(driverKind, health, changes, attributeOf, nil),
+		resolver: resolver, prefetch: newPrefetcher(pods, resolver, health, changes), recheck: lastRetry, backoff: watchBackoff,
+	}
 }
 
 func attributeOf(object any) (name, value string) {

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-const floodingPods = 30
+const floodingPods = 12
 
 // flood has pods that name claims which do not exist, and one older pod that a stage
 // is about.
@@ -47,7 +47,7 @@ func TestPodsWithClaimsThatDoNotExist(t *testing.T) {
 	older := aPod("older", "data")
 	older.CreationTimestamp.Time = born.Add(-time.Hour)
 	f.put(older)
-	for range 20 { // kubelet repeats what is refused
+	for range 8 { // kubelet repeats what is refused
 		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 		_, _ = c.Using(ctx, driver, "vol-of-nobody")
 		cancel()

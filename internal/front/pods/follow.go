@@ -76,9 +76,9 @@ func (c *Cluster) follow(ctx context.Context, client *api, stamp [sha256.Size]by
 	defer cancel()
 	var parts sync.WaitGroup
 	for _, one := range []*cache.Reflector{
-		c.reflector(client, podKind(c.cfg.NodeName), &c.pods.table),
-		c.reflector(client, classKind, &c.classes),
-		c.reflector(client, driverKind, &c.drivers),
+		c.reflector(client, c.pods.table.of, c.pods.table),
+		c.reflector(client, classKind, c.classes),
+		c.reflector(client, driverKind, c.drivers),
 	} {
 		parts.Go(func() { one.RunWithContext(klog.NewContext(ctx, logr.Discard())) })
 	}
@@ -94,21 +94,17 @@ func (c *Cluster) follow(ctx context.Context, client *api, stamp [sha256.Size]by
 			}
 		}
 	}
-	waitAtMost(&parts, lastWords)
+	done := make(chan struct{})
+	go func() { parts.Wait(); close(done) }()
+	select {
+	case <-done:
+	case <-time.After(lastWords):
+	}
 }
 
 // lastWords is how long watches may take to end. The kubeconfig's credential program may
 // hang, and cannot be cancelled.
 const lastWords = 3 * time.Second
-
-func waitAtMost(parts *sync.WaitGroup, most time.Duration) {
-	done := make(chan struct{})
-	go func() { parts.Wait(); close(done) }()
-	select {
-	case <-done:
-	case <-time.After(most):
-	}
-}
 
 // reflector keeps a table up to date. Its lists and watches report the health of the contact.
 func (c *Cluster) reflector(client *api, of kind, into cache.ReflectorStore) *cache.Reflector {

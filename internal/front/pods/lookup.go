@@ -251,12 +251,11 @@ type State struct {
 
 // State returns the state of the lookup.
 func (c *Cluster) State() State {
-	s := State{Synced: make(map[string]bool), Problems: c.health.problems(), LastHeard: c.health.lastHeard(),
-		CSINode: c.csiNode.problem(ownCSINode)}
-	sync := func(of kind, ready bool) { s.Synced[of.resource] = ready && c.health.problem(identity, of.what) == nil }
-	sync(podKind(c.cfg.NodeName), c.pods.table.ready())
-	sync(classKind, c.classes.ready())
-	sync(driverKind, c.drivers.ready())
-	s.Pods, s.Incomplete = len(c.pods.table.values()), len(c.pods.choose(known.incomplete))
-	return s
+	return State{
+		Synced: map[string]bool{
+			c.pods.table.of.resource: c.pods.table.current(), classKind.resource: c.classes.current(), driverKind.resource: c.drivers.current(),
+		},
+		Problems: c.health.problems(), LastHeard: c.health.lastHeard(), CSINode: c.csiNode.problem(ownCSINode),
+		Pods: len(c.pods.table.values()), Incomplete: len(c.pods.choose(known.incomplete)),
+	}
 }

@@ -9,7 +9,13 @@ import (
 )
 
 // pods holds the pods of this node by uid, with what was learned about their volumes.
-type pods struct{ table table[known] }
+type pods struct{ table *table[known] }
+
+func newPods(node string, health *watchHealth, changes *notifier) *pods {
+	read := func(object any) (string, known) { return readPod(object, node) }
+	renew := func(now, before known) known { return known{pod: now.pod, learned: before.learned} }
+	return &pods{newTable(podKind(node), health, changes, read, renew)}
+}
 
 // known is a pod as it was last seen. What was learned about its volumes holds for the
 // pod's life: a claim never changes its volume. A known is never changed.

@@ -26,16 +26,25 @@ var errIncomplete = errors.New("a volume of the pod is not known")
 // prefetcher learns the sources of new pods' volumes before they are looked up, so that they
 // are known when the API server is away.
 type prefetcher struct {
-	c     *Cluster
-	rate  flowcontrol.RateLimiter
-	tried retries // by the pod's uid
+	pods     *pods
+	resolver *resolver
+	health   *watchHealth
+	changes  *notifier
+	rate     flowcontrol.RateLimiter
+	tried    retries // by the pod's uid
+}
+
+func newPrefetcher(pods *pods, resolver *resolver, health *watchHealth, changes *notifier) *prefetcher {
+	return &prefetcher{
+		pods: pods, resolver: resolver, health: health, changes: changes, tried: newRetries(prefetchFirst, prefetchLast),
+		rate: flowcontrol.NewTokenBucketRateLimiter(prefetchRate, prefetchBurst),
+	}
 }
 
 // run learns until ctx ends.
 func (p *prefetcher) run(ctx context.Context) {
-	p.rate = flowcontrol.NewTokenBucketRateLimiter(prefetchRate, prefetchBurst)
 	for ctx.Err() == nil {
-		changed := p.c.changes.wait()
+		changed := p.changes.wait()
 		again := time.NewTimer(p.round(ctx))
 		select {
 		case <-ctx.Done():
@@ -49,10 +58,10 @@ func (p *prefetcher) run(ctx context.Context) {
 // round tries all pods that are due, and returns the time until the next round. It begins
 // with the newest pod, which is being started.
 func (p *prefetcher) round(ctx context.Context) time.Duration {
-	if p.c.health.problem(identity, allPods) != nil {
+	if p.health.problem(identity, allPods) != nil {
 		return prefetchFirst // the API server is away
 	}
-	open := p.c.pods.choose(known.incomplete)
+	open := p.pods.choose(known.incomplete)
 	if len(open) == 0 {
 		return prefetchLast
 	}
@@ -65,7 +74,7 @@ func (p *prefetcher) round(ctx context.Context) time.Duration {
 		group.Go(func() error {
 			switch {
 			case p.rate.Wait(ctx) != nil:
-			case len(p.c.resolver.learn(ctx, k)) > 0:
+			case len(p.resolver.learn(ctx, k)) > 0:
 				p.tried.note(k.pod.uid, errIncomplete)
 			default:
 				p.tried.note(k.pod.uid, nil)

@@ -10,6 +10,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/cache"
+	"k8s.io/client-go/util/flowcontrol"
 
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
@@ -36,6 +38,12 @@ type resolver struct {
 	gets    singleflight.Group
 	slots   chan struct{} // one for each claim that is being requested
 	missing retries       // of claims that did not exist, or were not bound
+}
+
+func newResolver(pods *pods, health *watchHealth, server *server) *resolver {
+	return &resolver{
+		pods: pods, health: health, server: server, slots: make(chan struct{}, getsAtOnce), missing: newRetries(missingFirst, missingLast),
+	}
 }
 
 // learn requests the unknown sources of a pod's volumes, and records them. It returns the
@@ -153,4 +161,34 @@ func (r *resolver) getClaim(ctx context.Context, namespace, name string) (claime
 		out.owner = owner.UID
 	}
 	return out, nil
+}
+
+// retries remembers what could not be learned, and delays the next attempt. The delay doubles with each
+// attempt. What is not attempted again for twice the last delay is forgotten.
+type retries struct {
+	delays *flowcontrol.Backoff
+	errors *cache.Expiring // until the next attempt is due
+}
+
+func newRetries(first, last time.Duration) retries {
+	return retries{delays: flowcontrol.NewBackOff(first, last), errors: cache.NewExpiring()}
+}
+
+// recentError returns the error of the last attempt while the next one is not due, else nil.
+func (r *retries) recentError(key string) error {
+	known, _ := r.errors.Get(key)
+	err, _ := known.(error)
+	return err
+}
+
+// note records the outcome of an attempt. A success is forgotten.
+func (r *retries) note(key string, err error) {
+	r.delays.GC()
+	if err == nil {
+		r.delays.Reset(key)
+		r.errors.Delete(key)
+		return
+	}
+	r.delays.Next(key, time.Now())
+	r.errors.Set(key, err, r.delays.Get(key))
 }

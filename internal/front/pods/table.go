@@ -12,15 +12,21 @@ import (
 // table holds what is needed of all objects of one kind. A reflector of client-go fills it.
 // It does not hold the objects themselves.
 type table[T any] struct {
+	of      kind
+	health  *watchHealth
+	changes *notifier
 	// read extracts what is needed from an object. An object without a key is left out.
 	read func(object any) (key string, value T)
 	// renew, if set, carries over what was learned about the object before.
-	renew          func(now, before T) T
-	heard, changed func()
+	renew func(now, before T) T
 
 	mu     sync.Mutex
 	synced bool
 	all    map[string]T
+}
+
+func newTable[T any](of kind, health *watchHealth, changes *notifier, read func(any) (string, T), renew func(now, before T) T) *table[T] {
+	return &table[T]{of: of, health: health, changes: changes, read: read, renew: renew, all: make(map[string]T)}
 }
 
 var (
@@ -28,13 +34,13 @@ var (
 	_ cache.ReflectorBookmarkStore = (*table[string])(nil)
 )
 
-// update changes the table, and then notifies its followers. It never fails.
+// update changes the table, and then wakes all that wait for a change. It never fails.
 func (t *table[T]) update(change func()) error {
 	t.mu.Lock()
 	change()
 	t.mu.Unlock()
-	t.heard()
-	t.changed()
+	t.health.good(t.of.what)
+	t.changes.notify()
 	return nil
 }
 
@@ -45,9 +51,6 @@ func (t *table[T]) Add(object any) error {
 
 // put stores an object. Old holds what was known about it before.
 func (t *table[T]) put(object any, old map[string]T) {
-	if t.all == nil {
-		t.all = make(map[string]T)
-	}
 	key, value := t.read(object)
 	if before, there := old[key]; there && t.renew != nil {
 		value = t.renew(value, before)
@@ -82,7 +85,7 @@ func (t *table[T]) Resync() error { return nil }
 
 // Bookmark records that the API server is alive.
 func (t *table[T]) Bookmark(string) error {
-	t.heard()
+	t.health.good(t.of.what)
 	return nil
 }
 
@@ -108,6 +111,9 @@ func strip(pod *corev1.Pod) {
 		}
 	}
 }
+
+// current reports whether all objects are known, and changes are followed.
+func (t *table[T]) current() bool { return t.ready() && t.health.problem(identity, t.of.what) == nil }
 
 // ready reports whether all objects are known.
 func (t *table[T]) ready() bool {
@@ -137,5 +143,31 @@ func (t *table[T]) change(key string, to func(T) T) {
 		t.all[key] = to(value)
 	}
 	t.mu.Unlock()
-	t.changed()
+	t.changes.notify()
+}
+
+// notifier wakes all that wait for a change of what is known.
+type notifier struct {
+	mu   sync.Mutex
+	next chan struct{}
+}
+
+// wait returns a channel that is closed at the next change. Call it before reading the
+// state, so that no change is missed.
+func (n *notifier) wait() <-chan struct{} {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.next == nil {
+		n.next = make(chan struct{})
+	}
+	return n.next
+}
+
+func (n *notifier) notify() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.next != nil {
+		close(n.next)
+		n.next = nil
+	}
 }

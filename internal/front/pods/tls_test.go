@@ -101,7 +101,7 @@ func TestKubeletsCertificateIsRotated(t *testing.T) {
 	shown := func() int64 {
 		secure.CloseClientConnections()
 		// A connection that was just closed may still be tried once.
-		_ = client.get(t.Context(), coreGroup, "persistentvolumeclaims", "default", "data", &corev1.PersistentVolumeClaim{})
+		_ = client.ask(coreGroup, "persistentvolumeclaims").Namespace("default").Name("data").Do(t.Context()).Into(&corev1.PersistentVolumeClaim{})
 		mu.Lock()
 		defer mu.Unlock()
 		return serial

@@ -19,6 +19,10 @@ type watchHealth struct {
 	log  *zap.Logger
 }
 
+func newWatchHealth(log *zap.Logger) *watchHealth {
+	return &watchHealth{bad: make(map[string]failure), log: log}
+}
+
 // failure is what is wrong with one watch, and since when.
 type failure struct {
 	err   error
@@ -45,9 +49,6 @@ func (h *watchHealth) failed(what string, err error) {
 	if !there {
 		was.since = time.Now()
 		h.log.Warn("cannot be followed", zap.String("what", what), zap.Error(err))
-	}
-	if h.bad == nil {
-		h.bad = make(map[string]failure)
 	}
 	was.err = volume.Errorf(volume.Timeout, "%s cannot be followed since %s: %w", what, was.since.UTC().Format(time.RFC3339), err)
 	h.bad[what] = was
