@@ -1,9 +1,8 @@
-// Package pods looks up the pods of this node in the Kubernetes API: which runtime
-// handler a pod gets, which CSI volumes it has, and how its containers use them. It
-// needs no more rights than kubelet's own identity has: it watches the pods of this
-// node, runtime classes and CSI drivers, and gets the claims and volumes of those pods,
-// and this node's CSINode. What is known is answered from memory, even while the API
-// server is away. What is not known is an error, never a guess.
+// Package pods looks up the pods of this node in the Kubernetes API: which runtime handler a pod gets, which
+// CSI volumes it has, and how its containers use them. It needs no more rights than kubelet's own identity
+// has: it watches the pods of this node, runtime classes and CSI drivers, and gets the claims and volumes of
+// those pods, and this node's CSINode. What is known is answered from memory, even while the API server is
+// away. What is not known is an error, never a guess.
 package pods
 
 import (
@@ -110,10 +109,9 @@ func (c *Cluster) Using(ctx context.Context, driver, volumeID string) ([]decisio
 
 const ownCSINode = "the CSINode of this node"
 
-// NodeDrivers reads the CSI drivers that kubelet has entered in this node's CSINode. A
-// node's identity may get its own CSINode and not watch it, so each call asks the API
-// server. A CSINode that does not exist is an error: kubelet makes it when it starts, so
-// the node's name may be wrong.
+// NodeDrivers reads the CSI drivers that kubelet has entered in this node's CSINode. A node's identity may
+// get its own CSINode and not watch it, so each call asks the API server. A CSINode that does not exist is an
+// error: kubelet makes it when it starts, so the node's name may be wrong.
 func (c *Cluster) NodeDrivers(ctx context.Context) (map[string]bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, getTime)
 	defer cancel()

@@ -13,11 +13,10 @@ import (
 	"sync"
 	"testing"
 
-	corev1 "k8s.io/api/core/v1"
-	nodev1 "k8s.io/api/node/v1"
-	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes/scheme"
 )
 
 // fakeAPI is an API server of a few kinds: get, list, watch and the streamed list,
@@ -84,12 +83,12 @@ func (f *fakeAPI) remove(object runtime.Object) { f.change("DELETED", object) }
 
 func (f *fakeAPI) change(kind string, object runtime.Object) {
 	object = object.DeepCopyObject()
-	meta := object.(metav1.Object) //nolint:errcheck,forcetypeassert // all our kinds are
+	head := object.(metav1.Object) //nolint:errcheck,forcetypeassert // all our kinds are
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.version++
-	meta.SetResourceVersion(strconv.Itoa(f.version))
-	resource, key := resourceOf(f.t, object), meta.GetNamespace()+"/"+meta.GetName()
+	head.SetResourceVersion(strconv.Itoa(f.version))
+	resource, key := resourceOf(f.t, object), head.GetNamespace()+"/"+head.GetName()
 	if f.objects[resource] == nil {
 		f.objects[resource] = make(map[string]runtime.Object)
 	}
@@ -107,32 +106,15 @@ func (f *fakeAPI) change(kind string, object runtime.Object) {
 	f.news = make(chan struct{})
 }
 
+// resourceOf names the resource of an object, and enters its kind.
 func resourceOf(t *testing.T, object runtime.Object) string {
-	switch object := object.(type) {
-	case *corev1.Pod:
-		object.APIVersion, object.Kind = "v1", "Pod"
-		return "pods"
-	case *corev1.PersistentVolumeClaim:
-		object.APIVersion, object.Kind = "v1", "PersistentVolumeClaim"
-		return "persistentvolumeclaims"
-	case *corev1.PersistentVolume:
-		object.APIVersion, object.Kind = "v1", "PersistentVolume"
-		return "persistentvolumes"
-	case *corev1.Node:
-		object.APIVersion, object.Kind = "v1", "Node"
-		return "nodes"
-	case *nodev1.RuntimeClass:
-		object.APIVersion, object.Kind = "node.k8s.io/v1", "RuntimeClass"
-		return "runtimeclasses"
-	case *storagev1.CSIDriver:
-		object.APIVersion, object.Kind = "storage.k8s.io/v1", "CSIDriver"
-		return "csidrivers"
-	case *storagev1.CSINode:
-		object.APIVersion, object.Kind = "storage.k8s.io/v1", "CSINode"
-		return "csinodes"
+	kinds, _, err := scheme.Scheme.ObjectKinds(object)
+	if err != nil {
+		t.Fatal(err)
 	}
-	t.Fatalf("no resource for %T", object)
-	return ""
+	object.GetObjectKind().SetGroupVersionKind(kinds[0])
+	resource, _ := meta.UnsafeGuessKindToResource(kinds[0])
+	return resource.Resource
 }
 
 // setAway makes the server break off whatever it is asked, and all watches.
@@ -152,8 +134,7 @@ func (f *fakeAPI) cutWatches() {
 	f.cut = make(chan struct{})
 }
 
-// forget ends all watches and drops the history: a watch from before is answered
-// with "gone".
+// forget ends all watches and drops the history: a watch from before is answered with "gone".
 func (f *fakeAPI) forget() {
 	f.cutWatches()
 	f.mu.Lock()
@@ -279,16 +260,18 @@ func (f *fakeAPI) all(resource string) []runtime.Object {
 	return out
 }
 
+// kindOf has the version and kind of what is listed.
+var kindOf = map[string][2]string{
+	"pods": {"v1", "Pod"}, "runtimeclasses": {"node.k8s.io/v1", "RuntimeClass"}, "csidrivers": {"storage.k8s.io/v1", "CSIDriver"},
+}
+
 func (f *fakeAPI) list(w http.ResponseWriter, resource string) {
 	f.mu.Lock()
 	items, version := f.all(resource), f.version
 	f.mu.Unlock()
-	kind := map[string][2]string{
-		"pods": {"v1", "PodList"}, "runtimeclasses": {"node.k8s.io/v1", "RuntimeClassList"}, "csidrivers": {"storage.k8s.io/v1", "CSIDriverList"},
-	}[resource]
 	w.Header().Set("Content-Type", "application/json")
 	_ = json.NewEncoder(w).Encode(map[string]any{
-		"apiVersion": kind[0], "kind": kind[1], "metadata": metav1.ListMeta{ResourceVersion: strconv.Itoa(version)}, "items": items,
+		"apiVersion": kindOf[resource][0], "kind": kindOf[resource][1] + "List", "metadata": metav1.ListMeta{ResourceVersion: strconv.Itoa(version)}, "items": items,
 	})
 }
 
@@ -353,13 +336,7 @@ func (f *fakeAPI) stream(r *http.Request, resource string, since int, cut chan s
 }
 
 func bookmark(resource string, version int) any {
-	meta := metav1.ObjectMeta{ResourceVersion: strconv.Itoa(version), Annotations: map[string]string{metav1.InitialEventsAnnotationKey: "true"}}
-	switch resource {
-	case "pods":
-		return &corev1.Pod{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"}, ObjectMeta: meta}
-	case "runtimeclasses":
-		return &nodev1.RuntimeClass{TypeMeta: metav1.TypeMeta{APIVersion: "node.k8s.io/v1", Kind: "RuntimeClass"}, ObjectMeta: meta}
-	default:
-		return &storagev1.CSIDriver{TypeMeta: metav1.TypeMeta{APIVersion: "storage.k8s.io/v1", Kind: "CSIDriver"}, ObjectMeta: meta}
-	}
+	return map[string]any{"apiVersion": kindOf[resource][0], "kind": kindOf[resource][1], "metadata": metav1.ObjectMeta{
+		ResourceVersion: strconv.Itoa(version), Annotations: map[string]string{metav1.InitialEventsAnnotationKey: "true"},
+	}}
 }

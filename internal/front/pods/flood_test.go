@@ -11,8 +11,7 @@ import (
 
 const floodingPods = 12
 
-// flood has pods that name claims which do not exist, and one older pod that a stage
-// is about.
+// flood has pods that name claims which do not exist, and one older pod that a stage is about.
 func flood(t *testing.T) (*fakeAPI, *Cluster) {
 	f := newFakeAPI(t)
 	f.putBound("data")
@@ -55,8 +54,7 @@ func TestPodsWithClaimsThatDoNotExist(t *testing.T) {
 			t.Fatalf("using: %v", users)
 		}
 	}
-	// Each try of a pod ends after a few claims, and each of these is asked for less
-	// and less often.
+	// Each try of a pod ends after a few claims, and each of these is asked for less and less often.
 	if n := f.claimsAsked(); n > floodingPods*64 {
 		t.Errorf("%d claims were asked for, of %d that do not exist", n, floodingPods*256)
 	}

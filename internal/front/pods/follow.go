@@ -36,8 +36,7 @@ const (
 // watchBackoff lets watches recover within twenty seconds after the server is back.
 var watchBackoff = wait.Backoff{Duration: 500 * time.Millisecond, Factor: 2, Jitter: 1, Steps: 6, Cap: 10 * time.Second}
 
-// Run watches the cluster until ctx ends. No failure ends it: everything else works
-// without the cluster.
+// Run watches the cluster until ctx ends. No failure ends it: everything else works without the cluster.
 func (c *Cluster) Run(ctx context.Context) error {
 	backoff := wait.Backoff{Duration: firstRetry, Factor: 2, Jitter: 0.5, Steps: 10, Cap: lastRetry}
 	for ctx.Err() == nil {

@@ -136,26 +136,6 @@ func TestAGetThatHangsHoldsUpNobody(t *testing.T) {
 	must(t)(c.ByUID(t.Context(), "uid-plain"))
 }
 
-// TestAPodOfManyClaimsHoldsUpNobody: its claims hang, and the pod in question is the
-// older one.
-func TestAPodOfManyClaimsHoldsUpNobody(t *testing.T) {
-	f := newFakeAPI(t)
-	release := f.holdGets("persistentvolumes")
-	f.putBound("slow", "data")
-	hostile := aPod("hostile", append(numbered("none", 500), "slow")...)
-	f.put(hostile)
-	c := start(t, f, patient)
-	synced(t, c)
-	eventually(t, c, "its claims are asked for", func() bool { return f.count("get persistentvolumeclaimsdefault/none-000") > 0 })
-	older := aPod("older", "data")
-	older.CreationTimestamp.Time = born.Add(-1)
-	f.put(older)
-	release()
-	if users := usersOf(t, c, "vol-data"); !slices.Equal(users, []string{"older"}) {
-		t.Errorf("using: %v", users)
-	}
-}
-
 func TestVolumesThatAreNotThePods(t *testing.T) {
 	yes := true
 	pod := []metav1.OwnerReference{{Kind: "Pod", Name: "a", UID: "uid-other", Controller: &yes}}

@@ -15,8 +15,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
-// until repeats try at each change of what is known, for at most Patience, and then returns
-// the last error.
+// until repeats try at each change of what is known, for at most Patience, and then returns the last error.
 func (c *Cluster) until(ctx context.Context, try func(ctx context.Context) error) error {
 	patient, cancel := context.WithTimeout(ctx, c.cfg.Patience)
 	defer cancel()
@@ -244,8 +243,7 @@ type State struct {
 	CSINode error
 	// LastHeard is when the API server last answered; zero is never.
 	LastHeard time.Time
-	// Pods counts the known pods, and Incomplete those of them with a volume whose CSI driver
-	// is not known yet.
+	// Pods counts the known pods, and Incomplete those of them with a volume whose CSI driver is not known yet.
 	Pods, Incomplete int
 }
 

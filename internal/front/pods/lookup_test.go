@@ -11,6 +11,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+	"go.uber.org/zap"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -82,20 +83,6 @@ func TestAllThatIsToldOfAPod(t *testing.T) {
 	}
 }
 
-func TestOnlyWhatAContainerUsesIsWanted(t *testing.T) {
-	f := newFakeAPI(t)
-	f.putBound("data")
-	idle := aPod("idle", "data")
-	idle.Spec.Containers[0].VolumeMounts = nil
-	f.put(idle)
-	c := start(t, f, hasty)
-	synced(t, c)
-	refusedInTheEnd(t, c, func() error {
-		_, err := c.Using(t.Context(), driver, "vol-data")
-		return err
-	}, volume.Busy, "vol-data", "not known on node "+thisNode)
-}
-
 func refused(t *testing.T, err error, kind volume.Kind, words ...string) {
 	t.Helper()
 	if err == nil || volume.KindOf(err) != kind {
@@ -139,6 +126,10 @@ func TestAPodThatComesLateIsWaitedFor(t *testing.T) {
 
 func TestWhatDoesNotComeIsRefused(t *testing.T) {
 	f := newFakeAPI(t)
+	f.putBound("data")
+	idle := aPod("idle", "data")
+	idle.Spec.Containers[0].VolumeMounts = nil // no container uses the volume
+	f.put(idle)
 	c := start(t, f, hasty)
 	synced(t, c)
 	_, err := c.ByUID(t.Context(), "uid-nobody")
@@ -147,6 +138,10 @@ func TestWhatDoesNotComeIsRefused(t *testing.T) {
 	refused(t, err, volume.Busy)
 	_, err = c.Using(t.Context(), driver, "vol-nobody")
 	refused(t, err, volume.Busy, "vol-nobody", driver)
+	refusedInTheEnd(t, c, func() error {
+		_, err := c.Using(t.Context(), driver, "vol-data")
+		return err
+	}, volume.Busy, "vol-data", "not known on node "+thisNode)
 	_, err = c.Using(t.Context(), "", "")
 	refused(t, err, volume.Busy)
 	gone, cancel := context.WithCancel(t.Context())
@@ -156,12 +151,14 @@ func TestWhatDoesNotComeIsRefused(t *testing.T) {
 }
 
 func TestNothingIsKnownBeforeItRuns(t *testing.T) {
-	c := New(Config{Identity: apiserver.Identity{Kubeconfig: "/does/not/exist"}, NodeName: thisNode, Patience: hasty})
+	c := New(Config{Identity: apiserver.Identity{Kubeconfig: "/does/not/exist"}, NodeName: thisNode, Patience: hasty, Log: zap.NewNop()})
 	_, err := c.ByUID(t.Context(), "uid-a")
 	refused(t, err, volume.Timeout, "not told")
 	if c.Problem() == nil {
 		t.Error("all is said to be known")
 	}
+	_, err = c.NodeDrivers(t.Context())
+	refused(t, err, volume.Timeout, "no API server was asked yet")
 }
 
 func TestRuntimeClassIsNeverGuessed(t *testing.T) {
@@ -308,5 +305,34 @@ func TestGroupWaitsForDrivers(t *testing.T) {
 	must(t)(c.ByUID(t.Context(), "uid-plain"))
 	if s := c.State(); s.Synced["csidrivers"] || !s.Synced["pods"] || len(s.Problems) != 1 || !strings.Contains(s.Problems[0], thisNode) {
 		t.Errorf("state %+v", s)
+	}
+}
+
+func TestDriversOfTheCSINode(t *testing.T) {
+	f := newFakeAPI(t)
+	c := start(t, f, hasty)
+	synced(t, c)
+	fails := func(kind volume.Kind, words ...string) {
+		t.Helper()
+		got, err := c.NodeDrivers(t.Context())
+		refused(t, err, kind, words...)
+		if got != nil || c.State().CSINode == nil || !strings.Contains(c.State().CSINode.Error(), err.Error()) {
+			t.Errorf("got %v, and the state says %v", got, c.State().CSINode)
+		}
+	}
+	fails(volume.Busy, "the CSINode "+thisNode, "does not exist")
+	f.put(&storagev1.CSINode{ObjectMeta: metav1.ObjectMeta{Name: thisNode}, Spec: storagev1.CSINodeSpec{
+		Drivers: []storagev1.CSINodeDriver{{Name: driver, NodeID: "n"}},
+	}})
+	got, err := c.NodeDrivers(t.Context())
+	if err != nil || len(got) != 1 || !got[driver] || c.State().CSINode != nil {
+		t.Errorf("got %v, %v; the state says %v", got, err, c.State().CSINode)
+	}
+	f.setRefused("get csinodes", 403)
+	fails(volume.Busy, "may not be read by our identity")
+	f.setAway(true)
+	fails(volume.Timeout, "cannot be reached", f.server.URL)
+	if n := f.count("list csinodes") + f.count("watch csinodes"); n != 0 {
+		t.Errorf("a right was asked for that a node does not have: %d times", n)
 	}
 }

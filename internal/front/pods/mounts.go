@@ -14,8 +14,7 @@ const (
 	maxSubPath  = 256
 )
 
-// noteMounts records how all containers, including init and ephemeral ones, use the pod's
-// volumes.
+// noteMounts records how all containers, including init and ephemeral ones, use the pod's volumes.
 func (p *pod) noteMounts(spec *corev1.PodSpec) {
 	byName := make(map[string]*podVolume, len(p.volumes))
 	for i := range p.volumes {

@@ -24,8 +24,7 @@ type known struct {
 	learned map[string]source // by the volume's name in the pod
 }
 
-// readPod reads a pod of this node. A pod of another node is left out, even if the API
-// server sends it.
+// readPod reads a pod of this node. A pod of another node is left out, even if the API server sends it.
 func readPod(object any, node string) (uid string, k known) {
 	found, ok := object.(*corev1.Pod)
 	if !ok || found.Spec.NodeName != node {

@@ -24,9 +24,8 @@ const (
 	// A claim that does not exist, or is not bound, is requested again after such a time.
 	missingFirst = 250 * time.Millisecond
 	missingLast  = 30 * time.Second
-	// maxMissing is after how many unknown claims a pod's other claims are not requested:
-	// kubelet starts no pod with a missing claim, and a pod's author can name any number
-	// that do not exist.
+	// maxMissing is after how many unknown claims a pod's other claims are not requested: kubelet starts no pod
+	// with a missing claim, and a pod's author can name any number that do not exist.
 	maxMissing = 4
 )
 

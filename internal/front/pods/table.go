@@ -89,8 +89,7 @@ func (t *table[T]) Bookmark(string) error {
 	return nil
 }
 
-// Transformer strips objects as they are read: client-go holds the whole first list of pods
-// in memory.
+// Transformer strips objects as they are read: client-go holds the whole first list of pods in memory.
 func (t *table[T]) Transformer() cache.TransformFunc {
 	return func(object any) (any, error) {
 		if pod, ok := object.(*corev1.Pod); ok {
