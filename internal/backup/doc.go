@@ -12,8 +12,7 @@
 //	       | "ZERO", offset (8), size (8), digest: all bytes are zero
 //	done   = "DONE", size of the volume (8), bytes in all DATA (8), digest
 //
-// Frames ascend and do not overlap; DATA has at most 1 MiB. Bytes in no frame are zero in a
-// full backup, and unchanged in an increment. An increment names its base by the base's last
-// digest. A file without DONE is incomplete: it is called FILE.part, and the same backup
-// resumes it.
+// Frames ascend and do not overlap; DATA has at most 1 MiB. Bytes in no frame are zero in a full backup, and
+// unchanged in an increment. An increment names its base by the base's last digest. A file without DONE is
+// incomplete: it is called FILE.part, and the same backup resumes it.
 package backup

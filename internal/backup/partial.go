@@ -81,9 +81,8 @@ func renameNew(from, to string) error {
 	return unix.Renameat2(unix.AT_FDCWD, from, unix.AT_FDCWD, to, unix.RENAME_NOREPLACE)
 }
 
-// giveName renames a file unless the new name exists. NFS and others cannot do that by a
-// rename, but refuse to link to a name that exists. If the process is killed in between, the
-// file has both names.
+// giveName renames a file unless the new name exists. NFS and others cannot do that by a rename, but refuse
+// to link to a name that exists. If the process is killed in between, the file has both names.
 func giveName(from, to string, rename func(from, to string) error) error {
 	err := rename(from, to)
 	if !errors.Is(err, unix.EINVAL) {

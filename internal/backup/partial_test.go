@@ -46,8 +46,7 @@ func TestPartOfSomebodyElse(t *testing.T) {
 	}
 }
 
-// TestNamesWithoutRename is about filesystems that know no rename which spares a name that is
-// taken, as NFS.
+// TestNamesWithoutRename is about filesystems that know no rename which spares a name that is taken, as NFS.
 func TestNamesWithoutRename(t *testing.T) {
 	part, name := t.TempDir()+"/file.part", t.TempDir()+"/file"
 	cannot := func(string, string) error { return unix.EINVAL }

@@ -51,8 +51,7 @@ type Stream func() (Message, error)
 type Source func(ctx context.Context, from int64) (Stream, error)
 
 const (
-	// mostResults is how many ranges are requested per message, so that little is lost when a
-	// stream breaks.
+	// mostResults is how many ranges are requested per message, so that little is lost when a stream breaks.
 	mostResults = 1024
 	// fewTries is how many streams in a row may break without progress, if Reader does not say.
 	fewTries  = 5

@@ -41,9 +41,8 @@ type Cluster struct {
 	own    []string // the audiences of the API server, once they are known
 }
 
-// OpenCluster reads a kubeconfig as kubectl does: if no path is given, from KUBECONFIG and the
-// home directory, and otherwise from the pod that it runs in. If namespace is empty, it
-// is that of the context.
+// OpenCluster reads a kubeconfig as kubectl does: if no path is given, from KUBECONFIG and the home
+// directory, and otherwise from the pod that it runs in. If namespace is empty, it is that of the context.
 func OpenCluster(kubeconfig, kubeContext, namespace string) (*Cluster, error) {
 	rules := clientcmd.NewDefaultClientConfigLoadingRules()
 	rules.ExplicitPath = kubeconfig

@@ -1,5 +1,4 @@
-// Package apiserver is how and as whom the API server of Kubernetes is asked, and what its
-// errors mean.
+// Package apiserver is how and as whom the API server of Kubernetes is asked, and what its errors mean.
 package apiserver
 
 import (
@@ -63,8 +62,7 @@ func (i Identity) read() (*rest.Config, error) {
 	return config, nil
 }
 
-// safe refuses a kubeconfig that others could change: it may name a credential program,
-// which we would run.
+// safe refuses a kubeconfig that others could change: it may name a credential program, which we would run.
 func safe(path string) error {
 	info, err := os.Stat(path)
 	switch {

@@ -19,9 +19,8 @@ type Trial struct {
 	Err  error
 }
 
-// Try checks whether pods can be looked up with an identity: whether it can be read, whether
-// the API server answers, and whether it grants the rights. It ends at the first failure
-// that makes the others meaningless.
+// Try checks whether pods can be looked up with an identity: whether it can be read, whether the API server
+// answers, and whether it grants the rights. It ends at the first failure that makes the others meaningless.
 func Try(ctx context.Context, who Identity, node string) []Trial {
 	config, err := who.Config()
 	if err != nil {

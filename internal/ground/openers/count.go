@@ -13,21 +13,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// counter reads the kernel's own count. Its programs are attached to nothing, and end with the
-// process.
+// counter reads the kernel's own count. Its programs are attached to nothing, and end with the process.
 type counter struct {
 	plain, mark *ebpf.Program
 
 	mu sync.Mutex
-	// loop is the program for loop devices, and names the one that names processes. They are made
-	// when they are first asked for: the loop driver may be a module that is not loaded yet, and
-	// processes are rarely named.
+	// loop is the program for loop devices, and names the one that names processes. They are made when they are
+	// first asked for: the loop driver may be a module that is not loaded yet, and processes are rarely named.
 	loop  *ebpf.Program
 	names *namer
 }
 
-// newCounter loads the program. The description of the kernel's structures takes some MiB, and is
-// not kept.
+// newCounter loads the program. The description of the kernel's structures takes some MiB, and is not kept.
 func newCounter() (*counter, error) {
 	l, err := kernelLayout()
 	if err != nil {

@@ -1,13 +1,12 @@
 // Package openers answers one question: does anybody besides the caller have a block device, or a
 // disk image, open?
 //
-// The kernel counts that itself: block_device.bd_openers is how often a block device is open, by
-// whatever name, in whatever namespace, and by the kernel's own users too (mounts, loop devices,
-// device mapper). A descriptor that is passed in a socket, a mapping whose descriptor is closed, or
-// a file that is registered with io_uring, each keep the device open, and so count. A copy of a
-// descriptor (dup, fork, systemd's descriptor store) is no second open, and a descriptor that only
-// names the device (O_PATH) is none. Of a regular file, inode.i_writecount is how often it is open
-// for writing.
+// The kernel counts that itself: block_device.bd_openers is how often a block device is open, by whatever
+// name, in whatever namespace, and by the kernel's own users too (mounts, loop devices, device mapper). A
+// descriptor that is passed in a socket, a mapping whose descriptor is closed, or a file that is registered
+// with io_uring, each keep the device open, and so count. A copy of a descriptor (dup, fork, systemd's
+// descriptor store) is no second open, and a descriptor that only names the device (O_PATH) is none. Of a
+// regular file, inode.i_writecount is how often it is open for writing.
 //
 // A small BPF program reads the count, at constant cost whatever the node's processes have open. It
 // takes CAP_SYS_ADMIN (or CAP_BPF and CAP_PERFMON) and a kernel that describes its structures
@@ -40,11 +39,9 @@ type Query struct {
 	// Beside are devices of the caller's other volumes that lie on the device, or on what that lies
 	// on. They do not count.
 	Beside []File
-	// Stack are other devices with the same data, such as the disk of a partition. Loop devices over
-	// them count.
+	// Stack are other devices with the same data, such as the disk of a partition. Loop devices over them count.
 	Stack []File
-	// Servers are programs that serve devices and so have them open, such as rbd-nbd. They do not
-	// count.
+	// Servers are programs that serve devices and so have them open, such as rbd-nbd. They do not count.
 	Servers []string
 }
 

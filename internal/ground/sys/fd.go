@@ -64,8 +64,7 @@ func OpenBeneath(dir int, rel string, flags, resolve uint64) (fd int, err error)
 	}
 	for range maxWalks {
 		fd, err = unix.Openat2(dir, rel, &how)
-		// EAGAIN: a rename raced the walk, and the kernel could not prove that it
-		// stayed below.
+		// EAGAIN: a rename raced the walk, and the kernel could not prove that it stayed below.
 		if !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.EINTR) {
 			return fd, err
 		}
@@ -118,8 +117,7 @@ func WriteAll(fd int, raw []byte) error {
 	return nil
 }
 
-// WriteNew makes a file that did not exist, whole or not at all. The name is relative to
-// the directory dir.
+// WriteNew makes a file that did not exist, whole or not at all. The name is relative to the directory dir.
 //
 // Nothing is synced: callers write to a tmpfs, which has no disk. What the file describes does
 // not survive a reboot either.
@@ -204,3 +202,6 @@ func NewestFiles(at int, dir string, most int, want func(name string) bool) ([]s
 	})
 	return names[:min(most, len(names))], nil
 }
+
+// BootID identifies the current boot of the machine.
+func BootID() (string, error) { return ReadLine("/proc/sys/kernel/random/boot_id") }

@@ -5,8 +5,7 @@ import (
 	"sync"
 )
 
-// KeyLocks is one lock for each key. Callers wait for a lock with a context. The zero
-// value is ready to use.
+// KeyLocks is one lock for each key. Callers wait for a lock with a context. The zero value is ready to use.
 type KeyLocks[K comparable] struct {
 	mu    sync.Mutex
 	locks map[K]*keyLock

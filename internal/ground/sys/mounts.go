@@ -66,8 +66,7 @@ func IsRemote(ctx context.Context, path string) (bool, error) {
 	return slices.ContainsFunc(remoteTypes, func(remote string) bool { return strings.HasPrefix(top.FSType, remote) }), err
 }
 
-// DeviceOfMount returns the third field of a line of a mount table, the device number
-// "major:minor".
+// DeviceOfMount returns the third field of a line of a mount table, the device number "major:minor".
 func DeviceOfMount(line string) string {
 	for range 2 {
 		_, line, _ = strings.Cut(line, " ")

@@ -24,8 +24,7 @@ func OnFD(conn syscall.Conn, f func(fd int) error) error {
 // MaxSocketPath is the room for a path in sun_path, without its final NUL.
 const MaxSocketPath = 107
 
-// Peer returns the credentials of the process that opened the other end of a unix socket, from
-// the kernel.
+// Peer returns the credentials of the process that opened the other end of a unix socket, from the kernel.
 func Peer(conn net.Conn) (who *unix.Ucred, err error) {
 	local, ok := conn.(*net.UnixConn)
 	if !ok {

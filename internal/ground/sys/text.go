@@ -2,8 +2,12 @@
 package sys
 
 import (
+	"math"
 	"path"
+	"reflect"
 	"regexp"
+	"runtime/debug"
+	"strconv"
 	"strings"
 	"sync"
 	"unicode"
@@ -13,8 +17,7 @@ import (
 // Clip shortens a long value, so that a hostile value cannot fill a log.
 func Clip(s string) string { return ClipTo(s, 256) }
 
-// ClipTo shortens a longer text to at most that many bytes, without cutting a character, and
-// appends "...".
+// ClipTo shortens a longer text to at most that many bytes, without cutting a character, and appends "...".
 func ClipTo(s string, most int) string {
 	if len(s) <= most {
 		return s
@@ -30,9 +33,8 @@ func IsText(s string) bool {
 	return utf8.ValidString(s) && strings.IndexFunc(s, func(r rune) bool { return !IsPrintable(r) }) < 0
 }
 
-// IsPrintable reports whether a character can be seen, or is the ASCII space. Controls, marks of
-// direction, characters of no width, separators of lines, tags and variation selectors hide text
-// or change how it reads.
+// IsPrintable reports whether a character can be seen, or is the ASCII space. Controls, marks of direction,
+// characters of no width, separators of lines, tags and variation selectors hide text or change how it reads.
 func IsPrintable(r rune) bool {
 	return unicode.IsPrint(r) && !unicode.In(r, unicode.Other_Default_Ignorable_Code_Point, unicode.Variation_Selector)
 }
@@ -59,3 +61,33 @@ func IsEmptyDir(target string) bool { return path.Base(path.Dir(target)) == "kub
 // IsPodUID reports whether a text can be the UID of a pod, and is safe as a part of a path. It
 // is not strict: static pods have a hash for a UID.
 func IsPodUID(s string) bool { return podUIDForm().MatchString(s) }
+
+// KindWord describes, for a person, which values a configuration key of this type accepts.
+func KindWord(as reflect.Type) string {
+	switch as.Kind() {
+	case reflect.Bool:
+		return "true or false"
+	case reflect.String:
+		return "text"
+	case reflect.Float32, reflect.Float64:
+		return "a number"
+	case reflect.Slice, reflect.Array:
+		return "a list"
+	case reflect.Struct, reflect.Map:
+		return "a map of keys and values"
+	case reflect.Pointer:
+		return KindWord(as.Elem())
+	case reflect.Uint32:
+		return "a whole number from 0 to " + strconv.Itoa(math.MaxUint32)
+	default:
+		return "a whole number"
+	}
+}
+
+// Version is the version of this program, as the build stamped it from git.
+func Version() string {
+	if info, ok := debug.ReadBuildInfo(); ok && info.Main.Version != "" {
+		return info.Main.Version
+	}
+	return "unknown"
+}

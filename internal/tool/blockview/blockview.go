@@ -1,5 +1,4 @@
-// Package blockview prints the blocks of a snapshot: a picture for people, and three formats
-// for programs.
+// Package blockview prints the blocks of a snapshot: a picture for people, and three formats for programs.
 package blockview
 
 import (

@@ -163,10 +163,9 @@ func holdOnFUSE(dir string) error {
 	return nil
 }
 
-// hangInExec has a child with a big table that hangs in exec: the kernel waits for the
-// filesystem when it closes a file, and holds the lock that others need who look at the child.
-// That ends with this process: nobody else has the filesystem's server open, and this process
-// no file of it.
+// hangInExec has a child with a big table that hangs in exec: the kernel waits for the filesystem when it
+// closes a file, and holds the lock that others need who look at the child. That ends with this process:
+// nobody else has the filesystem's server open, and this process no file of it.
 func hangInExec(dir string) error {
 	server, err := fuse.Mount(dir, nil)
 	if err != nil {

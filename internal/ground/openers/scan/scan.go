@@ -27,8 +27,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
-// File is a block device by its number, or a regular file by its filesystem and
-// inode.
+// File is a block device by its number, or a regular file by its filesystem and inode.
 type File struct {
 	Block        bool
 	Major, Minor uint32
@@ -43,8 +42,7 @@ func (f File) String() string {
 	return fmt.Sprintf("the image %d:%d inode %d", f.Major, f.Minor, f.Inode)
 }
 
-// Holder is a process that has a file open: a block device in any mode, a regular
-// file for writing.
+// Holder is a process that has a file open: a block device in any mode, a regular file for writing.
 type Holder struct {
 	PID int
 	// Program is the name of its executable file.
@@ -113,8 +111,7 @@ func (s *Scanner) Find(ctx context.Context, passOver []string, files ...File) ([
 	}
 }
 
-// join enters the files into the next scan. What was read before a call proves nothing to its
-// caller.
+// join enters the files into the next scan. What was read before a call proves nothing to its caller.
 func (s *Scanner) join(files []File) *scan {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -156,8 +153,7 @@ func (c *scan) answer(passOver []string, files []File) (found []Holder, err erro
 	return nil, err
 }
 
-// initialPIDs is the machine's own PID namespace, as the kernel's <linux/proc_ns.h>
-// numbers it.
+// initialPIDs is the machine's own PID namespace, as the kernel's <linux/proc_ns.h> numbers it.
 const initialPIDs = "pid:[4026531836]"
 
 // Blind returns why this process does not see the other processes of the node, or nil: a

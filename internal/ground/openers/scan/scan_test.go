@@ -75,9 +75,8 @@ func image(t *testing.T) (path string, f File) {
 	return path, File{Major: unix.Major(st.Dev), Minor: unix.Minor(st.Dev), Inode: st.Ino}
 }
 
-// find asks for what the test's own children have open. Processes of other users
-// cannot be looked at where the test does not run as root; that is told, and no
-// answer hides behind it.
+// find asks for what the test's own children have open. Processes of other users cannot be looked at where
+// the test does not run as root; that is told, and no answer hides behind it.
 func find(t *testing.T, s *Scanner, files ...File) []Holder {
 	t.Helper()
 	found, err := s.Find(t.Context(), nil, files...)
@@ -270,8 +269,7 @@ func TestAServerHidesNoOther(t *testing.T) {
 	}
 }
 
-// BenchmarkFind is a scan of this machine, with as many descriptors more as
-// CRUST_DESCRIPTORS says.
+// BenchmarkFind is a scan of this machine, with as many descriptors more as CRUST_DESCRIPTORS says.
 func BenchmarkFind(b *testing.B) {
 	s := New()
 	if more := os.Getenv("CRUST_DESCRIPTORS"); more != "" {

@@ -70,9 +70,8 @@ func (c *scan) hasReturned() bool {
 	return slices.ContainsFunc(c.passed, func(p place) bool { _, hangs := c.s.hung[p]; return !hangs })
 }
 
-// process examines one process, and reports whether the scan can go on. If its first thread has
-// ended, the process's own directory shows no descriptors, but its other threads may have some, all
-// of the same table.
+// process examines one process, and reports whether the scan can go on. If its first thread has ended, the
+// process's own directory shows no descriptors, but its other threads may have some, all of the same table.
 func (c *scan) process(pid int) (more bool) {
 	dir := c.s.proc + "/" + strconv.Itoa(pid)
 	threads, more := c.examine(table{pid: pid, id: pid, dir: dir, compareAt: bigTable})
