@@ -48,9 +48,7 @@ func apiServer(t *testing.T, answers map[string]string) *blocks.Cluster {
 	config := filepath.Join(t.TempDir(), "config")
 	text := fmt.Sprintf(`{apiVersion: v1, kind: Config, current-context: one, clusters: [{name: c, cluster: {server: "%s"}}],
 contexts: [{name: one, context: {cluster: c, namespace: shop}}, {name: two, context: {cluster: c}}]}`, server.URL)
-	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, os.WriteFile(config, []byte(text), 0o600))
 	for args, want := range map[[2]string]string{{"", ""}: "shop", {"two", ""}: "default", {"one", "other"}: "other"} {
 		c, err := blocks.OpenCluster(config, args[0], args[1])
 		if err != nil || c.Namespace != want {
@@ -61,9 +59,7 @@ contexts: [{name: one, context: {cluster: c, namespace: shop}}, {name: two, cont
 		t.Error("a context that is not there")
 	}
 	c, err := blocks.OpenCluster(config, "", "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	return c
 }
 

@@ -17,6 +17,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes/scheme"
+
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 // fakeAPI is an API server of a few kinds: get, list, watch and the streamed list,
@@ -109,9 +111,7 @@ func (f *fakeAPI) change(kind string, object runtime.Object) {
 // resourceOf names the resource of an object, and enters its kind.
 func resourceOf(t *testing.T, object runtime.Object) string {
 	kinds, _, err := scheme.Scheme.ObjectKinds(object)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	object.GetObjectKind().SetGroupVersionKind(kinds[0])
 	resource, _ := meta.UnsafeGuessKindToResource(kinds[0])
 	return resource.Resource

@@ -13,6 +13,7 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/internal/ground/apiserver"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 func TestAWatchThatBreaksIsTakenUpAgain(t *testing.T) {
@@ -153,17 +154,13 @@ func TestAKubeconfigThatLeadsElsewhereNow(t *testing.T) {
 func TestAKubeconfigThatOthersCanWriteIsNotUsed(t *testing.T) {
 	f := newFakeAPI(t)
 	path := f.kubeconfig()
-	if err := os.Chmod(path, 0o666); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, os.Chmod(path, 0o666))
 	_, err := apiserver.Identity{Kubeconfig: path}.Config()
 	if err == nil || !strings.Contains(err.Error(), "chmod go-w "+path) {
 		t.Errorf("got %v", err)
 	}
 	garbage := filepath.Join(t.TempDir(), "garbage")
-	if err := os.WriteFile(garbage, []byte("{"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, os.WriteFile(garbage, []byte("{"), 0o600))
 	for _, bad := range []string{t.TempDir(), filepath.Join(t.TempDir(), "none"), garbage} {
 		if _, err := (apiserver.Identity{Kubeconfig: bad}).Config(); err == nil || !strings.Contains(err.Error(), bad) {
 			t.Errorf("%s: got %v", bad, err)

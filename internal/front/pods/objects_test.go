@@ -18,6 +18,7 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/internal/front/csi/decision"
 	"github.com/crust-proxy/crust-proxy/internal/ground/apiserver"
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 // TestMain looks for goroutines that were left. Those of client-go that watch a
@@ -97,9 +98,7 @@ func synced(t *testing.T, c *Cluster) {
 func must(t *testing.T) func(decision.Pod, error) decision.Pod {
 	return func(p decision.Pod, err error) decision.Pod {
 		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, err)
 		return p
 	}
 }
@@ -108,9 +107,7 @@ func must(t *testing.T) func(decision.Pod, error) decision.Pod {
 func usersOf(t *testing.T, c *Cluster, id string) []string {
 	t.Helper()
 	pods, err := c.Using(t.Context(), driver, id)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	var out []string
 	for _, p := range pods {
 		out = append(out, p.Name)

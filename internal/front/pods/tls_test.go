@@ -21,27 +21,22 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/crust-proxy/crust-proxy/internal/ground/apiserver"
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 // clientPEM is a certificate and its key in one file, as kubelet keeps its own.
 func clientPEM(t *testing.T, serial int64) []byte {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	cert := &x509.Certificate{
 		SerialNumber: big.NewInt(serial), Subject: pkix.Name{CommonName: "system:node:" + thisNode, Organization: []string{"system:nodes"}},
 		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
 	}
 	der, err := x509.CreateCertificate(rand.Reader, cert, cert, &key.PublicKey, key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	keyDER, err := x509.MarshalPKCS8PrivateKey(key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	return append(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}),
 		pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: keyDER})...)
 }
@@ -69,18 +64,12 @@ func TestKubeletsCertificateIsRotated(t *testing.T) {
 	current, ca := filepath.Join(dir, "kubelet-client-current.pem"), filepath.Join(dir, "ca.crt")
 	write := func(name string, data []byte) string {
 		path := filepath.Join(dir, name)
-		if err := os.WriteFile(path, data, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, os.WriteFile(path, data, 0o600))
 		return path
 	}
 	link := func(target string) {
-		if err := os.Symlink(target, current+".new"); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Rename(current+".new", current); err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, os.Symlink(target, current+".new"))
+		check.Must(t, os.Rename(current+".new", current))
 	}
 	write("ca.crt", pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: secure.Certificate().Raw}))
 	link(write("1.pem", clientPEM(t, 1)))
@@ -90,13 +79,9 @@ func TestKubeletsCertificateIsRotated(t *testing.T) {
 		"users: [{name: u, user: {client-certificate: %[3]q, client-key: %[3]q}}]\n", secure.URL, ca, current))
 
 	config, err := (apiserver.Identity{Kubeconfig: kubeconfig}).Config()
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	client, err := newAPI(config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	t.Cleanup(client.close)
 	shown := func() int64 {
 		secure.CloseClientConnections()

@@ -11,30 +11,24 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 // The newest file counts, wherever the kernel lists it.
 func TestNewestFiles(t *testing.T) {
 	dir := t.TempDir()
 	for i := range 300 {
-		if err := os.WriteFile(filepath.Join(dir, strconv.Itoa(i)), nil, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, os.WriteFile(filepath.Join(dir, strconv.Itoa(i)), nil, 0o600))
 	}
 	file, err := os.Open(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	listed, err := file.Readdirnames(-1)
-	if err := errors.Join(err, file.Close()); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, errors.Join(err, file.Close()))
 	want := []string{listed[299], listed[0], listed[150]}
 	for i, name := range want {
 		at := time.Now().Add(time.Duration(3-i) * time.Hour)
-		if err := os.Chtimes(filepath.Join(dir, name), at, at); err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, os.Chtimes(filepath.Join(dir, name), at, at))
 	}
 	got, err := NewestFiles(unix.AT_FDCWD, dir, 3, func(string) bool { return true })
 	if err != nil || !slices.Equal(got, want) {
@@ -48,9 +42,7 @@ func TestReadLine(t *testing.T) {
 		t.Errorf("a file that is not there: %v", err)
 	}
 	for text, want := range map[string]string{"": "", "7:3\n": "7:3", "no newline": "no newline"} {
-		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, os.WriteFile(path, []byte(text), 0o600))
 		if got, err := ReadLine(path); got != want || err != nil {
 			t.Errorf("%q was read as %q, %v", text, got, err)
 		}

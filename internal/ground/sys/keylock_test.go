@@ -7,6 +7,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 func TestKeyLocksExcludePerKey(t *testing.T) {
@@ -39,9 +41,7 @@ func TestKeyLocksExcludePerKey(t *testing.T) {
 func TestKeyLockGivesUpWithItsCaller(t *testing.T) {
 	var locks KeyLocks[string]
 	unlock, err := locks.Lock(context.Background(), "a")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	ctx, cancel := context.WithTimeout(context.Background(), time.Millisecond)
 	defer cancel()
 	if _, err := locks.Lock(ctx, "a"); !errors.Is(err, context.DeadlineExceeded) {

@@ -8,15 +8,15 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/moby/sys/mountinfo"
+
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 // mountsOf reads a mount table of this text.
 func mountsOf(t *testing.T, text string, wanted func(string) bool) ([]*mountinfo.Info, error) {
 	t.Helper()
 	table := filepath.Join(t.TempDir(), "mountinfo")
-	if err := os.WriteFile(table, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, os.WriteFile(table, []byte(text), 0o600))
 	return Mounts(t.Context(), table, wanted)
 }
 

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/crust-proxy/crust-proxy/internal/tool/command"
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 func TestBackupAndRestore(t *testing.T) {
@@ -23,9 +24,7 @@ func TestBackupAndRestore(t *testing.T) {
 	}
 	write := func() {
 		t.Helper()
-		if err := os.WriteFile(image, content, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, os.WriteFile(image, content, 0o600))
 	}
 	write()
 	r := b.run("backup", "one", "--from", image, "--file", full, "--csi-socket", socket)

@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/crust-proxy/crust-proxy/internal/tool/command"
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 // fakeBlocks is a driver with blocks in memory; each stream breaks after its first message.
@@ -55,9 +56,7 @@ func (f *fakeBlocks) GetMetadataDelta(req *csi.GetMetadataDeltaRequest, stream c
 func (f *fakeBlocks) serve(t *testing.T, b *bench) string {
 	t.Helper()
 	l, err := net.Listen("unix", b.socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	server := grpc.NewServer()
 	csi.RegisterSnapshotMetadataServer(server, f)
 	done := make(chan struct{})
@@ -197,9 +196,7 @@ func TestBlocksSecrets(t *testing.T) {
 	run := func(text string, more ...string) result {
 		t.Helper()
 		f.secrets = nil
-		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, os.WriteFile(file, []byte(text), 0o600))
 		return b.run(append([]string{"blocks", "snap", "--secrets-file", file}, more...)...)
 	}
 	for _, text := range []string{"user.name: bob\npass-word: hunter2\n", `{"user.name": "bob", "pass-word": "hunter2"}`} {

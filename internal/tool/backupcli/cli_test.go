@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"go.uber.org/goleak"
+
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -23,9 +25,7 @@ type bench struct {
 func newBench(t *testing.T) *bench {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "backup") // short: a socket's path has 107 bytes
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	return &bench{t: t, socket: filepath.Join(dir, "csi.sock"), env: map[string]string{}, width: 80}
 }
