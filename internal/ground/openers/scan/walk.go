@@ -94,24 +94,24 @@ func (c *scan) examine(of table) (threads []int, more bool) {
 		c.s.mu.Unlock()
 		at, hangs := c.look(&t)
 		_, again := t.hung[at]
+		if !hangs {
+			c.found, c.passed = append(c.found, t.found...), append(c.passed, t.passed...)
+			c.fail(t.err)
+			if t.unlike {
+				c.read = append(c.read, &t)
+			}
+		}
 		switch {
-		case hangs && (again || len(t.hung)+1 >= maxHung):
-			c.fail(c.s.hungError())
-			return nil, false
-		case hangs:
-			continue
-		}
-		c.found, c.passed = append(c.found, t.found...), append(c.passed, t.passed...)
-		c.fail(t.err)
-		if t.unlike {
-			c.read = append(c.read, &t)
-		}
-		if !time.Now().Before(c.until) {
+		case !time.Now().Before(c.until):
 			c.fail(fmt.Errorf("the descriptors of all processes could not be read within %s: the scan was at %s",
 				c.s.scanTime, c.s.nameOf(of.id)))
 			return nil, false
+		case !hangs:
+			return t.threads, true
+		case again || len(t.hung)+1 >= maxHung:
+			c.fail(c.s.hungError())
+			return nil, false
 		}
-		return t.threads, true
 	}
 }
 
