@@ -55,12 +55,11 @@ func (d *daemon) newFront(cfg *config.Config) (*driverFront, error) {
 	}
 	behind := registry.Config{
 		Registry: cfg.Front.Registry, KubeletRegistry: cfg.Front.KubeletRegistry, Sockets: filepath.Join(cfg.RunDir, "csi"),
-		Grace: registrationGrace, Patience: func() time.Duration { return d.settings.get().ShutdownTimeout.Std() },
-		Log: d.log.Named("registry"), Serve: f.serveDriver, Self: os.Getpid(), Deferred: f.deferredOf,
-		Alarm: d.metrics.DriverBypassed, Renewed: d.metrics.RegistrationRenewed,
+		Grace: registrationGrace, Patience: cfg.ShutdownTimeout.Std(), Log: d.log.Named("registry"), Self: os.Getpid(),
+		Front: f, Metrics: d.metrics,
 	}
 	if d.cluster != nil {
-		behind.NodeDrivers = d.cluster.NodeDrivers
+		behind.CSINode = d.cluster
 	}
 	f.drivers = registry.New(behind)
 	return f, nil
@@ -98,7 +97,8 @@ func (o frontObserver) Refused(driver string, party volume.Party) {
 // Changed implements csifront.Observer.
 func (o frontObserver) Changed(key volume.Key) { o.daemon.hub.Changed(key) }
 
-func (f *driverFront) serveDriver(name string, conn grpc.ClientConnInterface) []grpc.ServerOption {
+// ServerOptions are those of the server that stands in for a driver.
+func (f *driverFront) ServerOptions(name string, conn grpc.ClientConnInterface) []grpc.ServerOption {
 	calls := f.calls
 	calls.Front = &telemetry.Front{Driver: name, Known: passthrough.UnaryMethods(), Ours: csifront.Answered()}
 	options := append(f.callers.ServerOptions(), calls.Options()...)
@@ -118,7 +118,8 @@ func quietOfDriver() map[string]bool {
 	}
 }
 
-func (f *driverFront) deferredOf(driver string) []string {
+// Deferred names the deferred volumes of a driver.
+func (f *driverFront) Deferred(driver string) []string {
 	var targets []string
 	for _, status := range f.volumes() {
 		if status.Driver == driver {

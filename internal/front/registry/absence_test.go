@@ -1,54 +1,67 @@
 package registry
 
 import (
+	"errors"
 	"slices"
 	"testing"
+	"testing/synctest"
 	"time"
+
+	"go.uber.org/zap"
 )
 
-const lostDriver = "lost.example.com"
-
-// watched is what is known of one driver, on a clock of its own.
+// watched is what the checks of the CSINode know of one driver.
 type watched struct {
-	absences
-	now          time.Time
-	registration time.Time
+	*nodeCheck
+	registration time.Time // zero while its registrar is away
 }
 
 func newWatched() *watched {
-	return &watched{absences: make(absences), now: time.Unix(1000, 0), registration: time.Unix(1, 0)}
+	times := times{nodeCheck: time.Minute, lastRenewal: 30 * time.Minute}
+	return &watched{newRegistry(Config{Log: zap.NewNop()}, times).node, time.Now()}
 }
 
 // look notes one look, and reports a renewal, after which there is a new registration.
-func (w *watched) look(present bool) bool {
-	w.note(lostDriver, w.registration, present)
-	due := w.due(lostDriver, w.now)
-	if due {
-		w.renewed(lostDriver, w.now, Times{NodeCheck: time.Minute, LastRenewal: 30 * time.Minute})
-		w.registration = w.now
+func (w *watched) look(present bool, err error) bool {
+	registrations := make(map[string]time.Time)
+	if !w.registration.IsZero() {
+		registrations[name] = w.registration
 	}
-	w.prune(map[string]time.Time{lostDriver: w.registration}, w.now)
-	return due
+	due, _ := w.compare(registrations, map[string]bool{name: present}, err == nil)
+	if len(due) == 0 {
+		return false
+	}
+	w.renewals.Next(name, time.Now())
+	w.registration = time.Now()
+	return true
 }
 
 // TestOneLookProvesNothing: two in a row do, of the same registration.
 func TestOneLookProvesNothing(t *testing.T) {
 	for what, between := range map[string]func(*watched){
-		"it was seen in between":            func(w *watched) { w.look(true) },
-		"it was unknown in between":         func(w *watched) { w.unknown() },
-		"it was registered in between":      func(w *watched) { w.registration = w.now },
-		"its registrar was away in between": func(w *watched) { w.prune(nil, w.now) },
+		"it was seen in between":       func(w *watched) { w.look(true, nil) },
+		"it was unknown in between":    func(w *watched) { w.look(false, errors.New("the API server is away")) },
+		"it was registered in between": func(w *watched) { w.registration = w.registration.Add(time.Second) },
+		"its registrar was away in between": func(w *watched) {
+			at := w.registration
+			w.registration = time.Time{}
+			w.look(false, nil)
+			w.registration = at
+		},
 	} {
 		w := newWatched()
-		if w.look(false); w.due(lostDriver, w.now) {
+		if w.look(false, nil) || w.missing(name) {
 			t.Errorf("%s: one look was enough", what)
 		}
 		between(w)
-		if w.look(false) {
+		if w.look(false, nil) {
 			t.Errorf("%s: it is renewed", what)
 		}
-		if !w.look(false) {
+		if !w.look(false, nil) || !w.missing(name) {
 			t.Errorf("%s: it is not renewed after two looks", what)
+		}
+		if w.look(false, errors.New("the API server is away")); w.missing(name) {
+			t.Errorf("%s: it is shown as missing while that is not known", what)
 		}
 	}
 }
@@ -56,38 +69,23 @@ func TestOneLookProvesNothing(t *testing.T) {
 // TestRenewalsOfAMissingDriverBackOff, whether it stays missing or comes and goes.
 func TestRenewalsOfAMissingDriverBackOff(t *testing.T) {
 	for what, seen := range map[string]bool{"stays missing": false, "comes and goes": true} {
-		w := newWatched()
-		var waits []time.Duration
-		last := w.now
-		for range 3 * 60 * 12 {
-			if seen && w.registration.Equal(w.now.Add(-5*time.Second)) {
-				w.look(true)
+		synctest.Test(t, func(t *testing.T) {
+			w := newWatched()
+			var waits []time.Duration
+			last := time.Now()
+			for range 3 * 60 * 12 {
+				if seen && w.registration.Equal(time.Now().Add(-5*time.Second)) {
+					w.look(true, nil)
+				}
+				if w.look(false, nil) {
+					waits = append(waits, time.Since(last).Round(time.Minute)/time.Minute)
+					last = time.Now()
+				}
+				time.Sleep(5 * time.Second)
 			}
-			if w.look(false) {
-				waits = append(waits, w.now.Sub(last).Round(time.Minute))
-				last = w.now
+			if want := []time.Duration{0, 1, 2, 4, 8, 16, 30, 30, 30, 30}; !slices.Equal(waits, want) {
+				t.Errorf("%s: renewed after %d minutes", what, waits)
 			}
-			w.now = w.now.Add(5 * time.Second)
-		}
-		if want := []time.Duration{0, 1, 2, 4, 8, 16, 30, 30, 30, 30}; !slices.EqualFunc(waits, want, func(a, b time.Duration) bool { return a == b*time.Minute }) {
-			t.Errorf("%s: renewed after %v", what, waits)
-		}
-	}
-}
-
-// TestOldAbsencesAreForgotten, so that a later loss is renewed at once.
-func TestOldAbsencesAreForgotten(t *testing.T) {
-	w := newWatched()
-	w.look(false)
-	if !w.look(false) {
-		t.Fatal("it is not renewed")
-	}
-	w.look(true)
-	if len(w.absences) != 1 {
-		t.Error("the wait is forgotten too early")
-	}
-	w.now = w.now.Add(2 * time.Minute)
-	if w.look(true); len(w.absences) != 0 {
-		t.Errorf("%d are remembered", len(w.absences))
+		})
 	}
 }

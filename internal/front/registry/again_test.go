@@ -1,4 +1,4 @@
-package registry_test
+package registry
 
 import (
 	"os"
@@ -53,9 +53,8 @@ func TestSocketThatChangesItsModeIsTheSame(t *testing.T) {
 func TestKubeletThatSaysNothingIsAskedAnew(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	cfg := w.config()
-	cfg.Times.Silence = 75 * turn
-	w.startRegistryWith(cfg)
+	w.times.silence = 75 * turn
+	w.startRegistry()
 	w.pair()
 	check.Eventually(t, "the registration", func() bool { return exists(w.offered()) })
 	first, err := os.Lstat(w.offered())

@@ -1,4 +1,4 @@
-package registry_test
+package registry
 
 import (
 	"context"
@@ -39,14 +39,16 @@ func TestEndpointThatLeadsBack(t *testing.T) {
 	}
 }
 
+// ownContainer has each registrar run in a container of its own.
+func ownContainer(_ context.Context, socket string) string { return socket }
+
 // TestDriverNamesAreBounded: there is an end to the drivers that have a socket. One
 // whose registrar has gone makes room, unless deferred volumes of it live here.
 func TestDriverNamesAreBounded(t *testing.T) {
 	w := newWorld(t)
 	w.startKubelet()
-	cfg := w.config()
-	cfg.Whose = func(_ context.Context, socket string) string { return socket } // each is a container of its own
-	w.startRegistryWith(cfg)
+	w.whose = ownContainer
+	w.startRegistry()
 	_, deferring := w.pair()
 	w.served("driver.sock")
 	w.setDeferred(true)
@@ -85,8 +87,7 @@ func TestDriverNamesAreBounded(t *testing.T) {
 func TestOneRegistrarLeavesNamesToOthers(t *testing.T) {
 	w := newWorld(t)
 	w.startKubelet()
-	cfg := w.config()
-	w.startRegistryWith(cfg)
+	w.startRegistry()
 	var last *kubelet.Registrar
 	for n := range 17 {
 		d := w.driver(fmt.Sprintf("d%d.example.com", n), fmt.Sprintf("d%d.sock", n))
@@ -108,9 +109,9 @@ func TestOneRegistrarLeavesNamesToOthers(t *testing.T) {
 		check.Must(t, err)
 		t.Cleanup(func() { _ = dead.Close() })
 	}
-	cfg.Whose = func(_ context.Context, socket string) string { return socket }
-	cfg.Times.Untold, cfg.Times.FirstRetry, cfg.Times.LastRetry, cfg.Times.Call = 3*time.Second, time.Second, time.Second, time.Second
-	w.startRegistryWith(cfg)
+	w.whose = ownContainer
+	w.times.untold, w.times.firstRetry, w.times.lastRetry, w.times.call = 3*time.Second, time.Second, time.Second, time.Second
+	w.startRegistry()
 	for n := range 17 { // hardly all of them were among the first 128
 		driver, ready := fmt.Sprintf("d%d.example.com", n), false
 		check.Eventually(t, driver+" was ready beside them", func() bool {

@@ -49,7 +49,7 @@ func (r *Registry) followBypass(ctx context.Context, now *listing) {
 func (r *Registry) dropBypass(path string, one *bypass) {
 	one.cancel()
 	delete(r.direct, path)
-	r.departures.Add(cmp.Or(one.driver, strings.TrimSuffix(filepath.Base(path), "-reg.sock")), true, r.times.Unsettled)
+	r.departures.Add(cmp.Or(one.driver, strings.TrimSuffix(filepath.Base(path), "-reg.sock")), true, r.times.unsettled)
 	if ours := r.names[one.driver]; one.driver != "" && ours != nil {
 		ours.registerAgain()
 	}
@@ -60,7 +60,7 @@ func (r *Registry) askBypass(ctx context.Context, path string, one *bypass) {
 	for ctx.Err() == nil {
 		info, err := r.check.info(ctx, path)
 		if err != nil {
-			sys.Sleep(ctx, r.times.LastRetry)
+			sys.Sleep(ctx, r.times.lastRetry)
 			continue
 		}
 		if info.GetType() == registration.CSIPlugin {
@@ -81,14 +81,14 @@ func (r *Registry) reportBypassed() {
 			r.cfg.Log.Error("a driver has registered with kubelet directly: its volumes are not deferred any more, and pods of "+
 				"deferred volumes cannot be started", zap.String("driver", driver), zap.String("problem", text))
 			r.alarmed[driver] = true
-			r.cfg.Alarm(driver, true)
+			r.cfg.Metrics.DriverBypassed(driver, true)
 		}
 	}
 	for driver := range r.alarmed {
 		if now[driver] == "" {
 			r.cfg.Log.Info("a driver is not registered with kubelet directly any more", zap.String("driver", driver))
 			delete(r.alarmed, driver)
-			r.cfg.Alarm(driver, false)
+			r.cfg.Metrics.DriverBypassed(driver, false)
 		}
 	}
 }
@@ -98,7 +98,7 @@ func (r *Registry) reportBypassed() {
 func (r *Registry) Bypassed() map[string]string {
 	out := make(map[string]string)
 	for driver, path := range r.directly() {
-		if volumes := r.cfg.Deferred(driver); r.isOurs(driver) || len(volumes) > 0 {
+		if volumes := r.cfg.Front.Deferred(driver); r.isOurs(driver) || len(volumes) > 0 {
 			out[driver] = fmt.Sprintf("driver %s has registered with kubelet directly at %s%s: have its registrar use %s "+
 				"(its hostPath was lost, perhaps by an upgrade)%s", driver, clip(path), liveHere(volumes), r.cfg.Registry, r.lostBy(driver))
 		}

@@ -2,11 +2,13 @@ package registry
 
 import (
 	"context"
+	"maps"
 	"sync"
 	"time"
 
 	"go.uber.org/zap"
 	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/util/flowcontrol"
 
 	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 )
@@ -14,6 +16,17 @@ import (
 // NotInNode completes "driver X is": the finding about a driver whose State is Missing.
 const NotInNode = "registered with kubelet and not in the node's CSINode: pods with its volumes are not scheduled to this node; " +
 	"crust-proxy renews the registration"
+
+// missesToRenew is how many checks in a row must miss a driver in the CSINode before its
+// registration is renewed.
+const missesToRenew = 2
+
+// absence is a driver that is missing in the CSINode.
+type absence struct {
+	registration time.Time // the one that was checked
+	misses       int       // how many checks in a row missed it
+	missing      bool      // stays set during renewals, until the driver is in the CSINode
+}
 
 // nodeCheck compares the drivers that kubelet has registered through us with those in
 // the node's CSINode, and renews the registration of one that is missing there. It
@@ -23,9 +36,19 @@ type nodeCheck struct {
 	registry *Registry
 	soon     chan struct{} // a driver was registered
 
+	// renewals delays the renewals of a driver, also of one that is lost again and again.
+	renewals *flowcontrol.Backoff
+
 	mu     sync.Mutex
-	absent absences
+	absent map[string]*absence
 	known  bool // the last check could read the CSINode
+}
+
+func newNodeCheck(r *Registry) *nodeCheck {
+	return &nodeCheck{
+		registry: r, soon: make(chan struct{}, 1), absent: make(map[string]*absence),
+		renewals: flowcontrol.NewBackOff(r.times.nodeCheck, r.times.lastRenewal),
+	}
 }
 
 // checkSoon must be called when kubelet has registered a driver.
@@ -61,58 +84,87 @@ func (c *nodeCheck) pause(ctx context.Context, again bool) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-time.After(wait.Jitter(times.NodeCheck*4/5, 0.5)):
+		case <-time.After(wait.Jitter(times.nodeCheck*4/5, 0.5)):
 			return
 		case <-c.soon:
 		}
 	}
-	sys.Sleep(ctx, wait.Jitter(times.NodeCheckSoon*4/5, 0.5))
+	sys.Sleep(ctx, wait.Jitter(times.nodeCheckSoon*4/5, 0.5))
 }
 
 // check reads the CSINode once. It reports whether the next check must come soon. The
 // registrations are listed first: a later one need not be in what is read.
 func (c *nodeCheck) check(ctx context.Context) (again bool) {
 	registrations := c.registrations()
-	ctx, cancel := context.WithTimeout(ctx, c.registry.times.Call)
+	ctx, cancel := context.WithTimeout(ctx, c.registry.times.call)
 	defer cancel()
-	drivers, err := c.registry.cfg.NodeDrivers(ctx)
+	drivers, err := c.registry.cfg.CSINode.NodeDrivers(ctx) // it logs its errors
 	due, again := c.compare(registrations, drivers, err == nil)
 	for _, driver := range due {
 		if c.renew(driver, registrations[driver]) {
-			c.mu.Lock()
-			c.absent.renewed(driver, time.Now(), c.registry.times)
-			c.mu.Unlock()
+			c.renewals.Next(driver, time.Now())
 		}
 	}
 	return again
 }
 
-// compare notes which of the registered drivers are in the CSINode, if that could be read
-// (NodeDrivers logs its errors). It returns the drivers whose registration must be renewed
-// now.
+// compare notes which of the registered drivers are in the CSINode, if that could be read; else
+// all counts begin again. It returns the drivers whose registration must be renewed now, and
+// whether the next check decides about one.
 func (c *nodeCheck) compare(registrations map[string]time.Time, drivers map[string]bool, known bool) (due []string, again bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.known = known; !known {
-		c.absent.unknown()
+		for _, one := range c.absent {
+			one.misses = 0
+		}
 		return nil, false
 	}
 	now := time.Now()
+	maps.DeleteFunc(c.absent, func(driver string, _ *absence) bool { // one that is being renewed stays
+		return registrations[driver].IsZero() && !c.renewals.IsInBackOffSinceUpdate(driver, now)
+	})
 	for driver, at := range registrations {
-		once, changed := c.absent.note(driver, at, drivers[driver])
-		again = again || once
-		switch log := c.registry.cfg.Log.With(zap.String("driver", driver)); {
-		case changed && drivers[driver]:
-			log.Info("a driver is in the node's CSINode again")
-		case changed:
-			log.Error("a driver has registered with kubelet and is not in the node's CSINode: pods with its volumes are not scheduled to this node")
+		if drivers[driver] {
+			c.found(driver)
+			continue
 		}
-		if c.absent.due(driver, now) {
+		misses := c.missed(driver, at)
+		again = again || misses < missesToRenew
+		if misses >= missesToRenew && !c.renewals.IsInBackOffSinceUpdate(driver, now) {
 			due = append(due, driver)
 		}
 	}
-	c.absent.prune(registrations, now)
+	c.renewals.GC()
 	return due, again
+}
+
+// found notes that a driver is in the CSINode. The caller holds the lock.
+func (c *nodeCheck) found(driver string) {
+	if one := c.absent[driver]; one != nil && one.missing {
+		c.registry.cfg.Log.Info("a driver is in the node's CSINode again", zap.String("driver", driver))
+	}
+	delete(c.absent, driver)
+}
+
+// missed notes that a driver is not in the CSINode, and returns how many checks in a row have
+// missed this registration of it. The caller holds the lock.
+func (c *nodeCheck) missed(driver string, registration time.Time) int {
+	one := c.absent[driver]
+	if one == nil {
+		one = &absence{}
+		c.absent[driver] = one
+	}
+	if !one.registration.Equal(registration) {
+		one.registration, one.misses = registration, 0
+	}
+	one.misses++
+	if one.misses >= missesToRenew && !one.missing {
+		one.missing = true
+		c.registry.cfg.Log.Error("a driver has registered with kubelet and is not in the node's CSINode: pods with its volumes are not "+
+			"scheduled to this node", zap.String("driver", driver))
+	}
+	return one.misses
 }
 
 // registrations returns when kubelet registered each driver through us, and when each driver

@@ -1,25 +1,22 @@
-package registry_test
+package registry
 
 import (
 	"context"
-	"errors"
 	"strings"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/rig/kubelet"
 )
 
 // checked is a world whose CSINode is looked at, with a driver that kubelet has
-// registered. It counts the looks, which fail while away is set, and find no driver
-// while empty is.
+// registered. It counts the looks, which find no driver while empty is set.
 type checked struct {
 	*world
 	registrar       *kubelet.Registrar
 	looks, renewals atomic.Int64
-	away, empty     atomic.Bool
+	empty           atomic.Bool
 	shownMissing    atomic.Bool // at the last renewal
 }
 
@@ -28,24 +25,24 @@ func newChecked(t *testing.T) *checked {
 	w := &checked{world: newWorld(t)}
 	w.tells()
 	w.startKubelet()
-	cfg := w.config()
-	cfg.Renewed = func(string) {
+	w.renewed = func(string) {
 		w.shownMissing.Store(w.missing())
 		w.renewals.Add(1)
 	}
-	cfg.Times.NodeCheck, cfg.Times.NodeCheckSoon, cfg.Times.LastRenewal = 2*turn, turn, time.Hour
-	cfg.NodeDrivers = func(context.Context) (map[string]bool, error) {
-		defer w.looks.Add(1)
-		if w.away.Load() {
-			return nil, errors.New("the API server is away")
-		}
-		return map[string]bool{name: w.kubelet.InNode(name) && !w.empty.Load()}, nil
-	}
+	w.times.nodeCheck, w.times.nodeCheckSoon = 2*turn, turn
+	cfg := w.config()
+	cfg.CSINode = w
 	w.startRegistryWith(cfg)
 	_, w.registrar = w.pair()
 	w.served("driver.sock")
 	w.look(1) // it begins in step
 	return w
+}
+
+// NodeDrivers reads the CSINode.
+func (w *checked) NodeDrivers(context.Context) (map[string]bool, error) {
+	defer w.looks.Add(1)
+	return map[string]bool{name: w.kubelet.InNode(name) && !w.empty.Load()}, nil
 }
 
 // look waits for as many further looks, which are complete when the next one begins.
@@ -76,21 +73,6 @@ func TestDriverThatIsMissingInTheCSINodeIsRenewed(t *testing.T) {
 	if w.renewals.Load() != 1 || !w.shownMissing.Load() {
 		t.Errorf("it was renewed %d times; it was shown as missing: %t", w.renewals.Load(), w.shownMissing.Load())
 	}
-}
-
-// TestCSINodeThatCannotBeReadProvesNothing: no renewal, and nothing is shown.
-func TestCSINodeThatCannotBeReadProvesNothing(t *testing.T) {
-	t.Parallel()
-	w := newChecked(t)
-	w.away.Store(true)
-	w.look(1)
-	w.kubelet.LoseFromNode(name)
-	w.look(4)
-	if w.renewals.Load() != 0 || w.missing() {
-		t.Errorf("%d renewals, shown as missing: %t", w.renewals.Load(), w.missing())
-	}
-	w.away.Store(false)
-	check.Eventually(t, "it is in the CSINode again", func() bool { return w.kubelet.InNode(name) })
 }
 
 // TestNoRenewalOfAMissingDriverWhileAnotherSocketStands: kubelet could take that one.

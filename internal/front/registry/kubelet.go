@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"sync"
 	"time"
 
 	"go.uber.org/zap"
@@ -21,15 +22,15 @@ import (
 func (s *session) register(ctx context.Context, front *served) error {
 	times := s.registry.times
 	defer s.withdraw(front)
-	for wait := times.Away; ctx.Err() == nil; {
+	for wait := times.away; ctx.Err() == nil; {
 		if !s.answers(ctx, front) {
-			sys.Sleep(ctx, times.Rescan)
+			sys.Sleep(ctx, times.rescan)
 			continue
 		}
 		offer, err := s.offer(front)
 		if errors.Is(err, fs.ErrNotExist) {
 			s.setKubelet("kubelet's registry " + s.registry.cfg.KubeletRegistry + " is not there yet")
-			sys.Sleep(ctx, times.Rescan)
+			sys.Sleep(ctx, times.rescan)
 			continue
 		}
 		if err != nil {
@@ -41,12 +42,12 @@ func (s *session) register(ctx context.Context, front *served) error {
 		}
 		offer.end()
 		if !refused {
-			wait = times.Away
+			wait = times.away
 			sys.Sleep(ctx, wait)
 			continue
 		}
 		s.pause(ctx, wait)
-		wait = min(2*wait, times.LastRefusal)
+		wait = min(2*wait, times.lastRefusal)
 	}
 	return nil
 }
@@ -86,9 +87,9 @@ func (s *session) offer(front *served) (*offer, error) {
 // awaitKubelet forwards kubelet's verdicts to the registrar, until the socket has been
 // removed or must be re-created. It reports whether kubelet refused the driver.
 func (s *session) awaitKubelet(ctx context.Context, offer *offer, front *served) (refused bool) {
-	tick := time.NewTicker(s.registry.times.Rescan)
+	tick := time.NewTicker(s.registry.times.rescan)
 	defer tick.Stop()
-	silence := time.NewTimer(s.registry.times.Silence)
+	silence := time.NewTimer(s.registry.times.silence)
 	defer silence.Stop()
 	defer s.confirmed.Store(nil)
 	var settled <-chan time.Time
@@ -105,7 +106,7 @@ func (s *session) awaitKubelet(ctx context.Context, offer *offer, front *served)
 			silence.Stop()
 			if s.settling.needed(offer.name) {
 				s.setKubelet("registered, and to be renewed once: the driver may have had another registration until now")
-				settled = time.After(s.registry.times.Settle)
+				settled = time.After(s.registry.times.settle)
 			}
 		case <-settled:
 			s.setKubelet("registered")
@@ -179,7 +180,48 @@ func (s *session) pause(ctx context.Context, d time.Duration) {
 	select {
 	case <-ctx.Done():
 	case <-s.renew:
-		sys.Sleep(ctx, s.registry.times.Away)
+		sys.Sleep(ctx, s.registry.times.away)
 	case <-time.After(d):
 	}
+}
+
+// offer is a registration socket in kubelet's directory.
+type offer struct {
+	registration.UnimplementedRegistrationServer
+	name   string
+	path   string
+	id     socketID
+	info   *registration.PluginInfo
+	server *grpc.Server
+	ended  chan struct{}
+
+	mu      sync.Mutex                            // of the senders
+	verdict chan *registration.RegistrationStatus // holds the latest one
+}
+
+// GetInfo returns the driver's name and CSI socket.
+func (o *offer) GetInfo(context.Context, *registration.InfoRequest) (*registration.PluginInfo, error) {
+	return o.info, nil
+}
+
+// NotifyRegistrationStatus receives kubelet's verdict; the latest one counts. It does not
+// wait for the registrar, which may hang.
+func (o *offer) NotifyRegistrationStatus(
+	_ context.Context, verdict *registration.RegistrationStatus,
+) (*registration.RegistrationStatusResponse, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	select {
+	case <-o.verdict:
+	default:
+	}
+	o.verdict <- verdict
+	return &registration.RegistrationStatusResponse{}, nil
+}
+
+func (o *offer) stands() bool { return idAt(o.path) == o.id }
+
+func (o *offer) end() {
+	o.server.Stop()
+	<-o.ended
 }

@@ -1,7 +1,6 @@
-package registry_test
+package registry
 
 import (
-	"context"
 	"net"
 	"os"
 	"path/filepath"
@@ -9,9 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/container-storage-interface/spec/lib/go/csi"
-
-	"github.com/crust-proxy/crust-proxy/internal/front/registry"
 	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/rig/kubelet"
 )
@@ -84,7 +80,7 @@ func TestStaleRegistrationsGoAfterGrace(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.startKubelet()
-	gone := filepath.Join(w.kubeletDir(), "gone.csi.example.com"+registry.Suffix)
+	gone := filepath.Join(w.kubeletDir(), "gone.csi.example.com"+Suffix)
 	foreign := filepath.Join(w.kubeletDir(), "foreign-reg.sock")
 	for _, path := range []string{gone, foreign} {
 		deadSocket(t, path)
@@ -170,27 +166,6 @@ func TestOurDirectoryAnew(t *testing.T) {
 	check.Must(t, r.Start())
 	w.served("driver.sock")
 	w.neverRefused()
-}
-
-func TestLivenessProbe(t *testing.T) {
-	t.Parallel()
-	w := running(t)
-	d, _ := w.pair()
-	w.served("driver.sock")
-	conn, err := connect(w.csi())
-	check.Must(t, err)
-	defer func() { _ = conn.Close() }()
-	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-	defer cancel()
-	// The sidecar asks for the name once, and then probes.
-	who, err := csi.NewIdentityClient(conn).GetPluginInfo(ctx, &csi.GetPluginInfoRequest{})
-	if err != nil || who.GetName() != name {
-		t.Errorf("GetPluginInfo: %v, %v", who, err)
-	}
-	got, err := csi.NewIdentityClient(conn).Probe(ctx, &csi.ProbeRequest{})
-	if err != nil || !got.GetReady().GetValue() || d.Probes() != 1 {
-		t.Errorf("Probe: %v, %v, probed %d times", got, err, d.Probes())
-	}
 }
 
 func TestSocketModes(t *testing.T) {

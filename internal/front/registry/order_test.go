@@ -1,4 +1,4 @@
-package registry_test
+package registry
 
 import (
 	"strings"
@@ -60,35 +60,6 @@ func TestEveryStartOrder(t *testing.T) {
 			w.neverRefused()
 			w.steady()
 		})
-	}
-}
-
-// TestRestartWhileStarting restarts each party after each number of parties has
-// started, at once and after a while.
-func TestRestartWhileStarting(t *testing.T) {
-	order := []string{"driver", "registrar", "crust", "kubelet"}
-	for after := range order {
-		for i, who := range order[:after+1] {
-			for _, how := range []string{"restart", "kill"} {
-				if !ends(who, how) {
-					continue
-				}
-				t.Run(strings.Join([]string{how, who, "after", order[after]}, "-"), func(t *testing.T) {
-					t.Parallel()
-					w := newWorld(t)
-					parties := w.parties()
-					for _, one := range order[:after+1] {
-						parties[one].start()
-					}
-					again(parties[order[i]], how)
-					for _, one := range order[after+1:] {
-						parties[one].start()
-					}
-					w.served("driver.sock")
-					w.steady()
-				})
-			}
-		}
 	}
 }
 

@@ -1,4 +1,4 @@
-package registry_test
+package registry
 
 import (
 	"context"
@@ -14,7 +14,6 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
-	"github.com/crust-proxy/crust-proxy/internal/front/registry"
 	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/rig/kubelet"
 )
@@ -89,13 +88,13 @@ func (w *world) neverRefused() {
 	}
 }
 
-func (w *world) shown(driver string) (registry.State, bool) {
+func (w *world) shown(driver string) (State, bool) {
 	for _, one := range w.registry.List() {
 		if one.Name == driver {
 			return one, true
 		}
 	}
-	return registry.State{}, false
+	return State{}, false
 }
 
 // refusedWith says that a registrar was told no, with a text that has all parts.

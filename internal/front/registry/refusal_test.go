@@ -1,4 +1,4 @@
-package registry_test
+package registry
 
 import (
 	"errors"
@@ -8,7 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/crust-proxy/crust-proxy/internal/front/registry"
 	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/rig/kubelet"
 )
@@ -112,7 +111,7 @@ func TestDriverThatComesUpLate(t *testing.T) {
 
 func TestRegistrarHearsOfADriverThatStaysAway(t *testing.T) {
 	t.Parallel()
-	w := runningWith(t, func(times *registry.Times) { times.Untold = 10 * turn })
+	w := runningWith(t, func(w *world) { w.times.untold = 10 * turn })
 	d := w.driver(name, "driver.sock")
 	d.FailNodeGetInfo(errors.New("no label"))
 	check.Must(t, d.Start())
@@ -145,7 +144,7 @@ func TestKubeletRefusesAtFirst(t *testing.T) {
 
 func TestHangingRegistrarHurtsOnlyItself(t *testing.T) {
 	t.Parallel()
-	w := runningWith(t, func(times *registry.Times) { times.Call = time.Second })
+	w := runningWith(t, func(w *world) { w.times.call = time.Second })
 	hung := w.registrar(w.driver("a.csi.example.com", "hung.sock"))
 	hung.Hang = make(chan struct{})
 	defer close(hung.Hang)

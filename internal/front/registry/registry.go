@@ -39,41 +39,48 @@ type Config struct {
 	// Sockets holds our CSI sockets. Only root can open it.
 	Sockets string
 	// Grace is how long after the start a registration of an earlier process is kept before
-	// its driver has come back.
-	Grace time.Duration
-	// Patience returns how long calls under way may take to end when Run ends.
-	Patience func() time.Duration
-	Log      *zap.Logger
-	// Serve gives the options of the gRPC server that stands in for a driver.
-	Serve func(name string, driver grpc.ClientConnInterface) []grpc.ServerOption
+	// its driver has come back, and Patience how long calls under way may take when Run ends.
+	Grace, Patience time.Duration
+	Log             *zap.Logger
 	// Self is the pid of this daemon: an endpoint that leads back to it is refused. 0
 	// disables the check.
-	Self int
-	// Deferred names the deferred volumes of a driver that live on this node. It must not
-	// block.
-	Deferred func(driver string) []string
-	// Alarm is called when a driver has registered with kubelet directly, and when that is
-	// over.
-	Alarm func(driver string, on bool)
-	// Renewed is called when a registration that kubelet may have lost is renewed; it
-	// may be nil.
-	Renewed func(driver string)
-	// NodeDrivers reads the drivers in the node's CSINode. It is nil where no cluster is
-	// asked; then a registration that kubelet loses late is not noticed.
-	NodeDrivers func(ctx context.Context) (map[string]bool, error)
-	// Whose returns what the process behind a registrar's socket runs in, or "" if that is not
-	// known; nil is its control group.
-	Whose func(ctx context.Context, socket string) string
-	// Times are the waits; those that are zero get their defaults.
-	Times Times
+	Self    int
+	Front   Front
+	Metrics Metrics
+	// CSINode is nil where no cluster is asked; then a registration that kubelet loses late is
+	// not noticed.
+	CSINode CSINode
+}
+
+// Front serves the drivers' sockets.
+type Front interface {
+	// ServerOptions are those of the gRPC server that stands in for a driver.
+	ServerOptions(name string, driver grpc.ClientConnInterface) []grpc.ServerOption
+	// Deferred names the deferred volumes of a driver that live on this node. It must not block.
+	Deferred(driver string) []string
+}
+
+// Metrics counts what went wrong with registrations.
+type Metrics interface {
+	// DriverBypassed is called when a driver has registered with kubelet directly, and when that
+	// is over.
+	DriverBypassed(driver string, on bool)
+	// RegistrationRenewed is called when a registration that kubelet may have lost is renewed.
+	RegistrationRenewed(driver string)
+}
+
+// CSINode reads which drivers are in the node's CSINode.
+type CSINode interface {
+	NodeDrivers(ctx context.Context) (map[string]bool, error)
 }
 
 // Registry follows registrars, drivers and kubelet.
 type Registry struct {
 	cfg     Config
-	times   Times
+	times   times
+	whose   func(ctx context.Context, socket string) string // see controlGroup
 	started time.Time
-	alarmed map[string]bool // the drivers that were reported to Alarm; of Run alone
+	alarmed map[string]bool // the drivers that were reported as bypassing; of Run alone
 	unread  string          // why sockets could not be listed the last time; of Run alone
 	looks   sys.Looks[string]
 
@@ -92,17 +99,16 @@ type Registry struct {
 }
 
 // New makes a registry; nothing happens before Run.
-func New(cfg Config) *Registry {
+func New(cfg Config) *Registry { return newRegistry(cfg, defaultTimes()) }
+
+func newRegistry(cfg Config, times times) *Registry {
 	r := &Registry{
-		cfg: cfg, times: cfg.Times.withDefaults(), alarmed: make(map[string]bool), sessions: make(map[string]*session), names: make(map[string]*session),
-		served: make(map[string]*served), direct: make(map[string]*bypass),
+		cfg: cfg, times: times, whose: controlGroup, alarmed: make(map[string]bool), sessions: make(map[string]*session),
+		names: make(map[string]*session), served: make(map[string]*served), direct: make(map[string]*bypass),
 		departures: cache.NewLRUExpireCache(maxSockets), changed: make(chan struct{}),
+		check: driverCheck{sockets: cfg.Sockets, timeout: times.call},
 	}
-	if r.cfg.Whose == nil {
-		r.cfg.Whose = controlGroup
-	}
-	r.check = driverCheck{sockets: cfg.Sockets, timeout: r.times.Call}
-	r.node = &nodeCheck{registry: r, soon: make(chan struct{}, 1), absent: make(absences)}
+	r.node = newNodeCheck(r)
 	return r
 }
 
@@ -125,7 +131,7 @@ func (r *Registry) Run(ctx context.Context) error {
 	defer func() { _ = watcher.Close() }()
 	ctx, cancel := context.WithCancel(ctx)
 	defer r.end(cancel)
-	if r.cfg.NodeDrivers != nil {
+	if r.cfg.CSINode != nil {
 		r.parts.Go(func() { r.node.run(ctx) })
 	}
 	r.follow(ctx, watcher)
@@ -137,7 +143,7 @@ func (r *Registry) end(cancel context.CancelFunc) {
 	r.parts.Wait()
 	r.mu.Lock()
 	for _, one := range r.served {
-		r.parts.Go(func() { one.stop(r.cfg.Patience()) })
+		r.parts.Go(func() { one.stop(r.cfg.Patience) })
 	}
 	r.mu.Unlock()
 	r.parts.Wait()
@@ -146,7 +152,7 @@ func (r *Registry) end(cancel context.CancelFunc) {
 // follow scans both directories at each event and at intervals: a directory can be removed
 // and made again, and events can be lost.
 func (r *Registry) follow(ctx context.Context, watcher *fsnotify.Watcher) {
-	tick := time.NewTicker(r.times.Rescan)
+	tick := time.NewTicker(r.times.rescan)
 	defer tick.Stop()
 	for {
 		for _, dir := range []string{r.cfg.Registry, r.cfg.KubeletRegistry} {
@@ -231,7 +237,7 @@ func (r *Registry) followRegistrars(ctx context.Context, now *listing) {
 // the place, and it comes again after them. The caller holds the lock.
 func (r *Registry) endIdle() bool {
 	for path, one := range r.sessions {
-		if time.Since(one.begun) > r.times.Untold && !one.state().Ready {
+		if time.Since(one.begun) > r.times.untold && !one.state().Ready {
 			one.cancel()
 			delete(r.sessions, path)
 			return true

@@ -50,13 +50,13 @@ func (r *Registry) makeRoom(name string) error {
 		return nil
 	}
 	for _, idle := range slices.Sorted(maps.Keys(r.served)) {
-		if r.names[idle] != nil || len(r.cfg.Deferred(idle)) > 0 {
+		if r.names[idle] != nil || len(r.cfg.Front.Deferred(idle)) > 0 {
 			continue
 		}
 		one := r.served[idle]
 		delete(r.served, idle)
 		_ = os.Remove(one.socket) // it is made again when the driver comes back
-		r.parts.Go(func() { one.stop(r.cfg.Patience()) })
+		r.parts.Go(func() { one.stop(r.cfg.Patience) })
 		return nil
 	}
 	return refusef("driver %s: crust-proxy stands in for %d drivers already, which is the limit: remove registrars that are not used from %s",
@@ -81,12 +81,6 @@ func (r *Registry) hasMany(from string) bool {
 
 func tooManyNames(name, socket string) error {
 	return refusef("driver %s: the container or service behind %s has registered %d drivers already, which is the limit", name, socket, mostNames)
-}
-
-func (r *Registry) whose(ctx context.Context, socket string) string {
-	ctx, cancel := context.WithTimeout(ctx, r.times.Call)
-	defer cancel()
-	return r.cfg.Whose(ctx, socket)
 }
 
 // controlGroup returns the control group of the process that made a socket, or "" if it is not
@@ -153,7 +147,7 @@ func (r *Registry) serve(name string, link *connection) (*served, error) {
 	if err != nil {
 		return nil, err
 	}
-	front.server = grpc.NewServer(r.cfg.Serve(name, front)...)
+	front.server = grpc.NewServer(r.cfg.Front.ServerOptions(name, front)...)
 	go func() {
 		defer close(front.ended)
 		if err := front.server.Serve(listener); err != nil {

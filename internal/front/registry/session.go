@@ -32,8 +32,8 @@ type session struct {
 
 // run retries until the driver is registered, and returns when the socket has gone.
 func (s *session) run(ctx context.Context) {
-	wait := s.registry.times.FirstRetry
-	untold := time.Now().Add(s.registry.times.Untold)
+	wait := s.registry.times.firstRetry
+	untold := time.Now().Add(s.registry.times.untold)
 	for {
 		err := s.attempt(ctx)
 		if ctx.Err() != nil {
@@ -51,7 +51,7 @@ func (s *session) run(ctx context.Context) {
 		case <-taken.changed:
 		case <-time.After(wait):
 		}
-		wait = min(2*wait, s.registry.times.LastRetry)
+		wait = min(2*wait, s.registry.times.lastRetry)
 	}
 }
 
@@ -83,7 +83,9 @@ func (s *session) attempt(ctx context.Context) error {
 // registrar that has just gone: that is usually the same registrar before a restart.
 func (s *session) reserve(ctx context.Context, info *Driver) error {
 	r := s.registry
-	from := r.whose(ctx, s.socket)
+	asking, cancel := context.WithTimeout(ctx, r.times.call)
+	defer cancel()
+	from := r.whose(asking, s.socket)
 	for ctx.Err() == nil {
 		r.mu.Lock()
 		other, changed := r.names[info.Name], r.changed
@@ -156,7 +158,7 @@ func (s *session) notify(ctx context.Context, verdict *registration.Registration
 	if err == nil {
 		defer func() { _ = conn.Close() }()
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, s.registry.times.Call)
+		ctx, cancel = context.WithTimeout(ctx, s.registry.times.call)
 		defer cancel()
 		_, err = registration.NewRegistrationClient(conn).NotifyRegistrationStatus(ctx, verdict)
 	}
@@ -166,37 +168,36 @@ func (s *session) notify(ctx context.Context, verdict *registration.Registration
 	return err == nil
 }
 
-func (s *session) setInfo(info *Driver) {
+// update changes what the session knows.
+func (s *session) update(change func(now *State)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.now.Driver = *info
+	change(&s.now)
 }
 
+func (s *session) setInfo(info *Driver) { s.update(func(now *State) { now.Driver = *info }) }
+
+func (s *session) setKubelet(text string) { s.update(func(now *State) { now.Kubelet = clip(text) }) }
+
 func (s *session) setProblem(err error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if text := clip(err.Error()); s.now.Ready || s.now.Problem != text {
-		s.now.Ready, s.now.Problem, s.now.Since = false, text, time.Now()
-		s.registry.cfg.Log.Warn("a driver is not ready", zap.String("socket", s.socket), zap.String("problem", text))
-	}
+	s.update(func(now *State) {
+		if text := clip(err.Error()); now.Ready || now.Problem != text {
+			now.Ready, now.Problem, now.Since = false, text, time.Now()
+			s.registry.cfg.Log.Warn("a driver is not ready", zap.String("socket", s.socket), zap.String("problem", text))
+		}
+	})
 }
 
 func (s *session) setReady(info *Driver) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.now.Driver = *info
-	if s.now.Ready {
-		return
-	}
-	s.now.Ready, s.now.Problem, s.now.Since = true, "", time.Now()
-	s.registry.cfg.Log.Info("a driver is ready", zap.String("driver", info.Name), zap.String("version", info.Version),
-		zap.String("endpoint", info.Endpoint), zap.String("socket", s.socket))
-}
-
-func (s *session) setKubelet(text string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.now.Kubelet = clip(text)
+	s.update(func(now *State) {
+		now.Driver = *info
+		if now.Ready {
+			return
+		}
+		now.Ready, now.Problem, now.Since = true, "", time.Now()
+		s.registry.cfg.Log.Info("a driver is ready", zap.String("driver", info.Name), zap.String("version", info.Version),
+			zap.String("endpoint", info.Endpoint), zap.String("socket", s.socket))
+	})
 }
 
 // registerAgain has the registration with kubelet made again.
@@ -215,4 +216,52 @@ func (s *session) state() State {
 		state.Socket = socketPath(s.registry.cfg.Sockets, state.Name)
 	}
 	return state
+}
+
+// settling decides for one session whether its registration is renewed because kubelet may
+// lose it.
+//
+// When a socket goes, kubelet forgets the driver's name, and only then removes the
+// driver from the CSINode, with retries against the API server. It accepts another
+// socket of that driver as soon as the name is forgotten. So the removal that belongs
+// to the old socket can come after the registration of the new one, and undo it.
+// Kubelet does not report that, and does not try again.
+type settling struct {
+	registry *Registry
+	begun    bool
+	moved    bool // kubelet may have had the driver at another socket until now
+}
+
+// begin must be called before each offer. If a socket of ours is there before the first one,
+// kubelet had no other socket of the driver.
+func (s *settling) begin(path string) {
+	if !s.begun {
+		s.begun, s.moved = true, idAt(path) == socketID{}
+	}
+}
+
+// needed must be called once for each registration. It reports each event once: a
+// socket of others went, or the driver may have moved before the daemon started.
+func (s *settling) needed(driver string) bool {
+	moved := s.moved && time.Since(s.registry.started) < s.registry.times.unsettled
+	s.moved = false
+	_, left := s.registry.departures.Get(driver)
+	s.registry.departures.Remove(driver)
+	return left || moved
+}
+
+// beginRenewal logs and counts a renewal. The caller has the registration socket removed and
+// made again. That has no such race: kubelet runs one operation at a time for a path, so it
+// registers the new socket after it has finished the removal of the old one, and by now the
+// removal for the other path has ended.
+//
+// It returns false while a socket of others is there: kubelet could register that one
+// instead. When it goes, needed reports it.
+func beginRenewal(r *Registry, driver string) bool {
+	if r.directly()[driver] != "" {
+		return false
+	}
+	r.cfg.Log.Info("a registration is renewed, because kubelet may have lost it", zap.String("driver", driver))
+	r.cfg.Metrics.RegistrationRenewed(driver)
+	return true
 }

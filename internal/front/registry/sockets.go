@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -90,4 +91,21 @@ func fitting(dir, name, suffix string) string {
 	}
 	sum := sha256.Sum256([]byte(name))
 	return filepath.Join(dir, hex.EncodeToString(sum[:8])+suffix)
+}
+
+// Withdraw removes our registration sockets that nobody serves from kubelet's directory, and
+// returns their paths. kubelet then deregisters their drivers. Otherwise it would call CSI
+// sockets that nobody serves either, and refuse the drivers' own registrations, because their
+// names are taken.
+func Withdraw(kubeletRegistry string) []string {
+	var gone []string
+	now, _ := socketsIn(kubeletRegistry, true) // those that cannot be listed stay
+	for path := range now.found {
+		served, err := sys.IsServed(path)
+		if strings.HasSuffix(path, Suffix) && !served && err == nil && os.Remove(path) == nil {
+			gone = append(gone, path)
+		}
+	}
+	slices.Sort(gone)
+	return gone
 }

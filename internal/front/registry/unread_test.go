@@ -22,8 +22,7 @@ func TestDirectoryThatCannotBeRead(t *testing.T) {
 	dir, err := os.MkdirTemp("", "reg") // t.TempDir is too long for a socket
 	check.Must(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	none := func(string) []string { return nil }
-	r := New(Config{Registry: dir + "/ours", KubeletRegistry: dir + "/kubelet", Sockets: dir, Log: zap.NewNop(), Deferred: none})
+	r := New(Config{Registry: dir + "/ours", KubeletRegistry: dir + "/kubelet", Sockets: dir, Log: zap.NewNop(), Front: &world{}})
 	gone := 0
 	for _, of := range []string{r.cfg.Registry, r.cfg.KubeletRegistry} {
 		check.Must(t, os.Mkdir(of, 0o750))
@@ -64,8 +63,7 @@ func TestDirectoryThatCannotBeReadHidesNoOther(t *testing.T) {
 	dir, err := os.MkdirTemp("", "reg") // t.TempDir is too long for a socket
 	check.Must(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	none := func(string) []string { return nil }
-	r := New(Config{Registry: dir + "/ours", KubeletRegistry: dir + "/kubelet", Sockets: dir, Log: zap.NewNop(), Deferred: none})
+	r := New(Config{Registry: dir + "/ours", KubeletRegistry: dir + "/kubelet", Sockets: dir, Log: zap.NewNop(), Front: &world{}})
 	ctx, cancel := context.WithCancel(t.Context())
 	defer func() { cancel(); r.parts.Wait() }()
 	check.Must(t, os.MkdirAll(r.cfg.KubeletRegistry, 0o750))

@@ -1,4 +1,4 @@
-package registry_test
+package registry
 
 import (
 	"context"
@@ -13,7 +13,6 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/crust-proxy/crust-proxy/internal/front/passthrough"
-	"github.com/crust-proxy/crust-proxy/internal/front/registry"
 	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/rig/kubelet"
 )
@@ -30,10 +29,14 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 type world struct {
 	t        *testing.T
 	dir      string
-	registry *registry.Registry // the one of now
+	registry *Registry // the one of now
 	kubelet  *kubelet.Kubelet
 	stop     func() // the registry
 	told     bool   // see tells
+
+	times   times // of the next registry, as are whose and renewed
+	whose   func(context.Context, string) string
+	renewed func(driver string)
 
 	mu       sync.Mutex
 	deferred map[string]bool
@@ -50,21 +53,26 @@ func newWorld(t *testing.T) *world {
 	dir, err := os.MkdirTemp("", "reg") // t.TempDir is too long for a socket
 	check.Must(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	w := &world{t: t, dir: dir, deferred: make(map[string]bool)}
+	w := &world{t: t, dir: dir, deferred: make(map[string]bool), times: times{
+		// These are for a busy machine: a test that does not want them to end must not meet their end.
+		call: 10 * time.Second, untold: time.Minute, silence: 3 * time.Minute,
+		nodeCheck: time.Hour, nodeCheckSoon: time.Hour, lastRenewal: time.Hour,
+		rescan: turn, firstRetry: turn / 2, lastRetry: 2 * turn, away: 3 * turn, lastRefusal: 8 * turn, settle: turn,
+		unsettled: time.Nanosecond, // no renewals
+	}}
 	check.Must(t, os.Mkdir(w.kubeletDir(), 0o750))
 	return w
 }
 
 // running is a world where all but the driver runs.
-func running(t *testing.T) *world { return runningWith(t, func(*registry.Times) {}) }
+func running(t *testing.T) *world { return runningWith(t, func(*world) {}) }
 
-func runningWith(t *testing.T, change func(*registry.Times)) *world {
+func runningWith(t *testing.T, change func(*world)) *world {
 	w := newWorld(t)
 	w.tells()
 	w.startKubelet()
-	cfg := w.config()
-	change(&cfg.Times)
-	w.startRegistryWith(cfg)
+	change(w)
+	w.startRegistry()
 	return w
 }
 
@@ -72,26 +80,20 @@ func (w *world) kubeletDir() string { return filepath.Join(w.dir, "kubelet") }
 func (w *world) ours() string       { return filepath.Join(w.dir, "run/ours") }
 func (w *world) sockets() string    { return filepath.Join(w.dir, "run/csi") }
 func (w *world) csi() string        { return filepath.Join(w.sockets(), name+".sock") }
-func (w *world) offered() string    { return filepath.Join(w.kubeletDir(), name+registry.Suffix) }
+func (w *world) offered() string    { return filepath.Join(w.kubeletDir(), name+Suffix) }
 
-func (w *world) config() registry.Config {
-	return registry.Config{
-		Registry: w.ours(), KubeletRegistry: w.kubeletDir(), Sockets: w.sockets(), Grace: 5 * turn,
-		Patience: func() time.Duration { return time.Second },
-		Log:      zap.NewNop(),
-		Serve: func(_ string, conn grpc.ClientConnInterface) []grpc.ServerOption {
-			return passthrough.New(conn, nil).ServerOptions()
-		},
-		Deferred: w.deferredVolumes, Alarm: w.alarm,
-		Times: registry.Times{
-			Rescan: turn, FirstRetry: turn / 2, LastRetry: 2 * turn, Away: 3 * turn, LastRefusal: 8 * turn, Settle: turn,
-			Unsettled: time.Nanosecond, // no renewals
-			// Call, Untold and Silence are the usual ones: a test that does not want them to end must not meet their end on a busy machine.
-		},
+func (w *world) config() Config {
+	return Config{
+		Registry: w.ours(), KubeletRegistry: w.kubeletDir(), Sockets: w.sockets(), Grace: 5 * turn, Patience: time.Second,
+		Log: zap.NewNop(), Front: w, Metrics: w,
 	}
 }
 
-func (w *world) deferredVolumes(driver string) []string {
+func (w *world) ServerOptions(_ string, conn grpc.ClientConnInterface) []grpc.ServerOption {
+	return passthrough.New(conn, nil).ServerOptions()
+}
+
+func (w *world) Deferred(driver string) []string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if !w.deferred[driver] {
@@ -100,10 +102,16 @@ func (w *world) deferredVolumes(driver string) []string {
 	return []string{"/pods/a/mount"}
 }
 
-func (w *world) alarm(driver string, on bool) {
+func (w *world) DriverBypassed(driver string, on bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.alarms = append(w.alarms, alarm{driver, on})
+}
+
+func (w *world) RegistrationRenewed(driver string) {
+	if w.renewed != nil {
+		w.renewed(driver)
+	}
 }
 
 func (w *world) lastAlarm() alarm {
@@ -117,13 +125,16 @@ func (w *world) lastAlarm() alarm {
 
 func (w *world) startRegistry() { w.startRegistryWith(w.config()) }
 
-func (w *world) startRegistryWith(cfg registry.Config) {
-	w.registry = registry.New(cfg)
+func (w *world) startRegistryWith(cfg Config) {
+	w.registry = newRegistry(cfg, w.times)
+	if w.whose != nil {
+		w.registry.whose = w.whose
+	}
 	w.stop = runs(w.t, w.registry)
 }
 
 // runs runs a registry until the returned function is called, or the test ends.
-func runs(t *testing.T, r *registry.Registry) (stop func()) {
+func runs(t *testing.T, r *Registry) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- r.Run(ctx) }()
