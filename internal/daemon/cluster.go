@@ -23,19 +23,13 @@ func newCluster(cfg *config.Config, metrics *telemetry.Metrics, log *zap.Logger)
 	if err != nil {
 		return nil, err
 	}
-	var cluster *pods.Cluster
-	asked := metrics.WatchCluster(func() telemetry.ClusterState {
-		state := cluster.State()
-		return telemetry.ClusterState{LastHeard: state.LastHeard, Pods: state.Pods, Incomplete: state.Incomplete}
-	})
 	klog.SetLogger(telemetry.Logr(log)) // client-go logs through it
-	cluster = pods.New(pods.Config{
+	return pods.New(pods.Config{
 		Identity: identity, NodeName: name, Log: log,
 		Asked: func(question string, took time.Duration, err error) {
-			asked(question, resultOf(err), took)
+			metrics.PodLookedUp(question, resultOf(err), took)
 		},
-	})
-	return cluster, nil
+	}), nil
 }
 
 func clusterOf(cfg *config.Config) (apiserver.Identity, string, error) {

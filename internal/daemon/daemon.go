@@ -202,7 +202,6 @@ func (d *daemon) buildFront(ctx context.Context, cfg *config.Config) error {
 		return err
 	}
 	d.status = &nodeStatus{daemon: d, mounted: &hostMounts{volumes: d.broker.List}, staged: staged, badFront: badFront}
-	d.metrics.CountVolumes(d.status.countVolumes)
 	d.metrics.WatchNode(d.status.metrics)
 	return nil
 }

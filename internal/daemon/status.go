@@ -134,14 +134,16 @@ func (n *nodeStatus) metrics() telemetry.NodeState {
 		ConfigGood: n.daemon.settings.bad.Load() == nil, BadRecords: len(n.daemon.broker.Problems()),
 		Sources: make(map[string]bool), Handlers: make(map[string]bool), Drivers: make(map[string]bool), Missing: make(map[string]bool),
 		Abnormal: count(all, n.isAbnormal), GroupIgnored: count(all, n.ignoresGroup), Held: len(n.daemon.broker.Users().Held()),
-		Staged: n.stagedOnly(all),
+		Staged: n.stagedOnly(all), Volumes: count(n.daemon.node.AllShown(), n.stateOf),
 	}
 	state.Proof, _ = describeProof(n.daemon.openers)
 	if n.daemon.tracker != nil {
 		state.Sources["sandboxes"] = n.daemon.tracker.Ready()
 	}
 	if n.daemon.cluster != nil {
-		maps.Copy(state.Sources, n.daemon.cluster.State().Synced)
+		lookups := n.daemon.cluster.State()
+		maps.Copy(state.Sources, lookups.Synced)
+		state.Cluster = &telemetry.ClusterState{LastHeard: lookups.LastHeard, Pods: lookups.Pods, Incomplete: lookups.Incomplete}
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), scrapeTime)
 	defer cancel()
@@ -216,6 +218,6 @@ func (n *nodeStatus) ignoresGroup(status deferral.Status) (string, bool) {
 	return "", ok && known.GroupIgnored
 }
 
-func (n *nodeStatus) countVolumes() []telemetry.VolumeCount {
-	return count(n.daemon.node.AllShown(), func(status deferral.Status) (string, bool) { return n.daemon.node.StateOf(status), true })
+func (n *nodeStatus) stateOf(status deferral.Status) (string, bool) {
+	return n.daemon.node.StateOf(status), true
 }

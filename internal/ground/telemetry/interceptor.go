@@ -80,10 +80,11 @@ func (i *Interceptors) serve(
 	ctx context.Context, method string, timed bool, handle func(context.Context) error,
 ) (err error) {
 	start := time.Now()
-	ctx, call := withCall(ctx)
+	call := &Call{}
 	if i.Front != nil {
 		call.Driver = i.Front.Driver
 	}
+	ctx = context.WithValue(ctx, callKey{}, call)
 	var span trace.Span
 	if i.Tracer != nil {
 		ctx, span = i.Tracer.Start(withParent(ctx), strings.TrimPrefix(method, "/"), trace.WithSpanKind(trace.SpanKindServer))
@@ -93,10 +94,7 @@ func (i *Interceptors) serve(
 			err = i.panicked(method, cause)
 		}
 		code, took := codeOf(err), time.Since(start)
-		i.Metrics.called(method, call, code)
-		if timed {
-			i.Metrics.timed(method, call, took)
-		}
+		i.Metrics.called(method, call, code, timed, took)
 		i.log(ctx, method, call, code, took, err)
 		if span != nil {
 			finish(span, call, code)
@@ -161,4 +159,29 @@ func (i *Interceptors) log(ctx context.Context, method string, call *Call, code 
 		fields = append(fields, zap.String("error", status.Convert(err).Message()))
 	}
 	entry.Write(fields...)
+}
+
+// Call is what is known about a gRPC call besides its method. The API fills it in while it
+// serves; log, metrics and span are made from it at the end. It belongs to the goroutine
+// that serves the call.
+type Call struct {
+	// Volume is the volume's key, Target its path. Driver is the CSI driver's name, as the
+	// caller gives it, Handler the runtime handler's, and Sandbox the one that answered.
+	Volume, Target, Driver, Handler, Sandbox string
+	// Expected is set if the caller expects the error: it is logged at debug level.
+	Expected bool
+	// Forwarded is set if the driver itself answered with an error. Its text may repeat a
+	// secret, and stays out of the log.
+	Forwarded bool
+}
+
+type callKey struct{}
+
+// CallFrom returns the call that a context belongs to, or else a call that nobody reads, so
+// that callers need no check.
+func CallFrom(ctx context.Context) *Call {
+	if call, ok := ctx.Value(callKey{}).(*Call); ok {
+		return call
+	}
+	return &Call{}
 }

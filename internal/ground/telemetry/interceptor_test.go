@@ -268,18 +268,14 @@ func TestContextErrorsHaveTheirCode(t *testing.T) {
 	}
 }
 
-func TestCallFromOutsideOfACall(t *testing.T) {
-	CallFrom(t.Context()).Volume = "nobody looks"
-}
-
 func TestDriversAreBounded(t *testing.T) {
 	m := NewMetrics("test")
 	for i := range 1000 {
-		m.called(checkMethod, &Call{Driver: fmt.Sprint("driver-", i)}, codes.OK)
+		m.called(checkMethod, &Call{Driver: fmt.Sprint("driver-", i)}, codes.OK, false, 0)
 		m.Published(fmt.Sprint("driver-", i), "kata")
 	}
 	for _, bad := range []string{"\xff\xfe", strings.Repeat("x", 4096)} {
-		m.called(checkMethod, &Call{Driver: bad}, codes.OK)
+		m.called(checkMethod, &Call{Driver: bad}, codes.OK, false, 0)
 	}
 	for _, family := range []string{"crust_proxy_calls_total", "volumes_published_with_deferred_ops_total"} {
 		if got := len(scrape(t, m, family)); got != maxDrivers+1 {
@@ -292,7 +288,7 @@ func TestDriversAreBounded(t *testing.T) {
 func TestCodesAreBounded(t *testing.T) {
 	m := NewMetrics("test")
 	for code := range codes.Code(100) {
-		m.called(checkMethod, &Call{}, code)
+		m.called(checkMethod, &Call{}, code, false, 0)
 	}
 	if got := len(scrape(t, m, "crust_proxy_calls_total")); got != int(codes.Unauthenticated)+1 {
 		t.Errorf("%d children", got)
@@ -307,16 +303,14 @@ func TestMetrics(t *testing.T) {
 	m.Repaired("retract", false)
 	m.Published("ebs", "kata")
 	m.SandboxAsked("kata", "stats", "timeout", time.Second)
-	m.CountVolumes(func() []VolumeCount {
-		return []VolumeCount{{"published", "ebs", "kata", 2}, {"published", "ebs", "kata", 1}, {"removing", "", "kata", 1}}
-	})
+	m.PodLookedUp("pod", "ok", time.Second)
 	wantMetric(t, m, "crust_proxy_claims_refused_total", "reason=in-use 1")
 	wantMetric(t, m, "crust_proxy_callers_denied_total", " 1")
 	wantMetric(t, m, "crust_proxy_reconcile_repairs_total", "action=retract,result=failed 1", "action=retract,result=ok 1")
 	wantMetric(t, m, "volumes_published_with_deferred_ops_total", "driver=ebs,handler=kata 1")
 	wantMetric(t, m, "crust_proxy_sandbox_call_duration_seconds", "call=stats,handler=kata,result=timeout 1")
 	wantMetric(t, m, "crust_proxy_build_info", "version=1.2.3 1")
-	wantMetric(t, m, "crust_proxy_volumes", "driver=ebs,handler=kata,state=published 3", "driver=unknown,handler=kata,state=removing 1")
+	wantMetric(t, m, "crust_proxy_pod_lookup_duration_seconds", "question=pod,result=ok 1")
 	if len(scrape(t, m, "go_goroutines")) == 0 || len(scrape(t, m, "process_open_fds")) == 0 {
 		t.Error("the process's own metrics are missing")
 	}

@@ -2,7 +2,9 @@ package telemetry
 
 import (
 	"strings"
+	"sync"
 	"time"
+	"unicode/utf8"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
@@ -28,6 +30,7 @@ type Metrics struct {
 	forced     prometheus.Counter
 	orphans    *prometheus.CounterVec
 	withErrors *prometheus.CounterVec
+	lookups    *prometheus.HistogramVec
 	drivers    drivers
 }
 
@@ -60,6 +63,8 @@ func NewMetrics(version string) *Metrics {
 		repairs: counter("crust_proxy_reconcile_repairs_total", "What reconciling put right, or could not.", "action", "result"),
 		published: counter("volumes_published_with_deferred_ops_total",
 			"Volumes published with deferred filesystem operations.", "driver", "handler"),
+		lookups: histogram("crust_proxy_pod_lookup_duration_seconds",
+			"Time taken to look up a pod, or the pods that use a volume.", "question", "result"),
 		sandbox: histogram("crust_proxy_sandbox_call_duration_seconds",
 			"Time sandboxes took to answer.", "handler", "call", "result"),
 		bypassed: counter("crust_proxy_driver_bypasses_total",
@@ -79,22 +84,17 @@ func NewMetrics(version string) *Metrics {
 	}
 }
 
-func (m *Metrics) called(method string, call *Call, code codes.Code) {
-	service, short := splitMethod(method)
+// called counts a call, and its time where that says something about the daemon.
+func (m *Metrics) called(method string, call *Call, code codes.Code, timed bool, took time.Duration) {
+	service, short, _ := strings.Cut(strings.TrimPrefix(method, "/"), "/")
+	driver := m.drivers.label(call.Driver)
+	if timed {
+		m.durations.WithLabelValues(service, short, driver, call.Handler).Observe(took.Seconds())
+	}
 	if code > codes.Unauthenticated { // the last one; a driver may answer any number
 		code = codes.Unknown
 	}
-	m.calls.WithLabelValues(service, short, m.drivers.label(call.Driver), call.Handler, code.String()).Inc()
-}
-
-func (m *Metrics) timed(method string, call *Call, took time.Duration) {
-	service, short := splitMethod(method)
-	m.durations.WithLabelValues(service, short, m.drivers.label(call.Driver), call.Handler).Observe(took.Seconds())
-}
-
-func splitMethod(method string) (service, short string) {
-	service, short, _ = strings.Cut(strings.TrimPrefix(method, "/"), "/")
-	return service, short
+	m.calls.WithLabelValues(service, short, driver, call.Handler, code.String()).Inc()
 }
 
 // LeftWithErrors counts a volume that was given back while its filesystem records errors.
@@ -129,6 +129,11 @@ func (m *Metrics) SandboxAsked(handler, call, result string, took time.Duration)
 	m.sandbox.WithLabelValues(handler, call, result).Observe(took.Seconds())
 }
 
+// PodLookedUp records how long a lookup of pods took; result is "ok" or an error's kind.
+func (m *Metrics) PodLookedUp(question, result string, took time.Duration) {
+	m.lookups.WithLabelValues(question, result).Observe(took.Seconds())
+}
+
 // VolumeRefused counts a volume that could not be deferred. The party is one of a few fixed
 // words.
 func (m *Metrics) VolumeRefused(driver, party string) {
@@ -157,4 +162,43 @@ func okOrFailed(ok bool) string {
 		return "ok"
 	}
 	return "failed"
+}
+
+// maxDrivers bounds how many driver names become label values, because the names come from
+// outside. All further ones are counted as otherDriver.
+const maxDrivers = 64
+
+// maxDriverName is the longest name that CSI allows.
+const maxDriverName = 63
+
+const (
+	noDriver    = "unknown"
+	otherDriver = "other"
+)
+
+type drivers struct {
+	mu   sync.Mutex
+	seen map[string]bool
+}
+
+func (d *drivers) label(name string) string {
+	if name == "" {
+		return noDriver
+	}
+	if len(name) > maxDriverName || !utf8.ValidString(name) {
+		return otherDriver
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.seen[name] {
+		return name
+	}
+	if len(d.seen) >= maxDrivers {
+		return otherDriver
+	}
+	if d.seen == nil {
+		d.seen = make(map[string]bool)
+	}
+	d.seen[name] = true
+	return name
 }

@@ -38,8 +38,6 @@ var (
 func registered(t *testing.T) map[string]string {
 	t.Helper()
 	m := telemetry.NewMetrics("v0.0.0")
-	m.WatchCluster(func() telemetry.ClusterState { return telemetry.ClusterState{} })
-	m.CountVolumes(func() []telemetry.VolumeCount { return nil })
 	m.WatchNode(func() telemetry.NodeState { return telemetry.NodeState{} })
 	descs := make(chan *prometheus.Desc)
 	go func() { m.Registry.Describe(descs); close(descs) }()

@@ -1,10 +1,10 @@
 package telemetry
 
 import (
+	"cmp"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/promauto"
 )
 
 // NodeState is the state of the daemon's parts. `crustctl doctor` shows the same in words.
@@ -15,26 +15,36 @@ type NodeState struct {
 	// BadRecords counts the records that cannot be used.
 	BadRecords int
 	// Sources are what the daemon follows outside of itself, such as "sandboxes", and whether
-	// it can do so now.
-	Sources map[string]bool
-	// Handlers are the runtime handlers, and whether each is healthy.
-	Handlers map[string]bool
-	// Drivers are those behind the front, and whether each is ready.
-	Drivers map[string]bool
-	// Missing are the drivers that are registered with kubelet and missing in the node's CSINode.
-	Missing map[string]bool
-	// Abnormal counts the volumes whose sandbox last reported an abnormal condition; State is
-	// not used.
-	Abnormal []VolumeCount
-	// GroupIgnored counts the volumes whose sandbox ignores their group; State is not used.
-	GroupIgnored []VolumeCount
-	// Staged counts the devices that are staged through the front and have no volume on
-	// record; State and Handler are not used.
+	// it can do so now. Handlers are the runtime handlers, and whether each is healthy.
+	Sources, Handlers map[string]bool
+	// Drivers are those behind the front, and whether each is ready. Missing are those that are
+	// registered with kubelet and missing in the node's CSINode. The registry bounds both.
+	Drivers, Missing map[string]bool
+	// Cluster is nil if no cluster is configured.
+	Cluster *ClusterState
+	// Volumes counts all volumes, Abnormal those whose sandbox last reported an abnormal
+	// condition, and GroupIgnored those whose sandbox ignores their group.
+	Volumes, Abnormal, GroupIgnored []VolumeCount
+	// Staged counts the devices that are staged through the front and have no volume on record.
 	Staged []VolumeCount
 	// Held counts the devices that somebody keeps from being released or claimed.
 	Held int
 	// Proof is how it is proven that nobody has a device open.
 	Proof string
+}
+
+// ClusterState is the state of the lookup of pods.
+type ClusterState struct {
+	LastHeard time.Time // when the API server last answered; zero is never
+	// Pods counts the known pods, Incomplete those of them with a volume whose CSI driver is not
+	// known yet.
+	Pods, Incomplete int
+}
+
+// VolumeCount is a number of volumes with the same labels. Only NodeState.Volumes has states.
+type VolumeCount struct {
+	State, Driver, Handler string
+	Count                  int
 }
 
 // gauges is a collector that computes its values at each scrape.
@@ -84,50 +94,45 @@ func (m *Metrics) WatchNode(state func() NodeState) {
 		"Volumes whose sandbox says that their filesystem is not as it should be.", "driver", "handler")
 	groupless := g.desc("crust_proxy_volumes_group_ignored",
 		"Volumes whose sandbox ignores fsGroup, and that the group is not known to be able to write.", "driver", "handler")
+	volumes := g.desc("crust_proxy_volumes", "Volumes, by state.", "state", "driver", "handler")
+	heard := g.desc("crust_proxy_cluster_last_heard_timestamp_seconds", "When the API server last answered; 0 is never.")
+	pods := g.desc("crust_proxy_cluster_pods", "Pods of this node that are known.")
+	incomplete := g.desc("crust_proxy_cluster_pods_incomplete",
+		"Pods of this node with at least one volume whose CSI driver is not known yet.")
 	g.collect = func(set setGauge) {
 		now := state()
 		set(config, one(now.ConfigGood))
 		set(records, float64(now.BadRecords))
 		set(held, float64(now.Held))
 		set(proof, 1, now.Proof)
+		for desc, states := range map[*prometheus.Desc]map[string]bool{source: now.Sources, handler: now.Handlers, driver: now.Drivers} {
+			for name, good := range states {
+				set(desc, one(good), cmp.Or(name, noDriver))
+			}
+		}
+		for name, is := range now.Missing {
+			if is {
+				set(missing, 1, cmp.Or(name, noDriver))
+			}
+		}
+		for labels, n := range m.drivers.sums(now.Volumes) {
+			set(volumes, float64(n), labels.State, labels.Driver, labels.Handler)
+		}
 		for labels, n := range m.drivers.sums(now.Staged) {
 			set(staged, float64(n), labels.Driver)
 		}
-		for name, synced := range now.Sources {
-			set(source, one(synced), name)
-		}
-		for name, healthy := range now.Handlers {
-			set(handler, one(healthy), name)
-		}
-		m.collectDrivers(now, driver, missing, set)
 		for desc, counts := range map[*prometheus.Desc][]VolumeCount{abnormal: now.Abnormal, groupless: now.GroupIgnored} {
 			for labels, n := range m.drivers.sums(counts) {
 				set(desc, float64(n), labels.Driver, labels.Handler)
 			}
 		}
-	}
-	m.Registry.MustRegister(g)
-}
-
-// collectDrivers merges the drivers beyond the bound, which share one label: they are ready
-// if all of them are, and missing if one of them is.
-func (m *Metrics) collectDrivers(now NodeState, driver, missing *prometheus.Desc, set setGauge) {
-	notReady, isMissing := make(map[string]bool), make(map[string]bool)
-	for name, ready := range now.Drivers {
-		label := m.drivers.label(name)
-		notReady[label] = notReady[label] || !ready
-	}
-	for label, not := range notReady {
-		set(driver, one(!not), label)
-	}
-	for name, is := range now.Missing {
-		if is {
-			isMissing[m.drivers.label(name)] = true
+		if cluster := now.Cluster; cluster != nil {
+			set(heard, max(0, float64(cluster.LastHeard.UnixMilli())/1000)) // the zero time is long before 1970
+			set(pods, float64(cluster.Pods))
+			set(incomplete, float64(cluster.Incomplete))
 		}
 	}
-	for label := range isMissing {
-		set(missing, 1, label)
-	}
+	m.Registry.MustRegister(g)
 }
 
 func one(yes bool) float64 {
@@ -137,12 +142,6 @@ func one(yes bool) float64 {
 	return 0
 }
 
-// VolumeCount is a number of volumes with the same labels.
-type VolumeCount struct {
-	State, Driver, Handler string
-	Count                  int
-}
-
 // sums adds up the counts with the same labels: drivers beyond the bound share one.
 func (d *drivers) sums(counts []VolumeCount) map[VolumeCount]int {
 	sums := make(map[VolumeCount]int)
@@ -150,54 +149,4 @@ func (d *drivers) sums(counts []VolumeCount) map[VolumeCount]int {
 		sums[VolumeCount{State: v.State, Driver: d.label(v.Driver), Handler: v.Handler}] += v.Count
 	}
 	return sums
-}
-
-// CountVolumes registers crust_proxy_volumes, which calls count at each scrape.
-func (m *Metrics) CountVolumes(count func() []VolumeCount) {
-	g := &gauges{}
-	volumes := g.desc("crust_proxy_volumes", "Volumes, by state.", "state", "driver", "handler")
-	g.collect = func(set setGauge) {
-		for labels, n := range m.drivers.sums(count()) {
-			set(volumes, float64(n), labels.State, labels.Driver, labels.Handler)
-		}
-	}
-	m.Registry.MustRegister(g)
-}
-
-// ClusterState is the state of the lookup of pods.
-type ClusterState struct {
-	// LastHeard is when the API server last answered; zero is never.
-	LastHeard time.Time
-	// Pods counts the known pods, Incomplete those of them with a volume whose CSI driver is not
-	// known yet.
-	Pods, Incomplete int
-}
-
-// WatchCluster registers the metrics of the lookup of pods; call it only if a cluster is
-// configured. The function that it returns records the time of a lookup; result is "ok" or
-// an error's kind.
-func (m *Metrics) WatchCluster(state func() ClusterState) (asked func(question, result string, took time.Duration)) {
-	lookups := promauto.With(m.Registry).NewHistogramVec(prometheus.HistogramOpts{
-		Name: "crust_proxy_pod_lookup_duration_seconds", Help: "Time taken to look up a pod, or the pods that use a volume.",
-		Buckets: buckets,
-	}, []string{"question", "result"})
-	g := &gauges{}
-	heard := g.desc("crust_proxy_cluster_last_heard_timestamp_seconds", "When the API server last answered; 0 is never.")
-	pods := g.desc("crust_proxy_cluster_pods", "Pods of this node that are known.")
-	incomplete := g.desc("crust_proxy_cluster_pods_incomplete",
-		"Pods of this node with at least one volume whose CSI driver is not known yet.")
-	g.collect = func(set setGauge) {
-		now := state()
-		last := 0.0
-		if !now.LastHeard.IsZero() {
-			last = float64(now.LastHeard.UnixMilli()) / 1000
-		}
-		set(heard, last)
-		set(pods, float64(now.Pods))
-		set(incomplete, float64(now.Incomplete))
-	}
-	m.Registry.MustRegister(g)
-	return func(question, result string, took time.Duration) {
-		lookups.WithLabelValues(question, result).Observe(took.Seconds())
-	}
 }

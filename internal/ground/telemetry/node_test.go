@@ -1,8 +1,8 @@
 package telemetry
 
 import (
-	"fmt"
 	"testing"
+	"time"
 )
 
 func TestNodeState(t *testing.T) {
@@ -13,9 +13,11 @@ func TestNodeState(t *testing.T) {
 		Missing:      map[string]bool{"ebs": true, "": false},
 		Abnormal:     []VolumeCount{{Driver: "ebs", Handler: "kata", Count: 1}, {Driver: "ebs", Handler: "kata", Count: 2}},
 		GroupIgnored: []VolumeCount{{Driver: "ebs", Handler: "kata", Count: 1}},
+		Volumes:      []VolumeCount{{"published", "ebs", "kata", 2}, {"published", "ebs", "kata", 1}, {"removing", "", "kata", 1}},
 		Staged:       []VolumeCount{{Driver: "ebs", Count: 1}, {Driver: "ebs", Count: 1}, {Count: 1}},
 	}
 	m.WatchNode(func() NodeState { return now })
+	wantMetric(t, m, "crust_proxy_cluster_pods")
 	wantMetric(t, m, "crust_proxy_config_last_reload_successful", " 1")
 	wantMetric(t, m, "crust_proxy_records_unusable", " 2")
 	wantMetric(t, m, "crust_proxy_source_synced", "source=sandboxes 0")
@@ -26,20 +28,13 @@ func TestNodeState(t *testing.T) {
 	wantMetric(t, m, "crust_proxy_volumes_group_ignored", "driver=ebs,handler=kata 1")
 	wantMetric(t, m, "crust_proxy_devices_staged", "driver=ebs 2", "driver=unknown 1")
 
-	now.ConfigGood = false
-	wantMetric(t, m, "crust_proxy_config_last_reload_successful", " 0")
-}
+	wantMetric(t, m, "crust_proxy_volumes", "driver=ebs,handler=kata,state=published 3", "driver=unknown,handler=kata,state=removing 1")
 
-// TestDriversOverTheBoundShareOneState: ready only where all of them are.
-func TestDriversOverTheBoundShareOneState(t *testing.T) {
-	m := NewMetrics("test")
-	now := NodeState{Drivers: map[string]bool{}}
-	for i := range maxDrivers {
-		m.drivers.label(fmt.Sprint("known-", i))
-	}
-	m.WatchNode(func() NodeState { return now })
-	now.Drivers["more-1"], now.Drivers["more-2"] = true, true
-	wantMetric(t, m, "crust_proxy_driver_ready", "driver=other 1")
-	now.Drivers["more-3"] = false
-	wantMetric(t, m, "crust_proxy_driver_ready", "driver=other 0")
+	now.ConfigGood, now.Cluster = false, &ClusterState{}
+	wantMetric(t, m, "crust_proxy_cluster_last_heard_timestamp_seconds", " 0")
+	now.Cluster = &ClusterState{LastHeard: time.UnixMilli(1500), Pods: 3, Incomplete: 1}
+	wantMetric(t, m, "crust_proxy_cluster_last_heard_timestamp_seconds", " 1.5")
+	wantMetric(t, m, "crust_proxy_cluster_pods", " 3")
+	wantMetric(t, m, "crust_proxy_cluster_pods_incomplete", " 1")
+	wantMetric(t, m, "crust_proxy_config_last_reload_successful", " 0")
 }
