@@ -21,7 +21,7 @@ import (
 func nodeWith(t *testing.T, volumes ...telemetry.VolumeCount) (address string) {
 	t.Helper()
 	metrics := telemetry.NewMetrics("test")
-	metrics.CountVolumes(func() []telemetry.VolumeCount { return volumes })
+	metrics.WatchNode(func() telemetry.NodeState { return telemetry.NodeState{Volumes: volumes} })
 	return served(t, promhttp.HandlerFor(metrics.Registry, promhttp.HandlerOpts{}))
 }
 

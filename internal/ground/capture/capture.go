@@ -1,5 +1,5 @@
-// Package capture takes down what a program says: in memory that takes only so
-// much, and not through a pipe that a child of the program could hold open.
+// Package capture records the output of a program: in memory of a fixed size, and not through a
+// pipe, which a child of the program could hold open.
 package capture
 
 import (
@@ -13,16 +13,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Output is what a program said, and the signal that ended it, or 0.
+// Output is what a program wrote, and the signal that ended it, or 0.
 type Output struct {
 	Stdout, Stderr string
-	// Full: there was no room for all of Stdout.
+	// Full is set if Stdout was larger than its limit, and is cut off.
 	Full   bool
 	Signal syscall.Signal
 }
 
-// Run runs a program with nothing of our environment, and takes down what it says. That
-// it fails is no error. The function start is (*exec.Cmd).Start, or does more.
+// Run runs a program without our environment, and returns its output. The program's own failure
+// is no error. The function start is (*exec.Cmd).Start, or does more.
 func Run(cmd *exec.Cmd, start func(*exec.Cmd) error, mostStdout, mostStderr int64) (out Output, err error) {
 	stdout, err := New(mostStdout)
 	if err != nil {
@@ -54,8 +54,7 @@ func Run(cmd *exec.Cmd, start func(*exec.Cmd) error, mostStdout, mostStderr int6
 	return out, err
 }
 
-// New is a file for a program to write to. What is written beyond limit is
-// refused to the writer.
+// New returns a file for a program to write to. A write beyond the limit fails.
 func New(limit int64) (*os.File, error) {
 	fd, err := unix.MemfdCreate("output", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
 	if err != nil {
@@ -71,7 +70,7 @@ func New(limit int64) (*os.File, error) {
 	return file, nil
 }
 
-// Holding is a file for a program to read.
+// Holding returns a file with a text for a program to read.
 func Holding(text string) (*os.File, error) {
 	fd, err := unix.MemfdCreate("input", unix.MFD_CLOEXEC)
 	if err != nil {
@@ -84,8 +83,8 @@ func Holding(text string) (*os.File, error) {
 	return file, nil
 }
 
-// Text is what was written up to now; full tells that there was no room for more.
-func Text(file *os.File) (said string, full bool, err error) {
+// Text returns what was written until now. It is full if it has reached the limit.
+func Text(file *os.File) (text string, full bool, err error) {
 	end, err := file.Seek(0, io.SeekCurrent)
 	if err != nil {
 		return "", false, err

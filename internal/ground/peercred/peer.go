@@ -4,19 +4,25 @@ package peercred
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"net"
 	"slices"
+	"unsafe"
 
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/peer"
+
+	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 )
 
 // Peer is the process that connected: the credentials that the kernel recorded when the
 // connection was made.
 type Peer struct {
-	PID int32
-	UID uint32
-	GID uint32
-	// Groups are the supplementary groups.
-	Groups []uint32
+	PID      int32
+	UID, GID uint32
+	Groups   []uint32 // the supplementary ones
 }
 
 func (p Peer) inGroup(gid uint32) bool {
@@ -31,4 +37,103 @@ func FromContext(ctx context.Context) (Peer, bool) {
 	}
 	info, ok := p.AuthInfo.(AuthInfo)
 	return info.Peer, ok
+}
+
+const authType = "peercred"
+
+// AuthInfo is what gRPC keeps about a connection.
+type AuthInfo struct {
+	credentials.CommonAuthInfo
+	Peer Peer
+}
+
+// AuthType names the kind of credentials.
+func (AuthInfo) AuthType() string { return authType }
+
+type transport struct{}
+
+// Credentials returns gRPC transport credentials for unix sockets. Nothing is sent: the
+// kernel knows the peer. Any other kind of connection is refused.
+func Credentials() credentials.TransportCredentials { return transport{} }
+
+// ClientHandshake identifies the server.
+func (t transport) ClientHandshake(_ context.Context, _ string, conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	return t.ServerHandshake(conn)
+}
+
+// Info describes the credentials.
+func (transport) Info() credentials.ProtocolInfo {
+	return credentials.ProtocolInfo{SecurityProtocol: authType}
+}
+
+// Clone returns the same credentials: they have no state.
+func (t transport) Clone() credentials.TransportCredentials { return t }
+
+// OverrideServerName does nothing.
+func (transport) OverrideServerName(string) error { return nil }
+
+// ServerHandshake identifies the client.
+func (transport) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	local, ok := conn.(*net.UnixConn)
+	if !ok {
+		return nil, nil, fmt.Errorf("peer credentials need a unix socket, not %T", conn)
+	}
+	who, err := Of(local)
+	if err != nil {
+		return nil, nil, err
+	}
+	// The bytes never leave the kernel of this node.
+	level := credentials.CommonAuthInfo{SecurityLevel: credentials.PrivacyAndIntegrity}
+	return conn, AuthInfo{CommonAuthInfo: level, Peer: who}, nil
+}
+
+// maxGroups is the kernel's NGROUPS_MAX.
+const maxGroups = 65536
+
+// Of returns the peer of a connection.
+func Of(conn *net.UnixConn) (who Peer, err error) {
+	err = sys.OnFD(conn, func(fd int) error {
+		cred, err := unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
+		if err != nil {
+			return fmt.Errorf("SO_PEERCRED: %w", err)
+		}
+		groups, err := peerGroups(fd)
+		if err != nil {
+			return fmt.Errorf("SO_PEERGROUPS: %w", err)
+		}
+		who = Peer{PID: cred.Pid, UID: cred.Uid, GID: cred.Gid, Groups: groups}
+		return nil
+	})
+	if err != nil {
+		return Peer{}, fmt.Errorf("peer credentials: %w", err)
+	}
+	return who, nil
+}
+
+// peerGroups returns the supplementary groups. It asks again with a larger buffer if the
+// kernel says that there are more.
+func peerGroups(fd int) ([]uint32, error) {
+	groups := make([]uint32, 32)
+	for {
+		n, err := getGroups(fd, groups)
+		if err == nil {
+			return groups[:n:n], nil
+		}
+		if !errors.Is(err, unix.ERANGE) || n <= len(groups) || n > maxGroups {
+			return nil, err
+		}
+		groups = make([]uint32, n)
+	}
+}
+
+// getGroups is getsockopt(SO_PEERGROUPS), which x/sys/unix lacks. It returns the number of
+// groups, also with ERANGE.
+func getGroups(fd int, into []uint32) (int, error) {
+	size := uint32(len(into) * 4) //nolint:gosec // at most maxGroups
+	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), unix.SOL_SOCKET, unix.SO_PEERGROUPS,
+		uintptr(unsafe.Pointer(&into[0])), uintptr(unsafe.Pointer(&size)), 0) //nolint:gosec // the way to make a system call
+	if errno != 0 {
+		return int(size / 4), errno
+	}
+	return int(size / 4), nil
 }

@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -332,9 +334,13 @@ func child() int {
 			return 1
 		}
 	}
-	fmt.Printf("listeners=%s stored=%s", keys(in.Listeners), keys(in.Stored))
+	fmt.Printf("listeners=%s stored=%s", names(in.Listeners), names(in.Stored))
 	if in.Close() != nil {
 		return 1
 	}
 	return 0
+}
+
+func names[V any](of map[string]V) string {
+	return strings.Join(slices.Sorted(maps.Keys(of)), ",")
 }
