@@ -36,8 +36,7 @@ func TestWithoutAClusterThereIsNoSourceOfPods(t *testing.T) {
 	} {
 		change()
 		cluster, err := newCluster(&cfg, nil, nil)
-		status := &nodeStatus{daemon: &daemon{cluster: cluster}}
-		if err != nil || podSource(cluster) != nil || status.clusterFindings() != nil {
+		if err != nil || podSource(cluster) != nil || (&daemon{cluster: cluster}).remarks() != nil {
 			t.Errorf("%s: %v, %v", name, err, cluster)
 		}
 	}

@@ -18,7 +18,7 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/internal/daemon/admin"
 	"github.com/crust-proxy/crust-proxy/internal/daemon/config"
-	"github.com/crust-proxy/crust-proxy/internal/disk/ondisk"
+	"github.com/crust-proxy/crust-proxy/internal/daemon/sandboxes"
 	"github.com/crust-proxy/crust-proxy/internal/front/csi/staging"
 	"github.com/crust-proxy/crust-proxy/internal/front/kubelet"
 	"github.com/crust-proxy/crust-proxy/internal/front/pods"
@@ -31,7 +31,6 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/ground/telemetry"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral/claim"
-	"github.com/crust-proxy/crust-proxy/pkg/runtime"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/sandbox"
 	"github.com/crust-proxy/crust-proxy/pkg/stats"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
@@ -50,19 +49,19 @@ type daemon struct {
 	notify    *systemd.Notifier
 	passed    *systemd.Inherited
 
-	handlers handlers
-	tracker  tracker // nil if no container runtime is configured
-	broker   *deferral.Broker
-	http     *telemetry.Server
-	relay    *stats.Relay
-	disks    *disks
-	hub      *admin.Hub
-	node     *admin.Node
-	status   *nodeStatus
-	preparer *preparer
-	openers  *openers.Finder
-	front    *driverFront  // nil if the front is off
-	cluster  *pods.Cluster // nil if no cluster is configured
+	handlers  sandboxes.Handlers
+	tracker   tracker // nil if no container runtime is configured
+	broker    *deferral.Broker
+	http      *telemetry.Server
+	sandboxes *sandboxes.Sandboxes
+	disks     *disks
+	hub       *admin.Hub
+	node      *admin.Node
+	parts     parts
+	mounted   *hostMounts
+	openers   *openers.Finder
+	front     *driverFront  // nil if the front is off
+	cluster   *pods.Cluster // nil if no cluster is configured
 
 	runtimeCallers *peercred.Authorizer
 	adminCallers   *peercred.Authorizer
@@ -96,10 +95,10 @@ func serve(ctx context.Context, flags *config.Flags, _, stderr io.Writer) error 
 	}
 	d.settings = &settings{flags: flags, log: d.log, apply: d.apply, watcher: watcher, hangups: hangups}
 	d.settings.put(&cfg)
-	d.disks = &disks{reader: ondisk.New(), metrics: d.metrics, log: d.log}
+	d.disks = newDisks(&cfg, d.metrics, d.log)
 	d.http = &telemetry.Server{
 		Listen: cfg.HTTP.Listen, Metrics: d.metrics.Registry, Pprof: cfg.HTTP.Pprof, Ready: d.readiness, Alive: d.alive, Log: d.log,
-		Remarks: func() []string { return d.status.clusterFindings() },
+		Remarks: d.remarks,
 	}
 	d.deniedLog = d.log.WithOptions(zap.WrapCore(func(core zapcore.Core) zapcore.Core {
 		return zapcore.NewSamplerWithOptions(core, time.Second, 5, 0)
@@ -120,7 +119,7 @@ func (d *daemon) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	defer d.flushSpans(ctx, endTracing)
+	defer flushSpans(ctx, endTracing, d.log)
 	d.tracer = tracer
 	if err := sys.ProbeOpenat2(); err != nil {
 		return fmt.Errorf("openat2 does not work, and without it paths cannot be resolved safely: use Linux 5.6 or newer, and remove any "+
@@ -149,31 +148,35 @@ func (d *daemon) run(ctx context.Context) error {
 	return d.serveUntilDone(ctx, servers)
 }
 
-func (d *daemon) flushSpans(ctx context.Context, end func(context.Context) error) {
+// flushSpans ends tracing. It takes a ctx that has ended.
+func flushSpans(ctx context.Context, end func(context.Context) error, log *zap.Logger) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 3*time.Second)
 	defer cancel()
 	if err := end(ctx); err != nil {
-		d.log.Warn("the last spans were not sent", zap.Error(err))
+		log.Warn("the last spans were not sent", zap.Error(err))
 	}
 }
 
 func (d *daemon) buildBroker(cfg *config.Config) error {
 	// The callbacks use the handlers and the broker, which are set before the tracker runs.
 	d.tracker = newTracker(cfg, sandbox.Config{
-		OnAdded: func(podUID, id string) { d.handlers.each(func(h runtime.Handler) { h.SandboxAdded(podUID, id) }) },
-		OnGone:  func(id string) { d.handlers.each(func(h runtime.Handler) { h.SandboxGone(id) }) },
+		OnAdded: func(podUID, id string) { d.handlers.SandboxAdded(podUID, id) },
+		OnGone:  func(id string) { d.handlers.SandboxGone(id) },
 		Busy:    func() bool { return len(d.broker.List()) > 0 },
 	}, d.log)
+	var keeper claim.Keeper // nil if systemd keeps no descriptors
+	if d.notify.CanStore() {
+		keeper = d.notify
+	}
 	var err error
 	if d.handlers, err = newHandlers(d, cfg); err != nil {
 		return err
 	}
-	d.preparer = newPreparer(cfg, d.log)
 	d.openers = newOpeners(d.log)
 	d.broker, err = deferral.NewBroker(deferral.Config{
 		StateDir: cfg.StateDir(), Root: cfg.KubeletRoot, Describe: kubelet.Describe, Devices: claim.DevicePolicy(cfg.Devices),
-		Handlers: d.handlers.projectors(), DefaultHandler: cfg.Handlers.Default,
-		Openers: d.openers, Keeper: d.keeper(), Kept: d.passed.Stored, Adopted: d.handlers.adopted, Preparer: d.preparer,
+		Handlers: d.handlers.Projectors(), DefaultHandler: cfg.Handlers.Default,
+		Openers: d.openers, Keeper: keeper, Kept: d.passed.Stored, Adopted: d.handlers.Adopted, Preparer: d.disks,
 		EndOrphans: cfg.Handlers.Kata.EndOrphans, OnEnded: d.orphanEnded,
 		OnLeaving:   d.disks.leaving,
 		OnChange:    d.onVolumeChanged,
@@ -183,8 +186,14 @@ func (d *daemon) buildBroker(cfg *config.Config) error {
 	if err != nil {
 		return err
 	}
-	d.relay = stats.New(relayLimits(cfg), d.sandboxAsked)
-	d.node = &admin.Node{Broker: d.broker, Relay: d.relay, Handlers: d.handlers.byName(), HasGrown: d.disks.hasGrown}
+	relay := stats.New(relayLimits(cfg), func(v *volume.Volume, call string, took time.Duration, err error) {
+		d.metrics.SandboxAsked(v.Handler, call, resultOf(err), took)
+	})
+	d.sandboxes = &sandboxes.Sandboxes{
+		Handlers: d.handlers, Relay: relay, Broker: d.broker, HasGrown: d.disks.hasGrown,
+		Missing: volume.Unsupported,
+	}
+	d.node = &admin.Node{Broker: d.broker, Sandboxes: d.sandboxes}
 	return nil
 }
 
@@ -194,6 +203,7 @@ func (d *daemon) buildFront(ctx context.Context, cfg *config.Config) error {
 		return err
 	}
 	staged, badFront := staging.StagedDevices(cfg.StateDir())
+	onRecord := &volumes{node: d.node, notify: d.notify, badFront: badFront, staged: func() []staging.Staged { return staged }}
 	var err error
 	if d.cluster, err = newCluster(cfg, d.metrics, d.log.Named("cluster")); err != nil {
 		return err
@@ -201,23 +211,44 @@ func (d *daemon) buildFront(ctx context.Context, cfg *config.Config) error {
 	if d.front, err = d.newFront(cfg); err != nil {
 		return err
 	}
-	d.status = &nodeStatus{daemon: d, mounted: &hostMounts{volumes: d.broker.List}, staged: staged, badFront: badFront}
-	d.metrics.WatchNode(d.status.metrics)
+	d.mounted = &hostMounts{volumes: d.broker.List}
+	d.parts = parts{onRecord}
+	if d.tracker != nil {
+		d.parts = append(d.parts, followed{d.tracker})
+	}
+	if d.cluster != nil {
+		d.parts = append(d.parts, lookups{d.cluster})
+	}
+	d.parts = append(d.parts, devices{d.openers, d.broker}, address{d.http}, d.settings)
+	if d.front != nil {
+		onRecord.staged = d.front.front.StagedDevices
+		d.parts = append(d.parts, d.front)
+	}
+	d.metrics.WatchNode(d.parts.state)
 	return nil
+}
+
+// remarks are shown by /readyz.
+func (d *daemon) remarks() []string {
+	if d.cluster == nil {
+		return nil
+	}
+	return lookups{d.cluster}.findings()
 }
 
 // loadRecords reads the records and repairs the node before anything is served.
 func (d *daemon) loadRecords(ctx context.Context) error {
 	start := time.Now()
-	d.handlers.each(runtime.Handler.AdoptForeign)
+	for _, h := range d.handlers {
+		h.AdoptForeign()
+	}
 	if err := d.broker.Load(ctx); err != nil {
 		return err
 	}
 	for _, problem := range d.broker.Problems() {
 		d.log.Error("a record cannot be used", zap.Error(problem))
 	}
-	report, err := d.broker.Reconcile(ctx)
-	d.logRepairs(report)
+	report, err := d.Reconcile(ctx)
 	if err != nil {
 		return err
 	}
@@ -271,15 +302,15 @@ func (d *daemon) reconcileRegularly(ctx context.Context) error {
 			return nil
 		case <-ticker.C:
 		}
-		report, err := d.broker.Reconcile(ctx)
-		d.logRepairs(report)
-		if err != nil && ctx.Err() == nil {
+		if _, err := d.Reconcile(ctx); err != nil && ctx.Err() == nil {
 			d.log.Error("reconcile failed", zap.Error(err))
 		}
 	}
 }
 
-func (d *daemon) logRepairs(report deferral.ReconcileReport) {
+// Reconcile compares all records with the node, and logs what was repaired.
+func (d *daemon) Reconcile(ctx context.Context) (deferral.ReconcileReport, error) {
+	report, err := d.broker.Reconcile(ctx)
 	for _, repair := range report.Repairs {
 		d.metrics.Repaired(repair.Action, repair.Err == nil)
 		fields := []zap.Field{zap.String(telemetry.FieldVolume, string(repair.Key)), zap.String(telemetry.FieldAction, repair.Action)}
@@ -289,6 +320,7 @@ func (d *daemon) logRepairs(report deferral.ReconcileReport) {
 		}
 		d.log.Info("repaired", fields...)
 	}
+	return report, err
 }
 
 func (d *daemon) readiness() error {
@@ -296,13 +328,6 @@ func (d *daemon) readiness() error {
 		return fmt.Errorf("not serving yet, or not any more")
 	}
 	return nil
-}
-
-func (d *daemon) keeper() claim.Keeper {
-	if !d.notify.CanStore() {
-		return nil
-	}
-	return d.notify
 }
 
 // alive reports whether the core answers. systemd's watchdog and, in a DaemonSet, kubelet's
@@ -325,9 +350,10 @@ func (d *daemon) alive(ctx context.Context) error {
 // onVolumeChanged notifies watchers. It also forgets what was known about a volume that is
 // gone, or that another program published and no sandbox has.
 func (d *daemon) onVolumeChanged(key volume.Key) {
-	if d.broker != nil && d.relay != nil {
-		if _, there := d.broker.Get(key); !there && d.handlers.sandboxOf(key) == "" {
-			d.relay.Forget(key)
+	if d.sandboxes != nil {
+		_, there := d.broker.Get(key)
+		if _, bound := d.handlers.Binding(&volume.Volume{Key: key}); !there && !bound {
+			d.sandboxes.Relay.Forget(key)
 			d.disks.reader.Forget(key)
 		}
 	}
@@ -337,14 +363,11 @@ func (d *daemon) onVolumeChanged(key volume.Key) {
 // onSandboxChanged is called by a handler when the sandbox of a volume changed: the last
 // answers of the old one do not apply to the new one.
 func (d *daemon) onSandboxChanged(key volume.Key) {
-	if d.relay != nil {
-		d.relay.Rebound(key, d.handlers.sandboxOf(key))
+	if d.sandboxes != nil {
+		binding, _ := d.handlers.Binding(&volume.Volume{Key: key})
+		d.sandboxes.Relay.Rebound(key, binding.Sandbox)
 	}
 	d.onVolumeChanged(key)
-}
-
-func (d *daemon) sandboxAsked(v *volume.Volume, call string, took time.Duration, err error) {
-	d.metrics.SandboxAsked(v.Handler, call, resultOf(err), took)
 }
 
 // resultOf is the value of the metric label "result".
@@ -365,5 +388,5 @@ func (d *daemon) apply(cfg *config.Config) {
 		d.front.front.SetPolicy(cfg.DeferralPolicy())
 	}
 	d.broker.SetDevices(claim.DevicePolicy(cfg.Devices))
-	d.relay.SetLimits(relayLimits(cfg))
+	d.sandboxes.Relay.SetLimits(relayLimits(cfg))
 }

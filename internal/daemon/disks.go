@@ -2,10 +2,13 @@ package daemon
 
 import (
 	"context"
+	"path/filepath"
 	"time"
 
 	"go.uber.org/zap"
 
+	"github.com/crust-proxy/crust-proxy/internal/daemon/config"
+	"github.com/crust-proxy/crust-proxy/internal/disk/mkfs"
 	"github.com/crust-proxy/crust-proxy/internal/disk/ondisk"
 	"github.com/crust-proxy/crust-proxy/internal/ground/telemetry"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
@@ -19,11 +22,18 @@ const (
 	growthAge = 5 * time.Second
 )
 
-// disks reads the superblocks of filesystems.
+// disks reads the superblocks of filesystems, and makes filesystems.
 type disks struct {
-	reader  *ondisk.Reader
-	metrics *telemetry.Metrics
-	log     *zap.Logger
+	reader    *ondisk.Reader
+	formatter *mkfs.Formatter
+	metrics   *telemetry.Metrics
+	log       *zap.Logger
+}
+
+func newDisks(cfg *config.Config, metrics *telemetry.Metrics, log *zap.Logger) *disks {
+	return &disks{reader: ondisk.New(), metrics: metrics, log: log, formatter: mkfs.New(mkfs.Config{
+		Log: log.Named("format"), LockFile: filepath.Join(cfg.RunDir, "format.lock"), AcceptLeftovers: cfg.Front.AcceptLeftovers,
+	})}
 }
 
 // Matches reports whether a filesystem of this size can be the one on a volume's device.
@@ -36,9 +46,9 @@ func (d *disks) Matches(ctx context.Context, v *volume.Volume, bytes, inodes int
 	return super.Is(bytes, inodes), true
 }
 
-// fillsDevice reports whether the filesystem of a volume is known to be as large as its
+// FillsDevice reports whether the filesystem of a volume is known to be as large as its
 // device. It reads the superblock again, because kubelet asks for a growth only once.
-func (d *disks) fillsDevice(ctx context.Context, v *volume.Volume, device int64) bool {
+func (d *disks) FillsDevice(ctx context.Context, v *volume.Volume, device int64) bool {
 	super := d.reader.Super(ctx, v, 0)
 	return super != nil && super.Fills(device)
 }

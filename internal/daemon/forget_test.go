@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/crust-proxy/crust-proxy/internal/daemon/admin"
+	"github.com/crust-proxy/crust-proxy/internal/daemon/sandboxes"
 	"github.com/crust-proxy/crust-proxy/internal/disk/ondisk"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime"
@@ -38,7 +39,8 @@ func TestNothingIsKeptOfAForeignVolumeThatIsGone(t *testing.T) {
 	t.Cleanup(broker.Close)
 	relay := stats.New(stats.Limits{Concurrency: 1, MaxSlow: 1, StatsTimeout: time.Minute}, nil)
 	d := &daemon{
-		handlers: handlers{handler}, broker: broker, relay: relay, hub: admin.NewHub(), disks: &disks{reader: ondisk.New()},
+		handlers: sandboxes.Handlers{handler}, broker: broker, sandboxes: &sandboxes.Sandboxes{Relay: relay}, hub: admin.NewHub(),
+		disks: &disks{reader: ondisk.New()},
 	}
 	v := &volume.Volume{Key: "a", Adopted: true}
 	_, err = relay.Stats(t.Context(), handler, v)

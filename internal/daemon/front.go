@@ -1,7 +1,7 @@
 package daemon
 
 import (
-	"context"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -14,6 +14,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/daemon/config"
 	csifront "github.com/crust-proxy/crust-proxy/internal/front/csi"
 	"github.com/crust-proxy/crust-proxy/internal/front/passthrough"
+	"github.com/crust-proxy/crust-proxy/internal/front/pods"
 	"github.com/crust-proxy/crust-proxy/internal/front/registry"
 	"github.com/crust-proxy/crust-proxy/internal/ground/peercred"
 	"github.com/crust-proxy/crust-proxy/internal/ground/telemetry"
@@ -32,6 +33,7 @@ type driverFront struct {
 	callers *peercred.Authorizer
 	calls   telemetry.Interceptors // the settings that all servers share
 	volumes func() []deferral.Status
+	cluster *pods.Cluster // nil if no cluster is configured
 }
 
 // newFront returns nil if the front is off.
@@ -39,8 +41,10 @@ func (d *daemon) newFront(cfg *config.Config) (*driverFront, error) {
 	if !cfg.Front.Enabled {
 		return nil, nil
 	}
+	calls := *d.sandboxes
+	calls.Missing = volume.NoSandbox // as if there were no sandbox
 	front, err := csifront.New(csifront.Config{
-		Volumes: d.broker, Pods: podSource(d.cluster), Sandboxes: sandboxes{node: d.node}, Disks: frontDisks{d.disks, d.preparer}, Observer: frontObserver{d},
+		Volumes: d.broker, Pods: podSource(d.cluster), Sandboxes: &calls, Disks: d.disks, Observer: refusals{d.metrics, d.hub},
 		StateDir: cfg.StateDir(), KubeletRoot: cfg.KubeletRoot, PrivateDir: cfg.Front.PrivateDir, MarksDir: cfg.Front.MarksDir,
 		DefaultFSType: cfg.Front.DefaultFSType, VolumeCondition: cfg.Front.VolumeCondition, DriverTimeout: cfg.Front.DriverTimeout.Std(),
 		DefaultHandler: cfg.Handlers.Default, Policy: cfg.DeferralPolicy(), Log: d.log.Named("front"),
@@ -50,7 +54,7 @@ func (d *daemon) newFront(cfg *config.Config) (*driverFront, error) {
 	}
 	d.node.Refusals = front
 	f := &driverFront{
-		front: front, calls: d.interceptors(quietOfDriver()), volumes: d.broker.List,
+		front: front, calls: d.interceptors(quietOfDriver()), volumes: d.broker.List, cluster: d.cluster,
 		callers: peercred.NewAuthorizer("authorization.csi", peercred.Policy(cfg.Authorization.CSI), d.denied),
 	}
 	behind := registry.Config{
@@ -65,37 +69,19 @@ func (d *daemon) newFront(cfg *config.Config) (*driverFront, error) {
 	return f, nil
 }
 
-// frontDisks answers what the front asks about the devices of volumes.
-type frontDisks struct {
-	disks    *disks
-	preparer *preparer
+// refusals counts and shows what the front refuses.
+type refusals struct {
+	metrics *telemetry.Metrics
+	hub     *admin.Hub
 }
 
-// Writing implements csifront.Disks.
-func (f frontDisks) Writing(driver, volumeID string) error {
-	return f.preparer.writing(driver, volumeID)
+// Refused counts a refusal.
+func (r refusals) Refused(driver string, party volume.Party) {
+	r.metrics.VolumeRefused(driver, string(party))
 }
 
-// FillsDevice implements csifront.Disks.
-func (f frontDisks) FillsDevice(ctx context.Context, v *volume.Volume, device int64) bool {
-	return f.disks.fillsDevice(ctx, v, device)
-}
-
-// LacksGroup implements csifront.Disks.
-func (f frontDisks) LacksGroup(ctx context.Context, v *volume.Volume) bool {
-	return f.disks.LacksGroup(ctx, v)
-}
-
-// frontObserver counts and shows what the front refuses.
-type frontObserver struct{ daemon *daemon }
-
-// Refused implements csifront.Observer.
-func (o frontObserver) Refused(driver string, party volume.Party) {
-	o.daemon.metrics.VolumeRefused(driver, string(party))
-}
-
-// Changed implements csifront.Observer.
-func (o frontObserver) Changed(key volume.Key) { o.daemon.hub.Changed(key) }
+// Changed notifies watchers.
+func (r refusals) Changed(key volume.Key) { r.hub.Changed(key) }
 
 // ServerOptions are those of the server that stands in for a driver.
 func (f *driverFront) ServerOptions(name string, conn grpc.ClientConnInterface) []grpc.ServerOption {
@@ -145,6 +131,22 @@ func (f *driverFront) shown() []*adminv1.Driver {
 			Mode: mode, Ready: one.Ready, Problem: one.Problem, Since: admin.Stamp(one.Since), KubeletStatus: one.Kubelet,
 			DirectlyRegistered: one.Bypassed,
 		})
+	}
+	return out
+}
+
+// csiNodeFindings reports what is wrong with the node's CSINode. If pods cannot be looked up
+// either, there is a finding for that already.
+func csiNodeFindings(drivers []registry.State, look pods.State) []string {
+	var out []string
+	for _, one := range drivers {
+		if one.Missing {
+			out = append(out, fmt.Sprintf("driver %s is %s", one.Name, registry.NotInNode))
+		}
+	}
+	if look.CSINode != nil && len(look.Problems) == 0 {
+		out = append(out, fmt.Sprintf("it is not known which drivers are in the node's CSINode: %v: a registration that kubelet loses "+
+			"is not renewed; see the rights in docs/front.md", look.CSINode))
 	}
 	return out
 }

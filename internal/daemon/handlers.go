@@ -9,17 +9,14 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crust-proxy/crust-proxy/internal/daemon/config"
-	"github.com/crust-proxy/crust-proxy/pkg/deferral"
-	"github.com/crust-proxy/crust-proxy/pkg/runtime"
+	"github.com/crust-proxy/crust-proxy/internal/daemon/sandboxes"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/crust"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/kata"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
-type handlers []runtime.Handler
-
-func newHandlers(d *daemon, cfg *config.Config) (handlers, error) {
-	var on handlers
+func newHandlers(d *daemon, cfg *config.Config) (sandboxes.Handlers, error) {
+	var on sandboxes.Handlers
 	if cfg.Handlers.Kata.Enabled {
 		made, err := newKata(d, cfg)
 		if err != nil {
@@ -35,46 +32,6 @@ func newHandlers(d *daemon, cfg *config.Config) (handlers, error) {
 		on = append(on, made)
 	}
 	return on, nil
-}
-
-func (all handlers) projectors() []deferral.Projector {
-	out := make([]deferral.Projector, 0, len(all))
-	for _, h := range all {
-		out = append(out, h)
-	}
-	return out
-}
-
-func (all handlers) byName() map[string]runtime.Handler {
-	out := make(map[string]runtime.Handler, len(all))
-	for _, h := range all {
-		out[h.Name()] = h
-	}
-	return out
-}
-
-func (all handlers) adopted() []*volume.Volume {
-	var out []*volume.Volume
-	for _, h := range all {
-		out = append(out, h.Adopted()...)
-	}
-	return out
-}
-
-// sandboxOf returns the sandbox that has a volume now, as far as its handler knows.
-func (all handlers) sandboxOf(key volume.Key) string {
-	for _, h := range all {
-		if binding, bound := h.Binding(&volume.Volume{Key: key}); bound {
-			return binding.Sandbox
-		}
-	}
-	return ""
-}
-
-func (all handlers) each(do func(runtime.Handler)) {
-	for _, h := range all {
-		do(h)
-	}
 }
 
 func newKata(d *daemon, cfg *config.Config) (*kata.Handler, error) {

@@ -14,6 +14,8 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/internal/daemon/admin"
 	"github.com/crust-proxy/crust-proxy/internal/daemon/config"
+	"github.com/crust-proxy/crust-proxy/internal/daemon/sandboxes"
+	"github.com/crust-proxy/crust-proxy/internal/front/csi/staging"
 	"github.com/crust-proxy/crust-proxy/internal/ground/openers"
 	"github.com/crust-proxy/crust-proxy/internal/ground/systemd"
 	"github.com/crust-proxy/crust-proxy/internal/ground/telemetry"
@@ -34,7 +36,7 @@ const (
 // that lists 10,000 volumes keeps a call from its turn for long. Measured is the
 // time that this process had the processor, so that a busy machine does not count.
 func TestReadsLeaveTheProcessorToCalls(t *testing.T) {
-	status, admin := manyVolumesOnRecord(t)
+	parts, admin := manyVolumesOnRecord(t)
 	defer goruntime.GOMAXPROCS(goruntime.GOMAXPROCS(1))
 	ctx := t.Context()
 	for name, read := range map[string]func() error{
@@ -49,7 +51,7 @@ func TestReadsLeaveTheProcessorToCalls(t *testing.T) {
 			_ = err
 			return nil
 		},
-		"the scrape": func() error { status.metrics(); return nil },
+		"the scrape": func() error { parts.state(); return nil },
 	} {
 		// The collector of garbage can have its turn in one try, not in all.
 		best := time.Hour
@@ -106,7 +108,7 @@ func (idleHandler) Orphans(func(volume.Key) bool) ([]*volume.Volume, error) {
 
 // manyVolumesOnRecord is a daemon that has read the records of many volumes. They
 // are of an earlier boot, so that no device is needed.
-func manyVolumesOnRecord(t *testing.T) (*nodeStatus, *admin.AdminServer) {
+func manyVolumesOnRecord(t *testing.T) (parts, *admin.AdminServer) {
 	t.Helper()
 	state, kubelet := t.TempDir(), t.TempDir()
 	records := filepath.Join(state, "volumes")
@@ -138,11 +140,16 @@ func manyVolumesOnRecord(t *testing.T) (*nodeStatus, *admin.AdminServer) {
 	if err != nil || len(broker.List()) != manyVolumes {
 		t.Fatalf("%d volumes are on record: %v", len(broker.List()), err)
 	}
-	relay := stats.New(stats.Limits{Concurrency: 1, MaxSlow: 1}, nil)
-	node := &admin.Node{Broker: broker, Relay: relay, Handlers: map[string]runtime.Handler{"kata": handler}}
-	inForce := &settings{}
+	calls := &sandboxes.Sandboxes{
+		Handlers: sandboxes.Handlers{handler}, Relay: stats.New(stats.Limits{Concurrency: 1, MaxSlow: 1}, nil), Broker: broker,
+	}
+	node := &admin.Node{Broker: broker, Sandboxes: calls}
+	inForce := &settings{flags: &config.Flags{}}
 	inForce.inForce.Store(&config.Config{ReconcileInterval: config.Duration(time.Minute)})
-	d := &daemon{settings: inForce, broker: broker, openers: openers.New(), http: &telemetry.Server{}, notify: &systemd.Notifier{}, relay: relay, node: node}
-	status := &nodeStatus{daemon: d, mounted: &hostMounts{volumes: broker.List}}
-	return status, &admin.AdminServer{Node: node, Config: func() (path, yaml string) { return "", "" }, Findings: status.findings}
+	d := &daemon{settings: inForce, broker: broker, openers: openers.New(), mounted: &hostMounts{volumes: broker.List}}
+	d.parts = parts{
+		&volumes{node: node, notify: &systemd.Notifier{}, staged: func() []staging.Staged { return nil }},
+		devices{d.openers, broker}, address{&telemetry.Server{}}, inForce,
+	}
+	return d.parts, &admin.AdminServer{Node: node, Daemon: d}
 }

@@ -3,28 +3,16 @@ package daemon
 import (
 	"cmp"
 	"context"
-	"path/filepath"
 	"strconv"
 
-	"go.uber.org/zap"
-
-	"github.com/crust-proxy/crust-proxy/internal/daemon/config"
 	"github.com/crust-proxy/crust-proxy/internal/disk/mkfs"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
-type preparer struct{ formatter *mkfs.Formatter }
-
-func newPreparer(cfg *config.Config, log *zap.Logger) *preparer {
-	return &preparer{mkfs.New(mkfs.Config{
-		Log: log.Named("format"), LockFile: filepath.Join(cfg.RunDir, "format.lock"), AcceptLeftovers: cfg.Front.AcceptLeftovers,
-	})}
-}
-
 // Prepare examines a device, and formats it if the policy says so.
-func (p *preparer) Prepare(ctx context.Context, d deferral.Preparation) error {
-	v, policy := d.Volume, d.Instruction.Format
+func (d *disks) Prepare(ctx context.Context, asked deferral.Preparation) error {
+	v, policy := asked.Volume, asked.Instruction.Format
 	if policy == volume.FormatGuest {
 		// No handler's sandboxes can be trusted to format only a blank device: a sandbox
 		// that is created again would format again.
@@ -36,25 +24,25 @@ func (p *preparer) Prepare(ctx context.Context, d deferral.Preparation) error {
 	}
 	request := mkfs.Request{
 		ID:     id,
-		Device: d.Device, Volume: v.Target, Path: v.Device.Path, FSType: v.FSType, Policy: policy,
-		ReadOnly: v.ReadOnly || policy == volume.FormatDriver && !d.Grow,
-		Options:  d.Instruction.MakeFS.Options, Root: rootOf(v.Group, d.Instruction.MakeFS.RootMode), Grow: d.Grow,
+		Device: asked.Device, Volume: v.Target, Path: v.Device.Path, FSType: v.FSType, Policy: policy,
+		ReadOnly: v.ReadOnly || policy == volume.FormatDriver && !asked.Grow,
+		Options:  asked.Instruction.MakeFS.Options, Root: rootOf(v.Group, asked.Instruction.MakeFS.RootMode), Grow: asked.Grow,
 	}
 	if policy != volume.FormatUnset {
-		if _, err := p.formatter.Prepare(ctx, request); err != nil {
+		if _, err := d.formatter.Prepare(ctx, request); err != nil {
 			return err
 		}
 	}
-	if !v.ReadOnly || d.NoReplay {
+	if !v.ReadOnly || asked.NoReplay {
 		return nil
 	}
-	return p.formatter.CheckReplay(ctx, request)
+	return d.formatter.CheckReplay(ctx, request)
 }
 
-// writing returns an error while a program that was started by Prepare writes to the device
+// Writing returns an error while a program that was started by Prepare writes to the device
 // of a CSI volume.
-func (p *preparer) writing(driver, volumeID string) error {
-	return p.formatter.CheckWriting(writerID(driver, volumeID))
+func (d *disks) Writing(driver, volumeID string) error {
+	return d.formatter.CheckWriting(writerID(driver, volumeID))
 }
 
 // writerID identifies a CSI volume for the formatter. No driver's name has a slash.

@@ -36,12 +36,13 @@ func served(t *testing.T, handler http.Handler) string {
 // these CSI volumes.
 func nodeWithStaged(t *testing.T, badFront error, published []deferral.Status, ids ...string) (address string) {
 	t.Helper()
-	status := &nodeStatus{daemon: &daemon{}, badFront: badFront}
+	var staged []staging.Staged
 	for _, id := range ids {
-		status.staged = append(status.staged, staging.Staged{Driver: "ebs.csi.aws.com", VolumeID: id, Path: "/k/staging"})
+		staged = append(staged, staging.Staged{Driver: "ebs.csi.aws.com", VolumeID: id, Path: "/k/staging"})
 	}
+	onRecord := &volumes{badFront: badFront, staged: func() []staging.Staged { return staged }}
 	metrics := telemetry.NewMetrics("test")
-	metrics.WatchNode(func() telemetry.NodeState { return telemetry.NodeState{Staged: status.stagedOnly(published)} })
+	metrics.WatchNode(func() telemetry.NodeState { return telemetry.NodeState{Staged: onRecord.stagedOnly(published)} })
 	return served(t, promhttp.HandlerFor(metrics.Registry, promhttp.HandlerOpts{}))
 }
 

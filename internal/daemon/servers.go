@@ -51,15 +51,8 @@ type servers struct{ all []*server }
 func (d *daemon) newServers(cfg *config.Config) (*servers, error) {
 	d.runtimeCallers = peercred.NewAuthorizer("authorization.runtime", peercred.Policy(cfg.Authorization.Runtime), d.denied)
 	d.adminCallers = peercred.NewAuthorizer("authorization.admin", peercred.Policy(cfg.Authorization.Admin), d.denied)
-	proof, reason := describeProof(d.openers)
 	runtimeServer := &admin.RuntimeServer{Node: d.node}
-	adminServer := &admin.AdminServer{
-		Node: d.node, Hub: d.hub, Version: sys.Version(), Started: d.started, Config: d.settings.shown,
-		Findings: d.status.findings, Proof: proof, ProofReason: reason, Reconciled: d.logRepairs, Forced: d.forced, Stopping: d.stopping,
-	}
-	if d.front != nil {
-		adminServer.Drivers = d.front.shown
-	}
+	adminServer := &admin.AdminServer{Node: d.node, Hub: d.hub, Daemon: d, Stopping: d.stopping}
 	out := &servers{}
 	for _, part := range []struct {
 		name, service string
@@ -174,7 +167,26 @@ func (d *daemon) denied(who peercred.Peer) {
 	d.deniedLog.Warn("caller refused", zap.Uint32(telemetry.FieldPeerUID, who.UID), zap.Int32(telemetry.FieldPeerPID, who.PID))
 }
 
-func (d *daemon) forced(v *volume.Volume, heldBy string) {
+// Describe describes the daemon.
+func (d *daemon) Describe(ctx context.Context) *adminv1.GetNodeResponse {
+	proof, reason := describeProof(d.openers)
+	path, yaml := d.settings.shown()
+	return &adminv1.GetNodeResponse{
+		Version: sys.Version(), StartedAt: admin.Stamp(d.started), ConfigPath: path, Config: yaml, Proof: proof, ProofReason: reason,
+		Findings: append(d.parts.findings(), d.mounted.findings(ctx)...),
+	}
+}
+
+// Drivers shows the drivers behind the front.
+func (d *daemon) Drivers() (all []*adminv1.Driver, on bool) {
+	if d.front == nil {
+		return nil, false
+	}
+	return d.front.shown(), true
+}
+
+// Forced logs and counts a volume that was released by force.
+func (d *daemon) Forced(v *volume.Volume, heldBy string) {
 	d.metrics.ReleasedByForce()
 	d.log.Warn("a volume was released by force", zap.String(telemetry.FieldVolume, string(v.Key)), zap.String("target", v.Target),
 		zap.String("device", v.Device.Path), zap.String("held_by", heldBy))

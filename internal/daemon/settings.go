@@ -9,6 +9,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/crust-proxy/crust-proxy/internal/daemon/config"
+	"github.com/crust-proxy/crust-proxy/internal/ground/telemetry"
 	"github.com/crust-proxy/crust-proxy/pkg/stats"
 )
 
@@ -45,6 +46,10 @@ func (s *settings) findings() []string {
 		out = append(out, "the configuration is allowed, and rarely meant: "+line)
 	}
 	return out
+}
+
+func (s *settings) measure(_ context.Context, into *telemetry.NodeState) {
+	into.ConfigGood = s.bad.Load() == nil
 }
 
 func (s *settings) run(ctx context.Context) error { return s.watcher.Run(ctx, s.hangups, s.reload) }

@@ -2,10 +2,12 @@ package daemon
 
 import (
 	"context"
+	"fmt"
 
 	"go.uber.org/zap"
 
 	"github.com/crust-proxy/crust-proxy/internal/daemon/config"
+	"github.com/crust-proxy/crust-proxy/internal/ground/telemetry"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/kata"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/sandbox"
 )
@@ -31,11 +33,21 @@ func newTracker(cfg *config.Config, of sandbox.Config, log *zap.Logger) tracker 
 	return nil
 }
 
-// polledFinding reports a container runtime that offers no events.
-func polledFinding(of tracker) []string {
-	if of == nil || !of.Polled() {
-		return nil
+// followed reports how well the container runtime's sandboxes can be followed.
+type followed struct{ tracker }
+
+func (f followed) findings() []string {
+	var out []string
+	if !f.Ready() {
+		out = append(out, fmt.Sprintf("sandboxes cannot be followed (%v): those of runtime-rs are not found", f.LastError()))
 	}
-	return []string{"the container runtime tells of no changes and is asked for its sandboxes every 2 s, so that the death of one is known " +
-		"up to 2 s late; for CRI-O set enable_pod_events = true in [crio.runtime], and restart it"}
+	if f.Polled() {
+		out = append(out, "the container runtime tells of no changes and is asked for its sandboxes every 2 s, so that the death of one is known "+
+			"up to 2 s late; for CRI-O set enable_pod_events = true in [crio.runtime], and restart it")
+	}
+	return out
+}
+
+func (f followed) measure(_ context.Context, into *telemetry.NodeState) {
+	into.Sources["sandboxes"] = f.Ready()
 }

@@ -32,15 +32,13 @@ type polling struct {
 }
 
 func (p polling) Polled() bool { return p.is }
+func (polling) Ready() bool    { return true }
 
 func TestPollingIsAFinding(t *testing.T) {
-	cfg := config.Default()
-	for what, of := range map[string]tracker{"none": nil, "containerd": newTracker(&cfg, sandbox.Config{}, zap.NewNop()), "with events": polling{}} {
-		if got := polledFinding(of); len(got) != 0 {
-			t.Errorf("%s: %q", what, got)
-		}
+	if got := (followed{polling{}}).findings(); len(got) != 0 {
+		t.Errorf("with events: %q", got)
 	}
-	if got := polledFinding(polling{is: true}); len(got) != 1 || !strings.Contains(got[0], "enable_pod_events = true") {
+	if got := (followed{polling{is: true}}).findings(); len(got) != 1 || !strings.Contains(got[0], "enable_pod_events = true") {
 		t.Errorf("without events: %q", got)
 	}
 }

@@ -4,7 +4,6 @@ package admin
 import (
 	"cmp"
 	"context"
-	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -16,6 +15,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/ground/rpccode"
 	"github.com/crust-proxy/crust-proxy/internal/ground/telemetry"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+	"github.com/crust-proxy/crust-proxy/pkg/runtime"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
 )
@@ -25,29 +25,26 @@ const healthTime = 5 * time.Second
 // AdminServer is the Admin API.
 type AdminServer struct {
 	adminv1.UnimplementedAdminServer
-	Node *Node
-	Hub  *Hub
-	// Version, Started and Config describe the daemon; Config returns the path of
-	// the configuration file and the configuration in force.
-	Version string
-	Started time.Time
-	Config  func() (path, yaml string)
-	// Findings lists what the daemon knows to be wrong on the node.
-	Findings func(context.Context) []string
-	// Drivers returns the CSI drivers that registered with the front, without their
-	// numbers of volumes; it is nil if the front is off.
-	Drivers func() []*adminv1.Driver
-	// Proof is how it is proven that nobody else has a device open, and ProofReason why it is
-	// not the kernel's count.
-	Proof, ProofReason string
-	// Reconciled is called after each reconcile that a caller requested.
-	Reconciled func(deferral.ReconcileReport)
-	// Forced is called for each volume that was released by force, with the processes that
-	// still have its device open.
-	Forced func(v *volume.Volume, heldBy string)
+	Node   *Node
+	Hub    *Hub
+	Daemon Daemon
 	// Stopping is closed when the daemon drains: watches end, so that the daemon does not
 	// wait for them.
 	Stopping <-chan struct{}
+}
+
+// Daemon is what the Admin API needs of the daemon itself.
+type Daemon interface {
+	// Describe describes the daemon, without its volumes.
+	Describe(ctx context.Context) *adminv1.GetNodeResponse
+	// Drivers returns the CSI drivers that registered with the front, without their numbers of
+	// volumes; on is false if the front is off.
+	Drivers() (all []*adminv1.Driver, on bool)
+	// Reconcile repairs now.
+	Reconcile(ctx context.Context) (deferral.ReconcileReport, error)
+	// Forced reports a volume that was released by force, with the processes that still have
+	// its device open.
+	Forced(v *volume.Volume, heldBy string)
 }
 
 // Register adds the service to a server.
@@ -57,17 +54,14 @@ func (s *AdminServer) Register(to grpc.ServiceRegistrar) {
 
 // GetNode describes the daemon.
 func (s *AdminServer) GetNode(ctx context.Context, _ *adminv1.GetNodeRequest) (*adminv1.GetNodeResponse, error) {
-	path, yaml := s.Config()
-	byState := make(map[string]int64)
+	out := s.Daemon.Describe(ctx)
+	out.VolumesByState = make(map[string]int64)
 	var loop pace.Loop
 	for _, status := range s.Node.AllShown() {
 		loop.Step()
-		byState[s.Node.StateOf(status)]++
+		out.VolumesByState[s.Node.StateOf(status)]++
 	}
-	return &adminv1.GetNodeResponse{
-		Version: s.Version, StartedAt: Stamp(s.Started), ConfigPath: path, Config: yaml,
-		VolumesByState: byState, Findings: s.Findings(ctx), Proof: s.Proof, ProofReason: s.ProofReason,
-	}, nil
+	return out, nil
 }
 
 const (
@@ -145,7 +139,7 @@ func (s *AdminServer) GetVolumeStats(
 	if err != nil {
 		return nil, err
 	}
-	answer, err := s.Node.Stats(ctx, found.Volume, volume.Unsupported)
+	answer, err := s.Node.Sandboxes.Stats(ctx, found.Volume)
 	if err != nil {
 		return nil, err
 	}
@@ -177,9 +171,10 @@ func (s *AdminServer) ListHandlers(
 	out := &adminv1.ListHandlersResponse{}
 	all := s.Node.All()
 	var loop pace.Loop
-	for _, name := range slices.Sorted(maps.Keys(s.Node.Handlers)) {
+	for _, handler := range s.Node.Sandboxes.Handlers {
+		name := handler.Name()
 		shown := &adminv1.Handler{Name: name, Healthy: true}
-		if err := s.Node.Handlers[name].Health(ctx); err != nil {
+		if err := handler.Health(ctx); err != nil {
 			shown.Healthy, shown.Problem = false, err.Error()
 		}
 		for _, status := range all {
@@ -188,25 +183,24 @@ func (s *AdminServer) ListHandlers(
 				continue
 			}
 			shown.Volumes++
-			if _, bound := s.Node.Binding(status.Volume); bound {
+			if _, bound := s.Node.Sandboxes.Binding(status.Volume); bound {
 				shown.Bound++
 			}
 		}
 		out.Handlers = append(out.Handlers, shown)
 	}
+	slices.SortFunc(out.Handlers, func(x, y *adminv1.Handler) int { return strings.Compare(x.GetName(), y.GetName()) })
 	return out, nil
 }
 
 // ListDrivers shows the CSI drivers.
 func (s *AdminServer) ListDrivers(context.Context, *adminv1.ListDriversRequest) (*adminv1.ListDriversResponse, error) {
-	if s.Drivers == nil {
-		return &adminv1.ListDriversResponse{}, nil
-	}
+	drivers, on := s.Daemon.Drivers()
 	volumes := make(map[string]int64)
 	for _, status := range s.Node.All() {
 		volumes[status.Driver]++
 	}
-	out := &adminv1.ListDriversResponse{FrontEnabled: true, Drivers: s.Drivers()}
+	out := &adminv1.ListDriversResponse{FrontEnabled: on, Drivers: drivers}
 	for _, d := range out.GetDrivers() {
 		d.Volumes = volumes[d.GetName()]
 	}
@@ -216,8 +210,7 @@ func (s *AdminServer) ListDrivers(context.Context, *adminv1.ListDriversRequest) 
 
 // Reconcile repairs now.
 func (s *AdminServer) Reconcile(ctx context.Context, _ *adminv1.ReconcileRequest) (*adminv1.ReconcileResponse, error) {
-	report, err := s.Node.Broker.Reconcile(ctx)
-	s.Reconciled(report)
+	report, err := s.Daemon.Reconcile(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -356,7 +349,48 @@ func (s *AdminServer) ReleaseVolume(
 		out.HeldBy = held.Held.Processes
 	}
 	if req.GetForce() {
-		s.Forced(found.Volume, out.GetHeldBy())
+		s.Daemon.Forced(found.Volume, out.GetHeldBy())
 	}
 	return out, nil
+}
+
+// FreezeVolume blocks all writes to a volume, for at most the given time.
+func (s *AdminServer) FreezeVolume(
+	ctx context.Context, req *adminv1.FreezeVolumeRequest,
+) (*adminv1.FreezeVolumeResponse, error) {
+	able, v, err := s.freezerOf(ctx, req.GetVolume())
+	if err != nil {
+		return nil, err
+	}
+	most := req.GetTimeout()
+	if most.CheckValid() != nil || most.AsDuration() <= 0 {
+		return nil, volume.Errorf(volume.Invalid, "volume %s: timeout is missing: say when writes go on by themselves", v.Target)
+	}
+	return &adminv1.FreezeVolumeResponse{}, able.Freeze(ctx, v, most.AsDuration())
+}
+
+// ThawVolume allows writes again.
+func (s *AdminServer) ThawVolume(ctx context.Context, req *adminv1.ThawVolumeRequest) (*adminv1.ThawVolumeResponse, error) {
+	able, v, err := s.freezerOf(ctx, req.GetVolume())
+	if err == nil {
+		err = able.Thaw(ctx, v)
+	}
+	return &adminv1.ThawVolumeResponse{}, err
+}
+
+func (s *AdminServer) freezerOf(ctx context.Context, ref string) (runtime.Freezer, *volume.Volume, error) {
+	found, err := s.live(ctx, ref)
+	if err != nil {
+		return nil, nil, err
+	}
+	handler, err := s.Node.Sandboxes.Handler(found.Volume)
+	if err != nil {
+		return nil, nil, err
+	}
+	able, ok := handler.(runtime.Freezer)
+	if !ok {
+		return nil, nil, volume.Errorf(volume.Unsupported, "volume %s: the sandboxes of the handler %s cannot be told to hold "+
+			"writes: freeze the filesystem from within the pod", found.Target, found.Handler)
+	}
+	return able, found.Volume, nil
 }

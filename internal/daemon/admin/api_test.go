@@ -7,7 +7,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -17,6 +16,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 
+	"github.com/crust-proxy/crust-proxy/internal/daemon/sandboxes"
 	"github.com/crust-proxy/crust-proxy/internal/front/kubelet"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral/claim"
@@ -69,7 +69,7 @@ type served struct {
 	kubelet  string
 	conn     *grpc.ClientConn
 	stopping chan struct{}
-	drivers  atomic.Pointer[[]*adminv1.Driver]
+	drivers  []*adminv1.Driver // nil while the front is off
 }
 
 func serve(t *testing.T, pods ...string) *served {
@@ -89,19 +89,14 @@ func serve(t *testing.T, pods ...string) *served {
 	if err != nil {
 		t.Fatal(err)
 	}
-	node := &Node{Broker: broker, Handlers: map[string]runtime.Handler{"kata": s.handler}, Relay: stats.New(stats.Limits{
-		StatsTimeout: time.Second, ExpandTimeout: time.Second, Concurrency: 4, SlowAfter: time.Second, MaxSlow: 4,
-	}, nil)}
+	limits := stats.Limits{StatsTimeout: time.Second, ExpandTimeout: time.Second, Concurrency: 4, SlowAfter: time.Second, MaxSlow: 4}
+	node := &Node{Broker: broker, Sandboxes: &sandboxes.Sandboxes{
+		Handlers: sandboxes.Handlers{s.handler}, Relay: stats.New(limits, nil), Broker: broker, Missing: volume.Unsupported,
+	}}
 	s.node = node
 	server := grpc.NewServer(ServerOption())
 	(&RuntimeServer{Node: node}).Register(server)
-	s.drivers.Store(&[]*adminv1.Driver{})
-	(&AdminServer{
-		Node: node, Hub: s.hub, Version: "v1", Config: func() (string, string) { return "/etc/c.yaml", "a: b" },
-		Findings: func(context.Context) []string { return []string{"something is wrong"} }, Stopping: s.stopping,
-		Drivers:    func() []*adminv1.Driver { return *s.drivers.Load() },
-		Reconciled: func(deferral.ReconcileReport) {}, Forced: func(*volume.Volume, string) {},
-	}).Register(server)
+	(&AdminServer{Node: node, Hub: s.hub, Daemon: s, Stopping: s.stopping}).Register(server)
 	socket := filepath.Join(t.TempDir(), "s")
 	listener, err := net.Listen("unix", socket)
 	if err != nil {
@@ -115,6 +110,18 @@ func serve(t *testing.T, pods ...string) *served {
 	t.Cleanup(func() { _ = s.conn.Close(); server.Stop(); broker.Close() })
 	return s
 }
+
+func (s *served) Describe(context.Context) *adminv1.GetNodeResponse {
+	return &adminv1.GetNodeResponse{Version: "v1", Findings: []string{"something is wrong"}}
+}
+
+func (s *served) Drivers() ([]*adminv1.Driver, bool) { return s.drivers, s.drivers != nil }
+
+func (s *served) Reconcile(ctx context.Context) (deferral.ReconcileReport, error) {
+	return s.node.Broker.Reconcile(ctx)
+}
+
+func (s *served) Forced(*volume.Volume, string) {}
 
 func (s *served) admin() adminv1.AdminClient { return adminv1.NewAdminClient(s.conn) }
 

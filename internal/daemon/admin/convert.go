@@ -32,7 +32,7 @@ func (n *Node) state(s deferral.Status) adminv1.VolumeState {
 	case s.Problem != nil:
 		return adminv1.VolumeState_VOLUME_STATE_DEGRADED
 	}
-	if _, bound := n.Binding(s.Volume); bound {
+	if _, bound := n.Sandboxes.Binding(s.Volume); bound {
 		return adminv1.VolumeState_VOLUME_STATE_BOUND
 	}
 	return adminv1.VolumeState_VOLUME_STATE_PUBLISHED
@@ -59,7 +59,7 @@ func (n *Node) message(s deferral.Status) *adminv1.Volume {
 	if s.Refusal == nil {
 		out.Sandbox = n.sandbox(v)
 	}
-	known, ok := n.Relay.Known(v.Key)
+	known, ok := n.Sandboxes.Known(v)
 	if ok && !known.At.IsZero() {
 		out.Usage, out.UsageAt = usageMessages(known.Report), Stamp(known.At)
 		if known.GroupIgnored {
@@ -110,7 +110,7 @@ func lastError(s deferral.Status, known stats.Known) (string, *timestamppb.Times
 }
 
 func (n *Node) sandbox(v *volume.Volume) *adminv1.Sandbox {
-	binding, ok := n.Binding(v)
+	binding, ok := n.Sandboxes.Binding(v)
 	if !ok {
 		return nil
 	}

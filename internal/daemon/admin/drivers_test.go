@@ -17,11 +17,11 @@ import (
 func TestListDrivers(t *testing.T) {
 	s := serve(t, "pod-1", "pod-2")
 	since := time.Unix(1700000000, 0)
-	s.drivers.Store(&[]*adminv1.Driver{
+	s.drivers = []*adminv1.Driver{
 		{Name: "z", Problem: "its socket is gone", DirectlyRegistered: true},
 		{Name: "d", Version: "v2", Endpoint: "/d.sock", CsiSocket: "/run/d.sock", Capabilities: []string{"STAGE_UNSTAGE_VOLUME"},
 			Mode: volume.WayBlock, Ready: true, Since: timestamppb.New(since), KubeletStatus: "registered"},
-	})
+	}
 	got, err := s.admin().ListDrivers(t.Context(), &adminv1.ListDriversRequest{})
 	if err != nil {
 		t.Fatal(err)
@@ -37,7 +37,7 @@ func TestListDrivers(t *testing.T) {
 }
 
 func TestListDriversWithTheFrontOff(t *testing.T) {
-	got, err := (&AdminServer{}).ListDrivers(t.Context(), &adminv1.ListDriversRequest{})
+	got, err := serve(t).admin().ListDrivers(t.Context(), &adminv1.ListDriversRequest{})
 	if err != nil || got.GetFrontEnabled() || len(got.GetDrivers()) != 0 {
 		t.Errorf("got %v, %v", got, err)
 	}

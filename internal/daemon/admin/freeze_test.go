@@ -47,7 +47,7 @@ func TestFreeze(t *testing.T) {
 		}
 	}
 	able := &freezing{adopting: adopting{volumes: s.handler.volumes}}
-	s.node.Handlers["kata"] = able
+	s.node.Sandboxes.Handlers[0] = able
 	if err := freeze(durationpb.New(time.Minute)); err != nil || able.frozen != time.Minute {
 		t.Errorf("%v, frozen for %v", err, able.frozen)
 	}

@@ -34,12 +34,13 @@ func TestGrowthThatTheMountMissed(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(broker.Close)
-	s.node.Broker, s.node.Handlers["kata"] = broker, handler
-	s.node.HasGrown = func(context.Context, *volume.Volume) bool { return grown }
+	calls := s.node.Sandboxes
+	calls.Broker, calls.Handlers[0] = broker, handler
+	calls.HasGrown = func(context.Context, *volume.Volume) bool { return grown }
 	v := &volume.Volume{Key: "a", Handler: "kata", GrowTo: 7}
 	ask := func() {
 		t.Helper()
-		if _, err := s.node.Stats(t.Context(), v, volume.NoSandbox); err != nil {
+		if _, err := calls.Stats(t.Context(), v); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -54,7 +55,7 @@ func TestGrowthThatTheMountMissed(t *testing.T) {
 	case <-time.After(20 * time.Second):
 		t.Error("the sandbox was not asked to grow")
 	}
-	s.node.Relay.Rebound("a", "next")
+	calls.Relay.Rebound("a", "next")
 	grown = true
 	ask()
 	if n := len(handler.asked); n != 0 {

@@ -6,24 +6,19 @@ import (
 	"regexp"
 	"strings"
 
+	"github.com/crust-proxy/crust-proxy/internal/daemon/sandboxes"
 	"github.com/crust-proxy/crust-proxy/internal/ground/pace"
-	"github.com/crust-proxy/crust-proxy/internal/ground/telemetry"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
-	"github.com/crust-proxy/crust-proxy/pkg/runtime"
-	"github.com/crust-proxy/crust-proxy/pkg/stats"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
 // Node holds what both servers share: the volumes of this node, those of the broker and
 // those that other programs published.
 type Node struct {
-	Broker   *deferral.Broker
-	Handlers map[string]runtime.Handler
-	Relay    *stats.Relay
+	Broker    *deferral.Broker
+	Sandboxes *sandboxes.Sandboxes
 	// Refusals holds the refused volumes; it is nil if the front is off.
 	Refusals Refusals
-	// HasGrown reports whether the growth on record for a volume is known to be done.
-	HasGrown func(ctx context.Context, v *volume.Volume) bool
 }
 
 // Refusals holds the volumes that pods wait for and that are not on record.
@@ -53,7 +48,7 @@ func (n *Node) byKey(key volume.Key) (deferral.Status, bool) {
 	if status, ok := n.Broker.Get(key); ok {
 		return status, true
 	}
-	for _, v := range n.adopted() {
+	for _, v := range n.Sandboxes.Adopted() {
 		if v.Key == key {
 			return deferral.Status{Volume: v}, true
 		}
@@ -92,7 +87,7 @@ func (n *Node) byReference(ref string) (deferral.Status, error) {
 // All returns all volumes, in no order.
 func (n *Node) All() []deferral.Status {
 	all := n.Broker.All()
-	for _, v := range n.adopted() {
+	for _, v := range n.Sandboxes.Adopted() {
 		if _, ours := n.Broker.Get(v.Key); !ours {
 			all = append(all, deferral.Status{Volume: v})
 		}
@@ -179,72 +174,11 @@ func (n *Node) shownByTarget(path string) (deferral.Status, error) {
 	return found, err
 }
 
-func (n *Node) adopted() []*volume.Volume {
-	var all []*volume.Volume
-	for _, handler := range n.Handlers {
-		all = append(all, handler.Adopted()...)
-	}
-	return all
-}
-
-// HandlerOf returns the handler of a volume. If it is not configured any more, the error is of
-// the kind missing.
-func (n *Node) HandlerOf(v *volume.Volume, missing volume.Kind) (runtime.Handler, error) {
-	handler := n.Handlers[v.Handler]
-	if handler == nil {
-		return nil, volume.Errorf(missing,
-			"volume %s: its runtime handler %q is not configured any more", v.Target, v.Handler)
-	}
-	return handler, nil
-}
-
-// Binding returns the sandbox that has a volume, from memory.
-func (n *Node) Binding(v *volume.Volume) (runtime.Binding, bool) {
-	handler := n.Handlers[v.Handler]
-	if handler == nil {
-		return runtime.Binding{}, false
-	}
-	return handler.Binding(v)
-}
-
-// Stats asks the sandbox of a volume. If the volume's handler is not configured any more,
-// the error is of the kind missing.
-func (n *Node) Stats(ctx context.Context, v *volume.Volume, missing volume.Kind) (stats.Answer, error) {
-	handler, err := n.HandlerOf(v, missing)
-	if err != nil {
-		return stats.Answer{}, err
-	}
-	answer, err := n.Relay.Stats(ctx, handler, v)
-	if err == nil && v.GrowTo > 0 {
-		n.endGrowth(ctx, handler, v)
-	}
-	telemetry.CallFrom(ctx).Expected = volume.KindOf(err) == volume.NoSandbox && err != nil
-	return answer, err
-}
-
-// endGrowth removes a growth from the record when it is done. A sandbox that was mounting
-// the volume when the device grew may have seen the old size, so each is asked once to grow.
-func (n *Node) endGrowth(ctx context.Context, handler runtime.Handler, v *volume.Volume) {
-	if n.HasGrown(ctx, v) {
-		_ = n.Broker.EndGrowth(v.Key, v.GrowTo) // the next stats try again, and only people read it
-		return
-	}
-	known, _ := n.Relay.Known(v.Key)
-	if first := known.Requests-known.Failures == 1; first && n.Broker.Abilities(v.Handler).GrowsAtMount {
-		wish := volume.Range{Required: v.GrowTo}
-		go func() { _, _ = n.Relay.Expand(context.WithoutCancel(ctx), handler, v, wish) }() // the relay keeps an error
-	}
-}
-
 func (n *Node) expand(ctx context.Context, v *volume.Volume, wish volume.Range) (int64, error) {
-	handler, err := n.HandlerOf(v, volume.Unsupported)
-	if err != nil {
-		return 0, err
-	}
 	if v.ReadOnly {
 		return 0, volume.Errorf(volume.Invalid, "volume %s is read-only: its filesystem cannot grow", v.Target)
 	}
-	size, err := n.Relay.Expand(ctx, handler, v, wish)
+	size, err := n.Sandboxes.Expand(ctx, v, wish)
 	if volume.KindOf(err) == volume.NoSandbox && err != nil && !v.Adopted && n.Broker.Abilities(v.Handler).GrowsAtMount {
 		return n.growLater(ctx, v, wish)
 	}

@@ -90,7 +90,7 @@ func (s *RuntimeServer) RuntimeGetVolumeStats(
 	if err != nil {
 		return nil, err
 	}
-	answer, err := s.Node.Stats(ctx, v, volume.Unsupported)
+	answer, err := s.Node.Sandboxes.Stats(ctx, v)
 	if err != nil {
 		return nil, err
 	}

@@ -1,0 +1,118 @@
+// Package sandboxes calls the sandboxes of volumes, for the front and for the APIs.
+package sandboxes
+
+import (
+	"context"
+
+	"github.com/crust-proxy/crust-proxy/internal/ground/telemetry"
+	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+	"github.com/crust-proxy/crust-proxy/pkg/runtime"
+	"github.com/crust-proxy/crust-proxy/pkg/stats"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+)
+
+// Handlers are the runtime handlers of this node.
+type Handlers []runtime.Handler
+
+// Projectors are the handlers as the broker needs them.
+func (all Handlers) Projectors() []deferral.Projector {
+	out := make([]deferral.Projector, 0, len(all))
+	for _, h := range all {
+		out = append(out, h)
+	}
+	return out
+}
+
+// Adopted lists the volumes that other programs published.
+func (all Handlers) Adopted() []*volume.Volume {
+	var out []*volume.Volume
+	for _, h := range all {
+		out = append(out, h.Adopted()...)
+	}
+	return out
+}
+
+// Binding returns the sandbox that has a volume, from memory.
+func (all Handlers) Binding(v *volume.Volume) (runtime.Binding, bool) {
+	for _, h := range all {
+		if binding, bound := h.Binding(v); bound {
+			return binding, true
+		}
+	}
+	return runtime.Binding{}, false
+}
+
+// SandboxAdded and SandboxGone pass on what the container runtime reports.
+func (all Handlers) SandboxAdded(podUID, sandbox string) {
+	for _, h := range all {
+		h.SandboxAdded(podUID, sandbox)
+	}
+}
+
+// SandboxGone is the other half of SandboxAdded.
+func (all Handlers) SandboxGone(sandbox string) {
+	for _, h := range all {
+		h.SandboxGone(sandbox)
+	}
+}
+
+// Sandboxes calls the sandboxes of volumes.
+type Sandboxes struct {
+	Handlers
+	Relay  *stats.Relay
+	Broker *deferral.Broker
+	// HasGrown reports whether the growth on record for a volume is known to be done.
+	HasGrown func(ctx context.Context, v *volume.Volume) bool
+	// Missing is the kind of the error for a volume whose handler is not configured any more.
+	Missing volume.Kind
+}
+
+// Handler returns the handler of a volume.
+func (s *Sandboxes) Handler(v *volume.Volume) (runtime.Handler, error) {
+	for _, h := range s.Handlers {
+		if h.Name() == v.Handler {
+			return h, nil
+		}
+	}
+	return nil, volume.Errorf(s.Missing, "volume %s: its runtime handler %q is not configured any more", v.Target, v.Handler)
+}
+
+// Known returns the last answer of the sandbox of a volume.
+func (s *Sandboxes) Known(v *volume.Volume) (stats.Known, bool) { return s.Relay.Known(v.Key) }
+
+// Stats asks the sandbox of a volume now.
+func (s *Sandboxes) Stats(ctx context.Context, v *volume.Volume) (stats.Answer, error) {
+	handler, err := s.Handler(v)
+	if err != nil {
+		return stats.Answer{}, err
+	}
+	answer, err := s.Relay.Stats(ctx, handler, v)
+	if err == nil && v.GrowTo > 0 {
+		s.endGrowth(ctx, handler, v)
+	}
+	telemetry.CallFrom(ctx).Expected = volume.KindOf(err) == volume.NoSandbox && err != nil
+	return answer, err
+}
+
+// endGrowth removes a growth from the record when it is done. A sandbox that was mounting
+// the volume when the device grew may have seen the old size, so each is asked once to grow.
+func (s *Sandboxes) endGrowth(ctx context.Context, handler runtime.Handler, v *volume.Volume) {
+	if s.HasGrown(ctx, v) {
+		_ = s.Broker.EndGrowth(v.Key, v.GrowTo) // the next stats try again, and only people read it
+		return
+	}
+	known, _ := s.Known(v)
+	if first := known.Requests-known.Failures == 1; first && handler.Abilities().GrowsAtMount {
+		wish := volume.Range{Required: v.GrowTo}
+		go func() { _, _ = s.Relay.Expand(context.WithoutCancel(ctx), handler, v, wish) }() // the relay keeps an error
+	}
+}
+
+// Expand asks the sandbox of a volume to grow the filesystem.
+func (s *Sandboxes) Expand(ctx context.Context, v *volume.Volume, wish volume.Range) (int64, error) {
+	handler, err := s.Handler(v)
+	if err != nil {
+		return 0, err
+	}
+	return s.Relay.Expand(ctx, handler, v, wish)
+}
