@@ -42,7 +42,7 @@ type server struct {
 	grpc     *grpc.Server
 	health   *health.Server
 	listener net.Listener
-	patience func() time.Duration
+	patience time.Duration
 	log      *zap.Logger
 }
 
@@ -51,25 +51,25 @@ type servers struct{ all []*server }
 func (d *daemon) newServers(cfg *config.Config) (*servers, error) {
 	d.runtimeCallers = peercred.NewAuthorizer("authorization.runtime", peercred.Policy(cfg.Authorization.Runtime), d.denied)
 	d.adminCallers = peercred.NewAuthorizer("authorization.admin", peercred.Policy(cfg.Authorization.Admin), d.denied)
-	runtimeServer := &admin.RuntimeServer{Node: d.node}
-	adminServer := &admin.AdminServer{Node: d.node, Hub: d.hub, Daemon: d, Stopping: d.stopping}
 	out := &servers{}
 	for _, part := range []struct {
-		name, service string
-		socket        config.Socket
-		callers       *peercred.Authorizer
-		register      func(grpc.ServiceRegistrar)
+		name    string
+		desc    *grpc.ServiceDesc
+		socket  config.Socket
+		callers *peercred.Authorizer
+		api     any
 	}{
-		{"runtime", runtimev1.Runtime_ServiceDesc.ServiceName, cfg.RuntimeSocket, d.runtimeCallers, runtimeServer.Register},
-		{"admin", adminv1.Admin_ServiceDesc.ServiceName, cfg.AdminSocket, d.adminCallers, adminServer.Register},
+		{"runtime", &runtimev1.Runtime_ServiceDesc, cfg.RuntimeSocket, d.runtimeCallers, &admin.RuntimeServer{Node: d.node}},
+		{"admin", &adminv1.Admin_ServiceDesc, cfg.AdminSocket, d.adminCallers,
+			&admin.AdminServer{Node: d.node, Hub: d.hub, Daemon: d, Stopping: d.stopping}},
 	} {
 		listener, err := d.listen(part.name, part.socket)
 		if err != nil {
 			out.close()
 			return nil, err
 		}
-		s := d.newServer(part.name, part.service, part.callers, listener)
-		part.register(s.grpc)
+		s := d.newServer(part.name, part.desc.ServiceName, part.callers, listener)
+		s.grpc.RegisterService(part.desc, part.api)
 		out.all = append(out.all, s)
 	}
 	return out, nil
@@ -90,13 +90,13 @@ func (d *daemon) listen(name string, socket config.Socket) (net.Listener, error)
 func (d *daemon) newServer(name, service string, allowed *peercred.Authorizer, listener net.Listener) *server {
 	calls := d.interceptors(quietMethods)
 	options := append(allowed.ServerOptions(), calls.Options()...)
-	options = append(options, admin.ServerOption(), grpc.ChainStreamInterceptor(d.endWithDaemon),
+	options = append(options, grpc.ChainUnaryInterceptor(admin.Statuses), grpc.ChainStreamInterceptor(d.endWithDaemon),
 		grpc.NumStreamWorkers(streamWorkers), grpc.InitialWindowSize(maxRequest), grpc.InitialConnWindowSize(maxRequest),
 		grpc.MaxRecvMsgSize(maxRequest), grpc.MaxConcurrentStreams(1024), grpc.ConnectionTimeout(10*time.Second),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}))
 	s := &server{
 		name: name, service: service, grpc: grpc.NewServer(options...), health: health.NewServer(), listener: listener,
-		log: d.log, patience: func() time.Duration { return d.settings.get().ShutdownTimeout.Std() },
+		log: d.log, patience: d.settings.get().ShutdownTimeout.Std(),
 	}
 	healthv1.RegisterHealthServer(s.grpc, s.health)
 	reflection.Register(s.grpc)
@@ -245,7 +245,7 @@ func (s *server) Run(ctx context.Context) error {
 
 func (s *server) drain() {
 	s.health.Shutdown()
-	run.Drain(s.grpc, s.patience(), func() {
+	run.Drain(s.grpc, s.patience, func() {
 		s.log.Warn("calls did not end in time and are cut off", zap.String("server", s.name))
 	})
 }

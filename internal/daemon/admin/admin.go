@@ -47,9 +47,11 @@ type Daemon interface {
 	Forced(v *volume.Volume, heldBy string)
 }
 
-// Register adds the service to a server.
-func (s *AdminServer) Register(to grpc.ServiceRegistrar) {
-	to.RegisterService(checked(adminv1.Admin_ServiceDesc), s)
+// Statuses converts the errors of unary calls to gRPC statuses. It belongs behind the interceptors
+// that log and count them.
+func Statuses(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
+	reply, err := handle(ctx, req)
+	return reply, rpccode.Status(err)
 }
 
 // GetNode describes the daemon.

@@ -2,7 +2,6 @@ package admin
 
 import (
 	"context"
-	"errors"
 	"net"
 	"path/filepath"
 	"slices"
@@ -94,9 +93,9 @@ func serve(t *testing.T, pods ...string) *served {
 		Handlers: sandboxes.Handlers{s.handler}, Relay: stats.New(limits, nil), Broker: broker, Missing: volume.Unsupported,
 	}}
 	s.node = node
-	server := grpc.NewServer(ServerOption())
-	(&RuntimeServer{Node: node}).Register(server)
-	(&AdminServer{Node: node, Hub: s.hub, Daemon: s, Stopping: s.stopping}).Register(server)
+	server := grpc.NewServer(grpc.UnaryInterceptor(Statuses))
+	runtimev1.RegisterRuntimeServer(server, &RuntimeServer{Node: node})
+	adminv1.RegisterAdminServer(server, &AdminServer{Node: node, Hub: s.hub, Daemon: s, Stopping: s.stopping})
 	socket := filepath.Join(t.TempDir(), "s")
 	listener, err := net.Listen("unix", socket)
 	if err != nil {
@@ -124,33 +123,6 @@ func (s *served) Reconcile(ctx context.Context) (deferral.ReconcileReport, error
 func (s *served) Forced(*volume.Volume, string) {}
 
 func (s *served) admin() adminv1.AdminClient { return adminv1.NewAdminClient(s.conn) }
-
-// rawCodec sends bytes as they are, also those that protobuf would not encode.
-type rawCodec struct{}
-
-func (rawCodec) Name() string { return "proto" }
-func (rawCodec) Marshal(v any) ([]byte, error) {
-	raw, ok := v.([]byte)
-	if !ok {
-		return nil, errors.New("not bytes")
-	}
-	return raw, nil
-}
-func (rawCodec) Unmarshal([]byte, any) error { return nil }
-
-func TestRequestsThatCannotBeDecodedAreTheCallersFault(t *testing.T) {
-	s := serve(t)
-	for name, raw := range map[string][]byte{
-		"text that is not UTF-8": {0x12, 0x02, 0xff, 0xfe},
-		"cut off":                {0x12, 0x7f, 'x'},
-	} {
-		var reply []byte
-		err := s.conn.Invoke(t.Context(), runtimev1.Runtime_RuntimeStageVolume_FullMethodName, raw, &reply, grpc.ForceCodec(rawCodec{}))
-		if status.Code(err) != codes.InvalidArgument {
-			t.Errorf("%s: %v", name, err)
-		}
-	}
-}
 
 func TestUnknownEnumNumbersAreRefused(t *testing.T) {
 	s := serve(t)
@@ -299,13 +271,18 @@ func TestStatsAndExpandAreRelayed(t *testing.T) {
 	}
 }
 
-func TestWatch(t *testing.T) {
-	s := serve(t, "a", "b")
-	stream, err := s.admin().WatchVolumes(t.Context(), &adminv1.WatchVolumesRequest{})
+// watch begins to watch, and returns a function that waits for the next event.
+func (s *served) watch(t *testing.T, req *adminv1.WatchVolumesRequest) (
+	grpc.ServerStreamingClient[adminv1.WatchVolumesResponse], func() *adminv1.WatchVolumesResponse,
+) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	t.Cleanup(cancel)
+	stream, err := s.admin().WatchVolumes(ctx, req)
 	if err != nil {
 		t.Fatal(err)
 	}
-	next := func() *adminv1.WatchVolumesResponse {
+	return stream, func() *adminv1.WatchVolumesResponse {
 		t.Helper()
 		event, err := stream.Recv()
 		if err != nil {
@@ -313,6 +290,11 @@ func TestWatch(t *testing.T) {
 		}
 		return event
 	}
+}
+
+func TestWatch(t *testing.T) {
+	s := serve(t, "a", "b")
+	stream, next := s.watch(t, &adminv1.WatchVolumesRequest{})
 	for range 2 {
 		if event := next(); event.GetType() != adminv1.WatchVolumesResponse_TYPE_CHANGED {
 			t.Fatalf("got %v", event)

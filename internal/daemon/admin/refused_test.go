@@ -1,7 +1,6 @@
 package admin
 
 import (
-	"context"
 	"strings"
 	"sync"
 	"testing"
@@ -105,20 +104,7 @@ func TestWatchTellsOfRefusals(t *testing.T) {
 	s.node.Refusals = refusals
 	target := s.kubelet + "/pods/m/mount"
 	refusals.set(refusalAt(target))
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
-	defer cancel()
-	stream, err := s.admin().WatchVolumes(ctx, &adminv1.WatchVolumesRequest{Handler: "kata"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	next := func() *adminv1.WatchVolumesResponse {
-		t.Helper()
-		event, err := stream.Recv()
-		if err != nil {
-			t.Fatal(err)
-		}
-		return event
-	}
+	_, next := s.watch(t, &adminv1.WatchVolumesRequest{Handler: "kata"})
 	if e := next(); e.GetVolume().GetRefusedBy() != "handler" {
 		t.Errorf("listed: %v", e)
 	}

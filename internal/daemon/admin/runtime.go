@@ -3,8 +3,6 @@ package admin
 import (
 	"context"
 
-	"google.golang.org/grpc"
-
 	"github.com/crust-proxy/crust-proxy/internal/ground/telemetry"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 	runtimev1 "github.com/crust-proxy/crust-proxy/proto/crust/runtime/v1"
@@ -14,11 +12,6 @@ import (
 type RuntimeServer struct {
 	runtimev1.UnimplementedRuntimeServer
 	Node *Node
-}
-
-// Register adds the service to a server.
-func (s *RuntimeServer) Register(to grpc.ServiceRegistrar) {
-	to.RegisterService(checked(runtimev1.Runtime_ServiceDesc), s)
 }
 
 // RuntimeStageVolume defers a volume.
