@@ -7,7 +7,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
 
 	"github.com/crust-proxy/crust-proxy/internal/daemon/admin"
@@ -54,7 +53,7 @@ func (d *daemon) newFront(cfg *config.Config) (*driverFront, error) {
 	}
 	d.node.Refusals = front
 	f := &driverFront{
-		front: front, calls: d.interceptors(quietOfDriver()), volumes: d.broker.List, cluster: d.cluster,
+		front: front, calls: telemetry.Interceptors{Log: d.log, Metrics: d.metrics, Tracer: d.tracer}, volumes: d.broker.List, cluster: d.cluster,
 		callers: peercred.NewAuthorizer("authorization.csi", peercred.Policy(cfg.Authorization.CSI), d.denied),
 	}
 	behind := registry.Config{
@@ -89,19 +88,6 @@ func (f *driverFront) ServerOptions(name string, conn grpc.ClientConnInterface) 
 	calls.Front = &telemetry.Front{Driver: name, Known: passthrough.UnaryMethods(), Ours: csifront.Answered()}
 	options := append(f.callers.ServerOptions(), calls.Options()...)
 	return append(options, f.front.Driver(name, conn).ServerOptions()...)
-}
-
-func quietOfDriver() map[string]bool {
-	return map[string]bool{
-		csi.Identity_Probe_FullMethodName:           true,
-		csi.Identity_GetPluginInfo_FullMethodName:   true,
-		csi.Node_NodeGetCapabilities_FullMethodName: true,
-		csi.Node_NodeGetVolumeStats_FullMethodName:  true,
-		csi.Node_NodeGetInfo_FullMethodName:         true,
-		csi.Controller_ListVolumes_FullMethodName:   true,
-		csi.Controller_GetCapacity_FullMethodName:   true,
-		csi.Controller_ListSnapshots_FullMethodName: true,
-	}
 }
 
 // Deferred names the deferred volumes of a driver.

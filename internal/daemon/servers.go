@@ -88,7 +88,7 @@ func (d *daemon) listen(name string, socket config.Socket) (net.Listener, error)
 }
 
 func (d *daemon) newServer(name, service string, allowed *peercred.Authorizer, listener net.Listener) *server {
-	calls := d.interceptors(quietMethods)
+	calls := telemetry.Interceptors{Log: d.log, Metrics: d.metrics, Tracer: d.tracer}
 	options := append(allowed.ServerOptions(), calls.Options()...)
 	options = append(options, grpc.ChainUnaryInterceptor(admin.Statuses), grpc.ChainStreamInterceptor(d.endWithDaemon),
 		grpc.NumStreamWorkers(streamWorkers), grpc.InitialWindowSize(maxRequest), grpc.InitialConnWindowSize(maxRequest),
@@ -101,25 +101,6 @@ func (d *daemon) newServer(name, service string, allowed *peercred.Authorizer, l
 	healthv1.RegisterHealthServer(s.grpc, s.health)
 	reflection.Register(s.grpc)
 	return s
-}
-
-func (d *daemon) interceptors(quiet map[string]bool) telemetry.Interceptors {
-	return telemetry.Interceptors{Log: d.log, Metrics: d.metrics, Tracer: d.tracer, Quiet: quiet}
-}
-
-// quietMethods are called often and change nothing.
-var quietMethods = map[string]bool{
-	runtimev1.Runtime_RuntimeGetVolumeStats_FullMethodName: true,
-	adminv1.Admin_GetNode_FullMethodName:                   true,
-	adminv1.Admin_ListVolumes_FullMethodName:               true,
-	adminv1.Admin_GetVolume_FullMethodName:                 true,
-	adminv1.Admin_GetVolumeStats_FullMethodName:            true,
-	adminv1.Admin_ListHandlers_FullMethodName:              true,
-	adminv1.Admin_ListDrivers_FullMethodName:               true,
-	adminv1.Admin_WatchVolumes_FullMethodName:              true,
-	healthv1.Health_Check_FullMethodName:                   true,
-	healthv1.Health_Watch_FullMethodName:                   true,
-	healthv1.Health_List_FullMethodName:                    true,
 }
 
 // endWithDaemon ends streams of gRPC's own services when the daemon stops. A health watch

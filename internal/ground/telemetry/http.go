@@ -27,8 +27,7 @@ type Server struct {
 	Metrics prometheus.Gatherer
 	// Ready is why the daemon is not ready, or nil.
 	Ready func() error
-	// Alive is why the daemon has to be restarted, or nil. It ends with its context. Without
-	// it the daemon is alive as long as it answers.
+	// Alive is why the daemon has to be restarted, or nil. It ends with its context.
 	Alive func(ctx context.Context) error
 	// Remarks follow the answer "ok" of /readyz, one per line: what does not work, although the
 	// daemon serves.
@@ -169,9 +168,6 @@ func (s *Server) handler() http.Handler {
 const aliveTime = 3 * time.Second
 
 func (s *Server) alive(ctx context.Context) error {
-	if s.Alive == nil {
-		return nil
-	}
 	ctx, cancel := context.WithTimeout(ctx, aliveTime)
 	defer cancel()
 	return s.Alive(ctx)

@@ -4,12 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"net/http"
-	"path/filepath"
+	"net/http/httptest"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -19,36 +17,12 @@ import (
 	"go.uber.org/zap/zaptest/observer"
 )
 
-// client asks over the unix socket.
-func client(path string) *http.Client {
-	return &http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{
-		DisableKeepAlives: true,
-		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			return (&net.Dialer{}).DialContext(ctx, "unix", path)
-		},
-	}}
-}
-
-func get(t *testing.T, c *http.Client, path string) (int, string) {
+// get asks the handler of a server.
+func get(t *testing.T, s *Server, path string) (int, string) {
 	t.Helper()
-	for range 200 {
-		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://node"+path, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		reply, err := c.Do(req)
-		if err != nil {
-			time.Sleep(5 * time.Millisecond) // it does not listen yet
-			continue
-		}
-		body, err := io.ReadAll(reply.Body)
-		if err = errors.Join(err, reply.Body.Close()); err != nil {
-			t.Fatal(err)
-		}
-		return reply.StatusCode, string(body)
-	}
-	t.Fatal("no answer")
-	return 0, ""
+	reply := httptest.NewRecorder()
+	s.handler().ServeHTTP(reply, httptest.NewRequestWithContext(t.Context(), http.MethodGet, path, nil))
+	return reply.Code, reply.Body.String()
 }
 
 // start runs a server until the end of the test.
@@ -66,64 +40,33 @@ func start(t *testing.T, s *Server) {
 }
 
 func TestServer(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "http.sock")
-	var ready atomic.Bool
-	start(t, &Server{Listen: "unix:" + path, Metrics: NewMetrics("test").Registry, Ready: func() error {
-		if ready.Load() {
-			return nil
-		}
-		return errors.New("the records are being read")
-	}, Remarks: func() []string { return []string{"the cluster is away"} }})
-	c := client(path)
-	if code, body := get(t, c, "/healthz"); code != http.StatusOK || body != "ok\n" {
-		t.Errorf("healthz: %d %q", code, body)
-	}
-	if code, body := get(t, c, "/readyz"); code != http.StatusServiceUnavailable || !strings.Contains(body, "records") {
-		t.Errorf("readyz before: %d %q", code, body)
-	}
-	ready.Store(true)
-	if code, body := get(t, c, "/readyz"); code != http.StatusOK || body != "ok\nthe cluster is away\n" {
-		t.Errorf("readyz after: %d %q", code, body)
-	}
-	if code, body := get(t, c, "/metrics"); code != http.StatusOK || !strings.Contains(body, `crust_proxy_build_info{version="test"} 1`) {
-		t.Errorf("metrics: %d", code)
-	}
-	if code, _ := get(t, c, "/debug/pprof/"); code != http.StatusNotFound {
-		t.Errorf("pprof is there unasked: %d", code)
-	}
-}
-
-// TestAHangingDaemonIsNotHealthy: by /healthz a DaemonSet's kubelet knows when to restart it.
-func TestAHangingDaemonIsNotHealthy(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "http.sock")
-	var hangs atomic.Bool
+	var notReady error
+	hangs := false
 	s := &Server{
-		Listen: "unix:" + path, Metrics: NewMetrics("test").Registry, Ready: func() error { return nil },
+		Metrics: NewMetrics("test").Registry, Remarks: func() []string { return []string{"the cluster is away"} },
+		Ready: func() error { return notReady },
 		Alive: func(ctx context.Context) error {
-			if !hangs.Load() {
+			if !hangs {
 				return nil
 			}
 			<-ctx.Done()
 			return fmt.Errorf("the core does not answer: %w", ctx.Err())
 		},
 	}
-	start(t, s)
-	c := client(path)
-	if code, body := get(t, c, "/healthz"); code != http.StatusOK || body != "ok\n" {
-		t.Errorf("a daemon that lives: %d %q", code, body)
+	want := func(path string, wantCode int, words string) {
+		t.Helper()
+		if code, body := get(t, s, path); code != wantCode || !strings.Contains(body, words) {
+			t.Errorf("%s: %d %q", path, code, body)
+		}
 	}
-	hangs.Store(true)
-	if code, body := get(t, c, "/healthz"); code != http.StatusServiceUnavailable || !strings.Contains(body, "does not answer") {
-		t.Errorf("a daemon that hangs: %d %q", code, body)
-	}
-}
-
-func TestServerWithProfiles(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "http.sock")
-	start(t, &Server{Listen: "unix:" + path, Metrics: NewMetrics("test").Registry, Ready: func() error { return nil }, Pprof: true})
-	if code, _ := get(t, client(path), "/debug/pprof/goroutine?debug=1"); code != http.StatusOK {
-		t.Errorf("got %d", code)
-	}
+	want("/healthz", http.StatusOK, "ok\n")
+	want("/readyz", http.StatusOK, "ok\nthe cluster is away\n")
+	want("/metrics", http.StatusOK, `crust_proxy_build_info{version="test"} 1`)
+	want("/debug/pprof/", http.StatusNotFound, "")
+	notReady, hangs, s.Pprof = errors.New("the records are being read"), true, true
+	want("/readyz", http.StatusServiceUnavailable, "records")
+	want("/healthz", http.StatusServiceUnavailable, "does not answer") // by it a DaemonSet's kubelet knows when to restart it
+	want("/debug/pprof/goroutine?debug=1", http.StatusOK, "goroutine")
 }
 
 func TestServerThatCannotListen(t *testing.T) {
@@ -154,7 +97,7 @@ func TestAddressThatComesFree(t *testing.T) {
 		t.Fatal(err)
 	}
 	core, logged := observer.New(zap.InfoLevel)
-	s := &Server{Listen: taken.Addr().String(), Metrics: NewMetrics("test").Registry, Log: zap.New(core), Retry: time.Millisecond}
+	s := &Server{Listen: taken.Addr().String(), Metrics: NewMetrics("test").Registry, Log: zap.New(core), Retry: time.Millisecond, Ready: func() error { return nil }, Remarks: func() []string { return nil }}
 	s.Bind(t.Context())
 	start(t, s)
 	if s.Problem() == nil {
@@ -163,11 +106,10 @@ func TestAddressThatComesFree(t *testing.T) {
 	if err := taken.Close(); err != nil {
 		t.Fatal(err)
 	}
-	c := &http.Client{Timeout: 5 * time.Second}
 	for s.Problem() != nil && t.Context().Err() == nil {
 		time.Sleep(time.Millisecond)
 	}
-	reply, err := c.Get("http://" + s.Listen + "/healthz")
+	reply, err := http.Get("http://" + s.Listen + "/readyz")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -204,15 +146,20 @@ func (p pipes) dial(context.Context, string, string) (net.Conn, error) {
 func TestIdleConnectionsDoNotKeepProbesOut(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		listener := make(pipes, 2*maxConns)
-		start(t, &Server{Listen: "pipes", Metrics: NewMetrics("test").Registry, Log: zap.NewNop(), listener: listener})
+		alive := func(context.Context) error { return nil }
+		start(t, &Server{Listen: "pipes", Metrics: NewMetrics("test").Registry, Alive: alive, Log: zap.NewNop(), listener: listener})
 		for range maxConns + 16 {
 			_, _ = listener.dial(t.Context(), "", "")
 		}
 		began := time.Now()
 		probe := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: listener.dial}}
 		// It waits for a place among maxConns, and no longer than the idle ones may take.
-		if code, _ := get(t, probe, "/healthz"); code != http.StatusOK || time.Since(began) != headerTime {
-			t.Errorf("got %d after %v", code, time.Since(began))
+		reply, err := probe.Get("http://node/healthz")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _ = reply.Body.Close(); reply.StatusCode != http.StatusOK || time.Since(began) != headerTime {
+			t.Errorf("got %d after %v", reply.StatusCode, time.Since(began))
 		}
 	})
 }

@@ -26,9 +26,6 @@ type Interceptors struct {
 	Metrics *Metrics
 	// Tracer is nil where tracing is off.
 	Tracer trace.Tracer
-	// Quiet holds the methods whose success is logged at debug level: they are called often
-	// and change nothing.
-	Quiet map[string]bool
 	// Front is set for the servers that stand in for a CSI driver.
 	Front *Front
 }
@@ -130,10 +127,25 @@ func (i *Interceptors) panicked(method string, cause any) error {
 	return status.Errorf(codes.Internal, "crust-proxy failed inside %s; its log has the details", method)
 }
 
+// isRead reports whether a method changes nothing, by its name. These are called often, and their
+// success is logged at debug level.
+func isRead(method string) bool {
+	short := method[strings.LastIndexByte(method, '/')+1:]
+	for _, prefix := range [...]string{"Runtime", "Node", "Controller"} {
+		short = strings.TrimPrefix(short, prefix)
+	}
+	for _, verb := range [...]string{"Get", "List", "Watch", "Check", "Probe"} {
+		if strings.HasPrefix(short, verb) {
+			return true
+		}
+	}
+	return false
+}
+
 func (i *Interceptors) log(ctx context.Context, method string, call *Call, code codes.Code, took time.Duration, err error) {
 	level := zapcore.InfoLevel
 	switch {
-	case call.Expected, err == nil && i.Quiet[method]:
+	case call.Expected, err == nil && isRead(method):
 		level = zapcore.DebugLevel
 	case err != nil:
 		level = zapcore.WarnLevel
