@@ -48,7 +48,6 @@ type driverCheck struct {
 	timeout time.Duration // of one exchange
 }
 
-// info asks the registrar behind a socket for its driver.
 func (c driverCheck) info(ctx context.Context, socket string) (*registration.PluginInfo, error) {
 	conn, err := dial(socket, 0)
 	if err != nil {

@@ -23,7 +23,6 @@ type bypass struct {
 	since  time.Time
 }
 
-// followBypass asks each socket of others for its driver.
 func (r *Registry) followBypass(ctx context.Context, now *listing) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -73,7 +72,6 @@ func (r *Registry) askBypass(ctx context.Context, path string, one *bypass) {
 	}
 }
 
-// reportBypassed logs and reports when a driver begins and ceases to bypass us.
 func (r *Registry) reportBypassed() {
 	now := r.Bypassed()
 	for driver, text := range now {
@@ -130,7 +128,6 @@ func liveHere(volumes []string) string {
 	}
 }
 
-// directly returns the sockets of the drivers that have registered with kubelet directly.
 func (r *Registry) directly() map[string]string {
 	r.mu.Lock()
 	defer r.mu.Unlock()

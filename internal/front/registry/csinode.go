@@ -67,7 +67,6 @@ func (c *nodeCheck) missing(driver string) bool {
 	return c.known && one != nil && one.missing
 }
 
-// run checks until ctx ends.
 func (c *nodeCheck) run(ctx context.Context) {
 	for again := false; ctx.Err() == nil; {
 		c.pause(ctx, again)

@@ -61,7 +61,6 @@ func (s *session) withdraw(front *served) {
 	}
 }
 
-// offer makes the registration socket and serves it.
 func (s *session) offer(front *served) (*offer, error) {
 	path := registrationPath(s.registry.cfg.KubeletRegistry, front.name)
 	s.settling.begin(path)

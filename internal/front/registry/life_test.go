@@ -1,13 +1,18 @@
 package registry
 
 import (
+	"context"
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"go.uber.org/zap"
+
+	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/rig/kubelet"
 )
@@ -149,6 +154,11 @@ func TestRegistrationThatSomebodyRemoved(t *testing.T) {
 	w := running(t)
 	w.pair()
 	w.served("driver.sock")
+	for path, want := range map[string]os.FileMode{w.sockets(): 0o700, w.csi(): 0o600, w.offered(): 0o600} {
+		if info, err := os.Lstat(path); err != nil || info.Mode().Perm() != want {
+			t.Errorf("%s: %v, %v", path, info.Mode(), err)
+		}
+	}
 	check.Must(t, os.Remove(w.offered()))
 	check.Eventually(t, "it is made anew", func() bool { return w.kubelet.Count(kubelet.Registered) == 2 })
 	w.served("driver.sock")
@@ -166,21 +176,6 @@ func TestOurDirectoryAnew(t *testing.T) {
 	check.Must(t, r.Start())
 	w.served("driver.sock")
 	w.neverRefused()
-}
-
-func TestSocketModes(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t)
-	check.Must(t, os.MkdirAll(w.sockets(), 0o755)) //nolint:gosec // it is to be closed
-	w.startKubelet()
-	w.startRegistry()
-	w.pair()
-	w.served("driver.sock")
-	for path, want := range map[string]os.FileMode{w.sockets(): 0o700, w.csi(): 0o600, w.offered(): 0o600} {
-		if info, err := os.Lstat(path); err != nil || info.Mode().Perm() != want {
-			t.Errorf("%s: %v, %v", path, info.Mode(), err)
-		}
-	}
 }
 
 // TestKubeletStartsWhileTheDriverIsDown: kubelet's NodeGetInfo fails then, and
@@ -208,20 +203,112 @@ func TestKubeletStartsWhileTheDriverIsDown(t *testing.T) {
 	}
 }
 
-func TestLongestNameBelowALongDirectory(t *testing.T) {
+// TestRegistrarThatRestartsAtOnceIsNotRefused makes its socket anew while what we
+// did for the old one is still ending, and has the driver's name.
+func TestRegistrarThatRestartsAtOnceIsNotRefused(t *testing.T) {
+	t.Parallel()
+	w := running(t)
+	_, r := w.pair()
+	w.served("driver.sock")
+	for i := range 30 {
+		if i%2 == 0 {
+			r.Kill()
+		} else {
+			check.Must(t, r.Stop())
+		}
+		time.Sleep(time.Duration(i%4) * turn / 2)
+		check.Must(t, r.Start())
+		time.Sleep(time.Duration(i%5) * turn / 2)
+	}
+	w.served("driver.sock")
+	for _, verdict := range r.Verdicts() {
+		if !verdict.Registered {
+			t.Errorf("it was refused: %s", verdict.Error)
+		}
+	}
+}
+
+// TestSocketThatChangesItsModeIsTheSame is of registrars that bind first and
+// close their socket to others then.
+func TestSocketThatChangesItsModeIsTheSame(t *testing.T) {
+	t.Parallel()
+	w := running(t)
+	_, r := w.pair()
+	w.served("driver.sock")
+	check.Must(t, os.Chmod(r.Socket(), 0o600))
+	check.Must(t, os.Chmod(w.offered(), 0o640))
+	w.steady()
+	if w.kubelet.Count(kubelet.Registered) != 1 {
+		t.Errorf("it was registered again: %+v", w.kubelet.Events())
+	}
+}
+
+// TestKubeletThatSaysNothingIsAskedAnew is of a kubelet whose word is lost.
+func TestKubeletThatSaysNothingIsAskedAnew(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
+	w.times.silence = 75 * turn
+	w.startRegistry()
+	w.pair()
+	check.Eventually(t, "the registration", func() bool { return exists(w.offered()) })
+	first, err := os.Lstat(w.offered())
+	check.Must(t, err)
+	check.Eventually(t, "it was made anew", func() bool {
+		now, err := os.Lstat(w.offered())
+		return err == nil && !now.ModTime().Equal(first.ModTime())
+	})
 	w.startKubelet()
-	cfg := w.config()
-	cfg.Sockets = filepath.Join(w.dir, strings.Repeat("d", 50))
-	w.startRegistryWith(cfg)
-	d := w.driver(strings.Repeat("n", 63), "driver.sock")
-	check.Must(t, d.Start())
-	r := w.registrar(d)
-	r.File = "long-reg.sock"
-	check.Must(t, r.Start())
-	check.Eventually(t, "kubelet reaches it", func() bool { return w.kubelet.Drivers()[d.Name].Node == d.Node })
-	if one, _ := w.shown(d.Name); one.Socket != w.kubelet.Endpoint(d.Name) || filepath.Dir(one.Socket) != cfg.Sockets {
-		t.Errorf("listed: %+v; kubelet has %s", one, w.kubelet.Endpoint(d.Name))
+	w.served("driver.sock")
+	w.steady()
+}
+
+func TestLongestNameBelowALongDirectory(t *testing.T) {
+	for _, dir := range []string{"/run", "/" + strings.Repeat("d", 84)} { // a hash has 16 characters
+		path := socketPath(dir, strings.Repeat("n", 63))
+		if len(path) > sys.MaxSocketPath || filepath.Dir(path) != dir || path == socketPath(dir, strings.Repeat("n", 62)+"m") {
+			t.Errorf("%s has %d bytes", path, len(path))
+		}
+	}
+}
+
+// TestNothingIsStaleWhenTheDaemonEnds: sessions give their drivers' names back then, while
+// a last look at the directories may still be under way. The registrations must stay, or
+// kubelet would take the drivers from the node.
+func TestNothingIsStaleWhenTheDaemonEnds(t *testing.T) {
+	path := t.TempDir() + "/disk.csi.example.com" + Suffix
+	if err := os.WriteFile(path, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r := New(Config{Log: zap.NewNop()})
+	found := map[string]socketID{path: idAt(path)}
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	r.dropStale(ended, found)
+	if _, err := os.Lstat(path); err != nil {
+		t.Errorf("it was removed when the daemon ended: %v", err)
+	}
+	r.dropStale(t.Context(), found)
+	if _, err := os.Lstat(path); err == nil {
+		t.Error("nobody serves it, and it stays")
+	}
+}
+
+func TestWithdraw(t *testing.T) {
+	w := newWorld(t)
+	dead, foreign, served := w.offered(), filepath.Join(w.kubeletDir(), "foreign-reg.sock"), filepath.Join(w.kubeletDir(), "served"+Suffix)
+	deadSocket(t, dead)
+	deadSocket(t, foreign)
+	l, err := net.Listen("unix", served)
+	check.Must(t, err)
+	defer func() { _ = l.Close() }()
+	check.Must(t, os.WriteFile(filepath.Join(w.kubeletDir(), "file"+Suffix), nil, 0o600))
+	if gone := Withdraw(w.kubeletDir()); !slices.Equal(gone, []string{dead}) {
+		t.Errorf("withdrawn: %q", gone)
+	}
+	if left, err := os.ReadDir(w.kubeletDir()); err != nil || len(left) != 3 {
+		t.Errorf("left: %v, %v", left, err)
+	}
+	if gone := Withdraw(w.kubeletDir() + "/nowhere"); gone != nil {
+		t.Errorf("withdrawn: %q", gone)
 	}
 }

@@ -16,7 +16,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/fsnotify/fsnotify"
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
 	"k8s.io/apimachinery/pkg/util/cache"
@@ -112,8 +111,9 @@ func newRegistry(cfg Config, times times) *Registry {
 	return r
 }
 
-// Run follows the two directories until ctx ends. The sockets stay then: kubelet would
-// deregister a driver whose socket goes, and it connects again when we are back.
+// Run follows the two directories until ctx ends. They are compared with what they were, and not
+// watched: a directory can be removed and made again, and kubelet takes a second as well. The
+// sockets stay at the end: kubelet would deregister a driver whose socket goes.
 func (r *Registry) Run(ctx context.Context) error {
 	r.started = time.Now()
 	for dir, mode := range map[string]fs.FileMode{r.cfg.Registry: 0o750, r.cfg.Sockets: 0o700} {
@@ -124,18 +124,21 @@ func (r *Registry) Run(ctx context.Context) error {
 	if err := os.Chmod(r.cfg.Sockets, 0o700); err != nil { //nolint:gosec // a directory
 		return volume.Errorf(volume.Internal, "the directory %s cannot be closed to others: %w", r.cfg.Sockets, err)
 	}
-	watcher, err := fsnotify.NewWatcher()
-	if err != nil {
-		return volume.Errorf(volume.Internal, "directories cannot be watched: %w", err)
-	}
-	defer func() { _ = watcher.Close() }()
 	ctx, cancel := context.WithCancel(ctx)
 	defer r.end(cancel)
 	if r.cfg.CSINode != nil {
 		r.parts.Go(func() { r.node.run(ctx) })
 	}
-	r.follow(ctx, watcher)
-	return nil
+	tick := time.NewTicker(r.times.rescan)
+	defer tick.Stop()
+	for {
+		r.scan(ctx)
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+	}
 }
 
 func (r *Registry) end(cancel context.CancelFunc) {
@@ -147,27 +150,6 @@ func (r *Registry) end(cancel context.CancelFunc) {
 	}
 	r.mu.Unlock()
 	r.parts.Wait()
-}
-
-// follow scans both directories at each event and at intervals: a directory can be removed
-// and made again, and events can be lost.
-func (r *Registry) follow(ctx context.Context, watcher *fsnotify.Watcher) {
-	tick := time.NewTicker(r.times.rescan)
-	defer tick.Stop()
-	for {
-		for _, dir := range []string{r.cfg.Registry, r.cfg.KubeletRegistry} {
-			_ = watcher.Add(dir) // one that is missing is watched when it is there
-		}
-		r.scan(ctx)
-		select {
-		case <-ctx.Done():
-			return
-		case <-watcher.Events:
-		case err := <-watcher.Errors:
-			r.cfg.Log.Debug("events may have been lost", zap.Error(err)) // the next scan finds what they were about
-		case <-tick.C:
-		}
-	}
 }
 
 func (r *Registry) scan(ctx context.Context) {

@@ -117,7 +117,6 @@ func (r *Registry) reach(info *Driver) (*connection, error) {
 	return &connection{endpoint: info.Endpoint, conn: conn}, nil
 }
 
-// drop closes a connection unless it is in use.
 func (r *Registry) drop(name string, link *connection) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

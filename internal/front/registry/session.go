@@ -114,7 +114,6 @@ func (s *session) reserve(ctx context.Context, info *Driver) error {
 	return ctx.Err()
 }
 
-// release releases the driver's name for the sessions that wait for it.
 func (s *session) release(name string) {
 	r := s.registry
 	r.mu.Lock()
@@ -168,7 +167,6 @@ func (s *session) notify(ctx context.Context, verdict *registration.Registration
 	return err == nil
 }
 
-// update changes what the session knows.
 func (s *session) update(change func(now *State)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -200,7 +198,6 @@ func (s *session) setReady(info *Driver) {
 	})
 }
 
-// registerAgain has the registration with kubelet made again.
 func (s *session) registerAgain() {
 	select {
 	case s.renew <- struct{}{}:

@@ -78,10 +78,8 @@ func socketsIn(dir string, below bool) (*listing, error) {
 	return &listing{found: found, whole: len(unread) == 0}, errors.Join(unread...)
 }
 
-// socketPath is where the CSI socket of a driver lies.
 func socketPath(dir, name string) string { return fitting(dir, name, ".sock") }
 
-// registrationPath is where our registration socket for a driver lies.
 func registrationPath(dir, name string) string { return fitting(dir, name, Suffix) }
 
 // fitting is a path with the name, or with its hash where it would be too long for a socket.

@@ -4,7 +4,7 @@ import "time"
 
 // times are the waits of a Registry. Tests have shorter ones.
 type times struct {
-	// rescan is the longest time between two scans, for events that were lost.
+	// rescan is the time between two scans of the directories.
 	rescan time.Duration
 	// call bounds each call to a registrar or driver.
 	call time.Duration
