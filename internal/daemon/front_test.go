@@ -6,9 +6,14 @@ import (
 	"strings"
 	"testing"
 
+	"go.uber.org/zap"
+
+	"github.com/crust-proxy/crust-proxy/internal/daemon/config"
 	"github.com/crust-proxy/crust-proxy/internal/disk/mkfs"
 	"github.com/crust-proxy/crust-proxy/internal/front/pods"
 	"github.com/crust-proxy/crust-proxy/internal/front/registry"
+	"github.com/crust-proxy/crust-proxy/internal/ground/apiserver"
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/sandbox"
 )
 
 // TestRootOfANewFilesystem: what kubelet would do for fsGroup is done at mkfs.
@@ -51,5 +56,72 @@ func TestWhatTheCSINodeShows(t *testing.T) {
 		if !slices.EqualFunc(got, c.want, strings.Contains) {
 			t.Errorf("%s: got %q", c.name, got)
 		}
+	}
+}
+
+func TestIdentityInTheCluster(t *testing.T) {
+	cfg := config.Default()
+	cfg.Cluster = config.Cluster{Kubeconfig: "/etc/kubernetes/kubelet.conf", NodeName: "node-1"}
+	identity, name, err := clusterOf(&cfg)
+	if err != nil || name != "node-1" || identity.Kubeconfig != cfg.Cluster.Kubeconfig || identity.InCluster ||
+		!strings.HasPrefix(identity.UserAgent, "crust-proxy/") {
+		t.Errorf("%+v, %q, %v", identity, name, err)
+	}
+	cfg.Cluster.NodeName = ""
+	host, err := apiserver.NodeName()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, name, err = clusterOf(&cfg); err != nil || name != host {
+		t.Errorf("got %q, %v; want %q", name, err, host)
+	}
+}
+
+// TestWithoutAClusterThereIsNoSourceOfPods: an interface around a nil pointer would
+// be one.
+func TestWithoutAClusterThereIsNoSourceOfPods(t *testing.T) {
+	cfg := config.Default()
+	for name, change := range map[string]func(){
+		"off":       func() {},
+		"front off": func() { cfg.Cluster.Kubeconfig = "/k" },
+	} {
+		change()
+		cluster, err := newCluster(&cfg, nil, nil)
+		if err != nil || podSource(cluster) != nil || (&daemon{cluster: cluster}).remarks() != nil {
+			t.Errorf("%s: %v, %v", name, err, cluster)
+		}
+	}
+}
+
+func TestTheConfigurationSaysWhoTellsOfSandboxes(t *testing.T) {
+	cfg := config.Default()
+	if tracker := newTracker(&cfg, sandbox.Config{}, zap.NewNop()); !strings.HasPrefix(tracker.LastError().Error(), "containerd at ") {
+		t.Errorf("by default it is %v", tracker.LastError())
+	}
+	cfg.Containerd.Socket = ""
+	if tracker := newTracker(&cfg, sandbox.Config{}, zap.NewNop()); tracker != nil {
+		t.Errorf("nobody is configured, and there is %T", tracker)
+	}
+	cfg.CRI.Socket = "/run/crio/crio.sock"
+	if tracker := newTracker(&cfg, sandbox.Config{}, zap.NewNop()); !strings.HasPrefix(tracker.LastError().Error(), "the container runtime at /run/crio/") {
+		t.Errorf("with a CRI socket it is %v", tracker.LastError())
+	}
+}
+
+// polling is a tracker whose container runtime offers no events.
+type polling struct {
+	tracker
+	is bool
+}
+
+func (p polling) Polled() bool { return p.is }
+func (polling) Ready() bool    { return true }
+
+func TestPollingIsAFinding(t *testing.T) {
+	if got := (followed{polling{}}).findings(); len(got) != 0 {
+		t.Errorf("with events: %q", got)
+	}
+	if got := (followed{polling{is: true}}).findings(); len(got) != 1 || !strings.Contains(got[0], "enable_pod_events = true") {
+		t.Errorf("without events: %q", got)
 	}
 }

@@ -1,17 +1,28 @@
 package daemon
 
 import (
+	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"fmt"
 	"os"
 	"path/filepath"
+	"time"
 
+	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
+	"k8s.io/klog/v2"
 
 	"github.com/crust-proxy/crust-proxy/internal/daemon/config"
 	"github.com/crust-proxy/crust-proxy/internal/daemon/sandboxes"
+	csifront "github.com/crust-proxy/crust-proxy/internal/front/csi"
+	"github.com/crust-proxy/crust-proxy/internal/front/pods"
+	"github.com/crust-proxy/crust-proxy/internal/ground/apiserver"
+	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
+	"github.com/crust-proxy/crust-proxy/internal/ground/telemetry"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/crust"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/kata"
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/sandbox"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
@@ -91,4 +102,82 @@ func sameFilesystem(a, b string) (bool, error) {
 		return false, volume.Errorf(volume.Internal, "%s cannot be looked at: %w", b, err)
 	}
 	return x.Dev == y.Dev, nil
+}
+
+// tracker follows the container runtime's sandboxes.
+type tracker interface {
+	Run(ctx context.Context) error
+	kata.Sandboxes
+	Polled() bool
+}
+
+// newTracker completes the configuration with the container runtime. It returns nil if none
+// is configured.
+func newTracker(cfg *config.Config, of sandbox.Config, log *zap.Logger) tracker {
+	switch {
+	case cfg.Containerd.Socket != "":
+		of.Socket, of.Namespace = cfg.Containerd.Socket, cfg.Containerd.Namespace
+		return sandbox.New(of, log.Named("containerd"))
+	case cfg.CRI.Socket != "":
+		of.Socket = cfg.CRI.Socket
+		return sandbox.NewCRI(of, log.Named("cri"))
+	}
+	return nil
+}
+
+// followed reports how well the container runtime's sandboxes can be followed.
+type followed struct{ tracker }
+
+func (f followed) findings() []string {
+	var out []string
+	if !f.Ready() {
+		out = append(out, fmt.Sprintf("sandboxes cannot be followed (%v): those of runtime-rs are not found", f.LastError()))
+	}
+	if f.Polled() {
+		out = append(out, "the container runtime tells of no changes and is asked for its sandboxes every 2 s, so that the death of one is known "+
+			"up to 2 s late; for CRI-O set enable_pod_events = true in [crio.runtime], and restart it")
+	}
+	return out
+}
+
+func (f followed) measure(_ context.Context, into *telemetry.NodeState) {
+	into.Sources["sandboxes"] = f.Ready()
+}
+
+// newCluster returns the lookup of the node's pods, or nil if no cluster is configured.
+func newCluster(cfg *config.Config, metrics *telemetry.Metrics, log *zap.Logger) (*pods.Cluster, error) {
+	if !cfg.Cluster.On() || !cfg.Front.Enabled {
+		return nil, nil
+	}
+	identity, name, err := clusterOf(cfg)
+	if err != nil {
+		return nil, err
+	}
+	klog.SetLogger(telemetry.Logr(log)) // client-go logs through it
+	return pods.New(pods.Config{
+		Identity: identity, NodeName: name, Log: log,
+		Asked: func(question string, took time.Duration, err error) {
+			metrics.PodLookedUp(question, resultOf(err), took)
+		},
+	}), nil
+}
+
+func clusterOf(cfg *config.Config) (apiserver.Identity, string, error) {
+	identity := apiserver.Identity{
+		Kubeconfig: cfg.Cluster.Kubeconfig, InCluster: cfg.Cluster.InCluster, UserAgent: "crust-proxy/" + sys.Version(),
+	}
+	if cfg.Cluster.NodeName != "" {
+		return identity, cfg.Cluster.NodeName, nil
+	}
+	name, err := apiserver.NodeName()
+	return identity, name, err
+}
+
+// podSource returns the front's source of pods: without a cluster a nil interface, not an
+// interface around a nil pointer.
+func podSource(cluster *pods.Cluster) csifront.Pods {
+	if cluster == nil {
+		return nil
+	}
+	return cluster
 }

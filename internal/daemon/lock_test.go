@@ -61,22 +61,6 @@ func TestWaitingForTheRunDirectoryEnds(t *testing.T) {
 	}
 }
 
-// TestOneDaemonHasAKubeletRootThatIsMadeLater: a daemon starts before kubelet does.
-func TestOneDaemonHasAKubeletRootThatIsMadeLater(t *testing.T) {
-	root := filepath.Join(t.TempDir(), "lib", "kubelet")
-	first, err := lockRunDir(t.Context(), zap.NewNop(), t.TempDir(), root, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer first()
-	if err := os.MkdirAll(root, 0o750); err != nil { // as kubelet does
-		t.Fatal(err)
-	}
-	if _, err := lockRunDir(t.Context(), zap.NewNop(), t.TempDir(), root, 0); err == nil || !strings.Contains(err.Error(), root) {
-		t.Errorf("a second daemon was told %v", err)
-	}
-}
-
 // TestOneDaemonHasAKubeletRoot, whatever their run directories are.
 func TestOneDaemonHasAKubeletRoot(t *testing.T) {
 	root := t.TempDir()

@@ -9,11 +9,15 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"go.uber.org/goleak"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/testing/protocmp"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/crust-proxy/crust-proxy/internal/daemon/sandboxes"
 	"github.com/crust-proxy/crust-proxy/internal/front/kubelet"
@@ -384,5 +388,171 @@ func TestNodeAndReconcile(t *testing.T) {
 	report, err := s.admin().Reconcile(t.Context(), &adminv1.ReconcileRequest{})
 	if err != nil || report.GetChecked() != 0 {
 		t.Errorf("%v, %v", report, err)
+	}
+}
+
+// growing is a handler that tells what it was asked to grow to.
+type growing struct {
+	adopting
+	asked chan int64
+}
+
+func (g *growing) Abilities() deferral.Abilities { return deferral.Abilities{GrowsAtMount: true} }
+
+func (g *growing) Resize(_ context.Context, _ *volume.Volume, r volume.Range) (int64, error) {
+	g.asked <- r.Required
+	return r.Required, nil
+}
+
+// A sandbox that was mounting the volume while it was expanded had not left its id, so
+// that the growth was put on record, and may have looked at the device before it grew.
+func TestGrowthThatTheMountMissed(t *testing.T) {
+	s := serve(t)
+	handler, grown := &growing{asked: make(chan int64, 8)}, false
+	broker, err := deferral.NewBroker(deferral.Config{
+		StateDir: t.TempDir(), Root: t.TempDir(), Handlers: []deferral.Projector{handler}, DefaultHandler: "kata",
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(broker.Close)
+	calls := s.node.Sandboxes
+	calls.Broker, calls.Handlers[0] = broker, handler
+	calls.HasGrown = func(context.Context, *volume.Volume) bool { return grown }
+	v := &volume.Volume{Key: "a", Handler: "kata", GrowTo: 7}
+	ask := func() {
+		t.Helper()
+		if _, err := calls.Stats(t.Context(), v); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range 3 {
+		ask()
+	}
+	select {
+	case size := <-handler.asked:
+		if size != 7 {
+			t.Errorf("it was asked to grow to %d", size)
+		}
+	case <-time.After(20 * time.Second):
+		t.Error("the sandbox was not asked to grow")
+	}
+	calls.Relay.Rebound("a", "next")
+	grown = true
+	ask()
+	if n := len(handler.asked); n != 0 {
+		t.Errorf("it was asked %d times more", n)
+	}
+}
+
+func TestReleaseOfWhatIsNotOurs(t *testing.T) {
+	s := serve(t, "a")
+	for volume, want := range map[string]codes.Code{
+		s.handler.volumes[0].Target: codes.Unimplemented, // another program's
+		s.kubelet + "/pods/b/mount": codes.NotFound,
+		"x":                         codes.InvalidArgument,
+	} {
+		_, err := s.admin().ReleaseVolume(t.Context(), &adminv1.ReleaseVolumeRequest{Volume: volume, Force: true})
+		if status.Code(err) != want {
+			t.Errorf("%s: %v, want %v", volume, err, want)
+		}
+	}
+}
+
+// freezing is a handler that can hold volumes still.
+type freezing struct {
+	adopting
+	frozen time.Duration
+}
+
+func (f *freezing) Freeze(_ context.Context, _ *volume.Volume, timeout time.Duration) error {
+	f.frozen = timeout
+	return f.err
+}
+
+func (f *freezing) Thaw(context.Context, *volume.Volume) error {
+	f.frozen = 0
+	return f.err
+}
+
+func TestFreeze(t *testing.T) {
+	s := serve(t, "a")
+	target := s.handler.volumes[0].Target
+	freeze := func(timeout *durationpb.Duration) error {
+		_, err := s.admin().FreezeVolume(t.Context(), &adminv1.FreezeVolumeRequest{Volume: target, Timeout: timeout})
+		return err
+	}
+	thaw := func() error {
+		_, err := s.admin().ThawVolume(t.Context(), &adminv1.ThawVolumeRequest{Volume: target})
+		return err
+	}
+	for _, err := range []error{freeze(durationpb.New(time.Second)), thaw()} {
+		if status.Code(err) != codes.Unimplemented || !strings.Contains(err.Error(), target) {
+			t.Errorf("a handler that cannot: %v", err)
+		}
+	}
+	able := &freezing{adopting: adopting{volumes: s.handler.volumes}}
+	s.node.Sandboxes.Handlers[0] = able
+	if err := freeze(durationpb.New(time.Minute)); err != nil || able.frozen != time.Minute {
+		t.Errorf("%v, frozen for %v", err, able.frozen)
+	}
+	if err := thaw(); err != nil || able.frozen != 0 {
+		t.Errorf("%v, frozen for %v", err, able.frozen)
+	}
+	for _, wrong := range []*durationpb.Duration{nil, durationpb.New(-time.Second), {Seconds: 1, Nanos: -1}} {
+		if err := freeze(wrong); status.Code(err) != codes.InvalidArgument {
+			t.Errorf("timeout %v: %v", wrong, err)
+		}
+	}
+	able.err = volume.Errorf(volume.InUse, "volume %s: it is not frozen", target)
+	if err := thaw(); status.Code(err) != codes.FailedPrecondition {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestListDrivers(t *testing.T) {
+	s := serve(t, "pod-1", "pod-2")
+	since := time.Unix(1700000000, 0)
+	s.drivers = []*adminv1.Driver{
+		{Name: "z", Problem: "its socket is gone", DirectlyRegistered: true},
+		{Name: "d", Version: "v2", Endpoint: "/d.sock", CsiSocket: "/run/d.sock", Capabilities: []string{"STAGE_UNSTAGE_VOLUME"},
+			Mode: volume.WayBlock, Ready: true, Since: timestamppb.New(since), KubeletStatus: "registered"},
+	}
+	got, err := s.admin().ListDrivers(t.Context(), &adminv1.ListDriversRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := &adminv1.ListDriversResponse{FrontEnabled: true, Drivers: []*adminv1.Driver{
+		{Name: "d", Version: "v2", Endpoint: "/d.sock", CsiSocket: "/run/d.sock", Capabilities: []string{"STAGE_UNSTAGE_VOLUME"},
+			Mode: "block", Ready: true, Since: timestamppb.New(since), KubeletStatus: "registered", Volumes: 2},
+		{Name: "z", Problem: "its socket is gone", DirectlyRegistered: true},
+	}}
+	if diff := cmp.Diff(want, got, protocmp.Transform()); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestListDriversWithTheFrontOff(t *testing.T) {
+	got, err := serve(t).admin().ListDrivers(t.Context(), &adminv1.ListDriversRequest{})
+	if err != nil || got.GetFrontEnabled() || len(got.GetDrivers()) != 0 {
+		t.Errorf("got %v, %v", got, err)
+	}
+}
+
+func TestVolumesShowTheirOrigin(t *testing.T) {
+	s := serve(t, "pod-1")
+	v := s.handler.volumes[0]
+	v.Origin = &volume.Origin{VolumeID: "vol-1", Way: volume.WayBlock, Rule: `rule "a"`, AccessMode: "SINGLE_NODE_WRITER",
+		Private: filepath.Join(s.kubelet, "plugins")}
+	v.GrowTo = 1 << 30
+	got, err := s.admin().GetVolume(t.Context(), &adminv1.GetVolumeRequest{Volume: v.Target})
+	if err != nil {
+		t.Fatal(err)
+	}
+	shown := got.GetVolume()
+	if shown.GetVolumeId() != "vol-1" || shown.GetWay() != "block" || shown.GetRule() != `rule "a"` ||
+		shown.GetAccessMode() != "SINGLE_NODE_WRITER" || shown.GetGrowToBytes() != 1<<30 ||
+		!strings.Contains(shown.GetGrowWaits(), "until a pod without kata") {
+		t.Errorf("got %v", shown)
 	}
 }

@@ -1,0 +1,144 @@
+package daemon
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/internal/daemon/admin"
+	"github.com/crust-proxy/crust-proxy/internal/daemon/sandboxes"
+	"github.com/crust-proxy/crust-proxy/internal/disk/ondisk"
+	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+	"github.com/crust-proxy/crust-proxy/pkg/runtime"
+	"github.com/crust-proxy/crust-proxy/pkg/stats"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+	"github.com/crust-proxy/crust-proxy/test/check"
+)
+
+// TestLacksGroup: what is not known of the root directory counts as not writable. What is known is
+// tested by TestWritableFor.
+func TestLacksGroup(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "image")
+	if err := os.WriteFile(path, make([]byte, 8<<20), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var st unix.Stat_t
+	if err := unix.Stat(path, &st); err != nil {
+		t.Fatal(err)
+	}
+	device := volume.Device{Kind: volume.ImageFile, Path: path, Major: unix.Major(st.Dev), Minor: unix.Minor(st.Dev), Inode: st.Ino}
+	d := &disks{reader: ondisk.New()}
+	if !d.LacksGroup(t.Context(), &volume.Volume{Key: "blank", Device: device, FSType: "ext4", Group: "2000"}) {
+		t.Error("nothing is known of a blank device")
+	}
+}
+
+// boundHandler has every volume in one sandbox.
+type boundHandler struct {
+	idleHandler
+	sandbox string
+}
+
+func (h *boundHandler) Binding(*volume.Volume) (runtime.Binding, bool) {
+	return runtime.Binding{Sandbox: h.sandbox}, h.sandbox != ""
+}
+
+func (h *boundHandler) Stats(context.Context, *volume.Volume) (volume.Report, error) {
+	return volume.Report{Sandbox: h.sandbox}, nil
+}
+
+// Nobody but its handler tells that a volume of another program is gone.
+func TestNothingIsKeptOfAForeignVolumeThatIsGone(t *testing.T) {
+	handler := &boundHandler{sandbox: "sb1"}
+	broker, err := deferral.NewBroker(deferral.Config{
+		StateDir: t.TempDir(), Root: t.TempDir(), Handlers: []deferral.Projector{handler}, DefaultHandler: "kata",
+	})
+	check.Must(t, err)
+	t.Cleanup(broker.Close)
+	relay := stats.New(stats.Limits{Concurrency: 1, MaxSlow: 1, StatsTimeout: time.Minute}, nil)
+	d := &daemon{
+		handlers: sandboxes.Handlers{handler}, broker: broker, sandboxes: &sandboxes.Sandboxes{Relay: relay}, hub: admin.NewHub(),
+		disks: &disks{reader: ondisk.New()},
+	}
+	v := &volume.Volume{Key: "a", Adopted: true}
+	_, err = relay.Stats(t.Context(), handler, v)
+	check.Must(t, err)
+	d.onSandboxChanged("b")
+	if _, ok := relay.Known("a"); !ok {
+		t.Error("nothing is known of a volume that is there")
+	}
+	handler.sandbox = ""
+	d.onSandboxChanged("a")
+	if known, ok := relay.Known("a"); ok {
+		t.Errorf("of a volume that is gone is kept: %+v", known)
+	}
+}
+
+// TestLookAtHostMountsIsShared: the mount table is read once for all volumes and all
+// who ask at a time, and a caller who goes away waits no longer.
+func TestLookAtHostMountsIsShared(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		looks, goOn := 0, make(chan struct{})
+		h := &hostMounts{volumes: func() []deferral.Status {
+			looks++
+			<-goOn
+			return mountedVolumes(t)
+		}}
+		gone, leave := context.WithCancel(t.Context())
+		left := make(chan []string, 1)
+		go func() { left <- h.findings(gone) }()
+		var all sync.WaitGroup
+		for range 8 {
+			all.Go(func() {
+				found := h.findings(t.Context())
+				if len(found) != 2 || !strings.HasPrefix(found[0], "volume /pods/a/mount: ") ||
+					!strings.Contains(found[1], "is mounted on the host at /proc") || !strings.Contains(found[1], "unmount it") {
+					t.Errorf("found %q", found)
+				}
+			})
+		}
+		synctest.Wait()
+		leave()
+		if found := <-left; found != nil {
+			t.Errorf("a caller who has gone is told %q", found)
+		}
+		close(goOn)
+		all.Wait()
+		if looks != 1 {
+			t.Errorf("%d looks for 9 callers of one moment", looks)
+		}
+	})
+}
+
+// mountedVolumes are two volumes of one device, which is that of /proc, and one of
+// a device that is mounted nowhere.
+func mountedVolumes(t *testing.T) []deferral.Status {
+	var st unix.Stat_t
+	if err := unix.Stat("/proc", &st); err != nil {
+		t.Error(err)
+	}
+	status := func(target string, major, minor uint32) deferral.Status {
+		return deferral.Status{Volume: &volume.Volume{
+			Key: volume.KeyOf(target), Target: target,
+			Device: volume.Device{Kind: volume.BlockDevice, Path: "/dev/x", Major: major, Minor: minor},
+		}}
+	}
+	major, minor := unix.Major(st.Dev), unix.Minor(st.Dev)
+	return []deferral.Status{status("/pods/a/mount", major, minor), status("/pods/b/mount", major, minor), status("/pods/c/mount", 4095, 1)}
+}
+
+// TestLookAtHostMountsEndsInTime: an ended context ends the look at the table.
+func TestLookAtHostMountsEndsInTime(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := deferral.HostMounts(ctx, mountedVolumes(t)); err == nil {
+		t.Error("the mount table was read for a caller who has gone")
+	}
+}
