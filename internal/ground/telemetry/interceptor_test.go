@@ -322,19 +322,6 @@ func TestMetrics(t *testing.T) {
 	}
 }
 
-func BenchmarkUnary(b *testing.B) {
-	i := &Interceptors{Log: NewLogger(&bytes.Buffer{}, zap.NewAtomicLevel()), Metrics: NewMetrics("test")}
-	info := &grpc.UnaryServerInfo{FullMethod: checkMethod}
-	handle := func(ctx context.Context, _ any) (any, error) { describe(ctx); return struct{}{}, nil }
-	ctx := b.Context()
-	b.ReportAllocs()
-	for b.Loop() {
-		if _, err := i.unary(ctx, nil, info, handle); err != nil {
-			b.Fatal(err)
-		}
-	}
-}
-
 // TestExpectedErrorsAreQuiet: kubelet asks some things over and over, and counts on the
 // refusal.
 func TestExpectedErrorsAreQuiet(t *testing.T) {
