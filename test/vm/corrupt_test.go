@@ -6,12 +6,10 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strings"
 	"testing"
 
@@ -81,39 +79,34 @@ func (v *volume) wantUnseenByTheHost(log string) {
 	}
 }
 
-// TestDamagedFilesystems: a guest that cannot mount a volume says so, with the volume's
-// name. The pod's other containers start, and the host's kernel never has a look.
-func TestDamagedFilesystems(t *testing.T) {
-	b := newBench(t)
-	const uid = "pod-damaged"
-	// Each leaves the superblock as it is: the rest is what a kernel has to parse.
+// damagedVolumes are one of each filesystem. Each has its superblock as it was: the rest is
+// what a kernel has to parse.
+func (b *bench) damagedVolumes(pod string) (all []*volume) {
+	b.t.Helper()
 	parts := map[string][2]int64{
 		"ext4":  {4096, 8192},          // the descriptors of the groups
 		"xfs":   {512, 2048},           // the headers of the first group
 		"btrfs": {1 * mib, 64*mib - 1}, // the trees
 	}
-	volumes := b.volumes(uid)
-	said := kernelLog(t)
-	pod := b.pod(uid)
-	for _, v := range volumes {
-		v.damage(parts[v.FS][0], parts[v.FS][1])
-		_, err := pod.Run(b.ctx(), cri.Container{Name: v.FS, Mounts: []cri.Mount{at(v)}})
-		if err == nil || !strings.Contains(err.Error(), v.Target) || !strings.Contains(err.Error(), "the guest: ") {
-			t.Errorf("the container: %v", err)
-		}
-		t.Logf("the pod's error: %v", err)
-		if reply, err := v.Stats(); err == nil && len(reply.GetUsage()) > 0 {
-			t.Errorf("nobody has it mounted, and its use is %v", reply.GetUsage())
-		}
+	for _, fs := range filesystems {
+		v := b.volumeOf(pod, "pv-damaged-"+fs, fs)
+		v.damage(parts[fs][0], parts[fs][1])
+		all = append(all, v)
 	}
-	b.exec(b.run(pod, "plain"), "true")
-	b.remove(pod)
-	log := said()
-	for _, v := range volumes {
-		v.wantUnseenByTheHost(log)
-		v.giveBack()
+	return all
+}
+
+// wantUnmountable: a guest that cannot mount a volume says so, with the volume's name.
+func (v *volume) wantUnmountable(pod *cri.Pod) {
+	v.b.t.Helper()
+	_, err := pod.Run(v.b.ctx(), cri.Container{Name: "damaged-" + v.FS, Mounts: []cri.Mount{at(v)}})
+	if err == nil || !strings.Contains(err.Error(), v.Target) || !strings.Contains(err.Error(), "the guest: ") {
+		v.b.t.Errorf("the container: %v", err)
 	}
-	b.WantClean(t)
+	v.b.t.Logf("the pod's error: %v", err)
+	if reply, err := v.Stats(); err == nil && len(reply.GetUsage()) > 0 {
+		v.b.t.Errorf("nobody has it mounted, and its use is %v", reply.GetUsage())
+	}
 }
 
 // latent is damage that a kernel finds when a pod uses the filesystem, not when it mounts it.
@@ -129,7 +122,7 @@ type latent struct {
 
 var latents = map[string]latent{
 	"ext4": damagedDirectory("remount-ro"),
-	// The machine ends, unless its kernel mounts the filesystem with another behaviour.
+	// The machine would end if its kernel mounted the filesystem without another behaviour.
 	"panic": damagedDirectory("panic"),
 	"xfs": {
 		fs: "xfs", prepare: "touch /data/bad", damage: (*volume).damageUnlinkedLists, use: "rm /data/bad; sync; ls /data",
@@ -190,48 +183,69 @@ func (b *bench) command(name string, args ...string) {
 	}
 }
 
-// TestDamageThatIsFoundLater: the pod has an error, or the machine ends, also if the filesystem
-// asks for a panic. Stats and health report the damage, the host goes on, and the volume can be
-// repaired and used.
+// TestDamageThatIsFoundLater: the pod has an error, also if the filesystem asks for a panic.
+// Stats and health report the damage, the host goes on, and the volumes can be repaired and
+// used.
 func TestDamageThatIsFoundLater(t *testing.T) {
 	b := newBench(t)
-	for _, name := range slices.Sorted(maps.Keys(latents)) {
-		t.Run(name, func(t *testing.T) { b.of(t).foundLater(name, latents[name]) })
+	const uid = "pod-latent"
+	volumes := make(map[string]*volume)
+	for name, l := range latents {
+		volumes[name] = b.volumeOf(uid, "pv-"+name, l.fs)
+	}
+	pod := b.pod(uid)
+	for name, v := range volumes {
+		b.exec(b.run(pod, name, at(v)), latents[name].prepare+" && echo kept >/data/good && sync")
+	}
+	b.remove(pod)
+	for name, v := range volumes {
+		v.Unpublish()
+		latents[name].damage(v)
+	}
+	said := kernelLog(t)
+	pod = b.published(uid, volumes)
+	for name, v := range volumes {
+		if out, err := b.CRI.Exec(b.ctx(), b.run(pod, name, at(v)), latents[name].use); err == nil {
+			t.Errorf("%s: the use of what is damaged: %q", name, out)
+		}
+		v.wantAbnormal(latents[name].status)
+	}
+	vmnode.End(b.ctx(), t, pod)
+	log := said()
+	for name, v := range volumes {
+		v.wantUnseenByTheHost(log)
+		v.Unpublish()
+		latents[name].mend(v)
+	}
+	pod = b.published(uid, volumes)
+	for name, v := range volumes {
+		if got := b.exec(b.run(pod, name, at(v)), "cat /data/good"); got != "kept\n" {
+			t.Errorf("%s: it reads %q", name, got)
+		}
+	}
+	b.remove(pod)
+	for _, v := range volumes {
+		v.giveBack()
 	}
 	b.WantClean(t)
 }
 
-func (b *bench) foundLater(name string, l latent) {
-	v := b.volume("pv-"+name, l.fs)
-	pod := b.pod(v.Pod)
-	b.exec(b.run(pod, "main", at(v)), l.prepare+" && echo kept >/data/good && sync")
-	b.remove(pod)
-	v.Unpublish()
-	l.damage(v)
-	said := kernelLog(b.t)
-	v.publish()
-	pod = b.pod(v.Pod)
-	id := b.run(pod, "main", at(v))
-	if out, err := b.CRI.Exec(b.ctx(), id, l.use); err == nil {
-		b.t.Errorf("the use of what is damaged: %q", out)
+// published publishes volumes again, and runs their pod.
+func (b *bench) published(uid string, volumes map[string]*volume) *cri.Pod {
+	b.t.Helper()
+	for _, v := range volumes {
+		v.publish()
 	}
-	if _, err := b.Machine(b.ctx(), pod); err == nil { // the guest's kernel did not end
-		v.wantAbnormal(l.status)
-	}
-	vmnode.End(b.ctx(), b.t, pod)
-	v.wantUnseenByTheHost(said())
-	v.Unpublish()
+	return b.pod(uid)
+}
+
+// mend repairs a filesystem that nobody has.
+func (l latent) mend(v *volume) {
+	v.b.t.Helper()
 	out, err := exec.Command(l.repair[0], append(l.repair[1:], v.device)...).CombinedOutput() //nolint:gosec // ours
 	if err != nil && (l.repaired == "" || !strings.Contains(string(out), l.repaired)) {
-		b.t.Fatalf("%q: %v\n%s", l.repair, err, out)
+		v.b.t.Fatalf("%q: %v\n%s", l.repair, err, out)
 	}
-	v.publish()
-	pod = b.pod(v.Pod)
-	if got := b.exec(b.run(pod, "main", at(v)), "cat /data/good"); got != "kept\n" {
-		b.t.Errorf("it reads %q", got)
-	}
-	b.remove(pod)
-	v.giveBack()
 }
 
 // wantAbnormal waits until stats report that something is wrong, and wants health to have the

@@ -3,29 +3,54 @@
 package vm
 
 import (
+	"fmt"
 	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
+	"google.golang.org/grpc/codes"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
 	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/rig"
 	"github.com/crust-proxy/crust-proxy/test/rig/cri"
 )
 
-// TestLifeOfAVolume takes volumes of a CSI driver through everything that kubelet does
-// with them, and never is one mounted on the host.
+// TestLifeOfAVolume takes volumes of a CSI driver, sound and damaged ones, through everything
+// that kubelet does with them, in two machines. Never is one mounted on the host.
 func TestLifeOfAVolume(t *testing.T) {
+	t.Setenv("CRUST_FAILPOINTS", "crust-vm-unplugged=sleep:4s")
 	b := newBench(t)
 	const uid = "pod-life"
-	volumes := b.volumes(uid)
+	volumes, said := b.volumes(uid), kernelLog(t)
+	damaged := b.damagedVolumes(uid)
 	pod := b.pod(uid)
+	main := b.run(pod, "main")
+	b.wantGroups(pod, main)
+	for _, v := range damaged {
+		v.wantUnmountable(pod)
+	}
+	b.exec(main, "true")
 	sums := make(map[string]string)
 	for _, v := range volumes {
 		sums[v.FS] = v.inUse(pod)
 	}
-	b.remove(pod)
+	volumes[0].wantOneOwner("pod-other")
+	b.wantUnplugged(pod, volumes)
+	log := said()
+	for _, v := range slices.Concat(volumes, damaged) {
+		v.wantUnseenByTheHost(log)
+	}
+	for _, v := range damaged {
+		v.giveBack()
+	}
 	for _, v := range volumes {
 		v.unmounted(func(dir string) { b.wantSum(dir+"/blob", sums[v.FS]) })
 		v.checkDisk()
+		v.ReadOnly = v == volumes[0]
 		v.publish()
 	}
 	again := b.pod(uid)
@@ -35,6 +60,11 @@ func TestLifeOfAVolume(t *testing.T) {
 		if got := b.exec(id, "sha256sum </data/blob"); got != sums[v.FS] {
 			t.Errorf("the next sandbox reads %q in %s", got, v.FS)
 		}
+		_, err := b.CRI.Exec(b.ctx(), id, "echo x > /data/new")
+		if v.ReadOnly != (err != nil && strings.Contains(err.Error(), "Read-only")) {
+			t.Errorf("of a volume that is read-only: %t, a write ended with: %v", v.ReadOnly, err)
+		}
+		v.wantStats(id)
 		b.seesChanges(id, shared)
 	}
 	b.remove(again)
@@ -44,8 +74,8 @@ func TestLifeOfAVolume(t *testing.T) {
 	b.WantClean(t)
 }
 
-// inUse has two containers share the volume, grows it, and gives the checksum of the
-// file "blob".
+// inUse has two containers share the volume, grows it under a writer, and gives the checksum
+// of the file "blob".
 func (v *volume) inUse(pod *cri.Pod) (sum string) {
 	b := v.b
 	first := b.run(pod, "first-"+v.FS, at(v))
@@ -62,12 +92,49 @@ func (v *volume) inUse(pod *cri.Pod) (sum string) {
 	if _, err := b.CRI.Exec(b.ctx(), second, "echo x > /read/new"); err == nil || !strings.Contains(err.Error(), "Read-only") {
 		b.t.Errorf("a write into the mount that is read-only: %v", err)
 	}
+	b.write(first)
 	check.Must(b.t, v.Grow(2*diskSize))
+	b.wantProgress(first)
+	b.exec(first, "touch /tmp/end; while [ -e /tmp/end ]; do sleep 0.1; done")
 	if total := v.wantStats(second); total < 2*diskSize*8/10 {
 		b.t.Errorf("the filesystem has %d bytes after it was grown", total)
 	}
 	v.publish() // kubelet was restarted
 	return sum
+}
+
+// wantOneOwner: a second pod is refused before it has a machine, and the volume stays the
+// first one's.
+func (v *volume) wantOneOwner(other string) {
+	v.b.t.Helper()
+	machines, owner := len(v.b.Machines()), v.Pod
+	v.For(other)
+	check.Code(v.b.t, v.TryPublish(), codes.FailedPrecondition, owner)
+	v.For(owner)
+	if now := len(v.b.Machines()); now != machines {
+		v.b.t.Errorf("there were %d machines, and are %d", machines, now)
+	}
+	check.Code(v.b.t, v.TryUnpublish(), codes.Aborted)
+}
+
+// wantUnplugged removes the pod. Its guest gives the disks back before the machine ends, and
+// so has unmounted them by then.
+func (b *bench) wantUnplugged(pod *cri.Pod, volumes []*volume) {
+	b.t.Helper()
+	qemu, err := b.Machine(b.ctx(), pod)
+	check.Must(b.t, err)
+	has := func(v *volume) bool { return machine{qemu: qemu}.hasOpen(v.device) }
+	if !has(volumes[0]) {
+		b.t.Error("the machine does not have the disk")
+	}
+	removed := make(chan error, 1)
+	go func() { removed <- pod.Remove(b.ctx()) }()
+	check.Eventually(b.t, "the machine runs on without its disks", func() bool {
+		return !slices.ContainsFunc(volumes, has) && slices.Contains(b.Machines(), qemu)
+	})
+	check.Must(b.t, <-removed)
+	group := b.CRI.Group + "/pod" + pod.UID
+	check.Eventually(b.t, "no control group is left", func() bool { return len(rig.GroupDirs(group)) == 0 })
 }
 
 // seesChanges wants a container to see what the host changes in an ordinary mount: in a file
@@ -84,4 +151,63 @@ func (b *bench) seesChanges(container, shared string) {
 			return err == nil && got == content+content+content
 		})
 	}
+}
+
+// wantGroups: the machine counts as its pod's, as kubelet's limits and figures want it. What
+// runs out of memory in the guest has done so for containerd.
+func (b *bench) wantGroups(pod *cri.Pod, container string) {
+	b.t.Helper()
+	groups := b.CRI.Group + "/pod" + pod.UID + "/"
+	supervisor, err := pod.Pid(b.ctx())
+	check.Must(b.t, err)
+	nodes, err := os.Readlink("/proc/self/ns/net")
+	check.Must(b.t, err)
+	for _, pid := range append(rig.Children(supervisor), supervisor) {
+		b.wantGroup(pid, groups+pod.ID)
+		if net, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/net", pid)); pid != supervisor && (err != nil || net == nodes) {
+			b.t.Errorf("process %d of the machine has the node's network: %s, %v", pid, net, err)
+		}
+	}
+	proxy, err := b.CRI.Pid(b.ctx(), container)
+	check.Must(b.t, err)
+	b.wantGroup(proxy, groups+container)
+	if used := b.memory(groups + pod.ID); used < 100*mib {
+		b.t.Errorf("the pod's machine has %d bytes", used)
+	}
+	for name, limit := range map[string]int64{"limited": 32 * mib, "unlimited": 0} { // by the machine's memory alone
+		hungry, err := pod.Run(b.ctx(), cri.Container{Name: name, Memory: limit, Script: "exec tail /dev/zero"})
+		check.Must(b.t, err)
+		check.Eventually(b.t, "containerd reports that the container "+name+" ran out of memory", func() bool {
+			reply, err := b.CRI.CRI.ContainerStatus(b.ctx(), &runtimeapi.ContainerStatusRequest{ContainerId: hungry})
+			return err == nil && reply.GetStatus().GetExitCode() == 137 && reply.GetStatus().GetReason() == "OOMKilled"
+		})
+		b.exec(container, "true")
+	}
+}
+
+// wantGroup wants a process to be in a control group of each hierarchy.
+func (b *bench) wantGroup(pid int, group string) {
+	b.t.Helper()
+	raw, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "cgroup"))
+	check.Must(b.t, err)
+	for line := range strings.Lines(string(raw)) {
+		if !strings.HasSuffix(strings.TrimSpace(line), ":"+group) {
+			b.t.Errorf("%s is in %q and not in %s", rig.DescribeProcess(pid), line, group)
+		}
+	}
+}
+
+// memory is what a control group uses.
+func (b *bench) memory(group string) (bytes int64) {
+	b.t.Helper()
+	for _, dir := range rig.GroupDirs(group) {
+		for _, file := range []string{"/memory.usage_in_bytes", "/memory.current"} {
+			if raw, err := os.ReadFile(dir + file); err == nil {
+				used, err := strconv.ParseInt(strings.TrimSpace(string(raw)), 10, 64)
+				check.Must(b.t, err)
+				bytes += used
+			}
+		}
+	}
+	return bytes
 }
