@@ -22,11 +22,12 @@ VM_TIMEOUT     ?= 45m
 KUBE_TIMEOUT   ?= 40m
 # Tests beside those of test/vm that boot virtual machines.
 IN_VMS         ?= ^Test(CrustVM|CountInAGuest)$$
-# What is repeated on Kubernetes 1.34.
-KUBE_OLDER     ?= ^Test(SliceWithoutLookUp|ShapesOfPods|ClaimsGrow|QuickStart|ManifestsAreAccepted|ChartComesAndGoes|AnnotatedByClass)$$
+# What a soak repeats on Kubernetes 1.34.
+KUBE_OLDER     ?= ^Test(Slice|ShapesOfPods|ClaimsGrow|QuickStart|ManifestsAreAccepted|ChartComesAndGoes|AnnotatedByClass)$$
 FUZZTIME       ?= 10s
 
 IN_VM := $(GOTESTSUM) --format testname -- -tags system,failpoints -count=1 -timeout $(VM_TIMEOUT)
+IN_KUBE := $(GOTESTSUM) --format testname -- -tags system,failpoints -count=1 -p 2 -timeout $(KUBE_TIMEOUT)
 
 .PHONY: help
 help: ## Show this list
@@ -57,6 +58,11 @@ bench-vm: setup build ## Measure pods in virtual machines; writes docs/performan
 test: ## Run all tests and checks; installs what they need on Debian and Ubuntu
 	@hack/test.sh
 
+.PHONY: soak
+soak: ## The long forms: all rounds and cases, Kubernetes 1.34, long fuzzing; takes hours (root)
+	CRUST_SOAK=1 FUZZTIME=5m UNIT_TIMEOUT=1h SYSTEM_TIMEOUT=3h VM_TIMEOUT=3h KUBE_TIMEOUT=3h hack/test.sh
+	@hack/mutants.sh
+
 .PHONY: setup
 setup: ## Install the Debian packages that tests need (only missing ones)
 	@hack/setup.sh
@@ -75,17 +81,17 @@ test-vm: ## Tests of crust-vm: pods in virtual machines of QEMU (root)
 	@hack/need-root.sh "tests in virtual machines"
 	@hack/containerd.sh >/dev/null && hack/guest-kernel.sh >/dev/null
 	@# Side by side: each boots one machine after the other.
-	{ $(IN_VM) -p 1 -run '$(IN_VMS)' ./test/conformance ./test/openers && $(GO) run ./test/bench --only vm --quick; } & \
+	$(IN_VM) -p 1 -run '$(IN_VMS)' ./test/conformance ./test/openers & \
 		result=0; $(IN_VM) ./test/vm || result=$$?; wait $$! && exit $$result
+	[ "$${CRUST_SOAK:-}" != 1 ] || $(GO) run ./test/bench --only vm --quick
 
 .PHONY: test-kube
 test-kube: ## Tests in a real Kubernetes node, whose programs are built first (root)
 	@hack/need-root.sh "tests in Kubernetes"
-	@hack/kubernetes.sh >/dev/null && hack/containerd.sh >/dev/null && hack/guest-kernel.sh >/dev/null
+	@hack/kubernetes.sh kubernetes csi-sidecars >/dev/null && hack/containerd.sh >/dev/null && hack/guest-kernel.sh >/dev/null
 	@for tool in helm kustomize; do $(GO) tool -n -modfile=tools/kube-deploy/go.mod $$tool >/dev/null; done
-	$(GOTESTSUM) --format testname -- -tags system,failpoints -count=1 -p 2 -timeout $(KUBE_TIMEOUT) ./test/kube/...
-	CRUST_KUBERNETES=1.34 $(GOTESTSUM) --format testname -- -tags system,failpoints -count=1 -p 2 -timeout $(KUBE_TIMEOUT) \
-		-run '$(KUBE_OLDER)' ./test/kube ./test/kube/admission
+	$(IN_KUBE) ./test/kube/...
+	[ "$${CRUST_SOAK:-}" != 1 ] || CRUST_KUBERNETES=1.34 $(IN_KUBE) -run '$(KUBE_OLDER)' ./test/kube ./test/kube/admission
 
 .PHONY: package-test
 package-test: ## Build the packages; install, check and remove the .deb (root)

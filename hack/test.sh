@@ -1,7 +1,8 @@
 #!/bin/bash
 # All tests and checks, each as a step. A failed step does not keep the next ones
 # from running, so that one run tells everything; the exit code tells the truth.
-# CRUST_SYSTEM=skip leaves out, by the caller's explicit wish, what needs root.
+# CRUST_SYSTEM=skip leaves out, by the caller's explicit wish, what needs root. CRUST_SOAK=1
+# has all tests run in their long forms.
 #
 # Tests of the real system wait more than they compute. So steps run in three lanes at
 # once: tests in the foreground, those in Kubernetes beside them, and what only computes
@@ -75,7 +76,7 @@ step() { # name command...
 compute() {
 	if [ "${CRUST_SYSTEM:-}" != skip ]; then
 		attempt containerd hack/containerd.sh
-		attempt kubernetes hack/kubernetes.sh
+		attempt kubernetes hack/kubernetes.sh kubernetes csi-sidecars
 	fi
 	renice -n 19 "$BASHPID" >/dev/null # for the rest nobody waits
 	attempt deploy make -s check-deploy

@@ -35,9 +35,7 @@ func TestPodsThatAsk(t *testing.T) {
 	t.Run("one rule", func(t *testing.T) {
 		k := k.For(t)
 		inEachWay(k, t, "by name", askByName)
-		inEachWay(k, t, "all", askForAll)
 		inEachWay(k, t, "wrong name", askForNothing)
-		inEachWay(k, t, "wrong class", askInVain)
 	})
 	t.Run("another rule", func(t *testing.T) { askWhileTheRuleForbids(k.For(t)) })
 }
@@ -59,15 +57,6 @@ func askByName(k *cluster.Kube, way, driver string) {
 	silent.Delete()
 }
 
-func askForAll(k *cluster.Kube, way, driver string) {
-	a := k.NewVolume(cluster.VolumeOptions{Name: "all-a-" + way, Driver: driver})
-	b := k.NewVolume(cluster.VolumeOptions{Name: "all-b-" + way, Driver: driver})
-	p := asks(k.NewPod("all-"+way, cluster.Crust).With(a, "/data").With(b, "/b"), "*").Start()
-	wantDeferred(k, p, a, "who asks")
-	wantDeferred(k, p, b, "who asks")
-	p.Delete()
-}
-
 // askForNothing has a pod name a volume that it has none of. Its annotation is put
 // right, and it starts.
 func askForNothing(k *cluster.Kube, way, driver string) {
@@ -80,22 +69,6 @@ func askForNothing(k *cluster.Kube, way, driver string) {
 	annotate(k, p, v.Name)
 	p.WaitReady()
 	wantDeferred(k, p, v, "who asks")
-	wantForgotten(k, p)
-	p.Delete()
-}
-
-// askInVain has a pod ask whose runtime no rule lets. It stops asking, and has its
-// volume on the host.
-func askInVain(k *cluster.Kube, way, driver string) {
-	v := k.NewVolume(cluster.VolumeOptions{Name: "vain-" + way, Driver: driver})
-	p := asks(k.NewPod("vain-"+way, cluster.Runc).With(v, "/data"), "*").Create()
-	is := wantRefused(k, p, "no rule of this node's policy", "annotated: true", driver, "the node's default runtime")
-	if is.RefusedBy != "policy" || is.Rule != "no rule" {
-		k.T.Errorf("crustctl shows %+v", is)
-	}
-	annotate(k, p, "")
-	p.WaitReady()
-	wantOnHost(k, p, v)
 	wantForgotten(k, p)
 	p.Delete()
 }

@@ -5,6 +5,7 @@ package kube_test
 import (
 	"archive/tar"
 	"bytes"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -29,7 +30,7 @@ func proxyLayer(t *testing.T) []byte {
 	for _, name := range []string{"blkid", "mkfs.ext4", "mkfs.xfs", "sh", "cp", "mv", "chmod"} {
 		files["bin/"+name] = lookUp(t, name)
 	}
-	for _, program := range mapValues(files) {
+	for _, program := range slices.Collect(maps.Values(files)) {
 		for _, library := range libraries(t, program) {
 			files[strings.TrimPrefix(library, "/")] = library
 		}
@@ -47,14 +48,6 @@ func lookUp(t *testing.T, name string) string {
 		t.Fatal(err)
 	}
 	return path
-}
-
-func mapValues(m map[string]string) []string {
-	var all []string
-	for _, value := range m {
-		all = append(all, value)
-	}
-	return all
 }
 
 var libraryPath = regexp.MustCompile(`(/\S+) \(0x`)
@@ -81,12 +74,7 @@ func packed(t *testing.T, files map[string]string) []byte {
 	if err := w.WriteHeader(&tar.Header{Name: "var/run/secrets/", Typeflag: tar.TypeDir, Mode: 0o755}); err != nil {
 		t.Fatal(err)
 	}
-	var names []string
-	for name := range files {
-		names = append(names, name)
-	}
-	slices.Sort(names)
-	for _, name := range names {
+	for _, name := range slices.Sorted(maps.Keys(files)) {
 		raw, err := os.ReadFile(files[name])
 		if err != nil {
 			t.Fatal(err)

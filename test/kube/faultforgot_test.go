@@ -3,12 +3,7 @@
 package kube_test
 
 import (
-	"bufio"
 	"context"
-	"encoding/json"
-	"os"
-	"path/filepath"
-	"strings"
 	"time"
 
 	"github.com/crust-proxy/crust-proxy/test/kube/cluster"
@@ -47,7 +42,6 @@ func (m *matrix) haveLeft(k *cluster.Kube, r round, leaving []*writer, logf func
 		}
 	}
 	for _, w := range staged {
-		wantUnasked(k, w)
 		logf("kubelet has forgotten the volume of pod %s: a pod comes and goes", w.Name)
 		visitor := newWriter(m.k, w.Name+"-visitor", w.class(), w.on)
 		visitor.settle(k)
@@ -76,25 +70,4 @@ const (
 // stage perhaps.
 func (w *writer) hasGoneButStaged(ctx context.Context) error {
 	return w.hasGoneBut(ctx, stage, device, directory)
-}
-
-// wantUnasked wants the kubelet that runs now to have had no unstage refused: who
-// is refused asks again.
-func wantUnasked(k *cluster.Kube, w *writer) {
-	k.T.Helper()
-	log, err := os.Open(filepath.Join(k.Dir, "crust-proxy.log"))
-	k.Must(err)
-	defer func() { _ = log.Close() }()
-	for lines := bufio.NewScanner(log); lines.Scan(); {
-		var call struct {
-			Method, Code, Driver, Error string
-			Peer                        int `json:"peer_pid"`
-		}
-		if json.Unmarshal(lines.Bytes(), &call) != nil || call.Peer != k.Kubelet.Pid() || call.Driver != w.on.Driver {
-			continue
-		}
-		if strings.HasSuffix(call.Method, "/NodeUnstageVolume") && call.Code != "OK" {
-			k.T.Errorf("the volume of pod %s is staged still, and an unstage has failed: %s", w.Name, call.Error)
-		}
-	}
 }

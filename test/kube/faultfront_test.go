@@ -4,18 +4,14 @@ package kube_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"os"
 	"os/exec"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
-	"time"
 
-	corev1 "k8s.io/api/core/v1"
-	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
@@ -68,21 +64,6 @@ func waitKubeletHas(k *cluster.Kube, want bool, drivers ...string) {
 	})
 }
 
-// loseInNode removes a driver from the CSINode, as a late removal by kubelet does.
-func loseInNode(k *cluster.Kube, driver string) {
-	k.T.Helper()
-	k.Eventually("the CSINode loses "+driver, func(ctx context.Context) error {
-		nodes := k.Client.StorageV1().CSINodes()
-		node, err := nodes.Get(ctx, cluster.NodeName, metav1.GetOptions{})
-		if err != nil {
-			return err
-		}
-		node.Spec.Drivers = slices.DeleteFunc(node.Spec.Drivers, func(one storagev1.CSINodeDriver) bool { return one.Name == driver })
-		_, err = nodes.Update(ctx, node, metav1.UpdateOptions{})
-		return err
-	})
-}
-
 // killSides kills a container of each pod; see unchanged.
 func killSides(k *cluster.Kube, pods []*writer) {
 	k.T.Helper()
@@ -94,135 +75,164 @@ func killSides(k *cluster.Kube, pods []*writer) {
 	}
 }
 
-// TestFrontAwayUnderPods takes crust-proxy away as if for good, and puts it back.
-func TestFrontAwayUnderPods(t *testing.T) {
-	k := cluster.On(t)
-	lanes := newLanes(k)
-	stay, leaving := running(k, lanes, 0), running(k, lanes, 1)
-
-	k.Must(k.Proxy.Stop())
-	if code, said := program(k, "withdraw"); code != 0 || !strings.Contains(said, cluster.Block) || !strings.Contains(said, cluster.Native) {
-		t.Errorf("withdraw gave %d and %q", code, said)
-	}
-	k.Must(os.RemoveAll(cluster.ProxyRunDir + "/csi"))
-	waitKubeletHas(k, false, cluster.Block, cluster.Native)
-	for _, w := range stay {
-		w.goesOn(k)
-	}
-	killSides(k, stay) // which needs no driver
-
-	leave(k, leaving)
-	coming := make([]*writer, len(lanes))
-	for i, l := range lanes {
-		coming[i] = l.start(k, 2)
-	}
-	for _, w := range leaving {
-		soon(k, "pod "+w.Name+" ends", func() bool { _, err := born(w.pid); return err != nil })
-	}
-	k.Never("a pod comes or goes without the front", 5*time.Second, func(ctx context.Context) error {
-		for _, w := range coming {
-			if err := isReady(ctx, w.Pod); err == nil {
-				return nil
-			}
-		}
-		for _, w := range leaving {
-			if err := w.hasGone(ctx); err == nil {
-				return nil
-			}
-		}
-		return errors.New("they all wait")
-	})
-
-	// A kubelet that begins without the drivers knows the volumes from the disk alone.
-	k.Must(k.Kubelet.Restart())
-	k.Must(k.WaitNode(corev1.ConditionTrue))
-	for _, w := range stay {
-		w.goesOn(k)
-	}
-	k.Must(k.Proxy.Start())
-	waitKubeletHas(k, true, cluster.Block, cluster.Native)
-	hasLeft(k, leaving)
-	for _, w := range coming {
-		w.settle(k)
-		w.keeps(k)
-	}
-	for _, w := range stay {
-		w.unchanged(k, true)
-	}
-	k.Eventually("all is well again", func(ctx context.Context) error { return well(ctx, append(stay, coming...)) })
-	for _, w := range stay[:2] {
-		w.WaitStats(w.on.Volume, "/data")
+// leave asks pods to go, and notes down what they have promised.
+func leave(k *cluster.Kube, pods []*writer) {
+	k.T.Helper()
+	for _, w := range pods {
+		k.Eventually(fmt.Sprintf("pod %s tells what it has written", w.Name), func(context.Context) error { return w.wrote(0) })
+		w.AskDelete()
 	}
 }
 
-// TestFrontIsNotRemovedUnderPods wants a removal to be refused, with the volumes and
-// pods that are in its way; and where somebody insists, nothing to be lost.
+// hasLeft waits until pods have gone, with everything.
+func hasLeft(k *cluster.Kube, pods []*writer) {
+	k.T.Helper()
+	for _, w := range pods {
+		k.Eventually("pod "+w.Name+" has gone, and its volume was given back", w.hasGone)
+	}
+}
+
+// register has the registrars of the two drivers behind crust-proxy go elsewhere, as a
+// change of their DaemonSets does.
+func register(k *cluster.Kube, registry string) {
+	k.T.Helper()
+	for _, name := range []string{cluster.Block, cluster.Native} {
+		registrar := k.Drivers[name].Registrar
+		k.Must(registrar.Stop())
+		registrar.Dir = registry
+		k.Must(registrar.Start())
+	}
+}
+
+// past takes the front away under living volumes and has the drivers register with
+// kubelet directly. The way back is given, and is gone when the test fails, too.
+func past(k *cluster.Kube) (back func()) {
+	k.T.Helper()
+	const behind, direct = cluster.KubeletRoot + "/crust-proxy/registry", cluster.KubeletRoot + "/plugins_registry"
+	normal := k.DefaultProxy()
+	off := normal
+	off.Front = "{enabled: false, abandonVolumes: true}"
+	back = sync.OnceFunc(func() {
+		register(k, behind)
+		k.Must(k.ConfigureProxy(normal))
+		waitKubeletHas(k, true, cluster.Block, cluster.Native)
+	})
+	k.T.Cleanup(back)
+	k.Must(k.ConfigureProxy(off))
+	waitKubeletHas(k, false, cluster.Block, cluster.Native)
+	register(k, direct)
+	waitKubeletHas(k, true, cluster.Block, cluster.Native)
+	return back
+}
+
+// TestFrontIsNotRemovedUnderPods wants a removal to be refused. Where somebody insists, and
+// has the drivers register with kubelet themselves, pods keep running and new ones come,
+// until all is put back under them.
 func TestFrontIsNotRemovedUnderPods(t *testing.T) {
 	k := cluster.On(t)
 	if code, said := program(k, "removable"); code != 0 {
 		t.Errorf("removable gave %d without any volume: %s", code, said)
 	}
-	stay := running(k, newLanes(k), 0)
-	deferred := stay[:2]
+	lanes := newLanes(k)
+	stay, going := running(k, lanes, 0), running(k, lanes[:2], 1)
+	wantNotRemovable(k, slices.Concat(stay[:2], going), stay[2])
+	back := past(k)
+	has, err := volumesOf(t.Context())
+	k.Must(err)
+	for _, w := range slices.Concat(stay[:2], going) {
+		w.goesOn(k)
+		target := w.Target(w.on.Volume)
+		if v := has[target]; v.GetState() != adminv1.VolumeState_VOLUME_STATE_BOUND || !guarded(target) {
+			t.Errorf("without its front, crust-proxy shows %v, and a guard: %t", v, guarded(target))
+		}
+	}
+	// Kubelet believes that the volumes of pods that are deleted now were unpublished, and
+	// cannot remove the pods, for the guards are there.
+	leave(k, going)
+	for _, w := range going {
+		soon(k, "pod "+w.Name+" ends", func() bool { _, err := born(w.pid); return err != nil })
+	}
+	// Without the front new volumes are as any other.
+	onHost := running(k, lanes, 2)
+	for _, w := range onHost {
+		wantOnHost(k, w.Pod, w.on.Volume)
+	}
+	killSides(k, stay)
+	for _, w := range going {
+		if w.hasGoneButStaged(t.Context()) == nil {
+			t.Errorf("pod %s goes without the front", w.Name)
+		}
+	}
+
+	back()
+	k.Must(k.Kubelet.Restart()) // which has it look at the disk
+	for _, w := range going {
+		k.Eventually("pod "+w.Name+" has gone", w.hasGoneButStaged)
+	}
+	for _, w := range stay {
+		w.unchanged(k, true)
+	}
+	for _, w := range onHost {
+		w.unchanged(k, false)
+	}
+	k.Eventually("all that was deferred is so still", func(ctx context.Context) error { return well(ctx, stay) })
+	for _, pods := range [][]*writer{onHost, stay} {
+		leave(k, pods)
+		hasLeft(k, pods)
+	}
+	comeAgain(k, lanes) // what the drivers had mounted by themselves is deferred
+	if code, said := program(k, "removable"); code != 0 {
+		t.Errorf("removable gave %d when all pods had gone: %s", code, said)
+	}
+}
+
+// wantNotRemovable wants a removal, and a start without the front, to be refused with the
+// volumes that are in its way.
+func wantNotRemovable(k *cluster.Kube, deferred []*writer, plain *writer) {
+	k.T.Helper()
 	named := func(what, said string) {
+		k.T.Helper()
 		for _, w := range deferred {
 			if !strings.Contains(said, w.Target(w.on.Volume)) || !strings.Contains(said, w.on.Driver) {
-				t.Errorf("%s does not name the volume of pod %s: %s", what, w.Name, said)
+				k.T.Errorf("%s does not name the volume of pod %s: %s", what, w.Name, said)
 			}
 		}
-		if plain := stay[2]; strings.Contains(said, plain.Target(plain.on.Volume)) {
-			t.Errorf("%s names the volume of pod %s, which is not deferred: %s", what, plain.Name, said)
+		if strings.Contains(said, plain.Target(plain.on.Volume)) {
+			k.T.Errorf("%s names the volume of pod %s, which is not deferred: %s", what, plain.Name, said)
 		}
 	}
 	code, said := program(k, "removable")
 	named("removable", said)
 	if code == 0 {
-		t.Error("it can be removed")
+		k.T.Error("it can be removed")
 	}
 	if code, said := program(k, "removable", cluster.Plain); code != 0 {
-		t.Errorf("a driver without volumes gave %d: %s", code, said)
+		k.T.Errorf("a driver without volumes gave %d: %s", code, said)
 	}
-
-	loseInNode(k, cluster.Block)
-	waitKubeletHas(k, true, cluster.Block, cluster.Native) // crust-proxy notices, and renews the registration
-
-	normal := k.DefaultProxy()
-	off := normal
+	off := k.DefaultProxy()
 	off.Front = "{enabled: false}"
 	if err := k.ConfigureProxy(off); err == nil {
-		t.Error("crust-proxy has started without its front")
+		k.T.Error("crust-proxy has started without its front")
 	} else {
 		named("the start without the front", err.Error())
 	}
 	k.Proxy.Kill()
-	killSides(k, stay)
+}
 
-	off.Front = "{enabled: false, abandonVolumes: true}"
-	k.Must(k.ConfigureProxy(off))
-	waitKubeletHas(k, false, cluster.Block, cluster.Native)
-	for _, w := range stay {
-		w.goesOn(k)
-	}
-	has, err := volumesOf(t.Context())
-	k.Must(err)
-	for _, w := range deferred {
-		if v := has[w.Target(w.on.Volume)]; v.GetState() != adminv1.VolumeState_VOLUME_STATE_BOUND {
-			t.Errorf("without its front, crust-proxy shows %v", v)
-		}
-		if !guarded(w.Target(w.on.Volume)) {
-			t.Errorf("the guard of pod %s has gone", w.Name)
+// comeAgain has pods come to all volumes that others have had, and go.
+func comeAgain(k *cluster.Kube, lanes []*lane) {
+	k.T.Helper()
+	var again []*writer
+	for _, l := range lanes {
+		for i := range l.ledgers {
+			again = append(again, l.start(k, len(l.ledgers)*100+i))
 		}
 	}
-
-	k.Must(k.ConfigureProxy(normal))
-	waitKubeletHas(k, true, cluster.Block, cluster.Native)
-	for _, w := range stay {
-		w.unchanged(k, true)
+	for _, w := range again {
+		w.settle(k)
+		w.keeps(k)
 	}
-	k.Eventually("all is well again", func(ctx context.Context) error { return well(ctx, stay) })
-	leave(k, stay)
-	hasLeft(k, stay)
-	if code, said := program(k, "removable"); code != 0 {
-		t.Errorf("removable gave %d when all pods had gone: %s", code, said)
-	}
+	k.Eventually("all is well", func(ctx context.Context) error { return well(ctx, again) })
+	leave(k, again)
+	hasLeft(k, again)
 }

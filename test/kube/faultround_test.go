@@ -10,13 +10,22 @@ import (
 	"time"
 
 	"github.com/crust-proxy/crust-proxy/test/kube/cluster"
+	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
-// away is how long the API server is away.
-const away = time.Minute
-
-// apiServer is the part that is away for a minute; the other ones come back at once.
+// apiServer is the part that is away for longer; the other ones come back at once.
 const apiServer = "apiserver"
+
+// away is how long that is, at least.
+func away() time.Duration {
+	if rig.Soak() {
+		return time.Minute
+	}
+	return 15 * time.Second
+}
+
+// chosen are rounds in which every part goes, and in both ways.
+var chosen = []string{"kubelet+crust-proxy/kill", "driver+containerd/stop", "apiserver+containerd+crust-proxy/stop"}
 
 // round is parts that go, in this order, and how they go.
 type round struct {
@@ -31,7 +40,8 @@ func (r round) String() string { return strings.Join(r.parts, "+") + "/" + r.how
 // has tells whether a part goes in the round.
 func (r round) has(part string) bool { return slices.Contains(r.parts, part) }
 
-// rounds are all pairs: killed, and restarted. Which one is first changes.
+// rounds are all pairs: killed, and restarted. Which one is first changes. Without a soak they
+// are those that are chosen.
 func rounds() []round {
 	parts := []string{"kubelet", "containerd", "crust-proxy", "driver"}
 	var out []round
@@ -40,7 +50,7 @@ func rounds() []round {
 			out = append(out, round{parts: []string{one, other}, how: "kill"}, round{parts: []string{other, one}, how: "stop"})
 		}
 	}
-	// A minute is long: two parts go in it one after the other, each in both ways. A
+	// That is long: two parts go in it one after the other, each in both ways. A
 	// kubelet that was restarted knows of no pod before the API server is back, so it
 	// is the last.
 	out = append(out, round{parts: []string{"driver", apiServer, "kubelet"}, how: "kill"},
@@ -48,7 +58,7 @@ func rounds() []round {
 	for i := range out {
 		out[i].step = steps[i%len(steps)]
 	}
-	return out
+	return slices.DeleteFunc(out, func(r round) bool { return !rig.Soak() && !slices.Contains(chosen, r.String()) })
 }
 
 // step is a point on the way of a pod that comes, or of one that leaves. Once it was

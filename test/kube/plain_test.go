@@ -19,7 +19,7 @@ import (
 // does with them, behind crust-proxy and without it: pods find the same, and drivers
 // are called for the same.
 func TestAsIfItWereNotThere(t *testing.T) {
-	k := cluster.On(t)
+	k := cluster.Beside(t)
 	var found sync.Map
 	story := func(name, driver string, tell func(*cluster.Kube, string) []string) {
 		t.Run(name+" "+driver, func(t *testing.T) {
@@ -125,41 +125,4 @@ func (c *calls) told(v *cluster.Volume) string {
 	stats := slices.Contains(all, "NodeGetVolumeStats")
 	all = slices.DeleteFunc(all, func(call string) bool { return call == "NodeGetVolumeStats" })
 	return fmt.Sprintf("stats of a filesystem: %t; %s", stats || v.Raw, slices.Compact(all))
-}
-
-// TestWithoutACluster is about rules by drivers alone: nobody is asked for pods.
-func TestWithoutACluster(t *testing.T) {
-	k := cluster.On(t)
-	k.Settings(cluster.ProxySettings{
-		Rules: fmt.Sprintf("[{name: by driver, drivers: [%s, %s], handler: crust, defer: true}]", cluster.Block, cluster.Native),
-	})
-	inEachWay(k, t, "a life", func(k *cluster.Kube, way, driver string) {
-		v := k.NewVolume(cluster.VolumeOptions{Name: "unasked-" + way, Driver: driver})
-		p := k.NewPod("unasked-"+way, cluster.Crust).With(v, "/data").With(v, "/sub", subPath("dir")).Start()
-		wantGuarded(k, p, v)
-		p.Exec("echo kept > /sub/file && sync")
-		is, err := crustctl(k, p.Target(v))
-		k.Must(err)
-		if is.Rule != `rule "by driver"` || is.Handler != "crust" {
-			k.T.Errorf("crustctl shows %+v", is)
-		}
-		p.WaitStats(v, "/data")
-		p.Delete()
-		again := k.NewPod("unasked-again-"+way, cluster.Crust).With(v, "/data").Start()
-		wantOut(k, again, "main", "cat /data/dir/file", "kept\n")
-		again.Delete()
-		wrongClass(k, way, v)
-	})
-}
-
-// wrongClass is a pod whose runtime knows nothing of deferral, which such rules
-// cannot tell: it finds the guard, and can write nothing that would be lost.
-func wrongClass(k *cluster.Kube, way string, v *cluster.Volume) {
-	k.T.Helper()
-	p := k.NewPod("unasked-runc-"+way, cluster.Runc).With(v, "/data").Start()
-	wantOut(k, p, "main", "echo lost > /data/file || cat /data/file && grep -c ' /data tmpfs ' /proc/mounts", "1\n")
-	if out, err := p.TryExec("main", "echo lost > /data/file"); err == nil || !strings.Contains(err.Error(), "No space left") {
-		k.T.Errorf("data can be lost: %q, %v", out, err)
-	}
-	p.Delete()
 }

@@ -19,7 +19,7 @@ import (
 // the types that they are for: a field that does not exist is told then, and not by a
 // pod that is refused for it. Without their bindings the policies do nothing.
 func TestPoliciesAreOfTheRightTypes(t *testing.T) {
-	k := cluster.On(t)
+	k := cluster.Beside(t)
 	policies := k.Client.AdmissionregistrationV1().ValidatingAdmissionPolicies()
 	var names []string
 	for _, one := range render.Objects(t, render.Kustomize(t, filepath.Join(render.Kustomizations(t), "admission"))) {

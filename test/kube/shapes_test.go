@@ -19,11 +19,10 @@ import (
 
 // TestShapesOfPods is about all that a pod may do with its volumes.
 func TestShapesOfPods(t *testing.T) {
-	k := cluster.On(t)
+	k := cluster.Beside(t)
 	inEachWay(k, t, "containers", manyContainers)
 	inEachWay(k, t, "readers", readers)
-	inEachWay(k, t, "blocks", rawBlocks)
-	inEachWay(k, t, "ephemeral", ephemeral)
+	inEachWay(k, t, "inline", inline)
 }
 
 // manyContainers has one volume in a pod's containers of all kinds, in all the ways
@@ -226,76 +225,19 @@ func readers(k *cluster.Kube, way, driver string) {
 	late.WaitReady()
 	wantOut(k, late, "main", "cat /data/file && echo more > /data/file && sync", "written\n")
 	late.Delete()
-	readOnlyMany(k, way, v)
 }
 
-// readOnlyMany has pods read a volume by a second claim, whose access mode lets
-// nobody write. They need not say so themselves.
-func readOnlyMany(k *cluster.Kube, way string, v *cluster.Volume) {
-	k.T.Helper()
-	many := k.NewVolume(cluster.VolumeOptions{Name: "rom-" + way, Driver: v.Driver, Mode: corev1.ReadOnlyMany, Change: func(pv *corev1.PersistentVolume) {
-		pv.Spec.CSI.VolumeHandle = v.Handle
-	}})
-	var all []*cluster.Pod
-	for _, name := range []string{"rom-a-", "rom-b-"} {
-		all = append(all, k.NewPod(name+way, cluster.Crust).With(many, "/data").Create())
-	}
-	for _, p := range all {
-		p.WaitReady()
-		wantGuarded(k, p, many)
-		wantOut(k, p, "main", "cat /data/file; touch /data/x 2>/dev/null || echo read-only", "more\nread-only\n")
-	}
-	for _, p := range all {
-		p.AskDelete()
-	}
-}
-
-// rawBlocks has a pod with a raw block volume, which is the driver's own affair,
-// beside one that is deferred.
-func rawBlocks(k *cluster.Kube, way, driver string) {
-	v := k.NewVolume(cluster.VolumeOptions{Name: "beside-raw-" + way, Driver: driver})
-	disk := k.NewVolume(cluster.VolumeOptions{Name: "raw-" + way, Driver: driver, Raw: true})
-	p := k.NewPod("raw-"+way, cluster.Crust).With(disk, "/dev/disk").With(v, "/data").Start()
-	wantDeferred(k, p, v, inCrust)
-	wantOut(k, p, "main", "blockdev --getsize64 /dev/disk", fmt.Sprintln(disk.Size))
-	p.Exec("echo raw | dd of=/dev/disk bs=512 count=1 conv=sync,fsync 2>/dev/null && sync")
-	p.Delete()
-	again := k.NewPod("raw-again-"+way, cluster.Crust).With(disk, "/dev/disk").Start()
-	wantOut(k, again, "main", "head -c 4 /dev/disk", "raw\n")
-	again.Delete()
-}
-
-// ephemeral has volumes that are made for one pod: those that a driver makes at the
-// publish, and claims that are made of a template.
-func ephemeral(k *cluster.Kube, way, driver string) {
-	inline := k.NewPod("inline-"+way, cluster.Crust).WithInline("inline", driver, "/inline", 64*cluster.Mib).Create()
-	p := k.NewPod("template-"+way, cluster.Crust)
-	v := template(k, p, "scratch", driver)
-	p.Start()
-	wantDeferred(k, p, v, inCrust)
-	p.Exec("echo scratch > /scratch/file")
+// inline has a volume that a driver makes at the publish, if it can.
+func inline(k *cluster.Kube, way, driver string) {
+	p := k.NewPod("inline-"+way, cluster.Crust).WithInline("inline", driver, "/inline", 64*cluster.Mib).Create()
 	if driver == cluster.Native {
-		inline.WaitReady()
-		wantOut(k, inline, "main", "echo inline > /inline/file && grep -c ' /inline ext4 ' /proc/mounts", "1\n")
-		if has := inline.DF("/inline"); has.Total > 64*cluster.Mib || has.Total < 40*cluster.Mib {
+		p.WaitReady()
+		wantOut(k, p, "main", "echo inline > /inline/file && grep -c ' /inline ext4 ' /proc/mounts", "1\n")
+		if has := p.DF("/inline"); has.Total > 64*cluster.Mib || has.Total < 40*cluster.Mib {
 			k.T.Errorf("the inline volume has %+v", has)
 		}
 	} else {
-		inline.WaitEvent("FailedMount", driver+" cannot defer by itself", "use a generic ephemeral volume")
+		p.WaitEvent("FailedMount", driver+" cannot defer by itself", "use a generic ephemeral volume")
 	}
-	inline.Delete()
 	p.Delete()
-}
-
-// template gives a pod a generic ephemeral volume, and has ready what the claim that
-// the cluster makes of it is bound to.
-func template(k *cluster.Kube, p *cluster.Pod, name, driver string) *cluster.Volume {
-	k.T.Helper()
-	v := k.NewVolume(cluster.VolumeOptions{Name: p.Name + "-" + name, Driver: driver, Unclaimed: true})
-	p.Spec.Volumes = append(p.Spec.Volumes, corev1.Volume{Name: name, VolumeSource: corev1.VolumeSource{
-		Ephemeral: &corev1.EphemeralVolumeSource{VolumeClaimTemplate: &corev1.PersistentVolumeClaimTemplate{Spec: v.ClaimSpec()}},
-	}})
-	main := &p.Spec.Containers[0]
-	main.VolumeMounts = append(main.VolumeMounts, corev1.VolumeMount{Name: name, MountPath: "/" + name})
-	return v
 }

@@ -8,7 +8,6 @@ import (
 	"strings"
 	"testing"
 
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/crust-proxy/crust-proxy/test/kube/cluster"
@@ -17,44 +16,37 @@ import (
 // TestPodsThatShareAVolume has a second pod come while another has the volume: it
 // waits, with an event that says for what, and starts by itself.
 func TestPodsThatShareAVolume(t *testing.T) {
-	k := cluster.On(t)
+	k := cluster.Beside(t)
 	for name, c := range map[string]struct {
 		first, second string
-		mode          corev1.PersistentVolumeAccessMode
 		says          []string
 	}{
 		"two in crust": {
-			cluster.Crust, cluster.Crust, corev1.ReadWriteOnce,
+			cluster.Crust, cluster.Crust,
 			[]string{"of pod default/second-", "one sandbox can have it read-write", "wait until the other pod is gone"},
 		},
 		"crust, then runc": {
-			cluster.Crust, cluster.Runc, corev1.ReadWriteOnce,
+			cluster.Crust, cluster.Runc,
 			[]string{"of pod default/second-", "mounted on the host", "deferred"},
 		},
 		"runc, then crust": {
-			cluster.Runc, cluster.Crust, corev1.ReadWriteOnce,
+			cluster.Runc, cluster.Crust,
 			[]string{"of pod default/second-", "mounted on the host", "deferred"},
-		},
-		"alone by kubelet's own word": {
-			cluster.Crust, cluster.Crust, corev1.ReadWriteOncePod,
-			[]string{"ReadWriteOncePod", "in use by another pod"},
 		},
 	} {
 		inEachWay(k, t, name, func(k *cluster.Kube, way, driver string) {
-			id := strings.NewReplacer(" ", "-", ",", "", "'", "").Replace(name) + "-" + way
-			v := k.NewVolume(cluster.VolumeOptions{Name: id, Driver: driver, Mode: c.mode})
+			id := strings.NewReplacer(" ", "-", ",", "").Replace(name) + "-" + way
+			v := k.NewVolume(cluster.VolumeOptions{Name: id, Driver: driver})
 			first := k.NewPod("first-"+id, c.first).With(v, "/data").Start()
 			first.Exec("echo first > /data/file && sync")
 			second := k.NewPod("second-"+id, c.second).With(v, "/data")
 			second.Spec.NodeName = cluster.NodeName // the scheduler would refuse it before kubelet does
 			second.Create()
 			said := second.WaitEvent("FailedMount", c.says...)
-			if c.first == cluster.Crust && c.mode != corev1.ReadWriteOncePod && !strings.Contains(said, "for the pod default/"+first.Name+":") {
+			if c.first == cluster.Crust && !strings.Contains(said, "for the pod default/"+first.Name+":") {
 				k.T.Errorf("it does not name the other pod: %s", said)
 			}
-			if c.mode != corev1.ReadWriteOncePod {
-				wantRefusedBy(k, second, c.second)
-			}
+			wantRefusedBy(k, second, c.second)
 			first.Exec("cat /data/file && touch /data/still && sync")
 			first.Delete()
 			second.WaitReady()

@@ -158,6 +158,27 @@ func Number(name string, otherwise int) int {
 	return otherwise
 }
 
+// Soak reports whether the long forms of tests shall run, as `make soak` has it.
+func Soak() bool { return os.Getenv("CRUST_SOAK") == "1" }
+
+// RaceTime is how long a loop looks for a race.
+func RaceTime() time.Duration {
+	if Soak() {
+		return 30 * time.Second
+	}
+	return 2 * time.Second
+}
+
+// Sample gives all cases in a soak, and otherwise every nth one.
+func Sample[T any](all []T, n int) (some []T) {
+	for i, one := range all {
+		if Soak() || i%n == 0 {
+			some = append(some, one)
+		}
+	}
+	return some
+}
+
 // Seed returns the seed of random steps, and logs it: CRUST_SEED repeats a run.
 func Seed(t T) uint64 {
 	t.Helper()

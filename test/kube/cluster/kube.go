@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"testing"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -48,6 +49,14 @@ func On(t rig.T) *Kube {
 	return k
 }
 
+// Beside gives the shared cluster to a test that takes nothing away and changes no settings. It
+// runs together with the others of its kind, after all tests that have the cluster alone.
+func Beside(t *testing.T) *Kube {
+	t.Helper()
+	t.Parallel()
+	return &Kube{Cluster: Shared(t), T: t}
+}
+
 // For gives the cluster to a part of the test, such as a subtest.
 func (k *Kube) For(t rig.T) *Kube { return &Kube{Cluster: k.Cluster, T: t} }
 
@@ -86,16 +95,6 @@ func (k *Kube) check(err error) {
 func (k *Kube) Eventually(what string, try func(context.Context) error) {
 	k.T.Helper()
 	k.Must(eventually(what, try))
-}
-
-// Never asks for some time, and fails the test when there is no error.
-func (k *Kube) Never(what string, during time.Duration, try func(context.Context) error) {
-	k.T.Helper()
-	for end := time.Now().Add(during); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
-		if try(k.T.Context()) == nil {
-			k.T.Fatal(what)
-		}
-	}
 }
 
 // Settings restarts crust-proxy with other settings, until the test has ended.

@@ -146,18 +146,6 @@ func (p *Pod) WaitReady() {
 	})
 }
 
-// WaitPhase waits until the pod has a phase, such as Succeeded.
-func (p *Pod) WaitPhase(phase corev1.PodPhase) {
-	p.k.T.Helper()
-	p.k.Eventually("pod "+p.Name+" is "+string(phase), func(ctx context.Context) error {
-		is, err := p.Get(ctx)
-		if err == nil && is.Status.Phase != phase {
-			err = fmt.Errorf("it is %s: %s", is.Status.Phase, strings.Join(p.Events(), "; "))
-		}
-		return err
-	})
-}
-
 // AskDelete asks for the pod's end and waits for nothing.
 func (p *Pod) AskDelete() {
 	p.k.T.Helper()

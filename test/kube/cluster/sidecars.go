@@ -104,10 +104,6 @@ spec:
 `, name, Namespace, SnapshotClass(of.Driver), of.Name))
 }
 
-// DeleteSnapshot deletes a snapshot, if it is there, and waits until the driver has none
-// for it.
-func (k *Kube) DeleteSnapshot(name string) error { return single.remove(k, name) }
-
 // SnapshotGroup makes a VolumeGroupSnapshot of the claims with a label, and waits until it
 // can be used. It goes with the test, and with it its snapshots.
 func (k *Kube) SnapshotGroup(name, driver, label string) {

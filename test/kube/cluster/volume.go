@@ -34,8 +34,6 @@ type VolumeOptions struct {
 	Options    []string
 	// Change changes the PersistentVolume before it is made.
 	Change func(*corev1.PersistentVolume)
-	// Unclaimed leaves the claim to the cluster, which makes it of a pod's template.
-	Unclaimed bool
 	// From is the snapshot or claim that a volume of NewClaim is made from.
 	From *corev1.TypedLocalObjectReference
 }
@@ -72,9 +70,7 @@ func (k *Kube) NewVolumes(all ...VolumeOptions) []*Volume {
 		k.Must(v.create())
 	}
 	for _, v := range made {
-		if !v.Unclaimed {
-			k.Must(v.waitBound())
-		}
+		k.Must(v.waitBound())
 	}
 	return made
 }
@@ -90,7 +86,7 @@ func (v *Volume) create() error {
 	v.Handle, v.PV = reply.GetVolume().GetVolumeId(), v.Name
 	core := v.k.Client.CoreV1()
 	_, err = core.PersistentVolumes().Create(ctx, v.volume(reply.GetVolume().GetVolumeContext()), metav1.CreateOptions{})
-	if err != nil || v.Unclaimed {
+	if err != nil {
 		return err
 	}
 	_, err = core.PersistentVolumeClaims(Namespace).Create(ctx, v.claim(), metav1.CreateOptions{})

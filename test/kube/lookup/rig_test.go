@@ -108,7 +108,16 @@ func (r *rig) claim(name string, owner *corev1.Pod) {
 			}},
 		},
 	}, r.Client.CoreV1().PersistentVolumes().Create)
-	r.bind(claim, pv.Name)
+	claims := r.Client.CoreV1().PersistentVolumeClaims(space)
+	claim.Spec.VolumeName = pv.Name
+	claim, err := claims.Update(r.t.Context(), claim, metav1.UpdateOptions{})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	claim.Status.Phase = corev1.ClaimBound
+	if _, err := claims.UpdateStatus(r.t.Context(), claim, metav1.UpdateOptions{}); err != nil {
+		r.t.Fatal(err)
+	}
 }
 
 func (r *rig) unbound(name string, owner *corev1.Pod) *corev1.PersistentVolumeClaim {
@@ -125,20 +134,6 @@ func (r *rig) unbound(name string, owner *corev1.Pod) *corev1.PersistentVolumeCl
 		claim.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(owner, corev1.SchemeGroupVersion.WithKind("Pod"))}
 	}
 	return made(r, claim, r.Client.CoreV1().PersistentVolumeClaims(space).Create)
-}
-
-func (r *rig) bind(claim *corev1.PersistentVolumeClaim, pv string) {
-	r.t.Helper()
-	claims := r.Client.CoreV1().PersistentVolumeClaims(space)
-	claim.Spec.VolumeName = pv
-	claim, err := claims.Update(r.t.Context(), claim, metav1.UpdateOptions{})
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	claim.Status.Phase = corev1.ClaimBound
-	if _, err := claims.UpdateStatus(r.t.Context(), claim, metav1.UpdateOptions{}); err != nil {
-		r.t.Fatal(err)
-	}
 }
 
 // pod makes a pod of a node that mounts each of the claims, as the volume of the

@@ -11,7 +11,6 @@ import (
 	"strings"
 	"testing"
 
-	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/crust-proxy/crust-proxy/reference/mountwatch"
@@ -89,10 +88,8 @@ func TestLifeOfAClaim(t *testing.T) {
 		t.Errorf("the stats are %+v of %d bytes", has, v.Size)
 	}
 	n.grow(first, v)
-	n.killed(first, v)
-	second := n.refused(first, v)
 	first.Delete()
-	second.WaitReady()
+	second := n.pod("second", v).Start()
 	if got := second.Exec("cat /data/file"); got != mark+"\n" {
 		t.Errorf("the second pod reads %q", got)
 	}
@@ -104,7 +101,6 @@ func TestLifeOfAClaim(t *testing.T) {
 			t.Errorf("%q: %v\n%s", command, err, out)
 		}
 	}
-	n.damaged(v, image)
 	check.Must(t, v.RemoveClaim())
 	if _, err := os.Stat(image); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the volume's image: %v", err)
@@ -123,41 +119,6 @@ func (n *node) grow(p *cluster.Pod, v *cluster.Volume) {
 	}
 }
 
-// killed has a pod's machine die. Kubelet gives the pod another one, without any call to
-// the driver, and what was synced is there.
-func (n *node) killed(p *cluster.Pod, v *cluster.Volume) {
-	n.T.Helper()
-	before, err := p.Sandbox()
-	check.Must(n.T, err)
-	machines := n.VM.Machines()
-	if len(machines) != 1 {
-		n.T.Fatalf("the pod has the machines %v", machines)
-	}
-	check.Must(n.T, unix.Kill(machines[0], unix.SIGKILL))
-	n.Eventually("the pod reads its file in another machine", func(context.Context) error {
-		got, err := p.TryExec("main", "cat /data/file")
-		if now, _ := p.Sandbox(); now == before || now == "" || got != mark+"\n" {
-			err = errors.Join(err, fmt.Errorf("it reads %q in sandbox %q", got, now))
-		}
-		return err
-	})
-	p.WaitStats(v, "/data")
-}
-
-// refused is a second pod that wants the volume, and waits for it without a machine.
-func (n *node) refused(owner *cluster.Pod, v *cluster.Volume) *cluster.Pod {
-	n.T.Helper()
-	p := n.pod("second", v)
-	p.Spec.HostNetwork = false         // it has an address, at which nobody answers
-	p.Spec.NodeName = cluster.NodeName // the scheduler would refuse it before kubelet does
-	p.Create()
-	p.WaitEvent("FailedMount", v.PV, "for the pod default/"+owner.Name+":", "one sandbox can have it read-write")
-	if id, err := p.Sandbox(); err == nil {
-		n.T.Errorf("the pod that was refused has the sandbox %s", id)
-	}
-	return p
-}
-
 // free waits until nobody has the volume, and gives its image.
 func (n *node) free(v *cluster.Volume) string {
 	n.T.Helper()
@@ -169,18 +130,4 @@ func (n *node) free(v *cluster.Volume) string {
 		return nil
 	})
 	return image
-}
-
-// damaged zeroes headers of the filesystem. The pod's event names the volume.
-func (n *node) damaged(v *cluster.Volume, image string) {
-	n.T.Helper()
-	file, err := os.OpenFile(image, os.O_WRONLY, 0)
-	check.Must(n.T, err)
-	_, err = file.WriteAt(make([]byte, 1536), 512)
-	check.Must(n.T, errors.Join(err, file.Close()))
-	p := n.pod("third", v).Create()
-	p.WaitEvent("Failed", p.Target(v), "xfs")
-	p.Delete()
-	n.free(v)
-	check.Must(n.T, n.mounts.CheckNone())
 }
