@@ -15,11 +15,8 @@ import (
 	"github.com/crust-proxy/crust-proxy/test/kube/cluster"
 )
 
-// Rules by which pods ask for themselves: in one runtime class, and in none.
-const (
-	whoAsks = `[{name: who asks, runtimeHandlers: [crust], annotated: true, defer: true, thenOnHost: allow}]`
-	nobody  = `[{name: not today, runtimeHandlers: [crust], annotated: true, defer: false}]`
-)
+// whoAsks is a rule by which pods ask for themselves.
+const whoAsks = `[{name: who asks, runtimeHandlers: [crust], annotated: true, defer: true, thenOnHost: allow}]`
 
 // asks has a pod ask for volumes of its own.
 func asks(p *cluster.Pod, what string) *cluster.Pod {
@@ -32,12 +29,8 @@ func asks(p *cluster.Pod, what string) *cluster.Pod {
 func TestPodsThatAsk(t *testing.T) {
 	k := cluster.On(t)
 	k.Settings(cluster.ProxySettings{Rules: whoAsks, Cluster: k.DefaultProxy().Cluster})
-	t.Run("one rule", func(t *testing.T) {
-		k := k.For(t)
-		inEachWay(k, t, "by name", askByName)
-		inEachWay(k, t, "wrong name", askForNothing)
-	})
-	t.Run("another rule", func(t *testing.T) { askWhileTheRuleForbids(k.For(t)) })
+	inEachWay(k, t, "by name", askByName)
+	inEachWay(k, t, "wrong name", askForNothing)
 }
 
 // askByName has one volume of a pod deferred, and the other one not.
@@ -71,33 +64,6 @@ func askForNothing(k *cluster.Kube, way, driver string) {
 	wantDeferred(k, p, v, "who asks")
 	wantForgotten(k, p)
 	p.Delete()
-}
-
-// askWhileTheRuleForbids has an administrator change the rule under pods that wait.
-func askWhileTheRuleForbids(k *cluster.Kube) {
-	k.Reload(nobody)
-	type waiting struct {
-		p *cluster.Pod
-		v *cluster.Volume
-	}
-	var all []waiting
-	for way, driver := range ways {
-		v := k.NewVolume(cluster.VolumeOptions{Name: "forbidden-" + way, Driver: driver})
-		all = append(all, waiting{asks(k.NewPod("forbidden-"+way, cluster.Crust).With(v, "/data"), v.Name).Create(), v})
-	}
-	for _, one := range all {
-		is := wantRefused(k, one.p, `rule "not today"`, one.v.Driver, `the runtime handler "crust"`, "have the rule changed")
-		if is.RefusedBy != "policy" || is.Rule != `rule "not today"` || is.Driver != one.v.Driver {
-			k.T.Errorf("crustctl shows %+v", is)
-		}
-	}
-	k.Reload(whoAsks)
-	for _, one := range all {
-		one.p.WaitReady()
-		wantDeferred(k, one.p, one.v, "who asks")
-		wantForgotten(k, one.p)
-		one.p.AskDelete()
-	}
 }
 
 // wantRefused waits until a pod's events say why it does not start, in one

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -26,7 +25,7 @@ func TestShapesOfPods(t *testing.T) {
 }
 
 // manyContainers has one volume in a pod's containers of all kinds, in all the ways
-// that they can mount it. Then containers and the sandbox are made anew.
+// that they can mount it. Then the sandbox is made anew.
 func manyContainers(k *cluster.Kube, way, driver string) {
 	v := k.NewVolume(cluster.VolumeOptions{Name: "many-" + way, Driver: driver})
 	p := k.NewPod("many-"+way, cluster.Crust).With(v, "/data").
@@ -66,7 +65,6 @@ func manyContainers(k *cluster.Kube, way, driver string) {
 	}
 	wantOut(k, p, "main", "touch /data/x && rm /data/x", "") // which the other mount still can
 	addDebugger(k, p, v)
-	containerAgain(k, p, v)
 	sandboxAgain(k, p, v)
 	p.WaitStats(v, "/data")
 	p.Delete()
@@ -112,35 +110,6 @@ func addDebugger(k *cluster.Kube, p *cluster.Pod, v *cluster.Volume) {
 		return err
 	})
 	waitOut(k, p, "debugger", "cat /debugged/main", "main\n")
-}
-
-// containerAgain has a container crash: the next one has the same mount.
-func containerAgain(k *cluster.Kube, p *cluster.Pod, v *cluster.Volume) {
-	k.T.Helper()
-	heard, sandbox := callsFrom(k, v.Driver), sandboxOf(k, p)
-	p.Exec("echo before the crash > /data/crash")
-	pid, err := p.Pid("main")
-	k.Must(err)
-	k.Must(syscall.Kill(pid, syscall.SIGKILL))
-	k.Eventually("main is restarted", func(ctx context.Context) error {
-		is, err := p.Get(ctx)
-		if err != nil {
-			return err
-		}
-		for _, one := range is.Status.ContainerStatuses {
-			if want := one.Name == "main"; (one.RestartCount > 0) != want || !one.Ready {
-				return fmt.Errorf("%s was restarted %d times, ready: %t", one.Name, one.RestartCount, one.Ready)
-			}
-		}
-		return nil
-	})
-	wantOut(k, p, "main", "cat /data/crash /one/init /own/file /look/file /elsewhere/file 2>/dev/null; touch /data/crash",
-		"before the crash\nx\nown\nprepared\n")
-	wantOut(k, p, "second", "cat /elsewhere/crash && test /elsewhere/crash -ef /elsewhere/dirs/../crash", "before the crash\n")
-	if is := sandboxOf(k, p); is != sandbox {
-		k.T.Errorf("the sandbox went from %s to %s", sandbox, is)
-	}
-	heard.wantNone(v)
 }
 
 // sandboxAgain takes the sandbox away: kubelet makes another one for the same pod,

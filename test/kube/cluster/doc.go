@@ -22,6 +22,8 @@
 //	p.Exec("echo hello > /data/file")
 //	p.Delete()
 //
+// or cluster.Beside(t), where it takes nothing away: such tests run together.
+//
 // What a test makes goes with it. Then all that it has stopped is started again, and
 // the test fails where anything of pods and volumes is left on the node: records,
 // directories, mounts, loop devices, processes. What the tests together have left
@@ -29,7 +31,7 @@
 //
 // # Parts that go away
 //
-// Every component is a Process, or another Component: Stop asks it to end, Kill
+// Every component is a Process: Stop asks it to end, Kill
 // kills it, Start waits until it serves again, Launch does not wait. Pod.Exec goes
 // by neither kubelet nor the API server, and so tells what a container sees while
 // they are away. The drivers' registrars are sidecars of their own, in the test's

@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"syscall"
 	"time"
 
 	"github.com/crust-proxy/crust-proxy/test/check"
@@ -93,14 +92,4 @@ func ProxyHTTP(path string) (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
 	return rig.Get(ctx, httpSocket, path)
-}
-
-// Reload puts other rules in force without a restart, as an administrator does: a
-// changed file, and SIGHUP. Only the rules may differ from the settings in force.
-func (k *Kube) Reload(rules string) {
-	k.T.Helper()
-	settings := k.settings
-	settings.Rules = rules
-	k.Must(k.writeProxyConfig(settings))
-	k.Must(k.Proxy.Signal(syscall.SIGHUP))
 }
