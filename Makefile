@@ -80,9 +80,8 @@ system: ## Tests on the real kernel: mounts, loop devices, faults (root)
 test-vm: ## Tests of crust-vm: pods in virtual machines of QEMU (root)
 	@hack/need-root.sh "tests in virtual machines"
 	@hack/containerd.sh >/dev/null && hack/guest-kernel.sh >/dev/null
-	@# Side by side: each boots one machine after the other.
-	$(IN_VM) -p 1 -run '$(IN_VMS)' ./test/conformance ./test/openers & \
-		result=0; $(IN_VM) ./test/vm || result=$$?; wait $$! && exit $$result
+	@# One machine at a time: other tests may run beside it.
+	result=0; $(IN_VM) ./test/vm || result=$$?; $(IN_VM) -p 1 -run '$(IN_VMS)' ./test/conformance ./test/openers && exit $$result
 	[ "$${CRUST_SOAK:-}" != 1 ] || $(GO) run ./test/bench --only vm --quick
 
 .PHONY: test-kube

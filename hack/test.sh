@@ -4,10 +4,10 @@
 # CRUST_SYSTEM=skip leaves out, by the caller's explicit wish, what needs root. CRUST_SOAK=1
 # has all tests run in their long forms.
 #
-# Tests of the real system wait more than they compute. So steps run in three lanes at
-# once: tests in the foreground, those in Kubernetes beside them, and what only computes
-# (programs for tests, lint, fuzzing) at a low priority. Unit tests and virtual machines,
-# whose processors are emulated, compute: no other tests run beside them.
+# Tests of the real system wait more than they compute. So steps run in four lanes at once:
+# tests in the foreground, those in Kubernetes and those in virtual machines (one machine at
+# a time, whose processor is emulated) beside them, and what only computes (programs for
+# tests, lint, fuzzing) at a low priority. Unit tests compute: no other tests run beside them.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 logs=$(mktemp -d)
@@ -89,8 +89,14 @@ kubernetes() {
 	ended containerd
 	ended kubernetes
 	ended deploy # built helm and kustomize
-	ended vm
+	ended unit
 	attempt kube make -s test-kube
+}
+
+machines() {
+	ended containerd
+	ended unit
+	attempt vm make -s test-vm
 }
 
 steps() {
@@ -100,6 +106,7 @@ steps() {
 	lane 5 compute
 	if [ "${CRUST_SYSTEM:-}" != skip ]; then
 		lane 0 kubernetes
+		lane 2 machines
 	fi
 	step generated make -s check-generated
 	step breaking make -s check-breaking
@@ -111,9 +118,9 @@ steps() {
 		done
 	else
 		collect containerd hack/containerd.sh
-		step vm make -s test-vm
 		step system make -s system
 		step package make -s package-test
+		collect vm "make test-vm"
 		collect kubernetes hack/kubernetes.sh
 		collect kube "make test-kube"
 	fi

@@ -4,10 +4,13 @@ package kube_test
 
 import (
 	"context"
+	"errors"
 	"os"
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/google/go-cmp/cmp"
 
 	"github.com/crust-proxy/crust-proxy/test/kube/cluster"
 	"github.com/crust-proxy/crust-proxy/test/rig"
@@ -150,7 +153,10 @@ func (m *matrix) play(k *cluster.Kube, number int, r round) {
 	}
 	k.Eventually("all is well again", m.well)
 	k.Eventually("the node has what it had before the first fault, and nothing else", func(context.Context) error {
-		return compare(m.normal, shape(m.k))
+		if diff := cmp.Diff(m.normal, shape(m.k)); diff != "" {
+			return errors.New(diff)
+		}
+		return nil
 	})
 	logf("the node is as it was")
 }

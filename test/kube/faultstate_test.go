@@ -7,7 +7,6 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -39,28 +38,6 @@ func shape(k *cluster.Kube) []string {
 	}
 	slices.Sort(out)
 	return out
-}
-
-// compare says how two shapes differ.
-func compare(was, is []string) error {
-	count := map[string]int{}
-	for _, one := range is {
-		count[one]++
-	}
-	for _, one := range was {
-		count[one]--
-	}
-	var differ []string
-	for what, by := range count {
-		if by != 0 {
-			differ = append(differ, fmt.Sprintf("%+d of %s", by, what))
-		}
-	}
-	if len(differ) == 0 {
-		return nil
-	}
-	slices.Sort(differ)
-	return errors.New(strings.Join(differ, "; "))
 }
 
 // admin asks the daemon as crustctl does.

@@ -25,8 +25,7 @@ func TestLifeOfAVolume(t *testing.T) {
 	t.Setenv("CRUST_FAILPOINTS", "crust-vm-unplugged=sleep:4s")
 	b := newBench(t)
 	const uid = "pod-life"
-	volumes, said := b.volumes(uid), kernelLog(t)
-	damaged := b.damagedVolumes(uid)
+	volumes, damaged := b.volumes(uid), b.damagedVolumes(uid)
 	pod := b.pod(uid)
 	main := b.run(pod, "main")
 	b.wantGroups(pod, main)
@@ -40,10 +39,7 @@ func TestLifeOfAVolume(t *testing.T) {
 	}
 	volumes[0].wantOneOwner("pod-other")
 	b.wantUnplugged(pod, volumes)
-	log := said()
-	for _, v := range slices.Concat(volumes, damaged) {
-		v.wantUnseenByTheHost(log)
-	}
+	check.Must(t, b.Mounts.CheckNone())
 	for _, v := range damaged {
 		v.giveBack()
 	}
