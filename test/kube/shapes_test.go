@@ -10,7 +10,6 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crust-proxy/crust-proxy/test/kube/cluster"
@@ -35,7 +34,6 @@ func manyContainers(k *cluster.Kube, way, driver string) {
 		With(v, "/deep", func(m *corev1.VolumeMount) {
 			m.ReadOnly, m.RecursiveReadOnly = true, new(corev1.RecursiveReadOnlyEnabled)
 		})
-	besides(k, p)
 	main := &p.Spec.Containers[0]
 	main.Env = []corev1.EnvVar{{Name: "POD_NAME", ValueFrom: &corev1.EnvVarSource{
 		FieldRef: &corev1.ObjectFieldSelector{FieldPath: "metadata.name"},
@@ -54,62 +52,18 @@ func manyContainers(k *cluster.Kube, way, driver string) {
 	wantDeferred(k, p, v, inCrust)
 
 	wantOut(k, p, "main", "cat /data/file /one/init /look/file /deep/file && ls /data/dirs", "prepared\nx\nprepared\nprepared\none\ntwo\n")
-	p.Exec("echo main > /data/main && echo own > /own/file && echo beside > /beside/file")
+	p.Exec("echo main > /data/main && echo own > /own/file")
 	wantOut(k, p, "second", "cat /elsewhere/main /elsewhere/of-"+p.Name+"/file && echo second > /two/file", "main\nown\n")
 	wantOut(k, p, "sidecar", "cat /side/main /side/dirs/two/file", "main\nsecond\n")
-	wantOut(k, p, "main", "cat /configured/key /beside/file", "value\nbeside\n")
 	for _, path := range []string{"/look/x", "/deep/x"} {
 		if out, err := p.TryExec("main", "touch "+path); err == nil || !strings.Contains(err.Error(), "Read-only file system") {
 			k.T.Errorf("a read-only mount can be written: %q, %v", out, err)
 		}
 	}
 	wantOut(k, p, "main", "touch /data/x && rm /data/x", "") // which the other mount still can
-	addDebugger(k, p, v)
 	sandboxAgain(k, p, v)
 	p.WaitStats(v, "/data")
 	p.Delete()
-}
-
-// besides gives a pod volumes of other kinds, which are kubelet's own.
-func besides(k *cluster.Kube, p *cluster.Pod) {
-	k.T.Helper()
-	configured := &corev1.ConfigMap{
-		ObjectMeta: metav1.ObjectMeta{Name: p.Name, Namespace: cluster.Namespace}, Data: map[string]string{"key": "value\n"},
-	}
-	maps := k.Client.CoreV1().ConfigMaps(cluster.Namespace)
-	_, err := maps.Create(k.T.Context(), configured, metav1.CreateOptions{})
-	k.Must(err)
-	k.T.Cleanup(func() { _ = maps.Delete(context.Background(), p.Name, metav1.DeleteOptions{}) })
-	p.Spec.Volumes = append(p.Spec.Volumes,
-		corev1.Volume{Name: "beside", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}},
-		corev1.Volume{Name: "configured", VolumeSource: corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{
-			LocalObjectReference: corev1.LocalObjectReference{Name: p.Name},
-		}}})
-	main := &p.Spec.Containers[0]
-	main.VolumeMounts = append(main.VolumeMounts, corev1.VolumeMount{Name: "beside", MountPath: "/beside"},
-		corev1.VolumeMount{Name: "configured", MountPath: "/configured"})
-}
-
-// addDebugger adds a container as kubectl debug does.
-func addDebugger(k *cluster.Kube, p *cluster.Pod, v *cluster.Volume) {
-	k.T.Helper()
-	debugger := cluster.Sleeper("debugger")
-	debugger.VolumeMounts = []corev1.VolumeMount{mount(v, "/debugged")}
-	k.Eventually("pod "+p.Name+" gets a debugger", func(ctx context.Context) error {
-		is, err := p.Get(ctx)
-		if err != nil {
-			return err
-		}
-		is.Spec.EphemeralContainers = []corev1.EphemeralContainer{{
-			EphemeralContainerCommon: corev1.EphemeralContainerCommon{
-				Name: debugger.Name, Image: debugger.Image, ImagePullPolicy: debugger.ImagePullPolicy,
-				Command: debugger.Command, VolumeMounts: debugger.VolumeMounts,
-			},
-		}}
-		_, err = k.Client.CoreV1().Pods(cluster.Namespace).UpdateEphemeralContainers(ctx, p.Name, is, metav1.UpdateOptions{})
-		return err
-	})
-	waitOut(k, p, "debugger", "cat /debugged/main", "main\n")
 }
 
 // sandboxAgain takes the sandbox away: kubelet makes another one for the same pod,
