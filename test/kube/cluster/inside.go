@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -226,6 +227,7 @@ func (p *Pod) WaitStats(v *Volume, path string) Usage {
 			return err
 		}
 		if inside = p.DF(path); stats != inside {
+			time.Sleep(time.Second) // kubelet asks every ten seconds, and each look is two processes
 			return fmt.Errorf("kubelet tells %+v, df tells %+v", stats, inside)
 		}
 		return nil

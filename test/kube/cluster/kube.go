@@ -144,7 +144,7 @@ const Patience = 3 * time.Minute
 
 // eventually asks again and again until there is no error.
 func eventually(what string, try func(context.Context) error) error {
-	err := check.Until(Patience, 50*time.Millisecond, func() error { return try(context.Background()) })
+	err := check.Until(Patience, 150*time.Millisecond, func() error { return try(context.Background()) })
 	if err != nil {
 		return fmt.Errorf("%s: not within %v: %w", what, Patience, err)
 	}
