@@ -72,31 +72,3 @@ func TestSandboxOfALivingPodIsMadeAgain(t *testing.T) {
 	v.check()
 	r.wantClean()
 }
-
-// A container that ends and is started again, as kubelet does after a crash, has
-// the volume again.
-func TestContainerIsMadeAgain(t *testing.T) {
-	r := newTestNode(t)
-	v := r.staged("pod-1", "ext4")
-	pod := r.pod("pod-1")
-	first := r.run(pod, "main", at(v.target))
-	sum := r.write(first, "/data/blob")
-	pid, err := r.node.Pid(r.ctx(), first)
-	check.Must(t, err)
-	check.Must(t, syscall.Kill(pid, syscall.SIGKILL))
-	check.Eventually(t, "the container has ended", func() bool {
-		runs, err := r.node.Runs(r.ctx(), first)
-		return err == nil && !runs
-	})
-	// Stats need no container: the sandbox has the volume.
-	_, err = v.stats()
-	check.Must(t, err)
-	second := r.run(pod, "main2", at(v.target))
-	if got := r.exec(second, "sha256sum /data/blob"); !strings.HasPrefix(got, sum) {
-		t.Errorf("it reads %q", got)
-	}
-	v.wantStats(second)
-	r.remove(pod)
-	v.unstage()
-	v.check()
-}

@@ -13,11 +13,8 @@ import (
 	"testing"
 	"time"
 
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
 
-	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
 	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/rig"
@@ -67,89 +64,6 @@ func TestAgentComesAndGoes(t *testing.T) {
 	r.remove(two)
 	second.unstage()
 	check.Eventually(t, "no agent is left", func() bool { return len(r.agents()) == 0 })
-}
-
-// A node may have no agent at all.
-func TestWithoutAgent(t *testing.T) {
-	config := t.TempDir() + "/crust-runc.json"
-	check.Must(t, os.WriteFile(config, []byte(`{"agent": false}`), 0o600))
-	r := layOut(t, "CRUST_RUNC_CONFIG="+config)
-	r.d.Start()
-	v := r.staged("pod-1", "xfs")
-	pod := r.pod("pod-1")
-	id := r.run(pod, "main", at(v.target))
-	v.wantStats(id)
-	if pids := r.agents(); len(pids) > 0 {
-		t.Errorf("the agents are %v", pids)
-	}
-	if _, err := os.Stat(filepath.Join(abi.DefaultRoot, abi.DirName(v.target), abi.SocketName)); err == nil {
-		t.Error("a socket is named that nobody serves")
-	}
-	v.grow(grownSize)
-	_, err := v.expand(grownSize)
-	check.Must(t, err)
-	v.wantStats(id)
-	r.remove(pod)
-	v.unstage()
-}
-
-// A frozen filesystem thaws by itself, also when everything that could thaw it
-// was killed.
-func TestFreezeEnds(t *testing.T) {
-	r := newTestNode(t)
-	v := r.staged("pod-1", "ext4")
-	pod := r.pod("pod-1")
-	id := r.run(pod, "main", at(v.target))
-	v.wantStats(id)
-	r.crust("freeze", v.target, "60")
-	if r.writesIn(id, 300*time.Millisecond) {
-		t.Error("a frozen volume was written to")
-	}
-	r.crust("thaw", v.target)
-	if !r.writesIn(id, 30*time.Second) {
-		t.Error("a volume that was thawed cannot be written to")
-	}
-	r.crust("freeze", v.target, "2")
-	r.killAgents()
-	if !r.writesIn(id, 30*time.Second) {
-		t.Error("a volume that was frozen for two seconds cannot be written to")
-	}
-	r.remove(pod)
-	v.unstage()
-	v.check()
-}
-
-// TestFreezeTwice: who freezes a frozen volume, or thaws one that is not frozen, learns of it
-// by the code that fits, from the agent and from the program.
-func TestFreezeTwice(t *testing.T) {
-	r := newTestNode(t)
-	v := r.staged("pod-1", "ext4")
-	pod := r.pod("pod-1")
-	v.wantStats(r.run(pod, "main", at(v.target)))
-	freeze := func() error {
-		_, err := r.d.Admin().FreezeVolume(r.ctx(), &adminv1.FreezeVolumeRequest{Volume: v.target, Timeout: durationpb.New(time.Minute)})
-		return err
-	}
-	thaw := func() error {
-		_, err := r.d.Admin().ThawVolume(r.ctx(), &adminv1.ThawVolumeRequest{Volume: v.target})
-		return err
-	}
-	refused := func(err error) {
-		t.Helper()
-		if status.Code(err) != codes.FailedPrecondition || strings.Count(err.Error(), v.target) != 1 || !strings.Contains(err.Error(), "frozen") {
-			t.Errorf("got %v", err)
-		}
-	}
-	for range 2 {
-		refused(thaw())
-		check.Must(t, freeze())
-		refused(freeze())
-		check.Must(t, thaw())
-		r.killAgents()
-	}
-	r.remove(pod)
-	v.unstage()
-	v.check()
 }
 
 // The agent serves all pods, and so do the watchdogs of what is frozen: they do not end

@@ -11,7 +11,6 @@ import (
 	"sync"
 	"syscall"
 	"testing"
-	"time"
 
 	"go.uber.org/zap"
 
@@ -31,53 +30,44 @@ type source interface {
 	LastError() error
 }
 
-// moments are when sandboxes were told to come and go.
-type moments struct {
-	mu          sync.Mutex
-	added, gone map[string]time.Time
+// ended are the sandboxes that were told to have gone.
+type ended struct {
+	mu  sync.Mutex
+	ids []string
 }
 
-func newMoments() *moments {
-	return &moments{added: make(map[string]time.Time), gone: make(map[string]time.Time)}
+func (e *ended) note(id string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.ids = append(e.ids, id)
 }
 
-func (m *moments) note(in map[string]time.Time, id string) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	in[id] = time.Now()
-}
-
-func (m *moments) of(in map[string]time.Time, id string) (time.Time, bool) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	at, there := in[id]
-	return at, there
-}
-
-func (m *moments) wasGone(id string) func() bool {
-	return func() bool { _, there := m.of(m.gone, id); return there }
+func (e *ended) has(id string) func() bool {
+	return func() bool {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		return slices.Contains(e.ids, id)
+	}
 }
 
 // sources are the ways to follow a node.
-var sources = map[string]func(*cri.Node, *moments) source{
-	"containerd": func(node *cri.Node, told *moments) source {
+var sources = map[string]func(*cri.Node, *ended) source{
+	"containerd": func(node *cri.Node, told *ended) source {
 		return sandbox.New(sandbox.Config{
-			Socket: node.Socket, Namespace: "k8s.io",
-			OnAdded: func(_, id string) { told.note(told.added, id) }, OnGone: func(id string) { told.note(told.gone, id) },
+			Socket: node.Socket, Namespace: "k8s.io", OnGone: told.note,
 		}, zap.NewNop())
 	},
-	"cri": func(node *cri.Node, told *moments) source {
+	"cri": func(node *cri.Node, told *ended) source {
 		return sandbox.NewCRI(sandbox.Config{
-			Socket:  node.Socket,
-			OnAdded: func(_, id string) { told.note(told.added, id) }, OnGone: func(id string) { told.note(told.gone, id) },
+			Socket: node.Socket, OnGone: told.note,
 		}, zap.NewNop())
 	},
 }
 
 // runSource follows a node until the test ends.
-func runSource(t testing.TB, name string, node *cri.Node) (source, *moments) {
+func runSource(t testing.TB, name string, node *cri.Node) (source, *ended) {
 	t.Helper()
-	told := newMoments()
+	told := &ended{}
 	tracker := sources[name](node, told)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
@@ -135,7 +125,7 @@ func TestSandboxesAreFollowedOverCRI(t *testing.T) {
 		}
 
 		killPause(t, first)
-		check.Eventually(t, "the killed sandbox is gone", told.wasGone(first.ID))
+		check.Eventually(t, "the killed sandbox is gone", told.has(first.ID))
 		second, err := node.RunPod(t.Context(), "pod-1", "crust", 1)
 		check.Must(t, err)
 		check.Eventually(t, "the second sandbox", is("pod-1", second.ID))
@@ -151,15 +141,15 @@ func TestSandboxesAreFollowedOverCRI(t *testing.T) {
 		check.Must(t, syscall.Kill(victim, syscall.SIGKILL))
 		check.Must(t, node.Process.Start())
 		check.Eventually(t, "containerd is followed again", tracker.Ready)
-		check.Eventually(t, "what ended meanwhile is gone", told.wasGone(plain.ID))
-		if told.wasGone(second.ID)() || !is("pod-1", second.ID)() {
+		check.Eventually(t, "what ended meanwhile is gone", told.has(plain.ID))
+		if told.has(second.ID)() || !is("pod-1", second.ID)() {
 			t.Error("a sandbox that lived on is gone")
 		}
 		third, err := node.RunPod(t.Context(), "pod-3", "crust", 0)
 		check.Must(t, err)
 		check.Eventually(t, "a sandbox of the new containerd", is("pod-3", third.ID))
 		check.Must(t, third.Remove(t.Context()))
-		check.Eventually(t, "the removed sandbox is gone", told.wasGone(third.ID))
+		check.Eventually(t, "the removed sandbox is gone", told.has(third.ID))
 	})
 }
 
@@ -201,4 +191,23 @@ func TestContainersOverCRI(t *testing.T) {
 			t.Errorf("the volume is at %q", destinations)
 		}
 	})
+}
+
+// TestAHungShimStaysLiveAtListing: a shim that hangs is not a sandbox that went.
+func TestAHungShimStaysLiveAtListing(t *testing.T) {
+	node := newNode(t, nil)
+	hung, err := node.RunPod(t.Context(), "pod-1", "", 0)
+	check.Must(t, err)
+	killed, err := node.RunPod(t.Context(), "pod-2", "", 0)
+	check.Must(t, err)
+	killPause(t, killed)
+	shim, err := hung.Shim(t.Context())
+	check.Must(t, err)
+	check.Must(t, syscall.Kill(shim, syscall.SIGSTOP))
+	defer func() { _ = syscall.Kill(shim, syscall.SIGCONT) }()
+	tracker, _ := runSource(t, "containerd", node)
+	if got := tracker.OfPod("pod-1"); !slices.Equal(got, []string{hung.ID}) {
+		t.Errorf("the sandbox whose shim hangs: %q", got)
+	}
+	check.Eventually(t, "the killed sandbox is not listed", func() bool { return len(tracker.OfPod("pod-2")) == 0 })
 }

@@ -14,7 +14,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	runtimev1 "github.com/crust-proxy/crust-proxy/proto/crust/runtime/v1"
 	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/rig/cri"
 )
@@ -58,52 +57,6 @@ func wrong(t testing.TB, dir string) (out []string) {
 		return err
 	}))
 	return out
-}
-
-// TestGroupPolicies runs a pod again and again on one tree, as a user who can use
-// the volume by its group only.
-func TestGroupPolicies(t *testing.T) {
-	r := newTestNode(t)
-	v := r.volume("pod-1", "xfs", 2*diskSize)
-	outside := t.TempDir() + "/outside"
-	check.Must(t, os.WriteFile(outside, nil, 0o600))
-	v.onHost(func(dir string) { makeTree(t, dir, outside) })
-	v.group = strconv.Itoa(groupID)
-	const strange = "/tree/7/77"
-	steps := []struct {
-		name      string
-		policy    runtimev1.VolumeSupplementalGroupChangePolicy
-		before    func(dir string)
-		leftAlone bool // the strange file keeps its group
-	}{
-		{"the root does not match", runtimev1.VolumeSupplementalGroupChangePolicy_ON_ROOT_MISMATCH, func(string) {}, false},
-		{
-			"the root matches", runtimev1.VolumeSupplementalGroupChangePolicy_ON_ROOT_MISMATCH,
-			func(dir string) { check.Must(t, os.Chown(dir+strange, 0, 0)) }, true,
-		},
-		{"always", runtimev1.VolumeSupplementalGroupChangePolicy_ALWAYS, func(string) {}, false},
-		{"no policy is always", runtimev1.VolumeSupplementalGroupChangePolicy_UNKNOWN, func(dir string) { check.Must(t, os.Chown(dir+strange, 0, 0)) }, false},
-	}
-	for attempt, step := range steps {
-		v.onHost(step.before)
-		v.policy = step.policy
-		v.stage()
-		r.asGroupMember(v, uint32(attempt))
-		v.unstage()
-		v.onHost(func(dir string) {
-			left := wrong(t, dir)
-			if (len(left) > 0) != step.leftAlone || len(left) > 1 {
-				t.Errorf("%s: %d files are wrong, first %q", step.name, len(left), append(left, "")[0])
-			}
-		})
-	}
-	var st unix.Stat_t
-	check.Must(t, unix.Stat(outside, &st))
-	if st.Gid != 0 || st.Mode&0o7777 != 0o600 {
-		t.Errorf("what a link leads to has changed: group %d, mode %o", st.Gid, st.Mode)
-	}
-	v.check()
-	r.wantClean()
 }
 
 // TestGroupOutlivesAKilledAttempt: what takes longer than the container runtime waits is
@@ -178,15 +131,4 @@ func (r *testNode) killedInTheGroup(pod *cri.Pod, v *volume, where string) {
 		r.t.Error("the container runs, and crust-runc was to die")
 	}
 	check.Must(r.t, os.Remove(where))
-}
-
-func (r *testNode) asGroupMember(v *volume, attempt uint32) {
-	r.t.Helper()
-	pod := r.attempt(v.pod, attempt)
-	id, err := pod.Run(r.ctx(), cri.Container{
-		Name: "main", Mounts: []cri.Mount{at(v.target)}, User: 1000, Groups: []int64{groupID},
-	})
-	check.Must(r.t, err)
-	r.exec(id, "echo mine > /data/mine && echo mine > /data/tree/99/999 && rm /data/mine")
-	r.remove(pod)
 }

@@ -3,18 +3,13 @@
 package containerd
 
 import (
-	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
-
 	"github.com/crust-proxy/crust-proxy/test/check"
-	"github.com/crust-proxy/crust-proxy/test/rig"
 	"github.com/crust-proxy/crust-proxy/test/rig/cri"
 )
 
@@ -36,45 +31,6 @@ const wantWhole = `cd /data && for f in *.sum; do
 	[ "$(sha256sum < $f | cut -d' ' -f1).sum" = $f ] || { echo "$f is not whole"; exit 1; }
 done`
 
-func TestGrowWhileAWriterRuns(t *testing.T) {
-	r := newTestNode(t)
-	for _, fs := range filesystems {
-		t.Run(fs, func(t *testing.T) { r.of(t).growOnline(fs) })
-	}
-	r.wantClean()
-}
-
-func (r *testNode) growOnline(fs string) {
-	t := r.t
-	v := r.staged("pod-"+fs, fs)
-	pod := r.pod(v.pod)
-	id := r.run(pod, "main", at(v.target))
-	small := r.df(id)
-	r.exec(id, "("+writer+") >/dev/null 2>&1 </dev/null &")
-	r.wantProgress(id)
-	v.grow(grownSize)
-	got, err := v.expand(grownSize)
-	if rig.MayGrow(t, fs) {
-		check.Must(t, err)
-		if got != grownSize {
-			t.Errorf("it has grown to %d", got)
-		}
-		if large := r.df(id); large.bytesTotal < small.bytesTotal+(grownSize-diskSize)*9/10 {
-			t.Errorf("the filesystem went from %d to %d", small.bytesTotal, large.bytesTotal)
-		}
-	} else if status.Code(err) == codes.OK || !strings.Contains(err.Error(), "operation not permitted") {
-		t.Errorf("without the right to grow: %v", err)
-	}
-	r.wantProgress(id)
-	r.exec(id, "touch /tmp/stop; while [ ! -e /tmp/ended ]; do sleep 0.05; done; [ ! -e /tmp/bad ]; sync")
-	r.exec(id, wantWhole)
-	v.wantStats(id)
-	v.wantUnseen()
-	r.remove(pod)
-	v.unstage()
-	v.check()
-}
-
 // wantProgress waits until the writer has written more.
 func (r *testNode) wantProgress(container string) {
 	r.t.Helper()
@@ -89,45 +45,10 @@ done
 exit 1`)
 }
 
-// A volume that was grown, restored or cloned while no sandbox ran is as large as
-// its device when one mounts it.
-func TestGrownWhileNoSandboxRan(t *testing.T) {
-	r := newTestNode(t)
-	for _, fs := range filesystems {
-		t.Run(fs+" restored", func(t *testing.T) {
-			r := r.of(t)
-			v := r.volume("pod-restored-"+fs, fs, diskSize)
-			v.grow(grownSize)
-			v.stage()
-			r.wantLargeAtMount(v)
-		})
-		t.Run(fs+" grown", func(t *testing.T) {
-			r := r.of(t)
-			v := r.staged("pod-grown-"+fs, fs)
-			v.grow(grownSize)
-			got, err := v.expand(grownSize)
-			if err != nil || got != grownSize {
-				t.Errorf("expand without a sandbox: %d, %v", got, err)
-			}
-			r.wantLargeAtMount(v)
-		})
-	}
-	r.wantClean()
-}
-
 // A volume that grows after crust-runc has mounted it, and before that has left word of
 // the sandbox, is grown when the sandbox answers: kubelet was told that it is.
 func TestGrownWhileItIsMounted(t *testing.T) {
-	program := crustRunc(t)
-	wrapper := t.TempDir() + "/crust-runc"
-	script := fmt.Sprintf("#!/bin/sh\nCRUST_FAILPOINTS=crust-runc-attached=sleep:3s exec %s \"$@\"\n", program)
-	check.Must(t, os.WriteFile(wrapper, []byte(script), 0o755)) //nolint:gosec // a program
-	r := &testNode{t: t, program: program, node: newNode(t, map[string]string{"crust": wrapper})}
-	t.Cleanup(r.killAgents)
-	r.d = rig.NewDaemon(t)
-	r.d.Containerd = r.node.Socket
-	r.d.Handlers = "default: crust\ncrust: {enabled: true, programs: [" + program + "]}"
-	r.d.Start()
+	r := newWrappedNode(t, "export CRUST_FAILPOINTS=crust-runc-attached=sleep:3s")
 	v := r.staged("pod-1", "xfs") // a mounted ext4 grows only with CAP_SYS_RESOURCE
 	pod, id := r.pod(v.pod), ""
 	started := make(chan error, 1)
@@ -156,32 +77,4 @@ func TestGrownWhileItIsMounted(t *testing.T) {
 	v.unstage()
 	v.check()
 	r.wantClean()
-}
-
-func (r *testNode) wantLargeAtMount(v *volume) {
-	r.t.Helper()
-	pod := r.pod(v.pod)
-	id := r.run(pod, "main", at(v.target))
-	if has := r.df(id); has.bytesTotal < grownSize*8/10 {
-		r.t.Errorf("%s: it has %d of %d bytes", v.fs, has.bytesTotal, int64(grownSize))
-	}
-	v.wantStats(id)
-	r.remove(pod)
-	v.unstage()
-	v.check()
-}
-
-// Expanding beyond the device is refused, with the reason.
-func TestExpandBeyondTheDevice(t *testing.T) {
-	r := newTestNode(t)
-	v := r.staged("pod-1", "xfs")
-	pod := r.pod("pod-1")
-	id := r.run(pod, "main", at(v.target))
-	_, err := v.expand(grownSize)
-	if status.Code(err) != codes.OutOfRange || !strings.Contains(err.Error(), "the device has to grow first") {
-		t.Errorf("it ended with: %v", err)
-	}
-	v.wantStats(id)
-	r.remove(pod)
-	v.unstage()
 }

@@ -13,9 +13,9 @@ import (
 	"github.com/crust-proxy/crust-proxy/test/rig/cri"
 )
 
-const manyPods = 100
+const manyPods = 40
 
-// TestManyPodsAtOnce starts a hundred pods with a volume each, all at once.
+// TestManyPodsAtOnce starts many pods with a volume each, all at once.
 func TestManyPodsAtOnce(t *testing.T) {
 	r := newTestNode(t)
 	volumes := make([]*volume, manyPods)

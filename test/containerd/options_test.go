@@ -21,26 +21,12 @@ import (
 // ask for.
 func TestMountOptionsOfSandboxes(t *testing.T) {
 	r := newTestNode(t)
-	t.Run("refused", func(t *testing.T) { r.of(t).refusedOptions() })
 	t.Run("of mount(8)", func(t *testing.T) { r.of(t).optionsOfMount8() })
 	t.Run("superblocks", func(t *testing.T) { r.of(t).otherDevices() })
 	t.Run("panic", func(t *testing.T) { r.of(t).noPanic() })
 	t.Run("propagation", func(t *testing.T) { r.of(t).propagation() })
 	t.Run("clone", func(t *testing.T) { r.of(t).cloneBesideItsOriginal() })
 	r.wantClean()
-}
-
-// refusedOptions has a tenant name somebody else's device.
-func (r *testNode) refusedOptions() {
-	r.t.Helper()
-	theirs := rig.Loop(r.t, rig.Image(r.t, diskSize), loopdev.Options{})
-	for fs, option := range map[string]string{"ext4": "journal_path", "xfs": "logdev", "btrfs": "device"} {
-		v := r.volume("pod-"+fs, fs, diskSize)
-		v.flags = []string{"noatime," + option + "=" + theirs}
-		if err := v.tryStage(); err == nil || !strings.Contains(err.Error(), option) {
-			r.t.Errorf("%s with %s: %v", fs, option, err)
-		}
-	}
 }
 
 // optionsOfMount8 has what a StorageClass for the host's mount command says.

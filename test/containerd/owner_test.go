@@ -7,13 +7,11 @@ import (
 	"strings"
 	"testing"
 
-	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	runtimev1 "github.com/crust-proxy/crust-proxy/proto/crust/runtime/v1"
 	"github.com/crust-proxy/crust-proxy/test/check"
-	"github.com/crust-proxy/crust-proxy/test/rig/cri"
 )
 
 // A second pod must not have the volume of another one that runs, whatever its
@@ -35,27 +33,6 @@ func TestADeviceInUseIsRefused(t *testing.T) {
 	v.wantStats(id)
 	r.remove(pod)
 	v.unstage()
-}
-
-// What somebody has mounted on the node is not mounted for a pod as well: two
-// owners would get one filesystem from the kernel without a word.
-func TestADeviceThatTheNodeMountedIsRefused(t *testing.T) {
-	r := newTestNode(t)
-	for _, fs := range filesystems {
-		v := r.staged("pod-"+fs, fs)
-		dir := t.TempDir()
-		check.Must(t, unix.Mount(v.disk, dir, fs, 0, ""))
-		pod := r.pod(v.pod)
-		_, err := pod.Run(r.ctx(), cri.Container{Name: "main", Mounts: []cri.Mount{at(v.target)}})
-		if err == nil || !strings.Contains(err.Error(), "in use") {
-			t.Errorf("%s: a container ended with: %v", fs, err)
-		}
-		check.Must(t, unix.Unmount(dir, 0))
-		v.wantStats(r.run(pod, "again", at(v.target)))
-		r.remove(pod)
-		v.unstage()
-	}
-	r.wantClean()
 }
 
 // Pods start, end and start again while the daemon is away: all that they need is
@@ -82,35 +59,5 @@ func TestPodsNeedNoDaemon(t *testing.T) {
 	r.d.Start()
 	v.unstage()
 	v.check()
-	r.wantClean()
-}
-
-// One pod has several volumes, and one of its containers has them all.
-func TestSeveralVolumesInOnePod(t *testing.T) {
-	r := newTestNode(t)
-	var volumes []*volume
-	var mounts []cri.Mount
-	for _, fs := range filesystems {
-		v := r.volume("pod-1", fs, diskSize)
-		v.name = "pv-" + fs
-		v.stage()
-		volumes = append(volumes, v)
-		mounts = append(mounts, cri.Mount{Host: v.target, Container: "/" + fs})
-	}
-	pod := r.pod("pod-1")
-	all := r.run(pod, "all", mounts...)
-	r.exec(all, "for fs in "+strings.Join(filesystems, " ")+"; do echo $fs > /$fs/name; done; sync")
-	for i, v := range volumes {
-		id := r.run(pod, "only-"+v.fs, at(v.target))
-		if got := r.exec(id, "cat /data/name"); got != v.fs+"\n" {
-			t.Errorf("%s holds %q", v.fs, got)
-		}
-		volumes[i].wantStats(id)
-	}
-	r.remove(pod)
-	for _, v := range volumes {
-		v.unstage()
-		v.check()
-	}
 	r.wantClean()
 }

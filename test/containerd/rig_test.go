@@ -4,6 +4,8 @@ package containerd
 
 import (
 	"context"
+	"fmt"
+	"os"
 	"path/filepath"
 	"testing"
 	"time"
@@ -14,6 +16,8 @@ import (
 	"github.com/crust-proxy/crust-proxy/test/rig/cri"
 	"github.com/crust-proxy/crust-proxy/test/rig/csivolume"
 )
+
+func TestMain(m *testing.M) { os.Exit(rig.Main(m)) }
 
 // testNode is a node with the runtime handler `crust`, and a daemon that hands
 // volumes to it.
@@ -47,12 +51,36 @@ func layOut(t *testing.T, env ...string) *testNode {
 	t.Helper()
 	program := crustRunc(t)
 	r := &testNode{t: t, program: program, node: newNode(t, map[string]string{"crust": program}, env...)}
-	// The agent stays for some seconds without a sandbox; one test waits for that.
-	t.Cleanup(r.killAgents)
-	r.d = rig.NewDaemon(t)
-	r.d.Containerd = r.node.Socket
-	r.d.Handlers = "default: crust\ncrust: {enabled: true, programs: [" + program + "], tempDir: " + handlerTemp + "}"
+	r.newDaemon("tempDir: " + handlerTemp)
 	return r
+}
+
+// newWrappedNode makes a node on which a shell script starts crust-runc.
+func newWrappedNode(t *testing.T, before string) *testNode {
+	t.Helper()
+	program, wrapper := crustRunc(t), t.TempDir()+"/crust-runc"
+	script := fmt.Sprintf("#!/bin/sh\n%s\nexec %s \"$@\"\n", before, program)
+	check.Must(t, os.WriteFile(wrapper, []byte(script), 0o755)) //nolint:gosec // a program
+	r := &testNode{t: t, program: program, node: newNode(t, map[string]string{"crust": wrapper})}
+	r.newDaemon("")
+	r.d.Start()
+	return r
+}
+
+func (r *testNode) newDaemon(handler string) {
+	r.t.Helper()
+	// The agent stays for some seconds without a sandbox; one test waits for that.
+	r.t.Cleanup(r.killAgents)
+	r.d = rig.NewDaemon(r.t)
+	r.d.Containerd = r.node.Socket
+	r.d.Handlers = "default: crust\ncrust: {enabled: true, programs: [" + r.program + "], " + handler + "}"
+}
+
+// of is the node in a subtest.
+func (r *testNode) of(t *testing.T) *testNode {
+	other := *r
+	other.t = t
+	return &other
 }
 
 // crustRunc builds our runtime, and its agent beside it.

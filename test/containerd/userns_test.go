@@ -56,7 +56,7 @@ func (r *testNode) attemptAs(uid string, attempt, root uint32) *cri.Pod {
 func TestUserNamespaces(t *testing.T) {
 	r := newTestNode(t)
 	program := buildWhoami(t)
-	for _, fs := range filesystems {
+	for _, fs := range rig.Sample(filesystems, 2) {
 		t.Run(fs, func(t *testing.T) {
 			u := &usersTest{testNode: r.of(t), program: program}
 			u.lives(fs)
@@ -265,19 +265,13 @@ func TestRecursiveReadOnly(t *testing.T) {
 	}
 	v := r.staged("pod-1", "ext4")
 	pod := r.attemptAs(v.pod, 0, firstRoot)
-	recursive := func(m cri.Mount) cri.Mount { m.ReadOnly, m.Recursive = true, true; return m }
-	writer := r.run(pod, "writer", at(v.target))
-	r.exec(writer, "mkdir /data/sub && echo x > /data/sub/file")
-	for name, m := range map[string]cri.Mount{"whole": at(v.target), "sub": v.subPath("sub", 0, "sub")} {
-		id := r.run(pod, name, recursive(m))
-		r.wantReadOnly(id)
-		if got := r.exec(id, "cat $(find /data -name file)"); got != "x\n" {
-			t.Errorf("%s: it reads %q", name, got)
-		}
+	mount := at(v.target)
+	mount.ReadOnly, mount.Recursive = true, true
+	reader := r.run(pod, "reader", mount)
+	if _, err := r.node.Exec(r.ctx(), reader, "echo x > /data/new"); err == nil || !strings.Contains(err.Error(), "Read-only file system") {
+		t.Errorf("a write ended with: %v", err)
 	}
-	r.exec(writer, "echo x > /data/new")
 	r.remove(pod)
-	v.releaseSubPaths()
 	v.unstage()
 	r.wantClean()
 }
