@@ -51,6 +51,7 @@ func run(tests func() int, namespaces uintptr) (int, error) {
 	if err := MakeMountsPrivate(); err != nil {
 		return 1, err
 	}
+	clearEarlier()
 	removeTemp, err := ownTemp()
 	if err != nil {
 		return 1, fmt.Errorf("make a directory for temporary files: %w", err)

@@ -1,0 +1,93 @@
+package rig
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// clearEarlier removes what earlier runs of tests have left that were killed: processes, frozen
+// filesystems, loop devices, control groups and directories. The marks in their names tell.
+func clearEarlier() {
+	dirs, _ := filepath.Glob(filepath.Join(os.TempDir(), "crust-[a-z][a-z][a-z][a-z][a-z][a-z]"))
+	for _, dir := range dirs {
+		if mark := strings.TrimPrefix(filepath.Base(dir), "crust-"); !runs(mark) {
+			fmt.Fprintln(os.Stderr, "clearing what an earlier run left that was killed:", dir)
+			clearRun(mark)
+		}
+	}
+}
+
+// runs reports whether the tests with a mark run: their program is a child of itself, outside of
+// their namespaces.
+func runs(mark string) bool {
+	return len(Processes(func(proc string) bool {
+		if !inRun(proc, mark) {
+			return false
+		}
+		pid, _ := strconv.Atoi(filepath.Base(proc))
+		parent, err := Parent(pid)
+		above := fmt.Sprint("/proc/", parent)
+		return err == nil && !inRun(above, mark) && programOf(above) == programOf(proc)
+	})) > 0
+}
+
+func inRun(proc, mark string) bool {
+	env, _ := os.ReadFile(proc + "/environ") //nolint:gosec // a file of the kernel's
+	return bytes.Contains(env, []byte(insideEnv+"="+mark))
+}
+
+func programOf(proc string) string {
+	program, _ := os.Readlink(proc + "/exe")
+	return program
+}
+
+// clearRun does what it can: others may do the same at this time.
+func clearRun(mark string) {
+	_ = KillAll(func() []int {
+		return Processes(func(proc string) bool {
+			groups, _ := os.ReadFile(proc + "/cgroup") //nolint:gosec // a file of the kernel's
+			return inRun(proc, mark) || strings.Contains(programOf(proc), "/crust-"+mark+"/") ||
+				bytes.Contains(groups, []byte("/crust-test-cn"+mark))
+		})
+	})
+	for device := range Loops(mark) {
+		thaw(device)
+	}
+	_ = DetachLoops(mark)
+	for _, root := range groupRoots() {
+		groups, _ := filepath.Glob(root + "/crust-test-*" + mark + "*")
+		for _, group := range groups {
+			_ = RemoveGroup(strings.TrimPrefix(group, root))
+		}
+	}
+	for _, temp := range []string{os.TempDir(), "/tmp", "/var/tmp"} {
+		left, _ := filepath.Glob(temp + "/*" + mark + "*")
+		for _, path := range left {
+			_ = os.RemoveAll(path)
+		}
+	}
+}
+
+// thaw thaws a filesystem that was frozen when its last mount went: the kernel keeps it, and its
+// device, until then.
+func thaw(device string) {
+	for _, fs := range []string{"ext4", "xfs", "btrfs"} {
+		mount, err := MountAside(device, fs)
+		if err != nil {
+			continue
+		}
+		if dir, err := unix.Openat(int(mount.Fd()), ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0); err == nil {
+			const fiThaw = 0xc0045878 // FITHAW of the kernel's <linux/fs.h>
+			_ = unix.IoctlSetInt(dir, fiThaw, 0)
+			_ = unix.Close(dir)
+		}
+		_ = mount.Close()
+		return
+	}
+}
