@@ -134,9 +134,7 @@ func fillInodes(t *testing.T, dir string) {
 		if errors.Is(err, unix.ENOSPC) {
 			return
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, err)
 	}
 	t.Error("a million files fit into the guard")
 }

@@ -16,6 +16,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/crust-proxy/crust-proxy/internal/daemon"
+	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/deploy/render"
 )
 
@@ -71,9 +72,7 @@ func validate(t *testing.T, configMap *unstructured.Unstructured) {
 		t.Fatalf("no config.yaml in %s: %v", configMap.GetName(), err)
 	}
 	file := filepath.Join(t.TempDir(), "config.yaml")
-	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, os.WriteFile(file, []byte(text), 0o600))
 	var out, complaints strings.Builder
 	if code := daemon.Main([]string{"validate", "--config", file}, &out, &complaints); code != 0 {
 		t.Errorf("crust-proxy validate says %d: %s\n%s", code, complaints.String(), text)
@@ -133,9 +132,7 @@ func daemonSet(t *testing.T, all []*unstructured.Unstructured) *appsv1.DaemonSet
 	t.Helper()
 	set := &appsv1.DaemonSet{}
 	found := render.Find(t, all, "DaemonSet", "crust-proxy")
-	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(found.Object, set); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, runtime.DefaultUnstructuredConverter.FromUnstructured(found.Object, set))
 	return set
 }
 
@@ -238,9 +235,7 @@ func TestMonitoringIsTheProjects(t *testing.T) {
 		t.Errorf("the packaged dashboard is not deploy/monitoring/dashboard.json: %v", err)
 	}
 	want := map[string]any{}
-	if err := yaml.Unmarshal([]byte(read(t, filepath.Join(render.Root(), "deploy/monitoring/alerts.yaml"))), &want); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, yaml.Unmarshal([]byte(read(t, filepath.Join(render.Root(), "deploy/monitoring/alerts.yaml"))), &want))
 	if diff := cmp.Diff(want, render.Find(t, all, "PrometheusRule", "crust-proxy").Object["spec"]); diff != "" {
 		t.Errorf("the packaged alerts are not deploy/monitoring/alerts.yaml: %s", diff)
 	}
@@ -249,8 +244,6 @@ func TestMonitoringIsTheProjects(t *testing.T) {
 func read(t *testing.T, path string) string {
 	t.Helper()
 	raw, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	return string(raw)
 }

@@ -16,6 +16,7 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/internal/daemon/config"
 	"github.com/crust-proxy/crust-proxy/reference/driver"
+	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/deploy/render"
 )
 
@@ -31,9 +32,7 @@ func renderDriver(t *testing.T, args ...string) crustDriver {
 	d := crustDriver{all: render.Objects(t, render.Template(t, append(variants(t)["crust-driver"], args...)...)), containers: map[string]corev1.Container{}}
 	set := &appsv1.StatefulSet{}
 	found := render.Find(t, d.all, "StatefulSet", "crust-proxy-driver")
-	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(found.Object, set); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, runtime.DefaultUnstructuredConverter.FromUnstructured(found.Object, set))
 	d.pod = set.Spec.Template.Spec
 	for _, one := range d.pod.Containers {
 		d.containers[one.Name] = one
@@ -45,9 +44,7 @@ func renderDriver(t *testing.T, args ...string) crustDriver {
 func (d crustDriver) text(t *testing.T, kind, name string, path ...string) string {
 	t.Helper()
 	value, _, err := unstructured.NestedString(render.Find(t, d.all, kind, name).Object, path...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	return value
 }
 
@@ -131,9 +128,7 @@ func TestChangedBlocksAreFound(t *testing.T) {
 func (d crustDriver) wantServed(t *testing.T, name string) {
 	t.Helper()
 	service := &corev1.Service{}
-	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(render.Find(t, d.all, "Service", name).Object, service); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, runtime.DefaultUnstructuredConverter.FromUnstructured(render.Find(t, d.all, "Service", name).Object, service))
 	for _, port := range d.containers["csi-snapshot-metadata"].Ports {
 		if port.Name == service.Spec.Ports[0].TargetPort.StrVal {
 			if got := d.flag(t, "csi-snapshot-metadata", "port"); got != "50051" || port.ContainerPort != 50051 {

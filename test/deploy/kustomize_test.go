@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/crust-proxy/crust-proxy/internal/daemon/config"
+	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/deploy/render"
 )
 
@@ -73,9 +74,7 @@ func vendorsDriver(t *testing.T, dir string) stockDriver {
 	t.Helper()
 	found := render.Find(t, render.Objects(t, render.Kustomize(t, dir)), "DaemonSet", "disk-csi-node")
 	out := stockDriver{Set: &appsv1.DaemonSet{}, Volumes: map[string]corev1.Volume{}}
-	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(found.Object, out.Set); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, runtime.DefaultUnstructuredConverter.FromUnstructured(found.Object, out.Set))
 	for _, volume := range out.Set.Spec.Template.Spec.Volumes {
 		out.Volumes[volume.Name] = volume
 	}

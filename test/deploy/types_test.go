@@ -6,6 +6,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/crust-proxy/crust-proxy/test/check"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/client-go/kubernetes/scheme"
@@ -29,9 +30,7 @@ func strictlyTyped(t *testing.T, all []*unstructured.Unstructured) {
 			continue
 		}
 		raw, err := one.MarshalJSON()
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, err)
 		if _, _, err := decoder.Decode(raw, nil, nil); err != nil {
 			t.Errorf("%s %s: %v", one.GetKind(), one.GetName(), err)
 		}

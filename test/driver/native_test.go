@@ -40,18 +40,14 @@ func (v *volume) publishDeferred(readOnly bool) (*csiv1.DeferredMount, error) {
 func TestNativeReports(t *testing.T) {
 	r := newDriver(t, true)
 	reply, err := r.NodeGetCapabilities(t.Context(), &csi.NodeGetCapabilitiesRequest{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	if !slices.ContainsFunc(reply.GetCapabilities(), func(one *csi.NodeServiceCapability) bool {
 		return int32(one.GetRpc().GetType()) == int32(csiv1.NodeCapability_NODE_CAPABILITY_DEFER_FS_OPS)
 	}) {
 		t.Errorf("no DEFER_FS_OPS: %v", reply)
 	}
 	info, err := r.NodeGetInfo(t.Context(), &csi.NodeGetInfoRequest{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	if names, err := csidefer.FileSystems(info); err != nil || strings.Join(names, " ") != "ext4 xfs btrfs" {
 		t.Errorf("%q, %v", names, err)
 	}
@@ -82,25 +78,15 @@ func TestDeferred(t *testing.T) {
 			t.Errorf("%s: something was made at the target", fs)
 		}
 		sandbox := r.dir + "/sandbox"
-		if err := os.MkdirAll(sandbox, 0o700); err != nil {
-			t.Fatal(err)
-		}
-		if err := unix.Mount(mount.GetVolumeBackingPath(), sandbox, fs, 0, ""); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(sandbox+"/kept", []byte("by the guest"), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, os.MkdirAll(sandbox, 0o700))
+		check.Must(t, unix.Mount(mount.GetVolumeBackingPath(), sandbox, fs, 0, ""))
+		check.Must(t, os.WriteFile(sandbox+"/kept", []byte("by the guest"), 0o600))
 		v.grow(2 * size)
-		if err := v.growNode(v.target, 2*size); err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, v.growNode(v.target, 2*size))
 		if out, err := exec.Command("blockdev", "--getsize64", mount.GetVolumeBackingPath()).Output(); err != nil || strings.TrimSpace(string(out)) != "671088640" {
 			t.Errorf("%s: the device has %q bytes: %v", fs, out, err)
 		}
-		if err := unix.Unmount(sandbox, 0); err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, unix.Unmount(sandbox, 0))
 		// The same volume for a pod without a sandbox of its own, when it is free.
 		check.Code(t, (&volume{testDriver: r, id: v.id, staging: v.staging, target: v.target + "-2", access: v.access}).publish(), codes.FailedPrecondition)
 		v.must(v.unpublish, v.publish)
@@ -138,9 +124,7 @@ func TestDeferredReaders(t *testing.T) {
 	v.must(v.unpublish)
 	for _, one := range []*volume{v, &second} {
 		mount, err := one.publishDeferred(true)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, err)
 		if !slices.Contains(mount.GetMountFlags(), "ro") {
 			t.Errorf("%v", mount)
 		}

@@ -55,9 +55,7 @@ func layOut(t *testing.T, pool string) *testDriver {
 	t.Helper()
 	rig.Need(t, "mkfs.ext4", "mkfs.xfs", "mkfs.btrfs", "blkid", "resize2fs", "xfs_growfs", "btrfs")
 	dir, err := os.MkdirTemp("/var/tmp", rig.Prefix("cd"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	r := &testDriver{t: t, dir: dir, data: dir + "/data"}
 	if pool != "" {
 		r.data = rig.Pool(t, pool, rig.Disk(t, poolSize, pool)) // not below dir, where a mount is one that was left
@@ -100,6 +98,17 @@ func (r *testDriver) wait() int {
 	return code
 }
 
+// killed has the driver be killed at a failpoint in a call, and starts it again.
+func (r *testDriver) killed(point string, call func() error) {
+	r.t.Helper()
+	r.restart("CRUST_FAILPOINTS=" + point + "=kill")
+	if err := call(); err == nil {
+		r.t.Fatalf("%s: not hit", point)
+	}
+	r.wait()
+	r.start()
+}
+
 func (r *testDriver) restart(env ...string) {
 	r.t.Helper()
 	r.process.Kill()
@@ -121,9 +130,7 @@ type volume struct {
 func (r *testDriver) volume(name string, access *csi.VolumeCapability) *volume {
 	r.t.Helper()
 	for _, dir := range []string{"/staging/" + name, "/pods"} {
-		if err := os.MkdirAll(r.dir+dir, 0o750); err != nil {
-			r.t.Fatal(err)
-		}
+		check.Must(r.t, os.MkdirAll(r.dir+dir, 0o750))
 	}
 	return &volume{testDriver: r, name: name, staging: r.dir + "/staging/" + name, target: r.dir + "/pods/" + name, access: access}
 }
@@ -171,9 +178,7 @@ func (v *volume) remove() error {
 func (v *volume) must(calls ...func() error) {
 	v.t.Helper()
 	for _, call := range calls {
-		if err := call(); err != nil {
-			v.t.Fatal(err)
-		}
+		check.Must(v.t, call())
 	}
 }
 

@@ -35,9 +35,7 @@ func tools(t testing.TB, fs, script string) func(*mkfs.Config) {
 		rig.Missing(t, "mkfs."+fs+" is not installed")
 	}
 	text := "#!/bin/sh\nreal=" + program + "\n" + script + "\n"
-	if err := os.WriteFile(filepath.Join(dir, "mkfs."+fs), []byte(text), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, os.WriteFile(filepath.Join(dir, "mkfs."+fs), []byte(text), 0o700))
 	return func(c *mkfs.Config) {
 		c.ToolDirs = []string{dir, "/usr/sbin", "/usr/bin", "/sbin", "/bin"}
 	}
@@ -114,9 +112,7 @@ func (r *testFormatter) daemon(device, fs string, env ...string) *exec.Cmd {
 	cmd.Env = append(os.Environ(), asDaemon+"="+device, "FS="+fs, "LOCK="+r.conf.LockFile, "TOOLS="+strings.Join(r.conf.ToolDirs, ":"))
 	cmd.Env = append(cmd.Env, env...)
 	cmd.Stderr = os.Stderr
-	if err := cmd.Start(); err != nil {
-		r.t.Fatal(err)
-	}
+	check.Must(r.t, cmd.Start())
 	return cmd
 }
 
@@ -373,9 +369,7 @@ func TestUnreadableDeviceIsNotBlank(t *testing.T) {
 	for _, left := range []int64{0, mib / 2, size - mib/2, size - 4096} {
 		r := newFormatter(t)
 		device, backing := r.blank()
-		if err := os.Truncate(backing, left); err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, os.Truncate(backing, left))
 		for _, policy := range []volume.FormatPolicy{"host", "never"} {
 			r.refused(device, backing, "ext4", policy, false, volume.Internal, "cannot be read at byte", "input/output error")
 		}
@@ -390,16 +384,10 @@ func TestFullStorage(t *testing.T) {
 				r := newFormatter(t)
 				dir := rig.Tmpfs(t, "size="+room)
 				backing := filepath.Join(dir, "image")
-				if err := os.WriteFile(backing, nil, 0o600); err != nil {
-					t.Fatal(err)
-				}
-				if err := os.Truncate(backing, size); err != nil {
-					t.Fatal(err)
-				}
+				check.Must(t, os.WriteFile(backing, nil, 0o600))
+				check.Must(t, os.Truncate(backing, size))
 				device, err := loopdev.Attach(backing, loopdev.Options{})
-				if err != nil {
-					t.Fatal(err)
-				}
+				check.Must(t, err)
 				defer func() { _ = loopdev.Detach(device) }()
 				formatted, err := r.prepare(device, fs, volume.FormatHost, false)
 				t.Logf("formatted %v: %v", formatted, err)
@@ -412,9 +400,7 @@ func TestFullStorage(t *testing.T) {
 				if formatted, err = r.prepare(device, fs, volume.FormatHost, false); err == nil {
 					t.Errorf("what a failed mkfs left is taken: formatted %v", formatted)
 				}
-				if err := unix.Mount("", dir, "", unix.MS_REMOUNT, "size=600m"); err != nil {
-					t.Fatal(err)
-				}
+				check.Must(t, unix.Mount("", dir, "", unix.MS_REMOUNT, "size=600m"))
 				if formatted, err = r.prepare(device, fs, volume.FormatHost, false); err != nil || !formatted {
 					t.Errorf("with room again: formatted %v: %v", formatted, err)
 				}

@@ -91,14 +91,10 @@ func TestRootDirectoryOfANewFilesystem(t *testing.T) {
 func rootOf(t *testing.T, device, fs string) string {
 	t.Helper()
 	dir := t.TempDir()
-	if err := unix.Mount(device, dir, fs, 0, ""); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, unix.Mount(device, dir, fs, 0, ""))
 	defer func() { _ = unix.Unmount(dir, 0) }()
 	var st unix.Stat_t
-	if err := unix.Stat(dir, &st); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, unix.Stat(dir, &st))
 	return fmt.Sprintf("%o %d", st.Mode&0o7777, st.Gid)
 }
 
@@ -251,9 +247,7 @@ func TestWhateverTheBytesWere(t *testing.T) {
 			write(t, backing, at, data)
 		}
 		device, err := loopdev.Attach(backing, loopdev.Options{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, err)
 		r.refused(device, backing, filesystems[i%3], volume.FormatHost, i%5 == 0, volume.InUse)
 		if err := loopdev.Detach(device); err != nil {
 			t.Error(err)
@@ -281,9 +275,7 @@ func TestDeviceInUse(t *testing.T) {
 	r := newFormatter(t)
 	device, backing := r.blank()
 	held, err := unix.Open(device, unix.O_RDONLY|unix.O_EXCL|unix.O_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	r.refused(device, backing, "ext4", volume.FormatHost, false, volume.InUse, "held by another", "findmnt")
 	r.refused(device, backing, "ext4", volume.FormatHost, true, volume.InUse, "blank")
 	_ = unix.Close(held)
@@ -291,9 +283,7 @@ func TestDeviceInUse(t *testing.T) {
 		t.Fatalf("formatted %v: %v", formatted, err)
 	}
 	dir := t.TempDir()
-	if err := unix.Mount(device, dir, "ext4", unix.MS_RDONLY, ""); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, unix.Mount(device, dir, "ext4", unix.MS_RDONLY, ""))
 	defer func() { _ = unix.Unmount(dir, 0) }()
 	unix.Sync()
 	r.refused(device, backing, "ext4", volume.FormatHost, false, volume.InUse, "mounted")
@@ -315,14 +305,10 @@ func TestDeviceThatIsGone(t *testing.T) {
 	r := newFormatter(t)
 	backing := rig.Image(t, size)
 	device, err := loopdev.Attach(backing, loopdev.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	fd := openPath(t, device)
 	defer func() { _ = unix.Close(fd) }()
-	if err := loopdev.Detach(device); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, loopdev.Detach(device))
 	_, err = r.f.Prepare(t.Context(), mkfs.Request{Device: fd, Volume: "/v", Path: device, FSType: "ext4", Policy: volume.FormatHost})
 	if volume.KindOf(err) != volume.NotFound || err == nil {
 		t.Errorf("kind %v: %v", volume.KindOf(err), err)
@@ -338,9 +324,7 @@ func TestNameDoesNotMatter(t *testing.T) {
 	node := filepath.Join(dir, "node")
 	makeNode := func(device string) {
 		var st unix.Stat_t
-		if err := unix.Stat(device, &st); err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, unix.Stat(device, &st))
 		// Where it is not root's own either, mkfs can open it.
 		const nobody = 65534
 		check.Must(t, errors.Join(unix.Mknod(node, unix.S_IFBLK|0o600, int(st.Rdev)), os.Chown(node, nobody, nobody)))
@@ -351,9 +335,7 @@ func TestNameDoesNotMatter(t *testing.T) {
 		}
 		makeNode(meant)
 		fd := openPath(t, node)
-		if err := os.Rename(node, node+".moved-for-"+fs); err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, os.Rename(node, node+".moved-for-"+fs))
 		makeNode(other)
 		before := hash(t, otherBacking)
 		formatted, err := r.f.Prepare(t.Context(), mkfs.Request{Device: fd, Volume: "/v", Path: node, FSType: fs, Policy: volume.FormatHost})
@@ -365,8 +347,6 @@ func TestNameDoesNotMatter(t *testing.T) {
 			t.Errorf("%s: the device that took over the name was written to", fs)
 		}
 		mounts(t, meant, fs)
-		if err := os.Remove(node); err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, os.Remove(node))
 	}
 }

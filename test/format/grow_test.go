@@ -37,9 +37,7 @@ func smallOnLarge(t *testing.T, prepare ...string) (device string) {
 	for _, command := range prepare {
 		run(t, "", "debugfs", "-w", "-R", command, backing)
 	}
-	if err := os.Truncate(backing, size); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, os.Truncate(backing, size))
 	return rig.Loop(t, backing, loopdev.Options{})
 }
 
@@ -47,17 +45,13 @@ func smallOnLarge(t *testing.T, prepare ...string) (device string) {
 func bytesOf(t *testing.T, device string) int64 {
 	t.Helper()
 	dir := t.TempDir()
-	if err := unix.Mount(device, dir, "ext4", 0, ""); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, unix.Mount(device, dir, "ext4", 0, ""))
 	defer func() { _ = unix.Unmount(dir, 0) }()
 	if _, err := os.Stat(filepath.Join(dir, "kept")); err != nil {
 		t.Error(err)
 	}
 	var st unix.Statfs_t
-	if err := unix.Statfs(dir, &st); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, unix.Statfs(dir, &st))
 	return int64(st.Blocks) * st.Bsize
 }
 
@@ -74,9 +68,7 @@ func TestARestoredFilesystemIsGrownBeforeItIsHandedOver(t *testing.T) {
 	rig.Need(t, "e2fsck", "resize2fs", "debugfs")
 	r := newFormatter(t)
 	device := smallOnLarge(t)
-	if err := r.growing(device, func(*mkfs.Request) {}); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, r.growing(device, func(*mkfs.Request) {}))
 	if got := bytesOf(t, device); got < 250*mib {
 		t.Errorf("the filesystem has %d bytes, its device %d", got, size)
 	}
@@ -122,9 +114,7 @@ func TestADamagedFilesystemKeepsNoPodWaiting(t *testing.T) {
 		t.Fatalf("a filesystem that cannot be grown is refused: %v", err)
 	}
 	file, err := os.Open(device)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	defer func() { _ = file.Close() }()
 	super, err := superblock.Read(file, "ext4")
 	if err != nil || super.Bytes > 100*mib {
@@ -148,9 +138,7 @@ func TestACheckThatTakesTooLongIsEnded(t *testing.T) {
 	r := newFormatter(t, standIns(t, map[string]string{"e2fsck": "exec sleep 600"}), func(c *mkfs.Config) { c.Timeout = 6 * time.Second })
 	device := smallOnLarge(t)
 	began := time.Now()
-	if err := r.growing(device, func(*mkfs.Request) {}); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, r.growing(device, func(*mkfs.Request) {}))
 	if took := time.Since(began); took < 2*time.Second {
 		t.Errorf("e2fsck was not waited for: %v", took)
 	}
@@ -245,9 +233,7 @@ func TestAGrowthThatIsCutOff(t *testing.T) {
 				byHand(device)
 			}
 			again := newFormatter(t, func(c *mkfs.Config) { c.LockFile = cut.conf.LockFile })
-			if err := again.growing(device, func(*mkfs.Request) {}); err != nil {
-				t.Fatal(err)
-			}
+			check.Must(t, again.growing(device, func(*mkfs.Request) {}))
 			if got := bytesOf(t, device); got < 250*mib {
 				t.Errorf("the filesystem has %d bytes, its device %d", got, size)
 			}

@@ -21,6 +21,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/disk/mkfs"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 	"github.com/crust-proxy/crust-proxy/reference/loopdev"
+	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
@@ -65,9 +66,7 @@ func newFormatter(t testing.TB, change ...func(*mkfs.Config)) *testFormatter {
 func openPath(t testing.TB, device string) int {
 	t.Helper()
 	fd, err := unix.Open(device, unix.O_PATH|unix.O_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	return fd
 }
 
@@ -111,9 +110,7 @@ func (r *testFormatter) refused(device, backing, fsType string, policy volume.Fo
 func hash(t testing.TB, path string) [sha256.Size]byte {
 	t.Helper()
 	file, err := os.Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	defer func() { _ = file.Close() }()
 	sum, block, zeros := sha256.New(), make([]byte, 65536), make([]byte, 65536)
 	for at := int64(0); ; {
@@ -146,9 +143,7 @@ func (r *testFormatter) blank() (device, backing string) {
 func write(t testing.TB, backing string, at int64, data []byte) {
 	t.Helper()
 	file, err := os.OpenFile(backing, os.O_WRONLY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	defer func() { _ = file.Close() }()
 	if at < 0 {
 		at += size
@@ -178,8 +173,6 @@ func mounts(t testing.TB, device, fsType string) {
 		if err := os.WriteFile(filepath.Join(dir, "file"), []byte("kept"), 0o600); err != nil {
 			t.Error(err)
 		}
-		if err := unix.Unmount(dir, 0); err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, unix.Unmount(dir, 0))
 	}
 }

@@ -37,9 +37,7 @@ func TestReadOnlyVolumeOfAKilledGuest(t *testing.T) {
 			mount := func(device string, flags uintptr) error { return unix.Mount(device, where, fs, flags, "") }
 			unmount := func() {
 				t.Helper()
-				if err := unix.Unmount(where, 0); err != nil {
-					t.Fatal(err)
-				}
+				check.Must(t, unix.Unmount(where, 0))
 			}
 			killed := rig.Crashed(t, device, backing, fs, "data")
 			if err := look(device); err != nil {
@@ -52,9 +50,7 @@ func TestReadOnlyVolumeOfAKilledGuest(t *testing.T) {
 				t.Errorf("of a killed guest: %v", err)
 			}
 			writable := rig.Loop(t, killed, loopdev.Options{})
-			if err := mount(writable, 0); err != nil {
-				t.Fatal(err)
-			}
+			check.Must(t, mount(writable, 0))
 			unmount()
 			if err := look(readOnly); err != nil {
 				t.Errorf("after it was mounted read-write once: %v", err)

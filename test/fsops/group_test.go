@@ -126,9 +126,7 @@ func TestGroupIsGivenAsKubeletDoes(t *testing.T) {
 			}
 			before, untouched := files(t, f.dir), files(t, other)
 			changed, err := fsops.ApplyGroup(t.Context(), f.root, group, volume.GroupOnMismatch)
-			if err != nil {
-				t.Fatal(err)
-			}
+			check.Must(t, err)
 			// A hard link is one file of two names.
 			if changed != len(before)-1 {
 				t.Errorf("%d of %d files were changed", changed, len(before)-1)

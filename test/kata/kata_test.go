@@ -20,6 +20,7 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/kata"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
+	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
@@ -32,9 +33,7 @@ func newHandler(t *testing.T, root string) (*kata.Handler, kata.Config) {
 		GoSandboxes: filepath.Join(root, "vc"), RustSandboxes: filepath.Join(root, "rs"), Filesystems: []string{"ext4"},
 	}
 	h, err := kata.New(cfg, nil, zap.NewNop())
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- h.Run(ctx) }()
@@ -95,14 +94,10 @@ func TestFullTmpfs(t *testing.T) {
 func projections(t *testing.T, cfg kata.Config) []string {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join(cfg.DirectVolumes, "*", "*"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	for i, file := range files {
 		raw, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, err)
 		files[i] += ": " + string(raw)
 	}
 	return files
@@ -115,16 +110,12 @@ func TestNoForeignFileEver(t *testing.T) {
 	root := rig.Tmpfs(t, "")
 	h, cfg := newHandler(t, root)
 	watcher, err := fsnotify.NewBufferedWatcher(1 << 16)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	var reader sync.WaitGroup
 	defer reader.Wait()
 	defer func() { _ = watcher.Close() }()
 	reader.Go(func() { wantOnlyInfo(t, watcher, cfg.DirectVolumes) })
-	if err := watcher.Add(cfg.DirectVolumes); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, watcher.Add(cfg.DirectVolumes))
 	v := testVolume("kept")
 	if _, err := h.Publish(t.Context(), v); err != nil {
 		t.Fatal(err)
@@ -133,9 +124,7 @@ func TestNoForeignFileEver(t *testing.T) {
 	if err != nil || len(kept) != 1 {
 		t.Fatal(kept, err)
 	}
-	if err := watcher.Add(kept[0]); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, watcher.Add(kept[0]))
 	for i := range rounds {
 		changed := *v
 		changed.ReadOnly = i%2 == 0
@@ -152,9 +141,7 @@ func cycle(t *testing.T, h *kata.Handler, changed, v *volume.Volume) {
 		func() error { _, err := h.Publish(t.Context(), v); return err },
 		func() error { return h.Retract(t.Context(), v) },
 	} {
-		if err := step(); err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, step())
 	}
 }
 
@@ -208,9 +195,7 @@ func TestTenThousandVolumes(t *testing.T) {
 	}
 	began := time.Now()
 	again, err := kata.New(cfg, nil, zap.NewNop())
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	orphans, err := again.Orphans(func(volume.Key) bool { return false })
 	if err != nil || len(orphans) != n {
 		t.Fatalf("%d orphans, %v", len(orphans), err)
@@ -219,9 +204,7 @@ func TestTenThousandVolumes(t *testing.T) {
 		t.Errorf("reading %d volumes took %v", n, took)
 	}
 	for _, v := range orphans {
-		if err := again.Retract(t.Context(), v); err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, again.Retract(t.Context(), v))
 	}
 	if left := projections(t, cfg); len(left) != 0 {
 		t.Errorf("%d volumes are left", len(left))

@@ -48,9 +48,7 @@ func boot(t *testing.T, devices ...string) *machine {
 	cmd := exec.Command("systemd-nspawn", append(args, "systemd.unit=basic.target")...)
 	console := new(bytes.Buffer)
 	cmd.Stdout, cmd.Stderr = console, console
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, cmd.Start())
 	ended := make(chan struct{})
 	go func() {
 		_ = cmd.Wait() // how it ended tells nothing that the tests do not
@@ -73,9 +71,7 @@ func overlay(t *testing.T) string {
 	dirs := map[string]string{}
 	for _, name := range []string{"upper", "work", "root"} {
 		dirs[name] = filepath.Join(layer, name)
-		if err := os.Mkdir(dirs[name], 0o755); err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, os.Mkdir(dirs[name], 0o755))
 	}
 	if err := unix.Mount("overlay", dirs["root"], "overlay", 0, "lowerdir=/,upperdir="+dirs["upper"]+",workdir="+dirs["work"]); err != nil {
 		t.Fatal("mount overlay:", err)
@@ -85,9 +81,7 @@ func overlay(t *testing.T) string {
 	if err := os.Remove(id); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(id, []byte("c0ffee00c0ffee00c0ffee00c0ffee00\n"), 0o444); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, os.WriteFile(id, []byte("c0ffee00c0ffee00c0ffee00c0ffee00\n"), 0o444))
 	return dirs["root"]
 }
 

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
@@ -117,20 +118,14 @@ func checkInstalled(t *testing.T) {
 func testReinstall(t *testing.T, deb string) {
 	const note = "# a word of the operator\n"
 	before, err := os.ReadFile(config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	edited := append(slices.Clone(before), note...)
-	if err := os.WriteFile(config, edited, 0o644); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, os.WriteFile(config, edited, 0o644))
 	run(t, "dpkg", "--remove", name)
 	run(t, "dpkg", "-i", deb)
 	run(t, "dpkg", "-i", deb) // as an upgrade
 	after, err := os.ReadFile(config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	if string(after) != string(edited) {
 		t.Errorf("the operator's edit of %s is gone", config)
 	}
@@ -200,9 +195,7 @@ func leftovers(t *testing.T) []string {
 		"/var/lib/systemd/*/crust-proxy*",
 	} {
 		paths, err := filepath.Glob(pattern)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, err)
 		found = append(found, paths...)
 	}
 	slices.Sort(found)
@@ -223,9 +216,7 @@ func purge(t *testing.T) {
 func repository(t *testing.T) string {
 	t.Helper()
 	root, err := filepath.Abs("../..")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	return root
 }
 

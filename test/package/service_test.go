@@ -20,6 +20,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	runtimev1 "github.com/crust-proxy/crust-proxy/proto/crust/runtime/v1"
+	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
@@ -31,9 +32,7 @@ func TestService(t *testing.T) {
 	device := rig.Disk(t, 64<<20, "ext4")
 	s := install(t, device)
 	s.device, s.target = device, target
-	if err := os.MkdirAll(s.path(filepath.Dir(target)), 0o750); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, os.MkdirAll(s.path(filepath.Dir(target)), 0o750))
 	s.testEnabled()
 	s.stage()
 	s.testSandboxing()
@@ -58,13 +57,9 @@ type service struct {
 func install(t *testing.T, devices ...string) *service {
 	t.Helper()
 	deb, err := builtDeb()
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	s := &service{machine: boot(t, devices...)}
-	if err := os.WriteFile(s.path("/root/crust-proxy.deb"), deb, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, os.WriteFile(s.path("/root/crust-proxy.deb"), deb, 0o600))
 	s.run("dpkg", "-i", "/root/crust-proxy.deb")
 	return s
 }
@@ -151,9 +146,7 @@ func (s *service) wantVolume() {
 func (s *service) guarded() bool {
 	s.t.Helper()
 	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/mountinfo", s.init))
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	check.Must(s.t, err)
 	for line := range strings.SplitSeq(string(raw), "\n") {
 		if strings.Contains(line, " "+s.target+" ") && strings.Contains(line, " - tmpfs crust:") {
 			return true

@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/util/yaml"
 
+	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
@@ -60,9 +61,7 @@ func complaints(err error) []byte {
 func Helm(t rig.T, args ...string) (string, error) {
 	t.Helper()
 	path, err := helm()
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	cmd := exec.Command(path, args...)
 	home := t.TempDir() // helm keeps its files of the user out of the way
 	cmd.Env = append(os.Environ(), "HELM_CACHE_HOME="+home, "HELM_CONFIG_HOME="+home, "HELM_DATA_HOME="+home)
@@ -79,9 +78,7 @@ func Template(t rig.T, args ...string) string {
 	out, err := Helm(t, append([]string{
 		"template", "crust-proxy", Chart(), "--namespace=crust-proxy", "--kube-version=" + KubeVersion,
 	}, args...)...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	return out
 }
 
@@ -90,9 +87,7 @@ func Kustomizations(t rig.T) string {
 	t.Helper()
 	out := filepath.Join(t.TempDir(), "kustomize")
 	path, err := helm()
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	cmd := exec.Command(filepath.Join(Root(), "hack/kustomize.sh"), out)
 	cmd.Env = append(os.Environ(), "HELM="+path)
 	if said, err := cmd.CombinedOutput(); err != nil {
@@ -105,9 +100,7 @@ func Kustomizations(t rig.T) string {
 func Kustomize(t rig.T, dir string) string {
 	t.Helper()
 	path, err := kustomize()
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	out, err := exec.Command(path, "build", dir).Output()
 	if err != nil {
 		t.Fatalf("kustomize build %s: %v: %s", dir, err, complaints(err))
@@ -126,9 +119,7 @@ func Objects(t rig.T, stream string) []*unstructured.Unstructured {
 		if errors.Is(err, io.EOF) {
 			return all
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, err)
 		if len(one) > 0 {
 			all = append(all, &unstructured.Unstructured{Object: one})
 		}
