@@ -195,6 +195,7 @@ func (n *node) noLeftovers() {
 // TestGrowthIsOnRecordUntilItIsDone: of two growths the end of the first does not end the
 // second.
 func TestGrowthIsOnRecordUntilItIsDone(t *testing.T) {
+	t.Parallel()
 	n := newNode(t)
 	in := n.instruction("a", rig.Loop(t, rig.Image(t, 16<<20), loopdev.Options{}))
 	in.KeepSize = true

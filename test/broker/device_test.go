@@ -12,7 +12,6 @@ import (
 	"sync"
 	"syscall"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -26,6 +25,7 @@ import (
 const mib = 1 << 20
 
 func TestSecondOwnerIsRefusedWhateverTheDeviceIsCalled(t *testing.T) {
+	t.Parallel()
 	n := newNode(t)
 	disk := rig.Disk(t, 16*mib, "")
 	first := n.stage(n.instruction("pod-1", disk))
@@ -56,6 +56,7 @@ func rdev(t *testing.T, device string) int {
 }
 
 func TestTwoLoopDevicesOverOneImageAreOneDisk(t *testing.T) {
+	t.Parallel()
 	n := newNode(t)
 	image := rig.Image(t, 16*mib)
 	n.stage(n.instruction("pod-1", rig.Loop(t, image, loopdev.Options{})))
@@ -76,6 +77,7 @@ func TestTwoLoopDevicesOverOneImageAreOneDisk(t *testing.T) {
 }
 
 func TestImageFiles(t *testing.T) {
+	t.Parallel()
 	n := newNode(t)
 	image := filepath.Join(n.images, "disk a+b%20&.img")
 	check.Must(t, os.WriteFile(image, make([]byte, mib), 0o600))
@@ -104,6 +106,7 @@ func TestImageFiles(t *testing.T) {
 
 // TestImagesBelowARootOfDevices: a driver keeps its images where its devices may lie too.
 func TestImagesBelowARootOfDevices(t *testing.T) {
+	t.Parallel()
 	n := newNode(t)
 	images := filepath.Join(n.kubelet, "images")
 	check.Must(t, os.Mkdir(images, 0o755))
@@ -126,6 +129,7 @@ func TestImagesBelowARootOfDevices(t *testing.T) {
 }
 
 func TestClaimedDeviceCannotBeMountedInAnotherNamespace(t *testing.T) {
+	t.Parallel()
 	n := newNode(t)
 	disk := rig.Disk(t, 32*mib, "ext4")
 	n.stage(n.instruction("pod-1", disk))
@@ -153,6 +157,7 @@ func inOtherNamespace(program string, args ...string) *exec.Cmd {
 }
 
 func TestDeviceMountedElsewhereIsRefused(t *testing.T) {
+	t.Parallel()
 	n := newNode(t)
 	disk := rig.Disk(t, 32*mib, "ext4")
 	point := t.TempDir()
@@ -181,24 +186,8 @@ func TestDeviceMountedElsewhereIsRefused(t *testing.T) {
 	n.noLeftovers()
 }
 
-// TestDeviceHeldForAMoment is about programs that look at a device and let go of it.
-func TestDeviceHeldForAMoment(t *testing.T) {
-	n := newNode(t)
-	disk := rig.Disk(t, 16*mib, "")
-	held, err := unix.Open(disk, unix.O_RDONLY|unix.O_EXCL|unix.O_CLOEXEC, 0)
-	check.Must(t, err)
-	letGo := make(chan error)
-	go func() {
-		time.Sleep(50 * time.Millisecond)
-		letGo <- unix.Close(held)
-	}()
-	v, err := n.Defer(t.Context(), n.instruction("pod-1", disk))
-	check.Must(t, errors.Join(err, <-letGo))
-	n.unstage(v.Target)
-	n.noLeftovers()
-}
-
 func TestReadOnlyIsEnforcedAtTheDevice(t *testing.T) {
+	t.Parallel()
 	n := newNode(t)
 	disk := rig.Disk(t, 16*mib, "")
 	n.stage(n.instruction("pod-1", disk, "ro"))
@@ -216,6 +205,7 @@ func TestReadOnlyIsEnforcedAtTheDevice(t *testing.T) {
 }
 
 func TestReadOnlyStateIsPutBackAsItWas(t *testing.T) {
+	t.Parallel()
 	n := newNode(t)
 	disk := rig.Loop(t, rig.Image(t, 16*mib), loopdev.Options{ReadOnly: true})
 	_, err := n.Defer(t.Context(), n.instruction("pod-1", disk))
@@ -241,6 +231,7 @@ func wantReadOnly(t *testing.T, device string, want bool) {
 }
 
 func TestWrongDevices(t *testing.T) {
+	t.Parallel()
 	n := newNode(t)
 	inside := func(name string) string { return filepath.Join(n.kubelet, name) }
 	check.Must(t, os.Symlink("/etc/passwd", inside("to-passwd")))
@@ -343,6 +334,7 @@ func TestDeviceThatCannotBeClaimedAgainStaysOwned(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			n := newNode(t)
 			disk := rig.Disk(t, 16*mib, "")
 			v := n.stage(n.instruction("pod-1", disk))

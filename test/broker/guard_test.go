@@ -140,6 +140,7 @@ func fillInodes(t *testing.T, dir string) {
 }
 
 func TestGuardServesKubelet(t *testing.T) {
+	t.Parallel()
 	n := newNode(t)
 	in := n.instruction("pod-1", rig.Disk(t, 16<<20, ""))
 	v := n.stage(in)
@@ -166,6 +167,7 @@ func TestGuardServesKubelet(t *testing.T) {
 }
 
 func TestUnstageLeavesForeignMountsAlone(t *testing.T) {
+	t.Parallel()
 	n := newNode(t)
 	in := n.instruction("pod-1", rig.Disk(t, 16<<20, ""))
 	check.Must(t, os.MkdirAll(in.Target, 0o750))

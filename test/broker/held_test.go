@@ -32,78 +32,9 @@ func wantOpenIn(t *testing.T, err error, by *rig.Holder) {
 	}
 }
 
-// TestDeviceOfALivingVMMIsNotGivenBack has VMMs of which no handler knows: their
-// shims have died, and the container runtime has forgotten the sandbox.
-func TestDeviceOfALivingVMMIsNotGivenBack(t *testing.T) {
-	n := newNode(t)
-	for name, start := range map[string]func(t *testing.T, disk string) *rig.Holder{
-		"that writes": func(t *testing.T, disk string) *rig.Holder { return rig.Hold(t, "<>", disk) },
-		"that reads":  func(t *testing.T, disk string) *rig.Holder { return rig.Hold(t, "<", disk) },
-		"by another name": func(t *testing.T, disk string) *rig.Holder {
-			node := filepath.Join(t.TempDir(), "disk")
-			check.Must(t, unix.Mknod(node, unix.S_IFBLK|0o600, rdev(t, disk)))
-			return rig.Hold(t, "<>", node)
-		},
-		"in other namespaces": func(t *testing.T, disk string) *rig.Holder {
-			cmd := inOtherNamespace("sh", "-c", `mount -t tmpfs none /dev && mknod /dev/x b "$0" "$1" && exec 3<>/dev/x && echo open && exec cat`,
-				fmt.Sprint(unix.Major(uint64(rdev(t, disk)))), fmt.Sprint(unix.Minor(uint64(rdev(t, disk)))))
-			cmd.SysProcAttr.Cloneflags |= unix.CLONE_NEWPID
-			return rig.HoldBy(t, cmd)
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			disk := rig.Disk(t, 16*mib, "")
-			v := n.stage(n.instruction("pod-1", disk, "ro")) // read-only is put back only when it is released
-			check.Must(t, unix.Unmount(v.Target, unix.MNT_DETACH))
-			check.Must(t, os.Remove(v.Target))
-			n.unstage(v.Target)
-			v = n.stage(n.instruction("pod-1", disk))
-			by := start(t, disk)
-			_, err := n.Release(t.Context(), v.Target)
-			wantOpenIn(t, err, by)
-			if status, ok := n.Get(v.Key); !ok || status.Removing || status.Held == nil || !n.runtime.published[v.Key] {
-				t.Errorf("a refused unstage changed something, or is not shown: %+v", status)
-			}
-			n.restart()
-			_, err = n.Release(t.Context(), v.Target)
-			wantOpenIn(t, err, by)
-			time.AfterFunc(100*time.Millisecond, by.End)
-			n.unstage(v.Target) // waits for one that is ending
-			if held := n.Users().Held(); len(held) > 0 {
-				t.Errorf("still held: %+v", held)
-			}
-			n.noLeftovers()
-		})
-	}
-}
-
-// TestDeviceOfALivingVMMIsNotClaimed is a device that some process has when a pod
-// comes for it: released by force, or by a program that is gone.
-func TestDeviceOfALivingVMMIsNotClaimed(t *testing.T) {
-	n := newNode(t)
-	disk := rig.Disk(t, 16*mib, "")
-	by := rig.Hold(t, "<>", disk)
-	in := n.instruction("pod-1", disk)
-	_, err := n.Defer(t.Context(), in)
-	wantOpenIn(t, err, by)
-	n.noLeftovers()
-	if held := n.Users().Held(); len(held) != 1 || held[0].Volume.Target != in.Target {
-		t.Errorf("held: %+v", held)
-	}
-	n.unstage(in.Target) // the pod gives up
-	by.End()
-	_, err = n.Reconcile(t.Context())
-	check.Must(t, err)
-	if held := n.Users().Held(); len(held) > 0 {
-		t.Errorf("still held: %+v", held)
-	}
-	n.stage(in)
-	n.unstage(in.Target)
-	n.noLeftovers()
-}
-
 // TestClaimWaitsForAMomentaryReader is udev, or blkid, that looks at a new device.
 func TestClaimWaitsForAMomentaryReader(t *testing.T) {
+	t.Parallel()
 	n := newNode(t)
 	disk := rig.Disk(t, 16*mib, "")
 	by := rig.Hold(t, "<", disk)
@@ -116,6 +47,7 @@ func TestClaimWaitsForAMomentaryReader(t *testing.T) {
 // TestBackingFileOfALoopDevice is a VMM that was given the image, and not the loop
 // device over it. Who only reads the image, such as a backup, is no user.
 func TestBackingFileOfALoopDevice(t *testing.T) {
+	t.Parallel()
 	n := newNode(t)
 	image := rig.Image(t, 16*mib)
 	disk := rig.Loop(t, image, loopdev.Options{})
@@ -143,6 +75,7 @@ func TestBackingFileOfALoopDevice(t *testing.T) {
 // TestServersOfADevice are programs that have a device open because they are the
 // device, such as rbd-nbd.
 func TestServersOfADevice(t *testing.T) {
+	t.Parallel()
 	n := newNode(t)
 	disk := rig.Disk(t, 16*mib, "")
 	rig.Hold(t, "<>", disk)
@@ -158,6 +91,7 @@ func TestServersOfADevice(t *testing.T) {
 // TestReadOnlyVolumesShareTheirUsers has several sandboxes of one device: only the
 // last volume answers for it.
 func TestReadOnlyVolumesShareTheirUsers(t *testing.T) {
+	t.Parallel()
 	n := newNode(t)
 	disk := rig.Disk(t, 16*mib, "")
 	n.stage(n.instruction("pod-1", disk, "ro"))
@@ -176,6 +110,7 @@ func TestReadOnlyVolumesShareTheirUsers(t *testing.T) {
 // TestReadOnlyVolumesThatEndAtOnceKeepADevice that somebody has: neither may leave it to the
 // other to answer for the device.
 func TestReadOnlyVolumesThatEndAtOnceKeepADevice(t *testing.T) {
+	t.Parallel()
 	n := newMountingNode(t)
 	disk := rig.Disk(t, 16*mib, "ext4")
 	for handler, use := range map[string]func() (end func()){
@@ -215,6 +150,7 @@ func TestReadOnlyVolumesThatEndAtOnceKeepADevice(t *testing.T) {
 // TestASandboxThatStartsWhileItsVolumeIsReleased keeps the device: it found the volume after
 // the broker had asked, and before the volume was retracted.
 func TestASandboxThatStartsWhileItsVolumeIsReleased(t *testing.T) {
+	t.Parallel()
 	n := newNode(t)
 	disk := rig.Disk(t, 16*mib, "")
 	v := n.stage(n.instruction("pod-1", disk))
@@ -233,6 +169,7 @@ func TestASandboxThatStartsWhileItsVolumeIsReleased(t *testing.T) {
 // TestRollBackKeepsADeviceThatSomebodyHas is a runtime that was quicker than the
 // error that ends a stage.
 func TestRollBackKeepsADeviceThatSomebodyHas(t *testing.T) {
+	t.Parallel()
 	n := newNode(t)
 	store := &fdStore{files: make(map[string]*os.File)}
 	n.cfg.Keeper = store
@@ -264,6 +201,7 @@ func TestRollBackKeepsADeviceThatSomebodyHas(t *testing.T) {
 // TestReleaseByForce is the operator's way out: the device is given up, and what
 // still has it stays known.
 func TestReleaseByForce(t *testing.T) {
+	t.Parallel()
 	n := newNode(t)
 	disk := rig.Disk(t, 16*mib, "")
 	v := n.stage(n.instruction("pod-1", disk))
@@ -304,6 +242,7 @@ func TestReleaseByForce(t *testing.T) {
 // TestReleaseByForceConcernsOneDevice has the number of a device that two readers released by force stand
 // for another image by now, which somebody uses.
 func TestReleaseByForceConcernsOneDevice(t *testing.T) {
+	t.Parallel()
 	n := newNode(t)
 	disk := rig.Loop(t, rig.Image(t, 16*mib), loopdev.Options{ReadOnly: true})
 	v, second := n.stage(n.instruction("pod-1", disk, "ro")), n.stage(n.instruction("pod-2", disk, "ro"))
@@ -337,6 +276,7 @@ func TestReleaseByForceConcernsOneDevice(t *testing.T) {
 // TestForeignVolumeThatVanished is a device of another program's volume: its
 // directory has gone, and its VMM has not.
 func TestForeignVolumeThatVanished(t *testing.T) {
+	t.Parallel()
 	n := newNode(t)
 	disk := rig.Disk(t, 16*mib, "")
 	foreign := []*volume.Volume{{
@@ -360,6 +300,7 @@ func TestForeignVolumeThatVanished(t *testing.T) {
 // TestLostRecordOfALivingVMM has all records lost: what stands for the volume
 // stays until nobody has its device.
 func TestLostRecordOfALivingVMM(t *testing.T) {
+	t.Parallel()
 	n := newNode(t)
 	disk := rig.Disk(t, 16*mib, "")
 	in := n.instruction("pod-1", disk)
@@ -375,18 +316,5 @@ func TestLostRecordOfALivingVMM(t *testing.T) {
 	wantOpenIn(t, err, by)
 	by.End()
 	n.unstage(in.Target)
-	n.noLeftovers()
-}
-
-// TestEarlierBootHoldsNothing has a record that outlived a reboot, whose device
-// number is somebody else's by now.
-func TestEarlierBootHoldsNothing(t *testing.T) {
-	n := newNode(t)
-	disk := rig.Disk(t, 16*mib, "")
-	v := n.stage(n.instruction("pod-1", disk))
-	n.Close()
-	n.makeOld(v)
-	rig.Hold(t, "<>", disk)
-	n.start()
 	n.noLeftovers()
 }

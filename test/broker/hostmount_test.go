@@ -9,7 +9,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -64,6 +63,7 @@ func mountAway(t *testing.T, disk string) (end func()) {
 }
 
 func TestDeviceOfAMountingHandlerCanBeMounted(t *testing.T) {
+	t.Parallel()
 	n := newMountingNode(t)
 	disk := rig.Disk(t, 32*mib, "ext4")
 	v := n.stage(n.forHost("pod-1", disk))
@@ -83,6 +83,7 @@ func TestDeviceOfAMountingHandlerCanBeMounted(t *testing.T) {
 }
 
 func TestClaimOfAMountedDeviceIsTakenUp(t *testing.T) {
+	t.Parallel()
 	n := newMountingNode(t)
 	disk := rig.Disk(t, 32*mib, "ext4")
 	v := n.stage(n.forHost("pod-1", disk))
@@ -106,37 +107,8 @@ func TestClaimOfAMountedDeviceIsTakenUp(t *testing.T) {
 	n.noLeftovers()
 }
 
-func TestMountingHandlerTakesNoMountedDevice(t *testing.T) {
-	n := newMountingNode(t)
-	disk := rig.Disk(t, 32*mib, "ext4")
-	end := mountAway(t, disk)
-	_, err := n.Defer(t.Context(), n.forHost("pod-1", disk))
-	wantKind(t, err, volume.InUse)
-	end()
-	n.stage(n.forHost("pod-1", disk))
-	n.unstage(n.target("pod-1"))
-	n.noLeftovers()
-}
-
-// TestMountedDeviceIsNotGivenBack has a sandbox that outlives what its handler
-// knows of it: what the driver would do to the device next costs data.
-func TestMountedDeviceIsNotGivenBack(t *testing.T) {
-	n := newMountingNode(t)
-	disk := rig.Disk(t, 32*mib, "ext4")
-	v := n.stage(n.forHost("pod-1", disk))
-	end := mountAway(t, disk)
-	_, err := n.Release(t.Context(), v.Target)
-	wantKind(t, err, volume.Busy)
-	if len(n.List()) != 1 {
-		t.Error("a refused unstage changed something")
-	}
-	time.AfterFunc(100*time.Millisecond, end)
-	n.unstage(v.Target) // waits for a mount that is just about to go
-	end()
-	n.noLeftovers()
-}
-
 func TestReadOnlyVolumesOfMountingHandlers(t *testing.T) {
+	t.Parallel()
 	n := newMountingNode(t)
 	disk := rig.Disk(t, 32*mib, "ext4")
 	n.stage(n.forHost("pod-1", disk, "noatime,ro")) // all options as one flag
@@ -175,6 +147,7 @@ func (k *keeper) RemoveFD(name string) error {
 }
 
 func TestOnlyExclusiveClaimsAreKeptOverARestart(t *testing.T) {
+	t.Parallel()
 	n := newMountingNode(t)
 	kept := &keeper{}
 	n.cfg.Keeper = kept

@@ -89,7 +89,10 @@ func TestLostRecordFreesNothing(t *testing.T) {
 		"removed": func(t *testing.T, record string) { check.Must(t, os.Remove(record)) },
 	} {
 		for _, known := range []string{"projection", "claim"} {
-			t.Run(name+"/"+known, func(t *testing.T) { testLostRecord(t, damage, known) })
+			t.Run(name+"/"+known, func(t *testing.T) {
+				t.Parallel() // it waits most of the time
+				testLostRecord(t, damage, known)
+			})
 		}
 	}
 }
@@ -144,6 +147,7 @@ func testLostRecord(t *testing.T, damage func(*testing.T, string), known string)
 // TestKeptClaimAnswersForALostVolume: record and projection are lost, and no handler knows of
 // the sandbox. The claims that systemd kept say which device it can be.
 func TestKeptClaimAnswersForALostVolume(t *testing.T) {
+	t.Parallel()
 	n, store := newNode(t), &fdStore{files: make(map[string]*os.File)}
 	n.cfg.Keeper = store
 	n.restartWith(store)
@@ -169,6 +173,7 @@ func TestKeptClaimAnswersForALostVolume(t *testing.T) {
 
 // TestLostVolumeWithoutATargetIsReleasedByItsKey: only the name of the record is left of it.
 func TestLostVolumeWithoutATargetIsReleasedByItsKey(t *testing.T) {
+	t.Parallel()
 	n, store := newNode(t), &fdStore{files: make(map[string]*os.File)}
 	n.cfg.Keeper = store
 	n.restartWith(store)
@@ -191,6 +196,7 @@ func TestLostVolumeWithoutATargetIsReleasedByItsKey(t *testing.T) {
 
 // TestRecordIsReadAgain: what kept a record from being read passed.
 func TestRecordIsReadAgain(t *testing.T) {
+	t.Parallel()
 	n := newNode(t)
 	disk := rig.Disk(t, 16*mib, "")
 	v := n.stage(n.instruction("pod-1", disk, "ro"))
@@ -219,6 +225,7 @@ func TestRecordIsReadAgain(t *testing.T) {
 
 // TestLostRecordLeavesADeviceReadOnly: only the record said whether it was so by itself.
 func TestLostRecordLeavesADeviceReadOnly(t *testing.T) {
+	t.Parallel()
 	n := newNode(t)
 	disk := rig.Disk(t, 16*mib, "")
 	set := func(flag int) {
@@ -250,6 +257,7 @@ func TestLostRecordLeavesADeviceReadOnly(t *testing.T) {
 func TestRecordOfAnotherDeviceIsReadAgain(t *testing.T) {
 	for _, call := range []string{"reconcile", "publish", "unpublish"} {
 		t.Run(call, func(t *testing.T) {
+			t.Parallel()
 			n := newNode(t)
 			disk, other := rig.Disk(t, 16*mib, ""), rig.Disk(t, 16*mib, "")
 			in := n.instruction("pod-1", disk)
@@ -296,6 +304,7 @@ func TestRecordOfAnotherDeviceIsReadAgain(t *testing.T) {
 
 // TestLostVolumeIsStagedAgain: a repeated publish says again what the record said.
 func TestLostVolumeIsStagedAgain(t *testing.T) {
+	t.Parallel()
 	n := newNode(t)
 	in := n.instruction("pod-1", rig.Disk(t, 16*mib, ""))
 	v := n.stage(in)
@@ -319,6 +328,7 @@ func TestLostVolumeIsStagedAgain(t *testing.T) {
 
 // TestLostRemovalIsEnded: once begun, a removal is ended whatever became of its record.
 func TestLostRemovalIsEnded(t *testing.T) {
+	t.Parallel()
 	n := newNode(t)
 	disk := rig.Disk(t, 16*mib, "")
 	v := n.stage(n.instruction("pod-1", disk))

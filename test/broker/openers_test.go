@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -66,6 +67,11 @@ func ordinaryOpeners() []opener {
 	return []opener{
 		{name: "a descriptor", open: shell("<>"), atStage: volume.Busy, scanned: true},
 		{name: "a read-only descriptor", open: shell("<"), atStage: volume.Busy, scanned: true, thorough: true},
+		{name: "a descriptor by another name", open: func(t *testing.T, disk string) (func(), string) {
+			node := filepath.Join(t.TempDir(), "disk")
+			check.Must(t, unix.Mknod(node, unix.S_IFBLK|0o600, rdev(t, disk)))
+			return shell("<>")(t, node)
+		}, atStage: volume.Busy, scanned: true},
 		{name: "a mapping", open: role("mapping", "a mapping"), atStage: volume.InUse, thorough: true},
 		{name: "a descriptor that is being passed", open: role("passed", "being passed"), atStage: volume.InUse},
 		{name: "a registered file", open: func(t *testing.T, disk string) (func(), string) {

@@ -25,6 +25,7 @@ import (
 // TestForeignLoopDeviceOverTheSameImage: two loop devices over one image are one disk,
 // also where the other one is not ours.
 func TestForeignLoopDeviceOverTheSameImage(t *testing.T) {
+	t.Parallel()
 	n := newNode(t)
 	image := rig.Image(t, 32*mib)
 	ours, foreign := rig.Loop(t, image, loopdev.Options{}), rig.Loop(t, image, loopdev.Options{})
@@ -81,6 +82,7 @@ func TestForeignLoopDeviceOverTheSameImage(t *testing.T) {
 // TestForeignLoopDeviceOverTheDevice: sysfs shows no loop device above a disk or a
 // partition, and the disk can be claimed while the loop device is mounted.
 func TestForeignLoopDeviceOverTheDevice(t *testing.T) {
+	t.Parallel()
 	n := newNode(t)
 	disk := rig.Disk(t, 32*mib, "")
 	part := n.partition(disk)
@@ -116,6 +118,7 @@ func (n *node) partition(disk string) string {
 // TestPartitionsAndTheirDisk: a partition shares its disk's data, and not that of its
 // neighbour.
 func TestPartitionsAndTheirDisk(t *testing.T) {
+	t.Parallel()
 	n := newMountingNode(t)
 	out, err := exec.Command("losetup", "--find", "--show", "--partscan", rig.Image(t, 32*mib)).Output()
 	check.Must(t, err)
@@ -165,6 +168,7 @@ func (n *node) node(device string) string {
 // TestReadOnlyVolumesEndTogether: whichever of them is the last, the device becomes
 // writable again.
 func TestReadOnlyVolumesEndTogether(t *testing.T) {
+	t.Parallel()
 	n := newNode(t)
 	disk := rig.Disk(t, 16*mib, "")
 	pods := []string{"pod-1", "pod-2", "pod-3", "pod-4", "pod-5", "pod-6"}
@@ -196,6 +200,7 @@ func (p *preparer) Prepare(context.Context, deferral.Preparation) error { p.call
 // TestLoopDevicesOverLoopDevices: whatever lies between a device and the image that has its
 // data, a second volume over the image is refused, in either order.
 func TestLoopDevicesOverLoopDevices(t *testing.T) {
+	t.Parallel()
 	n := newMountingNode(t)
 	image := rig.Image(t, 32*mib)
 	loop := func(backing string) string { return rig.Loop(t, backing, loopdev.Options{}) }
@@ -253,6 +258,7 @@ func TestLoopDevicesOverLoopDevices(t *testing.T) {
 // TestLoopDeviceOverAMountedDevice: a loop device does not keep the device under it from being
 // mounted.
 func TestLoopDeviceOverAMountedDevice(t *testing.T) {
+	t.Parallel()
 	n := newNode(t)
 	disk := rig.Disk(t, 32*mib, "ext4")
 	upper := rig.Loop(t, rig.Loop(t, disk, loopdev.Options{}), loopdev.Options{})

@@ -18,6 +18,7 @@ import (
 )
 
 func TestTargetsThatLeadElsewhere(t *testing.T) {
+	t.Parallel()
 	n := newNode(t)
 	disk := rig.Disk(t, 16*mib, "")
 	outside := filepath.Join(n.dir, "outside")
@@ -70,6 +71,7 @@ func TestTargetsThatLeadElsewhere(t *testing.T) {
 }
 
 func TestSymlinkedKubeletRoot(t *testing.T) {
+	t.Parallel()
 	n := newNode(t)
 	link := filepath.Join(n.dir, "var-lib-kubelet")
 	check.Must(t, os.Symlink(n.kubelet, link))
@@ -128,6 +130,7 @@ func TestTargetSwappedForALink(t *testing.T) {
 }
 
 func TestRepeatedAndDifferentCalls(t *testing.T) {
+	t.Parallel()
 	n := newNode(t)
 	disk := rig.Disk(t, 16*mib, "")
 	in := n.instruction("pod-1", disk, "noatime")
@@ -171,6 +174,7 @@ func (w *winnerSet) add(target string) {
 }
 
 func TestManyPodsRaceForOneDevice(t *testing.T) {
+	t.Parallel()
 	n := newNode(t)
 	disk := rig.Disk(t, 16*mib, "")
 	for range 20 {
@@ -200,6 +204,7 @@ func TestManyPodsRaceForOneDevice(t *testing.T) {
 }
 
 func TestBoundVolumeIsNotGivenAway(t *testing.T) {
+	t.Parallel()
 	n := newNode(t)
 	in := n.instruction("pod-1", rig.Disk(t, 16*mib, ""))
 	n.stage(in)

@@ -23,17 +23,21 @@ import (
 
 // TestCrustRunc: our own handler meets all demands.
 func TestCrustRunc(t *testing.T) {
-	for _, fs := range []string{"ext4", "xfs", "btrfs"} {
+	for fs, args := range map[string][]string{"ext4": nil, "xfs": otherFilesystem(), "btrfs": otherFilesystem()} {
 		t.Run(fs, func(t *testing.T) {
+			t.Parallel()
 			b := newBench(t)
 			b.agent = true
-			o := b.crustRunc("").run(fs)
+			o := b.crustRunc("").run(fs, args...)
 			o.wantFailed(t)
 			for _, r := range o.report.Results {
 				// Root without CAP_SYS_RESOURCE cannot grow an ext4 in use.
 				if r.Status == conformance.Skip && (fs != "ext4" || r.Name != "resize-online") {
 					t.Errorf("%s was skipped: %s", r.Name, r.Seen)
 				}
+			}
+			if len(args) > 0 {
+				return
 			}
 			var tried []string
 			for _, r := range o.report.Results {
@@ -47,15 +51,24 @@ func TestCrustRunc(t *testing.T) {
 	}
 }
 
+// otherFilesystem has what hangs on the filesystem be tried, and in a soak everything.
+func otherFilesystem() []string {
+	if rig.Soak() {
+		return nil
+	}
+	return []string{"--only", "volume,group,resize,freeze"}
+}
+
 // TestCrun: crust-runc meets all demands with crun below it, too.
 func TestCrun(t *testing.T) {
+	t.Parallel()
 	rig.Need(t, "crun")
 	b := newBench(t)
 	b.agent, b.runtime = true, b.dir+"/crun"
 	// It refuses nodes with the control groups of both versions, as some test machines are.
 	script := "#!/bin/sh\nexec unshare --mount sh -c 'umount /sys/fs/cgroup/unified 2>/dev/null; exec crun \"$@\"' crun \"$@\"\n"
 	check.Must(t, os.WriteFile(b.runtime, []byte(script), 0o755))
-	o := b.crustRunc("").run("xfs")
+	o := b.crustRunc("").run("xfs", otherFilesystem()...)
 	o.wantFailed(t)
 	if got := o.of(conformance.Skip); len(got) > 0 {
 		t.Errorf("skipped: %q", got)
@@ -64,6 +77,7 @@ func TestCrun(t *testing.T) {
 
 // TestWithoutSocket: the socket is optional.
 func TestWithoutSocket(t *testing.T) {
+	t.Parallel()
 	o := newBench(t).crustRunc("").run("ext4", "--only", "volume,life")
 	o.wantFailed(t)
 	if got := o.of(conformance.Skip); !slices.Equal(got, []string{"socket-same", "socket-codes"}) {
@@ -73,6 +87,7 @@ func TestWithoutSocket(t *testing.T) {
 
 // TestSocketAndProgramDiffer: the socket's answers are compared with the program's as a whole.
 func TestSocketAndProgramDiffer(t *testing.T) {
+	t.Parallel()
 	b := newBench(t)
 	b.agent = true
 	b.crustRunc(`if [ "$1 $2" = "crust stats" ]; then
@@ -84,6 +99,7 @@ func TestSocketAndProgramDiffer(t *testing.T) {
 
 // TestRunc: who knows nothing of volumes shows the guard, and refuses nothing.
 func TestRunc(t *testing.T) {
+	t.Parallel()
 	b := newBench(t)
 	b.handler = "runc"
 	o := b.run("ext4")
@@ -96,6 +112,7 @@ func TestRunc(t *testing.T) {
 
 // TestNoRuntime: a program that is no runtime at all is named, and nothing is left.
 func TestNoRuntime(t *testing.T) {
+	t.Parallel()
 	b := newBench(t)
 	b.handler = "/bin/true"
 	o := b.run("ext4")
@@ -205,6 +222,7 @@ func TestWrongHandlers(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			b := newBench(t).crustRunc(wrong.script)
 			found := b.run("xfs", "--only", wrong.scenes)
 			// A race is won by chance: on a busy machine not in the first run.
@@ -218,8 +236,10 @@ func TestWrongHandlers(t *testing.T) {
 
 // TestInterrupted: whenever it is stopped, nothing is left.
 func TestInterrupted(t *testing.T) {
+	t.Parallel()
 	b := newBench(t).crustRunc("")
-	for after := 200 * time.Millisecond; after < 4*time.Second; after += 630 * time.Millisecond {
+	const ms = time.Millisecond
+	for _, after := range rig.Sample([]time.Duration{200 * ms, 830 * ms, 1460 * ms, 2090 * ms, 2720 * ms, 3350 * ms}, 2) {
 		cmd := b.command("ext4")
 		var out, told bytes.Buffer
 		cmd.Stdout, cmd.Stderr = &out, &told
@@ -245,15 +265,18 @@ func TestInterrupted(t *testing.T) {
 // TestRuntimeLeavesAMount: a runtime that is killed can leave a mount in its own
 // directory, as runc does. It is removed with the directory.
 func TestRuntimeLeavesAMount(t *testing.T) {
+	t.Parallel()
 	b := newBench(t).crustRunc(`case "$*" in *" create "*) for s in $ROOT/../crust-conformance-*/state; do touch $s/left; mount --bind $REAL $s/left; done;; esac`)
 	b.run("ext4", "--only", "plain").wantFailed(t)
 }
 
 // TestKilled: what a kill leaves the next run removes.
 func TestKilled(t *testing.T) {
+	t.Parallel()
 	b := newBench(t).crustRunc("")
 	check.Must(t, os.Mkdir(b.dir+"/crust-conformance-1", 0o700)) // killed before it was claimed
-	for after := 150 * time.Millisecond; after < 3*time.Second; after += 370 * time.Millisecond {
+	const ms = time.Millisecond
+	for _, after := range rig.Sample([]time.Duration{150 * ms, 520 * ms, 890 * ms, 1260 * ms, 1630 * ms, 2 * time.Second, 2500 * ms}, 3) {
 		cmd := b.command("ext4")
 		check.Must(t, cmd.Start())
 		time.Sleep(after)

@@ -85,7 +85,6 @@ func (b *bench) crustVM() *bench {
 func (b *bench) command(fs string, args ...string) *exec.Cmd {
 	b.t.Helper()
 	rig.Need(b.t, "mkfs."+fs)
-	b.t.Setenv("CGO_ENABLED", "0") // it runs in containers that have no libraries
 	args = append([]string{"-o", "json", "--runtime", b.handler, "--root", b.root, "--dir", b.dir, "--fs", fs}, args...)
 	return exec.Command(rig.Program(b.t, "crust-conformance"), args...)
 }

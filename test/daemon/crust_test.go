@@ -92,6 +92,7 @@ func mountInSandbox(t *testing.T, d *rig.Daemon, id, target, disk string) (end f
 }
 
 func TestWholeWayWithTheDirectoryABI(t *testing.T) {
+	t.Parallel()
 	d := newCrust(t, false)
 	d.Start()
 	disk := rig.Disk(t, 64*mib, "ext4")
@@ -169,27 +170,10 @@ func wantGoneOfCrust(t *testing.T, d *rig.Daemon, disk string) {
 	wantGone(t, d, disk)
 }
 
-// A sandbox that its runtime has lost sight of keeps the device from being given
-// back: the kernel knows.
-func TestMountedDeviceIsNotGivenBack(t *testing.T) {
-	d := newCrust(t, true)
-	d.Start()
-	disk := rig.Disk(t, 64*mib, "ext4")
-	req := d.StageRequest("pod-1", disk)
-	stage(t, d, req)
-	end := mountInSandbox(t, d, "sandbox-1", req.GetVolumeTargetPath(), disk)
-	check.Must(t, os.Rename(d.Dir+"/sandboxes/"+keyOf(req.GetVolumeTargetPath()), d.Dir+"/lost"))
-	_, err := d.Runtime().RuntimeUnstageVolume(t.Context(), unstageRequest(req))
-	check.Code(t, err, codes.Aborted)
-	check.Must(t, os.Rename(d.Dir+"/lost", d.Dir+"/sandboxes/"+keyOf(req.GetVolumeTargetPath())))
-	end()
-	unstage(t, d, req)
-	wantGoneOfCrust(t, d, disk)
-}
-
 func TestKilledAtEveryStepOfTheDirectoryABI(t *testing.T) {
 	for _, step := range []string{"stage-claimed", "crust-directory-made", "crust-built", "stage-published"} {
 		t.Run(step, func(t *testing.T) {
+			t.Parallel()
 			d := newCrust(t, true)
 			disk := rig.Disk(t, 16*mib, "ext4")
 			req := d.StageRequest("pod-1", disk)
@@ -204,6 +188,7 @@ func TestKilledAtEveryStepOfTheDirectoryABI(t *testing.T) {
 	}
 	for _, step := range []string{"unstage-begun", "crust-taken-away", "unstage-released"} {
 		t.Run(step, func(t *testing.T) {
+			t.Parallel()
 			d := newCrust(t, true)
 			disk := rig.Disk(t, 16*mib, "ext4")
 			req := d.StageRequest("pod-1", disk)
@@ -218,6 +203,7 @@ func TestKilledAtEveryStepOfTheDirectoryABI(t *testing.T) {
 }
 
 func TestImageFileIsRefusedByTheDirectoryABI(t *testing.T) {
+	t.Parallel()
 	d := newCrust(t, true)
 	d.Start()
 	image := d.Images + "/disk"

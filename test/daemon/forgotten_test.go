@@ -106,6 +106,7 @@ func startShim(t *testing.T, d *rig.Daemon, target string) *kata.Shim {
 func TestForgottenShim(t *testing.T) {
 	for _, step := range []string{"", "unstage-withdrawn", "unstage-disowned"} {
 		t.Run("killed at "+step, func(t *testing.T) {
+			t.Parallel()
 			var env []string
 			if step != "" {
 				env = []string{"CRUST_FAILPOINTS=" + step + "=kill"}
@@ -144,6 +145,7 @@ func TestForgottenShim(t *testing.T) {
 
 // TestForgottenShimOfARuntimeThatIsAway may be one of a living sandbox.
 func TestForgottenShimOfARuntimeThatIsAway(t *testing.T) {
+	t.Parallel()
 	d, cri := followed(t, "pod-1")
 	disk := rig.Disk(t, 16*mib, "ext4")
 	req := d.StageRequest("pod-1", disk, "ro")
@@ -185,7 +187,7 @@ func holdIn(t *testing.T, disk, group string, args ...string) *rig.Holder {
 	if group == "" {
 		return h
 	}
-	root := fmt.Sprintf("/crust-test-%d-%s", os.Getpid(), filepath.Base(filepath.Dir(group)))
+	root := fmt.Sprintf("/crust-test-%d-%s-%s", os.Getpid(), strings.ReplaceAll(t.Name(), "/", "-"), filepath.Base(filepath.Dir(group)))
 	check.Must(t, rig.MakeGroup(root))
 	t.Cleanup(func() { h.End(); check.Must(t, rig.RemoveGroup(root)) })
 	for path := root; path != root+group; {
@@ -202,6 +204,7 @@ func holdIn(t *testing.T, disk, group string, args ...string) *rig.Holder {
 // TestOrphansAreEnded has VMMs that outlived their shims: kubelet would end them with the pod's control
 // group, and does that only after its volumes are unmounted.
 func TestOrphansAreEnded(t *testing.T) {
+	t.Parallel()
 	d, cri := followed(t, "pod-1")
 	disk := rig.Disk(t, 16*mib, "ext4")
 	req := d.StageRequest("pod-1", disk)
@@ -251,6 +254,7 @@ func TestOrphansAreEnded(t *testing.T) {
 // TestOrphanOfARemovalIsEnded has a VMM that found its volume before the removal began, and takes the
 // device after that.
 func TestOrphanOfARemovalIsEnded(t *testing.T) {
+	t.Parallel()
 	d, cri := followed(t, "pod-1", "CRUST_FAILPOINTS=unstage-retracted=kill")
 	disk := rig.Disk(t, 16*mib, "ext4")
 	req := d.StageRequest("pod-1", disk)
@@ -278,6 +282,7 @@ func TestOrphanOfARemovalIsEnded(t *testing.T) {
 
 // TestOnlyOrphansAreEnded has processes that have the device, and are not known to be the volume's.
 func TestOnlyOrphansAreEnded(t *testing.T) {
+	t.Parallel()
 	other := strings.Repeat("c7", 32)
 	d, cri := followed(t, "pod-1")
 	disk := rig.Disk(t, 16*mib, "ext4")
@@ -313,6 +318,7 @@ func TestOnlyOrphansAreEnded(t *testing.T) {
 
 // TestEndByHand is crustctl end where the daemon ends nothing by itself.
 func TestEndByHand(t *testing.T) {
+	t.Parallel()
 	d, cri := followed(t, "pod-1")
 	d.Handlers = "default: kata"
 	disk := rig.Disk(t, 16*mib, "ext4")

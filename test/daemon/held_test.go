@@ -18,6 +18,7 @@ import (
 // TestShimKilledAndItsVMMNot has a sandbox whose shim is killed, and with it all
 // that a handler or a container runtime knows, while its VMM goes on.
 func TestShimKilledAndItsVMMNot(t *testing.T) {
+	t.Parallel()
 	d := rig.NewDaemon(t)
 	d.Start()
 	disk := rig.Disk(t, 16*mib, "ext4")

@@ -18,6 +18,7 @@ import (
 // TestStartWithoutFreeInodes: somebody has used up all of /run's inodes. The daemon
 // starts, serves what is there, and volumes can go.
 func TestStartWithoutFreeInodes(t *testing.T) {
+	t.Parallel()
 	d := rig.NewDaemon(t)
 	d.Start()
 	req := d.StageRequest("pod-1", rig.Disk(t, 16*mib, "ext4"))

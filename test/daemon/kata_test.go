@@ -61,6 +61,7 @@ func shown(t *testing.T, d *rig.Daemon, target string) *adminv1.Volume {
 }
 
 func TestWholeWayWithTheGoRuntime(t *testing.T) {
+	t.Parallel()
 	d := rig.NewDaemon(t)
 	d.Start()
 	disk := rig.Disk(t, 64*mib, "ext4")
@@ -111,6 +112,7 @@ func TestWholeWayWithTheGoRuntime(t *testing.T) {
 // A containerd that is away says nothing of a sandbox of runtime-rs, which leaves no
 // id with its volume: as long as one lives that may have the volume, it stays.
 func TestRuntimeAwayKeepsTheVolume(t *testing.T) {
+	t.Parallel()
 	d := rig.NewDaemon(t)
 	d.Containerd = d.Dir + "/containerd.sock" // nobody listens
 	d.Start()
@@ -159,6 +161,7 @@ func wantStatfs(t *testing.T, d *rig.Daemon, target, mounted string) {
 }
 
 func TestHungSandboxDelaysNoOtherVolume(t *testing.T) {
+	t.Parallel()
 	d := rig.NewDaemon(t)
 	d.Start()
 	disks := []string{rig.Disk(t, 32*mib, "ext4"), rig.Disk(t, 32*mib, "ext4")}
@@ -195,6 +198,7 @@ func TestHungSandboxDelaysNoOtherVolume(t *testing.T) {
 }
 
 func TestVolumesOfOtherProgramsAreAdopted(t *testing.T) {
+	t.Parallel()
 	d := rig.NewDaemon(t)
 	d.Start()
 	disk := rig.Disk(t, 32*mib, "ext4")
@@ -227,6 +231,7 @@ func TestVolumesOfOtherProgramsAreAdopted(t *testing.T) {
 // Kata's agent calls every filesystem healthy. What an ext4 has on record of
 // itself is read from its device, while it is mounted and when it leaves.
 func TestErrorsOnRecordAreShown(t *testing.T) {
+	t.Parallel()
 	d := rig.NewDaemon(t)
 	d.Start()
 	for name, broken := range map[string]bool{"whole": false, "broken": true} {

@@ -18,6 +18,7 @@ import (
 
 // TestKEPRules shows the rules of KEP-2857 that concern the Runtime API.
 func TestKEPRules(t *testing.T) {
+	t.Parallel()
 	d := rig.NewDaemon(t)
 	d.Start()
 	client := d.Runtime()

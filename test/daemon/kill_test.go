@@ -50,6 +50,7 @@ func TestKilledAtEveryStepOfStage(t *testing.T) {
 	for _, step := range stageSteps {
 		for _, next := range []string{"stage", "unstage"} {
 			t.Run(step+", then "+next, func(t *testing.T) {
+				t.Parallel()
 				d := rig.NewDaemon(t)
 				disk := rig.Disk(t, 16*mib, "ext4")
 				req := d.StageRequest("pod-1", disk, "ro")
@@ -72,6 +73,7 @@ func TestKilledAtEveryStepOfStage(t *testing.T) {
 func TestKilledAtEveryStepOfUnstage(t *testing.T) {
 	for _, step := range unstageSteps {
 		t.Run(step, func(t *testing.T) {
+			t.Parallel()
 			d := rig.NewDaemon(t)
 			disk := rig.Disk(t, 16*mib, "ext4")
 			req := d.StageRequest("pod-1", disk, "ro")
@@ -148,10 +150,8 @@ func writeTo(disk string) error {
 	return errors.Join(err, unix.Close(fd))
 }
 
-// TestKilledAtRandom kills the daemon at no particular moment under load, with each
-// handler. CRUST_KILLS makes it longer.
+// TestKilledAtRandom kills the daemon at no particular moment under load, with each handler.
 func TestKilledAtRandom(t *testing.T) {
-	kills := rig.Number("CRUST_KILLS", 15)
 	for handler, c := range map[string]struct {
 		daemon func(*testing.T) *rig.Daemon
 		gone   func(*testing.T, *rig.Daemon, string)
@@ -160,11 +160,13 @@ func TestKilledAtRandom(t *testing.T) {
 		"crust": {func(t *testing.T) *rig.Daemon { return newCrust(t, true) }, wantGoneOfCrust},
 	} {
 		t.Run(handler, func(t *testing.T) {
+			t.Parallel()
 			d, disk := c.daemon(t), rig.Disk(t, 16*mib, "ext4")
 			req, calls := d.StageRequest("pod-1", disk), 0
-			for round := range kills {
+			kills := 0
+			for began := time.Now(); kills < 5 || time.Since(began) < rig.RaceTime(); kills++ {
 				d.Start()
-				time.AfterFunc(time.Duration(round%30)*time.Millisecond, func() { d.Signal(os.Kill) })
+				time.AfterFunc(time.Duration(kills%30)*time.Millisecond, func() { d.Signal(os.Kill) })
 				calls += callUntilKilled(t, d.Runtime(), req)
 				d.WaitEnd(20 * time.Second)
 			}

@@ -37,6 +37,7 @@ func metric(t *testing.T, d *rig.Daemon, name string) (value float64) {
 }
 
 func TestTerminationLetsCallsEnd(t *testing.T) {
+	t.Parallel()
 	d := rig.NewDaemon(t)
 	d.Start("CRUST_FAILPOINTS=stage-recorded=sleep:700ms")
 	req := d.StageRequest("pod-1", rig.Disk(t, 16*mib, "ext4"))
@@ -77,6 +78,7 @@ func TestTerminationLetsCallsEnd(t *testing.T) {
 
 // TestOpenStreamsDoNotHoldUpTheEnd: health watches and reflection have no end of their own.
 func TestOpenStreamsDoNotHoldUpTheEnd(t *testing.T) {
+	t.Parallel()
 	d := rig.NewDaemon(t)
 	d.Start()
 	for _, socket := range []string{d.RuntimeSocket, d.AdminSocket} {
@@ -98,6 +100,7 @@ func TestOpenStreamsDoNotHoldUpTheEnd(t *testing.T) {
 }
 
 func TestReload(t *testing.T) {
+	t.Parallel()
 	d := rig.NewDaemon(t)
 	d.Start()
 	disk := rig.Disk(t, 16*mib, "ext4")
@@ -129,6 +132,7 @@ func TestReload(t *testing.T) {
 }
 
 func TestValidate(t *testing.T) {
+	t.Parallel()
 	d := rig.NewDaemon(t)
 	program := rig.Program(t, "crust-proxy")
 	out, err := exec.Command(program, "validate", "--config", d.ConfigFile()).CombinedOutput()
@@ -146,32 +150,8 @@ func TestValidate(t *testing.T) {
 	}
 }
 
-func TestDaemonsSideBySide(t *testing.T) {
-	one, two := rig.NewDaemon(t), rig.NewDaemon(t)
-	one.Start()
-	two.Start()
-	req := one.StageRequest("pod-1", rig.Disk(t, 16*mib, "ext4"))
-	stage(t, one, req)
-	for d, want := range map[*rig.Daemon]int{one: 1, two: 0} {
-		_, err := d.Admin().Reconcile(t.Context(), &adminv1.ReconcileRequest{})
-		check.Must(t, err)
-		reply, err := d.Admin().ListVolumes(t.Context(), &adminv1.ListVolumesRequest{})
-		check.Must(t, err)
-		if got := len(reply.GetVolumes()); got != want {
-			t.Errorf("%d volumes; want %d", got, want)
-		}
-	}
-	// The device is one device, whichever daemon is asked.
-	other := two.StageRequest("pod-1", req.GetVolumeBackingPath())
-	_, err := two.Runtime().RuntimeStageVolume(t.Context(), other)
-	check.Code(t, err, codes.Aborted)
-	if !strings.Contains(err.Error(), "crust-proxy\")") {
-		t.Errorf("the error does not name the other daemon: %v", err)
-	}
-	unstage(t, one, req)
-}
-
 func TestSocketsHealthAndReflection(t *testing.T) {
+	t.Parallel()
 	d := rig.NewDaemon(t)
 	check.Must(t, os.MkdirAll(d.Dir+"/run", 0o700))
 	d.Start()

@@ -16,6 +16,7 @@ import (
 // TestStartBesideUnreadableRecords: whichever file cannot be read, the daemon starts,
 // serves the rest, and names the file.
 func TestStartBesideUnreadableRecords(t *testing.T) {
+	t.Parallel()
 	d := rig.NewDaemon(t)
 	d.Start()
 	good, bad := d.StageRequest("pod-1", rig.Disk(t, 16*mib, "ext4")), d.StageRequest("pod-2", rig.Disk(t, 16*mib, "ext4"))

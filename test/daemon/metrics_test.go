@@ -16,6 +16,7 @@ import (
 // in docs/operations.md, so the real daemon must show nothing else, and what stands for
 // the node's state.
 func TestMetricsAreThoseThatAreListed(t *testing.T) {
+	t.Parallel()
 	d := rig.NewDaemon(t)
 	d.Start()
 	req := d.StageRequest("pod-1", rig.Disk(t, 16*mib, "ext4"))

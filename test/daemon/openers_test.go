@@ -63,6 +63,7 @@ func denyCall(t *testing.T, d *rig.Daemon, call int) {
 
 // TestDaemonWithoutOpenat2 does not say that it is ready: without openat2 no path can be resolved.
 func TestDaemonWithoutOpenat2(t *testing.T) {
+	t.Parallel()
 	d := rig.NewDaemon(t)
 	denyCall(t, d, unix.SYS_OPENAT2)
 	d.Launch()
@@ -77,6 +78,7 @@ func TestDaemonWithoutOpenat2(t *testing.T) {
 // TestDaemonWithoutBPF reads the descriptors of all processes, says why, and still gives no device
 // that a process has to a second one.
 func TestDaemonWithoutBPF(t *testing.T) {
+	t.Parallel()
 	d := rig.NewDaemon(t)
 	d.Start()
 	if log := d.Log(); !strings.Contains(log, "the kernel counts who has a device open") {

@@ -17,6 +17,7 @@ import (
 )
 
 func TestSecretsLeaveNoTrace(t *testing.T) {
+	t.Parallel()
 	const secret = "hunter2xyz"
 	d := rig.NewDaemon(t)
 	d.Extra = "log: {level: debug}"

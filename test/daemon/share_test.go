@@ -16,6 +16,7 @@ import (
 // TestTwoDaemonsShareKatasTree: each with a run directory and a kubelet root of its own,
 // as the error message advises where two want the same.
 func TestTwoDaemonsShareKatasTree(t *testing.T) {
+	t.Parallel()
 	one, two := rig.NewDaemon(t), rig.NewDaemon(t)
 	two.Kata = one.Kata
 	one.Start()

@@ -69,6 +69,7 @@ func (n *node) wantHealth(v *volume, pod string, want ...string) {
 func TestHealth(t *testing.T) {
 	for name, args := range map[string][]string{"with": nil, "native": {"--defer"}, "without": ofOldCSI(t, nil)} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			n := newNode(t, deferAll, args...)
 			if !n.supports(csi.NodeServiceCapability_RPC_GET_VOLUME_STATS) || !n.supports(csi.NodeServiceCapability_RPC_GET_VOLUME_HEALTH) ||
 				n.supports(kubelet.VolumeCondition) {
@@ -121,6 +122,7 @@ func recordError(t *testing.T, device string) {
 // TestHealthOfOtherVolumes: the driver's word as it is, of the storage too; and nothing
 // where the driver has no such calls.
 func TestHealthOfOtherVolumes(t *testing.T) {
+	t.Parallel()
 	n := newNode(t, deferNone)
 	v := n.create("pv-1", "ext4", 400*mib)
 	check.Must(t, n.stage(v))
@@ -147,32 +149,6 @@ func TestHealthOfOtherVolumes(t *testing.T) {
 	}
 	_, err = n.driver.Node.NodeGetStorageHealth(t.Context(), &csi.NodeGetStorageHealthRequest{})
 	check.Must(t, err)
-	check.Must(t, n.unpublish(v, "pod-1"))
-	check.Must(t, n.unstage(v))
-	n.remove(v)
-	n.wantClean()
-}
-
-// TestConditionOfOtherVolumes: kubelet up to 1.36 gets what a driver of that time answers.
-func TestConditionOfOtherVolumes(t *testing.T) {
-	condition := []byte{2<<3 | 2, 6, 1 << 3, 1, 2<<3 | 2, 2, 'n', 'o'}
-	n := newNode(t, deferNone, ofOldCSI(t, condition)...)
-	n.Kill()
-	n.Extra = "front: {enabled: true, volumeCondition: true}\n" + deferNone
-	n.Start()
-	n.waitServed()
-	if !n.supports(kubelet.VolumeCondition) {
-		t.Error("VOLUME_CONDITION is configured, and not told")
-	}
-	v := n.create("pv-1", "ext4", 400*mib)
-	check.Must(t, n.stage(v))
-	check.Must(t, n.publish(v, "pod-1"))
-	reply, err := n.stats(v, "pod-1")
-	check.Must(t, err)
-	if old, err := kubelet.Condition(reply); err != nil || !old.GetAbnormal() || old.GetMessage() != "no" {
-		t.Errorf("the driver's condition became %v, %v", old, err)
-	}
-	n.wantHealth(v, "pod-1")
 	check.Must(t, n.unpublish(v, "pod-1"))
 	check.Must(t, n.unstage(v))
 	n.remove(v)

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -22,11 +23,14 @@ import (
 // any order that kubelet could and some that it would not, kills everybody at
 // random steps, and looks after each step whether a filesystem lost a file, two
 // sandboxes could write to one device, or a foreign mount lost its content.
-// CRUST_SEED repeats a run, CRUST_STEPS makes it longer.
+// CRUST_SEED repeats a run.
 func TestNothingIsEverDestroyed(t *testing.T) {
-	seed, steps := rig.Seed(t), rig.Number("CRUST_STEPS", 500)
+	seed := rig.Seed(t)
 	for name, args := range map[string][]string{"block": nil, "native": {"--defer"}} {
-		t.Run(name, func(t *testing.T) { newChaos(newNode(t, deferAll, args...), seed).run(steps) })
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			newChaos(newNode(t, deferAll, args...), seed).run(rig.RaceTime())
+		})
 	}
 }
 
@@ -58,8 +62,8 @@ func newChaos(n *node, seed uint64) *chaos {
 	return c
 }
 
-func (c *chaos) run(steps int) {
-	for range steps {
+func (c *chaos) run(long time.Duration) {
+	for steps, began := 0, time.Now(); steps < 100 || c.Starts() < 3 || time.Since(began) < long; steps++ {
 		v, pod := c.volumes[c.random.IntN(len(c.volumes))], chaosPods[c.random.IntN(len(chaosPods))]
 		c.step(v, pod)
 		c.revive()
@@ -73,8 +77,8 @@ func (c *chaos) run(steps int) {
 		c.finish(v)
 	}
 	c.t.Logf("%d sandboxes wrote; the daemon was started %d times", written, c.Starts())
-	if written == 0 || c.Starts() < 3 {
-		c.t.Error("nothing was written, or nobody was killed: the steps prove nothing")
+	if written == 0 {
+		c.t.Error("nothing was written: the steps prove nothing")
 	}
 	c.wantClean()
 }

@@ -28,6 +28,7 @@ func (n *node) crustctl(args ...string) string {
 // TestOperatorSeesWhatWasRefused with the rule, the handler and who said no, until
 // it goes right.
 func TestOperatorSeesWhatWasRefused(t *testing.T) {
+	t.Parallel()
 	n := newNode(t, deferAll)
 	v := n.create("pv-1", "ext4", 16*mib)
 	v.Context = map[string]string{

@@ -24,6 +24,7 @@ import (
 // with a plugin watcher that has kubelet's traps, and restarts each of them while
 // a pod has a volume.
 func TestKubeletFollowsEveryRestart(t *testing.T) {
+	t.Parallel()
 	n := newNode(t, deferAll)
 	watcher := n.kubelet()
 	n.wantRegistered(watcher)
@@ -101,6 +102,7 @@ func (n *node) waitFindings(what, words string) {
 // TestDirectRegistrationIsAnAlarm is a Helm upgrade that lost the patch: the
 // driver registers with kubelet itself, and would mount deferred volumes.
 func TestDirectRegistrationIsAnAlarm(t *testing.T) {
+	t.Parallel()
 	n := newNode(t, deferAll)
 	v := n.create("pv-1", "ext4", 16*mib)
 	check.Must(t, n.stage(v))

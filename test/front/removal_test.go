@@ -15,7 +15,6 @@ import (
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
 	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/rig"
-	"github.com/crust-proxy/crust-proxy/test/rig/csivolume"
 	"github.com/crust-proxy/crust-proxy/test/rig/kata"
 )
 
@@ -49,6 +48,7 @@ const withoutFront = "front: {enabled: false}"
 // behind it are not given up under a pod, unless somebody insists; and the pod
 // keeps running in any case.
 func TestFrontIsNotRemovedUnderItsVolumes(t *testing.T) {
+	t.Parallel()
 	n := newNode(t, deferAll)
 	withFront := n.Extra
 	n.wantRemovable(0, []string{"No deferred volume"})
@@ -135,32 +135,4 @@ func (n *node) podWrites(s *kata.Guest, what string) {
 	if raw, err := os.ReadFile(s.Dir() + "/file"); err != nil || string(raw) != what {
 		n.t.Errorf("the pod reads %q, %v", raw, err)
 	}
-}
-
-// TestTargetsThatWentWithoutTheFront do not keep a volume from being deferred.
-func TestTargetsThatWentWithoutTheFront(t *testing.T) {
-	n := newNode(t, deferNone)
-	v := n.create("pv-1", "ext4", 16*mib)
-	check.Must(t, n.stage(v))
-	check.Must(t, n.publish(v, "pod-1"))
-	check.Must(t, n.publish(v, "pod-2"))
-	n.Kill()
-	direct := v.As("pod-1") // kubelet calls the driver itself
-	direct.Client = csivolume.NewClient(n.Dial(n.driver.Socket), driverName, n.Kubelet)
-	check.Must(t, direct.TearDown())
-	check.Must(t, os.RemoveAll(n.Kubelet+"/pods/pod-1"))
-	n.Extra = "front: {enabled: true}\n" + deferAll
-	n.Start()
-	n.waitServed()
-	check.Must(t, n.publish(v, "pod-2")) // its pod has it still
-	check.Must(t, n.unpublish(v, "pod-2"))
-	check.Code(t, n.publish(v, "pod-3"), codes.FailedPrecondition, "was not kept") // it is to be deferred: nobody holds it on the host
-	check.Must(t, n.unstage(v))
-	check.Must(t, n.stage(v))
-	check.Must(t, n.publish(v, "pod-3"))
-	n.wantGuarded(v, "pod-3")
-	check.Must(t, n.unpublish(v, "pod-3"))
-	check.Must(t, n.unstage(v))
-	n.remove(v)
-	n.wantClean()
 }

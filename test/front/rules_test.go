@@ -24,6 +24,7 @@ import (
 )
 
 func TestOneWriterOrManyReaders(t *testing.T) {
+	t.Parallel()
 	n := newNode(t, deferAll)
 	v := n.create("pv-1", "ext4", 16*mib)
 	check.Must(t, n.stage(v))
@@ -67,61 +68,11 @@ func writeTo(device string) error {
 	return errors.Join(err, disk.Sync(), disk.Close())
 }
 
-// TestWhatKubeletMakesInTheTarget is subPath: kubelet makes directories in the
-// published target and binds them through a descriptor.
-func TestWhatKubeletMakesInTheTarget(t *testing.T) {
-	n := newNode(t, deferAll)
-	v := n.create("pv-1", "ext4", 16*mib)
-	check.Must(t, n.stage(v))
-	check.Must(t, n.publish(v, "pod-1"))
-	target := v.TargetOf("pod-1")
-	check.Must(t, os.MkdirAll(target+"/data/logs", 0o750))
-	check.Must(t, os.MkdirAll(target+"/single-file.conf", 0o750))
-	bound := n.Kubelet + "/pods/pod-1/volume-subpaths/pv-1/app/0"
-	check.Must(t, os.MkdirAll(bound, 0o750))
-	check.Must(t, unix.Mount(target+"/data", bound, "", unix.MS_BIND, ""))
-	check.Must(t, unix.Chown(target, -1, 2000))
-	check.Must(t, n.publish(v, "pod-1"))
-	check.Must(t, unix.Unmount(bound, unix.MNT_DETACH))
-	for dir := bound; dir != n.Kubelet+"/pods/pod-1"; dir = filepath.Dir(dir) {
-		check.Must(t, os.Remove(dir))
-	}
-	check.Must(t, n.unpublish(v, "pod-1"))
-	check.Must(t, n.unstage(v))
-	n.remove(v)
-	n.wantClean()
-}
-
-func TestDevicesThatAreNotBlank(t *testing.T) {
-	n := newNode(t, deferAll)
-	other := n.create("pv-other", "ext4", 400*mib)
-	check.Must(t, n.stage(other))
-	check.Must(t, n.publish(other, "pod-1")) // formats
-	check.Must(t, n.unpublish(other, "pod-1"))
-	other.FS = "xfs"
-	check.Code(t, n.publish(other, "pod-1"), codes.FailedPrecondition, "ext4", "xfs")
-	other.FS = "ext4"
-	check.Must(t, n.publish(other, "pod-1"))
-	check.Must(t, n.unpublish(other, "pod-1"))
-	check.Must(t, n.unstage(other))
-	n.remove(other)
-
-	n.Kill()
-	n.Extra = "front: {enabled: true}\npolicy: {format: never, rules: [{name: all, defer: true}]}"
-	n.Start()
-	n.waitServed()
-	blank := n.create("pv-blank", "ext4", 16*mib)
-	check.Must(t, n.stage(blank))
-	check.Code(t, n.publish(blank, "pod-1"), codes.FailedPrecondition, "blank")
-	check.Must(t, n.unpublish(blank, "pod-1"))
-	check.Must(t, n.unstage(blank))
-	n.remove(blank)
-	n.wantClean()
-}
-
 func TestGrowth(t *testing.T) {
 	for name, args := range map[string][]string{"block": nil, "native": {"--defer"}} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			t.Parallel()
 			n := newNode(t, deferAll, args...)
 			v := n.create("pv-1", "ext4", 16*mib)
 			check.Must(t, n.stage(v))
@@ -162,6 +113,7 @@ func (n *node) deviceSize(v *volume, pod string) int64 {
 
 // TestNotDeferred is the driver as if crust-proxy were not there.
 func TestNotDeferred(t *testing.T) {
+	t.Parallel()
 	n := newNode(t, deferNone)
 	v := n.create("pv-1", "ext4", 16*mib)
 	check.Must(t, n.stage(v))
@@ -201,6 +153,7 @@ func TestNotDeferred(t *testing.T) {
 // TestFrontComesUnderARunningPod is a node whose driver was there before the front:
 // a pod has a volume of which there is no record.
 func TestFrontComesUnderARunningPod(t *testing.T) {
+	t.Parallel()
 	n := newNode(t, deferNone)
 	v := n.create("pv-1", "ext4", 16*mib)
 	check.Must(t, n.stage(v))
@@ -231,6 +184,7 @@ func TestFrontComesUnderARunningPod(t *testing.T) {
 // TestHostDoesNotMountWhatASandboxHad: the policy changes after a pod, as it differs from pod to
 // pod where rules go by the runtime. What a guest could not write stays the host's.
 func TestHostDoesNotMountWhatASandboxHad(t *testing.T) {
+	t.Parallel()
 	const elsewhere = "policy: {rules: [{name: all, drivers: [other.example.com], defer: true}]}"
 	n := newNode(t, elsewhere)
 	v := n.create("pv-1", "ext4", 16*mib)
@@ -271,6 +225,7 @@ func TestHostDoesNotMountWhatASandboxHad(t *testing.T) {
 
 // TestHostIsKeptFromWhatWasReleasedByForce: the VM writes on, also when the daemon was restarted.
 func TestHostIsKeptFromWhatWasReleasedByForce(t *testing.T) {
+	t.Parallel()
 	n := newNode(t, strings.Replace(deferAll, "}]", ", thenOnHost: allow}]", 1))
 	v := n.create("pv-1", "ext4", 16*mib)
 	check.Must(t, n.stage(v))
@@ -300,6 +255,7 @@ func TestHostIsKeptFromWhatWasReleasedByForce(t *testing.T) {
 }
 
 func TestRawBlockAndInlineVolumesPass(t *testing.T) {
+	t.Parallel()
 	n := newNode(t, deferNone)
 	v := n.create("pv-1", "ext4", 16*mib)
 	base := n.Kubelet + "/plugins/kubernetes.io/csi/volumeDevices"
@@ -332,6 +288,7 @@ func (n *node) inline(t *testing.T) {
 // TestCallsAtOnce are duplicates and stats in between, as from a kubelet that has
 // lost its patience.
 func TestCallsAtOnce(t *testing.T) {
+	t.Parallel()
 	n := newNode(t, deferAll)
 	v := n.create("pv-1", "ext4", 16*mib)
 	v.For("pod-1")
@@ -383,6 +340,7 @@ func TestCallsAtOnce(t *testing.T) {
 // TestHungDriver has a driver that does not answer: other volumes, and the stats
 // of this one, do not wait for it.
 func TestHungDriver(t *testing.T) {
+	t.Parallel()
 	n := newNode(t, deferAll)
 	v := n.create("pv-1", "ext4", 16*mib)
 	check.Must(t, n.stage(v))
@@ -408,6 +366,7 @@ func TestHungDriver(t *testing.T) {
 }
 
 func TestSecretsAreNowhere(t *testing.T) {
+	t.Parallel()
 	n := newNode(t, deferAll)
 	v := n.create("pv-1", "ext4", 16*mib)
 	const secret = "hunter2-very-secret"
@@ -432,26 +391,5 @@ func TestSecretsAreNowhere(t *testing.T) {
 	if strings.Contains(metrics, secret) || !strings.Contains(metrics, `volumes_published_with_deferred_ops_total{driver="`+driverName+`"`) {
 		t.Error("metrics: the secret is there, or the volume is not counted")
 	}
-	n.wantClean()
-}
-
-func TestOperatorSeesDriversAndRules(t *testing.T) {
-	n := newNode(t, deferAll)
-	v := n.create("pv-1", "ext4", 16*mib)
-	check.Must(t, n.stage(v))
-	check.Must(t, n.publish(v, "pod-1"))
-	drivers, err := n.Admin().ListDrivers(t.Context(), &adminv1.ListDriversRequest{})
-	check.Must(t, err)
-	if all := drivers.GetDrivers(); len(all) != 1 || all[0].GetName() != driverName || !all[0].GetReady() || all[0].GetMode() != "block" ||
-		all[0].GetVolumes() != 1 || all[0].GetCsiSocket() != n.driver.Front {
-		t.Errorf("drivers: %v", all)
-	}
-	out, err := exec.Command(rig.Program(t, "crustctl"), "--socket", n.AdminSocket, "get", v.TargetOf("pod-1")).CombinedOutput()
-	if err != nil || !strings.Contains(string(out), `rule "all"`) || !strings.Contains(string(out), v.ID) {
-		t.Errorf("crustctl get: %v\n%s", err, out)
-	}
-	check.Must(t, n.unpublish(v, "pod-1"))
-	check.Must(t, n.unstage(v))
-	n.remove(v)
 	n.wantClean()
 }

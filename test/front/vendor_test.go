@@ -115,6 +115,7 @@ func (s *stacking) times(what string) int {
 func TestDriverThatStacksBindMounts(t *testing.T) {
 	for name, saysOK := range map[string]bool{"its unpublish fails": false, "its unpublish says OK": true} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			driver, args := startStacking(t, saysOK)
 			n := newNode(t, deferAll, args...)
 			v := n.create("pv-1", "ext4", 16*mib)
@@ -150,6 +151,7 @@ func TestDriverThatStacksBindMounts(t *testing.T) {
 // TestNativeDriverWithABlankDevice: the driver defers by itself, and forgets to make
 // the filesystem. The pod does not start; it is not the pod that finds out.
 func TestNativeDriverWithABlankDevice(t *testing.T) {
+	t.Parallel()
 	blank := rig.Loop(t, rig.Image(t, 16*mib), loopdev.Options{})
 	forgets := func(ctx context.Context, request []byte, forward func(context.Context, []byte) ([]byte, error)) ([]byte, error) {
 		if _, err := forward(ctx, request); err != nil {
@@ -176,6 +178,7 @@ func TestNativeDriverWithABlankDevice(t *testing.T) {
 // TestDriverWithoutRawBlock ignores that it is asked for a device, as Vultr's does. It takes
 // back what it has mounted, the pod does not start, and no other volume reaches it.
 func TestDriverWithoutRawBlock(t *testing.T) {
+	t.Parallel()
 	n := newNode(t, deferAll)
 	n.driver.Vendors.AsVultr = true
 	first, second := n.create("pv-1", "ext4", 16*mib), n.create("pv-2", "ext4", 16*mib)
@@ -205,6 +208,7 @@ func TestDriverWithoutRawBlock(t *testing.T) {
 
 // TestAReaderLeavesNoReadOnlyDevice: Exoscale's driver would, if it were asked for one.
 func TestAReaderLeavesNoReadOnlyDevice(t *testing.T) {
+	t.Parallel()
 	n := newNode(t, deferAll)
 	v := n.create("pv-1", "ext4", 16*mib)
 	check.Must(t, n.stage(v))
@@ -220,6 +224,7 @@ func TestAReaderLeavesNoReadOnlyDevice(t *testing.T) {
 
 // TestPrivateDirThatIsChanged: a volume stays where it was staged and published.
 func TestPrivateDirThatIsChanged(t *testing.T) {
+	t.Parallel()
 	n := newNode(t, deferAll)
 	byDefault := n.Extra
 	n.Extra = strings.Replace(byDefault, "enabled: true", "enabled: true, privateDir: "+n.Kubelet+"/plugins/kubernetes.io/csi/volumeDevices/own", 1)
@@ -242,6 +247,7 @@ func TestPrivateDirThatIsChanged(t *testing.T) {
 // TestVolumeOfAnOlderVersion is staged and published where earlier versions did that, and no
 // record of it is left.
 func TestVolumeOfAnOlderVersion(t *testing.T) {
+	t.Parallel()
 	n := newNode(t, deferAll)
 	v := n.create("pv-1", "ext4", 16*mib)
 	base := n.Kubelet + "/plugins/kubernetes.io/csi/crust-proxy.dev"

@@ -119,6 +119,7 @@ func (r *freezeRig) wantNothingLeft() {
 }
 
 func TestFreezeAndThaw(t *testing.T) {
+	t.Parallel()
 	for _, kind := range filesystems {
 		t.Run(kind, func(t *testing.T) {
 			r := newFreezeRig(t, kind)
@@ -153,6 +154,7 @@ func TestFreezeAndThaw(t *testing.T) {
 }
 
 func TestFreezeEndsByItself(t *testing.T) {
+	t.Parallel()
 	for _, kind := range filesystems {
 		r := newFreezeRig(t, kind)
 		began := time.Now()
@@ -170,6 +172,7 @@ func TestFreezeEndsByItself(t *testing.T) {
 }
 
 func TestFreezeRefuses(t *testing.T) {
+	t.Parallel()
 	r := newFreezeRig(t, "ext4")
 	for _, wrong := range []time.Duration{0, -1, fsops.MostFrozen + 1} {
 		if err := r.Freeze("key", r.root, wrong); !errors.Is(err, fsops.ErrOutOfRange) {
@@ -203,6 +206,7 @@ func TestFreezeRefuses(t *testing.T) {
 }
 
 func TestTwoKeysOfOneFilesystem(t *testing.T) {
+	t.Parallel()
 	r := newFreezeRig(t, "btrfs")
 	run(t, "btrfs", "subvolume", "create", r.dir+"/sub")
 	second := mounted(t, "btrfs", r.device, 0, "subvol=sub")
@@ -223,9 +227,11 @@ func TestTwoKeysOfOneFilesystem(t *testing.T) {
 
 // TestKilledWhileFreezing kills the freezer at each place.
 func TestKilledWhileFreezing(t *testing.T) {
+	t.Parallel()
 	for _, kind := range filesystems {
 		for place, frozen := range map[string]bool{"freeze-armed": false, "freeze-frozen": true} {
 			t.Run(kind+"/"+place, func(t *testing.T) {
+				t.Parallel()
 				r := newFreezeRig(t, kind)
 				r.other("freeze", place, "1s")
 				r.wantThawed()
@@ -267,6 +273,7 @@ func (r *freezeRig) other(what, place, timeout string) {
 }
 
 func TestKilledWhileThawing(t *testing.T) {
+	t.Parallel()
 	r := newFreezeRig(t, "xfs")
 	check.Must(t, r.Freeze("key", r.root, time.Minute))
 	r.other("thaw", "thaw-thawed", "")
@@ -279,6 +286,7 @@ func TestKilledWhileThawing(t *testing.T) {
 }
 
 func TestOneWatchdogIsKilled(t *testing.T) {
+	t.Parallel()
 	for which := range 2 {
 		r := newFreezeRig(t, "ext4")
 		check.Must(t, r.Freeze("key", r.root, brief))
@@ -298,6 +306,7 @@ func TestOneWatchdogIsKilled(t *testing.T) {
 }
 
 func TestFreezerAndOneWatchdogAreKilled(t *testing.T) {
+	t.Parallel()
 	r := newFreezeRig(t, "xfs")
 	r.other("freeze", "freeze-frozen", brief.String())
 	check.Must(t, syscall.Kill(r.watchdogs()[0], syscall.SIGKILL))
@@ -322,6 +331,7 @@ func (r *freezeRig) forgotten(timeout time.Duration) {
 // TestBothWatchdogsAreKilled: the filesystem is found by whoever has it, and without
 // that by whatever process has it mounted.
 func TestBothWatchdogsAreKilled(t *testing.T) {
+	t.Parallel()
 	for _, kind := range filesystems {
 		r := newFreezeRig(t, kind)
 		for what, root := range map[string]int{"by its root": r.root, "by a mount": -1} {
@@ -351,6 +361,7 @@ func TestBothWatchdogsAreKilled(t *testing.T) {
 // TestThawWithoutARecord: the kernel says whether it is frozen. That nobody knows for how
 // long is an error.
 func TestThawWithoutARecord(t *testing.T) {
+	t.Parallel()
 	r := newFreezeRig(t, "xfs")
 	r.forgotten(time.Minute)
 	check.Must(t, os.RemoveAll(r.Dir))
@@ -367,6 +378,7 @@ func TestThawWithoutARecord(t *testing.T) {
 // TestExpiredFreezeIsThawed: what nobody thaws in time, ThawExpired does, and nothing
 // else.
 func TestExpiredFreezeIsThawed(t *testing.T) {
+	t.Parallel()
 	r := newFreezeRig(t, "ext4")
 	expired := func() ([]string, time.Duration) {
 		t.Helper()
@@ -399,6 +411,7 @@ func TestExpiredFreezeIsThawed(t *testing.T) {
 // TestNewFreezeIsNotExpired: a filesystem that is frozen anew while ThawExpired waits for its
 // record stays frozen.
 func TestNewFreezeIsNotExpired(t *testing.T) {
+	t.Parallel()
 	r := newFreezeRig(t, "ext4")
 	r.forgotten(time.Second)
 	record := r.onRecord()
@@ -441,6 +454,7 @@ func (r *freezeRig) onRecord() string {
 
 // TestRecordThatCannotBeRead: what may be frozen is asked for again.
 func TestRecordThatCannotBeRead(t *testing.T) {
+	t.Parallel()
 	r := newFreezeRig(t, "ext4")
 	r.forgotten(time.Minute)
 	record := r.onRecord()
@@ -458,6 +472,7 @@ func TestRecordThatCannotBeRead(t *testing.T) {
 // TestTwoFilesystemsOfOneKey: a volume can have got another device while the filesystem on
 // the one before was frozen.
 func TestTwoFilesystemsOfOneKey(t *testing.T) {
+	t.Parallel()
 	one := newFreezeRig(t, "ext4")
 	other := &freezeRig{Freezer: one.Freezer, filesystem: newFilesystem(t, "ext4", size)}
 	for _, order := range [][]*freezeRig{{one, other}, {other, one}} {
@@ -478,6 +493,7 @@ func TestTwoFilesystemsOfOneKey(t *testing.T) {
 // TestFrozenAndUnmounted: the kernel keeps a frozen filesystem, and its device, when
 // the last mount has gone.
 func TestFrozenAndUnmounted(t *testing.T) {
+	t.Parallel()
 	for _, kind := range []string{"ext4", "xfs"} {
 		r := newFreezeRig(t, kind)
 		r.forgotten(time.Minute)
@@ -497,6 +513,7 @@ func TestFrozenAndUnmounted(t *testing.T) {
 // TestFrozenNoMore: a record that was left over touches no other filesystem that has
 // the device by now, mounted or not.
 func TestFrozenNoMore(t *testing.T) {
+	t.Parallel()
 	r := newFreezeRig(t, "ext4")
 	r.forgotten(time.Minute)
 	run(t, "fsfreeze", "--unfreeze", r.dir)
@@ -534,6 +551,7 @@ func written(t *testing.T, device string) int {
 // TestFreezeOutlivesItsControlGroup: everything in the control group in which the
 // freeze began is killed, as a pod's is.
 func TestFreezeOutlivesItsControlGroup(t *testing.T) {
+	t.Parallel()
 	r := newFreezeRig(t, "ext4")
 	pod, own := rig.ControlGroups(t, "pod"), rig.ControlGroups(t, "own")
 	// The program is there from the beginning, as what a shim starts is.
@@ -559,6 +577,7 @@ func TestFreezeOutlivesItsControlGroup(t *testing.T) {
 }
 
 func TestWatchdogThatIsToldToEndThaws(t *testing.T) {
+	t.Parallel()
 	r := newFreezeRig(t, "ext4")
 	check.Must(t, r.Freeze("key", r.root, time.Minute))
 	check.Must(t, syscall.Kill(r.watchdogs()[0], syscall.SIGTERM))
@@ -571,6 +590,7 @@ func TestWatchdogThatIsToldToEndThaws(t *testing.T) {
 
 // TestOldWatchdogLeavesALaterFreezeAlone: one that Thaw could not end.
 func TestOldWatchdogLeavesALaterFreezeAlone(t *testing.T) {
+	t.Parallel()
 	r := newFreezeRig(t, "ext4")
 	check.Must(t, r.Freeze("key", r.root, brief))
 	old := r.watchdogs()
@@ -600,6 +620,7 @@ func TestOldWatchdogLeavesALaterFreezeAlone(t *testing.T) {
 }
 
 func TestRecordIsLost(t *testing.T) {
+	t.Parallel()
 	for _, lose := range []string{"", "/*", "/*/*"} {
 		r := newFreezeRig(t, "ext4")
 		check.Must(t, r.Freeze("key", r.root, time.Second))
@@ -615,6 +636,7 @@ func TestRecordIsLost(t *testing.T) {
 
 // TestFreezerThatHangs holds the record for ever.
 func TestFreezerThatHangs(t *testing.T) {
+	t.Parallel()
 	r := newFreezeRig(t, "ext4")
 	check.Must(t, r.Freeze("key", r.root, brief))
 	records, err := filepath.Glob(r.Dir + "/*")
@@ -630,6 +652,7 @@ func TestFreezerThatHangs(t *testing.T) {
 
 // TestSandboxDiesFrozen: the mount goes, and after the thaw the device is free.
 func TestSandboxDiesFrozen(t *testing.T) {
+	t.Parallel()
 	for _, kind := range filesystems {
 		for _, byTime := range []bool{false, true} {
 			r := newFreezeRig(t, kind)
@@ -667,6 +690,7 @@ func wantFree(t testing.TB, device string) {
 }
 
 func TestWatchdogsAreIndependent(t *testing.T) {
+	t.Parallel()
 	r := newFreezeRig(t, "ext4")
 	// A descriptor that somebody left open for whatever is started.
 	left, err := unix.Open("/dev/zero", unix.O_RDONLY, 0)

@@ -179,7 +179,7 @@ func TestPoliciesOfAGroup(t *testing.T) {
 }
 
 func TestHundredThousandFiles(t *testing.T) {
-	for _, kind := range filesystems {
+	for _, kind := range rig.Sample(filesystems, 3) {
 		t.Run(kind, func(t *testing.T) {
 			f := newFilesystem(t, kind, 7*size)
 			for d := range 100 {
@@ -284,22 +284,6 @@ func TestGroupCrossesNoMount(t *testing.T) {
 	}
 	if d := cmp.Diff(before, files(t, other.dir)); d != "" {
 		t.Errorf("files of another mount have changed:\n%s", d)
-	}
-}
-
-func TestGroupOfADetachedMount(t *testing.T) {
-	for _, kind := range filesystems {
-		root := detached(t, kind, rig.Disk(t, size, kind))
-		dir := "/proc/self/fd/" + strconv.Itoa(root) + "/."
-		other := outside(t)
-		plant(t, dir, other)
-		before := files(t, dir)
-		if _, err := fsops.ApplyGroup(t.Context(), root, group, volume.GroupAlways); err != nil {
-			t.Fatal(kind, err)
-		}
-		if d := cmp.Diff(asKubelet(before), files(t, dir)); d != "" {
-			t.Errorf("%s: not as kubelet does (-want +got):\n%s", kind, d)
-		}
 	}
 }
 

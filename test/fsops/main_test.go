@@ -72,15 +72,6 @@ func (f *filesystem) unmount() {
 	f.root = -1
 }
 
-// detached mounts a device nowhere: only the descriptor reaches it.
-func detached(t testing.TB, kind, device string) int {
-	t.Helper()
-	root, err := rig.MountAside(device, kind)
-	check.Must(t, err)
-	t.Cleanup(func() { _ = root.Close() })
-	return int(root.Fd())
-}
-
 func openFD(t testing.TB, path string, flags int) int {
 	t.Helper()
 	fd, err := unix.Open(path, flags|unix.O_CLOEXEC, 0)

@@ -15,6 +15,7 @@ import (
 	"sync"
 
 	"github.com/crust-proxy/crust-proxy/test/check"
+	"golang.org/x/sys/unix"
 )
 
 var building sync.Mutex
@@ -50,24 +51,54 @@ func BuildStatic(path, from string) error {
 	return build(path, from, append(os.Environ(), "CGO_ENABLED=0"))
 }
 
-func build(path, from string, env []string, flags ...string) error {
-	args := append(append([]string{"build", "-o", path}, flags...), "github.com/crust-proxy/crust-proxy/"+from)
-	cmd := exec.Command("go", args...)
+// build builds a program below bin/, where the Go tool links it again only if it has changed, for
+// all runs of tests of this checkout, and copies it.
+func build(path, from string, env []string, flags ...string) (err error) {
+	root, err := checkout()
+	if err != nil {
+		return err
+	}
+	kept := filepath.Join(root, "bin/tests", strings.ReplaceAll(strings.Join(flags, ""), " ", ""), from)
+	if err := errors.Join(os.MkdirAll(filepath.Dir(kept), 0o755), os.MkdirAll(filepath.Dir(path), 0o755)); err != nil { //nolint:gosec // programs
+		return err
+	}
+	lock, err := os.Open(filepath.Dir(kept)) // tests of several packages may run
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, lock.Close()) }()
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
+		return err
+	}
+	cmd := exec.Command("go", append(append([]string{"build", "-o", kept}, flags...), "github.com/crust-proxy/crust-proxy/"+from)...)
 	cmd.Env = env
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("build %s: %w\n%s", from, err, out)
 	}
-	return nil
+	program, err := os.ReadFile(kept) //nolint:gosec // just built
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(path, program, 0o755) //nolint:gosec // a program
+}
+
+// checkout is the directory of this source.
+func checkout() (string, error) {
+	_, here, _, ok := runtime.Caller(0)
+	if !ok || !filepath.IsAbs(here) {
+		return "", errors.New("where the source lies is unknown: build the tests without -trimpath")
+	}
+	return filepath.Join(filepath.Dir(here), "../.."), nil
 }
 
 // Script runs one of the scripts in hack that build programs once, and gives the directory that
 // it prints.
 func Script(name string, args ...string) (string, error) {
-	_, here, _, ok := runtime.Caller(0)
-	if !ok || !filepath.IsAbs(here) {
-		return "", errors.New("where the source lies is unknown: build the tests without -trimpath")
+	root, err := checkout()
+	if err != nil {
+		return "", err
 	}
-	path := filepath.Join(filepath.Dir(here), "../../hack", name)
+	path := filepath.Join(root, "hack", name)
 	out, err := exec.Command(path, args...).Output() //nolint:gosec // ours
 	if exit, is := errors.AsType[*exec.ExitError](err); is {
 		return "", fmt.Errorf("%s: %w\n%s", path, err, exit.Stderr)

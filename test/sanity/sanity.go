@@ -21,14 +21,14 @@ import (
 	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
-// Program builds csi-sanity, which is pinned in a module of its own.
+// Program builds csi-sanity, which is pinned in a module of its own, if it has changed.
 func Program(t testing.TB) string {
 	t.Helper()
 	root, err := filepath.Abs("../..")
 	if err != nil {
 		t.Fatal(err)
 	}
-	program := filepath.Join(t.TempDir(), "csi-sanity")
+	program := filepath.Join(root, "bin/tests/csi-sanity")
 	cmd := exec.Command("go", "build", "-modfile="+root+"/tools/csi-sanity/go.mod", "-o", program, "github.com/kubernetes-csi/csi-test/v5/cmd/csi-sanity")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("build csi-sanity: %v\n%s", err, out)
