@@ -21,9 +21,10 @@ mkdir -p "$out" "$tree/bin" "$tree/completion"
 
 stamp=-buildvcs=false
 git rev-parse -q --verify HEAD >/dev/null 2>&1 && stamp=-buildvcs=true
-for program in crust-proxy crustctl crust-backup crust-runc crust-runc-agent crust-vm crust-vm-agent crust-conformance; do
-	CGO_ENABLED=0 $go build $stamp -trimpath -ldflags '-s -w' -o "$tree/bin/$program" "./cmd/$program"
-done
+programs=(crust-proxy crustctl crust-backup crust-runc crust-runc-agent crust-vm crust-vm-agent crust-conformance)
+mkdir -p bin # what `make build` has linked there need not be linked again
+CGO_ENABLED=0 $go build $stamp -trimpath -ldflags '-s -w' -o bin/ "${programs[@]/#/./cmd/}"
+cp "${programs[@]/#/bin/}" "$tree/bin/"
 for program in crustctl crust-backup; do
 	"$tree/bin/$program" completion bash >"$tree/completion/$program.bash"
 	"$tree/bin/$program" completion zsh >"$tree/completion/_$program"

@@ -56,11 +56,20 @@ func wanted() []string {
 
 func TestPackages(t *testing.T) {
 	rig.Need(t, "dpkg", "dpkg-deb", "rpm")
-	out := t.TempDir()
-	run(t, repository(t)+"/hack/package.sh", out)
+	out := built(t)
 	t.Run("man pages", func(t *testing.T) { testManPages(t, one(t, out, "*.deb")) })
 	t.Run("deb", func(t *testing.T) { testDeb(t, one(t, out, "*.deb")) })
 	t.Run("rpm", func(t *testing.T) { testRPM(t, one(t, out, "*.rpm")) })
+}
+
+// built is the directory with the packages, which are built once for all tests.
+func built(t *testing.T) string {
+	t.Helper()
+	out := filepath.Join(os.TempDir(), "packages")
+	if _, err := os.Stat(out); err != nil {
+		run(t, repository(t)+"/hack/package.sh", out)
+	}
+	return out
 }
 
 func testDeb(t *testing.T, deb string) {

@@ -7,10 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -56,30 +54,13 @@ type service struct {
 // install boots a machine and installs the .deb in it.
 func install(t *testing.T, devices ...string) *service {
 	t.Helper()
-	deb, err := builtDeb()
+	deb, err := os.ReadFile(one(t, built(t), "*.deb"))
 	check.Must(t, err)
 	s := &service{machine: boot(t, devices...)}
 	check.Must(t, os.WriteFile(s.path("/root/crust-proxy.deb"), deb, 0o600))
 	s.run("dpkg", "-i", "/root/crust-proxy.deb")
 	return s
 }
-
-// builtDeb is the .deb, built once for all tests that install it in a machine.
-var builtDeb = sync.OnceValues(func() (deb []byte, err error) {
-	out, err := os.MkdirTemp("", "crust-test-deb-")
-	if err != nil {
-		return nil, err
-	}
-	defer func() { err = errors.Join(err, os.RemoveAll(out)) }()
-	if said, err := exec.Command("../../hack/package.sh", out).CombinedOutput(); err != nil {
-		return nil, fmt.Errorf("hack/package.sh: %w\n%s", err, said)
-	}
-	found, err := filepath.Glob(filepath.Join(out, "*.deb"))
-	if err != nil || len(found) != 1 {
-		return nil, fmt.Errorf("built %q, want one .deb (%w)", found, err)
-	}
-	return os.ReadFile(found[0])
-})
 
 func (s *service) testEnabled() {
 	s.t.Helper()
