@@ -16,7 +16,6 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/volume/mountopt"
 	"github.com/crust-proxy/crust-proxy/reference/loopdev"
 	"github.com/crust-proxy/crust-proxy/test/check"
-	"github.com/crust-proxy/crust-proxy/test/database"
 	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
@@ -99,16 +98,4 @@ func NeedsReplay(t rig.T, image, fs string) bool {
 	dirty, err := superblock.NeedsReplay(file, fs)
 	check.Must(t, errors.Join(err, file.Close()))
 	return dirty
-}
-
-// LacksRecords tells whether acknowledged records are not there without a replay.
-func (m Moment) LacksRecords(t rig.T, image, fs string) bool {
-	t.Helper()
-	bytes := int64(0)
-	err := AsItIs(t, image, fs, func(dir string) {
-		if info, err := os.Stat(dir + "/first"); err == nil {
-			bytes = info.Size()
-		}
-	})
-	return err != nil || bytes/database.RecordSize < int64(m.Before) //nolint:gosec // a count
 }
