@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -41,50 +40,6 @@ func TestClaimWaitsForAMomentaryReader(t *testing.T) {
 	time.AfterFunc(50*time.Millisecond, by.End)
 	n.stage(n.instruction("pod-1", disk))
 	n.unstage(n.target("pod-1"))
-	n.noLeftovers()
-}
-
-// TestBackingFileOfALoopDevice is a VMM that was given the image, and not the loop
-// device over it. Who only reads the image, such as a backup, is no user.
-func TestBackingFileOfALoopDevice(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	image := rig.Image(t, 16*mib)
-	disk := rig.Loop(t, image, loopdev.Options{})
-	rig.Hold(t, "<", image)
-	in := n.instruction("pod-1", disk)
-	n.stage(in)
-	by := rig.Hold(t, "<>", image)
-	_, err := n.Release(t.Context(), in.Target)
-	wantOpenIn(t, err, by)
-	by.End()
-	n.unstage(in.Target)
-
-	file := filepath.Join(n.images, "disk.img")
-	check.Must(t, os.WriteFile(file, make([]byte, mib), 0o600))
-	by = rig.Hold(t, "<>", file)
-	in = n.instruction("pod-2", file)
-	_, err = n.Defer(t.Context(), in)
-	wantOpenIn(t, err, by)
-	by.End()
-	n.stage(in)
-	n.unstage(in.Target)
-	n.noLeftovers()
-}
-
-// TestServersOfADevice are programs that have a device open because they are the
-// device, such as rbd-nbd.
-func TestServersOfADevice(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	disk := rig.Disk(t, 16*mib, "")
-	rig.Hold(t, "<>", disk)
-	in := n.instruction("pod-1", disk)
-	policy := n.cfg.Devices
-	policy.Servers = []string{"cat"}
-	n.SetDevices(policy)
-	n.stage(in)
-	n.unstage(in.Target)
 	n.noLeftovers()
 }
 

@@ -53,8 +53,6 @@ type opener struct {
 	open func(t *testing.T, disk string) (end func(), who string)
 	// atStage is the kind of a refused stage. An unstage, that of a mount too, is to be repeated.
 	atStage volume.Kind
-	// scanned is set if a scan sees it too.
-	scanned bool
 	// thorough is set if it is asked about again after a restart and a forced release.
 	thorough bool
 	// handler, if set, is the handler whose volumes can have such openers, and filesystem what
@@ -62,32 +60,26 @@ type opener struct {
 	handler, filesystem string
 }
 
-// ordinaryOpeners are processes and parts of the kernel that have a device open.
+// ordinaryOpeners are processes and parts of the kernel that have a device open. How each kind is found,
+// test/openers has.
 func ordinaryOpeners() []opener {
 	return []opener{
-		{name: "a descriptor", open: shell("<>"), atStage: volume.Busy, scanned: true},
-		{name: "a read-only descriptor", open: shell("<"), atStage: volume.Busy, scanned: true, thorough: true},
+		{name: "a descriptor", open: shell("<>"), atStage: volume.Busy},
+		{name: "a read-only descriptor", open: shell("<"), atStage: volume.Busy, thorough: true},
 		{name: "a descriptor by another name", open: func(t *testing.T, disk string) (func(), string) {
 			node := filepath.Join(t.TempDir(), "disk")
 			check.Must(t, unix.Mknod(node, unix.S_IFBLK|0o600, rdev(t, disk)))
 			return shell("<>")(t, node)
-		}, atStage: volume.Busy, scanned: true},
-		{name: "a mapping", open: role("mapping", "a mapping"), atStage: volume.InUse, thorough: true},
-		{name: "a descriptor that is being passed", open: role("passed", "being passed"), atStage: volume.InUse},
-		{name: "a registered file", open: func(t *testing.T, disk string) (func(), string) {
-			needRings(t)
-			return role("ring", "io_uring")(t, disk)
-		}, atStage: volume.InUse},
-		{name: "a thread", open: role("thread", ""), atStage: volume.Busy},
-		{name: "a process in other namespaces", open: inAllNamespaces, atStage: volume.Busy, scanned: true},
+		}, atStage: volume.Busy},
+		{name: "a process in other namespaces", open: inAllNamespaces, atStage: volume.Busy},
 		{name: "a mount in another namespace", open: func(t *testing.T, disk string) (func(), string) {
 			return mountAway(t, disk), "a mount in another namespace"
-		}, atStage: volume.InUse, scanned: true, thorough: true, handler: "host", filesystem: "ext4"},
+		}, atStage: volume.InUse, thorough: true, handler: "host", filesystem: "ext4"},
 		{name: "a loop device", open: func(t *testing.T, disk string) (func(), string) {
 			loop := rig.Loop(t, disk, loopdev.Options{})
 			by := rig.Hold(t, "<", loop) // one that nobody has open is no user
 			return func() { by.End(); check.Must(t, loopdev.Detach(loop)) }, loop
-		}, atStage: volume.InUse, scanned: true},
+		}, atStage: volume.InUse},
 	}
 }
 
@@ -98,18 +90,6 @@ func shell(how string) func(*testing.T, string) (func(), string) {
 		t.Helper()
 		by := rig.Hold(t, how, disk)
 		return by.End, pidOf(by)
-	}
-}
-
-// role has this program open the disk. Who that is, is its process unless said otherwise.
-func role(name, who string) func(*testing.T, string) (func(), string) {
-	return func(t *testing.T, disk string) (func(), string) {
-		t.Helper()
-		by := rig.HoldBy(t, inRole(name, disk))
-		if who == "" {
-			return by.End, pidOf(by)
-		}
-		return by.End, who
 	}
 }
 
@@ -129,9 +109,6 @@ func inAllNamespaces(t *testing.T, disk string) (end func(), who string) {
 func TestOpeners(t *testing.T) {
 	for method, finder := range finders(t) {
 		for _, kind := range ordinaryOpeners() {
-			if method == openers.Scans && !kind.scanned {
-				continue
-			}
 			t.Run(string(method)+"/"+kind.name, func(t *testing.T) {
 				t.Parallel() // it waits most of the time
 				testOpener(t, finder, kind)
@@ -221,21 +198,6 @@ func (n *node) goesOn(call func() error) {
 		}
 		return err
 	})
-}
-
-// TestANameIsNoOpener: nobody can read or write by a descriptor that only names a device.
-func TestANameIsNoOpener(t *testing.T) {
-	for method, finder := range finders(t) {
-		t.Run(string(method), func(t *testing.T) {
-			n := newNode(t)
-			n.use(finder)
-			disk := rig.Disk(t, 16*mib, "")
-			rig.HoldBy(t, inRole("name", disk))
-			n.stage(n.instruction("pod-1", disk))
-			n.unstage(n.target("pod-1"))
-			n.noLeftovers()
-		})
-	}
 }
 
 // TestOpenersThatComeAndGo has processes open and close a device all the time. A call that succeeds

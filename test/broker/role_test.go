@@ -10,19 +10,15 @@ import (
 	"math/rand/v2"
 	"os"
 	"os/exec"
-	"runtime"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"testing"
 	"time"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/crust-proxy/crust-proxy/test/check"
-	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
 // roleEnv makes the test binary play another process: a role and its argument.
@@ -30,9 +26,7 @@ const roleEnv = "CRUST_TEST_ROLE"
 
 // roles are what a shell's redirection cannot do.
 var roles = map[string]func(arg string) error{
-	"name": openName, "mapping": mapDevice, "passed": passDevice, "thread": openInThread, "ring": openInRing,
 	"flap": flapShared, "flap exclusively": flapExclusive,
-	"many": openMany, "shared table": shareTable, "shut down": shutDown,
 }
 
 // play does what a role does, and holds it until its input ends.
@@ -55,133 +49,6 @@ func inRole(name, arg string) *exec.Cmd {
 }
 
 func openDisk(path string, flags int) (int, error) { return unix.Open(path, flags|unix.O_CLOEXEC, 0) }
-
-// openName opens only the name of a device, which nobody can read or write by.
-func openName(path string) error {
-	_, err := openDisk(path, unix.O_PATH)
-	return err
-}
-
-// mapDevice maps a device and closes its descriptor.
-func mapDevice(path string) error {
-	fd, err := openDisk(path, unix.O_RDWR)
-	if err != nil {
-		return err
-	}
-	_, err = unix.Mmap(fd, 0, os.Getpagesize(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
-	return errors.Join(err, unix.Close(fd))
-}
-
-// passDevice sends a descriptor, which nobody receives, and closes it.
-func passDevice(path string) error {
-	fd, err := openDisk(path, unix.O_RDWR)
-	if err != nil {
-		return err
-	}
-	ends, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return err
-	}
-	return errors.Join(unix.Sendmsg(ends[0], []byte{0}, unix.UnixRights(fd), nil, 0), unix.Close(fd))
-}
-
-// openInThread opens a device in a thread whose table of descriptors no other thread has.
-func openInThread(path string) error {
-	opened := make(chan error)
-	go func() {
-		runtime.LockOSThread()
-		err := unix.Unshare(unix.CLONE_FILES)
-		if err == nil {
-			_, err = openDisk(path, unix.O_RDWR)
-		}
-		opened <- err
-		select {}
-	}()
-	return <-opened
-}
-
-// openInRing registers a descriptor with io_uring and closes it.
-func openInRing(path string) error {
-	ring, err := newRing()
-	if err != nil {
-		return err
-	}
-	fd, err := openDisk(path, unix.O_RDWR)
-	if err != nil {
-		return err
-	}
-	const registerFiles = 2 // IORING_REGISTER_FILES of the kernel's <linux/io_uring.h>
-	files := []int32{int32(fd)}
-	if _, _, errno := unix.Syscall6(unix.SYS_IO_URING_REGISTER, ring, registerFiles, uintptr(unsafe.Pointer(&files[0])), 1, 0, 0); errno != 0 {
-		return errno
-	}
-	return unix.Close(fd)
-}
-
-func newRing() (uintptr, error) {
-	var params [120]byte // struct io_uring_params
-	ring, _, errno := unix.Syscall(unix.SYS_IO_URING_SETUP, 1, uintptr(unsafe.Pointer(&params)), 0)
-	if errno != 0 {
-		return 0, os.NewSyscallError("io_uring_setup", errno)
-	}
-	return ring, nil
-}
-
-func needRings(t *testing.T) {
-	t.Helper()
-	ring, err := newRing()
-	if err != nil {
-		rig.Missing(t, err.Error())
-	}
-	_ = unix.Close(int(ring))
-}
-
-// openMany has many descriptors, as a virtiofsd whose guest walks through a tree.
-func openMany(many string) error {
-	n, _ := strconv.Atoi(many)
-	null, err := openDisk("/dev/null", unix.O_RDONLY)
-	for i := 1; i < n && err == nil; i++ {
-		_, err = unix.Dup(null)
-	}
-	return err
-}
-
-// mostDescriptors is how many a process of this test can have, beside some of its own.
-func mostDescriptors(t *testing.T, want int) int {
-	t.Helper()
-	var limit unix.Rlimit
-	check.Must(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &limit))
-	return min(want, int(limit.Max)-100)
-}
-
-// shareTable has 50 processes with one table of many descriptors.
-func shareTable(many string) error {
-	if err := openMany(many); err != nil {
-		return err
-	}
-	runtime.LockOSThread() // whose end is that of its children
-	for range 50 {
-		pid, _, errno := unix.RawSyscall6(unix.SYS_CLONE, unix.CLONE_FILES|uintptr(unix.SIGCHLD), 0, 0, 0, 0, 0)
-		if errno != 0 {
-			return errno
-		}
-		for pid == 0 { // in the child: only raw system calls
-			_, _, _ = unix.RawSyscall(unix.SYS_PRCTL, unix.PR_SET_PDEATHSIG, uintptr(unix.SIGKILL), 0)
-			_, _, _ = unix.RawSyscall(unix.SYS_PAUSE, 0, 0, 0)
-		}
-	}
-	return nil
-}
-
-// shutDown opens a file and has its xfs give up, as that does after a failure of its disk.
-func shutDown(path string) error {
-	fd, err := unix.Open(path, unix.O_RDWR|unix.O_CREAT|unix.O_CLOEXEC, 0o600)
-	if err != nil {
-		return err
-	}
-	const goingDown, noLogFlush = 0x8004587d, 2 // XFS_IOC_GOINGDOWN
-	return unix.IoctlSetPointerInt(fd, goingDown, noLogFlush)
-}
 
 // span is a time of the kernel's monotonic clock, which all processes share.
 type span struct{ from, to int64 }

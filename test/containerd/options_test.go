@@ -22,7 +22,6 @@ import (
 func TestMountOptionsOfSandboxes(t *testing.T) {
 	r := newTestNode(t)
 	t.Run("of mount(8)", func(t *testing.T) { r.of(t).optionsOfMount8() })
-	t.Run("superblocks", func(t *testing.T) { r.of(t).otherDevices() })
 	t.Run("panic", func(t *testing.T) { r.of(t).noPanic() })
 	t.Run("propagation", func(t *testing.T) { r.of(t).propagation() })
 	t.Run("clone", func(t *testing.T) { r.of(t).cloneBesideItsOriginal() })
@@ -48,26 +47,6 @@ func (r *testNode) optionsOfMount8() {
 	}
 	r.remove(pod)
 	v.unstage()
-}
-
-// otherDevices has filesystems whose superblocks name somebody else's device.
-func (r *testNode) otherDevices() {
-	r.t.Helper()
-	rig.Need(r.t, "debugfs")
-	ext, both := r.volume("pod-ext4", "ext4", diskSize), r.volume("pod-btrfs", "btrfs", diskSize)
-	second := rig.Loop(r.t, rig.Image(r.t, diskSize), loopdev.Options{})
-	r.command("debugfs", "-w", "-R", "ssv journal_dev 0x710", ext.disk)
-	r.severalDevices(both.disk, second)
-	for v, want := range map[*volume]string{ext: "its journal on another device", both: "has 2 devices"} {
-		v.stage()
-		pod := r.pod(v.pod)
-		_, err := pod.Run(r.ctx(), cri.Container{Name: "main", Mounts: []cri.Mount{at(v.target)}})
-		if err == nil || !strings.Contains(err.Error(), want) {
-			r.t.Errorf("a container on %s: %v", v.fs, err)
-		}
-		r.remove(pod)
-		v.unstage()
-	}
 }
 
 // noPanic has a superblock that asks the kernel to panic at the first error.

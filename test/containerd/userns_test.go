@@ -234,25 +234,6 @@ func (r *testNode) twoPodsWithUsers() {
 	}
 }
 
-// TestUserNamespacesRefused has a container runtime that knows nothing of the owners of a
-// mount's files.
-func TestUserNamespacesRefused(t *testing.T) {
-	r := newTestNode(t)
-	v := r.staged("pod-1", "ext4")
-	pod := r.attemptAs(v.pod, 0, firstRoot)
-	mount := at(v.target)
-	mount.Unmapped = true
-	_, err := pod.Run(r.ctx(), cri.Container{Name: "main", Mounts: []cri.Mount{mount}})
-	if err == nil || !strings.Contains(err.Error(), "no ID mappings") || !strings.Contains(err.Error(), "hostUsers") {
-		t.Errorf("the container: %v", err)
-	}
-	check.Must(t, v.isFree())
-	r.run(pod, "without")
-	r.remove(pod)
-	v.unstage()
-	r.wantClean()
-}
-
 // TestRecursiveReadOnly goes by what containerd tells kubelet of the handler.
 func TestRecursiveReadOnly(t *testing.T) {
 	r := newTestNode(t)

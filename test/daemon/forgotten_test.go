@@ -143,28 +143,6 @@ func TestForgottenShim(t *testing.T) {
 	}
 }
 
-// TestForgottenShimOfARuntimeThatIsAway may be one of a living sandbox.
-func TestForgottenShimOfARuntimeThatIsAway(t *testing.T) {
-	t.Parallel()
-	d, cri := followed(t, "pod-1")
-	disk := rig.Disk(t, 16*mib, "ext4")
-	req := d.StageRequest("pod-1", disk, "ro")
-	stage(t, d, req)
-	startShim(t, d, req.GetVolumeTargetPath())
-	cri.forget(t, d, req.GetVolumeTargetPath())
-	cri.mu.Lock()
-	cri.away = true
-	cri.mu.Unlock()
-	_, err := d.Runtime().RuntimeUnstageVolume(t.Context(), unstageRequest(req))
-	check.Code(t, err, codes.Aborted)
-	wantLeaving(t, d, req, sandboxID)
-	wantStaged(t, d, req, disk)
-	stage(t, d, req) // it has a user again
-	if state := shown(t, d, req.GetVolumeTargetPath()).GetState(); state == adminv1.VolumeState_VOLUME_STATE_REMOVING {
-		t.Errorf("a volume that was staged again is %v", state)
-	}
-}
-
 // wantLeaving wants a refused release to be shown at once.
 func wantLeaving(t *testing.T, d *rig.Daemon, req *runtimev1.RuntimeStageVolumeRequest, texts ...string) {
 	t.Helper()

@@ -164,23 +164,6 @@ func watchdogs(t *testing.T, data string) (found []string) {
 	return found
 }
 
-// TestFreezeIsBounded has the driver be slow: writes go on, and the snapshot does not
-// claim to be more than it is.
-func TestFreezeIsBounded(t *testing.T) {
-	r := newDriverOn(t, "xfs", false, "--freeze-limit", "1s")
-	v := r.volume("v", rig.MountAccess("ext4"))
-	v.up()
-	r.restart("CRUST_FAILPOINTS=driver-taken=sleep:4s")
-	made := v.mustSnapshot("s")
-	if r.consistent(made.GetSnapshotId()) {
-		t.Error("the snapshot is said to be consistent, and was frozen for a part of the time only")
-	}
-	v.wantWrites()
-	check.Must(t, r.removeSnapshot(made.GetSnapshotId()))
-	v.down()
-	r.wantNothing()
-}
-
 // TestSnapshotWithoutFreeze: the driver cannot freeze what uses a block volume. What was
 // synced is there, and the record says that it is as after a crash.
 func TestSnapshotWithoutFreeze(t *testing.T) {

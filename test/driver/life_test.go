@@ -169,27 +169,6 @@ func TestBlock(t *testing.T) {
 	r.wantNothing()
 }
 
-// TestImagesAreThin also shows direct I/O, which needs a disk that offers it.
-func TestImagesAreThin(t *testing.T) {
-	r := newDriver(t, false)
-	v := r.volume("thin", rig.BlockAccess())
-	v.up()
-	images, _ := filepath.Glob(r.data + "/images/*")
-	var info unix.Stat_t
-	if err := unix.Stat(images[0], &info); err != nil || info.Size != size || info.Blocks > 64 {
-		t.Errorf("%d bytes in %d blocks: %v", info.Size, info.Blocks, err)
-	}
-	dio, err := os.ReadFile("/sys/block/" + filepath.Base(r.loops()[0]) + "/loop/dio")
-	check.Must(t, err)
-	if f, err := os.OpenFile(images[0], os.O_RDONLY|unix.O_DIRECT, 0); err == nil {
-		_ = f.Close()
-		if strings.TrimSpace(string(dio)) != "1" {
-			t.Log("the disk offers direct I/O and the loop device does without: its sectors are larger")
-		}
-	}
-	v.down()
-}
-
 func TestReadOnlyAndSecondPod(t *testing.T) {
 	r := newDriver(t, false)
 	v := r.volume("shared", rig.MountAccess("ext4"))

@@ -4,17 +4,13 @@ package front
 
 import (
 	"context"
-	"os"
 	"os/exec"
-	"path/filepath"
 	"slices"
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
-	"github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/testing/protocmp"
 
 	"github.com/crust-proxy/crust-proxy/internal/front/passthrough"
 	"github.com/crust-proxy/crust-proxy/test/check"
@@ -117,40 +113,4 @@ func recordError(t *testing.T, device string) {
 			t.Fatalf("%v: %s", err, out)
 		}
 	}
-}
-
-// TestHealthOfOtherVolumes: the driver's word as it is, of the storage too; and nothing
-// where the driver has no such calls.
-func TestHealthOfOtherVolumes(t *testing.T) {
-	t.Parallel()
-	n := newNode(t, deferNone)
-	v := n.create("pv-1", "ext4", 400*mib)
-	check.Must(t, n.stage(v))
-	check.Must(t, n.publish(v, "pod-1"))
-	n.wantHealth(v, "pod-1")
-	trigger := "/sys/fs/ext4/" + filepath.Base(n.loops()[0]) + "/trigger_fs_error"
-	check.Must(t, os.WriteFile(trigger, []byte("a test"), 0o200))
-	direct := csi.NewNodeClient(n.Dial(n.driver.Socket))
-	ask := &csi.NodeGetVolumeHealthRequest{VolumeId: v.ID, VolumePublishPath: v.TargetOf("pod-1")}
-	var want *csi.NodeGetVolumeHealthResponse
-	check.Eventually(t, "the driver tells of the error", func() (told bool) {
-		var err error
-		want, err = direct.NodeGetVolumeHealth(t.Context(), ask)
-		check.Must(t, err)
-		return len(want.GetVolumeHealth().GetHealthStatuses()) == 1
-	})
-	got, err := n.driver.Node.NodeGetVolumeHealth(t.Context(), ask)
-	check.Must(t, err)
-	if diff := cmp.Diff(want, got, protocmp.Transform()); diff != "" {
-		t.Errorf("-driver +front:\n%s", diff)
-	}
-	if !n.supports(csi.NodeServiceCapability_RPC_GET_STORAGE_HEALTH) {
-		t.Error("GET_STORAGE_HEALTH of the driver is lost")
-	}
-	_, err = n.driver.Node.NodeGetStorageHealth(t.Context(), &csi.NodeGetStorageHealthRequest{})
-	check.Must(t, err)
-	check.Must(t, n.unpublish(v, "pod-1"))
-	check.Must(t, n.unstage(v))
-	n.remove(v)
-	n.wantClean()
 }

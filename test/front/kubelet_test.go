@@ -31,14 +31,6 @@ func (n *node) stage(v *volume) error { n.t.Helper(); return v.Stage() }
 // publish is SetUpAt.
 func (n *node) publish(v *volume, pod string) error { n.t.Helper(); return v.As(pod).TryPublish() }
 
-// publishAsking is a publish of an orchestrator that asks for deferral itself.
-func (n *node) publishAsking(v *volume, pod string) error {
-	n.t.Helper()
-	asking := v.As(pod)
-	asking.Ask = true
-	return asking.TryPublish()
-}
-
 // unpublish is TearDownAt.
 func (n *node) unpublish(v *volume, pod string) error {
 	n.t.Helper()

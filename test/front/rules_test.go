@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -68,49 +67,6 @@ func writeTo(device string) error {
 	return errors.Join(err, disk.Sync(), disk.Close())
 }
 
-func TestGrowth(t *testing.T) {
-	for name, args := range map[string][]string{"block": nil, "native": {"--defer"}} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			t.Parallel()
-			n := newNode(t, deferAll, args...)
-			v := n.create("pv-1", "ext4", 16*mib)
-			check.Must(t, n.stage(v))
-			check.Must(t, n.publish(v, "pod-1"))
-			v.GrowDevice(32 * mib)
-			// kubelet's call before there is a sandbox, which any other code would
-			// turn into a pod that never starts.
-			_, err := v.Expand(v.TargetOf("pod-1"), 32*mib)
-			check.Code(t, err, codes.FailedPrecondition, "33554432", "kata")
-			if size := n.deviceSize(v, "pod-1"); size != 32*mib {
-				t.Errorf("the device has %d bytes", size)
-			}
-			_, err = v.Expand(v.Staging, 64*mib)
-			check.Code(t, err, codes.FailedPrecondition)
-			s := n.boot("sandbox-1", v, "pod-1")
-			check.Succeeds(t, "the sandbox is known", func() error { _, err := n.stats(v, "pod-1"); return err })
-			_, err = v.Expand(v.TargetOf("pod-1"), 32*mib) // Kata's agent cannot
-			check.Code(t, err, codes.FailedPrecondition)
-			n.end(s)
-			check.Must(t, n.unpublish(v, "pod-1"))
-			check.Must(t, n.unstage(v))
-			n.remove(v)
-			n.wantClean()
-		})
-	}
-}
-
-func (n *node) deviceSize(v *volume, pod string) int64 {
-	n.t.Helper()
-	device, _ := n.mountInfo(v, pod)
-	out, err := exec.Command("blockdev", "--getsize64", device).Output()
-	check.Must(n.t, err)
-	var size int64
-	_, err = fmt.Sscan(string(out), &size)
-	check.Must(n.t, err)
-	return size
-}
-
 // TestNotDeferred is the driver as if crust-proxy were not there.
 func TestNotDeferred(t *testing.T) {
 	t.Parallel()
@@ -146,79 +102,6 @@ func TestNotDeferred(t *testing.T) {
 	n.end(s)
 	check.Must(t, n.unpublish(v, "pod-3"))
 	check.Must(t, n.unstage(v))
-	n.remove(v)
-	n.wantClean()
-}
-
-// TestFrontComesUnderARunningPod is a node whose driver was there before the front:
-// a pod has a volume of which there is no record.
-func TestFrontComesUnderARunningPod(t *testing.T) {
-	t.Parallel()
-	n := newNode(t, deferNone)
-	v := n.create("pv-1", "ext4", 16*mib)
-	check.Must(t, n.stage(v))
-	check.Must(t, n.publish(v, "pod-1"))
-	check.Must(t, os.WriteFile(v.TargetOf("pod-1")+"/file", []byte("on the host"), 0o600))
-	n.Kill()
-	check.Must(t, os.RemoveAll(n.Dir+"/run/state/csi"))
-	n.Extra = "front: {enabled: true}\n" + deferAll
-	n.Start()
-	n.waitServed()
-	check.Must(t, n.stage(v)) // kubelet was restarted too
-	check.Must(t, n.publish(v, "pod-1"))
-	if raw, err := os.ReadFile(v.TargetOf("pod-1") + "/file"); err != nil || string(raw) != "on the host" {
-		t.Errorf("the pod lost its volume: %q, %v", raw, err)
-	}
-	check.Code(t, n.publishAsking(v, "pod-2"), codes.FailedPrecondition, v.TargetOf("pod-1"))
-	check.Must(t, n.unpublish(v, "pod-1"))
-	check.Must(t, n.publishAsking(v, "pod-2"))
-	n.wantGuarded(v, "pod-2")
-	check.Code(t, n.publish(v, "pod-1"), codes.FailedPrecondition, v.TargetOf("pod-2"))
-	check.Must(t, n.unpublish(v, "pod-1"))
-	check.Must(t, n.unpublish(v, "pod-2"))
-	check.Must(t, n.unstage(v))
-	n.remove(v)
-	n.wantClean()
-}
-
-// TestHostDoesNotMountWhatASandboxHad: the policy changes after a pod, as it differs from pod to
-// pod where rules go by the runtime. What a guest could not write stays the host's.
-func TestHostDoesNotMountWhatASandboxHad(t *testing.T) {
-	t.Parallel()
-	const elsewhere = "policy: {rules: [{name: all, drivers: [other.example.com], defer: true}]}"
-	n := newNode(t, elsewhere)
-	v := n.create("pv-1", "ext4", 16*mib)
-	use := func(policy string, mode csi.VolumeCapability_AccessMode_Mode) error {
-		n.Extra = "front: {enabled: true}\n" + policy
-		n.restart()
-		v.Mode, v.ReadOnly = mode, mode == csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY
-		defer func() {
-			check.Must(t, n.unpublish(v, "pod-1"))
-			check.Must(t, n.unstage(v))
-		}()
-		if err := n.stage(v); err != nil {
-			return err
-		}
-		return n.publish(v, "pod-1")
-	}
-	const one, reader = csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER, csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY
-	check.Must(t, use(elsewhere, one)) // formats
-	check.Must(t, use(deferAll, reader))
-	check.Must(t, use(elsewhere, one))
-	check.Must(t, use(deferAll, one))
-	for _, mode := range []csi.VolumeCapability_AccessMode_Mode{one, reader} {
-		check.Code(t, use(elsewhere, mode), codes.PermissionDenied, `rule "all"`, "guest may have written", n.Kubelet+"/crust-proxy/marks/")
-	}
-	base := n.Kubelet + "/plugins/kubernetes.io/csi/volumeDevices"
-	raw := *v
-	raw.FS, raw.Mode, raw.ReadOnly = "", one, false
-	raw.Staging, raw.Target = base+"/staging/pv-1", base+"/publish/pv-1/pod-1"
-	raw.Publish()
-	check.Must(t, raw.TryUnpublish())
-	check.Must(t, raw.Unstage())
-	check.Must(t, os.RemoveAll(base))
-	check.Must(t, use(strings.Replace(elsewhere, "}]", ", thenOnHost: allow}]", 1), one))
-	check.Must(t, use(deferAll, one))
 	n.remove(v)
 	n.wantClean()
 }
@@ -334,62 +217,5 @@ func TestCallsAtOnce(t *testing.T) {
 	cancel()
 	<-asked
 	n.remove(v)
-	n.wantClean()
-}
-
-// TestHungDriver has a driver that does not answer: other volumes, and the stats
-// of this one, do not wait for it.
-func TestHungDriver(t *testing.T) {
-	t.Parallel()
-	n := newNode(t, deferAll)
-	v := n.create("pv-1", "ext4", 16*mib)
-	check.Must(t, n.stage(v))
-	check.Must(t, n.publish(v, "pod-1"))
-	s := n.boot("sandbox-1", v, "pod-1")
-	check.Succeeds(t, "stats", func() error { _, err := n.stats(v, "pod-1"); return err })
-	check.Must(t, n.driver.Process.Signal(unix.SIGSTOP))
-	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
-	defer cancel()
-	_, err := n.driver.Node.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{
-		VolumeId: v.ID, StagingTargetPath: v.Staging, VolumeCapability: v.Access(),
-	})
-	check.Code(t, err, codes.DeadlineExceeded)
-	if _, err := n.stats(v, "pod-1"); err != nil {
-		t.Errorf("stats wait for the driver: %v", err)
-	}
-	check.Must(t, n.driver.Process.Signal(unix.SIGCONT))
-	n.end(s)
-	n.insist("unpublish", func() error { return n.unpublish(v, "pod-1") })
-	n.insist("unstage", func() error { return n.unstage(v) })
-	n.remove(v)
-	n.wantClean()
-}
-
-func TestSecretsAreNowhere(t *testing.T) {
-	t.Parallel()
-	n := newNode(t, deferAll)
-	v := n.create("pv-1", "ext4", 16*mib)
-	const secret = "hunter2-very-secret"
-	v.Secrets = map[string]string{"password": secret}
-	v.Context = map[string]string{"csi.storage.k8s.io/serviceAccount.tokens": secret}
-	check.Must(t, n.stage(v))
-	check.Must(t, n.publish(v, "pod-1"))
-	for _, dir := range []string{n.Dir + "/run", n.Kata} {
-		out, err := exec.Command("grep", "-rl", "-e", secret, "-e", "aHVudGVyMi12ZXJ5LXNlY3Jld", dir).CombinedOutput()
-		if err == nil {
-			t.Errorf("the secret is in %s", out)
-		}
-	}
-	check.Must(t, n.unpublish(v, "pod-1"))
-	check.Must(t, n.unstage(v))
-	n.remove(v)
-	if strings.Contains(n.Log(), secret) {
-		t.Error("the secret is in the log")
-	}
-	metrics, err := n.HTTP("/metrics")
-	check.Must(t, err)
-	if strings.Contains(metrics, secret) || !strings.Contains(metrics, `volumes_published_with_deferred_ops_total{driver="`+driverName+`"`) {
-		t.Error("metrics: the secret is there, or the volume is not counted")
-	}
 	n.wantClean()
 }

@@ -4,11 +4,7 @@ package front
 
 import (
 	"context"
-	"crypto/sha256"
-	"fmt"
 	"os"
-	"path/filepath"
-	"strings"
 	"sync"
 	"testing"
 
@@ -19,11 +15,8 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/crust-proxy/crust-proxy/internal/front/passthrough"
-	"github.com/crust-proxy/crust-proxy/pkg/csidefer"
-	"github.com/crust-proxy/crust-proxy/reference/loopdev"
 	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/rig"
-	"github.com/crust-proxy/crust-proxy/test/rig/csivolume"
 )
 
 // stacking stands before the reference driver and makes one more bind mount for each
@@ -146,121 +139,4 @@ func TestDriverThatStacksBindMounts(t *testing.T) {
 			n.wantClean()
 		})
 	}
-}
-
-// TestNativeDriverWithABlankDevice: the driver defers by itself, and forgets to make
-// the filesystem. The pod does not start; it is not the pod that finds out.
-func TestNativeDriverWithABlankDevice(t *testing.T) {
-	t.Parallel()
-	blank := rig.Loop(t, rig.Image(t, 16*mib), loopdev.Options{})
-	forgets := func(ctx context.Context, request []byte, forward func(context.Context, []byte) ([]byte, error)) ([]byte, error) {
-		if _, err := forward(ctx, request); err != nil {
-			return nil, err
-		}
-		reply := &csi.NodePublishVolumeResponse{}
-		csidefer.Respond(reply, csidefer.Mount{Device: blank, FSType: "ext4"})
-		return proto.Marshal(reply)
-	}
-	args := startBefore(t, map[string]passthrough.Local{csi.Node_NodePublishVolume_FullMethodName: forgets})
-	n := newNode(t, deferAll, append(args, "--defer")...)
-	v := n.create("pv-1", "ext4", 16*mib)
-	check.Must(t, n.stage(v))
-	check.Code(t, n.publish(v, "pod-1"), codes.FailedPrecondition, "blank", "defers by itself", blank)
-	rig.Mkfs(t, "ext4", blank)
-	check.Must(t, n.publish(v, "pod-1"))
-	n.wantGuarded(v, "pod-1")
-	check.Must(t, n.unpublish(v, "pod-1"))
-	check.Must(t, n.unstage(v))
-	n.remove(v)
-	n.wantClean()
-}
-
-// TestDriverWithoutRawBlock ignores that it is asked for a device, as Vultr's does. It takes
-// back what it has mounted, the pod does not start, and no other volume reaches it.
-func TestDriverWithoutRawBlock(t *testing.T) {
-	t.Parallel()
-	n := newNode(t, deferAll)
-	n.driver.Vendors.AsVultr = true
-	first, second := n.create("pv-1", "ext4", 16*mib), n.create("pv-2", "ext4", 16*mib)
-	for _, v := range []*volume{first, second, first} {
-		check.Code(t, n.stage(v), codes.Unimplemented, driverName, "has no raw block volumes", "defer: false")
-		if mounts := rig.Mounts(n.Kubelet); len(mounts) > 0 {
-			t.Errorf("still mounted: %+v", mounts)
-		}
-		if v == second && len(n.loops()) > 0 {
-			t.Errorf("the driver was asked, and has %q", n.loops())
-		}
-		if v == second {
-			n.restart() // what it did is forgotten, and seen again
-			check.Code(t, n.stage(v), codes.Unimplemented, "mounted a filesystem (ext4) at "+n.Kubelet)
-		}
-	}
-	n.Extra = "front: {enabled: true}\n" + deferNone
-	n.restart()
-	check.Must(t, n.stage(first))
-	check.Must(t, n.publish(first, "pod-1"))
-	check.Must(t, n.unpublish(first, "pod-1"))
-	check.Must(t, n.unstage(first))
-	n.remove(first)
-	n.remove(second)
-	n.wantClean()
-}
-
-// TestAReaderLeavesNoReadOnlyDevice: Exoscale's driver would, if it were asked for one.
-func TestAReaderLeavesNoReadOnlyDevice(t *testing.T) {
-	t.Parallel()
-	n := newNode(t, deferAll)
-	v := n.create("pv-1", "ext4", 16*mib)
-	check.Must(t, n.stage(v))
-	for _, pod := range []string{"writer-1", "reader", "writer-2"} {
-		v.ReadOnly = pod == "reader"
-		check.Must(t, n.publish(v, pod))
-		check.Must(t, n.unpublish(v, pod))
-	}
-	check.Must(t, n.unstage(v))
-	n.remove(v)
-	n.wantClean()
-}
-
-// TestPrivateDirThatIsChanged: a volume stays where it was staged and published.
-func TestPrivateDirThatIsChanged(t *testing.T) {
-	t.Parallel()
-	n := newNode(t, deferAll)
-	byDefault := n.Extra
-	n.Extra = strings.Replace(byDefault, "enabled: true", "enabled: true, privateDir: "+n.Kubelet+"/plugins/kubernetes.io/csi/volumeDevices/own", 1)
-	n.restart()
-	v := n.create("pv-1", "ext4", 16*mib)
-	check.Must(t, n.stage(v))
-	check.Must(t, n.publish(v, "pod-1"))
-	n.Extra = byDefault
-	for range 2 {
-		n.restart()
-		check.Must(t, n.stage(v))
-		check.Must(t, n.publish(v, "pod-1"))
-	}
-	check.Must(t, n.unpublish(v, "pod-1"))
-	check.Must(t, n.unstage(v))
-	n.remove(v)
-	n.wantClean()
-}
-
-// TestVolumeOfAnOlderVersion is staged and published where earlier versions did that, and no
-// record of it is left.
-func TestVolumeOfAnOlderVersion(t *testing.T) {
-	t.Parallel()
-	n := newNode(t, deferAll)
-	v := n.create("pv-1", "ext4", 16*mib)
-	base := n.Kubelet + "/plugins/kubernetes.io/csi/crust-proxy.dev"
-	name := func(where string) string {
-		return fmt.Sprintf("%x", sha256.Sum256(fmt.Appendf(nil, "%x/%x/%x/", driverName, v.ID, where)))
-	}
-	older := *v
-	older.Client, older.FS = csivolume.NewClient(n.Dial(n.driver.Socket), driverName, n.Kubelet), ""
-	older.Staging, older.Target = base+"/staging/"+name(v.Staging), base+"/publish/"+name(v.TargetOf("pod-1"))+"/device"
-	older.Publish()
-	check.Must(t, os.Remove(filepath.Dir(older.Target)+"/vol_data.json"))
-	check.Must(t, n.unpublish(v, "pod-1"))
-	check.Must(t, n.unstage(v))
-	n.remove(v)
-	n.wantClean()
 }

@@ -106,7 +106,6 @@ func projections(t *testing.T, cfg kata.Config) []string {
 // Kata takes every other file in a volume's directory for a sandbox id, so none
 // may ever stand there. Each directory is watched from before it is in place.
 func TestNoForeignFileEver(t *testing.T) {
-	const rounds = 10_000
 	root := rig.Tmpfs(t, "")
 	h, cfg := newHandler(t, root)
 	watcher, err := fsnotify.NewBufferedWatcher(1 << 16)
@@ -125,7 +124,7 @@ func TestNoForeignFileEver(t *testing.T) {
 		t.Fatal(kept, err)
 	}
 	check.Must(t, watcher.Add(kept[0]))
-	for i := range rounds {
+	for i, began := 0, time.Now(); i < 100 || time.Since(began) < rig.RaceTime(); i++ {
 		changed := *v
 		changed.ReadOnly = i%2 == 0
 		cycle(t, h, &changed, testVolume(fmt.Sprintf("v%d", i%7)))
@@ -180,33 +179,5 @@ func wantWhole(t *testing.T, dir string) {
 		if entry.Name() != "mountInfo.json" {
 			t.Errorf("a foreign file %s in %s", entry.Name(), dir)
 		}
-	}
-}
-
-// Ten thousand volumes are read at start in a moment.
-func TestTenThousandVolumes(t *testing.T) {
-	const n = 10_000
-	root := rig.Tmpfs(t, "")
-	h, cfg := newHandler(t, root)
-	for i := range n {
-		if _, err := h.Publish(t.Context(), testVolume(fmt.Sprintf("v%d", i))); err != nil {
-			t.Fatal(err)
-		}
-	}
-	began := time.Now()
-	again, err := kata.New(cfg, nil, zap.NewNop())
-	check.Must(t, err)
-	orphans, err := again.Orphans(func(volume.Key) bool { return false })
-	if err != nil || len(orphans) != n {
-		t.Fatalf("%d orphans, %v", len(orphans), err)
-	}
-	if took := time.Since(began); took > 20*time.Second {
-		t.Errorf("reading %d volumes took %v", n, took)
-	}
-	for _, v := range orphans {
-		check.Must(t, again.Retract(t.Context(), v))
-	}
-	if left := projections(t, cfg); len(left) != 0 {
-		t.Errorf("%d volumes are left", len(left))
 	}
 }

@@ -33,8 +33,6 @@ type Daemon struct {
 	Containerd string
 	// Handlers is YAML added to the handlers, such as `default: crust`.
 	Handlers string
-	// KataOff has the daemon run without Kata's handler.
-	KataOff bool
 	// Programs is a directory with ours; empty means those that Program builds.
 	Programs string
 	// SocketOptions is YAML added to both sockets, such as `, mode: "0660"`.
@@ -90,13 +88,13 @@ runtimeSocket: {path: %[3]s%[12]s}
 adminSocket: {path: %[4]s%[12]s}
 devices: {roots: [/dev, %[2]s/plugins], images: [%[5]s]}
 handlers:
-  kata: {enabled: %[15]t, directVolumes: %[6]s, goSandboxes: %[7]s, rustSandboxes: %[8]s, sharedSandboxes: %[9]s}
+  kata: {enabled: true, directVolumes: %[6]s, goSandboxes: %[7]s, rustSandboxes: %[8]s, sharedSandboxes: %[9]s}
 %[14]s
 containerd: {socket: %[13]q}
 http: {listen: "unix:%[10]s"}
 %[11]s
 `, d.Dir, d.Kubelet, d.RuntimeSocket, d.AdminSocket, d.Images, d.Kata, d.GoSandboxes, d.RustSandboxes,
-		d.SharedSandboxes, d.HTTPSocket, d.Extra, d.SocketOptions, d.Containerd, indent(d.Handlers), !d.KataOff)
+		d.SharedSandboxes, d.HTTPSocket, d.Extra, d.SocketOptions, d.Containerd, indent(d.Handlers))
 }
 
 // indent makes YAML a part of a key at the top.

@@ -15,26 +15,22 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/front/passthrough"
 )
 
-// Vendors is a relay before a driver that treats devices as drivers of vendors do.
+// vendors is a relay before a driver that treats devices as drivers of vendors do.
 //
 //   - Proxmox' knows by the path whether it unstages a raw device. If not, it takes the disk
 //     on which the path lies offline, which here fails the test.
 //   - Exoscale's makes the device of a read-only publish read-only, and leaves it so. What
 //     kubelet itself publishes as raw block is spared.
-//   - Vultr's ignores the access type, and has ext4 on everything. This is off at first.
-type Vendors struct {
-	// AsVultr turns the last one on. Set it before calls are made.
-	AsVultr bool
-
+type vendors struct {
 	mu   sync.Mutex
 	raw  map[string]bool // staging paths of devices
 	harm []string
 }
 
-// NewVendors serves at a socket for the driver at another one, until the test ends.
-func NewVendors(t T, driver, socket string) *Vendors {
+// ServeVendors serves at a socket for the driver at another one, until the test ends.
+func ServeVendors(t T, driver, socket string) {
 	t.Helper()
-	v := &Vendors{raw: make(map[string]bool)}
+	v := &vendors{raw: make(map[string]bool)}
 	t.Cleanup(func() {
 		v.mu.Lock()
 		defer v.mu.Unlock()
@@ -47,10 +43,9 @@ func NewVendors(t T, driver, socket string) *Vendors {
 		csi.Node_NodeUnstageVolume_FullMethodName: v.unstage,
 		csi.Node_NodePublishVolume_FullMethodName: v.publish,
 	})
-	return v
 }
 
-func (v *Vendors) stage(ctx context.Context, request []byte, forward passthrough.Forward) ([]byte, error) {
+func (v *vendors) stage(ctx context.Context, request []byte, forward passthrough.Forward) ([]byte, error) {
 	req := &csi.NodeStageVolumeRequest{}
 	if err := proto.Unmarshal(request, req); err != nil {
 		return nil, err
@@ -60,14 +55,10 @@ func (v *Vendors) stage(ctx context.Context, request []byte, forward passthrough
 		v.raw[where] = req.GetVolumeCapability().GetBlock() != nil
 	}
 	v.mu.Unlock()
-	if !v.AsVultr {
-		return forward(ctx, request)
-	}
-	req.GetVolumeCapability().AccessType = MountAccess("ext4").GetAccessType()
-	return forwardMessage(ctx, req, forward)
+	return forward(ctx, request)
 }
 
-func (v *Vendors) unstage(ctx context.Context, request []byte, forward passthrough.Forward) ([]byte, error) {
+func (v *vendors) unstage(ctx context.Context, request []byte, forward passthrough.Forward) ([]byte, error) {
 	req := &csi.NodeUnstageVolumeRequest{}
 	if err := proto.Unmarshal(request, req); err != nil {
 		return nil, err
@@ -81,33 +72,25 @@ func (v *Vendors) unstage(ctx context.Context, request []byte, forward passthrou
 	return forward(ctx, request)
 }
 
-func (v *Vendors) publish(ctx context.Context, request []byte, forward passthrough.Forward) ([]byte, error) {
+func (v *vendors) publish(ctx context.Context, request []byte, forward passthrough.Forward) ([]byte, error) {
 	req := &csi.NodePublishVolumeRequest{}
 	if err := proto.Unmarshal(request, req); err != nil {
 		return nil, err
 	}
 	access := req.GetVolumeCapability()
-	switch {
-	case v.AsVultr:
-		access.AccessType = MountAccess("ext4").GetAccessType()
-		return forwardMessage(ctx, req, forward)
-	case access.GetBlock() == nil || !req.GetReadonly() || !strings.HasSuffix(filepath.Dir(req.GetTargetPath()), "-"):
+	if access.GetBlock() == nil || !req.GetReadonly() || !strings.HasSuffix(filepath.Dir(req.GetTargetPath()), "-") {
 		return forward(ctx, request)
 	}
 	req.Readonly = false // the driver would make another device
-	reply, err := forwardMessage(ctx, req, forward)
-	if err == nil {
-		err = setReadOnly(req.GetTargetPath())
-	}
-	return reply, err
-}
-
-func forwardMessage(ctx context.Context, req proto.Message, forward passthrough.Forward) ([]byte, error) {
 	raw, err := proto.Marshal(req)
 	if err != nil {
 		return nil, err
 	}
-	return forward(ctx, raw)
+	reply, err := forward(ctx, raw)
+	if err == nil {
+		err = setReadOnly(req.GetTargetPath())
+	}
+	return reply, err
 }
 
 func setReadOnly(device string) (err error) {

@@ -54,7 +54,7 @@ func (c *Cluster) newDriver(program, name, registry string, flags ...string) *Dr
 	endpoint := d.Socket
 	if name != Plain {
 		endpoint += ".vendors"
-		rig.NewVendors(c.t, d.Socket, endpoint)
+		rig.ServeVendors(c.t, d.Socket, endpoint)
 	}
 	d.Registrar = &kubelet.Registrar{Dir: registry, Name: name, Endpoint: endpoint, Restart: time.Second}
 	return d

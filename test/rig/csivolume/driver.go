@@ -19,9 +19,8 @@ type Driver struct {
 	// Data has its images, Registry its registration socket.
 	Data, Registry string
 	// Socket is where it serves, and Front where the daemon does in its place. The daemon
-	// reaches it through Vendors.
+	// reaches it through a relay of rig.ServeVendors.
 	Socket, Front string
-	Vendors       *rig.Vendors
 }
 
 // New lays out kubelet's directories and the driver's, and has the daemon run its front by a
@@ -40,7 +39,7 @@ func New(d *rig.Daemon, policy string, args ...string) *Driver {
 		"--node-id", "node-1", "--capacity", "100000000000", "--crust-proxy-socket", d.AdminSocket,
 		"--kubelet-registration-socket", driver.Registration(), "--kubelet-endpoint", driver.Socket + ".vendors",
 	}, args...)...)
-	driver.Vendors = rig.NewVendors(d.T, driver.Socket, driver.Socket+".vendors")
+	rig.ServeVendors(d.T, driver.Socket, driver.Socket+".vendors")
 	driver.Client = NewClient(d.Dial(driver.Front), DriverName, d.Kubelet)
 	return driver
 }
