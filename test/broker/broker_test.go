@@ -13,7 +13,6 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral/claim"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
-	"github.com/crust-proxy/crust-proxy/reference/loopdev"
 	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/rig"
 )
@@ -190,26 +189,4 @@ func (n *node) noLeftovers() {
 	if all := n.List(); len(all) > 0 {
 		n.t.Errorf("still listed: %v", all)
 	}
-}
-
-// TestGrowthIsOnRecordUntilItIsDone: of two growths the end of the first does not end the
-// second.
-func TestGrowthIsOnRecordUntilItIsDone(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	in := n.instruction("a", rig.Loop(t, rig.Image(t, 16<<20), loopdev.Options{}))
-	in.KeepSize = true
-	v := n.stage(in)
-	check.Must(t, n.GrowAtMount(t.Context(), v.Key, 1<<30))
-	check.Must(t, n.GrowAtMount(t.Context(), v.Key, 2<<30))
-	for _, step := range []struct{ done, want int64 }{{1 << 30, 2 << 30}, {2 << 30, 0}} {
-		check.Must(t, n.EndGrowth(v.Key, step.done))
-		n.restart()
-		if status, _ := n.Get(v.Key); status.GrowTo != step.want || !status.KeepSize {
-			t.Errorf("after the growth to %d bytes one to %d is on record, without growth on the node: %t", step.done, status.GrowTo, status.KeepSize)
-		}
-	}
-	check.Must(t, n.EndGrowth(volume.KeyOf("/elsewhere"), 1)) // it was released meanwhile
-	n.unstage(v.Target)
-	n.noLeftovers()
 }

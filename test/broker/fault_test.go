@@ -18,21 +18,6 @@ import (
 	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
-func TestFailedPublishIsRolledBack(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	disk := rig.Disk(t, 16*mib, "")
-	n.runtime.fail = volume.Errorf(volume.Exhausted, "no room")
-	_, err := n.Defer(t.Context(), n.instruction("pod-1", disk, "ro"))
-	wantKind(t, err, volume.Exhausted)
-	n.noLeftovers()
-	wantReadOnly(t, disk, false)
-	n.runtime.fail = nil
-	n.stage(n.instruction("pod-2", disk))
-	n.unstage(n.target("pod-2"))
-	n.noLeftovers()
-}
-
 func TestFullStateDirectory(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -152,27 +137,6 @@ func TestBadRecordsDoNotHideTheGoodOnes(t *testing.T) {
 	}
 	check.Must(t, os.Remove(newer))
 	check.Must(t, os.RemoveAll(filepath.Join(n.cfg.StateDir, "bad")))
-	n.unstage(in.Target)
-	n.noLeftovers()
-}
-
-func TestDeviceThatVanished(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	disk := emptyLoop(t)
-	in := n.instruction("pod-1", disk)
-	in.Backing = rig.Disk(t, 16*mib, "")
-	v := n.stage(in)
-	n.Close()
-	// After a restart the device is not that device any more.
-	path := filepath.Join(n.cfg.StateDir, "volumes", string(v.Key)+".json")
-	raw, err := os.ReadFile(path)
-	check.Must(t, err)
-	check.Must(t, os.WriteFile(path, []byte(strings.ReplaceAll(string(raw), v.Device.Path, "/dev/gone")), 0o600))
-	n.start()
-	if status, ok := n.Get(v.Key); !ok || status.Problem == nil {
-		t.Errorf("a volume without its device has no problem: %+v", status)
-	}
 	n.unstage(in.Target)
 	n.noLeftovers()
 }

@@ -11,7 +11,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -29,18 +28,6 @@ func wantOpenIn(t *testing.T, err error, by *rig.Holder) {
 	if name := fmt.Sprintf("process %d (%q)", by.Process.Pid, "cat"); !strings.Contains(err.Error(), name) {
 		t.Errorf("the error does not name %s: %v", name, err)
 	}
-}
-
-// TestClaimWaitsForAMomentaryReader is udev, or blkid, that looks at a new device.
-func TestClaimWaitsForAMomentaryReader(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	disk := rig.Disk(t, 16*mib, "")
-	by := rig.Hold(t, "<", disk)
-	time.AfterFunc(50*time.Millisecond, by.End)
-	n.stage(n.instruction("pod-1", disk))
-	n.unstage(n.target("pod-1"))
-	n.noLeftovers()
 }
 
 // TestReadOnlyVolumesShareTheirUsers has several sandboxes of one device: only the

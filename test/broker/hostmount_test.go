@@ -4,8 +4,6 @@ package broker
 
 import (
 	"errors"
-	"os"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -130,40 +128,5 @@ func TestReadOnlyVolumesOfMountingHandlers(t *testing.T) {
 	_, err = n.Defer(t.Context(), n.forHost("pod-1", disk, "ro"))
 	wantKind(t, err, volume.InUse)
 	n.unstage(n.target("pod-3"))
-	n.noLeftovers()
-}
-
-// keeper remembers which descriptors it was given.
-type keeper struct{ names []string }
-
-func (k *keeper) StoreFD(name string, _ *os.File) error {
-	k.names = append(k.names, name)
-	return nil
-}
-
-func (k *keeper) RemoveFD(name string) error {
-	k.names = slices.DeleteFunc(k.names, func(kept string) bool { return kept == name })
-	return nil
-}
-
-func TestOnlyExclusiveClaimsAreKeptOverARestart(t *testing.T) {
-	t.Parallel()
-	n := newMountingNode(t)
-	kept := &keeper{}
-	n.cfg.Keeper = kept
-	n.restart()
-	n.stage(n.forHost("pod-1", rig.Disk(t, 16*mib, "")))
-	if len(kept.names) != 0 {
-		t.Errorf("kept: %v", kept.names)
-	}
-	n.stage(n.instruction("pod-2", rig.Disk(t, 16*mib, "")))
-	if len(kept.names) != 1 {
-		t.Errorf("kept: %v", kept.names)
-	}
-	n.unstage(n.target("pod-1"))
-	n.unstage(n.target("pod-2"))
-	if len(kept.names) != 0 {
-		t.Errorf("still kept: %v", kept.names)
-	}
 	n.noLeftovers()
 }

@@ -129,38 +129,6 @@ func TestTargetSwappedForALink(t *testing.T) {
 	n.noLeftovers()
 }
 
-func TestRepeatedAndDifferentCalls(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	disk := rig.Disk(t, 16*mib, "")
-	in := n.instruction("pod-1", disk, "noatime")
-	in.Group, in.GroupPolicy = "1000", volume.GroupOnMismatch
-	first := n.stage(in)
-	if again := n.stage(in); again.Created != first.Created {
-		t.Error("a repeated call made a new volume")
-	}
-	for name, change := range map[string]func(*volume.Instruction){
-		"device":     func(in *volume.Instruction) { in.Backing = rig.Disk(t, 16*mib, "") },
-		"filesystem": func(in *volume.Instruction) { in.FSType = "xfs" },
-		"flags":      func(in *volume.Instruction) { in.MountFlags = nil },
-		"group":      func(in *volume.Instruction) { in.Group = "1001" },
-		"policy":     func(in *volume.Instruction) { in.GroupPolicy = volume.GroupAlways },
-	} {
-		other := in
-		change(&other)
-		_, err := n.Defer(t.Context(), other)
-		if volume.KindOf(err) != volume.Conflict || err == nil {
-			t.Errorf("another %s: %v", name, err)
-		}
-	}
-	n.restart()
-	n.stage(in)
-	n.unstage(in.Target)
-	n.unstage(in.Target)
-	n.unstage(filepath.Join(n.kubelet, "never", "staged"))
-	n.noLeftovers()
-}
-
 // winnerSet is the targets that got the device.
 type winnerSet struct {
 	mu      sync.Mutex

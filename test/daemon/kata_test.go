@@ -9,7 +9,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
@@ -37,10 +36,6 @@ func guest(t *testing.T, disk string) (dir string, end func()) {
 func boot(t *testing.T, d *rig.Daemon, id, target, disk, mounted string) *kata.Shim {
 	t.Helper()
 	return kata.Bind(t, d, id, target, map[string]kata.Statfs{disk: kata.MountedAt(mounted)})
-}
-
-func volumeDir(d *rig.Daemon, target string) string {
-	return kata.VolumeDir(d.Kata, target)
 }
 
 func stage(t *testing.T, d *rig.Daemon, req *runtimev1.RuntimeStageVolumeRequest) {
@@ -158,74 +153,6 @@ func wantStatfs(t *testing.T, d *rig.Daemon, target, mounted string) {
 	if len(reply.GetUsage()) != 2 {
 		t.Errorf("usage: %v", reply.GetUsage())
 	}
-}
-
-func TestHungSandboxDelaysNoOtherVolume(t *testing.T) {
-	t.Parallel()
-	d := rig.NewDaemon(t)
-	d.Start()
-	disks := []string{rig.Disk(t, 32*mib, "ext4"), rig.Disk(t, 32*mib, "ext4")}
-	var targets []string
-	var shims []*kata.Shim
-	for i, disk := range disks {
-		req := d.StageRequest([]string{"pod-hung", "pod-well"}[i], disk)
-		stage(t, d, req)
-		targets = append(targets, req.GetVolumeTargetPath())
-		mounted, _ := guest(t, disk)
-		shims = append(shims, boot(t, d, []string{"hung", "well"}[i], targets[i], disk, mounted))
-	}
-	shims[0].SetFault(kata.Hang)
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	done := make(chan error, 1)
-	go func() {
-		_, err := volumeStats(ctx, d, targets[0])
-		done <- err
-	}()
-	for range 20 {
-		_, err := volumeStats(t.Context(), d, targets[1])
-		check.Must(t, err)
-	}
-	if len(done) > 0 {
-		t.Errorf("the hung one was given up before another answered: %v", <-done)
-	}
-	cancel()
-	check.Code(t, <-done, codes.Canceled)
-	ctx, cancel = context.WithTimeout(t.Context(), 500*time.Millisecond)
-	defer cancel()
-	_, err := volumeStats(ctx, d, targets[0])
-	check.Code(t, err, codes.DeadlineExceeded)
-}
-
-func TestVolumesOfOtherProgramsAreAdopted(t *testing.T) {
-	t.Parallel()
-	d := rig.NewDaemon(t)
-	d.Start()
-	disk := rig.Disk(t, 32*mib, "ext4")
-	target := d.Target("foreign")
-	check.Must(t, os.MkdirAll(target, 0o750))
-	dir := volumeDir(d, target)
-	check.Must(t, os.Mkdir(dir, 0o700))
-	check.Must(t, os.WriteFile(dir+"/mountInfo.json", []byte(`{"volume-type":"directvol","device":"`+disk+`","fstype":"ext4"}`), 0o600))
-	check.Eventually(t, "adopted", func() bool {
-		reply, err := d.Admin().ListVolumes(t.Context(), &adminv1.ListVolumesRequest{State: adminv1.VolumeState_VOLUME_STATE_ADOPTED})
-		return err == nil && len(reply.GetVolumes()) == 1
-	})
-	mounted, _ := guest(t, disk)
-	boot(t, d, "foreign-1", target, disk, mounted)
-	wantStatfs(t, d, target, mounted)
-	_, err := d.Runtime().RuntimeStageVolume(t.Context(), d.StageRequest("pod-2", disk))
-	check.Code(t, err, codes.FailedPrecondition)
-	_, err = d.Runtime().RuntimeUnstageVolume(t.Context(), &runtimev1.RuntimeUnstageVolumeRequest{VolumeTargetPath: target})
-	check.Must(t, err)
-	_, err = d.Admin().Reconcile(t.Context(), &adminv1.ReconcileRequest{})
-	check.Must(t, err)
-	d.Kill()
-	d.Start()
-	if _, err := os.Stat(dir + "/mountInfo.json"); err != nil {
-		t.Errorf("a foreign volume was removed: %v", err)
-	}
-	wantStatfs(t, d, target, mounted)
 }
 
 // Kata's agent calls every filesystem healthy. What an ext4 has on record of

@@ -157,30 +157,6 @@ func TestVolumeInUseIsNotCopied(t *testing.T) {
 	r.wantNothing()
 }
 
-// TestAFullDisk: a clone that does not fit leaves nothing, and the driver starts there and
-// removes volumes.
-func TestAFullDisk(t *testing.T) {
-	r := layOut(t, "")
-	r.data = rig.Tmpfs(t, "size=24m")
-	r.prepare("--capacity", "1Ti")
-	r.start()
-	v, other, clone := r.volume("v", rig.MountAccess("ext4")), r.volume("other", rig.MountAccess("ext4")), r.volume("clone", rig.MountAccess("ext4"))
-	v.must(v.create)
-	other.must(other.create)
-	if !r.fits(v, 14*mib) {
-		t.Fatal("it is full already")
-	}
-	check.Code(t, clone.createFrom(v.asSource(), 0), codes.ResourceExhausted)
-	r.wantVolumes(2)
-	if r.fits(other, 14*mib) {
-		t.Error("it is not full")
-	}
-	r.restart()
-	v.must(v.remove)
-	other.must(other.remove)
-	r.wantNothing()
-}
-
 // TestClonesNeedNoRoom: without --capacity a clone, a snapshot and a group need the room of what
 // is copied, not that of the volume.
 func TestClonesNeedNoRoom(t *testing.T) {
@@ -204,30 +180,6 @@ func TestClonesNeedNoRoom(t *testing.T) {
 		v.must(v.remove, clone.remove)
 		r.wantNothing()
 	}
-}
-
-// TestADiskThatFillsUp: a volume whose record cannot be finished leaves nothing, as its maker
-// may go to another node.
-func TestADiskThatFillsUp(t *testing.T) {
-	r := layOut(t, "")
-	r.data = rig.Tmpfs(t, "size=8m")
-	r.prepare("--capacity", "1Ti")
-	r.start("CRUST_FAILPOINTS=driver-image-made=sleep:3s")
-	v := r.volume("v", rig.MountAccess("ext4"))
-	made := make(chan error, 1)
-	go func() { made <- v.create() }()
-	check.Eventually(t, "the image is made", func() bool {
-		images, _ := os.ReadDir(r.data + "/images")
-		return len(images) == 1
-	})
-	check.Must(t, os.Remove(r.data+"/spare"))
-	filler := r.data + "/filler"
-	if err := os.WriteFile(filler, make([]byte, 9*mib), 0o600); err == nil {
-		t.Error("it is not full")
-	}
-	check.Code(t, <-made, codes.ResourceExhausted)
-	check.Must(t, os.Remove(filler))
-	r.wantNothing()
 }
 
 // TestPodsLeaveAFullDisk: else the volumes that fill it could never be deleted.
@@ -277,18 +229,6 @@ func fillUp(t *testing.T, path string) {
 		}
 	}
 	t.Fatal("it is not full")
-}
-
-// fits fills the first bytes of a volume's image, up to the end of the disk.
-func (r *testDriver) fits(v *volume, bytes int64) bool {
-	r.t.Helper()
-	image, err := os.OpenFile(r.imageOf(v.id), os.O_WRONLY, 0)
-	check.Must(r.t, err)
-	for at := int64(0); at < bytes && err == nil; at += 4096 {
-		_, err = image.WriteAt(make([]byte, 4096), at)
-	}
-	check.Must(r.t, image.Close())
-	return err == nil
 }
 
 // fillSteps are those of making a volume or a snapshot from another one.

@@ -316,29 +316,6 @@ func TestPagination(t *testing.T) {
 	}
 }
 
-func TestCapacity(t *testing.T) {
-	r := newDriver(t, false, "--capacity", "1073741824")
-	free := func() int64 {
-		reply, err := r.GetCapacity(t.Context(), &csi.GetCapacityRequest{})
-		check.Must(t, err)
-		return reply.GetAvailableCapacity()
-	}
-	v := r.volume("v", rig.MountAccess(""))
-	v.must(v.create)
-	if free() != 1<<30-size {
-		t.Errorf("%d free", free())
-	}
-	v.grow(2 * size)
-	if free() != 1<<30-2*size {
-		t.Errorf("%d free", free())
-	}
-	check.Code(t, v.growController(4*size), codes.ResourceExhausted)
-	v.must(v.remove)
-	if free() != 1<<30 {
-		t.Errorf("%d free", free())
-	}
-}
-
 // TestLargerThanAnyFile: a size that the filesystem of the images cannot have changes nothing.
 func TestLargerThanAnyFile(t *testing.T) {
 	const tooLarge = 17 << 40

@@ -63,10 +63,3 @@ func (n *node) boot(name string, percent uint64) *kata.Shim {
 		return unix.Statfs_t{Bsize: 4096, Blocks: 100 * onePercent, Bfree: (100 - percent) * onePercent, Bavail: (100 - percent) * onePercent, Files: 1000, Ffree: 990}, nil
 	}})
 }
-
-// publishAfterRestart starts the daemon anew and publishes one more volume.
-func (n *node) publishAfterRestart(name string) {
-	n.t.Helper()
-	n.Start()
-	n.publish(name)
-}

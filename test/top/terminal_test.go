@@ -7,7 +7,6 @@ import (
 	"errors"
 	"os"
 	"os/exec"
-	ossignal "os/signal"
 	"strings"
 	"sync"
 	"syscall"
@@ -202,89 +201,4 @@ func TestTopShowsTheNode(t *testing.T) {
 		t.Errorf("ended with %d, %v", code, signal)
 	}
 	s.wantRestored()
-}
-
-func TestTopWaitsForTheDaemon(t *testing.T) {
-	n := newNode(t)
-	n.publish("vol-a")
-	n.boot("vol-a", 50)
-	s := open(t, n, nil)
-	s.sees("live", "50%")
-	n.Kill()
-	s.sees("AWAY", "50%", "again")
-	n.publishAfterRestart("vol-b")
-	s.sees("live", "vol-a", "vol-b")
-	s.press("\x03")
-	if code, _ := s.ends(); code != 0 {
-		t.Errorf("ended with %d", code)
-	}
-	s.wantRestored()
-}
-
-func TestTopEndsBySignal(t *testing.T) {
-	n := newNode(t)
-	n.publish("vol-a")
-	s := open(t, n, []string{"NO_COLOR=1"})
-	s.sees("vol-a", "live")
-	for _, colour := range []string{"\x1b[31m", "\x1b[32m", "\x1b[36m", ";32m"} {
-		if strings.Contains(s.text(), colour) {
-			t.Errorf("NO_COLOR is set, and it paints %q", colour)
-		}
-	}
-	check.Must(t, s.cmd.Process.Signal(syscall.SIGTERM))
-	if code, signal := s.ends(); code != 0 || signal != 0 {
-		t.Errorf("ended with %d, %v", code, signal)
-	}
-	s.wantRestored()
-}
-
-// Who closes a terminal's window leaves nothing running behind it.
-func TestTopEndsWithItsTerminal(t *testing.T) {
-	n := newNode(t)
-	n.publish("vol-a")
-	s := open(t, n, nil)
-	s.sees("vol-a", "live")
-	check.Must(t, s.slave.Close())
-	check.Must(t, s.master.Close())
-	if code, signal := s.ends(); code != 0 && signal != syscall.SIGHUP {
-		t.Errorf("ended with %d, %v", code, signal)
-	}
-
-	// The same for one that does not hear the hang-up, as below nohup.
-	nohup := openIgnoring(t, n, syscall.SIGHUP)
-	nohup.sees("vol-a", "live")
-	check.Must(t, nohup.slave.Close())
-	check.Must(t, nohup.master.Close())
-	if code, signal := nohup.ends(); signal != 0 {
-		t.Errorf("ended with %d, %v", code, signal)
-	}
-}
-
-func TestTopIsTextInAPipe(t *testing.T) {
-	n := newNode(t)
-	n.publish("vol-a")
-	n.boot("vol-a", 66)
-	for format, parts := range map[string][]string{
-		"table": {"vol-a", " 66%", "#####"}, "wide": {"vol-a", " 66%", "#####", "sandbox-vol-", "disk.example.com"},
-	} {
-		cmd := exec.Command(rig.Program(t, "crustctl"), "--socket", n.AdminSocket, "top", "-o", format)
-		cmd.Env = []string{"LANG=C", "TERM=xterm"}
-		out, err := cmd.CombinedOutput()
-		if err != nil || !hasAll(string(out), parts) || bytes.ContainsRune(out, '\x1b') {
-			t.Errorf("%v:\n%s", err, out)
-		}
-		for line := range strings.Lines(string(out)) {
-			if format == "table" && len(line) > 81 {
-				t.Errorf("it has a line of %d characters: %s", len(line), line)
-			}
-		}
-	}
-}
-
-// openIgnoring starts crustctl where a signal is ignored from the start.
-func openIgnoring(t *testing.T, n *node, signal os.Signal) *terminal {
-	t.Helper()
-	ossignal.Ignore(signal) // a child inherits it
-	defer ossignal.Reset(signal)
-	return open(t, n, nil)
 }
