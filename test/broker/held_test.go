@@ -30,25 +30,6 @@ func wantOpenIn(t *testing.T, err error, by *rig.Holder) {
 	}
 }
 
-// TestReadOnlyVolumesShareTheirUsers has several sandboxes of one device: only the
-// last volume answers for it.
-func TestReadOnlyVolumesShareTheirUsers(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	disk := rig.Disk(t, 16*mib, "")
-	n.stage(n.instruction("pod-1", disk, "ro"))
-	by := rig.Hold(t, "<", disk)
-	n.stage(n.instruction("pod-2", disk, "ro"))
-	n.unstage(n.target("pod-1"))
-	_, err := n.Release(t.Context(), n.target("pod-2"))
-	wantOpenIn(t, err, by)
-	wantReadOnly(t, disk, true)
-	by.End()
-	n.unstage(n.target("pod-2"))
-	wantReadOnly(t, disk, false)
-	n.noLeftovers()
-}
-
 // TestReadOnlyVolumesThatEndAtOnceKeepADevice that somebody has: neither may leave it to the
 // other to answer for the device.
 func TestReadOnlyVolumesThatEndAtOnceKeepADevice(t *testing.T) {
@@ -213,30 +194,6 @@ func TestReleaseByForceConcernsOneDevice(t *testing.T) {
 	if left, err := os.ReadDir(n.cfg.StateDir + "/held"); len(left) > 0 || err != nil {
 		t.Errorf("records are left: %v, %v", left, err)
 	}
-}
-
-// TestForeignVolumeThatVanished is a device of another program's volume: its
-// directory has gone, and its VMM has not.
-func TestForeignVolumeThatVanished(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	disk := rig.Disk(t, 16*mib, "")
-	foreign := []*volume.Volume{{
-		Target: "/elsewhere", Device: volume.Device{Kind: volume.BlockDevice, Path: disk}, Adopted: true,
-	}}
-	n.cfg.Adopted = func() []*volume.Volume { return foreign }
-	n.restart()
-	by := rig.Hold(t, "<>", disk)
-	in := n.instruction("pod-1", disk)
-	_, err := n.Defer(t.Context(), in)
-	wantKind(t, err, volume.InUse)
-	foreign = nil
-	_, err = n.Defer(t.Context(), in)
-	wantOpenIn(t, err, by)
-	by.End()
-	n.stage(in)
-	n.unstage(in.Target)
-	n.noLeftovers()
 }
 
 // TestLostRecordOfALivingVMM has all records lost: what stands for the volume

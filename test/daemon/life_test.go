@@ -131,25 +131,6 @@ func TestReload(t *testing.T) {
 	d.WantClean()
 }
 
-func TestValidate(t *testing.T) {
-	t.Parallel()
-	d := rig.NewDaemon(t)
-	program := rig.Program(t, "crust-proxy")
-	out, err := exec.Command(program, "validate", "--config", d.ConfigFile()).CombinedOutput()
-	if err != nil || !strings.Contains(string(out), d.Kubelet) {
-		t.Errorf("a good configuration: %v\n%s", err, out)
-	}
-	check.Must(t, os.WriteFile(d.Dir+"/config.yaml", []byte("kubeletRot: /x\nrelay: {concurrency: -1}\n"), 0o600))
-	out, err = exec.Command(program, "validate", "--config", d.Dir+"/config.yaml").CombinedOutput()
-	if err == nil || !strings.Contains(string(out), "kubeletRot") {
-		t.Errorf("a bad configuration: %v\n%s", err, out)
-	}
-	out, err = exec.Command(program, "--config", d.Dir+"/config.yaml").CombinedOutput()
-	if err == nil || !strings.Contains(string(out), "kubeletRot") {
-		t.Errorf("serving with a bad configuration: %v\n%s", err, out)
-	}
-}
-
 func TestSocketsHealthAndReflection(t *testing.T) {
 	t.Parallel()
 	d := rig.NewDaemon(t)

@@ -3,14 +3,10 @@
 package driver_test
 
 import (
-	"os"
-	"os/exec"
 	"slices"
-	"strings"
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
-	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 
 	"github.com/crust-proxy/crust-proxy/pkg/csidefer"
@@ -35,78 +31,6 @@ func (v *volume) publishDeferred(readOnly bool) (*csiv1.DeferredMount, error) {
 		v.t.Fatalf("given %v: %v", given, err)
 	}
 	return mount, nil
-}
-
-func TestNativeReports(t *testing.T) {
-	r := newDriver(t, true)
-	reply, err := r.NodeGetCapabilities(t.Context(), &csi.NodeGetCapabilitiesRequest{})
-	check.Must(t, err)
-	if !slices.ContainsFunc(reply.GetCapabilities(), func(one *csi.NodeServiceCapability) bool {
-		return int32(one.GetRpc().GetType()) == int32(csiv1.NodeCapability_NODE_CAPABILITY_DEFER_FS_OPS)
-	}) {
-		t.Errorf("no DEFER_FS_OPS: %v", reply)
-	}
-	info, err := r.NodeGetInfo(t.Context(), &csi.NodeGetInfoRequest{})
-	check.Must(t, err)
-	if names, err := csidefer.FileSystems(info); err != nil || strings.Join(names, " ") != "ext4 xfs btrfs" {
-		t.Errorf("%q, %v", names, err)
-	}
-}
-
-// TestDeferred lets the test be the sandbox: it mounts what the driver answers.
-func TestDeferred(t *testing.T) {
-	r := newDriver(t, true)
-	for _, fs := range []string{"ext4", "xfs", "btrfs"} {
-		v := r.volume(fs, rig.MountAccess(fs))
-		v.access.GetMount().MountFlags = []string{"noatime"}
-		v.must(v.create, v.stage)
-		var mount *csiv1.DeferredMount
-		for range 2 {
-			var err error
-			if mount, err = v.publishDeferred(false); err != nil {
-				t.Fatal(err)
-			}
-			r.restart()
-		}
-		if mount.GetFsType() != fs || strings.Join(mount.GetMountFlags(), ",") != "noatime" {
-			t.Errorf("%v", mount)
-		}
-		if left := rig.MountPoints(r.dir); len(left) > 0 {
-			t.Errorf("%s: mounted on the node: %v", fs, left)
-		}
-		if _, err := os.Lstat(v.target); err == nil {
-			t.Errorf("%s: something was made at the target", fs)
-		}
-		sandbox := r.dir + "/sandbox"
-		check.Must(t, os.MkdirAll(sandbox, 0o700))
-		check.Must(t, unix.Mount(mount.GetVolumeBackingPath(), sandbox, fs, 0, ""))
-		check.Must(t, os.WriteFile(sandbox+"/kept", []byte("by the guest"), 0o600))
-		v.grow(2 * size)
-		check.Must(t, v.growNode(v.target, 2*size))
-		if out, err := exec.Command("blockdev", "--getsize64", mount.GetVolumeBackingPath()).Output(); err != nil || strings.TrimSpace(string(out)) != "671088640" {
-			t.Errorf("%s: the device has %q bytes: %v", fs, out, err)
-		}
-		check.Must(t, unix.Unmount(sandbox, 0))
-		// The same volume for a pod without a sandbox of its own, when it is free.
-		check.Code(t, (&volume{testDriver: r, id: v.id, staging: v.staging, target: v.target + "-2", access: v.access}).publish(), codes.FailedPrecondition)
-		v.must(v.unpublish, v.publish)
-		v.wantKept("by the guest")
-		other := *v
-		other.target += "-2"
-		if _, err := other.publishDeferred(false); err == nil {
-			t.Error("deferred while it is mounted on the node")
-		}
-		v.must(v.unpublish)
-		if left := rig.MountPoints(r.dir); len(left) > 0 {
-			t.Errorf("%s: staging is not free: %v", fs, left)
-		}
-		if _, err := other.publishDeferred(false); err != nil {
-			t.Error(err)
-		}
-		other.must(other.unpublish)
-		v.must(v.unstage, v.remove)
-	}
-	r.wantNothing()
 }
 
 func TestDeferredReaders(t *testing.T) {
