@@ -20,11 +20,11 @@ import (
 
 const (
 	groupID   = 2000
-	treeDirs  = 100
+	treeDirs  = 30
 	treeFiles = 1000 // in each directory
 )
 
-// makeTree makes 100,000 files, and beside them a link that leads out.
+// makeTree makes 30,000 files, and beside them a link that leads out.
 func makeTree(t testing.TB, dir, outside string) {
 	t.Helper()
 	for d := range treeDirs {
@@ -76,7 +76,7 @@ func TestGroupOutlivesAKilledAttempt(t *testing.T) {
 	})
 	check.Must(t, err)
 	check.Must(t, os.Remove(where))
-	r.exec(id, "echo mine > /data/tree/99/999")
+	r.exec(id, "echo mine > /data/tree/29/999")
 	r.remove(pod)
 	v.unstage()
 	v.onHost(func(dir string) {
