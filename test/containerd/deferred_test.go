@@ -3,11 +3,9 @@
 package containerd
 
 import (
-	"os"
 	"strings"
 	"testing"
 
-	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
@@ -40,20 +38,4 @@ func TestOneVolumeTwoContainers(t *testing.T) {
 		v.wantSum("blob", sum)
 	}
 	r.wantClean()
-}
-
-func TestSymlinkedKubeletRoot(t *testing.T) {
-	r := layOut(t)
-	link := r.d.Dir + "/link"
-	check.Must(t, os.Symlink(r.d.Kubelet, link))
-	r.d.Kubelet = link
-	r.d.Start()
-	v := r.staged("pod-1", "ext4")
-	pod := r.pod("pod-1")
-	id := r.run(pod, "main", at(v.target))
-	sum := r.write(id, "/data/blob")
-	v.wantStats(id)
-	r.remove(pod)
-	v.unstage()
-	v.wantSum("blob", sum)
 }

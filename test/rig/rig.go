@@ -151,14 +151,6 @@ func UnmountAll(t T, dir string) {
 	}
 }
 
-// Number reads how often or how long something is done from the environment.
-func Number(name string, otherwise int) int {
-	if given, err := strconv.Atoi(os.Getenv(name)); err == nil {
-		return given
-	}
-	return otherwise
-}
-
 // Soak reports whether the long forms of tests shall run, as `make soak` has it.
 func Soak() bool { return os.Getenv("CRUST_SOAK") == "1" }
 

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strconv"
 
 	"golang.org/x/sys/unix"
 
@@ -19,10 +18,10 @@ import (
 	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
-// Seconds is how long a database runs. CRUST_SECONDS=60 makes it a minute.
+// Seconds is how long a database runs.
 func Seconds() int {
-	if given, err := strconv.Atoi(os.Getenv("CRUST_SECONDS")); err == nil {
-		return given
+	if rig.Soak() {
+		return 60
 	}
 	return 3
 }
