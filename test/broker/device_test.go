@@ -231,7 +231,6 @@ func wantReadOnly(t *testing.T, device string, want bool) {
 }
 
 func TestWrongDevices(t *testing.T) {
-	t.Parallel()
 	n := newNode(t)
 	inside := func(name string) string { return filepath.Join(n.kubelet, name) }
 	check.Must(t, os.Symlink("/etc/passwd", inside("to-passwd")))

@@ -193,9 +193,7 @@ func unused(t *testing.T, s subject) (string, func()) {
 }
 
 func idle(t *testing.T, s subject, opts loopdev.Options) (string, func()) {
-	over, err := loopdev.Attach(s.path, opts)
-	check.Must(t, err)
-	t.Cleanup(func() { _ = loopdev.Detach(over) })
+	over := rig.Loop(t, s.path, opts)
 	return over, func() { check.Must(t, loopdev.Detach(over)) }
 }
 

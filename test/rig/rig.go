@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
@@ -198,6 +199,9 @@ func Loop(t T, backing string, opts loopdev.Options) string {
 	path, err := loopdev.Attach(backing, opts)
 	check.Must(t, err)
 	t.Cleanup(func() {
+		if !strings.HasPrefix(Loops("")[path], backing) {
+			return // the test has detached it, and it may be somebody else's by now
+		}
 		if err := loopdev.Detach(path); err != nil {
 			t.Error(err)
 		}
