@@ -28,7 +28,7 @@ import (
 )
 
 // counting is one for all tests: to make it takes some time.
-var counting = sync.OnceValue(func() *openers.Finder { return openers.New() })
+var counting = sync.OnceValue(openers.New)
 
 // finders are the two methods.
 func finders(t *testing.T) map[openers.Method]*openers.Finder {

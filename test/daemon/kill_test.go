@@ -157,7 +157,7 @@ func TestKilledAtRandom(t *testing.T) {
 		gone   func(*testing.T, *rig.Daemon, string)
 	}{
 		"kata":  {func(t *testing.T) *rig.Daemon { return rig.NewDaemon(t) }, wantGone},
-		"crust": {func(t *testing.T) *rig.Daemon { return newCrust(t) }, wantGoneOfCrust},
+		"crust": {newCrust, wantGoneOfCrust},
 	} {
 		t.Run(handler, func(t *testing.T) {
 			t.Parallel()

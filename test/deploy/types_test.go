@@ -6,10 +6,11 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/crust-proxy/crust-proxy/test/check"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/client-go/kubernetes/scheme"
+
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 // foreign are the groups of types that Kubernetes does not have by itself.

@@ -14,8 +14,9 @@ import (
 	"strings"
 	"sync"
 
-	"github.com/crust-proxy/crust-proxy/test/check"
 	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 var building sync.Mutex

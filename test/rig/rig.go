@@ -199,7 +199,11 @@ func Loop(t T, backing string, opts loopdev.Options) string {
 	path, err := loopdev.Attach(backing, opts)
 	check.Must(t, err)
 	t.Cleanup(func() {
-		if !strings.HasPrefix(Loops("")[path], backing) {
+		ours := backing
+		if dir := filepath.Dir(filepath.Dir(backing)); strings.HasPrefix(dir, os.TempDir()+"/") {
+			ours = dir // of this test
+		}
+		if !strings.HasPrefix(Loops("")[path], ours) {
 			return // the test has detached it, and it may be somebody else's by now
 		}
 		if err := loopdev.Detach(path); err != nil {
