@@ -219,3 +219,31 @@ func TestCallsAtOnce(t *testing.T) {
 	n.remove(v)
 	n.wantClean()
 }
+
+// TestHungDriver has a driver that does not answer: other volumes, and the stats
+// of this one, do not wait for it.
+func TestHungDriver(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, deferAll)
+	v := n.create("pv-1", "ext4", 16*mib)
+	check.Must(t, n.stage(v))
+	check.Must(t, n.publish(v, "pod-1"))
+	s := n.boot("sandbox-1", v, "pod-1")
+	check.Succeeds(t, "stats", func() error { _, err := n.stats(v, "pod-1"); return err })
+	check.Must(t, n.driver.Process.Signal(unix.SIGSTOP))
+	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+	defer cancel()
+	_, err := n.driver.Node.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{
+		VolumeId: v.ID, StagingTargetPath: v.Staging, VolumeCapability: v.Access(),
+	})
+	check.Code(t, err, codes.DeadlineExceeded)
+	if _, err := n.stats(v, "pod-1"); err != nil {
+		t.Errorf("stats wait for the driver: %v", err)
+	}
+	check.Must(t, n.driver.Process.Signal(unix.SIGCONT))
+	n.end(s)
+	n.insist("unpublish", func() error { return n.unpublish(v, "pod-1") })
+	n.insist("unstage", func() error { return n.unstage(v) })
+	n.remove(v)
+	n.wantClean()
+}

@@ -1,0 +1,3 @@
+// Package top tests crustctl top on a terminal, against a daemon whose volumes
+// have emulated sandboxes.
+package top
