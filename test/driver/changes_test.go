@@ -10,7 +10,6 @@ import (
 	"math/rand/v2"
 	"os"
 	"os/exec"
-	"strconv"
 	"testing"
 	"time"
 
@@ -352,55 +351,6 @@ func TestChangedBlocks(t *testing.T) {
 				content: make([]byte, historySize), made: new(int), exact: c.pool == "ext4",
 			}
 			(&histories{all: []*history{first}, random: first.random}).run(rig.RaceTime())
-			r.wantNothing()
-		})
-	}
-}
-
-// TestChangedBlocksOfALargeVolume: what counts is the data, not the size.
-func TestChangedBlocksOfALargeVolume(t *testing.T) {
-	const large, distance = int64(1) << 40, int64(16) << 30
-	sum := func(all []blockRange) (bytes int64) {
-		for _, one := range all {
-			bytes += one.to - one.from
-		}
-		return bytes
-	}
-	for _, pool := range rig.Sample([]string{"xfs", "btrfs"}, 2) {
-		t.Run(pool, func(t *testing.T) {
-			r := newDriverOn(t, pool, false, "--capacity", strconv.FormatInt(8*large, 10))
-			v := r.volume("v", rig.BlockAccess())
-			check.Must(t, v.createFrom(nil, large))
-			image, err := os.OpenFile(r.imageOf(v.id), os.O_RDWR, 0)
-			check.Must(t, err)
-			defer func() { _ = image.Close() }()
-			var ids []string
-			for i, parts := range []int64{64, 1, 0} {
-				for n := range parts {
-					_, err := image.WriteAt(bytes.Repeat([]byte{byte(i + 1)}, int(mib)), n*distance)
-					check.Must(t, err)
-				}
-				made, err := v.snapshot(fmt.Sprint("s", i))
-				check.Must(t, err)
-				ids = append(ids, made.GetSnapshotId())
-			}
-			began := time.Now()
-			if n := sum(r.allocated(ids[1], 0, 0)); n != 64*mib {
-				t.Errorf("%d bytes are allocated", n)
-			}
-			if n := sum(r.delta(ids[0], ids[1], 0, 0)); n != mib {
-				t.Errorf("%d bytes have changed", n)
-			}
-			if changed := r.delta(ids[1], ids[2], 0, 0); len(changed) > 0 {
-				t.Errorf("unchanged: %v", changed)
-			}
-			if took := time.Since(began); took > 20*time.Second {
-				t.Errorf("the calls took %v", took)
-			}
-			for _, id := range ids {
-				check.Must(t, r.removeSnapshot(id))
-			}
-			v.must(v.remove)
 			r.wantNothing()
 		})
 	}

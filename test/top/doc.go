@@ -1,3 +1,0 @@
-// Package top tests crustctl top on a terminal, against a daemon whose volumes
-// have emulated sandboxes.
-package top
