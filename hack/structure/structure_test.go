@@ -68,9 +68,11 @@ func TestEmbeddedPointers(t *testing.T) {
 func TestWhatTheCoreMayNotKnow(t *testing.T) {
 	m := write(t, map[string]string{
 		"pkg/deferral/claim/a.go": "package claim\n\n// A waits for the Pod.\nfunc A() {}\n",
-		"pkg/volume/v.go":         "package volume\nimport \"fmt\"\nvar _ = fmt.Sprint\n",
+		"pkg/volume/v.go":         "package volume\nimport \"fmt\"\nvar _ = fmt.Sprint\ntype V struct{ A int `json:\"csi\"` }\n",
 	})
 	wantOne(t, m.words(), "pkg/deferral/claim/a.go:3", `"Pod"`)
+	m = write(t, map[string]string{"pkg/volume/mountopt/t.go": "package mountopt\nconst textDelete = \"delete its pod\"\n"})
+	wantOne(t, m.words(), "pkg/volume/mountopt/t.go:2", `"pod"`)
 	m = write(t, map[string]string{"pkg/volume/v.go": "package volume\nimport \"golang.org/x/sys/unix\"\nvar _ = unix.Close\n"})
 	wantOne(t, m.words(), "golang.org/x/sys/unix")
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/daemon/admin"
 	"github.com/crust-proxy/crust-proxy/internal/daemon/config"
 	csifront "github.com/crust-proxy/crust-proxy/internal/front/csi"
+	"github.com/crust-proxy/crust-proxy/internal/front/csi/refusal"
 	"github.com/crust-proxy/crust-proxy/internal/front/passthrough"
 	"github.com/crust-proxy/crust-proxy/internal/front/pods"
 	"github.com/crust-proxy/crust-proxy/internal/front/registry"
@@ -75,7 +76,7 @@ type refusals struct {
 }
 
 // Refused counts a refusal.
-func (r refusals) Refused(driver string, party volume.Party) {
+func (r refusals) Refused(driver string, party refusal.Party) {
 	r.metrics.VolumeRefused(driver, string(party))
 }
 

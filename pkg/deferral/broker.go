@@ -19,6 +19,8 @@ type Config struct {
 	StateDir string
 	// Root is the directory below which all targets lie.
 	Root string
+	// Notice is in each guard, for a person who finds it.
+	Notice string
 	// Describe, which may be nil, adds to a volume what follows from its target path, such
 	// as who uses it. Rel is the path below Root. Unless dir is sys.NoFD, it is a descriptor of
 	// the directory that holds the target.
@@ -104,7 +106,7 @@ func NewBroker(cfg Config) (*Broker, error) {
 	}
 	b := &Broker{cfg: cfg, parts: parts{
 		boot: boot, store: files, handlers: handlers,
-		targets: &targets{guard.NewRoot(cfg.Root), cfg.Describe, (*guard.Target).Mount, (*guard.Target).Restore, (*guard.Target).Remove},
+		targets: &targets{guard.NewRoot(cfg.Root, cfg.Notice), cfg.Describe, (*guard.Target).Mount, (*guard.Target).Restore, (*guard.Target).Remove},
 		locks:   &volumeLocks{}, table: newTable(cfg.OnChange),
 	}}
 	b.SetDevices(cfg.Devices)

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io/fs"
 
+	"github.com/crust-proxy/crust-proxy/pkg/deferral/claim"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral/guard"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
@@ -79,9 +80,20 @@ func (l *lostVolumes) record(v *volume.Volume) *record {
 const notClaimed = "is not claimed"
 
 func (l *lostVolumes) cause(rec *record, device string, err error) error {
-	return volume.Errorf(volume.Busy, "volume %s: its record %s cannot be used, so nothing of it is removed, and its device %s; "+
-		volume.TextDelete+": %w", rec.Target, l.store.path(volumesDir, rec.Key), device, err)
+	return volume.Errorf(volume.Busy, "volume %s: %w", rec.Target, &lostError{l.store.path(volumesDir, rec.Key), device, err})
 }
+
+// lostError is part of the error for a volume without a usable record.
+type lostError struct {
+	record, device string
+	cause          error
+}
+
+func (e *lostError) Error() string {
+	return "its record " + e.record + " cannot be used, so nothing of it is removed, and its device " + e.device + ": " + e.cause.Error()
+}
+
+func (e *lostError) Unwrap() []error { return []error{claim.ErrLost, e.cause} }
 
 // reclaim claims a volume's device again. It updates the error of a lost volume, which says whether
 // the device is claimed.

@@ -118,7 +118,7 @@ func examine(p *openers.Process, v *volume.Volume, known []string) candidate {
 		one.Sandbox, one.Why = args[at], "its command line names the sandbox"
 	} else if len(groups) > 0 && p.IsOfPod(v.PodUID) {
 		// That may be the id of a container: none of the volume's sandboxes may be alive either.
-		one.Sandbox, one.Why = groups[0], volume.TextPodGroup
+		one.Sandbox, one.Why = groups[0], "its control group is that of a sandbox of the volume's user"
 		one.ids = slices.Concat(one.ids, known)
 	}
 	return one

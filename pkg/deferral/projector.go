@@ -179,6 +179,9 @@ func (s *handlerSet) refuseBound(ctx context.Context, v *volume.Volume) error {
 	return nil
 }
 
+// StopSandbox is what to do about a sandbox that does not end by itself.
+const StopSandbox = "if nothing ends it, `crictl stopp` it, or end its VM (never only its shim)"
+
 func refuseInUse(ctx context.Context, handler Projector, v *volume.Volume) error {
 	sandbox, err := handler.InUse(ctx, v)
 	if err != nil {
@@ -186,7 +189,7 @@ func refuseInUse(ctx context.Context, handler Projector, v *volume.Volume) error
 	}
 	if sandbox != "" {
 		return volume.Errorf(volume.Busy, "volume %s: the sandbox %s has not ended, and may have its device %s: repeat when it has; "+
-			volume.TextStopSandbox, v.Target, sandbox, v.Device.Path)
+			StopSandbox, v.Target, sandbox, v.Device.Path)
 	}
 	return nil
 }

@@ -26,8 +26,8 @@ type Status struct {
 	// seen first.
 	Problem      error
 	ProblemSince time.Time
-	// Refusal is set for a volume that was refused: it is not on record.
-	Refusal *volume.Refusal
+	// Refused is set for a volume that could not be deferred: it is not on record.
+	Refused bool
 	// Held is set while a process has the device open and so keeps it from being
 	// released or claimed.
 	Held *claim.Held

@@ -64,3 +64,7 @@ type Freezer interface {
 	// not frozen until now, the error is volume.InUse: a copy of it may be inconsistent.
 	Thaw(ctx context.Context, v *volume.Volume) error
 }
+
+// GroupIgnored explains volume.Report.GroupIgnored, and what to do.
+const GroupIgnored = "Kata's runtime-rs ignores fsGroup, and the root directory of the volume is not known to be writable for the " +
+	"group: a pod that is not root may get Permission denied; run chgrp and chmod g+w on the volume in a pod that is root once, or use Kata's Go runtime"

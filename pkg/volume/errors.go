@@ -62,8 +62,8 @@ func (k Kind) String() string {
 	return names[k]
 }
 
-// Error is an error with a kind. Its text is written for the person who reads it in
-// `kubectl describe pod`: it names the volume, the party, and what to do.
+// Error is an error with a kind. Its text is written for a person: it names the volume, the party,
+// and what to do.
 type Error struct {
 	Kind Kind
 	msg  string

@@ -3,7 +3,7 @@ package volume
 // Unit is what a Usage counts.
 type Unit uint8
 
-// The units, numbered as in CSI and in Kata's replies.
+// The units, numbered as in Kata's replies.
 const (
 	UnitUnknown Unit = 0
 	UnitBytes   Unit = 1
@@ -39,10 +39,6 @@ type Report struct {
 	// the root directory is not known to be writable for that group.
 	GroupIgnored bool
 }
-
-// GroupIgnoredText explains Report.GroupIgnored, and what to do.
-const GroupIgnoredText = "Kata's runtime-rs ignores fsGroup, and the root directory of the volume is not known to be writable for the " +
-	"group: a pod that is not root may get Permission denied; run chgrp and chmod g+w on the volume in a pod that is root once, or use Kata's Go runtime"
 
 // Range is a requested size in bytes; a zero Limit is none.
 type Range struct {

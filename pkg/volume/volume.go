@@ -54,7 +54,7 @@ type Instruction struct {
 	GroupPolicy GroupPolicy
 	// Handler names the runtime handler; empty means the default one.
 	Handler string
-	// Driver names the CSI driver, if it is known.
+	// Driver names the volume's driver, if it is known.
 	Driver string
 	// Format is who formats a blank device. If it is unset the device is not checked: the
 	// caller is responsible for what is on it.
@@ -67,17 +67,17 @@ type Instruction struct {
 	Origin *Origin
 }
 
-// Origin is the CSI volume that a deferred volume is, if it came through the front.
-// Unpublish, expansion and a restart need it; no secret of the request is in it.
+// Origin is what a deferred volume is for its driver, if it came through the front. Unpublish, expansion and
+// a restart need it; no secret of the request is in it.
 type Origin struct {
 	VolumeID string `json:"volumeID"`
 	// Way is WayNative or WayBlock.
 	Way string `json:"way"`
 	// Rule is the policy's rule by which the volume was deferred.
 	Rule string `json:"rule"`
-	// AccessMode is CSI's name of it, such as SINGLE_NODE_WRITER.
+	// AccessMode is its name in the driver's protocol, such as SINGLE_NODE_WRITER.
 	AccessMode string `json:"accessMode"`
-	// Staging is kubelet's staging path.
+	// Staging is the orchestrator's staging path.
 	Staging string `json:"staging,omitempty"`
 	// Private is where the driver published the device, PrivateStaging where it
 	// staged it.
@@ -170,17 +170,4 @@ type Volume struct {
 	// Adopted is set for a volume that another program published; it has no
 	// record and is never changed.
 	Adopted bool `json:"-"`
-}
-
-// GrowsWhen explains to a person what grows the filesystem of a volume if the sandboxes of its
-// handler do not. It is not a method because other packages embed *Volume.
-func GrowsWhen(v *Volume) string {
-	if v.FSType == "ext4" && v.Origin != nil && v.Origin.Way == WayBlock {
-		const next = "the pod is deleted and started again, before the new sandbox gets it"
-		if v.KeepSize {
-			return "the policy's rule says grow: false; without that it grows when " + next
-		}
-		return "it grows when " + next
-	}
-	return "it keeps its size until a pod without " + v.Handler + " has mounted it once"
 }

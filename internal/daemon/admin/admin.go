@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/types/known/durationpb"
 
+	"github.com/crust-proxy/crust-proxy/internal/front/csi/refusal"
 	"github.com/crust-proxy/crust-proxy/internal/ground/pace"
 	"github.com/crust-proxy/crust-proxy/internal/ground/rpccode"
 	"github.com/crust-proxy/crust-proxy/internal/ground/telemetry"
@@ -127,8 +128,8 @@ func (s *AdminServer) find(ctx context.Context, ref string) (deferral.Status, er
 // live finds a volume that a sandbox may have. A refused volume is an error.
 func (s *AdminServer) live(ctx context.Context, ref string) (deferral.Status, error) {
 	found, err := s.find(ctx, ref)
-	if err == nil && found.Refusal != nil {
-		return found, volume.Errorf(volume.NoSandbox, "no sandbox has the volume, for it was refused: %s", found.Refusal.Error)
+	if refused := s.Node.refusal(found.Key); err == nil && found.Refused && refused != nil {
+		return found, volume.Errorf(volume.NoSandbox, "no sandbox has the volume, for it was refused: %s", refused.Error)
 	}
 	return found, err
 }
@@ -304,7 +305,7 @@ func (s *AdminServer) EndOrphans(ctx context.Context, req *adminv1.EndOrphansReq
 	if err != nil {
 		return nil, err
 	}
-	if found.Adopted || found.Refusal != nil {
+	if found.Adopted || found.Refused {
 		return nil, volume.Errorf(volume.NotFound, "volume %s is not on record: crust-proxy does not know its sandboxes", found.Target)
 	}
 	var pids []int
@@ -338,13 +339,13 @@ func (s *AdminServer) ReleaseVolume(
 		return nil, err
 	case found.Adopted:
 		err = volume.Errorf(volume.Unsupported, "volume %s: another program published it, and has to remove it", found.Target)
-	case found.Refusal != nil, found.OffRecord:
+	case found.Refused, found.OffRecord:
 		err = volume.Errorf(volume.NotFound, "volume %s is not on record: there is nothing to release", found.Target)
 	default:
 		_, err = s.Node.Broker.ReleaseKey(ctx, found.Key, req.GetForce())
 	}
 	if err != nil {
-		return nil, err
+		return nil, refusal.WithAdvice(err)
 	}
 	out := &adminv1.ReleaseVolumeResponse{}
 	if held, ok := s.Node.Broker.Users().OffRecord(found.Key); ok {

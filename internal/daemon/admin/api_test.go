@@ -240,7 +240,7 @@ func TestStatsAndExpandAreRelayed(t *testing.T) {
 	if err != nil || len(shown.GetVolume().GetUsage()) != 1 || shown.GetVolume().GetUsageAt() == nil {
 		t.Errorf("the last known usage is not shown: %v, %v", shown, err)
 	}
-	if shown.GetVolume().GetGroupProblem() != volume.GroupIgnoredText {
+	if shown.GetVolume().GetGroupProblem() != runtime.GroupIgnored {
 		t.Errorf("that the group is ignored is not shown: %v", shown)
 	}
 	grown, err := s.admin().ExpandVolume(t.Context(), &adminv1.ExpandVolumeRequest{Volume: v.Target, RequiredBytes: 7})

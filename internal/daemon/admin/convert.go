@@ -1,14 +1,15 @@
 package admin
 
 import (
-	"cmp"
 	"strings"
 	"time"
 
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/crust-proxy/crust-proxy/internal/front/csi/refusal"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+	"github.com/crust-proxy/crust-proxy/pkg/runtime"
 	"github.com/crust-proxy/crust-proxy/pkg/stats"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
@@ -21,7 +22,7 @@ func (n *Node) StateOf(s deferral.Status) string {
 
 func (n *Node) state(s deferral.Status) adminv1.VolumeState {
 	switch {
-	case s.Refusal != nil:
+	case s.Refused:
 		return adminv1.VolumeState_VOLUME_STATE_REFUSED
 	case s.OffRecord:
 		return adminv1.VolumeState_VOLUME_STATE_HELD
@@ -47,23 +48,23 @@ func (n *Node) message(s deferral.Status) *adminv1.Volume {
 		PodUid: v.PodUID, CreatedAt: Stamp(v.Created), GrowToBytes: v.GrowTo,
 	}
 	if v.GrowTo > 0 && !n.Broker.Abilities(v.Handler).GrowsAtMount {
-		out.GrowWaits = volume.GrowsWhen(v)
+		out.GrowWaits = refusal.GrowsWhen(v)
 	}
 	if v.Origin != nil {
 		out.VolumeId, out.AccessMode, out.Rule, out.Way = v.Origin.VolumeID, v.Origin.AccessMode, v.Origin.Rule, v.Origin.Way
 		out.PodNamespace, out.PodName = v.Origin.PodNamespace, v.Origin.PodName
 	}
-	if v.Adopted || s.Refusal != nil {
+	if v.Adopted || s.Refused {
 		out.DeviceId = ""
 	}
-	if s.Refusal == nil {
+	if !s.Refused {
 		out.Sandbox = n.sandbox(v)
 	}
 	known, ok := n.Sandboxes.Known(v)
 	if ok && !known.At.IsZero() {
 		out.Usage, out.UsageAt = usageMessages(known.Report), Stamp(known.At)
 		if known.GroupIgnored {
-			out.GroupProblem = volume.GroupIgnoredText
+			out.GroupProblem = runtime.GroupIgnored
 		}
 		if known.Err == nil { // otherwise it may have changed; the usage is shown with its age
 			out.Condition = conditionMessage(known.Report)
@@ -86,13 +87,13 @@ func (n *Node) message(s deferral.Status) *adminv1.Volume {
 
 // showRefusal shows which party refused a volume, or a repeated call for a volume on record.
 func (n *Node) showRefusal(s deferral.Status, out *adminv1.Volume) {
-	refusal := cmp.Or(s.Refusal, n.refusal(s.Key))
-	if refusal == nil {
+	refused := n.refusal(s.Key)
+	if refused == nil {
 		return
 	}
-	out.RefusedBy, out.Refusals = string(refusal.Party), refusal.Count
+	out.RefusedBy, out.Refusals = string(refused.Party), refused.Count
 	if out.GetLastError() == "" {
-		out.LastError, out.LastErrorAt = refusal.Error, Stamp(refusal.Last)
+		out.LastError, out.LastErrorAt = refused.Error, Stamp(refused.Last)
 	}
 }
 
@@ -100,7 +101,7 @@ func (n *Node) showRefusal(s deferral.Status, out *adminv1.Volume) {
 func lastError(s deferral.Status, known stats.Known) (string, *timestamppb.Timestamp) {
 	switch {
 	case s.Problem != nil:
-		return s.Problem.Error(), Stamp(s.ProblemSince)
+		return refusal.WithAdvice(s.Problem).Error(), Stamp(s.ProblemSince)
 	case known.Err != nil:
 		return known.Err.Error(), Stamp(known.ErrAt)
 	case known.GrowErr != nil:

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/crust-proxy/crust-proxy/internal/daemon/sandboxes"
+	"github.com/crust-proxy/crust-proxy/internal/front/csi/refusal"
 	"github.com/crust-proxy/crust-proxy/internal/ground/pace"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
@@ -23,8 +24,8 @@ type Node struct {
 
 // Refusals holds the volumes that pods wait for and that are not on record.
 type Refusals interface {
-	Refused() []volume.Refusal
-	Refusal(key volume.Key) (volume.Refusal, bool)
+	Refused() []refusal.Refusal
+	Refusal(key volume.Key) (refusal.Refusal, bool)
 }
 
 // idForm matches a key or a prefix of one.
@@ -128,7 +129,7 @@ func (n *Node) AllShown() []deferral.Status {
 	return all
 }
 
-func (n *Node) refused() []volume.Refusal {
+func (n *Node) refused() []refusal.Refusal {
 	if n.Refusals == nil {
 		return nil
 	}
@@ -136,7 +137,7 @@ func (n *Node) refused() []volume.Refusal {
 }
 
 // refusal is nil if the volume was not refused.
-func (n *Node) refusal(key volume.Key) *volume.Refusal {
+func (n *Node) refusal(key volume.Key) *refusal.Refusal {
 	if n.Refusals != nil {
 		if found, ok := n.Refusals.Refusal(key); ok {
 			return &found
@@ -204,8 +205,8 @@ func (n *Node) growLater(ctx context.Context, v *volume.Volume, wish volume.Rang
 	return size, n.Broker.GrowAtMount(ctx, v.Key, size)
 }
 
-func statusOfRefusal(r *volume.Refusal) deferral.Status {
-	return deferral.Status{Refusal: r, Volume: &volume.Volume{
+func statusOfRefusal(r *refusal.Refusal) deferral.Status {
+	return deferral.Status{Refused: true, Volume: &volume.Volume{
 		Key: r.Key, Target: r.Target, FSType: r.FSType, Handler: r.Handler, Driver: r.Driver, PodUID: r.PodUID, Created: r.First,
 		Origin: &volume.Origin{VolumeID: r.VolumeID, Rule: r.Rule, AccessMode: r.AccessMode, PodNamespace: r.PodNamespace, PodName: r.PodName},
 	}}

@@ -9,6 +9,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/crust-proxy/crust-proxy/internal/front/csi/refusal"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
 	runtimev1 "github.com/crust-proxy/crust-proxy/proto/crust/runtime/v1"
@@ -17,34 +18,34 @@ import (
 // fakeRefusals holds what a test refused.
 type fakeRefusals struct {
 	mu  sync.Mutex
-	all []volume.Refusal
+	all []refusal.Refusal
 }
 
-func (f *fakeRefusals) Refused() []volume.Refusal {
+func (f *fakeRefusals) Refused() []refusal.Refusal {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return append([]volume.Refusal(nil), f.all...)
+	return append([]refusal.Refusal(nil), f.all...)
 }
 
-func (f *fakeRefusals) Refusal(key volume.Key) (volume.Refusal, bool) {
+func (f *fakeRefusals) Refusal(key volume.Key) (refusal.Refusal, bool) {
 	for _, one := range f.Refused() {
 		if one.Key == key {
 			return one, true
 		}
 	}
-	return volume.Refusal{}, false
+	return refusal.Refusal{}, false
 }
 
-func (f *fakeRefusals) set(all ...volume.Refusal) {
+func (f *fakeRefusals) set(all ...refusal.Refusal) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.all = all
 }
 
-func refusalAt(target string) volume.Refusal {
-	return volume.Refusal{
+func refusalAt(target string) refusal.Refusal {
+	return refusal.Refusal{
 		Key: volume.KeyOf(target), Target: target, Driver: "d", VolumeID: "vol-9", FSType: "xfs", AccessMode: "SINGLE_NODE_WRITER",
-		PodUID: "u9", PodNamespace: "ns", PodName: "db-0", Rule: `rule "disks"`, Handler: "kata", Party: volume.PartyHandler,
+		PodUID: "u9", PodNamespace: "ns", PodName: "db-0", Rule: `rule "disks"`, Handler: "kata", Party: refusal.PartyHandler,
 		Error: "volume " + target + ": no subPath", First: time.Unix(100, 0), Last: time.Unix(200, 0), Count: 7,
 	}
 }
@@ -55,7 +56,7 @@ func TestRefusedVolumesAreShown(t *testing.T) {
 	s.node.Refusals = refusals
 	target := s.kubelet + "/pods/m/mount"
 	again := refusalAt(s.handler.volumes[0].Target) // a repeated publish of a volume that is there
-	again.Party = volume.PartyDriver
+	again.Party = refusal.PartyDriver
 	refusals.set(again, refusalAt(target))
 
 	list, err := s.admin().ListVolumes(t.Context(), &adminv1.ListVolumesRequest{})
@@ -112,7 +113,7 @@ func TestWatchTellsOfRefusals(t *testing.T) {
 		t.Errorf("got %v", e)
 	}
 	more := refusalAt(target)
-	more.Party = volume.PartyPolicy
+	more.Party = refusal.PartyPolicy
 	refusals.set(more)
 	s.hub.Changed(more.Key)
 	if e := next(); e.GetVolume().GetRefusedBy() != "policy" || e.GetVolume().GetState() != adminv1.VolumeState_VOLUME_STATE_REFUSED {

@@ -58,7 +58,7 @@ func beingRemoved(target string) error {
 
 // interrupted is the error of undoing an earlier publish in another way.
 func interrupted(target string, err error) error {
-	return refusal.WithParty(volume.PartyDriver, volume.Errorf(volume.Busy, "volume %s: an earlier publish in another way was interrupted and cannot "+
+	return refusal.WithParty(refusal.PartyDriver, volume.Errorf(volume.Busy, "volume %s: an earlier publish in another way was interrupted and cannot "+
 		"be undone yet: %w", target, refusal.Plain(err)))
 }
 
@@ -75,21 +75,21 @@ func stageLost(w *decision.VolumeRequest) error {
 
 func recordLost(id staging.VolumeID, target string) error {
 	return volume.Errorf(volume.Busy, "volume %s of driver %s: its record at %s cannot be used, and a sandbox may have it there: "+
-		volume.TextDelete, refusal.Clip(id.ID), id.Driver, target)
+		refusal.DeletePod, refusal.Clip(id.ID), id.Driver, target)
 }
 
 func stillHeld(id staging.VolumeID, held *deferral.Status) error {
-	return volume.Errorf(volume.Busy, "volume %s of driver %s: it was released by force at %s, and its device %s is still open in %s: "+volume.TextEndVM,
+	return volume.Errorf(volume.Busy, "volume %s of driver %s: it was released by force at %s, and its device %s is still open in %s: "+refusal.EndVM,
 		refusal.Clip(id.ID), id.Driver, held.Target, held.Device.Path, held.Held.Processes)
 }
 
 func badInstruction(w *decision.VolumeRequest, err error) error {
-	return refusal.WithParty(volume.PartyDriver, volume.Errorf(volume.Malformed, "volume %s: the instruction what to mount, in the answer "+
+	return refusal.WithParty(refusal.PartyDriver, volume.Errorf(volume.Malformed, "volume %s: the instruction what to mount, in the answer "+
 		"of driver %s, cannot be read: %w", w.Path, w.Driver, err))
 }
 
 func noInstruction(w *decision.VolumeRequest) error {
-	return refusal.WithParty(volume.PartyDriver, volume.Errorf(volume.Unsupported, "volume %s: the driver %s says that it can defer, and "+
+	return refusal.WithParty(refusal.PartyDriver, volume.Errorf(volume.Unsupported, "volume %s: the driver %s says that it can defer, and "+
 		"has neither answered what the sandbox shall mount nor called the Runtime API: this is a fault of the driver; until "+
 		"it is mended exclude the volume by a policy rule", w.Path, w.Driver))
 }
@@ -136,7 +136,7 @@ func growthOfNoPod(path string) error {
 }
 
 func recordUnusable(target string) error {
-	return failedPrecondition("volume %s: its record cannot be used, so its device is not grown: "+volume.TextDelete, target)
+	return failedPrecondition("volume %s: its record cannot be used, so its device is not grown: "+refusal.DeletePod, target)
 }
 
 func sandboxCannotGrow(v *volume.Volume) string {

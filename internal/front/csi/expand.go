@@ -165,5 +165,5 @@ func (e *expandCall) growFilesystem(ctx context.Context, size int64) (int64, err
 			e.log.Warn("a pending growth cannot be recorded", zap.String(telemetry.FieldTarget, e.v.Target), zap.Error(err))
 		}
 	}
-	return 0, failedPrecondition("%s; its device has been grown to %d bytes: %s", why, size, volume.GrowsWhen(e.v))
+	return 0, failedPrecondition("%s; its device has been grown to %d bytes: %s", why, size, refusal.GrowsWhen(e.v))
 }

@@ -25,6 +25,7 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/internal/disk/superblock"
 	"github.com/crust-proxy/crust-proxy/internal/front/csi/decision"
+	"github.com/crust-proxy/crust-proxy/internal/front/csi/refusal"
 	"github.com/crust-proxy/crust-proxy/internal/front/policy"
 	"github.com/crust-proxy/crust-proxy/internal/ground/telemetry"
 	"github.com/crust-proxy/crust-proxy/pkg/csidefer"
@@ -422,16 +423,16 @@ func (r *rig) LacksGroup(context.Context, *volume.Volume) bool { return r.lacks 
 // observed counts what an Observer is told.
 type observed struct {
 	mu      sync.Mutex
-	refused map[volume.Party]int
+	refused map[refusal.Party]int
 	changes int
 }
 
 // Refused implements Observer.
-func (o *observed) Refused(driver string, party volume.Party) {
+func (o *observed) Refused(driver string, party refusal.Party) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.refused == nil {
-		o.refused = make(map[volume.Party]int)
+		o.refused = make(map[refusal.Party]int)
 	}
 	if driver == driverName {
 		o.refused[party]++

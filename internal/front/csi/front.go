@@ -63,7 +63,7 @@ type Disks interface {
 // Observer is called for each call that refused a volume, and for each volume that is listed
 // as refused, or not any more. It must not block.
 type Observer interface {
-	Refused(driver string, party volume.Party)
+	Refused(driver string, party refusal.Party)
 	Changed(key volume.Key)
 }
 
@@ -197,7 +197,7 @@ func (f *Front) refuseLost(id staging.VolumeID, target string) error {
 func (f *Front) refuseHeld(ctx context.Context, id staging.VolumeID) error {
 	users := f.cfg.Volumes.Users()
 	for _, held := range users.HeldOf(ctx, id.Driver, id.ID) {
-		return refusal.WithParty(volume.PartyVolume, stillHeld(id, &held))
+		return refusal.WithParty(refusal.PartyVolume, stillHeld(id, &held))
 	}
 	return nil
 }
@@ -223,17 +223,17 @@ func (f *Front) find(target string) (found deferral.Status, known bool, err erro
 
 // Refused lists the volumes that pods wait for and that could not be deferred, by
 // their targets.
-func (f *Front) Refused() []volume.Refusal { return f.refused.All() }
+func (f *Front) Refused() []refusal.Refusal { return f.refused.All() }
 
 // Refusal returns one of them.
-func (f *Front) Refusal(key volume.Key) (volume.Refusal, bool) { return f.refused.Get(key) }
+func (f *Front) Refusal(key volume.Key) (refusal.Refusal, bool) { return f.refused.Get(key) }
 
 func (f *Front) forgetRefusal(target string) {
 	if f.refused.Empty() {
 		return
 	}
 	key := f.key(target)
-	f.refused.Forget(func(r *volume.Refusal) bool { return r.Key == key })
+	f.refused.Forget(func(r *refusal.Refusal) bool { return r.Key == key })
 }
 
 // key returns the key of a volume at this target.

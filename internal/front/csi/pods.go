@@ -11,7 +11,6 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/front/csi/decision"
 	"github.com/crust-proxy/crust-proxy/internal/front/csi/refusal"
 	"github.com/crust-proxy/crust-proxy/internal/front/kubelet"
-	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
 // podFor looks up the pod that a publish is for. It returns nil where no cluster is asked.
@@ -21,11 +20,11 @@ func (f *Front) podFor(ctx context.Context, w *decision.VolumeRequest) (*decisio
 	}
 	uid, err := f.podUID(w)
 	if err != nil || uid == "" {
-		return nil, refusal.WithParty(volume.PartyRequest, err)
+		return nil, refusal.WithParty(refusal.PartyRequest, err)
 	}
 	pod, err := f.cfg.Pods.ByUID(ctx, uid)
 	if err != nil {
-		return nil, refusal.WithParty(volume.PartyPods, err)
+		return nil, refusal.WithParty(refusal.PartyPods, err)
 	}
 	return pod.ForVolume(w.Driver, w.VolumeID, f.inlineName(w))
 }

@@ -12,8 +12,10 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/crust-proxy/crust-proxy/internal/front/csi/decision"
+	"github.com/crust-proxy/crust-proxy/internal/front/csi/refusal"
 	"github.com/crust-proxy/crust-proxy/internal/front/policy"
 	"github.com/crust-proxy/crust-proxy/pkg/csidefer"
+	"github.com/crust-proxy/crust-proxy/pkg/runtime"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
@@ -73,7 +75,7 @@ func TestClusterAway(t *testing.T) {
 	r.driver.said()
 	r.refused(r.tryStage(r.stageReq()), codes.Unavailable, "the cluster does not answer", "volume "+r.staging()+": ")
 	r.said()
-	if got := r.front.Refused(); len(got) != 1 || got[0].Party != volume.PartyPods || got[0].Target != r.staging() {
+	if got := r.front.Refused(); len(got) != 1 || got[0].Party != refusal.PartyPods || got[0].Target != r.staging() {
 		t.Errorf("listed: %+v", got)
 	}
 	r.clean()
@@ -98,7 +100,7 @@ func TestStageOfPodsThatDisagree(t *testing.T) {
 	r.cfg.Pods = fakePods{"p0": bad}
 	r.restart()
 	r.refused(r.tryStage(r.stageReq()), codes.InvalidArgument, "nothing-like-it")
-	if got := r.front.Refused(); len(got) != 1 || got[0].Party != volume.PartyPod || got[0].PodUID != "p0" {
+	if got := r.front.Refused(); len(got) != 1 || got[0].Party != refusal.PartyPod || got[0].PodUID != "p0" {
 		t.Errorf("listed: %+v", got)
 	}
 	r.clean()
@@ -153,7 +155,7 @@ func TestInlineVolumesAreKnownByTheirName(t *testing.T) {
 		VolumeContext: map[string]string{decision.PodUIDKey: "p1", decision.EphemeralKey: "true"},
 	}
 	r.refused(r.tryPublish(publish), codes.Unimplemented, `rule "who asks"`, "inline ephemeral", "volumeClaimTemplate")
-	if got := r.front.Refused(); len(got) != 1 || got[0].Party != volume.PartyDriver {
+	if got := r.front.Refused(); len(got) != 1 || got[0].Party != refusal.PartyDriver {
 		t.Errorf("listed: %+v", got)
 	}
 	csidefer.SetRequested(publish)
@@ -209,7 +211,7 @@ func TestIgnoredGroupIsNamed(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			logs := warnings(t, c.pod, c.lacks)
-			if logs.FilterMessage(volume.GroupIgnoredText).FilterField(zap.String("group", "2000")).Len() != c.says || logs.Len() != c.says {
+			if logs.FilterMessage(runtime.GroupIgnored).FilterField(zap.String("group", "2000")).Len() != c.says || logs.Len() != c.says {
 				t.Errorf("said: %+v", logs.All())
 			}
 		})

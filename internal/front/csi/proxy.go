@@ -158,7 +158,7 @@ func (p *driverProxy) recordRefusal(w *decision.VolumeRequest, rules *decision.R
 	if status.Code(rpccode.Status(err)) == codes.Canceled {
 		return err // kubelet went away, and nobody refused
 	}
-	refused := volume.Refusal{
+	refused := refusal.Refusal{
 		Key: p.front.key(w.Path), Target: w.Path, Driver: p.driver.Name, VolumeID: refusal.Clip(w.VolumeID), FSType: refusal.Clip(w.FSType),
 		AccessMode: w.AccessMode, Rule: verdict.Rule, Handler: rules.Handler(verdict), Party: refusal.PartyOf(err),
 	}
@@ -180,5 +180,5 @@ func namingPod(v *volume.Volume, err error) error {
 	if err == nil || v == nil || v.Origin == nil || v.Origin.PodName == "" {
 		return err
 	}
-	return refusal.Sentence(&volume.Refusal{Target: v.Target, PodNamespace: v.Origin.PodNamespace, PodName: v.Origin.PodName}, err)
+	return refusal.Sentence(&refusal.Refusal{Target: v.Target, PodNamespace: v.Origin.PodNamespace, PodName: v.Origin.PodName}, err)
 }

@@ -11,7 +11,6 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/front/csi/refusal"
 	"github.com/crust-proxy/crust-proxy/internal/front/csi/staging"
 	"github.com/crust-proxy/crust-proxy/internal/front/policy"
-	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
 // publishCall is one NodePublishVolume of a filesystem volume. Its caller holds the
@@ -125,7 +124,7 @@ func (p *publishCall) checkTarget(ctx context.Context) error {
 		return err
 	}
 	if !p.removing {
-		return refusal.WithParty(volume.PartyVolume, p.proxy.front.refuseLost(p.id, p.target))
+		return refusal.WithParty(refusal.PartyVolume, p.proxy.front.refuseLost(p.id, p.target))
 	}
 	if _, err := p.proxy.volumes.Release(ctx, p.target); err != nil {
 		return refusal.WithBrokerParty(removalUnfinished(p.target, err))

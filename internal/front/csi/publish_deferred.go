@@ -11,6 +11,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/front/csi/refusal"
 	"github.com/crust-proxy/crust-proxy/internal/front/csi/staging"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral/claim"
+	"github.com/crust-proxy/crust-proxy/pkg/runtime"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 	"github.com/crust-proxy/crust-proxy/pkg/volume/mountopt"
 )
@@ -39,7 +40,7 @@ func (p *publishCall) publishDeferred(ctx context.Context) ([]byte, error) {
 	case way == volume.WayBlock:
 		return (&blockPublish{call: p, has: has}).run(ctx)
 	case !has.Native:
-		return nil, refusal.WithParty(volume.PartyDriver, cannotDeferAnyMore(p.target, p.id.Driver))
+		return nil, refusal.WithParty(refusal.PartyDriver, cannotDeferAnyMore(p.target, p.id.Driver))
 	default:
 		return (&nativePublish{call: p, has: has}).run(ctx)
 	}
@@ -106,7 +107,7 @@ func (p *publishCall) mark(readOnly bool) (marked bool, err error) {
 	}
 	mark := staging.Mark{Driver: p.id.Driver, VolumeID: p.id.ID, Rule: p.verdict.Rule, Handler: p.rules.Handler(&p.verdict)}
 	marked, err = p.proxy.front.mark(p.rules, p.w.Input, mark, p.state.Published != nil)
-	return marked, refusal.WithParty(volume.PartyNode, err)
+	return marked, refusal.WithParty(refusal.PartyNode, err)
 }
 
 // namingOwner adds to the refusal of a device that another volume owns the pod of that volume.
@@ -152,6 +153,6 @@ func (p *publishCall) logHazards(ctx context.Context, v *volume.Volume) {
 	// Where the handler's name does not say runtime-rs this is known with the first stats.
 	disks := p.proxy.cfg.Disks
 	if v.Group != "" && decision.IsRuntimeRS(handler) && disks.LacksGroup(ctx, v) {
-		log.Warn(volume.GroupIgnoredText, zap.String("group", v.Group))
+		log.Warn(runtime.GroupIgnored, zap.String("group", v.Group))
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/crust-proxy/crust-proxy/internal/front/csi/decision"
+	"github.com/crust-proxy/crust-proxy/internal/front/csi/refusal"
 	"github.com/crust-proxy/crust-proxy/internal/front/policy"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral/claim"
@@ -20,7 +21,7 @@ func TestRefusalsComeAndGo(t *testing.T) {
 	r := newRig(t, deferThenHost)
 	r.cfg.DefaultHandler = "kata"
 	r.restart()
-	listed := func() []volume.Refusal { return r.front.Refused() }
+	listed := func() []refusal.Refusal { return r.front.Refused() }
 
 	r.driver.fail("stage-block", status.Error(codes.InvalidArgument, "no block\naccess with hunter2-secret "+strings.Repeat("x", 9000)))
 	stage := r.stageReq()
@@ -33,7 +34,7 @@ func TestRefusalsComeAndGo(t *testing.T) {
 		}
 	}
 	got := listed()
-	if len(got) != 1 || got[0].Party != volume.PartyDriver || got[0].Count != 2 || got[0].Target != r.staging() ||
+	if len(got) != 1 || got[0].Party != refusal.PartyDriver || got[0].Count != 2 || got[0].Target != r.staging() ||
 		got[0].Rule != `rule "all"` || got[0].Handler != "kata" || got[0].VolumeID != "vol-1" || got[0].AccessMode != "SINGLE_NODE_WRITER" ||
 		strings.Contains(got[0].Error, "hunter2") {
 		t.Fatalf("listed: %+v", got)
@@ -51,7 +52,7 @@ func TestRefusalsComeAndGo(t *testing.T) {
 	r.refused(r.publish("p2"), codes.FailedPrecondition, "one sandbox")
 	r.broker.stageErr = volume.Errorf(volume.InUse, "the device holds xfs")
 	r.refused(r.publish("p1"), codes.Aborted, "holds xfs")
-	if got := listed(); len(got) != 2 || got[0].Party != volume.PartyDevice || got[1].Party != volume.PartyVolume || got[1].PodUID != "p2" {
+	if got := listed(); len(got) != 2 || got[0].Party != refusal.PartyDevice || got[1].Party != refusal.PartyVolume || got[1].PodUID != "p2" {
 		t.Errorf("listed: %+v", got)
 	}
 	r.broker.stageErr = nil
@@ -68,7 +69,7 @@ func TestRefusalsComeAndGo(t *testing.T) {
 		t.Errorf("after it was mounted on the host: %+v", got)
 	}
 	r.stop() // no call counts any more
-	if got := &r.observed; got.refused[volume.PartyDriver] != 2 || got.refused[volume.PartyVolume] != 2 || got.refused[volume.PartyDevice] != 1 || got.changes != 9 {
+	if got := &r.observed; got.refused[refusal.PartyDriver] != 2 || got.refused[refusal.PartyVolume] != 2 || got.refused[refusal.PartyDevice] != 1 || got.changes != 9 {
 		t.Errorf("counted %v, %d changes", got.refused, got.changes)
 	}
 }
@@ -124,31 +125,31 @@ func TestEachRefusalIsOneSentence(t *testing.T) {
 	native := csi.NodeServiceCapability_RPC_Type(csiv1.NodeCapability_NODE_CAPABILITY_DEFER_FS_OPS)
 	for name, c := range map[string]struct {
 		prepare func(*rig, *csi.NodePublishVolumeRequest)
-		party   volume.Party
+		party   refusal.Party
 		todo    string
 	}{
 		"a network volume, as of SMB": {func(r *rig, _ *csi.NodePublishVolumeRequest) {
 			network := volume.Instruction{Target: r.target("p1"), Type: volume.Network}
 			r.broker.stageErr = deferral.Validate(&network)
-		}, volume.PartyHandler, "publish it on the host, or use a block volume"},
+		}, refusal.PartyHandler, "publish it on the host, or use a block volume"},
 		"secrets among the mount options": {func(_ *rig, req *csi.NodePublishVolumeRequest) {
 			req.VolumeCapability.GetMount().MountFlags = []string{"password=hunter2"}
-		}, volume.PartyRequest, "take it out of the mount options"},
+		}, refusal.PartyRequest, "take it out of the mount options"},
 		"a driver that answers nothing": {func(r *rig, _ *csi.NodePublishVolumeRequest) { r.driver.setCaps(native) },
-			volume.PartyDriver, "exclude the volume by a policy rule"},
+			refusal.PartyDriver, "exclude the volume by a policy rule"},
 		"several nodes write": {func(_ *rig, req *csi.NodePublishVolumeRequest) {
 			req.VolumeCapability.AccessMode.Mode = csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER
-		}, volume.PartyVolume, "exclude it by a policy rule"},
+		}, refusal.PartyVolume, "exclude it by a policy rule"},
 		"an inline volume": {func(_ *rig, req *csi.NodePublishVolumeRequest) { req.VolumeContext[decision.EphemeralKey] = "true" },
-			volume.PartyDriver, "volumeClaimTemplate"},
+			refusal.PartyDriver, "volumeClaimTemplate"},
 		"a word that is none": {func(_ *rig, req *csi.NodePublishVolumeRequest) { req.VolumeContext[policy.ContextKey] = "yes\n" },
-			volume.PartyPolicy, `write "true" or "false"`},
+			refusal.PartyPolicy, `write "true" or "false"`},
 		"no block access": {func(r *rig, _ *csi.NodePublishVolumeRequest) {
 			r.driver.fail("publish-block", status.Error(codes.InvalidArgument, "only\nmounts"))
-		}, volume.PartyDriver, "exclude it by a policy rule"},
+		}, refusal.PartyDriver, "exclude it by a policy rule"},
 		"a full disk": {func(r *rig, _ *csi.NodePublishVolumeRequest) {
 			r.broker.stageErr = volume.Errorf(volume.Exhausted, "volume %s: no space", r.target("p1"))
-		}, volume.PartyNode, "no space"},
+		}, refusal.PartyNode, "no space"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t, deferAll)

@@ -10,7 +10,6 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/front/csi/refusal"
 	"github.com/crust-proxy/crust-proxy/internal/front/csi/staging"
 	"github.com/crust-proxy/crust-proxy/internal/front/policy"
-	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
 // stageCall is one NodeStageVolume of a filesystem volume. Its caller holds the volume's
@@ -112,7 +111,7 @@ func (s *stageCall) applyPolicy(ctx context.Context) (err error) {
 	}
 	pods, err := lookup.Using(ctx, s.id.Driver, s.id.ID)
 	if err != nil {
-		return refusal.WithParty(volume.PartyPods, err)
+		return refusal.WithParty(refusal.PartyPods, err)
 	}
 	s.verdict, s.pod, err = s.rules.StageForPods(s.w, pods)
 	return err

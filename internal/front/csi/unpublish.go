@@ -9,6 +9,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/crust-proxy/crust-proxy/internal/front/csi/decision"
+	"github.com/crust-proxy/crust-proxy/internal/front/csi/refusal"
 	"github.com/crust-proxy/crust-proxy/internal/front/csi/staging"
 	"github.com/crust-proxy/crust-proxy/internal/ground/failpoint"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
@@ -85,7 +86,7 @@ func (u *unpublishCall) release(ctx context.Context) (*volume.Volume, error) {
 	if released == nil && volume.KindOf(err) == volume.Invalid {
 		return nil, nil //nolint:nilnil // a target that lies elsewhere is no deferred one
 	}
-	return released, err
+	return released, refusal.WithAdvice(err)
 }
 
 // recordDeferred records, before the broker forgets the volume, that the driver published it

@@ -10,7 +10,6 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/front/csi/staging"
 	"github.com/crust-proxy/crust-proxy/internal/front/kubelet"
 	"github.com/crust-proxy/crust-proxy/internal/ground/failpoint"
-	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
 // unstageVolume asks the driver to unstage the volume, and removes its record.
@@ -36,7 +35,7 @@ func unstageVolume(ctx context.Context, p *driverProxy, req *csi.NodeUnstageVolu
 		}
 		p.front.store.ForgetRequest(id)
 		name := refusal.Clip(id.ID)
-		p.front.refused.Forget(func(r *volume.Refusal) bool { return r.Driver == id.Driver && r.VolumeID == name })
+		p.front.refused.Forget(func(r *refusal.Refusal) bool { return r.Driver == id.Driver && r.VolumeID == name })
 		return reply, nil
 	})
 }

@@ -16,8 +16,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/crust-proxy/crust-proxy/internal/front/csi/refusal"
 	"github.com/crust-proxy/crust-proxy/internal/front/policy"
-	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
 // TestNoDriverIsAskedForAReadOnlyDevice: vSphere's and others refuse it, and Exoscale's makes
@@ -45,7 +45,7 @@ func TestDriverThatMakesADirectory(t *testing.T) {
 	r.driver.directory = true
 	r.stage()
 	r.refused(r.publish("p1"), codes.Unimplemented, driverName, "no raw block volumes", "made a directory", "defer: false", `rule "all"`)
-	if refused := r.front.Refused(); len(refused) != 1 || refused[0].Party != volume.PartyDriver {
+	if refused := r.front.Refused(); len(refused) != 1 || refused[0].Party != refusal.PartyDriver {
 		t.Errorf("refused: %+v", refused)
 	}
 	r.said("stage-block private", "publish-block private", "unpublish private")

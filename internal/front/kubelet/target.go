@@ -9,6 +9,12 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
+// GuardNotice is the text in a guard, for a person.
+const GuardNotice = "This directory stands in for a volume whose filesystem is mounted inside the\n" +
+	"pod's sandbox, by crust-proxy. A program that reads this was started by a runtime\n" +
+	"that does not know of the volume: check the pod's runtimeClassName and, for Kata,\n" +
+	"that disable_block_device_use is not true. Nothing can be written here.\n"
+
 // Describe adds to a volume what follows from its target path: the UID of its pod and, if it
 // has no driver yet and dir is the directory that holds the target, the name of its CSI driver.
 // Rel is the path below kubelet's root directory.

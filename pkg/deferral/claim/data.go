@@ -65,9 +65,8 @@ func (o *owners) refuseStacked(v *volume.Volume, stack []identity) error {
 	for _, id := range stack {
 		for _, other := range o.of(id) {
 			if other.key != v.Key && (!other.readOnly || !v.ReadOnly) {
-				return volume.Errorf(volume.InUse, "volume %s: its device %s (%s) shares data with %s of volume %s, as a disk does with its "+
-					"partition, or a logical volume with what it lies on: "+volume.TextWait,
-					v.Target, v.Device.Path, v.Device, id, other.target)
+				return volume.Errorf(volume.InUse, "volume %s: its device %s (%s) shares data with %s, as a disk does with its partition, or a "+
+					"logical volume with what it lies on; that device %w", v.Target, v.Device.Path, v.Device, id, &OwnedError{Target: other.target})
 			}
 		}
 	}

@@ -69,15 +69,15 @@ func (t *Table) checkShared(r Request, id identity) error {
 		return nil
 	}
 	return volume.Errorf(volume.InUse, "volume %s: its device %s (%s) belongs to a volume of another runtime handler, and only one of "+
-		"the two has this node's kernel mount it: use one handler for both, or "+volume.TextWait,
+		"the two has this node's kernel mount it: use one handler for both, or wait until that volume is released",
 		r.Target, r.Device.Path, r.Device)
 }
 
 func (t *Table) openHeld(ctx context.Context, r Request, dev *OpenedDevice) (*heldDevice, error) {
 	fd, err := openClaim(ctx, r, dev)
 	if errors.Is(err, unix.EBUSY) && t.open.keptFile(identityOf(dev.Device)) != nil {
-		return nil, volume.Errorf(volume.InUse, "volume %s: the device %s (%s) is claimed for a volume whose record cannot be used: "+
-			"`crustctl doctor` names it; "+volume.TextDelete, r.Target, dev.Path, dev.Device)
+		return nil, volume.Errorf(volume.InUse, "volume %s: the device %s (%s) is claimed for %w: "+
+			"`crustctl doctor` names it", r.Target, dev.Path, dev.Device, ErrLost)
 	}
 	if errors.Is(err, unix.EBUSY) {
 		return nil, t.busyError(ctx, r.Volume, dev)

@@ -1,6 +1,7 @@
 package claim
 
 import (
+	"errors"
 	"slices"
 	"sync"
 
@@ -42,6 +43,9 @@ type OwnedError struct {
 
 func (e *OwnedError) Error() string { return "belongs to volume " + e.Target }
 
+// ErrLost is part of each error for a volume without a usable record, and for a device that such a volume may have.
+var ErrLost = errors.New("a volume whose record cannot be used")
+
 // reserve makes the volume an owner, unless another volume excludes it.
 func (o *owners) reserve(v *volume.Volume, id identity) error {
 	o.mu.Lock()
@@ -52,7 +56,7 @@ func (o *owners) reserve(v *volume.Volume, id identity) error {
 		}
 		if !other.readOnly || !v.ReadOnly {
 			return volume.Errorf(volume.InUse, "volume %s: its device %s (%s) %w: a device can have one read-write "+
-				"sandbox, or several that are all read-only; "+volume.TextWait,
+				"sandbox, or several that are all read-only",
 				v.Target, v.Device.Path, v.Device, &OwnedError{Target: other.target})
 		}
 	}

@@ -141,8 +141,8 @@ func (t *Table) RefuseKept(ctx context.Context, v *volume.Volume, known []volume
 		if who.Names != "" {
 			var st unix.Stat_t
 			_ = unix.Fstat(int(file.Fd()), &st) // it cannot fail: the file is open
-			return volume.Errorf(volume.Busy, "volume %s: its device is not known, and may be %s, which is open in %s: "+volume.TextEndVM,
-				v.Target, openers.FileOf(&st), who.Names)
+			return volume.Errorf(volume.Busy, "volume %s: its device is not known, and may be %s, which is %w",
+				v.Target, openers.FileOf(&st), &HeldError{By: who.Names})
 		}
 	}
 	return nil

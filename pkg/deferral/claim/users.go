@@ -128,7 +128,7 @@ func (u *Users) refuse(v *volume.Volume, others openers.Users, err error) error 
 		return unprovenError(v, err)
 	case others.Names != "":
 		u.remember(v, others.Names)
-		return volume.Errorf(volume.Busy, "volume %s: its device %s (%s) is %w: "+volume.TextEndVM,
+		return volume.Errorf(volume.Busy, "volume %s: its device %s (%s) is %w",
 			v.Target, v.Device.Path, v.Device, &HeldError{By: others.Names})
 	}
 	u.clear(v)

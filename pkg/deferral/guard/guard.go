@@ -102,7 +102,7 @@ func (t *Target) inspect(dir int) (occupied, ours bool, err error) {
 // mount builds the guard detached and moves it onto the directory as a whole: a kill
 // leaves either all of it or none.
 func (t *Target) mount(dir int) error {
-	mount, err := buildGuard(t.Key())
+	mount, err := buildGuard(t.Key(), t.notice)
 	if err != nil {
 		return t.guardError("made", err)
 	}
@@ -187,7 +187,7 @@ func (t *Target) refuseFull(dir int) error {
 }
 
 // buildGuard makes the filled tmpfs, mounted nowhere yet.
-func buildGuard(key volume.Key) (int, error) {
+func buildGuard(key volume.Key, notice string) (int, error) {
 	fs, err := unix.Fsopen("tmpfs", unix.FSOPEN_CLOEXEC)
 	if err != nil {
 		return sys.NoFD, fmt.Errorf("fsopen tmpfs: %w", err)
@@ -212,7 +212,7 @@ func buildGuard(key volume.Key) (int, error) {
 	if err != nil {
 		return sys.NoFD, fmt.Errorf("fsmount: %w", err)
 	}
-	if err := fillGuard(mount, notice(key, page)); err != nil {
+	if err := fillGuard(mount, page, notice+lineOf(key)); err != nil {
 		sys.CloseFD(mount)
 		return sys.NoFD, err
 	}
@@ -222,13 +222,13 @@ func buildGuard(key volume.Key) (int, error) {
 // fillGuard writes the notice over the only page and makes it immutable: root in
 // a container with the default capabilities can neither remove nor truncate it,
 // so the page never comes free.
-func fillGuard(mount int, text []byte) error {
+func fillGuard(mount, page int, text string) error {
 	fd, err := unix.Openat(mount, guardNotice, unix.O_CREAT|unix.O_EXCL|unix.O_WRONLY|unix.O_CLOEXEC, 0o444)
 	if err != nil {
 		return fmt.Errorf("make notice: %w", err)
 	}
 	defer sys.CloseFD(fd)
-	if err := sys.WriteAll(fd, text); err != nil {
+	if err := sys.WriteAll(fd, append([]byte(text), bytes.Repeat([]byte("\n"), page-len(text))...)); err != nil {
 		return fmt.Errorf("write notice: %w", err)
 	}
 	if err := unix.IoctlSetPointerInt(fd, unix.FS_IOC_SETFLAGS, fsImmutable); err != nil {
@@ -237,10 +237,8 @@ func fillGuard(mount int, text []byte) error {
 	return nil
 }
 
-func notice(key volume.Key, page int) []byte {
-	text := volume.TextNotice + "volume: " + string(key) + "\n"
-	return append([]byte(text), bytes.Repeat([]byte("\n"), page-len(text))...)
-}
+// lineOf is the line of a notice that names the volume. Another version may have written the rest.
+func lineOf(key volume.Key) string { return "volume: " + string(key) + "\n" }
 
 // isGuard recognises a guard by its contents: a tmpfs of one page whose immutable notice
 // names the volume. Its mount source would do too, but that is in mountinfo, which lists every
@@ -270,12 +268,12 @@ func isGuard(dir int, key volume.Key) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	return bytes.Equal(text[:n], notice(key, len(text))), nil
+	return n == len(text) && bytes.Contains(text, []byte(lineOf(key))), nil
 }
 
 // Probe checks that the kernel can make a guard. It mounts it nowhere.
 func Probe() error {
-	mount, err := buildGuard("probe")
+	mount, err := buildGuard("probe", "")
 	sys.CloseFD(mount)
 	return err
 }
@@ -283,7 +281,7 @@ func Probe() error {
 // Mount mounts the guard of a volume on a directory. It is for tests of runtime handlers
 // without the broker.
 func Mount(key volume.Key, dir string) error {
-	mount, err := buildGuard(key)
+	mount, err := buildGuard(key, "")
 	if err != nil {
 		return err
 	}
@@ -299,7 +297,7 @@ func (r *Root) Points(ctx context.Context) (map[volume.Key]string, error) {
 		return nil, nil // no root: nothing can be mounted below it
 	}
 	if err != nil {
-		return nil, fmt.Errorf("the "+volume.TextRoot+" %s cannot be opened: %w", r.configured, err)
+		return nil, fmt.Errorf("the root directory %s cannot be opened: %w", r.configured, err)
 	}
 	defer sys.CloseFD(root)
 	resolved, err := sys.PathOfFD(root)

@@ -17,13 +17,15 @@ import (
 type Root struct {
 	// configured may be a symbolic link.
 	configured string
+	// notice is for a person who finds a guard. It ends with a line's end.
+	notice string
 	// resolved is what configured led to last: to ask /proc for each call would cost
 	// more than the rest of the resolution.
 	resolved atomic.Pointer[resolvedRoot]
 }
 
-// NewRoot makes a root. The directory need not exist yet.
-func NewRoot(path string) *Root { return &Root{configured: path} }
+// NewRoot makes a root. The directory need not exist yet. The notice says in each guard what that is.
+func NewRoot(path, notice string) *Root { return &Root{configured: path, notice: notice} }
 
 // resolvedRoot is the path of a directory, and what that directory is.
 type resolvedRoot struct {
@@ -65,8 +67,9 @@ type Target struct {
 	// Given is the path as the caller wrote it, and Resolved the one without links.
 	Given, Resolved string
 	// Rel is the path below the root.
-	Rel  string
-	root int
+	Rel    string
+	notice string
+	root   int
 }
 
 // Close closes the root that the target was resolved in.
@@ -79,12 +82,12 @@ func (r *Root) Resolve(given string) (*Target, error) {
 	}
 	root, err := sys.OpenDir(r.configured)
 	if err != nil {
-		return nil, volume.Errorf(volume.Internal, "volume %s: the "+volume.TextRoot+" %s cannot be opened: %w", given, r.configured, err)
+		return nil, volume.Errorf(volume.Internal, "volume %s: the root directory %s cannot be opened: %w", given, r.configured, err)
 	}
 	rootPath, err := r.pathOf(root)
 	if err != nil {
 		sys.CloseFD(root)
-		return nil, volume.Errorf(volume.Internal, "volume %s: the "+volume.TextRoot+" %s cannot be resolved: %w", given, r.configured, err)
+		return nil, volume.Errorf(volume.Internal, "volume %s: the root directory %s cannot be resolved: %w", given, r.configured, err)
 	}
 	rel, ok := sys.Below(path.Clean(r.configured), path.Clean(given))
 	if !ok {
@@ -92,9 +95,9 @@ func (r *Root) Resolve(given string) (*Target, error) {
 	}
 	if !ok {
 		sys.CloseFD(root)
-		return nil, volume.Errorf(volume.Invalid, "volume_target_path %q does not lie below the "+volume.TextRoot+" %s", sys.Clip(given), r.configured)
+		return nil, volume.Errorf(volume.Invalid, "volume_target_path %q does not lie below the root directory %s", sys.Clip(given), r.configured)
 	}
-	return &Target{Given: given, Resolved: strings.TrimSuffix(rootPath, "/") + "/" + rel, Rel: rel, root: root}, nil
+	return &Target{Given: given, Resolved: strings.TrimSuffix(rootPath, "/") + "/" + rel, Rel: rel, notice: r.notice, root: root}, nil
 }
 
 // pathOf resolves the opened root, again only if it is another directory.
@@ -141,7 +144,7 @@ func (t *Target) openError(where string, err error) error {
 	switch {
 	case errors.Is(err, unix.ELOOP), errors.Is(err, unix.EXDEV):
 		return volume.Errorf(volume.Denied, "volume %s: %s is reached through a symbolic link; "+
-			"a target must be a plain path below the "+volume.TextRoot+": %w", t.Given, where, err)
+			"a target must be a plain path below the root directory: %w", t.Given, where, err)
 	case errors.Is(err, unix.ENOENT):
 		return volume.Errorf(volume.NotFound, "volume %s: %s does not exist: %w", t.Given, where, err)
 	case errors.Is(err, unix.ENOTDIR):

@@ -89,7 +89,7 @@ func (b *bindings) Disowned(ctx context.Context, v *volume.Volume, ids []string)
 		}
 		for _, id := range ids {
 			if live[id] {
-				return volume.Errorf(volume.Busy, "volume %s: the container runtime lists Kata sandbox %s again: repeat; "+volume.TextStopSandbox, v.Target, id)
+				return volume.Errorf(volume.Busy, "volume %s: the container runtime lists Kata sandbox %s again: repeat; "+deferral.StopSandbox, v.Target, id)
 			}
 		}
 	}

@@ -14,6 +14,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
+	"github.com/crust-proxy/crust-proxy/pkg/runtime"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/guest"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
@@ -101,7 +102,7 @@ func (h *Handler) groupIgnored(ctx context.Context, v *volume.Volume, b shim) bo
 	if v.Origin != nil && v.Origin.PodName != "" {
 		pod = v.Origin.PodNamespace + "/" + v.Origin.PodName
 	}
-	h.log.Warn(volume.GroupIgnoredText, zap.String("pod", pod), zap.String("volume", v.Target), zap.String("group", v.Group),
+	h.log.Warn(runtime.GroupIgnored, zap.String("pod", pod), zap.String("volume", v.Target), zap.String("group", v.Group),
 		zap.String("sandbox", b.id))
 	return true
 }

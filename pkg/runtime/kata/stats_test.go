@@ -8,6 +8,7 @@ import (
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest/observer"
 
+	"github.com/crust-proxy/crust-proxy/pkg/runtime"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/rig/handlers"
@@ -68,7 +69,7 @@ func TestGroupIgnored(t *testing.T) {
 					t.Fatalf("%+v, %v", report, err)
 				}
 			}
-			said := logs.FilterMessage(volume.GroupIgnoredText).FilterField(zap.String("pod", "ns/web")).FilterField(zap.String("group", "2000"))
+			said := logs.FilterMessage(runtime.GroupIgnored).FilterField(zap.String("pod", "ns/web")).FilterField(zap.String("group", "2000"))
 			if (said.Len() == 1) != c.ignored || said.Len() > 1 {
 				t.Errorf("said: %+v", logs.All())
 			}

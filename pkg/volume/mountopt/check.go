@@ -11,7 +11,7 @@ import (
 const (
 	aboutMounts  = "speaks of other mounts or of a loop device, and a sandbox mounts the volume's device by itself"
 	otherDevice  = "names another device, and a deferred volume has only the one that was claimed for it"
-	driversOwn   = "is a word of the CSI driver's own, which the driver takes out when it mounts a volume by itself"
+	driversOwn   = "is a word of the volume's driver, which the driver takes out when it mounts a volume by itself"
 	halts        = "halts the machine when this filesystem has an error"
 	oddQuotes    = "has quotes or a comma, and only an SELinux label may"
 	notOnTheList = "is not on the list of options that a sandbox may mount it with on this node's kernel, or has a value of another form"

@@ -111,7 +111,7 @@ func (r *Rules) checkMark(req *VolumeRequest, verdict *policy.Verdict) error {
 	if then == policy.HostAllowed || mark.Err != nil && then == "" {
 		return nil
 	}
-	return refusal.WithParty(volume.PartyPolicy, hadBySandbox(req, mark))
+	return refusal.WithParty(refusal.PartyPolicy, hadBySandbox(req, mark))
 }
 
 func (r *Rules) byPolicy(req *VolumeRequest, pod *PodContext) (policy.Verdict, error) {
@@ -120,7 +120,7 @@ func (r *Rules) byPolicy(req *VolumeRequest, pod *PodContext) (policy.Verdict, e
 		in.RuntimeHandler, in.RuntimeHandlerKnown, in.Annotated = pod.Pod.RuntimeHandler, true, pod.Annotated
 	}
 	verdict, err := r.Policy.Decide(in)
-	return verdict, refusal.WithParty(volume.PartyPolicy, err)
+	return verdict, refusal.WithParty(refusal.PartyPolicy, err)
 }
 
 // alignWithOtherPods compares the verdict with the way in which other pods have the volume: if
@@ -132,7 +132,7 @@ func alignWithOtherPods(req *VolumeRequest, state *State, pod *PodContext, verdi
 		return verdict, nil
 	}
 	if req.Requested || pod != nil || (deferred && state.Elsewhere[0].Origin.Rule == policy.RuleRequested) {
-		return verdict, refusal.WithParty(volume.PartyVolume, publishedOtherwise(req, &verdict, deferred, state.firstHolder()))
+		return verdict, refusal.WithParty(refusal.PartyVolume, publishedOtherwise(req, &verdict, deferred, state.firstHolder()))
 	}
 	if deferred {
 		return VerdictOf(&state.Elsewhere[0]), nil
@@ -174,7 +174,7 @@ func (r *Rules) checkContainers(req *VolumeRequest, verdict *policy.Verdict, pod
 	if len(paths) == 0 || r.Abilities(verdict.Handler).SubPaths {
 		return nil
 	}
-	return refusal.WithParty(volume.PartyHandler, noSubPaths(req, verdict, paths[0], r.Handler(verdict)))
+	return refusal.WithParty(refusal.PartyHandler, noSubPaths(req, verdict, paths[0], r.Handler(verdict)))
 }
 
 // KeptAtStage is the verdict of a volume that some pod has, and whether it is staged as a
@@ -206,7 +206,7 @@ func (r *Rules) Stage(req *VolumeRequest, pod *PodContext) (policy.Verdict, erro
 // them that is not refused decides; each publish then decides for itself.
 func (r *Rules) StageForPods(req *VolumeRequest, pods []Pod) (policy.Verdict, *Pod, error) {
 	if len(pods) == 0 {
-		return policy.Verdict{}, nil, refusal.WithParty(volume.PartyPods, noPodKnown(req))
+		return policy.Verdict{}, nil, refusal.WithParty(refusal.PartyPods, noPodKnown(req))
 	}
 	var firstVerdict policy.Verdict
 	var firstErr error
@@ -230,7 +230,7 @@ func (r *Rules) StageForPods(req *VolumeRequest, pods []Pod) (policy.Verdict, *P
 // lose the protection that the driver gives to a filesystem that several nodes mount.
 func CheckDeferrable(req *VolumeRequest, verdict *policy.Verdict) error {
 	if !req.ReadOnly && slices.Contains(severalNodes, req.Mode()) {
-		return refusal.WithParty(volume.PartyVolume, severalNodesWrite(req, verdict))
+		return refusal.WithParty(refusal.PartyVolume, severalNodesWrite(req, verdict))
 	}
 	return nil
 }
@@ -240,7 +240,7 @@ func CheckDeferrable(req *VolumeRequest, verdict *policy.Verdict) error {
 func CheckSecondWriter(req *VolumeRequest, state *State, pod *PodContext) error {
 	for target, reads := range state.Raw {
 		if state.Published == nil && (!req.ReadOnly || !reads) {
-			return refusal.WithParty(volume.PartyVolume, sandboxBesideRaw(req, state.Holder(target)))
+			return refusal.WithParty(refusal.PartyVolume, sandboxBesideRaw(req, state.Holder(target)))
 		}
 	}
 	other := conflicting(req.ReadOnly, state.Elsewhere)
@@ -249,14 +249,14 @@ func CheckSecondWriter(req *VolumeRequest, state *State, pod *PodContext) error 
 	}
 	// kubelet tells a driver of the claim's readOnly only, not of the containers'.
 	couldShare := !req.ReadOnly && pod != nil && pod.Volume != nil && pod.Volume.ReadOnlyMounts
-	return refusal.WithParty(volume.PartyVolume, secondWriter(req, holder(other), couldShare))
+	return refusal.WithParty(refusal.PartyVolume, secondWriter(req, holder(other), couldShare))
 }
 
 // CheckRawDevice refuses to publish a volume as a raw device while a sandbox has its
 // filesystem: a second persistent volume may name the same volume.
 func CheckRawDevice(req *VolumeRequest, elsewhere []deferral.Status) error {
 	if other := conflicting(req.ReadOnly, elsewhere); other != nil {
-		return refusal.WithParty(volume.PartyVolume, rawBesideSandbox(req, holder(other)))
+		return refusal.WithParty(refusal.PartyVolume, rawBesideSandbox(req, holder(other)))
 	}
 	return nil
 }
@@ -276,5 +276,5 @@ func CheckSameVolume(v *volume.Volume, driver, volumeID string) error {
 	if v.Origin == nil || (v.Driver == driver && v.Origin.VolumeID == volumeID) {
 		return nil
 	}
-	return refusal.WithParty(volume.PartyRequest, anotherVolume(v, driver, volumeID))
+	return refusal.WithParty(refusal.PartyRequest, anotherVolume(v, driver, volumeID))
 }

@@ -75,7 +75,7 @@ func deferredFor(pod string, readOnly bool) deferral.Status {
 }
 
 // refused checks the class and party of an error, and the words in it.
-func refused(t *testing.T, err error, kind volume.Kind, party volume.Party, words ...string) {
+func refused(t *testing.T, err error, kind volume.Kind, party refusal.Party, words ...string) {
 	t.Helper()
 	if err == nil || volume.KindOf(err) != kind || refusal.PartyOf(err) != party {
 		t.Fatalf("got %v (%v by %v), want %v by %v", err, volume.KindOf(err), refusal.PartyOf(err), kind, party)
@@ -96,22 +96,22 @@ func TestPublishVerdicts(t *testing.T) {
 		defers    bool
 		handler   string
 		kind      volume.Kind
-		party     volume.Party
+		party     refusal.Party
 		inMessage []string
 	}{
 		"a rule":                    {pod: podWith("kata", "", PodVolume{}), defers: true, handler: "kata"},
 		"no rule":                   {pod: podWith("runc", "", PodVolume{})},
 		"a pod that asks":           {pod: podWith("crust", "data", PodVolume{}), defers: true, handler: "crust"},
 		"a pod that does not ask":   {pod: podWith("crust", "", PodVolume{})},
-		"a pod that may not ask":    {pod: podWith("runc", "*", PodVolume{}), kind: volume.Denied, party: volume.PartyPolicy, inMessage: []string{"no rule"}},
+		"a pod that may not ask":    {pod: podWith("runc", "*", PodVolume{}), kind: volume.Denied, party: refusal.PartyPolicy, inMessage: []string{"no rule"}},
 		"deferred for another pod":  {pod: podWith("kata", "", PodVolume{}), state: State{Elsewhere: elsewhere}, defers: true, handler: "kata"},
 		"on host for another pod":   {pod: podWith("runc", "", PodVolume{}), state: State{OnHost: []string{"/other"}}},
-		"other pod has it deferred": {pod: podWith("runc", "", PodVolume{}), state: State{Elsewhere: elsewhere}, kind: volume.InUse, party: volume.PartyVolume, inMessage: []string{"mounted on the host (no rule)", "is deferred for the pod ns/db-0"}},
-		"other pod has it on host":  {pod: podWith("kata", "", PodVolume{}), state: State{OnHost: []string{"/other"}}, kind: volume.InUse, party: volume.PartyVolume, inMessage: []string{`deferred (rule "kata")`, "mounted on the host for the pod at /other"}},
-		"a sub-path":                {pod: podWith("kata", "", PodVolume{SubPaths: []string{"a/b"}}), kind: volume.Unsupported, party: volume.PartyHandler, inMessage: []string{"a/b", "handler kata"}},
+		"other pod has it deferred": {pod: podWith("runc", "", PodVolume{}), state: State{Elsewhere: elsewhere}, kind: volume.InUse, party: refusal.PartyVolume, inMessage: []string{"mounted on the host (no rule)", "is deferred for the pod ns/db-0"}},
+		"other pod has it on host":  {pod: podWith("kata", "", PodVolume{}), state: State{OnHost: []string{"/other"}}, kind: volume.InUse, party: refusal.PartyVolume, inMessage: []string{`deferred (rule "kata")`, "mounted on the host for the pod at /other"}},
+		"a sub-path":                {pod: podWith("kata", "", PodVolume{SubPaths: []string{"a/b"}}), kind: volume.Unsupported, party: refusal.PartyHandler, inMessage: []string{"a/b", "handler kata"}},
 		"a sub-path that works":     {pod: podWith("kata", "", PodVolume{SubPaths: []string{"a/b"}}), subPaths: true, defers: true, handler: "kata"},
 		"a sub-path on the host":    {pod: podWith("runc", "", PodVolume{SubPaths: []string{"a/b"}})},
-		"a volume that is missing":  {pod: Pod{RuntimeHandler: "kata"}, kind: volume.Busy, party: volume.PartyPods, inMessage: []string{"asked again"}},
+		"a volume that is missing":  {pod: Pod{RuntimeHandler: "kata"}, kind: volume.Busy, party: refusal.PartyPods, inMessage: []string{"asked again"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			rules := rulesFor(c.subPaths)
@@ -139,17 +139,17 @@ func TestPodsThatAsk(t *testing.T) {
 		volumes []PodVolume
 		asked   bool
 		kind    volume.Kind
-		party   volume.Party
+		party   refusal.Party
 		says    []string
 	}{
 		"another volume":     {asks: "logs", volumes: more(PodVolume{Name: "logs", Driver: "other"})},
 		"the second name":    {asks: "again", volumes: more(PodVolume{Name: "again", Driver: driver, VolumeID: volumeID}), asked: true},
 		"all":                {asks: "*", volumes: more(PodVolume{Name: "logs"}), asked: true},
-		"no such volume":     {asks: "data,date", volumes: more(PodVolume{Name: "logs"}), kind: volume.Invalid, party: volume.PartyPod, says: []string{`"date"`, "correct the annotation"}},
-		"a raw block volume": {asks: "raw", volumes: more(PodVolume{Name: "raw", Driver: driver, VolumeID: "r", Block: true}), kind: volume.Invalid, party: volume.PartyPod, says: []string{`"raw"`, "raw block"}},
-		"unreadable":         {asks: "data;\n\x1b[2J", volumes: more(PodVolume{Name: "logs"}), kind: volume.Invalid, party: volume.PartyPod, says: []string{"cannot be read"}},
-		"a volume not known": {asks: "x", volumes: []PodVolume{{Name: "x", Unknown: unknown}}, kind: volume.Timeout, party: volume.PartyPods, says: []string{"the cluster does not answer"}},
-		"not among its own":  {asks: "*", kind: volume.Busy, party: volume.PartyPods, says: []string{volumeID}},
+		"no such volume":     {asks: "data,date", volumes: more(PodVolume{Name: "logs"}), kind: volume.Invalid, party: refusal.PartyPod, says: []string{`"date"`, "correct the annotation"}},
+		"a raw block volume": {asks: "raw", volumes: more(PodVolume{Name: "raw", Driver: driver, VolumeID: "r", Block: true}), kind: volume.Invalid, party: refusal.PartyPod, says: []string{`"raw"`, "raw block"}},
+		"unreadable":         {asks: "data;\n\x1b[2J", volumes: more(PodVolume{Name: "logs"}), kind: volume.Invalid, party: refusal.PartyPod, says: []string{"cannot be read"}},
+		"a volume not known": {asks: "x", volumes: []PodVolume{{Name: "x", Unknown: unknown}}, kind: volume.Timeout, party: refusal.PartyPods, says: []string{"the cluster does not answer"}},
+		"not among its own":  {asks: "*", kind: volume.Busy, party: refusal.PartyPods, says: []string{volumeID}},
 		"an inline volume":   {asks: "pv1", volumes: []PodVolume{{Name: "pv1", Driver: driver}}, asked: true},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -176,7 +176,7 @@ func TestDeferralFields(t *testing.T) {
 			AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{}},
 		}}
 		change(req)
-		refused(t, CheckDeferralFields(req), volume.Invalid, volume.PartyNode, want)
+		refused(t, CheckDeferralFields(req), volume.Invalid, refusal.PartyNode, want)
 	}
 }
 
@@ -196,10 +196,10 @@ func TestPublishWithoutPodFollowsOtherPods(t *testing.T) {
 	asked := request(nil)
 	asked.Requested = true
 	_, err := none.Publish(asked, onHost, nil)
-	refused(t, err, volume.InUse, volume.PartyVolume, policy.RuleRequested, "/other")
+	refused(t, err, volume.InUse, refusal.PartyVolume, policy.RuleRequested, "/other")
 	elsewhere.Elsewhere[0].Origin.Rule = policy.RuleRequested
 	_, err = none.Publish(request(nil), elsewhere, nil)
-	refused(t, err, volume.InUse, volume.PartyVolume, "/pods/p2/data")
+	refused(t, err, volume.InUse, refusal.PartyVolume, "/pods/p2/data")
 }
 
 func TestVolumesThatPodsHaveKeepTheirVerdict(t *testing.T) {
@@ -237,13 +237,13 @@ func TestStageVerdicts(t *testing.T) {
 		by     string
 		defers bool
 		kind   volume.Kind
-		party  volume.Party
+		party  refusal.Party
 	}{
 		"one pod":             {pods: []Pod{kata}, by: "kata", defers: true},
 		"the first decides":   {pods: []Pod{runc, kata}, by: "runc"},
 		"refused pods do not": {pods: []Pod{wrong, kata}, by: "kata", defers: true},
-		"all are refused":     {pods: []Pod{wrong, wrong}, by: "runc", kind: volume.Denied, party: volume.PartyPolicy},
-		"no pod":              {kind: volume.Busy, party: volume.PartyPods},
+		"all are refused":     {pods: []Pod{wrong, wrong}, by: "runc", kind: volume.Denied, party: refusal.PartyPolicy},
+		"no pod":              {kind: volume.Busy, party: refusal.PartyPods},
 	} {
 		t.Run(name, func(t *testing.T) {
 			verdict, pod, err := rulesFor(false).StageForPods(request(nil), c.pods)
@@ -270,7 +270,7 @@ func TestAccessModesThatCannotBeDeferred(t *testing.T) {
 			t.Errorf("%s: %v", access, err)
 		}
 		if err != nil {
-			refused(t, err, volume.Unsupported, volume.PartyVolume, access.String(), `rule "all"`)
+			refused(t, err, volume.Unsupported, refusal.PartyVolume, access.String(), `rule "all"`)
 		}
 	}
 	reader := request(mode(csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER))
@@ -298,7 +298,7 @@ func TestInlineVolumesAreNoDevices(t *testing.T) {
 			t.Errorf("%s: %v", name, req.Inline)
 		}
 		err := InlineAsDevice(req, &policy.Verdict{Defer: true, Rule: "r"})
-		refused(t, err, volume.Unsupported, volume.PartyDriver, driver, "generic ephemeral")
+		refused(t, err, volume.Unsupported, refusal.PartyDriver, driver, "generic ephemeral")
 	}
 }
 
@@ -329,8 +329,8 @@ func TestSecondOwners(t *testing.T) {
 			t.Errorf("a writer is told to read only: %v", err)
 		}
 		if c.want != "" {
-			refused(t, err, volume.InUse, volume.PartyVolume, c.want, "wait until the other pod is gone")
-			refused(t, raw, volume.InUse, volume.PartyVolume, "raw device", "the pod ns/db-0")
+			refused(t, err, volume.InUse, refusal.PartyVolume, c.want, "wait until the other pod is gone")
+			refused(t, raw, volume.InUse, refusal.PartyVolume, "raw device", "the pod ns/db-0")
 		}
 	}
 }

@@ -73,7 +73,7 @@ func severalNodesWrite(req *VolumeRequest, verdict *policy.Verdict) error {
 
 // InlineAsDevice is the error of an inline volume whose driver cannot defer by itself.
 func InlineAsDevice(req *VolumeRequest, verdict *policy.Verdict) error {
-	return refusal.WithParty(volume.PartyDriver, volume.Errorf(volume.Unsupported, "volume %s: it is to be deferred (%s), and the driver "+
+	return refusal.WithParty(refusal.PartyDriver, volume.Errorf(volume.Unsupported, "volume %s: it is to be deferred (%s), and the driver "+
 		"%s cannot defer by itself: an inline ephemeral volume cannot be asked for as a block device; use a generic ephemeral "+
 		"volume (a volumeClaimTemplate), or exclude it by a policy rule", req.Path, verdict.Rule, req.Driver))
 }

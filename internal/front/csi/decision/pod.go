@@ -77,11 +77,11 @@ func (p *Pod) ForVolume(driver, volumeID, inlineName string) (*PodContext, error
 	out := &PodContext{Pod: p}
 	asked, err := p.parseAnnotation()
 	if err != nil {
-		return out, refusal.WithParty(volume.PartyPod, err)
+		return out, refusal.WithParty(refusal.PartyPod, err)
 	}
 	found := p.volumesOf(driver, volumeID, inlineName)
 	if len(found) == 0 {
-		out.Missing = refusal.WithParty(volume.PartyPods, p.missingVolume(driver, volumeID))
+		out.Missing = refusal.WithParty(refusal.PartyPods, p.missingVolume(driver, volumeID))
 		if !asked.Nothing() {
 			return out, out.Missing
 		}

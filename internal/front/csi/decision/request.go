@@ -154,7 +154,7 @@ func MountFlags(flags []string, readOnly, keepLabels bool) []string {
 func Group(req *VolumeRequest, pod *Pod) (string, volume.GroupPolicy, error) {
 	group, change, err := csidefer.Group(req.Capability)
 	if err != nil {
-		return "", "", refusal.WithParty(volume.PartyRequest, capabilityUnreadable(err))
+		return "", "", refusal.WithParty(refusal.PartyRequest, capabilityUnreadable(err))
 	}
 	group = cmp.Or(group, req.Capability.GetMount().GetVolumeMountGroup())
 	if pod == nil || req.ReadOnly { // kubelet changes nothing on a read-only volume either

@@ -18,7 +18,7 @@ import (
 
 // partyError is an error together with the party that refused.
 type partyError struct {
-	party volume.Party
+	party Party
 	err   error
 }
 
@@ -36,7 +36,7 @@ func (e *partyError) GRPCStatus() *status.Status {
 
 // WithParty records which party refused. An error that already names a party keeps it:
 // the innermost caller knows best.
-func WithParty(party volume.Party, err error) error {
+func WithParty(party Party, err error) error {
 	if _, known := errors.AsType[*partyError](err); err == nil || known {
 		return err
 	}
@@ -44,24 +44,24 @@ func WithParty(party volume.Party, err error) error {
 }
 
 // PartyOf is the party that refused, or the node.
-func PartyOf(err error) volume.Party {
+func PartyOf(err error) Party {
 	if known, ok := errors.AsType[*partyError](err); ok {
 		return known.party
 	}
-	return volume.PartyNode
+	return PartyNode
 }
 
 // brokerParty is the party of the broker's errors; of all other kinds it is the node.
-var brokerParty = map[volume.Kind]volume.Party{
-	volume.InUse: volume.PartyDevice, volume.Denied: volume.PartyDevice,
-	volume.Busy: volume.PartyDevice, volume.Timeout: volume.PartyDevice,
-	volume.Unsupported: volume.PartyHandler,
-	volume.Invalid:     volume.PartyRequest, volume.Conflict: volume.PartyRequest,
+var brokerParty = map[volume.Kind]Party{
+	volume.InUse: PartyDevice, volume.Denied: PartyDevice,
+	volume.Busy: PartyDevice, volume.Timeout: PartyDevice,
+	volume.Unsupported: PartyHandler,
+	volume.Invalid:     PartyRequest, volume.Conflict: PartyRequest,
 }
 
-// WithBrokerParty derives the party from the kind of an error of the broker.
+// WithBrokerParty derives the party from the kind of an error of the broker, and adds the advice for it.
 func WithBrokerParty(err error) error {
-	return WithParty(cmp.Or(brokerParty[volume.KindOf(err)], volume.PartyNode), err)
+	return WithParty(cmp.Or(brokerParty[volume.KindOf(err)], PartyNode), WithAdvice(err))
 }
 
 // IsFinal reports whether kubelet takes the error as the final answer: nothing was done,
@@ -105,7 +105,7 @@ func Plain(err error) error {
 
 // Sentence begins an error with the volume, and with the pod where that is known:
 // kubelet shows it as an event of the pod. The error of a driver can have many lines.
-func Sentence(draft *volume.Refusal, err error) error {
+func Sentence(draft *Refusal, err error) error {
 	out := status.Convert(rpccode.Status(err)).Proto()
 	text := OneLine(out.GetMessage())
 	subject := "volume " + OneLine(draft.Target)

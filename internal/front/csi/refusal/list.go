@@ -29,7 +29,7 @@ type List struct {
 
 // entry is one refused volume. Its timer removes it.
 type entry struct {
-	volume.Refusal
+	Refusal
 	expiry *time.Timer
 }
 
@@ -40,7 +40,7 @@ func NewList(changed func(volume.Key)) *List {
 }
 
 // Add lists a refusal, or counts one more of a volume that is listed.
-func (r *List) Add(one volume.Refusal) {
+func (r *List) Add(one Refusal) {
 	now := time.Now()
 	one.First, one.Last, one.Count = now, now, 1
 	if dropped := r.put(one); dropped != "" {
@@ -50,7 +50,7 @@ func (r *List) Add(one volume.Refusal) {
 }
 
 // put stores a refusal, and returns the key of the one that it evicted, if any.
-func (r *List) put(one volume.Refusal) (dropped volume.Key) {
+func (r *List) put(one Refusal) (dropped volume.Key) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if before := r.all[one.Key]; before != nil {
@@ -70,7 +70,7 @@ func (r *List) put(one volume.Refusal) (dropped volume.Key) {
 }
 
 // Forget removes the refusals that match.
-func (r *List) Forget(match func(*volume.Refusal) bool) {
+func (r *List) Forget(match func(*Refusal) bool) {
 	r.remove(func(e *entry) bool { return match(&e.Refusal) })
 }
 
@@ -98,24 +98,24 @@ func (r *List) Empty() bool {
 }
 
 // All lists the refusals, ordered by target.
-func (r *List) All() []volume.Refusal {
+func (r *List) All() []Refusal {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	out := make([]volume.Refusal, 0, len(r.all))
+	out := make([]Refusal, 0, len(r.all))
 	for _, one := range r.all {
 		out = append(out, one.Refusal)
 	}
-	slices.SortFunc(out, func(a, b volume.Refusal) int { return cmp.Compare(a.Target, b.Target) })
+	slices.SortFunc(out, func(a, b Refusal) int { return cmp.Compare(a.Target, b.Target) })
 	return out
 }
 
 // Get returns one refusal.
-func (r *List) Get(key volume.Key) (volume.Refusal, bool) {
+func (r *List) Get(key volume.Key) (Refusal, bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	one := r.all[key]
 	if one == nil {
-		return volume.Refusal{}, false
+		return Refusal{}, false
 	}
 	return one.Refusal, true
 }

@@ -11,9 +11,9 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
-func refusalOf(i int) volume.Refusal {
+func refusalOf(i int) Refusal {
 	target := fmt.Sprintf("/t/%05d", i)
-	return volume.Refusal{Key: volume.KeyOf(target), Target: target}
+	return Refusal{Key: volume.KeyOf(target), Target: target}
 }
 
 func TestRefusalsAreForgottenAfterTheLastTry(t *testing.T) {
@@ -53,7 +53,7 @@ func TestRefusalsAreBounded(t *testing.T) {
 		if len(all) != maxRefusals || all[0].Target != "/t/00000" || all[1].Target != "/t/00002" {
 			t.Errorf("%d kept, the first are %s and %s", len(all), all[0].Target, all[1].Target)
 		}
-		r.Forget(func(one *volume.Refusal) bool { return strings.HasSuffix(one.Target, "0") })
+		r.Forget(func(one *Refusal) bool { return strings.HasSuffix(one.Target, "0") })
 		if n := len(r.All()); n != maxRefusals-101 {
 			t.Errorf("%d are left", n)
 		}

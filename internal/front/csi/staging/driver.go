@@ -13,7 +13,6 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/internal/front/csi/refusal"
 	"github.com/crust-proxy/crust-proxy/pkg/csidefer"
-	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
 // Driver makes the front's own calls to a driver.
@@ -57,7 +56,7 @@ func (d *Driver) Error(doing string, err error, secrets map[string]string) error
 	if len(secrets) > 0 {
 		out.Details = nil // nobody reads them, and they may hold a secret in any encoding
 	}
-	return refusal.WithParty(volume.PartyDriver, status.FromProto(out).Err())
+	return refusal.WithParty(refusal.PartyDriver, status.FromProto(out).Err())
 }
 
 // BlockError is the error of a driver that was asked for a device, with what to do where

@@ -32,7 +32,7 @@ func noRawBlock(driver, rule, did string) error {
 	if did != "" {
 		did = ": when it was asked for a device, it " + did
 	}
-	return refusal.WithParty(volume.PartyDriver, volume.Errorf(volume.Unsupported, "the driver %s has no raw block volumes%s%s",
+	return refusal.WithParty(refusal.PartyDriver, volume.Errorf(volume.Unsupported, "the driver %s has no raw block volumes%s%s",
 		driver, did, noBlockAdvice(rule)))
 }
 

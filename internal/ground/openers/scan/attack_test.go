@@ -17,7 +17,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/crust-proxy/crust-proxy/pkg/volume"
 	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/rig/fuse"
 )
@@ -452,7 +451,7 @@ func TestAContainerIsBlind(t *testing.T) {
 	cmd.Env = append(os.Environ(), holderEnv+"=blind:")
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWPID | unix.CLONE_NEWNS}
 	out, err := cmd.CombinedOutput()
-	if err != nil || !strings.Contains(string(out), volume.TextNeedsHost) {
+	if err != nil || !strings.Contains(string(out), "its pod needs hostPID: true") {
 		t.Errorf("%v, %s", err, out)
 	}
 }

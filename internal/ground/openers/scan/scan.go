@@ -23,8 +23,6 @@ import (
 	"slices"
 	"sync"
 	"time"
-
-	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
 // File is a block device by its number, or a regular file by its filesystem and inode.
@@ -164,7 +162,7 @@ func (s *Scanner) Blind() error {
 	}
 	ns, err := os.Readlink(s.proc + "/self/ns/pid")
 	if err == nil && ns != initialPIDs {
-		err = errors.New("only the processes of crust-proxy's own container can be seen: " + volume.TextNeedsHost)
+		err = errors.New("only the processes of crust-proxy's own container can be seen: its pod needs hostPID: true")
 	}
 	return err
 }

@@ -1,6 +1,10 @@
-package volume
+package refusal
 
-import "time"
+import (
+	"time"
+
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+)
 
 // Party is who refused a volume.
 type Party string
@@ -30,7 +34,7 @@ const (
 // Refusal is a volume that a pod waits for and that could not be deferred. It is
 // not on record.
 type Refusal struct {
-	Key Key
+	Key volume.Key
 	// Target is the publish target, or the staging path where the volume was
 	// refused as it was staged.
 	Target           string

@@ -1,0 +1,23 @@
+package refusal
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/crust-proxy/crust-proxy/pkg/deferral/claim"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+)
+
+// TestAdvice: each typed error of the core gets its advice once, and keeps its kind and its type.
+func TestAdvice(t *testing.T) {
+	for want, cause := range map[string]error{
+		DeletePod: claim.ErrLost, EndVM: &claim.HeldError{By: "process 4711"}, waitForIt: &claim.OwnedError{Target: "/t"}, "": errors.New("another"),
+	} {
+		err := volume.Errorf(volume.InUse, "volume /v: %w", cause)
+		got := WithBrokerParty(WithAdvice(err))
+		if text := strings.TrimSuffix(got.Error(), "; "+want); text != err.Error() || volume.KindOf(got) != volume.InUse || !errors.Is(got, cause) {
+			t.Errorf("%v: %v", err, got)
+		}
+	}
+}
