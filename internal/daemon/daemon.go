@@ -174,14 +174,10 @@ func (d *daemon) buildBroker(cfg *config.Config) error {
 	}
 	d.openers = newOpeners(d.log)
 	d.broker, err = deferral.NewBroker(deferral.Config{
-		StateDir: cfg.StateDir(), Root: cfg.KubeletRoot, Describe: kubelet.Describe, Devices: claim.DevicePolicy(cfg.Devices),
+		StateDir: cfg.StateDir(), Root: cfg.KubeletRoot, Notice: kubelet.GuardNotice, Describe: kubelet.Describe, Devices: claim.DevicePolicy(cfg.Devices),
 		Handlers: d.handlers.Projectors(), DefaultHandler: cfg.Handlers.Default,
 		Openers: d.openers, Keeper: keeper, Kept: d.passed.Stored, Adopted: d.handlers.Adopted, Preparer: d.disks,
-		EndOrphans: cfg.Handlers.Kata.EndOrphans, OnEnded: d.orphanEnded,
-		OnLeaving:   d.disks.leaving,
-		OnChange:    d.onVolumeChanged,
-		OnPublished: func(v *volume.Volume) { d.metrics.Published(v.Driver, v.Handler) },
-		OnRefused:   func(kind volume.Kind) { d.metrics.ClaimRefused(kind.String()) },
+		EndOrphans: cfg.Handlers.Kata.EndOrphans, Observer: brokerObserver{d},
 	})
 	if err != nil {
 		return err
@@ -390,3 +386,25 @@ func (d *daemon) apply(cfg *config.Config) {
 	d.broker.SetDevices(claim.DevicePolicy(cfg.Devices))
 	d.sandboxes.Relay.SetLimits(relayLimits(cfg))
 }
+
+// brokerObserver is told by the broker what happens to volumes.
+type brokerObserver struct{ daemon *daemon }
+
+// Changed implements deferral.Observer.
+func (o brokerObserver) Changed(key volume.Key) { o.daemon.onVolumeChanged(key) }
+
+// Published implements deferral.Observer.
+func (o brokerObserver) Published(v *volume.Volume) { o.daemon.metrics.Published(v.Driver, v.Handler) }
+
+// Leaving implements deferral.Observer.
+func (o brokerObserver) Leaving(ctx context.Context, v *volume.Volume) {
+	o.daemon.disks.leaving(ctx, v)
+}
+
+// OrphanEnded implements deferral.Observer.
+func (o brokerObserver) OrphanEnded(v *volume.Volume, orphan deferral.Orphan, err error) {
+	o.daemon.orphanEnded(v, orphan, err)
+}
+
+// ClaimRefused implements deferral.Observer.
+func (o brokerObserver) ClaimRefused(kind volume.Kind) { o.daemon.metrics.ClaimRefused(kind.String()) }

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sync/singleflight"
 
 	"github.com/crust-proxy/crust-proxy/internal/daemon/admin"
+	"github.com/crust-proxy/crust-proxy/internal/front/csi/refusal"
 	"github.com/crust-proxy/crust-proxy/internal/front/csi/staging"
 	"github.com/crust-proxy/crust-proxy/internal/front/pods"
 	"github.com/crust-proxy/crust-proxy/internal/ground/openers"
@@ -67,7 +68,7 @@ func (v *volumes) findings() []string {
 	var out []string
 	broker := v.node.Broker
 	for _, problem := range broker.Problems() {
-		out = append(out, problem.Error())
+		out = append(out, refusal.WithAdvice(problem).Error())
 	}
 	if kept := broker.KeptClaims(); v.notify.CanStore() && kept > v.notify.Room() {
 		out = append(out, fmt.Sprintf("%d devices are claimed, and systemd keeps %d descriptors over a restart: the others can be taken "+

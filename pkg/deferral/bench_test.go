@@ -126,6 +126,14 @@ func (finder) Layers(file openers.File, _ int) ([]openers.File, error) {
 	return []openers.File{file, {Inode: 1}}, nil // if it is a loop device, it has an image under it
 }
 
+// leaving is the bench's observer.
+type leaving struct {
+	NoObserver
+	bench *bench
+}
+
+func (l leaving) Leaving(context.Context, *volume.Volume) { _ = l.bench.step("leaving") }
+
 // errOpen is the answer that somebody has the image open.
 var errOpen = errors.New("process 4711")
 
@@ -139,7 +147,7 @@ func newBench(t *testing.T, handler func(*bench) Projector) *bench {
 	s.start(Config{
 		StateDir: t.TempDir(), Root: root, Devices: claim.DevicePolicy{Images: []string{images}}, Openers: finder{s},
 		Handlers: []Projector{handler(s), projector{s, "other"}}, DefaultHandler: "kata",
-		OnLeaving: func(context.Context, *volume.Volume) { _ = s.step("leaving") },
+		Observer: leaving{bench: s},
 	})
 	return s
 }

@@ -43,41 +43,51 @@ type Config struct {
 	// Preparer checks devices before they are handed over; nil refuses instructions
 	// that ask for it.
 	Preparer Preparer
-	// OnChange is called for every volume that was added, changed or removed. It must
-	// not block and may be nil.
-	OnChange func(volume.Key)
-	// OnPublished is called for every volume that was published, but not for repeated
-	// calls; it may be nil.
-	OnPublished func(*volume.Volume)
-	// OnLeaving is called for a volume that no sandbox has any more, while its device
-	// is still claimed. It must end soon, and may be nil.
-	OnLeaving func(context.Context, *volume.Volume)
-	// EndOrphans has a release end the orphans that have the device. OnEnded, which may be nil, is called
-	// for each that was ended, or that could not be.
+	// Observer, which may be nil, is told what happens to volumes.
+	Observer Observer
+	// EndOrphans has a release end the orphans that have the device.
 	EndOrphans bool
-	OnEnded    func(*volume.Volume, Orphan, error)
-	// OnRefused is called with the kind of each refused claim; it may be nil.
-	OnRefused func(volume.Kind)
 }
+
+// Observer is told what happens to volumes. Its methods must not block.
+type Observer interface {
+	// Changed is called for every volume that was added, changed or removed.
+	Changed(volume.Key)
+	// Published is called for every volume that was published, but not for repeated calls.
+	Published(*volume.Volume)
+	// Leaving is called for a volume that no sandbox has any more, while its device is still claimed.
+	Leaving(context.Context, *volume.Volume)
+	// OrphanEnded is called for each orphan that was ended, or that could not be.
+	OrphanEnded(*volume.Volume, Orphan, error)
+	// ClaimRefused is called with the kind of each refused claim.
+	ClaimRefused(volume.Kind)
+}
+
+// NoObserver is an Observer that ignores everything, for others to embed.
+type NoObserver struct{}
+
+// Changed implements Observer.
+func (NoObserver) Changed(volume.Key) {}
+
+// Published implements Observer.
+func (NoObserver) Published(*volume.Volume) {}
+
+// Leaving implements Observer.
+func (NoObserver) Leaving(context.Context, *volume.Volume) {}
+
+// OrphanEnded implements Observer.
+func (NoObserver) OrphanEnded(*volume.Volume, Orphan, error) {}
+
+// ClaimRefused implements Observer.
+func (NoObserver) ClaimRefused(volume.Kind) {}
 
 // Broker defers volumes and releases them, in the order that makes a kill at any point
 // harmless: claim the device, write the record, mount the guard, publish the
 // projection; and the opposite order to release.
 type Broker struct {
-	parts
-	cfg     Config
-	devices atomic.Pointer[claim.DevicePolicy]
-
-	restorer   *restorer
-	orphans    *orphans
-	remover    *remover
-	lost       *lostVolumes
-	reconciler *reconciler
-}
-
-// parts are shared by the broker and its helpers.
-type parts struct {
+	cfg      Config
 	boot     string
+	devices  atomic.Pointer[claim.DevicePolicy]
 	targets  *targets
 	store    *store
 	claims   *claim.Table
@@ -85,6 +95,12 @@ type parts struct {
 	locks    *volumeLocks
 	handlers *handlerSet
 	table    *table
+
+	restorer   *restorer
+	orphans    *orphans
+	remover    *remover
+	lost       *lostVolumes
+	reconciler *reconciler
 }
 
 // NewBroker opens the state directory. Call Load before anything is served.
@@ -104,19 +120,33 @@ func NewBroker(cfg Config) (*Broker, error) {
 	if cfg.Openers == nil {
 		cfg.Openers = openers.New()
 	}
-	b := &Broker{cfg: cfg, parts: parts{
-		boot: boot, store: files, handlers: handlers,
-		targets: &targets{guard.NewRoot(cfg.Root, cfg.Notice), cfg.Describe, (*guard.Target).Mount, (*guard.Target).Restore, (*guard.Target).Remove},
-		locks:   &volumeLocks{}, table: newTable(cfg.OnChange),
-	}}
+	if cfg.Observer == nil {
+		cfg.Observer = NoObserver{}
+	}
+	b := &Broker{
+		cfg: cfg, boot: boot, store: files, handlers: handlers, locks: &volumeLocks{}, table: newTable(cfg.Observer),
+		targets: &targets{
+			guard.NewRoot(cfg.Root, cfg.Notice), cfg.Describe, (*guard.Target).Mount, (*guard.Target).Restore, (*guard.Target).Remove,
+		},
+	}
 	b.SetDevices(cfg.Devices)
-	b.users = claim.NewUsers(cfg.Openers, func() []string { return b.devices.Load().Servers }, b.table.notify)
+	b.users = claim.NewUsers(cfg.Openers, func() []string { return b.devices.Load().Servers }, cfg.Observer.Changed)
 	b.claims = claim.NewTable(cfg.Keeper, cfg.Kept, b.users)
-	b.restorer = &restorer{b.parts}
-	b.orphans = &orphans{parts: b.parts, auto: cfg.EndOrphans, onEnded: cfg.OnEnded}
-	b.remover = &remover{parts: b.parts, orphans: b.orphans, onLeaving: cfg.OnLeaving}
-	b.lost = &lostVolumes{parts: b.parts, restorer: b.restorer, remover: b.remover}
-	b.reconciler = &reconciler{parts: b.parts, restorer: b.restorer, remover: b.remover, lost: b.lost}
+	b.restorer = &restorer{claims: b.claims, targets: b.targets, handlers: handlers}
+	b.orphans = &orphans{
+		boot: boot, claims: b.claims, users: b.users, handlers: handlers, table: b.table, auto: cfg.EndOrphans, observer: cfg.Observer,
+	}
+	b.remover = &remover{
+		boot: boot, targets: b.targets, store: files, claims: b.claims, users: b.users, handlers: handlers, table: b.table,
+		orphans: b.orphans, observer: cfg.Observer,
+	}
+	b.lost = &lostVolumes{
+		boot: boot, targets: b.targets, store: files, claims: b.claims, locks: b.locks, handlers: handlers, table: b.table,
+		restorer: b.restorer, remover: b.remover,
+	}
+	b.reconciler = &reconciler{
+		targets: b.targets, locks: b.locks, handlers: handlers, table: b.table, restorer: b.restorer, remover: b.remover, lost: b.lost,
+	}
 	return b, nil
 }
 
@@ -218,12 +248,9 @@ func (b *Broker) Defer(ctx context.Context, in volume.Instruction) (*volume.Volu
 
 // refused counts a claim that was refused by a party or by policy.
 func (b *Broker) refused(err error) {
-	if b.cfg.OnRefused == nil {
-		return
-	}
 	switch kind := volume.KindOf(err); kind {
 	case volume.InUse, volume.Busy, volume.Denied, volume.Invalid, volume.Unsupported:
-		b.cfg.OnRefused(kind)
+		b.cfg.Observer.ClaimRefused(kind)
 	}
 }
 

@@ -75,9 +75,7 @@ func (a *attempt) begin(ctx context.Context) (*volume.Volume, error) {
 	}
 	failpoint.Hit("stage-published")
 	a.b.table.add(rec)
-	if a.b.cfg.OnPublished != nil {
-		a.b.cfg.OnPublished(&rec.Volume)
-	}
+	a.b.cfg.Observer.Published(&rec.Volume)
 	return &rec.Volume, nil
 }
 

@@ -18,7 +18,7 @@ import (
 // Measured is processor time, so that a busy machine does not count.
 func TestWorkOnAllVolumesLetsOthersRun(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
-	all := newTable(nil)
+	all := newTable(NoObserver{})
 	for n := range 2000 {
 		all.volumes[volume.Key(rune(n))] = &entry{}
 	}
@@ -68,7 +68,7 @@ func cpuTime() time.Duration {
 // TestOneSlowVolumeKeepsNobodyWaiting: on one processor, too.
 func TestOneSlowVolumeKeepsNobodyWaiting(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
-	all := newTable(nil)
+	all := newTable(NoObserver{})
 	for n := range 100 {
 		all.volumes[volume.Key(rune(n))] = &entry{rec: &record{}}
 	}

@@ -19,7 +19,13 @@ var errNoRecord = errors.New("there is no such file")
 // projection or a guard. A sandbox may have such a volume, so its claim, guard and
 // projection stay until it is released or its record can be read again.
 type lostVolumes struct {
-	parts
+	boot     string
+	targets  *targets
+	store    *store
+	claims   *claim.Table
+	locks    *volumeLocks
+	handlers *handlerSet
+	table    *table
 	restorer *restorer
 	remover  *remover
 }

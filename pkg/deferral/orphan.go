@@ -34,10 +34,14 @@ const orphanTime = 10 * time.Second
 //     control group is that of the volume's user and names a sandbox.
 //   - The container runtime, asked twice, lists none of the sandboxes that it names.
 type orphans struct {
-	parts
+	boot     string
+	claims   *claim.Table
+	users    *claim.Users
+	handlers *handlerSet
+	table    *table
 	// auto is set if a release ends the orphans that block it.
-	auto    bool
-	onEnded func(*volume.Volume, Orphan, error)
+	auto     bool
+	observer Observer
 }
 
 // find lists the orphans of a volume, or says why there are none.
@@ -139,7 +143,7 @@ func (o *orphans) end(ctx context.Context, rec *record, pids []int) (ended []Orp
 			return ended, err
 		}
 		ended = append(ended, one)
-		o.report(rec, one, nil)
+		o.observer.OrphanEnded(&rec.Volume, one, nil)
 	}
 	if len(ended) == 0 {
 		return nil, volume.Errorf(volume.NotFound, "volume %s: the process has ended, or is not an orphan any more: repeat", rec.Target)
@@ -179,12 +183,6 @@ var (
 	errCannotEnd = errors.New("cannot be ended by crust-proxy")
 )
 
-func (o *orphans) report(rec *record, one Orphan, err error) {
-	if o.onEnded != nil {
-		o.onEnded(&rec.Volume, one, err)
-	}
-}
-
 // clear ends the orphans that block the release of a volume. cause is the error of refuseUsed. It returns
 // the error that still blocks the release.
 func (o *orphans) clear(ctx context.Context, rec *record, cause error) error {
@@ -198,7 +196,7 @@ func (o *orphans) clear(ctx context.Context, rec *record, cause error) error {
 	case len(ended) > 0:
 		return err
 	case errors.Is(err, errCannotEnd):
-		o.report(rec, Orphan{}, err)
+		o.observer.OrphanEnded(&rec.Volume, Orphan{}, err)
 		return err
 	}
 	return cause // it is no orphan, or not known to be one

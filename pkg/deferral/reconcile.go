@@ -4,6 +4,7 @@ import (
 	"context"
 	"sync"
 
+	"github.com/crust-proxy/crust-proxy/pkg/deferral/claim"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral/guard"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
@@ -22,7 +23,11 @@ type ReconcileReport struct {
 }
 
 // restorer makes everything of a volume on record exist.
-type restorer struct{ parts }
+type restorer struct {
+	claims   *claim.Table
+	targets  *targets
+	handlers *handlerSet
+}
 
 // restore restores what is missing of a volume, and reports what that was.
 func (r *restorer) restore(ctx context.Context, rec *record, t *guard.Target) (repaired []string, err error) {
@@ -65,7 +70,10 @@ func (r *restorer) restoreRecord(ctx context.Context, rec *record) (repaired []s
 }
 
 type reconciler struct {
-	parts
+	targets  *targets
+	locks    *volumeLocks
+	handlers *handlerSet
+	table    *table
 	restorer *restorer
 	remover  *remover
 	lost     *lostVolumes

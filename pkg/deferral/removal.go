@@ -15,9 +15,15 @@ import (
 
 // remover removes volumes, in the opposite order of their deferral.
 type remover struct {
-	parts
-	orphans   *orphans
-	onLeaving func(context.Context, *volume.Volume)
+	boot     string
+	targets  *targets
+	store    *store
+	claims   *claim.Table
+	users    *claim.Users
+	handlers *handlerSet
+	table    *table
+	orphans  *orphans
+	observer Observer
 }
 
 // rollBack undoes a failed deferral and returns its cause. If that fails too, the error is
@@ -168,8 +174,8 @@ func (r *remover) steps(ctx context.Context, rec *record, t *guard.Target, force
 		if last && !force {
 			err = r.refuseHeld(ctx, rec)
 		}
-		if err == nil && r.onLeaving != nil {
-			r.onLeaving(ctx, &rec.Volume)
+		if err == nil {
+			r.observer.Leaving(ctx, &rec.Volume)
 		}
 		return err
 	})

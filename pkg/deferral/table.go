@@ -19,7 +19,7 @@ import (
 
 // table holds all volumes in memory.
 type table struct {
-	onChange func(volume.Key)
+	observer Observer
 
 	mu       sync.RWMutex
 	volumes  map[volume.Key]*entry
@@ -41,8 +41,8 @@ type entry struct {
 	lost, unread error
 }
 
-func newTable(onChange func(volume.Key)) *table {
-	return &table{onChange: onChange, volumes: make(map[volume.Key]*entry)}
+func newTable(observer Observer) *table {
+	return &table{observer: observer, volumes: make(map[volume.Key]*entry)}
 }
 
 func (t *table) get(key volume.Key) *entry {
@@ -63,20 +63,14 @@ func (t *table) enter(e *entry) {
 
 func (t *table) add(rec *record) {
 	t.enter(&entry{rec: rec})
-	t.notify(rec.Key)
+	t.observer.Changed(rec.Key)
 }
 
 func (t *table) remove(key volume.Key) {
 	t.mu.Lock()
 	delete(t.volumes, key)
 	t.mu.Unlock()
-	t.notify(key)
-}
-
-func (t *table) notify(key volume.Key) {
-	if t.onChange != nil {
-		t.onChange(key)
-	}
+	t.observer.Changed(key)
 }
 
 // replace changes a volume, if it exists.
@@ -90,7 +84,7 @@ func (t *table) replace(key volume.Key, change func(*entry)) {
 	}
 	t.mu.Unlock()
 	if ok {
-		t.notify(key)
+		t.observer.Changed(key)
 	}
 }
 

@@ -21,6 +21,7 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/internal/ground/openers"
 	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
+	"github.com/crust-proxy/crust-proxy/pkg/deferral"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 	"github.com/crust-proxy/crust-proxy/reference/loopdev"
 	"github.com/crust-proxy/crust-proxy/test/check"
@@ -243,11 +244,19 @@ type window struct {
 	staged  []span
 }
 
+// leaving is the window's observer.
+type leaving struct {
+	deferral.NoObserver
+	window *window
+}
+
+func (l leaving) Leaving(context.Context, *volume.Volume) { l.window.proven = now() }
+
 // run stages and unstages for some time, until enough has happened: calls that succeeded, and such
 // that had to be refused.
 func (w *window) run(in volume.Instruction, openers func() [][]span) {
 	w.t.Helper()
-	w.cfg.OnLeaving = func(context.Context, *volume.Volume) { w.proven = now() }
+	w.cfg.Observer = leaving{window: w}
 	w.runtime.failing = func() error { w.proven = now(); return nil }
 	w.restart()
 	const enough = 20

@@ -120,8 +120,8 @@ func (n *Node) AllShown() []deferral.Status {
 			all = append(all, status)
 		}
 	}
-	for _, refusal := range refused {
-		add(statusOfRefusal(&refusal))
+	for _, one := range refused {
+		add(statusOfRefusal(&one))
 	}
 	for _, one := range held {
 		add(deferral.HeldStatus(one))
@@ -151,8 +151,8 @@ func (n *Node) shownByKey(key volume.Key) (deferral.Status, bool) {
 	if status, ok := n.byKey(key); ok {
 		return status, ok
 	}
-	if refusal := n.refusal(key); refusal != nil {
-		return statusOfRefusal(refusal), true
+	if refused := n.refusal(key); refused != nil {
+		return statusOfRefusal(refused), true
 	}
 	return n.Broker.Users().OffRecord(key)
 }
@@ -164,9 +164,9 @@ func (n *Node) shownByTarget(path string) (deferral.Status, error) {
 	if err == nil {
 		return found, nil
 	}
-	for _, refusal := range n.refused() {
-		if refusal.Target == path {
-			return statusOfRefusal(&refusal), nil
+	for _, refused := range n.refused() {
+		if refused.Target == path {
+			return statusOfRefusal(&refused), nil
 		}
 	}
 	if status, ok := n.Broker.Users().OffRecord(key); ok {

@@ -3,6 +3,7 @@ package admin
 import (
 	"context"
 
+	"github.com/crust-proxy/crust-proxy/internal/front/csi/refusal"
 	"github.com/crust-proxy/crust-proxy/internal/ground/telemetry"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 	runtimev1 "github.com/crust-proxy/crust-proxy/proto/crust/runtime/v1"
@@ -22,7 +23,7 @@ func (s *RuntimeServer) RuntimeStageVolume(
 	call.Target = req.GetVolumeTargetPath()
 	v, err := s.Node.Broker.Defer(ctx, instructionOf(req))
 	note(call, v)
-	return &runtimev1.RuntimeStageVolumeResponse{}, err
+	return &runtimev1.RuntimeStageVolumeResponse{}, refusal.WithAdvice(err)
 }
 
 // note records the call's volume for log and metrics.
@@ -72,7 +73,7 @@ func (s *RuntimeServer) RuntimeUnstageVolume(
 	call.Target = req.GetVolumeTargetPath()
 	v, err := s.Node.Broker.Release(ctx, req.GetVolumeTargetPath())
 	note(call, v)
-	return &runtimev1.RuntimeUnstageVolumeResponse{}, err
+	return &runtimev1.RuntimeUnstageVolumeResponse{}, refusal.WithAdvice(err)
 }
 
 // RuntimeGetVolumeStats asks the sandbox.
