@@ -7,7 +7,10 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
+	"path/filepath"
+	"strings"
 	"syscall"
 	"time"
 
@@ -26,7 +29,7 @@ type device struct {
 	file   *os.File // O_PATH, a duplicate of the caller's
 	lock   *os.File
 	number uint64 // what the device is
-	size   int64  // when it was last looked at
+	size   int64  // at the last examination
 	intent intent
 }
 
@@ -42,14 +45,13 @@ func (d *device) errorf(kind volume.Kind, format string, args ...any) error {
 	return volume.Errorf(kind, "volume %s: the device %s: %w", d.req.Volume, d.req.Path, fmt.Errorf(format, args...))
 }
 
-// gone classes the end of the caller's context.
-func (d *device) gone(cause error) error {
+// canceledError is the error for a caller whose context has ended.
+func (d *device) canceledError(cause error) error {
 	return d.errorf(volume.ContextKind(cause), "the caller went away before it was looked at; nothing was written: %w", cause)
 }
 
-// keep makes the descriptor our own: a job can outlive its caller. If it fails, close the
-// device.
-func (d *device) keep() error {
+// duplicate makes a descriptor of our own: a job can outlive its caller. If it fails, close the device.
+func (d *device) duplicate() error {
 	fd, err := unix.FcntlInt(uintptr(d.req.Device), unix.F_DUPFD_CLOEXEC, 3)
 	if err != nil {
 		return d.errorf(volume.Internal, "its descriptor cannot be kept: %w", err)
@@ -77,16 +79,16 @@ const (
 	pollEvery = 10 * time.Millisecond
 )
 
-// takeLock takes the lock of this device number. It belongs to an open file, not
-// to a process: mkfs inherits it, so it ends with the last of us two. mkfs.btrfs
-// tests O_EXCL and lets go of it again, so the device alone would not tell.
-func (d *device) takeLock(ctx context.Context) error {
+// acquireLock locks this device number. The lock belongs to an open file, not to a process: mkfs
+// inherits it, so it ends with the last of both. The device alone does not show a running
+// mkfs.btrfs, which tests O_EXCL and closes the descriptor again.
+func (d *device) acquireLock(ctx context.Context) error {
 	file, err := d.openLock()
 	if err != nil {
 		return err
 	}
 	d.lock = file // closed with the device, whatever happens here
-	// One byte of the file stands for one device: nothing is ever left to tidy.
+	// One byte of the file stands for one device, so nothing has to be removed.
 	place := int64(unix.Major(d.number))<<20 | int64(unix.Minor(d.number))
 	locked, err := d.lockByte(ctx, file, place, lockWait)
 	if err == nil && !locked {
@@ -120,7 +122,7 @@ func (d *device) lockByte(ctx context.Context, file *os.File, place int64, wait 
 			return false, nil
 		}
 		if !sys.Sleep(ctx, pollEvery) {
-			return false, d.gone(ctx.Err())
+			return false, d.canceledError(ctx.Err())
 		}
 	}
 }
@@ -138,8 +140,8 @@ func writingLock(id string) unix.Flock_t {
 	return unix.Flock_t{Type: unix.F_WRLCK, Whence: unix.SEEK_SET, Start: first + place, Len: 1}
 }
 
-// lockWriting must be called before the device is written to. As the lock of the device
-// it is inherited by the programs that write, and ends with the last of us.
+// lockWriting must be called before the device is written to. Programs that write inherit this lock, as
+// that of the device.
 func (d *device) lockWriting() error {
 	if d.req.ID == "" {
 		return nil
@@ -151,8 +153,7 @@ func (d *device) lockWriting() error {
 	return nil
 }
 
-// heldWait is how long somebody may have the device for a moment, such as another
-// program that looks at it.
+// heldWait bounds the wait for a program that has the device open for a moment.
 const heldWait = 500 * time.Millisecond
 
 // open opens the device anew, by its descriptor.
@@ -177,8 +178,8 @@ func (d *device) open(flags int) (*os.File, error) {
 	}
 }
 
-// openAlone opens the device so that nobody else can mount or hold it meanwhile.
-// Past the page cache: what counts is what the device has.
+// openAlone opens the device so that nobody else can mount or hold it meanwhile, and past the page
+// cache, so that reads return what the device has.
 func (d *device) openAlone(ctx context.Context, mode int) (*os.File, error) {
 	until := time.Now().Add(heldWait)
 	for {
@@ -194,16 +195,65 @@ func (d *device) openAlone(ctx context.Context, mode int) (*os.File, error) {
 			return nil, err
 		}
 		if !sys.Sleep(ctx, pollEvery) {
-			return nil, d.gone(ctx.Err())
+			return nil, d.canceledError(ctx.Err())
 		}
 	}
 }
 
-// closeAlone lets go of the device. A program that is just being started has a
-// copy of every descriptor for a moment, and would keep the device from the mkfs
-// that is to come; under this lock there is hardly one.
+// closeAlone closes a descriptor of the device. A program that is just being started has a copy of every
+// descriptor for a moment, which would make the device busy for mkfs; this lock prevents that.
 func closeAlone(file *os.File) {
 	syscall.ForkLock.RLock()
 	defer syscall.ForkLock.RUnlock()
 	closeFile(file)
+}
+
+// work is what was begun on a filesystem and must be completed before a sandbox gets it.
+type work string
+
+const (
+	workMaking  work = "making"  // its root directory lacks its mode
+	workGrowing work = "growing" // resize2fs was started
+)
+
+// intent is the file that records what was begun on a volume. It is in the directory of the lock
+// file, where no guest can write: the contents of a filesystem never decide which program runs.
+type intent string
+
+// intentOf returns the intent of the volume with this id, for a daemon with this lock file.
+func intentOf(lockFile, id string) intent {
+	return intent(filepath.Join(filepath.Dir(lockFile), "unfinished", fmt.Sprintf("%x", sha256.Sum256([]byte(id)))))
+}
+
+// begin records what is begun on the filesystem with this UUID.
+func (i intent) begin(w work, uuid string) error {
+	err := os.MkdirAll(filepath.Dir(string(i)), 0o700)
+	if err == nil {
+		err = os.WriteFile(string(i), []byte(string(w)+" "+uuid), 0o600)
+	}
+	if err != nil {
+		return fmt.Errorf("nothing was written to it, because the intent cannot be recorded: %w", err)
+	}
+	return nil
+}
+
+func (i intent) end() error {
+	if err := os.Remove(string(i)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("its intent is complete but cannot be removed: %w", err)
+	}
+	return nil
+}
+
+// begun returns what was begun, and the UUID of the filesystem. An intent for another UUID is for
+// an earlier filesystem of the volume.
+func (i intent) begun() (w work, uuid string, err error) {
+	raw, err := os.ReadFile(string(i))
+	if errors.Is(err, fs.ErrNotExist) {
+		return "", "", nil
+	}
+	if err != nil {
+		return "", "", fmt.Errorf("it is not known whether mkfs or resize2fs was interrupted on it: %w", err)
+	}
+	what, uuid, _ := strings.Cut(string(raw), " ")
+	return work(what), uuid, nil
 }

@@ -1,28 +1,26 @@
-// Package mkfs looks at a block device that is about to be handed to a sandbox
-// and, where policy says so and only where the device is blank, makes a
-// filesystem on it. Nothing else in this module writes to anybody's device.
+// Package mkfs examines a block device before a sandbox gets it and, if the policy says so
+// and the device is blank, makes a filesystem on it. Nothing else in this module writes to
+// devices of volumes.
 //
-// What keeps data safe, in the order in which it takes hold:
+// How it protects data:
 //
-//   - The device is an open descriptor from first to last. Programs get it as
-//     their own descriptor 3; no name is ever resolved. They are confined to it.
-//   - One lock per device number, in a file of ours, is held over the whole look
-//     and inherited by mkfs: while an mkfs of an earlier life still runs, the
-//     device is busy, whatever mkfs itself does to keep others out.
-//   - The look happens under an O_EXCL open: not while the device is mounted, held
-//     or part of another one.
-//   - Blank means that blkid finds nothing AND that we read, past the page cache,
-//     nothing but zeros in the first and the last MiB and no superblock in the
-//     places where copies of one are kept. What cannot be read is an error.
-//   - mkfs is run without force, and with a UUID that was drawn for it: only a
-//     filesystem that bears it is called ours afterwards. Where mkfs failed, what
-//     it left is cleared at once, but never a filesystem with another UUID.
-//   - mkfs is never killed: not when the caller goes away, not when we end, nor by a
-//     limit. Until it has ended, CheckWriting keeps the volume from being given away.
+//   - The device is one open descriptor, and no name is resolved. Programs inherit it as
+//     descriptor 3, and are confined to it.
+//   - One lock per device number, in a file of ours, is held during the examination. mkfs
+//     inherits it: while an mkfs that an earlier daemon started still runs, the device is busy.
+//   - The device is examined under an O_EXCL open: not while it is mounted, held or part of
+//     another one.
+//   - Blank means that blkid finds nothing, and that we read, past the page cache, only zeros
+//     in the first and the last MiB, and no superblock where copies of one are stored. A
+//     failed read is an error.
+//   - mkfs runs without force, and with a new UUID: only a filesystem with this UUID is ours.
+//     If mkfs fails, what it wrote is cleared at once, but never a filesystem with another UUID.
+//   - mkfs is never killed: neither when the caller goes away, nor when we end, nor by a limit.
+//     Until it has ended, CheckWriting refuses to give the volume away.
 //
-// Beyond that, an ext4 that is smaller than its device is grown where the caller asks
-// for it: e2fsck and resize2fs write to it, under the same lock. What was begun on a
-// volume is on record in a directory beside the lock file until it has ended.
+// An ext4 that is smaller than its device is grown if the caller asks for it: e2fsck and
+// resize2fs write to it, under the same lock. What was begun on a volume is on record in a
+// directory beside the lock file until it has ended.
 package mkfs
 
 import (
@@ -38,8 +36,8 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
-// unmet is the kind of every refusal that has to do with what is on the device:
-// on the wire it is FAILED_PRECONDITION.
+// unmet is the kind of each refusal because of the contents of a device. In gRPC it is
+// FAILED_PRECONDITION.
 const unmet = volume.InUse
 
 const defaultTimeout = 10 * time.Minute
@@ -47,16 +45,16 @@ const defaultTimeout = 10 * time.Minute
 // Config is what a Formatter is made of.
 type Config struct {
 	Log *zap.Logger
-	// LockFile is made where it is missing. Every life of the daemon must use the
-	// same one, in a directory that only root may write.
+	// LockFile is created if it is missing. It must be the same after each restart, in a
+	// directory that only root may write.
 	LockFile string
 	// Timeout bounds the wait for one mkfs; 0 means 10 minutes. An mkfs that takes
 	// longer goes on by itself, and the device is busy until it has ended.
 	Timeout time.Duration
 	// ToolDirs are searched for blkid and mkfs; nil means the system's.
 	ToolDirs []string
-	// AcceptLeftovers calls a device blank that holds bytes without a signature,
-	// as stock CSI drivers do. Thick LVM volumes may need it.
+	// AcceptLeftovers treats a device as blank that has bytes without a signature, as
+	// drivers themselves do. Thick LVM volumes may need it.
 	AcceptLeftovers bool
 }
 
@@ -97,13 +95,12 @@ type Request struct {
 	Grow bool
 }
 
-// Prepare makes sure that a device holds the filesystem, and tells whether it made it.
+// Prepare makes sure that a device holds the filesystem, and reports whether it made it.
 //
-// The caller's context ends the look, never an mkfs: Prepare returns when that
-// has ended, or with a Timeout when it takes longer than the Formatter's bound.
-// While anything of an attempt still runs, the next one gets Busy.
-//
-// A device that the caller itself holds with O_EXCL is in use, unless readOnly.
+// The caller's context ends the examination, never an mkfs: Prepare returns when that has
+// ended, or with a Timeout if it takes longer than the Formatter's bound. Until then, the
+// next attempt fails with Busy. A device that the caller itself holds with O_EXCL is in use,
+// unless the request is read-only.
 func (f *Formatter) Prepare(ctx context.Context, r Request) (formatted bool, err error) {
 	if r.Policy == volume.FormatUnset {
 		r.Policy = volume.FormatHost
@@ -113,12 +110,11 @@ func (f *Formatter) Prepare(ctx context.Context, r Request) (formatted bool, err
 }
 
 // CheckWriting returns an error while a program writes to the device of the volume with
-// this ID, be it one that an earlier life of the daemon started. It works without the
-// device. Where it cannot be known, that is the error.
+// this ID, also one that an earlier daemon started, and if that is not known. It needs no device.
 func (f *Formatter) CheckWriting(id string) error {
 	file, err := os.OpenFile(f.cfg.LockFile, os.O_RDWR|unix.O_NOFOLLOW, 0)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil // nothing was ever looked at
+		return nil // no device was ever examined
 	}
 	if err != nil {
 		return volume.Errorf(volume.Busy, "it cannot be seen whether mkfs still writes to the device: %w", err)
@@ -140,10 +136,9 @@ func closeFile(file *os.File) {
 	}
 }
 
-// CheckReplay refuses a device that is to be read-only while its filesystem was
-// not unmounted cleanly: whoever mounts it would have to replay the journal, and
-// cannot write to the device. Nothing is written, and the caller's context ends
-// the look.
+// CheckReplay refuses a read-only device whose filesystem was not unmounted cleanly: a mount
+// has to replay the journal, and cannot write to the device. Nothing is written, and the
+// caller's context ends the examination.
 func (f *Formatter) CheckReplay(ctx context.Context, r Request) error {
 	r.ReadOnly, r.Policy = true, volume.FormatNever
 	j := &job{f: f, req: r, dev: &device{f: f, req: r}}

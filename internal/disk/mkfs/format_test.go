@@ -4,6 +4,7 @@ import (
 	"context"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/internal/disk/confine"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -52,7 +54,7 @@ func TestParseProbe(t *testing.T) {
 		if got.nothing() != c.blank {
 			t.Errorf("%s: nothing found: %v", name, got.nothing())
 		}
-		if says := strings.Join(got.words(), ", "); says != c.says {
+		if says := strings.Join(got.describe(), ", "); says != c.says {
 			t.Errorf("%s: says %q, want %q", name, says, c.says)
 		}
 	}
@@ -100,7 +102,7 @@ func TestEveryMarkIsSeen(t *testing.T) {
 			if from := m.at - e.start; from >= 0 && from < e.length {
 				copy(data[from:], m.bytes)
 			}
-			found.take(data, e, size)
+			found.scan(data, e, size)
 		}
 		if found.blank(true) || found.blank(false) || !strings.Contains(found.signatures(), m.name) {
 			t.Errorf("%s at %d: found %q", m.name, m.at, found.signatures())
@@ -140,19 +142,13 @@ func TestOutputIsBounded(t *testing.T) {
 	dir := t.TempDir()
 	script := filepath.Join(dir, "loud")
 	text := "#!/bin/sh\nenv >&2\nls -l /proc/self/fd/3 >&2\nyes xx | head -c 100000\nexit 7\n"
-	if err := os.WriteFile(script, []byte(text), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, os.WriteFile(script, []byte(text), 0o700))
 	device, err := os.Open(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	defer func() { _ = device.Close() }()
 	t.Setenv("SECRET", "must-not-be-seen")
 	r, err := program(script).run(t.Context(), confine.Box{Device: device, Memory: 1 << 30, CPU: time.Minute}, []*os.File{device})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	if r.code != 7 || len(r.stdout) == 0 || len(r.stdout) > maxOutput {
 		t.Errorf("code %d, %d bytes", r.code, len(r.stdout))
 	}
@@ -164,9 +160,7 @@ func TestOutputIsBounded(t *testing.T) {
 func TestRequestsThatAreRefusedAtOnce(t *testing.T) {
 	f := New(Config{LockFile: filepath.Join(t.TempDir(), "lock"), ToolDirs: []string{t.TempDir()}})
 	fd, err := unix.Open(t.TempDir(), unix.O_PATH|unix.O_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	defer func() { _ = unix.Close(fd) }()
 	for _, c := range []struct {
 		fsType string
@@ -201,4 +195,62 @@ func FuzzParseProbe(f *testing.F) {
 			t.Errorf("blank by %d, %q, %q", code, stdout, stderr)
 		}
 	})
+}
+
+func TestMkfsOptions(t *testing.T) {
+	for _, good := range [][]string{
+		{"ext4"},
+		{"ext4", "-i", "16384", "-I", "512", "-O", "bigalloc,^metadata_csum", "-C", "65536", "-E", "stride=16,stripe_width=64", "-m", "1"},
+		{"xfs", "-i", "size=1024", "-m", "reflink=0", "-d", "agcount=4", "-l", "size=64m"},
+		{"btrfs", "-n", "32768", "-m", "dup"},
+	} {
+		if err := CheckOptions(good[0], good[1:]); err != nil {
+			t.Errorf("%q: %v", good, err)
+		}
+	}
+	for _, bad := range [][]string{
+		{"ext4", "-i"},
+		{"ext4", "-F", "-F"},
+		{"ext4", "-U", "clear"},
+		{"ext4", "-S", "1"},
+		{"ext4", "-d", "/etc"},
+		{"ext4", "-i", "16384", "/dev/sda"},
+		{"ext4", "-J", "device=UUID=1"},
+		{"ext4", "-E", "offset=1048576"},
+		{"ext4", "-E", "stride=16,root_owner=1:1"},
+		{"ext4", "-O", "-F"},
+		{"ext4", "-O", "extent,journal_dev"},
+		{"ext4", "-i", ""},
+		{"xfs", "-f", "1"},
+		{"xfs", "-p", "proto"},
+		{"xfs", "-r", "rtdev=sda"},
+		{"xfs", "-l", "logdev=sda"},
+		{"xfs", "-d", "name=sda"},
+		{"xfs", "-d", "file=1"},
+		{"xfs", "-d", "size=1g"},
+		{"xfs", "-m", "uuid=0"},
+		{"btrfs", "-f", "1"},
+		{"btrfs", "-r", "dir"},
+		{"btrfs", "-O", "a b"},
+		{"vfat", "-n", "x"},
+	} {
+		if err := CheckOptions(bad[0], bad[1:]); err == nil {
+			t.Errorf("%q is accepted", bad)
+		}
+	}
+}
+
+func TestArgumentsOfMkfs(t *testing.T) {
+	root := Root{Group: 2000, Mode: 0o2775}
+	args, _ := ext4Args("u", []string{"-E", "stride=16", "-i", "16384"}, root)
+	if got := strings.Join(args, " "); got != "-q -m0 -U u -L crust-unfinished -i 16384 -E lazy_itable_init=1,lazy_journal_init=1,root_owner=0:2000,stride=16" {
+		t.Errorf("ext4: %s", got)
+	}
+	args, prototype := xfsArgs("u", nil, root)
+	if !slices.Contains(args, "-p") || prototype != "/\n0 0\nd-g775 0 2000\n$\n" {
+		t.Errorf("xfs: %q, %q", args, prototype)
+	}
+	if args, prototype := xfsArgs("u", nil, Root{}); slices.Contains(args, "-p") || prototype != "" {
+		t.Errorf("xfs without a root: %q, %q", args, prototype)
+	}
 }

@@ -92,7 +92,7 @@ func (g *growth) unknown(growing bool, err error) error {
 // marks it as one with errors while it works, and e2fsck takes the mark off.
 func (g *growth) repairedByHand(super *superblock.Super) error {
 	if super.Clean {
-		return g.j.ended()
+		return g.j.endIntent()
 	}
 	return g.refuse("it is not checked, because the volume is read-only, its rule has grow: false, or its runtime handler grows it")
 }

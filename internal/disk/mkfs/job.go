@@ -2,25 +2,27 @@ package mkfs
 
 import (
 	"context"
+	"io"
 	"sync/atomic"
 	"time"
 
 	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
 
 	"github.com/crust-proxy/crust-proxy/internal/ground/failpoint"
 	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
-// The phases of a job. A caller who goes away ends it while it looks; once it
-// makes a filesystem nobody does.
+// The phases of a job. A caller that goes away ends it during the examination; nothing ends it
+// while it makes a filesystem.
 const (
-	looking int32 = iota
+	examining int32 = iota
 	making
 	abandoned
 )
 
-// tries is how often a device is looked at anew that was taken in between.
+// tries bounds how often a device is examined that another program opened in between.
 const tries = 4
 
 // job is one Prepare.
@@ -31,13 +33,13 @@ type job struct {
 	phase atomic.Int32
 }
 
-// start runs the work under the device's lock, so that no second job hangs beside one that
-// does, and waits for it as wait does.
+// start runs the work under the device's lock, so that jobs for a device that hangs do not
+// pile up, and waits for it as wait does.
 func (j *job) start(ctx context.Context, work func(context.Context) (formatted bool, err error)) (formatted bool, err error) {
 	if err := j.check(); err != nil {
 		return false, err
 	}
-	if err := j.dev.keep(); err != nil {
+	if err := j.dev.duplicate(); err != nil {
 		j.dev.close()
 		return false, err
 	}
@@ -45,7 +47,7 @@ func (j *job) start(ctx context.Context, work func(context.Context) (formatted b
 	defer cancel()
 	done := make(chan outcome, 1)
 	go func() {
-		formatted, err := false, j.dev.takeLock(ctx)
+		formatted, err := false, j.dev.acquireLock(ctx)
 		if err == nil {
 			formatted, err = work(ctx)
 		}
@@ -69,7 +71,7 @@ func (j *job) check() error {
 
 func (j *job) run(ctx context.Context) (formatted bool, err error) {
 	for try := 1; ; try++ {
-		formatted, err = j.once(ctx)
+		formatted, err = j.attempt(ctx)
 		if err == nil || volume.KindOf(err) != volume.Busy || try == tries {
 			return formatted, err
 		}
@@ -79,20 +81,19 @@ func (j *job) run(ctx context.Context) (formatted bool, err error) {
 	}
 }
 
-// once looks and, where it is right, formats. A device that was taken for a
-// moment between the two is worth another look.
-func (j *job) once(ctx context.Context) (formatted bool, err error) {
+// attempt examines the device, and formats it if that is allowed.
+func (j *job) attempt(ctx context.Context) (formatted bool, err error) {
 	if j.req.Policy == volume.FormatDriver {
 		if err := j.checkGiven(ctx); err != nil {
 			return false, err
 		}
 		return false, (&growth{j: j}).run(ctx)
 	}
-	found, err := j.dev.look(ctx, false)
+	found, err := j.dev.examine(ctx, false)
 	if err != nil {
 		return false, err
 	}
-	if err := j.judge(found); err != nil {
+	if err := j.checkContents(found); err != nil {
 		return false, err
 	}
 	if found.lacksMode {
@@ -123,24 +124,24 @@ func (j *job) once(ctx context.Context) (formatted bool, err error) {
 // on to its end.
 func (j *job) beginMaking(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
-		return j.dev.gone(err)
+		return j.dev.canceledError(err)
 	}
-	if j.phase.Load() != making && !j.phase.CompareAndSwap(looking, making) {
+	if j.phase.Load() != making && !j.phase.CompareAndSwap(examining, making) {
 		return j.dev.errorf(volume.Canceled, "the caller went away; nothing was written")
 	}
 	return j.dev.lockWriting()
 }
 
 // judge refuses everything but fsType, and a blank device that may be formatted.
-func (j *job) judge(found *contents) error {
+func (j *job) checkContents(found *contents) error {
 	switch {
 	case found.is(j.req.FSType) && found.unfinished: // an mkfs was killed
 		return j.dev.errorf(unmet, "holds a %s whose making or copying was cut off: restore it, or, if nothing on it is "+
 			"wanted, wipe it (wipefs -a, blkdiscard or dd) and publish again", j.req.FSType)
 	case found.is(j.req.FSType):
-		return j.judgeMode(found)
+		return j.checkMode(found)
 	case !found.blank(j.f.cfg.AcceptLeftovers):
-		return j.foreign(found)
+		return j.foreignError(found)
 	case j.req.ReadOnly:
 		return j.dev.errorf(unmet, "is blank, and the volume is read-only, so it is not formatted: "+
 			"publish the volume read-write once, or make %s on it", j.req.FSType)
@@ -157,7 +158,7 @@ func (j *job) judge(found *contents) error {
 
 // judgeMode refuses a filesystem that lacks the mode of its root directory, where that
 // is not to be set.
-func (j *job) judgeMode(found *contents) error {
+func (j *job) checkMode(found *contents) error {
 	if !found.lacksMode || j.req.Policy == volume.FormatHost && !j.req.ReadOnly && !found.writeProtected {
 		return nil
 	}
@@ -165,7 +166,7 @@ func (j *job) judgeMode(found *contents) error {
 		"Publish the volume read-write once, with the format policy host")
 }
 
-func (j *job) foreign(found *contents) error {
+func (j *job) foreignError(found *contents) error {
 	const wipe = "if nothing on it is wanted, wipe it (wipefs -a, then blkdiscard or dd over its first and last MiB) and publish again"
 	if what := found.signatures(); what != "" {
 		return j.dev.errorf(unmet, "holds %s where %s is wanted. It is not formatted: correct the volume's filesystem type "+
@@ -180,8 +181,8 @@ type outcome struct {
 	err       error
 }
 
-// wait waits for the job. A device can hang whoever touches it, unkillably, so
-// the caller is freed, while the job keeps its own descriptors and the lock.
+// wait waits for the job. A device can hang each caller in the kernel. Then wait returns, while
+// the job has its own descriptors and the lock.
 func (j *job) wait(ctx context.Context, done <-chan outcome) (bool, error) {
 	bound := time.NewTimer(j.f.cfg.Timeout)
 	defer bound.Stop()
@@ -191,21 +192,76 @@ func (j *job) wait(ctx context.Context, done <-chan outcome) (bool, error) {
 		case out := <-done:
 			return out.formatted, out.err
 		case <-gone:
-			if j.phase.CompareAndSwap(looking, abandoned) {
-				return false, j.dev.gone(ctx.Err())
+			if j.phase.CompareAndSwap(examining, abandoned) {
+				return false, j.dev.canceledError(ctx.Err())
 			}
 			gone = nil
 		case <-bound.C:
-			return false, j.late()
+			return false, j.timeoutError()
 		}
 	}
 }
 
-func (j *job) late() error {
-	if j.phase.CompareAndSwap(looking, abandoned) {
+func (j *job) timeoutError() error {
+	if j.phase.CompareAndSwap(examining, abandoned) {
 		return j.dev.errorf(volume.Timeout, "could not be looked at within %v; nothing was written: "+
 			"does its storage hang? See the kernel's log", j.f.cfg.Timeout)
 	}
 	return j.dev.errorf(volume.Timeout, "mkfs.%s, e2fsck or resize2fs still runs after %v; it is left running, and the volume is "+
 		"served when it has ended: if it never does, see the kernel's log for the storage behind the device", j.req.FSType, j.f.cfg.Timeout)
+}
+
+// ownMarks are the marks of the filesystems that are recognized by their superblock alone.
+var ownMarks = map[string]mark{"ext2": extMark, "ext3": extMark, "ext4": extMark, "xfs": xfsMark, "btrfs": btrfsMark}
+
+// checkGiven examines a device from a driver that defers by itself. The driver is responsible
+// for the contents, but a sandbox could not mount a blank device or another filesystem. If the
+// expected superblock is found, nothing else is read.
+func (j *job) checkGiven(ctx context.Context) error {
+	own, known := ownMarks[j.req.FSType]
+	if known {
+		if marked, err := j.hasMark(own); marked || err != nil {
+			return err
+		}
+	}
+	found, err := j.dev.examine(ctx, true)
+	switch {
+	case err != nil:
+		return err
+	case found.blank(j.f.cfg.AcceptLeftovers):
+		return j.dev.errorf(unmet, "is blank, but a driver that defers by itself must hand over a device that holds %s: "+
+			"check the driver's log; until the driver is fixed, exclude the volume by a policy rule", j.req.FSType)
+	case !known:
+		return nil
+	}
+	what := found.signatures()
+	if what == "" {
+		what = "no known signature"
+	}
+	return j.dev.errorf(unmet, "holds %s, but the driver, which defers by itself, reports %s: correct the filesystem "+
+		"type that it reports, or the device", what, j.req.FSType)
+}
+
+// bears reports whether the device has a mark. It opens the device without O_EXCL.
+func (j *job) hasMark(m mark) (bool, error) {
+	file, err := j.dev.open(unix.O_RDONLY | unix.O_DIRECT)
+	if err != nil {
+		return false, err
+	}
+	defer closeFile(file)
+	size, err := file.Seek(0, io.SeekEnd)
+	place := extent{start: m.at &^ (grain - 1), length: grain}
+	if err != nil || size < place.start+grain {
+		return false, nil //nolint:nilerr // the whole look will say what is wrong
+	}
+	buffer, err := newAligned(grain)
+	if err != nil {
+		return false, j.dev.errorf(volume.Internal, "cannot be read: %w", err)
+	}
+	defer buffer.free()
+	data, err := buffer.read(file, place, size)
+	if err != nil {
+		return false, j.dev.errorf(volume.Internal, "cannot be read at byte %d: %w", place.start, err)
+	}
+	return m.within(data, place.start), nil
 }

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crust-proxy/crust-proxy/internal/disk/superblock"
+	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 	"github.com/crust-proxy/crust-proxy/pkg/volume/mountopt"
 )
@@ -27,7 +28,7 @@ type contents struct {
 	writeProtected bool
 }
 
-// is tells whether the device holds this filesystem and nothing else.
+// is reports whether the device holds this filesystem and nothing else.
 func (c *contents) is(fsType string) bool {
 	return !c.probe.ambivalent && c.probe.tags["TYPE"] == fsType && c.probe.tags["PTTYPE"] == ""
 }
@@ -36,15 +37,15 @@ func (c *contents) is(fsType string) bool {
 // filesystem can set the label, so it proves nothing.
 func (c *contents) labelled() bool { return c.is("ext4") && c.probe.tags["LABEL"] == labelNoMode }
 
-// blank tells whether the device holds nothing. leftovers lets bytes be that are
-// part of no signature.
+// blank reports whether the device holds nothing. leftovers ignores bytes that are part of no
+// signature.
 func (c *contents) blank(leftovers bool) bool {
 	return c.probe.nothing() && len(c.marks) == 0 && (leftovers || c.dataAt < 0)
 }
 
-// signatures says what was found, in words; "" means none.
+// signatures describes what was found; "" is none.
 func (c *contents) signatures() string {
-	said := c.probe.words()
+	said := c.probe.describe()
 	for _, mark := range c.marks {
 		if !slices.Contains(said, mark) {
 			said = append(said, mark)
@@ -53,9 +54,9 @@ func (c *contents) signatures() string {
 	return strings.Join(said, ", ")
 }
 
-// look looks at the device while nobody else can have it. With onlyIfBlank blkid is asked
+// examine reads the device while nobody else can have it. With onlyIfBlank blkid is asked
 // only about a device that seems blank.
-func (d *device) look(ctx context.Context, onlyIfBlank bool) (*contents, error) {
+func (d *device) examine(ctx context.Context, onlyIfBlank bool) (*contents, error) {
 	file, err := d.openAlone(ctx, unix.O_RDONLY)
 	if err != nil {
 		return nil, err
@@ -80,8 +81,8 @@ func (d *device) look(ctx context.Context, onlyIfBlank bool) (*contents, error) 
 	return found, nil
 }
 
-// read looks with our own eyes. blkid's "nothing found" also stands for "could
-// not be read", and it looks through the page cache.
+// read searches the device itself: blkid's "nothing found" can also mean "could not be read",
+// and it reads through the page cache.
 func (d *device) read(file *os.File) (*contents, error) {
 	size, err := file.Seek(0, io.SeekEnd)
 	if err != nil {
@@ -106,12 +107,12 @@ func (d *device) read(file *os.File) (*contents, error) {
 		if err != nil {
 			return nil, d.errorf(volume.Internal, "cannot be read at byte %d: %w", place.start, err)
 		}
-		found.take(data, place, size)
+		found.scan(data, place, size)
 	}
 	return found, nil
 }
 
-func (c *contents) take(data []byte, place extent, size int64) {
+func (c *contents) scan(data []byte, place extent, size int64) {
 	if place.mustBeZero && c.dataAt < 0 {
 		if rest := bytes.TrimLeft(data, "\x00"); len(rest) > 0 {
 			c.dataAt = place.start + int64(len(data)-len(rest))
@@ -148,3 +149,90 @@ func (d *device) refuseReplay(fsType string) error {
 	}
 	return nil
 }
+
+// How blkid ends.
+const (
+	blkidFound      = 0
+	blkidNothing    = 2
+	blkidAmbivalent = 8
+)
+
+// probe is blkid's answer.
+type probe struct {
+	tags       map[string]string
+	ambivalent bool
+}
+
+func (p probe) nothing() bool { return len(p.tags) == 0 && !p.ambivalent }
+
+func (p probe) describe() []string {
+	var out []string
+	if p.ambivalent {
+		out = append(out, "the signatures of more than one thing")
+	}
+	if t := p.tags["TYPE"]; t != "" {
+		out = append(out, t)
+	}
+	if t := p.tags["PTTYPE"]; t != "" {
+		out = append(out, "a partition table ("+t+")")
+	}
+	if len(out) == 0 && len(p.tags) > 0 {
+		out = append(out, "something that blkid knows but does not name")
+	}
+	return out
+}
+
+// blkid searches for every signature that it knows, without its cache.
+func (d *device) blkid(ctx context.Context) (probe, error) {
+	program, err := d.f.tool("blkid")
+	if err != nil {
+		return probe{}, d.errorf(volume.KindOf(err), "cannot be looked at: %w", err)
+	}
+	ran, err := program.run(ctx, d.box(), []*os.File{d.file}, "-p", "-o", "export", childDevice)
+	if err != nil {
+		if ctx.Err() != nil {
+			return probe{}, d.canceledError(ctx.Err())
+		}
+		return probe{}, d.errorf(volume.Internal, "blkid could not be run: %w", err)
+	}
+	found, ok := parseProbe(ran)
+	if !ok {
+		return probe{}, d.errorf(volume.Internal, "blkid cannot tell what is on it (%s): %s", ran.how(), ran.text())
+	}
+	return found, nil
+}
+
+// parseProbe accepts an answer only if its parts agree: "nothing" with an error text, or with
+// a finding, is no answer.
+func parseProbe(r *result) (probe, bool) {
+	if r.signal != 0 || r.stderr != "" && r.code != blkidAmbivalent {
+		return probe{}, false
+	}
+	tags := make(map[string]string)
+	for line := range strings.SplitSeq(r.stdout, "\n") {
+		if line == "" {
+			continue
+		}
+		key, value, ok := strings.Cut(line, "=")
+		if !ok || !nameForm().MatchString(key) {
+			return probe{}, false
+		}
+		// DEVNAME repeats the argument.
+		if key != "DEVNAME" {
+			tags[key] = value
+		}
+	}
+	switch r.code {
+	case blkidFound:
+		return probe{tags: tags}, len(tags) > 0
+	case blkidNothing:
+		return probe{}, len(tags) == 0
+	case blkidAmbivalent:
+		return probe{tags: tags, ambivalent: true}, true
+	default:
+		return probe{}, false
+	}
+}
+
+// nameForm is the form of a filesystem type, and of a key of blkid's answer.
+var nameForm = sys.LazyRegexp(`^[A-Za-z0-9_.-]{1,64}$`)

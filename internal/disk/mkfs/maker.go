@@ -20,11 +20,11 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
-// make runs mkfs and looks whether the filesystem is there, is the one just
-// made, and has reached the device.
+// make runs mkfs, and checks that the filesystem exists, is the new one, and has reached the
+// device.
 func (j *job) make(ctx context.Context, mkfs program, args arguments) (bool, error) {
-	// Opened before the first write: whatever the kernel fails to write back from
-	// here on is told by this descriptor's fsync, even if mkfs does not ask.
+	// Opened before the first write: fsync of this descriptor reports all later failures of
+	// writeback, even if mkfs does not call it.
 	witness, err := j.dev.open(unix.O_RDONLY)
 	if err != nil {
 		return false, err
@@ -35,7 +35,7 @@ func (j *job) make(ctx context.Context, mkfs program, args arguments) (bool, err
 	log.Info("the device is blank: making a filesystem")
 	began := time.Now()
 	if err := j.mkfs(ctx, mkfs, args, uuid, witness); err != nil {
-		err = j.takeBack(ctx, uuid, err)
+		err = j.clearFailed(ctx, uuid, err)
 		log.Warn("no filesystem was made", zap.Duration("took", time.Since(began)), zap.Error(err))
 		return false, err
 	}
@@ -62,7 +62,7 @@ func (j *job) mkfs(ctx context.Context, mkfs program, arguments arguments, uuid 
 	if err := j.sync(witness); err != nil {
 		return err
 	}
-	found, err := j.dev.look(ctx, false)
+	found, err := j.dev.examine(ctx, false)
 	if err != nil {
 		return fmt.Errorf("after mkfs.%s: %w", j.req.FSType, err)
 	}
@@ -70,7 +70,7 @@ func (j *job) mkfs(ctx context.Context, mkfs program, arguments arguments, uuid 
 		return j.dev.errorf(volume.Internal, "mkfs.%s ended well, and yet the device does not hold what it made "+
 			"(found: %s): %s", j.req.FSType, cmp.Or(found.signatures(), "nothing known"), ran.text())
 	}
-	return j.ended()
+	return j.endIntent()
 }
 
 func (j *job) runMkfs(ctx context.Context, mkfs program, arguments arguments, uuid string) (*result, error) {
@@ -100,7 +100,7 @@ func (j *job) runMkfs(ctx context.Context, mkfs program, arguments arguments, uu
 }
 
 // ended removes the intent: what was begun on the filesystem is complete.
-func (j *job) ended() error {
+func (j *job) endIntent() error {
 	if err := j.dev.intent.end(); err != nil {
 		return j.dev.errorf(volume.Internal, "%w", err)
 	}
@@ -127,16 +127,15 @@ func newUUID() string {
 	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
 }
 
-// takeBack makes a device blank again on which mkfs failed, so that nobody takes
-// for whole what it left, and the next attempt can begin anew. It does so where
-// the device bears the UUID drawn for this very mkfs, or no signature at all, as
-// before. Another filesystem is somebody else's, and stays; so does everything
-// where mkfs could not have the device and wrote nothing.
-func (j *job) takeBack(ctx context.Context, uuid string, cause error) error {
+// clearFailed makes a device blank again after mkfs failed, so that its remains are not used, and
+// the next attempt can start again. It clears only if the device has the UUID of this mkfs, or
+// no signature, as before. Any other filesystem stays, and everything if mkfs could not open
+// the device.
+func (j *job) clearFailed(ctx context.Context, uuid string, cause error) error {
 	if volume.KindOf(cause) == volume.Busy {
 		return cause
 	}
-	found, err := j.dev.look(ctx, false)
+	found, err := j.dev.examine(ctx, false)
 	if err != nil || !found.leftBy(uuid) {
 		return cause
 	}
@@ -151,7 +150,7 @@ func (c *contents) leftBy(uuid string) bool {
 	return c.probe.nothing() || !c.probe.ambivalent && c.probe.tags["UUID"] == uuid
 }
 
-// clear writes zeros over the places that the look before mkfs found blank.
+// clear writes zeros over the parts that were blank before mkfs.
 func (j *job) clear(ctx context.Context, uuid string) error {
 	file, err := j.dev.openAlone(ctx, unix.O_RDWR)
 	if err != nil {
@@ -178,8 +177,8 @@ func (j *job) clear(ctx context.Context, uuid string) error {
 	return file.Sync()
 }
 
-// clearExtent writes only where there is something: on a thin device that is
-// full, zeros cost room as well.
+// clearExtent writes only over bytes that are not zero: on a thin device that is full, zeros need
+// space too.
 func clearExtent(file *os.File, e extent, size int64) error {
 	buffer, err := newAligned(window)
 	if err != nil {
@@ -203,7 +202,7 @@ func clearExtent(file *os.File, e extent, size int64) error {
 	return nil
 }
 
-// complete gives the root directory its mode, which an earlier attempt was kept from.
+// complete sets the mode of the root directory after an earlier attempt was interrupted.
 func (j *job) complete(ctx context.Context) error {
 	witness, err := j.dev.open(unix.O_RDONLY) // see make
 	if err != nil {
@@ -217,13 +216,12 @@ func (j *job) complete(ctx context.Context) error {
 	if err := j.sync(witness); err != nil {
 		return err
 	}
-	return j.ended()
+	return j.endIntent()
 }
 
-// setRootMode gives the root directory of an ext4 that was just made its mode, which
-// mkfs cannot before e2fsprogs 1.47.1, and ends labelNoMode. The library below debugfs
-// writes and syncs everything else before the superblock, which has the label. For btrfs
-// there is no way but to mount it.
+// setRootMode sets the mode of the root directory of a new ext4, which mkfs cannot before e2fsprogs
+// 1.47.1, and removes labelNoMode. libext2fs writes and syncs everything else before the
+// superblock, which has the label. btrfs would have to be mounted.
 func (j *job) setRootMode(ctx context.Context) error {
 	program, err := j.f.tool("debugfs")
 	if err != nil {
@@ -245,7 +243,7 @@ func (j *job) setRootMode(ctx context.Context) error {
 	if err != nil {
 		return j.dev.errorf(volume.Internal, "debugfs could not be run: %w", err)
 	}
-	// It says its version whatever happens, and ends with 0 in spite of errors.
+	// It always prints its version, and exits with 0 in spite of errors.
 	said := strings.TrimSpace(ran.stderr)
 	if ran.failed() || strings.Contains(said, "\n") || !strings.HasPrefix(said, "debugfs ") {
 		return j.dev.errorf(volume.Internal, "debugfs could not set the mode of its root directory (%s): %s", ran.how(), ran.text())

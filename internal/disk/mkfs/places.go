@@ -42,9 +42,8 @@ var (
 	btrfsMark = mark{"btrfs", 64*kib + 64, []byte("_BHRfS_M")}
 )
 
-// marksOf are the signatures of what is most often found on a volume, and the
-// copies from which a filesystem could be brought back whose first blocks were
-// overwritten.
+// marksOf are the signatures of what is most often found on a volume, and the copies from which a
+// filesystem can be restored whose first blocks were overwritten.
 func marksOf(size int64) []mark {
 	md, gpt := []byte{0xfc, 0x4e, 0x2b, 0xa9}, []byte("EFI PART")
 	btrfs := btrfsMark.bytes
@@ -77,9 +76,8 @@ func marksOf(size int64) []mark {
 }
 
 // extCopies are the first copies of an ext superblock, which lie in block group
-// 1, for the three common block sizes. Two bytes of magic number are little to go
-// by among leftovers, so two states, clean and not, and three ways to treat
-// errors that may follow it are told apart.
+// 1, for the three common block sizes. The magic number has only two bytes, so the two possible
+// states and three ways to treat errors that follow it must match too.
 func extCopies() []mark {
 	const what = "a copy of an ext2, ext3 or ext4 superblock"
 	var marks []mark
@@ -115,14 +113,13 @@ func windows(size int64) []extent {
 	return out
 }
 
-// unfinished tells whether the start of a device bears xfs's note that it is
-// still being made.
+// unfinished reports whether the start of a device has the flag of an xfs whose mkfs has not ended.
 func unfinished(head []byte) bool {
 	const inProgress = 126
 	return len(head) > inProgress && bytes.HasPrefix(head, []byte("XFSB")) && head[inProgress] != 0
 }
 
-// aligned is memory that O_DIRECT takes.
+// aligned is memory for O_DIRECT.
 type aligned struct{ memory []byte }
 
 func newAligned(length int64) (*aligned, error) {

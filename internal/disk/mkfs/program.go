@@ -39,7 +39,7 @@ func (f *Formatter) tool(name string) (program, error) {
 	return "", volume.Errorf(volume.Unsupported, "%s is not installed on this node: install it", name)
 }
 
-// result is how a program ended, and what it said.
+// result is how a program ended, and its output.
 type result struct {
 	code           int
 	signal         syscall.Signal
@@ -48,8 +48,8 @@ type result struct {
 
 func (r *result) failed() bool { return r.code != 0 || r.signal != 0 }
 
-// refusedBusy tells whether mkfs could not have the device for itself. It is a
-// hint and no more: whoever acts on it looks at the device again.
+// refusedBusy reports whether mkfs could not open the device alone. It is only a hint: the device
+// is examined again.
 func (r *result) refusedBusy() bool {
 	return r.code > 0 && (strings.Contains(r.stderr, "Device or resource busy") ||
 		strings.Contains(r.stderr, "apparently in use by the system"))
@@ -62,7 +62,7 @@ func (r *result) how() string {
 	return fmt.Sprintf("exit code %d", r.code)
 }
 
-// text is what the program said, complaints first, fit for an error.
+// text is the output of the program, errors first, for an error message.
 func (r *result) text() string {
 	return cmp.Or(clip(strings.TrimSpace(r.stderr+" "+r.stdout)), "it said nothing")
 }
@@ -79,9 +79,8 @@ func clip(s string) string {
 }
 
 // run runs the program confined, with files as its descriptors from 3 on: the device, the
-// lock where it may write, and what else it reads. Ending the context kills it. Nothing ties
-// its life to ours: it has a session of its own, and writes to memory, not to a pipe
-// that would kill it when we end.
+// lock if it may write, and what else it reads. The end of the context kills it, and the end of
+// the daemon does not: it has a session of its own, and writes to memory, not to a pipe.
 func (p program) run(ctx context.Context, box confine.Box, files []*os.File, args ...string) (*result, error) {
 	cmd := exec.CommandContext(ctx, string(p), args...) //nolint:gosec // found by us, with arguments of ours
 	cmd.ExtraFiles = files

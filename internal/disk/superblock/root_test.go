@@ -6,15 +6,15 @@ import (
 	"os/exec"
 	"path/filepath"
 	"testing"
+
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 // TestRootDirectory: the group and mode of the root directory are found in filesystems
 // of several forms, without mounting them.
 func TestRootDirectory(t *testing.T) {
 	proto := filepath.Join(t.TempDir(), "proto")
-	if err := os.WriteFile(proto, []byte("/\n0 0\nd--775 0 70000\n$\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, os.WriteFile(proto, []byte("/\n0 0\nd--775 0 70000\n$\n"), 0o600))
 	for name, c := range map[string]struct {
 		fsType string
 		size   int64

@@ -12,6 +12,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 // image makes a filesystem in a file.
@@ -24,12 +26,8 @@ func image(t *testing.T, size int64, mkfs string, args ...string) string {
 		t.Skip(err)
 	}
 	path := filepath.Join(t.TempDir(), "image")
-	if err := os.WriteFile(path, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Truncate(path, size); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, os.WriteFile(path, nil, 0o600))
+	check.Must(t, os.Truncate(path, size))
 	if out, err := exec.Command(mkfs, append(args, path)...).CombinedOutput(); err != nil {
 		t.Fatalf("%s: %v: %s", mkfs, err, out)
 	}
@@ -39,14 +37,10 @@ func image(t *testing.T, size int64, mkfs string, args ...string) string {
 func read(t *testing.T, path, fsType string) *Super {
 	t.Helper()
 	file, err := os.Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	defer func() { _ = file.Close() }()
 	super, err := Read(file, fsType)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	return super
 }
 
@@ -173,9 +167,7 @@ func TestHostileSuperblocks(t *testing.T) {
 func TestTornSuperblock(t *testing.T) {
 	path := image(t, 16<<20, "mkfs.ext4", "-q", "-O", "metadata_csum")
 	raw, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	if _, err := Read(bytesAt(raw), "ext4"); err != nil {
 		t.Errorf("whole: %v", err)
 	}
@@ -191,9 +183,7 @@ func TestPastThePageCache(t *testing.T) {
 	if errors.Is(err, unix.EINVAL) && os.Getenv("CI") != "true" {
 		t.Skip("the temporary directory has no direct I/O") // tmpfs of older kernels
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	file := os.NewFile(uintptr(fd), path)
 	defer func() { _ = file.Close() }()
 	if super, err := Read(file, "ext4"); err != nil || super.Bytes != 16<<20 {
@@ -229,16 +219,12 @@ func TestXFSLog(t *testing.T) {
 		name := "log stripes of " + stripe
 		path := image(t, 320<<20, "mkfs.xfs", "-q", "-l", "su="+stripe)
 		file, err := os.OpenFile(path, os.O_RDWR, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, err)
 		if dirty, err := NeedsReplay(file, "xfs"); dirty || err != nil {
 			t.Errorf("%s, new: %v, %v", name, dirty, err)
 		}
 		g, err := readXFSGeometry(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, err)
 		// mkfs writes one record, that of an unmount, at the start of the log.
 		if _, err := file.WriteAt([]byte{0}, (g.logAt+headers)*xlogBlock+xlogOpFlags); err != nil {
 			t.Fatal(err)
@@ -246,9 +232,7 @@ func TestXFSLog(t *testing.T) {
 		if dirty, err := NeedsReplay(file, "xfs"); !dirty || err != nil {
 			t.Errorf("%s, not unmounted: %v, %v", name, dirty, err)
 		}
-		if err := file.Close(); err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, file.Close())
 	}
 }
 
@@ -259,9 +243,7 @@ func TestReplayOfExtAndBtrfs(t *testing.T) {
 	}
 	path := image(t, 256<<20, "mkfs.btrfs", "-q")
 	file, err := os.OpenFile(path, os.O_RDWR, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	defer func() { _ = file.Close() }()
 	if dirty, err := NeedsReplay(file, "btrfs"); dirty || err != nil {
 		t.Errorf("btrfs, new: %v, %v", dirty, err)
