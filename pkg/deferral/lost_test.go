@@ -8,34 +8,25 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/pkg/deferral/claim"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 // TestNewerRecordIsLeftAlone when the orchestrator publishes its volume again.
 func TestNewerRecordIsLeftAlone(t *testing.T) {
 	b, _ := newTestBroker(t)
 	image := filepath.Join(t.TempDir(), "image")
-	if err := os.WriteFile(image, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, os.WriteFile(image, nil, 0o600))
 	again := testRecord(b.cfg.Root + "/mount")
 	again.Boot, again.Device = b.boot, claim.Identify(image)
 	newer := *again
 	newer.Version++
-	if err := b.store.put(&newer); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, b.store.put(&newer))
 	path := b.store.path(volumesDir, newer.Key)
 	before, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := b.Load(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
+	check.Must(t, b.Load(t.Context()))
 	target, err := b.targets.root.Resolve(newer.Target)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	defer target.Close()
 	_, err = b.lost.deferAgain(t.Context(), b.table.get(newer.Key), again, target)
 	if err == nil || volume.KindOf(err) != volume.Busy {

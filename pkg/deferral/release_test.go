@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 // freeRuntime is a handler that knows of no sandbox.
@@ -23,9 +24,7 @@ func newTestBroker(t *testing.T) (*Broker, *freeRuntime) {
 	t.Helper()
 	runtime := &freeRuntime{}
 	b, err := NewBroker(Config{StateDir: t.TempDir(), Root: t.TempDir(), Handlers: []Projector{runtime}, DefaultHandler: "kata"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	t.Cleanup(b.Close)
 	return b, runtime
 }
@@ -37,18 +36,14 @@ func TestReleaseDoesNotRemoveWhatItDidNotAskAbout(t *testing.T) {
 	rec := testRecord(b.cfg.Root + "/mount")
 	rec.Boot, rec.Device.Major = b.boot, 4095 // no such device
 	unlock, err := b.locks.lock(t.Context(), rec.Key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	ended := make(chan error, 1)
 	go func() {
 		_, err := b.Release(t.Context(), rec.Target)
 		ended <- err
 	}()
 	time.Sleep(100 * time.Millisecond) // it waits for the lock
-	if err := b.store.put(rec); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, b.store.put(rec))
 	b.table.add(rec)
 	unlock()
 	if err := <-ended; volume.KindOf(err) != volume.Busy || err == nil || runtime.retracted > 0 {

@@ -29,9 +29,7 @@ func testRecord(target string) *record {
 func newTestStore(t *testing.T) *store {
 	t.Helper()
 	s, err := openStore(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	return s
 }
 
@@ -39,9 +37,7 @@ func TestStoreKeepsRecords(t *testing.T) {
 	s := newTestStore(t)
 	want := testRecord("/a")
 	want.HostMounts = true
-	if err := s.put(want); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, s.put(want))
 	found, err := s.load()
 	if err != nil || len(found.volumes) != 1 || len(found.problems) != 0 {
 		t.Fatalf("loaded %+v, %v", found, err)
@@ -50,17 +46,13 @@ func TestStoreKeepsRecords(t *testing.T) {
 		t.Error(diff)
 	}
 	for range 2 { // both steps are idempotent
-		if err := s.beginRemoval(want.Key); err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, s.beginRemoval(want.Key))
 	}
 	if found, _ = s.load(); len(found.volumes) != 0 || len(found.removing) != 1 {
 		t.Fatalf("after beginRemoval: %+v", found)
 	}
 	for range 2 {
-		if err := s.endRemoval(want.Key); err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, s.endRemoval(want.Key))
 	}
 	if found, _ = s.load(); len(found.volumes)+len(found.removing) != 0 {
 		t.Fatalf("after endRemoval: %+v", found)
@@ -70,12 +62,8 @@ func TestStoreKeepsRecords(t *testing.T) {
 // TestARemovalThatCannotBeNotedFails: the record would bring the volume back.
 func TestARemovalThatCannotBeNotedFails(t *testing.T) {
 	s, rec := newTestStore(t), testRecord("/a")
-	if err := s.put(rec); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Remove(filepath.Join(s.dir, removingDir)); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, s.put(rec))
+	check.Must(t, os.Remove(filepath.Join(s.dir, removingDir)))
 	if err := s.beginRemoval(rec.Key); err == nil {
 		t.Error("the record stays, and its removal counts as begun")
 	}
@@ -84,9 +72,7 @@ func TestARemovalThatCannotBeNotedFails(t *testing.T) {
 func TestStoreClearsWhatAKillLeftHalfWritten(t *testing.T) {
 	s := newTestStore(t)
 	half := filepath.Join(s.dir, "tmp", "abc.1")
-	if err := os.WriteFile(half, []byte("{"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, os.WriteFile(half, []byte("{"), 0o600))
 	if _, err := openStore(s.dir); err != nil {
 		t.Fatal(err)
 	}
@@ -100,13 +86,11 @@ func TestReadersSeeWholeRecords(t *testing.T) {
 	s := newTestStore(t)
 	short, long := testRecord("/a"), testRecord("/a")
 	long.MountFlags = []string{strings.Repeat("x", 3000)}
-	if err := s.put(short); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, s.put(short))
 	path := s.path(volumesDir, short.Key)
 	done := make(chan struct{})
 	var readers sync.WaitGroup
-	for range 4 {
+	for range 2 {
 		readers.Go(func() {
 			for {
 				select {
@@ -121,11 +105,9 @@ func TestReadersSeeWholeRecords(t *testing.T) {
 			}
 		})
 	}
-	for range 1000 {
+	for range 200 {
 		for _, rec := range []*record{long, short} {
-			if err := s.put(rec); err != nil {
-				t.Error(err)
-			}
+			check.Must(t, s.put(rec))
 		}
 	}
 	close(done)
@@ -144,9 +126,7 @@ func TestParseRecordRefuses(t *testing.T) {
 		rec := *whole
 		change(&rec)
 		raw, err := json.Marshal(&rec)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, err)
 		if _, err := parseRecord(raw); err == nil {
 			t.Errorf("%s: taken", name)
 		}
@@ -155,9 +135,7 @@ func TestParseRecordRefuses(t *testing.T) {
 
 func FuzzRecord(f *testing.F) {
 	raw, err := json.Marshal(testRecord("/a"))
-	if err != nil {
-		f.Fatal(err)
-	}
+	check.Must(f, err)
 	f.Add(raw)
 	f.Add([]byte(`{"version":1,"key":"","device":{"kind":"image"}}`))
 	f.Add([]byte(`null`))
@@ -170,9 +148,7 @@ func FuzzRecord(f *testing.F) {
 			t.Error("a record under a wrong key was taken")
 		}
 		again, err := json.Marshal(rec)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, err)
 		if _, err := parseRecord(again); err != nil {
 			t.Errorf("does not survive a rewrite: %v", err)
 		}
@@ -184,13 +160,9 @@ func TestARecordKeepsItsOrigin(t *testing.T) {
 	in := volume.Instruction{Origin: origin}
 	rec := record{Volume: volume.Volume{Origin: in.Origin.Clone(), GrowTo: 1 << 40}}
 	raw, err := json.Marshal(&rec)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	var back record
-	if err := json.Unmarshal(raw, &back); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, json.Unmarshal(raw, &back))
 	if diff := cmp.Diff(rec.Volume, back.Volume); diff != "" || rec.Origin == origin {
 		t.Error(diff)
 	}
@@ -258,5 +230,35 @@ func TestRecordsOfForcedReleases(t *testing.T) {
 		if held, problems := s.loadHeld("boot"); len(held) != c.held || len(problems) != c.problems {
 			t.Errorf("%s: %v, %v", name, held, problems)
 		}
+	}
+}
+
+func TestOnRecord(t *testing.T) {
+	dir := t.TempDir()
+	if got, err := OnRecord(dir + "/nowhere"); got != nil || err != nil {
+		t.Errorf("without a state directory: %v, %v", got, err)
+	}
+	boot, err := bootID()
+	check.Must(t, err)
+	put := func(part, target, boot string, version int) {
+		t.Helper()
+		rec := record{Version: version, Boot: boot, Volume: volume.Volume{
+			Key: volume.KeyOf(target), Target: target, ResolvedTarget: target, Handler: "kata", Device: volume.Device{Kind: volume.BlockDevice},
+		}}
+		raw, err := json.Marshal(&rec)
+		check.Must(t, err)
+		check.Must(t, os.MkdirAll(filepath.Join(dir, part), 0o700))
+		check.Must(t, os.WriteFile((&store{dir: dir}).path(part, rec.Key), raw, 0o600))
+	}
+	put("volumes", "/t/b", boot, recordVersion)
+	put("removing", "/t/a", boot, recordVersion)
+	put("volumes", "/t/old", "another boot", recordVersion)
+	got, err := OnRecord(dir)
+	if err != nil || len(got) != 2 || got[0].Target != "/t/a" || got[1].Target != "/t/b" {
+		t.Fatalf("%v, %v", got, err)
+	}
+	put("volumes", "/t/newer", boot, recordVersion+1)
+	if got, err := OnRecord(dir); err == nil || len(got) != 2 {
+		t.Errorf("a record that cannot be read: %v, %v", got, err)
 	}
 }

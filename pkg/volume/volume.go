@@ -1,9 +1,18 @@
+// Package volume has the types that the parts of crust-proxy share: a volume and its
+// key, the instruction that it was made from, its device, what a sandbox reports about
+// it, and the kinds of errors. It imports only the standard library.
+//
+// It is for authors of runtime handlers, who get a *Volume for each call. Its types
+// only gain fields; a field that is gone would be a new major version.
 package volume
 
 import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
+	"regexp"
+	"slices"
+	"sync"
 	"time"
 )
 
@@ -170,4 +179,84 @@ type Volume struct {
 	// Adopted is set for a volume that another program published; it has no
 	// record and is never changed.
 	Adopted bool `json:"-"`
+}
+
+// Unit is what a Usage counts.
+type Unit uint8
+
+// The units, numbered as in Kata's replies.
+const (
+	UnitUnknown Unit = 0
+	UnitBytes   Unit = 1
+	UnitInodes  Unit = 2
+)
+
+// Usage is one measure of a filesystem. None of its numbers is negative, and
+// neither Available nor Used exceeds Total.
+type Usage struct {
+	Available int64
+	Total     int64
+	Used      int64
+	Unit      Unit
+}
+
+// Condition is the health of a volume, as its sandbox reports it or its device
+// shows it.
+type Condition struct {
+	Abnormal bool
+	Message  string
+	// Reason is one word for programs, such as abi.ReasonReadOnly, or empty.
+	Reason string
+}
+
+// Report is a sandbox's answer about a volume, after its checks. The Condition is nil if
+// it is not known.
+type Report struct {
+	Usage     []Usage
+	Condition *Condition
+	// Sandbox is the sandbox that answered, if the handler knows it.
+	Sandbox string
+	// GroupIgnored is set where the sandbox's runtime ignores the volume's group, and
+	// the root directory is not known to be writable for that group.
+	GroupIgnored bool
+}
+
+// Range is a requested size in bytes; a zero Limit is none.
+type Range struct {
+	Required int64
+	Limit    int64
+}
+
+var fsTypeForm = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[a-z0-9][a-z0-9._-]{0,31}$`) })
+
+// IsFSType reports whether a text can be the name of a filesystem.
+func IsFSType(name string) bool { return fsTypeForm().MatchString(name) }
+
+// FormatPolicy says who formats a blank device.
+type FormatPolicy string
+
+// Who formats a blank device.
+const (
+	// FormatUnset leaves it to the policy's default, and that to the host.
+	FormatUnset FormatPolicy = ""
+	FormatHost  FormatPolicy = "host"
+	FormatGuest FormatPolicy = "guest"
+	FormatNever FormatPolicy = "never"
+	// FormatDriver is for drivers that defer by themselves; it cannot be configured. The
+	// driver is responsible for what is on the device: only a blank one, and one that holds
+	// something else than it says, are refused.
+	FormatDriver FormatPolicy = "driver"
+)
+
+// MakeFS is how a filesystem is made on a blank device, beyond its type.
+type MakeFS struct {
+	// Options are arguments of the filesystem's mkfs.
+	Options []string
+	// RootMode are the permissions of the root directory; 0 leaves them to mkfs.
+	RootMode uint32
+}
+
+// Equal reports whether two make the same filesystem.
+func (m MakeFS) Equal(other MakeFS) bool {
+	return m.RootMode == other.RootMode && slices.Equal(m.Options, other.Options)
 }

@@ -16,6 +16,7 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/internal/ground/openers"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 // TestClaimNamesFitTheEnvironment: systemd passes the names of all descriptors in one
@@ -37,9 +38,7 @@ func TestClaimNamesFitTheEnvironment(t *testing.T) {
 		cmd.Env = []string{"LISTEN_FDNAMES=" + strings.Join(names, ":")}
 		return cmd.Run()
 	}
-	if err := start(claimName); err != nil {
-		t.Error(err)
-	}
+	check.Must(t, start(claimName))
 	old := func(id identity) string { return "claim-" + fmt.Sprintf("b%d-%d", id.Major, id.Minor) }
 	if err := start(old); !errors.Is(err, unix.E2BIG) {
 		t.Errorf("this test cannot fail: names of the old form gave %v", err)
@@ -76,20 +75,14 @@ func TestClaimsOfAnOlderVersionAreRenamed(t *testing.T) {
 		t.Skip("a block device node can be made by root only")
 	}
 	path := filepath.Join(t.TempDir(), "loop")
-	if err := unix.Mknod(path, unix.S_IFBLK|0o600, int(unix.Mkdev(240, 77))); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, unix.Mknod(path, unix.S_IFBLK|0o600, int(unix.Mkdev(240, 77))))
 	fd, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	v := &volume.Volume{Key: volume.KeyOf("/a"), Target: "/a"}
 	v.Device = volume.Device{Kind: volume.BlockDevice, Path: path, Major: 240, Minor: 77}
 	keeper := keptNames{"claim-b240-77": true, "claim-b240-78": true}
 	c := newTable(t, keeper, map[string]*os.File{"claim-b240-77": os.NewFile(uintptr(fd), "kept")}, &fakeOpeners{})
-	if err := c.Reclaim(t.Context(), Request{Volume: v}); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, c.Reclaim(t.Context(), Request{Volume: v}))
 	want := fmt.Sprint(keptNames{claimName(identityOf(v.Device)): true, "claim-b240-78": true})
 	if got := fmt.Sprint(keeper); got != want {
 		t.Errorf("kept: %v, want %v", got, want)
@@ -125,9 +118,7 @@ func (k *brokenKeeper) RemoveFD(name string) error {
 func heldAs(t *testing.T, c *Table, d volume.Device) error {
 	t.Helper()
 	fd, err := unix.Open("/dev/null", unix.O_RDONLY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	return c.open.add(identityOf(d), &heldDevice{fd: fd, device: d})
 }
 
@@ -201,13 +192,9 @@ func newTable(t *testing.T, keeper Keeper, kept map[string]*os.File, finder *fak
 func imageOf(t *testing.T) (*volume.Volume, *OpenedDevice) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "image")
-	if err := os.WriteFile(path, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, os.WriteFile(path, nil, 0o600))
 	fd, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	v := &volume.Volume{Key: volume.KeyOf("/a"), Target: "/a", Device: Identify(path)}
 	dev := &OpenedDevice{Device: v.Device, fd: fd}
 	t.Cleanup(dev.Close)
@@ -220,9 +207,7 @@ func TestLeftoverOfAReleaseIsNoOwner(t *testing.T) {
 	v, dev := imageOf(t)
 	finder := &fakeOpeners{}
 	c := newTable(t, nil, nil, finder)
-	if err := heldAs(t, c, v.Device); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, heldAs(t, c, v.Device))
 	pending, err := c.Begin(t.Context(), Request{Volume: v}, dev)
 	if err != nil || !pending.IsFirst() || finder.asked != 1 {
 		t.Fatalf("%v, asked %d times", err, finder.asked)
@@ -249,9 +234,7 @@ func TestWhatIsNotFreeIsNotClaimed(t *testing.T) {
 		}
 		*finder = fakeOpeners{}
 		pending, err := c.Begin(t.Context(), Request{Volume: v}, dev)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, err)
 		pending.Suspend()
 		finder.who = "process 2"
 		if err := pending.Abandon(pending.Resume(t.Context())); volume.KindOf(err) != volume.Busy || len(c.owners.owned(v.Key)) > 0 {
@@ -267,9 +250,7 @@ func TestWhatCannotBeOpenedMayBeInUse(t *testing.T) {
 	gone := volume.Device{Kind: volume.BlockDevice, Major: 4095, Minor: 1, Path: t.TempDir() + "/gone"}
 	v, _ := imageOf(t)
 	removed, elsewhere := v.Device, v.Device
-	if err := os.Remove(removed.Path); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, os.Remove(removed.Path))
 	elsewhere.Path = "/proc/1/there-is-no-such-image"
 	for device, busy := range map[volume.Device]bool{gone: false, removed: false, elsewhere: true} {
 		c := newTable(t, nil, nil, &fakeOpeners{})
@@ -284,9 +265,7 @@ func TestWhatCannotBeOpenedMayBeInUse(t *testing.T) {
 // still write to it.
 func TestKeptClaimOfALostVolume(t *testing.T) {
 	file, err := os.Open(os.DevNull)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	finder := &fakeOpeners{who: "process 7"}
 	c := newTable(t, nil, map[string]*os.File{"LOST": file}, finder)
 	lost := &volume.Volume{Key: "k", Target: "/t"}
@@ -300,9 +279,7 @@ func TestKeptClaimOfALostVolume(t *testing.T) {
 		*finder = fakeOpeners{err: errors.New("no answer")}
 	}
 	*finder = fakeOpeners{}
-	if err := c.RefuseKept(t.Context(), lost, nil); err != nil {
-		t.Error(err)
-	}
+	check.Must(t, c.RefuseKept(t.Context(), lost, nil))
 	if c.DropKept(t.Context(), nil); c.Kept() != 0 {
 		t.Error("a claim is kept on a device that nobody has open")
 	}
@@ -317,9 +294,7 @@ func TestOwnersShareOnlyToRead(t *testing.T) {
 	} {
 		o := newOwners(nil)
 		device := deviceAs(id)
-		if err := o.reserve(&volume.Volume{Key: "a", Target: "/a", ReadOnly: test.first, Device: device}, id); err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, o.reserve(&volume.Volume{Key: "a", Target: "/a", ReadOnly: test.first, Device: device}, id))
 		second := &volume.Volume{Key: "b", Target: "/b", ReadOnly: test.second, Device: device}
 		for _, err := range []error{o.refuseStacked(second, []identity{id}), o.reserve(second, id)} {
 			if (err == nil) != test.allowed || err != nil && volume.KindOf(err) != volume.InUse {
@@ -336,9 +311,7 @@ func TestBeside(t *testing.T) {
 	own := func(key volume.Key, ids ...identity) {
 		v := &volume.Volume{Key: key, ReadOnly: true, Device: deviceAs(ids[0])}
 		for _, id := range ids {
-			if err := o.reserve(v, id); err != nil {
-				t.Fatal(err)
-			}
+			check.Must(t, o.reserve(v, id))
 		}
 	}
 	own("a", block(7, 1), image)

@@ -18,9 +18,7 @@ func fakeSysfs(t *testing.T, devices [][3]string) string {
 	root := t.TempDir()
 	must := func(err error) {
 		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, err)
 	}
 	dir := func(name string) string { return filepath.Join(root, "devices", name) }
 	must(os.MkdirAll(filepath.Join(root, "dev", "block"), 0o700))

@@ -1,8 +1,11 @@
 package mountopt
 
 import (
+	"slices"
 	"strings"
 	"testing"
+
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 // documented are the options with a value of the filesystems' documentation as of
@@ -134,9 +137,7 @@ func TestPlainOptions(t *testing.T) {
 		"f2fs":  "noatime nosuid nodev noexec sync rw defaults",
 	} {
 		for option := range strings.FieldsSeq(options) {
-			if err := CheckForHost(fsType, option); err != nil {
-				t.Error(err)
-			}
+			check.Must(t, CheckForHost(fsType, option))
 		}
 	}
 }
@@ -154,5 +155,16 @@ func TestStrip(t *testing.T) {
 		if got := strings.Join(Strip(strings.Fields(given)), " "); got != want {
 			t.Errorf("%s becomes %s", given, got)
 		}
+	}
+}
+
+func TestSplit(t *testing.T) {
+	got := Split([]string{"noatime,ro", " discard , ,commit=5", `context="u:r:t:s0:c1,c2",rw`, `"a,ro`})
+	want := []string{"noatime", "ro", "discard", "commit=5", `context="u:r:t:s0:c1,c2"`, "rw", `"a,ro`}
+	if !slices.Equal(got, want) {
+		t.Errorf("%q", got)
+	}
+	if again := Split(got); !slices.Equal(again, want) {
+		t.Errorf("split a second time: %q", again)
 	}
 }
