@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/crust-proxy/crust-proxy/pkg/deferral/claim"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
@@ -296,4 +297,29 @@ func TestWithoutRecord(t *testing.T) {
 	_, err = s.b.Release(t.Context(), s.asked().Target)
 	check.Must(t, err)
 	s.saw("retract", "retract") // by each handler
+}
+
+// TestReleaseDoesNotRemoveWhatItDidNotAskAbout: a volume that was published while its release waited may have
+// a sandbox by now.
+func TestReleaseDoesNotRemoveWhatItDidNotAskAbout(t *testing.T) {
+	s := newBench(t, plain)
+	rec := testRecord(s.asked().Target)
+	rec.Boot, rec.Device.Major = s.b.boot, 4095 // no such device
+	unlock, err := s.b.locks.lock(t.Context(), s.key)
+	check.Must(t, err)
+	ended := make(chan error, 1)
+	go func() {
+		_, err := s.b.Release(t.Context(), rec.Target)
+		ended <- err
+	}()
+	time.Sleep(100 * time.Millisecond) // it waits for the lock
+	check.Must(t, s.b.store.put(rec))
+	s.b.table.add(rec)
+	unlock()
+	s.wants(<-ended, volume.Busy)
+	s.saw()
+	s.is("volumes")
+	_, err = s.b.Release(t.Context(), rec.Target)
+	check.Must(t, err)
+	s.is("")
 }

@@ -1,6 +1,7 @@
 package deferral
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"os"
@@ -217,4 +218,24 @@ func TestLostRecord(t *testing.T) {
 			t.Error("the device of the record is not claimed")
 		}
 	})
+}
+
+// TestNewerRecordIsLeftAlone when the orchestrator publishes its volume again.
+func TestNewerRecordIsLeftAlone(t *testing.T) {
+	s := newBench(t, plain)
+	s.published()
+	newer := *s.b.table.get(s.key).rec
+	newer.Version++
+	check.Must(t, s.b.store.put(&newer))
+	path := s.b.store.path(volumesDir, s.key)
+	before, err := os.ReadFile(path)
+	check.Must(t, err)
+	s.start(s.b.cfg)
+	check.Must(t, s.b.Load(t.Context()))
+	_, err = s.b.Defer(t.Context(), s.asked())
+	s.wants(err, volume.Busy, errNewerRecord.Error())
+	s.saw()
+	if after, err := os.ReadFile(path); !bytes.Equal(before, after) {
+		t.Errorf("the record is %s, %v", after, err)
+	}
 }
