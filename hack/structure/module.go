@@ -179,7 +179,7 @@ func (m *module) addTypes(fset *token.FileSet, dir string, imports map[string]st
 
 // embedded lists the structs that embed a pointer to a struct of this module that has
 // methods, because a reader cannot tell where a method comes from, and the structs that
-// several others embed: each of those names what it uses.
+// more than two others embed: each of those names what it uses.
 func (m *module) embedded() []string {
 	var found []string
 	shared := make(map[string][]string)
@@ -194,7 +194,7 @@ func (m *module) embedded() []string {
 		}
 	}
 	for target, in := range shared {
-		if len(in) > 6 {
+		if len(in) > mostEmbedding {
 			found = append(found, fmt.Sprintf("%s is embedded in %s: each names what it uses", target, strings.Join(in, ", ")))
 		}
 	}

@@ -65,6 +65,13 @@ func TestEmbeddedPointers(t *testing.T) {
 	wantOne(t, m.embedded(), "a/a.go:7", "U embeds *a.T")
 }
 
+func TestSharedEmbedding(t *testing.T) {
+	m := write(t, map[string]string{
+		"a/a.go": "package a\ntype parts struct{ n int }\ntype once struct{ n int }\ntype U struct {\n\tparts\n\tonce\n}\ntype V struct{ parts }\ntype W struct{ parts }\n",
+	})
+	wantOne(t, m.embedded(), "a.parts is embedded in U, V, W")
+}
+
 func TestWhatTheCoreMayNotKnow(t *testing.T) {
 	m := write(t, map[string]string{
 		"pkg/deferral/claim/a.go": "package claim\n\n// A waits for the Pod.\nfunc A() {}\n",
