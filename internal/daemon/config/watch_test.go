@@ -3,6 +3,7 @@ package config
 import (
 	"os"
 	"path/filepath"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -29,13 +30,14 @@ func TestWatcherSeesEveryWayToChangeAFile(t *testing.T) {
 	write(file)
 	write(target)
 	synctest.Test(t, func(t *testing.T) {
-		watcher, signals, changes := Watch(file), make(chan os.Signal), 0
+		watcher, signals := Watch(file), make(chan os.Signal)
+		var changes atomic.Int32
 		write(file) // between the watch and the call of Run, as while the daemon starts
-		go func() { _ = watcher.Run(t.Context(), signals, func() { changes++ }) }()
+		go func() { _ = watcher.Run(t.Context(), signals, func() { changes.Add(1) }) }()
 		for _, step := range []struct {
 			name   string
 			change func()
-			want   int
+			want   int32
 		}{
 			{"a change before Run", func() {}, 1},
 			{"no change", func() {}, 0},
@@ -49,12 +51,12 @@ func TestWatcherSeesEveryWayToChangeAFile(t *testing.T) {
 			{"a link in the file's place", func() { must(os.Remove(file)); must(os.Symlink(target, file)) }, 1},
 			{"the target of the link", func() { write(target) }, 1},
 		} {
-			changes = 0
+			changes.Store(0)
 			step.change()
 			time.Sleep(5 * watchEvery)
 			synctest.Wait()
-			if changes != step.want {
-				t.Errorf("%s: %d changes were reported, want %d", step.name, changes, step.want)
+			if got := changes.Load(); got != step.want {
+				t.Errorf("%s: %d changes were reported, want %d", step.name, got, step.want)
 			}
 		}
 	})

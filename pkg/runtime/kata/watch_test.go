@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"sync/atomic"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -189,5 +190,34 @@ func TestSuccessorIsWatched(t *testing.T) {
 		check.Must(t, kataemu.WriteID(b.cfg.DirectVolumes, v.Target, "sb1"))
 		check.Eventually(t, "bound", boundTo(b, v, "sb1"))
 		check.Must(t, b.h.Retract(t.Context(), v))
+	}
+}
+
+// TestRetractedWhileItIsFound: the watch finds the directory again after its volume was
+// forgotten, and before it was removed.
+func TestRetractedWhileItIsFound(t *testing.T) {
+	b := newBench(t, kataemu.Go)
+	b.stop()
+	var again atomic.Pointer[func()]
+	b.cfg.OnChange = func(volume.Key) {
+		if find := again.Swap(nil); find != nil {
+			(*find)()
+		}
+	}
+	b.start(t)
+	watching(t, b)
+	v := published(t, b, "a")
+	living(t, b, "sb1")
+	check.Must(t, os.WriteFile(b.dir(v)+"/sb1", nil, 0o600))
+	check.Eventually(t, "the volume is bound", boundTo(b, v, "sb1"))
+	find := func() {
+		check.Must(t, os.Rename(b.dir(v), b.dir(v)+".away"))
+		check.Must(t, os.Rename(b.dir(v)+".away", b.dir(v)))
+		check.Eventually(t, "the directory is found", watched(b, v))
+	}
+	again.Store(&find)
+	check.Must(t, b.h.Retract(t.Context(), v))
+	if _, bound := b.h.Binding(v); bound || watched(b, v)() {
+		t.Errorf("after Retract: bound %t, watched %t", bound, watched(b, v)())
 	}
 }

@@ -99,7 +99,9 @@ func (s *Store) Retract(ctx context.Context, v *volume.Volume) error {
 	if owner == Missing {
 		return nil
 	}
-	return s.Tree.Remove(v, dir)
+	err = s.Tree.Remove(v, dir)
+	s.forget(v.Key) // the watch may have found the directory once more before it was gone
+	return err
 }
 
 // Orphans lists our directories of volumes that are not known.
