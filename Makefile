@@ -114,7 +114,7 @@ lint: ## golangci-lint, buf lint, and the rules of hack/structure
 .PHONY: walk
 walk: setup ## Count the functions, files and packages that one call runs through (root)
 	@hack/need-root.sh "the walk"
-	@$(GO) run ./hack/walk
+	@$(GO) run ./test/walk
 
 .PHONY: fmt
 fmt: ## Format Go code as lint wants it

@@ -3,7 +3,7 @@
 // it, and the kinds of errors. It imports only the standard library.
 //
 // It is for authors of runtime handlers, who get a *Volume for each call. Its types
-// only gain fields; a field that is gone would be a new major version.
+// only gain fields.
 package volume
 
 import (

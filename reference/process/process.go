@@ -16,7 +16,7 @@ type Process struct {
 	Start uint64 `json:"start"` // in clock ticks since the boot
 }
 
-// ErrEnded: the process has ended. A zombie has ended, too.
+// ErrEnded says that the process has ended. A zombie has ended, too.
 var ErrEnded = errors.New("the process has ended")
 
 // Of returns the process that has a PID now.

@@ -38,7 +38,7 @@ echo complaint >&2
 exit 77
 `
 
-// become runs crust-runc over the telling runtime.
+// became runs crust-runc over the telling runtime.
 type became struct {
 	cmd         *exec.Cmd
 	out, stderr bytes.Buffer

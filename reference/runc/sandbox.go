@@ -34,7 +34,7 @@ func (p pause) proc() (int, error) {
 
 func (p pause) ended() bool { return process.Process(p).Ended() }
 
-// places is the directory for volumes in the sandbox: its /dev is a tmpfs of its
+// volumesDir is the directory for volumes in the sandbox: its /dev is a tmpfs of its
 // own, however read-only the rest of it is.
 const volumesDir = "/dev/crust"
 

@@ -23,7 +23,7 @@ type scene struct {
 
 var victims = []string{"container", "shim", "containerd", "crust-proxy"}
 
-// kill gives for each victim what kills it. Pids are looked up beforehand: who
+// kills gives for each victim what kills it. Pids are looked up beforehand: who
 // could tell them may be dead by then.
 func (s *scene) kills() map[string]func() {
 	s.t.Helper()

@@ -128,10 +128,14 @@ func (s *AdminServer) find(ctx context.Context, ref string) (deferral.Status, er
 // live finds a volume that a sandbox may have. A refused volume is an error.
 func (s *AdminServer) live(ctx context.Context, ref string) (deferral.Status, error) {
 	found, err := s.find(ctx, ref)
-	if refused := s.Node.refusal(found.Key); err == nil && found.Refused && refused != nil {
-		return found, volume.Errorf(volume.NoSandbox, "no sandbox has the volume, for it was refused: %s", refused.Error)
+	if err != nil || !found.Refused {
+		return found, err
 	}
-	return found, err
+	refused := s.Node.refusal(found.Key)
+	if refused == nil { // it was withdrawn a moment ago
+		return found, volume.Errorf(volume.NoSandbox, "no sandbox has the volume, for it was refused")
+	}
+	return found, volume.Errorf(volume.NoSandbox, "no sandbox has the volume, for it was refused: %s", refused.Error)
 }
 
 // GetVolumeStats asks the sandbox.

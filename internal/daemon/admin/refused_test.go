@@ -137,3 +137,32 @@ func TestWatchTellsOfRefusals(t *testing.T) {
 		t.Errorf("gone: %v", e)
 	}
 }
+
+// TestVolumesThatAreNotThere: the caller is told, and nothing else happens.
+func TestVolumesThatAreNotThere(t *testing.T) {
+	s := serve(t, "a")
+	for ref, want := range map[string]codes.Code{s.kubelet + "/nowhere": codes.NotFound, "abcdef": codes.NotFound, "x": codes.InvalidArgument} {
+		for call, ask := range map[string]func() error{
+			"stats": func() error {
+				_, err := s.admin().GetVolumeStats(t.Context(), &adminv1.GetVolumeStatsRequest{Volume: ref})
+				return err
+			},
+			"expand": func() error {
+				_, err := s.admin().ExpandVolume(t.Context(), &adminv1.ExpandVolumeRequest{Volume: ref, RequiredBytes: 1})
+				return err
+			},
+			"freeze": func() error {
+				_, err := s.admin().FreezeVolume(t.Context(), &adminv1.FreezeVolumeRequest{Volume: ref})
+				return err
+			},
+			"thaw": func() error {
+				_, err := s.admin().ThawVolume(t.Context(), &adminv1.ThawVolumeRequest{Volume: ref})
+				return err
+			},
+		} {
+			if err := ask(); status.Code(err) != want {
+				t.Errorf("%s %s: %v, want %s", call, ref, err, want)
+			}
+		}
+	}
+}

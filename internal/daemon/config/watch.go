@@ -10,6 +10,9 @@ import (
 // event of inotify: a new directory under the old name, the target of a link to another one.
 const watchEvery = time.Second
 
+// mostChanging is for how many looks in a row a file may change before it is read nevertheless.
+const mostChanging = 5
+
 // Watcher reports changes of the configuration file, also where it is replaced by a rename or
 // is a link into a ConfigMap that is swapped.
 type Watcher struct {
@@ -38,12 +41,12 @@ func sameState(a, b os.FileInfo) bool {
 func Watch(file string) *Watcher { return &Watcher{file: file, seen: stateOf(file)} }
 
 // Run calls changed for each change since Watch, and for each signal, until ctx ends. A change
-// is reported when the file has been quiet for one interval: editors and Kubernetes change one
-// in several steps.
+// is reported when the file has been quiet for one interval, because editors and Kubernetes
+// change one in several steps, or has changed in several intervals.
 func (w *Watcher) Run(ctx context.Context, signals <-chan os.Signal, changed func()) error {
 	tick := time.NewTicker(watchEvery)
 	defer tick.Stop()
-	before := w.seen
+	before, changing := w.seen, 0
 	for {
 		select {
 		case <-ctx.Done():
@@ -55,8 +58,10 @@ func (w *Watcher) Run(ctx context.Context, signals <-chan os.Signal, changed fun
 		case <-tick.C:
 		}
 		now := stateOf(w.file)
-		if sameState(now, before) && !sameState(now, w.seen) {
-			w.seen = now
+		if changing++; sameState(now, w.seen) {
+			changing = 0
+		} else if sameState(now, before) || changing > mostChanging {
+			w.seen, changing = now, 0
 			changed()
 		}
 		before = now

@@ -45,6 +45,12 @@ func TestWatcherSeesEveryWayToChangeAFile(t *testing.T) {
 			{"a change and a signal", func() { write(file); signals <- syscall.SIGHUP }, 1},
 			{"written in place", func() { write(file) }, 1},
 			{"written in two steps", func() { write(file); time.Sleep(watchEvery); write(file) }, 1},
+			{"touched all the time", func() {
+				for range 2 * mostChanging {
+					write(file)
+					time.Sleep(watchEvery)
+				}
+			}, 2},
 			{"renamed over", func() { write(file + ".new"); must(os.Rename(file+".new", file)) }, 1},
 			{"the directory removed", func() { must(os.RemoveAll(dir)) }, 1},
 			{"the directory made anew", func() { must(os.Mkdir(dir, 0o700)); write(file) }, 1},

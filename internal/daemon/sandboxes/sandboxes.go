@@ -32,9 +32,13 @@ func (all Handlers) Adopted() []*volume.Volume {
 	return out
 }
 
-// Binding returns the sandbox that has a volume, from memory.
+// Binding returns the sandbox that has a volume, from memory of its handler, or of all if only
+// its key is known.
 func (all Handlers) Binding(v *volume.Volume) (runtime.Binding, bool) {
 	for _, h := range all {
+		if v.Handler != "" && h.Name() != v.Handler {
+			continue
+		}
 		if binding, bound := h.Binding(v); bound {
 			return binding, true
 		}

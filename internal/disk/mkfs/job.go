@@ -132,7 +132,7 @@ func (j *job) beginMaking(ctx context.Context) error {
 	return j.dev.lockWriting()
 }
 
-// judge refuses everything but fsType, and a blank device that may be formatted.
+// checkContents refuses everything but fsType, and a blank device that may be formatted.
 func (j *job) checkContents(found *contents) error {
 	switch {
 	case found.is(j.req.FSType) && found.unfinished: // an mkfs was killed
@@ -156,7 +156,7 @@ func (j *job) checkContents(found *contents) error {
 	}
 }
 
-// judgeMode refuses a filesystem that lacks the mode of its root directory, where that
+// checkMode refuses a filesystem that lacks the mode of its root directory, where that
 // is not to be set.
 func (j *job) checkMode(found *contents) error {
 	if !found.lacksMode || j.req.Policy == volume.FormatHost && !j.req.ReadOnly && !found.writeProtected {
@@ -242,7 +242,7 @@ func (j *job) checkGiven(ctx context.Context) error {
 		"type that it reports, or the device", what, j.req.FSType)
 }
 
-// bears reports whether the device has a mark. It opens the device without O_EXCL.
+// hasMark reports whether the device has a mark. It opens the device without O_EXCL.
 func (j *job) hasMark(m mark) (bool, error) {
 	file, err := j.dev.open(unix.O_RDONLY | unix.O_DIRECT)
 	if err != nil {
@@ -252,7 +252,7 @@ func (j *job) hasMark(m mark) (bool, error) {
 	size, err := file.Seek(0, io.SeekEnd)
 	place := extent{start: m.at &^ (grain - 1), length: grain}
 	if err != nil || size < place.start+grain {
-		return false, nil //nolint:nilerr // the whole look will say what is wrong
+		return false, nil //nolint:nilerr // examine will say what is wrong
 	}
 	buffer, err := newAligned(grain)
 	if err != nil {

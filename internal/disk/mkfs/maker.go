@@ -99,7 +99,7 @@ func (j *job) runMkfs(ctx context.Context, mkfs program, arguments arguments, uu
 	return ran, nil
 }
 
-// ended removes the intent: what was begun on the filesystem is complete.
+// endIntent removes the intent: what was begun on the filesystem is complete.
 func (j *job) endIntent() error {
 	if err := j.dev.intent.end(); err != nil {
 		return j.dev.errorf(volume.Internal, "%w", err)

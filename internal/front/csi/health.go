@@ -41,6 +41,7 @@ func getVolumeHealth(ctx context.Context, p *driverProxy, req *csi.NodeGetVolume
 		deferred = deferred && !found.Removing
 	}
 	if deferred {
+		annotate(ctx, found)
 		return healthReply(id, sandboxHealth(ctx, p.cfg.Sandboxes, found.Volume))
 	}
 	if p.isStagedAsDevice(id, req.GetVolumePublishPath()) {

@@ -116,10 +116,14 @@ func (p *driverProxy) find(ctx context.Context, volumeID, path, stagingPath stri
 		found, deferred = p.findStaged(volumeID, func(at string) bool { return at != "" && (at == path || at == stagingPath) })
 	}
 	if deferred {
-		call := telemetry.CallFrom(ctx)
-		call.Volume, call.Target, call.Handler = string(found.Key), found.Target, found.Handler
+		annotate(ctx, found)
 	}
 	return found, deferred, nil
+}
+
+func annotate(ctx context.Context, found deferral.Status) {
+	call := telemetry.CallFrom(ctx)
+	call.Volume, call.Target, call.Handler = string(found.Key), found.Target, found.Handler
 }
 
 // findStaged looks up a deferred volume by its id and staging path; one that is not being

@@ -64,31 +64,44 @@ func (n *Notifier) Ready() error { return n.send(daemon.SdNotifyReady, nil) }
 // Stopping reports that the daemon begins to stop.
 func (n *Notifier) Stopping() error { return n.send(daemon.SdNotifyStopping, nil) }
 
-// send sends one message, with a descriptor unless file is nil. The socket is not connected:
-// net.UnixConn sends descriptors on no connected datagram socket.
-func (n *Notifier) send(state string, file *os.File) (err error) {
+// send sends one message, with a descriptor unless file is nil.
+func (n *Notifier) send(state string, file *os.File) error {
 	if n.socket == "" {
 		return nil
 	}
-	defer func() {
-		if err != nil {
-			err = fmt.Errorf("tell systemd: %w", err)
-		}
-	}()
-	conn, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Net: "unixgram"})
+	conn, err := net.DialUnix("unixgram", nil, &net.UnixAddr{Name: n.socket, Net: "unixgram"})
+	if err != nil {
+		return fmt.Errorf("tell systemd: %w", err)
+	}
+	err = conn.SetWriteDeadline(time.Now().Add(answerTime))
+	if err == nil {
+		err = write(conn, state, file)
+	}
+	if err = errors.Join(err, conn.Close()); err != nil {
+		return fmt.Errorf("tell systemd: %w", err)
+	}
+	return nil
+}
+
+func write(conn *net.UnixConn, state string, file *os.File) error {
+	if file == nil {
+		_, err := conn.Write([]byte(state))
+		return err
+	}
+	return sys.OnFD(file, func(fd int) error { return writeWithRights(conn, state, fd) })
+}
+
+// writeWithRights sends a descriptor on a connected datagram socket, which
+// net.UnixConn.WriteMsgUnix refuses to do.
+func writeWithRights(conn *net.UnixConn, state string, fd int) error {
+	raw, err := conn.SyscallConn()
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, conn.Close()) }()
-	if err := conn.SetWriteDeadline(time.Now().Add(answerTime)); err != nil {
-		return err
-	}
-	send := func(rights []byte) error {
-		_, _, err := conn.WriteMsgUnix([]byte(state), rights, &net.UnixAddr{Name: n.socket, Net: "unixgram"})
-		return err
-	}
-	if file == nil {
-		return send(nil)
-	}
-	return sys.OnFD(file, func(fd int) error { return send(unix.UnixRights(fd)) })
+	var sent error
+	err = raw.Write(func(socket uintptr) bool {
+		sent = unix.Sendmsg(int(socket), []byte(state), unix.UnixRights(fd), nil, unix.MSG_NOSIGNAL)
+		return !errors.Is(sent, unix.EAGAIN)
+	})
+	return errors.Join(err, sent)
 }

@@ -27,7 +27,8 @@ type Server struct {
 	Metrics prometheus.Gatherer
 	// Ready is why the daemon is not ready, or nil.
 	Ready func() error
-	// Alive is why the daemon has to be restarted, or nil. It ends with its context.
+	// Alive is why the daemon has to be restarted, or nil. It ends with its context. Without
+	// it the daemon is alive as long as it answers.
 	Alive func(ctx context.Context) error
 	// Remarks follow the answer "ok" of /readyz, one per line: what does not work, although the
 	// daemon serves.
@@ -154,7 +155,7 @@ func (s *Server) handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(s.Metrics, promhttp.HandlerOpts{MaxRequestsInFlight: maxScrapes}))
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, req *http.Request) { answer(w, s.alive(req.Context())) })
-	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) { answer(w, s.Ready(), s.Remarks()...) })
+	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) { answer(w, s.Ready(), s.remarks()...) })
 	if s.Pprof {
 		mux.HandleFunc("GET /debug/pprof/", pprof.Index)
 		mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
@@ -168,9 +169,19 @@ func (s *Server) handler() http.Handler {
 const aliveTime = 3 * time.Second
 
 func (s *Server) alive(ctx context.Context) error {
+	if s.Alive == nil {
+		return nil
+	}
 	ctx, cancel := context.WithTimeout(ctx, aliveTime)
 	defer cancel()
 	return s.Alive(ctx)
+}
+
+func (s *Server) remarks() []string {
+	if s.Remarks == nil {
+		return nil
+	}
+	return s.Remarks()
 }
 
 func answer(w http.ResponseWriter, err error, remarks ...string) {

@@ -67,6 +67,9 @@ func TestServer(t *testing.T) {
 	want("/readyz", http.StatusServiceUnavailable, "records")
 	want("/healthz", http.StatusServiceUnavailable, "does not answer") // by it a DaemonSet's kubelet knows when to restart it
 	want("/debug/pprof/goroutine?debug=1", http.StatusOK, "goroutine")
+	s.Alive, s.Remarks, notReady = nil, nil, nil // as for crust-driver
+	want("/healthz", http.StatusOK, "ok\n")
+	want("/readyz", http.StatusOK, "ok\n")
 }
 
 func TestServerThatCannotListen(t *testing.T) {

@@ -1,7 +1,6 @@
 package telemetry
 
 import (
-	"cmp"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -18,7 +17,7 @@ type NodeState struct {
 	// it can do so now. Handlers are the runtime handlers, and whether each is healthy.
 	Sources, Handlers map[string]bool
 	// Drivers are those behind the front, and whether each is ready. Missing are those that are
-	// registered with kubelet and missing in the node's CSINode. The registry bounds both.
+	// registered with kubelet and missing in the node's CSINode.
 	Drivers, Missing map[string]bool
 	// Cluster is nil if no cluster is configured.
 	Cluster *ClusterState
@@ -105,14 +104,17 @@ func (m *Metrics) WatchNode(state func() NodeState) {
 		set(records, float64(now.BadRecords))
 		set(held, float64(now.Held))
 		set(proof, 1, now.Proof)
-		for desc, states := range map[*prometheus.Desc]map[string]bool{source: now.Sources, handler: now.Handlers, driver: now.Drivers} {
+		for desc, states := range map[*prometheus.Desc]map[string]bool{source: now.Sources, handler: now.Handlers} {
 			for name, good := range states {
-				set(desc, one(good), cmp.Or(name, noDriver))
+				set(desc, one(good), name)
 			}
 		}
-		for name, is := range now.Missing {
+		for label, anyDown := range m.drivers.anyOf(now.Drivers, false) {
+			set(driver, one(!anyDown), label)
+		}
+		for label, is := range m.drivers.anyOf(now.Missing, true) {
 			if is {
-				set(missing, 1, cmp.Or(name, noDriver))
+				set(missing, 1, label)
 			}
 		}
 		for labels, n := range m.drivers.sums(now.Volumes) {
@@ -140,6 +142,17 @@ func one(yes bool) float64 {
 		return 1
 	}
 	return 0
+}
+
+// anyOf reports, for each label, whether one of its drivers is so: drivers beyond the bound
+// share a label.
+func (d *drivers) anyOf(states map[string]bool, so bool) map[string]bool {
+	found := make(map[string]bool)
+	for name, is := range states {
+		label := d.label(name)
+		found[label] = found[label] || is == so
+	}
+	return found
 }
 
 // sums adds up the counts with the same labels: drivers beyond the bound share one.

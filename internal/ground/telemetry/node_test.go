@@ -1,6 +1,7 @@
 package telemetry
 
 import (
+	"fmt"
 	"testing"
 	"time"
 )
@@ -37,4 +38,20 @@ func TestNodeState(t *testing.T) {
 	wantMetric(t, m, "crust_proxy_cluster_pods", " 3")
 	wantMetric(t, m, "crust_proxy_cluster_pods_incomplete", " 1")
 	wantMetric(t, m, "crust_proxy_config_last_reload_successful", " 0")
+}
+
+// TestDriversOverTheBoundShareOneState: ready only where all of them are. A registrar that has
+// not answered has no name.
+func TestDriversOverTheBoundShareOneState(t *testing.T) {
+	m := NewMetrics("test")
+	now := NodeState{Drivers: map[string]bool{"": true, noDriver: false}}
+	m.WatchNode(func() NodeState { return now })
+	wantMetric(t, m, "crust_proxy_driver_ready", "driver=unknown 0")
+	for i := range maxDrivers {
+		m.drivers.label(fmt.Sprint("known-", i))
+	}
+	now.Drivers = map[string]bool{"more-1": true, "more-2": true}
+	wantMetric(t, m, "crust_proxy_driver_ready", "driver=other 1")
+	now.Drivers["more-3"] = false
+	wantMetric(t, m, "crust_proxy_driver_ready", "driver=other 0")
 }

@@ -162,7 +162,8 @@ func (s *Scanner) Blind() error {
 	}
 	ns, err := os.Readlink(s.proc + "/self/ns/pid")
 	if err == nil && ns != initialPIDs {
-		err = errors.New("only the processes of crust-proxy's own container can be seen: its pod needs hostPID: true")
+		err = errors.New("only the processes of crust-proxy's own container can be seen: its pod needs hostPID: true (on a node that is " +
+			"itself a container nothing can be seen)")
 	}
 	return err
 }

@@ -90,11 +90,13 @@ func (c *scan) examine(of table) (threads []int, more bool) {
 		t := of
 		t.fd = new(atomic.Int64)
 		c.s.mu.Lock()
-		t.hung = maps.Clone(c.s.hung)
+		hung := maps.Clone(c.s.hung)
 		c.s.mu.Unlock()
+		t.hung = maps.Clone(hung) // an abandoned look goes on with it
 		at, hangs := c.look(&t)
-		_, again := t.hung[at]
+		_, again := hung[at]
 		if !hangs {
+			c.learn(t.hung)
 			c.found, c.passed = append(c.found, t.found...), append(c.passed, t.passed...)
 			c.fail(t.err)
 			if t.unlike {
@@ -108,7 +110,7 @@ func (c *scan) examine(of table) (threads []int, more bool) {
 			return nil, false
 		case !hangs:
 			return t.threads, true
-		case again || len(t.hung)+1 >= maxHung:
+		case again || len(hung)+1 >= maxHung:
 			c.fail(c.s.hungError())
 			return nil, false
 		}
@@ -130,10 +132,9 @@ func (c *scan) look(t *table) (at place, hangs bool) {
 		}
 	}
 	at = t.at(t.fd.Load())
-	info, _ := t.info(int(at.fd))
 	c.s.mu.Lock()
 	defer c.s.mu.Unlock()
-	c.s.hung[at] = info.mount
+	c.s.hung[at] = 0 // of no mount, until the next look knows that it is the file
 	go func() {
 		<-done
 		c.s.mu.Lock()
@@ -141,6 +142,15 @@ func (c *scan) look(t *table) (at place, hangs bool) {
 		delete(c.s.hung, at)
 	}()
 	return at, true
+}
+
+// learn keeps the mounts of files at which looks still hang.
+func (c *scan) learn(mounts map[place]int) {
+	c.s.mu.Lock()
+	defer c.s.mu.Unlock()
+	for at := range c.s.hung {
+		c.s.hung[at] = max(c.s.hung[at], mounts[at])
+	}
 }
 
 func (s *Scanner) nameOf(pid int) string {
@@ -229,8 +239,12 @@ func (t *table) isStuck() bool {
 		return true
 	}
 	for at := range t.hung {
-		if at == t.at(at.fd) { // is that the process, or one file?
-			_, _ = os.Readlink(t.dir + "/cwd")
+		if at != t.at(at.fd) {
+			continue
+		}
+		_, _ = os.Readlink(t.dir + "/cwd") // hangs as well, if it is the process
+		if info, err := t.info(int(at.fd)); err == nil {
+			t.hung[at] = info.mount
 		}
 	}
 	return false
@@ -278,9 +292,21 @@ func (t *table) isAway(fd int) bool {
 	if t.stuck || len(t.hung) == 0 {
 		return t.stuck
 	}
-	info, err := t.info(fd)
-	for at, mount := range t.hung {
-		if at == t.at(int64(fd)) || err == nil && mount != 0 && mount == info.mount {
+	own := t.at(int64(fd))
+	if _, hangs := t.hung[own]; hangs {
+		t.passed = append(t.passed, own)
+		return true
+	}
+	var mount int // of this descriptor, read if there is one to compare it with
+	for at, away := range t.hung {
+		if away != 0 && mount == 0 {
+			info, err := t.info(fd)
+			if err != nil {
+				return false
+			}
+			mount = info.mount
+		}
+		if away != 0 && away == mount {
 			t.passed = append(t.passed, at)
 			return true
 		}

@@ -73,8 +73,8 @@ func (w *walker) build() {
 	for _, program := range []string{"crust-driver", "crustctl"} {
 		w.must(os.Symlink(rig.Program(w.t, program), w.daemon.Programs+"/"+program))
 	}
-	build := exec.Command("go", "build", "-cover", "-covermode=atomic", "-coverpkg=./internal/...,./pkg/...,./hack/walk/daemon", //nolint:gosec // our own path
-		"-o", w.daemon.Programs+"/crust-proxy", "./hack/walk/daemon")
+	build := exec.Command("go", "build", "-cover", "-covermode=atomic", "-coverpkg=./internal/...,./pkg/...,./test/walk/daemon", //nolint:gosec // our own path
+		"-o", w.daemon.Programs+"/crust-proxy", "./test/walk/daemon")
 	out, err := build.CombinedOutput()
 	if err != nil {
 		w.t.Fatalf("%s%v", out, err)
@@ -114,7 +114,7 @@ func (w *walker) counted() (ran []string) {
 	w.must(err)
 	for line := range strings.Lines(string(out)) {
 		fields := strings.Fields(line)
-		if len(fields) == 3 && strings.HasPrefix(line, module) && !strings.HasPrefix(line, module+"hack/") && fields[2] != "0.0%" {
+		if len(fields) == 3 && strings.HasPrefix(line, module) && !strings.HasPrefix(line, module+"test/") && fields[2] != "0.0%" {
 			ran = append(ran, strings.TrimPrefix(fields[0], module)+" "+fields[1])
 		}
 	}
