@@ -85,6 +85,10 @@ func TestOneDaemonHasAKubeletRoot(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	// A root that kubelet has not made yet is one daemon's as well.
+	if _, err := lockRunDir(t.Context(), zap.NewNop(), t.TempDir(), root+"/absent", 0); err == nil {
+		t.Error("two daemons serve a kubelet root that was not there")
+	}
 	absent()
 }
 

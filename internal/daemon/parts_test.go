@@ -10,6 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
 
 	"github.com/crust-proxy/crust-proxy/internal/daemon/admin"
@@ -44,7 +45,10 @@ func TestLacksGroup(t *testing.T) {
 type boundHandler struct {
 	idleHandler
 	sandbox string
+	adopted bool
 }
+
+func (h *boundHandler) AdoptForeign() { h.adopted = true }
 
 func (h *boundHandler) Binding(*volume.Volume) (runtime.Binding, bool) {
 	return runtime.Binding{Sandbox: h.sandbox}, h.sandbox != ""
@@ -65,7 +69,11 @@ func TestNothingIsKeptOfAForeignVolumeThatIsGone(t *testing.T) {
 	relay := stats.New(stats.Limits{Concurrency: 1, MaxSlow: 1, StatsTimeout: time.Minute}, nil)
 	d := &daemon{
 		handlers: sandboxes.Handlers{handler}, broker: broker, sandboxes: &sandboxes.Sandboxes{Relay: relay}, hub: admin.NewHub(),
-		disks: &disks{reader: ondisk.New()},
+		disks: &disks{reader: ondisk.New()}, log: zap.NewNop(),
+	}
+	// The watch, which finds such volumes too, begins beside the servers.
+	if err := d.loadRecords(t.Context()); err != nil || !handler.adopted {
+		t.Errorf("volumes of other programs are not known before anything is served: %v", err)
 	}
 	v := &volume.Volume{Key: "a", Adopted: true}
 	_, err = relay.Stats(t.Context(), handler, v)

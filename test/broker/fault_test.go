@@ -74,6 +74,41 @@ func TestReconcileRebuildsWhatIsMissing(t *testing.T) {
 	n.noLeftovers()
 }
 
+// failingKeeper is a systemd that answers every descriptor with an error.
+type failingKeeper struct{ err error }
+
+func (k *failingKeeper) StoreFD(string, *os.File) error { return k.err }
+func (k *failingKeeper) RemoveFD(string) error          { return nil }
+
+// TestDeviceThatCannotBeClaimedAgainStaysOwned: a new sandbox of its pod can still find it, so no other
+// volume may have it, also once it is free and before the next reconcile.
+func TestDeviceThatCannotBeClaimedAgainStaysOwned(t *testing.T) {
+	t.Parallel()
+	for name, keeper := range map[string]*failingKeeper{"held": {}, "not kept": {errors.New("it does not answer")}} {
+		n, disk := newNode(t), rig.Disk(t, 16*mib, "")
+		v := n.stage(n.instruction("pod-1", disk))
+		n.Close()
+		n.cfg.Keeper = keeper
+		end := func() error { keeper.err = nil; return nil }
+		if keeper.err == nil {
+			fd, err := unix.Open(disk, unix.O_RDONLY|unix.O_EXCL|unix.O_CLOEXEC, 0)
+			check.Must(t, err)
+			end = func() error { return unix.Close(fd) }
+		}
+		n.start()
+		check.Must(t, end())
+		_, err := n.Defer(t.Context(), n.instruction("pod-2", disk))
+		wantKind(t, err, volume.InUse)
+		report, err := n.Reconcile(t.Context())
+		if err != nil || !slices.Contains(report.Repairs, deferral.Repair{Key: v.Key, Action: "claim device"}) {
+			t.Errorf("%s: repaired was %+v, %v", name, report.Repairs, err)
+		}
+		wantHeld(t, disk, true)
+		n.unstage(v.Target)
+		n.noLeftovers()
+	}
+}
+
 func TestLostRecordsLeaveNoGuards(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)

@@ -6,6 +6,7 @@ import (
 	"context"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -102,6 +103,27 @@ func TestWholeWayWithTheGoRuntime(t *testing.T) {
 	end()
 	unstage(t, d, req)
 	d.WantClean()
+}
+
+// TestVolumesOfOtherProgramsAreAdopted: their devices are no other pod's, also after a restart, and unstaging
+// one changes nothing.
+func TestVolumesOfOtherProgramsAreAdopted(t *testing.T) {
+	t.Parallel()
+	d := rig.NewDaemon(t)
+	disk, target := rig.Disk(t, 32*mib, "ext4"), d.Target("foreign")
+	info := kata.VolumeDir(d.Kata, target) + "/mountInfo.json"
+	check.Must(t, os.Mkdir(filepath.Dir(info), 0o700))
+	check.Must(t, os.WriteFile(info, []byte(`{"volume-type":"directvol","device":"`+disk+`","fstype":"ext4"}`), 0o600))
+	for range 2 {
+		d.Start()
+		_, err := d.Runtime().RuntimeStageVolume(t.Context(), d.StageRequest("pod-2", disk))
+		check.Code(t, err, codes.FailedPrecondition)
+		_, err = d.Runtime().RuntimeUnstageVolume(t.Context(), &runtimev1.RuntimeUnstageVolumeRequest{VolumeTargetPath: target})
+		check.Must(t, err)
+		d.Kill()
+	}
+	_, err := os.Stat(info)
+	check.Must(t, err)
 }
 
 // A containerd that is away says nothing of a sandbox of runtime-rs, which leaves no

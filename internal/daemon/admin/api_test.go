@@ -3,6 +3,7 @@ package admin
 import (
 	"context"
 	"net"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -34,12 +35,13 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // adopting is a handler of adopted volumes only: it needs no root.
 type adopting struct {
-	volumes []*volume.Volume
-	report  volume.Report
-	err     error
+	volumes   []*volume.Volume
+	report    volume.Report
+	err       error
+	abilities deferral.Abilities
 }
 
-func (a *adopting) Abilities() deferral.Abilities                           { return deferral.Abilities{} }
+func (a *adopting) Abilities() deferral.Abilities                           { return a.abilities }
 func (a *adopting) Name() string                                            { return "kata" }
 func (a *adopting) Check(*volume.Volume) error                              { return nil }
 func (a *adopting) Publish(context.Context, *volume.Volume) (bool, error)   { return false, nil }
@@ -391,13 +393,31 @@ func TestNodeAndReconcile(t *testing.T) {
 	}
 }
 
-// growing is a handler that tells what it was asked to grow to.
-type growing struct {
-	adopting
-	asked chan int64
+// TestGrowthBeforeThereIsASandbox is bounded by the device: kubelet asks before it starts the pod. What the
+// device has is put on record, and this volume has none.
+func TestGrowthBeforeThereIsASandbox(t *testing.T) {
+	s := serve(t)
+	s.handler.abilities.GrowsAtMount, s.handler.err = true, volume.Errorf(volume.NoSandbox, "no sandbox")
+	image := filepath.Join(t.TempDir(), "image")
+	if err := os.WriteFile(image, make([]byte, 8192), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	v := &volume.Volume{Key: "a", Target: "/t", Handler: "kata", Device: claim.Identify(image)}
+	for wish, want := range map[volume.Range]volume.Kind{
+		{Required: 8193}: volume.OutOfRange, {Required: 4096, Limit: 8191}: volume.OutOfRange,
+		{Required: 8192, Limit: 8192}: volume.NotFound, {}: volume.NotFound,
+	} {
+		if _, err := s.node.expand(t.Context(), v, wish); err == nil || volume.KindOf(err) != want {
+			t.Errorf("%+v of 8192 bytes: %v; want %v", wish, err, want)
+		}
+	}
 }
 
-func (g *growing) Abilities() deferral.Abilities { return deferral.Abilities{GrowsAtMount: true} }
+// growing is a handler that tells what it was asked to grow to.
+type growing struct {
+	*adopting
+	asked chan int64
+}
 
 func (g *growing) Resize(_ context.Context, _ *volume.Volume, r volume.Range) (int64, error) {
 	g.asked <- r.Required
@@ -408,16 +428,10 @@ func (g *growing) Resize(_ context.Context, _ *volume.Volume, r volume.Range) (i
 // that the growth was put on record, and may have looked at the device before it grew.
 func TestGrowthThatTheMountMissed(t *testing.T) {
 	s := serve(t)
-	handler, grown := &growing{asked: make(chan int64, 8)}, false
-	broker, err := deferral.NewBroker(deferral.Config{
-		StateDir: t.TempDir(), Root: t.TempDir(), Handlers: []deferral.Projector{handler}, DefaultHandler: "kata",
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(broker.Close)
+	s.handler.abilities.GrowsAtMount = true
+	handler, grown := &growing{s.handler, make(chan int64, 8)}, false
 	calls := s.node.Sandboxes
-	calls.Broker, calls.Handlers[0] = broker, handler
+	calls.Handlers[0] = handler
 	calls.HasGrown = func(context.Context, *volume.Volume) bool { return grown }
 	v := &volume.Volume{Key: "a", Handler: "kata", GrowTo: 7}
 	ask := func() {
