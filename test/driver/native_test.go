@@ -45,7 +45,23 @@ func TestDeferredReaders(t *testing.T) {
 	if _, err := second.publishDeferred(true); err == nil {
 		t.Error("a reader beside a writer")
 	}
+	// A filesystem is mounted on the node or in a sandbox, also where both only read.
+	check.Code(t, second.publish(), codes.FailedPrecondition)
+	plain := v.request()
+	plain.Readonly = true
+	v.must(v.unpublish, func() error { _, err := v.NodePublishVolume(t.Context(), plain); return err })
+	_, err := second.publishDeferred(true)
+	check.Code(t, err, codes.FailedPrecondition)
 	v.must(v.unpublish)
+	// A volume of one pod has no other pod beside it, whichever comes first.
+	sole := second
+	sole.access = rig.MountAccess("ext4")
+	sole.access.AccessMode.Mode = csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER
+	for first, then := range map[*volume]*volume{v: &sole, &sole: v} {
+		first.must(first.publish)
+		check.Code(t, then.publish(), codes.FailedPrecondition)
+		first.must(first.unpublish)
+	}
 	for _, one := range []*volume{v, &second} {
 		mount, err := one.publishDeferred(true)
 		check.Must(t, err)
@@ -57,7 +73,7 @@ func TestDeferredReaders(t *testing.T) {
 	v.down()
 	block := r.volume("b", rig.BlockAccess())
 	block.must(block.create, block.stage)
-	_, err := block.publishDeferred(false)
+	_, err = block.publishDeferred(false)
 	check.Code(t, err, codes.InvalidArgument)
 	block.must(block.unstage, block.remove)
 	r.wantNothing()

@@ -9,6 +9,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
+	"github.com/crust-proxy/crust-proxy/reference/fsmount"
 	"github.com/crust-proxy/crust-proxy/reference/fsops"
 	"github.com/crust-proxy/crust-proxy/reference/loopdev"
 	"github.com/crust-proxy/crust-proxy/test/check"
@@ -32,6 +34,11 @@ func TestJournalByADefaultMountOption(t *testing.T) {
 	err := fsops.OneDevice(openFD(t, device, unix.O_RDONLY), "ext4")
 	if err == nil || !strings.Contains(err.Error(), "journal on another device") {
 		t.Errorf("a journal on another device: %v", err)
+	}
+	// Whoever mounts it for a pod has asked before.
+	if mount, err := fsmount.Mount(abi.Info{Device: device, FSType: "ext4"}, openFD(t, device, unix.O_RDONLY), nil); err == nil {
+		t.Error("it is mounted for a pod")
+		check.Must(t, unix.Close(mount))
 	}
 	mounted(t, "ext4", device, 0, "")
 	if exclusive(theirs) {
