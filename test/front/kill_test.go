@@ -108,7 +108,12 @@ func TestDaemonKilledAtEveryStep(t *testing.T) {
 			t.Parallel()
 			n := newNode(t, deferAll, args...)
 			v := n.create("pv-1", "ext4", 16*mib)
-			for i, step := range some(name, allSteps(name)) {
+			steps := some("block", allSteps("block"))
+			if name == "native" && !rig.Soak() { // what the other left out, so that no step is without a kill
+				taken := steps
+				steps = slices.DeleteFunc(allSteps(name), func(step string) bool { return slices.Contains(taken, step) })
+			}
+			for i, step := range steps {
 				began := time.Now()
 				n.arm(step)
 				armed := time.Since(began)

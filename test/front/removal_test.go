@@ -3,6 +3,7 @@
 package front
 
 import (
+	"errors"
 	"os"
 	"os/exec"
 	"strings"
@@ -105,6 +106,16 @@ func TestFrontIsNotRemovedUnderItsVolumes(t *testing.T) {
 	n.wantRemovable(0, nil)
 	n.remove(v)
 	n.wantClean()
+
+	n.Kill() // which leaves what kubelet would call, as a package that is removed must not
+	out, err := exec.Command(rig.Program(t, "crust-proxy"), "withdraw", "--config", n.ConfigFile()).CombinedOutput()
+	if _, there := os.Stat(n.registration()); err != nil || string(out) != n.registration()+"\n" || !errors.Is(there, os.ErrNotExist) {
+		t.Errorf("withdraw said %q, %v; %s: %v", out, err, n.registration(), there)
+	}
+}
+
+func (n *node) registration() string {
+	return n.Kubelet + "/plugins_registry/" + driverName + ".crust-proxy-reg.sock"
 }
 
 // forceOff starts the daemon without its front over a living volume.
@@ -116,8 +127,7 @@ func (n *node) forceOff(v *volume, s *kata.Guest) {
 	if !strings.Contains(n.Log(), "not all volumes that came through it are known to be gone") {
 		n.t.Error("the log does not warn")
 	}
-	registration := n.Kubelet + "/plugins_registry/" + driverName + ".crust-proxy-reg.sock"
-	if _, err := os.Stat(registration); err == nil {
+	if _, err := os.Stat(n.registration()); err == nil {
 		n.t.Error("kubelet still has the registration, of a socket that nobody serves")
 	}
 	n.podWrites(s, "forced off")

@@ -5,6 +5,7 @@ package front
 import (
 	"context"
 	"os"
+	"strings"
 	"sync"
 	"testing"
 
@@ -139,4 +140,45 @@ func TestDriverThatStacksBindMounts(t *testing.T) {
 			n.wantClean()
 		})
 	}
+}
+
+// TestDriverWithoutRawBlock ignores that it is asked for a device, as Vultr's does. Its mount is undone,
+// and it gets no other volume to damage until a restart.
+func TestDriverWithoutRawBlock(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, deferAll, startBefore(t, map[string]passthrough.Local{csi.Node_NodeStageVolume_FullMethodName: asMount})...)
+	first, second := n.create("pv-1", "ext4", 16*mib), n.create("pv-2", "ext4", 16*mib)
+	for _, c := range []struct {
+		v     *volume
+		asked bool
+	}{{first, true}, {second, false}, {second, true}} {
+		if c.v == second && c.asked {
+			n.restart()
+		}
+		err := n.stage(c.v)
+		check.Code(t, err, codes.Unimplemented, driverName, "has no raw block volumes", "defer: false")
+		if asked := strings.Contains(err.Error(), "mounted a filesystem (ext4) at "+n.Kubelet); asked != c.asked {
+			t.Errorf("the driver was asked: %t; %v", asked, err)
+		}
+		if mounts := rig.Mounts(n.Kubelet); len(mounts)+len(n.loops()) > 0 {
+			t.Errorf("still mounted: %+v, of %q", mounts, n.loops())
+		}
+	}
+	n.remove(first)
+	n.remove(second)
+	n.wantClean()
+}
+
+// asMount has a stage be done as one of a filesystem.
+func asMount(ctx context.Context, request []byte, forward passthrough.Forward) ([]byte, error) {
+	req := &csi.NodeStageVolumeRequest{}
+	if err := proto.Unmarshal(request, req); err != nil {
+		return nil, err
+	}
+	req.GetVolumeCapability().AccessType = rig.MountAccess("ext4").GetAccessType()
+	raw, err := proto.Marshal(req)
+	if err != nil {
+		return nil, err
+	}
+	return forward(ctx, raw)
 }

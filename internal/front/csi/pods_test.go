@@ -106,6 +106,15 @@ func TestStageOfPodsThatDisagree(t *testing.T) {
 	r.clean()
 }
 
+// TestSubPaths: a pod would start without its sub-directory where the handler shows whole volumes only.
+func TestSubPaths(t *testing.T) {
+	r := podRig(t, deferAll, decision.Pod{UID: "p1", RuntimeHandler: "kata", Volumes: one(decision.PodVolume{SubPaths: []string{"logs"}})})
+	r.stage()
+	r.refused(r.publish("p1"), codes.Unimplemented, `"logs"`, "subPath", "handler kata", "mount all of it")
+	r.broker.abilities.SubPaths = true
+	r.ok(nil, r.publish("p1"))
+}
+
 func TestPodOfTheTarget(t *testing.T) {
 	r := podRig(t, deferAll, decision.Pod{UID: "p1", FSGroup: "1000"})
 	r.stage()

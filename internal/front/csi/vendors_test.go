@@ -126,6 +126,22 @@ func TestVolumesOfAnOlderVersion(t *testing.T) {
 	}
 }
 
+// TestPrivateDirThatIsChanged: a driver finds a volume only where it has staged and published it.
+func TestPrivateDirThatIsChanged(t *testing.T) {
+	r := newRig(t, deferAll)
+	r.begin("p1")
+	device, staging := r.broker.asked.Backing, r.broker.asked.Origin.PrivateStaging
+	r.driver.said()
+	r.cfg.PrivateDir = r.broker.root + "/plugins/other"
+	r.restart()
+	r.begin("p1")
+	r.end("p1")
+	want := []string{"stage-block " + staging, "publish-block " + device, "unpublish " + device, "unstage " + staging}
+	if said := r.driver.said(); !slices.Equal(said, want) {
+		t.Errorf("the driver was asked for %q, want %q", said, want)
+	}
+}
+
 // olderName is the name that earlier versions gave to the directory of a volume.
 func olderName(driver, where string) string {
 	sum := sha256.Sum256(fmt.Appendf(nil, "%x/%x/%x/", driver, "vol-1", where))
