@@ -17,13 +17,16 @@ import (
 	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/rig"
 	"github.com/crust-proxy/crust-proxy/test/rig/cri"
+	"github.com/crust-proxy/crust-proxy/test/rig/snapshots"
 )
 
 // TestLifeOfAVolume takes volumes of a CSI driver, sound and damaged ones, through everything
 // that kubelet does with them, in two machines. Never is one mounted on the host.
 func TestLifeOfAVolume(t *testing.T) {
 	t.Setenv("CRUST_FAILPOINTS", "crust-vm-unplugged=sleep:4s")
-	b := newBench(t)
+	pool := rig.Pool(t, "xfs", rig.Disk(t, 8<<30, "xfs")) // which shares data, so that volumes in use have snapshots
+	b := newBench(t, "--data-dir", pool)
+	b.Driver.Data = pool
 	const uid = "pod-life"
 	volumes, damaged := b.volumes(uid), b.damagedVolumes(uid)
 	pod := b.pod(uid)
@@ -81,6 +84,7 @@ func (v *volume) inUse(pod *cri.Pod) (sum string) {
 	}
 	sum = b.exec(first, "dd if=/dev/urandom of=/data/blob bs=64k count=64 2>/dev/null && sync && sha256sum </data/blob")
 	v.wantStats(first)
+	v.wantCleanSnapshot(first)
 	second := b.run(pod, "second-"+v.FS, at(v), cri.Mount{Host: v.Target, Container: "/read", ReadOnly: true})
 	if got := b.exec(second, "sha256sum </data/blob"); got != sum {
 		b.t.Errorf("the second container reads %q", got)
@@ -97,6 +101,25 @@ func (v *volume) inUse(pod *cri.Pod) (sum string) {
 	}
 	v.publish() // kubelet was restarted
 	return sum
+}
+
+// wantCleanSnapshot: the guest's freeze brings what nobody has synced to the disk, with nothing to be repaired.
+func (v *volume) wantCleanSnapshot(container string) {
+	v.b.t.Helper()
+	v.b.exec(container, "echo written >/data/unsynced")
+	id, err := v.Snapshot("frozen-" + v.FS)
+	check.Must(v.b.t, err)
+	image := snapshots.Image(v.b.Driver.Data, id)
+	consistent := snapshots.Consistent(v.b.t, v.b.Driver.Data, id)
+	if !consistent || v.FS != "xfs" && snapshots.NeedsReplay(v.b.t, image, v.FS) { // a frozen xfs has something in its log
+		v.b.t.Errorf("the snapshot of %s is consistent: %t, or a journal has to be replayed", v.FS, consistent)
+	}
+	check.Must(v.b.t, snapshots.AsItIs(v.b.t, image, v.FS, func(dir string) {
+		if raw, err := os.ReadFile(dir + "/unsynced"); string(raw) != "written\n" {
+			v.b.t.Errorf("the snapshot of %s has %q, %v", v.FS, raw, err)
+		}
+	}))
+	v.DeleteSnapshot(id)
 }
 
 // wantOneOwner: a second pod is refused before it has a machine, and the volume stays the
