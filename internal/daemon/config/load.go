@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"reflect"
+	"slices"
 	"strings"
 
 	"github.com/spf13/pflag"
@@ -16,6 +17,7 @@ import (
 	kjson "sigs.k8s.io/json"
 	"sigs.k8s.io/yaml"
 
+	"github.com/crust-proxy/crust-proxy/internal/front/policy"
 	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 )
 
@@ -132,7 +134,7 @@ func parse(raw []byte) (Config, error) {
 	cfg := base()
 	problems, err := kjson.UnmarshalStrict(text, &cfg)
 	if err != nil {
-		return Config{}, wrongType(err)
+		return Config{}, wrongType(text, err)
 	}
 	for i, problem := range problems {
 		if at, ok := errors.AsType[kjson.FieldError](problem); ok {
@@ -143,7 +145,7 @@ func parse(raw []byte) (Config, error) {
 }
 
 // wrongType describes a value of a wrong type for readers who know YAML and not Go.
-func wrongType(err error) error {
+func wrongType(text []byte, err error) error {
 	wrong, ok := errors.AsType[*json.UnmarshalTypeError](err)
 	switch {
 	case !ok:
@@ -153,6 +155,9 @@ func wrongType(err error) error {
 	case wrong.Type == reflect.TypeFor[Duration]():
 		return fmt.Errorf("%s: %s is not a duration: write one like \"10s\"", wrong.Field, wrong.Value)
 	}
+	if inRule, is := strings.CutPrefix(wrong.Field, "policy.rules."); is {
+		wrong.Field = fmt.Sprintf("policy.rules[%d].%s", firstBadRule(text), inRule)
+	}
 	words := map[string]string{"array": "a list", "object": "a map of keys and values", "string": "text", "bool": "true or false", "number": "a number"}
 	is := cmp.Or(words[wrong.Value], strings.TrimPrefix(wrong.Value, "number ")) // a number may have its digits
 	hint := ""
@@ -160,6 +165,20 @@ func wrongType(err error) error {
 		hint = " (quote text that looks like something else)"
 	}
 	return fmt.Errorf("%s: %s cannot stand here; it takes %s%s", wrong.Field, is, sys.KindWord(wrong.Type), hint)
+}
+
+// firstBadRule is the index of the first rule with a value of a wrong type.
+func firstBadRule(text []byte) int {
+	var cfg struct {
+		Policy struct{ Rules []json.RawMessage }
+	}
+	if err := json.Unmarshal(text, &cfg); err != nil {
+		return 0
+	}
+	return slices.IndexFunc(cfg.Policy.Rules, func(raw json.RawMessage) bool {
+		_, err := kjson.UnmarshalStrict(raw, new(policy.Rule))
+		return err != nil
+	})
 }
 
 // rulesWithoutDefer refuses rules that would silently keep volumes on the host.

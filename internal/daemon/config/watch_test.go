@@ -34,6 +34,7 @@ func TestWatcherSeesEveryWayToChangeAFile(t *testing.T) {
 		var changes atomic.Int32
 		write(file) // between the watch and the call of Run, as while the daemon starts
 		go func() { _ = watcher.Run(t.Context(), signals, func() { changes.Add(1) }) }()
+		time.Sleep(watchEvery / 2) // changes come between two looks, not at the moment of one
 		for _, step := range []struct {
 			name   string
 			change func()

@@ -97,15 +97,6 @@ func (l *Loop) Step() {
 	l.turns, l.began = turns.Load(), time.Now()
 }
 
-// Yield is Step for a loop that a call waits for, such as the scan of open devices in a
-// stage: it lets other goroutines run and does not sleep.
-func (l *Loop) Yield() {
-	if l.over() {
-		runtime.Gosched()
-		l.began = time.Now()
-	}
-}
-
 // over reports whether a turn is over.
 func (l *Loop) over() bool {
 	if l.steps++; l.steps%stepsPerLook != 1 {

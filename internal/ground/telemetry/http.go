@@ -152,10 +152,13 @@ func (s *Server) listen(ctx context.Context) (net.Listener, error) {
 }
 
 func (s *Server) handler() http.Handler {
+	if s.Remarks == nil {
+		s.Remarks = func() []string { return nil }
+	}
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(s.Metrics, promhttp.HandlerOpts{MaxRequestsInFlight: maxScrapes}))
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, req *http.Request) { answer(w, s.alive(req.Context())) })
-	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) { answer(w, s.Ready(), s.remarks()...) })
+	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) { answer(w, s.Ready(), s.Remarks()...) })
 	if s.Pprof {
 		mux.HandleFunc("GET /debug/pprof/", pprof.Index)
 		mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
@@ -175,13 +178,6 @@ func (s *Server) alive(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, aliveTime)
 	defer cancel()
 	return s.Alive(ctx)
-}
-
-func (s *Server) remarks() []string {
-	if s.Remarks == nil {
-		return nil
-	}
-	return s.Remarks()
 }
 
 func answer(w http.ResponseWriter, err error, remarks ...string) {

@@ -144,8 +144,7 @@ func one(yes bool) float64 {
 	return 0
 }
 
-// anyOf reports, for each label, whether one of its drivers is so: drivers beyond the bound
-// share a label.
+// anyOf reports for each label whether one of its drivers is so: those beyond the bound share one.
 func (d *drivers) anyOf(states map[string]bool, so bool) map[string]bool {
 	found := make(map[string]bool)
 	for name, is := range states {
