@@ -425,6 +425,7 @@ func TestCheck(t *testing.T) {
 // we know nothing of the volume's type.
 func TestForeignDevicesAreAdoptedWhateverTheVolumeIs(t *testing.T) {
 	b := newBench(t, bySocket)
+	b.stop() // its watch would adopt as well, at any moment
 	v := b.Volume("foreign")
 	check.Must(t, os.Mkdir(b.path(v, ""), 0o700))
 	check.Must(t, os.WriteFile(b.path(v, abi.InfoName), []byte(`{"volume-type":"network","device":"/dev/vdq","metadata":{"crust.device":"x"}}`), 0o600))

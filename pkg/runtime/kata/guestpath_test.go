@@ -79,7 +79,7 @@ func TestStatsOfKatasOwnEmptyDir(t *testing.T) {
 	v.Target = "/var/lib/kubelet/pods/pod-cache/volumes/kubernetes.io~empty-dir/cache"
 	v.Key, v.ResolvedTarget, v.Device.Path = volume.KeyOf(v.Target), v.Target, v.Target+"/disk.img"
 	b.PublishForeign(t, v)
-	b.h.AdoptForeign()
+	check.Eventually(t, "adopted", func() bool { return len(b.h.Adopted()) == 1 })
 	b.startShim(t, v, "sb1")
 	_, err := b.h.Stats(t.Context(), b.h.Adopted()[0])
 	handlers.WantError(t, err, volume.Unsupported, v, "emptyDir", "inside the pod")

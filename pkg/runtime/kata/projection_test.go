@@ -187,6 +187,7 @@ func TestForeignDevicesAreAdoptedWhateverTheVolumeIs(t *testing.T) {
 		`{"volume-type":"directvol","fstype":"ext4"}`:                             false,
 	} {
 		b := newBench(t, kataemu.Go)
+		b.stop() // its watch would adopt as well, at any moment
 		v := b.Volume("a")
 		check.Must(t, os.Mkdir(b.dir(v), 0o700))
 		check.Must(t, os.WriteFile(b.dir(v)+"/"+infoName, []byte(raw), 0o600))
