@@ -116,11 +116,11 @@ type tracker interface {
 func newTracker(cfg *config.Config, of sandbox.Config, log *zap.Logger) tracker {
 	switch {
 	case cfg.Containerd.Socket != "":
-		of.Socket, of.Namespace = cfg.Containerd.Socket, cfg.Containerd.Namespace
+		of.Runtime, of.Socket = "containerd", cfg.Containerd.Socket
 		return sandbox.New(of, log.Named("containerd"))
 	case cfg.CRI.Socket != "":
-		of.Socket = cfg.CRI.Socket
-		return sandbox.NewCRI(of, log.Named("cri"))
+		of.Runtime, of.Socket = "the container runtime", cfg.CRI.Socket
+		return sandbox.New(of, log.Named("cri"))
 	}
 	return nil
 }

@@ -19,17 +19,6 @@ import (
 	"github.com/crust-proxy/crust-proxy/test/rig/cri"
 )
 
-// source is what knows of sandboxes, wherever from.
-type source interface {
-	Run(ctx context.Context) error
-	OfPod(podUID string) []string
-	PodOf(id string) (string, bool)
-	Destinations(ctx context.Context, sandboxID, source string) ([]string, error)
-	ContainerIDs(ctx context.Context, sandboxID string) ([]string, error)
-	Ready() bool
-	LastError() error
-}
-
 // ended are the sandboxes that were told to have gone.
 type ended struct {
 	mu  sync.Mutex
@@ -50,25 +39,11 @@ func (e *ended) has(id string) func() bool {
 	}
 }
 
-// sources are the ways to follow a node.
-var sources = map[string]func(*cri.Node, *ended) source{
-	"containerd": func(node *cri.Node, told *ended) source {
-		return sandbox.New(sandbox.Config{
-			Socket: node.Socket, Namespace: "k8s.io", OnGone: told.note,
-		}, zap.NewNop())
-	},
-	"cri": func(node *cri.Node, told *ended) source {
-		return sandbox.NewCRI(sandbox.Config{
-			Socket: node.Socket, OnGone: told.note,
-		}, zap.NewNop())
-	},
-}
-
-// runSource follows a node until the test ends.
-func runSource(t testing.TB, name string, node *cri.Node) (source, *ended) {
+// follow follows a node until the test ends.
+func follow(t testing.TB, node *cri.Node) (*sandbox.Tracker, *ended) {
 	t.Helper()
 	told := &ended{}
-	tracker := sources[name](node, told)
+	tracker := sandbox.New(sandbox.Config{Runtime: "containerd", Socket: node.Socket, OnGone: told.note}, zap.NewNop())
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- tracker.Run(ctx) }()
@@ -100,97 +75,87 @@ func killPause(t testing.TB, pod *cri.Pod) {
 	check.Must(t, syscall.Kill(pid, syscall.SIGKILL))
 }
 
-func onEachSource(t *testing.T, test func(t *testing.T, name string)) {
-	for name := range sources {
-		t.Run(name, func(t *testing.T) { test(t, name) })
-	}
-}
-
 // A pod through CRI: its sandbox, its handler, its containers, its end and the
 // next sandbox, over a death of containerd.
 func TestSandboxesAreFollowedOverCRI(t *testing.T) {
-	onEachSource(t, func(t *testing.T, name string) {
-		node := newNode(t, map[string]string{"crust": copyOfRunc(t)})
-		tracker, told := runSource(t, name, node)
-		is := func(uid string, want ...string) func() bool {
-			return func() bool { return slices.Equal(tracker.OfPod(uid), want) }
-		}
-		first, err := node.RunPod(t.Context(), "pod-1", "crust", 0)
-		check.Must(t, err)
-		plain, err := node.RunPod(t.Context(), "pod-2", "", 0)
-		check.Must(t, err)
-		check.Eventually(t, "the first sandboxes", func() bool { return is("pod-1", first.ID)() && is("pod-2", plain.ID)() })
-		if uid, known := tracker.PodOf(first.ID); !known || uid != "pod-1" {
-			t.Errorf("the first sandbox is of pod %q, %v", uid, known)
-		}
+	node := newNode(t, map[string]string{"crust": copyOfRunc(t)})
+	tracker, told := follow(t, node)
+	is := func(uid string, want ...string) func() bool {
+		return func() bool { return slices.Equal(tracker.OfPod(uid), want) }
+	}
+	first, err := node.RunPod(t.Context(), "pod-1", "crust", 0)
+	check.Must(t, err)
+	plain, err := node.RunPod(t.Context(), "pod-2", "", 0)
+	check.Must(t, err)
+	check.Eventually(t, "the first sandboxes", func() bool { return is("pod-1", first.ID)() && is("pod-2", plain.ID)() })
+	if uid, known := tracker.PodOf(first.ID); !known || uid != "pod-1" {
+		t.Errorf("the first sandbox is of pod %q, %v", uid, known)
+	}
 
-		killPause(t, first)
-		check.Eventually(t, "the killed sandbox is gone", told.has(first.ID))
-		second, err := node.RunPod(t.Context(), "pod-1", "crust", 1)
-		check.Must(t, err)
-		check.Eventually(t, "the second sandbox", is("pod-1", second.ID))
+	killPause(t, first)
+	check.Eventually(t, "the killed sandbox is gone", told.has(first.ID))
+	second, err := node.RunPod(t.Context(), "pod-1", "crust", 1)
+	check.Must(t, err)
+	check.Eventually(t, "the second sandbox", is("pod-1", second.ID))
 
-		// Containerd dies; sandboxes do not, but for one that is killed meanwhile.
-		victim, err := plain.Pid(t.Context())
-		check.Must(t, err)
-		node.Process.Kill()
-		check.Eventually(t, "containerd is missed", func() bool { return !tracker.Ready() && tracker.LastError() != nil })
-		if !is("pod-1", second.ID)() || !is("pod-2", plain.ID)() {
-			t.Error("sandboxes were forgotten with containerd")
-		}
-		check.Must(t, syscall.Kill(victim, syscall.SIGKILL))
-		check.Must(t, node.Process.Start())
-		check.Eventually(t, "containerd is followed again", tracker.Ready)
-		check.Eventually(t, "what ended meanwhile is gone", told.has(plain.ID))
-		if told.has(second.ID)() || !is("pod-1", second.ID)() {
-			t.Error("a sandbox that lived on is gone")
-		}
-		third, err := node.RunPod(t.Context(), "pod-3", "crust", 0)
-		check.Must(t, err)
-		check.Eventually(t, "a sandbox of the new containerd", is("pod-3", third.ID))
-		check.Must(t, third.Remove(t.Context()))
-		check.Eventually(t, "the removed sandbox is gone", told.has(third.ID))
-	})
+	// Containerd dies; sandboxes do not, but for one that is killed meanwhile.
+	victim, err := plain.Pid(t.Context())
+	check.Must(t, err)
+	node.Process.Kill()
+	check.Eventually(t, "containerd is missed", func() bool { return !tracker.Ready() && tracker.LastError() != nil })
+	if !is("pod-1", second.ID)() || !is("pod-2", plain.ID)() {
+		t.Error("sandboxes were forgotten with containerd")
+	}
+	check.Must(t, syscall.Kill(victim, syscall.SIGKILL))
+	check.Must(t, node.Process.Start())
+	check.Eventually(t, "containerd is followed again", tracker.Ready)
+	check.Eventually(t, "what ended meanwhile is gone", told.has(plain.ID))
+	if told.has(second.ID)() || !is("pod-1", second.ID)() {
+		t.Error("a sandbox that lived on is gone")
+	}
+	third, err := node.RunPod(t.Context(), "pod-3", "crust", 0)
+	check.Must(t, err)
+	check.Eventually(t, "a sandbox of the new containerd", is("pod-3", third.ID))
+	check.Must(t, third.Remove(t.Context()))
+	check.Eventually(t, "the removed sandbox is gone", told.has(third.ID))
 }
 
 // The containers of a sandbox and where they have a volume, also below a kubelet
 // directory that is a symbolic link.
 func TestContainersOverCRI(t *testing.T) {
-	onEachSource(t, func(t *testing.T, name string) {
-		node := newNode(t, nil)
-		tracker, _ := runSource(t, name, node)
-		const below = "/pods/pod-1/volumes/kubernetes.io~csi/v/mount"
-		target := node.Dir + "/real" + below
-		check.Must(t, os.MkdirAll(target, 0o755))
-		check.Must(t, os.Symlink("real", node.Dir+"/kubelet"))
-		pod, err := node.RunPod(t.Context(), "pod-1", "", 0)
-		check.Must(t, err)
-		other, err := node.RunPod(t.Context(), "pod-2", "", 0)
-		check.Must(t, err)
-		linked, err := pod.Run(t.Context(), cri.Container{
-			Name: "linked", Mounts: []cri.Mount{{Host: node.Dir + "/kubelet" + below, Container: "/data"}}})
-		check.Must(t, err)
-		direct, err := pod.Run(t.Context(), cri.Container{
-			Name: "direct", Mounts: []cri.Mount{{Host: target, Container: "/copy"}, {Host: node.Dir, Container: "/tmp"}}})
-		check.Must(t, err)
-		_, err = other.Run(t.Context(), cri.Container{Name: "other", Mounts: []cri.Mount{{Host: target, Container: "/stolen"}}})
-		check.Must(t, err)
-		check.Eventually(t, "the sandbox", func() bool { return len(tracker.OfPod("pod-1")) == 1 })
-		want := []string{pod.ID, linked, direct}
-		slices.Sort(want)
-		ids, err := tracker.ContainerIDs(t.Context(), pod.ID)
-		check.Must(t, err)
-		slices.Sort(ids)
-		if !slices.Equal(ids, want) {
-			t.Errorf("containers %q, want %q", ids, want)
-		}
-		destinations, err := tracker.Destinations(t.Context(), pod.ID, target)
-		check.Must(t, err)
-		slices.Sort(destinations)
-		if !slices.Equal(destinations, []string{"/copy", "/data"}) {
-			t.Errorf("the volume is at %q", destinations)
-		}
-	})
+	node := newNode(t, nil)
+	tracker, _ := follow(t, node)
+	const below = "/pods/pod-1/volumes/kubernetes.io~csi/v/mount"
+	target := node.Dir + "/real" + below
+	check.Must(t, os.MkdirAll(target, 0o755))
+	check.Must(t, os.Symlink("real", node.Dir+"/kubelet"))
+	pod, err := node.RunPod(t.Context(), "pod-1", "", 0)
+	check.Must(t, err)
+	other, err := node.RunPod(t.Context(), "pod-2", "", 0)
+	check.Must(t, err)
+	linked, err := pod.Run(t.Context(), cri.Container{
+		Name: "linked", Mounts: []cri.Mount{{Host: node.Dir + "/kubelet" + below, Container: "/data"}}})
+	check.Must(t, err)
+	direct, err := pod.Run(t.Context(), cri.Container{
+		Name: "direct", Mounts: []cri.Mount{{Host: target, Container: "/copy"}, {Host: node.Dir, Container: "/tmp"}}})
+	check.Must(t, err)
+	_, err = other.Run(t.Context(), cri.Container{Name: "other", Mounts: []cri.Mount{{Host: target, Container: "/stolen"}}})
+	check.Must(t, err)
+	check.Eventually(t, "the sandbox", func() bool { return len(tracker.OfPod("pod-1")) == 1 })
+	want := []string{pod.ID, linked, direct}
+	slices.Sort(want)
+	ids, err := tracker.ContainerIDs(t.Context(), pod.ID)
+	check.Must(t, err)
+	slices.Sort(ids)
+	if !slices.Equal(ids, want) {
+		t.Errorf("containers %q, want %q", ids, want)
+	}
+	destinations, err := tracker.Destinations(t.Context(), pod.ID, target)
+	check.Must(t, err)
+	slices.Sort(destinations)
+	if !slices.Equal(destinations, []string{"/copy", "/data"}) {
+		t.Errorf("the volume is at %q", destinations)
+	}
 }
 
 // TestAHungShimStaysLiveAtListing: a shim that hangs is not a sandbox that went.
@@ -205,7 +170,7 @@ func TestAHungShimStaysLiveAtListing(t *testing.T) {
 	check.Must(t, err)
 	check.Must(t, syscall.Kill(shim, syscall.SIGSTOP))
 	defer func() { _ = syscall.Kill(shim, syscall.SIGCONT) }()
-	tracker, _ := runSource(t, "containerd", node)
+	tracker, _ := follow(t, node)
 	if got := tracker.OfPod("pod-1"); !slices.Equal(got, []string{hung.ID}) {
 		t.Errorf("the sandbox whose shim hangs: %q", got)
 	}

@@ -129,10 +129,10 @@ func (c Cluster) On() bool { return c.Kubeconfig != "" || c.InCluster }
 // Containerd is the container runtime whose sandboxes are followed.
 type Containerd struct {
 	Socket    string `json:"socket"`
-	Namespace string `json:"namespace"`
+	Namespace string `json:"namespace,omitempty"` // of older files: not used any more
 }
 
-// CRI is a container runtime whose sandboxes are followed through the CRI.
+// CRI is another container runtime whose sandboxes are followed.
 type CRI struct {
 	Socket string `json:"socket"`
 }
@@ -223,7 +223,7 @@ func base() Config {
 		Handlers:   baseHandlers(),
 		Front:      Front{DefaultFSType: "ext4", DriverTimeout: Duration(2 * time.Minute)},
 		Policy:     Policy{Format: volume.FormatHost, Runtimes: baseRuntimes(), Rules: []policy.Rule{}},
-		Containerd: Containerd{Socket: "/run/containerd/containerd.sock", Namespace: "k8s.io"},
+		Containerd: Containerd{Socket: "/run/containerd/containerd.sock"},
 		Relay: Relay{
 			StatsTimeout: Duration(10 * time.Second), ExpandTimeout: Duration(time.Minute),
 			Concurrency: 64, SlowAfter: Duration(time.Second), MaxSlow: 1024,

@@ -315,12 +315,14 @@ func TestWarnings(t *testing.T) {
 		always  = "policy: {rules: [{name: a, defer: true}]}\n"
 	)
 	for file, want := range map[string]string{
-		"":                      "",
-		always:                  "front.enabled is false",
-		front + always:          "",
-		front + rule:            `policy.rules[0] ("a").runtimeHandlers: no pod's runtime is known here`,
-		front + cluster + rule:  "",
-		"reconcileInterval: 0s": "reconcileInterval: 0 is never",
+		"":                                "",
+		always:                            "front.enabled is false",
+		front + always:                    "",
+		front + rule:                      `policy.rules[0] ("a").runtimeHandlers: no pod's runtime is known here`,
+		front + cluster + rule:            "",
+		"reconcileInterval: 0s":           "reconcileInterval: 0 is never",
+		"containerd: {namespace: k8s.io}": "", // older files have it
+		"containerd: {namespace: moby}":   "containerd.namespace: it has no effect",
 		"front: {privateDir: /var/lib/kubelet/plugins/x}":                                 "front.privateDir: it is not below",
 		"front: {privateDir: /var/lib/kubelet/plugins/kubernetes.io/csi/crust-proxy.dev}": "", // the default of older files
 	} {

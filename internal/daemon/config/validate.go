@@ -118,9 +118,7 @@ func (d Devices) validate() error {
 }
 
 func (c Containerd) validate() error {
-	return errors.Join(
-		absoluteOrEmpty("containerd.socket", c.Socket),
-		wrong(c.Socket != "" && c.Namespace == "", "containerd.namespace: is empty; kubelet's is k8s.io"))
+	return absoluteOrEmpty("containerd.socket", c.Socket)
 }
 
 func (r Relay) validate() error {
@@ -279,6 +277,9 @@ func (c Config) Warnings() []string {
 	if rawBlock := filepath.Join(c.KubeletRoot, "plugins/kubernetes.io/csi/volumeDevices"); !sys.Within(rawBlock, c.Front.PrivateDir) {
 		lines = append(lines, fmt.Sprintf("front.privateDir: it is not below %s, and some drivers (Proxmox) treat volumes elsewhere as "+
 			"filesystems: remove the key", rawBlock))
+	}
+	if name := c.Containerd.Namespace; name != "" && name != "k8s.io" { // older files have kubelet's
+		lines = append(lines, "containerd.namespace: it has no effect, because the CRI is asked, which serves kubelet's alone: remove the key")
 	}
 	if len(c.Policy.Rules) > 0 && !c.Front.Enabled {
 		return append(lines, "policy.rules: they decide for drivers behind the front only, and front.enabled is false")

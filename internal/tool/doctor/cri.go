@@ -14,7 +14,7 @@ import (
 const containerdWait = 2 * time.Second
 
 // checkContainerd checks containerd's socket: runtime-rs writes no sandbox id, so its sandboxes
-// are found by containerd's labels.
+// are found by containerd's list.
 func checkContainerd(ctx context.Context, n Node, _ Daemon) []Finding {
 	if n.ContainerdSocket == "" {
 		return []Finding{okay("containerd is not used by this daemon's configuration")}
@@ -23,10 +23,10 @@ func checkContainerd(ctx context.Context, n Node, _ Daemon) []Finding {
 		"systemctl status containerd; where its socket is another one, set it in crust-proxy's configuration and give crustctl doctor --containerd-socket")
 }
 
-// checkCRI does the same if the daemon learns of sandboxes through the CRI.
+// checkCRI does the same for another container runtime.
 func checkCRI(ctx context.Context, n Node, _ Daemon) []Finding {
 	if n.CRISocket == "" {
-		return []Finding{okay("the CRI is not used by this daemon's configuration")}
+		return []Finding{okay("cri.socket is not used by this daemon's configuration")}
 	}
 	return checkAnswers(ctx, n, "the container runtime", n.CRISocket,
 		"see whether the container runtime runs (systemctl status crio); where its socket is another one, set cri.socket in crust-proxy's configuration")

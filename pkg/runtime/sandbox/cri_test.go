@@ -15,14 +15,10 @@ import (
 	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
-func onCRI(t *testing.T, test func(t *testing.T, fake *fakeRuntime)) {
-	synctest.Test(t, func(t *testing.T) { test(t, newFakeRuntime()) })
-}
-
 // A runtime that sends a state that is no longer true does not bring back a
 // sandbox that ended.
 func TestCRIBelievesTheListingOnly(t *testing.T) {
-	onCRI(t, func(t *testing.T, fake *fakeRuntime) {
+	onCRIO(t, func(t *testing.T, fake *fakeRuntime) {
 		fake.put("sb-1", "pod-1")
 		tracker, told := ready(t, fake)
 		fake.end("sb-1")
@@ -52,7 +48,7 @@ func TestCRIWithoutEventsIsAsked(t *testing.T) {
 		"a version that is no one": func(f *fakeRuntime) { f.version = "unknown" },
 	} {
 		t.Run(name, func(t *testing.T) {
-			onCRI(t, func(t *testing.T, fake *fakeRuntime) {
+			onCRIO(t, func(t *testing.T, fake *fakeRuntime) {
 				with(fake)
 				tracker, told := ready(t, fake)
 				fake.put("sb-1", "pod-1")
@@ -77,7 +73,7 @@ func TestCRIWithoutEventsIsAsked(t *testing.T) {
 // connection broke or not: the one of the test ends its streams as a runtime does that
 // stops, and goes on answering.
 func TestCRIEventsThatAreTurnedOnLater(t *testing.T) {
-	onCRI(t, func(t *testing.T, fake *fakeRuntime) {
+	onCRIO(t, func(t *testing.T, fake *fakeRuntime) {
 		core, logged := observer.New(zap.InfoLevel)
 		fake.log, fake.events.off = zap.New(core), true
 		tracker, _ := ready(t, fake)
@@ -106,7 +102,7 @@ func TestCRIEventsThatAreTurnedOnLater(t *testing.T) {
 // While there are no volumes a runtime without events is left in peace, and as
 // soon as there is one it is asked again.
 func TestCRIWithoutEventsIsAskedRarelyWhenIdle(t *testing.T) {
-	onCRI(t, func(t *testing.T, fake *fakeRuntime) {
+	onCRIO(t, func(t *testing.T, fake *fakeRuntime) {
 		fake.events.off = true
 		fake.start()
 		var busy atomic.Bool
@@ -129,7 +125,7 @@ func TestCRIWithoutEventsIsAskedRarelyWhenIdle(t *testing.T) {
 // A restart between two listings of a runtime without events is noticed: gRPC would
 // connect again by itself, and the first answer afterwards may be empty.
 func TestCRIRestartBetweenListingsIsNoticed(t *testing.T) {
-	onCRI(t, func(t *testing.T, fake *fakeRuntime) {
+	onCRIO(t, func(t *testing.T, fake *fakeRuntime) {
 		fake.events.off = true
 		fake.put("sb-1", "pod-1")
 		tracker, told := ready(t, fake)
@@ -142,4 +138,43 @@ func TestCRIRestartBetweenListingsIsNoticed(t *testing.T) {
 			t.Errorf("%d listings; told: %q", fake.listings()-before, told.lines)
 		}
 	})
+}
+
+// Containerd reports a sandbox as not ready also when it does not know its state. It has ended only if its
+// process has; until then it is asked again, and delays no other sandbox.
+func TestNotReadyMayLive(t *testing.T) {
+	for process, lives := range map[string]bool{
+		"running": true, "paused": true, "unknown": true, "shimless": true, "hangs": true,
+		"stopped": false, "deleted": false, "none": false,
+	} {
+		t.Run(process, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				fake := newFakeRuntime("containerd", "v2.4.1")
+				fake.put("sb-0", "pod-1")
+				fake.put("sb-1", "pod-1")
+				fake.unready("sb-1")
+				fake.processes["sb-1"] = process
+				tracker, told := ready(t, fake)
+				_, known := tracker.PodOf("sb-1")
+				if listed, err := tracker.Listed(t.Context()); err != nil || known != lives || listed["sb-1"] != lives {
+					t.Errorf("known: %v; listed: %v, %v", known, listed, err)
+				}
+				begin := time.Now()
+				fake.end("sb-0")
+				check.Eventually(t, "the other one's end", func() bool { return told.has("gone sb-0") })
+				if took := time.Since(begin); took > time.Second {
+					t.Errorf("it is known after %v", took)
+				}
+				fake.mu.Lock()
+				delete(fake.processes, "sb-1")
+				fake.mu.Unlock()
+				time.Sleep(2 * pollTime)
+				asked := fake.statuses()
+				time.Sleep(2 * pollTime)
+				if !has(tracker, "pod-1")() || fake.statuses() != asked {
+					t.Errorf("pod-1 has %q; asked %d times more", tracker.OfPod("pod-1"), fake.statuses()-asked)
+				}
+			})
+		})
+	}
 }

@@ -1,82 +1,89 @@
 package sandbox
 
 import (
+	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
+	"fmt"
+	"maps"
 	"net"
 	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
 
-	eventtypes "github.com/containerd/containerd/api/events"
-	containersapi "github.com/containerd/containerd/api/services/containers/v1"
-	eventsapi "github.com/containerd/containerd/api/services/events/v1"
-	sandboxapi "github.com/containerd/containerd/api/services/sandbox/v1"
-	tasksapi "github.com/containerd/containerd/api/services/tasks/v1"
-	versionapi "github.com/containerd/containerd/api/services/version/v1"
-	"github.com/containerd/containerd/api/types"
-	tasktypes "github.com/containerd/containerd/api/types/task"
 	"go.uber.org/goleak"
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/grpc/test/bufconn"
 	"google.golang.org/protobuf/proto"
-	"google.golang.org/protobuf/types/known/anypb"
-	"google.golang.org/protobuf/types/known/emptypb"
-	"google.golang.org/protobuf/types/known/timestamppb"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// node is a fake container runtime that answers containerd's API or the CRI. Its connections
-// are in memory, so that tests run in a bubble of synctest and wait for nothing.
-type node interface {
-	base() *fakeServer
-	start()
-	newTracker(Config) *Tracker
-	put(id, pod string) // makes a live sandbox, without an event
-	drop(id string)     // removes it without one
-	begin(id, pod string)
-	end(id string)
-	contain(id, sandbox string, mounts ...mount)
+// onBoth runs a test with a fake of each runtime.
+func onBoth(t *testing.T, test func(t *testing.T, f *fakeRuntime)) {
+	t.Run("containerd", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) { test(t, newFakeRuntime("containerd", "v2.4.1")) })
+	})
+	t.Run("CRI-O", func(t *testing.T) { onCRIO(t, test) })
 }
 
-// onBoth runs a test with each kind of node.
-func onBoth(t *testing.T, test func(t *testing.T, f node)) {
-	t.Run("containerd", func(t *testing.T) { synctest.Test(t, func(t *testing.T) { test(t, newFake()) }) })
-	t.Run("CRI", func(t *testing.T) { synctest.Test(t, func(t *testing.T) { test(t, newFakeRuntime()) }) })
+func onCRIO(t *testing.T, test func(t *testing.T, f *fakeRuntime)) {
+	synctest.Test(t, func(t *testing.T) { test(t, newFakeRuntime("cri-o", "1.34.1")) })
 }
 
-// fakeServer is what both nodes have.
-type fakeServer struct {
-	server *grpc.Server
+// fakeRuntime is a container runtime. Its connections are in memory, so that tests run in a
+// bubble of synctest and wait for nothing.
+type fakeRuntime struct {
+	runtimeapi.UnimplementedRuntimeServiceServer
+	server        *grpc.Server
+	events        streams
+	log           *zap.Logger
+	name, version string
+	off           bool  // the CRI is not served
+	noEvents      error // what an event stream ends with
 
-	mu       sync.Mutex
-	listener *bufconn.Listener
-	lists    int           // how often sandboxes were listed
-	hang     chan struct{} // nothing answers until it is closed; nil is at once
+	mu         sync.Mutex
+	listener   *bufconn.Listener
+	lists      int           // how often sandboxes were listed
+	hang       chan struct{} // nothing answers until it is closed; nil is at once
+	order      int64
+	sandboxes  map[string]*runtimeapi.PodSandbox
+	processes  map[string]string // the status of a sandbox's process, if it is not deleted; "hangs" is no answer
+	asked      int               // how often such a status was asked for
+	containers map[string]*runtimeapi.Container
+	mounts     map[string][]*runtimeapi.Mount
+	vanished   map[string]bool // containers that are listed and then gone
+	forgetful  int             // how many listings are empty, as of a runtime that has not read its state yet
 }
 
-func (f *fakeServer) base() *fakeServer { return f }
+func newFakeRuntime(name, version string) *fakeRuntime {
+	return &fakeRuntime{
+		name: name, version: version, log: zap.NewNop(),
+		sandboxes: make(map[string]*runtimeapi.PodSandbox), containers: make(map[string]*runtimeapi.Container),
+		mounts: make(map[string][]*runtimeapi.Mount), vanished: make(map[string]bool), processes: make(map[string]string),
+	}
+}
 
-func (f *fakeServer) serve(register func(*grpc.Server)) {
+func (f *fakeRuntime) start() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.server, f.listener = grpc.NewServer(), bufconn.Listen(64<<10)
-	register(f.server)
+	if !f.off {
+		runtimeapi.RegisterRuntimeServiceServer(f.server, f)
+	}
 	go func(s *grpc.Server, l net.Listener) { _ = s.Serve(l) }(f.server, f.listener)
 }
 
-func (f *fakeServer) stop() { f.server.Stop() }
+func (f *fakeRuntime) stop() { f.server.Stop() }
 
-func (f *fakeServer) dial(ctx context.Context, _ string) (net.Conn, error) {
+func (f *fakeRuntime) dial(ctx context.Context, _ string) (net.Conn, error) {
 	f.mu.Lock()
 	listener := f.listener
 	f.mu.Unlock()
@@ -86,14 +93,21 @@ func (f *fakeServer) dial(ctx context.Context, _ string) (net.Conn, error) {
 	return listener.DialContext(ctx)
 }
 
-func (f *fakeServer) listings() int {
+func (f *fakeRuntime) listings() int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.lists
 }
 
+// statuses returns how often the status of a sandbox's process was asked for.
+func (f *fakeRuntime) statuses() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.asked
+}
+
 // block makes everything hang until the returned function is called.
-func (f *fakeServer) block() (release func()) {
+func (f *fakeRuntime) block() (release func()) {
 	hang := make(chan struct{})
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -101,7 +115,7 @@ func (f *fakeServer) block() (release func()) {
 	return sync.OnceFunc(func() { close(hang) })
 }
 
-func (f *fakeServer) answer(ctx context.Context) error {
+func (f *fakeRuntime) answer(ctx context.Context) error {
 	f.mu.Lock()
 	hang := f.hang
 	f.mu.Unlock()
@@ -134,14 +148,14 @@ func (j *journal) has(line string) bool {
 }
 
 // track runs a tracker of a node until the test ends.
-func track(t *testing.T, f node, cfg Config) (*Tracker, *journal) {
+func track(t *testing.T, f *fakeRuntime, cfg Config) (*Tracker, *journal) {
 	t.Helper()
 	told := &journal{}
-	cfg.Socket, cfg.Namespace = "/run/fake.sock", "k8s.io"
+	cfg.Runtime, cfg.Socket = "the container runtime", "/run/fake.sock"
 	cfg.OnAdded = func(pod, id string) { told.add("added " + pod + " " + id) }
 	cfg.OnGone = func(id string) { told.add("gone " + id) }
-	tracker := f.newTracker(cfg)
-	tracker.dial = f.base().dial
+	tracker := New(cfg, f.log)
+	tracker.dial = f.dial
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- tracker.Run(ctx) }()
@@ -150,8 +164,8 @@ func track(t *testing.T, f node, cfg Config) (*Tracker, *journal) {
 		if err := <-done; err != nil {
 			t.Error(err)
 		}
-		if f.base().server != nil {
-			f.base().stop()
+		if f.server != nil {
+			f.stop()
 		}
 	})
 	return tracker, told
@@ -159,7 +173,7 @@ func track(t *testing.T, f node, cfg Config) (*Tracker, *journal) {
 
 // ready starts a node, and follows it until the first listing has been repeated and events
 // are delivered.
-func ready(t *testing.T, f node) (*Tracker, *journal) {
+func ready(t *testing.T, f *fakeRuntime) (*Tracker, *journal) {
 	t.Helper()
 	f.start()
 	tracker, told := track(t, f, Config{})
@@ -173,14 +187,14 @@ func has(tracker *Tracker, pod string, ids ...string) func() bool {
 }
 
 // streams are the event streams of a node.
-type streams[E any] struct {
+type streams struct {
 	mu   sync.Mutex
-	open map[chan E]bool
+	open map[chan *runtimeapi.ContainerEventResponse]bool
 	ever int  // how many were opened
 	off  bool // new ones end at once
 }
 
-func (s *streams[E]) tell(event E) {
+func (s *streams) tell(event *runtimeapi.ContainerEventResponse) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for stream := range s.open {
@@ -190,7 +204,7 @@ func (s *streams[E]) tell(event E) {
 
 // setOn turns events on or off, as a restart with another configuration does. To turn them
 // off ends the streams.
-func (s *streams[E]) setOn(on bool) {
+func (s *streams) setOn(on bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.off = !on
@@ -202,22 +216,22 @@ func (s *streams[E]) setOn(on bool) {
 	}
 }
 
-func (s *streams[E]) counts() (open, ever int) {
+func (s *streams) counts() (open, ever int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return len(s.open), s.ever
 }
 
 // serve returns when the stream is closed.
-func (s *streams[E]) serve(ctx context.Context, send func(E) error) {
-	events := make(chan E, 100)
+func (s *streams) serve(ctx context.Context, send func(*runtimeapi.ContainerEventResponse) error) {
+	events := make(chan *runtimeapi.ContainerEventResponse, 100)
 	s.mu.Lock()
 	s.ever++
 	if s.off {
 		close(events)
 	} else {
 		if s.open == nil {
-			s.open = make(map[chan E]bool)
+			s.open = make(map[chan *runtimeapi.ContainerEventResponse]bool)
 		}
 		s.open[events] = true
 	}
@@ -239,191 +253,136 @@ func (s *streams[E]) serve(ctx context.Context, send func(E) error) {
 	}
 }
 
-// fakeContainerd answers as containerd does.
-type fakeContainerd struct {
-	containersapi.UnimplementedContainersServer
-	eventsapi.UnimplementedEventsServer
-	versionapi.UnimplementedVersionServer
-	fakeServer
-	events streams[*types.Envelope]
-	log    *zap.Logger
-
-	order      int64
-	containers map[string]*containersapi.Container
-	states     map[string]tasktypes.Status // of tasks that do not just run
-	taskless   map[string]bool
-	shimless   map[string]bool // tasks whose shim cannot be reached
-	hanging    map[string]bool // containers whose Get does not answer
-	version    string
-	sandboxers []string // of sandboxes in the sandbox store
-}
-
-func newFake() *fakeContainerd {
-	return &fakeContainerd{
-		version: "v2.4.1", log: zap.NewNop(), containers: make(map[string]*containersapi.Container),
-		states: make(map[string]tasktypes.Status), taskless: make(map[string]bool), shimless: make(map[string]bool),
-		hanging: make(map[string]bool),
-	}
-}
-
-func (f *fakeContainerd) newTracker(cfg Config) *Tracker { return New(cfg, f.log) }
-
-func (f *fakeContainerd) start() {
-	f.serve(func(s *grpc.Server) {
-		containersapi.RegisterContainersServer(s, f)
-		tasksapi.RegisterTasksServer(s, tasks{fake: f})
-		eventsapi.RegisterEventsServer(s, f)
-		versionapi.RegisterVersionServer(s, f)
-		sandboxapi.RegisterStoreServer(s, store{fake: f})
-	})
-}
-
-func (f *fakeContainerd) put(id, pod string) { f.make(id, pod, kindSandbox, "", "{}") }
-
-func (f *fakeContainerd) contain(id, sandbox string, mounts ...mount) {
-	f.mu.Lock()
-	pod := f.containers[sandbox].GetLabels()[podLabel]
-	f.mu.Unlock()
-	raw, err := json.Marshal(spec{Mounts: mounts})
-	if err != nil {
-		panic(err)
-	}
-	f.make(id, pod, "container", sandbox, string(raw))
-}
-
-// make makes a container without an event.
-func (f *fakeContainerd) make(id, pod, kind, sandbox, spec string) {
+func (f *fakeRuntime) put(id, pod string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.order++
-	f.containers[id] = &containersapi.Container{
-		ID: id, Labels: map[string]string{kindLabel: kind, podLabel: pod}, Sandbox: sandbox,
-		Spec:      &anypb.Any{TypeUrl: "types.containerd.io/opencontainers/runtime-spec/1/Spec", Value: []byte(spec)},
-		CreatedAt: &timestamppb.Timestamp{Seconds: f.order},
+	f.sandboxes[id] = &runtimeapi.PodSandbox{
+		Id: id, Metadata: &runtimeapi.PodSandboxMetadata{Uid: pod}, State: runtimeapi.PodSandboxState_SANDBOX_READY, CreatedAt: f.order,
 	}
 }
 
-func (f *fakeContainerd) drop(id string) {
+func (f *fakeRuntime) drop(id string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	delete(f.containers, id)
+	delete(f.sandboxes, id)
 }
 
-func (f *fakeContainerd) begin(id, pod string) {
+func (f *fakeRuntime) begin(id, pod string) {
 	f.put(id, pod)
-	f.tell("/tasks/start", &eventtypes.TaskStart{ContainerID: id})
+	f.tell(id, runtimeapi.ContainerEventType_CONTAINER_STARTED_EVENT)
 }
 
-func (f *fakeContainerd) end(id string) {
-	f.drop(id)
-	f.tell("/tasks/exit", &eventtypes.TaskExit{ContainerID: id, ID: id})
+func (f *fakeRuntime) end(id string) {
+	f.unready(id)
+	f.tell(id, runtimeapi.ContainerEventType_CONTAINER_STOPPED_EVENT)
 }
 
-func (f *fakeContainerd) tell(topic string, event proto.Message) {
-	raw, err := proto.Marshal(event)
-	if err != nil {
-		panic(err)
-	}
-	f.tellRaw("k8s.io", topic, raw)
-}
-
-func (f *fakeContainerd) tellRaw(namespace, topic string, raw []byte) {
-	f.events.tell(&types.Envelope{Namespace: namespace, Topic: topic, Event: &anypb.Any{Value: raw}})
-}
-
-// allow answers as block says, and wants the namespace.
-func (f *fakeContainerd) allow(ctx context.Context) error {
-	if md, _ := metadata.FromIncomingContext(ctx); !slices.Equal(md.Get(namespaceHeader), []string{"k8s.io"}) {
-		return status.Error(codes.FailedPrecondition, "namespace is required")
-	}
-	return f.answer(ctx)
-}
-
-func (f *fakeContainerd) Version(context.Context, *emptypb.Empty) (*versionapi.VersionResponse, error) {
-	return &versionapi.VersionResponse{Version: f.version}, nil
-}
-
-func (f *fakeContainerd) Get(ctx context.Context, req *containersapi.GetContainerRequest) (*containersapi.GetContainerResponse, error) {
+// unready makes a sandbox one that ended, without an event.
+func (f *fakeRuntime) unready(id string) {
 	f.mu.Lock()
-	hangs, c := f.hanging[req.GetID()], f.containers[req.GetID()]
-	f.mu.Unlock()
-	if hangs {
-		<-ctx.Done()
-		return nil, ctx.Err()
-	}
-	if c == nil {
-		return nil, status.Error(codes.NotFound, "no such container")
-	}
-	return &containersapi.GetContainerResponse{Container: c}, f.allow(ctx)
+	defer f.mu.Unlock()
+	ended := proto.CloneOf(f.sandboxes[id]) // the old one may be on its way
+	ended.State = runtimeapi.PodSandboxState_SANDBOX_NOTREADY
+	f.sandboxes[id] = ended
 }
 
-func (f *fakeContainerd) ListStream(req *containersapi.ListContainersRequest, stream containersapi.Containers_ListStreamServer) error {
-	if err := f.allow(stream.Context()); err != nil {
-		return err
-	}
-	filter := req.GetFilters()[0]
+// mount is a container's mount: a host path, and where it is.
+type mount struct{ source, destination string }
+
+func (f *fakeRuntime) contain(id, sandbox string, mounts ...mount) {
 	f.mu.Lock()
-	if filter == `labels."`+kindLabel+`"==sandbox` {
-		f.lists++
+	defer f.mu.Unlock()
+	f.containers[id] = &runtimeapi.Container{Id: id, PodSandboxId: sandbox}
+	for _, m := range mounts {
+		f.mounts[id] = append(f.mounts[id], &runtimeapi.Mount{HostPath: m.source, ContainerPath: m.destination})
 	}
-	var found []*containersapi.Container
-	for _, c := range f.containers {
-		if filter == `labels."`+kindLabel+`"==sandbox` && c.Labels[kindLabel] == kindSandbox ||
-			filter == `labels."`+kindLabel+`"!=sandbox` && c.Labels[kindLabel] != kindSandbox ||
-			filter == `labels."`+podLabel+`"==`+c.Labels[podLabel] {
-			found = append(found, c)
-		}
+}
+
+// tell sends the event of a sandbox's own container, without a status if the sandbox is gone.
+func (f *fakeRuntime) tell(id string, kind runtimeapi.ContainerEventType) {
+	f.mu.Lock()
+	event := &runtimeapi.ContainerEventResponse{ContainerId: id, ContainerEventType: kind}
+	if s := f.sandboxes[id]; s != nil {
+		event.PodSandboxStatus = &runtimeapi.PodSandboxStatus{Id: id, Metadata: s.Metadata, State: s.State}
 	}
 	f.mu.Unlock()
-	for _, c := range found {
-		if err := stream.Send(&containersapi.ListContainerMessage{Container: c}); err != nil {
-			return err
-		}
-	}
-	return nil
+	f.events.tell(event)
 }
 
-func (f *fakeContainerd) Subscribe(_ *eventsapi.SubscribeRequest, stream eventsapi.Events_SubscribeServer) error {
-	f.events.serve(stream.Context(), stream.Send)
-	return nil
+func (f *fakeRuntime) Version(context.Context, *runtimeapi.VersionRequest) (*runtimeapi.VersionResponse, error) {
+	return &runtimeapi.VersionResponse{RuntimeName: f.name, RuntimeVersion: f.version, RuntimeApiVersion: "v1"}, nil
 }
 
-// tasks is the task service: it shares method names with the container service.
-type tasks struct {
-	tasksapi.UnimplementedTasksServer
-	fake *fakeContainerd
-}
-
-func (s tasks) Get(ctx context.Context, req *tasksapi.GetRequest) (*tasksapi.GetResponse, error) {
-	f, id := s.fake, req.GetContainerID()
-	if err := f.allow(ctx); err != nil {
+func (f *fakeRuntime) ListPodSandbox(ctx context.Context, _ *runtimeapi.ListPodSandboxRequest) (*runtimeapi.ListPodSandboxResponse, error) {
+	if err := f.answer(ctx); err != nil {
 		return nil, err
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.containers[id] == nil || f.taskless[id] {
-		return nil, status.Error(codes.NotFound, "no such task")
+	f.lists++
+	reply := &runtimeapi.ListPodSandboxResponse{}
+	if f.forgetful > 0 {
+		f.forgetful--
+		return reply, nil
 	}
-	if f.shimless[id] {
+	reply.Items = slices.Collect(maps.Values(f.sandboxes))
+	return reply, nil
+}
+
+// PodSandboxStatus answers as containerd does.
+func (f *fakeRuntime) PodSandboxStatus(ctx context.Context, req *runtimeapi.PodSandboxStatusRequest) (*runtimeapi.PodSandboxStatusResponse, error) {
+	if err := f.answer(ctx); err != nil {
+		return nil, err
+	}
+	f.mu.Lock()
+	f.asked++
+	process, listed := cmp.Or(f.processes[req.GetPodSandboxId()], "deleted"), f.sandboxes[req.GetPodSandboxId()] != nil
+	f.mu.Unlock()
+	switch {
+	case !listed:
+		return nil, status.Error(codes.NotFound, "no such sandbox")
+	case process == "hangs":
+		<-ctx.Done()
+		return nil, ctx.Err()
+	case process == "shimless":
 		return nil, status.Error(codes.Unavailable, "the shim's connection is closed")
+	case process == "none":
+		process = ""
 	}
-	state, odd := f.states[id]
-	if !odd {
-		state = tasktypes.Status_RUNNING
-	}
-	return &tasksapi.GetResponse{Process: &tasktypes.Process{ID: id, Status: state}}, nil
+	return &runtimeapi.PodSandboxStatusResponse{Info: map[string]string{"info": fmt.Sprintf(`{"pid":0,"processStatus":%q}`, process)}}, nil
 }
 
-// store is the sandbox store.
-type store struct {
-	sandboxapi.UnimplementedStoreServer
-	fake *fakeContainerd
+func (f *fakeRuntime) ListContainers(ctx context.Context, req *runtimeapi.ListContainersRequest) (*runtimeapi.ListContainersResponse, error) {
+	if err := f.answer(ctx); err != nil {
+		return nil, err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	reply := &runtimeapi.ListContainersResponse{}
+	for _, c := range f.containers {
+		if req.GetFilter() == nil || c.PodSandboxId == req.GetFilter().GetPodSandboxId() {
+			reply.Containers = append(reply.Containers, c)
+		}
+	}
+	return reply, nil
 }
 
-func (s store) List(ctx context.Context, _ *sandboxapi.StoreListRequest) (*sandboxapi.StoreListResponse, error) {
-	reply := &sandboxapi.StoreListResponse{}
-	for _, name := range s.fake.sandboxers {
-		reply.List = append(reply.List, &types.Sandbox{SandboxID: "sb-" + name, Sandboxer: name})
+func (f *fakeRuntime) ContainerStatus(ctx context.Context, req *runtimeapi.ContainerStatusRequest) (*runtimeapi.ContainerStatusResponse, error) {
+	if err := f.answer(ctx); err != nil {
+		return nil, err
 	}
-	return reply, s.fake.allow(ctx)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.vanished[req.GetContainerId()] {
+		return nil, status.Error(codes.NotFound, "no such container")
+	}
+	return &runtimeapi.ContainerStatusResponse{
+		Status: &runtimeapi.ContainerStatus{Id: req.GetContainerId(), Mounts: f.mounts[req.GetContainerId()]},
+	}, nil
+}
+
+func (f *fakeRuntime) GetContainerEvents(_ *runtimeapi.GetEventsRequest, stream runtimeapi.RuntimeService_GetContainerEventsServer) error {
+	f.events.serve(stream.Context(), stream.Send)
+	return f.noEvents
 }

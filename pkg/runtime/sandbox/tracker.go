@@ -1,6 +1,5 @@
 // Package sandbox follows the container runtime: which sandboxes a pod has, and when one
-// comes or goes. New uses containerd's own API, NewCRI the one that kubelet uses, which
-// CRI-O has as well.
+// comes or goes. It asks by the CRI, the API that kubelet uses and every runtime has.
 //
 // It is for this project's daemon and may change with any release.
 package sandbox
@@ -36,9 +35,9 @@ type sandbox struct {
 
 // Config says where the container runtime is and what to call on changes.
 type Config struct {
-	Socket string
-	// Namespace is containerd's; the CRI has none.
-	Namespace string
+	// Runtime names the container runtime in messages.
+	Runtime string
+	Socket  string
 	// OnAdded and OnGone are called for sandboxes that came and went, one at a time. They
 	// must not block; they may be nil.
 	OnAdded func(podUID, id string)
@@ -51,50 +50,26 @@ type Config struct {
 // Tracker knows the live sandboxes of a container runtime. It answers from memory, except
 // for calls with a context.
 type Tracker struct {
-	cfg    Config
-	party  string // the container runtime, and where it is
-	log    *zap.Logger
-	follow follow
-	dial   func(ctx context.Context, socket string) (net.Conn, error)
+	cfg   Config
+	party string // the container runtime, and where it is
+	log   *zap.Logger
+	dial  func(ctx context.Context, socket string) (net.Conn, error)
 	// polled is set while the runtime sends no events.
 	polled atomic.Bool
 
 	mu    sync.RWMutex
-	by    asker // the connection, once it has delivered a listing
+	by    *client // the connection, once it has delivered a listing
 	known map[string]sandbox
 	pods  map[string][]sandbox // by pod UID, the newest first
 	ready bool
 	last  error
 }
 
-// follow reports sandboxes by one connection until that breaks. What it starts in beside
-// ends with its context.
-type follow func(ctx context.Context, t *Tracker, conn *grpc.ClientConn, beside *sync.WaitGroup) error
-
-type asker interface {
-	// listed lists the live sandboxes, those that are not followed included.
-	listed(ctx context.Context) (map[string]bool, error)
-	// containerIDs lists the containers of a live sandbox.
-	containerIDs(ctx context.Context, sandboxID, podUID string) ([]string, error)
-	// destinations lists where they mount a path, without repeats.
-	destinations(ctx context.Context, sandboxID, podUID, path string) ([]string, error)
-	// mounting lists the live sandboxes with a container that mounts one of the paths.
-	mounting(ctx context.Context, paths []string) ([]string, error)
-}
-
-// New makes a tracker by containerd's own API. It knows nothing until Run runs.
+// New makes a tracker. It knows nothing until Run runs.
 func New(cfg Config, log *zap.Logger) *Tracker {
-	return newTracker("containerd at "+cfg.Socket, cfg, followContainerd, log)
-}
-
-// NewCRI makes a tracker by the API that kubelet uses, which every container runtime has.
-func NewCRI(cfg Config, log *zap.Logger) *Tracker {
-	return newTracker("the container runtime at "+cfg.Socket, cfg, followCRI, log)
-}
-
-func newTracker(party string, cfg Config, follow follow, log *zap.Logger) *Tracker {
+	party := cfg.Runtime + " at " + cfg.Socket
 	return &Tracker{
-		party: party, cfg: cfg, follow: follow, log: log, dial: dialUnix,
+		party: party, cfg: cfg, log: log, dial: dialUnix,
 		known: make(map[string]sandbox), pods: make(map[string][]sandbox),
 		last: volume.Errorf(volume.NoSandbox, "%s has not answered yet", party),
 	}
@@ -226,7 +201,7 @@ func (t *Tracker) Run(ctx context.Context) error {
 	return nil
 }
 
-// maxMessage bounds an answer. A container with its whole spec is far smaller.
+// maxMessage bounds an answer, such as a list of all containers.
 const maxMessage = 16 << 20
 
 func (t *Tracker) followOnce(ctx context.Context) error {
@@ -242,7 +217,7 @@ func (t *Tracker) followOnce(ctx context.Context) error {
 	defer func() { _ = conn.Close() }()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	return t.follow(ctx, t, conn, &beside)
+	return follow(ctx, t, conn, &beside)
 }
 
 // dialOnce dials for one connection and refuses a second one. gRPC would replace a broken
@@ -266,11 +241,11 @@ func dialUnix(ctx context.Context, socket string) (net.Conn, error) {
 // ContainerIDs lists the containers of a sandbox, and the sandbox's own.
 func (t *Tracker) ContainerIDs(ctx context.Context, sandboxID string) ([]string, error) {
 	ids := []string{sandboxID}
-	by, podUID, err := t.asking(sandboxID)
+	by, _, err := t.asking(sandboxID)
 	if err != nil {
 		return ids, err
 	}
-	more, err := by.containerIDs(ctx, sandboxID, podUID)
+	more, err := by.containerIDs(ctx, sandboxID)
 	return append(ids, more...), askError(ctx, t.party, sandboxID, err)
 }
 
@@ -285,7 +260,7 @@ func (t *Tracker) Destinations(ctx context.Context, sandboxID, path string) ([]s
 }
 
 // asking returns the connection by which to ask about a live sandbox, and its pod's UID.
-func (t *Tracker) asking(sandboxID string) (by asker, podUID string, err error) {
+func (t *Tracker) asking(sandboxID string) (by *client, podUID string, err error) {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
 	if t.by == nil {
@@ -308,16 +283,16 @@ func (t *Tracker) Mounting(ctx context.Context, paths ...string) ([]string, erro
 	if by == nil {
 		return nil, volume.Errorf(volume.NoSandbox, "the node's containers cannot be looked up now: %w", last)
 	}
-	ctx, cancel := context.WithTimeout(ctx, listTime)
+	ctx, cancel := context.WithTimeout(ctx, askTime)
 	defer cancel()
 	found, err := by.mounting(ctx, paths)
 	return found, askError(ctx, t.party, "", err)
 }
 
-// Listed asks the container runtime itself for its live sandboxes, those that kubelet did not make and
-// those that are not followed included. It is an error if the runtime is not being followed all the while.
+// Listed asks the container runtime itself for its live sandboxes, those that kubelet did not make
+// included. It is an error if the runtime is not being followed all the while.
 func (t *Tracker) Listed(ctx context.Context) (map[string]bool, error) {
-	following := func() (by asker, err error) {
+	following := func() (by *client, err error) {
 		t.mu.RLock()
 		defer t.mu.RUnlock()
 		if t.ready {
@@ -329,7 +304,7 @@ func (t *Tracker) Listed(ctx context.Context) (map[string]bool, error) {
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, listTime)
+	ctx, cancel := context.WithTimeout(ctx, askTime)
 	defer cancel()
 	ids, err := by.listed(ctx)
 	if err != nil {
@@ -346,8 +321,7 @@ func (t *Tracker) Listed(ctx context.Context) (map[string]bool, error) {
 func (t *Tracker) Polled() bool { return t.Ready() && t.polled.Load() }
 
 // replace replaces all that is known by a listing, and uses its connection from now on.
-// It leaves the ids in touched as they are: they have events newer than the listing.
-func (t *Tracker) replace(by asker, live map[string]sandbox, touched map[string]bool) {
+func (t *Tracker) replace(by *client, live map[string]sandbox) {
 	t.mu.Lock()
 	first := t.by == nil
 	t.by = by
@@ -361,14 +335,13 @@ func (t *Tracker) replace(by asker, live map[string]sandbox, touched map[string]
 	known := slices.Collect(maps.Keys(t.known))
 	t.mu.Unlock()
 	for _, id := range known {
-		if _, lives := live[id]; !lives && !touched[id] {
+		if _, lives := live[id]; !lives {
 			t.remove(id)
 		}
 	}
-	for id, s := range live {
-		if !touched[id] {
-			t.add(s)
-		}
+	// The newest last: a pod's volumes go over to the sandbox that is added last.
+	for _, s := range slices.SortedFunc(maps.Values(live), func(a, b sandbox) int { return a.created.Compare(b.created) }) {
+		t.add(s)
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()

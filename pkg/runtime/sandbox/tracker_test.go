@@ -14,6 +14,7 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 	"github.com/crust-proxy/crust-proxy/test/check"
@@ -23,7 +24,7 @@ import (
 func settle() { time.Sleep(2 * settleTime) }
 
 func TestListsAndFollows(t *testing.T) {
-	onBoth(t, func(t *testing.T, f node) {
+	onBoth(t, func(t *testing.T, f *fakeRuntime) {
 		f.put("sb-1", "pod-1")
 		f.contain("c-1", "sb-1")
 		tracker, told := ready(t, f)
@@ -39,18 +40,18 @@ func TestListsAndFollows(t *testing.T) {
 		check.Eventually(t, "sb-1 gone", has(tracker, "pod-1", "sb-2"))
 		check.Eventually(t, "told", func() bool { return told.has("added pod-1 sb-2") && told.has("gone sb-1") })
 		f.drop("sb-2")
-		f.base().stop()
+		f.stop()
 		f.start()
 		check.Eventually(t, "what went unseen is missed", func() bool { return told.has("gone sb-2") })
 	})
 }
 
 func TestWhatWasMissedWhileBlindIsFound(t *testing.T) {
-	onBoth(t, func(t *testing.T, f node) {
+	onBoth(t, func(t *testing.T, f *fakeRuntime) {
 		f.put("old", "pod-1")
 		f.put("stays", "pod-2")
 		tracker, told := ready(t, f)
-		f.base().stop()
+		f.stop()
 		check.Eventually(t, "not ready", func() bool { return !tracker.Ready() && tracker.LastError() != nil })
 		if !has(tracker, "pod-1", "old")() {
 			t.Error("what was known is forgotten with the runtime's restart")
@@ -69,7 +70,7 @@ func TestWhatWasMissedWhileBlindIsFound(t *testing.T) {
 }
 
 func TestRuntimeThatComesLater(t *testing.T) {
-	onBoth(t, func(t *testing.T, f node) {
+	onBoth(t, func(t *testing.T, f *fakeRuntime) {
 		tracker, _ := track(t, f, Config{})
 		check.Eventually(t, "a cause", func() bool { return strings.Contains(tracker.LastError().Error(), "no such socket") })
 		_, err := tracker.Destinations(t.Context(), "sb-1", "/v")
@@ -88,34 +89,34 @@ func TestRuntimeThatComesLater(t *testing.T) {
 // A container runtime that has just started may answer before it has read its own
 // state: an empty list is believed when it is given twice.
 func TestAnEmptyFirstAnswerIsDoubted(t *testing.T) {
-	onBoth(t, func(t *testing.T, f node) {
+	onBoth(t, func(t *testing.T, f *fakeRuntime) {
 		f.start()
 		tracker, told := track(t, f, Config{})
 		check.Eventually(t, "ready", tracker.Ready)
-		if n := f.base().listings(); n != 2 {
+		if n := f.listings(); n != 2 {
 			t.Errorf("ready after %d listings", n)
 		}
 		restart := func() (before int) {
-			f.base().stop()
+			f.stop()
 			check.Eventually(t, "not ready", func() bool { return !tracker.Ready() })
-			before = f.base().listings()
+			before = f.listings()
 			f.start()
 			check.Eventually(t, "ready", tracker.Ready)
 			return before
 		}
 		f.put("sb-1", "pod-1")
-		if before := restart(); f.base().listings() != before+1 {
+		if before := restart(); f.listings() != before+1 {
 			t.Error("an answer that is not empty is not believed at once")
 		}
 		f.drop("sb-1")
-		if before := restart(); f.base().listings() != before+2 || !told.has("gone sb-1") {
-			t.Errorf("%d listings, told: %q", f.base().listings()-before, told.lines)
+		if before := restart(); f.listings() != before+2 || !told.has("gone sb-1") {
+			t.Errorf("%d listings, told: %q", f.listings()-before, told.lines)
 		}
 	})
 }
 
 func TestDestinations(t *testing.T) {
-	onBoth(t, func(t *testing.T, f node) {
+	onBoth(t, func(t *testing.T, f *fakeRuntime) {
 		// Kubelet's directory is a symbolic link.
 		dir, err := filepath.EvalSymlinks(t.TempDir())
 		check.Must(t, err)
@@ -130,17 +131,9 @@ func TestDestinations(t *testing.T) {
 		f.contain("c-3", "sb-1", mount{dir + "/missing" + below, "/missing"})
 		f.contain("c-4", "sb-9", mount{source, "/of-another-sandbox"})
 		f.contain("../c-5", "sb-1", mount{source, "/odd"})
+		f.contain("c-6", "sb-1", mount{source, "/vanished"})
+		f.vanished["c-6"] = true
 		wantIDs, want := []string{"c-1", "c-2", "c-3", "c-6", "sb-1"}, []string{"/data", "/linked"}
-		switch fake := f.(type) {
-		case *fakeRuntime:
-			f.contain("c-6", "sb-1", mount{source, "/vanished"})
-			fake.vanished["c-6"] = true
-		case *fakeContainerd:
-			fake.make("c-6", "pod-1", "container", "", mountSpec("sb-1", source)) // made before an upgrade
-			fake.make("c-7", "pod-1", "container", "", mountSpec("another", source))
-			fake.make("c-8", "pod-1", "container", "sb-1", "{broken")
-			want = []string{"/data", "/linked", "/of-annotation"}
-		}
 		tracker, _ := ready(t, f)
 		got, err := tracker.Destinations(t.Context(), "sb-1", source)
 		slices.Sort(got)
@@ -161,10 +154,6 @@ func TestDestinations(t *testing.T) {
 	})
 }
 
-func mountSpec(sandbox, source string) string {
-	return fmt.Sprintf(`{"annotations":{%q:%q},"mounts":[{"source":%q,"destination":"/of-annotation"}]}`, sandboxAnnotation, sandbox, source)
-}
-
 func wantMounting(t *testing.T, tracker *Tracker, path string, want ...string) {
 	t.Helper()
 	got, err := tracker.Mounting(t.Context(), "/another", path)
@@ -175,46 +164,40 @@ func wantMounting(t *testing.T, tracker *Tracker, path string, want ...string) {
 }
 
 func TestMounting(t *testing.T) {
-	onBoth(t, func(t *testing.T, f node) {
+	onBoth(t, func(t *testing.T, f *fakeRuntime) {
 		f.put("sb-1", "pod-1")
 		f.put("dead", "pod-2")
 		f.contain("c-1", "sb-1", mount{"/v/", "/data"})
 		f.contain("c-2", "sb-1", mount{"/w", "/data"})
 		f.contain("c-3", "dead", mount{"/v", "/data"})
+		f.contain("c-5", "dead", mount{"/x", "/data"})
+		f.containers["c-3"].State, f.containers["c-5"].State = runtimeapi.ContainerState_CONTAINER_EXITED, runtimeapi.ContainerState_CONTAINER_UNKNOWN
 		tracker, _ := ready(t, f)
 		f.end("dead")
 		check.Eventually(t, "gone", has(tracker, "pod-2"))
-		if fake, ours := f.(*fakeContainerd); ours {
-			fake.taskless["c-3"] = true
-		}
 		wantMounting(t, tracker, "/v", "sb-1")
 		wantMounting(t, tracker, "/nobody")
-		f.put("sb-3", "") // newer than the last listing, and not kubelet's
+		wantMounting(t, tracker, "/x", "dead") // a container outlives its sandbox's process
+		f.put("sb-3", "")                      // newer than the last listing, and not kubelet's
 		f.contain("c-4", "sb-3", mount{"/v", "/data"})
 		wantMounting(t, tracker, "/v", "sb-1", "sb-3")
 	})
 }
 
-// patient answers a query when its caller stops waiting for it.
-type patient struct{ asker }
-
-func (patient) mounting(ctx context.Context, _ []string) ([]string, error) {
-	if _, bounded := ctx.Deadline(); !bounded {
-		return nil, nil
-	}
-	return nil, context.DeadlineExceeded
-}
-
 // TestMountingEnds though its caller would wait for ever, as reconcile does.
 func TestMountingEnds(t *testing.T) {
-	tracker := &Tracker{by: patient{}}
-	if _, err := tracker.Mounting(t.Context(), "/v"); err == nil {
-		t.Error("a container runtime that hangs would be waited for without end")
-	}
+	onBoth(t, func(t *testing.T, f *fakeRuntime) {
+		f.put("sb-1", "pod-1")
+		tracker, _ := ready(t, f)
+		defer f.block()()
+		if _, err := tracker.Mounting(t.Context(), "/v"); volume.KindOf(err) != volume.Timeout {
+			t.Errorf("got %v", err)
+		}
+	})
 }
 
 func TestHostileSandboxesAreIgnored(t *testing.T) {
-	onBoth(t, func(t *testing.T, f node) {
+	onBoth(t, func(t *testing.T, f *fakeRuntime) {
 		f.put("../../etc", "pod-1")
 		f.put("sb-odd", "pod/../1")
 		f.put("sb-empty", "")
@@ -233,11 +216,11 @@ func TestHostileSandboxesAreIgnored(t *testing.T) {
 
 // Lookups are from memory: a runtime that hangs delays only who asks it.
 func TestHungRuntimeBlocksNoLookup(t *testing.T) {
-	onBoth(t, func(t *testing.T, f node) {
+	onBoth(t, func(t *testing.T, f *fakeRuntime) {
 		f.put("sb-1", "pod-1")
 		f.contain("c-1", "sb-1", mount{"/v", "/data"})
 		tracker, _ := ready(t, f)
-		defer f.base().block()()
+		defer f.block()()
 		f.begin("sb-2", "pod-2") // asked about, without an answer
 		start := time.Now()
 		if _, known := tracker.PodOf("sb-1"); !known || !has(tracker, "pod-1", "sb-1")() || time.Since(start) > 0 {
@@ -256,12 +239,11 @@ func TestHungRuntimeBlocksNoLookup(t *testing.T) {
 	})
 }
 
-// A storm of events is handled by containerd's events alone, or by a few listings of the CRI,
-// and ends in the truth.
+// A storm of events is handled by a few listings, and ends in the truth.
 func TestStormOfEvents(t *testing.T) {
-	onBoth(t, func(t *testing.T, f node) {
+	onBoth(t, func(t *testing.T, f *fakeRuntime) {
 		tracker, _ := ready(t, f)
-		before, start := f.base().listings(), time.Now()
+		before, start := f.listings(), time.Now()
 		for i := range 1000 {
 			id := fmt.Sprintf("sb-%d", i)
 			f.begin(id, "pod-1")
@@ -269,11 +251,8 @@ func TestStormOfEvents(t *testing.T) {
 		}
 		f.begin("last", "pod-1")
 		check.Eventually(t, "only the last", has(tracker, "pod-1", "last"))
-		most := 0
-		if _, is := f.(*fakeRuntime); is {
-			most = 3 + int(time.Since(start)/listGap)
-		}
-		if n := f.base().listings() - before; n > most {
+		most := 3 + int(time.Since(start)/listGap)
+		if n := f.listings() - before; n > most {
 			t.Errorf("%d listings in %v", n, time.Since(start))
 		}
 	})
@@ -281,14 +260,9 @@ func TestStormOfEvents(t *testing.T) {
 
 // TestOldContainerdIsRefused until it is upgraded. Who asks which sandboxes have a volume is told what to do.
 func TestOldContainerdIsRefused(t *testing.T) {
-	onBoth(t, func(t *testing.T, f node) {
+	onCRIO(t, func(t *testing.T, f *fakeRuntime) {
 		run := func(version string) {
-			switch fake := f.(type) {
-			case *fakeContainerd:
-				fake.version = version
-			case *fakeRuntime:
-				fake.name, fake.version = "containerd", version
-			}
+			f.name, f.version = "containerd", version
 			f.start()
 		}
 		run("v1.7.35")
@@ -298,7 +272,7 @@ func TestOldContainerdIsRefused(t *testing.T) {
 		if _, err := tracker.Mounting(t.Context(), "/v"); volume.KindOf(err) != volume.NoSandbox || !strings.Contains(err.Error(), want) {
 			t.Error(err)
 		}
-		f.base().stop()
+		f.stop()
 		run("v2.0.0-rc.1")
 		check.Eventually(t, "followed", tracker.Ready)
 	})
@@ -309,6 +283,16 @@ func TestOldContainerdIsRefused(t *testing.T) {
 	}
 }
 
+// TestRuntimeWithoutCRI is containerd as some packages configure it.
+func TestRuntimeWithoutCRI(t *testing.T) {
+	onCRIO(t, func(t *testing.T, f *fakeRuntime) {
+		f.off = true
+		f.start()
+		tracker, _ := track(t, f, Config{})
+		check.Eventually(t, "why", func() bool { return strings.Contains(tracker.LastError().Error(), "disabled_plugins") })
+	})
+}
+
 func TestErrorsOfCallsAreInPlainWords(t *testing.T) {
 	answer := status.Error(codes.Unavailable, "no such socket")
 	for _, c := range []struct {
@@ -316,7 +300,7 @@ func TestErrorsOfCallsAreInPlainWords(t *testing.T) {
 		want string
 	}{
 		{answer, "no such socket"},
-		{fmt.Errorf("containerd: events: %w", answer), "containerd: events: no such socket"},
+		{fmt.Errorf("events: %w", answer), "events: no such socket"},
 		{io.EOF, "EOF"},
 	} {
 		if got := plain(c.err); got.Error() != c.want {
