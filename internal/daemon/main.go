@@ -77,7 +77,11 @@ func failed(stderr io.Writer, err error) int {
 	if err == nil {
 		return exitOK
 	}
-	_, _ = fmt.Fprintln(stderr, "crust-proxy:", err)
+	if _, bad := errors.AsType[*config.FileError](err); bad {
+		_, _ = fmt.Fprintln(stderr, err) // each line begins with file:line:column:, as editors expect it
+	} else {
+		_, _ = fmt.Fprintln(stderr, "crust-proxy:", err)
+	}
 	if errors.Is(err, errUsage) {
 		return exitUsage
 	}

@@ -69,8 +69,16 @@ func (f *Flags) Source() string {
 	return f.File + ", with the defaults and flags"
 }
 
-// Load returns the validated configuration from file and flags.
+// Load returns the validated configuration from file and flags. Its error is a *FileError.
 func (f *Flags) Load() (Config, error) {
+	cfg, err := f.load()
+	if err != nil {
+		return Config{}, &FileError{File: f.File, Problems: problemsOf(err), cause: err}
+	}
+	return cfg, nil
+}
+
+func (f *Flags) load() (Config, error) {
 	cfg := base()
 	if f.File != "" {
 		raw, err := readFile(f.File)
@@ -78,18 +86,12 @@ func (f *Flags) Load() (Config, error) {
 			return Config{}, err
 		}
 		if cfg, err = parse(raw); err != nil {
-			return Config{}, fmt.Errorf("%s: %w", f.File, err)
+			return Config{}, err
 		}
 	}
 	f.apply(&cfg)
 	cfg = cfg.complete()
-	if err := cfg.Validate(); err != nil {
-		if f.File != "" {
-			err = fmt.Errorf("%s: %w", f.File, err)
-		}
-		return Config{}, err
-	}
-	return cfg, nil
+	return cfg, cfg.Validate()
 }
 
 func (f *Flags) apply(cfg *Config) {

@@ -1,0 +1,106 @@
+package config
+
+import (
+	"fmt"
+	"regexp"
+	"strconv"
+	"strings"
+
+	"go.uber.org/zap"
+
+	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
+)
+
+// Problem is one thing that is wrong with a configuration.
+type Problem struct {
+	// Line and Column count from 1. They are 0 if the value comes from a flag or is a default.
+	Line, Column int
+	// Key is the path of the key, such as policy.rules[0] ("name").handler; empty is the whole file.
+	Key string
+	// Text is one line of printable characters.
+	Text string
+}
+
+// FileError is all that is wrong with a configuration, in the order of the file.
+type FileError struct {
+	File     string // empty if there is none, only flags
+	Problems []Problem
+	cause    error
+}
+
+// Error returns one line for each problem: file:line:column: key: what is wrong.
+func (e *FileError) Error() string {
+	lines := make([]string, 0, len(e.Problems))
+	for _, p := range e.Problems {
+		var line strings.Builder
+		if e.File != "" {
+			line.WriteString(printable(e.File) + ":")
+		}
+		if p.Line > 0 {
+			fmt.Fprintf(&line, "%d:%d:", p.Line, p.Column)
+		}
+		for _, part := range []string{p.Key, p.Text} {
+			if line.Len() > 0 && part != "" {
+				line.WriteString(" ")
+			}
+			if line.WriteString(part); part == p.Key && part != "" {
+				line.WriteString(":")
+			}
+		}
+		lines = append(lines, line.String())
+	}
+	return strings.Join(lines, "\n")
+}
+
+func (e *FileError) Unwrap() error { return e.cause }
+
+// mostLogged bounds the records of one bad file.
+const mostLogged = 20
+
+// Log writes one record for each problem, and one with the number of those beyond the first 20.
+func (e *FileError) Log(log *zap.Logger, message string) {
+	for i, p := range e.Problems {
+		if i == mostLogged {
+			log.Error(message, zap.String("file", e.File), zap.String("problem", fmt.Sprintf("and %d more", len(e.Problems)-i)))
+			return
+		}
+		log.Error(message, zap.String("file", e.File), zap.Int("line", p.Line), zap.Int("column", p.Column),
+			zap.String("key", p.Key), zap.String("problem", p.Text))
+	}
+}
+
+// keyForm is how an error of Validate begins: the key's path, with a rule's name behind its index.
+var keyForm = regexp.MustCompile(`^(\w[\w.]*(?:\[(?:\d+|"(?:[^"\\]|\\.)*")\](?: \("(?:[^"\\]|\\.)*"\))?[\w.]*)*): (.*)$`)
+
+// problemsOf returns each of the joined errors.
+func problemsOf(err error) []Problem {
+	if joined, ok := err.(interface{ Unwrap() []error }); ok { //nolint:errorlint // only what errors.Join made is taken apart
+		var all []Problem
+		for _, one := range joined.Unwrap() {
+			all = append(all, problemsOf(one)...)
+		}
+		return all
+	}
+	text := printable(err.Error())
+	if parts := keyForm.FindStringSubmatch(text); parts != nil {
+		return []Problem{{Key: parts[1], Text: parts[2]}}
+	}
+	return []Problem{{Text: text}}
+}
+
+// printable escapes what may not reach a terminal or a log: controls, line ends, hidden characters.
+func printable(text string) string {
+	if sys.IsText(text) {
+		return text
+	}
+	var out strings.Builder
+	for _, r := range text {
+		if sys.IsPrintable(r) {
+			out.WriteRune(r)
+		} else {
+			quoted := strconv.QuoteRuneToASCII(r)
+			out.WriteString(quoted[1 : len(quoted)-1])
+		}
+	}
+	return out.String()
+}
