@@ -5,11 +5,8 @@ import (
 
 	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	translation "k8s.io/csi-translation-lib"
 )
-
-type ownerReference = metav1.OwnerReference
 
 // inTree translates Kubernetes' former in-tree volumes to the CSI driver and volume id by
 // which kubelet asks for them.

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/crust-proxy/crust-proxy/internal/front/csi/decision"
 	"github.com/crust-proxy/crust-proxy/internal/front/policy"
@@ -47,7 +48,8 @@ type source struct {
 	fsType     string
 	// once is set if one node at a time may mount it. By default, kubelet changes the group
 	// of the files of such volumes only.
-	once bool
+	once  bool
+	owner string // the uid of the pod whose ephemeral volume it is, or ""
 }
 
 // sameAs reports whether both are the same CSI volume.
@@ -94,7 +96,7 @@ const maxVolumes = 256
 // form of the API server's own uids is refused, so that no pod can pass for another one.
 func staticUID(api *corev1.Pod) string {
 	alias, mirror := api.Annotations[corev1.MirrorPodAnnotationKey]
-	ofNode := slices.ContainsFunc(api.OwnerReferences, func(owner ownerReference) bool {
+	ofNode := slices.ContainsFunc(api.OwnerReferences, func(owner metav1.OwnerReference) bool {
 		return owner.Kind == "Node" && owner.Name == api.Spec.NodeName
 	})
 	if !mirror || !ofNode || len(alias) > 64 || strings.Contains(alias, "-") || alias != api.Annotations[hashAnnotation] {

@@ -9,7 +9,6 @@ import (
 	"golang.org/x/sync/singleflight"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/cache"
 	"k8s.io/client-go/util/flowcontrol"
 
@@ -64,102 +63,106 @@ func (r *resolver) learn(ctx context.Context, k known) map[string]error {
 			if enough || ctx.Err() != nil {
 				return nil
 			}
-			found, err := r.sourceOf(ctx, k.pod, v)
-			if err != nil {
+			if err := r.learnOne(ctx, k.pod, v); err != nil {
 				mu.Lock()
 				failed[v.Name] = err
 				mu.Unlock()
-				return nil // go on with the others
 			}
-			r.pods.learn(k.pod.uid, v.Name, found)
-			return nil
+			return nil // go on with the others
 		})
 	}
 	_ = group.Wait() // no part of it gives an error
 	return failed
 }
 
-// sourceOf requests the source of a pod's volume.
-func (r *resolver) sourceOf(ctx context.Context, p *pod, v podVolume) (source, error) {
+// learnOne requests the source of a pod's volume, and records it.
+func (r *resolver) learnOne(ctx context.Context, p *pod, v podVolume) error {
 	if err := r.health.problem(identity, allPods); err != nil {
-		return source{}, volume.Errorf(volume.Timeout, "the claim %s/%s of pod %s is not known, and %w", p.shown.Namespace, v.claim, p, err)
+		return volume.Errorf(volume.Timeout, "the claim %s/%s of pod %s is not known, and %w", p.shown.Namespace, v.claim, p, err)
 	}
-	found, err := r.claim(ctx, p.shown.Namespace, v.claim)
+	found, err := r.claim(ctx, p, v)
 	if err != nil {
-		return source{}, err
+		return err
 	}
-	if v.own && string(found.owner) != p.uid {
-		return source{}, volume.Errorf(volume.Busy, "the claim %s/%s was not made for the pod's own volume %s: delete the claim, "+
+	return r.record(p, v, found)
+}
+
+// record records the source of a pod's volume, unless its claim is not the pod's.
+func (r *resolver) record(p *pod, v podVolume, found source) error {
+	if v.own && found.owner != p.uid {
+		return volume.Errorf(volume.Busy, "the claim %s/%s was not made for the pod's own volume %s: delete the claim, "+
 			"or name the pod otherwise", p.shown.Namespace, v.claim, v.Name)
 	}
-	return found.source, nil
+	r.pods.learn(p.uid, v.Name, found)
+	return nil
 }
 
-// claimed is a bound claim: the pod that owns it, if any, and its source.
-type claimed struct {
-	owner  types.UID
-	source source
-}
-
-// claim gets a claim and its volume. Concurrent callers share one request; each waits for it
-// only until its own ctx ends.
-func (r *resolver) claim(ctx context.Context, namespace, name string) (claimed, error) {
-	key := namespace + "/" + name
-	if err := r.missing.recentError(key); err != nil {
-		return claimed{}, err
-	}
+// claim gets the claim of a pod's volume, and its persistent volume. Concurrent callers share one request; each
+// waits for it only until its own ctx ends. What it finds is recorded before the request ends, so that a later
+// caller who read the pod before that finds the record, and makes no second request.
+func (r *resolver) claim(ctx context.Context, p *pod, v podVolume) (source, error) {
+	key := p.shown.Namespace + "/" + v.claim
 	shared := r.gets.DoChan(key, func() (any, error) {
+		now, _ := r.pods.table.get(p.uid)
+		if found, done := now.sourceOf(v); done {
+			return found, nil
+		}
+		if err := r.missing.recentError(key); err != nil {
+			return source{}, err
+		}
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), getTime)
 		defer cancel()
 		select {
 		case r.slots <- struct{}{}:
 			defer func() { <-r.slots }()
 		case <-ctx.Done():
-			return claimed{}, volume.Errorf(volume.Timeout, "the claim %s is not known: %d others are being asked for", key, getsAtOnce)
+			return source{}, volume.Errorf(volume.Timeout, "the claim %s is not known: %d others are being asked for", key, getsAtOnce)
 		}
-		found, err := r.getClaim(ctx, namespace, name)
+		found, err := r.getClaim(ctx, p.shown.Namespace, v.claim)
 		if volume.KindOf(err) == volume.Timeout { // which says nothing about the claim
 			r.missing.note(key, nil)
 		} else {
 			r.missing.note(key, err)
 		}
+		if err == nil {
+			_ = r.record(p, v, found) // each caller gets that error by itself
+		}
 		return found, err
 	})
 	select {
 	case done := <-shared:
-		found, _ := done.Val.(claimed)
+		found, _ := done.Val.(source)
 		return found, done.Err
 	case <-ctx.Done():
-		return claimed{}, volume.Errorf(volume.Timeout, "the claim %s/%s is not known: the API server %s did not answer in time: %w",
-			namespace, name, r.server.host(), ctx.Err())
+		return source{}, volume.Errorf(volume.Timeout, "the claim %s is not known: the API server %s did not answer in time: %w",
+			key, r.server.host(), ctx.Err())
 	}
 }
 
-func (r *resolver) getClaim(ctx context.Context, namespace, name string) (claimed, error) {
+func (r *resolver) getClaim(ctx context.Context, namespace, name string) (source, error) {
 	what := "the claim " + namespace + "/" + name
 	claim, pv := &corev1.PersistentVolumeClaim{}, &corev1.PersistentVolume{}
 	if err := r.server.get(ctx, what, coreGroup, "persistentvolumeclaims", namespace, name, claim); err != nil {
-		return claimed{}, err
+		return source{}, err
 	}
 	if claim.Status.Phase != corev1.ClaimBound || claim.Spec.VolumeName == "" {
-		return claimed{}, volume.Errorf(volume.Busy, "%s is not bound to a volume yet", what)
+		return source{}, volume.Errorf(volume.Busy, "%s is not bound to a volume yet", what)
 	}
 	name = claim.Spec.VolumeName
 	if err := r.server.get(ctx, "the persistent volume "+name+" of "+what, coreGroup, "persistentvolumes", "", name, pv); err != nil {
-		return claimed{}, err
+		return source{}, err
 	}
 	if pv.Spec.ClaimRef == nil || pv.Spec.ClaimRef.UID != claim.UID {
-		return claimed{}, volume.Errorf(volume.Busy, "%s and its persistent volume %s do not name each other", what, pv.Name)
+		return source{}, volume.Errorf(volume.Busy, "%s and its persistent volume %s do not name each other", what, pv.Name)
 	}
 	found, err := sourceOfPV(pv)
 	if err != nil {
-		return claimed{}, volume.Errorf(volume.Busy, "the persistent volume %s of %s cannot be told to be a CSI driver's: %w", pv.Name, what, err)
+		return source{}, volume.Errorf(volume.Busy, "the persistent volume %s of %s cannot be told to be a CSI driver's: %w", pv.Name, what, err)
 	}
-	out := claimed{source: found}
 	if owner := metav1.GetControllerOf(claim); owner != nil && owner.Kind == "Pod" {
-		out.owner = owner.UID
+		found.owner = string(owner.UID)
 	}
-	return out, nil
+	return found, nil
 }
 
 // retries remembers what could not be learned, and delays the next attempt. The delay doubles with each
