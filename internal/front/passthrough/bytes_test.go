@@ -62,10 +62,10 @@ func TestBytes(t *testing.T) {
 		proxy:  []grpc.ServerOption{experimental.BufferPool(pool)},
 		dial:   []grpc.DialOption{experimental.WithBufferPool(pool)},
 	})
-	ctx := patience(t)
 	for _, method := range methods() {
 		t.Run(method[1:], func(t *testing.T) {
 			t.Parallel()
+			ctx := patience(t)
 			random := rand.New(rand.NewPCG(1, uint64(len(method)))) //nolint:gosec // repeatable
 			for _, limit := range []int{0, 1, 5, 100, 5000, 1023, 1024, 1025, 16 << 10, 200 << 10} {
 				request := randomBytes(random, limit)
