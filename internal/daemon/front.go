@@ -116,24 +116,18 @@ func (f *driverFront) shown() []*adminv1.Driver {
 		out = append(out, &adminv1.Driver{
 			Name: one.Name, Version: one.Version, Endpoint: one.Endpoint, CsiSocket: one.Socket, Capabilities: one.Capabilities,
 			Mode: mode, Ready: one.Ready, Problem: one.Problem, Since: admin.Stamp(one.Since), KubeletStatus: one.Kubelet,
-			DirectlyRegistered: one.Bypassed,
+			DirectlyRegistered: one.Bypassed, WaitingSince: admin.Stamp(one.Waiting),
 		})
 	}
 	return out
 }
 
-// csiNodeFindings reports what is wrong with the node's CSINode. If pods cannot be looked up
+// csiNodeFindings reports that the node's CSINode cannot be read. If pods cannot be looked up
 // either, there is a finding for that already.
-func csiNodeFindings(drivers []registry.State, look pods.State) []string {
-	var out []string
-	for _, one := range drivers {
-		if one.Missing {
-			out = append(out, fmt.Sprintf("driver %s is %s", one.Name, registry.NotInNode))
-		}
+func csiNodeFindings(look pods.State) []string {
+	if look.CSINode == nil || len(look.Problems) > 0 {
+		return nil
 	}
-	if look.CSINode != nil && len(look.Problems) == 0 {
-		out = append(out, fmt.Sprintf("it is not known which drivers are in the node's CSINode: %v: a registration that kubelet loses "+
-			"is not renewed; see the rights in docs/front.md", look.CSINode))
-	}
-	return out
+	return []string{fmt.Sprintf("it is not known which drivers are in the node's CSINode: %v: a registration that kubelet loses "+
+		"is not renewed; see the rights in docs/front.md", look.CSINode)}
 }

@@ -199,13 +199,12 @@ func (a address) findings() []string {
 
 func (address) measure(context.Context, *telemetry.NodeState) {}
 
-// findings reports drivers that bypass the front, that have left it with volumes, and that
-// are missing in the node's CSINode.
+// findings reports drivers that bypass the front, and that have left it with volumes. What is wrong with those behind
+// it, ListDrivers tells.
 func (f *driverFront) findings() []string {
 	out := slices.Collect(maps.Values(f.drivers.Bypassed()))
-	drivers := f.drivers.List()
 	here := make(map[string]bool)
-	for _, one := range drivers {
+	for _, one := range f.drivers.List() {
 		here[one.Name] = true
 	}
 	away := make(map[string][]string) // volumes that kubelet cannot unpublish
@@ -223,7 +222,7 @@ func (f *driverFront) findings() []string {
 	if f.cluster == nil {
 		return out
 	}
-	return append(out, csiNodeFindings(drivers, f.cluster.State())...)
+	return append(out, csiNodeFindings(f.cluster.State())...)
 }
 
 func (f *driverFront) measure(_ context.Context, into *telemetry.NodeState) {

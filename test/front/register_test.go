@@ -99,6 +99,24 @@ func (n *node) waitFindings(what, words string) {
 	})
 }
 
+// TestDoctorFindsADriverThatIsDown, and nothing while the driver is there.
+func TestDoctorFindsADriverThatIsDown(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, deferAll)
+	n.wantRegistered(n.kubelet())
+	if out, _ := n.Crustctl("doctor").CombinedOutput(); !strings.Contains(string(out), "1 drivers behind crust-proxy are ready") {
+		t.Errorf("doctor says:\n%s", out)
+	}
+	n.driver.Process.Kill()
+	check.Succeeds(t, "doctor finds the driver", func() error {
+		out, err := n.Crustctl("doctor", "--quiet").CombinedOutput()
+		if err == nil || !strings.Contains(string(out), "driver "+driverName+" has not been ready for ") {
+			return fmt.Errorf("%w\n%s", err, out)
+		}
+		return nil
+	})
+}
+
 // TestDirectRegistrationIsAnAlarm is a Helm upgrade that lost the patch: the
 // driver registers with kubelet itself, and would mount deferred volumes.
 func TestDirectRegistrationIsAnAlarm(t *testing.T) {

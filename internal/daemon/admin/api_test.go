@@ -33,6 +33,18 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
+// TestNobodysVolumeHasNoError: that no sandbox has a volume stays true until a pod starts.
+func TestNobodysVolumeHasNoError(t *testing.T) {
+	for kind, shown := range map[volume.Kind][2]bool{volume.NoSandbox: {false, true}, volume.Timeout: {true, true}} {
+		known := stats.Known{Err: volume.Errorf(kind, "no answer")}
+		for i, bound := range []bool{false, true} {
+			if text, _ := lastError(deferral.Status{}, known, bound); (text != "") != shown[i] {
+				t.Errorf("%v, bound %v: %q", kind, bound, text)
+			}
+		}
+	}
+}
+
 // adopting is a handler of adopted volumes only: it needs no root.
 type adopting struct {
 	volumes   []*volume.Volume

@@ -70,7 +70,7 @@ func (n *Node) message(s deferral.Status) *adminv1.Volume {
 			out.Condition = conditionMessage(known.Report)
 		}
 	}
-	out.LastError, out.LastErrorAt = lastError(s, known)
+	out.LastError, out.LastErrorAt = lastError(s, known, out.GetSandbox() != nil)
 	n.showRefusal(s, out)
 	if s.Held != nil {
 		out.HeldBy, out.HeldSince = s.Held.Processes, Stamp(s.Held.Since)
@@ -97,12 +97,13 @@ func (n *Node) showRefusal(s deferral.Status, out *adminv1.Volume) {
 	}
 }
 
-// lastError is what is wrong with the volume itself, or else the last error of its sandbox.
-func lastError(s deferral.Status, known stats.Known) (string, *timestamppb.Timestamp) {
+// lastError is what is wrong with the volume itself, or else the last error of its sandbox. That no sandbox has a
+// volume is no error of it.
+func lastError(s deferral.Status, known stats.Known, bound bool) (string, *timestamppb.Timestamp) {
 	switch {
 	case s.Problem != nil:
 		return refusal.WithAdvice(s.Problem).Error(), Stamp(s.ProblemSince)
-	case known.Err != nil:
+	case known.Err != nil && (bound || volume.KindOf(known.Err) != volume.NoSandbox):
 		return known.Err.Error(), Stamp(known.ErrAt)
 	case known.GrowErr != nil:
 		return known.GrowErr.Error(), Stamp(known.GrowErrAt)

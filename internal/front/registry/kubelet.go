@@ -104,11 +104,11 @@ func (s *session) awaitKubelet(ctx context.Context, offer *offer, front *served)
 			}
 			silence.Stop()
 			if s.settling.needed(offer.name) {
-				s.setKubelet("registered, and to be renewed once: the driver may have had another registration until now")
+				s.setKubelet(registered + ", and to be renewed once: the driver may have had another registration until now")
 				settled = time.After(s.registry.times.settle)
 			}
 		case <-settled:
-			s.setKubelet("registered")
+			s.setKubelet(registered)
 			if beginRenewal(s.registry, offer.name) {
 				return false
 			}
@@ -128,7 +128,7 @@ func (s *session) awaitKubelet(ctx context.Context, offer *offer, front *served)
 func (s *session) forwardVerdict(ctx context.Context, offer *offer, verdict *registration.RegistrationStatus) bool {
 	log := s.registry.cfg.Log.With(zap.String("driver", offer.name))
 	if verdict.GetPluginRegistered() {
-		s.setKubelet("registered")
+		s.setKubelet(registered)
 		now := time.Now()
 		s.confirmed.Store(&now)
 		s.registry.node.checkSoon()

@@ -2,6 +2,7 @@ package registry
 
 import (
 	"context"
+	"errors"
 	"net"
 	"os"
 	"path/filepath"
@@ -16,6 +17,25 @@ import (
 	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/rig/kubelet"
 )
+
+// TestTimesOfAState: another problem, or another word of kubelet's, does not begin it anew.
+func TestTimesOfAState(t *testing.T) {
+	s := &session{registry: New(Config{Log: zap.NewNop()})}
+	s.setReady(&Driver{})
+	ready := s.state().Since
+	s.setProblem(errors.New("no answer"))
+	s.setKubelet("waiting for kubelet")
+	down := s.state()
+	s.setProblem(errors.New("another name"))
+	s.setKubelet("refused: the same name")
+	if now := s.state(); !down.Since.After(ready) || now.Since != down.Since || down.Waiting.IsZero() || now.Waiting != down.Waiting {
+		t.Errorf("ready at %v, down at %+v, then %+v", ready, down, now)
+	}
+	s.setKubelet(registered)
+	if now := s.state(); !now.Waiting.IsZero() {
+		t.Errorf("registered, and waiting since %v", now.Waiting)
+	}
+}
 
 func TestUpgradeToAnotherEndpoint(t *testing.T) {
 	t.Parallel()

@@ -266,9 +266,10 @@ type State struct {
 	Socket    string
 	Ready     bool
 	Problem   string
-	Since     time.Time
-	// Kubelet is the state of the registration with kubelet.
+	Since     time.Time // when Ready changed, or else when the registrar was found
+	// Kubelet is the state of the registration with kubelet. Waiting is since when there has been none, or zero.
 	Kubelet string
+	Waiting time.Time
 	// Bypassed is set where kubelet calls the driver directly.
 	Bypassed bool
 	// Missing is set where the driver is NotInNode.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -175,12 +176,27 @@ func (s *session) update(change func(now *State)) {
 
 func (s *session) setInfo(info *Driver) { s.update(func(now *State) { now.Driver = *info }) }
 
-func (s *session) setKubelet(text string) { s.update(func(now *State) { now.Kubelet = clip(text) }) }
+// registered begins the state of a driver that kubelet has registered.
+const registered = "registered"
+
+func (s *session) setKubelet(text string) {
+	s.update(func(now *State) {
+		now.Kubelet = clip(text)
+		if strings.HasPrefix(text, registered) {
+			now.Waiting = time.Time{}
+		} else if now.Waiting.IsZero() {
+			now.Waiting = time.Now()
+		}
+	})
+}
 
 func (s *session) setProblem(err error) {
 	s.update(func(now *State) {
+		if now.Ready {
+			now.Since = time.Now()
+		}
 		if text := clip(err.Error()); now.Ready || now.Problem != text {
-			now.Ready, now.Problem, now.Since = false, text, time.Now()
+			now.Ready, now.Problem = false, text
 			s.registry.cfg.Log.Warn("a driver is not ready", zap.String("socket", s.socket), zap.String("problem", text))
 		}
 	})

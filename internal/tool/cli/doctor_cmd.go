@@ -63,7 +63,11 @@ func askForDoctor(ctx context.Context, d *daemon) doctor.Daemon {
 		if err != nil {
 			return err
 		}
-		known.Handlers = handlers.GetHandlers()
+		drivers, err := c.ListDrivers(ctx, &adminv1.ListDriversRequest{})
+		if err != nil {
+			return err
+		}
+		known.Handlers, known.Drivers = handlers.GetHandlers(), drivers.GetDrivers()
 		known.Volumes, err = top.ListVolumes(ctx, c, &adminv1.ListVolumesRequest{})
 		return err
 	})
@@ -78,8 +82,11 @@ func askForDoctor(ctx context.Context, d *daemon) doctor.Daemon {
 
 func printReport(out *printer.Printer, r doctor.Report, quiet bool) error {
 	counts := fmt.Sprintf("\n%d ok, %d warnings, %d errors", r.Count(doctor.OK), r.Count(doctor.Warn), r.Count(doctor.Error))
+	if starting := r.Count(doctor.Wait); starting > 0 {
+		counts += fmt.Sprintf(", %d starting", starting)
+	}
 	if quiet {
-		r.Findings = slices.DeleteFunc(r.Findings, func(f doctor.Finding) bool { return f.Severity == doctor.OK })
+		r.Findings = slices.DeleteFunc(r.Findings, func(f doctor.Finding) bool { return f.Severity == doctor.OK || f.Severity == doctor.Wait })
 	}
 	err := out.Result(r, func() error { return printFindings(out, r, counts) })
 	if err == nil && r.Count(doctor.Error) > 0 {
@@ -89,7 +96,7 @@ func printReport(out *printer.Printer, r doctor.Report, quiet bool) error {
 }
 
 func printFindings(out *printer.Printer, r doctor.Report, counts string) error {
-	colours := map[doctor.Severity]string{doctor.Error: show.Red, doctor.Warn: show.Yellow, doctor.OK: show.Green}
+	colours := map[doctor.Severity]string{doctor.Error: show.Red, doctor.Warn: show.Yellow, doctor.Wait: show.Yellow, doctor.OK: show.Green}
 	for _, f := range r.Findings {
 		line := fmt.Sprintf("%s %s %s", out.Paint(colours[f.Severity], fmt.Sprintf("%-5s", f.Severity)),
 			out.Paint(show.Faint, fmt.Sprintf("%-17s", f.Check)), show.Escape(f.Seen))

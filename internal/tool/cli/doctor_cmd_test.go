@@ -4,8 +4,10 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/spf13/pflag"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/crust-proxy/crust-proxy/internal/tool/doctor"
 	"github.com/crust-proxy/crust-proxy/test/check"
@@ -93,5 +95,17 @@ func TestDoctorLooksWhereTheDaemonIs(t *testing.T) {
 		if !strings.Contains(r.out, want) {
 			t.Errorf("%q is not in %s", want, r.out)
 		}
+	}
+}
+
+func TestDoctorTellsOfADriverThatIsDown(t *testing.T) {
+	b := newBench(t)
+	b.admin.started = timestamppb.Now()
+	if r := b.serve().run("doctor", "--quiet"); strings.Contains(r.out, "topolvm.io") || !strings.Contains(r.out, "1 starting") {
+		t.Errorf("of a daemon that has just started: %s", r.out)
+	}
+	b.admin.started = before(time.Hour)
+	if r := b.run("doctor"); r.code != ExitFindings || !strings.Contains(r.out, "error drivers           driver topolvm.io has not been ready for ") {
+		t.Errorf("%d: %s", r.code, r.out)
 	}
 }

@@ -65,6 +65,7 @@ type fakeAdmin struct {
 	adminv1.UnimplementedAdminServer
 	volumes  []*adminv1.Volume
 	findings []string
+	started  *timestamppb.Timestamp
 	config   string
 	repairs  []*adminv1.Repair
 	drivers  []*adminv1.Driver
@@ -90,7 +91,7 @@ func (f *fakeAdmin) check(ctx context.Context) error {
 }
 
 func (f *fakeAdmin) GetNode(ctx context.Context, _ *adminv1.GetNodeRequest) (*adminv1.GetNodeResponse, error) {
-	return &adminv1.GetNodeResponse{Version: "v1.2.3", Findings: f.findings, Config: f.config}, f.check(ctx)
+	return &adminv1.GetNodeResponse{Version: "v1.2.3", Findings: f.findings, Config: f.config, StartedAt: f.started}, f.check(ctx)
 }
 
 func (f *fakeAdmin) ListVolumes(ctx context.Context, req *adminv1.ListVolumesRequest) (*adminv1.ListVolumesResponse, error) {

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
 )
@@ -23,6 +24,8 @@ type Daemon struct {
 	Node     *adminv1.GetNodeResponse
 	Handlers []*adminv1.Handler
 	Volumes  []*adminv1.Volume
+	// Drivers are nil if the front is off.
+	Drivers []*adminv1.Driver
 }
 
 func (d Daemon) up() bool { return d.Err == nil }
@@ -39,7 +42,8 @@ type namedCheck struct {
 
 var checks = []namedCheck{
 	{"daemon", checkDaemon},
-	{"daemon-findings", withDaemon(checkDaemonFindings)},
+	{"daemon-findings", withDaemon(settled(checkDaemonFindings))},
+	{"drivers", withDaemon(settled(checkDrivers))},
 	{"proof", withDaemon(checkProof)},
 	{"handlers", withDaemon(checkHandlers)},
 	{"volumes", withDaemon(checkVolumes)},
@@ -72,6 +76,23 @@ func withDaemon(run func(Node, Daemon) []Finding) func(context.Context, Node, Da
 			return nil
 		}
 		return run(n, d)
+	}
+}
+
+// settleTime is how long the daemon may take after its start to find its sources: the container runtime, the API
+// server, and drivers that register again.
+const settleTime = 10 * time.Second
+
+// settled makes a check of what the daemon finds out after its start. In its first seconds nothing is wrong yet.
+func settled(run func(Node, Daemon) []Finding) func(Node, Daemon) []Finding {
+	return func(n Node, d Daemon) []Finding {
+		found := run(n, d)
+		for i, f := range found {
+			if started := d.Node.GetStartedAt(); (f.Severity == Warn || f.Severity == Error) && started != nil && time.Since(started.AsTime()) < settleTime {
+				found[i] = waiting("%s", f.Seen)
+			}
+		}
+		return found
 	}
 }
 
@@ -109,7 +130,9 @@ type Severity string
 
 // The severities.
 const (
-	OK    Severity = "ok"
+	OK Severity = "ok"
+	// Wait is for what has just started: it becomes one of the others soon.
+	Wait  Severity = "wait"
 	Warn  Severity = "warn"
 	Error Severity = "error"
 )
@@ -143,6 +166,10 @@ func (r Report) Count(s Severity) int {
 
 func okay(format string, args ...any) Finding {
 	return Finding{Severity: OK, Seen: fmt.Sprintf(format, args...)}
+}
+
+func waiting(format string, args ...any) Finding {
+	return Finding{Severity: Wait, Seen: "starting: " + fmt.Sprintf(format, args...)}
 }
 
 func warning(do, format string, args ...any) Finding {

@@ -12,8 +12,10 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
@@ -70,7 +72,7 @@ type bad struct {
 }
 
 func TestEachFault(t *testing.T) {
-	all := slices.Concat(daemonFaults(), fileFaults(), kataFaults(), guardFaults(), registrationFaults())
+	all := slices.Concat(daemonFaults(), driverFaults(), fileFaults(), kataFaults(), guardFaults(), registrationFaults())
 	for _, c := range all {
 		t.Run(c.check+"/"+c.name, func(t *testing.T) {
 			tr := newTree(t)
@@ -84,7 +86,7 @@ func TestEachFault(t *testing.T) {
 // TestAdviceInAPod: there is no unit of crust-proxy on a node where a DaemonSet runs it.
 func TestAdviceInAPod(t *testing.T) {
 	named := 0
-	for _, c := range slices.Concat(daemonFaults(), fileFaults(), kataFaults(), guardFaults(), registrationFaults()) {
+	for _, c := range slices.Concat(daemonFaults(), driverFaults(), fileFaults(), kataFaults(), guardFaults(), registrationFaults()) {
 		tr := newTree(t)
 		node, daemon := tr.node, healthyDaemon()
 		node.Service = ServiceOf(func(key string) string {
@@ -151,7 +153,39 @@ func daemonFaults() []bad {
 			v.PodUid, v.SupplementalGroup, v.GroupProblem = "uid-1", "2000", "fsGroup is ignored"
 		}, Warn, "of pod uid-1 with group 2000: fsGroup is ignored", "crustctl get"},
 		{"kata handler without kata", "kata-config", func(tr tree, _ *Node, _ *Daemon) { tr.remove("/etc/kata-containers") }, Warn, "no Kata configuration", "install"},
+		{"kata handler in a pod", "kata-config", func(tr tree, n *Node, _ *Daemon) { tr.remove("/etc/kata-containers"); n.Service.InPod = true }, OK, "from this pod", ""},
+		{"kata handler without kata", "handlers", func(tr tree, _ *Node, _ *Daemon) { tr.remove("/etc/kata-containers") }, OK, "no configuration of Kata", ""},
 		{"no directory", "kata-directory", func(tr tree, n *Node, _ *Daemon) { tr.remove(n.KataDir) }, Error, "does not exist", "restart"},
+	}
+}
+
+func driverFaults() []bad {
+	is := func(d *adminv1.Driver) func(tree, *Node, *Daemon) {
+		return func(_ tree, _ *Node, known *Daemon) { known.Drivers = []*adminv1.Driver{d} }
+	}
+	fresh, long, older := timestamppb.Now(), timestamppb.New(time.Now().Add(-11*time.Second)), timestamppb.New(time.Now().Add(-time.Hour))
+	const waits = "waiting for kubelet"
+	return []bad{
+		{"fine", "drivers", is(&adminv1.Driver{Name: "a", Ready: true, Since: fresh}), OK, "1 drivers", ""},
+		{"down", "drivers", is(&adminv1.Driver{Name: "a", Since: long, Problem: "no answer"}), Error, "driver a has not been ready for 11s, and kubelet's calls to it fail: no answer", "pod"},
+		{"down for a moment", "drivers", is(&adminv1.Driver{Name: "a", Since: fresh, Problem: "no answer"}), Wait, "driver a: no answer", ""},
+		{"no registrar", "drivers", is(&adminv1.Driver{Since: older, Problem: "no answer of /r.sock"}), Error, "/r.sock", "socket"},
+		{"not in CSINode", "drivers", is(&adminv1.Driver{Name: "a", Ready: true, Since: older, Problem: "not in the CSINode"}), Error, "not in the CSINode", "csinode"},
+		{"kubelet is slow", "drivers", is(&adminv1.Driver{Name: "a", Ready: true, WaitingSince: long, KubeletStatus: waits}), Wait, waits, ""},
+		{"kubelet is away", "drivers", is(&adminv1.Driver{Name: "a", Ready: true, WaitingSince: older, KubeletStatus: waits}), Warn, "for 60m: " + waits, "kubeletRegistry"},
+		{"kubelet refuses", "drivers", is(&adminv1.Driver{Name: "a", Ready: true, WaitingSince: fresh, KubeletStatus: "refused: the same name"}), Error, "the same name", "remove"},
+		{"a second registrar", "drivers", func(_ tree, _ *Node, d *Daemon) {
+			d.Drivers = []*adminv1.Driver{{Name: "a", Ready: true}, {Name: "a", Since: older, Problem: "registered already"}}
+		}, Warn, "registered already", "second registrar"},
+	}
+}
+
+// TestNothingIsWrongInTheFirstSeconds: what the daemon has not found yet is no fault of the node.
+func TestNothingIsWrongInTheFirstSeconds(t *testing.T) {
+	for age, want := range map[time.Duration]Severity{0: Wait, settleTime: Warn} {
+		daemon := healthyDaemon()
+		daemon.Node.StartedAt, daemon.Node.Findings = timestamppb.New(time.Now().Add(-age)), []string{"containerd has not answered yet"}
+		assertFinding(t, findingsOf(t, "daemon-findings", newTree(t).node, daemon), bad{want: want, seen: "containerd has not answered yet"})
 	}
 }
 

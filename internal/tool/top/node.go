@@ -164,7 +164,7 @@ func (d *daemonInfo) update(e Polled, escape func(string) string) {
 		count(&d.handlers, h.GetHealthy(), "handler "+h.GetName()+": "+h.GetProblem())
 	}
 	for _, driver := range e.Drivers.GetDrivers() {
-		count(&d.drivers, driver.GetReady(), "driver "+driver.GetName()+": "+driver.GetProblem())
+		count(&d.drivers, driver.GetReady() && driver.GetProblem() == "", "driver "+driver.GetName()+": "+driver.GetProblem())
 	}
 	for _, finding := range e.Node.GetFindings() {
 		d.problems = append(d.problems, escape(finding))

@@ -2252,7 +2252,7 @@ type Driver struct {
 	Ready bool `protobuf:"varint,7,opt,name=ready,proto3" json:"ready,omitempty"`
 	// problem says what keeps it from that and what to do.
 	Problem string `protobuf:"bytes,8,opt,name=problem,proto3" json:"problem,omitempty"`
-	// since is when the driver registered.
+	// since is when ready changed, or else when its registrar was found.
 	Since *timestamppb.Timestamp `protobuf:"bytes,9,opt,name=since,proto3" json:"since,omitempty"`
 	// kubelet_status is what kubelet said of the registration.
 	KubeletStatus string `protobuf:"bytes,10,opt,name=kubelet_status,json=kubeletStatus,proto3" json:"kubelet_status,omitempty"`
@@ -2260,7 +2260,9 @@ type Driver struct {
 	// itself as well, past the front.
 	DirectlyRegistered bool `protobuf:"varint,11,opt,name=directly_registered,json=directlyRegistered,proto3" json:"directly_registered,omitempty"`
 	// volumes counts its deferred volumes on this node.
-	Volumes       int64 `protobuf:"varint,12,opt,name=volumes,proto3" json:"volumes,omitempty"`
+	Volumes int64 `protobuf:"varint,12,opt,name=volumes,proto3" json:"volumes,omitempty"`
+	// waiting_since is since when kubelet has not registered the driver; unset if it has.
+	WaitingSince  *timestamppb.Timestamp `protobuf:"bytes,13,opt,name=waiting_since,json=waitingSince,proto3" json:"waiting_since,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2377,6 +2379,13 @@ func (x *Driver) GetVolumes() int64 {
 		return x.Volumes
 	}
 	return 0
+}
+
+func (x *Driver) GetWaitingSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.WaitingSince
+	}
+	return nil
 }
 
 // ReconcileRequest is empty.
@@ -2696,7 +2705,7 @@ const file_crust_admin_v1_admin_proto_rawDesc = "" +
 	"\x12ListDriversRequest\"l\n" +
 	"\x13ListDriversResponse\x12#\n" +
 	"\rfront_enabled\x18\x01 \x01(\bR\ffrontEnabled\x120\n" +
-	"\adrivers\x18\x02 \x03(\v2\x16.crust.admin.v1.DriverR\adrivers\"\xfd\x02\n" +
+	"\adrivers\x18\x02 \x03(\v2\x16.crust.admin.v1.DriverR\adrivers\"\xbe\x03\n" +
 	"\x06Driver\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\tR\aversion\x12\x1a\n" +
@@ -2711,7 +2720,8 @@ const file_crust_admin_v1_admin_proto_rawDesc = "" +
 	"\x0ekubelet_status\x18\n" +
 	" \x01(\tR\rkubeletStatus\x12/\n" +
 	"\x13directly_registered\x18\v \x01(\bR\x12directlyRegistered\x12\x18\n" +
-	"\avolumes\x18\f \x01(\x03R\avolumes\"\x12\n" +
+	"\avolumes\x18\f \x01(\x03R\avolumes\x12?\n" +
+	"\rwaiting_since\x18\r \x01(\v2\x1a.google.protobuf.TimestampR\fwaitingSince\"\x12\n" +
 	"\x10ReconcileRequest\"_\n" +
 	"\x11ReconcileResponse\x12\x18\n" +
 	"\achecked\x18\x01 \x01(\x03R\achecked\x120\n" +
@@ -2832,38 +2842,39 @@ var file_crust_admin_v1_admin_proto_depIdxs = []int32{
 	30, // 26: crust.admin.v1.ListHandlersResponse.handlers:type_name -> crust.admin.v1.Handler
 	33, // 27: crust.admin.v1.ListDriversResponse.drivers:type_name -> crust.admin.v1.Driver
 	38, // 28: crust.admin.v1.Driver.since:type_name -> google.protobuf.Timestamp
-	36, // 29: crust.admin.v1.ReconcileResponse.repairs:type_name -> crust.admin.v1.Repair
-	7,  // 30: crust.admin.v1.Admin.GetNode:input_type -> crust.admin.v1.GetNodeRequest
-	9,  // 31: crust.admin.v1.Admin.ListVolumes:input_type -> crust.admin.v1.ListVolumesRequest
-	11, // 32: crust.admin.v1.Admin.GetVolume:input_type -> crust.admin.v1.GetVolumeRequest
-	13, // 33: crust.admin.v1.Admin.WatchVolumes:input_type -> crust.admin.v1.WatchVolumesRequest
-	15, // 34: crust.admin.v1.Admin.GetVolumeStats:input_type -> crust.admin.v1.GetVolumeStatsRequest
-	17, // 35: crust.admin.v1.Admin.ExpandVolume:input_type -> crust.admin.v1.ExpandVolumeRequest
-	19, // 36: crust.admin.v1.Admin.FreezeVolume:input_type -> crust.admin.v1.FreezeVolumeRequest
-	21, // 37: crust.admin.v1.Admin.ThawVolume:input_type -> crust.admin.v1.ThawVolumeRequest
-	28, // 38: crust.admin.v1.Admin.ListHandlers:input_type -> crust.admin.v1.ListHandlersRequest
-	31, // 39: crust.admin.v1.Admin.ListDrivers:input_type -> crust.admin.v1.ListDriversRequest
-	23, // 40: crust.admin.v1.Admin.ReleaseVolume:input_type -> crust.admin.v1.ReleaseVolumeRequest
-	25, // 41: crust.admin.v1.Admin.EndOrphans:input_type -> crust.admin.v1.EndOrphansRequest
-	34, // 42: crust.admin.v1.Admin.Reconcile:input_type -> crust.admin.v1.ReconcileRequest
-	8,  // 43: crust.admin.v1.Admin.GetNode:output_type -> crust.admin.v1.GetNodeResponse
-	10, // 44: crust.admin.v1.Admin.ListVolumes:output_type -> crust.admin.v1.ListVolumesResponse
-	12, // 45: crust.admin.v1.Admin.GetVolume:output_type -> crust.admin.v1.GetVolumeResponse
-	14, // 46: crust.admin.v1.Admin.WatchVolumes:output_type -> crust.admin.v1.WatchVolumesResponse
-	16, // 47: crust.admin.v1.Admin.GetVolumeStats:output_type -> crust.admin.v1.GetVolumeStatsResponse
-	18, // 48: crust.admin.v1.Admin.ExpandVolume:output_type -> crust.admin.v1.ExpandVolumeResponse
-	20, // 49: crust.admin.v1.Admin.FreezeVolume:output_type -> crust.admin.v1.FreezeVolumeResponse
-	22, // 50: crust.admin.v1.Admin.ThawVolume:output_type -> crust.admin.v1.ThawVolumeResponse
-	29, // 51: crust.admin.v1.Admin.ListHandlers:output_type -> crust.admin.v1.ListHandlersResponse
-	32, // 52: crust.admin.v1.Admin.ListDrivers:output_type -> crust.admin.v1.ListDriversResponse
-	24, // 53: crust.admin.v1.Admin.ReleaseVolume:output_type -> crust.admin.v1.ReleaseVolumeResponse
-	26, // 54: crust.admin.v1.Admin.EndOrphans:output_type -> crust.admin.v1.EndOrphansResponse
-	35, // 55: crust.admin.v1.Admin.Reconcile:output_type -> crust.admin.v1.ReconcileResponse
-	43, // [43:56] is the sub-list for method output_type
-	30, // [30:43] is the sub-list for method input_type
-	30, // [30:30] is the sub-list for extension type_name
-	30, // [30:30] is the sub-list for extension extendee
-	0,  // [0:30] is the sub-list for field type_name
+	38, // 29: crust.admin.v1.Driver.waiting_since:type_name -> google.protobuf.Timestamp
+	36, // 30: crust.admin.v1.ReconcileResponse.repairs:type_name -> crust.admin.v1.Repair
+	7,  // 31: crust.admin.v1.Admin.GetNode:input_type -> crust.admin.v1.GetNodeRequest
+	9,  // 32: crust.admin.v1.Admin.ListVolumes:input_type -> crust.admin.v1.ListVolumesRequest
+	11, // 33: crust.admin.v1.Admin.GetVolume:input_type -> crust.admin.v1.GetVolumeRequest
+	13, // 34: crust.admin.v1.Admin.WatchVolumes:input_type -> crust.admin.v1.WatchVolumesRequest
+	15, // 35: crust.admin.v1.Admin.GetVolumeStats:input_type -> crust.admin.v1.GetVolumeStatsRequest
+	17, // 36: crust.admin.v1.Admin.ExpandVolume:input_type -> crust.admin.v1.ExpandVolumeRequest
+	19, // 37: crust.admin.v1.Admin.FreezeVolume:input_type -> crust.admin.v1.FreezeVolumeRequest
+	21, // 38: crust.admin.v1.Admin.ThawVolume:input_type -> crust.admin.v1.ThawVolumeRequest
+	28, // 39: crust.admin.v1.Admin.ListHandlers:input_type -> crust.admin.v1.ListHandlersRequest
+	31, // 40: crust.admin.v1.Admin.ListDrivers:input_type -> crust.admin.v1.ListDriversRequest
+	23, // 41: crust.admin.v1.Admin.ReleaseVolume:input_type -> crust.admin.v1.ReleaseVolumeRequest
+	25, // 42: crust.admin.v1.Admin.EndOrphans:input_type -> crust.admin.v1.EndOrphansRequest
+	34, // 43: crust.admin.v1.Admin.Reconcile:input_type -> crust.admin.v1.ReconcileRequest
+	8,  // 44: crust.admin.v1.Admin.GetNode:output_type -> crust.admin.v1.GetNodeResponse
+	10, // 45: crust.admin.v1.Admin.ListVolumes:output_type -> crust.admin.v1.ListVolumesResponse
+	12, // 46: crust.admin.v1.Admin.GetVolume:output_type -> crust.admin.v1.GetVolumeResponse
+	14, // 47: crust.admin.v1.Admin.WatchVolumes:output_type -> crust.admin.v1.WatchVolumesResponse
+	16, // 48: crust.admin.v1.Admin.GetVolumeStats:output_type -> crust.admin.v1.GetVolumeStatsResponse
+	18, // 49: crust.admin.v1.Admin.ExpandVolume:output_type -> crust.admin.v1.ExpandVolumeResponse
+	20, // 50: crust.admin.v1.Admin.FreezeVolume:output_type -> crust.admin.v1.FreezeVolumeResponse
+	22, // 51: crust.admin.v1.Admin.ThawVolume:output_type -> crust.admin.v1.ThawVolumeResponse
+	29, // 52: crust.admin.v1.Admin.ListHandlers:output_type -> crust.admin.v1.ListHandlersResponse
+	32, // 53: crust.admin.v1.Admin.ListDrivers:output_type -> crust.admin.v1.ListDriversResponse
+	24, // 54: crust.admin.v1.Admin.ReleaseVolume:output_type -> crust.admin.v1.ReleaseVolumeResponse
+	26, // 55: crust.admin.v1.Admin.EndOrphans:output_type -> crust.admin.v1.EndOrphansResponse
+	35, // 56: crust.admin.v1.Admin.Reconcile:output_type -> crust.admin.v1.ReconcileResponse
+	44, // [44:57] is the sub-list for method output_type
+	31, // [31:44] is the sub-list for method input_type
+	31, // [31:31] is the sub-list for extension type_name
+	31, // [31:31] is the sub-list for extension extendee
+	0,  // [0:31] is the sub-list for field type_name
 }
 
 func init() { file_crust_admin_v1_admin_proto_init() }
