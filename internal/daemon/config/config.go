@@ -4,12 +4,10 @@ package config
 
 import (
 	"cmp"
-	"encoding/json"
 	"path/filepath"
-	"reflect"
 	"time"
 
-	"sigs.k8s.io/yaml"
+	"go.yaml.in/yaml/v4"
 
 	"github.com/crust-proxy/crust-proxy/internal/front/policy"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
@@ -18,109 +16,109 @@ import (
 // Config is everything that can be set. systemd/config.yaml describes each key. Every path is
 // here, so that several daemons can run side by side.
 type Config struct {
-	RunDir            string        `json:"runDir"`
-	KubeletRoot       string        `json:"kubeletRoot"`
-	RuntimeSocket     Socket        `json:"runtimeSocket"`
-	AdminSocket       Socket        `json:"adminSocket"`
-	Authorization     Authorization `json:"authorization"`
-	Devices           Devices       `json:"devices"`
-	Handlers          Handlers      `json:"handlers"`
-	Front             Front         `json:"front"`
-	Policy            Policy        `json:"policy"`
-	Cluster           Cluster       `json:"cluster"`
-	Containerd        Containerd    `json:"containerd"`
-	CRI               CRI           `json:"cri"`
-	Relay             Relay         `json:"relay"`
-	ReconcileInterval Duration      `json:"reconcileInterval"`
-	HTTP              HTTP          `json:"http"`
-	Tracing           Tracing       `json:"tracing"`
-	Log               Log           `json:"log"`
-	ShutdownTimeout   Duration      `json:"shutdownTimeout"`
+	RunDir            string        `yaml:"runDir"`
+	KubeletRoot       string        `yaml:"kubeletRoot"`
+	RuntimeSocket     Socket        `yaml:"runtimeSocket"`
+	AdminSocket       Socket        `yaml:"adminSocket"`
+	Authorization     Authorization `yaml:"authorization"`
+	Devices           Devices       `yaml:"devices"`
+	Handlers          Handlers      `yaml:"handlers"`
+	Front             Front         `yaml:"front"`
+	Policy            Policy        `yaml:"policy"`
+	Cluster           Cluster       `yaml:"cluster"`
+	Containerd        Containerd    `yaml:"containerd"`
+	CRI               CRI           `yaml:"cri"`
+	Relay             Relay         `yaml:"relay"`
+	ReconcileInterval Duration      `yaml:"reconcileInterval"`
+	HTTP              HTTP          `yaml:"http"`
+	Tracing           Tracing       `yaml:"tracing"`
+	Log               Log           `yaml:"log"`
+	ShutdownTimeout   Duration      `yaml:"shutdownTimeout"`
 }
 
 // Socket is a unix socket of ours.
 type Socket struct {
-	Path  string `json:"path"`
-	Mode  string `json:"mode"`
-	Group string `json:"group"`
+	Path  string `yaml:"path"`
+	Mode  string `yaml:"mode"`
+	Group string `yaml:"group"`
 }
 
 // Authorization is who may call each API, by the peer credentials from the kernel.
 type Authorization struct {
-	Runtime Callers `json:"runtime"`
-	Admin   Callers `json:"admin"`
-	CSI     Callers `json:"csi"`
+	Runtime Callers `yaml:"runtime"`
+	Admin   Callers `yaml:"admin"`
+	CSI     Callers `yaml:"csi"`
 }
 
 // Callers is a set of users and groups.
 type Callers struct {
-	UIDs []uint32 `json:"uids"`
-	GIDs []uint32 `json:"gids"`
+	UIDs []uint32 `yaml:"uids"`
+	GIDs []uint32 `yaml:"gids"`
 }
 
 // Devices says which devices are accepted.
 type Devices struct {
-	Roots   []string `json:"roots"`
-	Images  []string `json:"images"`
-	Classes []string `json:"classes"`
-	Servers []string `json:"servers"`
+	Roots   []string `yaml:"roots"`
+	Images  []string `yaml:"images"`
+	Classes []string `yaml:"classes"`
+	Servers []string `yaml:"servers"`
 }
 
 // Handlers are the runtime handlers.
 type Handlers struct {
-	Default string `json:"default"`
-	Kata    Kata   `json:"kata"`
-	Crust   Crust  `json:"crust"`
+	Default string `yaml:"default"`
+	Kata    Kata   `yaml:"kata"`
+	Crust   Crust  `yaml:"crust"`
 }
 
 // Kata is the handler for both Kata runtimes.
 type Kata struct {
-	Enabled         bool     `json:"enabled"`
-	DirectVolumes   string   `json:"directVolumes"`
-	GoSandboxes     string   `json:"goSandboxes"`
-	RustSandboxes   string   `json:"rustSandboxes"`
-	SharedSandboxes string   `json:"sharedSandboxes"`
-	TempDir         string   `json:"tempDir"`
-	Filesystems     []string `json:"filesystems"`
-	EndOrphans      bool     `json:"endOrphans"`
+	Enabled         bool     `yaml:"enabled"`
+	DirectVolumes   string   `yaml:"directVolumes"`
+	GoSandboxes     string   `yaml:"goSandboxes"`
+	RustSandboxes   string   `yaml:"rustSandboxes"`
+	SharedSandboxes string   `yaml:"sharedSandboxes"`
+	TempDir         string   `yaml:"tempDir"`
+	Filesystems     []string `yaml:"filesystems"`
+	EndOrphans      bool     `yaml:"endOrphans"`
 }
 
 // Crust is the handler for runtimes that speak the directory ABI, such as crust-runc.
 type Crust struct {
-	Enabled     bool     `json:"enabled"`
-	Root        string   `json:"root"`
-	TempDir     string   `json:"tempDir"`
-	Programs    []string `json:"programs"`
-	SocketDirs  []string `json:"socketDirs"`
-	Filesystems []string `json:"filesystems"`
+	Enabled     bool     `yaml:"enabled"`
+	Root        string   `yaml:"root"`
+	TempDir     string   `yaml:"tempDir"`
+	Programs    []string `yaml:"programs"`
+	SocketDirs  []string `yaml:"socketDirs"`
+	Filesystems []string `yaml:"filesystems"`
 }
 
 // Front stands between kubelet and CSI drivers.
 type Front struct {
-	Enabled         bool     `json:"enabled"`
-	Registry        string   `json:"registry"`
-	KubeletRegistry string   `json:"kubeletRegistry"`
-	PrivateDir      string   `json:"privateDir"`
-	MarksDir        string   `json:"marksDir"`
-	DefaultFSType   string   `json:"defaultFSType"`
-	AcceptLeftovers bool     `json:"acceptLeftovers"`
-	AbandonVolumes  bool     `json:"abandonVolumes"`
-	VolumeCondition bool     `json:"volumeCondition"`
-	DriverTimeout   Duration `json:"driverTimeout"`
+	Enabled         bool     `yaml:"enabled"`
+	Registry        string   `yaml:"registry"`
+	KubeletRegistry string   `yaml:"kubeletRegistry"`
+	PrivateDir      string   `yaml:"privateDir"`
+	MarksDir        string   `yaml:"marksDir"`
+	DefaultFSType   string   `yaml:"defaultFSType"`
+	AcceptLeftovers bool     `yaml:"acceptLeftovers"`
+	AbandonVolumes  bool     `yaml:"abandonVolumes"`
+	VolumeCondition bool     `yaml:"volumeCondition"`
+	DriverTimeout   Duration `yaml:"driverTimeout"`
 }
 
 // Policy decides which CSI volumes are deferred.
 type Policy struct {
-	Format   volume.FormatPolicy `json:"format"`
-	Runtimes map[string]string   `json:"runtimes"`
-	Rules    []policy.Rule       `json:"rules"`
+	Format   volume.FormatPolicy `yaml:"format"`
+	Runtimes map[string]string   `yaml:"runtimes"`
+	Rules    []policy.Rule       `yaml:"rules"`
 }
 
 // Cluster is the Kubernetes cluster to ask about the pods of this node.
 type Cluster struct {
-	Kubeconfig string `json:"kubeconfig"`
-	InCluster  bool   `json:"inCluster"`
-	NodeName   string `json:"nodeName"`
+	Kubeconfig string `yaml:"kubeconfig"`
+	InCluster  bool   `yaml:"inCluster"`
+	NodeName   string `yaml:"nodeName"`
 }
 
 // On reports whether a cluster is configured.
@@ -128,65 +126,55 @@ func (c Cluster) On() bool { return c.Kubeconfig != "" || c.InCluster }
 
 // Containerd is the container runtime whose sandboxes are followed.
 type Containerd struct {
-	Socket    string `json:"socket"`
-	Namespace string `json:"namespace,omitempty"` // of older files: not used any more
+	Socket    string `yaml:"socket"`
+	Namespace string `yaml:"namespace,omitempty"` // of older files: not used any more
 }
 
 // CRI is another container runtime whose sandboxes are followed.
 type CRI struct {
-	Socket string `json:"socket"`
+	Socket string `yaml:"socket"`
 }
 
 // Relay bounds what is asked of sandboxes.
 type Relay struct {
-	StatsTimeout  Duration `json:"statsTimeout"`
-	ExpandTimeout Duration `json:"expandTimeout"`
-	Concurrency   int      `json:"concurrency"`
-	SlowAfter     Duration `json:"slowAfter"`
-	MaxSlow       int      `json:"maxSlow"`
+	StatsTimeout  Duration `yaml:"statsTimeout"`
+	ExpandTimeout Duration `yaml:"expandTimeout"`
+	Concurrency   int      `yaml:"concurrency"`
+	SlowAfter     Duration `yaml:"slowAfter"`
+	MaxSlow       int      `yaml:"maxSlow"`
 }
 
 // HTTP serves metrics and health.
 type HTTP struct {
-	Listen string `json:"listen"`
-	Pprof  bool   `json:"pprof"`
+	Listen string `yaml:"listen"`
+	Pprof  bool   `yaml:"pprof"`
 }
 
 // Tracing sends spans by OTLP over gRPC.
 type Tracing struct {
-	Endpoint    string  `json:"endpoint"`
-	Insecure    bool    `json:"insecure"`
-	SampleRatio float64 `json:"sampleRatio"`
+	Endpoint    string  `yaml:"endpoint"`
+	Insecure    bool    `yaml:"insecure"`
+	SampleRatio float64 `yaml:"sampleRatio"`
 }
 
 // Log sets the log's level.
 type Log struct {
-	Level string `json:"level"`
+	Level string `yaml:"level"`
 }
 
 // Duration is written as Go writes it: "1m30s".
 type Duration time.Duration
 
-// MarshalJSON writes the duration as text.
-func (d Duration) MarshalJSON() ([]byte, error) { return json.Marshal(d.Std().String()) }
+// MarshalYAML writes the duration as text.
+func (d Duration) MarshalYAML() (any, error) { return d.Std().String(), nil }
 
-// UnmarshalJSON reads a duration from text, or the number 0. A key without a value keeps its default.
-func (d *Duration) UnmarshalJSON(raw []byte) error {
-	var value any
-	if err := json.Unmarshal(raw, &value); err != nil || value == nil {
-		return err
+// UnmarshalYAML reads a duration from text, or the number 0.
+func (d *Duration) UnmarshalYAML(node *yaml.Node) error {
+	parsed, err := time.ParseDuration(node.Value)
+	if err == nil {
+		*d = Duration(parsed)
 	}
-	text, ok := value.(string)
-	if !ok && value == float64(0) {
-		text = "0"
-	}
-	parsed, err := time.ParseDuration(text)
-	if err != nil {
-		// The decoder adds the key to an error of this type only.
-		return &json.UnmarshalTypeError{Value: string(raw), Type: reflect.TypeFor[Duration]()}
-	}
-	*d = Duration(parsed)
-	return nil
+	return err
 }
 
 // Std is the duration for the standard library.
@@ -241,7 +229,7 @@ func (c Config) StateDir() string { return filepath.Join(c.RunDir, "state") }
 
 // YAML encodes the configuration.
 func (c Config) YAML() (string, error) {
-	raw, err := yaml.Marshal(c)
+	raw, err := yaml.Dump(c, yaml.WithLineWidth(-1))
 	return string(raw), err
 }
 

@@ -1,24 +1,11 @@
 package config
 
 import (
-	"bytes"
-	"cmp"
-	"encoding/json"
-	"errors"
 	"fmt"
-	"io"
 	"os"
 	"reflect"
-	"slices"
-	"strings"
 
 	"github.com/spf13/pflag"
-	yamlv2 "go.yaml.in/yaml/v2"
-	kjson "sigs.k8s.io/json"
-	"sigs.k8s.io/yaml"
-
-	"github.com/crust-proxy/crust-proxy/internal/front/policy"
-	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 )
 
 const maxFile = 1 << 20
@@ -33,20 +20,20 @@ type Flags struct {
 
 // fields are the keys that have a flag.
 var fields = []struct {
-	flag  string
-	key   func(*Config) *string
-	usage string
+	flag, key string
+	value     func(*Config) *string
+	usage     string
 }{
-	{"run-dir", func(c *Config) *string { return &c.RunDir }, "directory of sockets and state, on tmpfs"},
-	{"kubelet-root", func(c *Config) *string { return &c.KubeletRoot }, "directory below which all targets lie"},
-	{"runtime-socket", func(c *Config) *string { return &c.RuntimeSocket.Path }, "socket of the Runtime API"},
-	{"admin-socket", func(c *Config) *string { return &c.AdminSocket.Path }, "socket of the Admin API"},
-	{"containerd-socket", func(c *Config) *string { return &c.Containerd.Socket }, "containerd's socket; empty is off"},
-	{"cri-socket", func(c *Config) *string { return &c.CRI.Socket }, "CRI-O's socket, where the container runtime is not containerd"},
-	{"kubeconfig", func(c *Config) *string { return &c.Cluster.Kubeconfig }, "how to ask the cluster about this node's pods; empty is off"},
-	{"node-name", func(c *Config) *string { return &c.Cluster.NodeName }, "this node's name in the cluster; empty is the host name"},
-	{"http-listen", func(c *Config) *string { return &c.HTTP.Listen }, "metrics and health: host:port, unix:/path, or empty for off"},
-	{"log-level", func(c *Config) *string { return &c.Log.Level }, "debug, info, warn or error"},
+	{"run-dir", "runDir", func(c *Config) *string { return &c.RunDir }, "directory of sockets and state, on tmpfs"},
+	{"kubelet-root", "kubeletRoot", func(c *Config) *string { return &c.KubeletRoot }, "directory below which all targets lie"},
+	{"runtime-socket", "runtimeSocket.path", func(c *Config) *string { return &c.RuntimeSocket.Path }, "socket of the Runtime API"},
+	{"admin-socket", "adminSocket.path", func(c *Config) *string { return &c.AdminSocket.Path }, "socket of the Admin API"},
+	{"containerd-socket", "containerd.socket", func(c *Config) *string { return &c.Containerd.Socket }, "containerd's socket; empty is off"},
+	{"cri-socket", "cri.socket", func(c *Config) *string { return &c.CRI.Socket }, "CRI-O's socket, where the container runtime is not containerd"},
+	{"kubeconfig", "cluster.kubeconfig", func(c *Config) *string { return &c.Cluster.Kubeconfig }, "how to ask the cluster about this node's pods; empty is off"},
+	{"node-name", "cluster.nodeName", func(c *Config) *string { return &c.Cluster.NodeName }, "this node's name in the cluster; empty is the host name"},
+	{"http-listen", "http.listen", func(c *Config) *string { return &c.HTTP.Listen }, "metrics and health: host:port, unix:/path, or empty for off"},
+	{"log-level", "log.level", func(c *Config) *string { return &c.Log.Level }, "debug, info, warn or error"},
 }
 
 // AddFlags defines the flags.
@@ -56,7 +43,7 @@ func AddFlags(set *pflag.FlagSet) *Flags {
 	set.BoolVar(&f.abandon, "abandon-volumes", false, "go on although deferred volumes live on this node: also front.abandonVolumes")
 	usual := Default()
 	for _, field := range fields {
-		set.String(field.flag, *field.key(&usual), field.usage)
+		set.String(field.flag, *field.value(&usual), field.usage)
 	}
 	return f
 }
@@ -71,34 +58,33 @@ func (f *Flags) Source() string {
 
 // Load returns the validated configuration from file and flags. Its error is a *FileError.
 func (f *Flags) Load() (Config, error) {
-	cfg, err := f.load()
-	if err != nil {
-		return Config{}, &FileError{File: f.File, Problems: problemsOf(err), cause: err}
-	}
-	return cfg, nil
-}
-
-func (f *Flags) load() (Config, error) {
-	cfg := base()
+	cfg, doc := base(), &document{places: map[string]place{}}
 	if f.File != "" {
 		raw, err := readFile(f.File)
 		if err != nil {
-			return Config{}, err
+			return Config{}, &FileError{File: f.File, Problems: []Problem{{Text: printable(err.Error())}}, cause: err}
 		}
-		if cfg, err = parse(raw); err != nil {
-			return Config{}, err
-		}
+		doc = readDocument(raw, &cfg)
 	}
-	f.apply(&cfg)
+	f.apply(&cfg, doc.places)
+	if err := cfg.validateRoots(); err != nil {
+		doc.judge(err)
+		cfg.RunDir, cfg.KubeletRoot = base().RunDir, base().KubeletRoot // no errors about the defaults below them
+	}
 	cfg = cfg.complete()
-	return cfg, cfg.Validate()
+	if err := cfg.Validate(); err != nil {
+		doc.judge(err)
+	}
+	return cfg, doc.err(f.File)
 }
 
-func (f *Flags) apply(cfg *Config) {
+// apply sets what is set by flags, and notes it.
+func (f *Flags) apply(cfg *Config, places map[string]place) {
 	cfg.Front.AbandonVolumes = cfg.Front.AbandonVolumes || f.abandon
 	for _, field := range fields {
 		if flag := f.set.Lookup(field.flag); flag.Changed {
-			*field.key(cfg) = flag.Value.String()
+			*field.value(cfg) = flag.Value.String()
+			places[field.key] = place{flag: field.flag}
 		}
 	}
 }
@@ -118,129 +104,11 @@ func readFile(path string) ([]byte, error) {
 	return raw, nil
 }
 
-// Parse reads YAML over the defaults. Unknown and duplicate keys are errors: a misspelt key
-// must not silently keep its default.
+// Parse reads YAML over the defaults. The result is not validated.
 func Parse(raw []byte) (Config, error) {
-	cfg, err := parse(raw)
-	if err != nil {
-		return Config{}, err
-	}
-	return cfg.complete(), nil
-}
-
-func parse(raw []byte) (Config, error) {
-	text, err := toJSON(raw)
-	if err != nil {
-		return Config{}, err
-	}
 	cfg := base()
-	problems, err := kjson.UnmarshalStrict(text, &cfg)
-	if err != nil {
-		return Config{}, wrongType(text, err)
-	}
-	for i, problem := range problems {
-		if at, ok := errors.AsType[kjson.FieldError](problem); ok {
-			problems[i] = fmt.Errorf("%s: unknown key", at.FieldPath())
-		}
-	}
-	return cfg, errors.Join(append(problems, rulesWithoutDefer(text)...)...)
-}
-
-// wrongType describes a value of a wrong type for readers who know YAML and not Go.
-func wrongType(text []byte, err error) error {
-	wrong, ok := errors.AsType[*json.UnmarshalTypeError](err)
-	switch {
-	case !ok:
-		return err
-	case wrong.Field == "":
-		return errors.New("the configuration is not a map of keys and values")
-	case wrong.Type == reflect.TypeFor[Duration]():
-		return fmt.Errorf("%s: %s is not a duration: write one like \"10s\"", wrong.Field, wrong.Value)
-	}
-	if inRule, is := strings.CutPrefix(wrong.Field, "policy.rules."); is {
-		wrong.Field = fmt.Sprintf("policy.rules[%d].%s", firstBadRule(text), inRule)
-	}
-	words := map[string]string{"array": "a list", "object": "a map of keys and values", "string": "text", "bool": "true or false", "number": "a number"}
-	is := cmp.Or(words[wrong.Value], strings.TrimPrefix(wrong.Value, "number ")) // a number may have its digits
-	hint := ""
-	if wrong.Type.Kind() == reflect.String {
-		hint = " (quote text that looks like something else)"
-	}
-	return fmt.Errorf("%s: %s cannot stand here; it takes %s%s", wrong.Field, is, sys.KindWord(wrong.Type), hint)
-}
-
-// firstBadRule is the index of the first rule with a value of a wrong type.
-func firstBadRule(text []byte) int {
-	var cfg struct {
-		Policy struct{ Rules []json.RawMessage }
-	}
-	if err := json.Unmarshal(text, &cfg); err != nil {
-		return 0
-	}
-	return slices.IndexFunc(cfg.Policy.Rules, func(raw json.RawMessage) bool {
-		_, err := kjson.UnmarshalStrict(raw, new(policy.Rule))
-		return err != nil
-	})
-}
-
-// rulesWithoutDefer refuses rules that would silently keep volumes on the host.
-func rulesWithoutDefer(text []byte) (found []error) {
-	var cfg struct {
-		Policy struct {
-			Rules []struct {
-				Name  string
-				Defer *bool
-			}
-		}
-	}
-	if err := json.Unmarshal(text, &cfg); err != nil {
-		return []error{err}
-	}
-	for i, rule := range cfg.Policy.Rules {
-		if rule.Defer == nil {
-			found = append(found, fmt.Errorf("policy.rules[%d] (%q).defer: is missing: say true or false", i, rule.Name))
-		}
-	}
-	return found
-}
-
-// toJSON converts one YAML document. A duplicate key is an error.
-func toJSON(raw []byte) ([]byte, error) {
-	if err := oneDocument(raw); err != nil {
-		return nil, err
-	}
-	text, err := yaml.YAMLToJSONStrict(raw)
-	return text, notYAML(err)
-}
-
-// notYAML rewrites an error of the YAML library for readers who do not know the library.
-func notYAML(err error) error {
-	if err == nil {
-		return nil
-	}
-	text := strings.TrimPrefix(err.Error(), "yaml: ")
-	text = strings.TrimSpace(strings.TrimPrefix(text, "unmarshal errors:"))
-	text = strings.ReplaceAll(text, "already set in map", "is there twice")
-	if strings.Contains(text, "cannot start any token") {
-		text += " (a tab? indent by spaces)"
-	}
-	return fmt.Errorf("this is not valid YAML: %s", text)
-}
-
-// oneDocument refuses a second document, which would be silently ignored.
-func oneDocument(raw []byte) error {
-	decoder := yamlv2.NewDecoder(bytes.NewReader(raw))
-	var document any
-	if err := decoder.Decode(&document); err != nil {
-		if errors.Is(err, io.EOF) {
-			return nil // an empty file
-		}
-		return notYAML(err)
-	}
-	if !errors.Is(decoder.Decode(&document), io.EOF) {
-		return errors.New("there is more than one YAML document: remove all from the second --- on")
-	}
-	return nil
+	doc := readDocument(raw, &cfg)
+	return cfg.complete(), doc.err("")
 }
 
 // Reloadable returns old with what a running daemon can take over from next, and the keys
@@ -261,8 +129,7 @@ func Reloadable(old, next Config) (applied Config, needRestart []string) {
 func differences(a, b reflect.Value, prefix string) []string {
 	var keys []string
 	for i := range a.NumField() {
-		name, _, _ := strings.Cut(a.Type().Field(i).Tag.Get("json"), ",")
-		key := prefix + name
+		key := prefix + keyOf(a.Type().Field(i))
 		if a.Field(i).Kind() == reflect.Struct {
 			keys = append(keys, differences(a.Field(i), b.Field(i), key+".")...)
 		} else if !reflect.DeepEqual(a.Field(i).Interface(), b.Field(i).Interface()) {

@@ -1,9 +1,10 @@
 package config
 
 import (
+	"cmp"
 	"fmt"
 	"regexp"
-	"strconv"
+	"slices"
 	"strings"
 
 	"go.uber.org/zap"
@@ -32,27 +33,20 @@ type FileError struct {
 func (e *FileError) Error() string {
 	lines := make([]string, 0, len(e.Problems))
 	for _, p := range e.Problems {
-		var line strings.Builder
-		if e.File != "" {
-			line.WriteString(printable(e.File) + ":")
-		}
+		where := printable(e.File)
 		if p.Line > 0 {
-			fmt.Fprintf(&line, "%d:%d:", p.Line, p.Column)
+			where = fmt.Sprintf("%s:%d:%d", where, p.Line, p.Column)
 		}
-		for _, part := range []string{p.Key, p.Text} {
-			if line.Len() > 0 && part != "" {
-				line.WriteString(" ")
-			}
-			if line.WriteString(part); part == p.Key && part != "" {
-				line.WriteString(":")
-			}
-		}
-		lines = append(lines, line.String())
+		parts := slices.DeleteFunc([]string{where, p.Key, p.Text}, func(part string) bool { return part == "" })
+		lines = append(lines, strings.Join(parts, ": "))
 	}
 	return strings.Join(lines, "\n")
 }
 
 func (e *FileError) Unwrap() error { return e.cause }
+
+// maxText bounds the description of a problem.
+const maxText = 2048
 
 // mostLogged bounds the records of one bad file.
 const mostLogged = 20
@@ -67,6 +61,17 @@ func (e *FileError) Log(log *zap.Logger, message string) {
 		log.Error(message, zap.String("file", e.File), zap.Int("line", p.Line), zap.Int("column", p.Column),
 			zap.String("key", p.Key), zap.String("problem", p.Text))
 	}
+}
+
+// err returns the problems in the order of the file, those without a line last; nil is none.
+func (d *document) err(file string) error {
+	if len(d.problems) == 0 {
+		return nil
+	}
+	slices.SortStableFunc(d.problems, func(a, b Problem) int {
+		return cmp.Or(cmp.Compare(uint(a.Line-1), uint(b.Line-1)), a.Column-b.Column)
+	})
+	return &FileError{File: file, Problems: d.problems}
 }
 
 // keyForm is how an error of Validate begins: the key's path, with a rule's name behind its index.
@@ -88,19 +93,13 @@ func problemsOf(err error) []Problem {
 	return []Problem{{Text: text}}
 }
 
-// printable escapes what may not reach a terminal or a log: controls, line ends, hidden characters.
+// printable replaces what may not reach a terminal or a log (controls, line ends, hidden characters),
+// and bounds the text.
 func printable(text string) string {
-	if sys.IsText(text) {
-		return text
-	}
-	var out strings.Builder
-	for _, r := range text {
-		if sys.IsPrintable(r) {
-			out.WriteRune(r)
-		} else {
-			quoted := strconv.QuoteRuneToASCII(r)
-			out.WriteString(quoted[1 : len(quoted)-1])
+	return strings.Map(func(r rune) rune {
+		if !sys.IsPrintable(r) {
+			return '\uFFFD'
 		}
-	}
-	return out.String()
+		return r
+	}, sys.ClipTo(text, maxText))
 }

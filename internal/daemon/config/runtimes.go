@@ -59,7 +59,7 @@ var runtimePattern = regexp.MustCompile(`^[a-z0-9*]([a-z0-9*-]{0,61}[a-z0-9*])?$
 func validateRuntimes(all map[string]string) (found []error) {
 	for _, pattern := range slices.Sorted(maps.Keys(all)) {
 		if !runtimePattern.MatchString(pattern) {
-			found = append(found, fmt.Errorf("policy.runtimes: %q is not a handler of a RuntimeClass, or one with * in it", pattern))
+			found = append(found, fmt.Errorf("policy.runtimes[%q]: the key is not a handler of a RuntimeClass, or one with * in it", pattern))
 		}
 		if err := oneOf(fmt.Sprintf("policy.runtimes[%q]", pattern), all[pattern], kataName, crustName, noHandler); err != nil {
 			found = append(found, err)

@@ -63,7 +63,7 @@ func TestRulesThatCannotWorkAreRefused(t *testing.T) {
 		crust + "policy: {rules: [{name: a, runtimeHandlers: [crust], handler: kata, defer: true}]}": "belong to the handler crust",
 		"policy: {rules: [{name: a, runtimeHandlers: [kata-qemu-snp], defer: true}]}":                "confidential guest",
 		"policy: {runtimes: {kata: runc}}":                                                           `policy.runtimes["kata"]`,
-		"policy: {runtimes: {\"Kata/x\": kata}}":                                                     `"Kata/x" is not a handler`,
+		"policy: {runtimes: {\"Kata/x\": kata}}":                                                     `policy.runtimes["Kata/x"]: the key is not a handler`,
 	} {
 		if _, err := load(t, text); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s\ngot %v\nwant %s", text, err, want)

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net"
@@ -19,8 +20,7 @@ import (
 // Validate returns all errors, each with its key.
 func (c Config) Validate() error {
 	return errors.Join(
-		absolute("runDir", c.RunDir),
-		absolute("kubeletRoot", c.KubeletRoot),
+		c.validateRoots(),
 		c.RuntimeSocket.validate("runtimeSocket"),
 		c.AdminSocket.validate("adminSocket"),
 		wrong(c.RuntimeSocket.Path == c.AdminSocket.Path, "adminSocket.path: %q is the runtime socket too", c.AdminSocket.Path),
@@ -44,6 +44,11 @@ func (c Config) Validate() error {
 	)
 }
 
+// validateRoots checks the directories below which the defaults of others are.
+func (c Config) validateRoots() error {
+	return errors.Join(absolute("runDir", c.RunDir), absolute("kubeletRoot", c.KubeletRoot))
+}
+
 // wrong returns the error if the condition holds.
 func wrong(condition bool, format string, args ...any) error {
 	if condition {
@@ -57,17 +62,13 @@ func absolute(key, path string) error {
 		"%s: %q is not an absolute, clean path", key, path)
 }
 
-func absoluteOrEmpty(key, path string) error {
-	if path == "" {
-		return nil
-	}
-	return absolute(key, path)
-}
+func absoluteOrEmpty(key, path string) error { return absolute(key, cmp.Or(path, "/")) }
 
-func absoluteAll(key string, paths []string) error {
+// each checks the values of a list.
+func each(key string, values []string, check func(key, value string) error) error {
 	var err error
-	for i, path := range paths {
-		err = errors.Join(err, absolute(fmt.Sprintf("%s[%d]", key, i), path))
+	for i, value := range values {
+		err = errors.Join(err, check(fmt.Sprintf("%s[%d]", key, i), value))
 	}
 	return err
 }
@@ -104,17 +105,17 @@ func (c Callers) validate(key string) error {
 }
 
 func (d Devices) validate() error {
-	err := errors.Join(
-		absoluteAll("devices.roots", d.Roots),
-		absoluteAll("devices.images", d.Images),
+	return errors.Join(
+		each("devices.roots", d.Roots, absolute),
+		each("devices.images", d.Images, absolute),
 		wrong(len(d.Roots)+len(d.Images) == 0, "devices.roots: no device could ever be taken"),
-		wrong(slices.Contains(d.Images, "/"), "devices.images: / would make every file of the node a disk"))
-	for i, name := range d.Servers {
-		isPath := strings.Contains(name, "/") || !sys.IsText(name)
-		err = errors.Join(err, wrong(name == "" || isPath,
-			"devices.servers[%d]: %q is not the name of a program without its directory", i, name))
-	}
-	return err
+		wrong(slices.Contains(d.Images, "/"), "devices.images: / would make every file of the node a disk"),
+		each("devices.servers", d.Servers, programName))
+}
+
+func programName(key, name string) error {
+	return wrong(name == "" || strings.Contains(name, "/") || !sys.IsText(name),
+		"%s: %q is not the name of a program without its directory", key, name)
 }
 
 func (c Containerd) validate() error {
@@ -160,10 +161,8 @@ func hostPort(address string) error {
 
 func (t Tracing) validate() error {
 	err := wrong(t.SampleRatio < 0 || t.SampleRatio > 1, "tracing.sampleRatio: %v is not between 0 and 1", t.SampleRatio)
-	if t.Endpoint != "" {
-		if bad := hostPort(t.Endpoint); bad != nil {
-			err = errors.Join(err, fmt.Errorf("tracing.endpoint: %q is not host:port: %w", t.Endpoint, bad))
-		}
+	if bad := hostPort(t.Endpoint); t.Endpoint != "" && bad != nil {
+		err = errors.Join(err, fmt.Errorf("tracing.endpoint: %q is not host:port: %w", t.Endpoint, bad))
 	}
 	return err
 }
@@ -199,8 +198,8 @@ func (c Crust) validate() error {
 	const key = "handlers.crust."
 	return errors.Join(
 		absolute(key+"root", c.Root),
-		absoluteAll(key+"programs", c.Programs),
-		absoluteAll(key+"socketDirs", c.SocketDirs),
+		each(key+"programs", c.Programs, absolute),
+		each(key+"socketDirs", c.SocketDirs, absolute),
 		filesystems(key+"filesystems", c.Filesystems),
 		absoluteOrEmpty(key+"tempDir", c.TempDir),
 		wrong(sys.Within(c.Root, c.TempDir), key+"tempDir: %q lies in root, where runtimes look for volumes", c.TempDir),
@@ -209,11 +208,7 @@ func (c Crust) validate() error {
 }
 
 func filesystems(key string, names []string) error {
-	err := wrong(len(names) == 0, "%s: no volume could ever be deferred", key)
-	for i, fs := range names {
-		err = errors.Join(err, filesystem(fmt.Sprintf("%s[%d]", key, i), fs))
-	}
-	return err
+	return errors.Join(wrong(len(names) == 0, "%s: no volume could ever be deferred", key), each(key, names, filesystem))
 }
 
 func filesystem(key, name string) error {
@@ -238,18 +233,18 @@ func (f Front) validate(kubeletRoot string) error {
 
 func (p Policy) validate(handlers []string) error {
 	found := validateRuntimes(p.Runtimes)
+	if len(found) == 0 { // the rules refer to them
+		found = append(found, p.deferral(handlers).Validate(handlers))
+	}
 	for i, rule := range p.Rules {
 		if len(rule.Filesystems) != 1 {
-			continue // options without exactly one filesystem are refused below
+			continue // options without exactly one filesystem are refused above
 		}
 		if err := mkfs.CheckOptions(rule.Filesystems[0], rule.MkfsOptions); err != nil {
 			found = append(found, fmt.Errorf("policy.rules[%d] (%q).mkfsOptions: %w", i, rule.Name, err))
 		}
 	}
-	if len(found) > 0 {
-		return errors.Join(found...)
-	}
-	return p.deferral(handlers).Validate(handlers)
+	return errors.Join(found...)
 }
 
 // annotatedNeedsCluster refuses annotated rules without a cluster. They could never match: a

@@ -44,29 +44,29 @@ type Input struct {
 // Rule is a rule of the configuration. It decides for the volumes that it matches. An empty
 // list matches all.
 type Rule struct {
-	Name string `json:"name"`
+	Name string `yaml:"name"`
 	// Drivers are names, or patterns in which * stands for any characters.
-	Drivers         []string `json:"drivers,omitempty"`
-	Filesystems     []string `json:"filesystems,omitempty"`
-	RuntimeHandlers []string `json:"runtimeHandlers,omitempty"`
+	Drivers         []string `yaml:"drivers,omitempty"`
+	Filesystems     []string `yaml:"filesystems,omitempty"`
+	RuntimeHandlers []string `yaml:"runtimeHandlers,omitempty"`
 	// AccessModes are CSI's names, or those of Kubernetes' claims.
-	AccessModes []string `json:"accessModes,omitempty"`
+	AccessModes []string `yaml:"accessModes,omitempty"`
 	// Annotated restricts the rule to volumes that the pod's annotation names.
-	Annotated bool `json:"annotated,omitempty"`
-	Defer     bool `json:"defer"`
+	Annotated bool `yaml:"annotated,omitempty"`
+	Defer     bool `yaml:"defer"`
 	// Handler and Format are for volumes that are deferred; empty means the default.
-	Handler string              `json:"handler,omitempty"`
-	Format  volume.FormatPolicy `json:"format,omitempty"`
+	Handler string              `yaml:"handler,omitempty"`
+	Format  volume.FormatPolicy `yaml:"format,omitempty"`
 	// MkfsOptions are arguments for mkfs of the rule's one filesystem.
-	MkfsOptions []string `json:"mkfsOptions,omitempty"`
+	MkfsOptions []string `yaml:"mkfsOptions,omitempty"`
 	// RootMode are the permissions of a new filesystem's root directory, in octal.
-	RootMode string `json:"rootMode,omitempty"`
+	RootMode string `yaml:"rootMode,omitempty"`
 	// Grow defaults to true: an ext4 that is smaller than its device, and that the sandbox
 	// cannot grow, is grown before it is handed over.
-	Grow *bool `json:"grow,omitempty"`
+	Grow *bool `yaml:"grow,omitempty"`
 	// ThenOnHost says whether this node's kernel may mount a volume that a sandbox had
 	// read-write by this rule; empty is HostRefused.
-	ThenOnHost ThenOnHost `json:"thenOnHost,omitempty"`
+	ThenOnHost ThenOnHost `yaml:"thenOnHost,omitempty"`
 }
 
 // ThenOnHost says whether a node's kernel may mount what a sandbox may have written.
