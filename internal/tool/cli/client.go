@@ -38,6 +38,8 @@ type client struct {
 	socket string
 	// service is named in advice.
 	service doctor.Service
+	unit    unit
+	root    bool
 
 	mu   sync.Mutex
 	dial error
@@ -51,6 +53,8 @@ type daemon struct {
 	socket  string
 	timeout time.Duration
 	service doctor.Service
+	unit    func(socket string) unit
+	root    bool // crustctl runs as root
 }
 
 // check refuses wrong flags, and makes a --timeout of 0 the longest one.
@@ -76,7 +80,17 @@ func (d *daemon) call(ctx context.Context, f func(context.Context, *client) erro
 	if err != nil {
 		return err
 	}
-	return errors.Join(c.explain(f(ctx, c)), c.conn.Close())
+	ctx, end := context.WithCancelCause(ctx)
+	var watch sync.WaitGroup
+	watch.Go(func() { c.unit.watch(ctx, c.conn, end) })
+	err = f(ctx, c)
+	if err != nil && errors.Is(context.Cause(ctx), errUnitDown) {
+		err = c.notRunning("nobody answers on " + c.socket)
+	}
+	err = c.explain(err)
+	end(nil)
+	watch.Wait()
+	return errors.Join(err, c.conn.Close())
 }
 
 type adminMethod[Req, Resp any] func(adminv1.AdminClient, context.Context, Req, ...grpc.CallOption) (Resp, error)
@@ -104,7 +118,7 @@ func (d *daemon) connect() (*client, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &client{socket: path, service: d.service}
+	c := &client{socket: path, service: d.service, unit: d.unit(d.socket), root: d.root}
 	// passthrough: a path needs no resolving, and no proxy of the environment is asked.
 	c.conn, err = grpc.NewClient("passthrough:///crust-proxy",
 		grpc.WithTransportCredentials(insecure.NewCredentials()), // the kernel identifies the peers of a unix socket

@@ -41,6 +41,7 @@ type Env struct {
 	Width    int              // of its lines
 	Keys     *os.File         // that terminal if keys can be read from it, else nil
 	Node     doctor.Node      // what doctor checks, before flags change it
+	Run      runner           // asks systemd; nil where it is not asked
 }
 
 // Main runs crustctl on this machine and returns its exit code.
@@ -51,7 +52,7 @@ func Main(args []string) int {
 	env := Env{
 		Out: os.Stdout, Err: os.Stderr, Getenv: os.Getenv, Now: time.Now,
 		Terminal: printer.IsTerminal(os.Stdout), Width: printer.Width(os.Stdout), Node: doctor.DefaultNode(),
-		Environ: os.Environ(), Host: host,
+		Environ: os.Environ(), Host: host, Run: runProgram,
 	}
 	if env.Terminal && printer.IsTerminal(os.Stdin) {
 		env.Keys = os.Stdin
@@ -76,7 +77,7 @@ const (
 )
 
 func newRoot(env Env) *cobra.Command {
-	d := &daemon{service: env.Node.Service}
+	d := &daemon{service: env.Node.Service, root: env.Node.UID == 0, unit: func(socket string) unit { return unitOf(env, socket) }}
 	out := &printer.Printer{Out: env.Out, Colour: printer.UseColour(env.Terminal, env.Getenv)}
 	view := &volumeView{out: out, now: env.Now}
 	root := &cobra.Command{

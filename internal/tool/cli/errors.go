@@ -11,6 +11,7 @@ import (
 	"syscall"
 
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/status"
 
 	"github.com/crust-proxy/crust-proxy/internal/tool/command"
@@ -18,7 +19,13 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/tool/show"
 )
 
-const advicePermission = "Use sudo, or add your uid to authorization.admin.uids in the daemon's configuration."
+// permission is what to do about a refused caller.
+func (c *client) permission() string {
+	if c.root {
+		return "Add uid 0 to authorization.admin.uids in the daemon's configuration."
+	}
+	return "Use sudo, or add your uid to authorization.admin.uids in the daemon's configuration, and see that the socket's group is yours."
+}
 
 var errFindings = errors.New("doctor found errors")
 
@@ -45,9 +52,11 @@ func (c *client) explain(err error) error {
 	switch {
 	case st.Code() == codes.Unavailable && dial != nil:
 		return c.explainDial(dial)
+	case st.Code() == codes.Unavailable && strings.Contains(message, context.DeadlineExceeded.Error()),
+		st.Code() == codes.DeadlineExceeded && c.conn.GetState() != connectivity.Ready:
+		return c.unserved("crust-proxy does not answer on "+c.socket, "It may hang: "+seeStatus)
 	case st.Code() == codes.Unavailable && hungUp(message):
-		return command.Explain(fmt.Errorf("the daemon closed the connection on %s", c.socket),
-			advicePermission+" Else crust-proxy may just be stopping: "+seeStatus)
+		return c.unserved(fmt.Sprintf("the daemon closed the connection on %s", c.socket), c.permission()+" Else crust-proxy may just be stopping: "+seeStatus)
 	case st.Code() == codes.Unavailable:
 		advice := "Try it again; where it stays so, " + seeStatus
 		if strings.HasPrefix(message, "volume ") { // the daemon is well
@@ -55,7 +64,7 @@ func (c *client) explain(err error) error {
 		}
 		return command.Explain(errors.New(message), advice)
 	case st.Code() == codes.PermissionDenied || st.Code() == codes.Unauthenticated:
-		return command.Explain(fmt.Errorf("the daemon refused: %s", message), advicePermission)
+		return command.Explain(fmt.Errorf("the daemon refused: %s", message), c.permission())
 	case st.Code() == codes.DeadlineExceeded:
 		return command.Explain(fmt.Errorf("no answer in time: %s", message),
 			"A sandbox may hang. Give more time with --timeout; 'crustctl get VOLUME' shows what is known.")
@@ -85,20 +94,28 @@ func (c *client) explainDial(dial error) error {
 	socket, service := c.socket, c.service
 	switch {
 	case errors.Is(dial, fs.ErrPermission):
-		return command.Explain(fmt.Errorf("permission denied on the admin socket %s", socket),
-			"Use sudo, or add your uid to authorization.admin.uids and see that the socket's group is yours.")
+		return command.Explain(fmt.Errorf("permission denied on the admin socket %s", socket), c.permission())
 	case errors.Is(dial, fs.ErrNotExist):
-		return command.Explain(fmt.Errorf("crust-proxy is not running: there is no socket %s", socket),
-			"See '"+service.Status()+"'; 'crust-proxy validate' checks the configuration. Is the socket elsewhere? Give --socket or set CRUSTCTL_SOCKET.")
+		return c.unserved("crust-proxy is not running: there is no socket "+socket, validate+", or see '"+service.Status()+"'. Is the socket elsewhere? Give --socket or set CRUSTCTL_SOCKET.")
 	case errors.Is(dial, syscall.ECONNREFUSED) && !isSocket(socket):
 		return command.Explain(fmt.Errorf("%s is not a socket", socket), "Give the daemon's admin socket with --socket or CRUSTCTL_SOCKET.")
 	case errors.Is(dial, syscall.ECONNREFUSED):
-		return command.Explain(fmt.Errorf("crust-proxy is not running: nobody listens on %s", socket), statusAndLogs(service))
+		return c.notRunning("nobody listens on " + socket)
 	case errors.Is(dial, context.DeadlineExceeded):
-		return command.Explain(fmt.Errorf("crust-proxy does not take the connection on %s", socket),
-			"It may hang: see '"+service.Status()+"'.")
+		return c.unserved("crust-proxy does not take the connection on "+socket, "It may hang: see '"+service.Status()+"'.")
 	}
 	return fmt.Errorf("cannot connect to %s: %w", socket, dial)
+}
+
+const validate = "Run 'crust-proxy validate --config /etc/crust-proxy/config.yaml'"
+
+func (c *client) notRunning(what string) error {
+	return c.unserved("crust-proxy is not running: "+what, validate+". "+statusAndLogs(c.service))
+}
+
+// unserved is the error of a call that no daemon took, with what systemd knows of it.
+func (c *client) unserved(what, advice string) error {
+	return command.Explain(errors.New(what+c.unit.describe(context.Background())), advice)
 }
 
 // isSocket is also true if the file cannot be examined.

@@ -225,6 +225,7 @@ type bench struct {
 	width  int
 	keys   *os.File
 	node   doctor.Node
+	asks   runner
 }
 
 func newBench(t *testing.T) *bench {
@@ -235,7 +236,7 @@ func newBench(t *testing.T) *bench {
 	b := &bench{t: t, admin: &fakeAdmin{volumes: volumes(), drivers: drivers()}, socket: filepath.Join(dir, "admin.sock"), env: map[string]string{}, width: 80}
 	b.node = doctor.DefaultNode()
 	b.node.Root = filepath.Join(dir, "root")
-	b.node.AdminSocket = b.socket
+	b.node.AdminSocket, b.node.UID = b.socket, 1000
 	return b
 }
 
@@ -243,6 +244,11 @@ func (b *bench) serve() *bench {
 	b.t.Helper()
 	l, err := net.Listen("unix", b.socket)
 	check.Must(b.t, err)
+	b.serveOn(l)
+	return b
+}
+
+func (b *bench) serveOn(l net.Listener) {
 	server := grpc.NewServer()
 	adminv1.RegisterAdminServer(server, b.admin)
 	done := make(chan struct{})
@@ -251,7 +257,6 @@ func (b *bench) serve() *bench {
 		_ = server.Serve(l)
 	}()
 	b.t.Cleanup(func() { server.Stop(); <-done })
-	return b
 }
 
 type result struct {
@@ -268,7 +273,7 @@ func (b *bench) runContext(ctx context.Context, args ...string) result {
 	b.t.Helper()
 	var out, errs bytes.Buffer
 	code := Run(ctx, args, Env{
-		Out: &out, Err: &errs, Terminal: b.tty, Width: b.width, Keys: b.keys, Node: b.node,
+		Out: &out, Err: &errs, Terminal: b.tty, Width: b.width, Keys: b.keys, Node: b.node, Run: b.asks,
 		Getenv: func(k string) string { return b.env[k] }, Now: func() time.Time { return now },
 	})
 	return result{code, out.String(), errs.String()}

@@ -1,0 +1,140 @@
+package cli
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/connectivity"
+
+	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
+	"github.com/crust-proxy/crust-proxy/internal/tool/show"
+)
+
+const (
+	unitName = "crust-proxy.service"
+	// unitPatience is how long a connection may take before systemd is asked: a socket of systemd takes
+	// connections while nobody serves it. A daemon that was killed is started again within unitAgain.
+	unitPatience = time.Second
+	unitAgain    = 500 * time.Millisecond
+	unitTime     = time.Second // bounds each question
+	maxLastError = 400
+)
+
+// errUnitDown ends a call: nobody will answer it.
+var errUnitDown = errors.New("the daemon's unit has failed")
+
+// runner runs a program and returns what it prints.
+type runner func(ctx context.Context, program string, args ...string) ([]byte, error)
+
+func runProgram(ctx context.Context, program string, args ...string) ([]byte, error) {
+	return exec.CommandContext(ctx, program, args...).Output() //nolint:gosec // constant names
+}
+
+// unit is the daemon's unit. Without run, systemd is not asked.
+type unit struct {
+	run  runner
+	root bool // we may read its log
+}
+
+// unitOf returns the unit of the daemon behind a socket: only of the usual one it is known that systemd runs it.
+func unitOf(env Env, socket string) unit {
+	path, _ := socketPath(socket) // an error is reported when the daemon is called
+	_, err := os.Stat(filepath.Join(env.Node.Root, "run/systemd/system"))
+	if err != nil || env.Node.Service.InPod || path != env.Node.AdminSocket {
+		return unit{}
+	}
+	return unit{run: env.Run, root: env.Node.UID == 0}
+}
+
+// state returns the properties of the unit; nil if systemd does not know it.
+func (u unit) state(ctx context.Context) map[string]string {
+	out := u.ask(ctx, "systemctl", "show", unitName, "--property=LoadState,ActiveState,SubState,Result,StateChangeTimestamp")
+	found := make(map[string]string)
+	for line := range strings.Lines(out) {
+		key, value, _ := strings.Cut(strings.TrimSpace(line), "=")
+		found[key] = value
+	}
+	if found["LoadState"] != "loaded" {
+		return nil
+	}
+	return found
+}
+
+func (u unit) ask(ctx context.Context, program string, args ...string) string {
+	if u.run == nil {
+		return ""
+	}
+	ctx, cancel := context.WithTimeout(ctx, unitTime)
+	defer cancel()
+	out, _ := u.run(ctx, program, args...) // without an answer nothing is said of it
+	return string(out)
+}
+
+// down reports whether the daemon ended with an error, and is not being started now.
+func down(state map[string]string) bool {
+	return state["Result"] != "" && state["Result"] != "success"
+}
+
+// watch ends a call when there is no connection and the unit is down, at two looks.
+func (u unit) watch(ctx context.Context, conn *grpc.ClientConn, end context.CancelCauseFunc) {
+	if u.run == nil {
+		return
+	}
+	looks := 0
+	for pause := unitPatience; sys.Sleep(ctx, pause) && conn.GetState() != connectivity.Ready; pause = unitAgain {
+		if looks++; !down(u.state(ctx)) {
+			looks = 0
+		}
+		if looks == 2 {
+			end(errUnitDown)
+			return
+		}
+	}
+}
+
+// describe says what systemd knows of the unit, and what it said last; "" if systemd does not know it.
+func (u unit) describe(ctx context.Context) string {
+	state := u.state(ctx)
+	if state == nil {
+		return ""
+	}
+	text := fmt.Sprintf("; systemd says that %s is %s (%s), result %s, since %s", unitName, state["ActiveState"], state["SubState"],
+		state["Result"], state["StateChangeTimestamp"])
+	if state["ActiveState"] == "active" || !u.root {
+		return text
+	}
+	log := u.ask(ctx, "journalctl", "_SYSTEMD_UNIT="+unitName, "--lines=50", "--output=cat", "--no-pager", "--quiet")
+	if last := lastError([]byte(log)); last != "" {
+		text += "; its last error: " + sys.ClipTo(show.Escape(last), maxLastError)
+	}
+	return text
+}
+
+// lastError finds the last error in the daemon's log, or in what it wrote before it had one.
+func lastError(log []byte) string {
+	lines := bytes.Split(bytes.TrimSpace(log), []byte("\n"))
+	for _, line := range slices.Backward(lines) {
+		var entry struct{ Level, Msg, Error string }
+		if json.Unmarshal(line, &entry) == nil && entry.Level == "error" {
+			return strings.Trim(entry.Msg+": "+entry.Error, ": ")
+		}
+		text := string(line)
+		if said, ours := strings.CutPrefix(text, "crust-proxy: "); ours {
+			return said
+		}
+		if strings.HasPrefix(text, "panic: ") || strings.HasPrefix(text, "fatal error: ") {
+			return text
+		}
+	}
+	return ""
+}

@@ -1,0 +1,117 @@
+package cli
+
+import (
+	"context"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/crust-proxy/crust-proxy/internal/tool/command"
+	"github.com/crust-proxy/crust-proxy/test/check"
+)
+
+const (
+	unitRuns  = "LoadState=loaded\nActiveState=active\nSubState=running\nResult=success\nStateChangeTimestamp=today\n"
+	unitFails = "LoadState=loaded\nActiveState=deactivating\nSubState=stop-post\nResult=exit-code\nStateChangeTimestamp=today\n"
+	badKey    = `{"level":"error","msg":"ended with an error","error":"config.yaml:3: unknown key \u001b[2J"}`
+)
+
+// systemd plays systemd: it gives these states of the unit one after the other, the last one for ever.
+func (b *bench) systemd(log string, states ...string) {
+	check.Must(b.t, os.MkdirAll(b.node.Root+"/run/systemd/system", 0o755))
+	b.asks = func(_ context.Context, program string, args ...string) ([]byte, error) {
+		state := states[0]
+		states = states[min(1, len(states)-1):]
+		switch {
+		case program == "systemctl" && args[0] == "show":
+			return []byte(state), nil
+		case program == "journalctl" && slices.Contains(args, "_SYSTEMD_UNIT=crust-proxy.service"):
+			return []byte(log), nil
+		}
+		b.t.Errorf("%s %q is run", program, args)
+		return nil, nil
+	}
+}
+
+func TestWithoutADaemonSystemdIsAsked(t *testing.T) {
+	const says, failed = "systemd says that crust-proxy.service is deactivating (stop-post), result exit-code, since today", "config.yaml:3: unknown key"
+	for name, c := range map[string]struct {
+		set         func(*bench)
+		args        string
+		want, never []string
+	}{
+		"no socket":             {func(b *bench) { b.node.UID = 0 }, "list", []string{says, failed, "crust-proxy validate"}, []string{"sudo", "\x1b"}},
+		"nobody listens":        {func(b *bench) { b.node.UID = 0; b.deadSocket() }, "list", []string{says, failed, "crust-proxy validate"}, []string{"sudo"}},
+		"closed, to root":       {func(b *bench) { b.node.UID = 0; b.closing() }, "list", []string{says, "authorization.admin.uids"}, []string{"sudo"}},
+		"not root":              {func(*bench) {}, "list", []string{says}, []string{failed}},
+		"in a pod":              {inPod, "list", []string{"not running"}, []string{"systemd"}},
+		"another socket":        {func(*bench) {}, "list --socket /nowhere", []string{"not running"}, []string{"systemd says"}},
+		"a socket of systemd's": {(*bench).silent, "list", []string{"nobody answers", says}, []string{"sandbox may hang"}},
+		"a daemon that hangs":   {func(b *bench) { b.systemd("", unitRuns); b.silent() }, "list --timeout 50ms", []string{"does not answer on", "active (running)"}, []string{"sandbox"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t)
+			b.systemd("crust-proxy: older\n"+badKey+"\n{\"level\":\"info\"}\n", unitFails)
+			c.set(b)
+			begin := time.Now()
+			r := b.run(strings.Fields(c.args)...)
+			for _, want := range c.want {
+				if r.code != command.ExitFailure || !strings.Contains(r.err, want) {
+					t.Errorf("%d: %q does not say %q", r.code, r.err, want)
+				}
+			}
+			for _, never := range c.never {
+				if strings.Contains(r.err, never) {
+					t.Errorf("%q says %q", r.err, never)
+				}
+			}
+			if took := time.Since(begin); took > mostConnect/2 {
+				t.Errorf("it took %v", took)
+			}
+		})
+	}
+}
+
+// silent is a socket that takes connections, and on which nobody answers.
+func (b *bench) silent() {
+	l := listenRaw(b.t, b.socket)
+	b.t.Cleanup(func() { _ = l.Close() })
+}
+
+// TestADaemonThatIsStartedAgainIsAwaited: it was killed, and systemd holds the connection meanwhile.
+func TestADaemonThatIsStartedAgainIsAwaited(t *testing.T) {
+	b := newBench(t)
+	b.systemd("", unitFails, unitRuns)
+	l := listenRaw(t, b.socket)
+	start := time.AfterFunc(unitPatience+3*unitAgain, func() { b.serveOn(l) })
+	defer start.Stop()
+	if r := b.run("version"); r.code != command.ExitOK || !strings.Contains(r.out, "v1.2.3") {
+		t.Errorf("%+v", r)
+	}
+}
+
+// TestConnectionThatIsNeverServed has what gRPC says after mostConnect.
+func TestConnectionThatIsNeverServed(t *testing.T) {
+	err := (&client{socket: "/s"}).explain(status.Error(codes.Unavailable, `connection error: desc = "error reading server preface: context deadline exceeded"`))
+	if !strings.HasPrefix(err.Error(), "crust-proxy does not answer on /s") {
+		t.Error(err)
+	}
+}
+
+func TestLastErrorOfALog(t *testing.T) {
+	for log, want := range map[string]string{
+		"": "", "\n{\"level\":\"warn\",\"msg\":\"x\"}\nnonsense": "",
+		"crust-proxy: no such file\n{\"level\":\"info\",\"msg\":\"x\"}": "no such file",
+		"crust-proxy: older\n{\"level\":\"error\",\"msg\":\"newer\"}":   "newer",
+		"panic: at the disco\n\ngoroutine 1 [running]:\n\tmain.go:1":    "panic: at the disco",
+	} {
+		if got := lastError([]byte(log)); got != want {
+			t.Errorf("%q: got %q, want %q", log, got, want)
+		}
+	}
+}
