@@ -268,7 +268,7 @@ func (t *Table) restoreFlag(r Request, id identity) error {
 }
 
 func makeWritable(v *volume.Volume, fd int) error {
-	if err := unix.IoctlSetPointerInt(fd, unix.BLKROSET, 0); err != nil && !errors.Is(err, unix.ENXIO) && !errors.Is(err, unix.ENODEV) {
+	if err := unix.IoctlSetPointerInt(fd, unix.BLKROSET, 0); err != nil && !openers.IsNoDevice(err) {
 		return volume.Errorf(volume.Internal, "volume %s: the device %s cannot be made writable again: %w", v.Target, v.Device.Path, err)
 	}
 	return nil

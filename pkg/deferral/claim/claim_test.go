@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crust-proxy/crust-proxy/internal/ground/openers"
+	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 	"github.com/crust-proxy/crust-proxy/test/check"
 )
@@ -74,18 +75,73 @@ func TestClaimsOfAnOlderVersionAreRenamed(t *testing.T) {
 	if os.Geteuid() != 0 && os.Getenv("CI") != "true" {
 		t.Skip("a block device node can be made by root only")
 	}
-	path := filepath.Join(t.TempDir(), "loop")
-	check.Must(t, unix.Mknod(path, unix.S_IFBLK|0o600, int(unix.Mkdev(240, 77))))
-	fd, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
-	check.Must(t, err)
-	v := &volume.Volume{Key: volume.KeyOf("/a"), Target: "/a"}
-	v.Device = volume.Device{Kind: volume.BlockDevice, Path: path, Major: 240, Minor: 77}
-	keeper := keptNames{"claim-b240-77": true, "claim-b240-78": true}
-	c := newTable(t, keeper, map[string]*os.File{"claim-b240-77": os.NewFile(uintptr(fd), "kept")}, &fakeOpeners{})
-	check.Must(t, c.Reclaim(t.Context(), Request{Volume: v}))
-	want := fmt.Sprint(keptNames{claimName(identityOf(v.Device)): true, "claim-b240-78": true})
-	if got := fmt.Sprint(keeper); got != want {
-		t.Errorf("kept: %v, want %v", got, want)
+	image := openers.File{Major: 8, Inode: 5}
+	for _, c := range []struct {
+		major  uint32
+		old    bool // the name with the keeper
+		broken bool // the keeper does not answer
+	}{{240, true, false}, {240, true, true}, {240, false, true}, {7, false, false}} {
+		path := filepath.Join(t.TempDir(), "device")
+		check.Must(t, unix.Mknod(path, unix.S_IFBLK|0o600, int(unix.Mkdev(c.major, 77))))
+		fd, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
+		check.Must(t, err)
+		v := &volume.Volume{Key: volume.KeyOf("/a"), Target: "/a"}
+		v.Device = volume.Device{Kind: volume.BlockDevice, Path: path, Major: c.major, Minor: 77}
+		now := claimName(identityOf(v.Device))
+		name := now
+		if c.old {
+			name = fmt.Sprintf("claim-b%d-77", c.major)
+		}
+		keeper := &brokenKeeper{keptNames: keptNames{name: true, "claim-b240-78": true}, broken: c.broken}
+		table := newTable(t, keeper, map[string]*os.File{name: os.NewFile(uintptr(fd), "kept")}, &fakeOpeners{under: []openers.File{image}})
+		if err := table.Reclaim(t.Context(), Request{Volume: v}); (err != nil) != (c.old && c.broken) {
+			t.Errorf("%+v: %v", c, err)
+		}
+		got, want := fmt.Sprint(keeper.keptNames), fmt.Sprint(keptNames{now: true, "claim-b240-78": true})
+		if !c.broken && got != want {
+			t.Errorf("%+v: kept: %v, want %v", c, got, want)
+		}
+		if loop := slices.Contains(table.owners.owned(v.Key), image); loop != (c.major == 7) {
+			t.Errorf("%+v: the volume owns the image: %v", c, loop)
+		}
+	}
+}
+
+func TestNumbersOfDevices(t *testing.T) {
+	for text, valid := range map[string]bool{"7:3": true, "x:3": false, "7:x": false, "7": false, "": false, "4096:1": false, "1:1048576": false} {
+		if d, ok := parseNumber(text, ":"); ok != valid || valid && identityOf(d) != block(7, 3) {
+			t.Errorf("%q: %v, %v", text, d, ok)
+		}
+	}
+}
+
+// TestQuestionAboutADevice: how often this table has a device open decides what is another's descriptor.
+func TestQuestionAboutADevice(t *testing.T) {
+	d := volume.Device{Kind: volume.BlockDevice, Major: 240, Minor: 77}
+	id := identityOf(d)
+	for _, c := range []struct {
+		kept, held, mountable bool
+		own, count            int
+	}{{}, {held: true, own: 1, count: 1}, {held: true, mountable: true, own: 1}, {kept: true, own: 1, count: 1}, {kept: true, held: true, mountable: true, own: 2, count: 1}} {
+		var kept map[string]*os.File
+		if c.kept {
+			file, err := os.Open(os.DevNull)
+			check.Must(t, err)
+			kept = map[string]*os.File{claimName(id): file}
+		}
+		table := newTable(t, nil, kept, &fakeOpeners{})
+		if c.held {
+			check.Must(t, heldAs(t, table, d))
+			table.open.held[id].mountable = c.mountable
+		}
+		q, err := table.open.query(id)
+		sys.CloseFD(q.FD)
+		if claimed := c.kept || c.held && !c.mountable; err != nil || q.Own != c.own || q.Claimed != claimed || (q.FD >= 0) != (c.own > 0) {
+			t.Errorf("%+v: %+v, %v", c, q, err)
+		}
+		if n := table.Kept(); n != c.count {
+			t.Errorf("%+v: %d claims are kept", c, n)
+		}
 	}
 }
 
@@ -249,10 +305,16 @@ func TestWhatIsNotFreeIsNotClaimed(t *testing.T) {
 func TestWhatCannotBeOpenedMayBeInUse(t *testing.T) {
 	gone := volume.Device{Kind: volume.BlockDevice, Major: 4095, Minor: 1, Path: t.TempDir() + "/gone"}
 	v, _ := imageOf(t)
-	removed, elsewhere := v.Device, v.Device
+	removed, elsewhere, lost := v.Device, v.Device, v.Device
 	check.Must(t, os.Remove(removed.Path))
 	elsewhere.Path = "/proc/1/there-is-no-such-image"
-	for device, busy := range map[volume.Device]bool{gone: false, removed: false, elsewhere: true} {
+	lost.Path = "/there-is-no-such-directory/image"
+	v, _ = imageOf(t)
+	replaced, hidden := v.Device, v.Device
+	hidden.Minor++ // another filesystem is mounted over that of the image
+	check.Must(t, os.WriteFile(v.Device.Path+".new", nil, 0o600))
+	check.Must(t, os.Rename(v.Device.Path+".new", v.Device.Path))
+	for device, busy := range map[volume.Device]bool{gone: false, removed: false, replaced: false, elsewhere: true, lost: true, hidden: true} {
 		c := newTable(t, nil, nil, &fakeOpeners{})
 		r := Request{Volume: &volume.Volume{Key: "k", Target: "/t", Device: device}}
 		if err := c.RefuseUsed(t.Context(), r, ReleaseTime); (err != nil) != busy || busy && volume.KindOf(err) != volume.Busy {

@@ -188,7 +188,7 @@ func (d *descriptors) query(id identity) (q openers.Query, err error) {
 	defer d.mu.Unlock()
 	q.FD = sys.NoFD
 	from := uintptr(0)
-	if kept := d.kept[claimName(id)]; kept.File != nil && id.Block {
+	if kept := d.kept[claimName(id)]; kept.File != nil {
 		from, q.Claimed = kept.Fd(), true
 		q.Own++
 	}

@@ -234,7 +234,7 @@ func deviceAs(id identity) volume.Device {
 // sysfs: a seek would wait for the end of a discard of the device.
 func DeviceSize(d volume.Device) (size int64, known bool) {
 	if d.Kind == volume.BlockDevice {
-		line, err := sys.ReadLine("/sys/dev/block/" + openers.Number(d.Major, d.Minor) + "/size")
+		line, err := sys.ReadLine(blockDevices + openers.Number(d.Major, d.Minor) + "/size")
 		if err != nil {
 			return 0, false
 		}
@@ -263,10 +263,10 @@ func openByIdentity(d volume.Device, flags int) (int, error) {
 // openAgain opens a device by its name on record or, if that is gone, by the kernel's own.
 func openAgain(d volume.Device) (int, error) {
 	fd, err := openByIdentity(d, 0)
-	if err == nil || d.Kind != volume.BlockDevice {
-		return fd, err
+	if err == nil {
+		return fd, nil
 	}
-	if d.Path = openers.NodeOf(identityOf(d)); d.Path == "" {
+	if d.Path = openers.NodeOf(identityOf(d)); d.Path == "" { // as that of an image is
 		return sys.NoFD, err
 	}
 	return openByIdentity(d, 0)
@@ -276,12 +276,12 @@ func openAgain(d volume.Device) (int, error) {
 // error, or a missing name, proves nothing about the device.
 func isGone(d volume.Device, err error) bool {
 	if d.Kind == volume.BlockDevice {
-		_, inKernel := os.Lstat("/sys/dev/block/" + openers.Number(d.Major, d.Minor))
+		_, inKernel := os.Lstat(blockDevices + openers.Number(d.Major, d.Minor))
 		return errors.Is(err, unix.ENXIO) || errors.Is(err, unix.ENODEV) || errors.Is(err, unix.ENOMEDIUM) || errors.Is(inKernel, unix.ENOENT)
 	}
 	// An image was removed if its directory is there, and of the same filesystem.
 	var dir, file unix.Stat_t
-	return unix.Stat(path.Dir(d.Path), &dir) == nil && unix.Major(dir.Dev) == d.Major && unix.Minor(dir.Dev) == d.Minor &&
+	return unix.Stat(path.Dir(d.Path), &dir) == nil && dir.Dev == unix.Mkdev(d.Major, d.Minor) &&
 		(errors.Is(unix.Lstat(d.Path, &file), unix.ENOENT) || !deviceOf(&file).Same(d) && file.Mode != 0)
 }
 

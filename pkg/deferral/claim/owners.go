@@ -136,7 +136,7 @@ func (o *owners) reserveData(v *volume.Volume, dev *OpenedDevice) (stack []ident
 	if dev.known {
 		return nil, nil
 	}
-	if stack, err = stackOf(o.openers, layers...); err != nil {
+	if stack, err = stackOf(blockDevices, o.openers, layers...); err != nil {
 		return nil, unprovenError(v, err)
 	}
 	return stack, o.refuseStacked(v, stack)
@@ -160,7 +160,7 @@ func (o *owners) reserveBacking(v *volume.Volume, fd int, id identity) ([]identi
 			return nil, err
 		}
 	}
-	stack, err := stackOf(o.openers, layers...)
+	stack, err := stackOf(blockDevices, o.openers, layers...)
 	if err != nil {
 		return nil, unprovenError(v, err)
 	}
@@ -191,7 +191,7 @@ func (u *Users) RefuseAdopted(v *volume.Volume, adopted []*volume.Volume) error 
 	if err != nil {
 		return unprovenError(v, err)
 	}
-	stack, err := stackOf(u.openers, own...)
+	stack, err := stackOf(blockDevices, u.openers, own...)
 	if err != nil {
 		return unprovenError(v, err)
 	}

@@ -7,7 +7,6 @@ import (
 	"os"
 	"path"
 	"slices"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -18,15 +17,18 @@ import (
 // maxStack bounds how many devices of a stack are examined.
 const maxStack = 4096
 
+// blockDevices has a link for each block device, by its number.
+const blockDevices = "/sys/dev/block/"
+
 // stackOf lists what else shares its data with the layers of a device, at any depth: what stackIn finds,
 // and what is under the loop devices among that, which sysfs does not show.
-func stackOf(finder Openers, layers ...identity) ([]identity, error) {
+func stackOf(sysfs string, finder Openers, layers ...identity) ([]identity, error) {
 	out := slices.Clone(layers)
 	for todo := layers; len(todo) > 0; todo = todo[1:] {
 		if !todo[0].Block {
 			continue
 		}
-		found, err := stackIn("/sys/dev/block/", todo[0].Major, todo[0].Minor)
+		found, err := stackIn(sysfs, todo[0].Major, todo[0].Minor)
 		if err != nil {
 			return nil, err
 		}
@@ -115,8 +117,7 @@ func upperDevices(dir string) ([]string, error) {
 		return upper, unlessMissing(err)
 	}
 	for _, entry := range entries {
-		// A partition has the name of its disk, and a number.
-		if sub := dir + "/" + entry.Name(); entry.IsDir() && strings.HasPrefix(entry.Name(), path.Base(dir)) && isPartition(sub) {
+		if sub := dir + "/" + entry.Name(); isPartition(sub) {
 			upper = append(upper, sub)
 		}
 	}

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/crust-proxy/crust-proxy/internal/ground/openers"
 	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
@@ -69,6 +70,17 @@ func TestStack(t *testing.T) {
 			t.Errorf("%v: %v, want %v", number, got, want)
 		}
 	}
+	// A loop device over an image, whose filesystem is on a device of the stack.
+	image := openers.File{Major: 253, Minor: 2, Inode: 5}
+	got, err := stackOf(sysfs, &fakeOpeners{under: []openers.File{image}}, block(8, 1), image)
+	if err != nil || !slices.Equal(got, []identity{block(8, 0)}) {
+		t.Errorf("%v, %v", got, err)
+	}
+	check.WithoutDescriptors(t, func() {
+		if got, err := stackOf(sysfs, &fakeOpeners{}, image, block(8, 0)); err == nil {
+			t.Errorf("a stack that cannot be read: %v", got)
+		}
+	})
 }
 
 // TestStackThatCannotBeRead is a process without free descriptors: a disk whose partitions

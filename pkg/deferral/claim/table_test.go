@@ -99,23 +99,55 @@ func TestOneKindOfHandler(t *testing.T) {
 	}
 }
 
+// TestAbandonedClaimOnRecord stays the volume's, whose sandbox may have the device, unless that has gone.
+func TestAbandonedClaimOnRecord(t *testing.T) {
+	for kind, stays := range map[volume.Kind]bool{volume.Internal: true, volume.NotFound: false} {
+		v, dev := imageOf(t)
+		dev.known = true
+		table := newTable(t, nil, nil, &fakeOpeners{})
+		pending, err := table.Begin(t.Context(), Request{Volume: v}, dev)
+		check.Must(t, err)
+		if err := pending.Abandon(volume.Errorf(kind, "no")); volume.KindOf(err) != kind || len(table.owners.owned(v.Key)) > 0 != stays {
+			t.Errorf("%v: %v, the volume owns %v", kind, err, table.owners.owned(v.Key))
+		}
+	}
+}
+
 // TestKeptClaimOfAnotherDevice: the number may belong to another device by now.
 func TestKeptClaimOfAnotherDevice(t *testing.T) {
 	v := reader("/a")
-	file, err := os.Open(os.DevNull)
-	check.Must(t, err)
-	table := newTable(t, nil, map[string]*os.File{claimName(identityOf(v.Device)): file}, &fakeOpeners{})
-	if err := table.Reclaim(t.Context(), Request{Volume: v}); err == nil || table.Has(Request{Volume: v}) || table.Kept() != 1 {
-		t.Errorf("claimed by the descriptor of another device: %v", err)
+	for name, want := range map[string]volume.Kind{claimName(identityOf(v.Device)): volume.Internal, "OTHER": volume.NotFound} {
+		for _, mountable := range []bool{false, true} {
+			if mountable { // it is not claimed by a descriptor
+				want = volume.NotFound
+			}
+			file, err := os.Open(os.DevNull)
+			check.Must(t, err)
+			r, table := Request{Volume: v, Mountable: mountable}, newTable(t, nil, map[string]*os.File{name: file}, &fakeOpeners{})
+			if err := table.Reclaim(t.Context(), r); err == nil || volume.KindOf(err) != want || table.Has(r) || table.Kept() != 1 {
+				t.Errorf("%s, mountable %v: claimed by the descriptor of another device: %v", name, mountable, err)
+			}
+		}
 	}
 }
 
 // TestAnotherImageByTheName is not claimed for the volume on record.
 func TestAnotherImageByTheName(t *testing.T) {
 	v, _ := imageOf(t)
+	table := newTable(t, nil, nil, &fakeOpeners{})
+	check.Must(t, table.Reclaim(t.Context(), Request{Volume: v}))
+	if !table.Has(Request{Volume: v}) {
+		t.Error("an image that is there is not claimed")
+	}
+	check.Must(t, table.Release(Request{Volume: v}, nil))
+	if file, err := OpenDevice(v.Device); err != nil || file.Close() != nil {
+		t.Errorf("its image: %v", err)
+	}
 	check.Must(t, os.WriteFile(v.Device.Path+".new", nil, 0o600))
 	check.Must(t, os.Rename(v.Device.Path+".new", v.Device.Path))
-	table := newTable(t, nil, nil, &fakeOpeners{})
+	if _, err := OpenDevice(v.Device); err == nil {
+		t.Error("another image is opened by the name")
+	}
 	if err := table.Reclaim(t.Context(), Request{Volume: v}); volume.KindOf(err) != volume.NotFound || err == nil || table.Has(Request{Volume: v}) {
 		t.Errorf("claimed by its name: %v", err)
 	}
@@ -176,7 +208,7 @@ func TestTwoLoopDevicesOfOneImage(t *testing.T) {
 	}
 }
 
-// TestDeviceOfAnotherProgram is shared to read only, too.
+// TestDeviceOfAnotherProgram is shared to read only, too, whatever it is called.
 func TestDeviceOfAnotherProgram(t *testing.T) {
 	v, _ := imageOf(t)
 	table := newTable(t, nil, nil, &fakeOpeners{})
@@ -185,6 +217,14 @@ func TestDeviceOfAnotherProgram(t *testing.T) {
 		err := table.users.RefuseAdopted(v, []*volume.Volume{{Target: "/other", ReadOnly: c.theirs, Device: v.Device}})
 		if (err == nil) != c.allowed || err != nil && volume.KindOf(err) != volume.InUse {
 			t.Errorf("read-only %v beside read-only %v: %v", c.own, c.theirs, err)
+		}
+	}
+	v.ReadOnly = false
+	check.Must(t, os.Link(v.Device.Path, v.Device.Path+".link"))
+	other, _ := imageOf(t)
+	for path, allowed := range map[string]bool{v.Device.Path + ".link": false, other.Device.Path: true, v.Device.Path + ".none": true} {
+		if err := table.users.RefuseAdopted(v, []*volume.Volume{{Target: "/other", Device: volume.Device{Path: path}}}); (err == nil) != allowed {
+			t.Errorf("beside %s: %v", path, err)
 		}
 	}
 }
@@ -196,7 +236,11 @@ func TestLoopDeviceThatCannotBeRead(t *testing.T) {
 	v := &volume.Volume{Key: "k", Target: "/t", Device: loop}
 	adopted := []*volume.Volume{{Target: "/other", Device: volume.Device{Path: "/dev/null"}}}
 	c := newTable(t, nil, nil, &fakeOpeners{})
+	image, _ := imageOf(t)
 	check.WithoutDescriptors(t, func() {
+		if err := c.RefuseUsed(t.Context(), Request{Volume: image}, ReleaseTime); volume.KindOf(err) != volume.Busy {
+			t.Errorf("an image that cannot be opened is free: %v", err)
+		}
 		if err := c.users.RefuseAdopted(v, adopted); !errors.Is(err, unix.EMFILE) {
 			t.Errorf("beside a volume of another program: %v", err)
 		}
@@ -244,5 +288,66 @@ func TestDeviceThatCannotBeOpenedStaysOwned(t *testing.T) {
 	check.Must(t, c.Release(Request{Volume: v}, nil))
 	if err := c.Reclaim(t.Context(), Request{Volume: v}); volume.KindOf(err) != volume.NotFound || len(c.owners.owned(v.Key)) > 0 {
 		t.Errorf("an image that has gone: %v", err)
+	}
+}
+
+// TestDevicesThatMayBeHandedOver lie below a directory for their kind, and links do not lead out of it.
+func TestDevicesThatMayBeHandedOver(t *testing.T) {
+	const fine = volume.Internal // no error
+	images, devices, other := t.TempDir(), t.TempDir(), t.TempDir()
+	for _, dir := range []string{images, devices, other} {
+		check.Must(t, os.WriteFile(dir+"/a", nil, 0o600))
+	}
+	check.Must(t, errors.Join(os.Mkdir(images+"/dir", 0o700), os.Symlink("a", images+"/link"), os.Symlink(other+"/a", images+"/out")))
+	policy := DevicePolicy{Images: []string{images}, Roots: []string{devices, "/dev"}}
+	for backing, want := range map[string]volume.Kind{
+		images + "/a": fine, images + "/link": fine, images + "/out": volume.Denied, images + "/none": volume.NotFound,
+		images + "/a/b": volume.NotFound, images + "/x/../../a": volume.Denied, other + "/a": volume.Denied,
+		devices + "/a": volume.Denied, images + "/dir": volume.Invalid, os.DevNull: volume.Invalid,
+	} {
+		dev, err := policy.Open("/t", backing)
+		if want == fine {
+			check.Must(t, err)
+			dev.Close()
+			if !dev.Same(Identify(images+"/a")) || dev.Path != images+"/a" {
+				t.Errorf("%s is %v at %s", backing, dev.Device, dev.Path)
+			}
+		} else if err == nil || volume.KindOf(err) != want {
+			t.Errorf("%s: %v", backing, err)
+		}
+	}
+}
+
+// TestForcedDeviceIsForgotten when nobody has it, and when its number is that of another device.
+func TestForcedDeviceIsForgotten(t *testing.T) {
+	numbers, err := os.ReadDir(blockDevices)
+	if err != nil || len(numbers) == 0 {
+		t.Skip("a machine without block devices")
+	}
+	now, _ := parseNumber(numbers[0].Name(), ":")
+	for name, c := range map[string]struct {
+		device   volume.Device
+		sequence string
+		who      string
+		stays    bool
+	}{
+		"open":    {now, SequenceOf(now), "process 1", true},
+		"free":    {now, SequenceOf(now), "", false},
+		"another": {now, "-1", "process 1", SequenceOf(now) == ""}, // of a kernel before 5.15
+		"gone":    {volume.Device{Kind: volume.BlockDevice, Major: 4095, Minor: 1}, "1", "", false},
+		"image":   {volume.Device{Kind: volume.ImageFile, Path: "/proc/1/no-such-image", Major: 1}, "", "", true},
+	} {
+		table := newTable(t, nil, nil, &fakeOpeners{who: c.who})
+		var freed []volume.Key
+		v := &volume.Volume{Key: "k", Target: "/t", Device: c.device}
+		table.users.Force(Held{Volume: v, Sequence: c.sequence}, func(v *volume.Volume) { freed = append(freed, v.Key) })
+		if name == "another" || name == "open" {
+			table.users.dropOthers()
+		} else {
+			table.Refresh(t.Context(), func(*volume.Volume) bool { return true })
+		}
+		if stays := table.users.Get("k") != nil; stays != c.stays || stays != (len(freed) == 0) {
+			t.Errorf("%s: it is known: %v, and freed are %v", name, stays, freed)
+		}
 	}
 }

@@ -89,7 +89,7 @@ func SequenceOf(d volume.Device) string {
 	if d.Kind != volume.BlockDevice {
 		return ""
 	}
-	dir := "/sys/dev/block/" + openers.Number(d.Major, d.Minor)
+	dir := blockDevices + openers.Number(d.Major, d.Minor)
 	line, err := sys.ReadLine(dir + "/diskseq")
 	if err != nil {
 		line, _ = sys.ReadLine(dir + "/../diskseq") // of a partition's disk
