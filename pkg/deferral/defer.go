@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/crust-proxy/crust-proxy/internal/ground/failpoint"
+	"github.com/crust-proxy/crust-proxy/internal/ground/step"
 	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral/claim"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral/guard"
@@ -112,6 +113,8 @@ func (a *attempt) record() *record {
 
 // claim claims the device against everybody else.
 func (a *attempt) claim(ctx context.Context, rec *record) (err error) {
+	ctx, end := step.Begin(ctx, "claim")
+	defer end()
 	if a.b.cfg.Adopted != nil {
 		if err := a.b.users.RefuseAdopted(&rec.Volume, a.b.cfg.Adopted()); err != nil {
 			return err
@@ -175,6 +178,8 @@ func (a *attempt) prepare(ctx context.Context, rec *record) error {
 		return volume.Errorf(volume.Unsupported, "volume %s: %s cannot be checked before it is handed over: "+
 			"only block devices can", rec.Target, rec.Device.Path)
 	}
+	ctx, end := step.Begin(ctx, "prepare the filesystem")
+	defer end()
 	return a.b.cfg.Preparer.Prepare(ctx, Preparation{
 		Device: a.dev.FD(), Volume: &rec.Volume, Instruction: a.in, NoReplay: mountopt.SkipsReplay(rec.MountFlags),
 		Grow: a.grows(),
@@ -195,6 +200,8 @@ func (a *attempt) publish(ctx context.Context, rec *record, parent int) error {
 		return err
 	}
 	failpoint.Hit("stage-guarded")
+	ctx, end := step.Begin(ctx, "project")
+	defer end()
 	_, err := a.handler.Publish(ctx, &rec.Volume)
 	return err
 }

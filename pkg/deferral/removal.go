@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/crust-proxy/crust-proxy/internal/ground/failpoint"
+	"github.com/crust-proxy/crust-proxy/internal/ground/step"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral/claim"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral/guard"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
@@ -42,6 +43,8 @@ func (r *remover) rollBack(ctx context.Context, rec *record, cause error) error 
 // kernel. A sandbox can find the volume until it is retracted, so undo asks the kernel again. After a
 // ForgottenError nobody has the device, and disown can find out more.
 func (r *remover) refuseUsed(ctx context.Context, rec *record) error {
+	ctx, end := step.Begin(ctx, "prove that nobody uses it")
+	defer end()
 	err := r.handlers.refuseBound(ctx, &rec.Volume)
 	if err != nil && forgottenIn(err) == nil || r.claims.IsShared(rec.Device) {
 		return err

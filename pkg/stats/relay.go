@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/crust-proxy/crust-proxy/internal/ground/step"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
@@ -102,6 +103,8 @@ func (r *Relay) Stats(ctx context.Context, src Source, v *volume.Volume) (Answer
 	if err := ctx.Err(); err != nil {
 		return Answer{}, waitError(ctx, v)
 	}
+	ctx, end := step.Begin(ctx, "ask the sandbox")
+	defer end()
 	f, first := r.join(v.Key)
 	if first {
 		// The request outlives a caller that gives up: others may have joined, and
@@ -217,6 +220,8 @@ func (r *Relay) Expand(ctx context.Context, src Source, v *volume.Volume, wish v
 		return 0, volume.Errorf(volume.Invalid,
 			"volume %s: the capacity range (required %d, limit %d) holds no size", v.Target, wish.Required, wish.Limit)
 	}
+	ctx, end := step.Begin(ctx, "ask the sandbox")
+	defer end()
 	slots := r.slots.Load()
 	ctx, cancel := context.WithTimeout(ctx, slots.limits.ExpandTimeout)
 	defer cancel()

@@ -55,11 +55,22 @@ var intercepted = map[string]answerFunc{
 func parsed[M any, Request interface {
 	*M
 	proto.Message
+	GetVolumeId() string
 }](answer func(context.Context, *driverProxy, Request, forwardFunc) ([]byte, error)) answerFunc {
 	return func(ctx context.Context, p *driverProxy, raw []byte, forward forwardFunc) ([]byte, error) {
 		req := Request(new(M))
 		if err := proto.Unmarshal(raw, req); err != nil {
 			return nil, decision.Unreadable(err)
+		}
+		call := telemetry.CallFrom(ctx)
+		call.CSIVolume = refusal.Clip(req.GetVolumeId())
+		switch r := any(req).(type) {
+		case interface{ GetTargetPath() string }:
+			call.Target = r.GetTargetPath()
+		case interface{ GetVolumePath() string }:
+			call.Target = r.GetVolumePath()
+		case interface{ GetStagingTargetPath() string }:
+			call.Target = r.GetStagingTargetPath()
 		}
 		return answer(ctx, p, req, forward)
 	}
@@ -121,9 +132,29 @@ func (p *driverProxy) find(ctx context.Context, volumeID, path, stagingPath stri
 	return found, deferred, nil
 }
 
+// annotate names a deferred volume for the call's log, metrics and span.
 func annotate(ctx context.Context, found deferral.Status) {
 	call := telemetry.CallFrom(ctx)
 	call.Volume, call.Target, call.Handler = string(found.Key), found.Target, found.Handler
+	if of := found.Origin; of != nil {
+		call.Rule, call.Pod = of.Rule, podName(of.PodNamespace, of.PodName)
+	}
+}
+
+// annotateVerdict does so for a stage or publish, which may have failed before it was decided.
+func annotateVerdict(ctx context.Context, w *decision.VolumeRequest, rules *decision.Rules, verdict *policy.Verdict, pod *decision.Pod) {
+	call := telemetry.CallFrom(ctx)
+	if call.Rule = verdict.Rule; verdict.Defer {
+		call.Handler = rules.Handler(verdict)
+	}
+	call.Pod = podName(decision.PodNames(pod, w))
+}
+
+func podName(namespace, name string) string {
+	if name == "" {
+		return ""
+	}
+	return namespace + "/" + name
 }
 
 // findStaged looks up a deferred volume by its id and staging path; one that is not being

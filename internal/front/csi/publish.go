@@ -11,6 +11,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/front/csi/refusal"
 	"github.com/crust-proxy/crust-proxy/internal/front/csi/staging"
 	"github.com/crust-proxy/crust-proxy/internal/front/policy"
+	"github.com/crust-proxy/crust-proxy/internal/ground/telemetry"
 )
 
 // publishCall is one NodePublishVolume of a filesystem volume. Its caller holds the
@@ -83,7 +84,12 @@ func newPublishCall(
 }
 
 func (p *publishCall) run(ctx context.Context) ([]byte, error) {
-	if err := p.decide(ctx); err != nil {
+	err := p.decide(ctx)
+	annotateVerdict(ctx, p.w, p.rules, &p.verdict, p.pod.Known())
+	if p.verdict.Defer || err != nil {
+		telemetry.CallFrom(ctx).Volume = string(p.proxy.front.key(p.target))
+	}
+	if err != nil {
 		return nil, p.refuse(p.finishError(ctx, err))
 	}
 	if !p.verdict.Defer {

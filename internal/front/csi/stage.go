@@ -43,6 +43,7 @@ func stageVolume(ctx context.Context, p *driverProxy, req *csi.NodeStageVolumeRe
 
 func (s *stageCall) run(ctx context.Context, forward forwardFunc) ([]byte, error) {
 	asDevice, err := s.prepare(ctx)
+	annotateVerdict(ctx, s.w, s.rules, &s.verdict, s.pod)
 	if err != nil {
 		return nil, s.refuse(s.notBegun(err))
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/front/csi/refusal"
 	"github.com/crust-proxy/crust-proxy/internal/front/csi/staging"
 	"github.com/crust-proxy/crust-proxy/internal/ground/failpoint"
+	"github.com/crust-proxy/crust-proxy/internal/ground/telemetry"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
@@ -49,6 +50,9 @@ func (u *unpublishCall) run(ctx context.Context) (reply []byte, err error) {
 	if u.asDevice, err = u.proxy.private.Exists(path.Dir(u.device)); err != nil {
 		return nil, err
 	}
+	if u.asDevice { // also when the broker has released it already
+		telemetry.CallFrom(ctx).Volume = string(u.proxy.front.key(u.target))
+	}
 	released, err := u.release(ctx)
 	if err != nil {
 		return nil, namingPod(released, err)
@@ -79,6 +83,7 @@ func (u *unpublishCall) release(ctx context.Context) (*volume.Volume, error) {
 		if err := decision.CheckSameVolume(found.Volume, u.id.Driver, u.id.ID); err != nil {
 			return nil, err
 		}
+		annotate(ctx, found)
 		u.recordDeferred(&found)
 		u.proxy.front.markReleased(found.Volume)
 	}

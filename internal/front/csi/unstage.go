@@ -10,6 +10,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/front/csi/staging"
 	"github.com/crust-proxy/crust-proxy/internal/front/kubelet"
 	"github.com/crust-proxy/crust-proxy/internal/ground/failpoint"
+	"github.com/crust-proxy/crust-proxy/internal/ground/telemetry"
 )
 
 // unstageVolume asks the driver to unstage the volume, and removes its record.
@@ -20,6 +21,9 @@ func unstageVolume(ctx context.Context, p *driverProxy, req *csi.NodeUnstageVolu
 			return nil, err
 		}
 		rec := p.records.Get(id)
+		if rec.Stage != nil {
+			telemetry.CallFrom(ctx).Rule = rec.Stage.Rule
+		}
 		reply, err := p.askToUnstage(ctx, &rec, stagingPath, forward)
 		if err != nil {
 			return nil, err

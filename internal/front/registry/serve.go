@@ -19,6 +19,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/front/passthrough"
 	"github.com/crust-proxy/crust-proxy/internal/ground/peercred"
 	"github.com/crust-proxy/crust-proxy/internal/ground/run"
+	"github.com/crust-proxy/crust-proxy/internal/ground/step"
 	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 )
 
@@ -161,6 +162,8 @@ func (f *served) driverConn() *grpc.ClientConn { return f.driver.Load().conn }
 
 // Invoke calls the driver over the present connection, which can change with an upgrade.
 func (f *served) Invoke(ctx context.Context, method string, args, reply any, options ...grpc.CallOption) error {
+	ctx, end := step.Begin(ctx, "driver"+method)
+	defer end()
 	return f.driverConn().Invoke(ctx, method, args, reply, options...)
 }
 

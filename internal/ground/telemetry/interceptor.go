@@ -154,11 +154,12 @@ func (i *Interceptors) log(ctx context.Context, method string, call *Call, code 
 	if entry == nil {
 		return
 	}
-	fields := make([]zap.Field, 0, 12)
+	fields := make([]zap.Field, 0, 15)
 	fields = append(fields, zap.String(FieldMethod, method), zap.String(FieldCode, code.String()), zap.Duration(FieldDuration, took))
 	for _, field := range [...][2]string{
-		{FieldVolume, call.Volume}, {FieldTarget, sys.ClipTo(call.Target, unix.PathMax)}, {FieldDriver, call.Driver},
-		{FieldHandler, call.Handler}, {FieldSandbox, call.Sandbox},
+		{FieldVolume, call.Volume}, {FieldTarget, sys.ClipTo(call.Target, unix.PathMax)},
+		{FieldCSIVolume, sys.ClipTo(call.CSIVolume, maxName)}, {FieldDriver, call.Driver}, {FieldHandler, call.Handler},
+		{FieldPod, sys.ClipTo(call.Pod, 2*maxName)}, {FieldRule, call.Rule}, {FieldSandbox, call.Sandbox},
 	} {
 		if field[1] != "" {
 			fields = append(fields, zap.String(field[0], field[1]))
@@ -177,15 +178,20 @@ func (i *Interceptors) log(ctx context.Context, method string, call *Call, code 
 // serves; log, metrics and span are made from it at the end. It belongs to the goroutine
 // that serves the call.
 type Call struct {
-	// Volume is the volume's key, Target its path. Driver is the CSI driver's name, as the
-	// caller gives it, Handler the runtime handler's, and Sandbox the one that answered.
-	Volume, Target, Driver, Handler, Sandbox string
+	// Volume is the volume's key, Target the path that the call is about. CSIVolume is the driver's
+	// own id of the volume, Driver the driver's name, as the caller gives it. Handler is the runtime
+	// handler's name, Pod a namespace and name, Rule the policy's that decides, and Sandbox the one
+	// that answered.
+	Volume, Target, CSIVolume, Driver, Handler, Pod, Rule, Sandbox string
 	// Expected is set if the caller expects the error: it is logged at debug level.
 	Expected bool
 	// Forwarded is set if the driver itself answered with an error. Its text may repeat a
 	// secret, and stays out of the log.
 	Forwarded bool
 }
+
+// maxName bounds the names that a request contains; CSI's limit for an id is 128.
+const maxName = 256
 
 type callKey struct{}
 

@@ -4,39 +4,85 @@
 package telemetry
 
 import (
+	"cmp"
 	"fmt"
 	"io"
+	"os"
 
 	"github.com/go-logr/logr"
 	"go.uber.org/zap"
+	"go.uber.org/zap/buffer"
 	"go.uber.org/zap/zapcore"
+	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 )
 
 // The names of log fields. They are an interface: people search for them.
 const (
-	FieldVolume   = "volume"
-	FieldTarget   = "target"
-	FieldDriver   = "driver"
-	FieldHandler  = "handler"
-	FieldSandbox  = "sandbox"
-	FieldMethod   = "method"
-	FieldCode     = "code"
-	FieldDuration = "duration"
-	FieldPeerUID  = "peer_uid"
-	FieldPeerPID  = "peer_pid"
-	FieldAction   = "action"
-	FieldStack    = "stack"
+	FieldVolume    = "volume"
+	FieldTarget    = "target"
+	FieldCSIVolume = "csi_volume_id"
+	FieldDriver    = "driver"
+	FieldHandler   = "handler"
+	FieldPod       = "pod"
+	FieldRule      = "rule"
+	FieldSandbox   = "sandbox"
+	FieldMethod    = "method"
+	FieldCode      = "code"
+	FieldDuration  = "duration"
+	FieldPeerUID   = "peer_uid"
+	FieldPeerPID   = "peer_pid"
+	FieldAction    = "action"
+	FieldStack     = "stack"
 )
 
-// NewLogger returns the JSON logger. The level can be changed later.
+// NewLogger returns the JSON logger. The level can be changed later. For the journal each line begins with
+// its priority, so that `journalctl -p warning` works; the journal takes it off.
 func NewLogger(out io.Writer, level zap.AtomicLevel) *zap.Logger {
 	encoding := zap.NewProductionEncoderConfig()
 	encoding.TimeKey = "time"
 	encoding.EncodeTime = zapcore.RFC3339NanoTimeEncoder
 	encoding.EncodeDuration = zapcore.SecondsDurationEncoder
-	core := zapcore.NewCore(zapcore.NewJSONEncoder(encoding), zapcore.Lock(zapcore.AddSync(out)), level)
-	return zap.New(core)
+	encoder := zapcore.NewJSONEncoder(encoding)
+	if isJournal(out) {
+		encoder = prioritized{encoder}
+	}
+	return zap.New(zapcore.NewCore(encoder, zapcore.Lock(zapcore.AddSync(out)), level))
 }
+
+// isJournal reports whether a file is the one that systemd connected to its journal.
+func isJournal(out io.Writer) bool {
+	file, ok := out.(*os.File)
+	if !ok {
+		return false
+	}
+	var st unix.Stat_t
+	return sys.OnFD(file, func(fd int) error { return unix.Fstat(fd, &st) }) == nil &&
+		os.Getenv("JOURNAL_STREAM") == fmt.Sprintf("%d:%d", st.Dev, st.Ino)
+}
+
+// prioritized puts the priority of syslog before each line.
+type prioritized struct{ zapcore.Encoder }
+
+// Clone copies the encoder with its fields.
+func (p prioritized) Clone() zapcore.Encoder { return prioritized{p.Encoder.Clone()} }
+
+// EncodeEntry encodes one line.
+func (p prioritized) EncodeEntry(entry zapcore.Entry, fields []zapcore.Field) (*buffer.Buffer, error) {
+	line, err := p.Encoder.EncodeEntry(entry, fields)
+	if err != nil {
+		return nil, err
+	}
+	defer line.Free()
+	priority := map[zapcore.Level]string{zapcore.DebugLevel: "<7>", zapcore.InfoLevel: "<6>", zapcore.WarnLevel: "<4>"}
+	out := buffers.Get()
+	out.AppendString(cmp.Or(priority[entry.Level], "<3>"))
+	_, err = out.Write(line.Bytes())
+	return out, err
+}
+
+var buffers = buffer.NewPool()
 
 // Level parses a level's name; an unknown one is info.
 func Level(name string) zapcore.Level {

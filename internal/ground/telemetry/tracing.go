@@ -16,6 +16,8 @@ import (
 	"go.uber.org/zap"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
+
+	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 )
 
 // Tracing is where spans go.
@@ -76,8 +78,10 @@ func (e *loggedExporter) ExportSpans(ctx context.Context, spans []sdktrace.ReadO
 func finish(span trace.Span, call *Call, code codes.Code) {
 	span.SetAttributes(
 		attribute.String("rpc.system", "grpc"), attribute.String("rpc.grpc.status", code.String()),
-		attribute.String("crust.volume", call.Volume), attribute.String("crust.driver", call.Driver),
-		attribute.String("crust.handler", call.Handler), attribute.String("crust.sandbox", call.Sandbox))
+		attribute.String("crust.volume", call.Volume), attribute.String("crust.csi_volume_id", sys.ClipTo(call.CSIVolume, maxName)),
+		attribute.String("crust.driver", call.Driver), attribute.String("crust.handler", call.Handler),
+		attribute.String("crust.pod", sys.ClipTo(call.Pod, 2*maxName)), attribute.String("crust.rule", call.Rule),
+		attribute.String("crust.sandbox", call.Sandbox))
 	if code != codes.OK {
 		span.SetStatus(otelcodes.Error, code.String())
 	}
