@@ -21,7 +21,8 @@ const usage = `crust-proxy lets a pod's sandbox mount its volumes.
 
 Usage:
   crust-proxy [flags]            serve until SIGTERM
-  crust-proxy validate [flags]   check the configuration and show what is in force
+  crust-proxy validate [flags]   check the configuration and show what is in force,
+                                 and what this node lacks for it
   crust-proxy version            show the version
   crust-proxy removable [DRIVER...] [flags]
                                  check whether crust-proxy can be removed from this
@@ -59,11 +60,15 @@ func Main(args []string, stdout, stderr io.Writer) int {
 	set.SetOutput(stderr)
 	set.Usage = func() { _, _ = fmt.Fprint(stdout, usage, set.FlagUsages()) } // called for --help only
 	flags := config.AddFlags(set)
+	quiet := set.BoolP("quiet", "q", false, "print errors only")
 	if err := set.Parse(args); err != nil {
 		if errors.Is(err, pflag.ErrHelp) {
 			return exitOK
 		}
 		return failed(stderr, fmt.Errorf("%w: %w", err, errUsage))
+	}
+	if *quiet {
+		stdout = io.Discard
 	}
 	command, err := commandOf(set.Args())
 	if err == nil {
@@ -133,21 +138,5 @@ func commandOf(args []string) (commandFunc, error) {
 
 func showVersion(_ context.Context, _ *config.Flags, stdout, _ io.Writer) error {
 	_, err := fmt.Fprintln(stdout, sys.Version())
-	return err
-}
-
-func validate(_ context.Context, flags *config.Flags, stdout, _ io.Writer) error {
-	cfg, err := flags.Load()
-	if err != nil {
-		return err
-	}
-	text, err := cfg.YAML()
-	if err != nil {
-		return err
-	}
-	for _, line := range append(cfg.DeferralPolicy().Explain(), cfg.Warnings()...) {
-		text += "# " + line + "\n"
-	}
-	_, err = io.WriteString(stdout, "# "+flags.Source()+"\n"+text)
 	return err
 }

@@ -46,3 +46,52 @@ func TestValidateSaysWhatItChecked(t *testing.T) {
 		}
 	}
 }
+
+// TestValidateKnowsTheNode: what is missing is said, and is no error, because the daemon starts without.
+func TestValidateKnowsTheNode(t *testing.T) {
+	dir := t.TempDir()
+	file, kubeconfig := filepath.Join(dir, "config.yaml"), filepath.Join(dir, "kubelet.conf")
+	for path, text := range map[string]string{kubeconfig: "{", file: `runDir: /proc/crust
+kubeletRoot: ` + dir + `/kubelet
+runtimeSocket: {path: ` + dir + `/none/runtime.sock, mode: "0660", group: no-such-group}
+adminSocket: {path: ` + kubeconfig + `}
+containerd: {socket: ` + dir + `/containerd.sock}
+cluster: {kubeconfig: ` + kubeconfig + `}
+front: {enabled: true}
+handlers: {crust: {enabled: true, programs: [` + file + `], filesystems: [nofs]}}
+`} {
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	code, said := askMain(t, "validate", "--config", file)
+	for _, want := range []string{
+		"runDir: /proc/crust is not on tmpfs", "kubeletRoot: stat " + dir + "/kubelet: no such file", "runtimeSocket.path: stat " + dir + "/none: no such",
+		`runtimeSocket.group: the group "no-such-group"`, "adminSocket.path: " + kubeconfig + " is not a socket", "containerd.socket: stat " + dir,
+		"cluster.kubeconfig: the kubeconfig " + kubeconfig + " cannot be used", "handlers.crust.programs[0]: " + file + " is not a program",
+		"handlers.*.filesystems: mkfs.nofs is not installed",
+	} {
+		if !strings.Contains(said, "\n# on this node: "+want) || code != exitOK {
+			t.Errorf("exit code %d, %q is not in\n%s", code, want, said)
+		}
+	}
+	if code, said := askMain(t, "validate", "--quiet", "--config", file); code != exitOK || said != "" {
+		t.Errorf("quiet: exit code %d, %q", code, said)
+	}
+}
+
+// TestValidateRefusesWhatAStartRefuses in lines that an editor can follow, also if nothing else is to be shown.
+func TestValidateRefusesWhatAStartRefuses(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "config.yaml")
+	if err := os.WriteFile(file, []byte("log:\n  level: loud\nhtp: {}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	want := file + ":2:3: log.level: \"loud\" is none of debug, info, warn, error\n" + file + ":3:1: htp: unknown key; did you mean http?\n"
+	if code, said := askMain(t, "validate", "-q", "--config", file); code != exitError || said != want {
+		t.Errorf("exit code %d, %q", code, said)
+	}
+	code, said := askMain(t, "validate", "-q", "--run-dir", stateWith(t, "lvm/p1"))
+	if code != exitError || !strings.Contains(said, "front.enabled: false cannot be put in force: 1 deferred volume(s)") {
+		t.Errorf("a front with volumes is left: exit code %d, %q", code, said)
+	}
+}

@@ -103,18 +103,26 @@ func mayLeave(cfg *config.Config) error {
 		" To leave them as they are, set front.abandonVolumes: true." + whatItIs)
 }
 
+// mayStart is mayLeave for a start, which a record that cannot be read does not prevent: the daemon
+// has to hold the device of its volume, and to serve the others.
+func mayStart(cfg *config.Config) error {
+	if len(livingOf(cfg.StateDir(), true).volumes) == 0 {
+		return nil
+	}
+	return mayLeave(cfg)
+}
+
 // leaveFront prepares a start without the front. It removes the registrations of the drivers
 // that were behind it: kubelet would call sockets that nobody serves, and would not accept
-// the drivers from anybody else. A record that cannot be read does not prevent the start: the
-// daemon has to hold the device of its volume, and to serve the others.
+// the drivers from anybody else.
 func leaveFront(cfg *config.Config, log *zap.Logger) error {
 	if cfg.Front.Enabled {
 		return nil
 	}
+	if err := mayStart(cfg); err != nil {
+		return err
+	}
 	if found := livingOf(cfg.StateDir(), true); !found.none() {
-		if err := mayLeave(cfg); err != nil && len(found.volumes) > 0 {
-			return err
-		}
 		log.Warn("the front is off, and not all volumes that came through it are known to be gone: " + found.text())
 	}
 	for _, path := range registry.Withdraw(cfg.Front.KubeletRegistry) {

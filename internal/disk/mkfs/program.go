@@ -39,6 +39,12 @@ func (f *Formatter) tool(name string) (program, error) {
 	return "", volume.Errorf(volume.Unsupported, "%s is not installed on this node: install it", name)
 }
 
+// Installed returns an error unless this node has the mkfs of a filesystem.
+func Installed(fsType string) error {
+	_, err := New(Config{}).tool("mkfs." + fsType)
+	return err
+}
+
 // result is how a program ended, and its output.
 type result struct {
 	code           int
