@@ -158,10 +158,7 @@ func (l lookups) measure(_ context.Context, into *telemetry.NodeState) {
 	into.Cluster = &telemetry.ClusterState{LastHeard: state.LastHeard, Pods: state.Pods, Incomplete: state.Incomplete}
 }
 
-// maxHeldFindings bounds the findings: `crustctl list` shows them all.
-const maxHeldFindings = 16
-
-// devices is who has a device open.
+// devices is who has a device open: whether that can be seen. Held devices are shown as volumes.
 type devices struct {
 	openers *openers.Finder
 	broker  *deferral.Broker
@@ -173,11 +170,6 @@ func (d devices) findings() []string {
 		_, why := d.openers.Method()
 		out = append(out, fmt.Sprintf("it cannot be seen who has a device open, so that no volume can be staged or unstaged: %v; "+
 			"the kernel's own count cannot be used: %v", err, why))
-	}
-	held := d.broker.Users().Held()
-	for _, h := range held[:min(maxHeldFindings, len(held))] {
-		out = append(out, fmt.Sprintf("volume %s: its device %s is to be released or claimed, or was released by force, and is still open in %s: "+
-			"if that is the VM of a pod that has gone, `crustctl end` it", h.Volume.Target, h.Volume.Device.Path, h.Processes))
 	}
 	return out
 }

@@ -42,6 +42,13 @@ func TestOperatorSeesWhoHasADevice(t *testing.T) {
 			t.Errorf("%v devices are held, and %v were released by force", held, counted)
 		}
 	}
+	for range 2 { // and after a restart
+		if out, err := d.Crustctl("doctor", "--quiet").CombinedOutput(); err == nil || !strings.Contains(string(out), "was released by force") {
+			t.Errorf("doctor: %v\n%s", err, out)
+		}
+		d.Kill()
+		d.Start()
+	}
 	vmm.End()
 	_, err = d.Admin().Reconcile(t.Context(), &adminv1.ReconcileRequest{})
 	check.Must(t, err)

@@ -373,7 +373,10 @@ func (s *AdminServer) FreezeVolume(
 	if most.CheckValid() != nil || most.AsDuration() <= 0 {
 		return nil, volume.Errorf(volume.Invalid, "volume %s: timeout is missing: say when writes go on by themselves", v.Target)
 	}
-	return &adminv1.FreezeVolumeResponse{}, able.Freeze(ctx, v, most.AsDuration())
+	since := time.Now()
+	err = able.Freeze(ctx, v, most.AsDuration())
+	s.Node.frozen.note(v.Key, freeze{since, since.Add(most.AsDuration())}, err)
+	return &adminv1.FreezeVolumeResponse{}, err
 }
 
 // ThawVolume allows writes again.
@@ -381,6 +384,7 @@ func (s *AdminServer) ThawVolume(ctx context.Context, req *adminv1.ThawVolumeReq
 	able, v, err := s.freezerOf(ctx, req.GetVolume())
 	if err == nil {
 		err = able.Thaw(ctx, v)
+		s.Node.frozen.noteThaw(v.Key, err)
 	}
 	return &adminv1.ThawVolumeResponse{}, err
 }

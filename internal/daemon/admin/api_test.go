@@ -29,6 +29,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
 	runtimev1 "github.com/crust-proxy/crust-proxy/proto/crust/runtime/v1"
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -519,11 +520,20 @@ func TestFreeze(t *testing.T) {
 	}
 	able := &freezing{adopting: adopting{volumes: s.handler.volumes}}
 	s.node.Sandboxes.Handlers[0] = able
-	if err := freeze(durationpb.New(time.Minute)); err != nil || able.frozen != time.Minute {
-		t.Errorf("%v, frozen for %v", err, able.frozen)
+	shown := func() time.Duration {
+		reply, err := s.admin().GetVolume(t.Context(), &adminv1.GetVolumeRequest{Volume: target})
+		check.Must(t, err)
+		v := reply.GetVolume()
+		return v.GetFrozenUntil().AsTime().Sub(v.GetFrozenSince().AsTime())
 	}
-	if err := thaw(); err != nil || able.frozen != 0 {
-		t.Errorf("%v, frozen for %v", err, able.frozen)
+	if err := freeze(durationpb.New(time.Minute)); err != nil || able.frozen != time.Minute || shown() != time.Minute {
+		t.Errorf("%v, frozen for %v, shown as %v", err, able.frozen, shown())
+	}
+	if err := thaw(); err != nil || able.frozen != 0 || shown() != 0 {
+		t.Errorf("%v, frozen for %v, shown as %v", err, able.frozen, shown())
+	}
+	if err := freeze(durationpb.New(time.Nanosecond)); err != nil || shown() != 0 {
+		t.Errorf("%v: a freeze whose time is over is shown as %v", err, shown())
 	}
 	for _, wrong := range []*durationpb.Duration{nil, durationpb.New(-time.Second), {Seconds: 1, Nanos: -1}} {
 		if err := freeze(wrong); status.Code(err) != codes.InvalidArgument {

@@ -73,10 +73,13 @@ func (n *Node) message(s deferral.Status) *adminv1.Volume {
 	out.LastError, out.LastErrorAt = lastError(s, known, out.GetSandbox() != nil)
 	n.showRefusal(s, out)
 	if s.Held != nil {
-		out.HeldBy, out.HeldSince = s.Held.Processes, Stamp(s.Held.Since)
+		out.HeldBy, out.HeldSince, out.ReleasedByForce = s.Held.Processes, Stamp(s.Held.Since), s.Held.Forced
 		if out.GetLastError() == "" {
 			out.LastError, out.LastErrorAt = "its device is open in "+s.Held.Processes, Stamp(s.Held.Since)
 		}
+	}
+	if frozen, ok := n.frozen.of(v.Key); ok {
+		out.FrozenSince, out.FrozenUntil = Stamp(frozen.since), Stamp(frozen.until)
 	}
 	if known.Requests > 0 {
 		out.StatsTook, out.StatsAt = durationpb.New(known.Took), Stamp(known.AskedAt)

@@ -20,6 +20,7 @@ type Node struct {
 	Sandboxes *sandboxes.Sandboxes
 	// Refusals holds the refused volumes; it is nil if the front is off.
 	Refusals Refusals
+	frozen   freezes
 }
 
 // Refusals holds the volumes that pods wait for and that are not on record.

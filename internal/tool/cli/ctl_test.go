@@ -509,6 +509,11 @@ func TestGrowthThatWaits(t *testing.T) {
 	getShows(t, func(v *adminv1.Volume) { v.GrowWaits = "it grows when the pod is deleted" }, "20GiB (waits: it grows when the pod is deleted)", "next mount")
 }
 
+// A frozen volume is shown as such.
+func TestGetShowsAFreeze(t *testing.T) {
+	getShows(t, func(v *adminv1.Volume) { v.FrozenSince = before(30 * time.Second) }, "for 30s; crustctl thaw", "\x1b")
+}
+
 // Where the pod's group has no effect, that stands below it.
 func TestGetShowsAnIgnoredGroup(t *testing.T) {
 	getShows(t, func(v *adminv1.Volume) { v.GroupProblem = "fsGroup is ignored\x1b[2J" },

@@ -337,6 +337,9 @@ func (w *volumeView) describe(v *adminv1.Volume) error {
 	if v.GetHeldBy() != "" {
 		t.Add(printer.Text("Held by:"), printer.Painted(show.Red, v.GetHeldBy()+", for "+w.age(v.GetHeldSince())))
 	}
+	if v.GetFrozenSince() != nil {
+		t.Add(printer.Text("Frozen:"), printer.Painted(show.Yellow, "for "+w.age(v.GetFrozenSince())+"; crustctl thaw ends that"))
+	}
 	t.Pair("Grow to:", growText(v))
 	t.Add(printer.Text("Condition:"), conditionCell(v.GetCondition()))
 	switch v.GetRefusals() {

@@ -120,6 +120,9 @@ func (u unit) describe(ctx context.Context) string {
 	return text
 }
 
+// lastWords match a problem of the configuration file, and the first line of a crash.
+var lastWords = sys.LazyRegexp(`^(/.*:\d+:\d+: |panic: |fatal error: )`)
+
 // lastError finds the last error in the daemon's log, or in what it wrote before it had one.
 func lastError(log []byte) string {
 	lines := bytes.Split(bytes.TrimSpace(log), []byte("\n"))
@@ -132,7 +135,7 @@ func lastError(log []byte) string {
 		if said, ours := strings.CutPrefix(text, "crust-proxy: "); ours {
 			return said
 		}
-		if strings.HasPrefix(text, "panic: ") || strings.HasPrefix(text, "fatal error: ") {
+		if lastWords().MatchString(text) {
 			return text
 		}
 	}

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"time"
 
+	"google.golang.org/protobuf/types/known/timestamppb"
+
 	"github.com/crust-proxy/crust-proxy/internal/ground/apiserver"
 	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	"github.com/crust-proxy/crust-proxy/internal/tool/show"
@@ -75,11 +77,23 @@ func checkVolumes(_ Node, d Daemon) []Finding {
 }
 
 func volumeFindings(v *adminv1.Volume) []Finding {
-	look := "crustctl get " + show.ShortID(v.GetId())
+	id := show.ShortID(v.GetId())
+	look := "crustctl get " + id
 	switch {
+	case v.GetReleasedByForce():
+		return []Finding{failure("delete its pod, or where that has gone: crustctl end "+id+"; until then give the device to nobody else",
+			"volume %s was released by force %s ago, and its device %s is still open in %s, which may write to it beside the next owner",
+			v.GetTargetPath(), since(v.GetHeldSince()), v.GetDevice(), v.GetHeldBy())}
 	case v.GetState() == adminv1.VolumeState_VOLUME_STATE_DEGRADED:
 		return []Finding{failure("crustctl reconcile, then "+look,
 			"volume %s is degraded: %s", v.GetTargetPath(), cmp.Or(v.GetLastError(), noReason))}
+	case v.GetHeldBy() != "":
+		return []Finding{warning("if that is the VM of a pod that has gone: crustctl end "+id,
+			"volume %s: its device %s is to be released or claimed, and has been open in %s for %s", v.GetTargetPath(), v.GetDevice(),
+			v.GetHeldBy(), since(v.GetHeldSince()))}
+	case v.GetFrozenSince() != nil:
+		return []Finding{warning("crustctl thaw "+id, "volume %s is frozen: its writes have been held for %s, and go on by themselves in %s",
+			v.GetTargetPath(), since(v.GetFrozenSince()), show.Duration(time.Until(v.GetFrozenUntil().AsTime())))}
 	case v.GetState() == adminv1.VolumeState_VOLUME_STATE_REFUSED:
 		return []Finding{warning(look+"; its pod does not start", "refused by the %s: %s", cmp.Or(v.GetRefusedBy(), noReason), cmp.Or(v.GetLastError(), noReason))}
 	case v.GetLastError() != "" && !sys.IsEmptyDir(v.GetTargetPath()): // runtime-rs has no stats of Kata's own emptyDirs
@@ -94,6 +108,8 @@ func volumeFindings(v *adminv1.Volume) []Finding {
 	}
 	return nil
 }
+
+func since(at *timestamppb.Timestamp) string { return show.Duration(time.Since(at.AsTime())) }
 
 const noReason = "no reason given"
 

@@ -142,6 +142,18 @@ func daemonFaults() []bad {
 			*d = withVolume(adminv1.VolumeState_VOLUME_STATE_BOUND, "")
 			d.Volumes[0].Condition = &adminv1.VolumeCondition{Abnormal: true, Message: "bad blocks"}
 		}, Warn, "bad blocks", "sandbox"},
+		{"released by force", "volumes", func(_ tree, _ *Node, d *Daemon) {
+			*d = withVolume(adminv1.VolumeState_VOLUME_STATE_HELD, "its device is open")
+			d.Volumes[0].ReleasedByForce, d.Volumes[0].HeldBy, d.Volumes[0].Device = true, "process 7", "/dev/x"
+		}, Error, "/dev/x is still open in process 7", "crustctl end"},
+		{"held", "volumes", func(_ tree, _ *Node, d *Daemon) {
+			*d = withVolume(adminv1.VolumeState_VOLUME_STATE_REMOVING, "its device is open")
+			d.Volumes[0].HeldBy, d.Volumes[0].HeldSince = "process 7", timestamppb.New(time.Now().Add(-time.Hour))
+		}, Warn, "open in process 7 for 60m", "crustctl end"},
+		{"frozen", "volumes", func(_ tree, _ *Node, d *Daemon) {
+			*d = withVolume(adminv1.VolumeState_VOLUME_STATE_BOUND, "")
+			d.Volumes[0].FrozenSince, d.Volumes[0].FrozenUntil = timestamppb.New(time.Now().Add(-20*time.Second)), timestamppb.New(time.Now().Add(time.Hour))
+		}, Warn, "held for 20s, and go on by themselves in 59m", "crustctl thaw " + idOf(targetA)[:12]},
 		{"group ignored", "volumes", func(_ tree, _ *Node, d *Daemon) {
 			*d = withVolume(adminv1.VolumeState_VOLUME_STATE_BOUND, "")
 			v := d.Volumes[0]

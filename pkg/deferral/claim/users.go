@@ -31,7 +31,8 @@ type Held struct {
 	// Processes names some of those who have it, such as: process 4711 ("qemu-system-x86_64").
 	Processes string
 	Since     time.Time
-	// Sequence, of a device that was released by force, tells it from a later one with the same number.
+	// Forced is set for a device that was released by force. Sequence tells it from a later one with the same number.
+	Forced   bool
 	Sequence string
 }
 
@@ -72,7 +73,7 @@ func NewUsers(finder Openers, servers func() []string, changed func(volume.Key))
 // Force remembers a device that is released by force until no process has it open. Then it calls freed,
 // without a lock. freed must be the same function in all calls.
 func (u *Users) Force(h Held, freed func(*volume.Volume)) {
-	h.Processes = unknownOpener
+	h.Processes, h.Forced = unknownOpener, true
 	u.mu.Lock()
 	if before, known := u.held[h.Volume.Key]; known && before.Volume.Device.Same(h.Volume.Device) {
 		h.Processes = before.Processes

@@ -305,9 +305,16 @@ type Volume struct {
 	// group_problem says that supplemental_group has no effect, and what to do:
 	// where the last stats came from a sandbox whose runtime ignores it, and the
 	// root directory of the volume is not known to be writable for that group.
-	GroupProblem  string `protobuf:"bytes,37,opt,name=group_problem,json=groupProblem,proto3" json:"group_problem,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	GroupProblem string `protobuf:"bytes,37,opt,name=group_problem,json=groupProblem,proto3" json:"group_problem,omitempty"`
+	// frozen_since is when writes to the volume were held by FreezeVolume of this daemon,
+	// unless they go on by now.
+	FrozenSince *timestamppb.Timestamp `protobuf:"bytes,38,opt,name=frozen_since,json=frozenSince,proto3" json:"frozen_since,omitempty"`
+	// frozen_until is when writes go on at the latest.
+	FrozenUntil *timestamppb.Timestamp `protobuf:"bytes,39,opt,name=frozen_until,json=frozenUntil,proto3" json:"frozen_until,omitempty"`
+	// released_by_force is true where the volume is held because it was released by force.
+	ReleasedByForce bool `protobuf:"varint,40,opt,name=released_by_force,json=releasedByForce,proto3" json:"released_by_force,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *Volume) Reset() {
@@ -597,6 +604,27 @@ func (x *Volume) GetGroupProblem() string {
 		return x.GroupProblem
 	}
 	return ""
+}
+
+func (x *Volume) GetFrozenSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.FrozenSince
+	}
+	return nil
+}
+
+func (x *Volume) GetFrozenUntil() *timestamppb.Timestamp {
+	if x != nil {
+		return x.FrozenUntil
+	}
+	return nil
+}
+
+func (x *Volume) GetReleasedByForce() bool {
+	if x != nil {
+		return x.ReleasedByForce
+	}
+	return false
 }
 
 // Sandbox is the sandbox of a volume.
@@ -2548,7 +2576,7 @@ var File_crust_admin_v1_admin_proto protoreflect.FileDescriptor
 
 const file_crust_admin_v1_admin_proto_rawDesc = "" +
 	"\n" +
-	"\x1acrust/admin/v1/admin.proto\x12\x0ecrust.admin.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x8b\v\n" +
+	"\x1acrust/admin/v1/admin.proto\x12\x0ecrust.admin.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xb5\f\n" +
 	"\x06Volume\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1f\n" +
 	"\vtarget_path\x18\x02 \x01(\tR\n" +
@@ -2596,7 +2624,10 @@ const file_crust_admin_v1_admin_proto_rawDesc = "" +
 	"held_since\x18# \x01(\v2\x1a.google.protobuf.TimestampR\theldSince\x12\x1d\n" +
 	"\n" +
 	"grow_waits\x18$ \x01(\tR\tgrowWaits\x12#\n" +
-	"\rgroup_problem\x18% \x01(\tR\fgroupProblem\"j\n" +
+	"\rgroup_problem\x18% \x01(\tR\fgroupProblem\x12=\n" +
+	"\ffrozen_since\x18& \x01(\v2\x1a.google.protobuf.TimestampR\vfrozenSince\x12=\n" +
+	"\ffrozen_until\x18' \x01(\v2\x1a.google.protobuf.TimestampR\vfrozenUntil\x12*\n" +
+	"\x11released_by_force\x18( \x01(\bR\x0freleasedByForce\"j\n" +
 	"\aSandbox\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x18\n" +
 	"\aruntime\x18\x02 \x01(\tR\aruntime\x125\n" +
@@ -2823,58 +2854,60 @@ var file_crust_admin_v1_admin_proto_depIdxs = []int32{
 	39, // 7: crust.admin.v1.Volume.stats_took:type_name -> google.protobuf.Duration
 	38, // 8: crust.admin.v1.Volume.stats_at:type_name -> google.protobuf.Timestamp
 	38, // 9: crust.admin.v1.Volume.held_since:type_name -> google.protobuf.Timestamp
-	38, // 10: crust.admin.v1.Sandbox.bound_at:type_name -> google.protobuf.Timestamp
-	1,  // 11: crust.admin.v1.VolumeUsage.unit:type_name -> crust.admin.v1.VolumeUsage.Unit
-	38, // 12: crust.admin.v1.GetNodeResponse.started_at:type_name -> google.protobuf.Timestamp
-	37, // 13: crust.admin.v1.GetNodeResponse.volumes_by_state:type_name -> crust.admin.v1.GetNodeResponse.VolumesByStateEntry
-	0,  // 14: crust.admin.v1.ListVolumesRequest.state:type_name -> crust.admin.v1.VolumeState
-	3,  // 15: crust.admin.v1.ListVolumesResponse.volumes:type_name -> crust.admin.v1.Volume
-	3,  // 16: crust.admin.v1.GetVolumeResponse.volume:type_name -> crust.admin.v1.Volume
-	2,  // 17: crust.admin.v1.WatchVolumesResponse.type:type_name -> crust.admin.v1.WatchVolumesResponse.Type
-	3,  // 18: crust.admin.v1.WatchVolumesResponse.volume:type_name -> crust.admin.v1.Volume
-	5,  // 19: crust.admin.v1.GetVolumeStatsResponse.usage:type_name -> crust.admin.v1.VolumeUsage
-	6,  // 20: crust.admin.v1.GetVolumeStatsResponse.condition:type_name -> crust.admin.v1.VolumeCondition
-	4,  // 21: crust.admin.v1.GetVolumeStatsResponse.sandbox:type_name -> crust.admin.v1.Sandbox
-	39, // 22: crust.admin.v1.GetVolumeStatsResponse.took:type_name -> google.protobuf.Duration
-	39, // 23: crust.admin.v1.FreezeVolumeRequest.timeout:type_name -> google.protobuf.Duration
-	27, // 24: crust.admin.v1.EndOrphansResponse.orphans:type_name -> crust.admin.v1.Orphan
-	38, // 25: crust.admin.v1.Orphan.held_since:type_name -> google.protobuf.Timestamp
-	30, // 26: crust.admin.v1.ListHandlersResponse.handlers:type_name -> crust.admin.v1.Handler
-	33, // 27: crust.admin.v1.ListDriversResponse.drivers:type_name -> crust.admin.v1.Driver
-	38, // 28: crust.admin.v1.Driver.since:type_name -> google.protobuf.Timestamp
-	38, // 29: crust.admin.v1.Driver.waiting_since:type_name -> google.protobuf.Timestamp
-	36, // 30: crust.admin.v1.ReconcileResponse.repairs:type_name -> crust.admin.v1.Repair
-	7,  // 31: crust.admin.v1.Admin.GetNode:input_type -> crust.admin.v1.GetNodeRequest
-	9,  // 32: crust.admin.v1.Admin.ListVolumes:input_type -> crust.admin.v1.ListVolumesRequest
-	11, // 33: crust.admin.v1.Admin.GetVolume:input_type -> crust.admin.v1.GetVolumeRequest
-	13, // 34: crust.admin.v1.Admin.WatchVolumes:input_type -> crust.admin.v1.WatchVolumesRequest
-	15, // 35: crust.admin.v1.Admin.GetVolumeStats:input_type -> crust.admin.v1.GetVolumeStatsRequest
-	17, // 36: crust.admin.v1.Admin.ExpandVolume:input_type -> crust.admin.v1.ExpandVolumeRequest
-	19, // 37: crust.admin.v1.Admin.FreezeVolume:input_type -> crust.admin.v1.FreezeVolumeRequest
-	21, // 38: crust.admin.v1.Admin.ThawVolume:input_type -> crust.admin.v1.ThawVolumeRequest
-	28, // 39: crust.admin.v1.Admin.ListHandlers:input_type -> crust.admin.v1.ListHandlersRequest
-	31, // 40: crust.admin.v1.Admin.ListDrivers:input_type -> crust.admin.v1.ListDriversRequest
-	23, // 41: crust.admin.v1.Admin.ReleaseVolume:input_type -> crust.admin.v1.ReleaseVolumeRequest
-	25, // 42: crust.admin.v1.Admin.EndOrphans:input_type -> crust.admin.v1.EndOrphansRequest
-	34, // 43: crust.admin.v1.Admin.Reconcile:input_type -> crust.admin.v1.ReconcileRequest
-	8,  // 44: crust.admin.v1.Admin.GetNode:output_type -> crust.admin.v1.GetNodeResponse
-	10, // 45: crust.admin.v1.Admin.ListVolumes:output_type -> crust.admin.v1.ListVolumesResponse
-	12, // 46: crust.admin.v1.Admin.GetVolume:output_type -> crust.admin.v1.GetVolumeResponse
-	14, // 47: crust.admin.v1.Admin.WatchVolumes:output_type -> crust.admin.v1.WatchVolumesResponse
-	16, // 48: crust.admin.v1.Admin.GetVolumeStats:output_type -> crust.admin.v1.GetVolumeStatsResponse
-	18, // 49: crust.admin.v1.Admin.ExpandVolume:output_type -> crust.admin.v1.ExpandVolumeResponse
-	20, // 50: crust.admin.v1.Admin.FreezeVolume:output_type -> crust.admin.v1.FreezeVolumeResponse
-	22, // 51: crust.admin.v1.Admin.ThawVolume:output_type -> crust.admin.v1.ThawVolumeResponse
-	29, // 52: crust.admin.v1.Admin.ListHandlers:output_type -> crust.admin.v1.ListHandlersResponse
-	32, // 53: crust.admin.v1.Admin.ListDrivers:output_type -> crust.admin.v1.ListDriversResponse
-	24, // 54: crust.admin.v1.Admin.ReleaseVolume:output_type -> crust.admin.v1.ReleaseVolumeResponse
-	26, // 55: crust.admin.v1.Admin.EndOrphans:output_type -> crust.admin.v1.EndOrphansResponse
-	35, // 56: crust.admin.v1.Admin.Reconcile:output_type -> crust.admin.v1.ReconcileResponse
-	44, // [44:57] is the sub-list for method output_type
-	31, // [31:44] is the sub-list for method input_type
-	31, // [31:31] is the sub-list for extension type_name
-	31, // [31:31] is the sub-list for extension extendee
-	0,  // [0:31] is the sub-list for field type_name
+	38, // 10: crust.admin.v1.Volume.frozen_since:type_name -> google.protobuf.Timestamp
+	38, // 11: crust.admin.v1.Volume.frozen_until:type_name -> google.protobuf.Timestamp
+	38, // 12: crust.admin.v1.Sandbox.bound_at:type_name -> google.protobuf.Timestamp
+	1,  // 13: crust.admin.v1.VolumeUsage.unit:type_name -> crust.admin.v1.VolumeUsage.Unit
+	38, // 14: crust.admin.v1.GetNodeResponse.started_at:type_name -> google.protobuf.Timestamp
+	37, // 15: crust.admin.v1.GetNodeResponse.volumes_by_state:type_name -> crust.admin.v1.GetNodeResponse.VolumesByStateEntry
+	0,  // 16: crust.admin.v1.ListVolumesRequest.state:type_name -> crust.admin.v1.VolumeState
+	3,  // 17: crust.admin.v1.ListVolumesResponse.volumes:type_name -> crust.admin.v1.Volume
+	3,  // 18: crust.admin.v1.GetVolumeResponse.volume:type_name -> crust.admin.v1.Volume
+	2,  // 19: crust.admin.v1.WatchVolumesResponse.type:type_name -> crust.admin.v1.WatchVolumesResponse.Type
+	3,  // 20: crust.admin.v1.WatchVolumesResponse.volume:type_name -> crust.admin.v1.Volume
+	5,  // 21: crust.admin.v1.GetVolumeStatsResponse.usage:type_name -> crust.admin.v1.VolumeUsage
+	6,  // 22: crust.admin.v1.GetVolumeStatsResponse.condition:type_name -> crust.admin.v1.VolumeCondition
+	4,  // 23: crust.admin.v1.GetVolumeStatsResponse.sandbox:type_name -> crust.admin.v1.Sandbox
+	39, // 24: crust.admin.v1.GetVolumeStatsResponse.took:type_name -> google.protobuf.Duration
+	39, // 25: crust.admin.v1.FreezeVolumeRequest.timeout:type_name -> google.protobuf.Duration
+	27, // 26: crust.admin.v1.EndOrphansResponse.orphans:type_name -> crust.admin.v1.Orphan
+	38, // 27: crust.admin.v1.Orphan.held_since:type_name -> google.protobuf.Timestamp
+	30, // 28: crust.admin.v1.ListHandlersResponse.handlers:type_name -> crust.admin.v1.Handler
+	33, // 29: crust.admin.v1.ListDriversResponse.drivers:type_name -> crust.admin.v1.Driver
+	38, // 30: crust.admin.v1.Driver.since:type_name -> google.protobuf.Timestamp
+	38, // 31: crust.admin.v1.Driver.waiting_since:type_name -> google.protobuf.Timestamp
+	36, // 32: crust.admin.v1.ReconcileResponse.repairs:type_name -> crust.admin.v1.Repair
+	7,  // 33: crust.admin.v1.Admin.GetNode:input_type -> crust.admin.v1.GetNodeRequest
+	9,  // 34: crust.admin.v1.Admin.ListVolumes:input_type -> crust.admin.v1.ListVolumesRequest
+	11, // 35: crust.admin.v1.Admin.GetVolume:input_type -> crust.admin.v1.GetVolumeRequest
+	13, // 36: crust.admin.v1.Admin.WatchVolumes:input_type -> crust.admin.v1.WatchVolumesRequest
+	15, // 37: crust.admin.v1.Admin.GetVolumeStats:input_type -> crust.admin.v1.GetVolumeStatsRequest
+	17, // 38: crust.admin.v1.Admin.ExpandVolume:input_type -> crust.admin.v1.ExpandVolumeRequest
+	19, // 39: crust.admin.v1.Admin.FreezeVolume:input_type -> crust.admin.v1.FreezeVolumeRequest
+	21, // 40: crust.admin.v1.Admin.ThawVolume:input_type -> crust.admin.v1.ThawVolumeRequest
+	28, // 41: crust.admin.v1.Admin.ListHandlers:input_type -> crust.admin.v1.ListHandlersRequest
+	31, // 42: crust.admin.v1.Admin.ListDrivers:input_type -> crust.admin.v1.ListDriversRequest
+	23, // 43: crust.admin.v1.Admin.ReleaseVolume:input_type -> crust.admin.v1.ReleaseVolumeRequest
+	25, // 44: crust.admin.v1.Admin.EndOrphans:input_type -> crust.admin.v1.EndOrphansRequest
+	34, // 45: crust.admin.v1.Admin.Reconcile:input_type -> crust.admin.v1.ReconcileRequest
+	8,  // 46: crust.admin.v1.Admin.GetNode:output_type -> crust.admin.v1.GetNodeResponse
+	10, // 47: crust.admin.v1.Admin.ListVolumes:output_type -> crust.admin.v1.ListVolumesResponse
+	12, // 48: crust.admin.v1.Admin.GetVolume:output_type -> crust.admin.v1.GetVolumeResponse
+	14, // 49: crust.admin.v1.Admin.WatchVolumes:output_type -> crust.admin.v1.WatchVolumesResponse
+	16, // 50: crust.admin.v1.Admin.GetVolumeStats:output_type -> crust.admin.v1.GetVolumeStatsResponse
+	18, // 51: crust.admin.v1.Admin.ExpandVolume:output_type -> crust.admin.v1.ExpandVolumeResponse
+	20, // 52: crust.admin.v1.Admin.FreezeVolume:output_type -> crust.admin.v1.FreezeVolumeResponse
+	22, // 53: crust.admin.v1.Admin.ThawVolume:output_type -> crust.admin.v1.ThawVolumeResponse
+	29, // 54: crust.admin.v1.Admin.ListHandlers:output_type -> crust.admin.v1.ListHandlersResponse
+	32, // 55: crust.admin.v1.Admin.ListDrivers:output_type -> crust.admin.v1.ListDriversResponse
+	24, // 56: crust.admin.v1.Admin.ReleaseVolume:output_type -> crust.admin.v1.ReleaseVolumeResponse
+	26, // 57: crust.admin.v1.Admin.EndOrphans:output_type -> crust.admin.v1.EndOrphansResponse
+	35, // 58: crust.admin.v1.Admin.Reconcile:output_type -> crust.admin.v1.ReconcileResponse
+	46, // [46:59] is the sub-list for method output_type
+	33, // [33:46] is the sub-list for method input_type
+	33, // [33:33] is the sub-list for extension type_name
+	33, // [33:33] is the sub-list for extension extendee
+	0,  // [0:33] is the sub-list for field type_name
 }
 
 func init() { file_crust_admin_v1_admin_proto_init() }
