@@ -111,18 +111,27 @@ func newRegistry(cfg Config, times times) *Registry {
 	return r
 }
 
+// MakeDirs makes the two directories of ours. A configuration whose directories cannot be made is
+// refused before the daemon serves anything.
+func (c Config) MakeDirs() error {
+	for dir, mode := range map[string]fs.FileMode{c.Registry: 0o750, c.Sockets: 0o700} {
+		if err := os.MkdirAll(dir, mode); err != nil {
+			return volume.Errorf(volume.Internal, "the directory %s cannot be made: %w", dir, err)
+		}
+	}
+	if err := os.Chmod(c.Sockets, 0o700); err != nil { //nolint:gosec // a directory
+		return volume.Errorf(volume.Internal, "the directory %s cannot be closed to others: %w", c.Sockets, err)
+	}
+	return nil
+}
+
 // Run follows the two directories until ctx ends. They are compared with what they were, and not
 // watched: a directory can be removed and made again, and kubelet takes a second as well. The
 // sockets stay at the end: kubelet would deregister a driver whose socket goes.
 func (r *Registry) Run(ctx context.Context) error {
 	r.started = time.Now()
-	for dir, mode := range map[string]fs.FileMode{r.cfg.Registry: 0o750, r.cfg.Sockets: 0o700} {
-		if err := os.MkdirAll(dir, mode); err != nil {
-			return volume.Errorf(volume.Internal, "the directory %s cannot be made: %w", dir, err)
-		}
-	}
-	if err := os.Chmod(r.cfg.Sockets, 0o700); err != nil { //nolint:gosec // a directory
-		return volume.Errorf(volume.Internal, "the directory %s cannot be closed to others: %w", r.cfg.Sockets, err)
+	if err := r.cfg.MakeDirs(); err != nil {
+		return err
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer r.end(cancel)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -115,6 +116,37 @@ func WriteAll(fd int, raw []byte) error {
 		raw = raw[n:]
 	}
 	return nil
+}
+
+// WriteSynced replaces a file, so that a crash or a power cut leaves the old one or the new one.
+func WriteSynced(path string, raw []byte) error {
+	temp := path + ".new"
+	fd, err := unix.Open(temp, unix.O_CREAT|unix.O_TRUNC|unix.O_WRONLY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
+	if err != nil {
+		return err
+	}
+	err = WriteAll(fd, raw)
+	if err == nil {
+		err = unix.Fsync(fd)
+	}
+	err = errors.Join(err, unix.Close(fd))
+	if err == nil {
+		err = unix.Rename(temp, path)
+	}
+	if err != nil {
+		return errors.Join(err, unix.Unlink(temp))
+	}
+	return SyncDir(filepath.Dir(path))
+}
+
+// SyncDir makes the names in a directory survive a power cut.
+func SyncDir(path string) error {
+	dir, err := unix.Open(path, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer CloseFD(dir)
+	return unix.Fsync(dir)
 }
 
 // WriteNew makes a file that did not exist, whole or not at all. The name is relative to the directory dir.

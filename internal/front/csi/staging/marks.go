@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"go.uber.org/zap"
-	"golang.org/x/sys/unix"
 
 	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 )
@@ -36,7 +35,7 @@ type Marks struct{ dir string }
 func openMarks(dir string, log *zap.Logger) *Marks {
 	err := os.MkdirAll(dir, 0o700)
 	if err == nil {
-		err = syncDir(filepath.Dir(dir)) // else a power cut could take the whole directory
+		err = sys.SyncDir(filepath.Dir(dir)) // else a power cut could take the whole directory
 	}
 	if err != nil {
 		log.Error("the directory of marks cannot be created and synced: while it is missing, each volume that needs a mark is refused", zap.String("path", dir), zap.Error(err))
@@ -71,7 +70,7 @@ func (m *Marks) Put(mark Mark) error {
 	id := VolumeID{mark.Driver, mark.VolumeID}
 	raw, err := sys.EncodeJSON(mark, maxMark)
 	if err == nil {
-		err = writeSynced(m.Path(id), raw)
+		err = sys.WriteSynced(m.Path(id), raw)
 	}
 	if err != nil {
 		return markError(id, m.dir, err)
@@ -85,34 +84,4 @@ func (m *Marks) Remove(id VolumeID) error {
 		return markError(id, m.dir, err)
 	}
 	return nil
-}
-
-// writeSynced replaces a file, so that a crash leaves the old one or the new one.
-func writeSynced(path string, raw []byte) error {
-	temp := path + ".new"
-	fd, err := unix.Open(temp, unix.O_CREAT|unix.O_TRUNC|unix.O_WRONLY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
-	if err != nil {
-		return err
-	}
-	err = sys.WriteAll(fd, raw)
-	if err == nil {
-		err = unix.Fsync(fd)
-	}
-	err = errors.Join(err, unix.Close(fd))
-	if err == nil {
-		err = unix.Rename(temp, path)
-	}
-	if err != nil {
-		return errors.Join(err, unix.Unlink(temp))
-	}
-	return syncDir(filepath.Dir(path))
-}
-
-func syncDir(path string) error {
-	dir, err := unix.Open(path, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return err
-	}
-	defer sys.CloseFD(dir)
-	return unix.Fsync(dir)
 }
