@@ -5,9 +5,10 @@ set -e
 case "$1" in
 purge)
 	# dpkg removed config.yaml; what an operator put beside it goes too.
-	rm -rf /etc/crust-proxy
+	rm -rf /etc/crust-proxy /var/lib/crust-proxy
 	;;
-remove | 0) ;;
+remove) ;;
+0) rm -rf /var/lib/crust-proxy ;; # rpm purges
 *) exit 0 ;;
 esac
 

@@ -22,6 +22,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/front/csi/staging"
 	"github.com/crust-proxy/crust-proxy/internal/front/kubelet"
 	"github.com/crust-proxy/crust-proxy/internal/front/pods"
+	"github.com/crust-proxy/crust-proxy/internal/front/registry"
 	"github.com/crust-proxy/crust-proxy/internal/ground/openers"
 	"github.com/crust-proxy/crust-proxy/internal/ground/pace"
 	"github.com/crust-proxy/crust-proxy/internal/ground/peercred"
@@ -75,8 +76,12 @@ func serve(ctx context.Context, flags *config.Flags, _, stderr io.Writer) error 
 	hangups := make(chan os.Signal, 1)
 	signal.Notify(hangups, syscall.SIGHUP)
 	defer signal.Stop(hangups)
-	watcher := config.Watch(flags.File) // before the file is read
-	cfg, err := flags.Load()
+	level := zap.NewAtomicLevel()
+	log := telemetry.NewLogger(stderr, level)
+	defer func() { _ = log.Sync() }()
+	// It watches before the file is read.
+	set := &settings{flags: flags, log: log, watcher: config.Watch(flags.File), hangups: hangups}
+	cfg, err := set.load()
 	if err != nil {
 		return err
 	}
@@ -88,14 +93,32 @@ func serve(ctx context.Context, flags *config.Flags, _, stderr io.Writer) error 
 	if err != nil {
 		return err
 	}
-	level := zap.NewAtomicLevelAt(telemetry.Level(cfg.Log.Level))
-	d := &daemon{
-		level: level, log: telemetry.NewLogger(stderr, level), metrics: telemetry.NewMetrics(sys.Version()),
-		notify: notify, passed: passed, hub: admin.NewHub(), started: time.Now(), stopping: make(chan struct{}),
+	start := func(cfg *config.Config) error {
+		level.SetLevel(telemetry.Level(cfg.Log.Level))
+		set.put(cfg)
+		d := &daemon{
+			settings: set, level: level, log: log, metrics: telemetry.NewMetrics(sys.Version()),
+			notify: notify, passed: passed, hub: admin.NewHub(), started: time.Now(), stopping: make(chan struct{}),
+		}
+		return d.start(ctx)
 	}
-	d.settings = &settings{flags: flags, log: d.log, apply: d.apply, watcher: watcher, hangups: hangups}
-	d.settings.put(&cfg)
-	d.disks = newDisks(&cfg, d.metrics, d.log)
+	err = start(&cfg)
+	if err != nil && ctx.Err() == nil {
+		if accepted, failed := set.fallBack(err); failed == nil {
+			err = start(&accepted)
+		}
+	}
+	if err != nil {
+		log.Error("ended with an error", zap.Error(err))
+	}
+	return err
+}
+
+// start completes the daemon, and runs it until it ends.
+func (d *daemon) start(ctx context.Context) error {
+	cfg := d.settings.get()
+	d.settings.apply = d.apply
+	d.disks = newDisks(cfg, d.metrics, d.log)
 	d.http = &telemetry.Server{
 		Listen: cfg.HTTP.Listen, Metrics: d.metrics.Registry, Pprof: cfg.HTTP.Pprof, Ready: d.readiness, Alive: d.alive, Log: d.log,
 		Remarks: d.remarks,
@@ -103,12 +126,7 @@ func serve(ctx context.Context, flags *config.Flags, _, stderr io.Writer) error 
 	d.deniedLog = d.log.WithOptions(zap.WrapCore(func(core zapcore.Core) zapcore.Core {
 		return zapcore.NewSamplerWithOptions(core, time.Second, 5, 0)
 	}))
-	defer func() { _ = d.log.Sync() }()
-	err = d.run(ctx)
-	if err != nil {
-		d.log.Error("ended with an error", zap.Error(err))
-	}
-	return err
+	return d.run(ctx)
 }
 
 func (d *daemon) run(ctx context.Context) error {
@@ -133,18 +151,27 @@ func (d *daemon) run(ctx context.Context) error {
 	if err := leaveFront(cfg, d.log); err != nil {
 		return err
 	}
+	if err := d.prepareFront(cfg); err != nil {
+		return err
+	}
+	// From here on what systemd passed is used up. With its sockets nothing fails any more because of
+	// the configuration, so that a second start, with the accepted one, has them.
 	if err := d.buildBroker(cfg); err != nil {
 		return err
 	}
 	defer d.broker.Close()
-	if err := d.buildFront(ctx, cfg); err != nil {
-		return err
-	}
 	servers, err := d.newServers(cfg)
 	if err != nil {
 		return err
 	}
 	defer servers.close()
+	d.settings.settled = true
+	if err := d.loadRecords(ctx); err != nil {
+		return err
+	}
+	if err := d.buildFront(cfg); err != nil {
+		return err
+	}
 	return d.serveUntilDone(ctx, servers)
 }
 
@@ -193,29 +220,33 @@ func (d *daemon) buildBroker(cfg *config.Config) error {
 	return nil
 }
 
-// buildFront loads the records and builds what depends on them: pod lookup, front, status.
-func (d *daemon) buildFront(ctx context.Context, cfg *config.Config) error {
-	if err := d.loadRecords(ctx); err != nil {
-		return err
+// prepareFront does what can fail because of the front's keys.
+func (d *daemon) prepareFront(cfg *config.Config) (err error) {
+	if !cfg.Front.Enabled {
+		return nil
 	}
-	staged, badFront := staging.StagedDevices(cfg.StateDir())
-	onRecord := &volumes{node: d.node, notify: d.notify, badFront: badFront, staged: func() []staging.Staged { return staged }}
-	var err error
 	if d.cluster, err = newCluster(cfg, d.metrics, d.log.Named("cluster")); err != nil {
 		return err
 	}
+	return registry.Config{Registry: cfg.Front.Registry, Sockets: cfg.CSISockets()}.MakeDirs()
+}
+
+// buildFront builds what depends on the records: front, status.
+func (d *daemon) buildFront(cfg *config.Config) (err error) {
+	staged, badFront := staging.StagedDevices(cfg.StateDir())
+	onRecord := &volumes{node: d.node, notify: d.notify, badFront: badFront, staged: func() []staging.Staged { return staged }}
 	if d.front, err = d.newFront(cfg); err != nil {
 		return err
 	}
 	d.mounted = &hostMounts{volumes: d.broker.List}
-	d.parts = parts{onRecord}
+	d.parts = parts{d.settings, onRecord}
 	if d.tracker != nil {
 		d.parts = append(d.parts, followed{d.tracker})
 	}
 	if d.cluster != nil {
 		d.parts = append(d.parts, lookups{d.cluster})
 	}
-	d.parts = append(d.parts, devices{d.openers, d.broker}, address{d.http}, d.settings)
+	d.parts = append(d.parts, devices{d.openers, d.broker}, address{d.http})
 	if d.front != nil {
 		onRecord.staged = d.front.front.StagedDevices
 		d.parts = append(d.parts, d.front)

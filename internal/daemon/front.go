@@ -3,7 +3,6 @@ package daemon
 import (
 	"fmt"
 	"os"
-	"path/filepath"
 	"slices"
 	"time"
 
@@ -58,7 +57,7 @@ func (d *daemon) newFront(cfg *config.Config) (*driverFront, error) {
 		callers: peercred.NewAuthorizer("authorization.csi", peercred.Policy(cfg.Authorization.CSI), d.denied),
 	}
 	behind := registry.Config{
-		Registry: cfg.Front.Registry, KubeletRegistry: cfg.Front.KubeletRegistry, Sockets: filepath.Join(cfg.RunDir, "csi"),
+		Registry: cfg.Front.Registry, KubeletRegistry: cfg.Front.KubeletRegistry, Sockets: cfg.CSISockets(),
 		Grace: registrationGrace, Patience: cfg.ShutdownTimeout.Std(), Log: d.log.Named("registry"), Self: os.Getpid(),
 		Front: f, Metrics: d.metrics,
 	}

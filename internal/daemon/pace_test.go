@@ -146,10 +146,12 @@ func manyVolumesOnRecord(t *testing.T) (parts, *admin.AdminServer) {
 	node := &admin.Node{Broker: broker, Sandboxes: calls}
 	inForce := &settings{flags: &config.Flags{}}
 	inForce.inForce.Store(&config.Config{ReconcileInterval: config.Duration(time.Minute)})
-	d := &daemon{settings: inForce, broker: broker, openers: openers.New(), mounted: &hostMounts{volumes: broker.List}}
+	d := &daemon{
+		settings: inForce, broker: broker, openers: openers.New(), mounted: &hostMounts{volumes: broker.List}, http: &telemetry.Server{},
+	}
 	d.parts = parts{
 		&volumes{node: node, notify: &systemd.Notifier{}, staged: func() []staging.Staged { return nil }},
-		devices{d.openers, broker}, address{&telemetry.Server{}}, inForce,
+		devices{d.openers, broker}, address{d.http}, inForce,
 	}
 	return d.parts, &admin.AdminServer{Node: node, Daemon: d}
 }

@@ -152,8 +152,14 @@ func (d *daemon) denied(who peercred.Peer) {
 func (d *daemon) Describe(ctx context.Context) *adminv1.GetNodeResponse {
 	proof, reason := describeProof(d.openers)
 	path, yaml := d.settings.shown()
+	file := d.settings.file()
+	problem := ""
+	if err := d.http.Problem(); err != nil {
+		problem = err.Error()
+	}
 	return &adminv1.GetNodeResponse{
 		Version: sys.Version(), StartedAt: admin.Stamp(d.started), ConfigPath: path, Config: yaml, Proof: proof, ProofReason: reason,
+		ConfigBadSince: admin.Stamp(file.badSince), ConfigAcceptedAt: admin.Stamp(file.accepted), HttpProblem: problem,
 		Findings: append(d.parts.findings(), d.mounted.findings(ctx)...),
 	}
 }

@@ -1,14 +1,21 @@
 package daemon
 
 import (
+	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
+	"strings"
 	"sync/atomic"
+	"time"
 
 	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
 
 	"github.com/crust-proxy/crust-proxy/internal/daemon/config"
+	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	"github.com/crust-proxy/crust-proxy/internal/ground/telemetry"
 	"github.com/crust-proxy/crust-proxy/pkg/stats"
 )
@@ -21,12 +28,37 @@ type settings struct {
 	apply   func(*config.Config)
 	watcher *config.Watcher
 	hangups <-chan os.Signal
+	// settled is set when a start begins to change the node: later errors are not the configuration's.
+	settled bool
+	// failed is the file with which the daemon could not start, and why: it stays bad until it is changed.
+	failed    []byte
+	failedFor error
 
 	inForce atomic.Pointer[config.Config]
-	bad     atomic.Pointer[error] // what is wrong with the file since it was changed
+	state   atomic.Pointer[fileState]
+}
+
+// fileState is how the configuration file relates to what is in force.
+type fileState struct {
+	raw      []byte // the file when it was handled; nil if it could not be read
+	bad      error  // what is wrong with it, or nil
+	badSince time.Time
+	// accepted is when what is in force was accepted, if the daemon started with that because the
+	// file was bad; otherwise zero.
+	accepted    time.Time
+	needRestart []string // the keys whose new values are not in force
+	notKept     error    // why a start with a bad file would not have this configuration
 }
 
 func (s *settings) get() *config.Config { return s.inForce.Load() }
+
+// file is never nil.
+func (s *settings) file() fileState {
+	if state := s.state.Load(); state != nil {
+		return *state
+	}
+	return fileState{}
+}
 
 // put puts a configuration in force, and logs its warnings.
 func (s *settings) put(cfg *config.Config) {
@@ -36,11 +68,105 @@ func (s *settings) put(cfg *config.Config) {
 	}
 }
 
+// load returns the configuration to start with: the file's, or the one that was accepted last.
+func (s *settings) load() (config.Config, error) {
+	cfg, err := s.flags.Load()
+	if err != nil {
+		return s.fallBack(err)
+	}
+	s.state.Store(&fileState{raw: s.flags.Raw})
+	return cfg, nil
+}
+
+// fallBack returns the configuration that was accepted last, when the file's cannot be loaded or the
+// daemon cannot start with it. If there is no other than the file's, it returns the cause.
+func (s *settings) fallBack(cause error) (config.Config, error) {
+	if s.settled || s.file().bad != nil || s.flags.File == "" || s.flags.Accepted == "" {
+		return config.Config{}, cause
+	}
+	info, err := os.Stat(s.flags.Accepted)
+	if errors.Is(err, os.ErrNotExist) {
+		return config.Config{}, cause
+	}
+	other := *s.flags
+	other.File = s.flags.Accepted
+	var cfg config.Config
+	if err == nil {
+		cfg, err = other.Load()
+	}
+	if err != nil {
+		s.log.Error("the configuration that was accepted last cannot be used either", zap.Error(err))
+		return config.Config{}, cause
+	}
+	if s.state.Load() != nil { // it was loaded
+		if bytes.Equal(other.Raw, s.flags.Raw) {
+			return config.Config{}, cause
+		}
+		s.failed, s.failedFor = s.flags.Raw, cause
+	}
+	now := fileState{raw: s.flags.Raw, bad: cause, badSince: changedAfter(s.flags.File, info.ModTime()), accepted: info.ModTime()}
+	s.state.Store(&now)
+	s.logBad("the configuration file is bad", cause)
+	s.log.Error("crust-proxy starts with the configuration that was accepted last", zap.Time("bad_since", now.badSince), zap.Time("accepted", now.accepted))
+	return cfg, nil
+}
+
+// logBad logs each problem.
+func (s *settings) logBad(message string, bad error) {
+	if file, ok := errors.AsType[*config.FileError](bad); ok {
+		file.Log(s.log, message)
+		return
+	}
+	s.log.Error(message, zap.Error(bad))
+}
+
+// changedAfter returns when a bad file was changed last: not before it was good, and now if that
+// is not known.
+func changedAfter(file string, good time.Time) time.Time {
+	var st unix.Stat_t
+	if err := unix.Stat(file, &st); err != nil {
+		return time.Now()
+	}
+	if changed := time.Unix(st.Ctim.Unix()); changed.After(good) && changed.Before(time.Now()) {
+		return changed
+	}
+	return good
+}
+
+// keep copies the file to where a start with a bad file finds it. Only what is entirely in force is
+// kept, after the daemon has started with it: the copy must be known to work.
+func (s *settings) keep() {
+	now := s.file()
+	if s.flags.Accepted == "" || now.raw == nil || now.bad != nil || len(now.needRestart) > 0 {
+		return
+	}
+	now.notKept = os.MkdirAll(filepath.Dir(s.flags.Accepted), 0o700)
+	if now.notKept == nil {
+		now.notKept = sys.WriteSynced(s.flags.Accepted, now.raw)
+	}
+	if now.notKept != nil {
+		s.log.Error("the accepted configuration cannot be kept for a start with a bad file", zap.String("file", s.flags.Accepted), zap.Error(now.notKept))
+	}
+	s.state.Store(&now)
+}
+
 // findings describes what is wrong with the configuration, for doctor.
 func (s *settings) findings() []string {
 	var out []string
-	if bad := s.bad.Load(); bad != nil {
-		out = append(out, fmt.Sprintf("the configuration file is bad, and what was in force before it stays: %v", *bad))
+	now := s.file()
+	at := func(t time.Time) string { return t.UTC().Format(time.RFC3339) }
+	switch {
+	case now.bad != nil && now.accepted.IsZero():
+		out = append(out, fmt.Sprintf("the configuration file is bad since %s, and what was in force before it stays: %v", at(now.badSince), now.bad))
+	case now.bad != nil:
+		out = append(out, fmt.Sprintf("the configuration file is bad since %s, and crust-proxy runs with the one that was accepted at %s: %v",
+			at(now.badSince), at(now.accepted), now.bad))
+	case len(now.needRestart) > 0:
+		out = append(out, fmt.Sprintf("the configuration file was changed, and until crust-proxy is restarted the old values stay in force of: %s",
+			strings.Join(now.needRestart, ", ")))
+	case now.notKept != nil:
+		out = append(out, fmt.Sprintf("with a bad configuration file crust-proxy could not start, because the configuration in force cannot be "+
+			"kept in %s: %v: correct that, and reload", s.flags.Accepted, now.notKept))
 	}
 	for _, line := range s.get().Warnings() {
 		out = append(out, "the configuration is allowed, and rarely meant: "+line)
@@ -49,29 +175,53 @@ func (s *settings) findings() []string {
 }
 
 func (s *settings) measure(_ context.Context, into *telemetry.NodeState) {
-	into.ConfigGood = s.bad.Load() == nil
+	into.ConfigBadSince = s.file().badSince
 }
 
-func (s *settings) run(ctx context.Context) error { return s.watcher.Run(ctx, s.hangups, s.reload) }
+func (s *settings) run(ctx context.Context) error {
+	s.keep() // here, because a disk that hangs must not hold up the start
+	return s.watcher.Run(ctx, s.hangups, s.reload)
+}
 
 // reload puts in force what can be changed without a restart. A bad file changes
 // nothing, and is a finding of doctor until it is corrected. Only run calls it: of two reloads
 // at once, the one that read an older file could be applied last.
 func (s *settings) reload() {
+	old := s.file()
 	next, err := s.flags.Load()
-	if err == nil && s.get().Front.Enabled {
+	switch {
+	case err == nil && s.failed != nil && bytes.Equal(s.flags.Raw, s.failed):
+		err = s.failedFor
+	case err == nil && s.get().Front.Enabled:
 		err = mayLeave(&next)
 	}
 	if err != nil {
-		s.bad.Store(&err)
-		s.log.Error("the changed configuration is bad; the old one stays in force", zap.Error(err))
+		s.reject(err, old)
 		return
 	}
-	s.bad.Store(nil)
+	if old.bad == nil && bytes.Equal(s.flags.Raw, old.raw) { // SIGHUP after the watcher, or the reverse
+		s.keep() // perhaps it could not be kept before
+		s.log.Debug("the configuration file is unchanged")
+		return
+	}
 	applied, needRestart := config.Reloadable(*s.get(), next)
 	s.put(&applied)
 	s.apply(&applied)
+	s.state.Store(&fileState{raw: s.flags.Raw, needRestart: needRestart})
 	s.log.Info("configuration reloaded", zap.Strings("needs_restart", needRestart))
+	s.keep()
+}
+
+// reject records that the file is bad, and logs it unless the same was logged before.
+func (s *settings) reject(err error, old fileState) {
+	now := fileState{raw: s.flags.Raw, bad: err, badSince: time.Now(), accepted: old.accepted}
+	if old.bad != nil {
+		now.badSince = old.badSince
+	}
+	s.state.Store(&now)
+	if old.bad == nil || old.bad.Error() != err.Error() {
+		s.logBad("the changed configuration is bad; the old one stays in force", err)
+	}
 }
 
 func (s *settings) shown() (path, yaml string) {

@@ -47,8 +47,7 @@ func (all parts) state() telemetry.NodeState {
 	ctx, cancel := context.WithTimeout(context.Background(), scrapeTime)
 	defer cancel()
 	state := telemetry.NodeState{
-		ConfigGood: true,
-		Sources:    make(map[string]bool), Handlers: make(map[string]bool), Drivers: make(map[string]bool), Missing: make(map[string]bool),
+		Sources: make(map[string]bool), Handlers: make(map[string]bool), Drivers: make(map[string]bool), Missing: make(map[string]bool),
 	}
 	for _, one := range all {
 		one.measure(ctx, &state)

@@ -81,6 +81,11 @@ func TestFrontIsNotRemovedUnderItsVolumes(t *testing.T) {
 		t.Errorf("started without the front: %d", code)
 	}
 	n.podWrites(s, "start refused")
+	n.startByAccepted(withFront)
+	n.waitFindings("the start with the file is refused", "front.enabled: false cannot be put in force: 1 deferred volume(s) live on this node:\n  "+target)
+	check.Must(t, n.publish(v, "pod-1"))
+	n.Kill()
+	n.Accepted = ""
 	n.wantRemovable(1, []string{target}) // the daemon is down
 
 	n.Extra = withFront
@@ -112,6 +117,17 @@ func TestFrontIsNotRemovedUnderItsVolumes(t *testing.T) {
 	if _, there := os.Stat(n.registration()); err != nil || string(out) != n.registration()+"\n" || !errors.Is(there, os.ErrNotExist) {
 		t.Errorf("withdraw said %q, %v; %s: %v", out, err, n.registration(), there)
 	}
+}
+
+// startByAccepted starts the daemon with its file, after one with extra was accepted.
+func (n *node) startByAccepted(extra string) {
+	n.t.Helper()
+	bad := n.Extra
+	n.Extra, n.Accepted = extra, n.Dir+"/accepted.yaml"
+	check.Must(n.t, os.WriteFile(n.Accepted, []byte(n.Config()), 0o600))
+	n.Extra = bad
+	n.Start()
+	n.waitServed()
 }
 
 func (n *node) registration() string {

@@ -201,7 +201,7 @@ func leftovers(t *testing.T) []string {
 		"/usr/bin/crust-proxy", "/usr/bin/crustctl", "/usr/bin/crust-backup", "/usr/bin/crust-runc*", "/usr/bin/crust-vm*", "/usr/bin/crust-conformance",
 		"/usr/share/doc/crust-proxy*",
 		"/usr/share/*/*/*crustctl*", "/usr/share/zsh/*/*crustctl*", "/usr/share/*/*/*crust-backup*", "/usr/share/zsh/*/*crust-backup*", "/usr/share/man/man*/crust*",
-		"/var/lib/systemd/*/crust-proxy*",
+		"/var/lib/systemd/*/crust-proxy*", "/var/lib/crust-proxy",
 	} {
 		paths, err := filepath.Glob(pattern)
 		check.Must(t, err)

@@ -38,8 +38,10 @@ type Daemon struct {
 	// SocketOptions is YAML added to both sockets, such as `, mode: "0660"`.
 	SocketOptions string
 	// Extra is YAML added to the configuration.
-	Extra   string
-	process Process
+	Extra string
+	// Accepted is where the accepted configuration is kept; empty is nowhere.
+	Accepted string
+	process  Process
 }
 
 // NewDaemon lays out the directories; Start starts it.
@@ -123,6 +125,9 @@ func (d *Daemon) Start(env ...string) {
 func (d *Daemon) Launch(env ...string) {
 	d.T.Helper()
 	d.process.Program, d.process.Args = d.Program("crust-proxy"), []string{"--config", d.ConfigFile()}
+	if d.Accepted != "" {
+		d.process.Args = append(d.process.Args, "--accepted", d.Accepted)
+	}
 	d.must(d.process.Launch(env...))
 }
 

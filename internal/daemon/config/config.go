@@ -227,6 +227,9 @@ func base() Config {
 // StateDir is where the records are.
 func (c Config) StateDir() string { return filepath.Join(c.RunDir, "state") }
 
+// CSISockets is where the sockets are that stand in for drivers'.
+func (c Config) CSISockets() string { return filepath.Join(c.RunDir, "csi") }
+
 // YAML encodes the configuration.
 func (c Config) YAML() (string, error) {
 	raw, err := yaml.Dump(c, yaml.WithLineWidth(-1))

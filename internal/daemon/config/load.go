@@ -13,9 +13,13 @@ const maxFile = 1 << 20
 // Flags are the command line's part of the configuration. A flag that is set overrides the
 // file.
 type Flags struct {
-	set     *pflag.FlagSet
-	File    string
-	abandon bool // front.abandonVolumes, which the file may set too
+	set  *pflag.FlagSet
+	File string
+	// Raw is the file as Load read it last: nil if it could not be read.
+	Raw []byte
+	// Accepted is where the daemon keeps the file that it accepted last; empty is nowhere.
+	Accepted string
+	abandon  bool // front.abandonVolumes, which the file may set too
 }
 
 // fields are the keys that have a flag.
@@ -40,6 +44,8 @@ var fields = []struct {
 func AddFlags(set *pflag.FlagSet) *Flags {
 	f := &Flags{set: set}
 	set.StringVar(&f.File, "config", "", "YAML configuration file; what it does not say keeps its default")
+	set.StringVar(&f.Accepted, "accepted", "", "where the daemon keeps a copy of the file that it accepted last, to start with it if the file is bad; "+
+		"on a disk; empty is nowhere")
 	set.BoolVar(&f.abandon, "abandon-volumes", false, "go on although deferred volumes live on this node: also front.abandonVolumes")
 	usual := Default()
 	for _, field := range fields {
@@ -60,11 +66,11 @@ func (f *Flags) Source() string {
 func (f *Flags) Load() (Config, error) {
 	cfg, doc := base(), &document{places: map[string]place{}}
 	if f.File != "" {
-		raw, err := readFile(f.File)
-		if err != nil {
+		var err error
+		if f.Raw, err = readFile(f.File); err != nil {
 			return Config{}, &FileError{File: f.File, Problems: []Problem{{Text: printable(err.Error())}}, cause: err}
 		}
-		doc = readDocument(raw, &cfg)
+		doc = readDocument(f.Raw, &cfg)
 	}
 	f.apply(&cfg, doc.places)
 	if err := cfg.validateRoots(); err != nil {

@@ -8,9 +8,9 @@ import (
 
 // NodeState is the state of the daemon's parts. `crustctl doctor` shows the same in words.
 type NodeState struct {
-	// ConfigGood is false while the changed file is bad, and the configuration before it stays in
-	// force.
-	ConfigGood bool
+	// ConfigBadSince is since when the configuration file is bad, and an earlier configuration in
+	// force; zero is a good file.
+	ConfigBadSince time.Time
 	// BadRecords counts the records that cannot be used.
 	BadRecords int
 	// Sources are what the daemon follows outside of itself, such as "sandboxes", and whether
@@ -77,7 +77,8 @@ func (g *gauges) Collect(out chan<- prometheus.Metric) {
 // WatchNode registers the metrics of the node's state, which call state at each scrape.
 func (m *Metrics) WatchNode(state func() NodeState) {
 	g := &gauges{}
-	config := g.desc("crust_proxy_config_last_reload_successful", "1 unless the configuration file was changed into a bad one.")
+	config := g.desc("crust_proxy_config_last_reload_successful", "1 unless the configuration file is bad, and an earlier configuration in force.")
+	configBad := g.desc("crust_proxy_config_bad_since_timestamp_seconds", "Since when the configuration file is bad; 0 while it is good.")
 	records := g.desc("crust_proxy_records_unusable", "Records of volumes that cannot be used.")
 	held := g.desc("crust_proxy_devices_held",
 		"Devices to be released or claimed, or released by force, that somebody still has open.")
@@ -100,7 +101,8 @@ func (m *Metrics) WatchNode(state func() NodeState) {
 		"Pods of this node with at least one volume whose CSI driver is not known yet.")
 	g.collect = func(set setGauge) {
 		now := state()
-		set(config, one(now.ConfigGood))
+		set(config, one(now.ConfigBadSince.IsZero()))
+		set(configBad, seconds(now.ConfigBadSince))
 		set(records, float64(now.BadRecords))
 		set(held, float64(now.Held))
 		set(proof, 1, now.Proof)
@@ -129,13 +131,16 @@ func (m *Metrics) WatchNode(state func() NodeState) {
 			}
 		}
 		if cluster := now.Cluster; cluster != nil {
-			set(heard, max(0, float64(cluster.LastHeard.UnixMilli())/1000)) // the zero time is long before 1970
+			set(heard, seconds(cluster.LastHeard))
 			set(pods, float64(cluster.Pods))
 			set(incomplete, float64(cluster.Incomplete))
 		}
 	}
 	m.Registry.MustRegister(g)
 }
+
+// seconds is 0 for the zero time, which is long before 1970.
+func seconds(t time.Time) float64 { return max(0, float64(t.UnixMilli())/1000) }
 
 func one(yes bool) float64 {
 	if yes {

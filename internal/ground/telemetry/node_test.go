@@ -9,7 +9,7 @@ import (
 func TestNodeState(t *testing.T) {
 	m := NewMetrics("test")
 	now := NodeState{
-		ConfigGood: true, BadRecords: 2, Sources: map[string]bool{"sandboxes": false},
+		BadRecords: 2, Sources: map[string]bool{"sandboxes": false},
 		Handlers: map[string]bool{"kata": true, "crust": false}, Drivers: map[string]bool{"ebs": true, "": false},
 		Missing:      map[string]bool{"ebs": true, "": false},
 		Abnormal:     []VolumeCount{{Driver: "ebs", Handler: "kata", Count: 1}, {Driver: "ebs", Handler: "kata", Count: 2}},
@@ -20,6 +20,7 @@ func TestNodeState(t *testing.T) {
 	m.WatchNode(func() NodeState { return now })
 	wantMetric(t, m, "crust_proxy_cluster_pods")
 	wantMetric(t, m, "crust_proxy_config_last_reload_successful", " 1")
+	wantMetric(t, m, "crust_proxy_config_bad_since_timestamp_seconds", " 0")
 	wantMetric(t, m, "crust_proxy_records_unusable", " 2")
 	wantMetric(t, m, "crust_proxy_source_synced", "source=sandboxes 0")
 	wantMetric(t, m, "crust_proxy_handler_healthy", "handler=crust 0", "handler=kata 1")
@@ -31,13 +32,14 @@ func TestNodeState(t *testing.T) {
 
 	wantMetric(t, m, "crust_proxy_volumes", "driver=ebs,handler=kata,state=published 3", "driver=unknown,handler=kata,state=removing 1")
 
-	now.ConfigGood, now.Cluster = false, &ClusterState{}
+	now.ConfigBadSince, now.Cluster = time.UnixMilli(2500), &ClusterState{}
 	wantMetric(t, m, "crust_proxy_cluster_last_heard_timestamp_seconds", " 0")
 	now.Cluster = &ClusterState{LastHeard: time.UnixMilli(1500), Pods: 3, Incomplete: 1}
 	wantMetric(t, m, "crust_proxy_cluster_last_heard_timestamp_seconds", " 1.5")
 	wantMetric(t, m, "crust_proxy_cluster_pods", " 3")
 	wantMetric(t, m, "crust_proxy_cluster_pods_incomplete", " 1")
 	wantMetric(t, m, "crust_proxy_config_last_reload_successful", " 0")
+	wantMetric(t, m, "crust_proxy_config_bad_since_timestamp_seconds", " 2.5")
 }
 
 // TestDriversOverTheBoundShareOneState: ready only where all of them are. A registrar that has

@@ -156,6 +156,10 @@ type versions struct {
 	// Proof is how the daemon proves that nobody has a device open.
 	Proof       string `json:"proof,omitempty"`
 	ProofReason string `json:"proofReason,omitempty"`
+	// ConfigBadSince and ConfigAcceptedAt are as in GetNodeResponse.
+	ConfigBadSince   string `json:"configBadSince,omitempty"`
+	ConfigAcceptedAt string `json:"configAcceptedAt,omitempty"`
+	HTTPProblem      string `json:"httpProblem,omitempty"`
 }
 
 func versionCmd(d *daemon, out *printer.Printer) *cobra.Command {
@@ -171,6 +175,8 @@ func versionCmd(d *daemon, out *printer.Printer) *cobra.Command {
 			}
 			node, err := ask(cmd.Context(), d, adminv1.AdminClient.GetNode, &adminv1.GetNodeRequest{})
 			v.Daemon, v.Proof, v.ProofReason = node.GetVersion(), node.GetProof(), node.GetProofReason()
+			v.ConfigBadSince, v.ConfigAcceptedAt = stamp(node.GetConfigBadSince()), stamp(node.GetConfigAcceptedAt())
+			v.HTTPProblem = node.GetHttpProblem()
 			return cmp.Or(v.print(out), err)
 		},
 	}
@@ -189,7 +195,24 @@ func (v versions) print(out *printer.Printer) error {
 	if v.ProofReason != "" {
 		text += ", because " + show.Escape(v.ProofReason)
 	}
+	if v.ConfigBadSince != "" {
+		text += "\nthe configuration file is bad since " + v.ConfigBadSince + ": see crustctl doctor"
+	}
+	if v.ConfigAcceptedAt != "" {
+		text += "\nin force is the configuration that was accepted at " + v.ConfigAcceptedAt
+	}
+	if v.HTTPProblem != "" {
+		text += "\n" + show.Escape(v.HTTPProblem)
+	}
 	return out.Result(v, func() error { return out.Line(text) })
+}
+
+// stamp is empty for a time that is not set.
+func stamp(at *timestamppb.Timestamp) string {
+	if at == nil {
+		return ""
+	}
+	return at.AsTime().Format(time.RFC3339)
 }
 
 func watchCmd(d *daemon, view *volumeView) *cobra.Command {

@@ -166,8 +166,14 @@ func (d *daemonInfo) update(e Polled, escape func(string) string) {
 	for _, driver := range e.Drivers.GetDrivers() {
 		count(&d.drivers, driver.GetReady() && driver.GetProblem() == "", "driver "+driver.GetName()+": "+driver.GetProblem())
 	}
+	var findings []string
 	for _, finding := range e.Node.GetFindings() {
-		d.problems = append(d.problems, escape(finding))
+		findings = append(findings, escape(finding))
+	}
+	if e.Node.GetConfigBadSince() != nil { // the screen shows only the first, and this is the first finding
+		d.problems = append(findings, d.problems...)
+	} else {
+		d.problems = append(d.problems, findings...)
 	}
 }
 

@@ -875,7 +875,14 @@ type GetNodeResponse struct {
 	// kernel's own count, "scan" by the descriptors of all processes.
 	Proof string `protobuf:"bytes,7,opt,name=proof,proto3" json:"proof,omitempty"`
 	// proof_reason is why the kernel's count is not used; empty if it is.
-	ProofReason   string `protobuf:"bytes,8,opt,name=proof_reason,json=proofReason,proto3" json:"proof_reason,omitempty"`
+	ProofReason string `protobuf:"bytes,8,opt,name=proof_reason,json=proofReason,proto3" json:"proof_reason,omitempty"`
+	// config_bad_since is since when the configuration file is bad; unset while it is good.
+	ConfigBadSince *timestamppb.Timestamp `protobuf:"bytes,9,opt,name=config_bad_since,json=configBadSince,proto3" json:"config_bad_since,omitempty"`
+	// config_accepted_at is when the configuration in force was accepted, if the daemon
+	// started with it because the file was bad.
+	ConfigAcceptedAt *timestamppb.Timestamp `protobuf:"bytes,10,opt,name=config_accepted_at,json=configAcceptedAt,proto3" json:"config_accepted_at,omitempty"`
+	// http_problem is why metrics and health are not served; empty if they are.
+	HttpProblem   string `protobuf:"bytes,11,opt,name=http_problem,json=httpProblem,proto3" json:"http_problem,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -962,6 +969,27 @@ func (x *GetNodeResponse) GetProof() string {
 func (x *GetNodeResponse) GetProofReason() string {
 	if x != nil {
 		return x.ProofReason
+	}
+	return ""
+}
+
+func (x *GetNodeResponse) GetConfigBadSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.ConfigBadSince
+	}
+	return nil
+}
+
+func (x *GetNodeResponse) GetConfigAcceptedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.ConfigAcceptedAt
+	}
+	return nil
+}
+
+func (x *GetNodeResponse) GetHttpProblem() string {
+	if x != nil {
+		return x.HttpProblem
 	}
 	return ""
 }
@@ -2645,7 +2673,7 @@ const file_crust_admin_v1_admin_proto_rawDesc = "" +
 	"\x0fVolumeCondition\x12\x1a\n" +
 	"\babnormal\x18\x01 \x01(\bR\babnormal\x12\x18\n" +
 	"\amessage\x18\x02 \x01(\tR\amessage\"\x10\n" +
-	"\x0eGetNodeRequest\"\x96\x03\n" +
+	"\x0eGetNodeRequest\"\xc9\x04\n" +
 	"\x0fGetNodeResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x129\n" +
 	"\n" +
@@ -2656,7 +2684,11 @@ const file_crust_admin_v1_admin_proto_rawDesc = "" +
 	"\x10volumes_by_state\x18\x05 \x03(\v23.crust.admin.v1.GetNodeResponse.VolumesByStateEntryR\x0evolumesByState\x12\x1a\n" +
 	"\bfindings\x18\x06 \x03(\tR\bfindings\x12\x14\n" +
 	"\x05proof\x18\a \x01(\tR\x05proof\x12!\n" +
-	"\fproof_reason\x18\b \x01(\tR\vproofReason\x1aA\n" +
+	"\fproof_reason\x18\b \x01(\tR\vproofReason\x12D\n" +
+	"\x10config_bad_since\x18\t \x01(\v2\x1a.google.protobuf.TimestampR\x0econfigBadSince\x12H\n" +
+	"\x12config_accepted_at\x18\n" +
+	" \x01(\v2\x1a.google.protobuf.TimestampR\x10configAcceptedAt\x12!\n" +
+	"\fhttp_problem\x18\v \x01(\tR\vhttpProblem\x1aA\n" +
 	"\x13VolumesByStateEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\x03R\x05value:\x028\x01\"\xb5\x01\n" +
@@ -2860,54 +2892,56 @@ var file_crust_admin_v1_admin_proto_depIdxs = []int32{
 	1,  // 13: crust.admin.v1.VolumeUsage.unit:type_name -> crust.admin.v1.VolumeUsage.Unit
 	38, // 14: crust.admin.v1.GetNodeResponse.started_at:type_name -> google.protobuf.Timestamp
 	37, // 15: crust.admin.v1.GetNodeResponse.volumes_by_state:type_name -> crust.admin.v1.GetNodeResponse.VolumesByStateEntry
-	0,  // 16: crust.admin.v1.ListVolumesRequest.state:type_name -> crust.admin.v1.VolumeState
-	3,  // 17: crust.admin.v1.ListVolumesResponse.volumes:type_name -> crust.admin.v1.Volume
-	3,  // 18: crust.admin.v1.GetVolumeResponse.volume:type_name -> crust.admin.v1.Volume
-	2,  // 19: crust.admin.v1.WatchVolumesResponse.type:type_name -> crust.admin.v1.WatchVolumesResponse.Type
-	3,  // 20: crust.admin.v1.WatchVolumesResponse.volume:type_name -> crust.admin.v1.Volume
-	5,  // 21: crust.admin.v1.GetVolumeStatsResponse.usage:type_name -> crust.admin.v1.VolumeUsage
-	6,  // 22: crust.admin.v1.GetVolumeStatsResponse.condition:type_name -> crust.admin.v1.VolumeCondition
-	4,  // 23: crust.admin.v1.GetVolumeStatsResponse.sandbox:type_name -> crust.admin.v1.Sandbox
-	39, // 24: crust.admin.v1.GetVolumeStatsResponse.took:type_name -> google.protobuf.Duration
-	39, // 25: crust.admin.v1.FreezeVolumeRequest.timeout:type_name -> google.protobuf.Duration
-	27, // 26: crust.admin.v1.EndOrphansResponse.orphans:type_name -> crust.admin.v1.Orphan
-	38, // 27: crust.admin.v1.Orphan.held_since:type_name -> google.protobuf.Timestamp
-	30, // 28: crust.admin.v1.ListHandlersResponse.handlers:type_name -> crust.admin.v1.Handler
-	33, // 29: crust.admin.v1.ListDriversResponse.drivers:type_name -> crust.admin.v1.Driver
-	38, // 30: crust.admin.v1.Driver.since:type_name -> google.protobuf.Timestamp
-	38, // 31: crust.admin.v1.Driver.waiting_since:type_name -> google.protobuf.Timestamp
-	36, // 32: crust.admin.v1.ReconcileResponse.repairs:type_name -> crust.admin.v1.Repair
-	7,  // 33: crust.admin.v1.Admin.GetNode:input_type -> crust.admin.v1.GetNodeRequest
-	9,  // 34: crust.admin.v1.Admin.ListVolumes:input_type -> crust.admin.v1.ListVolumesRequest
-	11, // 35: crust.admin.v1.Admin.GetVolume:input_type -> crust.admin.v1.GetVolumeRequest
-	13, // 36: crust.admin.v1.Admin.WatchVolumes:input_type -> crust.admin.v1.WatchVolumesRequest
-	15, // 37: crust.admin.v1.Admin.GetVolumeStats:input_type -> crust.admin.v1.GetVolumeStatsRequest
-	17, // 38: crust.admin.v1.Admin.ExpandVolume:input_type -> crust.admin.v1.ExpandVolumeRequest
-	19, // 39: crust.admin.v1.Admin.FreezeVolume:input_type -> crust.admin.v1.FreezeVolumeRequest
-	21, // 40: crust.admin.v1.Admin.ThawVolume:input_type -> crust.admin.v1.ThawVolumeRequest
-	28, // 41: crust.admin.v1.Admin.ListHandlers:input_type -> crust.admin.v1.ListHandlersRequest
-	31, // 42: crust.admin.v1.Admin.ListDrivers:input_type -> crust.admin.v1.ListDriversRequest
-	23, // 43: crust.admin.v1.Admin.ReleaseVolume:input_type -> crust.admin.v1.ReleaseVolumeRequest
-	25, // 44: crust.admin.v1.Admin.EndOrphans:input_type -> crust.admin.v1.EndOrphansRequest
-	34, // 45: crust.admin.v1.Admin.Reconcile:input_type -> crust.admin.v1.ReconcileRequest
-	8,  // 46: crust.admin.v1.Admin.GetNode:output_type -> crust.admin.v1.GetNodeResponse
-	10, // 47: crust.admin.v1.Admin.ListVolumes:output_type -> crust.admin.v1.ListVolumesResponse
-	12, // 48: crust.admin.v1.Admin.GetVolume:output_type -> crust.admin.v1.GetVolumeResponse
-	14, // 49: crust.admin.v1.Admin.WatchVolumes:output_type -> crust.admin.v1.WatchVolumesResponse
-	16, // 50: crust.admin.v1.Admin.GetVolumeStats:output_type -> crust.admin.v1.GetVolumeStatsResponse
-	18, // 51: crust.admin.v1.Admin.ExpandVolume:output_type -> crust.admin.v1.ExpandVolumeResponse
-	20, // 52: crust.admin.v1.Admin.FreezeVolume:output_type -> crust.admin.v1.FreezeVolumeResponse
-	22, // 53: crust.admin.v1.Admin.ThawVolume:output_type -> crust.admin.v1.ThawVolumeResponse
-	29, // 54: crust.admin.v1.Admin.ListHandlers:output_type -> crust.admin.v1.ListHandlersResponse
-	32, // 55: crust.admin.v1.Admin.ListDrivers:output_type -> crust.admin.v1.ListDriversResponse
-	24, // 56: crust.admin.v1.Admin.ReleaseVolume:output_type -> crust.admin.v1.ReleaseVolumeResponse
-	26, // 57: crust.admin.v1.Admin.EndOrphans:output_type -> crust.admin.v1.EndOrphansResponse
-	35, // 58: crust.admin.v1.Admin.Reconcile:output_type -> crust.admin.v1.ReconcileResponse
-	46, // [46:59] is the sub-list for method output_type
-	33, // [33:46] is the sub-list for method input_type
-	33, // [33:33] is the sub-list for extension type_name
-	33, // [33:33] is the sub-list for extension extendee
-	0,  // [0:33] is the sub-list for field type_name
+	38, // 16: crust.admin.v1.GetNodeResponse.config_bad_since:type_name -> google.protobuf.Timestamp
+	38, // 17: crust.admin.v1.GetNodeResponse.config_accepted_at:type_name -> google.protobuf.Timestamp
+	0,  // 18: crust.admin.v1.ListVolumesRequest.state:type_name -> crust.admin.v1.VolumeState
+	3,  // 19: crust.admin.v1.ListVolumesResponse.volumes:type_name -> crust.admin.v1.Volume
+	3,  // 20: crust.admin.v1.GetVolumeResponse.volume:type_name -> crust.admin.v1.Volume
+	2,  // 21: crust.admin.v1.WatchVolumesResponse.type:type_name -> crust.admin.v1.WatchVolumesResponse.Type
+	3,  // 22: crust.admin.v1.WatchVolumesResponse.volume:type_name -> crust.admin.v1.Volume
+	5,  // 23: crust.admin.v1.GetVolumeStatsResponse.usage:type_name -> crust.admin.v1.VolumeUsage
+	6,  // 24: crust.admin.v1.GetVolumeStatsResponse.condition:type_name -> crust.admin.v1.VolumeCondition
+	4,  // 25: crust.admin.v1.GetVolumeStatsResponse.sandbox:type_name -> crust.admin.v1.Sandbox
+	39, // 26: crust.admin.v1.GetVolumeStatsResponse.took:type_name -> google.protobuf.Duration
+	39, // 27: crust.admin.v1.FreezeVolumeRequest.timeout:type_name -> google.protobuf.Duration
+	27, // 28: crust.admin.v1.EndOrphansResponse.orphans:type_name -> crust.admin.v1.Orphan
+	38, // 29: crust.admin.v1.Orphan.held_since:type_name -> google.protobuf.Timestamp
+	30, // 30: crust.admin.v1.ListHandlersResponse.handlers:type_name -> crust.admin.v1.Handler
+	33, // 31: crust.admin.v1.ListDriversResponse.drivers:type_name -> crust.admin.v1.Driver
+	38, // 32: crust.admin.v1.Driver.since:type_name -> google.protobuf.Timestamp
+	38, // 33: crust.admin.v1.Driver.waiting_since:type_name -> google.protobuf.Timestamp
+	36, // 34: crust.admin.v1.ReconcileResponse.repairs:type_name -> crust.admin.v1.Repair
+	7,  // 35: crust.admin.v1.Admin.GetNode:input_type -> crust.admin.v1.GetNodeRequest
+	9,  // 36: crust.admin.v1.Admin.ListVolumes:input_type -> crust.admin.v1.ListVolumesRequest
+	11, // 37: crust.admin.v1.Admin.GetVolume:input_type -> crust.admin.v1.GetVolumeRequest
+	13, // 38: crust.admin.v1.Admin.WatchVolumes:input_type -> crust.admin.v1.WatchVolumesRequest
+	15, // 39: crust.admin.v1.Admin.GetVolumeStats:input_type -> crust.admin.v1.GetVolumeStatsRequest
+	17, // 40: crust.admin.v1.Admin.ExpandVolume:input_type -> crust.admin.v1.ExpandVolumeRequest
+	19, // 41: crust.admin.v1.Admin.FreezeVolume:input_type -> crust.admin.v1.FreezeVolumeRequest
+	21, // 42: crust.admin.v1.Admin.ThawVolume:input_type -> crust.admin.v1.ThawVolumeRequest
+	28, // 43: crust.admin.v1.Admin.ListHandlers:input_type -> crust.admin.v1.ListHandlersRequest
+	31, // 44: crust.admin.v1.Admin.ListDrivers:input_type -> crust.admin.v1.ListDriversRequest
+	23, // 45: crust.admin.v1.Admin.ReleaseVolume:input_type -> crust.admin.v1.ReleaseVolumeRequest
+	25, // 46: crust.admin.v1.Admin.EndOrphans:input_type -> crust.admin.v1.EndOrphansRequest
+	34, // 47: crust.admin.v1.Admin.Reconcile:input_type -> crust.admin.v1.ReconcileRequest
+	8,  // 48: crust.admin.v1.Admin.GetNode:output_type -> crust.admin.v1.GetNodeResponse
+	10, // 49: crust.admin.v1.Admin.ListVolumes:output_type -> crust.admin.v1.ListVolumesResponse
+	12, // 50: crust.admin.v1.Admin.GetVolume:output_type -> crust.admin.v1.GetVolumeResponse
+	14, // 51: crust.admin.v1.Admin.WatchVolumes:output_type -> crust.admin.v1.WatchVolumesResponse
+	16, // 52: crust.admin.v1.Admin.GetVolumeStats:output_type -> crust.admin.v1.GetVolumeStatsResponse
+	18, // 53: crust.admin.v1.Admin.ExpandVolume:output_type -> crust.admin.v1.ExpandVolumeResponse
+	20, // 54: crust.admin.v1.Admin.FreezeVolume:output_type -> crust.admin.v1.FreezeVolumeResponse
+	22, // 55: crust.admin.v1.Admin.ThawVolume:output_type -> crust.admin.v1.ThawVolumeResponse
+	29, // 56: crust.admin.v1.Admin.ListHandlers:output_type -> crust.admin.v1.ListHandlersResponse
+	32, // 57: crust.admin.v1.Admin.ListDrivers:output_type -> crust.admin.v1.ListDriversResponse
+	24, // 58: crust.admin.v1.Admin.ReleaseVolume:output_type -> crust.admin.v1.ReleaseVolumeResponse
+	26, // 59: crust.admin.v1.Admin.EndOrphans:output_type -> crust.admin.v1.EndOrphansResponse
+	35, // 60: crust.admin.v1.Admin.Reconcile:output_type -> crust.admin.v1.ReconcileResponse
+	48, // [48:61] is the sub-list for method output_type
+	35, // [35:48] is the sub-list for method input_type
+	35, // [35:35] is the sub-list for extension type_name
+	35, // [35:35] is the sub-list for extension extendee
+	0,  // [0:35] is the sub-list for field type_name
 }
 
 func init() { file_crust_admin_v1_admin_proto_init() }
