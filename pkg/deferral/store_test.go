@@ -59,16 +59,6 @@ func TestStoreKeepsRecords(t *testing.T) {
 	}
 }
 
-// TestARemovalThatCannotBeNotedFails: the record would bring the volume back.
-func TestARemovalThatCannotBeNotedFails(t *testing.T) {
-	s, rec := newTestStore(t), testRecord("/a")
-	check.Must(t, s.put(rec))
-	check.Must(t, os.Remove(filepath.Join(s.dir, removingDir)))
-	if err := s.beginRemoval(rec.Key); err == nil {
-		t.Error("the record stays, and its removal counts as begun")
-	}
-}
-
 func TestStoreClearsWhatAKillLeftHalfWritten(t *testing.T) {
 	s := newTestStore(t)
 	half := filepath.Join(s.dir, "tmp", "abc.1")

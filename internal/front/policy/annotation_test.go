@@ -12,11 +12,13 @@ import (
 
 func TestParseAnnotation(t *testing.T) {
 	many := strings.Repeat("a,", maxAskedNames-1) + "a"
+	full := "data" + strings.Repeat(" ", maxAnnotation-4)
 	for value, want := range map[string]Asked{
 		"":                {},
 		"*":               {All: true},
 		" * ":             {All: true},
 		"data":            {Names: []string{"data"}},
+		full:              {Names: []string{"data"}},
 		"data, logs":      {Names: []string{"data", "logs"}},
 		"data,data":       {Names: []string{"data", "data"}},
 		"a-1,0":           {Names: []string{"a-1", "0"}},
@@ -35,7 +37,7 @@ func TestParseAnnotation(t *testing.T) {
 	}
 	for _, value := range []string{
 		" ", ",", "data,", "*,data", "data,*", "Data", "a/b", "a\nb", "-a", "a_b", "\x1b[2J", strings.Repeat("a", 64),
-		many + ",a", strings.Repeat("a,", maxAnnotation), "data logs", "true",
+		many + ",a", full + " ", strings.Repeat("a,", maxAnnotation), "data logs", "true",
 	} {
 		got, err := ParseAnnotation(value)
 		if value == "true" { // a name like any other: the pod has no such volume
@@ -61,8 +63,8 @@ func annotatedPolicy() *Policy {
 		{Name: "asked kata", Drivers: []string{"lvm"}, RuntimeHandlers: []string{"kata"}, Annotated: true, Defer: true, Handler: "kata", Format: volume.FormatGuest},
 		{Name: "no lvm asked", Drivers: []string{"lvm"}, Annotated: true},
 		{Name: "lvm stays", Drivers: []string{"lvm"}},
-		{Name: "crust", RuntimeHandlers: []string{"crust"}, Defer: true, Handler: "crust"},
 		{Name: "asked ebs", Drivers: []string{"ebs"}, RuntimeHandlers: []string{"kata", "crust"}, Annotated: true, Defer: true, Handler: "kata"},
+		{Name: "crust", RuntimeHandlers: []string{"crust"}, Defer: true, Handler: "crust"},
 	}}
 }
 
@@ -92,7 +94,7 @@ func TestDecideForPodsThatAsk(t *testing.T) {
 		"asked, another rule denies":     {wish("lvm", "runc"), Verdict{Rule: `rule "no lvm asked"`}, []string{`rule "no lvm asked"`, `"runc"`, "lvm"}},
 		"asked in the default runtime":   {wish("ebs", ""), Verdict{Rule: byNoRule}, []string{"no rule", "annotated: true", "default runtime", "ebs"}},
 		"asked, deferred without a word": {wish("ebs", "crust"), Verdict{Defer: true, Rule: `rule "crust"`, Handler: "crust", Format: volume.FormatHost}, nil},
-		"asked, by the last rule":        {wish("ebs", "kata"), Verdict{Defer: true, Rule: `rule "asked ebs"`, Handler: "kata", Format: volume.FormatHost}, nil},
+		"asked, by another rule":         {wish("ebs", "kata"), Verdict{Defer: true, Rule: `rule "asked ebs"`, Handler: "kata", Format: volume.FormatHost}, nil},
 		"a deny before": {wish("lvm", "kata", func(w *Input) { w.AccessMode = "MULTI_NODE_MULTI_WRITER" }),
 			Verdict{Rule: `rule "never shared"`}, []string{`rule "never shared"`}},
 		"the volume says no":  {wish("lvm", "kata", word("false")), Verdict{Rule: byContext}, []string{ContextKey, `"false"`}},

@@ -240,6 +240,8 @@ func TestValidatePolicy(t *testing.T) {
 		`.drivers[0]: ""`:                       rule(func(r *Rule) { r.Drivers = []string{""} }),
 		`.filesystems[0]: "EXT4"`:               rule(func(r *Rule) { r.Filesystems = []string{"EXT4"} }),
 		`.runtimeHandlers[0]: "Kata"`:           rule(func(r *Rule) { r.RuntimeHandlers = []string{"Kata"} }),
+		`.rootMode: "0000"`:                     rule(func(r *Rule) { r.RootMode = "0000" }),
+		"each mkfs has its own":                 rule(func(r *Rule) { r.MkfsOptions = []string{"-q"} }),
 		`.accessModes[0]: "ReadWriteTwice"`:     rule(func(r *Rule) { r.AccessModes = []string{"ReadWriteTwice"} }),
 		"have no effect":                        {{Name: "a", Format: volume.FormatGuest}},
 		"thenOnHost have no effect":             {{Name: "a", ThenOnHost: HostAllowed}},
@@ -272,6 +274,36 @@ func TestValidatePolicy(t *testing.T) {
 	}
 	if err := (&Policy{Rules: make([]Rule, maxRules+1)}).Validate(nil); err == nil {
 		t.Error("any number of rules is taken")
+	}
+}
+
+// TestRuntimes: a pod's volume is for the handler of its runtime, or refused. A rule is, if none of its runtimes can
+// have the volume.
+func TestRuntimes(t *testing.T) {
+	for _, c := range []struct {
+		runtimes      []string // of the rule, and asked for is the last one
+		named, want   string
+		refused, rule bool // refused are the volume and the whole rule
+	}{
+		{[]string{"kata-qemu"}, "", "kata", false, false}, {[]string{"kata-qemu"}, "kata", "kata", false, false},
+		{[]string{"kata-qemu"}, "crust", "", true, true}, {[]string{"runc"}, "", "", true, true}, {[]string{"kata-qemu", "runc"}, "", "", true, false},
+		{[]string{"other"}, "crust", "crust", false, false}, {nil, "crust", "crust", false, false},
+	} {
+		p := &Policy{
+			Runtimes: []Runtime{{Pattern: "kata-*", Handler: "kata"}, {Pattern: "runc", Refuse: "no kernel of its own"}},
+			Rules:    []Rule{{Name: "a", RuntimeHandlers: c.runtimes, Handler: c.named, Defer: true}},
+		}
+		wish := Input{Driver: "d", RuntimeHandlerKnown: len(c.runtimes) > 0}
+		if wish.RuntimeHandlerKnown {
+			wish.RuntimeHandler = c.runtimes[len(c.runtimes)-1]
+		}
+		got, err := p.Decide(wish)
+		if (err != nil) != c.refused || got.Handler != c.want || got.Defer == c.refused || err != nil && volume.KindOf(err) != volume.Unsupported {
+			t.Errorf("%+v: %+v, %v", c, got, err)
+		}
+		if err := p.Validate([]string{"kata", "crust"}); (err != nil) != c.rule {
+			t.Errorf("%+v: the rule: %v", c, err)
+		}
 	}
 }
 

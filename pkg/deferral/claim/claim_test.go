@@ -51,12 +51,8 @@ func block(major, minor uint32) identity {
 }
 
 func TestClaimNames(t *testing.T) {
-	for id, want := range map[identity]string{
-		block(8, 16): "4ZSW", block(7, 0): "4D8G", {Major: 8, Minor: 1, Inode: 2}: "", block(4095, 1<<20-1): "1Z141Z3",
-	} {
-		if got := claimName(id); want != "" && got == "" || want == "" && got != "" {
-			t.Errorf("%v: %q", id, got)
-		}
+	if image := (identity{Major: 8, Minor: 1, Inode: 2}); claimName(image) != "" {
+		t.Error("an image is kept")
 	}
 	if claimName(block(8, 1)) == claimName(block(8, 2)) || claimName(block(1, 0)) == claimName(block(0, 1)) {
 		t.Error("names are not unique")

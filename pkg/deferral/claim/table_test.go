@@ -298,12 +298,14 @@ func TestDevicesThatMayBeHandedOver(t *testing.T) {
 	for _, dir := range []string{images, devices, other} {
 		check.Must(t, os.WriteFile(dir+"/a", nil, 0o600))
 	}
-	check.Must(t, errors.Join(os.Mkdir(images+"/dir", 0o700), os.Symlink("a", images+"/link"), os.Symlink(other+"/a", images+"/out")))
+	check.Must(t, errors.Join(os.Mkdir(images+"/dir", 0o700), os.Symlink("a", images+"/link"), os.Symlink(other+"/a", images+"/out"),
+		os.Symlink(os.DevNull, images+"/null"), unix.Mkfifo(devices+"/fifo", 0o600)))
 	policy := DevicePolicy{Images: []string{images}, Roots: []string{devices, "/dev"}}
 	for backing, want := range map[string]volume.Kind{
 		images + "/a": fine, images + "/link": fine, images + "/out": volume.Denied, images + "/none": volume.NotFound,
 		images + "/a/b": volume.NotFound, images + "/x/../../a": volume.Denied, other + "/a": volume.Denied,
-		devices + "/a": volume.Denied, images + "/dir": volume.Invalid, os.DevNull: volume.Invalid,
+		devices + "/a": volume.Denied, images + "/dir": volume.Invalid, devices + "/fifo": volume.Invalid,
+		images + "/null": volume.Denied, images: volume.Denied, os.DevNull: volume.Invalid,
 	} {
 		dev, err := policy.Open("/t", backing)
 		if want == fine {
@@ -314,40 +316,6 @@ func TestDevicesThatMayBeHandedOver(t *testing.T) {
 			}
 		} else if err == nil || volume.KindOf(err) != want {
 			t.Errorf("%s: %v", backing, err)
-		}
-	}
-}
-
-// TestForcedDeviceIsForgotten when nobody has it, and when its number is that of another device.
-func TestForcedDeviceIsForgotten(t *testing.T) {
-	numbers, err := os.ReadDir(blockDevices)
-	if err != nil || len(numbers) == 0 {
-		t.Skip("a machine without block devices")
-	}
-	now, _ := parseNumber(numbers[0].Name(), ":")
-	for name, c := range map[string]struct {
-		device   volume.Device
-		sequence string
-		who      string
-		stays    bool
-	}{
-		"open":    {now, SequenceOf(now), "process 1", true},
-		"free":    {now, SequenceOf(now), "", false},
-		"another": {now, "-1", "process 1", SequenceOf(now) == ""}, // of a kernel before 5.15
-		"gone":    {volume.Device{Kind: volume.BlockDevice, Major: 4095, Minor: 1}, "1", "", false},
-		"image":   {volume.Device{Kind: volume.ImageFile, Path: "/proc/1/no-such-image", Major: 1}, "", "", true},
-	} {
-		table := newTable(t, nil, nil, &fakeOpeners{who: c.who})
-		var freed []volume.Key
-		v := &volume.Volume{Key: "k", Target: "/t", Device: c.device}
-		table.users.Force(Held{Volume: v, Sequence: c.sequence}, func(v *volume.Volume) { freed = append(freed, v.Key) })
-		if name == "another" || name == "open" {
-			table.users.dropOthers()
-		} else {
-			table.Refresh(t.Context(), func(*volume.Volume) bool { return true })
-		}
-		if stays := table.users.Get("k") != nil; stays != c.stays || stays != (len(freed) == 0) {
-			t.Errorf("%s: it is known: %v, and freed are %v", name, stays, freed)
 		}
 	}
 }

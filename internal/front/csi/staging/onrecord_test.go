@@ -1,6 +1,7 @@
 package staging
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
@@ -9,6 +10,7 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
 	"golang.org/x/sys/unix"
 
 	"github.com/crust-proxy/crust-proxy/test/check"
@@ -45,6 +47,43 @@ func TestTargetsThatWentAreForgotten(t *testing.T) {
 	if left, err := os.ReadDir(dir + "/csi"); err != nil || len(left) != 2 {
 		t.Errorf("records: %q", left)
 	}
+}
+
+// TestRecordsThatCannotBeUsed: a newer version's stays and is named, one that a kill left is removed, and one that
+// cannot be removed stays in memory.
+func TestRecordsThatCannotBeUsed(t *testing.T) {
+	state, id := t.TempDir(), VolumeID{"d", "v"}
+	dir := filepath.Join(state, RecordDir)
+	if staged, err := StagedDevices(state); err != nil || len(staged) != 0 {
+		t.Errorf("without records: %v, %v", staged, err)
+	}
+	check.Must(t, os.WriteFile(dir, nil, 0o600))
+	if _, err := StagedDevices(state); err == nil {
+		t.Error("no directory counts as no records")
+	}
+	check.Must(t, os.Remove(dir))
+	records, err := openRecords(dir, zap.NewNop())
+	check.Must(t, err)
+	check.Must(t, records.Put(Record{Driver: "d", ID: "v", Stage: &StageRecord{Path: "/s", At: StagedAsDevice}}))
+	file := filepath.Join(dir, FileName(id))
+	raw, err := os.ReadFile(file)
+	check.Must(t, err)
+	check.Must(t, os.WriteFile(dir+"/newer.json", []byte(strings.Replace(string(raw), `"version":1`, `"version":2`, 1)), 0o600))
+	check.Must(t, os.WriteFile(dir+"/half.new", raw[:9], 0o600))
+	core, logged := observer.New(zap.ErrorLevel)
+	records, err = openRecords(dir, zap.New(core))
+	if left, _ := os.ReadDir(dir); err != nil || len(left) != 2 || logged.Len() != 1 || records.Get(id).Stage == nil {
+		t.Errorf("%v, left are %v, and logged %v", err, left, logged.All())
+	}
+	if staged, err := StagedDevices(state); len(staged) != 1 || err == nil || !strings.Contains(err.Error(), "newer.json") {
+		t.Errorf("%v, %v", staged, err)
+	}
+	check.Must(t, errors.Join(os.Remove(file), os.MkdirAll(file+"/x", 0o700)))
+	if records.Put(Record{Driver: "d", ID: "v"}) == nil || records.Get(id).Stage == nil {
+		t.Error("a record that is still there was removed from memory")
+	}
+	check.Must(t, os.RemoveAll(file))
+	check.Must(t, records.Put(Record{Driver: "d", ID: "v"}))
 }
 
 // TestAPipeAmongTheRecords has a record's name lead to a pipe that nobody writes to: the

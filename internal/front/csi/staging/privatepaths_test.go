@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"k8s.io/apimachinery/pkg/api/validation"
+
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 func TestPrivatePathsAreAPureHash(t *testing.T) {
@@ -37,6 +39,28 @@ func TestPrivatePathsAreAPureHash(t *testing.T) {
 	}
 	if !forDrivers.MatchString(path) || !strings.Contains(staging, "/csi/volumeDevices/staging/pvc-") {
 		t.Errorf("published at %s, staged at %s", path, staging)
+	}
+}
+
+// TestPathsOfEarlierVersions stay a volume's while it is there, and while it cannot be seen whether it is.
+func TestPathsOfEarlierVersions(t *testing.T) {
+	root, id := t.TempDir(), VolumeID{"d", "v"}
+	p := NewPrivatePaths(root, root+"/new", root+"/used", root+"/new")
+	for _, staging := range []string{root + "/new/staging/" + privateName("d", "v", "/s"), root + "/used/staging/" + volumeName(privateName("d", "v", "/s"))} {
+		now := p.Staging(id, "/s")
+		check.Must(t, p.MakeDir(staging))
+		if got := p.Staging(id, "/s"); got != staging || got == now {
+			t.Errorf("%s, and not %s", got, staging)
+		}
+		check.Must(t, p.removeStaging(staging))
+		if got := p.Staging(id, "/s"); got != now {
+			t.Errorf("%s, and not %s", got, now)
+		}
+		check.WithoutDescriptors(t, func() {
+			if _, err := p.Exists(now); err == nil || p.Staging(id, "/s") == now {
+				t.Errorf("what cannot be seen is not there: %v", err)
+			}
+		})
 	}
 }
 
