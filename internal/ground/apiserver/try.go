@@ -10,6 +10,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/client-go/rest"
 )
 
 // Trial is one thing that was tried, and its result.
@@ -33,13 +34,8 @@ func Try(ctx context.Context, who Identity, node string) []Trial {
 	defer client.Client.CloseIdleConnections()
 	var out []Trial
 	for _, one := range trials(node) {
-		bounded, cancel := context.WithTimeout(ctx, tryTime)
-		raw, err := client.Get().MaxRetries(0).RequestURI(one.uri).Do(bounded).Raw()
-		cancel()
-		switch {
-		case err == nil:
-			err = json.Unmarshal(raw, &metav1.TypeMeta{})
-		case one.fine != nil && one.fine(err):
+		err := get(ctx, client, one.uri, &metav1.TypeMeta{})
+		if err != nil && one.fine != nil && one.fine(err) {
 			err = nil
 		}
 		if err != nil {
@@ -51,6 +47,33 @@ func Try(ctx context.Context, who Identity, node string) []Trial {
 		}
 	}
 	return out
+}
+
+// Get reads one answer of the API server into the value, as JSON. node is this node's name.
+func Get(ctx context.Context, who Identity, node, uri string, into any) error {
+	config, err := who.Config()
+	if err != nil {
+		return err
+	}
+	client, err := Plain(config)
+	if err != nil {
+		return err
+	}
+	defer client.Client.CloseIdleConnections()
+	if err := get(ctx, client, uri, into); err != nil {
+		return Explain(err, config.Host, node)
+	}
+	return nil
+}
+
+func get(ctx context.Context, client *rest.RESTClient, uri string, into any) error {
+	ctx, cancel := context.WithTimeout(ctx, tryTime)
+	defer cancel()
+	raw, err := client.Get().MaxRetries(0).RequestURI(uri).Do(ctx).Raw()
+	if err != nil {
+		return err
+	}
+	return json.Unmarshal(raw, into)
 }
 
 // tryTime is how long the API server may take to answer.

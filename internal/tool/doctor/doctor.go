@@ -65,6 +65,7 @@ var checks = []namedCheck{
 	{"cri", checkCRI},
 	{"cri-o", checkCRIO},
 	{"cluster", checkCluster},
+	{"csidriver-objects", checkCSIDrivers},
 	{"limits", func(_ context.Context, n Node, d Daemon) []Finding { return []Finding{watchLimit(n, d), mountLimit(n)} }},
 	{"loop-devices", checkLoop},
 }

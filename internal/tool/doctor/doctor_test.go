@@ -553,9 +553,11 @@ func TestCRIOBesideContainerd(t *testing.T) {
 func apiServer(t *testing.T, tr tree, refuse string) {
 	t.Helper()
 	kinds := map[string]string{
-		"/api/v1/pods":                            `{"apiVersion":"v1","kind":"PodList","metadata":{}}`,
-		"/apis/node.k8s.io/v1/runtimeclasses":     `{"apiVersion":"node.k8s.io/v1","kind":"RuntimeClassList","metadata":{}}`,
-		"/apis/storage.k8s.io/v1/csidrivers":      `{"apiVersion":"storage.k8s.io/v1","kind":"CSIDriverList","metadata":{}}`,
+		"/api/v1/pods":                        `{"apiVersion":"v1","kind":"PodList","metadata":{}}`,
+		"/apis/node.k8s.io/v1/runtimeclasses": `{"apiVersion":"node.k8s.io/v1","kind":"RuntimeClassList","metadata":{}}`,
+		"/apis/storage.k8s.io/v1/csidrivers": `{"apiVersion":"storage.k8s.io/v1","kind":"CSIDriverList","metadata":{},"items":[
+			{"metadata":{"name":"plain"},"spec":{"podInfoOnMount":false,"attachRequired":false,"fsGroupPolicy":"None"}},
+			{"metadata":{"name":"tokens"},"spec":{"requiresRepublish":true,"seLinuxMount":true,"tokenRequests":[{"audience":"a"}]}}]}`,
 		"/apis/storage.k8s.io/v1/csinodes/node-1": `{"apiVersion":"storage.k8s.io/v1","kind":"CSINode","metadata":{"name":"node-1"},"spec":{"drivers":[]}}`,
 		"/api/v1/nodes/node-1":                    `{"apiVersion":"v1","kind":"Node","metadata":{"name":"node-1"}}`,
 	}
@@ -573,6 +575,32 @@ func apiServer(t *testing.T, tr tree, refuse string) {
 		"clusters: [{name: c, cluster: {server: %q}}]\ncontexts: [{name: c, context: {cluster: c, user: u}}]\n"+
 		"users: [{name: u, user: {token: t}}]\n", server.URL))
 	tr.chmod("/etc/kubernetes/kubelet.conf", 0o600)
+}
+
+// TestCSIDriverObjects: what a deferred volume lacks, and nothing else.
+func TestCSIDriverObjects(t *testing.T) {
+	for _, c := range []struct {
+		driver, mode, handler, selinux, refuse string
+		bad
+	}{
+		{"plain", "block", "crust", "", "nothing", bad{want: OK, seen: "nothing that"}},
+		{"tokens", "block", "kata", "", "nothing", bad{want: Warn, seen: "driver tokens: its CSIDriver object has requiresRepublish", do: "defer: false"}},
+		{"tokens", "native", "kata", "1", "nothing", bad{want: OK, seen: "nothing that"}},
+		{"plain", "block", "crust", "1", "nothing", bad{want: Warn, seen: "seLinuxMount", do: "seLinuxMount: true"}},
+		{"plain", "block", "crust", "0", "nothing", bad{want: OK, seen: "nothing that"}},
+		{"plain", "block", "kata", "1", "nothing", bad{want: OK, seen: "nothing that"}},
+		{"tokens", "native", "crust", "1", "nothing", bad{want: OK, seen: "nothing that"}},
+		{"of no object", "block", "crust", "1", "nothing", bad{want: OK, seen: "nothing that"}},
+		{"tokens", "block", "crust", "1", "csidrivers", bad{want: OK, seen: "not looked at: the API server does not allow it"}},
+	} {
+		tr := newTree(t)
+		node, daemon := tr.node, healthyDaemon()
+		node.Kubeconfig, node.NodeName = "/etc/kubernetes/kubelet.conf", "node-1"
+		apiServer(t, tr, c.refuse)
+		tr.write("/sys/fs/selinux/enforce", c.selinux)
+		daemon.Handlers[0].Name, daemon.Drivers = c.handler, []*adminv1.Driver{{Name: c.driver, Mode: c.mode}}
+		assertFinding(t, findingsOf(t, "csidriver-objects", node, daemon), c.bad)
+	}
 }
 
 func TestCluster(t *testing.T) {

@@ -2,10 +2,13 @@ package doctor
 
 import (
 	"cmp"
+	"context"
 	"strings"
 	"time"
 
+	"github.com/crust-proxy/crust-proxy/internal/ground/apiserver"
 	"github.com/crust-proxy/crust-proxy/internal/tool/show"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
 )
 
@@ -54,4 +57,65 @@ func driverFindings(d *adminv1.Driver, served bool) []Finding {
 	}
 	return []Finding{warning("see that kubelet runs, and that front.kubeletRegistry is its directory",
 		"kubelet has not registered driver %s for %s: %s", name, show.Duration(waited), kubelet)}
+}
+
+// csiDriver is what a deferred volume may lack of what a CSIDriver object asks kubelet for. The other fields, such as
+// podInfoOnMount, attachRequired and fsGroupPolicy, may have any value.
+type csiDriver struct {
+	Metadata struct{ Name string }
+	Spec     struct {
+		RequiresRepublish, SELinuxMount bool
+		TokenRequests                   []struct{}
+	}
+}
+
+// checkCSIDrivers checks the CSIDriver objects of the drivers behind the front, where a cluster is asked.
+func checkCSIDrivers(ctx context.Context, n Node, d Daemon) []Finding {
+	switch {
+	case !n.InCluster && n.Kubeconfig == "":
+		return []Finding{okay("no cluster is asked by this daemon's configuration")}
+	case len(d.Drivers) == 0:
+		return []Finding{okay("no driver is known to be behind crust-proxy")}
+	}
+	who := apiserver.Identity{InCluster: n.InCluster, UserAgent: "crustctl"}
+	if !n.InCluster {
+		who.Kubeconfig = n.at(n.Kubeconfig)
+	}
+	var list struct{ Items []csiDriver }
+	if err := apiserver.Get(ctx, who, n.NodeName, "/apis/storage.k8s.io/v1/csidrivers", &list); err != nil {
+		return []Finding{okay("not looked at: %v", err)}
+	}
+	objects := make(map[string]csiDriver, len(list.Items))
+	for _, object := range list.Items {
+		objects[object.Metadata.Name] = object
+	}
+	enforce, _ := n.read("/sys/fs/selinux/enforce") // missing without SELinux
+	labels := strings.HasPrefix(string(enforce), "1") && d.has("crust")
+	var found []Finding
+	for _, driver := range d.Drivers {
+		if object, there := objects[driver.GetName()]; there {
+			found = append(found, object.findings(driver.GetMode() == volume.WayBlock, labels)...)
+		}
+	}
+	return orOK(found, "the CSIDriver objects ask kubelet for nothing that a deferred volume lacks")
+}
+
+// findings are those for a driver that is asked for block devices or not, and on a node where the runtime handler crust
+// depends on SELinux labels or not.
+func (c csiDriver) findings(block, labels bool) (found []Finding) {
+	if c.Spec.RequiresRepublish && block {
+		lost := "what the driver renews then"
+		if len(c.Spec.TokenRequests) > 0 {
+			lost = "new tokens (tokenRequests)"
+		}
+		found = append(found, warning("where its volumes need that, let a rule with `defer: false` match them; else set requiresRepublish: false",
+			"driver %s: its CSIDriver object has requiresRepublish, but the driver is not called again while a volume is deferred: %s does not reach the pod",
+			c.Metadata.Name, lost))
+	}
+	if labels && !c.Spec.SELinuxMount {
+		found = append(found, warning("set seLinuxMount: true in the CSIDriver object",
+			"driver %s: its CSIDriver object lacks seLinuxMount, so the container runtime labels only the guard of a deferred volume: with "+
+				"SELinux on this node, containers of crust-runc may be denied its files", c.Metadata.Name))
+	}
+	return found
 }
