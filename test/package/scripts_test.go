@@ -80,3 +80,16 @@ func TestRemovalWithABadConfiguration(t *testing.T) {
 		t.Errorf("insisted: %v\n%s", err, said)
 	}
 }
+
+// TestUpgradeWithABadConfiguration restarts nothing, and leaves the package configured.
+func TestUpgradeWithABadConfiguration(t *testing.T) {
+	for _, upgrade := range []string{"configure 1.0", "2"} { // dpkg, rpm
+		said, err := onNode(t, "no-such-key: 1", "$scripts/postinstall.sh "+upgrade)
+		if err != nil || strings.Contains(said, "restart crust-proxy.service") || !strings.Contains(said, "config.yaml:1:1: no-such-key") {
+			t.Errorf("%s: %v\n%s", upgrade, err, said)
+		}
+		if said, err := onNode(t, "", "$scripts/postinstall.sh "+upgrade); err != nil || !strings.Contains(said, "try-restart crust-proxy.service") {
+			t.Errorf("%s with a good one: %v\n%s", upgrade, err, said)
+		}
+	}
+}

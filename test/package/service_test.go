@@ -36,6 +36,7 @@ func TestService(t *testing.T) {
 	s.testSandboxing()
 	s.testUninterrupted("systemctl restart", 0, func() { s.run("systemctl", "restart", "crust-proxy.service") })
 	s.testUninterrupted("kill -9", 1, s.kill)
+	s.testBadConfiguration()
 	s.testRemovedUnderVolume()
 	s.unstage()
 	s.run("dpkg", "--purge", name)
@@ -260,4 +261,45 @@ func (s *service) testRemovedUnderVolume() {
 	}
 	s.run("dpkg", "-i", "/root/crust-proxy.deb")
 	s.testEnabled()
+}
+
+// testBadConfiguration spoils the file: neither a reload, nor an upgrade, nor a kill takes the daemon
+// from the volume.
+func (s *service) testBadConfiguration() {
+	s.t.Helper()
+	good, err := os.ReadFile(s.path(config))
+	check.Must(s.t, err)
+	write := func(text string) { check.Must(s.t, os.WriteFile(s.path(config), []byte(text), 0o644)) }
+	write("no-such-key: 1\n")
+	pid := s.property("MainPID")
+	if out, err := s.command("systemctl", "reload", "crust-proxy").CombinedOutput(); err == nil {
+		s.t.Errorf("a bad file was reloaded: %s", out)
+	}
+	if said := s.run("systemctl", "status", "--no-pager", "crust-proxy"); !strings.Contains(said, "no-such-key") {
+		s.t.Errorf("systemctl status does not say why the reload failed:\n%s", said)
+	}
+	said := s.run("dpkg", "-i", "/root/crust-proxy.deb")
+	if status := s.run("dpkg-query", "--show", "--showformat=${Status}", name); status != "install ok installed" {
+		s.t.Errorf("after an upgrade the package is %q", status)
+	}
+	if now := s.property("MainPID"); now != pid || !strings.Contains(said, "no-such-key") || !strings.Contains(said, "systemctl restart") {
+		s.t.Errorf("the upgrade replaced daemon %s by %s, and says:\n%s", pid, now, said)
+	}
+	for _, text := range []string{"no-such-key: 1\n", "front: {enabled: true, registry: /proc/no}\n"} {
+		write(text)
+		s.kill()
+		check.Must(s.t, s.call())
+		s.wantVolume()
+		if said := s.run("crustctl", "version"); !strings.Contains(said, "is bad since") || !strings.Contains(said, "was accepted at") {
+			s.t.Errorf("with %q crustctl version says:\n%s", text, said)
+		}
+	}
+	write(string(good))
+	s.run("systemctl", "reload", "crust-proxy")
+	s.wait("take the mended file", func() bool { return !strings.Contains(s.run("crustctl", "version"), "is bad since") })
+	s.run("dpkg", "-i", "/root/crust-proxy.deb")
+	if now := s.property("MainPID"); now == pid {
+		s.t.Error("an upgrade with a good file did not restart the daemon")
+	}
+	s.wantVolume()
 }
