@@ -37,6 +37,7 @@ help: ## Show this list
 build: ## Build static binaries into bin/
 	@mkdir -p bin
 	$(BUILD) -o bin/ ./cmd/...
+	@GO="$(GO)" hack/notice.sh >bin/NOTICE
 
 .PHONY: demo
 demo: setup build ## Show one volume's whole way on this machine (root)

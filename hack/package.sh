@@ -25,6 +25,7 @@ programs=(crust-proxy crustctl crust-backup crust-runc crust-runc-agent crust-vm
 mkdir -p bin # what `make build` has linked there need not be linked again
 CGO_ENABLED=0 $go build $stamp -trimpath -ldflags '-s -w' -o bin/ "${programs[@]/#/./cmd/}"
 cp "${programs[@]/#/bin/}" "$tree/bin/"
+GO=$go hack/notice.sh >"$tree/NOTICE"
 for program in crustctl crust-backup; do
 	"$tree/bin/$program" completion bash >"$tree/completion/$program.bash"
 	"$tree/bin/$program" completion zsh >"$tree/completion/_$program"

@@ -22,10 +22,17 @@ type page struct {
 // block is a fenced block of code.
 type block struct{ language, text string }
 
-// pages reads README.md and all that is below docs and deploy.
+// pages reads the pages at the root, and all that is below docs and deploy.
 func pages(t *testing.T) []page {
 	t.Helper()
-	found := []page{read(t, "README.md")}
+	var found []page
+	top, err := filepath.Glob(filepath.Join(root, "*.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range top {
+		found = append(found, read(t, filepath.Base(path)))
+	}
 	for _, dir := range []string{"docs", "deploy"} {
 		err := filepath.WalkDir(filepath.Join(root, dir), func(path string, entry fs.DirEntry, err error) error {
 			if err == nil && !entry.IsDir() && strings.HasSuffix(path, ".md") {

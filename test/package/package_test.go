@@ -58,8 +58,32 @@ func TestPackages(t *testing.T) {
 	rig.Need(t, "dpkg", "dpkg-deb", "rpm")
 	out := built(t)
 	t.Run("man pages", func(t *testing.T) { testManPages(t, one(t, out, "*.deb")) })
+	t.Run("licences", func(t *testing.T) { testLicences(t, one(t, out, "*.deb")) })
 	t.Run("deb", func(t *testing.T) { testDeb(t, one(t, out, "*.deb")) })
 	t.Run("rpm", func(t *testing.T) { testRPM(t, one(t, out, "*.rpm")) })
+}
+
+// testLicences compares the notice with what the installed programs say that they contain.
+func testLicences(t *testing.T, deb string) {
+	dir := t.TempDir()
+	run(t, "dpkg-deb", "--extract", deb, dir)
+	notice, err := os.ReadFile(dir + "/usr/share/doc/crust-proxy/NOTICE")
+	if err != nil {
+		t.Fatal(err)
+	}
+	linked := 0
+	for line := range strings.Lines(run(t, "go", "version", "-m", dir+"/usr/bin")) {
+		fields := strings.Fields(line)
+		if len(fields) < 3 || fields[0] != "dep" {
+			continue
+		}
+		if linked++; !strings.Contains(string(notice), "\n"+fields[1]+" "+fields[2]+"\n") {
+			t.Errorf("the licence of %s %s is missing", fields[1], fields[2])
+		}
+	}
+	if linked == 0 {
+		t.Error("the programs say of no module")
+	}
 }
 
 // built is the directory with the packages, which are built once for all tests.
