@@ -316,7 +316,7 @@ func (d *daemon) serveUntilDone(ctx context.Context, servers *servers) error {
 
 // reconcileRegularly reconciles at every interval until ctx ends.
 func (d *daemon) reconcileRegularly(ctx context.Context) error {
-	interval := d.settings.get().ReconcileInterval.Std()
+	interval := d.settings.get().ReconcileInterval
 	if interval <= 0 {
 		<-ctx.Done()
 		return nil

@@ -45,7 +45,7 @@ func (d *daemon) newFront(cfg *config.Config) (*driverFront, error) {
 	front, err := csifront.New(csifront.Config{
 		Volumes: d.broker, Pods: podSource(d.cluster), Sandboxes: &calls, Disks: d.disks, Observer: refusals{d.metrics, d.hub},
 		StateDir: cfg.StateDir(), KubeletRoot: cfg.KubeletRoot, PrivateDir: cfg.Front.PrivateDir, MarksDir: cfg.Front.MarksDir,
-		DefaultFSType: cfg.Front.DefaultFSType, VolumeCondition: cfg.Front.VolumeCondition, DriverTimeout: cfg.Front.DriverTimeout.Std(),
+		DefaultFSType: cfg.Front.DefaultFSType, VolumeCondition: cfg.Front.VolumeCondition, DriverTimeout: cfg.Front.DriverTimeout,
 		DefaultHandler: cfg.Handlers.Default, Policy: cfg.DeferralPolicy(), Log: d.log.Named("front"),
 	})
 	if err != nil {
@@ -58,7 +58,7 @@ func (d *daemon) newFront(cfg *config.Config) (*driverFront, error) {
 	}
 	behind := registry.Config{
 		Registry: cfg.Front.Registry, KubeletRegistry: cfg.Front.KubeletRegistry, Sockets: cfg.CSISockets(),
-		Grace: registrationGrace, Patience: cfg.ShutdownTimeout.Std(), Log: d.log.Named("registry"), Self: os.Getpid(),
+		Grace: registrationGrace, Patience: cfg.ShutdownTimeout, Log: d.log.Named("registry"), Self: os.Getpid(),
 		Front: f, Metrics: d.metrics,
 	}
 	if d.cluster != nil {

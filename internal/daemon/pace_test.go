@@ -145,7 +145,7 @@ func manyVolumesOnRecord(t *testing.T) (parts, *admin.AdminServer) {
 	}
 	node := &admin.Node{Broker: broker, Sandboxes: calls}
 	inForce := &settings{flags: &config.Flags{}}
-	inForce.inForce.Store(&config.Config{ReconcileInterval: config.Duration(time.Minute)})
+	inForce.inForce.Store(&config.Config{ReconcileInterval: time.Minute})
 	d := &daemon{
 		settings: inForce, broker: broker, openers: openers.New(), mounted: &hostMounts{volumes: broker.List}, http: &telemetry.Server{},
 	}

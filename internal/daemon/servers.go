@@ -96,7 +96,7 @@ func (d *daemon) newServer(name, service string, allowed *peercred.Authorizer, l
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}))
 	s := &server{
 		name: name, service: service, grpc: grpc.NewServer(options...), health: health.NewServer(), listener: listener,
-		log: d.log, patience: d.settings.get().ShutdownTimeout.Std(),
+		log: d.log, patience: d.settings.get().ShutdownTimeout,
 	}
 	healthv1.RegisterHealthServer(s.grpc, s.health)
 	reflection.Register(s.grpc)

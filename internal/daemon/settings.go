@@ -234,7 +234,7 @@ func (s *settings) shown() (path, yaml string) {
 
 func relayLimits(cfg *config.Config) stats.Limits {
 	return stats.Limits{
-		StatsTimeout: cfg.Relay.StatsTimeout.Std(), ExpandTimeout: cfg.Relay.ExpandTimeout.Std(),
-		Concurrency: cfg.Relay.Concurrency, SlowAfter: cfg.Relay.SlowAfter.Std(), MaxSlow: cfg.Relay.MaxSlow,
+		StatsTimeout: cfg.Relay.StatsTimeout, ExpandTimeout: cfg.Relay.ExpandTimeout,
+		Concurrency: cfg.Relay.Concurrency, SlowAfter: cfg.Relay.SlowAfter, MaxSlow: cfg.Relay.MaxSlow,
 	}
 }

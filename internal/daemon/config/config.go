@@ -14,10 +14,10 @@ import (
 )
 
 // Config is everything that can be set. systemd/config.yaml describes each key. Every path is
-// here, so that several daemons can run side by side.
+// here, so that several daemons can run side by side. The tag "is" is for validateValue.
 type Config struct {
-	RunDir            string        `yaml:"runDir"`
-	KubeletRoot       string        `yaml:"kubeletRoot"`
+	RunDir            string        `yaml:"runDir" is:"path"`
+	KubeletRoot       string        `yaml:"kubeletRoot" is:"path"`
 	RuntimeSocket     Socket        `yaml:"runtimeSocket"`
 	AdminSocket       Socket        `yaml:"adminSocket"`
 	Authorization     Authorization `yaml:"authorization"`
@@ -29,17 +29,17 @@ type Config struct {
 	Containerd        Containerd    `yaml:"containerd"`
 	CRI               CRI           `yaml:"cri"`
 	Relay             Relay         `yaml:"relay"`
-	ReconcileInterval Duration      `yaml:"reconcileInterval"`
+	ReconcileInterval time.Duration `yaml:"reconcileInterval" is:">=0"`
 	HTTP              HTTP          `yaml:"http"`
 	Tracing           Tracing       `yaml:"tracing"`
 	Log               Log           `yaml:"log"`
-	ShutdownTimeout   Duration      `yaml:"shutdownTimeout"`
+	ShutdownTimeout   time.Duration `yaml:"shutdownTimeout" is:">=0"`
 }
 
 // Socket is a unix socket of ours.
 type Socket struct {
-	Path  string `yaml:"path"`
-	Mode  string `yaml:"mode"`
+	Path  string `yaml:"path" is:"socket"`
+	Mode  string `yaml:"mode" is:"0600|0660"`
 	Group string `yaml:"group"`
 }
 
@@ -58,10 +58,10 @@ type Callers struct {
 
 // Devices says which devices are accepted.
 type Devices struct {
-	Roots   []string `yaml:"roots"`
-	Images  []string `yaml:"images"`
+	Roots   []string `yaml:"roots" is:"path"`
+	Images  []string `yaml:"images" is:"path"`
 	Classes []string `yaml:"classes"`
-	Servers []string `yaml:"servers"`
+	Servers []string `yaml:"servers" is:"program"`
 }
 
 // Handlers are the runtime handlers.
@@ -74,37 +74,37 @@ type Handlers struct {
 // Kata is the handler for both Kata runtimes.
 type Kata struct {
 	Enabled         bool     `yaml:"enabled"`
-	DirectVolumes   string   `yaml:"directVolumes"`
-	GoSandboxes     string   `yaml:"goSandboxes"`
-	RustSandboxes   string   `yaml:"rustSandboxes"`
-	SharedSandboxes string   `yaml:"sharedSandboxes"`
-	TempDir         string   `yaml:"tempDir"`
-	Filesystems     []string `yaml:"filesystems"`
+	DirectVolumes   string   `yaml:"directVolumes" is:"path"`
+	GoSandboxes     string   `yaml:"goSandboxes" is:"path"`
+	RustSandboxes   string   `yaml:"rustSandboxes" is:"path"`
+	SharedSandboxes string   `yaml:"sharedSandboxes" is:"path"`
+	TempDir         string   `yaml:"tempDir" is:"path?"`
+	Filesystems     []string `yaml:"filesystems" is:"filesystem"`
 	EndOrphans      bool     `yaml:"endOrphans"`
 }
 
 // Crust is the handler for runtimes that speak the directory ABI, such as crust-runc.
 type Crust struct {
 	Enabled     bool     `yaml:"enabled"`
-	Root        string   `yaml:"root"`
-	TempDir     string   `yaml:"tempDir"`
-	Programs    []string `yaml:"programs"`
-	SocketDirs  []string `yaml:"socketDirs"`
-	Filesystems []string `yaml:"filesystems"`
+	Root        string   `yaml:"root" is:"path"`
+	TempDir     string   `yaml:"tempDir" is:"path?"`
+	Programs    []string `yaml:"programs" is:"path"`
+	SocketDirs  []string `yaml:"socketDirs" is:"path"`
+	Filesystems []string `yaml:"filesystems" is:"filesystem"`
 }
 
 // Front stands between kubelet and CSI drivers.
 type Front struct {
-	Enabled         bool     `yaml:"enabled"`
-	Registry        string   `yaml:"registry"`
-	KubeletRegistry string   `yaml:"kubeletRegistry"`
-	PrivateDir      string   `yaml:"privateDir"`
-	MarksDir        string   `yaml:"marksDir"`
-	DefaultFSType   string   `yaml:"defaultFSType"`
-	AcceptLeftovers bool     `yaml:"acceptLeftovers"`
-	AbandonVolumes  bool     `yaml:"abandonVolumes"`
-	VolumeCondition bool     `yaml:"volumeCondition"`
-	DriverTimeout   Duration `yaml:"driverTimeout"`
+	Enabled         bool          `yaml:"enabled"`
+	Registry        string        `yaml:"registry" is:"path"`
+	KubeletRegistry string        `yaml:"kubeletRegistry" is:"path"`
+	PrivateDir      string        `yaml:"privateDir" is:"path"`
+	MarksDir        string        `yaml:"marksDir" is:"path"`
+	DefaultFSType   string        `yaml:"defaultFSType" is:"filesystem"`
+	AcceptLeftovers bool          `yaml:"acceptLeftovers"`
+	AbandonVolumes  bool          `yaml:"abandonVolumes"`
+	VolumeCondition bool          `yaml:"volumeCondition"`
+	DriverTimeout   time.Duration `yaml:"driverTimeout" is:">0"`
 }
 
 // Policy decides which CSI volumes are deferred.
@@ -116,7 +116,7 @@ type Policy struct {
 
 // Cluster is the Kubernetes cluster to ask about the pods of this node.
 type Cluster struct {
-	Kubeconfig string `yaml:"kubeconfig"`
+	Kubeconfig string `yaml:"kubeconfig" is:"path?"`
 	InCluster  bool   `yaml:"inCluster"`
 	NodeName   string `yaml:"nodeName"`
 }
@@ -126,22 +126,22 @@ func (c Cluster) On() bool { return c.Kubeconfig != "" || c.InCluster }
 
 // Containerd is the container runtime whose sandboxes are followed.
 type Containerd struct {
-	Socket    string `yaml:"socket"`
+	Socket    string `yaml:"socket" is:"path?"`
 	Namespace string `yaml:"namespace,omitempty"` // of older files: not used any more
 }
 
 // CRI is another container runtime whose sandboxes are followed.
 type CRI struct {
-	Socket string `yaml:"socket"`
+	Socket string `yaml:"socket" is:"socket?"`
 }
 
 // Relay bounds what is asked of sandboxes.
 type Relay struct {
-	StatsTimeout  Duration `yaml:"statsTimeout"`
-	ExpandTimeout Duration `yaml:"expandTimeout"`
-	Concurrency   int      `yaml:"concurrency"`
-	SlowAfter     Duration `yaml:"slowAfter"`
-	MaxSlow       int      `yaml:"maxSlow"`
+	StatsTimeout  time.Duration `yaml:"statsTimeout" is:">0"`
+	ExpandTimeout time.Duration `yaml:"expandTimeout" is:">0"`
+	Concurrency   int           `yaml:"concurrency"`
+	SlowAfter     time.Duration `yaml:"slowAfter" is:">0"`
+	MaxSlow       int           `yaml:"maxSlow"`
 }
 
 // HTTP serves metrics and health.
@@ -159,26 +159,8 @@ type Tracing struct {
 
 // Log sets the log's level.
 type Log struct {
-	Level string `yaml:"level"`
+	Level string `yaml:"level" is:"debug|info|warn|error"`
 }
-
-// Duration is written as Go writes it: "1m30s".
-type Duration time.Duration
-
-// MarshalYAML writes the duration as text.
-func (d Duration) MarshalYAML() (any, error) { return d.Std().String(), nil }
-
-// UnmarshalYAML reads a duration from text, or the number 0.
-func (d *Duration) UnmarshalYAML(node *yaml.Node) error {
-	parsed, err := time.ParseDuration(node.Value)
-	if err == nil {
-		*d = Duration(parsed)
-	}
-	return err
-}
-
-// Std is the duration for the standard library.
-func (d Duration) Std() time.Duration { return time.Duration(d) }
 
 // Default is the configuration of a daemon without file and flags.
 func Default() Config { return base().complete() }
@@ -209,18 +191,18 @@ func base() Config {
 			Servers: []string{"multipathd", "nbd-client", "qemu-nbd", "rbd-nbd", "tcmu-runner"},
 		},
 		Handlers:   baseHandlers(),
-		Front:      Front{DefaultFSType: "ext4", DriverTimeout: Duration(2 * time.Minute)},
+		Front:      Front{DefaultFSType: "ext4", DriverTimeout: 2 * time.Minute},
 		Policy:     Policy{Format: volume.FormatHost, Runtimes: baseRuntimes(), Rules: []policy.Rule{}},
 		Containerd: Containerd{Socket: "/run/containerd/containerd.sock"},
 		Relay: Relay{
-			StatsTimeout: Duration(10 * time.Second), ExpandTimeout: Duration(time.Minute),
-			Concurrency: 64, SlowAfter: Duration(time.Second), MaxSlow: 1024,
+			StatsTimeout: 10 * time.Second, ExpandTimeout: time.Minute,
+			Concurrency: 64, SlowAfter: time.Second, MaxSlow: 1024,
 		},
-		ReconcileInterval: Duration(time.Minute),
+		ReconcileInterval: time.Minute,
 		HTTP:              HTTP{Listen: "127.0.0.1:9814"},
 		Tracing:           Tracing{SampleRatio: 1},
 		Log:               Log{Level: "info"},
-		ShutdownTimeout:   Duration(20 * time.Second),
+		ShutdownTimeout:   20 * time.Second,
 	}
 }
 

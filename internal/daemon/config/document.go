@@ -10,6 +10,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"time"
 	"unicode/utf8"
 
 	"go.yaml.in/yaml/v4"
@@ -24,11 +25,8 @@ type document struct {
 	problems []Problem
 }
 
-// place is where a key is set: in the file, or by a flag.
-type place struct {
-	line, column int
-	flag         string
-}
+// place is where a key is set; none is a flag.
+type place struct{ line, column int }
 
 // readDocument reads YAML over cfg. Unknown and duplicate keys are problems: a misspelt key must
 // not silently keep its default.
@@ -55,7 +53,7 @@ func readDocument(raw []byte, cfg *Config) *document {
 	err = top.Load(cfg, yaml.WithKnownFields(), yaml.WithUniqueKeys(false))
 	var all *yaml.LoadErrors
 	if err == nil || errors.As(err, &all) {
-		d.check("", resolved(&top), reflect.TypeFor[Config]())
+		d.check("", top.Content[0], reflect.TypeFor[Config]())
 	}
 	if err != nil && len(d.problems) == 0 {
 		d.notYAML(raw, err)
@@ -108,9 +106,6 @@ func (d *document) add(key, text string) {
 	for ; !set && path != ""; at, set = d.places[path] {
 		path = path[:max(0, strings.LastIndexAny(path, ".["))]
 	}
-	if at.flag != "" {
-		text += " (set by --" + at.flag + ")"
-	}
 	d.addAt(at.line, at.column, key, text)
 }
 
@@ -120,140 +115,107 @@ func (d *document) addAt(line, column int, key, text string) {
 
 // check adds what is wrong with a value of a type, and with all in it.
 func (d *document) check(path string, node *yaml.Node, as reflect.Type) {
-	item := strings.HasSuffix(path, "]")
+	if node.Kind == yaml.AliasNode {
+		node = node.Alias
+	}
 	switch kind := as.Kind(); {
 	case kind == reflect.Pointer:
 		d.check(path, node, as.Elem())
-	case node.ShortTag() == "!!null" && !item: // a key without a value keeps its default
+	case node.ShortTag() == "!!null" && !strings.HasSuffix(path, "]"): // a key without a value keeps its default
 		delete(d.places, path)
 	case node.Kind == yaml.MappingNode && (kind == reflect.Struct || kind == reflect.Map):
 		d.checkMap(path, node, as)
-		if _, set := d.places[path+".defer"]; !set && as == reflect.TypeFor[policy.Rule]() { // it would silently keep volumes on the host
-			var rule policy.Rule
-			_ = node.Load(&rule) // its errors are reported already
-			d.add(fmt.Sprintf("%s (%q).defer", path, sys.Clip(rule.Name)), "is missing: say true or false")
-		}
 	case node.Kind == yaml.SequenceNode && kind == reflect.Slice:
 		for i, item := range node.Content {
 			at := fmt.Sprintf("%s[%d]", path, i)
-			d.places[at] = place{line: item.Line, column: item.Column}
-			d.check(at, resolved(item), as.Elem())
+			d.places[at] = place{item.Line, item.Column}
+			d.check(at, item, as.Elem())
 		}
 	case path == "":
 		d.addAt(node.Line, node.Column, "", "the configuration is not a map of keys and values")
-	case as == reflect.TypeFor[Duration]():
-		if node.Load(new(Duration)) != nil {
-			d.add(path, fmt.Sprintf("%s is not a duration: write one like \"10s\"", cmp.Or(node.Value, "this")))
-		}
 	default:
 		d.checkScalar(path, node, as)
 	}
 }
 
+var plainKey = regexp.MustCompile(`^[A-Za-z0-9_-]{1,63}$`)
+
 func (d *document) checkMap(path string, node *yaml.Node, as reflect.Type) {
+	names, types := fieldsOf(as)
 	lines := map[string]int{}
-	for i := 0; i+1 < len(node.Content); i += 2 {
-		key, value := node.Content[i], resolved(node.Content[i+1])
-		if key.ShortTag() == "!!merge" {
-			d.merge(path, value, as)
+	content := node.Content
+	for i := 0; i+1 < len(content); i += 2 {
+		key, value := content[i], content[i+1]
+		if from := value.Alias; key.ShortTag() == "!!merge" && from != nil && from.Kind == yaml.MappingNode {
+			content = slices.Concat(content, from.Content)
 			continue
 		}
-		at := pathOf(path, key.Value)
+		at := strings.TrimPrefix(path+"."+key.Value, ".")
+		if as.Kind() == reflect.Map || !plainKey.MatchString(key.Value) {
+			at = fmt.Sprintf("%s[%q]", path, sys.Clip(key.Value))
+		}
 		if lines[key.Value] > 0 {
-			d.addAt(key.Line, key.Column, at, fmt.Sprintf("is there twice: the first is in line %d", lines[key.Value]))
+			if i < len(node.Content) { // else it replaces one that is merged
+				d.addAt(key.Line, key.Column, at, fmt.Sprintf("is there twice: the first is in line %d", lines[key.Value]))
+			}
 			continue
 		}
 		lines[key.Value] = key.Line
-		d.places[at] = place{line: key.Line, column: key.Column}
-		if of := typeOf(as, key.Value); of != nil {
-			d.check(at, value, of)
+		d.places[at] = place{key.Line, key.Column}
+		if as.Kind() == reflect.Map {
+			d.check(at, value, as.Elem())
+		} else if field := slices.Index(names, key.Value); field >= 0 {
+			d.check(at, value, types[field])
 		} else {
-			d.add(at, "unknown key; "+suggest(key.Value, as))
+			d.add(at, "unknown key; "+suggest(key.Value, names))
 		}
 	}
-}
-
-// merge checks what << merges into a map: one map, or a list of them.
-func (d *document) merge(path string, value *yaml.Node, as reflect.Type) {
-	from := []*yaml.Node{value}
-	if value.Kind == yaml.SequenceNode {
-		from = value.Content
-	}
-	for _, one := range from {
-		d.checkMap(path, resolved(one), as)
+	if _, set := d.places[path+".defer"]; !set && as == reflect.TypeFor[policy.Rule]() { // it would silently keep volumes on the host
+		var rule policy.Rule
+		_ = node.Load(&rule) // its errors are reported already
+		d.add(fmt.Sprintf("%s (%q).defer", path, sys.Clip(rule.Name)), "is missing: say true or false")
 	}
 }
 
 // checkScalar is stricter than the library, which takes every scalar as text.
 func (d *document) checkScalar(path string, node *yaml.Node, as reflect.Type) {
-	kind, tag, hint := as.Kind(), node.ShortTag(), ""
+	tag, hint := node.ShortTag(), ""
 	isNumber := tag == "!!int" || tag == "!!float"
 	fits := node.Kind == yaml.ScalarNode && tag != "!!null" && node.Load(reflect.New(as).Interface()) == nil
-	if kind == reflect.String {
+	if as.Kind() == reflect.String {
 		fits = fits && !isNumber && tag != "!!bool"
 		hint = " (quote text that looks like something else)"
 	}
-	if fits {
-		return
-	}
-	is := map[string]string{"!!seq": "a list", "!!map": "a map of keys and values", "!!bool": "true or false", "!!null": "an empty value"}[tag]
+	words := map[string]string{"!!seq": "a list", "!!map": "a map of keys and values", "!!bool": "true or false", "!!null": "an empty value"}
+	is := cmp.Or(words[tag], "text")
 	if isNumber {
-		is = "a number"
+		is = "the number " + node.Value
 	}
-	if isNumber && kind >= reflect.Int && kind <= reflect.Float64 {
-		is = node.Value
-	}
-	d.add(path, fmt.Sprintf("%s cannot stand here; it takes %s%s", cmp.Or(is, "text"), sys.KindWord(as), hint))
-}
-
-// resolved follows an alias, and enters a document.
-func resolved(node *yaml.Node) *yaml.Node {
-	switch node.Kind {
-	case yaml.AliasNode:
-		return node.Alias
-	case yaml.DocumentNode:
-		return node.Content[0]
-	}
-	return node
-}
-
-var plainKey = regexp.MustCompile(`^[A-Za-z0-9_-]{1,63}$`)
-
-func pathOf(parent, key string) string {
 	switch {
-	case parent == "policy.runtimes" || !plainKey.MatchString(key):
-		return fmt.Sprintf("%s[%q]", parent, sys.Clip(key))
-	case parent == "":
-		return key
+	case fits:
+	case as == reflect.TypeFor[time.Duration]():
+		d.add(path, cmp.Or(node.Value, is)+` is not a duration: write one like "10s"`)
+	default:
+		d.add(path, fmt.Sprintf("%s cannot stand here; it takes %s%s", is, sys.KindWord(as), hint))
 	}
-	return parent + "." + key
 }
 
-// keyOf is the key of a field of the configuration.
+// fieldsOf returns the keys of a part of the configuration, and the types of their values.
+func fieldsOf(as reflect.Type) (names []string, types []reflect.Type) {
+	for i := 0; as.Kind() == reflect.Struct && i < as.NumField(); i++ {
+		names = append(names, keyOf(as.Field(i)))
+		types = append(types, as.Field(i).Type)
+	}
+	return names, types
+}
+
 func keyOf(field reflect.StructField) string {
 	name, _, _ := strings.Cut(field.Tag.Get("yaml"), ",")
 	return name
 }
 
-// typeOf is the type of a key's value; nil is an unknown key.
-func typeOf(as reflect.Type, key string) reflect.Type {
-	if as.Kind() == reflect.Map {
-		return as.Elem()
-	}
-	for field := range as.Fields() {
-		if keyOf(field) == key {
-			return field.Type
-		}
-	}
-	return nil
-}
-
 // suggest names the key that was meant, or else those that there are.
-func suggest(key string, as reflect.Type) string {
-	var names []string
-	for field := range as.Fields() {
-		names = append(names, keyOf(field))
-	}
+func suggest(key string, names []string) string {
 	key = strings.ToLower(sys.ClipTo(key, 64))
 	how := func(name string) int { return distance(key, strings.ToLower(name)) }
 	if near := slices.MinFunc(names, func(a, b string) int { return how(a) - how(b) }); how(near) <= max(2, len(key)/4) {

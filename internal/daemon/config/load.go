@@ -1,6 +1,7 @@
 package config
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"reflect"
@@ -73,7 +74,7 @@ func (f *Flags) Load() (Config, error) {
 		doc = readDocument(f.Raw, &cfg)
 	}
 	f.apply(&cfg, doc.places)
-	if err := cfg.validateRoots(); err != nil {
+	if err := errors.Join(absolute("runDir", cfg.RunDir), absolute("kubeletRoot", cfg.KubeletRoot)); err != nil {
 		doc.judge(err)
 		cfg.RunDir, cfg.KubeletRoot = base().RunDir, base().KubeletRoot // no errors about the defaults below them
 	}
@@ -84,24 +85,20 @@ func (f *Flags) Load() (Config, error) {
 	return cfg, doc.err(f.File)
 }
 
-// apply sets what is set by flags, and notes it.
+// apply sets what is set by flags, which has no place in the file.
 func (f *Flags) apply(cfg *Config, places map[string]place) {
 	cfg.Front.AbandonVolumes = cfg.Front.AbandonVolumes || f.abandon
 	for _, field := range fields {
 		if flag := f.set.Lookup(field.flag); flag.Changed {
 			*field.value(cfg) = flag.Value.String()
-			places[field.key] = place{flag: field.flag}
+			places[field.key] = place{}
 		}
 	}
 }
 
 func readFile(path string) ([]byte, error) {
-	info, err := os.Stat(path)
-	if err != nil {
-		return nil, fmt.Errorf("the configuration cannot be read: %w", err)
-	}
-	if !info.Mode().IsRegular() || info.Size() > maxFile {
-		return nil, fmt.Errorf("the configuration %s is not a regular file of at most %d bytes", path, maxFile)
+	if info, err := os.Stat(path); err == nil && (!info.Mode().IsRegular() || info.Size() > maxFile) {
+		return nil, fmt.Errorf("the configuration is not a regular file of at most %d bytes", maxFile)
 	}
 	raw, err := os.ReadFile(path) //nolint:gosec // the operator names the file
 	if err != nil {

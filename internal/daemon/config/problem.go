@@ -79,7 +79,7 @@ var keyForm = regexp.MustCompile(`^(\w[\w.]*(?:\[(?:\d+|"(?:[^"\\]|\\.)*")\](?: 
 
 // problemsOf returns each of the joined errors.
 func problemsOf(err error) []Problem {
-	if joined, ok := err.(interface{ Unwrap() []error }); ok { //nolint:errorlint // only what errors.Join made is taken apart
+	if joined, ok := err.(interface{ Unwrap() []error }); ok {
 		var all []Problem
 		for _, one := range joined.Unwrap() {
 			all = append(all, problemsOf(one)...)

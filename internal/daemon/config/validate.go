@@ -1,16 +1,17 @@
 package config
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"net"
 	"net/netip"
 	"path/filepath"
+	"reflect"
 	"regexp"
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/crust-proxy/crust-proxy/internal/disk/mkfs"
 	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
@@ -19,34 +20,71 @@ import (
 
 // Validate returns all errors, each with its key.
 func (c Config) Validate() error {
+	const most = 65536 // of Relay
 	return errors.Join(
-		c.validateRoots(),
-		c.RuntimeSocket.validate("runtimeSocket"),
-		c.AdminSocket.validate("adminSocket"),
+		validateValue("", reflect.ValueOf(c), ""),
+		wrong(c.RuntimeSocket.Group != "" && c.RuntimeSocket.Mode == "0600", noGroup, "runtimeSocket"),
+		wrong(c.AdminSocket.Group != "" && c.AdminSocket.Mode == "0600", noGroup, "adminSocket"),
 		wrong(c.RuntimeSocket.Path == c.AdminSocket.Path, "adminSocket.path: %q is the runtime socket too", c.AdminSocket.Path),
 		c.Authorization.Runtime.validate("authorization.runtime"),
 		c.Authorization.Admin.validate("authorization.admin"),
 		c.Authorization.CSI.validate("authorization.csi"),
-		c.Devices.validate(),
+		wrong(len(c.Devices.Roots)+len(c.Devices.Images) == 0, "devices.roots: no device could ever be taken"),
+		wrong(slices.Contains(c.Devices.Images, "/"), "devices.images: / would make every file of the node a disk"),
 		c.Handlers.validate(),
 		c.Front.validate(c.KubeletRoot),
 		c.Policy.validate(c.Handlers.names()),
 		c.Cluster.validate(),
 		c.annotatedNeedsCluster(),
-		c.Containerd.validate(),
-		c.CRI.validate(c.Containerd),
-		c.Relay.validate(),
-		notNegative("reconcileInterval", c.ReconcileInterval),
-		notNegative("shutdownTimeout", c.ShutdownTimeout),
+		wrong(c.CRI.Socket != "" && c.Containerd.Socket != "", "cri.socket: a node's sandboxes are asked for in one place: "+
+			"set containerd.socket to \"\" for CRI-O and others, or leave cri.socket empty for containerd"),
+		wrong(c.Relay.Concurrency < 1 || c.Relay.Concurrency > most, "relay.concurrency: %d is not between 1 and %d", c.Relay.Concurrency, most),
+		wrong(c.Relay.MaxSlow < 1 || c.Relay.MaxSlow > most, "relay.maxSlow: %d is not between 1 and %d", c.Relay.MaxSlow, most),
 		c.HTTP.validate(),
 		c.Tracing.validate(),
-		oneOf("log.level", c.Log.Level, "debug", "info", "warn", "error"),
 	)
 }
 
-// validateRoots checks the directories below which the defaults of others are.
-func (c Config) validateRoots() error {
-	return errors.Join(absolute("runDir", c.RunDir), absolute("kubeletRoot", c.KubeletRoot))
+const noGroup = "%s.group: has no effect with mode 0600; use 0660"
+
+// validateValue checks a value, and all in it, by the tag "is" of its field.
+func validateValue(key string, v reflect.Value, is string) (err error) {
+	switch v.Kind() {
+	case reflect.Struct:
+		for field, value := range v.Fields() {
+			err = errors.Join(err, validateValue(strings.TrimPrefix(key+"."+keyOf(field), "."), value, field.Tag.Get("is")))
+		}
+	case reflect.Slice:
+		for i := range v.Len() {
+			err = errors.Join(err, validateValue(fmt.Sprintf("%s[%d]", key, i), v.Index(i), is))
+		}
+	case reflect.String:
+		return validateText(key, v.String(), is)
+	case reflect.Int64:
+		d := time.Duration(v.Int())
+		return errors.Join(
+			wrong(is == ">0" && d <= 0, "%s: %v is not a time to wait", key, d),
+			wrong(is == ">=0" && d < 0, "%s: %v is negative", key, d))
+	}
+	return err
+}
+
+func validateText(key, text, is string) error {
+	is, optional := strings.CutSuffix(is, "?")
+	switch {
+	case is == "" || optional && text == "":
+		return nil
+	case is == "path":
+		return absolute(key, text)
+	case is == "socket":
+		return errors.Join(absolute(key, text), fitsSocket(key, text))
+	case is == "filesystem":
+		return wrong(!volume.IsFSType(text), "%s: %q is not a filesystem's name", key, text)
+	case is == "program":
+		return wrong(text == "" || strings.Contains(text, "/") || !sys.IsText(text),
+			"%s: %q is not the name of a program without its directory", key, text)
+	}
+	return oneOf(key, text, strings.Split(is, "|")...)
 }
 
 // wrong returns the error if the condition holds.
@@ -62,35 +100,8 @@ func absolute(key, path string) error {
 		"%s: %q is not an absolute, clean path", key, path)
 }
 
-func absoluteOrEmpty(key, path string) error { return absolute(key, cmp.Or(path, "/")) }
-
-// each checks the values of a list.
-func each(key string, values []string, check func(key, value string) error) error {
-	var err error
-	for i, value := range values {
-		err = errors.Join(err, check(fmt.Sprintf("%s[%d]", key, i), value))
-	}
-	return err
-}
-
-func notNegative(key string, d Duration) error {
-	return wrong(d < 0, "%s: %v is negative", key, d.Std())
-}
-
-func positive(key string, d Duration) error {
-	return wrong(d <= 0, "%s: %v is not a time to wait", key, d.Std())
-}
-
 func oneOf(key, value string, allowed ...string) error {
 	return wrong(!slices.Contains(allowed, value), "%s: %q is none of %s", key, value, strings.Join(allowed, ", "))
-}
-
-func (s Socket) validate(key string) error {
-	return errors.Join(
-		absolute(key+".path", s.Path),
-		oneOf(key+".mode", s.Mode, "0600", "0660"),
-		fitsSocket(key+".path", s.Path),
-		wrong(s.Group != "" && s.Mode == "0600", "%s.group: has no effect with mode 0600; use 0660", key))
 }
 
 func fitsSocket(key, path string) error {
@@ -102,34 +113,6 @@ func (c Callers) validate(key string) error {
 	return errors.Join(
 		wrong(len(c.UIDs)+len(c.GIDs) == 0, "%s: nobody may call: name uids or gids", key),
 		wrong(slices.Contains(c.UIDs, none) || slices.Contains(c.GIDs, none), "%s: %d is no id", key, none))
-}
-
-func (d Devices) validate() error {
-	return errors.Join(
-		each("devices.roots", d.Roots, absolute),
-		each("devices.images", d.Images, absolute),
-		wrong(len(d.Roots)+len(d.Images) == 0, "devices.roots: no device could ever be taken"),
-		wrong(slices.Contains(d.Images, "/"), "devices.images: / would make every file of the node a disk"),
-		each("devices.servers", d.Servers, programName))
-}
-
-func programName(key, name string) error {
-	return wrong(name == "" || strings.Contains(name, "/") || !sys.IsText(name),
-		"%s: %q is not the name of a program without its directory", key, name)
-}
-
-func (c Containerd) validate() error {
-	return absoluteOrEmpty("containerd.socket", c.Socket)
-}
-
-func (r Relay) validate() error {
-	const most = 65536
-	return errors.Join(
-		positive("relay.statsTimeout", r.StatsTimeout),
-		positive("relay.expandTimeout", r.ExpandTimeout),
-		positive("relay.slowAfter", r.SlowAfter),
-		wrong(r.Concurrency < 1 || r.Concurrency > most, "relay.concurrency: %d is not between 1 and %d", r.Concurrency, most),
-		wrong(r.MaxSlow < 1 || r.MaxSlow > most, "relay.maxSlow: %d is not between 1 and %d", r.MaxSlow, most))
 }
 
 func (h HTTP) validate() error {
@@ -173,62 +156,27 @@ func (h Handlers) validate() error {
 		return errors.New("handlers.kata.enabled: no handler would be left: enable it, or handlers.crust")
 	}
 	return errors.Join(
-		h.Kata.validate(),
-		h.Crust.validate(),
+		wrong(len(h.Kata.Filesystems) == 0, "handlers.kata.filesystems: no volume could ever be deferred"),
+		wrong(len(h.Crust.Filesystems) == 0, "handlers.crust.filesystems: no volume could ever be deferred"),
+		wrong(sys.Within(h.Kata.DirectVolumes, h.Kata.TempDir),
+			"handlers.kata.tempDir: %q lies in directVolumes, where Kata takes every file for a sandbox", h.Kata.TempDir),
+		wrong(sys.Within(h.Crust.Root, h.Crust.TempDir),
+			"handlers.crust.tempDir: %q lies in root, where runtimes look for volumes", h.Crust.TempDir),
+		wrong(len(h.Crust.Programs)+len(h.Crust.SocketDirs) == 0,
+			"handlers.crust.programs: no sandbox could ever be asked: name programs, or socketDirs"),
 		wrong(sys.Within(h.Kata.DirectVolumes, h.Crust.Root) || sys.Within(h.Crust.Root, h.Kata.DirectVolumes),
 			"handlers.crust.root: %q and handlers.kata.directVolumes lie in each other", h.Crust.Root),
 		oneOf("handlers.default", h.Default, on...))
 }
 
-func (k Kata) validate() error {
-	const key = "handlers.kata."
-	return errors.Join(
-		absolute(key+"directVolumes", k.DirectVolumes),
-		absolute(key+"goSandboxes", k.GoSandboxes),
-		absolute(key+"rustSandboxes", k.RustSandboxes),
-		absolute(key+"sharedSandboxes", k.SharedSandboxes),
-		filesystems(key+"filesystems", k.Filesystems),
-		absoluteOrEmpty(key+"tempDir", k.TempDir),
-		// Kata takes every name in its tree for a volume or sandbox.
-		wrong(sys.Within(k.DirectVolumes, k.TempDir),
-			key+"tempDir: %q lies in directVolumes, where Kata takes every file for a sandbox", k.TempDir))
-}
-
-func (c Crust) validate() error {
-	const key = "handlers.crust."
-	return errors.Join(
-		absolute(key+"root", c.Root),
-		each(key+"programs", c.Programs, absolute),
-		each(key+"socketDirs", c.SocketDirs, absolute),
-		filesystems(key+"filesystems", c.Filesystems),
-		absoluteOrEmpty(key+"tempDir", c.TempDir),
-		wrong(sys.Within(c.Root, c.TempDir), key+"tempDir: %q lies in root, where runtimes look for volumes", c.TempDir),
-		wrong(len(c.Programs)+len(c.SocketDirs) == 0,
-			key+"programs: no sandbox could ever be asked: name programs, or socketDirs"))
-}
-
-func filesystems(key string, names []string) error {
-	return errors.Join(wrong(len(names) == 0, "%s: no volume could ever be deferred", key), each(key, names, filesystem))
-}
-
-func filesystem(key, name string) error {
-	return wrong(!volume.IsFSType(name), "%s: %q is not a filesystem's name", key, name)
-}
-
 func (f Front) validate(kubeletRoot string) error {
 	plugins := filepath.Join(kubeletRoot, "plugins")
 	return errors.Join(
-		absolute("front.registry", f.Registry),
-		absolute("front.kubeletRegistry", f.KubeletRegistry),
-		absolute("front.privateDir", f.PrivateDir),
-		absolute("front.marksDir", f.MarksDir),
-		positive("front.driverTimeout", f.DriverTimeout),
 		wrong(sys.Within(f.KubeletRegistry, f.Registry) || sys.Within(f.Registry, f.KubeletRegistry),
 			"front.registry: %q and front.kubeletRegistry lie in each other: kubelet looks "+
 				"into all that is below its own, and would take the drivers' sockets itself", f.Registry),
 		wrong(!sys.Within(plugins, f.PrivateDir) || f.PrivateDir == plugins,
-			"front.privateDir: %q does not lie below %s, which is what the containers of drivers see", f.PrivateDir, plugins),
-		filesystem("front.defaultFSType", f.DefaultFSType))
+			"front.privateDir: %q does not lie below %s, which is what the containers of drivers see", f.PrivateDir, plugins))
 }
 
 func (p Policy) validate(handlers []string) error {
@@ -295,20 +243,8 @@ var nodeForm = regexp.MustCompile(`^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$`) // a DNS s
 
 func (c Cluster) validate() error {
 	return errors.Join(
-		absoluteOrEmpty("cluster.kubeconfig", c.Kubeconfig),
 		wrong(c.Kubeconfig != "" && c.InCluster, "cluster.inCluster: the API server is asked by one identity: leave "+
 			"cluster.kubeconfig empty for the service account of the daemon's pod, or set inCluster to false"),
 		wrong(c.NodeName != "" && (len(c.NodeName) > 253 || !nodeForm.MatchString(c.NodeName)),
 			"cluster.nodeName: %q is not a node's name: kubectl get nodes shows it", c.NodeName))
-}
-
-func (c CRI) validate(containerd Containerd) error {
-	if c.Socket == "" {
-		return nil
-	}
-	return errors.Join(
-		absolute("cri.socket", c.Socket),
-		fitsSocket("cri.socket", c.Socket),
-		wrong(containerd.Socket != "", "cri.socket: a node's sandboxes are asked for in one place: "+
-			"set containerd.socket to \"\" for CRI-O and others, or leave cri.socket empty for containerd"))
 }

@@ -48,7 +48,7 @@ func listen(path string, mode fs.FileMode, group string) (*Listener, error) {
 	if !filepath.IsAbs(path) || len(path) > sys.MaxSocketPath {
 		return nil, fmt.Errorf("the path must be absolute and of at most %d bytes", sys.MaxSocketPath)
 	}
-	gid, err := GroupID(group)
+	gid, err := groupID(group)
 	if err != nil {
 		return nil, err
 	}
@@ -80,8 +80,7 @@ func (l *Listener) Close() error {
 }
 
 // groupID resolves a name or a number; -1 keeps the group as it is.
-// GroupID returns the number of a group that is given by name or number; -1 is none.
-func GroupID(group string) (int, error) {
+func groupID(group string) (int, error) {
 	if group == "" {
 		return -1, nil
 	}
