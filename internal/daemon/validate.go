@@ -15,7 +15,6 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/daemon/config"
 	"github.com/crust-proxy/crust-proxy/internal/disk/mkfs"
 	"github.com/crust-proxy/crust-proxy/internal/ground/apiserver"
-	"github.com/crust-proxy/crust-proxy/internal/ground/peercred"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
@@ -49,27 +48,24 @@ func missingHere(cfg *config.Config) []string {
 		}
 	}
 	warn("runDir", onTmpfs(cfg.RunDir))
-	warn("kubeletRoot", is(cfg.KubeletRoot, "a directory", fs.FileMode.IsDir))
-	for key, socket := range map[string]config.Socket{"runtimeSocket": cfg.RuntimeSocket, "adminSocket": cfg.AdminSocket} {
-		_, err := peercred.GroupID(socket.Group)
-		warn(key+".group", err)
-		if dir := filepath.Dir(socket.Path); dir != cfg.RunDir { // which the daemon makes
-			warn(key+".path", is(dir, "a directory", fs.FileMode.IsDir))
-		}
-		if err := is(socket.Path, "a socket", isSocket); !errors.Is(err, fs.ErrNotExist) {
-			warn(key+".path", err)
+	needed := map[string]string{"kubeletRoot": cfg.KubeletRoot, "containerd.socket": cfg.Containerd.Socket, "cri.socket": cfg.CRI.Socket}
+	for key, path := range map[string]string{"runtimeSocket.path": cfg.RuntimeSocket.Path, "adminSocket.path": cfg.AdminSocket.Path} {
+		needed[key] = filepath.Dir(path)
+		if info, err := os.Lstat(path); err == nil && info.Mode().Type() != fs.ModeSocket {
+			warn(key, errors.New(path+" is not a socket"))
 		}
 	}
-	for key, socket := range map[string]string{"containerd.socket": cfg.Containerd.Socket, "cri.socket": cfg.CRI.Socket} {
-		if socket != "" {
-			warn(key, is(socket, "a socket", isSocket))
+	for key, path := range needed {
+		if path != "" && path != cfg.RunDir { // which the daemon makes
+			_, err := os.Stat(path)
+			warn(key, err)
 		}
 	}
+	warnPrograms(cfg, warn)
 	if cfg.Front.Enabled && cfg.Cluster.Kubeconfig != "" {
 		_, err := apiserver.Identity{Kubeconfig: cfg.Cluster.Kubeconfig}.Config()
 		warn("cluster.kubeconfig", err)
 	}
-	warnPrograms(cfg, warn)
 	slices.Sort(out)
 	return out
 }
@@ -79,11 +75,11 @@ func warnPrograms(cfg *config.Config, warn func(key string, err error)) {
 	if cfg.Handlers.Kata.Enabled {
 		filesystems = append(filesystems, cfg.Handlers.Kata.Filesystems...)
 	}
-	if cfg.Handlers.Crust.Enabled {
-		filesystems = append(filesystems, cfg.Handlers.Crust.Filesystems...)
-		for i, program := range cfg.Handlers.Crust.Programs {
-			warn(fmt.Sprintf("handlers.crust.programs[%d]", i),
-				is(program, "a program", func(mode fs.FileMode) bool { return mode.IsRegular() && mode&0o111 != 0 }))
+	if crust := cfg.Handlers.Crust; crust.Enabled {
+		filesystems = append(filesystems, crust.Filesystems...)
+		for i, program := range crust.Programs {
+			_, err := os.Stat(program)
+			warn(fmt.Sprintf("handlers.crust.programs[%d]", i), err)
 		}
 	}
 	slices.Sort(filesystems)
@@ -92,17 +88,6 @@ func warnPrograms(cfg *config.Config, warn func(key string, err error)) {
 			warn("handlers.*.filesystems", mkfs.Installed(fsType))
 		}
 	}
-}
-
-func isSocket(mode fs.FileMode) bool { return mode.Type() == fs.ModeSocket }
-
-// is returns an error unless a file exists and its mode is right.
-func is(path, what string, right func(fs.FileMode) bool) error {
-	info, err := os.Stat(path)
-	if err == nil && !right(info.Mode()) {
-		return fmt.Errorf("%s is not %s", path, what)
-	}
-	return err
 }
 
 // onTmpfs returns an error unless a directory is on tmpfs, or will be when it is made.
