@@ -12,6 +12,7 @@ import (
 	"go.yaml.in/yaml/v4"
 
 	"github.com/crust-proxy/crust-proxy/internal/daemon/config"
+	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	"github.com/crust-proxy/crust-proxy/internal/tool/command"
 	"github.com/crust-proxy/crust-proxy/internal/tool/doctor"
 	"github.com/crust-proxy/crust-proxy/internal/tool/printer"
@@ -26,10 +27,12 @@ const doctorWait = 5 * time.Second
 
 func doctorCmd(node doctor.Node, d *daemon, out *printer.Printer) *cobra.Command {
 	var quiet bool
+	var wait time.Duration
 	cmd := &cobra.Command{
 		Use: "doctor", Short: "Check this node and say what to do about each finding",
 		Long: `Check this node and say what to do about each finding. The local checks run
-with the daemon down, too. Run it as root: else some things cannot be looked at.`,
+with the daemon down, too. Run it as root: else some things cannot be looked at.
+--pre makes only the checks that make sense before crust-proxy is installed.`,
 		Example: "  sudo crustctl doctor",
 		Args:    command.Arguments(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -38,17 +41,31 @@ with the daemon down, too. Run it as root: else some things cannot be looked at.
 				timeout = d.timeout
 			}
 			node.AdminSocket, _ = socketPath(d.socket) // checked with the other flags
-			known := askForDoctor(cmd.Context(), d.within(timeout))
-			if err := readPlaces(known.Node.GetConfig(), &node, cmd.Flags()); err != nil {
-				cmd.PrintErrln("crustctl: looking in the usual places: " + show.Escape(err.Error()))
+			report := examine(cmd, d.within(timeout), &node)
+			for end := time.Now().Add(wait); report.Count(doctor.Error)+report.Count(doctor.Wait) > 0 && time.Now().Before(end) && sys.Sleep(cmd.Context(), time.Second); {
+				report = examine(cmd, d.within(timeout), &node)
 			}
-			return printReport(out, doctor.Run(cmd.Context(), node, known), quiet)
+			return printReport(out, report, quiet)
 		},
 	}
 	flags := cmd.Flags()
 	flags.BoolVarP(&quiet, "quiet", "q", false, "show only warnings and errors")
+	flags.BoolVar(&node.Before, "pre", false, "check a node on which crust-proxy is not installed yet")
+	flags.DurationVar(&wait, "wait", 0, "repeat the checks until there is no error and nothing is starting, for at most this time")
 	placeFlags(flags, &node)
 	return cmd
+}
+
+// examine asks the daemon, unless it is not installed yet, and makes the checks.
+func examine(cmd *cobra.Command, d *daemon, node *doctor.Node) doctor.Report {
+	known := doctor.Daemon{Err: errors.New("it was not asked")}
+	if !node.Before {
+		known = askForDoctor(cmd.Context(), d)
+		if err := readPlaces(known.Node.GetConfig(), node, cmd.Flags()); err != nil {
+			cmd.PrintErrln("crustctl: looking in the usual places: " + show.Escape(err.Error()))
+		}
+	}
+	return doctor.Run(cmd.Context(), *node, known)
 }
 
 // askForDoctor collects what the daemon reports. If it does not answer, that is doctor's first
@@ -103,6 +120,9 @@ func printFindings(out *printer.Printer, r doctor.Report, counts string) error {
 		if f.Do != "" {
 			line += out.Field(24, "do:", f.Do)
 		}
+		if f.Severity == doctor.Warn || f.Severity == doctor.Error {
+			line += out.Field(24, "see:", f.URL)
+		}
 		if _, err := fmt.Fprintln(out.Out, line); err != nil {
 			return err
 		}
@@ -114,11 +134,9 @@ func placeFlags(flags *pflag.FlagSet, node *doctor.Node) {
 	flags.StringVar(&node.RuntimeSocket, "runtime-socket", node.RuntimeSocket, "the daemon's runtime socket")
 	flags.StringVar(&node.RunDir, "run-dir", node.RunDir, "the daemon's run directory")
 	flags.StringVar(&node.KataDir, "kata-dir", node.KataDir, "Kata's direct-volumes directory")
-	flags.StringVar(&node.KubeletRoot, kubeletRootFlag, node.KubeletRoot, "kubelet's root directory")
+	flags.StringVar(&node.KubeletRoot, "kubelet-root", node.KubeletRoot, "kubelet's root directory")
 	flags.StringVar(&node.ContainerdSocket, "containerd-socket", node.ContainerdSocket, "containerd's socket")
 }
-
-const kubeletRootFlag = "kubelet-root"
 
 // readPlaces sets the paths of node from the daemon's configuration, except those given by a
 // flag. A key that is missing leaves the default; unknown keys of a newer daemon are ignored.
@@ -130,9 +148,6 @@ func readPlaces(text string, node *doctor.Node, flags *pflag.FlagSet) error {
 	given := map[string]string{}
 	flags.Visit(func(f *pflag.Flag) { given[f.Name] = f.Value.String() })
 	node.Configure(c)
-	if _, moved := given[kubeletRootFlag]; moved {
-		node.KubeletRegistry, node.FrontRegistry = "", ""
-	}
 	var failed error
 	for name, value := range given {
 		failed = errors.Join(failed, flags.Set(name, value))

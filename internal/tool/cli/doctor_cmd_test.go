@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/pflag"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/crust-proxy/crust-proxy/internal/tool/command"
 	"github.com/crust-proxy/crust-proxy/internal/tool/doctor"
 	"github.com/crust-proxy/crust-proxy/test/check"
 )
@@ -20,7 +21,6 @@ runtimeSocket: {path: /x/runtime.sock, uids: [0]}
 handlers: {kata: {directVolumes: /x/kata, goSandboxes: /x/vc}}
 containerd: {socket: ""}
 cri: {socket: /x/crio.sock}
-front: {registry: /x/kubelet/ours, kubeletRegistry: /x/kubelet/theirs}
 `
 
 // placesOf reads a configuration with some flags.
@@ -43,15 +43,6 @@ func TestPlacesOfTheDaemon(t *testing.T) {
 	for _, dir := range []string{"/x/vc", "/run/kata", "/run/vc/sbs"} {
 		if !slices.Contains(node.SandboxDirs, dir) {
 			t.Errorf("%s is not in %v", dir, node.SandboxDirs)
-		}
-	}
-}
-
-func TestPlacesOfRegistrationsGoWithTheKubeletRoot(t *testing.T) {
-	for args, want := range map[string]string{"--kubelet-root=/y": " ", "--run-dir=/y": "/x/kubelet/theirs /x/kubelet/ours"} {
-		node := placesOf(t, someConfig, args)
-		if got := node.KubeletRegistry + " " + node.FrontRegistry; got != want {
-			t.Errorf("%s: got %q, want %q", args, got, want)
 		}
 	}
 }
@@ -91,7 +82,7 @@ func TestDoctorLooksWhereTheDaemonIs(t *testing.T) {
 	b.admin.config = someConfig
 	b.serve()
 	r := b.run("doctor", "--run-dir", "/flag/run")
-	for _, want := range []string{"/x/kubelet", "/x/runtime.sock", "/flag/run", "containerd is not used", "cannot be reached on /x/crio.sock"} {
+	for _, want := range []string{"/x/kubelet", "/x/runtime.sock", "/flag/run", "cannot be reached on /x/crio.sock"} {
 		if !strings.Contains(r.out, want) {
 			t.Errorf("%q is not in %s", want, r.out)
 		}
@@ -100,12 +91,23 @@ func TestDoctorLooksWhereTheDaemonIs(t *testing.T) {
 
 func TestDoctorTellsOfADriverThatIsDown(t *testing.T) {
 	b := newBench(t)
-	b.admin.started = timestamppb.Now()
-	if r := b.serve().run("doctor", "--quiet"); strings.Contains(r.out, "topolvm.io") || !strings.Contains(r.out, "1 starting") {
+	b.admin.started = timestamppb.New(time.Now().Add(time.Hour)) // it stays young
+	if r := b.serve().run("doctor", "--quiet"); strings.Contains(r.out, "topolvm.io") || !strings.Contains(r.out, " starting\n") {
 		t.Errorf("of a daemon that has just started: %s", r.out)
 	}
 	b.admin.started = before(time.Hour)
 	if r := b.run("doctor"); r.code != ExitFindings || !strings.Contains(r.out, "error drivers           driver topolvm.io has not been ready for ") {
 		t.Errorf("%d: %s", r.code, r.out)
+	}
+}
+
+func TestDoctorWaits(t *testing.T) {
+	b := newBench(t).serve()
+	if r := b.run("doctor", "--wait", "1200ms"); r.code != ExitFindings || b.admin.asked < 2 || !strings.Contains(r.out, "see: https://github.com/") {
+		t.Errorf("asked %d times: %+v", b.admin.asked, r)
+	}
+	b.admin.asked = 0
+	if r := b.run("doctor", "--pre", "--wait", "1h"); r.code != command.ExitOK || b.admin.asked > 0 || !strings.Contains(r.out, "kernel") {
+		t.Errorf("before the installation: %+v", r)
 	}
 }

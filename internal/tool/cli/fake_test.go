@@ -64,6 +64,7 @@ func usage() []*adminv1.VolumeUsage {
 type fakeAdmin struct {
 	adminv1.UnimplementedAdminServer
 	volumes  []*adminv1.Volume
+	asked    int
 	findings []string
 	started  *timestamppb.Timestamp
 	config   string
@@ -91,6 +92,7 @@ func (f *fakeAdmin) check(ctx context.Context) error {
 }
 
 func (f *fakeAdmin) GetNode(ctx context.Context, _ *adminv1.GetNodeRequest) (*adminv1.GetNodeResponse, error) {
+	f.asked++
 	return &adminv1.GetNodeResponse{Version: "v1.2.3", Findings: f.findings, Config: f.config, StartedAt: f.started}, f.check(ctx)
 }
 

@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -13,35 +14,21 @@ import (
 
 const containerdWait = 2 * time.Second
 
-// checkContainerd checks containerd's socket: runtime-rs writes no sandbox id, so its sandboxes
-// are found by containerd's list.
-func checkContainerd(ctx context.Context, n Node, _ Daemon) []Finding {
-	if n.ContainerdSocket == "" {
-		return []Finding{okay("containerd is not used by this daemon's configuration")}
+// checkRuntime connects to the program from which the daemon learns of sandboxes.
+func checkRuntime(ctx context.Context, n Node, _ Daemon) []Finding {
+	socket := cmp.Or(n.ContainerdSocket, n.CRISocket)
+	if socket == "" {
+		return []Finding{okay("no container runtime is used by this daemon's configuration")}
 	}
-	return checkAnswers(ctx, n, "containerd", n.ContainerdSocket,
-		"systemctl status containerd; where its socket is another one, set it in crust-proxy's configuration and give crustctl doctor --containerd-socket")
-}
-
-// checkCRI does the same for another container runtime.
-func checkCRI(ctx context.Context, n Node, _ Daemon) []Finding {
-	if n.CRISocket == "" {
-		return []Finding{okay("cri.socket is not used by this daemon's configuration")}
-	}
-	return checkAnswers(ctx, n, "the container runtime", n.CRISocket,
-		"see whether the container runtime runs (systemctl status crio); where its socket is another one, set cri.socket in crust-proxy's configuration")
-}
-
-// checkAnswers connects to the program from which the daemon learns of sandboxes.
-func checkAnswers(ctx context.Context, n Node, who, socket, do string) []Finding {
 	err := n.dial(ctx, socket, containerdWait)
 	switch {
 	case err == nil:
-		return []Finding{okay("%s answers on %s", who, socket)}
+		return []Finding{okay("the container runtime answers on %s", socket)}
 	case errors.Is(err, fs.ErrPermission):
-		return []Finding{okay("%s's socket %s was not tried (run as root)", who, socket)}
+		return []Finding{okay("the container runtime's socket %s was not tried (run as root)", socket)}
 	}
-	return []Finding{warning(do, "%s cannot be reached on %s: sandboxes of Kata's Rust runtime are not found (%v)", who, socket, errors.Unwrap(err))}
+	return []Finding{warning("systemctl status containerd crio; where the socket is another one, set containerd.socket or cri.socket in crust-proxy's configuration",
+		"the container runtime cannot be reached on %s: sandboxes of Kata's Rust runtime are not found (%v)", socket, errors.Unwrap(err))}
 }
 
 const (

@@ -1,19 +1,15 @@
 package doctor
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
-	"maps"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"syscall"
-	"time"
 )
 
 func checkKataDir(_ context.Context, n Node, d Daemon) []Finding {
@@ -35,32 +31,7 @@ func checkKataDir(_ context.Context, n Node, d Daemon) []Finding {
 	if owner := ownerOf(info); owner != 0 && owner != n.UID {
 		found = append(found, failure("chown root "+quoted(n.KataDir), "%s belongs to uid %d", n.KataDir, owner))
 	}
-	if d.up() && !d.has("kata") { // nothing is made ready for it
-		return orOK(found, "%s has mode 0700, and the daemon has no handler for Kata", n.KataDir)
-	}
-	found = append(found, sameFilesystem(n)...)
-	return orOK(found, "%s has mode 0700 and lies on the same mount as %s", n.KataDir, n.RunDir)
-}
-
-// sameFilesystem warns if the directory is on another mount than the one in which files
-// are prepared: they are renamed into the directory.
-func sameFilesystem(n Node) []Finding {
-	table, err := n.table()
-	if err != nil {
-		return []Finding{noTable(err)}
-	}
-	temp := cmp.Or(n.KataTempDir, n.RunDir)
-	to, from := mountOf(table, n.resolve(n.KataDir)), mountOf(table, n.resolve(temp))
-	if to == nil || from == nil || to.ID == from.ID {
-		return nil
-	}
-	do := "set handlers.kata.tempDir to a directory beside " + n.KataDir + ", or let both lie on one mount"
-	seen := fmt.Sprintf("%s lies on the mount %s and %s on %s: files cannot be renamed from one into the other",
-		n.KataDir, to.Mountpoint, temp, from.Mountpoint)
-	if n.KataTempDir != "" {
-		return []Finding{failure(do, "%s, so no volume can be published", seen)}
-	}
-	return []Finding{warning(do, "%s, so crust-proxy must make them ready elsewhere", seen)}
+	return orOK(found, "%s has mode 0700", n.KataDir)
 }
 
 // kataEntries lists the volumes' directories; none if Kata's directory is absent.
@@ -143,92 +114,6 @@ func ownerOf(info fs.FileInfo) int {
 		return int(st.Uid)
 	}
 	return -1
-}
-
-// checkAbstract checks for sockets without a file: no mode protects those, and every process of
-// the network namespace may connect (CVE-2020-15257).
-func checkAbstract(_ context.Context, n Node, _ Daemon) []Finding {
-	data, err := n.read("/proc/net/unix")
-	if err != nil {
-		return []Finding{warning("", "the node's unix sockets cannot be listed: %v", err)}
-	}
-	var found []Finding
-	for _, line := range strings.Split(string(data), "\n") {
-		if _, name, ok := strings.Cut(line, " @"); ok && strings.Contains(name, "crust-proxy") {
-			found = append(found, failure("give the socket a path in the file system",
-				"crust-proxy listens on the abstract socket @%s, which no file mode protects", name))
-		}
-	}
-	return orOK(found, "crust-proxy has no abstract socket")
-}
-
-const (
-	// directSuffix ends the name of the usual registrar's socket, and frontSuffix that of the
-	// front's socket.
-	directSuffix = "-reg.sock"
-	frontSuffix  = ".crust-proxy" + directSuffix
-
-	registrationWait = time.Second
-)
-
-// checkRegistrations finds drivers that register with kubelet directly and not with the front,
-// such as one whose upgrade has undone the changed path. kubelet has one endpoint for a name,
-// and would call the driver for volumes that the front has deferred. Only files are read, so
-// that the check works with the daemon down, too.
-func checkRegistrations(ctx context.Context, n Node, _ Daemon) []Finding {
-	dir := cmp.Or(n.KubeletRegistry, filepath.Join(n.KubeletRoot, "plugins_registry"))
-	front, direct, err := registrations(n, dir)
-	if errors.Is(err, fs.ErrNotExist) {
-		return []Finding{okay("no driver has registered with kubelet: there is no %s", dir)}
-	}
-	if err != nil {
-		return []Finding{warning("run crustctl doctor as root", "%s cannot be looked at: %v", dir, err)}
-	}
-	var found []Finding
-	for _, name := range slices.Sorted(maps.Keys(front)) {
-		for _, socket := range direct[name] {
-			found = append(found, directFinding(ctx, n, name, socket))
-		}
-	}
-	return orOK(found, "%d drivers are registered through crust-proxy, and none of them with kubelet directly", len(front))
-}
-
-// registrations lists the drivers of the front, and the sockets of direct registrations by the
-// driver in their names. kubelet searches sub-directories, too.
-func registrations(n Node, dir string) (front map[string]bool, direct map[string][]string, err error) {
-	front, direct = map[string]bool{}, map[string][]string{}
-	root := n.at(dir)
-	err = filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
-		if errors.Is(err, fs.ErrNotExist) && path != root {
-			return nil // it was removed meanwhile
-		}
-		if err != nil || entry.Type() != fs.ModeSocket {
-			return err
-		}
-		if name, ours := strings.CutSuffix(entry.Name(), frontSuffix); ours {
-			front[name] = true
-		} else {
-			name = strings.TrimSuffix(name, directSuffix)
-			direct[name] = append(direct[name], filepath.Join(dir, strings.TrimPrefix(path, root)))
-		}
-		return nil
-	})
-	return front, direct, err
-}
-
-// directFinding distinguishes a driver that is registered directly from a socket that a
-// registrar left when it ended. When a direct registration ends, kubelet removes the driver by
-// its name, and with it the front's registration.
-func directFinding(ctx context.Context, n Node, name, socket string) Finding {
-	ready := "then see that crustctl drivers shows it ready, else: " + n.Service.Restart()
-	if errors.Is(n.dial(ctx, socket, registrationWait), syscall.ECONNREFUSED) {
-		return warning("rm "+quoted(socket)+"; "+ready,
-			"the driver %s is registered through crust-proxy, and %s is left of a direct registration that nobody serves", name, socket)
-	}
-	registry := cmp.Or(n.FrontRegistry, filepath.Join(n.KubeletRoot, "crust-proxy/registry"))
-	return failure("let the hostPath of the registration directory in the driver's DaemonSet be "+registry+" (an upgrade may have undone it); "+ready,
-		"the driver %s registers with kubelet directly (%s) beside its registration through crust-proxy: kubelet may call it past "+
-			"crust-proxy, also for volumes that are deferred", name, socket)
 }
 
 // manyMarks is how many marks are counted: a node that has more keeps those of volumes that no

@@ -50,24 +50,21 @@ var checks = []namedCheck{
 	{"sockets", func(_ context.Context, n Node, _ Daemon) []Finding {
 		return append(checkSocket(n, "admin", n.AdminSocket), checkSocket(n, "runtime", n.RuntimeSocket)...)
 	}},
-	{"abstract-sockets", checkAbstract},
 	{"run-dir", checkRunDir},
 	{"kernel", checkKernel},
+	{"programs", checkPrograms},
 	{"kata-config", checkKataConfig},
 	{"kata-directory", checkKataDir},
 	{"kata-volumes", checkKataVolumes},
 	{"kubelet", checkKubelet},
-	{"registrations", checkRegistrations},
 	{"mount-namespaces", checkNamespaces},
 	{"guards", checkGuards},
 	{"marks", checkMarks},
-	{"containerd", checkContainerd},
-	{"cri", checkCRI},
+	{"container-runtime", checkRuntime},
 	{"cri-o", checkCRIO},
 	{"cluster", checkCluster},
 	{"csidriver-objects", checkCSIDrivers},
-	{"limits", func(_ context.Context, n Node, d Daemon) []Finding { return []Finding{watchLimit(n, d), mountLimit(n)} }},
-	{"loop-devices", checkLoop},
+	{"limits", checkLimits},
 }
 
 // withDaemon makes a check of what the daemon reported, which is skipped if it did not answer.
@@ -97,6 +94,9 @@ func settled(run func(Node, Daemon) []Finding) func(Node, Daemon) []Finding {
 	}
 }
 
+// before are the checks that need nothing of crust-proxy's.
+var before = []string{"kernel", "programs", "kata-config", "kubelet", "container-runtime", "cri-o", "limits"}
+
 // Names lists the checks in the order in which they run.
 func Names() []string {
 	var names []string
@@ -114,12 +114,14 @@ func Run(ctx context.Context, node Node, daemon Daemon) Report {
 	found := make([][]Finding, len(checks))
 	var running sync.WaitGroup
 	for i, c := range checks {
-		running.Go(func() { found[i] = c.run(ctx, node, daemon) })
+		if !node.Before || slices.Contains(before, c.name) {
+			running.Go(func() { found[i] = c.run(ctx, node, daemon) })
+		}
 	}
 	running.Wait()
 	for i, c := range checks {
 		for _, f := range found[i] {
-			f.Check = c.name
+			f.Check, f.URL = c.name, page+c.name
 			report.Findings = append(report.Findings, f)
 		}
 	}
@@ -147,7 +149,11 @@ type Finding struct {
 	Seen string `json:"seen"`
 	// Do is what to do about it; empty if there is nothing to do.
 	Do string `json:"do,omitempty"`
+	// URL is where the check is described. It never changes, as the name of a check.
+	URL string `json:"url"`
 }
+
+const page = "https://github.com/crust-proxy/crust-proxy/blob/main/docs/crustctl.md#check-"
 
 // Report is all that one run found, in the order of the checks.
 type Report struct {

@@ -8,7 +8,6 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -62,6 +61,24 @@ func TestLocalChecksRunWithTheDaemonDown(t *testing.T) {
 	}
 }
 
+// TestBeforeInstallation: nothing of crust-proxy's is looked for, and all else is.
+func TestBeforeInstallation(t *testing.T) {
+	tr := newTree(t)
+	tr.remove(tr.node.RunDir)
+	tr.node.Before = true
+	report := Run(t.Context(), tr.node, Daemon{Err: errors.New("not asked")})
+	var names []string
+	for _, f := range report.Findings {
+		if f.Severity != OK || !strings.HasSuffix(f.URL, "#check-"+f.Check) {
+			t.Errorf("%+v", f)
+		}
+		names = append(names, f.Check)
+	}
+	if names = slices.Compact(names); !slices.Equal(names, before) {
+		t.Errorf("the checks are %q", names)
+	}
+}
+
 type bad struct {
 	name  string
 	check string
@@ -72,7 +89,7 @@ type bad struct {
 }
 
 func TestEachFault(t *testing.T) {
-	all := slices.Concat(daemonFaults(), driverFaults(), fileFaults(), kataFaults(), guardFaults(), registrationFaults())
+	all := slices.Concat(daemonFaults(), driverFaults(), fileFaults(), kataFaults(), guardFaults())
 	for _, c := range all {
 		t.Run(c.check+"/"+c.name, func(t *testing.T) {
 			tr := newTree(t)
@@ -86,7 +103,7 @@ func TestEachFault(t *testing.T) {
 // TestAdviceInAPod: there is no unit of crust-proxy on a node where a DaemonSet runs it.
 func TestAdviceInAPod(t *testing.T) {
 	named := 0
-	for _, c := range slices.Concat(daemonFaults(), driverFaults(), fileFaults(), kataFaults(), guardFaults(), registrationFaults()) {
+	for _, c := range slices.Concat(daemonFaults(), driverFaults(), fileFaults(), kataFaults(), guardFaults()) {
 		tr := newTree(t)
 		node, daemon := tr.node, healthyDaemon()
 		node.Service = ServiceOf(func(key string) string {
@@ -148,12 +165,12 @@ func daemonFaults() []bad {
 		}, Error, "/dev/x is still open in process 7", "crustctl end"},
 		{"held", "volumes", func(_ tree, _ *Node, d *Daemon) {
 			*d = withVolume(adminv1.VolumeState_VOLUME_STATE_REMOVING, "its device is open")
-			d.Volumes[0].HeldBy, d.Volumes[0].HeldSince = "process 7", timestamppb.New(time.Now().Add(-time.Hour))
-		}, Warn, "open in process 7 for 60m", "crustctl end"},
+			d.Volumes[0].HeldBy, d.Volumes[0].HeldSince = "process 7", timestamppb.New(time.Now().Add(-48*time.Hour))
+		}, Warn, "open in process 7 for 2d", "crustctl end"},
 		{"frozen", "volumes", func(_ tree, _ *Node, d *Daemon) {
 			*d = withVolume(adminv1.VolumeState_VOLUME_STATE_BOUND, "")
-			d.Volumes[0].FrozenSince, d.Volumes[0].FrozenUntil = timestamppb.New(time.Now().Add(-20*time.Second)), timestamppb.New(time.Now().Add(time.Hour))
-		}, Warn, "held for 20s, and go on by themselves in 59m", "crustctl thaw " + idOf(targetA)[:12]},
+			d.Volumes[0].FrozenSince, d.Volumes[0].FrozenUntil = timestamppb.New(time.Now().Add(-48*time.Hour)), timestamppb.New(time.Now().Add(49*time.Hour))
+		}, Warn, "held for 2d, and go on by themselves in 2d", "crustctl thaw " + idOf(targetA)[:12]},
 		{"group ignored", "volumes", func(_ tree, _ *Node, d *Daemon) {
 			*d = withVolume(adminv1.VolumeState_VOLUME_STATE_BOUND, "")
 			v := d.Volumes[0]
@@ -175,17 +192,18 @@ func driverFaults() []bad {
 	is := func(d *adminv1.Driver) func(tree, *Node, *Daemon) {
 		return func(_ tree, _ *Node, known *Daemon) { known.Drivers = []*adminv1.Driver{d} }
 	}
-	fresh, long, older := timestamppb.Now(), timestamppb.New(time.Now().Add(-11*time.Second)), timestamppb.New(time.Now().Add(-time.Hour))
+	fresh, older := timestamppb.New(time.Now().Add(time.Hour)), timestamppb.New(time.Now().Add(-48*time.Hour))
 	const waits = "waiting for kubelet"
 	return []bad{
 		{"fine", "drivers", is(&adminv1.Driver{Name: "a", Ready: true, Since: fresh}), OK, "1 drivers", ""},
-		{"down", "drivers", is(&adminv1.Driver{Name: "a", Since: long, Problem: "no answer"}), Error, "driver a has not been ready for 11s, and kubelet's calls to it fail: no answer", "pod"},
+		{"down", "drivers", is(&adminv1.Driver{Name: "a", Since: older, Problem: "no answer"}), Error, "driver a has not been ready for 2d, and kubelet's calls to it fail: no answer", "pod"},
 		{"down for a moment", "drivers", is(&adminv1.Driver{Name: "a", Since: fresh, Problem: "no answer"}), Wait, "driver a: no answer", ""},
 		{"no registrar", "drivers", is(&adminv1.Driver{Since: older, Problem: "no answer of /r.sock"}), Error, "/r.sock", "socket"},
 		{"not in CSINode", "drivers", is(&adminv1.Driver{Name: "a", Ready: true, Since: older, Problem: "not in the CSINode"}), Error, "not in the CSINode", "csinode"},
-		{"kubelet is slow", "drivers", is(&adminv1.Driver{Name: "a", Ready: true, WaitingSince: long, KubeletStatus: waits}), Wait, waits, ""},
-		{"kubelet is away", "drivers", is(&adminv1.Driver{Name: "a", Ready: true, WaitingSince: older, KubeletStatus: waits}), Warn, "for 60m: " + waits, "kubeletRegistry"},
+		{"kubelet is slow", "drivers", is(&adminv1.Driver{Name: "a", Ready: true, WaitingSince: fresh, KubeletStatus: waits}), Wait, waits, ""},
+		{"kubelet is away", "drivers", is(&adminv1.Driver{Name: "a", Ready: true, WaitingSince: older, KubeletStatus: waits}), Warn, "for 2d: " + waits, "kubeletRegistry"},
 		{"kubelet refuses", "drivers", is(&adminv1.Driver{Name: "a", Ready: true, WaitingSince: fresh, KubeletStatus: "refused: the same name"}), Error, "the same name", "remove"},
+		{"bypasses us", "drivers", is(&adminv1.Driver{Name: "a", Ready: true, DirectlyRegistered: true}), Error, "driver a is registered with kubelet directly", "CrustProxyDriverBypassed"},
 		{"a second registrar", "drivers", func(_ tree, _ *Node, d *Daemon) {
 			d.Drivers = []*adminv1.Driver{{Name: "a", Ready: true}, {Name: "a", Since: older, Problem: "registered already"}}
 		}, Warn, "registered already", "second registrar"},
@@ -194,7 +212,7 @@ func driverFaults() []bad {
 
 // TestNothingIsWrongInTheFirstSeconds: what the daemon has not found yet is no fault of the node.
 func TestNothingIsWrongInTheFirstSeconds(t *testing.T) {
-	for age, want := range map[time.Duration]Severity{0: Wait, settleTime: Warn} {
+	for age, want := range map[time.Duration]Severity{-time.Hour: Wait, settleTime: Warn} {
 		daemon := healthyDaemon()
 		daemon.Node.StartedAt, daemon.Node.Findings = timestamppb.New(time.Now().Add(-age)), []string{"containerd has not answered yet"}
 		assertFinding(t, findingsOf(t, "daemon-findings", newTree(t).node, daemon), bad{want: want, seen: "containerd has not answered yet"})
@@ -214,9 +232,6 @@ func fileFaults() []bad {
 		{"a file", "sockets", run(func(tr tree, n *Node) { tr.remove(n.AdminSocket); tr.write(n.AdminSocket, "") }), Error, "not a socket", "remove"},
 		{"foreign owner", "sockets", run(func(tr tree, n *Node) { chownOrSkip(tr, n.AdminSocket) }), Error, "uid 12345", "SocketMode"},
 		{"writable parent", "sockets", run(func(tr tree, n *Node) { tr.chmod(n.RunDir, 0o777) }), Error, "replace the socket", "chmod"},
-		{"abstract", "abstract-sockets", run(func(tr tree, _ *Node) {
-			tr.write("/proc/net/unix", "head\n0: 2 0 0 1 1 9 @/run/crust-proxy/admin.sock\n")
-		}), Error, "abstract", "path"},
 		{"missing", "run-dir", run(func(tr tree, n *Node) { tr.remove(n.RunDir) }), Error, "cannot be used", "RuntimeDirectory"},
 		{"on disk", "run-dir", run(func(tr tree, _ *Node) { tr.write("/proc/self/mountinfo", notOnTmpfs) }), Error, "not on tmpfs", "/run"},
 		{"no openat2", "kernel", run(func(_ tree, n *Node) { n.Probe.Openat2 = func() error { return unix.ENOSYS } }), Error, "openat2", "5.6"},
@@ -225,14 +240,16 @@ func fileFaults() []bad {
 			tr.write("/proc/sys/kernel/osrelease", "5.15.0\n")
 			n.Probe.Guard = func() error { return fmt.Errorf("fsopen: %w", unix.EPERM) }
 		}), Error, "too old", "6.0"},
+		{"no e2fsprogs", "programs", run(func(tr tree, _ *Node) { tr.remove("/usr/sbin/e2fsck") }), Warn, "e2fsck is not installed", "e2fsprogs"},
+		{"no xfsprogs", "programs", run(func(tr tree, _ *Node) { tr.remove("/usr/sbin/mkfs.xfs") }), OK, "mkfs.xfs is not installed", ""},
 		{"missing", "kubelet", run(func(tr tree, n *Node) { tr.remove(n.KubeletRoot) }), Warn, "not a directory", "--kubelet-root"},
 		{"private", "kubelet", run(func(tr tree, _ *Node) { tr.write("/proc/self/mountinfo", notShared) }), Error, "not shared", "make-rshared"},
 		{"kubelet elsewhere", "mount-namespaces", run(func(tr tree, _ *Node) {
 			tr.process("10", "crust-proxy", "mnt:[1]")
 			tr.process("11", "kubelet", "mnt:[2]")
 		}), Error, "kubelet", "systemctl cat"},
-		{"containerd gone", "containerd", run(func(tr tree, n *Node) { tr.remove(n.ContainerdSocket) }), Warn, "cannot be reached", "systemctl status containerd"},
-		{"CRI-O gone", "cri", run(func(_ tree, n *Node) { n.CRISocket = "/run/crio/crio.sock" }), Warn, "cannot be reached", "systemctl status crio"},
+		{"containerd gone", "container-runtime", run(func(tr tree, n *Node) { tr.remove(n.ContainerdSocket) }), Warn, "cannot be reached", "containerd.socket"},
+		{"CRI-O gone", "container-runtime", run(func(_ tree, n *Node) { n.ContainerdSocket, n.CRISocket = "", "/run/crio/crio.sock" }), Warn, "cannot be reached on /run/crio/crio.sock", "cri.socket"},
 		{"CRI-O elsewhere", "mount-namespaces", run(func(tr tree, _ *Node) {
 			tr.process("10", "crust-proxy", "mnt:[1]")
 			tr.process("11", "crio", "mnt:[2]")
@@ -242,13 +259,8 @@ func fileFaults() []bad {
 			tr.process("11", "kubelet", "mnt:[1]")
 		}), OK, "shares its mounts", ""},
 		{"old, tried", "kernel", run(func(tr tree, _ *Node) { tr.write("/proc/sys/kernel/osrelease", "5.14.0-el9\n") }), OK, "tried and works", ""},
-		{"unused", "containerd", run(func(_ tree, n *Node) { n.ContainerdSocket = "" }), OK, "not used", ""},
-		{"no watches", "limits", run(func(tr tree, _ *Node) {
-			tr.write("/proc/sys/fs/inotify/max_user_watches", "0\n")
-			tr.kataVolume(targetA, goodInfo)
-		}), Error, "max_user_watches is 0 with 1", "sysctl"},
+		{"unused", "container-runtime", run(func(_ tree, n *Node) { n.ContainerdSocket = "" }), OK, "no container runtime", ""},
 		{"no marks", "marks", run(func(_ tree, n *Node) { n.MarksDir = "/nowhere" }), Error, "cannot be read", "creates the directory"},
-		{"few watches", "limits", run(func(tr tree, _ *Node) { tr.write("/proc/sys/fs/inotify/max_user_watches", "100\n") }), Warn, "max_user_watches", "sysctl"},
 		{"mounts full", "limits", run(func(tr tree, _ *Node) { tr.write("/proc/sys/fs/mount-max", "100\n") }), Error, "mount-max", "sysctl"},
 	}
 }
@@ -264,9 +276,6 @@ func TestErrorsNameTheirVolumeOnce(t *testing.T) {
 	}
 }
 
-// otherMount has Kata's directory on a mount of its own.
-var otherMount = strings.Replace(mountsOK, "25 21", "26 25 0:30 / /run/kata-containers rw - tmpfs kata rw\n25 21", 1)
-
 func kataFaults() []bad {
 	in := func(spoil func(tree, string)) func(tree, *Node, *Daemon) {
 		return func(tr tree, _ *Node, _ *Daemon) { spoil(tr, tr.kataVolume(targetA, goodInfo)) }
@@ -276,15 +285,6 @@ func kataFaults() []bad {
 	}
 	return []bad{
 		{"mode", "kata-directory", func(tr tree, n *Node, _ *Daemon) { tr.chmod(n.KataDir, 0o755) }, Error, "mode 0755", "chmod"},
-		{"other mount", "kata-directory", func(tr tree, _ *Node, _ *Daemon) { tr.write("/proc/self/mountinfo", otherMount) }, Warn, "renamed", "one mount"},
-		{"temporary directory", "kata-directory", func(tr tree, n *Node, _ *Daemon) {
-			tr.write("/proc/self/mountinfo", otherMount)
-			n.KataTempDir = "/run/elsewhere"
-		}, Error, "/run/elsewhere", "tempDir"},
-		{"no handler", "kata-directory", func(tr tree, _ *Node, d *Daemon) { // a Kata that serves other volumes leaves it on any mount
-			tr.write("/proc/self/mountinfo", otherMount)
-			d.Handlers[0].Name = "crust"
-		}, OK, "no handler for Kata", ""},
 		{"FIFO", "kata-volumes", in(func(tr tree, dir string) {
 			tr.remove(dir + "/" + abi.InfoName)
 			check.Must(tr.t, unix.Mkfifo(tr.node.at(dir+"/"+abi.InfoName), 0o600))
@@ -439,56 +439,6 @@ func (tr tree) process(pid, comm, namespace string) {
 func chownOrSkip(tr tree, path string) {
 	if err := os.Lchown(tr.node.at(path), 12345, -1); err != nil {
 		tr.t.Skipf("needs root: %v", err)
-	}
-}
-
-const registry = "/var/lib/kubelet/plugins_registry/"
-
-// registered makes sockets that are served.
-func (tr tree) registered(names ...string) {
-	tr.t.Helper()
-	for _, name := range names {
-		tr.mkdir(filepath.Dir(registry+name), 0o755)
-		tr.listen(registry + name)
-	}
-}
-
-// leftOver makes a socket that nobody serves any more.
-func (tr tree) leftOver(path string) {
-	tr.t.Helper()
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: tr.node.at(path), Net: "unix"})
-	check.Must(tr.t, err)
-	l.SetUnlinkOnClose(false)
-	check.Must(tr.t, l.Close())
-}
-
-func registrationFaults() []bad {
-	return []bad{
-		{"both", "registrations", func(tr tree, _ *Node, _ *Daemon) {
-			tr.registered("a.example.crust-proxy-reg.sock", "a.example-reg.sock", "other-reg.sock")
-		}, Error, "a.example registers with kubelet directly (" + registry + "a.example-reg.sock)", "/var/lib/kubelet/crust-proxy/registry"},
-		{"in a directory", "registrations", func(tr tree, _ *Node, _ *Daemon) {
-			tr.registered("a.crust-proxy-reg.sock", "sub/a-reg.sock")
-		}, Error, registry + "sub/a-reg.sock", "crustctl drivers"},
-		{"not the front's", "registrations", func(tr tree, _ *Node, _ *Daemon) {
-			tr.registered("a.crust-proxy-reg.sock", "b-reg.sock", "a-b-reg.sock", "a.other-reg.sock")
-			tr.write(registry+"a-reg.sock", "a file, which kubelet passes over")
-		}, OK, "none of them with kubelet directly", ""},
-		{"left over", "registrations", func(tr tree, _ *Node, _ *Daemon) {
-			tr.registered("a.crust-proxy-reg.sock")
-			tr.leftOver(registry + "a-reg.sock")
-		}, Warn, "nobody serves", "rm " + registry + "a-reg.sock"},
-		{"registry elsewhere", "registrations", func(tr tree, n *Node, d *Daemon) {
-			n.KubeletRegistry, n.FrontRegistry = "/r", "/ours"
-			tr.mkdir("/r", 0o755)
-			tr.listen("/r/a.crust-proxy-reg.sock")
-			tr.listen("/r/a-reg.sock")
-			*d = Daemon{Err: os.ErrNotExist} // and with the daemon down
-		}, Error, "/r/a-reg.sock", "/ours"},
-		{"no directory", "registrations", func(tr tree, n *Node, _ *Daemon) {
-			tr.symlink("plugins_registry", n.KubeletRoot+"/plugins_registry") // a loop
-			n.KubeletRegistry = n.KubeletRoot + "/plugins_registry/x"
-		}, Warn, "cannot be looked at", "root"},
 	}
 }
 

@@ -26,6 +26,10 @@ func checkDrivers(_ Node, d Daemon) []Finding {
 	}
 	var found []Finding
 	for _, one := range d.Drivers {
+		if one.GetDirectlyRegistered() {
+			found = append(found, failure("see check daemon-findings, and CrustProxyDriverBypassed in docs/runbooks.md",
+				"driver %s is registered with kubelet directly, too: kubelet may call it past crust-proxy, also for volumes that are deferred", one.GetName()))
+		}
 		found = append(found, driverFindings(one, ready[one.GetName()])...)
 	}
 	return orOK(found, "%d drivers behind crust-proxy are ready and registered with kubelet", len(d.Drivers))

@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -28,11 +29,8 @@ type Node struct {
 	AdminSocket, RuntimeSocket string
 	RunDir                     string
 	KataDir                    string
-	KataTempDir                string   // where the daemon makes Kata's files ready, if it was set
 	SandboxDirs                []string // have a directory for each running sandbox of Kata, Go and Rust
 	KubeletRoot                string
-	KubeletRegistry            string // where drivers register with kubelet; by default below KubeletRoot
-	FrontRegistry              string // where they register with the front; by default below KubeletRoot
 	// MarksDir has a mark of each volume that the host does not mount after a sandbox; empty
 	// if the front is off. RulesByPod are the names of rules that depend on the pod.
 	MarksDir         string
@@ -44,6 +42,7 @@ type Node struct {
 	Kubeconfig string
 	InCluster  bool
 	NodeName   string
+	Before     bool    // crust-proxy is not installed yet
 	UID        int     // who runs the checks: sockets may belong to root or to this user
 	Service    Service // how the daemon is reached, for advice
 	Probe      Probe
@@ -68,9 +67,12 @@ func DefaultNode() Node {
 func (n *Node) Configure(c config.Config) {
 	kata := c.Handlers.Kata
 	n.RunDir, n.RuntimeSocket, n.KubeletRoot = c.RunDir, c.RuntimeSocket.Path, c.KubeletRoot
-	n.KubeletRegistry, n.FrontRegistry = c.Front.KubeletRegistry, c.Front.Registry
-	n.KataDir, n.KataTempDir = kata.DirectVolumes, kata.TempDir
-	n.SandboxDirs = append(n.SandboxDirs, kata.GoSandboxes, kata.RustSandboxes) // a sandbox may be of an earlier configuration
+	n.KataDir = kata.DirectVolumes
+	for _, dir := range []string{kata.GoSandboxes, kata.RustSandboxes} { // a sandbox may be of an earlier configuration
+		if !slices.Contains(n.SandboxDirs, dir) {
+			n.SandboxDirs = append(n.SandboxDirs, dir)
+		}
+	}
 	n.ContainerdSocket, n.CRISocket = c.Containerd.Socket, c.CRI.Socket
 	if c.Front.Enabled { // else nobody asks for pods
 		n.MarksDir, n.RulesByPod = c.Front.MarksDir, nil

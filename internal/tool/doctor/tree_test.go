@@ -43,10 +43,10 @@ func newTree(t *testing.T) tree {
 	tr := tree{t: t, node: n}
 	tr.write("/proc/self/mountinfo", mountsOK)
 	tr.write("/proc/sys/kernel/osrelease", "6.12.1-cloud\n")
-	tr.write("/proc/net/unix", "Num       RefCount Protocol Flags    Type St Inode Path\n0: 00000002 00000000 00010000 0001 01 123 /run/crust-proxy/admin.sock\n")
-	tr.write("/proc/sys/fs/inotify/max_user_watches", "524288\n")
 	tr.write("/proc/sys/fs/mount-max", "100000\n")
-	tr.write("/dev/loop-control", "")
+	for _, name := range []string{"blkid", "mkfs.ext4", "e2fsck", "resize2fs", "debugfs", "mkfs.xfs", "mkfs.btrfs"} {
+		tr.write("/usr/sbin/"+name, "")
+	}
 	tr.mkdir("/var/lib/kubelet", 0o755)
 	tr.write(n.MarksDir+"/one.json", "{}")
 	tr.mkdir(n.RunDir, 0o755)
