@@ -5,6 +5,7 @@
 package main
 
 import (
+	"cmp"
 	"compress/gzip"
 	"fmt"
 	"os"
@@ -36,17 +37,32 @@ func main() {
 		fmt.Fprintln(os.Stderr, "usage: manpages VERSION DATE PROGRAMS-DIR MAN-DIR")
 		os.Exit(2)
 	}
+	err := writeReference(os.Args[1], os.Args[2], os.Args[4])
 	for _, p := range pages {
-		if err := p.write(os.Args[1], os.Args[2], os.Args[3], os.Args[4]); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			os.Exit(1)
-		}
+		err = cmp.Or(err, p.write(os.Args[1], os.Args[2], os.Args[3], os.Args[4]))
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
 	}
 }
 
+// writeReference writes the page of the configuration file: its commented reference as it stands.
+func writeReference(version, date, dir string) error {
+	raw, err := os.ReadFile("systemd/config.yaml")
+	if err != nil {
+		return err
+	}
+	p := page{program: "crust-proxy.yaml", section: "5", summary: "configuration file of crust-proxy"}
+	text := p.head(version, date) + ".SH DESCRIPTION\n.nf\n"
+	for line := range strings.Lines(string(raw)) {
+		text += roff(line)
+	}
+	return p.save(dir, text+".fi\n")
+}
+
 func (p page) write(version, date, programs, dir string) error {
-	text := fmt.Sprintf(".TH %s %s %s %q %q\n.SH NAME\n%s \\- %s\n", strings.ToUpper(p.program), p.section, date,
-		version, "crust-proxy", roff(p.program), roff(p.summary))
+	text := p.head(version, date)
 	for i, args := range p.helps {
 		help, err := helpOf(programs, p.program, args)
 		if err != nil {
@@ -65,7 +81,15 @@ func (p page) write(version, date, programs, dir string) error {
 			text += ".SH " + strings.ToUpper(roff(p.program+" "+command)) + "\n" + body(help, false)
 		}
 	}
-	text += ".SH SEE ALSO\n/usr/share/doc/crust\\-proxy/docs\n"
+	return p.save(dir, text+".SH SEE ALSO\n/usr/share/doc/crust\\-proxy/docs\n")
+}
+
+func (p page) head(version, date string) string {
+	return fmt.Sprintf(".TH %s %s %s %q %q\n.SH NAME\n%s \\- %s\n", strings.ToUpper(p.program), p.section, date,
+		version, "crust-proxy", roff(p.program), roff(p.summary))
+}
+
+func (p page) save(dir, text string) error {
 	dir = filepath.Join(dir, "man"+p.section)
 	if err := os.MkdirAll(dir, 0o755); err != nil { //nolint:gosec // everybody may read man pages
 		return err

@@ -21,10 +21,14 @@ func testManPages(t *testing.T, deb string) {
 	if err != nil || len(programs) == 0 {
 		t.Fatalf("programs: %v, %v", programs, err)
 	}
+	names := []string{"crust-proxy.yaml"}
 	for _, program := range programs {
-		found, err := filepath.Glob(dir + "/usr/share/man/man*/" + program.Name() + ".[18].gz")
+		names = append(names, program.Name())
+	}
+	for _, name := range names {
+		found, err := filepath.Glob(dir + "/usr/share/man/man*/" + name + ".[158].gz")
 		if err != nil || len(found) != 1 {
-			t.Errorf("%s has the man pages %v, %v", program.Name(), found, err)
+			t.Errorf("%s has the man pages %v, %v", name, found, err)
 			continue
 		}
 		cmd := exec.Command("man", "--warnings", "--encoding=UTF-8", "--local-file", found[0])
@@ -32,10 +36,10 @@ func testManPages(t *testing.T, deb string) {
 		var complaints strings.Builder
 		cmd.Stderr = &complaints
 		page, err := cmd.Output()
-		if err != nil || complaints.Len() > 0 || !strings.Contains(string(page), "\nNAME\n       "+program.Name()+" ") {
-			t.Errorf("%s: %v, %s\n%s", program.Name(), err, complaints.String(), page)
+		if err != nil || complaints.Len() > 0 || !strings.Contains(string(page), "\nNAME\n       "+name+" ") {
+			t.Errorf("%s: %v, %s\n%s", name, err, complaints.String(), page)
 		}
-		if said := run(t, "lexgrog", found[0]); !strings.Contains(said, `"`+program.Name()+" - ") {
+		if said := run(t, "lexgrog", found[0]); !strings.Contains(said, `"`+name+" - ") {
 			t.Errorf("whatis reads %q", said)
 		}
 	}

@@ -44,6 +44,8 @@ func wanted() []string {
 		"/usr/share/fish/vendor_completions.d/crustctl.fish",
 		"/usr/share/fish/vendor_completions.d/crust-backup.fish",
 		"/usr/share/doc/crust-proxy/README.md",
+		"/usr/share/doc/crust-proxy/config.yaml",
+		"/usr/share/man/man5/crust-proxy.yaml.5.gz",
 		"/usr/share/man/man1/crust-backup.1.gz",
 		"/usr/share/man/man1/crust-conformance.1.gz",
 		"/usr/share/man/man8/crust-proxy.8.gz",

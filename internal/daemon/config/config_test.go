@@ -1,9 +1,11 @@
 package config
 
 import (
+	"crypto/sha256"
 	"fmt"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -325,6 +327,21 @@ func TestWarnings(t *testing.T) {
 		if (want == "") != (got == "") || !strings.Contains(got, want) {
 			t.Errorf("%s\ngot %q\nwant %q", file, got, want)
 		}
+	}
+}
+
+// TestConffileNeverChanges: a package that brings another one has dpkg ask each administrator who edited
+// it, and an unattended upgrade stop half-configured.
+func TestConffileNeverChanges(t *testing.T) {
+	raw, err := os.ReadFile("../../../packaging/config.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if sum := fmt.Sprintf("%x", sha256.Sum256(raw)); sum != "0bc7e818ed02ed7961de39980eff833b7c6b529b8aa7a5107cad2501a9e821c6" {
+		t.Errorf("it is another file: %s", sum)
+	}
+	if got, err := load(t, string(raw)); err != nil || !reflect.DeepEqual(got, Default()) {
+		t.Errorf("it sets something: %v, %+v", err, got)
 	}
 }
 
