@@ -47,15 +47,11 @@ func newResolver(pods *pods, health *watchHealth, server *server) *resolver {
 // learn requests the unknown sources of a pod's volumes, and records them. It returns the
 // errors by volume name. It stops when ctx ends, and after several unknown claims.
 func (r *resolver) learn(ctx context.Context, k known) map[string]error {
-	open := k.unlearned()
-	if len(open) == 0 {
-		return nil
-	}
 	var mu sync.Mutex
 	failed := make(map[string]error)
 	var group errgroup.Group
 	group.SetLimit(atOnce)
-	for _, v := range open {
+	for _, v := range k.unlearned() {
 		group.Go(func() error {
 			mu.Lock()
 			enough := len(failed) >= maxMissing
