@@ -92,9 +92,9 @@ func (p projector) Publish(context.Context, *volume.Volume) (bool, error) {
 func (p projector) Retract(context.Context, *volume.Volume) error { return p.step("retract") }
 func (p projector) Orphans(known func(volume.Key) bool) ([]*volume.Volume, error) {
 	if p.standing == nil || p.name == "other" || known(p.standing.Key) {
-		return nil, nil
+		return nil, p.fail["orphans"]
 	}
-	return []*volume.Volume{p.standing}, nil
+	return []*volume.Volume{p.standing}, p.fail["orphans"]
 }
 func (p projector) InUse(context.Context, *volume.Volume) (string, error) {
 	return p.who, p.step("in-use")

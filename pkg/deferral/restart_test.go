@@ -88,6 +88,59 @@ func TestRestart(t *testing.T) {
 	}
 }
 
+// TestKeptClaimOfNoVolume stays while the volumes cannot be listed, and while one has no usable record: it may be
+// that one's.
+func TestKeptClaimOfNoVolume(t *testing.T) {
+	lose := func(s *bench) { check.Must(s, os.WriteFile(s.b.store.path(volumesDir, s.key), nil, 0o600)) }
+	byKey := func(s *bench) (*volume.Volume, error) { return s.b.ReleaseKey(t.Context(), s.key, false) }
+	byTarget := func(s *bench) (*volume.Volume, error) { return s.b.Release(t.Context(), s.asked().Target) }
+	for name, c := range map[string]struct {
+		before  func(*bench)
+		kept    int
+		release func(*bench) (*volume.Volume, error)
+	}{
+		"all are known":      {func(*bench) {}, 0, byKey},
+		"not listed":         {func(s *bench) { s.fail["orphans"] = errStep }, 1, nil},
+		"lost, by its key":   {lose, 1, byKey},
+		"lost, by its mount": {lose, 1, byTarget},
+	} {
+		s := newBench(t, plain)
+		s.published()
+		c.before(s)
+		cfg := s.b.cfg
+		file, err := os.Open(os.DevNull)
+		check.Must(t, err)
+		cfg.Kept = map[string]*os.File{"OTHER": file}
+		s.start(cfg)
+		check.Must(t, s.b.Load(t.Context()))
+		if n, problems := s.b.claims.Kept(), s.b.table.allProblems(); n != c.kept || len(problems) != c.kept {
+			t.Errorf("%s: %d are kept, and the problems are %v", name, n, problems)
+		}
+		if c.release == nil {
+			continue
+		}
+		if _, err := c.release(s); err != nil || s.b.claims.Kept() != 0 {
+			t.Errorf("%s: after the release: %v, %d are kept", name, err, s.b.claims.Kept())
+		}
+	}
+}
+
+// TestRemovalBesideTheNextOwner: the volume has its device, whichever record is read first.
+func TestRemovalBesideTheNextOwner(t *testing.T) {
+	s := newBench(t, plain)
+	s.published()
+	check.Must(t, s.b.store.beginRemoval(s.key))
+	next := *s.b.table.get(s.key).rec
+	next.Target, next.ResolvedTarget = s.b.cfg.Root+"/next", s.b.cfg.Root+"/next"
+	next.Key = volume.KeyOf(next.Target)
+	check.Must(t, s.b.store.put(&next))
+	s.start(s.b.cfg)
+	check.Must(t, s.b.Load(t.Context()))
+	if !s.b.claims.Has(next.claim()) {
+		t.Errorf("its problem: %v", s.b.table.get(next.Key).problem)
+	}
+}
+
 // TestRestartWithoutTheDevice: nothing is made again for a device that has gone, and a release succeeds.
 func TestRestartWithoutTheDevice(t *testing.T) {
 	s := newBench(t, plain)

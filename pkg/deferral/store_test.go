@@ -95,7 +95,7 @@ func TestReadersSeeWholeRecords(t *testing.T) {
 			}
 		})
 	}
-	for range 200 {
+	for range 40 {
 		for _, rec := range []*record{long, short} {
 			check.Must(t, s.put(rec))
 		}
@@ -171,7 +171,7 @@ func TestEveryRecordThatIsWrittenIsRead(t *testing.T) {
 		return b.String()
 	}
 	var wrote, refused int
-	for i := range 300 {
+	for i := range 100 {
 		rec := testRecord("/" + strconv.Itoa(i) + text(4000))
 		rec.MountFlags = slices.Repeat([]string{text(1000)}, 1+random.IntN(70))
 		rec.Backing, rec.Device.Path = "/"+text(4000), "/"+text(4000)
