@@ -266,6 +266,9 @@ func TestLostRecord(t *testing.T) {
 		reconcile(s, "abc", nil, "claimed volumes", "in-use claimed volumes")
 		_, err := s.b.Defer(t.Context(), s.asked())
 		s.wants(err, volume.Busy, "which has to be free first")
+		_, err = s.b.Release(t.Context(), s.asked().Target)
+		s.wants(err, volume.Busy, "which has to be free first")
+		reconcile(s, "", errOpen, "claimed volumes", "in-use claimed volumes", "free claimed volumes", "free claimed volumes")
 		reconcile(s, "", nil, "volumes", "in-use claimed volumes", "free claimed volumes", "free claimed volumes", "guard volumes", "publish volumes")
 		if !s.b.claims.Has(rec.claim()) {
 			t.Error("the device of the record is not claimed")

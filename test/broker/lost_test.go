@@ -12,7 +12,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/crust-proxy/crust-proxy/pkg/deferral/claim"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/rig"
@@ -250,56 +249,6 @@ func TestLostRecordLeavesADeviceReadOnly(t *testing.T) {
 		wantReadOnly(t, disk, true)
 	}
 	n.noLeftovers()
-}
-
-// TestRecordOfAnotherDeviceIsReadAgain: the device that a lost volume was taken to have stays
-// claimed while somebody has it, whatever its record says.
-func TestRecordOfAnotherDeviceIsReadAgain(t *testing.T) {
-	for _, call := range []string{"reconcile", "publish", "unpublish"} {
-		t.Run(call, func(t *testing.T) {
-			t.Parallel()
-			n := newNode(t)
-			disk, other := rig.Disk(t, 16*mib, ""), rig.Disk(t, 16*mib, "")
-			in := n.instruction("pod-1", disk)
-			v := n.stage(in)
-			projected := *v
-			projected.Device = claim.Identify(other)
-			n.runtime.volumes[v.Key] = &projected
-			n.Close()
-			aside := filepath.Join(n.dir, "aside")
-			check.Must(t, os.Rename(n.recordOf(v), aside))
-			n.runtime.sandbox = "living"
-			n.start()
-			n.runtime.sandbox = ""
-			wantHeld(t, other, true)
-			by := rig.Hold(t, "<>", other)
-			check.Must(t, os.Rename(aside, n.recordOf(v)))
-			switch call {
-			case "publish":
-				_, err := n.Defer(t.Context(), in)
-				wantKind(t, err, volume.Busy)
-			case "unpublish":
-				_, err := n.Release(t.Context(), v.Target)
-				wantKind(t, err, volume.Busy)
-			}
-			_, err := n.Reconcile(t.Context())
-			check.Must(t, err)
-			wantHeld(t, other, true)
-			if status, _ := n.Get(v.Key); status.Problem == nil || !n.runtime.published[v.Key] {
-				t.Errorf("the volume is shown as %+v", status)
-			}
-			by.End()
-			_, err = n.Reconcile(t.Context())
-			check.Must(t, err)
-			wantHeld(t, other, false)
-			wantHeld(t, disk, true)
-			if status, _ := n.Get(v.Key); status.Problem != nil || status.Device.Path != disk {
-				t.Errorf("the volume is shown as %+v", status)
-			}
-			n.unstage(v.Target)
-			n.noLeftovers()
-		})
-	}
 }
 
 // TestLostVolumeIsStagedAgain: a repeated publish says again what the record said.

@@ -117,7 +117,7 @@ func TestThoseWhoAskAtOnceShareOneGet(t *testing.T) {
 	}
 	release()
 	asking.Wait()
-	if n := f.count(claim); n > 3 { // one for both pods, and one of whoever came just after it
+	if n := f.count(claim); n > 2 { // one for each pod, at most
 		t.Errorf("the claim was asked for %d times", n)
 	}
 }
