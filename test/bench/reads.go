@@ -73,9 +73,7 @@ func readsOf(r *testbed, admin adminv1.AdminClient) []read {
 		{name: "Reconcile", ask: func() error { _, err := admin.Reconcile(r.ctx, &adminv1.ReconcileRequest{}); return err }},
 		{name: "a scrape of the metrics", ask: func() error { _, err := r.daemon.HTTP("/metrics"); return err }},
 		{name: "crustctl top --once", ask: func() error { return crustctl(r, "top", "--once") }, program: true},
-		{name: "crustctl doctor", program: true, ask: func() error {
-			return crustctl(r, "doctor", "--kubelet-root", r.daemon.Kubelet, "--kata-dir", r.daemon.Kata)
-		}},
+		{name: "crustctl doctor", ask: func() error { return crustctl(r, "doctor") }, program: true},
 	}
 }
 

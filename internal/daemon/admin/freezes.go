@@ -16,7 +16,7 @@ type freeze struct{ since, until time.Time }
 // note records the result of a freeze. Without an answer the volume may be frozen.
 func (f *freezes) note(key volume.Key, is freeze, err error) {
 	f.known.Range(func(other, was any) bool {
-		if time.Now().After(was.(freeze).until) { //nolint:forcetypeassert // it holds nothing else
+		if is, _ := was.(freeze); time.Now().After(is.until) {
 			f.known.Delete(other)
 		}
 		return true

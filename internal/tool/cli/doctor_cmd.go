@@ -4,11 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
 	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 	"go.yaml.in/yaml/v4"
 
 	"github.com/crust-proxy/crust-proxy/internal/daemon/config"
@@ -28,6 +30,7 @@ const doctorWait = 5 * time.Second
 func doctorCmd(node doctor.Node, d *daemon, out *printer.Printer) *cobra.Command {
 	var quiet bool
 	var wait time.Duration
+	var file string
 	cmd := &cobra.Command{
 		Use: "doctor", Short: "Check this node and say what to do about each finding",
 		Long: `Check this node and say what to do about each finding. The local checks run
@@ -41,9 +44,9 @@ with the daemon down, too. Run it as root: else some things cannot be looked at.
 				timeout = d.timeout
 			}
 			node.AdminSocket, _ = socketPath(d.socket) // checked with the other flags
-			report := examine(cmd, d.within(timeout), &node)
+			report := examine(cmd, d.within(timeout), node, file)
 			for end := time.Now().Add(wait); report.Count(doctor.Error)+report.Count(doctor.Wait) > 0 && time.Now().Before(end) && sys.Sleep(cmd.Context(), time.Second); {
-				report = examine(cmd, d.within(timeout), &node)
+				report = examine(cmd, d.within(timeout), node, file)
 			}
 			return printReport(out, report, quiet)
 		},
@@ -52,20 +55,22 @@ with the daemon down, too. Run it as root: else some things cannot be looked at.
 	flags.BoolVarP(&quiet, "quiet", "q", false, "show only warnings and errors")
 	flags.BoolVar(&node.Before, "pre", false, "check a node on which crust-proxy is not installed yet")
 	flags.DurationVar(&wait, "wait", 0, "repeat the checks until there is no error and nothing is starting, for at most this time")
-	placeFlags(flags, &node)
+	flags.StringVar(&file, "config", usualConfig, "the daemon's configuration file, for when the daemon does not answer")
 	return cmd
 }
 
 // examine asks the daemon, unless it is not installed yet, and makes the checks.
-func examine(cmd *cobra.Command, d *daemon, node *doctor.Node) doctor.Report {
+func examine(cmd *cobra.Command, d *daemon, node doctor.Node, file string) doctor.Report {
 	known := doctor.Daemon{Err: errors.New("it was not asked")}
 	if !node.Before {
 		known = askForDoctor(cmd.Context(), d)
-		if err := readPlaces(known.Node.GetConfig(), node, cmd.Flags()); err != nil {
-			cmd.PrintErrln("crustctl: looking in the usual places: " + show.Escape(err.Error()))
-		}
 	}
-	return doctor.Run(cmd.Context(), *node, known)
+	c, err := configuration(known.Node.GetConfig(), filepath.Join(node.Root, file))
+	if err != nil && (file != usualConfig || !errors.Is(err, fs.ErrNotExist)) {
+		cmd.PrintErrln("crustctl: looking in the usual places: " + show.EscapeLines(err.Error()))
+	}
+	node.Configure(c)
+	return doctor.Run(cmd.Context(), node, known)
 }
 
 // askForDoctor collects what the daemon reports. If it does not answer, that is doctor's first
@@ -130,27 +135,25 @@ func printFindings(out *printer.Printer, r doctor.Report, counts string) error {
 	return out.Line(counts)
 }
 
-func placeFlags(flags *pflag.FlagSet, node *doctor.Node) {
-	flags.StringVar(&node.RuntimeSocket, "runtime-socket", node.RuntimeSocket, "the daemon's runtime socket")
-	flags.StringVar(&node.RunDir, "run-dir", node.RunDir, "the daemon's run directory")
-	flags.StringVar(&node.KataDir, "kata-dir", node.KataDir, "Kata's direct-volumes directory")
-	flags.StringVar(&node.KubeletRoot, "kubelet-root", node.KubeletRoot, "kubelet's root directory")
-	flags.StringVar(&node.ContainerdSocket, "containerd-socket", node.ContainerdSocket, "containerd's socket")
-}
+// usualConfig is the daemon's configuration file if its unit does not name another one.
+const usualConfig = "/etc/crust-proxy/config.yaml"
 
-// readPlaces sets the paths of node from the daemon's configuration, except those given by a
-// flag. A key that is missing leaves the default; unknown keys of a newer daemon are ignored.
-func readPlaces(text string, node *doctor.Node, flags *pflag.FlagSet) error {
+// configuration returns the daemon's own, or that of its file where it does not answer. Keys of a newer daemon are
+// ignored; a problem leaves the defaults.
+func configuration(own, file string) (config.Config, error) {
 	c := config.Default()
-	if err := yaml.Unmarshal([]byte(text), &c); err != nil {
-		return fmt.Errorf("the daemon's configuration cannot be read: %w", err)
+	if own != "" {
+		if err := yaml.Unmarshal([]byte(own), &c); err != nil {
+			return config.Default(), fmt.Errorf("the daemon's configuration cannot be read: %w", err)
+		}
+		return c, nil
 	}
-	given := map[string]string{}
-	flags.Visit(func(f *pflag.Flag) { given[f.Name] = f.Value.String() })
-	node.Configure(c)
-	var failed error
-	for name, value := range given {
-		failed = errors.Join(failed, flags.Set(name, value))
+	raw, err := os.ReadFile(file)
+	if err == nil {
+		c, err = config.Parse(raw)
 	}
-	return failed
+	if err != nil {
+		return config.Default(), fmt.Errorf("%s: %w", file, err)
+	}
+	return c, nil
 }

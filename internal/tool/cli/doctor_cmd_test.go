@@ -1,12 +1,11 @@
 package cli
 
 import (
-	"slices"
+	"os"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/spf13/pflag"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/crust-proxy/crust-proxy/internal/tool/command"
@@ -17,54 +16,22 @@ import (
 const someConfig = `
 runDir: /x/run
 kubeletRoot: /x/kubelet
-runtimeSocket: {path: /x/runtime.sock, uids: [0]}
+runtimeSocket: {path: /x/runtime.sock}
 handlers: {kata: {directVolumes: /x/kata, goSandboxes: /x/vc}}
 containerd: {socket: ""}
 cri: {socket: /x/crio.sock}
 `
 
-// placesOf reads a configuration with some flags.
-func placesOf(t *testing.T, text string, args ...string) doctor.Node {
-	t.Helper()
-	node := doctor.DefaultNode()
-	flags := pflag.NewFlagSet("", pflag.ContinueOnError)
-	placeFlags(flags, &node)
-	check.Must(t, flags.Parse(args))
-	check.Must(t, readPlaces(text, &node, flags))
-	return node
-}
-
-func TestPlacesOfTheDaemon(t *testing.T) {
-	node := placesOf(t, someConfig, "--kubelet-root", "/y")
-	got := strings.Join([]string{node.RunDir, node.KubeletRoot, node.RuntimeSocket, node.KataDir, node.ContainerdSocket}, " ")
-	if want := "/x/run /y /x/runtime.sock /x/kata "; got != want {
-		t.Errorf("got %q, want %q", got, want)
-	}
-	for _, dir := range []string{"/x/vc", "/run/kata", "/run/vc/sbs"} {
-		if !slices.Contains(node.SandboxDirs, dir) {
-			t.Errorf("%s is not in %v", dir, node.SandboxDirs)
-		}
-	}
-}
-
 func TestPlacesOfTheClusterAreThoseOfTheFront(t *testing.T) {
 	const named = "\ncluster: {kubeconfig: /x/kubelet.conf, nodeName: node-1}\n"
-	for config, want := range map[string]string{named: " ", named + "front: {enabled: true}": "/x/kubelet.conf node-1"} {
-		node := placesOf(t, config)
+	for text, want := range map[string]string{named: " ", named + "front: {enabled: true}": "/x/kubelet.conf node-1"} {
+		node := doctor.DefaultNode()
+		c, err := configuration(text+"\nkeyOfANewerDaemon: 1", "")
+		check.Must(t, err)
+		node.Configure(c)
 		if got := node.Kubeconfig + " " + node.NodeName; got != want {
 			t.Errorf("got %q, want %q", got, want)
 		}
-	}
-}
-
-func TestPlacesAreTheUsualOnesWithoutAConfiguration(t *testing.T) {
-	usual := doctor.DefaultNode()
-	node := placesOf(t, "keyOfANewerDaemon: 1")
-	if node.RunDir != "/run/crust-proxy" || node.RunDir != usual.RunDir || node.ContainerdSocket != usual.ContainerdSocket || node.ContainerdSocket == "" {
-		t.Errorf("%+v", node)
-	}
-	if err := readPlaces("[", &node, pflag.NewFlagSet("", pflag.ContinueOnError)); err == nil {
-		t.Error("a broken configuration was taken")
 	}
 }
 
@@ -77,15 +44,26 @@ func TestDoctorRunsWithAConfigurationItCannotRead(t *testing.T) {
 	}
 }
 
+// TestDoctorLooksWhereTheDaemonIs, also by its file where it does not answer.
 func TestDoctorLooksWhereTheDaemonIs(t *testing.T) {
+	looks := func(b *bench) {
+		t.Helper()
+		r := b.run("doctor")
+		for _, want := range []string{"/x/kubelet", "/x/runtime.sock", "/x/run", "cannot be reached on /x/crio.sock"} {
+			if !strings.Contains(r.out, want) || r.err != "" {
+				t.Errorf("%q is not in %+v", want, r)
+			}
+		}
+	}
 	b := newBench(t)
 	b.admin.config = someConfig
-	b.serve()
-	r := b.run("doctor", "--run-dir", "/flag/run")
-	for _, want := range []string{"/x/kubelet", "/x/runtime.sock", "/flag/run", "cannot be reached on /x/crio.sock"} {
-		if !strings.Contains(r.out, want) {
-			t.Errorf("%q is not in %s", want, r.out)
-		}
+	looks(b.serve())
+	b = newBench(t)
+	check.Must(t, os.MkdirAll(b.node.Root+"/etc/crust-proxy", 0o755))
+	check.Must(t, os.WriteFile(b.node.Root+usualConfig, []byte(someConfig), 0o600))
+	looks(b)
+	if r := b.run("doctor", "--config", "/nowhere"); !strings.Contains(r.err, "/nowhere: no such file") {
+		t.Errorf("%+v", r)
 	}
 }
 

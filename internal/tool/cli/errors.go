@@ -44,25 +44,12 @@ func (c *client) explain(err error) error {
 	if err == nil || !ofCall {
 		return err
 	}
-	c.mu.Lock()
-	dial := c.dial
-	c.mu.Unlock()
-	seeStatus := "see '" + c.service.Status() + "'."
 	message := show.Escape(st.Message()) // it may quote a guest
 	switch {
-	case st.Code() == codes.Unavailable && dial != nil:
-		return c.explainDial(dial)
-	case st.Code() == codes.Unavailable && strings.Contains(message, context.DeadlineExceeded.Error()),
-		st.Code() == codes.DeadlineExceeded && c.conn.GetState() != connectivity.Ready:
-		return c.unserved("crust-proxy does not answer on "+c.socket, "It may hang: "+seeStatus)
-	case st.Code() == codes.Unavailable && hungUp(message):
-		return c.unserved(fmt.Sprintf("the daemon closed the connection on %s", c.socket), c.permission()+" Else crust-proxy may just be stopping: "+seeStatus)
 	case st.Code() == codes.Unavailable:
-		advice := "Try it again; where it stays so, " + seeStatus
-		if strings.HasPrefix(message, "volume ") { // the daemon is well
-			advice = "A sandbox has the volume while its pod runs; 'crustctl get VOLUME' shows what is known."
-		}
-		return command.Explain(errors.New(message), advice)
+		return c.explainUnavailable(message)
+	case st.Code() == codes.DeadlineExceeded && c.conn.GetState() != connectivity.Ready:
+		return c.unanswered()
 	case st.Code() == codes.PermissionDenied || st.Code() == codes.Unauthenticated:
 		return command.Explain(fmt.Errorf("the daemon refused: %s", message), c.permission())
 	case st.Code() == codes.DeadlineExceeded:
@@ -74,6 +61,25 @@ func (c *client) explain(err error) error {
 		return command.Explain(errors.New(message), "The daemon may be older than crustctl: see 'crustctl version'.")
 	}
 	return fmt.Errorf("%s (%s)", message, st.Code())
+}
+
+// explainUnavailable distinguishes a daemon that is away from one that cannot do the call now.
+func (c *client) explainUnavailable(message string) error {
+	c.mu.Lock()
+	dial := c.dial
+	c.mu.Unlock()
+	seeStatus := "see '" + c.service.Status() + "'."
+	switch {
+	case dial != nil:
+		return c.explainDial(dial)
+	case strings.HasPrefix(message, "volume "): // the daemon is well
+		return command.Explain(errors.New(message), "A sandbox has the volume while its pod runs; 'crustctl get VOLUME' shows what is known.")
+	case strings.Contains(message, context.DeadlineExceeded.Error()):
+		return c.unanswered()
+	case hungUp(message):
+		return c.unserved("the daemon closed the connection on "+c.socket, c.permission()+" Else crust-proxy may just be stopping: "+seeStatus)
+	}
+	return command.Explain(errors.New(message), "Try it again; where it stays so, "+seeStatus)
 }
 
 // unknownCall reports whether the daemon does not know the call. gRPC has the same code for a
@@ -102,15 +108,19 @@ func (c *client) explainDial(dial error) error {
 	case errors.Is(dial, syscall.ECONNREFUSED):
 		return c.notRunning("nobody listens on " + socket)
 	case errors.Is(dial, context.DeadlineExceeded):
-		return c.unserved("crust-proxy does not take the connection on "+socket, "It may hang: see '"+service.Status()+"'.")
+		return c.unanswered()
 	}
 	return fmt.Errorf("cannot connect to %s: %w", socket, dial)
 }
 
-const validate = "Run 'crust-proxy validate --config /etc/crust-proxy/config.yaml'"
+const validate = "Run 'crust-proxy validate --config " + usualConfig + "'"
 
 func (c *client) notRunning(what string) error {
 	return c.unserved("crust-proxy is not running: "+what, validate+". "+statusAndLogs(c.service))
+}
+
+func (c *client) unanswered() error {
+	return c.unserved("crust-proxy does not answer on "+c.socket, "It may hang: see '"+c.service.Status()+"'.")
 }
 
 // unserved is the error of a call that no daemon took, with what systemd knows of it.

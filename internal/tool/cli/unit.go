@@ -1,15 +1,12 @@
 package cli
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"time"
 
@@ -114,30 +111,18 @@ func (u unit) describe(ctx context.Context) string {
 		return text
 	}
 	log := u.ask(ctx, "journalctl", "_SYSTEMD_UNIT="+unitName, "--lines=50", "--output=cat", "--no-pager", "--quiet")
-	if last := lastError([]byte(log)); last != "" {
+	if last := lastError(log); last != "" {
 		text += "; its last error: " + sys.ClipTo(show.Escape(last), maxLastError)
 	}
 	return text
 }
 
-// lastWords match a problem of the configuration file, and the first line of a crash.
-var lastWords = sys.LazyRegexp(`^(/.*:\d+:\d+: |panic: |fatal error: )`)
+// lastWords match an error in the daemon's log, one of its configuration file, and the first line of a crash.
+var lastWords = sys.LazyRegexp(`(?m)^(crust-proxy: |/.*:\d+:\d+: |panic: |fatal error: |\{"level":"error").*$`)
 
-// lastError finds the last error in the daemon's log, or in what it wrote before it had one.
-func lastError(log []byte) string {
-	lines := bytes.Split(bytes.TrimSpace(log), []byte("\n"))
-	for _, line := range slices.Backward(lines) {
-		var entry struct{ Level, Msg, Error string }
-		if json.Unmarshal(line, &entry) == nil && entry.Level == "error" {
-			return strings.Trim(entry.Msg+": "+entry.Error, ": ")
-		}
-		text := string(line)
-		if said, ours := strings.CutPrefix(text, "crust-proxy: "); ours {
-			return said
-		}
-		if lastWords().MatchString(text) {
-			return text
-		}
+func lastError(log string) string {
+	if all := lastWords().FindAllString(log, -1); len(all) > 0 {
+		return all[len(all)-1]
 	}
 	return ""
 }

@@ -105,13 +105,13 @@ func TestConnectionThatIsNeverServed(t *testing.T) {
 
 func TestLastErrorOfALog(t *testing.T) {
 	for log, want := range map[string]string{
-		"": "", "\n{\"level\":\"warn\",\"msg\":\"x\"}\nnonsense": "",
-		"crust-proxy: no such file\n{\"level\":\"info\",\"msg\":\"x\"}":    "no such file",
-		"crust-proxy: older\n{\"level\":\"error\",\"msg\":\"newer\"}":      "newer",
-		"/etc/c.yaml:1:1: a: unknown key\n/etc/c.yaml:2:1: b: unknown key": "/etc/c.yaml:2:1: b: unknown key",
-		"panic: at the disco\n\ngoroutine 1 [running]:\n\tmain.go:1":       "panic: at the disco",
+		"": "", "\n{\"level\":\"warn\"}\nnonsense": "",
+		"crust-proxy: a\n{\"level\":\"info\"}":  "crust-proxy: a",
+		"crust-proxy: a\n{\"level\":\"error\"}": "{\"level\":\"error\"}",
+		"/c.yaml:1:1: a\n/c.yaml:2:1: b":        "/c.yaml:2:1: b",
+		"panic: a\n\ngoroutine 1:\n\tmain.go:1": "panic: a",
 	} {
-		if got := lastError([]byte(log)); got != want {
+		if got := lastError(log); got != want {
 			t.Errorf("%q: got %q, want %q", log, got, want)
 		}
 	}

@@ -64,7 +64,6 @@ var checks = []namedCheck{
 	{"cri-o", checkCRIO},
 	{"cluster", checkCluster},
 	{"csidriver-objects", checkCSIDrivers},
-	{"limits", checkLimits},
 }
 
 // withDaemon makes a check of what the daemon reported, which is skipped if it did not answer.
@@ -95,7 +94,7 @@ func settled(run func(Node, Daemon) []Finding) func(Node, Daemon) []Finding {
 }
 
 // before are the checks that need nothing of crust-proxy's.
-var before = []string{"kernel", "programs", "kata-config", "kubelet", "container-runtime", "cri-o", "limits"}
+var before = []string{"kernel", "programs", "kata-config", "kubelet", "container-runtime", "cri-o"}
 
 // Names lists the checks in the order in which they run.
 func Names() []string {

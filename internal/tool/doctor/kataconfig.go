@@ -7,11 +7,11 @@ import (
 	"fmt"
 	"maps"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 
 	"github.com/pelletier/go-toml/v2"
-	"github.com/pelletier/go-toml/v2/unstable"
 )
 
 // katasDefault is the file that Kata reads if containerd's ConfigPath names none.
@@ -277,58 +277,34 @@ func (n Node) effective(files []string, failed func(file string, err error)) map
 
 func key(table, key string) string { return table + "\x00" + key }
 
-// booleans finds every boolean of a TOML document, however it is written: below
-// a table's heading, with a dotted key, or in an inline table.
-func booleans(file string, data []byte) ([]setting, error) {
+// booleans finds every boolean of a TOML document, however it is written: below a table's heading, with a dotted key,
+// or in an inline table.
+func booleans(file string, data []byte) (found []setting, err error) {
 	var whole map[string]any
 	if err := toml.Unmarshal(data, &whole); err != nil {
-		return nil, err // the parser below is lenient: only this one knows the whole grammar
+		return nil, err
 	}
-	w := tomlWalk{file: file, data: data}
-	w.parser.Reset(data)
-	for w.parser.NextExpression() {
-		switch node := w.parser.Expression(); node.Kind {
-		case unstable.Table, unstable.ArrayTable:
-			w.table, _ = keyOf(node)
-		case unstable.KeyValue:
-			w.keyValue(w.table, node)
-		}
-	}
-	return w.found, w.parser.Error()
-}
-
-type tomlWalk struct {
-	file   string
-	data   []byte
-	parser unstable.Parser
-	table  []string
-	found  []setting
-}
-
-func (w *tomlWalk) keyValue(table []string, node *unstable.Node) {
-	key, at := keyOf(node)
-	full := append(append([]string{}, table...), key...)
-	switch value := node.Value(); value.Kind {
-	case unstable.Bool:
-		last := len(full) - 1
-		w.found = append(w.found, setting{
-			table: strings.Join(full[:last], "."), key: full[last],
-			value: string(value.Data) == "true", file: w.file, line: bytes.Count(w.data[:at], []byte("\n")) + 1,
-		})
-	case unstable.InlineTable:
-		for it := value.Children(); it.Next(); {
-			if it.Node().Kind == unstable.KeyValue {
-				w.keyValue(full, it.Node())
+	var walk func(table string, in map[string]any)
+	walk = func(table string, in map[string]any) {
+		for key, value := range in {
+			switch value := value.(type) {
+			case bool:
+				found = append(found, setting{table: table, key: key, value: value, file: file, line: lineOf(data, table, key, value)})
+			case map[string]any:
+				walk(strings.TrimPrefix(table+"."+key, "."), value)
 			}
 		}
 	}
+	walk("", whole)
+	return found, nil
 }
 
-// keyOf returns the parts of a key and the offset of its last part.
-func keyOf(node *unstable.Node) (parts []string, offset uint32) {
-	for it := node.Key(); it.Next(); {
-		parts = append(parts, string(it.Node().Data))
-		offset = it.Node().Raw.Offset
+// lineOf finds the line of a boolean: the first one after the heading of its table, if that has one.
+func lineOf(data []byte, table, key string, value bool) int {
+	from := max(0, bytes.Index(data, []byte("["+table+"]")))
+	line := regexp.MustCompile(fmt.Sprintf(`(?m)^[^#\n]*\b%s\s*=\s*%v`, regexp.QuoteMeta(key), value))
+	if at := line.FindIndex(data[from:]); at != nil {
+		from += at[1]
 	}
-	return parts, offset
+	return bytes.Count(data[:from], []byte("\n")) + 1
 }

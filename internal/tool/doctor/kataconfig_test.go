@@ -31,6 +31,7 @@ func TestBlockDevicesDisabled(t *testing.T) {
 			etcKata + "/config.d/99.toml": "hypervisor.qemu.disable_block_device_use = false\n"}, OK, "let block devices through", ""},
 		"a later drop-in wins": {map[string]string{etcKata + "/config.d/10.toml": "[hypervisor.qemu]\ndisable_block_device_use = false",
 			etcKata + "/config.d/20.toml": blocked}, Error, "20.toml:4", ""},
+		"another table first": {map[string]string{etcKata + "/configuration.toml": "[x]\ndisable_block_device_use = true\n" + blocked}, Error, "toml:6: [hypervisor.qemu]", ""},
 		"an inline table":     {map[string]string{usrKata + "/configuration-clh.toml": "hypervisor = { clh = { disable_block_device_use = true } }"}, Error, ":1: [hypervisor.clh]", ""},
 		"shadowed by /etc":    {map[string]string{usrKata + "/configuration.toml": blocked}, Warn, "else " + etcKata + "/configuration.toml is read", ""},
 		"a comment only":      {map[string]string{etcKata + "/configuration.toml": "[hypervisor.qemu]\n#disable_block_device_use = true\n"}, OK, "let block", ""},
@@ -119,22 +120,6 @@ func TestSymlinkedDefaultIsReportedOnce(t *testing.T) {
 	if len(got) != 1 || got[0].Severity != Error || !strings.Contains(got[0].Seen, "configuration-qemu.toml:4 (which "+optKata+"/configuration.toml leads to)") {
 		t.Errorf("got %+v", got)
 	}
-}
-
-func FuzzBooleans(f *testing.F) {
-	f.Add([]byte(blocked))
-	f.Add([]byte("a.b = { c = true, d = [ { e = false } ] }\n[[x]]\ny = true"))
-	f.Fuzz(func(t *testing.T, data []byte) {
-		found, err := booleans("f", data)
-		if err != nil {
-			return
-		}
-		for _, s := range found {
-			if s.line < 1 || s.line > strings.Count(string(data), "\n")+1 {
-				t.Errorf("line %d of %q", s.line, data)
-			}
-		}
-	})
 }
 
 func FuzzMountInfoFile(f *testing.F) {

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -134,14 +133,6 @@ func (v kataVolume) sandboxLives(id string) bool {
 	})
 }
 
-// misspelled maps wrong keys that were seen in practice to the right ones.
-var misspelled = map[string]string{
-	"volume_type": "volume-type", "volumeType": "volume-type", "VolumeType": "volume-type",
-	"fs_type": "fstype", "fsType": "fstype", "FsType": "fstype",
-	"mountOptions": "options", "mount_options": "options",
-	"Device": "device", "Options": "options", "Metadata": "metadata",
-}
-
 // checkInfo checks a mountInfo.json for mistakes that one of Kata's two runtimes accepts and the
 // other refuses.
 func (v kataVolume) checkInfo() []Finding {
@@ -168,11 +159,6 @@ func (v kataVolume) checkInfo() []Finding {
 
 func traps(keys map[string]json.RawMessage, target string) []string {
 	var found []string
-	for _, wrong := range slices.Sorted(maps.Keys(misspelled)) {
-		if _, there := keys[wrong]; there {
-			found = append(found, fmt.Sprintf("has the key %q, which must be %q", wrong, misspelled[wrong]))
-		}
-	}
 	for _, key := range []string{"volume-type", "device", "fstype"} {
 		found = append(found, stringTrap(keys, key, target)...)
 	}

@@ -78,27 +78,3 @@ func checkPrograms(_ context.Context, n Node, _ Daemon) []Finding {
 	}
 	return orOK(found, "the programs for filesystems are installed")
 }
-
-// spareMounts is how many mounts other programs on the node need.
-const spareMounts = 128
-
-// checkLimits checks the limit of mounts: a guard for each volume, and the binds of containers.
-func checkLimits(_ context.Context, n Node, _ Daemon) []Finding {
-	limit, err := n.readInt("/proc/sys/fs/mount-max")
-	if err != nil {
-		return []Finding{warning("", "the limit of mounts cannot be read: %v", err)}
-	}
-	table, err := n.table()
-	if err != nil {
-		return []Finding{noTable(err)}
-	}
-	count := int64(len(table))
-	do := "sysctl fs.mount-max=1000000, and put it in /etc/sysctl.d"
-	switch {
-	case count+spareMounts >= limit:
-		return []Finding{failure(do, "%d of at most %d mounts (fs.mount-max) are in use: the next publish fails", count, limit)}
-	case count > limit/2:
-		return []Finding{warning(do, "%d of at most %d mounts (fs.mount-max) are in use", count, limit)}
-	}
-	return []Finding{okay("%d of at most %d mounts are in use", count, limit)}
-}

@@ -20,7 +20,7 @@ import (
 func checkKubelet(_ context.Context, n Node, _ Daemon) []Finding {
 	info, err := os.Stat(n.at(n.KubeletRoot))
 	if err != nil || !info.IsDir() {
-		return []Finding{warning("where kubelet's --root-dir is another one, set it in crust-proxy's configuration and give crustctl doctor --kubelet-root",
+		return []Finding{warning("where kubelet's --root-dir is another one, set kubeletRoot in crust-proxy's configuration",
 			"the kubelet root %s is not a directory that can be seen", n.KubeletRoot)}
 	}
 	m, problem := n.mountOf(n.KubeletRoot)

@@ -8,7 +8,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -68,11 +67,7 @@ func (n *Node) Configure(c config.Config) {
 	kata := c.Handlers.Kata
 	n.RunDir, n.RuntimeSocket, n.KubeletRoot = c.RunDir, c.RuntimeSocket.Path, c.KubeletRoot
 	n.KataDir = kata.DirectVolumes
-	for _, dir := range []string{kata.GoSandboxes, kata.RustSandboxes} { // a sandbox may be of an earlier configuration
-		if !slices.Contains(n.SandboxDirs, dir) {
-			n.SandboxDirs = append(n.SandboxDirs, dir)
-		}
-	}
+	n.SandboxDirs = append(slices.Clone(n.SandboxDirs), kata.GoSandboxes, kata.RustSandboxes) // a sandbox may be of an earlier configuration
 	n.ContainerdSocket, n.CRISocket = c.Containerd.Socket, c.CRI.Socket
 	if c.Front.Enabled { // else nobody asks for pods
 		n.MarksDir, n.RulesByPod = c.Front.MarksDir, nil
@@ -120,14 +115,6 @@ func (n Node) read(path string) ([]byte, error) {
 		return nil, fmt.Errorf("%s is larger than %d bytes", path, maxFile)
 	}
 	return data, err
-}
-
-func (n Node) readInt(path string) (int64, error) {
-	data, err := n.read(path)
-	if err != nil {
-		return 0, err
-	}
-	return strconv.ParseInt(strings.TrimSpace(string(data)), 10, 64)
 }
 
 func (n Node) glob(patterns ...string) (paths []string) {

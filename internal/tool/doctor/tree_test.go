@@ -43,7 +43,6 @@ func newTree(t *testing.T) tree {
 	tr := tree{t: t, node: n}
 	tr.write("/proc/self/mountinfo", mountsOK)
 	tr.write("/proc/sys/kernel/osrelease", "6.12.1-cloud\n")
-	tr.write("/proc/sys/fs/mount-max", "100000\n")
 	for _, name := range []string{"blkid", "mkfs.ext4", "e2fsck", "resize2fs", "debugfs", "mkfs.xfs", "mkfs.btrfs"} {
 		tr.write("/usr/sbin/"+name, "")
 	}
