@@ -28,7 +28,7 @@ func TestOperatorSeesWhoHasADevice(t *testing.T) {
 	check.Code(t, err, codes.Aborted, who)
 	for _, forced := range []float64{0, 1} {
 		if forced > 0 {
-			out, err := d.Crustctl("release", req.GetVolumeTargetPath(), "--force").CombinedOutput()
+			out, err := d.Crustctl("release", req.GetVolumeTargetPath(), "--force", "--yes").CombinedOutput()
 			if err != nil || !strings.Contains(string(out), fmt.Sprint(vmm.Process.Pid)) {
 				t.Errorf("a forced release: %v\n%s", err, out)
 			}

@@ -164,9 +164,9 @@ func (s *AdminServer) ExpandVolume(
 	if err != nil {
 		return nil, err
 	}
-	size, err := s.Node.expand(ctx, found.Volume,
+	size, later, err := s.Node.expand(ctx, found.Volume,
 		volume.Range{Required: req.GetRequiredBytes(), Limit: req.GetLimitBytes()})
-	return &adminv1.ExpandVolumeResponse{CapacityBytes: size}, err
+	return &adminv1.ExpandVolumeResponse{CapacityBytes: size, Later: later}, err
 }
 
 // ListHandlers shows the handlers.
@@ -337,6 +337,7 @@ func (s *AdminServer) EndOrphans(ctx context.Context, req *adminv1.EndOrphansReq
 func (s *AdminServer) ReleaseVolume(
 	ctx context.Context, req *adminv1.ReleaseVolumeRequest,
 ) (*adminv1.ReleaseVolumeResponse, error) {
+	out := &adminv1.ReleaseVolumeResponse{}
 	found, err := s.find(ctx, req.GetVolume())
 	switch {
 	case err != nil:
@@ -346,14 +347,16 @@ func (s *AdminServer) ReleaseVolume(
 	case found.Refused, found.OffRecord:
 		err = volume.Errorf(volume.NotFound, "volume %s is not on record: there is nothing to release", found.Target)
 	default:
+		if binding, bound := s.Node.Sandboxes.Binding(found.Volume); bound && req.GetForce() {
+			out.HeldBy = "sandbox " + binding.Sandbox
+		}
 		_, err = s.Node.Broker.ReleaseKey(ctx, found.Key, req.GetForce())
 	}
 	if err != nil {
 		return nil, refusal.WithAdvice(err)
 	}
-	out := &adminv1.ReleaseVolumeResponse{}
 	if held, ok := s.Node.Broker.Users().OffRecord(found.Key); ok {
-		out.HeldBy = held.Held.Processes
+		out.HeldBy = strings.TrimPrefix(out.HeldBy+", "+held.Held.Processes, ", ")
 	}
 	if req.GetForce() {
 		s.Daemon.Forced(found.Volume, out.GetHeldBy())

@@ -176,15 +176,16 @@ func (n *Node) shownByTarget(path string) (deferral.Status, error) {
 	return found, err
 }
 
-func (n *Node) expand(ctx context.Context, v *volume.Volume, wish volume.Range) (int64, error) {
+func (n *Node) expand(ctx context.Context, v *volume.Volume, wish volume.Range) (size int64, later bool, err error) {
 	if v.ReadOnly {
-		return 0, volume.Errorf(volume.Invalid, "volume %s is read-only: its filesystem cannot grow", v.Target)
+		return 0, false, volume.Errorf(volume.Invalid, "volume %s is read-only: its filesystem cannot grow", v.Target)
 	}
-	size, err := n.Sandboxes.Expand(ctx, v, wish)
+	size, err = n.Sandboxes.Expand(ctx, v, wish)
 	if volume.KindOf(err) == volume.NoSandbox && err != nil && !v.Adopted && n.Broker.Abilities(v.Handler).GrowsAtMount {
-		return n.growLater(ctx, v, wish)
+		size, err = n.growLater(ctx, v, wish)
+		return size, err == nil, err
 	}
-	return size, err
+	return size, false, err
 }
 
 // growLater answers while no sandbox has the volume and the next one grows the filesystem

@@ -120,7 +120,7 @@ func (s *RuntimeServer) RuntimeExpandVolume(
 	if err != nil {
 		return nil, err
 	}
-	size, err := s.Node.expand(ctx, v, volume.Range{
+	size, _, err := s.Node.expand(ctx, v, volume.Range{
 		Required: req.GetCapacityRange().GetRequiredBytes(), Limit: req.GetCapacityRange().GetLimitBytes(),
 	})
 	return &runtimev1.RuntimeExpandVolumeResponse{CapacityBytes: size}, err

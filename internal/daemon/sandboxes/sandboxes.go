@@ -118,5 +118,9 @@ func (s *Sandboxes) Expand(ctx context.Context, v *volume.Volume, wish volume.Ra
 	if err != nil {
 		return 0, err
 	}
-	return s.Relay.Expand(ctx, handler, v, wish)
+	size, err := s.Relay.Expand(ctx, handler, v, wish)
+	if err == nil && v.GrowTo > 0 && size >= v.GrowTo {
+		_ = s.Broker.EndGrowth(v.Key, v.GrowTo) // otherwise the next stats do it
+	}
+	return size, err
 }

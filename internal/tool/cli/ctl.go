@@ -104,7 +104,7 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, 3 doctor found errors.`,
 		return nil
 	}
 	root.AddCommand(topCmd(env, d, out), listCmd(d, view), getCmd(d, view), statsCmd(d, view), expandCmd(d, out), freezeCmd(d, out), thawCmd(d, out),
-		releaseCmd(d, out), endCmd(d, out, env.Keys), watchCmd(d, view), handlersCmd(d, out), driversCmd(d, view), reconcileCmd(d, out), doctorCmd(env.Node, d, out),
+		releaseCmd(d, out, env.Keys), endCmd(d, out, env.Keys), watchCmd(d, view), handlersCmd(d, out), driversCmd(d, view), reconcileCmd(d, out), doctorCmd(env.Node, d, out),
 		versionCmd(d, out))
 	command.Prepare(root)
 	return root

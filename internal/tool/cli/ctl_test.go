@@ -139,6 +139,10 @@ func TestExpandSendsSizes(t *testing.T) {
 	if b.admin.expanded.RequiredBytes != 20<<30 || b.admin.expanded.LimitBytes != 3<<39 {
 		t.Errorf("sent %v", b.admin.expanded)
 	}
+	b.admin.later = true
+	if r := b.run("expand", "aa11bb"); !strings.Contains(r.out, "No sandbox has the volume: the next one grows") {
+		t.Errorf("got %+v", r)
+	}
 }
 
 func TestFreezeSendsATime(t *testing.T) {
@@ -163,8 +167,12 @@ func TestReleaseForcesOnlyWhenTold(t *testing.T) {
 	if r.code != command.ExitOK || r.out != "The volume is released.\n" || b.admin.released.GetVolume() != "aa11bb" || b.admin.released.GetForce() {
 		t.Errorf("%+v, sent %v", r, b.admin.released)
 	}
-	b.admin.heldBy = `process 4711 ("qemu")`
-	r = b.run("release", "aa11bb", "--force")
+	b.admin.heldBy, b.admin.released = `process 4711 ("qemu")`, nil
+	r = b.run("release", "aa11bb", "--force") // there is no terminal to ask at
+	if r.code != command.ExitUsage || !strings.Contains(r.err, "sandbox 5a5a") || b.admin.released != nil {
+		t.Errorf("%+v, sent %v", r, b.admin.released)
+	}
+	r = b.run("release", "aa11bb", "--force", "--yes")
 	if r.code != command.ExitOK || !strings.Contains(r.out, "4711") || !b.admin.released.GetForce() {
 		t.Errorf("%+v, sent %v", r, b.admin.released)
 	}

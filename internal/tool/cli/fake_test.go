@@ -78,6 +78,7 @@ type fakeAdmin struct {
 	released *adminv1.ReleaseVolumeRequest
 	ended    []int32
 	heldBy   string
+	later    bool
 	watched  *adminv1.WatchVolumesRequest
 	// endWatch ends a watch after its events, as a daemon that stops does.
 	endWatch bool
@@ -161,7 +162,7 @@ func (f *fakeAdmin) ThawVolume(ctx context.Context, _ *adminv1.ThawVolumeRequest
 
 func (f *fakeAdmin) ExpandVolume(ctx context.Context, req *adminv1.ExpandVolumeRequest) (*adminv1.ExpandVolumeResponse, error) {
 	f.expanded = req
-	return &adminv1.ExpandVolumeResponse{CapacityBytes: 20 << 30}, f.check(ctx)
+	return &adminv1.ExpandVolumeResponse{CapacityBytes: 20 << 30, Later: f.later}, f.check(ctx)
 }
 
 func (f *fakeAdmin) ListHandlers(ctx context.Context, _ *adminv1.ListHandlersRequest) (*adminv1.ListHandlersResponse, error) {

@@ -34,6 +34,9 @@ device must have been grown before: crustctl does not grow devices. --size and
 			}
 			return run(cmd, d, out, adminv1.AdminClient.ExpandVolume, req, func(got *adminv1.ExpandVolumeResponse) error {
 				n := got.GetCapacityBytes()
+				if got.GetLater() {
+					return out.Line(fmt.Sprintf("No sandbox has the volume: the next one grows the filesystem to %s (%d bytes) when it mounts it.", show.Size(n), n))
+				}
 				return out.Line(fmt.Sprintf("The filesystem has %s now (%d bytes).", show.Size(n), n))
 			})
 		},
@@ -97,20 +100,31 @@ up to now: then what was copied meanwhile may be of different times.`,
 	}
 }
 
-func releaseCmd(d *daemon, out *printer.Printer) *cobra.Command {
+func releaseCmd(d *daemon, out *printer.Printer, keys *os.File) *cobra.Command {
+	var yes bool
 	req := &adminv1.ReleaseVolumeRequest{}
 	cmd := &cobra.Command{
 		Use: "release VOLUME", Short: "Take a volume back, as unpublishing it would",
 		Long: `Take a volume back, as unpublishing it would: its device is free afterwards. It is
 refused while a sandbox or a process has the device: end the VM, and repeat.
 
---force asks nobody. A VM that has the device goes on writing to it, beside the pod
-or node that gets the device next, and destroys the filesystem. Use it only where
-you know that nobody writes: nothing else can tell.`,
+--force asks no sandbox. A VM that has the device goes on writing to it, beside the
+pod or node that gets the device next, and destroys the filesystem. Use it only where
+you know that nobody writes: nothing else can tell. crustctl shows who has the volume,
+as far as that is known, then asks for confirmation.`,
 		Example: "  crustctl release 3f1c9a0b52de",
 		Args:    command.Arguments("VOLUME"), ValidArgsFunction: completeVolume(d),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			req.Volume = args[0]
+			if req.GetForce() {
+				found, err := ask(cmd.Context(), d, adminv1.AdminClient.GetVolume, &adminv1.GetVolumeRequest{Volume: args[0]})
+				if err == nil {
+					err = confirm(cmd, keys, yes, describeUsers(found.GetVolume()), "Release it? Whoever writes to it then destroys the filesystem", "nothing was released")
+				}
+				if err != nil {
+					return err
+				}
+			}
 			return run(cmd, d, out, adminv1.AdminClient.ReleaseVolume, req, func(got *adminv1.ReleaseVolumeResponse) error {
 				if got.GetHeldBy() != "" {
 					return out.Line("The volume is released. Its device is still open in " + got.GetHeldBy() + ": end that before the device is used again.")
@@ -120,7 +134,25 @@ you know that nobody writes: nothing else can tell.`,
 		},
 	}
 	cmd.Flags().BoolVar(&req.Force, "force", false, "give the device up although somebody may write to it: destroys data if so")
+	cmd.Flags().BoolVar(&yes, "yes", false, "do not ask before --force")
 	return cmd
+}
+
+// describeUsers says who has a volume, as far as the daemon knows.
+func describeUsers(v *adminv1.Volume) string {
+	text := "volume " + show.Escape(v.GetTargetPath()) + ", device " + show.Escape(v.GetDevice())
+	if v.GetPodName() != "" {
+		text += ", of pod " + show.Escape(v.GetPodNamespace()+"/"+v.GetPodName())
+	}
+	switch {
+	case v.GetSandbox() != nil:
+		text += ": sandbox " + show.Escape(v.GetSandbox().GetId()) + " has it"
+	case v.GetHeldBy() != "":
+		text += ": it is open in " + show.Escape(v.GetHeldBy())
+	default:
+		text += ": no sandbox is known to have it"
+	}
+	return text + ".\n"
 }
 
 func endCmd(d *daemon, out *printer.Printer, keys *os.File) *cobra.Command {
@@ -142,7 +174,7 @@ process that is not known to be an orphan.`,
 			for _, one := range found.GetOrphans() {
 				req.Pids = append(req.Pids, one.GetPid())
 			}
-			if err := confirm(cmd, keys, yes, describeOrphans(found, time.Now())); err != nil {
+			if err := confirm(cmd, keys, yes, describeOrphans(found, time.Now()), "End it? The VM stops at once", "nothing was ended"); err != nil {
 				return err
 			}
 			return run(cmd, d, out, adminv1.AdminClient.EndOrphans, req, func(got *adminv1.EndOrphansResponse) error {
@@ -166,19 +198,19 @@ func describeOrphans(found *adminv1.EndOrphansResponse, now time.Time) string {
 	return text.String()
 }
 
-// confirm shows what would be ended. It fails unless --yes is set or the user confirms at a terminal.
-func confirm(cmd *cobra.Command, keys *os.File, yes bool, what string) error {
+// confirm shows what is concerned. It fails unless --yes is set or the user confirms at a terminal.
+func confirm(cmd *cobra.Command, keys *os.File, yes bool, what, question, refused string) error {
 	if _, err := fmt.Fprint(cmd.ErrOrStderr(), what); err != nil || yes {
 		return err
 	}
 	if keys == nil {
-		return command.WrongUsage(cmd, errors.New("there is no terminal to ask: repeat with --yes to end it"))
+		return command.WrongUsage(cmd, errors.New("there is no terminal to ask: repeat with --yes to do it"))
 	}
-	if _, err := fmt.Fprint(cmd.ErrOrStderr(), "End it? The VM stops at once [y/N] "); err != nil {
+	if _, err := fmt.Fprint(cmd.ErrOrStderr(), question+" [y/N] "); err != nil {
 		return err
 	}
 	if line, _ := bufio.NewReader(keys).ReadString('\n'); strings.TrimSpace(strings.ToLower(line)) != "y" {
-		return errors.New("nothing was ended")
+		return errors.New(refused)
 	}
 	return nil
 }

@@ -221,14 +221,14 @@ func buildGuard(key volume.Key, notice string) (int, error) {
 
 // fillGuard writes the notice over the only page and makes it immutable: root in
 // a container with the default capabilities can neither remove nor truncate it,
-// so the page never comes free.
+// so the page never comes free. The zeros that fill it are nothing on a terminal.
 func fillGuard(mount, page int, text string) error {
 	fd, err := unix.Openat(mount, guardNotice, unix.O_CREAT|unix.O_EXCL|unix.O_WRONLY|unix.O_CLOEXEC, 0o444)
 	if err != nil {
 		return fmt.Errorf("make notice: %w", err)
 	}
 	defer sys.CloseFD(fd)
-	if err := sys.WriteAll(fd, append([]byte(text), bytes.Repeat([]byte("\n"), page-len(text))...)); err != nil {
+	if err := sys.WriteAll(fd, append([]byte(text), make([]byte, page-len(text))...)); err != nil {
 		return fmt.Errorf("write notice: %w", err)
 	}
 	if err := unix.IoctlSetPointerInt(fd, unix.FS_IOC_SETFLAGS, fsImmutable); err != nil {

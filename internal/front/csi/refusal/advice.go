@@ -43,5 +43,5 @@ func GrowsWhen(v *volume.Volume) string {
 		}
 		return "it grows when " + next
 	}
-	return "it keeps its size until a pod without " + v.Handler + " has mounted it once"
+	return "no sandbox of " + v.Handler + " grows it: with thenOnHost: allow in the policy's rule, it grows once a pod without sandbox mounts it"
 }

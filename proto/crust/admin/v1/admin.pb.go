@@ -1521,6 +1521,9 @@ type ExpandVolumeResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// capacity_bytes is the size after the call.
 	CapacityBytes int64 `protobuf:"varint,1,opt,name=capacity_bytes,json=capacityBytes,proto3" json:"capacity_bytes,omitempty"`
+	// later is set if no sandbox has the volume: the next one grows the filesystem to
+	// capacity_bytes when it mounts it.
+	Later         bool `protobuf:"varint,2,opt,name=later,proto3" json:"later,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1560,6 +1563,13 @@ func (x *ExpandVolumeResponse) GetCapacityBytes() int64 {
 		return x.CapacityBytes
 	}
 	return 0
+}
+
+func (x *ExpandVolumeResponse) GetLater() bool {
+	if x != nil {
+		return x.Later
+	}
+	return false
 }
 
 // FreezeVolumeRequest names a volume and a time.
@@ -2728,9 +2738,10 @@ const file_crust_admin_v1_admin_proto_rawDesc = "" +
 	"\x06volume\x18\x01 \x01(\tR\x06volume\x12%\n" +
 	"\x0erequired_bytes\x18\x02 \x01(\x03R\rrequiredBytes\x12\x1f\n" +
 	"\vlimit_bytes\x18\x03 \x01(\x03R\n" +
-	"limitBytes\"=\n" +
+	"limitBytes\"S\n" +
 	"\x14ExpandVolumeResponse\x12%\n" +
-	"\x0ecapacity_bytes\x18\x01 \x01(\x03R\rcapacityBytes\"b\n" +
+	"\x0ecapacity_bytes\x18\x01 \x01(\x03R\rcapacityBytes\x12\x14\n" +
+	"\x05later\x18\x02 \x01(\bR\x05later\"b\n" +
 	"\x13FreezeVolumeRequest\x12\x16\n" +
 	"\x06volume\x18\x01 \x01(\tR\x06volume\x123\n" +
 	"\atimeout\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\atimeout\"\x16\n" +
