@@ -83,7 +83,8 @@ func serve(ctx context.Context, flags *config.Flags, _, stderr io.Writer) error 
 	set := &settings{flags: flags, log: log, watcher: config.Watch(flags.File), hangups: hangups}
 	cfg, err := set.load()
 	if err != nil {
-		return err
+		set.logBad("crust-proxy cannot start: the configuration is bad", err)
+		return errLogged
 	}
 	passed, err := systemd.Inherit("runtime", "admin")
 	if err != nil {

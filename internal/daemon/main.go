@@ -84,7 +84,7 @@ func failed(stderr io.Writer, err error) int {
 	}
 	if _, bad := errors.AsType[*config.FileError](err); bad {
 		_, _ = fmt.Fprintln(stderr, err) // each line begins with file:line:column:, as editors expect it
-	} else {
+	} else if !errors.Is(err, errLogged) {
 		_, _ = fmt.Fprintln(stderr, "crust-proxy:", err)
 	}
 	if errors.Is(err, errUsage) {
@@ -93,7 +93,10 @@ func failed(stderr io.Writer, err error) int {
 	return exitError
 }
 
-var errUsage = errors.New("see crust-proxy --help")
+var (
+	errUsage  = errors.New("see crust-proxy --help")
+	errLogged = errors.New("the log says what is wrong")
+)
 
 type commandFunc func(ctx context.Context, flags *config.Flags, stdout, stderr io.Writer) error
 

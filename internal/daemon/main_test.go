@@ -90,7 +90,13 @@ func TestValidateRefusesWhatAStartRefuses(t *testing.T) {
 	if code, said := askMain(t, "validate", "-q", "--config", file); code != exitError || said != want {
 		t.Errorf("exit code %d, %q", code, said)
 	}
-	code, said := askMain(t, "validate", "-q", "--run-dir", stateWith(t, "lvm/p1"))
+	code, said := askMain(t, "--config", file) // in the format of the log
+	for line := range strings.Lines(said) {
+		if code != exitError || !strings.Contains(line, `"level":"error"`) || !strings.Contains(line, `"file":"`+file+`","line":`) {
+			t.Errorf("a start: exit code %d, %q", code, said)
+		}
+	}
+	code, said = askMain(t, "validate", "-q", "--run-dir", stateWith(t, "lvm/p1"))
 	if code != exitError || !strings.Contains(said, "front.enabled: false cannot be put in force: 1 deferred volume(s)") {
 		t.Errorf("a front with volumes is left: exit code %d, %q", code, said)
 	}

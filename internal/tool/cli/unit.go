@@ -117,8 +117,8 @@ func (u unit) describe(ctx context.Context) string {
 	return text
 }
 
-// lastWords match an error in the daemon's log, one of its configuration file, and the first line of a crash.
-var lastWords = sys.LazyRegexp(`(?m)^(crust-proxy: |/.*:\d+:\d+: |panic: |fatal error: |\{"level":"error").*$`)
+// lastWords match an error in the daemon's log, and the first line of a crash.
+var lastWords = sys.LazyRegexp(`(?m)^(crust-proxy: |panic: |fatal error: |\{"level":"error").*$`)
 
 func lastError(log string) string {
 	if all := lastWords().FindAllString(log, -1); len(all) > 0 {

@@ -108,7 +108,6 @@ func TestLastErrorOfALog(t *testing.T) {
 		"": "", "\n{\"level\":\"warn\"}\nnonsense": "",
 		"crust-proxy: a\n{\"level\":\"info\"}":  "crust-proxy: a",
 		"crust-proxy: a\n{\"level\":\"error\"}": "{\"level\":\"error\"}",
-		"/c.yaml:1:1: a\n/c.yaml:2:1: b":        "/c.yaml:2:1: b",
 		"panic: a\n\ngoroutine 1:\n\tmain.go:1": "panic: a",
 	} {
 		if got := lastError(log); got != want {
