@@ -84,15 +84,11 @@ func (s *settings) fallBack(cause error) (config.Config, error) {
 	if s.settled || s.file().bad != nil || s.flags.File == "" || s.flags.Accepted == "" {
 		return config.Config{}, cause
 	}
-	info, err := os.Stat(s.flags.Accepted)
-	if errors.Is(err, os.ErrNotExist) {
-		return config.Config{}, cause
-	}
 	other := *s.flags
 	other.File = s.flags.Accepted
-	var cfg config.Config
-	if err == nil {
-		cfg, err = other.Load()
+	cfg, err := other.Load()
+	if errors.Is(err, os.ErrNotExist) {
+		return config.Config{}, cause
 	}
 	if err != nil {
 		s.log.Error("the configuration that was accepted last cannot be used either", zap.Error(err))
@@ -104,7 +100,10 @@ func (s *settings) fallBack(cause error) (config.Config, error) {
 		}
 		s.failed, s.failedFor = s.flags.Raw, cause
 	}
-	now := fileState{raw: s.flags.Raw, bad: cause, badSince: changedAfter(s.flags.File, info.ModTime()), accepted: info.ModTime()}
+	now := fileState{raw: s.flags.Raw, bad: cause, badSince: changedAt(s.flags.File), accepted: changedAt(s.flags.Accepted)}
+	if now.badSince.Before(now.accepted) { // by a newer program, the same file was good for the older one
+		now.badSince = now.accepted
+	}
 	s.state.Store(&now)
 	s.logBad("the configuration file is bad", cause)
 	s.log.Error("crust-proxy starts with the configuration that was accepted last", zap.Time("bad_since", now.badSince), zap.Time("accepted", now.accepted))
@@ -120,17 +119,13 @@ func (s *settings) logBad(message string, bad error) {
 	s.log.Error(message, zap.Error(bad))
 }
 
-// changedAfter returns when a bad file was changed last: not before it was good, and now if that
-// is not known.
-func changedAfter(file string, good time.Time) time.Time {
+// changedAt returns when a file was changed last, and now if that is not known.
+func changedAt(file string) time.Time {
 	var st unix.Stat_t
 	if err := unix.Stat(file, &st); err != nil {
 		return time.Now()
 	}
-	if changed := time.Unix(st.Ctim.Unix()); changed.After(good) && changed.Before(time.Now()) {
-		return changed
-	}
-	return good
+	return time.Unix(st.Ctim.Unix())
 }
 
 // keep copies the file to where a start with a bad file finds it. Only what is entirely in force is
@@ -165,8 +160,8 @@ func (s *settings) findings() []string {
 		out = append(out, fmt.Sprintf("the configuration file was changed, and until crust-proxy is restarted the old values stay in force of: %s",
 			strings.Join(now.needRestart, ", ")))
 	case now.notKept != nil:
-		out = append(out, fmt.Sprintf("with a bad configuration file crust-proxy could not start, because the configuration in force cannot be "+
-			"kept in %s: %v: correct that, and reload", s.flags.Accepted, now.notKept))
+		out = append(out, fmt.Sprintf("the configuration in force cannot be kept in %s, and a start with a bad file fails, or uses an older one: %v: "+
+			"correct that, and reload", s.flags.Accepted, now.notKept))
 	}
 	for _, line := range s.get().Warnings() {
 		out = append(out, "the configuration is allowed, and rarely meant: "+line)
@@ -200,8 +195,10 @@ func (s *settings) reload() {
 		return
 	}
 	if old.bad == nil && bytes.Equal(s.flags.Raw, old.raw) { // SIGHUP after the watcher, or the reverse
-		s.keep() // perhaps it could not be kept before
 		s.log.Debug("the configuration file is unchanged")
+		if old.notKept != nil {
+			s.keep()
+		}
 		return
 	}
 	applied, needRestart := config.Reloadable(*s.get(), next)

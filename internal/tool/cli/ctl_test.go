@@ -267,6 +267,14 @@ func TestExitCodesAndErrors(t *testing.T) {
 	}
 }
 
+func TestVersionSaysThatMetricsAreNotServed(t *testing.T) {
+	b := newBench(t).serve()
+	b.admin.httpProblem = "the address 192.0.2.1:9814 cannot be used"
+	if r := b.run("version"); !strings.Contains(r.out, b.admin.httpProblem) {
+		t.Errorf("%+v", r)
+	}
+}
+
 func serve(b *bench) { b.serve() }
 
 func failing(code codes.Code, text string) func(*bench) {

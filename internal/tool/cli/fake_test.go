@@ -81,7 +81,8 @@ type fakeAdmin struct {
 	later    bool
 	watched  *adminv1.WatchVolumesRequest
 	// endWatch ends a watch after its events, as a daemon that stops does.
-	endWatch bool
+	endWatch    bool
+	httpProblem string
 }
 
 func (f *fakeAdmin) check(ctx context.Context) error {
@@ -94,7 +95,7 @@ func (f *fakeAdmin) check(ctx context.Context) error {
 
 func (f *fakeAdmin) GetNode(ctx context.Context, _ *adminv1.GetNodeRequest) (*adminv1.GetNodeResponse, error) {
 	f.asked++
-	return &adminv1.GetNodeResponse{Version: "v1.2.3", Findings: f.findings, Config: f.config, StartedAt: f.started}, f.check(ctx)
+	return &adminv1.GetNodeResponse{Version: "v1.2.3", Findings: f.findings, Config: f.config, StartedAt: f.started, HttpProblem: f.httpProblem}, f.check(ctx)
 }
 
 func (f *fakeAdmin) ListVolumes(ctx context.Context, req *adminv1.ListVolumesRequest) (*adminv1.ListVolumesResponse, error) {
