@@ -342,7 +342,7 @@ func run(t *testing.T, program string, args ...string) {
 // hanging has looks at a file hang until the returned function is called.
 func hanging(s *Scanner, f File) (release func()) {
 	wait := make(chan struct{})
-	s.hangTime = 80 * time.Millisecond
+	s.hangTime = 500 * time.Millisecond
 	s.statx = func(dir, fd, mask int, st *unix.Statx_t) error {
 		err := statx(dir, fd, mask, st)
 		if err == nil && f == (File{Major: st.Dev_major, Minor: st.Dev_minor, Inode: st.Ino}) && !f.Block ||
