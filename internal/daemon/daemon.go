@@ -24,7 +24,6 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/front/pods"
 	"github.com/crust-proxy/crust-proxy/internal/front/registry"
 	"github.com/crust-proxy/crust-proxy/internal/ground/openers"
-	"github.com/crust-proxy/crust-proxy/internal/ground/pace"
 	"github.com/crust-proxy/crust-proxy/internal/ground/peercred"
 	"github.com/crust-proxy/crust-proxy/internal/ground/run"
 	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
@@ -304,7 +303,6 @@ func (d *daemon) serveUntilDone(ctx context.Context, servers *servers) error {
 	if d.cluster != nil {
 		group.Go("cluster", d.cluster.Run)
 	}
-	pace.LimitProcs()
 	servers.start(group, d)
 	d.ready.Store(true)
 	if err := d.notify.Ready(); err != nil {

@@ -23,6 +23,16 @@ import (
 	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
+// idleHandler has no volume in a sandbox, and none of other programs.
+type idleHandler struct{ runtime.Handler }
+
+func (idleHandler) Name() string                                              { return "kata" }
+func (idleHandler) Adopted() []*volume.Volume                                 { return nil }
+func (idleHandler) Health(context.Context) error                              { return nil }
+func (idleHandler) Binding(*volume.Volume) (binding runtime.Binding, is bool) { return }
+
+func (idleHandler) Orphans(func(volume.Key) bool) ([]*volume.Volume, error) { return nil, nil }
+
 // TestLacksGroup: what is not known of the root directory counts as not writable. What is known is
 // tested by TestWritableFor.
 func TestLacksGroup(t *testing.T) {

@@ -15,7 +15,6 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/front/csi/staging"
 	"github.com/crust-proxy/crust-proxy/internal/front/pods"
 	"github.com/crust-proxy/crust-proxy/internal/ground/openers"
-	"github.com/crust-proxy/crust-proxy/internal/ground/pace"
 	"github.com/crust-proxy/crust-proxy/internal/ground/systemd"
 	"github.com/crust-proxy/crust-proxy/internal/ground/telemetry"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
@@ -102,9 +101,7 @@ func (v *volumes) measure(ctx context.Context, into *telemetry.NodeState) {
 // as livingOf does. Records that cannot be read count as one such device.
 func (v *volumes) stagedOnly(all []deferral.Status) []telemetry.VolumeCount {
 	published := make(map[staging.VolumeID]bool)
-	var loop pace.Loop
 	for _, status := range all {
-		loop.Step()
 		if status.Origin != nil {
 			published[staging.VolumeID{Driver: status.Driver, ID: status.Origin.VolumeID}] = true
 		}
@@ -125,9 +122,7 @@ func (v *volumes) stagedOnly(all []deferral.Status) []telemetry.VolumeCount {
 // state returns false are left out.
 func count(all []deferral.Status, state func(deferral.Status) (string, bool)) []telemetry.VolumeCount {
 	counts := make(map[telemetry.VolumeCount]int)
-	var loop pace.Loop
 	for _, status := range all {
-		loop.Step()
 		if name, ok := state(status); ok {
 			counts[telemetry.VolumeCount{State: name, Driver: status.Driver, Handler: status.Handler}]++
 		}
@@ -199,9 +194,7 @@ func (f *driverFront) findings() []string {
 		here[one.Name] = true
 	}
 	away := make(map[string][]string) // volumes that kubelet cannot unpublish
-	var loop pace.Loop
 	for _, status := range f.volumes() {
-		loop.Step()
 		if status.Origin != nil && !here[status.Driver] {
 			away[status.Driver] = append(away[status.Driver], describe(status.Volume))
 		}
@@ -261,9 +254,7 @@ func (h *hostMounts) scan(ctx context.Context) ([]string, error) {
 		return nil, err
 	}
 	var out []string
-	var loop pace.Loop
 	for _, v := range volumes {
-		loop.Step()
 		if at := points[v.Key]; len(at) > 0 {
 			out = append(out, fmt.Sprintf("volume %s: its device %s is mounted on the host at %s: unmount it",
 				v.Target, v.Device.Path, strings.Join(at, ", ")))

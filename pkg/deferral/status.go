@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/crust-proxy/crust-proxy/internal/ground/openers"
-	"github.com/crust-proxy/crust-proxy/internal/ground/pace"
 	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral/claim"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
@@ -98,12 +97,10 @@ func (b *Broker) OfOrigin(driver, volumeID string) []Status {
 // known.
 func (b *Broker) Lost() []Status { return b.statuses(b.table.allLost()) }
 
-// SortByTarget orders volumes by their targets, and yields the processor now and then. Other
-// programs may name one target for several volumes: these follow by their keys.
+// SortByTarget orders volumes by their targets. Other programs may name one target for several
+// volumes: these follow by their keys.
 func SortByTarget(all []Status) {
-	var loop pace.Loop
 	slices.SortFunc(all, func(x, y Status) int {
-		loop.Step()
 		return cmp.Or(strings.Compare(x.Target, y.Target), strings.Compare(string(x.Key), string(y.Key)))
 	})
 }

@@ -12,7 +12,6 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"github.com/crust-proxy/crust-proxy/internal/ground/pace"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral/claim"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
@@ -164,9 +163,9 @@ const (
 	mostWorkers = 16
 )
 
-// each runs f for every volume, with one worker per processor of Go's scheduler: that leaves
-// a second processor of the machine to calls once the daemon runs. When a volume takes long,
-// because its disk or its runtime hangs, each starts a further worker for the others.
+// each runs f for every volume, with one worker less than there are processors, so that one is left
+// to calls. When a volume takes long, because its disk or its runtime hangs, each starts a further
+// worker for the others.
 func (t *table) each(ctx context.Context, f func(context.Context, *entry)) error {
 	all := t.all()
 	group, ctx := errgroup.WithContext(ctx)
@@ -174,9 +173,7 @@ func (t *table) each(ctx context.Context, f func(context.Context, *entry)) error
 	var next atomic.Int64
 	var work func() error
 	work = func() error {
-		var loop pace.Loop
 		for n := next.Add(1); n <= int64(len(all)) && ctx.Err() == nil; n = next.Add(1) {
-			loop.Step()
 			started := make(chan struct{})
 			another := time.AfterFunc(slow, func() {
 				group.TryGo(work)
@@ -189,7 +186,7 @@ func (t *table) each(ctx context.Context, f func(context.Context, *entry)) error
 		}
 		return ctx.Err()
 	}
-	for range runtime.GOMAXPROCS(0) {
+	for range max(1, runtime.GOMAXPROCS(0)-1) {
 		group.TryGo(work)
 	}
 	return group.Wait()

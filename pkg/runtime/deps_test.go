@@ -12,7 +12,7 @@ func TestAuthorsImportNoBroker(t *testing.T) {
 	const module = "github.com/crust-proxy/crust-proxy/"
 	allowed := map[string]bool{
 		"pkg/volume": true, "pkg/volume/mountopt": true, "pkg/runtime/abi": true, "pkg/runtime/oci": true,
-		"internal/ground/sys": true, "internal/ground/pace": true, // of the standard library and golang.org/x/sys alone
+		"internal/ground/sys": true, // of the standard library and golang.org/x/sys alone
 	}
 	for _, name := range []string{"abi", "oci"} {
 		out, err := exec.CommandContext(t.Context(), "go", "list", "-deps", "./"+name).Output()

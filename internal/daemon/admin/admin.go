@@ -12,7 +12,6 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/crust-proxy/crust-proxy/internal/front/csi/refusal"
-	"github.com/crust-proxy/crust-proxy/internal/ground/pace"
 	"github.com/crust-proxy/crust-proxy/internal/ground/rpccode"
 	"github.com/crust-proxy/crust-proxy/internal/ground/telemetry"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
@@ -59,9 +58,7 @@ func Statuses(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handle grpc
 func (s *AdminServer) GetNode(ctx context.Context, _ *adminv1.GetNodeRequest) (*adminv1.GetNodeResponse, error) {
 	out := s.Daemon.Describe(ctx)
 	out.VolumesByState = make(map[string]int64)
-	var loop pace.Loop
 	for _, status := range s.Node.AllShown() {
-		loop.Step()
 		out.VolumesByState[s.Node.StateOf(status)]++
 	}
 	return out, nil
@@ -80,10 +77,8 @@ func (s *AdminServer) ListVolumes(_ context.Context, req *adminv1.ListVolumesReq
 	}
 	size := min(cmp.Or(int(req.GetPageSize()), defaultPage), maxPage)
 	out := &adminv1.ListVolumesResponse{}
-	var loop pace.Loop
 	last := ""
 	for _, status := range s.Node.Shown() {
-		loop.Step()
 		if position(&status) <= req.GetPageToken() || !s.selects(req, status) {
 			continue
 		}
@@ -177,7 +172,6 @@ func (s *AdminServer) ListHandlers(
 	defer cancel()
 	out := &adminv1.ListHandlersResponse{}
 	all := s.Node.All()
-	var loop pace.Loop
 	for _, handler := range s.Node.Sandboxes.Handlers {
 		name := handler.Name()
 		shown := &adminv1.Handler{Name: name, Healthy: true}
@@ -185,7 +179,6 @@ func (s *AdminServer) ListHandlers(
 			shown.Healthy, shown.Problem = false, err.Error()
 		}
 		for _, status := range all {
-			loop.Step()
 			if status.Handler != name {
 				continue
 			}
@@ -243,9 +236,7 @@ func (s *AdminServer) WatchVolumes(
 	}
 	defer unsubscribe()
 	watch := &watch{server: s, req: req, stream: stream, sent: make(map[volume.Key]string)}
-	var loop pace.Loop
 	for _, status := range s.Node.Shown() {
-		loop.Step()
 		if err := watch.show(status); err != nil {
 			return err
 		}

@@ -8,7 +8,6 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/internal/daemon/sandboxes"
 	"github.com/crust-proxy/crust-proxy/internal/front/csi/refusal"
-	"github.com/crust-proxy/crust-proxy/internal/ground/pace"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
@@ -68,9 +67,7 @@ func (n *Node) byReference(ref string) (deferral.Status, error) {
 			"%.80q names no volume: give a target path, an id, or the first 6 digits or more of one", ref)
 	}
 	var found []deferral.Status
-	var loop pace.Loop
 	for _, status := range n.AllShown() {
-		loop.Step()
 		if strings.HasPrefix(string(status.Key), ref) {
 			found = append(found, status)
 		}

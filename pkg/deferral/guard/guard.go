@@ -16,7 +16,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crust-proxy/crust-proxy/internal/ground/failpoint"
-	"github.com/crust-proxy/crust-proxy/internal/ground/pace"
 	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
@@ -309,9 +308,7 @@ func (r *Root) Points(ctx context.Context) (map[volume.Key]string, error) {
 		return nil, err
 	}
 	points := make(map[volume.Key]string)
-	var loop pace.Loop
 	for _, m := range mounts {
-		loop.Step()
 		key, ok := strings.CutPrefix(m.Source, guardPrefix)
 		if _, inside := sys.Below(resolved, m.Mountpoint); ok && inside && volume.Key(key) == volume.KeyOf(m.Mountpoint) {
 			points[volume.Key(key)] = path.Clean(m.Mountpoint)

@@ -12,7 +12,6 @@ import (
 
 	"go.uber.org/zap"
 
-	"github.com/crust-proxy/crust-proxy/internal/ground/pace"
 	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/guest"
@@ -111,9 +110,7 @@ func (s *Store) Orphans(known func(volume.Key) bool) ([]*volume.Volume, error) {
 		return nil, err
 	}
 	var orphans []*volume.Volume
-	var loop pace.Loop
 	for _, name := range names {
-		loop.Step()
 		if key, ok := s.format.KeyOf(name); !ok || known(key) {
 			continue
 		}
