@@ -93,6 +93,7 @@ func TestBadFilesAreRefusedByKey(t *testing.T) {
 		"http: {listen: \"300.0.0.1:9814\"}":                                                     "http.listen",
 		"tracing: {endpoint: \"collector:0\"}":                                                   "tracing.endpoint",
 		"tracing: {sampleRatio: 2}":                                                              "tracing.sampleRatio",
+		"tracing: {sampleRatio: .nan}":                                                           "tracing.sampleRatio",
 		"tracing: {endpoint: nonsense}":                                                          "tracing.endpoint",
 		"handlers: {kata: {filesystem: [ext4]}}":                                                 "handlers.kata.filesystem: unknown key",
 		"authorization: {admin: {uids: [4294967295]}}":                                           "authorization.admin",

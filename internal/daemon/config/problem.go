@@ -26,7 +26,6 @@ type Problem struct {
 type FileError struct {
 	File     string // empty if there is none, only flags
 	Problems []Problem
-	cause    error
 }
 
 // Error returns one line for each problem: file:line:column: key: what is wrong.
@@ -42,8 +41,6 @@ func (e *FileError) Error() string {
 	}
 	return strings.Join(lines, "\n")
 }
-
-func (e *FileError) Unwrap() error { return e.cause }
 
 // maxText bounds the description of a problem.
 const maxText = 2048

@@ -143,7 +143,8 @@ func hostPort(address string) error {
 }
 
 func (t Tracing) validate() error {
-	err := wrong(t.SampleRatio < 0 || t.SampleRatio > 1, "tracing.sampleRatio: %v is not between 0 and 1", t.SampleRatio)
+	between := t.SampleRatio >= 0 && t.SampleRatio <= 1 // .nan is not
+	err := wrong(!between, "tracing.sampleRatio: %v is not between 0 and 1", t.SampleRatio)
 	if bad := hostPort(t.Endpoint); t.Endpoint != "" && bad != nil {
 		err = errors.Join(err, fmt.Errorf("tracing.endpoint: %q is not host:port: %w", t.Endpoint, bad))
 	}
