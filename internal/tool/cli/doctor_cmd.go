@@ -97,7 +97,8 @@ func askForDoctor(ctx context.Context, d *daemon) doctor.Daemon {
 		return known
 	}
 	if e, ok := errors.AsType[*command.Explained](err); ok {
-		return doctor.Daemon{Err: e.Err, Advice: e.Advice}
+		_, begun := errors.AsType[starting](e.Err)
+		return doctor.Daemon{Err: e.Err, Advice: e.Advice, Starting: begun}
 	}
 	return doctor.Daemon{Err: err, Advice: statusAndLogs(d.service)}
 }
@@ -148,7 +149,7 @@ func configuration(own, file string) (config.Config, error) {
 		}
 		return c, nil
 	}
-	raw, err := os.ReadFile(file)
+	raw, err := os.ReadFile(file) // #nosec G304 -- the operator names it
 	if err == nil {
 		c, err = config.Parse(raw)
 	}

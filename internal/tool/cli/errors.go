@@ -125,7 +125,7 @@ func (c *client) unanswered() error {
 
 // unserved is the error of a call that no daemon took, with what systemd knows of it.
 func (c *client) unserved(what, advice string) error {
-	return command.Explain(errors.New(what+c.unit.describe(context.Background())), advice)
+	return command.Explain(c.unit.describe(context.Background(), what), advice)
 }
 
 // isSocket is also true if the file cannot be examined.

@@ -99,22 +99,28 @@ func (u unit) watch(ctx context.Context, conn *grpc.ClientConn, end context.Canc
 	}
 }
 
-// describe says what systemd knows of the unit, and what it said last; "" if systemd does not know it.
-func (u unit) describe(ctx context.Context) string {
+// starting is the error of a call to a daemon that systemd is starting.
+type starting struct{ error }
+
+// describe adds to an error what systemd knows of the unit, and what that said last.
+func (u unit) describe(ctx context.Context, what string) error {
 	state := u.state(ctx)
 	if state == nil {
-		return ""
+		return errors.New(what)
 	}
-	text := fmt.Sprintf("; systemd says that %s is %s (%s), result %s, since %s", unitName, state["ActiveState"], state["SubState"],
+	text := fmt.Sprintf("%s; systemd says that %s is %s (%s), result %s, since %s", what, unitName, state["ActiveState"], state["SubState"],
 		state["Result"], state["StateChangeTimestamp"])
-	if state["ActiveState"] == "active" || !u.root {
-		return text
+	switch {
+	case state["ActiveState"] == "activating" && !down(state):
+		return starting{errors.New(text)}
+	case state["ActiveState"] == "active" || !u.root:
+		return errors.New(text)
 	}
 	log := u.ask(ctx, "journalctl", "_SYSTEMD_UNIT="+unitName, "--lines=50", "--output=cat", "--no-pager", "--quiet")
 	if last := lastError(log); last != "" {
 		text += "; its last error: " + sys.ClipTo(show.Escape(last), maxLastError)
 	}
-	return text
+	return errors.New(text)
 }
 
 // lastWords match an error in the daemon's log, and the first line of a crash.

@@ -95,6 +95,16 @@ func TestADaemonThatIsStartedAgainIsAwaited(t *testing.T) {
 	}
 }
 
+// TestDaemonThatIsBeingStarted is no error of the node.
+func TestDaemonThatIsBeingStarted(t *testing.T) {
+	b := newBench(t)
+	b.systemd("", strings.NewReplacer("=active", "=activating", "running", "start").Replace(unitRuns))
+	b.silent()
+	if r := b.run("doctor", "--timeout", "50ms"); !strings.HasPrefix(r.out, "wait  daemon            starting: crust-proxy does not answer") {
+		t.Errorf("%+v", r)
+	}
+}
+
 // TestConnectionThatIsNeverServed has what gRPC says after mostConnect.
 func TestConnectionThatIsNeverServed(t *testing.T) {
 	err := (&client{socket: "/s"}).explain(status.Error(codes.Unavailable, `connection error: desc = "error reading server preface: context deadline exceeded"`))

@@ -27,27 +27,19 @@ func checkRuntime(ctx context.Context, n Node, _ Daemon) []Finding {
 	case errors.Is(err, fs.ErrPermission):
 		return []Finding{okay("the container runtime's socket %s was not tried (run as root)", socket)}
 	}
-	return []Finding{warning("systemctl status containerd crio; where the socket is another one, set containerd.socket or cri.socket in crust-proxy's configuration",
+	return []Finding{warning("systemctl status containerd; where the socket is another one, set containerd.socket in crust-proxy's configuration; "+
+		"for CRI-O set that to \"\" and cri.socket to /run/crio/crio.sock",
 		"the container runtime cannot be reached on %s: sandboxes of Kata's Rust runtime are not found (%v)", socket, errors.Unwrap(err))}
 }
 
 const (
-	crioSocket = "/run/crio/crio.sock"
 	crioConfig = "/etc/crio/crio.conf"
 	crioDropIn = "/etc/crio/crio.conf.d"
-	crioAdvice = "for CRI-O set containerd.socket to \"\" and cri.socket to " + crioSocket + " in crust-proxy's configuration, and restart it"
 )
 
-func checkCRIO(ctx context.Context, n Node, d Daemon) []Finding {
-	if n.CRISocket == "" {
-		if n.ContainerdSocket != "" && n.dial(ctx, crioSocket, containerdWait) == nil {
-			return []Finding{warning("where kubelet uses CRI-O: "+crioAdvice,
-				"CRI-O answers on %s, and crust-proxy follows the sandboxes of containerd at %s", crioSocket, n.ContainerdSocket)}
-		}
-		return []Finding{okay("CRI-O is not used by this daemon's configuration")}
-	}
+func checkCRIO(_ context.Context, n Node, d Daemon) []Finding {
 	if !strings.HasSuffix(n.CRISocket, "/crio.sock") {
-		return []Finding{okay("the container runtime at %s is not CRI-O", n.CRISocket)}
+		return []Finding{okay("CRI-O is not used by this daemon's configuration")}
 	}
 	if d.up() && !d.has("crust") {
 		return []Finding{okay("crust-runc is not used")}

@@ -18,6 +18,9 @@ import (
 )
 
 func checkDaemon(_ context.Context, n Node, d Daemon) []Finding {
+	if d.Starting {
+		return []Finding{waiting("%v", d.Err)}
+	}
 	if !d.up() {
 		found := []Finding{failure(d.Advice, "the daemon does not answer: %v", d.Err)}
 		if holder := sys.LockHolder(n.at(n.RunDir) + "/daemon.lock"); holder != "" {

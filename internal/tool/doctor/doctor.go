@@ -19,8 +19,9 @@ import (
 // and only the local checks run.
 type Daemon struct {
 	Err error
-	// Advice is what to do about Err.
+	// Advice is what to do about Err. Starting is set if the daemon is being started.
 	Advice   string
+	Starting bool
 	Node     *adminv1.GetNodeResponse
 	Handlers []*adminv1.Handler
 	Volumes  []*adminv1.Volume

@@ -67,10 +67,7 @@ func driverFindings(d *adminv1.Driver, served bool) []Finding {
 // podInfoOnMount, attachRequired and fsGroupPolicy, may have any value.
 type csiDriver struct {
 	Metadata struct{ Name string }
-	Spec     struct {
-		RequiresRepublish, SELinuxMount bool
-		TokenRequests                   []struct{}
-	}
+	Spec     struct{ RequiresRepublish, SELinuxMount bool }
 }
 
 // checkCSIDrivers checks the CSIDriver objects of the drivers behind the front, where a cluster is asked.
@@ -108,13 +105,9 @@ func checkCSIDrivers(ctx context.Context, n Node, d Daemon) []Finding {
 // depends on SELinux labels or not.
 func (c csiDriver) findings(block, labels bool) (found []Finding) {
 	if c.Spec.RequiresRepublish && block {
-		lost := "what the driver renews then"
-		if len(c.Spec.TokenRequests) > 0 {
-			lost = "new tokens (tokenRequests)"
-		}
 		found = append(found, warning("where its volumes need that, let a rule with `defer: false` match them; else set requiresRepublish: false",
-			"driver %s: its CSIDriver object has requiresRepublish, but the driver is not called again while a volume is deferred: %s does not reach the pod",
-			c.Metadata.Name, lost))
+			"driver %s: its CSIDriver object has requiresRepublish, but the driver is not called again while a volume is deferred: what it "+
+				"renews then, such as by new tokens (tokenRequests), does not reach the pod", c.Metadata.Name))
 	}
 	if labels && !c.Spec.SELinuxMount {
 		found = append(found, warning("set seLinuxMount: true in the CSIDriver object",

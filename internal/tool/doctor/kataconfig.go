@@ -42,12 +42,12 @@ func (c kataConfig) check(n Node) []Finding {
 		found = append(found, failure("put the file right: Kata refuses it too, and with it every pod", "%s cannot be read: %v", file, err))
 	})
 	for _, key := range slices.Sorted(maps.Keys(effective)) {
-		found = append(found, c.checkSetting(n, effective[key])...)
+		found = append(found, c.checkSetting(effective[key])...)
 	}
 	return found
 }
 
-func (c kataConfig) checkSetting(n Node, s setting) []Finding {
+func (c kataConfig) checkSetting(s setting) []Finding {
 	if !s.value {
 		return nil
 	}
@@ -59,7 +59,7 @@ func (c kataConfig) checkSetting(n Node, s setting) []Finding {
 	}
 	switch s.key {
 	case "disable_block_device_use":
-		return []Finding{c.blockDisabled(n, s, where)}
+		return []Finding{c.blockDisabled(s, where)}
 	case "rootless":
 		return []Finding{warning(fmt.Sprintf("set rootless = false in %s:%d", s.file, s.line),
 			"%s: [%s] rootless = true: the VMM's sockets are then under /run/user/<uid>, where crust-proxy does not look: such sandboxes are refused", where, s.table)}
@@ -67,15 +67,12 @@ func (c kataConfig) checkSetting(n Node, s setting) []Finding {
 	return nil
 }
 
-// blockDisabled describes the effect of the setting, which differs between the two runtimes.
-func (c kataConfig) blockDisabled(n Node, s setting, where string) Finding {
+// blockDisabled describes the effect of the setting.
+func (c kataConfig) blockDisabled(s setting, where string) Finding {
 	do := fmt.Sprintf("set disable_block_device_use = false in %s:%d, or in a drop-in %s; pods made from then on have it",
 		s.file, s.line, filepath.Join(filepath.Dir(c.real), "config.d", "99-crust.toml"))
-	effect := "the Go runtime skips direct volumes with a mere warning, and the container gets the guard, on which every write fails"
-	if c.isRuntimeRS(n) {
-		effect = `runtime-rs fails the container with "unsupported driver type"`
-	}
-	seen := fmt.Sprintf("%s: [%s] disable_block_device_use = true: %s", where, s.table, effect)
+	seen := fmt.Sprintf("%s: [%s] disable_block_device_use = true: Kata's Go runtime skips direct volumes with a mere warning, and the container "+
+		"gets the guard, on which every write fails; runtime-rs fails the container with \"unsupported driver type\"", where, s.table)
 	switch {
 	case c.usedBy != "":
 		return failure(do, "%s (runtime %s reads this file)", seen, c.usedBy)
@@ -106,8 +103,6 @@ type kataConfig struct {
 	// unused is set if the runtimes are known, each of them names another file, and this file
 	// is not read by default.
 	unused bool
-	// rust is set if the runtime that names the file is runtime-rs.
-	rust bool
 }
 
 // findKataConfigs lists the main files of both runtimes, each real file once: those that
@@ -125,7 +120,7 @@ func findKataConfigs(n Node) []kataConfig {
 	}
 	for _, r := range runtimes {
 		if r.config != "" {
-			add(kataConfig{path: r.config, usedBy: r.name, rust: r.rust})
+			add(kataConfig{path: r.config, usedBy: r.name})
 		}
 	}
 	for _, sub := range []string{"", "runtime-rs"} {
@@ -151,26 +146,10 @@ func kataFilesIn(n Node, dir string) []string {
 	return n.glob(dir+"/"+katasDefault, dir+"/configuration?*.toml", dir+"/runtimes/*/configuration*.toml", dir+"/custom-runtimes/*/configuration*.toml")
 }
 
-// isRuntimeRS reports whether runtime-rs reads a file. Only its own files name the hypervisor
-// in the table [runtime].
-func (c kataConfig) isRuntimeRS(n Node) bool {
-	if c.rust || strings.Contains(c.path, "runtime-rs") || strings.Contains(c.real, "runtime-rs") {
-		return true
-	}
-	var file struct {
-		Runtime struct {
-			Hypervisor string `toml:"hypervisor_name"`
-		} `toml:"runtime"`
-	}
-	data, err := n.read(c.real)
-	return err == nil && toml.Unmarshal(data, &file) == nil && file.Runtime.Hypervisor != ""
-}
-
 type kataRuntime struct {
 	name string
 	// config is the file that it names; empty is Kata's default.
 	config string
-	rust   bool
 }
 
 // containerdConfigs are containerd's main files: its own, and those of k3s and RKE2.
@@ -239,7 +218,6 @@ func kataRuntimeOf(name string, table any) (kataRuntime, bool) {
 	text := func(from map[string]any, key string) string { s, _ := from[key].(string); return s }
 	binary := text(settings, "runtime_path")
 	r := kataRuntime{name: name, config: cmp.Or(text(options, "ConfigPath"), text(settings, "runtime_config_path"))}
-	r.rust = strings.Contains(name+binary, "runtime-rs")
 	kata := strings.HasPrefix(text(settings, "runtime_type"), "io.containerd.kata") || strings.Contains(filepath.Base(binary), "kata")
 	return r, kata
 }

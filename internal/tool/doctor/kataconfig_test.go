@@ -77,11 +77,6 @@ func TestConfigurationsByConfigPath(t *testing.T) {
 			Error, []string{"runtime kata-qemu reads"}},
 		"CRI-O": {map[string]string{crioDropIn + "/99-kata": "[crio.runtime.runtimes.kata]\nruntime_type = \"vm\"\nruntime_path = \"/opt/kata/bin/containerd-shim-kata-v2\"\n" +
 			"runtime_config_path = \"/srv/kata.toml\"\n", "/srv/kata.toml": blocked}, Error, []string{"/srv/kata.toml:4", "runtime kata reads"}},
-		"runtime-rs by the runtime's name": {map[string]string{containerdConfigs[0]: named("kata-qemu-runtime-rs") + isKata + path("/srv/kata.toml"), "/srv/kata.toml": blocked},
-			Error, []string{rustDoes}},
-		"runtime-rs by its binary": {map[string]string{containerdConfigs[0]: v1 + isKata + `runtime_path = "/opt/kata/runtime-rs/bin/containerd-shim-kata-v2"` + "\n" + path("/srv/kata.toml"),
-			"/srv/kata.toml": blocked}, Error, []string{rustDoes}},
-		"runtime-rs by its file":  {map[string]string{etcKata + "/configuration.toml": blocked + "[runtime]\nhypervisor_name = \"qemu\"\n"}, Error, []string{rustDoes}},
 		"Go by default":           {map[string]string{etcKata + "/configuration.toml": blocked}, Error, []string{goDoes}},
 		"a default that is named": {map[string]string{containerdConfigs[0]: v1 + isKata + path(usrKata+"/configuration.toml"), usrKata + "/configuration.toml": blocked}, Error, []string{"runtime kata-qemu reads"}},
 		"not there":               {map[string]string{containerdConfigs[0]: v1 + isKata + path("/srv/kata.toml")}, Error, []string{"/srv/kata.toml cannot be read"}},

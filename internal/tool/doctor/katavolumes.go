@@ -13,15 +13,12 @@ import (
 	"slices"
 
 	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
-	"github.com/crust-proxy/crust-proxy/internal/tool/show"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 )
 
 var (
 	// sandboxID is the form of an id in containerd.
 	sandboxID = regexp.MustCompile(`^[A-Za-z0-9]+([._-][A-Za-z0-9]+)*$`)
-	// criID is the form of a sandbox's id in the CRI.
-	criID = regexp.MustCompile(`^[0-9a-f]{64}$`)
 	// temporary matches names of temporary files that programs make beside others.
 	temporary = regexp.MustCompile(`(?i)tmp|temp|lock|\.(swp|bak|new|old|json)`)
 )
@@ -119,10 +116,7 @@ func (v kataVolume) checkOther(e fs.DirEntry) []Finding {
 	if v.sandboxLives(e.Name()) {
 		return nil
 	}
-	if criID.MatchString(e.Name()) {
-		return []Finding{warning("crustctl reconcile", "volume %q: sandbox %s is gone; Kata's own tools ask it for ever", v.target, show.ShortID(e.Name()))}
-	}
-	return []Finding{warning("where it is no sandbox of yours: rm "+quoted(file),
+	return []Finding{warning("crustctl reconcile, or where it is no sandbox of yours: rm "+quoted(file),
 		"volume %q: %q is taken for a sandbox's id, and no such sandbox runs", v.target, e.Name())}
 }
 

@@ -3,7 +3,6 @@ package doctor
 import (
 	"context"
 	"errors"
-	"fmt"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -29,35 +28,24 @@ func checkKernel(_ context.Context, n Node, _ Daemon) []Finding {
 	}
 	version := strings.TrimSpace(string(release))
 	return []Finding{
-		feature(version, 5, 6, "openat2", "paths cannot be resolved safely", n.Probe.Openat2()),
-		feature(version, 6, 0, "tmpfs with immutable files (fsopen)", "targets cannot be guarded", n.Probe.Guard()),
+		feature(version, "5.6", "openat2", "paths cannot be resolved safely", n.Probe.Openat2()),
+		feature(version, "6.0", "tmpfs with immutable files (fsopen)", "targets cannot be guarded", n.Probe.Guard()),
 	}
 }
 
-// feature judges a feature by what was tried, and by the version only if trying is not allowed.
-func feature(version string, major, minor int, name, without string, tried error) Finding {
-	upgrade := fmt.Sprintf("run kernel %d.%d or later", major, minor)
+// feature judges a feature by what was tried: distributions add features to old kernels.
+func feature(version, since, name, without string, tried error) Finding {
 	switch {
 	case tried == nil:
 		return okay("kernel %s: %s was tried and works", version, name)
-	case !mayNotTry(tried):
-		return failure(upgrade, "kernel %s: %s was tried and fails, so %s: %v", version, name, without, tried)
-	case atLeast(version, major, minor):
-		return okay("kernel %s has %s by its version (to have it tried, run as root)", version, name)
+	case mayNotTry(tried):
+		return okay("kernel %s: %s was not tried (run as root); it comes with %s", version, name, since)
 	}
-	return failure(upgrade, "kernel %s is too old for %s, so %s", version, name, without)
+	return failure("run kernel "+since+" or later", "kernel %s: %s was tried and fails, so %s: %v", version, name, without, tried)
 }
 
 func mayNotTry(err error) bool {
 	return errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES)
-}
-
-func atLeast(version string, major, minor int) bool {
-	var a, b int
-	if _, err := fmt.Sscanf(version, "%d.%d", &a, &b); err != nil {
-		return false
-	}
-	return a > major || a == major && b >= minor
 }
 
 // checkPrograms looks for the programs that crust-proxy runs on devices.
