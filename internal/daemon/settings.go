@@ -150,12 +150,13 @@ func (s *settings) findings() []string {
 	var out []string
 	now := s.file()
 	at := func(t time.Time) string { return t.UTC().Format(time.RFC3339) }
+	bad := strings.ReplaceAll(fmt.Sprint(now.bad), "\n", "; ") // a line each
 	switch {
 	case now.bad != nil && now.accepted.IsZero():
-		out = append(out, fmt.Sprintf("the configuration file is bad since %s, and what was in force before it stays: %v", at(now.badSince), now.bad))
+		out = append(out, fmt.Sprintf("the configuration file is bad since %s, and what was in force before it stays: %s", at(now.badSince), bad))
 	case now.bad != nil:
-		out = append(out, fmt.Sprintf("the configuration file is bad since %s, and crust-proxy runs with the one that was accepted at %s: %v",
-			at(now.badSince), at(now.accepted), now.bad))
+		out = append(out, fmt.Sprintf("the configuration file is bad since %s, and crust-proxy runs with the one that was accepted at %s: %s",
+			at(now.badSince), at(now.accepted), bad))
 	case len(now.needRestart) > 0:
 		out = append(out, fmt.Sprintf("the configuration file was changed, and until crust-proxy is restarted the old values stay in force of: %s",
 			strings.Join(now.needRestart, ", ")))

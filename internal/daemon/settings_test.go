@@ -105,7 +105,7 @@ func TestStartWithABadFile(t *testing.T) {
 	for name, spoil := range map[string]func(*node) error{
 		"syntax":    func(n *node) error { return os.WriteFile(n.file, []byte("policy: ["), 0o600) },
 		"a rule":    func(n *node) error { return os.WriteFile(n.file, []byte("policy: {rules: [{name: new}]}"), 0o600) },
-		"a value":   func(n *node) error { return os.WriteFile(n.file, []byte("relay: {maxSlow: 0}"), 0o600) },
+		"a value":   func(n *node) error { return os.WriteFile(n.file, []byte("relay: {maxSlow: 0}\nrunDir: x"), 0o600) },
 		"too big":   func(n *node) error { return os.Truncate(n.file, 2<<20) },
 		"missing":   func(n *node) error { return os.Remove(n.file) },
 		"directory": func(n *node) error { return errors.Join(os.Remove(n.file), os.Mkdir(n.file, 0o700)) },
@@ -125,7 +125,7 @@ func TestStartWithABadFile(t *testing.T) {
 			for range 2 { // the second start finds what the first one left
 				before := time.Now()
 				s = n.start("--log-level", "debug")
-				n.want("started", s, "old", "is bad since", "accepted at", s.file().bad.Error())
+				n.want("started", s, "old", "is bad since", "accepted at", strings.ReplaceAll(s.file().bad.Error(), "\n", "; "))
 				if _, err := os.Stat(n.file); err == nil && s.file().badSince.After(before) {
 					t.Errorf("bad since %v, and it was started at %v", s.file().badSince, before)
 				}
