@@ -69,7 +69,7 @@ func (f *Flags) Load() (Config, error) {
 	if f.File != "" {
 		var err error
 		if f.Raw, err = readFile(f.File); err != nil {
-			return Config{}, &FileError{File: f.File, Problems: problemsOf(err)}
+			return Config{}, &FileError{File: f.File, Problems: problemsOf(err), cause: err}
 		}
 		doc = readDocument(f.Raw, &cfg)
 	}

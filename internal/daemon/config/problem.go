@@ -26,6 +26,7 @@ type Problem struct {
 type FileError struct {
 	File     string // empty if there is none, only flags
 	Problems []Problem
+	cause    error
 }
 
 // Error returns one line for each problem: file:line:column: key: what is wrong.
@@ -41,6 +42,9 @@ func (e *FileError) Error() string {
 	}
 	return strings.Join(lines, "\n")
 }
+
+// Unwrap returns why the file cannot be read, if that is the problem.
+func (e *FileError) Unwrap() error { return e.cause }
 
 // maxText bounds the description of a problem.
 const maxText = 2048
