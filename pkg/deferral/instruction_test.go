@@ -37,6 +37,7 @@ func TestValidate(t *testing.T) {
 		"empty flag":               {func(in *volume.Instruction) { in.MountFlags = []string{""} }, "mount flag 1"},
 		"flag with newline":        {func(in *volume.Instruction) { in.MountFlags = []string{"a\nb"} }, "mount flag 1"},
 		"flag too long":            {func(in *volume.Instruction) { in.MountFlags = []string{strings.Repeat("x", 1025)} }, "mount flag 1"},
+		"as many flags as can be":  {func(in *volume.Instruction) { in.MountFlags = slices.Repeat([]string{"noatime"}, 64) }, ""},
 		"too many flags":           {func(in *volume.Instruction) { in.MountFlags = make([]string, 65) }, "65 mount flags"},
 		"4 KiB of flags":           {func(in *volume.Instruction) { in.MountFlags = slices.Repeat([]string{strings.Repeat("<", 1023)}, 4) }, "mount(2)"},
 		"4 KiB for the kernel":     {func(in *volume.Instruction) { in.MountFlags = slices.Repeat([]string{strings.Repeat("user,", 100)}, 4) }, "mount(2)"},

@@ -99,7 +99,7 @@ func TestKeptClaimOfNoVolume(t *testing.T) {
 		kept    int
 		release func(*bench) (*volume.Volume, error)
 	}{
-		"all are known":      {func(*bench) {}, 0, byKey},
+		"all are known":      {func(*bench) {}, 0, byTarget},
 		"not listed":         {func(s *bench) { s.fail["orphans"] = errStep }, 1, nil},
 		"lost, by its key":   {lose, 1, byKey},
 		"lost, by its mount": {lose, 1, byTarget},
@@ -119,6 +119,11 @@ func TestKeptClaimOfNoVolume(t *testing.T) {
 		if c.release == nil {
 			continue
 		}
+		s.fail["free"] = errOpen
+		if _, err := c.release(s); c.kept > 0 && (volume.KindOf(err) != volume.Busy || s.b.claims.Kept() == 0) {
+			t.Errorf("%s: while somebody has a kept device open: %v", name, err)
+		}
+		s.fail = nil
 		if _, err := c.release(s); err != nil || s.b.claims.Kept() != 0 {
 			t.Errorf("%s: after the release: %v, %d are kept", name, err, s.b.claims.Kept())
 		}

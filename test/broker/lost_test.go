@@ -170,29 +170,6 @@ func TestKeptClaimAnswersForALostVolume(t *testing.T) {
 	wantHeld(t, other, true)
 }
 
-// TestLostVolumeWithoutATargetIsReleasedByItsKey: only the name of the record is left of it.
-func TestLostVolumeWithoutATargetIsReleasedByItsKey(t *testing.T) {
-	t.Parallel()
-	n, store := newNode(t), &fdStore{files: make(map[string]*os.File)}
-	n.cfg.Keeper = store
-	n.restartWith(store)
-	disk := rig.Disk(t, 16*mib, "")
-	v := n.stage(n.instruction("pod-1", disk))
-	by := rig.Hold(t, "<>", disk)
-	n.Close()
-	check.Must(t, os.Truncate(n.recordOf(v), 10))
-	check.Must(t, unix.Unmount(v.Target, unix.MNT_DETACH))
-	n.runtime.volumes, n.runtime.published = nil, nil
-	n.startWith(store)
-	_, err := n.ReleaseKey(t.Context(), v.Key, false)
-	wantOpenIn(t, err, by)
-	by.End()
-	_, err = n.ReleaseKey(t.Context(), v.Key, false)
-	check.Must(t, err)
-	wantHeld(t, disk, false)
-	n.noLeftovers()
-}
-
 // TestRecordIsReadAgain: what kept a record from being read passed.
 func TestRecordIsReadAgain(t *testing.T) {
 	t.Parallel()

@@ -319,6 +319,20 @@ func TestWhatCannotBeOpenedMayBeInUse(t *testing.T) {
 	}
 }
 
+// TestDevicesThatAreGone by what an open of them says.
+func TestDevicesThatAreGone(t *testing.T) {
+	numbers, err := os.ReadDir(blockDevices)
+	if err != nil || len(numbers) == 0 {
+		t.Skip("a machine without block devices")
+	}
+	there, _ := parseNumber(numbers[0].Name(), ":")
+	for err, gone := range map[error]bool{unix.ENXIO: true, unix.ENODEV: true, unix.ENOMEDIUM: true, unix.EIO: false, unix.ENOENT: false} {
+		if isGone(there, err) != gone {
+			t.Errorf("%v: gone is %v", err, !gone)
+		}
+	}
+}
+
 // TestKeptClaimOfALostVolume: nobody knows any more which volume had the device, and a sandbox may
 // still write to it.
 func TestKeptClaimOfALostVolume(t *testing.T) {

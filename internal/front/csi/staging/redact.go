@@ -1,6 +1,7 @@
 package staging
 
 import (
+	"cmp"
 	"encoding/base64"
 	"encoding/json"
 	"maps"
@@ -91,7 +92,7 @@ func redact(text string, secrets map[string]string) string {
 			addForms(forms, part, shortestValue)
 		}
 	}
-	sorted := slices.SortedFunc(maps.Keys(forms), func(a, b string) int { return len(b) - len(a) })
+	sorted := slices.SortedFunc(maps.Keys(forms), func(a, b string) int { return cmp.Compare(len(b), len(a)) })
 	tooLong := len(text) > longestText
 	if tooLong {
 		text = text[:longestText]

@@ -3,16 +3,23 @@ package staging
 import (
 	"encoding/base64"
 	"encoding/json"
+	"maps"
 	"net/url"
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 func TestRedactedForms(t *testing.T) {
 	const password = `p"ss <wörd>/with & %all+of=it`
 	const key = "-----BEGIN KEY-----\nMIIEvQIBADANBgkq\nhkiG9w0BAQEFAASC\n-----END KEY-----\n"
-	secrets := map[string]string{"short": "hunter", "long": "hunter2-and-more", "password": password, "key": key,
+	secrets := map[string]string{"pin": "007", "eight": "8 digits", "short": "hunter", "long": "hunter2-and-more", "password": password, "key": key,
 		"tokens": `{"vault":{"token":"eyJhbGciOi.J9-abc","expirationTimestamp":"2026-01-01T00:00:00Z"}}`}
 	asJSON, err := json.Marshal(map[string]string{"k": password})
 	if err != nil {
@@ -34,7 +41,9 @@ func TestRedactedForms(t *testing.T) {
 		"one of several tokens":                 {"401 for eyJhbGciOi.J9-abc", "eyJ"},
 		"one line":                              {"line 2: hkiG9w0BAQEFAASC", "hkiG9w0"},
 		"escaped line ends":                     {"bad key " + strconv.Quote(key), "MIIEvQ"},
-		"cut within a secret":                   {strings.Repeat("hunter2-and-more", 4095) + strings.Repeat(".", 16-7) + "hunter2-and-more", "hunter2"},
+		"cut within a secret":                   {"hunter2-and-more" + strings.Repeat(".", longestText-22) + password, password[:6]},
+		"the shortest":                          {"pin 007", "007"},
+		"base64 of the shortest":                {base64.StdEncoding.EncodeToString([]byte("8 digits")), base64.StdEncoding.EncodeToString([]byte("8 digits"))[:9]},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if !strings.Contains(test.text, test.leak) {
@@ -53,8 +62,24 @@ func TestRedactedForms(t *testing.T) {
 
 func TestRedactLeavesOtherText(t *testing.T) {
 	const text = "the volume vol-1 is of another zone: no such device"
+	if got := redact(strings.Repeat(".", longestText+1), nil); len(got) != longestText {
+		t.Errorf("%d bytes are left of a long text", len(got))
+	}
 	secrets := map[string]string{"empty": "", "two": "no", "lines": "a\n\nzone\nof"}
 	if got := redact(text, secrets); got != text {
 		t.Errorf("%q became %q", text, got)
+	}
+}
+
+// TestDetailsOfADriversError may hold a secret in any form: they are kept where there is none.
+func TestDetailsOfADriversError(t *testing.T) {
+	err, detailErr := status.New(codes.Internal, "no").WithDetails(&csi.Topology{})
+	check.Must(t, detailErr)
+	for secret, want := range map[string]int{"": 1, "hunter2": 0} {
+		secrets := map[string]string{"password": secret}
+		maps.DeleteFunc(secrets, func(_, value string) bool { return value == "" })
+		if got := status.Convert((&Driver{Name: "d"}).Error("asked", err.Err(), secrets)); len(got.Details()) != want || got.Code() != codes.Internal {
+			t.Errorf("with the secret %q: %v", secret, got.Details())
+		}
 	}
 }
