@@ -18,6 +18,8 @@ func good() volume.Instruction {
 }
 
 func TestValidate(t *testing.T) {
+	x := strings.Repeat("x", 1024)
+	longest := []string{x, x, x, x[:1017]} // with commas and ro, 4095 bytes
 	for name, test := range map[string]struct {
 		change func(*volume.Instruction)
 		want   string // part of the error; empty means valid
@@ -38,6 +40,7 @@ func TestValidate(t *testing.T) {
 		"flag with newline":        {func(in *volume.Instruction) { in.MountFlags = []string{"a\nb"} }, "mount flag 1"},
 		"flag too long":            {func(in *volume.Instruction) { in.MountFlags = []string{strings.Repeat("x", 1025)} }, "mount flag 1"},
 		"as many flags as can be":  {func(in *volume.Instruction) { in.MountFlags = slices.Repeat([]string{"noatime"}, 64) }, ""},
+		"as long as they can be":   {func(in *volume.Instruction) { in.MountFlags = longest }, ""},
 		"too many flags":           {func(in *volume.Instruction) { in.MountFlags = make([]string, 65) }, "65 mount flags"},
 		"4 KiB of flags":           {func(in *volume.Instruction) { in.MountFlags = slices.Repeat([]string{strings.Repeat("<", 1023)}, 4) }, "mount(2)"},
 		"4 KiB for the kernel":     {func(in *volume.Instruction) { in.MountFlags = slices.Repeat([]string{strings.Repeat("user,", 100)}, 4) }, "mount(2)"},

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -108,12 +109,12 @@ func TestKeptClaimOfNoVolume(t *testing.T) {
 		s.published()
 		c.before(s)
 		cfg := s.b.cfg
-		file, err := os.Open(os.DevNull)
-		check.Must(t, err)
+		file, openErr := os.Open(os.DevNull)
+		check.Must(t, openErr)
 		cfg.Kept = map[string]*os.File{"OTHER": file}
 		s.start(cfg)
 		check.Must(t, s.b.Load(t.Context()))
-		if n, problems := s.b.claims.Kept(), s.b.table.allProblems(); n != c.kept || len(problems) != c.kept {
+		if n, problems := s.b.claims.Kept(), s.b.table.allProblems(); n != c.kept || len(problems) != c.kept || c.release != nil && c.kept > 0 != strings.Contains(fmt.Sprint(problems), "(unknown target") {
 			t.Errorf("%s: %d are kept, and the problems are %v", name, n, problems)
 		}
 		if c.release == nil {
@@ -124,8 +125,9 @@ func TestKeptClaimOfNoVolume(t *testing.T) {
 			t.Errorf("%s: while somebody has a kept device open: %v", name, err)
 		}
 		s.fail = nil
-		if _, err := c.release(s); err != nil || s.b.claims.Kept() != 0 {
-			t.Errorf("%s: after the release: %v, %d are kept", name, err, s.b.claims.Kept())
+		v, err := c.release(s)
+		if err != nil || s.b.claims.Kept() != 0 || (v.Target == s.asked().Target) == (name == "lost, by its key") {
+			t.Errorf("%s: after the release of %+v: %v, %d are kept", name, v, err, s.b.claims.Kept())
 		}
 	}
 }
@@ -221,6 +223,7 @@ func TestLostRecord(t *testing.T) {
 		check.Must(t, os.Remove(s.b.store.path(volumesDir, s.key)))
 		s.start(s.b.cfg)
 		check.Must(t, s.b.Load(t.Context()))
+		s.wants(s.b.table.get(s.key).lost, volume.Busy, "stays claimed", v.Target)
 		return s
 	}
 	reconcile := func(s *bench, who string, free error, want string, steps ...string) {
