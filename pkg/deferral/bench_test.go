@@ -33,6 +33,7 @@ type bench struct {
 	who  string
 
 	standing *volume.Volume
+	holders  []openers.Holder // processes that have the image open, and cannot be opened
 }
 
 var errStep = errors.New("it failed")
@@ -118,10 +119,12 @@ func (f finder) Await(context.Context, openers.Query, time.Duration) (openers.Us
 	}
 	return openers.Users{}, err
 }
-func (finder) Holders(context.Context, openers.Query) ([]openers.Holder, error) { return nil, nil }
-func (finder) OpenProcess(openers.Holder) (*openers.Process, error)             { return nil, errStep }
-func (finder) Mark(int) openers.Mark                                            { return openers.Mark{} }
-func (finder) AwaitClosed(context.Context, openers.Mark, time.Duration) bool    { return true }
+func (f finder) Holders(context.Context, openers.Query) ([]openers.Holder, error) {
+	return f.holders, nil
+}
+func (finder) OpenProcess(openers.Holder) (*openers.Process, error)          { return nil, errStep }
+func (finder) Mark(int) openers.Mark                                         { return openers.Mark{} }
+func (finder) AwaitClosed(context.Context, openers.Mark, time.Duration) bool { return true }
 func (finder) Layers(file openers.File, _ int) ([]openers.File, error) {
 	return []openers.File{file, {Inode: 1}}, nil // if it is a loop device, it has an image under it
 }

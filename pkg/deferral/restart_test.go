@@ -2,6 +2,7 @@ package deferral
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -9,9 +10,11 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/crust-proxy/crust-proxy/internal/ground/openers"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral/claim"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 	"github.com/crust-proxy/crust-proxy/test/check"
@@ -301,5 +304,55 @@ func TestNewerRecordIsLeftAlone(t *testing.T) {
 	s.saw()
 	if after, err := os.ReadFile(path); !bytes.Equal(before, after) {
 		t.Errorf("the record is %s, %v", after, err)
+	}
+}
+
+// TestWhenAReleaseEndsOrphans: only if it may, and somebody has had the device of a known user open for a while.
+func TestWhenAReleaseEndsOrphans(t *testing.T) {
+	held := &claim.HeldError{By: "process 1"}
+	for name, c := range map[string]struct {
+		auto       bool
+		cause      error
+		since      time.Duration
+		user, boot string
+		tried      bool
+	}{
+		"it may":         {true, held, time.Hour, "uid", "", true},
+		"not configured": {false, held, time.Hour, "uid", "", false},
+		"another cause":  {true, errStep, time.Hour, "uid", "", false},
+		"not listed":     {true, held, 0, "uid", "", false},
+		"a moment ago":   {true, held, time.Second, "uid", "", false},
+		"no user":        {true, held, time.Hour, "", "", false},
+		"another boot":   {true, held, time.Hour, "uid", "another", false},
+	} {
+		s := newBench(t, tracking)
+		s.published()
+		s.holders, s.b.orphans.auto = []openers.Holder{{}}, c.auto
+		rec := *s.b.table.get(s.key).rec
+		rec.PodUID, rec.Boot = c.user, cmp.Or(c.boot, rec.Boot)
+		if c.since > 0 {
+			s.b.users.Force(claim.Held{Volume: &rec.Volume, Since: time.Now().Add(-c.since)}, func(*volume.Volume) {})
+		}
+		if err := s.b.orphans.clear(t.Context(), &rec, c.cause); errors.Is(err, errCannotEnd) != c.tried || !c.tried && !errors.Is(err, c.cause) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// TestHeldOfAVolume are those of the driver's volume alone.
+func TestHeldOfAVolume(t *testing.T) {
+	s := newBench(t, plain)
+	s.published()
+	s.fail["free"] = errOpen
+	v := s.b.table.get(s.key).rec.Volume
+	unknown := v
+	unknown.Key, unknown.Origin = "unknown", nil
+	for _, one := range []*volume.Volume{&v, &unknown} {
+		s.b.users.Force(claim.Held{Volume: one, Since: time.Now()}, func(*volume.Volume) {})
+	}
+	for of, want := range map[[2]string]int{{"driver", "volume"}: 1, {"driver", "other"}: 0, {"other", "volume"}: 0} {
+		if got := s.b.Users().HeldOf(t.Context(), of[0], of[1]); len(got) != want {
+			t.Errorf("%v: %+v", of, got)
+		}
 	}
 }
