@@ -109,7 +109,7 @@ func (o *orphans) named(ctx context.Context, rec *record, handler Tracking) (fou
 		return found, nil
 	case err != nil:
 		return nil, volume.Errorf(volume.Busy, "volume %s: the process that has its device %s open %w: if its sandbox has ended, `kill -9` it on the node",
-			rec.Target, rec.Device.Path, cannotEnd(err))
+			rec.Target, rec.Device.Path, fmt.Errorf("%w: %w", errCannotEnd, err))
 	case len(others) > 0:
 		return nil, volume.Errorf(volume.Unsupported, "volume %s: its device %s is open in %s, which names no sandbox of this volume, so it may be anything: "+
 			"find out what it is, and end it by hand", rec.Target, rec.Device.Path, strings.Join(others, ", "))
@@ -180,7 +180,7 @@ func (o *orphans) kill(ctx context.Context, rec *record, handler Tracking, one O
 	}
 	if err != nil {
 		return volume.Errorf(volume.Busy, "volume %s: process %d of sandbox %s, which the container runtime does not know any more, has its device %s open, "+
-			"and %w: `kill -9 %d` on the node", rec.Target, one.PID, one.Sandbox, rec.Device.Path, cannotEnd(err), one.PID)
+			"and %w: `kill -9 %d` on the node", rec.Target, one.PID, one.Sandbox, rec.Device.Path, fmt.Errorf("%w: %w", errCannotEnd, err), one.PID)
 	}
 	return nil
 }
@@ -189,9 +189,6 @@ var (
 	errNotHeld   = errors.New("it has ended, or does not have the device open any more")
 	errCannotEnd = errors.New("cannot be ended by crust-proxy")
 )
-
-// cannotEnd is one error, because volume.Errorf wraps only one.
-func cannotEnd(err error) error { return fmt.Errorf("%w: %w", errCannotEnd, err) }
 
 // clear ends the orphans that block the release of a volume. cause is the error of refuseUsed. It returns
 // the error that still blocks the release.

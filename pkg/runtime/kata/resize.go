@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"strconv"
 
 	"github.com/crust-proxy/crust-proxy/pkg/deferral/claim"
@@ -41,7 +42,7 @@ func (h *Handler) Resize(ctx context.Context, v *volume.Volume, r volume.Range) 
 			"how it says that its agent refused", v.Target, b.id, b.flavor)
 	}
 	if volume.KindOf(err) == volume.Unsupported {
-		return 0, volume.Errorf(volume.Unsupported, "%w: %w", err, volume.ErrNeverGrows)
+		return 0, volume.Errorf(volume.Unsupported, "%w", fmt.Errorf("%w: %w", err, volume.ErrNeverGrows))
 	}
 	return 0, err
 }

@@ -86,6 +86,9 @@ func TestResizeWhereTheAgentCannot(t *testing.T) {
 	shim := b.startShim(t, v, "sb1")
 	_, err := b.h.Resize(t.Context(), v, volume.Range{Required: 1 << 30})
 	handlers.WantError(t, err, volume.Unsupported, v, "sb1", "resize_volume is not implemented", "cannot grow a filesystem")
+	if !errors.Is(err, volume.ErrNeverGrows) {
+		t.Error("it counts as a growth of this volume that failed")
+	}
 	shim.SetFault(kataemu.NotFound)
 	_, err = b.h.Resize(t.Context(), v, volume.Range{Required: 1 << 30})
 	handlers.WantError(t, err, volume.Unsupported, v, "sb1", "cannot grow a filesystem")
