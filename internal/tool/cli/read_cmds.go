@@ -186,23 +186,14 @@ func versionCmd(d *daemon, out *printer.Printer) *cobra.Command {
 
 func (v versions) print(out *printer.Printer) error {
 	text := "crustctl     " + v.Client
-	if v.Daemon != "" {
-		text += "\ncrust-proxy  " + show.Escape(v.Daemon)
-	}
-	if v.Proof != "" {
-		text += "\nfree devices are proven by: " + show.Escape(v.Proof)
-	}
-	if v.ProofReason != "" {
-		text += ", because " + show.Escape(v.ProofReason)
-	}
-	if v.ConfigBadSince != "" {
-		text += "\nthe configuration file is bad since " + v.ConfigBadSince + ": see crustctl doctor"
-	}
-	if v.ConfigAcceptedAt != "" {
-		text += "\nin force is the configuration that was accepted at " + v.ConfigAcceptedAt
-	}
-	if v.HTTPProblem != "" {
-		text += "\n" + show.Escape(v.HTTPProblem)
+	for _, known := range []struct{ heading, what string }{
+		{"\ncrust-proxy  ", v.Daemon}, {"\nfree devices are proven by: ", v.Proof}, {", because ", v.ProofReason},
+		{"\nthe configuration file (see crustctl doctor) is bad since ", v.ConfigBadSince},
+		{"\nin force is the configuration that was accepted at ", v.ConfigAcceptedAt}, {"\n", v.HTTPProblem},
+	} {
+		if known.what != "" {
+			text += known.heading + show.Escape(known.what)
+		}
 	}
 	return out.Result(v, func() error { return out.Line(text) })
 }
