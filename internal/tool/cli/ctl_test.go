@@ -223,7 +223,7 @@ func TestExitCodesAndErrors(t *testing.T) {
 		{"older daemon, drivers", failing(codes.Unimplemented, "unknown method"), "drivers", command.ExitFailure, []string{"older than crustctl"}},
 		{"older daemon", failing(codes.Unimplemented, "unknown method"), "reconcile", command.ExitFailure, []string{"older than crustctl"}},
 		{"a runtime that cannot", failing(codes.Unimplemented, "volume /v: the handler cannot grow it"), "expand aa11bb", command.ExitFailure, []string{"cannot grow it (Unimplemented)"}},
-		{"hangs", func(b *bench) { b.admin.hang = true; b.serve() }, "stats aa11bb --timeout 50ms", command.ExitFailure, []string{"no answer in time", "--timeout"}},
+		{"hangs", func(b *bench) { b.admin.hang = true; b.serve() }, "stats aa11bb --timeout 2s", command.ExitFailure, []string{"no answer in time", "--timeout"}},
 		{"watch cut", func(b *bench) { b.admin.endWatch = true; b.serve() }, "watch", command.ExitFailure, []string{"ended the watch"}},
 		{"watch refused", failing(codes.PermissionDenied, "uid 7"), "watch", command.ExitFailure, []string{"sudo"}},
 		{"version, daemon down", nil, "version", command.ExitFailure, []string{"not running"}},
@@ -569,7 +569,7 @@ func TestDoctorWithTheDaemonDown(t *testing.T) {
 	}
 	b := newBench(t)
 	b.admin.hang = true
-	r = b.serve().run("doctor", "--timeout", "50ms", "--quiet")
+	r = b.serve().run("doctor", "--timeout", "2s", "--quiet")
 	if r.code != ExitFindings || !strings.Contains(r.out, "no answer in time") || strings.Contains(r.out, "\nok ") {
 		t.Errorf("of a hung daemon: %d: %s", r.code, r.out)
 	}
