@@ -328,3 +328,18 @@ func TestReleaseDoesNotRemoveWhatItDidNotAskAbout(t *testing.T) {
 	check.Must(t, err)
 	s.is("")
 }
+
+// TestGuardThatCannotBeReached: its removal is tried again, unless it is below a former root.
+func TestGuardThatCannotBeReached(t *testing.T) {
+	s := newBench(t, plain)
+	s.published()
+	rec := *s.b.table.get(s.key).rec
+	check.WithoutDescriptors(t, func() {
+		if err := s.b.remover.unguard(&rec, nil); err == nil {
+			t.Error("it counts as removed")
+		}
+	})
+	rec.ResolvedTarget = "/former-root/mount"
+	check.Must(t, s.b.remover.unguard(&rec, nil))
+	s.saw()
+}

@@ -336,6 +336,11 @@ func TestWhenAReleaseEndsOrphans(t *testing.T) {
 		if err := s.b.orphans.clear(t.Context(), &rec, c.cause); errors.Is(err, errCannotEnd) != c.tried || !c.tried && !errors.Is(err, c.cause) {
 			t.Errorf("%s: %v", name, err)
 		}
+		if s.fail["free"] = errOpen; c.tried {
+			s.b.table.replace(s.key, func(e *entry) { e.rec = &rec })
+			_, err := s.b.Release(t.Context(), s.asked().Target)
+			s.wants(err, volume.Busy, errCannotEnd.Error(), "kill -9")
+		}
 	}
 }
 

@@ -104,6 +104,15 @@ func TestReadersSeeWholeRecords(t *testing.T) {
 	readers.Wait()
 }
 
+func TestKeyOfFile(t *testing.T) {
+	key := string(volume.KeyOf("/a"))
+	for name, valid := range map[string]bool{key + ".json": true, key: false, key[2:] + ".json": false, strings.ToUpper(key) + ".json": false, key[1:] + "x.json": false} {
+		if got := keyOfFile(name); (got != "") != valid || valid && string(got) != key {
+			t.Errorf("%s: %q", name, got)
+		}
+	}
+}
+
 func TestParseRecordRefuses(t *testing.T) {
 	whole := testRecord("/a")
 	for name, change := range map[string]func(*record){
@@ -250,5 +259,10 @@ func TestOnRecord(t *testing.T) {
 	put("volumes", "/t/newer", boot, recordVersion+1)
 	if got, err := OnRecord(dir); err == nil || len(got) != 2 {
 		t.Errorf("a record that cannot be read: %v, %v", got, err)
+	}
+	check.Must(t, os.RemoveAll(dir+"/volumes"))
+	check.Must(t, os.WriteFile(dir+"/volumes", nil, 0o600))
+	if got, err := OnRecord(dir); err == nil || len(got) != 1 {
+		t.Errorf("records that cannot be listed: %v, %v", got, err)
 	}
 }

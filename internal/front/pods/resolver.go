@@ -93,8 +93,8 @@ func (r *resolver) record(p *pod, v podVolume, found source) error {
 	return nil
 }
 
-// claim gets the claim of a pod's volume, and its persistent volume. Concurrent callers share one request, each
-// until its own ctx ends. The request ends when its answer is on record: a caller with an older pod finds it.
+// claim gets the claim of a pod's volume, and its persistent volume. Concurrent callers share a request; each
+// waits until its own ctx ends. A request ends when its answer is on record, for callers with an older pod.
 func (r *resolver) claim(ctx context.Context, p *pod, v podVolume) (source, error) {
 	key := p.shown.Namespace + "/" + v.claim
 	shared := r.gets.DoChan(key, func() (any, error) {
