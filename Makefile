@@ -63,6 +63,7 @@ test: ## Run all tests and checks; installs what they need on Debian and Ubuntu
 soak: ## The long forms: all rounds and cases, Kubernetes 1.34, long fuzzing; takes hours (root)
 	CRUST_SOAK=1 FUZZTIME=5m UNIT_TIMEOUT=1h SYSTEM_TIMEOUT=3h VM_TIMEOUT=3h KUBE_TIMEOUT=3h hack/test.sh
 	@hack/mutants.sh
+	@hack/mutation.sh
 
 .PHONY: setup
 setup: ## Install the Debian packages that tests need (only missing ones)
@@ -105,6 +106,10 @@ fuzz: ## Run every fuzz target for FUZZTIME (10s)
 .PHONY: mutants
 mutants: ## Bring back past defects one at a time: a unit test has to find each
 	@hack/mutants.sh
+
+.PHONY: mutation
+mutation: ## Change one operator at a time where it counts: how many changes do unit tests find? (half an hour)
+	@hack/mutation.sh
 
 .PHONY: lint
 lint: ## golangci-lint, buf lint, and the rules of hack/structure
