@@ -431,3 +431,27 @@ func TestHazards(t *testing.T) {
 		})
 	}
 }
+
+// TestVolumeInAPod: by its driver and id under each of its names, or inline by its name; another driver's has the same
+// id. It is read only if it is so under all of its names.
+func TestVolumeInAPod(t *testing.T) {
+	pod := &Pod{Volumes: []PodVolume{
+		{Name: "other", Driver: "other", VolumeID: volumeID}, {Name: "a", Driver: driver, VolumeID: volumeID, ReadOnlyMounts: true},
+		{Name: "b", Driver: driver, VolumeID: "vol-2"}, {Name: "", Driver: driver, VolumeID: "vol-3"}, {Name: "c", Driver: driver, VolumeID: volumeID},
+	}}
+	for _, c := range []struct{ driver, id, inline, want string }{
+		{driver, volumeID, "", "a c"}, {driver, "vol-2", "", "b"}, {driver, "inline", "b", "b"}, {"other", volumeID, "", "other"}, {"other", "inline", "b", ""},
+	} {
+		var names []string
+		for _, v := range pod.volumesOf(c.driver, c.id, c.inline) {
+			names = append(names, v.Name)
+		}
+		if got := strings.Join(names, " "); got != c.want {
+			t.Errorf("%+v: %s", c, got)
+		}
+	}
+	found, err := pod.ForVolume(driver, volumeID, "")
+	if err != nil || found.Volume.ReadOnlyMounts {
+		t.Errorf("%+v, %v", found, err)
+	}
+}

@@ -65,6 +65,7 @@ func TestRecordsThatCannotBeUsed(t *testing.T) {
 	records, err := openRecords(dir, zap.NewNop())
 	check.Must(t, err)
 	check.Must(t, records.Put(Record{Driver: "d", ID: "v", Stage: &StageRecord{Path: "/s", At: StagedAsDevice}}))
+	check.Must(t, records.Put(Record{Driver: "d", ID: "on-host", OnHost: []string{"/proc/mount"}}))
 	file := filepath.Join(dir, FileName(id))
 	raw, err := os.ReadFile(file)
 	check.Must(t, err)
@@ -72,7 +73,7 @@ func TestRecordsThatCannotBeUsed(t *testing.T) {
 	check.Must(t, os.WriteFile(dir+"/half.new", raw[:9], 0o600))
 	core, logged := observer.New(zap.ErrorLevel)
 	records, err = openRecords(dir, zap.New(core))
-	if left, _ := os.ReadDir(dir); err != nil || len(left) != 2 || logged.Len() != 1 || records.Get(id).Stage == nil {
+	if left, _ := os.ReadDir(dir); err != nil || len(left) != 3 || logged.Len() != 1 || records.Get(id).Stage == nil {
 		t.Errorf("%v, left are %v, and logged %v", err, left, logged.All())
 	}
 	if staged, err := StagedDevices(state); len(staged) != 1 || err == nil || !strings.Contains(err.Error(), "newer.json") {
