@@ -150,7 +150,7 @@ func (s *settings) findings() []string {
 	var out []string
 	now := s.file()
 	at := func(t time.Time) string { return t.UTC().Format(time.RFC3339) }
-	bad := strings.ReplaceAll(fmt.Sprint(now.bad), "\n", "; ") // a line each
+	bad := oneLine.Replace(fmt.Sprint(now.bad))
 	switch {
 	case now.bad != nil && now.accepted.IsZero():
 		out = append(out, fmt.Sprintf("the configuration file is bad since %s, and what was in force before it stays: %s", at(now.badSince), bad))
@@ -169,6 +169,9 @@ func (s *settings) findings() []string {
 	}
 	return out
 }
+
+// oneLine joins the lines of an error, because a finding is one.
+var oneLine = strings.NewReplacer(":\n  ", ": ", "\n  ", ", ", ".\n", ". ", "\n", "; ")
 
 func (s *settings) measure(_ context.Context, into *telemetry.NodeState) {
 	into.ConfigBadSince = s.file().badSince

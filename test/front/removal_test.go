@@ -82,7 +82,7 @@ func TestFrontIsNotRemovedUnderItsVolumes(t *testing.T) {
 	}
 	n.podWrites(s, "start refused")
 	n.startByAccepted(withFront)
-	n.waitFindings("the start with the file is refused", "front.enabled: false cannot be put in force: 1 deferred volume(s) live on this node:\n  "+target)
+	n.waitFindings("the start with the file is refused", "front.enabled: false cannot be put in force: 1 deferred volume(s) live on this node: "+target)
 	check.Must(t, n.publish(v, "pod-1"))
 	n.Kill()
 	n.Accepted = ""
