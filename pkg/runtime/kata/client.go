@@ -17,18 +17,13 @@ import (
 type client struct {
 	cfg      *Config
 	bindings *bindings
-	kept     kept
 }
 
-// send sends one request to a sandbox and reads the answer, whatever its status. It closes
-// or keeps the connection, which the caller must not use any more.
+// send sends one request to a sandbox and reads the answer, whatever its status. It closes the
+// connection: kubelet's next poll comes after a minute or more, so that keeping it is not worth a pool.
 func (cl *client) send(ctx context.Context, v *volume.Volume, s shim, c *conn, request []byte) (reply, error) {
-	rep, reusable, err := c.exchange(ctx, request)
-	if reusable {
-		cl.kept.put(c)
-	} else {
-		c.close()
-	}
+	rep, err := c.exchange(ctx, request)
+	c.close()
 	if err != nil {
 		return reply{}, exchangeError(ctx, v, s.id, err)
 	}
@@ -51,11 +46,7 @@ func (cl *client) connect(ctx context.Context, v *volume.Volume) (*conn, shim, e
 }
 
 func (cl *client) reach(ctx context.Context, s shim) (*conn, error) {
-	socket := cl.cfg.socketOf(s.id, s.flavor)
-	if c := cl.kept.take(socket); c != nil {
-		return c, nil
-	}
-	return dial(ctx, socket)
+	return dial(ctx, cl.cfg.socketOf(s.id, s.flavor))
 }
 
 // search finds the first sandbox that accepts a connection. If none does, the volume is

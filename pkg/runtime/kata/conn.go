@@ -10,7 +10,6 @@ import (
 	"net"
 	"net/http"
 	"os"
-	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -37,9 +36,7 @@ var (
 // call, and would not stop at a header limit of ours.
 type conn struct {
 	net.Conn
-	socket string
-	left   int         // how many more bytes are read
-	expiry *time.Timer // closes it while it is kept
+	left int // how many more bytes are read
 }
 
 type reply struct {
@@ -54,7 +51,7 @@ func dial(ctx context.Context, socket string) (*conn, error) {
 	for wait := time.Millisecond; ; wait = min(2*wait, 50*time.Millisecond) {
 		raw, err := dialer.DialContext(ctx, "unix", socket)
 		if err == nil {
-			return &conn{Conn: raw, socket: socket}, nil
+			return &conn{Conn: raw}, nil
 		}
 		if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, os.ErrDeadlineExceeded) {
 			<-ctx.Done() // the dialer's own timer, which has ctx's deadline, can fire just before that of ctx
@@ -83,28 +80,24 @@ func (c *conn) Read(p []byte) (int, error) {
 
 func (c *conn) close() { _ = c.Close() }
 
-// exchange sends a request and reads the answer. reusable reports whether the connection can
-// be used for another one.
-func (c *conn) exchange(ctx context.Context, request []byte) (rep reply, reusable bool, err error) {
+// exchange sends a request and reads the answer.
+func (c *conn) exchange(ctx context.Context, request []byte) (reply, error) {
 	stop := context.AfterFunc(ctx, func() { _ = c.SetDeadline(time.Unix(1, 0)) })
-	rep, reusable, err = c.sendAndRead(request)
-	if !stop() {
-		reusable = false
-		if err != nil && ctx.Err() != nil {
-			err = ctx.Err()
-		}
+	rep, err := c.sendAndRead(request)
+	if !stop() && err != nil && ctx.Err() != nil {
+		err = ctx.Err()
 	}
-	return rep, reusable, err
+	return rep, err
 }
 
-func (c *conn) sendAndRead(request []byte) (rep reply, reusable bool, err error) {
+func (c *conn) sendAndRead(request []byte) (reply, error) {
 	if _, err := c.Write(request); err != nil {
-		return reply{}, false, hungUp(err)
+		return reply{}, hungUp(err)
 	}
 	c.left = maxHeader
 	reader := bufio.NewReader(c)
 	if _, err := reader.Peek(1); err != nil {
-		return reply{}, false, hungUp(err)
+		return reply{}, hungUp(err)
 	}
 	return c.read(reader)
 }
@@ -118,17 +111,17 @@ func hungUp(err error) error {
 	return fmt.Errorf("%w: %w", errHungUp, err)
 }
 
-func (c *conn) read(reader *bufio.Reader) (rep reply, reusable bool, err error) {
+func (c *conn) read(reader *bufio.Reader) (reply, error) {
 	response, err := http.ReadResponse(reader, nil)
 	if err != nil {
-		return reply{}, false, brokeOff(err, errNotHTTP)
+		return reply{}, brokeOff(err, errNotHTTP)
 	}
 	defer func() {
 		c.left = 0 // Close reads what is left of the body, and may not wait for it
 		_ = response.Body.Close()
 	}()
 	if response.ContentLength > maxBody {
-		return reply{}, false, errTooMuch
+		return reply{}, errTooMuch
 	}
 	c.left = maxBody + maxHeader // chunks have headers of their own
 	body := bytes.NewBuffer(make([]byte, 0, max(response.ContentLength, 0)+bytes.MinRead))
@@ -137,9 +130,9 @@ func (c *conn) read(reader *bufio.Reader) (rep reply, reusable bool, err error) 
 		err = errTooMuch
 	}
 	if err != nil {
-		return reply{}, false, brokeOff(err, errCutShort)
+		return reply{}, brokeOff(err, errCutShort)
 	}
-	return reply{status: response.StatusCode, body: body.Bytes()}, !response.Close && reader.Buffered() == 0, nil
+	return reply{status: response.StatusCode, body: body.Bytes()}, nil
 }
 
 // brokeOff classifies what ended an answer: as other if nothing else fits.
@@ -155,92 +148,4 @@ func brokeOff(err, other error) error {
 
 func contextError(v *volume.Volume, sandbox string, err error) error {
 	return guest.ContextError(v, "Kata sandbox "+sandbox, err)
-}
-
-const (
-	maxKept = 512
-	keptFor = time.Minute
-)
-
-// kept keeps connections to shims between calls, one for each socket, so that kubelet's
-// regular calls for stats need not dial each time. It keeps none unless run runs, so that
-// none is left behind.
-type kept struct {
-	mu    sync.Mutex
-	conns map[string]*conn // by socket; nil where none is kept
-}
-
-// run lets connections be kept until ctx ends.
-func (k *kept) run(ctx context.Context) {
-	k.mu.Lock()
-	k.conns = make(map[string]*conn)
-	k.mu.Unlock()
-	<-ctx.Done()
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	for _, c := range k.conns {
-		c.expiry.Stop()
-		c.close()
-	}
-	k.conns = nil
-}
-
-// take returns the kept connection to a socket, if the shim has not closed it meanwhile.
-func (k *kept) take(socket string) *conn {
-	c := k.remove(socket, nil)
-	if c == nil || !c.expiry.Stop() {
-		return nil // none, or one that is being closed
-	}
-	if !c.isQuiet() {
-		c.close()
-		return nil
-	}
-	return c
-}
-
-// put keeps a connection whose last answer was read to its end.
-func (k *kept) put(c *conn) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if k.conns == nil || len(k.conns) >= maxKept || k.conns[c.socket] != nil {
-		c.close()
-		return
-	}
-	c.expiry = time.AfterFunc(keptFor, func() {
-		k.remove(c.socket, c)
-		c.close()
-	})
-	k.conns[c.socket] = c
-}
-
-// remove removes and returns the connection to a socket. If only is not nil, it removes no
-// other one.
-func (k *kept) remove(socket string, only *conn) *conn {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	c := k.conns[socket]
-	if c == nil || only != nil && c != only {
-		return nil
-	}
-	delete(k.conns, socket)
-	return c
-}
-
-// isQuiet reports whether the other side has neither closed the connection nor sent anything
-// unasked.
-func (c *conn) isQuiet() bool {
-	socket, ok := c.Conn.(*net.UnixConn)
-	if !ok {
-		return false
-	}
-	raw, err := socket.SyscallConn()
-	if err != nil {
-		return false
-	}
-	quiet := false
-	err = raw.Control(func(fd uintptr) {
-		_, _, err := unix.Recvfrom(int(fd), make([]byte, 1), unix.MSG_PEEK|unix.MSG_DONTWAIT)
-		quiet = errors.Is(err, unix.EAGAIN)
-	})
-	return err == nil && quiet
 }
