@@ -148,16 +148,6 @@ func SetGroup(capability *csi.VolumeCapability, group, policy string) {
 // fileSystemsField is the number of NodeGetInfoResponse.supported_file_systems.
 const fileSystemsField = 4
 
-// FileSystems reads the filesystems that a driver can leave to the sandbox from its answer of
-// NodeGetInfo; none means any.
-func FileSystems(reply *csi.NodeGetInfoResponse) ([]string, error) {
-	fields := &csiv1.NodeGetInfoResponseFields{}
-	if err := proto.Unmarshal(reply.ProtoReflect().GetUnknown(), fields); err != nil {
-		return nil, fmt.Errorf("supported_file_systems: %w", err)
-	}
-	return fields.GetSupportedFileSystems(), nil
-}
-
 func appendMessage(raw []byte, num protowire.Number, value []byte) []byte {
 	return protowire.AppendBytes(protowire.AppendTag(raw, num, protowire.BytesType), value)
 }

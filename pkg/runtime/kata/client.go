@@ -34,7 +34,7 @@ func (cl *client) send(ctx context.Context, v *volume.Volume, s shim, c *conn, r
 // every sandbox that may have the volume.
 func (cl *client) connect(ctx context.Context, v *volume.Volume) (*conn, shim, error) {
 	if s := cl.bindings.current(v); s.id != "" {
-		c, err := cl.reach(ctx, s)
+		c, err := dial(ctx, cl.cfg.socketOf(s.id, s.flavor))
 		if err == nil {
 			return c, s, nil
 		}
@@ -43,10 +43,6 @@ func (cl *client) connect(ctx context.Context, v *volume.Volume) (*conn, shim, e
 		}
 	}
 	return cl.search(ctx, v)
-}
-
-func (cl *client) reach(ctx context.Context, s shim) (*conn, error) {
-	return dial(ctx, cl.cfg.socketOf(s.id, s.flavor))
 }
 
 // search finds the first sandbox that accepts a connection. If none does, the volume is
@@ -82,12 +78,12 @@ func (cl *client) unreached(ctx context.Context, v *volume.Volume, failures ...f
 // do. The error is that of the socket that exists.
 func (cl *client) reachAny(ctx context.Context, id string) (*conn, shim, error) {
 	s := shim{id, goShim}
-	c, goErr := cl.reach(ctx, s)
+	c, goErr := dial(ctx, cl.cfg.socketOf(s.id, s.flavor))
 	if goErr == nil || ctx.Err() != nil {
 		return c, s, goErr
 	}
 	s.flavor = rustShim
-	c, err := cl.reach(ctx, s)
+	c, err := dial(ctx, cl.cfg.socketOf(s.id, s.flavor))
 	if err != nil && errors.Is(err, unix.ENOENT) {
 		err = goErr
 	}
