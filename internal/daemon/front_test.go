@@ -95,21 +95,3 @@ func TestTheConfigurationSaysWhoTellsOfSandboxes(t *testing.T) {
 		t.Errorf("with a CRI socket it is %v", tracker.LastError())
 	}
 }
-
-// polling is a tracker whose container runtime offers no events.
-type polling struct {
-	tracker
-	is bool
-}
-
-func (p polling) Polled() bool { return p.is }
-func (polling) Ready() bool    { return true }
-
-func TestPollingIsAFinding(t *testing.T) {
-	if got := (followed{polling{}}).findings(); len(got) != 0 {
-		t.Errorf("with events: %q", got)
-	}
-	if got := (followed{polling{is: true}}).findings(); len(got) != 1 || !strings.Contains(got[0], "enable_pod_events = true") {
-		t.Errorf("without events: %q", got)
-	}
-}

@@ -108,7 +108,6 @@ func sameFilesystem(a, b string) (bool, error) {
 type tracker interface {
 	Run(ctx context.Context) error
 	kata.Sandboxes
-	Polled() bool
 }
 
 // newTracker completes the configuration with the container runtime. It returns nil if none
@@ -132,10 +131,6 @@ func (f followed) findings() []string {
 	var out []string
 	if !f.Ready() {
 		out = append(out, fmt.Sprintf("sandboxes cannot be followed (%v): those of runtime-rs are not found", f.LastError()))
-	}
-	if f.Polled() {
-		out = append(out, "the container runtime tells of no changes and is asked for its sandboxes every 2 s, so that the death of one is known "+
-			"up to 2 s late; for CRI-O set enable_pod_events = true in [crio.runtime], and restart it")
 	}
 	return out
 }

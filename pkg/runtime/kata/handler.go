@@ -93,7 +93,7 @@ type Sandboxes interface {
 }
 
 // Handler is the Kata runtime handler. It works right after New. While Run runs, it also
-// watches for new bindings and keeps connections.
+// watches for new bindings.
 type Handler struct {
 	cfg       Config
 	sandboxes Sandboxes

@@ -30,7 +30,7 @@ func (b *bindings) inUse(ctx context.Context, v *volume.Volume) (string, error) 
 	// Read before the list of the pod's sandboxes: if it was ready, the list is complete.
 	ready := b.sandboxes != nil && b.sandboxes.Ready()
 	candidates, unread := b.candidates(v)
-	id, forgotten, err := b.living(v, candidates, ready)
+	id, forgotten, err := b.living(ctx, v, candidates, ready)
 	switch {
 	case id != "" || err != nil:
 		return id, err
@@ -52,11 +52,11 @@ func (b *bindings) inUse(ctx context.Context, v *volume.Volume) (string, error) 
 }
 
 // living returns the first of the candidates that may live, or those that are forgotten.
-func (b *bindings) living(v *volume.Volume, candidates []string, ready bool) (found string, forgotten []string, err error) {
+func (b *bindings) living(ctx context.Context, v *volume.Volume, candidates []string, ready bool) (found string, forgotten []string, err error) {
 	for _, id := range candidates {
 		served, err := b.hasShim(id)
 		switch {
-		case b.isListed(id):
+		case b.lists(ctx, id):
 			return id, nil, nil
 		case err != nil:
 			return "", nil, unknown(v, "Kata sandbox "+id, "its shim's socket cannot be reached", err)
@@ -143,6 +143,21 @@ func (b *bindings) mayLive(id string) (bool, error) {
 		return true, nil
 	}
 	return b.hasShim(id)
+}
+
+// listTime bounds one listing for a release.
+const listTime = 2 * time.Second
+
+// lists reports whether the container runtime lists a sandbox. What is in memory can be some seconds older than
+// the end of a sandbox, for which kubelet would have to repeat its call: so the runtime itself is asked then.
+func (b *bindings) lists(ctx context.Context, id string) bool {
+	if !b.isListed(id) || !b.sandboxes.Ready() {
+		return b.isListed(id)
+	}
+	ctx, cancel := context.WithTimeout(ctx, listTime)
+	defer cancel()
+	live, err := b.sandboxes.Listed(ctx)
+	return err != nil || live[id]
 }
 
 func (b *bindings) isListed(id string) (listed bool) {

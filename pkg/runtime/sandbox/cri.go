@@ -5,16 +5,13 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"path"
 	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
-	"go.uber.org/zap"
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -29,19 +26,11 @@ import (
 const (
 	// listTime bounds one listing, which runtimes make from memory.
 	listTime = 10 * time.Second
-	// pollTime is how often a runtime that sends no events is asked while there are
-	// volumes, as kubelet does every second, and idleTime how often while there are none.
+	// pollTime is how often the runtime is asked while there are volumes, and idleTime how often while
+	// there are none. kubelet does so every second.
 	pollTime, idleTime = 2 * time.Second, 30 * time.Second
-	// listGap is the least time between two listings: a few of them cover hundreds of
-	// events in a row.
-	listGap = 20 * time.Millisecond
-	// eventsAgain is how often a runtime that offers no events is asked for them once more.
-	eventsAgain = 30 * time.Second
-	// settleTime is when the first listing is repeated: an event between our request for
-	// events and the runtime's handling of it would be in neither.
+	// settleTime is when the first listing is repeated.
 	settleTime = time.Second
-	// relistTime is how often everything is listed again, in case that events were lost.
-	relistTime = 5 * time.Minute
 	// askTime bounds a query of all containers.
 	askTime = 30 * time.Second
 	// endTime bounds one query whether a sandbox has ended: a shim that hangs delays all listings
@@ -52,34 +41,29 @@ const (
 type client struct {
 	t          *Tracker
 	api        runtimeapi.RuntimeServiceClient
-	containerd atomic.Bool
+	containerd bool
 
 	mu sync.Mutex
-	// ended are the listed sandboxes that are known to have ended. None of them comes back to life.
+	// ended are the listed sandboxes that have ended, and whether that is proven. None comes back to life.
 	ended map[string]bool
 }
 
-// broadcasts reports whether the runtime sends each event to all listeners. CRI-O before 1.28
-// sends it to one of them: to listen would take events away from kubelet.
-func (c *client) broadcasts(ctx context.Context) (bool, error) {
+// check returns an error if the runtime does not serve the CRI, or is too old.
+func (c *client) check(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, listTime)
 	defer cancel()
 	reply, err := c.api.Version(ctx, &runtimeapi.VersionRequest{})
 	if status.Code(err) == codes.Unimplemented {
-		return false, volume.Errorf(volume.NoSandbox, "%s does not serve the CRI: if that is containerd, remove \"cri\" from disabled_plugins in its config.toml", c.t.party)
+		return volume.Errorf(volume.NoSandbox, "%s does not serve the CRI: if that is containerd, remove \"cri\" from disabled_plugins "+
+			"in its config.toml, or see why the plugin failed (ctr plugins ls)", c.t.party)
 	}
 	if err != nil {
-		return false, fmt.Errorf("ask for the version: %w", err)
+		return fmt.Errorf("ask for the version: %w", err)
 	}
-	version := reply.GetRuntimeVersion()
-	c.containerd.Store(reply.GetRuntimeName() == "containerd")
-	switch reply.GetRuntimeName() {
-	case "containerd":
-		return true, checkSupported(version)
-	case "cri-o":
-		return slices.Compare(majorMinor(version), []int{1, 28}) >= 0, nil
+	if c.containerd = reply.GetRuntimeName() == "containerd"; c.containerd {
+		return checkSupported(reply.GetRuntimeVersion())
 	}
-	return false, nil
+	return nil
 }
 
 // checkSupported returns an error if a version of containerd is too old. A version that
@@ -100,26 +84,25 @@ func majorMinor(version string) []int {
 	return v
 }
 
-// live lists the sandboxes that kubelet made and that may live. unproven reports whether one of them
-// is not ready, and not known to have ended.
-func (c *client) live(ctx context.Context) (live map[string]sandbox, unproven bool, err error) {
-	all, err := c.sandboxes(ctx)
+// live lists the sandboxes that kubelet made and that may live.
+func (c *client) live(ctx context.Context) (live map[string]sandbox, err error) {
+	all, err := c.sandboxes(ctx, false)
 	if err != nil {
-		return nil, false, err
+		return nil, err
 	}
 	live = make(map[string]sandbox, len(all))
 	for _, item := range all {
 		s := sandbox{id: item.GetId(), pod: item.GetMetadata().GetUid(), created: time.Unix(0, item.GetCreatedAt())}
 		if c.t.good(s) {
 			live[s.id] = s
-			unproven = unproven || !isReady(item)
 		}
 	}
-	return live, unproven, nil
+	return live, nil
 }
 
-// sandboxes lists those that may live, also those that kubelet did not make.
-func (c *client) sandboxes(ctx context.Context) ([]*runtimeapi.PodSandbox, error) {
+// sandboxes lists those that may live, also those that kubelet did not make: with doubtful also those whose end
+// is not proven.
+func (c *client) sandboxes(ctx context.Context, doubtful bool) ([]*runtimeapi.PodSandbox, error) {
 	ctx, cancel := context.WithTimeout(ctx, listTime)
 	defer cancel()
 	reply, err := c.api.ListPodSandbox(ctx, &runtimeapi.ListPodSandboxRequest{})
@@ -127,14 +110,17 @@ func (c *client) sandboxes(ctx context.Context) ([]*runtimeapi.PodSandbox, error
 		return nil, fmt.Errorf("list sandboxes: %w", err)
 	}
 	ended := c.endedOf(ctx, reply.GetItems())
-	return slices.DeleteFunc(reply.GetItems(), func(p *runtimeapi.PodSandbox) bool { return ended[p.GetId()] }), nil
+	return slices.DeleteFunc(reply.GetItems(), func(p *runtimeapi.PodSandbox) bool {
+		proven, ended := ended[p.GetId()]
+		return ended && (proven || !doubtful)
+	}), nil
 }
 
 func isReady(p *runtimeapi.PodSandbox) bool {
 	return p.GetState() == runtimeapi.PodSandboxState_SANDBOX_READY
 }
 
-// endedOf returns the sandboxes that are known to have ended.
+// endedOf returns the sandboxes that have ended, and whether that is proven.
 func (c *client) endedOf(ctx context.Context, all []*runtimeapi.PodSandbox) map[string]bool {
 	c.mu.Lock()
 	before := c.ended
@@ -148,10 +134,14 @@ func (c *client) endedOf(ctx context.Context, all []*runtimeapi.PodSandbox) map[
 			continue
 		}
 		group.Go(func() error {
-			if before[p.GetId()] || c.hasEnded(ctx, p.GetId()) {
+			proven, over := before[p.GetId()]
+			if !over {
+				over, proven = c.hasEnded(ctx, p.GetId())
+			}
+			if over {
 				mu.Lock()
 				defer mu.Unlock()
-				ended[p.GetId()] = true
+				ended[p.GetId()] = proven
 			}
 			return nil
 		})
@@ -166,29 +156,31 @@ func (c *client) endedOf(ctx context.Context, all []*runtimeapi.PodSandbox) map[
 // hasEnded reports whether a sandbox that is not ready is known to have ended. Containerd also reports
 // one as not ready whose start failed and could not be undone, or whose shim did not answer when
 // containerd started. So containerd is asked for the sandbox's process, too, and one that is not known
-// to have ended lives.
-func (c *client) hasEnded(ctx context.Context, id string) bool {
-	if !c.containerd.Load() {
-		return true
+// to have ended lives. Nothing is proven by an answer without a process, of a sandbox that is no container.
+func (c *client) hasEnded(ctx context.Context, id string) (ended, proven bool) {
+	if !c.containerd {
+		return true, true
 	}
 	ctx, cancel := context.WithTimeout(ctx, endTime)
 	defer cancel()
 	reply, err := c.api.PodSandboxStatus(ctx, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: id, Verbose: true})
 	if err != nil {
-		return status.Code(err) == codes.NotFound
+		gone := status.Code(err) == codes.NotFound
+		return gone, gone
 	}
 	var info struct {
 		ProcessStatus *string `json:"processStatus"`
 	}
-	if json.Unmarshal([]byte(reply.GetInfo()["info"]), &info) != nil || info.ProcessStatus == nil {
-		return false
+	if json.Unmarshal([]byte(reply.GetInfo()["info"]), &info) != nil || info.ProcessStatus == nil ||
+		reply.GetStatus().GetState() == runtimeapi.PodSandboxState_SANDBOX_READY {
+		return false, false
 	}
-	// It is empty for a sandbox that is no container: of one whose shim cannot be asked there is no answer.
-	return slices.Contains([]string{"", "stopped", "deleted"}, *info.ProcessStatus)
+	proven = *info.ProcessStatus == "stopped" || *info.ProcessStatus == "deleted"
+	return proven || *info.ProcessStatus == "", proven
 }
 
 func (c *client) listed(ctx context.Context) (map[string]bool, error) {
-	all, err := c.sandboxes(ctx)
+	all, err := c.sandboxes(ctx, true)
 	ids := make(map[string]bool, len(all))
 	for _, item := range all {
 		ids[item.GetId()] = true
@@ -328,135 +320,34 @@ func askError(ctx context.Context, party, sandboxID string, err error) error {
 // clip shortens untrusted text for the log.
 func clip(s string) string { return sys.ClipTo(s, 128) }
 
-// follower uses one connection until that breaks.
-//
-// An event only triggers a new listing. Its content is not used, because runtimes read and
-// send a sandbox's state in two steps: "ready" can arrive after "not ready".
-type follower struct {
-	t      *Tracker
-	c      *client
-	hints  chan struct{}
-	ended  chan error
-	pushed bool      // the runtime sends events
-	asked  time.Time // when events were requested last
-	// unsettled is set when events were requested, until the next listing.
-	unsettled bool
-	beside    *sync.WaitGroup
-}
-
-func follow(ctx context.Context, t *Tracker, conn *grpc.ClientConn, beside *sync.WaitGroup) error {
+// follow lists the sandboxes regularly over one connection, until that breaks. It does not listen to events:
+// containerd waits for each listener, so that one that does not read, because its process is stopped or hangs
+// on a disk, would hang all pods of the node; and CRI-O before 1.28 sends each event to one listener only,
+// which kubelet would miss.
+func follow(ctx context.Context, t *Tracker, conn *grpc.ClientConn) error {
 	c := &client{t: t, api: runtimeapi.NewRuntimeServiceClient(conn)}
-	f := &follower{t: t, c: c, hints: make(chan struct{}, 1), ended: make(chan error, 1), beside: beside}
-	if err := f.subscribe(ctx); err != nil {
+	if err := c.check(ctx); err != nil {
 		return err
 	}
-	return f.loop(ctx)
-}
-
-// subscribe starts to listen to the runtime's events, where it broadcasts them.
-func (f *follower) subscribe(ctx context.Context) error {
-	f.asked, f.unsettled = time.Now(), true
-	broadcasts, err := f.c.broadcasts(ctx)
-	if err != nil {
-		return err
-	}
-	if f.pushed = broadcasts; broadcasts {
-		f.beside.Go(func() { f.ended <- f.listen(ctx) })
-	}
-	return nil
-}
-
-func (f *follower) loop(ctx context.Context) error {
-	for {
-		live, unproven, err := f.c.live(ctx)
+	for pause := settleTime; ; pause = pollTime {
+		live, err := c.live(ctx)
 		if err != nil {
 			return err
 		}
-		f.t.replace(f.c, live)
-		f.t.polled.Store(!f.pushed || f.unsettled && f.t.polled.Load()) // events that were just requested may be refused
-		most := relistTime
-		switch {
-		case f.unsettled:
-			f.unsettled, most = false, settleTime
-		case unproven:
-			most = pollTime
-		}
-		if err := f.wait(ctx, most); err != nil {
-			return err
-		}
-	}
-}
-
-func (f *follower) wait(ctx context.Context, most time.Duration) error {
-	sys.Sleep(ctx, listGap)
-	start, busy := time.Now(), f.t.cfg.Busy
-	tick := time.NewTicker(pollTime)
-	defer tick.Stop()
-	end := time.NewTimer(most)
-	defer end.Stop()
-	for {
-		select {
-		case <-ctx.Done():
+		t.replace(c, live)
+		if !c.wait(ctx, pause) {
 			return ctx.Err()
-		case <-f.hints:
-			return nil
-		case <-end.C:
-			return nil
-		case err := <-f.ended:
-			return f.unpushed(err)
-		case <-tick.C:
-			if !f.pushed && time.Since(f.asked) >= eventsAgain {
-				return f.subscribe(ctx)
-			}
-			if !f.pushed && (busy == nil || busy() || time.Since(start) >= idleTime) {
-				return nil
-			}
 		}
 	}
 }
 
-// unpushed switches to polling if the runtime offers no events. Any other end of the stream
-// is a broken connection, and an error.
-func (f *follower) unpushed(err error) error {
-	if !errors.Is(err, io.EOF) && status.Code(err) != codes.Unimplemented {
-		return fmt.Errorf("events: %w", err)
-	}
-	f.pushed = false
-	if !f.t.polled.Swap(true) {
-		f.t.log.Info("the container runtime sends no events; it is polled every few seconds instead", zap.String("runtime", f.t.party))
-	}
-	return nil
-}
-
-// listen reads the event stream until it ends, and triggers listings.
-func (f *follower) listen(ctx context.Context) error {
-	stream, err := f.c.api.GetContainerEvents(ctx, &runtimeapi.GetEventsRequest{})
-	if err != nil {
-		return err
-	}
-	for {
-		event, err := stream.Recv()
-		if err != nil {
-			return err
-		}
-		if !f.isNews(event) {
-			continue
-		}
-		select {
-		case f.hints <- struct{}{}:
-		default: // one is pending already
+// wait returns when it is time to list again. While there are no volumes, that is seldom.
+func (c *client) wait(ctx context.Context, pause time.Duration) bool {
+	first, busy := pause == settleTime, c.t.cfg.Busy
+	for end := time.Now().Add(idleTime); sys.Sleep(ctx, pause); pause = pollTime {
+		if first || busy == nil || busy() || time.Now().After(end) {
+			return true
 		}
 	}
-}
-
-// isNews reports whether an event can mean that a sandbox came or went. A sandbox's own
-// event always can, whatever is known: a listing under way may be older. Most events are of
-// containers in known sandboxes.
-func (f *follower) isNews(event *runtimeapi.ContainerEventResponse) bool {
-	sandbox := event.GetPodSandboxStatus()
-	if sandbox == nil || event.GetContainerId() == sandbox.GetId() {
-		return true
-	}
-	_, known := f.t.PodOf(sandbox.GetId())
-	return known != (sandbox.GetState() == runtimeapi.PodSandboxState_SANDBOX_READY)
+	return false
 }

@@ -43,11 +43,9 @@ func onCRIO(t *testing.T, test func(t *testing.T, f *fakeRuntime)) {
 type fakeRuntime struct {
 	runtimeapi.UnimplementedRuntimeServiceServer
 	server        *grpc.Server
-	events        streams
 	log           *zap.Logger
 	name, version string
-	off           bool  // the CRI is not served
-	noEvents      error // what an event stream ends with
+	off           bool // the CRI is not served
 
 	mu         sync.Mutex
 	listener   *bufconn.Listener
@@ -171,8 +169,7 @@ func track(t *testing.T, f *fakeRuntime, cfg Config) (*Tracker, *journal) {
 	return tracker, told
 }
 
-// ready starts a node, and follows it until the first listing has been repeated and events
-// are delivered.
+// ready starts a node, and follows it until the first listing has been repeated.
 func ready(t *testing.T, f *fakeRuntime) (*Tracker, *journal) {
 	t.Helper()
 	f.start()
@@ -184,73 +181,6 @@ func ready(t *testing.T, f *fakeRuntime) (*Tracker, *journal) {
 
 func has(tracker *Tracker, pod string, ids ...string) func() bool {
 	return func() bool { return slices.Equal(tracker.OfPod(pod), ids) }
-}
-
-// streams are the event streams of a node.
-type streams struct {
-	mu   sync.Mutex
-	open map[chan *runtimeapi.ContainerEventResponse]bool
-	ever int  // how many were opened
-	off  bool // new ones end at once
-}
-
-func (s *streams) tell(event *runtimeapi.ContainerEventResponse) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for stream := range s.open {
-		stream <- event
-	}
-}
-
-// setOn turns events on or off, as a restart with another configuration does. To turn them
-// off ends the streams.
-func (s *streams) setOn(on bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.off = !on
-	for stream := range s.open {
-		if !on {
-			close(stream)
-			delete(s.open, stream)
-		}
-	}
-}
-
-func (s *streams) counts() (open, ever int) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return len(s.open), s.ever
-}
-
-// serve returns when the stream is closed.
-func (s *streams) serve(ctx context.Context, send func(*runtimeapi.ContainerEventResponse) error) {
-	events := make(chan *runtimeapi.ContainerEventResponse, 100)
-	s.mu.Lock()
-	s.ever++
-	if s.off {
-		close(events)
-	} else {
-		if s.open == nil {
-			s.open = make(map[chan *runtimeapi.ContainerEventResponse]bool)
-		}
-		s.open[events] = true
-	}
-	s.mu.Unlock()
-	defer func() {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		delete(s.open, events)
-	}()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case event, on := <-events:
-			if !on || send(event) != nil {
-				return
-			}
-		}
-	}
 }
 
 func (f *fakeRuntime) put(id, pod string) {
@@ -268,18 +198,8 @@ func (f *fakeRuntime) drop(id string) {
 	delete(f.sandboxes, id)
 }
 
-func (f *fakeRuntime) begin(id, pod string) {
-	f.put(id, pod)
-	f.tell(id, runtimeapi.ContainerEventType_CONTAINER_STARTED_EVENT)
-}
-
+// end makes a sandbox one that is listed and has ended.
 func (f *fakeRuntime) end(id string) {
-	f.unready(id)
-	f.tell(id, runtimeapi.ContainerEventType_CONTAINER_STOPPED_EVENT)
-}
-
-// unready makes a sandbox one that ended, without an event.
-func (f *fakeRuntime) unready(id string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	ended := proto.CloneOf(f.sandboxes[id]) // the old one may be on its way
@@ -297,17 +217,6 @@ func (f *fakeRuntime) contain(id, sandbox string, mounts ...mount) {
 	for _, m := range mounts {
 		f.mounts[id] = append(f.mounts[id], &runtimeapi.Mount{HostPath: m.source, ContainerPath: m.destination})
 	}
-}
-
-// tell sends the event of a sandbox's own container, without a status if the sandbox is gone.
-func (f *fakeRuntime) tell(id string, kind runtimeapi.ContainerEventType) {
-	f.mu.Lock()
-	event := &runtimeapi.ContainerEventResponse{ContainerId: id, ContainerEventType: kind}
-	if s := f.sandboxes[id]; s != nil {
-		event.PodSandboxStatus = &runtimeapi.PodSandboxStatus{Id: id, Metadata: s.Metadata, State: s.State}
-	}
-	f.mu.Unlock()
-	f.events.tell(event)
 }
 
 func (f *fakeRuntime) Version(context.Context, *runtimeapi.VersionRequest) (*runtimeapi.VersionResponse, error) {
@@ -347,10 +256,15 @@ func (f *fakeRuntime) PodSandboxStatus(ctx context.Context, req *runtimeapi.PodS
 		return nil, ctx.Err()
 	case process == "shimless":
 		return nil, status.Error(codes.Unavailable, "the shim's connection is closed")
-	case process == "none":
+	}
+	state := runtimeapi.PodSandboxState_SANDBOX_NOTREADY
+	if process == "unasked" { // a VM that lives, of which the shim gives no process
+		state = runtimeapi.PodSandboxState_SANDBOX_READY
+	}
+	if process == "none" || process == "unasked" {
 		process = ""
 	}
-	return &runtimeapi.PodSandboxStatusResponse{Info: map[string]string{"info": fmt.Sprintf(`{"pid":0,"processStatus":%q}`, process)}}, nil
+	return &runtimeapi.PodSandboxStatusResponse{Status: &runtimeapi.PodSandboxStatus{State: state}, Info: map[string]string{"info": fmt.Sprintf(`{"pid":0,"processStatus":%q}`, process)}}, nil
 }
 
 func (f *fakeRuntime) ListContainers(ctx context.Context, req *runtimeapi.ListContainersRequest) (*runtimeapi.ListContainersResponse, error) {
@@ -380,9 +294,4 @@ func (f *fakeRuntime) ContainerStatus(ctx context.Context, req *runtimeapi.Conta
 	return &runtimeapi.ContainerStatusResponse{
 		Status: &runtimeapi.ContainerStatus{Id: req.GetContainerId(), Mounts: f.mounts[req.GetContainerId()]},
 	}, nil
-}
-
-func (f *fakeRuntime) GetContainerEvents(_ *runtimeapi.GetEventsRequest, stream runtimeapi.RuntimeService_GetContainerEventsServer) error {
-	f.events.serve(stream.Context(), stream.Send)
-	return f.noEvents
 }

@@ -42,8 +42,8 @@ type Config struct {
 	// must not block; they may be nil.
 	OnAdded func(podUID, id string)
 	OnGone  func(id string)
-	// Busy reports whether there are volumes. While there are none, a runtime that sends
-	// no events is polled rarely. It must not block; nil counts as true.
+	// Busy reports whether there are volumes. While there are none, the runtime is asked
+	// rarely. It must not block; nil counts as true.
 	Busy func() bool
 }
 
@@ -54,8 +54,6 @@ type Tracker struct {
 	party string // the container runtime, and where it is
 	log   *zap.Logger
 	dial  func(ctx context.Context, socket string) (net.Conn, error)
-	// polled is set while the runtime sends no events.
-	polled atomic.Bool
 
 	mu    sync.RWMutex
 	by    *client // the connection, once it has delivered a listing
@@ -212,12 +210,8 @@ func (t *Tracker) followOnce(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	var beside sync.WaitGroup
-	defer beside.Wait()
 	defer func() { _ = conn.Close() }()
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	return follow(ctx, t, conn, &beside)
+	return follow(ctx, t, conn)
 }
 
 // dialOnce dials for one connection and refuses a second one. gRPC would replace a broken
@@ -315,10 +309,6 @@ func (t *Tracker) Listed(ctx context.Context) (map[string]bool, error) {
 	}
 	return ids, nil
 }
-
-// Polled reports whether the runtime sends no events, so that it is listed every few seconds
-// and the end of a sandbox is known that much later.
-func (t *Tracker) Polled() bool { return t.Ready() && t.polled.Load() }
 
 // replace replaces all that is known by a listing, and uses its connection from now on.
 func (t *Tracker) replace(by *client, live map[string]sandbox) {

@@ -34,7 +34,7 @@ func TestListsAndFollows(t *testing.T) {
 		if _, known := tracker.PodOf("c-1"); known {
 			t.Error("a container is taken for a sandbox")
 		}
-		f.begin("sb-2", "pod-1")
+		f.put("sb-2", "pod-1")
 		check.Eventually(t, "sb-2, the newest first", has(tracker, "pod-1", "sb-2", "sb-1"))
 		f.end("sb-1")
 		check.Eventually(t, "sb-1 gone", has(tracker, "pod-1", "sb-2"))
@@ -64,8 +64,8 @@ func TestWhatWasMissedWhileBlindIsFound(t *testing.T) {
 			t.Errorf("told: %q", told.lines)
 		}
 		settle()
-		f.begin("later", "pod-3")
-		check.Eventually(t, "events come again", has(tracker, "pod-3", "later"))
+		f.put("later", "pod-3")
+		check.Eventually(t, "it is followed again", has(tracker, "pod-3", "later"))
 	})
 }
 
@@ -190,7 +190,8 @@ func TestMountingEnds(t *testing.T) {
 		f.put("sb-1", "pod-1")
 		tracker, _ := ready(t, f)
 		defer f.block()()
-		if _, err := tracker.Mounting(t.Context(), "/v"); volume.KindOf(err) != volume.Timeout {
+		_, err := tracker.Mounting(t.Context(), "/v")
+		if kind := volume.KindOf(err); kind != volume.Timeout && kind != volume.NoSandbox { // or the next listing ends first
 			t.Errorf("got %v", err)
 		}
 	})
@@ -204,9 +205,9 @@ func TestHostileSandboxesAreIgnored(t *testing.T) {
 		f.put(strings.Repeat("x", 200), "pod-1")
 		f.put("sb-1", "pod-1")
 		tracker, _ := ready(t, f)
-		f.begin("../../usr", "pod-1")
-		f.begin("sb-other", "pod/../1")
-		f.begin("sb-2", "pod-1")
+		f.put("../../usr", "pod-1")
+		f.put("sb-other", "pod/../1")
+		f.put("sb-2", "pod-1")
 		check.Eventually(t, "sb-2", has(tracker, "pod-1", "sb-2", "sb-1"))
 		if got := slices.Sorted(maps.Keys(tracker.known)); !slices.Equal(got, []string{"sb-1", "sb-2"}) {
 			t.Errorf("known are %q", got)
@@ -221,7 +222,7 @@ func TestHungRuntimeBlocksNoLookup(t *testing.T) {
 		f.contain("c-1", "sb-1", mount{"/v", "/data"})
 		tracker, _ := ready(t, f)
 		defer f.block()()
-		f.begin("sb-2", "pod-2") // asked about, without an answer
+		f.put("sb-2", "pod-2") // asked about, without an answer
 		start := time.Now()
 		if _, known := tracker.PodOf("sb-1"); !known || !has(tracker, "pod-1", "sb-1")() || time.Since(start) > 0 {
 			t.Errorf("lookups: %v, after %v", known, time.Since(start))
@@ -235,25 +236,6 @@ func TestHungRuntimeBlocksNoLookup(t *testing.T) {
 		cancelGone()
 		if _, err := tracker.ContainerIDs(gone, "sb-1"); volume.KindOf(err) != volume.Canceled {
 			t.Errorf("a caller who went away: %v", err)
-		}
-	})
-}
-
-// A storm of events is handled by a few listings, and ends in the truth.
-func TestStormOfEvents(t *testing.T) {
-	onBoth(t, func(t *testing.T, f *fakeRuntime) {
-		tracker, _ := ready(t, f)
-		before, start := f.listings(), time.Now()
-		for i := range 1000 {
-			id := fmt.Sprintf("sb-%d", i)
-			f.begin(id, "pod-1")
-			f.end(id)
-		}
-		f.begin("last", "pod-1")
-		check.Eventually(t, "only the last", has(tracker, "pod-1", "last"))
-		most := 3 + int(time.Since(start)/listGap)
-		if n := f.listings() - before; n > most {
-			t.Errorf("%d listings in %v", n, time.Since(start))
 		}
 	})
 }
