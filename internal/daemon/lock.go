@@ -56,6 +56,9 @@ func openLock(dir string) (*os.File, error) {
 	return os.OpenFile(filepath.Join(dir, "daemon.lock"), os.O_CREATE|os.O_RDONLY|unix.O_NOFOLLOW, 0o600) //nolint:gosec // our own directory
 }
 
+// errOtherDaemon is part of the error of a lock that another daemon has. No configuration is to blame.
+var errOtherDaemon = errors.New("so this one cannot start")
+
 // lockWaiter waits for a lock while an earlier daemon ends, and logs which process holds it.
 type lockWaiter struct {
 	log      *zap.Logger
@@ -70,7 +73,7 @@ func (w lockWaiter) lock(ctx context.Context, file *os.File, taken, remedy strin
 	}
 	switch {
 	case errors.Is(err, unix.EWOULDBLOCK):
-		return fmt.Errorf("%s, so this one cannot start: %s: %s", taken, holderOf(file), remedy)
+		return fmt.Errorf("%s, %w: %s: %s", taken, errOtherDaemon, holderOf(file), remedy)
 	case err != nil && ctx.Err() == nil:
 		return fmt.Errorf("lock %s: %w", file.Name(), err)
 	}

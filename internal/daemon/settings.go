@@ -81,7 +81,7 @@ func (s *settings) load() (config.Config, error) {
 // fallBack returns the configuration that was accepted last, when the file's cannot be loaded or the
 // daemon cannot start with it. If there is no other than the file's, it returns the cause.
 func (s *settings) fallBack(cause error) (config.Config, error) {
-	if s.settled || s.file().bad != nil || s.flags.File == "" || s.flags.Accepted == "" {
+	if s.settled || errors.Is(cause, errOtherDaemon) || s.file().bad != nil || s.flags.File == "" || s.flags.Accepted == "" {
 		return config.Config{}, cause
 	}
 	other := *s.flags
@@ -150,7 +150,7 @@ func (s *settings) findings() []string {
 	var out []string
 	now := s.file()
 	at := func(t time.Time) string { return t.UTC().Format(time.RFC3339) }
-	bad := oneLine.Replace(fmt.Sprint(now.bad))
+	bad := sys.ClipTo(oneLine.Replace(fmt.Sprint(now.bad)), maxFinding)
 	switch {
 	case now.bad != nil && now.accepted.IsZero():
 		out = append(out, fmt.Sprintf("the configuration file is bad since %s, and what was in force before it stays: %s", at(now.badSince), bad))
@@ -169,6 +169,9 @@ func (s *settings) findings() []string {
 	}
 	return out
 }
+
+// maxFinding bounds what is said of a bad file; the log has more.
+const maxFinding = 4096
 
 // oneLine joins the lines of an error, because a finding is one.
 var oneLine = strings.NewReplacer(":\n  ", ": ", "\n  ", ", ", ".\n", ". ", "\n", "; ")

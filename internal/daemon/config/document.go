@@ -121,7 +121,7 @@ func (d *document) check(path string, node *yaml.Node, as reflect.Type) {
 	switch kind := as.Kind(); {
 	case kind == reflect.Pointer:
 		d.check(path, node, as.Elem())
-	case node.ShortTag() == "!!null" && !strings.HasSuffix(path, "]"): // a key without a value keeps its default
+	case node.ShortTag() == "!!null" && !strings.HasSuffix(path, "]"): // a key without a value is no problem
 		delete(d.places, path)
 	case node.Kind == yaml.MappingNode && (kind == reflect.Struct || kind == reflect.Map):
 		d.checkMap(path, node, as)
@@ -138,15 +138,22 @@ func (d *document) check(path string, node *yaml.Node, as reflect.Type) {
 	}
 }
 
+// maxMerged bounds the maps that are merged into each other.
+const maxMerged = 16
+
 var plainKey = regexp.MustCompile(`^[A-Za-z0-9_-]{1,63}$`)
 
 func (d *document) checkMap(path string, node *yaml.Node, as reflect.Type) {
 	names, types := fieldsOf(as)
 	lines := map[string]int{}
-	content := node.Content
+	content, merged := node.Content, 0
 	for i := 0; i+1 < len(content); i += 2 {
 		key, value := content[i], content[i+1]
 		if from := value.Alias; key.ShortTag() == "!!merge" && from != nil && from.Kind == yaml.MappingNode {
+			if merged++; merged > 1 && i < len(node.Content) || merged > maxMerged { // the library merges the last one alone
+				d.addAt(key.Line, key.Column, strings.TrimPrefix(path+".<<", "."), "is there twice: merge one map, by its alias")
+				continue
+			}
 			content = slices.Concat(content, from.Content)
 			continue
 		}

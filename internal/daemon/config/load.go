@@ -119,6 +119,7 @@ func Parse(raw []byte) (Config, error) {
 func Reloadable(old, next Config) (applied Config, needRestart []string) {
 	applied = old
 	applied.Log = next.Log
+	applied.Containerd.Namespace = next.Containerd.Namespace // which has no effect
 	applied.Authorization = next.Authorization
 	applied.Devices = next.Devices
 	applied.Relay = next.Relay

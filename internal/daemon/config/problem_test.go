@@ -91,6 +91,9 @@ more: 1
 		{"merged keys", "authorization:\n  admin: &who {uids: [0], gid: [1]}\n  csi: {<<: *who, uids: [1]}\n", `
 2:27: authorization.admin.gid: unknown key; did you mean gids?
 2:27: authorization.csi.gid: unknown key; did you mean gids?`},
+		{"two merges, of which the library takes one", "policy:\n  rules:\n" +
+			"    - &a {name: a, drivers: [d1], defer: true}\n    - &b {name: b, drivers: [d2], defer: true}\n    - {<<: *a, <<: *b, name: c}\n", `
+5:16: policy.rules[2].<<: is there twice: merge one map, by its alias`},
 		{"no end", "log: {level: info\nrunDir: /x\n", `
 2:7: this is not valid YAML: did not find expected ',' or '}' (while parsing a flow mapping that begins in line 1)`},
 		{"no text", "runDir: /a\nlog: \x01", `
