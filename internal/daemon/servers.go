@@ -175,14 +175,25 @@ func (d *daemon) Drivers() (all []*adminv1.Driver, on bool) {
 // Forced logs and counts a volume that was released by force.
 func (d *daemon) Forced(v *volume.Volume, heldBy string) {
 	d.metrics.ReleasedByForce()
-	d.log.Warn("a volume was released by force", zap.String(telemetry.FieldVolume, string(v.Key)), zap.String("target", v.Target),
-		zap.String("device", v.Device.Path), zap.String("held_by", heldBy))
+	d.log.Warn("a volume was released by force", append(about(v), zap.String("held_by", heldBy))...)
+}
+
+// about names a volume in the log.
+func about(v *volume.Volume) []zap.Field {
+	fields := []zap.Field{
+		zap.String(telemetry.FieldVolume, string(v.Key)), zap.String(telemetry.FieldTarget, v.Target), zap.String("device", v.Device.Path),
+		zap.String(telemetry.FieldDriver, v.Driver), zap.String(telemetry.FieldHandler, v.Handler),
+	}
+	if of := v.Origin; of != nil {
+		fields = append(fields, zap.String(telemetry.FieldCSIVolume, of.VolumeID), zap.String(telemetry.FieldPod, of.PodNamespace+"/"+of.PodName))
+	}
+	return fields
 }
 
 // orphanEnded is called for a process that was ended, and for one that could not be.
 func (d *daemon) orphanEnded(v *volume.Volume, one deferral.Orphan, err error) {
 	d.metrics.OrphanEnded(err == nil)
-	fields := []zap.Field{zap.String(telemetry.FieldVolume, string(v.Key)), zap.String("target", v.Target), zap.String("device", v.Device.Path)}
+	fields := about(v)
 	if err != nil {
 		d.log.Error("an orphan keeps a volume", append(fields, zap.Error(err))...)
 		return

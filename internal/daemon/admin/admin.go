@@ -128,9 +128,9 @@ func (s *AdminServer) live(ctx context.Context, ref string) (deferral.Status, er
 	}
 	refused := s.Node.refusal(found.Key)
 	if refused == nil { // it was withdrawn a moment ago
-		return found, volume.Errorf(volume.NoSandbox, "no sandbox has the volume, for it was refused")
+		return found, volume.Errorf(volume.NoSandbox, "volume %s: no sandbox has it, for it was refused", found.Target)
 	}
-	return found, volume.Errorf(volume.NoSandbox, "no sandbox has the volume, for it was refused: %s", refused.Error)
+	return found, volume.Errorf(volume.NoSandbox, "volume %s: no sandbox has it, for it was refused: %s", found.Target, refused.Error)
 }
 
 // GetVolumeStats asks the sandbox.

@@ -31,10 +31,11 @@ func (f *freezes) note(key volume.Key, is freeze, err error) {
 }
 
 // noteThaw records the result of a thaw. InUse means that the volume was not frozen all the time; it is thawed now.
+// NoSandbox means that whoever was frozen has ended.
 func (f *freezes) noteThaw(key volume.Key, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if err == nil || volume.KindOf(err) == volume.InUse {
+	if kind := volume.KindOf(err); err == nil || kind == volume.InUse || kind == volume.NoSandbox {
 		delete(f.known, key)
 	}
 }

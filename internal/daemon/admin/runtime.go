@@ -2,6 +2,7 @@ package admin
 
 import (
 	"context"
+	"strings"
 
 	"github.com/crust-proxy/crust-proxy/internal/front/csi/refusal"
 	"github.com/crust-proxy/crust-proxy/internal/ground/telemetry"
@@ -32,6 +33,9 @@ func note(call *telemetry.Call, v *volume.Volume) {
 		return
 	}
 	call.Volume, call.Target, call.Driver, call.Handler = string(v.Key), v.Target, v.Driver, v.Handler
+	if of := v.Origin; of != nil {
+		call.CSIVolume, call.Rule, call.Pod = of.VolumeID, of.Rule, strings.TrimPrefix(of.PodNamespace+"/"+of.PodName, "/")
+	}
 }
 
 func instructionOf(req *runtimev1.RuntimeStageVolumeRequest) volume.Instruction {

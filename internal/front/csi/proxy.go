@@ -69,6 +69,8 @@ func parsed[M any, Request interface {
 			call.Target = r.GetTargetPath()
 		case interface{ GetVolumePath() string }:
 			call.Target = r.GetVolumePath()
+		case interface{ GetVolumePublishPath() string }:
+			call.Target = r.GetVolumePublishPath()
 		case interface{ GetStagingTargetPath() string }:
 			call.Target = r.GetStagingTargetPath()
 		}

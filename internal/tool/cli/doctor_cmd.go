@@ -44,33 +44,46 @@ with the daemon down, too. Run it as root: else some things cannot be looked at.
 				timeout = d.timeout
 			}
 			node.AdminSocket, _ = socketPath(d.socket) // checked with the other flags
-			report := examine(cmd, d.within(timeout), node, file)
-			for end := time.Now().Add(wait); report.Count(doctor.Error)+report.Count(doctor.Wait) > 0 && time.Now().Before(end) && sys.Sleep(cmd.Context(), time.Second); {
-				report = examine(cmd, d.within(timeout), node, file)
+			report, err := examine(cmd.Context(), d.within(timeout), node, file)
+			for end := time.Now().Add(wait); unfinished(report) && time.Now().Before(end) && sys.Sleep(cmd.Context(), time.Second); {
+				report, err = examine(cmd.Context(), d.within(timeout), node, file)
 			}
-			return printReport(out, report, quiet)
+			if err != nil {
+				cmd.PrintErrln("crustctl: looking in the usual places: " + show.EscapeLines(err.Error()))
+			}
+			if err = printReport(out, report, quiet); err == nil && wait > 0 && unfinished(report) {
+				return errFindings
+			}
+			return err
 		},
 	}
 	flags := cmd.Flags()
-	flags.BoolVarP(&quiet, "quiet", "q", false, "show only warnings and errors")
+	flags.BoolVarP(&quiet, "quiet", "q", false, "leave out what is well")
 	flags.BoolVar(&node.Before, "pre", false, "check a node on which crust-proxy is not installed yet")
 	flags.DurationVar(&wait, "wait", 0, "repeat the checks until there is no error and nothing is starting, for at most this time")
 	flags.StringVar(&file, "config", usualConfig, "the daemon's configuration file, for when the daemon does not answer")
 	return cmd
 }
 
-// examine asks the daemon, unless it is not installed yet, and makes the checks.
-func examine(cmd *cobra.Command, d *daemon, node doctor.Node, file string) doctor.Report {
+func unfinished(r doctor.Report) bool { return r.Count(doctor.Error)+r.Count(doctor.Wait) > 0 }
+
+// examine asks the daemon, unless it is not installed yet, and makes the checks. The error is that of the
+// configuration, without which doctor looks in the usual places.
+func examine(ctx context.Context, d *daemon, node doctor.Node, file string) (doctor.Report, error) {
 	known := doctor.Daemon{Err: errors.New("it was not asked")}
 	if !node.Before {
-		known = askForDoctor(cmd.Context(), d)
+		known = askForDoctor(ctx, d)
 	}
-	c, err := configuration(known.Node.GetConfig(), filepath.Join(node.Root, file))
-	if err != nil && (file != usualConfig || !errors.Is(err, fs.ErrNotExist)) {
-		cmd.PrintErrln("crustctl: looking in the usual places: " + show.EscapeLines(err.Error()))
+	path, err := filepath.Abs(file)
+	if err != nil {
+		path = file
+	}
+	c, err := configuration(known.Node.GetConfig(), filepath.Join(node.Root, path))
+	if file == usualConfig && errors.Is(err, fs.ErrNotExist) {
+		err = nil
 	}
 	node.Configure(c)
-	return doctor.Run(cmd.Context(), node, known)
+	return doctor.Run(ctx, node, known), err
 }
 
 // askForDoctor collects what the daemon reports. If it does not answer, that is doctor's first
@@ -109,7 +122,7 @@ func printReport(out *printer.Printer, r doctor.Report, quiet bool) error {
 		counts += fmt.Sprintf(", %d starting", starting)
 	}
 	if quiet {
-		r.Findings = slices.DeleteFunc(r.Findings, func(f doctor.Finding) bool { return f.Severity == doctor.OK || f.Severity == doctor.Wait })
+		r.Findings = slices.DeleteFunc(r.Findings, func(f doctor.Finding) bool { return f.Severity == doctor.OK })
 	}
 	err := out.Result(r, func() error { return printFindings(out, r, counts) })
 	if err == nil && r.Count(doctor.Error) > 0 {

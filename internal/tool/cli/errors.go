@@ -74,6 +74,7 @@ func (c *client) explainUnavailable(message string) error {
 		return c.explainDial(dial)
 	case strings.HasPrefix(message, "volume "): // the daemon is well
 		return command.Explain(errors.New(message), "A sandbox has the volume while its pod runs; 'crustctl get VOLUME' shows what is known.")
+	case c.conn != nil && c.conn.GetState() == connectivity.Ready: // it answered
 	case strings.Contains(message, context.DeadlineExceeded.Error()):
 		return c.unanswered()
 	case hungUp(message):

@@ -7,9 +7,11 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/connectivity"
 
@@ -55,7 +57,7 @@ func unitOf(env Env, socket string) unit {
 
 // state returns the properties of the unit; nil if systemd does not know it.
 func (u unit) state(ctx context.Context) map[string]string {
-	out := u.ask(ctx, "systemctl", "show", unitName, "--property=LoadState,ActiveState,SubState,Result,StateChangeTimestamp")
+	out := u.ask(ctx, "systemctl", "show", unitName, "--property=LoadState,ActiveState,SubState,Result,NRestarts,StateChangeTimestamp,StateChangeTimestampMonotonic")
 	found := make(map[string]string)
 	for line := range strings.Lines(out) {
 		key, value, _ := strings.Cut(strings.TrimSpace(line), "=")
@@ -111,16 +113,30 @@ func (u unit) describe(ctx context.Context, what string) error {
 	text := fmt.Sprintf("%s; systemd says that %s is %s (%s), result %s, since %s", what, unitName, state["ActiveState"], state["SubState"],
 		state["Result"], state["StateChangeTimestamp"])
 	switch {
-	case state["ActiveState"] == "activating" && !down(state):
+	case state["ActiveState"] == "activating" && !down(state) && justBegun(state):
 		return starting{errors.New(text)}
-	case state["ActiveState"] == "active" || !u.root:
+	case !down(state) || !u.root:
 		return errors.New(text)
 	}
-	log := u.ask(ctx, "journalctl", "_SYSTEMD_UNIT="+unitName, "--lines=50", "--output=cat", "--no-pager", "--quiet")
+	log := u.ask(ctx, "journalctl", "_SYSTEMD_UNIT="+unitName, "--boot", "--lines=50", "--output=cat", "--no-pager", "--quiet")
 	if last := lastError(log); last != "" {
 		text += "; its last error: " + sys.ClipTo(show.Escape(last), maxLastError)
 	}
 	return errors.New(text)
+}
+
+// startTime is how long a start may take until it counts as one that hangs.
+const startTime = 30 * time.Second
+
+// justBegun reports whether the start under way is the first one, and not old.
+func justBegun(state map[string]string) bool {
+	var now unix.Timespec
+	began, err := strconv.ParseInt(state["StateChangeTimestampMonotonic"], 10, 64)
+	if err != nil || unix.ClockGettime(unix.CLOCK_MONOTONIC, &now) != nil {
+		return false
+	}
+	age := time.Duration(now.Nano()) - time.Duration(began)*time.Microsecond
+	return state["NRestarts"] == "0" && age < startTime
 }
 
 // lastWords match an error in the daemon's log, and the first line of a crash.

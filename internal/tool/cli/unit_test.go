@@ -2,12 +2,14 @@ package cli
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -97,11 +99,19 @@ func TestADaemonThatIsStartedAgainIsAwaited(t *testing.T) {
 
 // TestDaemonThatIsBeingStarted is no error of the node.
 func TestDaemonThatIsBeingStarted(t *testing.T) {
-	b := newBench(t)
-	b.systemd("", strings.NewReplacer("=active", "=activating", "running", "start").Replace(unitRuns))
-	b.silent()
-	if r := b.run("doctor", "--timeout", "50ms"); !strings.HasPrefix(r.out, "wait  daemon            starting: crust-proxy does not answer") {
-		t.Errorf("%+v", r)
+	var now unix.Timespec
+	check.Must(t, unix.ClockGettime(unix.CLOCK_MONOTONIC, &now))
+	for began, want := range map[string]string{
+		fmt.Sprintf("NRestarts=0\nStateChangeTimestampMonotonic=%d", now.Nano()/1000):                            "wait  daemon            starting: crust-proxy does not answer",
+		fmt.Sprintf("NRestarts=0\nStateChangeTimestampMonotonic=%d", now.Nano()/1000-2*startTime.Microseconds()): "error daemon",
+		fmt.Sprintf("NRestarts=7\nStateChangeTimestampMonotonic=%d", now.Nano()/1000):                            "error daemon",
+	} {
+		b := newBench(t)
+		b.systemd("", strings.NewReplacer("=active", "=activating", "running", "start").Replace(unitRuns)+began+"\n")
+		b.silent()
+		if r := b.run("doctor", "--timeout", "50ms"); !strings.HasPrefix(r.out, want) {
+			t.Errorf("%s: %+v", began, r)
+		}
 	}
 }
 

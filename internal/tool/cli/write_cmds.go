@@ -119,6 +119,7 @@ as far as that is known, then asks for confirmation.`,
 			if req.GetForce() {
 				found, err := ask(cmd.Context(), d, adminv1.AdminClient.GetVolume, &adminv1.GetVolumeRequest{Volume: args[0]})
 				if err == nil {
+					req.Volume = found.GetVolume().GetId() // the one that is shown
 					err = confirm(cmd, keys, yes, describeUsers(found.GetVolume()), "Release it? Whoever writes to it then destroys the filesystem", "nothing was released")
 				}
 				if err != nil {

@@ -31,9 +31,21 @@ func checkDaemon(_ context.Context, n Node, d Daemon) []Finding {
 	return []Finding{okay("crust-proxy %s answers, %d volumes", d.Node.GetVersion(), len(d.Volumes))}
 }
 
+// settleTime is how long the daemon may take after its start to find its sources. What it says of them begins with
+// one of settling.
+const settleTime = 10 * time.Second
+
+var settling = []string{"sandboxes cannot be followed", "pods cannot be looked up", "driver "}
+
 func checkDaemonFindings(n Node, d Daemon) []Finding {
 	var found []Finding
+	started := d.Node.GetStartedAt()
 	for _, text := range d.Node.GetFindings() {
+		settles := slices.ContainsFunc(settling, func(begin string) bool { return strings.HasPrefix(text, begin) })
+		if settles && started != nil && time.Since(started.AsTime()) < settleTime {
+			found = append(found, waiting("%s", text))
+			continue
+		}
 		found = append(found, warning("see the daemon's log: "+n.Service.Logs(), "%s", text))
 	}
 	return orOK(found, "the daemon itself reports nothing wrong")

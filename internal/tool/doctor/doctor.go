@@ -10,7 +10,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"time"
 
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
 )
@@ -43,8 +42,8 @@ type namedCheck struct {
 
 var checks = []namedCheck{
 	{"daemon", checkDaemon},
-	{"daemon-findings", withDaemon(settled(checkDaemonFindings))},
-	{"drivers", withDaemon(settled(checkDrivers))},
+	{"daemon-findings", withDaemon(checkDaemonFindings)},
+	{"drivers", withDaemon(checkDrivers)},
 	{"proof", withDaemon(checkProof)},
 	{"handlers", withDaemon(checkHandlers)},
 	{"volumes", withDaemon(checkVolumes)},
@@ -74,23 +73,6 @@ func withDaemon(run func(Node, Daemon) []Finding) func(context.Context, Node, Da
 			return nil
 		}
 		return run(n, d)
-	}
-}
-
-// settleTime is how long the daemon may take after its start to find its sources: the container runtime, the API
-// server, and drivers that register again.
-const settleTime = 10 * time.Second
-
-// settled makes a check of what the daemon finds out after its start. In its first seconds nothing is wrong yet.
-func settled(run func(Node, Daemon) []Finding) func(Node, Daemon) []Finding {
-	return func(n Node, d Daemon) []Finding {
-		found := run(n, d)
-		for i, f := range found {
-			if started := d.Node.GetStartedAt(); (f.Severity == Warn || f.Severity == Error) && started != nil && time.Since(started.AsTime()) < settleTime {
-				found[i] = waiting("%s", f.Seen)
-			}
-		}
-		return found
 	}
 }
 

@@ -196,7 +196,7 @@ func driverFaults() []bad {
 		{"fine", "drivers", is(&adminv1.Driver{Name: "a", Ready: true, Since: fresh}), OK, "1 drivers", ""},
 		{"down", "drivers", is(&adminv1.Driver{Name: "a", Since: older, Problem: "no answer"}), Error, "driver a has not been ready for 2d, and kubelet's calls to it fail: no answer", "pod"},
 		{"down for a moment", "drivers", is(&adminv1.Driver{Name: "a", Since: fresh, Problem: "no answer"}), Wait, "driver a: no answer", ""},
-		{"no registrar", "drivers", is(&adminv1.Driver{Since: older, Problem: "no answer of /r.sock"}), Error, "/r.sock", "socket"},
+		{"no registrar", "drivers", is(&adminv1.Driver{Since: older, Problem: "no answer of /r.sock"}), Warn, "/r.sock", "socket"},
 		{"not in CSINode", "drivers", is(&adminv1.Driver{Name: "a", Ready: true, Since: older, Problem: "not in the CSINode"}), Error, "not in the CSINode", "csinode"},
 		{"kubelet is slow", "drivers", is(&adminv1.Driver{Name: "a", Ready: true, WaitingSince: fresh, KubeletStatus: waits}), Wait, waits, ""},
 		{"kubelet is away", "drivers", is(&adminv1.Driver{Name: "a", Ready: true, WaitingSince: older, KubeletStatus: waits}), Warn, "for 2d: " + waits, "kubeletRegistry"},
@@ -210,10 +210,15 @@ func driverFaults() []bad {
 
 // TestNothingIsWrongInTheFirstSeconds: what the daemon has not found yet is no fault of the node.
 func TestNothingIsWrongInTheFirstSeconds(t *testing.T) {
-	for age, want := range map[time.Duration]Severity{-time.Hour: Wait, settleTime: Warn} {
-		daemon := healthyDaemon()
-		daemon.Node.StartedAt, daemon.Node.Findings = timestamppb.New(time.Now().Add(-age)), []string{"containerd has not answered yet"}
-		assertFinding(t, findingsOf(t, "daemon-findings", newTree(t).node, daemon), bad{want: want, seen: "containerd has not answered yet"})
+	const follows, file = "sandboxes cannot be followed (it has not answered yet)", "the configuration file is bad since today"
+	for text, wants := range map[string]map[time.Duration]Severity{
+		follows: {-time.Hour: Wait, settleTime: Warn}, file: {-time.Hour: Warn, settleTime: Warn},
+	} {
+		for age, want := range wants {
+			daemon := healthyDaemon()
+			daemon.Node.StartedAt, daemon.Node.Findings = timestamppb.New(time.Now().Add(-age)), []string{text}
+			assertFinding(t, findingsOf(t, "daemon-findings", newTree(t).node, daemon), bad{want: want, seen: text})
+		}
 	}
 }
 

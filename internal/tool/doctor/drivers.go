@@ -39,9 +39,12 @@ func checkDrivers(_ Node, d Daemon) []Finding {
 // this registrar or another one.
 func driverFindings(d *adminv1.Driver, served bool) []Finding {
 	const look = "look into the driver's pod on this node and its log"
-	name, kubelet, problem := cmp.Or(d.GetName(), "of a registrar that does not answer"), d.GetKubeletStatus(), cmp.Or(d.GetProblem(), noReason)
+	name, kubelet, problem := cmp.Or(d.GetName(), "whose name is not known"), d.GetKubeletStatus(), cmp.Or(d.GetProblem(), noReason)
 	down, waited := time.Since(d.GetSince().AsTime()), time.Since(d.GetWaitingSince().AsTime())
 	switch {
+	case d.GetName() == "" && down >= readyTime: // kubelet never had it from us
+		return []Finding{warning(look+"; if it was removed for good, remove the socket of its registrar",
+			"a registrar has not said its driver's name for %s: %s", show.Duration(down), problem)}
 	case d.GetReady() && d.GetProblem() != "":
 		return []Finding{failure("kubectl get csinode NODE -o yaml, and kubelet's log: what removes the driver there",
 			"driver %s: %s", name, problem)}

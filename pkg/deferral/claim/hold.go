@@ -163,7 +163,7 @@ func holdError(v *volume.Volume, err error) error {
 	switch {
 	case errors.Is(err, unix.EBUSY):
 		return inUseError(v, openers.KernelUsers(identityOf(v.Device)))
-	case openers.IsNoDevice(err):
+	case errors.Is(err, unix.ENXIO), errors.Is(err, unix.ENODEV), errors.Is(err, unix.ENOMEDIUM):
 		return volume.Errorf(volume.NotFound, "volume %s: there is nothing behind the device %s (%s): has the driver attached it? %w",
 			v.Target, v.Device.Path, v.Device, err)
 	default:
