@@ -63,7 +63,7 @@ func newChaos(n *node, seed uint64) *chaos {
 }
 
 func (c *chaos) run(long time.Duration) {
-	for steps, began := 0, time.Now(); steps < 100 || c.Starts() < 3 || time.Since(began) < long; steps++ {
+	for steps, began := 0, time.Now(); steps < 100 || c.Starts() < 3 || time.Since(began) < long || c.written() == 0 && steps < 2000; steps++ {
 		v, pod := c.volumes[c.random.IntN(len(c.volumes))], chaosPods[c.random.IntN(len(chaosPods))]
 		c.step(v, pod)
 		c.revive()
@@ -71,9 +71,8 @@ func (c *chaos) run(long time.Duration) {
 			c.t.FailNow()
 		}
 	}
-	written := 0
+	written := c.written()
 	for _, v := range c.volumes {
-		written += len(v.files)
 		c.finish(v)
 	}
 	c.t.Logf("%d sandboxes wrote; the daemon was started %d times", written, c.Starts())
@@ -81,6 +80,14 @@ func (c *chaos) run(long time.Duration) {
 		c.t.Error("nothing was written: the steps prove nothing")
 	}
 	c.wantClean()
+}
+
+// written counts what sandboxes wrote.
+func (c *chaos) written() (n int) {
+	for _, v := range c.volumes {
+		n += len(v.files)
+	}
+	return n
 }
 
 // step does one thing. What calls answer does not matter here: what they leave

@@ -3,13 +3,13 @@
 package kube_test
 
 import (
-	"encoding/json"
 	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
 
+	yamlv4 "go.yaml.in/yaml/v4"
 	corev1 "k8s.io/api/core/v1"
 	nodev1 "k8s.io/api/node/v1"
 	storagev1 "k8s.io/api/storage/v1"
@@ -64,7 +64,10 @@ func readQuickStart(t *testing.T) quickStart {
 			if err != nil || !cfg.Front.Enabled || !cfg.Handlers.Crust.Enabled || !cfg.Cluster.On() {
 				t.Fatalf("the configuration cannot be meant: %v\n%s", err, found[1])
 			}
-			rules, err := json.Marshal(cfg.Policy.Rules)
+			rules, err := yamlv4.Marshal(cfg.Policy.Rules)
+			if err == nil {
+				rules, err = yaml.YAMLToJSON(rules) // which fits into a line
+			}
 			if err != nil {
 				t.Fatal(err)
 			}

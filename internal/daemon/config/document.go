@@ -143,6 +143,15 @@ const maxMerged = 16
 
 var plainKey = regexp.MustCompile(`^[A-Za-z0-9_-]{1,63}$`)
 
+// merge adds the content of a map that is merged. Of several in one map the library would take the last alone.
+func (d *document) merge(path string, key *yaml.Node, content, more []*yaml.Node, ok bool) []*yaml.Node {
+	if !ok {
+		d.addAt(key.Line, key.Column, strings.TrimPrefix(path+".<<", "."), "is there twice: merge one map, by its alias")
+		return content
+	}
+	return slices.Concat(content, more)
+}
+
 func (d *document) checkMap(path string, node *yaml.Node, as reflect.Type) {
 	names, types := fieldsOf(as)
 	lines := map[string]int{}
@@ -150,11 +159,8 @@ func (d *document) checkMap(path string, node *yaml.Node, as reflect.Type) {
 	for i := 0; i+1 < len(content); i += 2 {
 		key, value := content[i], content[i+1]
 		if from := value.Alias; key.ShortTag() == "!!merge" && from != nil && from.Kind == yaml.MappingNode {
-			if merged++; merged > 1 && i < len(node.Content) || merged > maxMerged { // the library merges the last one alone
-				d.addAt(key.Line, key.Column, strings.TrimPrefix(path+".<<", "."), "is there twice: merge one map, by its alias")
-				continue
-			}
-			content = slices.Concat(content, from.Content)
+			merged++
+			content = d.merge(path, key, content, from.Content, merged == 1 || i >= len(node.Content) && merged < maxMerged)
 			continue
 		}
 		at := strings.TrimPrefix(path+"."+key.Value, ".")
