@@ -3,6 +3,7 @@ package kata
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
@@ -229,6 +230,10 @@ type fakeSandboxes struct {
 	containers []string
 	err        error
 	away       error // why it is not followed, or nil
+	// ended are sandboxes in memory that the runtime, when it is asked, does not list any more; unasked is
+	// why it cannot be asked, or nil.
+	ended   map[string]bool
+	unasked error
 }
 
 func newFakeSandboxes() *fakeSandboxes {
@@ -281,10 +286,10 @@ func (f *fakeSandboxes) Listed(context.Context) (map[string]bool, error) {
 	ids := make(map[string]bool)
 	for _, of := range f.pods {
 		for _, id := range of {
-			ids[id] = true
+			ids[id] = !f.ended[id]
 		}
 	}
-	return ids, f.away
+	return ids, errors.Join(f.away, f.unasked)
 }
 
 func (f *fakeSandboxes) Destinations(_ context.Context, _, source string) ([]string, error) {

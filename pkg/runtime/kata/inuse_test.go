@@ -54,6 +54,21 @@ func TestRuntimeAwayIsUnknown(t *testing.T) {
 	wantUse(t, b, v, "") // nobody listens any more, nor does any other sandbox live
 }
 
+// TestMemoryIsOlderThanTheEnd: a release asks the runtime itself about a sandbox that was listed, and
+// without an answer that lives.
+func TestMemoryIsOlderThanTheEnd(t *testing.T) {
+	b := newBench(t, kataemu.Rust)
+	v := published(t, b, "a")
+	shim := b.startShim(t, v, "sb1")
+	shim.Kill(t)
+	b.add(v.PodUID, "sb1") // in memory it is still there
+	wantUse(t, b, v, "sb1")
+	b.ended, b.unasked = map[string]bool{"sb1": true}, errAway
+	wantUse(t, b, v, "sb1")
+	b.unasked = nil
+	wantUse(t, b, v, "")
+}
+
 // A sandbox that came while nobody looked left no trace that leads to the volume.
 func TestUnseenSandboxIsUnknown(t *testing.T) {
 	b := newBench(t, kataemu.Rust)
