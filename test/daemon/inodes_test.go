@@ -26,7 +26,7 @@ func TestStartWithoutFreeInodes(t *testing.T) {
 	d.Kill()
 	var fs unix.Statfs_t
 	check.Must(t, unix.Statfs(d.Dir, &fs))
-	check.Must(t, unix.Mount("", d.Dir, "", unix.MS_REMOUNT, fmt.Sprintf("nr_inodes=%d", fs.Files-fs.Ffree)))
+	check.Must(t, unix.Mount("", d.Point, "", unix.MS_REMOUNT, fmt.Sprintf("nr_inodes=%d", fs.Files-fs.Ffree)))
 	if err := os.Mkdir(filepath.Join(d.Dir, "one-more"), 0o700); !errors.Is(err, unix.ENOSPC) {
 		t.Fatalf("there is an inode left: %v", err)
 	}

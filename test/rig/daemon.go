@@ -41,18 +41,23 @@ type Daemon struct {
 	Extra string
 	// Accepted is where the accepted configuration is kept; empty is nowhere.
 	Accepted string
-	process  Process
+	// Point is where the tmpfs with Dir is mounted.
+	Point   string
+	process Process
 }
 
 // NewDaemon lays out the directories; Start starts it.
 func NewDaemon(t T) *Daemon {
 	t.Helper()
 	// Unix socket paths are short, and so must Kata's targets be.
-	dir, err := os.MkdirTemp("/tmp", Prefix("cp"))
+	point, err := os.MkdirTemp("/tmp", Prefix("cp"))
 	check.Must(t, err)
-	check.Must(t, unix.Mount("tmpfs", dir, "tmpfs", 0, "mode=0755"))
+	check.Must(t, unix.Mount("tmpfs", point, "tmpfs", 0, "mode=0755"))
+	// When a run was killed, the kernel names the files of its loop devices by their path in the
+	// tmpfs alone: the mark has to be in that.
+	dir := filepath.Join(point, mark())
 	d := &Daemon{
-		T: t, Dir: dir, Kubelet: dir + "/kubelet", Images: dir + "/images", Kata: dir + "/kata/direct-volumes",
+		T: t, Point: point, Dir: dir, Kubelet: dir + "/kubelet", Images: dir + "/images", Kata: dir + "/kata/direct-volumes",
 		GoSandboxes: dir + "/vc", RustSandboxes: dir + "/rs", SharedSandboxes: dir + "/shared",
 		RuntimeSocket: dir + "/run/runtime.sock", AdminSocket: dir + "/run/admin.sock", HTTPSocket: dir + "/run/http.sock",
 	}
@@ -72,7 +77,7 @@ func (d *Daemon) close() {
 	if d.T.Failed() {
 		d.T.Logf("log of the daemon:\n%s", Tail(d.Log()))
 	}
-	err := errors.Join(DetachLoops(d.Dir+"/"), Unmount(d.Dir), os.Remove(d.Dir))
+	err := errors.Join(DetachLoops(d.Dir+"/"), Unmount(d.Point), os.Remove(d.Point))
 	if err != nil {
 		d.T.Error(err)
 	}

@@ -9,6 +9,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/reference/loopdev"
 )
 
 // clearEarlier removes what earlier runs of tests have left that were killed: processes, frozen
@@ -57,6 +59,11 @@ func clearRun(mark string) {
 		})
 	})
 	for device := range Loops(mark) {
+		for above, under := range Loops("loop") { // a guest's, over the device of a volume
+			if filepath.Base(under) == filepath.Base(device) {
+				_ = loopdev.Detach(above)
+			}
+		}
 		thaw(device)
 	}
 	_ = DetachLoops(mark)
