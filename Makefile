@@ -40,12 +40,16 @@ build: ## Build static binaries into bin/
 	@GO="$(GO)" hack/notice.sh >bin/NOTICE
 
 .PHONY: demo
-demo: setup build ## Show one volume's whole way on this machine (root)
-	@$(GO) run ./test/demo
+demo: ## Show one volume's whole way on this machine (root)
+	@GO="$(GO)" hack/demo.sh
+
+.PHONY: demo-pod
+demo-pod: ## Show one volume's whole way into a pod of containerd and crust-runc (root)
+	@GO="$(GO)" hack/demo.sh pod
 
 .PHONY: demo-vm
-demo-vm: setup build ## Show one volume's whole way into a virtual machine (root)
-	@$(GO) run ./test/demo vm
+demo-vm: ## Show one volume's whole way into a virtual machine (root)
+	@GO="$(GO)" hack/demo.sh vm
 
 .PHONY: bench
 bench: setup build ## Measure against the targets; writes docs/performance.md (root)

@@ -1,45 +1,51 @@
 #!/bin/bash
 # Installs what builds and tests need beyond Go, on Debian and Ubuntu: only
 # packages whose programs are missing, so that a machine with, say, runc
-# from another source keeps it.
+# from another source keeps it. With the name of a demonstration (demo, pod, vm), only
+# what that one needs.
 set -euo pipefail
 PATH=$PATH:/usr/sbin:/sbin
+for=${1:-}
 
-command -v go >/dev/null || { echo "setup: Go is missing; install the version that go.mod names" >&2; exit 1; }
+command -v "${GO:-go}" >/dev/null || { echo "setup: Go is missing; install the version that go.mod names" >&2; exit 1; }
 
+# A program, its package, and the demonstrations that need it, too.
 wanted='
 git git
-gcc gcc
-pkg-config pkg-config
-mkfs.ext4 e2fsprogs
+gcc gcc pod vm
+pkg-config pkg-config pod vm
+mkfs.ext4 e2fsprogs demo pod vm
 mkfs.xfs xfsprogs
 mkfs.btrfs btrfs-progs
-losetup mount
-blkid util-linux
+losetup mount demo pod vm
+blkid util-linux demo pod vm
 sfdisk fdisk
 setpriv util-linux
 ip iproute2
 runc runc
 crun crun
-busybox busybox-static
+busybox busybox-static pod vm
 script bsdutils
 systemd-analyze systemd
 systemd-nspawn systemd-container
 kill procps
-qemu-system-x86_64 qemu-system-x86
+qemu-system-x86_64 qemu-system-x86 vm
 qemu-img qemu-utils
-depmod kmod
+depmod kmod vm
 fio fio
 rpm rpm
-dpkg-deb dpkg
+dpkg-deb dpkg vm
 man man-db
 '
 missing=()
-while read -r program package; do
+while read -r program package demos; do
+	[ -z "$for" ] || [[ " $demos " == *" $for "* ]] || continue
 	[ -z "$program" ] || type -P "$program" >/dev/null || missing+=("$package")
 done <<<"$wanted"
-[ -e /usr/include/stdlib.h ] || missing+=(libc6-dev)
-[ -e /usr/include/seccomp.h ] || missing+=(libseccomp-dev)
+if [ "$for" != demo ]; then # containerd's runc is built
+	[ -e /usr/include/stdlib.h ] || missing+=(libc6-dev)
+	[ -e /usr/include/seccomp.h ] || missing+=(libseccomp-dev)
+fi
 [ "${#missing[@]}" -gt 0 ] || exit 0
 
 if ! command -v apt-get >/dev/null; then

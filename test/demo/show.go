@@ -48,6 +48,22 @@ func (t *teller) tell(acts ...func(context.Context)) {
 
 func (t *teller) must(err error) { t.t.Helper(); check.Must(t.t, err) }
 
+// part is something that the demonstration shows, and whether it is what a node has.
+type part struct{ is, what string }
+
+const (
+	isReal   = "real"
+	emulated = "emulated"
+)
+
+// cast says what plays which part.
+func (t *teller) cast(parts ...part) {
+	fmt.Printf("%sWhat plays which part%s\n", bold, plain)
+	for _, p := range parts {
+		fmt.Printf("    %-9s %s\n", p.is, p.what)
+	}
+}
+
 // begin names the next step.
 func (t *teller) begin(format string, args ...any) {
 	t.step++

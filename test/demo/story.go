@@ -23,6 +23,13 @@ const firstPod, secondPod = "4a5e7c2a-pod-one", "b7d9-pod-two"
 // story is the whole way of one volume.
 func story(t rig.T) {
 	p := newTelling(t)
+	p.cast(
+		part{isReal, "crust-proxy and crustctl, built from this source"},
+		part{isReal, "the CSI driver: crust-driver, which here knows nothing of deferral and attaches loop devices"},
+		part{isReal, "the kernel: devices, ext4, mounts, and what it refuses"},
+		part{emulated, "kubelet: its directories, and the CSI calls that it makes"},
+		part{emulated, "Kata: a process that answers on its shim's socket, with a mount namespace in place of a guest"},
+	)
 	p.tell(p.register, p.stage, p.guard, p.startPod, p.measure, p.refuseSecondOwner, p.killDaemon, p.unstage, p.verify, p.giveBack)
 }
 

@@ -1,5 +1,6 @@
 // Package vmnode is a node whose pods run in virtual machines: containerd with crust-vm,
-// crust-proxy in front of the reference driver, and a watch over the host's mounts.
+// crust-proxy in front of the reference driver, and a watch over the host's mounts. NewRunc makes
+// one whose pods are containers of crust-runc.
 package vmnode
 
 import (
@@ -19,11 +20,12 @@ import (
 )
 
 // Handler is the runtime handler of the pods.
-const Handler = "vm"
+const Handler = "crust"
 
 // Node is such a node.
 type Node struct {
-	*Runtime
+	*Runtime // nil with crust-runc
+
 	CRI    *cri.Node
 	Daemon *rig.Daemon
 	Driver *csivolume.Driver
@@ -36,6 +38,37 @@ type Node struct {
 func New(t rig.T, programs string, driver ...string) *Node {
 	t.Helper()
 	rig.Need(t, "qemu-system-x86_64", "busybox")
+	n := newNode(t, programs)
+	n.Runtime = Install(t, n.Daemon.Dir, n.Daemon.Program)
+	n.CRI = cri.New(t, cri.Options{
+		Handlers: map[string]string{Handler: n.Program}, Env: n.Env(), Others: n.IsMachine,
+	})
+	n.start(t, n.Program, fmt.Sprintf("socketDirs: [%s], ", n.State), driver...)
+	return n
+}
+
+// NewRunc does the same with crust-runc.
+func NewRunc(t rig.T, programs string) *Node {
+	t.Helper()
+	rig.Need(t, "busybox")
+	n := newNode(t, programs)
+	n.Daemon.Program("crust-runc-agent")
+	program := n.Daemon.Program("crust-runc")
+	n.CRI = cri.New(t, cri.Options{Handlers: map[string]string{Handler: program}})
+	t.Cleanup(func() { // its agent stays some seconds after the last sandbox
+		_ = rig.KillAll(func() []int {
+			return rig.Processes(func(proc string) bool {
+				name, _ := os.Readlink(proc + "/exe")
+				return name == program+"-agent" && sameNamespace(proc)
+			})
+		})
+	})
+	n.start(t, program, "")
+	return n
+}
+
+func newNode(t rig.T, programs string) *Node {
+	t.Helper()
 	n := new(Node)
 	// Its thread ends with it, and with a thread all processes that it has started: so it
 	// comes before them and goes after them.
@@ -45,14 +78,15 @@ func New(t rig.T, programs string, driver ...string) *Node {
 	t.Cleanup(func() { check.Must(t, n.Mounts.Close()) })
 	n.Daemon = rig.NewDaemon(t)
 	n.Daemon.Programs = programs
-	n.Runtime = Install(t, n.Daemon.Dir, n.Daemon.Program)
-	n.CRI = cri.New(t, cri.Options{
-		Handlers: map[string]string{Handler: n.Program}, Env: n.Env(), Others: n.IsMachine,
-	})
-	n.Daemon.Containerd = n.CRI.Socket
-	n.Daemon.Handlers = fmt.Sprintf("default: crust\ncrust: {enabled: true, programs: [%s], socketDirs: [%s], tempDir: /run/crust-temp}", n.Program, n.State)
-	n.Driver = csivolume.Start(t, n.Daemon, driver...)
 	return n
+}
+
+// start starts daemon and driver; the handler may have further YAML.
+func (n *Node) start(t rig.T, program, handler string, driver ...string) {
+	t.Helper()
+	n.Daemon.Containerd = n.CRI.Socket
+	n.Daemon.Handlers = fmt.Sprintf("default: crust\ncrust: {enabled: true, programs: [%s], %stempDir: /run/crust-temp}", program, handler)
+	n.Driver = csivolume.Start(t, n.Daemon, driver...)
 }
 
 // Machine is the process of the pod's virtual machine. The pod's process is the
@@ -123,7 +157,11 @@ func (n *Node) WantClean(t rig.T) {
 	t.Helper()
 	n.Daemon.WantClean()
 	check.Must(t, n.Mounts.CheckNone())
-	for _, pattern := range []string{abi.DefaultRoot + "/*", "/run/crust-temp/*", n.State + "/[^.]*"} {
+	patterns := []string{abi.DefaultRoot + "/*", "/run/crust-temp/*"}
+	if n.Runtime != nil {
+		patterns = append(patterns, n.State+"/[^.]*")
+	}
+	for _, pattern := range patterns {
 		if left, err := filepath.Glob(pattern); err != nil || len(left) > 0 {
 			t.Errorf("left behind: %q, %v", left, err)
 		}
