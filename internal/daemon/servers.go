@@ -19,6 +19,7 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/internal/daemon/admin"
 	"github.com/crust-proxy/crust-proxy/internal/daemon/config"
+	"github.com/crust-proxy/crust-proxy/internal/ground/apiserver"
 	"github.com/crust-proxy/crust-proxy/internal/ground/peercred"
 	"github.com/crust-proxy/crust-proxy/internal/ground/run"
 	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
@@ -52,6 +53,10 @@ func (d *daemon) newServers(cfg *config.Config) (*servers, error) {
 	d.runtimeCallers = peercred.NewAuthorizer("authorization.runtime", peercred.Policy(cfg.Authorization.Runtime), d.denied)
 	d.adminCallers = peercred.NewAuthorizer("authorization.admin", peercred.Policy(cfg.Authorization.Admin), d.denied)
 	out := &servers{}
+	node := &admin.AdminServer{Node: d.node, Hub: d.hub, Daemon: d, Stopping: d.stopping}
+	if cfg.HTTP.View {
+		d.http.View = node.View()
+	}
 	for _, part := range []struct {
 		name    string
 		desc    *grpc.ServiceDesc
@@ -60,8 +65,7 @@ func (d *daemon) newServers(cfg *config.Config) (*servers, error) {
 		api     any
 	}{
 		{"runtime", &runtimev1.Runtime_ServiceDesc, cfg.RuntimeSocket, d.runtimeCallers, &admin.RuntimeServer{Node: d.node}},
-		{"admin", &adminv1.Admin_ServiceDesc, cfg.AdminSocket, d.adminCallers,
-			&admin.AdminServer{Node: d.node, Hub: d.hub, Daemon: d, Stopping: d.stopping}},
+		{"admin", &adminv1.Admin_ServiceDesc, cfg.AdminSocket, d.adminCallers, node},
 	} {
 		listener, err := d.listen(part.name, part.socket)
 		if err != nil {
@@ -153,6 +157,10 @@ func (d *daemon) Describe(ctx context.Context) *adminv1.GetNodeResponse {
 	proof, reason := describeProof(d.openers)
 	path, yaml := d.settings.shown()
 	file := d.settings.file()
+	name := d.settings.get().Cluster.NodeName
+	if name == "" {
+		name, _ = apiserver.NodeName() // only shown
+	}
 	problem := ""
 	if err := d.http.Problem(); err != nil {
 		problem = err.Error()
@@ -160,6 +168,7 @@ func (d *daemon) Describe(ctx context.Context) *adminv1.GetNodeResponse {
 	return &adminv1.GetNodeResponse{
 		Version: sys.Version(), StartedAt: admin.Stamp(d.started), ConfigPath: path, Config: yaml, Proof: proof, ProofReason: reason,
 		ConfigBadSince: admin.Stamp(file.badSince), ConfigAcceptedAt: admin.Stamp(file.accepted), HttpProblem: problem,
+		NodeName: name, ConfigDigest: d.settings.digest(),
 		Findings: append(d.parts.findings(), d.mounted.findings(ctx)...),
 	}
 }

@@ -3,6 +3,7 @@ package daemon
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"os"
@@ -234,6 +235,17 @@ func (s *settings) shown() (path, yaml string) {
 		text = "# cannot be shown: " + err.Error()
 	}
 	return s.flags.File, text
+}
+
+// digest is the same on nodes whose configurations differ at most in the node's name.
+func (s *settings) digest() string {
+	cfg := *s.get()
+	cfg.Cluster.NodeName = ""
+	text, err := cfg.YAML()
+	if err != nil {
+		return ""
+	}
+	return fmt.Sprintf("%x", sha256.Sum256([]byte(text)))
 }
 
 func relayLimits(cfg *config.Config) stats.Limits {

@@ -144,9 +144,10 @@ type Relay struct {
 	MaxSlow       int           `yaml:"maxSlow"`
 }
 
-// HTTP serves metrics and health.
+// HTTP serves metrics and health, and with View what the Admin API shows.
 type HTTP struct {
 	Listen string `yaml:"listen"`
+	View   bool   `yaml:"view"`
 	Pprof  bool   `yaml:"pprof"`
 }
 
@@ -199,7 +200,7 @@ func base() Config {
 			Concurrency: 64, SlowAfter: time.Second, MaxSlow: 1024,
 		},
 		ReconcileInterval: time.Minute,
-		HTTP:              HTTP{Listen: "127.0.0.1:9814"},
+		HTTP:              HTTP{Listen: "127.0.0.1:9814", View: true},
 		Tracing:           Tracing{SampleRatio: 1},
 		Log:               Log{Level: "info"},
 		ShutdownTimeout:   20 * time.Second,

@@ -34,7 +34,9 @@ type Server struct {
 	// daemon serves.
 	Remarks func() []string
 	Pprof   bool
-	Log     *zap.Logger
+	// View serves what none of the paths above is, or is nil.
+	View http.Handler
+	Log  *zap.Logger
 	// Retry is how often a listen address that cannot be used is tried again; zero
 	// is every five seconds.
 	Retry time.Duration
@@ -159,6 +161,9 @@ func (s *Server) handler() http.Handler {
 	mux.Handle("GET /metrics", promhttp.HandlerFor(s.Metrics, promhttp.HandlerOpts{MaxRequestsInFlight: maxScrapes}))
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, req *http.Request) { answer(w, s.alive(req.Context())) })
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) { answer(w, s.Ready(), s.Remarks()...) })
+	if s.View != nil {
+		mux.Handle("GET /", s.View)
+	}
 	if s.Pprof {
 		mux.HandleFunc("GET /debug/pprof/", pprof.Index)
 		mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)

@@ -215,7 +215,7 @@ func (x WatchVolumesResponse_Type) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use WatchVolumesResponse_Type.Descriptor instead.
 func (WatchVolumesResponse_Type) EnumDescriptor() ([]byte, []int) {
-	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{11, 0}
+	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{12, 0}
 }
 
 // Volume is one deferred volume.
@@ -882,7 +882,11 @@ type GetNodeResponse struct {
 	// started with it because the file was bad.
 	ConfigAcceptedAt *timestamppb.Timestamp `protobuf:"bytes,10,opt,name=config_accepted_at,json=configAcceptedAt,proto3" json:"config_accepted_at,omitempty"`
 	// http_problem is why metrics and health are not served; empty if they are.
-	HttpProblem   string `protobuf:"bytes,11,opt,name=http_problem,json=httpProblem,proto3" json:"http_problem,omitempty"`
+	HttpProblem string `protobuf:"bytes,11,opt,name=http_problem,json=httpProblem,proto3" json:"http_problem,omitempty"`
+	// node_name is this node's name: that in the cluster, or else the host name.
+	NodeName string `protobuf:"bytes,12,opt,name=node_name,json=nodeName,proto3" json:"node_name,omitempty"`
+	// config_digest is the same on two nodes whose configurations differ at most in the node's name.
+	ConfigDigest  string `protobuf:"bytes,13,opt,name=config_digest,json=configDigest,proto3" json:"config_digest,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -994,6 +998,85 @@ func (x *GetNodeResponse) GetHttpProblem() string {
 	return ""
 }
 
+func (x *GetNodeResponse) GetNodeName() string {
+	if x != nil {
+		return x.NodeName
+	}
+	return ""
+}
+
+func (x *GetNodeResponse) GetConfigDigest() string {
+	if x != nil {
+		return x.ConfigDigest
+	}
+	return ""
+}
+
+// NodeView is what is shown of a node at the port of its metrics. It has no secrets, and the
+// node without config.
+type NodeView struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// node describes the daemon.
+	Node *GetNodeResponse `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	// handlers are the runtime handlers.
+	Handlers *ListHandlersResponse `protobuf:"bytes,2,opt,name=handlers,proto3" json:"handlers,omitempty"`
+	// drivers are those behind the front.
+	Drivers       *ListDriversResponse `protobuf:"bytes,3,opt,name=drivers,proto3" json:"drivers,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NodeView) Reset() {
+	*x = NodeView{}
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NodeView) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NodeView) ProtoMessage() {}
+
+func (x *NodeView) ProtoReflect() protoreflect.Message {
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NodeView.ProtoReflect.Descriptor instead.
+func (*NodeView) Descriptor() ([]byte, []int) {
+	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *NodeView) GetNode() *GetNodeResponse {
+	if x != nil {
+		return x.Node
+	}
+	return nil
+}
+
+func (x *NodeView) GetHandlers() *ListHandlersResponse {
+	if x != nil {
+		return x.Handlers
+	}
+	return nil
+}
+
+func (x *NodeView) GetDrivers() *ListDriversResponse {
+	if x != nil {
+		return x.Drivers
+	}
+	return nil
+}
+
 // ListVolumesRequest selects volumes; all fields are optional.
 type ListVolumesRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1013,7 +1096,7 @@ type ListVolumesRequest struct {
 
 func (x *ListVolumesRequest) Reset() {
 	*x = ListVolumesRequest{}
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[6]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1025,7 +1108,7 @@ func (x *ListVolumesRequest) String() string {
 func (*ListVolumesRequest) ProtoMessage() {}
 
 func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[6]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1038,7 +1121,7 @@ func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesRequest.ProtoReflect.Descriptor instead.
 func (*ListVolumesRequest) Descriptor() ([]byte, []int) {
-	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{6}
+	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *ListVolumesRequest) GetDriver() string {
@@ -1089,7 +1172,7 @@ type ListVolumesResponse struct {
 
 func (x *ListVolumesResponse) Reset() {
 	*x = ListVolumesResponse{}
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[7]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1101,7 +1184,7 @@ func (x *ListVolumesResponse) String() string {
 func (*ListVolumesResponse) ProtoMessage() {}
 
 func (x *ListVolumesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[7]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1114,7 +1197,7 @@ func (x *ListVolumesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesResponse.ProtoReflect.Descriptor instead.
 func (*ListVolumesResponse) Descriptor() ([]byte, []int) {
-	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{7}
+	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *ListVolumesResponse) GetVolumes() []*Volume {
@@ -1142,7 +1225,7 @@ type GetVolumeRequest struct {
 
 func (x *GetVolumeRequest) Reset() {
 	*x = GetVolumeRequest{}
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[8]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1154,7 +1237,7 @@ func (x *GetVolumeRequest) String() string {
 func (*GetVolumeRequest) ProtoMessage() {}
 
 func (x *GetVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[8]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1167,7 +1250,7 @@ func (x *GetVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetVolumeRequest.ProtoReflect.Descriptor instead.
 func (*GetVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{8}
+	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *GetVolumeRequest) GetVolume() string {
@@ -1188,7 +1271,7 @@ type GetVolumeResponse struct {
 
 func (x *GetVolumeResponse) Reset() {
 	*x = GetVolumeResponse{}
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[9]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1200,7 +1283,7 @@ func (x *GetVolumeResponse) String() string {
 func (*GetVolumeResponse) ProtoMessage() {}
 
 func (x *GetVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[9]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1213,7 +1296,7 @@ func (x *GetVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetVolumeResponse.ProtoReflect.Descriptor instead.
 func (*GetVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{9}
+	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *GetVolumeResponse) GetVolume() *Volume {
@@ -1236,7 +1319,7 @@ type WatchVolumesRequest struct {
 
 func (x *WatchVolumesRequest) Reset() {
 	*x = WatchVolumesRequest{}
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[10]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1248,7 +1331,7 @@ func (x *WatchVolumesRequest) String() string {
 func (*WatchVolumesRequest) ProtoMessage() {}
 
 func (x *WatchVolumesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[10]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1261,7 +1344,7 @@ func (x *WatchVolumesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchVolumesRequest.ProtoReflect.Descriptor instead.
 func (*WatchVolumesRequest) Descriptor() ([]byte, []int) {
-	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{10}
+	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *WatchVolumesRequest) GetDriver() string {
@@ -1291,7 +1374,7 @@ type WatchVolumesResponse struct {
 
 func (x *WatchVolumesResponse) Reset() {
 	*x = WatchVolumesResponse{}
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[11]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1303,7 +1386,7 @@ func (x *WatchVolumesResponse) String() string {
 func (*WatchVolumesResponse) ProtoMessage() {}
 
 func (x *WatchVolumesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[11]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1316,7 +1399,7 @@ func (x *WatchVolumesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchVolumesResponse.ProtoReflect.Descriptor instead.
 func (*WatchVolumesResponse) Descriptor() ([]byte, []int) {
-	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{11}
+	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *WatchVolumesResponse) GetType() WatchVolumesResponse_Type {
@@ -1344,7 +1427,7 @@ type GetVolumeStatsRequest struct {
 
 func (x *GetVolumeStatsRequest) Reset() {
 	*x = GetVolumeStatsRequest{}
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[12]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1356,7 +1439,7 @@ func (x *GetVolumeStatsRequest) String() string {
 func (*GetVolumeStatsRequest) ProtoMessage() {}
 
 func (x *GetVolumeStatsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[12]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1369,7 +1452,7 @@ func (x *GetVolumeStatsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetVolumeStatsRequest.ProtoReflect.Descriptor instead.
 func (*GetVolumeStatsRequest) Descriptor() ([]byte, []int) {
-	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{12}
+	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *GetVolumeStatsRequest) GetVolume() string {
@@ -1396,7 +1479,7 @@ type GetVolumeStatsResponse struct {
 
 func (x *GetVolumeStatsResponse) Reset() {
 	*x = GetVolumeStatsResponse{}
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[13]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1408,7 +1491,7 @@ func (x *GetVolumeStatsResponse) String() string {
 func (*GetVolumeStatsResponse) ProtoMessage() {}
 
 func (x *GetVolumeStatsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[13]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1421,7 +1504,7 @@ func (x *GetVolumeStatsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetVolumeStatsResponse.ProtoReflect.Descriptor instead.
 func (*GetVolumeStatsResponse) Descriptor() ([]byte, []int) {
-	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{13}
+	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *GetVolumeStatsResponse) GetUsage() []*VolumeUsage {
@@ -1467,7 +1550,7 @@ type ExpandVolumeRequest struct {
 
 func (x *ExpandVolumeRequest) Reset() {
 	*x = ExpandVolumeRequest{}
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[14]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1479,7 +1562,7 @@ func (x *ExpandVolumeRequest) String() string {
 func (*ExpandVolumeRequest) ProtoMessage() {}
 
 func (x *ExpandVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[14]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1492,7 +1575,7 @@ func (x *ExpandVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExpandVolumeRequest.ProtoReflect.Descriptor instead.
 func (*ExpandVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{14}
+	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ExpandVolumeRequest) GetVolume() string {
@@ -1530,7 +1613,7 @@ type ExpandVolumeResponse struct {
 
 func (x *ExpandVolumeResponse) Reset() {
 	*x = ExpandVolumeResponse{}
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[15]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1542,7 +1625,7 @@ func (x *ExpandVolumeResponse) String() string {
 func (*ExpandVolumeResponse) ProtoMessage() {}
 
 func (x *ExpandVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[15]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1555,7 +1638,7 @@ func (x *ExpandVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExpandVolumeResponse.ProtoReflect.Descriptor instead.
 func (*ExpandVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{15}
+	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ExpandVolumeResponse) GetCapacityBytes() int64 {
@@ -1585,7 +1668,7 @@ type FreezeVolumeRequest struct {
 
 func (x *FreezeVolumeRequest) Reset() {
 	*x = FreezeVolumeRequest{}
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[16]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1597,7 +1680,7 @@ func (x *FreezeVolumeRequest) String() string {
 func (*FreezeVolumeRequest) ProtoMessage() {}
 
 func (x *FreezeVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[16]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1610,7 +1693,7 @@ func (x *FreezeVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FreezeVolumeRequest.ProtoReflect.Descriptor instead.
 func (*FreezeVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{16}
+	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *FreezeVolumeRequest) GetVolume() string {
@@ -1636,7 +1719,7 @@ type FreezeVolumeResponse struct {
 
 func (x *FreezeVolumeResponse) Reset() {
 	*x = FreezeVolumeResponse{}
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[17]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1648,7 +1731,7 @@ func (x *FreezeVolumeResponse) String() string {
 func (*FreezeVolumeResponse) ProtoMessage() {}
 
 func (x *FreezeVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[17]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1661,7 +1744,7 @@ func (x *FreezeVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FreezeVolumeResponse.ProtoReflect.Descriptor instead.
 func (*FreezeVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{17}
+	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{18}
 }
 
 // ThawVolumeRequest names a volume.
@@ -1675,7 +1758,7 @@ type ThawVolumeRequest struct {
 
 func (x *ThawVolumeRequest) Reset() {
 	*x = ThawVolumeRequest{}
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[18]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1687,7 +1770,7 @@ func (x *ThawVolumeRequest) String() string {
 func (*ThawVolumeRequest) ProtoMessage() {}
 
 func (x *ThawVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[18]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1700,7 +1783,7 @@ func (x *ThawVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ThawVolumeRequest.ProtoReflect.Descriptor instead.
 func (*ThawVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{18}
+	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ThawVolumeRequest) GetVolume() string {
@@ -1719,7 +1802,7 @@ type ThawVolumeResponse struct {
 
 func (x *ThawVolumeResponse) Reset() {
 	*x = ThawVolumeResponse{}
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[19]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1731,7 +1814,7 @@ func (x *ThawVolumeResponse) String() string {
 func (*ThawVolumeResponse) ProtoMessage() {}
 
 func (x *ThawVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[19]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1744,7 +1827,7 @@ func (x *ThawVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ThawVolumeResponse.ProtoReflect.Descriptor instead.
 func (*ThawVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{19}
+	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{20}
 }
 
 // ReleaseVolumeRequest names a volume.
@@ -1761,7 +1844,7 @@ type ReleaseVolumeRequest struct {
 
 func (x *ReleaseVolumeRequest) Reset() {
 	*x = ReleaseVolumeRequest{}
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[20]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1773,7 +1856,7 @@ func (x *ReleaseVolumeRequest) String() string {
 func (*ReleaseVolumeRequest) ProtoMessage() {}
 
 func (x *ReleaseVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[20]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1786,7 +1869,7 @@ func (x *ReleaseVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseVolumeRequest.ProtoReflect.Descriptor instead.
 func (*ReleaseVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{20}
+	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ReleaseVolumeRequest) GetVolume() string {
@@ -1814,7 +1897,7 @@ type ReleaseVolumeResponse struct {
 
 func (x *ReleaseVolumeResponse) Reset() {
 	*x = ReleaseVolumeResponse{}
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[21]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1826,7 +1909,7 @@ func (x *ReleaseVolumeResponse) String() string {
 func (*ReleaseVolumeResponse) ProtoMessage() {}
 
 func (x *ReleaseVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[21]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1839,7 +1922,7 @@ func (x *ReleaseVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseVolumeResponse.ProtoReflect.Descriptor instead.
 func (*ReleaseVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{21}
+	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ReleaseVolumeResponse) GetHeldBy() string {
@@ -1862,7 +1945,7 @@ type EndOrphansRequest struct {
 
 func (x *EndOrphansRequest) Reset() {
 	*x = EndOrphansRequest{}
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[22]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1874,7 +1957,7 @@ func (x *EndOrphansRequest) String() string {
 func (*EndOrphansRequest) ProtoMessage() {}
 
 func (x *EndOrphansRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[22]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1887,7 +1970,7 @@ func (x *EndOrphansRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndOrphansRequest.ProtoReflect.Descriptor instead.
 func (*EndOrphansRequest) Descriptor() ([]byte, []int) {
-	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{22}
+	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *EndOrphansRequest) GetVolume() string {
@@ -1915,7 +1998,7 @@ type EndOrphansResponse struct {
 
 func (x *EndOrphansResponse) Reset() {
 	*x = EndOrphansResponse{}
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[23]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1927,7 +2010,7 @@ func (x *EndOrphansResponse) String() string {
 func (*EndOrphansResponse) ProtoMessage() {}
 
 func (x *EndOrphansResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[23]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1940,7 +2023,7 @@ func (x *EndOrphansResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndOrphansResponse.ProtoReflect.Descriptor instead.
 func (*EndOrphansResponse) Descriptor() ([]byte, []int) {
-	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{23}
+	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *EndOrphansResponse) GetOrphans() []*Orphan {
@@ -1971,7 +2054,7 @@ type Orphan struct {
 
 func (x *Orphan) Reset() {
 	*x = Orphan{}
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[24]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1983,7 +2066,7 @@ func (x *Orphan) String() string {
 func (*Orphan) ProtoMessage() {}
 
 func (x *Orphan) ProtoReflect() protoreflect.Message {
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[24]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1996,7 +2079,7 @@ func (x *Orphan) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Orphan.ProtoReflect.Descriptor instead.
 func (*Orphan) Descriptor() ([]byte, []int) {
-	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{24}
+	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Orphan) GetPid() int32 {
@@ -2050,7 +2133,7 @@ type ListHandlersRequest struct {
 
 func (x *ListHandlersRequest) Reset() {
 	*x = ListHandlersRequest{}
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[25]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2062,7 +2145,7 @@ func (x *ListHandlersRequest) String() string {
 func (*ListHandlersRequest) ProtoMessage() {}
 
 func (x *ListHandlersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[25]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2075,7 +2158,7 @@ func (x *ListHandlersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListHandlersRequest.ProtoReflect.Descriptor instead.
 func (*ListHandlersRequest) Descriptor() ([]byte, []int) {
-	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{25}
+	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{26}
 }
 
 // ListHandlersResponse lists the handlers.
@@ -2089,7 +2172,7 @@ type ListHandlersResponse struct {
 
 func (x *ListHandlersResponse) Reset() {
 	*x = ListHandlersResponse{}
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[26]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2101,7 +2184,7 @@ func (x *ListHandlersResponse) String() string {
 func (*ListHandlersResponse) ProtoMessage() {}
 
 func (x *ListHandlersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[26]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2114,7 +2197,7 @@ func (x *ListHandlersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListHandlersResponse.ProtoReflect.Descriptor instead.
 func (*ListHandlersResponse) Descriptor() ([]byte, []int) {
-	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{26}
+	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ListHandlersResponse) GetHandlers() []*Handler {
@@ -2143,7 +2226,7 @@ type Handler struct {
 
 func (x *Handler) Reset() {
 	*x = Handler{}
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[27]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2155,7 +2238,7 @@ func (x *Handler) String() string {
 func (*Handler) ProtoMessage() {}
 
 func (x *Handler) ProtoReflect() protoreflect.Message {
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[27]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2168,7 +2251,7 @@ func (x *Handler) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Handler.ProtoReflect.Descriptor instead.
 func (*Handler) Descriptor() ([]byte, []int) {
-	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{27}
+	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Handler) GetName() string {
@@ -2215,7 +2298,7 @@ type ListDriversRequest struct {
 
 func (x *ListDriversRequest) Reset() {
 	*x = ListDriversRequest{}
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[28]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2227,7 +2310,7 @@ func (x *ListDriversRequest) String() string {
 func (*ListDriversRequest) ProtoMessage() {}
 
 func (x *ListDriversRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[28]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2240,7 +2323,7 @@ func (x *ListDriversRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDriversRequest.ProtoReflect.Descriptor instead.
 func (*ListDriversRequest) Descriptor() ([]byte, []int) {
-	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{28}
+	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{29}
 }
 
 // ListDriversResponse lists the drivers.
@@ -2256,7 +2339,7 @@ type ListDriversResponse struct {
 
 func (x *ListDriversResponse) Reset() {
 	*x = ListDriversResponse{}
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[29]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2268,7 +2351,7 @@ func (x *ListDriversResponse) String() string {
 func (*ListDriversResponse) ProtoMessage() {}
 
 func (x *ListDriversResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[29]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2281,7 +2364,7 @@ func (x *ListDriversResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDriversResponse.ProtoReflect.Descriptor instead.
 func (*ListDriversResponse) Descriptor() ([]byte, []int) {
-	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{29}
+	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ListDriversResponse) GetFrontEnabled() bool {
@@ -2335,7 +2418,7 @@ type Driver struct {
 
 func (x *Driver) Reset() {
 	*x = Driver{}
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[30]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2347,7 +2430,7 @@ func (x *Driver) String() string {
 func (*Driver) ProtoMessage() {}
 
 func (x *Driver) ProtoReflect() protoreflect.Message {
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[30]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2360,7 +2443,7 @@ func (x *Driver) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Driver.ProtoReflect.Descriptor instead.
 func (*Driver) Descriptor() ([]byte, []int) {
-	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{30}
+	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *Driver) GetName() string {
@@ -2463,7 +2546,7 @@ type ReconcileRequest struct {
 
 func (x *ReconcileRequest) Reset() {
 	*x = ReconcileRequest{}
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[31]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2475,7 +2558,7 @@ func (x *ReconcileRequest) String() string {
 func (*ReconcileRequest) ProtoMessage() {}
 
 func (x *ReconcileRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[31]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2488,7 +2571,7 @@ func (x *ReconcileRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReconcileRequest.ProtoReflect.Descriptor instead.
 func (*ReconcileRequest) Descriptor() ([]byte, []int) {
-	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{31}
+	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{32}
 }
 
 // ReconcileResponse tells what was done.
@@ -2504,7 +2587,7 @@ type ReconcileResponse struct {
 
 func (x *ReconcileResponse) Reset() {
 	*x = ReconcileResponse{}
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[32]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2516,7 +2599,7 @@ func (x *ReconcileResponse) String() string {
 func (*ReconcileResponse) ProtoMessage() {}
 
 func (x *ReconcileResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[32]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2529,7 +2612,7 @@ func (x *ReconcileResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReconcileResponse.ProtoReflect.Descriptor instead.
 func (*ReconcileResponse) Descriptor() ([]byte, []int) {
-	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{32}
+	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *ReconcileResponse) GetChecked() int64 {
@@ -2561,7 +2644,7 @@ type Repair struct {
 
 func (x *Repair) Reset() {
 	*x = Repair{}
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[33]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2573,7 +2656,7 @@ func (x *Repair) String() string {
 func (*Repair) ProtoMessage() {}
 
 func (x *Repair) ProtoReflect() protoreflect.Message {
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[33]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2586,7 +2669,7 @@ func (x *Repair) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Repair.ProtoReflect.Descriptor instead.
 func (*Repair) Descriptor() ([]byte, []int) {
-	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{33}
+	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Repair) GetVolumeId() string {
@@ -2683,7 +2766,7 @@ const file_crust_admin_v1_admin_proto_rawDesc = "" +
 	"\x0fVolumeCondition\x12\x1a\n" +
 	"\babnormal\x18\x01 \x01(\bR\babnormal\x12\x18\n" +
 	"\amessage\x18\x02 \x01(\tR\amessage\"\x10\n" +
-	"\x0eGetNodeRequest\"\xc9\x04\n" +
+	"\x0eGetNodeRequest\"\x8b\x05\n" +
 	"\x0fGetNodeResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x129\n" +
 	"\n" +
@@ -2698,10 +2781,16 @@ const file_crust_admin_v1_admin_proto_rawDesc = "" +
 	"\x10config_bad_since\x18\t \x01(\v2\x1a.google.protobuf.TimestampR\x0econfigBadSince\x12H\n" +
 	"\x12config_accepted_at\x18\n" +
 	" \x01(\v2\x1a.google.protobuf.TimestampR\x10configAcceptedAt\x12!\n" +
-	"\fhttp_problem\x18\v \x01(\tR\vhttpProblem\x1aA\n" +
+	"\fhttp_problem\x18\v \x01(\tR\vhttpProblem\x12\x1b\n" +
+	"\tnode_name\x18\f \x01(\tR\bnodeName\x12#\n" +
+	"\rconfig_digest\x18\r \x01(\tR\fconfigDigest\x1aA\n" +
 	"\x13VolumesByStateEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\x03R\x05value:\x028\x01\"\xb5\x01\n" +
+	"\x05value\x18\x02 \x01(\x03R\x05value:\x028\x01\"\xc0\x01\n" +
+	"\bNodeView\x123\n" +
+	"\x04node\x18\x01 \x01(\v2\x1f.crust.admin.v1.GetNodeResponseR\x04node\x12@\n" +
+	"\bhandlers\x18\x02 \x01(\v2$.crust.admin.v1.ListHandlersResponseR\bhandlers\x12=\n" +
+	"\adrivers\x18\x03 \x01(\v2#.crust.admin.v1.ListDriversResponseR\adrivers\"\xb5\x01\n" +
 	"\x12ListVolumesRequest\x12\x16\n" +
 	"\x06driver\x18\x01 \x01(\tR\x06driver\x12\x18\n" +
 	"\ahandler\x18\x02 \x01(\tR\ahandler\x121\n" +
@@ -2843,7 +2932,7 @@ func file_crust_admin_v1_admin_proto_rawDescGZIP() []byte {
 }
 
 var file_crust_admin_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_crust_admin_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 35)
+var file_crust_admin_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 36)
 var file_crust_admin_v1_admin_proto_goTypes = []any{
 	(VolumeState)(0),               // 0: crust.admin.v1.VolumeState
 	(VolumeUsage_Unit)(0),          // 1: crust.admin.v1.VolumeUsage.Unit
@@ -2854,105 +2943,109 @@ var file_crust_admin_v1_admin_proto_goTypes = []any{
 	(*VolumeCondition)(nil),        // 6: crust.admin.v1.VolumeCondition
 	(*GetNodeRequest)(nil),         // 7: crust.admin.v1.GetNodeRequest
 	(*GetNodeResponse)(nil),        // 8: crust.admin.v1.GetNodeResponse
-	(*ListVolumesRequest)(nil),     // 9: crust.admin.v1.ListVolumesRequest
-	(*ListVolumesResponse)(nil),    // 10: crust.admin.v1.ListVolumesResponse
-	(*GetVolumeRequest)(nil),       // 11: crust.admin.v1.GetVolumeRequest
-	(*GetVolumeResponse)(nil),      // 12: crust.admin.v1.GetVolumeResponse
-	(*WatchVolumesRequest)(nil),    // 13: crust.admin.v1.WatchVolumesRequest
-	(*WatchVolumesResponse)(nil),   // 14: crust.admin.v1.WatchVolumesResponse
-	(*GetVolumeStatsRequest)(nil),  // 15: crust.admin.v1.GetVolumeStatsRequest
-	(*GetVolumeStatsResponse)(nil), // 16: crust.admin.v1.GetVolumeStatsResponse
-	(*ExpandVolumeRequest)(nil),    // 17: crust.admin.v1.ExpandVolumeRequest
-	(*ExpandVolumeResponse)(nil),   // 18: crust.admin.v1.ExpandVolumeResponse
-	(*FreezeVolumeRequest)(nil),    // 19: crust.admin.v1.FreezeVolumeRequest
-	(*FreezeVolumeResponse)(nil),   // 20: crust.admin.v1.FreezeVolumeResponse
-	(*ThawVolumeRequest)(nil),      // 21: crust.admin.v1.ThawVolumeRequest
-	(*ThawVolumeResponse)(nil),     // 22: crust.admin.v1.ThawVolumeResponse
-	(*ReleaseVolumeRequest)(nil),   // 23: crust.admin.v1.ReleaseVolumeRequest
-	(*ReleaseVolumeResponse)(nil),  // 24: crust.admin.v1.ReleaseVolumeResponse
-	(*EndOrphansRequest)(nil),      // 25: crust.admin.v1.EndOrphansRequest
-	(*EndOrphansResponse)(nil),     // 26: crust.admin.v1.EndOrphansResponse
-	(*Orphan)(nil),                 // 27: crust.admin.v1.Orphan
-	(*ListHandlersRequest)(nil),    // 28: crust.admin.v1.ListHandlersRequest
-	(*ListHandlersResponse)(nil),   // 29: crust.admin.v1.ListHandlersResponse
-	(*Handler)(nil),                // 30: crust.admin.v1.Handler
-	(*ListDriversRequest)(nil),     // 31: crust.admin.v1.ListDriversRequest
-	(*ListDriversResponse)(nil),    // 32: crust.admin.v1.ListDriversResponse
-	(*Driver)(nil),                 // 33: crust.admin.v1.Driver
-	(*ReconcileRequest)(nil),       // 34: crust.admin.v1.ReconcileRequest
-	(*ReconcileResponse)(nil),      // 35: crust.admin.v1.ReconcileResponse
-	(*Repair)(nil),                 // 36: crust.admin.v1.Repair
-	nil,                            // 37: crust.admin.v1.GetNodeResponse.VolumesByStateEntry
-	(*timestamppb.Timestamp)(nil),  // 38: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),    // 39: google.protobuf.Duration
+	(*NodeView)(nil),               // 9: crust.admin.v1.NodeView
+	(*ListVolumesRequest)(nil),     // 10: crust.admin.v1.ListVolumesRequest
+	(*ListVolumesResponse)(nil),    // 11: crust.admin.v1.ListVolumesResponse
+	(*GetVolumeRequest)(nil),       // 12: crust.admin.v1.GetVolumeRequest
+	(*GetVolumeResponse)(nil),      // 13: crust.admin.v1.GetVolumeResponse
+	(*WatchVolumesRequest)(nil),    // 14: crust.admin.v1.WatchVolumesRequest
+	(*WatchVolumesResponse)(nil),   // 15: crust.admin.v1.WatchVolumesResponse
+	(*GetVolumeStatsRequest)(nil),  // 16: crust.admin.v1.GetVolumeStatsRequest
+	(*GetVolumeStatsResponse)(nil), // 17: crust.admin.v1.GetVolumeStatsResponse
+	(*ExpandVolumeRequest)(nil),    // 18: crust.admin.v1.ExpandVolumeRequest
+	(*ExpandVolumeResponse)(nil),   // 19: crust.admin.v1.ExpandVolumeResponse
+	(*FreezeVolumeRequest)(nil),    // 20: crust.admin.v1.FreezeVolumeRequest
+	(*FreezeVolumeResponse)(nil),   // 21: crust.admin.v1.FreezeVolumeResponse
+	(*ThawVolumeRequest)(nil),      // 22: crust.admin.v1.ThawVolumeRequest
+	(*ThawVolumeResponse)(nil),     // 23: crust.admin.v1.ThawVolumeResponse
+	(*ReleaseVolumeRequest)(nil),   // 24: crust.admin.v1.ReleaseVolumeRequest
+	(*ReleaseVolumeResponse)(nil),  // 25: crust.admin.v1.ReleaseVolumeResponse
+	(*EndOrphansRequest)(nil),      // 26: crust.admin.v1.EndOrphansRequest
+	(*EndOrphansResponse)(nil),     // 27: crust.admin.v1.EndOrphansResponse
+	(*Orphan)(nil),                 // 28: crust.admin.v1.Orphan
+	(*ListHandlersRequest)(nil),    // 29: crust.admin.v1.ListHandlersRequest
+	(*ListHandlersResponse)(nil),   // 30: crust.admin.v1.ListHandlersResponse
+	(*Handler)(nil),                // 31: crust.admin.v1.Handler
+	(*ListDriversRequest)(nil),     // 32: crust.admin.v1.ListDriversRequest
+	(*ListDriversResponse)(nil),    // 33: crust.admin.v1.ListDriversResponse
+	(*Driver)(nil),                 // 34: crust.admin.v1.Driver
+	(*ReconcileRequest)(nil),       // 35: crust.admin.v1.ReconcileRequest
+	(*ReconcileResponse)(nil),      // 36: crust.admin.v1.ReconcileResponse
+	(*Repair)(nil),                 // 37: crust.admin.v1.Repair
+	nil,                            // 38: crust.admin.v1.GetNodeResponse.VolumesByStateEntry
+	(*timestamppb.Timestamp)(nil),  // 39: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),    // 40: google.protobuf.Duration
 }
 var file_crust_admin_v1_admin_proto_depIdxs = []int32{
 	0,  // 0: crust.admin.v1.Volume.state:type_name -> crust.admin.v1.VolumeState
 	4,  // 1: crust.admin.v1.Volume.sandbox:type_name -> crust.admin.v1.Sandbox
-	38, // 2: crust.admin.v1.Volume.created_at:type_name -> google.protobuf.Timestamp
+	39, // 2: crust.admin.v1.Volume.created_at:type_name -> google.protobuf.Timestamp
 	5,  // 3: crust.admin.v1.Volume.usage:type_name -> crust.admin.v1.VolumeUsage
-	38, // 4: crust.admin.v1.Volume.usage_at:type_name -> google.protobuf.Timestamp
+	39, // 4: crust.admin.v1.Volume.usage_at:type_name -> google.protobuf.Timestamp
 	6,  // 5: crust.admin.v1.Volume.condition:type_name -> crust.admin.v1.VolumeCondition
-	38, // 6: crust.admin.v1.Volume.last_error_at:type_name -> google.protobuf.Timestamp
-	39, // 7: crust.admin.v1.Volume.stats_took:type_name -> google.protobuf.Duration
-	38, // 8: crust.admin.v1.Volume.stats_at:type_name -> google.protobuf.Timestamp
-	38, // 9: crust.admin.v1.Volume.held_since:type_name -> google.protobuf.Timestamp
-	38, // 10: crust.admin.v1.Volume.frozen_since:type_name -> google.protobuf.Timestamp
-	38, // 11: crust.admin.v1.Volume.frozen_until:type_name -> google.protobuf.Timestamp
-	38, // 12: crust.admin.v1.Sandbox.bound_at:type_name -> google.protobuf.Timestamp
+	39, // 6: crust.admin.v1.Volume.last_error_at:type_name -> google.protobuf.Timestamp
+	40, // 7: crust.admin.v1.Volume.stats_took:type_name -> google.protobuf.Duration
+	39, // 8: crust.admin.v1.Volume.stats_at:type_name -> google.protobuf.Timestamp
+	39, // 9: crust.admin.v1.Volume.held_since:type_name -> google.protobuf.Timestamp
+	39, // 10: crust.admin.v1.Volume.frozen_since:type_name -> google.protobuf.Timestamp
+	39, // 11: crust.admin.v1.Volume.frozen_until:type_name -> google.protobuf.Timestamp
+	39, // 12: crust.admin.v1.Sandbox.bound_at:type_name -> google.protobuf.Timestamp
 	1,  // 13: crust.admin.v1.VolumeUsage.unit:type_name -> crust.admin.v1.VolumeUsage.Unit
-	38, // 14: crust.admin.v1.GetNodeResponse.started_at:type_name -> google.protobuf.Timestamp
-	37, // 15: crust.admin.v1.GetNodeResponse.volumes_by_state:type_name -> crust.admin.v1.GetNodeResponse.VolumesByStateEntry
-	38, // 16: crust.admin.v1.GetNodeResponse.config_bad_since:type_name -> google.protobuf.Timestamp
-	38, // 17: crust.admin.v1.GetNodeResponse.config_accepted_at:type_name -> google.protobuf.Timestamp
-	0,  // 18: crust.admin.v1.ListVolumesRequest.state:type_name -> crust.admin.v1.VolumeState
-	3,  // 19: crust.admin.v1.ListVolumesResponse.volumes:type_name -> crust.admin.v1.Volume
-	3,  // 20: crust.admin.v1.GetVolumeResponse.volume:type_name -> crust.admin.v1.Volume
-	2,  // 21: crust.admin.v1.WatchVolumesResponse.type:type_name -> crust.admin.v1.WatchVolumesResponse.Type
-	3,  // 22: crust.admin.v1.WatchVolumesResponse.volume:type_name -> crust.admin.v1.Volume
-	5,  // 23: crust.admin.v1.GetVolumeStatsResponse.usage:type_name -> crust.admin.v1.VolumeUsage
-	6,  // 24: crust.admin.v1.GetVolumeStatsResponse.condition:type_name -> crust.admin.v1.VolumeCondition
-	4,  // 25: crust.admin.v1.GetVolumeStatsResponse.sandbox:type_name -> crust.admin.v1.Sandbox
-	39, // 26: crust.admin.v1.GetVolumeStatsResponse.took:type_name -> google.protobuf.Duration
-	39, // 27: crust.admin.v1.FreezeVolumeRequest.timeout:type_name -> google.protobuf.Duration
-	27, // 28: crust.admin.v1.EndOrphansResponse.orphans:type_name -> crust.admin.v1.Orphan
-	38, // 29: crust.admin.v1.Orphan.held_since:type_name -> google.protobuf.Timestamp
-	30, // 30: crust.admin.v1.ListHandlersResponse.handlers:type_name -> crust.admin.v1.Handler
-	33, // 31: crust.admin.v1.ListDriversResponse.drivers:type_name -> crust.admin.v1.Driver
-	38, // 32: crust.admin.v1.Driver.since:type_name -> google.protobuf.Timestamp
-	38, // 33: crust.admin.v1.Driver.waiting_since:type_name -> google.protobuf.Timestamp
-	36, // 34: crust.admin.v1.ReconcileResponse.repairs:type_name -> crust.admin.v1.Repair
-	7,  // 35: crust.admin.v1.Admin.GetNode:input_type -> crust.admin.v1.GetNodeRequest
-	9,  // 36: crust.admin.v1.Admin.ListVolumes:input_type -> crust.admin.v1.ListVolumesRequest
-	11, // 37: crust.admin.v1.Admin.GetVolume:input_type -> crust.admin.v1.GetVolumeRequest
-	13, // 38: crust.admin.v1.Admin.WatchVolumes:input_type -> crust.admin.v1.WatchVolumesRequest
-	15, // 39: crust.admin.v1.Admin.GetVolumeStats:input_type -> crust.admin.v1.GetVolumeStatsRequest
-	17, // 40: crust.admin.v1.Admin.ExpandVolume:input_type -> crust.admin.v1.ExpandVolumeRequest
-	19, // 41: crust.admin.v1.Admin.FreezeVolume:input_type -> crust.admin.v1.FreezeVolumeRequest
-	21, // 42: crust.admin.v1.Admin.ThawVolume:input_type -> crust.admin.v1.ThawVolumeRequest
-	28, // 43: crust.admin.v1.Admin.ListHandlers:input_type -> crust.admin.v1.ListHandlersRequest
-	31, // 44: crust.admin.v1.Admin.ListDrivers:input_type -> crust.admin.v1.ListDriversRequest
-	23, // 45: crust.admin.v1.Admin.ReleaseVolume:input_type -> crust.admin.v1.ReleaseVolumeRequest
-	25, // 46: crust.admin.v1.Admin.EndOrphans:input_type -> crust.admin.v1.EndOrphansRequest
-	34, // 47: crust.admin.v1.Admin.Reconcile:input_type -> crust.admin.v1.ReconcileRequest
-	8,  // 48: crust.admin.v1.Admin.GetNode:output_type -> crust.admin.v1.GetNodeResponse
-	10, // 49: crust.admin.v1.Admin.ListVolumes:output_type -> crust.admin.v1.ListVolumesResponse
-	12, // 50: crust.admin.v1.Admin.GetVolume:output_type -> crust.admin.v1.GetVolumeResponse
-	14, // 51: crust.admin.v1.Admin.WatchVolumes:output_type -> crust.admin.v1.WatchVolumesResponse
-	16, // 52: crust.admin.v1.Admin.GetVolumeStats:output_type -> crust.admin.v1.GetVolumeStatsResponse
-	18, // 53: crust.admin.v1.Admin.ExpandVolume:output_type -> crust.admin.v1.ExpandVolumeResponse
-	20, // 54: crust.admin.v1.Admin.FreezeVolume:output_type -> crust.admin.v1.FreezeVolumeResponse
-	22, // 55: crust.admin.v1.Admin.ThawVolume:output_type -> crust.admin.v1.ThawVolumeResponse
-	29, // 56: crust.admin.v1.Admin.ListHandlers:output_type -> crust.admin.v1.ListHandlersResponse
-	32, // 57: crust.admin.v1.Admin.ListDrivers:output_type -> crust.admin.v1.ListDriversResponse
-	24, // 58: crust.admin.v1.Admin.ReleaseVolume:output_type -> crust.admin.v1.ReleaseVolumeResponse
-	26, // 59: crust.admin.v1.Admin.EndOrphans:output_type -> crust.admin.v1.EndOrphansResponse
-	35, // 60: crust.admin.v1.Admin.Reconcile:output_type -> crust.admin.v1.ReconcileResponse
-	48, // [48:61] is the sub-list for method output_type
-	35, // [35:48] is the sub-list for method input_type
-	35, // [35:35] is the sub-list for extension type_name
-	35, // [35:35] is the sub-list for extension extendee
-	0,  // [0:35] is the sub-list for field type_name
+	39, // 14: crust.admin.v1.GetNodeResponse.started_at:type_name -> google.protobuf.Timestamp
+	38, // 15: crust.admin.v1.GetNodeResponse.volumes_by_state:type_name -> crust.admin.v1.GetNodeResponse.VolumesByStateEntry
+	39, // 16: crust.admin.v1.GetNodeResponse.config_bad_since:type_name -> google.protobuf.Timestamp
+	39, // 17: crust.admin.v1.GetNodeResponse.config_accepted_at:type_name -> google.protobuf.Timestamp
+	8,  // 18: crust.admin.v1.NodeView.node:type_name -> crust.admin.v1.GetNodeResponse
+	30, // 19: crust.admin.v1.NodeView.handlers:type_name -> crust.admin.v1.ListHandlersResponse
+	33, // 20: crust.admin.v1.NodeView.drivers:type_name -> crust.admin.v1.ListDriversResponse
+	0,  // 21: crust.admin.v1.ListVolumesRequest.state:type_name -> crust.admin.v1.VolumeState
+	3,  // 22: crust.admin.v1.ListVolumesResponse.volumes:type_name -> crust.admin.v1.Volume
+	3,  // 23: crust.admin.v1.GetVolumeResponse.volume:type_name -> crust.admin.v1.Volume
+	2,  // 24: crust.admin.v1.WatchVolumesResponse.type:type_name -> crust.admin.v1.WatchVolumesResponse.Type
+	3,  // 25: crust.admin.v1.WatchVolumesResponse.volume:type_name -> crust.admin.v1.Volume
+	5,  // 26: crust.admin.v1.GetVolumeStatsResponse.usage:type_name -> crust.admin.v1.VolumeUsage
+	6,  // 27: crust.admin.v1.GetVolumeStatsResponse.condition:type_name -> crust.admin.v1.VolumeCondition
+	4,  // 28: crust.admin.v1.GetVolumeStatsResponse.sandbox:type_name -> crust.admin.v1.Sandbox
+	40, // 29: crust.admin.v1.GetVolumeStatsResponse.took:type_name -> google.protobuf.Duration
+	40, // 30: crust.admin.v1.FreezeVolumeRequest.timeout:type_name -> google.protobuf.Duration
+	28, // 31: crust.admin.v1.EndOrphansResponse.orphans:type_name -> crust.admin.v1.Orphan
+	39, // 32: crust.admin.v1.Orphan.held_since:type_name -> google.protobuf.Timestamp
+	31, // 33: crust.admin.v1.ListHandlersResponse.handlers:type_name -> crust.admin.v1.Handler
+	34, // 34: crust.admin.v1.ListDriversResponse.drivers:type_name -> crust.admin.v1.Driver
+	39, // 35: crust.admin.v1.Driver.since:type_name -> google.protobuf.Timestamp
+	39, // 36: crust.admin.v1.Driver.waiting_since:type_name -> google.protobuf.Timestamp
+	37, // 37: crust.admin.v1.ReconcileResponse.repairs:type_name -> crust.admin.v1.Repair
+	7,  // 38: crust.admin.v1.Admin.GetNode:input_type -> crust.admin.v1.GetNodeRequest
+	10, // 39: crust.admin.v1.Admin.ListVolumes:input_type -> crust.admin.v1.ListVolumesRequest
+	12, // 40: crust.admin.v1.Admin.GetVolume:input_type -> crust.admin.v1.GetVolumeRequest
+	14, // 41: crust.admin.v1.Admin.WatchVolumes:input_type -> crust.admin.v1.WatchVolumesRequest
+	16, // 42: crust.admin.v1.Admin.GetVolumeStats:input_type -> crust.admin.v1.GetVolumeStatsRequest
+	18, // 43: crust.admin.v1.Admin.ExpandVolume:input_type -> crust.admin.v1.ExpandVolumeRequest
+	20, // 44: crust.admin.v1.Admin.FreezeVolume:input_type -> crust.admin.v1.FreezeVolumeRequest
+	22, // 45: crust.admin.v1.Admin.ThawVolume:input_type -> crust.admin.v1.ThawVolumeRequest
+	29, // 46: crust.admin.v1.Admin.ListHandlers:input_type -> crust.admin.v1.ListHandlersRequest
+	32, // 47: crust.admin.v1.Admin.ListDrivers:input_type -> crust.admin.v1.ListDriversRequest
+	24, // 48: crust.admin.v1.Admin.ReleaseVolume:input_type -> crust.admin.v1.ReleaseVolumeRequest
+	26, // 49: crust.admin.v1.Admin.EndOrphans:input_type -> crust.admin.v1.EndOrphansRequest
+	35, // 50: crust.admin.v1.Admin.Reconcile:input_type -> crust.admin.v1.ReconcileRequest
+	8,  // 51: crust.admin.v1.Admin.GetNode:output_type -> crust.admin.v1.GetNodeResponse
+	11, // 52: crust.admin.v1.Admin.ListVolumes:output_type -> crust.admin.v1.ListVolumesResponse
+	13, // 53: crust.admin.v1.Admin.GetVolume:output_type -> crust.admin.v1.GetVolumeResponse
+	15, // 54: crust.admin.v1.Admin.WatchVolumes:output_type -> crust.admin.v1.WatchVolumesResponse
+	17, // 55: crust.admin.v1.Admin.GetVolumeStats:output_type -> crust.admin.v1.GetVolumeStatsResponse
+	19, // 56: crust.admin.v1.Admin.ExpandVolume:output_type -> crust.admin.v1.ExpandVolumeResponse
+	21, // 57: crust.admin.v1.Admin.FreezeVolume:output_type -> crust.admin.v1.FreezeVolumeResponse
+	23, // 58: crust.admin.v1.Admin.ThawVolume:output_type -> crust.admin.v1.ThawVolumeResponse
+	30, // 59: crust.admin.v1.Admin.ListHandlers:output_type -> crust.admin.v1.ListHandlersResponse
+	33, // 60: crust.admin.v1.Admin.ListDrivers:output_type -> crust.admin.v1.ListDriversResponse
+	25, // 61: crust.admin.v1.Admin.ReleaseVolume:output_type -> crust.admin.v1.ReleaseVolumeResponse
+	27, // 62: crust.admin.v1.Admin.EndOrphans:output_type -> crust.admin.v1.EndOrphansResponse
+	36, // 63: crust.admin.v1.Admin.Reconcile:output_type -> crust.admin.v1.ReconcileResponse
+	51, // [51:64] is the sub-list for method output_type
+	38, // [38:51] is the sub-list for method input_type
+	38, // [38:38] is the sub-list for extension type_name
+	38, // [38:38] is the sub-list for extension extendee
+	0,  // [0:38] is the sub-list for field type_name
 }
 
 func init() { file_crust_admin_v1_admin_proto_init() }
@@ -2966,7 +3059,7 @@ func file_crust_admin_v1_admin_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_crust_admin_v1_admin_proto_rawDesc), len(file_crust_admin_v1_admin_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   35,
+			NumMessages:   36,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

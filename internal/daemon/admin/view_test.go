@@ -1,0 +1,112 @@
+package admin
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"strings"
+	"sync"
+	"testing"
+
+	"google.golang.org/protobuf/encoding/protojson"
+
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
+	"github.com/crust-proxy/crust-proxy/test/check"
+)
+
+// viewed is a daemon that says what a test wants.
+type viewed struct {
+	*served
+	findings   []string
+	begin, end chan struct{} // of a description, unless they are nil
+}
+
+func (v *viewed) Describe(context.Context) *adminv1.GetNodeResponse {
+	if v.begin != nil {
+		v.begin <- struct{}{}
+		<-v.end
+	}
+	return &adminv1.GetNodeResponse{NodeName: "node-7", Config: "do-not-show", Findings: v.findings}
+}
+
+// viewOf returns the view of a node with that many volumes, and what asks it.
+func viewOf(t *testing.T, volumes int) (*viewed, func(path string) *httptest.ResponseRecorder) {
+	t.Helper()
+	s := &viewed{served: serve(t)}
+	for i := range volumes {
+		target := fmt.Sprintf("%s/pods/%05d/mount", s.kubelet, i)
+		s.handler.volumes = append(s.handler.volumes, &volume.Volume{
+			Key: volume.KeyOf(target), Target: target, Handler: "kata", Driver: "<script>alert(1)</script>\u202e", PodUID: "pod",
+			MountFlags: []string{"password=hunter2"}, Adopted: true,
+		})
+	}
+	view := (&AdminServer{Node: s.node, Hub: s.hub, Daemon: s, Stopping: s.stopping}).View()
+	return s, func(path string) *httptest.ResponseRecorder {
+		reply := httptest.NewRecorder()
+		view.ServeHTTP(reply, httptest.NewRequestWithContext(t.Context(), http.MethodGet, path, nil))
+		return reply
+	}
+}
+
+// TestViewOfManyVolumes: whatever a node has, an answer is bounded, whole by its pages, and has neither the
+// configuration nor mount options.
+func TestViewOfManyVolumes(t *testing.T) {
+	const many = 10_000
+	s, get := viewOf(t, many)
+	s.findings = make([]string, 3*mostFindings)
+	var node adminv1.NodeView
+	check.Must(t, protojson.Unmarshal(get(ViewNode).Body.Bytes(), &node))
+	if n := node.GetNode().GetVolumesByState()["adopted"]; n != many || node.GetNode().GetConfig() != "" || len(node.GetNode().GetFindings()) != mostFindings+1 {
+		t.Errorf("got %d volumes, %d findings, configuration %q", n, len(node.GetNode().GetFindings()), node.GetNode().GetConfig())
+	}
+	seen, token := 0, ""
+	for page := 0; page == 0 || token != ""; page++ {
+		reply := get(ViewVolumes + "?page_token=" + url.QueryEscape(token))
+		var list adminv1.ListVolumesResponse
+		check.Must(t, protojson.Unmarshal(reply.Body.Bytes(), &list))
+		if strings.Contains(reply.Body.String(), "hunter2") || len(list.GetVolumes()) > defaultPage {
+			t.Fatalf("a page of %d volumes, or with mount options", len(list.GetVolumes()))
+		}
+		seen, token = seen+len(list.GetVolumes()), list.GetNextPageToken()
+	}
+	if seen != many {
+		t.Errorf("the pages have %d volumes", seen)
+	}
+	page := get("/")
+	body := page.Body.String()
+	if rows := strings.Count(body, "<td>ADOPTED</td>"); rows != mostRows || !strings.Contains(body, "500 of 10000; 10000 adopted") || len(body) > 1<<20 {
+		t.Errorf("%d rows, %d bytes", rows, len(body))
+	}
+	for _, words := range []string{"hunter2", "do-not-show", "<script", "\u202e", "ZgotmplZ", "http://", "https://", "src=", "style="} {
+		if strings.Contains(body, words) || strings.Contains(get(ViewNode).Body.String(), "do-not-show") {
+			t.Errorf("the page has %q", words)
+		}
+	}
+	if policy := page.Header().Get("Content-Security-Policy"); !strings.HasPrefix(policy, "default-src 'none'; style-src 'sha256-") {
+		t.Errorf("policy %q", policy)
+	}
+}
+
+func TestViewRefuses(t *testing.T) {
+	s, get := viewOf(t, 1)
+	for path, want := range map[string]int{ViewVolumes + "?state=odd": http.StatusBadRequest, "/v1/other": http.StatusNotFound, ViewVolumes + "?state=bound": http.StatusOK} {
+		if got := get(path).Code; got != want {
+			t.Errorf("%s: %d", path, got)
+		}
+	}
+	// Readers that are slow take the places of others of their kind, and of nothing else.
+	s.begin, s.end = make(chan struct{}), make(chan struct{})
+	var running sync.WaitGroup
+	for range mostViews {
+		running.Go(func() { get(ViewNode) })
+		<-s.begin
+	}
+	if got := get("/"); got.Code != http.StatusTooManyRequests {
+		t.Errorf("one more than %d: %d", mostViews, got.Code)
+	}
+	close(s.end)
+	running.Wait()
+}
