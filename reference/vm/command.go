@@ -60,9 +60,6 @@ func (c *command) createSandbox(id, bundle string) error {
 	if err := c.cfg.check(); err != nil {
 		return err
 	}
-	if c.cfg.Virtiofsd == "" {
-		c.report.Warn("there is no virtiofsd: containers get copies of their root filesystems and mounts")
-	}
 	if err := os.MkdirAll(c.cfg.StateDir, 0o700); err != nil {
 		return err
 	}

@@ -17,8 +17,7 @@ type Config struct {
 	// Kernel is a directory with boot/vmlinuz-* and lib/modules of one kernel, laid out as in
 	// a distribution's kernel package.
 	Kernel string `json:"kernel"`
-	// QEMU and Virtiofsd are the programs. If Virtiofsd is empty, machines get copies of root
-	// filesystems and ordinary mounts.
+	// QEMU and Virtiofsd are the programs.
 	QEMU      string `json:"qemu"`
 	Virtiofsd string `json:"virtiofsd"`
 	// Accel is "kvm" or "tcg". If it is empty, a trial decides whether KVM works.
@@ -37,10 +36,6 @@ type Config struct {
 	// Root holds the directories of volumes, StateDir those of sandboxes.
 	Root     string `json:"root"`
 	StateDir string `json:"stateDir"`
-	// ImageDir holds the copies, as unnamed files; empty means in memory, below StateDir.
-	// MaxImageMiB bounds each.
-	ImageDir    string `json:"imageDir"`
-	MaxImageMiB int    `json:"maxImageMiB"`
 	// Program is the path by which crust-proxy runs this program. AgentProgram is the guest's
 	// program; by default it is beside this one.
 	Program      string `json:"program"`
@@ -53,19 +48,23 @@ type Config struct {
 const (
 	configVariable = "CRUST_VM_CONFIG"
 	defaultConfig  = "/etc/crust-proxy/crust-vm.json"
-	// defaultVirtiofsd is used if it exists.
-	defaultVirtiofsd = "/usr/lib/qemu/virtiofsd"
 )
+
+// virtiofsds are where distributions have virtiofsd: Debian and its children, and others.
+var virtiofsds = []string{"/usr/lib/qemu/virtiofsd", "/usr/libexec/virtiofsd", "/usr/lib/virtiofsd"}
 
 // LoadConfig reads the configuration. Unknown keys are errors.
 func LoadConfig(getenv func(string) string) (Config, error) {
 	cfg := Config{
-		Kernel: "/usr/lib/crust-vm/kernel", QEMU: "/usr/bin/qemu-system-x86_64", Virtiofsd: defaultVirtiofsd,
+		Kernel: "/usr/lib/crust-vm/kernel", QEMU: "/usr/bin/qemu-system-x86_64", Virtiofsd: virtiofsds[0],
 		MemoryMiB: 512, CPUs: 1, BootTimeoutSeconds: 120, HangTimeoutSeconds: 90, FirstUser: 1_900_000_000,
-		Root: abi.DefaultRoot, StateDir: "/run/crust-vm", MaxImageMiB: 4096,
+		Root: abi.DefaultRoot, StateDir: "/run/crust-vm",
 	}
-	if _, err := os.Stat(defaultVirtiofsd); errors.Is(err, os.ErrNotExist) {
-		cfg.Virtiofsd = ""
+	for _, path := range virtiofsds {
+		if _, err := os.Stat(path); err == nil {
+			cfg.Virtiofsd = path
+			break
+		}
 	}
 	file, err := handler.ReadConfig(getenv(configVariable), defaultConfig, &cfg)
 	if err != nil {
@@ -79,14 +78,11 @@ func (c *Config) complete() (err error) {
 	if c.Program, err = handler.OwnProgram(c.Program); err != nil {
 		return err
 	}
-	if c.ImageDir == "" {
-		c.ImageDir = filepath.Join(c.StateDir, ".images")
-	}
 	if c.AgentProgram == "" {
 		c.AgentProgram = filepath.Join(filepath.Dir(c.Program), "crust-vm-agent")
 	}
-	if c.MemoryMiB < 128 || c.CPUs < 1 || c.BootTimeoutSeconds < 1 || c.HangTimeoutSeconds < 1 || c.MaxImageMiB < 1 {
-		return fmt.Errorf("the configuration %s: memoryMiB must be 128 or more, cpus, bootTimeoutSeconds, hangTimeoutSeconds and maxImageMiB 1 or more", c.file)
+	if c.MemoryMiB < 128 || c.CPUs < 1 || c.BootTimeoutSeconds < 1 || c.HangTimeoutSeconds < 1 {
+		return fmt.Errorf("the configuration %s: memoryMiB must be 128 or more, cpus, bootTimeoutSeconds and hangTimeoutSeconds 1 or more", c.file)
 	}
 	if c.FirstUser == 0 || c.FirstUser > math.MaxUint32-users {
 		return fmt.Errorf("the configuration %s: firstUser must be 1 to %d", c.file, uint32(math.MaxUint32-users))
@@ -95,7 +91,7 @@ func (c *Config) complete() (err error) {
 		return fmt.Errorf("the configuration %s: accel: %q is neither kvm nor tcg", c.file, c.Accel)
 	}
 	return handler.CheckPaths(c.file, map[string]string{
-		"kernel": c.Kernel, "qemu": c.QEMU, "virtiofsd": c.Virtiofsd, "root": c.Root, "stateDir": c.StateDir, "imageDir": c.ImageDir,
+		"kernel": c.Kernel, "qemu": c.QEMU, "virtiofsd": c.Virtiofsd, "root": c.Root, "stateDir": c.StateDir,
 		"program": c.Program, "agentProgram": c.AgentProgram,
 	})
 }
@@ -109,15 +105,9 @@ func (c Config) check() error {
 	for _, part := range []struct{ key, path string }{
 		{"kernel", c.Kernel}, {"qemu", c.QEMU}, {"virtiofsd", c.Virtiofsd}, {"agentProgram", c.AgentProgram},
 	} {
-		if part.path == "" && part.key == "virtiofsd" {
-			continue
-		}
 		if _, err := os.Stat(part.path); err != nil {
 			errs = append(errs, fmt.Errorf("%w: install it, or set %q in %s", err, part.key, c.file))
 		}
-	}
-	if _, err := os.Stat(mkfs); err != nil && c.Virtiofsd == "" {
-		errs = append(errs, fmt.Errorf("%w: without virtiofsd, e2fsprogs is needed", err))
 	}
 	return errors.Join(errs...)
 }

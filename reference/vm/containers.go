@@ -28,8 +28,7 @@ func (s *sandbox) createContainer(ctx context.Context, id, bundle string) (warni
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, handler.CloseAll(found)) }()
-	copies := s.cfg.Virtiofsd == ""
-	raw, binds, err := guestSpec(id, bundle, spec, found, copies)
+	raw, binds, err := guestSpec(id, bundle, spec, found)
 	if err != nil {
 		return nil, err
 	}
@@ -44,7 +43,7 @@ func (s *sandbox) createContainer(ctx context.Context, id, bundle string) (warni
 	for _, m := range found {
 		req.Volumes = append(req.Volumes, &wire.VolumeMount{Mount: uint32(m.Index), Volume: m.Volume, SubPath: m.Sub}) //nolint:gosec // a small index
 	}
-	if req.Image, err = s.shareFiles(ctx, id, binds, copies); err == nil {
+	if err = s.shareFiles(binds); err == nil {
 		_, err = s.guest.CreateContainer(ctx, req)
 	}
 	if err != nil {
@@ -65,44 +64,21 @@ func (s *sandbox) deleteContainer(ctx context.Context, id string) error {
 	return err
 }
 
-// removeContainer removes a container from the guest, and the files that were shared for it. If
-// another container uses a file of its image, the image stays until the end of the sandbox.
+// removeContainer removes a container from the guest, and the files that were shared for it.
 func (s *sandbox) removeContainer(ctx context.Context, id string) error {
 	_, err := s.guest.DeleteProcess(ctx, &wire.DeleteProcessRequest{Process: &wire.Process{Container: id}})
 	if err != nil {
 		err = fmt.Errorf("%w: container %s cannot be deleted: %w", errHung, id, err)
 	}
-	if err := s.volumes.detach(ctx, imageName(s.share.path(id))); err != nil {
-		_, _ = fmt.Fprintf(os.Stderr, "the image of container %s: %v\n", id, err)
-	}
 	return errors.Join(err, s.share.remove(id))
 }
 
-// shareFiles makes files visible to the guest: by virtio-fs, or as an image with copies, whose
-// name it returns.
-func (s *sandbox) shareFiles(ctx context.Context, id string, binds []bind, copies bool) (image string, err error) {
+// shareFiles makes files visible to the guest.
+func (s *sandbox) shareFiles(binds []bind) error {
 	for _, b := range binds {
-		b.noSymlinks = copies // someone who can write to the files could add links while they are copied
 		if err := s.share.add(b); err != nil {
-			return "", err
+			return err
 		}
 	}
-	if !copies {
-		return "", nil
-	}
-	copying, cancel := context.WithTimeout(ctx, copyTimeout)
-	defer cancel()
-	go func() {
-		select {
-		case <-s.stop:
-			cancel() // the end of the sandbox does not wait for the copy
-		case <-copying.Done():
-		}
-	}()
-	file, err := makeImage(copying, s.cfg, s.share.path(id))
-	if err = errors.Join(err, s.share.remove(id)); err != nil {
-		_ = file.Close()
-		return "", fmt.Errorf("the image of its root filesystem: %w", err)
-	}
-	return s.volumes.attachImage(ctx, s.share.path(id), file)
+	return nil
 }

@@ -48,10 +48,8 @@ func (s share) open() error {
 // bind is a file or a directory of the host that the guest sees under name.
 type bind struct {
 	name, source        string
-	destination         string // in the container; empty for its root filesystem
-	readOnly, recursive bool   // recursive: mounts below it are read-only, too
-	slave               bool   // later mounts below the source appear in it
-	noSymlinks          bool   // no symbolic link in it can be followed
+	readOnly, recursive bool // recursive: mounts below it are read-only, too
+	slave               bool // later mounts below the source appear in it
 }
 
 // add mounts it.
@@ -64,9 +62,6 @@ func (s share) add(b bind) error {
 	attr := unix.MountAttr{Propagation: unix.MS_PRIVATE}
 	if b.slave {
 		attr.Propagation = unix.MS_SLAVE
-	}
-	if b.noSymlinks {
-		attr.Attr_set = unix.MOUNT_ATTR_NOSYMFOLLOW
 	}
 	if err := unix.MountSetattr(clone, "", unix.AT_EMPTY_PATH|unix.AT_RECURSIVE, &attr); err != nil {
 		return err
@@ -158,7 +153,7 @@ func bindOf(name string, m specs.Mount) bind {
 		return slices.ContainsFunc(options, func(o string) bool { return slices.Contains(m.Options, o) })
 	}
 	return bind{
-		name: name, source: m.Source, destination: m.Destination, readOnly: has("ro", "rro"), recursive: has("rro"),
+		name: name, source: m.Source, readOnly: has("ro", "rro"), recursive: has("rro"),
 		slave: has("rslave", "slave", "rshared", "shared"),
 	}
 }

@@ -25,8 +25,8 @@ func readSpec(bundle string) (*specs.Spec, error) {
 }
 
 // guestSpec converts a container's spec into the guest's, and returns which files the guest
-// needs for it: shared by virtio-fs, or as copies.
-func guestSpec(id, bundle string, spec *specs.Spec, found []*oci.Mount, copies bool) (raw []byte, binds []bind, err error) {
+// needs for it.
+func guestSpec(id, bundle string, spec *specs.Spec, found []*oci.Mount) (raw []byte, binds []bind, err error) {
 	if err := checkSpec(spec, found); err != nil {
 		return nil, nil, err
 	}
@@ -46,8 +46,6 @@ func guestSpec(id, bundle string, spec *specs.Spec, found []*oci.Mount, copies b
 		case slices.ContainsFunc(found, func(f *oci.Mount) bool { return f.Index == i }):
 			m.Source = ""
 		case m.Type != "bind" && !slices.Contains(m.Options, "bind") && !slices.Contains(m.Options, "rbind"):
-		case copies && path.Clean(m.Destination) == "/dev/shm" && path.Base(m.Source) == "shm": // the pod's own
-			m.Source = wire.MemoryDir
 		default:
 			name := path.Join(id, strconv.Itoa(i))
 			binds = append(binds, bindOf(name, *m))
@@ -57,12 +55,6 @@ func guestSpec(id, bundle string, spec *specs.Spec, found []*oci.Mount, copies b
 	linux := *spec.Linux
 	linux.Seccomp, linux.CgroupsPath = nil, ""
 	inGuest.Linux, inGuest.Annotations = &linux, nil
-	if copies {
-		err = checkCopies(binds)
-	}
-	if err != nil {
-		return nil, nil, err
-	}
 	raw, err = json.Marshal(inGuest)
 	return raw, binds, err
 }

@@ -30,12 +30,12 @@ func testSpec() *specs.Spec {
 
 func TestGuestSpec(t *testing.T) {
 	spec := testSpec()
-	raw, binds, err := guestSpec("c1", "/bundle", spec, []*oci.Mount{{Index: 2}}, false)
+	raw, binds, err := guestSpec("c1", "/bundle", spec, []*oci.Mount{{Index: 2}})
 	check.Must(t, err)
 	want := []bind{
 		{name: "c1/rootfs", source: "/bundle/rootfs", readOnly: true},
-		{name: "c1/1", source: "/var/lib/hosts", destination: "/etc/hosts", readOnly: true},
-		{name: "c1/3", source: "/var/lib/sub", destination: "/sub", readOnly: true, recursive: true, slave: true},
+		{name: "c1/1", source: "/var/lib/hosts", readOnly: true},
+		{name: "c1/3", source: "/var/lib/sub", readOnly: true, recursive: true, slave: true},
 	}
 	if diff := cmp.Diff(want, binds, cmp.AllowUnexported(bind{})); diff != "" {
 		t.Error(diff)

@@ -105,10 +105,7 @@ func (s *sandbox) start(ctx context.Context, bundle string) (err error) {
 	if err := s.boot(ctx); err != nil {
 		return err
 	}
-	req := &wire.StartSandboxRequest{Hostname: spec.Hostname, UnixNanos: time.Now().UnixNano(), Sysctls: spec.Linux.Sysctl}
-	if s.cfg.Virtiofsd != "" {
-		req.SharedTag = sharedTag
-	}
+	req := &wire.StartSandboxRequest{Hostname: spec.Hostname, UnixNanos: time.Now().UnixNano(), SharedTag: sharedTag, Sysctls: spec.Linux.Sysctl}
 	if _, err := s.guest.StartSandbox(ctx, req); err != nil {
 		return s.withConsole(err)
 	}

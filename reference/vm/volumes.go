@@ -20,8 +20,7 @@ import (
 )
 
 // volumes are the disks of a sandbox. A volume is plugged in for the first container that
-// mounts it, and stays until the sandbox ends. The image of a container's root filesystem is a
-// volume, too, which is unplugged with the container.
+// mounts it, and stays until the sandbox ends.
 type volumes struct {
 	sandbox string
 	machine *qemu.Machine
@@ -101,19 +100,6 @@ func (v *volumes) detachAll(ctx context.Context) error {
 		}
 	}
 	return errors.Join(errs...)
-}
-
-// detach unplugs the disk of a volume, if there is one.
-func (v *volumes) detach(ctx context.Context, name string) error {
-	v.plugging.Lock()
-	defer v.plugging.Unlock()
-	a, err := v.get(name)
-	if err != nil {
-		return nil //nolint:nilerr // there is none
-	}
-	ctx, cancel := context.WithTimeout(ctx, unplugTimeout)
-	defer cancel()
-	return v.unplug(ctx, name, a)
 }
 
 // unplug continues an unplug that did not complete earlier.

@@ -18,10 +18,12 @@ import (
 	"github.com/crust-proxy/crust-proxy/test/rig"
 	"github.com/crust-proxy/crust-proxy/test/rig/cri"
 	"github.com/crust-proxy/crust-proxy/test/rig/snapshots"
+	"github.com/crust-proxy/crust-proxy/test/rig/vmnode"
 )
 
 // TestLifeOfAVolume takes volumes of a CSI driver, sound and damaged ones, through everything
-// that kubelet does with them, in two machines. Never is one mounted on the host.
+// that kubelet does with them, in two machines, each with another virtiofsd. Never is one
+// mounted on the host.
 func TestLifeOfAVolume(t *testing.T) {
 	t.Setenv("CRUST_FAILPOINTS", "crust-vm-unplugged=sleep:4s")
 	pool := rig.Pool(t, "xfs", rig.Disk(t, 8<<30, "xfs")) // which shares data, so that volumes in use have snapshots
@@ -52,6 +54,7 @@ func TestLifeOfAVolume(t *testing.T) {
 		v.ReadOnly = v == volumes[0]
 		v.publish()
 	}
+	b.Configure(t, map[string]any{"virtiofsd": vmnode.OtherVirtiofsd(t)})
 	again := b.pod(uid)
 	shared := t.TempDir()
 	for _, v := range volumes {

@@ -17,7 +17,6 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
-	"github.com/crust-proxy/crust-proxy/reference/vm/initramfs"
 	"github.com/crust-proxy/crust-proxy/reference/vm/wire"
 )
 
@@ -75,9 +74,6 @@ func (cs *containers) CreateContainer(ctx context.Context, req *wire.CreateConta
 	}
 	s := &setup{Process: spec.Process, Spec: spec, Namespaces: flags}
 	s.Volumes, err = cs.useVolumes(c, req.GetVolumes(), len(spec.Mounts))
-	if err == nil && req.GetImage() != "" {
-		s.Image, err = cs.useImage(c, req.GetImage())
-	}
 	if err == nil {
 		err = c.cgroup.create(spec)
 	}
@@ -110,17 +106,6 @@ func (cs *containers) useVolumes(c *container, requested []*wire.VolumeMount, mo
 		all[int(m.GetMount())] = &volumeMount{Path: volumePath(m.GetVolume()), Sub: m.GetSubPath(), Info: vol.info}
 	}
 	return all, nil
-}
-
-// useImage counts the container as the user of its image, and returns where it is mounted.
-func (cs *containers) useImage(c *container, name string) (string, error) {
-	vol, err := cs.volumes.get(name)
-	if err != nil {
-		return "", err
-	}
-	vol.users.Add(1)
-	c.volumes = append(c.volumes, vol)
-	return volumePath(name), initramfs.Load("overlay")
 }
 
 // startProcess starts a process of the container and waits until it is set up.

@@ -23,11 +23,6 @@ func (s *setup) mount() error {
 		return fmt.Errorf("make the mounts private: %w", err)
 	}
 	dir := s.Spec.Root.Path
-	if s.Image != "" {
-		if err := overlay(s.Image, path.Dir(dir)); err != nil {
-			return fmt.Errorf("the image of the root filesystem: %w", err)
-		}
-	}
 	if err := unix.Mount(dir, dir, "", unix.MS_BIND|unix.MS_REC, ""); err != nil {
 		return fmt.Errorf("mount the root filesystem: %w", err)
 	}
@@ -52,21 +47,6 @@ func (s *setup) mount() error {
 		return fmt.Errorf("change to the root filesystem: %w", err)
 	}
 	return finishRoot(s.Spec, s.Namespaces)
-}
-
-// overlay mounts an image so that the container can write to it. Its writes stay in memory.
-func overlay(image, at string) error {
-	if err := os.MkdirAll(at, 0o755); err != nil { //nolint:gosec // as root directories are
-		return err
-	}
-	if err := unix.Mount("tmpfs", at, "tmpfs", unix.MS_NODEV, "mode=755"); err != nil {
-		return err
-	}
-	upper, work := path.Join(at, "upper"), path.Join(at, "work")
-	if err := errors.Join(os.Mkdir(upper, 0o755), os.Mkdir(work, 0o755)); err != nil { //nolint:gosec // as above
-		return err
-	}
-	return unix.Mount("overlay", at, "overlay", unix.MS_NODEV, "lowerdir="+image+",upperdir="+upper+",workdir="+work)
 }
 
 // finishRoot completes the setup inside the container's root directory.

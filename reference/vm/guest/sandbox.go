@@ -58,17 +58,15 @@ func (s *sandbox) StartSandbox(_ context.Context, req *wire.StartSandboxRequest)
 		return nil, fmt.Errorf("the loopback interface: %w", err)
 	}
 	if err := mountShared(req.GetSharedTag()); err != nil {
-		return nil, fmt.Errorf("mount the shared directory, or memory instead: %w", err)
+		return nil, fmt.Errorf("mount the shared directory: %w", err)
 	}
 	return new(wire.Empty), nil
 }
 
-// mountShared mounts the host's virtio-fs. Without one, it mounts a tmpfs that serves as the
-// pod's /dev/shm.
+// mountShared mounts the host's virtio-fs, if it has one.
 func mountShared(tag string) error {
 	if tag == "" {
-		const quiet = unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
-		return errors.Join(os.MkdirAll(wire.MemoryDir, 0o700), unix.Mount("shm", wire.MemoryDir, "tmpfs", quiet, "mode=1777,size=64m"))
+		return nil
 	}
 	return errors.Join(initramfs.Load("virtiofs"), os.MkdirAll(wire.SharedDir, 0o755), //nolint:gosec // as roots are
 		unix.Mount(tag, wire.SharedDir, "virtiofs", unix.MS_NODEV, ""))

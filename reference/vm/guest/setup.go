@@ -22,8 +22,6 @@ type (
 		Spec *specs.Spec
 		// Namespaces are the flags of the namespaces that the container does not share.
 		Namespaces uintptr
-		// Image is the directory with the image of the root filesystem, if virtio-fs is not used.
-		Image string
 		// Volumes are the volumes of the spec's mounts, by the index of the mount.
 		Volumes map[int]*volumeMount
 		// Join is the pid of the container's own process; it is set for an exec.

@@ -23,7 +23,6 @@ var groups = []struct {
 	{"ext4", []string{"ext4"}},
 	{"xfs", []string{"xfs"}},
 	{"btrfs", []string{"btrfs"}},
-	{"overlay", []string{"overlay"}},
 }
 
 // addModules adds the modules and their list.

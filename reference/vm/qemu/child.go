@@ -47,6 +47,19 @@ func startChild(cmd *exec.Cmd) (*child, error) {
 	return c, nil
 }
 
+// hasEnded reports whether it has ended. A nil child was never started.
+func (c *child) hasEnded() bool {
+	if c == nil {
+		return false
+	}
+	select {
+	case <-c.done:
+		return true
+	default:
+		return false
+	}
+}
+
 // kill kills it and waits. A nil child was never started.
 func (c *child) kill() {
 	if c != nil {

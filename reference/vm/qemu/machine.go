@@ -21,7 +21,7 @@ import (
 
 // Config describes a machine.
 type Config struct {
-	// Program is QEMU. Virtiofsd serves the shared directory; empty means that there is none.
+	// Program is QEMU. Virtiofsd serves the shared directory; tests of the guest alone have none.
 	Program, Virtiofsd string
 	// Kernel and Initramfs are booted with the arguments Append.
 	Kernel, Initramfs, Append string
@@ -108,14 +108,17 @@ func (m *Machine) start(ctx context.Context, cfg Config) error {
 	return nil
 }
 
-// withExit adds how QEMU ended, if it has.
+// withExit adds how virtiofsd or QEMU ended, if one has. QEMU ends without virtiofsd.
 func (m *Machine) withExit(err error) error {
 	select {
 	case <-m.qemu.done:
-		return fmt.Errorf("%w; it ended: %w", err, m.qemu.err)
 	case <-time.After(time.Second):
 		return err
 	}
+	if m.fs.hasEnded() {
+		return fmt.Errorf("%w; virtiofsd ended: %w", err, m.fs.err)
+	}
+	return fmt.Errorf("%w; it ended: %w", err, m.qemu.err)
 }
 
 // Done is closed when QEMU has ended.
@@ -158,8 +161,9 @@ func (m *Machine) serveDirectory(cfg Config) (*os.File, error) {
 		return nil, err
 	}
 	defer func() { _ = socket.Close() }()
+	// Both virtiofsds take these: QEMU's own up to 7.2, and the one in Rust that followed it.
 	cmd := exec.Command(cfg.Virtiofsd, "-f", "--fd=3", "--rlimit-nofile=0", "-o", //nolint:gosec // by our own configuration
-		"source="+cfg.Shared+",sandbox=namespace,cache=auto,announce_submounts,xattr,log_level=err")
+		"source="+cfg.Shared+",sandbox=namespace,cache=auto,announce_submounts,xattr")
 	cmd.ExtraFiles = []*os.File{socket}
 	if m.fs, err = startChild(cmd); err != nil {
 		return nil, err

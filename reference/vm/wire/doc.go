@@ -9,12 +9,8 @@ const Protocol = 1
 // Port is the name of the virtio-serial port.
 const Port = "org.crust.agent"
 
-// SharedDir is where the guest mounts the host's virtio-fs, or, below it, the image of each
-// container.
+// SharedDir is where the guest mounts the host's virtio-fs.
 const SharedDir = "/run/crust/shared"
-
-// MemoryDir is the pod's /dev/shm in the guest, where the host's is not shared.
-const MemoryDir = "/run/crust/memory"
 
 // The bounds of messages.
 const (

@@ -1057,11 +1057,7 @@ type CreateContainerRequest struct {
 	// SharedDir of package wire), and mounts of volumes have no source.
 	Spec []byte `protobuf:"bytes,2,opt,name=spec,proto3" json:"spec,omitempty"`
 	// volumes are the mounts of the spec that mount a volume.
-	Volumes []*VolumeMount `protobuf:"bytes,3,rep,name=volumes,proto3" json:"volumes,omitempty"`
-	// image is a volume with copies of the container's files, in place of the directory above
-	// root.path; it is empty if the host shares files by virtio-fs. The container's writes to it
-	// are lost with the container.
-	Image         string `protobuf:"bytes,4,opt,name=image,proto3" json:"image,omitempty"`
+	Volumes       []*VolumeMount `protobuf:"bytes,3,rep,name=volumes,proto3" json:"volumes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1115,13 +1111,6 @@ func (x *CreateContainerRequest) GetVolumes() []*VolumeMount {
 		return x.Volumes
 	}
 	return nil
-}
-
-func (x *CreateContainerRequest) GetImage() string {
-	if x != nil {
-		return x.Image
-	}
-	return ""
 }
 
 // VolumeMount is a mount of a volume in a container.
@@ -1893,12 +1882,11 @@ const file_wire_proto_rawDesc = "" +
 	"\x06volume\x18\x01 \x01(\tR\x06volume\x12%\n" +
 	"\x0etimeout_millis\x18\x02 \x01(\rR\rtimeoutMillis\"+\n" +
 	"\x11ThawVolumeRequest\x12\x16\n" +
-	"\x06volume\x18\x01 \x01(\tR\x06volume\"\x94\x01\n" +
+	"\x06volume\x18\x01 \x01(\tR\x06volume\"~\n" +
 	"\x16CreateContainerRequest\x12\x1c\n" +
 	"\tcontainer\x18\x01 \x01(\tR\tcontainer\x12\x12\n" +
 	"\x04spec\x18\x02 \x01(\fR\x04spec\x122\n" +
-	"\avolumes\x18\x03 \x03(\v2\x18.crust.vm.v1.VolumeMountR\avolumes\x12\x14\n" +
-	"\x05image\x18\x04 \x01(\tR\x05image\"V\n" +
+	"\avolumes\x18\x03 \x03(\v2\x18.crust.vm.v1.VolumeMountR\avolumes\"V\n" +
 	"\vVolumeMount\x12\x14\n" +
 	"\x05mount\x18\x01 \x01(\rR\x05mount\x12\x16\n" +
 	"\x06volume\x18\x02 \x01(\tR\x06volume\x12\x19\n" +

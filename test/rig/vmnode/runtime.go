@@ -48,6 +48,16 @@ func Kernel(t rig.T) string {
 	return dir
 }
 
+// OtherVirtiofsd is the virtiofsd in Rust: Debian 12 has the one in C, which is the default.
+func OtherVirtiofsd(t rig.T) string {
+	t.Helper()
+	program, err := rig.Script("virtiofsd.sh")
+	if err != nil {
+		rig.Missing(t, fmt.Sprintf("no virtiofsd of Debian 13: %v", err))
+	}
+	return program
+}
+
 // findKernel asks apt, which takes seconds, once.
 var findKernel = sync.OnceValues(func() (string, error) { return rig.Script("guest-kernel.sh") })
 
