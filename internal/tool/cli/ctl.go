@@ -19,6 +19,7 @@ import (
 	"github.com/spf13/cobra"
 	"k8s.io/apimachinery/pkg/api/resource"
 
+	"github.com/crust-proxy/crust-proxy/internal/tool/cluster"
 	"github.com/crust-proxy/crust-proxy/internal/tool/command"
 	"github.com/crust-proxy/crust-proxy/internal/tool/doctor"
 	"github.com/crust-proxy/crust-proxy/internal/tool/printer"
@@ -65,7 +66,7 @@ func Run(ctx context.Context, args []string, env Env) int {
 	root := newRoot(env)
 	root.SetArgs(args)
 	err := root.ExecuteContext(ctx)
-	if errors.Is(err, errFindings) {
+	if errors.Is(err, errFindings) || errors.Is(err, cluster.ErrFindings) {
 		return ExitFindings // the findings are printed already
 	}
 	return command.Report(root, err)
@@ -88,7 +89,8 @@ func newRoot(env Env) *cobra.Command {
 VOLUME is a volume's target path, its id, or the beginning of its id (6 digits
 or more).
 
-Exit codes: 0 done, 1 failed, 2 wrong usage, 3 doctor found errors.`,
+Exit codes: 0 done, 1 failed, 2 wrong usage, 3 doctor, nodes or volumes found
+errors.`,
 	}
 	root.SetOut(env.Out)
 	root.SetErr(env.Err)
@@ -106,6 +108,7 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, 3 doctor found errors.`,
 	root.AddCommand(topCmd(env, d, out), listCmd(d, view), getCmd(d, view), statsCmd(d, view), expandCmd(d, out), freezeCmd(d, out), thawCmd(d, out),
 		releaseCmd(d, out, env.Keys), endCmd(d, out, env.Keys), watchCmd(d, view), handlersCmd(d, out), driversCmd(d, view), reconcileCmd(d, out), doctorCmd(env.Node, d, out),
 		versionCmd(d, out))
+	root.AddCommand(cluster.Commands(out, env.Err, env.Now)...)
 	command.Prepare(root)
 	return root
 }

@@ -7,6 +7,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -88,15 +89,30 @@ func Names() []string {
 	return names
 }
 
+// reported are the checks of what the daemon itself reported.
+var reported = []string{"daemon-findings", "drivers", "proof", "handlers", "volumes"}
+
+// Reported runs the checks that need only what the daemon of another node reported.
+func Reported(ctx context.Context, service Service, daemon Daemon) Report {
+	return run(ctx, Node{Service: service, Root: os.DevNull}, daemon, reported) // below it there are no files
+}
+
 // Run runs all checks in parallel: on a node with thousands of volumes some of them read
 // thousands of files.
 func Run(ctx context.Context, node Node, daemon Daemon) Report {
-	report := Report{Findings: []Finding{}}
 	node.readTableOnce(ctx)
+	if node.Before {
+		return run(ctx, node, daemon, before)
+	}
+	return run(ctx, node, daemon, Names())
+}
+
+func run(ctx context.Context, node Node, daemon Daemon, names []string) Report {
+	report := Report{Findings: []Finding{}}
 	found := make([][]Finding, len(checks))
 	var running sync.WaitGroup
 	for i, c := range checks {
-		if !node.Before || slices.Contains(before, c.name) {
+		if slices.Contains(names, c.name) {
 			running.Go(func() { found[i] = c.run(ctx, node, daemon) })
 		}
 	}

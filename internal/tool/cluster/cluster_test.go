@@ -1,0 +1,215 @@
+package cluster
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/crust-proxy/crust-proxy/internal/tool/printer"
+	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
+	"github.com/crust-proxy/crust-proxy/test/check"
+)
+
+// fake is an API server that knows pods and what their ports serve.
+type fake struct {
+	t          *testing.T
+	mux        *http.ServeMux
+	server     *httptest.Server
+	kubeconfig string
+	pods       []map[string]any
+	atOnce     atomic.Int32
+	mostAtOnce atomic.Int32
+}
+
+func newFake(t *testing.T) *fake {
+	t.Helper()
+	f := &fake{t: t, mux: http.NewServeMux(), kubeconfig: filepath.Join(t.TempDir(), "kubeconfig")}
+	f.server = httptest.NewServer(f.mux)
+	t.Cleanup(f.server.Close)
+	check.Must(t, os.WriteFile(f.kubeconfig, fmt.Appendf(nil, `{apiVersion: v1, kind: Config, current-context: a,
+clusters: [{name: a, cluster: {server: %q}}], users: [{name: a}], contexts: [{name: a, context: {cluster: a, user: a}}]}`, f.server.URL), 0o600))
+	f.mux.HandleFunc("GET /api/v1/pods", func(w http.ResponseWriter, req *http.Request) {
+		from := 0
+		_, _ = fmt.Sscan(req.URL.Query().Get("continue"), &from)
+		to, next := min(from+500, len(f.pods)), ""
+		if to < len(f.pods) {
+			next = fmt.Sprint(to)
+		}
+		f.answer(w, map[string]any{"metadata": map[string]any{"continue": next}, "items": f.pods[from:to]})
+	})
+	return f
+}
+
+func (f *fake) answer(w http.ResponseWriter, value any) {
+	w.Header().Set("Content-Type", "application/json")
+	if message, is := value.(proto.Message); is {
+		raw, err := protojson.Marshal(message)
+		check.Must(f.t, err)
+		_, _ = w.Write(raw)
+		return
+	}
+	check.Must(f.t, json.NewEncoder(w).Encode(value))
+}
+
+// pod adds a pod of a daemon on a node; without a phase it runs.
+func (f *fake) pod(node, phase string) string {
+	f.pods = append(f.pods, map[string]any{
+		"metadata": map[string]any{"name": "crust-" + node, "namespace": "system"},
+		"spec":     map[string]any{"nodeName": node, "containers": []any{map[string]any{"name": "crust-proxy", "ports": []any{map[string]any{"name": "http", "containerPort": 99}}}}},
+		"status":   map[string]any{"phase": phase, "podIP": map[string]string{"Running": "10.0.0.1"}[phase]},
+	})
+	return "GET /api/v1/namespaces/system/pods/crust-" + node + ":99/proxy"
+}
+
+func (f *fake) node(name string, view *adminv1.NodeView, volumes ...*adminv1.Volume) {
+	base := f.pod(name, "Running")
+	f.mux.HandleFunc(base+"/v1/node", func(w http.ResponseWriter, _ *http.Request) {
+		now := f.atOnce.Add(1)
+		defer f.atOnce.Add(-1)
+		for most := f.mostAtOnce.Load(); now > most && !f.mostAtOnce.CompareAndSwap(most, now); most = f.mostAtOnce.Load() {
+		}
+		f.answer(w, view)
+	})
+	f.mux.HandleFunc(base+"/v1/volumes", func(w http.ResponseWriter, req *http.Request) {
+		found := slices.DeleteFunc(slices.Clone(volumes), func(v *adminv1.Volume) bool {
+			driver := req.URL.Query().Get("driver")
+			return driver != "" && v.GetDriver() != driver
+		})
+		if len(found) > 1 && req.URL.Query().Get("page_token") == "" { // page by page
+			f.answer(w, &adminv1.ListVolumesResponse{Volumes: found[:1], NextPageToken: "1\x00"})
+			return
+		} else if len(found) > 1 {
+			found = found[1:]
+		}
+		f.answer(w, &adminv1.ListVolumesResponse{Volumes: found})
+	})
+}
+
+var testNow = time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
+
+func healthy() *adminv1.NodeView {
+	return &adminv1.NodeView{
+		Node: &adminv1.GetNodeResponse{
+			Version: "v1.2.3", Proof: "count", StartedAt: timestamppb.New(testNow.Add(-26 * time.Hour)), ConfigDigest: strings.Repeat("ab", 32),
+			VolumesByState: map[string]int64{"bound": 2, "published": 1},
+		},
+		Handlers: &adminv1.ListHandlersResponse{Handlers: []*adminv1.Handler{{Name: "crust", Healthy: true, Volumes: 3, Bound: 2}}},
+		Drivers:  &adminv1.ListDriversResponse{FrontEnabled: true, Drivers: []*adminv1.Driver{{Name: "lvm", Version: "v2", Ready: true}}},
+	}
+}
+
+func sick() *adminv1.NodeView {
+	view := healthy()
+	view.Node.Version, view.Node.ConfigDigest = "v1.1.0", strings.Repeat("cd", 32)
+	view.Node.ConfigBadSince = timestamppb.New(testNow.Add(-time.Hour))
+	view.Node.VolumesByState["degraded"] = 1
+	view.Node.Findings = []string{"the configuration file is bad\x1b[2J"}
+	view.Drivers.Drivers[0].Ready, view.Drivers.Drivers[0].Problem = false, "its socket does not answer"
+	return view
+}
+
+// run runs the plug-in, and returns what it prints, with the exit code.
+func (f *fake) run(args ...string) string {
+	f.t.Helper()
+	var out, errs bytes.Buffer
+	args = append(args, "--kubeconfig="+f.kubeconfig)
+	code := Run(f.t.Context(), args, &printer.Printer{Out: &out}, &errs)
+	return fmt.Sprintf("%s%sexit %d\n", strings.ReplaceAll(out.String(), f.server.URL, "API"), errs.String(), code)
+}
+
+func (f *fake) wants(got string, words ...string) {
+	f.t.Helper()
+	for _, one := range words {
+		if !strings.Contains(got, one) {
+			f.t.Errorf("no %q in:\n%s", one, got)
+		}
+	}
+}
+
+func TestNodes(t *testing.T) {
+	f := newFake(t)
+	f.node("node-b", sick())
+	f.node("node-a", healthy())
+	f.pod("node-c", "Pending")
+	f.mux.HandleFunc(f.pod("node-d", "Running")+"/v1/node", func(w http.ResponseWriter, req *http.Request) { <-req.Context().Done() })
+	f.pod("node-e", "Running") // of an older version
+	got := f.run("nodes", "--request-timeout=2s")
+	lines := strings.Split(got, "\n")
+	for i, want := range []string{
+		"NODE VERSION VOLUMES BOUND DEGRADED REFUSED HELD DRIVERS FINDINGS CONFIG",
+		"node-a v1.2.3 3 2 0 0 0 1/1 0 ok",
+		"node-b v1.1.0 4 2 1 0 0 0/1 1 error, 1 warn bad for",
+		"node-c - - - - - - - - no answer: pod crust-node-c does not run: Pending",
+		"node-d - - - - - - - - no answer: ",
+		"node-e - - - - - - - - no answer: there is no view of it: http.view is off",
+		"exit 3",
+	} {
+		if is := strings.Join(strings.Fields(lines[i]), " "); !strings.HasPrefix(is, want) {
+			t.Errorf("line %d is %q, not %q", i, is, want)
+		}
+	}
+	f.wants(f.run("nodes", "--node=node-a", "-o", "wide"), "abababababab", "system/crust-node-a", "exit 0\n")
+	f.wants(f.run("nodes", "--node=node-z"), "there is no node to be asked", "exit 1\n")
+	f.wants(f.run("nodes", "-o", "json", "--request-timeout=2s"), `"configDigest": "abab`, `"error": "pod crust-node-c does not run: Pending"`, `"check": "drivers"`)
+}
+
+// TestManyNodes are asked in parallel, and not all at once.
+func TestManyNodes(t *testing.T) {
+	f := newFake(t)
+	for i := range 700 {
+		f.node(fmt.Sprintf("node-%03d", i), healthy())
+	}
+	got := f.run("nodes")
+	if lines := strings.Count(got, "v1.2.3"); lines != 700 || f.mostAtOnce.Load() > askedAtOnce || f.mostAtOnce.Load() < 2 {
+		t.Errorf("%d lines, %d at once", lines, f.mostAtOnce.Load())
+	}
+}
+
+func volumes() []*adminv1.Volume {
+	return []*adminv1.Volume{
+		{Id: strings.Repeat("a", 64), TargetPath: "/var/lib/kubelet/pods/u/volumes/kubernetes.io~csi/pvc-7/mount", State: adminv1.VolumeState_VOLUME_STATE_BOUND,
+			Driver: "lvm", Handler: "crust", PodNamespace: "shop", PodName: "web-1", VolumeId: "vol-1",
+			Usage: []*adminv1.VolumeUsage{{Unit: adminv1.VolumeUsage_UNIT_BYTES, Total: 2 << 30, Used: 1 << 30}}},
+		{Id: strings.Repeat("b", 64), TargetPath: "/elsewhere", State: adminv1.VolumeState_VOLUME_STATE_REFUSED, Driver: "ebs", PodNamespace: "bank", PodName: "db-0", VolumeId: "vol-2"},
+	}
+}
+
+func TestVolumes(t *testing.T) {
+	f := newFake(t)
+	f.node("node-a", healthy(), volumes()...)
+	f.pod("node-b", "Pending")
+	got := f.run("volumes")
+	f.wants(strings.Join(strings.Fields(got), " "), "node-a BOUND shop/web-1 pvc-7 lvm crust 1GiB 2GiB -",
+		"node-a REFUSED bank/db-0 vol-2 ebs - - - -", "node-b no answer: pod crust-node-b", "exit 3")
+	for _, args := range [][]string{{"--namespace=shop"}, {"--driver=lvm"}} {
+		if got := f.run(append(args, "volumes", "--node=node-a")...); strings.Contains(got, "bank") || !strings.Contains(got, "shop") || !strings.HasSuffix(got, "exit 0\n") {
+			t.Errorf("%v:\n%s", args, got)
+		}
+	}
+}
+
+// TestWithoutAnAPIServer asks the addresses of a service.
+func TestWithoutAnAPIServer(t *testing.T) {
+	f := newFake(t)
+	f.mux.HandleFunc("GET /v1/node", func(w http.ResponseWriter, _ *http.Request) {
+		view := healthy()
+		view.Node.NodeName = "node-7"
+		f.answer(w, view)
+	})
+	f.wants(f.run("nodes", strings.TrimPrefix(f.server.URL, "http://")), "127.0.0.1", "v1.2.3", "exit 0\n")
+	f.wants(f.run("nodes", "127.0.0.1:1"), "127.0.0.1", "no answer", "refused", "exit 3\n")
+	f.wants(f.run("nodes", "here"), `"here" is not host:port`, "exit 1\n")
+}

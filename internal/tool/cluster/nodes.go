@@ -1,0 +1,229 @@
+package cluster
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
+	"github.com/crust-proxy/crust-proxy/internal/tool/doctor"
+	"github.com/crust-proxy/crust-proxy/internal/tool/printer"
+	"github.com/crust-proxy/crust-proxy/internal/tool/show"
+	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
+)
+
+// state is what one node answered. If Err is set, it is not known.
+type state struct {
+	place
+	err      error
+	view     *adminv1.NodeView
+	volumes  []*adminv1.Volume // only where they were asked for
+	findings []doctor.Finding  // of the daemon's own reports, without those that are ok
+}
+
+// ask asks all places, some at a time and each for a bounded time, and returns their states in the same order.
+func (a *access) ask(ctx context.Context, all []place, question func(context.Context, *state) error) []*state {
+	states := make([]*state, len(all))
+	var group errgroup.Group
+	group.SetLimit(askedAtOnce)
+	for i, at := range all {
+		states[i] = &state{place: at}
+		group.Go(func() error {
+			if at.why != "" {
+				states[i].err = errors.New(at.why)
+				return nil
+			}
+			ctx, cancel := context.WithTimeout(ctx, a.patience)
+			defer cancel()
+			states[i].err = question(ctx, states[i])
+			return nil
+		})
+	}
+	_ = group.Wait()
+	return states
+}
+
+// read decodes an answer. A newer daemon may say more than we know of.
+func (s *state) read(ctx context.Context, path string, into proto.Message) error {
+	raw, err := s.get(ctx, path)
+	switch {
+	case apierrors.IsNotFound(err) || err != nil && strings.HasSuffix(err.Error(), "404 Not Found"):
+		return errors.New("there is no view of it: http.view is off, its version is older, or that is no crust-proxy")
+	case err != nil:
+		return err
+	}
+	if err := (protojson.UnmarshalOptions{DiscardUnknown: true}).Unmarshal(raw, into); err != nil {
+		return errors.New("what answers there is no crust-proxy")
+	}
+	return nil
+}
+
+func askNode(ctx context.Context, s *state) error {
+	s.view = &adminv1.NodeView{}
+	if err := s.read(ctx, "/v1/node", s.view); err != nil {
+		return err
+	}
+	s.node = cmp.Or(s.node, s.view.GetNode().GetNodeName())
+	s.examine(ctx)
+	return nil
+}
+
+// askAll asks for the volumes, too.
+func askAll(ctx context.Context, s *state) error {
+	if err := askNode(ctx, s); err != nil {
+		return err
+	}
+	err := s.askVolumes(ctx, url.Values{})
+	s.examine(ctx)
+	return err
+}
+
+func (s *state) askVolumes(ctx context.Context, query url.Values) error {
+	for {
+		page := &adminv1.ListVolumesResponse{}
+		if err := s.read(ctx, "/v1/volumes?"+query.Encode(), page); err != nil {
+			return err
+		}
+		s.volumes = append(s.volumes, page.GetVolumes()...)
+		token := page.GetNextPageToken()
+		if token == "" || token == query.Get("page_token") {
+			return nil
+		}
+		query.Set("page_token", token)
+	}
+}
+
+func (s *state) examine(ctx context.Context) {
+	service := doctor.Service{}
+	if s.pod != nil {
+		service = doctor.Service{InPod: true, Namespace: s.pod.Metadata.Namespace, Pod: s.pod.Metadata.Name}
+	}
+	report := doctor.Reported(ctx, service, doctor.Daemon{
+		Node: s.view.GetNode(), Handlers: s.view.GetHandlers().GetHandlers(), Drivers: s.view.GetDrivers().GetDrivers(), Volumes: s.volumes,
+	})
+	s.findings = slices.DeleteFunc(report.Findings, func(f doctor.Finding) bool { return f.Severity == doctor.OK })
+}
+
+func (s *state) count(severity doctor.Severity) int {
+	return doctor.Report{Findings: s.findings}.Count(severity)
+}
+
+// bad reports whether the node has an error, or is not known.
+func (s *state) bad() bool {
+	return s.err != nil || s.count(doctor.Error) > 0 || s.view.GetNode().GetVolumesByState()["degraded"] > 0
+}
+
+// document is what a program reads of a node.
+type document struct {
+	Name     string           `json:"name"`
+	Pod      string           `json:"pod,omitempty"`
+	Error    string           `json:"error,omitempty"`
+	View     *printer.Object  `json:"view,omitempty"`
+	Findings []doctor.Finding `json:"findings"`
+}
+
+func (s *state) document() document {
+	d := document{Name: s.node, Findings: append([]doctor.Finding{}, s.findings...)}
+	if s.pod != nil {
+		d.Pod = s.pod.Metadata.Namespace + "/" + s.pod.Metadata.Name
+	}
+	if s.err != nil {
+		d.Error = s.err.Error()
+		return d
+	}
+	d.View = &printer.Object{Message: s.view}
+	return d
+}
+
+func (t *tool) printNodes(states []*state) error {
+	documents := make([]document, len(states))
+	for i, s := range states {
+		documents[i] = s.document()
+	}
+	return t.out.Result(map[string]any{"nodes": documents}, func() error {
+		heading := []string{"NODE", "VERSION", "VOLUMES", "BOUND", "DEGRADED", "REFUSED", "HELD", "DRIVERS", "FINDINGS", "CONFIG"}
+		if t.out.Wide() {
+			heading = append(heading, "DIGEST", "PROOF", "AGE", "POD")
+		}
+		table := printer.NewTable(heading...)
+		for i, s := range states {
+			table.Add(t.row(s, documents[i].Pod)...)
+		}
+		return t.out.Table(table)
+	})
+}
+
+func (t *tool) row(s *state, pod string) []printer.Cell {
+	text := printer.Text
+	if s.err != nil {
+		row := append([]printer.Cell{text(s.node)}, slices.Repeat([]printer.Cell{text("")}, 8)...)
+		return append(row, printer.Painted(show.Red, "no answer: "+s.err.Error()))
+	}
+	n, sum := s.view.GetNode(), int64(0)
+	for _, count := range n.GetVolumesByState() {
+		sum += count
+	}
+	number := func(name, colour string) printer.Cell {
+		count := n.GetVolumesByState()[name]
+		if count == 0 {
+			return text("0")
+		}
+		return printer.Painted(colour, strconv.FormatInt(count, 10))
+	}
+	row := []printer.Cell{
+		text(s.node), text(n.GetVersion()), text(strconv.FormatInt(sum, 10)), number("bound", show.Plain), number("degraded", show.Red),
+		number("refused", show.Red), number("held", show.Red), text(s.drivers()), s.findingsCell(), t.configCell(n),
+	}
+	if t.out.Wide() {
+		row = append(row, text(show.ShortID(n.GetConfigDigest())), text(n.GetProof()), text(show.Duration(t.now().Sub(n.GetStartedAt().AsTime()))), text(pod))
+	}
+	return row
+}
+
+// drivers are those that are ready, of all; empty if the front is off.
+func (s *state) drivers() string {
+	if !s.view.GetDrivers().GetFrontEnabled() {
+		return ""
+	}
+	ready, all := 0, s.view.GetDrivers().GetDrivers()
+	for _, d := range all {
+		if d.GetReady() {
+			ready++
+		}
+	}
+	return fmt.Sprintf("%d/%d", ready, len(all))
+}
+
+func (s *state) findingsCell() printer.Cell {
+	var parts []string
+	colour := show.Yellow
+	if n := s.count(doctor.Error); n > 0 {
+		parts, colour = append(parts, fmt.Sprintf("%d error", n)), show.Red
+	}
+	if n := s.count(doctor.Warn) + s.count(doctor.Wait); n > 0 {
+		parts = append(parts, fmt.Sprintf("%d warn", n))
+	}
+	if len(parts) == 0 {
+		return printer.Text("0")
+	}
+	return printer.Painted(colour, strings.Join(parts, ", "))
+}
+
+// configCell says since when the configuration file is bad.
+func (t *tool) configCell(n *adminv1.GetNodeResponse) printer.Cell {
+	if n.GetConfigBadSince() == nil {
+		return printer.Text("ok")
+	}
+	return printer.Painted(show.Red, "bad for "+show.Duration(t.now().Sub(n.GetConfigBadSince().AsTime().Truncate(time.Second))))
+}

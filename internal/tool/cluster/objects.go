@@ -1,0 +1,84 @@
+package cluster
+
+import "time"
+
+// What is read of the cluster's objects. Kubernetes' own types would double the size of the program.
+
+type meta struct {
+	Name, Namespace, UID string
+	DeletionTimestamp    *time.Time
+}
+
+type objects[T any] struct {
+	Metadata struct{ Continue string }
+	Items    []T
+}
+
+type condition struct{ Type, Status, Reason, Message string }
+
+type pod struct {
+	Metadata meta
+	Spec     struct {
+		NodeName   string
+		Containers []struct {
+			Name, Image string
+			Ports       []struct {
+				Name          string
+				ContainerPort int
+			}
+		}
+		Volumes []struct{ ConfigMap struct{ Name string } }
+	}
+	Status struct {
+		Phase, Reason, Message, PodIP string
+		Conditions                    []condition
+		ContainerStatuses             []struct {
+			Name, ImageID string
+			RestartCount  int
+			State         map[string]struct{ Reason, Message string }
+		}
+	}
+}
+
+// port is the one that is called http, or the usual one.
+func (p pod) port(usual int) int {
+	for _, container := range p.Spec.Containers {
+		for _, port := range container.Ports {
+			if port.Name == "http" {
+				return port.ContainerPort
+			}
+		}
+	}
+	return usual
+}
+
+// waits says why a pod does not run; it is empty for one that does.
+func (p pod) waits() string {
+	for _, status := range p.Status.ContainerStatuses {
+		if waiting, is := status.State["waiting"]; is {
+			return waiting.Reason + " " + waiting.Message
+		}
+	}
+	for _, c := range p.Status.Conditions {
+		if c.Status == "False" && c.Message != "" && p.Status.Phase == "Pending" {
+			return c.Reason + " " + c.Message
+		}
+	}
+	if p.Status.PodIP == "" || p.Status.Phase == "Failed" {
+		return p.Status.Phase + " " + p.Status.Reason + " " + p.Status.Message
+	}
+	return ""
+}
+
+type node struct{ Metadata meta }
+
+type daemonSet struct {
+	Metadata meta
+	Status   struct{ DesiredNumberScheduled, NumberReady, UpdatedNumberScheduled int }
+}
+
+type event struct {
+	Metadata                             meta
+	Type, Reason, Message, LastTimestamp string
+	InvolvedObject                       struct{ Kind, Name string }
+}
