@@ -95,6 +95,8 @@ type Origin struct {
 	// PodNamespace and PodName are empty if they are not known.
 	PodNamespace string `json:"podNamespace,omitempty"`
 	PodName      string `json:"podName,omitempty"`
+	// PVC is the persistent volume claim in PodNamespace, or empty if it is not known.
+	PVC string `json:"pvc,omitempty"`
 }
 
 // The ways in which the front defers a volume.

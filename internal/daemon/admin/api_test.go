@@ -226,14 +226,51 @@ func TestVolumesAreFoundByPathAndID(t *testing.T) {
 	}
 	for ref, want := range map[string]codes.Code{
 		"":                     codes.InvalidArgument,
-		"abc":                  codes.InvalidArgument,
-		"nonsense":             codes.InvalidArgument,
+		string(v.Key[:5]):      codes.NotFound, // too short
+		"nonsense":             codes.NotFound,
 		"000000000000":         codes.NotFound,
 		s.kubelet + "/unknown": codes.NotFound,
 		"/etc":                 codes.InvalidArgument,
 	} {
 		if _, err := s.admin().GetVolume(t.Context(), &adminv1.GetVolumeRequest{Volume: ref}); status.Code(err) != want {
 			t.Errorf("%q: %v; want %v", ref, err, want)
+		}
+	}
+}
+
+// TestVolumesAreFoundByName: by any name that one volume has. Of several none is chosen.
+func TestVolumesAreFoundByName(t *testing.T) {
+	s := serve(t, "0f0e0d0c-1111", "b", "c")
+	a, b, c := s.handler.volumes[0], s.handler.volumes[1], s.handler.volumes[2]
+	a.Target = s.kubelet + "/pods/a/volumes/kubernetes.io~csi/pv-1/mount"
+	a.Origin = &volume.Origin{VolumeID: "/subscriptions/7/disks/a", PodNamespace: "shop", PodName: "web-0", PVC: "data"}
+	b.Origin = &volume.Origin{VolumeID: "vol-b", PodNamespace: "shop", PodName: "web-1", PVC: "logs"}
+	c.Origin = &volume.Origin{VolumeID: "vol-c", PodNamespace: "other", PodName: "web-1", PVC: string(b.Key)}
+	for ref, want := range map[string]*volume.Volume{
+		"shop/web-0": a, "web-0": a, "shop/data": a, "data": a, "0f0e0d0c-1111": a, "0f0e0d0c": a, "pv-1": a, "/subscriptions/7/disks/a": a,
+		"shop/web-1": b, "other/web-1": c, "vol-b": b, string(b.Key): b, "other/" + string(b.Key): c,
+	} {
+		reply, err := s.admin().GetVolume(t.Context(), &adminv1.GetVolumeRequest{Volume: ref})
+		if err != nil || reply.GetVolume().GetId() != string(want.Key) || reply.GetVolume().GetPvcName() != want.Origin.PVC {
+			t.Errorf("%s: %v, %v", ref, reply, err)
+		}
+	}
+	c.Origin.PVC = string(b.Key[:12]) // as its author pleases
+	for ref, of := range map[string][]*volume.Volume{"web-1": {b, c}, string(b.Key[:12]): {b, c}} {
+		_, err := s.admin().ReleaseVolume(t.Context(), &adminv1.ReleaseVolumeRequest{Volume: ref, Force: true})
+		lines := strings.Split(status.Convert(err).Message(), "\n")
+		if status.Code(err) != codes.InvalidArgument || len(lines) != len(of)+1 {
+			t.Fatalf("%s: %v", ref, err)
+		}
+		for i, v := range of {
+			if want := string(v.Key[:12]) + "  pod " + v.Origin.PodNamespace + "/web-1, volume " + v.Origin.PVC; !strings.HasPrefix(lines[i+1], want) {
+				t.Errorf("%s: %q does not begin with %q", ref, lines[i+1], want)
+			}
+		}
+	}
+	for _, ref := range []string{"0f0e0d0", "shop/", "/web-0", "shop", "shop/pv-1", "web"} {
+		if reply, err := s.admin().GetVolume(t.Context(), &adminv1.GetVolumeRequest{Volume: ref}); err == nil {
+			t.Errorf("%s names %v", ref, reply)
 		}
 	}
 }
@@ -477,7 +514,7 @@ func TestReleaseOfWhatIsNotOurs(t *testing.T) {
 	for volume, want := range map[string]codes.Code{
 		s.handler.volumes[0].Target: codes.Unimplemented, // another program's
 		s.kubelet + "/pods/b/mount": codes.NotFound,
-		"x":                         codes.InvalidArgument,
+		"x":                         codes.NotFound,
 	} {
 		_, err := s.admin().ReleaseVolume(t.Context(), &adminv1.ReleaseVolumeRequest{Volume: volume, Force: true})
 		if status.Code(err) != want {

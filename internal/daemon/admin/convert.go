@@ -52,7 +52,7 @@ func (n *Node) message(s deferral.Status) *adminv1.Volume {
 	}
 	if v.Origin != nil {
 		out.VolumeId, out.AccessMode, out.Rule, out.Way = v.Origin.VolumeID, v.Origin.AccessMode, v.Origin.Rule, v.Origin.Way
-		out.PodNamespace, out.PodName = v.Origin.PodNamespace, v.Origin.PodName
+		out.PodNamespace, out.PodName, out.PvcName = v.Origin.PodNamespace, v.Origin.PodName, v.Origin.PVC
 	}
 	if v.Adopted || s.Refused {
 		out.DeviceId = ""

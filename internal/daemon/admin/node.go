@@ -3,8 +3,6 @@ package admin
 import (
 	"context"
 	"fmt"
-	"regexp"
-	"strings"
 
 	"github.com/crust-proxy/crust-proxy/internal/daemon/sandboxes"
 	"github.com/crust-proxy/crust-proxy/internal/front/csi/refusal"
@@ -27,9 +25,6 @@ type Refusals interface {
 	Refused() []refusal.Refusal
 	Refusal(key volume.Key) (refusal.Refusal, bool)
 }
-
-// idForm matches a key or a prefix of one.
-var idForm = regexp.MustCompile(`^[0-9a-f]{6,64}$`)
 
 // byTarget finds a volume by its target path. It returns the key also if there is no such
 // volume, unless the path is invalid.
@@ -55,32 +50,6 @@ func (n *Node) byKey(key volume.Key) (deferral.Status, bool) {
 		}
 	}
 	return deferral.Status{}, false
-}
-
-// byReference finds a volume by target path, id, or a prefix that only one id has.
-func (n *Node) byReference(ref string) (deferral.Status, error) {
-	if strings.HasPrefix(ref, "/") {
-		return n.shownByTarget(ref)
-	}
-	if !idForm.MatchString(ref) {
-		return deferral.Status{}, volume.Errorf(volume.Invalid,
-			"%.80q names no volume: give a target path, an id, or the first 6 digits or more of one", ref)
-	}
-	var found []deferral.Status
-	for _, status := range n.AllShown() {
-		if strings.HasPrefix(string(status.Key), ref) {
-			found = append(found, status)
-		}
-	}
-	switch len(found) {
-	case 0:
-		return deferral.Status{}, volume.Errorf(volume.NotFound, "no volume has an id that begins with %s", ref)
-	case 1:
-		return found[0], nil
-	default:
-		return deferral.Status{}, volume.Errorf(volume.Invalid,
-			"%d volumes have an id that begins with %s: give more digits", len(found), ref)
-	}
 }
 
 // All returns all volumes, in no order.
@@ -207,6 +176,6 @@ func (n *Node) growLater(ctx context.Context, v *volume.Volume, wish volume.Rang
 func statusOfRefusal(r *refusal.Refusal) deferral.Status {
 	return deferral.Status{Refused: true, Volume: &volume.Volume{
 		Key: r.Key, Target: r.Target, FSType: r.FSType, Handler: r.Handler, Driver: r.Driver, PodUID: r.PodUID, Created: r.First,
-		Origin: &volume.Origin{VolumeID: r.VolumeID, Rule: r.Rule, AccessMode: r.AccessMode, PodNamespace: r.PodNamespace, PodName: r.PodName},
+		Origin: &volume.Origin{VolumeID: r.VolumeID, Rule: r.Rule, AccessMode: r.AccessMode, PodNamespace: r.PodNamespace, PodName: r.PodName, PVC: r.PVC},
 	}}
 }

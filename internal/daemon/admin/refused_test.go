@@ -141,7 +141,7 @@ func TestWatchTellsOfRefusals(t *testing.T) {
 // TestVolumesThatAreNotThere: the caller is told, and nothing else happens.
 func TestVolumesThatAreNotThere(t *testing.T) {
 	s := serve(t, "a")
-	for ref, want := range map[string]codes.Code{s.kubelet + "/nowhere": codes.NotFound, "abcdef": codes.NotFound, "x": codes.InvalidArgument} {
+	for ref, want := range map[string]codes.Code{s.kubelet + "/nowhere": codes.NotFound, "abcdef": codes.NotFound, "x": codes.NotFound} {
 		for call, ask := range map[string]func() error{
 			"stats": func() error {
 				_, err := s.admin().GetVolumeStats(t.Context(), &adminv1.GetVolumeStatsRequest{Volume: ref})

@@ -108,20 +108,23 @@ func TestStageOfPodsThatDisagree(t *testing.T) {
 
 // TestSubPaths: a pod would start without its sub-directory where the handler shows whole volumes only.
 func TestSubPaths(t *testing.T) {
-	r := podRig(t, deferAll, decision.Pod{UID: "p1", RuntimeHandler: "kata", Volumes: one(decision.PodVolume{SubPaths: []string{"logs"}})})
+	r := podRig(t, deferAll, decision.Pod{UID: "p1", RuntimeHandler: "kata", Volumes: one(decision.PodVolume{Claim: "all", SubPaths: []string{"logs"}})})
 	r.stage()
 	r.refused(r.publish("p1"), codes.Unimplemented, `"logs"`, "subPath", "handler kata", "mount all of it")
+	if got := r.front.Refused(); len(got) != 1 || got[0].PVC != "all" {
+		t.Errorf("listed: %+v", got)
+	}
 	r.broker.abilities.SubPaths = true
 	r.ok(nil, r.publish("p1"))
 }
 
 func TestPodOfTheTarget(t *testing.T) {
-	r := podRig(t, deferAll, decision.Pod{UID: "p1", FSGroup: "1000"})
+	r := podRig(t, deferAll, decision.Pod{UID: "p1", FSGroup: "1000", Volumes: one(decision.PodVolume{Claim: "data"})})
 	r.stage()
 	publish := r.publishReq("p1")
 	publish.VolumeContext = nil // a driver without podInfoOnMount
 	r.ok(nil, r.tryPublish(publish))
-	if in := r.broker.asked; in.Group != "1000" || in.Origin.PodName != "name-of-p1" || in.Origin.PodNamespace != "ns" {
+	if in := r.broker.asked; in.Group != "1000" || in.Origin.PodName != "name-of-p1" || in.Origin.PodNamespace != "ns" || in.Origin.PVC != "data" {
 		t.Errorf("instruction: %+v", in)
 	}
 	r.ok(nil, r.unpublish("p1"))
@@ -144,8 +147,9 @@ func TestPodThatKubeletNames(t *testing.T) {
 	r.stage()
 	publish := r.publishReq("p1")
 	publish.VolumeContext[decision.PodNamespaceKey], publish.VolumeContext[decision.PodNameKey] = "team", "db-0"
+	publish.VolumeContext["csi.storage.k8s.io/pvc/name"] = "data"
 	r.ok(nil, r.tryPublish(publish))
-	if in := r.broker.asked; in.Origin.PodNamespace != "team" || in.Origin.PodName != "db-0" {
+	if in := r.broker.asked; in.Origin.PodNamespace != "team" || in.Origin.PodName != "db-0" || in.Origin.PVC != "data" {
 		t.Errorf("instruction: %+v", in.Origin)
 	}
 	r.ok(nil, r.unpublish("p1"))

@@ -205,6 +205,7 @@ func (p *driverProxy) recordRefusal(w *decision.VolumeRequest, rules *decision.R
 		refused.PodUID, _ = p.front.podUID(w) // where its two sources differ that is the error
 	}
 	refused.PodNamespace, refused.PodName = decision.PodNames(pod, w)
+	refused.PVC = decision.ClaimName(pod, w)
 	err = refusal.Sentence(&refused, err)
 	refused.Error = status.Convert(err).Message()
 	p.front.refused.Add(refused)

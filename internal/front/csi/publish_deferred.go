@@ -82,6 +82,7 @@ func (p *publishCall) handOver(ctx context.Context, in volume.Instruction, has *
 	in.Target, in.Driver, in.Handler = p.target, p.id.Driver, p.verdict.Handler
 	in.Origin.VolumeID, in.Origin.Rule, in.Origin.AccessMode = p.id.ID, p.verdict.Rule, p.w.AccessMode
 	in.Origin.PodNamespace, in.Origin.PodName = decision.PodNames(p.pod.Known(), p.w)
+	in.Origin.PVC = decision.ClaimName(p.pod.Known(), p.w)
 	if has.Stage {
 		in.Origin.Staging = p.req.GetStagingTargetPath()
 	}

@@ -3,6 +3,7 @@ package kubelet
 
 import (
 	"encoding/json"
+	"path"
 	"strings"
 
 	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
@@ -32,6 +33,15 @@ func PodUID(rel string) string {
 		return ""
 	}
 	return parts[1]
+}
+
+// VolumeName is NAME in a target path .../volumes/kubernetes.io~csi/NAME/mount, or "". It is that of
+// the persistent volume, or of an inline volume in its pod.
+func VolumeName(target string) string {
+	if dir, last := path.Split(path.Clean(target)); last == "mount" && path.Base(dir) != "." {
+		return path.Base(dir)
+	}
+	return ""
 }
 
 // IsRawBlock reports whether a path is one at which kubelet has raw block volumes staged and

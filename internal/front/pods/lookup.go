@@ -175,7 +175,7 @@ func (c *Cluster) answer(k known, failed map[string]error) (decision.Pod, error)
 		if !done {
 			shown.Unknown = failed[v.Name]
 			if shown.Unknown == nil {
-				shown.Unknown = volume.Errorf(volume.Busy, "the claim %s/%s was not looked at yet", out.Namespace, v.claim)
+				shown.Unknown = volume.Errorf(volume.Busy, "the claim %s/%s was not looked at yet", out.Namespace, v.Claim)
 			}
 		}
 		out.Volumes = append(out.Volumes, shown)

@@ -34,12 +34,10 @@ type podVolume struct {
 	// PodVolume is the volume for the front. Its driver and id are filled in at each lookup.
 	decision.PodVolume
 	used, writable bool // by a container
-	// claim is the claim's name; "" for an inline volume, whose source is given.
-	claim string
 	// own is set for an ephemeral volume, whose claim the pod must own.
 	own      bool
-	readOnly bool // for the whole pod
-	given    source
+	readOnly bool   // for the whole pod
+	given    source // of an inline volume, which has no claim
 }
 
 // source is the CSI volume behind a pod's volume. The zero source is no CSI volume.
@@ -134,9 +132,9 @@ func volumeOf(p *pod, api *corev1.Volume) (v podVolume, ok bool) {
 	v.Name = api.Name
 	switch {
 	case api.PersistentVolumeClaim != nil:
-		v.claim, v.readOnly = api.PersistentVolumeClaim.ClaimName, api.PersistentVolumeClaim.ReadOnly
+		v.Claim, v.readOnly = api.PersistentVolumeClaim.ClaimName, api.PersistentVolumeClaim.ReadOnly
 	case api.Ephemeral != nil:
-		v.claim, v.own = p.shown.Name+"-"+api.Name, true
+		v.Claim, v.own = p.shown.Name+"-"+api.Name, true
 	case api.CSI != nil:
 		v.given = source{driver: api.CSI.Driver, id: inlineID(p.shown.UID, api.Name), once: true}
 		if api.CSI.FSType != nil {

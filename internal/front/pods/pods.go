@@ -49,7 +49,7 @@ func (k known) incomplete() bool { return !k.pod.ended && len(k.unlearned()) > 0
 
 // sourceOf returns the source of a volume, if it is known.
 func (k known) sourceOf(v podVolume) (source, bool) {
-	if v.claim == "" {
+	if v.Claim == "" {
 		return v.given, true
 	}
 	s, done := k.learned[v.Name]

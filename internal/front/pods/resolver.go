@@ -74,7 +74,7 @@ func (r *resolver) learn(ctx context.Context, k known) map[string]error {
 // learnOne requests the source of a pod's volume, and records it.
 func (r *resolver) learnOne(ctx context.Context, p *pod, v podVolume) error {
 	if err := r.health.problem(identity, allPods); err != nil {
-		return volume.Errorf(volume.Timeout, "the claim %s/%s of pod %s is not known, and %w", p.shown.Namespace, v.claim, p, err)
+		return volume.Errorf(volume.Timeout, "the claim %s/%s of pod %s is not known, and %w", p.shown.Namespace, v.Claim, p, err)
 	}
 	found, err := r.claim(ctx, p, v)
 	if err != nil {
@@ -87,7 +87,7 @@ func (r *resolver) learnOne(ctx context.Context, p *pod, v podVolume) error {
 func (r *resolver) record(p *pod, v podVolume, found source) error {
 	if v.own && found.owner != p.uid {
 		return volume.Errorf(volume.Busy, "the claim %s/%s was not made for the pod's own volume %s: delete the claim, "+
-			"or name the pod otherwise", p.shown.Namespace, v.claim, v.Name)
+			"or name the pod otherwise", p.shown.Namespace, v.Claim, v.Name)
 	}
 	r.pods.learn(p.uid, v.Name, found)
 	return nil
@@ -96,7 +96,7 @@ func (r *resolver) record(p *pod, v podVolume, found source) error {
 // claim gets the claim of a pod's volume, and its persistent volume. Concurrent callers share a request; each
 // waits until its own ctx ends. A request ends when its answer is on record, for callers with an older pod.
 func (r *resolver) claim(ctx context.Context, p *pod, v podVolume) (source, error) {
-	key := p.shown.Namespace + "/" + v.claim
+	key := p.shown.Namespace + "/" + v.Claim
 	shared := r.gets.DoChan(key, func() (any, error) {
 		now, _ := r.pods.table.get(p.uid)
 		if found, done := now.sourceOf(v); done {
@@ -113,7 +113,7 @@ func (r *resolver) claim(ctx context.Context, p *pod, v podVolume) (source, erro
 		case <-ctx.Done():
 			return source{}, volume.Errorf(volume.Timeout, "the claim %s is not known: %d others are being asked for", key, getsAtOnce)
 		}
-		found, err := r.getClaim(ctx, p.shown.Namespace, v.claim)
+		found, err := r.getClaim(ctx, p.shown.Namespace, v.Claim)
 		if volume.KindOf(err) == volume.Timeout { // which says nothing about the claim
 			r.missing.note(key, nil)
 		} else {

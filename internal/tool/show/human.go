@@ -1,13 +1,16 @@
 package show
 
 import (
+	"cmp"
 	"fmt"
 	"math"
+	"path"
 	"strings"
 	"time"
 
 	"k8s.io/apimachinery/pkg/util/duration"
 
+	"github.com/crust-proxy/crust-proxy/internal/front/kubelet"
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
 )
 
@@ -86,6 +89,23 @@ func Pod(v *adminv1.Volume) string {
 		return v.GetPodUid()
 	}
 	return v.GetPodNamespace() + "/" + v.GetPodName()
+}
+
+// podDigits is how much of a pod's UID is shown where its name is not known. crustctl takes it for a name.
+const podDigits = 8
+
+// ShortPod is Pod for a column.
+func ShortPod(v *adminv1.Volume) string {
+	if v.GetPodName() == "" {
+		return v.GetPodUid()[:min(len(v.GetPodUid()), podDigits)]
+	}
+	return Pod(v)
+}
+
+// VolumeName names a volume by its claim, if that is known, else by its PersistentVolume, and else
+// by the driver's id or the last part of the path.
+func VolumeName(v *adminv1.Volume) string {
+	return cmp.Or(v.GetPvcName(), kubelet.VolumeName(v.GetTargetPath()), v.GetVolumeId(), path.Base(v.GetTargetPath()))
 }
 
 var stateColours = map[adminv1.VolumeState]string{

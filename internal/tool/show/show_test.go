@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 	"unicode/utf8"
+
+	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
 )
 
 func TestCellsHoldNothingOfUncertainWidth(t *testing.T) {
@@ -44,6 +46,19 @@ func TestPercentOfWhatIsNotEmptyIsNotZero(t *testing.T) {
 	}{{0, 100, "0%"}, {1, 1 << 40, "1%"}, {50, 100, "50%"}, {100, 100, "100%"}, {5, 0, ""}, {5, -1, ""}} {
 		if got := Percent(c.used, c.total); got != c.want {
 			t.Errorf("Percent(%d, %d) = %q, want %q", c.used, c.total, got, c.want)
+		}
+	}
+}
+
+func TestNamesOfVolumes(t *testing.T) {
+	for want, v := range map[string]*adminv1.Volume{
+		"data":  {PvcName: "data", TargetPath: "/k/pods/u/volumes/kubernetes.io~csi/pvc-1/mount", VolumeId: "vol-1"},
+		"pvc-1": {TargetPath: "/k/pods/u/volumes/kubernetes.io~csi/pvc-1/mount", VolumeId: "vol-1"},
+		"vol-1": {TargetPath: "/k/plugins/kubernetes.io/csi/d/4f5e/globalmount", VolumeId: "vol-1"},
+		"disk":  {TargetPath: "/data/disk/"}, "/": {TargetPath: "/"}, ".": {}, "mount": {TargetPath: "mount"},
+	} {
+		if got := VolumeName(v); got != want {
+			t.Errorf("%v is shown as %q, want %q", v, got, want)
 		}
 	}
 }

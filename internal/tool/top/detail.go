@@ -172,7 +172,7 @@ func (p *sheet) facts() {
 	}
 	p.text("Target", plain, v.GetTargetPath())
 	p.text("ID", plain, v.GetId())
-	p.text("Pod", plain, show.WithDetail(podOf(v), v.GetPodUid()))
+	p.text("Pod", plain, show.WithDetail(show.ShortPod(v), v.GetPodUid()))
 	p.text("Driver", plain, v.GetDriver())
 	p.text("CSI volume", plain, v.GetVolumeId())
 	p.text("Way", plain, v.GetWay())

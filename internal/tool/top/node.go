@@ -3,7 +3,6 @@ package top
 import (
 	"cmp"
 	"maps"
-	"path"
 	"slices"
 	"strings"
 	"time"
@@ -259,11 +258,9 @@ func (r *row) id() string { return r.v.GetId() }
 // hasSandbox reports whether there is a sandbox that can be asked for usage.
 func (r *row) hasSandbox() bool { return r.v.GetSandbox().GetId() != "" }
 
-const podDigits = 8
-
 func newRow(v *adminv1.Volume, escape func(string) string) *row {
 	r := &row{
-		v: v, name: escape(nameOf(v)), pod: escape(podOf(v)), state: show.StateName(v.GetState()),
+		v: v, name: escape(show.VolumeName(v)), pod: escape(show.ShortPod(v)), state: show.StateName(v.GetState()),
 		driver: escape(v.GetDriver()), handler: escape(v.GetHandler()),
 		sandbox: escape(show.ShortID(v.GetSandbox().GetId())), err: escape(errorOf(v)),
 		bytes: show.Usage(v, adminv1.VolumeUsage_UNIT_BYTES), inodes: show.Usage(v, adminv1.VolumeUsage_UNIT_INODES),
@@ -300,27 +297,6 @@ func timeOf(t *timestamppb.Timestamp) time.Time {
 		return time.Time{}
 	}
 	return t.AsTime()
-}
-
-// nameOf is the PersistentVolume's name if kubelet made the target path, which is
-// .../volumes/kubernetes.io~csi/NAME/mount, and else the last part of the path. A volume
-// that was refused while staging has the driver's volume ID: its path says nothing.
-func nameOf(v *adminv1.Volume) string {
-	dir, last := path.Split(path.Clean(v.GetTargetPath()))
-	switch {
-	case last == "mount":
-		return path.Base(dir)
-	case last == "globalmount" && v.GetVolumeId() != "":
-		return v.GetVolumeId()
-	}
-	return last
-}
-
-func podOf(v *adminv1.Volume) string {
-	if v.GetPodName() != "" {
-		return v.GetPodNamespace() + "/" + v.GetPodName()
-	}
-	return v.GetPodUid()[:min(len(v.GetPodUid()), podDigits)]
 }
 
 // errorOf is what is wrong with the volume, without the volume's name.

@@ -501,17 +501,6 @@ func TestQuitAndSuspend(t *testing.T) {
 	}
 }
 
-func TestNamesOfVolumes(t *testing.T) {
-	for target, want := range map[string]string{
-		kubelet + "uid/volumes/kubernetes.io~csi/pvc-1/mount": "pvc-1",
-		"/data/disk": "disk", "/data/disk/": "disk", "/": "", "": ".", "mount": ".",
-	} {
-		if got := nameOf(&adminv1.Volume{TargetPath: target}); got != want {
-			t.Errorf("%q is shown as %q, want %q", target, got, want)
-		}
-	}
-}
-
 func TestTimesOfStatsFitTheirColumn(t *testing.T) {
 	for _, ascii := range []bool{false, true} {
 		s := New(Settings{ASCII: ascii}, now)

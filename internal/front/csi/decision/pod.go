@@ -26,8 +26,8 @@ type Pod struct {
 
 // PodVolume is a volume of a pod, and what its containers do with it.
 type PodVolume struct {
-	// Name is its name in the pod.
-	Name string
+	// Name is its name in the pod, Claim that of its claim; "" is an inline volume.
+	Name, Claim string
 	// Driver and VolumeID are CSI's. Both are empty where Unknown is set.
 	Driver, VolumeID string
 	// Unknown is why the driver of the volume is not known: a claim that is not bound yet,
@@ -148,6 +148,21 @@ func mergeNames(a, b []string) []string {
 	all := slices.Concat(a, b)
 	slices.Sort(all)
 	return slices.Compact(all)
+}
+
+// ClaimName returns the claim of the volume of a request: from the cluster, or from what the
+// provisioner told the driver. It is "" if it is not known.
+func ClaimName(pod *Pod, req *VolumeRequest) string {
+	if pod != nil {
+		for _, v := range pod.volumesOf(req.Driver, req.VolumeID, "") {
+			return refusal.OneLine(v.Claim)
+		}
+	}
+	name := req.Context[claimNameKey]
+	if req.Inline || len(name) > maxObjectName {
+		return "" // the pod's author writes the context of an inline volume
+	}
+	return refusal.OneLine(name)
 }
 
 // maxObjectName is the longest name that Kubernetes accepts.

@@ -43,6 +43,8 @@ type Refusal struct {
 	AccessMode       string
 	// PodUID, PodNamespace and PodName are empty if they are not known.
 	PodUID, PodNamespace, PodName string
+	// PVC is the claim in PodNamespace, if it is known.
+	PVC string
 	// Rule is the rule that decided, and Handler the handler that would have got the
 	// volume; each is empty if it was not reached.
 	Rule, Handler string

@@ -313,8 +313,10 @@ type Volume struct {
 	FrozenUntil *timestamppb.Timestamp `protobuf:"bytes,39,opt,name=frozen_until,json=frozenUntil,proto3" json:"frozen_until,omitempty"`
 	// released_by_force is true where the volume is held because it was released by force.
 	ReleasedByForce bool `protobuf:"varint,40,opt,name=released_by_force,json=releasedByForce,proto3" json:"released_by_force,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// pvc_name is the PersistentVolumeClaim in pod_namespace, where it is known.
+	PvcName       string `protobuf:"bytes,41,opt,name=pvc_name,json=pvcName,proto3" json:"pvc_name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Volume) Reset() {
@@ -625,6 +627,13 @@ func (x *Volume) GetReleasedByForce() bool {
 		return x.ReleasedByForce
 	}
 	return false
+}
+
+func (x *Volume) GetPvcName() string {
+	if x != nil {
+		return x.PvcName
+	}
+	return ""
 }
 
 // Sandbox is the sandbox of a volume.
@@ -1217,7 +1226,10 @@ func (x *ListVolumesResponse) GetNextPageToken() string {
 // GetVolumeRequest names a volume.
 type GetVolumeRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// volume is a target path, an id, or an id's beginning of 6 digits or more.
+	// volume is a target path, an id, or the first 6 digits or more of one; or the
+	// name of a pod, a PersistentVolumeClaim (each also as namespace/name) or a
+	// PersistentVolume, a pod's UID, or a CSI volume id. Of several volumes none is
+	// chosen: INVALID_ARGUMENT lists them, a line each.
 	Volume        string `protobuf:"bytes,1,opt,name=volume,proto3" json:"volume,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2697,7 +2709,7 @@ var File_crust_admin_v1_admin_proto protoreflect.FileDescriptor
 
 const file_crust_admin_v1_admin_proto_rawDesc = "" +
 	"\n" +
-	"\x1acrust/admin/v1/admin.proto\x12\x0ecrust.admin.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xb5\f\n" +
+	"\x1acrust/admin/v1/admin.proto\x12\x0ecrust.admin.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xd0\f\n" +
 	"\x06Volume\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1f\n" +
 	"\vtarget_path\x18\x02 \x01(\tR\n" +
@@ -2748,7 +2760,8 @@ const file_crust_admin_v1_admin_proto_rawDesc = "" +
 	"\rgroup_problem\x18% \x01(\tR\fgroupProblem\x12=\n" +
 	"\ffrozen_since\x18& \x01(\v2\x1a.google.protobuf.TimestampR\vfrozenSince\x12=\n" +
 	"\ffrozen_until\x18' \x01(\v2\x1a.google.protobuf.TimestampR\vfrozenUntil\x12*\n" +
-	"\x11released_by_force\x18( \x01(\bR\x0freleasedByForce\"j\n" +
+	"\x11released_by_force\x18( \x01(\bR\x0freleasedByForce\x12\x19\n" +
+	"\bpvc_name\x18) \x01(\tR\apvcName\"j\n" +
 	"\aSandbox\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x18\n" +
 	"\aruntime\x18\x02 \x01(\tR\aruntime\x125\n" +
