@@ -8,7 +8,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -17,6 +16,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/crust-proxy/crust-proxy/internal/ground/run"
+	"github.com/crust-proxy/crust-proxy/internal/ground/size"
 	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	"github.com/crust-proxy/crust-proxy/internal/ground/telemetry"
 	"github.com/crust-proxy/crust-proxy/reference/fsops"
@@ -40,7 +40,7 @@ func Main(args []string, stdout, stderr io.Writer) int {
 		_, _ = fmt.Fprintf(stderr, "crust-driver: %v\nSee 'crust-driver --help'.\n", err)
 		return 2
 	case show:
-		_, _ = fmt.Fprintln(stdout, sys.Version())
+		sys.PrintVersion(stdout, "crust-driver")
 		return 0
 	case os.Geteuid() != 0:
 		_, _ = fmt.Fprintln(stderr, "crust-driver: it attaches devices and mounts filesystems: run it as root")
@@ -78,8 +78,8 @@ func parse(args []string, stdout, stderr io.Writer) (config Config, show bool, e
 	set.StringVar(&config.DataDir, "data-dir", "/var/lib/crust-driver", "directory of the images and records")
 	set.StringVar(&config.NodeID, "node-id", host, "name of this node")
 	set.StringVar(&config.Name, "driver-name", DefaultName, "name of the driver")
-	set.Var((*sizeFlag)(&config.Capacity), "capacity", "bytes that may be promised to volumes, such as 100Gi; 0 means what the filesystem has free")
-	set.Var((*sizeFlag)(&config.CopyLimit), "copy-limit", "most data that a clone may copy where the data directory is not on xfs or btrfs with reflinks; 0 means none")
+	set.Var((*size.Flag)(&config.Capacity), "capacity", "bytes that may be promised to volumes, such as 100Gi; 0 means what the filesystem has free")
+	set.Var((*size.Flag)(&config.CopyLimit), "copy-limit", "most data that a clone may copy where the data directory is not on xfs or btrfs with reflinks; 0 means none")
 	set.StringVar(&config.CrustProxySocket, "crust-proxy-socket", "", "crust-proxy's Admin socket, to have sandboxes freeze volumes for snapshots and clones; empty: they do not")
 	set.DurationVar(&config.FreezeLimit, "freeze-limit", 2*time.Second, "longest time for which writes to a volume are held")
 	set.BoolVar(&config.Defer, "defer", false, "report DEFER_FS_OPS and leave filesystems to sandboxes where asked to")
@@ -102,30 +102,6 @@ func parse(args []string, stdout, stderr io.Writer) (config Config, show bool, e
 	}
 	config.Log = telemetry.NewLogger(stderr, zap.NewAtomicLevelAt(telemetry.Level(*level)))
 	return config, false, config.validate()
-}
-
-// sizeFlag is a flag's number of bytes, such as 1Gi.
-type sizeFlag int64
-
-// Type is what the help calls the value.
-func (f *sizeFlag) Type() string { return "size" }
-
-// String formats the value for the help: in GiB if that is a whole number.
-func (f *sizeFlag) String() string {
-	if size := int64(*f); size == 0 || size%(1<<30) != 0 {
-		return strconv.FormatInt(size, 10)
-	}
-	return strconv.FormatInt(int64(*f)>>30, 10) + "Gi"
-}
-
-func (f *sizeFlag) Set(text string) error {
-	if text == "0" {
-		*f = 0
-		return nil
-	}
-	size, err := parseSize(text)
-	*f = sizeFlag(size)
-	return err
 }
 
 // Config is the configuration of a driver.

@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/crust-proxy/crust-proxy/internal/ground/failpoint"
+	"github.com/crust-proxy/crust-proxy/internal/ground/size"
 	"github.com/crust-proxy/crust-proxy/pkg/csidefer"
 	"github.com/crust-proxy/crust-proxy/pkg/volume/mountopt"
 )
@@ -386,14 +387,14 @@ func (p *publishing) ephemeralSize() (int64, error) {
 	if text == "" {
 		return defaultSize, nil
 	}
-	size, err := parseSize(text)
+	bytes, err := size.Parse(text)
 	if err != nil {
-		return 0, status.Errorf(codes.InvalidArgument, "volume %q: size %q: %v", p.id, text, err)
+		return 0, status.Errorf(codes.InvalidArgument, "volume %q: size: %v", p.id, err)
 	}
-	if size > mostSize {
+	if bytes > mostSize {
 		return 0, status.Errorf(codes.OutOfRange, "volume %q: size %q is more than a volume can have", p.id, text)
 	}
-	return (max(size, leastSize) + sizeGrain - 1) / sizeGrain * sizeGrain, nil
+	return (max(bytes, leastSize) + sizeGrain - 1) / sizeGrain * sizeGrain, nil
 }
 
 // mountEphemeral mounts the volume at the target itself: there is no staging path.

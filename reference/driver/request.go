@@ -1,12 +1,8 @@
 package driver
 
 import (
-	"errors"
-	"math"
 	"os"
 	"slices"
-	"strconv"
-	"strings"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
@@ -104,31 +100,6 @@ func readRange(r *csi.CapacityRange) (int64, error) {
 
 func inRange(size int64, r *csi.CapacityRange) bool {
 	return size >= r.GetRequiredBytes() && (r.GetLimitBytes() == 0 || size <= r.GetLimitBytes())
-}
-
-// sizeUnits are the units of sizes. "" is a suffix of every text, so it is the last.
-var sizeUnits = []struct {
-	suffix string
-	bytes  int64
-}{
-	{"Ki", 1 << 10}, {"Mi", 1 << 20}, {"Gi", 1 << 30}, {"Ti", 1 << 40},
-	{"k", 1e3}, {"M", 1e6}, {"G", 1e9}, {"T", 1e12}, {"", 1},
-}
-
-// parseSize parses a size such as 512Mi, 2G or 1048576.
-func parseSize(text string) (int64, error) {
-	for _, unit := range sizeUnits {
-		digits, ok := strings.CutSuffix(text, unit.suffix)
-		if !ok {
-			continue
-		}
-		count, err := strconv.ParseInt(digits, 10, 64)
-		if err != nil || count <= 0 || count > math.MaxInt64/unit.bytes {
-			break
-		}
-		return count * unit.bytes, nil
-	}
-	return 0, errors.New("give bytes, or a whole number with Ki, Mi, Gi, Ti, k, M, G or T")
 }
 
 // sizeOfClone chooses the size of a clone: that of its source, unless the request asks for
