@@ -61,6 +61,7 @@ func Main(args []string, stdout, stderr io.Writer) int {
 	set.Usage = func() { _, _ = fmt.Fprint(stdout, usage, set.FlagUsages()) } // called for --help only
 	flags := config.AddFlags(set)
 	quiet := set.BoolP("quiet", "q", false, "print errors only")
+	version := set.Bool("version", false, "print the version")
 	if err := set.Parse(args); err != nil {
 		if errors.Is(err, pflag.ErrHelp) {
 			return exitOK
@@ -71,6 +72,9 @@ func Main(args []string, stdout, stderr io.Writer) int {
 		stdout = io.Discard
 	}
 	command, err := commandOf(set.Args())
+	if *version {
+		command, err = showVersion, nil
+	}
 	if err == nil {
 		err = command(ctx, flags, stdout, stderr)
 	}
@@ -140,6 +144,6 @@ func commandOf(args []string) (commandFunc, error) {
 }
 
 func showVersion(_ context.Context, _ *config.Flags, stdout, _ io.Writer) error {
-	_, err := fmt.Fprintln(stdout, sys.Version())
-	return err
+	sys.PrintVersion(stdout, "crust-proxy")
+	return nil
 }

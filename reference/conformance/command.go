@@ -9,11 +9,13 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"syscall"
 	"time"
 
 	"github.com/spf13/pflag"
 
+	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	"github.com/crust-proxy/crust-proxy/internal/tool/printer"
 	"github.com/crust-proxy/crust-proxy/internal/tool/show"
 )
@@ -47,6 +49,10 @@ type command struct {
 func Main(args []string) int {
 	if len(args) > 0 && args[0] == ProbeWord {
 		return Probe(args[1:], os.Stdin, os.Stdout, os.Stderr)
+	}
+	if slices.Equal(args, []string{"--version"}) {
+		sys.PrintVersion(os.Stdout, "crust-conformance")
+		return 0
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
@@ -83,7 +89,7 @@ func (c *command) parse(args []string) (usage string, err error) {
 	flags.StringVar(&c.opts.Dir, "dir", c.opts.Dir, "where the simulated node gets its directory")
 	flags.StringSliceVar(&c.opts.Only, "only", nil, fmt.Sprintf("run only these test cases: %v", CaseNames()))
 	flags.DurationVar(&c.timeout, "timeout", 0, "how long the run may take; 0 is for ever")
-	flags.StringVarP(&c.out.Format, "output", "o", printer.FormatTable, "table, wide, json or yaml")
+	flags.StringVarP(&c.out.Format, "output", "o", printer.FormatTable, printer.FormatsHelp)
 	if err := flags.Parse(args); err != nil {
 		return flags.FlagUsages(), err
 	}

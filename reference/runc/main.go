@@ -14,6 +14,7 @@ import (
 	"slices"
 	"syscall"
 
+	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 	"github.com/crust-proxy/crust-proxy/reference/fsops"
 	"github.com/crust-proxy/crust-proxy/reference/handler"
@@ -40,6 +41,9 @@ func Main(args []string, stdout, stderr io.Writer) int {
 		report.Fail(err)
 		return 1
 	}
+	if slices.Equal(args[1:], []string{"--version"}) {
+		return printVersions(path, stdout, stderr)
+	}
 	if slices.Contains([]string{"create", "run", "restore"}, in.Command) { // runc sets up mounts
 		c := &creator{cfg: cfg, runtime: path, in: in, report: report}
 		if err := c.prepare(); err != nil {
@@ -56,6 +60,15 @@ func Main(args []string, stdout, stderr io.Writer) int {
 	err = syscall.Exec(path, append([]string{path}, args[1:]...), os.Environ()) //nolint:gosec // the operator's runc
 	report.Fail(fmt.Errorf("%s cannot be run: %w", path, err))
 	return 1
+}
+
+// printVersions prints runc's version first, for that is what programs read, and then our own.
+func printVersions(path string, stdout, stderr io.Writer) int {
+	cmd := exec.Command(path, "--version") //nolint:gosec // the operator's runc
+	cmd.Stdout, cmd.Stderr = stdout, stderr
+	err := cmd.Run()
+	sys.PrintVersion(stdout, name)
+	return handler.ExitStatus(err)
 }
 
 // crustMain runs one of our own commands.

@@ -99,7 +99,6 @@ func TestBecomesRunc(t *testing.T) {
 		{"create", "--bundle", "/does/not/exist", "id"},
 		{"--log", "/dev/null", "start", "id"},
 		{"unheard-of", "--of"},
-		{"--version"},
 		{},
 	} {
 		b := newBecame(t, program, []string{"A=1", "NOTIFY_SOCKET=/n", "EMPTY="}, args...)
@@ -119,6 +118,15 @@ func TestBecomesRunc(t *testing.T) {
 				t.Errorf("%q: the runtime was not given %q", args, given)
 			}
 		}
+	}
+}
+
+// TestVersions: container runtimes read runc's lines, which come first.
+func TestVersions(t *testing.T) {
+	b := newBecame(t, buildRunc(t), nil, "--version")
+	b.status(t)
+	if out := b.out.String(); strings.HasPrefix(out, "crust-runc version") || !strings.Contains(out, "\ncrust-runc version ") {
+		t.Errorf("%q", out)
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 	"github.com/crust-proxy/crust-proxy/reference/handler"
 	"github.com/crust-proxy/crust-proxy/reference/process"
@@ -35,7 +36,8 @@ func Main(args []string, stdout, stderr io.Writer) int {
 		_, _ = io.WriteString(stdout, features)
 		return 0
 	case first == "version", first == "v":
-		_, _ = fmt.Fprintf(stdout, "%s version 1\nspec: 1.0.2\n", name)
+		sys.PrintVersion(stdout, name)
+		_, _ = fmt.Fprintln(stdout, "spec: 1.0.2")
 		return 0
 	}
 	cfg, err := LoadConfig(os.Getenv)

@@ -2,6 +2,7 @@
 package sys
 
 import (
+	"io"
 	"math"
 	"path"
 	"reflect"
@@ -82,6 +83,11 @@ func KindWord(as reflect.Type) string {
 	default:
 		return "a whole number"
 	}
+}
+
+// PrintVersion prints what every program prints for --version.
+func PrintVersion(out io.Writer, program string) {
+	_, _ = io.WriteString(out, program+" version "+Version()+"\n")
 }
 
 // Version is the version of this program, as the build stamped it from git.

@@ -83,6 +83,10 @@ func Main(args []string, stdout, stderr io.Writer) int {
 		_, _ = io.WriteString(stdout, usage)
 		return abi.ExitOK
 	}
+	if len(args) == 2 && args[1] == "--version" {
+		sys.PrintVersion(stdout, "crust-runc-agent")
+		return abi.ExitOK
+	}
 	if len(args) > 1 {
 		_, _ = io.WriteString(stderr, usage)
 		return abi.ExitUsage

@@ -7,6 +7,7 @@ import (
 	"runtime"
 	"strings"
 
+	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	"github.com/crust-proxy/crust-proxy/reference/fsops"
 )
 
@@ -39,6 +40,8 @@ func Main(args []string) int {
 		err = fsops.Watch(args[2:])
 	case role == "" && os.Getpid() == 1:
 		err = initProcess()
+	case role == "--version":
+		sys.PrintVersion(os.Stdout, "crust-vm-agent")
 	case role == "--help":
 		fmt.Println("This is " + about + ".")
 	default:
