@@ -109,7 +109,7 @@ func (p *telling) killDaemon(context.Context) {
 	p.begin("crust-proxy is killed with -9 while the workload writes, and started again.")
 	p.killWhileWriting()
 	p.start()
-	list := p.crustctl("list")
+	list := p.crustctl("list", "-o", "wide")
 	p.check(strings.Contains(list, "BOUND") && strings.Contains(list, "sandbox-one"), "the volume is there, with its sandbox")
 	p.quote(list)
 	_, err := p.v.Stats()

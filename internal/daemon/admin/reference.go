@@ -12,11 +12,8 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
-// keyForm matches a key. idForm matches one, or a prefix of one.
-var (
-	keyForm = regexp.MustCompile(`^[0-9a-f]{64}$`)
-	idForm  = regexp.MustCompile(`^[0-9a-f]{6,64}$`)
-)
+// idForm matches a key or a prefix of one.
+var idForm = regexp.MustCompile(`^[0-9a-f]{6,64}$`)
 
 // byReference finds the only volume that a reference names. A target path and a whole id name one
 // volume, whatever others are called: anybody may name a pod. Of several volumes none is chosen.
@@ -31,10 +28,8 @@ func (n *Node) byReference(ref string) (deferral.Status, error) {
 			return found, nil
 		}
 	}
-	if keyForm.MatchString(ref) {
-		if found, ok := n.shownByKey(volume.Key(ref)); ok {
-			return found, nil
-		}
+	if found, ok := n.shownByKey(volume.Key(ref)); ok {
+		return found, nil
 	}
 	var found []deferral.Status
 	for _, status := range n.AllShown() {

@@ -147,9 +147,8 @@ func TestPodThatKubeletNames(t *testing.T) {
 	r.stage()
 	publish := r.publishReq("p1")
 	publish.VolumeContext[decision.PodNamespaceKey], publish.VolumeContext[decision.PodNameKey] = "team", "db-0"
-	publish.VolumeContext["csi.storage.k8s.io/pvc/name"] = "data"
 	r.ok(nil, r.tryPublish(publish))
-	if in := r.broker.asked; in.Origin.PodNamespace != "team" || in.Origin.PodName != "db-0" || in.Origin.PVC != "data" {
+	if in := r.broker.asked; in.Origin.PodNamespace != "team" || in.Origin.PodName != "db-0" {
 		t.Errorf("instruction: %+v", in.Origin)
 	}
 	r.ok(nil, r.unpublish("p1"))

@@ -11,7 +11,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	"github.com/crust-proxy/crust-proxy/internal/tool/command"
 	"github.com/crust-proxy/crust-proxy/internal/tool/printer"
 )
@@ -45,9 +44,8 @@ func Run(ctx context.Context, args []string, env Env) int {
 func NewRoot(env Env) *cobra.Command {
 	out := &printer.Printer{Out: env.Out, Colour: printer.UseColour(env.Terminal, env.Getenv)}
 	root := &cobra.Command{
-		Use:     "crust-backup",
-		Short:   "Back up and restore volumes by the changed blocks of their snapshots",
-		Version: sys.Version(),
+		Use:   "crust-backup",
+		Short: "Back up and restore volumes by the changed blocks of their snapshots",
 		Long: `crust-backup backs up volumes by the changed blocks of their snapshots, and
 restores them. It needs no crust-proxy.
 
@@ -61,7 +59,7 @@ Exit codes: 0 done, 1 failed, 2 wrong usage.`,
 	}
 	root.SetOut(env.Out)
 	root.SetErr(env.Err)
-	root.PersistentFlags().StringVarP(&out.Format, "output", "o", printer.FormatTable, "table, wide, json or yaml")
+	root.PersistentFlags().StringVarP(&out.Format, "output", "o", printer.FormatTable, printer.FormatsHelp)
 	command.Complete(root, "output", printer.Formats()...)
 	root.AddCommand(blocksCmd(env, out), backupCmd(out), restoreCmd(out))
 	command.Prepare(root)

@@ -40,6 +40,7 @@ type client struct {
 	service doctor.Service
 	unit    unit
 	root    bool
+	api     string
 
 	mu   sync.Mutex
 	dial error
@@ -54,7 +55,8 @@ type daemon struct {
 	timeout time.Duration
 	service doctor.Service
 	unit    func(socket string) unit
-	root    bool // crustctl runs as root
+	root    bool   // crustctl runs as root
+	api     string // "admin", or "runtime"
 }
 
 // check refuses wrong flags, and makes a --timeout of 0 the longest one.
@@ -118,7 +120,7 @@ func (d *daemon) connect() (*client, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &client{socket: path, service: d.service, unit: d.unit(d.socket), root: d.root}
+	c := &client{socket: path, service: d.service, unit: d.unit(d.socket), root: d.root, api: d.api}
 	// passthrough: a path needs no resolving, and no proxy of the environment is asked.
 	c.conn, err = grpc.NewClient("passthrough:///crust-proxy",
 		grpc.WithTransportCredentials(insecure.NewCredentials()), // the kernel identifies the peers of a unix socket

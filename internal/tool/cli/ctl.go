@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math"
 	"os"
 	"os/signal"
 	"slices"
@@ -17,14 +16,12 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"k8s.io/apimachinery/pkg/api/resource"
 
 	"github.com/crust-proxy/crust-proxy/internal/tool/cluster"
 	"github.com/crust-proxy/crust-proxy/internal/tool/command"
 	"github.com/crust-proxy/crust-proxy/internal/tool/doctor"
 	"github.com/crust-proxy/crust-proxy/internal/tool/printer"
 	"github.com/crust-proxy/crust-proxy/internal/tool/show"
-	"github.com/crust-proxy/crust-proxy/internal/tool/top"
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
 )
 
@@ -77,8 +74,12 @@ const (
 	defaultTimeout = 30 * time.Second
 )
 
+// names is the template of --output name, for all commands that have it.
+const names = `{{with .id}}{{println .}}{{end}}{{with .volume}}{{println .id}}{{end}}` +
+	`{{range .volumes}}{{println .id}}{{end}}{{range .handlers}}{{println .name}}{{end}}{{range .drivers}}{{println .name}}{{end}}`
+
 func newRoot(env Env) *cobra.Command {
-	d := &daemon{service: env.Node.Service, root: env.Node.UID == 0, unit: func(socket string) unit { return unitOf(env, socket) }}
+	d := &daemon{api: "admin", service: env.Node.Service, root: env.Node.UID == 0, unit: func(socket string) unit { return unitOf(env, socket) }}
 	out := &printer.Printer{Out: env.Out, Colour: printer.UseColour(env.Terminal, env.Getenv)}
 	view := &volumeView{out: out, now: env.Now}
 	root := &cobra.Command{
@@ -86,8 +87,10 @@ func newRoot(env Env) *cobra.Command {
 		Short: "Look at and repair the deferred volumes of this node",
 		Long: `crustctl talks to crust-proxy on this node through its Admin API.
 
-VOLUME is a volume's target path, its id, or the beginning of its id (6 digits
-or more).
+VOLUME is any name that one volume has: its pod or its PersistentVolumeClaim, each
+also as namespace/name, its PersistentVolume, the pod's UID, the CSI driver's volume
+id, the target path, the id of crust-proxy or its first 6 digits or more. Where
+several volumes have the name, crustctl lists them and does nothing.
 
 Exit codes: 0 done, 1 failed, 2 wrong usage, 3 doctor, nodes or volumes found
 errors.`,
@@ -97,95 +100,23 @@ errors.`,
 	flags := root.PersistentFlags()
 	flags.StringVar(&d.socket, "socket", cmp.Or(env.Getenv(socketVariable), env.Node.AdminSocket), "the daemon's admin socket (also "+socketVariable+")")
 	flags.DurationVar(&d.timeout, "timeout", defaultTimeout, "how long to wait for the daemon; 0 waits for ever")
-	flags.StringVarP(&out.Format, "output", "o", printer.FormatTable, "table, wide, json or yaml")
+	flags.StringVarP(&out.Format, "output", "o", printer.FormatTable, printer.FormatsHelp)
 	command.Complete(root, "output", printer.Formats()...)
 	root.PersistentPreRunE = func(cmd *cobra.Command, _ []string) error {
+		if slices.Contains([]string{"list", "get", "watch", "handlers", "drivers"}, cmd.Name()) {
+			out.Names = names
+		}
 		if err := cmp.Or(out.Check(), d.check()); err != nil {
 			return command.WrongUsage(cmd, err)
 		}
 		return nil
 	}
-	root.AddCommand(topCmd(env, d, out), listCmd(d, view), getCmd(d, view), statsCmd(d, view), expandCmd(d, out), freezeCmd(d, out), thawCmd(d, out),
-		releaseCmd(d, out, env.Keys), endCmd(d, out, env.Keys), watchCmd(d, view), handlersCmd(d, out), driversCmd(d, view), reconcileCmd(d, out), doctorCmd(env.Node, d, out),
+	root.AddCommand(topCmd(env, d, out), listCmd(d, view, false), getCmd(d, view), statsCmd(d, view), expandCmd(d, out), freezeCmd(d, out), thawCmd(d, out),
+		releaseCmd(d, out, env.Keys), publishCmd(d, out, env.Node.RuntimeSocket), unpublishCmd(d, out, env.Node.RuntimeSocket), endCmd(d, out, env.Keys), listCmd(d, view, true), handlersCmd(d, out), driversCmd(d, view), reconcileCmd(d, out), doctorCmd(env.Node, d, out),
 		versionCmd(d, out))
 	root.AddCommand(cluster.Commands(out, env.Err, env.Now)...)
 	command.Prepare(root)
 	return root
-}
-
-const completionWait = 2 * time.Second
-
-// selectors adds the flags that select volumes. Their completion asks the daemon.
-func selectors(cmd *cobra.Command, d *daemon, driver, handler *string) {
-	cmd.Flags().StringVar(driver, "driver", "", "only volumes of this CSI driver")
-	cmd.Flags().StringVar(handler, "handler", "", "only volumes of this runtime handler")
-	for flag, words := range map[string]wordsFunc{"driver": driversOf, "handler": handlersOf} {
-		_ = cmd.RegisterFlagCompletionFunc(flag, func(cmd *cobra.Command, _ []string, begun string) ([]string, cobra.ShellCompDirective) {
-			return d.offer(cmd.Context(), begun, words)
-		})
-	}
-}
-
-func completeVolume(d *daemon) cobra.CompletionFunc {
-	return func(cmd *cobra.Command, args []string, begun string) ([]string, cobra.ShellCompDirective) {
-		if len(args) > 0 {
-			return nil, cobra.ShellCompDirectiveNoFileComp
-		}
-		return d.offer(cmd.Context(), begun, func(ctx context.Context, c *client) (words []string) {
-			volumes, _ := top.ListVolumes(ctx, c, &adminv1.ListVolumesRequest{})
-			for _, v := range volumes {
-				word := v.GetTargetPath()
-				if !strings.HasPrefix(begun, "/") {
-					word = show.ShortID(v.GetId()) + "\t" + show.Escape(word)
-				}
-				words = append(words, word)
-			}
-			return words
-		})
-	}
-}
-
-type wordsFunc func(context.Context, *client) []string
-
-// offer returns the words with the prefix that the user typed. If the daemon does not answer,
-// there are none: a shell cannot show an error.
-func (d *daemon) offer(ctx context.Context, begun string, words wordsFunc) ([]string, cobra.ShellCompDirective) {
-	var offered []string
-	_ = d.within(completionWait).call(ctx, func(ctx context.Context, c *client) error {
-		for _, word := range words(ctx, c) {
-			// A shell splits the offers at line feeds and prints them: a word with control
-			// characters is left out. One tab separates the word from its description.
-			untabbed := strings.Replace(word, "\t", "", 1)
-			if word != "" && strings.HasPrefix(word, begun) && show.Escape(untabbed) == untabbed {
-				offered = append(offered, word)
-			}
-		}
-		return nil
-	})
-	slices.Sort(offered)
-	return slices.Compact(offered), cobra.ShellCompDirectiveNoFileComp
-}
-
-// driversOf returns the drivers of volumes and those that registered with the front. An older
-// daemon cannot list the latter.
-func driversOf(ctx context.Context, c *client) (names []string) {
-	volumes, _ := top.ListVolumes(ctx, c, &adminv1.ListVolumesRequest{})
-	for _, v := range volumes {
-		names = append(names, v.GetDriver())
-	}
-	drivers, _ := c.ListDrivers(ctx, &adminv1.ListDriversRequest{})
-	for _, d := range drivers.GetDrivers() {
-		names = append(names, d.GetName())
-	}
-	return names
-}
-
-func handlersOf(ctx context.Context, c *client) (names []string) {
-	got, _ := c.ListHandlers(ctx, &adminv1.ListHandlersRequest{})
-	for _, h := range got.GetHandlers() {
-		names = append(names, h.GetName())
-	}
-	return names
 }
 
 func stateNames() []string {
@@ -196,32 +127,11 @@ func stateNames() []string {
 	return names
 }
 
-func parseState(text string) (adminv1.VolumeState, error) {
-	if text == "" {
-		return adminv1.VolumeState_VOLUME_STATE_UNSPECIFIED, nil
+func checkStates(states ...string) error {
+	for _, state := range states {
+		if !slices.Contains(stateNames(), strings.ToLower(state)) {
+			return fmt.Errorf("--state %q is none of %s", state, strings.Join(stateNames(), ", "))
+		}
 	}
-	n, ok := adminv1.VolumeState_value[show.StatePrefix+strings.ToUpper(text)]
-	if !ok || n == 0 {
-		return 0, fmt.Errorf("--state %q is none of %s", text, strings.Join(stateNames(), ", "))
-	}
-	return adminv1.VolumeState(n), nil
-}
-
-func stateFlag(cmd *cobra.Command, state *string) {
-	cmd.Flags().StringVar(state, "state", "", "only volumes in this state: "+strings.Join(stateNames(), ", "))
-	command.Complete(cmd, "state", stateNames()...)
-}
-
-// parseSize reads a quantity as Kubernetes writes it: 20Gi, 1.5Ti, 10G, 4096.
-func parseSize(text string) (int64, error) {
-	digits := strings.TrimRight(text, "BEGKMPTik")
-	size, err := resource.ParseQuantity(strings.TrimSuffix(text, "B"))
-	if err != nil || strings.Trim(digits, "0123456789.") != "" {
-		return 0, fmt.Errorf("%q is no size; write it as 20Gi, 500Mi or in bytes", text)
-	}
-	// A quantity that is too large becomes the largest number.
-	if n := size.Value(); n > 0 && n < math.MaxInt64 {
-		return n, nil
-	}
-	return 0, errors.New(text + " is out of range: a size is more than 0 and less than 8Ei")
+	return nil
 }

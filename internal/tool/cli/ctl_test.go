@@ -17,12 +17,14 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 	"sigs.k8s.io/yaml"
 
 	"github.com/crust-proxy/crust-proxy/internal/tool/command"
 	"github.com/crust-proxy/crust-proxy/internal/tool/doctor"
 	"github.com/crust-proxy/crust-proxy/internal/tool/show"
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
+	runtimev1 "github.com/crust-proxy/crust-proxy/proto/crust/runtime/v1"
 	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
@@ -87,13 +89,19 @@ func TestListGoesThroughAllPagesAndFilters(t *testing.T) {
 		Volumes []struct{ ID, State string }
 	}
 	for args, want := range map[string][]string{
-		"list -o json":                                  {idA, idB, idC},
+		"list -o json":                                  {idB, idC, idA}, // by pod
 		"list -o json --driver lvm":                     {idB, idC},
 		"list -o json --handler kata --state degraded":  {idC},
 		"list -o json --state BOUND":                    {idA},
 		"list -o json --driver nobody":                  {},
 		"list -o json --handler crust --driver lvm":     {idB},
 		"list -o json --handler crust --state removing": {},
+		"list -o json --state bound,degraded":           {idC, idA},
+		"list -o json --state bound --state degraded":   {idC, idA},
+		"list -o json -n shop":                          {idA},
+		"list -o json -n shop,evil --driver lvm":        {idC},
+		"list -o json --pod web-0":                      {idA},
+		"ls -o json --pod shop/web-0,b1b2b3b4-2222":     {idB, idA},
 	} {
 		r := b.run(strings.Fields(args)...)
 		if err := json.Unmarshal([]byte(r.out), &got); err != nil {
@@ -105,6 +113,45 @@ func TestListGoesThroughAllPagesAndFilters(t *testing.T) {
 		}
 		if diff := cmp.Diff(want, ids); diff != "" {
 			t.Errorf("%s: %s", args, diff)
+		}
+	}
+}
+
+func TestOutputForPrograms(t *testing.T) {
+	b := newBench(t).serve()
+	for args, want := range map[string]string{
+		"list -o name": idB + "\n" + idC + "\n" + idA + "\n", "get web-0 -o name": idA + "\n", "list -o name --pod nobody": "",
+		"handlers -o name": "crust\nkata\n", "drivers -o name": "ebs.csi.aws.com\ntopolvm.io\n",
+		"get web-0 -o jsonpath={.device}": "/dev/nvme1n1\n", "get web-0 -o jsonpath=.device": "/dev/nvme1n1\n", "get web-0 -o jsonpath=device": "/dev/nvme1n1\n",
+		`list -o jsonpath={range.volumes[*]}{.id}{"\t"}{.podName}{"\n"}{end}`:        idB + "\t\n" + idC + "\tc\\x1b[2J\n" + idA + "\tweb-0\n",
+		`list -o jsonpath={.volumes[?(@.readOnly==true)].device}`:                    "/dev/vg/b\n",
+		"get web-0 -o jsonpath={.nothing}":                                           "",
+		"list -o go-template={{range.volumes}}{{.podName}},{{end}}":                  ",c\\x1b[2J,web-0,\n",
+		"handlers -o go-template={{range.handlers}}{{.volumes}};{{end}}":             "0;2;\n",
+		"version -o jsonpath={.daemon}":                                              "v1.2.3\n",
+		"watch --timeout 200ms --handler crust -o jsonpath={.type}:{.volume.device}": "TYPE_CHANGED:/dev/vg/b\nTYPE_SYNCED:\n",
+	} {
+		if r := b.run(strings.Fields(args)...); r.code != command.ExitOK || r.out != want {
+			t.Errorf("%s: got %q, want %q; %s", args, r.out, want, r.err)
+		}
+	}
+	for _, args := range []string{"list -o jsonpath={.x", "list -o go-template={{.x", "stats web-0 -o name", "version -o name", "release web-0 -o name"} {
+		if r := b.run(strings.Fields(args)...); r.code != command.ExitUsage || b.admin.released != nil {
+			t.Errorf("%s: %+v", args, r)
+		}
+	}
+}
+
+// TestSeveralVolumesOfAName: they are listed, and nothing is done to any.
+func TestSeveralVolumesOfAName(t *testing.T) {
+	for _, args := range []string{"get", "stats", "expand", "freeze", "thaw", "release", "release --force --yes", "end --yes"} {
+		b := newBench(t).serve()
+		r := b.run(append(strings.Fields(args), "twice")...)
+		if r.code != command.ExitUsage || !strings.Contains(r.err, "2 volumes:\naa11bb22cc33  pod shop/web-0\nbb11bb22cc33  \\x1b[2J\n") {
+			t.Errorf("%s: %+v", args, r)
+		}
+		if b.admin.released != nil || b.admin.ended != nil || b.admin.frozen != nil || b.admin.expanded != nil {
+			t.Errorf("%s was done", args)
 		}
 	}
 }
@@ -140,7 +187,7 @@ func TestExpandSendsSizes(t *testing.T) {
 		t.Errorf("sent %v", b.admin.expanded)
 	}
 	b.admin.later = true
-	if r := b.run("expand", "aa11bb"); !strings.Contains(r.out, "No sandbox has the volume: the next one grows") {
+	if r := b.run("expand", "aa11bb"); !strings.Contains(r.out, "No sandbox has volume data of pod shop/web-0 (aa11bb22cc33): the next one grows") {
 		t.Errorf("got %+v", r)
 	}
 }
@@ -151,7 +198,7 @@ func TestFreezeSendsATime(t *testing.T) {
 	if r.code != command.ExitOK || !strings.Contains(r.out, "1m30s") || b.admin.frozen.GetTimeout().GetSeconds() != 90 {
 		t.Errorf("%+v, sent %v", r, b.admin.frozen)
 	}
-	if r := b.run("thaw", "aa11bb"); r.code != command.ExitOK || !strings.Contains(r.out, "takes writes again") {
+	if r := b.run("thaw", "aa11bb"); r.code != command.ExitOK || !strings.Contains(r.out, "Writes to volume data of pod shop/web-0 (aa11bb22cc33) go on") {
 		t.Errorf("got %+v", r)
 	}
 	for _, wrong := range []string{"0", "1500ms", "-1s"} {
@@ -164,12 +211,12 @@ func TestFreezeSendsATime(t *testing.T) {
 func TestReleaseForcesOnlyWhenTold(t *testing.T) {
 	b := newBench(t).serve()
 	r := b.run("release", "aa11bb")
-	if r.code != command.ExitOK || r.out != "The volume is released.\n" || b.admin.released.GetVolume() != "aa11bb" || b.admin.released.GetForce() {
+	if r.code != command.ExitOK || r.out != "Released: volume data of pod shop/web-0 (aa11bb22cc33).\n" || b.admin.released.GetVolume() != idA || b.admin.released.GetForce() {
 		t.Errorf("%+v, sent %v", r, b.admin.released)
 	}
 	b.admin.heldBy, b.admin.released = `process 4711 ("qemu")`, nil
 	r = b.run("release", "aa11bb", "--force") // there is no terminal to ask at
-	if r.code != command.ExitUsage || !strings.Contains(r.err, "sandbox 5a5a") || b.admin.released != nil {
+	if r.code != command.ExitUsage || !strings.Contains(r.err, "volume data of pod shop/web-0") || !strings.Contains(r.err, "sandbox 5a5a") || b.admin.released != nil {
 		t.Errorf("%+v, sent %v", r, b.admin.released)
 	}
 	r = b.run("release", "aa11bb", "--force", "--yes")
@@ -178,6 +225,32 @@ func TestReleaseForcesOnlyWhenTold(t *testing.T) {
 	}
 	if r := b.run("release"); r.code != command.ExitUsage {
 		t.Errorf("no volume: %+v", r)
+	}
+}
+
+func TestPublishAndUnpublish(t *testing.T) {
+	b := newBench(t).serve()
+	b.node.RuntimeSocket, b.env[socketVariable] = b.socket, "/nonexistent"
+	r := b.run("publish", "/dev/x", "/k/mount", "--fs", "xfs", "--options", "noatime,nosuid", "--read-only")
+	want := &runtimev1.RuntimeStageVolumeRequest{
+		VolumeType: &runtimev1.VolumeType{Type: runtimev1.VolumeType_BLOCK}, VolumeBackingPath: "/dev/x", VolumeTargetPath: "/k/mount",
+		FsType: "xfs", MountFlags: []string{"noatime", "nosuid", "ro"},
+	}
+	if r.code != command.ExitOK || !strings.Contains(r.out, "Published /dev/x at /k/mount") || !proto.Equal(b.admin.runtime.staged, want) {
+		t.Errorf("%+v, sent %v", r, b.admin.runtime.staged)
+	}
+	r = b.run("unpublish", "/k/mount", "-o", "json")
+	if r.code != command.ExitOK || r.out != "{}\n" || b.admin.runtime.unstaged.GetVolumeTargetPath() != "/k/mount" {
+		t.Errorf("%+v, sent %v", r, b.admin.runtime.unstaged)
+	}
+	b.admin.runtime.fail = status.Error(codes.PermissionDenied, "uid 7 may not")
+	if r := b.run("unpublish", "/k/mount"); r.code != command.ExitFailure || !strings.Contains(r.err, "authorization.runtime.uids") {
+		t.Errorf("%+v", r)
+	}
+	for _, args := range []string{"publish /dev/x /k/mount", "publish /dev/x --fs xfs", "unpublish", "unpublish /k --runtime-socket @x"} {
+		if r := b.run(strings.Fields(args)...); r.code != command.ExitUsage {
+			t.Errorf("%s: %+v", args, r)
+		}
 	}
 }
 
@@ -193,7 +266,7 @@ func TestEndAsks(t *testing.T) {
 		}
 		b.keys, b.admin.ended = keys, nil
 		r := b.run("end", "aa11bb")
-		if (r.code == command.ExitOK) != ended || slices.Equal(b.admin.ended, []int32{4711}) != ended || !strings.Contains(r.err, `process 4711 ("qemu"), control group /kata/5a`) {
+		if (r.code == command.ExitOK) != ended || slices.Equal(b.admin.ended, []int32{4711}) != ended || !strings.Contains(r.err, `process 4711 ("qemu"), control group /kata/5a`) || !strings.Contains(r.err, "volume data of pod shop/web-0") {
 			t.Errorf("answer %q: %+v, ended %v", answer, r, b.admin.ended)
 		}
 		_ = keys.Close()
@@ -411,15 +484,17 @@ func TestCompletion(t *testing.T) {
 	b.admin.volumes = append(b.admin.volumes, &adminv1.Volume{Id: strings.Repeat("d", 64), TargetPath: "/x", Driver: "a\nrm -rf"}) // this driver is never offered
 	b.serve()
 	for args, want := range map[string]string{
-		"get ":                     "aa11bb22cc33\t/var/lib/kubelet/pods/a/mount bb11bb22cc33\t/var/lib/kubelet/pods/b/mount cc11bb22cc33\t/var/lib/kubelet/pods/c/mount\\x1b[2J dddddddddddd\t/x",
-		"stats aa":                 "aa11bb22cc33\t/var/lib/kubelet/pods/a/mount",
-		"expand /var/lib/kubelet/": "/var/lib/kubelet/pods/a/mount /var/lib/kubelet/pods/b/mount",
-		"get aa11bb22cc33 ":        "",
-		"list --driver ":           "ebs.csi.aws.com lvm topolvm.io",
-		"watch --handler k":        "kata",
-		"list --state re":          "published bound degraded removing adopted refused held",
-		"top --handler ":           "crust kata", "top --sort ": "usage latency age state name", "top --driver l": "lvm",
-		"list -o ": "table wide json yaml",
+		"get ":                     "b1b2b3b4-2222\tb1b2b3b4 b PUBLISHED dddddddddddd\tx shop/web-0\tshop/web-0 data BOUND",
+		"stats aa":                 "aa11bb22cc33\tshop/web-0 data BOUND",
+		"release shop/":            "shop/data\tshop/web-0 data BOUND shop/web-0\tshop/web-0 data BOUND",
+		"expand /var/lib/kubelet/": "/var/lib/kubelet/pods/a/mount\tshop/web-0 data BOUND /var/lib/kubelet/pods/b/mount\tb1b2b3b4 b PUBLISHED",
+		"list -n ":                 "evil shop", "list --pod s": "shop/web-0",
+		"get aa11bb22cc33 ": "",
+		"list --driver ":    "ebs.csi.aws.com lvm",
+		"watch --handler k": "kata",
+		"list --state re":   "published bound degraded removing adopted refused held",
+		"top --handler ":    "crust kata", "top --sort ": "usage latency age state name", "top --driver l": "lvm",
+		"list -o ": "table wide name json yaml jsonpath= go-template=",
 	} {
 		if got := strings.Join(offers(t, b, strings.Split(args, " ")...), " "); got != want {
 			t.Errorf("%s: got %q, want %q", args, got, want)
@@ -550,13 +625,13 @@ func TestStaleUsage(t *testing.T) {
 func TestWatchFormats(t *testing.T) {
 	b := newBench(t).serve()
 	for format, file := range map[string]string{"table": "watch.txt", "json": "watch.json", "yaml": ""} {
-		r := b.run("watch", "--timeout", "300ms", "--handler", "kata", "-o", format)
-		if r.code != command.ExitOK || b.admin.watched.Handler != "kata" {
-			t.Fatalf("%+v, asked for %v", r, b.admin.watched)
+		r := b.run("list", "-w", "--timeout", "300ms", "--handler", "kata", "-o", format)
+		if r.code != command.ExitOK || r.out != b.run("watch", "--timeout", "300ms", "--handler", "kata", "-o", format).out {
+			t.Fatalf("%+v", r)
 		}
 		if file != "" {
 			golden(t, file, r.out)
-		} else if n := strings.Count(r.out, "---\n"); n != 5 {
+		} else if n := strings.Count(r.out, "---\n"); n != 4 {
 			t.Errorf("%d documents", n)
 		}
 	}
@@ -572,21 +647,5 @@ func TestDoctorWithTheDaemonDown(t *testing.T) {
 	r = b.serve().run("doctor", "--timeout", "2s", "--quiet")
 	if r.code != ExitFindings || !strings.Contains(r.out, "no answer in time") || strings.Contains(r.out, "\nok ") {
 		t.Errorf("of a hung daemon: %d: %s", r.code, r.out)
-	}
-}
-
-func TestParseSize(t *testing.T) {
-	for text, want := range map[string]int64{
-		"20Gi": 20 << 30, "20GiB": 20 << 30, "1.5Ti": 3 << 39, "4096": 4096, "10G": 1e10, "1k": 1000, "0.5Ki": 512, "7Ei": 7 << 60,
-		"1.0001Ki": 1025, "512B": 512,
-	} {
-		if got, err := parseSize(text); err != nil || got != want {
-			t.Errorf("parseSize(%s) = %d, %v; want %d", text, got, err, want)
-		}
-	}
-	for _, text := range []string{"", "Gi", "-1Gi", "0", "8Ei", "1e9", "0x10", "1/2", "1 Gi", "1.2.3", "20gi", "1KiKi", "1_0"} {
-		if got, err := parseSize(text); err == nil {
-			t.Errorf("parseSize(%q) = %d", text, got)
-		}
 	}
 }

@@ -22,9 +22,9 @@ import (
 // permission is what to do about a refused caller.
 func (c *client) permission() string {
 	if c.root {
-		return "Add uid 0 to authorization.admin.uids in the daemon's configuration."
+		return "Add uid 0 to authorization." + c.api + ".uids in the daemon's configuration."
 	}
-	return "Use sudo, or add your uid to authorization.admin.uids in the daemon's configuration, and see that the socket's group is yours."
+	return "Use sudo, or add your uid to authorization." + c.api + ".uids in the daemon's configuration, and see that the socket's group is yours."
 }
 
 var errFindings = errors.New("doctor found errors")
@@ -101,7 +101,7 @@ func (c *client) explainDial(dial error) error {
 	socket, service := c.socket, c.service
 	switch {
 	case errors.Is(dial, fs.ErrPermission):
-		return command.Explain(fmt.Errorf("permission denied on the admin socket %s", socket), c.permission())
+		return command.Explain(fmt.Errorf("permission denied on the %s socket %s", c.api, socket), c.permission())
 	case errors.Is(dial, fs.ErrNotExist):
 		return c.unserved("crust-proxy is not running: there is no socket "+socket, validate+", or see '"+service.Status()+"'. Is the socket elsewhere? Give --socket or set CRUSTCTL_SOCKET.")
 	case errors.Is(dial, syscall.ECONNREFUSED) && !isSocket(socket):

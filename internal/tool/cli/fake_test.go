@@ -19,6 +19,7 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/internal/tool/doctor"
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
+	runtimev1 "github.com/crust-proxy/crust-proxy/proto/crust/runtime/v1"
 	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
@@ -40,14 +41,15 @@ func volumes() []*adminv1.Volume {
 			Driver: "ebs.csi.aws.com", Handler: "kata", Device: "/dev/nvme1n1", DeviceId: "block 259:1", FsType: "ext4",
 			MountFlags: []string{"noatime", "nodiratime"}, SupplementalGroup: "2000", SupplementalGroupChangePolicy: "OnRootMismatch",
 			VolumeId: "vol-0a1b", AccessMode: "SINGLE_NODE_WRITER", Rule: `rule "disks"`, Way: "block", GrowToBytes: 20 << 30,
-			PodUid: "0f0e", CreatedAt: before(5 * time.Hour),
+			PodUid: "0f0e0d0c-1111", PodNamespace: "shop", PodName: "web-0", PvcName: "data", CreatedAt: before(5 * time.Hour),
 			Sandbox: &adminv1.Sandbox{Id: strings.Repeat("5a", 32), Runtime: "kata-go", BoundAt: before(4 * time.Hour)},
 			Usage:   usage(), UsageAt: before(45 * time.Second), Condition: &adminv1.VolumeCondition{Message: "OK"}},
 		{Id: idB, TargetPath: "/var/lib/kubelet/pods/b/mount", State: adminv1.VolumeState_VOLUME_STATE_PUBLISHED,
-			Driver: "lvm", Handler: "crust", Device: "/dev/vg/b", DeviceId: "block 253:2", FsType: "xfs", ReadOnly: true, CreatedAt: before(3 * time.Second)},
+			Driver: "lvm", Handler: "crust", Device: "/dev/vg/b", DeviceId: "block 253:2", FsType: "xfs", ReadOnly: true, CreatedAt: before(3 * time.Second), PodUid: "b1b2b3b4-2222", VolumeId: "vol-b"},
 		{Id: idC, TargetPath: "/var/lib/kubelet/pods/c/mount\x1b[2J", State: adminv1.VolumeState_VOLUME_STATE_DEGRADED,
 			Driver: "lvm", Handler: "kata", Device: "/dev/vg/c", FsType: "ext4", CreatedAt: before(400 * 24 * time.Hour),
-			Condition: &adminv1.VolumeCondition{Abnormal: true, Message: "evil\r\n\x1b]0;owned\a \u202etxt.exe \u009b31m"},
+			Condition:    &adminv1.VolumeCondition{Abnormal: true, Message: "evil\r\n\x1b]0;owned\a \u202etxt.exe \u009b31m"},
+			PodNamespace: "evil", PodName: "c\x1b[2J", PvcName: "c",
 			LastError: "sandbox said: \x1b[31mred\nEVENT fake row", LastErrorAt: before(time.Minute)},
 	}
 }
@@ -79,10 +81,28 @@ type fakeAdmin struct {
 	ended    []int32
 	heldBy   string
 	later    bool
-	watched  *adminv1.WatchVolumesRequest
 	// endWatch ends a watch after its events, as a daemon that stops does.
 	endWatch    bool
 	httpProblem string
+	runtime     fakeRuntime
+}
+
+// fakeRuntime is the Runtime API.
+type fakeRuntime struct {
+	runtimev1.UnimplementedRuntimeServer
+	staged   *runtimev1.RuntimeStageVolumeRequest
+	unstaged *runtimev1.RuntimeUnstageVolumeRequest
+	fail     error
+}
+
+func (f *fakeRuntime) RuntimeStageVolume(_ context.Context, req *runtimev1.RuntimeStageVolumeRequest) (*runtimev1.RuntimeStageVolumeResponse, error) {
+	f.staged = req
+	return &runtimev1.RuntimeStageVolumeResponse{}, f.fail
+}
+
+func (f *fakeRuntime) RuntimeUnstageVolume(_ context.Context, req *runtimev1.RuntimeUnstageVolumeRequest) (*runtimev1.RuntimeUnstageVolumeResponse, error) {
+	f.unstaged = req
+	return &runtimev1.RuntimeUnstageVolumeResponse{}, f.fail
 }
 
 func (f *fakeAdmin) check(ctx context.Context) error {
@@ -117,8 +137,11 @@ func (f *fakeAdmin) ListVolumes(ctx context.Context, req *adminv1.ListVolumesReq
 }
 
 func (f *fakeAdmin) find(name string) (*adminv1.Volume, error) {
+	if name == "twice" {
+		return nil, status.Error(codes.InvalidArgument, "\"twice\" names 2 volumes:\naa11bb22cc33  pod shop/web-0\nbb11bb22cc33  \x1b[2J")
+	}
 	for _, v := range f.volumes {
-		if v.TargetPath == name || len(name) >= 6 && strings.HasPrefix(v.Id, name) {
+		if v.TargetPath == name || v.PodName == name || len(name) >= 6 && strings.HasPrefix(v.Id, name) {
 			return v, nil
 		}
 	}
@@ -194,8 +217,7 @@ func (f *fakeAdmin) Reconcile(ctx context.Context, _ *adminv1.ReconcileRequest) 
 	return &adminv1.ReconcileResponse{Checked: 3, Repairs: f.repairs}, f.check(ctx)
 }
 
-func (f *fakeAdmin) WatchVolumes(req *adminv1.WatchVolumesRequest, stream grpc.ServerStreamingServer[adminv1.WatchVolumesResponse]) error {
-	f.watched = req
+func (f *fakeAdmin) WatchVolumes(_ *adminv1.WatchVolumesRequest, stream grpc.ServerStreamingServer[adminv1.WatchVolumesResponse]) error {
 	if f.fail != nil {
 		return f.fail
 	}
@@ -255,6 +277,7 @@ func (b *bench) serve() *bench {
 func (b *bench) serveOn(l net.Listener) {
 	server := grpc.NewServer()
 	adminv1.RegisterAdminServer(server, b.admin)
+	runtimev1.RegisterRuntimeServer(server, &b.admin.runtime)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)

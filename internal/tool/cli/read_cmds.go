@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -12,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/crust-proxy/crust-proxy/internal/front/kubelet"
 	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	"github.com/crust-proxy/crust-proxy/internal/tool/command"
 	"github.com/crust-proxy/crust-proxy/internal/tool/printer"
@@ -20,34 +22,49 @@ import (
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
 )
 
-func listCmd(d *daemon, view *volumeView) *cobra.Command {
-	var driver, handler, state string
+// listCmd is list, or watch, which is list with --watch.
+func listCmd(d *daemon, view *volumeView, watch bool) *cobra.Command {
+	var which selection
 	cmd := &cobra.Command{
-		Use: "list", Aliases: []string{"ls"}, Short: "List the volumes",
-		Example: "  crustctl list --state degraded -o wide",
+		Use: "list", Aliases: []string{"ls"}, Short: "List the volumes, by pod",
+		Long: `List the volumes, by pod. Each filter takes several values: --state held,refused or
+--state held --state refused. With --watch every change is shown too, until
+interrupted or until --timeout, where it is given; -o json prints one object per line.`,
+		Example: "  crustctl list --namespace shop --state degraded -o wide",
 		Args:    command.Arguments(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			wanted, err := parseState(state)
-			if err != nil {
+			switch err := checkStates(which.states...); {
+			case err != nil:
 				return command.WrongUsage(cmd, err)
+			case watch:
+				return d.follow(cmd, &which, view)
 			}
-			return list(cmd.Context(), d, view, &adminv1.ListVolumesRequest{Driver: driver, Handler: handler, State: wanted})
+			return list(cmd.Context(), d, view, &which)
 		},
 	}
-	selectors(cmd, d, &driver, &handler)
-	stateFlag(cmd, &state)
+	if watch {
+		cmd.Use, cmd.Aliases, cmd.Short, cmd.Long = "watch", nil, "Short for list --watch", ""
+		cmd.Example = "  crustctl watch --handler kata -o json"
+	} else {
+		cmd.Flags().BoolVarP(&watch, "watch", "w", false, "then show every change")
+	}
+	which.addFlags(cmd, d)
 	return cmd
 }
 
-func list(ctx context.Context, d *daemon, view *volumeView, req *adminv1.ListVolumesRequest) error {
+func list(ctx context.Context, d *daemon, view *volumeView, which *selection) error {
 	var volumes []*adminv1.Volume
 	err := d.call(ctx, func(ctx context.Context, c *client) (err error) {
-		volumes, err = top.ListVolumes(ctx, c, req)
+		volumes, err = top.ListVolumes(ctx, c, &adminv1.ListVolumesRequest{})
 		return err
 	})
 	if err != nil {
 		return err
 	}
+	volumes = slices.DeleteFunc(volumes, func(v *adminv1.Volume) bool { return !which.matches(v) })
+	slices.SortStableFunc(volumes, func(a, b *adminv1.Volume) int {
+		return cmp.Or(strings.Compare(show.Pod(a), show.Pod(b)), strings.Compare(show.VolumeName(a), show.VolumeName(b)))
+	})
 	object := map[string][]printer.Object{"volumes": printer.Objects(volumes)}
 	return view.out.Result(object, func() error { return view.list(volumes) })
 }
@@ -55,36 +72,29 @@ func list(ctx context.Context, d *daemon, view *volumeView, req *adminv1.ListVol
 func getCmd(d *daemon, view *volumeView) *cobra.Command {
 	return &cobra.Command{
 		Use: "get [VOLUME]", Short: "Show all that is known of one volume; without one, list them",
-		Example: "  crustctl get 3f1c9a0b52de",
-		Args: func(cmd *cobra.Command, args []string) error {
-			if len(args) == 0 {
-				return nil
-			}
-			return command.Arguments("VOLUME")(cmd, args)
-		},
-		ValidArgsFunction: completeVolume(d),
+		Example: "  crustctl get shop/postgres-0",
+		Args:    command.Arguments("[VOLUME]"), ValidArgsFunction: completeVolume(d),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 {
-				return list(cmd.Context(), d, view, &adminv1.ListVolumesRequest{})
+				return list(cmd.Context(), d, view, &selection{})
 			}
-			got, err := ask(cmd.Context(), d, adminv1.AdminClient.GetVolume, &adminv1.GetVolumeRequest{Volume: args[0]})
+			v, err := d.find(cmd, args[0])
 			if err != nil {
 				return err
 			}
-			return view.out.Result(got.GetVolume(), func() error { return view.describe(got.GetVolume()) })
+			return view.out.Result(v, func() error { return view.describe(v) })
 		},
 	}
 }
 
 func statsCmd(d *daemon, view *volumeView) *cobra.Command {
-	return &cobra.Command{
+	return volumeCmd(d, &cobra.Command{
 		Use: "stats VOLUME", Short: "Ask the sandbox of a volume for fresh numbers",
-		Example: "  crustctl stats /var/lib/kubelet/pods/UID/volumes/kubernetes.io~csi/pvc-1/mount",
-		Args:    command.Arguments("VOLUME"), ValidArgsFunction: completeVolume(d),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return run(cmd, d, view.out, adminv1.AdminClient.GetVolumeStats, &adminv1.GetVolumeStatsRequest{Volume: args[0]}, view.stats)
-		},
-	}
+		Example: "  crustctl stats shop/postgres-0",
+	}, func(cmd *cobra.Command, v *adminv1.Volume) error {
+		return run(cmd, d, view.out, adminv1.AdminClient.GetVolumeStats, &adminv1.GetVolumeStatsRequest{Volume: v.GetId()},
+			func(got *adminv1.GetVolumeStatsResponse) error { return view.stats(v, got) })
+	})
 }
 
 func handlersCmd(d *daemon, out *printer.Printer) *cobra.Command {
@@ -206,33 +216,43 @@ func stamp(at *timestamppb.Timestamp) string {
 	return at.AsTime().Format(time.RFC3339)
 }
 
-func watchCmd(d *daemon, view *volumeView) *cobra.Command {
-	req := &adminv1.WatchVolumesRequest{}
-	cmd := &cobra.Command{
-		Use: "watch", Short: "Show the volumes, then every change until interrupted",
-		Long: `Show the volumes, then every change until interrupted. -o json prints one
-object per line. --timeout, where it is given, ends the watch; else it goes on.`,
-		Example: "  crustctl watch --handler kata -o json",
-		Args:    command.Arguments(),
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			write := view.watchTable()
-			if view.out.Machine() {
-				write = func(event *adminv1.WatchVolumesResponse) error { return view.out.Document(event) }
-			}
-			ctx, cancel := context.WithCancel(cmd.Context())
-			defer cancel()
-			if cmd.Flags().Changed("timeout") { // as a deadline it would end the watch with an error of the daemon's
-				defer time.AfterFunc(d.timeout, cancel).Stop()
-			}
-			return d.within(forEver).call(ctx, func(ctx context.Context, c *client) error { return c.watch(ctx, req, write) })
-		},
+// follow shows the volumes, and then each change.
+func (d *daemon) follow(cmd *cobra.Command, which *selection, view *volumeView) error {
+	write := view.watchTable()
+	if view.out.Machine() {
+		write = func(event *adminv1.WatchVolumesResponse) error { return view.out.Document(event) }
 	}
-	selectors(cmd, d, &req.Driver, &req.Handler)
-	return cmd
+	ctx, cancel := context.WithCancel(cmd.Context())
+	defer cancel()
+	if cmd.Flags().Changed("timeout") { // as a deadline it would end the watch with an error of the daemon's
+		defer time.AfterFunc(d.timeout, cancel).Stop()
+	}
+	return d.within(forEver).call(ctx, func(ctx context.Context, c *client) error { return c.watch(ctx, which.watched(write)) })
 }
 
-func (c *client) watch(ctx context.Context, req *adminv1.WatchVolumesRequest, write func(*adminv1.WatchVolumesResponse) error) error {
-	stream, err := c.WatchVolumes(ctx, req)
+// watched leaves out the volumes that are not selected, but for the change by which one no longer is.
+// It adds the names of a volume that has gone.
+func (s *selection) watched(write func(*adminv1.WatchVolumesResponse) error) func(*adminv1.WatchVolumesResponse) error {
+	shown := make(map[string]*adminv1.Volume)
+	return func(event *adminv1.WatchVolumesResponse) error {
+		v := event.GetVolume()
+		old, was := shown[v.GetId()]
+		delete(shown, v.GetId())
+		switch {
+		case event.GetType() == adminv1.WatchVolumesResponse_TYPE_SYNCED:
+		case event.GetType() == adminv1.WatchVolumesResponse_TYPE_REMOVED && was:
+			v.PodNamespace, v.PodName, v.PodUid, v.PvcName = old.GetPodNamespace(), old.GetPodName(), old.GetPodUid(), old.GetPvcName()
+		case s.matches(v):
+			shown[v.GetId()] = v
+		case !was:
+			return nil
+		}
+		return write(event)
+	}
+}
+
+func (c *client) watch(ctx context.Context, write func(*adminv1.WatchVolumesResponse) error) error {
+	stream, err := c.WatchVolumes(ctx, &adminv1.WatchVolumesRequest{})
 	for err == nil {
 		var event *adminv1.WatchVolumesResponse
 		if event, err = stream.Recv(); err == nil {
@@ -254,8 +274,8 @@ func (c *client) watch(ctx context.Context, req *adminv1.WatchVolumesRequest, wr
 // then prints each change as it comes.
 func (w *volumeView) watchTable() func(*adminv1.WatchVolumesResponse) error {
 	t := printer.NewTable(append([]string{"EVENT"}, w.heading()...)...)
-	// room for later changes: event, id, state, ..., sandbox, used, size, age
-	t.Widths = []int{7, show.ShortIDLength, 9, 0, 0, 0, show.ShortIDLength, 8, 8, 5}
+	// room for later changes: event, pod, volume, state, used, size, age
+	t.Widths = []int{7, 20, 20, 9, 8, 8, 5}
 	synced := false
 	return func(event *adminv1.WatchVolumesResponse) error {
 		if event.GetType() == adminv1.WatchVolumesResponse_TYPE_SYNCED {
@@ -287,25 +307,25 @@ func (w *volumeView) age(at *timestamppb.Timestamp) string {
 }
 
 func (w *volumeView) heading() []string {
-	heading := []string{"ID", "STATE", "DRIVER", "HANDLER", "DEVICE", "SANDBOX", "USED", "SIZE", "AGE"}
+	heading := []string{"POD", "VOLUME", "STATE", "USED", "SIZE", "AGE", "DEVICE", "ID"}
 	if w.out.Wide() {
-		heading = append(heading, "IDENTITY", "FS", "ACCESS", "POD", "USAGE AGE", "LAST ERROR")
+		heading = append(heading, "DRIVER", "HANDLER", "SANDBOX", "IDENTITY", "FS", "ACCESS", "USAGE AGE", "LAST ERROR", "TARGET")
 	}
-	return append(heading, "TARGET")
+	return heading
 }
 
 func (w *volumeView) row(v *adminv1.Volume) []printer.Cell {
 	text := printer.Text
 	used, total := usedOf(v)
 	row := []printer.Cell{
-		text(show.ShortID(v.GetId())), stateCell(v), text(v.GetDriver()), text(v.GetHandler()),
-		text(v.GetDevice()), text(cmp.Or(v.GetHeldBy(), show.ShortID(v.GetSandbox().GetId()))), text(used), text(total), text(w.age(v.GetCreatedAt())),
+		text(show.ShortPod(v)), text(show.VolumeName(v)), stateCell(v), text(used), text(total), text(w.age(v.GetCreatedAt())),
+		text(v.GetDevice()), text(show.ShortID(v.GetId())),
 	}
 	if w.out.Wide() {
-		row = append(row, text(v.GetDeviceId()), text(v.GetFsType()), text(access(v)), text(show.Pod(v)),
-			text(w.age(v.GetUsageAt())), printer.Painted(show.Red, v.GetLastError()))
+		row = append(row, text(v.GetDriver()), text(v.GetHandler()), text(show.ShortID(v.GetSandbox().GetId())), text(v.GetDeviceId()),
+			text(v.GetFsType()), text(access(v)), text(w.age(v.GetUsageAt())), printer.Painted(show.Red, v.GetLastError()), text(v.GetTargetPath()))
 	}
-	return append(row, text(v.GetTargetPath()))
+	return row
 }
 
 func (w *volumeView) list(volumes []*adminv1.Volume) error {
@@ -329,8 +349,11 @@ func (w *volumeView) describe(v *adminv1.Volume) error {
 		pod = show.WithDetail(pod, v.GetPodUid())
 	}
 	t := &printer.Table{}
-	t.Pair("Target:", v.GetTargetPath())
+	t.Pair("Pod:", pod)
+	t.Pair("Claim:", v.GetPvcName())
+	t.Pair("Volume:", kubelet.VolumeName(v.GetTargetPath()))
 	t.Pair("ID:", v.GetId())
+	t.Pair("Target:", v.GetTargetPath())
 	t.Add(printer.Text("State:"), stateCell(v))
 	t.Pair("Age:", w.age(v.GetCreatedAt()))
 	t.Pair("Driver:", v.GetDriver())
@@ -346,7 +369,6 @@ func (w *volumeView) describe(v *adminv1.Volume) error {
 	if v.GetGroupProblem() != "" {
 		t.Add(printer.Text(""), printer.Painted(show.Red, v.GetGroupProblem()))
 	}
-	t.Pair("Pod:", pod)
 	t.Pair("Sandbox:", w.sandbox(v.GetSandbox()))
 	if v.GetHeldBy() != "" {
 		t.Add(printer.Text("Held by:"), printer.Painted(show.Red, v.GetHeldBy()+", for "+w.age(v.GetHeldSince())))
@@ -388,11 +410,12 @@ func (w *volumeView) describeUsage(v *adminv1.Volume) error {
 	return w.out.Table(usageTable(v.GetUsage()))
 }
 
-func (w *volumeView) stats(got *adminv1.GetVolumeStatsResponse) error {
+func (w *volumeView) stats(v *adminv1.Volume, got *adminv1.GetVolumeStatsResponse) error {
 	if err := w.out.Table(usageTable(got.GetUsage())); err != nil {
 		return err
 	}
 	t := &printer.Table{}
+	t.Pair("Volume:", strings.TrimPrefix(named(v), "volume "))
 	t.Add(printer.Text("Condition:"), conditionCell(got.GetCondition()))
 	t.Pair("Sandbox:", w.sandbox(got.GetSandbox()))
 	t.Pair("Took:", got.GetTook().AsDuration().Round(10*time.Microsecond).String())
@@ -409,11 +432,11 @@ func (w *volumeView) sandbox(s *adminv1.Sandbox) string {
 func number(n int64) string { return strconv.FormatInt(n, 10) }
 
 func stateCell(v *adminv1.Volume) printer.Cell {
-	state := show.StateName(v.GetState())
+	detail := v.GetHeldBy()
 	if v.GetState() == adminv1.VolumeState_VOLUME_STATE_REFUSED {
-		state = show.WithDetail(state, v.GetRefusedBy())
+		detail = v.GetRefusedBy()
 	}
-	return printer.Painted(show.StateColour(v.GetState()), state)
+	return printer.Painted(show.StateColour(v.GetState()), show.WithDetail(show.StateName(v.GetState()), detail))
 }
 
 var ways = map[string]string{"native": "the driver deferred by itself", "block": "the driver was asked for block access"}

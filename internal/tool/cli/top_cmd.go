@@ -12,7 +12,6 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/internal/tool/command"
 	"github.com/crust-proxy/crust-proxy/internal/tool/printer"
-	"github.com/crust-proxy/crust-proxy/internal/tool/show"
 	"github.com/crust-proxy/crust-proxy/internal/tool/top"
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
 )
@@ -48,10 +47,14 @@ terminal, or 80 columns, or with -o wide as wide as it needs to be.`,
 	flags.StringVar(&sort, "sort", top.ByUsage.String(), "the order at first: "+strings.Join(top.OrderNames(), ", "))
 	command.Complete(cmd, "sort", top.OrderNames()...)
 	flags.StringVar(&settings.Filter, "filter", "", "only volumes that have all of these words in name, pod, state, driver, ...")
-	stateFlag(cmd, &state)
+	flags.StringVar(&state, "state", "", "only volumes in this state: "+strings.Join(stateNames(), ", "))
+	command.Complete(cmd, "state", stateNames()...)
 	flags.DurationVar(&settings.Interval, "interval", top.DefaultInterval, "how often a volume's sandbox is asked, 1s or more")
 	flags.BoolVar(&once, "once", false, "print one picture and end")
-	selectors(cmd, d, &settings.Driver, &settings.Handler)
+	flags.StringVar(&settings.Driver, "driver", "", "only volumes of this CSI driver")
+	flags.StringVar(&settings.Handler, "handler", "", "only volumes of this runtime handler")
+	completeFlag(cmd, d, "driver", (*adminv1.Volume).GetDriver)
+	completeFlag(cmd, d, "handler", (*adminv1.Volume).GetHandler)
 	return cmd
 }
 
@@ -59,14 +62,15 @@ func readTopFlags(settings *top.Settings, env Env, sort, state string) (err erro
 	if settings.Sort, err = top.ParseOrder(sort); err != nil {
 		return err
 	}
-	wanted, err := parseState(state)
-	if err != nil {
-		return err
+	if state != "" {
+		if err := checkStates(state); err != nil {
+			return err
+		}
 	}
 	if settings.Interval < time.Second {
 		return fmt.Errorf("--interval %s is less than 1s", settings.Interval)
 	}
-	settings.State, settings.ASCII, settings.Host = show.StateName(wanted), !command.UnicodeLocale(env.Getenv), env.Host
+	settings.State, settings.ASCII, settings.Host = strings.ToUpper(state), !command.UnicodeLocale(env.Getenv), env.Host
 	return nil
 }
 

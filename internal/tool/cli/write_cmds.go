@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 	"google.golang.org/protobuf/types/known/durationpb"
 
+	"github.com/crust-proxy/crust-proxy/internal/ground/size"
 	"github.com/crust-proxy/crust-proxy/internal/tool/command"
 	"github.com/crust-proxy/crust-proxy/internal/tool/printer"
 	"github.com/crust-proxy/crust-proxy/internal/tool/show"
@@ -19,91 +20,75 @@ import (
 )
 
 func expandCmd(d *daemon, out *printer.Printer) *cobra.Command {
-	var atLeast, limit string
-	cmd := &cobra.Command{
+	req := &adminv1.ExpandVolumeRequest{}
+	cmd := volumeCmd(d, &cobra.Command{
 		Use: "expand VOLUME", Short: "Ask the sandbox of a volume to grow its filesystem",
 		Long: `Ask the sandbox of a volume to grow its filesystem to the size of its device. The
 device must have been grown before: crustctl does not grow devices. --size and
 --limit are bounds: the call fails if the device's size is not between them.`,
-		Example: "  crustctl expand 3f1c9a0b52de --size 20Gi",
-		Args:    command.Arguments("VOLUME"), ValidArgsFunction: completeVolume(d),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			req := &adminv1.ExpandVolumeRequest{Volume: args[0]}
-			if err := sizes(req, atLeast, limit); err != nil {
-				return command.WrongUsage(cmd, err)
+		Example: "  crustctl expand shop/postgres-0 --size 20Gi",
+		PreRunE: func(cmd *cobra.Command, _ []string) error {
+			if req.GetLimitBytes() != 0 && req.GetLimitBytes() < req.GetRequiredBytes() {
+				return command.WrongUsage(cmd, errors.New("--limit is smaller than --size"))
 			}
-			return run(cmd, d, out, adminv1.AdminClient.ExpandVolume, req, func(got *adminv1.ExpandVolumeResponse) error {
-				n := got.GetCapacityBytes()
-				if got.GetLater() {
-					return out.Line(fmt.Sprintf("No sandbox has the volume: the next one grows the filesystem to %s (%d bytes) when it mounts it.", show.Size(n), n))
-				}
-				return out.Line(fmt.Sprintf("The filesystem has %s now (%d bytes).", show.Size(n), n))
-			})
+			return nil
 		},
-	}
-	cmd.Flags().StringVar(&atLeast, "size", "", "the smallest size to accept, such as 20Gi (default: that of the device)")
-	cmd.Flags().StringVar(&limit, "limit", "", "the largest size to accept (default: any)")
+	}, func(cmd *cobra.Command, v *adminv1.Volume) error {
+		req.Volume = v.GetId()
+		return run(cmd, d, out, adminv1.AdminClient.ExpandVolume, req, func(got *adminv1.ExpandVolumeResponse) error {
+			n := got.GetCapacityBytes()
+			if got.GetLater() {
+				return out.Line(fmt.Sprintf("No sandbox has %s: the next one grows its filesystem to %s (%d bytes) when it mounts it.", named(v), show.Size(n), n))
+			}
+			return out.Line(fmt.Sprintf("The filesystem of %s has %s now (%d bytes).", named(v), show.Size(n), n))
+		})
+	})
+	cmd.Flags().Var((*size.Flag)(&req.RequiredBytes), "size", "the smallest size to accept, such as 20Gi (default: that of the device)")
+	cmd.Flags().Var((*size.Flag)(&req.LimitBytes), "limit", "the largest size to accept (default: any)")
 	return cmd
-}
-
-func sizes(req *adminv1.ExpandVolumeRequest, atLeast, limit string) (err error) {
-	if atLeast != "" {
-		if req.RequiredBytes, err = parseSize(atLeast); err != nil {
-			return fmt.Errorf("--size: %w", err)
-		}
-	}
-	if limit != "" {
-		if req.LimitBytes, err = parseSize(limit); err != nil {
-			return fmt.Errorf("--limit: %w", err)
-		}
-	}
-	if req.LimitBytes != 0 && req.LimitBytes < req.RequiredBytes {
-		return errors.New("--limit is smaller than --size")
-	}
-	return nil
 }
 
 func freezeCmd(d *daemon, out *printer.Printer) *cobra.Command {
 	var most time.Duration
-	cmd := &cobra.Command{
+	cmd := volumeCmd(d, &cobra.Command{
 		Use: "freeze VOLUME", Short: "Hold all writes to a volume, for a snapshot",
 		Long: `Hold all writes to a volume, its filesystem consistent on the device, until
 thaw, or until --for is over, whatever dies meanwhile. A snapshot of the device
 that is made in between is consistent if thaw succeeds afterwards.`,
-		Example: "  crustctl freeze 3f1c9a0b52de --for 30s",
-		Args:    command.Arguments("VOLUME"), ValidArgsFunction: completeVolume(d),
-		RunE: func(cmd *cobra.Command, args []string) error {
+		Example: "  crustctl freeze shop/postgres-0 --for 30s",
+		PreRunE: func(cmd *cobra.Command, _ []string) error {
 			if most < time.Second || most%time.Second != 0 {
 				return command.WrongUsage(cmd, errors.New("--for needs whole seconds, such as 30s"))
 			}
-			return run(cmd, d, out, adminv1.AdminClient.FreezeVolume, &adminv1.FreezeVolumeRequest{Volume: args[0], Timeout: durationpb.New(most)}, func(*adminv1.FreezeVolumeResponse) error {
-				return out.Line(fmt.Sprintf("The volume holds all writes, for %s at most: thaw it before.", most))
-			})
+			return nil
 		},
-	}
+	}, func(cmd *cobra.Command, v *adminv1.Volume) error {
+		req := &adminv1.FreezeVolumeRequest{Volume: v.GetId(), Timeout: durationpb.New(most)}
+		return run(cmd, d, out, adminv1.AdminClient.FreezeVolume, req, func(*adminv1.FreezeVolumeResponse) error {
+			return out.Line(fmt.Sprintf("All writes to %s are blocked for %s at most: thaw it before then.", named(v), most))
+		})
+	})
 	cmd.Flags().DurationVar(&most, "for", time.Minute, "when writes go on by themselves")
 	return cmd
 }
 
 func thawCmd(d *daemon, out *printer.Printer) *cobra.Command {
-	return &cobra.Command{
+	return volumeCmd(d, &cobra.Command{
 		Use: "thaw VOLUME", Short: "Let writes to a frozen volume go on",
 		Long: `Let writes to a frozen volume go on. It fails where the volume was not frozen
 up to now: then what was copied meanwhile may be of different times.`,
-		Example: "  crustctl thaw 3f1c9a0b52de",
-		Args:    command.Arguments("VOLUME"), ValidArgsFunction: completeVolume(d),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return run(cmd, d, out, adminv1.AdminClient.ThawVolume, &adminv1.ThawVolumeRequest{Volume: args[0]}, func(*adminv1.ThawVolumeResponse) error {
-				return out.Line("The volume takes writes again; it was frozen up to now.")
-			})
-		},
-	}
+		Example: "  crustctl thaw shop/postgres-0",
+	}, func(cmd *cobra.Command, v *adminv1.Volume) error {
+		return run(cmd, d, out, adminv1.AdminClient.ThawVolume, &adminv1.ThawVolumeRequest{Volume: v.GetId()}, func(*adminv1.ThawVolumeResponse) error {
+			return out.Line("Writes to " + named(v) + " go on; it was frozen until now.")
+		})
+	})
 }
 
 func releaseCmd(d *daemon, out *printer.Printer, keys *os.File) *cobra.Command {
 	var yes bool
 	req := &adminv1.ReleaseVolumeRequest{}
-	cmd := &cobra.Command{
+	cmd := volumeCmd(d, &cobra.Command{
 		Use: "release VOLUME", Short: "Take a volume back, as unpublishing it would",
 		Long: `Take a volume back, as unpublishing it would: its device is free afterwards. It is
 refused while a sandbox or a process has the device: end the VM, and repeat.
@@ -112,28 +97,22 @@ refused while a sandbox or a process has the device: end the VM, and repeat.
 pod or node that gets the device next, and destroys the filesystem. Use it only where
 you know that nobody writes: nothing else can tell. crustctl shows who has the volume,
 as far as that is known, then asks for confirmation.`,
-		Example: "  crustctl release 3f1c9a0b52de",
-		Args:    command.Arguments("VOLUME"), ValidArgsFunction: completeVolume(d),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			req.Volume = args[0]
-			if req.GetForce() {
-				found, err := ask(cmd.Context(), d, adminv1.AdminClient.GetVolume, &adminv1.GetVolumeRequest{Volume: args[0]})
-				if err == nil {
-					req.Volume = found.GetVolume().GetId() // the one that is shown
-					err = confirm(cmd, keys, yes, describeUsers(found.GetVolume()), "Release it? Whoever writes to it then destroys the filesystem", "nothing was released")
-				}
-				if err != nil {
-					return err
-				}
+		Example: "  crustctl release shop/postgres-0",
+	}, func(cmd *cobra.Command, v *adminv1.Volume) error {
+		req.Volume = v.GetId()
+		if req.GetForce() {
+			if err := confirm(cmd, keys, yes, describeUsers(v), "Release it? Whoever writes to it then destroys the filesystem", "nothing was released"); err != nil {
+				return err
 			}
-			return run(cmd, d, out, adminv1.AdminClient.ReleaseVolume, req, func(got *adminv1.ReleaseVolumeResponse) error {
-				if got.GetHeldBy() != "" {
-					return out.Line("The volume is released. Its device is still open in " + got.GetHeldBy() + ": end that before the device is used again.")
-				}
-				return out.Line("The volume is released.")
-			})
-		},
-	}
+		}
+		return run(cmd, d, out, adminv1.AdminClient.ReleaseVolume, req, func(got *adminv1.ReleaseVolumeResponse) error {
+			text := "Released: " + named(v) + "."
+			if got.GetHeldBy() != "" {
+				text += " Its device is still open in " + got.GetHeldBy() + ": end that before the device is used again."
+			}
+			return out.Line(text)
+		})
+	})
 	cmd.Flags().BoolVar(&req.Force, "force", false, "give the device up although somebody may write to it: destroys data if so")
 	cmd.Flags().BoolVar(&yes, "yes", false, "do not ask before --force")
 	return cmd
@@ -141,10 +120,7 @@ as far as that is known, then asks for confirmation.`,
 
 // describeUsers says who has a volume, as far as the daemon knows.
 func describeUsers(v *adminv1.Volume) string {
-	text := "volume " + show.Escape(v.GetTargetPath()) + ", device " + show.Escape(v.GetDevice())
-	if v.GetPodName() != "" {
-		text += ", of pod " + show.Escape(v.GetPodNamespace()+"/"+v.GetPodName())
-	}
+	text := named(v) + ", device " + show.Escape(v.GetDevice()) + ", target " + show.Escape(v.GetTargetPath())
 	switch {
 	case v.GetSandbox() != nil:
 		text += ": sandbox " + show.Escape(v.GetSandbox().GetId()) + " has it"
@@ -158,37 +134,36 @@ func describeUsers(v *adminv1.Volume) string {
 
 func endCmd(d *daemon, out *printer.Printer, keys *os.File) *cobra.Command {
 	var yes bool
-	cmd := &cobra.Command{
+	cmd := volumeCmd(d, &cobra.Command{
 		Use: "end VOLUME", Short: "End a VM that still has a volume although its sandbox has ended",
 		Long: `End a process that still has the device of a volume open although the container
 runtime does not know its sandbox any more, such as a VM that outlived its shim. crustctl
 shows the process and why it is an orphan, then asks for confirmation. It never ends a
 process that is not known to be an orphan.`,
-		Example: "  crustctl end 3f1c9a0b52de",
-		Args:    command.Arguments("VOLUME"), ValidArgsFunction: completeVolume(d),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			req := &adminv1.EndOrphansRequest{Volume: args[0]}
-			found, err := ask(cmd.Context(), d, adminv1.AdminClient.EndOrphans, req)
-			if err != nil {
-				return err
-			}
-			for _, one := range found.GetOrphans() {
-				req.Pids = append(req.Pids, one.GetPid())
-			}
-			if err := confirm(cmd, keys, yes, describeOrphans(found, time.Now()), "End it? The VM stops at once", "nothing was ended"); err != nil {
-				return err
-			}
-			return run(cmd, d, out, adminv1.AdminClient.EndOrphans, req, func(got *adminv1.EndOrphansResponse) error {
-				return out.Line(fmt.Sprintf("%d processes were ended. No process has the device open any more.", len(got.GetOrphans())))
-			})
-		},
-	}
+		Example: "  crustctl end shop/postgres-0",
+	}, func(cmd *cobra.Command, v *adminv1.Volume) error {
+		req := &adminv1.EndOrphansRequest{Volume: v.GetId()}
+		found, err := ask(cmd.Context(), d, adminv1.AdminClient.EndOrphans, req)
+		if err != nil {
+			return err
+		}
+		for _, one := range found.GetOrphans() {
+			req.Pids = append(req.Pids, one.GetPid())
+		}
+		if err := confirm(cmd, keys, yes, describeOrphans(v, found, time.Now()), "End it? The VM stops at once", "nothing was ended"); err != nil {
+			return err
+		}
+		return run(cmd, d, out, adminv1.AdminClient.EndOrphans, req, func(got *adminv1.EndOrphansResponse) error {
+			return out.Line(fmt.Sprintf("%d processes were ended. No process has the device of %s open any more.", len(got.GetOrphans()), named(v)))
+		})
+	})
 	cmd.Flags().BoolVar(&yes, "yes", false, "end it without asking")
 	return cmd
 }
 
-func describeOrphans(found *adminv1.EndOrphansResponse, now time.Time) string {
+func describeOrphans(v *adminv1.Volume, found *adminv1.EndOrphansResponse, now time.Time) string {
 	var text strings.Builder
+	fmt.Fprintf(&text, "%s, device %s:\n", named(v), show.Escape(v.GetDevice()))
 	for _, one := range found.GetOrphans() {
 		fmt.Fprintf(&text, "process %d (%q), control group %s, has the device", one.GetPid(), one.GetProgram(), show.Escape(one.GetControlGroup()))
 		if since := one.GetHeldSince(); since != nil {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	"github.com/crust-proxy/crust-proxy/internal/tool/show"
 )
 
@@ -36,7 +37,7 @@ func Report(root *cobra.Command, err error) int {
 // Prepare gives the root of a program, which has its commands already, what all programs have.
 func Prepare(root *cobra.Command) {
 	root.SilenceErrors, root.SilenceUsage, root.SuggestionsMinimumDistance = true, true, 2
-	root.Args = noSuchCommand
+	root.Args, root.Version = noSuchCommand, sys.Version()
 	root.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		if cmd == root { // an unknown command is the cause of an unknown flag

@@ -23,11 +23,11 @@ func WrongUsage(cmd *cobra.Command, err error) error {
 	return &usageError{command: cmd.CommandPath(), err: err}
 }
 
-// Arguments requires an argument for each name, and no more.
+// Arguments requires an argument for each name, and no more. A last one in brackets may be missing.
 func Arguments(names ...string) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		switch {
-		case len(args) < len(names):
+		case len(args) < len(names) && !strings.HasPrefix(names[len(args)], "["):
 			return WrongUsage(cmd, fmt.Errorf("%s needs a %s", cmd.Name(), strings.Join(names[len(args):], " ")))
 		case len(args) > len(names):
 			return WrongUsage(cmd, fmt.Errorf("%s does not take %q", cmd.Name(), args[len(names)]))

@@ -1,15 +1,15 @@
-// Package printer writes a command's result: tables and lines for people, JSON and
-// YAML for programs. Whatever it writes is safe for a terminal.
+// Package printer writes a command's result: tables and lines for people; names, JSON, YAML and
+// what a template makes of them for programs. Whatever it writes is safe for a terminal.
 package printer
 
 import (
 	"bytes"
 	"cmp"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
-	"slices"
 	"strings"
 	"unicode/utf8"
 
@@ -27,18 +27,28 @@ const (
 	FormatWide  = "wide"
 	FormatJSON  = "json"
 	FormatYAML  = "yaml"
+	FormatName  = "name" // only ids or names, one per line
 )
 
-// Formats lists the output formats.
-func Formats() []string { return []string{FormatTable, FormatWide, FormatJSON, FormatYAML} }
+// FormatsHelp describes the output formats.
+const FormatsHelp = "table, wide, name, json, yaml, jsonpath=... or go-template=..."
+
+// Formats lists the output formats, and how those with a template begin.
+func Formats() []string {
+	return []string{FormatTable, FormatWide, FormatName, FormatJSON, FormatYAML, formatJSONPath, formatTemplate}
+}
 
 // Printer writes one command's result.
 type Printer struct {
 	Out io.Writer
-	// Format is one of Formats: the value of --output.
+	// Format is one of Formats, with its template: the value of --output.
 	Format string
+	// Names is the go-template of FormatName, or empty if results have no names.
+	Names string
 	// Colour allows colours; UseColour decides it.
 	Colour bool
+
+	template template // of Format, once Check has read it
 }
 
 // UseColour reports whether to colour the output: on a terminal, unless the environment says
@@ -56,16 +66,25 @@ func Width(f *os.File) int {
 	return cmp.Or(max(0, width), 80)
 }
 
-// Check refuses an unknown format.
-func (p *Printer) Check() error {
-	if !slices.Contains(Formats(), p.Format) {
-		return fmt.Errorf("--output %q is not table, wide, json or yaml", p.Format)
+// Check reads the format. It refuses an unknown one, a template with a mistake, and names of a
+// result that has none.
+func (p *Printer) Check() (err error) {
+	format := p.Format
+	switch format {
+	case FormatTable, FormatWide, FormatJSON, FormatYAML:
+		return nil
+	case FormatName:
+		if p.Names == "" {
+			return errors.New("--output name: what this command prints has no names")
+		}
+		format = formatTemplate + p.Names
 	}
-	return nil
+	p.template, err = parseTemplate(format)
+	return err
 }
 
 // Machine reports whether the output is for a program.
-func (p *Printer) Machine() bool { return p.Format == FormatJSON || p.Format == FormatYAML }
+func (p *Printer) Machine() bool { return p.Format != FormatTable && p.Format != FormatWide }
 
 // Wide reports whether tables have all columns.
 func (p *Printer) Wide() bool { return p.Format == FormatWide }
@@ -128,7 +147,11 @@ func (p *Printer) Document(m proto.Message) error {
 
 func (p *Printer) encode(before string, v any, indent string) error {
 	text, err := toJSON(v, indent)
-	if err == nil && p.Format == FormatYAML {
+	switch {
+	case err != nil:
+	case p.template != nil:
+		text, err = p.template.fill(text)
+	case p.Format == FormatYAML:
 		text, err = toYAML(text)
 	}
 	if err != nil {

@@ -150,19 +150,14 @@ func mergeNames(a, b []string) []string {
 	return slices.Compact(all)
 }
 
-// ClaimName returns the claim of the volume of a request: from the cluster, or from what the
-// provisioner told the driver. It is "" if it is not known.
+// ClaimName returns the claim of the volume of a request, if the pod is known.
 func ClaimName(pod *Pod, req *VolumeRequest) string {
 	if pod != nil {
 		for _, v := range pod.volumesOf(req.Driver, req.VolumeID, "") {
 			return refusal.OneLine(v.Claim)
 		}
 	}
-	name := req.Context[claimNameKey]
-	if req.Inline || len(name) > maxObjectName {
-		return "" // the pod's author writes the context of an inline volume
-	}
-	return refusal.OneLine(name)
+	return ""
 }
 
 // maxObjectName is the longest name that Kubernetes accepts.

@@ -25,9 +25,6 @@ const (
 	EphemeralKey    = "csi.storage.k8s.io/ephemeral"
 )
 
-// claimNameKey is where a provisioner with --extra-create-metadata writes the claim; drivers copy it.
-const claimNameKey = "csi.storage.k8s.io/pvc/name"
-
 // VolumeRequest is the part of a stage or publish request that decides.
 type VolumeRequest struct {
 	// Input is what the policy decides by, without the pod.

@@ -1,0 +1,142 @@
+package cli
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/crust-proxy/crust-proxy/internal/tool/command"
+	"github.com/crust-proxy/crust-proxy/internal/tool/show"
+	"github.com/crust-proxy/crust-proxy/internal/tool/top"
+	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
+)
+
+// volumeCmd completes a command about the volume that its argument names. The daemon resolves the
+// name, once: the calls that follow are for the id.
+func volumeCmd(d *daemon, cmd *cobra.Command, run func(*cobra.Command, *adminv1.Volume) error) *cobra.Command {
+	cmd.Args, cmd.ValidArgsFunction = command.Arguments("VOLUME"), completeVolume(d)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		v, err := d.find(cmd, args[0])
+		if err != nil {
+			return err
+		}
+		return run(cmd, v)
+	}
+	return cmd
+}
+
+// find returns the volume that VOLUME names. Several of that name are wrong usage, and listed.
+func (d *daemon) find(cmd *cobra.Command, name string) (v *adminv1.Volume, err error) {
+	err = d.call(cmd.Context(), func(ctx context.Context, c *client) error {
+		got, err := c.GetVolume(ctx, &adminv1.GetVolumeRequest{Volume: name})
+		v = got.GetVolume()
+		if st := status.Convert(err); st.Code() == codes.InvalidArgument {
+			return command.WrongUsage(cmd, errors.New(st.Message()))
+		}
+		return err
+	})
+	return v, err
+}
+
+// named is a volume in a sentence.
+func named(v *adminv1.Volume) string {
+	pod := ""
+	if show.Pod(v) != "" {
+		pod = " of pod " + show.Pod(v)
+	}
+	return show.Escape("volume " + show.VolumeName(v) + pod + " (" + show.ShortID(v.GetId()) + ")")
+}
+
+// selection is which volumes are shown. Of an empty list all are.
+type selection struct{ namespaces, pods, drivers, handlers, states []string }
+
+func (s *selection) addFlags(cmd *cobra.Command, d *daemon) {
+	flags := cmd.Flags()
+	flags.StringSliceVarP(&s.namespaces, "namespace", "n", nil, "only volumes of pods in these namespaces")
+	flags.StringSliceVar(&s.pods, "pod", nil, "only volumes of these pods: name, namespace/name or UID")
+	flags.StringSliceVar(&s.drivers, "driver", nil, "only volumes of these CSI drivers")
+	flags.StringSliceVar(&s.handlers, "handler", nil, "only volumes of these runtime handlers")
+	flags.StringSliceVar(&s.states, "state", nil, "only volumes in these states: "+strings.Join(stateNames(), ", "))
+	command.Complete(cmd, "state", stateNames()...)
+	completeFlag(cmd, d, "namespace", (*adminv1.Volume).GetPodNamespace)
+	completeFlag(cmd, d, "pod", show.Pod)
+	completeFlag(cmd, d, "driver", (*adminv1.Volume).GetDriver)
+	completeFlag(cmd, d, "handler", (*adminv1.Volume).GetHandler)
+}
+
+func (s *selection) matches(v *adminv1.Volume) bool {
+	has := func(wanted []string, names ...string) bool {
+		is := func(wish string) bool {
+			return slices.ContainsFunc(names, func(name string) bool { return strings.EqualFold(name, wish) })
+		}
+		return len(wanted) == 0 || slices.ContainsFunc(wanted, is)
+	}
+	return has(s.namespaces, v.GetPodNamespace()) && has(s.pods, v.GetPodName(), show.Pod(v), v.GetPodUid()) &&
+		has(s.drivers, v.GetDriver()) && has(s.handlers, v.GetHandler()) && has(s.states, show.StateName(v.GetState()))
+}
+
+const completionWait = 2 * time.Second
+
+// completeFlag offers what the volumes have.
+func completeFlag(cmd *cobra.Command, d *daemon, flag string, get func(*adminv1.Volume) string) {
+	_ = cmd.RegisterFlagCompletionFunc(flag, func(cmd *cobra.Command, _ []string, begun string) ([]string, cobra.ShellCompDirective) {
+		return d.offer(cmd.Context(), begun, func(volumes []*adminv1.Volume) (words []string) {
+			for _, v := range volumes {
+				words = append(words, get(v))
+			}
+			return words
+		})
+	})
+}
+
+func completeVolume(d *daemon) cobra.CompletionFunc {
+	return func(cmd *cobra.Command, args []string, begun string) ([]string, cobra.ShellCompDirective) {
+		if len(args) > 0 {
+			return nil, cobra.ShellCompDirectiveNoFileComp
+		}
+		return d.offer(cmd.Context(), begun, func(volumes []*adminv1.Volume) []string { return volumeWords(volumes, begun) })
+	}
+}
+
+// volumeWords offers the names of volumes that begin so: before anything is typed, those of pods, and
+// the ids of volumes whose pod is not known.
+func volumeWords(volumes []*adminv1.Volume, begun string) (words []string) {
+	for _, v := range volumes {
+		about := "\t" + show.Escape(strings.TrimSpace(show.ShortPod(v)+" "+show.VolumeName(v)+" "+show.StateName(v.GetState())))
+		names := []string{cmp.Or(show.Pod(v), show.ShortID(v.GetId()))}
+		if begun != "" {
+			names = append(names, v.GetPodNamespace()+"/"+v.GetPvcName(), show.VolumeName(v), show.ShortID(v.GetId()), v.GetTargetPath())
+		}
+		for _, name := range names {
+			words = append(words, name+about)
+		}
+	}
+	return words
+}
+
+// offer returns the words with the prefix that the user typed. If the daemon does not answer,
+// there are none: a shell cannot show an error.
+func (d *daemon) offer(ctx context.Context, begun string, words func([]*adminv1.Volume) []string) ([]string, cobra.ShellCompDirective) {
+	var offered []string
+	_ = d.within(completionWait).call(ctx, func(ctx context.Context, c *client) error {
+		volumes, _ := top.ListVolumes(ctx, c, &adminv1.ListVolumesRequest{})
+		for _, word := range words(volumes) {
+			// A shell splits the offers at line feeds and prints them: a word with control
+			// characters is left out. One tab separates the word from its description.
+			untabbed := strings.Replace(word, "\t", "", 1)
+			if word != "" && strings.HasPrefix(word, begun) && show.Escape(untabbed) == untabbed {
+				offered = append(offered, word)
+			}
+		}
+		return nil
+	})
+	slices.Sort(offered)
+	return slices.Compact(offered), cobra.ShellCompDirectiveNoFileComp
+}

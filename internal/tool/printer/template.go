@@ -1,0 +1,77 @@
+package printer
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"strings"
+	gotemplate "text/template"
+
+	"k8s.io/apimachinery/pkg/util/json"
+	"k8s.io/client-go/util/jsonpath"
+
+	"github.com/crust-proxy/crust-proxy/internal/tool/show"
+)
+
+// How the formats with a template begin.
+const (
+	formatJSONPath = "jsonpath="
+	formatTemplate = "go-template="
+)
+
+// template writes what a user wants of a result, which it gets as decoded JSON.
+type template func(out io.Writer, result any) error
+
+func parseTemplate(format string) (template, error) {
+	if text, is := strings.CutPrefix(format, formatJSONPath); is {
+		parsed := jsonpath.New("jsonpath").AllowMissingKeys(true)
+		if !strings.Contains(text, "{") { // a bare path
+			text = "{." + strings.TrimPrefix(text, ".") + "}"
+		}
+		if err := parsed.Parse(text); err != nil {
+			return nil, fmt.Errorf("--output %s: %w", format, err)
+		}
+		return parsed.Execute, nil
+	}
+	if text, is := strings.CutPrefix(format, formatTemplate); is {
+		parsed, err := gotemplate.New("go-template").Parse(text)
+		if err != nil {
+			return nil, fmt.Errorf("--output %s: %w", format, err)
+		}
+		return parsed.Execute, nil
+	}
+	return nil, fmt.Errorf("--output %q is not %s", format, FormatsHelp)
+}
+
+// fill returns the output for an encoded result, with a line end. The texts of the result are
+// escaped; those of the template are the user's own.
+func (t template) fill(encoded []byte) ([]byte, error) {
+	var result any
+	if err := json.Unmarshal(encoded, &result); err != nil { // keeps whole numbers whole
+		return nil, fmt.Errorf("read JSON: %w", err)
+	}
+	var out bytes.Buffer
+	if err := t(&out, escaped(result)); err != nil {
+		return nil, fmt.Errorf("--output: %w", err)
+	}
+	if text := out.Bytes(); len(text) > 0 && text[len(text)-1] != '\n' {
+		out.WriteByte('\n')
+	}
+	return out.Bytes(), nil
+}
+
+func escaped(v any) any {
+	switch v := v.(type) {
+	case string:
+		return show.Escape(v)
+	case []any:
+		for i := range v {
+			v[i] = escaped(v[i])
+		}
+	case map[string]any:
+		for key := range v {
+			v[key] = escaped(v[key])
+		}
+	}
+	return v
+}
