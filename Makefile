@@ -12,10 +12,6 @@ BUF     := $(TOOL) buf
 GOTESTSUM := $(TOOL) gotestsum
 GOLANGCI  := $(GO) tool -modfile=tools/golangci-lint/go.mod golangci-lint
 
-# The Go tool stamps the version from git, where there is git.
-STAMP := $(if $(shell git rev-parse --verify -q HEAD 2>/dev/null),-buildvcs=true,-buildvcs=false)
-BUILD := CGO_ENABLED=0 $(GO) build $(STAMP) -trimpath -ldflags "-s -w"
-
 UNIT_TIMEOUT   ?= 10m
 SYSTEM_TIMEOUT ?= 25m
 VM_TIMEOUT     ?= 45m
@@ -35,8 +31,7 @@ help: ## Show this list
 
 .PHONY: build
 build: ## Build static binaries into bin/
-	@mkdir -p bin
-	$(BUILD) -o bin/ ./cmd/...
+	@GO="$(GO)" hack/build.sh bin
 	@GO="$(GO)" hack/notice.sh >bin/NOTICE
 
 .PHONY: demo

@@ -38,7 +38,7 @@ func Program(t T, name string) string {
 // directory, as a release has them.
 func BuildRelease(dir string, names ...string) error {
 	for _, name := range names {
-		err := build(filepath.Join(dir, name), "cmd/"+name, append(os.Environ(), "CGO_ENABLED=0"), "-trimpath", "-ldflags", "-s -w")
+		err := build(filepath.Join(dir, name), "cmd/"+name, append(os.Environ(), "CGO_ENABLED=0"), "-tags", "grpcnotrace", "-trimpath", "-ldflags", "-s -w")
 		if err != nil {
 			return err
 		}
