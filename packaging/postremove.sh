@@ -19,13 +19,6 @@ if [ ! -e /run/crust-proxy/daemon.lock ] || flock --nonblock /run/crust-proxy/da
 	find /run/crust-proxy -depth -type d -empty -delete 2>/dev/null || true
 fi
 
-# The empty control groups of crust-runc's agent, in every hierarchy.
-rmdir /sys/fs/cgroup/crust-runc /sys/fs/cgroup/*/crust-runc 2>/dev/null || true
-
-# What crust-vm has made of the guest's kernel; a sandbox's directory stays.
-rm -rf /run/crust-vm/.cache
-rmdir /run/crust-vm 2>/dev/null || true
-
 if [ -d /run/systemd/system ]; then
 	systemctl daemon-reload
 fi

@@ -11,7 +11,7 @@ insisted() { [ -n "${CRUST_PROXY_ABANDON_VOLUMES:-}" ]; }
 
 refuse() {
 	echo "crust-proxy: not removed. To remove it all the same, set CRUST_PROXY_ABANDON_VOLUMES=1 in the environment" >&2
-	echo "crust-proxy: of dpkg, apt or rpm$1." >&2
+	echo "crust-proxy: of dpkg, apt or rpm." >&2
 	exit 1
 }
 
@@ -22,13 +22,6 @@ set --
 [ ! -e /etc/crust-proxy/config.yaml ] || set -- --config /etc/crust-proxy/config.yaml
 ! insisted || set -- "$@" --abandon-volumes
 /usr/bin/crust-proxy removable "$@" >/dev/null || insisted || refuse
-
-# Without its runtime nobody can exec into a container, kill it and delete it, with or
-# without deferred volumes.
-for runtime in /usr/bin/crust-runc /usr/bin/crust-vm; do
-	[ -x $runtime ] && ! $runtime crust removable || continue
-	insisted || refuse "; exec, kill and delete fail then until it is installed again"
-done
 
 [ -d /run/systemd/system ] || exit 0
 units="crust-proxy-runtime.socket crust-proxy-admin.socket crust-proxy.service"

@@ -1,6 +1,6 @@
 // Command crust-proxy is the node-local daemon that lets a pod's sandbox mount
-// its volumes. Packages and images have crustctl as a link to it: the two share
-// most of their code, and one program is a third smaller.
+// its volumes. Packages and images have crustctl and kubectl-crust as links to
+// it: they share most of their code, and one program is a third smaller than two.
 package main
 
 import (
@@ -9,12 +9,15 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/internal/daemon"
 	"github.com/crust-proxy/crust-proxy/internal/tool/cli"
+	"github.com/crust-proxy/crust-proxy/internal/tool/cluster"
 )
 
 func main() {
 	switch filepath.Base(os.Args[0]) {
-	case "crustctl", "kubectl-crust":
+	case "crustctl":
 		os.Exit(cli.Main(os.Args[1:]))
+	case "kubectl-crust":
+		os.Exit(cluster.Main(os.Args[1:]))
 	}
 	os.Exit(daemon.Main(os.Args[1:], os.Stdout, os.Stderr))
 }

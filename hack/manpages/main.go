@@ -24,6 +24,7 @@ type page struct {
 var pages = []page{
 	{"crust-proxy", "8", "node-local daemon that lets a sandbox mount its CSI volumes", [][]string{{"--help"}}},
 	{"crustctl", "8", "look at deferred volumes and check a node", [][]string{{"--help"}}},
+	{"kubectl-crust", "8", "look at crust-proxy on the nodes of a cluster", [][]string{{"--help"}}},
 	{"crust-backup", "1", "back up volumes by the changed blocks of their snapshots", [][]string{{"--help"}}},
 	{"crust-runc", "8", "runc that mounts deferred volumes in the sandbox of their pod", [][]string{{"crust", "help"}}},
 	{"crust-runc-agent", "8", "answer for the sandboxes of crust-runc on a socket", [][]string{{"--help"}}},

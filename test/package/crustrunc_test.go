@@ -20,6 +20,7 @@ import (
 func TestProgramWithinTheUnit(t *testing.T) {
 	device := rig.Disk(t, 64<<20, "ext4")
 	s := install(t, device)
+	s.run("dpkg", "-i", s.bring(packageOf(t, "crust-runtimes", "deb")))
 	s.device, s.target = device, target
 	check.Must(t, os.MkdirAll(s.path(filepath.Dir(target)), 0o750))
 	check.Must(t, os.WriteFile(s.path(config), []byte("handlers: {default: crust, crust: {enabled: true}}\n"), 0o600))

@@ -158,6 +158,16 @@ func (m *machine) path(inside string) string {
 	return fmt.Sprintf("/proc/%d/root%s", m.init, inside)
 }
 
+// bring copies a file into the machine and gives its path there.
+func (m *machine) bring(file string) string {
+	m.t.Helper()
+	raw, err := os.ReadFile(file)
+	check.Must(m.t, err)
+	inside := "/root/" + filepath.Base(file)
+	check.Must(m.t, os.WriteFile(m.path(inside), raw, 0o600))
+	return inside
+}
+
 // waitForDaemon has calls wait for it.
 var waitForDaemon = grpc.WithDefaultCallOptions(grpc.WaitForReady(true))
 

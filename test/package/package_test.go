@@ -8,7 +8,9 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -21,54 +23,72 @@ const (
 	config = "/etc/crust-proxy/config.yaml"
 )
 
-// wanted is what both packages must bring; in the rest they differ.
-func wanted() []string {
-	return []string{
+// names are the packages, in the order in which they are installed: the others take programs over
+// from a crust-proxy that still has them.
+var names = []string{"crust-runtimes", "crust-backup", name}
+
+// wanted is what both formats of a package must bring; in the rest they differ.
+var wanted = map[string][]string{
+	name: {
 		config,
 		"/usr/bin/crust-proxy",
 		"/usr/bin/crustctl",
-		"/usr/bin/crust-backup",
-		"/usr/bin/crust-runc",
-		"/usr/bin/crust-runc-agent",
-		"/usr/bin/crust-vm",
-		"/usr/bin/crust-vm-agent",
-		"/usr/bin/crust-conformance",
+		"/usr/bin/kubectl-crust",
 		"/usr/lib/systemd/system/crust-proxy.service",
 		"/usr/lib/systemd/system/crust-proxy-runtime.socket",
 		"/usr/lib/systemd/system/crust-proxy-admin.socket",
 		"/usr/share/crust-proxy/crust-runc.conf",
 		"/usr/share/crust-proxy/cluster.conf",
 		"/usr/share/crust-proxy/scan.conf",
+		"/usr/share/crust-proxy/deploy/monitoring/alerts.yaml",
+		"/usr/share/crust-proxy/deploy/helm/crust-proxy/templates/rbac.yaml",
+		"/usr/share/crust-proxy/proto/crust/runtime/v1/runtime.proto",
 		"/usr/share/bash-completion/completions/crustctl",
-		"/usr/share/bash-completion/completions/crust-backup",
 		"/usr/share/fish/vendor_completions.d/crustctl.fish",
-		"/usr/share/fish/vendor_completions.d/crust-backup.fish",
 		"/usr/share/doc/crust-proxy/README.md",
 		"/usr/share/doc/crust-proxy/config.yaml",
 		"/usr/share/man/man5/crust-proxy.yaml.5.gz",
-		"/usr/share/man/man1/crust-backup.1.gz",
-		"/usr/share/man/man1/crust-conformance.1.gz",
 		"/usr/share/man/man8/crust-proxy.8.gz",
+		"/usr/share/man/man8/crustctl.8.gz",
+	},
+	"crust-runtimes": {
+		"/usr/bin/crust-runc",
+		"/usr/bin/crust-runc-agent",
+		"/usr/bin/crust-vm",
+		"/usr/bin/crust-vm-agent",
+		"/usr/bin/crust-conformance",
+		"/usr/share/man/man1/crust-conformance.1.gz",
 		"/usr/share/man/man8/crust-runc-agent.8.gz",
 		"/usr/share/man/man8/crust-runc.8.gz",
 		"/usr/share/man/man8/crust-vm.8.gz",
-		"/usr/share/man/man8/crustctl.8.gz",
-	}
+	},
+	"crust-backup": {
+		"/usr/bin/crust-backup",
+		"/usr/share/bash-completion/completions/crust-backup",
+		"/usr/share/fish/vendor_completions.d/crust-backup.fish",
+		"/usr/share/man/man1/crust-backup.1.gz",
+	},
 }
 
 func TestPackages(t *testing.T) {
 	rig.Need(t, "dpkg", "dpkg-deb", "rpm")
-	out := built(t)
-	t.Run("man pages", func(t *testing.T) { testManPages(t, one(t, out, "*.deb")) })
-	t.Run("licences", func(t *testing.T) { testLicences(t, one(t, out, "*.deb")) })
-	t.Run("deb", func(t *testing.T) { testDeb(t, one(t, out, "*.deb")) })
-	t.Run("rpm", func(t *testing.T) { testRPM(t, one(t, out, "*.rpm")) })
+	extracted := t.TempDir()
+	for _, name := range names {
+		deb := packageOf(t, name, "deb")
+		if size, err := strconv.Atoi(strings.TrimSpace(run(t, "dpkg-deb", "--field", deb, "Installed-Size"))); err != nil || size > 40_000 {
+			t.Errorf("%s takes %d KB when it is installed, more than 40 MB: %v", name, size, err)
+		}
+		run(t, "dpkg-deb", "--extract", deb, extracted)
+		t.Run(name+".rpm", func(t *testing.T) { testRPM(t, name, packageOf(t, name, "rpm")) })
+	}
+	t.Run("man pages", func(t *testing.T) { testManPages(t, extracted) })
+	t.Run("licences", func(t *testing.T) { testLicences(t, extracted) })
+	t.Run("links", func(t *testing.T) { testLinks(t, extracted) })
+	t.Run("deb", testDeb)
 }
 
 // testLicences compares the notice with what the installed programs say that they contain.
-func testLicences(t *testing.T, deb string) {
-	dir := t.TempDir()
-	run(t, "dpkg-deb", "--extract", deb, dir)
+func testLicences(t *testing.T, dir string) {
 	notice, err := os.ReadFile(dir + "/usr/share/doc/crust-proxy/NOTICE")
 	if err != nil {
 		t.Fatal(err)
@@ -88,17 +108,55 @@ func testLicences(t *testing.T, deb string) {
 	}
 }
 
-// built is the directory with the packages, which are built once for all tests.
-func built(t *testing.T) string {
+// testLinks follows the links of the installed pages: to what is installed, or to files of this
+// repository on the web.
+func testLinks(t *testing.T, dir string) {
+	const web = "https://github.com/crust-proxy/crust-proxy/blob/main/"
+	pages := lines(run(t, "find", dir+"/usr/share/doc/crust-proxy/", "-name", "*.md"))
+	count := 0
+	for _, page := range pages {
+		text, err := os.ReadFile(page)
+		check.Must(t, err)
+		for _, link := range regexp.MustCompile(`\]\(([^)#\s]+)`).FindAllStringSubmatch(string(text), -1) {
+			target := filepath.Join(filepath.Dir(page), link[1])
+			if path, is := strings.CutPrefix(link[1], web); is {
+				target = filepath.Join(repository(t), path)
+			} else if strings.Contains(link[1], ":") {
+				continue
+			}
+			count++
+			if _, err := os.Stat(target); err != nil {
+				t.Errorf("%s: the link %s leads to nothing", page, link[1])
+			}
+		}
+	}
+	if len(pages) < 15 || count < 100 {
+		t.Errorf("%d pages have %d links", len(pages), count)
+	}
+}
+
+// packageOf is the file of a package. All are built once for all tests.
+func packageOf(t *testing.T, name, format string) string {
 	t.Helper()
 	out := filepath.Join(os.TempDir(), "packages")
 	if _, err := os.Stat(out); err != nil {
 		run(t, repository(t)+"/hack/package.sh", out)
 	}
-	return out
+	return one(t, out, name+"?[0-9]*."+format)
 }
 
-func testDeb(t *testing.T, deb string) {
+// installAll installs the packages on this machine.
+func installAll(t *testing.T) {
+	t.Helper()
+	args := []string{"-i"}
+	for _, name := range names {
+		args = append(args, packageOf(t, name, "deb"))
+	}
+	run(t, "dpkg", args...)
+}
+
+func testDeb(t *testing.T) {
+	deb := packageOf(t, name, "deb")
 	if remains := leftovers(t); len(remains) > 0 {
 		rig.Missing(t, "crust-proxy is on this machine already, and the test would replace it: "+strings.Join(remains, " "))
 	}
@@ -108,23 +166,25 @@ func testDeb(t *testing.T, deb string) {
 	if got := strings.TrimSpace(run(t, "dpkg-deb", "--field", deb, "Recommends")); got != "e2fsprogs, xfsprogs, btrfs-progs" {
 		t.Errorf("the .deb recommends %q", got)
 	}
-	run(t, "dpkg", "-i", deb)
-	files := brought(t)
-	for _, path := range wanted() {
-		if !slices.Contains(files, path) {
-			t.Errorf("the .deb brought no %s", path)
+	installAll(t)
+	for _, name := range names {
+		files := lines(run(t, "dpkg-query", "--listfiles", name))
+		for _, path := range wanted[name] {
+			if !slices.Contains(files, path) {
+				t.Errorf("the .deb of %s brought no %s", name, path)
+			}
 		}
+		checkModes(t, files)
 	}
-	checkModes(t, files)
 	checkInstalled(t)
 
 	t.Run("an edited config survives removal and a new install", func(t *testing.T) { testReinstall(t, deb) })
 
-	run(t, "dpkg", "--remove", name)
+	run(t, "dpkg", append([]string{"--remove"}, names...)...)
 	if left := leftovers(t); !slices.Equal(left, []string{filepath.Dir(config), config}) {
 		t.Errorf("removal left %q, want only the config", left)
 	}
-	run(t, "dpkg", "--purge", name)
+	run(t, "dpkg", append([]string{"--purge"}, names...)...)
 	if left := leftovers(t); len(left) > 0 {
 		t.Errorf("purge left %q", left)
 	}
@@ -170,29 +230,32 @@ func testReinstall(t *testing.T, deb string) {
 	}
 }
 
-func testRPM(t *testing.T, rpm string) {
+func testRPM(t *testing.T, name, rpm string) {
 	files := lines(run(t, "rpm", "-qlp", rpm))
-	for _, path := range append(wanted(), "/usr/share/licenses/crust-proxy/LICENSE") {
+	for _, path := range append(wanted[name], "/usr/share/licenses/"+name+"/LICENSE", "/usr/share/doc/"+name+"/NOTICE") {
 		if !slices.Contains(files, path) {
 			t.Errorf("the .rpm has no %s", path)
 		}
 	}
-	if got := lines(run(t, "rpm", "-qcp", rpm)); !slices.Equal(got, []string{config}) {
-		t.Errorf("config files of the .rpm: %q", got)
-	}
 	if got := strings.TrimSpace(run(t, "rpm", "-qp", "--queryformat", "%{NAME} %{LICENSE}", rpm)); got != name+" Apache-2.0" {
 		t.Errorf("the .rpm calls itself %q", got)
+	}
+	run(t, "rpm", "-K", "--nosignature", rpm)
+	if name != "crust-proxy" {
+		return
+	}
+	if got := lines(run(t, "rpm", "-qcp", rpm)); !slices.Equal(got, []string{config}) {
+		t.Errorf("config files of the .rpm: %q", got)
 	}
 	if got := lines(run(t, "rpm", "-qp", "--recommends", rpm)); !slices.Equal(got, []string{"util-linux", "e2fsprogs", "xfsprogs", "btrfs-progs"}) {
 		t.Errorf("the .rpm recommends %q", got)
 	}
 	scripts := run(t, "rpm", "-qp", "--scripts", rpm)
-	for _, script := range []string{"postinstall scriptlet", "preuninstall scriptlet", "postuninstall scriptlet"} {
+	for _, script := range []string{"preinstall scriptlet", "postinstall scriptlet", "preuninstall scriptlet", "postuninstall scriptlet"} {
 		if !strings.Contains(scripts, script) {
 			t.Errorf("the .rpm has no %s", script)
 		}
 	}
-	run(t, "rpm", "-K", "--nosignature", rpm)
 }
 
 // checkModes wants nothing that others can write, nothing set-uid, all of root.
@@ -204,16 +267,10 @@ func checkModes(t *testing.T, files []string) {
 			t.Errorf("the package lists what is not there: %v", err)
 			continue
 		}
-		if info.Mode().Perm()&0o022 != 0 || info.Mode()&(fs.ModeSetuid|fs.ModeSetgid) != 0 {
+		if info.Mode()&fs.ModeSymlink == 0 && info.Mode().Perm()&0o022 != 0 || info.Mode()&(fs.ModeSetuid|fs.ModeSetgid) != 0 {
 			t.Errorf("%s has mode %v", path, info.Mode())
 		}
 	}
-}
-
-// brought is every file and directory that dpkg says is of the package.
-func brought(t *testing.T) []string {
-	t.Helper()
-	return lines(run(t, "dpkg-query", "--listfiles", name))
 }
 
 // leftovers is what of the package is on this machine.
@@ -225,9 +282,9 @@ func leftovers(t *testing.T) []string {
 		"/etc/systemd/system/*/crust-proxy*", "/etc/systemd/system/crust-proxy*",
 		"/run/crust-proxy*",
 		"/lib/systemd/system/crust-proxy*",
-		"/usr/bin/crust-proxy", "/usr/bin/crustctl", "/usr/bin/crust-backup", "/usr/bin/crust-runc*", "/usr/bin/crust-vm*", "/usr/bin/crust-conformance",
-		"/usr/share/doc/crust-proxy*",
-		"/usr/share/*/*/*crustctl*", "/usr/share/zsh/*/*crustctl*", "/usr/share/*/*/*crust-backup*", "/usr/share/zsh/*/*crust-backup*", "/usr/share/man/man*/crust*",
+		"/usr/bin/crust-proxy", "/usr/bin/crustctl", "/usr/bin/kubectl-crust", "/usr/bin/crust-backup", "/usr/bin/crust-runc*", "/usr/bin/crust-vm*", "/usr/bin/crust-conformance",
+		"/usr/share/doc/crust-*", "/usr/share/crust-*",
+		"/usr/share/*/*/*crustctl*", "/usr/share/zsh/*/*crustctl*", "/usr/share/*/*/*crust-backup*", "/usr/share/zsh/*/*crust-backup*", "/usr/share/man/man*/*crust*",
 		"/var/lib/systemd/*/crust-proxy*", "/var/lib/crust-proxy",
 	} {
 		paths, err := filepath.Glob(pattern)
@@ -241,11 +298,13 @@ func leftovers(t *testing.T) []string {
 // purge leaves the machine as it was, whatever the test did.
 func purge(t *testing.T) {
 	t.Helper()
-	if err := exec.Command("dpkg-query", "--status", name).Run(); err != nil {
-		return // dpkg knows no such package
-	}
-	if out, err := exec.Command("dpkg", "--purge", "--force-remove-reinstreq", name).CombinedOutput(); err != nil {
-		t.Errorf("clean up: dpkg --purge: %v\n%s", err, out)
+	for _, name := range names {
+		if err := exec.Command("dpkg-query", "--status", name).Run(); err != nil {
+			continue // dpkg knows no such package
+		}
+		if out, err := exec.Command("dpkg", "--purge", "--force-remove-reinstreq", name).CombinedOutput(); err != nil {
+			t.Errorf("clean up: dpkg --purge: %v\n%s", err, out)
+		}
 	}
 }
 

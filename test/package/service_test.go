@@ -52,14 +52,11 @@ type service struct {
 	target string // seen from the machine
 }
 
-// install boots a machine and installs the .deb in it.
+// install boots a machine and installs the daemon's .deb in it.
 func install(t *testing.T, devices ...string) *service {
 	t.Helper()
-	deb, err := os.ReadFile(one(t, built(t), "*.deb"))
-	check.Must(t, err)
 	s := &service{machine: boot(t, devices...)}
-	check.Must(t, os.WriteFile(s.path("/root/crust-proxy.deb"), deb, 0o600))
-	s.run("dpkg", "-i", "/root/crust-proxy.deb")
+	s.run("dpkg", "-i", s.bring(packageOf(t, name, "deb")))
 	return s
 }
 
@@ -259,7 +256,7 @@ func (s *service) testRemovedUnderVolume() {
 	if !s.guarded() {
 		s.t.Error("removal took the guard of a living volume")
 	}
-	s.run("dpkg", "-i", "/root/crust-proxy.deb")
+	s.run("dpkg", "-i", s.bring(packageOf(s.t, name, "deb")))
 	s.testEnabled()
 }
 
@@ -278,7 +275,7 @@ func (s *service) testBadConfiguration() {
 	if said := s.run("systemctl", "status", "--no-pager", "crust-proxy"); !strings.Contains(said, "no-such-key") {
 		s.t.Errorf("systemctl status does not say why the reload failed:\n%s", said)
 	}
-	said := s.run("dpkg", "-i", "/root/crust-proxy.deb")
+	said := s.run("dpkg", "-i", s.bring(packageOf(s.t, name, "deb")))
 	if status := s.run("dpkg-query", "--show", "--showformat=${Status}", name); status != "install ok installed" {
 		s.t.Errorf("after an upgrade the package is %q", status)
 	}
@@ -297,7 +294,7 @@ func (s *service) testBadConfiguration() {
 	write(string(good))
 	s.run("systemctl", "reload", "crust-proxy")
 	s.wait("take the mended file", func() bool { return !strings.Contains(s.run("crustctl", "version"), "is bad since") })
-	s.run("dpkg", "-i", "/root/crust-proxy.deb")
+	s.run("dpkg", "-i", s.bring(packageOf(s.t, name, "deb")))
 	if now := s.property("MainPID"); now == pid {
 		s.t.Error("an upgrade with a good file did not restart the daemon")
 	}
