@@ -97,7 +97,7 @@ fi
 [ "$kind" != vm ] || hack/guest-kernel.sh >/dev/null
 echo "Building ${programs[*]}..."
 export CGO_ENABLED=0
-"$go" build -trimpath -ldflags "-s -w" -o bin/ "${programs[@]/#/./cmd/}"
+GO=$go hack/build.sh bin "${programs[@]}"
 "$go" build -o bin/demo ./test/demo
 case $kind in
 demo) exec bin/demo ;;

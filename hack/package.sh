@@ -29,6 +29,7 @@ trap 'rm -rf "$work"' EXIT
 # What is built for this machine is below bin/, where `make build` has linked most of it. Help and
 # completion come from there: another architecture's programs cannot be run.
 host=$("$GO" env GOHOSTARCH)
+machine=${CRUST_ARCH/amd64/x86_64} machine=${machine/arm64/aarch64}
 GOARCH=$host hack/build.sh bin
 ln -sf crust-proxy bin/kubectl-crust
 bin=bin
@@ -113,7 +114,7 @@ for package in crust-proxy crust-runtimes crust-backup; do
 	[ $package != crust-proxy ] ||
 		echo '  - {src: packaging/config.yaml, dst: /etc/crust-proxy/config.yaml, type: config|noreplace, file_info: {mode: 0644}}' >>"$work/nfpm.yaml"
 	for format in deb rpm; do
-		rm -f "$out/$package"[_-][0-9]*"$CRUST_ARCH.$format"
+		rm -f "$out/$package"[_-][0-9]*[._]"$CRUST_ARCH.$format" "$out/$package"-[0-9]*".$machine.$format"
 		GOARCH=$host "$GO" tool -modfile=tools/nfpm/go.mod nfpm package --config "$work/nfpm.yaml" --packager "$format" --target "$out"
 	done
 done
