@@ -2,14 +2,17 @@ package cluster
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -126,7 +129,7 @@ func (f *fake) run(args ...string) string {
 	f.t.Helper()
 	var out, errs bytes.Buffer
 	args = append(args, "--kubeconfig="+f.kubeconfig)
-	code := Run(f.t.Context(), args, &printer.Printer{Out: &out}, &errs)
+	code := run(f.t.Context(), args, &printer.Printer{Out: &out}, &errs)
 	return fmt.Sprintf("%s%sexit %d\n", strings.ReplaceAll(out.String(), f.server.URL, "API"), errs.String(), code)
 }
 
@@ -212,4 +215,73 @@ func TestWithoutAnAPIServer(t *testing.T) {
 	f.wants(f.run("nodes", strings.TrimPrefix(f.server.URL, "http://")), "127.0.0.1", "v1.2.3", "exit 0\n")
 	f.wants(f.run("nodes", "127.0.0.1:1"), "127.0.0.1", "no answer", "refused", "exit 3\n")
 	f.wants(f.run("nodes", "here"), `"here" is not host:port`, "exit 1\n")
+}
+
+func TestCheck(t *testing.T) {
+	f := newFake(t)
+	f.node("node-a", healthy())
+	f.mux.HandleFunc("GET /version", func(w http.ResponseWriter, _ *http.Request) { f.answer(w, map[string]string{"gitVersion": "v1.37.0"}) })
+	ready := 1
+	f.mux.HandleFunc("GET /apis/apps/v1/daemonsets", func(w http.ResponseWriter, _ *http.Request) {
+		f.answer(w, map[string]any{"items": []any{map[string]any{"metadata": map[string]any{"name": "crust", "namespace": "system"},
+			"status": map[string]any{"desiredNumberScheduled": 1, "numberReady": ready, "updatedNumberScheduled": 1}}}})
+	})
+	got := f.run("check")
+	f.wants(got, "ok   cluster                Kubernetes v1.37.0", "ok   installation           DaemonSet system/crust: 1 of 1 pods ready",
+		"warn versions               v1.2.3 on 1 nodes of crust-proxy; this program is", "ok   configuration          abababababab on 1 nodes in force",
+		"ok   driver lvm             works on 1 nodes", "ok   handler crust ", "ok   volumes                3 volumes, 2 bound, 1 published", "ok   findings ", "exit 0\n")
+	ready = 0
+	f.node("node-b", sick())
+	f.pod("node-c", "Pending")
+	got = f.run("check")
+	f.wants(got, "fail installation ", "fail daemons                node node-c does not answer: pod crust-node-c does not run", "v1.1.0 on 1 nodes (node-b); v1.2.3 on 1 nodes (node-a)",
+		"warn configuration ", "fail driver lvm             works on 1 nodes, not on node-b: its socket does not answer", "fail volumes ",
+		`warn findings               node-b: the configuration file is bad\x1b[2J`, "do: ", "exit 3\n")
+	f.wants(f.run("check", "-o", "json"), `"component": "daemons",`, `"result": "fail"`)
+}
+
+// TestTrialCleansUp: what a test has made is deleted after a step that failed, and after an interrupt.
+func TestTrialCleansUp(t *testing.T) {
+	for _, interrupted := range []bool{false, true} {
+		f := newFake(t)
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		objects := map[string]bool{}
+		var mutex sync.Mutex
+		f.mux.HandleFunc("GET /apis/storage.k8s.io/v1/storageclasses/fast", func(w http.ResponseWriter, _ *http.Request) { f.answer(w, map[string]string{"provisioner": "lvm"}) })
+		f.mux.HandleFunc("/api/v1/namespaces/", func(w http.ResponseWriter, req *http.Request) {
+			mutex.Lock()
+			defer mutex.Unlock()
+			switch path := strings.TrimSuffix(req.URL.Path, "/"); {
+			case req.Method == http.MethodDelete && objects[path]:
+				delete(objects, path)
+			case req.Method == http.MethodGet && objects[path] && interrupted:
+				cancel()
+			case req.Method == http.MethodPost:
+				var made struct{ Metadata meta }
+				check.Must(t, json.NewDecoder(req.Body).Decode(&made))
+				objects[path+"/"+made.Metadata.Name] = true
+			default:
+				w.Header().Set("Content-Type", "application/json")
+				w.WriteHeader(http.StatusNotFound)
+				_, _ = io.WriteString(w, `{"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "NotFound", "code": 404}`)
+				return
+			}
+			f.answer(w, map[string]any{})
+		})
+		f.mux.HandleFunc("POST /api/v1/namespaces", func(w http.ResponseWriter, req *http.Request) {
+			var made struct{ Metadata meta }
+			check.Must(t, json.NewDecoder(req.Body).Decode(&made))
+			objects["/api/v1/namespaces/"+made.Metadata.Name] = true
+			f.answer(w, map[string]any{})
+		})
+		var out bytes.Buffer
+		code := run(ctx, []string{"test", "--storage-class=fast", "--step-timeout=3s", "--kubeconfig=" + f.kubeconfig}, &printer.Printer{Out: &out}, &out)
+		f.wants(out.String(), "ok   class", "ok   created", "fail written", "ok   cleaned up")
+		if code != exitFindings || len(objects) > 0 {
+			t.Errorf("interrupted %v: exit code %d, left %v:\n%s", interrupted, code, objects, out.String())
+		}
+	}
+	f := newFake(t)
+	f.wants(f.run("test"), "--storage-class", "exit 2\n")
 }

@@ -3,10 +3,10 @@ package cluster
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"os"
 	"os/signal"
+	"slices"
 	"syscall"
 	"time"
 
@@ -26,7 +26,6 @@ var ErrFindings = errors.New("a node has an error, or did not answer")
 type tool struct {
 	access
 	out *printer.Printer
-	err io.Writer
 	now func() time.Time
 }
 
@@ -36,22 +35,10 @@ func Main(args []string) int {
 	defer stop()
 	context.AfterFunc(ctx, stop) // a second interrupt ends at once
 	out := &printer.Printer{Out: os.Stdout, Colour: printer.UseColour(printer.IsTerminal(os.Stdout), os.Getenv)}
-	return Run(ctx, args, out, os.Stderr)
+	return run(ctx, args, out, os.Stderr)
 }
 
-// Run runs one command line of the plug-in, and returns its exit code.
-func Run(ctx context.Context, args []string, out *printer.Printer, stderr io.Writer) int {
-	root := NewRoot(out, stderr)
-	root.SetArgs(args)
-	err := root.ExecuteContext(ctx)
-	if errors.Is(err, ErrFindings) {
-		return exitFindings
-	}
-	return command.Report(root, err)
-}
-
-// NewRoot makes the plug-in's commands.
-func NewRoot(out *printer.Printer, stderr io.Writer) *cobra.Command {
+func run(ctx context.Context, args []string, out *printer.Printer, stderr io.Writer) int {
 	root := &cobra.Command{
 		Use: "kubectl-crust", Short: "Look at the nodes of a cluster that have crust-proxy",
 		Long: `kubectl crust asks the daemons of all nodes through the API server's proxy, with
@@ -71,75 +58,119 @@ answer, a check or a test failed.`,
 		}
 		return nil
 	}
-	root.AddCommand(Commands(out, stderr, time.Now)...)
+	root.AddCommand(append(Commands(out, time.Now), checkCmd(out), testCmd(out), bundleCmd(out))...)
 	command.Prepare(root)
-	return root
+	root.SetArgs(args)
+	err := root.ExecuteContext(ctx)
+	if errors.Is(err, ErrFindings) {
+		return exitFindings
+	}
+	return command.Report(root, err)
 }
 
 // Commands are those that crustctl has, too.
-func Commands(out *printer.Printer, stderr io.Writer, now func() time.Time) []*cobra.Command {
-	return []*cobra.Command{nodesCmd(out, stderr, now), volumesCmd(out, stderr, now)}
+func Commands(out *printer.Printer, now func() time.Time) []*cobra.Command {
+	return []*cobra.Command{nodesCmd(out, now), volumesCmd(out, now)}
 }
 
-// newCommand makes a command that asks the cluster, or with a SERVICE its addresses.
-func newCommand(out *printer.Printer, stderr io.Writer, now func() time.Time, cmd *cobra.Command, run func(context.Context, *tool, string) error) *cobra.Command {
-	t := &tool{out: out, err: stderr, now: now}
+// newCommand makes a command that asks all nodes a question and works on their answers.
+func newCommand(t *tool, cmd *cobra.Command, question func(context.Context, *state) error, work func(context.Context, *api, []*state) error) *cobra.Command {
 	t.flags(cmd.PersistentFlags()) // they are described together
+	cmd.Use += " [SERVICE:PORT]"
 	cmd.Args = func(cmd *cobra.Command, args []string) error {
-		if len(args) > 1 {
-			return command.WrongUsage(cmd, fmt.Errorf("%s takes one SERVICE:PORT", cmd.Name()))
-		}
-		return nil
+		return command.Arguments([]string{"SERVICE:PORT"}[:min(1, len(args))]...)(cmd, args)
 	}
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		return run(cmd.Context(), t, append(args, "")[0])
+		all, k, err := t.places(cmd.Context(), append(args, "")[0])
+		if err != nil {
+			return err
+		}
+		return work(cmd.Context(), k, t.ask(cmd.Context(), all, question))
 	}
 	return cmd
 }
 
-func nodesCmd(out *printer.Printer, stderr io.Writer, now func() time.Time) *cobra.Command {
-	return newCommand(out, stderr, now, &cobra.Command{
-		Use: "nodes [SERVICE:PORT]", Short: "Show the nodes of the cluster that have crust-proxy",
+// verdict is ErrFindings if a node is bad.
+func verdict(err error, states []*state) error {
+	if err == nil && slices.ContainsFunc(states, (*state).bad) {
+		return ErrFindings
+	}
+	return err
+}
+
+func nodesCmd(out *printer.Printer, now func() time.Time) *cobra.Command {
+	t := &tool{out: out, now: now}
+	return newCommand(t, &cobra.Command{
+		Use: "nodes", Short: "Show the nodes of the cluster that have crust-proxy",
 		Long: `Show the nodes of the cluster: of each the daemon's version, volumes, drivers,
 findings and configuration. Without SERVICE, the API server's proxy is used.`,
 		Example: "  crustctl nodes --context prod -o wide",
-	}, func(ctx context.Context, t *tool, service string) error {
-		all, _, err := t.places(ctx, service)
-		if err != nil {
-			return err
-		}
-		return t.verdict(t.printNodes, t.ask(ctx, all, askNode))
-	})
+	}, askNode, func(_ context.Context, _ *api, states []*state) error { return verdict(t.printNodes(states), states) })
 }
 
-// verdict prints states. Its error is ErrFindings if one of them is bad.
-func (t *tool) verdict(print func([]*state) error, states []*state) error {
-	if err := print(states); err != nil {
-		return err
-	}
-	for _, s := range states {
-		if s.bad() {
-			return ErrFindings
-		}
-	}
-	return nil
-}
-
-func volumesCmd(out *printer.Printer, stderr io.Writer, now func() time.Time) *cobra.Command {
+func volumesCmd(out *printer.Printer, now func() time.Time) *cobra.Command {
 	var f filter
-	cmd := newCommand(out, stderr, now, &cobra.Command{
-		Use: "volumes [SERVICE:PORT]", Short: "List the volumes of all nodes of the cluster",
-		Example: "  crustctl volumes --state degraded -n shop",
-	}, func(ctx context.Context, t *tool, service string) error {
-		all, _, err := t.places(ctx, service)
-		if err != nil {
-			return err
-		}
-		states := t.ask(ctx, all, func(ctx context.Context, s *state) error { return s.askVolumes(ctx, f.query()) })
-		return t.verdict(func(states []*state) error { return t.printVolumes(states, f) }, states)
-	})
+	t := &tool{out: out, now: now}
+	cmd := newCommand(t, &cobra.Command{
+		Use: "volumes", Short: "List the volumes of all nodes of the cluster", Example: "  crustctl volumes --state degraded -n shop",
+	}, func(ctx context.Context, s *state) error { return s.askVolumes(ctx, f.query()) },
+		func(_ context.Context, _ *api, states []*state) error {
+			return verdict(t.printVolumes(states, f), states)
+		})
 	cmd.Flags().StringVarP(&f.namespace, "namespace", "n", "", "only volumes of pods in this namespace")
 	cmd.Flags().StringVar(&f.driver, "driver", "", "only volumes of this CSI driver")
 	cmd.Flags().StringVar(&f.state, "state", "", "only volumes in this state, such as degraded")
+	return cmd
+}
+
+func checkCmd(out *printer.Printer) *cobra.Command {
+	t := &tool{out: out, now: time.Now}
+	return newCommand(t, &cobra.Command{
+		Use: "check", Short: "Check crust-proxy in the cluster, a line for each component",
+		Long: `Check crust-proxy in the cluster: installation, daemons, versions, configuration,
+drivers, handlers, volumes and findings. The exit code is 3 if a line says fail.`,
+		Example: "  kubectl crust check --context prod",
+	}, askNode, func(ctx context.Context, k *api, states []*state) error {
+		return printAll(out, checkAll(ctx, &t.access, k, states))
+	})
+}
+
+func testCmd(out *printer.Printer) *cobra.Command {
+	r := &trial{t: &tool{out: out, now: time.Now}}
+	cmd := &cobra.Command{
+		Use: "test --storage-class NAME", Short: "Try the whole way of a volume with a throw-away claim and pod",
+		Long: `Make a claim and a pod in a namespace of their own, and see that the pod writes,
+that the volume is deferred, that the host does not see it, that there are
+stats, that it grows if the class allows that, and that all of it goes. What
+was made is removed whatever happens, also after an interrupt.`,
+		Example: "  kubectl crust test --storage-class fast --runtime-class kata",
+		Args: func(cmd *cobra.Command, args []string) error {
+			if r.class == "" {
+				return command.WrongUsage(cmd, errors.New("name the class to test by --storage-class"))
+			}
+			return command.Arguments()(cmd, args)
+		},
+		RunE: func(cmd *cobra.Command, _ []string) (err error) {
+			if r.k, err = r.t.connect(); err != nil {
+				return err
+			}
+			return r.run(cmd.Context())
+		},
+	}
+	r.t.flags(cmd.Flags())
+	r.flags(cmd.Flags())
+	return cmd
+}
+
+func bundleCmd(out *printer.Printer) *cobra.Command {
+	t, file := &tool{out: out, now: time.Now}, ""
+	cmd := newCommand(t, &cobra.Command{
+		Use: "bundle", Short: "Write a redacted archive for support, of one node or all",
+		Long: `Write an archive for support: what check and the daemons say, metrics, and of
+the daemons' pods configuration, events and logs, where your rights allow that.
+--node selects nodes. What looks like a secret is removed.`,
+		Example: "  kubectl crust bundle --node node-7",
+	}, askAll, func(ctx context.Context, k *api, states []*state) error { return writeBundle(ctx, t, k, states, file) })
+	cmd.Flags().StringVar(&file, "file", "crust-bundle-"+time.Now().UTC().Format("20060102-150405")+".tar.gz", "the archive to write")
 	return cmd
 }

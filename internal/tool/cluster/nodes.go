@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/protobuf/encoding/protojson"
@@ -181,9 +180,13 @@ func (t *tool) row(s *state, pod string) []printer.Cell {
 		}
 		return printer.Painted(colour, strconv.FormatInt(count, 10))
 	}
+	config := text("ok")
+	if bad := n.GetConfigBadSince(); bad != nil {
+		config = printer.Painted(show.Red, "bad for "+show.Duration(t.now().Sub(bad.AsTime())))
+	}
 	row := []printer.Cell{
 		text(s.node), text(n.GetVersion()), text(strconv.FormatInt(sum, 10)), number("bound", show.Plain), number("degraded", show.Red),
-		number("refused", show.Red), number("held", show.Red), text(s.drivers()), s.findingsCell(), t.configCell(n),
+		number("refused", show.Red), number("held", show.Red), text(s.drivers()), s.findingsCell(), config,
 	}
 	if t.out.Wide() {
 		row = append(row, text(show.ShortID(n.GetConfigDigest())), text(n.GetProof()), text(show.Duration(t.now().Sub(n.GetStartedAt().AsTime()))), text(pod))
@@ -196,34 +199,18 @@ func (s *state) drivers() string {
 	if !s.view.GetDrivers().GetFrontEnabled() {
 		return ""
 	}
-	ready, all := 0, s.view.GetDrivers().GetDrivers()
-	for _, d := range all {
-		if d.GetReady() {
-			ready++
-		}
-	}
-	return fmt.Sprintf("%d/%d", ready, len(all))
+	all := s.view.GetDrivers().GetDrivers()
+	ready := slices.DeleteFunc(slices.Clone(all), func(d *adminv1.Driver) bool { return !d.GetReady() })
+	return fmt.Sprintf("%d/%d", len(ready), len(all))
 }
 
 func (s *state) findingsCell() printer.Cell {
-	var parts []string
-	colour := show.Yellow
-	if n := s.count(doctor.Error); n > 0 {
-		parts, colour = append(parts, fmt.Sprintf("%d error", n)), show.Red
+	failed, other := s.count(doctor.Error), s.count(doctor.Warn)+s.count(doctor.Wait)
+	switch {
+	case failed > 0:
+		return printer.Painted(show.Red, fmt.Sprintf("%d error, %d warn", failed, other))
+	case other > 0:
+		return printer.Painted(show.Yellow, fmt.Sprintf("%d warn", other))
 	}
-	if n := s.count(doctor.Warn) + s.count(doctor.Wait); n > 0 {
-		parts = append(parts, fmt.Sprintf("%d warn", n))
-	}
-	if len(parts) == 0 {
-		return printer.Text("0")
-	}
-	return printer.Painted(colour, strings.Join(parts, ", "))
-}
-
-// configCell says since when the configuration file is bad.
-func (t *tool) configCell(n *adminv1.GetNodeResponse) printer.Cell {
-	if n.GetConfigBadSince() == nil {
-		return printer.Text("ok")
-	}
-	return printer.Painted(show.Red, "bad for "+show.Duration(t.now().Sub(n.GetConfigBadSince().AsTime().Truncate(time.Second))))
+	return printer.Text("0")
 }

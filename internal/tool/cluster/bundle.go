@@ -1,0 +1,236 @@
+package cluster
+
+import (
+	"archive/tar"
+	"bytes"
+	"cmp"
+	"compress/gzip"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/url"
+	"os"
+	"path"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
+	"github.com/crust-proxy/crust-proxy/internal/tool/printer"
+)
+
+// The bounds of an archive.
+const (
+	mostFile    = 4 << 20   // of one file, which is cut off at the end of a line
+	mostArchive = 256 << 20 // of all files, before they are compressed
+	logLines    = 2000
+)
+
+// archive is a support archive. Whatever is added is redacted and bounded.
+type archive struct {
+	t    *tool
+	k    *api // nil without an API server
+	tar  *tar.Writer
+	left int
+	skip []string // what is not in it, and why
+	err  error
+}
+
+func (a *archive) add(name string, raw []byte) {
+	if len(raw) > mostFile {
+		raw = append(raw[:max(0, bytes.LastIndexByte(raw[:mostFile], '\n')):mostFile], "\n... cut off\n"...)
+	}
+	raw = redact(raw)
+	if len(raw) > a.left {
+		a.skip = append(a.skip, name+": the archive is full")
+		return
+	}
+	a.left -= len(raw)
+	if a.err == nil {
+		a.err = a.tar.WriteHeader(&tar.Header{Name: path.Join("crust-bundle", name), Mode: 0o600, Size: int64(len(raw)), ModTime: time.Now()})
+	}
+	if a.err == nil {
+		_, a.err = a.tar.Write(raw)
+	}
+}
+
+// try adds what was read, or notes why it could not be.
+func (a *archive) try(name string, raw []byte, err error) {
+	if err != nil {
+		a.skip = append(a.skip, name+": "+err.Error())
+		return
+	}
+	a.add(name, raw)
+}
+
+// json redacts the texts in a value, not its encoding, in which a secret may have another form.
+func (a *archive) json(name string, value any) {
+	var plain any
+	raw, err := json.Marshal(value)
+	if err == nil {
+		err = json.Unmarshal(raw, &plain)
+	}
+	if err == nil {
+		raw, err = json.MarshalIndent(redactIn(plain), "", " ")
+	}
+	a.try(name, raw, err)
+}
+
+func redactIn(value any) any {
+	switch v := value.(type) {
+	case string:
+		return string(redact([]byte(v)))
+	case []any:
+		for i, one := range v {
+			v[i] = redactIn(one)
+		}
+	case map[string]any:
+		for key, one := range v {
+			v[key] = redactIn(one)
+		}
+	}
+	return value
+}
+
+// writeBundle writes an archive of nodes to a new file, readable by its owner only, and says what is in it.
+func writeBundle(ctx context.Context, t *tool, k *api, states []*state, name string) error {
+	file, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600) // #nosec G304 -- the operator names it
+	if err != nil {
+		return err
+	}
+	zip := gzip.NewWriter(file)
+	a := &archive{t: t, k: k, tar: tar.NewWriter(zip), left: mostArchive}
+	a.check(ctx, states)
+	for _, s := range states {
+		a.node(ctx, s)
+	}
+	a.config(ctx, states)
+	a.add("not-included.txt", []byte(strings.Join(a.skip, "\n")+"\n"))
+	if err = cmp.Or(a.err, a.tar.Close(), zip.Close(), file.Close()); err != nil {
+		_ = os.Remove(name)
+		return err
+	}
+	return t.out.Line(fmt.Sprintf("%s: %d nodes, %d things could not be read (not-included.txt).\nSecrets are removed as far as they can be recognized; "+
+		"names of pods, volumes and nodes are in it: look before you send it.", name, len(states), len(a.skip)))
+}
+
+func (a *archive) check(ctx context.Context, states []*state) {
+	var text bytes.Buffer
+	plain := &tool{out: &printer.Printer{Out: &text, Format: printer.FormatTable}, now: a.t.now}
+	_ = printAll(plain.out, checkAll(ctx, &a.t.access, a.k, states)) // what fails is in the text
+	text.WriteString("\n")
+	_ = plain.printNodes(states)
+	a.add("check.txt", text.Bytes())
+	a.add("version.txt", []byte("kubectl crust "+sys.Version()+"\n"))
+}
+
+// node adds what the daemon shows, and if it is a pod, its state, events and log.
+func (a *archive) node(ctx context.Context, s *state) {
+	dir := path.Join("nodes", strings.ReplaceAll(cmp.Or(s.node, "unknown"), "/", "_"))
+	if s.why == "" {
+		a.json(dir+"/node.json", s.document())
+		a.json(dir+"/volumes.json", map[string]any{"volumes": printer.Objects(s.volumes)})
+		for _, name := range []string{"metrics", "readyz"} {
+			ctx, cancel := context.WithTimeout(ctx, a.t.patience)
+			raw, err := s.get(ctx, "/"+name)
+			cancel()
+			a.try(dir+"/"+name+".txt", raw, err)
+		}
+	}
+	if s.pod == nil {
+		a.skip = append(a.skip, dir+"/log.txt: the daemon is no pod; on the node: journalctl -u crust-proxy, crustctl doctor")
+		return
+	}
+	a.json(dir+"/pod.json", s.pod) // only the fields that we know of: no environment
+	base := "/api/v1/namespaces/" + url.PathEscape(s.pod.Metadata.Namespace)
+	events, err := list[event](ctx, a.k, base+"/events", url.Values{"fieldSelector": {"involvedObject.name=" + s.pod.Metadata.Name}})
+	if err != nil {
+		a.skip = append(a.skip, dir+"/events.json: "+err.Error())
+	} else {
+		a.json(dir+"/events.json", events)
+	}
+	for name, query := range map[string]string{"log.txt": "", "log-previous.txt": "&previous=true"} {
+		raw, err := a.k.raw(ctx, fmt.Sprintf("%s/pods/%s/log?tailLines=%d&limitBytes=%d%s", base, url.PathEscape(s.pod.Metadata.Name), logLines, mostFile, query))
+		a.try(dir+"/"+name, raw, err)
+	}
+}
+
+// config adds the ConfigMaps that the daemons' pods mount.
+func (a *archive) config(ctx context.Context, states []*state) {
+	seen := map[string]bool{}
+	for _, s := range states {
+		if s.pod == nil {
+			continue
+		}
+		for _, v := range s.pod.Spec.Volumes {
+			name := s.pod.Metadata.Namespace + "/configmaps/" + v.ConfigMap.Name
+			if v.ConfigMap.Name == "" || seen[name] {
+				continue
+			}
+			seen[name] = true
+			var config struct{ Data map[string]string }
+			if err := a.k.get(ctx, "/api/v1/namespaces/"+name, &config); err != nil {
+				a.skip = append(a.skip, "config/"+name+": "+err.Error())
+			}
+			for key, text := range config.Data {
+				a.add("config/"+v.ConfigMap.Name+"/"+key, []byte(text))
+			}
+		}
+	}
+}
+
+const (
+	removed    = "[REMOVED]"
+	secretName = `(?i)((?:passw(?:or)?d|passphrase|secret|token|credential|api[_-]?key|access[_-]?key|private[_-]?key|chap)[\w.-]*\\*["']?\s*`
+)
+
+var (
+	// secretWords are in every line with a secret that is recognized: patterns are slow.
+	secretWords = []string{"passw", "passphrase", "secret", "token", "credential", "key", "chap", "eyj", "akia", "asia", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "xox", "bearer", "basic", "://"}
+	// secretForms find tokens, keys, credentials in URLs, and values after a telling name, in YAML, JSON, mount options
+	// or a log; what follows an unquoted colon goes to the end of its line.
+	secretForms = []*regexp.Regexp{
+		regexp.MustCompile(`()-----BEGIN [A-Z ]*PRIVATE KEY-----.*`),
+		regexp.MustCompile(`(\\[nrt]|\b)eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*`),
+		regexp.MustCompile(`(\\[nrt]|\b)(?:(?:AKIA|ASIA)[A-Z0-9]{16}\b|gh[pousr]_\w{20,}|xox[abprs]-[\w-]{10,})`),
+		regexp.MustCompile(`(?i)(\\[nrt]|\b)(?:bearer|basic)\s+[\w.~+/=-]{8,}`),
+		regexp.MustCompile(`([a-z][a-z0-9+.-]*://)[^/\s:@"']*:[^/\s@"']+@`),
+		regexp.MustCompile(secretName + `[:=]\s*")(?:[^"\\]|\\.)*`),
+		regexp.MustCompile(secretName + `[:=]\s*\\+["']).*`), // a string in a string: its end cannot be told
+		regexp.MustCompile(secretName + `:\s*[|>][-+0-9]*\\+n).*`),
+		regexp.MustCompile(secretName + `[:=]\s*')[^'\n]*`),
+		regexp.MustCompile(secretName + `:[ \t]*)[^\s"'\\][^\n"'\\]*`),
+		regexp.MustCompile(secretName + `=\s*)[^\s,;&"'}\]\\]+`),
+	}
+	// secretBlock begins a block of YAML, which ends at the next line that is not deeper.
+	secretBlock = regexp.MustCompile(secretName + `:\s*)[|>][-+0-9]*\s*$`)
+)
+
+// redact removes what looks like a secret.
+func redact(raw []byte) []byte {
+	out := make([]byte, 0, len(raw))
+	key, block := false, -1 // within a private key; the indentation of a block's name
+	for line := range bytes.Lines(raw) {
+		indent := len(line) - len(bytes.TrimLeft(line, " \t"))
+		switch lower := bytes.ToLower(line); {
+		case key:
+			key = !bytes.Contains(lower, []byte("-----end"))
+			continue
+		case block >= 0 && (indent > block || len(bytes.TrimSpace(line)) == 0):
+			continue
+		case slices.ContainsFunc(secretWords, func(word string) bool { return bytes.Contains(lower, []byte(word)) }):
+			key = bytes.Contains(lower, []byte("private key-----")) && !bytes.Contains(lower, []byte("-----end"))
+			if block = -1; secretBlock.Match(line) {
+				block = indent
+			}
+			for _, form := range secretForms {
+				line = form.ReplaceAll(line, []byte("${1}"+removed))
+			}
+		default:
+			block = -1
+		}
+		out = append(out, line...)
+	}
+	return out
+}

@@ -1,0 +1,114 @@
+package cluster
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
+	"github.com/crust-proxy/crust-proxy/test/check"
+)
+
+// The secrets of the tests have this in them, and these forms.
+const hidden = "HunTer2"
+
+func hiddenForms() []string {
+	return []string{
+		"password=" + hidden, `{"a":"secret \\\"x\\\": password=\"` + hidden + `\\\" ` + hidden + `\""}`, `{"password":"a\\\"` + hidden + `"}`, "mount failed: vers=3,passwd=" + hidden + ",rw", `{"token": "` + hidden + ` with \u0041 \n more"}`, `{\"apiKey\":\"` + hidden + `\"}`,
+		"db-password: " + hidden + " of two words", "client_secret: '" + hidden + " x'", "Authorization: Bearer " + hidden + "0123456789",
+		"https://user:" + hidden + "@server/path", "eyJhbGciOiJIUzI1NiJ9.eyJ" + hidden + "In0.x" + hidden, "AKIA" + strings.ToUpper(hidden) + "012345678",
+		"-----BEGIN RSA PRIVATE KEY-----\n" + hidden + "\n-----END RSA PRIVATE KEY-----", "tls:\n  private-key: |\n    " + hidden + "\n    " + hidden + "\nnext: shown",
+		"CHAP: node.session.auth.chap_password = " + hidden,
+	}
+}
+
+// TestNoSecretInABundle: what is put into every place that is read, in every form, is in no file.
+func TestNoSecretInABundle(t *testing.T) {
+	f := newFake(t)
+	all := strings.Join(hiddenForms(), "\n")
+	view := sick()
+	view.Node.Findings, view.Node.HttpProblem, view.Node.ProofReason = hiddenForms(), all, all
+	view.Handlers.Handlers[0].Problem, view.Handlers.Handlers[0].Healthy, view.Drivers.Drivers[0].Problem = all, false, all
+	var list []*adminv1.Volume
+	for _, form := range hiddenForms() {
+		list = append(list, &adminv1.Volume{Id: "a", LastError: form, MountFlags: []string{form}, Condition: &adminv1.VolumeCondition{Abnormal: true, Message: form}})
+	}
+	f.node("node-a", view, list[:2]...)
+	f.pods[0]["metadata"].(map[string]any)["annotations"] = map[string]string{"token": hidden}
+	spec := f.pods[0]["spec"].(map[string]any)
+	spec["containers"].([]any)[0].(map[string]any)["env"] = []any{map[string]string{"name": "A", "value": hidden}}
+	spec["volumes"] = []any{map[string]any{"configMap": map[string]any{"name": "conf"}}, map[string]any{"secret": map[string]any{"secretName": "never"}}}
+	f.pods[0]["status"].(map[string]any)["message"] = all
+	serve := func(path, body string) {
+		f.mux.HandleFunc(path, func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, body) })
+	}
+	const space = "GET /api/v1/namespaces/system"
+	serve(space+"/pods/crust-node-a:99/proxy/metrics", all+"\n"+strings.Repeat("x_total{volume=\"abcdefgh\"} 1\n", mostFile/25))
+	serve(space+"/pods/crust-node-a:99/proxy/readyz", all)
+	serve(space+"/pods/crust-node-a/log", all+fmt.Sprintf("\n{\"msg\":%q}\n{\"error\":%q}\n", all, fmt.Sprintf("%q", all)))
+	f.mux.HandleFunc(space+"/events", func(w http.ResponseWriter, _ *http.Request) {
+		f.answer(w, map[string]any{"items": []any{map[string]any{"reason": "Failed", "message": all}}})
+	})
+	f.mux.HandleFunc(space+"/configmaps/conf", func(w http.ResponseWriter, _ *http.Request) {
+		f.answer(w, map[string]any{"data": map[string]string{"config.yaml": all + "\nlog: {level: debug}\n"}})
+	})
+	f.pod("node-c", "Pending") // has no log, and is no error
+	file := filepath.Join(t.TempDir(), "bundle.tar.gz")
+	f.wants(f.run("bundle", "--file="+file), file+": 2 nodes", "exit 0\n")
+	f.wants(f.run("bundle", "--file="+file), "file exists", "exit 1\n")
+	files := unpack(t, file)
+	for name, text := range files {
+		if strings.Contains(strings.ToLower(text), strings.ToLower(hidden)) {
+			t.Errorf("%s has a secret:\n%.2000s", name, text)
+		}
+	}
+	for name, words := range map[string]string{
+		"check.txt": "fail driver lvm", "nodes/node-a/node.json": `"configDigest": "cdcd`, "nodes/node-a/volumes.json": `"lastError": `,
+		"nodes/node-a/metrics.txt": "... cut off", "nodes/node-a/readyz.txt": removed, "nodes/node-a/log.txt": "next: shown", "nodes/node-a/log-previous.txt": removed,
+		"nodes/node-a/pod.json": `"NodeName": "node-a"`, "nodes/node-a/events.json": `"Failed"`, "config/conf/config.yaml": "log: {level: debug}",
+		"not-included.txt": "nodes/node-c/log.txt: ", "version.txt": "kubectl crust",
+	} {
+		if !strings.Contains(files["crust-bundle/"+name], words) {
+			t.Errorf("%s lacks %q:\n%.1000s", name, words, files["crust-bundle/"+name])
+		}
+	}
+}
+
+func unpack(t *testing.T, name string) map[string]string {
+	t.Helper()
+	raw, err := os.ReadFile(name)
+	check.Must(t, err)
+	zip, err := gzip.NewReader(bytes.NewReader(raw))
+	check.Must(t, err)
+	files, reader := map[string]string{}, tar.NewReader(zip)
+	for {
+		header, err := reader.Next()
+		if errors.Is(err, io.EOF) {
+			return files
+		}
+		check.Must(t, err)
+		body, err := io.ReadAll(reader)
+		check.Must(t, err)
+		files[header.Name] = string(body)
+	}
+}
+
+func TestAnArchiveIsBounded(t *testing.T) {
+	var out bytes.Buffer
+	a := &archive{tar: tar.NewWriter(&out), left: 3 * mostFile}
+	for i := range 5 {
+		a.add(fmt.Sprint(i), bytes.Repeat([]byte(strings.Repeat("a", 63)+"\n"), mostFile/32))
+	}
+	check.Must(t, a.err)
+	if len(a.skip) != 2 && len(a.skip) != 3 || out.Len() > 3*mostFile+1<<16 {
+		t.Errorf("%d bytes, left out %q", out.Len(), a.skip)
+	}
+}

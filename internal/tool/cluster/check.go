@@ -1,0 +1,218 @@
+package cluster
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"maps"
+	"net/url"
+	"slices"
+	"strings"
+
+	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
+	"github.com/crust-proxy/crust-proxy/internal/tool/doctor"
+	"github.com/crust-proxy/crust-proxy/internal/tool/printer"
+	"github.com/crust-proxy/crust-proxy/internal/tool/show"
+)
+
+// checked is one line of check or test.
+type checked struct {
+	Component string `json:"component"`
+	Result    string `json:"result"` // ok, warn or fail
+	Seen      string `json:"seen"`
+	Do        string `json:"do,omitempty"`
+}
+
+// The results.
+const (
+	resultOK   = "ok"
+	resultWarn = "warn"
+	resultFail = "fail"
+)
+
+// when returns a text, or nothing if the condition is false.
+func when(is bool, text string) string {
+	if is {
+		return text
+	}
+	return ""
+}
+
+// worse returns a result unless all is well.
+func worse(bad bool, result string) string { return cmp.Or(when(bad, result), resultOK) }
+
+// namesIn shows some names of many.
+func namesIn(names []string) string {
+	const most = 5
+	if more := len(names) - most; more > 0 {
+		return fmt.Sprintf("%s and %d more", strings.Join(names[:most], ", "), more)
+	}
+	return strings.Join(names, ", ")
+}
+
+// checkAll makes all checks. Without an API server, k is nil.
+func checkAll(ctx context.Context, a *access, k *api, states []*state) []checked {
+	var all []checked
+	if k != nil {
+		all = checkInstallation(ctx, a, k, states)
+	}
+	answered := slices.DeleteFunc(slices.Clone(states), func(s *state) bool { return s.err != nil })
+	all = append(all, checked{"daemons", worse(len(answered) < len(states), resultFail), fmt.Sprintf("%d of %d nodes answer", len(answered), len(states)), ""})
+	for _, s := range states {
+		if s.err != nil {
+			all = append(all, checked{"daemons", resultFail, fmt.Sprintf("node %s does not answer: %v", s.node, s.err),
+				"kubectl describe and logs of its pod; with the package: systemctl status crust-proxy, http.listen"})
+		}
+	}
+	if len(answered) == 0 {
+		return all
+	}
+	all = append(all, compare("versions", answered, "of crust-proxy; this program is "+sys.Version(), "finish the upgrade, and use the same version here",
+		func(s *state) string { return s.view.GetNode().GetVersion() }, sys.Version()))
+	all = append(all, compare("configuration", answered, "in force", "crustctl nodes -o wide; a change is taken up within a minute, or needs a restart",
+		func(s *state) string { return show.ShortID(s.view.GetNode().GetConfigDigest()) }, ""))
+	all = append(all, checkParts("driver", answered, func(s *state, add func(string, string)) {
+		for _, d := range s.view.GetDrivers().GetDrivers() {
+			add(d.GetName(), when(!d.GetReady(), cmp.Or(d.GetProblem(), "not ready")))
+		}
+	})...)
+	all = append(all, checkParts("handler", answered, func(s *state, add func(string, string)) {
+		for _, h := range s.view.GetHandlers().GetHandlers() {
+			add(h.GetName(), when(!h.GetHealthy(), cmp.Or(h.GetProblem(), "cannot work")))
+		}
+	})...)
+	return append(append(all, checkVolumes(answered)), checkFindings(answered)...)
+}
+
+// checkInstallation checks the DaemonSets, whose missing pods nobody else notices, or says that there are none.
+func checkInstallation(ctx context.Context, a *access, k *api, states []*state) []checked {
+	var version struct{ GitVersion string }
+	if err := k.get(ctx, "/version", &version); err != nil {
+		return []checked{{"cluster", resultFail, fmt.Sprintf("the API server %s does not answer: %v", k.host, err), ""}}
+	}
+	all := []checked{{"cluster", resultOK, "Kubernetes " + version.GitVersion + " at " + k.host, ""}}
+	if a.nodeSelector != "" || len(states) > 0 && states[0].pod == nil {
+		return append(all, checked{"installation", resultOK, "by the package: no pods of crust-proxy are asked", ""})
+	}
+	sets, err := list[daemonSet](ctx, k, "/apis/apps/v1/daemonsets", url.Values{"labelSelector": {a.selector}})
+	if err != nil {
+		return append(all, checked{"installation", resultWarn, err.Error(), "it takes the right to list daemonsets to know of missing pods"})
+	}
+	for _, set := range sets {
+		s, name := set.Status, set.Metadata
+		all = append(all, checked{"installation", worse(s.NumberReady < max(1, s.DesiredNumberScheduled), resultFail),
+			fmt.Sprintf("DaemonSet %s/%s: %d of %d pods ready, %d up to date", name.Namespace, name.Name, s.NumberReady, s.DesiredNumberScheduled, s.UpdatedNumberScheduled),
+			"kubectl -n " + name.Namespace + " describe daemonset " + name.Name})
+	}
+	return all
+}
+
+// compare warns of a value that not all nodes have, or not the one that is wanted.
+func compare(component string, states []*state, what, do string, value func(*state) string, wanted string) checked {
+	nodes := make(map[string][]string)
+	for _, s := range states {
+		nodes[value(s)] = append(nodes[value(s)], s.node)
+	}
+	var parts []string
+	for _, one := range slices.Sorted(maps.Keys(nodes)) {
+		part := fmt.Sprintf("%s on %d nodes", cmp.Or(one, "unknown"), len(nodes[one]))
+		if len(nodes) > 1 {
+			part += " (" + namesIn(nodes[one]) + ")"
+		}
+		parts = append(parts, part)
+	}
+	differ := len(nodes) > 1 || wanted != "" && nodes[wanted] == nil
+	return checked{component, worse(differ, resultWarn), strings.Join(parts, "; ") + " " + what, when(differ, do)}
+}
+
+// checkParts has a line for each driver or handler, with the nodes where it does not work.
+func checkParts(kind string, states []*state, each func(s *state, add func(name, problem string))) (all []checked) {
+	works, fails, why := map[string]int{}, map[string][]string{}, map[string]string{}
+	for _, s := range states {
+		each(s, func(name, problem string) {
+			works[name] += 0 // so that it is known
+			if problem == "" {
+				works[name]++
+				return
+			}
+			fails[name], why[name] = append(fails[name], s.node), problem
+		})
+	}
+	for _, name := range slices.Sorted(maps.Keys(works)) {
+		one := checked{kind + " " + name, resultOK, fmt.Sprintf("works on %d nodes", works[name]), ""}
+		if bad := fails[name]; len(bad) > 0 {
+			one = checked{kind + " " + name, resultFail, fmt.Sprintf("works on %d nodes, not on %s: %s", works[name], namesIn(bad), why[name]),
+				"crustctl doctor on such a node"}
+		}
+		all = append(all, one)
+	}
+	return all
+}
+
+func checkVolumes(states []*state) checked {
+	sums, total := map[string]int64{}, int64(0)
+	for _, s := range states {
+		for state, n := range s.view.GetNode().GetVolumesByState() {
+			sums[state], total = sums[state]+n, total+n
+		}
+	}
+	text := fmt.Sprintf("%d volumes", total)
+	for _, state := range slices.Sorted(maps.Keys(sums)) {
+		text += fmt.Sprintf(", %d %s", sums[state], state)
+	}
+	result := worse(sums["refused"]+sums["held"] > 0, resultWarn)
+	if sums["degraded"] > 0 {
+		result = resultFail
+	}
+	return checked{"volumes", result, text, "kubectl crust volumes --state degraded (or refused, held) -o wide"}
+}
+
+// checkFindings has a line for each finding of the daemons, with the nodes that have it. What the lines above say
+// already is left out.
+func checkFindings(states []*state) []checked {
+	nodes, found := map[string][]string{}, map[string]doctor.Finding{}
+	for _, s := range states {
+		for _, f := range s.findings {
+			if f.Check == "daemon-findings" || f.Check == "proof" {
+				nodes[f.Seen], found[f.Seen] = append(nodes[f.Seen], s.node), f
+			}
+		}
+	}
+	if len(found) == 0 {
+		return []checked{{"findings", resultOK, "no daemon reports a problem", ""}}
+	}
+	var all []checked
+	for _, seen := range slices.Sorted(maps.Keys(found)) {
+		result := cmp.Or(when(found[seen].Severity == doctor.Error, resultFail), resultWarn)
+		all = append(all, checked{"findings", result, namesIn(nodes[seen]) + ": " + seen, found[seen].Do})
+	}
+	return all
+}
+
+// printChecked prints a line.
+func printChecked(out *printer.Printer, c checked) error {
+	colour := map[string]string{resultOK: show.Green, resultWarn: show.Yellow, resultFail: show.Red}[c.Result]
+	line := fmt.Sprintf("%s %-22s %s", out.Paint(colour, fmt.Sprintf("%-4s", c.Result)), show.Escape(c.Component), show.Escape(c.Seen))
+	if c.Do != "" {
+		line += out.Field(28, "do:", c.Do)
+	}
+	_, err := fmt.Fprintln(out.Out, line)
+	return err
+}
+
+// printAll prints all lines. Its error is ErrFindings if one of them failed.
+func printAll(out *printer.Printer, all []checked) error {
+	for i, c := range all {
+		all[i].Do = when(c.Result != resultOK, c.Do)
+	}
+	err := out.Result(map[string]any{"checks": all}, func() (err error) {
+		for _, c := range all {
+			err = cmp.Or(err, printChecked(out, c))
+		}
+		return err
+	})
+	if err == nil && slices.ContainsFunc(all, func(c checked) bool { return c.Result == resultFail }) {
+		return ErrFindings
+	}
+	return err
+}
