@@ -75,12 +75,6 @@ func (s *service) testEnabled() {
 // stage is also the call that starts the daemon.
 func (s *service) stage() {
 	s.t.Helper()
-	s.askStage()
-	s.wantVolume()
-}
-
-func (s *service) askStage() {
-	s.t.Helper()
 	ctx, cancel := context.WithTimeout(s.t.Context(), 30*time.Second)
 	defer cancel()
 	_, err := runtimev1.NewRuntimeClient(s.dial("/run/crust-proxy/runtime.sock")).RuntimeStageVolume(ctx, &runtimev1.RuntimeStageVolumeRequest{
@@ -92,6 +86,7 @@ func (s *service) askStage() {
 	if err != nil {
 		s.t.Fatal("stage:", err)
 	}
+	s.wantVolume()
 }
 
 func (s *service) unstage() {

@@ -6,7 +6,6 @@ import (
 	"regexp"
 	"strings"
 
-	"github.com/crust-proxy/crust-proxy/internal/front/csi/refusal"
 	"github.com/crust-proxy/crust-proxy/internal/front/kubelet"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
@@ -77,12 +76,12 @@ func (n *Node) ambiguous(ref string, found []deferral.Status) error {
 	text := ""
 	for _, status := range found[:min(len(found), mostNamed)] {
 		v := n.message(status)
-		text += fmt.Sprintf("\n%.12s  pod %s, volume %s, %s, %s", v.GetId(),
+		text += fmt.Sprintf("\n  %.12s  pod %s, volume %s, device %s, %s", v.GetId(),
 			cmp.Or(strings.TrimPrefix(v.GetPodNamespace()+"/"+v.GetPodName(), "/"), v.GetPodUid(), "unknown"),
-			cmp.Or(v.GetPvcName(), kubelet.VolumeName(v.GetTargetPath()), v.GetVolumeId(), "unknown"), n.StateOf(status), refusal.OneLine(v.GetTargetPath()))
+			cmp.Or(v.GetPvcName(), kubelet.VolumeName(v.GetTargetPath()), v.GetVolumeId(), "unknown"), cmp.Or(v.GetDevice(), "unknown"), n.StateOf(status))
 	}
 	if more := len(found) - mostNamed; more > 0 {
-		text += fmt.Sprintf("\nand %d more", more)
+		text += fmt.Sprintf("\n  and %d more", more)
 	}
 	return volume.Errorf(volume.Invalid, "%.80q names %d volumes; give the id of one:%s", ref, len(found), text)
 }

@@ -49,6 +49,12 @@ type client struct {
 // forEver is the timeout for --timeout 0.
 const forEver = 100 * 365 * 24 * time.Hour
 
+// The APIs, as the configuration calls them.
+const (
+	apiAdmin   = "admin"
+	apiRuntime = "runtime"
+)
+
 // daemon is where the daemon is, and how long to wait for it.
 type daemon struct {
 	socket  string
@@ -56,7 +62,7 @@ type daemon struct {
 	service doctor.Service
 	unit    func(socket string) unit
 	root    bool   // crustctl runs as root
-	api     string // "admin", or "runtime"
+	api     string // apiAdmin or apiRuntime
 }
 
 // check refuses wrong flags, and makes a --timeout of 0 the longest one.

@@ -236,19 +236,19 @@ func TestPublishAndUnpublish(t *testing.T) {
 		VolumeType: &runtimev1.VolumeType{Type: runtimev1.VolumeType_BLOCK}, VolumeBackingPath: "/dev/x", VolumeTargetPath: "/k/mount",
 		FsType: "xfs", MountFlags: []string{"noatime", "nosuid", "ro"},
 	}
-	if r.code != command.ExitOK || !strings.Contains(r.out, "Published /dev/x at /k/mount") || !proto.Equal(b.admin.runtime.staged, want) {
-		t.Errorf("%+v, sent %v", r, b.admin.runtime.staged)
+	if r.code != command.ExitOK || !strings.Contains(r.out, "Published /dev/x at /k/mount") || !proto.Equal(b.admin.runtime.asked, want) {
+		t.Errorf("%+v, sent %v", r, b.admin.runtime.asked)
 	}
 	r = b.run("unpublish", "/k/mount", "-o", "json")
-	if r.code != command.ExitOK || r.out != "{}\n" || b.admin.runtime.unstaged.GetVolumeTargetPath() != "/k/mount" {
-		t.Errorf("%+v, sent %v", r, b.admin.runtime.unstaged)
+	if r.out != "{}\n" || !proto.Equal(b.admin.runtime.asked, &runtimev1.RuntimeUnstageVolumeRequest{VolumeTargetPath: "/k/mount"}) {
+		t.Errorf("%+v, sent %v", r, b.admin.runtime.asked)
 	}
 	b.admin.runtime.fail = status.Error(codes.PermissionDenied, "uid 7 may not")
-	if r := b.run("unpublish", "/k/mount"); r.code != command.ExitFailure || !strings.Contains(r.err, "authorization.runtime.uids") {
-		t.Errorf("%+v", r)
-	}
-	for _, args := range []string{"publish /dev/x /k/mount", "publish /dev/x --fs xfs", "unpublish", "unpublish /k --runtime-socket @x"} {
-		if r := b.run(strings.Fields(args)...); r.code != command.ExitUsage {
+	for args, says := range map[string]string{
+		"unpublish /k": "authorization.runtime.uids", "unpublish /k --runtime-socket /nonexistent": "Give --runtime-socket.",
+		"publish /dev/x /k": "needs --fs", "publish /dev/x --fs xfs": "needs a TARGET",
+	} {
+		if r := b.run(strings.Fields(args)...); r.code == command.ExitOK || !strings.Contains(r.err, says) {
 			t.Errorf("%s: %+v", args, r)
 		}
 	}

@@ -98,14 +98,17 @@ func hungUp(message string) bool {
 }
 
 func (c *client) explainDial(dial error) error {
-	socket, service := c.socket, c.service
+	socket, service, give := c.socket, c.service, "Give --socket or set "+socketVariable
+	if c.api != apiAdmin {
+		give = "Give --runtime-socket"
+	}
 	switch {
 	case errors.Is(dial, fs.ErrPermission):
 		return command.Explain(fmt.Errorf("permission denied on the %s socket %s", c.api, socket), c.permission())
 	case errors.Is(dial, fs.ErrNotExist):
-		return c.unserved("crust-proxy is not running: there is no socket "+socket, validate+", or see '"+service.Status()+"'. Is the socket elsewhere? Give --socket or set CRUSTCTL_SOCKET.")
+		return c.unserved("crust-proxy is not running: there is no socket "+socket, validate+", or see '"+service.Status()+"'. Is the socket elsewhere? "+give+".")
 	case errors.Is(dial, syscall.ECONNREFUSED) && !isSocket(socket):
-		return command.Explain(fmt.Errorf("%s is not a socket", socket), "Give the daemon's admin socket with --socket or CRUSTCTL_SOCKET.")
+		return command.Explain(fmt.Errorf("%s is not a socket", socket), give+" to the daemon's "+c.api+" socket.")
 	case errors.Is(dial, syscall.ECONNREFUSED):
 		return c.notRunning("nobody listens on " + socket)
 	case errors.Is(dial, context.DeadlineExceeded):

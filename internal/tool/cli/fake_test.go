@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
@@ -90,18 +91,17 @@ type fakeAdmin struct {
 // fakeRuntime is the Runtime API.
 type fakeRuntime struct {
 	runtimev1.UnimplementedRuntimeServer
-	staged   *runtimev1.RuntimeStageVolumeRequest
-	unstaged *runtimev1.RuntimeUnstageVolumeRequest
-	fail     error
+	asked proto.Message
+	fail  error
 }
 
 func (f *fakeRuntime) RuntimeStageVolume(_ context.Context, req *runtimev1.RuntimeStageVolumeRequest) (*runtimev1.RuntimeStageVolumeResponse, error) {
-	f.staged = req
+	f.asked = req
 	return &runtimev1.RuntimeStageVolumeResponse{}, f.fail
 }
 
 func (f *fakeRuntime) RuntimeUnstageVolume(_ context.Context, req *runtimev1.RuntimeUnstageVolumeRequest) (*runtimev1.RuntimeUnstageVolumeResponse, error) {
-	f.unstaged = req
+	f.asked = req
 	return &runtimev1.RuntimeUnstageVolumeResponse{}, f.fail
 }
 

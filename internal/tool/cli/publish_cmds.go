@@ -17,10 +17,7 @@ func runtimeCmd(d *daemon, usual string, cmd *cobra.Command, run func(context.Co
 	runtime := *d
 	cmd.Flags().StringVar(&runtime.socket, "runtime-socket", usual, "the daemon's socket of the Runtime API")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		runtime.api, runtime.timeout = "runtime", d.timeout
-		if err := runtime.check(); err != nil {
-			return command.WrongUsage(cmd, err)
-		}
+		runtime.api, runtime.timeout = apiRuntime, d.timeout
 		return runtime.call(cmd.Context(), func(ctx context.Context, c *client) error {
 			return run(ctx, runtimev1.NewRuntimeClient(c.conn), args)
 		})
@@ -31,21 +28,19 @@ func runtimeCmd(d *daemon, usual string, cmd *cobra.Command, run func(context.Co
 func publishCmd(d *daemon, out *printer.Printer, usual string) *cobra.Command {
 	req := &runtimev1.RuntimeStageVolumeRequest{VolumeType: &runtimev1.VolumeType{Type: runtimev1.VolumeType_BLOCK}}
 	var readOnly bool
-	cmd := runtimeCmd(d, usual, &cobra.Command{
+	var cmd *cobra.Command
+	cmd = runtimeCmd(d, usual, &cobra.Command{
 		Use: "publish DEVICE TARGET", Short: "Hand over a device: the sandbox of a pod mounts its filesystem",
 		Long: `Hand over a block device or a disk image by the Runtime API, as an orchestrator
 would. TARGET is the path at which kubelet would publish the volume of the pod, below
 kubelet's root; its parent directory must exist. The device must have the filesystem.`,
 		Example: "  crustctl publish /dev/vg/data /var/lib/kubelet/pods/UID/volumes/x/data/mount --fs xfs",
 		Args:    command.Arguments("DEVICE", "TARGET"),
-		PreRunE: func(cmd *cobra.Command, _ []string) error {
-			if req.GetFsType() == "" {
-				return command.WrongUsage(cmd, errors.New("publish needs --fs: the filesystem on the device, such as xfs"))
-			}
-			return nil
-		},
 	}, func(ctx context.Context, c runtimev1.RuntimeClient, args []string) error {
 		req.VolumeBackingPath, req.VolumeTargetPath = args[0], args[1]
+		if req.GetFsType() == "" {
+			return command.WrongUsage(cmd, errors.New("publish needs --fs: the filesystem on the device, such as xfs"))
+		}
 		if readOnly {
 			req.MountFlags = append(req.MountFlags, "ro")
 		}
