@@ -64,7 +64,7 @@ func Main(args []string, stdout, stderr io.Writer) int {
 
 // printVersions prints runc's version first, for that is what programs read, and then our own.
 func printVersions(path string, stdout, stderr io.Writer) int {
-	cmd := exec.Command(path, "--version") //nolint:gosec // the operator's runc
+	cmd := exec.Command(path, "--version")
 	cmd.Stdout, cmd.Stderr = stdout, stderr
 	err := cmd.Run()
 	sys.PrintVersion(stdout, name)
