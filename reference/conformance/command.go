@@ -89,7 +89,7 @@ func (c *command) parse(args []string) (usage string, err error) {
 	flags.StringVar(&c.opts.Dir, "dir", c.opts.Dir, "where the simulated node gets its directory")
 	flags.StringSliceVar(&c.opts.Only, "only", nil, fmt.Sprintf("run only these test cases: %v", CaseNames()))
 	flags.DurationVar(&c.timeout, "timeout", 0, "how long the run may take; 0 is for ever")
-	flags.StringVarP(&c.out.Format, "output", "o", printer.FormatTable, printer.FormatsHelp)
+	flags.StringVarP(&c.out.Format, "output", "o", printer.FormatTable, "table, wide, json or yaml")
 	if err := flags.Parse(args); err != nil {
 		return flags.FlagUsages(), err
 	}

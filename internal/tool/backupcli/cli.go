@@ -42,7 +42,7 @@ func Run(ctx context.Context, args []string, env Env) int {
 
 // NewRoot returns crust-backup with its commands.
 func NewRoot(env Env) *cobra.Command {
-	out := &printer.Printer{Out: env.Out, Colour: printer.UseColour(env.Terminal, env.Getenv)}
+	out := &printer.Printer{Out: env.Out, Templates: printer.ParseTemplate, Colour: printer.UseColour(env.Terminal, env.Getenv)}
 	root := &cobra.Command{
 		Use:   "crust-backup",
 		Short: "Back up and restore volumes by the changed blocks of their snapshots",

@@ -80,7 +80,7 @@ const names = `{{with .id}}{{println .}}{{end}}{{with .volume}}{{println .id}}{{
 
 func newRoot(env Env) *cobra.Command {
 	d := &daemon{api: apiAdmin, service: env.Node.Service, root: env.Node.UID == 0, unit: func(socket string) unit { return unitOf(env, socket) }}
-	out := &printer.Printer{Out: env.Out, Colour: printer.UseColour(env.Terminal, env.Getenv)}
+	out := &printer.Printer{Out: env.Out, Templates: printer.ParseTemplate, Colour: printer.UseColour(env.Terminal, env.Getenv)}
 	view := &volumeView{out: out, now: env.Now}
 	root := &cobra.Command{
 		Use:   "crustctl",

@@ -34,7 +34,7 @@ func Main(args []string) int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	context.AfterFunc(ctx, stop) // a second interrupt ends at once
-	out := &printer.Printer{Out: os.Stdout, Colour: printer.UseColour(printer.IsTerminal(os.Stdout), os.Getenv)}
+	out := &printer.Printer{Out: os.Stdout, Templates: printer.ParseTemplate, Colour: printer.UseColour(printer.IsTerminal(os.Stdout), os.Getenv)}
 	return run(ctx, args, out, os.Stderr)
 }
 

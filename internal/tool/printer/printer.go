@@ -43,12 +43,14 @@ type Printer struct {
 	Out io.Writer
 	// Format is one of Formats, with its template: the value of --output.
 	Format string
+	// Templates is ParseTemplate for a program that offers templates: it links what they need.
+	Templates func(format string) (Template, error)
 	// Names is the go-template of FormatName, or empty if results have no names.
 	Names string
 	// Colour allows colours; UseColour decides it.
 	Colour bool
 
-	template template // of Format, once Check has read it
+	template Template // of Format, once Check has read it
 }
 
 // UseColour reports whether to colour the output: on a terminal, unless the environment says
@@ -79,7 +81,10 @@ func (p *Printer) Check() (err error) {
 		}
 		format = formatTemplate + p.Names
 	}
-	p.template, err = parseTemplate(format)
+	if p.Templates == nil {
+		return fmt.Errorf("--output %q is not table, wide, json or yaml", p.Format)
+	}
+	p.template, err = p.Templates(format)
 	return err
 }
 

@@ -19,10 +19,11 @@ const (
 	formatTemplate = "go-template="
 )
 
-// template writes what a user wants of a result, which it gets as decoded JSON.
-type template func(out io.Writer, result any) error
+// Template writes what a user wants of a result, which it gets as decoded JSON.
+type Template func(out io.Writer, result any) error
 
-func parseTemplate(format string) (template, error) {
+// ParseTemplate reads a format with a template.
+func ParseTemplate(format string) (Template, error) {
 	if text, is := strings.CutPrefix(format, formatJSONPath); is {
 		parsed := jsonpath.New("jsonpath").AllowMissingKeys(true)
 		if !strings.Contains(text, "{") { // a bare path
@@ -45,7 +46,7 @@ func parseTemplate(format string) (template, error) {
 
 // fill returns the output for an encoded result, with a line end. The texts of the result are
 // escaped; those of the template are the user's own.
-func (t template) fill(encoded []byte) ([]byte, error) {
+func (t Template) fill(encoded []byte) ([]byte, error) {
 	var result any
 	if err := json.Unmarshal(encoded, &result); err != nil { // keeps whole numbers whole
 		return nil, fmt.Errorf("read JSON: %w", err)

@@ -18,7 +18,6 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
-	"github.com/crust-proxy/crust-proxy/internal/ground/size"
 	"github.com/crust-proxy/crust-proxy/reference/conformance"
 )
 
@@ -100,8 +99,7 @@ func Main(args []string, stdout, stderr io.Writer) int {
 	flags := pflag.NewFlagSet(Command, pflag.ContinueOnError)
 	flags.Usage = func() {}
 	endpoint := flags.String("csi-endpoint", "", "the driver's socket, for all services: a path, or unix:///path")
-	opts.Size = 1 << 30
-	flags.Var((*size.Flag)(&opts.Size), "size", "the size of a volume, such as 1Gi; twice that where it can grow")
+	flags.Int64Var(&opts.Size, "size", 1<<30, "bytes of a volume; twice that where it can grow")
 	flags.StringToStringVar(&opts.Parameters, "parameter", nil, "KEY=VALUE of CreateVolume, as of a StorageClass; may be repeated")
 	flags.StringVar(&opts.Dir, "dir", "/var/tmp", "where volumes are published")
 	err := flags.Parse(args)
