@@ -18,6 +18,7 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/internal/daemon/admin"
 	"github.com/crust-proxy/crust-proxy/internal/daemon/config"
+	"github.com/crust-proxy/crust-proxy/internal/daemon/history"
 	"github.com/crust-proxy/crust-proxy/internal/daemon/sandboxes"
 	"github.com/crust-proxy/crust-proxy/internal/front/csi/staging"
 	"github.com/crust-proxy/crust-proxy/internal/front/kubelet"
@@ -56,6 +57,7 @@ type daemon struct {
 	sandboxes *sandboxes.Sandboxes
 	disks     *disks
 	hub       *admin.Hub
+	history   *history.History
 	node      *admin.Node
 	parts     parts
 	mounted   *hostMounts
@@ -148,6 +150,8 @@ func (d *daemon) run(ctx context.Context) error {
 		return err
 	}
 	defer release()
+	d.history = history.Open(cfg.StateDir(), nil, d.log)
+	defer d.history.Close()
 	if err := leaveFront(cfg, d.log); err != nil {
 		return err
 	}
@@ -339,7 +343,10 @@ func (d *daemon) Reconcile(ctx context.Context) (deferral.ReconcileReport, error
 	report, err := d.broker.Reconcile(ctx)
 	for _, repair := range report.Repairs {
 		d.metrics.Repaired(repair.Action, repair.Err == nil)
-		fields := []zap.Field{zap.String(telemetry.FieldVolume, string(repair.Key)), zap.String(telemetry.FieldAction, repair.Action)}
+		if repair.Volume.Key != "" {
+			d.history.Did(repair.Volume, history.Repaired, "reconcile", repair.Action, repair.Err)
+		}
+		fields := []zap.Field{zap.String(telemetry.FieldVolume, string(repair.Volume.Key)), zap.String(telemetry.FieldAction, repair.Action)}
 		if repair.Err != nil {
 			d.log.Error("repair failed", append(fields, zap.Error(repair.Err))...)
 			continue
@@ -392,6 +399,9 @@ func (d *daemon) onSandboxChanged(key volume.Key) {
 	if d.sandboxes != nil {
 		binding, _ := d.handlers.Binding(&volume.Volume{Key: key})
 		d.sandboxes.Relay.Rebound(key, binding.Sandbox)
+		if status, ok := d.broker.Get(key); ok {
+			d.history.Bound(status.Volume, binding)
+		}
 	}
 	d.onVolumeChanged(key)
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/internal/daemon/admin"
 	"github.com/crust-proxy/crust-proxy/internal/daemon/config"
+	"github.com/crust-proxy/crust-proxy/internal/daemon/history"
 	csifront "github.com/crust-proxy/crust-proxy/internal/front/csi"
 	"github.com/crust-proxy/crust-proxy/internal/front/csi/refusal"
 	"github.com/crust-proxy/crust-proxy/internal/front/passthrough"
@@ -43,7 +44,7 @@ func (d *daemon) newFront(cfg *config.Config) (*driverFront, error) {
 	calls := *d.sandboxes
 	calls.Missing = volume.NoSandbox // as if there were no sandbox
 	front, err := csifront.New(csifront.Config{
-		Volumes: d.broker, Pods: podSource(d.cluster), Sandboxes: &calls, Disks: d.disks, Observer: refusals{d.metrics, d.hub},
+		Volumes: d.broker, Pods: podSource(d.cluster), Sandboxes: &calls, Disks: d.disks, Observer: refusals{d.metrics, d.hub, d.history},
 		StateDir: cfg.StateDir(), KubeletRoot: cfg.KubeletRoot, PrivateDir: cfg.Front.PrivateDir, MarksDir: cfg.Front.MarksDir,
 		DefaultFSType: cfg.Front.DefaultFSType, VolumeCondition: cfg.Front.VolumeCondition, DriverTimeout: cfg.Front.DriverTimeout,
 		DefaultHandler: cfg.Handlers.Default, Policy: cfg.DeferralPolicy(), Log: d.log.Named("front"),
@@ -53,7 +54,8 @@ func (d *daemon) newFront(cfg *config.Config) (*driverFront, error) {
 	}
 	d.node.Refusals = front
 	f := &driverFront{
-		front: front, calls: telemetry.Interceptors{Log: d.log, Metrics: d.metrics, Tracer: d.tracer}, volumes: d.broker.List, cluster: d.cluster,
+		front: front, volumes: d.broker.List, cluster: d.cluster,
+		calls:   telemetry.Interceptors{Log: d.log, Metrics: d.metrics, Tracer: d.tracer, Ended: d.history.Call},
 		callers: peercred.NewAuthorizer("authorization.csi", peercred.Policy(cfg.Authorization.CSI), d.denied),
 	}
 	behind := registry.Config{
@@ -72,11 +74,13 @@ func (d *daemon) newFront(cfg *config.Config) (*driverFront, error) {
 type refusals struct {
 	metrics *telemetry.Metrics
 	hub     *admin.Hub
+	history *history.History
 }
 
-// Refused counts a refusal.
-func (r refusals) Refused(driver string, party refusal.Party) {
-	r.metrics.VolumeRefused(driver, string(party))
+// Refused counts and records a refusal.
+func (r refusals) Refused(one *refusal.Refusal) {
+	r.metrics.VolumeRefused(one.Driver, string(one.Party))
+	r.history.Refused(one)
 }
 
 // Changed notifies watchers.

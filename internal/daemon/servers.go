@@ -3,6 +3,7 @@ package daemon
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"os"
 	"strconv"
@@ -19,6 +20,7 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/internal/daemon/admin"
 	"github.com/crust-proxy/crust-proxy/internal/daemon/config"
+	"github.com/crust-proxy/crust-proxy/internal/daemon/history"
 	"github.com/crust-proxy/crust-proxy/internal/ground/apiserver"
 	"github.com/crust-proxy/crust-proxy/internal/ground/peercred"
 	"github.com/crust-proxy/crust-proxy/internal/ground/run"
@@ -53,7 +55,7 @@ func (d *daemon) newServers(cfg *config.Config) (*servers, error) {
 	d.runtimeCallers = peercred.NewAuthorizer("authorization.runtime", peercred.Policy(cfg.Authorization.Runtime), d.denied)
 	d.adminCallers = peercred.NewAuthorizer("authorization.admin", peercred.Policy(cfg.Authorization.Admin), d.denied)
 	out := &servers{}
-	node := &admin.AdminServer{Node: d.node, Hub: d.hub, Daemon: d, Stopping: d.stopping}
+	node := &admin.AdminServer{Node: d.node, Hub: d.hub, History: d.history, Daemon: d, Stopping: d.stopping}
 	if cfg.HTTP.View {
 		d.http.View = node.View()
 	}
@@ -92,7 +94,7 @@ func (d *daemon) listen(name string, socket config.Socket) (net.Listener, error)
 }
 
 func (d *daemon) newServer(name, service string, allowed *peercred.Authorizer, listener net.Listener) *server {
-	calls := telemetry.Interceptors{Log: d.log, Metrics: d.metrics, Tracer: d.tracer}
+	calls := telemetry.Interceptors{Log: d.log, Metrics: d.metrics, Tracer: d.tracer, Ended: d.history.Call}
 	options := append(allowed.ServerOptions(), calls.Options()...)
 	options = append(options, grpc.ChainUnaryInterceptor(admin.Statuses), grpc.ChainStreamInterceptor(d.endWithDaemon),
 		grpc.NumStreamWorkers(streamWorkers), grpc.InitialWindowSize(maxRequest), grpc.InitialConnWindowSize(maxRequest),
@@ -202,6 +204,7 @@ func about(v *volume.Volume) []zap.Field {
 // orphanEnded is called for a process that was ended, and for one that could not be.
 func (d *daemon) orphanEnded(v *volume.Volume, one deferral.Orphan, err error) {
 	d.metrics.OrphanEnded(err == nil)
+	d.history.Did(v, history.Ended, "crust-proxy", fmt.Sprintf("process %d (%q) of %s", one.PID, one.Program, one.Sandbox), err)
 	fields := about(v)
 	if err != nil {
 		d.log.Error("an orphan keeps a volume", append(fields, zap.Error(err))...)

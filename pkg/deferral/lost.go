@@ -166,11 +166,11 @@ func (l *lostVolumes) reconcile(ctx context.Context, known *entry, report *colle
 	}
 	switch {
 	case gone && err == nil:
-		report.add(key, "retract orphan", l.remover.undo(ctx, known.rec, nil, false))
+		report.add(&known.rec.Volume, "retract orphan", l.remover.undo(ctx, known.rec, nil, false))
 		return false
 	case err == nil:
 		err = l.useRecord(ctx, known, rec)
-		report.add(key, "read record", err)
+		report.add(&known.rec.Volume, "read record", err)
 		if err == nil {
 			return true
 		}

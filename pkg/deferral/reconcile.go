@@ -11,7 +11,8 @@ import (
 
 // Repair is one thing that Reconcile repaired, or failed to.
 type Repair struct {
-	Key    volume.Key
+	// Volume has only its key if it has no record, and not even that if the repair is of none.
+	Volume *volume.Volume
 	Action string
 	Err    error
 }
@@ -84,10 +85,10 @@ type collector struct {
 	report ReconcileReport
 }
 
-func (c *collector) add(key volume.Key, action string, err error) {
+func (c *collector) add(v *volume.Volume, action string, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.report.Repairs = append(c.report.Repairs, Repair{Key: key, Action: action, Err: err})
+	c.report.Repairs = append(c.report.Repairs, Repair{Volume: v, Action: action, Err: err})
 }
 
 func (c *collector) checked() {
@@ -126,15 +127,15 @@ func (r *reconciler) reconcile(ctx context.Context, key volume.Key, report *coll
 	}
 	report.checked()
 	if known.removing {
-		report.add(key, "end removal", r.remover.undo(ctx, known.rec, nil, false))
+		report.add(&known.rec.Volume, "end removal", r.remover.undo(ctx, known.rec, nil, false))
 		return
 	}
 	repaired, err := r.restorer.restoreRecord(ctx, known.rec)
 	for _, action := range repaired {
-		report.add(key, action, nil)
+		report.add(&known.rec.Volume, action, nil)
 	}
 	if err != nil {
-		report.add(key, "restore volume", err)
+		report.add(&known.rec.Volume, "restore volume", err)
 	}
 	r.table.setProblem(key, err)
 }
@@ -144,10 +145,10 @@ func (r *reconciler) removeOrphans(ctx context.Context, report *collector) {
 	for _, handler := range r.handlers.byName {
 		orphans, err := handler.Orphans(r.table.has)
 		if err != nil {
-			report.add("", "list projections of "+handler.Name(), err)
+			report.add(&volume.Volume{}, "list projections of "+handler.Name(), err)
 		}
 		for _, v := range orphans {
-			r.removeUnknown(ctx, v.Key, "retract orphan", report,
+			r.removeUnknown(ctx, v, "retract orphan", report,
 				func() error { return refuseInUse(ctx, handler, v) },
 				func() error { return handler.Retract(ctx, v) })
 		}
@@ -158,7 +159,7 @@ func (r *reconciler) removeOrphans(ctx context.Context, report *collector) {
 func (r *reconciler) removeStrayGuards(ctx context.Context, report *collector) {
 	points, err := r.targets.root.Points(ctx)
 	if err != nil {
-		report.add("", "read mounts", err)
+		report.add(&volume.Volume{}, "read mounts", err)
 	}
 	for key, point := range points {
 		if r.table.has(key) {
@@ -168,8 +169,9 @@ func (r *reconciler) removeStrayGuards(ctx context.Context, report *collector) {
 		if err != nil {
 			continue
 		}
-		r.removeUnknown(ctx, t.Key(), "unmount stray guard", report,
-			func() error { return r.handlers.refuseBound(ctx, r.targets.volume(t)) },
+		v := r.targets.volume(t)
+		r.removeUnknown(ctx, v, "unmount stray guard", report,
+			func() error { return r.handlers.refuseBound(ctx, v) },
 			func() error { return t.Remove(false) })
 		t.Close()
 	}
@@ -178,18 +180,18 @@ func (r *reconciler) removeStrayGuards(ctx context.Context, report *collector) {
 // removeUnknown removes what is left of a volume without a record, unless a sandbox may
 // have the volume.
 func (r *reconciler) removeUnknown(
-	ctx context.Context, key volume.Key, action string, report *collector, refuse, remove func() error,
+	ctx context.Context, v *volume.Volume, action string, report *collector, refuse, remove func() error,
 ) {
 	if err := refuse(); err != nil {
-		report.add(key, action, err)
+		report.add(v, action, err)
 		return
 	}
-	unlock, err := r.locks.lock(ctx, key)
+	unlock, err := r.locks.lock(ctx, v.Key)
 	if err != nil {
 		return
 	}
 	defer unlock()
-	if !r.table.has(key) {
-		report.add(key, action, remove())
+	if !r.table.has(v.Key) {
+		report.add(v, action, remove())
 	}
 }

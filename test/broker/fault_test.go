@@ -60,7 +60,7 @@ func TestReconcileRebuildsWhatIsMissing(t *testing.T) {
 	n.runtime.published = nil
 	report, err := n.Reconcile(t.Context())
 	check.Must(t, err)
-	want := []deferral.Repair{{Key: v.Key, Action: "mount guard"}, {Key: v.Key, Action: "publish to runtime"}}
+	want := []deferral.Repair{{Volume: v, Action: "mount guard"}, {Volume: v, Action: "publish to runtime"}}
 	if !slices.Equal(report.Repairs, want) {
 		t.Errorf("repairs: %+v", report.Repairs)
 	}
@@ -100,7 +100,7 @@ func TestDeviceThatCannotBeClaimedAgainStaysOwned(t *testing.T) {
 		_, err := n.Defer(t.Context(), n.instruction("pod-2", disk))
 		wantKind(t, err, volume.InUse)
 		report, err := n.Reconcile(t.Context())
-		if err != nil || !slices.Contains(report.Repairs, deferral.Repair{Key: v.Key, Action: "claim device"}) {
+		if err != nil || len(report.Repairs) == 0 || report.Repairs[0].Action != "claim device" || report.Repairs[0].Volume.Key != v.Key {
 			t.Errorf("%s: repaired was %+v, %v", name, report.Repairs, err)
 		}
 		wantHeld(t, disk, true)

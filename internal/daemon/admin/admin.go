@@ -25,9 +25,11 @@ const healthTime = 5 * time.Second
 // AdminServer is the Admin API.
 type AdminServer struct {
 	adminv1.UnimplementedAdminServer
-	Node   *Node
-	Hub    *Hub
-	Daemon Daemon
+	Node *Node
+	Hub  *Hub
+	// History has what happened to the volumes.
+	History History
+	Daemon  Daemon
 	// Stopping is closed when the daemon drains: watches end, so that the daemon does not
 	// wait for them.
 	Stopping <-chan struct{}
@@ -45,6 +47,11 @@ type Daemon interface {
 	// Forced reports a volume that was released by force, with the processes that still have
 	// its device open.
 	Forced(v *volume.Volume, heldBy string)
+}
+
+// History has events of volumes, the newest first. An empty reference names all volumes.
+type History interface {
+	List(ref string, limit int) []*adminv1.VolumeEvent
 }
 
 // Statuses converts the errors of unary calls to gRPC statuses. It belongs behind the interceptors
@@ -133,6 +140,20 @@ func (s *AdminServer) live(ctx context.Context, ref string) (deferral.Status, er
 	return found, volume.Errorf(volume.NoSandbox, "volume %s: no sandbox has it, for it was refused: %s", found.Target, refused.Error)
 }
 
+const (
+	defaultEvents = 100
+	maxEvents     = 10000
+)
+
+// ListEvents lists what happened to volumes.
+func (s *AdminServer) ListEvents(_ context.Context, req *adminv1.ListEventsRequest) (*adminv1.ListEventsResponse, error) {
+	if req.GetLimit() < 0 {
+		return nil, volume.Errorf(volume.Invalid, "limit %d is negative", req.GetLimit())
+	}
+	limit := min(cmp.Or(int(req.GetLimit()), defaultEvents), maxEvents)
+	return &adminv1.ListEventsResponse{Events: s.History.List(req.GetVolume(), limit)}, nil
+}
+
 // GetVolumeStats asks the sandbox.
 func (s *AdminServer) GetVolumeStats(
 	ctx context.Context, req *adminv1.GetVolumeStatsRequest,
@@ -161,6 +182,7 @@ func (s *AdminServer) ExpandVolume(
 	}
 	size, later, err := s.Node.expand(ctx, found.Volume,
 		volume.Range{Required: req.GetRequiredBytes(), Limit: req.GetLimitBytes()})
+	noteSize(ctx, size, later)
 	return &adminv1.ExpandVolumeResponse{CapacityBytes: size, Later: later}, err
 }
 
@@ -216,7 +238,7 @@ func (s *AdminServer) Reconcile(ctx context.Context, _ *adminv1.ReconcileRequest
 	}
 	out := &adminv1.ReconcileResponse{Checked: int64(report.Checked)}
 	for _, repair := range report.Repairs {
-		shown := &adminv1.Repair{VolumeId: string(repair.Key), Action: repair.Action}
+		shown := &adminv1.Repair{VolumeId: string(repair.Volume.Key), Action: repair.Action}
 		if repair.Err != nil {
 			shown.Error = repair.Err.Error()
 		}
@@ -350,6 +372,7 @@ func (s *AdminServer) ReleaseVolume(
 		out.HeldBy = strings.TrimPrefix(out.HeldBy+", "+held.Held.Processes, ", ")
 	}
 	if req.GetForce() {
+		telemetry.CallFrom(ctx).Detail = "by force, held by " + cmp.Or(out.GetHeldBy(), "nobody")
 		s.Daemon.Forced(found.Volume, out.GetHeldBy())
 	}
 	return out, nil
@@ -367,6 +390,7 @@ func (s *AdminServer) FreezeVolume(
 	if most.CheckValid() != nil || most.AsDuration() <= 0 {
 		return nil, volume.Errorf(volume.Invalid, "volume %s: timeout is missing: say when writes go on by themselves", v.Target)
 	}
+	telemetry.CallFrom(ctx).Detail = "for at most " + most.AsDuration().String()
 	since := time.Now()
 	err = able.Freeze(ctx, v, most.AsDuration())
 	s.Node.frozen.note(v.Key, freeze{since, since.Add(most.AsDuration())}, err)

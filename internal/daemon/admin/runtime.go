@@ -2,6 +2,7 @@ package admin
 
 import (
 	"context"
+	"fmt"
 	"strings"
 
 	"github.com/crust-proxy/crust-proxy/internal/front/csi/refusal"
@@ -35,6 +36,14 @@ func note(call *telemetry.Call, v *volume.Volume) {
 	call.Volume, call.Target, call.Driver, call.Handler = string(v.Key), v.Target, v.Driver, v.Handler
 	if of := v.Origin; of != nil {
 		call.CSIVolume, call.Rule, call.Pod = of.VolumeID, of.Rule, strings.TrimPrefix(of.PodNamespace+"/"+of.PodName, "/")
+	}
+}
+
+// noteSize records the size of a growth for the volume's history.
+func noteSize(ctx context.Context, size int64, later bool) {
+	call := telemetry.CallFrom(ctx)
+	if call.Detail = fmt.Sprintf("to %d bytes", size); later {
+		call.Detail += " when a sandbox mounts it"
 	}
 }
 
@@ -124,8 +133,9 @@ func (s *RuntimeServer) RuntimeExpandVolume(
 	if err != nil {
 		return nil, err
 	}
-	size, _, err := s.Node.expand(ctx, v, volume.Range{
+	size, later, err := s.Node.expand(ctx, v, volume.Range{
 		Required: req.GetCapacityRange().GetRequiredBytes(), Limit: req.GetCapacityRange().GetLimitBytes(),
 	})
+	noteSize(ctx, size, later)
 	return &runtimev1.RuntimeExpandVolumeResponse{CapacityBytes: size}, err
 }

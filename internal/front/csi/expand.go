@@ -2,6 +2,7 @@ package csi
 
 import (
 	"context"
+	"fmt"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"go.uber.org/zap"
@@ -67,6 +68,7 @@ func expandDeferred(
 	if err != nil {
 		return nil, namingPod(found.Volume, err)
 	}
+	telemetry.CallFrom(ctx).Detail = fmt.Sprintf("to %d bytes", size)
 	return proto.Marshal(&csi.NodeExpandVolumeResponse{CapacityBytes: size})
 }
 

@@ -428,14 +428,14 @@ type observed struct {
 }
 
 // Refused implements Observer.
-func (o *observed) Refused(driver string, party refusal.Party) {
+func (o *observed) Refused(r *refusal.Refusal) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.refused == nil {
 		o.refused = make(map[refusal.Party]int)
 	}
-	if driver == driverName {
-		o.refused[party]++
+	if r.Driver == driverName {
+		o.refused[r.Party]++
 	}
 }
 

@@ -63,7 +63,7 @@ type Disks interface {
 // Observer is called for each call that refused a volume, and for each volume that is listed
 // as refused, or not any more. It must not block.
 type Observer interface {
-	Refused(driver string, party refusal.Party)
+	Refused(*refusal.Refusal)
 	Changed(key volume.Key)
 }
 

@@ -209,7 +209,7 @@ func (p *driverProxy) recordRefusal(w *decision.VolumeRequest, rules *decision.R
 	err = refusal.Sentence(&refused, err)
 	refused.Error = status.Convert(err).Message()
 	p.front.refused.Add(refused)
-	p.cfg.Observer.Refused(p.driver.Name, refused.Party)
+	p.cfg.Observer.Refused(&refused)
 	return err
 }
 

@@ -86,8 +86,10 @@ func newPublishCall(
 func (p *publishCall) run(ctx context.Context) ([]byte, error) {
 	err := p.decide(ctx)
 	annotateVerdict(ctx, p.w, p.rules, &p.verdict, p.pod.Known())
+	call := telemetry.CallFrom(ctx)
+	call.Repeated = p.state.Published != nil
 	if p.verdict.Defer || err != nil {
-		telemetry.CallFrom(ctx).Volume = string(p.proxy.front.key(p.target))
+		call.Volume = string(p.proxy.front.key(p.target))
 	}
 	if err != nil {
 		return nil, p.refuse(p.finishError(ctx, err))

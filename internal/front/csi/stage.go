@@ -10,6 +10,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/front/csi/refusal"
 	"github.com/crust-proxy/crust-proxy/internal/front/csi/staging"
 	"github.com/crust-proxy/crust-proxy/internal/front/policy"
+	"github.com/crust-proxy/crust-proxy/internal/ground/telemetry"
 )
 
 // stageCall is one NodeStageVolume of a filesystem volume. Its caller holds the volume's
@@ -44,6 +45,7 @@ func stageVolume(ctx context.Context, p *driverProxy, req *csi.NodeStageVolumeRe
 func (s *stageCall) run(ctx context.Context, forward forwardFunc) ([]byte, error) {
 	asDevice, err := s.prepare(ctx)
 	annotateVerdict(ctx, s.w, s.rules, &s.verdict, s.pod)
+	telemetry.CallFrom(ctx).Repeated = s.rec.Stage.Done(asDevice)
 	if err != nil {
 		return nil, s.refuse(s.notBegun(err))
 	}

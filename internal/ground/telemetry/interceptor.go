@@ -1,6 +1,7 @@
 package telemetry
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"runtime/debug"
@@ -28,6 +29,9 @@ type Interceptors struct {
 	Tracer trace.Tracer
 	// Front is set for the servers that stand in for a CSI driver.
 	Front *Front
+	// Ended, which may be nil, is called at the end of each call, with why it failed or "". The text is
+	// the one that is logged. It must not block.
+	Ended func(ctx context.Context, method string, call *Call, failure string)
 }
 
 // Front is what differs for the calls of a driver: they may have methods and error texts that
@@ -92,7 +96,11 @@ func (i *Interceptors) serve(
 		}
 		code, took := codeOf(err), time.Since(start)
 		i.Metrics.called(method, call, code, timed, took)
-		i.log(ctx, method, call, code, took, err)
+		text := i.failure(method, call, code, err)
+		i.log(ctx, method, call, code, took, text)
+		if i.Ended != nil {
+			i.Ended(ctx, method, call, text)
+		}
 		if span != nil {
 			finish(span, call, code)
 		}
@@ -142,12 +150,24 @@ func isRead(method string) bool {
 	return false
 }
 
-func (i *Interceptors) log(ctx context.Context, method string, call *Call, code codes.Code, took time.Duration, err error) {
+// failure is why a call failed, or "". The text of an error that may repeat a secret is replaced.
+func (i *Interceptors) failure(method string, call *Call, code codes.Code, err error) string {
+	switch {
+	case err == nil:
+		return ""
+	case i.Front == nil || i.Front.Ours[method] && !call.Forwarded:
+		return cmp.Or(status.Convert(err).Message(), code.String())
+	default:
+		return "the driver answered " + code.String()
+	}
+}
+
+func (i *Interceptors) log(ctx context.Context, method string, call *Call, code codes.Code, took time.Duration, failure string) {
 	level := zapcore.InfoLevel
 	switch {
-	case call.Expected, err == nil && isRead(method):
+	case call.Expected, failure == "" && isRead(method):
 		level = zapcore.DebugLevel
-	case err != nil:
+	case failure != "":
 		level = zapcore.WarnLevel
 	}
 	entry := i.Log.Check(level, "call")
@@ -168,8 +188,8 @@ func (i *Interceptors) log(ctx context.Context, method string, call *Call, code 
 	if who, ok := peercred.FromContext(ctx); ok {
 		fields = append(fields, zap.Uint32(FieldPeerUID, who.UID), zap.Int32(FieldPeerPID, who.PID))
 	}
-	if err != nil && (i.Front == nil || i.Front.Ours[method] && !call.Forwarded) {
-		fields = append(fields, zap.String("error", status.Convert(err).Message()))
+	if failure != "" {
+		fields = append(fields, zap.String("error", failure))
 	}
 	entry.Write(fields...)
 }
@@ -183,6 +203,10 @@ type Call struct {
 	// handler's name, Pod a namespace and name, Rule the policy's that decides, and Sandbox the one
 	// that answered.
 	Volume, Target, CSIVolume, Driver, Handler, Pod, Rule, Sandbox string
+	// Detail says what a call has done, where its method does not: for the volume's history. Repeated is
+	// set if everything was done already.
+	Detail   string
+	Repeated bool
 	// Expected is set if the caller expects the error: it is logged at debug level.
 	Expected bool
 	// Forwarded is set if the driver itself answered with an error. Its text may repeat a

@@ -1667,6 +1667,291 @@ func (x *ExpandVolumeResponse) GetLater() bool {
 	return false
 }
 
+// ListEventsRequest selects events; all fields are optional.
+type ListEventsRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// volume selects a volume, which may have gone: as in GetVolumeRequest, or by the CSI volume,
+	// the name of its persistent volume, or the pod, as NAMESPACE/NAME or by its uid.
+	Volume string `protobuf:"bytes,1,opt,name=volume,proto3" json:"volume,omitempty"`
+	// limit bounds the answer; 0 means 100.
+	Limit         int32 `protobuf:"varint,2,opt,name=limit,proto3" json:"limit,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListEventsRequest) Reset() {
+	*x = ListEventsRequest{}
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListEventsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListEventsRequest) ProtoMessage() {}
+
+func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListEventsRequest.ProtoReflect.Descriptor instead.
+func (*ListEventsRequest) Descriptor() ([]byte, []int) {
+	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *ListEventsRequest) GetVolume() string {
+	if x != nil {
+		return x.Volume
+	}
+	return ""
+}
+
+func (x *ListEventsRequest) GetLimit() int32 {
+	if x != nil {
+		return x.Limit
+	}
+	return 0
+}
+
+// ListEventsResponse holds events.
+type ListEventsResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// events are the newest, the newest of them first.
+	Events        []*VolumeEvent `protobuf:"bytes,1,rep,name=events,proto3" json:"events,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListEventsResponse) Reset() {
+	*x = ListEventsResponse{}
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListEventsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListEventsResponse) ProtoMessage() {}
+
+func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListEventsResponse.ProtoReflect.Descriptor instead.
+func (*ListEventsResponse) Descriptor() ([]byte, []int) {
+	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *ListEventsResponse) GetEvents() []*VolumeEvent {
+	if x != nil {
+		return x.Events
+	}
+	return nil
+}
+
+// VolumeEvent is what happened to a volume, once or several times in a row.
+type VolumeEvent struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// number orders the events of this node; an event that is repeated gets a new one.
+	Number uint64 `protobuf:"varint,1,opt,name=number,proto3" json:"number,omitempty"`
+	// first_at is when it happened first.
+	FirstAt *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=first_at,json=firstAt,proto3" json:"first_at,omitempty"`
+	// last_at is when it happened last.
+	LastAt *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=last_at,json=lastAt,proto3" json:"last_at,omitempty"`
+	// count is how often it happened.
+	Count int64 `protobuf:"varint,4,opt,name=count,proto3" json:"count,omitempty"`
+	// what is one of staged, unstaged, published, unpublished, refused, bound, unbound, grown, frozen,
+	// thawed, released, ended and repaired, or says that one of these failed, such as "unstage failed".
+	What string `protobuf:"bytes,5,opt,name=what,proto3" json:"what,omitempty"`
+	// failed is set if it failed.
+	Failed bool `protobuf:"varint,6,opt,name=failed,proto3" json:"failed,omitempty"`
+	// by is who caused it: kubelet, a caller of the Runtime or Admin API by its uid, reconcile, a
+	// sandbox, or crust-proxy.
+	By string `protobuf:"bytes,7,opt,name=by,proto3" json:"by,omitempty"`
+	// text says more, such as why it failed.
+	Text string `protobuf:"bytes,8,opt,name=text,proto3" json:"text,omitempty"`
+	// id is the id of the volume, where it has one; this and all that follow are as in Volume.
+	Id string `protobuf:"bytes,9,opt,name=id,proto3" json:"id,omitempty"`
+	// target_path is empty where only the CSI volume is known.
+	TargetPath string `protobuf:"bytes,10,opt,name=target_path,json=targetPath,proto3" json:"target_path,omitempty"`
+	// driver is the CSI driver.
+	Driver string `protobuf:"bytes,11,opt,name=driver,proto3" json:"driver,omitempty"`
+	// volume_id is the CSI volume.
+	VolumeId string `protobuf:"bytes,12,opt,name=volume_id,json=volumeId,proto3" json:"volume_id,omitempty"`
+	// handler is the runtime handler.
+	Handler string `protobuf:"bytes,13,opt,name=handler,proto3" json:"handler,omitempty"`
+	// pod_namespace is the namespace of the pod.
+	PodNamespace string `protobuf:"bytes,14,opt,name=pod_namespace,json=podNamespace,proto3" json:"pod_namespace,omitempty"`
+	// pod_name is the name of the pod.
+	PodName string `protobuf:"bytes,15,opt,name=pod_name,json=podName,proto3" json:"pod_name,omitempty"`
+	// pod_uid is the uid of the pod.
+	PodUid        string `protobuf:"bytes,16,opt,name=pod_uid,json=podUid,proto3" json:"pod_uid,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VolumeEvent) Reset() {
+	*x = VolumeEvent{}
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VolumeEvent) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VolumeEvent) ProtoMessage() {}
+
+func (x *VolumeEvent) ProtoReflect() protoreflect.Message {
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VolumeEvent.ProtoReflect.Descriptor instead.
+func (*VolumeEvent) Descriptor() ([]byte, []int) {
+	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *VolumeEvent) GetNumber() uint64 {
+	if x != nil {
+		return x.Number
+	}
+	return 0
+}
+
+func (x *VolumeEvent) GetFirstAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.FirstAt
+	}
+	return nil
+}
+
+func (x *VolumeEvent) GetLastAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.LastAt
+	}
+	return nil
+}
+
+func (x *VolumeEvent) GetCount() int64 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
+func (x *VolumeEvent) GetWhat() string {
+	if x != nil {
+		return x.What
+	}
+	return ""
+}
+
+func (x *VolumeEvent) GetFailed() bool {
+	if x != nil {
+		return x.Failed
+	}
+	return false
+}
+
+func (x *VolumeEvent) GetBy() string {
+	if x != nil {
+		return x.By
+	}
+	return ""
+}
+
+func (x *VolumeEvent) GetText() string {
+	if x != nil {
+		return x.Text
+	}
+	return ""
+}
+
+func (x *VolumeEvent) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *VolumeEvent) GetTargetPath() string {
+	if x != nil {
+		return x.TargetPath
+	}
+	return ""
+}
+
+func (x *VolumeEvent) GetDriver() string {
+	if x != nil {
+		return x.Driver
+	}
+	return ""
+}
+
+func (x *VolumeEvent) GetVolumeId() string {
+	if x != nil {
+		return x.VolumeId
+	}
+	return ""
+}
+
+func (x *VolumeEvent) GetHandler() string {
+	if x != nil {
+		return x.Handler
+	}
+	return ""
+}
+
+func (x *VolumeEvent) GetPodNamespace() string {
+	if x != nil {
+		return x.PodNamespace
+	}
+	return ""
+}
+
+func (x *VolumeEvent) GetPodName() string {
+	if x != nil {
+		return x.PodName
+	}
+	return ""
+}
+
+func (x *VolumeEvent) GetPodUid() string {
+	if x != nil {
+		return x.PodUid
+	}
+	return ""
+}
+
 // FreezeVolumeRequest names a volume and a time.
 type FreezeVolumeRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1680,7 +1965,7 @@ type FreezeVolumeRequest struct {
 
 func (x *FreezeVolumeRequest) Reset() {
 	*x = FreezeVolumeRequest{}
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[17]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1692,7 +1977,7 @@ func (x *FreezeVolumeRequest) String() string {
 func (*FreezeVolumeRequest) ProtoMessage() {}
 
 func (x *FreezeVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[17]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1705,7 +1990,7 @@ func (x *FreezeVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FreezeVolumeRequest.ProtoReflect.Descriptor instead.
 func (*FreezeVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{17}
+	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *FreezeVolumeRequest) GetVolume() string {
@@ -1731,7 +2016,7 @@ type FreezeVolumeResponse struct {
 
 func (x *FreezeVolumeResponse) Reset() {
 	*x = FreezeVolumeResponse{}
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[18]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1743,7 +2028,7 @@ func (x *FreezeVolumeResponse) String() string {
 func (*FreezeVolumeResponse) ProtoMessage() {}
 
 func (x *FreezeVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[18]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1756,7 +2041,7 @@ func (x *FreezeVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FreezeVolumeResponse.ProtoReflect.Descriptor instead.
 func (*FreezeVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{18}
+	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{21}
 }
 
 // ThawVolumeRequest names a volume.
@@ -1770,7 +2055,7 @@ type ThawVolumeRequest struct {
 
 func (x *ThawVolumeRequest) Reset() {
 	*x = ThawVolumeRequest{}
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[19]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1782,7 +2067,7 @@ func (x *ThawVolumeRequest) String() string {
 func (*ThawVolumeRequest) ProtoMessage() {}
 
 func (x *ThawVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[19]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1795,7 +2080,7 @@ func (x *ThawVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ThawVolumeRequest.ProtoReflect.Descriptor instead.
 func (*ThawVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{19}
+	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ThawVolumeRequest) GetVolume() string {
@@ -1814,7 +2099,7 @@ type ThawVolumeResponse struct {
 
 func (x *ThawVolumeResponse) Reset() {
 	*x = ThawVolumeResponse{}
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[20]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1826,7 +2111,7 @@ func (x *ThawVolumeResponse) String() string {
 func (*ThawVolumeResponse) ProtoMessage() {}
 
 func (x *ThawVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[20]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1839,7 +2124,7 @@ func (x *ThawVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ThawVolumeResponse.ProtoReflect.Descriptor instead.
 func (*ThawVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{20}
+	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{23}
 }
 
 // ReleaseVolumeRequest names a volume.
@@ -1856,7 +2141,7 @@ type ReleaseVolumeRequest struct {
 
 func (x *ReleaseVolumeRequest) Reset() {
 	*x = ReleaseVolumeRequest{}
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[21]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1868,7 +2153,7 @@ func (x *ReleaseVolumeRequest) String() string {
 func (*ReleaseVolumeRequest) ProtoMessage() {}
 
 func (x *ReleaseVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[21]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1881,7 +2166,7 @@ func (x *ReleaseVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseVolumeRequest.ProtoReflect.Descriptor instead.
 func (*ReleaseVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{21}
+	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ReleaseVolumeRequest) GetVolume() string {
@@ -1909,7 +2194,7 @@ type ReleaseVolumeResponse struct {
 
 func (x *ReleaseVolumeResponse) Reset() {
 	*x = ReleaseVolumeResponse{}
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[22]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1921,7 +2206,7 @@ func (x *ReleaseVolumeResponse) String() string {
 func (*ReleaseVolumeResponse) ProtoMessage() {}
 
 func (x *ReleaseVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[22]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1934,7 +2219,7 @@ func (x *ReleaseVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseVolumeResponse.ProtoReflect.Descriptor instead.
 func (*ReleaseVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{22}
+	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ReleaseVolumeResponse) GetHeldBy() string {
@@ -1957,7 +2242,7 @@ type EndOrphansRequest struct {
 
 func (x *EndOrphansRequest) Reset() {
 	*x = EndOrphansRequest{}
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[23]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1969,7 +2254,7 @@ func (x *EndOrphansRequest) String() string {
 func (*EndOrphansRequest) ProtoMessage() {}
 
 func (x *EndOrphansRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[23]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1982,7 +2267,7 @@ func (x *EndOrphansRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndOrphansRequest.ProtoReflect.Descriptor instead.
 func (*EndOrphansRequest) Descriptor() ([]byte, []int) {
-	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{23}
+	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *EndOrphansRequest) GetVolume() string {
@@ -2010,7 +2295,7 @@ type EndOrphansResponse struct {
 
 func (x *EndOrphansResponse) Reset() {
 	*x = EndOrphansResponse{}
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[24]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2022,7 +2307,7 @@ func (x *EndOrphansResponse) String() string {
 func (*EndOrphansResponse) ProtoMessage() {}
 
 func (x *EndOrphansResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[24]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2035,7 +2320,7 @@ func (x *EndOrphansResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndOrphansResponse.ProtoReflect.Descriptor instead.
 func (*EndOrphansResponse) Descriptor() ([]byte, []int) {
-	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{24}
+	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *EndOrphansResponse) GetOrphans() []*Orphan {
@@ -2066,7 +2351,7 @@ type Orphan struct {
 
 func (x *Orphan) Reset() {
 	*x = Orphan{}
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[25]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2078,7 +2363,7 @@ func (x *Orphan) String() string {
 func (*Orphan) ProtoMessage() {}
 
 func (x *Orphan) ProtoReflect() protoreflect.Message {
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[25]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2091,7 +2376,7 @@ func (x *Orphan) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Orphan.ProtoReflect.Descriptor instead.
 func (*Orphan) Descriptor() ([]byte, []int) {
-	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{25}
+	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Orphan) GetPid() int32 {
@@ -2145,7 +2430,7 @@ type ListHandlersRequest struct {
 
 func (x *ListHandlersRequest) Reset() {
 	*x = ListHandlersRequest{}
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[26]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2157,7 +2442,7 @@ func (x *ListHandlersRequest) String() string {
 func (*ListHandlersRequest) ProtoMessage() {}
 
 func (x *ListHandlersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[26]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2170,7 +2455,7 @@ func (x *ListHandlersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListHandlersRequest.ProtoReflect.Descriptor instead.
 func (*ListHandlersRequest) Descriptor() ([]byte, []int) {
-	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{26}
+	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{29}
 }
 
 // ListHandlersResponse lists the handlers.
@@ -2184,7 +2469,7 @@ type ListHandlersResponse struct {
 
 func (x *ListHandlersResponse) Reset() {
 	*x = ListHandlersResponse{}
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[27]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2196,7 +2481,7 @@ func (x *ListHandlersResponse) String() string {
 func (*ListHandlersResponse) ProtoMessage() {}
 
 func (x *ListHandlersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[27]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2209,7 +2494,7 @@ func (x *ListHandlersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListHandlersResponse.ProtoReflect.Descriptor instead.
 func (*ListHandlersResponse) Descriptor() ([]byte, []int) {
-	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{27}
+	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ListHandlersResponse) GetHandlers() []*Handler {
@@ -2238,7 +2523,7 @@ type Handler struct {
 
 func (x *Handler) Reset() {
 	*x = Handler{}
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[28]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2250,7 +2535,7 @@ func (x *Handler) String() string {
 func (*Handler) ProtoMessage() {}
 
 func (x *Handler) ProtoReflect() protoreflect.Message {
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[28]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2263,7 +2548,7 @@ func (x *Handler) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Handler.ProtoReflect.Descriptor instead.
 func (*Handler) Descriptor() ([]byte, []int) {
-	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{28}
+	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *Handler) GetName() string {
@@ -2310,7 +2595,7 @@ type ListDriversRequest struct {
 
 func (x *ListDriversRequest) Reset() {
 	*x = ListDriversRequest{}
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[29]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2322,7 +2607,7 @@ func (x *ListDriversRequest) String() string {
 func (*ListDriversRequest) ProtoMessage() {}
 
 func (x *ListDriversRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[29]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2335,7 +2620,7 @@ func (x *ListDriversRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDriversRequest.ProtoReflect.Descriptor instead.
 func (*ListDriversRequest) Descriptor() ([]byte, []int) {
-	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{29}
+	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{32}
 }
 
 // ListDriversResponse lists the drivers.
@@ -2351,7 +2636,7 @@ type ListDriversResponse struct {
 
 func (x *ListDriversResponse) Reset() {
 	*x = ListDriversResponse{}
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[30]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2363,7 +2648,7 @@ func (x *ListDriversResponse) String() string {
 func (*ListDriversResponse) ProtoMessage() {}
 
 func (x *ListDriversResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[30]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2376,7 +2661,7 @@ func (x *ListDriversResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDriversResponse.ProtoReflect.Descriptor instead.
 func (*ListDriversResponse) Descriptor() ([]byte, []int) {
-	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{30}
+	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *ListDriversResponse) GetFrontEnabled() bool {
@@ -2430,7 +2715,7 @@ type Driver struct {
 
 func (x *Driver) Reset() {
 	*x = Driver{}
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[31]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2442,7 +2727,7 @@ func (x *Driver) String() string {
 func (*Driver) ProtoMessage() {}
 
 func (x *Driver) ProtoReflect() protoreflect.Message {
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[31]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2455,7 +2740,7 @@ func (x *Driver) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Driver.ProtoReflect.Descriptor instead.
 func (*Driver) Descriptor() ([]byte, []int) {
-	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{31}
+	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Driver) GetName() string {
@@ -2558,7 +2843,7 @@ type ReconcileRequest struct {
 
 func (x *ReconcileRequest) Reset() {
 	*x = ReconcileRequest{}
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[32]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2570,7 +2855,7 @@ func (x *ReconcileRequest) String() string {
 func (*ReconcileRequest) ProtoMessage() {}
 
 func (x *ReconcileRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[32]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2583,7 +2868,7 @@ func (x *ReconcileRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReconcileRequest.ProtoReflect.Descriptor instead.
 func (*ReconcileRequest) Descriptor() ([]byte, []int) {
-	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{32}
+	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{35}
 }
 
 // ReconcileResponse tells what was done.
@@ -2599,7 +2884,7 @@ type ReconcileResponse struct {
 
 func (x *ReconcileResponse) Reset() {
 	*x = ReconcileResponse{}
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[33]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2611,7 +2896,7 @@ func (x *ReconcileResponse) String() string {
 func (*ReconcileResponse) ProtoMessage() {}
 
 func (x *ReconcileResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[33]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2624,7 +2909,7 @@ func (x *ReconcileResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReconcileResponse.ProtoReflect.Descriptor instead.
 func (*ReconcileResponse) Descriptor() ([]byte, []int) {
-	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{33}
+	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *ReconcileResponse) GetChecked() int64 {
@@ -2656,7 +2941,7 @@ type Repair struct {
 
 func (x *Repair) Reset() {
 	*x = Repair{}
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[34]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2668,7 +2953,7 @@ func (x *Repair) String() string {
 func (*Repair) ProtoMessage() {}
 
 func (x *Repair) ProtoReflect() protoreflect.Message {
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[34]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2681,7 +2966,7 @@ func (x *Repair) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Repair.ProtoReflect.Descriptor instead.
 func (*Repair) Descriptor() ([]byte, []int) {
-	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{34}
+	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *Repair) GetVolumeId() string {
@@ -2843,7 +3128,31 @@ const file_crust_admin_v1_admin_proto_rawDesc = "" +
 	"limitBytes\"S\n" +
 	"\x14ExpandVolumeResponse\x12%\n" +
 	"\x0ecapacity_bytes\x18\x01 \x01(\x03R\rcapacityBytes\x12\x14\n" +
-	"\x05later\x18\x02 \x01(\bR\x05later\"b\n" +
+	"\x05later\x18\x02 \x01(\bR\x05later\"A\n" +
+	"\x11ListEventsRequest\x12\x16\n" +
+	"\x06volume\x18\x01 \x01(\tR\x06volume\x12\x14\n" +
+	"\x05limit\x18\x02 \x01(\x05R\x05limit\"I\n" +
+	"\x12ListEventsResponse\x123\n" +
+	"\x06events\x18\x01 \x03(\v2\x1b.crust.admin.v1.VolumeEventR\x06events\"\xd0\x03\n" +
+	"\vVolumeEvent\x12\x16\n" +
+	"\x06number\x18\x01 \x01(\x04R\x06number\x125\n" +
+	"\bfirst_at\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\afirstAt\x123\n" +
+	"\alast_at\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x06lastAt\x12\x14\n" +
+	"\x05count\x18\x04 \x01(\x03R\x05count\x12\x12\n" +
+	"\x04what\x18\x05 \x01(\tR\x04what\x12\x16\n" +
+	"\x06failed\x18\x06 \x01(\bR\x06failed\x12\x0e\n" +
+	"\x02by\x18\a \x01(\tR\x02by\x12\x12\n" +
+	"\x04text\x18\b \x01(\tR\x04text\x12\x0e\n" +
+	"\x02id\x18\t \x01(\tR\x02id\x12\x1f\n" +
+	"\vtarget_path\x18\n" +
+	" \x01(\tR\n" +
+	"targetPath\x12\x16\n" +
+	"\x06driver\x18\v \x01(\tR\x06driver\x12\x1b\n" +
+	"\tvolume_id\x18\f \x01(\tR\bvolumeId\x12\x18\n" +
+	"\ahandler\x18\r \x01(\tR\ahandler\x12#\n" +
+	"\rpod_namespace\x18\x0e \x01(\tR\fpodNamespace\x12\x19\n" +
+	"\bpod_name\x18\x0f \x01(\tR\apodName\x12\x17\n" +
+	"\apod_uid\x18\x10 \x01(\tR\x06podUid\"b\n" +
 	"\x13FreezeVolumeRequest\x12\x16\n" +
 	"\x06volume\x18\x01 \x01(\tR\x06volume\x123\n" +
 	"\atimeout\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\atimeout\"\x16\n" +
@@ -2914,14 +3223,16 @@ const file_crust_admin_v1_admin_proto_rawDesc = "" +
 	"\x15VOLUME_STATE_REMOVING\x10\x04\x12\x18\n" +
 	"\x14VOLUME_STATE_ADOPTED\x10\x05\x12\x18\n" +
 	"\x14VOLUME_STATE_REFUSED\x10\x06\x12\x15\n" +
-	"\x11VOLUME_STATE_HELD\x10\a2\xfe\b\n" +
+	"\x11VOLUME_STATE_HELD\x10\a2\xd3\t\n" +
 	"\x05Admin\x12J\n" +
 	"\aGetNode\x12\x1e.crust.admin.v1.GetNodeRequest\x1a\x1f.crust.admin.v1.GetNodeResponse\x12V\n" +
 	"\vListVolumes\x12\".crust.admin.v1.ListVolumesRequest\x1a#.crust.admin.v1.ListVolumesResponse\x12P\n" +
 	"\tGetVolume\x12 .crust.admin.v1.GetVolumeRequest\x1a!.crust.admin.v1.GetVolumeResponse\x12[\n" +
 	"\fWatchVolumes\x12#.crust.admin.v1.WatchVolumesRequest\x1a$.crust.admin.v1.WatchVolumesResponse0\x01\x12_\n" +
 	"\x0eGetVolumeStats\x12%.crust.admin.v1.GetVolumeStatsRequest\x1a&.crust.admin.v1.GetVolumeStatsResponse\x12Y\n" +
-	"\fExpandVolume\x12#.crust.admin.v1.ExpandVolumeRequest\x1a$.crust.admin.v1.ExpandVolumeResponse\x12Y\n" +
+	"\fExpandVolume\x12#.crust.admin.v1.ExpandVolumeRequest\x1a$.crust.admin.v1.ExpandVolumeResponse\x12S\n" +
+	"\n" +
+	"ListEvents\x12!.crust.admin.v1.ListEventsRequest\x1a\".crust.admin.v1.ListEventsResponse\x12Y\n" +
 	"\fFreezeVolume\x12#.crust.admin.v1.FreezeVolumeRequest\x1a$.crust.admin.v1.FreezeVolumeResponse\x12S\n" +
 	"\n" +
 	"ThawVolume\x12!.crust.admin.v1.ThawVolumeRequest\x1a\".crust.admin.v1.ThawVolumeResponse\x12Y\n" +
@@ -2945,7 +3256,7 @@ func file_crust_admin_v1_admin_proto_rawDescGZIP() []byte {
 }
 
 var file_crust_admin_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_crust_admin_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 36)
+var file_crust_admin_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 39)
 var file_crust_admin_v1_admin_proto_goTypes = []any{
 	(VolumeState)(0),               // 0: crust.admin.v1.VolumeState
 	(VolumeUsage_Unit)(0),          // 1: crust.admin.v1.VolumeUsage.Unit
@@ -2967,50 +3278,53 @@ var file_crust_admin_v1_admin_proto_goTypes = []any{
 	(*GetVolumeStatsResponse)(nil), // 17: crust.admin.v1.GetVolumeStatsResponse
 	(*ExpandVolumeRequest)(nil),    // 18: crust.admin.v1.ExpandVolumeRequest
 	(*ExpandVolumeResponse)(nil),   // 19: crust.admin.v1.ExpandVolumeResponse
-	(*FreezeVolumeRequest)(nil),    // 20: crust.admin.v1.FreezeVolumeRequest
-	(*FreezeVolumeResponse)(nil),   // 21: crust.admin.v1.FreezeVolumeResponse
-	(*ThawVolumeRequest)(nil),      // 22: crust.admin.v1.ThawVolumeRequest
-	(*ThawVolumeResponse)(nil),     // 23: crust.admin.v1.ThawVolumeResponse
-	(*ReleaseVolumeRequest)(nil),   // 24: crust.admin.v1.ReleaseVolumeRequest
-	(*ReleaseVolumeResponse)(nil),  // 25: crust.admin.v1.ReleaseVolumeResponse
-	(*EndOrphansRequest)(nil),      // 26: crust.admin.v1.EndOrphansRequest
-	(*EndOrphansResponse)(nil),     // 27: crust.admin.v1.EndOrphansResponse
-	(*Orphan)(nil),                 // 28: crust.admin.v1.Orphan
-	(*ListHandlersRequest)(nil),    // 29: crust.admin.v1.ListHandlersRequest
-	(*ListHandlersResponse)(nil),   // 30: crust.admin.v1.ListHandlersResponse
-	(*Handler)(nil),                // 31: crust.admin.v1.Handler
-	(*ListDriversRequest)(nil),     // 32: crust.admin.v1.ListDriversRequest
-	(*ListDriversResponse)(nil),    // 33: crust.admin.v1.ListDriversResponse
-	(*Driver)(nil),                 // 34: crust.admin.v1.Driver
-	(*ReconcileRequest)(nil),       // 35: crust.admin.v1.ReconcileRequest
-	(*ReconcileResponse)(nil),      // 36: crust.admin.v1.ReconcileResponse
-	(*Repair)(nil),                 // 37: crust.admin.v1.Repair
-	nil,                            // 38: crust.admin.v1.GetNodeResponse.VolumesByStateEntry
-	(*timestamppb.Timestamp)(nil),  // 39: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),    // 40: google.protobuf.Duration
+	(*ListEventsRequest)(nil),      // 20: crust.admin.v1.ListEventsRequest
+	(*ListEventsResponse)(nil),     // 21: crust.admin.v1.ListEventsResponse
+	(*VolumeEvent)(nil),            // 22: crust.admin.v1.VolumeEvent
+	(*FreezeVolumeRequest)(nil),    // 23: crust.admin.v1.FreezeVolumeRequest
+	(*FreezeVolumeResponse)(nil),   // 24: crust.admin.v1.FreezeVolumeResponse
+	(*ThawVolumeRequest)(nil),      // 25: crust.admin.v1.ThawVolumeRequest
+	(*ThawVolumeResponse)(nil),     // 26: crust.admin.v1.ThawVolumeResponse
+	(*ReleaseVolumeRequest)(nil),   // 27: crust.admin.v1.ReleaseVolumeRequest
+	(*ReleaseVolumeResponse)(nil),  // 28: crust.admin.v1.ReleaseVolumeResponse
+	(*EndOrphansRequest)(nil),      // 29: crust.admin.v1.EndOrphansRequest
+	(*EndOrphansResponse)(nil),     // 30: crust.admin.v1.EndOrphansResponse
+	(*Orphan)(nil),                 // 31: crust.admin.v1.Orphan
+	(*ListHandlersRequest)(nil),    // 32: crust.admin.v1.ListHandlersRequest
+	(*ListHandlersResponse)(nil),   // 33: crust.admin.v1.ListHandlersResponse
+	(*Handler)(nil),                // 34: crust.admin.v1.Handler
+	(*ListDriversRequest)(nil),     // 35: crust.admin.v1.ListDriversRequest
+	(*ListDriversResponse)(nil),    // 36: crust.admin.v1.ListDriversResponse
+	(*Driver)(nil),                 // 37: crust.admin.v1.Driver
+	(*ReconcileRequest)(nil),       // 38: crust.admin.v1.ReconcileRequest
+	(*ReconcileResponse)(nil),      // 39: crust.admin.v1.ReconcileResponse
+	(*Repair)(nil),                 // 40: crust.admin.v1.Repair
+	nil,                            // 41: crust.admin.v1.GetNodeResponse.VolumesByStateEntry
+	(*timestamppb.Timestamp)(nil),  // 42: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),    // 43: google.protobuf.Duration
 }
 var file_crust_admin_v1_admin_proto_depIdxs = []int32{
 	0,  // 0: crust.admin.v1.Volume.state:type_name -> crust.admin.v1.VolumeState
 	4,  // 1: crust.admin.v1.Volume.sandbox:type_name -> crust.admin.v1.Sandbox
-	39, // 2: crust.admin.v1.Volume.created_at:type_name -> google.protobuf.Timestamp
+	42, // 2: crust.admin.v1.Volume.created_at:type_name -> google.protobuf.Timestamp
 	5,  // 3: crust.admin.v1.Volume.usage:type_name -> crust.admin.v1.VolumeUsage
-	39, // 4: crust.admin.v1.Volume.usage_at:type_name -> google.protobuf.Timestamp
+	42, // 4: crust.admin.v1.Volume.usage_at:type_name -> google.protobuf.Timestamp
 	6,  // 5: crust.admin.v1.Volume.condition:type_name -> crust.admin.v1.VolumeCondition
-	39, // 6: crust.admin.v1.Volume.last_error_at:type_name -> google.protobuf.Timestamp
-	40, // 7: crust.admin.v1.Volume.stats_took:type_name -> google.protobuf.Duration
-	39, // 8: crust.admin.v1.Volume.stats_at:type_name -> google.protobuf.Timestamp
-	39, // 9: crust.admin.v1.Volume.held_since:type_name -> google.protobuf.Timestamp
-	39, // 10: crust.admin.v1.Volume.frozen_since:type_name -> google.protobuf.Timestamp
-	39, // 11: crust.admin.v1.Volume.frozen_until:type_name -> google.protobuf.Timestamp
-	39, // 12: crust.admin.v1.Sandbox.bound_at:type_name -> google.protobuf.Timestamp
+	42, // 6: crust.admin.v1.Volume.last_error_at:type_name -> google.protobuf.Timestamp
+	43, // 7: crust.admin.v1.Volume.stats_took:type_name -> google.protobuf.Duration
+	42, // 8: crust.admin.v1.Volume.stats_at:type_name -> google.protobuf.Timestamp
+	42, // 9: crust.admin.v1.Volume.held_since:type_name -> google.protobuf.Timestamp
+	42, // 10: crust.admin.v1.Volume.frozen_since:type_name -> google.protobuf.Timestamp
+	42, // 11: crust.admin.v1.Volume.frozen_until:type_name -> google.protobuf.Timestamp
+	42, // 12: crust.admin.v1.Sandbox.bound_at:type_name -> google.protobuf.Timestamp
 	1,  // 13: crust.admin.v1.VolumeUsage.unit:type_name -> crust.admin.v1.VolumeUsage.Unit
-	39, // 14: crust.admin.v1.GetNodeResponse.started_at:type_name -> google.protobuf.Timestamp
-	38, // 15: crust.admin.v1.GetNodeResponse.volumes_by_state:type_name -> crust.admin.v1.GetNodeResponse.VolumesByStateEntry
-	39, // 16: crust.admin.v1.GetNodeResponse.config_bad_since:type_name -> google.protobuf.Timestamp
-	39, // 17: crust.admin.v1.GetNodeResponse.config_accepted_at:type_name -> google.protobuf.Timestamp
+	42, // 14: crust.admin.v1.GetNodeResponse.started_at:type_name -> google.protobuf.Timestamp
+	41, // 15: crust.admin.v1.GetNodeResponse.volumes_by_state:type_name -> crust.admin.v1.GetNodeResponse.VolumesByStateEntry
+	42, // 16: crust.admin.v1.GetNodeResponse.config_bad_since:type_name -> google.protobuf.Timestamp
+	42, // 17: crust.admin.v1.GetNodeResponse.config_accepted_at:type_name -> google.protobuf.Timestamp
 	8,  // 18: crust.admin.v1.NodeView.node:type_name -> crust.admin.v1.GetNodeResponse
-	30, // 19: crust.admin.v1.NodeView.handlers:type_name -> crust.admin.v1.ListHandlersResponse
-	33, // 20: crust.admin.v1.NodeView.drivers:type_name -> crust.admin.v1.ListDriversResponse
+	33, // 19: crust.admin.v1.NodeView.handlers:type_name -> crust.admin.v1.ListHandlersResponse
+	36, // 20: crust.admin.v1.NodeView.drivers:type_name -> crust.admin.v1.ListDriversResponse
 	0,  // 21: crust.admin.v1.ListVolumesRequest.state:type_name -> crust.admin.v1.VolumeState
 	3,  // 22: crust.admin.v1.ListVolumesResponse.volumes:type_name -> crust.admin.v1.Volume
 	3,  // 23: crust.admin.v1.GetVolumeResponse.volume:type_name -> crust.admin.v1.Volume
@@ -3019,46 +3333,51 @@ var file_crust_admin_v1_admin_proto_depIdxs = []int32{
 	5,  // 26: crust.admin.v1.GetVolumeStatsResponse.usage:type_name -> crust.admin.v1.VolumeUsage
 	6,  // 27: crust.admin.v1.GetVolumeStatsResponse.condition:type_name -> crust.admin.v1.VolumeCondition
 	4,  // 28: crust.admin.v1.GetVolumeStatsResponse.sandbox:type_name -> crust.admin.v1.Sandbox
-	40, // 29: crust.admin.v1.GetVolumeStatsResponse.took:type_name -> google.protobuf.Duration
-	40, // 30: crust.admin.v1.FreezeVolumeRequest.timeout:type_name -> google.protobuf.Duration
-	28, // 31: crust.admin.v1.EndOrphansResponse.orphans:type_name -> crust.admin.v1.Orphan
-	39, // 32: crust.admin.v1.Orphan.held_since:type_name -> google.protobuf.Timestamp
-	31, // 33: crust.admin.v1.ListHandlersResponse.handlers:type_name -> crust.admin.v1.Handler
-	34, // 34: crust.admin.v1.ListDriversResponse.drivers:type_name -> crust.admin.v1.Driver
-	39, // 35: crust.admin.v1.Driver.since:type_name -> google.protobuf.Timestamp
-	39, // 36: crust.admin.v1.Driver.waiting_since:type_name -> google.protobuf.Timestamp
-	37, // 37: crust.admin.v1.ReconcileResponse.repairs:type_name -> crust.admin.v1.Repair
-	7,  // 38: crust.admin.v1.Admin.GetNode:input_type -> crust.admin.v1.GetNodeRequest
-	10, // 39: crust.admin.v1.Admin.ListVolumes:input_type -> crust.admin.v1.ListVolumesRequest
-	12, // 40: crust.admin.v1.Admin.GetVolume:input_type -> crust.admin.v1.GetVolumeRequest
-	14, // 41: crust.admin.v1.Admin.WatchVolumes:input_type -> crust.admin.v1.WatchVolumesRequest
-	16, // 42: crust.admin.v1.Admin.GetVolumeStats:input_type -> crust.admin.v1.GetVolumeStatsRequest
-	18, // 43: crust.admin.v1.Admin.ExpandVolume:input_type -> crust.admin.v1.ExpandVolumeRequest
-	20, // 44: crust.admin.v1.Admin.FreezeVolume:input_type -> crust.admin.v1.FreezeVolumeRequest
-	22, // 45: crust.admin.v1.Admin.ThawVolume:input_type -> crust.admin.v1.ThawVolumeRequest
-	29, // 46: crust.admin.v1.Admin.ListHandlers:input_type -> crust.admin.v1.ListHandlersRequest
-	32, // 47: crust.admin.v1.Admin.ListDrivers:input_type -> crust.admin.v1.ListDriversRequest
-	24, // 48: crust.admin.v1.Admin.ReleaseVolume:input_type -> crust.admin.v1.ReleaseVolumeRequest
-	26, // 49: crust.admin.v1.Admin.EndOrphans:input_type -> crust.admin.v1.EndOrphansRequest
-	35, // 50: crust.admin.v1.Admin.Reconcile:input_type -> crust.admin.v1.ReconcileRequest
-	8,  // 51: crust.admin.v1.Admin.GetNode:output_type -> crust.admin.v1.GetNodeResponse
-	11, // 52: crust.admin.v1.Admin.ListVolumes:output_type -> crust.admin.v1.ListVolumesResponse
-	13, // 53: crust.admin.v1.Admin.GetVolume:output_type -> crust.admin.v1.GetVolumeResponse
-	15, // 54: crust.admin.v1.Admin.WatchVolumes:output_type -> crust.admin.v1.WatchVolumesResponse
-	17, // 55: crust.admin.v1.Admin.GetVolumeStats:output_type -> crust.admin.v1.GetVolumeStatsResponse
-	19, // 56: crust.admin.v1.Admin.ExpandVolume:output_type -> crust.admin.v1.ExpandVolumeResponse
-	21, // 57: crust.admin.v1.Admin.FreezeVolume:output_type -> crust.admin.v1.FreezeVolumeResponse
-	23, // 58: crust.admin.v1.Admin.ThawVolume:output_type -> crust.admin.v1.ThawVolumeResponse
-	30, // 59: crust.admin.v1.Admin.ListHandlers:output_type -> crust.admin.v1.ListHandlersResponse
-	33, // 60: crust.admin.v1.Admin.ListDrivers:output_type -> crust.admin.v1.ListDriversResponse
-	25, // 61: crust.admin.v1.Admin.ReleaseVolume:output_type -> crust.admin.v1.ReleaseVolumeResponse
-	27, // 62: crust.admin.v1.Admin.EndOrphans:output_type -> crust.admin.v1.EndOrphansResponse
-	36, // 63: crust.admin.v1.Admin.Reconcile:output_type -> crust.admin.v1.ReconcileResponse
-	51, // [51:64] is the sub-list for method output_type
-	38, // [38:51] is the sub-list for method input_type
-	38, // [38:38] is the sub-list for extension type_name
-	38, // [38:38] is the sub-list for extension extendee
-	0,  // [0:38] is the sub-list for field type_name
+	43, // 29: crust.admin.v1.GetVolumeStatsResponse.took:type_name -> google.protobuf.Duration
+	22, // 30: crust.admin.v1.ListEventsResponse.events:type_name -> crust.admin.v1.VolumeEvent
+	42, // 31: crust.admin.v1.VolumeEvent.first_at:type_name -> google.protobuf.Timestamp
+	42, // 32: crust.admin.v1.VolumeEvent.last_at:type_name -> google.protobuf.Timestamp
+	43, // 33: crust.admin.v1.FreezeVolumeRequest.timeout:type_name -> google.protobuf.Duration
+	31, // 34: crust.admin.v1.EndOrphansResponse.orphans:type_name -> crust.admin.v1.Orphan
+	42, // 35: crust.admin.v1.Orphan.held_since:type_name -> google.protobuf.Timestamp
+	34, // 36: crust.admin.v1.ListHandlersResponse.handlers:type_name -> crust.admin.v1.Handler
+	37, // 37: crust.admin.v1.ListDriversResponse.drivers:type_name -> crust.admin.v1.Driver
+	42, // 38: crust.admin.v1.Driver.since:type_name -> google.protobuf.Timestamp
+	42, // 39: crust.admin.v1.Driver.waiting_since:type_name -> google.protobuf.Timestamp
+	40, // 40: crust.admin.v1.ReconcileResponse.repairs:type_name -> crust.admin.v1.Repair
+	7,  // 41: crust.admin.v1.Admin.GetNode:input_type -> crust.admin.v1.GetNodeRequest
+	10, // 42: crust.admin.v1.Admin.ListVolumes:input_type -> crust.admin.v1.ListVolumesRequest
+	12, // 43: crust.admin.v1.Admin.GetVolume:input_type -> crust.admin.v1.GetVolumeRequest
+	14, // 44: crust.admin.v1.Admin.WatchVolumes:input_type -> crust.admin.v1.WatchVolumesRequest
+	16, // 45: crust.admin.v1.Admin.GetVolumeStats:input_type -> crust.admin.v1.GetVolumeStatsRequest
+	18, // 46: crust.admin.v1.Admin.ExpandVolume:input_type -> crust.admin.v1.ExpandVolumeRequest
+	20, // 47: crust.admin.v1.Admin.ListEvents:input_type -> crust.admin.v1.ListEventsRequest
+	23, // 48: crust.admin.v1.Admin.FreezeVolume:input_type -> crust.admin.v1.FreezeVolumeRequest
+	25, // 49: crust.admin.v1.Admin.ThawVolume:input_type -> crust.admin.v1.ThawVolumeRequest
+	32, // 50: crust.admin.v1.Admin.ListHandlers:input_type -> crust.admin.v1.ListHandlersRequest
+	35, // 51: crust.admin.v1.Admin.ListDrivers:input_type -> crust.admin.v1.ListDriversRequest
+	27, // 52: crust.admin.v1.Admin.ReleaseVolume:input_type -> crust.admin.v1.ReleaseVolumeRequest
+	29, // 53: crust.admin.v1.Admin.EndOrphans:input_type -> crust.admin.v1.EndOrphansRequest
+	38, // 54: crust.admin.v1.Admin.Reconcile:input_type -> crust.admin.v1.ReconcileRequest
+	8,  // 55: crust.admin.v1.Admin.GetNode:output_type -> crust.admin.v1.GetNodeResponse
+	11, // 56: crust.admin.v1.Admin.ListVolumes:output_type -> crust.admin.v1.ListVolumesResponse
+	13, // 57: crust.admin.v1.Admin.GetVolume:output_type -> crust.admin.v1.GetVolumeResponse
+	15, // 58: crust.admin.v1.Admin.WatchVolumes:output_type -> crust.admin.v1.WatchVolumesResponse
+	17, // 59: crust.admin.v1.Admin.GetVolumeStats:output_type -> crust.admin.v1.GetVolumeStatsResponse
+	19, // 60: crust.admin.v1.Admin.ExpandVolume:output_type -> crust.admin.v1.ExpandVolumeResponse
+	21, // 61: crust.admin.v1.Admin.ListEvents:output_type -> crust.admin.v1.ListEventsResponse
+	24, // 62: crust.admin.v1.Admin.FreezeVolume:output_type -> crust.admin.v1.FreezeVolumeResponse
+	26, // 63: crust.admin.v1.Admin.ThawVolume:output_type -> crust.admin.v1.ThawVolumeResponse
+	33, // 64: crust.admin.v1.Admin.ListHandlers:output_type -> crust.admin.v1.ListHandlersResponse
+	36, // 65: crust.admin.v1.Admin.ListDrivers:output_type -> crust.admin.v1.ListDriversResponse
+	28, // 66: crust.admin.v1.Admin.ReleaseVolume:output_type -> crust.admin.v1.ReleaseVolumeResponse
+	30, // 67: crust.admin.v1.Admin.EndOrphans:output_type -> crust.admin.v1.EndOrphansResponse
+	39, // 68: crust.admin.v1.Admin.Reconcile:output_type -> crust.admin.v1.ReconcileResponse
+	55, // [55:69] is the sub-list for method output_type
+	41, // [41:55] is the sub-list for method input_type
+	41, // [41:41] is the sub-list for extension type_name
+	41, // [41:41] is the sub-list for extension extendee
+	0,  // [0:41] is the sub-list for field type_name
 }
 
 func init() { file_crust_admin_v1_admin_proto_init() }
@@ -3072,7 +3391,7 @@ func file_crust_admin_v1_admin_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_crust_admin_v1_admin_proto_rawDesc), len(file_crust_admin_v1_admin_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   36,
+			NumMessages:   39,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

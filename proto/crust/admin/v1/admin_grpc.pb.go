@@ -31,6 +31,7 @@ const (
 	Admin_WatchVolumes_FullMethodName   = "/crust.admin.v1.Admin/WatchVolumes"
 	Admin_GetVolumeStats_FullMethodName = "/crust.admin.v1.Admin/GetVolumeStats"
 	Admin_ExpandVolume_FullMethodName   = "/crust.admin.v1.Admin/ExpandVolume"
+	Admin_ListEvents_FullMethodName     = "/crust.admin.v1.Admin/ListEvents"
 	Admin_FreezeVolume_FullMethodName   = "/crust.admin.v1.Admin/FreezeVolume"
 	Admin_ThawVolume_FullMethodName     = "/crust.admin.v1.Admin/ThawVolume"
 	Admin_ListHandlers_FullMethodName   = "/crust.admin.v1.Admin/ListHandlers"
@@ -60,6 +61,9 @@ type AdminClient interface {
 	GetVolumeStats(ctx context.Context, in *GetVolumeStatsRequest, opts ...grpc.CallOption) (*GetVolumeStatsResponse, error)
 	// ExpandVolume asks the sandbox of a volume to grow its filesystem.
 	ExpandVolume(ctx context.Context, in *ExpandVolumeRequest, opts ...grpc.CallOption) (*ExpandVolumeResponse, error)
+	// ListEvents lists what happened to a volume, or to all volumes of this node, also to those
+	// that have gone. Old events, and those beyond a bound, are forgotten.
+	ListEvents(ctx context.Context, in *ListEventsRequest, opts ...grpc.CallOption) (*ListEventsResponse, error)
 	// FreezeVolume holds all writes to a volume, its filesystem consistent on the
 	// device, until ThawVolume or until the time is over, whatever dies meanwhile.
 	// UNIMPLEMENTED where the volume's runtime cannot, FAILED_PRECONDITION where the
@@ -159,6 +163,16 @@ func (c *adminClient) ExpandVolume(ctx context.Context, in *ExpandVolumeRequest,
 	return out, nil
 }
 
+func (c *adminClient) ListEvents(ctx context.Context, in *ListEventsRequest, opts ...grpc.CallOption) (*ListEventsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListEventsResponse)
+	err := c.cc.Invoke(ctx, Admin_ListEvents_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *adminClient) FreezeVolume(ctx context.Context, in *FreezeVolumeRequest, opts ...grpc.CallOption) (*FreezeVolumeResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(FreezeVolumeResponse)
@@ -249,6 +263,9 @@ type AdminServer interface {
 	GetVolumeStats(context.Context, *GetVolumeStatsRequest) (*GetVolumeStatsResponse, error)
 	// ExpandVolume asks the sandbox of a volume to grow its filesystem.
 	ExpandVolume(context.Context, *ExpandVolumeRequest) (*ExpandVolumeResponse, error)
+	// ListEvents lists what happened to a volume, or to all volumes of this node, also to those
+	// that have gone. Old events, and those beyond a bound, are forgotten.
+	ListEvents(context.Context, *ListEventsRequest) (*ListEventsResponse, error)
 	// FreezeVolume holds all writes to a volume, its filesystem consistent on the
 	// device, until ThawVolume or until the time is over, whatever dies meanwhile.
 	// UNIMPLEMENTED where the volume's runtime cannot, FAILED_PRECONDITION where the
@@ -296,6 +313,9 @@ func (UnimplementedAdminServer) GetVolumeStats(context.Context, *GetVolumeStatsR
 }
 func (UnimplementedAdminServer) ExpandVolume(context.Context, *ExpandVolumeRequest) (*ExpandVolumeResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ExpandVolume not implemented")
+}
+func (UnimplementedAdminServer) ListEvents(context.Context, *ListEventsRequest) (*ListEventsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListEvents not implemented")
 }
 func (UnimplementedAdminServer) FreezeVolume(context.Context, *FreezeVolumeRequest) (*FreezeVolumeResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method FreezeVolume not implemented")
@@ -436,6 +456,24 @@ func _Admin_ExpandVolume_Handler(srv interface{}, ctx context.Context, dec func(
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(AdminServer).ExpandVolume(ctx, req.(*ExpandVolumeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Admin_ListEvents_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListEventsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).ListEvents(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_ListEvents_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).ListEvents(ctx, req.(*ListEventsRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -592,6 +630,10 @@ var Admin_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ExpandVolume",
 			Handler:    _Admin_ExpandVolume_Handler,
+		},
+		{
+			MethodName: "ListEvents",
+			Handler:    _Admin_ListEvents_Handler,
 		},
 		{
 			MethodName: "FreezeVolume",

@@ -1,0 +1,163 @@
+package history
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"go.uber.org/goleak"
+	"go.uber.org/zap"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/crust-proxy/crust-proxy/internal/front/csi/refusal"
+	"github.com/crust-proxy/crust-proxy/internal/ground/telemetry"
+	"github.com/crust-proxy/crust-proxy/pkg/runtime"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
+	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
+	"github.com/crust-proxy/crust-proxy/test/check"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func open(t *testing.T, dir string) *History {
+	t.Helper()
+	return Open(dir, nil, zap.NewNop())
+}
+
+const target = "/var/lib/kubelet/pods/0f0e/volumes/kubernetes.io~csi/pvc-1/mount"
+
+// told is a history in words, the oldest first.
+func told(h *History, ref string) string {
+	var out []string
+	for _, e := range h.of(ref) {
+		out = append(out, fmt.Sprintf("%d %s %s: %s", e.GetCount(), e.GetWhat(), e.GetBy(), e.GetText()))
+	}
+	return strings.Join(out, "\n")
+}
+
+func want(t *testing.T, h *History, ref, want string) {
+	t.Helper()
+	if got := told(h, ref); got != want {
+		t.Errorf("of %q is told\n%s\nwant\n%s", ref, got, want)
+	}
+}
+
+// TestLifeOfAVolume: what calls and refusals add, by which names it is found, and that a restart keeps it.
+func TestLifeOfAVolume(t *testing.T) {
+	dir := t.TempDir()
+	h := open(t, dir)
+	call := func(method, failure string, is telemetry.Call) {
+		is.Driver, is.CSIVolume, is.Pod = "ebs", "vol-1", "shop/db-0"
+		h.Call(t.Context(), method, &is, failure)
+	}
+	refused := &refusal.Refusal{
+		Key: "abcdef0123", Target: target, Driver: "ebs", VolumeID: "vol-1", Party: refusal.PartyPolicy, PodNamespace: "shop", PodName: "db-0",
+		Error: "volume " + target + " of pod shop/db-0: it must not",
+	}
+	other := *refused
+	other.Error = "volume x: the device is busy: wait"
+	for range 3 {
+		h.Refused(refused)
+		h.Refused(&other)
+	}
+	const node = "/csi.v1.Node/"
+	call(node+"NodeStageVolume", "", telemetry.Call{Handler: "kata", Rule: `rule "disks"`, Target: "/staging"})
+	call(node+"NodeStageVolume", "", telemetry.Call{Handler: "kata", Repeated: true})
+	call(node+"NodePublishVolume", "refused", telemetry.Call{Volume: "abcdef0123"}) // Refused reports it
+	call(node+"NodePublishVolume", "", telemetry.Call{Volume: "abcdef0123", Target: target, Handler: "kata"})
+	v := &volume.Volume{Key: "abcdef0123", Target: target, Driver: "ebs", Origin: &volume.Origin{VolumeID: "vol-1"}}
+	for _, binding := range []runtime.Binding{{Sandbox: "sb-1", Runtime: "kata-go"}, {Sandbox: "sb-1", Runtime: "kata-go"}, {}, {}} {
+		h.Bound(v, binding)
+	}
+	call(node+"NodeGetVolumeStats", "", telemetry.Call{Volume: "abcdef0123"})
+	call(node+"NodeExpandVolume", "", telemetry.Call{Volume: "abcdef0123", Detail: "to 9 bytes"})
+	call(node+"NodeUnstageVolume", "the driver answered Internal", telemetry.Call{})
+	call(node+"NodeUnstageVolume", "", telemetry.Call{})
+	all := `3 refused kubelet: (policy) it must not
+3 refused kubelet: (policy) the device is busy: wait
+1 staged kubelet: for kata, by rule "disks"
+1 published kubelet: for kata
+1 bound sandbox: sb-1 kata-go
+1 unbound sandbox: 
+1 grown kubelet: to 9 bytes
+1 unstage failed kubelet: the driver answered Internal
+1 unstaged kubelet: `
+	want(t, h, "", all)
+	// What was not deferred has no history.
+	h.Call(t.Context(), csi.Node_NodeUnpublishVolume_FullMethodName, &telemetry.Call{Driver: "ebs", CSIVolume: "vol-2", Target: "/other"}, "")
+	h.Call(t.Context(), csi.Node_NodeStageVolume_FullMethodName, &telemetry.Call{Driver: "ebs", CSIVolume: "vol-2"}, "the driver answered Internal")
+	h.Close()
+	h = open(t, dir)
+	defer h.Close()
+	for _, ref := range []string{"", "abcdef", target, "vol-1", "shop/db-0", "pvc-1", "0f0e"} {
+		want(t, h, ref, all)
+	}
+	want(t, h, "abcde", "") // too short
+	if got := h.List("vol-1", 2); len(got) != 2 || got[0].GetWhat() != "unstaged" || got[1].GetWhat() != "unstage failed" {
+		t.Errorf("the newest are %v", got)
+	}
+	h.Bound(v, runtime.Binding{}) // as before
+	h.Did(v, Repaired, "reconcile", "end removal", volume.Errorf(volume.Busy, "still open"))
+	want(t, h, "", all+"\n1 repair failed reconcile: end removal: still open")
+}
+
+// TestBounds: a volume that is busy forgets its own events first, and the node its oldest.
+func TestBounds(t *testing.T) {
+	dir := t.TempDir()
+	h := open(t, dir)
+	for i := range 2 * mostPerVolume {
+		h.Add(&adminv1.VolumeEvent{Id: "busy", What: "refused", Failed: true, Text: fmt.Sprint(i, strings.Repeat("é", 2*mostText))})
+	}
+	if got := h.of("busy"); len(got) != 0 { // too short to be the beginning of an id
+		t.Errorf("%d events", len(got))
+	}
+	busy := h.of("")
+	if len(busy) != mostPerVolume || !strings.HasPrefix(busy[0].GetText(), fmt.Sprint(mostPerVolume)) || len(busy[0].GetText()) > mostText+3 {
+		t.Errorf("%d events, the first is %v", len(busy), busy[0])
+	}
+	for i := range mostEvents {
+		h.Add(&adminv1.VolumeEvent{Id: fmt.Sprintf("volume-%d", i), What: "published"})
+	}
+	h.Close()
+	got := h.of("")
+	if len(got) != mostEvents || got[0].GetId() == "busy" {
+		t.Errorf("%d events, the oldest is of %s", len(got), got[0].GetId())
+	}
+	h.Add(&adminv1.VolumeEvent{Id: "ancient", What: "published"})
+	h.volumes["ancient"][0].LastAt = timestamppb.New(time.Now().Add(-mostAge - time.Second))
+	want(t, h, "ancient", "")
+	info, err := os.Stat(filepath.Join(dir, "events.pb"))
+	if check.Must(t, err); info.Mode().Perm() != 0o600 {
+		t.Errorf("the file's mode is %v", info.Mode())
+	}
+}
+
+// TestFileThatCannotBeUsed: what cannot be read or written costs no event of this process, and no call.
+func TestFileThatCannotBeUsed(t *testing.T) {
+	dir := t.TempDir()
+	check.Must(t, os.WriteFile(filepath.Join(dir, "events.pb"), []byte("damaged"), 0o600))
+	h := open(t, dir)
+	h.Add(&adminv1.VolumeEvent{Id: "volume-1", What: "published", TargetPath: "/not\xffutf8"})
+	h.Close()
+	h = open(t, dir)
+	check.Must(t, os.RemoveAll(dir))
+	h.Add(&adminv1.VolumeEvent{Id: "volume-2", What: "published"})
+	want(t, h, "", "1 published : \n1 published : ")
+	h.Close()
+}
+
+// BenchmarkCall is what the history adds to a call.
+func BenchmarkCall(b *testing.B) {
+	h := Open(b.TempDir(), nil, zap.NewNop())
+	defer h.Close()
+	for i := range b.N {
+		h.Call(context.Background(), csi.Node_NodePublishVolume_FullMethodName, &telemetry.Call{
+			Volume: fmt.Sprint("volume-", i%10000), Driver: "ebs", CSIVolume: fmt.Sprint("vol-", i%10000), Target: target, Handler: "kata",
+		}, "")
+	}
+}
