@@ -112,7 +112,7 @@ errors.`,
 		return nil
 	}
 	root.AddCommand(topCmd(env, d, out), listCmd(d, view, false), getCmd(d, view), statsCmd(d, view), expandCmd(d, out), freezeCmd(d, out), thawCmd(d, out),
-		releaseCmd(d, out, env.Keys), publishCmd(d, out, env.Node.RuntimeSocket), unpublishCmd(d, out, env.Node.RuntimeSocket), endCmd(d, out, env.Keys), listCmd(d, view, true), handlersCmd(d, out), driversCmd(d, view), reconcileCmd(d, out), doctorCmd(env.Node, d, out),
+		releaseCmd(d, out, env.Keys), publishCmd(d, out, env.Node.RuntimeSocket), unpublishCmd(d, out, env.Node.RuntimeSocket), endCmd(d, out, env.Keys), listCmd(d, view, true), eventsCmd(d, out), handlersCmd(d, out), driversCmd(d, view), reconcileCmd(d, out), doctorCmd(env.Node, d, out),
 		versionCmd(d, out))
 	root.AddCommand(cluster.Commands(out, env.Now)...)
 	command.Prepare(root)

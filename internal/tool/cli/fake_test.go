@@ -80,6 +80,7 @@ type fakeAdmin struct {
 	frozen   *adminv1.FreezeVolumeRequest
 	released *adminv1.ReleaseVolumeRequest
 	ended    []int32
+	events   *adminv1.ListEventsRequest
 	heldBy   string
 	later    bool
 	// endWatch ends a watch after its events, as a daemon that stops does.

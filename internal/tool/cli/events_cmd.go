@@ -1,0 +1,67 @@
+package cli
+
+import (
+	"errors"
+	"slices"
+
+	"github.com/spf13/cobra"
+
+	"github.com/crust-proxy/crust-proxy/internal/tool/command"
+	"github.com/crust-proxy/crust-proxy/internal/tool/printer"
+	"github.com/crust-proxy/crust-proxy/internal/tool/show"
+	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
+)
+
+func eventsCmd(d *daemon, out *printer.Printer) *cobra.Command {
+	req := &adminv1.ListEventsRequest{}
+	cmd := &cobra.Command{
+		Use: "events [VOLUME]", Short: "Show what happened to a volume, or lately to all volumes",
+		Long: `Show what happened to a volume, also to one that has gone, or lately to all volumes
+of the node: the newest last.`,
+		Example: "  crustctl events shop/postgres-0",
+		Args: func(cmd *cobra.Command, args []string) error {
+			if req.GetLimit() < 1 {
+				return command.WrongUsage(cmd, errors.New("--limit is 1 or more"))
+			}
+			if len(args) == 0 {
+				return nil
+			}
+			return command.Arguments("VOLUME")(cmd, args)
+		},
+		ValidArgsFunction: completeVolume(d),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				req.Volume = args[0]
+			}
+			return run(cmd, d, out, adminv1.AdminClient.ListEvents, req, func(got *adminv1.ListEventsResponse) error {
+				return printEvents(out, got.GetEvents())
+			})
+		},
+	}
+	cmd.Flags().Int32Var(&req.Limit, "limit", 100, "how many events to show, at most")
+	return cmd
+}
+
+func printEvents(out *printer.Printer, events []*adminv1.VolumeEvent) error {
+	if len(events) == 0 {
+		return out.Line("No event is known. Events are forgotten after a week, after a reboot, and if there are too many.")
+	}
+	heading := []string{"TIME", "COUNT", "EVENT", "BY", "POD"}
+	if out.Wide() {
+		heading = append(heading, "ID", "CSI VOLUME", "DRIVER", "TARGET")
+	}
+	text, t := printer.Text, printer.NewTable(append(heading, "DETAIL")...)
+	for _, e := range slices.Backward(events) {
+		pod := &adminv1.Volume{PodNamespace: e.GetPodNamespace(), PodName: e.GetPodName(), PodUid: e.GetPodUid()}
+		event := text(e.GetWhat())
+		if e.GetFailed() {
+			event = printer.Painted(show.Red, e.GetWhat())
+		}
+		row := []printer.Cell{text(stamp(e.GetLastAt())), text(number(e.GetCount())), event, text(e.GetBy()), text(show.Pod(pod))}
+		if out.Wide() {
+			row = append(row, text(show.ShortID(e.GetId())), text(e.GetVolumeId()), text(e.GetDriver()), text(e.GetTargetPath()))
+		}
+		t.Add(append(row, text(e.GetText()))...)
+	}
+	return out.Table(t)
+}
