@@ -50,7 +50,7 @@ func (d Daemon) fetchStats(ctx context.Context, id string) StatsFetched {
 
 // poll asks the daemon for what the watch does not report. A part that fails is left out,
 // because an older daemon lacks some calls. The error is that of listing the volumes.
-func (d Daemon) poll(ctx context.Context, settings Settings) (e Polled, err error) {
+func (d Daemon) poll(ctx context.Context, settings Settings, eventsOf string) (e Polled, err error) {
 	ctx, cancel := context.WithTimeout(ctx, d.Timeout)
 	defer cancel()
 	req := &adminv1.ListVolumesRequest{Driver: settings.Driver, Handler: settings.Handler}
@@ -59,6 +59,10 @@ func (d Daemon) poll(ctx context.Context, settings Settings) (e Polled, err erro
 	handlers, _ := d.ListHandlers(ctx, &adminv1.ListHandlersRequest{})
 	e.Handlers = handlers.GetHandlers()
 	e.Drivers, _ = d.ListDrivers(ctx, &adminv1.ListDriversRequest{})
+	if eventsOf != "" {
+		events, _ := d.ListEvents(ctx, &adminv1.ListEventsRequest{Volume: eventsOf, Limit: shownEvents})
+		e.Events, e.EventsOf = events.GetEvents(), eventsOf
+	}
 	e.At = time.Now()
 	return e, err
 }
@@ -234,7 +238,7 @@ func (m *model) command(effect Effect) tea.Cmd {
 	case Poll:
 		return func() tea.Msg {
 			// The watch reports when the daemon is away, but not when it hangs.
-			polled, err := m.daemon.poll(m.ctx, m.state.settings)
+			polled, err := m.daemon.poll(m.ctx, m.state.settings, effect.EventsOf)
 			polled.Unanswered = status.Code(err) == codes.DeadlineExceeded
 			return polled
 		}

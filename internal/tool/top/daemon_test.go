@@ -125,11 +125,11 @@ func TestAsk(t *testing.T) {
 func TestLook(t *testing.T) {
 	f := newFake(t, many(25))
 	f.pages = 10
-	if got, _ := f.daemon().poll(t.Context(), Settings{}); len(got.Volumes) != 25 || len(got.Handlers) != 2 || len(got.Drivers.GetDrivers()) != 2 || got.Node.GetVersion() != "v1.2.3" {
+	if got, _ := f.daemon().poll(t.Context(), Settings{}, ""); len(got.Volumes) != 25 || len(got.Handlers) != 2 || len(got.Drivers.GetDrivers()) != 2 || got.Node.GetVersion() != "v1.2.3" {
 		t.Errorf("%+v", got)
 	}
 	f.stop()
-	if got, _ := f.daemon().poll(t.Context(), Settings{}); got.Volumes != nil || got.Node != nil || got.At.IsZero() {
+	if got, _ := f.daemon().poll(t.Context(), Settings{}, ""); got.Volumes != nil || got.Node != nil || got.At.IsZero() {
 		t.Errorf("%+v", got)
 	}
 	f.start()

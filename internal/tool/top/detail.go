@@ -67,12 +67,14 @@ func (p *sheet) content() []string {
 	p.lines = []string{""}
 	if p.row == nil {
 		p.text("", plain, "This volume has gone: it was unpublished, or its refusal is forgotten.")
+		p.events()
 		return p.lines
 	}
 	p.numbers()
 	p.errors()
 	p.lines = append(p.lines, "")
 	p.facts()
+	p.events()
 	return p.lines
 }
 
@@ -148,6 +150,23 @@ func (p *sheet) errors() {
 			code = red
 		}
 		p.text(label, code, p.when(e)+e.text)
+		label = ""
+	}
+}
+
+// shownEvents bounds the events of the page.
+const shownEvents = 20
+
+// events adds what happened to the volume, the newest first.
+func (p *sheet) events() {
+	label := "Events"
+	for _, e := range p.s.detail.events {
+		code := plain
+		if e.GetFailed() {
+			code = red
+		}
+		when := p.when(pastError{last: timeOf(e.GetLastAt()), times: int(e.GetCount())})
+		p.text(label, code, when+joined(": ", e.GetWhat()+" by "+e.GetBy(), e.GetText()))
 		label = ""
 	}
 }

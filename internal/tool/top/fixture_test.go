@@ -147,3 +147,13 @@ func tidyVolumes() []*adminv1.Volume {
 	logs.LastError = "Kata sandbox 77aa did not answer in time; it may be overloaded or hung"
 	return []*adminv1.Volume{postgres, logs, refused, cache, fresh}
 }
+
+// happened reports events of the volume whose details are shown, and of another one.
+func happened(s *State) {
+	told := []*adminv1.VolumeEvent{
+		{LastAt: before(time.Second), Count: 3, What: "unpublish failed", Failed: true, By: "kubelet", Text: "its device is open in\x1b[2J qemu"},
+		{LastAt: before(time.Hour), Count: 1, What: "published", By: "kubelet", Text: "for kata"},
+	}
+	s.Apply(Polled{At: now, Events: told, EventsOf: s.detail.id})
+	s.Apply(Polled{At: now, Events: told[:1], EventsOf: "another"})
+}

@@ -25,7 +25,7 @@ const unbounded = 1 << 20
 func Once(ctx context.Context, d Daemon, settings Settings) (*Picture, error) {
 	settings.Plain = true
 	s := New(settings, time.Now())
-	polled, err := d.poll(ctx, settings)
+	polled, err := d.poll(ctx, settings, "")
 	if err != nil {
 		return nil, err
 	}

@@ -93,7 +93,7 @@ func (s *schedule) fetchNow(id string) {
 	s.fetching[id] = q
 }
 
-func (s *schedule) poll(now time.Time) []Effect {
+func (s *schedule) poll(now time.Time, eventsOf string) []Effect {
 	if s.polling || now.Before(s.nextPoll) {
 		return nil
 	}
@@ -101,7 +101,7 @@ func (s *schedule) poll(now time.Time) []Effect {
 	if s.silent.IsZero() {
 		s.silent = now
 	}
-	return []Effect{Poll{}}
+	return []Effect{Poll{eventsOf}}
 }
 
 // polled ends a request to the daemon. concurrency is how many requests its relay allows at

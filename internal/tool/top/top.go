@@ -53,6 +53,8 @@ const (
 type detail struct {
 	id  string
 	top int // the first line on the screen
+	// events are what happened to the volume, the newest first.
+	events []*adminv1.VolumeEvent
 }
 
 // New is the state before anything is known.
@@ -92,6 +94,9 @@ func (s *State) Apply(e Event) []Effect {
 	case Polled:
 		s.node.polled(e, s.now)
 		s.schedule.polled(e, s.node.daemon.concurrency)
+		if e.EventsOf == s.detail.id && e.Events != nil {
+			s.detail.events = e.Events
+		}
 	case StatsFetched:
 		// A failure while the daemon is away or hangs says nothing about the sandbox.
 		counts := e.Reply != nil || s.node.link.synced && (!e.Unanswered || !s.hangs())
@@ -116,7 +121,11 @@ func (s *State) requests() []Effect {
 	if s.page == pageList {
 		beyond = s.list.rows
 	}
-	return append(s.schedule.fetches(s.now, s.onScreen(), beyond), s.schedule.poll(s.now)...)
+	opened := ""
+	if s.page == pageDetail {
+		opened = s.detail.id
+	}
+	return append(s.schedule.fetches(s.now, s.onScreen(), beyond), s.schedule.poll(s.now, opened)...)
 }
 
 // hangTime is after how long without an answer the daemon is said to hang. The watch does not
@@ -164,6 +173,7 @@ func (s *State) open() {
 		s.list.chosen = r.id()
 		s.page, s.detail = pageDetail, detail{id: r.id()}
 		s.schedule.fetchNow(r.id())
+		s.schedule.nextPoll = time.Time{}
 	}
 }
 
@@ -196,6 +206,9 @@ type Polled struct {
 	Handlers []*adminv1.Handler
 	Drivers  *adminv1.ListDriversResponse
 	Volumes  []*adminv1.Volume
+	// Events are those of the volume that Poll named, whose id is EventsOf.
+	Events   []*adminv1.VolumeEvent
+	EventsOf string
 }
 
 // StatsFetched is the answer to FetchStats.
@@ -228,8 +241,8 @@ type Effect any
 // FetchStats asks the sandbox of a volume for fresh numbers.
 type FetchStats struct{ ID string }
 
-// Poll asks the daemon for what the watch does not report.
-type Poll struct{}
+// Poll asks the daemon for what the watch does not report, and for the events of a volume if its details are shown.
+type Poll struct{ EventsOf string }
 
 // Quit ends the program.
 type Quit = tea.QuitMsg

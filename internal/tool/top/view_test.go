@@ -70,7 +70,7 @@ func TestPictures(t *testing.T) {
 		"detail-low.txt":     at(60, 10, keys("enter", "down", "down", "down")),
 		"detail-hostile.txt": at(80, 30, keys("t", "enter")),
 		"detail-refused.txt": at(80, 24, keys("t", "down", "enter")),
-		"detail-gone.txt":    at(80, 10, keys("enter"), func(s *State) { s.Apply(Watched{Changes: append(changed(), removed(s.detail.id))}) }),
+		"detail-gone.txt":    at(80, 10, keys("enter"), func(s *State) { s.Apply(Watched{Changes: append(changed(), removed(s.detail.id))}) }, happened),
 		"help.txt":           at(80, 30, keys("?")),
 		"help-low.txt":       at(80, 10, keys("?")),
 		"help-narrow.txt":    at(60, 24, keys("?")),
