@@ -64,6 +64,11 @@ func TestEventsOfAVolume(t *testing.T) {
 	if told = slices.DeleteFunc(told, func(text string) bool { return strings.Contains(text, "repair") }); !slices.Equal(told, want) {
 		t.Errorf("told was\n%s\nwant\n%s", strings.Join(told, "\n"), strings.Join(want, "\n"))
 	}
+	for _, name := range []string{v.TargetOf("pod-1"), v.Name, "pod-1"} {
+		if other, err := n.Admin().ListEvents(t.Context(), &adminv1.ListEventsRequest{Volume: name}); err != nil || len(other.GetEvents()) != len(got.GetEvents()) {
+			t.Errorf("%s has %d events, %v", name, len(other.GetEvents()), err)
+		}
+	}
 	out, err := n.Crustctl("events", v.TargetOf("pod-1")).Output()
 	if check.Must(t, err); !strings.Contains(string(out), "sandbox-1 kata-go") {
 		t.Errorf("crustctl shows\n%s", out)

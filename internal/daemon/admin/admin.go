@@ -49,9 +49,9 @@ type Daemon interface {
 	Forced(v *volume.Volume, heldBy string)
 }
 
-// History has events of volumes, the newest first. An empty reference names all volumes.
+// History has events. List returns all events of each volume with one that is wanted, the newest first.
 type History interface {
-	List(ref string, limit int) []*adminv1.VolumeEvent
+	List(is func(*adminv1.VolumeEvent) bool, limit int) []*adminv1.VolumeEvent
 }
 
 // Statuses converts the errors of unary calls to gRPC statuses. It belongs behind the interceptors
@@ -151,7 +151,13 @@ func (s *AdminServer) ListEvents(_ context.Context, req *adminv1.ListEventsReque
 		return nil, volume.Errorf(volume.Invalid, "limit %d is negative", req.GetLimit())
 	}
 	limit := min(cmp.Or(int(req.GetLimit()), defaultEvents), maxEvents)
-	return &adminv1.ListEventsResponse{Events: s.History.List(req.GetVolume(), limit)}, nil
+	is := func(e *adminv1.VolumeEvent) bool {
+		return slices.Contains([]string{"", e.GetTargetPath()}, req.GetVolume()) || isNamed(&volume.Volume{
+			Key: volume.Key(e.GetId()), Target: e.GetTargetPath(), PodUID: e.GetPodUid(),
+			Origin: &volume.Origin{VolumeID: e.GetVolumeId(), PodNamespace: e.GetPodNamespace(), PodName: e.GetPodName(), PVC: e.GetPvcName()},
+		}, req.GetVolume())
+	}
+	return &adminv1.ListEventsResponse{Events: s.History.List(is, limit)}, nil
 }
 
 // GetVolumeStats asks the sandbox.

@@ -10,6 +10,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
 	"github.com/crust-proxy/crust-proxy/internal/front/csi/refusal"
+	"github.com/crust-proxy/crust-proxy/internal/front/kubelet"
 	"github.com/crust-proxy/crust-proxy/internal/ground/peercred"
 	"github.com/crust-proxy/crust-proxy/internal/ground/telemetry"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime"
@@ -59,7 +60,7 @@ func (h *History) Call(ctx context.Context, method string, call *telemetry.Call,
 	ofFront := strings.HasPrefix(method, "/csi.")
 	isRefusal := failure != "" && (word[0] == staged || word[0] == published)
 	known := call.Volume != "" || call.Handler != "" ||
-		h.latest(&adminv1.VolumeEvent{Driver: call.Driver, VolumeId: call.CSIVolume}, func(*adminv1.VolumeEvent) bool { return true }) != nil
+		h.latest(&adminv1.VolumeEvent{Driver: call.Driver, VolumeId: call.CSIVolume}, every) != nil
 	if ofFront && isRefusal || !known && !isRefusal {
 		return
 	}
@@ -68,6 +69,8 @@ func (h *History) Call(ctx context.Context, method string, call *telemetry.Call,
 		Id: call.Volume, TargetPath: call.Target, Driver: call.Driver, VolumeId: call.CSIVolume, Handler: call.Handler,
 	}
 	e.PodNamespace, e.PodName, _ = strings.Cut(call.Pod, "/")
+	_, below, _ := strings.Cut(call.Target, "/pods/")
+	e.PodUid = kubelet.PodUID("pods/" + below)
 	if failure == "" {
 		e.What, e.Text = word[0], describe(word[0], call)
 	}
@@ -97,7 +100,7 @@ func (h *History) Refused(r *refusal.Refusal) {
 	_, text, _ := strings.Cut(r.Error, ": ") // it begins with volume and pod
 	h.Add(&adminv1.VolumeEvent{
 		What: refused, Failed: true, By: "kubelet", Text: fmt.Sprintf("(%s) %s", r.Party, text), Id: string(r.Key), TargetPath: r.Target,
-		Driver: r.Driver, VolumeId: r.VolumeID, Handler: r.Handler, PodNamespace: r.PodNamespace, PodName: r.PodName, PodUid: r.PodUID,
+		Driver: r.Driver, VolumeId: r.VolumeID, Handler: r.Handler, PodNamespace: r.PodNamespace, PodName: r.PodName, PodUid: r.PodUID, PvcName: r.PVC,
 	})
 }
 
@@ -142,7 +145,7 @@ func (h *History) latest(of *adminv1.VolumeEvent, match func(*adminv1.VolumeEven
 func eventOf(v *volume.Volume) *adminv1.VolumeEvent {
 	e := &adminv1.VolumeEvent{Id: string(v.Key), TargetPath: v.Target, Driver: v.Driver, Handler: v.Handler, PodUid: v.PodUID}
 	if of := v.Origin; of != nil {
-		e.VolumeId, e.PodNamespace, e.PodName = refusal.Clip(of.VolumeID), of.PodNamespace, of.PodName
+		e.VolumeId, e.PodNamespace, e.PodName, e.PvcName = refusal.Clip(of.VolumeID), of.PodNamespace, of.PodName, of.PVC
 	}
 	return e
 }

@@ -134,7 +134,7 @@ func (h *History) write() {
 
 // prune forgets the events that are too old or too many, and returns the others, the oldest first.
 func (h *History) prune() []*adminv1.VolumeEvent {
-	all := h.of("")
+	all := h.of(every)
 	if all = all[max(0, len(all)-mostEvents):]; len(all) == 0 {
 		return nil
 	}
@@ -167,19 +167,20 @@ func (h *History) writeFile(events []*adminv1.VolumeEvent) error {
 	return err
 }
 
-// List returns the newest events of the volumes that ref names, or of all if it is empty, the newest first.
-func (h *History) List(ref string, limit int) []*adminv1.VolumeEvent {
-	found := h.of(ref)
+// List returns the newest events of the volumes that have an event which is one of those, the newest first.
+func (h *History) List(is func(*adminv1.VolumeEvent) bool, limit int) []*adminv1.VolumeEvent {
+	found := h.of(is)
 	slices.Reverse(found)
 	return found[:min(limit, len(found))]
 }
 
-// of returns the events of the volumes that ref names, or of all if it is empty, the oldest first.
-func (h *History) of(ref string) []*adminv1.VolumeEvent {
+func every(*adminv1.VolumeEvent) bool { return true }
+
+func (h *History) of(is func(*adminv1.VolumeEvent) bool) []*adminv1.VolumeEvent {
 	var found []*adminv1.VolumeEvent
 	h.mu.Lock()
 	for _, of := range h.volumes {
-		if ref == "" || slices.ContainsFunc(of, func(e *adminv1.VolumeEvent) bool { return isOf(e, ref) }) {
+		if slices.ContainsFunc(of, is) {
 			found = append(found, of...)
 		}
 	}
@@ -210,14 +211,4 @@ func nameOf(e *adminv1.VolumeEvent) string {
 		return e.GetDriver() + "/" + e.GetVolumeId()
 	}
 	return cmp.Or(e.GetId(), e.GetTargetPath())
-}
-
-// shortest is how much of an id names a volume.
-const shortest = 6
-
-// isOf reports whether ref names the volume of an event.
-func isOf(e *adminv1.VolumeEvent, ref string) bool {
-	target := e.GetTargetPath() // .../pods/UID/volumes/kubernetes.io~csi/NAME/mount
-	return len(ref) >= shortest && strings.HasPrefix(e.GetId(), ref) || strings.Contains(target, "/pods/"+ref+"/") ||
-		slices.Contains([]string{target, e.GetVolumeId(), e.GetPodNamespace() + "/" + e.GetPodName(), path.Base(path.Dir(target))}, ref)
 }

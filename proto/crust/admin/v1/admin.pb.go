@@ -1670,8 +1670,7 @@ func (x *ExpandVolumeResponse) GetLater() bool {
 // ListEventsRequest selects events; all fields are optional.
 type ListEventsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// volume selects a volume, which may have gone: as in GetVolumeRequest, or by the CSI volume,
-	// the name of its persistent volume, or the pod, as NAMESPACE/NAME or by its uid.
+	// volume is a name as in GetVolumeRequest, of volumes that may have gone.
 	Volume string `protobuf:"bytes,1,opt,name=volume,proto3" json:"volume,omitempty"`
 	// limit bounds the answer; 0 means 100.
 	Limit         int32 `protobuf:"varint,2,opt,name=limit,proto3" json:"limit,omitempty"`
@@ -1805,7 +1804,9 @@ type VolumeEvent struct {
 	// pod_name is the name of the pod.
 	PodName string `protobuf:"bytes,15,opt,name=pod_name,json=podName,proto3" json:"pod_name,omitempty"`
 	// pod_uid is the uid of the pod.
-	PodUid        string `protobuf:"bytes,16,opt,name=pod_uid,json=podUid,proto3" json:"pod_uid,omitempty"`
+	PodUid string `protobuf:"bytes,16,opt,name=pod_uid,json=podUid,proto3" json:"pod_uid,omitempty"`
+	// pvc_name is the claim.
+	PvcName       string `protobuf:"bytes,17,opt,name=pvc_name,json=pvcName,proto3" json:"pvc_name,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1948,6 +1949,13 @@ func (x *VolumeEvent) GetPodName() string {
 func (x *VolumeEvent) GetPodUid() string {
 	if x != nil {
 		return x.PodUid
+	}
+	return ""
+}
+
+func (x *VolumeEvent) GetPvcName() string {
+	if x != nil {
+		return x.PvcName
 	}
 	return ""
 }
@@ -3133,7 +3141,7 @@ const file_crust_admin_v1_admin_proto_rawDesc = "" +
 	"\x06volume\x18\x01 \x01(\tR\x06volume\x12\x14\n" +
 	"\x05limit\x18\x02 \x01(\x05R\x05limit\"I\n" +
 	"\x12ListEventsResponse\x123\n" +
-	"\x06events\x18\x01 \x03(\v2\x1b.crust.admin.v1.VolumeEventR\x06events\"\xd0\x03\n" +
+	"\x06events\x18\x01 \x03(\v2\x1b.crust.admin.v1.VolumeEventR\x06events\"\xeb\x03\n" +
 	"\vVolumeEvent\x12\x16\n" +
 	"\x06number\x18\x01 \x01(\x04R\x06number\x125\n" +
 	"\bfirst_at\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\afirstAt\x123\n" +
@@ -3152,7 +3160,8 @@ const file_crust_admin_v1_admin_proto_rawDesc = "" +
 	"\ahandler\x18\r \x01(\tR\ahandler\x12#\n" +
 	"\rpod_namespace\x18\x0e \x01(\tR\fpodNamespace\x12\x19\n" +
 	"\bpod_name\x18\x0f \x01(\tR\apodName\x12\x17\n" +
-	"\apod_uid\x18\x10 \x01(\tR\x06podUid\"b\n" +
+	"\apod_uid\x18\x10 \x01(\tR\x06podUid\x12\x19\n" +
+	"\bpvc_name\x18\x11 \x01(\tR\apvcName\"b\n" +
 	"\x13FreezeVolumeRequest\x12\x16\n" +
 	"\x06volume\x18\x01 \x01(\tR\x06volume\x123\n" +
 	"\atimeout\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\atimeout\"\x16\n" +
