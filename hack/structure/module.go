@@ -81,7 +81,7 @@ func partOf(name string) string {
 	switch {
 	case isTest(name), strings.HasSuffix(name, "_test.go"), top == "hack":
 		return "tests"
-	case top == "reference":
+	case top == "reference", top == "examples":
 		return "reference"
 	}
 	return "product"

@@ -321,3 +321,18 @@ func TestCrustVM(t *testing.T) {
 		})
 	}
 }
+
+// TestExample: the handler of examples meets all that is required of it. It does not offer a socket and freezing.
+func TestExample(t *testing.T) {
+	t.Parallel()
+	o := newBench(t).example().run("xfs")
+	o.wantFailed(t)
+	for _, name := range o.of(conformance.Skip) {
+		if kind, _, _ := strings.Cut(name, "-"); !slices.Contains([]string{"socket", "freeze", "thaw"}, kind) {
+			t.Errorf("%s was skipped", name)
+		}
+	}
+	if passed := len(o.of(conformance.Pass)); passed < 58 {
+		t.Errorf("only %d demands were tried", passed)
+	}
+}

@@ -63,6 +63,18 @@ func (b *bench) crustRunc(before string) *bench {
 	return b
 }
 
+// example has the handler of examples be tried.
+func (b *bench) example() *bench {
+	b.t.Helper()
+	b.handler = b.dir + "/handler"
+	check.Must(b.t, rig.BuildStatic(b.dir+"/example", "examples/runtime-handler"))
+	config := fmt.Sprintf(`{"root":%q,"program":%q}`, b.root, b.handler)
+	check.Must(b.t, os.WriteFile(b.dir+"/config.json", []byte(config), 0o600))
+	script := fmt.Sprintf("#!/bin/sh\nRUNTIME_HANDLER_CONFIG=%[1]s/config.json exec %[1]s/example \"$@\"\n", b.dir)
+	check.Must(b.t, os.WriteFile(b.handler, []byte(script), 0o755))
+	return b
+}
+
 // crustVM has crust-vm be tried.
 func (b *bench) crustVM() *bench {
 	b.t.Helper()

@@ -3,6 +3,7 @@
 package deploy
 
 import (
+	"os"
 	"slices"
 	"testing"
 
@@ -10,7 +11,10 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/client-go/kubernetes/scheme"
 
+	"github.com/crust-proxy/crust-proxy/internal/daemon/config"
+	"github.com/crust-proxy/crust-proxy/internal/front/policy"
 	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/deploy/render"
 )
 
 // foreign are the groups of types that Kubernetes does not have by itself.
@@ -39,5 +43,35 @@ func strictlyTyped(t *testing.T, all []*unstructured.Unstructured) {
 	}
 	if known == 0 {
 		t.Error("nothing was rendered")
+	}
+}
+
+// TestExamples: what examples/kubernetes has is typed, its rule selects each pod's runtime class, and
+// Kata's classes are among those that kata-deploy makes.
+func TestExamples(t *testing.T) {
+	const dir = "../../examples/kubernetes/"
+	text, err := os.ReadFile(dir + "config.yaml")
+	check.Must(t, err)
+	cfg, err := config.Parse(text)
+	check.Must(t, err)
+	chosen := cfg.Policy.Rules[0].RuntimeHandlers
+	for file, class := range map[string]string{"kata.yaml": "kata-qemu", "crust.yaml": "crust"} {
+		raw, err := os.ReadFile(dir + file)
+		check.Must(t, err)
+		all := render.Objects(t, string(raw))
+		strictlyTyped(t, all)
+		for _, one := range all {
+			got, found, _ := unstructured.NestedString(one.Object, "spec", "runtimeClassName")
+			if found && (got != class || !slices.Contains(chosen, got)) {
+				t.Errorf("%s: the pod's class is %q, and the rule's are %q", file, got, chosen)
+			}
+		}
+	}
+	verdicts := cfg.DeferralPolicy()
+	for _, class := range chosen {
+		verdict, err := verdicts.Decide(policy.Input{Driver: "disk.csi.example.com", RuntimeHandler: class, RuntimeHandlerKnown: true})
+		if err != nil || verdict.Handler == "" {
+			t.Errorf("%s: %+v, %v", class, verdict, err)
+		}
 	}
 }

@@ -70,6 +70,11 @@ func TestManifestsAreAccepted(t *testing.T) {
 	if cluster.Older {
 		served, other = other, served
 	}
+	for _, file := range []string{"kata.yaml", "crust.yaml"} {
+		if said, err := r.Kubectl("apply", "--server-side", "--dry-run=server", "--validate=strict", "-f", "../../../examples/kubernetes/"+file); err != nil {
+			t.Errorf("%s: %s: %v", file, said, err)
+		}
+	}
 	for _, dir := range []string{
 		"admission", "daemonset", served, "examples/behind-the-front/behind", "examples/behind-the-front/direct",
 		"examples/behind-the-front/driver", "examples/changed-blocks", "examples/crust", "monitoring", "node-installed", "runtimeclasses",
