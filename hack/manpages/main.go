@@ -30,7 +30,7 @@ var pages = []page{
 	{"crust-runc-agent", "8", "answer for the sandboxes of crust-runc on a socket", [][]string{{"--help"}}},
 	{"crust-vm", "8", "OCI runtime whose pods are virtual machines that mount deferred volumes", [][]string{{"crust", "help"}}},
 	{"crust-vm-agent", "8", "first program of a virtual machine of crust-vm", [][]string{{"--help"}}},
-	{"crust-conformance", "1", "try a runtime handler, or a driver's changed blocks", [][]string{{"--help"}, {"snapshot-metadata", "--help"}}},
+	{"crust-conformance", "1", "test a runtime handler, or a CSI driver", [][]string{{"--help"}, {"driver", "--help"}, {"snapshot-metadata", "--help"}}},
 }
 
 func main() {

@@ -27,6 +27,7 @@ crust-proxy.
 
 Usage:
   crust-conformance --runtime PROGRAM [flags]
+  crust-conformance driver --help
   crust-conformance snapshot-metadata --help
 
 Examples:
@@ -122,12 +123,13 @@ func (c *command) run(ctx context.Context) error {
 		ctx, cancel = context.WithTimeout(ctx, c.timeout)
 		defer cancel()
 	}
-	var printing error
+	lines := Lines{Print: c.printResult}
 	report, err := Run(ctx, c.opts, func(r Result) {
 		if !c.out.Machine() {
-			printing = errors.Join(printing, c.printResult(r))
+			lines.Add(r)
 		}
 	})
+	printing := lines.End()
 	switch {
 	case errors.Is(err, context.Canceled):
 		err = errors.New("interrupted: what was made is removed again")

@@ -59,7 +59,7 @@ func Run(ctx context.Context, opts Options, onResult func(Result)) (Report, erro
 	if err != nil {
 		return Report{}, err
 	}
-	s := &suite{node: node, onResult: onResult, statuses: make(map[string]Status)}
+	s := &suite{node: node, onResult: onResult, outcomes: make(map[string]Result)}
 	s.report.Run = node.run
 	err = s.runAll(ctx, opts.Only)
 	return s.report, errors.Join(err, node.close())
@@ -93,7 +93,7 @@ func (s *suite) runCase(ctx context.Context, c testCase) error {
 
 // sawNoMount holds "at no time" against every test case, not only the one that checks it.
 func (s *suite) sawNoMount(during string) {
-	if err := s.node.mounts.CheckNone(); err != nil && s.statuses["mount-host"] != Fail {
+	if err := s.node.mounts.CheckNone(); err != nil && s.outcomes["mount-host"].Status != Fail {
 		s.record("mount-host", Fail, fmt.Sprintf("during %q: %v", during, err))
 	}
 }
@@ -254,7 +254,7 @@ func (r Report) Count(status Status) int {
 type suite struct {
 	node     *node
 	onResult func(Result)
-	statuses map[string]Status // by requirement
+	outcomes map[string]Result // by requirement
 	report   Report
 }
 
@@ -270,10 +270,16 @@ func (s *suite) check(t *trial, name string, test func(*trial), needs ...string)
 		return // what it needs may have been cut off
 	}
 	for _, need := range needs {
-		if is, tested := s.statuses[need]; tested && is != Pass {
+		is, tested := s.outcomes[need]
+		switch {
+		case !tested || is.Status == Pass:
+			continue
+		case is.Status == Skip: // for the same reason
+			s.record(name, Skip, is.Seen)
+		default:
 			s.record(name, Skip, "not tried, because "+need+" did not pass")
-			return
 		}
+		return
 	}
 	err := try(t.ctx, test)
 	if t.ctx.Err() != nil {
@@ -293,7 +299,7 @@ func (s *suite) check(t *trial, name string, test func(*trial), needs ...string)
 func (s *suite) record(name string, status Status, seen string) {
 	r := requirements()[name]
 	result := Result{Name: name, Status: status, Section: r.section, Demand: r.text, Seen: seen}
-	s.statuses[name] = status
+	s.outcomes[name] = result
 	s.report.Results = append(s.report.Results, result)
 	s.onResult(result)
 }

@@ -35,7 +35,7 @@ func TestRequirementsAreInThePage(t *testing.T) {
 }
 
 func TestCheck(t *testing.T) {
-	s := &suite{statuses: make(map[string]Status), onResult: func(Result) {}}
+	s := &suite{outcomes: make(map[string]Result), onResult: func(Result) {}}
 	fine := func(*trial) {}
 	all := &trial{ctx: t.Context()}
 	s.check(all, "mount-inside", fine, "plain-container")
@@ -44,12 +44,21 @@ func TestCheck(t *testing.T) {
 	s.check(all, "resize-online", func(t *trial) { t.must(fmt.Errorf("x: %w", unsupported{reason: "no"})) })
 	ended, stop := context.WithCancel(t.Context())
 	s.check(&trial{ctx: ended}, "life-free", func(t *trial) { stop(); t.must(ended.Err()) })
+	s.check(all, "resize-far", fine, "resize-online")
 	s.check(&trial{ctx: ended}, "mount-grown", func(*trial) { t.Error("tried, although what it needs may have been cut off") })
-	want := map[string]Status{"mount-inside": Pass, "sub-bound": Fail, "sub-path": Skip, "resize-online": Skip}
-	if diff := cmp.Diff(want, s.statuses); diff != "" {
+	cannot := "the handler says that it cannot: no"
+	want := map[string][2]string{
+		"mount-inside": {"PASS", ""}, "sub-bound": {"FAIL", "wrong"}, "sub-path": {"SKIP", "not tried, because sub-bound did not pass"},
+		"resize-online": {"SKIP", cannot}, "resize-far": {"SKIP", cannot},
+	}
+	got := make(map[string][2]string)
+	for name, r := range s.outcomes {
+		got[name] = [2]string{string(r.Status), r.Seen}
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
 	}
-	if s.report.Count(Skip) != 2 || s.report.Results[1].Section != "6" || s.report.Results[1].Seen != "wrong" {
+	if s.report.Count(Skip) != 3 || s.report.Results[1].Section != "6" || s.report.Results[1].Seen != "wrong" {
 		t.Errorf("%+v", s.report)
 	}
 }
@@ -215,12 +224,18 @@ func TestReportText(t *testing.T) {
 		{Name: "mount-inside", Status: Pass, Section: "7", Demand: "it is mounted"},
 		{Name: "sub-link", Status: Fail, Section: "9", Demand: "it is refused", Seen: "it was\x1b[31m not"},
 		{Name: "socket-same", Status: Skip, Section: "13", Demand: "it is the same", Seen: "no socket"},
+		{Name: "freeze-holds", Status: Skip, Seen: "not supported"},
+		{Name: "freeze-thaw", Status: Skip, Seen: "not supported"},
+		{Name: "mount-host", Status: Pass, Demand: "it is not on the host"},
+		{Name: "life-free", Status: Skip, Demand: "it is free", Seen: "not supported"},
 	}}
+	lines := Lines{Print: c.printResult}
 	for _, r := range report.Results {
-		check.Must(t, c.printResult(r))
+		lines.Add(r)
 	}
+	check.Must(t, lines.End())
 	err := c.printEnd(report)
-	if err == nil || err.Error() != "the handler does not meet 1 of 3 demands" {
+	if err == nil || err.Error() != "the handler does not meet 1 of 7 demands" {
 		t.Errorf("the end: %v", err)
 	}
 	want, err := os.ReadFile("testdata/report.txt")

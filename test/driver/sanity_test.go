@@ -8,7 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/crust-proxy/crust-proxy/reference/conformance"
-	"github.com/crust-proxy/crust-proxy/reference/conformance/metadata"
+	"github.com/crust-proxy/crust-proxy/reference/conformance/csidriver"
 	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/rig"
 	"github.com/crust-proxy/crust-proxy/test/sanity"
@@ -53,7 +53,7 @@ func TestSnapshotMetadataSpecs(t *testing.T) {
 	for _, pool := range rig.Sample(pools, 2) {
 		t.Run(pool, func(t *testing.T) {
 			r := newDriverOn(t, pool, false)
-			report, err := metadata.Run(t.Context(), r.conn, metadata.Options{Size: 16 * mib, Dir: r.dir}, func(result conformance.Result) {
+			report, err := csidriver.RunMetadata(t.Context(), r.conn, csidriver.Options{Size: 16 * mib, Dir: r.dir}, func(result conformance.Result) {
 				if result.Status != conformance.Pass {
 					t.Errorf("%v", result)
 				}

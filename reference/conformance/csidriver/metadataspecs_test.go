@@ -1,4 +1,4 @@
-package metadata
+package csidriver
 
 import (
 	"bytes"
@@ -220,7 +220,7 @@ func try(t *testing.T, with fault) (failed []string) {
 	go func() { _ = server.Serve(listener) }()
 	defer server.Stop()
 	var out, errs bytes.Buffer
-	code := Main([]string{"--csi-endpoint", socket, "--size", "1048576", "--dir", f.dir}, &out, &errs)
+	code := Main("snapshot-metadata", []string{"--csi-endpoint", socket, "--size", "1048576", "--dir", f.dir}, &out, &errs)
 	for line := range strings.Lines(out.String()) {
 		if words := strings.Fields(line); len(words) > 1 && words[0] == string(conformance.Fail) {
 			failed = append(failed, words[1])
@@ -315,9 +315,11 @@ func TestUsage(t *testing.T) {
 		{"--help", 0, "Usage:"}, {"", 2, "--csi-endpoint"}, {"--csi-endpoint /s --size 1", 2, "--size"}, {"--csi-endpoint /s x", 2, `"x"`},
 		{"--csi-endpoint /does/not/exist", 1, "GetPluginCapabilities"},
 	} {
-		var out bytes.Buffer
-		if code := Main(strings.Fields(c.args), &out, &out); code != c.code || !strings.Contains(out.String(), c.says) {
-			t.Errorf("%q: code %d\n%s", c.args, code, &out)
+		for word := range suites() {
+			var out bytes.Buffer
+			if code := Main(word, strings.Fields(c.args), &out, &out); code != c.code || !strings.Contains(out.String(), c.says) {
+				t.Errorf("%s %q: code %d\n%s", word, c.args, code, &out)
+			}
 		}
 	}
 }

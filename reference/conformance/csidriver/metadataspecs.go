@@ -1,4 +1,4 @@
-package metadata
+package csidriver
 
 import (
 	"context"
@@ -7,9 +7,17 @@ import (
 	"maps"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"github.com/crust-proxy/crust-proxy/reference/conformance"
 )
+
+// RunMetadata runs the suite of the SnapshotMetadata service.
+func RunMetadata(ctx context.Context, conn grpc.ClientConnInterface, opts Options, onResult func(conformance.Result)) (conformance.Report, error) {
+	return run(ctx, conn, opts, "SnapshotMetadata", metadataSpecs(), newFixture, onResult)
+}
 
 // fixture is two snapshots of a volume, one of it when it has grown, and one of another.
 type fixture struct {
@@ -20,13 +28,13 @@ type fixture struct {
 	notGrown                     error // why there is no grown snapshot
 }
 
-func (d *driver) fixture(ctx context.Context) (*fixture, error) {
+func newFixture(ctx context.Context, d *driver) (*fixture, error) {
 	f := &fixture{d: d}
-	v, err := d.volume(ctx, "v")
+	v, err := d.volume(ctx, "v", blockAccess)
 	if err != nil {
 		return nil, err
 	}
-	other, err := d.volume(ctx, "other")
+	other, err := d.volume(ctx, "other", blockAccess)
 	if err != nil {
 		return nil, err
 	}
@@ -56,10 +64,10 @@ func (d *driver) fixture(ctx context.Context) (*fixture, error) {
 // grow makes the third snapshot, where volumes can grow.
 func (f *fixture) grow(ctx context.Context, v *volume) error {
 	if !f.d.able[csi.ControllerServiceCapability_RPC_EXPAND_VOLUME] {
-		return errSkipped
+		return errNotReported
 	}
 	reply, err := f.d.controller.ControllerExpandVolume(ctx, &csi.ControllerExpandVolumeRequest{
-		VolumeId: v.id, CapacityRange: &csi.CapacityRange{RequiredBytes: 2 * v.capacity}, VolumeCapability: access,
+		VolumeId: v.id, CapacityRange: &csi.CapacityRange{RequiredBytes: 2 * v.capacity}, VolumeCapability: v.access,
 	})
 	if err != nil {
 		return fmt.Errorf("ControllerExpandVolume: %w", err)
@@ -75,13 +83,8 @@ func (f *fixture) grow(ctx context.Context, v *volume) error {
 	return err
 }
 
-type spec struct {
-	name, demand string
-	try          func(context.Context, *fixture) error
-}
-
-func specs() []spec {
-	return []spec{
+func metadataSpecs() []spec[*fixture] {
+	return []spec[*fixture]{
 		{"advertised", "the plugin reports SNAPSHOT_METADATA_SERVICE", func(_ context.Context, f *fixture) error {
 			if !f.d.advertised {
 				return errors.New("it does not")

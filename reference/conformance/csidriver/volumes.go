@@ -1,4 +1,4 @@
-package metadata
+package csidriver
 
 import (
 	"context"
@@ -23,7 +23,7 @@ type driver struct {
 	dir        string
 	advertised bool
 	able       map[csi.ControllerServiceCapability_RPC_Type]bool
-	stages     bool
+	nodeCan    map[csi.NodeServiceCapability_RPC_Type]bool
 	info       *csi.NodeGetInfoResponse
 	undo       []func(context.Context) error // in the opposite order
 }
@@ -32,6 +32,7 @@ func newDriver(ctx context.Context, conn grpc.ClientConnInterface, opts Options)
 	d := &driver{
 		controller: csi.NewControllerClient(conn), node: csi.NewNodeClient(conn), metadata: csi.NewSnapshotMetadataClient(conn), opts: opts,
 		run: fmt.Sprintf("crust-conformance-%d", time.Now().UnixNano()), able: make(map[csi.ControllerServiceCapability_RPC_Type]bool),
+		nodeCan: make(map[csi.NodeServiceCapability_RPC_Type]bool),
 	}
 	plugin, err := csi.NewIdentityClient(conn).GetPluginCapabilities(ctx, &csi.GetPluginCapabilitiesRequest{})
 	if err != nil {
@@ -51,9 +52,9 @@ func newDriver(ctx context.Context, conn grpc.ClientConnInterface, opts Options)
 	if err != nil {
 		return nil, fmt.Errorf("NodeGetCapabilities: %w", err)
 	}
-	d.stages = slices.ContainsFunc(node.GetCapabilities(), func(one *csi.NodeServiceCapability) bool {
-		return one.GetRpc().GetType() == csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME
-	})
+	for _, one := range node.GetCapabilities() {
+		d.nodeCan[one.GetRpc().GetType()] = true
+	}
 	if d.info, err = d.node.NodeGetInfo(ctx, &csi.NodeGetInfoRequest{}); err != nil {
 		return nil, fmt.Errorf("NodeGetInfo: %w", err)
 	}
@@ -104,16 +105,20 @@ func (c content) changes(base content) content {
 type volume struct {
 	d        *driver
 	id, name string
+	access   *csi.VolumeCapability
 	context  map[string]string
 	capacity int64
+	// staging and attached are set while it is attached to the node.
+	staging  string
+	attached map[string]string
 }
 
-var access = &csi.VolumeCapability{
+var blockAccess = &csi.VolumeCapability{
 	AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER},
 	AccessType: &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}},
 }
 
-func (d *driver) volume(ctx context.Context, name string) (*volume, error) {
+func (d *driver) volume(ctx context.Context, name string, access *csi.VolumeCapability) (*volume, error) {
 	req := &csi.CreateVolumeRequest{
 		Name: d.run + "-" + name, CapacityRange: &csi.CapacityRange{RequiredBytes: d.opts.Size},
 		VolumeCapabilities: []*csi.VolumeCapability{access}, Parameters: d.opts.Parameters,
@@ -126,7 +131,7 @@ func (d *driver) volume(ctx context.Context, name string) (*volume, error) {
 		return nil, fmt.Errorf("CreateVolume: %w", err)
 	}
 	made := reply.GetVolume()
-	v := &volume{d: d, id: made.GetVolumeId(), name: name, context: made.GetVolumeContext(), capacity: max(made.GetCapacityBytes(), d.opts.Size)}
+	v := &volume{d: d, id: made.GetVolumeId(), name: name, access: access, context: made.GetVolumeContext(), capacity: max(made.GetCapacityBytes(), d.opts.Size)}
 	d.undo = append(d.undo, func(ctx context.Context) error {
 		_, err := d.controller.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: v.id})
 		return err
@@ -160,44 +165,59 @@ func (v *volume) write(ctx context.Context, blocks content) (err error) {
 	return device.Sync()
 }
 
-func (v *volume) publish(ctx context.Context, target string) (down []func(context.Context) error, err error) {
-	staging, attach := "", map[string]string(nil)
+// attach makes the volume known to the node. down undoes that, also after an error.
+func (v *volume) attach(ctx context.Context) (down []func(context.Context) error, err error) {
 	if v.d.able[csi.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME] {
 		reply, err := v.d.controller.ControllerPublishVolume(ctx, &csi.ControllerPublishVolumeRequest{
-			VolumeId: v.id, NodeId: v.d.info.GetNodeId(), VolumeCapability: access, VolumeContext: v.context,
+			VolumeId: v.id, NodeId: v.d.info.GetNodeId(), VolumeCapability: v.access, VolumeContext: v.context,
 		})
 		if err != nil {
 			return down, fmt.Errorf("ControllerPublishVolume: %w", err)
 		}
-		attach = reply.GetPublishContext()
+		v.attached = reply.GetPublishContext()
 		down = append(down, func(ctx context.Context) error {
 			_, err := v.d.controller.ControllerUnpublishVolume(ctx, &csi.ControllerUnpublishVolumeRequest{VolumeId: v.id, NodeId: v.d.info.GetNodeId()})
 			return err
 		})
 	}
-	if v.d.stages {
-		staging = filepath.Join(v.d.dir, "staging", v.name)
-		if err := os.MkdirAll(staging, 0o700); err != nil {
-			return down, err
-		}
-		down = append(down, func(ctx context.Context) error {
-			_, err := v.d.node.NodeUnstageVolume(ctx, &csi.NodeUnstageVolumeRequest{VolumeId: v.id, StagingTargetPath: staging})
-			return err
-		})
-		if _, err := v.d.node.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{
-			VolumeId: v.id, StagingTargetPath: staging, VolumeCapability: access, VolumeContext: v.context, PublishContext: attach,
-		}); err != nil {
-			return down, fmt.Errorf("NodeStageVolume: %w", err)
-		}
+	if !v.d.nodeCan[csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME] {
+		return down, nil
+	}
+	v.staging = filepath.Join(v.d.dir, "staging", v.name)
+	if err := os.MkdirAll(v.staging, 0o700); err != nil {
+		return down, err
+	}
+	down = append(down, v.unstage)
+	if _, err := v.d.node.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{
+		VolumeId: v.id, StagingTargetPath: v.staging, VolumeCapability: v.access, VolumeContext: v.context, PublishContext: v.attached,
+	}); err != nil {
+		return down, fmt.Errorf("NodeStageVolume: %w", err)
+	}
+	return down, nil
+}
+
+func (v *volume) unstage(ctx context.Context) error {
+	_, err := v.d.node.NodeUnstageVolume(ctx, &csi.NodeUnstageVolumeRequest{VolumeId: v.id, StagingTargetPath: v.staging})
+	return err
+}
+
+// request asks for the volume at a target.
+func (v *volume) request(target string) *csi.NodePublishVolumeRequest {
+	return &csi.NodePublishVolumeRequest{
+		VolumeId: v.id, StagingTargetPath: v.staging, TargetPath: target, VolumeCapability: v.access,
+		VolumeContext: v.context, PublishContext: v.attached,
+	}
+}
+
+func (v *volume) publish(ctx context.Context, target string) (down []func(context.Context) error, err error) {
+	if down, err = v.attach(ctx); err != nil {
+		return down, err
 	}
 	down = append(down, func(ctx context.Context) error {
 		_, err := v.d.node.NodeUnpublishVolume(ctx, &csi.NodeUnpublishVolumeRequest{VolumeId: v.id, TargetPath: target})
 		return err
 	})
-	_, err = v.d.node.NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{
-		VolumeId: v.id, StagingTargetPath: staging, TargetPath: target, VolumeCapability: access, VolumeContext: v.context, PublishContext: attach,
-	})
-	if err != nil {
+	if _, err = v.d.node.NodePublishVolume(ctx, v.request(target)); err != nil {
 		return down, fmt.Errorf("NodePublishVolume: %w", err)
 	}
 	return down, nil
