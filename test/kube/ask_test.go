@@ -39,6 +39,11 @@ func askByName(k *cluster.Kube, way, driver string) {
 	other := k.NewVolume(cluster.VolumeOptions{Name: "other-" + way, Driver: driver})
 	p := asks(k.NewPod("asks-"+way, cluster.Crust).With(asked, "/data").With(other, "/other"), asked.Name).Start()
 	wantDeferred(k, p, asked, "who asks")
+	for _, name := range []string{p.Namespace + "/" + p.Name, p.Namespace + "/" + asked.Name} { // the pod, and the claim
+		if is, err := crustctl(k, name); err != nil || is.TargetPath != p.Target(asked) {
+			k.T.Errorf("crustctl finds by the name %s: %+v, %v", name, is, err)
+		}
+	}
 	wantGuarded(k, p, asked)
 	wantOnHost(k, p, other)
 	p.Exec("echo one > /data/file && echo other > /other/file && sync")
