@@ -75,6 +75,7 @@ unit: ## Unit tests with the race detector
 .PHONY: system
 system: ## Tests on the real kernel: mounts, loop devices, faults (root)
 	@hack/need-root.sh "system tests"
+	@hack/setup.sh browser
 	$(GOTESTSUM) --format pkgname-and-test-fails --format-hide-empty-pkg -- -tags system,failpoints -count=1 -p 1 -parallel 4 -timeout $(SYSTEM_TIMEOUT) -skip '$(IN_VMS)' $$(hack/system-packages.sh)
 
 .PHONY: test-vm

@@ -1,8 +1,8 @@
 #!/bin/bash
 # Installs what builds and tests need beyond Go, on Debian and Ubuntu: only
 # packages whose programs are missing, so that a machine with, say, runc
-# from another source keeps it. With the name of a demonstration (demo, pod, vm), only
-# what that one needs.
+# from another source keeps it. With the name of a demonstration (demo, pod, vm) or of a
+# lane (browser, which all others do without), only what that one needs.
 set -euo pipefail
 PATH=$PATH:/usr/sbin:/sbin
 for=${1:-}
@@ -36,13 +36,18 @@ fio fio
 rpm rpm
 dpkg-deb dpkg vm
 man man-db
+chromium chromium browser
 '
 missing=()
 while read -r program package demos; do
-	[ -z "$for" ] || [[ " $demos " == *" $for "* ]] || continue
+	if [ -z "$for" ]; then
+		[ "$demos" != browser ] || continue
+	elif [[ " $demos " != *" $for "* ]]; then
+		continue
+	fi
 	[ -z "$program" ] || type -P "$program" >/dev/null || missing+=("$package")
 done <<<"$wanted"
-if [ "$for" != demo ]; then # containerd's runc is built
+if [ "$for" != demo ] && [ "$for" != browser ]; then # containerd's runc is built
 	[ -e /usr/include/stdlib.h ] || missing+=(libc6-dev)
 	[ -e /usr/include/seccomp.h ] || missing+=(libseccomp-dev)
 fi

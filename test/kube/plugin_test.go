@@ -4,8 +4,11 @@ package kube_test
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/base64"
 	"errors"
 	"fmt"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -56,7 +59,7 @@ func (p *plugin) wants(args string, words ...string) string {
 // is real of it: the DaemonSet's pod there is told to run at the daemon's address.
 const secondNode, secondAddress = "node-2", "10.88.0.2"
 
-func addSecondNode(k *cluster.Kube, d *daemonSet) {
+func addSecondNode(k *cluster.Kube) {
 	k.T.Helper()
 	ctx := context.Background()
 	if out, err := exec.Command("ip", "addr", "add", secondAddress+"/24", "dev", "knode").CombinedOutput(); err != nil {
@@ -72,7 +75,8 @@ func addSecondNode(k *cluster.Kube, d *daemonSet) {
 	nodes := k.Client.CoreV1().Nodes()
 	_, err := nodes.Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: secondNode, Labels: map[string]string{"kubernetes.io/os": "linux"}}}, metav1.CreateOptions{})
 	k.Must(err)
-	address := fmt.Sprintf(`{"status": {"addresses": [{"type": "InternalIP", "address": %q}]}}`, secondAddress)
+	const room = `{"cpu": "4", "memory": "4Gi", "pods": "10"}`
+	address := fmt.Sprintf(`{"status": {"capacity": %s, "allocatable": %s, "addresses": [{"type": "InternalIP", "address": %q}]}}`, room, room, secondAddress)
 	_, err = nodes.Patch(ctx, secondNode, types.StrategicMergePatchType, []byte(address), metav1.PatchOptions{}, "status")
 	k.Must(err)
 	k.T.Cleanup(func() {
@@ -106,7 +110,7 @@ func TestKubectlCrust(t *testing.T) {
 	v := k.NewClaim(cluster.VolumeOptions{Name: "shown", Driver: cluster.Block, FS: "xfs"})
 	k.Must(k.Proxy.Stop())
 	pod := k.NewPod("shown", cluster.Crust).With(v, "/data")
-	d.install()
+	d.install("--set=config.http.listen=" + cluster.NodeAddress + ":9814") // the second node has the port at its own address
 	t.Cleanup(d.remove)
 	d.waitReady("")
 	d.start(pod)
@@ -120,7 +124,7 @@ func TestKubectlCrust(t *testing.T) {
 		"ok guarded", "the host sees a guard", "ok stats", "ok growth", "ok deleted", "ok cleaned up", "<nil>")
 	p.wants("test"+class, "ok written", "fail deferred", "no rule defers it", "ok cleaned up", "exit status 3")
 
-	addSecondNode(k, d)
+	addSecondNode(k)
 	runSecondPod(k)
 	k.Eventually("both are asked", func(context.Context) error {
 		if out := p.run("nodes"); strings.Count(out, "ok") < 2 {
@@ -128,6 +132,37 @@ func TestKubectlCrust(t *testing.T) {
 		}
 		return nil
 	})
-	p.wants("check", "2 of 2 nodes answer", "warn configuration", "<nil>")
+	p.wants("check", "2 of 2 nodes answer", "warn configuration", "on 1 nodes (node-2)", "<nil>")
 	p.wants("nodes --node-selector kubernetes.io/os=linux", "node-1", "node-2") // by the nodes' own addresses
+	archive := filepath.Join(t.TempDir(), "bundle.tar.gz")
+	p.wants("bundle --file "+archive, "2 nodes", "<nil>")
+	list, err := exec.Command("tar", "-tzf", archive).Output()
+	k.Must(err)
+	for _, name := range []string{"check.txt", "nodes/node-1/log.txt", "nodes/node-1/volumes.json", "nodes/node-2/metrics.txt", "config/crust-proxy/config.yaml"} {
+		if !strings.Contains(string(list), "crust-bundle/"+name+"\n") {
+			t.Errorf("the bundle has no %s:\n%s", name, list)
+		}
+	}
+	wantPage(k)
+}
+
+// wantPage wants the API server's proxy, which parses and rewrites pages, to leave the style as it is: the browser compares
+// it with the hash in the policy.
+func wantPage(k *cluster.Kube) {
+	k.T.Helper()
+	own, err := http.Get("http://" + cluster.NodeAddress + ":9814/")
+	k.Must(err)
+	policy := own.Header.Get("Content-Security-Policy")
+	_ = own.Body.Close()
+	found, err := k.Client.CoreV1().Pods(proxySpace).List(k.T.Context(), metav1.ListOptions{FieldSelector: "spec.nodeName=" + cluster.NodeName})
+	k.Must(err)
+	path := "/api/v1/namespaces/" + proxySpace + "/pods/" + found.Items[0].Name + ":9814/proxy/"
+	raw, err := k.Client.CoreV1().RESTClient().Get().AbsPath(path).Do(k.T.Context()).Raw()
+	k.Must(err)
+	_, rest, _ := strings.Cut(string(raw), "<style>")
+	style, _, _ := strings.Cut(rest, "</style>")
+	hash := sha256.Sum256([]byte(style))
+	if !strings.Contains(policy, "'sha256-"+base64.StdEncoding.EncodeToString(hash[:])+"'") || !strings.Contains(string(raw), "default/shown") {
+		k.T.Errorf("with the policy %q, through the API server the page is:\n%s", policy, raw)
+	}
 }

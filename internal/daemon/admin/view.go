@@ -105,8 +105,9 @@ func (s *AdminServer) nodeView(ctx context.Context) (view *adminv1.NodeView, err
 		return nil, err
 	}
 	view.Node.Config = ""
-	if more := len(view.GetNode().GetFindings()) - mostFindings; more > 0 {
-		view.Node.Findings = append(view.GetNode().GetFindings()[:mostFindings], fmt.Sprintf("and %d more: see crustctl doctor on the node", more))
+	if all := view.GetNode().GetFindings(); len(all) > mostFindings {
+		view.Node.Findings = all[:mostFindings]
+		view.Node.Findings = append(view.Node.Findings, fmt.Sprintf("and %d more: see crustctl doctor on the node", len(all)-mostFindings))
 	}
 	if view.Handlers, err = s.ListHandlers(ctx, &adminv1.ListHandlersRequest{}); err != nil {
 		return nil, err

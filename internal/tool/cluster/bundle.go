@@ -182,7 +182,7 @@ func (a *archive) config(ctx context.Context, states []*state) {
 
 const (
 	removed    = "[REMOVED]"
-	secretName = `(?i)((?:passw(?:or)?d|passphrase|secret|token|credential|api[_-]?key|access[_-]?key|private[_-]?key|chap)[\w.-]*\\*["']?\s*`
+	secretName = `(?i)((?:passw(?:or)?d|passphrase|secret|token|credential|api[_-]?key|access[_-]?key|private[_-]?key|chap)[\w.-]*\\*["']?\s*` // #nosec G101 -- a pattern
 )
 
 var (

@@ -41,12 +41,9 @@ func TestNoSecretInABundle(t *testing.T) {
 	for _, form := range hiddenForms() {
 		list = append(list, &adminv1.Volume{Id: "a", LastError: form, MountFlags: []string{form}, Condition: &adminv1.VolumeCondition{Abnormal: true, Message: form}})
 	}
+	f.podsToo, f.message = []object{{"name": "A", "value": hidden}}, all
+	f.volumes = []object{{"configMap": object{"name": "conf"}}, {"secret": object{"secretName": "never"}}}
 	f.node("node-a", view, list[:2]...)
-	f.pods[0]["metadata"].(map[string]any)["annotations"] = map[string]string{"token": hidden}
-	spec := f.pods[0]["spec"].(map[string]any)
-	spec["containers"].([]any)[0].(map[string]any)["env"] = []any{map[string]string{"name": "A", "value": hidden}}
-	spec["volumes"] = []any{map[string]any{"configMap": map[string]any{"name": "conf"}}, map[string]any{"secret": map[string]any{"secretName": "never"}}}
-	f.pods[0]["status"].(map[string]any)["message"] = all
 	serve := func(path, body string) {
 		f.mux.HandleFunc(path, func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, body) })
 	}

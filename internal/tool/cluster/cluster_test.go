@@ -32,7 +32,10 @@ type fake struct {
 	mux        *http.ServeMux
 	server     *httptest.Server
 	kubeconfig string
-	pods       []map[string]any
+	pods       []object
+	podsToo    any // in annotations and environment of pods that are added
+	message    string
+	volumes    []object
 	atOnce     atomic.Int32
 	mostAtOnce atomic.Int32
 }
@@ -69,10 +72,13 @@ func (f *fake) answer(w http.ResponseWriter, value any) {
 
 // pod adds a pod of a daemon on a node; without a phase it runs.
 func (f *fake) pod(node, phase string) string {
-	f.pods = append(f.pods, map[string]any{
-		"metadata": map[string]any{"name": "crust-" + node, "namespace": "system"},
-		"spec":     map[string]any{"nodeName": node, "containers": []any{map[string]any{"name": "crust-proxy", "ports": []any{map[string]any{"name": "http", "containerPort": 99}}}}},
-		"status":   map[string]any{"phase": phase, "podIP": map[string]string{"Running": "10.0.0.1"}[phase]},
+	f.pods = append(f.pods, object{
+		"metadata": object{"name": "crust-" + node, "namespace": "system", "annotations": f.podsToo},
+		"spec": object{
+			"nodeName": node, "volumes": f.volumes,
+			"containers": []object{{"name": "crust-proxy", "env": f.podsToo, "ports": []object{{"name": "http", "containerPort": 99}}}},
+		},
+		"status": object{"phase": phase, "message": f.message, "podIP": map[string]string{"Running": "10.0.0.1"}[phase]},
 	})
 	return "GET /api/v1/namespaces/system/pods/crust-" + node + ":99/proxy"
 }
@@ -147,7 +153,7 @@ func TestNodes(t *testing.T) {
 	f.node("node-b", sick())
 	f.node("node-a", healthy())
 	f.pod("node-c", "Pending")
-	f.mux.HandleFunc(f.pod("node-d", "Running")+"/v1/node", func(w http.ResponseWriter, req *http.Request) { <-req.Context().Done() })
+	f.mux.HandleFunc(f.pod("node-d", "Running")+"/v1/node", func(_ http.ResponseWriter, req *http.Request) { <-req.Context().Done() })
 	f.pod("node-e", "Running") // of an older version
 	got := f.run("nodes", "--request-timeout=2s")
 	lines := strings.Split(got, "\n")
