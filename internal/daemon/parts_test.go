@@ -16,6 +16,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/daemon/admin"
 	"github.com/crust-proxy/crust-proxy/internal/daemon/sandboxes"
 	"github.com/crust-proxy/crust-proxy/internal/disk/ondisk"
+	"github.com/crust-proxy/crust-proxy/internal/ground/telemetry"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime"
 	"github.com/crust-proxy/crust-proxy/pkg/stats"
@@ -32,6 +33,21 @@ func (idleHandler) Health(context.Context) error                              { 
 func (idleHandler) Binding(*volume.Volume) (binding runtime.Binding, is bool) { return }
 
 func (idleHandler) Orphans(func(volume.Key) bool) ([]*volume.Volume, error) { return nil, nil }
+
+// TestSeverities: what keeps pods from their volumes now or soon is an error, what one pod has to do with is a warning.
+func TestSeverities(t *testing.T) {
+	errors, warnings := severities(&telemetry.NodeState{
+		Volumes: []telemetry.VolumeCount{
+			{State: "bound", Count: 100}, {State: "degraded", Count: 2}, {State: "refused", Count: 3}, {State: "held", Count: 4},
+		},
+		Abnormal: []telemetry.VolumeCount{{Count: 5}}, GroupIgnored: []telemetry.VolumeCount{{Count: 6}},
+		Handlers: map[string]bool{"kata": true, "crust": false}, Drivers: map[string]bool{"ebs": true, "lvm": false},
+		Missing: map[string]bool{"ebs": true, "lvm": false},
+	})
+	if errors != 2+1+1+1 || warnings != 3+4+5+6 {
+		t.Errorf("%d errors, %d warnings", errors, warnings)
+	}
+}
 
 // TestLacksGroup: what is not known of the root directory counts as not writable. What is known is
 // tested by TestWritableFor.

@@ -51,7 +51,35 @@ func (all parts) state() telemetry.NodeState {
 	for _, one := range all {
 		one.measure(ctx, &state)
 	}
+	state.Errors, state.Warnings = severities(&state)
+	state.Warnings += len(all.findings())
 	return state
+}
+
+// severities counts what the numbers say to be wrong, with the severities of crustctl doctor.
+func severities(state *telemetry.NodeState) (errors, warnings int) {
+	for _, v := range state.Volumes {
+		switch v.State {
+		case "degraded":
+			errors += v.Count
+		case "refused", "held":
+			warnings += v.Count
+		}
+	}
+	for _, v := range slices.Concat(state.Abnormal, state.GroupIgnored) {
+		warnings += v.Count
+	}
+	for _, good := range slices.Concat(slices.Collect(maps.Values(state.Handlers)), slices.Collect(maps.Values(state.Drivers))) {
+		if !good {
+			errors++
+		}
+	}
+	for _, missing := range state.Missing {
+		if missing {
+			errors++
+		}
+	}
+	return errors, warnings
 }
 
 // volumes are those on record, and what stays staged for volumes without a record.

@@ -74,6 +74,28 @@ var stories = map[string]story{
 			crust_proxy_refusals_total{AT,driver="ebs",party="pods"} 3x60`,
 		after: 16, says: "Volumes of ebs on n1 are refused (policy)",
 	},
+	"CrustProxyCallsFail": {
+		quiet: `crust_proxy_calls_total{AT,method="NodePublishVolume",handler="kata",code="OK"} 0+30x60
+			crust_proxy_calls_total{AT,method="NodePublishVolume",handler="kata",code="Internal"} 0+1x60
+			crust_proxy_calls_total{AT,method="NodePublishVolume",handler="kata",code="Aborted"} 0+30x60
+			crust_proxy_calls_total{AT,method="NodePublishVolume",handler="kata",code="FailedPrecondition"} 0+30x60
+			crust_proxy_calls_total{AT,method="NodePublishVolume",handler="",code="Internal"} 0+90x60
+			crust_proxy_calls_total{AT,method="NodeGetVolumeStats",handler="kata",code="Internal"} 0+90x60`,
+		loud: `crust_proxy_calls_total{AT,method="NodePublishVolume",handler="kata",code="OK"} 0+9x60
+			crust_proxy_calls_total{AT,method="NodePublishVolume",handler="kata",code="Unavailable"} 0+1x60`,
+		after: 16, says: "10% of NodePublishVolume",
+	},
+	"CrustProxyCallsSlow": {
+		quiet: `crust_proxy_call_duration_seconds_bucket{AT,method="NodeStageVolume",handler="kata",le="5"} 0+100x60
+			crust_proxy_call_duration_seconds_bucket{AT,method="NodeStageVolume",handler="kata",le="60"} 0+100x60
+			crust_proxy_call_duration_seconds_bucket{AT,method="NodeStageVolume",handler="kata",le="+Inf"} 0+100x60
+			crust_proxy_call_duration_seconds_bucket{AT,method="NodeStageVolume",handler="",le="60"} 0x60
+			crust_proxy_call_duration_seconds_bucket{AT,method="NodeStageVolume",handler="",le="+Inf"} 0+9x60`,
+		loud: `crust_proxy_call_duration_seconds_bucket{AT,method="NodeStageVolume",handler="kata",le="10"} 0+8x60
+			crust_proxy_call_duration_seconds_bucket{AT,method="NodeStageVolume",handler="kata",le="60"} 0+10x60
+			crust_proxy_call_duration_seconds_bucket{AT,method="NodeStageVolume",handler="kata",le="+Inf"} 0+10x60`,
+		after: 16, says: "NodeStageVolume",
+	},
 	"CrustProxyHandlerUnhealthy": {
 		quiet: `crust_proxy_handler_healthy{AT,handler="kata"} 1x60`,
 		loud: `crust_proxy_handler_healthy{AT,handler="kata"} 0x60

@@ -106,7 +106,8 @@ func (h *History) Add(e *adminv1.VolumeEvent) {
 // put adds the newest event.
 func (h *History) put(e *adminv1.VolumeEvent) {
 	h.last = e.GetNumber()
-	of := append(h.volumes[nameOf(e)], e)
+	of := h.volumes[nameOf(e)]
+	of = append(of, e)
 	h.volumes[nameOf(e)] = slices.Delete(of, 0, max(0, len(of)-mostPerVolume))
 }
 

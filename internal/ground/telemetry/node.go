@@ -28,6 +28,8 @@ type NodeState struct {
 	Staged []VolumeCount
 	// Held counts the devices that somebody keeps from being released or claimed.
 	Held int
+	// Errors and Warnings count what is wrong on the node, in the parts above and in others.
+	Errors, Warnings int
 	// Proof is how it is proven that nobody has a device open.
 	Proof string
 }
@@ -85,6 +87,7 @@ func (m *Metrics) WatchNode(state func() NodeState) {
 	proof := g.desc("crust_proxy_devices_proof",
 		"1 for how it is proven that nobody has a device open: by the kernel's count, or by a scan of all descriptors.", "method")
 	staged := g.desc("crust_proxy_devices_staged", "Devices that are staged through the front, and have no volume on record.", "driver")
+	findings := g.desc("crust_proxy_findings", "What the daemon knows to be wrong on the node.", "severity")
 	source := g.desc("crust_proxy_source_synced", "1 while a source outside of the daemon can be followed.", "source")
 	handler := g.desc("crust_proxy_handler_healthy", "1 while a runtime handler can work.", "handler")
 	driver := g.desc("crust_proxy_driver_ready", "1 while a CSI driver behind the front is ready.", "driver")
@@ -106,6 +109,8 @@ func (m *Metrics) WatchNode(state func() NodeState) {
 		set(records, float64(now.BadRecords))
 		set(held, float64(now.Held))
 		set(proof, 1, now.Proof)
+		set(findings, float64(now.Errors), "error")
+		set(findings, float64(now.Warnings), "warning")
 		for desc, states := range map[*prometheus.Desc]map[string]bool{source: now.Sources, handler: now.Handlers} {
 			for name, good := range states {
 				set(desc, one(good), name)

@@ -9,7 +9,7 @@ import (
 func TestNodeState(t *testing.T) {
 	m := NewMetrics("test")
 	now := NodeState{
-		BadRecords: 2, Sources: map[string]bool{"sandboxes": false},
+		BadRecords: 2, Errors: 3, Warnings: 4, Sources: map[string]bool{"sandboxes": false},
 		Handlers: map[string]bool{"kata": true, "crust": false}, Drivers: map[string]bool{"ebs": true, "": false},
 		Missing:      map[string]bool{"ebs": true, "": false},
 		Abnormal:     []VolumeCount{{Driver: "ebs", Handler: "kata", Count: 1}, {Driver: "ebs", Handler: "kata", Count: 2}},
@@ -22,6 +22,7 @@ func TestNodeState(t *testing.T) {
 	wantMetric(t, m, "crust_proxy_config_last_reload_successful", " 1")
 	wantMetric(t, m, "crust_proxy_config_bad_since_timestamp_seconds", " 0")
 	wantMetric(t, m, "crust_proxy_records_unusable", " 2")
+	wantMetric(t, m, "crust_proxy_findings", "severity=error 3", "severity=warning 4")
 	wantMetric(t, m, "crust_proxy_source_synced", "source=sandboxes 0")
 	wantMetric(t, m, "crust_proxy_handler_healthy", "handler=crust 0", "handler=kata 1")
 	wantMetric(t, m, "crust_proxy_driver_ready", "driver=ebs 1", "driver=unknown 0")

@@ -57,6 +57,12 @@ type detail struct {
 	events []*adminv1.VolumeEvent
 }
 
+func (d *detail) polled(e Polled) {
+	if e.EventsOf == d.id && e.Events != nil {
+		d.events = e.Events
+	}
+}
+
 // New is the state before anything is known.
 func New(s Settings, now time.Time) *State {
 	c := canvas{charset: unicodeCharset, width: 80, height: 24, plain: s.Plain}
@@ -94,9 +100,7 @@ func (s *State) Apply(e Event) []Effect {
 	case Polled:
 		s.node.polled(e, s.now)
 		s.schedule.polled(e, s.node.daemon.concurrency)
-		if e.EventsOf == s.detail.id && e.Events != nil {
-			s.detail.events = e.Events
-		}
+		s.detail.polled(e)
 	case StatsFetched:
 		// A failure while the daemon is away or hangs says nothing about the sandbox.
 		counts := e.Reply != nil || s.node.link.synced && (!e.Unanswered || !s.hangs())
