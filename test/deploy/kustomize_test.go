@@ -10,7 +10,11 @@ import (
 	"github.com/google/go-cmp/cmp"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	k8slabels "k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"github.com/crust-proxy/crust-proxy/internal/daemon/config"
 	"github.com/crust-proxy/crust-proxy/test/check"
@@ -90,4 +94,38 @@ func (d stockDriver) takeRegistrationDir(t *testing.T) string {
 	}
 	delete(d.Volumes, "registration-dir")
 	return volume.HostPath.Path
+}
+
+// TestNamespaceAndNetworkPolicy: the namespace admits the DaemonSet, which is privileged, and the policy selects
+// its pods, admits to its port of metrics alone, and admits nobody from outside of the two namespaces.
+func TestNamespaceAndNetworkPolicy(t *testing.T) {
+	root := render.Kustomizations(t)
+	all := render.Objects(t, render.Kustomize(t, root+"/daemonset"))
+	labels := render.Find(t, all, "Namespace", "crust-proxy").GetLabels()
+	for _, mode := range []string{"enforce", "audit", "warn"} {
+		if labels["pod-security.kubernetes.io/"+mode] != "privileged" {
+			t.Errorf("the namespace has the labels %v", labels)
+		}
+	}
+	set, policy := &appsv1.DaemonSet{}, &networkingv1.NetworkPolicy{}
+	check.Must(t, runtime.DefaultUnstructuredConverter.FromUnstructured(render.Find(t, all, "DaemonSet", "crust-proxy").Object, set))
+	made := render.Find(t, render.Objects(t, render.Kustomize(t, root+"/networkpolicy")), "NetworkPolicy", "crust-proxy")
+	check.Must(t, runtime.DefaultUnstructuredConverter.FromUnstructured(made.Object, policy))
+	selector, err := metav1.LabelSelectorAsSelector(&policy.Spec.PodSelector)
+	check.Must(t, err)
+	if policy.Namespace != set.Namespace || selector.Empty() || !selector.Matches(k8slabels.Set(set.Spec.Template.Labels)) {
+		t.Errorf("it selects %v in %s", selector, policy.Namespace)
+	}
+	port := networkingv1.NetworkPolicyPort{Protocol: new(corev1.ProtocolTCP), Port: new(intstr.FromString(set.Spec.Template.Spec.Containers[0].Ports[0].Name))}
+	monitoring := &metav1.LabelSelector{MatchLabels: map[string]string{corev1.LabelMetadataName: "monitoring"}}
+	want := networkingv1.NetworkPolicySpec{
+		PodSelector: policy.Spec.PodSelector, PolicyTypes: []networkingv1.PolicyType{networkingv1.PolicyTypeIngress},
+		Ingress: []networkingv1.NetworkPolicyIngressRule{{
+			Ports: []networkingv1.NetworkPolicyPort{port},
+			From:  []networkingv1.NetworkPolicyPeer{{PodSelector: &metav1.LabelSelector{}}, {NamespaceSelector: monitoring}},
+		}},
+	}
+	if diff := cmp.Diff(want, policy.Spec); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
 }

@@ -77,7 +77,7 @@ func TestManifestsAreAccepted(t *testing.T) {
 	}
 	for _, dir := range []string{
 		"admission", "daemonset", served, "examples/behind-the-front/behind", "examples/behind-the-front/direct",
-		"examples/behind-the-front/driver", "examples/changed-blocks", "examples/crust", "monitoring", "node-installed", "runtimeclasses",
+		"examples/behind-the-front/driver", "examples/changed-blocks", "examples/crust", "monitoring", "networkpolicy", "node-installed", "runtimeclasses",
 	} {
 		said, err := r.Kubectl("apply", "--server-side", "--dry-run=server", "--validate=strict", "-f", manifest(t, render.Kustomize(t, filepath.Join(root, dir))))
 		if err != nil {
