@@ -113,3 +113,13 @@ func TestConfigurationsOfPagesAreGood(t *testing.T) {
 		t.Errorf("only %d configurations were found", count)
 	}
 }
+
+// TestRollOutNamesEachAlert: the roll-out says what to do at each alert that has a runbook.
+func TestRollOutNamesEachAlert(t *testing.T) {
+	roll := read(t, "docs/kubernetes.md").text
+	for line := range strings.Lines(read(t, "docs/runbooks.md").text) {
+		if alert, is := strings.CutPrefix(line, "## CrustProxy"); is && !strings.Contains(roll, "["+strings.TrimSpace(alert)+"](runbooks.md#crustproxy") {
+			t.Errorf("docs/kubernetes.md does not say what to do at %s", alert)
+		}
+	}
+}
