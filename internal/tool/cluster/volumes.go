@@ -3,7 +3,6 @@ package cluster
 import (
 	"net/url"
 	"slices"
-	"strings"
 
 	"github.com/crust-proxy/crust-proxy/internal/tool/printer"
 	"github.com/crust-proxy/crust-proxy/internal/tool/show"
@@ -64,22 +63,11 @@ func (t *tool) volumeRow(node string, v *adminv1.Volume) []printer.Cell {
 		age = show.Duration(t.now().Sub(at.AsTime()))
 	}
 	row := []printer.Cell{
-		text(node), printer.Painted(show.StateColour(v.GetState()), show.StateName(v.GetState())), text(show.Pod(v)), text(volumeName(v)),
+		text(node), printer.Painted(show.StateColour(v.GetState()), show.StateName(v.GetState())), text(show.Pod(v)), text(show.VolumeName(v)),
 		text(v.GetDriver()), text(v.GetHandler()), text(used), text(size), text(age),
 	}
 	if t.out.Wide() {
 		row = append(row, text(show.ShortID(v.GetId())), text(v.GetDevice()), text(v.GetLastError()), text(v.GetTargetPath()))
 	}
 	return row
-}
-
-// volumeName is the name of the PersistentVolume, or of an inline volume, in kubelet's path of the target; elsewhere
-// it is the CSI volume's id.
-func volumeName(v *adminv1.Volume) string {
-	_, rest, found := strings.Cut(v.GetTargetPath(), "/kubernetes.io~csi/")
-	name, _, _ := strings.Cut(rest, "/")
-	if !found || name == "" {
-		return v.GetVolumeId()
-	}
-	return name
 }
