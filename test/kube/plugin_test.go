@@ -67,10 +67,17 @@ func addSecondNode(k *cluster.Kube) {
 	}
 	dir := k.T.TempDir()
 	k.Must(os.MkdirAll("/run/crust-second", 0o700))
-	k.Must(os.WriteFile(dir+"/config.yaml", fmt.Appendf(nil, "runDir: /run/crust-second\nkubeletRoot: %s\nhttp: {listen: \"%s:9814\"}\ncluster: {nodeName: %s}\nhandlers: {kata: {directory: %s}}\ncontainerd: {socket: \"\"}\n",
+	k.Must(os.WriteFile(dir+"/config.yaml", fmt.Appendf(nil, "runDir: /run/crust-second\nkubeletRoot: %s\nhttp: {listen: \"%s:9814\"}\ncluster: {nodeName: %s}\nhandlers: {kata: {directVolumes: %s}}\ncontainerd: {socket: \"\"}\n",
 		dir, secondAddress, secondNode, dir+"/kata"), 0o600))
 	daemon := &rig.Process{Name: "second", Program: rig.Program(k.T, "crust-proxy"), Args: []string{"--config", dir + "/config.yaml"}, LogFile: dir + "/log"}
-	k.Must(daemon.Launch())
+	daemon.Ready = func() error {
+		reply, err := http.Get("http://" + secondAddress + ":9814/readyz")
+		if err == nil {
+			_ = reply.Body.Close()
+		}
+		return err
+	}
+	k.Must(daemon.Start())
 	k.T.Cleanup(func() { daemon.Kill(); _ = os.RemoveAll("/run/crust-second") })
 	nodes := k.Client.CoreV1().Nodes()
 	_, err := nodes.Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: secondNode, Labels: map[string]string{"kubernetes.io/os": "linux"}}}, metav1.CreateOptions{})
