@@ -35,6 +35,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/sandbox"
 	"github.com/crust-proxy/crust-proxy/pkg/stats"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
+	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
 )
 
 // daemon connects the parts, which know each other only through it.
@@ -64,6 +65,7 @@ type daemon struct {
 	openers   *openers.Finder
 	front     *driverFront  // nil if the front is off
 	cluster   *pods.Cluster // nil if no cluster is configured
+	podEvents *pods.Events  // nil if none are posted
 
 	runtimeCallers *peercred.Authorizer
 	adminCallers   *peercred.Authorizer
@@ -150,14 +152,19 @@ func (d *daemon) run(ctx context.Context) error {
 		return err
 	}
 	defer release()
-	d.history = history.Open(cfg.StateDir(), nil, d.log)
-	defer d.history.Close()
 	if err := leaveFront(cfg, d.log); err != nil {
 		return err
 	}
 	if err := d.prepareFront(cfg); err != nil {
 		return err
 	}
+	var observe func(*adminv1.VolumeEvent) // nil if pods are told nothing
+	if d.cluster != nil && cfg.Cluster.Events {
+		d.podEvents = pods.NewEvents(d.cluster)
+		observe = podObserver(d.podEvents.Offer)
+	}
+	d.history = history.Open(cfg.StateDir(), observe, d.log)
+	defer d.history.Close()
 	// From here on what systemd passed is used up. With its sockets nothing fails any more because of
 	// the configuration, so that a second start, with the accepted one, has them.
 	if err := d.buildBroker(cfg); err != nil {
@@ -306,6 +313,9 @@ func (d *daemon) serveUntilDone(ctx context.Context, servers *servers) error {
 	}
 	if d.cluster != nil {
 		group.Go("cluster", d.cluster.Run)
+	}
+	if d.podEvents != nil {
+		group.Go("events of pods", d.podEvents.Run)
 	}
 	servers.start(group, d)
 	d.ready.Store(true)

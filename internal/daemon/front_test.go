@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -13,6 +14,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/front/pods"
 	"github.com/crust-proxy/crust-proxy/internal/ground/apiserver"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/sandbox"
+	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
 )
 
 // TestRootOfANewFilesystem: what kubelet would do for fsGroup is done at mkfs.
@@ -93,5 +95,25 @@ func TestTheConfigurationSaysWhoTellsOfSandboxes(t *testing.T) {
 	cfg.CRI.Socket = "/run/crio/crio.sock"
 	if tracker := newTracker(&cfg, sandbox.Config{}, zap.NewNop()); !strings.HasPrefix(tracker.LastError().Error(), "the container runtime at /run/crio/") {
 		t.Errorf("with a CRI socket it is %v", tracker.LastError())
+	}
+}
+
+// TestWhatAPodIsTold: refusals and repairs of volumes whose pod is known, and of what repeats not every time.
+func TestWhatAPodIsTold(t *testing.T) {
+	var told []string
+	observe := podObserver(func(e pods.Event) {
+		told = append(told, fmt.Sprintf("%s/%s %s %v %s %s %d", e.Namespace, e.Pod, e.UID, e.Warning, e.Reason, e.Text, e.Count))
+	})
+	for n := range int64(9) {
+		observe(&adminv1.VolumeEvent{What: "refused", Failed: true, Count: n + 1, PodNamespace: "shop", PodName: "db-0", PodUid: "0f0e", Text: "no"})
+	}
+	observe(&adminv1.VolumeEvent{What: "repaired", Count: 1, PodNamespace: "shop", PodName: "db-0", PodUid: "0f0e", Text: "claim device"})
+	observe(&adminv1.VolumeEvent{What: "published", Count: 1, PodNamespace: "shop", PodName: "db-0", PodUid: "0f0e"})
+	observe(&adminv1.VolumeEvent{What: "refused", Count: 1, PodUid: "0f0e"})
+	const of = "shop/db-0 0f0e "
+	want := []string{of + "true VolumeRefused no 1", of + "true VolumeRefused no 2", of + "true VolumeRefused no 4", of + "true VolumeRefused no 8",
+		of + "false VolumeRepaired claim device 1"}
+	if !slices.Equal(told, want) {
+		t.Errorf("got %q, want %q", told, want)
 	}
 }

@@ -119,6 +119,7 @@ type Cluster struct {
 	Kubeconfig string `yaml:"kubeconfig" is:"path?"`
 	InCluster  bool   `yaml:"inCluster"`
 	NodeName   string `yaml:"nodeName"`
+	Events     bool   `yaml:"events"`
 }
 
 // On reports whether a cluster is configured.

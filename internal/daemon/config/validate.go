@@ -244,6 +244,7 @@ var nodeForm = regexp.MustCompile(`^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$`) // a DNS s
 
 func (c Cluster) validate() error {
 	return errors.Join(
+		wrong(c.Events && !c.On(), "cluster.events: no API server is known to post them to: set cluster.kubeconfig or cluster.inCluster"),
 		wrong(c.Kubeconfig != "" && c.InCluster, "cluster.inCluster: the API server is asked by one identity: leave "+
 			"cluster.kubeconfig empty for the service account of the daemon's pod, or set inCluster to false"),
 		wrong(c.NodeName != "" && (len(c.NodeName) > 253 || !nodeForm.MatchString(c.NodeName)),

@@ -41,8 +41,10 @@ const (
 	published = "published"
 	bound     = "bound"
 	unbound   = "unbound"
-	refused   = "refused"
 )
+
+// Refused is a volume that could not be staged or published.
+const Refused = "refused"
 
 // Repaired and Ended name what crust-proxy does by itself.
 var (
@@ -99,7 +101,7 @@ func describe(what string, call *telemetry.Call) string {
 func (h *History) Refused(r *refusal.Refusal) {
 	_, text, _ := strings.Cut(r.Error, ": ") // it begins with volume and pod
 	h.Add(&adminv1.VolumeEvent{
-		What: refused, Failed: true, By: "kubelet", Text: fmt.Sprintf("(%s) %s", r.Party, text), Id: string(r.Key), TargetPath: r.Target,
+		What: Refused, Failed: true, By: "kubelet", Text: fmt.Sprintf("(%s) %s", r.Party, text), Id: string(r.Key), TargetPath: r.Target,
 		Driver: r.Driver, VolumeId: r.VolumeID, Handler: r.Handler, PodNamespace: r.PodNamespace, PodName: r.PodName, PodUid: r.PodUID, PvcName: r.PVC,
 	})
 }

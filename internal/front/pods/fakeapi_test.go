@@ -229,7 +229,7 @@ func parse(r *http.Request) (resource, key, verb string) {
 func failWith(w http.ResponseWriter, code int, what string) {
 	reason := map[int]metav1.StatusReason{
 		403: metav1.StatusReasonForbidden, 404: metav1.StatusReasonNotFound, 401: metav1.StatusReasonUnauthorized,
-		410: metav1.StatusReasonExpired, 422: metav1.StatusReasonInvalid, 500: metav1.StatusReasonInternalError,
+		409: metav1.StatusReasonAlreadyExists, 410: metav1.StatusReasonExpired, 422: metav1.StatusReasonInvalid, 500: metav1.StatusReasonInternalError,
 		503: metav1.StatusReasonServiceUnavailable,
 	}[code]
 	w.Header().Set("Content-Type", "application/json")

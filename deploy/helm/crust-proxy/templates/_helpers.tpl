@@ -44,6 +44,9 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- else if eq .Values.cluster.source "kubeconfig" -}}
 {{- $_ := set $made "cluster" (dict "kubeconfig" .Values.cluster.kubeconfig) -}}
 {{- end -}}
+{{- if .Values.cluster.events -}}
+{{- $_ := set $made "cluster" (mergeOverwrite (dict "events" true) ($made.cluster | default dict)) -}}
+{{- end -}}
 {{- $all := mergeOverwrite $made (deepCopy .Values.config) -}}
 {{- if not $all.cluster -}}
 {{- range (($all.policy).rules) -}}
