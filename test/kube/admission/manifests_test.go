@@ -70,9 +70,16 @@ func TestManifestsAreAccepted(t *testing.T) {
 	if cluster.Older {
 		served, other = other, served
 	}
-	for _, file := range []string{"kata.yaml", "crust.yaml"} {
-		if said, err := r.Kubectl("apply", "--server-side", "--dry-run=server", "--validate=strict", "-f", "../../../examples/kubernetes/"+file); err != nil {
-			t.Errorf("%s: %s: %v", file, said, err)
+	for file, class := range map[string]string{"kata.yaml": "kata-qemu", "crust.yaml": "crust"} {
+		made := "apiVersion: node.k8s.io/v1\nkind: RuntimeClass\nmetadata: {name: " + class + "}\nhandler: " + class + "\n"
+		if _, err := r.Kubectl("apply", "--server-side", "-f", manifest(t, made)); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := r.Kubectl("apply", "--server-side", "--dry-run=server", "--validate=strict", "-f", "../../../examples/kubernetes/"+file); err != nil {
+			t.Errorf("%s: %v", file, err)
+		}
+		if _, err := r.Kubectl("delete", "runtimeclass", class); err != nil {
+			t.Fatal(err)
 		}
 	}
 	for _, dir := range []string{
