@@ -28,7 +28,7 @@ func asks(p *cluster.Pod, what string) *cluster.Pod {
 // people see, and what happens when they put it right.
 func TestPodsThatAsk(t *testing.T) {
 	k := cluster.On(t)
-	k.Settings(cluster.ProxySettings{Rules: whoAsks, Cluster: k.DefaultProxy().Cluster})
+	k.Settings(cluster.ProxySettings{Rules: whoAsks, Cluster: strings.Replace(k.DefaultProxy().Cluster, "{", "{events: true, ", 1)})
 	inEachWay(k, t, "by name", askByName)
 	inEachWay(k, t, "wrong name", askForNothing)
 }
@@ -64,6 +64,7 @@ func askForNothing(k *cluster.Kube, way, driver string) {
 	if is.RefusedBy != "pod" {
 		k.T.Errorf("crustctl shows %+v", is)
 	}
+	k.T.Log(p.WaitEvent("VolumeRefused", "(pod)", "the pod has no volume of that name")) // crust-proxy's own
 	annotate(k, p, v.Name)
 	p.WaitReady()
 	wantDeferred(k, p, v, "who asks")
