@@ -31,6 +31,7 @@ systemd-nspawn systemd-container
 kill procps
 qemu-system-x86_64 qemu-system-x86 vm
 qemu-img qemu-utils
+qemu-aarch64-static qemu-user-static
 depmod kmod vm
 fio fio
 rpm rpm

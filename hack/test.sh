@@ -82,6 +82,7 @@ compute() {
 	attempt deploy make -s check-deploy
 	attempt monitoring make -s check-monitoring
 	attempt lint make -s lint
+	attempt arm64 make -s test-arm64
 	attempt fuzz make -s fuzz
 }
 
@@ -127,6 +128,7 @@ steps() {
 	collect deploy "make check-deploy"
 	collect monitoring "make check-monitoring"
 	collect lint "make lint"
+	collect arm64 "make test-arm64"
 	collect fuzz "make fuzz"
 }
 

@@ -90,7 +90,7 @@ func share(arg string) error {
 		}
 		for pid == 0 { // in the child: only raw system calls
 			_, _, _ = unix.RawSyscall(unix.SYS_PRCTL, unix.PR_SET_PDEATHSIG, uintptr(unix.SIGKILL), 0)
-			_, _, _ = unix.RawSyscall(unix.SYS_PAUSE, 0, 0, 0)
+			_, _, _ = unix.RawSyscall6(unix.SYS_PPOLL, 0, 0, 0, 0, 0, 0) // for ever
 		}
 	}
 	return nil
