@@ -171,6 +171,20 @@ check-monitoring: ## Try alerts and dashboard with Prometheus' own parser and ru
 package: ## Build dist/*.deb and dist/*.rpm
 	@hack/package.sh dist
 
+.PHONY: image
+image: ## Build the images for amd64 and arm64 into dist/image, an OCI layout
+	@for arch in amd64 arm64; do GO="$(GO)" GOARCH=$$arch hack/build.sh dist/programs/$$arch; done
+	@GO="$(GO)" hack/notice.sh >dist/programs/NOTICE
+	@hack/image.sh dist/image dev dist/programs >dist/image-packages.txt
+
+.PHONY: release
+release: ## Make all files of a release of HEAD into dist/VERSION: make release VERSION=v1.2.3
+	@GO="$(GO)" hack/release.sh "$(VERSION)"
+
+.PHONY: check-release
+check-release: ## Make a release twice, compare, verify signatures and versions
+	@GO="$(GO)" hack/check-release.sh
+
 .PHONY: clean
 clean: ## Remove what was built
 	rm -rf bin dist

@@ -78,6 +78,7 @@ pages() {
 	local share=$all/usr/share/crust-proxy page target
 	mkdir -p "$share" "$doc/systemd"
 	cp -r deploy "$share"
+	sed -i -E "s/^(version|appVersion): .*/\1: ${CRUST_VERSION%%+*}/" "$share/deploy/helm/crust-proxy/Chart.yaml"
 	find proto -name '*.proto' | while read -r proto; do put "$share/$(dirname "$proto")" "$proto"; done
 	chmod -R u=rwX,go=rX "$share"
 	ln -s ../../crust-proxy/{deploy,proto} "$doc"

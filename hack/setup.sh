@@ -35,6 +35,7 @@ qemu-aarch64-static qemu-user-static
 depmod kmod vm
 fio fio
 rpm rpm
+openssl openssl
 dpkg-deb dpkg vm
 man man-db
 chromium chromium browser

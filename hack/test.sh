@@ -82,6 +82,7 @@ compute() {
 	attempt deploy make -s check-deploy
 	attempt monitoring make -s check-monitoring
 	attempt lint make -s lint
+	attempt release make -s check-release
 	attempt arm64 make -s test-arm64
 	attempt fuzz make -s fuzz
 }
@@ -128,6 +129,7 @@ steps() {
 	collect deploy "make check-deploy"
 	collect monitoring "make check-monitoring"
 	collect lint "make lint"
+	collect release "make check-release"
 	collect arm64 "make test-arm64"
 	collect fuzz "make fuzz"
 }

@@ -19,7 +19,7 @@ import (
 
 const proxyImage = "localhost/crust-proxy:test"
 
-// proxyLayer is what deploy/image/Containerfile makes, of this machine's files: our
+// proxyLayer is what hack/image.sh makes, of this machine's files: our
 // programs, what looks at devices and formats them, and a shell.
 func proxyLayer(t *testing.T) []byte {
 	t.Helper()
@@ -70,7 +70,7 @@ func packed(t *testing.T, files map[string]string) []byte {
 	t.Helper()
 	var out bytes.Buffer
 	w := tar.NewWriter(&out)
-	// As in the Containerfile: a directory, and no link to /run, which is the node's.
+	// As in hack/image.sh: a directory, and no link to /run, which is the node's.
 	if err := w.WriteHeader(&tar.Header{Name: "var/run/secrets/", Typeflag: tar.TypeDir, Mode: 0o755}); err != nil {
 		t.Fatal(err)
 	}

@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -170,7 +171,9 @@ func bundleCmd(out *printer.Printer) *cobra.Command {
 the daemons' pods configuration, events and logs, where your rights allow that.
 --node selects nodes. What looks like a secret is removed.`,
 		Example: "  kubectl crust bundle --node node-7",
-	}, askAll, func(ctx context.Context, k *api, states []*state) error { return writeBundle(ctx, t, k, states, file) })
-	cmd.Flags().StringVar(&file, "file", "crust-bundle-"+time.Now().UTC().Format("20060102-150405")+".tar.gz", "the archive to write")
+	}, askAll, func(ctx context.Context, k *api, states []*state) error {
+		return writeBundle(ctx, t, k, states, cmp.Or(file, t.now().UTC().Format("crust-bundle-20060102-150405.tar.gz")))
+	})
+	cmd.Flags().StringVar(&file, "file", "", "the archive to write (if not given, crust-bundle-TIME.tar.gz)")
 	return cmd
 }

@@ -1,0 +1,81 @@
+package main
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// release makes a directory as hack/release.sh does, signed, and returns it with the public key.
+func release(t *testing.T) (dir, public string) {
+	t.Helper()
+	dir, key := t.TempDir(), filepath.Join(t.TempDir(), "key")
+	write(t, filepath.Join(dir, "package.deb"), "a package")
+	sum := sha256.Sum256([]byte("a package"))
+	write(t, filepath.Join(dir, sumsFile), hex.EncodeToString(sum[:])+"  package.deb\n")
+	must(t, makeKey(key))
+	stdout := os.Stdout
+	out, err := os.Create(filepath.Join(dir, "crust-proxy-1.2.3.intoto.json"))
+	must(t, err)
+	os.Stdout = out
+	err = provenance("v1.2.3", "c0ffee", filepath.Join(dir, sumsFile))
+	os.Stdout = stdout
+	must(t, err)
+	must(t, out.Close())
+	must(t, sign(key, []string{filepath.Join(dir, sumsFile), out.Name()}))
+	return dir, key + ".pub"
+}
+
+// TestVerify: whatever somebody changes after the signature is found.
+func TestVerify(t *testing.T) {
+	for name, change := range map[string]func(dir string){
+		"":                    func(string) {},
+		"is not what":         func(dir string) { write(t, dir+"/package.deb", "another") },
+		"and there are 0":     func(dir string) { must(t, os.Remove(dir+"/package.deb")) },
+		"says: \"\"":          func(dir string) { write(t, dir+"/more.deb", "") },
+		"of this file and":    func(dir string) { replace(t, dir+"/crust-proxy-1.2.3.intoto.json", "c0ffee", "c0ffef") },
+		"signature is not of": func(dir string) { write(t, dir+"/SHA256SUMS.sigstore.json", "{}") },
+		"no such file":        func(dir string) { must(t, os.Remove(dir+"/SHA256SUMS.sigstore.json")) },
+		"0 provenances":       func(dir string) { must(t, os.Remove(dir+"/crust-proxy-1.2.3.intoto.json")) },
+	} {
+		dir, public := release(t)
+		change(dir)
+		if err := verify(public, dir); (err == nil) != (name == "") || err != nil && !strings.Contains(err.Error(), name) {
+			t.Errorf("want %q, got %v", name, err)
+		}
+	}
+	dir, _ := release(t)
+	if _, other := release(t); verify(other, dir) == nil {
+		t.Error("another key verifies")
+	}
+}
+
+// TestPreAuth is the example of DSSE's specification.
+func TestPreAuth(t *testing.T) {
+	e := envelope{Payload: []byte("hello world"), PayloadType: "http://example.com/HelloWorld"}
+	if got := string(e.preAuth()); got != "DSSEv1 29 http://example.com/HelloWorld 11 hello world" {
+		t.Error(got)
+	}
+}
+
+func write(t *testing.T, path, text string) {
+	t.Helper()
+	must(t, os.WriteFile(path, []byte(text), 0o600))
+}
+
+func replace(t *testing.T, path, old, text string) {
+	t.Helper()
+	raw, err := os.ReadFile(path)
+	must(t, err)
+	write(t, path, strings.ReplaceAll(string(raw), old, text))
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,38 @@
+package doccheck
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+// TestWorkflows: actions are pinned by a commit, with their version, and make has the targets.
+func TestWorkflows(t *testing.T) {
+	files, err := filepath.Glob(filepath.Join(root, ".github/workflows/*.yml"))
+	if err != nil || len(files) == 0 {
+		t.Fatalf("workflows: %v, %v", files, err)
+	}
+	makefile, err := os.ReadFile(filepath.Join(root, "Makefile"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	pinned := regexp.MustCompile(`^[\w/.-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+$`)
+	for _, file := range files {
+		raw, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for line := range strings.Lines(string(raw)) {
+			if _, action, found := strings.Cut(strings.TrimSpace(line), "uses: "); found && !pinned.MatchString(action) {
+				t.Errorf("%s: %s is not pinned by a commit", file, action)
+			}
+			for _, target := range regexp.MustCompile(`\bmake ([a-z-]+)`).FindAllStringSubmatch(line, -1) {
+				if !strings.Contains(string(makefile), "\n"+target[1]+":") {
+					t.Errorf("%s: make has no target %s", file, target[1])
+				}
+			}
+		}
+	}
+}
