@@ -29,6 +29,7 @@ for deb in "$work/one"/*.deb; do
 done
 tar -xzf "$work/one/crust-proxy-$plain-linux-amd64.tar.gz" -C "$work"
 "$work/crust-proxy-$plain-linux-amd64/crustctl" version --client | grep -q $version || fail "crustctl is of another version"
+grep -q "$(sha256sum <"$work/one/crust-proxy-$plain-linux-amd64.tar.gz" | cut -d' ' -f1)" "$work/one/crust.yaml" || fail "krew's manifest has another sum"
 helm=$("$GO" tool -n -modfile=tools/kube-deploy/go.mod helm)
 "$helm" lint --quiet "$work/one/crust-proxy-$plain.tgz"
 "$helm" template x "$work/one/crust-proxy-$plain.tgz" >"$work/rendered"

@@ -100,6 +100,7 @@ put "$all/usr/share/man/man5" "$work"/man/man5/*
 put "$all/usr/lib/systemd/system" systemd/*.service systemd/*.socket
 put "$all/usr/share/crust-proxy" systemd/*.conf
 put "$doc" systemd/config.yaml
+put "$CRUST_TREE" packaging/config.yaml # in no tree, since it is a configuration file
 completion crustctl
 pages
 begin crust-runtimes crust-runc crust-runc-agent crust-vm crust-vm-agent crust-conformance
@@ -113,7 +114,7 @@ for package in crust-proxy crust-runtimes crust-backup; do
 	cat packaging/$package.yaml packaging/nfpm.yaml >"$work/nfpm.yaml"
 	# The package's configuration file never changes: no upgrade asks about one that was edited.
 	[ $package != crust-proxy ] ||
-		echo '  - {src: packaging/config.yaml, dst: /etc/crust-proxy/config.yaml, type: config|noreplace, file_info: {mode: 0644}}' >>"$work/nfpm.yaml"
+		echo '  - {src: "${CRUST_TREE}/config.yaml", dst: /etc/crust-proxy/config.yaml, type: config|noreplace, expand: true}' >>"$work/nfpm.yaml"
 	for format in deb rpm; do
 		rm -f "$out/$package"[_-][0-9]*[._]"$CRUST_ARCH.$format" "$out/$package"-[0-9]*".$machine.$format"
 		GOARCH=$host "$GO" tool -modfile=tools/nfpm/go.mod nfpm package --config "$work/nfpm.yaml" --packager "$format" --target "$out"

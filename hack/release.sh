@@ -66,6 +66,14 @@ tar --sort=name --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owne
 	grep -oE 'registry\.k8s\.io/[^ ]+' deploy/helm/crust-proxy/values.yaml
 } >"$out/images.txt"
 
+# The plug-in of kubectl, for krew's index.
+krew=$(<deploy/krew/crust.yaml)
+for arch in $ARCHES; do
+	sum=$(sha256sum <"$out/crust-proxy-${version#v}-linux-$arch.tar.gz" | cut -d' ' -f1)
+	krew=$(sed "/linux-$arch\.tar\.gz/,/sha256:/s/0\{64\}/$sum/" <<<"$krew")
+done
+sed "s/0\.0\.0/${version#v}/g" <<<"$krew" >"$out/crust.yaml"
+
 "$GO" build -o "$work/artefacts" ./hack/artefacts
 "$work/artefacts" sbom "$version" "$work/debian" "${binaries[@]}" >"$out/crust-proxy-${version#v}.cdx.json"
 cp "$work/programs/NOTICE" LICENSE "$out"

@@ -76,7 +76,7 @@ func makeKey(path string) error {
 		return err
 	}
 	return errors.Join(
-		os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: private}), 0o600),
+		os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: private}), 0o600),      //nolint:gosec // where the caller wants it
 		os.WriteFile(path+".pub", pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: public}), 0o644), //nolint:gosec // public
 	)
 }
