@@ -24,10 +24,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-func open(t *testing.T, dir string) *History {
-	t.Helper()
-	return Open(dir, nil, zap.NewNop())
-}
+func open(dir string) *History { return Open(dir, nil, zap.NewNop()) }
 
 const target = "/var/lib/kubelet/pods/0f0e/volumes/kubernetes.io~csi/pvc-1/mount"
 
@@ -50,7 +47,7 @@ func want(t *testing.T, h *History, name, want string) {
 // TestLifeOfAVolume: what calls and refusals add, and that a restart keeps it.
 func TestLifeOfAVolume(t *testing.T) {
 	dir := t.TempDir()
-	h := open(t, dir)
+	h := open(dir)
 	call := func(method, failure string, is telemetry.Call) {
 		is.Driver, is.CSIVolume, is.Pod = "ebs", "vol-1", "shop/db-0"
 		h.Call(t.Context(), method, &is, failure)
@@ -92,7 +89,7 @@ func TestLifeOfAVolume(t *testing.T) {
 	h.Call(t.Context(), csi.Node_NodeUnpublishVolume_FullMethodName, &telemetry.Call{Driver: "ebs", CSIVolume: "vol-2", Target: "/other"}, "")
 	h.Call(t.Context(), csi.Node_NodeStageVolume_FullMethodName, &telemetry.Call{Driver: "ebs", CSIVolume: "vol-2"}, "the driver answered Internal")
 	h.Close()
-	h = open(t, dir)
+	h = open(dir)
 	defer h.Close()
 	want(t, h, "ebs/vol-1", all)
 	if got := h.List(every, 2); len(got) != 2 || got[0].GetWhat() != "unstaged" || got[1].GetWhat() != "unstage failed" {
@@ -106,7 +103,7 @@ func TestLifeOfAVolume(t *testing.T) {
 // TestBounds: a volume that is busy forgets its own events first, and the node its oldest.
 func TestBounds(t *testing.T) {
 	dir := t.TempDir()
-	h := open(t, dir)
+	h := open(dir)
 	for i := range 2 * mostPerVolume {
 		h.Add(&adminv1.VolumeEvent{Id: "busy", What: "refused", Failed: true, Text: fmt.Sprint(i, strings.Repeat("é", 2*mostText))})
 	}
@@ -135,10 +132,10 @@ func TestBounds(t *testing.T) {
 func TestFileThatCannotBeUsed(t *testing.T) {
 	dir := t.TempDir()
 	check.Must(t, os.WriteFile(filepath.Join(dir, "events.pb"), []byte("damaged"), 0o600))
-	h := open(t, dir)
+	h := open(dir)
 	h.Add(&adminv1.VolumeEvent{Id: "volume-1", What: "published", TargetPath: "/not\xffutf8"})
 	h.Close()
-	h = open(t, dir)
+	h = open(dir)
 	check.Must(t, os.RemoveAll(dir))
 	h.Add(&adminv1.VolumeEvent{Id: "volume-2", What: "published"})
 	want(t, h, "", "1 published : \n1 published : ")
