@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/crust-proxy/crust-proxy/reference/loopdev"
 	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/rig"
 )
@@ -49,5 +50,47 @@ func TestEarlierRunIsCleared(t *testing.T) {
 	}
 	if left := rig.LoopsLeft(temp); len(left) > 0 {
 		t.Errorf("left: %v", left)
+	}
+}
+
+// TestOthersAreNotCleared: a directory is no run's for its name, nor for a stamp that somebody else wrote. The names
+// are of no word, because what is cleared is cleared on the whole machine.
+func TestOthersAreNotCleared(t *testing.T) {
+	temp := t.TempDir()
+	const text = "This directory is of one run of crust-proxy's tests. The next run may remove all with its mark: "
+	names := []string{"qzxwvk", "q4z7x2", "q4z7x3", "q4z7x4", "q4z7x5"}
+	for _, name := range names {
+		dir := temp + "/crust-" + name
+		check.Must(t, os.Mkdir(dir, 0o755))
+		stamp, text := dir+"/.crust-test-run", text+name
+		switch name {
+		case "qzxwvk", "q4z7x2":
+			continue // no stamp
+		case "q4z7x3":
+			text += "3" // of another
+		}
+		check.Must(t, os.WriteFile(stamp, []byte(text), 0o600))
+		switch name {
+		case "q4z7x4":
+			check.Must(t, os.Chown(stamp, 1, 1))
+		case "q4z7x5":
+			check.Must(t, os.Chmod(dir, 0o777))
+		}
+	}
+	image := temp + "/crust-qzxwvk/image"
+	check.Must(t, os.WriteFile(image, make([]byte, 1<<20), 0o600))
+	device := rig.Loop(t, image, loopdev.Options{})
+	cmd := exec.Command("/proc/self/exe", "-test.run", "^$")
+	cmd.Env = append(slices.DeleteFunc(os.Environ(), func(one string) bool { return strings.HasPrefix(one, "CRUST_TEST_") }), "TMPDIR="+temp)
+	if out, err := cmd.CombinedOutput(); err != nil || strings.Contains(string(out), "clearing") {
+		t.Errorf("%v: %s", err, out)
+	}
+	for _, name := range names {
+		if _, err := os.Stat(temp + "/crust-" + name); err != nil {
+			t.Error(err)
+		}
+	}
+	if rig.Loops(image)[device] == "" {
+		t.Error("its loop device is detached")
 	}
 }

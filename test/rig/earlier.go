@@ -14,11 +14,12 @@ import (
 )
 
 // clearEarlier removes what earlier runs of tests have left that were killed: processes, frozen
-// filesystems, loop devices, control groups and directories. The marks in their names tell.
+// filesystems, loop devices, control groups and directories. The stamp in a run's directory proves that it
+// was ours, and gives the mark that all of them have in their names.
 func clearEarlier() {
-	dirs, _ := filepath.Glob(filepath.Join(os.TempDir(), "crust-[a-z][a-z][a-z][a-z][a-z][a-z]"))
+	dirs, _ := filepath.Glob(filepath.Join(os.TempDir(), "crust-[a-z][0-9][a-z][0-9][a-z][0-9]"))
 	for _, dir := range dirs {
-		if mark := strings.TrimPrefix(filepath.Base(dir), "crust-"); !runs(mark) {
+		if mark := stamped(dir); mark != "" && !runs(mark) {
 			fmt.Fprintln(os.Stderr, "clearing what an earlier run left that was killed:", dir)
 			clearRun(mark)
 		}
@@ -54,19 +55,22 @@ func clearRun(mark string) {
 	_ = KillAll(func() []int {
 		return Processes(func(proc string) bool {
 			groups, _ := os.ReadFile(proc + "/cgroup") //nolint:gosec // a file of the kernel's
-			return inRun(proc, mark) || strings.Contains(programOf(proc), "/crust-"+mark+"/") ||
+			return inRun(proc, mark) || hasMark(programOf(proc), mark) ||
 				bytes.Contains(groups, []byte("/crust-test-cn"+mark))
 		})
 	})
-	for device := range Loops(mark) {
+	for device, file := range Loops(mark) {
+		if !hasMark(file, mark) {
+			continue
+		}
 		for above, under := range Loops("loop") { // a guest's, over the device of a volume
-			if filepath.Base(under) == filepath.Base(device) {
+			if under == device || under == "/"+filepath.Base(device) { // there is no more /dev where it was opened
 				_ = loopdev.Detach(above)
 			}
 		}
 		thaw(device)
+		_ = loopdev.Detach(device)
 	}
-	_ = DetachLoops(mark)
 	for _, root := range groupRoots() {
 		groups, _ := filepath.Glob(root + "/crust-test-*" + mark + "*")
 		for _, group := range groups {
@@ -76,7 +80,9 @@ func clearRun(mark string) {
 	for _, temp := range []string{os.TempDir(), "/tmp", "/var/tmp"} {
 		left, _ := filepath.Glob(temp + "/*" + mark + "*")
 		for _, path := range left {
-			_ = os.RemoveAll(path)
+			if rootOwns(path) && hasMark(filepath.Base(path), mark) {
+				_ = os.RemoveAll(path)
+			}
 		}
 	}
 }
