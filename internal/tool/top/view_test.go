@@ -149,7 +149,7 @@ func TestThePageShowsARealPicture(t *testing.T) {
 	page, err := os.ReadFile("../../../docs/crustctl.md")
 	check.Must(t, err)
 	s := New(plainSettings(), now)
-	s.Apply(Size{Width: 96, Height: 12})
+	s.Apply(Size{Width: 96, Height: 11})
 	s.Apply(Watched{Changes: append(changed(tidyVolumes()...), syncedEvent)})
 	e := looked()
 	e.Handlers[1].Healthy = true
