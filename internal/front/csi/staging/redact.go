@@ -24,11 +24,12 @@ const (
 )
 
 // SecretsOf are the values of a request that no error may repeat: its secrets, and
-// what else may be one, such as the tokens of service accounts.
+// what else may be one, such as the tokens of service accounts and passwords in mount options.
 func SecretsOf(req interface {
 	GetSecrets() map[string]string
 	GetPublishContext() map[string]string
 	GetVolumeContext() map[string]string
+	GetVolumeCapability() *csi.VolumeCapability
 },
 ) map[string]string {
 	out := make(map[string]string)
@@ -40,7 +41,22 @@ func SecretsOf(req interface {
 			}
 		}
 	}
+	for _, flag := range req.GetVolumeCapability().GetMount().GetMountFlags() {
+		addOptions(out, flag)
+	}
 	return out
+}
+
+// addOptions adds the values of secret options in a mount flag, each up to a comma and up to the end of the flag: a
+// password may have a comma.
+func addOptions(secrets map[string]string, flag string) {
+	for rest, more := flag, true; more; {
+		var name string
+		if name, rest, more = strings.Cut(rest, "="); more && secretName(name[strings.LastIndexByte(name, ',')+1:]) {
+			value, _, _ := strings.Cut(rest, ",")
+			secrets["mount option "+rest], secrets["mount option "+value] = rest, value
+		}
+	}
 }
 
 // withoutSecrets is the request as a record may hold it, and whether a part of it is missing.

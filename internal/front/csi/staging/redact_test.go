@@ -83,3 +83,13 @@ func TestDetailsOfADriversError(t *testing.T) {
 		}
 	}
 }
+
+// TestMountOptionsWithSecrets: what a record keeps no option for, no error repeats.
+func TestMountOptionsWithSecrets(t *testing.T) {
+	mount := &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{MountFlags: []string{"noatime", "vers=3,password=hunter2,x", "auth_token=a,b", "secret=c=,d"}}}
+	req := &csi.NodeStageVolumeRequest{VolumeCapability: &csi.VolumeCapability{AccessType: mount}}
+	err := (&Driver{Name: "d"}).Error("asked", status.Error(codes.Internal, "mount -o noatime,vers=3,password=hunter2,x,auth_token=a,b,secret=c=,d /dev/x: exit 32"), SecretsOf(req))
+	if text := status.Convert(err).Message(); strings.Contains(text, "hunter2") || strings.Contains(text, "a,b") || strings.Contains(text, "c=,d") || !strings.Contains(text, "noatime,vers=3") {
+		t.Errorf("got %q", text)
+	}
+}
