@@ -259,7 +259,7 @@ func TestVolumesAreFoundByName(t *testing.T) {
 	for _, ref := range []string{"web-1", string(b.Key[:12])} {
 		_, err := s.admin().ReleaseVolume(t.Context(), &adminv1.ReleaseVolumeRequest{Volume: ref, Force: true})
 		for _, v := range []*volume.Volume{b, c} {
-			check.Code(t, err, codes.InvalidArgument, "\n  "+string(v.Key[:12])+"  pod "+v.Origin.PodNamespace+"/web-1, volume "+v.Origin.PVC)
+			check.Code(t, err, codes.InvalidArgument, "\n  "+string(v.Key)+"  pod "+v.Origin.PodNamespace+"/web-1, volume "+v.Origin.PVC)
 		}
 	}
 	for _, ref := range []string{"0f0e0d0", "shop/", "/web-0", "shop", "shop/pv-1", "web"} {

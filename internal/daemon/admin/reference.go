@@ -76,7 +76,7 @@ func (n *Node) ambiguous(ref string, found []deferral.Status) error {
 	text := ""
 	for _, status := range found[:min(len(found), mostNamed)] {
 		v := n.message(status)
-		text += fmt.Sprintf("\n  %.12s  pod %s, volume %s, device %s, %s", v.GetId(),
+		text += fmt.Sprintf("\n  %s  pod %s, volume %s, device %s, %s", v.GetId(),
 			cmp.Or(strings.TrimPrefix(v.GetPodNamespace()+"/"+v.GetPodName(), "/"), v.GetPodUid(), "unknown"),
 			cmp.Or(v.GetPvcName(), kubelet.VolumeName(v.GetTargetPath()), v.GetVolumeId(), "unknown"), cmp.Or(v.GetDevice(), "unknown"), n.StateOf(status))
 	}

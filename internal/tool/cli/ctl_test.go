@@ -210,16 +210,16 @@ func TestFreezeSendsATime(t *testing.T) {
 
 func TestReleaseForcesOnlyWhenTold(t *testing.T) {
 	b := newBench(t).serve()
-	r := b.run("release", "aa11bb")
+	r := b.run("release", idA)
 	if r.code != command.ExitOK || r.out != "Released: volume data of pod shop/web-0 (aa11bb22cc33).\n" || b.admin.released.GetVolume() != idA || b.admin.released.GetForce() {
 		t.Errorf("%+v, sent %v", r, b.admin.released)
 	}
 	b.admin.heldBy, b.admin.released = `process 4711 ("qemu")`, nil
-	r = b.run("release", "aa11bb", "--force") // there is no terminal to ask at
+	r = b.run("release", idA, "--force") // there is no terminal to ask at
 	if r.code != command.ExitUsage || !strings.Contains(r.err, "volume data of pod shop/web-0") || !strings.Contains(r.err, "sandbox 5a5a") || b.admin.released != nil {
 		t.Errorf("%+v, sent %v", r, b.admin.released)
 	}
-	r = b.run("release", "aa11bb", "--force", "--yes")
+	r = b.run("release", idA, "--force", "--yes")
 	if r.code != command.ExitOK || !strings.Contains(r.out, "4711") || !b.admin.released.GetForce() {
 		t.Errorf("%+v, sent %v", r, b.admin.released)
 	}
@@ -268,6 +268,41 @@ func TestEndAsks(t *testing.T) {
 		r := b.run("end", "aa11bb")
 		if (r.code == command.ExitOK) != ended || slices.Equal(b.admin.ended, []int32{4711}) != ended || !strings.Contains(r.err, `process 4711 ("qemu"), control group /kata/5a`) || !strings.Contains(r.err, "volume data of pod shop/web-0") {
 			t.Errorf("answer %q: %+v, ended %v", answer, r, b.admin.ended)
+		}
+		_ = keys.Close()
+	}
+}
+
+// TestBareNames: anybody may call a pod like another's volume, so release and end do nothing by such a name unless a
+// person has seen which volume it is.
+func TestBareNames(t *testing.T) {
+	b := newBench(t).serve()
+	for _, name := range []string{"aa11bb", idA[:12], "web-0", "data", "vol-0a1b", "0f0e0d0c-1111"} {
+		for _, args := range []string{"release", "release --yes", "release --force", "release --force --yes", "end", "end --yes"} {
+			b.admin.released, b.admin.ended = nil, nil
+			r := b.run(append(strings.Fields(args), name)...)
+			if r.code != command.ExitUsage || !strings.Contains(r.err, "the whole id") || !strings.Contains(r.err, idA) || b.admin.released != nil || b.admin.ended != nil {
+				t.Errorf("%s %s: %+v, sent %v, %v", args, name, r, b.admin.released, b.admin.ended)
+			}
+		}
+	}
+	for _, name := range []string{idA, "/var/lib/kubelet/pods/a/mount", "shop/web-0", "shop/data"} {
+		b.admin.released, b.admin.ended = nil, nil
+		b.run("release", name)
+		b.run("end", name, "--yes")
+		if b.admin.released.GetVolume() != idA || len(b.admin.ended) == 0 {
+			t.Errorf("%s: sent %v, %v", name, b.admin.released, b.admin.ended)
+		}
+	}
+	for answer, released := range map[string]bool{"y\n": true, "n\n": false} {
+		keys, answers, err := os.Pipe()
+		check.Must(t, err)
+		_, err = answers.WriteString(answer)
+		check.Must(t, errors.Join(err, answers.Close()))
+		b.keys, b.admin.released = keys, nil
+		r := b.run("release", "web-0")
+		if (b.admin.released != nil) != released || !strings.Contains(r.err, "volume data of pod shop/web-0 ("+idA+"), device /dev/nvme1n1, target /var") {
+			t.Errorf("answer %q: %+v, sent %v", answer, r, b.admin.released)
 		}
 		_ = keys.Close()
 	}

@@ -6,6 +6,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -142,7 +143,7 @@ func (f *fakeAdmin) find(name string) (*adminv1.Volume, error) {
 		return nil, status.Error(codes.InvalidArgument, "\"twice\" names 2 volumes:\naa11bb22cc33  pod shop/web-0\nbb11bb22cc33  \x1b[2J")
 	}
 	for _, v := range f.volumes {
-		if v.TargetPath == name || v.PodName == name || len(name) >= 6 && strings.HasPrefix(v.Id, name) {
+		if slices.Contains([]string{v.TargetPath, v.PodName, v.PvcName, v.PodUid, v.VolumeId, v.PodNamespace + "/" + v.PodName, v.PodNamespace + "/" + v.PvcName}, name) || len(name) >= 6 && strings.HasPrefix(v.Id, name) {
 			return v, nil
 		}
 	}

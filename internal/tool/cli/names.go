@@ -4,7 +4,9 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -46,12 +48,35 @@ func (d *daemon) find(cmd *cobra.Command, name string) (v *adminv1.Volume, err e
 }
 
 // named is a volume in a sentence.
-func named(v *adminv1.Volume) string {
+func named(v *adminv1.Volume) string { return namedBy(v, show.ShortID(v.GetId())) }
+
+// whole is a volume with all that tells it from others.
+func whole(v *adminv1.Volume) string {
+	return namedBy(v, v.GetId()) + show.Escape(", device "+v.GetDevice()+", target "+v.GetTargetPath())
+}
+
+func namedBy(v *adminv1.Volume, id string) string {
 	pod := ""
 	if show.Pod(v) != "" {
 		pod = " of pod " + show.Pod(v)
 	}
-	return show.Escape("volume " + show.VolumeName(v) + pod + " (" + show.ShortID(v.GetId()) + ")")
+	return show.Escape("volume " + show.VolumeName(v) + pod + " (" + id + ")")
+}
+
+// isBare reports whether VOLUME may be the name of another volume next time: anybody may call a pod or a claim in
+// another namespace as they like, also like an id or a PersistentVolume.
+func isBare(cmd *cobra.Command, v *adminv1.Volume) bool {
+	exact := []string{v.GetId(), v.GetTargetPath()}
+	if of := v.GetPodNamespace(); of != "" {
+		exact = append(exact, of+"/"+v.GetPodName(), of+"/"+v.GetPvcName())
+	}
+	return !slices.Contains(exact, cmd.Flags().Arg(0))
+}
+
+// bareName refuses to do what cannot be undone to a volume of a bare name without a person who agrees.
+func bareName(cmd *cobra.Command, v *adminv1.Volume) error {
+	return command.WrongUsage(cmd, fmt.Errorf("%s is a name that other volumes may have, so nothing is done without a person at a terminal who "+
+		"confirms it: give namespace/name, the target path or the whole id. It is now that of %s", show.Escape(strconv.Quote(cmd.Flags().Arg(0))), whole(v)))
 }
 
 // selection is which volumes are shown. Of an empty list all are.

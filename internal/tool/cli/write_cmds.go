@@ -96,12 +96,19 @@ refused while a sandbox or a process has the device: end the VM, and repeat.
 --force asks no sandbox. A VM that has the device goes on writing to it, beside the
 pod or node that gets the device next, and destroys the filesystem. Use it only where
 you know that nobody writes: nothing else can tell. crustctl shows who has the volume,
-as far as that is known, then asks for confirmation.`,
+as far as that is known, then asks for confirmation.
+
+A VOLUME that is not namespace/name, the target path or the whole id may be another
+volume's name next time: it needs confirmation too, which --yes does not give.`,
 		Example: "  crustctl release shop/postgres-0",
 	}, func(cmd *cobra.Command, v *adminv1.Volume) error {
 		req.Volume = v.GetId()
+		question := "Release it?"
 		if req.GetForce() {
-			if err := confirm(cmd, keys, yes, describeUsers(v), "Release it? Whoever writes to it then destroys the filesystem", "nothing was released"); err != nil {
+			question += " Whoever writes to it then destroys the filesystem"
+		}
+		if req.GetForce() || isBare(cmd, v) {
+			if err := confirm(cmd, keys, yes, v, describeUsers(v), question, "nothing was released"); err != nil {
 				return err
 			}
 		}
@@ -114,13 +121,13 @@ as far as that is known, then asks for confirmation.`,
 		})
 	})
 	cmd.Flags().BoolVar(&req.Force, "force", false, "give the device up although somebody may write to it: destroys data if so")
-	cmd.Flags().BoolVar(&yes, "yes", false, "do not ask before --force")
+	cmd.Flags().BoolVar(&yes, "yes", false, "do not ask before --force; refused for a bare name")
 	return cmd
 }
 
 // describeUsers says who has a volume, as far as the daemon knows.
 func describeUsers(v *adminv1.Volume) string {
-	text := named(v) + ", device " + show.Escape(v.GetDevice()) + ", target " + show.Escape(v.GetTargetPath())
+	text := whole(v)
 	switch {
 	case v.GetSandbox() != nil:
 		text += ": sandbox " + show.Escape(v.GetSandbox().GetId()) + " has it"
@@ -139,7 +146,10 @@ func endCmd(d *daemon, out *printer.Printer, keys *os.File) *cobra.Command {
 		Long: `End a process that still has the device of a volume open although the container
 runtime does not know its sandbox any more, such as a VM that outlived its shim. crustctl
 shows the process and why it is an orphan, then asks for confirmation. It never ends a
-process that is not known to be an orphan.`,
+process that is not known to be an orphan.
+
+With --yes, VOLUME is namespace/name, the target path or the whole id: any other name
+may be another volume's next time.`,
 		Example: "  crustctl end shop/postgres-0",
 	}, func(cmd *cobra.Command, v *adminv1.Volume) error {
 		req := &adminv1.EndOrphansRequest{Volume: v.GetId()}
@@ -150,20 +160,20 @@ process that is not known to be an orphan.`,
 		for _, one := range found.GetOrphans() {
 			req.Pids = append(req.Pids, one.GetPid())
 		}
-		if err := confirm(cmd, keys, yes, describeOrphans(v, found, time.Now()), "End it? The VM stops at once", "nothing was ended"); err != nil {
+		if err := confirm(cmd, keys, yes, v, describeOrphans(v, found, time.Now()), "End it? The VM stops at once", "nothing was ended"); err != nil {
 			return err
 		}
 		return run(cmd, d, out, adminv1.AdminClient.EndOrphans, req, func(got *adminv1.EndOrphansResponse) error {
 			return out.Line(fmt.Sprintf("%d processes were ended. No process has the device of %s open any more.", len(got.GetOrphans()), named(v)))
 		})
 	})
-	cmd.Flags().BoolVar(&yes, "yes", false, "end it without asking")
+	cmd.Flags().BoolVar(&yes, "yes", false, "end it without asking; refused for a bare name")
 	return cmd
 }
 
 func describeOrphans(v *adminv1.Volume, found *adminv1.EndOrphansResponse, now time.Time) string {
 	var text strings.Builder
-	fmt.Fprintf(&text, "%s, device %s:\n", named(v), show.Escape(v.GetDevice()))
+	fmt.Fprintf(&text, "%s:\n", whole(v))
 	for _, one := range found.GetOrphans() {
 		fmt.Fprintf(&text, "process %d (%q), control group %s, has the device", one.GetPid(), one.GetProgram(), show.Escape(one.GetControlGroup()))
 		if since := one.GetHeldSince(); since != nil {
@@ -174,8 +184,12 @@ func describeOrphans(v *adminv1.Volume, found *adminv1.EndOrphansResponse, now t
 	return text.String()
 }
 
-// confirm shows what is concerned. It fails unless --yes is set or the user confirms at a terminal.
-func confirm(cmd *cobra.Command, keys *os.File, yes bool, what, question, refused string) error {
+// confirm shows what is concerned. It fails unless --yes is set or the user confirms at a terminal; for a bare name,
+// only a person's answer counts.
+func confirm(cmd *cobra.Command, keys *os.File, yes bool, v *adminv1.Volume, what, question, refused string) error {
+	if (yes || keys == nil) && isBare(cmd, v) {
+		return bareName(cmd, v)
+	}
 	if _, err := fmt.Fprint(cmd.ErrOrStderr(), what); err != nil || yes {
 		return err
 	}

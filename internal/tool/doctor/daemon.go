@@ -96,14 +96,14 @@ func volumeFindings(v *adminv1.Volume) []Finding {
 	look := "crustctl get " + id
 	switch {
 	case v.GetReleasedByForce():
-		return []Finding{failure("delete its pod, or where that has gone: crustctl end "+id+"; until then give the device to nobody else",
+		return []Finding{failure("delete its pod, or where that has gone: crustctl end "+v.GetId()+"; until then give the device to nobody else",
 			"volume %s was released by force %s ago, and its device %s is still open in %s, which may write to it beside the next owner",
 			v.GetTargetPath(), since(v.GetHeldSince()), v.GetDevice(), v.GetHeldBy())}
 	case v.GetState() == adminv1.VolumeState_VOLUME_STATE_DEGRADED:
 		return []Finding{failure("crustctl reconcile, then "+look,
 			"volume %s is degraded: %s", v.GetTargetPath(), cmp.Or(v.GetLastError(), noReason))}
 	case v.GetHeldBy() != "":
-		return []Finding{warning("if that is the VM of a pod that has gone: crustctl end "+id,
+		return []Finding{warning("if that is the VM of a pod that has gone: crustctl end "+v.GetId(),
 			"volume %s: its device %s is to be released or claimed, and has been open in %s for %s", v.GetTargetPath(), v.GetDevice(),
 			v.GetHeldBy(), since(v.GetHeldSince()))}
 	case v.GetFrozenSince() != nil:
