@@ -10,6 +10,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/crust-proxy/crust-proxy/internal/front/csi/refusal"
+	"github.com/crust-proxy/crust-proxy/internal/ground/telemetry"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
 	runtimev1 "github.com/crust-proxy/crust-proxy/proto/crust/runtime/v1"
@@ -164,5 +165,14 @@ func TestVolumesThatAreNotThere(t *testing.T) {
 				t.Errorf("%s %s: %v, want %s", call, ref, err, want)
 			}
 		}
+	}
+}
+
+// TestTheNameOfACall is the one of CSI calls, so that a volume has one history.
+func TestTheNameOfACall(t *testing.T) {
+	call, id := &telemetry.Call{}, strings.Repeat("v", 300)
+	note(call, &volume.Volume{Origin: &volume.Origin{VolumeID: id}})
+	if call.CSIVolume != refusal.Clip(id) {
+		t.Errorf("got %q", call.CSIVolume)
 	}
 }

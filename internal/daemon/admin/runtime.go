@@ -35,7 +35,7 @@ func note(call *telemetry.Call, v *volume.Volume) {
 	}
 	call.Volume, call.Target, call.Driver, call.Handler = string(v.Key), v.Target, v.Driver, v.Handler
 	if of := v.Origin; of != nil {
-		call.CSIVolume, call.Rule, call.Pod = of.VolumeID, of.Rule, strings.TrimPrefix(of.PodNamespace+"/"+of.PodName, "/")
+		call.CSIVolume, call.Rule, call.Pod = refusal.Clip(of.VolumeID), of.Rule, strings.TrimPrefix(of.PodNamespace+"/"+of.PodName, "/")
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"strings"
 	"time"
 
 	"go.uber.org/zap"
@@ -22,6 +23,9 @@ const (
 	mostPosts = 256
 	// postPause is the time between two requests.
 	postPause = 200 * time.Millisecond
+	// mostName bounds the pod's name in the name of an event, which has at most 253 bytes.
+	mostName = 253 - len(".") - 2*sumLen
+	sumLen   = 8
 )
 
 // Event is something that a pod's user should know. An event that is posted again with another count
@@ -86,7 +90,7 @@ func (e *Events) post(ctx context.Context, of *Event) error {
 		kind = corev1.EventTypeWarning
 	}
 	event := &corev1.Event{
-		ObjectMeta:     metav1.ObjectMeta{Namespace: of.Namespace, Name: of.Pod + "." + hex.EncodeToString(sum[:8])},
+		ObjectMeta:     metav1.ObjectMeta{Namespace: of.Namespace, Name: strings.TrimRight(of.Pod[:min(len(of.Pod), mostName)], "-.") + "." + hex.EncodeToString(sum[:sumLen])},
 		InvolvedObject: corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: of.Namespace, Name: of.Pod, UID: types.UID(of.UID)},
 		Reason:         of.Reason, Message: of.Text, Type: kind, Count: of.Count,
 		FirstTimestamp: metav1.NewTime(of.First), LastTimestamp: metav1.NewTime(of.Last),

@@ -88,6 +88,18 @@ func TestEventsOfPods(t *testing.T) {
 	refused.Count = 2
 	events.Offer(refused)
 	check.Eventually(t, "the event is counted", posted("db-0", "VolumeRefused", 2))
+	long := strings.Repeat("a", mostName-1) + "-" + strings.Repeat("b", 20)
+	events.Offer(Event{Namespace: "shop", Pod: long, Reason: "VolumeRefused"})
+	check.Eventually(t, "an event of a pod with a long name", func() bool {
+		mu.Lock()
+		defer mu.Unlock()
+		for name, event := range made {
+			if event.InvolvedObject.Name == long {
+				return len(name) <= 253 && strings.HasPrefix(name, long[:mostName-1]+".")
+			}
+		}
+		return false
+	})
 	mu.Lock()
 	hang = true
 	mu.Unlock()

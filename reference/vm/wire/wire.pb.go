@@ -1882,11 +1882,11 @@ const file_wire_proto_rawDesc = "" +
 	"\x06volume\x18\x01 \x01(\tR\x06volume\x12%\n" +
 	"\x0etimeout_millis\x18\x02 \x01(\rR\rtimeoutMillis\"+\n" +
 	"\x11ThawVolumeRequest\x12\x16\n" +
-	"\x06volume\x18\x01 \x01(\tR\x06volume\"~\n" +
+	"\x06volume\x18\x01 \x01(\tR\x06volume\"\x84\x01\n" +
 	"\x16CreateContainerRequest\x12\x1c\n" +
 	"\tcontainer\x18\x01 \x01(\tR\tcontainer\x12\x12\n" +
 	"\x04spec\x18\x02 \x01(\fR\x04spec\x122\n" +
-	"\avolumes\x18\x03 \x03(\v2\x18.crust.vm.v1.VolumeMountR\avolumes\"V\n" +
+	"\avolumes\x18\x03 \x03(\v2\x18.crust.vm.v1.VolumeMountR\avolumesJ\x04\b\x04\x10\x05\"V\n" +
 	"\vVolumeMount\x12\x14\n" +
 	"\x05mount\x18\x01 \x01(\rR\x05mount\x12\x16\n" +
 	"\x06volume\x18\x02 \x01(\tR\x06volume\x12\x19\n" +
