@@ -16,18 +16,21 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	"github.com/crust-proxy/crust-proxy/internal/tool/printer"
 )
 
 // The bounds of an archive.
 const (
-	mostFile    = 4 << 20   // of one file, which is cut off at the end of a line
-	mostArchive = 256 << 20 // of all files, before they are compressed
+	mostFile    = 4 << 20      // of one file, which is cut off at the end of a line
+	mostArchive = 256 << 20    // of all files, before they are compressed
+	mostList    = 2 * mostFile // of the list of what is not included, for which room is kept
 	logLines    = 2000
 )
 
-// archive is a support archive. Whatever is added is redacted and bounded.
+// archive is a support archive, of bounded size.
 type archive struct {
 	t    *tool
 	k    *api // nil without an API server
@@ -37,35 +40,52 @@ type archive struct {
 	err  error
 }
 
-func (a *archive) add(name string, raw []byte) {
+type file struct {
+	name string
+	raw  []byte
+}
+
+// part is what is read for an archive. Whatever is added is redacted, and files are bounded.
+type part struct {
+	files []file
+	skip  []string
+}
+
+func (p *part) add(name string, raw []byte) {
 	if len(raw) > mostFile {
 		raw = append(raw[:max(0, bytes.LastIndexByte(raw[:mostFile], '\n')):mostFile], "\n... cut off\n"...)
 	}
-	raw = redact(raw)
-	if len(raw) > a.left {
-		a.skip = append(a.skip, name+": the archive is full")
-		return
-	}
-	a.left -= len(raw)
-	if a.err == nil {
-		a.err = a.tar.WriteHeader(&tar.Header{Name: path.Join("crust-bundle", name), Mode: 0o600, Size: int64(len(raw)), ModTime: time.Now()})
-	}
-	if a.err == nil {
-		_, a.err = a.tar.Write(raw)
+	p.files = append(p.files, file{name, redact(raw)})
+}
+
+func (a *archive) write(p part) {
+	a.skip = append(a.skip, p.skip...)
+	for _, f := range p.files {
+		if len(f.raw) > a.left {
+			a.skip = append(a.skip, f.name+": the archive is full")
+			continue
+		}
+		a.left -= len(f.raw)
+		if a.err == nil {
+			a.err = a.tar.WriteHeader(&tar.Header{Name: path.Join("crust-bundle", f.name), Mode: 0o600, Size: int64(len(f.raw)), ModTime: time.Now()})
+		}
+		if a.err == nil {
+			_, a.err = a.tar.Write(f.raw)
+		}
 	}
 }
 
 // try adds what was read, or notes why it could not be.
-func (a *archive) try(name string, raw []byte, err error) {
+func (p *part) try(name string, raw []byte, err error) {
 	if err != nil {
-		a.skip = append(a.skip, name+": "+err.Error())
+		p.skip = append(p.skip, name+": "+err.Error())
 		return
 	}
-	a.add(name, raw)
+	p.add(name, raw)
 }
 
 // json redacts the texts in a value, not its encoding, in which a secret may have another form.
-func (a *archive) json(name string, value any) {
+func (p *part) json(name string, value any) {
 	var plain any
 	raw, err := json.Marshal(value)
 	if err == nil {
@@ -74,7 +94,7 @@ func (a *archive) json(name string, value any) {
 	if err == nil {
 		raw, err = json.MarshalIndent(redactIn(plain), "", " ")
 	}
-	a.try(name, raw, err)
+	p.try(name, raw, err)
 }
 
 func redactIn(value any) any {
@@ -100,64 +120,95 @@ func writeBundle(ctx context.Context, t *tool, k *api, states []*state, name str
 		return err
 	}
 	zip := gzip.NewWriter(file)
-	a := &archive{t: t, k: k, tar: tar.NewWriter(zip), left: mostArchive}
-	a.check(ctx, states)
-	for _, s := range states {
-		a.node(ctx, s)
-	}
-	a.config(ctx, states)
-	a.add("not-included.txt", []byte(strings.Join(a.skip, "\n")+"\n"))
+	a := &archive{t: t, k: k, tar: tar.NewWriter(zip), left: mostArchive - mostList}
+	a.fill(ctx, states)
 	if err = cmp.Or(a.err, a.tar.Close(), zip.Close(), file.Close()); err != nil {
 		_ = os.Remove(name)
 		return err
 	}
-	return t.out.Line(fmt.Sprintf("%s: %d nodes, %d things could not be read (not-included.txt).\nSecrets are removed as far as they can be recognized; "+
-		"names of pods, volumes and nodes are in it: look before you send it.", name, len(states), len(a.skip)))
+	return t.out.Result(map[string]any{"file": name, "nodes": len(states), "notIncluded": append([]string{}, a.skip...)}, func() error {
+		return t.out.Line(fmt.Sprintf("%s: %d nodes, %d things could not be read (not-included.txt).\nSecrets are removed as far as they can be recognized; "+
+			"names of pods, volumes and nodes are in it: look before you send it.", name, len(states), len(a.skip)))
+	})
 }
 
-func (a *archive) check(ctx context.Context, states []*state) {
+// fill adds first what is small and matters most, then as much of the nodes as there is room for, and at last the
+// list of what is missing.
+func (a *archive) fill(ctx context.Context, states []*state) {
+	a.write(a.check(ctx, states))
+	a.write(a.config(ctx, states))
+	a.nodes(ctx, states)
+	a.left += mostList
+	var list part
+	list.add("not-included.txt", []byte(strings.Join(a.skip, "\n")+"\n"))
+	a.write(list)
+}
+
+func (a *archive) check(ctx context.Context, states []*state) (p part) {
 	var text bytes.Buffer
 	plain := &tool{out: &printer.Printer{Out: &text, Format: printer.FormatTable}, now: a.t.now}
 	_ = printAll(plain.out, checkAll(ctx, &a.t.access, a.k, states)) // what fails is in the text
 	text.WriteString("\n")
 	_ = plain.printNodes(states)
-	a.add("check.txt", text.Bytes())
-	a.add("version.txt", []byte("kubectl crust "+sys.Version()+"\n"))
+	p.add("check.txt", text.Bytes())
+	p.add("version.txt", []byte("kubectl crust "+sys.Version()+"\n"))
+	return p
+}
+
+// nodes reads some nodes at a time, so that a few without an answer do not hold up all, and adds them in order.
+func (a *archive) nodes(ctx context.Context, states []*state) {
+	for some := range slices.Chunk(states, askedAtOnce) {
+		parts := make([]part, len(some))
+		var group errgroup.Group
+		for i, s := range some {
+			group.Go(func() error {
+				parts[i] = a.node(ctx, s)
+				return nil
+			})
+		}
+		_ = group.Wait()
+		for _, p := range parts {
+			a.write(p)
+		}
+	}
 }
 
 // node adds what the daemon shows, and if it is a pod, its state, events and log.
-func (a *archive) node(ctx context.Context, s *state) {
+func (a *archive) node(ctx context.Context, s *state) (p part) {
 	dir := path.Join("nodes", strings.ReplaceAll(cmp.Or(s.node, "unknown"), "/", "_"))
 	if s.why == "" {
-		a.json(dir+"/node.json", s.document())
-		a.json(dir+"/volumes.json", map[string]any{"volumes": printer.Objects(s.volumes)})
+		p.json(dir+"/node.json", s.document())
+		p.json(dir+"/volumes.json", map[string]any{"volumes": printer.Objects(s.volumes)})
+	}
+	if s.err == nil { // one that did not answer is not waited for again
 		for _, name := range []string{"metrics", "readyz"} {
 			ctx, cancel := context.WithTimeout(ctx, a.t.patience)
 			raw, err := s.get(ctx, "/"+name)
 			cancel()
-			a.try(dir+"/"+name+".txt", raw, err)
+			p.try(dir+"/"+name+".txt", raw, err)
 		}
 	}
 	if s.pod == nil {
-		a.skip = append(a.skip, dir+"/log.txt: the daemon is no pod; on the node: journalctl -u crust-proxy, crustctl doctor")
-		return
+		p.skip = append(p.skip, dir+"/log.txt: the daemon is no pod; on the node: journalctl -u crust-proxy, crustctl doctor")
+		return p
 	}
-	a.json(dir+"/pod.json", s.pod) // only the fields that we know of: no environment
+	p.json(dir+"/pod.json", s.pod) // only the fields that we know of: no environment
 	base := "/api/v1/namespaces/" + url.PathEscape(s.pod.Metadata.Namespace)
 	events, err := list[event](ctx, a.k, base+"/events", url.Values{"fieldSelector": {"involvedObject.name=" + s.pod.Metadata.Name}})
 	if err != nil {
-		a.skip = append(a.skip, dir+"/events.json: "+err.Error())
+		p.skip = append(p.skip, dir+"/events.json: "+err.Error())
 	} else {
-		a.json(dir+"/events.json", events)
+		p.json(dir+"/events.json", events)
 	}
 	for name, query := range map[string]string{"log.txt": "", "log-previous.txt": "&previous=true"} {
 		raw, err := a.k.raw(ctx, fmt.Sprintf("%s/pods/%s/log?tailLines=%d&limitBytes=%d%s", base, url.PathEscape(s.pod.Metadata.Name), logLines, mostFile, query))
-		a.try(dir+"/"+name, raw, err)
+		p.try(dir+"/"+name, raw, err)
 	}
+	return p
 }
 
 // config adds the ConfigMaps that the daemons' pods mount.
-func (a *archive) config(ctx context.Context, states []*state) {
+func (a *archive) config(ctx context.Context, states []*state) (p part) {
 	seen := map[string]bool{}
 	for _, s := range states {
 		if s.pod == nil {
@@ -171,25 +222,26 @@ func (a *archive) config(ctx context.Context, states []*state) {
 			seen[name] = true
 			var config struct{ Data map[string]string }
 			if err := a.k.get(ctx, "/api/v1/namespaces/"+name, &config); err != nil {
-				a.skip = append(a.skip, "config/"+name+": "+err.Error())
+				p.skip = append(p.skip, "config/"+name+": "+err.Error())
 			}
 			for key, text := range config.Data {
-				a.add("config/"+v.ConfigMap.Name+"/"+key, []byte(text))
+				p.add("config/"+v.ConfigMap.Name+"/"+key, []byte(text))
 			}
 		}
 	}
+	return p
 }
 
 const (
 	removed    = "[REMOVED]"
-	secretName = `(?i)((?:passw(?:or)?d|passphrase|secret|token|credential|api[_-]?key|access[_-]?key|private[_-]?key|chap)[\w.-]*\\*["']?\s*` // #nosec G101 -- a pattern
+	secretName = `(?i)((?:passw(?:or)?d|pwd|passphrase|secret|token|credential|key|auth|chap)[\w.-]*\\*["']?\s*` // #nosec G101 -- a pattern
 )
 
 var (
 	// secretWords are in every line with a secret that is recognized: patterns are slow.
-	secretWords = []string{"passw", "passphrase", "secret", "token", "credential", "key", "chap", "eyj", "akia", "asia", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "xox", "bearer", "basic", "://"}
+	secretWords = []string{"passw", "pwd", "passphrase", "auth", "secret", "token", "credential", "key", "chap", "eyj", "akia", "asia", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "xox", "bearer", "basic", "://"}
 	// secretForms find tokens, keys, credentials in URLs, and values after a telling name, in YAML, JSON, mount options
-	// or a log; what follows an unquoted colon goes to the end of its line.
+	// or a log, or after a flag; what follows an unquoted colon goes to the end of its line.
 	secretForms = []*regexp.Regexp{
 		regexp.MustCompile(`()-----BEGIN [A-Z ]*PRIVATE KEY-----.*`),
 		regexp.MustCompile(`(\\[nrt]|\b)eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*`),
@@ -198,29 +250,45 @@ var (
 		regexp.MustCompile(`([a-z][a-z0-9+.-]*://)[^/\s:@"']*:[^/\s@"']+@`),
 		regexp.MustCompile(secretName + `[:=]\s*")(?:[^"\\]|\\.)*`),
 		regexp.MustCompile(secretName + `[:=]\s*\\+["']).*`), // a string in a string: its end cannot be told
-		regexp.MustCompile(secretName + `:\s*[|>][-+0-9]*\\+n).*`),
+		regexp.MustCompile(secretName + `:\s*(?:[|>][-+0-9]*)?\\+n).*`),
 		regexp.MustCompile(secretName + `[:=]\s*')[^'\n]*`),
-		regexp.MustCompile(secretName + `:[ \t]*)[^\s"'\\][^\n"'\\]*`),
-		regexp.MustCompile(secretName + `=\s*)[^\s,;&"'}\]\\]+`),
+		regexp.MustCompile(secretName + `:[ \t]*)[^\s"'\\].*`),
+		regexp.MustCompile(secretName + `=\s*)[^\s,;&"'\\][^\s,;&]*`),
+		regexp.MustCompile(strings.Replace(secretName, "(?:", `--[\w.-]*(?:`, 1) + `[\s,]\s*\\*)(?:"[^"]*|'[^']*|[^\s"']\S*)`),
 	}
-	// secretBlock begins a block of YAML, which ends at the next line that is not deeper.
-	secretBlock = regexp.MustCompile(secretName + `:\s*)[|>][-+0-9]*\s*$`)
+	// secretBlock begins a block or list of YAML, which ends at the next line that is not deeper.
+	secretBlock = regexp.MustCompile(secretName + `:)`)
 )
+
+// indentation is that of what a line has, after the marks of list items.
+func indentation(line []byte) int {
+	rest := bytes.TrimLeft(line, " \t")
+	for bytes.HasPrefix(rest, []byte("- ")) {
+		rest = bytes.TrimLeft(rest[2:], " \t")
+	}
+	return len(line) - len(rest)
+}
+
+// beginsKey reports whether the lines that follow are a private key's.
+func beginsKey(lower []byte) bool {
+	return bytes.Contains(lower, []byte("private key-----")) && !bytes.Contains(lower, []byte("-----end"))
+}
 
 // redact removes what looks like a secret.
 func redact(raw []byte) []byte {
 	out := make([]byte, 0, len(raw))
 	key, block := false, -1 // within a private key; the indentation of a block's name
 	for line := range bytes.Lines(raw) {
-		indent := len(line) - len(bytes.TrimLeft(line, " \t"))
+		indent := indentation(line)
 		switch lower := bytes.ToLower(line); {
 		case key:
 			key = !bytes.Contains(lower, []byte("-----end"))
 			continue
 		case block >= 0 && (indent > block || len(bytes.TrimSpace(line)) == 0):
+			key = beginsKey(lower)
 			continue
 		case slices.ContainsFunc(secretWords, func(word string) bool { return bytes.Contains(lower, []byte(word)) }):
-			key = bytes.Contains(lower, []byte("private key-----")) && !bytes.Contains(lower, []byte("-----end"))
+			key = beginsKey(lower)
 			if block = -1; secretBlock.Match(line) {
 				block = indent
 			}

@@ -11,8 +11,11 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
+	"github.com/crust-proxy/crust-proxy/internal/tool/printer"
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
 	"github.com/crust-proxy/crust-proxy/test/check"
 )
@@ -27,6 +30,23 @@ func hiddenForms() []string {
 		"https://user:" + hidden + "@server/path", "eyJhbGciOiJIUzI1NiJ9.eyJ" + hidden + "In0.x" + hidden, "AKIA" + strings.ToUpper(hidden) + "012345678",
 		"-----BEGIN RSA PRIVATE KEY-----\n" + hidden + "\n-----END RSA PRIVATE KEY-----", "tls:\n  private-key: |\n    " + hidden + "\n    " + hidden + "\nnext: shown",
 		"CHAP: node.session.auth.chap_password = " + hidden,
+		"    client-key-data: " + hidden, "userKey: " + hidden, `encryptionKey: "` + hidden + `"`, "GET /?key=" + hidden + "&x=y", "auth: " + hidden, "user=a,pwd=" + hidden + ",rw",
+		"passwords:\n- " + hidden + "\n- a " + hidden, "- tokens:\n  - " + hidden, "passwords: [a,\n  " + hidden + "]", "run --password " + hidden + " x",
+		`args: ["--client-secret", "a ` + hidden + `"]`, `password: ab"cd ` + hidden, `password=ab"cd` + hidden, "key: x\n  -----BEGIN PRIVATE KEY-----\n" + hidden + "\n-----END PRIVATE KEY-----",
+	}
+}
+
+// TestRedact removes each form, where nothing before it hides it, and leaves what stands next to it.
+func TestRedact(t *testing.T) {
+	for _, form := range hiddenForms() {
+		if got := string(redact([]byte(form + "\n"))); strings.Contains(strings.ToLower(got), strings.ToLower(hidden)) {
+			t.Errorf("of %q is left %q", form, got)
+		}
+	}
+	for _, plain := range []string{"- name: a\n  mode: x\n", "vers=3,rw\n", "drivers:\n- name: ebs\n- name: lvm\n"} {
+		if got := string(redact([]byte("- password: x\n" + plain))); !strings.HasSuffix(got, "\n"+plain) {
+			t.Errorf("of %q is left %q", plain, got)
+		}
 	}
 }
 
@@ -61,6 +81,7 @@ func TestNoSecretInABundle(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "bundle.tar.gz")
 	f.wants(f.run("bundle", "--file="+file), file+": 2 nodes", "exit 0\n")
 	f.wants(f.run("bundle", "--file="+file), "file exists", "exit 1\n")
+	f.wants(f.run("bundle", "-o", "json", "--file="+file+"2"), "{\n", `"nodes": 2,`, `"notIncluded": [`)
 	files := unpack(t, file)
 	for name, text := range files {
 		if strings.Contains(strings.ToLower(text), strings.ToLower(hidden)) {
@@ -76,6 +97,48 @@ func TestNoSecretInABundle(t *testing.T) {
 		if !strings.Contains(files["crust-bundle/"+name], words) {
 			t.Errorf("%s lacks %q:\n%.1000s", name, words, files["crust-bundle/"+name])
 		}
+	}
+}
+
+// TestABundleOfManyNodes: nodes are read some at a time, one that did not answer is not asked again, and in an archive
+// that is full is at least the list of what is missing.
+func TestABundleOfManyNodes(t *testing.T) {
+	f := newFake(t)
+	f.volumes = []object{{"configMap": object{"name": "conf"}}}
+	var both sync.WaitGroup
+	both.Add(2)
+	for _, name := range []string{"node-a", "node-b"} {
+		var once sync.Once
+		f.node(name, healthy())
+		f.mux.HandleFunc("GET /api/v1/namespaces/system/pods/crust-"+name+"/log", func(w http.ResponseWriter, _ *http.Request) {
+			once.Do(both.Done)
+			both.Wait()
+			_, _ = io.WriteString(w, "a log")
+		})
+	}
+	f.mux.HandleFunc("GET /api/v1/namespaces/system/configmaps/conf", func(w http.ResponseWriter, _ *http.Request) {
+		f.answer(w, map[string]any{"data": map[string]string{"config.yaml": "a: b"}})
+	})
+	f.mux.HandleFunc(f.pod("node-c", "Running")+"/metrics", func(http.ResponseWriter, *http.Request) { t.Error("asked again") })
+	tool := &tool{access: access{kubeconfig: f.kubeconfig, patience: 10 * time.Second}, out: &printer.Printer{Out: io.Discard}, now: time.Now}
+	all, k, err := tool.places(t.Context(), "")
+	check.Must(t, err)
+	var out bytes.Buffer
+	a := &archive{t: tool, k: k, tar: tar.NewWriter(&out)}
+	a.fill(t.Context(), tool.ask(t.Context(), all, askAll))
+	check.Must(t, a.err)
+	reader := tar.NewReader(&out)
+	header, err := reader.Next()
+	check.Must(t, err)
+	body, err := io.ReadAll(reader)
+	check.Must(t, err)
+	last := 0
+	for _, name := range []string{"check.txt", "config/conf/config.yaml", "nodes/node-a/log.txt", "nodes/node-b/log.txt"} {
+		at := bytes.Index(body, []byte(name+": the archive is full\n"))
+		if header.Name != "crust-bundle/not-included.txt" || at < last {
+			t.Errorf("%s is at %d of %s:\n%s", name, at, header.Name, body)
+		}
+		last = at
 	}
 }
 
@@ -102,7 +165,9 @@ func TestAnArchiveIsBounded(t *testing.T) {
 	var out bytes.Buffer
 	a := &archive{tar: tar.NewWriter(&out), left: 3 * mostFile}
 	for i := range 5 {
-		a.add(fmt.Sprint(i), bytes.Repeat([]byte(strings.Repeat("a", 63)+"\n"), mostFile/32))
+		var p part
+		p.add(fmt.Sprint(i), bytes.Repeat([]byte(strings.Repeat("a", 63)+"\n"), mostFile/32))
+		a.write(p)
 	}
 	check.Must(t, a.err)
 	if len(a.skip) != 2 && len(a.skip) != 3 || out.Len() > 3*mostFile+1<<16 {
