@@ -6,12 +6,10 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"os"
 	"os/signal"
 	"slices"
-	"strings"
 	"syscall"
 	"time"
 
@@ -21,8 +19,6 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/tool/command"
 	"github.com/crust-proxy/crust-proxy/internal/tool/doctor"
 	"github.com/crust-proxy/crust-proxy/internal/tool/printer"
-	"github.com/crust-proxy/crust-proxy/internal/tool/show"
-	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
 )
 
 // ExitFindings is doctor's exit code if it found an error.
@@ -117,21 +113,4 @@ errors.`,
 	root.AddCommand(cluster.Commands(out, env.Now)...)
 	command.Prepare(root)
 	return root
-}
-
-func stateNames() []string {
-	var names []string
-	for n := int32(1); adminv1.VolumeState_name[n] != ""; n++ {
-		names = append(names, strings.ToLower(show.StateName(adminv1.VolumeState(n))))
-	}
-	return names
-}
-
-func checkStates(states ...string) error {
-	for _, state := range states {
-		if !slices.Contains(stateNames(), strings.ToLower(state)) {
-			return fmt.Errorf("--state %q is none of %s", state, strings.Join(stateNames(), ", "))
-		}
-	}
-	return nil
 }

@@ -33,7 +33,7 @@ interrupted or until --timeout, where it is given; -o json prints one object per
 		Example: "  crustctl list --namespace shop --state degraded -o wide",
 		Args:    command.Arguments(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			switch err := checkStates(which.states...); {
+			switch err := show.CheckStates(which.states...); {
 			case err != nil:
 				return command.WrongUsage(cmd, err)
 			case watch:

@@ -12,6 +12,7 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/internal/tool/command"
 	"github.com/crust-proxy/crust-proxy/internal/tool/printer"
+	"github.com/crust-proxy/crust-proxy/internal/tool/show"
 	"github.com/crust-proxy/crust-proxy/internal/tool/top"
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
 )
@@ -47,8 +48,8 @@ terminal, or 80 columns, or with -o wide as wide as it needs to be.`,
 	flags.StringVar(&sort, "sort", top.ByUsage.String(), "the order at first: "+strings.Join(top.OrderNames(), ", "))
 	command.Complete(cmd, "sort", top.OrderNames()...)
 	flags.StringVar(&settings.Filter, "filter", "", "only volumes that have all of these words in name, pod, state, driver, ...")
-	flags.StringVar(&state, "state", "", "only volumes in this state: "+strings.Join(stateNames(), ", "))
-	command.Complete(cmd, "state", stateNames()...)
+	flags.StringVar(&state, "state", "", "only volumes in this state: "+strings.Join(show.StateNames(), ", "))
+	command.Complete(cmd, "state", show.StateNames()...)
 	flags.DurationVar(&settings.Interval, "interval", top.DefaultInterval, "how often a volume's sandbox is asked, 1s or more")
 	flags.BoolVar(&once, "once", false, "print one picture and end")
 	flags.StringVar(&settings.Driver, "driver", "", "only volumes of this CSI driver")
@@ -63,7 +64,7 @@ func readTopFlags(settings *top.Settings, env Env, sort, state string) (err erro
 		return err
 	}
 	if state != "" {
-		if err := checkStates(state); err != nil {
+		if err := show.CheckStates(state); err != nil {
 			return err
 		}
 	}

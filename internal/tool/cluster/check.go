@@ -94,7 +94,7 @@ func checkInstallation(ctx context.Context, a *access, k *api, states []*state) 
 	if a.nodeSelector != "" || len(states) > 0 && states[0].pod == nil {
 		return append(all, checked{"installation", resultOK, "by the package: no pods of crust-proxy are asked", ""})
 	}
-	sets, err := list[daemonSet](ctx, k, "/apis/apps/v1/daemonsets", url.Values{"labelSelector": {a.selector}})
+	sets, err := list[daemonSet](ctx, k, "/apis/apps/v1"+a.space()+"/daemonsets", url.Values{"labelSelector": {a.selector}})
 	if err != nil {
 		return append(all, checked{"installation", resultWarn, err.Error(), "it takes the right to list daemonsets to know of missing pods"})
 	}

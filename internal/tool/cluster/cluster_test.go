@@ -6,14 +6,17 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -210,6 +213,29 @@ func TestVolumes(t *testing.T) {
 	}
 }
 
+// TestVolumesThatAreBad: a wrong state is wrong usage, a degraded volume is a finding, and a daemon that has always one
+// page more is not read for ever.
+func TestVolumesThatAreBad(t *testing.T) {
+	f := newFake(t)
+	worst := volumes()[0]
+	worst.State = adminv1.VolumeState_VOLUME_STATE_DEGRADED
+	f.node("node-a", healthy(), worst)
+	f.wants(f.run("volumes"), "DEGRADED", "exit 3\n")
+	for _, state := range []string{"bogus", "bound,held"} {
+		f.wants(f.run("volumes", "--state", state), "is none of ", "degraded", "exit 2\n")
+	}
+	pages, page := 0, &adminv1.ListVolumesResponse{Volumes: []*adminv1.Volume{{LastError: strings.Repeat("a", mostAnswer/3)}}}
+	f.mux.HandleFunc(f.pod("node-b", "Running")+"/v1/volumes", func(w http.ResponseWriter, _ *http.Request) {
+		pages++
+		page.NextPageToken = fmt.Sprint(pages)
+		f.answer(w, page)
+	})
+	f.wants(f.run("volumes", "--node=node-b"), "its volumes have more than", "exit 3\n")
+	if pages != 3 {
+		t.Errorf("%d pages were read", pages)
+	}
+}
+
 // TestWithoutAnAPIServer asks the addresses of a service.
 func TestWithoutAnAPIServer(t *testing.T) {
 	f := newFake(t)
@@ -221,6 +247,12 @@ func TestWithoutAnAPIServer(t *testing.T) {
 	f.wants(f.run("nodes", strings.TrimPrefix(f.server.URL, "http://")), "127.0.0.1", "v1.2.3", "exit 0\n")
 	f.wants(f.run("nodes", "127.0.0.1:1"), "127.0.0.1", "no answer", "refused", "exit 3\n")
 	f.wants(f.run("nodes", "here"), `"here" is not host:port`, "exit 1\n")
+	f.wants(f.run("nodes", "127.0.0.1:1", "--node=node-7"), "--node is for the API server", "exit 2\n")
+	other := newFake(t)
+	other.mux.HandleFunc("GET /", func(w http.ResponseWriter, req *http.Request) {
+		http.Redirect(w, req, f.server.URL+req.URL.Path, http.StatusFound)
+	})
+	f.wants(f.run("nodes", strings.TrimPrefix(other.server.URL, "http://")), "no answer: the answer is 302 Found", "exit 3\n")
 }
 
 func TestCheck(t *testing.T) {
@@ -244,6 +276,49 @@ func TestCheck(t *testing.T) {
 		"warn configuration ", "fail driver lvm             works on 1 nodes, not on node-b: its socket does not answer", "fail volumes ",
 		`warn findings               node-b: the configuration file is bad\x1b[2J`, "do: ", "exit 3\n")
 	f.wants(f.run("check", "-o", "json"), `"component": "daemons",`, `"result": "fail"`)
+	f.mux.HandleFunc("GET /api/v1/namespaces/system/pods", func(w http.ResponseWriter, _ *http.Request) { f.answer(w, map[string]any{"items": f.pods}) })
+	f.mux.HandleFunc("GET /apis/apps/v1/namespaces/system/daemonsets", func(w http.ResponseWriter, _ *http.Request) {
+		f.answer(w, map[string]any{"items": []any{map[string]any{"metadata": map[string]any{"name": "own"}}}})
+	})
+	f.wants(f.run("check", "--system-namespace=system"), "installation           DaemonSet /own:")
+}
+
+// trialServer adds to a fake what a trial needs. It returns the objects that are there.
+func (f *fake) trialServer(onGet func()) (left func() []string) {
+	objects := map[string]bool{}
+	var mutex sync.Mutex
+	f.mux.HandleFunc("GET /apis/storage.k8s.io/v1/storageclasses/fast", func(w http.ResponseWriter, _ *http.Request) { f.answer(w, map[string]string{"provisioner": "lvm"}) })
+	handle := func(w http.ResponseWriter, req *http.Request) {
+		mutex.Lock()
+		defer mutex.Unlock()
+		switch path := strings.TrimSuffix(req.URL.Path, "/"); {
+		case req.Method == http.MethodDelete && objects[path]:
+			delete(objects, path)
+		case req.Method == http.MethodGet && objects[path]:
+			onGet()
+		case req.Method == http.MethodPost:
+			var made struct{ Metadata meta }
+			check.Must(f.t, json.NewDecoder(req.Body).Decode(&made))
+			objects[path+"/"+made.Metadata.Name] = true
+		default:
+			f.notFound(w)
+			return
+		}
+		f.answer(w, map[string]any{})
+	}
+	f.mux.HandleFunc("/api/v1/namespaces/", handle)
+	f.mux.HandleFunc("POST /api/v1/namespaces", handle)
+	return func() []string {
+		mutex.Lock()
+		defer mutex.Unlock()
+		return slices.Collect(maps.Keys(objects))
+	}
+}
+
+func (f *fake) notFound(w http.ResponseWriter) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(http.StatusNotFound)
+	_, _ = io.WriteString(w, `{"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "NotFound", "code": 404}`)
 }
 
 // TestTrialCleansUp: what a test has made is deleted after a step that failed, and after an interrupt.
@@ -252,42 +327,53 @@ func TestTrialCleansUp(t *testing.T) {
 		f := newFake(t)
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
-		objects := map[string]bool{}
-		var mutex sync.Mutex
-		f.mux.HandleFunc("GET /apis/storage.k8s.io/v1/storageclasses/fast", func(w http.ResponseWriter, _ *http.Request) { f.answer(w, map[string]string{"provisioner": "lvm"}) })
-		f.mux.HandleFunc("/api/v1/namespaces/", func(w http.ResponseWriter, req *http.Request) {
-			mutex.Lock()
-			defer mutex.Unlock()
-			switch path := strings.TrimSuffix(req.URL.Path, "/"); {
-			case req.Method == http.MethodDelete && objects[path]:
-				delete(objects, path)
-			case req.Method == http.MethodGet && objects[path] && interrupted:
+		left := f.trialServer(func() {
+			if interrupted {
 				cancel()
-			case req.Method == http.MethodPost:
-				var made struct{ Metadata meta }
-				check.Must(t, json.NewDecoder(req.Body).Decode(&made))
-				objects[path+"/"+made.Metadata.Name] = true
-			default:
-				w.Header().Set("Content-Type", "application/json")
-				w.WriteHeader(http.StatusNotFound)
-				_, _ = io.WriteString(w, `{"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "NotFound", "code": 404}`)
-				return
 			}
-			f.answer(w, map[string]any{})
-		})
-		f.mux.HandleFunc("POST /api/v1/namespaces", func(w http.ResponseWriter, req *http.Request) {
-			var made struct{ Metadata meta }
-			check.Must(t, json.NewDecoder(req.Body).Decode(&made))
-			objects["/api/v1/namespaces/"+made.Metadata.Name] = true
-			f.answer(w, map[string]any{})
 		})
 		var out bytes.Buffer
 		code := run(ctx, []string{"test", "--storage-class=fast", "--step-timeout=3s", "--kubeconfig=" + f.kubeconfig}, &printer.Printer{Out: &out}, &out)
 		f.wants(out.String(), "ok   class", "ok   created", "fail written", "ok   cleaned up")
-		if code != exitFindings || len(objects) > 0 {
-			t.Errorf("interrupted %v: exit code %d, left %v:\n%s", interrupted, code, objects, out.String())
+		if code != exitFindings || len(left()) > 0 {
+			t.Errorf("interrupted %v: exit code %d, left %v:\n%s", interrupted, code, left(), out.String())
 		}
 	}
 	f := newFake(t)
 	f.wants(f.run("test"), "--storage-class", "exit 2\n")
+}
+
+// TestMain is kubectl crust if there are arguments for it.
+func TestMain(m *testing.M) {
+	if args := os.Getenv("KUBECTL_CRUST_ARGS"); args != "" {
+		os.Exit(Main(strings.Fields(args)))
+	}
+	os.Exit(m.Run())
+}
+
+// TestTrialCleansUpAlone: so it is if the terminal is closed, of which there are two signals, or nobody reads on.
+func TestTrialCleansUpAlone(t *testing.T) {
+	for _, hangups := range []int{0, 2} {
+		f := newFake(t)
+		cmd := exec.Command(os.Args[0]) // #nosec G204 -- this test
+		var once sync.Once
+		reader, writer, err := os.Pipe()
+		check.Must(t, err)
+		left := f.trialServer(func() {
+			once.Do(func() {
+				check.Must(t, reader.Close())
+				for range hangups {
+					check.Must(t, cmd.Process.Signal(syscall.SIGHUP))
+					time.Sleep(50 * time.Millisecond) // so that each arrives
+				}
+			})
+		})
+		cmd.Env = append(os.Environ(), "KUBECTL_CRUST_ARGS=test --storage-class=fast --step-timeout=2s --kubeconfig="+f.kubeconfig)
+		cmd.Stdout = writer
+		_ = cmd.Run()
+		_ = writer.Close()
+		if code := cmd.ProcessState.ExitCode(); code != exitFindings || len(left()) > 0 {
+			t.Errorf("%d signals: %s, left %v", hangups, cmd.ProcessState, left())
+		}
+	}
 }

@@ -8,13 +8,16 @@ import (
 	"os"
 	"os/signal"
 	"slices"
+	"strings"
 	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
 
+	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	"github.com/crust-proxy/crust-proxy/internal/tool/command"
 	"github.com/crust-proxy/crust-proxy/internal/tool/printer"
+	"github.com/crust-proxy/crust-proxy/internal/tool/show"
 )
 
 // exitFindings is the exit code if a node has an error or did not answer: as doctor's.
@@ -32,9 +35,8 @@ type tool struct {
 
 // Main is kubectl's plug-in: kubectl crust. It returns the exit code.
 func Main(args []string) int {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	ctx, stop := sys.UntilInterrupted()
 	defer stop()
-	context.AfterFunc(ctx, stop) // a second interrupt ends at once
 	out := &printer.Printer{Out: os.Stdout, Templates: printer.ParseTemplate, Colour: printer.UseColour(printer.IsTerminal(os.Stdout), os.Getenv)}
 	return run(ctx, args, out, os.Stderr)
 }
@@ -82,6 +84,9 @@ func newCommand(t *tool, cmd *cobra.Command, question func(context.Context, *sta
 		return command.Arguments([]string{"SERVICE:PORT"}[:min(1, len(args))]...)(cmd, args)
 	}
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if len(args) > 0 && len(t.nodes) > 0 {
+			return command.WrongUsage(cmd, errors.New("--node is for the API server: of SERVICE:PORT all addresses are asked"))
+		}
 		all, k, err := t.places(cmd.Context(), append(args, "")[0])
 		if err != nil {
 			return err
@@ -120,7 +125,14 @@ func volumesCmd(out *printer.Printer, now func() time.Time) *cobra.Command {
 		})
 	cmd.Flags().StringVarP(&f.namespace, "namespace", "n", "", "only volumes of pods in this namespace")
 	cmd.Flags().StringVar(&f.driver, "driver", "", "only volumes of this CSI driver")
-	cmd.Flags().StringVar(&f.state, "state", "", "only volumes in this state, such as degraded")
+	cmd.Flags().StringVar(&f.state, "state", "", "only volumes in this state: "+strings.Join(show.StateNames(), ", "))
+	command.Complete(cmd, "state", show.StateNames()...)
+	cmd.PreRunE = func(cmd *cobra.Command, _ []string) error {
+		if err := show.CheckStates(f.state); f.state != "" && err != nil {
+			return command.WrongUsage(cmd, err)
+		}
+		return nil
+	}
 	return cmd
 }
 
@@ -155,6 +167,7 @@ was made is removed whatever happens, also after an interrupt.`,
 			if r.k, err = r.t.connect(); err != nil {
 				return err
 			}
+			signal.Ignore(syscall.SIGPIPE) // it cleans up also if nobody reads on
 			return r.run(cmd.Context())
 		},
 	}

@@ -89,10 +89,13 @@ func askAll(ctx context.Context, s *state) error {
 }
 
 func (s *state) askVolumes(ctx context.Context, query url.Values) error {
-	for {
+	for size := 0; ; {
 		page := &adminv1.ListVolumesResponse{}
 		if err := s.read(ctx, "/v1/volumes?"+query.Encode(), page); err != nil {
 			return err
+		}
+		if size += proto.Size(page); size > mostAnswer {
+			return fmt.Errorf("its volumes have more than %d bytes", mostAnswer)
 		}
 		s.volumes = append(s.volumes, page.GetVolumes()...)
 		token := page.GetNextPageToken()
@@ -120,7 +123,8 @@ func (s *state) count(severity doctor.Severity) int {
 
 // bad reports whether the node has an error, or is not known.
 func (s *state) bad() bool {
-	return s.err != nil || s.count(doctor.Error) > 0 || s.view.GetNode().GetVolumesByState()["degraded"] > 0
+	degraded := func(v *adminv1.Volume) bool { return v.GetState() == adminv1.VolumeState_VOLUME_STATE_DEGRADED }
+	return s.err != nil || s.count(doctor.Error) > 0 || s.view.GetNode().GetVolumesByState()["degraded"] > 0 || slices.ContainsFunc(s.volumes, degraded)
 }
 
 // document is what a program reads of a node.

@@ -27,7 +27,7 @@ import (
 )
 
 const (
-	// mostAnswer bounds an answer: a page of volumes, or the metrics of a large node.
+	// mostAnswer bounds an answer: the metrics of a large node, a page of volumes, and all pages of a node together.
 	mostAnswer = 32 << 20
 	// askedAtOnce bounds the nodes that are asked at a time.
 	askedAtOnce = 16
@@ -170,12 +170,18 @@ func (a *access) addresses(ctx context.Context, service string) ([]place, error)
 	return all, nil
 }
 
+// direct asks a daemon by its address: it uses no proxy, and does not follow a daemon to another server.
+var direct = &http.Client{
+	Transport:     &http.Transport{DisableKeepAlives: true},
+	CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+}
+
 func fetch(ctx context.Context, address string) ([]byte, error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, address, nil)
 	if err != nil {
 		return nil, err
 	}
-	reply, err := http.DefaultClient.Do(request)
+	reply, err := direct.Do(request)
 	if err != nil {
 		return nil, err
 	}
@@ -186,12 +192,16 @@ func fetch(ctx context.Context, address string) ([]byte, error) {
 	return bounded(reply.Body)
 }
 
-func (a *access) pods(ctx context.Context, k *api) ([]place, error) {
-	path := "/api/v1/pods"
-	if a.system != "" {
-		path = "/api/v1/namespaces/" + url.PathEscape(a.system) + "/pods"
+// space is the part of a path that names the namespace of crust-proxy, if that is given.
+func (a *access) space() string {
+	if a.system == "" {
+		return ""
 	}
-	found, err := list[pod](ctx, k, path, url.Values{"labelSelector": {a.selector}})
+	return "/namespaces/" + url.PathEscape(a.system)
+}
+
+func (a *access) pods(ctx context.Context, k *api) ([]place, error) {
+	found, err := list[pod](ctx, k, "/api/v1"+a.space()+"/pods", url.Values{"labelSelector": {a.selector}})
 	var all []place
 	for _, p := range found {
 		// While a pod ends, another one may begin on its node.

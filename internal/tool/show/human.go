@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"path"
+	"slices"
 	"strings"
 	"time"
 
@@ -81,6 +82,25 @@ func StateName(s adminv1.VolumeState) string {
 		return ""
 	}
 	return strings.TrimPrefix(s.String(), StatePrefix)
+}
+
+// StateNames are the states' names as users write them.
+func StateNames() []string {
+	var names []string
+	for n := int32(1); adminv1.VolumeState_name[n] != ""; n++ {
+		names = append(names, strings.ToLower(StateName(adminv1.VolumeState(n))))
+	}
+	return names
+}
+
+// CheckStates checks the values of --state.
+func CheckStates(states ...string) error {
+	for _, state := range states {
+		if !slices.Contains(StateNames(), strings.ToLower(state)) {
+			return fmt.Errorf("--state %q is none of %s", state, strings.Join(StateNames(), ", "))
+		}
+	}
+	return nil
 }
 
 // Pod names the pod of a volume, by its UID if its name is not known.

@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
+	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	"github.com/crust-proxy/crust-proxy/reference/conformance"
 )
 
@@ -119,8 +120,9 @@ Flags:
 
 // Main runs a suite and gives its exit code.
 func Main(word string, args []string, stdout, stderr io.Writer) int {
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	ctx, stop := sys.UntilInterrupted()
 	defer stop()
+	signal.Ignore(syscall.SIGPIPE) // it cleans up also if nobody reads on
 	var opts Options
 	flags := pflag.NewFlagSet(word, pflag.ContinueOnError)
 	flags.Usage = func() {}
