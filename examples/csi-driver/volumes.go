@@ -44,10 +44,21 @@ func (d *driver) check(id string, required ...string) (size int64, device string
 		return 0, "", err
 	}
 	loops, err := loopdev.Over(d.image(id))
-	if len(loops) > 0 {
-		device = loops[0].Path
+	for _, loop := range loops {
+		if !loop.Leaving { // one that is leaving may be another volume's in a moment
+			device = loop.Path
+		}
 	}
 	return file.Size(), device, err
+}
+
+// free refuses while the device of the volume's last use is leaving: another program still has it open.
+func (d *driver) free(id string) error {
+	loops, err := loopdev.Over(d.image(id))
+	if len(loops) > 0 {
+		err = status.Errorf(codes.Aborted, "volume %s: another program still uses %s", id, loops[0].Path)
+	}
+	return err
 }
 
 // fsTypeOf returns the filesystem that is asked for. It refuses what this driver cannot do.
@@ -103,7 +114,9 @@ func (d *driver) DeleteVolume(_ context.Context, req *csi.DeleteVolumeRequest) (
 	case err == nil && device != "":
 		err = status.Errorf(codes.FailedPrecondition, "volume %s is attached as %s", req.GetVolumeId(), device)
 	case err == nil:
-		err = errors.Join(os.RemoveAll(d.marker(req.GetVolumeId())), os.Remove(d.image(req.GetVolumeId())))
+		if err = d.free(req.GetVolumeId()); err == nil {
+			err = errors.Join(os.RemoveAll(d.marker(req.GetVolumeId())), os.Remove(d.image(req.GetVolumeId())))
+		}
 	}
 	return &csi.DeleteVolumeResponse{}, err
 }
@@ -111,6 +124,9 @@ func (d *driver) DeleteVolume(_ context.Context, req *csi.DeleteVolumeRequest) (
 // NodeStageVolume only attaches. Deferred: whether to mount is known at the publish.
 func (d *driver) NodeStageVolume(_ context.Context, req *csi.NodeStageVolumeRequest) (*csi.NodeStageVolumeResponse, error) {
 	_, device, err := d.check(req.GetVolumeId(), req.GetStagingTargetPath())
+	if err == nil && device == "" {
+		err = d.free(req.GetVolumeId())
+	}
 	if err == nil && device == "" {
 		_, err = loopdev.Attach(d.image(req.GetVolumeId()), loopdev.Options{})
 	}
@@ -157,22 +173,50 @@ func (d *driver) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolu
 
 // format makes the filesystem on a blank device, and never on another one.
 func (d *driver) format(ctx context.Context, id, device, fsType string) error {
-	has, err := os.ReadFile(d.marker(id))
-	holds := string(has)
+	marker, err := os.ReadFile(d.marker(id))
 	if errors.Is(err, fs.ErrNotExist) {
+		err = nil
+	}
+	holds := string(marker)
+	if err == nil && holds == "" { // An empty marker says nothing of the device.
 		holds, err = d.mounter.GetDiskFormat(device)
 	}
 	if err == nil && holds == "" {
-		holds = fsType
-		err = exec.CommandContext(ctx, "mkfs."+fsType, "-q", device).Run() //nolint:gosec // one of fileSystems
+		holds, err = fsType, mkfs(ctx, device, fsType)
 	}
 	if err == nil && holds != fsType {
 		err = status.Errorf(codes.FailedPrecondition, "volume %s holds %s, not %s", id, holds, fsType)
 	}
+	if err != nil || len(marker) > 0 {
+		return err
+	}
+	return writeFile(d.marker(id), holds)
+}
+
+// mkfs goes on after the call's deadline: on a large device each repetition would begin anew.
+func mkfs(ctx context.Context, device, fsType string) error {
+	out, err := exec.CommandContext(context.WithoutCancel(ctx), "mkfs."+fsType, "-q", device).CombinedOutput() //nolint:gosec // one of fileSystems
+	if err != nil {
+		return status.Errorf(codes.Internal, "mkfs.%s %s: %v: %s", fsType, device, err, out)
+	}
+	return nil
+}
+
+// writeFile writes all of a file or nothing, whatever happens.
+func writeFile(path, text string) error {
+	file, err := os.Create(path + ".tmp") //nolint:gosec // a path of our own
 	if err != nil {
 		return err
 	}
-	return os.WriteFile(d.marker(id), []byte(holds), 0o600) //nolint:gosec // image takes the last element of a path only
+	_, err = file.WriteString(text)
+	if err = errors.Join(err, file.Sync(), file.Close()); err == nil {
+		err = os.Rename(file.Name(), path)
+	}
+	dir, opened := os.Open(filepath.Dir(path))
+	if opened == nil {
+		opened = errors.Join(dir.Sync(), dir.Close())
+	}
+	return errors.Join(err, opened)
 }
 
 func (d *driver) NodeUnpublishVolume(_ context.Context, req *csi.NodeUnpublishVolumeRequest) (*csi.NodeUnpublishVolumeResponse, error) {
