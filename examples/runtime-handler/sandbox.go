@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"hash/fnv"
 	"os"
 	"runtime"
 	"time"
@@ -64,7 +65,11 @@ func (s sandbox) mount(volume string, info abi.Info) error {
 	lock, err := os.OpenFile("/run/"+name+".lock", os.O_CREATE|os.O_RDWR, 0o600)
 	if err == nil {
 		defer func() { _ = lock.Close() }()
-		err = unix.Flock(int(lock.Fd()), unix.LOCK_EX) // containers of the pod share one mount
+		// Containers of the pod share one mount. A byte of the file is a volume's: a disk that hangs stops no other's pod.
+		hash := fnv.New64a()
+		_, _ = hash.Write([]byte(volume))
+		own := unix.Flock_t{Type: unix.F_WRLCK, Whence: unix.SEEK_SET, Start: int64(hash.Sum64() >> 1), Len: 1} //nolint:gosec // it fits
+		err = unix.FcntlFlock(lock.Fd(), unix.F_OFD_SETLKW, &own)
 	}
 	if err != nil {
 		return err
