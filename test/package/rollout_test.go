@@ -39,6 +39,9 @@ func TestRollOut(t *testing.T) {
 	if got := m.run("cat", "/etc/crust-proxy/config.yaml"); got != `http: {listen: ""}` {
 		t.Errorf("the configuration is %q", got)
 	}
+	if left := m.run("sh", "-c", "ls -d /var/tmp/crust-proxy.* 2>/dev/null || true; ls /etc/crust-proxy/config.yaml.old"); left != "/etc/crust-proxy/config.yaml.old" {
+		t.Errorf("left: %s", left)
+	}
 	if said, err := rollOut(deb, bad, "--", "node-1", "node-1"); err == nil || !strings.Contains(said, "was not accepted") || strings.Count(said, "Stopped") != 1 {
 		t.Errorf("%v: %s", err, said)
 	}
@@ -49,5 +52,41 @@ func TestRollOut(t *testing.T) {
 		if said, err := rollOut(args...); err == nil || !strings.Contains(said, "usage: roll-out.sh") {
 			t.Errorf("%q: %v: %s", args, err, said)
 		}
+	}
+}
+
+// TestRollOutAsks: what each node is asked, where ssh is a program that notes it and answers.
+func TestRollOutAsks(t *testing.T) {
+	dir := t.TempDir()
+	note := "#!/bin/sh\necho \"$2\" >>" + dir + "/asked\n"
+	check.Must(t, os.WriteFile(dir+"/ssh", []byte(note+`case $2 in
+mktemp*) echo ${MADE:-/var/tmp/crust-proxy.a1B2c3D4} ;;
+*"$REFUSE"*) exit 1 ;;
+esac
+`), 0o755)) //nolint:gosec // a program
+	check.Must(t, os.WriteFile(dir+"/scp", []byte(note), 0o755)) //nolint:gosec // a program
+	ask := func(env ...string) (said, asked string) {
+		check.Must(t, os.WriteFile(dir+"/asked", nil, 0o600))
+		cmd := exec.Command(repository(t)+"/deploy/nodes/roll-out.sh", "new.rpm", "new.yaml", "--", "a")
+		cmd.Env = append(append(os.Environ(), "SSH="+dir+"/ssh", "SCP="+dir+"/scp", "REFUSE=no-such"), env...)
+		out, _ := cmd.CombinedOutput()
+		notes, err := os.ReadFile(dir + "/asked")
+		check.Must(t, err)
+		return string(out), string(notes)
+	}
+	const own, removes = "/var/tmp/crust-proxy.a1B2c3D4", "rm -rf /var/tmp/crust-proxy.a1B2c3D4\n"
+	said, asked := ask()
+	for _, want := range []string{"rpm -U --oldpackage --replacepkgs " + own + "/new.rpm\n", "a:" + own + "/config.yaml\n", removes} {
+		if !strings.Contains(asked, want) {
+			t.Errorf("not asked %q: %s%s", want, said, asked)
+		}
+	}
+	for refused, want := range map[string]string{"rpm": "was not installed", "validate": "was not accepted", "restart": "config.yaml.old"} {
+		if said, asked := ask("REFUSE=" + refused); !strings.Contains(said, want) || !strings.HasSuffix(asked, removes) {
+			t.Errorf("%s: %s%s", refused, said, asked)
+		}
+	}
+	if said, asked := ask("MADE=/etc"); !strings.Contains(said, "no directory") || strings.Contains(asked, "rm") {
+		t.Errorf("%s%s", said, asked)
 	}
 }
