@@ -162,6 +162,7 @@ func TestWrongValuesAreRefused(t *testing.T) {
 		"an unknown key":    {[]string{"--set=config.fronts.enabled=true"}, "fronts"},
 		"a relative root":   {[]string{"--set=kubeletRoot=var/lib/kubelet"}, "kubeletRoot"},
 		"a source":          {[]string{"--set=cluster.source=webhook"}, "source"},
+		"events of nowhere": {[]string{"--set=cluster.source=none", "--set=cluster.events=true"}, "set cluster.source"},
 		"a rule by the pod": {[]string{"--set-json", `config.policy.rules=[{"name":"r","runtimeHandlers":["kata"],"defer":true}]`}, `the rule "r" goes by the pod`},
 		"crust without its handler": {[]string{"--set=cluster.source=serviceAccount", "--set-json", `config.policy.rules=[{"name":"r","runtimeHandlers":["crust"],"defer":true}]`},
 			"set config.handlers.crust.enabled"},

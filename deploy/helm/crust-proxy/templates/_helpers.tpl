@@ -48,6 +48,9 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- $_ := set $made "cluster" (mergeOverwrite (dict "events" true) ($made.cluster | default dict)) -}}
 {{- end -}}
 {{- $all := mergeOverwrite $made (deepCopy .Values.config) -}}
+{{- if and ($all.cluster).events (not (or $all.cluster.inCluster $all.cluster.kubeconfig)) -}}
+{{- fail "cluster.events: nothing tells the daemon of the cluster: set cluster.source" -}}
+{{- end -}}
 {{- if not $all.cluster -}}
 {{- range (($all.policy).rules) -}}
 {{- if or .runtimeHandlers .annotated -}}
