@@ -54,10 +54,9 @@ func run[F any](ctx context.Context, conn grpc.ClientConnInterface, opts Options
 	report := conformance.Report{Run: d.run}
 	f, err := fixture(ctx, d)
 	for _, s := range specs {
-		if err != nil {
-			break
+		if err = errors.Join(err, ctx.Err()); err != nil {
+			break // also when it is interrupted: each spec would fail
 		}
-		err = ctx.Err()
 		result := s.result(ctx, f)
 		result.Section = section
 		report.Results = append(report.Results, result)

@@ -327,15 +327,20 @@ func tryUnpublish(ctx context.Context, f *deferral) error {
 }
 
 func tryNotAsked(ctx context.Context, f *deferral) error {
+	down := func(ctx context.Context) error {
+		_, err := f.v.d.node.NodeUnpublishVolume(ctx, &csi.NodeUnpublishVolumeRequest{VolumeId: f.v.id, TargetPath: f.target})
+		return err
+	}
+	f.v.d.undo = append(f.v.d.undo, down) // a publish that fails, or whose deadline passes, may have mounted it
 	reply, err := f.v.d.node.NodePublishVolume(ctx, f.v.request(f.target))
 	if err != nil {
 		return fmt.Errorf("NodePublishVolume: %w", err)
 	}
 	_, given, err := csidefer.DeferredMount(reply)
 	there, _ := mountinfo.Mounted(f.target)
-	_, down := f.v.d.node.NodeUnpublishVolume(ctx, &csi.NodeUnpublishVolumeRequest{VolumeId: f.v.id, TargetPath: f.target})
+	unpublished := down(ctx)
 	if given || !there {
 		return fmt.Errorf("the answer has a deferred_mount: %t; the volume is mounted at the target: %t", given, there)
 	}
-	return first(err, down)
+	return first(err, unpublished)
 }
