@@ -33,9 +33,12 @@ of the node: the newest last.`,
 			if len(args) > 0 {
 				req.Volume = args[0]
 			}
-			return run(cmd, d, out, adminv1.AdminClient.ListEvents, req, func(got *adminv1.ListEventsResponse) error {
-				return printEvents(out, got.GetEvents())
-			})
+			got, err := ask(cmd.Context(), d, adminv1.AdminClient.ListEvents, req)
+			if err != nil {
+				return err
+			}
+			slices.Reverse(got.GetEvents())
+			return out.Result(got, func() error { return printEvents(out, got.GetEvents()) })
 		},
 	}
 	cmd.Flags().Int32Var(&req.Limit, "limit", 100, "how many events to show, at most")
@@ -51,7 +54,7 @@ func printEvents(out *printer.Printer, events []*adminv1.VolumeEvent) error {
 		heading = append(heading, "ID", "CSI VOLUME", "DRIVER", "TARGET")
 	}
 	text, t := printer.Text, printer.NewTable(append(heading, "DETAIL")...)
-	for _, e := range slices.Backward(events) {
+	for _, e := range events {
 		pod := &adminv1.Volume{PodNamespace: e.GetPodNamespace(), PodName: e.GetPodName(), PodUid: e.GetPodUid()}
 		event := text(e.GetWhat())
 		if e.GetFailed() {

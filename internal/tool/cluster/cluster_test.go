@@ -343,6 +343,69 @@ func TestTrialCleansUp(t *testing.T) {
 	f.wants(f.run("test"), "--storage-class", "exit 2\n")
 }
 
+// TestTrialOfADisk: the pod goes to a node that is named, growth is growth also if the driver makes more than was asked
+// for, and the disk is gone, or it is said that it stays. A namespace that was there before is not removed.
+func TestTrialOfADisk(t *testing.T) {
+	f := newFake(t)
+	policy, gets, bodies := "", 0, []string{}
+	f.mux.HandleFunc("GET /api/v1/persistentvolumes/pv-1", func(w http.ResponseWriter, _ *http.Request) {
+		gets++
+		switch {
+		case policy == "":
+			w.WriteHeader(http.StatusForbidden)
+		case policy == "Delete" && gets > 1:
+			f.notFound(w)
+		default:
+			f.answer(w, object{"spec": object{"persistentVolumeReclaimPolicy": policy}, "status": object{"phase": "Released"}})
+		}
+	})
+	size := 4 << 20
+	f.mux.HandleFunc("/api/v1/namespaces/", func(w http.ResponseWriter, req *http.Request) {
+		raw, err := io.ReadAll(req.Body)
+		check.Must(t, err)
+		switch bodies = append(bodies, string(raw)); {
+		case req.Method == http.MethodDelete:
+			f.notFound(w)
+		case strings.HasSuffix(req.URL.Path, "/log"):
+			_, _ = fmt.Fprintf(w, "written\nsize %d\n", size)
+		case req.Method == http.MethodPatch:
+			size *= 2
+			fallthrough
+		default:
+			f.answer(w, object{"spec": object{"volumeName": "pv-1"}, "status": object{"capacity": object{"storage": "4Gi"}}})
+		}
+	})
+	f.mux.HandleFunc("POST /api/v1/namespaces", func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(http.StatusConflict)
+		_, _ = io.WriteString(w, `{"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "AlreadyExists", "code": 409}`)
+	})
+	r := &trial{t: &tool{access: access{kubeconfig: f.kubeconfig, patience: 10 * time.Second, nodes: []string{"node-a", "node-b"}}}, name: "x", storage: "1Gi", stepTime: 10 * time.Second}
+	var err error
+	r.k, err = r.t.connect()
+	check.Must(t, err)
+	if _, err := r.create(t.Context()); err == nil || r.own || r.namespace != "" {
+		t.Errorf("a namespace that is there: %v, own %v", err, r.own)
+	}
+	r.namespace, r.driver.AllowVolumeExpansion = "shop", true
+	_, err = r.create(t.Context())
+	check.Must(t, err)
+	const terms = `{"nodeSelectorTerms":[{"matchFields":[{"key":"metadata.name","operator":"In","values":["node-a"]}]},{"matchFields":[{"key":"metadata.name","operator":"In","values":["node-b"]}]}]}`
+	f.wants(bodies[len(bodies)-1], terms)
+	grown, err := r.growth(t.Context())
+	check.Must(t, err)
+	f.wants(grown, "8GiB, before 4GiB")
+	f.wants(strings.Join(bodies, "\n"), `"storage":"8Gi"`)
+	for now, want := range map[string]string{"Delete": "<nil>", "Retain": "pv-1 and its disk are retained", "": "pv-1 may be left"} {
+		policy, gets = now, 0
+		_, err := r.clean(t.Context())
+		f.wants(fmt.Sprint(err), want)
+		if policy == "Delete" && gets != 2 {
+			t.Errorf("the disk was looked at %d times", gets)
+		}
+	}
+}
+
 // TestMain is kubectl crust if there are arguments for it.
 func TestMain(m *testing.M) {
 	if args := os.Getenv("KUBECTL_CRUST_ARGS"); args != "" {

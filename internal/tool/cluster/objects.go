@@ -72,6 +72,18 @@ func (p pod) waits() string {
 
 type node struct{ Metadata meta }
 
+type claim struct {
+	Spec   struct{ VolumeName string }
+	Status struct{ Capacity map[string]string }
+}
+
+type persistentVolume struct {
+	Spec struct {
+		ReclaimPolicy string `json:"persistentVolumeReclaimPolicy"`
+	}
+	Status struct{ Phase, Message string }
+}
+
 type daemonSet struct {
 	Metadata meta
 	Status   struct{ DesiredNumberScheduled, NumberReady, UpdatedNumberScheduled int }

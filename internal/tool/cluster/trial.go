@@ -50,6 +50,7 @@ type trial struct {
 	pod    pod
 	node   *state
 	volume *adminv1.Volume
+	disk   string // the claim's PersistentVolume, until it is known what becomes of it
 }
 
 func (r *trial) flags(set *pflag.FlagSet) {
@@ -137,12 +138,12 @@ func (r *trial) core(kind string) string { return "/api/v1/namespaces/" + r.name
 
 func (r *trial) create(ctx context.Context) (string, error) {
 	if r.namespace == "" {
-		r.namespace, r.own = r.name, true                                               // it may exist although the call fails
 		labels := map[string]string{"pod-security.kubernetes.io/enforce": "privileged"} // for the look from the host
-		if err := r.k.send(ctx, http.MethodPost, "/api/v1/namespaces", object{"metadata": object{"name": r.name, "labels": labels}}); err != nil {
-			if apierrors.IsForbidden(err) {
-				r.namespace = ""
-			}
+		err := r.k.send(ctx, http.MethodPost, "/api/v1/namespaces", object{"metadata": object{"name": r.name, "labels": labels}})
+		if !apierrors.IsForbidden(err) && !apierrors.IsAlreadyExists(err) {
+			r.namespace, r.own = r.name, true // it may exist although the call fails
+		}
+		if err != nil {
 			return "", err
 		}
 	}
@@ -155,6 +156,9 @@ func (r *trial) create(ctx context.Context) (string, error) {
 	script := "set -e; trap 'exit 0' TERM; echo " + r.mark + " >/data/" + markFile + "; sync; echo written; " +
 		"while :; do set -- $(df -Pk /data | tail -n 1); echo size $2; sleep 1 & wait $!; done"
 	spec := r.podSpec(script, "/data", object{"persistentVolumeClaim": object{"claimName": r.name}})
+	if len(r.t.nodes) > 0 {
+		spec["affinity"] = object{"nodeAffinity": object{"requiredDuringSchedulingIgnoredDuringExecution": object{"nodeSelectorTerms": r.nodeTerms()}}}
+	}
 	if r.runtimeClass != "" {
 		spec["runtimeClassName"] = r.runtimeClass
 	}
@@ -163,6 +167,14 @@ func (r *trial) create(ctx context.Context) (string, error) {
 		metadata["annotations"] = map[string]string{deferAnnotation: "data"}
 	}
 	return "pod and claim in namespace " + r.namespace, r.k.send(ctx, http.MethodPost, r.core("pods"), object{"metadata": metadata, "spec": spec})
+}
+
+// nodeTerms are the nodes that may run the pod.
+func (r *trial) nodeTerms() (terms []object) {
+	for _, name := range r.t.nodes {
+		terms = append(terms, object{"matchFields": []object{{"key": "metadata.name", "operator": "In", "values": []string{name}}}})
+	}
+	return terms
 }
 
 func (r *trial) podSpec(script, path string, volume object) object {
@@ -297,7 +309,15 @@ func (r *trial) growth(ctx context.Context) (string, error) {
 	if !r.driver.AllowVolumeExpansion {
 		return "", skipped("the class does not allow it")
 	}
-	size, err := resource.ParseQuantity(r.storage)
+	var made claim
+	if err := r.k.get(ctx, r.core("persistentvolumeclaims/"+r.name), &made); err != nil {
+		return "", err
+	}
+	size, err := resource.ParseQuantity(cmp.Or(made.Status.Capacity["storage"], r.storage)) // a driver may have a least size
+	if err != nil {
+		return "", err
+	}
+	before, err := r.seen(ctx)
 	if err != nil {
 		return "", err
 	}
@@ -306,21 +326,32 @@ func (r *trial) growth(ctx context.Context) (string, error) {
 	if err := r.k.send(ctx, http.MethodPatch, r.core("persistentvolumeclaims/"+r.name), bigger); err != nil {
 		return "", err
 	}
-	var kib int64
-	err = r.until(ctx, "the pod's filesystem does not grow", func(ctx context.Context) error {
-		log, err := r.log(ctx, r.name)
-		_, last, _ := strings.Cut(log[max(0, strings.LastIndex(log, "size ")):], "size ")
-		_, _ = fmt.Sscan(last, &kib)
-		if err == nil && kib<<10 < want*4/5 { // a filesystem needs some of its device
-			err = fmt.Errorf("it has %s: %s", show.Size(kib<<10), r.lastEvent(ctx))
+	var now int64
+	err = r.until(ctx, "the pod's filesystem does not grow", func(ctx context.Context) (err error) {
+		now, err = r.seen(ctx)
+		if err == nil && (now <= before || now < want*4/5) { // a filesystem needs some of its device
+			err = fmt.Errorf("it has %s: %s", show.Size(now), r.lastEvent(ctx))
 		}
 		return err
 	})
-	return "the pod sees " + show.Size(kib<<10), err
+	return "the pod sees " + show.Size(now) + ", before " + show.Size(before), err
+}
+
+// seen is the size of its filesystem that the pod saw last.
+func (r *trial) seen(ctx context.Context) (int64, error) {
+	var kib int64
+	log, err := r.log(ctx, r.name)
+	_, last, _ := strings.Cut(log[max(0, strings.LastIndex(log, "size ")):], "size ")
+	_, _ = fmt.Sscan(last, &kib)
+	return kib << 10, err
 }
 
 // remove deletes objects until they are gone.
 func (r *trial) remove(ctx context.Context, paths ...string) error {
+	var made claim
+	if err := r.k.get(ctx, r.core("persistentvolumeclaims/"+r.name), &made); err == nil {
+		r.disk = made.Spec.VolumeName
+	}
 	return r.until(ctx, "something is left: delete it in namespace "+r.namespace, func(ctx context.Context) error {
 		var left []error
 		for _, path := range paths {
@@ -340,23 +371,59 @@ func (r *trial) deleted(ctx context.Context) (string, error) {
 	if err := r.remove(ctx, r.made()...); err != nil {
 		return "", err
 	}
-	return "pod, claim and the daemon's volume are gone", r.until(ctx, "the daemon has the volume", func(ctx context.Context) error {
+	err := r.until(ctx, "the daemon has the volume", func(ctx context.Context) error {
 		if err := r.look(ctx); err != nil || r.volume == nil {
 			return err
 		}
 		return errors.New("it is " + show.StateName(r.volume.GetState()) + " " + r.volume.GetLastError())
 	})
+	if err != nil {
+		return "", err
+	}
+	return "pod, claim, disk and the daemon's volume are gone", r.diskGone(ctx)
+}
+
+// diskGone waits until the PersistentVolume is gone, which is when the driver has deleted the disk. One that is retained
+// stays, which is a warning.
+func (r *trial) diskGone(ctx context.Context) error {
+	name := r.disk
+	r.disk = ""
+	if name == "" {
+		return nil
+	}
+	var unclear error
+	err := r.until(ctx, "PersistentVolume "+name+" is not deleted, and its disk may be left", func(ctx context.Context) error {
+		var v persistentVolume
+		switch err := r.k.get(ctx, "/api/v1/persistentvolumes/"+url.PathEscape(name), &v); {
+		case apierrors.IsNotFound(err):
+			return nil
+		case apierrors.IsForbidden(err):
+			unclear = skipped(fmt.Sprintf("PersistentVolume %s may be left, with its disk: the class says %s, and: %v", name, r.driver.ReclaimPolicy, err))
+			return nil
+		case err != nil:
+			return err
+		case v.Spec.ReclaimPolicy == "Retain":
+			unclear = skipped("PersistentVolume " + name + " and its disk are retained: delete both")
+			return nil
+		}
+		return errors.New("it is " + v.Status.Phase + " " + v.Status.Message)
+	})
+	return cmp.Or(err, unclear)
 }
 
 // clean removes what the other steps have left.
 func (r *trial) clean(ctx context.Context) (string, error) {
+	paths, text := r.made(), "in namespace "+r.namespace+" nothing is left"
 	switch {
 	case r.namespace == "":
 		return "nothing was made", nil
 	case r.own:
-		return "namespace " + r.namespace + " is gone", r.remove(ctx, append(r.made(), "/api/v1/namespaces/"+r.namespace)...)
+		paths, text = append(paths, "/api/v1/namespaces/"+r.namespace), "namespace "+r.namespace+" is gone"
 	}
-	return "in namespace " + r.namespace + " nothing is left", r.remove(ctx, r.made()...)
+	if err := r.remove(ctx, paths...); err != nil {
+		return "", err
+	}
+	return text, r.diskGone(ctx)
 }
 
 // object is one of Kubernetes'.
