@@ -20,7 +20,7 @@ type fatal interface {
 
 // limit is how long Eventually waits. It is far above what any event takes on a
 // loaded machine, because a test that passes never waits it out.
-const limit = time.Minute
+const limit = 2 * time.Minute
 
 // Must ends the test when there is an error.
 func Must(t fatal, err error) {

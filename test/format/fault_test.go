@@ -117,16 +117,16 @@ func (r *testFormatter) daemon(device, fs string, env ...string) *exec.Cmd {
 }
 
 // settled calls Prepare until the device is not busy any more.
-func (r *testFormatter) settled(device, fs string) (busy int, formatted bool, err error) {
+func (r *testFormatter) settled(device, fs string) (formatted bool, err error) {
 	r.t.Helper()
-	for until := time.Now().Add(30 * time.Second); time.Now().Before(until); busy++ {
+	for until := time.Now().Add(time.Minute); time.Now().Before(until); {
 		formatted, err = r.prepare(device, fs, volume.FormatHost, false)
 		if volume.KindOf(err) != volume.Busy {
-			return busy, formatted, err
+			return formatted, err
 		}
 	}
 	r.t.Fatalf("busy for ever: %v", err)
-	return busy, false, err
+	return false, err
 }
 
 func TestDaemonIsKilledInTheMiddleOfMkfs(t *testing.T) {
@@ -137,21 +137,21 @@ func TestDaemonIsKilledInTheMiddleOfMkfs(t *testing.T) {
 			device, _ := r.blank()
 			daemon := r.daemon(device, fs)
 			mkfs := waitBegun(dir)
-			var slices sync.WaitGroup
-			slices.Go(func() { slice(mkfs) }) // longer than a Prepare waits for a lock
-			defer slices.Wait()
+			check.Must(t, unix.Kill(mkfs, unix.SIGSTOP))
 			check.Must(t, os.WriteFile(dir+"/taken", nil, 0o600))
 			_ = daemon.Process.Kill()
 			err := daemon.Wait()
 			if status, ok := daemon.ProcessState.Sys().(syscall.WaitStatus); !ok || !status.Signaled() {
 				t.Fatalf("the daemon had ended before it was killed: %v", err)
 			}
-			busy, formatted, err := r.settled(device, fs)
-			if err != nil || formatted {
-				t.Errorf("after the kill: formatted %v: %v", formatted, err)
+			if formatted, err := r.prepare(device, fs, volume.FormatHost, false); volume.KindOf(err) != volume.Busy {
+				t.Errorf("while mkfs goes on: formatted %v: %v", formatted, err)
 			}
-			if busy == 0 {
-				t.Error("the device was never busy while mkfs went on")
+			var slices sync.WaitGroup
+			slices.Go(func() { slice(mkfs) }) // longer than a Prepare waits for a lock
+			defer slices.Wait()
+			if formatted, err := r.settled(device, fs); err != nil || formatted {
+				t.Errorf("after the kill: formatted %v: %v", formatted, err)
 			}
 			mounts(t, device, fs)
 		})
@@ -163,7 +163,7 @@ func TestDaemonIsKilledAtEachPlace(t *testing.T) {
 		r := newFormatter(t, tools(t, "ext4", `exec $real "$@"`))
 		device, _ := r.blank()
 		_ = r.daemon(device, "ext4", "CRUST_FAILPOINTS="+place+"=kill").Wait()
-		_, formatted, err := r.settled(device, "ext4")
+		formatted, err := r.settled(device, "ext4")
 		if want := place == "format-before-mkfs"; err != nil || formatted != want {
 			t.Errorf("%s: formatted %v: %v", place, formatted, err)
 		}
@@ -183,7 +183,7 @@ func TestDaemonIsKilledBeforeTheRootMode(t *testing.T) {
 			r.refused(device, backing, "ext4", volume.FormatNever, false, volume.InUse, "its root directory lacks its mode", "read-write once")
 			r.refused(device, backing, "ext4", volume.FormatHost, true, volume.InUse, "its root directory lacks its mode")
 			r.refused(device, backing, "xfs", volume.FormatHost, false, volume.InUse, "holds ext4")
-			if _, formatted, err := r.settled(device, "ext4"); err != nil || formatted {
+			if formatted, err := r.settled(device, "ext4"); err != nil || formatted {
 				t.Fatalf("formatted %v: %v", formatted, err)
 			}
 			run(t, "", "e2fsck", "-fn", device)
@@ -247,7 +247,7 @@ func TestMkfsOutlivesItsCallerAndItsBound(t *testing.T) {
 		t.Fatalf("kind %v: %v", volume.KindOf(err), err)
 	}
 	check.Must(t, os.WriteFile(dir+"/taken", nil, 0o600))
-	if _, formatted, err := newFormatter(t, func(c *mkfs.Config) { c.LockFile = r.conf.LockFile }).settled(device, "ext4"); err != nil || formatted {
+	if formatted, err := newFormatter(t, func(c *mkfs.Config) { c.LockFile = r.conf.LockFile }).settled(device, "ext4"); err != nil || formatted {
 		t.Errorf("afterwards: formatted %v: %v", formatted, err)
 	}
 	mounts(t, device, "ext4")
@@ -295,7 +295,7 @@ func TestWhatIsStillWrittenToIsKnown(t *testing.T) {
 		t.Errorf("the volume at another device: %v", err)
 	}
 	check.Must(t, os.WriteFile(dir+"/taken", nil, 0o600))
-	if _, formatted, err := r.settled(device, "ext4"); err != nil || formatted {
+	if formatted, err := r.settled(device, "ext4"); err != nil || formatted {
 		t.Errorf("afterwards: formatted %v: %v", formatted, err)
 	}
 	if err := r.f.CheckWriting(r.id); err != nil {
@@ -333,7 +333,7 @@ func TestManyAtOnceFormatOnce(t *testing.T) {
 		for i := range 6 {
 			done.Go(func() {
 				which := []*testFormatter{r, other}[i%2]
-				_, formatted, err := which.settled(device, fs)
+				formatted, err := which.settled(device, fs)
 				if err != nil {
 					t.Errorf("%s: %v", fs, err)
 				}
