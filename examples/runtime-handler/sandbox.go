@@ -68,7 +68,7 @@ func (s sandbox) mount(volume string, info abi.Info) error {
 		// Containers of the pod share one mount. A byte of the file is a volume's: a disk that hangs stops no other's pod.
 		hash := fnv.New64a()
 		_, _ = hash.Write([]byte(volume))
-		own := unix.Flock_t{Type: unix.F_WRLCK, Whence: unix.SEEK_SET, Start: int64(hash.Sum64() >> 1), Len: 1} //nolint:gosec // it fits
+		own := unix.Flock_t{Type: unix.F_WRLCK, Whence: unix.SEEK_SET, Start: int64(hash.Sum64() >> 1), Len: 1}
 		err = unix.FcntlFlock(lock.Fd(), unix.F_OFD_SETLKW, &own)
 	}
 	if err != nil {
