@@ -24,15 +24,15 @@ var words = map[string][2]string{
 	csi.Node_NodeStageVolume_FullMethodName:               {staged, "stage failed"},
 	csi.Node_NodeUnstageVolume_FullMethodName:             {unstaged, "unstage failed"},
 	csi.Node_NodePublishVolume_FullMethodName:             {published, "publish failed"},
-	csi.Node_NodeUnpublishVolume_FullMethodName:           {"unpublished", "unpublish failed"},
+	csi.Node_NodeUnpublishVolume_FullMethodName:           {unpublished, "unpublish failed"},
 	csi.Node_NodeExpandVolume_FullMethodName:              {"grown", "growth failed"},
 	runtimev1.Runtime_RuntimeStageVolume_FullMethodName:   {published, "publish failed"},
-	runtimev1.Runtime_RuntimeUnstageVolume_FullMethodName: {"unpublished", "unpublish failed"},
+	runtimev1.Runtime_RuntimeUnstageVolume_FullMethodName: {unpublished, "unpublish failed"},
 	runtimev1.Runtime_RuntimeExpandVolume_FullMethodName:  {"grown", "growth failed"},
 	adminv1.Admin_ExpandVolume_FullMethodName:             {"grown", "growth failed"},
 	adminv1.Admin_FreezeVolume_FullMethodName:             {"frozen", "freeze failed"},
 	adminv1.Admin_ThawVolume_FullMethodName:               {"thawed", "thaw failed"},
-	adminv1.Admin_ReleaseVolume_FullMethodName:            {"released", "release failed"},
+	adminv1.Admin_ReleaseVolume_FullMethodName:            {released, "release failed"},
 }
 
 const (
@@ -41,6 +41,9 @@ const (
 	published = "published"
 	bound     = "bound"
 	unbound   = "unbound"
+	// The last of a volume.
+	unpublished = "unpublished"
+	released    = "released"
 )
 
 // Refused is a volume that could not be staged or published.

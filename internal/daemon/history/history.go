@@ -6,6 +6,7 @@ package history
 import (
 	"cmp"
 	"errors"
+	"fmt"
 	"os"
 	"path"
 	"slices"
@@ -23,17 +24,20 @@ import (
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
 )
 
-// What is kept. Of too many events, the oldest are forgotten.
+// What is kept. Of too many events, evicted decides which are forgotten.
 const (
 	mostEvents    = 10000
 	mostPerVolume = 50
 	mostAge       = 7 * 24 * time.Hour
 	mostText      = 512
+	mostBytes     = 64 << 20 // of the file: mostEvents of the longest have less
 )
 
 const (
 	// pause is the least time between two writes; they take a twentieth of the time at most.
 	pause = 100 * time.Millisecond
+	// failedPause is that time after a write that failed.
+	failedPause = time.Second
 	// leaveFree is what is left to the records, which are on the same filesystem.
 	leaveFree = 16 << 20
 )
@@ -61,16 +65,32 @@ func Open(stateDir string, observe func(*adminv1.VolumeEvent), log *zap.Logger) 
 		path: path.Join(stateDir, "events.pb"), observe: observe, log: log, wake: make(chan struct{}, 1), quit: make(chan struct{}),
 		volumes: make(map[string][]*adminv1.VolumeEvent),
 	}
-	raw, err := os.ReadFile(h.path)
-	kept := &adminv1.ListEventsResponse{}
-	if err = cmp.Or(err, proto.Unmarshal(raw, kept)); err != nil && !errors.Is(err, os.ErrNotExist) {
+	kept, err := readFile(h.path)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		log.Warn("earlier events of volumes cannot be read", zap.Error(err))
 	}
 	for _, e := range kept.GetEvents() {
 		h.put(e)
 	}
+	h.prune()
 	h.writer.Go(h.write)
 	return h
+}
+
+func readFile(path string) (*adminv1.ListEventsResponse, error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return nil, err
+	}
+	if info.Size() > mostBytes {
+		return nil, fmt.Errorf("%s has %d bytes, and crust-proxy writes no more than %d", path, info.Size(), mostBytes)
+	}
+	raw, err := os.ReadFile(path) //nolint:gosec // of the run directory
+	if err != nil {
+		return nil, err
+	}
+	kept := &adminv1.ListEventsResponse{}
+	return kept, proto.Unmarshal(raw, kept)
 }
 
 // Close writes what is not written yet.
@@ -79,7 +99,8 @@ func (h *History) Close() {
 	h.writer.Wait()
 }
 
-// Add records that something happened now. A failure that repeats one of the volume's latest is counted with it.
+// Add records that something happened now. A failure or a repair that repeats one of the volume's latest is counted
+// with it.
 func (h *History) Add(e *adminv1.VolumeEvent) {
 	e.Text, e.TargetPath = sys.ClipTo(refusal.OneLine(e.GetText()), mostText), strings.ToValidUTF8(sys.ClipTo(e.GetTargetPath(), 1024), "?")
 	e.Count, e.LastAt = 1, timestamppb.Now()
@@ -94,21 +115,25 @@ func (h *History) Add(e *adminv1.VolumeEvent) {
 	}
 	h.put(e)
 	h.mu.Unlock()
+	h.unwritten()
+	if h.observe != nil {
+		h.observe(e)
+	}
+}
+
+func (h *History) unwritten() {
 	select {
 	case h.wake <- struct{}{}:
 	default:
-	}
-	if h.observe != nil {
-		h.observe(e)
 	}
 }
 
 // put adds the newest event.
 func (h *History) put(e *adminv1.VolumeEvent) {
 	h.last = e.GetNumber()
-	of := h.volumes[nameOf(e)]
-	of = append(of, e)
-	h.volumes[nameOf(e)] = slices.Delete(of, 0, max(0, len(of)-mostPerVolume))
+	of := append(h.volumes[nameOf(e)], e)
+	gone := evicted(of, mostPerVolume)
+	h.volumes[nameOf(e)] = slices.DeleteFunc(of, func(e *adminv1.VolumeEvent) bool { return gone[e] })
 }
 
 // write keeps the file up to date until Close.
@@ -125,9 +150,13 @@ func (h *History) write() {
 		if err != nil && !failed {
 			h.log.Warn("events of volumes are kept in memory only", zap.Error(err))
 		}
-		failed = err != nil
+		least := pause
+		if failed = err != nil; failed {
+			least = failedPause
+			h.unwritten()
+		}
 		select {
-		case <-time.After(max(pause, 19*time.Since(start))):
+		case <-time.After(max(least, 19*time.Since(start))):
 		case <-h.quit:
 		}
 	}
@@ -136,18 +165,54 @@ func (h *History) write() {
 // prune forgets the events that are too old or too many, and returns the others, the oldest first.
 func (h *History) prune() []*adminv1.VolumeEvent {
 	all := h.of(every)
-	if all = all[max(0, len(all)-mostEvents):]; len(all) == 0 {
-		return nil
-	}
+	gone := evicted(all, mostEvents)
+	all = slices.DeleteFunc(all, func(e *adminv1.VolumeEvent) bool { return gone[e] })
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for name, of := range h.volumes {
-		of = slices.DeleteFunc(of, func(e *adminv1.VolumeEvent) bool { return e.GetNumber() < all[0].GetNumber() })
+		of = slices.DeleteFunc(of, func(e *adminv1.VolumeEvent) bool { return gone[e] || tooOld(e) })
 		if h.volumes[name] = of; len(of) == 0 {
 			delete(h.volumes, name)
 		}
 	}
 	return all
+}
+
+// evicted returns which events, of those from the oldest to the newest, are over the limit: refusals first, which are
+// as many as a tenant pleases; last, releases by hand, and which sandbox has a volume that is still there.
+func evicted(all []*adminv1.VolumeEvent, most int) map[*adminv1.VolumeEvent]bool {
+	if len(all) <= most {
+		return nil
+	}
+	ranks, later := make(map[*adminv1.VolumeEvent]int, len(all)), make(map[string]bool)
+	for _, e := range slices.Backward(all) {
+		id := cmp.Or(e.GetId(), nameOf(e))
+		switch e.GetWhat() {
+		case Refused:
+		case released:
+			ranks[e], later[id] = 2, true
+		case bound, unbound:
+			if ranks[e] = 2; later[id] {
+				ranks[e] = 1
+			}
+			later[id] = true
+		case unpublished:
+			ranks[e], later[id] = 1, true
+		default:
+			ranks[e] = 1
+		}
+	}
+	order := slices.Clone(all)
+	slices.SortStableFunc(order, func(a, b *adminv1.VolumeEvent) int { return cmp.Compare(ranks[a], ranks[b]) })
+	gone := make(map[*adminv1.VolumeEvent]bool, len(all)-most)
+	for _, e := range order[:len(all)-most] {
+		gone[e] = true
+	}
+	return gone
+}
+
+func tooOld(e *adminv1.VolumeEvent) bool {
+	return e.GetLastAt().GetSeconds() < time.Now().Add(-mostAge).Unix()
 }
 
 func (h *History) writeFile(events []*adminv1.VolumeEvent) error {
@@ -186,17 +251,16 @@ func (h *History) of(is func(*adminv1.VolumeEvent) bool) []*adminv1.VolumeEvent 
 		}
 	}
 	h.mu.Unlock()
-	since := time.Now().Add(-mostAge).Unix()
-	found = slices.DeleteFunc(found, func(e *adminv1.VolumeEvent) bool { return e.GetLastAt().GetSeconds() < since })
+	found = slices.DeleteFunc(found, tooOld)
 	slices.SortFunc(found, func(a, b *adminv1.VolumeEvent) int { return cmp.Compare(a.GetNumber(), b.GetNumber()) })
 	return found
 }
 
-// repeated returns the place of the event that a failure repeats, or -1. Between them are only failures: kubelet
-// repeats a call, and may get one error and another in turn.
+// repeated returns the place of the event that a failure or a repair repeats, or -1. Between them are only such: kubelet
+// repeats a call, and may get one error and another in turn; a repair may be undone and made again every minute.
 func repeated(of []*adminv1.VolumeEvent, e *adminv1.VolumeEvent) int {
 	for i, old := range slices.Backward(of) {
-		if !e.GetFailed() || !old.GetFailed() {
+		if e.GetFailed() != old.GetFailed() || !e.GetFailed() && (e.GetWhat() != Repaired[0] || old.GetWhat() != Repaired[0]) {
 			break
 		}
 		if old.GetWhat() == e.GetWhat() && old.GetText() == e.GetText() && old.GetBy() == e.GetBy() && old.GetTargetPath() == e.GetTargetPath() {

@@ -128,6 +128,91 @@ func TestBounds(t *testing.T) {
 	}
 }
 
+// TestRefusalsGoFirst: whoever makes many volumes that are refused pushes nothing else out, and a restart finds what
+// each sandbox has.
+func TestRefusalsGoFirst(t *testing.T) {
+	const many = 4000
+	dir := t.TempDir()
+	h := open(dir)
+	v := func(i int) *volume.Volume {
+		return &volume.Volume{Key: volume.Key(fmt.Sprint("key-", i)), Driver: "ebs", Origin: &volume.Origin{VolumeID: fmt.Sprint("vol-", i)}}
+	}
+	h.Add(&adminv1.VolumeEvent{Id: "lost", What: released, Text: "by force"})
+	for i := range many {
+		h.Bound(v(i), runtime.Binding{Sandbox: "sb"})
+		h.Did(v(i), Ended, "hand", "more", nil)
+	}
+	for i := range 2 * mostPerVolume {
+		h.Did(v(0), Repaired, "reconcile", fmt.Sprint(i), nil)
+	}
+	for i := range mostEvents {
+		h.Add(&adminv1.VolumeEvent{Id: fmt.Sprint("tenant-", i), What: Refused, Failed: true})
+	}
+	h.Close()
+	h = open(dir)
+	defer h.Close()
+	want(t, h, "lost", "1 released : by force")
+	before := len(h.of(every))
+	for i := range many {
+		h.Bound(v(i), runtime.Binding{Sandbox: "sb"})
+	}
+	if after := len(h.of(every)); before != mostEvents || after != before {
+		t.Errorf("%d events, and %d after the restart", before, after)
+	}
+	for i := range mostEvents { // others than refusals push out others, but not who has a volume
+		h.Add(&adminv1.VolumeEvent{Id: fmt.Sprint("other-", i), What: published})
+	}
+	all := h.prune()
+	if n := len(all); n != mostEvents || all[0].GetId() != "lost" || all[many].GetWhat() != bound {
+		t.Errorf("%d events, the first are %v, %v", n, all[0], all[many])
+	}
+}
+
+// TestRepairsThatRepeat are counted, and what a volume went through before stays.
+func TestRepairsThatRepeat(t *testing.T) {
+	h := open(t.TempDir())
+	defer h.Close()
+	v := &volume.Volume{Key: "key"}
+	h.Add(&adminv1.VolumeEvent{Id: "key", What: published})
+	for range mostPerVolume {
+		h.Did(v, Repaired, "reconcile", "claim device", nil)
+		h.Did(v, Repaired, "reconcile", "mount guard", nil)
+	}
+	h.Did(v, Repaired, "reconcile", "mount guard", volume.Errorf(volume.Busy, "open"))
+	h.Did(v, Repaired, "reconcile", "mount guard", nil)
+	want(t, h, "", `1 published : 
+50 repaired reconcile: claim device
+50 repaired reconcile: mount guard
+1 repair failed reconcile: mount guard: open
+1 repaired reconcile: mount guard`)
+}
+
+// TestWritesAreTriedAgain: without another event, when there is space again.
+func TestWritesAreTriedAgain(t *testing.T) {
+	dir := t.TempDir()
+	blocked := filepath.Join(dir, "events.pb.new")
+	check.Must(t, os.Mkdir(blocked, 0o700))
+	h := open(dir)
+	defer h.Close()
+	h.Add(&adminv1.VolumeEvent{Id: "volume-1", What: published})
+	time.Sleep(2 * pause) // it has failed by then; if it has not, the test passes all the same
+	check.Must(t, os.Remove(blocked))
+	check.Eventually(t, "the file is written", func() bool {
+		_, err := os.Stat(filepath.Join(dir, "events.pb"))
+		return err == nil
+	})
+}
+
+// TestFileThatIsTooLarge is not read.
+func TestFileThatIsTooLarge(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "events.pb")
+	check.Must(t, os.WriteFile(file, nil, 0o600))
+	check.Must(t, os.Truncate(file, mostBytes+1))
+	if _, err := readFile(file); err == nil || !strings.Contains(err.Error(), "no more than") {
+		t.Errorf("got %v", err)
+	}
+}
+
 // TestFileThatCannotBeUsed: what cannot be read or written costs no event of this process, and no call.
 func TestFileThatCannotBeUsed(t *testing.T) {
 	dir := t.TempDir()
