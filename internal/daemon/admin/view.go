@@ -2,7 +2,6 @@ package admin
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"crypto/sha256"
 	_ "embed"
@@ -41,6 +40,10 @@ const (
 	mostFindings = 100
 	mostRows     = 500
 	viewTime     = 10 * time.Second
+	// writeTime is how long a reader may take for an answer.
+	writeTime = 5 * time.Second
+	// sharedTime is how long an answer is given to others who ask the same.
+	sharedTime = time.Second
 )
 
 // View serves what the Admin API shows of the node, as JSON and as a page, to whoever reaches the
@@ -51,10 +54,11 @@ func (s *AdminServer) View() http.Handler {
 	for path, answer := range map[string]func(*http.Request) (content string, body []byte, err error){
 		ViewNode: s.viewNode, ViewVolumes: s.viewVolumes, "/{$}": s.page,
 	} {
+		last := &shared{turn: make(chan struct{}, 1), answer: answer}
 		mux.HandleFunc("GET "+path, func(w http.ResponseWriter, req *http.Request) {
 			ctx, cancel := context.WithTimeout(req.Context(), viewTime)
 			defer cancel()
-			content, body, err := answer(req.WithContext(ctx))
+			content, body, err := last.get(req.WithContext(ctx))
 			if err != nil {
 				code := http.StatusServiceUnavailable
 				if status.Code(rpccode.Status(err)) == codes.InvalidArgument {
@@ -64,6 +68,7 @@ func (s *AdminServer) View() http.Handler {
 				return
 			}
 			w.Header().Set("Content-Type", content)
+			_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(writeTime)) // a slow reader has a slot
 			_, _ = w.Write(body)
 		})
 	}
@@ -84,6 +89,33 @@ func (s *AdminServer) View() http.Handler {
 			http.Error(w, "too many requests at a time: try again", http.StatusTooManyRequests)
 		}
 	})
+}
+
+// shared prepares the answers of a path, one at a time. Who asks the same soon after gets the same: anybody may ask, as
+// often as they like.
+type shared struct {
+	answer func(*http.Request) (content string, body []byte, err error)
+	turn   chan struct{} // a lock for the rest
+
+	query, content string
+	body           []byte
+	at             time.Time
+}
+
+func (s *shared) get(req *http.Request) (content string, body []byte, err error) {
+	select {
+	case s.turn <- struct{}{}:
+		defer func() { <-s.turn }()
+	case <-req.Context().Done():
+		return "", nil, req.Context().Err()
+	}
+	if s.body != nil && s.query == req.URL.RawQuery && time.Since(s.at) < sharedTime {
+		return s.content, s.body, nil
+	}
+	if content, body, err = s.answer(req); err == nil {
+		s.query, s.content, s.body, s.at = req.URL.RawQuery, content, body, time.Now()
+	}
+	return content, body, err
 }
 
 func asJSON(m proto.Message) (string, []byte, error) {
@@ -161,15 +193,17 @@ func (s *AdminServer) page(req *http.Request) (string, []byte, error) {
 
 // worstVolumes returns at most mostRows volumes, those with a problem first, and how many there are.
 func (s *AdminServer) worstVolumes() (rows []*adminv1.Volume, total int) {
+	var bad, good []deferral.Status
 	all := s.Node.Shown()
-	good := func(status deferral.Status) int {
+	for _, status := range all {
 		switch s.Node.state(status) {
 		case adminv1.VolumeState_VOLUME_STATE_DEGRADED, adminv1.VolumeState_VOLUME_STATE_REFUSED, adminv1.VolumeState_VOLUME_STATE_HELD:
-			return 0
+			bad = append(bad, status)
+		default:
+			good = append(good, status)
 		}
-		return 1
 	}
-	slices.SortStableFunc(all, func(x, y deferral.Status) int { return cmp.Compare(good(x), good(y)) })
+	all = slices.Concat(bad, good)
 	for _, status := range all[:min(len(all), mostRows)] {
 		rows = append(rows, s.Node.message(status))
 	}

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"google.golang.org/protobuf/encoding/protojson"
 
@@ -100,13 +101,39 @@ func TestViewRefuses(t *testing.T) {
 	// Readers that are slow take the places of others of their kind, and of nothing else.
 	s.begin, s.end = make(chan struct{}), make(chan struct{})
 	var running sync.WaitGroup
-	for range mostViews {
-		running.Go(func() { get(ViewNode) })
-		<-s.begin
+	bodies := make([]string, mostViews)
+	for i := range bodies {
+		running.Go(func() { bodies[i] = get(ViewNode).Body.String() })
 	}
-	if got := get("/"); got.Code != http.StatusTooManyRequests {
-		t.Errorf("one more than %d: %d", mostViews, got.Code)
-	}
+	<-s.begin // of one; the others wait for its answer
+	check.Eventually(t, "no slot is free", func() bool { return get("/v1/other").Code == http.StatusTooManyRequests })
 	close(s.end)
 	running.Wait()
+	for _, body := range bodies {
+		if body != bodies[0] || !strings.Contains(body, "node-7") {
+			t.Errorf("not the shared answer: %.100q", body)
+		}
+	}
+}
+
+// slowReader has what a connection's deadline was set to.
+type slowReader struct {
+	*httptest.ResponseRecorder
+	until time.Time
+}
+
+func (r *slowReader) SetWriteDeadline(until time.Time) error {
+	r.until = until
+	return nil
+}
+
+// TestViewOfSlowReaders: they lose the connection, and the slot, long before the server's own time for an answer.
+func TestViewOfSlowReaders(t *testing.T) {
+	s, _ := viewOf(t, 1)
+	reader := &slowReader{ResponseRecorder: httptest.NewRecorder()}
+	view := (&AdminServer{Node: s.node, Hub: s.hub, Daemon: s, Stopping: s.stopping}).View()
+	view.ServeHTTP(reader, httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/", nil))
+	if left := time.Until(reader.until); left <= 0 || left > writeTime {
+		t.Errorf("%v are left", left)
+	}
 }
