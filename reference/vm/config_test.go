@@ -44,6 +44,16 @@ func TestMistakesInTheConfiguration(t *testing.T) {
 	}
 }
 
+// TestKeysOfEarlierVersions are ignored, with a warning: a machine can be ended after an upgrade.
+func TestKeysOfEarlierVersions(t *testing.T) {
+	for content, warns := range map[string]bool{`{}`: false, `{"imageDir":"/d","maxImageMiB":4096}`: true, `{"maxImageMiB":1}`: true} {
+		cfg, err := read(t, content)
+		if text := cfg.obsolete(); err != nil || strings.Contains(text, "have no effect any more") != warns {
+			t.Errorf("%s: %v, warning %q", content, err, text)
+		}
+	}
+}
+
 func TestWhatIsNotInstalledIsNamed(t *testing.T) {
 	cfg, err := read(t, `{"kernel":"/","qemu":"/does/not/exist","virtiofsd":"/nor/this"}`)
 	if err != nil {

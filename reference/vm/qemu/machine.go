@@ -108,7 +108,7 @@ func (m *Machine) start(ctx context.Context, cfg Config) error {
 	return nil
 }
 
-// withExit adds how virtiofsd or QEMU ended, if one has. QEMU ends without virtiofsd.
+// withExit adds how QEMU and virtiofsd ended, if they have: each ends without the other.
 func (m *Machine) withExit(err error) error {
 	select {
 	case <-m.qemu.done:
@@ -116,7 +116,7 @@ func (m *Machine) withExit(err error) error {
 		return err
 	}
 	if m.fs.hasEnded() {
-		return fmt.Errorf("%w; virtiofsd ended: %w", err, m.fs.err)
+		return fmt.Errorf("%w; it ended: %w; virtiofsd ended: %w", err, m.qemu.err, m.fs.err)
 	}
 	return fmt.Errorf("%w; it ended: %w", err, m.qemu.err)
 }

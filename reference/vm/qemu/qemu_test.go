@@ -2,6 +2,7 @@ package qemu
 
 import (
 	"context"
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -30,6 +31,19 @@ func TestTheSmallestGuestEnds(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Log("by KVM:", ProbeKVM(program, 1_900_000_000))
+}
+
+// TestBothEndsAreReported: virtiofsd ends with QEMU, so which was first is not known.
+func TestBothEndsAreReported(t *testing.T) {
+	ended := func(text string) *child {
+		c := &child{done: make(chan struct{}), err: errors.New(text)}
+		close(c.done)
+		return c
+	}
+	m := &Machine{qemu: ended("no such accelerator"), fs: ended("exit status 0")}
+	if err := m.withExit(errors.New("no answer")); err.Error() != "no answer; it ended: no such accelerator; virtiofsd ended: exit status 0" {
+		t.Error(err)
+	}
 }
 
 // TestAQEMUThatEndsAtOnce is told of at once, with how it ended.
