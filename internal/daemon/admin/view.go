@@ -69,7 +69,7 @@ func (s *AdminServer) View() http.Handler {
 			}
 			w.Header().Set("Content-Type", content)
 			_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(writeTime)) // a slow reader has a slot
-			_, _ = w.Write(body)
+			_, _ = w.Write(body)                                                          //nolint:gosec // JSON, or of a template that escapes
 		})
 	}
 	slots := make(chan struct{}, mostViews)

@@ -131,7 +131,8 @@ func (h *History) unwritten() {
 // put adds the newest event.
 func (h *History) put(e *adminv1.VolumeEvent) {
 	h.last = e.GetNumber()
-	of := append(h.volumes[nameOf(e)], e)
+	of := h.volumes[nameOf(e)]
+	of = append(of, e)
 	gone := evicted(of, mostPerVolume)
 	h.volumes[nameOf(e)] = slices.DeleteFunc(of, func(e *adminv1.VolumeEvent) bool { return gone[e] })
 }
