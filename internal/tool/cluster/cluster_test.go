@@ -420,10 +420,12 @@ func TestTrialCleansUpAlone(t *testing.T) {
 		f := newFake(t)
 		cmd := exec.Command(os.Args[0]) // #nosec G204 -- this test
 		var once sync.Once
+		started := make(chan struct{})
 		reader, writer, err := os.Pipe()
 		check.Must(t, err)
 		left := f.trialServer(func() {
 			once.Do(func() {
+				<-started
 				check.Must(t, reader.Close())
 				for range hangups {
 					check.Must(t, cmd.Process.Signal(syscall.SIGHUP))
@@ -433,7 +435,9 @@ func TestTrialCleansUpAlone(t *testing.T) {
 		})
 		cmd.Env = append(os.Environ(), "KUBECTL_CRUST_ARGS=test --storage-class=fast --step-timeout=2s --kubeconfig="+f.kubeconfig)
 		cmd.Stdout = writer
-		_ = cmd.Run()
+		check.Must(t, cmd.Start())
+		close(started)
+		_ = cmd.Wait()
 		_ = writer.Close()
 		if code := cmd.ProcessState.ExitCode(); code != exitFindings || len(left()) > 0 {
 			t.Errorf("%d signals: %s, left %v", hangups, cmd.ProcessState, left())
