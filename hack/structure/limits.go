@@ -15,7 +15,8 @@ import (
 //	type <type> <methods> <files>      a type that is larger than types may be
 //	commits <commit>                   messages are checked from there on
 //
-// A ceiling is raised by nobody: what comes in is paid for by what goes.
+// What comes in is paid for by what goes. Only a feature raises a ceiling, by what it takes, in the
+// commit that brings it.
 type limits struct {
 	ceilings map[string]int
 	types    map[string][2]int
