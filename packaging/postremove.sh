@@ -15,7 +15,7 @@ esac
 # Records of living volumes stay: only directories that are empty go, and none under a
 # daemon that has the lock, which is a DaemonSet's.
 if [ ! -e /run/crust-proxy/daemon.lock ] || flock --nonblock /run/crust-proxy/daemon.lock true; then
-	rm -f /run/crust-proxy/daemon.lock /run/crust-proxy/format.lock
+	rm -f /run/crust-proxy/daemon.lock /run/crust-proxy/format.lock /run/crust-proxy/state/events.pb*
 	find /run/crust-proxy -depth -type d -empty -delete 2>/dev/null || true
 fi
 

@@ -233,7 +233,8 @@ func (f *frontService) wantNothingLeft() {
 		f.t.Errorf("mounted below %s:\n%s", kubeletRoot, raw)
 	}
 	left := f.run("find", kubeletRoot+"/plugins/kubernetes.io/csi/volumeDevices", "/run/crust-proxy/state", kataVolumes, driverData, "-type", "f",
-		"!", "-path", driverData+"/probe", "!", "-path", driverData+"/driver.lock", "!", "-path", driverData+"/spare") // the driver's own
+		"!", "-path", driverData+"/probe", "!", "-path", driverData+"/driver.lock", "!", "-path", driverData+"/spare", // the driver's own
+		"!", "-path", "/run/crust-proxy/state/events.pb") // what happened to them
 	if left != "" {
 		f.t.Errorf("left behind:\n%s", left)
 	}
