@@ -16,7 +16,7 @@ import (
 // not end mkfs.
 func TestFormatsBlankOnly(t *testing.T) {
 	for _, program := range []string{"mkfs.ext4", "blkid"} {
-		if _, err := exec.LookPath(program); err != nil {
+		if _, err := exec.LookPath(program); err != nil && os.Getenv("CI") != "true" {
 			t.Skip(err)
 		}
 	}
