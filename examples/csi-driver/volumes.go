@@ -136,7 +136,7 @@ func (d *driver) NodeStageVolume(_ context.Context, req *csi.NodeStageVolumeRequ
 func (d *driver) NodeUnstageVolume(_ context.Context, req *csi.NodeUnstageVolumeRequest) (*csi.NodeUnstageVolumeResponse, error) {
 	_, device, err := d.check(req.GetVolumeId(), req.GetStagingTargetPath())
 	if err == nil && device != "" {
-		err = loopdev.Detach(device)
+		err = loopdev.DetachFrom(d.image(req.GetVolumeId()), device)
 	}
 	return &csi.NodeUnstageVolumeResponse{}, err
 }

@@ -184,7 +184,7 @@ func (l *pool) detach(id string, onlyReadOnly bool) error {
 		if one.Leaving || onlyReadOnly && !one.ReadOnly {
 			continue
 		}
-		err = errors.Join(err, loopdev.Detach(one.Path))
+		err = errors.Join(err, loopdev.DetachFrom(l.image(id), one.Path))
 		failpoint.Hit("driver-detached")
 	}
 	return err

@@ -111,9 +111,34 @@ func attachFree(control, backing int, opts Options, asked uint32) (*os.File, err
 	return loop, nil
 }
 
-// Detach frees a loop device. One that is free already is a success.
+// Detach frees a loop device that is the caller's. One that is free already is a success.
 func Detach(path string) error {
 	if err := set(path, unix.LOOP_CLR_FD, 0); err != nil && !errors.Is(err, unix.ENXIO) {
+		return fmt.Errorf("detach %s: %w", path, err)
+	}
+	return nil
+}
+
+// DetachFrom frees a loop device if it is still over this file: since the caller found it there, it may have become
+// another program's. While it is open here it stays whose it is.
+func DetachFrom(backing, path string) error {
+	var want unix.Stat_t
+	if err := unix.Stat(backing, &want); err != nil {
+		return &os.PathError{Op: "stat", Path: backing, Err: err}
+	}
+	loop, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0) //nolint:gosec // the caller names the device
+	if err != nil {
+		return err
+	}
+	defer func() { _ = loop.Close() }()
+	info, err := unix.IoctlLoopGetStatus64(int(loop.Fd()))
+	if errors.Is(err, unix.ENXIO) || err == nil && (info.Device != want.Dev || info.Inode != want.Ino) {
+		return nil
+	}
+	if err == nil {
+		err = unix.IoctlSetInt(int(loop.Fd()), unix.LOOP_CLR_FD, 0)
+	}
+	if err != nil && !errors.Is(err, unix.ENXIO) {
 		return fmt.Errorf("detach %s: %w", path, err)
 	}
 	return nil

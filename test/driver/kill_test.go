@@ -260,3 +260,18 @@ func TestADeviceLeftReadOnly(t *testing.T) {
 	}
 	t.Error("the device was never ours again")
 }
+
+// TestADeviceThatIsAnothersByNow is not detached: numbers of loop devices are used again.
+func TestADeviceThatIsAnothersByNow(t *testing.T) {
+	image := rig.Image(t, mib)
+	theirs := rig.Loop(t, rig.Image(t, mib), loopdev.Options{})
+	check.Must(t, loopdev.DetachFrom(image, theirs))
+	if len(rig.Loops("")[theirs]) == 0 {
+		t.Error("the device of another file is gone")
+	}
+	ours := rig.Loop(t, image, loopdev.Options{})
+	check.Must(t, loopdev.DetachFrom(image, ours))
+	if left := rig.LoopsLeft(image); len(left) > 0 {
+		t.Errorf("still there: %v", left)
+	}
+}

@@ -9,8 +9,6 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/crust-proxy/crust-proxy/reference/loopdev"
 )
 
 // clearEarlier removes what earlier runs of tests have left that were killed: processes, frozen
@@ -65,11 +63,11 @@ func clearRun(mark string) {
 		}
 		for above, under := range Loops("loop") { // a guest's, over the device of a volume
 			if under == device || under == "/"+filepath.Base(device) { // there is no more /dev where it was opened
-				_ = loopdev.Detach(above)
+				_ = detachOver(above, under)
 			}
 		}
 		thaw(device)
-		_ = loopdev.Detach(device)
+		_ = detachOver(device, file)
 	}
 	for _, root := range groupRoots() {
 		groups, _ := filepath.Glob(root + "/crust-test-*" + mark + "*")

@@ -112,8 +112,32 @@ func LoopsLeft(text string) []string {
 // DetachLoops detaches the loop devices over files whose path contains a text.
 func DetachLoops(text string) error {
 	var problems []error
-	for device := range Loops(text) {
-		problems = append(problems, loopdev.Detach(device))
+	for device, file := range Loops(text) {
+		problems = append(problems, detachOver(device, file))
 	}
 	return errors.Join(problems...)
+}
+
+// detachOver frees a loop device that was found over a file, if it still is.
+func detachOver(device, file string) error {
+	return detachIf(device, func() bool { return Loops(file)[device] == file })
+}
+
+// detachIf frees a loop device if it is the one that is meant, which nobody can change while it is open.
+func detachIf(device string, meant func() bool) error {
+	loop, err := os.Open(device) //nolint:gosec // the kernel's name
+	if err != nil {
+		return err
+	}
+	defer func() { _ = loop.Close() }()
+	if !meant() {
+		return nil
+	}
+	return loopdev.Detach(device)
+}
+
+// generationOf is another number each time that a disk gets or loses its contents.
+func generationOf(device string) string {
+	raw, _ := os.ReadFile("/sys/block/" + filepath.Base(device) + "/diskseq") //nolint:gosec // a file of the kernel's
+	return string(raw)
 }

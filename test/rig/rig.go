@@ -12,7 +12,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
-	"strings"
 	"syscall"
 	"time"
 
@@ -198,17 +197,10 @@ func Loop(t T, backing string, opts loopdev.Options) string {
 	t.Helper()
 	path, err := loopdev.Attach(backing, opts)
 	check.Must(t, err)
+	generation := generationOf(path)
 	t.Cleanup(func() {
-		ours := backing
-		if dir := filepath.Dir(filepath.Dir(backing)); strings.HasPrefix(dir, os.TempDir()+"/") {
-			ours = dir // of this test
-		}
-		if !strings.HasPrefix(Loops("")[path], ours) {
-			return // the test has detached it, and it may be somebody else's by now
-		}
-		if err := loopdev.Detach(path); err != nil {
-			t.Error(err)
-		}
+		// The test may have detached it, and then it may be somebody else's by now.
+		check.Must(t, detachIf(path, func() bool { return generationOf(path) == generation }))
 	})
 	return path
 }
