@@ -35,9 +35,7 @@ func Main(args []string) int {
 
 // Run runs one command line and returns its exit code.
 func Run(ctx context.Context, args []string, env Env) int {
-	root := NewRoot(env)
-	root.SetArgs(args)
-	return command.Report(root, root.ExecuteContext(ctx))
+	return command.Run(ctx, NewRoot(env), args)
 }
 
 // NewRoot returns crust-backup with its commands.
@@ -50,18 +48,8 @@ func NewRoot(env Env) *cobra.Command {
 restores them. It needs no crust-proxy.
 
 Exit codes: 0 done, 1 failed, 2 wrong usage.`,
-		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error {
-			if err := out.Check(); err != nil {
-				return command.WrongUsage(cmd, err)
-			}
-			return nil
-		},
 	}
-	root.SetOut(env.Out)
-	root.SetErr(env.Err)
-	root.PersistentFlags().StringVarP(&out.Format, "output", "o", printer.FormatTable, printer.FormatsHelp)
-	command.Complete(root, "output", printer.Formats()...)
 	root.AddCommand(blocksCmd(env, out), backupCmd(out), restoreCmd(out))
-	command.Prepare(root)
+	command.Prepare(root, out, env.Err, nil)
 	return root
 }

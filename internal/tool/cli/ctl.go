@@ -5,7 +5,6 @@ package cli
 import (
 	"cmp"
 	"context"
-	"errors"
 	"io"
 	"os"
 	"os/signal"
@@ -20,9 +19,6 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/tool/doctor"
 	"github.com/crust-proxy/crust-proxy/internal/tool/printer"
 )
-
-// ExitFindings is doctor's exit code if it found an error.
-const ExitFindings = 3
 
 // Env is the environment of crustctl, without the daemon.
 type Env struct {
@@ -56,13 +52,7 @@ func Main(args []string) int {
 
 // Run runs one command line and returns its exit code.
 func Run(ctx context.Context, args []string, env Env) int {
-	root := newRoot(env)
-	root.SetArgs(args)
-	err := root.ExecuteContext(ctx)
-	if errors.Is(err, errFindings) || errors.Is(err, cluster.ErrFindings) {
-		return ExitFindings // the findings are printed already
-	}
-	return command.Report(root, err)
+	return command.Run(ctx, newRoot(env), args)
 }
 
 const (
@@ -91,26 +81,18 @@ several volumes have the name, crustctl lists them and does nothing.
 Exit codes: 0 done, 1 failed, 2 wrong usage, 3 doctor, nodes or volumes found
 errors.`,
 	}
-	root.SetOut(env.Out)
-	root.SetErr(env.Err)
 	flags := root.PersistentFlags()
 	flags.StringVar(&d.socket, "socket", cmp.Or(env.Getenv(socketVariable), env.Node.AdminSocket), "the daemon's admin socket (also "+socketVariable+")")
 	flags.DurationVar(&d.timeout, "timeout", defaultTimeout, "how long to wait for the daemon; 0 waits for ever")
-	flags.StringVarP(&out.Format, "output", "o", printer.FormatTable, printer.FormatsHelp)
-	command.Complete(root, "output", printer.Formats()...)
-	root.PersistentPreRunE = func(cmd *cobra.Command, _ []string) error {
-		if slices.Contains([]string{"list", "get", "watch", "handlers", "drivers"}, cmd.Name()) {
-			out.Names = names
-		}
-		if err := cmp.Or(out.Check(), d.check()); err != nil {
-			return command.WrongUsage(cmd, err)
-		}
-		return nil
-	}
 	root.AddCommand(topCmd(env, d, out), listCmd(d, view, false), getCmd(d, view), statsCmd(d, view), expandCmd(d, out), freezeCmd(d, out), thawCmd(d, out),
 		releaseCmd(d, out, env.Keys), publishCmd(d, out, env.Node.RuntimeSocket), unpublishCmd(d, out, env.Node.RuntimeSocket), endCmd(d, out, env.Keys), listCmd(d, view, true), eventsCmd(d, out), handlersCmd(d, out), driversCmd(d, view), reconcileCmd(d, out), doctorCmd(env.Node, d, out),
 		versionCmd(d, out))
 	root.AddCommand(cluster.Commands(out, env.Now)...)
-	command.Prepare(root)
+	command.Prepare(root, out, env.Err, func(cmd *cobra.Command) error {
+		if slices.Contains([]string{"list", "get", "watch", "handlers", "drivers"}, cmd.Name()) {
+			out.Names = names
+		}
+		return d.check()
+	})
 	return root
 }

@@ -467,7 +467,7 @@ func TestUntrustedTextNeverReachesTheTerminal(t *testing.T) {
 func TestDoctorExitCodes(t *testing.T) {
 	b := newBench(t).serve()
 	r := b.run("doctor", "-o", "json")
-	if r.code != ExitFindings || r.err != "" {
+	if r.code != command.ExitFindings || r.err != "" {
 		t.Errorf("code %d, %q", r.code, r.err)
 	}
 	var report struct {
@@ -674,13 +674,13 @@ func TestWatchFormats(t *testing.T) {
 
 func TestDoctorWithTheDaemonDown(t *testing.T) {
 	r := newBench(t).run("doctor")
-	if r.code != ExitFindings || !strings.Contains(r.out, "systemctl status crust-proxy") || !strings.Contains(r.out, "kernel") {
+	if r.code != command.ExitFindings || !strings.Contains(r.out, "systemctl status crust-proxy") || !strings.Contains(r.out, "kernel") {
 		t.Errorf("%d: %s %s", r.code, r.out, r.err)
 	}
 	b := newBench(t)
 	b.admin.hang = true
 	r = b.serve().run("doctor", "--timeout", "2s", "--quiet")
-	if r.code != ExitFindings || !strings.Contains(r.out, "no answer in time") || strings.Contains(r.out, "\nok ") {
+	if r.code != command.ExitFindings || !strings.Contains(r.out, "no answer in time") || strings.Contains(r.out, "\nok ") {
 		t.Errorf("of a hung daemon: %d: %s", r.code, r.out)
 	}
 }

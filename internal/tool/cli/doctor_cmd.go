@@ -37,7 +37,6 @@ func doctorCmd(node doctor.Node, d *daemon, out *printer.Printer) *cobra.Command
 with the daemon down, too. Run it as root: else some things cannot be looked at.
 --pre makes only the checks that make sense before crust-proxy is installed.`,
 		Example: "  sudo crustctl doctor",
-		Args:    command.Arguments(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			timeout := doctorWait
 			if cmd.Flags().Changed("timeout") {
@@ -52,7 +51,7 @@ with the daemon down, too. Run it as root: else some things cannot be looked at.
 				cmd.PrintErrln("crustctl: looking in the usual places: " + show.EscapeLines(err.Error()))
 			}
 			if err = printReport(out, report, quiet); err == nil && wait > 0 && unfinished(report) {
-				return errFindings
+				return command.ErrFindings
 			}
 			return err
 		},
@@ -126,7 +125,7 @@ func printReport(out *printer.Printer, r doctor.Report, quiet bool) error {
 	}
 	err := out.Result(r, func() error { return printFindings(out, r, counts) })
 	if err == nil && r.Count(doctor.Error) > 0 {
-		return errFindings
+		return command.ErrFindings
 	}
 	return err
 }

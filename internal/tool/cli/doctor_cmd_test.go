@@ -36,7 +36,7 @@ func TestDoctorRunsWithAConfigurationItCannotRead(t *testing.T) {
 	b := newBench(t)
 	b.admin.config = "runDir: [1]"
 	r := b.serve().run("doctor")
-	if r.code != ExitFindings || !strings.Contains(r.err, "usual places") || !strings.Contains(r.out, "kernel") {
+	if r.code != command.ExitFindings || !strings.Contains(r.err, "usual places") || !strings.Contains(r.out, "kernel") {
 		t.Errorf("%+v", r)
 	}
 }
@@ -66,14 +66,14 @@ func TestDoctorLooksWhereTheDaemonIs(t *testing.T) {
 
 func TestDoctorTellsOfADriverThatIsDown(t *testing.T) {
 	b := newBench(t).serve()
-	if r := b.run("doctor"); r.code != ExitFindings || !strings.Contains(r.out, "error drivers           driver topolvm.io has not been ready for ") {
+	if r := b.run("doctor"); r.code != command.ExitFindings || !strings.Contains(r.out, "error drivers           driver topolvm.io has not been ready for ") {
 		t.Errorf("%d: %s", r.code, r.out)
 	}
 }
 
 func TestDoctorWaits(t *testing.T) {
 	b := newBench(t).serve()
-	if r := b.run("doctor", "--wait", "1200ms"); r.code != ExitFindings || b.admin.asked < 2 || !strings.Contains(r.out, "see: https://github.com/") {
+	if r := b.run("doctor", "--wait", "1200ms"); r.code != command.ExitFindings || b.admin.asked < 2 || !strings.Contains(r.out, "see: https://github.com/") {
 		t.Errorf("asked %d times: %+v", b.admin.asked, r)
 	}
 	b.admin.asked = 0

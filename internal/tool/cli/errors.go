@@ -27,8 +27,6 @@ func (c *client) permission() string {
 	return "Use sudo, or add your uid to authorization." + c.api + ".uids in the daemon's configuration, and see that the socket's group is yours."
 }
 
-var errFindings = errors.New("doctor found errors")
-
 func watchEnded(service doctor.Service) error {
 	return command.Explain(errors.New("the daemon ended the watch"), "It may be restarting: see '"+service.Status()+"'.")
 }

@@ -31,7 +31,6 @@ func listCmd(d *daemon, view *volumeView, watch bool) *cobra.Command {
 --state held --state refused. With --watch every change is shown too, until
 interrupted or until --timeout, where it is given; -o json prints one object per line.`,
 		Example: "  crustctl list --namespace shop --state degraded -o wide",
-		Args:    command.Arguments(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			switch err := show.CheckStates(which.states...); {
 			case err != nil:
@@ -101,7 +100,6 @@ func handlersCmd(d *daemon, out *printer.Printer) *cobra.Command {
 	return &cobra.Command{
 		Use: "handlers", Short: "Show the runtime handlers and whether they can work",
 		Example: "  crustctl handlers",
-		Args:    command.Arguments(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return run(cmd, d, out, adminv1.AdminClient.ListHandlers, &adminv1.ListHandlersRequest{}, func(got *adminv1.ListHandlersResponse) error {
 				text, t := printer.Text, printer.NewTable("NAME", "HEALTHY", "VOLUMES", "BOUND", "PROBLEM")
@@ -118,7 +116,6 @@ func driversCmd(d *daemon, view *volumeView) *cobra.Command {
 	return &cobra.Command{
 		Use: "drivers", Short: "Show the CSI drivers that registered with the front",
 		Example: "  crustctl drivers -o wide",
-		Args:    command.Arguments(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return run(cmd, d, view.out, adminv1.AdminClient.ListDrivers, &adminv1.ListDriversRequest{}, view.drivers)
 		},
@@ -177,7 +174,6 @@ func versionCmd(d *daemon, out *printer.Printer) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "version", Short: "Show the versions of crustctl and of the daemon",
 		Example: "  crustctl version --client",
-		Args:    command.Arguments(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			v := versions{Client: sys.Version()}
 			if clientOnly {

@@ -33,7 +33,6 @@ screen, a few at a time. Where the output is no terminal, with --once, and with
 -o json or yaml, one picture is printed, and that is all: as wide as the
 terminal, or 80 columns, or with -o wide as wide as it needs to be.`,
 		Example: "  crustctl top --sort latency --filter 'bound kata'",
-		Args:    command.Arguments(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := readTopFlags(&settings, env, sort, state); err != nil {
 				return command.WrongUsage(cmd, err)

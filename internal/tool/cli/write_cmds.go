@@ -209,7 +209,6 @@ func reconcileCmd(d *daemon, out *printer.Printer) *cobra.Command {
 	return &cobra.Command{
 		Use: "reconcile", Short: "Compare every record with the node now and repair what differs",
 		Example: "  crustctl reconcile",
-		Args:    command.Arguments(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			got, err := ask(cmd.Context(), d, adminv1.AdminClient.Reconcile, &adminv1.ReconcileRequest{})
 			if err == nil {

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
+	"github.com/crust-proxy/crust-proxy/internal/tool/command"
 	"github.com/crust-proxy/crust-proxy/internal/tool/doctor"
 	"github.com/crust-proxy/crust-proxy/internal/tool/printer"
 	"github.com/crust-proxy/crust-proxy/internal/tool/show"
@@ -200,7 +201,7 @@ func printChecked(out *printer.Printer, c checked) error {
 	return err
 }
 
-// printAll prints all lines. Its error is ErrFindings if one of them failed.
+// printAll prints all lines. Its error is command.ErrFindings if one of them failed.
 func printAll(out *printer.Printer, all []checked) error {
 	for i, c := range all {
 		all[i].Do = when(c.Result != resultOK, c.Do)
@@ -212,7 +213,7 @@ func printAll(out *printer.Printer, all []checked) error {
 		return err
 	})
 	if err == nil && slices.ContainsFunc(all, func(c checked) bool { return c.Result == resultFail }) {
-		return ErrFindings
+		return command.ErrFindings
 	}
 	return err
 }

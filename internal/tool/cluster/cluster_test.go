@@ -24,6 +24,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/crust-proxy/crust-proxy/internal/tool/command"
 	"github.com/crust-proxy/crust-proxy/internal/tool/printer"
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
 	"github.com/crust-proxy/crust-proxy/test/check"
@@ -335,7 +336,7 @@ func TestTrialCleansUp(t *testing.T) {
 		var out bytes.Buffer
 		code := run(ctx, []string{"test", "--storage-class=fast", "--step-timeout=3s", "--kubeconfig=" + f.kubeconfig}, &printer.Printer{Out: &out}, &out)
 		f.wants(out.String(), "ok   class", "ok   created", "fail written", "ok   cleaned up")
-		if code != exitFindings || len(left()) > 0 {
+		if code != command.ExitFindings || len(left()) > 0 {
 			t.Errorf("interrupted %v: exit code %d, left %v:\n%s", interrupted, code, left(), out.String())
 		}
 	}
@@ -439,7 +440,7 @@ func TestTrialCleansUpAlone(t *testing.T) {
 		close(started)
 		_ = cmd.Wait()
 		_ = writer.Close()
-		if code := cmd.ProcessState.ExitCode(); code != exitFindings || len(left()) > 0 {
+		if code := cmd.ProcessState.ExitCode(); code != command.ExitFindings || len(left()) > 0 {
 			t.Errorf("%d signals: %s, left %v", hangups, cmd.ProcessState, left())
 		}
 	}

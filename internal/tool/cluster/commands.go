@@ -20,12 +20,6 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/tool/show"
 )
 
-// exitFindings is the exit code if a node has an error or did not answer: as doctor's.
-const exitFindings = 3
-
-// ErrFindings is returned for errors that are shown already.
-var ErrFindings = errors.New("a node has an error, or did not answer")
-
 // tool is what the commands share.
 type tool struct {
 	access
@@ -51,24 +45,10 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, 3 a node has an error or did not
 answer, a check or a test failed.`,
 		Annotations: map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl crust"},
 	}
-	root.SetOut(out.Out)
-	root.SetErr(stderr)
-	root.PersistentFlags().StringVarP(&out.Format, "output", "o", printer.FormatTable, "table, wide, json or yaml")
-	command.Complete(root, "output", printer.Formats()...)
-	root.PersistentPreRunE = func(cmd *cobra.Command, _ []string) error {
-		if err := out.Check(); err != nil {
-			return command.WrongUsage(cmd, err)
-		}
-		return nil
-	}
 	root.AddCommand(append(Commands(out, time.Now), checkCmd(out), testCmd(out), bundleCmd(out))...)
-	command.Prepare(root)
-	root.SetArgs(args)
-	err := root.ExecuteContext(ctx)
-	if errors.Is(err, ErrFindings) {
-		return exitFindings
-	}
-	return command.Report(root, err)
+	command.Prepare(root, out, stderr, nil)
+	root.PersistentFlags().Lookup("output").Usage = "table, wide, json or yaml"
+	return command.Run(ctx, root, args)
 }
 
 // Commands are those that crustctl has, too.
@@ -96,10 +76,10 @@ func newCommand(t *tool, cmd *cobra.Command, question func(context.Context, *sta
 	return cmd
 }
 
-// verdict is ErrFindings if a node is bad.
+// verdict is command.ErrFindings if a node is bad.
 func verdict(err error, states []*state) error {
 	if err == nil && slices.ContainsFunc(states, (*state).bad) {
-		return ErrFindings
+		return command.ErrFindings
 	}
 	return err
 }

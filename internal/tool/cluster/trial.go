@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 
 	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
+	"github.com/crust-proxy/crust-proxy/internal/tool/command"
 	"github.com/crust-proxy/crust-proxy/internal/tool/show"
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
 )
@@ -90,7 +91,7 @@ func (r *trial) run(ctx context.Context) error {
 		return printAll(r.t.out, r.lines)
 	}
 	if failed {
-		return ErrFindings
+		return command.ErrFindings
 	}
 	return nil
 }

@@ -4,27 +4,39 @@ package command
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
+	"io"
 	"strings"
 
 	"github.com/spf13/cobra"
 
 	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
+	"github.com/crust-proxy/crust-proxy/internal/tool/printer"
 	"github.com/crust-proxy/crust-proxy/internal/tool/show"
 )
 
 // The exit codes.
 const (
-	ExitOK      = 0
-	ExitFailure = 1
-	ExitUsage   = 2
+	ExitOK       = 0
+	ExitFailure  = 1
+	ExitUsage    = 2
+	ExitFindings = 3
 )
 
-// Report prints the error of a program, and returns the exit code.
-func Report(root *cobra.Command, err error) int {
-	if err == nil {
+// ErrFindings ends a command whose output has errors of nodes, which are shown already.
+var ErrFindings = errors.New("errors were found")
+
+// Run runs one command line of a program, prints its error, and returns the exit code.
+func Run(ctx context.Context, root *cobra.Command, args []string) int {
+	root.SetArgs(args)
+	err := root.ExecuteContext(ctx)
+	switch {
+	case err == nil:
 		return ExitOK
+	case errors.Is(err, ErrFindings):
+		return ExitFindings
 	}
 	root.PrintErrln(root.Name() + ": " + show.EscapeLines(err.Error()))
 	if usage, ok := errors.AsType[*usageError](err); ok {
@@ -34,8 +46,22 @@ func Report(root *cobra.Command, err error) int {
 	return ExitFailure
 }
 
-// Prepare gives the root of a program, which has its commands already, what all programs have.
-func Prepare(root *cobra.Command) {
+// Prepare gives the root of a program, which has its commands already, what all programs have. Commands that
+// say nothing of their arguments take none. check, which may be nil, runs before each command.
+func Prepare(root *cobra.Command, out *printer.Printer, stderr io.Writer, check func(*cobra.Command) error) {
+	root.SetOut(out.Out)
+	root.SetErr(stderr)
+	root.PersistentFlags().StringVarP(&out.Format, "output", "o", printer.FormatTable, printer.FormatsHelp)
+	Complete(root, "output", printer.Formats()...)
+	root.PersistentPreRunE = func(cmd *cobra.Command, _ []string) (err error) {
+		if check != nil {
+			err = check(cmd)
+		}
+		if err = cmp.Or(err, out.Check()); err != nil {
+			return WrongUsage(cmd, err)
+		}
+		return nil
+	}
 	root.SilenceErrors, root.SilenceUsage, root.SuggestionsMinimumDistance = true, true, 2
 	root.Args, root.Version = noSuchCommand, sys.Version()
 	root.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
@@ -47,8 +73,11 @@ func Prepare(root *cobra.Command) {
 	})
 	root.InitDefaultCompletionCmd()
 	root.InitDefaultHelpCmd()
-	for _, cmd := range root.Commands() { // cobra's own print their help, whatever the arguments are
-		switch cmd.Name() {
+	for _, cmd := range root.Commands() {
+		if cmd.Args == nil {
+			cmd.Args = Arguments()
+		}
+		switch cmd.Name() { // cobra's own print their help, whatever the arguments are
 		case "help":
 			cmd.Args = func(_ *cobra.Command, args []string) error {
 				found, rest, err := root.Find(args)
