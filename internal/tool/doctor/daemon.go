@@ -37,7 +37,7 @@ const settleTime = 10 * time.Second
 
 var settling = []string{"sandboxes cannot be followed", "pods cannot be looked up", "driver "}
 
-func checkDaemonFindings(n Node, d Daemon) []Finding {
+func checkDaemonFindings(_ context.Context, n Node, d Daemon) []Finding {
 	var found []Finding
 	started := d.Node.GetStartedAt()
 	for _, text := range d.Node.GetFindings() {
@@ -52,7 +52,7 @@ func checkDaemonFindings(n Node, d Daemon) []Finding {
 }
 
 // checkProof tells how the daemon proves that nobody has a device open.
-func checkProof(_ Node, d Daemon) []Finding {
+func checkProof(_ context.Context, _ Node, d Daemon) []Finding {
 	if why := d.Node.GetProofReason(); why != "" {
 		return []Finding{warning("see \"A process still has the device\" in docs/operations.md",
 			"the daemon reads the descriptors of all processes to prove that nobody has a device open, because the kernel's own "+
@@ -61,7 +61,7 @@ func checkProof(_ Node, d Daemon) []Finding {
 	return []Finding{okay("the kernel's own count proves that nobody has a device open")}
 }
 
-func checkHandlers(n Node, d Daemon) []Finding {
+func checkHandlers(_ context.Context, n Node, d Daemon) []Finding {
 	if len(d.Handlers) == 0 {
 		return []Finding{failure("configure a runtime handler in the daemon's configuration",
 			"the daemon has no runtime handler, so every publish fails")}
@@ -83,7 +83,7 @@ func checkHandlers(n Node, d Daemon) []Finding {
 	return found
 }
 
-func checkVolumes(_ Node, d Daemon) []Finding {
+func checkVolumes(_ context.Context, _ Node, d Daemon) []Finding {
 	var found []Finding
 	for _, v := range d.Volumes {
 		found = append(found, volumeFindings(v)...)

@@ -28,15 +28,6 @@ func checkKataDir(_ context.Context, n Node, _ Daemon) []Finding {
 	return orOK(found, "%s has mode 0700", n.KataDir)
 }
 
-// kataEntries lists the volumes' directories; none if Kata's directory is absent.
-func kataEntries(n Node) ([]fs.DirEntry, error) {
-	entries, err := os.ReadDir(n.at(n.KataDir))
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	return entries, err
-}
-
 // checkRunDir: records must die with a reboot, as the mounts they speak of do.
 func checkRunDir(_ context.Context, n Node, _ Daemon) []Finding {
 	info, err := os.Stat(n.at(n.RunDir))
@@ -60,6 +51,10 @@ func checkRunDir(_ context.Context, n Node, _ Daemon) []Finding {
 			"%s lies on %s (%s), not on tmpfs: its records would outlive a reboot, which the mounts do not", n.RunDir, m.FSType, m.Mountpoint)}
 	}
 	return []Finding{okay("%s lies on %s", n.RunDir, m.FSType)}
+}
+
+func checkSockets(_ context.Context, n Node, _ Daemon) []Finding {
+	return append(checkSocket(n, "admin", n.AdminSocket), checkSocket(n, "runtime", n.RuntimeSocket)...)
 }
 
 func checkSocket(n Node, name, path string) []Finding {

@@ -36,49 +36,44 @@ func (d Daemon) has(handler string) bool {
 	return slices.ContainsFunc(d.Handlers, func(h *adminv1.Handler) bool { return h.GetName() == handler })
 }
 
+// scope is what a check needs.
+type scope uint8
+
+const (
+	installed scope = iota // crust-proxy on this node
+	before                 // nothing of crust-proxy's
+	reported               // only what the daemon reported: it is skipped if that did not answer
+)
+
 type namedCheck struct {
-	name string
-	run  func(context.Context, Node, Daemon) []Finding
+	name  string
+	needs scope
+	run   func(context.Context, Node, Daemon) []Finding
 }
 
 var checks = []namedCheck{
-	{"daemon", checkDaemon},
-	{"daemon-findings", withDaemon(checkDaemonFindings)},
-	{"drivers", withDaemon(checkDrivers)},
-	{"proof", withDaemon(checkProof)},
-	{"handlers", withDaemon(checkHandlers)},
-	{"volumes", withDaemon(checkVolumes)},
-	{"sockets", func(_ context.Context, n Node, _ Daemon) []Finding {
-		return append(checkSocket(n, "admin", n.AdminSocket), checkSocket(n, "runtime", n.RuntimeSocket)...)
-	}},
-	{"run-dir", checkRunDir},
-	{"kernel", checkKernel},
-	{"programs", checkPrograms},
-	{"kata-config", checkKataConfig},
-	{"kata-directory", checkKataDir},
-	{"kata-volumes", checkKataVolumes},
-	{"kubelet", checkKubelet},
-	{"mount-namespaces", checkNamespaces},
-	{"guards", checkGuards},
-	{"marks", checkMarks},
-	{"container-runtime", checkRuntime},
-	{"cri-o", checkCRIO},
-	{"cluster", checkCluster},
-	{"csidriver-objects", checkCSIDrivers},
+	{"daemon", installed, checkDaemon},
+	{"daemon-findings", reported, checkDaemonFindings},
+	{"drivers", reported, checkDrivers},
+	{"proof", reported, checkProof},
+	{"handlers", reported, checkHandlers},
+	{"volumes", reported, checkVolumes},
+	{"sockets", installed, checkSockets},
+	{"run-dir", installed, checkRunDir},
+	{"kernel", before, checkKernel},
+	{"programs", before, checkPrograms},
+	{"kata-config", before, checkKataConfig},
+	{"kata-directory", installed, checkKataDir},
+	{"kata-volumes", installed, checkKataVolumes},
+	{"kubelet", before, checkKubelet},
+	{"mount-namespaces", installed, checkNamespaces},
+	{"guards", installed, checkGuards},
+	{"marks", installed, checkMarks},
+	{"container-runtime", before, checkRuntime},
+	{"cri-o", before, checkCRIO},
+	{"cluster", installed, checkCluster},
+	{"csidriver-objects", installed, checkCSIDrivers},
 }
-
-// withDaemon makes a check of what the daemon reported, which is skipped if it did not answer.
-func withDaemon(run func(Node, Daemon) []Finding) func(context.Context, Node, Daemon) []Finding {
-	return func(_ context.Context, n Node, d Daemon) []Finding {
-		if !d.up() {
-			return nil
-		}
-		return run(n, d)
-	}
-}
-
-// before are the checks that need nothing of crust-proxy's.
-var before = []string{"kernel", "programs", "kata-config", "kubelet", "container-runtime", "cri-o"}
 
 // Names lists the checks in the order in which they run.
 func Names() []string {
@@ -89,30 +84,24 @@ func Names() []string {
 	return names
 }
 
-// reported are the checks of what the daemon itself reported.
-var reported = []string{"daemon-findings", "drivers", "proof", "handlers", "volumes"}
-
 // Reported runs the checks that need only what the daemon of another node reported.
 func Reported(ctx context.Context, service Service, daemon Daemon) Report {
-	return run(ctx, Node{Service: service, Root: os.DevNull}, daemon, reported) // below it there are no files
+	return run(ctx, Node{Service: service, Root: os.DevNull}, daemon, func(needs scope) bool { return needs == reported }) // below it there are no files
 }
 
 // Run runs all checks in parallel: on a node with thousands of volumes some of them read
 // thousands of files.
 func Run(ctx context.Context, node Node, daemon Daemon) Report {
 	node.readTableOnce(ctx)
-	if node.Before {
-		return run(ctx, node, daemon, before)
-	}
-	return run(ctx, node, daemon, Names())
+	return run(ctx, node, daemon, func(needs scope) bool { return needs == before || !node.Before })
 }
 
-func run(ctx context.Context, node Node, daemon Daemon, names []string) Report {
+func run(ctx context.Context, node Node, daemon Daemon, wanted func(scope) bool) Report {
 	report := Report{Findings: []Finding{}}
 	found := make([][]Finding, len(checks))
 	var running sync.WaitGroup
 	for i, c := range checks {
-		if slices.Contains(names, c.name) {
+		if wanted(c.needs) && (c.needs != reported || daemon.up()) {
 			running.Go(func() { found[i] = c.run(ctx, node, daemon) })
 		}
 	}

@@ -19,7 +19,7 @@ const (
 )
 
 // checkDrivers checks the drivers behind the front.
-func checkDrivers(_ Node, d Daemon) []Finding {
+func checkDrivers(_ context.Context, _ Node, d Daemon) []Finding {
 	ready := map[string]bool{}
 	for _, one := range d.Drivers {
 		ready[one.GetName()] = ready[one.GetName()] || one.GetReady()
