@@ -3,7 +3,6 @@ package daemon
 import (
 	"context"
 	"fmt"
-	"io"
 	"os"
 	"os/signal"
 	"runtime/debug"
@@ -75,15 +74,15 @@ type daemon struct {
 	stopping       chan struct{}
 }
 
-func serve(ctx context.Context, flags *config.Flags, _, stderr io.Writer) error {
+func serve(ctx context.Context, call invocation) error {
 	hangups := make(chan os.Signal, 1)
 	signal.Notify(hangups, syscall.SIGHUP)
 	defer signal.Stop(hangups)
 	level := zap.NewAtomicLevel()
-	log := telemetry.NewLogger(stderr, level)
+	log := telemetry.NewLogger(call.stderr, level)
 	defer func() { _ = log.Sync() }()
 	// It watches before the file is read.
-	set := &settings{flags: flags, log: log, watcher: config.Watch(flags.File), hangups: hangups}
+	set := &settings{flags: call.flags, log: log, watcher: config.Watch(call.flags.File), hangups: hangups}
 	cfg, err := set.load()
 	if err != nil {
 		set.logBad("crust-proxy cannot start: the configuration is bad", err)
@@ -390,19 +389,6 @@ func (d *daemon) alive(ctx context.Context) error {
 	}
 }
 
-// onVolumeChanged notifies watchers. It also forgets what was known about a volume that is
-// gone, or that another program published and no sandbox has.
-func (d *daemon) onVolumeChanged(key volume.Key) {
-	if d.sandboxes != nil {
-		_, there := d.broker.Get(key)
-		if _, bound := d.handlers.Binding(&volume.Volume{Key: key}); !there && !bound {
-			d.sandboxes.Relay.Forget(key)
-			d.disks.reader.Forget(key)
-		}
-	}
-	d.hub.Changed(key)
-}
-
 // onSandboxChanged is called by a handler when the sandbox of a volume changed: the last
 // answers of the old one do not apply to the new one.
 func (d *daemon) onSandboxChanged(key volume.Key) {
@@ -413,7 +399,7 @@ func (d *daemon) onSandboxChanged(key volume.Key) {
 			d.history.Bound(status.Volume, binding)
 		}
 	}
-	d.onVolumeChanged(key)
+	brokerObserver{d}.Changed(key)
 }
 
 // resultOf is the value of the metric label "result".
@@ -440,21 +426,41 @@ func (d *daemon) apply(cfg *config.Config) {
 // brokerObserver is told by the broker what happens to volumes.
 type brokerObserver struct{ daemon *daemon }
 
-// Changed implements deferral.Observer.
-func (o brokerObserver) Changed(key volume.Key) { o.daemon.onVolumeChanged(key) }
+// Changed notifies watchers. It also forgets what was known about a volume that is gone, or
+// that another program published and no sandbox has.
+func (o brokerObserver) Changed(key volume.Key) {
+	d := o.daemon
+	if d.sandboxes != nil {
+		_, there := d.broker.Get(key)
+		if _, bound := d.handlers.Binding(&volume.Volume{Key: key}); !there && !bound {
+			d.sandboxes.Relay.Forget(key)
+			d.disks.reader.Forget(key)
+		}
+	}
+	d.hub.Changed(key)
+}
 
-// Published implements deferral.Observer.
+// Published counts.
 func (o brokerObserver) Published(v *volume.Volume) { o.daemon.metrics.Published(v.Driver, v.Handler) }
 
-// Leaving implements deferral.Observer.
+// Leaving looks for errors in the filesystem.
 func (o brokerObserver) Leaving(ctx context.Context, v *volume.Volume) {
 	o.daemon.disks.leaving(ctx, v)
 }
 
-// OrphanEnded implements deferral.Observer.
-func (o brokerObserver) OrphanEnded(v *volume.Volume, orphan deferral.Orphan, err error) {
-	o.daemon.orphanEnded(v, orphan, err)
+// OrphanEnded is called for a process that was ended, and for one that could not be.
+func (o brokerObserver) OrphanEnded(v *volume.Volume, one deferral.Orphan, err error) {
+	d := o.daemon
+	d.metrics.OrphanEnded(err == nil)
+	d.history.Did(v, history.Ended, "crust-proxy", fmt.Sprintf("process %d (%q) of %s", one.PID, one.Program, one.Sandbox), err)
+	fields := about(v)
+	if err != nil {
+		d.log.Error("an orphan keeps a volume", append(fields, zap.Error(err))...)
+		return
+	}
+	d.log.Warn("an orphan that kept a volume was ended", append(fields, zap.Int("pid", one.PID), zap.String("program", one.Program),
+		zap.String("control_group", one.ControlGroup), zap.String("sandbox", one.Sandbox), zap.String("why", one.Why))...)
 }
 
-// ClaimRefused implements deferral.Observer.
+// ClaimRefused counts.
 func (o brokerObserver) ClaimRefused(kind volume.Kind) { o.daemon.metrics.ClaimRefused(kind.String()) }

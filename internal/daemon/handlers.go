@@ -20,23 +20,22 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/ground/apiserver"
 	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	"github.com/crust-proxy/crust-proxy/internal/ground/telemetry"
+	"github.com/crust-proxy/crust-proxy/pkg/runtime"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/crust"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/kata"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/sandbox"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
-func newHandlers(d *daemon, cfg *config.Config) (sandboxes.Handlers, error) {
-	var on sandboxes.Handlers
-	if cfg.Handlers.Kata.Enabled {
-		made, err := newKata(d, cfg)
-		if err != nil {
-			return nil, err
+func newHandlers(d *daemon, cfg *config.Config) (on sandboxes.Handlers, err error) {
+	for _, one := range []struct {
+		enabled bool
+		make    func(*daemon, *config.Config) (runtime.Handler, error)
+	}{{cfg.Handlers.Kata.Enabled, newKata}, {cfg.Handlers.Crust.Enabled, newCrust}} {
+		if !one.enabled {
+			continue
 		}
-		on = append(on, made)
-	}
-	if cfg.Handlers.Crust.Enabled {
-		made, err := newCrust(d, cfg)
+		made, err := one.make(d, cfg)
 		if err != nil {
 			return nil, err
 		}
@@ -45,7 +44,7 @@ func newHandlers(d *daemon, cfg *config.Config) (sandboxes.Handlers, error) {
 	return on, nil
 }
 
-func newKata(d *daemon, cfg *config.Config) (*kata.Handler, error) {
+func newKata(d *daemon, cfg *config.Config) (runtime.Handler, error) {
 	k := cfg.Handlers.Kata
 	temp, err := tempOf(cfg, kata.Name, k.TempDir, k.DirectVolumes)
 	if err != nil {
@@ -58,7 +57,7 @@ func newKata(d *daemon, cfg *config.Config) (*kata.Handler, error) {
 	}, d.tracker, d.log.Named(kata.Name))
 }
 
-func newCrust(d *daemon, cfg *config.Config) (*crust.Handler, error) {
+func newCrust(d *daemon, cfg *config.Config) (runtime.Handler, error) {
 	c := cfg.Handlers.Crust
 	temp, err := tempOf(cfg, crust.Name, c.TempDir, c.Root)
 	if err != nil {
@@ -94,14 +93,13 @@ func tempOf(cfg *config.Config, name, configured, root string) (string, error) {
 }
 
 func sameFilesystem(a, b string) (bool, error) {
-	var x, y unix.Stat_t
-	if err := unix.Stat(a, &x); err != nil {
-		return false, volume.Errorf(volume.Internal, "%s cannot be looked at: %w", a, err)
+	var found [2]unix.Stat_t
+	for i, path := range []string{a, b} {
+		if err := unix.Stat(path, &found[i]); err != nil {
+			return false, volume.Errorf(volume.Internal, "%s cannot be looked at: %w", path, err)
+		}
 	}
-	if err := unix.Stat(b, &y); err != nil {
-		return false, volume.Errorf(volume.Internal, "%s cannot be looked at: %w", b, err)
-	}
-	return x.Dev == y.Dev, nil
+	return found[0].Dev == found[1].Dev, nil
 }
 
 // tracker follows the container runtime's sandboxes.

@@ -76,7 +76,7 @@ func Main(args []string, stdout, stderr io.Writer) int {
 		command, err = showVersion, nil
 	}
 	if err == nil {
-		err = command(ctx, flags, stdout, stderr)
+		err = command(ctx, invocation{flags, set.Args()[min(1, set.NArg()):], stdout, stderr})
 	}
 	return failed(stderr, err)
 }
@@ -102,28 +102,27 @@ var (
 	errLogged = errors.New("the log says what is wrong")
 )
 
-type commandFunc func(ctx context.Context, flags *config.Flags, stdout, stderr io.Writer) error
+// invocation is what a command gets.
+type invocation struct {
+	flags          *config.Flags
+	args           []string // after the command
+	stdout, stderr io.Writer
+}
 
-// subcommand is a command, with the number of arguments that it takes.
-type subcommand struct {
+type commandFunc func(context.Context, invocation) error
+
+// subcommands are the commands, with the number of arguments that each takes, and their description in errors.
+var subcommands = []struct {
 	name        string
 	least, most int
-	arguments   string // their description in errors
-	run         func(args []string) commandFunc
-}
-
-var subcommands = []subcommand{
-	{name: "validate", run: plain(validate)},
-	{name: "version", run: plain(showVersion)},
+	arguments   string
+	run         commandFunc
+}{
+	{name: "validate", run: validate},
+	{name: "version", run: showVersion},
 	{name: "removable", most: math.MaxInt, run: removable},
-	{name: "removable-nodes", least: 1, most: 2, arguments: "HOST:PORT, such as crust-proxy.crust-proxy.svc:9814, and perhaps a COMMAND",
-		run: func(args []string) commandFunc { return removableNodes(args[0], args[1:]...) }},
-	{name: "withdraw", run: plain(withdraw)},
-}
-
-// plain is for subcommands without arguments.
-func plain(command commandFunc) func([]string) commandFunc {
-	return func([]string) commandFunc { return command }
+	{name: "removable-nodes", least: 1, most: 2, arguments: "HOST:PORT, such as crust-proxy.crust-proxy.svc:9814, and perhaps a COMMAND", run: removableNodes},
+	{name: "withdraw", run: withdraw},
 }
 
 func commandOf(args []string) (commandFunc, error) {
@@ -138,12 +137,12 @@ func commandOf(args []string) (commandFunc, error) {
 		if n := len(args) - 1; n < one.least || n > one.most {
 			return nil, fmt.Errorf("%s takes %s: %w", one.name, cmp.Or(one.arguments, "no arguments"), errUsage)
 		}
-		return one.run(args[1:]), nil
+		return one.run, nil
 	}
 	return nil, fmt.Errorf("there is no command %q; there are %s: %w", args[0], strings.Join(names, ", "), errUsage)
 }
 
-func showVersion(_ context.Context, _ *config.Flags, stdout, _ io.Writer) error {
-	sys.PrintVersion(stdout, "crust-proxy")
+func showVersion(_ context.Context, call invocation) error {
+	sys.PrintVersion(call.stdout, "crust-proxy")
 	return nil
 }

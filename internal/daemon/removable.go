@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"slices"
 	"strings"
 
@@ -133,33 +132,31 @@ func leaveFront(cfg *config.Config, log *zap.Logger) error {
 
 // removable checks whether crust-proxy can be removed from this node, or drivers from behind
 // it, without abandoning volumes.
-func removable(drivers []string) commandFunc {
-	return func(_ context.Context, flags *config.Flags, stdout, stderr io.Writer) error {
-		cfg, err := flags.Load()
-		if err != nil {
-			return err
-		}
-		found := livingOf(cfg.StateDir(), len(drivers) > 0, drivers...)
-		switch {
-		case found.none():
-			_, err = fmt.Fprintf(stdout, "No deferred volume lives on this node, by the records below %s.\n", cfg.StateDir())
-			return err
-		case cfg.Front.AbandonVolumes:
-			_, err = fmt.Fprintln(stderr, "crust-proxy: warning: "+found.text()+whatItIs)
-			return err
-		}
-		return errors.New(found.text() + whatToDo + " To leave them as they are: --abandon-volumes." + whatItIs)
+func removable(_ context.Context, call invocation) error {
+	cfg, err := call.flags.Load()
+	if err != nil {
+		return err
 	}
+	found := livingOf(cfg.StateDir(), len(call.args) > 0, call.args...)
+	switch {
+	case found.none():
+		_, err = fmt.Fprintf(call.stdout, "No deferred volume lives on this node, by the records below %s.\n", cfg.StateDir())
+		return err
+	case cfg.Front.AbandonVolumes:
+		_, err = fmt.Fprintln(call.stderr, "crust-proxy: warning: "+found.text()+whatItIs)
+		return err
+	}
+	return errors.New(found.text() + whatToDo + " To leave them as they are: --abandon-volumes." + whatItIs)
 }
 
 // withdraw removes the drivers' registrations with kubelet when the daemon has gone.
-func withdraw(_ context.Context, flags *config.Flags, stdout, _ io.Writer) error {
-	cfg, err := flags.Load()
+func withdraw(_ context.Context, call invocation) error {
+	cfg, err := call.flags.Load()
 	if err != nil {
 		return err
 	}
 	for _, path := range registry.Withdraw(cfg.Front.KubeletRegistry) {
-		if _, err := fmt.Fprintln(stdout, path); err != nil {
+		if _, err := fmt.Fprintln(call.stdout, path); err != nil {
 			return err
 		}
 	}

@@ -15,8 +15,6 @@ import (
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
 	"golang.org/x/sync/errgroup"
-
-	"github.com/crust-proxy/crust-proxy/internal/daemon/config"
 )
 
 const (
@@ -30,25 +28,24 @@ const (
 // removableNodes resolves a host name to the addresses of all daemons, and reads from their
 // metrics whether they have deferred volumes, before crust-proxy is removed from a cluster. A
 // daemon that does not answer counts as having some. The command reads no objects of the
-// cluster, so it cannot know of a node whose pod has no address, and says so. Repair is the
-// command that restores a Helm release that a refusal left half uninstalled.
-func removableNodes(address string, repair ...string) commandFunc {
-	return func(ctx context.Context, _ *config.Flags, stdout, _ io.Writer) error {
-		host, port, err := net.SplitHostPort(address)
-		if err != nil {
-			return fmt.Errorf("%q is not host:port: %w", address, err)
-		}
-		nodes, err := net.DefaultResolver.LookupHost(ctx, host)
-		if err != nil {
-			return fmt.Errorf("no node can be asked whether deferred volumes live there: %w%s", err, afterRefusal(repair))
-		}
-		if err := askNodes(ctx, nodes, port); err != nil {
-			return fmt.Errorf("%w\nDelete their pods, or drain the nodes, and try again; on a node, crustctl list and crust-proxy removable name the volumes.%s%s",
-				err, whatItIs, afterRefusal(repair))
-		}
-		_, err = fmt.Fprintf(stdout, "No deferred volume lives on any of %d nodes. A node whose crust-proxy pod is missing or has no address was not asked.\n", len(nodes))
-		return err
+// cluster, so it cannot know of a node whose pod has no address, and says so. The second argument is
+// the command that restores a Helm release that a refusal left half uninstalled.
+func removableNodes(ctx context.Context, call invocation) error {
+	address, repair := call.args[0], call.args[1:]
+	host, port, err := net.SplitHostPort(address)
+	if err != nil {
+		return fmt.Errorf("%q is not host:port: %w", address, err)
 	}
+	nodes, err := net.DefaultResolver.LookupHost(ctx, host)
+	if err != nil {
+		return fmt.Errorf("no node can be asked whether deferred volumes live there: %w%s", err, afterRefusal(repair))
+	}
+	if err := askNodes(ctx, nodes, port); err != nil {
+		return fmt.Errorf("%w\nDelete their pods, or drain the nodes, and try again; on a node, crustctl list and crust-proxy removable name the volumes.%s%s",
+			err, whatItIs, afterRefusal(repair))
+	}
+	_, err = fmt.Fprintf(call.stdout, "No deferred volume lives on any of %d nodes. A node whose crust-proxy pod is missing or has no address was not asked.\n", len(nodes))
+	return err
 }
 
 // afterRefusal explains the state of the Helm release after a refusal.

@@ -3,7 +3,6 @@ package daemon
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net"
 	"os"
 	"strconv"
@@ -20,13 +19,11 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/internal/daemon/admin"
 	"github.com/crust-proxy/crust-proxy/internal/daemon/config"
-	"github.com/crust-proxy/crust-proxy/internal/daemon/history"
 	"github.com/crust-proxy/crust-proxy/internal/ground/apiserver"
 	"github.com/crust-proxy/crust-proxy/internal/ground/peercred"
 	"github.com/crust-proxy/crust-proxy/internal/ground/run"
 	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	"github.com/crust-proxy/crust-proxy/internal/ground/telemetry"
-	"github.com/crust-proxy/crust-proxy/pkg/deferral"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
 	runtimev1 "github.com/crust-proxy/crust-proxy/proto/crust/runtime/v1"
@@ -199,19 +196,6 @@ func about(v *volume.Volume) []zap.Field {
 		fields = append(fields, zap.String(telemetry.FieldCSIVolume, of.VolumeID), zap.String(telemetry.FieldPod, of.PodNamespace+"/"+of.PodName))
 	}
 	return fields
-}
-
-// orphanEnded is called for a process that was ended, and for one that could not be.
-func (d *daemon) orphanEnded(v *volume.Volume, one deferral.Orphan, err error) {
-	d.metrics.OrphanEnded(err == nil)
-	d.history.Did(v, history.Ended, "crust-proxy", fmt.Sprintf("process %d (%q) of %s", one.PID, one.Program, one.Sandbox), err)
-	fields := about(v)
-	if err != nil {
-		d.log.Error("an orphan keeps a volume", append(fields, zap.Error(err))...)
-		return
-	}
-	d.log.Warn("an orphan that kept a volume was ended", append(fields, zap.Int("pid", one.PID), zap.String("program", one.Program),
-		zap.String("control_group", one.ControlGroup), zap.String("sandbox", one.Sandbox), zap.String("why", one.Why))...)
 }
 
 func (s *servers) start(group *run.Group, d *daemon) {

@@ -19,8 +19,8 @@ import (
 )
 
 // validate refuses what a start of the daemon refuses, and shows what is in force otherwise.
-func validate(_ context.Context, flags *config.Flags, stdout, _ io.Writer) error {
-	cfg, err := flags.Load()
+func validate(_ context.Context, call invocation) error {
+	cfg, err := call.flags.Load()
 	if err != nil {
 		return err
 	}
@@ -34,7 +34,7 @@ func validate(_ context.Context, flags *config.Flags, stdout, _ io.Writer) error
 	for _, line := range slices.Concat(cfg.DeferralPolicy().Explain(), cfg.Warnings(), missingHere(&cfg)) {
 		text += "# " + line + "\n"
 	}
-	_, err = io.WriteString(stdout, "# "+flags.Source()+"\n"+text)
+	_, err = io.WriteString(call.stdout, "# "+call.flags.Source()+"\n"+text)
 	return err
 }
 
