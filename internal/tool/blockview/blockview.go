@@ -10,16 +10,11 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/backup/blocks"
 )
 
-// The formats.
-const (
-	FormatPicture = "picture"
-	FormatJSON    = "json"
-	FormatRaw     = "raw"
-	FormatQemu    = "qemu-img-map"
-)
+// FormatPicture is for people.
+const FormatPicture = "picture"
 
 // Formats lists the formats.
-func Formats() []string { return []string{FormatPicture, FormatJSON, FormatRaw, FormatQemu} }
+func Formats() []string { return []string{FormatPicture, "json", "raw", "qemu-img-map"} }
 
 // View prints each message that Reader.Read reads, and then the end.
 type View interface {
@@ -33,11 +28,11 @@ func New(format string, out io.Writer, picture *Picture) (View, error) {
 	switch format {
 	case FormatPicture:
 		return picture, nil
-	case FormatJSON:
+	case "json":
 		return &lines{out: buffered, write: writeJSON}, nil
-	case FormatRaw:
+	case "raw":
 		return &lines{out: buffered, write: writeRaw}, nil
-	case FormatQemu:
+	case "qemu-img-map":
 		return &qemuMap{out: buffered, changed: picture.Base != ""}, nil
 	}
 	return nil, fmt.Errorf("--output %q is not picture, json, raw or qemu-img-map", format)
@@ -82,7 +77,8 @@ func writeRaw(out io.Writer, m blocks.Message) error {
 }
 
 // qemuMap prints the whole volume as `qemu-img map --output=json` does, adjacent ranges as one.
-// Changed blocks are shown as those of an overlay, all others as those of its backing file.
+// Changed blocks are shown as those of an overlay, all others as those of its backing file. The writer
+// keeps its first error.
 type qemuMap struct {
 	out      *bufio.Writer
 	changed  bool
@@ -98,59 +94,42 @@ func (q *qemuMap) Message(m blocks.Message) error {
 			q.last.Size += r.Size
 			continue
 		}
-		if err := q.named(); err != nil {
-			return err
-		}
-		if err := q.gap(r.Offset); err != nil {
-			return err
-		}
+		q.printTo(r.Offset)
 		q.last = r
 	}
-	return nil
+	_, err := q.out.Write(nil)
+	return err
 }
 
 func (q *qemuMap) End() error {
-	if err := q.named(); err != nil {
-		return err
-	}
-	if err := q.gap(q.capacity); err != nil {
-		return err
-	}
+	q.printTo(q.capacity)
 	end := "]\n"
 	if q.lines == 0 {
 		end = "[]\n"
 	}
-	if _, err := q.out.WriteString(end); err != nil {
-		return err
-	}
+	_, _ = q.out.WriteString(end)
 	return q.out.Flush()
 }
 
-func (q *qemuMap) named() error {
-	if q.last.Size == 0 {
-		return nil
+// printTo prints the last range, and what lies between it and an offset.
+func (q *qemuMap) printTo(to int64) {
+	if q.last.Size > 0 {
+		q.line(q.last, fmt.Sprintf(`"depth": 0, "present": true, "zero": false, "data": true, "compressed": false, "offset": %d`, q.last.Offset))
 	}
-	return q.line(q.last, fmt.Sprintf(`"depth": 0, "present": true, "zero": false, "data": true, "compressed": false, "offset": %d`, q.last.Offset))
-}
-
-// gap prints the range between the last range and an offset.
-func (q *qemuMap) gap(to int64) error {
-	r := blocks.Range{Offset: q.last.End(), Size: to - q.last.End()}
-	switch {
-	case r.Size == 0:
-		return nil
+	switch gap := (blocks.Range{Offset: q.last.End(), Size: to - q.last.End()}); {
+	case gap.Size == 0:
 	case q.changed:
-		return q.line(r, `"depth": 1, "present": true, "zero": false, "data": true, "compressed": false`)
+		q.line(gap, `"depth": 1, "present": true, "zero": false, "data": true, "compressed": false`)
+	default:
+		q.line(gap, fmt.Sprintf(`"depth": 0, "present": true, "zero": true, "data": false, "compressed": false, "offset": %d`, gap.Offset))
 	}
-	return q.line(r, fmt.Sprintf(`"depth": 0, "present": true, "zero": true, "data": false, "compressed": false, "offset": %d`, r.Offset))
 }
 
-func (q *qemuMap) line(r blocks.Range, rest string) error {
+func (q *qemuMap) line(r blocks.Range, rest string) {
 	before := ",\n"
 	if q.lines == 0 {
 		before = "["
 	}
 	q.lines++
-	_, err := fmt.Fprintf(q.out, `%s{ "start": %d, "length": %d, %s}`, before, r.Offset, r.Size, rest)
-	return err
+	_, _ = fmt.Fprintf(q.out, `%s{ "start": %d, "length": %d, %s}`, before, r.Offset, r.Size, rest)
 }

@@ -35,12 +35,9 @@ const mostConnect = 20 * time.Second
 type client struct {
 	adminv1.AdminClient
 	conn   *grpc.ClientConn
+	daemon *daemon
 	socket string
-	// service is named in advice.
-	service doctor.Service
-	unit    unit
-	root    bool
-	api     string
+	unit   unit
 
 	mu   sync.Mutex
 	dial error
@@ -126,7 +123,7 @@ func (d *daemon) connect() (*client, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &client{socket: path, service: d.service, unit: d.unit(d.socket), root: d.root, api: d.api}
+	c := &client{socket: path, daemon: d, unit: d.unit(d.socket)}
 	// passthrough: a path needs no resolving, and no proxy of the environment is asked.
 	c.conn, err = grpc.NewClient("passthrough:///crust-proxy",
 		grpc.WithTransportCredentials(insecure.NewCredentials()), // the kernel identifies the peers of a unix socket

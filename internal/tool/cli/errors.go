@@ -21,10 +21,10 @@ import (
 
 // permission is what to do about a refused caller.
 func (c *client) permission() string {
-	if c.root {
-		return "Add uid 0 to authorization." + c.api + ".uids in the daemon's configuration."
+	if c.daemon.root {
+		return "Add uid 0 to authorization." + c.daemon.api + ".uids in the daemon's configuration."
 	}
-	return "Use sudo, or add your uid to authorization." + c.api + ".uids in the daemon's configuration, and see that the socket's group is yours."
+	return "Use sudo, or add your uid to authorization." + c.daemon.api + ".uids in the daemon's configuration, and see that the socket's group is yours."
 }
 
 func watchEnded(service doctor.Service) error {
@@ -66,7 +66,7 @@ func (c *client) explainUnavailable(message string) error {
 	c.mu.Lock()
 	dial := c.dial
 	c.mu.Unlock()
-	seeStatus := "see '" + c.service.Status() + "'."
+	seeStatus := "see '" + c.daemon.service.Status() + "'."
 	switch {
 	case dial != nil:
 		return c.explainDial(dial)
@@ -96,17 +96,17 @@ func hungUp(message string) bool {
 }
 
 func (c *client) explainDial(dial error) error {
-	socket, service, give := c.socket, c.service, "Give --socket or set "+socketVariable
-	if c.api != apiAdmin {
+	socket, service, give := c.socket, c.daemon.service, "Give --socket or set "+socketVariable
+	if c.daemon.api != apiAdmin {
 		give = "Give --runtime-socket"
 	}
 	switch {
 	case errors.Is(dial, fs.ErrPermission):
-		return command.Explain(fmt.Errorf("permission denied on the %s socket %s", c.api, socket), c.permission())
+		return command.Explain(fmt.Errorf("permission denied on the %s socket %s", c.daemon.api, socket), c.permission())
 	case errors.Is(dial, fs.ErrNotExist):
 		return c.unserved("crust-proxy is not running: there is no socket "+socket, validate+", or see '"+service.Status()+"'. Is the socket elsewhere? "+give+".")
 	case errors.Is(dial, syscall.ECONNREFUSED) && !isSocket(socket):
-		return command.Explain(fmt.Errorf("%s is not a socket", socket), give+" to the daemon's "+c.api+" socket.")
+		return command.Explain(fmt.Errorf("%s is not a socket", socket), give+" to the daemon's "+c.daemon.api+" socket.")
 	case errors.Is(dial, syscall.ECONNREFUSED):
 		return c.notRunning("nobody listens on " + socket)
 	case errors.Is(dial, context.DeadlineExceeded):
@@ -118,11 +118,11 @@ func (c *client) explainDial(dial error) error {
 const validate = "Run 'crust-proxy validate --config " + usualConfig + "'"
 
 func (c *client) notRunning(what string) error {
-	return c.unserved("crust-proxy is not running: "+what, validate+". "+statusAndLogs(c.service))
+	return c.unserved("crust-proxy is not running: "+what, validate+". "+statusAndLogs(c.daemon.service))
 }
 
 func (c *client) unanswered() error {
-	return c.unserved("crust-proxy does not answer on "+c.socket, "It may hang: see '"+c.service.Status()+"'.")
+	return c.unserved("crust-proxy does not answer on "+c.socket, "It may hang: see '"+c.daemon.service.Status()+"'.")
 }
 
 // unserved is the error of a call that no daemon took, with what systemd knows of it.

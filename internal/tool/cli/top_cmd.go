@@ -62,10 +62,8 @@ func readTopFlags(settings *top.Settings, env Env, sort, state string) (err erro
 	if settings.Sort, err = top.ParseOrder(sort); err != nil {
 		return err
 	}
-	if state != "" {
-		if err := show.CheckStates(state); err != nil {
-			return err
-		}
+	if err := show.CheckStates(state); err != nil {
+		return err
 	}
 	if settings.Interval < time.Second {
 		return fmt.Errorf("--interval %s is less than 1s", settings.Interval)

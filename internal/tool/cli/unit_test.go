@@ -117,7 +117,7 @@ func TestDaemonThatIsBeingStarted(t *testing.T) {
 
 // TestConnectionThatIsNeverServed has what gRPC says after mostConnect.
 func TestConnectionThatIsNeverServed(t *testing.T) {
-	err := (&client{socket: "/s"}).explain(status.Error(codes.Unavailable, `connection error: desc = "error reading server preface: context deadline exceeded"`))
+	err := (&client{daemon: &daemon{}, socket: "/s"}).explain(status.Error(codes.Unavailable, `connection error: desc = "error reading server preface: context deadline exceeded"`))
 	if !strings.HasPrefix(err.Error(), "crust-proxy does not answer on /s") {
 		t.Error(err)
 	}

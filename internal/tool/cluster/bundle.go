@@ -92,25 +92,10 @@ func (p *part) json(name string, value any) {
 		err = json.Unmarshal(raw, &plain)
 	}
 	if err == nil {
-		raw, err = json.MarshalIndent(redactIn(plain), "", " ")
+		plain = printer.MapTexts(plain, func(text string) string { return string(redact([]byte(text))) })
+		raw, err = json.MarshalIndent(plain, "", " ")
 	}
 	p.try(name, raw, err)
-}
-
-func redactIn(value any) any {
-	switch v := value.(type) {
-	case string:
-		return string(redact([]byte(v)))
-	case []any:
-		for i, one := range v {
-			v[i] = redactIn(one)
-		}
-	case map[string]any:
-		for key, one := range v {
-			v[key] = redactIn(one)
-		}
-	}
-	return value
 }
 
 // writeBundle writes an archive of nodes to a new file, readable by its owner only, and says what is in it.

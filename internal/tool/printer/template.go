@@ -52,7 +52,7 @@ func (t Template) fill(encoded []byte) ([]byte, error) {
 		return nil, fmt.Errorf("read JSON: %w", err)
 	}
 	var out bytes.Buffer
-	if err := t(&out, escaped(result)); err != nil {
+	if err := t(&out, MapTexts(result, show.Escape)); err != nil {
 		return nil, fmt.Errorf("--output: %w", err)
 	}
 	if text := out.Bytes(); len(text) > 0 && text[len(text)-1] != '\n' {
@@ -61,17 +61,18 @@ func (t Template) fill(encoded []byte) ([]byte, error) {
 	return out.Bytes(), nil
 }
 
-func escaped(v any) any {
+// MapTexts replaces all texts in decoded JSON, except the keys.
+func MapTexts(v any, replace func(string) string) any {
 	switch v := v.(type) {
 	case string:
-		return show.Escape(v)
+		return replace(v)
 	case []any:
 		for i := range v {
-			v[i] = escaped(v[i])
+			v[i] = MapTexts(v[i], replace)
 		}
 	case map[string]any:
 		for key := range v {
-			v[key] = escaped(v[key])
+			v[key] = MapTexts(v[key], replace)
 		}
 	}
 	return v

@@ -93,10 +93,10 @@ func StateNames() []string {
 	return names
 }
 
-// CheckStates checks the values of --state.
+// CheckStates checks the values of --state; an empty one is none.
 func CheckStates(states ...string) error {
 	for _, state := range states {
-		if !slices.Contains(StateNames(), strings.ToLower(state)) {
+		if state != "" && !slices.Contains(StateNames(), strings.ToLower(state)) {
 			return fmt.Errorf("--state %q is none of %s", state, strings.Join(StateNames(), ", "))
 		}
 	}
