@@ -121,8 +121,8 @@ func TestContentType(t *testing.T) {
 		"application/grpc":      {grpc.ForceCodecV2(unnamed{}), grpc.UseCompressor(gzip.Name)},
 		"application/grpc+json": {grpc.ForceCodecV2(codec{}), grpc.CallContentSubtype("json")},
 	} {
-		reply := &Frame{}
-		if err := r.proxied.Invoke(patience(t), "/x/y", NewFrame([]byte("request")), reply, option...); err != nil || string(reply.Bytes()) != "request" {
+		var reply []byte
+		if err := r.proxied.Invoke(patience(t), "/x/y", message("request"), &reply, option...); err != nil || string(reply) != "request" {
 			t.Fatal(err)
 		}
 		if got := (<-seen).Get("content-type"); !cmp.Equal(got, []string{want}) {

@@ -63,9 +63,8 @@ func ofConnection(key string) bool {
 }
 
 // receive reads the one request of a unary call.
-func (c *call) receive() (*Frame, error) {
-	request := &Frame{}
-	err := c.caller.RecvMsg(request)
+func (c *call) receive() (request []byte, err error) {
+	err = c.caller.RecvMsg(&request)
 	if errors.Is(err, io.EOF) {
 		return nil, status.Errorf(codes.Internal, "%s was called without a request", c.method)
 	}
@@ -78,35 +77,33 @@ func (c *call) unary() error {
 	if err != nil {
 		return err
 	}
-	defer request.Free()
-	reply := &Frame{}
-	defer reply.Free()
-	if err := c.invoke(c.ctx, request, reply); err != nil {
+	reply, err := c.forward(c.ctx, request)
+	if err != nil {
 		return err
 	}
-	return c.caller.SendMsg(reply)
+	return c.caller.SendMsg(&reply)
 }
 
 // statusDetails is the trailer in which gRPC repeats a whole status that has details.
 const statusDetails = "grpc-status-details-bin"
 
-// invoke asks the driver, and passes header and trailer of its answer on. Its error is
+// forward asks the driver, and passes header and trailer of its answer on. Its error is
 // the driver's own, with its details: gRPC adds their trailer again. The driver's trailer is
 // not passed on, for a Local may answer with another status, and a client takes the trailer
 // for the status, or for a protocol error where the codes differ.
-func (c *call) invoke(ctx context.Context, request, reply *Frame) error {
+func (c *call) forward(ctx context.Context, request []byte) (reply []byte, err error) {
 	var header, trailer metadata.MD
-	err := c.conn.Invoke(ctx, c.method, request, reply, c.options(grpc.Header(&header), grpc.Trailer(&trailer))...)
+	err = c.conn.Invoke(ctx, c.method, &request, &reply, c.options(grpc.Header(&header), grpc.Trailer(&trailer))...)
 	trailer.Delete(statusDetails)
 	if len(trailer) > 0 {
 		c.caller.SetTrailer(trailer)
 	}
 	if header = withoutConnection(header); len(header) > 0 {
 		if sent := c.caller.SetHeader(header); err == nil {
-			return sent
+			err = sent
 		}
 	}
-	return err
+	return reply, err
 }
 
 // local has a call answered by a function.
@@ -115,23 +112,11 @@ func (c *call) local(answer Local) error {
 	if err != nil {
 		return err
 	}
-	raw := request.Bytes()
-	request.Free()
-	reply, err := answer(c.ctx, raw, c.forward)
+	reply, err := answer(c.ctx, request, c.forward)
 	if err != nil {
 		return err
 	}
-	return c.caller.SendMsg(NewFrame(reply))
-}
-
-// forward is the Forward of the call.
-func (c *call) forward(ctx context.Context, request []byte) ([]byte, error) {
-	reply := &Frame{}
-	defer reply.Free()
-	if err := c.invoke(ctx, NewFrame(request), reply); err != nil {
-		return nil, err
-	}
-	return reply.Bytes(), nil
+	return c.caller.SendMsg(&reply)
 }
 
 // anyStream describes a method of which nothing is known.
@@ -163,14 +148,13 @@ func (c *call) stream() error {
 // pump sends the caller's messages to the driver, until the caller half-closes the stream.
 func (c *call) pump(driver grpc.ClientStream) error {
 	for {
-		frame := &Frame{}
-		if err := c.caller.RecvMsg(frame); errors.Is(err, io.EOF) {
+		var message []byte
+		if err := c.caller.RecvMsg(&message); errors.Is(err, io.EOF) {
 			return driver.CloseSend()
 		} else if err != nil {
 			return err
 		}
-		err := driver.SendMsg(frame)
-		frame.Free()
+		err := driver.SendMsg(&message)
 		if errors.Is(err, io.EOF) {
 			return nil // the driver has ended the call; answer gets its status
 		}
@@ -191,17 +175,15 @@ func (c *call) answer(driver grpc.ClientStream) error {
 		return err
 	}
 	for {
-		frame := &Frame{}
-		if err := driver.RecvMsg(frame); err != nil {
+		var message []byte
+		if err := driver.RecvMsg(&message); err != nil {
 			c.caller.SetTrailer(driver.Trailer())
 			if errors.Is(err, io.EOF) {
 				return nil
 			}
 			return err
 		}
-		err := c.caller.SendMsg(frame)
-		frame.Free()
-		if err != nil {
+		if err := c.caller.SendMsg(&message); err != nil {
 			return err
 		}
 	}

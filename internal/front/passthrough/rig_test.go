@@ -83,15 +83,13 @@ func raw(handle grpc.StreamHandler) []grpc.ServerOption {
 // echo answers each message by itself.
 func echo(_ any, stream grpc.ServerStream) error {
 	for {
-		frame := &Frame{}
-		if err := stream.RecvMsg(frame); errors.Is(err, io.EOF) {
+		var got []byte
+		if err := stream.RecvMsg(&got); errors.Is(err, io.EOF) {
 			return nil
 		} else if err != nil {
 			return err
 		}
-		err := stream.SendMsg(frame)
-		frame.Free()
-		if err != nil {
+		if err := stream.SendMsg(&got); err != nil {
 			return err
 		}
 	}
@@ -109,10 +107,12 @@ var bytesAsTheyAre = []grpc.CallOption{
 
 // ask makes a unary call of bytes.
 func ask(ctx context.Context, conn *grpc.ClientConn, method string, request []byte, options ...grpc.CallOption) ([]byte, error) {
-	reply := &Frame{}
-	err := conn.Invoke(ctx, method, NewFrame(request), reply, append(options, bytesAsTheyAre...)...)
-	return reply.Bytes(), err
+	var reply []byte
+	err := conn.Invoke(ctx, method, &request, &reply, append(options, bytesAsTheyAre...)...)
+	return reply, err
 }
+
+func message(text string) *[]byte { raw := []byte(text); return &raw }
 
 func open(ctx context.Context, t *testing.T, conn *grpc.ClientConn, method string) grpc.ClientStream {
 	t.Helper()
@@ -125,7 +125,7 @@ func open(ctx context.Context, t *testing.T, conn *grpc.ClientConn, method strin
 
 func send(t *testing.T, stream sender, data string) {
 	t.Helper()
-	if err := stream.SendMsg(NewFrame([]byte(data))); err != nil {
+	if err := stream.SendMsg(message(data)); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -133,13 +133,13 @@ func send(t *testing.T, stream sender, data string) {
 // all reads to the end of a stream.
 func all(stream receiver) (messages []string, err error) {
 	for {
-		frame := &Frame{}
-		if err := stream.RecvMsg(frame); errors.Is(err, io.EOF) {
+		var got []byte
+		if err := stream.RecvMsg(&got); errors.Is(err, io.EOF) {
 			return messages, nil
 		} else if err != nil {
 			return messages, err
 		}
-		messages = append(messages, string(frame.Bytes()))
+		messages = append(messages, string(got))
 	}
 }
 

@@ -25,9 +25,9 @@ func TestTalk(t *testing.T) {
 	stream := open(patience(t), t, r.proxied, anyMethod)
 	for n, message := range []string{"one", "", strings.Repeat("three", 1<<16), ""} {
 		send(t, stream, message)
-		frame := &Frame{}
-		if err := stream.RecvMsg(frame); err != nil || string(frame.Bytes()) != message {
-			t.Fatalf("message %d came back with %d bytes, %v", n, len(frame.Bytes()), err)
+		var got []byte
+		if err := stream.RecvMsg(&got); err != nil || string(got) != message {
+			t.Fatalf("message %d came back with %d bytes, %v", n, len(got), err)
 		}
 	}
 	if err := stream.CloseSend(); err != nil {
@@ -49,7 +49,7 @@ func TestAroundStreams(t *testing.T) {
 		}
 		<-proceed // neither side has sent a message yet
 		s.SetTrailer(metadata.Pairs("t", "1"))
-		return errors.Join(s.SendMsg(NewFrame([]byte("but one"))), failed)
+		return errors.Join(s.SendMsg(message("but one")), failed)
 	})})
 	var got []outcome
 	for _, conn := range []*grpc.ClientConn{r.direct, r.proxied} {
@@ -75,7 +75,7 @@ func TestDriverEnds(t *testing.T) {
 		if method, _ := grpc.MethodFromServerStream(s); method == anyMethod {
 			return echo(srv, s)
 		}
-		return errors.Join(s.RecvMsg(&Frame{}), status.Error(codes.OutOfRange, "enough"))
+		return errors.Join(s.RecvMsg(new([]byte)), status.Error(codes.OutOfRange, "enough"))
 	})})
 	stream := open(patience(t), t, r.proxied, "/vendor.v1.Service/Enough")
 	send(t, stream, "first")
@@ -84,7 +84,7 @@ func TestDriverEnds(t *testing.T) {
 	}
 	stream = open(patience(t), t, r.proxied, anyMethod)
 	send(t, stream, "first")
-	if err := stream.RecvMsg(&Frame{}); err != nil {
+	if err := stream.RecvMsg(new([]byte)); err != nil {
 		t.Fatal(err)
 	}
 	r.driver.Stop()
@@ -116,7 +116,7 @@ func TestCallerDies(t *testing.T) {
 		ctx, cancel := context.WithCancel(patience(t))
 		stream := open(ctx, t, r.proxied, anyMethod)
 		send(t, stream, "first")
-		if err := stream.RecvMsg(&Frame{}); err != nil {
+		if err := stream.RecvMsg(new([]byte)); err != nil {
 			t.Fatal(err)
 		}
 		die(r, cancel)
@@ -185,7 +185,7 @@ func TestBackpressure(t *testing.T) {
 func flood(stream sender, sent *atomic.Int64) error {
 	data := make([]byte, chunk)
 	for range tooMuch {
-		if err := stream.SendMsg(NewFrame(data)); err != nil {
+		if err := stream.SendMsg(&data); err != nil {
 			return err
 		}
 		sent.Add(1)
