@@ -144,12 +144,9 @@ func annotate(ctx context.Context, found deferral.Status) {
 }
 
 // annotateVerdict does so for a stage or publish, which may have failed before it was decided.
-func annotateVerdict(ctx context.Context, w *decision.VolumeRequest, rules *decision.Rules, verdict *policy.Verdict, pod *decision.Pod) {
+func annotateVerdict(ctx context.Context, w *decision.VolumeRequest, verdict *policy.Verdict) {
 	call := telemetry.CallFrom(ctx)
-	if call.Rule = verdict.Rule; verdict.Defer {
-		call.Handler = rules.Handler(verdict)
-	}
-	call.Pod = podName(decision.PodNames(pod, w))
+	call.Rule, call.Handler, call.Pod = verdict.Rule, verdict.Handler, podName(w.PodNamespace, w.PodName)
 }
 
 func podName(namespace, name string) string {
@@ -187,7 +184,7 @@ func (p *driverProxy) checkBlockWay(w *decision.VolumeRequest, verdict *policy.V
 
 // recordRefusal ends a stage or a publish: an error is listed as a refusal and becomes one
 // sentence, for kubelet shows it with the pod. Success removes the volume from the list.
-func (p *driverProxy) recordRefusal(w *decision.VolumeRequest, rules *decision.Rules, verdict *policy.Verdict, pod *decision.Pod, err error) error {
+func (p *driverProxy) recordRefusal(w *decision.VolumeRequest, verdict *policy.Verdict, err error) error {
 	if err == nil {
 		p.front.forgetRefusal(w.Path)
 		return nil
@@ -197,15 +194,9 @@ func (p *driverProxy) recordRefusal(w *decision.VolumeRequest, rules *decision.R
 	}
 	refused := refusal.Refusal{
 		Key: p.front.key(w.Path), Target: w.Path, Driver: p.driver.Name, VolumeID: refusal.Clip(w.VolumeID), FSType: refusal.Clip(w.FSType),
-		AccessMode: w.AccessMode, Rule: verdict.Rule, Handler: rules.Handler(verdict), Party: refusal.PartyOf(err),
+		AccessMode: w.AccessMode, Rule: verdict.Rule, Handler: verdict.Handler, Party: refusal.PartyOf(err),
+		PodUID: w.PodUID, PodNamespace: w.PodNamespace, PodName: w.PodName, PVC: w.PVC,
 	}
-	if pod != nil {
-		refused.PodUID = pod.UID
-	} else {
-		refused.PodUID, _ = p.front.podUID(w) // where its two sources differ that is the error
-	}
-	refused.PodNamespace, refused.PodName = decision.PodNames(pod, w)
-	refused.PVC = decision.ClaimName(pod, w)
 	err = refusal.Sentence(&refused, err)
 	refused.Error = status.Convert(err).Message()
 	p.front.refused.Add(refused)

@@ -43,11 +43,11 @@ func publishVolume(ctx context.Context, p *driverProxy, req *csi.NodePublishVolu
 		return forward(ctx)
 	}
 	return p.withLock(ctx, req.GetVolumeId(), req.GetTargetPath(), forward, func(id staging.VolumeID) ([]byte, error) {
-		w := decision.PublishRequest(p.driver.Name, p.cfg.DefaultFSType, req)
+		w := decision.PublishRequest(p.driver.Name, p.cfg.DefaultFSType, p.front.belowKubeletRoot(req.GetTargetPath()), req)
 		if isBlock {
 			return publishRaw(ctx, p, id, w, forward)
 		}
-		w.Mark = p.front.markOf(id)
+		w.Mark = p.marks.Get(id)
 		call, err := newPublishCall(p, id, req, w, forward)
 		if err != nil {
 			return nil, err
@@ -85,7 +85,7 @@ func newPublishCall(
 
 func (p *publishCall) run(ctx context.Context) ([]byte, error) {
 	err := p.decide(ctx)
-	annotateVerdict(ctx, p.w, p.rules, &p.verdict, p.pod.Known())
+	annotateVerdict(ctx, p.w, &p.verdict)
 	call := telemetry.CallFrom(ctx)
 	call.Repeated = p.state.Published != nil
 	if p.verdict.Defer || err != nil {
@@ -169,7 +169,7 @@ func (p *publishCall) undo(ctx context.Context, cause error, undo func(context.C
 }
 
 func (p *publishCall) refuse(err error) error {
-	return p.proxy.recordRefusal(p.w, p.rules, &p.verdict, p.pod.Known(), err)
+	return p.proxy.recordRefusal(p.w, &p.verdict, err)
 }
 
 func (p *publishCall) unpublishDevice(ctx context.Context) error {

@@ -81,8 +81,7 @@ func (p *publishCall) handOver(ctx context.Context, in volume.Instruction, has *
 	}
 	in.Target, in.Driver, in.Handler = p.target, p.id.Driver, p.verdict.Handler
 	in.Origin.VolumeID, in.Origin.Rule, in.Origin.AccessMode = p.id.ID, p.verdict.Rule, p.w.AccessMode
-	in.Origin.PodNamespace, in.Origin.PodName = decision.PodNames(p.pod.Known(), p.w)
-	in.Origin.PVC = decision.ClaimName(p.pod.Known(), p.w)
+	in.Origin.PodNamespace, in.Origin.PodName, in.Origin.PVC = p.w.PodNamespace, p.w.PodName, p.w.PVC
 	if has.Stage {
 		in.Origin.Staging = p.req.GetStagingTargetPath()
 	}
@@ -106,8 +105,8 @@ func (p *publishCall) mark(readOnly bool) (marked bool, err error) {
 	if readOnly {
 		return false, nil
 	}
-	mark := staging.Mark{Driver: p.id.Driver, VolumeID: p.id.ID, Rule: p.verdict.Rule, Handler: p.rules.Handler(&p.verdict)}
-	marked, err = p.proxy.front.mark(p.rules, p.w.Input, mark, p.state.Published != nil)
+	mark := &decision.Mark{Driver: p.id.Driver, VolumeID: p.id.ID, Rule: p.verdict.Rule, Handler: p.verdict.Handler}
+	marked, err = p.proxy.mark(p.rules, p.w.Input, p.w.Mark, mark, p.state.Published != nil)
 	return marked, refusal.WithParty(refusal.PartyNode, err)
 }
 
@@ -127,7 +126,7 @@ func (p *publishCall) namingOwner(err error) error {
 // group returns the group that must own the files. For a published volume the group is on
 // record, so the cluster is not asked again.
 func (p *publishCall) group() (string, volume.GroupPolicy, error) {
-	group, change, err := decision.Group(p.w, p.pod.Known())
+	group, change, err := decision.Group(p.w, p.pod)
 	if on := p.state.Published; err == nil && on != nil && change == "" && (group == "" || group == on.Group) {
 		return on.Group, on.GroupPolicy, nil // kubelet sends no policy, and may send no group either
 	}
@@ -144,11 +143,10 @@ func (p *publishCall) logHazards(ctx context.Context, v *volume.Volume) {
 	if p.state.Published != nil || p.pod == nil {
 		return
 	}
-	namespace, name := decision.PodNames(p.pod.Pod, p.w)
 	handler := p.pod.Pod.RuntimeHandler
-	log := p.proxy.log.With(zap.String("pod", namespace+"/"+name), zap.String("volume", p.target),
+	log := p.proxy.log.With(zap.String("pod", podName(p.w.PodNamespace, p.w.PodName)), zap.String("volume", p.target),
 		zap.String("runtimeHandler", refusal.OneLine(handler)))
-	for _, hazard := range decision.Hazards(p.rules.Handler(&p.verdict), p.pod) {
+	for _, hazard := range decision.Hazards(p.verdict.Handler, p.pod) {
 		log.Warn(hazard.Text, zap.Strings("containers", hazard.Containers), zap.String("nameInPod", refusal.OneLine(p.pod.Volume.Name)))
 	}
 	// Where the handler's name does not say runtime-rs this is known with the first stats.

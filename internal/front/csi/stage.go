@@ -22,7 +22,6 @@ type stageCall struct {
 	req     *csi.NodeStageVolumeRequest
 	w       *decision.VolumeRequest
 	rec     staging.Record
-	pod     *decision.Pod // one of those that use the volume, where they are known
 	verdict policy.Verdict
 }
 
@@ -33,7 +32,7 @@ func stageVolume(ctx context.Context, p *driverProxy, req *csi.NodeStageVolumeRe
 	}
 	return p.withLock(ctx, req.GetVolumeId(), req.GetStagingTargetPath(), forward, func(id staging.VolumeID) ([]byte, error) {
 		s := &stageCall{proxy: p, rules: p.front.rules(), id: id, req: req, w: p.stageRequest(req), rec: p.records.Get(id)}
-		s.w.Mark = p.front.markOf(id)
+		s.w.Mark = p.marks.Get(id)
 		reply, err := s.run(ctx, forward)
 		if err != nil && s.rec.Stage == nil {
 			p.front.store.ForgetRequest(id) // kubelet does not ask to unstage it
@@ -44,7 +43,7 @@ func stageVolume(ctx context.Context, p *driverProxy, req *csi.NodeStageVolumeRe
 
 func (s *stageCall) run(ctx context.Context, forward forwardFunc) ([]byte, error) {
 	asDevice, err := s.prepare(ctx)
-	annotateVerdict(ctx, s.w, s.rules, &s.verdict, s.pod)
+	annotateVerdict(ctx, s.w, &s.verdict)
 	telemetry.CallFrom(ctx).Repeated = s.rec.Stage.Done(asDevice)
 	if err != nil {
 		return nil, s.refuse(s.notBegun(err))
@@ -116,7 +115,7 @@ func (s *stageCall) applyPolicy(ctx context.Context) (err error) {
 	if err != nil {
 		return refusal.WithParty(refusal.PartyPods, err)
 	}
-	s.verdict, s.pod, err = s.rules.StageForPods(s.w, pods)
+	s.verdict, err = s.rules.StageForPods(s.w, pods)
 	return err
 }
 
@@ -160,5 +159,5 @@ func (s *stageCall) removeRecord(cause error) error {
 }
 
 func (s *stageCall) refuse(err error) error {
-	return s.proxy.recordRefusal(s.w, s.rules, &s.verdict, s.pod, err)
+	return s.proxy.recordRefusal(s.w, &s.verdict, err)
 }

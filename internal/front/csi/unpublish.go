@@ -85,7 +85,7 @@ func (u *unpublishCall) release(ctx context.Context) (*volume.Volume, error) {
 		}
 		annotate(ctx, found)
 		u.recordDeferred(&found)
-		u.proxy.front.markReleased(found.Volume)
+		u.proxy.markReleased(found.Volume)
 	}
 	released, err := u.proxy.volumes.Release(ctx, u.target)
 	if released == nil && volume.KindOf(err) == volume.Invalid {

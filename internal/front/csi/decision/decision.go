@@ -63,14 +63,6 @@ func VerdictOf(status *deferral.Status) policy.Verdict {
 	return v
 }
 
-// Handler is the runtime handler of a verdict, or "" where the volume is not deferred.
-func (r *Rules) Handler(verdict *policy.Verdict) string {
-	if !verdict.Defer {
-		return ""
-	}
-	return cmp.Or(verdict.Handler, r.DefaultHandler)
-}
-
 // KeptAtPublish is the verdict of a volume that a pod has at the target already: kubelet
 // repeats its calls. It needs no pod, so the call does not depend on the cluster.
 func KeptAtPublish(state *State) (verdict policy.Verdict, kept bool) {
@@ -104,7 +96,7 @@ func (r *Rules) Publish(req *VolumeRequest, state *State, pod *PodContext) (poli
 // of them are virtual machines is not known here.
 func (r *Rules) checkMark(req *VolumeRequest, verdict *policy.Verdict) error {
 	mark := req.Mark
-	if mark == nil || verdict.Defer && (!r.Abilities(verdict.Handler).HostMounts || r.Handler(verdict) == mark.Handler) {
+	if mark == nil || verdict.Defer && (!r.Abilities(verdict.Handler).HostMounts || verdict.Handler == mark.Handler) {
 		return nil
 	}
 	then := r.Policy.ThenOnHost(req.Input, mark.Rule)
@@ -120,6 +112,9 @@ func (r *Rules) byPolicy(req *VolumeRequest, pod *PodContext) (policy.Verdict, e
 		in.RuntimeHandler, in.RuntimeHandlerKnown, in.Annotated = pod.Pod.RuntimeHandler, true, pod.Annotated
 	}
 	verdict, err := r.Policy.Decide(in)
+	if verdict.Defer {
+		verdict.Handler = cmp.Or(verdict.Handler, r.DefaultHandler)
+	}
 	return verdict, refusal.WithParty(refusal.PartyPolicy, err)
 }
 
@@ -174,7 +169,7 @@ func (r *Rules) checkContainers(req *VolumeRequest, verdict *policy.Verdict, pod
 	if len(paths) == 0 || r.Abilities(verdict.Handler).SubPaths {
 		return nil
 	}
-	return refusal.WithParty(refusal.PartyHandler, noSubPaths(req, verdict, paths[0], r.Handler(verdict)))
+	return refusal.WithParty(refusal.PartyHandler, noSubPaths(req, verdict, paths[0]))
 }
 
 // KeptAtStage is the verdict of a volume that some pod has, and whether it is staged as a
@@ -202,28 +197,26 @@ func (r *Rules) Stage(req *VolumeRequest, pod *PodContext) (policy.Verdict, erro
 }
 
 // StageForPods decides for a stage, which names no pod, by the pods of this node that use the
-// volume, and returns the pod that decided. If the pods want it in several ways, the first of
-// them that is not refused decides; each publish then decides for itself.
-func (r *Rules) StageForPods(req *VolumeRequest, pods []Pod) (policy.Verdict, *Pod, error) {
-	if len(pods) == 0 {
-		return policy.Verdict{}, nil, refusal.WithParty(refusal.PartyPods, noPodKnown(req))
-	}
-	var firstVerdict policy.Verdict
-	var firstErr error
+// volume, and names the pod that decided in the request. If the pods want it in several ways, the
+// first of them that is not refused decides; each publish then decides for itself.
+func (r *Rules) StageForPods(req *VolumeRequest, pods []Pod) (policy.Verdict, error) {
+	var first policy.Verdict
+	refused := refusal.WithParty(refusal.PartyPods, noPodKnown(req))
 	for i := range pods {
 		var verdict policy.Verdict
 		found, err := pods[i].ForVolume(req.Driver, req.VolumeID, "")
 		if err == nil {
 			verdict, err = r.Stage(req, found)
 		}
-		if err == nil {
-			return verdict, &pods[i], nil
+		if err == nil || i == 0 {
+			req.NamePod(&pods[i])
+			first, refused = verdict, err
 		}
-		if firstErr == nil {
-			firstVerdict, firstErr = verdict, err
+		if err == nil {
+			break
 		}
 	}
-	return firstVerdict, &pods[0], firstErr
+	return first, refused
 }
 
 // CheckDeferrable refuses a volume that several nodes may write: with block access it would

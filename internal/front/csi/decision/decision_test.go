@@ -32,7 +32,7 @@ func request(change func(*csi.NodePublishVolumeRequest)) *VolumeRequest {
 	if change != nil {
 		change(req)
 	}
-	return PublishRequest(driver, "ext4", req)
+	return PublishRequest(driver, "ext4", "", req)
 }
 
 func mode(m csi.VolumeCapability_AccessMode_Mode) func(*csi.NodePublishVolumeRequest) {
@@ -121,7 +121,7 @@ func TestPublishVerdicts(t *testing.T) {
 				refused(t, err, c.kind, c.party, c.inMessage...)
 				return
 			}
-			if err != nil || verdict.Defer != c.defers || rules.Handler(&verdict) != c.handler {
+			if err != nil || verdict.Defer != c.defers || verdict.Handler != c.handler {
 				t.Errorf("got %+v, %v", verdict, err)
 			}
 		})
@@ -246,9 +246,10 @@ func TestStageVerdicts(t *testing.T) {
 		"no pod":              {kind: volume.Busy, party: refusal.PartyPods},
 	} {
 		t.Run(name, func(t *testing.T) {
-			verdict, pod, err := rulesFor(false).StageForPods(request(nil), c.pods)
-			if (pod == nil) != (c.by == "") || pod != nil && pod.UID != c.by {
-				t.Errorf("decided by %+v", pod)
+			req := request(nil)
+			verdict, err := rulesFor(false).StageForPods(req, c.pods)
+			if req.PodUID != c.by {
+				t.Errorf("decided by %q", req.PodUID)
 			}
 			if c.party != "" {
 				refused(t, err, c.kind, c.party)
@@ -338,14 +339,14 @@ func TestSecondOwners(t *testing.T) {
 func TestGroups(t *testing.T) {
 	named := func(r *csi.NodePublishVolumeRequest) { r.VolumeCapability.GetMount().VolumeMountGroup = "7" }
 	readOnly := func(r *csi.NodePublishVolumeRequest) { r.Readonly = true }
-	with := func(v PodVolume) *Pod {
+	with := func(v PodVolume) *PodContext {
 		pod := podWith("kata", "", v)
 		pod.FSGroup, pod.FSGroupPolicy = "2000", volume.GroupAlways
-		return &pod
+		return &PodContext{Pod: &pod}
 	}
 	for name, c := range map[string]struct {
 		change func(*csi.NodePublishVolumeRequest)
-		pod    *Pod
+		pod    *PodContext
 		group  string
 		policy volume.GroupPolicy
 	}{

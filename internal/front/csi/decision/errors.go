@@ -35,8 +35,8 @@ func groupWithoutRequest(target string) error {
 	return volume.Errorf(volume.Invalid, "volume %s: a supplemental group or its change policy comes without defer_fs_ops", refusal.Clip(target))
 }
 
-// PodsDiffer is the error of a publish that names one pod and has the target of another.
-func PodsDiffer(named, ofTarget string) error {
+// podsDiffer is the error of a publish that names one pod and has the target of another.
+func podsDiffer(named, ofTarget string) error {
 	return volume.Errorf(volume.Invalid, "%s says that it is for the pod %s, and its target lies in the directory of the pod "+
 		"%s: one of them is wrong, so nothing is published; look at who calls the driver", PodUIDKey, refusal.Clip(named), refusal.Clip(ofTarget))
 }
@@ -78,10 +78,10 @@ func InlineAsDevice(req *VolumeRequest, verdict *policy.Verdict) error {
 		"volume (a volumeClaimTemplate), or exclude it by a policy rule", req.Path, verdict.Rule, req.Driver))
 }
 
-func noSubPaths(req *VolumeRequest, verdict *policy.Verdict, subPath, handler string) error {
+func noSubPaths(req *VolumeRequest, verdict *policy.Verdict, subPath string) error {
 	return volume.Errorf(volume.Unsupported, "volume %s: it is to be deferred (%s), a container mounts its "+
 		"sub-directory %q by subPath, and sandboxes of the handler %s show whole volumes only: mount all of it and use the "+
-		"sub-directory in the container, or exclude it by a policy rule", req.Path, verdict.Rule, refusal.Clip(subPath), handler)
+		"sub-directory in the container, or exclude it by a policy rule", req.Path, verdict.Rule, refusal.Clip(subPath), verdict.Handler)
 }
 
 func publishedOtherwise(req *VolumeRequest, verdict *policy.Verdict, deferred bool, holder string) error {

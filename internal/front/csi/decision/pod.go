@@ -63,14 +63,6 @@ type PodContext struct {
 	Annotated bool
 }
 
-// Known is the pod, or nil.
-func (c *PodContext) Known() *Pod {
-	if c == nil {
-		return nil
-	}
-	return c.Pod
-}
-
 // ForVolume finds a volume in the pod, and reads what the pod's annotation asks for. An
 // inline volume is found by its name in the pod.
 func (p *Pod) ForVolume(driver, volumeID, inlineName string) (*PodContext, error) {
@@ -148,30 +140,4 @@ func mergeNames(a, b []string) []string {
 	all := slices.Concat(a, b)
 	slices.Sort(all)
 	return slices.Compact(all)
-}
-
-// ClaimName returns the claim of the volume of a request, if the pod is known.
-func ClaimName(pod *Pod, req *VolumeRequest) string {
-	if pod != nil {
-		for _, v := range pod.volumesOf(req.Driver, req.VolumeID, "") {
-			return refusal.OneLine(v.Claim)
-		}
-	}
-	return ""
-}
-
-// maxObjectName is the longest name that Kubernetes accepts.
-const maxObjectName = 253
-
-// PodNames returns the namespace and name of the pod of a request: from the cluster, or from
-// kubelet's request if the pod is not known.
-func PodNames(pod *Pod, req *VolumeRequest) (namespace, name string) {
-	if pod != nil {
-		return refusal.OneLine(pod.Namespace), refusal.OneLine(pod.Name)
-	}
-	namespace, name = req.Context[PodNamespaceKey], req.Context[PodNameKey]
-	if len(namespace) > maxObjectName || len(name) > maxObjectName {
-		return "", ""
-	}
-	return refusal.OneLine(namespace), refusal.OneLine(name)
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
 	"github.com/crust-proxy/crust-proxy/internal/front/csi/refusal"
+	"github.com/crust-proxy/crust-proxy/internal/front/kubelet"
 	"github.com/crust-proxy/crust-proxy/internal/front/policy"
 	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/csidefer"
@@ -37,17 +38,27 @@ type VolumeRequest struct {
 	ReadOnly bool
 	// Mark is set if a sandbox has had the volume read-write, or if that is not known.
 	Mark *Mark
+	// PodUID, PodNamespace and PodName are those of the pod, and PVC its claim of the volume: each
+	// is "" if it is not known.
+	PodUID, PodNamespace, PodName, PVC string
+	// PodProblem is set if the request names another pod than its target path.
+	PodProblem error
+	// InlineName is the name of an inline volume in its pod, or "".
+	InlineName string
 }
 
-// Mark is a sandbox that had a volume read-write on this node, at any time.
+// Mark says that a sandbox has had a volume read-write on this node, at any time: the node's kernel
+// must not parse what a guest may have written.
 type Mark struct {
-	// Rule deferred the volume, and Handler got it.
-	Rule, Handler string
-	Since         time.Time
-	// Path is the file that says so.
-	Path string
-	// Err is set if it is not known whether a sandbox had the volume.
-	Err error
+	Driver   string `json:"driver"`
+	VolumeID string `json:"volumeID"`
+	// Rule deferred the volume, and the runtime handler Handler got it.
+	Rule    string    `json:"rule"`
+	Handler string    `json:"handler"`
+	Since   time.Time `json:"since"`
+	// Path is the file that says so. If Err is set, it is not known whether a sandbox had the volume.
+	Path string `json:"-"`
+	Err  error  `json:"-"`
 }
 
 // StageRequest reads a stage request.
@@ -58,11 +69,21 @@ func StageRequest(driver, defaultFSType string, req *csi.NodeStageVolumeRequest)
 	return r
 }
 
-// PublishRequest reads a publish request.
-func PublishRequest(driver, defaultFSType string, req *csi.NodePublishVolumeRequest) *VolumeRequest {
+// PublishRequest reads a publish request. Rel is the target path below kubelet's root directory, or
+// "". Its pod counts too, because kubelet does not name the pod to every driver.
+func PublishRequest(driver, defaultFSType, rel string, req *csi.NodePublishVolumeRequest) *VolumeRequest {
 	r := newRequest(driver, defaultFSType, req)
 	r.Path, r.Requested, r.Inline = req.GetTargetPath(), csidefer.Requested(req), isInline(req)
 	r.ReadOnly = req.GetReadonly() || slices.Contains(readerOnly, r.Mode())
+	named, ofTarget := r.Context[PodUIDKey], kubelet.PodUID(rel)
+	if named != "" && ofTarget != "" && named != ofTarget {
+		r.PodProblem = podsDiffer(named, ofTarget)
+	} else {
+		r.PodUID = cmp.Or(named, ofTarget)
+	}
+	if parts := strings.Split(rel, "/"); r.Inline && len(parts) == 6 && parts[3] == "kubernetes.io~csi" {
+		r.InlineName = parts[4]
+	}
 	return r
 }
 
@@ -73,12 +94,27 @@ func newRequest(driver, defaultFSType string, req interface {
 },
 ) *VolumeRequest {
 	capability := req.GetVolumeCapability()
-	return &VolumeRequest{
+	r := &VolumeRequest{
 		VolumeID: req.GetVolumeId(), Capability: capability,
 		Input: policy.Input{
 			Driver: driver, FSType: cmp.Or(capability.GetMount().GetFsType(), defaultFSType),
 			AccessMode: capability.GetAccessMode().GetMode().String(), Context: req.GetVolumeContext(),
 		},
+	}
+	if namespace, name := r.Context[PodNamespaceKey], r.Context[PodNameKey]; max(len(namespace), len(name)) <= maxObjectName {
+		r.PodNamespace, r.PodName = refusal.OneLine(namespace), refusal.OneLine(name)
+	}
+	return r
+}
+
+// maxObjectName is the longest name that Kubernetes accepts.
+const maxObjectName = 253
+
+// NamePod names the pod, and its claim of the volume, as the cluster does.
+func (r *VolumeRequest) NamePod(pod *Pod) {
+	r.PodUID, r.PodNamespace, r.PodName = pod.UID, refusal.OneLine(pod.Namespace), refusal.OneLine(pod.Name)
+	if found := pod.volumesOf(r.Driver, r.VolumeID, ""); len(found) > 0 {
+		r.PVC = refusal.OneLine(found[0].Claim)
 	}
 }
 
@@ -151,7 +187,7 @@ func MountFlags(flags []string, readOnly, keepLabels bool) []string {
 
 // Group is the group that shall own the files: that of the request, else that of the pod,
 // where the pod's group is for this volume. The pod is nil where it is not known.
-func Group(req *VolumeRequest, pod *Pod) (string, volume.GroupPolicy, error) {
+func Group(req *VolumeRequest, pod *PodContext) (string, volume.GroupPolicy, error) {
 	group, change, err := csidefer.Group(req.Capability)
 	if err != nil {
 		return "", "", refusal.WithParty(refusal.PartyRequest, capabilityUnreadable(err))
@@ -161,11 +197,11 @@ func Group(req *VolumeRequest, pod *Pod) (string, volume.GroupPolicy, error) {
 		return group, volume.GroupPolicy(change), nil
 	}
 	noGroup := func(v PodVolume) bool { return v.NoGroup && v.Driver == req.Driver && v.VolumeID == req.VolumeID }
-	if group == "" && !slices.ContainsFunc(pod.Volumes, noGroup) {
-		group = pod.FSGroup
+	if group == "" && !slices.ContainsFunc(pod.Pod.Volumes, noGroup) {
+		group = pod.Pod.FSGroup
 	}
 	if change == "" && group != "" {
-		change = string(pod.FSGroupPolicy)
+		change = string(pod.Pod.FSGroupPolicy)
 	}
 	return group, volume.GroupPolicy(change), nil
 }

@@ -6,24 +6,12 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"time"
 
 	"go.uber.org/zap"
 
+	"github.com/crust-proxy/crust-proxy/internal/front/csi/decision"
 	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 )
-
-// Mark says that a sandbox has had a volume read-write: the node's kernel must not parse what
-// a guest may have written.
-type Mark struct {
-	Driver   string `json:"driver"`
-	VolumeID string `json:"volumeID"`
-	// Rule is the policy's rule that deferred the volume, and Handler the runtime handler that
-	// got it.
-	Rule    string    `json:"rule"`
-	Handler string    `json:"handler"`
-	Since   time.Time `json:"since"`
-}
 
 const maxMark = 64 << 10
 
@@ -43,34 +31,34 @@ func openMarks(dir string, log *zap.Logger) *Marks {
 	return &Marks{dir: dir}
 }
 
-// Path is where the mark of a volume is, if there is one.
-func (m *Marks) Path(id VolumeID) string { return filepath.Join(m.dir, FileName(id)) }
+func (m *Marks) path(id VolumeID) string { return filepath.Join(m.dir, FileName(id)) }
 
-// Get returns the mark of a volume, or nil. After an error it is not known whether the volume is
-// marked. A file that cannot be parsed counts as a mark.
-func (m *Marks) Get(id VolumeID) (*Mark, error) {
-	raw, err := sys.ReadSmall(m.Path(id), maxMark)
+// Get returns the mark of a volume, or nil. A file that cannot be parsed counts as a mark.
+func (m *Marks) Get(id VolumeID) *decision.Mark {
+	path := m.path(id)
+	raw, err := sys.ReadSmall(path, maxMark)
 	if errors.Is(err, fs.ErrNotExist) {
 		// If the directory is missing, it is not known.
-		_, err = os.Lstat(m.dir)
-		return nil, err
+		if _, err = os.Lstat(m.dir); err == nil {
+			return nil
+		}
 	}
 	if err != nil {
-		return nil, err
+		return &decision.Mark{Path: path, Err: err}
 	}
-	mark := &Mark{}
+	mark := &decision.Mark{Path: path}
 	if json.Unmarshal(raw, mark) != nil {
-		return &Mark{Driver: id.Driver, VolumeID: id.ID, Rule: "the mark cannot be parsed"}, nil
+		return &decision.Mark{Path: path, Rule: "the mark cannot be parsed"}
 	}
-	return mark, nil
+	return mark
 }
 
 // Put marks a volume, and returns when the mark is on the disk.
-func (m *Marks) Put(mark Mark) error {
+func (m *Marks) Put(mark *decision.Mark) error {
 	id := VolumeID{mark.Driver, mark.VolumeID}
 	raw, err := sys.EncodeJSON(mark, maxMark)
 	if err == nil {
-		err = sys.WriteSynced(m.Path(id), raw)
+		err = sys.WriteSynced(m.path(id), raw)
 	}
 	if err != nil {
 		return markError(id, m.dir, err)
@@ -80,7 +68,7 @@ func (m *Marks) Put(mark Mark) error {
 
 // Remove removes a mark of a volume that no sandbox got.
 func (m *Marks) Remove(id VolumeID) error {
-	if err := os.Remove(m.Path(id)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := os.Remove(m.path(id)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return markError(id, m.dir, err)
 	}
 	return nil
