@@ -47,16 +47,6 @@ func (b *Broker) Get(key volume.Key) (Status, bool) {
 	return known.status(b.users.Get(key)), true
 }
 
-// Find returns a volume by its target path, in either form.
-func (b *Broker) Find(targetPath string) (Status, bool, error) {
-	key, err := b.KeyOfTarget(targetPath)
-	if err != nil {
-		return Status{}, false, err
-	}
-	status, ok := b.Get(key)
-	return status, ok, nil
-}
-
 // KeyOfTarget resolves a target path to its key.
 func (b *Broker) KeyOfTarget(targetPath string) (volume.Key, error) {
 	t, err := b.targets.root.Resolve(targetPath)

@@ -21,12 +21,12 @@ import (
 // keeps the pod from ever starting.
 func expandVolume(ctx context.Context, p *driverProxy, req *csi.NodeExpandVolumeRequest, forward forwardFunc) ([]byte, error) {
 	has := p.driver.LastCapabilities()
-	found, deferred, err := p.find(ctx, req.GetVolumeId(), req.GetVolumePath(), req.GetStagingTargetPath())
+	found, err := p.find(ctx, req.GetVolumeId(), req.GetVolumePath(), req.GetStagingTargetPath())
 	if err != nil {
 		return nil, err
 	}
-	if deferred {
-		return expandDeferred(ctx, p, req, &found, has != nil && has.Native, forward)
+	if found != nil {
+		return expandDeferred(ctx, p, req, found, has != nil && has.Native, forward)
 	}
 	if p.isStagedAsDevice(req.GetVolumeId(), req.GetVolumePath()) {
 		return nil, growthOfNoPod(req.GetVolumePath())

@@ -254,14 +254,15 @@ func (b *fakeBroker) Release(_ context.Context, target string) (*volume.Volume, 
 	return v, nil
 }
 
-func (b *fakeBroker) Find(target string) (deferral.Status, bool, error) {
+func (b *fakeBroker) Get(key volume.Key) (deferral.Status, bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.findErr != nil {
-		return deferral.Status{}, false, b.findErr
+	for target, v := range b.volumes {
+		if volume.KeyOf(target) == key {
+			return deferral.Status{Volume: v, Removing: b.removing[target]}, true
+		}
 	}
-	v, ok := b.volumes[target]
-	return deferral.Status{Volume: v, Removing: b.removing[target]}, ok, nil
+	return deferral.Status{}, false
 }
 
 func (b *fakeBroker) Users() deferral.Users { return deferral.Users{} }
@@ -308,7 +309,9 @@ func (b *fakeBroker) GrowAtMount(_ context.Context, key volume.Key, size int64) 
 }
 
 func (b *fakeBroker) KeyOfTarget(target string) (volume.Key, error) {
-	return volume.KeyOf(target), nil
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return volume.KeyOf(target), b.findErr
 }
 
 func (b *fakeBroker) Abilities(handler string) deferral.Abilities {

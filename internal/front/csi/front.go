@@ -29,7 +29,8 @@ import (
 type Volumes interface {
 	Defer(ctx context.Context, in volume.Instruction) (*volume.Volume, error)
 	Release(ctx context.Context, target string) (*volume.Volume, error)
-	Find(target string) (deferral.Status, bool, error)
+	KeyOfTarget(target string) (volume.Key, error)
+	Get(key volume.Key) (deferral.Status, bool)
 	OfOrigin(driver, volumeID string) []deferral.Status
 	Lost() []deferral.Status
 	// Users lists what was released by force, and is still in use.
@@ -37,7 +38,6 @@ type Volumes interface {
 	DeviceSize(v *volume.Volume) (int64, bool)
 	GrowAtMount(ctx context.Context, key volume.Key, size int64) error
 	Abilities(handler string) deferral.Abilities
-	KeyOfTarget(target string) (volume.Key, error)
 }
 
 // Sandboxes is what the front asks of the sandboxes of volumes.
@@ -173,12 +173,12 @@ func (f *Front) lock(ctx context.Context, id staging.VolumeID) (unlock func(), e
 	return unlock, nil
 }
 
-// refuseLost returns an error if the broker has lost the record of a volume at another target,
-// and the private path shows that it is this volume: a sandbox may have the device.
-func (f *Front) refuseLost(id staging.VolumeID, target string) error {
+// refuseLost returns an error if the broker has lost the record of a volume with another key than
+// this one, and the private path shows that it is this volume: a sandbox may have the device.
+func (f *Front) refuseLost(id staging.VolumeID, key volume.Key) error {
 	for _, lost := range f.cfg.Volumes.Lost() {
 		for _, at := range []string{lost.Target, lost.ResolvedTarget} {
-			if at == "" || lost.Key == f.key(target) {
+			if at == "" || lost.Key == key {
 				continue
 			}
 			switch is, err := f.store.Private.Published(id, at); {
@@ -206,18 +206,21 @@ func (f *Front) rules() *decision.Rules {
 	return &decision.Rules{Policy: f.policy.Load(), DefaultHandler: f.cfg.DefaultHandler, Abilities: f.cfg.Volumes.Abilities}
 }
 
-// find looks up the volume at a target. A target outside the kubelet root has none. After any
-// other error it is not known whether the volume is deferred, so the driver must not be asked
-// to act on it.
-func (f *Front) find(target string) (found deferral.Status, known bool, err error) {
-	found, known, err = f.cfg.Volumes.Find(target)
+// find looks up the volume at a target, and returns nil if there is none. A target outside the
+// kubelet root has none. After any other error it is not known whether the volume is deferred, so
+// the driver must not be asked to act on it.
+func (f *Front) find(target string) (key volume.Key, found *deferral.Status, err error) {
+	key, err = f.cfg.Volumes.KeyOfTarget(target)
 	switch {
 	case err == nil:
-		return found, known, nil
+		if status, known := f.cfg.Volumes.Get(key); known {
+			found = &status
+		}
+		return key, found, nil
 	case volume.KindOf(err) == volume.Invalid:
-		return deferral.Status{}, false, nil
+		return volume.KeyOf(target), nil, nil
 	default:
-		return deferral.Status{}, false, notLookedUp(target, err)
+		return "", nil, notLookedUp(target, err)
 	}
 }
 

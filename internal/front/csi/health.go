@@ -32,15 +32,17 @@ func getVolumeHealth(ctx context.Context, p *driverProxy, req *csi.NodeGetVolume
 	if id == "" {
 		return nil, noVolumeID()
 	}
-	found, deferred, err := p.find(ctx, id, req.GetVolumePublishPath(), req.GetStagingTargetPath())
+	found, err := p.find(ctx, id, req.GetVolumePublishPath(), req.GetStagingTargetPath())
 	if err != nil {
 		return nil, err
 	}
 	if req.GetVolumePublishPath() == "" && req.GetStagingTargetPath() == "" { // the request need not have a path
-		found, deferred = p.findStaged(id, func(string) bool { return true })
-		deferred = deferred && !found.Removing
+		found = p.findStaged(id, func(string) bool { return true })
+		if found != nil && found.Removing {
+			found = nil
+		}
 	}
-	if deferred {
+	if found != nil {
 		annotate(ctx, found)
 		return healthReply(id, sandboxHealth(ctx, p.cfg.Sandboxes, found.Volume))
 	}

@@ -115,27 +115,24 @@ func (p *driverProxy) withLock(
 }
 
 // find looks up the deferred volume of a stats, health or expand call, and names it for the
-// call's log: by its target, else by its id, for kubelet may name the staging path instead.
-// While a volume is being removed a sandbox may still have its device.
-func (p *driverProxy) find(ctx context.Context, volumeID, path, stagingPath string) (found deferral.Status, deferred bool, err error) {
-	found, deferred, err = p.front.find(path)
+// call's log: by its target, else by its id, for kubelet may name the staging path instead. It
+// returns nil if there is none. While a volume is being removed a sandbox may still have its device.
+func (p *driverProxy) find(ctx context.Context, volumeID, path, stagingPath string) (*deferral.Status, error) {
+	_, found, err := p.front.find(path)
 	if err != nil {
-		return found, false, err
+		return nil, err
 	}
-	if deferred && decision.CheckSameVolume(found.Volume, p.driver.Name, volumeID) != nil {
-		deferred = false
+	if found == nil || decision.CheckSameVolume(found.Volume, p.driver.Name, volumeID) != nil {
+		found = p.findStaged(volumeID, func(at string) bool { return at != "" && (at == path || at == stagingPath) })
 	}
-	if !deferred {
-		found, deferred = p.findStaged(volumeID, func(at string) bool { return at != "" && (at == path || at == stagingPath) })
-	}
-	if deferred {
+	if found != nil {
 		annotate(ctx, found)
 	}
-	return found, deferred, nil
+	return found, nil
 }
 
 // annotate names a deferred volume for the call's log, metrics and span.
-func annotate(ctx context.Context, found deferral.Status) {
+func annotate(ctx context.Context, found *deferral.Status) {
 	call := telemetry.CallFrom(ctx)
 	call.Volume, call.Target, call.Handler = string(found.Key), found.Target, found.Handler
 	if of := found.Origin; of != nil {
@@ -158,13 +155,13 @@ func podName(namespace, name string) string {
 
 // findStaged looks up a deferred volume by its id and staging path; one that is not being
 // removed comes first.
-func (p *driverProxy) findStaged(volumeID string, is func(stagingPath string) bool) (found deferral.Status, deferred bool) {
+func (p *driverProxy) findStaged(volumeID string, is func(stagingPath string) bool) (found *deferral.Status) {
 	for _, status := range p.volumes.OfOrigin(p.driver.Name, volumeID) {
-		if is(status.Origin.Staging) && (!deferred || !status.Removing) {
-			found, deferred = status, true
+		if is(status.Origin.Staging) && (found == nil || !status.Removing) {
+			found = &status
 		}
 	}
-	return found, deferred
+	return found
 }
 
 // isStagedAsDevice reports whether the driver has staged the volume as a device. Then it

@@ -12,6 +12,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/front/csi/staging"
 	"github.com/crust-proxy/crust-proxy/internal/front/policy"
 	"github.com/crust-proxy/crust-proxy/internal/ground/telemetry"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
 // publishCall is one NodePublishVolume of a filesystem volume. Its caller holds the
@@ -23,6 +24,7 @@ type publishCall struct {
 	req      *csi.NodePublishVolumeRequest
 	w        *decision.VolumeRequest
 	target   string
+	key      volume.Key
 	device   string // the private path at which the driver publishes a device
 	rec      staging.Record
 	state    decision.State
@@ -63,19 +65,19 @@ func newPublishCall(
 		proxy: proxy, rules: proxy.front.rules(), id: id, req: req, w: w, target: w.Path, forward: forward,
 		device: proxy.private.Publish(id, w.Path), rec: proxy.records.Get(id),
 	}
-	found, known, err := proxy.front.find(p.target)
+	key, found, err := proxy.front.find(p.target)
 	if err != nil {
 		return nil, err
 	}
-	p.removing = known && found.Removing
-	if known && !p.removing {
-		p.state.Published = &found
+	p.key, p.removing = key, found != nil && found.Removing
+	if found != nil && !p.removing {
+		p.state.Published = found
 		if w.Capability.GetMount().GetFsType() == "" {
 			w.FSType = cmp.Or(found.FSType, w.FSType) // the default may be another one by now
 		}
 	}
 	for _, status := range proxy.volumes.OfOrigin(id.Driver, id.ID) {
-		if !known || status.Key != found.Key {
+		if status.Key != key {
 			p.state.Elsewhere = append(p.state.Elsewhere, status)
 		}
 	}
@@ -89,7 +91,7 @@ func (p *publishCall) run(ctx context.Context) ([]byte, error) {
 	call := telemetry.CallFrom(ctx)
 	call.Repeated = p.state.Published != nil
 	if p.verdict.Defer || err != nil {
-		call.Volume = string(p.proxy.front.key(p.target))
+		call.Volume = string(p.key)
 	}
 	if err != nil {
 		return nil, p.refuse(p.finishError(ctx, err))
@@ -132,7 +134,7 @@ func (p *publishCall) checkTarget(ctx context.Context) error {
 		return err
 	}
 	if !p.removing {
-		return refusal.WithParty(refusal.PartyVolume, p.proxy.front.refuseLost(p.id, p.target))
+		return refusal.WithParty(refusal.PartyVolume, p.proxy.front.refuseLost(p.id, p.key))
 	}
 	if _, err := p.proxy.volumes.Release(ctx, p.target); err != nil {
 		return refusal.WithBrokerParty(removalUnfinished(p.target, err))

@@ -116,8 +116,8 @@ func (p *publishCall) namingOwner(err error) error {
 	if !is {
 		return err
 	}
-	other, known, failed := p.proxy.volumes.Find(owned.Target)
-	if failed != nil || !known || other.Origin == nil || other.Origin.PodName == "" {
+	_, other, failed := p.proxy.front.find(owned.Target)
+	if failed != nil || other == nil || other.Origin == nil || other.Origin.PodName == "" {
 		return err
 	}
 	return volume.Errorf(volume.KindOf(err), "%w (that volume is of %s)", err, decision.PodText(other.Origin.PodNamespace, other.Origin.PodName))

@@ -77,11 +77,11 @@ func (n *nativePublish) handOver(ctx context.Context, reply *csi.NodePublishVolu
 		return badInstruction(p.w, err)
 	}
 	if !given {
-		found, published, err := p.proxy.front.find(p.target)
+		_, found, err := p.proxy.front.find(p.target)
 		if err != nil {
 			return err
 		}
-		if !published {
+		if found == nil {
 			return noInstruction(p.w)
 		}
 		_, err = p.mark(found.ReadOnly) // no sandbox starts before this call has ended

@@ -22,11 +22,11 @@ const (
 // getVolumeStats asks the sandbox of a deferred volume. It takes no lock, so that it does not
 // wait for a driver or another call that hangs.
 func getVolumeStats(ctx context.Context, p *driverProxy, req *csi.NodeGetVolumeStatsRequest, forward forwardFunc) ([]byte, error) {
-	found, deferred, err := p.find(ctx, req.GetVolumeId(), req.GetVolumePath(), req.GetStagingTargetPath())
+	found, err := p.find(ctx, req.GetVolumeId(), req.GetVolumePath(), req.GetStagingTargetPath())
 	if err != nil {
 		return nil, err
 	}
-	if deferred {
+	if found != nil {
 		answer, err := p.cfg.Sandboxes.Stats(ctx, found.Volume)
 		if err != nil {
 			return nil, namingPod(found.Volume, err)

@@ -50,9 +50,6 @@ func (u *unpublishCall) run(ctx context.Context) (reply []byte, err error) {
 	if u.asDevice, err = u.proxy.private.Exists(path.Dir(u.device)); err != nil {
 		return nil, err
 	}
-	if u.asDevice { // also when the broker has released it already
-		telemetry.CallFrom(ctx).Volume = string(u.proxy.front.key(u.target))
-	}
 	released, err := u.release(ctx)
 	if err != nil {
 		return nil, namingPod(released, err)
@@ -75,16 +72,19 @@ func (u *unpublishCall) release(ctx context.Context) (*volume.Volume, error) {
 	if slices.Contains(u.rec.OnHost, u.target) {
 		return nil, nil //nolint:nilnil // there is none, which is no failure
 	}
-	found, known, err := u.proxy.front.find(u.target)
+	key, found, err := u.proxy.front.find(u.target)
 	if err != nil {
 		return nil, err
 	}
-	if known {
+	if u.asDevice { // also when the broker has released it already
+		telemetry.CallFrom(ctx).Volume = string(key)
+	}
+	if found != nil {
 		if err := decision.CheckSameVolume(found.Volume, u.id.Driver, u.id.ID); err != nil {
 			return nil, err
 		}
 		annotate(ctx, found)
-		u.recordDeferred(&found)
+		u.recordDeferred(found)
 		u.proxy.markReleased(found.Volume)
 	}
 	released, err := u.proxy.volumes.Release(ctx, u.target)
