@@ -43,8 +43,9 @@ func (d *daemon) newFront(cfg *config.Config) (*driverFront, error) {
 	}
 	calls := *d.sandboxes
 	calls.Missing = volume.NoSandbox // as if there were no sandbox
+	refused := refusal.NewList(refusals{d.metrics, d.hub, d.history})
 	front, err := csifront.New(csifront.Config{
-		Volumes: d.broker, Pods: podSource(d.cluster), Sandboxes: &calls, Disks: d.disks, Observer: refusals{d.metrics, d.hub, d.history},
+		Volumes: d.broker, Pods: podSource(d.cluster), Sandboxes: &calls, Disks: d.disks, Refusals: refused,
 		StateDir: cfg.StateDir(), KubeletRoot: cfg.KubeletRoot, PrivateDir: cfg.Front.PrivateDir, MarksDir: cfg.Front.MarksDir,
 		DefaultFSType: cfg.Front.DefaultFSType, VolumeCondition: cfg.Front.VolumeCondition, DriverTimeout: cfg.Front.DriverTimeout,
 		DefaultHandler: cfg.Handlers.Default, Policy: cfg.DeferralPolicy(), Log: d.log.Named("front"),
@@ -52,7 +53,7 @@ func (d *daemon) newFront(cfg *config.Config) (*driverFront, error) {
 	if err != nil {
 		return nil, err
 	}
-	d.node.Refusals = front
+	d.node.Refusals = refused
 	f := &driverFront{
 		front: front, volumes: d.broker.List, cluster: d.cluster,
 		calls:   telemetry.Interceptors{Log: d.log, Metrics: d.metrics, Tracer: d.tracer, Ended: d.history.Call},

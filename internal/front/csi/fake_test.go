@@ -423,14 +423,14 @@ func (r *rig) FillsDevice(_ context.Context, _ *volume.Volume, size int64) bool 
 // LacksGroup implements Disks.
 func (r *rig) LacksGroup(context.Context, *volume.Volume) bool { return r.lacks }
 
-// observed counts what an Observer is told.
+// observed counts what a refusal.Observer is told.
 type observed struct {
 	mu      sync.Mutex
 	refused map[refusal.Party]int
 	changes int
 }
 
-// Refused implements Observer.
+// Refused implements refusal.Observer.
 func (o *observed) Refused(r *refusal.Refusal) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -442,7 +442,7 @@ func (o *observed) Refused(r *refusal.Refusal) {
 	}
 }
 
-// Changed implements Observer.
+// Changed implements refusal.Observer.
 func (o *observed) Changed(volume.Key) { o.mu.Lock(); o.changes++; o.mu.Unlock() }
 
 var deferAll = &policy.Policy{Rules: []policy.Rule{{Name: "all", Defer: true}}}
@@ -472,7 +472,7 @@ func newRig(t *testing.T, policy *policy.Policy) *rig {
 		PrivateDir: broker.root + "/plugins/kubernetes.io/csi/volumeDevices", DefaultFSType: "ext4",
 		MarksDir:      broker.root + "/crust-proxy/marks",
 		DriverTimeout: 10 * time.Second, Policy: policy, Log: zap.NewNop(),
-		Disks: r, Observer: &r.observed,
+		Disks: r,
 	}
 	if err := os.MkdirAll(broker.root+"/plugins", 0o750); err != nil {
 		t.Fatal(err)
@@ -511,6 +511,7 @@ func dial(t *testing.T, socket string) *grpc.ClientConn {
 // start makes a front over the state that an earlier one left.
 func (r *rig) start() {
 	r.t.Helper()
+	r.cfg.Refusals = refusal.NewList(&r.observed)
 	front, err := New(r.cfg)
 	if err != nil {
 		r.t.Fatal(err)

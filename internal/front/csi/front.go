@@ -60,13 +60,6 @@ type Disks interface {
 	LacksGroup(ctx context.Context, v *volume.Volume) bool
 }
 
-// Observer is called for each call that refused a volume, and for each volume that is listed
-// as refused, or not any more. It must not block.
-type Observer interface {
-	Refused(*refusal.Refusal)
-	Changed(key volume.Key)
-}
-
 // Pods looks up the pods of this node. Its errors are classed; a pod that it does
 // not know is an error, never a guess.
 type Pods interface {
@@ -100,17 +93,17 @@ type Config struct {
 	// DefaultHandler is the runtime handler where a rule names none.
 	DefaultHandler string
 	Policy         *policy.Policy
-	Observer       Observer
-	Log            *zap.Logger
+	// Refusals lists the volumes that could not be deferred.
+	Refusals *refusal.List
+	Log      *zap.Logger
 }
 
 // Front decides which volumes are deferred, and defers them.
 type Front struct {
-	cfg     Config
-	policy  atomic.Pointer[policy.Policy]
-	store   *staging.Store
-	locks   sys.KeyLocks[staging.VolumeID]
-	refused *refusal.List
+	cfg    Config
+	policy atomic.Pointer[policy.Policy]
+	store  *staging.Store
+	locks  sys.KeyLocks[staging.VolumeID]
 }
 
 // New reads the records that an earlier process left.
@@ -119,7 +112,7 @@ func New(cfg Config) (*Front, error) {
 	if err != nil {
 		return nil, err
 	}
-	f := &Front{cfg: cfg, store: store, refused: refusal.NewList(cfg.Observer.Changed)}
+	f := &Front{cfg: cfg, store: store}
 	f.SetPolicy(cfg.Policy)
 	return f, nil
 }
@@ -224,19 +217,12 @@ func (f *Front) find(target string) (key volume.Key, found *deferral.Status, err
 	}
 }
 
-// Refused lists the volumes that pods wait for and that could not be deferred, by
-// their targets.
-func (f *Front) Refused() []refusal.Refusal { return f.refused.All() }
-
-// Refusal returns one of them.
-func (f *Front) Refusal(key volume.Key) (refusal.Refusal, bool) { return f.refused.Get(key) }
-
 func (f *Front) forgetRefusal(target string) {
-	if f.refused.Empty() {
+	if f.cfg.Refusals.Empty() {
 		return
 	}
 	key := f.key(target)
-	f.refused.Forget(func(r *refusal.Refusal) bool { return r.Key == key })
+	f.cfg.Refusals.Forget(func(r *refusal.Refusal) bool { return r.Key == key })
 }
 
 // key returns the key of a volume at this target.

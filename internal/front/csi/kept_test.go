@@ -146,7 +146,7 @@ func TestRuleThatComesAfterTheStage(t *testing.T) {
 			r.refused(r.publish("p2"), codes.FailedPrecondition, r.target("p2"), "vol-1", driverName, "was not kept", "delete every pod",
 				"unstaged", r.staging(), "create the pods again")
 			r.said()
-			if got := r.front.Refused(); len(got) != 1 || got[0].Rule != `rule "all"` {
+			if got := r.cfg.Refusals.Refused(); len(got) != 1 || got[0].Rule != `rule "all"` {
 				t.Errorf("listed: %+v", got)
 			}
 			r.unstage()
@@ -274,7 +274,7 @@ func TestDriversWordsOnOtherVolumes(t *testing.T) {
 	r.ok(nil, err)
 	r.driver.fail("publish-mount", detailed.Err())
 	r.refused(r.tryPublish(publish), codes.Unavailable, "[redacted]")
-	for name, text := range map[string]string{"log": fmt.Sprint(logged.All()), "refusals": fmt.Sprint(r.front.Refused())} {
+	for name, text := range map[string]string{"log": fmt.Sprint(logged.All()), "refusals": fmt.Sprint(r.cfg.Refusals.Refused())} {
 		if text == "[]" || strings.Contains(text, secret) {
 			t.Errorf("%s: %s", name, text)
 		}

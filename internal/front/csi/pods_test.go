@@ -76,7 +76,7 @@ func TestClusterAway(t *testing.T) {
 	r.driver.said()
 	r.refused(r.tryStage(r.stageReq()), codes.Unavailable, "the cluster does not answer", "volume "+r.staging()+": ")
 	r.said()
-	if got := r.front.Refused(); len(got) != 1 || got[0].Party != refusal.PartyPods || got[0].Target != r.staging() {
+	if got := r.cfg.Refusals.Refused(); len(got) != 1 || got[0].Party != refusal.PartyPods || got[0].Target != r.staging() {
 		t.Errorf("listed: %+v", got)
 	}
 	r.clean()
@@ -95,13 +95,13 @@ func TestStageOfPodsThatDisagree(t *testing.T) {
 	r.refused(r.publish("p1"), codes.FailedPrecondition, "mounted on the host for the pod ns/name-of-p2:")
 	r.ok(nil, r.unpublish("p2"))
 	r.unstage()
-	if got := r.front.Refused(); len(got) != 0 {
+	if got := r.cfg.Refusals.Refused(); len(got) != 0 {
 		t.Errorf("listed after the unstage: %+v", got)
 	}
 	r.cfg.Pods = fakePods{"p0": bad}
 	r.restart()
 	r.refused(r.tryStage(r.stageReq()), codes.InvalidArgument, "nothing-like-it")
-	if got := r.front.Refused(); len(got) != 1 || got[0].Party != refusal.PartyPod || got[0].PodUID != "p0" {
+	if got := r.cfg.Refusals.Refused(); len(got) != 1 || got[0].Party != refusal.PartyPod || got[0].PodUID != "p0" {
 		t.Errorf("listed: %+v", got)
 	}
 	r.clean()
@@ -112,7 +112,7 @@ func TestSubPaths(t *testing.T) {
 	r := podRig(t, deferAll, decision.Pod{UID: "p1", RuntimeHandler: "kata", Volumes: one(decision.PodVolume{Claim: "all", SubPaths: []string{"logs"}})})
 	r.stage()
 	r.refused(r.publish("p1"), codes.Unimplemented, `"logs"`, "subPath", "handler kata", "mount all of it")
-	if got := r.front.Refused(); len(got) != 1 || got[0].PVC != "all" {
+	if got := r.cfg.Refusals.Refused(); len(got) != 1 || got[0].PVC != "all" {
 		t.Errorf("listed: %+v", got)
 	}
 	r.broker.abilities.SubPaths = true
@@ -168,7 +168,7 @@ func TestInlineVolumesAreKnownByTheirName(t *testing.T) {
 		VolumeContext: map[string]string{decision.PodUIDKey: "p1", decision.EphemeralKey: "true"},
 	}
 	r.refused(r.tryPublish(publish), codes.Unimplemented, `rule "who asks"`, "inline ephemeral", "volumeClaimTemplate")
-	if got := r.front.Refused(); len(got) != 1 || got[0].Party != refusal.PartyDriver {
+	if got := r.cfg.Refusals.Refused(); len(got) != 1 || got[0].Party != refusal.PartyDriver {
 		t.Errorf("listed: %+v", got)
 	}
 	csidefer.SetRequested(publish)

@@ -196,8 +196,7 @@ func (p *driverProxy) recordRefusal(w *decision.VolumeRequest, verdict *policy.V
 	}
 	err = refusal.Sentence(&refused, err)
 	refused.Error = status.Convert(err).Message()
-	p.front.refused.Add(refused)
-	p.cfg.Observer.Refused(&refused)
+	p.cfg.Refusals.Add(refused)
 	return err
 }
 

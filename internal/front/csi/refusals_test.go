@@ -21,7 +21,7 @@ func TestRefusalsComeAndGo(t *testing.T) {
 	r := newRig(t, deferThenHost)
 	r.cfg.DefaultHandler = "kata"
 	r.restart()
-	listed := func() []refusal.Refusal { return r.front.Refused() }
+	listed := func() []refusal.Refusal { return r.cfg.Refusals.Refused() }
 
 	r.driver.fail("stage-block", status.Error(codes.InvalidArgument, "no block\naccess with hunter2-secret "+strings.Repeat("x", 9000)))
 	stage := r.stageReq()
@@ -39,7 +39,7 @@ func TestRefusalsComeAndGo(t *testing.T) {
 		strings.Contains(got[0].Error, "hunter2") {
 		t.Fatalf("listed: %+v", got)
 	}
-	if one, ok := r.front.Refusal(volume.KeyOf(r.staging())); !ok || one.Error != got[0].Error {
+	if one, ok := r.cfg.Refusals.Refusal(volume.KeyOf(r.staging())); !ok || one.Error != got[0].Error {
 		t.Errorf("by key: %+v, %v", one, ok)
 	}
 	r.driver.fail("stage-block", nil)
@@ -115,7 +115,7 @@ func TestADriversOwnErrorIsNoRefusal(t *testing.T) {
 	if err := r.publish("p1"); status.Convert(err).Message() != "more\nlines" {
 		t.Errorf("got %v", err)
 	}
-	if got := r.front.Refused(); len(got) != 0 {
+	if got := r.cfg.Refusals.Refused(); len(got) != 0 {
 		t.Errorf("listed: %+v", got)
 	}
 }
@@ -162,7 +162,7 @@ func TestEachRefusalIsOneSentence(t *testing.T) {
 				strings.Contains(text, "\n") || !strings.Contains(text, c.todo) || strings.Contains(text, "hunter2") {
 				t.Errorf("it says %q", text)
 			}
-			if got := r.front.Refused(); len(got) != 1 || got[0].Party != c.party || got[0].Error != text {
+			if got := r.cfg.Refusals.Refused(); len(got) != 1 || got[0].Party != c.party || got[0].Error != text {
 				t.Errorf("listed: %+v", got)
 			}
 			r.ok(nil, r.unpublish("p1"))

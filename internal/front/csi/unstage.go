@@ -39,7 +39,7 @@ func unstageVolume(ctx context.Context, p *driverProxy, req *csi.NodeUnstageVolu
 		}
 		p.front.store.ForgetRequest(id)
 		name := refusal.Clip(id.ID)
-		p.front.refused.Forget(func(r *refusal.Refusal) bool { return r.Driver == id.Driver && r.VolumeID == name })
+		p.cfg.Refusals.Forget(func(r *refusal.Refusal) bool { return r.Driver == id.Driver && r.VolumeID == name })
 		return reply, nil
 	})
 }

@@ -45,7 +45,7 @@ func TestDriverThatMakesADirectory(t *testing.T) {
 	r.driver.directory = true
 	r.stage()
 	r.refused(r.publish("p1"), codes.Unimplemented, driverName, "no raw block volumes", "made a directory", "defer: false", `rule "all"`)
-	if refused := r.front.Refused(); len(refused) != 1 || refused[0].Party != refusal.PartyDriver {
+	if refused := r.cfg.Refusals.Refused(); len(refused) != 1 || refused[0].Party != refusal.PartyDriver {
 		t.Errorf("refused: %+v", refused)
 	}
 	r.said("stage-block private", "publish-block private", "unpublish private")

@@ -21,7 +21,7 @@ const (
 // List holds the volumes that pods wait for and that could not be deferred. It is in
 // memory only: after a restart kubelet retries each call, which lists the volume again.
 type List struct {
-	changed func(volume.Key)
+	observer Observer
 
 	mu  sync.Mutex
 	all map[volume.Key]*entry
@@ -33,10 +33,16 @@ type entry struct {
 	expiry *time.Timer
 }
 
-// NewList makes an empty list. The function changed is called for each volume that is
-// listed or removed.
-func NewList(changed func(volume.Key)) *List {
-	return &List{changed: changed, all: make(map[volume.Key]*entry)}
+// Observer is called for each refusal, and for each volume that is listed or removed. It must not
+// block.
+type Observer interface {
+	Refused(*Refusal)
+	Changed(key volume.Key)
+}
+
+// NewList makes an empty list.
+func NewList(observer Observer) *List {
+	return &List{observer: observer, all: make(map[volume.Key]*entry)}
 }
 
 // Add lists a refusal, or counts one more of a volume that is listed.
@@ -44,9 +50,10 @@ func (r *List) Add(one Refusal) {
 	now := time.Now()
 	one.First, one.Last, one.Count = now, now, 1
 	if dropped := r.put(one); dropped != "" {
-		r.changed(dropped)
+		r.observer.Changed(dropped)
 	}
-	r.changed(one.Key)
+	r.observer.Changed(one.Key)
+	r.observer.Refused(&one)
 }
 
 // put stores a refusal, and returns the key of the one that it evicted, if any.
@@ -86,7 +93,7 @@ func (r *List) remove(match func(*entry) bool) {
 	}
 	r.mu.Unlock()
 	for _, key := range gone {
-		r.changed(key)
+		r.observer.Changed(key)
 	}
 }
 
@@ -97,8 +104,8 @@ func (r *List) Empty() bool {
 	return len(r.all) == 0
 }
 
-// All lists the refusals, ordered by target.
-func (r *List) All() []Refusal {
+// Refused lists the refusals, ordered by target.
+func (r *List) Refused() []Refusal {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	out := make([]Refusal, 0, len(r.all))
@@ -109,8 +116,8 @@ func (r *List) All() []Refusal {
 	return out
 }
 
-// Get returns one refusal.
-func (r *List) Get(key volume.Key) (Refusal, bool) {
+// Refusal returns one of them.
+func (r *List) Refusal(key volume.Key) (Refusal, bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	one := r.all[key]

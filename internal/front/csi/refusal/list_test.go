@@ -3,7 +3,6 @@ package refusal
 import (
 	"fmt"
 	"strings"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -16,11 +15,17 @@ func refusalOf(i int) Refusal {
 	return Refusal{Key: volume.KeyOf(target), Target: target}
 }
 
+// counted counts the changes of each volume.
+type counted map[volume.Key]int
+
+func (c counted) Refused(*Refusal) {}
+
+func (c counted) Changed(key volume.Key) { c[key]++ }
+
 func TestRefusalsAreForgottenAfterTheLastTry(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var mu sync.Mutex
-		told := make(map[volume.Key]int)
-		r := NewList(func(key volume.Key) { mu.Lock(); told[key]++; mu.Unlock() })
+		told := make(counted)
+		r := NewList(told)
 		first := refusalOf(1)
 		start := time.Now()
 		r.Add(first)
@@ -28,33 +33,33 @@ func TestRefusalsAreForgottenAfterTheLastTry(t *testing.T) {
 		r.Add(first)
 		time.Sleep(refusalKept - time.Second)
 		synctest.Wait()
-		got, ok := r.Get(first.Key)
+		got, ok := r.Refusal(first.Key)
 		if !ok || got.Count != 2 || !got.First.Equal(start) || !got.Last.Equal(start.Add(refusalKept-time.Second)) {
 			t.Errorf("kept: %+v, %v", got, ok)
 		}
 		time.Sleep(2 * time.Second)
 		synctest.Wait()
 		if !r.Empty() || told[first.Key] != 3 {
-			t.Errorf("kept for ever: %+v, told %d times", r.All(), told[first.Key])
+			t.Errorf("kept for ever: %+v, told %d times", r.Refused(), told[first.Key])
 		}
 	})
 }
 
 func TestRefusalsAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r := NewList(func(volume.Key) {})
+		r := NewList(make(counted))
 		for i := range maxRefusals {
 			r.Add(refusalOf(i))
 			time.Sleep(time.Millisecond)
 		}
 		r.Add(refusalOf(0)) // tried again: another one is the oldest now
 		r.Add(refusalOf(maxRefusals))
-		all := r.All()
+		all := r.Refused()
 		if len(all) != maxRefusals || all[0].Target != "/t/00000" || all[1].Target != "/t/00002" {
 			t.Errorf("%d kept, the first are %s and %s", len(all), all[0].Target, all[1].Target)
 		}
 		r.Forget(func(one *Refusal) bool { return strings.HasSuffix(one.Target, "0") })
-		if n := len(r.All()); n != maxRefusals-101 {
+		if n := len(r.Refused()); n != maxRefusals-101 {
 			t.Errorf("%d are left", n)
 		}
 	})
