@@ -257,33 +257,29 @@ func (p *Policy) byRules(w Input) (Verdict, error) {
 				"the pod's runtime handler, which is not known here: configure cluster so that it is, %sor take runtimeHandlers out of the rule",
 				rule.Name, sys.Clip(w.Driver), advice)
 		}
-		if rule.matchesHandler(&w) {
-			return p.verdict(rule, &w)
+		switch {
+		case !rule.matchesHandler(&w):
+		case rule.Defer:
+			return p.withHandler(p.deferred(rule, rule.label()), &w)
+		default:
+			return Verdict{Rule: rule.label()}, nil
 		}
 	}
 	return Verdict{Rule: byNoRule}, nil
 }
 
-func (p *Policy) verdict(rule *Rule, w *Input) (Verdict, error) {
-	v := Verdict{Defer: rule.Defer, Rule: rule.label()}
-	if !rule.Defer {
-		return v, nil
+// deferred is the verdict for a volume that is deferred as a rule says.
+func (p *Policy) deferred(how *Rule, label string) Verdict {
+	return Verdict{
+		Defer: true, Rule: label, Handler: how.Handler, Format: cmp.Or(how.Format, p.Format, volume.FormatHost),
+		MakeFS: how.makeFS(), KeepSize: how.Grow != nil && !*how.Grow,
 	}
-	p.apply(rule, &v)
-	return p.withHandler(v, w)
-}
-
-// apply sets how a volume is deferred, by a rule.
-func (p *Policy) apply(rule *Rule, v *Verdict) {
-	v.Handler, v.Format = rule.Handler, cmp.Or(rule.Format, p.Format, volume.FormatHost)
-	v.MakeFS, v.KeepSize = rule.makeFS(), rule.Grow != nil && !*rule.Grow
 }
 
 // asked is the verdict for a volume that the request or the volume context asks to defer. How
 // it is deferred is up to the first matching rule that defers, if there is one.
 func (p *Policy) asked(w Input, word string) (Verdict, error) {
-	v := Verdict{Defer: true, Rule: word}
-	p.apply(&Rule{}, &v)
+	v := p.deferred(&Rule{}, word)
 	var open []*Rule // those that may match, depending on the pod's runtime handler
 	for i := range p.Rules {
 		rule := &p.Rules[i]
@@ -293,14 +289,12 @@ func (p *Policy) asked(w Input, word string) (Verdict, error) {
 		if rule.needsHandler(&w) {
 			open = append(open, rule)
 		} else if rule.matchesHandler(&w) {
-			p.apply(rule, &v)
+			v = p.deferred(rule, word)
 			break
 		}
 	}
 	for _, rule := range open {
-		other := v
-		p.apply(rule, &other)
-		if other.Handler != v.Handler || other.Format != v.Format || !other.MakeFS.Equal(v.MakeFS) || other.KeepSize != v.KeepSize {
+		if other := p.deferred(rule, word); other.Handler != v.Handler || other.Format != v.Format || !other.MakeFS.Equal(v.MakeFS) || other.KeepSize != v.KeepSize {
 			return Verdict{Rule: rule.label()}, volume.Errorf(volume.Unsupported, "this volume of driver %s is to be deferred (%s), and how cannot be decided: the "+
 				"policy's rule %q goes by the pod's runtime handler, which is not known here: take runtimeHandlers out of the rule, "+
 				"or handler, format, mkfsOptions, rootMode and grow", sys.Clip(w.Driver), word, rule.Name)
