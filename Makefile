@@ -19,7 +19,7 @@ KUBE_TIMEOUT   ?= 40m
 # Tests beside those of test/vm that boot virtual machines.
 IN_VMS         ?= ^Test(CrustVM|CountInAGuest)$$
 # What a soak repeats on Kubernetes 1.34.
-KUBE_OLDER     ?= ^Test(Slice|ShapesOfPods|PodsThatShareAVolume|QuickStart|ManifestsAreAccepted|ChartComesAndGoes|AnnotatedByClass)$$
+KUBE_OLDER     ?= ^Test(ShapesOfPods|PodsThatShareAVolume|QuickStart|ManifestsAreAccepted|ChartComesAndGoes|AnnotatedByClass)$$
 FUZZTIME       ?= 10s
 
 IN_VM := $(GOTESTSUM) --format testname -- -tags system,failpoints -count=1 -timeout $(VM_TIMEOUT)

@@ -64,6 +64,7 @@ func TestFailedStepOfDefer(t *testing.T) {
 		{"publish", "", volume.Unsupported, slices.Concat([]string{"check", "free claimed", "guard claimed volumes", "publish claimed volumes"}, removed)},
 		{"publish", "retract", volume.Busy, []string{"check", "free claimed", "guard claimed volumes", "publish claimed volumes", "retract claimed removing"}},
 		{"publish", "unguard", volume.Busy, slices.Concat([]string{"check", "free claimed", "guard claimed volumes", "publish claimed volumes"}, removed[:2])},
+		{"publish", "free claimed removing", volume.Busy, slices.Concat([]string{"check", "free claimed", "guard claimed volumes", "publish claimed volumes"}, removed[:3])},
 	} {
 		t.Run(c.fails+" "+c.in, func(t *testing.T) {
 			s := newBench(t, plain)

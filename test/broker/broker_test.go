@@ -33,8 +33,7 @@ type fakeRuntime struct {
 	published map[volume.Key]bool
 	volumes   map[volume.Key]*volume.Volume // what the projections say
 	sandbox   string
-	fail      error
-	failing   func() error // is asked instead of fail
+	failing   func() error // is asked by Publish, if set
 	retracts  func()       // is called by Retract, if set
 }
 
@@ -57,9 +56,6 @@ func (f *fakeRuntime) Orphans(known func(volume.Key) bool) ([]*volume.Volume, er
 func (f *fakeRuntime) Publish(_ context.Context, v *volume.Volume) (changed bool, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.fail != nil {
-		return false, f.fail
-	}
 	if f.failing != nil {
 		return false, f.failing()
 	}

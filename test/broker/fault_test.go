@@ -74,41 +74,6 @@ func TestReconcileRebuildsWhatIsMissing(t *testing.T) {
 	n.noLeftovers()
 }
 
-// failingKeeper is a systemd that answers every descriptor with an error.
-type failingKeeper struct{ err error }
-
-func (k *failingKeeper) StoreFD(string, *os.File) error { return k.err }
-func (k *failingKeeper) RemoveFD(string) error          { return nil }
-
-// TestDeviceThatCannotBeClaimedAgainStaysOwned: a new sandbox of its pod can still find it, so no other
-// volume may have it, also once it is free and before the next reconcile.
-func TestDeviceThatCannotBeClaimedAgainStaysOwned(t *testing.T) {
-	t.Parallel()
-	for name, keeper := range map[string]*failingKeeper{"held": {}, "not kept": {errors.New("it does not answer")}} {
-		n, disk := newNode(t), rig.Disk(t, 16*mib, "")
-		v := n.stage(n.instruction("pod-1", disk))
-		n.Close()
-		n.cfg.Keeper = keeper
-		end := func() error { keeper.err = nil; return nil }
-		if keeper.err == nil {
-			fd, err := unix.Open(disk, unix.O_RDONLY|unix.O_EXCL|unix.O_CLOEXEC, 0)
-			check.Must(t, err)
-			end = func() error { return unix.Close(fd) }
-		}
-		n.start()
-		check.Must(t, end())
-		_, err := n.Defer(t.Context(), n.instruction("pod-2", disk))
-		wantKind(t, err, volume.InUse)
-		report, err := n.Reconcile(t.Context())
-		if err != nil || len(report.Repairs) == 0 || report.Repairs[0].Action != "claim device" || report.Repairs[0].Volume.Key != v.Key {
-			t.Errorf("%s: repaired was %+v, %v", name, report.Repairs, err)
-		}
-		wantHeld(t, disk, true)
-		n.unstage(v.Target)
-		n.noLeftovers()
-	}
-}
-
 func TestLostRecordsLeaveNoGuards(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -148,30 +113,4 @@ func (n *node) makeOld(v *volume.Volume) {
 	check.Must(n.t, err)
 	old := strings.Replace(string(raw), strings.TrimSpace(string(boot)), "an-earlier-boot", 1)
 	check.Must(n.t, os.WriteFile(path, []byte(old), 0o600))
-}
-
-func TestBadRecordsDoNotHideTheGoodOnes(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	in := n.instruction("pod-1", rig.Disk(t, 16*mib, ""))
-	n.stage(in)
-	dir := filepath.Join(n.cfg.StateDir, "volumes")
-	check.Must(t, os.WriteFile(filepath.Join(dir, "torn.json"), []byte(`{"version":1,"key":"x`), 0o600))
-	check.Must(t, os.WriteFile(filepath.Join(dir, "empty.json"), nil, 0o600))
-	newer := filepath.Join(dir, "newer.json")
-	check.Must(t, os.WriteFile(newer, []byte(`{"version":99}`), 0o600))
-	n.restart()
-	if got := len(n.List()); got != 1 {
-		t.Errorf("%d volumes are listed", got)
-	}
-	if got := len(n.Problems()); got != 3 {
-		t.Errorf("%d problems are told: %v", got, n.Problems())
-	}
-	if _, err := os.Stat(newer); err != nil {
-		t.Errorf("a record of a newer form was touched: %v", err)
-	}
-	check.Must(t, os.Remove(newer))
-	check.Must(t, os.RemoveAll(filepath.Join(n.cfg.StateDir, "bad")))
-	n.unstage(in.Target)
-	n.noLeftovers()
 }

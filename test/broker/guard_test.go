@@ -139,33 +139,6 @@ func fillInodes(t *testing.T, dir string) {
 	t.Error("a million files fit into the guard")
 }
 
-func TestGuardServesKubelet(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	in := n.instruction("pod-1", rig.Disk(t, 16<<20, ""))
-	v := n.stage(in)
-	check.Must(t, os.Chown(in.Target, 0, 2000))
-	check.Must(t, os.Chmod(in.Target, 0o2770))
-	sub := filepath.Join(in.Target, "sub", "path with space")
-	check.Must(t, os.MkdirAll(sub, 0o750))
-	bound := filepath.Join(n.kubelet, "pods", "pod-1", "volume-subpaths", "0")
-	check.Must(t, os.MkdirAll(bound, 0o750))
-	fd, err := unix.Open(sub, unix.O_PATH, 0)
-	check.Must(t, err)
-	check.Must(t, unix.Mount(fmt.Sprintf("/proc/self/fd/%d", fd), bound, "", unix.MS_BIND, ""))
-	check.Must(t, unix.Close(fd))
-	raw, err := os.ReadFile("/proc/self/mountinfo")
-	check.Must(t, err)
-	want := "/sub/path\\040with\\040space " + bound
-	if !strings.Contains(string(raw), want) || !strings.Contains(string(raw), " crust:"+string(v.Key)+" ") {
-		t.Errorf("mountinfo does not tell volume and subPath of kubelet's bind")
-	}
-	// Kubelet takes its binds away by itself; unstage must work before and after.
-	n.unstage(in.Target)
-	check.Must(t, unix.Unmount(bound, 0))
-	n.noLeftovers()
-}
-
 func TestUnstageLeavesForeignMountsAlone(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)

@@ -4,7 +4,6 @@ package broker
 
 import (
 	"cmp"
-	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -70,98 +69,6 @@ func TestReadOnlyVolumesThatEndAtOnceKeepADevice(t *testing.T) {
 	n.noLeftovers()
 }
 
-// TestASandboxThatStartsWhileItsVolumeIsReleased keeps the device: it found the volume after
-// the broker had asked, and before the volume was retracted.
-func TestASandboxThatStartsWhileItsVolumeIsReleased(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	disk := rig.Disk(t, 16*mib, "")
-	v := n.stage(n.instruction("pod-1", disk))
-	var by *rig.Holder
-	n.runtime.retracts = func() { by = rig.Hold(t, "<>", disk) }
-	_, err := n.Release(t.Context(), v.Target)
-	wantOpenIn(t, err, by)
-	wantHeld(t, disk, true)
-	n.runtime.retracts = nil
-	by.End()
-	n.unstage(v.Target)
-	wantHeld(t, disk, false)
-	n.noLeftovers()
-}
-
-// TestRollBackKeepsADeviceThatSomebodyHas is a runtime that was quicker than the
-// error that ends a stage.
-func TestRollBackKeepsADeviceThatSomebodyHas(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	store := &fdStore{files: make(map[string]*os.File)}
-	n.cfg.Keeper = store
-	n.restart()
-	disk := rig.Disk(t, 16*mib, "")
-	var by *rig.Holder
-	n.runtime.failing = func() error {
-		by = rig.Hold(t, "<>", disk)
-		return volume.Errorf(volume.Exhausted, "no room")
-	}
-	in := n.instruction("pod-1", disk)
-	_, err := n.Defer(t.Context(), in)
-	wantOpenIn(t, err, by)
-	n.runtime.failing = nil
-	n.restartWith(store)
-	wantHeld(t, disk, true) // else the host could mount what a VM writes to
-	_, err = n.Defer(t.Context(), n.instruction("pod-2", disk))
-	wantKind(t, err, volume.InUse)
-	if all := n.List(); len(all) != 1 || !all[0].Removing || all[0].Held == nil {
-		t.Errorf("listed: %+v", all)
-	}
-	by.End()
-	_, err = n.Reconcile(t.Context())
-	check.Must(t, err)
-	wantHeld(t, disk, false)
-	n.noLeftovers()
-}
-
-// TestReleaseByForce is the operator's way out: the device is given up, and what
-// still has it stays known.
-func TestReleaseByForce(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	disk := rig.Disk(t, 16*mib, "")
-	v := n.stage(n.instruction("pod-1", disk))
-	by := rig.Hold(t, "<>", disk)
-	_, err := n.ReleaseKey(t.Context(), v.Key, false)
-	wantOpenIn(t, err, by)
-	_, err = n.ReleaseKey(t.Context(), v.Key, true)
-	check.Must(t, err)
-	n.noLeftovers()
-	if held := n.Users().Held(); len(held) != 1 || held[0].Volume.Key != v.Key || !strings.Contains(held[0].Processes, fmt.Sprint(by.Process.Pid)) {
-		t.Errorf("held: %+v", held)
-	}
-	n.unstage(v.Target) // kubelet's call comes again
-	n.restart()
-	if held := n.Users().Held(); len(held) != 1 || held[0].Volume.Key != v.Key || !strings.Contains(held[0].Processes, fmt.Sprint(by.Process.Pid)) {
-		t.Errorf("held after a restart: %+v", held)
-	}
-	_, err = n.Defer(t.Context(), n.instruction("pod-2", disk))
-	wantOpenIn(t, err, by)
-	by.End()
-	_, err = n.Reconcile(t.Context())
-	check.Must(t, err)
-	if held := n.Users().Held(); len(held) != 0 {
-		t.Errorf("held when nobody has it: %+v", held)
-	}
-	n.restart()
-	if held := n.Users().Held(); len(held) != 0 {
-		t.Errorf("held again after a restart: %+v", held)
-	}
-	n.stage(n.instruction("pod-2", disk))
-	_, err = n.ReleaseKey(t.Context(), volume.KeyOf(n.target("pod-2")), false)
-	check.Must(t, err)
-	_, err = n.ReleaseKey(t.Context(), v.Key, true)
-	wantKind(t, err, volume.NotFound)
-	n.noLeftovers()
-}
-
 // TestReleaseByForceConcernsOneDevice has the number of a device that two readers released by force stand
 // for another image by now, which somebody uses.
 func TestReleaseByForceConcernsOneDevice(t *testing.T) {
@@ -194,26 +101,4 @@ func TestReleaseByForceConcernsOneDevice(t *testing.T) {
 	if left, err := os.ReadDir(n.cfg.StateDir + "/held"); len(left) > 0 || err != nil {
 		t.Errorf("records are left: %v, %v", left, err)
 	}
-}
-
-// TestLostRecordOfALivingVMM has all records lost: what stands for the volume
-// stays until nobody has its device.
-func TestLostRecordOfALivingVMM(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	disk := rig.Disk(t, 16*mib, "")
-	in := n.instruction("pod-1", disk)
-	v := n.stage(in)
-	by := rig.Hold(t, "<>", disk)
-	n.Close()
-	check.Must(t, os.RemoveAll(n.cfg.StateDir))
-	n.start() // reconciles
-	if mounts := rig.MountPoints(n.kubelet); len(mounts) != 1 || !n.runtime.published[v.Key] {
-		t.Errorf("guard or projection has gone: %v", mounts)
-	}
-	_, err := n.Release(context.Background(), in.Target)
-	wantOpenIn(t, err, by)
-	by.End()
-	n.unstage(in.Target)
-	n.noLeftovers()
 }

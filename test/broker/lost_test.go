@@ -143,62 +143,6 @@ func testLostRecord(t *testing.T, damage func(*testing.T, string), known string)
 	n.noLeftovers()
 }
 
-// TestKeptClaimAnswersForALostVolume: record and projection are lost, and no handler knows of
-// the sandbox. The claims that systemd kept say which device it can be.
-func TestKeptClaimAnswersForALostVolume(t *testing.T) {
-	t.Parallel()
-	n, store := newNode(t), &fdStore{files: make(map[string]*os.File)}
-	n.cfg.Keeper = store
-	n.restartWith(store)
-	lost, other := rig.Disk(t, 16*mib, ""), rig.Disk(t, 16*mib, "")
-	v := n.stage(n.instruction("pod-1", lost))
-	n.stage(n.instruction("pod-2", other))
-	rig.Hold(t, "<>", other) // that one is known to be of another volume
-	by := rig.Hold(t, "<>", lost)
-	n.Close()
-	check.Must(t, os.Truncate(n.recordOf(v), 10))
-	n.runtime.volumes = nil
-	n.startWith(store)
-	_, err := n.Release(t.Context(), v.Target)
-	wantOpenIn(t, err, by)
-	if mounts := rig.MountPoints(v.Target); len(mounts) != 1 {
-		t.Errorf("the guard has gone: %v", mounts)
-	}
-	by.End()
-	n.unstage(v.Target)
-	wantHeld(t, lost, false)
-	wantHeld(t, other, true)
-}
-
-// TestRecordIsReadAgain: what kept a record from being read passed.
-func TestRecordIsReadAgain(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	disk := rig.Disk(t, 16*mib, "")
-	v := n.stage(n.instruction("pod-1", disk, "ro"))
-	n.runtime.volumes, n.runtime.sandbox = nil, "living"
-	n.Close()
-	aside := filepath.Join(n.dir, "aside")
-	check.Must(t, os.Rename(n.recordOf(v), aside))
-	check.Must(t, os.WriteFile(n.recordOf(v), nil, 0o600))
-	n.start()
-	if len(n.Problems()) != 1 {
-		t.Fatalf("problems: %v", n.Problems())
-	}
-	check.Must(t, os.Rename(aside, n.recordOf(v)))
-	_, err := n.Reconcile(t.Context())
-	check.Must(t, err)
-	status, _ := n.Get(v.Key)
-	if len(n.Problems()) != 0 || status.Problem != nil || status.FSType != "ext4" {
-		t.Errorf("%v, %+v", n.Problems(), status)
-	}
-	wantHeld(t, disk, true)
-	n.runtime.sandbox = ""
-	n.unstage(v.Target)
-	wantReadOnly(t, disk, false)
-	n.noLeftovers()
-}
-
 // TestLostRecordLeavesADeviceReadOnly: only the record said whether it was so by itself.
 func TestLostRecordLeavesADeviceReadOnly(t *testing.T) {
 	t.Parallel()
@@ -225,30 +169,6 @@ func TestLostRecordLeavesADeviceReadOnly(t *testing.T) {
 		n.unstage(v.Target)
 		wantReadOnly(t, disk, true)
 	}
-	n.noLeftovers()
-}
-
-// TestLostVolumeIsStagedAgain: a repeated publish says again what the record said.
-func TestLostVolumeIsStagedAgain(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	in := n.instruction("pod-1", rig.Disk(t, 16*mib, ""))
-	v := n.stage(in)
-	n.runtime.sandbox = "living"
-	n.Close()
-	check.Must(t, os.Truncate(n.recordOf(v), 10))
-	n.start()
-	another := in
-	another.Backing = rig.Disk(t, 16*mib, "")
-	_, err := n.Defer(t.Context(), another)
-	wantKind(t, err, volume.Busy)
-	n.stage(in)
-	n.restart()
-	if status, ok := n.Get(v.Key); !ok || status.Problem != nil || len(n.Problems()) != 0 {
-		t.Errorf("%+v, %v", status, n.Problems())
-	}
-	n.runtime.sandbox = ""
-	n.unstage(in.Target)
 	n.noLeftovers()
 }
 

@@ -108,9 +108,7 @@ func TestForeignLoopDeviceOverTheDevice(t *testing.T) {
 // partition makes a partition of a disk of 32 MiB.
 func (n *node) partition(disk string) string {
 	n.t.Helper()
-	if out, err := exec.Command("addpart", disk, "1", "2048", "61440").CombinedOutput(); err != nil {
-		n.t.Fatalf("%s", out)
-	}
+	rig.Command(n.t, "addpart", disk, "1", "2048", "61440")
 	n.t.Cleanup(func() { _ = exec.Command("delpart", disk, "1").Run() })
 	return n.node(disk + "p1")
 }
@@ -125,9 +123,7 @@ func TestPartitionsAndTheirDisk(t *testing.T) {
 	disk := strings.TrimSpace(string(out))
 	t.Cleanup(func() { _ = loopdev.Detach(disk) })
 	for _, part := range [][]string{{disk, "1", "2048", "16384"}, {disk, "2", "18432", "16384"}} {
-		if out, err := exec.Command("addpart", part...).CombinedOutput(); err != nil {
-			t.Fatalf("%v: %s", err, out)
-		}
+		rig.Command(t, "addpart", part...)
 	}
 	one, two := n.node(disk+"p1"), n.node(disk+"p2")
 	first := n.stage(n.forHost("pod-1", one))

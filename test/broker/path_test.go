@@ -170,19 +170,3 @@ func TestManyPodsRaceForOneDevice(t *testing.T) {
 	}
 	n.noLeftovers()
 }
-
-func TestBoundVolumeIsNotGivenAway(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	in := n.instruction("pod-1", rig.Disk(t, 16*mib, ""))
-	n.stage(in)
-	n.runtime.sandbox = "sandbox-7"
-	_, err := n.Release(t.Context(), in.Target)
-	wantKind(t, err, volume.Busy)
-	if !strings.Contains(err.Error(), "sandbox-7") {
-		t.Errorf("the error does not name the sandbox: %v", err)
-	}
-	n.runtime.sandbox = ""
-	n.unstage(in.Target)
-	n.noLeftovers()
-}

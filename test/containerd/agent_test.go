@@ -179,9 +179,7 @@ func (r *testNode) watchdogs() (pids []int) {
 // crust asks the handler's program, as the daemon does where there is no socket.
 func (r *testNode) crust(args ...string) {
 	r.t.Helper()
-	if out, err := exec.Command(r.program, append([]string{"crust"}, args...)...).CombinedOutput(); err != nil {
-		r.t.Fatalf("crust-runc crust %s: %v\n%s", strings.Join(args, " "), err, out)
-	}
+	rig.Command(r.t, r.program, append([]string{"crust"}, args...)...)
 }
 
 // writesIn tells whether a write ends in time. One that does not goes on.

@@ -16,6 +16,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/test/database"
 	"github.com/crust-proxy/crust-proxy/test/rig"
 	"github.com/crust-proxy/crust-proxy/test/rig/cri"
+	"github.com/crust-proxy/crust-proxy/test/rig/csivolume"
 	"github.com/crust-proxy/crust-proxy/test/rig/snapshots"
 )
 
@@ -28,7 +29,7 @@ type program struct {
 }
 
 // database runs one in a sandbox, with its two files in the directories of volumes.
-func (r *testNode) database(pod *cri.Pod, first, second *csiVolume) *program {
+func (r *testNode) database(pod *cri.Pod, first, second *csivolume.Volume) *program {
 	r.t.Helper()
 	p := &program{testNode: r, shared: r.t.TempDir()}
 	check.Must(r.t, rig.BuildStatic(p.shared+"/writer", "test/database/writer"))
@@ -72,12 +73,12 @@ func (p *program) stop() {
 }
 
 // snapshots takes one of a volume each second.
-func (p *program) snapshots(v *csiVolume) (all []snapshots.Moment) {
+func (p *program) snapshots(v *csivolume.Volume) (all []snapshots.Moment) {
 	p.t.Helper()
 	for n := range snapshots.Seconds() {
 		next := time.Now().Add(time.Second)
 		m := snapshots.Moment{Before: p.acknowledged()}
-		made, err := v.snapshot(fmt.Sprint(v.ID, n))
+		made, err := v.Snapshot(fmt.Sprint(v.ID, n))
 		check.Must(p.t, err)
 		m.ID, m.After = made, p.acknowledged()
 		all = append(all, m)
@@ -86,36 +87,17 @@ func (p *program) snapshots(v *csiVolume) (all []snapshots.Moment) {
 	return all
 }
 
-func (v *csiVolume) snapshot(name string) (id string, err error) {
-	made, err := v.Controller.CreateSnapshot(v.ctx(), &csi.CreateSnapshotRequest{Name: name, SourceVolumeId: v.ID})
-	return made.GetSnapshot().GetSnapshotId(), err
-}
-
-func (v *csiVolume) removeSnapshot(id string) {
-	v.t.Helper()
-	_, err := v.Controller.DeleteSnapshot(v.ctx(), &csi.DeleteSnapshotRequest{SnapshotId: id})
-	check.Must(v.t, err)
-}
-
-// restore makes a volume from a snapshot, for a pod of its own.
-func (r *testNode) restore(name, fs, snapshot string) *csiVolume {
-	r.t.Helper()
-	return &csiVolume{testNode: r, Volume: r.driver.Restore(r.t, name, fs, diskSize, &csi.VolumeContentSource{
-		Type: &csi.VolumeContentSource_Snapshot{Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: snapshot}},
-	})}
-}
-
-func (v *csiVolume) image() string { return snapshots.Image(v.driver.Data, v.ID) }
+func image(r *testNode, v *csivolume.Volume) string { return snapshots.Image(r.driver.Data, v.ID) }
 
 // recordsAsTheyAre counts the records on the image, which is mounted here without a repair.
-func (v *csiVolume) recordsAsTheyAre() (count uint64, err error) {
-	v.t.Helper()
-	mounted := snapshots.AsItIs(v.t, v.image(), v.FS, func(dir string) { count, err = database.Check(dir, dir) })
+func (r *testNode) recordsAsTheyAre(v *csivolume.Volume) (count uint64, err error) {
+	r.t.Helper()
+	mounted := snapshots.AsItIs(r.t, image(r, v), v.FS, func(dir string) { count, err = database.Check(dir, dir) })
 	return count, errors.Join(mounted, err)
 }
 
 // recordsInASandbox has a container count the records, whose sandbox mounts the volume.
-func (p *program) recordsInASandbox(v *csiVolume) (count uint64) {
+func (p *program) recordsInASandbox(v *csivolume.Volume) (count uint64) {
 	p.t.Helper()
 	v.Publish()
 	pod := p.pod(v.Pod)
@@ -123,7 +105,8 @@ func (p *program) recordsInASandbox(v *csiVolume) (count uint64) {
 	_, err := fmt.Sscan(p.exec(id, "/shared/writer /data"), &count)
 	check.Must(p.t, err)
 	p.remove(pod)
-	v.giveBack()
+	v.Unpublish()
+	v.Delete()
 	return count
 }
 
@@ -131,7 +114,10 @@ func (p *program) recordsInASandbox(v *csiVolume) (count uint64) {
 // mounted. Each restored one is mounted without a repair, and has all that was acknowledged
 // in an unbroken chain.
 func TestSnapshotsOfADatabaseInASandbox(t *testing.T) {
-	r := newSnapshotNode(t)
+	r := layOut(t)
+	images := rig.Pool(t, "xfs", rig.Disk(t, 8<<30, "xfs")) // which shares data, so that volumes in use have snapshots
+	r.driver = csivolume.Start(t, r.d, "--data-dir", images)
+	r.driver.Data = images
 	for _, fs := range filesystems {
 		t.Run(fs, func(t *testing.T) {
 			r := r.of(t)
@@ -140,15 +126,17 @@ func TestSnapshotsOfADatabaseInASandbox(t *testing.T) {
 				if !snapshots.Consistent(t, r.driver.Data, m.ID) {
 					t.Error("a snapshot is not consistent")
 				}
-				restored := r.restore("restored", fs, m.ID)
-				if fs != "xfs" && snapshots.NeedsReplay(t, restored.image(), fs) { // a frozen xfs has something in its log on purpose
+				restored := r.driver.Restore(t, "restored", fs, diskSize, &csi.VolumeContentSource{
+					Type: &csi.VolumeContentSource_Snapshot{Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: m.ID}},
+				})
+				if fs != "xfs" && snapshots.NeedsReplay(t, image(r, restored), fs) { // a frozen xfs has something in its log on purpose
 					t.Error("a journal has to be replayed")
 				}
-				count, err := restored.recordsAsTheyAre()
+				count, err := r.recordsAsTheyAre(restored)
 				check.Must(t, err)
 				m.Want(t, count)
 				m.Want(t, p.recordsInASandbox(restored))
-				restored.removeSnapshot(m.ID)
+				restored.DeleteSnapshot(m.ID)
 			}
 		})
 	}
@@ -158,7 +146,7 @@ func TestSnapshotsOfADatabaseInASandbox(t *testing.T) {
 // databaseAndItsSnapshots runs a database in a pod until it has snapshots.
 func (r *testNode) databaseAndItsSnapshots(fs string) (p *program, all []snapshots.Moment) {
 	r.t.Helper()
-	v := r.create("pv-"+fs, fs, diskSize)
+	v := r.driver.Create(r.t, "pv-"+fs, fs, diskSize)
 	v.Publish()
 	pod := r.pod(v.Pod)
 	p = r.database(pod, v, v)
@@ -166,6 +154,7 @@ func (r *testNode) databaseAndItsSnapshots(fs string) (p *program, all []snapsho
 	p.stop()
 	r.t.Logf("%d records", p.acknowledged())
 	r.remove(pod)
-	v.giveBack()
+	v.Unpublish()
+	v.Delete()
 	return p, all
 }

@@ -3,14 +3,14 @@
 package containerd
 
 import (
+	"crypto/sha256"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
-	"sync"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -66,33 +66,6 @@ func (v *volume) wantUnseen() {
 	if len(looked) == 0 {
 		t.Error("no mount namespace was found")
 	}
-}
-
-// watchHost looks all the time whether the node's mount table shows the volume's
-// filesystem, until the function that it gives is called.
-func (v *volume) watchHost() (end func()) {
-	dev := deviceNumber(v.r.t, v.disk)
-	stop := make(chan struct{})
-	var seen bool
-	var watching sync.WaitGroup
-	watching.Go(func() {
-		for !seen {
-			select {
-			case <-stop:
-				return
-			case <-time.After(time.Millisecond):
-			}
-			raw, _ := os.ReadFile("/proc/self/mountinfo")
-			seen = shows(raw, v.disk, dev)
-		}
-	})
-	return sync.OnceFunc(func() {
-		close(stop)
-		watching.Wait()
-		if seen {
-			v.r.t.Error("the node's mount table showed the volume's filesystem")
-		}
-	})
 }
 
 // usage is what df tells.
@@ -157,4 +130,14 @@ func (r *testNode) write(container, path string) string {
 	r.t.Helper()
 	out := r.exec(container, "dd if=/dev/urandom of="+path+" bs=64k count=32 2>/dev/null && sync && sha256sum "+path)
 	return strings.Fields(out)[0]
+}
+func checksum(t *testing.T, path string) [sha256.Size]byte {
+	t.Helper()
+	file, err := os.Open(path)
+	check.Must(t, err)
+	defer func() { _ = file.Close() }()
+	sum := sha256.New()
+	_, err = io.Copy(sum, file)
+	check.Must(t, err)
+	return [sha256.Size]byte(sum.Sum(nil))
 }

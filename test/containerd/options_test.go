@@ -5,7 +5,6 @@ package containerd
 import (
 	"fmt"
 	"os"
-	"os/exec"
 	"strings"
 	"testing"
 
@@ -53,7 +52,7 @@ func (r *testNode) optionsOfMount8() {
 func (r *testNode) noPanic() {
 	r.t.Helper()
 	v := r.volume("pod-1", "ext4", diskSize)
-	r.command("tune2fs", "-e", "panic", v.disk)
+	rig.Command(r.t, "tune2fs", "-e", "panic", v.disk)
 	v.stage()
 	pod := r.pod(v.pod)
 	id := r.run(pod, "main", at(v.target))
@@ -93,8 +92,8 @@ func (r *testNode) propagation() {
 // when they are another's.
 func (r *testNode) severalDevices(devices ...string) {
 	r.t.Helper()
-	r.command("mkfs.btrfs", append([]string{"-q", "-f"}, devices...)...)
-	r.t.Cleanup(func() { r.command("btrfs", "device", "scan", "--forget") })
+	rig.Command(r.t, "mkfs.btrfs", append([]string{"-q", "-f"}, devices...)...)
+	r.t.Cleanup(func() { rig.Command(r.t, "btrfs", "device", "scan", "--forget") })
 }
 
 // cloneBesideItsOriginal has two filesystems with one UUID, as a volume and its
@@ -106,7 +105,7 @@ func (r *testNode) cloneBesideItsOriginal() {
 		if fs == "btrfs" { // the kernel takes the clone's device for a part of this one
 			r.severalDevices(clone.disk, rig.Loop(r.t, rig.Image(r.t, diskSize), loopdev.Options{}))
 		}
-		r.command("cp", original.image, clone.disk)
+		rig.Command(r.t, "cp", original.image, clone.disk)
 		var pods []*cri.Pod
 		for _, v := range []*volume{original, clone} {
 			v.stage()
@@ -121,12 +120,5 @@ func (r *testNode) cloneBesideItsOriginal() {
 			v.unstage()
 			v.check()
 		}
-	}
-}
-
-func (r *testNode) command(name string, args ...string) {
-	r.t.Helper()
-	if out, err := exec.Command(name, args...).CombinedOutput(); err != nil {
-		r.t.Fatalf("%s %s: %v\n%s", name, strings.Join(args, " "), err, out)
 	}
 }

@@ -12,7 +12,6 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
-	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 	"github.com/crust-proxy/crust-proxy/test/check"
@@ -234,25 +233,30 @@ func (r *testNode) twoPodsWithUsers() {
 	}
 }
 
-// TestRecursiveReadOnly goes by what containerd tells kubelet of the handler.
-func TestRecursiveReadOnly(t *testing.T) {
-	r := newTestNode(t)
-	reply, err := r.node.CRI.Status(r.ctx(), &runtimeapi.StatusRequest{})
+// subPath makes a sub-directory in the target and binds it elsewhere, by
+// descriptor, as kubelet does it. It gives what kubelet hands to CRI.
+func (v *volume) subPath(container string, index int, path string) cri.Mount {
+	t := v.r.t
+	t.Helper()
+	inTarget := filepath.Join(v.target, path)
+	check.Must(t, os.MkdirAll(inTarget, 0o750))
+	fd, err := unix.Open(inTarget, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	check.Must(t, err)
-	for _, handler := range reply.GetRuntimeHandlers() {
-		if can := handler.GetFeatures(); handler.GetName() == "crust" && (!can.GetRecursiveReadOnlyMounts() || !can.GetUserNamespaces()) {
-			t.Errorf("kubelet is told of %v", can)
-		}
+	defer func() { _ = unix.Close(fd) }()
+	bound := fmt.Sprintf("%s/pods/%s/volume-subpaths/pv/%s/%d", v.r.d.Kubelet, v.pod, container, index)
+	check.Must(t, os.MkdirAll(bound, 0o750))
+	check.Must(t, unix.Mount(fmt.Sprintf("/proc/self/fd/%d", fd), bound, "", unix.MS_BIND, ""))
+	t.Cleanup(func() { _ = unix.Unmount(bound, unix.MNT_DETACH) })
+	return cri.Mount{Host: bound, Container: "/data"}
+}
+
+// releaseSubPaths does what kubelet does before it unpublishes.
+func (v *volume) releaseSubPaths() {
+	t := v.r.t
+	t.Helper()
+	bound, err := filepath.Glob(v.r.d.Kubelet + "/pods/" + v.pod + "/volume-subpaths/pv/*/*")
+	check.Must(t, err)
+	for _, one := range bound {
+		check.Must(t, unix.Unmount(one, 0))
 	}
-	v := r.staged("pod-1", "ext4")
-	pod := r.attemptAs(v.pod, 0, firstRoot)
-	mount := at(v.target)
-	mount.ReadOnly, mount.Recursive = true, true
-	reader := r.run(pod, "reader", mount)
-	if _, err := r.node.Exec(r.ctx(), reader, "echo x > /data/new"); err == nil || !strings.Contains(err.Error(), "Read-only file system") {
-		t.Errorf("a write ended with: %v", err)
-	}
-	r.remove(pod)
-	v.unstage()
-	r.wantClean()
 }

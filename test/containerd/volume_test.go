@@ -5,7 +5,6 @@ package containerd
 import (
 	"errors"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -140,10 +139,5 @@ func (v *volume) isFree() error {
 func (v *volume) check() {
 	v.r.t.Helper()
 	v.whenFree(v.isFree)
-	command := map[string][]string{
-		"ext4": {"e2fsck", "-fn"}, "xfs": {"xfs_repair", "-n"}, "btrfs": {"btrfs", "check", "--readonly"},
-	}[v.fs]
-	if out, err := exec.Command(command[0], append(command[1:], v.disk)...).CombinedOutput(); err != nil {
-		v.r.t.Errorf("%s: %v\n%s", strings.Join(command, " "), err, out)
-	}
+	rig.Fsck(v.r.t, v.fs, v.disk)
 }

@@ -5,7 +5,6 @@ package daemon
 import (
 	"context"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -56,55 +55,6 @@ func shown(t *testing.T, d *rig.Daemon, target string) *adminv1.Volume {
 	return reply.GetVolume()
 }
 
-func TestWholeWayWithTheGoRuntime(t *testing.T) {
-	t.Parallel()
-	d := rig.NewDaemon(t)
-	d.Start()
-	disk := rig.Disk(t, 64*mib, "ext4")
-	req := d.StageRequest("pod-1", disk)
-	target := req.GetVolumeTargetPath()
-	stage(t, d, req)
-	_, err := volumeStats(t.Context(), d, target)
-	check.Code(t, err, codes.Unavailable)
-
-	mounted, end := guest(t, disk)
-	check.Must(t, os.WriteFile(mounted+"/data", make([]byte, 5*mib), 0o600))
-	first := boot(t, d, "sandbox-1", target, disk, mounted)
-	check.Eventually(t, "bound", func() bool {
-		v := shown(t, d, target)
-		return v.GetState() == adminv1.VolumeState_VOLUME_STATE_BOUND && v.GetSandbox().GetId() == "sandbox-1"
-	})
-	wantStatfs(t, d, target, mounted)
-
-	_, err = d.Runtime().RuntimeExpandVolume(t.Context(), &runtimev1.RuntimeExpandVolumeRequest{VolumeTargetPath: target})
-	check.Code(t, err, codes.Unimplemented)
-	_, err = d.Runtime().RuntimeUnstageVolume(t.Context(), unstageRequest(req))
-	check.Code(t, err, codes.Aborted)
-	if !strings.Contains(err.Error(), "sandbox-1") {
-		t.Errorf("the error does not name the sandbox: %v", err)
-	}
-
-	// The sandbox dies and the pod gets a new one; the dead one's id stays in
-	// Kata's directory and sorts first.
-	check.Must(t, first.Kill())
-	_, err = volumeStats(t.Context(), d, target)
-	check.Code(t, err, codes.Unavailable)
-	second := boot(t, d, "sandbox-2", target, disk, mounted)
-	wantStatfs(t, d, target, mounted)
-	if got := shown(t, d, target).GetSandbox().GetId(); got != "sandbox-2" {
-		t.Errorf("the sandbox is %q", got)
-	}
-	d.Kill()
-	d.Start()
-	wantStatfs(t, d, target, mounted)
-	check.Must(t, second.Stop())
-	_, err = d.Runtime().RuntimeUnstageVolume(t.Context(), unstageRequest(req))
-	check.Code(t, err, codes.Aborted) // the machine outlives its shim
-	end()
-	unstage(t, d, req)
-	d.WantClean()
-}
-
 // TestVolumesOfOtherProgramsAreAdopted: their devices are no other pod's, also after a restart, and unstaging
 // one changes nothing.
 func TestVolumesOfOtherProgramsAreAdopted(t *testing.T) {
@@ -153,30 +103,6 @@ func TestRuntimeAwayKeepsTheVolume(t *testing.T) {
 	d.WantClean()
 }
 
-// wantStatfs compares stats with what statfs says in the sandbox.
-func wantStatfs(t *testing.T, d *rig.Daemon, target, mounted string) {
-	t.Helper()
-	reply, err := volumeStats(t.Context(), d, target)
-	check.Must(t, err)
-	var st unix.Statfs_t
-	check.Must(t, unix.Statfs(mounted, &st))
-	for _, u := range reply.GetUsage() {
-		switch u.GetUnit() {
-		case runtimev1.VolumeUsage_BYTES:
-			if u.GetTotal() != int64(st.Blocks)*st.Bsize || u.GetAvailable() != int64(st.Bfree)*st.Bsize {
-				t.Errorf("bytes: %v; statfs: %+v", u, st)
-			}
-		case runtimev1.VolumeUsage_INODES:
-			if u.GetTotal() != int64(st.Files) || u.GetAvailable() != int64(st.Ffree) {
-				t.Errorf("inodes: %v; statfs: %+v", u, st)
-			}
-		}
-	}
-	if len(reply.GetUsage()) != 2 {
-		t.Errorf("usage: %v", reply.GetUsage())
-	}
-}
-
 // Kata's agent calls every filesystem healthy. What an ext4 has on record of
 // itself is read from its device, while it is mounted and when it leaves.
 func TestErrorsOnRecordAreShown(t *testing.T) {
@@ -186,12 +112,7 @@ func TestErrorsOnRecordAreShown(t *testing.T) {
 	for name, broken := range map[string]bool{"whole": false, "broken": true} {
 		disk := rig.Disk(t, 64*mib, "ext4")
 		if broken {
-			for _, value := range []string{"error_count 2", "first_error_time 20260102030405", "last_error_func ext4_find_entry"} {
-				out, err := exec.Command("debugfs", "-w", "-R", "set_super_value "+value, disk).CombinedOutput()
-				if err != nil {
-					t.Fatalf("%v: %s", err, out)
-				}
-			}
+			rig.RecordErrors(t, disk)
 		}
 		req := d.StageRequest("pod-"+name, disk)
 		target := req.GetVolumeTargetPath()

@@ -9,7 +9,6 @@ import (
 	"io"
 	"math/rand/v2"
 	"os"
-	"os/exec"
 	"testing"
 	"time"
 
@@ -335,9 +334,7 @@ func TestChangedBlocks(t *testing.T) {
 		t.Run(fmt.Sprintf("%s attached=%v compressed=%v", c.pool, c.attach, c.packing), func(t *testing.T) {
 			r := newDriverOn(t, c.pool, false)
 			if c.packing {
-				if out, err := exec.Command("btrfs", "property", "set", r.data+"/images", "compression", "zstd").CombinedOutput(); err != nil {
-					t.Fatalf("%v: %s", err, out)
-				}
+				rig.Command(t, "btrfs", "property", "set", r.data+"/images", "compression", "zstd")
 			}
 			v := r.volume("v", rig.BlockAccess())
 			check.Must(t, v.createFrom(nil, historySize))

@@ -229,13 +229,7 @@ func (r *testDriver) pretendReboot() {
 	for _, loop := range r.loops() {
 		check.Must(r.t, loopdev.Detach(loop))
 	}
-	records, _ := filepath.Glob(r.data + "/volumes/*.json")
-	for _, path := range records {
-		raw, err := os.ReadFile(path)
-		check.Must(r.t, err)
-		raw = regexp.MustCompile(`"boot":"[^"]*"`).ReplaceAll(raw, []byte(`"boot":"before"`))
-		check.Must(r.t, os.WriteFile(path, raw, 0o600))
-	}
+	rig.OfAnotherBoot(r.t, r.data)
 }
 
 // TestADeviceLeftReadOnly: the kernel keeps that of a loop device whose backing has gone, as

@@ -4,7 +4,6 @@ package driver_test
 
 import (
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -98,9 +97,7 @@ func TestKilledInModify(t *testing.T) {
 // mounted any more.
 func TestLargeSectors(t *testing.T) {
 	disk := rig.Loop(t, rig.Image(t, poolSize), loopdev.Options{SectorSize: 4096})
-	if out, err := exec.Command("mkfs.xfs", "-q", disk).CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
+	rig.Command(t, "mkfs.xfs", "-q", disk)
 	r := layOut(t, "")
 	r.data = rig.Pool(t, "xfs", disk)
 	r.prepare()

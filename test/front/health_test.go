@@ -4,7 +4,6 @@ package front
 
 import (
 	"context"
-	"os/exec"
 	"slices"
 	"testing"
 
@@ -85,7 +84,7 @@ func TestHealth(t *testing.T) {
 			n.end(s)
 			check.Must(t, n.unpublish(v, "pod-1"))
 
-			recordError(t, n.loops()[0])
+			rig.RecordErrors(t, n.loops()[0])
 			check.Must(t, n.publish(v, "pod-2"))
 			s = n.boot("sandbox-2", v, "pod-2")
 			check.Succeeds(t, "stats of the sandbox", func() error { _, err := n.stats(v, "pod-2"); return err })
@@ -101,16 +100,5 @@ func TestHealth(t *testing.T) {
 			n.remove(v)
 			n.wantClean()
 		})
-	}
-}
-
-// recordError writes an error into the superblock of an ext4 that nobody has mounted.
-func recordError(t *testing.T, device string) {
-	t.Helper()
-	for _, value := range []string{"error_count 2", "first_error_time 20260102030405", "last_error_func ext4_find_entry"} {
-		out, err := exec.Command("debugfs", "-w", "-R", "set_super_value "+value, device).CombinedOutput()
-		if err != nil {
-			t.Fatalf("%v: %s", err, out)
-		}
 	}
 }

@@ -281,34 +281,46 @@ func (n *node) wantCleanSoFar() {
 	n.wantClean()
 }
 
-// TestReboot loses everything below /run, every mount and every process; what is
-// on disk stays.
+// TestReboot loses everything below /run, every mount and every process; what is on disk stays. kubelet
+// cleans up for a pod that has gone meanwhile, and publishes for one that it starts again.
 func TestReboot(t *testing.T) {
-	t.Parallel()
-	n := newNode(t, deferAll)
-	v := n.create("pv-1", "ext4", 16*mib)
-	check.Must(t, n.stage(v))
-	check.Must(t, n.publish(v, "pod-1"))
+	for name, gone := range map[string]bool{"a pod that has gone": true, "a pod that starts again": false} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t, deferAll)
+			v := n.create("pv-1", "ext4", 16*mib)
+			check.Must(t, n.stage(v))
+			check.Must(t, n.publish(v, "pod-1"))
+			n.reboot()
+			if gone {
+				check.Must(t, n.unpublish(v, "pod-1"))
+				check.Must(t, n.unstage(v))
+				n.wantClean()
+			}
+			n.life(v, "pod-1")
+			n.remove(v)
+			n.wantClean()
+		})
+	}
+}
+
+func (n *node) reboot() {
+	n.t.Helper()
 	n.Kill()
 	n.driver.Process.Kill()
 	for _, point := range rig.MountPoints(n.Dir) {
 		if point != n.Dir {
-			check.Must(t, unix.Unmount(point, unix.MNT_DETACH))
+			check.Must(n.t, unix.Unmount(point, unix.MNT_DETACH))
 		}
 	}
-	check.Must(t, os.RemoveAll(n.Dir+"/run"))
-	check.Must(t, os.RemoveAll(n.Kata))
-	check.Must(t, os.MkdirAll(n.Kata, 0o755))
+	check.Must(n.t, os.RemoveAll(n.Dir+"/run"))
+	check.Must(n.t, os.RemoveAll(n.Kata))
+	check.Must(n.t, os.MkdirAll(n.Kata, 0o755))
 	for _, loop := range n.loops() {
-		check.Must(t, loopdev.Detach(loop))
+		check.Must(n.t, loopdev.Detach(loop))
 	}
+	rig.OfAnotherBoot(n.t, n.driver.Data)
 	n.startDriver()
 	n.Start()
 	n.waitServed()
-	check.Must(t, n.unpublish(v, "pod-1"))
-	check.Must(t, n.unstage(v))
-	n.wantClean()
-	n.life(v, "pod-2")
-	n.remove(v)
-	n.wantClean()
 }

@@ -99,25 +99,6 @@ func (n *node) waitFindings(what, words string) {
 	})
 }
 
-// TestDoctorFindsADriverThatIsDown, and nothing while the driver is there.
-func TestDoctorFindsADriverThatIsDown(t *testing.T) {
-	t.Parallel()
-	n := newNode(t, deferAll)
-	n.wantRegistered(n.kubelet())
-	check.Eventually(t, "doctor finds nothing", func() bool { // its registration is renewed once
-		out, _ := n.Crustctl("doctor").CombinedOutput()
-		return strings.Contains(string(out), "1 drivers behind crust-proxy are ready")
-	})
-	n.driver.Process.Kill()
-	check.Succeeds(t, "doctor finds the driver", func() error {
-		out, err := n.Crustctl("doctor", "--quiet").CombinedOutput()
-		if err == nil || !strings.Contains(string(out), "driver "+driverName+" has not been ready for ") {
-			return fmt.Errorf("%w\n%s", err, out)
-		}
-		return nil
-	})
-}
-
 // TestDirectRegistrationIsAnAlarm is a Helm upgrade that lost the patch: the
 // driver registers with kubelet itself, and would mount deferred volumes.
 func TestDirectRegistrationIsAnAlarm(t *testing.T) {

@@ -67,45 +67,6 @@ func writeTo(device string) error {
 	return errors.Join(err, disk.Sync(), disk.Close())
 }
 
-// TestNotDeferred is the driver as if crust-proxy were not there.
-func TestNotDeferred(t *testing.T) {
-	t.Parallel()
-	n := newNode(t, deferNone)
-	v := n.create("pv-1", "ext4", 16*mib)
-	check.Must(t, n.stage(v))
-	check.Must(t, n.publish(v, "pod-1"))
-	check.Must(t, os.WriteFile(v.TargetOf("pod-1")+"/file", []byte("on the host"), 0o600))
-	check.Must(t, n.publish(v, "pod-2"))
-	if raw, err := os.ReadFile(v.TargetOf("pod-2") + "/file"); err != nil || string(raw) != "on the host" {
-		t.Errorf("%q, %v", raw, err)
-	}
-	reply, err := n.stats(v, "pod-1")
-	if err != nil || len(reply.GetUsage()) == 0 {
-		t.Errorf("stats: %v, %v", reply, err)
-	}
-	n.Kill()
-	n.Extra = "front: {enabled: true}\n" + deferAll
-	n.Start()
-	n.waitServed()
-	check.Must(t, n.publish(v, "pod-2")) // what a pod has stays as it is
-	check.Must(t, n.unpublish(v, "pod-1"))
-	check.Must(t, n.unpublish(v, "pod-2"))
-	check.Code(t, n.publish(v, "pod-3"), codes.FailedPrecondition, v.ID, "was not kept", "delete every pod", "unstaged")
-	check.Must(t, n.unstage(v)) // no pod has it, so kubelet stages it anew
-	check.Must(t, n.stage(v))
-	check.Must(t, n.publish(v, "pod-3"))
-	n.wantGuarded(v, "pod-3")
-	s := n.boot("sandbox-1", v, "pod-3")
-	if raw, err := os.ReadFile(s.Dir() + "/file"); err != nil || string(raw) != "on the host" {
-		t.Errorf("%q, %v", raw, err)
-	}
-	n.end(s)
-	check.Must(t, n.unpublish(v, "pod-3"))
-	check.Must(t, n.unstage(v))
-	n.remove(v)
-	n.wantClean()
-}
-
 // TestHostIsKeptFromWhatWasReleasedByForce: the VM writes on, also when the daemon was restarted.
 func TestHostIsKeptFromWhatWasReleasedByForce(t *testing.T) {
 	t.Parallel()
@@ -135,37 +96,6 @@ func TestHostIsKeptFromWhatWasReleasedByForce(t *testing.T) {
 	check.Must(t, n.unstage(v))
 	n.remove(v)
 	n.wantClean()
-}
-
-func TestRawBlockAndInlineVolumesPass(t *testing.T) {
-	t.Parallel()
-	n := newNode(t, deferNone)
-	v := n.create("pv-1", "ext4", 16*mib)
-	base := n.Kubelet + "/plugins/kubernetes.io/csi/volumeDevices"
-	block := *v
-	block.FS, block.Staging, block.Target = "", base+"/staging/pv-1", base+"/publish/pv-1/pod-1"
-	block.Publish()
-	if info, err := os.Stat(block.Target); err != nil || info.Mode()&os.ModeDevice == 0 {
-		t.Errorf("the target is no device: %v, %v", info, err)
-	}
-	check.Must(t, block.TryUnpublish())
-	block.Delete()
-	n.inline(t)
-	check.Must(t, os.RemoveAll(base))
-	n.wantClean()
-}
-
-// inline is an ephemeral volume: Publish only, with an id that kubelet made.
-func (n *node) inline(t *testing.T) {
-	v := n.driver.Volume(t, "inline", "ext4")
-	v.ID = "csi-0123456789abcdef"
-	v.Context = map[string]string{"csi.storage.k8s.io/ephemeral": "true", "size": "16Mi"}
-	check.Must(t, n.publish(v, "pod-1"))
-	check.Must(t, os.WriteFile(v.TargetOf("pod-1")+"/file", []byte("inline"), 0o600))
-	check.Must(t, n.unpublish(v, "pod-1"))
-	v.Context["crust-proxy.dev/defer-fs-ops"] = "true" // the pod's author asks, and no rule allows it
-	check.Code(t, n.publish(v, "pod-1"), codes.PermissionDenied, "crust-proxy.dev/defer-fs-ops", "no rule")
-	check.Must(t, n.unpublish(v, "pod-1"))
 }
 
 // TestCallsAtOnce are duplicates and stats in between, as from a kubelet that has

@@ -184,7 +184,7 @@ func TestFreezeRefuses(t *testing.T) {
 		t.Errorf("a tmpfs: %v", err)
 	}
 	r.wantNothingLeft()
-	run(t, "fsfreeze", "--freeze", r.dir)
+	rig.Command(t, "fsfreeze", "--freeze", r.dir)
 	if err := r.Freeze("key", r.root, time.Minute); !errors.Is(err, fsops.ErrFrozen) || !strings.Contains(err.Error(), "another program") {
 		t.Errorf("frozen by another program: %v", err)
 	}
@@ -192,7 +192,7 @@ func TestFreezeRefuses(t *testing.T) {
 	if !r.frozen(100 * time.Millisecond) {
 		t.Error("what another program has frozen was thawed")
 	}
-	run(t, "fsfreeze", "--unfreeze", r.dir)
+	rig.Command(t, "fsfreeze", "--unfreeze", r.dir)
 	for what, program := range map[string][]string{"none": nil, "missing": {"/nonexistent"}, "no watchdog": {"/bin/true"}} {
 		f := fsops.Freezer{Dir: r.Dir, Watchdog: program}
 		if err := f.Freeze("key", r.root, time.Minute); err == nil || !strings.Contains(err.Error(), "watchdog") {
@@ -208,7 +208,7 @@ func TestFreezeRefuses(t *testing.T) {
 func TestTwoKeysOfOneFilesystem(t *testing.T) {
 	t.Parallel()
 	r := newFreezeRig(t, "btrfs")
-	run(t, "btrfs", "subvolume", "create", r.dir+"/sub")
+	rig.Command(t, "btrfs", "subvolume", "create", r.dir+"/sub")
 	second := mounted(t, "btrfs", r.device, 0, "subvol=sub")
 	check.Must(t, r.Freeze("one", r.root, time.Minute))
 	if err := r.Freeze("two", second.root, time.Minute); !errors.Is(err, fsops.ErrFrozen) {
@@ -516,7 +516,7 @@ func TestFrozenNoMore(t *testing.T) {
 	t.Parallel()
 	r := newFreezeRig(t, "ext4")
 	r.forgotten(time.Minute)
-	run(t, "fsfreeze", "--unfreeze", r.dir)
+	rig.Command(t, "fsfreeze", "--unfreeze", r.dir)
 	r.unmount()
 	wantFree(t, r.device)
 	for _, kind := range []string{"ext4", "xfs"} { // used by somebody who has it open, as a VM does

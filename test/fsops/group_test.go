@@ -121,7 +121,7 @@ func TestGroupIsGivenAsKubeletDoes(t *testing.T) {
 			other := outside(t)
 			plant(t, f.dir, other)
 			if kind == "btrfs" {
-				run(t, "btrfs", "subvolume", "create", f.dir+"/subvolume")
+				rig.Command(t, "btrfs", "subvolume", "create", f.dir+"/subvolume")
 				check.Must(t, os.WriteFile(f.dir+"/subvolume/file", nil, 0o600))
 			}
 			before, untouched := files(t, f.dir), files(t, other)
@@ -390,9 +390,9 @@ func TestKilledOnTheWayToAnotherGroup(t *testing.T) {
 // TestReadOnlySubvolume: a workload can make one, and nobody can change what is in it.
 func TestReadOnlySubvolume(t *testing.T) {
 	f := newFilesystem(t, "btrfs", size)
-	run(t, "btrfs", "subvolume", "create", f.dir+"/sub")
+	rig.Command(t, "btrfs", "subvolume", "create", f.dir+"/sub")
 	check.Must(t, os.WriteFile(f.dir+"/sub/file", nil, 0o600))
-	run(t, "btrfs", "subvolume", "snapshot", "-r", f.dir+"/sub", f.dir+"/snapshot")
+	rig.Command(t, "btrfs", "subvolume", "snapshot", "-r", f.dir+"/sub", f.dir+"/snapshot")
 	if _, err := fsops.ApplyGroup(t.Context(), f.root, group, volume.GroupAlways); err != nil {
 		t.Fatal(err)
 	}

@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -94,14 +93,7 @@ func TestGrowsWhileAWriterWrites(t *testing.T) {
 func whole(t testing.TB, kind, device string) {
 	t.Helper()
 	wantFree(t, device)
-	switch kind {
-	case "ext4":
-		run(t, "e2fsck", "-f", "-n", device)
-	case "xfs":
-		run(t, "xfs_repair", "-n", device)
-	case "btrfs":
-		run(t, "btrfs", "check", "--readonly", device)
-	}
+	rig.Fsck(t, kind, device)
 }
 
 func TestGrowIsRefusedBeforeAnythingChanges(t *testing.T) {
@@ -150,7 +142,7 @@ func TestOtherFilesystemsDoNotGrow(t *testing.T) {
 func extBytes(t testing.TB, device string) (bytes int64) {
 	t.Helper()
 	bytes = 1
-	for line := range strings.SplitSeq(run(t, "dumpe2fs", "-h", device), "\n") {
+	for line := range strings.SplitSeq(rig.Command(t, "dumpe2fs", "-h", device), "\n") {
 		name, value, _ := strings.Cut(line, ":")
 		if name == "Block count" || name == "Block size" {
 			n, err := strconv.ParseInt(strings.TrimSpace(value), 10, 64)
@@ -214,9 +206,7 @@ func TestGrowUnmountedByDescriptor(t *testing.T) {
 func TestGrowUnmountedOfADamagedOne(t *testing.T) {
 	device, image := growable(t, "ext4", 64*mib)
 	// Beyond what e2fsck mends without asking.
-	if out, err := exec.Command("debugfs", "-w", "-R", "clri <2>", device).CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
+	rig.Command(t, "debugfs", "-w", "-R", "clri <2>", device)
 	enlarge(t, device, image, 128*mib)
 	err := fsops.GrowUnmounted(t.Context(), device, "ext4")
 	if err == nil || !strings.Contains(err.Error(), "check the filesystem of "+device) {

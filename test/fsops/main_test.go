@@ -4,7 +4,6 @@ package fsops_test
 
 import (
 	"os"
-	"os/exec"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -80,14 +79,4 @@ func openFD(t testing.TB, path string, flags int) int {
 	}
 	t.Cleanup(func() { _ = unix.Close(fd) })
 	return fd
-}
-
-func run(t testing.TB, name string, args ...string) string {
-	t.Helper()
-	rig.Need(t, name)
-	out, err := exec.Command(name, args...).CombinedOutput()
-	if err != nil {
-		t.Fatalf("%s %q: %v\n%s", name, args, err, out)
-	}
-	return string(out)
 }

@@ -25,11 +25,11 @@ func TestJournalByADefaultMountOption(t *testing.T) {
 	theirs := rig.Loop(t, rig.Image(t, 64*mib), loopdev.Options{})
 	var st unix.Stat_t
 	check.Must(t, unix.Stat(theirs, &st))
-	run(t, "mke2fs", "-q", "-b", "4096", "-O", "journal_dev", theirs)
-	run(t, "mke2fs", "-q", "-t", "ext4", "-b", "4096", "-J", "device="+theirs, device)
-	run(t, "debugfs", "-w", "-R", "ssv journal_dev 0", device)
+	rig.Command(t, "mke2fs", "-q", "-b", "4096", "-O", "journal_dev", theirs)
+	rig.Command(t, "mke2fs", "-q", "-t", "ext4", "-b", "4096", "-J", "device="+theirs, device)
+	rig.Command(t, "debugfs", "-w", "-R", "ssv journal_dev 0", device)
 	number := unix.Major(st.Rdev)<<8 | unix.Minor(st.Rdev)
-	run(t, "tune2fs", "-f", "-E", fmt.Sprintf("mount_opts=journal_dev=%d", number), device)
+	rig.Command(t, "tune2fs", "-f", "-E", fmt.Sprintf("mount_opts=journal_dev=%d", number), device)
 
 	err := fsops.OneDevice(openFD(t, device, unix.O_RDONLY), "ext4")
 	if err == nil || !strings.Contains(err.Error(), "journal on another device") {

@@ -27,7 +27,7 @@ func (f *filesystem) df(unit string) abi.Usage {
 	if unit == abi.UnitInodes {
 		args = []string{"--output=iavail,itotal,iused", f.dir}
 	}
-	lines := strings.Split(strings.TrimSpace(run(f.t, "df", args...)), "\n")
+	lines := strings.Split(strings.TrimSpace(rig.Command(f.t, "df", args...)), "\n")
 	fields := strings.Fields(lines[len(lines)-1])
 	number := func(i int) int64 {
 		n, err := strconv.ParseInt(fields[i], 10, 64)

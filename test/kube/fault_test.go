@@ -127,3 +127,38 @@ func TestFaults(t *testing.T) {
 	hasLeft(k, m.of(m.generation))
 	comeAgain(k, m.lanes) // with what all before have written
 }
+
+// leave asks pods to go, and notes down what they have promised.
+func leave(k *cluster.Kube, pods []*writer) {
+	k.T.Helper()
+	for _, w := range pods {
+		k.Eventually(fmt.Sprintf("pod %s tells what it has written", w.Name), func(context.Context) error { return w.wrote(0) })
+		w.AskDelete()
+	}
+}
+
+// hasLeft waits until pods have gone, with everything.
+func hasLeft(k *cluster.Kube, pods []*writer) {
+	k.T.Helper()
+	for _, w := range pods {
+		k.Eventually("pod "+w.Name+" has gone, and its volume was given back", w.hasGone)
+	}
+}
+
+// comeAgain has pods come to all volumes that others have had, and go.
+func comeAgain(k *cluster.Kube, lanes []*lane) {
+	k.T.Helper()
+	var again []*writer
+	for _, l := range lanes {
+		for i := range l.ledgers {
+			again = append(again, l.start(k, len(l.ledgers)*100+i))
+		}
+	}
+	for _, w := range again {
+		w.settle(k)
+		w.keeps(k)
+	}
+	k.Eventually("all is well", func(ctx context.Context) error { return well(ctx, again) })
+	leave(k, again)
+	hasLeft(k, again)
+}

@@ -22,6 +22,9 @@ import (
 // deferred.
 const inCrust = "crust-pods"
 
+// ways are the drivers whose volumes are deferred, each in its own way.
+var ways = map[string]string{"block": cluster.Block, "native": cluster.Native}
+
 // inEachWay runs a part of a test with each driver, and beside the other parts.
 func inEachWay(k *cluster.Kube, t *testing.T, name string, part func(k *cluster.Kube, way, driver string)) {
 	for way, driver := range ways {
@@ -96,6 +99,26 @@ func wantDeferred(k *cluster.Kube, p *cluster.Pod, v *cluster.Volume, rule strin
 	k.Must(err)
 	if is.State != "VOLUME_STATE_BOUND" || is.Rule != fmt.Sprintf("rule %q", rule) || is.PodName != p.Name || ways[is.Way] != v.Driver {
 		k.T.Errorf("crustctl shows %+v", is)
+	}
+}
+
+// wantGuarded wants the volume's filesystem in the pod, and nowhere on the node.
+func wantGuarded(k *cluster.Kube, p *cluster.Pod, v *cluster.Volume) {
+	k.T.Helper()
+	is, err := crustctl(k, p.Target(v))
+	k.Must(err)
+	if got := p.Exec("grep ' /data ' /proc/mounts"); !strings.Contains(got, " "+v.FS+" ") {
+		k.T.Errorf("the pod has %q", got)
+	}
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	k.Must(err)
+	for line := range strings.SplitSeq(string(mounts), "\n") {
+		if strings.Contains(line, p.Target(v)) && !strings.Contains(line, " tmpfs crust:") {
+			k.T.Errorf("at the target is no guard: %s", line)
+		}
+		if strings.Contains(line, " - "+v.FS+" "+is.Device+" ") {
+			k.T.Errorf("it is mounted on the node: %s", line)
+		}
 	}
 }
 

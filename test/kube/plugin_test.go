@@ -62,9 +62,7 @@ const secondNode, secondAddress = "node-2", "10.88.0.2"
 func addSecondNode(k *cluster.Kube) {
 	k.T.Helper()
 	ctx := context.Background()
-	if out, err := exec.Command("ip", "addr", "add", secondAddress+"/24", "dev", "knode").CombinedOutput(); err != nil {
-		k.T.Fatalf("%v: %s", err, out)
-	}
+	rig.Command(k.T, "ip", "addr", "add", secondAddress+"/24", "dev", "knode")
 	dir := k.T.TempDir()
 	k.Must(os.MkdirAll("/run/crust-second", 0o700))
 	k.Must(os.WriteFile(dir+"/config.yaml", fmt.Appendf(nil, "runDir: /run/crust-second\nkubeletRoot: %s\nhttp: {listen: \"%s:9814\"}\ncluster: {nodeName: %s}\nhandlers: {kata: {directVolumes: %s}}\ncontainerd: {socket: \"\"}\n",

@@ -56,9 +56,7 @@ func TestPartitionedDisk(t *testing.T) {
 // partition makes a partition of 12 MiB, and a node for it: /dev may have none.
 func partition(t *testing.T, disk, number, start string) string {
 	t.Helper()
-	if out, err := exec.Command("addpart", disk, number, start, "24576").CombinedOutput(); err != nil {
-		t.Fatalf("addpart: %s", out)
-	}
+	rig.Command(t, "addpart", disk, number, start, "24576")
 	t.Cleanup(func() { _ = exec.Command("delpart", disk, number).Run() })
 	name := filepath.Base(disk) + "p" + number
 	raw, err := os.ReadFile("/sys/class/block/" + name + "/dev")

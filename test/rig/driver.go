@@ -2,7 +2,9 @@ package rig
 
 import (
 	"context"
+	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -44,6 +46,18 @@ func inTime(ctx context.Context, method string, req, reply any, conn *grpc.Clien
 	ctx, cancel := context.WithTimeout(ctx, callTime)
 	defer cancel()
 	return call(ctx, method, req, reply, conn, opts...)
+}
+
+// OfAnotherBoot gives crust-driver's records the id of another boot.
+func OfAnotherBoot(t T, data string) {
+	t.Helper()
+	records, _ := filepath.Glob(data + "/volumes/*.json")
+	for _, path := range records {
+		raw, err := os.ReadFile(path) //nolint:gosec // a test's own
+		check.Must(t, err)
+		raw = regexp.MustCompile(`"boot":"[^"]*"`).ReplaceAll(raw, []byte(`"boot":"before"`))
+		check.Must(t, os.WriteFile(path, raw, 0o600))
+	}
 }
 
 // NewDriver prepares crust-driver, which serves on a socket, and a connection to it. The

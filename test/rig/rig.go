@@ -215,13 +215,35 @@ func Disk(t T, size int64, fs string) string {
 	return Loop(t, image, loopdev.Options{})
 }
 
+// Command runs a program that must succeed, and gives what it wrote.
+func Command(t T, name string, args ...string) string {
+	t.Helper()
+	Need(t, name)
+	out, err := exec.Command(name, args...).CombinedOutput() //nolint:gosec // a test's own words
+	if err != nil {
+		t.Fatalf("%s %q: %v\n%s", name, args, err, out)
+	}
+	return string(out)
+}
+
 // Mkfs makes a filesystem on an image or a device.
 func Mkfs(t T, fs, on string, options ...string) {
 	t.Helper()
-	Need(t, "mkfs."+fs)
-	out, err := exec.Command("mkfs."+fs, append(append([]string{"-q"}, options...), on)...).CombinedOutput() //nolint:gosec // a test's own words
-	if err != nil {
-		t.Fatalf("mkfs.%s: %v\n%s", fs, err, out)
+	Command(t, "mkfs."+fs, append(append([]string{"-q"}, options...), on)...)
+}
+
+// Fsck has the filesystem's own checker look at an image or a device that nobody has.
+func Fsck(t T, fs, on string) {
+	t.Helper()
+	check := map[string][]string{"ext4": {"e2fsck", "-fn"}, "xfs": {"xfs_repair", "-n"}, "btrfs": {"btrfs", "check", "--readonly"}}[fs]
+	Command(t, check[0], append(check[1:], on)...)
+}
+
+// RecordErrors writes errors into the superblock of an ext4 that nobody has mounted.
+func RecordErrors(t T, device string) {
+	t.Helper()
+	for _, value := range []string{"error_count 2", "first_error_time 20260102030405", "last_error_func ext4_find_entry"} {
+		Command(t, "debugfs", "-w", "-R", "set_super_value "+value, device)
 	}
 }
 

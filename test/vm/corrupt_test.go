@@ -13,6 +13,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
 	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/rig"
 	"github.com/crust-proxy/crust-proxy/test/rig/cri"
 	"github.com/crust-proxy/crust-proxy/test/rig/kubelet"
 	"github.com/crust-proxy/crust-proxy/test/rig/vmnode"
@@ -90,8 +91,8 @@ func damagedDirectory(behaviour string) latent {
 	return latent{
 		fs: "ext4", prepare: "mkdir /data/bad",
 		damage: func(v *volume) {
-			v.b.command("tune2fs", "-e", behaviour, v.device)
-			v.b.command("debugfs", "-w", "-R", "clri /bad", v.device)
+			rig.Command(v.b.t, "tune2fs", "-e", behaviour, v.device)
+			rig.Command(v.b.t, "debugfs", "-w", "-R", "clri /bad", v.device)
 		},
 		use: "ls -la /data/bad/ && cat /data/bad/file", status: csi.VolumeHealthErrorType_DEGRADED,
 		repair: []string{"e2fsck", "-fy"}, repaired: "FILE SYSTEM WAS MODIFIED",
@@ -109,7 +110,7 @@ func (v *volume) damageUnlinkedLists() {
 			args = append(args, "-c", fmt.Sprintf("write -d unlinked[%d] %d", list, noInode))
 		}
 	}
-	v.b.command("xfs_db", append(args, v.device)...)
+	rig.Command(v.b.t, "xfs_db", append(args, v.device)...)
 }
 
 // damageData overwrites data of the file "bad", whose checksum then is wrong.
@@ -123,14 +124,6 @@ func (v *volume) damageData() {
 		v.b.t.Fatal("the data is not on the device")
 	}
 	v.damage(at, at+100)
-}
-
-// command runs a program that must succeed.
-func (b *bench) command(name string, args ...string) {
-	b.t.Helper()
-	if out, err := exec.Command(name, args...).CombinedOutput(); err != nil {
-		b.t.Fatalf("%s %q: %v\n%s", name, args, err, out)
-	}
 }
 
 // TestDamageThatIsFoundLater: the pod has an error, also if the filesystem asks for a panic.

@@ -96,10 +96,7 @@ func image(t *testing.T, fs string, args ...string) string {
 	command := map[string][]string{
 		"ext4": {"-q", file, madeSize}, "xfs": {"-q", "-d", "size=" + madeSize, file}, "btrfs": {"-q", "-b", madeSize, file},
 	}[fs]
-	out, err := exec.Command("mkfs."+fs, append(args, command...)...).CombinedOutput() //nolint:gosec // ours
-	if err != nil {
-		t.Fatalf("mkfs.%s: %v\n%s", fs, err, out)
-	}
+	rig.Command(t, "mkfs."+fs, append(args, command...)...)
 	return file
 }
 
@@ -246,13 +243,7 @@ func TestGuest(t *testing.T) {
 		t.Error("the machine does not end")
 	}
 	for serial, image := range disks {
-		check := map[string][]string{"xfs": {"xfs_repair", "-n"}, "btrfs": {"btrfs", "check"}}[serial]
-		if check == nil {
-			check = []string{"e2fsck", "-fn"}
-		}
-		if out, err := exec.Command(check[0], append(check[1:], image)...).CombinedOutput(); err != nil {
-			t.Errorf("%s is not clean: %v\n%s", serial, err, out)
-		}
+		rig.Fsck(t, strings.Replace(serial, "root", "ext4", 1), image)
 	}
 }
 

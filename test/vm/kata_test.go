@@ -69,7 +69,7 @@ func (b *bench) kataLife(name string, flavor kata.Flavor) {
 	check.Must(b.t, g.shim.Stop())
 	vmnode.End(b.ctx(), b.t, pod)
 	v.unmounted(func(dir string) { b.wantSum(dir+"/blob", sum) })
-	v.checkDisk()
+	rig.Fsck(v.T, v.FS, v.device)
 	v.giveBack()
 }
 

@@ -98,7 +98,7 @@ func (s *scene) over() {
 	vmnode.End(s.ctx(), s.t, s.pod)
 	s.wantOver()
 	s.v.unmounted(func(dir string) { s.wantSum(dir+"/blob", s.sum) })
-	s.v.checkDisk()
+	rig.Fsck(s.v.T, s.v.FS, s.v.device)
 	s.v.For(s.v.Pod + "-next")
 	s.v.publish()
 	s.v.giveBack()
@@ -285,7 +285,7 @@ func (b *bench) killedWhilePlugged(name, fs string, kill func(machine) error) {
 	b.wantOver()
 	vmnode.End(b.ctx(), b.t, pod)
 	v.unmounted(func(string) {})
-	v.checkDisk()
+	rig.Fsck(v.T, v.FS, v.device)
 	v.publish()
 	v.giveBack()
 }

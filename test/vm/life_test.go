@@ -50,7 +50,7 @@ func TestLifeOfAVolume(t *testing.T) {
 	}
 	for _, v := range volumes {
 		v.unmounted(func(dir string) { b.wantSum(dir+"/blob", sums[v.FS]) })
-		v.checkDisk()
+		rig.Fsck(v.T, v.FS, v.device)
 		v.ReadOnly = v == volumes[0]
 		v.publish()
 	}

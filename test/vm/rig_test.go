@@ -7,7 +7,6 @@ import (
 	"crypto/sha256"
 	"fmt"
 	"os"
-	"os/exec"
 	"strings"
 	"testing"
 	"time"
@@ -169,17 +168,6 @@ func (v *volume) wantStats(container string) (total int64) {
 		return u
 	})
 	return total
-}
-
-// checkDisk looks at the filesystem with its own checker, when nobody has it.
-func (v *volume) checkDisk() {
-	v.b.t.Helper()
-	command := map[string][]string{
-		"ext4": {"e2fsck", "-fn"}, "xfs": {"xfs_repair", "-n"}, "btrfs": {"btrfs", "check", "--readonly"},
-	}[v.FS]
-	if out, err := exec.Command(command[0], append(command[1:], v.device)...).CombinedOutput(); err != nil {
-		v.b.t.Errorf("%s: %v\n%s", strings.Join(command, " "), err, out)
-	}
 }
 
 // wantSum wants a file on this machine to have the checksum that a container printed.

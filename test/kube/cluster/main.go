@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"maps"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -127,9 +126,7 @@ func prepare(t rig.T) {
 		"link set lo up", "link add knode type veth peer name knode-peer", "addr add " + NodeAddress + "/24 dev knode",
 		"link set knode up", "link set knode-peer up", "route add default dev knode",
 	} {
-		if out, err := exec.Command("ip", strings.Fields(command)...).CombinedOutput(); err != nil {
-			t.Fatalf("ip %s: %v: %s", command, err, out)
-		}
+		rig.Command(t, "ip", strings.Fields(command)...)
 	}
 }
 

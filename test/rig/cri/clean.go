@@ -149,23 +149,3 @@ func (n *Node) isOurs(proc string) bool {
 	}
 	return bytes.Contains(command, []byte(n.Dir)) || bytes.Contains(inGroups, []byte(n.Group+"/"))
 }
-
-// PowerOff ends containerd and its shims, and takes away what is gone when a node has
-// booted: its mounts, its state, and all of /run. Images and the records of pods stay, for
-// the next start of Process. Whoever has pods ends their processes first.
-func (n *Node) PowerOff() error {
-	n.Process.Kill()
-	problems := []error{rig.KillAll(n.processes)}
-	for _, dir := range []string{n.Dir, "/run"} {
-		for _, point := range rig.MountPoints(dir) {
-			if point != dir {
-				problems = append(problems, rig.Unmount(point))
-			}
-		}
-	}
-	inRun, err := filepath.Glob("/run/*")
-	for _, one := range append(inRun, n.Dir+"/state") {
-		problems = append(problems, os.RemoveAll(one))
-	}
-	return errors.Join(append(problems, err)...)
-}

@@ -167,12 +167,6 @@ func (n *Node) Exec(ctx context.Context, container, script string) (string, erro
 	return string(reply.GetStdout()), nil
 }
 
-// Runs tells whether a container runs.
-func (n *Node) Runs(ctx context.Context, container string) (bool, error) {
-	reply, err := n.CRI.ContainerStatus(ctx, &runtimeapi.ContainerStatusRequest{ContainerId: container})
-	return reply.GetStatus().GetState() == runtimeapi.ContainerState_CONTAINER_RUNNING, err
-}
-
 // Stop stops the sandbox and its containers.
 func (p *Pod) Stop(ctx context.Context) error {
 	_, err := p.node.CRI.StopPodSandbox(ctx, &runtimeapi.StopPodSandboxRequest{PodSandboxId: p.ID})

@@ -19,8 +19,7 @@ type Driver struct {
 	Name, Version, Node string
 	Socket              string
 
-	fail   atomic.Pointer[error]
-	probes atomic.Int64
+	fail atomic.Pointer[error]
 
 	mu      sync.Mutex
 	process *rig.Server
@@ -59,9 +58,6 @@ func (d *Driver) FailNodeGetInfo(err error) {
 	d.fail.Store(&err)
 }
 
-// Probes counts the calls of Probe.
-func (d *Driver) Probes() int { return int(d.probes.Load()) }
-
 // GetPluginInfo answers with its name.
 func (d *Driver) GetPluginInfo(context.Context, *csi.GetPluginInfoRequest) (*csi.GetPluginInfoResponse, error) {
 	return &csi.GetPluginInfoResponse{Name: d.Name, VendorVersion: d.Version}, nil
@@ -69,7 +65,6 @@ func (d *Driver) GetPluginInfo(context.Context, *csi.GetPluginInfoRequest) (*csi
 
 // Probe answers that it is ready.
 func (d *Driver) Probe(context.Context, *csi.ProbeRequest) (*csi.ProbeResponse, error) {
-	d.probes.Add(1)
 	return &csi.ProbeResponse{Ready: wrapperspb.Bool(true)}, nil
 }
 
