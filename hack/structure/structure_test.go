@@ -5,6 +5,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 // write makes a module of one directory.
@@ -12,17 +14,11 @@ func write(t *testing.T, files map[string]string) *module {
 	t.Helper()
 	t.Chdir(t.TempDir())
 	for name, text := range files {
-		if err := os.MkdirAll(filepath.Dir(name), 0o750); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, os.MkdirAll(filepath.Dir(name), 0o750))
+		check.Must(t, os.WriteFile(name, []byte(text), 0o600))
 	}
 	m, err := readModule(".")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	return m
 }
 

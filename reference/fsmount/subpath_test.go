@@ -15,9 +15,7 @@ import (
 func descendIn(t *testing.T, root, sub string) (string, error) {
 	t.Helper()
 	at, err := unix.Open(root, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	defer func() { _ = unix.Close(at) }()
 	fd, err := Descend(at, sub)
 	if err != nil {
@@ -25,9 +23,7 @@ func descendIn(t *testing.T, root, sub string) (string, error) {
 	}
 	defer func() { _ = unix.Close(fd) }()
 	path, err := os.Readlink("/proc/self/fd/" + strconv.Itoa(fd))
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	return path, nil
 }
 

@@ -5,14 +5,14 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 func read(t *testing.T, content string) (Config, error) {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "c.json")
-	if err := os.WriteFile(file, []byte(content), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, os.WriteFile(file, []byte(content), 0o600))
 	return LoadConfig(func(string) string { return file })
 }
 
@@ -56,9 +56,7 @@ func TestKeysOfEarlierVersions(t *testing.T) {
 
 func TestWhatIsNotInstalledIsNamed(t *testing.T) {
 	cfg, err := read(t, `{"kernel":"/","qemu":"/does/not/exist","virtiofsd":"/nor/this"}`)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	cfg.AgentProgram = cfg.Program
 	err = cfg.check()
 	if err == nil || !strings.Contains(err.Error(), `set "qemu" in `+cfg.file) || !strings.Contains(err.Error(), `/nor/this: `) {

@@ -43,6 +43,19 @@ func Code(t fatal, err error, want codes.Code, words ...string) {
 	}
 }
 
+// Says has the test fail where a text lacks a word.
+func Says(t interface {
+	Helper()
+	Errorf(format string, args ...any)
+}, what, text string, words ...string) {
+	t.Helper()
+	for _, word := range words {
+		if !strings.Contains(text, word) {
+			t.Errorf("%s does not say %q:\n%s", what, word, text)
+		}
+	}
+}
+
 // Eventually waits until a condition holds, and ends the test when it never does.
 func Eventually(t fatal, what string, is func() bool) {
 	t.Helper()

@@ -56,11 +56,7 @@ func wantConfig(t *testing.T, d *rig.Daemon, good string, says ...string) {
 			t.Errorf("crustctl %s:\n%s", command, out)
 		}
 	}
-	for _, word := range says {
-		if !strings.Contains(said.String(), word) {
-			t.Errorf("crustctl does not say %q:\n%s", word, said.String())
-		}
-	}
+	check.Says(t, "crustctl", said.String(), says...)
 	body, err := d.HTTP("/metrics")
 	check.Must(t, err)
 	if since := strings.Contains(body, "\ncrust_proxy_config_bad_since_timestamp_seconds 0\n"); !strings.Contains(body,

@@ -150,11 +150,7 @@ func wantLeaving(t *testing.T, d *rig.Daemon, req *runtimev1.RuntimeStageVolumeR
 	if v.GetState() != adminv1.VolumeState_VOLUME_STATE_REMOVING || v.GetLastErrorAt() == nil {
 		t.Errorf("a volume whose release was refused is %v since %v", v.GetState(), v.GetLastErrorAt())
 	}
-	for _, text := range texts {
-		if !strings.Contains(v.GetLastError(), text) {
-			t.Errorf("the last error does not say %q: %s", text, v.GetLastError())
-		}
-	}
+	check.Says(t, "the last error", v.GetLastError(), texts...)
 }
 
 // holdIn has a process open a disk, in a control group and with a further argument.
@@ -310,11 +306,7 @@ func TestEndByHand(t *testing.T) {
 	if err == nil || !strings.Contains(string(out), "--yes") || vmm.Process.Signal(syscall.Signal(0)) != nil {
 		t.Errorf("without a terminal: %v\n%s", err, out)
 	}
-	for _, text := range []string{fmt.Sprintf("process %d", vmm.Process.Pid), "/kata_overhead/" + sandboxID, "its control group is that of the sandbox"} {
-		if !strings.Contains(string(out), text) {
-			t.Errorf("crustctl end does not say %q:\n%s", text, out)
-		}
-	}
+	check.Says(t, "crustctl end", string(out), fmt.Sprintf("process %d", vmm.Process.Pid), "/kata_overhead/"+sandboxID, "its control group is that of the sandbox")
 	out, err = d.Crustctl("end", req.GetVolumeTargetPath(), "--yes").CombinedOutput()
 	if err != nil || !strings.Contains(string(out), "1 processes were ended") {
 		t.Errorf("crustctl end: %v\n%s", err, out)

@@ -90,11 +90,7 @@ func TestDaemonWithoutBPF(t *testing.T) {
 	before := len(d.Log())
 	d.Start()
 	log := d.Log()[before:]
-	for _, words := range []string{"the descriptors of all processes are read instead", "operation not permitted", `"scan"`} {
-		if !strings.Contains(log, words) {
-			t.Errorf("the log does not say %s:\n%s", words, log)
-		}
-	}
+	check.Says(t, "the log", log, "the descriptors of all processes are read instead", "operation not permitted", `"scan"`)
 
 	disk := rig.Disk(t, 16*mib, "ext4")
 	req := d.StageRequest("pod-1", disk)

@@ -103,11 +103,7 @@ func TestAsksFirst(t *testing.T) {
 			cmd.Env = append(append(os.Environ(), "PATH="+dir+":"+os.Getenv("PATH")), c.env...)
 			raw, err := cmd.CombinedOutput()
 			out := string(raw)
-			for _, want := range c.says {
-				if !strings.Contains(out, want) {
-					t.Errorf("it does not say %q", want)
-				}
-			}
+			check.Says(t, "it", out, c.says...)
 			_, installed := os.Stat(dir + "/installed")
 			if err == nil || installed == nil || strings.Contains(out, "Building") || strings.Count(out, "\n") > 5 {
 				t.Errorf("%v, installed: %v\n%s", err, installed == nil, out)

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 var link = regexp.MustCompile(`\]\(([^)\s]+)\)`)
@@ -106,9 +108,7 @@ func TestPagesStayFewAndShort(t *testing.T) {
 			continue
 		}
 		raw, err := os.ReadFile(filepath.Join(root, p.path))
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, err)
 		count++
 		lines += strings.Count(string(raw), "\n")
 	}

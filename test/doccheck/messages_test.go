@@ -8,6 +8,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 // TestMessagesOfOperationsAreInTheCode: people look for what they see, word by word.
@@ -50,9 +52,7 @@ func allCode(t *testing.T) string {
 			out.Write(raw)
 			return err
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, err)
 	}
 	return regexp.MustCompile(`"\s*\+\s*"`).ReplaceAllString(out.String(), "")
 }

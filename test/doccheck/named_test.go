@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/crust-proxy/crust-proxy/internal/daemon/config"
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 // TestNamedTestsExist: pages name the test that shows what they promise.
@@ -42,9 +43,7 @@ func testFunctions(t *testing.T) map[string]bool {
 		}
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	return there
 }
 
@@ -54,9 +53,7 @@ func TestNamedPlacesExist(t *testing.T) {
 	place := regexp.MustCompile("`((?:cmd|deploy|hack|internal|packaging|pkg|proto|systemd|test|tools)/[\\w./-]+)`")
 	target := regexp.MustCompile("`make ([a-z-]+)`")
 	makefile, err := os.ReadFile(filepath.Join(root, "Makefile"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	for _, p := range pages(t) {
 		for _, found := range place.FindAllStringSubmatch(p.text, -1) {
 			if _, err := os.Stat(filepath.Join(root, strings.TrimSuffix(found[1], "/..."))); err != nil {

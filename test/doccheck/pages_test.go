@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 const root = "../.."
@@ -27,9 +29,7 @@ func pages(t *testing.T) []page {
 	t.Helper()
 	var found []page
 	top, err := filepath.Glob(filepath.Join(root, "*.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	for _, path := range top {
 		found = append(found, read(t, filepath.Base(path)))
 	}
@@ -41,9 +41,7 @@ func pages(t *testing.T) []page {
 			}
 			return err
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, err)
 	}
 	if len(found) < 15 {
 		t.Fatalf("only %d pages were found", len(found))
@@ -54,9 +52,7 @@ func pages(t *testing.T) []page {
 func read(t *testing.T, path string) page {
 	t.Helper()
 	raw, err := os.ReadFile(filepath.Join(root, path))
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	return parse(path, string(raw))
 }
 

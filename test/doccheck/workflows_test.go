@@ -6,6 +6,8 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 // TestWorkflows: actions are pinned by a commit, with their version, and make has the targets.
@@ -15,15 +17,11 @@ func TestWorkflows(t *testing.T) {
 		t.Fatalf("workflows: %v, %v", files, err)
 	}
 	makefile, err := os.ReadFile(filepath.Join(root, "Makefile"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	pinned := regexp.MustCompile(`^[\w/.-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+$`)
 	for _, file := range files {
 		raw, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, err)
 		for line := range strings.Lines(string(raw)) {
 			if _, action, found := strings.Cut(strings.TrimSpace(line), "uses: "); found && !pinned.MatchString(action) {
 				t.Errorf("%s: %s is not pinned by a commit", file, action)

@@ -119,9 +119,8 @@ func TestBlock(t *testing.T) {
 	v.must(v.publish)
 	device, err := os.OpenFile(v.target, os.O_RDWR, 0)
 	check.Must(t, err)
-	if _, err := device.WriteAt([]byte("raw"), 4096); err != nil {
-		t.Fatal(err)
-	}
+	_, err = device.WriteAt([]byte("raw"), 4096)
+	check.Must(t, err)
 	v.grow(2 * size)
 	check.Must(t, v.growNode(v.target, 2*size))
 	if end, err := device.Seek(0, 2); err != nil || end != 2*size {
@@ -138,9 +137,8 @@ func TestBlock(t *testing.T) {
 	request := reader.request()
 	request.Readonly = true
 	for range 2 {
-		if _, err := r.NodePublishVolume(t.Context(), request); err != nil {
-			t.Fatal(err)
-		}
+		_, err := r.NodePublishVolume(t.Context(), request)
+		check.Must(t, err)
 	}
 	if f, err := os.OpenFile(reader.target, os.O_RDWR, 0); err == nil {
 		_, err = f.WriteAt([]byte("x"), 0)
@@ -179,9 +177,8 @@ func TestReadOnlyAndSecondPod(t *testing.T) {
 	second.target += "-2"
 	request := second.request()
 	request.Readonly = true
-	if _, err := r.NodePublishVolume(t.Context(), request); err != nil {
-		t.Fatal(err)
-	}
+	_, err := r.NodePublishVolume(t.Context(), request)
+	check.Must(t, err)
 	second.wantKept("data")
 	if err := os.WriteFile(second.target+"/x", nil, 0o600); err == nil {
 		t.Error("a read-only publish was written to")

@@ -37,9 +37,8 @@ func TestDeferredReaders(t *testing.T) {
 	r := newDriver(t, true)
 	v := r.volume("v", rig.MountAccess("ext4"))
 	v.must(v.create, v.stage)
-	if _, err := v.publishDeferred(false); err != nil {
-		t.Fatal(err)
-	}
+	_, err := v.publishDeferred(false)
+	check.Must(t, err)
 	second := *v
 	second.target += "-2"
 	if _, err := second.publishDeferred(true); err == nil {
@@ -50,7 +49,7 @@ func TestDeferredReaders(t *testing.T) {
 	plain := v.request()
 	plain.Readonly = true
 	v.must(v.unpublish, func() error { _, err := v.NodePublishVolume(t.Context(), plain); return err })
-	_, err := second.publishDeferred(true)
+	_, err = second.publishDeferred(true)
 	check.Code(t, err, codes.FailedPrecondition)
 	v.must(v.unpublish)
 	// A volume of one pod has no other pod beside it, whichever comes first.

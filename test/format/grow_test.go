@@ -92,9 +92,7 @@ func TestWhatMustNotBeGrownStaysAsItIs(t *testing.T) {
 				"e2fsck": "touch -c " + dir + "/begun", "resize2fs": "touch -c " + dir + "/begun", "debugfs": "touch -c " + dir + "/begun",
 			}))
 			r.root.Mode = 0o2775
-			if err := r.growing(device, func(q *mkfs.Request) { q.Policy, q.Root = volume.FormatHost, r.root; change(q) }); err != nil {
-				t.Fatal(err)
-			}
+			check.Must(t, r.growing(device, func(q *mkfs.Request) { q.Policy, q.Root = volume.FormatHost, r.root; change(q) }))
 			if info, err := os.Stat(dir + "/begun"); err != nil || info.ModTime().Unix() != 0 {
 				t.Errorf("a program was run on it: %v", err)
 			}
@@ -162,9 +160,8 @@ func TestACheckThatCannotBeKilledKeepsNoOtherVolume(t *testing.T) {
 	check.Must(t, errors.Join(err, tracer.Start()))
 	end := sync.OnceFunc(func() { _ = errors.Join(tracer.Process.Kill(), tracer.Wait()) })
 	defer end()
-	if _, err := io.ReadFull(said, make([]byte, len("seized"))); err != nil {
-		t.Fatal(err)
-	}
+	_, err = io.ReadFull(said, make([]byte, len("seized")))
+	check.Must(t, err)
 	if err := <-done; volume.KindOf(err) != volume.Timeout {
 		t.Errorf("e2fsck was ended: %v", err)
 	}

@@ -95,11 +95,7 @@ func (r *testFormatter) refused(device, backing, fsType string, policy volume.Fo
 		r.t.Errorf("%s, policy %q: formatted %v, kind %v: %v", fsType, policy, formatted, volume.KindOf(err), err)
 		return
 	}
-	for _, word := range append(says, "/target/of/volume", device) {
-		if !strings.Contains(err.Error(), word) {
-			r.t.Errorf("the error does not say %q: %v", word, err)
-		}
-	}
+	check.Says(r.t, "the error", err.Error(), append(says, "/target/of/volume", device)...)
 	unix.Sync()
 	if before != hash(r.t, backing) {
 		r.t.Errorf("%s, policy %q: the device has changed", fsType, policy)
@@ -148,9 +144,8 @@ func write(t testing.TB, backing string, at int64, data []byte) {
 	if at < 0 {
 		at += size
 	}
-	if _, err := file.WriteAt(data, at); err != nil {
-		t.Fatal(err)
-	}
+	_, err = file.WriteAt(data, at)
+	check.Must(t, err)
 }
 
 func run(t testing.TB, input, name string, args ...string) {

@@ -22,9 +22,8 @@ func TestReadOnlyVolumeOfAKilledGuest(t *testing.T) {
 		t.Run(fs, func(t *testing.T) {
 			r := newFormatter(t)
 			device, backing := r.blank()
-			if _, err := r.prepare(device, fs, volume.FormatHost, false); err != nil {
-				t.Fatal(err)
-			}
+			_, err := r.prepare(device, fs, volume.FormatHost, false)
+			check.Must(t, err)
 			look := func(device string) error {
 				fd := openPath(t, device)
 				defer func() { _ = unix.Close(fd) }()
@@ -45,7 +44,7 @@ func TestReadOnlyVolumeOfAKilledGuest(t *testing.T) {
 			}
 
 			readOnly := rig.Loop(t, killed, loopdev.Options{ReadOnly: true})
-			err := look(readOnly)
+			err = look(readOnly)
 			if volume.KindOf(err) != volume.InUse {
 				t.Errorf("of a killed guest: %v", err)
 			}
@@ -68,9 +67,8 @@ func TestReadOnlyVolumeOfAKilledGuest(t *testing.T) {
 func TestJournalsAreLookedAtOneByOne(t *testing.T) {
 	r := newFormatter(t)
 	device, _ := r.blank()
-	if _, err := r.prepare(device, "ext4", volume.FormatHost, false); err != nil {
-		t.Fatal(err)
-	}
+	_, err := r.prepare(device, "ext4", volume.FormatHost, false)
+	check.Must(t, err)
 	fd := openPath(t, device)
 	defer func() { _ = unix.Close(fd) }()
 	look := func() error {

@@ -4,6 +4,7 @@ package front
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"strings"
@@ -36,11 +37,7 @@ func (n *node) wantRemovable(want int, words []string, args ...string) {
 	if code != want {
 		n.t.Errorf("removable %q gave %d, want %d: %s", args, code, want, said)
 	}
-	for _, word := range words {
-		if !strings.Contains(said, word) {
-			n.t.Errorf("removable %q does not say %q: %s", args, word, said)
-		}
-	}
+	check.Says(n.t, fmt.Sprintf("removable %q", args), said, words...)
 }
 
 const withoutFront = "front: {enabled: false}"

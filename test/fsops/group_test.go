@@ -152,9 +152,8 @@ func TestPoliciesOfAGroup(t *testing.T) {
 	apply := func(policy volume.GroupPolicy) (gid uint32) {
 		check.Must(t, os.WriteFile(file, nil, 0o600))
 		check.Must(t, os.Lchown(file, 0, 0))
-		if _, err := fsops.ApplyGroup(t.Context(), f.root, group, policy); err != nil {
-			t.Fatal(err)
-		}
+		_, err := fsops.ApplyGroup(t.Context(), f.root, group, policy)
+		check.Must(t, err)
 		return files(t, f.dir)["file"].GID
 	}
 	if apply(volume.GroupOnMismatch) != group {
@@ -279,9 +278,8 @@ func TestGroupCrossesNoMount(t *testing.T) {
 	check.Must(t, unix.Mount(other.dir, filepath.Join(f.dir, "mnt"), "", unix.MS_BIND, ""))
 	check.Must(t, unix.Mount(filepath.Join(other.dir, "file"), filepath.Join(f.dir, "bound"), "", unix.MS_BIND, ""))
 	before := files(t, other.dir)
-	if _, err := fsops.ApplyGroup(t.Context(), f.root, group, volume.GroupAlways); err != nil {
-		t.Fatal(err)
-	}
+	_, err := fsops.ApplyGroup(t.Context(), f.root, group, volume.GroupAlways)
+	check.Must(t, err)
 	if d := cmp.Diff(before, files(t, other.dir)); d != "" {
 		t.Errorf("files of another mount have changed:\n%s", d)
 	}
@@ -393,9 +391,8 @@ func TestReadOnlySubvolume(t *testing.T) {
 	rig.Command(t, "btrfs", "subvolume", "create", f.dir+"/sub")
 	check.Must(t, os.WriteFile(f.dir+"/sub/file", nil, 0o600))
 	rig.Command(t, "btrfs", "subvolume", "snapshot", "-r", f.dir+"/sub", f.dir+"/snapshot")
-	if _, err := fsops.ApplyGroup(t.Context(), f.root, group, volume.GroupAlways); err != nil {
-		t.Fatal(err)
-	}
+	_, err := fsops.ApplyGroup(t.Context(), f.root, group, volume.GroupAlways)
+	check.Must(t, err)
 	if all := files(t, f.dir); all["sub/file"].GID != group || all["snapshot/file"].GID == group || all["."].GID != group {
 		t.Errorf("%+v", all)
 	}
@@ -431,9 +428,8 @@ func (f *filesystem) killInTheMiddle(dir string) (cuts int) {
 			cuts++
 		}
 	}
-	if _, err := fsops.ApplyGroup(t.Context(), openFD(t, dir, unix.O_PATH), group, volume.GroupOnMismatch); err != nil {
-		t.Fatal(err)
-	}
+	_, err := fsops.ApplyGroup(t.Context(), openFD(t, dir, unix.O_PATH), group, volume.GroupOnMismatch)
+	check.Must(t, err)
 	if d := cmp.Diff(asKubelet(before), files(t, dir)); d != "" {
 		t.Errorf("not as kubelet does (-want +got):\n%s", d)
 	}

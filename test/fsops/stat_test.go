@@ -57,11 +57,7 @@ func (f *filesystem) wantAbnormal(reason string, words ...string) {
 	if !report.Abnormal || report.Reason != reason {
 		f.t.Errorf("%s: not abnormal by %s: %+v", f.kind, reason, report)
 	}
-	for _, word := range words {
-		if !strings.Contains(report.Message, word) {
-			f.t.Errorf("%s: it does not say %q: %q", f.kind, word, report.Message)
-		}
-	}
+	check.Says(f.t, f.kind, report.Message, words...)
 }
 
 func TestUsageIsWhatDFTells(t *testing.T) {

@@ -60,11 +60,10 @@ func TestFullTmpfs(t *testing.T) {
 	root := rig.Tmpfs(t, "size=256k")
 	h, cfg := newHandler(t, root)
 	old := testVolume("old")
-	if _, err := h.Publish(t.Context(), old); err != nil {
-		t.Fatal(err)
-	}
+	_, err := h.Publish(t.Context(), old)
+	check.Must(t, err)
 	before := projections(t, cfg)
-	err := os.WriteFile(filepath.Join(root, "fill"), make([]byte, 1<<20), 0o600)
+	err = os.WriteFile(filepath.Join(root, "fill"), make([]byte, 1<<20), 0o600)
 	if !errors.Is(err, unix.ENOSPC) {
 		t.Fatalf("the tmpfs is not full: %v", err)
 	}
@@ -116,9 +115,8 @@ func TestNoForeignFileEver(t *testing.T) {
 	reader.Go(func() { wantOnlyInfo(t, watcher, cfg.DirectVolumes) })
 	check.Must(t, watcher.Add(cfg.DirectVolumes))
 	v := testVolume("kept")
-	if _, err := h.Publish(t.Context(), v); err != nil {
-		t.Fatal(err)
-	}
+	_, err = h.Publish(t.Context(), v)
+	check.Must(t, err)
 	kept, err := filepath.Glob(cfg.DirectVolumes + "/*")
 	if err != nil || len(kept) != 1 {
 		t.Fatal(kept, err)

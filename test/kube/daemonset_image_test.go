@@ -14,6 +14,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
@@ -44,9 +45,7 @@ func lookUp(t *testing.T, name string) string {
 	if err == nil {
 		path, err = filepath.EvalSymlinks(path)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	return path
 }
 
@@ -71,23 +70,14 @@ func packed(t *testing.T, files map[string]string) []byte {
 	var out bytes.Buffer
 	w := tar.NewWriter(&out)
 	// As in hack/image.sh: a directory, and no link to /run, which is the node's.
-	if err := w.WriteHeader(&tar.Header{Name: "var/run/secrets/", Typeflag: tar.TypeDir, Mode: 0o755}); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, w.WriteHeader(&tar.Header{Name: "var/run/secrets/", Typeflag: tar.TypeDir, Mode: 0o755}))
 	for _, name := range slices.Sorted(maps.Keys(files)) {
 		raw, err := os.ReadFile(files[name])
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := w.WriteHeader(&tar.Header{Name: name, Typeflag: tar.TypeReg, Mode: 0o755, Size: int64(len(raw))}); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := w.Write(raw); err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, err)
+		check.Must(t, w.WriteHeader(&tar.Header{Name: name, Typeflag: tar.TypeReg, Mode: 0o755, Size: int64(len(raw))}))
+		_, err = w.Write(raw)
+		check.Must(t, err)
 	}
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, w.Close())
 	return out.Bytes()
 }

@@ -19,6 +19,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/kube/cluster"
 	"github.com/crust-proxy/crust-proxy/test/rig"
 	"github.com/crust-proxy/crust-proxy/test/rig/cri"
@@ -47,11 +48,7 @@ func (p *plugin) wants(args string, words ...string) string {
 	p.k.T.Helper()
 	out := p.run(strings.Fields(args)...)
 	squeezed := strings.Join(strings.Fields(out), " ")
-	for _, one := range words {
-		if !strings.Contains(squeezed, one) {
-			p.k.T.Errorf("kubectl crust %s does not say %q:\n%s", args, one, out)
-		}
-	}
+	check.Says(p.k.T, "kubectl crust "+args, squeezed, words...)
 	return out
 }
 

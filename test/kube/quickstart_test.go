@@ -16,6 +16,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/crust-proxy/crust-proxy/internal/daemon/config"
+	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/kube/cluster"
 	"github.com/crust-proxy/crust-proxy/test/rig/cri"
 )
@@ -52,9 +53,7 @@ type quickStart struct {
 func readQuickStart(t *testing.T) quickStart {
 	t.Helper()
 	raw, err := os.ReadFile("../../docs/quick-start.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	_, section, _ := strings.Cut(string(raw), "\n## A cluster with crust-runc\n")
 	section, _, _ = strings.Cut(section, "\n## ")
 	out := quickStart{pods: make(map[string]*corev1.Pod)}
@@ -68,9 +67,7 @@ func readQuickStart(t *testing.T) quickStart {
 			if err == nil {
 				rules, err = yaml.YAMLToJSON(rules) // which fits into a line
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			check.Must(t, err)
 			out.rules = string(rules)
 			continue
 		}
@@ -127,9 +124,7 @@ func (q *quickStart) start(k *cluster.Kube, pod *corev1.Pod) *cluster.Pod {
 func mountedAt(t *testing.T, path string) string {
 	t.Helper()
 	mounts, err := os.ReadFile("/proc/self/mountinfo")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	for line := range strings.Lines(string(mounts)) {
 		if _, rest, found := strings.Cut(line, " "+path+" "); found {
 			_, filesystem, _ := strings.Cut(rest, " - ")

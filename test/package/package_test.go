@@ -90,9 +90,7 @@ func TestPackages(t *testing.T) {
 // testLicences compares the notice with what the installed programs say that they contain.
 func testLicences(t *testing.T, dir string) {
 	notice, err := os.ReadFile(dir + "/usr/share/doc/crust-proxy/NOTICE")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	linked := 0
 	for line := range strings.Lines(run(t, "go", "version", "-m", dir+"/usr/bin")) {
 		fields := strings.Fields(line)
@@ -251,11 +249,7 @@ func testRPM(t *testing.T, name, rpm string) {
 		t.Errorf("the .rpm recommends %q", got)
 	}
 	scripts := run(t, "rpm", "-qp", "--scripts", rpm)
-	for _, script := range []string{"preinstall scriptlet", "postinstall scriptlet", "preuninstall scriptlet", "postuninstall scriptlet"} {
-		if !strings.Contains(scripts, script) {
-			t.Errorf("the .rpm has no %s", script)
-		}
-	}
+	check.Says(t, "the .rpm", scripts, "preinstall scriptlet", "postinstall scriptlet", "preuninstall scriptlet", "postuninstall scriptlet")
 }
 
 // checkModes wants nothing that others can write, nothing set-uid, all of root.

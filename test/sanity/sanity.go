@@ -18,6 +18,7 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/internal/front/passthrough"
 	csiv1 "github.com/crust-proxy/crust-proxy/proto/crust/csi/v1"
+	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
@@ -25,9 +26,7 @@ import (
 func Program(t testing.TB) string {
 	t.Helper()
 	root, err := filepath.Abs("../..")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	program := filepath.Join(root, "bin/tests/csi-sanity")
 	cmd := exec.Command("go", "build", "-modfile="+root+"/tools/csi-sanity/go.mod", "-o", program, "github.com/kubernetes-csi/csi-test/v5/cmd/csi-sanity")
 	if out, err := cmd.CombinedOutput(); err != nil {
@@ -40,9 +39,7 @@ func Program(t testing.TB) string {
 func Run(t testing.TB, program, dir, socket, kind string) (ran int, skipped []string) {
 	t.Helper()
 	report, mutable := dir+"/report.xml", dir+"/mutable.yaml"
-	if err := os.WriteFile(mutable, []byte(`directIO: "false"`), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, os.WriteFile(mutable, []byte(`directIO: "false"`), 0o600))
 	cmd := exec.Command(program, "--csi.endpoint", "unix://"+socket, "--csi.mountdir", dir+"/mnt", "--csi.stagingdir", dir+"/stage",
 		"--csi.testvolumesize", "335544320", "--csi.testvolumeexpandsize", "671088640", "--csi.testvolumeaccesstype", kind,
 		"--csi.testvolumemutableparameters", mutable,
@@ -52,9 +49,7 @@ func Run(t testing.TB, program, dir, socket, kind string) (ran int, skipped []st
 		t.Errorf("csi-sanity: %v\n%s", err, out)
 	}
 	raw, err := os.ReadFile(report)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	var suites struct {
 		Suites []struct {
 			Cases []struct {
@@ -63,9 +58,7 @@ func Run(t testing.TB, program, dir, socket, kind string) (ran int, skipped []st
 			} `xml:"testcase"`
 		} `xml:"testsuite"`
 	}
-	if err := xml.Unmarshal(raw, &suites); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, xml.Unmarshal(raw, &suites))
 	for _, suite := range suites.Suites {
 		for _, spec := range suite.Cases {
 			name, isSpec := strings.CutPrefix(spec.Name, "[It] ")

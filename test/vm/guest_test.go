@@ -468,11 +468,7 @@ func (g *guest) tryTerminal(t *testing.T) {
 	check.Must(t, err)
 	out := g.output(t, process)
 	// The echo of the input may come before the end of the first line.
-	for _, want := range []string{"/dev/pts/0", "<hello>\n", "44 111\n"} {
-		if !strings.Contains(out, want) {
-			t.Errorf("the terminal shows %q", out)
-		}
-	}
+	check.Says(t, "the terminal", out, "/dev/pts/0", "<hello>\n", "44 111\n")
 	g.remove(t, "tty")
 }
 

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 // needs skips a test that lacks something, but not in CI.
@@ -27,9 +29,7 @@ func needs(t *testing.T, has bool, what string) {
 func TestTheSmallestGuestEnds(t *testing.T) {
 	program, err := exec.LookPath("qemu-system-x86_64")
 	needs(t, err == nil && os.Getuid() == 0, "QEMU and root")
-	if err := probe(program, 1_900_000_000, false); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, probe(program, 1_900_000_000, false))
 	t.Log("by KVM:", ProbeKVM(program, 1_900_000_000))
 }
 

@@ -4,6 +4,8 @@ import (
 	"encoding/binary"
 	"errors"
 	"testing"
+
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 // FuzzFrames: however a guest's bytes are cut into reads, the same answers are let
@@ -22,9 +24,7 @@ func FuzzFrames(f *testing.F) {
 		wanted, whole := answers(raw, asked)
 		g := guard(nil)
 		for _, stream := range asked {
-			if err := g.out.follow(frame(stream, typeRequest, body)); err != nil {
-				t.Fatal(err)
-			}
+			check.Must(t, g.out.follow(frame(stream, typeRequest, body)))
 		}
 		var err error
 		for rest := raw; err == nil && len(rest) > 0; {

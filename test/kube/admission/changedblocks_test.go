@@ -15,6 +15,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
+	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/deploy/render"
 )
 
@@ -30,9 +31,8 @@ func TestChangedBlocksRights(t *testing.T) {
 	r.install(t, "--reset-values", "--values="+filepath.Join(render.Chart(), "ci/crust-driver-values.yaml"))
 	r.makeNamespaces(t, "backup", "shop")
 	example := filepath.Join(render.Kustomizations(t), "examples/changed-blocks")
-	if _, err := r.Kubectl("apply", "-f", manifest(t, render.Kustomize(t, example))); err != nil {
-		t.Fatal(err)
-	}
+	_, err := r.Kubectl("apply", "-f", manifest(t, render.Kustomize(t, example)))
+	check.Must(t, err)
 	sidecar, client := r.as(t, "crust-proxy", "crust-proxy-driver"), r.as(t, "backup", "backup-client")
 	await(t, "the client's role", func() bool { return client.may(t, "shop", "get", "volumesnapshots") })
 
@@ -75,9 +75,7 @@ func (r *rig) as(t *testing.T, namespace, name string) account {
 		UserName: "system:serviceaccount:" + namespace + ":" + name, Groups: []string{"system:serviceaccounts", "system:authenticated"},
 	}
 	client, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	return account{namespace, name, client}
 }
 
@@ -85,9 +83,7 @@ func (r *rig) as(t *testing.T, namespace, name string) account {
 func (a account) token(t *testing.T, audiences ...string) string {
 	t.Helper()
 	token, err := a.tokenOf(t, a.name, audiences...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	return token
 }
 
@@ -108,9 +104,7 @@ func (a account) review(t *testing.T, token string) authenticationv1.UserInfo {
 	got, err := a.client.AuthenticationV1().TokenReviews().Create(t.Context(), &authenticationv1.TokenReview{
 		Spec: authenticationv1.TokenReviewSpec{Token: token, Audiences: []string{callersAudience}},
 	}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	if got.Status.Authenticated != slices.Contains(got.Status.Audiences, callersAudience) {
 		t.Errorf("the token is valid: %v, for %q", got.Status.Authenticated, got.Status.Audiences)
 	}
@@ -128,9 +122,7 @@ func (a account) wouldAllow(t *testing.T, user authenticationv1.UserInfo, namesp
 			},
 		},
 	}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	return got.Status.Allowed
 }
 
@@ -158,8 +150,6 @@ func (a account) may(t *testing.T, namespace, verb, resource string) bool {
 			Verb: verb, Namespace: namespace, Group: group, Resource: resource,
 		}},
 	}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	return got.Status.Allowed
 }

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/deploy/render"
 	"github.com/crust-proxy/crust-proxy/test/kube/cluster"
 )
@@ -72,15 +73,13 @@ func TestManifestsAreAccepted(t *testing.T) {
 	}
 	for file, class := range map[string]string{"kata.yaml": "kata-qemu", "crust.yaml": "crust"} {
 		made := "apiVersion: node.k8s.io/v1\nkind: RuntimeClass\nmetadata: {name: " + class + "}\nhandler: " + class + "\n"
-		if _, err := r.Kubectl("apply", "--server-side", "-f", manifest(t, made)); err != nil {
-			t.Fatal(err)
-		}
+		_, err := r.Kubectl("apply", "--server-side", "-f", manifest(t, made))
+		check.Must(t, err)
 		if _, err := r.Kubectl("apply", "--server-side", "--dry-run=server", "--validate=strict", "-f", "../../../examples/kubernetes/"+file); err != nil {
 			t.Errorf("%s: %v", file, err)
 		}
-		if _, err := r.Kubectl("delete", "runtimeclass", class); err != nil {
-			t.Fatal(err)
-		}
+		_, err = r.Kubectl("delete", "runtimeclass", class)
+		check.Must(t, err)
 	}
 	for _, dir := range []string{
 		"admission", "daemonset", served, "examples/behind-the-front/behind", "examples/behind-the-front/direct",
@@ -106,18 +105,15 @@ func TestManifestsAreAccepted(t *testing.T) {
 func (r *rig) makeNamespaces(t *testing.T, names ...string) {
 	t.Helper()
 	for _, name := range names {
-		if _, err := r.Kubectl("create", "namespace", name); err != nil {
-			t.Fatal(err)
-		}
+		_, err := r.Kubectl("create", "namespace", name)
+		check.Must(t, err)
 	}
 }
 
 func manifest(t *testing.T, text string) string {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "manifest.yaml")
-	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, os.WriteFile(file, []byte(text), 0o600))
 	return file
 }
 
@@ -142,9 +138,8 @@ func TestChartComesAndGoes(t *testing.T) {
 			t.Errorf("%s: %v", filepath.Base(file), err)
 		}
 	}
-	if _, err := render.Helm(t, "uninstall", "crust-proxy", "--namespace=crust-proxy", "--kubeconfig="+r.AdminKubeconfig); err != nil {
-		t.Fatal(err)
-	}
+	_, err = render.Helm(t, "uninstall", "crust-proxy", "--namespace=crust-proxy", "--kubeconfig="+r.AdminKubeconfig)
+	check.Must(t, err)
 	left, err := r.Kubectl("get", "--all-namespaces", "--ignore-not-found", "--selector=app.kubernetes.io/name=crust-proxy", "--output=name",
 		"daemonsets,statefulsets,snapshotmetadataservices,certificates,configmaps,serviceaccounts,services,clusterroles,clusterrolebindings,runtimeclasses,csidrivers,"+
 			"validatingadmissionpolicies,validatingadmissionpolicybindings,mutatingadmissionpolicies,mutatingadmissionpolicybindings,"+

@@ -9,6 +9,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/crust-proxy/crust-proxy/internal/front/policy"
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 // TestAnnotatedByClass: the policy names a pod's claims where nobody has said
@@ -79,9 +80,8 @@ func onlySome(t *testing.T, r *rig) {
 	t.Helper()
 	for name, labels := range map[string]map[string]string{"inside": {"volumes": "deferred"}, "outside": nil} {
 		space := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels}}
-		if _, err := r.client.CoreV1().Namespaces().Create(t.Context(), space, metav1.CreateOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		_, err := r.client.CoreV1().Namespaces().Create(t.Context(), space, metav1.CreateOptions{})
+		check.Must(t, err)
 	}
 	r.install(t, "--set=admission.mutate.enabled=true", "--set=admission.namespaceSelector.matchLabels.volumes=deferred")
 	in := func(space string) (map[string]string, error) {

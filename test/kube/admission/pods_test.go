@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/crust-proxy/crust-proxy/internal/front/policy"
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 func quantity(text string) resource.Quantity { return resource.MustParse(text) }
@@ -79,11 +80,10 @@ func TestPods(t *testing.T) {
 	}
 	// A class that is there, and that nobody said mounts volumes.
 	plain := &nodev1.RuntimeClass{ObjectMeta: metav1.ObjectMeta{Name: "plain"}, Handler: "runc"}
-	if _, err := r.client.NodeV1().RuntimeClasses().Create(t.Context(), plain, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	_, err := r.client.NodeV1().RuntimeClasses().Create(t.Context(), plain, metav1.CreateOptions{})
+	check.Must(t, err)
 	await(t, "the runtime class", func() bool { _, err := r.dry(t, pod("plain", claim("data"))); return err == nil })
-	_, err := r.dry(t, pod("plain", annotated("data"), claim("data")))
+	_, err = r.dry(t, pod("plain", annotated("data"), claim("data")))
 	if err := says(err, "pods", "the runtime class plain is not known to mount volumes by itself", "one of kata, crust, vm"); err != nil {
 		t.Error(err)
 	}
@@ -117,9 +117,7 @@ func livingPods(t *testing.T, r *rig) {
 	} {
 		p := pod("kata", claim("data"), annotated(is.before))
 		made, err := pods.Create(t.Context(), p, metav1.CreateOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, err)
 		var words []string
 		if is.want != "" {
 			words = []string{is.want, "Delete the pod"}

@@ -59,9 +59,7 @@ func (r *rig) install(t *testing.T, args ...string) {
 		"upgrade", "--install", "crust-proxy", render.Chart(), "--kubeconfig=" + r.AdminKubeconfig,
 		"--namespace=crust-proxy", "--create-namespace", "--set-json", classes,
 	}, args...)...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 }
 
 // dry creates a pod and keeps nothing.
@@ -93,9 +91,7 @@ func (r *rig) inForce(t *testing.T) {
 		return r.makes(t, deployment(1, asks, "")) == nil && len(r.warnings.take()) > 0
 	})
 	living, err := r.client.CoreV1().Pods("default").Create(t.Context(), asks, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	await(t, "the policy for living pods", func() bool {
 		_, err := r.client.CoreV1().Pods("default").Patch(t.Context(), living.Name, types.MergePatchType,
 			[]byte(`{"metadata":{"annotations":{"crust-proxy.dev/defer":"*"}}}`), metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}})

@@ -19,6 +19,7 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/internal/front/pods"
 	"github.com/crust-proxy/crust-proxy/internal/ground/apiserver"
+	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/deploy/render"
 )
 
@@ -34,9 +35,7 @@ func TestTheRoleIsEnough(t *testing.T) {
 	r.defineForeignTypes(t)
 	r.install(t, "--values="+filepath.Join(render.Chart(), "ci/node-installed-values.yaml"), "--set=admission.mutate.enabled=false")
 	access := r.Kubeconfig(subject)
-	if err := os.Chmod(access, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, os.Chmod(access, 0o600))
 	await(t, "the runtime class", func() bool { _, err := r.dry(t, pod("crust")); return err == nil })
 	made := r.podWithDisk(t)
 
@@ -76,41 +75,30 @@ func (r *rig) podWithDisk(t *testing.T) *corev1.Pod {
 	bound, err := claims.Create(t.Context(), &corev1.PersistentVolumeClaim{ObjectMeta: named("data"), Spec: corev1.PersistentVolumeClaimSpec{
 		AccessModes: modes, Resources: corev1.VolumeResourceRequirements{Requests: size}, VolumeName: "disk", StorageClassName: &class,
 	}}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	bound.Status.Phase = corev1.ClaimBound
-	if _, err := claims.UpdateStatus(t.Context(), bound, metav1.UpdateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	_, err = claims.UpdateStatus(t.Context(), bound, metav1.UpdateOptions{})
+	check.Must(t, err)
 	_, err = core.PersistentVolumes().Create(t.Context(), &corev1.PersistentVolume{ObjectMeta: named("disk"), Spec: corev1.PersistentVolumeSpec{
 		Capacity: size, AccessModes: modes, ClaimRef: &corev1.ObjectReference{Namespace: "default", Name: "data", UID: bound.UID},
 		PersistentVolumeSource: corev1.PersistentVolumeSource{
 			CSI: &corev1.CSIPersistentVolumeSource{Driver: diskDriver, VolumeHandle: "vol-1"},
 		},
 	}}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	p := pod("crust", claim("data"))
 	p.Spec.NodeName = "node-a"
 	made, err := core.Pods("default").Create(t.Context(), p, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	return made
 }
 
 func hasNoMore(t *testing.T, access string) {
 	t.Helper()
 	config, err := clientcmd.BuildConfigFromFlags("", access)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	client, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	ctx := t.Context()
 	for what, try := range map[string]func() error{
 		"list secrets": func() error {

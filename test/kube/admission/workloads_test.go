@@ -11,6 +11,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 var (
@@ -153,9 +155,8 @@ func livingWorkloads(t *testing.T, r *rig) {
 	set := &appsv1.ReplicaSet{ObjectMeta: named("x"), Spec: appsv1.ReplicaSetSpec{
 		Replicas: &one, Selector: selector, Template: template(pod("kata", annotated("data"), claim("data"))),
 	}}
-	if _, err := sets.Create(t.Context(), set, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	_, err := sets.Create(t.Context(), set, metav1.CreateOptions{})
+	check.Must(t, err)
 	await(t, "the policies' absence", func() bool { return patch(`{"spec":{"replicas":3}}`) == nil })
 	r.install(t)
 	await(t, "the policy for workloads", func() bool {

@@ -100,11 +100,7 @@ func TestRefusals(t *testing.T) {
 			if (err == nil) != (c.what == "the example's client") || strings.Contains(out, "rpc error") {
 				t.Errorf("%v: %s", err, out)
 			}
-			for _, part := range c.want {
-				if !strings.Contains(out, part) {
-					t.Errorf("no %q in %s", part, out)
-				}
-			}
+			check.Says(t, "it", out, c.want...)
 		})
 	}
 	// Who may write the object must not get the account's rights.

@@ -6,7 +6,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"sync"
 	"testing"
 
@@ -72,11 +71,7 @@ func WantError(t testing.TB, err error, kind volume.Kind, v *volume.Volume, part
 	if err == nil || volume.KindOf(err) != kind {
 		t.Fatalf("%v of kind %v, want %v", err, volume.KindOf(err), kind)
 	}
-	for _, part := range append(parts, v.Target) {
-		if !strings.Contains(err.Error(), part) {
-			t.Errorf("the error does not say %q: %v", part, err)
-		}
-	}
+	check.Says(t, "the error", err.Error(), append(parts, v.Target)...)
 	if !sys.IsText(err.Error()) || len(err.Error()) > 2048 {
 		t.Errorf("the error is not short plain text: %q", err)
 	}
