@@ -103,6 +103,36 @@ func (r *freezeRig) wantThawed() {
 	}
 }
 
+// wantFrozen wants a write to wait.
+func (f *filesystem) wantFrozen() {
+	f.t.Helper()
+	if !f.frozen(100 * time.Millisecond) {
+		f.t.Error("it is not frozen")
+	}
+}
+
+// wantNotFrozen wants a thaw by a key to say that nothing is frozen.
+func (r *freezeRig) wantNotFrozen(key string, root int) {
+	r.t.Helper()
+	if err := r.Thaw(key, root); !errors.Is(err, fsops.ErrNotFrozen) {
+		r.t.Errorf("thaw by %s: %v", key, err)
+	}
+}
+
+// thaw ends a freeze, of which nothing is left then.
+func (r *freezeRig) thaw(root int) {
+	r.t.Helper()
+	check.Must(r.t, r.Thaw("key", root))
+	r.wantOver()
+}
+
+// wantOver waits until writes go on, and nothing is left.
+func (r *freezeRig) wantOver() {
+	r.t.Helper()
+	r.wantThawed()
+	r.wantNothingLeft()
+}
+
 // wantNothingLeft wants no watchdog and nothing on record.
 func (r *freezeRig) wantNothingLeft() {
 	r.t.Helper()
@@ -128,24 +158,16 @@ func TestFreezeAndThaw(t *testing.T) {
 				if len(r.watchdogs()) != 2 {
 					t.Errorf("watchdogs: %v", r.watchdogs())
 				}
-				if !r.frozen(100 * time.Millisecond) {
-					t.Error("a write went through")
-				}
+				r.wantFrozen()
 				if report := r.stat().Condition; report.Abnormal {
 					t.Errorf("a frozen filesystem is abnormal: %+v", report)
 				}
 				if err := r.Freeze("key", r.root, time.Minute); !errors.Is(err, fsops.ErrFrozen) {
 					t.Errorf("again: %v", err)
 				}
-				if err := r.Thaw("other", -1); !errors.Is(err, fsops.ErrNotFrozen) {
-					t.Errorf("thaw by another key: %v", err)
-				}
-				check.Must(t, r.Thaw("key", -1))
-				r.wantThawed()
-				r.wantNothingLeft()
-				if err := r.Thaw("key", -1); !errors.Is(err, fsops.ErrNotFrozen) {
-					t.Errorf("thawed again: %v", err)
-				}
+				r.wantNotFrozen("other", -1)
+				r.thaw(-1)
+				r.wantNotFrozen("key", -1)
 			}
 			r.unmount()
 			whole(t, kind, r.device)
@@ -165,9 +187,7 @@ func TestFreezeEndsByItself(t *testing.T) {
 			t.Errorf("%s: thawed after %v", kind, took)
 		}
 		r.wantNothingLeft()
-		if err := r.Thaw("key", -1); !errors.Is(err, fsops.ErrNotFrozen) {
-			t.Errorf("%s: thaw after the time: %v", kind, err)
-		}
+		r.wantNotFrozen("key", -1)
 	}
 }
 
@@ -189,9 +209,7 @@ func TestFreezeRefuses(t *testing.T) {
 		t.Errorf("frozen by another program: %v", err)
 	}
 	r.wantNothingLeft()
-	if !r.frozen(100 * time.Millisecond) {
-		t.Error("what another program has frozen was thawed")
-	}
+	r.wantFrozen()
 	rig.Command(t, "fsfreeze", "--unfreeze", r.dir)
 	for what, program := range map[string][]string{"none": nil, "missing": {"/nonexistent"}, "no watchdog": {"/bin/true"}} {
 		f := fsops.Freezer{Dir: r.Dir, Watchdog: program}
@@ -214,15 +232,10 @@ func TestTwoKeysOfOneFilesystem(t *testing.T) {
 	if err := r.Freeze("two", second.root, time.Minute); !errors.Is(err, fsops.ErrFrozen) {
 		t.Errorf("the second: %v", err)
 	}
-	if err := r.Thaw("two", second.root); !errors.Is(err, fsops.ErrNotFrozen) {
-		t.Errorf("thaw of the second: %v", err)
-	}
-	if !second.frozen(100 * time.Millisecond) {
-		t.Error("not frozen any more")
-	}
+	r.wantNotFrozen("two", second.root)
+	second.wantFrozen()
 	check.Must(t, r.Thaw("one", -1))
-	r.wantThawed()
-	r.wantNothingLeft()
+	r.wantOver()
 }
 
 // TestKilledWhileFreezing kills the freezer at each place.
@@ -234,8 +247,7 @@ func TestKilledWhileFreezing(t *testing.T) {
 				t.Parallel()
 				r := newFreezeRig(t, kind)
 				r.other("freeze", place, "1s")
-				r.wantThawed()
-				r.wantNothingLeft()
+				r.wantOver()
 				before := written(t, r.device)
 				check.Must(t, os.WriteFile(filepath.Join(r.dir, "dirty"), make([]byte, 4<<20), 0o600))
 				r.other("freeze", place, "1m")
@@ -250,12 +262,8 @@ func TestKilledWhileFreezing(t *testing.T) {
 				}
 				// Another one need not wait for the end of that.
 				check.Must(t, r.Freeze("key", r.root, time.Minute))
-				if !r.frozen(100 * time.Millisecond) {
-					t.Error("not frozen after a freezer was killed")
-				}
-				check.Must(t, r.Thaw("key", -1))
-				r.wantThawed()
-				r.wantNothingLeft()
+				r.wantFrozen()
+				r.thaw(-1)
 			})
 		}
 	}
@@ -279,9 +287,7 @@ func TestKilledWhileThawing(t *testing.T) {
 	r.other("thaw", "thaw-thawed", "")
 	r.wantThawed()
 	// Thawed for certain, and said so.
-	if err := r.Thaw("key", -1); !errors.Is(err, fsops.ErrNotFrozen) {
-		t.Error(err)
-	}
+	r.wantNotFrozen("key", -1)
 	r.wantNothingLeft()
 }
 
@@ -291,17 +297,12 @@ func TestOneWatchdogIsKilled(t *testing.T) {
 		r := newFreezeRig(t, "ext4")
 		check.Must(t, r.Freeze("key", r.root, brief))
 		check.Must(t, syscall.Kill(r.watchdogs()[which], syscall.SIGKILL))
-		if !r.frozen(100 * time.Millisecond) {
-			t.Error("thawed at once")
-		}
-		r.wantThawed()
-		r.wantNothingLeft()
+		r.wantFrozen()
+		r.wantOver()
 
 		check.Must(t, r.Freeze("key", r.root, time.Minute))
 		check.Must(t, syscall.Kill(r.watchdogs()[which], syscall.SIGKILL))
-		check.Must(t, r.Thaw("key", -1))
-		r.wantThawed()
-		r.wantNothingLeft()
+		r.thaw(-1)
 	}
 }
 
@@ -310,8 +311,7 @@ func TestFreezerAndOneWatchdogAreKilled(t *testing.T) {
 	r := newFreezeRig(t, "xfs")
 	r.other("freeze", "freeze-frozen", brief.String())
 	check.Must(t, syscall.Kill(r.watchdogs()[0], syscall.SIGKILL))
-	r.wantThawed()
-	r.wantNothingLeft()
+	r.wantOver()
 }
 
 // forgotten freezes the filesystem, and kills everybody who would thaw it.
@@ -336,14 +336,11 @@ func TestBothWatchdogsAreKilled(t *testing.T) {
 		r := newFreezeRig(t, kind)
 		for what, root := range map[string]int{"by its root": r.root, "by a mount": -1} {
 			r.forgotten(time.Minute)
-			if err := r.Thaw("other", -1); !errors.Is(err, fsops.ErrNotFrozen) {
-				t.Errorf("%s: thaw by another key: %v", kind, err)
-			}
+			r.wantNotFrozen("other", -1)
 			if err := r.Thaw("key", root); err != nil {
 				t.Errorf("%s: %s: %v", kind, what, err)
 			}
-			r.wantThawed()
-			r.wantNothingLeft()
+			r.wantOver()
 		}
 		if r.Forgotten("key") {
 			t.Errorf("%s: forgotten after it was thawed", kind)
@@ -352,9 +349,7 @@ func TestBothWatchdogsAreKilled(t *testing.T) {
 		r.forgotten(brief)
 		time.Sleep(brief + 100*time.Millisecond)
 		check.Must(t, r.Freeze("key", r.root, time.Minute))
-		check.Must(t, r.Thaw("key", -1))
-		r.wantThawed()
-		r.wantNothingLeft()
+		r.thaw(-1)
 	}
 }
 
@@ -404,8 +399,7 @@ func TestExpiredFreezeIsThawed(t *testing.T) {
 	if !slices.Equal(keys, []string{"key"}) || next != 0 {
 		t.Errorf("thawed %v, next in %v", keys, next)
 	}
-	r.wantThawed()
-	r.wantNothingLeft()
+	r.wantOver()
 }
 
 // TestNewFreezeIsNotExpired: a filesystem that is frozen anew while ThawExpired waits for its
@@ -437,9 +431,7 @@ func TestNewFreezeIsNotExpired(t *testing.T) {
 	if keys := <-thawed; len(keys) > 0 || !r.frozen(100*time.Millisecond) {
 		t.Errorf("the new freeze was thawed: %q", keys)
 	}
-	check.Must(t, r.Thaw("key", r.root))
-	r.wantThawed()
-	r.wantNothingLeft()
+	r.thaw(r.root)
 }
 
 // onRecord is the file of the only freeze on record.
@@ -464,9 +456,7 @@ func TestRecordThatCannotBeRead(t *testing.T) {
 		t.Errorf("a record that cannot be read: thawed %q, next in %v: %v", keys, next, err)
 	}
 	check.Must(t, os.Rename(record+"x", record))
-	check.Must(t, r.Thaw("key", -1))
-	r.wantThawed()
-	r.wantNothingLeft()
+	r.thaw(-1)
 }
 
 // TestTwoFilesystemsOfOneKey: a volume can have got another device while the filesystem on
@@ -532,9 +522,7 @@ func TestFrozenNoMore(t *testing.T) {
 		}
 		check.Must(t, unix.Close(held))
 	}
-	if err := r.Thaw("key", -1); !errors.Is(err, fsops.ErrNotFrozen) {
-		t.Errorf("nobody uses the device: %v", err)
-	}
+	r.wantNotFrozen("key", -1)
 	r.wantNothingLeft()
 }
 
@@ -571,9 +559,7 @@ func TestFreezeOutlivesItsControlGroup(t *testing.T) {
 	if len(r.watchdogs()) != 2 || !r.frozen(100*time.Millisecond) {
 		t.Errorf("the watchdogs are %v", r.watchdogs())
 	}
-	check.Must(t, r.Thaw("key", -1))
-	r.wantThawed()
-	r.wantNothingLeft()
+	r.thaw(-1)
 }
 
 func TestWatchdogThatIsToldToEndThaws(t *testing.T) {
@@ -581,11 +567,8 @@ func TestWatchdogThatIsToldToEndThaws(t *testing.T) {
 	r := newFreezeRig(t, "ext4")
 	check.Must(t, r.Freeze("key", r.root, time.Minute))
 	check.Must(t, syscall.Kill(r.watchdogs()[0], syscall.SIGTERM))
-	r.wantThawed()
-	r.wantNothingLeft()
-	if err := r.Thaw("key", -1); !errors.Is(err, fsops.ErrNotFrozen) {
-		t.Error(err)
-	}
+	r.wantOver()
+	r.wantNotFrozen("key", -1)
 }
 
 // TestOldWatchdogLeavesALaterFreezeAlone: one that Thaw could not end.
@@ -614,9 +597,7 @@ func TestOldWatchdogLeavesALaterFreezeAlone(t *testing.T) {
 	if left := r.watchdogs(); len(left) != 2 {
 		t.Errorf("watchdogs: %v", left)
 	}
-	check.Must(t, r.Thaw("key", -1))
-	r.wantThawed()
-	r.wantNothingLeft()
+	r.thaw(-1)
 }
 
 func TestRecordIsLost(t *testing.T) {
@@ -629,8 +610,7 @@ func TestRecordIsLost(t *testing.T) {
 		for _, path := range paths {
 			check.Must(t, os.RemoveAll(path))
 		}
-		r.wantThawed()
-		r.wantNothingLeft()
+		r.wantOver()
 	}
 }
 
