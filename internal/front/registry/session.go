@@ -127,17 +127,17 @@ func (s *session) release(name string) {
 // serve connects the driver's CSI socket to the driver, once that has proved to be the right
 // one.
 func (s *session) serve(ctx context.Context, info *Driver) (*served, error) {
-	link, err := s.registry.reach(info)
+	conn, err := dial(info.Endpoint, s.registry.cfg.Self)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("driver %s: the endpoint %s cannot be dialled: %w", info.Name, info.Endpoint, err)
 	}
-	known, err := s.registry.check.probe(ctx, link.conn, *info)
+	known, err := s.registry.check.probe(ctx, conn, *info)
 	var front *served
 	if err == nil {
-		front, err = s.registry.serve(info.Name, link)
+		front, err = s.registry.serve(info, conn)
 	}
 	if err != nil {
-		s.registry.drop(info.Name, link)
+		_ = conn.Close()
 		return nil, err
 	}
 	s.setReady(known)
