@@ -1,3 +1,6 @@
+// Package passthrough is a gRPC proxy that does not decode messages: the driver gets what the
+// caller sends, and the caller what the driver answers, byte for byte. Methods that are
+// answered locally are registered by name.
 package passthrough
 
 import (
