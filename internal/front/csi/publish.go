@@ -37,7 +37,8 @@ type publishCall struct {
 // publishVolume decides whether the pod's sandbox is to mount the volume, and hands it
 // over, or lets the driver mount it.
 func publishVolume(ctx context.Context, p *driverProxy, req *csi.NodePublishVolumeRequest, forward forwardFunc) ([]byte, error) {
-	if err := decision.CheckDeferralFields(req); err != nil {
+	w, err := decision.PublishRequest(p.driver.Name, p.cfg.DefaultFSType, p.front.belowKubeletRoot(req.GetTargetPath()), req)
+	if err != nil {
 		return nil, err
 	}
 	isBlock := req.GetVolumeCapability().GetBlock() != nil
@@ -45,7 +46,6 @@ func publishVolume(ctx context.Context, p *driverProxy, req *csi.NodePublishVolu
 		return forward(ctx)
 	}
 	return p.withLock(ctx, req.GetVolumeId(), req.GetTargetPath(), forward, func(id staging.VolumeID) ([]byte, error) {
-		w := decision.PublishRequest(p.driver.Name, p.cfg.DefaultFSType, p.front.belowKubeletRoot(req.GetTargetPath()), req)
 		if isBlock {
 			return publishRaw(ctx, p, id, w, forward)
 		}

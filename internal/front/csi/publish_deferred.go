@@ -75,10 +75,7 @@ func (p *publishCall) way(has *staging.Capabilities) (string, error) {
 
 // handOver hands the volume over to the broker, with what the sandbox has to mount.
 func (p *publishCall) handOver(ctx context.Context, in volume.Instruction, has *staging.Capabilities) error {
-	var err error
-	if in.Group, in.GroupPolicy, err = p.group(); err != nil {
-		return err
-	}
+	in.Group, in.GroupPolicy = p.group()
 	in.Target, in.Driver, in.Handler = p.target, p.id.Driver, p.verdict.Handler
 	in.Origin.VolumeID, in.Origin.Rule, in.Origin.AccessMode = p.id.ID, p.verdict.Rule, p.w.AccessMode
 	in.Origin.PodNamespace, in.Origin.PodName, in.Origin.PVC = p.w.PodNamespace, p.w.PodName, p.w.PVC
@@ -125,12 +122,12 @@ func (p *publishCall) namingOwner(err error) error {
 
 // group returns the group that must own the files. For a published volume the group is on
 // record, so the cluster is not asked again.
-func (p *publishCall) group() (string, volume.GroupPolicy, error) {
-	group, change, err := decision.Group(p.w, p.pod)
-	if on := p.state.Published; err == nil && on != nil && change == "" && (group == "" || group == on.Group) {
-		return on.Group, on.GroupPolicy, nil // kubelet sends no policy, and may send no group either
+func (p *publishCall) group() (string, volume.GroupPolicy) {
+	group, change := decision.Group(p.w, p.pod)
+	if on := p.state.Published; on != nil && change == "" && (group == "" || group == on.Group) {
+		return on.Group, on.GroupPolicy // kubelet sends no policy, and may send no group either
 	}
-	return group, change, err
+	return group, change
 }
 
 func (p *publishCall) mountFlags(flags []string, readOnly bool) []string {

@@ -56,8 +56,8 @@ func (n *nativePublish) run(ctx context.Context) ([]byte, error) {
 func (n *nativePublish) request() *csi.NodePublishVolumeRequest {
 	ask := proto.CloneOf(n.call.req)
 	csidefer.SetRequested(ask)
-	group, change, err := n.call.group()
-	if err != nil || !n.has.Group || group == "" {
+	group, change := n.call.group()
+	if !n.has.Group || group == "" {
 		return ask
 	}
 	if !n.has.Policy {

@@ -32,7 +32,11 @@ func request(change func(*csi.NodePublishVolumeRequest)) *VolumeRequest {
 	if change != nil {
 		change(req)
 	}
-	return PublishRequest(driver, "ext4", "", req)
+	r, err := PublishRequest(driver, "ext4", "", req)
+	if err != nil {
+		panic(err)
+	}
+	return r
 }
 
 func mode(m csi.VolumeCapability_AccessMode_Mode) func(*csi.NodePublishVolumeRequest) {
@@ -176,7 +180,8 @@ func TestDeferralFields(t *testing.T) {
 			AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{}},
 		}}
 		change(req)
-		refused(t, CheckDeferralFields(req), volume.Invalid, refusal.PartyNode, want)
+		_, err := PublishRequest(driver, "ext4", "", req)
+		refused(t, err, volume.Invalid, refusal.PartyNode, want)
 	}
 }
 
@@ -357,9 +362,8 @@ func TestGroups(t *testing.T) {
 		"the request":            {change: named, group: "7"},
 		"the request before all": {change: named, pod: with(PodVolume{}), group: "7", policy: volume.GroupAlways},
 	} {
-		group, change, err := Group(request(c.change), c.pod)
-		if err != nil || group != c.group || change != c.policy {
-			t.Errorf("%s: %q, %q, %v", name, group, change, err)
+		if group, change := Group(request(c.change), c.pod); group != c.group || change != c.policy {
+			t.Errorf("%s: %q, %q", name, group, change)
 		}
 	}
 }

@@ -23,10 +23,6 @@ func Unreadable(err error) error {
 	return volume.Errorf(volume.Invalid, "the request cannot be read: %w", err)
 }
 
-func capabilityUnreadable(err error) error {
-	return volume.Errorf(volume.Invalid, "the volume capability cannot be read: %w", err)
-}
-
 func requestedForBlock(target string) error {
 	return volume.Errorf(volume.Invalid, "volume %s: defer_fs_ops is set for a raw block volume, which has no filesystem", refusal.Clip(target))
 }

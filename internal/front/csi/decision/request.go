@@ -45,6 +45,9 @@ type VolumeRequest struct {
 	PodProblem error
 	// InlineName is the name of an inline volume in its pod, or "".
 	InlineName string
+	// group is the group that the request asks for, and groupPolicy when it is to be applied.
+	group       string
+	groupPolicy volume.GroupPolicy
 }
 
 // Mark says that a sandbox has had a volume read-write on this node, at any time: the node's kernel
@@ -69,10 +72,13 @@ func StageRequest(driver, defaultFSType string, req *csi.NodeStageVolumeRequest)
 	return r
 }
 
-// PublishRequest reads a publish request. Rel is the target path below kubelet's root directory, or
-// "". Its pod counts too, because kubelet does not name the pod to every driver.
-func PublishRequest(driver, defaultFSType, rel string, req *csi.NodePublishVolumeRequest) *VolumeRequest {
+// PublishRequest reads a publish request, and refuses one whose fields of deferral contradict each
+// other, as KEP-2857 does. Rel is the target path below kubelet's root directory, or "". Its pod
+// counts too, because kubelet does not name the pod to every driver.
+func PublishRequest(driver, defaultFSType, rel string, req *csi.NodePublishVolumeRequest) (*VolumeRequest, error) {
 	r := newRequest(driver, defaultFSType, req)
+	group, change, err := csidefer.Group(r.Capability)
+	r.group, r.groupPolicy = cmp.Or(group, r.Capability.GetMount().GetVolumeMountGroup()), volume.GroupPolicy(change)
 	r.Path, r.Requested, r.Inline = req.GetTargetPath(), csidefer.Requested(req), isInline(req)
 	r.ReadOnly = req.GetReadonly() || slices.Contains(readerOnly, r.Mode())
 	named, ofTarget := r.Context[PodUIDKey], kubelet.PodUID(rel)
@@ -84,7 +90,15 @@ func PublishRequest(driver, defaultFSType, rel string, req *csi.NodePublishVolum
 	if parts := strings.Split(rel, "/"); r.Inline && len(parts) == 6 && parts[3] == "kubernetes.io~csi" {
 		r.InlineName = parts[4]
 	}
-	return r
+	switch {
+	case err != nil:
+		return nil, Unreadable(err)
+	case r.Requested && r.Capability.GetBlock() != nil:
+		return nil, requestedForBlock(r.Path)
+	case !r.Requested && (group != "" || change != ""):
+		return nil, groupWithoutRequest(r.Path)
+	}
+	return r, nil
 }
 
 func newRequest(driver, defaultFSType string, req interface {
@@ -150,22 +164,6 @@ var severalNodes = []csi.VolumeCapability_AccessMode_Mode{
 	csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER,
 }
 
-// CheckDeferralFields refuses a publish whose fields of deferral contradict each other, as
-// KEP-2857 does.
-func CheckDeferralFields(req *csi.NodePublishVolumeRequest) error {
-	requested := csidefer.Requested(req)
-	group, change, err := csidefer.Group(req.GetVolumeCapability())
-	switch {
-	case err != nil:
-		return Unreadable(err)
-	case requested && req.GetVolumeCapability().GetBlock() != nil:
-		return requestedForBlock(req.GetTargetPath())
-	case !requested && (group != "" || change != ""):
-		return groupWithoutRequest(req.GetTargetPath())
-	}
-	return nil
-}
-
 // MountFlags are the mount options for the sandbox, one per element. Labels that kubelet
 // adds for the host's SELinux mean nothing in a sandbox without SELinux, and fail the
 // mount there.
@@ -187,21 +185,17 @@ func MountFlags(flags []string, readOnly, keepLabels bool) []string {
 
 // Group is the group that shall own the files: that of the request, else that of the pod,
 // where the pod's group is for this volume. The pod is nil where it is not known.
-func Group(req *VolumeRequest, pod *PodContext) (string, volume.GroupPolicy, error) {
-	group, change, err := csidefer.Group(req.Capability)
-	if err != nil {
-		return "", "", refusal.WithParty(refusal.PartyRequest, capabilityUnreadable(err))
-	}
-	group = cmp.Or(group, req.Capability.GetMount().GetVolumeMountGroup())
+func Group(req *VolumeRequest, pod *PodContext) (string, volume.GroupPolicy) {
+	group, change := req.group, req.groupPolicy
 	if pod == nil || req.ReadOnly { // kubelet changes nothing on a read-only volume either
-		return group, volume.GroupPolicy(change), nil
+		return group, change
 	}
 	noGroup := func(v PodVolume) bool { return v.NoGroup && v.Driver == req.Driver && v.VolumeID == req.VolumeID }
 	if group == "" && !slices.ContainsFunc(pod.Pod.Volumes, noGroup) {
 		group = pod.Pod.FSGroup
 	}
 	if change == "" && group != "" {
-		change = string(pod.Pod.FSGroupPolicy)
+		change = pod.Pod.FSGroupPolicy
 	}
-	return group, volume.GroupPolicy(change), nil
+	return group, change
 }
