@@ -58,11 +58,12 @@ func (s source) sameAs(other source) bool {
 func (p *pod) String() string { return p.shown.Namespace + "/" + p.shown.Name }
 
 func podOf(api *corev1.Pod) *pod {
+	asks := api.Annotations[policy.AnnotationKey]
 	p := &pod{
 		uid: string(api.UID), made: api.CreationTimestamp.Time, ended: ended(&api.Status), deleted: api.DeletionTimestamp != nil,
 		shown: decision.Pod{
 			UID: cmp.Or(staticUID(api), string(api.UID)), Namespace: api.Namespace, Name: api.Name,
-			Asks: bounded(api.Annotations[policy.AnnotationKey]),
+			Asks: strings.Clone(asks[:min(len(asks), policy.MaxAnnotation+1)]), // a longer one stays too long
 		},
 	}
 	if api.Spec.RuntimeClassName != nil {
@@ -105,18 +106,6 @@ func staticUID(api *corev1.Pod) string {
 
 // hashAnnotation is where kubelet writes its uid of a static pod.
 const hashAnnotation = "kubernetes.io/config.hash"
-
-// maxAsks is more than the names of all the volumes that a node can attach to a pod.
-const maxAsks = 8 << 10
-
-// bounded shortens the value of an annotation. A shortened one ends in a character that no
-// volume's name has, so that it is refused.
-func bounded(text string) string {
-	if len(text) <= maxAsks {
-		return strings.Clone(text)
-	}
-	return strings.ToValidUTF8(text[:maxAsks], "") + "…"
-}
 
 // ended reports whether no container of the pod runs or will run.
 func ended(status *corev1.PodStatus) bool {

@@ -14,7 +14,7 @@ const AnnotationKey = "crust-proxy.dev/defer"
 
 // The bounds of an annotation, which anybody who may create a pod can write.
 const (
-	maxAnnotation = 8 << 10
+	MaxAnnotation = 8 << 10
 	maxAskedNames = 64
 )
 
@@ -33,8 +33,8 @@ func ParseAnnotation(value string) (Asked, error) {
 	if value == "" {
 		return Asked{}, nil
 	}
-	if len(value) > maxAnnotation {
-		return Asked{}, badAnnotation("it has %d bytes, and %d are taken", len(value), maxAnnotation)
+	if len(value) > MaxAnnotation {
+		return Asked{}, badAnnotation("it has %d bytes, and %d are taken", len(value), MaxAnnotation)
 	}
 	parts := strings.Split(value, ",")
 	if len(parts) > maxAskedNames {

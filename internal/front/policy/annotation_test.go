@@ -12,7 +12,7 @@ import (
 
 func TestParseAnnotation(t *testing.T) {
 	many := strings.Repeat("a,", maxAskedNames-1) + "a"
-	full := "data" + strings.Repeat(" ", maxAnnotation-4)
+	full := "data" + strings.Repeat(" ", MaxAnnotation-4)
 	for value, want := range map[string]Asked{
 		"":                {},
 		"*":               {All: true},
@@ -37,7 +37,7 @@ func TestParseAnnotation(t *testing.T) {
 	}
 	for _, value := range []string{
 		" ", ",", "data,", "*,data", "data,*", "Data", "a/b", "a\nb", "-a", "a_b", "\x1b[2J", strings.Repeat("a", 64),
-		many + ",a", full + " ", strings.Repeat("a,", maxAnnotation), "data logs", "true",
+		many + ",a", full + " ", strings.Repeat("a,", MaxAnnotation), "data logs", "true",
 	} {
 		got, err := ParseAnnotation(value)
 		if value == "true" { // a name like any other: the pod has no such volume
