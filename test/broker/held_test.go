@@ -94,6 +94,7 @@ func TestReleaseByForceConcernsOneDevice(t *testing.T) {
 	const changeFD = 0x4C06 // LOOP_CHANGE_FD of the kernel's <linux/loop.h>
 	check.Must(t, unix.IoctlSetInt(int(loop.Fd()), changeFD, int(other.Fd())))
 	check.Must(t, errors.Join(loop.Close(), other.Close()))
+	t.Cleanup(func() { check.Must(t, loopdev.Detach(disk)) }) // it is no longer the one that was made
 	n.restart()
 	if held := n.Users().Held(); len(held) != 0 {
 		t.Errorf("another image at the same number is held: %+v", held)
