@@ -228,7 +228,7 @@ func (b *Broker) Defer(ctx context.Context, in volume.Instruction) (*volume.Volu
 		return nil, err
 	}
 	defer t.Close()
-	unlock, err := b.locks.lock(ctx, t.Key())
+	unlock, err := b.locks.lock(ctx, t.Key)
 	if err != nil {
 		return nil, err
 	}
@@ -294,12 +294,12 @@ func (b *Broker) release(ctx context.Context, path string) (*volume.Volume, erro
 		}
 		asked = known.rec
 	}
-	unlock, err := b.locks.lock(ctx, t.Key())
+	unlock, err := b.locks.lock(ctx, t.Key)
 	if err != nil {
 		return nil, err
 	}
 	defer unlock()
-	known := b.table.get(t.Key())
+	known := b.table.get(t.Key)
 	if known == nil {
 		return nil, b.remover.cleanUnknown(ctx, t)
 	}
@@ -440,7 +440,7 @@ type targets struct {
 
 // volume returns a volume with what is known from its target path alone.
 func (ts *targets) volume(t *guard.Target) *volume.Volume {
-	v := &volume.Volume{Key: t.Key(), Target: t.Given, ResolvedTarget: t.Resolved}
+	v := &volume.Volume{Key: t.Key, Target: t.Given, ResolvedTarget: t.Resolved}
 	ts.addTo(v, t, sys.NoFD)
 	return v
 }

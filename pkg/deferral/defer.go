@@ -98,11 +98,12 @@ func checkOptions(handler Projector, v *volume.Volume) error {
 
 // record is the record that the instruction asks for.
 func (a *attempt) record() *record {
+	flags := mountopt.Split(a.in.MountFlags)
 	rec := &record{
 		Version: recordVersion, Boot: a.b.boot, HostMounts: a.handler.Abilities().HostMounts,
 		Volume: volume.Volume{
-			Key: a.target.Key(), Target: a.in.Target, ResolvedTarget: a.target.Resolved, Backing: a.in.Backing, Device: a.dev.Device,
-			FSType: a.in.FSType, MountFlags: mountopt.Split(a.in.MountFlags), ReadOnly: asksReadOnly(a.in),
+			Key: a.target.Key, Target: a.in.Target, ResolvedTarget: a.target.Resolved, Backing: a.in.Backing, Device: a.dev.Device,
+			FSType: a.in.FSType, MountFlags: flags, ReadOnly: slices.Contains(flags, "ro"),
 			Group: a.in.Group, GroupPolicy: a.in.GroupPolicy, Handler: a.handler.Name(), Driver: a.in.Driver,
 			Origin: a.in.Origin.Clone(), KeepSize: a.in.KeepSize, Created: time.Now().UTC().Truncate(time.Millisecond),
 		},
@@ -124,13 +125,12 @@ func (a *attempt) claim(ctx context.Context, rec *record) (err error) {
 	if err != nil {
 		return err
 	}
-	if pending.IsFirst() && a.needsPreparation(rec) {
-		alone := a.mayBeWritten()
-		if alone {
+	if needed, mayWrite := a.preparation(rec); needed && pending.First {
+		if mayWrite {
 			pending.Suspend() // mkfs and resize2fs need the device for themselves
 		}
 		err = a.prepare(ctx, rec)
-		if err == nil && alone {
+		if err == nil && mayWrite {
 			err = pending.Resume(ctx)
 		}
 	}
@@ -141,47 +141,32 @@ func (a *attempt) claim(ctx context.Context, rec *record) (err error) {
 	return err
 }
 
-// needsPreparation reports whether the device is to be looked at, and formatted if the policy says so.
-// Without a format policy, only the journal of a read-only volume is checked.
-func (a *attempt) needsPreparation(rec *record) bool {
+// preparation reports whether the device is to be examined before it is handed over, and whether that may
+// write to it. Without a format policy, only the journal of a read-only volume is checked.
+func (a *attempt) preparation(rec *record) (needed, mayWrite bool) {
+	isBlock := a.dev.Kind == volume.BlockDevice
 	switch a.in.Format {
 	case volume.FormatUnset:
-		return rec.ReadOnly && a.canPrepare()
+		return rec.ReadOnly && isBlock && a.b.cfg.Preparer != nil, false
 	case volume.FormatDriver:
-		return a.dev.Kind == volume.BlockDevice
+		return isBlock, a.grows()
 	default:
-		return true
-	}
-}
-
-// mayBeWritten reports whether preparing the device can write to it.
-func (a *attempt) mayBeWritten() bool {
-	switch a.in.Format {
-	case volume.FormatUnset:
-		return false
-	case volume.FormatDriver:
-		return a.grows()
-	default:
-		return true
+		return true, true
 	}
 }
 
 // grows reports whether a filesystem that is smaller than its device is grown on this node.
 func (a *attempt) grows() bool { return !a.in.KeepSize && !a.handler.Abilities().GrowsAtMount }
 
-func (a *attempt) canPrepare() bool {
-	return a.dev.Kind == volume.BlockDevice && a.b.cfg.Preparer != nil
-}
-
 func (a *attempt) prepare(ctx context.Context, rec *record) error {
-	if !a.canPrepare() {
+	if a.dev.Kind != volume.BlockDevice || a.b.cfg.Preparer == nil {
 		return volume.Errorf(volume.Unsupported, "volume %s: %s cannot be checked before it is handed over: "+
 			"only block devices can", rec.Target, rec.Device.Path)
 	}
 	ctx, end := step.Begin(ctx, "prepare the filesystem")
 	defer end()
 	return a.b.cfg.Preparer.Prepare(ctx, Preparation{
-		Device: a.dev.FD(), Volume: &rec.Volume, Instruction: a.in, NoReplay: mountopt.SkipsReplay(rec.MountFlags),
+		Device: a.dev.FD, Volume: &rec.Volume, Instruction: a.in, NoReplay: mountopt.SkipsReplay(rec.MountFlags),
 		Grow: a.grows(),
 	})
 }

@@ -94,11 +94,6 @@ func checkGroup(in *volume.Instruction) error {
 	return nil
 }
 
-// asksReadOnly reports whether the flags ask for a read-only mount.
-func asksReadOnly(in *volume.Instruction) bool {
-	return slices.Contains(mountopt.Split(in.MountFlags), "ro")
-}
-
 // secretParts are parts of the names of secret mount options of cifs, ceph, glusterfs, fscrypt
 // and the FUSE filesystems of object stores.
 var secretParts = []string{"pass", "secret", "token", "cred", "apikey", "accesskey", "encryptionkey", "privatekey"}

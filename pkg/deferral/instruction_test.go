@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/crust-proxy/crust-proxy/pkg/deferral/claim"
+	"github.com/crust-proxy/crust-proxy/pkg/deferral/guard"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 	"github.com/crust-proxy/crust-proxy/pkg/volume/mountopt"
 )
@@ -70,12 +71,17 @@ func TestValidate(t *testing.T) {
 	}
 }
 
+func recordOf(in *volume.Instruction) *record {
+	a := attempt{b: &Broker{targets: &targets{}}, in: in, handler: able{}, target: &guard.Target{}, dev: &claim.OpenedDevice{}}
+	return a.record()
+}
+
 // A StorageClass may write all its mount options as one.
 func TestReadOnlyIsFoundInAnyFlag(t *testing.T) {
 	for _, flags := range [][]string{{"ro"}, {"noatime,ro"}, {"ro,noatime"}, {"defaults,ro"}, {"discard", "noatime, ro ,nodev"}} {
 		in := good()
 		in.MountFlags = flags
-		v := volume.Volume{MountFlags: in.MountFlags, ReadOnly: asksReadOnly(&in)}
+		v := recordOf(&in).Volume
 		if options := mountopt.Options(&v); !v.ReadOnly || options[len(options)-1] != "ro" {
 			t.Errorf("%q: read-only %v, options %q", flags, v.ReadOnly, options)
 		}
@@ -83,7 +89,7 @@ func TestReadOnlyIsFoundInAnyFlag(t *testing.T) {
 	for _, flags := range [][]string{nil, {"rw"}, {"noatime,rw"}, {"errors=remount-ro"}, {`context="a,ro"`}} {
 		in := good()
 		in.MountFlags = flags
-		if asksReadOnly(&in) {
+		if recordOf(&in).ReadOnly {
 			t.Errorf("%q is taken for read-only", flags)
 		}
 	}
@@ -148,6 +154,7 @@ type able struct {
 }
 
 func (a able) Abilities() Abilities { return a.abilities }
+func (able) Name() string           { return "able" }
 
 // Whoever's kernel makes the mount of a handler's sandboxes decides which options
 // they can be given.
@@ -206,7 +213,7 @@ func TestWhatIsPrepared(t *testing.T) {
 		a := attempt{
 			b: &Broker{cfg: Config{Preparer: noPreparer{}}}, in: &c.in, handler: able{abilities: c.of}, dev: &claim.OpenedDevice{Device: c.device},
 		}
-		needs, written := a.needsPreparation(&record{Volume: volume.Volume{ReadOnly: c.readOnly}}), a.mayBeWritten()
+		needs, written := a.preparation(&record{Volume: volume.Volume{ReadOnly: c.readOnly}})
 		if needs != c.needs || needs && written != c.written {
 			t.Errorf("%s: prepared %v, written to %v", name, needs, written)
 		}

@@ -121,19 +121,19 @@ func (l *lostVolumes) reclaim(ctx context.Context, known *entry) error {
 // ofTarget returns the volume of a target. If its record was unusable, it is read again. The
 // error is that of a record which only reconcile can use.
 func (l *lostVolumes) ofTarget(t *guard.Target) (*entry, error) {
-	known := l.table.get(t.Key())
+	known := l.table.get(t.Key)
 	if known == nil || known.lost == nil || known.removing {
 		return known, nil
 	}
-	if rec, err := l.store.read(t.Key()); err == nil && isElsewhere(known, rec) {
+	if rec, err := l.store.read(t.Key); err == nil && isElsewhere(known, rec) {
 		return known, volume.Errorf(volume.Busy, "volume %s: its record was lost, and can be read again: it is of the device %s, and %s was "+
 			"claimed for it, which has to be free first: repeat", known.rec.Target, rec.Device.Path, known.rec.Device.Path)
 	} else if err == nil {
 		l.found(rec)
 	} else if known.rec.ResolvedTarget == "" {
-		l.table.replace(t.Key(), func(e *entry) { e.rec = l.record(l.targets.volume(t)) })
+		l.table.replace(t.Key, func(e *entry) { e.rec = l.record(l.targets.volume(t)) })
 	}
-	return l.table.get(t.Key()), nil
+	return l.table.get(t.Key), nil
 }
 
 // isElsewhere reports whether the device that was assumed for a lost volume differs from the

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -37,7 +38,8 @@ func TestReadOnlyDeviceThatCannotBeSetAgain(t *testing.T) {
 	fd, err := unix.Open(nodes[at], unix.O_PATH|unix.O_CLOEXEC, 0) // it names the device: nothing can be set by it
 	check.Must(t, err)
 	cfg := s.b.cfg
-	cfg.Kept = map[string]*os.File{fmt.Sprintf("claim-b%d-%d", rec.Device.Major, rec.Device.Minor): os.NewFile(uintptr(fd), "kept")}
+	name := strings.ToUpper(strconv.FormatUint(uint64(rec.Device.Major)<<20|uint64(rec.Device.Minor), 36))
+	cfg.Kept = map[string]*os.File{name: os.NewFile(uintptr(fd), "kept")}
 	s.start(cfg)
 	check.Must(t, s.b.store.put(rec))
 	s.b.table.add(rec)

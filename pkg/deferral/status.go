@@ -54,7 +54,7 @@ func (b *Broker) KeyOfTarget(targetPath string) (volume.Key, error) {
 		return "", err
 	}
 	defer t.Close()
-	return t.Key(), nil
+	return t.Key, nil
 }
 
 // List returns all volumes, ordered by target.

@@ -30,11 +30,10 @@ var looks sys.Looks[File]
 // lookAt opens a loop device, by a descriptor of it if there is one, and looks at it.
 func lookAt[V any](loop File, fd int, see func(fd int) (V, error)) (seen V, err error) {
 	seen, err = sys.Look(&looks, loop, func() (seen V, err error) {
-		node := NodeOf(loop)
+		var node string
 		if fd != sys.NoFD {
 			node = sys.ProcFD(fd)
-		}
-		if node == "" {
+		} else if node = NodeOf(loop); node == "" {
 			return seen, errNoNode
 		}
 		fd, err := unix.Open(node, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)

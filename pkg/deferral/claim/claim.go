@@ -6,6 +6,7 @@ package claim
 import (
 	"context"
 	"errors"
+	"maps"
 	"os"
 	"slices"
 
@@ -45,7 +46,7 @@ func NewTable(keeper Keeper, kept map[string]*os.File, users *Users) *Table {
 	return &Table{
 		users:  users,
 		owners: newOwners(users.openers),
-		open:   &descriptors{keeper: keeper, openers: users.openers, held: make(map[identity]*heldDevice), kept: byClaim(kept)},
+		open:   &descriptors{keeper: keeper, openers: users.openers, held: make(map[identity]*heldDevice), kept: maps.Clone(kept)},
 	}
 }
 
@@ -65,8 +66,8 @@ type Pending struct {
 	dev     *OpenedDevice
 	id      identity
 	unlock  func()
-	// first is set if no other volume has the device: it has to be claimed in the kernel too.
-	first bool
+	// First is set if no other volume has the device: it has to be claimed in the kernel too.
+	First bool
 	held  *heldDevice // the kernel's claim of the first volume; nil for an image
 	stack []identity  // other devices with the same data
 }
@@ -98,7 +99,7 @@ func (p *Pending) begin(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	p.first = !held
+	p.First = !held
 	if p.stack, err = p.table.owners.reserveData(p.request.Volume, p.dev); err != nil {
 		return err
 	}
@@ -119,9 +120,6 @@ func (u *Users) namingHolder(err error) error {
 	}
 	return err
 }
-
-// IsFirst reports whether no other volume has the device.
-func (p *Pending) IsFirst() bool { return p.first }
 
 // Suspend gives up the kernel's claim, for a program that needs the device for itself. The claim in
 // the table stays.

@@ -2,7 +2,6 @@ package claim
 
 import (
 	"context"
-	"errors"
 	"maps"
 	"os"
 	"slices"
@@ -45,14 +44,7 @@ type descriptors struct {
 	held map[identity]*heldDevice
 	// kept are the keeper's descriptors from before the start that no volume has
 	// claimed yet, by claimName. They hold their devices until they are dropped.
-	kept map[string]keptFile
-}
-
-// keptFile is a descriptor from the keeper, and its name there, which is claim-b8-16 if
-// an older version stored it.
-type keptFile struct {
-	*os.File
-	name string
+	kept map[string]*os.File
 }
 
 // claimName is the name of a claim with the keeper: the device number in base 36.
@@ -63,27 +55,6 @@ func claimName(id identity) string {
 		return "" // an image: the keeper has nothing of it
 	}
 	return strings.ToUpper(strconv.FormatUint(uint64(id.Major)<<20|uint64(id.Minor), 36))
-}
-
-// parseNumber reads the number of a block device, such as "7:3".
-func parseNumber(text, separator string) (d volume.Device, ok bool) {
-	first, second, ok := strings.Cut(text, separator)
-	major, errA := strconv.ParseUint(first, 10, 12)
-	minor, errB := strconv.ParseUint(second, 10, 20)
-	d = volume.Device{Kind: volume.BlockDevice, Major: uint32(major), Minor: uint32(minor)}
-	return d, ok && errA == nil && errB == nil
-}
-
-func byClaim(kept map[string]*os.File) map[string]keptFile {
-	out := make(map[string]keptFile, len(kept))
-	for name, file := range kept {
-		claim := name
-		if device, old := parseNumber(strings.TrimPrefix(name, "claim-b"), "-"); old {
-			claim = claimName(identityOf(device))
-		}
-		out[claim] = keptFile{File: file, name: name}
-	}
-	return out
 }
 
 // get returns a copy of the held device, or nil.
@@ -128,22 +99,16 @@ func (d *descriptors) store(id identity, held *heldDevice) error {
 func (d *descriptors) keptFile(id identity) *os.File {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.kept[claimName(id)].File
+	return d.kept[claimName(id)]
 }
 
 // adopt records a held device whose descriptor was copied from the kept one.
-func (d *descriptors) adopt(id identity, held *heldDevice) error {
+func (d *descriptors) adopt(id identity, held *heldDevice) {
 	d.mu.Lock()
-	file := d.kept[claimName(id)]
+	defer d.mu.Unlock()
+	_ = d.kept[claimName(id)].Close()
 	d.held[id] = held
 	delete(d.kept, claimName(id))
-	d.mu.Unlock()
-	_ = file.Close()
-	if d.keeper == nil || file.name == claimName(id) {
-		return nil
-	}
-	// systemd does not store a file twice, so the old name has to go first.
-	return errors.Join(d.keeper.RemoveFD(file.name), d.store(id, held))
 }
 
 // release closes the descriptor of a device, and the keeper's copy. If the keeper fails,
@@ -188,7 +153,7 @@ func (d *descriptors) query(id identity) (q openers.Query, err error) {
 	defer d.mu.Unlock()
 	q.FD = sys.NoFD
 	from := uintptr(0)
-	if kept := d.kept[claimName(id)]; kept.File != nil {
+	if kept := d.kept[claimName(id)]; kept != nil {
 		from, q.Claimed = kept.Fd(), true
 		q.Own++
 	}
@@ -216,31 +181,27 @@ func (d *descriptors) question(of volume.Device) (q openers.Query, err error) {
 func (d *descriptors) keptExcept(wanted map[string]bool) map[string]*os.File {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	others := make(map[string]*os.File)
-	for name, file := range d.kept {
-		if !wanted[name] {
-			others[name] = file.File
-		}
-	}
+	others := maps.Clone(d.kept)
+	maps.DeleteFunc(others, func(name string, _ *os.File) bool { return wanted[name] })
 	return others
 }
 
 func (d *descriptors) dropKept(wanted map[string]bool) {
 	d.mu.Lock()
 	dropped := maps.Clone(d.kept)
-	maps.DeleteFunc(dropped, func(name string, _ keptFile) bool { return wanted[name] })
-	maps.DeleteFunc(d.kept, func(name string, _ keptFile) bool { return !wanted[name] })
+	maps.DeleteFunc(dropped, func(name string, _ *os.File) bool { return wanted[name] })
+	maps.DeleteFunc(d.kept, func(name string, _ *os.File) bool { return !wanted[name] })
 	inUse := make(map[string]bool)
 	for id, held := range d.held {
 		inUse[claimName(id)] = !held.mountable
 	}
 	d.mu.Unlock()
-	for _, file := range dropped {
+	for name, file := range dropped {
 		_ = file.Close()
-		if d.keeper != nil && !inUse[file.name] {
+		if d.keeper != nil && !inUse[name] {
 			// If this fails, the kernel still refuses a second owner, and the next
 			// restart tries again.
-			_ = d.keeper.RemoveFD(file.name)
+			_ = d.keeper.RemoveFD(name)
 		}
 	}
 }

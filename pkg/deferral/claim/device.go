@@ -37,20 +37,18 @@ type DevicePolicy struct {
 // descriptor, never the name.
 type OpenedDevice struct {
 	volume.Device
-	fd    int  // O_PATH
+	// FD is an O_PATH descriptor of the device.
+	FD    int
 	known bool // it was checked before, and is on record
 	// loop is a descriptor of a loop device until that is claimed, or 0: to close the last one of a
 	// device has the kernel drop what it has cached of it.
 	loop int
 }
 
-// FD is an O_PATH descriptor of the device.
-func (d *OpenedDevice) FD() int { return d.fd }
-
 // Close closes the descriptor.
 func (d *OpenedDevice) Close() {
 	d.closeLoop()
-	sys.CloseFD(d.fd)
+	sys.CloseFD(d.FD)
 }
 
 func (d *OpenedDevice) closeLoop() {
@@ -66,7 +64,7 @@ func (p DevicePolicy) Open(target, backing string) (*OpenedDevice, error) {
 	if err != nil {
 		return nil, err
 	}
-	dev := &OpenedDevice{fd: fd}
+	dev := &OpenedDevice{FD: fd}
 	if dev.Device, err = p.identify(target, backing, fd, image); err != nil {
 		sys.CloseFD(fd)
 		return nil, err
@@ -129,7 +127,7 @@ func (p DevicePolicy) identify(target, backing string, fd int, image bool) (volu
 	if err := unix.Fstat(fd, &st); err != nil {
 		return volume.Device{}, deviceError(volume.Internal, target, backing, "cannot be examined", err)
 	}
-	dev := deviceOf(&st)
+	dev := deviceAs(openers.FileOf(&st))
 	switch {
 	case dev.Kind == volume.BlockDevice:
 		if err := p.checkClass(target, backing, dev.Major); err != nil {
@@ -193,7 +191,7 @@ func (d *OpenedDevice) openBlock(flags int) (int, error) {
 	if err == nil || errors.Is(err, unix.EBUSY) {
 		return fd, err
 	}
-	return unix.Open(sys.ProcFD(d.fd), unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC|flags, 0)
+	return unix.Open(sys.ProcFD(d.FD), unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC|flags, 0)
 }
 
 // Identify returns the device that a path leads to now; its kind is empty if there is
@@ -207,7 +205,7 @@ func Identify(path string) volume.Device {
 		}
 		var st unix.Stat_t
 		err = unix.Stat(path, &st)
-		return deviceOf(&st), err
+		return deviceAs(openers.FileOf(&st)), err
 	})
 	device.Path = path
 	return device
@@ -216,9 +214,7 @@ func Identify(path string) volume.Device {
 // paths are looks at paths that others have chosen.
 var paths sys.Looks[string]
 
-// deviceOf returns the device that a file is; its kind is empty if it is none.
-func deviceOf(st *unix.Stat_t) volume.Device { return deviceAs(openers.FileOf(st)) }
-
+// deviceAs returns the device of an identity; its kind is empty if it is none.
 func deviceAs(id identity) volume.Device {
 	d := volume.Device{Major: id.Major, Minor: id.Minor, Inode: id.Inode}
 	switch {
@@ -243,7 +239,7 @@ func DeviceSize(d volume.Device) (size int64, known bool) {
 	}
 	var st unix.Stat_t
 	err := unix.Lstat(d.Path, &st)
-	return st.Size, err == nil && deviceOf(&st).Same(d) && st.Size > 0
+	return st.Size, err == nil && openers.FileOf(&st) == identityOf(d) && st.Size > 0
 }
 
 // openByIdentity opens a device by its name on record, if that is still the device.
@@ -253,7 +249,7 @@ func openByIdentity(d volume.Device, flags int) (int, error) {
 		return sys.NoFD, err
 	}
 	var st unix.Stat_t
-	if err := unix.Fstat(fd, &st); err != nil || !deviceOf(&st).Same(d) {
+	if err := unix.Fstat(fd, &st); err != nil || openers.FileOf(&st) != identityOf(d) {
 		sys.CloseFD(fd)
 		return sys.NoFD, errors.Join(err, fmt.Errorf("%s is not %s any more", d.Path, d))
 	}
@@ -282,7 +278,7 @@ func isGone(d volume.Device, err error) bool {
 	// An image was removed if its directory is there, and of the same filesystem.
 	var dir, file unix.Stat_t
 	return unix.Stat(path.Dir(d.Path), &dir) == nil && dir.Dev == unix.Mkdev(d.Major, d.Minor) &&
-		(errors.Is(unix.Lstat(d.Path, &file), unix.ENOENT) || !deviceOf(&file).Same(d) && file.Mode != 0)
+		(errors.Is(unix.Lstat(d.Path, &file), unix.ENOENT) || openers.FileOf(&file) != identityOf(d) && file.Mode != 0)
 }
 
 // OpenDevice opens the device of a volume for reading, claimed or not, and bypasses the page

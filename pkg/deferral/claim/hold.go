@@ -16,7 +16,7 @@ import (
 // record is not proven to be free: its sandbox may have it.
 func (p *Pending) claim(ctx context.Context) error {
 	switch {
-	case !p.first:
+	case !p.First:
 		return nil
 	case p.dev.Kind != volume.BlockDevice:
 		return p.claimImage(ctx)
@@ -43,7 +43,7 @@ func (p *Pending) claimImage(ctx context.Context) error {
 		return volume.Errorf(volume.Unsupported, "volume %s: read-only cannot be enforced for the image file %s: "+
 			"attach it with `losetup --read-only` and hand over the loop device", v.Target, v.Device.Path)
 	}
-	fd, err := unix.Open(sys.ProcFD(p.dev.fd), unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	fd, err := unix.Open(sys.ProcFD(p.dev.FD), unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return unprovenError(v, err)
 	}
@@ -193,10 +193,10 @@ func (t *Table) Reclaim(ctx context.Context, r Request) error {
 	if err != nil { // it may exist all the same
 		return errors.Join(t.owners.reserve(r.Volume, id), deviceError(volume.Internal, r.Target, r.Device.Path, "cannot be opened", err))
 	}
-	dev := &OpenedDevice{Device: r.Device, fd: fd, known: true}
+	dev := &OpenedDevice{Device: r.Device, FD: fd, known: true}
 	defer dev.Close()
 	var st unix.Stat_t
-	if err := unix.Fstat(fd, &st); err != nil || !deviceOf(&st).Same(r.Device) {
+	if err := unix.Fstat(fd, &st); err != nil || openers.FileOf(&st) != identityOf(r.Device) {
 		return deviceError(volume.NotFound, r.Target, r.Device.Path, "is not "+r.Device.String()+" any more", err)
 	}
 	pending, err := t.Begin(ctx, r, dev)
@@ -223,7 +223,7 @@ func (t *Table) adoptKept(ctx context.Context, r Request, id identity) (adopted 
 		return false, volume.Errorf(volume.Internal, "volume %s: the kept claim of %s cannot be used: %w", r.Target, r.Device.Path, err)
 	}
 	var st unix.Stat_t
-	if err := unix.Fstat(fd, &st); err != nil || !deviceOf(&st).Same(r.Device) {
+	if err := unix.Fstat(fd, &st); err != nil || openers.FileOf(&st) != identityOf(r.Device) {
 		sys.CloseFD(fd)
 		return false, volume.Errorf(volume.Internal, "volume %s: the kept claim is not of %s", r.Target, r.Device)
 	}
@@ -231,9 +231,7 @@ func (t *Table) adoptKept(ctx context.Context, r Request, id identity) (adopted 
 		sys.CloseFD(fd)
 		return false, err
 	}
-	if err := t.open.adopt(id, &heldDevice{fd: fd, device: r.Device, wasReadOnly: r.WasReadOnly}); err != nil {
-		return true, err
-	}
+	t.open.adopt(id, &heldDevice{fd: fd, device: r.Device, wasReadOnly: r.WasReadOnly})
 	_, err = t.owners.reserveBacking(r.Volume, fd, id)
 	return true, err
 }

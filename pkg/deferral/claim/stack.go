@@ -7,6 +7,8 @@ import (
 	"os"
 	"path"
 	"slices"
+	"strconv"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -74,8 +76,8 @@ func stackIn(sysfs string, major, minor uint32) (out []identity, err error) {
 			}
 			seen[dir] = true
 			number, lineErr := sys.ReadLine(dir + "/dev")
-			if device, ok := parseNumber(number, ":"); ok {
-				out = append(out, identityOf(device))
+			if device, ok := parseNumber(number); ok {
+				out = append(out, device)
 			}
 			more, nextErr := next(dir)
 			todo, err = append(todo, more...), errors.Join(unlessMissing(lineErr), nextErr)
@@ -88,6 +90,14 @@ func stackIn(sysfs string, major, minor uint32) (out []identity, err error) {
 		}
 	}
 	return out, nil
+}
+
+// parseNumber reads the number of a block device, such as "7:3".
+func parseNumber(text string) (device identity, ok bool) {
+	first, second, ok := strings.Cut(text, ":")
+	major, errA := strconv.ParseUint(first, 10, 12)
+	minor, errB := strconv.ParseUint(second, 10, 20)
+	return identity{Block: true, Major: uint32(major), Minor: uint32(minor)}, ok && errA == nil && errB == nil
 }
 
 // unlessMissing drops the error of a file that does not exist: the device has just gone, or
@@ -117,7 +127,7 @@ func upperDevices(dir string) ([]string, error) {
 		return upper, unlessMissing(err)
 	}
 	for _, entry := range entries {
-		if sub := dir + "/" + entry.Name(); isPartition(sub) {
+		if sub := dir + "/" + entry.Name(); entry.IsDir() && isPartition(sub) {
 			upper = append(upper, sub)
 		}
 	}

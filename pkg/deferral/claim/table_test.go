@@ -87,9 +87,9 @@ func TestOneKindOfHandler(t *testing.T) {
 		table := newTable(t, nil, nil, &fakeOpeners{})
 		check.Must(t, heldAs(t, table, v.Device))
 		check.Must(t, table.owners.reserve(v, identityOf(v.Device)))
-		pending, err := table.Begin(t.Context(), Request{Volume: other, Mountable: mountable}, &OpenedDevice{Device: other.Device, fd: sys.NoFD})
+		pending, err := table.Begin(t.Context(), Request{Volume: other, Mountable: mountable}, &OpenedDevice{Device: other.Device, FD: sys.NoFD})
 		check.Must(t, err)
-		if pending.IsFirst() {
+		if pending.First {
 			t.Error("the second reader is the first owner")
 		}
 		_, err = pending.Keep()
@@ -280,7 +280,7 @@ func TestDeviceThatCannotBeOpenedStaysOwned(t *testing.T) {
 			t.Errorf("claimed again: %v", err)
 		}
 	})
-	dev := &OpenedDevice{Device: other.Device, fd: sys.NoFD}
+	dev := &OpenedDevice{Device: other.Device, FD: sys.NoFD}
 	if _, err := c.Begin(t.Context(), Request{Volume: other}, dev); volume.KindOf(err) != volume.InUse {
 		t.Errorf("another volume claimed the device: %v", err)
 	}

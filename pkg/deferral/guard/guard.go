@@ -90,7 +90,7 @@ func (t *Target) inspect(dir int) (occupied, ours bool, err error) {
 	err = unix.Statx(dir, "", unix.AT_EMPTY_PATH, 0, &st)
 	occupied = st.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0
 	if err == nil && occupied {
-		ours, err = isGuard(dir, t.Key())
+		ours, err = isGuard(dir, t.Key)
 	}
 	if err != nil {
 		err = t.guardError("examined", err)
@@ -101,7 +101,7 @@ func (t *Target) inspect(dir int) (occupied, ours bool, err error) {
 // mount builds the guard detached and moves it onto the directory as a whole: a kill
 // leaves either all of it or none.
 func (t *Target) mount(dir int) error {
-	mount, err := buildGuard(t.Key(), t.notice)
+	mount, err := buildGuard(t.Key, t.notice)
 	if err != nil {
 		return t.guardError("made", err)
 	}

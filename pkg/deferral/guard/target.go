@@ -67,7 +67,9 @@ type Target struct {
 	// Given is the path as the caller wrote it, and Resolved the one without links.
 	Given, Resolved string
 	// Rel is the path below the root.
-	Rel    string
+	Rel string
+	// Key is that of the volume on this target.
+	Key    volume.Key
 	notice string
 	root   int
 }
@@ -97,7 +99,8 @@ func (r *Root) Resolve(given string) (*Target, error) {
 		sys.CloseFD(root)
 		return nil, volume.Errorf(volume.Invalid, "volume_target_path %q does not lie below the root directory %s", sys.Clip(given), r.configured)
 	}
-	return &Target{Given: given, Resolved: strings.TrimSuffix(rootPath, "/") + "/" + rel, Rel: rel, notice: r.notice, root: root}, nil
+	resolved := strings.TrimSuffix(rootPath, "/") + "/" + rel
+	return &Target{Given: given, Resolved: resolved, Rel: rel, Key: volume.KeyOf(resolved), notice: r.notice, root: root}, nil
 }
 
 // pathOf resolves the opened root, again only if it is another directory.
@@ -115,9 +118,6 @@ func (r *Root) pathOf(root int) (string, error) {
 	}
 	return found, err
 }
-
-// Key is the key of the volume on this target.
-func (t *Target) Key() volume.Key { return volume.KeyOf(t.Resolved) }
 
 // OpenParent opens the directory that holds the target.
 func (t *Target) OpenParent() (int, error) {
