@@ -27,21 +27,21 @@ func TestParseProbe(t *testing.T) {
 		blank bool
 		says  string
 	}{
-		"nothing":                  {in: result{code: 2}, ok: true, blank: true},
-		"nothing, and a complaint": {in: result{code: 2, stderr: "error: /dev/x: Input/output error"}},
-		"nothing, and a finding":   {in: result{code: 2, stdout: "TYPE=ext4\n"}},
-		"well, and nothing":        {in: result{code: 0}},
-		"well, and the name only":  {in: result{code: 0, stdout: "DEVNAME=/dev/x\n"}},
-		"a filesystem":             {in: result{stdout: "DEVNAME=/dev/x\nUUID=a=b\nTYPE=ext4\n\n"}, ok: true, says: "ext4"},
-		"a partition table":        {in: result{stdout: "PTUUID=1\nPTTYPE=gpt\n"}, ok: true, says: "a partition table (gpt)"},
-		"both":                     {in: result{stdout: "TYPE=ext4\nPTTYPE=dos"}, ok: true, says: "ext4, a partition table (dos)"},
-		"a tag without a type":     {in: result{stdout: "LABEL=x\n"}, ok: true, says: "something that blkid knows but does not name"},
-		"ambivalent":               {in: result{code: 8, stderr: "ambivalent result"}, ok: true, says: "the signatures of more than one thing"},
-		"usage":                    {in: result{code: 4}},
-		"killed":                   {in: result{code: -1, signal: syscall.SIGKILL}},
-		"killed with a good code":  {in: result{code: 2, signal: syscall.SIGKILL}},
-		"rubbish":                  {in: result{stdout: "no such thing\n"}},
-		"a strange key":            {in: result{stdout: "TY PE=ext4\n"}},
+		"nothing":                  {in: result{Code: 2}, ok: true, blank: true},
+		"nothing, and a complaint": {in: result{Code: 2, Stderr: "error: /dev/x: Input/output error"}},
+		"nothing, and a finding":   {in: result{Code: 2, Stdout: "TYPE=ext4\n"}},
+		"well, and nothing":        {in: result{Code: 0}},
+		"well, and the name only":  {in: result{Code: 0, Stdout: "DEVNAME=/dev/x\n"}},
+		"a filesystem":             {in: result{Stdout: "DEVNAME=/dev/x\nUUID=a=b\nTYPE=ext4\n\n"}, ok: true, says: "ext4"},
+		"a partition table":        {in: result{Stdout: "PTUUID=1\nPTTYPE=gpt\n"}, ok: true, says: "a partition table (gpt)"},
+		"both":                     {in: result{Stdout: "TYPE=ext4\nPTTYPE=dos"}, ok: true, says: "ext4, a partition table (dos)"},
+		"a tag without a type":     {in: result{Stdout: "LABEL=x\n"}, ok: true, says: "something that blkid knows but does not name"},
+		"ambivalent":               {in: result{Code: 8, Stderr: "ambivalent result"}, ok: true, says: "the signatures of more than one thing"},
+		"usage":                    {in: result{Code: 4}},
+		"killed":                   {in: result{Code: -1, Signal: syscall.SIGKILL}},
+		"killed with a good code":  {in: result{Code: 2, Signal: syscall.SIGKILL}},
+		"rubbish":                  {in: result{Stdout: "no such thing\n"}},
+		"a strange key":            {in: result{Stdout: "TY PE=ext4\n"}},
 	} {
 		got, ok := parseProbe(&c.in)
 		if ok != c.ok {
@@ -149,11 +149,11 @@ func TestOutputIsBounded(t *testing.T) {
 	t.Setenv("SECRET", "must-not-be-seen")
 	r, err := program(script).run(t.Context(), confine.Box{Device: device, Memory: 1 << 30, CPU: time.Minute}, []*os.File{device})
 	check.Must(t, err)
-	if r.code != 7 || len(r.stdout) == 0 || len(r.stdout) > maxOutput {
-		t.Errorf("code %d, %d bytes", r.code, len(r.stdout))
+	if r.Code != 7 || len(r.Stdout) == 0 || len(r.Stdout) > maxOutput {
+		t.Errorf("code %d, %d bytes", r.Code, len(r.Stdout))
 	}
-	if strings.Contains(r.stderr, "must-not-be-seen") || !strings.Contains(r.stderr, "LC_ALL=C") || !strings.Contains(r.stderr, dir) {
-		t.Errorf("stderr: %s", r.stderr)
+	if strings.Contains(r.Stderr, "must-not-be-seen") || !strings.Contains(r.Stderr, "LC_ALL=C") || !strings.Contains(r.Stderr, dir) {
+		t.Errorf("stderr: %s", r.Stderr)
 	}
 }
 
@@ -190,7 +190,7 @@ func TestRequestsThatAreRefusedAtOnce(t *testing.T) {
 func FuzzParseProbe(f *testing.F) {
 	f.Add("DEVNAME=/dev/x\nTYPE=ext4\n", "", 0)
 	f.Fuzz(func(t *testing.T, stdout, stderr string, code int) {
-		got, ok := parseProbe(&result{code: code, stdout: stdout, stderr: stderr})
+		got, ok := parseProbe(&result{Code: code, Stdout: stdout, Stderr: stderr})
 		if ok && got.nothing() && (code != blkidNothing || strings.Trim(stdout, "\n") != "" && !strings.HasPrefix(strings.Trim(stdout, "\n"), "DEVNAME=") || stderr != "") {
 			t.Errorf("blank by %d, %q, %q", code, stdout, stderr)
 		}

@@ -217,7 +217,7 @@ func (g *growth) fsck(ctx context.Context, turn *os.File) (why string) {
 		return "e2fsck took longer than " + (g.j.f.cfg.Timeout / 2).String() + " and was ended"
 	case err != nil:
 		return "e2fsck could not be run: " + err.Error()
-	case ran.signal != 0 || ran.code > repaired:
+	case ran.Signal != 0 || ran.Code > repaired:
 		return "e2fsck found errors that it does not repair by itself (" + ran.how() + "): " + ran.text()
 	}
 	return ""

@@ -205,11 +205,11 @@ func (d *device) blkid(ctx context.Context) (probe, error) {
 // parseProbe accepts an answer only if its parts agree: "nothing" with an error text, or with
 // a finding, is no answer.
 func parseProbe(r *result) (probe, bool) {
-	if r.signal != 0 || r.stderr != "" && r.code != blkidAmbivalent {
+	if r.Signal != 0 || r.Stderr != "" && r.Code != blkidAmbivalent {
 		return probe{}, false
 	}
 	tags := make(map[string]string)
-	for line := range strings.SplitSeq(r.stdout, "\n") {
+	for line := range strings.SplitSeq(r.Stdout, "\n") {
 		if line == "" {
 			continue
 		}
@@ -222,7 +222,7 @@ func parseProbe(r *result) (probe, bool) {
 			tags[key] = value
 		}
 	}
-	switch r.code {
+	switch r.Code {
 	case blkidFound:
 		return probe{tags: tags}, len(tags) > 0
 	case blkidNothing:

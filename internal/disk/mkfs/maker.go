@@ -244,7 +244,7 @@ func (j *job) setRootMode(ctx context.Context) error {
 		return j.dev.errorf(volume.Internal, "debugfs could not be run: %w", err)
 	}
 	// It always prints its version, and exits with 0 in spite of errors.
-	said := strings.TrimSpace(ran.stderr)
+	said := strings.TrimSpace(ran.Stderr)
 	if ran.failed() || strings.Contains(said, "\n") || !strings.HasPrefix(said, "debugfs ") {
 		return j.dev.errorf(volume.Internal, "debugfs could not set the mode of its root directory (%s): %s", ran.how(), ran.text())
 	}

@@ -46,31 +46,27 @@ func Installed(fsType string) error {
 }
 
 // result is how a program ended, and its output.
-type result struct {
-	code           int
-	signal         syscall.Signal
-	stdout, stderr string
-}
+type result capture.Output
 
-func (r *result) failed() bool { return r.code != 0 || r.signal != 0 }
+func (r *result) failed() bool { return r.Code != 0 || r.Signal != 0 }
 
 // refusedBusy reports whether mkfs could not open the device alone. It is only a hint: the device
 // is examined again.
 func (r *result) refusedBusy() bool {
-	return r.code > 0 && (strings.Contains(r.stderr, "Device or resource busy") ||
-		strings.Contains(r.stderr, "apparently in use by the system"))
+	return r.Code > 0 && (strings.Contains(r.Stderr, "Device or resource busy") ||
+		strings.Contains(r.Stderr, "apparently in use by the system"))
 }
 
 func (r *result) how() string {
-	if r.signal != 0 {
-		return "ended by signal " + r.signal.String()
+	if r.Signal != 0 {
+		return "ended by signal " + r.Signal.String()
 	}
-	return fmt.Sprintf("exit code %d", r.code)
+	return fmt.Sprintf("exit code %d", r.Code)
 }
 
 // text is the output of the program, errors first, for an error message.
 func (r *result) text() string {
-	return cmp.Or(clip(strings.TrimSpace(r.stderr+" "+r.stdout)), "it said nothing")
+	return cmp.Or(clip(strings.TrimSpace(r.Stderr+" "+r.Stdout)), "it said nothing")
 }
 
 // clip makes text printable, one line, and not too long.
@@ -98,5 +94,5 @@ func (p program) run(ctx context.Context, box confine.Box, files []*os.File, arg
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	return &result{code: cmd.ProcessState.ExitCode(), signal: ran.Signal, stdout: ran.Stdout, stderr: ran.Stderr}, nil
+	return (*result)(&ran), nil
 }

@@ -13,11 +13,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Output is what a program wrote, and the signal that ended it, or 0.
+// Output is what a program wrote, and how it ended.
 type Output struct {
 	Stdout, Stderr string
 	// Full is set if Stdout was larger than its limit, and is cut off.
-	Full   bool
+	Full bool
+	// Code is the exit code, or -1 if a signal ended it, and Signal is that, or 0.
+	Code   int
 	Signal syscall.Signal
 }
 
@@ -44,6 +46,7 @@ func Run(cmd *exec.Cmd, start func(*exec.Cmd) error, mostStdout, mostStderr int6
 	if err := cmd.Wait(); err != nil && !errors.As(err, &exit) {
 		return out, err
 	}
+	out.Code = cmd.ProcessState.ExitCode()
 	if status, ok := cmd.ProcessState.Sys().(syscall.WaitStatus); ok && status.Signaled() {
 		out.Signal = status.Signal()
 	}

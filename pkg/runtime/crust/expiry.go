@@ -110,15 +110,15 @@ func (e *expiry) ask(ctx context.Context, program string) (reply abi.ThawExpired
 	switch {
 	case err != nil:
 		return reply, err
-	case ended.code == abi.ExitUsage || ended.code == abi.ExitUnsupported:
+	case ended.Code == abi.ExitUsage || ended.Code == abi.ExitUnsupported:
 		return reply, nil
-	case ended.full:
+	case ended.Full:
 		return reply, fmt.Errorf("it wrote more than the %d bytes that an answer may have", maxAnswer)
-	case ended.code != abi.ExitOK:
-		text := guest.Printable(oneLine(ended.complaint), guest.MaxErrorText)
-		return reply, errors.New(cmp.Or(text, fmt.Sprintf("it ended with status %d and no reason", ended.code)))
+	case ended.Code != abi.ExitOK:
+		text := guest.Printable(oneLine(ended.Stderr), guest.MaxErrorText)
+		return reply, errors.New(cmp.Or(text, fmt.Sprintf("it ended with status %d and no reason", ended.Code)))
 	}
-	if err := json.Unmarshal([]byte(ended.answer), &reply); err != nil {
+	if err := json.Unmarshal([]byte(ended.Stdout), &reply); err != nil {
 		return abi.ThawExpiredReply{}, fmt.Errorf("its answer cannot be read: %w", err)
 	}
 	if reply.Problem != "" {

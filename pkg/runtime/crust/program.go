@@ -43,16 +43,16 @@ func (a *asker) askProgram(ctx context.Context, v *volume.Volume, id, path strin
 		return contextError(v, id, ctx.Err())
 	case err != nil:
 		return volume.Errorf(volume.Internal, "volume %s: the program %s of sandbox %s cannot be run: %w", v.Target, path, id, err)
-	case ended.full:
+	case ended.Full:
 		return volume.Errorf(volume.Exhausted, "volume %s: the program %s of sandbox %s wrote more than the %d bytes "+
 			"that an answer may have", v.Target, path, id, maxAnswer)
-	case ended.code != abi.ExitOK:
-		return refusal(v, id, kindOfExit(ended.code), q.words[0], ended.complaint)
+	case ended.Code != abi.ExitOK:
+		return refusal(v, id, kindOfExit(ended.Code), q.words[0], ended.Stderr)
 	}
 	// As in protobuf's own JSON, numbers may be numbers or strings, and names have either
 	// spelling. Unknown keys are ignored.
 	options := protojson.UnmarshalOptions{DiscardUnknown: true}
-	if err := options.Unmarshal([]byte(ended.answer), q.out); err != nil {
+	if err := options.Unmarshal([]byte(ended.Stdout), q.out); err != nil {
 		return malformed(v, id, err)
 	}
 	return nil
@@ -89,16 +89,9 @@ func openProgram(path string, owner uint32) (*os.File, error) {
 	return file, nil
 }
 
-type ending struct {
-	code      int
-	answer    string
-	full      bool
-	complaint string
-}
-
 // runProgram runs an open program: by its descriptor, without a shell, with
 // nothing of our environment, and for no longer than ctx.
-func runProgram(ctx context.Context, file *os.File, path string, words []string) (*ending, error) {
+func runProgram(ctx context.Context, file *os.File, path string, words []string) (capture.Output, error) {
 	cmd := exec.CommandContext(ctx, childProgram)
 	cmd.Args = append([]string{path, abi.Word}, words...)
 	cmd.ExtraFiles = []*os.File{file}
@@ -106,13 +99,10 @@ func runProgram(ctx context.Context, file *os.File, path string, words []string)
 	// Kill its children as well. It is not reaped yet, so the number is still its own.
 	cmd.Cancel = func() error { return unix.Kill(-cmd.Process.Pid, unix.SIGKILL) }
 	ran, err := capture.Run(cmd, (*exec.Cmd).Start, maxAnswer, maxComplaint)
-	if err != nil {
-		return nil, err
-	}
 	if ran.Signal != 0 {
 		ran.Stderr = "it was ended by signal " + ran.Signal.String()
 	}
-	return &ending{code: cmd.ProcessState.ExitCode(), answer: ran.Stdout, full: ran.Full, complaint: ran.Stderr}, nil
+	return ran, err
 }
 
 // closeFile closes a file that nothing was written to.

@@ -217,8 +217,8 @@ func TestProgramReplacedBetweenCheckAndExec(t *testing.T) {
 	b.program(t, "runtime", "echo another")
 	ended, err := runProgram(t.Context(), file, b.cfg.Programs[0], []string{"stats"})
 	check.Must(t, err)
-	if ended.answer != "checked\n" {
-		t.Errorf("%q ran", ended.answer)
+	if ended.Stdout != "checked\n" {
+		t.Errorf("%q ran", ended.Stdout)
 	}
 }
 
