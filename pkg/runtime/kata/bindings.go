@@ -37,8 +37,8 @@ type bindings struct {
 
 // current returns the shim to ask about the volume, from memory; its id is "" for none.
 func (b *bindings) current(v *volume.Volume) shim {
-	live := b.table.Current(v.Key)
-	return shim{id: live.Sandbox, flavor: flavor(live.Runtime)}
+	e, _ := b.table.Get(v.Key)
+	return shim{id: e.Live.Sandbox, flavor: flavor(e.Live.Runtime)}
 }
 
 func (b *bindings) propose(v *volume.Volume, s shim) {
@@ -47,7 +47,8 @@ func (b *bindings) propose(v *volume.Volume, s shim) {
 		if v.Adopted {
 			owner = projection.Foreign
 		}
-		b.table.Track(projection.Entry{Volume: v, Dir: nameOf(v), Owner: owner})
+		dir, _ := b.layout.DirOf(v)
+		b.table.Track(projection.Entry{Volume: v, Dir: dir, Owner: owner})
 	}
 	b.noteUse(v.Key, s.id)
 	b.table.Propose(v.Key, s.id, string(s.flavor))

@@ -129,7 +129,7 @@ func (d *fakeDisks) Condition(context.Context, *volume.Volume) *volume.Condition
 func (d *fakeDisks) LacksGroup(context.Context, *volume.Volume) bool             { return d.lacks }
 
 func (b *bench) dir(v *volume.Volume) string {
-	return filepath.Join(b.cfg.DirectVolumes, nameOf(v))
+	return filepath.Join(b.cfg.DirectVolumes, dirName(filepath.Clean(v.Target)))
 }
 
 func (b *bench) Projection(t *testing.T, v *volume.Volume) (string, bool) {

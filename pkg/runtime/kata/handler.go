@@ -116,7 +116,7 @@ func New(cfg Config, sandboxes Sandboxes, log *zap.Logger) (*Handler, error) {
 	opened, err := projection.OpenTree(projection.TreeConfig{
 		Name: Name, Root: cfg.DirectVolumes, Temp: cfg.TempDir, File: infoName, What: "Kata's mount information",
 		Remedy: "remove the directory once no sandbox uses it (`kata-runtime direct-volume remove`)", Log: log,
-		KubeletRoot: cfg.KubeletRoot, TargetOf: targetOf,
+		KubeletRoot: cfg.KubeletRoot,
 	})
 	if err != nil {
 		return nil, err
@@ -150,7 +150,7 @@ func (h *Handler) Run(ctx context.Context) error { return h.store.Run(ctx) }
 
 // Check returns why Kata cannot serve the volume, or nil.
 func (h *Handler) Check(v *volume.Volume) error {
-	if !hasName(v) {
+	if _, ok := (layout{}).DirOf(v); !ok {
 		return volume.Errorf(volume.Invalid, "volume %s: the target path has %d bytes and Kata can name volumes "+
 			"of at most %d: use a shorter kubelet root directory, driver name or volume name",
 			v.Target, len(v.Target), maxTarget)

@@ -32,8 +32,13 @@ func podUIDOf(target string) string {
 // mountInfo.json and a file for each sandbox.
 type layout struct{ root string }
 
-// DirOf returns the name of a volume's directory.
-func (l layout) DirOf(v *volume.Volume) (string, bool) { return nameOf(v), hasName(v) }
+// DirOf returns the name of a volume's directory: its target in URL-safe base64 with padding. That is the target
+// as kubelet named it: containerd and CRI-O pass kubelet's path to a runtime as it is, unless its last element
+// is a link, which a target's is not.
+func (layout) DirOf(v *volume.Volume) (dir string, ok bool) {
+	target := path.Clean(v.Target)
+	return base64.URLEncoding.EncodeToString([]byte(target)), v.Target != "" && len(target) <= maxTarget
+}
 
 // KeyOf returns the key of the target that a directory is named for.
 func (l layout) KeyOf(dir string) (volume.Key, bool) {
@@ -91,20 +96,6 @@ func (layout) Encode(v *volume.Volume) ([]byte, error) {
 		}
 	}
 	return sys.EncodeJSON(info, abi.MaxInfo)
-}
-
-// nameOf returns the name of a volume's directory. It encodes the target as kubelet named it:
-// containerd and CRI-O pass kubelet's path to a runtime as it is, unless its last element is
-// a link, which a target's is not.
-func nameOf(v *volume.Volume) string { return dirName(path.Clean(v.Target)) }
-
-func hasName(v *volume.Volume) bool {
-	return v.Target != "" && len(path.Clean(v.Target)) <= maxTarget
-}
-
-// dirName returns the name for a target: URL-safe base64 with padding.
-func dirName(target string) string {
-	return base64.URLEncoding.EncodeToString([]byte(target))
 }
 
 func targetOf(dirName string) (string, bool) {

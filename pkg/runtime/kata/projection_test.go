@@ -237,7 +237,7 @@ func TestTargetThroughALink(t *testing.T) {
 // and each sees that the other's devices have an owner.
 func TestDaemonsOfTwoKubeletsShareATree(t *testing.T) {
 	b := newBench(t, kataemu.Go)
-	v := published(t, b, "a")
+	v := b.Volume("a")
 	root, _, _ := strings.Cut(v.Target, "/pods/")
 	none := func(volume.Key) bool { return false }
 	handler := func(kubelet, temp string) *Handler {
@@ -248,30 +248,25 @@ func TestDaemonsOfTwoKubeletsShareATree(t *testing.T) {
 		return h
 	}
 	own, other := handler(root, "own"), handler("/elsewhere/kubelet", "other")
-	for _, signed := range []bool{false, true} { // as an older version made it, and anew
-		if signed {
-			check.Must(t, own.Retract(t.Context(), v))
-			if _, err := own.Publish(t.Context(), v); err != nil {
-				t.Fatal(err)
-			}
-		}
-		if orphans, err := own.Orphans(none); err != nil || len(orphans) != 1 {
-			t.Errorf("signed %v: our orphans are %v, %v", signed, orphans, err)
-		}
-		if orphans, err := other.Orphans(none); err != nil || len(orphans) != 0 {
-			t.Errorf("signed %v: the other's orphans are %v, %v", signed, orphans, err)
-		}
-		check.Must(t, other.Retract(t.Context(), v))
-		if _, err := other.Publish(t.Context(), v); volume.KindOf(err) != volume.Conflict {
-			t.Errorf("signed %v: published over it: %v", signed, err)
-		}
-		other.AdoptForeign()
-		if !slices.ContainsFunc(other.Adopted(), func(o *volume.Volume) bool { return o.Device.Path == v.Device.Path }) {
-			t.Errorf("signed %v: the device's owner is not seen: %v", signed, other.Adopted())
-		}
-		if _, err := os.Stat(b.dir(v)); err != nil {
-			t.Errorf("signed %v: %v", signed, err)
-		}
+	if _, err := own.Publish(t.Context(), v); err != nil {
+		t.Fatal(err)
+	}
+	if orphans, err := own.Orphans(none); err != nil || len(orphans) != 1 {
+		t.Errorf("our orphans are %v, %v", orphans, err)
+	}
+	if orphans, err := other.Orphans(none); err != nil || len(orphans) != 0 {
+		t.Errorf("the other's orphans are %v, %v", orphans, err)
+	}
+	check.Must(t, other.Retract(t.Context(), v))
+	if _, err := other.Publish(t.Context(), v); volume.KindOf(err) != volume.Conflict {
+		t.Errorf("published over it: %v", err)
+	}
+	other.AdoptForeign()
+	if !slices.ContainsFunc(other.Adopted(), func(o *volume.Volume) bool { return o.Device.Path == v.Device.Path }) {
+		t.Errorf("the device's owner is not seen: %v", other.Adopted())
+	}
+	if _, err := os.Stat(b.dir(v)); err != nil {
+		t.Error(err)
 	}
 	var value [256]byte
 	n, err := unix.Lgetxattr(b.dir(v), "trusted.crust-proxy.root", value[:])
@@ -323,6 +318,11 @@ func TestEncodeInfo(t *testing.T) {
 			}
 		})
 	}
+}
+
+func dirName(target string) string {
+	dir, _ := layout{}.DirOf(&volume.Volume{Target: target})
+	return dir
 }
 
 func TestDirName(t *testing.T) {

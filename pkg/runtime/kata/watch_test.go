@@ -89,7 +89,7 @@ func TestWatchFindsWhatWasThere(t *testing.T) {
 	check.Must(t, shim.Kill())
 	b.start(t)
 	check.Eventually(t, "adopted again", func() bool { return len(b.h.Adopted()) == 1 })
-	check.Eventually(t, "the id is read", func() bool { return b.h.store.Bindings.Current(v.Key).Sandbox == "sb1" })
+	check.Eventually(t, "the id is read", func() bool { return b.h.bindings.current(v).id == "sb1" })
 	if !boundTo(b, v, "")() {
 		t.Error("bound to a sandbox whose shim is dead")
 	}

@@ -39,7 +39,8 @@ type Entry struct {
 	// Dir is the name of its directory, and Owner who published that.
 	Dir   string
 	Owner Owner
-	live  Binding
+	// Live is the sandbox to ask about it, proven or not; its id is "" for none.
+	Live Binding
 }
 
 func newBindings(onChange func(volume.Key)) *Bindings {
@@ -52,7 +53,7 @@ func (b *Bindings) Track(tracked Entry) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if before, ok := b.entries[key]; ok {
-		tracked.live = before.live
+		tracked.Live = before.Live
 	}
 	b.entries[key] = &tracked
 }
@@ -63,7 +64,7 @@ func (b *Bindings) Forget(key volume.Key) {
 	e, ok := b.entries[key]
 	delete(b.entries, key)
 	b.mu.Unlock()
-	if ok && (e.live.Sandbox != "" || e.Owner == Foreign) {
+	if ok && (e.Live.Sandbox != "" || e.Owner == Foreign) {
 		b.changed(key)
 	}
 }
@@ -84,19 +85,13 @@ func (b *Bindings) IsOurs(key volume.Key) bool {
 	return e.Owner == OwnedByUs
 }
 
-// Current returns the sandbox to ask about a volume, proven or not; its id is "" for none.
-func (b *Bindings) Current(key volume.Key) Binding {
-	e, _ := b.Get(key)
-	return e.live
-}
-
 // Shown returns the sandbox that is known to have a volume.
 func (b *Bindings) Shown(key volume.Key) (runtime.Binding, bool) {
-	live := b.Current(key)
-	if live.shown() == "" {
+	e, _ := b.Get(key)
+	if e.Live.shown() == "" {
 		return runtime.Binding{}, false
 	}
-	return live.Binding, true
+	return e.Live.Binding, true
 }
 
 // Bind records that a sandbox has the volume.
@@ -142,9 +137,9 @@ func (b *Bindings) update(key volume.Key, next func(live Binding) Binding) {
 	b.mu.Lock()
 	changed := false
 	if e, ok := b.entries[key]; ok {
-		before := e.live.shown()
-		e.live = next(e.live)
-		changed = e.live.shown() != before
+		before := e.Live.shown()
+		e.Live = next(e.Live)
+		changed = e.Live.shown() != before
 	}
 	b.mu.Unlock()
 	if changed {
@@ -162,27 +157,27 @@ func (b *Bindings) DropOthers(podUID, sandbox string) (ours []volume.Key) {
 		if e.Owner == OwnedByUs {
 			ours = append(ours, e.Volume.Key)
 		}
-		return e.live.Sandbox != sandbox
+		return e.Live.Sandbox != sandbox
 	})
 	return ours
 }
 
 // DropSandbox unbinds all volumes of a sandbox that has ended and returns them.
 func (b *Bindings) DropSandbox(sandbox string) []volume.Key {
-	return b.unbindAll(func(e *Entry) bool { return e.live.Sandbox == sandbox })
+	return b.unbindAll(func(e *Entry) bool { return e.Live.Sandbox == sandbox })
 }
 
 func (b *Bindings) unbindAll(ended func(*Entry) bool) (unbound []volume.Key) {
 	var changed []volume.Key
 	b.mu.Lock()
 	for key, e := range b.entries {
-		if !ended(e) || e.live.Sandbox == "" {
+		if !ended(e) || e.Live.Sandbox == "" {
 			continue
 		}
-		if e.live.shown() != "" {
+		if e.Live.shown() != "" {
 			changed = append(changed, key)
 		}
-		e.live = Binding{}
+		e.Live = Binding{}
 		unbound = append(unbound, key)
 	}
 	b.mu.Unlock()

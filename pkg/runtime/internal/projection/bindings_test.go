@@ -42,8 +42,8 @@ func TestProposedSandboxShowsOnceItIsProven(t *testing.T) {
 	b.Propose("a", "sb1", "kind")
 	wantShown(t, b, "a", "")
 	wantChanged(t, changed())
-	if live := b.Current("a"); live.Sandbox != "sb1" || live.Runtime != "kind" || !live.Unproven {
-		t.Errorf("sandbox %+v is asked", live)
+	if e, _ := b.Get("a"); e.Live.Sandbox != "sb1" || e.Live.Runtime != "kind" || !e.Live.Unproven {
+		t.Errorf("sandbox %+v is asked", e.Live)
 	}
 	b.Prove("a", "sb2", true) // it is asked about no more
 	wantShown(t, b, "a", "")

@@ -119,11 +119,8 @@ func (s *Store) Orphans(known func(volume.Key) bool) ([]*volume.Volume, error) {
 			continue
 		}
 		v := s.format.Read(name)
-		// A directory whose target cannot be read has only the mark to say whose it is.
-		if s.Tree.IsOurs(v.ResolvedTarget) || v.ResolvedTarget == s.Tree.Path(name) {
-			v.Key = key
-			orphans = append(orphans, v)
-		}
+		v.Key = key
+		orphans = append(orphans, v)
 	}
 	return orphans, nil
 }

@@ -30,10 +30,7 @@ type TreeConfig struct {
 	// KubeletRoot holds the targets of our volumes: daemons with different ones can
 	// share a tree. Without it every marked directory is ours.
 	KubeletRoot string
-	// TargetOf returns the target that a directory is named for. It is nil if names do
-	// not contain the target.
-	TargetOf func(dir string) (target string, ok bool)
-	Log      *zap.Logger
+	Log         *zap.Logger
 }
 
 // Tree has one directory per volume below a root that other programs read, each with one file
@@ -203,29 +200,11 @@ func (t *Tree) OwnerOf(dir string) (Owner, volume.Key, error) {
 	}
 }
 
-// isOfRoot reports whether a marked directory was made for our kubelet root. If an older
-// crust-proxy made it without that attribute, the target decides, if it is known.
+// isOfRoot reports whether a marked directory was made for our kubelet root.
 func (t *Tree) isOfRoot(dir string) bool {
-	if t.root == "" {
-		return true
-	}
 	var buf [unix.PathMax]byte
 	n, err := unix.Lgetxattr(t.Path(dir), t.mark+".root", buf[:])
-	if err == nil {
-		return string(buf[:n]) == t.root
-	}
-	if t.TargetOf == nil {
-		return true
-	}
-	target, ok := t.TargetOf(dir)
-	return !ok || t.IsOurs(target)
-}
-
-// IsOurs reports whether a target lies below our kubelet root, in either of its names.
-func (t *Tree) IsOurs(target string) bool {
-	_, resolved := sys.Below(t.root, target)
-	_, asGiven := sys.Below(filepath.Clean(t.KubeletRoot), target)
-	return t.root == "" || resolved || asGiven
+	return t.root == "" || err == nil && string(buf[:n]) == t.root
 }
 
 func (t *Tree) sign(path string, key volume.Key) error {
