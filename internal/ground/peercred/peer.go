@@ -91,23 +91,19 @@ func (transport) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInfo,
 const maxGroups = 65536
 
 // Of returns the peer of a connection.
-func Of(conn *net.UnixConn) (who Peer, err error) {
-	err = sys.OnFD(conn, func(fd int) error {
-		cred, err := unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
-		if err != nil {
-			return fmt.Errorf("SO_PEERCRED: %w", err)
-		}
-		groups, err := peerGroups(fd)
-		if err != nil {
-			return fmt.Errorf("SO_PEERGROUPS: %w", err)
-		}
-		who = Peer{PID: cred.Pid, UID: cred.Uid, GID: cred.Gid, Groups: groups}
-		return nil
-	})
+func Of(conn *net.UnixConn) (Peer, error) {
+	var groups []uint32
+	cred, err := sys.Peer(conn)
+	if err == nil {
+		err = sys.OnFD(conn, func(fd int) (err error) {
+			groups, err = peerGroups(fd)
+			return err
+		})
+	}
 	if err != nil {
 		return Peer{}, fmt.Errorf("peer credentials: %w", err)
 	}
-	return who, nil
+	return Peer{PID: cred.Pid, UID: cred.Uid, GID: cred.Gid, Groups: groups}, nil
 }
 
 // peerGroups returns the supplementary groups. It asks again with a larger buffer if the

@@ -19,17 +19,6 @@ type client struct {
 	bindings *bindings
 }
 
-// send sends one request to a sandbox and reads the answer, whatever its status. It closes the
-// connection: kubelet's next poll comes after a minute or more, so that keeping it is not worth a pool.
-func (cl *client) send(ctx context.Context, v *volume.Volume, s shim, c *conn, request []byte) (reply, error) {
-	rep, err := c.exchange(ctx, request)
-	c.close()
-	if err != nil {
-		return reply{}, exchangeError(ctx, v, s.id, err)
-	}
-	return rep, nil
-}
-
 // connect connects to the live sandbox of a volume. It tries the present binding first, then
 // every sandbox that may have the volume.
 func (cl *client) connect(ctx context.Context, v *volume.Volume) (*conn, shim, error) {

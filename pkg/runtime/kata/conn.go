@@ -80,17 +80,19 @@ func (c *conn) Read(p []byte) (int, error) {
 
 func (c *conn) close() { _ = c.Close() }
 
-// exchange sends a request and reads the answer.
-func (c *conn) exchange(ctx context.Context, request []byte) (reply, error) {
-	stop := context.AfterFunc(ctx, func() { _ = c.SetDeadline(time.Unix(1, 0)) })
-	rep, err := c.sendAndRead(request)
-	if !stop() && err != nil && ctx.Err() != nil {
-		err = ctx.Err()
+// ask sends one request to a sandbox and reads the answer, whatever its status. It closes the
+// connection: kubelet's next poll comes after a minute or more, so that keeping it is not worth a pool.
+func (c *conn) ask(ctx context.Context, v *volume.Volume, id string, request []byte) (reply, error) {
+	defer context.AfterFunc(ctx, func() { _ = c.SetDeadline(time.Unix(1, 0)) })()
+	rep, err := c.exchange(request)
+	c.close()
+	if err != nil {
+		return reply{}, exchangeError(ctx, v, id, err)
 	}
-	return rep, err
+	return rep, nil
 }
 
-func (c *conn) sendAndRead(request []byte) (reply, error) {
+func (c *conn) exchange(request []byte) (reply, error) {
 	if _, err := c.Write(request); err != nil {
 		return reply{}, hungUp(err)
 	}

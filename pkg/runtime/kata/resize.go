@@ -31,7 +31,7 @@ func (h *Handler) Resize(ctx context.Context, v *volume.Volume, r volume.Range) 
 		c.close()
 		return 0, err
 	}
-	rep, err := h.client.send(ctx, v, b, c, request)
+	rep, err := c.ask(ctx, v, b.id, request)
 	switch {
 	case err == nil && rep.status == 200:
 		return size, nil

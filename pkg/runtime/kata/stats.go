@@ -109,7 +109,7 @@ func (h *Handler) groupIgnored(ctx context.Context, v *volume.Volume, b shim) bo
 
 // askStats sends one request. If its error is about the numbers, it returns those as well.
 func (h *Handler) askStats(ctx context.Context, v *volume.Volume, b shim, c *conn, request []byte) (volume.Report, error) {
-	rep, err := h.client.send(ctx, v, b, c, request)
+	rep, err := c.ask(ctx, v, b.id, request)
 	if err != nil {
 		return volume.Report{}, err
 	}
