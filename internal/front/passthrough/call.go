@@ -62,22 +62,17 @@ func ofConnection(key string) bool {
 	return strings.HasPrefix(key, ":")
 }
 
-// receive reads the one request of a unary call.
-func (c *call) receive() (request []byte, err error) {
-	err = c.caller.RecvMsg(&request)
+// unary has a call with one request and one reply answered by a function.
+func (c *call) unary(answer Local) error {
+	var request []byte
+	err := c.caller.RecvMsg(&request)
 	if errors.Is(err, io.EOF) {
-		return nil, status.Errorf(codes.Internal, "%s was called without a request", c.method)
+		return status.Errorf(codes.Internal, "%s was called without a request", c.method)
 	}
-	return request, err
-}
-
-// unary passes on a call with one request and one reply.
-func (c *call) unary() error {
-	request, err := c.receive()
 	if err != nil {
 		return err
 	}
-	reply, err := c.forward(c.ctx, request)
+	reply, err := answer(c.ctx, request, c.forward)
 	if err != nil {
 		return err
 	}
@@ -104,19 +99,6 @@ func (c *call) forward(ctx context.Context, request []byte) (reply []byte, err e
 		}
 	}
 	return reply, err
-}
-
-// local has a call answered by a function.
-func (c *call) local(answer Local) error {
-	request, err := c.receive()
-	if err != nil {
-		return err
-	}
-	reply, err := answer(c.ctx, request, c.forward)
-	if err != nil {
-		return err
-	}
-	return c.caller.SendMsg(&reply)
 }
 
 // anyStream describes a method of which nothing is known.

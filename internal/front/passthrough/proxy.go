@@ -5,6 +5,7 @@ package passthrough
 
 import (
 	"context"
+	"maps"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -24,14 +25,20 @@ type Forward = func(ctx context.Context, request []byte) (reply []byte, err erro
 // Proxy stands between a caller and a driver.
 type Proxy struct {
 	conn  grpc.ClientConnInterface
-	local map[string]Local
-	unary map[string]bool
+	unary map[string]Local // by method; all others may be streams
 }
 
 // New makes a proxy to the driver behind a connection. The functions in local answer the
 // methods of those full names.
 func New(conn grpc.ClientConnInterface, local map[string]Local) *Proxy {
-	return &Proxy{conn: conn, local: local, unary: UnaryMethods()}
+	unary := make(map[string]Local)
+	for method := range UnaryMethods() {
+		unary[method] = func(ctx context.Context, request []byte, forward Forward) ([]byte, error) {
+			return forward(ctx, request)
+		}
+	}
+	maps.Copy(unary, local)
+	return &Proxy{conn: conn, unary: unary}
 }
 
 // UnaryMethods returns the methods of CSI that are known to be unary: they need neither a
@@ -86,12 +93,8 @@ func (p *Proxy) handle(_ any, caller grpc.ServerStream) error {
 		return status.Error(codes.Internal, "a call without a method")
 	}
 	call := newCall(p.conn, method, caller)
-	switch answer := p.local[method]; {
-	case answer != nil:
-		return call.local(answer)
-	case p.unary[method]:
-		return call.unary()
-	default:
-		return call.stream()
+	if answer := p.unary[method]; answer != nil {
+		return call.unary(answer)
 	}
+	return call.stream()
 }
