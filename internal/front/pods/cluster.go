@@ -68,11 +68,11 @@ func New(cfg Config) *Cluster {
 	}
 	changes, health, server := &notifier{}, newWatchHealth(cfg.Log), &server{node: cfg.NodeName}
 	pods := newPods(cfg.NodeName, health, changes)
-	resolver := newResolver(pods, health, server)
+	resolver := newResolver(pods, server)
 	return &Cluster{
 		cfg: cfg, changes: changes, health: health, csiNode: newWatchHealth(cfg.Log), server: server,
 		pods: pods, classes: newTable(classKind, health, changes, attributeOf, nil), drivers: newTable(driverKind, health, changes, attributeOf, nil),
-		resolver: resolver, prefetch: newPrefetcher(pods, resolver, health, changes), recheck: lastRetry, backoff: watchBackoff,
+		resolver: resolver, prefetch: newPrefetcher(pods, resolver), recheck: lastRetry, backoff: watchBackoff,
 	}
 }
 

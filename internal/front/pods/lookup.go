@@ -146,7 +146,7 @@ func (c *Cluster) noUser(want source, tried map[string]error) error {
 
 // unknownPod is the error of a pod that is not known.
 func (c *Cluster) unknownPod(what string) error {
-	if !c.pods.table.ready() || c.health.problem(identity, allPods) != nil {
+	if !c.pods.table.current() {
 		return c.notReady(what, allPods)
 	}
 	return volume.Errorf(volume.Busy, "%s is not known on node %s (yet)", what, c.cfg.NodeName)
@@ -192,7 +192,7 @@ func (c *Cluster) handler(p *pod) (string, error) {
 	if handler, there := c.classes.get(p.class); there {
 		return handler, nil
 	}
-	if !c.classes.ready() || c.health.problem(allClasses) != nil {
+	if !c.classes.current() {
 		return "", c.notReady("pod "+p.String()+": the handler of its runtime class "+p.class, allClasses)
 	}
 	return "", volume.Errorf(volume.Busy, "pod %s has the runtime class %s, which does not exist: make it, or correct the pod", p, p.class)

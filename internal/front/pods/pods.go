@@ -17,6 +17,9 @@ func newPods(node string, health *watchHealth, changes *notifier) *pods {
 	return &pods{newTable(podKind(node), health, changes, read, renew)}
 }
 
+// problem is why this node's pods cannot be followed, or nil.
+func (s *pods) problem() error { return s.table.health.problem(identity, allPods) }
+
 // known is a pod as it was last seen. What was learned about its volumes holds for the
 // pod's life: a claim never changes its volume. A known is never changed.
 type known struct {

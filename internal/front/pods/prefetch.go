@@ -28,15 +28,13 @@ var errIncomplete = errors.New("a volume of the pod is not known")
 type prefetcher struct {
 	pods     *pods
 	resolver *resolver
-	health   *watchHealth
-	changes  *notifier
 	rate     flowcontrol.RateLimiter
 	tried    retries // by the pod's uid
 }
 
-func newPrefetcher(pods *pods, resolver *resolver, health *watchHealth, changes *notifier) *prefetcher {
+func newPrefetcher(pods *pods, resolver *resolver) *prefetcher {
 	return &prefetcher{
-		pods: pods, resolver: resolver, health: health, changes: changes, tried: newRetries(prefetchFirst, prefetchLast),
+		pods: pods, resolver: resolver, tried: newRetries(prefetchFirst, prefetchLast),
 		rate: flowcontrol.NewTokenBucketRateLimiter(prefetchRate, prefetchBurst),
 	}
 }
@@ -44,7 +42,7 @@ func newPrefetcher(pods *pods, resolver *resolver, health *watchHealth, changes 
 // run learns until ctx ends.
 func (p *prefetcher) run(ctx context.Context) {
 	for ctx.Err() == nil {
-		changed := p.changes.wait()
+		changed := p.pods.table.changes.wait()
 		again := time.NewTimer(p.round(ctx))
 		select {
 		case <-ctx.Done():
@@ -58,7 +56,7 @@ func (p *prefetcher) run(ctx context.Context) {
 // round tries all pods that are due, and returns the time until the next round. It begins
 // with the newest pod, which is being started.
 func (p *prefetcher) round(ctx context.Context) time.Duration {
-	if p.health.problem(identity, allPods) != nil {
+	if p.pods.problem() != nil {
 		return prefetchFirst // the API server is away
 	}
 	open := p.pods.choose(known.incomplete)

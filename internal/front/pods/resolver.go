@@ -31,17 +31,14 @@ const (
 // resolver learns the sources of pods' volumes from their claims.
 type resolver struct {
 	pods    *pods
-	health  *watchHealth
 	server  *server
 	gets    singleflight.Group
 	slots   chan struct{} // one for each claim that is being requested
 	missing retries       // of claims that did not exist, or were not bound
 }
 
-func newResolver(pods *pods, health *watchHealth, server *server) *resolver {
-	return &resolver{
-		pods: pods, health: health, server: server, slots: make(chan struct{}, getsAtOnce), missing: newRetries(missingFirst, missingLast),
-	}
+func newResolver(pods *pods, server *server) *resolver {
+	return &resolver{pods: pods, server: server, slots: make(chan struct{}, getsAtOnce), missing: newRetries(missingFirst, missingLast)}
 }
 
 // learn requests the unknown sources of a pod's volumes, and records them. It returns the
@@ -73,7 +70,7 @@ func (r *resolver) learn(ctx context.Context, k known) map[string]error {
 
 // learnOne requests the source of a pod's volume, and records it.
 func (r *resolver) learnOne(ctx context.Context, p *pod, v podVolume) error {
-	if err := r.health.problem(identity, allPods); err != nil {
+	if err := r.pods.problem(); err != nil {
 		return volume.Errorf(volume.Timeout, "the claim %s/%s of pod %s is not known, and %w", p.shown.Namespace, v.Claim, p, err)
 	}
 	found, err := r.claim(ctx, p, v)
