@@ -21,7 +21,7 @@ import (
 // a rule refuses explicitly, because an older crust-proxy may have deferred it without a mark.
 func (p *driverProxy) mark(rules *decision.Rules, w policy.Input, known, mark *decision.Mark, published bool) (marked bool, err error) {
 	then := rules.Policy.ThenOnHost(w, mark.Rule)
-	if w.Inline || decision.IsInlineID(mark.VolumeID) || then == policy.HostAllowed || then == "" && published {
+	if w.Inline || then == policy.HostAllowed || then == "" && published {
 		return false, nil
 	}
 	isNew := known == nil || known.Err != nil
@@ -42,7 +42,9 @@ func (p *driverProxy) markReleased(v *volume.Volume) {
 	if v.ReadOnly || v.Origin == nil {
 		return
 	}
-	w := policy.Input{Driver: v.Driver, FSType: v.FSType, AccessMode: v.Origin.AccessMode}
+	w := policy.Input{
+		Driver: v.Driver, FSType: v.FSType, AccessMode: v.Origin.AccessMode, Inline: decision.IsInlineID(v.Origin.VolumeID),
+	}
 	mark := &decision.Mark{Driver: v.Driver, VolumeID: v.Origin.VolumeID, Rule: v.Origin.Rule, Handler: v.Handler}
 	known := p.marks.Get(staging.VolumeID{Driver: v.Driver, ID: v.Origin.VolumeID})
 	if _, err := p.mark(p.front.rules(), w, known, mark, true); err != nil {
