@@ -216,20 +216,3 @@ func (f *Front) find(target string) (key volume.Key, found *deferral.Status, err
 		return "", nil, notLookedUp(target, err)
 	}
 }
-
-func (f *Front) forgetRefusal(target string) {
-	if f.cfg.Refusals.Empty() {
-		return
-	}
-	key := f.key(target)
-	f.cfg.Refusals.Forget(func(r *refusal.Refusal) bool { return r.Key == key })
-}
-
-// key returns the key of a volume at this target.
-func (f *Front) key(target string) volume.Key {
-	key, err := f.cfg.Volumes.KeyOfTarget(target)
-	if err != nil {
-		return volume.KeyOf(target) // it lies elsewhere, and never will be on record
-	}
-	return key
-}

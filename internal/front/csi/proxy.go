@@ -183,14 +183,18 @@ func (p *driverProxy) checkBlockWay(w *decision.VolumeRequest, verdict *policy.V
 // sentence, for kubelet shows it with the pod. Success removes the volume from the list.
 func (p *driverProxy) recordRefusal(w *decision.VolumeRequest, verdict *policy.Verdict, err error) error {
 	if err == nil {
-		p.front.forgetRefusal(w.Path)
+		p.cfg.Refusals.ForgetTarget(w.Path)
 		return nil
 	}
 	if status.Code(rpccode.Status(err)) == codes.Canceled {
 		return err // kubelet went away, and nobody refused
 	}
+	key, failed := p.volumes.KeyOfTarget(w.Path)
+	if failed != nil {
+		key = volume.KeyOf(w.Path) // it lies elsewhere, and never will be on record
+	}
 	refused := refusal.Refusal{
-		Key: p.front.key(w.Path), Target: w.Path, Driver: p.driver.Name, VolumeID: refusal.Clip(w.VolumeID), FSType: refusal.Clip(w.FSType),
+		Key: key, Target: w.Path, Driver: p.driver.Name, VolumeID: refusal.Clip(w.VolumeID), FSType: refusal.Clip(w.FSType),
 		AccessMode: w.AccessMode, Rule: verdict.Rule, Handler: verdict.Handler, Party: refusal.PartyOf(err),
 		PodUID: w.PodUID, PodNamespace: w.PodNamespace, PodName: w.PodName, PVC: w.PVC,
 	}

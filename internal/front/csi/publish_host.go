@@ -16,7 +16,7 @@ func (p *publishCall) publishOnHost(ctx context.Context) ([]byte, error) {
 	if err := p.prepareHost(ctx); err != nil {
 		return nil, p.refuse(err)
 	}
-	p.proxy.front.forgetRefusal(p.target) // it may have been refused, and the policy says otherwise now
+	p.proxy.cfg.Refusals.ForgetTarget(p.target) // it may have been refused, and the policy says otherwise now
 	known := slices.Contains(p.rec.OnHost, p.target)
 	if !known {
 		p.rec.OnHost = append(p.rec.OnHost, p.target)

@@ -14,6 +14,7 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/internal/front/csi/decision"
 	"github.com/crust-proxy/crust-proxy/internal/ground/telemetry"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
 // trail is a log that several goroutines write.
@@ -64,7 +65,7 @@ func TestEveryCallNamesItsVolume(t *testing.T) {
 	stage := r.stageReq()
 	publish := r.publishReq("p1")
 	publish.VolumeContext = map[string]string{decision.PodNamespaceKey: "shop", decision.PodNameKey: "db-0"}
-	key := string(r.front.key(publish.GetTargetPath()))
+	key := string(volume.KeyOf(publish.GetTargetPath()))
 	r.broker.bound[r.target("p1")] = "sandbox-7"
 	const handler, rule, pod = "kata", `rule "all"`, "shop/db-0"
 	life := []struct {

@@ -60,7 +60,7 @@ func (u *unpublishCall) run(ctx context.Context) (reply []byte, err error) {
 		return nil, namingPod(released, err)
 	}
 	failpoint.Hit("front-unpublish-driver")
-	u.proxy.front.forgetRefusal(u.target)
+	u.proxy.cfg.Refusals.ForgetTarget(u.target)
 	u.forgetTarget()
 	return reply, nil
 }

@@ -6,7 +6,6 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/crust-proxy/crust-proxy/internal/front/csi/refusal"
 	"github.com/crust-proxy/crust-proxy/internal/front/csi/staging"
 	"github.com/crust-proxy/crust-proxy/internal/front/kubelet"
 	"github.com/crust-proxy/crust-proxy/internal/ground/failpoint"
@@ -38,8 +37,7 @@ func unstageVolume(ctx context.Context, p *driverProxy, req *csi.NodeUnstageVolu
 			return nil, err
 		}
 		p.front.store.ForgetRequest(id)
-		name := refusal.Clip(id.ID)
-		p.cfg.Refusals.Forget(func(r *refusal.Refusal) bool { return r.Driver == id.Driver && r.VolumeID == name })
+		p.cfg.Refusals.ForgetVolume(id.Driver, id.ID)
 		return reply, nil
 	})
 }

@@ -39,7 +39,7 @@ func expandModes(words []string) []string {
 // SINGLE_NODE_WRITER in a rule means ReadWriteOnce, whatever the driver reports.
 func matchesMode(words []string, mode string) bool {
 	modes := expandModes(words)
-	return allows(modes, mode) || mode == "SINGLE_NODE_MULTI_WRITER" && slices.Contains(modes, "SINGLE_NODE_WRITER")
+	return slices.Contains(modes, mode) || mode == "SINGLE_NODE_MULTI_WRITER" && slices.Contains(modes, "SINGLE_NODE_WRITER")
 }
 
 func explainMode(word string) string {

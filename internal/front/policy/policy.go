@@ -305,7 +305,7 @@ func (p *Policy) asked(w Input, word string) (Verdict, error) {
 
 func (r *Rule) matchesVolume(w *Input) bool {
 	return (w.Annotated || !r.Annotated) && (len(r.Drivers) == 0 || slices.ContainsFunc(r.Drivers, func(p string) bool { return globMatches(p, w.Driver) })) &&
-		allows(r.Filesystems, w.FSType) && matchesMode(r.AccessModes, w.AccessMode)
+		allows(r.Filesystems, w.FSType) && (len(r.AccessModes) == 0 || matchesMode(r.AccessModes, w.AccessMode))
 }
 
 // needsHandler reports whether the rule depends on a runtime handler that is not known. A

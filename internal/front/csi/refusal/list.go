@@ -76,9 +76,15 @@ func (r *List) put(one Refusal) (dropped volume.Key) {
 	return dropped
 }
 
-// Forget removes the refusals that match.
-func (r *List) Forget(match func(*Refusal) bool) {
-	r.remove(func(e *entry) bool { return match(&e.Refusal) })
+// ForgetTarget removes the refusal of a publish or stage at a path.
+func (r *List) ForgetTarget(path string) {
+	r.remove(func(e *entry) bool { return e.Target == path })
+}
+
+// ForgetVolume removes all refusals of a volume.
+func (r *List) ForgetVolume(driver, volumeID string) {
+	volumeID = Clip(volumeID)
+	r.remove(func(e *entry) bool { return e.Driver == driver && e.VolumeID == volumeID })
 }
 
 func (r *List) remove(match func(*entry) bool) {
@@ -95,13 +101,6 @@ func (r *List) remove(match func(*entry) bool) {
 	for _, key := range gone {
 		r.observer.Changed(key)
 	}
-}
-
-// Empty reports whether no volume is listed.
-func (r *List) Empty() bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return len(r.all) == 0
 }
 
 // Refused lists the refusals, ordered by target.

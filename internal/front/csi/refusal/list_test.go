@@ -2,7 +2,6 @@ package refusal
 
 import (
 	"fmt"
-	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -12,7 +11,7 @@ import (
 
 func refusalOf(i int) Refusal {
 	target := fmt.Sprintf("/t/%05d", i)
-	return Refusal{Key: volume.KeyOf(target), Target: target}
+	return Refusal{Key: volume.KeyOf(target), Target: target, Driver: "d", VolumeID: fmt.Sprintf("vol-%d", i%10)}
 }
 
 // counted counts the changes of each volume.
@@ -39,7 +38,7 @@ func TestRefusalsAreForgottenAfterTheLastTry(t *testing.T) {
 		}
 		time.Sleep(2 * time.Second)
 		synctest.Wait()
-		if !r.Empty() || told[first.Key] != 3 {
+		if len(r.Refused()) != 0 || told[first.Key] != 3 {
 			t.Errorf("kept for ever: %+v, told %d times", r.Refused(), told[first.Key])
 		}
 	})
@@ -58,8 +57,9 @@ func TestRefusalsAreBounded(t *testing.T) {
 		if len(all) != maxRefusals || all[0].Target != "/t/00000" || all[1].Target != "/t/00002" {
 			t.Errorf("%d kept, the first are %s and %s", len(all), all[0].Target, all[1].Target)
 		}
-		r.Forget(func(one *Refusal) bool { return strings.HasSuffix(one.Target, "0") })
-		if n := len(r.Refused()); n != maxRefusals-101 {
+		r.ForgetTarget("/t/00002")
+		r.ForgetVolume("d", "vol-0")
+		if n := len(r.Refused()); n != maxRefusals-102 {
 			t.Errorf("%d are left", n)
 		}
 	})
