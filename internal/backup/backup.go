@@ -89,7 +89,6 @@ func (b *Backup) Run(ctx context.Context) (*Result, error) {
 	return &Result{Header: w.Header, Data: w.data, Resumed: resumed, Digest: w.sum.String()}, nil
 }
 
-// copier copies the blocks that the server names.
 type copier struct {
 	backup *Backup
 	from   io.ReaderAt
@@ -161,7 +160,6 @@ func (c *copier) end() error {
 	return c.to.end()
 }
 
-// writer writes the frames of a file.
 type writer struct {
 	Header
 	progress
@@ -270,7 +268,6 @@ func (w *writer) end() error {
 	return w.put(frame{kindDone, w.Size, w.data}.head())
 }
 
-// put writes the parts of a frame and their digest.
 func (w *writer) put(parts ...[]byte) error {
 	w.sum = w.sum.after(parts...)
 	for _, part := range append(parts, w.sum[:]) {

@@ -13,8 +13,7 @@ import (
 )
 
 const (
-	magic = "CRUSTBK1"
-	// mostHeader bounds the JSON.
+	magic      = "CRUSTBK1"
 	mostHeader = 64 << 10
 	// mostData is how much is read, checked and written at once.
 	mostData = 1 << 20
@@ -97,7 +96,6 @@ type stream struct {
 	buf    []byte
 }
 
-// open reads the header.
 func open(in io.Reader) (*stream, error) {
 	s := &stream{in: bufio.NewReaderSize(in, 128<<10), buf: make([]byte, mostData)}
 	head := make([]byte, len(magic)+4)
@@ -150,7 +148,6 @@ func (s *stream) frame() (f frame, data []byte, err error) {
 	return f, data, nil
 }
 
-// allows reports whether a frame may be the next one.
 func (s *stream) allows(f frame) bool {
 	switch f.kind {
 	case kindDone:

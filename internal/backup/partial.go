@@ -60,7 +60,6 @@ func (p *partial) lock() error {
 	return nil
 }
 
-// complete syncs the file and gives it its name.
 func (p *partial) complete() error {
 	if err := p.file.Sync(); err != nil {
 		// The kernel reports this once. From then on its cache shows the data as if it were on

@@ -50,7 +50,6 @@ func Restore(ctx context.Context, paths []string, target string) (*Result, error
 	return result, nil
 }
 
-// openChain opens the files and checks their order.
 func openChain(paths []string) (chain, error) {
 	var c chain
 	var before string
@@ -127,7 +126,6 @@ func each(ctx context.Context, file *os.File, do func(frame, []byte) error) (*st
 	return s, nil
 }
 
-// apply writes all files to the target, one after the other.
 func (c chain) apply(ctx context.Context, t *target, size int64) error {
 	for i, file := range c {
 		var next int64

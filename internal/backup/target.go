@@ -17,7 +17,6 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/ground/openers"
 )
 
-// target is the device or file that is restored to.
 type target struct {
 	file *os.File
 	// complete syncs it, and gives a file its name.

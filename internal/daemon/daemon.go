@@ -326,7 +326,6 @@ func (d *daemon) serveUntilDone(ctx context.Context, servers *servers) error {
 	return group.Wait()
 }
 
-// reconcileRegularly reconciles at every interval until ctx ends.
 func (d *daemon) reconcileRegularly(ctx context.Context) error {
 	interval := d.settings.get().ReconcileInterval
 	if interval <= 0 {

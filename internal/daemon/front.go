@@ -71,7 +71,6 @@ func (d *daemon) newFront(cfg *config.Config) (*driverFront, error) {
 	return f, nil
 }
 
-// refusals counts and shows what the front refuses.
 type refusals struct {
 	metrics *telemetry.Metrics
 	hub     *admin.Hub

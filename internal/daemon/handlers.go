@@ -122,7 +122,6 @@ func newTracker(cfg *config.Config, of sandbox.Config, log *zap.Logger) tracker 
 	return nil
 }
 
-// followed reports how well the container runtime's sandboxes can be followed.
 type followed struct{ tracker }
 
 func (f followed) findings() []string {

@@ -44,7 +44,6 @@ configuration again.
 Flags:
 `
 
-// Exit codes.
 const (
 	exitOK    = 0
 	exitError = 1
@@ -81,7 +80,6 @@ func Main(args []string, stdout, stderr io.Writer) int {
 	return failed(stderr, err)
 }
 
-// failed prints an error, if there is one, and returns the exit code.
 func failed(stderr io.Writer, err error) int {
 	if err == nil {
 		return exitOK

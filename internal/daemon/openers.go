@@ -27,7 +27,6 @@ func newOpeners(log *zap.Logger) *openers.Finder {
 	return finder
 }
 
-// describeProof returns the method that is in force and, for a scan, why.
 func describeProof(finder *openers.Finder) (proof, reason string) {
 	method, why := finder.Method()
 	if why != nil {

@@ -149,7 +149,6 @@ func removable(_ context.Context, call invocation) error {
 	return errors.New(found.text() + whatToDo + " To leave them as they are: --abandon-volumes." + whatItIs)
 }
 
-// withdraw removes the drivers' registrations with kubelet when the daemon has gone.
 func withdraw(_ context.Context, call invocation) error {
 	cfg, err := call.flags.Load()
 	if err != nil {

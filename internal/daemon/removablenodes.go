@@ -21,7 +21,6 @@ const (
 	// askedAtOnce bounds the nodes that are asked at a time, and askTime the time of each.
 	askedAtOnce = 32
 	askTime     = 15 * time.Second
-	// mostMetrics bounds the answer of a node.
 	mostMetrics = 16 << 20
 )
 
@@ -48,7 +47,6 @@ func removableNodes(ctx context.Context, call invocation) error {
 	return err
 }
 
-// afterRefusal explains the state of the Helm release after a refusal.
 func afterRefusal(repair []string) string {
 	if len(repair) == 0 {
 		return ""

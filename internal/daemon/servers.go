@@ -186,7 +186,6 @@ func (d *daemon) Forced(v *volume.Volume, heldBy string) {
 	d.log.Warn("a volume was released by force", append(about(v), zap.String("held_by", heldBy))...)
 }
 
-// about names a volume in the log.
 func about(v *volume.Volume) []zap.Field {
 	fields := []zap.Field{
 		zap.String(telemetry.FieldVolume, string(v.Key)), zap.String(telemetry.FieldTarget, v.Target), zap.String("device", v.Device.Path),

@@ -111,7 +111,6 @@ func (s *settings) fallBack(cause error) (config.Config, error) {
 	return cfg, nil
 }
 
-// logBad logs each problem.
 func (s *settings) logBad(message string, bad error) {
 	if file, ok := errors.AsType[*config.FileError](bad); ok {
 		file.Log(s.log, message)

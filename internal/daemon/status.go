@@ -163,7 +163,6 @@ func count(all []deferral.Status, state func(deferral.Status) (string, bool)) []
 	return out
 }
 
-// lookups is the lookup of pods.
 type lookups struct{ cluster *pods.Cluster }
 
 func (l lookups) findings() []string {

@@ -1,6 +1,5 @@
 package blocks
 
-// checker checks each message against those received before it.
 type checker struct {
 	from  int64 // the offset at which the stream started
 	next  int64 // the end of the last range, or the first offset requested

@@ -169,7 +169,6 @@ func (c *Cluster) get(ctx context.Context, group, resource, namespace, name stri
 		SetHeader("Accept", runtime.ContentTypeJSON).Do(ctx), into)
 }
 
-// decode decodes an answer, or returns the API server's error.
 func decode(answer rest.Result, into any) error {
 	if err := answer.Error(); err != nil {
 		return err

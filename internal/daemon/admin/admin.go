@@ -25,9 +25,8 @@ const healthTime = 5 * time.Second
 // AdminServer is the Admin API.
 type AdminServer struct {
 	adminv1.UnimplementedAdminServer
-	Node *Node
-	Hub  *Hub
-	// History has what happened to the volumes.
+	Node    *Node
+	Hub     *Hub
 	History History
 	Daemon  Daemon
 	// Stopping is closed when the daemon drains: watches end, so that the daemon does not
@@ -288,7 +287,6 @@ func (s *AdminServer) WatchVolumes(
 	}
 }
 
-// watch is one call of WatchVolumes.
 type watch struct {
 	server *AdminServer
 	req    *adminv1.WatchVolumesRequest

@@ -68,7 +68,6 @@ func isNamed(v *volume.Volume, ref string) bool {
 	return ref == of.VolumeID || named(of.PodName) || named(of.PVC)
 }
 
-// mostNamed bounds the volumes that an error lists.
 const mostNamed = 20
 
 func (n *Node) ambiguous(ref string, found []deferral.Status) error {

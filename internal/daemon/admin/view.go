@@ -26,12 +26,6 @@ import (
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
 )
 
-// The paths of the view.
-const (
-	ViewNode    = "/v1/node"
-	ViewVolumes = "/v1/volumes"
-)
-
 // mostViews bounds the answers in preparation or on their way: each has up to a page of volumes.
 const mostViews = 8
 
@@ -52,7 +46,7 @@ const (
 func (s *AdminServer) View() http.Handler {
 	mux := http.NewServeMux()
 	for path, answer := range map[string]func(*http.Request) (content string, body []byte, err error){
-		ViewNode: s.viewNode, ViewVolumes: s.viewVolumes, "/{$}": s.page,
+		"/v1/node": s.viewNode, "/v1/volumes": s.viewVolumes, "/{$}": s.page,
 	} {
 		last := &shared{turn: make(chan struct{}, 1), answer: answer}
 		mux.HandleFunc("GET "+path, func(w http.ResponseWriter, req *http.Request) {
@@ -220,7 +214,6 @@ func shown(text string) string {
 	}, text), 1000)
 }
 
-// used is the used part of a filesystem, with its size.
 func used(v *adminv1.Volume) string {
 	for _, u := range v.GetUsage() {
 		if u.GetUnit() == adminv1.VolumeUsage_UNIT_BYTES && u.GetTotal() > 0 {
@@ -231,7 +224,6 @@ func used(v *adminv1.Volume) string {
 	return ""
 }
 
-// age is how long ago a volume was created.
 func age(v *adminv1.Volume) string {
 	if v.GetCreatedAt() == nil {
 		return ""

@@ -59,13 +59,13 @@ func TestViewOfManyVolumes(t *testing.T) {
 	s, get := viewOf(t, many)
 	s.findings = make([]string, 3*mostFindings)
 	var node adminv1.NodeView
-	check.Must(t, protojson.Unmarshal(get(ViewNode).Body.Bytes(), &node))
+	check.Must(t, protojson.Unmarshal(get("/v1/node").Body.Bytes(), &node))
 	if n := node.GetNode().GetVolumesByState()["adopted"]; n != many || node.GetNode().GetConfig() != "" || len(node.GetNode().GetFindings()) != mostFindings+1 {
 		t.Errorf("got %d volumes, %d findings, configuration %q", n, len(node.GetNode().GetFindings()), node.GetNode().GetConfig())
 	}
 	seen, token := 0, ""
 	for page := 0; page == 0 || token != ""; page++ {
-		reply := get(ViewVolumes + "?page_token=" + url.QueryEscape(token))
+		reply := get("/v1/volumes?page_token=" + url.QueryEscape(token))
 		var list adminv1.ListVolumesResponse
 		check.Must(t, protojson.Unmarshal(reply.Body.Bytes(), &list))
 		if strings.Contains(reply.Body.String(), "hunter2") || len(list.GetVolumes()) > defaultPage {
@@ -82,7 +82,7 @@ func TestViewOfManyVolumes(t *testing.T) {
 		t.Errorf("%d rows, %d bytes", rows, len(body))
 	}
 	for _, words := range []string{"hunter2", "do-not-show", "<script", "\u202e", "ZgotmplZ", "http://", "https://", "src=", "style="} {
-		if strings.Contains(body, words) || strings.Contains(get(ViewNode).Body.String(), "do-not-show") {
+		if strings.Contains(body, words) || strings.Contains(get("/v1/node").Body.String(), "do-not-show") {
 			t.Errorf("the page has %q", words)
 		}
 	}
@@ -93,7 +93,7 @@ func TestViewOfManyVolumes(t *testing.T) {
 
 func TestViewRefuses(t *testing.T) {
 	s, get := viewOf(t, 1)
-	for path, want := range map[string]int{ViewVolumes + "?state=odd": http.StatusBadRequest, "/v1/other": http.StatusNotFound, ViewVolumes + "?state=bound": http.StatusOK} {
+	for path, want := range map[string]int{"/v1/volumes?state=odd": http.StatusBadRequest, "/v1/other": http.StatusNotFound, "/v1/volumes?state=bound": http.StatusOK} {
 		if got := get(path).Code; got != want {
 			t.Errorf("%s: %d", path, got)
 		}
@@ -103,7 +103,7 @@ func TestViewRefuses(t *testing.T) {
 	var running sync.WaitGroup
 	bodies := make([]string, mostViews)
 	for i := range bodies {
-		running.Go(func() { bodies[i] = get(ViewNode).Body.String() })
+		running.Go(func() { bodies[i] = get("/v1/node").Body.String() })
 	}
 	<-s.begin // of one; the others wait for its answer
 	check.Eventually(t, "no slot is free", func() bool { return get("/v1/other").Code == http.StatusTooManyRequests })

@@ -15,7 +15,6 @@ type Hub struct {
 	watchers map[*watcher]struct{}
 }
 
-// watcher is one subscriber.
 type watcher struct {
 	hub     *Hub
 	wake    chan struct{}           // has a token while pending is not empty

@@ -220,7 +220,6 @@ func (c Config) YAML() (string, error) {
 	return string(raw), err
 }
 
-// The names of the handlers.
 const (
 	kataName  = "kata"
 	crustName = "crust"

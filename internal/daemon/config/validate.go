@@ -87,7 +87,6 @@ func validateText(key, text, is string) error {
 	return oneOf(key, text, strings.Split(is, "|")...)
 }
 
-// wrong returns the error if the condition holds.
 func wrong(condition bool, format string, args ...any) error {
 	if condition {
 		return fmt.Errorf(format, args...)

@@ -128,7 +128,6 @@ func (h *History) unwritten() {
 	}
 }
 
-// put adds the newest event.
 func (h *History) put(e *adminv1.VolumeEvent) {
 	h.last = e.GetNumber()
 	of := h.volumes[nameOf(e)]
@@ -137,7 +136,6 @@ func (h *History) put(e *adminv1.VolumeEvent) {
 	h.volumes[nameOf(e)] = slices.DeleteFunc(of, func(e *adminv1.VolumeEvent) bool { return gone[e] })
 }
 
-// write keeps the file up to date until Close.
 func (h *History) write() {
 	failed := false
 	for open := true; open; {

@@ -27,12 +27,10 @@ var blockAdvice = map[codes.Code]string{
 	codes.PermissionDenied:   "Allow the service account to get volumesnapshots in the snapshot's namespace.",
 }
 
-// brokenStream is the line for a stream that broke and is retried after a pause.
 func brokenStream(err error, at int64, pause time.Duration) string {
 	return fmt.Sprintf("the stream broke at %s: %s; retrying in %v", show.Size(at), show.Escape(status.Convert(err).Message()), pause)
 }
 
-// explainBlocks adds to the error of a stream what to do about it.
 func explainBlocks(ctx context.Context, err error) error {
 	var server *blocks.ServerError
 	switch {
@@ -58,7 +56,6 @@ func explainBlocks(ctx context.Context, err error) error {
 	return command.Explain(fmt.Errorf("%s (%s)", show.Escape(st.Message()), st.Code()), advice)
 }
 
-// clusterAdvice is what to do about an error of the API server.
 func clusterAdvice(err error) string {
 	var answer apierrors.APIStatus
 	switch {

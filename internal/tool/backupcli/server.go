@@ -26,7 +26,6 @@ type blockServer struct {
 	waiting func(line string)
 }
 
-// reader returns a Reader of a source of this server.
 func (s *blockServer) reader(source blocks.Source) *blocks.Reader {
 	reader := &blocks.Reader{Source: source}
 	if s.waiting != nil {
@@ -65,7 +64,6 @@ func (s *blockServer) check(cmd *cobra.Command) error {
 	return nil
 }
 
-// question names the snapshots that a server is asked about.
 type question struct {
 	target string
 	// base is a name as target is, and baseID is CSI's id. Both are empty for allocated blocks.

@@ -20,8 +20,7 @@ const (
 
 // Picture shows a volume as rows of characters, each of which is an equal share of it.
 type Picture struct {
-	Out *printer.Printer
-	// Width is that of the terminal.
+	Out   *printer.Printer
 	Width int
 	ASCII bool
 	// Snapshot is the one that is shown; Base is empty unless its changes are.
@@ -97,7 +96,6 @@ func (p *Picture) row(first int, cells []int64) error {
 	return err
 }
 
-// glyphs are the characters of the five levels.
 func (p *Picture) glyphs() []rune {
 	if p.ASCII {
 		return []rune(".:+*#")

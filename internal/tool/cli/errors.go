@@ -19,7 +19,6 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/tool/show"
 )
 
-// permission is what to do about a refused caller.
 func (c *client) permission() string {
 	if c.daemon.root {
 		return "Add uid 0 to authorization." + c.daemon.api + ".uids in the daemon's configuration."

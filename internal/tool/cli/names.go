@@ -109,7 +109,6 @@ func (s *selection) matches(v *adminv1.Volume) bool {
 
 const completionWait = 2 * time.Second
 
-// completeFlag offers what the volumes have.
 func completeFlag(cmd *cobra.Command, d *daemon, flag string, get func(*adminv1.Volume) string) {
 	_ = cmd.RegisterFlagCompletionFunc(flag, func(cmd *cobra.Command, _ []string, begun string) ([]string, cobra.ShellCompDirective) {
 		return d.offer(cmd.Context(), begun, func(volumes []*adminv1.Volume) (words []string) {

@@ -212,7 +212,6 @@ func stamp(at *timestamppb.Timestamp) string {
 	return at.AsTime().Format(time.RFC3339)
 }
 
-// follow shows the volumes, and then each change.
 func (d *daemon) follow(cmd *cobra.Command, which *selection, view *volumeView) error {
 	write := view.watchTable()
 	if view.out.Machine() {

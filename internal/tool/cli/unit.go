@@ -32,7 +32,6 @@ const (
 // errUnitDown ends a call: nobody will answer it.
 var errUnitDown = errors.New("the daemon's unit has failed")
 
-// runner runs a program and returns what it prints.
 type runner func(ctx context.Context, program string, args ...string) ([]byte, error)
 
 func runProgram(ctx context.Context, program string, args ...string) ([]byte, error) {

@@ -125,7 +125,6 @@ volume's name next time: it needs confirmation too, which --yes does not give.`,
 	return cmd
 }
 
-// describeUsers says who has a volume, as far as the daemon knows.
 func describeUsers(v *adminv1.Volume) string {
 	text := whole(v)
 	switch {

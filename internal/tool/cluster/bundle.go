@@ -22,7 +22,6 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/tool/printer"
 )
 
-// The bounds of an archive.
 const (
 	mostFile    = 4 << 20      // of one file, which is cut off at the end of a line
 	mostArchive = 256 << 20    // of all files, before they are compressed
@@ -259,7 +258,6 @@ func beginsKey(lower []byte) bool {
 	return bytes.Contains(lower, []byte("private key-----")) && !bytes.Contains(lower, []byte("-----end"))
 }
 
-// redact removes what looks like a secret.
 func redact(raw []byte) []byte {
 	out := make([]byte, 0, len(raw))
 	key, block := false, -1 // within a private key; the indentation of a block's name

@@ -24,7 +24,6 @@ type checked struct {
 	Do        string `json:"do,omitempty"`
 }
 
-// The results.
 const (
 	resultOK   = "ok"
 	resultWarn = "warn"
@@ -42,7 +41,6 @@ func when(is bool, text string) string {
 // worse returns a result unless all is well.
 func worse(bad bool, result string) string { return cmp.Or(when(bad, result), resultOK) }
 
-// namesIn shows some names of many.
 func namesIn(names []string) string {
 	const most = 5
 	if more := len(names) - most; more > 0 {
@@ -190,7 +188,6 @@ func checkFindings(states []*state) []checked {
 	return all
 }
 
-// printChecked prints a line.
 func printChecked(out *printer.Printer, c checked) error {
 	colour := map[string]string{resultOK: show.Green, resultWarn: show.Yellow, resultFail: show.Red}[c.Result]
 	line := fmt.Sprintf("%s %-22s %s", out.Paint(colour, fmt.Sprintf("%-4s", c.Result)), show.Escape(c.Component), show.Escape(c.Seen))

@@ -20,7 +20,6 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/tool/show"
 )
 
-// tool is what the commands share.
 type tool struct {
 	access
 	out *printer.Printer

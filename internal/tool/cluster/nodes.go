@@ -78,7 +78,6 @@ func askNode(ctx context.Context, s *state) error {
 	return nil
 }
 
-// askAll asks for the volumes, too.
 func askAll(ctx context.Context, s *state) error {
 	if err := askNode(ctx, s); err != nil {
 		return err

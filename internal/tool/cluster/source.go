@@ -28,8 +28,7 @@ import (
 
 const (
 	// mostAnswer bounds an answer: the metrics of a large node, a page of volumes, and all pages of a node together.
-	mostAnswer = 32 << 20
-	// askedAtOnce bounds the nodes that are asked at a time.
+	mostAnswer  = 32 << 20
 	askedAtOnce = 16
 )
 
@@ -52,7 +51,6 @@ func (a *access) flags(set *pflag.FlagSet) {
 	set.DurationVar(&a.patience, "request-timeout", 15*time.Second, "how long one node, or the API server, may take")
 }
 
-// api is the API server.
 type api struct {
 	client   *rest.RESTClient
 	host     string
@@ -72,7 +70,6 @@ func (a *access) connect() (*api, error) {
 	return &api{client, config.Host, a.patience}, err
 }
 
-// get reads an answer as JSON.
 func (k *api) get(ctx context.Context, uri string, into any) error {
 	raw, err := k.raw(ctx, uri)
 	if err != nil {
@@ -101,7 +98,6 @@ func bounded(body io.Reader) ([]byte, error) {
 	return raw, err
 }
 
-// list reads all objects of a collection, page by page.
 func list[T any](ctx context.Context, k *api, path string, query url.Values) (all []T, err error) {
 	query.Set("limit", "500")
 	for {

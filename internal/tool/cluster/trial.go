@@ -28,8 +28,7 @@ const (
 	cleanTime = 2 * time.Minute
 	// deferAnnotation lists volumes that a pod asks to have deferred.
 	deferAnnotation = "crust-proxy.dev/defer"
-	// markFile is what the pod writes.
-	markFile = "crust-test-file"
+	markFile        = "crust-test-file"
 )
 
 // trial is one run of kubectl crust test: a pod with a volume of a class, in a namespace of its own.
@@ -170,7 +169,6 @@ func (r *trial) create(ctx context.Context) (string, error) {
 	return "pod and claim in namespace " + r.namespace, r.k.send(ctx, http.MethodPost, r.core("pods"), object{"metadata": metadata, "spec": spec})
 }
 
-// nodeTerms are the nodes that may run the pod.
 func (r *trial) nodeTerms() (terms []object) {
 	for _, name := range r.t.nodes {
 		terms = append(terms, object{"matchFields": []object{{"key": "metadata.name", "operator": "In", "values": []string{name}}}})
@@ -430,7 +428,6 @@ func (r *trial) clean(ctx context.Context) (string, error) {
 // object is one of Kubernetes'.
 type object = map[string]any
 
-// send creates, changes or deletes an object.
 func (k *api) send(ctx context.Context, verb, uri string, body object) error {
 	ctx, cancel := context.WithTimeout(ctx, k.patience)
 	defer cancel()

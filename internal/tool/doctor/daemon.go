@@ -51,7 +51,6 @@ func checkDaemonFindings(_ context.Context, n Node, d Daemon) []Finding {
 	return orOK(found, "the daemon itself reports nothing wrong")
 }
 
-// checkProof tells how the daemon proves that nobody has a device open.
 func checkProof(_ context.Context, _ Node, d Daemon) []Finding {
 	if why := d.Node.GetProofReason(); why != "" {
 		return []Finding{warning("see \"A process still has the device\" in docs/operations.md",

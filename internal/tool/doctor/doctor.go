@@ -75,15 +75,6 @@ var checks = []namedCheck{
 	{"csidriver-objects", installed, checkCSIDrivers},
 }
 
-// Names lists the checks in the order in which they run.
-func Names() []string {
-	var names []string
-	for _, c := range checks {
-		names = append(names, c.name)
-	}
-	return names
-}
-
 // Reported runs the checks that need only what the daemon of another node reported.
 func Reported(ctx context.Context, service Service, daemon Daemon) Report {
 	return run(ctx, Node{Service: service, Root: os.DevNull}, daemon, func(needs scope) bool { return needs == reported }) // below it there are no files
@@ -132,8 +123,7 @@ const (
 type Finding struct {
 	Check    string   `json:"check"`
 	Severity Severity `json:"severity"`
-	// Seen is what was found.
-	Seen string `json:"seen"`
+	Seen     string   `json:"seen"`
 	// Do is what to do about it; empty if there is nothing to do.
 	Do string `json:"do,omitempty"`
 	// URL is where the check is described. It never changes, as the name of a check.

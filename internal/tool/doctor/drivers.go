@@ -18,7 +18,6 @@ const (
 	kubeletTime = time.Minute
 )
 
-// checkDrivers checks the drivers behind the front.
 func checkDrivers(_ context.Context, _ Node, d Daemon) []Finding {
 	ready := map[string]bool{}
 	for _, one := range d.Drivers {

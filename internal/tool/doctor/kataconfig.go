@@ -67,7 +67,6 @@ func (c kataConfig) checkSetting(s setting) []Finding {
 	return nil
 }
 
-// blockDisabled describes the effect of the setting.
 func (c kataConfig) blockDisabled(s setting, where string) Finding {
 	do := fmt.Sprintf("set disable_block_device_use = false in %s:%d, or in a drop-in %s; pods made from then on have it",
 		s.file, s.line, filepath.Join(filepath.Dir(c.real), "config.d", "99-crust.toml"))

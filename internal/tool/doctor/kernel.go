@@ -48,7 +48,6 @@ func mayNotTry(err error) bool {
 	return errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES)
 }
 
-// checkPrograms looks for the programs that crust-proxy runs on devices.
 func checkPrograms(_ context.Context, n Node, _ Daemon) []Finding {
 	missing := func(name string) bool {
 		return len(n.glob("/usr/sbin/"+name, "/usr/bin/"+name, "/sbin/"+name, "/bin/"+name)) == 0

@@ -161,7 +161,6 @@ type Daemon struct {
 	adminv1.AdminClient
 	// Explain turns an error of a call into one line of text.
 	Explain func(error) string
-	// Timeout bounds a call.
 	Timeout time.Duration
 }
 
@@ -202,7 +201,6 @@ type model struct {
 	state  *State
 	ctx    context.Context // ends with Run
 	daemon Daemon
-	// exists reports whether the terminal still exists.
 	exists func() bool
 }
 

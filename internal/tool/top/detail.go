@@ -154,10 +154,8 @@ func (p *sheet) errors() {
 	}
 }
 
-// shownEvents bounds the events of the page.
 const shownEvents = 20
 
-// events adds what happened to the volume, the newest first.
 func (p *sheet) events() {
 	label := "Events"
 	for _, e := range p.s.detail.events {

@@ -41,7 +41,6 @@ func (l *list) rebuild(all map[string]*row, state string) {
 	l.cursor = max(0, min(l.cursor, len(l.rows)-1))
 }
 
-// scroll keeps the cursor on a screen of some rows.
 func (l *list) scroll(height int) {
 	l.top = max(l.cursor-height+1, min(l.top, l.cursor))
 	l.top = max(0, min(l.top, len(l.rows)-height))
@@ -159,7 +158,6 @@ func ParseOrder(text string) (Order, error) {
 	return Order(i), nil //nolint:gosec // one of five
 }
 
-// sort sorts rows. Equal rows are sorted by name.
 func (o Order) sort(rows []*row, reversed bool) {
 	compare, known := orders[o].compare, orders[o].known
 	slices.SortFunc(rows, func(a, b *row) int {

@@ -255,7 +255,6 @@ func part(u *adminv1.VolumeUsage) float64 {
 
 func (r *row) id() string { return r.v.GetId() }
 
-// hasSandbox reports whether there is a sandbox that can be asked for usage.
 func (r *row) hasSandbox() bool { return r.v.GetSandbox().GetId() != "" }
 
 func newRow(v *adminv1.Volume, escape func(string) string) *row {

@@ -10,7 +10,6 @@ import (
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
 )
 
-// The columns in the order of the screen.
 const (
 	colName = iota
 	colPod

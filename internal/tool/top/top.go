@@ -217,11 +217,10 @@ type Polled struct {
 
 // StatsFetched is the answer to FetchStats.
 type StatsFetched struct {
-	ID    string
-	At    time.Time
-	Took  time.Duration
-	Reply *adminv1.GetVolumeStatsResponse
-	// Failure is why there is no reply.
+	ID      string
+	At      time.Time
+	Took    time.Duration
+	Reply   *adminv1.GetVolumeStatsResponse
 	Failure string
 	// Unanswered: the daemon did not answer in time.
 	Unanswered bool
