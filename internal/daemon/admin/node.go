@@ -26,17 +26,16 @@ type Refusals interface {
 	Refusal(key volume.Key) (refusal.Refusal, bool)
 }
 
-// byTarget finds a volume by its target path. It returns the key also if there is no such
-// volume, unless the path is invalid.
-func (n *Node) byTarget(path string) (deferral.Status, volume.Key, error) {
+// byTarget finds a volume by its target path: with byKey or shownByKey.
+func (n *Node) byTarget(path string, find func(volume.Key) (deferral.Status, bool)) (deferral.Status, error) {
 	key, err := n.Broker.KeyOfTarget(path)
 	if err != nil {
-		return deferral.Status{}, "", err
+		return deferral.Status{}, err
 	}
-	if status, ok := n.byKey(key); ok {
-		return status, key, nil
+	if status, ok := find(key); ok {
+		return status, nil
 	}
-	return deferral.Status{}, key, volume.Errorf(volume.NotFound,
+	return deferral.Status{}, volume.Errorf(volume.NotFound,
 		"volume %s is unknown to crust-proxy: it was not staged, or was unstaged", path)
 }
 
@@ -122,24 +121,6 @@ func (n *Node) shownByKey(key volume.Key) (deferral.Status, bool) {
 		return statusOfRefusal(refused), true
 	}
 	return n.Broker.Users().OffRecord(key)
-}
-
-// shownByTarget finds a volume by its target path, or a refused one by its target or
-// staging path.
-func (n *Node) shownByTarget(path string) (deferral.Status, error) {
-	found, key, err := n.byTarget(path)
-	if err == nil {
-		return found, nil
-	}
-	for _, refused := range n.refused() {
-		if refused.Target == path {
-			return statusOfRefusal(&refused), nil
-		}
-	}
-	if status, ok := n.Broker.Users().OffRecord(key); ok {
-		return status, nil
-	}
-	return found, err
 }
 
 func (n *Node) expand(ctx context.Context, v *volume.Volume, wish volume.Range) (size int64, later bool, err error) {

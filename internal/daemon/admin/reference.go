@@ -23,7 +23,7 @@ func (n *Node) byReference(ref string) (deferral.Status, error) {
 	unknown := error(nil)
 	if strings.HasPrefix(ref, "/") { // so do the volume ids of some drivers
 		var found deferral.Status
-		if found, unknown = n.shownByTarget(ref); unknown == nil {
+		if found, unknown = n.byTarget(ref, n.shownByKey); unknown == nil {
 			return found, nil
 		}
 	}
@@ -32,6 +32,9 @@ func (n *Node) byReference(ref string) (deferral.Status, error) {
 	}
 	var found []deferral.Status
 	for _, status := range n.AllShown() {
+		if unknown != nil && status.Target == ref { // a refused one may have a staging path
+			return status, nil
+		}
 		if isNamed(status.Volume, ref) {
 			found = append(found, status)
 		}

@@ -107,7 +107,7 @@ func (s *RuntimeServer) RuntimeGetVolumeStats(
 func (s *RuntimeServer) find(ctx context.Context, path string) (*volume.Volume, error) {
 	call := telemetry.CallFrom(ctx)
 	call.Target = path
-	found, _, err := s.Node.byTarget(path)
+	found, err := s.Node.byTarget(path, s.Node.byKey)
 	note(call, found.Volume)
 	return found.Volume, err
 }
