@@ -35,21 +35,30 @@ func livingOf(stateDir string, throughFront bool, drivers ...string) living {
 	volumes, err := deferral.OnRecord(stateDir)
 	devices, stagedErr := staging.StagedDevices(stateDir)
 	out.unsure = errors.Join(err, stagedErr)
-	published := make(map[[2]string]bool)
 	for _, v := range volumes {
-		if v.Origin != nil {
-			published[[2]string{v.Driver, v.Origin.VolumeID}] = true
-		}
 		if (v.Origin != nil || !throughFront) && ours(v.Driver) {
 			out.volumes = append(out.volumes, describe(v))
 		}
 	}
-	for _, one := range devices {
-		if ours(one.Driver) && !published[[2]string{one.Driver, one.VolumeID}] {
+	for _, one := range unpublished(devices, volumes) {
+		if ours(one.Driver) {
 			out.volumes = append(out.volumes, fmt.Sprintf("%.200q of driver %s, staged at %s", one.VolumeID, one.Driver, one.Path))
 		}
 	}
 	return out
+}
+
+// unpublished returns the devices that are staged without a volume on record.
+func unpublished(staged []staging.Staged, volumes []*volume.Volume) []staging.Staged {
+	published := make(map[staging.VolumeID]bool)
+	for _, v := range volumes {
+		if v.Origin != nil {
+			published[staging.VolumeID{Driver: v.Driver, ID: v.Origin.VolumeID}] = true
+		}
+	}
+	return slices.DeleteFunc(slices.Clone(staged), func(one staging.Staged) bool {
+		return published[staging.VolumeID{Driver: one.Driver, ID: one.VolumeID}]
+	})
 }
 
 func describe(v *volume.Volume) string {

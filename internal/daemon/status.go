@@ -18,6 +18,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/ground/systemd"
 	"github.com/crust-proxy/crust-proxy/internal/ground/telemetry"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
 // scrapeTime bounds what a scrape asks of the handlers.
@@ -128,17 +129,13 @@ func (v *volumes) measure(ctx context.Context, into *telemetry.NodeState) {
 // stagedOnly counts the devices that are staged through the front without a volume on record,
 // as livingOf does. Records that cannot be read count as one such device.
 func (v *volumes) stagedOnly(all []deferral.Status) []telemetry.VolumeCount {
-	published := make(map[staging.VolumeID]bool)
+	volumes := make([]*volume.Volume, 0, len(all))
 	for _, status := range all {
-		if status.Origin != nil {
-			published[staging.VolumeID{Driver: status.Driver, ID: status.Origin.VolumeID}] = true
-		}
+		volumes = append(volumes, status.Volume)
 	}
 	var out []telemetry.VolumeCount
-	for _, one := range v.staged() {
-		if !published[staging.VolumeID{Driver: one.Driver, ID: one.VolumeID}] {
-			out = append(out, telemetry.VolumeCount{Driver: one.Driver, Count: 1})
-		}
+	for _, one := range unpublished(v.staged(), volumes) {
+		out = append(out, telemetry.VolumeCount{Driver: one.Driver, Count: 1})
 	}
 	if v.badFront != nil {
 		out = append(out, telemetry.VolumeCount{Count: 1})

@@ -78,16 +78,9 @@ func Open(stateDir string, observe func(*adminv1.VolumeEvent), log *zap.Logger) 
 }
 
 func readFile(path string) (*adminv1.ListEventsResponse, error) {
-	info, err := os.Stat(path)
+	raw, err := sys.ReadSmall(path, mostBytes)
 	if err != nil {
-		return nil, err
-	}
-	if info.Size() > mostBytes {
-		return nil, fmt.Errorf("%s has %d bytes, and crust-proxy writes no more than %d", path, info.Size(), mostBytes)
-	}
-	raw, err := os.ReadFile(path) //nolint:gosec // of the run directory
-	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("%s: %w", path, err)
 	}
 	kept := &adminv1.ListEventsResponse{}
 	return kept, proto.Unmarshal(raw, kept)

@@ -208,7 +208,7 @@ func TestFileThatIsTooLarge(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "events.pb")
 	check.Must(t, os.WriteFile(file, nil, 0o600))
 	check.Must(t, os.Truncate(file, mostBytes+1))
-	if _, err := readFile(file); err == nil || !strings.Contains(err.Error(), "no more than") {
+	if _, err := readFile(file); err == nil || !strings.Contains(err.Error(), "at most") {
 		t.Errorf("got %v", err)
 	}
 }

@@ -73,28 +73,28 @@ func fetchAll(ctx context.Context, d Daemon, s *State, effects []Effect) {
 func (p *Picture) Text(width int) string {
 	s := p.state
 	s.canvas.width = cmp.Or(width, unbounded)
-	v := newListView(s)
+	t := newTable(s)
 	if width == 0 {
-		v.table.unbounded()
+		t.unbounded()
 	} else {
-		v.table.natural[colError] = 0
-		v.table.layout()
+		t.natural[colError] = 0
+		t.layout()
 	}
-	counts := append(v.totals(), "  ", v.health())
-	lines := []string{v.canvas.line("", v.title()...), v.canvas.line("", counts...), v.sumLine()}
+	counts := append(t.totals(), "  ", t.health())
+	lines := []string{s.canvas.line("", t.title()...), s.canvas.line("", counts...), t.sumLine()}
 	for _, problem := range s.node.daemon.problems {
-		lines = append(lines, v.canvas.hanging("! ", problem)...)
+		lines = append(lines, s.canvas.hanging("! ", problem)...)
 	}
 	lines = append(lines, "")
 	if len(s.list.rows) == 0 {
-		lines = append(lines, v.emptyText())
+		lines = append(lines, t.emptyText())
 	} else {
-		lines = append(lines, v.table.heading())
+		lines = append(lines, t.heading())
 	}
 	for _, r := range s.list.rows {
-		lines = append(lines, v.table.row(r, false))
+		lines = append(lines, t.row(r, false))
 		if width > 0 && r.err != "" {
-			lines = append(lines, v.canvas.hanging(strings.Repeat(" ", 2*gutter), r.err)...)
+			lines = append(lines, s.canvas.hanging(strings.Repeat(" ", 2*gutter), r.err)...)
 		}
 	}
 	return strings.Join(lines, "\n") + "\n"

@@ -21,67 +21,57 @@ func (s *State) View() string {
 	case pageDetail:
 		lines = newSheet(s).page()
 	default:
-		lines = newListView(s).page()
+		lines = newTable(s).page()
 	}
 	return strings.Join(lines[:min(len(lines), s.canvas.height)], "\n")
 }
 
-type listView struct {
-	s      *State
-	canvas canvas
-	table  *table
-}
-
-func newListView(s *State) *listView {
-	return &listView{s: s, canvas: s.canvas, table: newTable(s)}
-}
-
-func (v *listView) page() []string {
-	f := v.s.frame()
-	lines := make([]string, 0, v.canvas.height)
+func (t *table) page() []string {
+	f := t.s.frame()
+	lines := make([]string, 0, t.s.canvas.height)
 	add := func(shown bool, line func() string) {
 		if shown {
 			lines = append(lines, line())
 		}
 	}
-	v.table.layout()
-	add(f.title, func() string { return v.canvas.line(freshness(v.s), v.title()...) })
-	add(f.totals, func() string { return v.canvas.line(v.health(), v.totals()...) })
-	add(f.sum, v.sumLine)
-	add(f.alert, func() string { return alertLine(v.s) })
-	add(f.filter, v.filterLine)
+	t.layout()
+	add(f.title, func() string { return t.s.canvas.line(freshness(t.s), t.title()...) })
+	add(f.totals, func() string { return t.s.canvas.line(t.health(), t.totals()...) })
+	add(f.sum, t.sumLine)
+	add(f.alert, func() string { return alertLine(t.s) })
+	add(f.filter, t.filterLine)
 	add(f.blank, func() string { return "" })
-	add(f.heading, v.table.heading)
-	lines = append(lines, v.rowLines(f.rows)...)
-	add(f.message, v.messageLine)
-	add(f.hints, func() string { return hintLine(v.s, listActions) })
+	add(f.heading, t.heading)
+	lines = append(lines, t.rowLines(f.rows)...)
+	add(f.message, t.messageLine)
+	add(f.hints, func() string { return hintLine(t.s, listActions) })
 	return lines
 }
 
-func (v *listView) rowLines(height int) []string {
+func (t *table) rowLines(height int) []string {
 	lines := make([]string, height)
-	list := &v.s.list
+	list := &t.s.list
 	for i, r := range list.visible(height) {
-		lines[i] = v.table.row(r, list.top+i == list.cursor)
+		lines[i] = t.row(r, list.top+i == list.cursor)
 	}
 	if len(list.rows) == 0 && height > 0 {
-		lines[0] = v.canvas.line("", v.canvas.paint(faint, "  "+v.emptyText()))
+		lines[0] = t.s.canvas.line("", t.s.canvas.paint(faint, "  "+t.emptyText()))
 	}
 	return lines
 }
 
-func (v *listView) emptyText() string {
+func (t *table) emptyText() string {
 	switch {
-	case v.s.list.known > 0:
+	case t.s.list.known > 0:
 		return "No volume fits."
-	case v.s.node.link.synced:
+	case t.s.node.link.synced:
 		return "No volumes."
 	}
 	return "..."
 }
 
-func (v *listView) title() []string {
-	daemon, paint := &v.s.node.daemon, v.canvas.paint
+func (t *table) title() []string {
+	daemon, paint := &t.s.node.daemon, t.s.canvas.paint
 	texts := []string{paint(bold, "crust-proxy")}
 	if daemon.version != "" {
 		texts = append(texts, " "+daemon.version)
@@ -90,7 +80,7 @@ func (v *listView) title() []string {
 		texts = append(texts, "  ", paint(bold, daemon.name))
 	}
 	if !daemon.started.IsZero() {
-		texts = append(texts, paint(faint, "  up "+age(v.s.now, daemon.started)))
+		texts = append(texts, paint(faint, "  up "+age(t.s.now, daemon.started)))
 	}
 	return texts
 }
@@ -110,16 +100,16 @@ func freshness(s *State) string {
 	return paint(green, "live") + paint(faint, ", every "+s.settings.Interval.String()+clock)
 }
 
-func (v *listView) totals() []string {
-	paint := v.canvas.paint
+func (t *table) totals() []string {
+	paint := t.s.canvas.paint
 	counts := make(map[adminv1.VolumeState]int)
-	for _, r := range v.s.shown() {
+	for _, r := range t.s.shown() {
 		counts[r.v.GetState()]++
 	}
 	states := slices.SortedFunc(maps.Keys(counts), func(a, b adminv1.VolumeState) int {
 		return cmp.Or(urgency[a]-urgency[b], int(a-b))
 	})
-	texts := []string{paint(faint, "Volumes "), paint(bold, fmt.Sprint(len(v.s.shown())))}
+	texts := []string{paint(faint, "Volumes "), paint(bold, fmt.Sprint(len(t.s.shown())))}
 	for _, state := range states {
 		name := " " + strings.ToLower(show.StateName(state))
 		texts = append(texts, fmt.Sprintf("  %d", counts[state]), paint(show.StateColour(state), name))
@@ -127,33 +117,33 @@ func (v *listView) totals() []string {
 	return texts
 }
 
-func (v *listView) health() string {
-	daemon, paint := &v.s.node.daemon, v.canvas.paint
+func (t *table) health() string {
+	daemon, paint := &t.s.node.daemon, t.s.canvas.paint
 	if !daemon.checked {
 		return ""
 	}
 	healthy, ready := " healthy", " ready"
-	if v.canvas.width < 100 {
+	if t.s.canvas.width < 100 {
 		healthy, ready = "", ""
 	}
-	text := paint(faint, "Handlers ") + v.outOf(daemon.handlers) + paint(faint, healthy)
+	text := paint(faint, "Handlers ") + t.outOf(daemon.handlers) + paint(faint, healthy)
 	if daemon.frontEnabled {
-		text += paint(faint, "  Drivers ") + v.outOf(daemon.drivers) + paint(faint, ready)
+		text += paint(faint, "  Drivers ") + t.outOf(daemon.drivers) + paint(faint, ready)
 	}
 	return text
 }
 
-func (v *listView) outOf(t tally) string {
+func (t *table) outOf(n tally) string {
 	code := green
-	if t.fine < t.all {
+	if n.fine < n.all {
 		code = red
 	}
-	return v.canvas.paint(code, fmt.Sprintf("%d/%d", t.fine, t.all))
+	return t.s.canvas.paint(code, fmt.Sprintf("%d/%d", n.fine, n.all))
 }
 
-func (v *listView) sumLine() string {
-	all, volumes, paint := &adminv1.VolumeUsage{}, 0, v.canvas.paint
-	for _, r := range v.s.list.rows {
+func (t *table) sumLine() string {
+	all, volumes, canvas, paint := &adminv1.VolumeUsage{}, 0, t.s.canvas, t.s.canvas.paint
+	for _, r := range t.s.list.rows {
 		if r.bytes != nil {
 			all.Used += r.bytes.GetUsed()
 			all.Total += r.bytes.GetTotal()
@@ -161,14 +151,14 @@ func (v *listView) sumLine() string {
 		}
 	}
 	if volumes == 0 {
-		return v.canvas.line("", paint(faint, "Usage   not known yet"))
+		return canvas.line("", paint(faint, "Usage   not known yet"))
 	}
 	of := "in " + count(volumes, "volume")
-	if unknown := len(v.s.list.rows) - volumes; unknown > 0 {
+	if unknown := len(t.s.list.rows) - volumes; unknown > 0 {
 		of += fmt.Sprintf(", %d not known", unknown)
 	}
-	bar := v.canvas.bar(all, max(8, min(40, v.canvas.width/4)))
-	return v.canvas.line("", paint(faint, "Usage   "), bar, fmt.Sprintf(" %4s  %s  ", percent(all), sizes(all)), paint(faint, of))
+	bar := canvas.bar(all, max(8, min(40, canvas.width/4)))
+	return canvas.line("", paint(faint, "Usage   "), bar, fmt.Sprintf(" %4s  %s  ", percent(all), sizes(all)), paint(faint, of))
 }
 
 func count(n int, what string) string {
@@ -200,8 +190,8 @@ func alertLine(s *State) string {
 	return s.canvas.line(paint(faint, again), since, paint(red, link.reason))
 }
 
-func (v *listView) filterLine() string {
-	s, filter, paint := v.s, v.s.list.filter, v.canvas.paint
+func (t *table) filterLine() string {
+	s, filter, paint := t.s, t.s.list.filter, t.s.canvas.paint
 	var left []string
 	if filter.typed != nil {
 		left = []string{paint(bold, "/"+*filter.typed), paint(reverse, " ")}
@@ -212,33 +202,33 @@ func (v *listView) filterLine() string {
 		{"state", strings.ToLower(s.settings.State)}, {"driver", s.settings.Driver}, {"handler", s.settings.Handler},
 	} {
 		if flag.value != "" {
-			left = append(left, paint(faint, "  "+flag.name+" "), paint(bold, v.canvas.escape(flag.value)))
+			left = append(left, paint(faint, "  "+flag.name+" "), paint(bold, t.s.canvas.escape(flag.value)))
 		}
 	}
-	return v.canvas.line(paint(faint, fmt.Sprintf("%d of %d shown", len(s.list.rows), s.list.known)), left...)
+	return t.s.canvas.line(paint(faint, fmt.Sprintf("%d of %d shown", len(s.list.rows), s.list.known)), left...)
 }
 
 // messageLine shows the error of the volume under the cursor, or the fields for which a narrow
 // list has no columns.
-func (v *listView) messageLine() string {
-	r, paint := v.s.list.current(), v.canvas.paint
+func (t *table) messageLine() string {
+	r, paint := t.s.list.current(), t.s.canvas.paint
 	if r == nil {
 		return ""
 	}
-	position := paint(faint, fmt.Sprintf("%d/%d", v.s.list.cursor+1, len(v.s.list.rows)))
+	position := paint(faint, fmt.Sprintf("%d/%d", t.s.list.cursor+1, len(t.s.list.rows)))
 	if r.err == "" {
 		device := joined(" ", access(r.v.GetReadOnly()), r.v.GetFsType(), r.v.GetDevice())
 		sandbox := ""
 		if r.sandbox != "" {
 			sandbox = "sandbox " + r.sandbox
 		}
-		return v.canvas.line(position, paint(faint, joined(", ", r.driver, r.handler, sandbox, v.canvas.escape(device))))
+		return t.s.canvas.line(position, paint(faint, joined(", ", r.driver, r.handler, sandbox, t.s.canvas.escape(device))))
 	}
 	when := ""
 	if at := timeOf(r.v.GetLastErrorAt()); !at.IsZero() {
-		when = age(v.s.now, at) + " ago: "
+		when = age(t.s.now, at) + " ago: "
 	}
-	return v.canvas.line(position, paint(faint, when), paint(red, r.err))
+	return t.s.canvas.line(position, paint(faint, when), paint(red, r.err))
 }
 
 // hintLine shows the keys of a page, or those that end the typing of a filter.
