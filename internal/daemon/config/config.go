@@ -192,7 +192,18 @@ func base() Config {
 			Images: []string{}, Classes: []string{},
 			Servers: []string{"multipathd", "nbd-client", "qemu-nbd", "rbd-nbd", "tcmu-runner"},
 		},
-		Handlers:   baseHandlers(),
+		Handlers: Handlers{
+			Kata: Kata{
+				Enabled: true, DirectVolumes: "/run/kata-containers/shared/direct-volumes",
+				GoSandboxes: "/run/vc/sbs", RustSandboxes: "/run/kata",
+				SharedSandboxes: "/run/kata-containers/shared/sandboxes", Filesystems: []string{"ext4", "xfs", "btrfs"},
+				EndOrphans: true,
+			},
+			Crust: Crust{
+				Root: "/run/crust", Programs: []string{"/usr/bin/crust-runc"}, SocketDirs: []string{"/run/crust-runc"},
+				Filesystems: []string{"ext4", "xfs", "btrfs"},
+			},
+		},
 		Front:      Front{DefaultFSType: "ext4", DriverTimeout: 2 * time.Minute},
 		Policy:     Policy{Format: volume.FormatHost, Runtimes: baseRuntimes(), Rules: []policy.Rule{}},
 		Containerd: Containerd{Socket: "/run/containerd/containerd.sock"},
@@ -224,21 +235,6 @@ const (
 	kataName  = "kata"
 	crustName = "crust"
 )
-
-func baseHandlers() Handlers {
-	return Handlers{
-		Kata: Kata{
-			Enabled: true, DirectVolumes: "/run/kata-containers/shared/direct-volumes",
-			GoSandboxes: "/run/vc/sbs", RustSandboxes: "/run/kata",
-			SharedSandboxes: "/run/kata-containers/shared/sandboxes", Filesystems: []string{"ext4", "xfs", "btrfs"},
-			EndOrphans: true,
-		},
-		Crust: Crust{
-			Root: "/run/crust", Programs: []string{"/usr/bin/crust-runc"}, SocketDirs: []string{"/run/crust-runc"},
-			Filesystems: []string{"ext4", "xfs", "btrfs"},
-		},
-	}
-}
 
 func (h *Handlers) complete() {
 	if h.Default == "" && !h.Kata.Enabled && h.Crust.Enabled {

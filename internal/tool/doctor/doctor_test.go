@@ -414,7 +414,7 @@ func TestMountsThatGoBothWaysAreFine(t *testing.T) {
 }
 
 func TestProbesOfThisKernelLeaveNothing(t *testing.T) {
-	p := KernelProbe()
+	p := DefaultNode().Probe
 	for name, probe := range map[string]func() error{"openat2": p.Openat2, "guard": p.Guard} {
 		before := openFiles(t)
 		if err := probe(); err != nil && !mayNotTry(err) {

@@ -6,9 +6,6 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
-	"github.com/crust-proxy/crust-proxy/pkg/deferral/guard"
 )
 
 // Probe tries kernel features. Each function leaves nothing behind, and returns an error that
@@ -17,9 +14,6 @@ type Probe struct {
 	Openat2 func() error
 	Guard   func() error // makes a guard that is mounted nowhere: fsopen and an immutable file on tmpfs
 }
-
-// KernelProbe tries the running kernel.
-func KernelProbe() Probe { return Probe{Openat2: sys.ProbeOpenat2, Guard: guard.Probe} }
 
 func checkKernel(_ context.Context, n Node, _ Daemon) []Finding {
 	release, err := n.read("/proc/sys/kernel/osrelease")

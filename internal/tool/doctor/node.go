@@ -17,6 +17,7 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/internal/daemon/config"
 	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
+	"github.com/crust-proxy/crust-proxy/pkg/deferral/guard"
 )
 
 // maxFile bounds what is read of any one file: some are written by others.
@@ -55,7 +56,7 @@ func DefaultNode() Node {
 	usual := config.Default()
 	n := Node{
 		Root: "/", AdminSocket: usual.AdminSocket.Path,
-		UID: os.Getuid(), Service: ServiceOf(os.Getenv), Probe: KernelProbe(),
+		UID: os.Getuid(), Service: ServiceOf(os.Getenv), Probe: Probe{Openat2: sys.ProbeOpenat2, Guard: guard.Probe},
 	}
 	n.Configure(usual)
 	return n

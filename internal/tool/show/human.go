@@ -73,15 +73,12 @@ const (
 	Reset   = "\x1b[0m"
 )
 
-// StatePrefix is before the name of a state in the API.
-const StatePrefix = "VOLUME_STATE_"
-
 // StateName is the name of a volume's state; a volume that is gone has none.
 func StateName(s adminv1.VolumeState) string {
 	if s == adminv1.VolumeState_VOLUME_STATE_UNSPECIFIED {
 		return ""
 	}
-	return strings.TrimPrefix(s.String(), StatePrefix)
+	return strings.TrimPrefix(s.String(), "VOLUME_STATE_")
 }
 
 // StateNames are the states' names as users write them.
