@@ -19,6 +19,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/daemon/config"
 	"github.com/crust-proxy/crust-proxy/internal/daemon/history"
 	"github.com/crust-proxy/crust-proxy/internal/daemon/sandboxes"
+	"github.com/crust-proxy/crust-proxy/internal/front/csi/refusal"
 	"github.com/crust-proxy/crust-proxy/internal/front/csi/staging"
 	"github.com/crust-proxy/crust-proxy/internal/front/kubelet"
 	"github.com/crust-proxy/crust-proxy/internal/front/pods"
@@ -214,7 +215,7 @@ func (d *daemon) buildBroker(cfg *config.Config) error {
 		StateDir: cfg.StateDir(), Root: cfg.KubeletRoot, Notice: kubelet.GuardNotice, Describe: kubelet.Describe, Devices: claim.DevicePolicy(cfg.Devices),
 		Handlers: d.handlers.Projectors(), DefaultHandler: cfg.Handlers.Default,
 		Openers: d.openers, Keeper: keeper, Kept: d.passed.Stored, Adopted: d.handlers.Adopted, Preparer: d.disks,
-		EndOrphans: cfg.Handlers.Kata.EndOrphans, Observer: brokerObserver{d},
+		EndOrphans: cfg.Handlers.Kata.EndOrphans, Observer: volumeObserver{d},
 	})
 	if err != nil {
 		return err
@@ -398,7 +399,7 @@ func (d *daemon) onSandboxChanged(key volume.Key) {
 			d.history.Bound(status.Volume, binding)
 		}
 	}
-	brokerObserver{d}.Changed(key)
+	volumeObserver{d}.Changed(key)
 }
 
 // resultOf is the value of the metric label "result".
@@ -422,12 +423,12 @@ func (d *daemon) apply(cfg *config.Config) {
 	d.sandboxes.Relay.SetLimits(relayLimits(cfg))
 }
 
-// brokerObserver is told by the broker what happens to volumes.
-type brokerObserver struct{ daemon *daemon }
+// volumeObserver is told by the broker and the front what happens to volumes.
+type volumeObserver struct{ daemon *daemon }
 
 // Changed notifies watchers. It also forgets what was known about a volume that is gone, or
 // that another program published and no sandbox has.
-func (o brokerObserver) Changed(key volume.Key) {
+func (o volumeObserver) Changed(key volume.Key) {
 	d := o.daemon
 	if d.sandboxes != nil {
 		_, there := d.broker.Get(key)
@@ -440,15 +441,15 @@ func (o brokerObserver) Changed(key volume.Key) {
 }
 
 // Published counts.
-func (o brokerObserver) Published(v *volume.Volume) { o.daemon.metrics.Published(v.Driver, v.Handler) }
+func (o volumeObserver) Published(v *volume.Volume) { o.daemon.metrics.Published(v.Driver, v.Handler) }
 
 // Leaving looks for errors in the filesystem.
-func (o brokerObserver) Leaving(ctx context.Context, v *volume.Volume) {
+func (o volumeObserver) Leaving(ctx context.Context, v *volume.Volume) {
 	o.daemon.disks.leaving(ctx, v)
 }
 
 // OrphanEnded is called for a process that was ended, and for one that could not be.
-func (o brokerObserver) OrphanEnded(v *volume.Volume, one deferral.Orphan, err error) {
+func (o volumeObserver) OrphanEnded(v *volume.Volume, one deferral.Orphan, err error) {
 	d := o.daemon
 	d.metrics.OrphanEnded(err == nil)
 	d.history.Did(v, history.Ended, "crust-proxy", fmt.Sprintf("process %d (%q) of %s", one.PID, one.Program, one.Sandbox), err)
@@ -461,5 +462,11 @@ func (o brokerObserver) OrphanEnded(v *volume.Volume, one deferral.Orphan, err e
 		zap.String("control_group", one.ControlGroup), zap.String("sandbox", one.Sandbox), zap.String("why", one.Why))...)
 }
 
+// Refused counts and records a refusal of the front.
+func (o volumeObserver) Refused(one *refusal.Refusal) {
+	o.daemon.metrics.VolumeRefused(one.Driver, string(one.Party))
+	o.daemon.history.Refused(one)
+}
+
 // ClaimRefused counts.
-func (o brokerObserver) ClaimRefused(kind volume.Kind) { o.daemon.metrics.ClaimRefused(kind.String()) }
+func (o volumeObserver) ClaimRefused(kind volume.Kind) { o.daemon.metrics.ClaimRefused(kind.String()) }

@@ -10,7 +10,6 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/internal/daemon/admin"
 	"github.com/crust-proxy/crust-proxy/internal/daemon/config"
-	"github.com/crust-proxy/crust-proxy/internal/daemon/history"
 	csifront "github.com/crust-proxy/crust-proxy/internal/front/csi"
 	"github.com/crust-proxy/crust-proxy/internal/front/csi/refusal"
 	"github.com/crust-proxy/crust-proxy/internal/front/passthrough"
@@ -43,7 +42,7 @@ func (d *daemon) newFront(cfg *config.Config) (*driverFront, error) {
 	}
 	calls := *d.sandboxes
 	calls.Missing = volume.NoSandbox // as if there were no sandbox
-	refused := refusal.NewList(refusals{d.metrics, d.hub, d.history})
+	refused := refusal.NewList(volumeObserver{d})
 	front, err := csifront.New(csifront.Config{
 		Volumes: d.broker, Pods: podSource(d.cluster), Sandboxes: &calls, Disks: d.disks, Refusals: refused,
 		StateDir: cfg.StateDir(), KubeletRoot: cfg.KubeletRoot, PrivateDir: cfg.Front.PrivateDir, MarksDir: cfg.Front.MarksDir,
@@ -70,21 +69,6 @@ func (d *daemon) newFront(cfg *config.Config) (*driverFront, error) {
 	f.drivers = registry.New(behind)
 	return f, nil
 }
-
-type refusals struct {
-	metrics *telemetry.Metrics
-	hub     *admin.Hub
-	history *history.History
-}
-
-// Refused counts and records a refusal.
-func (r refusals) Refused(one *refusal.Refusal) {
-	r.metrics.VolumeRefused(one.Driver, string(one.Party))
-	r.history.Refused(one)
-}
-
-// Changed notifies watchers.
-func (r refusals) Changed(key volume.Key) { r.hub.Changed(key) }
 
 // ServerOptions are those of the server that stands in for a driver.
 func (f *driverFront) ServerOptions(name string, conn grpc.ClientConnInterface) []grpc.ServerOption {

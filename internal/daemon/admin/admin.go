@@ -132,11 +132,11 @@ func (s *AdminServer) live(ctx context.Context, ref string) (deferral.Status, er
 	if err != nil || !found.Refused {
 		return found, err
 	}
-	refused := s.Node.refusal(found.Key)
-	if refused == nil { // it was withdrawn a moment ago
-		return found, volume.Errorf(volume.NoSandbox, "volume %s: no sandbox has it, for it was refused", found.Target)
+	why := ""
+	if refused := s.Node.refusal(found.Key); refused != nil { // else it was withdrawn a moment ago
+		why = ": " + refused.Error
 	}
-	return found, volume.Errorf(volume.NoSandbox, "volume %s: no sandbox has it, for it was refused: %s", found.Target, refused.Error)
+	return found, volume.Errorf(volume.NoSandbox, "volume %s: no sandbox has it, for it was refused%s", found.Target, why)
 }
 
 const (

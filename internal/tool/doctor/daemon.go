@@ -67,17 +67,15 @@ func checkHandlers(_ context.Context, n Node, d Daemon) []Finding {
 	}
 	var found []Finding
 	for _, h := range d.Handlers {
-		if h.GetHealthy() && h.GetName() == "kata" && len(findKataConfigs(n)) == 0 {
+		switch {
+		case !h.GetHealthy():
+			found = append(found, failure("put right what the handler names, then: crustctl handlers",
+				"handler %s cannot work: %s", h.GetName(), h.GetProblem()))
+		case h.GetName() == "kata" && len(findKataConfigs(n)) == 0:
 			found = append(found, okay("handler kata is ready, %d volumes; no configuration of Kata itself can be seen from here", h.GetVolumes()))
-			continue
+		default:
+			found = append(found, okay("handler %s works: %d volumes, %d in a sandbox", h.GetName(), h.GetVolumes(), h.GetBound()))
 		}
-		if h.GetHealthy() {
-			found = append(found, okay("handler %s works: %d volumes, %d in a sandbox",
-				h.GetName(), h.GetVolumes(), h.GetBound()))
-			continue
-		}
-		found = append(found, failure("put right what the handler names, then: crustctl handlers",
-			"handler %s cannot work: %s", h.GetName(), h.GetProblem()))
 	}
 	return found
 }
