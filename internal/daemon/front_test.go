@@ -50,19 +50,19 @@ func TestUnreadableCSINodeIsAFinding(t *testing.T) {
 }
 
 func TestIdentityInTheCluster(t *testing.T) {
-	cfg := config.Default()
-	cfg.Cluster = config.Cluster{Kubeconfig: "/etc/kubernetes/kubelet.conf", NodeName: "node-1"}
-	identity, name, err := clusterOf(&cfg)
-	if err != nil || name != "node-1" || identity.Kubeconfig != cfg.Cluster.Kubeconfig || identity.InCluster ||
+	c := config.Cluster{Kubeconfig: "/etc/kubernetes/kubelet.conf", NodeName: "node-1"}
+	identity := identityOf(c)
+	name, err := c.Node()
+	if err != nil || name != "node-1" || identity.Kubeconfig != c.Kubeconfig || identity.InCluster ||
 		!strings.HasPrefix(identity.UserAgent, "crust-proxy/") {
 		t.Errorf("%+v, %q, %v", identity, name, err)
 	}
-	cfg.Cluster.NodeName = ""
+	c.NodeName = ""
 	host, err := apiserver.NodeName()
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, name, err = clusterOf(&cfg); err != nil || name != host {
+	if name, err = c.Node(); err != nil || name != host {
 		t.Errorf("got %q, %v; want %q", name, err, host)
 	}
 }

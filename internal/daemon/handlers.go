@@ -141,28 +141,21 @@ func newCluster(cfg *config.Config, metrics *telemetry.Metrics, log *zap.Logger)
 	if !cfg.Cluster.On() || !cfg.Front.Enabled {
 		return nil, nil
 	}
-	identity, name, err := clusterOf(cfg)
+	name, err := cfg.Cluster.Node()
 	if err != nil {
 		return nil, err
 	}
 	klog.SetLogger(telemetry.Logr(log)) // client-go logs through it
 	return pods.New(pods.Config{
-		Identity: identity, NodeName: name, Log: log,
+		Identity: identityOf(cfg.Cluster), NodeName: name, Log: log,
 		Asked: func(question string, took time.Duration, err error) {
 			metrics.PodLookedUp(question, resultOf(err), took)
 		},
 	}), nil
 }
 
-func clusterOf(cfg *config.Config) (apiserver.Identity, string, error) {
-	identity := apiserver.Identity{
-		Kubeconfig: cfg.Cluster.Kubeconfig, InCluster: cfg.Cluster.InCluster, UserAgent: "crust-proxy/" + sys.Version(),
-	}
-	if cfg.Cluster.NodeName != "" {
-		return identity, cfg.Cluster.NodeName, nil
-	}
-	name, err := apiserver.NodeName()
-	return identity, name, err
+func identityOf(c config.Cluster) apiserver.Identity {
+	return apiserver.Identity{Kubeconfig: c.Kubeconfig, InCluster: c.InCluster, UserAgent: "crust-proxy/" + sys.Version()}
 }
 
 // podSource returns the front's source of pods: without a cluster a nil interface, not an

@@ -19,7 +19,6 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/internal/daemon/admin"
 	"github.com/crust-proxy/crust-proxy/internal/daemon/config"
-	"github.com/crust-proxy/crust-proxy/internal/ground/apiserver"
 	"github.com/crust-proxy/crust-proxy/internal/ground/peercred"
 	"github.com/crust-proxy/crust-proxy/internal/ground/run"
 	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
@@ -156,10 +155,7 @@ func (d *daemon) Describe(ctx context.Context) *adminv1.GetNodeResponse {
 	proof, reason := describeProof(d.openers)
 	path, yaml := d.settings.shown()
 	file := d.settings.file()
-	name := d.settings.get().Cluster.NodeName
-	if name == "" {
-		name, _ = apiserver.NodeName() // only shown
-	}
+	name, _ := d.settings.get().Cluster.Node() // only shown
 	problem := ""
 	if err := d.http.Problem(); err != nil {
 		problem = err.Error()

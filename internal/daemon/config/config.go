@@ -10,6 +10,7 @@ import (
 	"go.yaml.in/yaml/v4"
 
 	"github.com/crust-proxy/crust-proxy/internal/front/policy"
+	"github.com/crust-proxy/crust-proxy/internal/ground/apiserver"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
@@ -124,6 +125,14 @@ type Cluster struct {
 
 // On reports whether a cluster is configured.
 func (c Cluster) On() bool { return c.Kubeconfig != "" || c.InCluster }
+
+// Node returns this node's name in the cluster.
+func (c Cluster) Node() (string, error) {
+	if c.NodeName != "" {
+		return c.NodeName, nil
+	}
+	return apiserver.NodeName()
+}
 
 // Containerd is the container runtime whose sandboxes are followed.
 type Containerd struct {

@@ -11,6 +11,7 @@ import (
 
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/crust-proxy/crust-proxy/internal/daemon/config"
 	"github.com/crust-proxy/crust-proxy/internal/ground/apiserver"
 	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	"github.com/crust-proxy/crust-proxy/internal/tool/show"
@@ -135,13 +136,9 @@ func checkCluster(ctx context.Context, n Node, d Daemon) []Finding {
 	case n.Kubeconfig == "":
 		return []Finding{okay("no cluster is asked by this daemon's configuration")}
 	}
-	node := n.NodeName
-	if node == "" {
-		name, err := apiserver.NodeName()
-		if err != nil {
-			return []Finding{failure("set cluster.nodeName in crust-proxy's configuration", "%v", err)}
-		}
-		node = name
+	node, err := config.Cluster{NodeName: n.NodeName}.Node()
+	if err != nil {
+		return []Finding{failure("set cluster.nodeName in crust-proxy's configuration", "%v", err)}
 	}
 	ctx, cancel := context.WithTimeout(ctx, clusterWait)
 	defer cancel()
