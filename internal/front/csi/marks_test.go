@@ -120,3 +120,16 @@ func TestMarkOfAGuestKeepsHandlersOfTheHostAway(t *testing.T) {
 	r.ok(nil, r.use("kata", false))
 	r.refused(r.use("runc", true), codes.PermissionDenied, `handler "kata"`)
 }
+
+// TestPersistentVolumeNamedLikeAnInlineOne: kubelet stages no inline volume, so it is none.
+func TestPersistentVolumeNamedLikeAnInlineOne(t *testing.T) {
+	r := newRig(t, deferAll)
+	stage, publish := r.stageReq(), r.publishReq("p1")
+	stage.VolumeId = "csi-" + strings.Repeat("0a", 32)
+	publish.VolumeId = stage.GetVolumeId()
+	r.ok(nil, r.tryStage(stage))
+	r.ok(nil, r.tryPublish(publish))
+	if marks := r.marks(); len(marks) != 1 {
+		t.Errorf("marks: %q", marks)
+	}
+}
