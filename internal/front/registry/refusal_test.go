@@ -166,6 +166,7 @@ func TestWrongRegistrarDivertsNothing(t *testing.T) {
 	w := running(t)
 	_, r := w.pair()
 	w.served("driver.sock")
+	check.Eventually(t, "the registrar has its verdict", func() bool { return len(r.Verdicts()) > 0 }) // else the next one gets it
 	check.Must(t, r.Stop())
 	other := w.driver("other.csi.example.com", "other.sock")
 	check.Must(t, other.Start())
