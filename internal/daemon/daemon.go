@@ -200,7 +200,7 @@ func (d *daemon) buildBroker(cfg *config.Config) error {
 	d.tracker = newTracker(cfg, sandbox.Config{
 		OnAdded: func(podUID, id string) { d.handlers.SandboxAdded(podUID, id) },
 		OnGone:  func(id string) { d.handlers.SandboxGone(id) },
-		Busy:    func() bool { return len(d.broker.List()) > 0 },
+		Busy:    func() bool { return len(d.broker.All()) > 0 },
 	}, d.log)
 	var keeper claim.Keeper // nil if systemd keeps no descriptors
 	if d.notify.CanStore() {

@@ -134,27 +134,18 @@ func (t *table) all() []*entry {
 	return slices.Collect(maps.Values(t.volumes))
 }
 
-func (t *table) ofOrigin(driver, volumeID string) (out []*entry) {
+func (t *table) where(is func(*entry) bool) (out []*entry) {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
 	for _, known := range t.volumes {
-		if known.rec.Origin != nil && known.rec.Driver == driver && known.rec.Origin.VolumeID == volumeID {
+		if is(known) {
 			out = append(out, known)
 		}
 	}
 	return out
 }
 
-func (t *table) allLost() (out []*entry) {
-	t.mu.RLock()
-	defer t.mu.RUnlock()
-	for _, known := range t.volumes {
-		if known.lost != nil {
-			out = append(out, known)
-		}
-	}
-	return out
-}
+func (e *entry) isLost() bool { return e.lost != nil }
 
 const (
 	// slow is how long one volume may take before the others no longer wait for it.
@@ -202,7 +193,7 @@ func (t *table) allProblems() []error {
 	t.mu.RLock()
 	out := slices.Clone(t.problems)
 	t.mu.RUnlock()
-	for _, known := range t.allLost() {
+	for _, known := range t.where((*entry).isLost) {
 		out = append(out, known.lost)
 	}
 	return out

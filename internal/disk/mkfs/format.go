@@ -130,11 +130,8 @@ func (f *Formatter) CheckWriting(id string) error {
 	return nil
 }
 
-func closeFile(file *os.File) {
-	if file != nil {
-		_ = file.Close() // read-only, O_PATH or synced before
-	}
-}
+// closeFile closes a file that is read-only, O_PATH or synced; nil is allowed.
+func closeFile(file *os.File) { _ = file.Close() }
 
 // CheckReplay refuses a read-only device whose filesystem was not unmounted cleanly: a mount
 // has to replay the journal, and cannot write to the device. Nothing is written, and the
