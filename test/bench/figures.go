@@ -7,10 +7,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"time"
-
-	"golang.org/x/sync/errgroup"
 )
 
 // figure is one line of the page.
@@ -99,26 +96,6 @@ func (r *testbed) timed(rounds, times int, calls ...func() error) []durations {
 		}
 	}
 	return all
-}
-
-// rate tells how many calls a second the callers make together.
-func (r *testbed) rate(callers int, call func(caller int) error) float64 {
-	var done atomic.Int64
-	var working errgroup.Group
-	start := time.Now()
-	for caller := range callers {
-		working.Go(func() error {
-			for time.Since(start) < time.Second {
-				if err := call(caller); err != nil {
-					return err
-				}
-				done.Add(1)
-			}
-			return nil
-		})
-	}
-	r.must(working.Wait())
-	return float64(done.Load()) / time.Since(start).Seconds()
 }
 
 const endMark = "<!-- end of figures -->"

@@ -11,27 +11,21 @@ import (
 	runtimev1 "github.com/crust-proxy/crust-proxy/proto/crust/runtime/v1"
 )
 
-// latency compares single calls, one after the other: an empty one, stats, and a question to the shim
-// without us.
+// latency compares stats with a question to the shim without us.
 func latency(r *testbed) {
-	bound := r.oneVolume()
-	ours, empty := r.daemon.Runtime(), r.empty(1)[0]
+	bound, ours := r.oneVolume(), r.daemon.Runtime()
 	all := r.timed(r.set.scale(20), 200,
-		func() error { return stats(r.ctx, empty, bound) },
 		func() error { return stats(r.ctx, ours, bound) },
 		func() error { return askDirectly(r.ctx, bound.socket, bound.request.GetVolumeBackingPath()) },
 	)
-	emptyStats, live, direct := median(all[0]), median(all[1]), median(all[2])
-	r.sheet.tell("empty call of the size of stats, p50", micros(emptyStats))
-	r.sheet.ratio("stats from a live shim, p50, against an empty call", "<= 2x", live, emptyStats, 2)
-	r.sheet.ratio("stats through crust-proxy against dialling the shim for each question, p50", "<= 1.0x", live, direct, 1)
+	r.sheet.ratio("stats through crust-proxy against dialling the shim for each question, p50", "<= 1.0x", median(all[0]), median(all[1]), 1)
 }
 
 // looks compares one look at who has a device open, and stage and unstage, with few descriptors on the
 // node and beside many.
 func looks(r *testbed) {
 	r.daemon.Start()
-	v, ours, empty := r.volume(0, r.disk(0)), r.daemon.Runtime(), r.empty(1)[0]
+	v, ours, empty := r.volume(0, r.disk(0)), r.daemon.Runtime(), r.empty()
 	other, err := os.Open(r.disk(1))
 	r.must(err)
 	defer func() { _ = other.Close() }()

@@ -7,8 +7,6 @@ import (
 	"time"
 )
 
-const manyCallers = 64
-
 const (
 	hungVolumes = 1000
 	hungOnes    = 10

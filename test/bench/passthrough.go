@@ -22,13 +22,6 @@ func passthrough(r *testbed) {
 	took := r.timed(r.set.scale(40), 200, nodeInfo(r, direct), nodeInfo(r, passed))
 	r.sheet.tell("a call to a CSI driver over its own socket, p50", micros(median(took[0])))
 	r.sheet.ratio("the same through crust-proxy, p50", "<= 2.2x", median(took[1]), median(took[0]), 2.2)
-	rate := func(conn *grpc.ClientConn) func() float64 {
-		call := nodeInfo(r, conn)
-		return func() float64 { return r.rate(manyCallers, func(int) error { return call() }) }
-	}
-	got := inTurns(max(3, r.set.scale(5)), rate(direct), rate(passed))
-	r.sheet.tell(fmt.Sprintf("calls a second by %d callers through crust-proxy, share of the driver's own", manyCallers),
-		fmt.Sprintf("%.0f %% (%.0f/s)", 100*got[1]/got[0], got[1]))
 	for _, extents := range []int32{256, 4096} {
 		got := inTurns(max(5, r.set.scale(15)), throughput(r, direct, extents), throughput(r, passed, extents))
 		share := got[1] / got[0]

@@ -25,13 +25,6 @@ func (empty) RuntimeStageVolume(context.Context, *runtimev1.RuntimeStageVolumeRe
 	return &runtimev1.RuntimeStageVolumeResponse{}, nil
 }
 
-func (empty) RuntimeGetVolumeStats(context.Context, *runtimev1.RuntimeGetVolumeStatsRequest) (*runtimev1.RuntimeGetVolumeStatsResponse, error) {
-	return &runtimev1.RuntimeGetVolumeStatsResponse{Usage: []*runtimev1.VolumeUsage{
-		{Available: 1 << 40, Total: 1 << 41, Used: 1 << 40, Unit: runtimev1.VolumeUsage_BYTES},
-		{Available: 1 << 20, Total: 1 << 21, Used: 1 << 20, Unit: runtimev1.VolumeUsage_INODES},
-	}, VolumeCondition: &runtimev1.VolumeCondition{Message: "OK"}}, nil
-}
-
 func serveEmpty(socket string) error {
 	return serve(socket, func(server *grpc.Server) { runtimev1.RegisterRuntimeServer(server, empty{}) })
 }

@@ -163,19 +163,11 @@ func (r *testbed) boundMany(count, hung int) []*volume {
 	return volumes
 }
 
-// empty starts a server that answers at once, and gives connections to it.
-func (r *testbed) empty(connections int) []runtimev1.RuntimeClient {
+// empty starts a server that answers at once, and gives a client of it.
+func (r *testbed) empty() runtimev1.RuntimeClient {
 	socket := r.daemon.Dir + "/empty.sock"
 	r.spawn(socket, roleEmpty, socket)
-	return r.clients(socket, connections)
-}
-
-func (r *testbed) clients(socket string, connections int) []runtimev1.RuntimeClient {
-	all := make([]runtimev1.RuntimeClient, connections)
-	for i := range all {
-		all[i] = runtimev1.NewRuntimeClient(r.daemon.Dial(socket))
-	}
-	return all
+	return runtimev1.NewRuntimeClient(r.daemon.Dial(socket))
 }
 
 // memory is the daemon's resident memory in bytes.

@@ -79,10 +79,8 @@ func TestGroupSnapshots(t *testing.T) {
 			for _, made := range groups {
 				_, members := r.mustGroup(fmt.Sprint("g", slices.Index(groups, made)), a, b, idle) // it is there
 				first, second := r.volume("first", rig.MountAccess(c.fs)), r.volume("second", rig.MountAccess("ext4"))
-				check.Must(t, first.createFrom(snapshotSource(members[0].GetSnapshotId()), 0))
-				check.Must(t, second.createFrom(snapshotSource(members[1].GetSnapshotId()), 0))
-				first.must(first.stage, first.publish)
-				second.must(second.stage, second.publish)
+				first.upFrom(snapshotSource(members[0].GetSnapshotId()), 0)
+				second.upFrom(snapshotSource(members[1].GetSnapshotId()), 0)
 				wantChain(t, first.target, second.target)
 				first.down()
 				second.down()
@@ -91,7 +89,6 @@ func TestGroupSnapshots(t *testing.T) {
 			a.down()
 			b.down()
 			idle.must(idle.remove)
-			r.wantNothing()
 		})
 	}
 }
@@ -138,7 +135,6 @@ func TestGroupErrors(t *testing.T) {
 	for _, v := range []*volume{a, b, c} {
 		v.must(v.remove)
 	}
-	r.wantNothing()
 }
 
 // TestGroupIsOfOneMoment: of two volumes that cannot be frozen there is no group, and of two
@@ -166,7 +162,6 @@ func TestGroupIsOfOneMoment(t *testing.T) {
 	for _, v := range all {
 		v.down()
 	}
-	r.wantNothing()
 }
 
 // TestKilledInGroup kills at each step of making and removing a group. The next start leaves
@@ -195,8 +190,7 @@ func TestKilledInGroup(t *testing.T) {
 				}
 				made, members := r.mustGroup("g", a, b)
 				restored := r.volume("restored", rig.MountAccess("ext4"))
-				check.Must(t, restored.createFrom(snapshotSource(members[1].GetSnapshotId()), 0))
-				restored.must(restored.stage, restored.publish)
+				restored.upFrom(snapshotSource(members[1].GetSnapshotId()), 0)
 				restored.wantRandom(content)
 				restored.down()
 				check.Must(t, r.removeGroup(made.GetGroupSnapshotId()))
@@ -217,7 +211,6 @@ func TestKilledInGroup(t *testing.T) {
 		}
 		a.down()
 		b.down()
-		r.wantNothing()
 	}
 }
 

@@ -46,7 +46,6 @@ func TestKilledAnywhere(t *testing.T) {
 				}
 			}
 		}
-		r.wantNothing()
 	}
 }
 
@@ -110,7 +109,6 @@ func TestKilledInExpand(t *testing.T) {
 		v.wantKept("data")
 	}
 	v.down()
-	r.wantNothing()
 }
 
 // TestKilledInReadOnlyPublish: the pod cannot write, also when the publish comes again.
@@ -127,7 +125,6 @@ func TestKilledInReadOnlyPublish(t *testing.T) {
 		t.Errorf("it was written to: %v", err)
 	}
 	v.down()
-	r.wantNothing()
 }
 
 // TestKilledBeforeGrowth: a clone that is larger than its source has a filesystem as large.
@@ -143,7 +140,6 @@ func TestKilledBeforeGrowth(t *testing.T) {
 	}
 	clone.down()
 	v.must(v.remove)
-	r.wantNothing()
 }
 
 // TestKilledInNodeExpand kills when the loop device has grown, and its filesystem not yet.
@@ -160,7 +156,6 @@ func TestKilledInNodeExpand(t *testing.T) {
 	}
 	v.wantKept("data")
 	v.down()
-	r.wantNothing()
 }
 
 // TestKilledInDeferredPublish kills when the filesystem was made, and that is not on record.
@@ -175,7 +170,6 @@ func TestKilledInDeferredPublish(t *testing.T) {
 	_, err := v.publishDeferred(false)
 	check.Must(t, err)
 	v.down()
-	r.wantNothing()
 }
 
 // TestEveryStepIsKilledAt compares the failpoints of the driver with those of these tests.
@@ -218,7 +212,6 @@ func TestRecordsOfAnotherBoot(t *testing.T) {
 	r.pretendReboot()
 	r.start()
 	v.down() // kubelet may also only clean up
-	r.wantNothing()
 }
 
 // pretendReboot takes away what a reboot does: mounts and loop devices; and gives

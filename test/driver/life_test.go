@@ -108,7 +108,6 @@ func TestGrowth(t *testing.T) {
 			v.wantKept("data")
 			v.down()
 		}
-		r.wantNothing()
 	}
 }
 
@@ -164,7 +163,6 @@ func TestBlock(t *testing.T) {
 	}
 	_ = device.Close()
 	v.down()
-	r.wantNothing()
 }
 
 func TestReadOnlyAndSecondPod(t *testing.T) {
@@ -198,7 +196,6 @@ func TestReadOnlyAndSecondPod(t *testing.T) {
 		t.Error("a volume staged for reading was written to")
 	}
 	reader.down()
-	r.wantNothing()
 }
 
 func TestEphemeral(t *testing.T) {
@@ -240,7 +237,6 @@ func TestEphemeral(t *testing.T) {
 		r.restart()
 		v.wantKept("x")
 		v.must(v.unpublish, v.unpublish)
-		r.wantNothing()
 	}
 }
 
@@ -270,12 +266,12 @@ func TestForeignThingsStay(t *testing.T) {
 	unknown.id = "../../etc/passwd"
 	unknown.must(unknown.unpublish, unknown.unstage, unknown.remove)
 	check.Code(t, unknown.stage(), codes.NotFound)
-	r.wantNothing()
 }
 
 // TestPagination has what csi-sanity has switched off.
 func TestPagination(t *testing.T) {
 	r := newDriver(t, false)
+	r.leaves = true
 	var all []*volume
 	for _, name := range []string{"a", "b", "c", "d", "e"} {
 		v := r.volume(name, rig.MountAccess(""))
@@ -325,7 +321,6 @@ func TestLargerThanAnyFile(t *testing.T) {
 	v.up()
 	v.grow(2 * size)
 	v.down()
-	r.wantNothing()
 }
 
 func TestStopsInOrder(t *testing.T) {
@@ -357,5 +352,4 @@ func TestMountFlagsStayOut(t *testing.T) {
 		t.Error("in the log")
 	}
 	v.must(v.remove) // nothing is attached any more
-	r.wantNothing()
 }

@@ -75,7 +75,6 @@ func TestDeferredReaders(t *testing.T) {
 	_, err = block.publishDeferred(false)
 	check.Code(t, err, codes.InvalidArgument)
 	block.must(block.unstage, block.remove)
-	r.wantNothing()
 }
 
 // TestReadersOfAFrozenXFS: a frozen xfs always has something in its log, which is not replayed
@@ -124,7 +123,6 @@ func TestReadersOfAFrozenXFS(t *testing.T) {
 		v.must(v.remove)
 	}
 	check.Must(t, r.removeSnapshot(made.GetSnapshotId()))
-	r.wantNothing()
 }
 
 func TestPlainRefusesDeferral(t *testing.T) {
@@ -134,5 +132,4 @@ func TestPlainRefusesDeferral(t *testing.T) {
 	_, err := v.publishDeferred(false)
 	check.Code(t, err, codes.InvalidArgument)
 	v.must(v.unstage, v.remove)
-	r.wantNothing()
 }

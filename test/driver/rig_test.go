@@ -27,6 +27,7 @@ type testDriver struct {
 	t       *testing.T
 	dir     string
 	data    string // where its images are
+	leaves  bool   // something is left at the end of the test, and may be
 	process *rig.Process
 	conn    *grpc.ClientConn
 }
@@ -61,6 +62,9 @@ func layOut(t *testing.T, pool string) *testDriver {
 		r.data = rig.Pool(t, pool, rig.Disk(t, poolSize, pool)) // not below dir, where a mount is one that was left
 	}
 	t.Cleanup(func() {
+		if !t.Failed() && !r.leaves {
+			r.wantNothing()
+		}
 		rig.UnmountAll(t, dir)
 		for _, loop := range r.loops() { // left by a test that failed
 			_ = loopdev.Detach(loop)
@@ -180,6 +184,13 @@ func (v *volume) must(calls ...func() error) {
 	for _, call := range calls {
 		check.Must(v.t, call())
 	}
+}
+
+// upFrom makes a volume from another one or a snapshot, or from nothing.
+func (v *volume) upFrom(source *csi.VolumeContentSource, bytes int64) {
+	v.t.Helper()
+	check.Must(v.t, v.createFrom(source, bytes))
+	v.must(v.stage, v.publish)
 }
 
 func (v *volume) up()   { v.t.Helper(); v.must(v.create, v.stage, v.publish) }

@@ -41,7 +41,6 @@ func TestSanity(t *testing.T) {
 				if diff := cmp.Diff(notOffered(), skipped); diff != "" {
 					t.Errorf("skipped -want +got:\n%s", diff)
 				}
-				r.wantNothing()
 			})
 		}
 	}
@@ -62,7 +61,6 @@ func TestSnapshotMetadataSpecs(t *testing.T) {
 			if len(report.Results) < 15 {
 				t.Errorf("only %d specs ran", len(report.Results))
 			}
-			r.wantNothing()
 		})
 	}
 }

@@ -95,7 +95,6 @@ func TestSnapshots(t *testing.T) {
 				old.down()
 			})
 		}
-		r.wantNothing()
 	}
 }
 
@@ -133,7 +132,6 @@ func TestSnapshotIsNoVolume(t *testing.T) {
 	for _, one := range []*volume{v, other, clone} {
 		one.must(one.remove)
 	}
-	r.wantNothing()
 }
 
 // TestSnapshotPages deletes the last snapshot of a page before the next is asked for.
@@ -163,7 +161,6 @@ func TestSnapshotPages(t *testing.T) {
 		check.Must(t, r.removeSnapshot(id))
 	}
 	v.must(v.remove)
-	r.wantNothing()
 }
 
 // TestKilledInSnapshot kills at each step of making and removing one.
@@ -179,8 +176,7 @@ func TestKilledInSnapshot(t *testing.T) {
 			r.wantVolumes(1)
 			made := v.mustSnapshot("s")
 			restored := r.volume("restored", rig.MountAccess("ext4"))
-			check.Must(t, restored.createFrom(snapshotSource(made.GetSnapshotId()), 0))
-			restored.must(restored.stage, restored.publish)
+			restored.upFrom(snapshotSource(made.GetSnapshotId()), 0)
 			restored.wantRandom(content)
 			restored.down()
 			check.Must(t, r.removeSnapshot(made.GetSnapshotId()))
@@ -192,6 +188,5 @@ func TestKilledInSnapshot(t *testing.T) {
 			r.wantVolumes(1)
 		}
 		v.must(v.remove)
-		r.wantNothing()
 	}
 }

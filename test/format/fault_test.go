@@ -129,6 +129,13 @@ func (r *testFormatter) settled(device, fs string) (formatted bool, err error) {
 	return false, err
 }
 
+func (r *testFormatter) wantSettled(formatted bool, device, fs string) {
+	r.t.Helper()
+	if got, err := r.settled(device, fs); err != nil || got != formatted {
+		r.t.Errorf("afterwards: formatted %v: %v", got, err)
+	}
+}
+
 func TestDaemonIsKilledInTheMiddleOfMkfs(t *testing.T) {
 	for _, fs := range filesystems {
 		t.Run(fs, func(t *testing.T) {
@@ -150,9 +157,7 @@ func TestDaemonIsKilledInTheMiddleOfMkfs(t *testing.T) {
 			var slices sync.WaitGroup
 			slices.Go(func() { slice(mkfs) }) // longer than a Prepare waits for a lock
 			defer slices.Wait()
-			if formatted, err := r.settled(device, fs); err != nil || formatted {
-				t.Errorf("after the kill: formatted %v: %v", formatted, err)
-			}
+			r.wantSettled(false, device, fs)
 			mounts(t, device, fs)
 		})
 	}
@@ -183,20 +188,14 @@ func TestDaemonIsKilledBeforeTheRootMode(t *testing.T) {
 			r.refused(device, backing, "ext4", volume.FormatNever, false, volume.InUse, "its root directory lacks its mode", "read-write once")
 			r.refused(device, backing, "ext4", volume.FormatHost, true, volume.InUse, "its root directory lacks its mode")
 			r.refused(device, backing, "xfs", volume.FormatHost, false, volume.InUse, "holds ext4")
-			if formatted, err := r.settled(device, "ext4"); err != nil || formatted {
-				t.Fatalf("formatted %v: %v", formatted, err)
-			}
+			r.wantSettled(false, device, "ext4")
 			run(t, "", "e2fsck", "-fn", device)
 			unix.Sync()
 			before := hash(t, backing)
 			for _, policy := range []volume.FormatPolicy{volume.FormatHost, volume.FormatNever} {
-				if formatted, err := r.prepare(device, "ext4", policy, false); err != nil || formatted {
-					t.Errorf("again: formatted %v: %v", formatted, err)
-				}
+				r.want(false, device, "ext4", policy, false)
 			}
-			if unix.Sync(); before != hash(t, backing) {
-				t.Error("a complete filesystem was written to")
-			}
+			wantSame(t, backing, before, "a complete filesystem was written to")
 			if got := rootOf(t, device, "ext4"); got != want {
 				t.Errorf("mode and group of the root directory are %s, want %s", got, want)
 			}
@@ -247,9 +246,7 @@ func TestMkfsOutlivesItsCallerAndItsBound(t *testing.T) {
 		t.Fatalf("kind %v: %v", volume.KindOf(err), err)
 	}
 	check.Must(t, os.WriteFile(dir+"/taken", nil, 0o600))
-	if formatted, err := newFormatter(t, func(c *mkfs.Config) { c.LockFile = r.conf.LockFile }).settled(device, "ext4"); err != nil || formatted {
-		t.Errorf("afterwards: formatted %v: %v", formatted, err)
-	}
+	newFormatter(t, func(c *mkfs.Config) { c.LockFile = r.conf.LockFile }).wantSettled(false, device, "ext4")
 	mounts(t, device, "ext4")
 
 	r = newFormatter(t, tools(t, "xfs", held(t, dir)))
@@ -295,9 +292,7 @@ func TestWhatIsStillWrittenToIsKnown(t *testing.T) {
 		t.Errorf("the volume at another device: %v", err)
 	}
 	check.Must(t, os.WriteFile(dir+"/taken", nil, 0o600))
-	if formatted, err := r.settled(device, "ext4"); err != nil || formatted {
-		t.Errorf("afterwards: formatted %v: %v", formatted, err)
-	}
+	r.wantSettled(false, device, "ext4")
 	if err := r.f.CheckWriting(r.id); err != nil {
 		t.Errorf("when mkfs has ended: %v", err)
 	}
@@ -317,9 +312,7 @@ func TestCallerWhoIsGone(t *testing.T) {
 		t.Errorf("kind %v: %v", volume.KindOf(err), err)
 	}
 	time.Sleep(50 * time.Millisecond)
-	if unix.Sync(); before != hash(t, backing) {
-		t.Error("formatted for nobody")
-	}
+	wantSame(t, backing, before, "formatted for nobody")
 }
 
 func TestManyAtOnceFormatOnce(t *testing.T) {
@@ -357,9 +350,7 @@ func TestManyDevicesAtOnce(t *testing.T) {
 	for i := range 24 {
 		device, _ := r.blank()
 		done.Go(func() {
-			if formatted, err := r.prepare(device, filesystems[i%3], volume.FormatHost, false); err != nil || !formatted {
-				t.Errorf("%s: formatted %v: %v", device, formatted, err)
-			}
+			r.want(true, device, filesystems[i%3], volume.FormatHost, false)
 		})
 	}
 	done.Wait()
@@ -401,12 +392,8 @@ func TestFullStorage(t *testing.T) {
 					t.Errorf("what a failed mkfs left is taken: formatted %v", formatted)
 				}
 				check.Must(t, unix.Mount("", dir, "", unix.MS_REMOUNT, "size=600m"))
-				if formatted, err = r.prepare(device, fs, volume.FormatHost, false); err != nil || !formatted {
-					t.Errorf("with room again: formatted %v: %v", formatted, err)
-				}
-				if err == nil {
-					mounts(t, device, fs)
-				}
+				r.want(true, device, fs, volume.FormatHost, false)
+				mounts(t, device, fs)
 			})
 		}
 	}
@@ -480,8 +467,6 @@ func TestSomebodyTakesTheDeviceFirst(t *testing.T) {
 			t.Errorf("%s on a held device: formatted %v: %v", fs, formatted, err)
 		}
 		_ = unix.Close(held)
-		if formatted, err := newFormatter(t).prepare(device, fs, volume.FormatHost, false); err != nil || !formatted {
-			t.Errorf("%s afterwards: formatted %v: %v", fs, formatted, err)
-		}
+		newFormatter(t).want(true, device, fs, volume.FormatHost, false)
 	}
 }

@@ -28,22 +28,16 @@ func TestBlankDeviceIsFormattedOnce(t *testing.T) {
 		t.Run(fs, func(t *testing.T) {
 			r := newFormatter(t)
 			device, backing := r.blank()
-			if formatted, err := r.prepare(device, fs, volume.FormatHost, false); err != nil || !formatted {
-				t.Fatalf("formatted %v: %v", formatted, err)
-			}
+			r.want(true, device, fs, volume.FormatHost, false)
 			mounts(t, device, fs)
 			unix.Sync()
 			before := hash(t, backing)
 			for _, policy := range []volume.FormatPolicy{"", "host", "never"} {
 				for _, readOnly := range []bool{false, true} {
-					if formatted, err := r.prepare(device, fs, policy, readOnly); err != nil || formatted {
-						t.Errorf("again, policy %q, read-only %v: formatted %v: %v", policy, readOnly, formatted, err)
-					}
+					r.want(false, device, fs, policy, readOnly)
 				}
 			}
-			if unix.Sync(); before != hash(t, backing) {
-				t.Error("a device that holds the filesystem was written to")
-			}
+			wantSame(t, backing, before, "a device that holds the filesystem was written to")
 			for _, other := range append(filesystems, "ext3", "vfat") {
 				if other != fs {
 					r.refused(device, backing, other, volume.FormatHost, false, volume.InUse, "holds "+fs, "wipefs")
@@ -125,9 +119,7 @@ func TestDeviceOfADriverThatDefersByItself(t *testing.T) {
 			accepted = "ext4"
 		}
 		before := hash(t, backing)
-		if formatted, err := r.prepare(device, accepted, volume.FormatDriver, false); err != nil || formatted {
-			t.Errorf("%s: formatted %v: %v", name, formatted, err)
-		}
+		r.want(false, device, accepted, volume.FormatDriver, false)
 		if before != hash(t, backing) {
 			t.Errorf("%s: the device was written to", name)
 		}
@@ -135,9 +127,7 @@ func TestDeviceOfADriverThatDefersByItself(t *testing.T) {
 	for _, fs := range filesystems {
 		device, backing := r.blank()
 		rig.Mkfs(t, fs, backing)
-		if formatted, err := r.prepare(device, fs, volume.FormatDriver, false); err != nil || formatted {
-			t.Errorf("%s: formatted %v: %v", fs, formatted, err)
-		}
+		r.want(false, device, fs, volume.FormatDriver, false)
 		for _, other := range filesystems {
 			if other != fs {
 				r.refused(device, backing, other, volume.FormatDriver, false, volume.InUse, "holds "+cmp.Or(map[string]string{"ext4": "ext2, ext3 or ext4"}[fs], fs), "reports "+other)
@@ -151,9 +141,7 @@ func TestDeviceOfAnOddSize(t *testing.T) {
 	for _, odd := range []int64{mib, 3*mib + 512, 9*mib + 7*512, 64 * mib} {
 		backing := rig.Image(t, odd)
 		device := rig.Loop(t, backing, loopdev.Options{})
-		if formatted, err := r.prepare(device, "ext4", volume.FormatHost, false); err != nil || !formatted {
-			t.Errorf("%d bytes: formatted %v: %v", odd, formatted, err)
-		}
+		r.want(true, device, "ext4", volume.FormatHost, false)
 	}
 	// Too small for an xfs: mkfs says so.
 	backing := rig.Image(t, mib)
@@ -257,7 +245,7 @@ func TestWhateverTheBytesWere(t *testing.T) {
 
 func TestLeftoversAreAcceptedOnlyWhereAllowed(t *testing.T) {
 	r := newFormatter(t, func(c *mkfs.Config) { c.AcceptLeftovers = true })
-	for name, put := range foreign(t) {
+	for _, put := range foreign(t) {
 		backing := rig.Image(t, size)
 		says := put(backing)
 		device := rig.Loop(t, backing, loopdev.Options{})
@@ -265,9 +253,7 @@ func TestLeftoversAreAcceptedOnlyWhereAllowed(t *testing.T) {
 			r.refused(device, backing, "xfs", volume.FormatHost, false, volume.InUse, says)
 			continue
 		}
-		if formatted, err := r.prepare(device, "xfs", volume.FormatHost, false); err != nil || !formatted {
-			t.Errorf("%s: formatted %v: %v", name, formatted, err)
-		}
+		r.want(true, device, "xfs", volume.FormatHost, false)
 	}
 }
 
@@ -279,18 +265,14 @@ func TestDeviceInUse(t *testing.T) {
 	r.refused(device, backing, "ext4", volume.FormatHost, false, volume.InUse, "held by another", "findmnt")
 	r.refused(device, backing, "ext4", volume.FormatHost, true, volume.InUse, "blank")
 	_ = unix.Close(held)
-	if formatted, err := r.prepare(device, "ext4", volume.FormatHost, false); err != nil || !formatted {
-		t.Fatalf("formatted %v: %v", formatted, err)
-	}
+	r.want(true, device, "ext4", volume.FormatHost, false)
 	dir := t.TempDir()
 	check.Must(t, unix.Mount(device, dir, "ext4", unix.MS_RDONLY, ""))
 	defer func() { _ = unix.Unmount(dir, 0) }()
 	unix.Sync()
 	r.refused(device, backing, "ext4", volume.FormatHost, false, volume.InUse, "mounted")
 	r.refused(device, backing, "xfs", volume.FormatHost, false, volume.InUse, "mounted")
-	if formatted, err := r.prepare(device, "ext4", volume.FormatHost, true); err != nil || formatted {
-		t.Errorf("a second reader: formatted %v: %v", formatted, err)
-	}
+	r.want(false, device, "ext4", volume.FormatHost, true)
 }
 
 func TestWriteProtectedDevice(t *testing.T) {

@@ -85,6 +85,22 @@ func (r *testFormatter) prepare(device, fsType string, policy volume.FormatPolic
 	return formatted, err
 }
 
+// want wants a device to be accepted, and to be formatted or not.
+func (r *testFormatter) want(formatted bool, device, fsType string, policy volume.FormatPolicy, readOnly bool) {
+	r.t.Helper()
+	if got, err := r.prepare(device, fsType, policy, readOnly); err != nil || got != formatted {
+		r.t.Errorf("%s on %s, policy %q, read-only %v: formatted %v: %v", fsType, device, policy, readOnly, got, err)
+	}
+}
+
+// wantSame wants a device to hold what it held before.
+func wantSame(t testing.TB, backing string, before [sha256.Size]byte, what string) {
+	t.Helper()
+	if unix.Sync(); before != hash(t, backing) {
+		t.Error(what)
+	}
+}
+
 // refused wants an error of a kind that names the volume, the device and more,
 // and a device that is byte for byte as before.
 func (r *testFormatter) refused(device, backing, fsType string, policy volume.FormatPolicy, readOnly bool, kind volume.Kind, says ...string) {

@@ -24,8 +24,7 @@ func TestEventsOfAVolume(t *testing.T) {
 	v := n.create("pv-1", "ext4", 400*mib)
 	v.Secrets = map[string]string{"passphrase": "hunter2xyz"}
 	check.Must(t, n.stage(v))
-	check.Must(t, n.stage(v))
-	check.Must(t, n.publish(v, "pod-1"))
+	n.up(v, "pod-1")
 	check.Must(t, n.publish(v, "pod-1")) // kubelet repeats it
 	sandbox := n.boot("sandbox-1", v, "pod-1")
 	_, err := n.stats(v, "pod-1")
@@ -44,9 +43,7 @@ func TestEventsOfAVolume(t *testing.T) {
 	n.waitServed()
 	n.end(sandbox)
 	check.Must(t, n.unpublish(v, "pod-1"))
-	check.Must(t, n.unpublish(v, "pod-2"))
-	check.Must(t, n.unstage(v))
-	n.remove(v)
+	n.down(v, "pod-2")
 	n.wantClean()
 	var told []string
 	got, err := n.Admin().ListEvents(t.Context(), &adminv1.ListEventsRequest{Volume: v.ID})

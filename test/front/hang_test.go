@@ -79,9 +79,9 @@ func scanPartitions(t *testing.T, path string, hang func()) {
 // the daemon. Nor does a volume on record that lies on one of them stop the other volumes, or the next daemon.
 func TestLoopDevicesThatHang(t *testing.T) {
 	n := newNode(t, deferAll)
+	n.leaves = true
 	first, second := n.create("pv-1", "ext4", 16*mib), n.create("pv-2", "ext4", 16*mib)
-	check.Must(t, n.stage(first))
-	check.Must(t, n.publish(first, "pod-1"))
+	n.up(first, "pod-1")
 	device, _ := n.mountInfo(first, "pod-1")
 	scanned, hangScanned, image := hungLoop(t)
 	foreign := n.Kata + "/" + base64.URLEncoding.EncodeToString([]byte("/foreign/mount")) // of another program

@@ -95,10 +95,7 @@ func TestHealth(t *testing.T) {
 			}
 			n.wantHealth(v, "pod-2", "DEGRADED ErrorsOnRecord")
 			n.end(s)
-			check.Must(t, n.unpublish(v, "pod-2"))
-			check.Must(t, n.unstage(v))
-			n.remove(v)
-			n.wantClean()
+			n.down(v, "pod-2")
 		})
 	}
 }

@@ -43,6 +43,20 @@ func (n *node) unpublish(v *volume, pod string) error {
 // unstage is UnmountDevice.
 func (n *node) unstage(v *volume) error { n.t.Helper(); return v.Unstage() }
 
+// up and down are what kubelet does before and after a pod.
+func (n *node) up(v *volume, pod string) {
+	n.t.Helper()
+	check.Must(n.t, n.stage(v))
+	check.Must(n.t, n.publish(v, pod))
+}
+
+func (n *node) down(v *volume, pod string) {
+	n.t.Helper()
+	check.Must(n.t, n.unpublish(v, pod))
+	check.Must(n.t, n.unstage(v))
+	n.remove(v)
+}
+
 func (n *node) stats(v *volume, pod string) (*csi.NodeGetVolumeStatsResponse, error) {
 	return v.As(pod).Stats()
 }

@@ -32,6 +32,7 @@ type node struct {
 	t testing.TB
 	*rig.Daemon
 	driver  *csivolume.Driver
+	leaves  bool            // something is left at the end of the test, and may be
 	pods    int             // that wrote to the volume
 	foreign map[string]bool // targets that somebody else has mounted something on
 }
@@ -46,6 +47,11 @@ func newNode(t testing.TB, policy string, args ...string) *node {
 	n.startDriver()
 	n.Start()
 	n.waitServed()
+	t.Cleanup(func() {
+		if !t.Failed() && !n.leaves {
+			n.wantClean()
+		}
+	})
 	return n
 }
 

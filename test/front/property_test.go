@@ -79,7 +79,6 @@ func (c *chaos) run(long time.Duration) {
 	if written == 0 {
 		c.t.Error("nothing was written: the steps prove nothing")
 	}
-	c.wantClean()
 }
 
 // written counts what sandboxes wrote.

@@ -29,8 +29,7 @@ func TestKubeletFollowsEveryRestart(t *testing.T) {
 	watcher := n.kubelet()
 	n.wantRegistered(watcher)
 	v := n.create("pv-1", "ext4", 16*mib)
-	check.Must(t, n.stage(v))
-	check.Must(t, n.publish(v, "pod-1"))
+	n.up(v, "pod-1")
 
 	n.Kill()
 	n.Start()
@@ -55,10 +54,7 @@ func TestKubeletFollowsEveryRestart(t *testing.T) {
 		}
 	}
 	check.Must(t, n.publish(v, "pod-1"))
-	check.Must(t, n.unpublish(v, "pod-1"))
-	check.Must(t, n.unstage(v))
-	n.remove(v)
-	n.wantClean()
+	n.down(v, "pod-1")
 }
 
 func (n *node) kubelet() *kubelet.Kubelet {
@@ -105,8 +101,7 @@ func TestDirectRegistrationIsAnAlarm(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, deferAll)
 	v := n.create("pv-1", "ext4", 16*mib)
-	check.Must(t, n.stage(v))
-	check.Must(t, n.publish(v, "pod-1"))
+	n.up(v, "pod-1")
 	registered := n.driver.Process.Args
 	directly := n.Kubelet + "/plugins_registry/" + driverName + "-reg.sock"
 	n.driver.Process.Kill()
@@ -131,5 +126,4 @@ func TestDirectRegistrationIsAnAlarm(t *testing.T) {
 	n.insist("unpublish", func() error { return n.unpublish(v, "pod-1") })
 	n.insist("unstage", func() error { return n.unstage(v) })
 	n.remove(v)
-	n.wantClean()
 }

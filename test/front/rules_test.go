@@ -26,8 +26,7 @@ func TestOneWriterOrManyReaders(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, deferAll)
 	v := n.create("pv-1", "ext4", 16*mib)
-	check.Must(t, n.stage(v))
-	check.Must(t, n.publish(v, "pod-1"))
+	n.up(v, "pod-1")
 	check.Code(t, n.publish(v, "pod-2"), codes.FailedPrecondition, v.TargetOf("pod-1"), "wait until the other pod is gone")
 	if _, err := os.Stat(v.TargetOf("pod-2")); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the refused target is there: %v", err)
@@ -39,8 +38,7 @@ func TestOneWriterOrManyReaders(t *testing.T) {
 	check.Must(t, n.unstage(v))
 
 	v.Mode, v.ReadOnly = csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY, true
-	check.Must(t, n.stage(v))
-	check.Must(t, n.publish(v, "pod-1"))
+	n.up(v, "pod-1")
 	check.Must(t, n.publish(v, "pod-2"))
 	s := n.boot("sandbox-1", v, "pod-1")
 	if err := os.WriteFile(s.Dir()+"/file", nil, 0o600); !errors.Is(err, unix.EROFS) {
@@ -52,10 +50,7 @@ func TestOneWriterOrManyReaders(t *testing.T) {
 	}
 	n.end(s)
 	check.Must(t, n.unpublish(v, "pod-1"))
-	check.Must(t, n.unpublish(v, "pod-2"))
-	check.Must(t, n.unstage(v))
-	n.remove(v)
-	n.wantClean()
+	n.down(v, "pod-2")
 }
 
 func writeTo(device string) error {
@@ -72,8 +67,7 @@ func TestHostIsKeptFromWhatWasReleasedByForce(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, strings.Replace(deferAll, "}]", ", thenOnHost: allow}]", 1))
 	v := n.create("pv-1", "ext4", 16*mib)
-	check.Must(t, n.stage(v))
-	check.Must(t, n.publish(v, "pod-1"))
+	n.up(v, "pod-1")
 	device, _ := n.mountInfo(v, "pod-1")
 	vm := rig.Hold(t, "<>", device)
 	_, err := n.Admin().ReleaseVolume(t.Context(), &adminv1.ReleaseVolumeRequest{Volume: v.TargetOf("pod-1"), Force: true})
@@ -92,10 +86,7 @@ func TestHostIsKeptFromWhatWasReleasedByForce(t *testing.T) {
 	check.Succeeds(t, "the stage on the host", func() error { return n.stage(v) })
 	check.Must(t, n.publish(v, "pod-2"))
 	n.wantMounted(v, "pod-2")
-	check.Must(t, n.unpublish(v, "pod-2"))
-	check.Must(t, n.unstage(v))
-	n.remove(v)
-	n.wantClean()
+	n.down(v, "pod-2")
 }
 
 // TestCallsAtOnce are duplicates and stats in between, as from a kubelet that has
@@ -147,7 +138,6 @@ func TestCallsAtOnce(t *testing.T) {
 	cancel()
 	<-asked
 	n.remove(v)
-	n.wantClean()
 }
 
 // TestHungDriver has a driver that does not answer: other volumes, and the stats
@@ -156,8 +146,7 @@ func TestHungDriver(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, deferAll)
 	v := n.create("pv-1", "ext4", 16*mib)
-	check.Must(t, n.stage(v))
-	check.Must(t, n.publish(v, "pod-1"))
+	n.up(v, "pod-1")
 	s := n.boot("sandbox-1", v, "pod-1")
 	check.Succeeds(t, "stats", func() error { _, err := n.stats(v, "pod-1"); return err })
 	check.Must(t, n.driver.Process.Signal(unix.SIGSTOP))
@@ -175,5 +164,4 @@ func TestHungDriver(t *testing.T) {
 	n.insist("unpublish", func() error { return n.unpublish(v, "pod-1") })
 	n.insist("unstage", func() error { return n.unstage(v) })
 	n.remove(v)
-	n.wantClean()
 }

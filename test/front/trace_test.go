@@ -71,15 +71,12 @@ func TestATraceShowsWhereAPublishIs(t *testing.T) {
 	t.Cleanup(server.Stop)
 	n := newNode(t, deferAll+"\ntracing: {insecure: true, endpoint: \""+listener.Addr().String()+"\"}\n")
 	v := n.create("pv-1", "ext4", 400*mib)
-	check.Must(t, n.stage(v))
-	check.Must(t, n.publish(v, "pod-1"))
+	n.up(v, "pod-1")
 	sandbox := n.boot("sandbox-1", v, "pod-1")
 	_, err = n.stats(v, "pod-1")
 	check.Must(t, err)
 	n.end(sandbox)
-	check.Must(t, n.unpublish(v, "pod-1"))
-	check.Must(t, n.unstage(v))
-	n.remove(v)
+	n.down(v, "pod-1")
 	n.Stop() // it sends what is left
 	for method, want := range map[string][]string{
 		"NodeStageVolume":     {"NodeStageVolume"},

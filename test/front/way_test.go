@@ -37,8 +37,7 @@ func TestWholeWay(t *testing.T) {
 func wholeWay(t *testing.T, fs string, args []string) {
 	n := newNode(t, deferAll, args...)
 	v := n.create("pv-1", fs, 400*mib)
-	check.Must(t, n.stage(v))
-	check.Must(t, n.publish(v, "pod-1"))
+	n.up(v, "pod-1")
 	n.wantGuarded(v, "pod-1")
 	_, err := n.stats(v, "pod-1")
 	check.Code(t, err, codes.Unavailable)
@@ -62,10 +61,7 @@ func wholeWay(t *testing.T, fs string, args []string) {
 		t.Error("the second pod does not see what the first one wrote")
 	}
 	n.end(second)
-	check.Must(t, n.unpublish(v, "pod-2"))
-	check.Must(t, n.unstage(v))
-	n.remove(v)
-	n.wantClean()
+	n.down(v, "pod-2")
 }
 
 // wantGuarded asserts that the filesystem is mounted nowhere on the host, and
