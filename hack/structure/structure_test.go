@@ -43,9 +43,8 @@ func TestWideTypes(t *testing.T) {
 	b := &limits{ceilings: map[string]int{"product": 9}}
 	wantOne(t, b.check(m), "a.T", "4 methods in 4 files")
 	b.types = map[string][2]int{"a.T": {4, 4}}
-	if found := b.check(m); len(found) > 0 {
-		t.Error(found)
-	}
+	found := b.check(m)
+	check.That(t, len(found) == 0, "%v", found)
 	b.types["a.Gone"] = [2]int{30, 4}
 	wantOne(t, b.check(m), "a.Gone", "is gone")
 	b.types = map[string][2]int{"a.T": {4, 4}}

@@ -96,17 +96,14 @@ func TestMoveGivesACpusetWhatItNeeds(t *testing.T) {
 	}
 	check.Must(t, move(proc, 7, "own"))
 	for file, want := range map[string]string{"cpuset.cpus": "0-3\n", "cpuset.mems": "1\n", "cgroup.procs": "7"} {
-		if got := read(t, sys+"/cpuset/own/"+file); got != want {
-			t.Errorf("%s is %q, want %q", file, got, want)
-		}
+		got := read(t, sys+"/cpuset/own/"+file)
+		check.That(t, got == want, "%s is %q, want %q", file, got, want)
 	}
 }
 
 func TestMoveOfAProcessThatHasEnded(t *testing.T) {
 	proc, _ := machine(t, "0::/a\n", unified)
-	if err := move(proc, 8, "own"); err != nil {
-		t.Error(err)
-	}
+	check.Must(t, move(proc, 8, "own"))
 }
 
 // A directory without what the kernel puts there is not a control group.
@@ -114,9 +111,8 @@ func TestMoveIntoWhatIsNoControlGroup(t *testing.T) {
 	proc, sys := machine(t, "0::/a\n", unified)
 	check.Must(t, os.MkdirAll(sys, 0o755))
 	write(t, sys+"/unified", "a file")
-	if err := move(proc, 7, "own"); err == nil || !strings.Contains(err.Error(), "/a") {
-		t.Error(err)
-	}
+	err := move(proc, 7, "own")
+	check.That(t, err != nil && strings.Contains(err.Error(), "/a"), "%v", err)
 }
 
 func TestPath(t *testing.T) {
@@ -129,9 +125,8 @@ func TestPath(t *testing.T) {
 		"-.slice:cri:abc":     "/cri-abc.scope",
 		"a.slice:cri:b.slice": "/a.slice/b.slice",
 	} {
-		if got := Path(in); got != want {
-			t.Errorf("%s is %s, not %s", in, got, want)
-		}
+		got := Path(in)
+		check.That(t, got == want, "%s is %s, not %s", in, got, want)
 	}
 }
 
@@ -153,8 +148,7 @@ func TestEnter(t *testing.T) {
 	}
 	check.Must(t, enter(mounts[0], "/pod/one", 7))
 	for file, want := range map[string]string{"pod/cpuset.cpus": "0-3\n", "pod/one/cpuset.cpus": "0-3\n", "pod/one/cgroup.procs": "7"} {
-		if got := read(t, sys+"/cpuset/"+file); got != want {
-			t.Errorf("%s is %q, want %q", file, got, want)
-		}
+		got := read(t, sys+"/cpuset/"+file)
+		check.That(t, got == want, "%s is %q, want %q", file, got, want)
 	}
 }

@@ -60,7 +60,7 @@ func runFreeze(t *trial, s *suite) {
 		t.must(errors.Join(err, held.waits(t.ctx, heldFor+time.Second)))
 	}, "freeze-holds")
 	s.check(t, "freeze-thaw", func(t *trial) {
-		thawVolume(t, f)
+		t.must(f.vol.wantExit(t.ctx, abi.ExitOK, abi.Thaw, f.vol.target))
 		t.must(held.ends(t.ctx, lateBy))
 	}, "freeze-holds")
 	s.check(t, "freeze-auto", func(t *trial) {
@@ -86,10 +86,6 @@ func runFreeze(t *trial, s *suite) {
 		}
 		t.must(f.disk.waitFree(t.ctx))
 	}, "freeze-thaw")
-}
-
-func thawVolume(t *trial, f *fixture) {
-	t.must(f.vol.wantExit(t.ctx, abi.ExitOK, abi.Thaw, f.vol.target))
 }
 
 func freezeVolume(t *trial, f *fixture, most time.Duration) {

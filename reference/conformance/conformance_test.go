@@ -23,14 +23,10 @@ func TestRequirementsAreInThePage(t *testing.T) {
 	raw, err := os.ReadFile("../../docs/runtime-authors.md")
 	check.Must(t, err)
 	for name, d := range requirements() {
-		if d.text == "" || !strings.Contains(string(raw), "\n## "+d.section+". ") {
-			t.Errorf("%s: %+v", name, d)
-		}
+		check.That(t, d.text != "" && strings.Contains(string(raw), "\n## "+d.section+". "), "%s: %+v", name, d)
 	}
 	for _, name := range RequirementNames() {
-		if len(name) > 18 {
-			t.Errorf("%s: the name is longer than its column", name)
-		}
+		check.That(t, len(name) <= 18, "%s: the name is longer than its column", name)
 	}
 }
 
@@ -55,12 +51,9 @@ func TestCheck(t *testing.T) {
 	for name, r := range s.outcomes {
 		got[name] = [2]string{string(r.Status), r.Seen}
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Error(diff)
-	}
-	if s.report.Count(Skip) != 3 || s.report.Results[1].Section != "6" || s.report.Results[1].Seen != "wrong" {
-		t.Errorf("%+v", s.report)
-	}
+	diff := cmp.Diff(want, got)
+	check.That(t, diff == "", "%v", diff)
+	check.That(t, s.report.Count(Skip) == 3 && s.report.Results[1].Section == "6" && s.report.Results[1].Seen == "wrong", "%+v", s.report)
 }
 
 func TestUsages(t *testing.T) {
@@ -69,12 +62,10 @@ func TestUsages(t *testing.T) {
 		{Unit: abi.UnitBytes, Total: 5120, Used: 2048, Available: 2560},
 		{Unit: abi.UnitInodes, Total: 4, Used: 1, Available: 3},
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Error(diff)
-	}
-	if n := len((seenUsage{Unit: 512, Blocks: 10}).usages()); n != 1 {
-		t.Errorf("%d usages of a filesystem without inodes", n)
-	}
+	diff := cmp.Diff(want, got)
+	check.That(t, diff == "", "%v", diff)
+	n := len((seenUsage{Unit: 512, Blocks: 10}).usages())
+	check.That(t, n == 1, "%d usages of a filesystem without inodes", n)
 }
 
 func TestWantStatus(t *testing.T) {
@@ -93,9 +84,7 @@ func TestWantStatus(t *testing.T) {
 		{programResult{code: 4, stderr: "x"}, 2, false, false},
 	} {
 		err := wantStatus(c.ended, c.want, []string{"stats"})
-		if (err == nil) != c.ok || errors.As(err, &no) != c.skip {
-			t.Errorf("%+v: %v", c, err)
-		}
+		check.That(t, (err == nil) == c.ok && errors.As(err, &no) == c.skip, "%+v: %v", c, err)
 	}
 }
 
@@ -105,9 +94,7 @@ func TestWhileStill(t *testing.T) {
 	see := func(context.Context) (int, error) { moving++; return moving / 3, nil }
 	tries := 0
 	err := whileStill(t.Context(), see, func(context.Context, int) error { tries++; return errors.New("wrong") })
-	if err == nil || tries < 4 {
-		t.Errorf("%d tries: %v", tries, err)
-	}
+	check.That(t, err != nil && tries >= 4, "%d tries: %v", tries, err)
 	if err := whileStill(t.Context(), see, func(context.Context, int) error { return nil }); err != nil {
 		t.Error(err)
 	}
@@ -141,17 +128,14 @@ func TestProbe(t *testing.T) {
 	if err == nil {
 		err = json.Unmarshal([]byte(text), &found)
 	}
-	if is := found[dir+"/link"]; err != nil || is.Mode&0o170000 != 0o120000 {
-		t.Errorf("look: %+v, %v", found, err)
-	}
+	is := found[dir+"/link"]
+	check.That(t, err == nil && is.Mode&0o170000 == 0o120000, "look: %+v, %v", found, err)
 	var use seenUsage
 	text, err = probed(t, "usage", dir)
 	if err == nil {
 		err = json.Unmarshal([]byte(text), &use)
 	}
-	if err != nil || use.Blocks == 0 || use.Unit == 0 {
-		t.Errorf("usage: %+v, %v", use, err)
-	}
+	check.That(t, err == nil && use.Blocks != 0 && use.Unit != 0, "usage: %+v, %v", use, err)
 	for _, words := range [][]string{{}, {"write"}, {"dance", dir}, {"read", dir + "/none"}, {"link", dir}, {"own", dir, "1"}} {
 		if _, err := probed(t, words...); err == nil {
 			t.Errorf("%q succeeded", words)
@@ -167,9 +151,8 @@ func TestSleepEndsWithItsLease(t *testing.T) {
 	done := make(chan int)
 	go func() { done <- Probe([]string{"sleep"}, in, &bytes.Buffer{}, &bytes.Buffer{}) }()
 	check.Must(t, lease.Close())
-	if code := <-done; code != 0 {
-		t.Errorf("code %d", code)
-	}
+	code := <-done
+	check.That(t, code == 0, "code %d", code)
 }
 
 // A directory whose run is gone is cleared away; one of a run that lives is not.
@@ -181,9 +164,8 @@ func TestClearKilled(t *testing.T) {
 	}
 	check.Must(t, dead.base.run(t.Context()))
 	check.Must(t, clearKilled(below))
-	if left, _ := filepath.Glob(below + "/*"); len(left) != 1 || left[0] != living.dir {
-		t.Errorf("left: %q", left)
-	}
+	left, _ := filepath.Glob(below + "/*")
+	check.That(t, len(left) == 1 && left[0] == living.dir, "left: %q", left)
 	check.Must(t, living.base.run(t.Context()))
 }
 
@@ -235,15 +217,10 @@ func TestReportText(t *testing.T) {
 	}
 	check.Must(t, lines.End())
 	err := c.printEnd(report)
-	if err == nil || err.Error() != "the handler does not meet 1 of 7 demands" {
-		t.Errorf("the end: %v", err)
-	}
+	check.That(t, err != nil && err.Error() == "the handler does not meet 1 of 7 demands", "the end: %v", err)
 	want, err := os.ReadFile("testdata/report.txt")
 	check.Must(t, err)
-	if diff := cmp.Diff(string(want), out.String()); diff != "" {
-		t.Errorf("report (-want +got):\n%s", diff)
-	}
-	if c.printEnd(Report{Results: report.Results[:1]}) != nil {
-		t.Error("a handler that meets all demands is an error")
-	}
+	diff := cmp.Diff(string(want), out.String())
+	check.That(t, diff == "", "report (-want +got):\n%s", diff)
+	check.That(t, c.printEnd(Report{Results: report.Results[:1]}) == nil, "a handler that meets all demands is an error")
 }

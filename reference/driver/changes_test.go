@@ -56,9 +56,8 @@ func TestWhatExtentsProve(t *testing.T) {
 		extentShared | extentEncoded: unknown, extentShared | extentInline: unknown, extentShared | extentTail: unknown,
 		extentNotKnown: unknown, extentDelayed: unknown, extentShared | extentNotAligned: unknown, extentShared | extentEncrypted: unknown,
 	} {
-		if got := (extent{Flags: flags}).content(); got != want {
-			t.Errorf("%#x: %v instead of %v", flags, got, want)
-		}
+		got := (extent{Flags: flags}).content()
+		check.That(t, got == want, "%#x: %v instead of %v", flags, got, want)
 	}
 }
 
@@ -99,9 +98,8 @@ func TestChangedExtents(t *testing.T) {
 				want = append(want, span{one[0] * block, one[1] * block})
 			}
 			err := collect(c.from*block, 16*block, &got).changed(fakeExtents(16*block, atOnce, c.base...), fakeExtents(16*block, atOnce, c.target...), nil)
-			if diff := cmp.Diff(want, got); err != nil || diff != "" {
-				t.Errorf("%s, %d at once: %v, -want +got:\n%s", name, atOnce, err, diff)
-			}
+			diff := cmp.Diff(want, got)
+			check.That(t, err == nil && diff == "", "%s, %d at once: %v, -want +got:\n%s", name, atOnce, err, diff)
 		}
 	}
 }
@@ -114,9 +112,8 @@ func TestUnknownIsCompared(t *testing.T) {
 	after := fakeExtents(16*block, 2, extentAt(0, 10, 1, extentShared), extentAt(1, 10, 3, extentShared), extentAt(4, 20, 8, extentEncoded))
 	var got []span
 	check.Must(t, compareOf(bytes.NewReader(base), bytes.NewReader(target)).run(t.Context(), collect(block, 16*block, &got), before, after))
-	if diff := cmp.Diff([]span{{5 * block, 6 * block}, {6 * block, 7 * block}}, got); diff != "" {
-		t.Errorf("-want +got:\n%s", diff)
-	}
+	diff := cmp.Diff([]span{{5 * block, 6 * block}, {6 * block, 7 * block}}, got)
+	check.That(t, diff == "", "-want +got:\n%s", diff)
 }
 
 // TestEndlessExtents: extents that come again and again are an error, and no loop.
@@ -125,9 +122,8 @@ func TestEndlessExtents(t *testing.T) {
 		return []extent{extentAt(0, 9, 1, 0)}, false, nil
 	}}
 	var got []span
-	if err := collect(0, 16*block, &got).allocated(image); err == nil || len(got) != 1 {
-		t.Errorf("%v, %v", got, err)
-	}
+	err := collect(0, 16*block, &got).allocated(image)
+	check.That(t, err != nil && len(got) == 1, "%v, %v", got, err)
 }
 
 func TestWalkEndsWithItsCaller(t *testing.T) {
@@ -181,16 +177,12 @@ func TestMessages(t *testing.T) {
 			t.Errorf("%d at most: %d ranges, %d bytes, -want +got:\n%s", most, r.ranges, r.bytes, diff)
 		}
 		for _, n := range sizes {
-			if n > most {
-				t.Errorf("messages of %v, at most %d", sizes, most)
-			}
+			check.That(t, n <= most, "messages of %v, at most %d", sizes, most)
 		}
 	}
 	told := 0
 	check.Must(t, (&reporter{most: 1, send: func([]*csi.BlockMetadata) error { told++; return nil }}).end())
-	if told != 1 {
-		t.Errorf("%d messages, without any range", told)
-	}
+	check.That(t, told == 1, "%d messages, without any range", told)
 }
 
 // TestManyRanges: a volume of 4 GiB whose blocks are data and holes in turn.
@@ -204,9 +196,7 @@ func TestManyRanges(t *testing.T) {
 	}}
 	w := walk{to: 4 << 30, alive: func() error { return nil }, report: r.report}
 	check.Must(t, errors.Join(w.allocated(fakeEndless{}), r.end()))
-	if sum != 4<<30/block/2 {
-		t.Errorf("%d ranges", sum)
-	}
+	check.That(t, sum == 4<<30/block/2, "%d ranges", sum)
 }
 
 // snapshots makes two volumes, one snapshot of each, and a later, larger one of the first.
@@ -288,9 +278,8 @@ func TestSnapshotMetadata(t *testing.T) {
 		got, err := deltaOf(client.GetMetadataDelta(t.Context(), &csi.GetMetadataDeltaRequest{
 			BaseSnapshotId: c.base, TargetSnapshotId: c.target, StartingOffset: c.from, MaxResults: c.most,
 		}))
-		if diff := cmp.Diff(c.changed, got); status.Code(err) != c.want || diff != "" {
-			t.Errorf("%s: %v, -want +got:\n%s", name, err, diff)
-		}
+		diff := cmp.Diff(c.changed, got)
+		check.That(t, status.Code(err) == c.want && diff == "", "%s: %v, -want +got:\n%s", name, err, diff)
 	}
 	wantAllocated(t, client, later)
 }
@@ -308,9 +297,7 @@ func wantAllocated(t *testing.T, client csi.SnapshotMetadataClient, id string) {
 		stream, err := client.GetMetadataAllocated(t.Context(), &csi.GetMetadataAllocatedRequest{SnapshotId: c.id, StartingOffset: c.from})
 		check.Must(t, err)
 		reply, err := stream.Recv()
-		if status.Code(err) != c.want {
-			t.Errorf("%q from %d: %v", c.id, c.from, err)
-		}
+		check.That(t, status.Code(err) == c.want, "%q from %d: %v", c.id, c.from, err)
 		if err == nil && (reply.GetVolumeCapacityBytes() != 2*leastSize || reply.GetBlockMetadataType() != csi.BlockMetadataType_VARIABLE_LENGTH ||
 			len(reply.GetBlockMetadata()) != 1 || reply.GetBlockMetadata()[0].GetByteOffset() != 8*block) {
 			t.Errorf("%v", reply)
@@ -335,9 +322,7 @@ func TestOrderOfSnapshotsIsNotTheClocks(t *testing.T) {
 			t.Error(err)
 		}
 		_, err := deltaOf(client.GetMetadataDelta(t.Context(), &csi.GetMetadataDeltaRequest{BaseSnapshotId: target, TargetSnapshotId: base}))
-		if status.Code(err) != codes.InvalidArgument {
-			t.Errorf("in the wrong order: %v", err)
-		}
+		check.That(t, status.Code(err) == codes.InvalidArgument, "in the wrong order: %v", err)
 	}
 	wantOrder(first, later)
 	controller := csi.NewControllerClient(conn)
@@ -456,9 +441,8 @@ func TestComparison(t *testing.T) {
 func TestComparisonOfAShortImage(t *testing.T) {
 	var got []span
 	short := compareOf(bytes.NewReader(make([]byte, block)), bytes.NewReader(make([]byte, 2*block)))
-	if err := short.all(t.Context(), collect(0, 2*block, &got)); !errors.Is(err, io.EOF) || len(got) > 0 {
-		t.Error(err, got)
-	}
+	err := short.all(t.Context(), collect(0, 2*block, &got))
+	check.That(t, errors.Is(err, io.EOF) && len(got) == 0, "%v, %v", err, got)
 }
 
 // imageFunc is an image that is made as it is read.
@@ -522,9 +506,8 @@ func TestComparisonWaitsForItsClient(t *testing.T) {
 		check.Eventually(t, "no more is read", func() bool { return reads.Load() >= knownAhead && len(compare.free) == comparedAtOnce })
 		return gone
 	}
-	if err := compare.all(t.Context(), w); !errors.Is(err, gone) {
-		t.Error(err)
-	}
+	err := compare.all(t.Context(), w)
+	check.That(t, errors.Is(err, gone), "%v", err)
 	if n := reads.Load(); n > knownAhead+comparedAtOnce+1 || len(compare.free) != comparedAtOnce {
 		t.Errorf("%d steps were read, %d buffers are free", n, len(compare.free))
 	}
@@ -538,9 +521,8 @@ func TestComparisonEndsWithItsCaller(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()
-	if err := compare.all(ctx, collect(0, 1<<40, new([]span))); !errors.Is(err, context.DeadlineExceeded) {
-		t.Error(err)
-	}
+	err := compare.all(ctx, collect(0, 1<<40, new([]span)))
+	check.That(t, errors.Is(err, context.DeadlineExceeded), "%v", err)
 }
 
 // TestHolesAreNotRead, on either side.
@@ -558,9 +540,8 @@ func TestHolesAreNotRead(t *testing.T) {
 	} {
 		var got []span
 		err := c.compare.run(t.Context(), collect(0, 8*block, &got), c.before, c.after)
-		if diff := cmp.Diff([]span{{5 * block, 6 * block}}, got); err != nil || diff != "" {
-			t.Errorf("%s: %v, -want +got:\n%s", name, err, diff)
-		}
+		diff := cmp.Diff([]span{{5 * block, 6 * block}}, got)
+		check.That(t, err == nil && diff == "", "%s: %v, -want +got:\n%s", name, err, diff)
 	}
 	var got []span
 	check.Must(t, compareOf(unread, unread).run(t.Context(), collect(0, 1<<50, &got), fakeExtents(1<<50, 1), fakeExtents(1<<50, 1)))

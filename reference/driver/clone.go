@@ -154,9 +154,14 @@ func (c *cloner) capture(ctx context.Context, jobs []*job) error {
 	}
 	free, err := c.freezer.hold(ctx, busy, func() error { return c.copyAll(ctx, jobs) })
 	for _, j := range jobs {
-		if err == nil {
-			frozen := !slices.Contains(free, j.from.ID) && (j.device != "" || !needsReplay(j.image))
-			j.to.setConsistent(frozen || j.from.consistent())
+		if err != nil {
+			break
+		}
+		frozen := !slices.Contains(free, j.from.ID) && (j.device != "" || !needsReplay(j.image))
+		if is := frozen || j.from.consistent(); j.to.Snapshot != nil {
+			j.to.Snapshot.Consistent = is
+		} else {
+			j.to.AsFrozen = is
 		}
 	}
 	return err

@@ -51,9 +51,7 @@ func TestCopyKeepsHoles(t *testing.T) {
 	told := int64(0)
 	copied, err := copySparse(t.Context(), to, from, func(n int64) { told = n })
 	check.Must(t, err)
-	if copied < 128<<10 || copied > 1<<20 || told != copied {
-		t.Errorf("%d bytes were copied, and %d told", copied, told)
-	}
+	check.That(t, copied >= 128<<10 && copied <= 1<<20 && told == copied, "%d bytes were copied, and %d told", copied, told)
 	if blocks(t, to) > 2*blocks(t, from) {
 		t.Errorf("%d blocks instead of %d", blocks(t, to), blocks(t, from))
 	}
@@ -68,9 +66,7 @@ func TestCopyEndsWithItsCaller(t *testing.T) {
 	from, to := sparse(t, 64<<20, 0, 8<<20, 16<<20), sparse(t, 0)
 	ctx, cancel := context.WithCancel(t.Context())
 	copied, err := copySparse(ctx, to, from, func(int64) { cancel() })
-	if status.Code(err) != codes.Canceled || copied > 64<<10 {
-		t.Errorf("%d bytes: %v", copied, err)
-	}
+	check.That(t, status.Code(err) == codes.Canceled && copied <= 64<<10, "%d bytes: %v", copied, err)
 }
 
 func TestSizeOfClone(t *testing.T) {
@@ -86,9 +82,7 @@ func TestSizeOfClone(t *testing.T) {
 		{2, 1, 0, codes.InvalidArgument},
 	} {
 		got, err := sizeOfClone(8<<20, &csi.CapacityRange{RequiredBytes: c.required, LimitBytes: c.limit})
-		if got != c.want || status.Code(err) != c.code {
-			t.Errorf("%d..%d: %d, %v", c.required, c.limit, got, err)
-		}
+		check.That(t, got == c.want && status.Code(err) == c.code, "%d..%d: %d, %v", c.required, c.limit, got, err)
 	}
 }
 
@@ -127,9 +121,8 @@ func TestCloneThatFailsLeavesNothing(t *testing.T) {
 		t.Errorf("more than the limit was copied: %v", err)
 	}
 	for _, dir := range []string{"volumes", "images"} {
-		if left, _ := os.ReadDir(filepath.Join(config.DataDir, dir)); len(left) != 1 {
-			t.Errorf("left in %s: %v", dir, left)
-		}
+		left, _ := os.ReadDir(filepath.Join(config.DataDir, dir))
+		check.That(t, len(left) == 1, "left in %s: %v", dir, left)
 	}
 }
 
@@ -140,9 +133,7 @@ func TestNoClonesWithoutReflinksAndLimit(t *testing.T) {
 	reply, err := controller.ControllerGetCapabilities(t.Context(), &csi.ControllerGetCapabilitiesRequest{})
 	check.Must(t, err)
 	for _, one := range reply.GetCapabilities() {
-		if one.GetRpc().GetType() == csi.ControllerServiceCapability_RPC_CLONE_VOLUME {
-			t.Error("CLONE_VOLUME is reported")
-		}
+		check.That(t, one.GetRpc().GetType() != csi.ControllerServiceCapability_RPC_CLONE_VOLUME, "CLONE_VOLUME is reported")
 	}
 	if _, err := created(t, controller, "clone", source{Volume: "v"}); status.Code(err) != codes.InvalidArgument {
 		t.Error(err)
@@ -264,9 +255,7 @@ func TestHoldWaitsForAnEarlierFreeze(t *testing.T) {
 			a := &admin{volumes: []*adminv1.Volume{{Id: "1", VolumeId: "v"}, {Id: "2", VolumeId: "w"}}, left: "2", until: time.Now().Add(c.left)}
 			f := &freezer{log: zaptest.NewLogger(t), limit: time.Second, sandboxes: sandboxes{socket: a.serve(t), driver: "d"}}
 			free, err := f.hold(t.Context(), []inUse{{"v", "/dev/none"}, {"w", "/dev/none"}}, func() error { a.called("take"); return nil })
-			if err != nil || (len(free) == 0) != c.held {
-				t.Errorf("free %q: %v", free, err)
-			}
+			check.That(t, err == nil && (len(free) == 0) == c.held, "free %q: %v", free, err)
 			at := slices.Index(a.calls, "take")
 			if before := a.calls[:at]; !slices.Equal(slices.Sorted(slices.Values(before)), []string{
 				"freeze 1 1s", "freeze 1 1s", "freeze 1 1s", "freeze 2 1s", "freeze 2 1s", "freeze 2 1s", "thaw 1", "thaw 1",
@@ -283,9 +272,7 @@ func TestHoldSyncsFirst(t *testing.T) {
 	a := &admin{volumes: []*adminv1.Volume{{Id: "1", VolumeId: "clean"}, {Id: "2", VolumeId: "busy"}}, dirty: "2"}
 	f := &freezer{log: zaptest.NewLogger(t), limit: time.Second, sandboxes: sandboxes{socket: a.serve(t), driver: "d"}}
 	free, err := f.hold(t.Context(), []inUse{{"clean", "/dev/none"}, {"busy", "/dev/none"}}, func() error { a.called("take"); return nil })
-	if len(free) > 0 || err != nil {
-		t.Errorf("free %q: %v", free, err)
-	}
+	check.That(t, len(free) == 0 && err == nil, "free %q: %v", free, err)
 	synced := slices.Index(a.calls, "freeze 2 1s")
 	if before := a.calls[:synced]; !slices.Equal(before, []string{"freeze 1 1s", "thaw 1"}) {
 		t.Errorf("%q", a.calls)
@@ -298,8 +285,6 @@ func TestHoldWithoutCrustProxy(t *testing.T) {
 		f := &freezer{log: zaptest.NewLogger(t), limit: time.Second, sandboxes: sandboxes{socket: socket}}
 		taken := false
 		free, err := f.hold(t.Context(), []inUse{{"v", "/dev/none"}}, func() error { taken = true; return nil })
-		if len(free) != 1 || err != nil || !taken {
-			t.Errorf("%q: free %v, taken %v, %v", socket, free, taken, err)
-		}
+		check.That(t, len(free) == 1 && err == nil && taken, "%q: free %v, taken %v, %v", socket, free, taken, err)
 	}
 }

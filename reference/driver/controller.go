@@ -156,7 +156,7 @@ func checkSame(r, want *record, wanted *csi.CapacityRange) error {
 	switch {
 	case r.Source != want.Source:
 		return status.Errorf(codes.AlreadyExists, "volume %q exists and was made from %v, not from %v", r.ID, r.Source, want.Source)
-	case !inRange(r.Capacity, wanted):
+	case r.Capacity < wanted.GetRequiredBytes() || wanted.GetLimitBytes() > 0 && r.Capacity > wanted.GetLimitBytes():
 		return status.Errorf(codes.AlreadyExists, "volume %q exists with %d bytes, which is not in the range asked for", r.ID, r.Capacity)
 	}
 	return nil

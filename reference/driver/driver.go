@@ -102,16 +102,10 @@ func open(config Config) (*Driver, error) {
 		return nil, err
 	}
 	fs := newFilesystems(disks)
-	freezes, err := newFreezer(config, boot)
-	if err != nil {
-		return nil, err
-	}
-	clones, err := newCloner(disks, freezes)
-	if err != nil {
-		return nil, err
-	}
-	kept, err := openGroups(disks, clones)
-	if err != nil {
+	freezes, notFreezes := newFreezer(config, boot)
+	clones, notClones := newCloner(disks, freezes)
+	kept, notKept := openGroups(disks, clones)
+	if err := errors.Join(notFreezes, notClones, notKept); err != nil {
 		return nil, err
 	}
 	calls, counts := new(locks), newMetrics()

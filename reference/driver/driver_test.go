@@ -112,9 +112,7 @@ func TestRegistersAsARegistrarDoes(t *testing.T) {
 			waitGone(t, socket)
 		}
 	}
-	if seen[0].ModTime().Equal(seen[1].ModTime()) {
-		t.Error("refused, the socket did not appear anew: kubelet would never try again")
-	}
+	check.That(t, !seen[0].ModTime().Equal(seen[1].ModTime()), "refused, the socket did not appear anew: kubelet would never try again")
 }
 
 func waitGone(t *testing.T, path string) {
@@ -152,14 +150,11 @@ func TestSecretsStayOut(t *testing.T) {
 	}
 	records, _ := filepath.Glob(config.DataDir + "/volumes/*")
 	for _, path := range records {
-		if raw, _ := os.ReadFile(path); bytes.Contains(raw, []byte(secret)) {
-			t.Errorf("in the record: %s", raw)
-		}
+		raw, _ := os.ReadFile(path)
+		check.That(t, !bytes.Contains(raw, []byte(secret)), "in the record: %s", raw)
 	}
 	check.Must(t, conn.Close())
-	if strings.Contains(log.String(), secret) {
-		t.Error("in the log")
-	}
+	check.That(t, !strings.Contains(log.String(), secret), "in the log")
 }
 
 // TestCodeOfAFullDisk: the code says to try again when there is room, unless the call has said
@@ -195,14 +190,11 @@ func TestTopology(t *testing.T) {
 		reply, err := controller.GetCapacity(t.Context(), &csi.GetCapacityRequest{AccessibleTopology: &csi.Topology{
 			Segments: map[string]string{"topology." + DefaultName + "/node": node},
 		}})
-		if err != nil || (reply.GetAvailableCapacity() > 0) != some {
-			t.Errorf("on node %s: %v, %v", node, reply, err)
-		}
+		check.That(t, err == nil && (reply.GetAvailableCapacity() > 0) == some, "on node %s: %v, %v", node, reply, err)
 	}
 	listed, err := controller.ListVolumes(t.Context(), &csi.ListVolumesRequest{})
-	if at := listed.GetEntries()[0].GetVolume().GetAccessibleTopology(); err != nil || at[0].GetSegments()["topology."+DefaultName+"/node"] != "n" {
-		t.Errorf("%v, %v", at, err)
-	}
+	at := listed.GetEntries()[0].GetVolume().GetAccessibleTopology()
+	check.That(t, err == nil && at[0].GetSegments()["topology."+DefaultName+"/node"] == "n", "%v, %v", at, err)
 }
 
 // alone gives the configuration of a driver that is not started.
@@ -379,9 +371,7 @@ func TestReadRange(t *testing.T) {
 		{math.MaxInt64, 0, 0, codes.OutOfRange},
 	} {
 		got, err := readRange(&csi.CapacityRange{RequiredBytes: c.required, LimitBytes: c.limit})
-		if got != c.want || status.Code(err) != c.code {
-			t.Errorf("%d..%d: %d, %v", c.required, c.limit, got, err)
-		}
+		check.That(t, got == c.want && status.Code(err) == c.code, "%d..%d: %d, %v", c.required, c.limit, got, err)
 	}
 }
 
@@ -436,9 +426,7 @@ func TestStreamsAreCounted(t *testing.T) {
 		`crust_driver_metadata_stream_duration_seconds_count{method="GetMetadataDelta"} 2`,
 		fmt.Sprintf(`crust_driver_metadata_bytes_total{method="GetMetadataDelta"} %v`, float64(leastSize+block)),
 	} {
-		if !strings.Contains(text, want+"\n") {
-			t.Errorf("no %s in\n%s", want, text)
-		}
+		check.That(t, strings.Contains(text, want+"\n"), "no %s in\n%s", want, text)
 	}
 }
 
@@ -446,9 +434,8 @@ func TestStreamsAreCounted(t *testing.T) {
 func TestStreamsAreBounded(t *testing.T) {
 	m := &snapshotMetadata{slots: make(chan struct{}, 1)}
 	m.slots <- struct{}{}
-	if err := m.stream(t.Context(), opened{}, nil, nil, nil); status.Code(err) != codes.ResourceExhausted {
-		t.Error(err)
-	}
+	err := m.stream(t.Context(), opened{}, nil, nil, nil)
+	check.That(t, status.Code(err) == codes.ResourceExhausted, "%v", err)
 }
 
 // TestMetricsAreDocumented: docs/crust-runc.md lists each one.
@@ -470,7 +457,5 @@ func TestMetricsAreDocumented(t *testing.T) {
 		named = append(named, found[1])
 	}
 	slices.Sort(named)
-	if !slices.Equal(known, named) {
-		t.Errorf("docs/crust-runc.md lists %v, and there are %v", named, known)
-	}
+	check.That(t, slices.Equal(known, named), "docs/crust-runc.md lists %v, and there are %v", named, known)
 }

@@ -98,10 +98,6 @@ func readRange(r *csi.CapacityRange) (int64, error) {
 	return size, nil
 }
 
-func inRange(size int64, r *csi.CapacityRange) bool {
-	return size >= r.GetRequiredBytes() && (r.GetLimitBytes() == 0 || size <= r.GetLimitBytes())
-}
-
 // sizeOfClone chooses the size of a clone: that of its source, unless the request asks for
 // more.
 func sizeOfClone(least int64, r *csi.CapacityRange) (int64, error) {

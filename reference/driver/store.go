@@ -264,14 +264,6 @@ func (r *record) consistent() bool {
 	return r.AsFrozen || r.Snapshot != nil && r.Snapshot.Consistent
 }
 
-func (r *record) setConsistent(is bool) {
-	if r.Snapshot != nil {
-		r.Snapshot.Consistent = is
-	} else {
-		r.AsFrozen = is
-	}
-}
-
 // source names the volume or the snapshot whose content an image began with.
 type source struct {
 	Volume   string `json:"volume,omitempty"`

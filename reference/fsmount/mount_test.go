@@ -7,6 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 func TestSplitOptions(t *testing.T) {
@@ -49,7 +50,6 @@ func TestOptionsOfOurOwn(t *testing.T) {
 
 func TestRestrictions(t *testing.T) {
 	info := abi.Info{FSType: "ext4", Options: []string{"users", "noatime", "dev", "ro", "nosymfollow"}}
-	if got, err := Restrictions(info); err != nil || !slices.Equal(got, []string{"nosuid", "noexec", "nosymfollow"}) {
-		t.Errorf("%q, %v", got, err)
-	}
+	got, err := Restrictions(info)
+	check.That(t, err == nil && slices.Equal(got, []string{"nosuid", "noexec", "nosymfollow"}), "%q, %v", got, err)
 }

@@ -91,16 +91,12 @@ func TestEndEndsTheRightProcess(t *testing.T) {
 		t.Fatal(is, err)
 	}
 	end([]process.Process{{PID: is.PID, Start: is.Start + 1}})
-	if !is.Lives() {
-		t.Error("a process of another start was ended")
-	}
+	check.That(t, is.Lives(), "a process of another start was ended")
 	end([]process.Process{is, {PID: 1 << 22, Start: 1}})
 	if err := cmd.Wait(); err == nil || !strings.Contains(err.Error(), unix.SIGTERM.String()) {
 		t.Errorf("it was not told to end: %v", err)
 	}
-	if is.Lives() {
-		t.Error("it is alive after its end")
-	}
+	check.That(t, !is.Lives(), "it is alive after its end")
 }
 
 func TestGroupsWithACopyOfTheSuperblock(t *testing.T) {
@@ -110,9 +106,8 @@ func TestGroupsWithACopyOfTheSuperblock(t *testing.T) {
 			have = append(have, group)
 		}
 	}
-	if want := []int64{0, 1, 3, 5, 7, 9, 25, 27, 49, 81, 125}; !slices.Equal(have, want) {
-		t.Errorf("%v instead of %v", have, want)
-	}
+	want := []int64{0, 1, 3, 5, 7, 9, 25, 27, 49, 81, 125}
+	check.That(t, slices.Equal(have, want), "%v instead of %v", have, want)
 }
 
 func TestBlankDeviceHasNoSuperblock(t *testing.T) {
@@ -138,9 +133,8 @@ func FuzzSuperblock(f *testing.F) {
 func TestXFSLeavesASmallRest(t *testing.T) {
 	is := xfsGeometry{Block: 4096, GroupBlocks: 1000}
 	for blocks, want := range map[int64]uint64{3000: 3000, 3063: 3000, 3064: 3064, 999: 999, 63: 0} {
-		if got := is.fill(blocks*4096 + 100); got != want {
-			t.Errorf("%d blocks: %d instead of %d", blocks, got, want)
-		}
+		got := is.fill(blocks*4096 + 100)
+		check.That(t, got == want, "%d blocks: %d instead of %d", blocks, got, want)
 	}
 }
 
@@ -173,9 +167,7 @@ func TestFilesystemsThatNameOtherDevices(t *testing.T) {
 			}
 		})
 	}
-	if oneDevice(bytes.NewReader(nil), "ext4") == nil {
-		t.Error("a device that cannot be read is fine")
-	}
+	check.That(t, oneDevice(bytes.NewReader(nil), "ext4") != nil, "a device that cannot be read is fine")
 }
 
 // The size of its argument is part of a request's number.
@@ -191,9 +183,8 @@ func TestArgumentsHaveTheSizesOfTheirRequests(t *testing.T) {
 		"growfs":    {xfsIocGrowData, unsafe.Sizeof(xfsGrowData{})},
 		"dev stats": {btrfsIocGetDevStats, unsafe.Sizeof(btrfsDevStats{})},
 	} {
-		if want := uintptr(arg.request >> 16 & 0x3fff); arg.size != want {
-			t.Errorf("%s: %d bytes instead of %d", name, arg.size, want)
-		}
+		want := uintptr(arg.request >> 16 & 0x3fff)
+		check.That(t, arg.size == want, "%s: %d bytes instead of %d", name, arg.size, want)
 	}
 }
 
@@ -201,9 +192,7 @@ func TestUsageCountsAsDF(t *testing.T) {
 	fs := unix.Statfs_t{Bsize: 4096, Frsize: 512, Blocks: 100, Bfree: 40, Bavail: 30, Files: 10, Ffree: 4}
 	want := []abi.Usage{{Available: 30 * 512, Total: 100 * 512, Used: 60 * 512, Unit: abi.UnitBytes}, {Available: 4, Total: 10, Used: 6, Unit: abi.UnitInodes}}
 	got := usage(&fs)
-	if len(got) != 2 || got[0] != want[0] || got[1] != want[1] {
-		t.Errorf("%+v instead of %+v", got, want)
-	}
+	check.That(t, len(got) == 2 && got[0] == want[0] && got[1] == want[1], "%+v instead of %+v", got, want)
 	fs.Files, fs.Ffree = 0, 0
 	if got := usage(&fs); len(got) != 1 {
 		t.Errorf("inodes of a filesystem that has none: %+v", got)
@@ -221,14 +210,10 @@ func TestUsageCountsAsDF(t *testing.T) {
 func TestForgottenFreezeHidesNothing(t *testing.T) {
 	whole := report(nil, nil).Condition
 	addHeld(whole)
-	if !whole.Abnormal || whole.Reason != abi.ReasonFrozen || whole.Message == "" {
-		t.Errorf("%+v", whole)
-	}
+	check.That(t, whole.Abnormal && whole.Reason == abi.ReasonFrozen && whole.Message != "", "%+v", whole)
 	broken := report(nil, []fault{{abi.ReasonErrors, "errors"}, {abi.ReasonShutDown, "shut down"}}).Condition
 	addHeld(broken)
-	if broken.Reason != abi.ReasonShutDown || broken.Message != "errors; shut down; "+whole.Message {
-		t.Errorf("%+v", broken)
-	}
+	check.That(t, broken.Reason == abi.ReasonShutDown && broken.Message == "errors; shut down; "+whole.Message, "%+v", broken)
 }
 
 // TestGrowthIsNotCutOff ends the caller's context while resize2fs is at work: a

@@ -43,9 +43,7 @@ func TestParseArgs(t *testing.T) {
 		}
 	}
 	in := ParseArgs(strings.Fields("delete -f id --pid-file=/p"))
-	if !in.Has("force", "f") || in.Has("all", "a") || in.Option("pid-file", "") != "/p" {
-		t.Errorf("%+v", in)
-	}
+	check.That(t, in.Has("force", "f") && !in.Has("all", "a") && in.Option("pid-file", "") == "/p", "%+v", in)
 }
 
 // minuteFreezer are volumes that may be frozen for a minute.
@@ -65,9 +63,8 @@ func TestFreezeForTooLong(t *testing.T) {
 		0: abi.ExitOutOfRange, 60: abi.ExitOK, 61: abi.ExitOutOfRange,
 		18446744074: abi.ExitOutOfRange, math.MaxInt64: abi.ExitOutOfRange,
 	} {
-		if got := cli.Main([]string{abi.Freeze, "/target", fmt.Sprint(seconds)}, io.Discard, io.Discard); got != want {
-			t.Errorf("%d s: exit status %d, want %d", seconds, got, want)
-		}
+		got := cli.Main([]string{abi.Freeze, "/target", fmt.Sprint(seconds)}, io.Discard, io.Discard)
+		check.That(t, got == want, "%d s: exit status %d, want %d", seconds, got, want)
 	}
 }
 

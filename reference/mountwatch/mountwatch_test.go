@@ -18,9 +18,8 @@ func TestForbiddenMounts(t *testing.T) {
 		"":    false,
 		"a b": false,
 	} {
-		if got := w.forbidden(line); got != want {
-			t.Errorf("%q: %v", line, got)
-		}
+		got := w.forbidden(line)
+		check.That(t, got == want, "%q: %v", line, got)
 	}
 }
 
@@ -31,7 +30,5 @@ func TestABrokenWatchIsNoProof(t *testing.T) {
 	w := &Watch{file: file}
 	check.Must(t, w.CheckNone())
 	check.Must(t, file.Close())
-	if w.CheckNone() == nil {
-		t.Error("a list that cannot be read shows that nothing is mounted")
-	}
+	check.That(t, w.CheckNone() != nil, "a list that cannot be read shows that nothing is mounted")
 }

@@ -31,10 +31,6 @@ func TestWhatCannotBeExaminedHasNotEnded(t *testing.T) {
 	check.Must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &none))
 	lives, ended := self.Lives(), self.Ended()
 	check.Must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &limit))
-	if lives || ended {
-		t.Errorf("without a descriptor it is certain that it lives (%v) or has ended (%v)", lives, ended)
-	}
-	if !self.Lives() || self.Ended() {
-		t.Error("it does not live")
-	}
+	check.That(t, !lives && !ended, "without a descriptor it is certain that it lives (%v) or has ended (%v)", lives, ended)
+	check.That(t, self.Lives() && !self.Ended(), "it does not live")
 }

@@ -114,9 +114,7 @@ func TestBecomesRunc(t *testing.T) {
 			t.Errorf("%q: %s\n%s", args, diff, &b.stderr)
 		}
 		for _, given := range append(args, "A=1", "EMPTY=", "input", "a third descriptor") {
-			if !strings.Contains(want, given) {
-				t.Errorf("%q: the runtime was not given %q", args, given)
-			}
+			check.That(t, strings.Contains(want, given), "%q: the runtime was not given %q", args, given)
 		}
 	}
 }
@@ -125,16 +123,14 @@ func TestBecomesRunc(t *testing.T) {
 func TestVersions(t *testing.T) {
 	b := newBecame(t, buildRunc(t), nil, "--version")
 	b.status(t)
-	if out := b.out.String(); strings.HasPrefix(out, "crust-runc version") || !strings.Contains(out, "\ncrust-runc version ") {
-		t.Errorf("%q", out)
-	}
+	out := b.out.String()
+	check.That(t, !strings.HasPrefix(out, "crust-runc version") && strings.Contains(out, "\ncrust-runc version "), "%q", out)
 }
 
 func TestEndsBySignalAsRuncDoes(t *testing.T) {
 	b := newBecame(t, buildRunc(t), []string{"DIE=1"}, "run", "id")
-	if status := b.status(t); !status.Signaled() || status.Signal() != syscall.SIGTERM {
-		t.Errorf("it ended with %v", status)
-	}
+	status := b.status(t)
+	check.That(t, status.Signaled() && status.Signal() == syscall.SIGTERM, "it ended with %v", status)
 }
 
 // What cannot be done is told where containerd looks for it, and where people do.
@@ -142,18 +138,15 @@ func TestFailureIsToldInTheLog(t *testing.T) {
 	program := buildRunc(t)
 	b := newBecame(t, program, nil, "--log", "log.json", "--log-format", "json", "create", "--bundle", ".", "id")
 	check.Must(t, os.WriteFile(b.cmd.Dir+"/c.json", []byte(`{"runtime":"/does/not/exist"}`), 0o600))
-	if status := b.status(t); status.ExitStatus() != 1 {
-		t.Errorf("it ended with %v", status)
-	}
+	status := b.status(t)
+	check.That(t, status.ExitStatus() == 1, "it ended with %v", status)
 	raw, err := os.ReadFile(b.cmd.Dir + "/log.json")
 	check.Must(t, err)
 	var line struct{ Level, Msg, Time string }
 	if err := json.Unmarshal(raw, &line); err != nil || line.Level != "error" || !strings.Contains(line.Msg, "/does/not/exist") || line.Time == "" {
 		t.Errorf("%v: %s", err, raw)
 	}
-	if !strings.Contains(b.stderr.String(), line.Msg) {
-		t.Errorf("told: %s", &b.stderr)
-	}
+	check.That(t, strings.Contains(b.stderr.String(), line.Msg), "told: %s", &b.stderr)
 }
 
 // TestFeaturesHaveALinuxSection: containerd 2.4.1 crashes over features without one. Where
@@ -179,9 +172,7 @@ func TestFeaturesHaveALinuxSection(t *testing.T) {
 		Linux *struct{ Namespaces []string }
 	}
 	check.Must(t, json.Unmarshal(got, &has))
-	if has.Linux == nil || len(has.Linux.Namespaces) == 0 || !bytes.Equal(got, want) {
-		t.Errorf("it says %s, and runc %s", got, want)
-	}
+	check.That(t, has.Linux != nil && len(has.Linux.Namespaces) != 0 && bytes.Equal(got, want), "it says %s, and runc %s", got, want)
 	for _, bad := range []string{"{", `{"runtime":"/nonexistent"}`} {
 		if got, err := features(bad); err == nil || len(got) > 0 {
 			t.Errorf("with the configuration %s it says %q, %v", bad, got, err)
@@ -265,9 +256,7 @@ func read(t *testing.T, content string) (Config, error) {
 	file := filepath.Join(t.TempDir(), "c.json")
 	check.Must(t, os.WriteFile(file, []byte(content), 0o600))
 	return LoadConfig(func(name string) string {
-		if name != configVariable {
-			t.Errorf("asked for %s", name)
-		}
+		check.That(t, name == configVariable, "asked for %s", name)
 		return file
 	})
 }
@@ -305,9 +294,8 @@ func TestRuntimeIsNotItself(t *testing.T) {
 func TestSharedMountsAreRefused(t *testing.T) {
 	for option, refused := range map[string]bool{"rshared": true, "shared": true, "rslave": false, "rprivate": false} {
 		spec := &specs.Spec{Mounts: []specs.Mount{{Options: []string{"rbind", option, "rw"}}}}
-		if err := checkMounts("runc", spec, []*oci.Mount{{Destination: "/data"}}); (err != nil) != refused {
-			t.Errorf("%s: %v", option, err)
-		}
+		err := checkMounts("runc", spec, []*oci.Mount{{Destination: "/data"}})
+		check.That(t, (err != nil) == refused, "%s: %v", option, err)
 	}
 }
 
@@ -316,9 +304,8 @@ func TestSpecThatCannotBeRead(t *testing.T) {
 	bundle := t.TempDir()
 	check.Must(t, os.WriteFile(bundle+"/config.json", []byte(`{"mounts": [{"source": 1}]}`), 0o600))
 	c := &creator{in: handler.Invocation{Bundle: bundle}}
-	if err := c.prepare(); err == nil || !strings.Contains(err.Error(), "config.json") {
-		t.Errorf("it says %v", err)
-	}
+	err := c.prepare()
+	check.That(t, err != nil && strings.Contains(err.Error(), "config.json"), "it says %v", err)
 }
 
 func TestOwnersOfAVolumesFiles(t *testing.T) {
@@ -365,9 +352,7 @@ func TestOptionsOfAMountAlone(t *testing.T) {
 	var is, wanted any
 	check.Must(t, json.Unmarshal(got, &is))
 	check.Must(t, json.Unmarshal([]byte(want), &wanted))
-	if !reflect.DeepEqual(is, wanted) {
-		t.Errorf("%s", got)
-	}
+	check.That(t, reflect.DeepEqual(is, wanted), "%s", got)
 	for _, other := range []string{`{}`, `{"mounts":[]}`, `{"mounts":`} {
 		if _, err := withOptions([]byte(other), map[int][]string{1: nil}); err == nil {
 			t.Errorf("%s is taken", other)

@@ -95,9 +95,7 @@ func TestSandboxThatEndsWhileItIsLookedAt(t *testing.T) {
 		check.Must(t, os.WriteFile(asked, fmt.Appendf(nil, "#!/bin/sh\nif mkdir %s/asked 2>/dev/null; then\n"+
 			"echo '{\"pid\":%d,\"status\":\"running\",\"bundle\":\"%s\"}'\nelse echo '%s'\nfi\n", root, os.Getpid(), bundle, then), 0o700)) //nolint:gosec // a program
 		p, err := sandboxProcess(asked, handler.Invocation{Root: root}, oci.Sandbox{ID: "sandbox", PodUID: "pod"})
-		if err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%s: %+v, %v", then, p, err)
-		}
+		check.That(t, err != nil && strings.Contains(err.Error(), want), "%s: %+v, %v", then, p, err)
 	}
 }
 
@@ -211,9 +209,8 @@ func TestDirectoriesHaveTheirModeAtOnce(t *testing.T) {
 	if err != nil || is.Mode().Perm() != 0o777 {
 		t.Errorf("%v, %v", is.Mode(), err)
 	}
-	if left := unix.Umask(umask); left != umask {
-		t.Errorf("all others have the umask %o, and had %o", left, umask)
-	}
+	left := unix.Umask(umask)
+	check.That(t, left == umask, "all others have the umask %o, and had %o", left, umask)
 }
 
 // Only what was created for the sandbox and waits to be started ends with it.
@@ -239,9 +236,8 @@ func TestOnlyTheSandboxesUnstartedContainersEnd(t *testing.T) {
 	}
 	asked, err := os.ReadFile(filepath.Join(root, "asked"))
 	check.Must(t, err)
-	if want := "--root " + root + " delete --force mine\n"; string(asked) != want {
-		t.Errorf("runc was asked %q, not %q", asked, want)
-	}
+	want := "--root " + root + " delete --force mine\n"
+	check.That(t, string(asked) == want, "runc was asked %q, not %q", asked, want)
 	self, err := process.Of(os.Getpid())
 	check.Must(t, err)
 	keep(t, root, "sandbox", fmt.Sprintf(`{"id":"sandbox","init_process_pid":%d,"init_process_start":%d,"config":{"labels":["bundle=/b"]}}`, self.PID, self.Start))

@@ -48,9 +48,8 @@ func TestMistakesInTheConfiguration(t *testing.T) {
 func TestKeysOfEarlierVersions(t *testing.T) {
 	for content, warns := range map[string]bool{`{}`: false, `{"imageDir":"/d","maxImageMiB":4096}`: true, `{"maxImageMiB":1}`: true} {
 		cfg, err := read(t, content)
-		if text := cfg.obsolete(); err != nil || strings.Contains(text, "have no effect any more") != warns {
-			t.Errorf("%s: %v, warning %q", content, err, text)
-		}
+		text := cfg.obsolete()
+		check.That(t, err == nil && strings.Contains(text, "have no effect any more") == warns, "%s: %v, warning %q", content, err, text)
 	}
 }
 
@@ -59,9 +58,7 @@ func TestWhatIsNotInstalledIsNamed(t *testing.T) {
 	check.Must(t, err)
 	cfg.AgentProgram = cfg.Program
 	err = cfg.check()
-	if err == nil || !strings.Contains(err.Error(), `set "qemu" in `+cfg.file) || !strings.Contains(err.Error(), `/nor/this: `) {
-		t.Errorf("%v", err)
-	}
+	check.That(t, err != nil && strings.Contains(err.Error(), `set "qemu" in `+cfg.file) && strings.Contains(err.Error(), `/nor/this: `), "%v", err)
 	cfg.QEMU, cfg.Virtiofsd = "/", "/"
 	if err := cfg.check(); err != nil {
 		t.Error(err)

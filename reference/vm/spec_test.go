@@ -49,9 +49,7 @@ func TestGuestSpec(t *testing.T) {
 	if diff := cmp.Diff([]string{"proc", "/run/crust/shared/c1/1", "", "/run/crust/shared/c1/3"}, sources); diff != "" {
 		t.Error(diff)
 	}
-	if inGuest.Root.Path != "/run/crust/shared/c1/rootfs" || inGuest.Linux.Seccomp != nil || inGuest.Linux.CgroupsPath != "" {
-		t.Errorf("%s", raw)
-	}
+	check.That(t, inGuest.Root.Path == "/run/crust/shared/c1/rootfs" && inGuest.Linux.Seccomp == nil && inGuest.Linux.CgroupsPath == "", "%s", raw)
 	if diff := cmp.Diff(testSpec(), spec); diff != "" {
 		t.Errorf("the container's own spec was changed: %s", diff)
 	}
@@ -81,8 +79,7 @@ func TestSpecThatCannotBeRead(t *testing.T) {
 	for _, content := range []string{"{", "{}"} {
 		bundle := t.TempDir()
 		check.Must(t, os.WriteFile(bundle+"/config.json", []byte(content), 0o600))
-		if _, err := readSpec(bundle); err == nil || !strings.Contains(err.Error(), "config.json") {
-			t.Errorf("%s: %v", content, err)
-		}
+		_, err := readSpec(bundle)
+		check.That(t, err != nil && strings.Contains(err.Error(), "config.json"), "%s: %v", content, err)
 	}
 }

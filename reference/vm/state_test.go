@@ -33,9 +33,7 @@ func TestRecords(t *testing.T) {
 	check.Must(t, cfg.writeRecord(r))
 	found, err := cfg.findRecord("c1")
 	check.Must(t, err)
-	if *found != *r || found.status() != "created" || found.isSandbox() {
-		t.Errorf("%+v", found)
-	}
+	check.That(t, *found == *r && found.status() == "created" && !found.isSandbox(), "%+v", found)
 	r.Started = true
 	check.Must(t, cfg.writeRecord(r))
 	if found, err = cfg.findRecord("c1"); err != nil || found.status() != "running" {
@@ -72,9 +70,7 @@ func TestKillKillsNoOther(t *testing.T) {
 	check.Must(t, cmd.Process.Signal(syscall.Signal(0)))
 	go func() { _ = cmd.Wait() }()
 	check.Must(t, kill(process, killTimeout))
-	if process.Lives() {
-		t.Error("it lives")
-	}
+	check.That(t, !process.Lives(), "it lives")
 }
 
 func needRoot(t *testing.T) {
@@ -138,7 +134,6 @@ func TestRemoveAbandonedWithoutARecord(t *testing.T) {
 	check.Must(t, cfg.removeAbandoned())
 	left, err := filepath.Glob(cfg.StateDir + "/*")
 	check.Must(t, err)
-	if diff := cmp.Diff([]string{cfg.cache(), string(cfg.sandbox("young"))}, left); diff != "" {
-		t.Error(diff)
-	}
+	diff := cmp.Diff([]string{cfg.cache(), string(cfg.sandbox("young"))}, left)
+	check.That(t, diff == "", "%v", diff)
 }

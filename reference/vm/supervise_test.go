@@ -56,9 +56,7 @@ func TestWordOfASupervisor(t *testing.T) {
 		if err := waitForReady(told, time.Minute); err != nil {
 			got = err.Error()
 		}
-		if got != want {
-			t.Errorf("%q: %q, want %q", said, got, want)
-		}
+		check.That(t, got == want, "%q: %q, want %q", said, got, want)
 		check.Must(t, told.Close())
 	}
 }

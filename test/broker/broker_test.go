@@ -176,13 +176,9 @@ func (n *node) noLeftovers() {
 			n.t.Errorf("%s holds %v", part, entries)
 		}
 	}
-	if mounts := rig.MountPoints(n.kubelet); len(mounts) > 0 {
-		n.t.Errorf("still mounted: %v", mounts)
-	}
-	if len(n.runtime.published) > 0 {
-		n.t.Errorf("still published: %v", n.runtime.published)
-	}
-	if all := n.List(); len(all) > 0 {
-		n.t.Errorf("still listed: %v", all)
-	}
+	mounts := rig.MountPoints(n.kubelet)
+	check.That(n.t, len(mounts) == 0, "still mounted: %v", mounts)
+	check.That(n.t, len(n.runtime.published) == 0, "still published: %v", n.runtime.published)
+	all := n.List()
+	check.That(n.t, len(all) == 0, "still listed: %v", all)
 }

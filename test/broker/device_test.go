@@ -35,9 +35,7 @@ func TestSecondOwnerIsRefusedWhateverTheDeviceIsCalled(t *testing.T) {
 	for name, device := range map[string]string{"same name": disk, "another node": link} {
 		_, err := n.Defer(t.Context(), n.instruction("pod-2", device))
 		wantKind(t, err, volume.InUse)
-		if !strings.Contains(err.Error(), first.Target) {
-			t.Errorf("%s: the error does not name the owner: %v", name, err)
-		}
+		check.That(t, strings.Contains(err.Error(), first.Target), "%s: the error does not name the owner: %v", name, err)
 	}
 	n.restart()
 	_, err := n.Defer(t.Context(), n.instruction("pod-2", disk))
@@ -82,23 +80,18 @@ func TestImageFiles(t *testing.T) {
 	image := filepath.Join(n.images, "disk a+b%20&.img")
 	check.Must(t, os.WriteFile(image, make([]byte, mib), 0o600))
 	v := n.stage(n.instruction("pod-1", image))
-	if v.Device.Kind != volume.ImageFile || v.Device.Path != image {
-		t.Errorf("device is %+v", v.Device)
-	}
+	check.That(t, v.Device.Kind == volume.ImageFile && v.Device.Path == image, "device is %+v", v.Device)
 	check.Must(t, os.Link(image, image+".2"))
 	_, err := n.Defer(t.Context(), n.instruction("pod-2", image+".2"))
 	wantKind(t, err, volume.InUse)
-	if owned, is := errors.AsType[*claim.OwnedError](err); !is || owned.Target != v.Target || !strings.Contains(err.Error(), "belongs to volume "+v.Target) {
-		t.Errorf("the owner is %+v: %v", owned, err)
-	}
+	owned, is := errors.AsType[*claim.OwnedError](err)
+	check.That(t, is && owned.Target == v.Target && strings.Contains(err.Error(), "belongs to volume "+v.Target), "the owner is %+v: %v", owned, err)
 	n.unstage(v.Target)
 
 	loop := rig.Loop(t, image, loopdev.Options{})
 	_, err = n.Defer(t.Context(), n.instruction("pod-2", image))
 	wantKind(t, err, volume.InUse)
-	if !strings.Contains(err.Error(), loop) {
-		t.Errorf("the error does not name the loop device: %v", err)
-	}
+	check.That(t, strings.Contains(err.Error(), loop), "the error does not name the loop device: %v", err)
 	_, err = n.Defer(t.Context(), n.instruction("pod-2", image, "ro"))
 	wantKind(t, err, volume.Unsupported)
 	n.noLeftovers()
@@ -173,9 +166,7 @@ func TestDeviceMountedElsewhereIsRefused(t *testing.T) {
 	check.Must(t, unix.Mount(disk, point, "ext4", 0, ""))
 	_, err = n.Defer(t.Context(), n.instruction("pod-1", disk))
 	wantKind(t, err, volume.InUse)
-	if !strings.Contains(err.Error(), point) {
-		t.Errorf("the error does not say where it is mounted: %v", err)
-	}
+	check.That(t, strings.Contains(err.Error(), point), "the error does not say where it is mounted: %v", err)
 	check.Must(t, unix.Unmount(point, 0))
 	n.stage(n.instruction("pod-1", disk))
 	n.unstage(n.target("pod-1"))
@@ -221,9 +212,7 @@ func wantReadOnly(t *testing.T, device string, want bool) {
 		_, err = unix.Pwrite(fd, []byte("x"), 0)
 		_ = unix.Close(fd)
 	}
-	if (err != nil) != want {
-		t.Errorf("writing to %s: %v; want read-only: %v", device, err, want)
-	}
+	check.That(t, (err != nil) == want, "writing to %s: %v; want read-only: %v", device, err, want)
 }
 
 // TestWrongDevices: claim.TestDevicesThatMayBeHandedOver has more of them.
@@ -234,9 +223,7 @@ func TestWrongDevices(t *testing.T) {
 		"/dev/null": volume.Invalid, filepath.Join(n.kubelet, "to-dev"): volume.Denied, "/etc/passwd": volume.Denied, emptyLoop(t): volume.NotFound,
 	} {
 		_, err := n.Defer(t.Context(), n.instruction("pod-1", device))
-		if err == nil || volume.KindOf(err) != want {
-			t.Errorf("%s: got %v; want %v", device, err, want)
-		}
+		check.That(t, err != nil && volume.KindOf(err) == want, "%s: got %v; want %v", device, err, want)
 	}
 	n.SetDevices(claim.DevicePolicy{Roots: []string{"/dev"}, Classes: []string{"nvme"}})
 	_, err := n.Defer(t.Context(), n.instruction("pod-1", rig.Disk(t, 16*mib, "")))

@@ -31,13 +31,10 @@ func TestFullStateDirectory(t *testing.T) {
 	check.Must(t, errIgnoring(unix.ENOSPC, os.WriteFile(filepath.Join(small, "fill"), make([]byte, 1<<20), 0o600)))
 	_, err := n.Defer(t.Context(), n.instruction("pod-2", rig.Disk(t, 16*mib, "")))
 	wantKind(t, err, volume.Exhausted)
-	if !strings.Contains(err.Error(), "pod-2") || !strings.Contains(err.Error(), small) {
-		t.Errorf("the error names neither volume nor place: %v", err)
-	}
+	check.That(t, strings.Contains(err.Error(), "pod-2") && strings.Contains(err.Error(), small), "the error names neither volume nor place: %v", err)
 	n.restart()
-	if status, ok := n.Get(first.Key); !ok || status.Problem != nil {
-		t.Errorf("the old volume suffered: %+v", status)
-	}
+	status, ok := n.Get(first.Key)
+	check.That(t, ok && status.Problem == nil, "the old volume suffered: %+v", status)
 	// Removing needs no room.
 	n.unstage(first.Target)
 	check.Must(t, os.Remove(filepath.Join(small, "fill")))
@@ -61,15 +58,11 @@ func TestReconcileRebuildsWhatIsMissing(t *testing.T) {
 	report, err := n.Reconcile(t.Context())
 	check.Must(t, err)
 	want := []deferral.Repair{{Volume: v, Action: "mount guard"}, {Volume: v, Action: "publish to runtime"}}
-	if !slices.Equal(report.Repairs, want) {
-		t.Errorf("repairs: %+v", report.Repairs)
-	}
+	check.That(t, slices.Equal(report.Repairs, want), "repairs: %+v", report.Repairs)
 	if report, err = n.Reconcile(t.Context()); err != nil || len(report.Repairs) != 0 {
 		t.Errorf("nothing is missing, and repaired was %+v, %v", report.Repairs, err)
 	}
-	if len(rig.MountPoints(in.Target)) != 1 || !n.runtime.published[v.Key] {
-		t.Error("guard or projection was not rebuilt")
-	}
+	check.That(t, len(rig.MountPoints(in.Target)) == 1 && n.runtime.published[v.Key], "guard or projection was not rebuilt")
 	n.unstage(in.Target)
 	n.noLeftovers()
 }
@@ -83,9 +76,8 @@ func TestLostRecordsLeaveNoGuards(t *testing.T) {
 	check.Must(t, os.RemoveAll(n.cfg.StateDir))
 	n.runtime.published = nil
 	n.start() // reconciles
-	if mounts := rig.MountPoints(n.kubelet); len(mounts) > 0 {
-		t.Errorf("stray guards stay: %v", mounts)
-	}
+	mounts := rig.MountPoints(n.kubelet)
+	check.That(t, len(mounts) == 0, "stray guards stay: %v", mounts)
 	n.unstage(in.Target)
 	n.noLeftovers()
 }

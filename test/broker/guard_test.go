@@ -42,9 +42,7 @@ func TestGuardKeepsRootOfAContainerFromWriting(t *testing.T) {
 	}
 	var st unix.Statfs_t
 	check.Must(t, unix.Statfs(in.Target, &st))
-	if st.Blocks != 1 || st.Bfree != 0 {
-		t.Errorf("the guard has %d blocks, %d of them free", st.Blocks, st.Bfree)
-	}
+	check.That(t, st.Blocks == 1 && st.Bfree == 0, "the guard has %d blocks, %d of them free", st.Blocks, st.Bfree)
 	n.unstage(in.Target)
 	n.noLeftovers()
 }
@@ -72,9 +70,7 @@ func TestAttacker(t *testing.T) {
 		"make a device":        useDevice(dir),
 	}
 	for what, err := range attempts {
-		if err == nil {
-			t.Errorf("%s succeeded", what)
-		}
+		check.That(t, err != nil, "%s succeeded", what)
 	}
 	if err := writeSome(filepath.Join(dir, "data")); !errors.Is(err, unix.ENOSPC) {
 		t.Errorf("writing data: %v; want ENOSPC", err)
@@ -151,9 +147,7 @@ func TestUnstageLeavesForeignMountsAlone(t *testing.T) {
 		t.Errorf("a foreign mount was touched: %q, %v", raw, err)
 	}
 	_, err := n.Defer(t.Context(), in)
-	if err == nil || !strings.Contains(err.Error(), "something else is mounted") {
-		t.Errorf("staging over a foreign mount: %v", err)
-	}
+	check.That(t, err != nil && strings.Contains(err.Error(), "something else is mounted"), "staging over a foreign mount: %v", err)
 	check.Must(t, unix.Unmount(in.Target, 0))
 	n.noLeftovers()
 }

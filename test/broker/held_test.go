@@ -24,9 +24,8 @@ import (
 func wantOpenIn(t *testing.T, err error, by *rig.Holder) {
 	t.Helper()
 	wantKind(t, err, volume.Busy)
-	if name := fmt.Sprintf("process %d (%q)", by.Process.Pid, "cat"); !strings.Contains(err.Error(), name) {
-		t.Errorf("the error does not name %s: %v", name, err)
-	}
+	name := fmt.Sprintf("process %d (%q)", by.Process.Pid, "cat")
+	check.That(t, strings.Contains(err.Error(), name), "the error does not name %s: %v", name, err)
 }
 
 // TestReadOnlyVolumesThatEndAtOnceKeepADevice that somebody has: neither may leave it to the

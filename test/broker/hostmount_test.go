@@ -67,9 +67,8 @@ func TestDeviceOfAMountingHandlerCanBeMounted(t *testing.T) {
 	v := n.stage(n.forHost("pod-1", disk))
 	end := mountAway(t, disk)
 
-	if size, ok := n.DeviceSize(v); !ok || size != 32*mib {
-		t.Errorf("the device's size is %d, %v", size, ok)
-	}
+	size, ok := n.DeviceSize(v)
+	check.That(t, ok && size == 32*mib, "the device's size is %d, %v", size, ok)
 	n.stage(n.forHost("pod-1", disk)) // kubelet's call comes again after its restart
 	for _, in := range []volume.Instruction{n.forHost("pod-2", disk), n.instruction("pod-2", disk)} {
 		_, err := n.Defer(t.Context(), in)
@@ -88,15 +87,11 @@ func TestClaimOfAMountedDeviceIsTakenUp(t *testing.T) {
 	end := mountAway(t, disk)
 	n.restart()
 	for _, known := range n.List() {
-		if known.Problem != nil {
-			t.Errorf("%s: %v", known.Target, known.Problem)
-		}
+		check.That(t, known.Problem == nil, "%s: %v", known.Target, known.Problem)
 	}
 	_, err := n.Defer(t.Context(), n.forHost("pod-2", disk))
 	wantKind(t, err, volume.InUse)
-	if !strings.Contains(err.Error(), v.Target) {
-		t.Errorf("the error does not name the owner: %v", err)
-	}
+	check.That(t, strings.Contains(err.Error(), v.Target), "the error does not name the owner: %v", err)
 	second := rig.Loop(t, rig.Image(t, 16*mib), loopdev.Options{})
 	n.stage(n.forHost("pod-2", second))
 	end()

@@ -66,9 +66,7 @@ func wantHeld(t *testing.T, disk string, want bool) {
 	if err == nil {
 		_ = unix.Close(fd)
 	}
-	if errors.Is(err, unix.EBUSY) != want {
-		t.Errorf("opening %s exclusively: %v; want held: %v", disk, err, want)
-	}
+	check.That(t, errors.Is(err, unix.EBUSY) == want, "opening %s exclusively: %v; want held: %v", disk, err, want)
 }
 
 // TestLostRecordFreesNothing: whatever became of a record, the device of a sandbox
@@ -116,17 +114,15 @@ func testLostRecord(t *testing.T, damage func(*testing.T, string), known string)
 		_, err := n.Reconcile(t.Context())
 		check.Must(t, err)
 		wantHeld(t, disk, true)
-		if mounts := rig.MountPoints(v.Target); len(mounts) != 1 || !n.runtime.published[v.Key] {
-			t.Errorf("guard or projection went: %v", mounts)
-		}
+		mounts := rig.MountPoints(v.Target)
+		check.That(t, len(mounts) == 1 && n.runtime.published[v.Key], "guard or projection went: %v", mounts)
 		status, ok := n.Get(v.Key)
 		if !ok || status.Problem == nil || status.Target != v.Target || !strings.Contains(status.Problem.Error(), n.recordOf(v)) {
 			t.Errorf("listed: %v, with %+v", ok, status)
 		}
 		claimed := map[string]string{"projection": disk + " stays claimed", "claim": "is not known: only a claim that systemd kept"}[known]
-		if problems := n.Problems(); len(problems) != 1 || !strings.Contains(problems[0].Error(), claimed) {
-			t.Errorf("told: %v", problems)
-		}
+		problems := n.Problems()
+		check.That(t, len(problems) == 1 && strings.Contains(problems[0].Error(), claimed), "told: %v", problems)
 		_, err = n.Defer(t.Context(), n.instruction("pod-2", disk))
 		wantKind(t, err, volume.InUse)
 		_, err = n.Release(t.Context(), v.Target)
@@ -137,9 +133,7 @@ func testLostRecord(t *testing.T, damage func(*testing.T, string), known string)
 	n.runtime.sandbox = ""
 	n.unstage(v.Target)
 	wantHeld(t, disk, false)
-	if len(store.files) != 0 {
-		t.Errorf("still kept: %v", store.files)
-	}
+	check.That(t, len(store.files) == 0, "still kept: %v", store.files)
 	n.noLeftovers()
 }
 

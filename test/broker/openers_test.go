@@ -152,9 +152,8 @@ func testOpener(t *testing.T, finder *openers.Finder, kind opener) {
 	n.goesOn(func() error { _, err := n.Release(t.Context(), in.Target); return err })
 	_, err = n.Reconcile(t.Context())
 	check.Must(t, err)
-	if held := n.Users().Held(); len(held) > 0 {
-		t.Errorf("still held: %+v", held)
-	}
+	held := n.Users().Held()
+	check.That(t, len(held) == 0, "still held: %+v", held)
 	wantHeld(t, disk, false)
 	n.noLeftovers()
 }
@@ -162,30 +161,23 @@ func testOpener(t *testing.T, finder *openers.Finder, kind opener) {
 func wantRefused(t *testing.T, err error, kind volume.Kind, who string) {
 	t.Helper()
 	wantKind(t, err, kind)
-	if !strings.Contains(err.Error(), who) {
-		t.Errorf("the error does not name %s: %v", who, err)
-	}
+	check.That(t, strings.Contains(err.Error(), who), "the error does not name %s: %v", who, err)
 }
 
 // keeps checks that a volume is not released, and listed as held.
 func (n *node) keeps(target, who string) {
 	n.t.Helper()
 	_, err := n.Release(n.t.Context(), target)
-	if volume.KindOf(err) != volume.Busy || err == nil || !strings.Contains(err.Error(), who) {
-		n.t.Errorf("released beside %s: %v", who, err)
-	}
+	check.That(n.t, volume.KindOf(err) == volume.Busy && err != nil && strings.Contains(err.Error(), who), "released beside %s: %v", who, err)
 	n.wantHeld(target, who)
-	if status, ok := n.Get(volume.KeyOf(target)); !ok || status.Removing || status.Held == nil {
-		n.t.Errorf("a refused unstage changed something, or is not shown: %+v", status)
-	}
+	status, ok := n.Get(volume.KeyOf(target))
+	check.That(n.t, ok && !status.Removing && status.Held != nil, "a refused unstage changed something, or is not shown: %+v", status)
 }
 
 func (n *node) wantHeld(target, who string) {
 	n.t.Helper()
 	held := n.Users().Held()
-	if len(held) != 1 || held[0].Volume.Target != target || !strings.Contains(held[0].Processes, who) {
-		n.t.Errorf("held: %+v, not by %s", held, who)
-	}
+	check.That(n.t, len(held) == 1 && held[0].Volume.Target == target && strings.Contains(held[0].Processes, who), "held: %+v, not by %s", held, who)
 }
 
 // goesOn repeats a call as kubelet does until it succeeds: the kernel ends a namespace or a ring some
@@ -323,9 +315,8 @@ func covered(times []span, groups [][]span) (out []span) {
 func (w *window) check(groups [][]span, exclusive []span) {
 	w.t.Helper()
 	w.t.Logf("%d calls succeeded, and %d of %d had to be refused", len(w.got), len(covered(w.refused, groups)), len(w.refused))
-	if wrong := covered(w.got, groups); len(wrong) > 0 {
-		w.t.Errorf("calls succeeded, and somebody always had the device open: %v", wrong)
-	}
+	wrong := covered(w.got, groups)
+	check.That(w.t, len(wrong) == 0, "calls succeeded, and somebody always had the device open: %v", wrong)
 	for _, staged := range w.staged {
 		for _, had := range exclusive {
 			if had.from < staged.to && staged.from < had.to {

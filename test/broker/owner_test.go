@@ -65,9 +65,7 @@ func TestForeignLoopDeviceOverTheSameImage(t *testing.T) {
 	second.Format = volume.FormatNever
 	_, err = n.Defer(t.Context(), second)
 	wantKind(t, err, volume.InUse)
-	if prepared.calls != 1 {
-		t.Errorf("%d preparations", prepared.calls)
-	}
+	check.That(t, prepared.calls == 1, "%d preparations", prepared.calls)
 	n.unstage(in.Target)
 
 	n.cfg.Adopted = func() []*volume.Volume {
@@ -134,9 +132,7 @@ func TestPartitionsAndTheirDisk(t *testing.T) {
 		}
 		_, err = n.Defer(t.Context(), n.forHost("pod-3", disk))
 		wantKind(t, err, volume.InUse)
-		if !strings.Contains(err.Error(), "shares data") {
-			t.Errorf("restarted %v: %v", restarted, err)
-		}
+		check.That(t, strings.Contains(err.Error(), "shares data"), "restarted %v: %v", restarted, err)
 	}
 	n.unstage(n.target("pod-2"))
 	n.unstage(first.Target)
@@ -177,9 +173,8 @@ func TestReadOnlyVolumesEndTogether(t *testing.T) {
 		for _, pod := range pods {
 			target := n.target(pod)
 			ends.Go(func() {
-				if _, err := n.Release(t.Context(), target); err != nil {
-					t.Error(err)
-				}
+				_, err := n.Release(t.Context(), target)
+				check.That(t, err == nil, "%v", err)
 			})
 		}
 		ends.Wait()

@@ -54,9 +54,7 @@ func TestTargetsThatLeadElsewhere(t *testing.T) {
 		in := n.instruction("pod-1", disk)
 		in.Target = target
 		_, err := n.Defer(t.Context(), in)
-		if err == nil || volume.KindOf(err) != want {
-			t.Errorf("%.80q: got %v; want %v", target, err, want)
-		}
+		check.That(t, err != nil && volume.KindOf(err) == want, "%.80q: got %v; want %v", target, err, want)
 		if err != nil && len(err.Error()) > 1024 {
 			t.Errorf("%.80q: an error of %d bytes", target, len(err.Error()))
 		}
@@ -117,9 +115,7 @@ func TestTargetSwappedForALink(t *testing.T) {
 	}
 	cancel()
 	swapping.Wait()
-	if staged == 0 {
-		t.Error("never staged: the test showed nothing")
-	}
+	check.That(t, staged != 0, "never staged: the test showed nothing")
 	if info, err := os.Lstat(parent); err != nil || !info.IsDir() {
 		check.Must(t, unix.Renameat2(unix.AT_FDCWD, parent, unix.AT_FDCWD, parent+".link", unix.RENAME_EXCHANGE))
 	}

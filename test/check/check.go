@@ -43,11 +43,22 @@ func Code(t fatal, err error, want codes.Code, words ...string) {
 	}
 }
 
-// Says has the test fail where a text lacks a word.
-func Says(t interface {
+// failing is a test that can go on when it has failed.
+type failing interface {
 	Helper()
 	Errorf(format string, args ...any)
-}, what, text string, words ...string) {
+}
+
+// That has the test fail, and go on, where something does not hold.
+func That(t failing, holds bool, format string, args ...any) {
+	t.Helper()
+	if !holds {
+		t.Errorf(format, args...)
+	}
+}
+
+// Says has the test fail where a text lacks a word.
+func Says(t failing, what, text string, words ...string) {
 	t.Helper()
 	for _, word := range words {
 		if !strings.Contains(text, word) {

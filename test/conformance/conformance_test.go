@@ -44,9 +44,8 @@ func TestCrustRunc(t *testing.T) {
 				tried = append(tried, r.Name)
 			}
 			slices.Sort(tried)
-			if diff := cmp.Diff(conformance.RequirementNames(), tried); diff != "" {
-				t.Errorf("requirements, and what was tried (+):\n%s", diff)
-			}
+			diff := cmp.Diff(conformance.RequirementNames(), tried)
+			check.That(t, diff == "", "requirements, and what was tried (+):\n%s", diff)
 		})
 	}
 }
@@ -70,9 +69,8 @@ func TestCrun(t *testing.T) {
 	check.Must(t, os.WriteFile(b.runtime, []byte(script), 0o755))
 	o := b.crustRunc("").run("xfs", otherFilesystem()...)
 	o.wantFailed(t)
-	if got := o.of(conformance.Skip); len(got) > 0 {
-		t.Errorf("skipped: %q", got)
-	}
+	got := o.of(conformance.Skip)
+	check.That(t, len(got) == 0, "skipped: %q", got)
 }
 
 // TestWithoutSocket: the socket is optional.
@@ -80,9 +78,8 @@ func TestWithoutSocket(t *testing.T) {
 	t.Parallel()
 	o := newBench(t).crustRunc("").run("ext4", "--only", "volume,life")
 	o.wantFailed(t)
-	if got := o.of(conformance.Skip); !slices.Equal(got, []string{"socket-same", "socket-codes"}) {
-		t.Errorf("skipped: %q", got)
-	}
+	got := o.of(conformance.Skip)
+	check.That(t, slices.Equal(got, []string{"socket-same", "socket-codes"}), "skipped: %q", got)
 }
 
 // TestSocketAndProgramDiffer: the socket's answers are compared with the program's as a whole.
@@ -105,9 +102,8 @@ func TestRunc(t *testing.T) {
 	o := b.run("ext4")
 	o.wantFailed(t, "mount-inside", "refuse-pod", "refuse-device", "refuse-target", "refuse-type", "refuse-option",
 		"refuse-broken", "refuse-alone", "refuse-unpublished")
-	if got := o.of(conformance.Pass); !slices.Equal(got, []string{"plain-container", "refuse-others", "refuse-clean"}) {
-		t.Errorf("passed: %q", got)
-	}
+	got := o.of(conformance.Pass)
+	check.That(t, slices.Equal(got, []string{"plain-container", "refuse-others", "refuse-clean"}), "passed: %q", got)
 }
 
 // TestNoRuntime: a program that is no runtime at all is named, and nothing is left.
@@ -120,9 +116,8 @@ func TestNoRuntime(t *testing.T) {
 	if !strings.Contains(o.stderr, "/bin/true cannot run a plain sandbox") || !strings.Contains(o.stderr, "is it a container runtime?") {
 		t.Errorf("it says %q", o.stderr)
 	}
-	if _, err := os.Lstat(b.root); !os.IsNotExist(err) {
-		t.Errorf("the directory of volumes is left: %v", err)
-	}
+	_, err := os.Lstat(b.root)
+	check.That(t, os.IsNotExist(err), "the directory of volumes is left: %v", err)
 }
 
 // TestWrongHandlers: handlers that do one thing wrong fail in that one.
@@ -247,9 +242,8 @@ func TestInterrupted(t *testing.T) {
 		b.waitBegun()
 		time.Sleep(after)
 		check.Must(t, cmd.Process.Signal(syscall.SIGINT))
-		if code := endWithin(t, cmd, time.Minute); code != 1 {
-			t.Errorf("after %v: exit code %d", after, code)
-		}
+		code := endWithin(t, cmd, time.Minute)
+		check.That(t, code == 1, "after %v: exit code %d", after, code)
 		if !strings.Contains(told.String(), "interrupted") {
 			t.Errorf("after %v: it says %q", after, told.String())
 		}
@@ -315,9 +309,8 @@ func TestCrustVM(t *testing.T) {
 		t.Run(fs, func(t *testing.T) {
 			o := newBench(t).crustVM().run(fs, args...)
 			o.wantFailed(t)
-			if got := o.of(conformance.Skip); len(got) > 0 {
-				t.Errorf("skipped: %q", got)
-			}
+			got := o.of(conformance.Skip)
+			check.That(t, len(got) == 0, "skipped: %q", got)
 		})
 	}
 }
@@ -328,11 +321,9 @@ func TestExample(t *testing.T) {
 	o := newBench(t).example().run("xfs")
 	o.wantFailed(t)
 	for _, name := range o.of(conformance.Skip) {
-		if kind, _, _ := strings.Cut(name, "-"); !slices.Contains([]string{"socket", "freeze", "thaw"}, kind) {
-			t.Errorf("%s was skipped", name)
-		}
+		kind, _, _ := strings.Cut(name, "-")
+		check.That(t, slices.Contains([]string{"socket", "freeze", "thaw"}, kind), "%s was skipped", name)
 	}
-	if passed := len(o.of(conformance.Pass)); passed < 58 {
-		t.Errorf("only %d demands were tried", passed)
-	}
+	passed := len(o.of(conformance.Pass))
+	check.That(t, passed >= 58, "only %d demands were tried", passed)
 }

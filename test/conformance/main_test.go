@@ -167,9 +167,7 @@ func (o outcome) wantFailed(t *testing.T, names ...string) {
 	if len(names) > 0 {
 		code = 1
 	}
-	if o.code != code {
-		t.Errorf("exit code %d, want %d: %s", o.code, code, o.stderr)
-	}
+	check.That(t, o.code == code, "exit code %d, want %d: %s", o.code, code, o.stderr)
 }
 
 // wantClean fails where anything of a run is left.
@@ -182,13 +180,10 @@ func (b *bench) wantClean() {
 	for _, pattern := range patterns {
 		found, err := filepath.Glob(pattern)
 		check.Must(b.t, err)
-		if len(found) > 0 {
-			b.t.Errorf("left behind: %q", found)
-		}
+		check.That(b.t, len(found) == 0, "left behind: %q", found)
 	}
-	if left := rig.MountPoints(b.dir); len(left) > 0 {
-		b.t.Errorf("left mounted: %q", left)
-	}
+	left := rig.MountPoints(b.dir)
+	check.That(b.t, len(left) == 0, "left mounted: %q", left)
 	b.wantNoDisk()
 }
 
@@ -197,9 +192,7 @@ func (b *bench) wantClean() {
 func (b *bench) wantNoDisk() {
 	b.t.Helper()
 	left := check.Left(30*time.Second, 100*time.Millisecond, func() []string { return append(b.disks(), b.processes()...) })
-	if len(left) > 0 {
-		b.t.Errorf("left behind: %q", left)
-	}
+	check.That(b.t, len(left) == 0, "left behind: %q", left)
 }
 
 func (b *bench) disks() []string { return slices.Collect(maps.Values(rig.Loops(b.dir + "/"))) }

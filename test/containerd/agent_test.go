@@ -83,9 +83,8 @@ func TestAgentOutlivesAPodsControlGroup(t *testing.T) {
 		t.Helper()
 		for _, group := range groups {
 			for _, pid := range rig.InGroup(t, group) {
-				if number, _ := strconv.Atoi(pid); slices.Contains(pids, number) {
-					t.Errorf("process %s is in %s", pid, group)
-				}
+				number, _ := strconv.Atoi(pid)
+				check.That(t, !slices.Contains(pids, number), "process %s is in %s", pid, group)
 			}
 		}
 	}
@@ -146,9 +145,7 @@ func TestDaemonThawsWhatNobodyElseDoes(t *testing.T) {
 		check.Must(t, syscall.Kill(pid, syscall.SIGKILL))
 	}
 	r.remove(other)
-	if !r.writesIn(id, time.Minute) {
-		t.Error("frozen for 5 seconds, and a minute later it cannot be written to")
-	}
+	check.That(t, r.writesIn(id, time.Minute), "frozen for 5 seconds, and a minute later it cannot be written to")
 	r.remove(pod)
 	v.unstage()
 	v.check()

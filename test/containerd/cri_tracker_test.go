@@ -103,16 +103,12 @@ func TestSandboxesAreFollowedOverCRI(t *testing.T) {
 	check.Must(t, err)
 	node.Process.Kill()
 	check.Eventually(t, "containerd is missed", func() bool { return !tracker.Ready() && tracker.LastError() != nil })
-	if !is("pod-1", second.ID)() || !is("pod-2", plain.ID)() {
-		t.Error("sandboxes were forgotten with containerd")
-	}
+	check.That(t, is("pod-1", second.ID)() && is("pod-2", plain.ID)(), "sandboxes were forgotten with containerd")
 	check.Must(t, syscall.Kill(victim, syscall.SIGKILL))
 	check.Must(t, node.Process.Start())
 	check.Eventually(t, "containerd is followed again", tracker.Ready)
 	check.Eventually(t, "what ended meanwhile is gone", told.has(plain.ID))
-	if told.has(second.ID)() || !is("pod-1", second.ID)() {
-		t.Error("a sandbox that lived on is gone")
-	}
+	check.That(t, !told.has(second.ID)() && is("pod-1", second.ID)(), "a sandbox that lived on is gone")
 	third, err := node.RunPod(t.Context(), "pod-3", "crust", 0)
 	check.Must(t, err)
 	check.Eventually(t, "a sandbox of the new containerd", is("pod-3", third.ID))
@@ -147,15 +143,11 @@ func TestContainersOverCRI(t *testing.T) {
 	ids, err := tracker.ContainerIDs(t.Context(), pod.ID)
 	check.Must(t, err)
 	slices.Sort(ids)
-	if !slices.Equal(ids, want) {
-		t.Errorf("containers %q, want %q", ids, want)
-	}
+	check.That(t, slices.Equal(ids, want), "containers %q, want %q", ids, want)
 	destinations, err := tracker.Destinations(t.Context(), pod.ID, target)
 	check.Must(t, err)
 	slices.Sort(destinations)
-	if !slices.Equal(destinations, []string{"/copy", "/data"}) {
-		t.Errorf("the volume is at %q", destinations)
-	}
+	check.That(t, slices.Equal(destinations, []string{"/copy", "/data"}), "the volume is at %q", destinations)
 }
 
 // TestAHungShimStaysLiveAtListing: a shim that hangs is not a sandbox that went.
@@ -171,8 +163,7 @@ func TestAHungShimStaysLiveAtListing(t *testing.T) {
 	check.Must(t, syscall.Kill(shim, syscall.SIGSTOP))
 	defer func() { _ = syscall.Kill(shim, syscall.SIGCONT) }()
 	tracker, _ := follow(t, node)
-	if got := tracker.OfPod("pod-1"); !slices.Equal(got, []string{hung.ID}) {
-		t.Errorf("the sandbox whose shim hangs: %q", got)
-	}
+	got := tracker.OfPod("pod-1")
+	check.That(t, slices.Equal(got, []string{hung.ID}), "the sandbox whose shim hangs: %q", got)
 	check.Eventually(t, "the killed sandbox is not listed", func() bool { return len(tracker.OfPod("pod-2")) == 0 })
 }

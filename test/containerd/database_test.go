@@ -67,9 +67,7 @@ func (p *program) stop() {
 		ended, _ = os.ReadFile(p.shared + "/ended")
 		return len(ended) > 0
 	})
-	if string(ended) != fmt.Sprint(error(nil)) {
-		p.t.Errorf("the database failed: %s", ended)
-	}
+	check.That(p.t, string(ended) == fmt.Sprint(error(nil)), "the database failed: %s", ended)
 }
 
 // snapshots takes one of a volume each second.
@@ -123,9 +121,7 @@ func TestSnapshotsOfADatabaseInASandbox(t *testing.T) {
 			r := r.of(t)
 			p, all := r.databaseAndItsSnapshots(fs)
 			for _, m := range all {
-				if !snapshots.Consistent(t, r.driver.Data, m.ID) {
-					t.Error("a snapshot is not consistent")
-				}
+				check.That(t, snapshots.Consistent(t, r.driver.Data, m.ID), "a snapshot is not consistent")
 				restored := r.driver.Restore(t, "restored", fs, diskSize, &csi.VolumeContentSource{
 					Type: &csi.VolumeContentSource_Snapshot{Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: m.ID}},
 				})

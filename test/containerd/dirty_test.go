@@ -8,6 +8,7 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/pkg/volume/mountopt"
 	"github.com/crust-proxy/crust-proxy/reference/loopdev"
+	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
@@ -29,26 +30,22 @@ func TestVolumeOfANodeThatCrashed(t *testing.T) {
 		v := r.crashed("pod-"+fs, fs)
 		before := checksum(t, v.disk)
 		v.flags = []string{"ro"}
-		if err := v.tryStage(); err == nil || !strings.Contains(err.Error(), "mountOptions: ["+mountopt.NoReplay(fs)+"]") {
-			t.Errorf("%s: staged read-only: %v", fs, err)
-		}
+		err := v.tryStage()
+		check.That(t, err != nil && strings.Contains(err.Error(), "mountOptions: ["+mountopt.NoReplay(fs)+"]"), "%s: staged read-only: %v", fs, err)
 		v.flags = append(v.flags, mountopt.NoReplay(fs))
 		v.stage()
 		reader := r.pod(v.pod)
 		r.exec(r.run(reader, "reader", at(v.target)), "ls /data")
 		r.remove(reader)
 		v.unstage()
-		if checksum(t, v.disk) != before {
-			t.Errorf("%s: the read-only volume has changed", fs)
-		}
+		check.That(t, checksum(t, v.disk) == before, "%s: the read-only volume has changed", fs)
 
 		v.flags = nil
 		v.stage()
 		pod := r.pod(v.pod)
 		id := r.run(pod, "main", at(v.target))
-		if got := r.exec(id, "cat /data/file"); got != "kept" {
-			t.Errorf("%s: it reads %q", fs, got)
-		}
+		got := r.exec(id, "cat /data/file")
+		check.That(t, got == "kept", "%s: it reads %q", fs, got)
 		v.wantStats(id)
 		r.remove(pod)
 		v.unstage()

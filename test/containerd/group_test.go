@@ -127,8 +127,7 @@ func stopped(t *testing.T, word string) (pids []int) {
 func (r *testNode) killedInTheGroup(pod *cri.Pod, v *volume, where string) {
 	r.t.Helper()
 	check.Must(r.t, os.WriteFile(where, []byte("crust-runc-group=sleep:20s,crust-runc-group-started"), 0o600))
-	if _, err := pod.Run(r.ctx(), cri.Container{Name: "main", Mounts: []cri.Mount{at(v.target)}}); err == nil {
-		r.t.Error("the container runs, and crust-runc was to die")
-	}
+	_, err := pod.Run(r.ctx(), cri.Container{Name: "main", Mounts: []cri.Mount{at(v.target)}})
+	check.That(r.t, err != nil, "the container runs, and crust-runc was to die")
 	check.Must(r.t, os.Remove(where))
 }

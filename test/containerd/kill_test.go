@@ -116,9 +116,8 @@ func (s *scene) useAgain(sum string) {
 	s.v.stage()
 	pod := s.testNode.pod(s.v.pod)
 	id := s.run(pod, "main", at(s.v.target))
-	if got := s.exec(id, "sha256sum /data/blob"); !strings.HasPrefix(got, sum) {
-		s.t.Errorf("the next pod reads %q", got)
-	}
+	got := s.exec(id, "sha256sum /data/blob")
+	check.That(s.t, strings.HasPrefix(got, sum), "the next pod reads %q", got)
 	s.exec(id, wantWhole)
 	s.v.wantStats(id)
 	s.remove(pod)

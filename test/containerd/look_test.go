@@ -63,9 +63,7 @@ func (v *volume) wantUnseen() {
 			t.Errorf("process %d (%q) sees the volume's filesystem", pid, command)
 		}
 	}
-	if len(looked) == 0 {
-		t.Error("no mount namespace was found")
-	}
+	check.That(t, len(looked) != 0, "no mount namespace was found")
 }
 
 // usage is what df tells.
@@ -119,9 +117,8 @@ func (v *volume) wantStats(container string) {
 func (v *volume) wantSum(name, sum string) {
 	v.r.t.Helper()
 	v.onHost(func(dir string) {
-		if got := fmt.Sprintf("%x", checksum(v.r.t, filepath.Join(dir, name))); got != sum {
-			v.r.t.Errorf("%s has changed: %s is not %s", name, got, sum)
-		}
+		got := fmt.Sprintf("%x", checksum(v.r.t, filepath.Join(dir, name)))
+		check.That(v.r.t, got == sum, "%s has changed: %s is not %s", name, got, sum)
 	})
 }
 

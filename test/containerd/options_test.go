@@ -52,9 +52,8 @@ func (r *testNode) noPanic() {
 	v.stage()
 	pod := r.pod(v.pod)
 	id := r.run(pod, "main", at(v.target))
-	if mounted := r.exec(id, "grep ' /data ' /proc/mounts"); !strings.Contains(mounted, "errors=remount-ro") {
-		r.t.Errorf("mounted as %s", mounted)
-	}
+	mounted := r.exec(id, "grep ' /data ' /proc/mounts")
+	check.That(r.t, strings.Contains(mounted, "errors=remount-ro"), "mounted as %s", mounted)
 	r.remove(pod)
 	v.unstage()
 }

@@ -28,9 +28,8 @@ func TestPodsNeedNoDaemon(t *testing.T) {
 	r.remove(first)
 	second := r.attempt("pod-1", 1)
 	id := r.run(second, "main", at(v.target))
-	if got := r.exec(id, "sha256sum /data/blob"); !strings.HasPrefix(got, sum) {
-		t.Errorf("it reads %q", got)
-	}
+	got := r.exec(id, "sha256sum /data/blob")
+	check.That(t, strings.HasPrefix(got, sum), "it reads %q", got)
 	r.d.Start()
 	v.wantStats(id)
 	check.Eventually(t, "only the living sandbox is on record", func() bool { return slices.Equal(v.recorded(), []string{second.ID}) })

@@ -95,9 +95,7 @@ func (r *testNode) wantNothingFrom(v *volume, what string) {
 func (r *testNode) refusesContainer(pod *cri.Pod, v *volume, what string) {
 	r.t.Helper()
 	_, err := pod.Run(r.ctx(), cri.Container{Name: strings.ReplaceAll(what, " ", "-"), Mounts: []cri.Mount{at(v.target)}})
-	if err == nil || !strings.Contains(err.Error(), "place") {
-		r.t.Errorf("%s: a container: %v", what, err)
-	}
+	check.That(r.t, err != nil && strings.Contains(err.Error(), "place"), "%s: a container: %v", what, err)
 }
 
 // pause is the process of the sandbox, by what crust-runc noted.
@@ -121,10 +119,7 @@ func (r *testNode) wantAttributes(pod *cri.Pod, v *volume, container string) {
 			kept = line
 		}
 	}
-	if !strings.Contains(kept, "nosuid") || !strings.Contains(kept, "nodev") {
-		r.t.Errorf("the sandbox keeps %q", kept)
-	}
-	if shown := r.exec(container, "grep ' /data ' /proc/mounts"); strings.Contains(shown, "nosuid") || strings.Contains(shown, "nodev") {
-		r.t.Errorf("the container has %q", shown)
-	}
+	check.That(r.t, strings.Contains(kept, "nosuid") && strings.Contains(kept, "nodev"), "the sandbox keeps %q", kept)
+	shown := r.exec(container, "grep ' /data ' /proc/mounts")
+	check.That(r.t, !strings.Contains(shown, "nosuid") && !strings.Contains(shown, "nodev"), "the container has %q", shown)
 }

@@ -132,9 +132,7 @@ func (r *testNode) wantClean() {
 	r.d.WantClean()
 	for _, dir := range []string{abi.DefaultRoot, handlerTemp} {
 		left, err := filepath.Glob(dir + "/*")
-		if err != nil || len(left) > 0 {
-			r.t.Errorf("left behind: %q, %v", left, err)
-		}
+		check.That(r.t, err == nil && len(left) == 0, "left behind: %q, %v", left, err)
 	}
 }
 

@@ -105,9 +105,8 @@ func (u *usersTest) lives(fs string) {
 	u.v.onHost(func(dir string) {
 		for _, want := range owners {
 			name, _, _ := strings.Cut(want, " ")
-			if got := ownersOf(u.t, dir, name); got != want {
-				u.t.Errorf("on the device: %q, want %q", got, want)
-			}
+			got := ownersOf(u.t, dir, name)
+			check.That(u.t, got == want, "on the device: %q, want %q", got, want)
 		}
 	})
 	u.v.check()
@@ -138,9 +137,8 @@ func (r *testNode) wantOwners(container string, owners ...string) {
 	r.t.Helper()
 	for _, want := range owners {
 		name, _, _ := strings.Cut(want, " ")
-		if got := strings.TrimSpace(r.exec(container, "cd /data && stat -c '%n %u:%g' "+name)); got != want {
-			r.t.Errorf("in the pod: %q, want %q", got, want)
-		}
+		got := strings.TrimSpace(r.exec(container, "cd /data && stat -c '%n %u:%g' "+name))
+		check.That(r.t, got == want, "in the pod: %q, want %q", got, want)
 	}
 }
 
@@ -193,9 +191,8 @@ func (u *usersTest) wantManaged(container string) {
 // wantFrozenNow wants a second freeze to be refused, as of a volume that is frozen.
 func (v *volume) wantFrozenNow() {
 	v.r.t.Helper()
-	if out, err := exec.Command(v.r.program, "crust", "freeze", v.target, "60").CombinedOutput(); err == nil {
-		v.r.t.Errorf("it was not frozen: %s", out)
-	}
+	out, err := exec.Command(v.r.program, "crust", "freeze", v.target, "60").CombinedOutput()
+	check.That(v.r.t, err != nil, "it was not frozen: %s", out)
 }
 
 // twoPodsWithUsers run at once: neither has a file of the other's.
@@ -217,9 +214,7 @@ func (r *testNode) twoPodsWithUsers() {
 		}
 	}
 	_, err := second.Run(r.ctx(), cri.Container{Name: "other", Mounts: []cri.Mount{at(one.target)}})
-	if err == nil || !strings.Contains(err.Error(), one.pod) {
-		r.t.Errorf("another pod's volume: %v", err)
-	}
+	check.That(r.t, err != nil && strings.Contains(err.Error(), one.pod), "another pod's volume: %v", err)
 	for _, pod := range []*cri.Pod{first, second, third} {
 		r.remove(pod)
 	}

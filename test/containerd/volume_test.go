@@ -7,7 +7,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"testing"
 
 	"golang.org/x/sys/unix"
 
@@ -78,12 +77,6 @@ func (v *volume) unstage() {
 		_, err := v.r.d.Runtime().RuntimeUnstageVolume(v.r.ctx(), &runtimev1.RuntimeUnstageVolumeRequest{VolumeTargetPath: v.target})
 		return err
 	})
-}
-
-func unstage(t *testing.T, d *rig.Daemon, target string) {
-	t.Helper()
-	_, err := d.Runtime().RuntimeUnstageVolume(t.Context(), &runtimev1.RuntimeUnstageVolumeRequest{VolumeTargetPath: target})
-	check.Must(t, err)
 }
 
 func (v *volume) stats() (*runtimev1.RuntimeGetVolumeStatsResponse, error) {

@@ -52,9 +52,8 @@ func wantConfig(t *testing.T, d *rig.Daemon, good string, says ...string) {
 	for _, command := range []string{"version", "doctor", "top --once"} {
 		out, _ := d.Crustctl(strings.Fields(command)...).CombinedOutput() // doctor fails if it finds something
 		said.Write(out)
-		if bad := strings.Contains(string(out), "is bad since"); bad != (good == "0") {
-			t.Errorf("crustctl %s:\n%s", command, out)
-		}
+		bad := strings.Contains(string(out), "is bad since")
+		check.That(t, bad == (good == "0"), "crustctl %s:\n%s", command, out)
 	}
 	check.Says(t, "crustctl", said.String(), says...)
 	body, err := d.HTTP("/metrics")

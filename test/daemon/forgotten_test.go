@@ -191,9 +191,7 @@ func TestOrphansAreEnded(t *testing.T) {
 	}
 	check.Must(t, shim.Kill())
 	out, err := d.Crustctl("end", req.GetVolumeTargetPath(), "--yes").CombinedOutput()
-	if err == nil || !strings.Contains(string(out), "lists Kata sandbox "+sandboxID) {
-		t.Errorf("the VM of a sandbox that is listed: %v\n%s", err, out)
-	}
+	check.That(t, err != nil && strings.Contains(string(out), "lists Kata sandbox "+sandboxID), "the VM of a sandbox that is listed: %v\n%s", err, out)
 	all = append(all, holdIn(t, disk, "/podpod-1/"+strings.Repeat("6b", 32))) // of an earlier sandbox of the pod
 	cri.forget(t, d, req.GetVolumeTargetPath())
 
@@ -203,9 +201,7 @@ func TestOrphansAreEnded(t *testing.T) {
 	wantLeaving(t, d, req, "process ", "crustctl end")
 	_, err = d.Runtime().RuntimeStageVolume(t.Context(), d.StageRequest("pod-2", disk))
 	check.Code(t, err, codes.FailedPrecondition)
-	if !strings.Contains(err.Error(), "is still open in process ") {
-		t.Errorf("the next pod is not told who has the device: %v", err)
-	}
+	check.That(t, strings.Contains(err.Error(), "is still open in process "), "the next pod is not told who has the device: %v", err)
 	check.Eventually(t, "released", func() bool {
 		_, err = d.Runtime().RuntimeUnstageVolume(t.Context(), unstageRequest(req))
 		return err == nil
@@ -215,9 +211,8 @@ func TestOrphansAreEnded(t *testing.T) {
 			t.Errorf("an orphan ended with %v", err)
 		}
 	}
-	if n := metric(t, d, `crust_proxy_orphans_total{result="ok"}`); n != float64(len(all)) || !strings.Contains(d.Log(), "an orphan that kept a volume was ended") {
-		t.Errorf("%v orphans were counted and logged", n)
-	}
+	n := metric(t, d, `crust_proxy_orphans_total{result="ok"}`)
+	check.That(t, n == float64(len(all)) && strings.Contains(d.Log(), "an orphan that kept a volume was ended"), "%v orphans were counted and logged", n)
 	wantGone(t, d, disk)
 	check.Must(t, exec.Command("e2fsck", "-f", "-n", disk).Run())
 	next := d.StageRequest("pod-2", disk)
@@ -308,9 +303,7 @@ func TestEndByHand(t *testing.T) {
 	}
 	check.Says(t, "crustctl end", string(out), fmt.Sprintf("process %d", vmm.Process.Pid), "/kata_overhead/"+sandboxID, "its control group is that of the sandbox")
 	out, err = d.Crustctl("end", req.GetVolumeTargetPath(), "--yes").CombinedOutput()
-	if err != nil || !strings.Contains(string(out), "1 processes were ended") {
-		t.Errorf("crustctl end: %v\n%s", err, out)
-	}
+	check.That(t, err == nil && strings.Contains(string(out), "1 processes were ended"), "crustctl end: %v\n%s", err, out)
 	unstage(t, d, req)
 	wantGone(t, d, disk)
 }

@@ -29,9 +29,7 @@ func TestOperatorSeesWhoHasADevice(t *testing.T) {
 	for _, forced := range []float64{0, 1} {
 		if forced > 0 {
 			out, err := d.Crustctl("release", req.GetVolumeTargetPath(), "--force", "--yes").CombinedOutput()
-			if err != nil || !strings.Contains(string(out), fmt.Sprint(vmm.Process.Pid)) {
-				t.Errorf("a forced release: %v\n%s", err, out)
-			}
+			check.That(t, err == nil && strings.Contains(string(out), fmt.Sprint(vmm.Process.Pid)), "a forced release: %v\n%s", err, out)
 		}
 		node, err := d.Admin().GetNode(t.Context(), &adminv1.GetNodeRequest{})
 		check.Must(t, err)

@@ -129,9 +129,8 @@ func TestErrorsOnRecordAreShown(t *testing.T) {
 		if broken && (!said.GetAbnormal() || !strings.Contains(said.GetMessage(), words)) {
 			t.Errorf("of a broken filesystem the reply says %v", said)
 		}
-		if got := shown(t, d, target).GetCondition(); got.GetAbnormal() != broken {
-			t.Errorf("%s: it is shown as %v", name, got)
-		}
+		got := shown(t, d, target).GetCondition()
+		check.That(t, got.GetAbnormal() == broken, "%s: it is shown as %v", name, got)
 		check.Must(t, shim.Stop())
 		end()
 		unstage(t, d, req)
@@ -141,7 +140,5 @@ func TestErrorsOnRecordAreShown(t *testing.T) {
 	}
 	metrics, err := d.HTTP("/metrics")
 	check.Must(t, err)
-	if !strings.Contains(metrics, "crust_proxy_volumes_left_with_errors_total{") {
-		t.Error("the metric of volumes that left with errors is not there")
-	}
+	check.That(t, strings.Contains(metrics, "crust_proxy_volumes_left_with_errors_total{"), "the metric of volumes that left with errors is not there")
 }

@@ -120,15 +120,12 @@ func unstage(t *testing.T, d *rig.Daemon, req *runtimev1.RuntimeStageVolumeReque
 // wantStaged checks everything that a staged read-only volume consists of.
 func wantStaged(t *testing.T, d *rig.Daemon, req *runtimev1.RuntimeStageVolumeRequest, disk string) {
 	t.Helper()
-	if mounts := rig.MountPoints(req.GetVolumeTargetPath()); len(mounts) != 1 {
-		t.Errorf("%d guards stand", len(mounts))
-	}
+	mounts := rig.MountPoints(req.GetVolumeTargetPath())
+	check.That(t, len(mounts) == 1, "%d guards stand", len(mounts))
 	if left := append(d.Leftovers(), ofCrust(t, d)...); len(left) != 3 { // record, projection, guard
 		t.Errorf("a staged volume consists of %q", left)
 	}
-	if writeTo(disk) == nil {
-		t.Error("the device is writable")
-	}
+	check.That(t, writeTo(disk) != nil, "the device is writable")
 	wantClaimed(t, disk, d.Handlers == "") // a sandbox of crust-runc's is to mount it on this kernel
 }
 
@@ -146,21 +143,17 @@ func wantClaimed(t *testing.T, disk string, want bool) {
 	if err == nil {
 		_ = unix.Close(fd)
 	}
-	if (err != nil) != want {
-		t.Errorf("claiming the device: %v; want it claimed: %v", err, want)
-	}
+	check.That(t, (err != nil) == want, "claiming the device: %v; want it claimed: %v", err, want)
 }
 
 func wantGone(t *testing.T, d *rig.Daemon, disk string) {
 	t.Helper()
 	d.WantClean()
-	if left := ofCrust(t, d); len(left) > 0 {
-		t.Errorf("left: %v", left)
-	}
+	left := ofCrust(t, d)
+	check.That(t, len(left) == 0, "left: %v", left)
 	wantClaimed(t, disk, false)
-	if err := writeTo(disk); err != nil {
-		t.Errorf("the device was not put back: %v", err)
-	}
+	err := writeTo(disk)
+	check.That(t, err == nil, "the device was not put back: %v", err)
 }
 
 // writeTo writes to a device directly, as a program on the host would.

@@ -63,9 +63,8 @@ func TestTerminationLetsCallsEnd(t *testing.T) {
 		_, err = watch.Recv()
 	}
 	check.Code(t, err, codes.Unavailable)
-	if code := d.WaitEnd(10 * time.Second); code != 0 {
-		t.Errorf("exit code %d", code)
-	}
+	code := d.WaitEnd(10 * time.Second)
+	check.That(t, code == 0, "exit code %d", code)
 	for _, socket := range []string{d.RuntimeSocket, d.AdminSocket} {
 		if _, err := os.Lstat(socket); err == nil {
 			t.Errorf("%s is left", socket)
@@ -91,9 +90,8 @@ func TestOpenStreamsDoNotHoldUpTheEnd(t *testing.T) {
 		check.Must(t, err)
 	}
 	d.Signal(syscall.SIGTERM)
-	if code := d.WaitEnd(10 * time.Second); code != 0 {
-		t.Errorf("exit code %d", code)
-	}
+	code := d.WaitEnd(10 * time.Second)
+	check.That(t, code == 0, "exit code %d", code)
 	if strings.Contains(d.Log(), "cut off") {
 		t.Errorf("the streams were waited for:\n%s", d.Log())
 	}
@@ -144,9 +142,7 @@ func TestSocketsHealthAndReflection(t *testing.T) {
 		}
 		conn := d.Dial(socket)
 		health, err := healthv1.NewHealthClient(conn).Check(t.Context(), &healthv1.HealthCheckRequest{})
-		if err != nil || health.GetStatus() != healthv1.HealthCheckResponse_SERVING {
-			t.Errorf("%s: %v, %v", socket, health, err)
-		}
+		check.That(t, err == nil && health.GetStatus() == healthv1.HealthCheckResponse_SERVING, "%s: %v, %v", socket, health, err)
 		stream, err := reflectionv1.NewServerReflectionClient(conn).ServerReflectionInfo(t.Context())
 		check.Must(t, err)
 		check.Must(t, stream.Send(&reflectionv1.ServerReflectionRequest{
@@ -154,9 +150,7 @@ func TestSocketsHealthAndReflection(t *testing.T) {
 		}))
 		reply, err := stream.Recv()
 		check.Must(t, err)
-		if !strings.Contains(reply.String(), "crust.") {
-			t.Errorf("%s: reflection lists %v", socket, reply)
-		}
+		check.That(t, strings.Contains(reply.String(), "crust."), "%s: reflection lists %v", socket, reply)
 	}
 	// A second daemon must not work on the same records, nor push the first from
 	// its sockets.

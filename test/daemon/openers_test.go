@@ -67,12 +67,10 @@ func TestDaemonWithoutOpenat2(t *testing.T) {
 	d := rig.NewDaemon(t)
 	denyCall(t, d, unix.SYS_OPENAT2)
 	d.Launch()
-	if code := d.WaitEnd(time.Minute); code != 1 {
-		t.Errorf("it ended with %d", code)
-	}
-	if log := d.Log(); !strings.Contains(log, "without it paths cannot be resolved safely") || strings.Contains(log, `"msg":"serving"`) {
-		t.Errorf("the log:\n%s", log)
-	}
+	code := d.WaitEnd(time.Minute)
+	check.That(t, code == 1, "it ended with %d", code)
+	log := d.Log()
+	check.That(t, strings.Contains(log, "without it paths cannot be resolved safely") && !strings.Contains(log, `"msg":"serving"`), "the log:\n%s", log)
 }
 
 // TestDaemonWithoutBPF reads the descriptors of all processes, says why, and still gives no device

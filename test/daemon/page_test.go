@@ -59,13 +59,10 @@ func TestPageInABrowser(t *testing.T) {
 		return string(out), errs.String()
 	}
 	dom, log := browse("--dump-dom")
-	if rows := strings.Count(dom, "<td>ADOPTED</td>"); rows != 500 || !strings.Contains(dom, "500 of 10000; 10000 adopted") || strings.Contains(dom, "<b>") {
-		t.Errorf("%d rows in:\n%.3000s", rows, dom)
-	}
+	rows := strings.Count(dom, "<td>ADOPTED</td>")
+	check.That(t, rows == 500 && strings.Contains(dom, "500 of 10000; 10000 adopted") && !strings.Contains(dom, "<b>"), "%d rows in:\n%.3000s", rows, dom)
 	for _, word := range []string{"CONSOLE", "Content Security Policy", "Refused"} {
-		if strings.Contains(log, word) {
-			t.Errorf("the browser says %q:\n%s", word, log)
-		}
+		check.That(t, !strings.Contains(log, word), "the browser says %q:\n%s", word, log)
 	}
 	picture := filepath.Join(t.TempDir(), "page.png")
 	browse("--screenshot=" + picture)

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	runtimev1 "github.com/crust-proxy/crust-proxy/proto/crust/runtime/v1"
+	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
@@ -27,9 +28,7 @@ func TestStageRefuses(t *testing.T) {
 		req := d.StageRequest("pod-1", disk)
 		change(req)
 		_, err := d.Runtime().RuntimeStageVolume(t.Context(), req)
-		if err == nil || !strings.Contains(err.Error(), req.GetVolumeTargetPath()) {
-			t.Errorf("%s: %v", name, err)
-		}
+		check.That(t, err != nil && strings.Contains(err.Error(), req.GetVolumeTargetPath()), "%s: %v", name, err)
 	}
 	wantGone(t, d, disk)
 }

@@ -63,9 +63,7 @@ func TestReadsOfManyVolumesAreQuick(t *testing.T) {
 		many := cost(t, d, read)
 		times := float64(many) / float64(few[name])
 		t.Logf("%s: %v with %d volumes, %v with %d: %.1f times", name, few[name], fewVolumes, many, manyVolumes, times)
-		if times > mostTimes {
-			t.Errorf("%s is not linear: it takes %.1f times as long for 4 times the volumes", name, times)
-		}
+		check.That(t, times <= mostTimes, "%s is not linear: it takes %.1f times as long for 4 times the volumes", name, times)
 	}
 	for _, req := range requests {
 		unstage(t, d, req)

@@ -28,9 +28,7 @@ func TestSecretsLeaveNoTrace(t *testing.T) {
 		"x-api-key=" + secret + "\n", "encryption_passphrase=" + secret, "bearer_token=" + secret,
 	} {
 		_, err := d.Runtime().RuntimeStageVolume(t.Context(), d.StageRequest("pod-1", disk, "noatime", flag))
-		if err == nil || strings.Contains(status.Convert(err).Message(), secret) {
-			t.Errorf("%.10s...: %v", flag, err)
-		}
+		check.That(t, err != nil && !strings.Contains(status.Convert(err).Message(), secret), "%.10s...: %v", flag, err)
 	}
 	// A secret where none belongs is refused without being repeated at length.
 	req := d.StageRequest("pod-1", disk)
@@ -43,22 +41,16 @@ func TestSecretsLeaveNoTrace(t *testing.T) {
 	node, err := d.Admin().GetNode(t.Context(), &adminv1.GetNodeRequest{})
 	check.Must(t, err)
 	for name, text := range map[string]string{"log": d.Log(), "metrics": metrics, "admin": node.String()} {
-		if strings.Contains(text, secret) {
-			t.Errorf("the secret is in the %s", name)
-		}
+		check.That(t, !strings.Contains(text, secret), "the secret is in the %s", name)
 	}
 	check.Must(t, filepath.WalkDir(d.Dir, func(path string, entry fs.DirEntry, err error) error {
 		if err != nil || !entry.Type().IsRegular() {
 			return err
 		}
 		raw, err := os.ReadFile(path)
-		if strings.Contains(string(raw), secret) {
-			t.Errorf("the secret is in %s", path)
-		}
+		check.That(t, !strings.Contains(string(raw), secret), "the secret is in %s", path)
 		return err
 	}))
-	if !strings.Contains(d.Log(), "InvalidArgument") {
-		t.Error("the refusals are not in the log: the test shows nothing")
-	}
+	check.That(t, strings.Contains(d.Log(), "InvalidArgument"), "the refusals are not in the log: the test shows nothing")
 	d.WantClean()
 }

@@ -34,9 +34,8 @@ func build(t *testing.T) string {
 // TestPods runs `make demo-pod`, whose every line is a check.
 func TestPods(t *testing.T) {
 	out, err := demo(t, build(t), "pod").CombinedOutput()
-	if said := string(out); err != nil || !strings.Contains(said, "Everything shown was checked") || strings.Contains(said, "✗") {
-		t.Errorf("%v\n%s", err, said)
-	}
+	said := string(out)
+	check.That(t, err == nil && strings.Contains(said, "Everything shown was checked") && !strings.Contains(said, "✗"), "%v\n%s", err, said)
 }
 
 // TestKilledHalfWay: what a killed demonstration leaves, the next one clears, and runs.
@@ -62,17 +61,14 @@ func TestKilledHalfWay(t *testing.T) {
 		t.Fatal("it was not killed half-way: no loop device is left")
 	}
 	said, err := demo(t, program).CombinedOutput()
-	if err != nil || !strings.Contains(string(said), "clearing what an earlier run left") {
-		t.Errorf("%v\n%s", err, said)
-	}
+	check.That(t, err == nil && strings.Contains(string(said), "clearing what an earlier run left"), "%v\n%s", err, said)
 	processes := rig.Processes(func(proc string) bool {
 		env, _ := os.ReadFile(proc + "/environ") //nolint:gosec // a file of the kernel's
 		return strings.Contains(string(env), "CRUST_TEST_NAMESPACE="+mark)
 	})
 	directories, _ := filepath.Glob("/tmp/*" + mark + "*")
-	if loops := rig.LoopsLeft(mark); len(loops)+len(processes)+len(directories) > 0 {
-		t.Errorf("still there: %q, processes %v, %q", loops, processes, directories)
-	}
+	loops := rig.LoopsLeft(mark)
+	check.That(t, len(loops)+len(processes)+len(directories) == 0, "still there: %q, processes %v, %q", loops, processes, directories)
 }
 
 // TestAsksFirst: on a machine that lacks something, all that is missing is said in plain lines with

@@ -41,9 +41,7 @@ func (t *teller) tell(acts ...func(context.Context)) {
 		act(t.t.Context())
 		t.must(t.t.Context().Err())
 	}
-	if t.failed > 0 {
-		t.t.Errorf("%d checks failed", t.failed)
-	}
+	check.That(t.t, t.failed == 0, "%d checks failed", t.failed)
 }
 
 func (t *teller) must(err error) { t.t.Helper(); check.Must(t.t, err) }

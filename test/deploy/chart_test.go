@@ -38,9 +38,8 @@ func TestLint(t *testing.T) {
 	for name, args := range variants(t) {
 		t.Run(name, func(t *testing.T) {
 			lint := []string{"lint", "--strict", "--quiet", "--kube-version=" + render.KubeVersion, render.Chart()}
-			if _, err := render.Helm(t, append(lint, args...)...); err != nil {
-				t.Error(err)
-			}
+			_, err := render.Helm(t, append(lint, args...)...)
+			check.That(t, err == nil, "%v", err)
 		})
 	}
 }
@@ -86,9 +85,7 @@ func TestOnlyTheDaemonSetVariantRuns(t *testing.T) {
 		case "DaemonSet", "ServiceAccount", "PodMonitor", "Job", "Service":
 			t.Errorf("node-installed makes the %s %s", one.GetKind(), one.GetName())
 		case "ConfigMap":
-			if one.GetName() == "crust-proxy" {
-				t.Error("node-installed makes a configuration that nobody reads")
-			}
+			check.That(t, one.GetName() != "crust-proxy", "node-installed makes a configuration that nobody reads")
 		}
 	}
 }
@@ -118,9 +115,7 @@ func TestPathsAreTheHosts(t *testing.T) {
 			if propagation["kubelet"] != corev1.MountPropagationBidirectional || propagation["run"] != corev1.MountPropagationHostToContainer {
 				t.Errorf("mounts are propagated so: %v", propagation)
 			}
-			if !*pod.Containers[0].SecurityContext.Privileged {
-				t.Error("the container may not mount for the node")
-			}
+			check.That(t, *pod.Containers[0].SecurityContext.Privileged, "the container may not mount for the node")
 			if want := name == "daemonset"; pod.HostPID != want { // that one installs crust-runc
 				t.Errorf("the container sees the node's processes: %v, want %v", pod.HostPID, want)
 			}
@@ -144,12 +139,8 @@ func TestOnlyWhatNeedsItRestarts(t *testing.T) {
 	}
 	before := checksum()
 	policy := checksum("--set-json", `config.policy.rules=[{"name":"all","defer":true}]`, "--set", "config.log.level=debug")
-	if before == "" || policy != before {
-		t.Errorf("a changed policy restarts the daemon: %q, then %q", before, policy)
-	}
-	if checksum("--set", "config.front.enabled=false") == before {
-		t.Error("a front that is turned off does not restart the daemon")
-	}
+	check.That(t, before != "" && policy == before, "a changed policy restarts the daemon: %q, then %q", before, policy)
+	check.That(t, checksum("--set", "config.front.enabled=false") != before, "a front that is turned off does not restart the daemon")
 }
 
 func TestWrongValuesAreRefused(t *testing.T) {
@@ -198,9 +189,7 @@ func TestLongNamesAreCut(t *testing.T) {
 		}
 	}
 	for kind := range most {
-		if !seen[kind] {
-			t.Errorf("there is no %s", kind)
-		}
+		check.That(t, seen[kind], "there is no %s", kind)
 	}
 }
 
@@ -222,9 +211,7 @@ func TestTheServedVersionIsTaken(t *testing.T) {
 			args = append(args, "--api-versions="+group+version+"/MutatingAdmissionPolicy")
 		}
 		policy := render.Find(t, render.Objects(t, render.Template(t, args...)), "MutatingAdmissionPolicy", "crust-proxy-defer")
-		if policy.GetAPIVersion() != group+want {
-			t.Errorf("of %v it took %s", served, policy.GetAPIVersion())
-		}
+		check.That(t, policy.GetAPIVersion() == group+want, "of %v it took %s", served, policy.GetAPIVersion())
 	}
 }
 
@@ -237,9 +224,8 @@ func TestMonitoringIsTheProjects(t *testing.T) {
 	}
 	want := map[string]any{}
 	check.Must(t, yaml.Unmarshal([]byte(read(t, filepath.Join(render.Root(), "deploy/monitoring/alerts.yaml"))), &want))
-	if diff := cmp.Diff(want, render.Find(t, all, "PrometheusRule", "crust-proxy").Object["spec"]); diff != "" {
-		t.Errorf("the packaged alerts are not deploy/monitoring/alerts.yaml: %s", diff)
-	}
+	diff := cmp.Diff(want, render.Find(t, all, "PrometheusRule", "crust-proxy").Object["spec"])
+	check.That(t, diff == "", "the packaged alerts are not deploy/monitoring/alerts.yaml: %s", diff)
 }
 
 func read(t *testing.T, path string) string {

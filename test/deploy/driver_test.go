@@ -68,9 +68,8 @@ func TestCrustDriverIsFound(t *testing.T) {
 	if code := driver.Main(append(slices.Clone(d.containers["crust-driver"].Args), "--version"), &complaints, &complaints); code != 0 {
 		t.Errorf("crust-driver does not take its arguments: %s", complaints.String())
 	}
-	if got := d.text(t, "CSIDriver", driver.DefaultName, "metadata", "name"); got != driver.DefaultName {
-		t.Errorf("the CSIDriver is %q", got)
-	}
+	got := d.text(t, "CSIDriver", driver.DefaultName, "metadata", "name")
+	check.That(t, got == driver.DefaultName, "the CSIDriver is %q", got)
 	socket := d.flag(t, "crust-driver", "kubelet-endpoint")
 	if endpoint := d.flag(t, "crust-driver", "endpoint"); endpoint != "unix://"+socket {
 		t.Errorf("it serves %s, and kubelet looks for %s", endpoint, socket)
@@ -79,9 +78,7 @@ func TestCrustDriverIsFound(t *testing.T) {
 		t.Errorf("it registers in %s, and the front waits in %s", dir, config.Default().Front.Registry)
 	}
 	plugin := d.volume(t, "plugin").HostPath
-	if plugin == nil || plugin.Path != filepath.Dir(socket) {
-		t.Errorf("the sidecars see %v at /csi, and the driver's socket is %s", plugin, socket)
-	}
+	check.That(t, plugin != nil && plugin.Path == filepath.Dir(socket), "the sidecars see %v at /csi, and the driver's socket is %s", plugin, socket)
 	for name := range d.containers {
 		if name != "crust-driver" && d.flag(t, name, "csi-address") != "/csi/csi.sock" {
 			t.Errorf("%s looks elsewhere", name)
@@ -114,13 +111,9 @@ func TestChangedBlocksAreFound(t *testing.T) {
 		}
 	}
 	names, _, _ := unstructured.NestedStringSlice(render.Find(t, d.all, "Certificate", name).Object, "spec", "dnsNames")
-	if !slices.Contains(names, host) {
-		t.Errorf("the certificate is for %q, and callers want %s", names, host)
-	}
+	check.That(t, slices.Contains(names, host), "the certificate is for %q, and callers want %s", names, host)
 	authority, err := base64.StdEncoding.DecodeString(d.text(t, "SnapshotMetadataService", driver.DefaultName, "spec", "caCert"))
-	if err != nil || !strings.HasPrefix(string(authority), "-----BEGIN CERTIFICATE-----\n") {
-		t.Errorf("callers get %q as authority: %v", authority, err)
-	}
+	check.That(t, err == nil && strings.HasPrefix(string(authority), "-----BEGIN CERTIFICATE-----\n"), "callers get %q as authority: %v", authority, err)
 	d.wantServed(t, name)
 }
 
@@ -143,12 +136,9 @@ func (d crustDriver) wantServed(t *testing.T, name string) {
 // TestOwnSecret: whoever has no cert-manager names a Secret.
 func TestOwnSecret(t *testing.T) {
 	d := renderDriver(t, "--set=crustDriver.snapshotMetadata.tls.issuerRef=null", "--set=crustDriver.snapshotMetadata.tls.secretName=mine")
-	if got := d.volume(t, "tls").Secret.SecretName; got != "mine" {
-		t.Errorf("the sidecar has the certificate of %q", got)
-	}
+	got := d.volume(t, "tls").Secret.SecretName
+	check.That(t, got == "mine", "the sidecar has the certificate of %q", got)
 	for _, one := range d.all {
-		if one.GetKind() == "Certificate" {
-			t.Error("cert-manager is asked for a certificate")
-		}
+		check.That(t, one.GetKind() != "Certificate", "cert-manager is asked for a certificate")
 	}
 }

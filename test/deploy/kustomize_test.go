@@ -41,9 +41,7 @@ func TestEveryKustomizationBuilds(t *testing.T) {
 		})
 		return err
 	})
-	if err != nil || count < 12 {
-		t.Errorf("%d kustomizations: %v", count, err)
-	}
+	check.That(t, err == nil && count >= 12, "%d kustomizations: %v", count, err)
 }
 
 // TestBehindTheFront: the patch changes one path, to the directory where the front
@@ -56,9 +54,7 @@ func TestBehindTheFront(t *testing.T) {
 		t.Errorf("the driver registers in %s, and the front waits in %s", path, front.Registry)
 	}
 	for what, path := range map[string]string{"the stock driver": stock.takeRegistrationDir(t), "the way back": direct.takeRegistrationDir(t)} {
-		if path != front.KubeletRegistry {
-			t.Errorf("%s registers in %s", what, path)
-		}
+		check.That(t, path == front.KubeletRegistry, "%s registers in %s", what, path)
 	}
 	if diff := cmp.Diff(stock, behind); diff != "" {
 		t.Errorf("the patch changes something else: %s", diff)
@@ -103,9 +99,7 @@ func TestNamespaceAndNetworkPolicy(t *testing.T) {
 	all := render.Objects(t, render.Kustomize(t, root+"/daemonset"))
 	labels := render.Find(t, all, "Namespace", "crust-proxy").GetLabels()
 	for _, mode := range []string{"enforce", "audit", "warn"} {
-		if labels["pod-security.kubernetes.io/"+mode] != "privileged" {
-			t.Errorf("the namespace has the labels %v", labels)
-		}
+		check.That(t, labels["pod-security.kubernetes.io/"+mode] == "privileged", "the namespace has the labels %v", labels)
 	}
 	set, policy := &appsv1.DaemonSet{}, &networkingv1.NetworkPolicy{}
 	check.Must(t, runtime.DefaultUnstructuredConverter.FromUnstructured(render.Find(t, all, "DaemonSet", "crust-proxy").Object, set))
@@ -125,7 +119,6 @@ func TestNamespaceAndNetworkPolicy(t *testing.T) {
 			From:  []networkingv1.NetworkPolicyPeer{{PodSelector: &metav1.LabelSelector{}}, {NamespaceSelector: monitoring}},
 		}},
 	}
-	if diff := cmp.Diff(want, policy.Spec); diff != "" {
-		t.Errorf("-want +got:\n%s", diff)
-	}
+	diff := cmp.Diff(want, policy.Spec)
+	check.That(t, diff == "", "-want +got:\n%s", diff)
 }

@@ -41,9 +41,7 @@ func strictlyTyped(t *testing.T, all []*unstructured.Unstructured) {
 		}
 		known++
 	}
-	if known == 0 {
-		t.Error("nothing was rendered")
-	}
+	check.That(t, known != 0, "nothing was rendered")
 }
 
 // TestExamples: what examples/kubernetes has is typed, its rule selects each pod's runtime class, and
@@ -70,8 +68,6 @@ func TestExamples(t *testing.T) {
 	verdicts := cfg.DeferralPolicy()
 	for _, class := range chosen {
 		verdict, err := verdicts.Decide(policy.Input{Driver: "disk.csi.example.com", RuntimeHandler: class, RuntimeHandlerKnown: true})
-		if err != nil || verdict.Handler == "" {
-			t.Errorf("%s: %+v, %v", class, verdict, err)
-		}
+		check.That(t, err == nil && verdict.Handler != "", "%s: %+v, %v", class, verdict, err)
 	}
 }

@@ -26,9 +26,7 @@ func TestLinksLeadSomewhere(t *testing.T) {
 			count++
 		}
 	}
-	if count < 100 {
-		t.Errorf("only %d links were found", count)
-	}
+	check.That(t, count >= 100, "only %d links were found", count)
 }
 
 // withoutSpans leaves out what is code inside of a line.
@@ -69,14 +67,12 @@ func TestBadLinksAreFound(t *testing.T) {
 		"nowhere.md": false, "#nothing": false, "#blank-devices": true, ours + "docs/front.md#registration": true,
 		ours + "docs/front.md#x": false, "https://example.com/#x": true, "../internal/front/csi": true,
 	} {
-		if problem := follow(t, from, target); (problem == "") != good {
-			t.Errorf("%s: %q", target, problem)
-		}
+		problem := follow(t, from, target)
+		check.That(t, (problem == "") == good, "%s: %q", target, problem)
 	}
 	headings := parse("x.md", "# A `b`, c\n```\n# no\n```\n## [D](e) f-g?\n## Same\n## Same\n").anchors()
-	if want := []string{"a-b-c", "d-f-g", "same", "same-1"}; !slices.Equal(headings, want) {
-		t.Errorf("got %q, want %q", headings, want)
-	}
+	want := []string{"a-b-c", "d-f-g", "same", "same-1"}
+	check.That(t, slices.Equal(headings, want), "got %q, want %q", headings, want)
 }
 
 // TestEveryPageIsInTheIndex: README.md is the index.
@@ -112,7 +108,5 @@ func TestPagesStayFewAndShort(t *testing.T) {
 		count++
 		lines += strings.Count(string(raw), "\n")
 	}
-	if count > mostPages || lines > mostLines {
-		t.Errorf("there are %d pages with %d lines, more than %d with %d", count, lines, mostPages, mostLines)
-	}
+	check.That(t, count <= mostPages && lines <= mostLines, "there are %d pages with %d lines, more than %d with %d", count, lines, mostPages, mostLines)
 }

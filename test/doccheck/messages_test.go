@@ -34,9 +34,7 @@ func TestMessagesOfOperationsAreInTheCode(t *testing.T) {
 			}
 		}
 	}
-	if count < 10 {
-		t.Errorf("only %d messages were found", count)
-	}
+	check.That(t, count >= 10, "only %d messages were found", count)
 }
 
 // allCode is the text of all programs, where a message of several lines is one.

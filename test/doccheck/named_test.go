@@ -24,9 +24,7 @@ func TestNamedTestsExist(t *testing.T) {
 			}
 		}
 	}
-	if count < 20 {
-		t.Errorf("only %d tests are named", count)
-	}
+	check.That(t, count >= 20, "only %d tests are named", count)
 }
 
 func testFunctions(t *testing.T) map[string]bool {
@@ -106,9 +104,7 @@ func TestConfigurationsOfPagesAreGood(t *testing.T) {
 			}
 		}
 	}
-	if count < 3 {
-		t.Errorf("only %d configurations were found", count)
-	}
+	check.That(t, count >= 3, "only %d configurations were found", count)
 }
 
 // TestRollOutNamesEachAlert: the roll-out says what to do at each alert that has a runbook.

@@ -168,9 +168,8 @@ func TestBackup(t *testing.T) {
 	second := append([]string{"backup", v.second, "--from", v.imageOf(v.second), "--file", increment, "--base-file", full}, server...)
 	v.wantKilled("backup-frame@20", second...)
 	v.mustBackup(second...)
-	if whole, part := disk(full), disk(increment); part > whole/16 || whole > 66*mib {
-		t.Errorf("a backup of 64 MiB has %d bytes, and one of 1 %% has %d", whole, part)
-	}
+	whole, part := disk(full), disk(increment)
+	check.That(t, part <= whole/16 && whole <= 66*mib, "a backup of 64 MiB has %d bytes, and one of 1 %% has %d", whole, part)
 	restoreBoth(t, v, full, increment)
 	v.clean()
 }
@@ -221,16 +220,14 @@ func restoreBoth(t *testing.T, v *backedUp, full, increment string) {
 	image := v.dir + "/restored"
 	inFile := []string{"restore", full, increment, "--to", image}
 	v.wantKilled("restore-frame@30", inFile...)
-	if _, err := os.Stat(image); err == nil {
-		t.Error("the image has its name before it is complete")
-	}
+	_, err := os.Stat(image)
+	check.That(t, err != nil, "the image has its name before it is complete")
 	if got := resumed(t, v.mustBackup(append(inFile, "-o", "json")...)); got < 20*mib {
 		t.Errorf("only %d bytes of the image were not written again", got)
 	}
 	wantSame(t, image, v.imageOf(v.second))
-	if n := disk(image); n > 66*mib {
-		t.Errorf("%d bytes: the holes are filled", n)
-	}
+	n := disk(image)
+	check.That(t, n <= 66*mib, "%d bytes: the holes are filled", n)
 	v.mustBackup("restore", full, increment, "--check")
 }
 
@@ -303,9 +300,7 @@ func TestRestoreLeavesDevicesInUse(t *testing.T) {
 	refused(image, "exists already")
 	after, err := os.ReadFile(device)
 	check.Must(t, err)
-	if !bytes.Equal(before, after) {
-		t.Error("something was written")
-	}
+	check.That(t, bytes.Equal(before, after), "something was written")
 	r.mustBackup("restore", file, "--to", device)
 	wantSame(t, device, image)
 	check.Must(t, r.removeSnapshot(made.GetSnapshotId()))

@@ -229,9 +229,8 @@ func (h *history) wantResumed(base, target kept, whole []blockRange) {
 	if from > 0 || len(whole) == 0 {
 		return
 	}
-	if again := h.delta(base.id, target.id, whole[0].to, 1); len(again) != len(whole)-1 {
-		h.t.Errorf("%v after the first of %v", again, whole)
-	}
+	again := h.delta(base.id, target.id, whole[0].to, 1)
+	check.That(h.t, len(again) == len(whole)-1, "%v after the first of %v", again, whole)
 }
 
 // step does one of the things that can happen to a volume.

@@ -124,9 +124,7 @@ func TestCloneErrors(t *testing.T) {
 	check.Code(t, clone.createFrom(nil, 0), codes.AlreadyExists)
 	check.Code(t, other.createFrom(v.asSource(), 0), codes.AlreadyExists)
 	reply, err := r.CreateVolume(t.Context(), clone.requestFrom(v.asSource(), 0))
-	if err != nil || reply.GetVolume().GetContentSource().GetVolume().GetVolumeId() != v.id {
-		t.Errorf("%v, %v", reply, err)
-	}
+	check.That(t, err == nil && reply.GetVolume().GetContentSource().GetVolume().GetVolumeId() == v.id, "%v, %v", reply, err)
 	for _, one := range []*volume{clone, v, other} {
 		one.must(one.remove)
 	}
@@ -264,8 +262,7 @@ func TestKilledInClone(t *testing.T) {
 func (r *testDriver) wantVolumes(n int) {
 	r.t.Helper()
 	for _, dir := range []string{"/volumes", "/images"} {
-		if there, err := os.ReadDir(r.data + dir); err != nil || len(there) != n {
-			r.t.Errorf("in %s are %v: %v", dir, there, err)
-		}
+		there, err := os.ReadDir(r.data + dir)
+		check.That(r.t, err == nil && len(there) == n, "in %s are %v: %v", dir, there, err)
 	}
 }

@@ -80,9 +80,7 @@ func TestSnapshotsOfADatabase(t *testing.T) {
 			t.Logf("%d records", w.acknowledged.Load())
 			v.down()
 			for _, m := range all {
-				if !r.consistent(m.ID) {
-					t.Error("a snapshot is not consistent")
-				}
+				check.That(t, r.consistent(m.ID), "a snapshot is not consistent")
 				restored := r.volume("restored", rig.MountAccess(fs))
 				check.Must(t, restored.createFrom(snapshotSource(m.ID), 0))
 				if fs != "xfs" && snapshots.NeedsReplay(t, restored.image(), fs) { // a frozen xfs has something in its log on purpose

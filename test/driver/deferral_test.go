@@ -51,9 +51,8 @@ func runDeferral(t *testing.T, socket, dir, fs string) (failed []string) {
 func TestDeferralIsMetByTheReferenceDriver(t *testing.T) {
 	r := newDriver(t, true)
 	for _, fs := range []string{"ext4", "xfs", "btrfs"} {
-		if failed := runDeferral(t, r.socket(), r.dir, fs); len(failed) > 0 {
-			t.Errorf("%s: failed: %q", fs, failed)
-		}
+		failed := runDeferral(t, r.socket(), r.dir, fs)
+		check.That(t, len(failed) == 0, "%s: failed: %q", fs, failed)
 	}
 }
 
@@ -76,9 +75,8 @@ func TestDeferralIsMetByTheExample(t *testing.T) {
 	r := layOut(t, "")
 	startExample(t, r.dir, r.data+"/images", r.dir+"/registry.sock")
 	for _, fs := range []string{"ext4", "xfs"} {
-		if failed := runDeferral(t, r.dir+"/csi.sock", r.dir, fs); len(failed) > 0 {
-			t.Errorf("%s: failed: %q", fs, failed)
-		}
+		failed := runDeferral(t, r.dir+"/csi.sock", r.dir, fs)
+		check.That(t, len(failed) == 0, "%s: failed: %q", fs, failed)
 	}
 }
 
@@ -232,9 +230,8 @@ func TestWrongDrivers(t *testing.T) {
 			r := newDriver(t, true)
 			r.leaves = true
 			rig.Before(t, r.conn, r.dir+"/wrong.sock", wrongly.calls)
-			if diff := cmp.Diff(wrongly.failed, runDeferral(t, r.dir+"/wrong.sock", r.dir, "ext4")); diff != "" {
-				t.Errorf("-want +got:\n%s", diff)
-			}
+			diff := cmp.Diff(wrongly.failed, runDeferral(t, r.dir+"/wrong.sock", r.dir, "ext4"))
+			check.That(t, diff == "", "-want +got:\n%s", diff)
 		})
 	}
 }

@@ -105,9 +105,7 @@ func TestKilledWhileFrozen(t *testing.T) {
 			r.start()
 			r.wantVolumes(1)
 			made := v.mustSnapshot("s")
-			if !r.consistent(made.GetSnapshotId()) {
-				t.Errorf("%s: the snapshot is not consistent", point)
-			}
+			check.That(t, r.consistent(made.GetSnapshotId()), "%s: the snapshot is not consistent", point)
 			v.wantWrites()
 			check.Must(t, r.removeSnapshot(made.GetSnapshotId()))
 		}
@@ -123,12 +121,9 @@ func TestFreezeOfSomebodyElse(t *testing.T) {
 	v.up()
 	check.Must(t, exec.Command("fsfreeze", "--freeze", v.target).Run())
 	made := v.mustSnapshot("s")
-	if r.consistent(made.GetSnapshotId()) {
-		t.Error("the snapshot is said to be consistent")
-	}
-	if out, err := exec.Command("fsfreeze", "--unfreeze", v.target).CombinedOutput(); err != nil {
-		t.Errorf("it is not frozen any more: %v: %s", err, out)
-	}
+	check.That(t, !r.consistent(made.GetSnapshotId()), "the snapshot is said to be consistent")
+	out, err := exec.Command("fsfreeze", "--unfreeze", v.target).CombinedOutput()
+	check.That(t, err == nil, "it is not frozen any more: %v: %s", err, out)
 	check.Must(t, r.removeSnapshot(made.GetSnapshotId()))
 	v.down()
 }
@@ -175,9 +170,7 @@ func TestSnapshotWithoutFreeze(t *testing.T) {
 	check.Must(t, device.Sync())
 	made := v.mustSnapshot("s")
 	check.Must(t, device.Close())
-	if r.consistent(made.GetSnapshotId()) {
-		t.Error("the snapshot is said to be consistent")
-	}
+	check.That(t, !r.consistent(made.GetSnapshotId()), "the snapshot is said to be consistent")
 	restored.upFrom(snapshotSource(made.GetSnapshotId()), 0)
 	got := make([]byte, len(want))
 	device, err = os.Open(restored.target)

@@ -43,9 +43,7 @@ func (r *testDriver) mustGroup(name string, of ...*volume) (*csi.VolumeGroupSnap
 			r.t.Errorf("%v in %v", m, made)
 		}
 	}
-	if !made.GetReadyToUse() || len(made.GetSnapshots()) != len(of) || made.GetCreationTime().AsTime().IsZero() {
-		r.t.Errorf("%v", made)
-	}
+	check.That(r.t, made.GetReadyToUse() && len(made.GetSnapshots()) == len(of) && !made.GetCreationTime().AsTime().IsZero(), "%v", made)
 	return made, members
 }
 
@@ -69,9 +67,7 @@ func TestGroupSnapshots(t *testing.T) {
 			for i := range 3 {
 				made, members := r.mustGroup(fmt.Sprint("g", i), a, b, idle)
 				for _, m := range members {
-					if !r.consistent(m.GetSnapshotId()) {
-						t.Errorf("%s in group %d is not consistent", m.GetSourceVolumeId(), i)
-					}
+					check.That(t, r.consistent(m.GetSnapshotId()), "%s in group %d is not consistent", m.GetSourceVolumeId(), i)
 				}
 				groups = append(groups, made)
 			}
@@ -107,9 +103,7 @@ func TestGroupErrors(t *testing.T) {
 	check.Code(t, err, codes.NotFound)
 	made, members := r.mustGroup("g", a, b)
 	again, _ := r.mustGroup("g", b, a)
-	if again.GetGroupSnapshotId() != made.GetGroupSnapshotId() {
-		t.Errorf("%v is not %v", again, made)
-	}
+	check.That(t, again.GetGroupSnapshotId() == made.GetGroupSnapshotId(), "%v is not %v", again, made)
 	_, err = r.group("g", a, b, c)
 	check.Code(t, err, codes.AlreadyExists)
 	_, err = r.group("more", b, c)
@@ -155,9 +149,7 @@ func TestGroupIsOfOneMoment(t *testing.T) {
 	r.wantVolumes(len(all))
 	fs.wantWrites()
 	made, members := r.mustGroup("g", fs, device)
-	if !r.consistent(members[0].GetSnapshotId()) || r.consistent(members[1].GetSnapshotId()) {
-		t.Errorf("%v", members)
-	}
+	check.That(t, r.consistent(members[0].GetSnapshotId()) && !r.consistent(members[1].GetSnapshotId()), "%v", members)
 	check.Must(t, r.removeGroup(made.GetGroupSnapshotId()))
 	for _, v := range all {
 		v.down()

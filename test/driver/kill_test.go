@@ -103,9 +103,8 @@ func TestKilledInExpand(t *testing.T) {
 		r.start()
 		v.grow(bytes)
 		check.Must(t, v.growNode(v.staging, bytes))
-		if after := v.bytesOf().GetTotal(); after < before+size/2 {
-			t.Errorf("%s: from %d to %d", point, before, after)
-		}
+		after := v.bytesOf().GetTotal()
+		check.That(t, after >= before+size/2, "%s: from %d to %d", point, before, after)
 		v.wantKept("data")
 	}
 	v.down()
@@ -135,9 +134,8 @@ func TestKilledBeforeGrowth(t *testing.T) {
 	check.Must(t, clone.createFrom(v.asSource(), 2*size))
 	r.killed("driver-mounted", func() error { return clone.stage() })
 	clone.must(clone.stage, clone.publish)
-	if total := clone.bytesOf().GetTotal(); total < size*18/10 {
-		t.Errorf("it has %d bytes", total)
-	}
+	total := clone.bytesOf().GetTotal()
+	check.That(t, total >= size*18/10, "it has %d bytes", total)
 	clone.down()
 	v.must(v.remove)
 }
@@ -151,9 +149,8 @@ func TestKilledInNodeExpand(t *testing.T) {
 	v.grow(2 * size)
 	r.killed("driver-devices-grown", func() error { return v.growNode(v.target, 2*size) })
 	check.Must(t, v.growNode(v.target, 2*size))
-	if total := v.bytesOf().GetTotal(); total < size*18/10 {
-		t.Errorf("it has %d bytes", total)
-	}
+	total := v.bytesOf().GetTotal()
+	check.That(t, total >= size*18/10, "it has %d bytes", total)
 	v.wantKept("data")
 	v.down()
 }
@@ -186,9 +183,7 @@ func TestEveryStepIsKilledAt(t *testing.T) {
 	}
 	tests := read("*_test.go")
 	points := regexp.MustCompile(`failpoint\.Hit\("([^"]+)"\)`).FindAllStringSubmatch(read("../../reference/driver/*.go"), -1)
-	if len(points) < 20 {
-		t.Errorf("only %d failpoints were found", len(points))
-	}
+	check.That(t, len(points) >= 20, "only %d failpoints were found", len(points))
 	for _, point := range points {
 		if !regexp.MustCompile(`[="]` + point[1] + `["@=]`).MatchString(tests) {
 			t.Errorf("nothing is killed at %s", point[1])
@@ -253,12 +248,9 @@ func TestADeviceThatIsAnothersByNow(t *testing.T) {
 	image := rig.Image(t, mib)
 	theirs := rig.Loop(t, rig.Image(t, mib), loopdev.Options{})
 	check.Must(t, loopdev.DetachFrom(image, theirs))
-	if len(rig.Loops("")[theirs]) == 0 {
-		t.Error("the device of another file is gone")
-	}
+	check.That(t, len(rig.Loops("")[theirs]) != 0, "the device of another file is gone")
 	ours := rig.Loop(t, image, loopdev.Options{})
 	check.Must(t, loopdev.DetachFrom(image, ours))
-	if left := rig.LoopsLeft(image); len(left) > 0 {
-		t.Errorf("still there: %v", left)
-	}
+	left := rig.LoopsLeft(image)
+	check.That(t, len(left) == 0, "still there: %v", left)
 }

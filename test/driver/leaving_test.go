@@ -32,9 +32,7 @@ func TestProbesOfALoopDevice(t *testing.T) {
 	v.must(v.unpublish, v.unstage)
 	time.AfterFunc(200*time.Millisecond, func() { _ = short.Close() })
 	made := v.mustSnapshot("s").GetSnapshotId()
-	if !r.consistent(made) {
-		t.Error("a device that is leaving counts as in use")
-	}
+	check.That(t, r.consistent(made), "a device that is leaving counts as in use")
 	check.Must(t, r.removeSnapshot(made))
 	v.must(v.stage, v.publish)
 	long := probe()

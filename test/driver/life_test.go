@@ -28,9 +28,8 @@ func (v *volume) put(content string) {
 
 func (v *volume) wantKept(content string) {
 	v.t.Helper()
-	if got, err := os.ReadFile(v.target + "/kept"); err != nil || string(got) != content {
-		v.t.Errorf("kept %q: %v", got, err)
-	}
+	got, err := os.ReadFile(v.target + "/kept")
+	check.That(v.t, err == nil && string(got) == content, "kept %q: %v", got, err)
 }
 
 // bytesOf is the size of a published filesystem, or block device, by the stats.
@@ -89,22 +88,18 @@ func TestGrowth(t *testing.T) {
 			v.up()
 			v.put("data")
 			before := v.bytesOf()
-			if before.GetUsed()+before.GetAvailable() > before.GetTotal() || before.GetTotal() > size {
-				t.Errorf("%s: %v", fs, before)
-			}
+			check.That(t, before.GetUsed()+before.GetAvailable() <= before.GetTotal() && before.GetTotal() <= size, "%s: %v", fs, before)
 			check.Code(t, v.growNode(v.target, 2*size), codes.OutOfRange) // not without the controller
 			v.grow(2 * size)
 			growOnline(t, v, 2*size)
-			if online := v.bytesOf(); online.GetTotal() < before.GetTotal()+size*8/10 {
-				t.Errorf("%s: online from %d to %d", fs, before.GetTotal(), online.GetTotal())
-			}
+			online := v.bytesOf()
+			check.That(t, online.GetTotal() >= before.GetTotal()+size*8/10, "%s: online from %d to %d", fs, before.GetTotal(), online.GetTotal())
 			v.wantKept("data")
 			v.must(v.unpublish, v.unstage)
 			v.grow(4 * size)
 			v.must(v.stage, v.publish)
-			if offline := v.bytesOf(); offline.GetTotal() < before.GetTotal()+3*size*8/10 {
-				t.Errorf("%s: offline from %d to %d", fs, before.GetTotal(), offline.GetTotal())
-			}
+			offline := v.bytesOf()
+			check.That(t, offline.GetTotal() >= before.GetTotal()+3*size*8/10, "%s: offline from %d to %d", fs, before.GetTotal(), offline.GetTotal())
 			v.wantKept("data")
 			v.down()
 		}
@@ -126,9 +121,8 @@ func TestBlock(t *testing.T) {
 		t.Errorf("the device has %d bytes: %v", end, err)
 	}
 	check.Must(t, device.Close())
-	if usage := v.bytesOf(); usage.GetTotal() != 2*size {
-		t.Errorf("usage %v", usage)
-	}
+	usage := v.bytesOf()
+	check.That(t, usage.GetTotal() == 2*size, "usage %v", usage)
 
 	// A second, read-only publish gets a device that cannot be written to.
 	reader := *v
@@ -142,13 +136,10 @@ func TestBlock(t *testing.T) {
 	if f, err := os.OpenFile(reader.target, os.O_RDWR, 0); err == nil {
 		_, err = f.WriteAt([]byte("x"), 0)
 		_ = f.Close()
-		if err == nil {
-			t.Error("a read-only device was written to")
-		}
+		check.That(t, err != nil, "a read-only device was written to")
 	}
-	if n := len(r.loops()); n != 2 {
-		t.Errorf("%d loop devices", n)
-	}
+	n := len(r.loops())
+	check.That(t, n == 2, "%d loop devices", n)
 	reader.must(reader.unpublish)
 	check.Eventually(t, "the reader's loop device has gone", func() bool { return len(r.loops()) == 1 })
 	check.Code(t, v.unstage(), codes.FailedPrecondition) // still published
@@ -218,9 +209,8 @@ func TestEphemeral(t *testing.T) {
 			check.Must(t, publish(map[string]string{"size": "64Mi"}))
 		}
 		v.put("x")
-		if total := v.bytesOf().GetTotal(); total > 64*mib || total < 40*mib {
-			t.Errorf("%d bytes", total)
-		}
+		total := v.bytesOf().GetTotal()
+		check.That(t, total <= 64*mib && total >= 40*mib, "%d bytes", total)
 		foreign := r.volume("foreign", v.access)
 		foreign.id, foreign.staging = "csi-4567", ""
 		check.Must(t, os.Mkdir(foreign.target, 0o750))
@@ -256,9 +246,8 @@ func TestForeignThingsStay(t *testing.T) {
 	other := *v
 	other.access = rig.MountAccess("xfs")
 	check.Code(t, other.stage(), codes.FailedPrecondition)
-	if left := rig.LoopsLeft(r.data + "/images/"); len(left) != 0 {
-		t.Errorf("loop devices after a stage that failed: %v", left)
-	}
+	left := rig.LoopsLeft(r.data + "/images/")
+	check.That(t, len(left) == 0, "loop devices after a stage that failed: %v", left)
 	v.must(v.stage, v.publish)
 	v.down()
 	// Unknown volumes and places are fine to undo.
@@ -326,16 +315,13 @@ func TestLargerThanAnyFile(t *testing.T) {
 func TestStopsInOrder(t *testing.T) {
 	r := newDriver(t, false)
 	check.Must(t, r.process.Signal(unix.SIGTERM))
-	if code := r.wait(); code != 0 {
-		t.Errorf("exit code %d", code)
-	}
+	code := r.wait()
+	check.That(t, code == 0, "exit code %d", code)
 	if _, err := os.Lstat(r.socket()); err == nil {
 		t.Error("the socket is still there")
 	}
 	out, err := exec.Command(rig.Program(t, "crust-driver"), "--version").Output()
-	if err != nil || len(out) < 2 {
-		t.Errorf("%q, %v", out, err)
-	}
+	check.That(t, err == nil && len(out) >= 2, "%q, %v", out, err)
 }
 
 // TestMountFlagsStayOut: a flag may hold a secret.
@@ -345,11 +331,7 @@ func TestMountFlagsStayOut(t *testing.T) {
 	v.access.GetMount().MountFlags = []string{"password=hunter2"}
 	v.must(v.create)
 	err := v.stage()
-	if err == nil || strings.Contains(err.Error(), "hunter2") {
-		t.Errorf("%v", err)
-	}
-	if strings.Contains(r.process.Log(), "hunter2") {
-		t.Error("in the log")
-	}
+	check.That(t, err != nil && !strings.Contains(err.Error(), "hunter2"), "%v", err)
+	check.That(t, !strings.Contains(r.process.Log(), "hunter2"), "in the log")
 	v.must(v.remove) // nothing is attached any more
 }

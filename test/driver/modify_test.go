@@ -37,9 +37,8 @@ func (r *testDriver) loopSays(attribute string) string {
 
 func (r *testDriver) wantDirectIO(want string) {
 	r.t.Helper()
-	if got := r.loopSays("/loop/dio"); got != want {
-		r.t.Errorf("direct I/O is %s, and not %s", got, want)
-	}
+	got := r.loopSays("/loop/dio")
+	check.That(r.t, got == want, "direct I/O is %s, and not %s", got, want)
 }
 
 // TestDirectIO changes the attribute of a VolumeAttributesClass: at once of an attached volume,

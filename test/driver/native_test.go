@@ -64,9 +64,7 @@ func TestDeferredReaders(t *testing.T) {
 	for _, one := range []*volume{v, &second} {
 		mount, err := one.publishDeferred(true)
 		check.Must(t, err)
-		if !slices.Contains(mount.GetMountFlags(), "ro") {
-			t.Errorf("%v", mount)
-		}
+		check.That(t, slices.Contains(mount.GetMountFlags(), "ro"), "%v", mount)
 	}
 	second.must(second.unpublish)
 	v.down()
@@ -105,21 +103,15 @@ func TestReadersOfAFrozenXFS(t *testing.T) {
 		return whole
 	}
 	for _, v := range []*volume{restored, copied} {
-		if !snapshots.NeedsReplay(t, v.image(), "xfs") {
-			t.Error("a frozen xfs has an empty log")
-		}
+		check.That(t, snapshots.NeedsReplay(t, v.image(), "xfs"), "a frozen xfs has an empty log")
 		for range 2 {
-			if !asIs(v) {
-				t.Error("the log would have to be replayed")
-			}
+			check.That(t, asIs(v), "the log would have to be replayed")
 		}
 		v.access.AccessMode.Mode = csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER
 		v.must(v.stage, v.publish)
 		v.wantKept("kept")
 		v.must(v.unpublish, v.unstage)
-		if asIs(v) {
-			t.Error("what was written since may be missing")
-		}
+		check.That(t, !asIs(v), "what was written since may be missing")
 		v.must(v.remove)
 	}
 	check.Must(t, r.removeSnapshot(made.GetSnapshotId()))

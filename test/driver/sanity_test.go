@@ -35,12 +35,9 @@ func TestSanity(t *testing.T) {
 				if native && hidden.Load() == 0 {
 					t.Error("the driver never reported DEFER_FS_OPS")
 				}
-				if ran < 45 {
-					t.Errorf("only %d specs ran", ran)
-				}
-				if diff := cmp.Diff(notOffered(), skipped); diff != "" {
-					t.Errorf("skipped -want +got:\n%s", diff)
-				}
+				check.That(t, ran >= 45, "only %d specs ran", ran)
+				diff := cmp.Diff(notOffered(), skipped)
+				check.That(t, diff == "", "skipped -want +got:\n%s", diff)
 			})
 		}
 	}
@@ -53,14 +50,10 @@ func TestSnapshotMetadataSpecs(t *testing.T) {
 		t.Run(pool, func(t *testing.T) {
 			r := newDriverOn(t, pool, false)
 			report, err := csidriver.RunMetadata(t.Context(), r.conn, csidriver.Options{Size: 16 * mib, Dir: r.dir}, func(result conformance.Result) {
-				if result.Status != conformance.Pass {
-					t.Errorf("%v", result)
-				}
+				check.That(t, result.Status == conformance.Pass, "%v", result)
 			})
 			check.Must(t, err)
-			if len(report.Results) < 15 {
-				t.Errorf("only %d specs ran", len(report.Results))
-			}
+			check.That(t, len(report.Results) >= 15, "only %d specs ran", len(report.Results))
 		})
 	}
 }

@@ -66,9 +66,7 @@ func TestSnapshots(t *testing.T) {
 				second := v.putRandom(mib)
 				v.must(v.unpublish, v.unstage)
 				two := v.mustSnapshot("two")
-				if !r.consistent(one.GetSnapshotId()) || !two.GetCreationTime().AsTime().After(one.GetCreationTime().AsTime()) {
-					t.Errorf("%v, %v", one, two)
-				}
+				check.That(t, r.consistent(one.GetSnapshotId()) && two.GetCreationTime().AsTime().After(one.GetCreationTime().AsTime()), "%v, %v", one, two)
 				old, young := r.volume("old", rig.MountAccess(fs)), r.volume("young", rig.MountAccess(fs))
 				check.Must(t, old.createFrom(snapshotSource(one.GetSnapshotId()), 0))
 				v.must(v.stage, v.publish)
@@ -88,9 +86,8 @@ func TestSnapshots(t *testing.T) {
 				young.must(young.stage, young.publish)
 				young.wantKept("second")
 				young.wantRandom(second)
-				if total := young.bytesOf().GetTotal(); total < size*18/10 {
-					t.Errorf("the larger one has %d bytes", total)
-				}
+				total := young.bytesOf().GetTotal()
+				check.That(t, total >= size*18/10, "the larger one has %d bytes", total)
 				young.down()
 				old.down()
 			})
@@ -125,9 +122,8 @@ func TestSnapshotIsNoVolume(t *testing.T) {
 	_, err = r.GetSnapshot(t.Context(), &csi.GetSnapshotRequest{SnapshotId: v.id})
 	check.Code(t, err, codes.NotFound)
 	check.Must(t, r.removeSnapshot(v.id)) // there is no such snapshot
-	if ids := r.volumeIDs(); len(ids) != 3 {
-		t.Errorf("%v", ids)
-	}
+	ids := r.volumeIDs()
+	check.That(t, len(ids) == 3, "%v", ids)
 	check.Must(t, r.removeSnapshot(made.GetSnapshotId()))
 	for _, one := range []*volume{v, other, clone} {
 		one.must(one.remove)

@@ -57,20 +57,15 @@ func TestBoth(t *testing.T) {
 			check.Must(t, err)
 			return out
 		}
-		if got := run("echo " + text + " >>/data/file; cat /data/file; grep ' /data ' /proc/mounts"); !strings.HasPrefix(got, "first\n") || !strings.Contains(got, " xfs ") {
-			t.Errorf("%s", got)
-		}
+		got := run("echo " + text + " >>/data/file; cat /data/file; grep ' /data ' /proc/mounts")
+		check.That(t, strings.HasPrefix(got, "first\n") && strings.Contains(got, " xfs "), "%s", got)
 		if text == "first" {
 			before := run("stat -f -c %b /data")
 			check.Must(t, v.Grow(2*size))
-			if run("stat -f -c %b /data") == before {
-				t.Error("it has not grown")
-			}
+			check.That(t, run("stat -f -c %b /data") != before, "it has not grown")
 		}
 		stats, err := v.Stats()
-		if err != nil || stats.GetUsage()[0].GetTotal() < size*3/2 {
-			t.Errorf("stats: %v, %v", stats, err)
-		}
+		check.That(t, err == nil && stats.GetUsage()[0].GetTotal() >= size*3/2, "stats: %v, %v", stats, err)
 		check.Must(t, pod.Remove(t.Context()))
 		v.Unpublish()
 		if text == "first" {

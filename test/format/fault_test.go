@@ -131,9 +131,8 @@ func (r *testFormatter) settled(device, fs string) (formatted bool, err error) {
 
 func (r *testFormatter) wantSettled(formatted bool, device, fs string) {
 	r.t.Helper()
-	if got, err := r.settled(device, fs); err != nil || got != formatted {
-		r.t.Errorf("afterwards: formatted %v: %v", got, err)
-	}
+	got, err := r.settled(device, fs)
+	check.That(r.t, err == nil && got == formatted, "afterwards: formatted %v: %v", got, err)
 }
 
 func TestDaemonIsKilledInTheMiddleOfMkfs(t *testing.T) {
@@ -169,9 +168,8 @@ func TestDaemonIsKilledAtEachPlace(t *testing.T) {
 		device, _ := r.blank()
 		_ = r.daemon(device, "ext4", "CRUST_FAILPOINTS="+place+"=kill").Wait()
 		formatted, err := r.settled(device, "ext4")
-		if want := place == "format-before-mkfs"; err != nil || formatted != want {
-			t.Errorf("%s: formatted %v: %v", place, formatted, err)
-		}
+		want := place == "format-before-mkfs"
+		check.That(t, err == nil && formatted == want, "%s: formatted %v: %v", place, formatted, err)
 		mounts(t, device, "ext4")
 	}
 }
@@ -196,9 +194,8 @@ func TestDaemonIsKilledBeforeTheRootMode(t *testing.T) {
 				r.want(false, device, "ext4", policy, false)
 			}
 			wantSame(t, backing, before, "a complete filesystem was written to")
-			if got := rootOf(t, device, "ext4"); got != want {
-				t.Errorf("mode and group of the root directory are %s, want %s", got, want)
-			}
+			got := rootOf(t, device, "ext4")
+			check.That(t, got == want, "mode and group of the root directory are %s, want %s", got, want)
 		})
 	}
 }
@@ -327,9 +324,7 @@ func TestManyAtOnceFormatOnce(t *testing.T) {
 			done.Go(func() {
 				which := []*testFormatter{r, other}[i%2]
 				formatted, err := which.settled(device, fs)
-				if err != nil {
-					t.Errorf("%s: %v", fs, err)
-				}
+				check.That(t, err == nil, "%s: %v", fs, err)
 				if formatted {
 					made.Add(1)
 				}
@@ -422,9 +417,7 @@ func TestMkfsThatLies(t *testing.T) {
 			unix.Sync()
 			before := hash(t, backing)
 			formatted, err = newFormatter(t).prepare(device, "ext4", volume.FormatHost, false)
-			if formatted != c.then {
-				t.Errorf("next: formatted %v: %v", formatted, err)
-			}
+			check.That(t, formatted == c.then, "next: formatted %v: %v", formatted, err)
 			if unix.Sync(); !c.then && before != hash(t, backing) {
 				t.Error("what was not ours was written over")
 			}
@@ -447,9 +440,7 @@ func TestSomebodyTakesTheDeviceFirst(t *testing.T) {
 		r := newFormatter(t, tools(t, fs, `for last; do :; done; $real -q $last; exec $real "$@"`))
 		device, _ := r.blank()
 		formatted, err := r.prepare(device, fs, volume.FormatHost, false)
-		if formatted || !strings.Contains(fmt.Sprint(err), "existing") {
-			t.Errorf("%s: formatted %v: %v", fs, formatted, err)
-		}
+		check.That(t, !formatted && strings.Contains(fmt.Sprint(err), "existing"), "%s: formatted %v: %v", fs, formatted, err)
 		mounts(t, device, fs)
 	}
 	for _, fs := range filesystems {
@@ -463,9 +454,7 @@ func TestSomebodyTakesTheDeviceFirst(t *testing.T) {
 		}()
 		formatted, err := r.prepare(device, fs, volume.FormatHost, false)
 		held := <-taken
-		if formatted || err == nil || held < 0 {
-			t.Errorf("%s on a held device: formatted %v: %v", fs, formatted, err)
-		}
+		check.That(t, !formatted && err != nil && held >= 0, "%s on a held device: formatted %v: %v", fs, formatted, err)
 		_ = unix.Close(held)
 		newFormatter(t).want(true, device, fs, volume.FormatHost, false)
 	}

@@ -74,9 +74,8 @@ func TestRootDirectoryOfANewFilesystem(t *testing.T) {
 			if err != nil || !formatted {
 				t.Fatalf("formatted %v: %v", formatted, err)
 			}
-			if got := rootOf(t, device, c.fs); got != c.want {
-				t.Errorf("mode and group are %s, want %s", got, c.want)
-			}
+			got := rootOf(t, device, c.fs)
+			check.That(t, got == c.want, "mode and group are %s, want %s", got, c.want)
 		})
 	}
 }
@@ -120,9 +119,7 @@ func TestDeviceOfADriverThatDefersByItself(t *testing.T) {
 		}
 		before := hash(t, backing)
 		r.want(false, device, accepted, volume.FormatDriver, false)
-		if before != hash(t, backing) {
-			t.Errorf("%s: the device was written to", name)
-		}
+		check.That(t, before == hash(t, backing), "%s: the device was written to", name)
 	}
 	for _, fs := range filesystems {
 		device, backing := r.blank()
@@ -322,9 +319,7 @@ func TestNameDoesNotMatter(t *testing.T) {
 		before := hash(t, otherBacking)
 		formatted, err := r.f.Prepare(t.Context(), mkfs.Request{Device: fd, Volume: "/v", Path: node, FSType: fs, Policy: volume.FormatHost})
 		_ = unix.Close(fd)
-		if err != nil || !formatted {
-			t.Errorf("%s: formatted %v: %v", fs, formatted, err)
-		}
+		check.That(t, err == nil && formatted, "%s: formatted %v: %v", fs, formatted, err)
 		if unix.Sync(); before != hash(t, otherBacking) {
 			t.Errorf("%s: the device that took over the name was written to", fs)
 		}

@@ -47,9 +47,8 @@ func bytesOf(t *testing.T, device string) int64 {
 	dir := t.TempDir()
 	check.Must(t, unix.Mount(device, dir, "ext4", 0, ""))
 	defer func() { _ = unix.Unmount(dir, 0) }()
-	if _, err := os.Stat(filepath.Join(dir, "kept")); err != nil {
-		t.Error(err)
-	}
+	_, err := os.Stat(filepath.Join(dir, "kept"))
+	check.That(t, err == nil, "%v", err)
 	var st unix.Statfs_t
 	check.Must(t, unix.Statfs(dir, &st))
 	return int64(st.Blocks) * st.Bsize
@@ -69,12 +68,10 @@ func TestARestoredFilesystemIsGrownBeforeItIsHandedOver(t *testing.T) {
 	r := newFormatter(t)
 	device := smallOnLarge(t)
 	check.Must(t, r.growing(device, func(*mkfs.Request) {}))
-	if got := bytesOf(t, device); got < 250*mib {
-		t.Errorf("the filesystem has %d bytes, its device %d", got, size)
-	}
-	if out, err := exec.Command("e2fsck", "-f", "-n", device).CombinedOutput(); err != nil {
-		t.Errorf("e2fsck: %v: %s", err, out)
-	}
+	got := bytesOf(t, device)
+	check.That(t, got >= 250*mib, "the filesystem has %d bytes, its device %d", got, size)
+	out, err := exec.Command("e2fsck", "-f", "-n", device).CombinedOutput()
+	check.That(t, err == nil, "e2fsck: %v: %s", err, out)
 }
 
 // TestWhatMustNotBeGrownStaysAsItIs: and no program is run on it, whatever its label is.
@@ -93,12 +90,10 @@ func TestWhatMustNotBeGrownStaysAsItIs(t *testing.T) {
 			}))
 			r.root.Mode = 0o2775
 			check.Must(t, r.growing(device, func(q *mkfs.Request) { q.Policy, q.Root = volume.FormatHost, r.root; change(q) }))
-			if info, err := os.Stat(dir + "/begun"); err != nil || info.ModTime().Unix() != 0 {
-				t.Errorf("a program was run on it: %v", err)
-			}
-			if got := bytesOf(t, device); got > 100*mib {
-				t.Errorf("it was grown to %d bytes", got)
-			}
+			info, err := os.Stat(dir + "/begun")
+			check.That(t, err == nil && info.ModTime().Unix() == 0, "a program was run on it: %v", err)
+			got := bytesOf(t, device)
+			check.That(t, got <= 100*mib, "it was grown to %d bytes", got)
 		})
 	}
 }
@@ -115,9 +110,7 @@ func TestADamagedFilesystemKeepsNoPodWaiting(t *testing.T) {
 	check.Must(t, err)
 	defer func() { _ = file.Close() }()
 	super, err := superblock.Read(file, "ext4")
-	if err != nil || super.Bytes > 100*mib {
-		t.Errorf("it was grown: %+v, %v", super, err)
-	}
+	check.That(t, err == nil && super.Bytes <= 100*mib, "it was grown: %+v, %v", super, err)
 }
 
 // standIns puts scripts in the place of programs.
@@ -137,12 +130,10 @@ func TestACheckThatTakesTooLongIsEnded(t *testing.T) {
 	device := smallOnLarge(t)
 	began := time.Now()
 	check.Must(t, r.growing(device, func(*mkfs.Request) {}))
-	if took := time.Since(began); took < 2*time.Second {
-		t.Errorf("e2fsck was not waited for: %v", took)
-	}
-	if got := bytesOf(t, device); got > 100*mib {
-		t.Errorf("it was grown to %d bytes without a check", got)
-	}
+	took := time.Since(began)
+	check.That(t, took >= 2*time.Second, "e2fsck was not waited for: %v", took)
+	got := bytesOf(t, device)
+	check.That(t, got <= 100*mib, "it was grown to %d bytes without a check", got)
 }
 
 // TestACheckThatCannotBeKilledKeepsNoOtherVolume: nobody sees the end of a process that another
@@ -168,9 +159,8 @@ func TestACheckThatCannotBeKilledKeepsNoOtherVolume(t *testing.T) {
 	other := newFormatter(t, func(c *mkfs.Config) { c.LockFile = r.conf.LockFile })
 	for _, device := range []string{devices[1], devices[0]} {
 		check.Must(t, other.growing(device, func(*mkfs.Request) {}))
-		if got := bytesOf(t, device); got < 250*mib {
-			t.Errorf("%s has %d bytes", device, got)
-		}
+		got := bytesOf(t, device)
+		check.That(t, got >= 250*mib, "%s has %d bytes", device, got)
 		end()
 	}
 }
@@ -207,9 +197,8 @@ func TestOneCheckAtATime(t *testing.T) {
 	check.Must(t, os.WriteFile(resizing+"/taken", nil, 0o600))
 	check.Must(t, <-done)
 	for _, device := range devices {
-		if got := bytesOf(t, device); got < 250*mib {
-			t.Errorf("%s has %d bytes", device, got)
-		}
+		got := bytesOf(t, device)
+		check.That(t, got >= 250*mib, "%s has %d bytes", device, got)
 	}
 }
 
@@ -231,9 +220,8 @@ func TestAGrowthThatIsCutOff(t *testing.T) {
 			}
 			again := newFormatter(t, func(c *mkfs.Config) { c.LockFile = cut.conf.LockFile })
 			check.Must(t, again.growing(device, func(*mkfs.Request) {}))
-			if got := bytesOf(t, device); got < 250*mib {
-				t.Errorf("the filesystem has %d bytes, its device %d", got, size)
-			}
+			got := bytesOf(t, device)
+			check.That(t, got >= 250*mib, "the filesystem has %d bytes, its device %d", got, size)
 			run(t, "", "e2fsck", "-f", "-n", device)
 		})
 	}
@@ -277,9 +265,8 @@ func TestACraftedFilesystemTakesOnlySoMuchMemory(t *testing.T) {
 	core, said := observer.New(zap.WarnLevel)
 	r := newFormatter(t, func(c *mkfs.Config) { c.Log = zap.New(core) })
 	check.Must(t, r.growing(rig.Loop(t, backing, loopdev.Options{}), func(*mkfs.Request) {}))
-	if entries := said.All(); len(entries) != 1 || !strings.Contains(fmt.Sprint(entries[0].ContextMap()["reason"]), "e2fsck") {
-		t.Errorf("it was not checked: %v", entries)
-	}
+	entries := said.All()
+	check.That(t, len(entries) == 1 && strings.Contains(fmt.Sprint(entries[0].ContextMap()["reason"]), "e2fsck"), "it was not checked: %v", entries)
 	var used unix.Rusage
 	check.Must(t, unix.Getrusage(unix.RUSAGE_CHILDREN, &used))
 	if most := used.Maxrss << 10; most < 64*mib || most > 200*mib {
@@ -342,9 +329,7 @@ func TestProgramsAreConfined(t *testing.T) {
 			for _, entry := range said.All() {
 				text += fmt.Sprint(entry.ContextMap()["reason"])
 			}
-			if !strings.Contains(text, "77): reported") {
-				t.Errorf("it is not confined: %s", text)
-			}
+			check.That(t, strings.Contains(text, "77): reported"), "it is not confined: %s", text)
 		})
 	}
 }

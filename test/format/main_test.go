@@ -88,9 +88,8 @@ func (r *testFormatter) prepare(device, fsType string, policy volume.FormatPolic
 // want wants a device to be accepted, and to be formatted or not.
 func (r *testFormatter) want(formatted bool, device, fsType string, policy volume.FormatPolicy, readOnly bool) {
 	r.t.Helper()
-	if got, err := r.prepare(device, fsType, policy, readOnly); err != nil || got != formatted {
-		r.t.Errorf("%s on %s, policy %q, read-only %v: formatted %v: %v", fsType, device, policy, readOnly, got, err)
-	}
+	got, err := r.prepare(device, fsType, policy, readOnly)
+	check.That(r.t, err == nil && got == formatted, "%s on %s, policy %q, read-only %v: formatted %v: %v", fsType, device, policy, readOnly, got, err)
 }
 
 // wantSame wants a device to hold what it held before.
@@ -113,9 +112,7 @@ func (r *testFormatter) refused(device, backing, fsType string, policy volume.Fo
 	}
 	check.Says(r.t, "the error", err.Error(), append(says, "/target/of/volume", device)...)
 	unix.Sync()
-	if before != hash(r.t, backing) {
-		r.t.Errorf("%s, policy %q: the device has changed", fsType, policy)
-	}
+	check.That(r.t, before == hash(r.t, backing), "%s, policy %q: the device has changed", fsType, policy)
 }
 
 // hash tells contents: every block that is not zero, and where it lies.

@@ -45,9 +45,7 @@ func TestReadOnlyVolumeOfAKilledGuest(t *testing.T) {
 
 			readOnly := rig.Loop(t, killed, loopdev.Options{ReadOnly: true})
 			err = look(readOnly)
-			if volume.KindOf(err) != volume.InUse {
-				t.Errorf("of a killed guest: %v", err)
-			}
+			check.That(t, volume.KindOf(err) == volume.InUse, "of a killed guest: %v", err)
 			writable := rig.Loop(t, killed, loopdev.Options{})
 			check.Must(t, mount(writable, 0))
 			unmount()

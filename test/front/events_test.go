@@ -50,9 +50,7 @@ func TestEventsOfAVolume(t *testing.T) {
 	check.Must(t, err)
 	for _, e := range slices.Backward(got.GetEvents()) {
 		told = append(told, fmt.Sprintf("%d %s by %s", e.GetCount(), e.GetWhat(), e.GetBy()))
-		if e.GetDriver() != driverName || e.GetVolumeId() != v.ID {
-			t.Errorf("an event is of another volume: %v", e)
-		}
+		check.That(t, e.GetDriver() == driverName && e.GetVolumeId() == v.ID, "an event is of another volume: %v", e)
 	}
 	want := []string{
 		"1 staged by kubelet", "1 published by kubelet", "1 bound by sandbox", "3 refused by kubelet", "1 unpublish failed by kubelet",

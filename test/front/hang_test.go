@@ -99,17 +99,13 @@ func TestLoopDevicesThatHang(t *testing.T) {
 	began := time.Now()
 	n.Kill()
 	n.Start()
-	if time.Since(began) > 20*time.Second {
-		t.Errorf("killed and started within %v", time.Since(began))
-	}
+	check.That(t, time.Since(began) <= 20*time.Second, "killed and started within %v", time.Since(began))
 	n.waitServed()
 	n.life(second, "pod-4")
 	by := rig.Hold(t, "<", device)
 	began = time.Now()
 	check.Code(t, n.unpublish(first, "pod-1"), codes.Aborted, fmt.Sprintf("process %d ", by.Process.Pid))
-	if time.Since(began) > 20*time.Second {
-		t.Error("the volume was not refused in time")
-	}
+	check.That(t, time.Since(began) <= 20*time.Second, "the volume was not refused in time")
 	by.End()
 	check.Must(t, n.unpublish(first, "pod-1"))
 	check.Must(t, n.unstage(first))

@@ -53,9 +53,7 @@ func (n *node) wantHealth(v *volume, pod string, want ...string) {
 	for _, one := range reply.GetVolumeHealth().GetHealthStatuses() {
 		got = append(got, one.GetStatus().String()+" "+one.GetReason())
 	}
-	if reply.GetVolumeHealth().GetVolumeId() != v.ID || !slices.Equal(got, want) {
-		n.t.Errorf("health: %v; want %q", reply, want)
-	}
+	check.That(n.t, reply.GetVolumeHealth().GetVolumeId() == v.ID && slices.Equal(got, want), "health: %v; want %q", reply, want)
 }
 
 // TestHealth: of a deferred volume kubelet hears what is known without the driver, whether

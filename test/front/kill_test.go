@@ -188,9 +188,7 @@ func TestPublishGivenUpAfterAKill(t *testing.T) {
 		n.arm(step)
 		if err := n.stage(v); err == nil {
 			err = n.publish(v, "pod-1")
-			if err == nil || !maybe(err) {
-				t.Errorf("%s: the publish gave %v", step, err)
-			}
+			check.That(t, err != nil && maybe(err), "%s: the publish gave %v", step, err)
 		}
 		n.insist("unpublish", func() error { return n.unpublish(v, "pod-1") })
 		n.insist("unstage", func() error { return n.unstage(v) })
@@ -225,9 +223,7 @@ func TestKilledWhileStagingAnew(t *testing.T) {
 				starts := n.Starts()
 				n.arm(step)
 				n.insist("publish", func() error { return n.publish(v, "pod-1") })
-				if n.Starts() < starts+2 {
-					t.Errorf("%d: the daemon was not killed at %s", i, step)
-				}
+				check.That(t, n.Starts() >= starts+2, "%d: the daemon was not killed at %s", i, step)
 				if way.after == deferThenHost {
 					n.wantGuarded(v, "pod-1")
 				} else {

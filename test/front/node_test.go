@@ -123,9 +123,7 @@ func (n *node) boot(id string, v *volume, pod string) *kata.Guest {
 // end is the end of a sandbox; it may have ended.
 func (n *node) end(s *kata.Guest) {
 	n.t.Helper()
-	if err := s.Stop(); err != nil {
-		n.t.Error(err)
-	}
+	check.Must(n.t, s.Stop())
 }
 
 func (n *node) kataDir(v *volume, pod string) string {

@@ -37,9 +37,7 @@ func TestKubeletFollowsEveryRestart(t *testing.T) {
 	n.wantRegistered(watcher)
 	n.Signal(unix.SIGTERM)
 	n.WaitEnd(20 * time.Second)
-	if watcher.Endpoint(driverName) == "" {
-		t.Error("kubelet lost the driver while the daemon was away")
-	}
+	check.That(t, watcher.Endpoint(driverName) != "", "kubelet lost the driver while the daemon was away")
 	n.Start()
 	n.wantRegistered(watcher)
 	n.driver.Process.Kill()
@@ -49,9 +47,7 @@ func TestKubeletFollowsEveryRestart(t *testing.T) {
 	watcher = n.kubelet()
 	n.wantRegistered(watcher)
 	for _, event := range watcher.Events() {
-		if event.Kind == kubelet.Refused {
-			t.Errorf("kubelet refused the driver: %+v", event)
-		}
+		check.That(t, event.Kind != kubelet.Refused, "kubelet refused the driver: %+v", event)
 	}
 	check.Must(t, n.publish(v, "pod-1"))
 	n.down(v, "pod-1")
@@ -115,9 +111,7 @@ func TestDirectRegistrationIsAnAlarm(t *testing.T) {
 	// The driver, asked by kubelet past us, cannot mount the volume.
 	direct := *v
 	direct.Client = csivolume.NewClient(n.Dial(n.driver.Socket), driverName, n.Kubelet)
-	if direct.Stage() == nil {
-		t.Error("the driver mounted a deferred volume on the host")
-	}
+	check.That(t, direct.Stage() != nil, "the driver mounted a deferred volume on the host")
 	n.driver.Process.Kill()
 	check.Must(t, os.Remove(directly))
 	n.replaceDriver(registered)

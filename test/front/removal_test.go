@@ -34,9 +34,7 @@ func (n *node) removable(args ...string) (code int, said string) {
 func (n *node) wantRemovable(want int, words []string, args ...string) {
 	n.t.Helper()
 	code, said := n.removable(args...)
-	if code != want {
-		n.t.Errorf("removable %q gave %d, want %d: %s", args, code, want, said)
-	}
+	check.That(n.t, code == want, "removable %q gave %d, want %d: %s", args, code, want, said)
 	check.Says(n.t, fmt.Sprintf("removable %q", args), said, words...)
 }
 
@@ -137,25 +135,20 @@ func (n *node) forceOff(v *volume, s *kata.Guest) {
 	n.Kill()
 	n.Extra = "front: {enabled: false, abandonVolumes: true}\n" + deferAll
 	n.Start()
-	if !strings.Contains(n.Log(), "not all volumes that came through it are known to be gone") {
-		n.t.Error("the log does not warn")
-	}
+	check.That(n.t, strings.Contains(n.Log(), "not all volumes that came through it are known to be gone"), "the log does not warn")
 	if _, err := os.Stat(n.registration()); err == nil {
 		n.t.Error("kubelet still has the registration, of a socket that nobody serves")
 	}
 	n.podWrites(s, "forced off")
 	n.wantGuarded(v, "pod-1")
 	got, err := n.Admin().GetVolume(n.t.Context(), &adminv1.GetVolumeRequest{Volume: v.TargetOf("pod-1")})
-	if err != nil || got.GetVolume().GetState() != adminv1.VolumeState_VOLUME_STATE_BOUND {
-		n.t.Errorf("the volume without the front: %v, %v", got, err)
-	}
+	check.That(n.t, err == nil && got.GetVolume().GetState() == adminv1.VolumeState_VOLUME_STATE_BOUND, "the volume without the front: %v, %v", got, err)
 }
 
 // podWrites has the pod write to its volume, and read what it wrote.
 func (n *node) podWrites(s *kata.Guest, what string) {
 	n.t.Helper()
 	check.Must(n.t, os.WriteFile(s.Dir()+"/file", []byte(what), 0o600))
-	if raw, err := os.ReadFile(s.Dir() + "/file"); err != nil || string(raw) != what {
-		n.t.Errorf("the pod reads %q, %v", raw, err)
-	}
+	raw, err := os.ReadFile(s.Dir() + "/file")
+	check.That(n.t, err == nil && string(raw) == what, "the pod reads %q, %v", raw, err)
 }

@@ -87,11 +87,7 @@ func TestATraceShowsWhereAPublishIs(t *testing.T) {
 	} {
 		steps, attributes := got.below(method)
 		steps = slices.DeleteFunc(steps, func(name string) bool { return name == "NodeGetCapabilities" })
-		if !slices.Equal(steps, want) {
-			t.Errorf("%s has the steps %q, want %q", method, steps, want)
-		}
-		if attributes["crust.csi_volume_id"] != v.ID {
-			t.Errorf("%s is about %v", method, attributes)
-		}
+		check.That(t, slices.Equal(steps, want), "%s has the steps %q, want %q", method, steps, want)
+		check.That(t, attributes["crust.csi_volume_id"] == v.ID, "%s is about %v", method, attributes)
 	}
 }

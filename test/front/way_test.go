@@ -57,9 +57,7 @@ func wholeWay(t *testing.T, fs string, args []string) {
 	second := n.boot("sandbox-2", v, "pod-2")
 	got, err := os.ReadFile(second.Dir() + "/data")
 	check.Must(t, err)
-	if sha256.Sum256(got) != sha256.Sum256([]byte(data)) {
-		t.Error("the second pod does not see what the first one wrote")
-	}
+	check.That(t, sha256.Sum256(got) == sha256.Sum256([]byte(data)), "the second pod does not see what the first one wrote")
 	n.end(second)
 	n.down(v, "pod-2")
 }
@@ -77,12 +75,9 @@ func (n *node) wantGuarded(v *volume, pod string) {
 			n.t.Errorf("a filesystem is mounted on the host: %+v", m)
 		}
 	}
-	if guards != 1 {
-		n.t.Errorf("%d guards stand on the target", guards)
-	}
-	if err := os.WriteFile(v.TargetOf(pod)+"/file", []byte("lost"), 0o600); !errors.Is(err, unix.ENOSPC) {
-		n.t.Errorf("a write to the target gave %v", err)
-	}
+	check.That(n.t, guards == 1, "%d guards stand on the target", guards)
+	err := os.WriteFile(v.TargetOf(pod)+"/file", []byte("lost"), 0o600)
+	check.That(n.t, errors.Is(err, unix.ENOSPC), "a write to the target gave %v", err)
 	_ = os.Remove(v.TargetOf(pod) + "/file")
 }
 

@@ -48,9 +48,8 @@ func TestEarlierRunIsCleared(t *testing.T) {
 	if out := run("^$"); !strings.Contains(out, "clearing what an earlier run left") {
 		t.Errorf("it says %s", out)
 	}
-	if left := rig.LoopsLeft(temp); len(left) > 0 {
-		t.Errorf("left: %v", left)
-	}
+	left := rig.LoopsLeft(temp)
+	check.That(t, len(left) == 0, "left: %v", left)
 }
 
 // TestOthersAreNotCleared: a directory is no run's for its name, nor for a stamp that somebody else wrote. The names
@@ -90,7 +89,5 @@ func TestOthersAreNotCleared(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if rig.Loops(image)[device] == "" {
-		t.Error("its loop device is detached")
-	}
+	check.That(t, rig.Loops(image)[device] != "", "its loop device is detached")
 }

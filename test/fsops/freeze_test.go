@@ -106,17 +106,14 @@ func (r *freezeRig) wantThawed() {
 // wantFrozen wants a write to wait.
 func (f *filesystem) wantFrozen() {
 	f.t.Helper()
-	if !f.frozen(100 * time.Millisecond) {
-		f.t.Error("it is not frozen")
-	}
+	check.That(f.t, f.frozen(100*time.Millisecond), "it is not frozen")
 }
 
 // wantNotFrozen wants a thaw by a key to say that nothing is frozen.
 func (r *freezeRig) wantNotFrozen(key string, root int) {
 	r.t.Helper()
-	if err := r.Thaw(key, root); !errors.Is(err, fsops.ErrNotFrozen) {
-		r.t.Errorf("thaw by %s: %v", key, err)
-	}
+	err := r.Thaw(key, root)
+	check.That(r.t, errors.Is(err, fsops.ErrNotFrozen), "thaw by %s: %v", key, err)
 }
 
 // thaw ends a freeze, of which nothing is left then.
@@ -143,9 +140,7 @@ func (r *freezeRig) wantNothingLeft() {
 		}
 		return nil
 	})
-	if err != nil {
-		r.t.Error(err)
-	}
+	check.That(r.t, err == nil, "%v", err)
 }
 
 func TestFreezeAndThaw(t *testing.T) {
@@ -159,12 +154,10 @@ func TestFreezeAndThaw(t *testing.T) {
 					t.Errorf("watchdogs: %v", r.watchdogs())
 				}
 				r.wantFrozen()
-				if report := r.stat().Condition; report.Abnormal {
-					t.Errorf("a frozen filesystem is abnormal: %+v", report)
-				}
-				if err := r.Freeze("key", r.root, time.Minute); !errors.Is(err, fsops.ErrFrozen) {
-					t.Errorf("again: %v", err)
-				}
+				report := r.stat().Condition
+				check.That(t, !report.Abnormal, "a frozen filesystem is abnormal: %+v", report)
+				err := r.Freeze("key", r.root, time.Minute)
+				check.That(t, errors.Is(err, fsops.ErrFrozen), "again: %v", err)
 				r.wantNotFrozen("other", -1)
 				r.thaw(-1)
 				r.wantNotFrozen("key", -1)
@@ -183,9 +176,8 @@ func TestFreezeEndsByItself(t *testing.T) {
 		// Long enough to write what is dirty, also on a busy machine.
 		check.Must(t, r.Freeze("key", r.root, 3*time.Second))
 		r.wantThawed()
-		if took := time.Since(began); took < 2900*time.Millisecond {
-			t.Errorf("%s: thawed after %v", kind, took)
-		}
+		took := time.Since(began)
+		check.That(t, took >= 2900*time.Millisecond, "%s: thawed after %v", kind, took)
 		r.wantNothingLeft()
 		r.wantNotFrozen("key", -1)
 	}
@@ -216,9 +208,7 @@ func TestFreezeRefuses(t *testing.T) {
 		if err := f.Freeze("key", r.root, time.Minute); err == nil || !strings.Contains(err.Error(), "watchdog") {
 			t.Errorf("%s: %v", what, err)
 		}
-		if r.frozen(soonFor) {
-			t.Errorf("%s: frozen without a watchdog", what)
-		}
+		check.That(t, !r.frozen(soonFor), "%s: frozen without a watchdog", what)
 	}
 	r.wantNothingLeft()
 }
@@ -229,9 +219,8 @@ func TestTwoKeysOfOneFilesystem(t *testing.T) {
 	rig.Command(t, "btrfs", "subvolume", "create", r.dir+"/sub")
 	second := mounted(t, "btrfs", r.device, 0, "subvol=sub")
 	check.Must(t, r.Freeze("one", r.root, time.Minute))
-	if err := r.Freeze("two", second.root, time.Minute); !errors.Is(err, fsops.ErrFrozen) {
-		t.Errorf("the second: %v", err)
-	}
+	err := r.Freeze("two", second.root, time.Minute)
+	check.That(t, errors.Is(err, fsops.ErrFrozen), "the second: %v", err)
 	r.wantNotFrozen("two", second.root)
 	second.wantFrozen()
 	check.Must(t, r.Thaw("one", -1))
@@ -252,9 +241,8 @@ func TestKilledWhileFreezing(t *testing.T) {
 				check.Must(t, os.WriteFile(filepath.Join(r.dir, "dirty"), make([]byte, 4<<20), 0o600))
 				r.other("freeze", place, "1m")
 				// What is dirty is written before writes stop, and not while they wait.
-				if got := written(t, r.device) - before; got < 4<<20/512 {
-					t.Errorf("%d sectors are written", got)
-				}
+				got := written(t, r.device) - before
+				check.That(t, got >= 4<<20/512, "%d sectors are written", got)
 				if !frozen {
 					r.wantThawed()
 				} else if !r.frozen(100 * time.Millisecond) {
@@ -318,9 +306,7 @@ func TestFreezerAndOneWatchdogAreKilled(t *testing.T) {
 func (r *freezeRig) forgotten(timeout time.Duration) {
 	r.t.Helper()
 	check.Must(r.t, r.Freeze("key", r.root, timeout))
-	if r.Forgotten("key") {
-		r.t.Error("forgotten while its watchdogs live")
-	}
+	check.That(r.t, !r.Forgotten("key"), "forgotten while its watchdogs live")
 	for _, dog := range r.watchdogs() {
 		check.Must(r.t, syscall.Kill(dog, syscall.SIGKILL))
 	}
@@ -337,14 +323,11 @@ func TestBothWatchdogsAreKilled(t *testing.T) {
 		for what, root := range map[string]int{"by its root": r.root, "by a mount": -1} {
 			r.forgotten(time.Minute)
 			r.wantNotFrozen("other", -1)
-			if err := r.Thaw("key", root); err != nil {
-				t.Errorf("%s: %s: %v", kind, what, err)
-			}
+			err := r.Thaw("key", root)
+			check.That(t, err == nil, "%s: %s: %v", kind, what, err)
 			r.wantOver()
 		}
-		if r.Forgotten("key") {
-			t.Errorf("%s: forgotten after it was thawed", kind)
-		}
+		check.That(t, !r.Forgotten("key"), "%s: forgotten after it was thawed", kind)
 		// Freezing it again is possible when the time is over, and thaws it before.
 		r.forgotten(brief)
 		time.Sleep(brief + 100*time.Millisecond)
@@ -396,9 +379,7 @@ func TestExpiredFreezeIsThawed(t *testing.T) {
 	for deadline := time.Now().Add(time.Minute); len(keys) == 0 && next > 0 && time.Now().Before(deadline); keys, next = expired() {
 		time.Sleep(next)
 	}
-	if !slices.Equal(keys, []string{"key"}) || next != 0 {
-		t.Errorf("thawed %v, next in %v", keys, next)
-	}
+	check.That(t, slices.Equal(keys, []string{"key"}) && next == 0, "thawed %v, next in %v", keys, next)
 	r.wantOver()
 }
 
@@ -417,9 +398,7 @@ func TestNewFreezeIsNotExpired(t *testing.T) {
 	thawed := make(chan []string)
 	go func() {
 		keys, _, err := r.ThawExpired()
-		if err != nil {
-			t.Error(err)
-		}
+		check.That(t, err == nil, "%v", err)
 		thawed <- keys
 	}()
 	time.Sleep(time.Second)
@@ -452,9 +431,8 @@ func TestRecordThatCannotBeRead(t *testing.T) {
 	record := r.onRecord()
 	check.Must(t, os.Rename(record, record+"x"))
 	check.Must(t, os.Symlink(record+"x", record)) // which is not followed
-	if keys, next, err := r.ThawExpired(); err == nil || len(keys) > 0 || next <= 0 {
-		t.Errorf("a record that cannot be read: thawed %q, next in %v: %v", keys, next, err)
-	}
+	keys, next, err := r.ThawExpired()
+	check.That(t, err != nil && len(keys) == 0 && next > 0, "a record that cannot be read: thawed %q, next in %v: %v", keys, next, err)
 	check.Must(t, os.Rename(record+"x", record))
 	r.thaw(-1)
 }
@@ -471,9 +449,7 @@ func TestTwoFilesystemsOfOneKey(t *testing.T) {
 		}
 		check.Must(t, order[0].Thaw("key", order[0].root))
 		order[0].wantThawed()
-		if !order[1].frozen(100 * time.Millisecond) {
-			t.Error("another filesystem was thawed")
-		}
+		check.That(t, order[1].frozen(100*time.Millisecond), "another filesystem was thawed")
 		check.Must(t, order[1].Thaw("key", -1))
 		order[1].wantThawed()
 	}
@@ -491,9 +467,8 @@ func TestFrozenAndUnmounted(t *testing.T) {
 		if exclusive(r.device) {
 			t.Fatalf("%s: the device is free", kind)
 		}
-		if err := r.Thaw("key", -1); err != nil {
-			t.Errorf("%s: %v", kind, err)
-		}
+		err := r.Thaw("key", -1)
+		check.That(t, err == nil, "%s: %v", kind, err)
 		wantFree(t, r.device)
 		whole(t, kind, r.device)
 		r.wantNothingLeft()
@@ -517,9 +492,8 @@ func TestFrozenNoMore(t *testing.T) {
 		if err := r.Thaw("key", -1); err == nil {
 			t.Error("thawed what is not frozen")
 		}
-		if after := written(t, r.device); after != before {
-			t.Errorf("%d sectors were written to the %s of somebody else, and before %d", after, kind, before)
-		}
+		after := written(t, r.device)
+		check.That(t, after == before, "%d sectors were written to the %s of somebody else, and before %d", after, kind, before)
 		check.Must(t, unix.Close(held))
 	}
 	r.wantNotFrozen("key", -1)
@@ -591,9 +565,7 @@ func TestOldWatchdogLeavesALaterFreezeAlone(t *testing.T) {
 		t.Fatalf("watchdogs %v, of %v", left, old)
 	}
 	check.Must(t, r.Freeze("key", r.root, time.Minute))
-	if !r.frozen(brief + time.Second) {
-		t.Error("the watchdog of an earlier freeze has thawed it")
-	}
+	check.That(t, r.frozen(brief+time.Second), "the watchdog of an earlier freeze has thawed it")
 	if left := r.watchdogs(); len(left) != 2 {
 		t.Errorf("watchdogs: %v", left)
 	}
@@ -639,9 +611,7 @@ func TestSandboxDiesFrozen(t *testing.T) {
 			device := openFD(t, r.device, unix.O_RDONLY) // keeps the loop device
 			check.Must(t, r.Freeze("key", r.root, brief))
 			r.unmount()
-			if exclusive(r.device) {
-				t.Errorf("%s: the frozen filesystem is gone", kind)
-			}
+			check.That(t, !exclusive(r.device), "%s: the frozen filesystem is gone", kind)
 			if !byTime {
 				check.Must(t, r.Thaw("key", -1))
 			}
@@ -680,18 +650,13 @@ func TestWatchdogsAreIndependent(t *testing.T) {
 	defer func() { check.Must(t, r.Thaw("key", -1)) }()
 	for _, dog := range r.watchdogs() {
 		sid, err := unix.Getsid(dog)
-		if err != nil || sid != dog {
-			t.Errorf("session %d of %d: %v", sid, dog, err)
-		}
+		check.That(t, err == nil && sid == dog, "session %d of %d: %v", sid, dog, err)
 		open := slices.DeleteFunc(rig.FDs(t, dog), func(fd string) bool { // those of Go's own
 			return strings.Contains(fd, "anon_inode") || strings.HasPrefix(fd, "/sys/fs/cgroup/")
 		})
-		if want := []string{"/dev/null", "/dev/null", "/dev/null", r.Dir, r.dir}; !slices.Equal(open, want) {
-			t.Errorf("open files: %q", open)
-		}
+		want := []string{"/dev/null", "/dev/null", "/dev/null", r.Dir, r.dir}
+		check.That(t, slices.Equal(open, want), "open files: %q", open)
 		environ, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", dog))
-		if err != nil || len(environ) != 0 {
-			t.Errorf("environment: %q, %v", environ, err)
-		}
+		check.That(t, err == nil && len(environ) == 0, "environment: %q, %v", environ, err)
 	}
 }

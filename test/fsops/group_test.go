@@ -156,24 +156,16 @@ func TestPoliciesOfAGroup(t *testing.T) {
 		check.Must(t, err)
 		return files(t, f.dir)["file"].GID
 	}
-	if apply(volume.GroupOnMismatch) != group {
-		t.Error("the root does not match, and the file was not changed")
-	}
-	if apply(volume.GroupOnMismatch) == group {
-		t.Error("the root matches, and the file was changed")
-	}
-	if apply(volume.GroupAlways) != group {
-		t.Error("Always did not change the file")
-	}
+	check.That(t, apply(volume.GroupOnMismatch) == group, "the root does not match, and the file was not changed")
+	check.That(t, apply(volume.GroupOnMismatch) != group, "the root matches, and the file was changed")
+	check.That(t, apply(volume.GroupAlways) == group, "Always did not change the file")
 	for what, spoil := range map[string]func() error{
 		"group":       func() error { return os.Lchown(f.dir, 0, group+1) },
 		"setgid":      func() error { return unix.Chmod(f.dir, 0o770) },
 		"permissions": func() error { return unix.Chmod(f.dir, 0o2750) },
 	} {
 		check.Must(t, spoil())
-		if apply(volume.GroupOnMismatch) != group {
-			t.Errorf("the %s of the root did not match, and the file was not changed", what)
-		}
+		check.That(t, apply(volume.GroupOnMismatch) == group, "the %s of the root did not match, and the file was not changed", what)
 	}
 }
 
@@ -200,9 +192,7 @@ func TestHundredThousandFiles(t *testing.T) {
 				check.Must(t, err)
 			})
 			t.Logf("100,000 files: %v, again %v; by a plain walk %v", first, again, plain)
-			if first > 3*plain {
-				t.Errorf("it took %v, and a plain walk %v", first, plain)
-			}
+			check.That(t, first <= 3*plain, "it took %v, and a plain walk %v", first, plain)
 		})
 	}
 }
@@ -249,14 +239,10 @@ func TestHugeDirectoryAndDeepTree(t *testing.T) {
 	}
 	check.Must(t, limitFiles(t, 200))
 	changed, err := fsops.ApplyGroup(t.Context(), f.root, group, volume.GroupAlways)
-	if err != nil || changed != 2*3000+20000+2 {
-		t.Errorf("%d changed: %v", changed, err)
-	}
+	check.That(t, err == nil && changed == 2*3000+20000+2, "%d changed: %v", changed, err)
 	var st unix.Stat_t
 	check.Must(t, unix.Fstat(deep, &st))
-	if st.Gid != group || st.Mode&0o7777 != 0o2770 {
-		t.Errorf("the deepest directory has group %d and mode %o", st.Gid, st.Mode)
-	}
+	check.That(t, st.Gid == group && st.Mode&0o7777 == 0o2770, "the deepest directory has group %d and mode %o", st.Gid, st.Mode)
 }
 
 // limitFiles bounds the open files of this process until the test ends.
@@ -280,9 +266,8 @@ func TestGroupCrossesNoMount(t *testing.T) {
 	before := files(t, other.dir)
 	_, err := fsops.ApplyGroup(t.Context(), f.root, group, volume.GroupAlways)
 	check.Must(t, err)
-	if d := cmp.Diff(before, files(t, other.dir)); d != "" {
-		t.Errorf("files of another mount have changed:\n%s", d)
-	}
+	d := cmp.Diff(before, files(t, other.dir))
+	check.That(t, d == "", "files of another mount have changed:\n%s", d)
 }
 
 func TestFileThatNobodyMayChange(t *testing.T) {
@@ -291,13 +276,10 @@ func TestFileThatNobodyMayChange(t *testing.T) {
 	check.Must(t, os.WriteFile(fixed, nil, 0o600))
 	fd := openFD(t, fixed, unix.O_RDONLY)
 	check.Must(t, unix.IoctlSetPointerInt(fd, unix.FS_IOC_SETFLAGS, 0x10))
-	if _, err := fsops.ApplyGroup(t.Context(), f.root, group, volume.GroupAlways); err != nil {
-		t.Error(err)
-	}
+	_, err := fsops.ApplyGroup(t.Context(), f.root, group, volume.GroupAlways)
+	check.That(t, err == nil, "%v", err)
 	all := files(t, f.dir)
-	if all["fixed"].GID == group || all["."].GID != group {
-		t.Errorf("%+v", all)
-	}
+	check.That(t, all["fixed"].GID != group && all["."].GID == group, "%+v", all)
 }
 
 func TestGroupOnAReadOnlyFilesystem(t *testing.T) {
@@ -305,9 +287,7 @@ func TestGroupOnAReadOnlyFilesystem(t *testing.T) {
 	check.Must(t, os.WriteFile(filepath.Join(f.dir, "file"), nil, 0o600))
 	check.Must(t, unix.Mount("", f.dir, "", unix.MS_REMOUNT|unix.MS_RDONLY, ""))
 	changed, err := fsops.ApplyGroup(t.Context(), f.root, group, volume.GroupOnMismatch)
-	if !errors.Is(err, unix.EROFS) || changed != 0 {
-		t.Errorf("%d changed: %v", changed, err)
-	}
+	check.That(t, errors.Is(err, unix.EROFS) && changed == 0, "%d changed: %v", changed, err)
 }
 
 // TestWorkloadMovesFilesMeanwhile: another pod may have the volume already.
@@ -343,9 +323,8 @@ func TestWorkloadMovesFilesMeanwhile(t *testing.T) {
 	}
 	close(done)
 	busy.Wait()
-	if d := cmp.Diff(before, files(t, other)); d != "" {
-		t.Errorf("files outside have changed:\n%s", d)
-	}
+	d := cmp.Diff(before, files(t, other))
+	check.That(t, d == "", "files outside have changed:\n%s", d)
 }
 
 // TestKilledInTheMiddle: OnRootMismatch does again what was cut off. On a busy machine a
@@ -356,9 +335,7 @@ func TestKilledInTheMiddle(t *testing.T) {
 	for try := 0; cuts == 0 && try < 10; try++ {
 		cuts = f.killInTheMiddle(fmt.Sprintf("%s/try-%d", f.dir, try))
 	}
-	if cuts == 0 {
-		t.Error("no kill hit the middle")
-	}
+	check.That(t, cuts != 0, "no kill hit the middle")
 }
 
 // TestKilledOnTheWayToAnotherGroup: OnRootMismatch of the group that the files had before
@@ -380,9 +357,8 @@ func TestKilledOnTheWayToAnotherGroup(t *testing.T) {
 	check.Must(t, limitFiles(t, 1000))
 	check.Must(t, os.Lchown(file, 0, group+1)) // as far as it got
 	check.Must(t, apply(group))
-	if all := files(t, f.dir); all["file"].GID != group || all["."] != (owned{0, group, unix.S_IFDIR | 0o2775}) {
-		t.Errorf("after the way back: %+v", all)
-	}
+	all := files(t, f.dir)
+	check.That(t, all["file"].GID == group && all["."] == (owned{0, group, unix.S_IFDIR | 0o2775}), "after the way back: %+v", all)
 }
 
 // TestReadOnlySubvolume: a workload can make one, and nobody can change what is in it.
@@ -393,9 +369,8 @@ func TestReadOnlySubvolume(t *testing.T) {
 	rig.Command(t, "btrfs", "subvolume", "snapshot", "-r", f.dir+"/sub", f.dir+"/snapshot")
 	_, err := fsops.ApplyGroup(t.Context(), f.root, group, volume.GroupAlways)
 	check.Must(t, err)
-	if all := files(t, f.dir); all["sub/file"].GID != group || all["snapshot/file"].GID == group || all["."].GID != group {
-		t.Errorf("%+v", all)
-	}
+	all := files(t, f.dir)
+	check.That(t, all["sub/file"].GID == group && all["snapshot/file"].GID != group && all["."].GID == group, "%+v", all)
 	check.Must(t, unix.Mount("", f.dir, "", unix.MS_REMOUNT|unix.MS_RDONLY, ""))
 	if _, err := fsops.ApplyGroup(t.Context(), f.root, group+1, volume.GroupAlways); !errors.Is(err, unix.EROFS) {
 		t.Errorf("a btrfs that is read-only: %v", err)
@@ -430,8 +405,7 @@ func (f *filesystem) killInTheMiddle(dir string) (cuts int) {
 	}
 	_, err := fsops.ApplyGroup(t.Context(), openFD(t, dir, unix.O_PATH), group, volume.GroupOnMismatch)
 	check.Must(t, err)
-	if d := cmp.Diff(asKubelet(before), files(t, dir)); d != "" {
-		t.Errorf("not as kubelet does (-want +got):\n%s", d)
-	}
+	d := cmp.Diff(asKubelet(before), files(t, dir))
+	check.That(t, d == "", "not as kubelet does (-want +got):\n%s", d)
 	return cuts
 }

@@ -64,17 +64,14 @@ func TestGrowsWhileAWriterWrites(t *testing.T) {
 			close(done)
 			busy.Wait()
 			if !rig.MayGrow(t, kind) {
-				if !errors.Is(err, fsops.ErrDenied) || !strings.Contains(err.Error(), "CAP_SYS_RESOURCE") {
-					t.Errorf("without the capability: %v", err)
-				}
+				check.That(t, errors.Is(err, fsops.ErrDenied) && strings.Contains(err.Error(), "CAP_SYS_RESOURCE"), "without the capability: %v", err)
 				return
 			}
 			if err != nil || has != 3*size {
 				t.Fatalf("%d bytes: %v", has, err)
 			}
-			if after := f.stat().Usage[0].Total; after-before < 19*size/10 {
-				t.Errorf("it grew from %d to %d bytes", before, after)
-			}
+			after := f.stat().Usage[0].Total
+			check.That(t, after-before >= 19*size/10, "it grew from %d to %d bytes", before, after)
 			if has, err := fsops.Grow(f.root, fd, 3*size, 0); err != nil || has != 3*size {
 				t.Errorf("again: %d, %v", has, err)
 			}
@@ -108,9 +105,8 @@ func TestGrowIsRefusedBeforeAnythingChanges(t *testing.T) {
 				t.Errorf("%s: between %d and %d: %v", kind, limits[0], limits[1], err)
 			}
 		}
-		if after := f.stat().Usage[0].Total; after != before {
-			t.Errorf("%s: it grew from %d to %d bytes", kind, before, after)
-		}
+		after := f.stat().Usage[0].Total
+		check.That(t, after == before, "%s: it grew from %d to %d bytes", kind, before, after)
 		wrong := openFD(t, rig.Disk(t, 4*size, ""), unix.O_RDONLY)
 		if kind == "btrfs" {
 			continue // of a single device it cannot tell: its own is not named for certain
@@ -125,17 +121,15 @@ func TestGrowOfAReadOnlyMount(t *testing.T) {
 	device, image := growable(t, "xfs", size)
 	f := mounted(t, "xfs", device, unix.MS_RDONLY, "")
 	enlarge(t, device, image, 2*size)
-	if _, err := fsops.Grow(f.root, openFD(t, device, unix.O_RDONLY), 0, 0); !errors.Is(err, unix.EROFS) {
-		t.Error(err)
-	}
+	_, err := fsops.Grow(f.root, openFD(t, device, unix.O_RDONLY), 0, 0)
+	check.That(t, errors.Is(err, unix.EROFS), "%v", err)
 }
 
 func TestOtherFilesystemsDoNotGrow(t *testing.T) {
 	dir := rig.Tmpfs(t, "size=1m")
 	root, device := openFD(t, dir, unix.O_PATH), openFD(t, rig.Disk(t, mib, ""), unix.O_RDONLY)
-	if _, err := fsops.Grow(root, device, 0, 0); !errors.Is(err, fsops.ErrUnsupported) {
-		t.Error(err)
-	}
+	_, err := fsops.Grow(root, device, 0, 0)
+	check.That(t, errors.Is(err, fsops.ErrUnsupported), "%v", err)
 }
 
 // extBytes is the size of an ext4 in bytes, as its own tool tells it.
@@ -164,16 +158,13 @@ func TestGrowUnmounted(t *testing.T) {
 			check.Must(t, fsops.GrowUnmounted(ctx, device, "ext4"))
 			cancel()
 			has := extBytes(t, device)
-			if has < 256*mib || has > bytes || bytes-has > 9*mib {
-				t.Errorf("mkfs %q: %d of %d bytes", mkfs, has, bytes)
-			}
+			check.That(t, has >= 256*mib && has <= bytes && bytes-has <= 9*mib, "mkfs %q: %d of %d bytes", mkfs, has, bytes)
 			// What e2fsprogs leave unused is known: no second check of the filesystem.
 			f := mounted(t, "ext4", device, 0, "")
 			before := f.stat().Usage[0].Total
 			_, err := fsops.Grow(f.root, openFD(t, device, unix.O_RDONLY), 0, 0)
-			if after := f.stat().Usage[0].Total; err != nil || after != before {
-				t.Errorf("mkfs %q: %d of %d bytes: it still needed to grow: %v", mkfs, has, bytes, err)
-			}
+			after := f.stat().Usage[0].Total
+			check.That(t, err == nil && after == before, "mkfs %q: %d of %d bytes: it still needed to grow: %v", mkfs, has, bytes, err)
 			f.unmount()
 			whole(t, "ext4", device)
 		}
@@ -198,9 +189,8 @@ func TestGrowUnmountedByDescriptor(t *testing.T) {
 	enlarge(t, device, image, 128*mib)
 	fd := openFD(t, device, unix.O_RDWR)
 	check.Must(t, fsops.GrowUnmounted(t.Context(), "/proc/"+strconv.Itoa(os.Getpid())+"/fd/"+strconv.Itoa(fd), "ext4"))
-	if has := extBytes(t, device); has != 128*mib {
-		t.Errorf("%d bytes", has)
-	}
+	has := extBytes(t, device)
+	check.That(t, has == 128*mib, "%d bytes", has)
 }
 
 func TestGrowUnmountedOfADamagedOne(t *testing.T) {
@@ -209,10 +199,7 @@ func TestGrowUnmountedOfADamagedOne(t *testing.T) {
 	rig.Command(t, "debugfs", "-w", "-R", "clri <2>", device)
 	enlarge(t, device, image, 128*mib)
 	err := fsops.GrowUnmounted(t.Context(), device, "ext4")
-	if err == nil || !strings.Contains(err.Error(), "check the filesystem of "+device) {
-		t.Error(err)
-	}
-	if has := extBytes(t, device); has != 64*mib {
-		t.Errorf("%d bytes", has)
-	}
+	check.That(t, err != nil && strings.Contains(err.Error(), "check the filesystem of "+device), "%v", err)
+	has := extBytes(t, device)
+	check.That(t, has == 64*mib, "%d bytes", has)
 }

@@ -32,16 +32,12 @@ func TestJournalByADefaultMountOption(t *testing.T) {
 	rig.Command(t, "tune2fs", "-f", "-E", fmt.Sprintf("mount_opts=journal_dev=%d", number), device)
 
 	err := fsops.OneDevice(openFD(t, device, unix.O_RDONLY), "ext4")
-	if err == nil || !strings.Contains(err.Error(), "journal on another device") {
-		t.Errorf("a journal on another device: %v", err)
-	}
+	check.That(t, err != nil && strings.Contains(err.Error(), "journal on another device"), "a journal on another device: %v", err)
 	// Whoever mounts it for a pod has asked before.
 	if mount, err := fsmount.Mount(abi.Info{Device: device, FSType: "ext4"}, openFD(t, device, unix.O_RDONLY), nil); err == nil {
 		t.Error("it is mounted for a pod")
 		check.Must(t, unix.Close(mount))
 	}
 	mounted(t, "ext4", device, 0, "")
-	if exclusive(theirs) {
-		t.Error("the kernel does not use the other device: this test shows nothing")
-	}
+	check.That(t, !exclusive(theirs), "the kernel does not use the other device: this test shows nothing")
 }

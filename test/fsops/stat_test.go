@@ -72,12 +72,8 @@ func TestUsageIsWhatDFTells(t *testing.T) {
 					want = want[:1]
 				}
 				report := f.stat()
-				if !slices.Equal(report.Usage, want) {
-					t.Errorf("%+v, df says %+v", report.Usage, want)
-				}
-				if report.Condition.Abnormal || report.Condition.Message != "" {
-					t.Errorf("%+v", report.Condition)
-				}
+				check.That(t, slices.Equal(report.Usage, want), "%+v, df says %+v", report.Usage, want)
+				check.That(t, !report.Condition.Abnormal && report.Condition.Message == "", "%+v", report.Condition)
 			}
 		})
 	}
@@ -120,9 +116,8 @@ func TestErrorsOnRecordAreAbnormal(t *testing.T) {
 	again.unmount()
 	wantFree(t, f.device)
 	_ = exec.Command("e2fsck", "-f", "-y", f.device).Run()
-	if report := mounted(t, "ext4", f.device, 0, "").stat().Condition; report.Abnormal {
-		t.Errorf("after e2fsck: %+v", report)
-	}
+	report := mounted(t, "ext4", f.device, 0, "").stat().Condition
+	check.That(t, !report.Abnormal, "after e2fsck: %+v", report)
 }
 
 func TestErrorThatStopsWritingIsAbnormal(t *testing.T) {

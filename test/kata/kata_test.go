@@ -159,9 +159,7 @@ func wantOnlyInfo(t *testing.T, watcher *fsnotify.Watcher, root string) {
 				wantWhole(t, event.Name)
 			}
 		case err, ok := <-watcher.Errors:
-			if ok {
-				t.Errorf("the watch lost events: %v", err)
-			}
+			check.That(t, !ok, "the watch lost events: %v", err)
 			return
 		}
 	}

@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/crust-proxy/crust-proxy/internal/front/policy"
+	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/kube/cluster"
 )
 
@@ -40,9 +41,8 @@ func askByName(k *cluster.Kube, way, driver string) {
 	p := asks(k.NewPod("asks-"+way, cluster.Crust).With(asked, "/data").With(other, "/other"), asked.Name).Start()
 	wantDeferred(k, p, asked, "who asks")
 	for _, name := range []string{p.Namespace + "/" + p.Name, p.Namespace + "/" + asked.Name} { // the pod, and the claim
-		if is, err := crustctl(k, name); err != nil || is.TargetPath != p.Target(asked) {
-			k.T.Errorf("crustctl finds by the name %s: %+v, %v", name, is, err)
-		}
+		is, err := crustctl(k, name)
+		check.That(k.T, err == nil && is.TargetPath == p.Target(asked), "crustctl finds by the name %s: %+v, %v", name, is, err)
 	}
 	wantGuarded(k, p, asked)
 	wantOnHost(k, p, other)
@@ -61,9 +61,7 @@ func askForNothing(k *cluster.Kube, way, driver string) {
 	v := k.NewVolume(cluster.VolumeOptions{Name: "misspelt-" + way, Driver: driver})
 	p := asks(k.NewPod("misspelt-"+way, cluster.Crust).With(v, "/data"), "mispelt").Create()
 	is := wantRefused(k, p, `"mispelt"`, "the pod has no volume of that name", "correct the annotation")
-	if is.RefusedBy != "pod" {
-		k.T.Errorf("crustctl shows %+v", is)
-	}
+	check.That(k.T, is.RefusedBy == "pod", "crustctl shows %+v", is)
 	k.T.Log(p.WaitEvent("VolumeRefused", "(pod)", "the pod has no volume of that name")) // crust-proxy's own
 	annotate(k, p, v.Name)
 	p.WaitReady()
@@ -88,9 +86,7 @@ func wantRefused(k *cluster.Kube, p *cluster.Pod, words ...string) shown {
 	}
 	is, err := refusalOf(k, p)
 	k.Must(err)
-	if is.LastError != sentence || is.State != "VOLUME_STATE_REFUSED" {
-		k.T.Errorf("crustctl shows %+v", is)
-	}
+	check.That(k.T, is.LastError == sentence && is.State == "VOLUME_STATE_REFUSED", "crustctl shows %+v", is)
 	return is
 }
 
@@ -109,9 +105,8 @@ func refusalOf(k *cluster.Kube, p *cluster.Pod) (shown, error) {
 // wantForgotten wants that nothing of a pod is refused any more.
 func wantForgotten(k *cluster.Kube, p *cluster.Pod) {
 	k.T.Helper()
-	if is, err := refusalOf(k, p); err == nil {
-		k.T.Errorf("crustctl still shows %+v", is)
-	}
+	is, err := refusalOf(k, p)
+	check.That(k.T, err != nil, "crustctl still shows %+v", is)
 }
 
 // annotate changes what a pod asks for, while it waits.

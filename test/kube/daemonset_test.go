@@ -16,6 +16,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/deploy/render"
 	"github.com/crust-proxy/crust-proxy/test/kube/cluster"
 	"github.com/crust-proxy/crust-proxy/test/rig"
@@ -48,9 +49,8 @@ func TestDaemonSet(t *testing.T) {
 	old := d.pod()
 	d.install("--set=config.policy.format=never")
 	d.waitLog("configuration reloaded")
-	if now := d.pod(); now != old {
-		t.Errorf("a changed policy made another pod of the DaemonSet: %s", now)
-	}
+	now := d.pod()
+	check.That(t, now == old, "a changed policy made another pod of the DaemonSet: %s", now)
 
 	// An upgrade: another container, under pods that run on; and with another identity,
 	// that of the chart's service account.
@@ -71,14 +71,12 @@ func TestDaemonSet(t *testing.T) {
 	d.remove()
 	k.Must(k.Proxy.Start())
 	wantGuarded(k, during, second)
-	if got := during.Exec("cat /data/file"); got != "kept\n" {
-		t.Errorf("the pod reads %q", got)
-	}
+	got := during.Exec("cat /data/file")
+	check.That(t, got == "kept\n", "the pod reads %q", got)
 	is, err := during.Get(t.Context())
 	k.Must(err)
-	if restarts := is.Status.ContainerStatuses[0].RestartCount; restarts != 0 {
-		t.Errorf("the pod's container was restarted %d times", restarts)
-	}
+	restarts := is.Status.ContainerStatuses[0].RestartCount
+	check.That(t, restarts == 0, "the pod's container was restarted %d times", restarts)
 	during.Delete()
 }
 
@@ -224,21 +222,17 @@ func (d *daemonSet) wantInstalled() {
 		d.k.Must(err)
 		want, err := os.ReadFile(rig.Program(d.k.T, name))
 		d.k.Must(err)
-		if !bytes.Equal(is, want) {
-			d.k.T.Errorf("%s on the node is not the image's", name)
-		}
+		check.That(d.k.T, bytes.Equal(is, want), "%s on the node is not the image's", name)
 	}
 }
 
 // wantHealthy has crustctl in the container look at the node.
 func (d *daemonSet) wantHealthy() {
 	d.k.T.Helper()
-	if out := d.crustctl("list"); !strings.Contains(out, "BOUND") {
-		d.k.T.Errorf("crustctl shows no volume that is bound:\n%s", out)
-	}
-	if found := d.crustctl("doctor"); !strings.Contains(found, " 0 errors") {
-		d.k.T.Errorf("crustctl doctor finds errors:\n%s", found)
-	}
+	out := d.crustctl("list")
+	check.That(d.k.T, strings.Contains(out, "BOUND"), "crustctl shows no volume that is bound:\n%s", out)
+	found := d.crustctl("doctor")
+	check.That(d.k.T, strings.Contains(found, " 0 errors"), "crustctl doctor finds errors:\n%s", found)
 }
 
 func (d *daemonSet) crustctl(args ...string) string {
@@ -265,9 +259,7 @@ func (d *daemonSet) wantRemovalRefused() {
 	})
 	err := <-refused
 	for _, words := range []string{"job crust-proxy-removal failed", "1 deferred volume(s) live there, of " + cluster.Block} {
-		if err == nil || !strings.Contains(err.Error(), words) {
-			d.k.T.Errorf("helm removes it while a volume lives, or does not say %q: %v", words, err)
-		}
+		check.That(d.k.T, err != nil && strings.Contains(err.Error(), words), "helm removes it while a volume lives, or does not say %q: %v", words, err)
 	}
 	d.rollback(err)
 	_, err = d.k.Kubectl("delete", "--namespace="+proxySpace, "job/crust-proxy-removal")

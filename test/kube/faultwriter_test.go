@@ -13,6 +13,7 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
+	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/kube/cluster"
 )
 
@@ -169,9 +170,7 @@ func (w *writer) unchanged(k *cluster.Kube, killed bool) {
 		}
 		return isReady(ctx, w.Pod)
 	})
-	if was != w.identity {
-		k.T.Errorf("pod %s had %+v and has now %+v", w.Name, was, w.identity)
-	}
+	check.That(k.T, was == w.identity, "pod %s had %+v and has now %+v", w.Name, was, w.identity)
 	w.keeps(k)
 }
 

@@ -14,6 +14,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/kube/cluster"
 	"github.com/crust-proxy/crust-proxy/test/rig"
 )
@@ -107,18 +108,15 @@ func wantGuarded(k *cluster.Kube, p *cluster.Pod, v *cluster.Volume) {
 	k.T.Helper()
 	is, err := crustctl(k, p.Target(v))
 	k.Must(err)
-	if got := p.Exec("grep ' /data ' /proc/mounts"); !strings.Contains(got, " "+v.FS+" ") {
-		k.T.Errorf("the pod has %q", got)
-	}
+	got := p.Exec("grep ' /data ' /proc/mounts")
+	check.That(k.T, strings.Contains(got, " "+v.FS+" "), "the pod has %q", got)
 	mounts, err := os.ReadFile("/proc/self/mountinfo")
 	k.Must(err)
 	for line := range strings.SplitSeq(string(mounts), "\n") {
 		if strings.Contains(line, p.Target(v)) && !strings.Contains(line, " tmpfs crust:") {
 			k.T.Errorf("at the target is no guard: %s", line)
 		}
-		if strings.Contains(line, " - "+v.FS+" "+is.Device+" ") {
-			k.T.Errorf("it is mounted on the node: %s", line)
-		}
+		check.That(k.T, !strings.Contains(line, " - "+v.FS+" "+is.Device+" "), "it is mounted on the node: %s", line)
 	}
 }
 

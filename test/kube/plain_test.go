@@ -12,6 +12,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/kube/cluster"
 )
 
@@ -32,9 +33,8 @@ func TestAsIfItWereNotThere(t *testing.T) {
 			want := recall(&found, name+" "+cluster.Plain)
 			t.Log(want)
 			for _, driver := range drivers {
-				if got := recall(&found, name+" "+driver); got != want {
-					t.Errorf("%s:\n%s", driver, got)
-				}
+				got := recall(&found, name+" "+driver)
+				check.That(t, got == want, "%s:\n%s", driver, got)
 			}
 		}
 	})

@@ -141,9 +141,7 @@ func TestKubectlCrust(t *testing.T) {
 	list, err := exec.Command("tar", "-tzf", archive).Output()
 	k.Must(err)
 	for _, name := range []string{"check.txt", "nodes/node-1/log.txt", "nodes/node-1/volumes.json", "nodes/node-2/metrics.txt", "config/crust-proxy/config.yaml"} {
-		if !strings.Contains(string(list), "crust-bundle/"+name+"\n") {
-			t.Errorf("the bundle has no %s:\n%s", name, list)
-		}
+		check.That(t, strings.Contains(string(list), "crust-bundle/"+name+"\n"), "the bundle has no %s:\n%s", name, list)
 	}
 	wantPage(k)
 }

@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/kube/cluster"
 )
 
@@ -69,9 +70,7 @@ func wantPlaced(k *cluster.Kube, v *cluster.Volume) {
 	}
 	pv, err := core.PersistentVolumes().Get(k.T.Context(), v.PV, metav1.GetOptions{})
 	k.Must(err)
-	if pv.Spec.NodeAffinity == nil || pv.Spec.NodeAffinity.Required == nil {
-		k.T.Errorf("volume %s may be anywhere", v.PV)
-	}
+	check.That(k.T, pv.Spec.NodeAffinity != nil && pv.Spec.NodeAffinity.Required != nil, "volume %s may be anywhere", v.PV)
 }
 
 // kindsOfClaims has a pod with a raw block volume, one for itself only, and one that goes

@@ -101,9 +101,7 @@ func (q *quickStart) take(t *testing.T, document string) {
 	default:
 		t.Errorf("an object of kind %q", kind.Kind)
 	}
-	if err != nil {
-		t.Errorf("%v in\n%s", err, document)
-	}
+	check.That(t, err == nil, "%v in\n%s", err, document)
 }
 
 // start makes the pod on the node that there is, with the image and the driver that

@@ -12,6 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/kube/cluster"
 )
 
@@ -56,9 +57,8 @@ func manyContainers(k *cluster.Kube, way, driver string) {
 	wantOut(k, p, "second", "cat /elsewhere/main /elsewhere/of-"+p.Name+"/file && echo second > /two/file", "main\nown\n")
 	wantOut(k, p, "sidecar", "cat /side/main /side/dirs/two/file", "main\nsecond\n")
 	for _, path := range []string{"/look/x", "/deep/x"} {
-		if out, err := p.TryExec("main", "touch "+path); err == nil || !strings.Contains(err.Error(), "Read-only file system") {
-			k.T.Errorf("a read-only mount can be written: %q, %v", out, err)
-		}
+		out, err := p.TryExec("main", "touch "+path)
+		check.That(k.T, err != nil && strings.Contains(err.Error(), "Read-only file system"), "a read-only mount can be written: %q, %v", out, err)
 	}
 	wantOut(k, p, "main", "touch /data/x && rm /data/x", "") // which the other mount still can
 	sandboxAgain(k, p, v)
@@ -97,16 +97,14 @@ func sandboxOf(k *cluster.Kube, p *cluster.Pod) string {
 // wantNone wants that the driver was called for nothing of a volume but its stats.
 func (c *calls) wantNone(v *cluster.Volume) {
 	c.k.T.Helper()
-	if got := slices.DeleteFunc(c.of(v), func(call string) bool { return call == "NodeGetVolumeStats" }); len(got) > 0 {
-		c.k.T.Errorf("the driver was called: %s", got)
-	}
+	got := slices.DeleteFunc(c.of(v), func(call string) bool { return call == "NodeGetVolumeStats" })
+	check.That(c.k.T, len(got) == 0, "the driver was called: %s", got)
 }
 
 func wantOut(k *cluster.Kube, p *cluster.Pod, container, script, want string) {
 	k.T.Helper()
-	if got, err := p.TryExec(container, script); err != nil || got != want {
-		k.T.Errorf("%s in %s: %q, %v", script, container, got, err)
-	}
+	got, err := p.TryExec(container, script)
+	check.That(k.T, err == nil && got == want, "%s in %s: %q, %v", script, container, got, err)
 }
 
 // waitOut is for a container that is about to run.
@@ -135,9 +133,8 @@ func readers(k *cluster.Kube, way, driver string) {
 		p.WaitReady()
 		wantGuarded(k, p, v)
 		wantOut(k, p, "main", "cat /data/file", "written\n")
-		if out, err := p.TryExec("main", "echo x > /data/x"); err == nil || !strings.Contains(err.Error(), "Read-only file system") {
-			k.T.Errorf("a read-only claim can be written: %q, %v", out, err)
-		}
+		out, err := p.TryExec("main", "echo x > /data/x")
+		check.That(k.T, err != nil && strings.Contains(err.Error(), "Read-only file system"), "a read-only claim can be written: %q, %v", out, err)
 	}
 	// A writer waits until nobody reads.
 	late.Create().WaitEvent("FailedMount", "one sandbox can have it read-write, or several read-only", "wait until the other pod is gone")
@@ -156,9 +153,8 @@ func inline(k *cluster.Kube, way, driver string) {
 	if driver == cluster.Native {
 		p.WaitReady()
 		wantOut(k, p, "main", "echo inline > /inline/file && grep -c ' /inline ext4 ' /proc/mounts", "1\n")
-		if has := p.DF("/inline"); has.Total > 64*cluster.Mib || has.Total < 40*cluster.Mib {
-			k.T.Errorf("the inline volume has %+v", has)
-		}
+		has := p.DF("/inline")
+		check.That(k.T, has.Total <= 64*cluster.Mib && has.Total >= 40*cluster.Mib, "the inline volume has %+v", has)
 	} else {
 		p.WaitEvent("FailedMount", driver+" cannot defer by itself", "use a generic ephemeral volume")
 	}

@@ -10,6 +10,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/kube/cluster"
 )
 
@@ -70,9 +71,7 @@ func wantRefusedBy(k *cluster.Kube, p *cluster.Pod, class string) {
 	is, err := refusalOf(k, p)
 	k.Must(err)
 	want := map[string]string{cluster.Crust: fmt.Sprintf("rule %q", inCrust), cluster.Runc: "no rule"}
-	if is.RefusedBy != "volume" || is.Handler != class || is.Rule != want[class] {
-		k.T.Errorf("crustctl shows %+v", is)
-	}
+	check.That(k.T, is.RefusedBy == "volume" && is.Handler == class && is.Rule == want[class], "crustctl shows %+v", is)
 }
 
 // sameName takes a pod away by force and makes it anew, as people do with the pods
@@ -91,9 +90,7 @@ func sameName(k *cluster.Kube, way, driver string) {
 		return nil
 	})
 	anew := k.NewPod("set-"+way, cluster.Crust).With(v, "/data").Start()
-	if anew.UID == old.UID {
-		k.T.Errorf("it is the same pod")
-	}
+	check.That(k.T, anew.UID != old.UID, "it is the same pod")
 	wantGuarded(k, anew, v)
 	// The old one wrote to its end, and the new one finds that.
 	wantOut(k, anew, "main", "cat /data/ended && touch /data/new", "ended\n")

@@ -77,9 +77,8 @@ func TestCountInAGuest(t *testing.T) {
 			facts.WriteString(strings.ReplaceAll(line, "process "+pid+" ", "process N "))
 		}
 	}
-	if diff := cmp.Diff(wantOfGuest, facts.String()); diff != "" {
-		t.Error(diff)
-	}
+	diff := cmp.Diff(wantOfGuest, facts.String())
+	check.That(t, diff == "", "%v", diff)
 }
 
 // guestDisk makes a disk with two partitions. The second has a filesystem with modules on it.

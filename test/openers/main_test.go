@@ -95,7 +95,5 @@ func wantUsers(t *testing.T, f *openers.Finder, q openers.Query, want string) {
 		}
 		return err
 	})
-	if err != nil {
-		t.Error(err)
-	}
+	check.That(t, err == nil, "%v", err)
 }

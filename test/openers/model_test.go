@@ -184,9 +184,7 @@ func (m *model) end(i int) {
 	k := m.references[i]
 	m.references = slices.Delete(m.references, i, i+1)
 	k.uses--
-	if err := k.end(); err != nil {
-		m.t.Error(err)
-	}
+	check.Must(m.t, k.end())
 }
 
 // opens is how often the model has a disk open.

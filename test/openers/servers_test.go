@@ -37,9 +37,7 @@ func TestServersOfDevices(t *testing.T) {
 	mapping := rig.HoldBy(t, inRole("mapping", s.path))
 	users, err := f.Await(t.Context(), q, 0)
 	check.Must(t, err)
-	if !names(users.Names, theKernel) {
-		t.Errorf("beside a mapping: %+v", users)
-	}
+	check.That(t, names(users.Names, theKernel), "beside a mapping: %+v", users)
 	mapping.End()
 	first.End()
 	second.End()

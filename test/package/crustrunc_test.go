@@ -45,9 +45,7 @@ func TestProgramWithinTheUnit(t *testing.T) {
 	}
 	s.run("systemctl", "stop", "sandbox.service")
 	s.run("sh", "-c", unpublish)
-	if s.guarded() {
-		t.Error("the guard is left")
-	}
+	check.That(t, !s.guarded(), "the guard is left")
 }
 
 // quickStart returns the commands of crustctl in the section without a cluster, each with the

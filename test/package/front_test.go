@@ -116,9 +116,8 @@ func (f *frontService) look(v *volume) string {
 func (f *frontService) wantHandedOver(v *volume) {
 	f.t.Helper()
 	device := f.look(v)
-	if got := f.run("blkid", "-p", "-o", "value", "-s", "TYPE", device); got != v.FS {
-		f.t.Errorf("%s holds %q, want %s", device, got, v.FS)
-	}
+	got := f.run("blkid", "-p", "-o", "value", "-s", "TYPE", device)
+	check.That(f.t, got == v.FS, "%s holds %q, want %s", device, got, v.FS)
 	f.wantVolume()
 }
 
@@ -131,16 +130,14 @@ func (f *frontService) testStopDuringMkfs(v *volume) {
 	go func() { ended <- v.TryPublish() }()
 	f.wait("run mkfs", func() bool { return f.mkfsPid() != "0" })
 	pid := f.mkfsPid()
-	if capabilities := f.run("grep", "Cap[PE]", "/proc/"+pid+"/status"); strings.Count(capabilities, "\t0000000000000000") != 2 {
-		f.t.Errorf("mkfs has capabilities:\n%s", capabilities)
-	}
+	capabilities := f.run("grep", "Cap[PE]", "/proc/"+pid+"/status")
+	check.That(f.t, strings.Count(capabilities, "\t0000000000000000") == 2, "mkfs has capabilities:\n%s", capabilities)
 	f.run("systemctl", "stop", "crust-proxy.service")
 	if err := <-ended; status.Code(err) != codes.Unavailable {
 		f.t.Errorf("the service was stopped under a publish, which gave %v", err)
 	}
-	if group := f.run("cat", "/proc/"+pid+"/cgroup"); !strings.Contains(group, "crust-proxy.service") {
-		f.t.Errorf("mkfs runs in %s", group)
-	}
+	group := f.run("cat", "/proc/"+pid+"/cgroup")
+	check.That(f.t, strings.Contains(group, "crust-proxy.service"), "mkfs runs in %s", group)
 	f.wantSockets()
 	f.run("systemctl", "start", "crust-proxy.service")
 	f.waitServed()
@@ -154,9 +151,8 @@ func (f *frontService) testStopDuringMkfs(v *volume) {
 	f.wait("end mkfs", func() bool { return f.command("kill", "-0", pid).Run() != nil })
 	check.Must(f.t, v.TryPublish())
 	f.wantHandedOver(v)
-	if last := f.mkfsPid(); last != pid {
-		f.t.Errorf("mkfs was run more than once: %s, %s", pid, last)
-	}
+	last := f.mkfsPid()
+	check.That(f.t, last == pid, "mkfs was run more than once: %s, %s", pid, last)
 }
 
 // mkfsPid is the last mkfs: it can write to no file, but it can set the times of one.
@@ -184,9 +180,7 @@ exec mke2fs -t ext4 "$@"
 func (f *frontService) wantSockets() {
 	f.t.Helper()
 	found, err := filepath.Glob(f.path(pluginDir) + "/*.sock")
-	if err != nil || len(found) != 1 {
-		f.t.Errorf("for kubelet there are the sockets %q (%v), want one", found, err)
-	}
+	check.That(f.t, err == nil && len(found) == 1, "for kubelet there are the sockets %q (%v), want one", found, err)
 	if _, err := os.Stat(f.path(csiSocket)); err != nil {
 		f.t.Error(err)
 	}
@@ -213,34 +207,26 @@ func (f *frontService) testRestart(volumes []*volume) {
 		f.wantHandedOver(v)
 		check.Must(f.t, v.TryPublish()) // as kubelet repeats it
 	}
-	if kept := f.property("NFileDescriptorStore"); kept != strconv.Itoa(len(volumes)) {
-		f.t.Errorf("systemd keeps %s descriptors for %d volumes", kept, len(volumes))
-	}
-	if loops := loopsOf(driverData); len(loops) != len(volumes) {
-		f.t.Errorf("the driver has the loop devices %q for %d volumes", loops, len(volumes))
-	}
-	if said := f.run("crustctl", "drivers"); !strings.Contains(said, driverName) {
-		f.t.Errorf("crustctl drivers says:\n%s", said)
-	}
+	kept := f.property("NFileDescriptorStore")
+	check.That(f.t, kept == strconv.Itoa(len(volumes)), "systemd keeps %s descriptors for %d volumes", kept, len(volumes))
+	loops := loopsOf(driverData)
+	check.That(f.t, len(loops) == len(volumes), "the driver has the loop devices %q for %d volumes", loops, len(volumes))
+	said := f.run("crustctl", "drivers")
+	check.That(f.t, strings.Contains(said, driverName), "crustctl drivers says:\n%s", said)
 }
 
 func (f *frontService) wantNothingLeft() {
 	f.t.Helper()
-	if kept := f.property("NFileDescriptorStore"); kept != "0" {
-		f.t.Errorf("systemd still keeps %s descriptors", kept)
-	}
-	if raw := f.run("cat", "/proc/self/mountinfo"); strings.Contains(raw, " "+kubeletRoot) {
-		f.t.Errorf("mounted below %s:\n%s", kubeletRoot, raw)
-	}
+	kept := f.property("NFileDescriptorStore")
+	check.That(f.t, kept == "0", "systemd still keeps %s descriptors", kept)
+	raw := f.run("cat", "/proc/self/mountinfo")
+	check.That(f.t, !strings.Contains(raw, " "+kubeletRoot), "mounted below %s:\n%s", kubeletRoot, raw)
 	left := f.run("find", kubeletRoot+"/plugins/kubernetes.io/csi/volumeDevices", "/run/crust-proxy/state", kataVolumes, driverData, "-type", "f",
 		"!", "-path", driverData+"/probe", "!", "-path", driverData+"/driver.lock", "!", "-path", driverData+"/spare", // the driver's own
 		"!", "-path", "/run/crust-proxy/state/events.pb") // what happened to them
-	if left != "" {
-		f.t.Errorf("left behind:\n%s", left)
-	}
-	if loops := rig.LoopsLeft(driverData + "/"); len(loops) > 0 {
-		f.t.Errorf("loop devices left behind: %q", loops)
-	}
+	check.That(f.t, left == "", "left behind:\n%s", left)
+	loops := rig.LoopsLeft(driverData + "/")
+	check.That(f.t, len(loops) == 0, "loop devices left behind: %q", loops)
 }
 
 // loopsOf lists the loop devices over files of a directory of the machine.
@@ -250,8 +236,6 @@ func loopsOf(dir string) []string { return slices.Collect(maps.Keys(rig.Loops(di
 func detachAll(t *testing.T) {
 	t.Helper()
 	for _, loop := range loopsOf(driverData) {
-		if err := loopdev.Detach(loop); err != nil {
-			t.Error(err)
-		}
+		check.Must(t, loopdev.Detach(loop))
 	}
 }

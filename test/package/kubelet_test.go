@@ -64,8 +64,6 @@ func (f *frontService) handedOver(v *volume) string {
 	f.t.Helper()
 	device, fs, err := kata.HandedOver(f.path(kataVolumes), v.Target)
 	check.Must(f.t, err)
-	if fs != v.FS {
-		f.t.Errorf("the sandbox is told to mount %q, want %q", fs, v.FS)
-	}
+	check.That(f.t, fs == v.FS, "the sandbox is told to mount %q, want %q", fs, v.FS)
 	return device
 }

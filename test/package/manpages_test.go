@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
@@ -38,8 +39,7 @@ func testManPages(t *testing.T, dir string) {
 		if err != nil || complaints.Len() > 0 || !strings.Contains(string(page), "\nNAME\n       "+name+" ") {
 			t.Errorf("%s: %v, %s\n%s", name, err, complaints.String(), page)
 		}
-		if said := run(t, "lexgrog", found[0]); !strings.Contains(said, `"`+name+" - ") {
-			t.Errorf("whatis reads %q", said)
-		}
+		said := run(t, "lexgrog", found[0])
+		check.That(t, strings.Contains(said, `"`+name+" - "), "whatis reads %q", said)
 	}
 }

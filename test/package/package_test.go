@@ -75,9 +75,8 @@ func TestPackages(t *testing.T) {
 	extracted := t.TempDir()
 	for _, name := range names {
 		deb := packageOf(t, name, "deb")
-		if size, err := strconv.Atoi(strings.TrimSpace(run(t, "dpkg-deb", "--field", deb, "Installed-Size"))); err != nil || size > 40_000 {
-			t.Errorf("%s takes %d KB when it is installed, more than 40 MB: %v", name, size, err)
-		}
+		size, err := strconv.Atoi(strings.TrimSpace(run(t, "dpkg-deb", "--field", deb, "Installed-Size")))
+		check.That(t, err == nil && size <= 40_000, "%s takes %d KB when it is installed, more than 40 MB: %v", name, size, err)
 		run(t, "dpkg-deb", "--extract", deb, extracted)
 		t.Run(name+".rpm", func(t *testing.T) { testRPM(t, name, packageOf(t, name, "rpm")) })
 	}
@@ -101,9 +100,7 @@ func testLicences(t *testing.T, dir string) {
 			t.Errorf("the licence of %s %s is missing", fields[1], fields[2])
 		}
 	}
-	if linked == 0 {
-		t.Error("the programs say of no module")
-	}
+	check.That(t, linked != 0, "the programs say of no module")
 }
 
 // testLinks follows the links of the installed pages: to what is installed, or to files of this
@@ -128,9 +125,7 @@ func testLinks(t *testing.T, dir string) {
 			}
 		}
 	}
-	if len(pages) < 15 || count < 100 {
-		t.Errorf("%d pages have %d links", len(pages), count)
-	}
+	check.That(t, len(pages) >= 15 && count >= 100, "%d pages have %d links", len(pages), count)
 }
 
 // packageOf is the file of a package. All are built once for all tests.
@@ -161,16 +156,13 @@ func testDeb(t *testing.T) {
 	t.Cleanup(func() { purge(t) })
 
 	// blkid is in util-linux, which is essential.
-	if got := strings.TrimSpace(run(t, "dpkg-deb", "--field", deb, "Recommends")); got != "e2fsprogs, xfsprogs, btrfs-progs" {
-		t.Errorf("the .deb recommends %q", got)
-	}
+	got := strings.TrimSpace(run(t, "dpkg-deb", "--field", deb, "Recommends"))
+	check.That(t, got == "e2fsprogs, xfsprogs, btrfs-progs", "the .deb recommends %q", got)
 	installAll(t)
 	for _, name := range names {
 		files := lines(run(t, "dpkg-query", "--listfiles", name))
 		for _, path := range wanted[name] {
-			if !slices.Contains(files, path) {
-				t.Errorf("the .deb of %s brought no %s", name, path)
-			}
+			check.That(t, slices.Contains(files, path), "the .deb of %s brought no %s", name, path)
 		}
 		checkModes(t, files)
 	}
@@ -220,9 +212,7 @@ func testReinstall(t *testing.T, deb string) {
 	run(t, "dpkg", "-i", deb) // as an upgrade
 	after, err := os.ReadFile(config)
 	check.Must(t, err)
-	if string(after) != string(edited) {
-		t.Errorf("the operator's edit of %s is gone", config)
-	}
+	check.That(t, string(after) == string(edited), "the operator's edit of %s is gone", config)
 	if _, err := os.Lstat("/run/crust-proxy.reinstalled"); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("the mark between the install scripts was left: %v", err)
 	}
@@ -231,9 +221,7 @@ func testReinstall(t *testing.T, deb string) {
 func testRPM(t *testing.T, name, rpm string) {
 	files := lines(run(t, "rpm", "-qlp", rpm))
 	for _, path := range append(wanted[name], "/usr/share/licenses/"+name+"/LICENSE", "/usr/share/doc/"+name+"/NOTICE") {
-		if !slices.Contains(files, path) {
-			t.Errorf("the .rpm has no %s", path)
-		}
+		check.That(t, slices.Contains(files, path), "the .rpm has no %s", path)
 	}
 	if got := strings.TrimSpace(run(t, "rpm", "-qp", "--queryformat", "%{NAME} %{LICENSE}", rpm)); got != name+" Apache-2.0" {
 		t.Errorf("the .rpm calls itself %q", got)

@@ -39,9 +39,8 @@ func TestRollOut(t *testing.T) {
 	if got := m.run("cat", "/etc/crust-proxy/config.yaml"); got != `http: {listen: ""}` {
 		t.Errorf("the configuration is %q", got)
 	}
-	if left := m.run("sh", "-c", "ls -d /var/tmp/crust-proxy.* 2>/dev/null || true; ls /etc/crust-proxy/config.yaml.old"); left != "/etc/crust-proxy/config.yaml.old" {
-		t.Errorf("left: %s", left)
-	}
+	left := m.run("sh", "-c", "ls -d /var/tmp/crust-proxy.* 2>/dev/null || true; ls /etc/crust-proxy/config.yaml.old")
+	check.That(t, left == "/etc/crust-proxy/config.yaml.old", "left: %s", left)
 	if said, err := rollOut(deb, bad, "--", "node-1", "node-1"); err == nil || !strings.Contains(said, "was not accepted") || strings.Count(said, "Stopped") != 1 {
 		t.Errorf("%v: %s", err, said)
 	}

@@ -46,9 +46,7 @@ func TestRemovalBesideAnotherDaemon(t *testing.T) {
 exec 9>/run/crust-proxy/daemon.lock; flock 9
 $scripts/postremove.sh remove
 [ -d /run/crust-proxy/state/tmp ] && [ -e /run/crust-proxy/daemon.lock ]`)
-	if err != nil {
-		t.Errorf("the directory of the other daemon was cleared: %v\n%s", err, said)
-	}
+	check.That(t, err == nil, "the directory of the other daemon was cleared: %v\n%s", err, said)
 	if said, err := onNode(t, "", directory+"$scripts/postremove.sh remove; [ ! -e /run/crust-proxy ]"); err != nil {
 		t.Errorf("without another daemon the directory was left: %v\n%s", err, said)
 	}

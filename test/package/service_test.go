@@ -40,9 +40,8 @@ func TestService(t *testing.T) {
 	s.testRemovedUnderVolume()
 	s.unstage()
 	s.run("dpkg", "--purge", name)
-	if _, err := os.Stat(s.path("/run/crust-proxy")); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("purge left /run/crust-proxy: %v", err)
-	}
+	_, err := os.Stat(s.path("/run/crust-proxy"))
+	check.That(t, errors.Is(err, os.ErrNotExist), "purge left /run/crust-proxy: %v", err)
 }
 
 // service is the installed service and the volume that is looked at.
@@ -63,13 +62,11 @@ func install(t *testing.T, devices ...string) *service {
 func (s *service) testEnabled() {
 	s.t.Helper()
 	for _, unit := range []string{"crust-proxy.service", "crust-proxy-runtime.socket", "crust-proxy-admin.socket"} {
-		if said := s.run("systemctl", "is-enabled", unit); said != "enabled" {
-			s.t.Errorf("%s is %s after install", unit, said)
-		}
+		said := s.run("systemctl", "is-enabled", unit)
+		check.That(s.t, said == "enabled", "%s is %s after install", unit, said)
 	}
-	if state := s.property("ActiveState"); state != "inactive" {
-		s.t.Errorf("the service is %s before the first call", state)
-	}
+	state := s.property("ActiveState")
+	check.That(s.t, state == "inactive", "the service is %s before the first call", state)
 }
 
 // stage is also the call that starts the daemon.
@@ -97,9 +94,7 @@ func (s *service) unstage() {
 	if err != nil {
 		s.t.Fatal("unstage:", err)
 	}
-	if s.guarded() {
-		s.t.Error("the guard is still there after unstage")
-	}
+	check.That(s.t, !s.guarded(), "the guard is still there after unstage")
 	if err := s.claim(); err != nil {
 		s.t.Errorf("the device is still held after unstage: %v", err)
 	}
@@ -109,12 +104,9 @@ func (s *service) unstage() {
 // device held.
 func (s *service) wantVolume() {
 	s.t.Helper()
-	if !s.guarded() {
-		s.t.Error("the guard cannot be seen outside of the service")
-	}
-	if err := s.claim(); !errors.Is(err, unix.EBUSY) {
-		s.t.Errorf("taking the claimed device: %v, want EBUSY", err)
-	}
+	check.That(s.t, s.guarded(), "the guard cannot be seen outside of the service")
+	err := s.claim()
+	check.That(s.t, errors.Is(err, unix.EBUSY), "taking the claimed device: %v, want EBUSY", err)
 }
 
 func (s *service) guarded() bool {
@@ -141,21 +133,17 @@ func (s *service) claim() error {
 func (s *service) testSandboxing() {
 	s.t.Helper()
 	pid := s.property("MainPID")
-	if own, host := s.run("readlink", "/proc/"+pid+"/ns/mnt"), s.run("readlink", "/proc/1/ns/mnt"); own != host {
-		s.t.Errorf("the service has a mount namespace of its own: %s, the host's is %s", own, host)
-	}
+	own, host := s.run("readlink", "/proc/"+pid+"/ns/mnt"), s.run("readlink", "/proc/1/ns/mnt")
+	check.That(s.t, own == host, "the service has a mount namespace of its own: %s, the host's is %s", own, host)
 	status := s.run("cat", "/proc/"+pid+"/status")
 	for _, want := range []string{
 		"NoNewPrivs:\t1", "Seccomp:\t2",
 		"CapEff:\t000000000020020a", // DAC_OVERRIDE, FOWNER, LINUX_IMMUTABLE, SYS_ADMIN
 	} {
-		if !strings.Contains(status, want) {
-			s.t.Errorf("the service's status has no %q", want)
-		}
+		check.That(s.t, strings.Contains(status, want), "the service's status has no %q", want)
 	}
-	if kept := s.property("NFileDescriptorStore"); kept == "0" {
-		s.t.Error("systemd keeps no descriptor of the claimed device")
-	}
+	kept := s.property("NFileDescriptorStore")
+	check.That(s.t, kept != "0", "systemd keeps no descriptor of the claimed device")
 }
 
 // kill kills the daemon and returns when another one runs.
@@ -180,9 +168,8 @@ func (s *service) testUninterrupted(what string, broken int, happen func()) {
 	happen()
 	time.Sleep(300 * time.Millisecond)
 	close(stop)
-	if err := <-problem; err != nil {
-		s.t.Errorf("during %s: %v", what, err)
-	}
+	err := <-problem
+	check.That(s.t, err == nil, "during %s: %v", what, err)
 	s.wantVolume()
 }
 
@@ -242,15 +229,12 @@ func (s *service) testRemovedUnderVolume() {
 		s.t.Errorf("removal under a live volume: %v\n%s", err, said)
 	}
 	s.wantVolume()
-	if state := s.property("ActiveState"); state != "active" {
-		s.t.Errorf("the service is %s after a removal that was refused", state)
-	}
+	state := s.property("ActiveState")
+	check.That(s.t, state == "active", "the service is %s after a removal that was refused", state)
 	if said := s.run("env", "CRUST_PROXY_ABANDON_VOLUMES=1", "dpkg", "--remove", name); !strings.Contains(said, target) {
 		s.t.Errorf("removal of which somebody insists does not name the volume:\n%s", said)
 	}
-	if !s.guarded() {
-		s.t.Error("removal took the guard of a living volume")
-	}
+	check.That(s.t, s.guarded(), "removal took the guard of a living volume")
 	s.run("dpkg", "-i", s.bring(packageOf(s.t, name, "deb")))
 	s.testEnabled()
 }
@@ -271,9 +255,8 @@ func (s *service) testBadConfiguration() {
 		s.t.Errorf("systemctl status does not say why the reload failed:\n%s", said)
 	}
 	said := s.run("dpkg", "-i", s.bring(packageOf(s.t, name, "deb")))
-	if status := s.run("dpkg-query", "--show", "--showformat=${Status}", name); status != "install ok installed" {
-		s.t.Errorf("after an upgrade the package is %q", status)
-	}
+	status := s.run("dpkg-query", "--show", "--showformat=${Status}", name)
+	check.That(s.t, status == "install ok installed", "after an upgrade the package is %q", status)
 	if now := s.property("MainPID"); now != pid || !strings.Contains(said, "no-such-key") || !strings.Contains(said, "systemctl restart") {
 		s.t.Errorf("the upgrade replaced daemon %s by %s, and says:\n%s", pid, now, said)
 	}

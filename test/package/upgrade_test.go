@@ -44,14 +44,12 @@ func TestUpgradeFromOnePackage(t *testing.T) {
 			t.Errorf("%s: %v\n%s", format, err, said)
 		}
 		for program, owner := range map[string]string{"crustctl": name, "crust-backup": "crust-backup", "crust-runc": "crust-runtimes"} {
-			if got := m.run("sh", "-c", tool.owner+" /usr/bin/"+program); !strings.HasPrefix(got, owner+":") {
-				t.Errorf("%s: %s is of %q", format, program, got)
-			}
+			got := m.run("sh", "-c", tool.owner+" /usr/bin/"+program)
+			check.That(t, strings.HasPrefix(got, owner+":"), "%s: %s is of %q", format, program, got)
 		}
 		m.run("crustctl", "version", "--client")
-		if left := m.run("sh", "-c", "crust-runc crust removable && find /usr/bin -name '*.kept'"); left != "" {
-			t.Errorf("%s left %s", format, left)
-		}
+		left := m.run("sh", "-c", "crust-runc crust removable && find /usr/bin -name '*.kept'")
+		check.That(t, left == "", "%s left %s", format, left)
 		m.run("rm", "/run/a-pod-runs")
 		m.run("sh", "-c", tool.remove+" "+strings.Join(names, " "))
 	}

@@ -78,9 +78,7 @@ func (d *Daemon) close() {
 		d.T.Logf("log of the daemon:\n%s", Tail(d.Log()))
 	}
 	err := errors.Join(DetachLoops(d.Dir+"/"), Unmount(d.Point), os.Remove(d.Point))
-	if err != nil {
-		d.T.Error(err)
-	}
+	check.That(d.T, err == nil, "%v", err)
 }
 
 // Log is all that the daemon has logged.

@@ -146,9 +146,8 @@ func Tmpfs(t T, options string) string {
 // UnmountAll unmounts everything at and below a directory.
 func UnmountAll(t T, dir string) {
 	t.Helper()
-	if err := Unmount(dir); err != nil {
-		t.Error(err)
-	}
+	err := Unmount(dir)
+	check.That(t, err == nil, "%v", err)
 }
 
 // Soak reports whether the long forms of tests shall run, as `make soak` has it.

@@ -45,9 +45,7 @@ func Run(t testing.TB, program, dir, socket, kind string) (ran int, skipped []st
 		"--csi.testvolumemutableparameters", mutable,
 		"--ginkgo.junit-report", report, "--ginkgo.no-color")
 	out, err := cmd.CombinedOutput()
-	if err != nil {
-		t.Errorf("csi-sanity: %v\n%s", err, out)
-	}
+	check.That(t, err == nil, "csi-sanity: %v\n%s", err, out)
 	raw, err := os.ReadFile(report)
 	check.Must(t, err)
 	var suites struct {

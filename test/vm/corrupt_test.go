@@ -51,9 +51,7 @@ func (b *bench) damagedVolumes(pod string) (all []*volume) {
 func (v *volume) wantUnmountable(pod *cri.Pod) {
 	v.b.t.Helper()
 	_, err := pod.Run(v.b.ctx(), cri.Container{Name: "damaged-" + v.FS, Mounts: []cri.Mount{at(v)}})
-	if err == nil || !strings.Contains(err.Error(), v.Target) || !strings.Contains(err.Error(), "the guest: ") {
-		v.b.t.Errorf("the container: %v", err)
-	}
+	check.That(v.b.t, err != nil && strings.Contains(err.Error(), v.Target) && strings.Contains(err.Error(), "the guest: "), "the container: %v", err)
 	v.b.t.Logf("the pod's error: %v", err)
 	if reply, err := v.Stats(); err == nil && len(reply.GetUsage()) > 0 {
 		v.b.t.Errorf("nobody has it mounted, and its use is %v", reply.GetUsage())
@@ -147,9 +145,8 @@ func TestDamageThatIsFoundLater(t *testing.T) {
 	}
 	pod = b.published(uid, volumes)
 	for name, v := range volumes {
-		if out, err := b.CRI.Exec(b.ctx(), b.run(pod, name, at(v)), latents[name].use); err == nil {
-			t.Errorf("%s: the use of what is damaged: %q", name, out)
-		}
+		out, err := b.CRI.Exec(b.ctx(), b.run(pod, name, at(v)), latents[name].use)
+		check.That(t, err != nil, "%s: the use of what is damaged: %q", name, out)
 		v.wantAbnormal(latents[name].status)
 	}
 	vmnode.End(b.ctx(), t, pod)
@@ -160,9 +157,8 @@ func TestDamageThatIsFoundLater(t *testing.T) {
 	}
 	pod = b.published(uid, volumes)
 	for name, v := range volumes {
-		if got := b.exec(b.run(pod, name, at(v)), "cat /data/good"); got != "kept\n" {
-			t.Errorf("%s: it reads %q", name, got)
-		}
+		got := b.exec(b.run(pod, name, at(v)), "cat /data/good")
+		check.That(t, got == "kept\n", "%s: it reads %q", name, got)
 	}
 	b.remove(pod)
 	for _, v := range volumes {

@@ -234,9 +234,7 @@ func TestGuest(t *testing.T) {
 	left, err := g.Shutdown(t.Context(), &wire.ShutdownRequest{})
 	check.Must(t, err)
 	t.Logf("it shut down in %v", time.Since(began))
-	if len(left.GetErrors()) > 0 {
-		t.Errorf("when it shut down: %q", left.GetErrors())
-	}
+	check.That(t, len(left.GetErrors()) == 0, "when it shut down: %q", left.GetErrors())
 	select {
 	case <-g.ended:
 	case <-time.After(time.Minute):
@@ -254,16 +252,13 @@ func (g *guest) tryVolume(t *testing.T, fs string) {
 	check.Code(t, err, codes.NotFound)
 	added, err := g.add(fs, fs, "noatime", "_netdev")
 	check.Must(t, err)
-	if added.GetWarning() != "" {
-		t.Errorf("added: %v", added)
-	}
+	check.That(t, added.GetWarning() == "", "added: %v", added)
 	_, err = g.add(fs, fs)
 	check.Code(t, err, codes.AlreadyExists)
 	stats, err := g.GetVolumeStats(t.Context(), &wire.GetVolumeStatsRequest{Volume: volume})
 	check.Must(t, err)
-	if total := stats.GetUsage()[0].GetTotal(); total < 400*mib || total > guestDisk || stats.GetAbnormal() {
-		t.Errorf("it did not grow to its disk, or is not well: %v", stats)
-	}
+	total := stats.GetUsage()[0].GetTotal()
+	check.That(t, total >= 400*mib && total <= guestDisk && !stats.GetAbnormal(), "it did not grow to its disk, or is not well: %v", stats)
 	_, err = g.ResizeVolume(t.Context(), &wire.ResizeVolumeRequest{Volume: volume, SizeBytes: guestDisk})
 	check.Must(t, err)
 
@@ -302,13 +297,9 @@ ls -l /dev/null /dev/fd; echo x >/dev/null; grep -c . /proc/self/mountinfo; cat 
 		`^pod-name\n1234\n`, `\bbin .*proc run sys \n`, `\n0\n0\n`, `swappiness: Read-only file system`,
 		`/x: Read-only file system`, `crw-rw-rw- .* 1, +3 .*/dev/null`, `/dev/fd -> /proc/self/fd`, `\n0::/\n`, `\ndata\n`, `/sys/fs/cgroup/memory.max`, `\nroot:x:0:0::/:/bin/sh\n`, `/dev/users: Read-only file system`,
 	} {
-		if !regexp.MustCompile(want).MatchString(out) {
-			t.Errorf("it did not say %s", want)
-		}
+		check.That(t, regexp.MustCompile(want).MatchString(out), "it did not say %s", want)
 	}
-	if code != 7 || t.Failed() {
-		t.Errorf("it ended with %d and said:\n%s", code, out)
-	}
+	check.That(t, code == 7 && !t.Failed(), "it ended with %d and said:\n%s", code, out)
 	hungry := spec("dd if=/dev/zero of=/dev/shm/x bs=1M count=60")
 	small := int64(8 << 20)
 	hungry.Linux.Resources = &specs.LinuxResources{Memory: &specs.LinuxMemory{Limit: &small}}
@@ -366,13 +357,9 @@ func (g *guest) tryUser(t *testing.T) {
 		`uid=1000\(?.* gid=1001 groups=.*5.*6`, `\n/home/user\n0027\n`, `CapBnd:\s+00000000000000a1\n`, `CapAmb:\s+0000000000000020\n`,
 		`CapEff:\s+0000000000000020\n`, `NoNewPrivs:\s+1\n123\n456\nout\n500\n/home/user\n`,
 	} {
-		if !regexp.MustCompile(want).MatchString(out) {
-			t.Errorf("it did not say %s", want)
-		}
+		check.That(t, regexp.MustCompile(want).MatchString(out), "it did not say %s", want)
 	}
-	if code != 0 || t.Failed() {
-		t.Errorf("it ended with %d and said:\n%s", code, out)
-	}
+	check.That(t, code == 0 && !t.Failed(), "it ended with %d and said:\n%s", code, out)
 	is = spec("grep Cap /proc/self/status")
 	if out, _ := g.run(t, "root", is); !regexp.MustCompile(`CapEff:\s+00000000000000a1\n`).MatchString(out) {
 		t.Errorf("root has:\n%s", out)
@@ -440,9 +427,8 @@ func (g *guest) tryExec(t *testing.T) {
 	check.Must(t, err)
 	_, err = g.ExecProcess(t.Context(), &wire.ExecProcessRequest{Process: beside, Spec: raw})
 	check.Code(t, err, codes.AlreadyExists)
-	if out := g.output(t, beside); out != "1\n1000\n0::/\n" {
-		t.Errorf("a process beside says %q", out)
-	}
+	out := g.output(t, beside)
+	check.That(t, out == "1\n1000\n0::/\n", "a process beside says %q", out)
 	ended, err := g.WaitProcess(t.Context(), &wire.WaitProcessRequest{Process: beside})
 	if check.Must(t, err); ended.GetExitCode() != 3 {
 		t.Errorf("it ended with %v", ended)
@@ -450,9 +436,7 @@ func (g *guest) tryExec(t *testing.T) {
 	_, err = g.DeleteProcess(t.Context(), &wire.DeleteProcessRequest{Process: beside})
 	check.Must(t, err)
 	_, err = g.ExecProcess(t.Context(), &wire.ExecProcessRequest{Process: beside, Spec: []byte(`{"args":["/no/such/program"],"cwd":"/"}`)})
-	if err == nil || !strings.Contains(err.Error(), "/no/such/program") {
-		t.Errorf("a program that is not there: %v", err)
-	}
+	check.That(t, err != nil && strings.Contains(err.Error(), "/no/such/program"), "a program that is not there: %v", err)
 }
 
 // tryTerminal: a process has a terminal of its size.
@@ -483,9 +467,8 @@ func (g *guest) tryEnds(t *testing.T) {
 	}()
 	_, err := g.SignalProcess(t.Context(), &wire.SignalProcessRequest{Process: &wire.Process{Container: "stubborn"}, Signal: 9, All: true})
 	check.Must(t, err)
-	if code := <-waiting; code != 137 {
-		t.Errorf("it ended with %d", code)
-	}
+	code := <-waiting
+	check.That(t, code == 137, "it ended with %d", code)
 	g.remove(t, "stubborn")
 	g.remove(t, "stubborn")
 	// One that was never started.

@@ -243,9 +243,7 @@ func TestKilledWhileTheyBegin(t *testing.T) {
 		defer b.Configure(t, map[string]any{})
 		_, err := b.CRI.RunPod(b.ctx(), "pod-agent", vmnode.Handler, 0)
 		wantFailed(t, err)
-		if !strings.Contains(fmt.Sprint(err), "Attempted to kill init") {
-			t.Error("the error does not say why the machine has ended")
-		}
+		check.That(t, strings.Contains(fmt.Sprint(err), "Attempted to kill init"), "the error does not say why the machine has ended")
 		b.wantOver()
 	})
 	for i, name := range rig.Sample([]string{"supervisor", "shim", "qemu", "agent"}, 3) {
@@ -259,9 +257,7 @@ func TestKilledWhileTheyBegin(t *testing.T) {
 // wantFailed is for what was asked of containerd, which must not wait for nobody.
 func wantFailed(t *testing.T, err error) {
 	t.Helper()
-	if err == nil || status.Code(err) == codes.DeadlineExceeded {
-		t.Errorf("it ended with: %v", err)
-	}
+	check.That(t, err != nil && status.Code(err) != codes.DeadlineExceeded, "it ended with: %v", err)
 	t.Logf("containerd says: %v", err)
 }
 
@@ -395,7 +391,5 @@ func (s *scene) survivesAFreeze() {
 	crust("thaw", s.v.Target)
 	check.Eventually(s.t, "the container has ended", func() bool { return unix.Kill(process, 0) != nil })
 	s.t.Logf("containerd says: %v", <-stopped)
-	if unix.Kill(m.qemu, 0) != nil {
-		s.t.Error("the machine has ended")
-	}
+	check.That(s.t, unix.Kill(m.qemu, 0) == nil, "the machine has ended")
 }

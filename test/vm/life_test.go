@@ -59,9 +59,8 @@ func TestLifeOfAVolume(t *testing.T) {
 	shared := t.TempDir()
 	for _, v := range volumes {
 		id := b.run(again, "again-"+v.FS, at(v), cri.Mount{Host: shared, Container: "/shared"})
-		if got := b.exec(id, "sha256sum </data/blob"); got != sums[v.FS] {
-			t.Errorf("the next sandbox reads %q in %s", got, v.FS)
-		}
+		got := b.exec(id, "sha256sum </data/blob")
+		check.That(t, got == sums[v.FS], "the next sandbox reads %q in %s", got, v.FS)
 		_, err := b.CRI.Exec(b.ctx(), id, "echo x > /data/new")
 		if v.ReadOnly != (err != nil && strings.Contains(err.Error(), "Read-only")) {
 			t.Errorf("of a volume that is read-only: %t, a write ended with: %v", v.ReadOnly, err)
@@ -82,26 +81,21 @@ func (v *volume) inUse(pod *cri.Pod) (sum string) {
 	b := v.b
 	first := b.run(pod, "first-"+v.FS, at(v))
 	kernel := b.exec(first, "cat /proc/sys/kernel/osrelease; grep ' /data ' /proc/mounts")
-	if !strings.Contains(kernel, "-cloud-") || !strings.Contains(kernel, " "+v.FS+" ") {
-		b.t.Errorf("the container sees %q", kernel)
-	}
+	check.That(b.t, strings.Contains(kernel, "-cloud-") && strings.Contains(kernel, " "+v.FS+" "), "the container sees %q", kernel)
 	sum = b.exec(first, "dd if=/dev/urandom of=/data/blob bs=64k count=64 2>/dev/null && sync && sha256sum </data/blob")
 	v.wantStats(first)
 	v.wantCleanSnapshot(first)
 	second := b.run(pod, "second-"+v.FS, at(v), cri.Mount{Host: v.Target, Container: "/read", ReadOnly: true})
-	if got := b.exec(second, "sha256sum </data/blob"); got != sum {
-		b.t.Errorf("the second container reads %q", got)
-	}
-	if _, err := b.CRI.Exec(b.ctx(), second, "echo x > /read/new"); err == nil || !strings.Contains(err.Error(), "Read-only") {
-		b.t.Errorf("a write into the mount that is read-only: %v", err)
-	}
+	got := b.exec(second, "sha256sum </data/blob")
+	check.That(b.t, got == sum, "the second container reads %q", got)
+	_, err := b.CRI.Exec(b.ctx(), second, "echo x > /read/new")
+	check.That(b.t, err != nil && strings.Contains(err.Error(), "Read-only"), "a write into the mount that is read-only: %v", err)
 	b.write(first)
 	check.Must(b.t, v.Grow(2*diskSize))
 	b.wantProgress(first)
 	b.exec(first, "touch /tmp/end; while [ -e /tmp/end ]; do sleep 0.1; done")
-	if total := v.wantStats(second); total < 2*diskSize*8/10 {
-		b.t.Errorf("the filesystem has %d bytes after it was grown", total)
-	}
+	total := v.wantStats(second)
+	check.That(b.t, total >= 2*diskSize*8/10, "the filesystem has %d bytes after it was grown", total)
 	v.publish() // kubelet was restarted
 	return sum
 }
@@ -133,9 +127,8 @@ func (v *volume) wantOneOwner(other string) {
 	v.For(other)
 	check.Code(v.b.t, v.TryPublish(), codes.FailedPrecondition, owner)
 	v.For(owner)
-	if now := len(v.b.Machines()); now != machines {
-		v.b.t.Errorf("there were %d machines, and are %d", machines, now)
-	}
+	now := len(v.b.Machines())
+	check.That(v.b.t, now == machines, "there were %d machines, and are %d", machines, now)
 	check.Code(v.b.t, v.TryUnpublish(), codes.Aborted)
 }
 
@@ -146,9 +139,7 @@ func (b *bench) wantUnplugged(pod *cri.Pod, volumes []*volume) {
 	qemu, err := b.Machine(b.ctx(), pod)
 	check.Must(b.t, err)
 	has := func(v *volume) bool { return machine{qemu: qemu}.hasOpen(v.device) }
-	if !has(volumes[0]) {
-		b.t.Error("the machine does not have the disk")
-	}
+	check.That(b.t, has(volumes[0]), "the machine does not have the disk")
 	removed := make(chan error, 1)
 	go func() { removed <- pod.Remove(b.ctx()) }()
 	check.Eventually(b.t, "the machine runs on without its disks", func() bool {
@@ -193,9 +184,8 @@ func (b *bench) wantGroups(pod *cri.Pod, container string) {
 	proxy, err := b.CRI.Pid(b.ctx(), container)
 	check.Must(b.t, err)
 	b.wantGroup(proxy, groups+container)
-	if used := b.memory(groups + pod.ID); used < 100*mib {
-		b.t.Errorf("the pod's machine has %d bytes", used)
-	}
+	used := b.memory(groups + pod.ID)
+	check.That(b.t, used >= 100*mib, "the pod's machine has %d bytes", used)
 	for name, limit := range map[string]int64{"limited": 32 * mib, "unlimited": 0} { // by the machine's memory alone
 		hungry, err := pod.Run(b.ctx(), cri.Container{Name: name, Memory: limit, Script: "exec tail /dev/zero"})
 		check.Must(b.t, err)

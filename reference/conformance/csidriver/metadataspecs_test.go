@@ -226,9 +226,8 @@ func try(t *testing.T, with fault) (failed []string) {
 			failed = append(failed, words[1])
 		}
 	}
-	if want := min(1, len(failed)); code != want {
-		t.Errorf("code %d\n%s%s", code, &out, &errs)
-	}
+	want := min(1, len(failed))
+	check.That(t, code == want, "code %d\n%s%s", code, &out, &errs)
 	if left, err := os.ReadDir(f.dir); err != nil || len(left) != 1 || len(f.snapshots) > 0 { // the socket
 		t.Errorf("left: %v, %v, %v", left, f.snapshots, err)
 	}
@@ -236,9 +235,8 @@ func try(t *testing.T, with fault) (failed []string) {
 }
 
 func TestARightDriverPasses(t *testing.T) {
-	if failed := try(t, fault{}); len(failed) > 0 {
-		t.Errorf("failed: %v", failed)
-	}
+	failed := try(t, fault{})
+	check.That(t, len(failed) == 0, "failed: %v", failed)
 }
 
 // TestEachFaultIsFound, by the demand that names it.
@@ -299,9 +297,8 @@ func TestEachFaultIsFound(t *testing.T) {
 		"volumes do not grow":     {fault{neverGrows: true}, []string{"grown"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if diff := cmp.Diff(c.finds, try(t, c.fault)); diff != "" {
-				t.Errorf("-want +got:\n%s", diff)
-			}
+			diff := cmp.Diff(c.finds, try(t, c.fault))
+			check.That(t, diff == "", "-want +got:\n%s", diff)
 		})
 	}
 }

@@ -44,9 +44,7 @@ func TestOptionsOfMounts(t *testing.T) {
 			t.Errorf("%s: %+v", options, got)
 		}
 	}
-	if !parseMount(specs.Mount{Type: "bind"}).bind {
-		t.Error("the type bind is no bind mount")
-	}
+	check.That(t, parseMount(specs.Mount{Type: "bind"}).bind, "the type bind is no bind mount")
 }
 
 // TestMountPointsStayInTheRoot: links of an image never lead a mount out of its root.
@@ -218,13 +216,10 @@ func TestInputThatNobodyReads(t *testing.T) {
 	check.Must(t, p.start(&syscall.SysProcAttr{}))
 	defer p.end(context.Background())
 	n, err := p.write(context.Background(), make([]byte, wire.MaxData))
-	if err != nil || n == 0 || n == wire.MaxData {
-		t.Errorf("%d bytes were taken: %v", n, err)
-	}
+	check.That(t, err == nil && n != 0 && n != wire.MaxData, "%d bytes were taken: %v", n, err)
 }
 
 func TestDeviceRuleThatIsNotKnown(t *testing.T) {
-	if _, err := deviceProgram([]specs.LinuxDeviceCgroup{{Type: "x", Access: "rwm"}}); codeOf(err) != codes.InvalidArgument {
-		t.Errorf("a device of the type x: %v", err)
-	}
+	_, err := deviceProgram([]specs.LinuxDeviceCgroup{{Type: "x", Access: "rwm"}})
+	check.That(t, codeOf(err) == codes.InvalidArgument, "a device of the type x: %v", err)
 }

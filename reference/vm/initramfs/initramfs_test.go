@@ -79,9 +79,8 @@ func TestArchive(t *testing.T) {
 		"modules/list": "boot virtio_ring.ko virtio.ko virtio_pci_modern_dev.ko virtio_pci.ko virtio-blk.ko virtio_console.ko\n" +
 			"virtiofs fuse.ko virtio_ring.ko virtio.ko virtiofs.ko\next4\nxfs libcrc32c.ko xfs.ko\n",
 	} {
-		if diff := cmp.Diff(want, data[file]); diff != "" {
-			t.Errorf("%s: %s", file, diff)
-		}
+		diff := cmp.Diff(want, data[file])
+		check.That(t, diff == "", "%s: %s", file, diff)
 	}
 	for name, want := range map[string]int64{"init": 0o100755, "dev": 0o040755, "dev/console": 0o020600, "modules/list": 0o100644} {
 		if modes[name] != want {
@@ -96,23 +95,19 @@ func TestBuildOnce(t *testing.T) {
 		check.Must(t, os.WriteFile(program, []byte(content), 0o600))
 		image, path, err := Build(dir, program, cache)
 		check.Must(t, err)
-		if image != dir+"/boot/vmlinuz-6.1" {
-			t.Errorf("the kernel is %s", image)
-		}
+		check.That(t, image == dir+"/boot/vmlinuz-6.1", "the kernel is %s", image)
 		return path
 	}
 	first := build("one")
 	before, err := os.Stat(first)
 	check.Must(t, err)
-	if again := build("one"); again != first {
-		t.Errorf("the same is built twice: %s, %s", first, again)
-	}
+	again := build("one")
+	check.That(t, again == first, "the same is built twice: %s, %s", first, again)
 	if after, err := os.Stat(first); err != nil || !os.SameFile(before, after) {
 		t.Errorf("the archive was replaced: %v", err)
 	}
-	if other := build("two"); other == first {
-		t.Error("another program has the same archive")
-	}
+	other := build("two")
+	check.That(t, other != first, "another program has the same archive")
 	// One that was cut off is made anew.
 	check.Must(t, os.Truncate(first, 10))
 	if build("one"); os.Truncate(first, before.Size()) != nil {

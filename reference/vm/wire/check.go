@@ -15,7 +15,7 @@ import (
 var checks = map[string]func(req, resp []byte) error{
 	"Ping":           checkOf(checkPing),
 	"Shutdown":       checkOf(checkShutdown),
-	"AddVolume":      checkOf(checkAdded),
+	"AddVolume":      checkOf(func(_ *AddVolumeRequest, resp *AddVolumeResponse) error { return checkText(resp.GetWarning()) }),
 	"GetVolumeStats": checkOf(checkStats),
 	"WaitProcess":    checkOf(checkExit),
 	"ReadOutput":     checkOf(checkOutput),
@@ -39,26 +39,25 @@ func checkOf[Req, Resp any, PReq interface {
 	}
 }
 
-func checkPing(_ *PingRequest, resp *PingResponse) error {
-	if resp.GetProtocol() != Protocol {
-		return fmt.Errorf("it has version %d of the protocol instead of %d: crust-vm-agent is of another build", resp.GetProtocol(), Protocol)
+// demand gives an error where something does not hold.
+func demand(holds bool, format string, args ...any) error {
+	if holds {
+		return nil
 	}
-	return nil
+	return fmt.Errorf(format, args...)
+}
+
+func checkPing(_ *PingRequest, resp *PingResponse) error {
+	got := resp.GetProtocol()
+	return demand(got == Protocol, "it has version %d of the protocol instead of %d: crust-vm-agent is of another build", got, Protocol)
 }
 
 func checkShutdown(_ *ShutdownRequest, resp *ShutdownResponse) error {
-	if len(resp.GetErrors()) > 64 {
-		return errors.New("too many errors")
-	}
-	var err error
+	err := demand(len(resp.GetErrors()) <= 64, "too many errors")
 	for _, text := range resp.GetErrors() {
 		err = errors.Join(err, checkText(text))
 	}
 	return err
-}
-
-func checkAdded(_ *AddVolumeRequest, resp *AddVolumeResponse) error {
-	return checkText(resp.GetWarning())
 }
 
 // reasons are the known reasons of an abnormal condition.
@@ -83,29 +82,17 @@ func checkStats(_ *GetVolumeStatsRequest, resp *GetVolumeStatsResponse) error {
 }
 
 func checkExit(_ *WaitProcessRequest, resp *WaitProcessResponse) error {
-	if resp.GetExitCode() > math.MaxUint8 {
-		return fmt.Errorf("the exit code %d", resp.GetExitCode())
-	}
-	return nil
+	return demand(resp.GetExitCode() <= math.MaxUint8, "the exit code %d", resp.GetExitCode())
 }
 
 func checkOutput(req *ReadOutputRequest, resp *ReadOutputResponse) error {
-	if len(resp.GetData()) > int(req.GetMax()) {
-		return fmt.Errorf("%d bytes instead of at most %d", len(resp.GetData()), req.GetMax())
-	}
-	return nil
+	return demand(len(resp.GetData()) <= int(req.GetMax()), "%d bytes instead of at most %d", len(resp.GetData()), req.GetMax())
 }
 
 func checkWritten(req *WriteInputRequest, resp *WriteInputResponse) error {
-	if int(resp.GetWritten()) > len(req.GetData()) {
-		return fmt.Errorf("%d bytes written of %d", resp.GetWritten(), len(req.GetData()))
-	}
-	return nil
+	return demand(int(resp.GetWritten()) <= len(req.GetData()), "%d bytes written of %d", resp.GetWritten(), len(req.GetData()))
 }
 
 func checkText(text string) error {
-	if len(text) > maxText || !sys.IsText(text) {
-		return errors.New("a text that is too long or not printable")
-	}
-	return nil
+	return demand(len(text) <= maxText && sys.IsText(text), "a text that is too long or not printable")
 }

@@ -40,13 +40,11 @@ func TestChangedBlocksRights(t *testing.T) {
 	if user.Username != "system:serviceaccount:backup:backup-client" {
 		t.Fatalf("with its token the client is %q", user.Username)
 	}
-	if other := sidecar.review(t, client.token(t)); other.Username != "" {
-		t.Errorf("a token for the API server opens the service, to %s", other.Username)
-	}
+	other := sidecar.review(t, client.token(t))
+	check.That(t, other.Username == "", "a token for the API server opens the service, to %s", other.Username)
 	for namespace, want := range map[string]bool{"shop": true, "default": false} {
-		if got := sidecar.wouldAllow(t, user, namespace); got != want {
-			t.Errorf("the client may read snapshots of %s: %v", namespace, got)
-		}
+		got := sidecar.wouldAllow(t, user, namespace)
+		check.That(t, got == want, "the client may read snapshots of %s: %v", namespace, got)
 	}
 	for _, what := range []string{"volumesnapshotcontents", "volumegroupsnapshotcontents", "volumegroupsnapshotclasses"} {
 		if !sidecar.may(t, "", "list", what) { // else the snapshotter goes without
@@ -129,9 +127,7 @@ func (a account) wouldAllow(t *testing.T, user authenticationv1.UserInfo, namesp
 func (a account) mayNot(t *testing.T, namespace, verb string, resources ...string) {
 	t.Helper()
 	for _, one := range resources {
-		if a.may(t, namespace, verb, one) {
-			t.Errorf("%s may %s %s in %s", a.name, verb, one, namespace)
-		}
+		check.That(t, !a.may(t, namespace, verb, one), "%s may %s %s in %s", a.name, verb, one, namespace)
 	}
 }
 

@@ -86,20 +86,14 @@ func TestManifestsAreAccepted(t *testing.T) {
 		"examples/behind-the-front/driver", "examples/changed-blocks", "examples/crust", "monitoring", "networkpolicy", "node-installed", "runtimeclasses",
 	} {
 		said, err := r.Kubectl("apply", "--server-side", "--dry-run=server", "--validate=strict", "-f", manifest(t, render.Kustomize(t, filepath.Join(root, dir))))
-		if err != nil {
-			t.Errorf("%s: %v", dir, err)
-		}
-		if strings.Contains(said, "Warning") {
-			t.Errorf("%s: %s", dir, said)
-		}
+		check.That(t, err == nil, "%s: %v", dir, err)
+		check.That(t, !strings.Contains(said, "Warning"), "%s: %s", dir, said)
 	}
 	// What this release does not serve may differ in nothing but its version.
 	inBeta := func(dir string) string {
 		return strings.ReplaceAll(render.Kustomize(t, filepath.Join(root, dir)), "admissionregistration.k8s.io/v1\n", "admissionregistration.k8s.io/v1beta1\n")
 	}
-	if inBeta(served) != inBeta(other) {
-		t.Errorf("%s and %s differ in more than their version", served, other)
-	}
+	check.That(t, inBeta(served) == inBeta(other), "%s and %s differ in more than their version", served, other)
 }
 
 func (r *rig) makeNamespaces(t *testing.T, names ...string) {
@@ -144,7 +138,5 @@ func TestChartComesAndGoes(t *testing.T) {
 		"daemonsets,statefulsets,snapshotmetadataservices,certificates,configmaps,serviceaccounts,services,clusterroles,clusterrolebindings,runtimeclasses,csidrivers,"+
 			"validatingadmissionpolicies,validatingadmissionpolicybindings,mutatingadmissionpolicies,mutatingadmissionpolicybindings,"+
 			"podmonitors,servicemonitors,prometheusrules")
-	if err != nil || left != "" {
-		t.Errorf("after the chart was removed, there is %q: %v", left, err)
-	}
+	check.That(t, err == nil && left == "", "after the chart was removed, there is %q: %v", left, err)
 }

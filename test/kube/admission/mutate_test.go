@@ -51,9 +51,8 @@ func TestAnnotatedByClass(t *testing.T) {
 			t.Errorf("%s: %v", what, err)
 			continue
 		}
-		if got := asks(made); got != is.want {
-			t.Errorf("%s: it asks for %q, want %q", what, got, is.want)
-		}
+		got := asks(made)
+		check.That(t, got == is.want, "%s: it asks for %q, want %q", what, got, is.want)
 	}
 	other := pod("kata", claim("data"))
 	other.Annotations = map[string]string{"example.com/other": "word"}

@@ -94,9 +94,8 @@ func TestPods(t *testing.T) {
 func agrees(t *testing.T, p *corev1.Pod, want []string) {
 	t.Helper()
 	unreadable := len(want) > 0 && (strings.Contains(want[0], "cannot be read") || strings.Contains(want[0], "at most 64"))
-	if _, err := policy.ParseAnnotation(p.Annotations[policy.AnnotationKey]); (err != nil) != unreadable {
-		t.Errorf("the daemon says %v of the annotation", err)
-	}
+	_, err := policy.ParseAnnotation(p.Annotations[policy.AnnotationKey])
+	check.That(t, (err != nil) == unreadable, "the daemon says %v of the annotation", err)
 }
 
 // livingPods: what was said of a pod's volumes stands as long as the pod.

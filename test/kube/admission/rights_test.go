@@ -46,9 +46,7 @@ func TestTheRoleIsEnough(t *testing.T) {
 	ended := make(chan error, 1)
 	go func() { ended <- looksUp.Run(ctx) }()
 	got, err := looksUp.ByUID(t.Context(), string(made.UID))
-	if err != nil {
-		t.Error(err)
-	}
+	check.That(t, err == nil, "%v", err)
 	if len(got.Volumes) != 1 || got.Volumes[0].Driver != diskDriver || got.Volumes[0].VolumeID != "vol-1" || got.RuntimeHandler != "crust" {
 		t.Errorf("it knows of the pod: %+v", got)
 	}

@@ -86,9 +86,8 @@ func TestWorkloads(t *testing.T) {
 		"a Job": {&batchv1.Job{ObjectMeta: named("x"), Spec: batchv1.JobSpec{Parallelism: &one, Completions: &two, Template: always}}, nil},
 	} {
 		t.Run(what, func(t *testing.T) {
-			if err := says(r.makes(t, is.object), "workloads", is.want...); err != nil {
-				t.Error(err)
-			}
+			err := says(r.makes(t, is.object), "workloads", is.want...)
+			check.That(t, err == nil, "%v", err)
 		})
 	}
 	rollouts(t, r)
@@ -131,13 +130,10 @@ func rollouts(t *testing.T, r *rig) {
 		"nothing to wait": {deployment(1, pod("kata", claim("data")), ""), false},
 	} {
 		r.warnings.take()
-		if err := r.makes(t, is.made); err != nil {
-			t.Errorf("%s: %v", what, err)
-		}
+		err := r.makes(t, is.made)
+		check.That(t, err == nil, "%s: %v", what, err)
 		said := strings.Join(r.warnings.take(), "\n")
-		if strings.Contains(said, "Set strategy.type: Recreate") != is.want {
-			t.Errorf("%s: the warnings are %q", what, said)
-		}
+		check.That(t, strings.Contains(said, "Set strategy.type: Recreate") == is.want, "%s: the warnings are %q", what, said)
 	}
 }
 

@@ -53,9 +53,7 @@ func TestBlocks(t *testing.T) {
 	check.Must(t, err)
 	want, err := os.ReadFile(f.image(second))
 	check.Must(t, err)
-	if !bytes.Equal(got, want) {
-		t.Error("what was restored is not the snapshot")
-	}
+	check.That(t, bytes.Equal(got, want), "what was restored is not the snapshot")
 }
 
 // TestRefusals: each party's answer says what to do.
@@ -97,9 +95,7 @@ func TestRefusals(t *testing.T) {
 	} {
 		t.Run(c.what, func(t *testing.T) {
 			out, err := f.run(append([]string{"blocks"}, c.args...)...)
-			if (err == nil) != (c.what == "the example's client") || strings.Contains(out, "rpc error") {
-				t.Errorf("%v: %s", err, out)
-			}
+			check.That(t, (err == nil) == (c.what == "the example's client") && !strings.Contains(out, "rpc error"), "%v: %s", err, out)
 			check.Says(t, "it", out, c.want...)
 		})
 	}

@@ -149,9 +149,7 @@ func (f *fixture) run(args ...string) (string, error) {
 	f.t.Helper()
 	out, err := exec.Command(rig.Program(f.t, "crust-backup"), args...).CombinedOutput()
 	for _, token := range f.server.Tokens() {
-		if bytes.Contains(out, []byte(token)) {
-			f.t.Errorf("crust-backup %v shows a token: %s", args, out)
-		}
+		check.That(f.t, !bytes.Contains(out, []byte(token)), "crust-backup %v shows a token: %s", args, out)
 	}
 	return string(out), err
 }

@@ -70,9 +70,7 @@ func open(t rig.T, ours map[string]string, logLevel string) *Cluster {
 }
 
 func (c *Cluster) check(err error) {
-	if err != nil {
-		c.t.Error(err)
-	}
+	check.That(c.t, err == nil, "%v", err)
 }
 
 func (c *Cluster) start() error {

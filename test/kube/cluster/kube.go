@@ -86,9 +86,7 @@ func (k *Kube) Must(err error) {
 // check has the test fail and go on.
 func (k *Kube) check(err error) {
 	k.T.Helper()
-	if err != nil {
-		k.T.Error(err)
-	}
+	check.That(k.T, err == nil, "%v", err)
 }
 
 // Eventually asks until there is no error, or fails the test.

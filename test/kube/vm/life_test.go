@@ -84,15 +84,13 @@ func TestLifeOfAClaim(t *testing.T) {
 		t.Errorf("the pod's log: %q, %v", log, err)
 	}
 	first.Exec("echo '" + mark + "' > /data/file && sync")
-	if has := first.WaitStats(v, "/data"); has.Total < v.Size*8/10 || has.Total > v.Size {
-		t.Errorf("the stats are %+v of %d bytes", has, v.Size)
-	}
+	has := first.WaitStats(v, "/data")
+	check.That(t, has.Total >= v.Size*8/10 && has.Total <= v.Size, "the stats are %+v of %d bytes", has, v.Size)
 	n.grow(first, v)
 	first.Delete()
 	second := n.pod("second", v).Start()
-	if got := second.Exec("cat /data/file"); got != mark+"\n" {
-		t.Errorf("the second pod reads %q", got)
-	}
+	got := second.Exec("cat /data/file")
+	check.That(t, got == mark+"\n", "the second pod reads %q", got)
 	second.Delete()
 	image := n.free(v)
 	check.Must(t, n.mounts.CheckNone())
@@ -114,9 +112,8 @@ func (n *node) grow(p *cluster.Pod, v *cluster.Volume) {
 	v.Edit(2 * v.Size)
 	v.WaitGrown()
 	p.Exec("kill $(cat /tmp/writer) && sync")
-	if has := p.WaitStats(v, "/data"); has.Total < v.Size*8/10 || has.Total > v.Size {
-		n.T.Errorf("the stats are %+v after it was grown to %d bytes", has, v.Size)
-	}
+	has := p.WaitStats(v, "/data")
+	check.That(n.T, has.Total >= v.Size*8/10 && has.Total <= v.Size, "the stats are %+v after it was grown to %d bytes", has, v.Size)
 }
 
 // free waits until nobody has the volume, and gives its image.

@@ -34,9 +34,8 @@ func Run(t testing.TB, h runtime.Handler) (stop func()) {
 	go func() { done <- h.Run(ctx) }()
 	return sync.OnceFunc(func() {
 		cancel()
-		if err := <-done; err != nil {
-			t.Errorf("Run: %v", err)
-		}
+		err := <-done
+		check.That(t, err == nil, "Run: %v", err)
 	})
 }
 
@@ -72,9 +71,7 @@ func WantError(t testing.TB, err error, kind volume.Kind, v *volume.Volume, part
 		t.Fatalf("%v of kind %v, want %v", err, volume.KindOf(err), kind)
 	}
 	check.Says(t, "the error", err.Error(), append(parts, v.Target)...)
-	if !sys.IsText(err.Error()) || len(err.Error()) > 2048 {
-		t.Errorf("the error is not short plain text: %q", err)
-	}
+	check.That(t, sys.IsText(err.Error()) && len(err.Error()) <= 2048, "the error is not short plain text: %q", err)
 }
 
 // BoundTo reports whether a volume is bound to a sandbox, or to none if id is "".

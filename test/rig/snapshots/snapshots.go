@@ -36,9 +36,7 @@ type Moment struct {
 // none of later.
 func (m Moment) Want(t rig.T, count uint64) {
 	t.Helper()
-	if count < m.Before || count > m.After+1 {
-		t.Errorf("%d records, and %d to %d were acknowledged", count, m.Before, m.After)
-	}
+	check.That(t, count >= m.Before && count <= m.After+1, "%d records, and %d to %d were acknowledged", count, m.Before, m.After)
 }
 
 // Image is the path of the image of a volume or snapshot of crust-driver's.
