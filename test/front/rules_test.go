@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -150,6 +151,13 @@ func TestHungDriver(t *testing.T) {
 	s := n.boot("sandbox-1", v, "pod-1")
 	check.Succeeds(t, "stats", func() error { _, err := n.stats(v, "pod-1"); return err })
 	check.Must(t, n.driver.Process.Signal(unix.SIGSTOP))
+	check.Eventually(t, "no thread of the driver runs", func() bool {
+		tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", n.driver.Process.Pid()))
+		return len(tasks) > 0 && !slices.ContainsFunc(tasks, func(task string) bool {
+			raw, _ := os.ReadFile(task)
+			return !strings.Contains(string(raw), ") T ")
+		})
+	})
 	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
 	defer cancel()
 	_, err := n.driver.Node.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{
