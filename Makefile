@@ -109,7 +109,8 @@ test-kube: ## Tests in a real Kubernetes node, whose programs are built first (r
 .PHONY: package-test
 package-test: ## Build the packages; install, check and remove the .deb (root)
 	@hack/need-root.sh "the package test"
-	$(GOTESTSUM) --format testname -- -tags system -count=1 -timeout 10m ./test/package/...
+	@hack/containerd.sh >/dev/null && hack/debian.sh >/dev/null
+	$(GOTESTSUM) --format testname -- -tags system -count=1 -timeout 20m ./test/package/...
 
 .PHONY: fuzz
 fuzz: ## Run every fuzz target for FUZZTIME (10s)

@@ -28,6 +28,7 @@ busybox busybox-static pod vm
 script bsdutils
 systemd-analyze systemd
 systemd-nspawn systemd-container
+debootstrap debootstrap
 kill procps
 qemu-system-x86_64 qemu-system-x86 vm
 qemu-img qemu-utils
@@ -53,6 +54,7 @@ if [ "$for" != demo ] && [ "$for" != browser ]; then # containerd's runc is buil
 	[ -e /usr/include/stdlib.h ] || missing+=(libc6-dev)
 	[ -e /usr/include/seccomp.h ] || missing+=(libseccomp-dev)
 fi
+[ -n "$for" ] || [ -e /usr/share/keyrings/debian-archive-keyring.gpg ] || missing+=(debian-archive-keyring) # Ubuntu
 [ "${#missing[@]}" -gt 0 ] || exit 0
 
 if ! command -v apt-get >/dev/null; then

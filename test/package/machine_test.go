@@ -25,27 +25,32 @@ import (
 
 const machineName = "crust-package-test"
 
-// machine is a container in which systemd is PID 1, over this machine's own
-// files; what is written in it is gone with it.
+// machine is a container in which systemd is PID 1; what is written in it is gone with it.
 type machine struct {
 	t    *testing.T
 	init int // systemd's pid, seen from here
 }
 
-// boot starts a machine that has the devices.
+// boot starts a machine over this machine's own files that has the devices.
 func boot(t *testing.T, devices ...string) *machine {
 	t.Helper()
-	rig.Need(t, "systemd-nspawn", "nsenter")
-	root := overlay(t)
-	args := []string{
-		"--directory=" + root, "--machine=" + machineName, "--boot",
-		"--register=no", "--keep-unit", "--link-journal=no", "--private-network", "--capability=all",
-		"--system-call-filter=bpf landlock_create_ruleset landlock_add_rule landlock_restrict_self",
-	}
+	options := []string{"--private-network"}
 	for _, device := range devices {
-		args = append(args, "--bind="+device)
+		options = append(options, "--bind="+device)
 	}
-	cmd := exec.Command("systemd-nspawn", append(args, "systemd.unit=basic.target")...)
+	return bootOver(t, "/", "size=512m", options...)
+}
+
+// bootOver starts a machine over the files of lower, with options of nspawn.
+func bootOver(t *testing.T, lower, size string, options ...string) *machine {
+	t.Helper()
+	rig.Need(t, "systemd-nspawn", "nsenter")
+	args := append([]string{
+		"--directory=" + overlay(t, lower, size), "--machine=" + machineName, "--boot",
+		"--register=no", "--keep-unit", "--link-journal=no", "--capability=all",
+		"--system-call-filter=bpf landlock_create_ruleset landlock_add_rule landlock_restrict_self",
+	}, options...)
+	cmd := exec.Command("systemd-nspawn", append(args, "systemd.unit=basic.target", "SYSTEMD_CGROUP_ENABLE_LEGACY_FORCE=1")...)
 	console := new(bytes.Buffer)
 	cmd.Stdout, cmd.Stderr = console, console
 	check.Must(t, cmd.Start())
@@ -64,16 +69,16 @@ func boot(t *testing.T, devices ...string) *machine {
 	return m
 }
 
-// overlay gives this machine's files with a layer to write to.
-func overlay(t *testing.T) string {
+// overlay gives the files of lower with a layer to write to.
+func overlay(t *testing.T, lower, size string) string {
 	t.Helper()
-	layer := rig.Tmpfs(t, "size=512m")
+	layer := rig.Tmpfs(t, size)
 	dirs := map[string]string{}
 	for _, name := range []string{"upper", "work", "root"} {
 		dirs[name] = filepath.Join(layer, name)
 		check.Must(t, os.Mkdir(dirs[name], 0o755))
 	}
-	if err := unix.Mount("overlay", dirs["root"], "overlay", 0, "lowerdir=/,upperdir="+dirs["upper"]+",workdir="+dirs["work"]); err != nil {
+	if err := unix.Mount("overlay", dirs["root"], "overlay", 0, "lowerdir="+lower+",upperdir="+dirs["upper"]+",workdir="+dirs["work"]); err != nil {
 		t.Fatal("mount overlay:", err)
 	}
 	// With this machine's id nspawn takes the container for this machine.

@@ -1,0 +1,18 @@
+#!/bin/bash
+# Makes a bare Debian 13 with systemd in the user's cache directory, and prints where: a test does on it
+# what the pages tell newcomers. Delete the directory to have Debian's newest packages.
+set -euo pipefail
+cache=${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/crust-proxy
+out=$cache/debian-trixie
+
+if [ ! -d "$out" ]; then
+	mkdir -p "$cache"
+	# Whole or not there: a download that was cut off must not be found.
+	fresh=$(mktemp -d "$cache/building-XXXXXX")
+	trap 'rm -rf --one-file-system "$fresh" "$fresh.log"' EXIT
+	chmod 755 "$fresh"
+	debootstrap --variant=minbase --include=systemd-sysv,dbus --keyring=/usr/share/keyrings/debian-archive-keyring.gpg \
+		trixie "$fresh" http://deb.debian.org/debian >"$fresh.log" 2>&1 || { tail -20 "$fresh.log" >&2; exit 1; }
+	mv -T "$fresh" "$out" 2>/dev/null || [ -d "$out" ]
+fi
+echo "$out"
