@@ -88,7 +88,7 @@ func (c *Cluster) follow(ctx context.Context, client *api, stamp [sha256.Size]by
 		select {
 		case <-ctx.Done():
 		case <-ticker.C:
-			if !c.current() && c.cfg.Identity.Stamp() != stamp {
+			if c.Problem() != nil && c.cfg.Identity.Stamp() != stamp {
 				cancel()
 			}
 		}

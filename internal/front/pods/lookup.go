@@ -222,9 +222,15 @@ func (c *Cluster) changesGroup(v podVolume, from source) bool {
 	}
 }
 
-// current reports whether everything is known, and changes are followed.
-func (c *Cluster) current() bool {
-	return c.pods.table.current() && c.classes.current() && c.drivers.current()
+// Problem is why something cannot be known now, or nil.
+func (c *Cluster) Problem() error {
+	if err := c.health.problem(identity, allPods, allClasses, allDrivers); err != nil {
+		return err
+	}
+	if !c.pods.table.ready() || !c.classes.ready() || !c.drivers.ready() {
+		return volume.Errorf(volume.Timeout, "the API server %s has not told of everything yet", c.server.host())
+	}
+	return nil
 }
 
 // State is the state of the lookup.

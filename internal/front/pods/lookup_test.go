@@ -154,7 +154,7 @@ func TestNothingIsKnownBeforeItRuns(t *testing.T) {
 	c := New(Config{Identity: apiserver.Identity{Kubeconfig: "/does/not/exist"}, NodeName: thisNode, Patience: hasty, Log: zap.NewNop()})
 	_, err := c.ByUID(t.Context(), "uid-a")
 	refused(t, err, volume.Timeout, "not told")
-	if c.current() {
+	if c.Problem() == nil {
 		t.Error("all is said to be known")
 	}
 	_, err = c.NodeDrivers(t.Context())

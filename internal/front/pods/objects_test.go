@@ -92,7 +92,7 @@ func eventually(t *testing.T, c *Cluster, what string, is func() bool) {
 
 func synced(t *testing.T, c *Cluster) {
 	t.Helper()
-	eventually(t, c, "everything is known", c.current)
+	eventually(t, c, "everything is known", func() bool { return c.Problem() == nil })
 }
 
 func must(t *testing.T) func(decision.Pod, error) decision.Pod {

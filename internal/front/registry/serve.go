@@ -100,38 +100,61 @@ func controlGroup(ctx context.Context, socket string) string {
 	return string(group)
 }
 
-// serve returns the socket of a driver, made now or for an earlier session. It takes over the
-// connection: if the driver has another endpoint now, that ends the calls under way on the former
-// connection; otherwise the former one stays.
-func (r *Registry) serve(info *Driver, conn *grpc.ClientConn) (*served, error) {
+// reach returns a connection to a driver: the one in use, or a new one. The caller hands it
+// to serve once the driver has proved to be the right one, else to drop.
+func (r *Registry) reach(info *Driver) (*connection, error) {
+	r.mu.Lock()
+	front := r.served[info.Name]
+	r.mu.Unlock()
+	if front != nil {
+		if link := front.driver.Load(); link.endpoint == info.Endpoint {
+			return link, nil
+		}
+	}
+	conn, err := dial(info.Endpoint, r.cfg.Self)
+	if err != nil {
+		return nil, fmt.Errorf("driver %s: the endpoint %s cannot be dialled: %w", info.Name, info.Endpoint, err)
+	}
+	return &connection{endpoint: info.Endpoint, conn: conn}, nil
+}
+
+func (r *Registry) drop(name string, link *connection) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	link := &connection{endpoint: info.Endpoint, conn: conn}
-	if front := r.served[info.Name]; front != nil {
-		unused := link
-		if front.driver.Load().endpoint != info.Endpoint {
-			unused = front.driver.Swap(link)
+	if front := r.served[name]; front == nil || front.driver.Load() != link {
+		_ = link.conn.Close() // nothing is under way on it
+	}
+}
+
+// serve returns the socket of a driver, made now or for an earlier session, and switches it
+// to the connection. That ends the calls under way on the former connection.
+func (r *Registry) serve(name string, link *connection) (*served, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	front := r.served[name]
+	if front != nil {
+		if old := front.driver.Swap(link); old != link {
+			_ = old.conn.Close()
 		}
-		_ = unused.conn.Close()
 		return front, nil
 	}
-	if err := r.makeRoom(info.Name); err != nil {
+	if err := r.makeRoom(name); err != nil {
 		return nil, err
 	}
-	front := &served{name: info.Name, socket: socketPath(r.cfg.Sockets, info.Name), ended: make(chan struct{})}
+	front = &served{name: name, socket: socketPath(r.cfg.Sockets, name), ended: make(chan struct{})}
 	front.driver.Store(link)
 	listener, err := listen(front.socket)
 	if err != nil {
 		return nil, err
 	}
-	front.server = grpc.NewServer(r.cfg.Front.ServerOptions(front.name, front)...)
+	front.server = grpc.NewServer(r.cfg.Front.ServerOptions(name, front)...)
 	go func() {
 		defer close(front.ended)
 		if err := front.server.Serve(listener); err != nil {
 			r.cfg.Log.Error("a CSI socket is not served any more", zap.String("socket", front.socket), zap.Error(err))
 		}
 	}()
-	r.served[front.name] = front
+	r.served[name] = front
 	return front, nil
 }
 

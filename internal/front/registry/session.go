@@ -127,17 +127,17 @@ func (s *session) release(name string) {
 // serve connects the driver's CSI socket to the driver, once that has proved to be the right
 // one.
 func (s *session) serve(ctx context.Context, info *Driver) (*served, error) {
-	conn, err := dial(info.Endpoint, s.registry.cfg.Self)
+	link, err := s.registry.reach(info)
 	if err != nil {
-		return nil, fmt.Errorf("driver %s: the endpoint %s cannot be dialled: %w", info.Name, info.Endpoint, err)
+		return nil, err
 	}
-	known, err := s.registry.check.probe(ctx, conn, *info)
+	known, err := s.registry.check.probe(ctx, link.conn, *info)
 	var front *served
 	if err == nil {
-		front, err = s.registry.serve(info, conn)
+		front, err = s.registry.serve(info.Name, link)
 	}
 	if err != nil {
-		_ = conn.Close()
+		s.registry.drop(info.Name, link)
 		return nil, err
 	}
 	s.setReady(known)
