@@ -190,13 +190,7 @@ func TestUsage(t *testing.T) {
 	if code := runCommand(t.Context(), []string{"--help"}, &printer.Printer{Out: &out}, &stderr); code != 0 || stderr.Len() > 0 {
 		t.Errorf("--help: status %d, %s", code, stderr.String())
 	}
-	page, err := os.ReadFile("../../docs/runtime-authors.md")
-	check.Must(t, err)
-	for _, flag := range []string{"--runtime", "--runtime-arg", "--root", "--fs", "--dir", "--only", "--timeout", "--output"} {
-		if !strings.Contains(out.String(), flag) || !strings.Contains(string(page), "`"+flag) {
-			t.Errorf("%s is not in the help or not in docs/runtime-authors.md", flag)
-		}
-	}
+	check.Says(t, "--help", out.String(), "--runtime", "--runtime-arg", "--root", "--fs", "--dir", "--only", "--timeout", "--output")
 }
 
 func TestReportText(t *testing.T) {
