@@ -53,7 +53,10 @@ func checkPing(_ *PingRequest, resp *PingResponse) error {
 }
 
 func checkShutdown(_ *ShutdownRequest, resp *ShutdownResponse) error {
-	err := demand(len(resp.GetErrors()) <= 64, "too many errors")
+	if len(resp.GetErrors()) > 64 {
+		return errors.New("too many errors")
+	}
+	var err error
 	for _, text := range resp.GetErrors() {
 		err = errors.Join(err, checkText(text))
 	}
