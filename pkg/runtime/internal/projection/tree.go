@@ -186,11 +186,15 @@ const (
 func (t *Tree) OwnerOf(dir string) (Owner, volume.Key, error) {
 	var buf [128]byte
 	n, err := unix.Lgetxattr(t.Path(dir), t.mark, buf[:])
+	key, ours := volume.Key(buf[:max(n, 0)]), true
+	if err == nil {
+		ours, err = t.isOfRoot(dir)
+	}
 	switch {
-	case err == nil && !t.isOfRoot(dir):
+	case err == nil && !ours:
 		return Foreign, "", nil
 	case err == nil:
-		return OwnedByUs, volume.Key(buf[:n]), nil
+		return OwnedByUs, key, nil
 	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENOTDIR):
 		return Missing, "", nil
 	case errors.Is(err, unix.ENODATA), errors.Is(err, unix.ERANGE):
@@ -201,10 +205,13 @@ func (t *Tree) OwnerOf(dir string) (Owner, volume.Key, error) {
 }
 
 // isOfRoot reports whether a marked directory was made for our kubelet root.
-func (t *Tree) isOfRoot(dir string) bool {
+func (t *Tree) isOfRoot(dir string) (bool, error) {
+	if t.root == "" {
+		return true, nil
+	}
 	var buf [unix.PathMax]byte
 	n, err := unix.Lgetxattr(t.Path(dir), t.mark+".root", buf[:])
-	return t.root == "" || err == nil && string(buf[:n]) == t.root
+	return err == nil && string(buf[:n]) == t.root, err
 }
 
 func (t *Tree) sign(path string, key volume.Key) error {
