@@ -262,7 +262,8 @@ func TestVolumesAreFoundByName(t *testing.T) {
 			check.Code(t, err, codes.InvalidArgument, "\n  "+string(v.Key)+"  pod "+v.Origin.PodNamespace+"/web-1, volume "+v.Origin.PVC)
 		}
 	}
-	for _, ref := range []string{"0f0e0d0", "shop/", "/web-0", "shop", "shop/pv-1", "web"} {
+	b.Target, c.Target = "/srv/one", "/srv/one" // as their programs please
+	for _, ref := range []string{"/srv/one", "0f0e0d0", "shop/", "/web-0", "shop", "shop/pv-1", "web"} {
 		if reply, err := s.admin().GetVolume(t.Context(), &adminv1.GetVolumeRequest{Volume: ref}); err == nil {
 			t.Errorf("%s names %v", ref, reply)
 		}

@@ -32,7 +32,7 @@ func (n *Node) byReference(ref string) (deferral.Status, error) {
 	}
 	var found []deferral.Status
 	for _, status := range n.AllShown() {
-		if unknown != nil && status.Target == ref { // a refused one may have a staging path
+		if unknown != nil && status.Refused && status.Target == ref { // a refused one may have a staging path
 			return status, nil
 		}
 		if isNamed(status.Volume, ref) {
