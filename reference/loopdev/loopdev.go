@@ -8,6 +8,8 @@ import (
 	"os"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 )
 
 // Options says how a loop device is made.
@@ -131,7 +133,7 @@ func DetachFrom(backing, path string) error {
 		return err
 	}
 	defer func() { _ = loop.Close() }()
-	info, err := unix.IoctlLoopGetStatus64(int(loop.Fd()))
+	info, err := sys.Look(&looks, path, func() (*unix.LoopInfo64, error) { return status(path) })
 	if errors.Is(err, unix.ENXIO) || err == nil && (info.Device != want.Dev || info.Inode != want.Ino) {
 		return nil
 	}
