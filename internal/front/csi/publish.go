@@ -113,7 +113,7 @@ func (p *publishCall) decide(ctx context.Context) (err error) {
 		p.state.PathOnHost = slices.Contains(p.rec.OnHost, p.target) || staging.DriverMounted(p.req.GetStagingTargetPath(), p.target)
 	}
 	var kept bool
-	if p.verdict, kept = decision.KeptAtPublish(&p.state); kept {
+	if p.verdict, kept = p.rules.KeptAtPublish(&p.state); kept {
 		return nil
 	}
 	if p.pod, err = p.proxy.front.podFor(ctx, p.w); err != nil {

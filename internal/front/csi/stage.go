@@ -73,7 +73,7 @@ func (s *stageCall) prepare(ctx context.Context) (asDevice bool, err error) {
 func (s *stageCall) decide(ctx context.Context) (asDevice bool, err error) {
 	var kept bool
 	state := s.state()
-	if s.verdict, asDevice, kept = decision.KeptAtStage(state); kept {
+	if s.verdict, asDevice, kept = s.rules.KeptAtStage(state); kept {
 		if len(state.Elsewhere) > 0 {
 			s.rec.AssumeStaged(s.w.Path, asDevice)
 		}

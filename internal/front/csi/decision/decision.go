@@ -53,10 +53,10 @@ type Staged struct {
 	Rule     string
 }
 
-// VerdictOf is the verdict of a volume on record. Its rule is empty where the driver
-// published the volume through the Runtime API by itself.
-func VerdictOf(status *deferral.Status) policy.Verdict {
-	v := policy.Verdict{Defer: true, Handler: status.Handler, Format: volume.FormatNever}
+// kept is the verdict of a volume on record. Its rule is empty where the driver published the volume
+// through the Runtime API by itself. Of a lost volume the handler is not known.
+func (r *Rules) kept(status *deferral.Status) policy.Verdict {
+	v := policy.Verdict{Defer: true, Handler: cmp.Or(status.Handler, r.DefaultHandler), Format: volume.FormatNever}
 	if status.Origin != nil {
 		v.Rule = status.Origin.Rule
 	}
@@ -65,10 +65,10 @@ func VerdictOf(status *deferral.Status) policy.Verdict {
 
 // KeptAtPublish is the verdict of a volume that a pod has at the target already: kubelet
 // repeats its calls. It needs no pod, so the call does not depend on the cluster.
-func KeptAtPublish(state *State) (verdict policy.Verdict, kept bool) {
+func (r *Rules) KeptAtPublish(state *State) (verdict policy.Verdict, kept bool) {
 	switch {
 	case state.Published != nil:
-		return VerdictOf(state.Published), true
+		return r.kept(state.Published), true
 	case state.PathOnHost:
 		return policy.Verdict{Rule: heldOnHost}, true
 	default:
@@ -82,7 +82,7 @@ func (r *Rules) Publish(req *VolumeRequest, state *State, pod *PodContext) (poli
 	if err != nil {
 		return verdict, err
 	}
-	if verdict, err = alignWithOtherPods(req, state, pod, verdict); err != nil {
+	if verdict, err = r.alignWithOtherPods(req, state, pod, verdict); err != nil {
 		return verdict, err
 	}
 	if err := r.checkMark(req, &verdict); err != nil {
@@ -121,7 +121,7 @@ func (r *Rules) byPolicy(req *VolumeRequest, pod *PodContext) (policy.Verdict, e
 // alignWithOtherPods compares the verdict with the way in which other pods have the volume: if
 // a sandbox and the host's kernel mount it at once, they destroy the filesystem. If neither
 // the request nor a known pod contradicts, the other pods' way is kept.
-func alignWithOtherPods(req *VolumeRequest, state *State, pod *PodContext, verdict policy.Verdict) (policy.Verdict, error) {
+func (r *Rules) alignWithOtherPods(req *VolumeRequest, state *State, pod *PodContext, verdict policy.Verdict) (policy.Verdict, error) {
 	deferred := len(state.Elsewhere) > 0
 	if !deferred && len(state.OnHost) == 0 || verdict.Defer == deferred {
 		return verdict, nil
@@ -130,7 +130,7 @@ func alignWithOtherPods(req *VolumeRequest, state *State, pod *PodContext, verdi
 		return verdict, refusal.WithParty(refusal.PartyVolume, publishedOtherwise(req, &verdict, deferred, state.firstHolder()))
 	}
 	if deferred {
-		return VerdictOf(&state.Elsewhere[0]), nil
+		return r.kept(&state.Elsewhere[0]), nil
 	}
 	return policy.Verdict{Rule: heldOnHost}, nil
 }
@@ -174,10 +174,10 @@ func (r *Rules) checkContainers(req *VolumeRequest, verdict *policy.Verdict, pod
 
 // KeptAtStage is the verdict of a volume that some pod has, and whether it is staged as a
 // device: kubelet repeats the stage after its restart.
-func KeptAtStage(state *State) (verdict policy.Verdict, asDevice, kept bool) {
+func (r *Rules) KeptAtStage(state *State) (verdict policy.Verdict, asDevice, kept bool) {
 	switch {
 	case len(state.Elsewhere) > 0:
-		return VerdictOf(&state.Elsewhere[0]), state.Elsewhere[0].Origin.Way == volume.WayBlock, true
+		return r.kept(&state.Elsewhere[0]), state.Elsewhere[0].Origin.Way == volume.WayBlock, true
 	case len(state.OnHost) > 0 && state.Staged != nil:
 		return policy.Verdict{Rule: state.Staged.Rule}, state.Staged.AsDevice, true
 	case state.PathOnHost:

@@ -208,14 +208,18 @@ func TestPublishWithoutPodFollowsOtherPods(t *testing.T) {
 }
 
 func TestVolumesThatPodsHaveKeepTheirVerdict(t *testing.T) {
-	published := deferredFor("db-0", false)
-	if got, kept := KeptAtPublish(&State{Published: &published, PathOnHost: true}); !kept || !got.Defer || got.Rule != `rule "kata"` {
+	published, rules := deferredFor("db-0", false), &Rules{DefaultHandler: "crust"}
+	if got, kept := rules.KeptAtPublish(&State{Published: &published, PathOnHost: true}); !kept || !got.Defer || got.Rule != `rule "kata"` {
 		t.Errorf("published: %+v, %v", got, kept)
 	}
-	if got, kept := KeptAtPublish(&State{PathOnHost: true}); !kept || got.Defer {
+	lost := deferral.Status{Volume: &volume.Volume{Target: "/t"}}
+	if got, _ := rules.KeptAtPublish(&State{Published: &lost}); got.Handler != "crust" {
+		t.Errorf("a lost volume has the handler %q", got.Handler)
+	}
+	if got, kept := rules.KeptAtPublish(&State{PathOnHost: true}); !kept || got.Defer {
 		t.Errorf("on the host: %+v, %v", got, kept)
 	}
-	if _, kept := KeptAtPublish(&State{Elsewhere: []deferral.Status{published}, OnHost: []string{"/other"}}); kept {
+	if _, kept := rules.KeptAtPublish(&State{Elsewhere: []deferral.Status{published}, OnHost: []string{"/other"}}); kept {
 		t.Error("the volume of another pod is taken for this one's")
 	}
 	for name, c := range map[string]struct {
@@ -229,7 +233,7 @@ func TestVolumesThatPodsHaveKeepTheirVerdict(t *testing.T) {
 		"staged, no pod":          {state: State{Staged: &Staged{AsDevice: true}}},
 		"staged before the front": {state: State{PathOnHost: true}, kept: true},
 	} {
-		if _, asDevice, kept := KeptAtStage(&c.state); asDevice != c.asDevice || kept != c.kept {
+		if _, asDevice, kept := rules.KeptAtStage(&c.state); asDevice != c.asDevice || kept != c.kept {
 			t.Errorf("%s: as a device %v, kept %v", name, asDevice, kept)
 		}
 	}
