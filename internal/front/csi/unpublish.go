@@ -1,6 +1,7 @@
 package csi
 
 import (
+	"cmp"
 	"context"
 	"path"
 	"slices"
@@ -73,11 +74,11 @@ func (u *unpublishCall) release(ctx context.Context) (*volume.Volume, error) {
 		return nil, nil //nolint:nilnil // there is none, which is no failure
 	}
 	key, found, err := u.proxy.front.find(u.target)
+	if u.asDevice { // also when the broker has released it already, or it cannot be looked up
+		telemetry.CallFrom(ctx).Volume = string(cmp.Or(key, volume.KeyOf(u.target)))
+	}
 	if err != nil {
 		return nil, err
-	}
-	if u.asDevice { // also when the broker has released it already
-		telemetry.CallFrom(ctx).Volume = string(key)
 	}
 	if found != nil {
 		if err := decision.CheckSameVolume(found.Volume, u.id.Driver, u.id.ID); err != nil {
