@@ -343,6 +343,7 @@ func TestExitCodesAndErrors(t *testing.T) {
 		{"unknown flag", nil, "list --nope", command.ExitUsage, []string{"--nope", "crustctl list --help"}},
 		{"bad format", nil, "list -o xml", command.ExitUsage, []string{`"xml"`}},
 		{"bad state", nil, "list --state great", command.ExitUsage, []string{"bound", "degraded"}},
+		{"no state", nil, "list --state held,", command.ExitUsage, []string{"bound", "degraded"}},
 		{"bad size", nil, "expand aa11bb --size lots", command.ExitUsage, []string{"20Gi"}},
 		{"limit below size", nil, "expand aa11bb --size 2Gi --limit 1Gi", command.ExitUsage, []string{"--limit"}},
 		{"no volume", nil, "stats", command.ExitUsage, []string{"needs a VOLUME"}},

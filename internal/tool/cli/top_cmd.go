@@ -62,7 +62,7 @@ func readTopFlags(settings *top.Settings, env Env, sort, state string) (err erro
 	if settings.Sort, err = top.ParseOrder(sort); err != nil {
 		return err
 	}
-	if err := show.CheckStates(state); err != nil {
+	if err := show.CheckStates(state); state != "" && err != nil {
 		return err
 	}
 	if settings.Interval < time.Second {

@@ -107,7 +107,7 @@ func volumesCmd(out *printer.Printer, now func() time.Time) *cobra.Command {
 	cmd.Flags().StringVar(&f.state, "state", "", "only volumes in this state: "+strings.Join(show.StateNames(), ", "))
 	command.Complete(cmd, "state", show.StateNames()...)
 	cmd.PreRunE = func(cmd *cobra.Command, _ []string) error {
-		if err := show.CheckStates(f.state); err != nil {
+		if err := show.CheckStates(f.state); f.state != "" && err != nil {
 			return command.WrongUsage(cmd, err)
 		}
 		return nil

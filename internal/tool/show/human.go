@@ -90,10 +90,10 @@ func StateNames() []string {
 	return names
 }
 
-// CheckStates checks the values of --state; an empty one is none.
+// CheckStates checks the values of --state.
 func CheckStates(states ...string) error {
 	for _, state := range states {
-		if state != "" && !slices.Contains(StateNames(), strings.ToLower(state)) {
+		if !slices.Contains(StateNames(), strings.ToLower(state)) {
 			return fmt.Errorf("--state %q is none of %s", state, strings.Join(StateNames(), ", "))
 		}
 	}
