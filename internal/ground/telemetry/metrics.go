@@ -44,8 +44,9 @@ func NewMetrics(version string) *Metrics {
 	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
 		return auto.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
 	}
-	histogram := func(name, help string, labels ...string) *prometheus.HistogramVec {
-		return auto.NewHistogramVec(prometheus.HistogramOpts{Name: name, Help: help, Buckets: buckets}, labels)
+	// The end of their names tells histograms from the rest: the checks of alerts and dashboard rely on it.
+	histogram := func(of, help string, labels ...string) *prometheus.HistogramVec {
+		return auto.NewHistogramVec(prometheus.HistogramOpts{Name: of + "_duration_seconds", Help: help, Buckets: buckets}, labels)
 	}
 	gauge := func(name, help string, labels ...string) *prometheus.GaugeVec {
 		return auto.NewGaugeVec(prometheus.GaugeOpts{Name: name, Help: help}, labels)
@@ -56,16 +57,16 @@ func NewMetrics(version string) *Metrics {
 		Registry: registry,
 		calls: counter("crust_proxy_calls_total",
 			"Calls answered, by gRPC code.", "service", "method", "driver", "handler", "code"),
-		durations: histogram("crust_proxy_call_duration_seconds", "Time taken by calls.", "service", "method", "driver", "handler"),
+		durations: histogram("crust_proxy_call", "Time taken by calls.", "service", "method", "driver", "handler"),
 		refused:   counter("crust_proxy_claims_refused_total", "Devices that were not given to a volume, by reason.", "reason"),
 		denied: counter("crust_proxy_callers_denied_total",
 			"Calls refused because of the caller's uid and gids.").WithLabelValues(),
 		repairs: counter("crust_proxy_reconcile_repairs_total", "What reconciling put right, or could not.", "action", "result"),
 		published: counter("volumes_published_with_deferred_ops_total",
 			"Volumes published with deferred filesystem operations.", "driver", "handler"),
-		lookups: histogram("crust_proxy_pod_lookup_duration_seconds",
+		lookups: histogram("crust_proxy_pod_lookup",
 			"Time taken to look up a pod, or the pods that use a volume.", "question", "result"),
-		sandbox: histogram("crust_proxy_sandbox_call_duration_seconds",
+		sandbox: histogram("crust_proxy_sandbox_call",
 			"Time sandboxes took to answer.", "handler", "call", "result"),
 		bypassed: counter("crust_proxy_driver_bypasses_total",
 			"Times a driver registered with kubelet directly, past the front.", "driver"),
