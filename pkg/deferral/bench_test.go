@@ -31,6 +31,8 @@ type bench struct {
 	// and standing the volume of a projection without a record.
 	fail map[string]error
 	who  string
+	// counted is the number of publishes that the observer was told of.
+	counted int
 
 	standing *volume.Volume
 	holders  []openers.Holder // processes that have the image open, and cannot be opened
@@ -136,6 +138,7 @@ type leaving struct {
 }
 
 func (l leaving) Leaving(context.Context, *volume.Volume) { _ = l.bench.step("leaving") }
+func (l leaving) Published(*volume.Volume)                { l.bench.counted++ }
 
 // errOpen is the answer that somebody has the image open.
 var errOpen = errors.New("process 4711")

@@ -154,6 +154,7 @@ func TestRepeatedDefer(t *testing.T) {
 			t.Error("the volume is not shown with its problem")
 		}
 	}
+	check.That(t, s.counted == 1, "%d publishes were counted of one and its repeats", s.counted)
 }
 
 // TestTwoVolumesOfOneDevice: the second one is refused before anything of it exists, and gets the device

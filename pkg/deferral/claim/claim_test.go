@@ -160,6 +160,25 @@ func (k *brokenKeeper) RemoveFD(name string) error {
 	return k.keptNames.RemoveFD(name)
 }
 
+// TestClaimThatIsNotKept: a claim that the keeper did not take is none, because a restart would lose it.
+func TestClaimThatIsNotKept(t *testing.T) {
+	v, dev := imageOf(t)
+	keeper := &brokenKeeper{keptNames: keptNames{}, broken: true}
+	c := newTable(t, keeper, nil, &fakeOpeners{})
+	fd, err := unix.Open("/dev/null", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	check.Must(t, err)
+	id := block(240, 77)
+	p := &Pending{table: c, request: Request{Volume: v}, dev: dev, id: id, held: &heldDevice{fd: fd, device: deviceAs(id)}, unlock: func() {}}
+	if _, err := p.Keep(); err == nil {
+		t.Error("it was claimed")
+	}
+	keeper.broken = false
+	check.Must(t, c.open.release(id))
+	if c.open.get(id) != nil || len(keeper.keptNames) > 0 {
+		t.Errorf("left are %v and %v", c.open.get(id), keeper.keptNames)
+	}
+}
+
 // heldAs has a device held that is none: no test without root has a device.
 func heldAs(t *testing.T, c *Table, d volume.Device) error {
 	t.Helper()
