@@ -6,7 +6,7 @@ import (
 	"path/filepath"
 	"slices"
 	"testing"
-	"time"
+	"testing/synctest"
 
 	"github.com/crust-proxy/crust-proxy/pkg/deferral/claim"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
@@ -308,7 +308,9 @@ func TestWithoutRecord(t *testing.T) {
 
 // TestReleaseDoesNotRemoveWhatItDidNotAskAbout: a volume that was published while its release waited may have
 // a sandbox by now.
-func TestReleaseDoesNotRemoveWhatItDidNotAskAbout(t *testing.T) {
+func TestReleaseDoesNotRemoveWhatItDidNotAskAbout(t *testing.T) { synctest.Test(t, releaseThatWaited) }
+
+func releaseThatWaited(t *testing.T) {
 	s := newBench(t, plain)
 	rec := testRecord(s.asked().Target)
 	rec.Boot, rec.Device.Major = s.b.boot, 4095 // no such device
@@ -319,7 +321,7 @@ func TestReleaseDoesNotRemoveWhatItDidNotAskAbout(t *testing.T) {
 		_, err := s.b.Release(t.Context(), rec.Target)
 		ended <- err
 	}()
-	time.Sleep(100 * time.Millisecond) // it waits for the lock
+	synctest.Wait() // it waits for the lock
 	check.Must(t, s.b.store.put(rec))
 	s.b.table.add(rec)
 	unlock()

@@ -248,6 +248,16 @@ func TestLostRecord(t *testing.T) {
 	})
 	t.Run("published again", func(t *testing.T) {
 		s := lose(t)
+		for _, change := range []func(*volume.Instruction){
+			func(in *volume.Instruction) { in.Backing = filepath.Join(filepath.Dir(in.Backing), "other") },
+			func(in *volume.Instruction) { in.Handler = "other" },
+		} {
+			in := s.asked()
+			change(&in)
+			_, err := s.b.Defer(t.Context(), in)
+			s.wants(err, volume.Busy)
+			s.is("claimed")
+		}
 		check.Must(t, os.Remove(filepath.Join(s.b.cfg.StateDir, volumesDir)))
 		_, err := s.b.Defer(t.Context(), s.asked())
 		s.wants(err, volume.Internal, "cannot be written")

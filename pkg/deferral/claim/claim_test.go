@@ -352,9 +352,11 @@ func TestKeptClaimOfALostVolume(t *testing.T) {
 	file, err := os.Open(os.DevNull)
 	check.Must(t, err)
 	finder := &fakeOpeners{who: "process 7"}
-	c := newTable(t, nil, map[string]*os.File{"LOST": file}, finder)
+	device := deviceAs(block(240, 77))
+	c := newTable(t, nil, map[string]*os.File{claimName(identityOf(device)): file}, finder)
 	lost := &volume.Volume{Key: "k", Target: "/t"}
 	for range 2 {
+		check.Must(t, c.RefuseKept(t.Context(), lost, []volume.Device{device})) // it is another volume's
 		if c.DropKept(t.Context(), nil); c.Kept() != 1 {
 			t.Error("the claim on a device that somebody has open was given up")
 		}
