@@ -276,14 +276,22 @@ func (n *node) wantCleanSoFar() {
 // TestReboot loses everything below /run, every mount and every process; what is on disk stays. kubelet
 // cleans up for a pod that has gone meanwhile, and publishes for one that it starts again.
 func TestReboot(t *testing.T) {
-	for name, gone := range map[string]bool{"a pod that has gone": true, "a pod that starts again": false} {
+	for name, row := range map[string]struct {
+		gone bool
+		args []string // the driver's
+	}{
+		"a pod that has gone":            {gone: true},
+		"a pod that starts again":        {},
+		"a native pod that has gone":     {true, []string{"--defer"}},
+		"a native pod that starts again": {false, []string{"--defer"}},
+	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			n := newNode(t, deferAll)
+			n := newNode(t, deferAll, row.args...)
 			v := n.create("pv-1", "ext4", 16*mib)
 			n.up(v, "pod-1")
 			n.reboot()
-			if gone {
+			if row.gone {
 				check.Must(t, n.unpublish(v, "pod-1"))
 				check.Must(t, n.unstage(v))
 				n.wantClean()

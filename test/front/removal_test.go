@@ -44,13 +44,25 @@ const withoutFront = "front: {enabled: false}"
 // behind it are not given up under a pod, unless somebody insists; and the pod
 // keeps running in any case.
 func TestFrontIsNotRemovedUnderItsVolumes(t *testing.T) {
-	t.Parallel()
-	n := newNode(t, deferAll)
+	for name, args := range map[string][]string{"block": nil, "native": {"--defer"}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			notRemoved(newNode(t, deferAll, args...), name == "native")
+		})
+	}
+}
+
+func notRemoved(n *node, native bool) {
+	t := n.t
 	withFront := n.Extra
 	n.wantRemovable(0, []string{"No deferred volume"})
 	v := n.create("pv-1", "ext4", 16*mib)
 	check.Must(t, n.stage(v))
-	n.wantRemovable(1, []string{v.ID, "staged at"}) // only the front can have it unstaged
+	if native {
+		n.wantRemovable(0, nil) // the driver staged it by itself, and defers nothing yet
+	} else {
+		n.wantRemovable(1, []string{v.ID, "staged at"}) // only the front can have it unstaged
+	}
 	check.Must(t, n.publish(v, "pod-1"))
 	s := n.boot("sandbox-1", v, "pod-1")
 	n.podWrites(s, "first")
