@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -41,6 +42,26 @@ var unstageSteps = []string{
 	"unstage-begun", "kata-taken-away", "crust-taken-away", "unstage-retracted", "unstage-unguarded", "unstage-put-back", "unstage-released",
 }
 
+// ofBoth are the steps that are taken with the handler crust, too, which has only a plain
+// descriptor of the device.
+var ofBoth = []string{"stage-claimed", "stage-published", "unstage-begun", "unstage-released"}
+
+// withHandlers names each step after the handler that takes it.
+func withHandlers(steps []string) []string {
+	all := slices.Clone(steps)
+	for _, step := range ofBoth {
+		if slices.Contains(steps, step) {
+			all = append(all, "crust: "+step)
+		}
+	}
+	return all
+}
+
+// killAt is what the environment says for a step that withHandlers gave.
+func killAt(step string) string {
+	return "CRUST_FAILPOINTS=" + strings.TrimPrefix(step, "crust: ") + "=kill"
+}
+
 // daemonFor lays out a daemon whose volumes go to the handler that takes a step.
 func daemonFor(t *testing.T, step string) *rig.Daemon {
 	t.Helper()
@@ -59,14 +80,14 @@ func diedAt(t *testing.T, d *rig.Daemon, err error) {
 }
 
 func TestKilledAtEveryStepOfStage(t *testing.T) {
-	for _, step := range stageSteps {
+	for _, step := range withHandlers(stageSteps) {
 		for _, next := range []string{"stage", "unstage"} {
 			t.Run(step+", then "+next, func(t *testing.T) {
 				t.Parallel()
 				d := daemonFor(t, step)
 				disk := rig.Disk(t, 16*mib, "ext4")
 				req := d.StageRequest("pod-1", disk, "ro")
-				d.Start("CRUST_FAILPOINTS=" + step + "=kill")
+				d.Start(killAt(step))
 				_, err := d.Runtime().RuntimeStageVolume(t.Context(), req)
 				diedAt(t, d, err)
 				d.Start()
@@ -83,13 +104,13 @@ func TestKilledAtEveryStepOfStage(t *testing.T) {
 }
 
 func TestKilledAtEveryStepOfUnstage(t *testing.T) {
-	for _, step := range unstageSteps {
+	for _, step := range withHandlers(unstageSteps) {
 		t.Run(step, func(t *testing.T) {
 			t.Parallel()
 			d := daemonFor(t, step)
 			disk := rig.Disk(t, 16*mib, "ext4")
 			req := d.StageRequest("pod-1", disk, "ro")
-			d.Start("CRUST_FAILPOINTS=" + step + "=kill")
+			d.Start(killAt(step))
 			_, err := d.Runtime().RuntimeStageVolume(t.Context(), req)
 			check.Must(t, err)
 			_, err = d.Runtime().RuntimeUnstageVolume(t.Context(), unstageRequest(req))

@@ -46,6 +46,15 @@ func TestStartBesideUnreadableRecords(t *testing.T) {
 		if v := shown(t, d, good.GetVolumeTargetPath()); v.GetState() != adminv1.VolumeState_VOLUME_STATE_PUBLISHED {
 			t.Errorf("the other volume is shown as %v", v)
 		}
+		records := metric(t, d, "crust_proxy_records_unusable")
+		check.That(t, records >= 2, "%v records are counted as unusable", records)
+		for _, one := range []string{
+			`volumes{driver="disk.example.com",handler="kata",state="published"}`,
+			`volumes{driver="unknown",handler="kata",state="degraded"}`, `handler_healthy{handler="kata"}`,
+		} {
+			value := metric(t, d, "crust_proxy_"+one)
+			check.That(t, value == 1, "%s is %v", one, value)
+		}
 		d.Kill()
 	}
 	d.Start()
