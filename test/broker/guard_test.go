@@ -43,7 +43,12 @@ func TestGuardKeepsRootOfAContainerFromWriting(t *testing.T) {
 	var st unix.Statfs_t
 	check.Must(t, unix.Statfs(in.Target, &st))
 	check.That(t, st.Blocks == 1 && st.Bfree == 0, "the guard has %d blocks, %d of them free", st.Blocks, st.Bfree)
+	bound := t.TempDir() // as kubelet binds a subPath, and takes the bind away by itself, before or after
+	check.Must(t, unix.Mount(filepath.Join(in.Target, "subpath"), bound, "", unix.MS_BIND, ""))
 	n.unstage(in.Target)
+	left := rig.MountPoints(in.Target)
+	check.That(t, len(left) == 0, "under a bind of its subPath the guard stays: %q", left)
+	check.Must(t, unix.Unmount(bound, 0))
 	n.noLeftovers()
 }
 
