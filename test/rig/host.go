@@ -136,7 +136,8 @@ func detachIf(device string, meant func() bool) error {
 	return loopdev.Detach(device)
 }
 
-// generationOf is another number each time that a disk gets or loses its contents.
+// generationOf is another number each time that a disk gets or loses its contents; "" where the
+// kernel does not tell.
 func generationOf(device string) string {
 	raw, _ := os.ReadFile("/sys/block/" + filepath.Base(device) + "/diskseq") //nolint:gosec // a file of the kernel's
 	return string(raw)

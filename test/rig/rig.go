@@ -197,6 +197,10 @@ func Loop(t T, backing string, opts loopdev.Options) string {
 	path, err := loopdev.Attach(backing, opts)
 	check.Must(t, err)
 	generation := generationOf(path)
+	if generation == "" {
+		check.Must(t, loopdev.Detach(path))
+		Missing(t, "the kernel's diskseq")
+	}
 	t.Cleanup(func() {
 		// The test may have detached it, and then it may be somebody else's by now.
 		check.Must(t, detachIf(path, func() bool { return generationOf(path) == generation }))
