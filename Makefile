@@ -109,7 +109,7 @@ test-kube: ## Tests in a real Kubernetes node, whose programs are built first (r
 .PHONY: package-test
 package-test: ## Build the packages; install, check and remove the .deb (root)
 	@hack/need-root.sh "the package test"
-	@hack/containerd.sh >/dev/null && hack/debian.sh >/dev/null
+	@hack/containerd.sh >/dev/null
 	$(GOTESTSUM) --format testname -- -tags system -count=1 -timeout 20m ./test/package/...
 
 .PHONY: fuzz

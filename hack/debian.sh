@@ -3,7 +3,9 @@
 # what the pages tell newcomers. Delete the directory to have Debian's newest packages.
 set -euo pipefail
 cache=${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/crust-proxy
-out=$cache/debian-trixie
+# Other packages are other files.
+key=$(sha256sum <"$0" | head -c 12)
+out=$cache/debian-trixie-$key
 
 if [ ! -d "$out" ]; then
 	mkdir -p "$cache"

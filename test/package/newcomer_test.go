@@ -3,6 +3,7 @@
 package package_test
 
 import (
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -15,21 +16,22 @@ import (
 
 const aCluster = "it needs a cluster; TestQuickStart of test/kube has one"
 
-// left are the commands and files of the pages that the newcomer leaves out, by section and first line.
+// left are the commands and files of the pages that the newcomer leaves out, by section and text, of which ... stands
+// for the rest.
 var left = map[string]string{
 	"Try it: make demo-vm":          "QEMU and a kernel are half a gigabyte; test/vm has such pods",
 	"Try it: make test":             "this is one of them",
 	"Install and use: crustctl top": "it runs until a key is pressed; internal/tool/top has its tests",
 	"One node, no cluster: git clone https://github.com/crust-proxy/crust-proxy && cd crust-proxy && make package": "README.md had it done",
 
-	"A cluster with crust-runc: # /etc/crust-proxy/config.yaml":                                                                 aCluster,
+	"A cluster with crust-runc: # /etc/crust-proxy/config.yaml ...":                                                             aCluster,
 	"A cluster with crust-runc: mkdir -p /etc/systemd/system/crust-proxy.service.d":                                             aCluster,
 	"A cluster with crust-runc: cp /usr/share/crust-proxy/{crust-runc,cluster}.conf /etc/systemd/system/crust-proxy.service.d/": aCluster,
 	"A cluster with crust-runc: systemctl daemon-reload && systemctl restart crust-proxy && crustctl doctor --quiet --wait 30s": aCluster,
 	"A cluster with crust-runc: mkdir -p /run/crust-driver /var/lib/kubelet/crust-proxy/registry":                               aCluster,
-	"A cluster with crust-runc: systemd-run --unit crust-driver":                                                                aCluster,
+	"A cluster with crust-runc: systemd-run --unit crust-driver ...":                                                            aCluster,
 	"A cluster with crust-runc: crustctl drivers":                                                                               aCluster,
-	"A cluster with crust-runc: grep -e kubernetes.io~csi/data /proc/self/mountinfo":                                            aCluster,
+	"A cluster with crust-runc: grep -e kubernetes.io~csi/data /proc/self/mountinfo ...":                                        aCluster,
 	"A cluster with crust-runc: crustctl list":                                                                                  aCluster,
 }
 
@@ -37,7 +39,7 @@ var left = map[string]string{
 // read: all commands have to succeed, and to print what the page prints.
 func TestNewcomer(t *testing.T) {
 	s := newcomer(t)
-	met := map[string]bool{}
+	met, names := map[string]bool{}, slices.Collect(maps.Keys(left))
 	for _, page := range []string{"README.md", "docs/quick-start.md", "docs/driver-authors.md", "docs/runtime-authors.md"} {
 		text, err := os.ReadFile("../../" + page)
 		check.Must(t, err)
@@ -47,14 +49,14 @@ func TestNewcomer(t *testing.T) {
 			t.Errorf("%s has no commands", page)
 		}
 		for _, step := range steps {
-			if name := leftAs(step); name != "" {
+			if name := leftAs(step, names); name != "" {
 				met[name] = true
 			} else if !s.do(step) {
 				t.Fatalf("%s: a newcomer gets no further", page)
 			}
 		}
 	}
-	for name := range left {
+	for _, name := range names {
 		if !met[name] {
 			t.Errorf("no page has what is left out as %q", name)
 		}
@@ -62,10 +64,16 @@ func TestNewcomer(t *testing.T) {
 }
 
 // leftAs returns the name under which a step is left out, or nothing.
-func leftAs(step step) string {
-	words := strings.Fields(step.section + ": " + step.text)
-	for name := range left {
-		if begin := strings.Fields(name); len(words) >= len(begin) && slices.Equal(words[:len(begin)], begin) {
+func leftAs(step step, names []string) string {
+	text := step.text
+	if step.file == "" {
+		text, _, _ = strings.Cut(text, " # ")
+	}
+	words := strings.Fields(step.section + ": " + text)
+	for _, name := range names {
+		begin, more := strings.CutSuffix(name, " ...")
+		want := strings.Fields(begin)
+		if slices.Equal(words, want) || more && len(words) > len(want) && slices.Equal(words[:len(want)], want) {
 			return name
 		}
 	}
@@ -76,25 +84,33 @@ func leftAs(step step) string {
 // say it is. What Go and containerd were built from is not downloaded again.
 func newcomer(t *testing.T) *shell {
 	t.Helper()
+	rig.Need(t, "debootstrap")
 	debian, err := rig.Script("debian.sh")
-	check.Must(t, err)
+	if err != nil {
+		rig.Missing(t, err.Error())
+	}
 	containerd, err := rig.Script("containerd.sh")
 	check.Must(t, err)
-	t.Cleanup(func() { // where control groups are of version 1, the pod's are this machine's
-		if err := rig.RemoveGroup("demo"); err != nil {
-			t.Error(err)
-		}
-	})
+	if len(rig.GroupDirs("demo")) == 0 { // where control groups are of version 1, the pod's are this machine's
+		t.Cleanup(func() { check.Must(t, rig.RemoveGroup("demo")) })
+	}
 	repository := t.TempDir()
 	run(t, "git", "clone", "--quiet", "--bare", "../..", repository)
 	bind := func(from, to string) string { return "--bind=" + from + ":" + to }
 	env := func(name string) string { return strings.TrimSpace(run(t, "go", "env", name)) }
+	var open []*os.File
+	t.Cleanup(func() { detachOver(t, open) })
 	m := bootOver(t, debian, "size=6g", "--resolv-conf=copy-host", "--system-call-filter=@keyring", "--bind=/dev/loop-control",
 		bind(repository, "/srv/repository"), "--bind-ro="+env("GOROOT")+":/usr/local/go",
 		bind(env("GOMODCACHE"), "/root/go/pkg/mod"), bind(env("GOCACHE"), "/root/.cache/go-build"),
 		"--bind-ro="+containerd+":/root/.cache/crust-proxy/"+filepath.Base(containerd))
 	const config = "[url \"/srv/repository\"]\n\tinsteadOf = https://github.com/crust-proxy/crust-proxy\n[safe]\n\tdirectory = *\n"
 	check.Must(t, os.WriteFile(m.path("/root/.gitconfig"), []byte(config), 0o644))
+	for _, path := range []string{"/root/.gitconfig", "/tmp", "/run", "/dev/shm"} { // on each of the machine's filesystems
+		file, err := os.Open(m.path(path))
+		check.Must(t, err)
+		open = append(open, file)
+	}
 	// Control groups of version 1, where this machine has them, can be read only.
 	m.run("sh", "-c", "for n in $(seq 0 255); do mknod /dev/loop$n b 7 $n; done; "+
 		"for dir in $(grep -o ' /sys/fs/cgroup/[^ ]*' /proc/mounts); do mount -o remount,bind,rw $dir; done")

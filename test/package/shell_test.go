@@ -4,6 +4,7 @@ package package_test
 
 import (
 	"bufio"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -13,7 +14,12 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
+	"github.com/crust-proxy/crust-proxy/reference/loopdev"
 	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
 // step is one command of a page, or a file that it has somebody write.
@@ -37,6 +43,9 @@ func stepsOf(page string) (steps []step, err error) {
 		}
 		language, text, _ := strings.Cut(part+"\n", "\n")
 		path, isFile := strings.CutPrefix(text, "# /")
+		if language != "console" && strings.Contains("\n"+text, "\n$ ") {
+			return nil, fmt.Errorf("a block of %q in %q has a prompt: print commands as console", language, section)
+		}
 		switch {
 		case language == "console":
 			for _, command := range strings.Split("\n"+text, "\n$ ")[1:] {
@@ -62,7 +71,7 @@ type shell struct {
 }
 
 // shell begins a session of root. At its end, which is also the end of the test's process, however it comes,
-// nothing is left of the machine: the loop devices that somebody makes with losetup would stay.
+// nothing is left of the machine: the loop devices over its files would stay.
 func (m *machine) shell() *shell {
 	m.t.Helper()
 	stdin, in, err := os.Pipe()
@@ -78,13 +87,63 @@ func (m *machine) shell() *shell {
 	check.Must(m.t, stdout.Close())
 	s := &shell{machine: m, in: in, said: said, out: bufio.NewReader(said)}
 	m.t.Cleanup(func() {
+		_ = said.Close() // a command that has more to say ends of it
 		_ = in.Close()
+		late := time.AfterFunc(20*time.Second, func() { _ = cmd.Process.Kill() })
 		_ = cmd.Wait() // the machine goes off under it
-		_ = said.Close()
+		late.Stop()
 	})
-	s.typed("trap 'losetup --associated /var/lib/demo-disk.img --noheadings --output NAME | xargs --no-run-if-empty losetup --detach; " +
-		"systemctl poweroff --force --force' EXIT; cd")
+	s.typed(leave)
+	s.typed("trap leave EXIT; cd")
 	return s
+}
+
+// leave is for the end of a test that was killed. Only devices over a file that the machine has are asked.
+const leave = `leave() {
+	for loop in /sys/block/loop*/loop; do
+		file=$(cat $loop/backing_file 2>/dev/null) && [ -f "$file" ] || continue
+		device=${loop%/loop} device=/dev/${device##*/}
+		over=$(losetup --noheadings --raw --output BACK-MAJ:MIN,BACK-INO $device)
+		[ "$over" != "$(stat --format='%Hd:%Ld %i' "$file")" ] || losetup --detach $device
+	done
+	systemctl poweroff --force --force
+}`
+
+// detachOver frees the loop devices that are over files of some filesystems, and closes what was open there. While
+// it is open, no other filesystem has its number.
+func detachOver(t *testing.T, open []*os.File) {
+	var looks sys.Looks[string]
+	numbers := map[uint64]bool{}
+	for _, file := range open {
+		var stat unix.Stat_t
+		check.Must(t, unix.Fstat(int(file.Fd()), &stat))
+		numbers[stat.Dev] = true
+	}
+	backings, err := filepath.Glob("/sys/block/loop*/loop/backing_file") // free devices have none
+	check.Must(t, err)
+	for _, backing := range backings {
+		device := "/dev/" + strings.Split(backing, "/")[3]
+		_, err := sys.Look(&looks, device, func() (bool, error) { return true, detachIf(device, numbers) })
+		if err != nil && !errors.Is(err, unix.ENXIO) && !errors.Is(err, sys.ErrHangs) { // freed since, or another's file
+			t.Errorf("%s: %v", device, err)
+		}
+	}
+	for _, file := range open {
+		_ = file.Close()
+	}
+}
+
+func detachIf(device string, numbers map[uint64]bool) error {
+	loop, err := os.OpenFile(device, os.O_RDONLY|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return nil //nolint:nilerr // no machine here has it
+	}
+	defer func() { _ = loop.Close() }()
+	info, err := unix.IoctlLoopGetStatus64(int(loop.Fd()))
+	if err != nil || !numbers[info.Device] {
+		return nil //nolint:nilerr // it was freed, or its file is no machine's
+	}
+	return unix.IoctlSetInt(int(loop.Fd()), unix.LOOP_CLR_FD, 0)
 }
 
 // typed types a command, and returns what was printed and the exit status.
@@ -93,7 +152,11 @@ func (s *shell) typed(command string) (said, status string) {
 	const end = "\x04end "
 	_, err := fmt.Fprintf(s.in, "{ %s\n} </dev/null\nprintf '%s%%s\\n' $?\n", command, end)
 	check.Must(s.t, err)
-	check.Must(s.t, s.said.SetReadDeadline(time.Now().Add(10*time.Minute)))
+	limit := time.Now().Add(10 * time.Minute)
+	if end, has := s.t.Deadline(); has && limit.After(end.Add(-time.Minute)) {
+		limit = end.Add(-time.Minute) // leaves time to clean up
+	}
+	check.Must(s.t, s.said.SetReadDeadline(limit))
 	for {
 		line, err := s.out.ReadString('\n')
 		if err != nil {
@@ -117,7 +180,8 @@ func (s *shell) do(step step) bool {
 	}
 	begun := time.Now()
 	said, status := s.typed(step.text)
-	for status != "0" && s.starting && time.Since(begun) < 20*time.Second { // who types is slower than a program that starts
+	for s.again(step, said, status) && time.Since(begun) < 30*time.Second {
+		time.Sleep(200 * time.Millisecond)
 		said, status = s.typed(step.text)
 	}
 	s.starting = strings.HasSuffix(step.text, "&")
@@ -133,8 +197,19 @@ func (s *shell) do(step step) bool {
 	return false
 }
 
-// alike are words of which the pages have an example.
-var alike = regexp.MustCompile(`^(/dev/loop\d+:?|\d+s)$`)
+// again reports whether a command is repeated: who types is slower than a program that starts, and repeats what
+// crust-proxy asks to repeat.
+func (s *shell) again(step step, said, status string) bool {
+	aborted := strings.HasSuffix(strings.TrimSpace(said), "(Aborted)") && !matches(step.output, said)
+	return status != "0" && (s.starting || aborted)
+}
+
+var (
+	// alike are words of which the pages have an example.
+	alike = regexp.MustCompile(`^(/dev/loop\d+:?|\d+s)$`)
+	// figures are what a filesystem has, where a line also has the share: it depends on mkfs and the kernel.
+	figures = regexp.MustCompile(`^[\d.]+([KMG](iB)?|%)?$`)
+)
 
 // matches compares what was printed with a page, word by word. There, ... stands for some letters, and on a line of
 // its own for lines.
@@ -148,6 +223,8 @@ func matches(page, said string) bool {
 		for _, word := range strings.Fields(line) {
 			if kind := alike.FindString(word); kind != "" {
 				pattern += regexp.MustCompile(`\d+`).ReplaceAllString(word, `\d+`) + " "
+			} else if unit := figures.FindStringSubmatch(word); unit != nil && strings.Contains(line, "%") {
+				pattern += `[\d.]+` + unit[1] + " "
 			} else {
 				pattern += strings.ReplaceAll(regexp.QuoteMeta(word), `\.\.\.`, ".*") + " "
 			}
@@ -176,7 +253,44 @@ func TestStepsOfAPage(t *testing.T) {
 			t.Errorf("%q: not %v", said, same)
 		}
 	}
-	if _, err := stepsOf("```sh\nx\n```\n"); err == nil {
-		t.Error("a block without prompts")
+	const df = "Use%\n/dev/loop0 960.0M 5% /data\n"
+	if !matches(df, "Use%\n/dev/loop1 1.2M 14% /data\n") || matches(df, "Use%\n/dev/loop1 1.2G 14% /data\n") || matches("0\n", "1\n") {
+		t.Error("figures")
 	}
+	for _, page := range []string{"```sh\nx\n```\n", "```\n$ x\n```\n", "```yaml\n# /etc/f\n$ x\n```\n"} {
+		if _, err := stepsOf(page); err == nil {
+			t.Errorf("%q has steps", page)
+		}
+	}
+	names := []string{"One: make test", "One: # /etc/f ..."}
+	for _, step := range []step{{section: "One", text: "make test && x"}, {section: "Two", text: "make test"}, {section: "One", text: "make"}} {
+		if name := leftAs(step, names); name != "" {
+			t.Errorf("%q is left out as %q", step.text, name)
+		}
+	}
+	for _, step := range []step{{section: "One", text: "make test   # all"}, {section: "One", text: "# /etc/f\nk: v\n"}} {
+		check.That(t, leftAs(step, names) != "", "%q is not left out", step.text)
+	}
+}
+
+func TestDetachOver(t *testing.T) {
+	root, other := overlay(t, "/", "size=8m"), rig.Image(t, 1<<20)
+	image := filepath.Join(root, "image")
+	check.Must(t, os.WriteFile(image, make([]byte, 1<<20), 0o600))
+	ours, err := loopdev.Attach(image, loopdev.Options{})
+	check.Must(t, err)
+	defer func() { _ = loopdev.DetachFrom(image, ours) }()
+	others, err := loopdev.Attach(other, loopdev.Options{})
+	check.Must(t, err)
+	defer func() { check.Must(t, loopdev.DetachFrom(other, others)) }()
+	file, err := os.Open(filepath.Join(root, "etc/machine-id"))
+	check.Must(t, err)
+
+	detachOver(t, []*os.File{file})
+	check.Eventually(t, "detach", func() bool {
+		left, err := loopdev.Over(image)
+		return err == nil && len(left) == 0
+	})
+	left, err := loopdev.Over(other)
+	check.That(t, err == nil && len(left) == 1, "another's device: %v, %v", left, err)
 }
