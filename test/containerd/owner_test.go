@@ -3,6 +3,8 @@
 package containerd
 
 import (
+	"errors"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -63,12 +65,31 @@ func TestDeviceThatIsFreeSoon(t *testing.T) {
 	check.Must(t, err)
 	released := make(chan error, 1)
 	go func() {
-		time.Sleep(time.Second) // a slower start finds it free at once
-		released <- unix.Close(held)
+		err := check.Until(20*time.Second, 5*time.Millisecond, v.isTried)
+		time.Sleep(100 * time.Millisecond) // in which it is refused a few times
+		released <- errors.Join(err, unix.Close(held))
 	}()
 	id := r.run(pod, "main", at(v.target))
 	check.Must(t, <-released)
 	v.wantStats(id)
 	r.remove(pod)
 	v.unstage()
+}
+
+// isTried gives no error once crust-runc has the device open, which it does right before it
+// claims it.
+func (v *volume) isTried() error {
+	names, err := filepath.Glob("/proc/[0-9]*/comm")
+	for _, name := range names {
+		if program, _ := os.ReadFile(name); string(program) != "crust-runc\n" { //nolint:gosec // a file of the kernel's
+			continue
+		}
+		open, _ := filepath.Glob(filepath.Dir(name) + "/fd/*")
+		for _, fd := range open {
+			if device, _ := os.Readlink(fd); device == v.disk {
+				return nil
+			}
+		}
+	}
+	return errors.Join(err, errors.New("no crust-runc has opened "+v.disk))
 }
