@@ -127,7 +127,7 @@ type followed struct{ tracker }
 func (f followed) findings() []string {
 	var out []string
 	if !f.Ready() {
-		out = append(out, fmt.Sprintf("sandboxes cannot be followed (%v): those of runtime-rs are not found", f.LastError()))
+		out = append(out, fmt.Sprintf("sandboxes cannot be followed (%v): those of Kata's Rust runtime are not found, and the end of others is seen later", f.LastError()))
 	}
 	return out
 }

@@ -29,7 +29,7 @@ func checkRuntime(ctx context.Context, n Node, _ Daemon) []Finding {
 	}
 	return []Finding{warning("systemctl status containerd; where the socket is another one, set containerd.socket in crust-proxy's configuration; "+
 		"for CRI-O set that to \"\" and cri.socket to /run/crio/crio.sock",
-		"the container runtime cannot be reached on %s: sandboxes of Kata's Rust runtime are not found (%v)", socket, errors.Unwrap(err))}
+		"the container runtime cannot be reached on %s: sandboxes of Kata's Rust runtime are not found, and the end of others is seen later (%v)", socket, errors.Unwrap(err))}
 }
 
 const (
