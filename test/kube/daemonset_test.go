@@ -44,6 +44,7 @@ func TestDaemonSet(t *testing.T) {
 	during.Exec("echo kept > /data/file && sync")
 	wantGuarded(k, during, second)
 	d.wantHealthy()
+	d.helm("test", "crust-proxy", "--timeout=2m")
 
 	// Another policy: the running container takes it up.
 	old := d.pod()
@@ -135,11 +136,14 @@ func (d *daemonSet) start(p *cluster.Pod) *cluster.Pod {
 
 func (d *daemonSet) install(args ...string) {
 	d.k.T.Helper()
-	_, err := render.Helm(d.k.T, append([]string{
-		"upgrade", "--install", "crust-proxy", render.Chart(), "--kubeconfig=" + d.k.AdminKubeconfig,
-		"--namespace=" + proxySpace, "--create-namespace", "--values=" + d.values,
-	}, args...)...)
+	d.helm(append([]string{"upgrade", "--install", "crust-proxy", render.Chart(), "--create-namespace", "--values=" + d.values}, args...)...)
+}
+
+func (d *daemonSet) helm(args ...string) string {
+	d.k.T.Helper()
+	out, err := render.Helm(d.k.T, append(args, "--kubeconfig="+d.k.AdminKubeconfig, "--namespace="+proxySpace)...)
 	d.k.Must(err)
+	return out
 }
 
 // apiServer has pods find it: the rig's services have no addresses.
@@ -277,11 +281,7 @@ func (d *daemonSet) rollback(refusal error) {
 	if !advised {
 		d.k.T.Fatalf("the refusal does not say how the release is used again: %v", refusal)
 	}
-	list := func() string {
-		out, err := render.Helm(d.k.T, "list", "--short", "--namespace="+proxySpace, "--kubeconfig="+d.k.AdminKubeconfig)
-		d.k.Must(err)
-		return strings.TrimSpace(out)
-	}
+	list := func() string { return strings.TrimSpace(d.helm("list", "--short")) }
 	if is := list(); is != "" {
 		d.k.T.Errorf("helm lists %q after a refused removal: the advice to roll back may not be needed any more", is)
 	}
@@ -296,9 +296,7 @@ func (d *daemonSet) rollback(refusal error) {
 // nothing.
 func (d *daemonSet) remove() {
 	d.k.T.Helper()
-	_, err := render.Helm(d.k.T, "uninstall", "crust-proxy", "--ignore-not-found", "--no-hooks", "--namespace="+proxySpace,
-		"--kubeconfig="+d.k.AdminKubeconfig)
-	d.k.Must(err)
+	d.helm("uninstall", "crust-proxy", "--ignore-not-found", "--no-hooks")
 	d.k.Eventually("the DaemonSet's pod goes", func(ctx context.Context) error {
 		is, err := d.find(ctx)
 		if err == nil && is.Name != "" {
