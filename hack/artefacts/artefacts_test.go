@@ -18,16 +18,16 @@ func release(t *testing.T) (dir, public string) {
 	write(t, filepath.Join(dir, "package.deb"), "a package")
 	sum := sha256.Sum256([]byte("a package"))
 	write(t, filepath.Join(dir, sumsFile), hex.EncodeToString(sum[:])+"  package.deb\n")
-	must(t, makeKey(key))
+	check.Must(t, makeKey(key))
 	stdout := os.Stdout
 	out, err := os.Create(filepath.Join(dir, "crust-proxy-1.2.3.intoto.json"))
-	must(t, err)
+	check.Must(t, err)
 	os.Stdout = out
 	err = provenance("v1.2.3", "c0ffee", filepath.Join(dir, sumsFile))
 	os.Stdout = stdout
-	must(t, err)
-	must(t, out.Close())
-	must(t, sign(key, []string{filepath.Join(dir, sumsFile), out.Name()}))
+	check.Must(t, err)
+	check.Must(t, out.Close())
+	check.Must(t, sign(key, []string{filepath.Join(dir, sumsFile), out.Name()}))
 	return dir, key + ".pub"
 }
 
@@ -36,12 +36,12 @@ func TestVerify(t *testing.T) {
 	for name, change := range map[string]func(dir string){
 		"":                    func(string) {},
 		"is not what":         func(dir string) { write(t, dir+"/package.deb", "another") },
-		"and there are 0":     func(dir string) { must(t, os.Remove(dir+"/package.deb")) },
+		"and there are 0":     func(dir string) { check.Must(t, os.Remove(dir+"/package.deb")) },
 		"says: \"\"":          func(dir string) { write(t, dir+"/more.deb", "") },
 		"of this file and":    func(dir string) { replace(t, dir+"/crust-proxy-1.2.3.intoto.json", "c0ffee", "c0ffef") },
 		"signature is not of": func(dir string) { write(t, dir+"/SHA256SUMS.sigstore.json", "{}") },
-		"no such file":        func(dir string) { must(t, os.Remove(dir+"/SHA256SUMS.sigstore.json")) },
-		"0 provenances":       func(dir string) { must(t, os.Remove(dir+"/crust-proxy-1.2.3.intoto.json")) },
+		"no such file":        func(dir string) { check.Must(t, os.Remove(dir+"/SHA256SUMS.sigstore.json")) },
+		"0 provenances":       func(dir string) { check.Must(t, os.Remove(dir+"/crust-proxy-1.2.3.intoto.json")) },
 	} {
 		dir, public := release(t)
 		change(dir)
@@ -64,17 +64,12 @@ func TestPreAuth(t *testing.T) {
 
 func write(t *testing.T, path, text string) {
 	t.Helper()
-	must(t, os.WriteFile(path, []byte(text), 0o600))
+	check.Must(t, os.WriteFile(path, []byte(text), 0o600))
 }
 
 func replace(t *testing.T, path, old, text string) {
 	t.Helper()
 	raw, err := os.ReadFile(path)
-	must(t, err)
-	write(t, path, strings.ReplaceAll(string(raw), old, text))
-}
-
-func must(t *testing.T, err error) {
-	t.Helper()
 	check.Must(t, err)
+	write(t, path, strings.ReplaceAll(string(raw), old, text))
 }

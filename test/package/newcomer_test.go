@@ -14,7 +14,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
-const aCluster = "it needs a cluster; TestQuickStart of test/kube has one"
+const aCluster = "it needs a cluster; TestQuickStart of test/kube takes the files from there, and types no command"
 
 // left are the commands and files of the pages that the newcomer leaves out, by section and text, of which ... stands
 // for the rest.

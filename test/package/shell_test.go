@@ -124,27 +124,18 @@ func detachOver(t *testing.T, open []*os.File) {
 	check.Must(t, err)
 	for _, backing := range backings {
 		device := "/dev/" + strings.Split(backing, "/")[3]
-		_, err := sys.Look(&looks, device, func() (bool, error) { return true, detachIf(device, numbers) })
-		if err != nil && !errors.Is(err, unix.ENXIO) && !errors.Is(err, sys.ErrHangs) { // freed since, or another's file
-			t.Errorf("%s: %v", device, err)
-		}
+		_, err := sys.Look(&looks, device, func() (bool, error) {
+			return true, rig.DetachIf(device, func(loop *os.File) bool {
+				info, err := unix.IoctlLoopGetStatus64(int(loop.Fd()))
+				return err == nil && numbers[info.Device] // else it was freed, or its file is no machine's
+			})
+		})
+		gone := errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ENXIO)
+		check.That(t, err == nil || gone || errors.Is(err, sys.ErrHangs), "%s: %v", device, err) // another's file may hang
 	}
 	for _, file := range open {
 		_ = file.Close()
 	}
-}
-
-func detachIf(device string, numbers map[uint64]bool) error {
-	loop, err := os.OpenFile(device, os.O_RDONLY|unix.O_NONBLOCK, 0)
-	if err != nil {
-		return nil //nolint:nilerr // no machine here has it
-	}
-	defer func() { _ = loop.Close() }()
-	info, err := unix.IoctlLoopGetStatus64(int(loop.Fd()))
-	if err != nil || !numbers[info.Device] {
-		return nil //nolint:nilerr // it was freed, or its file is no machine's
-	}
-	return unix.IoctlSetInt(int(loop.Fd()), unix.LOOP_CLR_FD, 0)
 }
 
 // typed types a command, and returns what was printed and the exit status.

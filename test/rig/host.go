@@ -120,17 +120,17 @@ func DetachLoops(text string) error {
 
 // detachOver frees a loop device that was found over a file, if it still is.
 func detachOver(device, file string) error {
-	return detachIf(device, func() bool { return Loops(file)[device] == file })
+	return DetachIf(device, func(*os.File) bool { return Loops(file)[device] == file })
 }
 
-// detachIf frees a loop device if it is the one that is meant, which nobody can change while it is open.
-func detachIf(device string, meant func() bool) error {
+// DetachIf frees a loop device if it is the one that is meant, which nobody can change while it is open.
+func DetachIf(device string, meant func(loop *os.File) bool) error {
 	loop, err := os.Open(device) //nolint:gosec // the kernel's name
 	if err != nil {
 		return err
 	}
 	defer func() { _ = loop.Close() }()
-	if !meant() {
+	if !meant(loop) {
 		return nil
 	}
 	return loopdev.Detach(device)

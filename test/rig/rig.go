@@ -203,7 +203,7 @@ func Loop(t T, backing string, opts loopdev.Options) string {
 	}
 	t.Cleanup(func() {
 		// The test may have detached it, and then it may be somebody else's by now.
-		check.Must(t, detachIf(path, func() bool { return generationOf(path) == generation }))
+		check.Must(t, DetachIf(path, func(*os.File) bool { return generationOf(path) == generation }))
 	})
 	return path
 }
