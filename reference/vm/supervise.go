@@ -162,14 +162,22 @@ func (s *sandbox) waitForAgent(ctx context.Context) error {
 	}
 }
 
-// withConsole adds three lines of the guest's console: from the panic, or the last ones.
+// withConsole adds three lines of the guest's console.
 func (s *sandbox) withConsole(err error) error {
-	lines := strings.Split(strings.TrimSpace(s.machine.Console.String()), "\n")
-	from := max(0, len(lines)-3)
-	if panicked := slices.IndexFunc(lines, func(line string) bool { return strings.Contains(line, "panic") }); panicked >= 0 {
-		from = panicked
+	return fmt.Errorf("%w (the guest's console: %q)", err, sys.Clip(lastWords(s.machine.Console.String())))
+}
+
+// lastWords are three lines: from the one that says why the machine ends, or the last ones. A
+// disk that is in use at the end is good for any number of errors of input and output.
+func lastWords(console string) string {
+	lines := strings.Split(strings.TrimSpace(console), "\n")
+	from := slices.IndexFunc(lines, func(line string) bool {
+		return strings.Contains(line, "panic") || strings.Contains(line, initramfs.MachineEnds)
+	})
+	if from < 0 {
+		from = max(0, len(lines)-3)
 	}
-	return fmt.Errorf("%w (the guest's console: %q)", err, sys.Clip(strings.Join(lines[from:min(len(lines), from+3)], "; ")))
+	return strings.Join(lines[from:min(len(lines), from+3)], "; ")
 }
 
 func (s *sandbox) serve(ctx context.Context) error {

@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"os"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/crust-proxy/crust-proxy/reference/vm/initramfs"
 	"github.com/crust-proxy/crust-proxy/reference/vm/wire"
 	"github.com/crust-proxy/crust-proxy/test/check"
 )
@@ -58,5 +60,20 @@ func TestWordOfASupervisor(t *testing.T) {
 		}
 		check.That(t, got == want, "%q: %q, want %q", said, got, want)
 		check.Must(t, told.Close())
+	}
+}
+
+// TestLastWords: why the machine ends is told, however much its disks have to say after it.
+func TestLastWords(t *testing.T) {
+	const disk = "[ 11.4] I/O error, dev vda"
+	agent, panicked := initramfs.MachineEnds+" the agent has ended", "[ 3.1] Kernel panic"
+	for _, c := range []struct{ console, want []string }{
+		{[]string{"booted", "1", "2", disk}, []string{"1", "2", disk}},
+		{[]string{"booted", agent, disk, disk, disk, "reboot"}, []string{agent, disk, disk}},
+		{[]string{"booted", panicked, "1", "2", "3"}, []string{panicked, "1", "2"}},
+		{[]string{"booted", panicked}, []string{panicked}},
+	} {
+		got := lastWords(strings.Join(c.console, "\n") + "\n")
+		check.That(t, got == strings.Join(c.want, "; "), "of %q: %q", c.console, got)
 	}
 }

@@ -19,7 +19,7 @@ func initProcess() error {
 		err = runAgent()
 	}
 	if err != nil {
-		_, _ = fmt.Fprintln(os.Stderr, "crust-vm-agent: the machine ends:", err)
+		_, _ = fmt.Fprintln(os.Stderr, initramfs.MachineEnds, err)
 		time.Sleep(100 * time.Millisecond) // until the console has printed it
 	}
 	return powerOff()

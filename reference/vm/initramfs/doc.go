@@ -7,6 +7,9 @@ package initramfs
 // on a busy node, and the tests of its ciphers, which take a tenth of an emulated boot.
 const KernelArguments = "console=ttyS0 loglevel=4 panic=-1 oops=panic no_timer_check cryptomgr.notests"
 
+// MachineEnds is what process 1 writes to the console before the reason.
+const MachineEnds = "crust-vm-agent: the machine ends:"
+
 // Boot is the name of the modules that a guest loads when it boots.
 const Boot = "boot"
 
