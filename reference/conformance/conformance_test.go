@@ -56,6 +56,19 @@ func TestCheck(t *testing.T) {
 	check.That(t, s.report.Count(Skip) == 3 && s.report.Results[1].Section == "6" && s.report.Results[1].Seen == "wrong", "%+v", s.report)
 }
 
+// TestExec: a probe that never began is started again, and one that said why it failed is not.
+func TestExec(t *testing.T) {
+	for says, want := range map[string]int{"read init-p: connection reset by peer": execTries, probeSays + "read-only": 1} {
+		dir := t.TempDir()
+		script := fmt.Sprintf("#!/bin/sh\necho >>%s/tries; echo '%s' >&2; exit 1\n", dir, says)
+		check.Must(t, os.WriteFile(dir+"/runtime", []byte(script), 0o700)) //nolint:gosec // a program
+		c := &container{n: &node{handler: &handler{program: dir + "/runtime", dir: dir}}}
+		_, err := c.exec(t.Context(), "write", "/data/a")
+		tries, _ := os.ReadFile(dir + "/tries")
+		check.That(t, len(tries) == want && err != nil && strings.Contains(err.Error(), says), "%q: %d tries, %v", says, len(tries), err)
+	}
+}
+
 func TestUsages(t *testing.T) {
 	got := seenUsage{Unit: 512, Blocks: 10, Free: 6, Avail: 5, Files: 4, FFree: 3}.usages()
 	want := []abi.Usage{

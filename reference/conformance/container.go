@@ -90,13 +90,21 @@ func (c *container) state(ctx context.Context) (state, error) {
 	return is, nil
 }
 
+// execTries is how often a runtime may try to start a probe: on a busy node one of hundreds may
+// die before it begins, and no demand is about that.
+const execTries = 3
+
 func (c *container) exec(ctx context.Context, words ...string) (string, error) {
 	args := append([]string{"exec", c.id, "/probe", ProbeWord}, words...)
-	ended, err := c.n.handler.run(ctx, args...)
-	if err == nil && ended.code != 0 {
-		err = fmt.Errorf("%s in the container: %s", strings.Join(words, " "), lastLine(ended.stderr))
+	for try := 1; ; try++ {
+		ended, err := c.n.handler.run(ctx, args...)
+		if err != nil || ended.code == 0 {
+			return ended.stdout, err
+		}
+		if strings.Contains(ended.stderr, probeSays) || try == execTries {
+			return ended.stdout, fmt.Errorf("%s in the container: %s", strings.Join(words, " "), ended.stderr)
+		}
 	}
-	return ended.stdout, err
 }
 
 func ask[T any](ctx context.Context, c *container, words ...string) (answer T, err error) {

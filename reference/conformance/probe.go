@@ -20,15 +20,18 @@ import (
 // ProbeWord makes crust-conformance the program in the containers of a test case.
 const ProbeWord = "conformance-probe"
 
+// probeSays is before each error of the probe's own.
+const probeSays = "probe: "
+
 // Probe is that program. It prints what a workload sees.
 func Probe(args []string, stdin *os.File, stdout, stderr io.Writer) int {
 	if len(args) == 0 {
-		_, _ = fmt.Fprintln(stderr, "it is for the containers of crust-conformance")
+		_, _ = fmt.Fprintln(stderr, probeSays+"it is for the containers of crust-conformance")
 		return 2
 	}
 	err := probe(args[0], args[1:], stdin, stdout)
 	if err != nil {
-		_, _ = fmt.Fprintln(stderr, err)
+		_, _ = fmt.Fprintln(stderr, probeSays+err.Error())
 		return 1
 	}
 	return 0
