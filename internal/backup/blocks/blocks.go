@@ -177,3 +177,8 @@ func apiAudience(namespace, account, audience string) error {
 	return fmt.Errorf("the SnapshotMetadataService asks for tokens with the audience %q, which the API server accepts too: the server at its address could use "+
 		"the API as service account %s/%s. No token was sent: give the service an audience of its own, and find out who wrote the object", audience, namespace, account)
 }
+
+func unknownAudience(audience string) error {
+	return fmt.Errorf("the API server does not say which audiences it accepts itself, so it is not known whether it accepts tokens with the "+
+		"audience %q of the SnapshotMetadataService, and none was sent", audience)
+}

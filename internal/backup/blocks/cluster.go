@@ -122,7 +122,7 @@ func (c *Cluster) Service(ctx context.Context, driver string) (*Service, error) 
 }
 
 // Token requests a token of a service account for the audience of a service. It refuses one
-// that the API server accepts too: with it the service could do whatever the account may.
+// that the API server accepts too, or may accept: with it the service could do whatever the account may.
 func (c *Cluster) Token(ctx context.Context, namespace, account, audience string) (string, error) {
 	if c.own == nil {
 		given, err := c.requestToken(ctx, namespace, account) // without an audience it is for the API server
@@ -135,8 +135,10 @@ func (c *Cluster) Token(ctx context.Context, namespace, account, audience string
 	if err != nil {
 		return "", err
 	}
-	isOwn := func(one string) bool { return slices.Contains(c.own, one) }
-	if len(c.own) == 0 || len(made.Spec.Audiences) == 0 || slices.ContainsFunc(made.Spec.Audiences, isOwn) {
+	if len(c.own) == 0 || len(made.Spec.Audiences) == 0 {
+		return "", unknownAudience(audience)
+	}
+	if slices.ContainsFunc(made.Spec.Audiences, func(one string) bool { return slices.Contains(c.own, one) }) {
 		return "", apiAudience(namespace, account, audience)
 	}
 	return made.Status.Token, nil

@@ -22,8 +22,8 @@ import (
 	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
-// apiServer answers by path.
-func apiServer(t *testing.T, answers map[string]string) *blocks.Cluster {
+// apiServer answers by path. It has the audiences.
+func apiServer(t *testing.T, answers map[string]string, audiences ...string) *blocks.Cluster {
 	t.Helper()
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
@@ -32,7 +32,7 @@ func apiServer(t *testing.T, answers map[string]string) *blocks.Cluster {
 			var asked authenticationv1.TokenRequest
 			_ = json.NewDecoder(r.Body).Decode(&asked)
 			if len(asked.Spec.Audiences) == 0 {
-				asked.Spec.Audiences = []string{"https://api", "https://old.api"}
+				asked.Spec.Audiences = audiences
 			}
 			asked.Status.Token = answer
 			raw, _ := json.Marshal(asked)
@@ -64,8 +64,9 @@ contexts: [{name: one, context: {cluster: c, namespace: shop}}, {name: two, cont
 }
 
 const (
-	snapshots = "/apis/snapshot.storage.k8s.io/v1/namespaces/shop/volumesnapshots/"
-	contents  = "/apis/snapshot.storage.k8s.io/v1/volumesnapshotcontents/"
+	clientToken = "/api/v1/namespaces/backup/serviceaccounts/client/token" // #nosec G101 -- a path
+	snapshots   = "/apis/snapshot.storage.k8s.io/v1/namespaces/shop/volumesnapshots/"
+	contents    = "/apis/snapshot.storage.k8s.io/v1/volumesnapshotcontents/"
 )
 
 func TestCluster(t *testing.T) {
@@ -77,8 +78,8 @@ func TestCluster(t *testing.T) {
 		snapshots + "climber": `{"status": {"boundVolumeSnapshotContentName": "../../../api/v1/secrets", "readyToUse": true}}`,
 		contents + "content":  `{"spec": {"driver": "d.example.com"}, "status": {"snapshotHandle": "snap-1"}}`,
 		"/apis/cbt.storage.k8s.io/v1beta1/snapshotmetadataservices/d.example.com": `{"spec": {"audience": "a", "address": "h:1", "caCert": "Q0E="}}`,
-		"/api/v1/namespaces/backup/serviceaccounts/client/token":                  "secret",
-	})
+		clientToken: "secret",
+	}, "https://api", "https://old.api")
 	got, err := c.Snapshot(t.Context(), "ready")
 	if err != nil || got.Driver != "d.example.com" || got.ID != "snap-1" {
 		t.Errorf("%+v, %v", got, err)
@@ -103,9 +104,13 @@ func TestCluster(t *testing.T) {
 	if _, err := c.Token(t.Context(), "backup", "stranger", "a"); !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "backup/stranger") {
 		t.Error(err)
 	}
-	other := apiServer(t, map[string]string{"/api/v1/namespaces/backup/serviceaccounts/client/token": "secret"})
+	other := apiServer(t, map[string]string{clientToken: "secret"}, "https://api")
 	if token, err := other.Token(t.Context(), "backup", "client", "https://api"); err == nil || token != "" {
 		t.Errorf("the first token is for the API server: %q, %v", token, err)
+	}
+	silent := apiServer(t, map[string]string{clientToken: "secret"})
+	if token, err := silent.Token(t.Context(), "backup", "client", "a"); err == nil || !strings.Contains(err.Error(), "not known") || token != "" {
+		t.Errorf("an API server that does not name its audiences: %q, %v", token, err)
 	}
 	if _, err := service.Dial(""); err == nil || !strings.Contains(err.Error(), "caCert") {
 		t.Error(err)
