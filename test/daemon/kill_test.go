@@ -18,6 +18,7 @@ import (
 	runtimev1 "github.com/crust-proxy/crust-proxy/proto/crust/runtime/v1"
 	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/rig"
+	"github.com/crust-proxy/crust-proxy/test/rig/kata"
 )
 
 func TestMain(m *testing.M) {
@@ -72,11 +73,14 @@ func daemonFor(t *testing.T, step string) *rig.Daemon {
 	return d
 }
 
-// diedAt checks that the daemon was killed at the failpoint, not before.
+// diedAt checks that the daemon was killed at the failpoint, not before, and that a driver which reads
+// Kata's volumes of all programs can go on.
 func diedAt(t *testing.T, d *rig.Daemon, err error) {
 	t.Helper()
 	check.Code(t, err, codes.Unavailable)
 	d.WaitEnd(20 * time.Second)
+	_, err = kata.Scan(d.Kata)
+	check.Must(t, err)
 }
 
 func TestKilledAtEveryStepOfStage(t *testing.T) {

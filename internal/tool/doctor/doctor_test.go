@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/crust-proxy/crust-proxy/internal/front/policy"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
 	"github.com/crust-proxy/crust-proxy/test/check"
@@ -483,8 +484,10 @@ func TestCRIO(t *testing.T) {
 func apiServer(t *testing.T, tr tree, refuse string) {
 	t.Helper()
 	kinds := map[string]string{
-		"/api/v1/pods":                        `{"apiVersion":"v1","kind":"PodList","metadata":{}}`,
-		"/apis/node.k8s.io/v1/runtimeclasses": `{"apiVersion":"node.k8s.io/v1","kind":"RuntimeClassList","metadata":{}}`,
+		"/api/v1/pods": `{"apiVersion":"v1","kind":"PodList","metadata":{}}`,
+		"/apis/node.k8s.io/v1/runtimeclasses": `{"apiVersion":"node.k8s.io/v1","kind":"RuntimeClassList","metadata":{},"items":[
+			{"metadata":{"name":"vm","annotations":{"azure.csi.disk/kata-mount":"direct-volume"}},"handler":"kata-qemu"},
+			{"metadata":{"name":"other","annotations":{"azure.csi.disk/kata-mount":"no"}},"handler":"kata-clh"}]}`,
 		"/apis/storage.k8s.io/v1/csidrivers": `{"apiVersion":"storage.k8s.io/v1","kind":"CSIDriverList","metadata":{},"items":[
 			{"metadata":{"name":"plain"},"spec":{"podInfoOnMount":false,"attachRequired":false,"fsGroupPolicy":"None"}},
 			{"metadata":{"name":"tokens"},"spec":{"requiresRepublish":true,"seLinuxMount":true,"tokenRequests":[{"audience":"a"}]}}]}`,
@@ -530,6 +533,37 @@ func TestCSIDriverObjects(t *testing.T) {
 		tr.write("/sys/fs/selinux/enforce", c.selinux)
 		daemon.Handlers[0].Name, daemon.Drivers = c.handler, []*adminv1.Driver{{Name: c.driver, Mode: c.mode}}
 		assertFinding(t, findingsOf(t, "csidriver-objects", node, daemon), c.bad)
+	}
+}
+
+// TestAzureDiskAndWeHandVolumesToKata: both do so for the pods of one class.
+func TestAzureDiskAndWeHandVolumesToKata(t *testing.T) {
+	azure := func(rule policy.Rule) []policy.Rule {
+		return []policy.Rule{{Name: "others", Drivers: []string{"ebs*"}, Defer: true}, rule}
+	}
+	for name, c := range map[string]struct {
+		driver, refuse string
+		rules          []policy.Rule
+		bad
+	}{
+		"all classes":     {azureDisk, "nothing", azure(policy.Rule{Defer: true}), bad{want: Warn, seen: "RuntimeClass vm has the annotation azure.csi.disk/kata-mount", do: "defer: false"}},
+		"this class, xfs": {azureDisk, "nothing", azure(policy.Rule{Defer: true, RuntimeHandlers: []string{"kata-qemu"}, Filesystems: []string{"xfs"}}), bad{want: Warn, seen: "pods do not start"}},
+		"if a pod asks":   {azureDisk, "nothing", azure(policy.Rule{Defer: true, Annotated: true, AccessModes: []string{"ReadWriteOncePod"}}), bad{want: Warn, seen: "RuntimeClass vm"}},
+		"another class":   {azureDisk, "nothing", azure(policy.Rule{Defer: true, RuntimeHandlers: []string{"kata-clh"}}), bad{want: OK, seen: "nothing that"}},
+		"not deferred":    {azureDisk, "nothing", azure(policy.Rule{}), bad{want: OK, seen: "nothing that"}},
+		"another driver":  {"ebs.csi.aws.com", "nothing", azure(policy.Rule{Defer: true}), bad{want: OK, seen: "nothing that"}},
+		"not known":       {azureDisk, "runtimeclasses", azure(policy.Rule{Defer: true}), bad{want: OK, seen: "RuntimeClasses are not looked at"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			tr := newTree(t)
+			node, daemon := tr.node, healthyDaemon()
+			node.Kubeconfig, node.NodeName, node.Policy = "/etc/kubernetes/kubelet.conf", "node-1", &policy.Policy{Rules: c.rules}
+			apiServer(t, tr, c.refuse)
+			daemon.Drivers = []*adminv1.Driver{{Name: c.driver, Mode: "block"}}
+			got := findingsOf(t, "csidriver-objects", node, daemon)
+			assertFinding(t, got, c.bad)
+			check.That(t, len(got) == 1, "%d findings: %+v", len(got), got)
+		})
 	}
 }
 

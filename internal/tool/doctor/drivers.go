@@ -3,9 +3,14 @@ package doctor
 import (
 	"cmp"
 	"context"
+	"fmt"
+	"slices"
 	"strings"
 	"time"
 
+	"github.com/container-storage-interface/spec/lib/go/csi"
+
+	"github.com/crust-proxy/crust-proxy/internal/front/policy"
 	"github.com/crust-proxy/crust-proxy/internal/ground/apiserver"
 	"github.com/crust-proxy/crust-proxy/internal/tool/show"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
@@ -99,6 +104,9 @@ func checkCSIDrivers(ctx context.Context, n Node, d Daemon) []Finding {
 		if object, there := objects[driver.GetName()]; there {
 			found = append(found, object.findings(driver.GetMode() == volume.WayBlock, labels)...)
 		}
+		if driver.GetName() == azureDisk {
+			found = append(found, n.azureClasses(ctx, who)...)
+		}
 	}
 	return orOK(found, "the CSIDriver objects ask kubelet for nothing that a deferred volume lacks")
 }
@@ -117,4 +125,42 @@ func (c csiDriver) findings(block, labels bool) (found []Finding) {
 				"SELinux on this node, containers of crust-runc may be denied its files", c.Metadata.Name))
 	}
 	return found
+}
+
+// azureDisk is the driver that, in its own Kata mode, hands volumes of pods of an annotated RuntimeClass to Kata by
+// itself, raw block volumes too, and provides no device for these.
+const azureDisk, azureKata = "disk.csi.azure.com", "azure.csi.disk/kata-mount"
+
+type runtimeClass struct {
+	Metadata struct {
+		Name        string
+		Annotations map[string]string
+	}
+	Handler string
+}
+
+// azureClasses finds the RuntimeClasses for whose pods azuredisk and crust-proxy both hand volumes to Kata.
+func (n Node) azureClasses(ctx context.Context, who apiserver.Identity) (found []Finding) {
+	var list struct{ Items []runtimeClass }
+	if err := apiserver.Get(ctx, who, n.NodeName, "/apis/node.k8s.io/v1/runtimeclasses", &list); err != nil {
+		return []Finding{okay("RuntimeClasses are not looked at: %v", err)}
+	}
+	for _, class := range list.Items {
+		if class.Metadata.Annotations[azureKata] == "direct-volume" && n.defers(azureDisk, class.Handler) {
+			found = append(found, warning(fmt.Sprintf("remove the annotation, or let a rule with `defer: false` match driver %s", azureDisk),
+				"RuntimeClass %s has the annotation %s, and crust-proxy defers volumes of driver %s for its pods: if the driver runs with "+
+					"node.enableKataMount, it hands them to Kata by itself, and crust-proxy gets no device: the pods do not start",
+				class.Metadata.Name, azureKata, azureDisk))
+		}
+	}
+	return found
+}
+
+// defers reports whether the policy defers an ext4 or xfs of one pod for pods of a runtime handler.
+func (n Node) defers(driver, handler string) bool {
+	return slices.ContainsFunc([]string{"ext4", "xfs"}, func(filesystem string) bool {
+		verdict, err := n.Policy.Decide(policy.Input{Driver: driver, FSType: filesystem, RuntimeHandler: handler, RuntimeHandlerKnown: true,
+			AccessMode: csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER.String(), Annotated: true})
+		return err == nil && verdict.Defer
+	})
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/moby/sys/mountinfo"
 
 	"github.com/crust-proxy/crust-proxy/internal/daemon/config"
+	"github.com/crust-proxy/crust-proxy/internal/front/policy"
 	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral/guard"
 )
@@ -35,6 +36,7 @@ type Node struct {
 	// if the front is off. RulesByPod are the names of rules that depend on the pod.
 	MarksDir         string
 	RulesByPod       []string
+	Policy           *policy.Policy
 	ContainerdSocket string // empty if it is not used
 	CRISocket        string // of another container runtime, if that is used
 	// Kubeconfig is the file by which the daemon looks up pods; empty if it does not. With
@@ -70,6 +72,7 @@ func (n *Node) Configure(c config.Config) {
 	n.KataDir = kata.DirectVolumes
 	n.SandboxDirs = append(slices.Clone(n.SandboxDirs), kata.GoSandboxes, kata.RustSandboxes) // a sandbox may be of an earlier configuration
 	n.ContainerdSocket, n.CRISocket = c.Containerd.Socket, c.CRI.Socket
+	n.Policy = c.DeferralPolicy()
 	if c.Front.Enabled { // else nobody asks for pods
 		n.MarksDir, n.RulesByPod = c.Front.MarksDir, nil
 		for _, rule := range c.Policy.Rules {

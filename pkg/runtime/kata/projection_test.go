@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -19,6 +20,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/rig"
 	"github.com/crust-proxy/crust-proxy/test/rig/handlers"
 	kataemu "github.com/crust-proxy/crust-proxy/test/rig/kata"
 )
@@ -174,17 +176,64 @@ func readUntil(ctx context.Context, t *testing.T, file string) {
 	}
 }
 
+// TestOthersCanReadTheWholeTree: a driver that hands volumes to Kata by itself reads all of them, ours too, and fails if
+// it cannot read one. Each write of ours happens beside such readers.
+func TestOthersCanReadTheWholeTree(t *testing.T) {
+	b := newBench(t, kataemu.Go)
+	long := 2 * time.Second
+	if rig.Soak() {
+		long = 30 * time.Second
+	}
+	b.PublishForeign(t, b.Volume("of another driver"))
+	ctx, cancel := context.WithTimeout(t.Context(), long)
+	defer cancel()
+	var running sync.WaitGroup
+	var read atomic.Int64
+	for range 4 {
+		running.Go(func() {
+			for ctx.Err() == nil {
+				volumes, err := kataemu.Scan(b.cfg.DirectVolumes)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				read.Add(int64(volumes))
+			}
+		})
+	}
+	for _, name := range []string{"a", "ä b", strings.Repeat("c", 20)} {
+		v := b.Volume(name)
+		changed := *v
+		changed.MountFlags = []string{strings.Repeat("x", 3000)}
+		running.Go(func() {
+			for ctx.Err() == nil {
+				for _, one := range []*volume.Volume{v, &changed, v} {
+					if _, err := b.h.Publish(context.WithoutCancel(ctx), one); err != nil {
+						t.Error(err)
+					}
+				}
+				if err := errors.Join(kataemu.WriteID(b.cfg.DirectVolumes, v.Target, "sb1"), b.h.Retract(context.WithoutCancel(ctx), v)); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	running.Wait()
+	check.That(t, read.Load() > 1000, "only %d volumes were read", read.Load())
+}
+
 // TestForeignDevicesAreAdoptedWhateverTheVolumeIs: the device has an owner, also where
 // we know nothing of the volume's type.
 func TestForeignDevicesAreAdoptedWhateverTheVolumeIs(t *testing.T) {
 	for raw, adopted := range map[string]bool{
-		`{"volume-type":"","device":"/dev/vdq","fstype":"ext4"}`:                  true,
-		`{"volume-type":"spdkvol","device":"/dev/vdq","fstype":""}`:               true,
-		`{"device":"/dev/vdq"}`:                                                   true,
-		`{"volume-type":7,"device":"/dev/vdq","options":"ro","metadata":[]}`:      true,
-		`{"volume-type":"directvol","device":"/dev/./vdq","fstype":"a\u0000b"} x`: true,
-		`{"volume-type":"directvol","device":"vdq","fstype":"ext4"}`:              false,
-		`{"volume-type":"directvol","fstype":"ext4"}`:                             false,
+		`{"volume-type":"","device":"/dev/vdq","fstype":"ext4"}`:    true,
+		`{"volume-type":"spdkvol","device":"/dev/vdq","fstype":""}`: true,
+		`{"device":"/dev/vdq"}`:                                     true,
+		`{"volume-type":"directvol","device":"/dev/vdq","fstype":"ext4","metadata":{"azure.csi.disk/volume-id":"/subscriptions/a"}}`: true,
+		`{"volume-type":7,"device":"/dev/vdq","options":"ro","metadata":[]}`:                                                         true,
+		`{"volume-type":"directvol","device":"/dev/./vdq","fstype":"a\u0000b"} x`:                                                    true,
+		`{"volume-type":"directvol","device":"vdq","fstype":"ext4"}`:                                                                 false,
+		`{"volume-type":"directvol","fstype":"ext4"}`:                                                                                false,
 	} {
 		b := newBench(t, kataemu.Go)
 		b.stop() // its watch would adopt as well, at any moment
