@@ -21,6 +21,8 @@ func TestRuntimeClassesOfKata(t *testing.T) {
 		"kata-qemu-snp": "refused", "kata-qemu-tdx": "refused", "kata-qemu-se": "refused", "kata-qemu-cca": "refused", "kata-qemu-coco-dev": "refused",
 		"kata-qemu-snp-runtime-rs": "refused", "kata-qemu-tdx-runtime-rs": "refused", "kata-qemu-se-runtime-rs": "refused",
 		"kata-qemu-coco-dev-runtime-rs": "refused", "kata-qemu-nvidia-gpu-snp": "refused", "kata-qemu-nvidia-gpu-tdx": "refused", "kata-remote": "refused",
+		"kata-openvmm-azure-runtime-rs": "kata", "kata-clh-azure": "kata", "kata-clh-azure-runtime-rs": "kata", "kata-qemu-nvidia-cpu-runtime-rs": "kata",
+		"kata-qemu-nvidia-gpu-snp-runtime-rs": "refused", "kata-qemu-nvidia-gpu-tdx-runtime-rs": "refused",
 		"crust": "crust", "crust-crun": "crust", "runc": "", "": "", "my-kata": "",
 	} {
 		verdict, err := rules.Decide(policy.Input{Driver: "d", RuntimeHandler: runtime, RuntimeHandlerKnown: true})

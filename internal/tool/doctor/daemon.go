@@ -56,7 +56,7 @@ func checkProof(_ context.Context, _ Node, d Daemon) []Finding {
 	if why := d.Node.GetProofReason(); why != "" {
 		return []Finding{warning("see \"A process still has the device\" in docs/operations.md",
 			"the daemon reads the descriptors of all processes to prove that nobody has a device open, because the kernel's own "+
-				"count cannot be used: %s", why)}
+				"count cannot be used: %s. They do not show a descriptor on its way to another process, as Kata 4.2's runtime-rs sends one to QEMU", why)}
 	}
 	return []Finding{okay("the kernel's own count proves that nobody has a device open")}
 }

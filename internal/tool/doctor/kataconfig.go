@@ -25,7 +25,7 @@ func checkKataConfig(_ context.Context, n Node, d Daemon) []Finding {
 	}
 	switch {
 	case len(files) > 0:
-		return orOK(found, "%d Kata configuration files let block devices through", len(files))
+		return orOK(found, "%d Kata configuration files%s let block devices through", len(files), kataVersion(n))
 	case n.Service.InPod:
 		return []Finding{okay("not looked at: Kata's configuration on the node cannot be seen from this pod")}
 	case d.has("kata"):
@@ -33,6 +33,18 @@ func checkKataConfig(_ context.Context, n Node, d Daemon) []Finding {
 			"handler kata is configured, and no Kata configuration file is on this node")}
 	}
 	return []Finding{okay("no Kata configuration file is on this node")}
+}
+
+var versionForm = regexp.MustCompile(`^[0-9][0-9A-Za-z.+-]{0,40}$`)
+
+// kataVersion returns " of Kata VERSION" for a Kata that its own installer put there, else "".
+func kataVersion(n Node) string {
+	raw, err := n.read("/opt/kata/VERSION")
+	version := strings.TrimSpace(string(raw))
+	if err != nil || !versionForm.MatchString(version) {
+		return ""
+	}
+	return " of Kata " + version
 }
 
 func (c kataConfig) check(n Node) []Finding {

@@ -373,3 +373,34 @@ func (s *rawShim) take() []string {
 	s.requests = nil
 	return taken
 }
+
+// TestSocketAtEitherPath: which of the two directories has the socket tells the runtime, whatever an older sandbox of
+// the other runtime left in the other one.
+func TestSocketAtEitherPath(t *testing.T) {
+	for _, flavor := range []kataemu.Flavor{kataemu.Go, kataemu.Rust} {
+		for _, left := range []string{"nothing", "a directory", "a dead socket"} {
+			b := newBench(t, flavor)
+			v := published(t, b, "a")
+			other, want := b.cfg.RustSandboxes, goShim
+			if flavor == kataemu.Rust {
+				other, want = b.cfg.GoSandboxes, rustShim
+			}
+			if left != "nothing" {
+				check.Must(t, os.MkdirAll(filepath.Join(other, "sb1"), 0o700))
+			}
+			if left == "a dead socket" {
+				dead, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(other, "sb1", "shim-monitor.sock")})
+				check.Must(t, err)
+				dead.SetUnlinkOnClose(false)
+				check.Must(t, dead.Close())
+			}
+			b.startShim(t, v, "sb1")
+			b.stats(t, v)
+			if got := b.h.bindings.current(v); got != (shim{"sb1", want}) {
+				t.Errorf("beside %s: asked %+v, want %s", left, got, want)
+			}
+			lives, err := b.h.bindings.hasShim("sb1")
+			check.That(t, lives && err == nil, "beside %s: the shim lives: %t, %v", left, lives, err)
+		}
+	}
+}
