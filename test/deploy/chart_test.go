@@ -148,13 +148,14 @@ func TestWrongValuesAreRefused(t *testing.T) {
 		args []string
 		want string
 	}{
-		"a mode":            {[]string{"--set=mode=sidecar"}, "mode"},
-		"an unknown value":  {[]string{"--set=daemonSet.hostPID=true"}, "daemonSet"},
-		"an unknown key":    {[]string{"--set=config.fronts.enabled=true"}, "fronts"},
-		"a relative root":   {[]string{"--set=kubeletRoot=var/lib/kubelet"}, "kubeletRoot"},
-		"a source":          {[]string{"--set=cluster.source=webhook"}, "source"},
-		"events of nowhere": {[]string{"--set=cluster.source=none", "--set=cluster.events=true"}, "set cluster.source"},
-		"a rule by the pod": {[]string{"--set-json", `config.policy.rules=[{"name":"r","runtimeHandlers":["kata"],"defer":true}]`}, `the rule "r" goes by the pod`},
+		"a mode":              {[]string{"--set=mode=sidecar"}, "mode"},
+		"an unknown value":    {[]string{"--set=daemonSet.hostPID=true"}, "daemonSet"},
+		"an unknown key":      {[]string{"--set=config.fronts.enabled=true"}, "fronts"},
+		"a relative root":     {[]string{"--set=kubeletRoot=var/lib/kubelet"}, "kubeletRoot"},
+		"a source":            {[]string{"--set=cluster.source=webhook"}, "source"},
+		"events of nowhere":   {[]string{"--set=cluster.source=none", "--set=cluster.events=true"}, "set cluster.source"},
+		"a rule by its needs": {[]string{"--set-json", `config.policy.rules=[{"name":"r","needs":["subPath"],"defer":false}]`}, `the rule "r" goes by the pod`},
+		"a rule by the pod":   {[]string{"--set-json", `config.policy.rules=[{"name":"r","runtimeHandlers":["kata"],"defer":true}]`}, `the rule "r" goes by the pod`},
 		"crust without its handler": {[]string{"--set=cluster.source=serviceAccount", "--set-json", `config.policy.rules=[{"name":"r","runtimeHandlers":["crust"],"defer":true}]`},
 			"set config.handlers.crust.enabled"},
 		"no such API":                       {[]string{"--set=admission.mutate.enabled=true"}, "serves no MutatingAdmissionPolicy"},

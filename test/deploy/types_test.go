@@ -67,7 +67,7 @@ func TestExamples(t *testing.T) {
 	}
 	verdicts := cfg.DeferralPolicy()
 	for _, class := range chosen {
-		verdict, err := verdicts.Decide(policy.Input{Driver: "disk.csi.example.com", RuntimeHandler: class, RuntimeHandlerKnown: true})
+		verdict, err := verdicts.Decide(policy.Input{Driver: "disk.csi.example.com", RuntimeHandler: class, PodKnown: true})
 		check.That(t, err == nil && verdict.Handler != "", "%s: %+v, %v", class, verdict, err)
 	}
 }

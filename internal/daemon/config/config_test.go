@@ -309,15 +309,19 @@ func TestWarnings(t *testing.T) {
 		always  = "policy: {rules: [{name: a, defer: true}]}\n"
 	)
 	for file, want := range map[string]string{
-		"":                                "",
-		always:                            "front.enabled is false",
-		front + always:                    "",
-		front + rule:                      `policy.rules[0] ("a").runtimeHandlers: no pod's runtime is known here`,
-		front + cluster + rule:            "",
-		"reconcileInterval: 0s":           "reconcileInterval: 0 is never",
-		"containerd: {namespace: k8s.io}": "", // older files have it
-		"containerd: {namespace: moby}":   "containerd.namespace: it has no effect",
-		"front: {privateDir: /var/lib/kubelet/plugins/x}":                                 "front.privateDir: it is not below",
+		"":             "",
+		always:         "front.enabled is false",
+		front + always: "",
+		front + rule:   `policy.rules[0] ("a").runtimeHandlers: no pod is known here`,
+		front + "policy: {rules: [{name: a, needs: [subPath], defer: false}]}":           `policy.rules[0] ("a").needs: no pod is known here`,
+		front + "policy: {rules: [{name: a, storageClasses: [x], defer: false}]}":        `.storageClasses: no pod is known here`,
+		front + "policy: {rules: [{name: a, namespaces: [x], defer: false}]}":            `.namespaces: no pod is known here`,
+		front + cluster + "policy: {rules: [{name: a, needs: [fsGroup], defer: false}]}": "",
+		front + cluster + rule:                            "",
+		"reconcileInterval: 0s":                           "reconcileInterval: 0 is never",
+		"containerd: {namespace: k8s.io}":                 "", // older files have it
+		"containerd: {namespace: moby}":                   "containerd.namespace: it has no effect",
+		"front: {privateDir: /var/lib/kubelet/plugins/x}": "front.privateDir: it is not below",
 		"front: {privateDir: /var/lib/kubelet/plugins/kubernetes.io/csi/crust-proxy.dev}": "", // the default of older files
 	} {
 		cfg, err := load(t, file)

@@ -25,7 +25,7 @@ func TestRuntimeClassesOfKata(t *testing.T) {
 		"kata-qemu-nvidia-gpu-snp-runtime-rs": "refused", "kata-qemu-nvidia-gpu-tdx-runtime-rs": "refused",
 		"crust": "crust", "crust-crun": "crust", "runc": "", "": "", "my-kata": "",
 	} {
-		verdict, err := rules.Decide(policy.Input{Driver: "d", RuntimeHandler: runtime, RuntimeHandlerKnown: true})
+		verdict, err := rules.Decide(policy.Input{Driver: "d", RuntimeHandler: runtime, PodKnown: true})
 		switch {
 		case want == "refused":
 			if volume.KindOf(err) != volume.Unsupported || !strings.Contains(err.Error(), runtime) {
@@ -51,7 +51,7 @@ policy:
 		"kata-qemu-snp": "kata", "my-vm": "kata", "kata-qemu": "kata",
 		"kata-old": "the configuration says so", "kata-qemu-tdx": "confidential", "crust": "handlers.crust.enabled",
 	} {
-		verdict, err := rules.Decide(policy.Input{Driver: "d", RuntimeHandler: runtime, RuntimeHandlerKnown: true})
+		verdict, err := rules.Decide(policy.Input{Driver: "d", RuntimeHandler: runtime, PodKnown: true})
 		if verdict.Handler != want && (err == nil || !strings.Contains(err.Error(), want)) {
 			t.Errorf("%s: got handler %q, %v; want %s", runtime, verdict.Handler, err, want)
 		}

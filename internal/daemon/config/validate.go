@@ -231,9 +231,9 @@ func (c Config) Warnings() []string {
 		return lines
 	}
 	for i, rule := range c.Policy.Rules {
-		if len(rule.RuntimeHandlers) > 0 {
-			lines = append(lines, fmt.Sprintf("policy.rules[%d] (%q).runtimeHandlers: no pod's runtime is known here, so that every volume which "+
-				"comes to this rule is refused: set cluster.kubeconfig or cluster.inCluster", i, rule.Name))
+		for _, key := range rule.ByPod() {
+			lines = append(lines, fmt.Sprintf("policy.rules[%d] (%q).%s: no pod is known here, so that every volume which "+
+				"comes to this rule is refused: set cluster.kubeconfig or cluster.inCluster", i, rule.Name, key))
 		}
 	}
 	return lines

@@ -11,6 +11,7 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/internal/front/csi/refusal"
 	"github.com/crust-proxy/crust-proxy/internal/front/kubelet"
+	"github.com/crust-proxy/crust-proxy/internal/front/policy"
 	"github.com/crust-proxy/crust-proxy/internal/ground/peercred"
 	"github.com/crust-proxy/crust-proxy/internal/ground/telemetry"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime"
@@ -64,9 +65,7 @@ func (h *History) Call(ctx context.Context, method string, call *telemetry.Call,
 	}
 	ofFront := strings.HasPrefix(method, "/csi.")
 	isRefusal := failure != "" && (word[0] == staged || word[0] == published)
-	known := call.Volume != "" || call.Handler != "" ||
-		h.latest(&adminv1.VolumeEvent{Driver: call.Driver, VolumeId: call.CSIVolume}, every) != nil
-	if ofFront && isRefusal || !known && !isRefusal {
+	if ofFront && isRefusal || !isRefusal && !h.follows(call) {
 		return
 	}
 	e := &adminv1.VolumeEvent{
@@ -85,11 +84,20 @@ func (h *History) Call(ctx context.Context, method string, call *telemetry.Call,
 	h.Add(e)
 }
 
+// follows reports whether a call is for a volume that is deferred, kept on the host by a rule, or has a history.
+func (h *History) follows(call *telemetry.Call) bool {
+	return call.Volume != "" || call.Handler != "" || policy.IsRule(call.Rule) ||
+		h.latest(&adminv1.VolumeEvent{Driver: call.Driver, VolumeId: call.CSIVolume}, every) != nil
+}
+
 func describe(what string, call *telemetry.Call) string {
 	switch {
 	case call.Detail != "":
 		return call.Detail
 	case call.Handler == "" && call.Volume == "" && what != unstaged:
+		if policy.IsRule(call.Rule) {
+			return "not deferred, by " + call.Rule
+		}
 		return "not deferred"
 	case what != staged && what != published:
 		return ""

@@ -88,6 +88,7 @@ func TestLifeOfAVolume(t *testing.T) {
 	// What was not deferred has no history.
 	h.Call(t.Context(), csi.Node_NodeUnpublishVolume_FullMethodName, &telemetry.Call{Driver: "ebs", CSIVolume: "vol-2", Target: "/other"}, "")
 	h.Call(t.Context(), csi.Node_NodeStageVolume_FullMethodName, &telemetry.Call{Driver: "ebs", CSIVolume: "vol-2"}, "the driver answered Internal")
+	h.Call(t.Context(), csi.Node_NodePublishVolume_FullMethodName, &telemetry.Call{Driver: "ebs", CSIVolume: "vol-2", Rule: "no rule"}, "")
 	h.Close()
 	h = open(dir)
 	defer h.Close()
@@ -95,6 +96,11 @@ func TestLifeOfAVolume(t *testing.T) {
 	if got := h.List(every, 2); len(got) != 2 || got[0].GetWhat() != "unstaged" || got[1].GetWhat() != "unstage failed" {
 		t.Errorf("the newest are %v", got)
 	}
+	host := &telemetry.Call{Driver: "ebs", CSIVolume: "vol-2", Target: "/other", Rule: `rule "sub-paths"`}
+	h.Call(t.Context(), csi.Node_NodePublishVolume_FullMethodName, host, "")
+	h.Call(t.Context(), csi.Node_NodePublishVolume_FullMethodName, &telemetry.Call{Driver: "ebs", CSIVolume: "vol-2", Repeated: true}, "")
+	want(t, h, "ebs/vol-2", `1 published kubelet: not deferred, by rule "sub-paths"`)
+	delete(h.volumes, "ebs/vol-2")
 	h.Bound(v, runtime.Binding{}) // as before
 	h.Did(v, Repaired, "reconcile", "end removal", volume.Errorf(volume.Busy, "still open"))
 	want(t, h, "", all+"\n1 repair failed reconcile: end removal: still open")

@@ -107,6 +107,28 @@ func TestStageOfPodsThatDisagree(t *testing.T) {
 	r.clean()
 }
 
+// TestPodsOfDifferentNeeds: each pod has the volume in its own way, one after the other. A pod that has it keeps it so.
+func TestPodsOfDifferentNeeds(t *testing.T) {
+	needsHost := &policy.Policy{Rules: []policy.Rule{
+		{Name: "sub-paths", Needs: []string{policy.NeedSubPath}}, {Name: "all", Defer: true, ThenOnHost: policy.HostAllowed},
+	}}
+	needy, plain := one(decision.PodVolume{SubPaths: []string{"logs"}}), one(decision.PodVolume{})
+	r := podRig(t, needsHost, decision.Pod{UID: "p1", Volumes: plain}, decision.Pod{UID: "p2", Volumes: needy})
+	r.stage()
+	r.ok(nil, r.publish("p1"))
+	r.refused(r.publish("p2"), codes.FailedPrecondition, `mounted on the host (rule "sub-paths")`, "deferred for the pod ns/name-of-p1")
+	r.front.SetPolicy(&policy.Policy{Rules: []policy.Rule{{Name: "none", Needs: []string{policy.NeedSubPath}}}})
+	r.ok(nil, r.publish("p1"))
+	r.front.SetPolicy(needsHost)
+	r.ok(nil, r.unpublish("p1"))
+	r.driver.said()
+	r.ok(nil, r.publish("p2"))
+	r.said("unstage private", "stage-mount kubelet", "publish-mount kubelet")
+	r.refused(r.publish("p1"), codes.FailedPrecondition, `deferred (rule "all")`, "mounted on the host for the pod ns/name-of-p2")
+	r.ok(nil, r.unpublish("p2"))
+	r.end("p1")
+}
+
 // TestSubPaths: a pod would start without its sub-directory where the handler shows whole volumes only.
 func TestSubPaths(t *testing.T) {
 	r := podRig(t, deferAll, decision.Pod{UID: "p1", RuntimeHandler: "kata", Volumes: one(decision.PodVolume{Claim: "all", SubPaths: []string{"logs"}})})

@@ -89,7 +89,7 @@ func (p *publishCall) run(ctx context.Context) ([]byte, error) {
 	err := p.decide(ctx)
 	annotateVerdict(ctx, p.w, &p.verdict)
 	call := telemetry.CallFrom(ctx)
-	call.Repeated = p.state.Published != nil
+	call.Repeated = p.state.Published != nil || p.state.PathOnHost
 	if p.verdict.Defer || err != nil {
 		call.Volume = string(p.key)
 	}

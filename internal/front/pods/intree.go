@@ -1,6 +1,7 @@
 package pods
 
 import (
+	"cmp"
 	"slices"
 
 	"github.com/go-logr/logr"
@@ -42,6 +43,7 @@ func sourceOf(pv *corev1.PersistentVolume) source {
 	}
 	return source{
 		driver: pv.Spec.CSI.Driver, id: pv.Spec.CSI.VolumeHandle, fsType: pv.Spec.CSI.FSType,
+		class: cmp.Or(pv.Annotations[corev1.BetaStorageClassAnnotation], pv.Spec.StorageClassName),
 		once: slices.ContainsFunc(pv.Spec.AccessModes, func(mode corev1.PersistentVolumeAccessMode) bool {
 			return mode == corev1.ReadWriteOnce || mode == corev1.ReadWriteOncePod
 		}),

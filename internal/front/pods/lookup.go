@@ -170,7 +170,7 @@ func (c *Cluster) answer(k known, failed map[string]error) (decision.Pod, error)
 			continue // not a CSI volume
 		}
 		shown := v.PodVolume
-		shown.Driver, shown.VolumeID = from.driver, from.id
+		shown.Driver, shown.VolumeID, shown.StorageClass = from.driver, from.id, from.class
 		shown.NoGroup = out.FSGroup != "" && !c.changesGroup(v, from)
 		if !done {
 			shown.Unknown = failed[v.Name]

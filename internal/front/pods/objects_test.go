@@ -151,6 +151,7 @@ func bound(claim string) (*corev1.PersistentVolumeClaim, *corev1.PersistentVolum
 	pv := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "pv-" + claim}}
 	pv.Spec.ClaimRef = &corev1.ObjectReference{Namespace: "default", Name: claim, UID: pvc.UID}
 	pv.Spec.AccessModes = []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}
+	pv.Spec.StorageClassName = "class-of-" + claim
 	pv.Spec.CSI = &corev1.CSIPersistentVolumeSource{Driver: driver, VolumeHandle: "vol-" + claim, FSType: "ext4"}
 	return pvc, pv
 }

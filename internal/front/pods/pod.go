@@ -42,8 +42,8 @@ type podVolume struct {
 
 // source is the CSI volume behind a pod's volume. The zero source is no CSI volume.
 type source struct {
-	driver, id string
-	fsType     string
+	driver, id    string
+	fsType, class string // class is the storage class, or ""
 	// once is set if one node at a time may mount it. By default, kubelet changes the group
 	// of the files of such volumes only.
 	once  bool

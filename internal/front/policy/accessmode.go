@@ -35,10 +35,10 @@ func expandModes(words []string) []string {
 	return modes
 }
 
-// matchesMode reports whether a rule with these access modes matches a volume of CSI's mode.
+// matchesMode reports whether a rule with this access mode matches a volume of CSI's mode.
 // SINGLE_NODE_WRITER in a rule means ReadWriteOnce, whatever the driver reports.
-func matchesMode(words []string, mode string) bool {
-	modes := expandModes(words)
+func matchesMode(word, mode string) bool {
+	modes := expandModes([]string{word})
 	return slices.Contains(modes, mode) || mode == "SINGLE_NODE_MULTI_WRITER" && slices.Contains(modes, "SINGLE_NODE_WRITER")
 }
 

@@ -74,7 +74,7 @@ func TestDecideForPodsThatAsk(t *testing.T) {
 		t.Fatal(err)
 	}
 	wish := func(driver, handler string, more ...func(*Input)) Input {
-		w := Input{Driver: driver, RuntimeHandler: handler, RuntimeHandlerKnown: true, Annotated: true, AccessMode: "SINGLE_NODE_WRITER"}
+		w := Input{Driver: driver, RuntimeHandler: handler, PodKnown: true, Annotated: true, AccessMode: "SINGLE_NODE_WRITER"}
 		for _, change := range more {
 			change(&w)
 		}
@@ -143,7 +143,7 @@ func TestInlineVolumesAttributesOnlyAsk(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			got, err := p.Decide(Input{
-				Driver: c.driver, RuntimeHandler: c.handler, RuntimeHandlerKnown: true, Inline: true, AccessMode: "SINGLE_NODE_WRITER",
+				Driver: c.driver, RuntimeHandler: c.handler, PodKnown: true, Inline: true, AccessMode: "SINGLE_NODE_WRITER",
 				Context: map[string]string{ContextKey: c.word},
 			})
 			if diff := cmp.Diff(c.want, got); diff != "" || (err != nil) != (c.says != nil) || (err != nil && volume.KindOf(err) != volume.Denied) {
@@ -177,7 +177,7 @@ func FuzzAnnotation(f *testing.F) {
 		if len(asked.Names) > maxAskedNames {
 			t.Fatalf("%d names", len(asked.Names))
 		}
-		w := Input{Driver: driver, RuntimeHandler: handler, RuntimeHandlerKnown: bits&1 == 0, Requested: bits&2 != 0, AccessMode: "SINGLE_NODE_WRITER"}
+		w := Input{Driver: driver, RuntimeHandler: handler, PodKnown: bits&1 == 0, Requested: bits&2 != 0, AccessMode: "SINGLE_NODE_WRITER"}
 		if word != "" {
 			w.Context = map[string]string{ContextKey: word}
 		}

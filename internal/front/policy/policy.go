@@ -7,8 +7,8 @@ import (
 	"cmp"
 	"fmt"
 	"path"
-	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
@@ -25,10 +25,14 @@ type Input struct {
 	Driver, FSType string
 	// AccessMode is CSI's name of it, such as SINGLE_NODE_WRITER.
 	AccessMode string
-	// RuntimeHandler is the pod's. If RuntimeHandlerKnown is set, "" is the node's default
-	// runtime.
-	RuntimeHandler      string
-	RuntimeHandlerKnown bool
+	// PodKnown is set if the pod is known. Its RuntimeHandler "" is the node's default runtime.
+	PodKnown                  bool
+	RuntimeHandler, Namespace string
+	// StorageClass is that of the persistent volume, "" without one, and Needs is what the pod
+	// needs of the volume: NeedSubPath, NeedFSGroup. If Missing is set, it is why they are not known.
+	StorageClass string
+	Needs        []string
+	Missing      error
 	// Annotated is set if the pod's annotation asks for this volume. Anybody who may create
 	// a pod can write the annotation.
 	Annotated bool
@@ -51,6 +55,11 @@ type Rule struct {
 	RuntimeHandlers []string `yaml:"runtimeHandlers,omitempty"`
 	// AccessModes are CSI's names, or those of Kubernetes' claims.
 	AccessModes []string `yaml:"accessModes,omitempty"`
+	// Namespaces are those of pods, and StorageClasses those of persistent volumes.
+	Namespaces     []string `yaml:"namespaces,omitempty"`
+	StorageClasses []string `yaml:"storageClasses,omitempty"`
+	// Needs matches volumes of which the pod needs one of these.
+	Needs []string `yaml:"needs,omitempty"`
 	// Annotated restricts the rule to volumes that the pod's annotation names.
 	Annotated bool `yaml:"annotated,omitempty"`
 	Defer     bool `yaml:"defer"`
@@ -202,7 +211,7 @@ func (p *Policy) CouldDefer(w Input) bool {
 		case !rule.matchesVolume(&w):
 		case rule.Defer:
 			return true
-		case len(rule.RuntimeHandlers) == 0 && !rule.Annotated:
+		case len(rule.ByPod()) == 0 && !rule.Annotated:
 			return false // it matches the volume of every pod, so no later rule decides
 		}
 	}
@@ -245,24 +254,13 @@ func contextSetting(context map[string]string) (asked, said bool, err error) {
 func (p *Policy) byRules(w Input) (Verdict, error) {
 	for i := range p.Rules {
 		rule := &p.Rules[i]
-		if !rule.matchesVolume(&w) {
-			continue
-		}
-		if rule.needsHandler(&w) {
-			advice := "say " + ContextKey + ": \"true\" or \"false\" in the volume's attributes, "
-			if w.Inline {
-				advice = "" // those are the pod author's
-			}
-			return Verdict{Rule: rule.label()}, volume.Errorf(volume.Unsupported, "the policy's rule %q cannot be decided for this volume of driver %s: it goes by "+
-				"the pod's runtime handler, which is not known here: configure cluster so that it is, %sor take runtimeHandlers out of the rule",
-				rule.Name, sys.Clip(w.Driver), advice)
-		}
-		switch {
-		case !rule.matchesHandler(&w):
-		case rule.Defer:
+		switch failed := rule.mismatch(&w); {
+		case failed == nil && rule.Defer:
 			return p.withHandler(p.deferred(rule, rule.label()), &w)
-		default:
+		case failed == nil:
 			return Verdict{Rule: rule.label()}, nil
+		case !failed.known:
+			return Verdict{Rule: rule.label()}, w.undecidable(rule, failed.key)
 		}
 	}
 	return Verdict{Rule: byNoRule}, nil
@@ -280,44 +278,27 @@ func (p *Policy) deferred(how *Rule, label string) Verdict {
 // it is deferred is up to the first matching rule that defers, if there is one.
 func (p *Policy) asked(w Input, word string) (Verdict, error) {
 	v := p.deferred(&Rule{}, word)
-	var open []*Rule // those that may match, depending on the pod's runtime handler
+	var open []*Rule // those that may match, depending on the pod
 	for i := range p.Rules {
 		rule := &p.Rules[i]
-		if !rule.Defer || rule.Annotated || !rule.matchesVolume(&w) {
+		if !rule.Defer || rule.Annotated {
 			continue // nor may what a pod's author writes decide how
 		}
-		if rule.needsHandler(&w) {
-			open = append(open, rule)
-		} else if rule.matchesHandler(&w) {
+		failed := rule.mismatch(&w)
+		if failed == nil {
 			v = p.deferred(rule, word)
 			break
+		}
+		if !failed.known {
+			open = append(open, rule)
 		}
 	}
 	for _, rule := range open {
 		if other := p.deferred(rule, word); other.Handler != v.Handler || other.Format != v.Format || !other.MakeFS.Equal(v.MakeFS) || other.KeepSize != v.KeepSize {
-			return Verdict{Rule: rule.label()}, volume.Errorf(volume.Unsupported, "this volume of driver %s is to be deferred (%s), and how cannot be decided: the "+
-				"policy's rule %q goes by the pod's runtime handler, which is not known here: take runtimeHandlers out of the rule, "+
-				"or handler, format, mkfsOptions, rootMode and grow", sys.Clip(w.Driver), word, rule.Name)
+			return Verdict{Rule: rule.label()}, w.howUndecidable(rule, rule.mismatch(&w).key, word)
 		}
 	}
 	return p.withHandler(v, &w)
-}
-
-func (r *Rule) matchesVolume(w *Input) bool {
-	return (w.Annotated || !r.Annotated) && (len(r.Drivers) == 0 || slices.ContainsFunc(r.Drivers, func(p string) bool { return globMatches(p, w.Driver) })) &&
-		allows(r.Filesystems, w.FSType) && (len(r.AccessModes) == 0 || matchesMode(r.AccessModes, w.AccessMode))
-}
-
-// needsHandler reports whether the rule depends on a runtime handler that is not known. A
-// guess could hand a volume to a sandbox that another pod expects on the host.
-func (r *Rule) needsHandler(w *Input) bool {
-	return len(r.RuntimeHandlers) > 0 && !w.RuntimeHandlerKnown
-}
-
-func (r *Rule) matchesHandler(w *Input) bool { return allows(r.RuntimeHandlers, w.RuntimeHandler) }
-
-func allows(list []string, value string) bool {
-	return len(list) == 0 || slices.Contains(list, value)
 }
 
 // globMatches matches a whole driver name, which holds no slash.
@@ -328,6 +309,9 @@ func globMatches(pattern, name string) bool {
 
 // label names a rule in records and errors.
 func (r *Rule) label() string { return fmt.Sprintf("rule %q", r.Name) }
+
+// IsRule reports whether a Verdict.Rule names a rule.
+func IsRule(label string) bool { return strings.HasPrefix(label, "rule ") }
 
 // configPath names a rule in an error of the configuration.
 func (r *Rule) configPath(i int) string {

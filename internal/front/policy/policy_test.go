@@ -33,9 +33,9 @@ func TestDecide(t *testing.T) {
 			Verdict{Rule: `rule "not shared"`}},
 		"own format":      {Input{Driver: "lvm", FSType: "xfs"}, Verdict{Defer: true, Rule: `rule "xfs of lvm"`, Format: volume.FormatGuest}},
 		"other fs":        {Input{Driver: "lvm", FSType: "ext4"}, Verdict{Rule: "no rule"}},
-		"pattern":         {Input{Driver: "a.csi.example.com", RuntimeHandler: "kata", RuntimeHandlerKnown: true}, Verdict{Defer: true, Rule: `rule "kata"`, Handler: "kata", Format: volume.FormatNever}},
-		"pattern, whole":  {Input{Driver: "a.csi.example.com.evil", RuntimeHandler: "kata", RuntimeHandlerKnown: true}, Verdict{Rule: "no rule"}},
-		"default runtime": {Input{Driver: "a.csi.example.com", RuntimeHandlerKnown: true}, Verdict{Rule: "no rule"}},
+		"pattern":         {Input{Driver: "a.csi.example.com", RuntimeHandler: "kata", PodKnown: true}, Verdict{Defer: true, Rule: `rule "kata"`, Handler: "kata", Format: volume.FormatNever}},
+		"pattern, whole":  {Input{Driver: "a.csi.example.com.evil", RuntimeHandler: "kata", PodKnown: true}, Verdict{Rule: "no rule"}},
+		"default runtime": {Input{Driver: "a.csi.example.com", PodKnown: true}, Verdict{Rule: "no rule"}},
 		"request before all": {Input{Driver: "ebs.csi.aws.com", AccessMode: "MULTI_NODE_MULTI_WRITER", Requested: true, Context: key("false")},
 			Verdict{Defer: true, Rule: "defer_fs_ops of the request", Format: volume.FormatHost}},
 		"request, no rule":        {Input{Driver: "nfs", Requested: true}, Verdict{Defer: true, Rule: "defer_fs_ops of the request", Format: volume.FormatNever}},
@@ -78,6 +78,10 @@ func TestCouldDefer(t *testing.T) {
 		"another filesystem":                   {deferring(func(r *Rule) { r.Filesystems = []string{"xfs"} }), lvm, false},
 		"another access mode":                  {deferring(func(r *Rule) { r.AccessModes = []string{"ReadWriteMany"} }), lvm, false},
 		"pods of a runtime":                    {deferring(func(r *Rule) { r.RuntimeHandlers = []string{"kata"} }), lvm, true},
+		"pods of a namespace":                  {deferring(func(r *Rule) { r.Namespaces = []string{"shop"} }), lvm, true},
+		"some needs stay on the host":          {before(Rule{Needs: []string{NeedSubPath}}), lvm, true},
+		"a class stays on the host":            {before(Rule{StorageClasses: []string{"slow"}}), lvm, true},
+		"a namespace stays on the host":        {before(Rule{Namespaces: []string{"shop"}}), lvm, true},
 		"pods that ask":                        {deferring(func(r *Rule) { r.RuntimeHandlers, r.Annotated = []string{"kata"}, true }), lvm, true},
 		"a rule that keeps all on the host":    {before(Rule{}), lvm, false},
 		"a rule that keeps it on the host":     {before(Rule{Drivers: []string{"lvm"}}), lvm, false},
@@ -92,7 +96,7 @@ func TestCouldDefer(t *testing.T) {
 		"the volume says something odd":        {nil, with(func(w *Input) { w.Context = key("False") }), true},
 		"an inline volume asks":                {nil, with(func(w *Input) { w.Inline = true; w.Context = key("true") }), true},
 		"an inline volume cannot say no":       {before(Rule{Drivers: []string{"nfs"}}), with(func(w *Input) { w.Inline = true; w.Context = key("false") }), true},
-		"a pod that may not be the only one":   {deferring(func(r *Rule) { r.RuntimeHandlers = []string{"kata"} }), with(func(w *Input) { w.RuntimeHandlerKnown = true }), true},
+		"a pod that may not be the only one":   {deferring(func(r *Rule) { r.RuntimeHandlers = []string{"kata"} }), with(func(w *Input) { w.PodKnown = true }), true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if got := (&Policy{Rules: c.rules}).CouldDefer(c.wish); got != c.want {
@@ -106,7 +110,7 @@ func TestCouldDefer(t *testing.T) {
 func TestCouldDeferCoversEveryPod(t *testing.T) {
 	deferred, never := 0, 0
 	for _, wish := range everyVolume() {
-		for name, policy := range map[string]*Policy{"example": examplePolicy(), "annotated": annotatedPolicy(), "empty": {}} {
+		for name, policy := range map[string]*Policy{"example": examplePolicy(), "annotated": annotatedPolicy(), "by pod": podPolicy(), "empty": {}} {
 			could := policy.CouldDefer(wish)
 			if !could {
 				never++
@@ -142,17 +146,72 @@ func everyVolume() (all []Input) {
 }
 
 func everyPod(w Input) (all []Input) {
-	for _, handler := range []string{"unknown", "", "kata", "crust", "runc"} {
+	for i, handler := range []string{"unknown", "", "kata", "crust", "runc", "kata", "kata", "kata"} {
 		for _, annotated := range []bool{false, true} {
 			pod := w
 			pod.Annotated = annotated
-			if pod.RuntimeHandlerKnown = handler != "unknown"; pod.RuntimeHandlerKnown {
+			pod.Namespace, pod.StorageClass = []string{"shop", "lab"}[i/2%2], []string{"fast", "slow"}[i%2]
+			if i == 5 {
+				pod.Needs = []string{NeedFSGroup}
+			}
+			if pod.PodKnown = handler != "unknown"; pod.PodKnown {
 				pod.RuntimeHandler = handler
 			}
 			all = append(all, pod)
 		}
 	}
 	return all
+}
+
+// podPolicy has a rule by each of what only the pod, or the volume in it, tells.
+func podPolicy() *Policy {
+	return &Policy{Rules: []Rule{
+		{Name: "lab", Namespaces: []string{"lab", "test"}, Defer: true},
+		{Name: "sub-paths", RuntimeHandlers: []string{"kata"}, Needs: []string{NeedSubPath}},
+		{Name: "groups", Drivers: []string{"lvm"}, Needs: []string{NeedFSGroup, NeedSubPath}},
+		{Name: "slow", StorageClasses: []string{"slow"}},
+		{Name: "kata", RuntimeHandlers: []string{"kata"}, Defer: true},
+	}}
+}
+
+// TestRulesByThePod: what is not known of a pod is an error if a rule depends on it, and only then.
+func TestRulesByThePod(t *testing.T) {
+	p := podPolicy()
+	if err := p.Validate([]string{"kata"}); err != nil {
+		t.Error(err)
+	}
+	busy := volume.Errorf(volume.Busy, "the claim is not bound")
+	for name, c := range map[string]struct {
+		wish   Input
+		rule   string // in the verdict
+		defers bool
+		says   string // of the error
+	}{
+		"a namespace":          {Input{PodKnown: true, Namespace: "test"}, `rule "lab"`, true, ""},
+		"no pod":               {Input{Namespace: "test"}, `rule "lab"`, false, "it goes by namespaces of the pod, which is not known here: configure cluster"},
+		"needs it":             {Input{PodKnown: true, RuntimeHandler: "kata", Needs: []string{NeedFSGroup, NeedSubPath}}, `rule "sub-paths"`, false, ""},
+		"needs something else": {Input{PodKnown: true, RuntimeHandler: "kata", Needs: []string{NeedFSGroup}}, `rule "kata"`, true, ""},
+		"needs one of two":     {Input{PodKnown: true, Driver: "lvm", Needs: []string{NeedSubPath}}, `rule "groups"`, false, ""},
+		"needs not known":      {Input{PodKnown: true, RuntimeHandler: "kata", Missing: busy}, `rule "sub-paths"`, false, "it goes by needs, and the claim is not bound"},
+		"class not known":      {Input{PodKnown: true, RuntimeHandler: "runc", Missing: busy}, `rule "slow"`, false, "it goes by storageClasses, and the claim is not bound"},
+		"decided before":       {Input{PodKnown: true, Namespace: "lab", Missing: busy}, `rule "lab"`, true, ""},
+		"a class":              {Input{PodKnown: true, RuntimeHandler: "kata", StorageClass: "slow"}, `rule "slow"`, false, ""},
+		"no class":             {Input{PodKnown: true, RuntimeHandler: "kata"}, `rule "kata"`, true, ""},
+		"how, without a pod":   {Input{Requested: true}, RuleRequested, true, ""}, // each rule defers in the same way
+		"the volume says no":   {Input{PodKnown: true, Missing: busy, Context: map[string]string{ContextKey: "false"}}, byContext, false, ""},
+	} {
+		got, err := p.Decide(c.wish)
+		if got.Rule != c.rule || got.Defer != c.defers || (err != nil) != (c.says != "") || err != nil && !strings.Contains(err.Error(), c.says) {
+			t.Errorf("%s: %+v, %v", name, got, err)
+		}
+		if err != nil && c.wish.Missing != nil && volume.KindOf(err) != volume.Busy {
+			t.Errorf("%s: it is classed %s, so kubelet may give up", name, volume.KindOf(err))
+		}
+	}
+	p.Rules[0].Format = volume.FormatNever
+	if _, err := p.Decide(Input{Requested: true}); volume.KindOf(err) != volume.Unsupported || !strings.Contains(err.Error(), "goes by namespaces of the pod") {
+		t.Errorf("how it is deferred depends on the pod: %v", err)
+	}
 }
 
 func TestDecideNeverGuesses(t *testing.T) {
@@ -240,6 +299,9 @@ func TestValidatePolicy(t *testing.T) {
 		`.drivers[0]: ""`:                       rule(func(r *Rule) { r.Drivers = []string{""} }),
 		`.filesystems[0]: "EXT4"`:               rule(func(r *Rule) { r.Filesystems = []string{"EXT4"} }),
 		`.runtimeHandlers[0]: "Kata"`:           rule(func(r *Rule) { r.RuntimeHandlers = []string{"Kata"} }),
+		`.namespaces[0]: "Shop"`:                rule(func(r *Rule) { r.Namespaces = []string{"Shop"} }),
+		`.storageClasses[0]: "a/b"`:             rule(func(r *Rule) { r.StorageClasses = []string{"a/b"} }),
+		`.needs[1]: "subpath" is not one of`:    rule(func(r *Rule) { r.Needs = []string{"fsGroup", "subpath"} }),
 		`.rootMode: "0000"`:                     rule(func(r *Rule) { r.RootMode = "0000" }),
 		"each mkfs has its own":                 rule(func(r *Rule) { r.MkfsOptions = []string{"-q"} }),
 		`.accessModes[0]: "ReadWriteTwice"`:     rule(func(r *Rule) { r.AccessModes = []string{"ReadWriteTwice"} }),
@@ -248,7 +310,9 @@ func TestValidatePolicy(t *testing.T) {
 		`("a").thenOnHost: "yes"`:               rule(func(r *Rule) { r.ThenOnHost = "yes" }),
 		`policy.rules[1] ("b").name: policy.rules[0] ("b")`: {
 			{Name: "b", Drivers: []string{"x"}}, {Name: "b", Drivers: []string{"y"}}},
-		`("second"): it can never match, because policy.rules[0] ("first")`:        two(Rule{}, Rule{Drivers: []string{"x"}}),
+		`("second"): it can never match, because policy.rules[0] ("first")`: two(Rule{}, Rule{Drivers: []string{"x"}}),
+		`("second"): it can never match, because policy.rules[0]`: two(Rule{Needs: []string{NeedSubPath, NeedFSGroup}, Namespaces: []string{"a", "b"}},
+			Rule{Needs: []string{NeedSubPath}, Namespaces: []string{"b"}, StorageClasses: []string{"c"}}),
 		`policy.rules[0] ("a").annotated: anybody`:                                 {{Name: "a", Annotated: true, Defer: true}},
 		`("second"): it can never match`:                                           two(Rule{AccessModes: []string{"ReadWriteOnce"}}, Rule{AccessModes: []string{"SINGLE_NODE_WRITER"}}),
 		`("second"): it can never match, because policy.rules[0] ("first") stands`: two(Rule{}, Rule{Annotated: true, Defer: true, RuntimeHandlers: []string{"k"}}),
@@ -293,8 +357,8 @@ func TestRuntimes(t *testing.T) {
 			Runtimes: []Runtime{{Pattern: "kata-*", Handler: "kata"}, {Pattern: "runc", Refuse: "no kernel of its own"}},
 			Rules:    []Rule{{Name: "a", RuntimeHandlers: c.runtimes, Handler: c.named, Defer: true}},
 		}
-		wish := Input{Driver: "d", RuntimeHandlerKnown: len(c.runtimes) > 0}
-		if wish.RuntimeHandlerKnown {
+		wish := Input{Driver: "d", PodKnown: len(c.runtimes) > 0}
+		if wish.PodKnown {
 			wish.RuntimeHandler = c.runtimes[len(c.runtimes)-1]
 		}
 		got, err := p.Decide(wish)
@@ -309,6 +373,8 @@ func TestRuntimes(t *testing.T) {
 
 func TestRulesThatOnlyOverlapMayStandTogether(t *testing.T) {
 	for name, rules := range map[string][]Rule{
+		"needs first":     {{Name: "a", Needs: []string{NeedSubPath}}, {Name: "b", Needs: []string{NeedSubPath, NeedFSGroup}}, {Name: "c"}},
+		"classes":         {{Name: "a", StorageClasses: []string{"x"}}, {Name: "b", Namespaces: []string{"x"}}},
 		"special first":   {{Name: "a", Drivers: []string{"x.com"}}, {Name: "b", Drivers: []string{"*.com"}}, {Name: "c"}},
 		"one of two":      {{Name: "a", Drivers: []string{"x"}}, {Name: "b", Drivers: []string{"x", "y"}}},
 		"handlers":        {{Name: "a", RuntimeHandlers: []string{"kata"}}, {Name: "b"}},
@@ -337,7 +403,7 @@ func FuzzPolicy(f *testing.F) {
 			{Name: "third", Drivers: []string{second}, Filesystems: []string{fs}, Defer: true, Format: volume.FormatGuest},
 		}}
 		valid := p.Validate([]string{"kata"})
-		w := Input{Driver: driver, FSType: fs, RuntimeHandler: podRuntime, RuntimeHandlerKnown: known, Requested: requested}
+		w := Input{Driver: driver, FSType: fs, RuntimeHandler: podRuntime, PodKnown: known, Requested: requested}
 		if word != "" {
 			w.Context = map[string]string{ContextKey: word}
 		}

@@ -42,7 +42,7 @@ func (p *Policy) servedBy(runtime, named string) (handler, why string) {
 // withHandler sets the handler of a verdict to that of the pod's runtime, if the runtime is
 // known.
 func (p *Policy) withHandler(v Verdict, w *Input) (Verdict, error) {
-	if !w.RuntimeHandlerKnown {
+	if !w.PodKnown {
 		return v, nil
 	}
 	handler, why := p.servedBy(w.RuntimeHandler, v.Handler)

@@ -17,6 +17,7 @@ const maxRules = 1000
 var (
 	ruleDriverForm = sys.LazyRegexp(`^[A-Za-z0-9*]([A-Za-z0-9.*-]{0,61}[A-Za-z0-9*])?$`)
 	rootModeForm   = sys.LazyRegexp(`^[02]?[0-7]{3}$`)
+	classForm      = sys.LazyRegexp(`^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$`) // a DNS subdomain
 	ruleNameForm   = sys.LazyRegexp(`^[\p{L}\p{N}][\p{L}\p{N} ._/-]{0,62}$`)
 )
 
@@ -114,6 +115,9 @@ func (r *Rule) lists() []ruleField {
 		{"filesystems", "a filesystem's name", r.Filesystems, volume.IsFSType},
 		{"runtimeHandlers", "a handler of a RuntimeClass", r.RuntimeHandlers, dnsLabelForm().MatchString},
 		{"accessModes", "one of " + strings.Join(modes, ", "), r.AccessModes, func(m string) bool { return slices.Contains(modes, m) }},
+		{"namespaces", "a namespace", r.Namespaces, dnsLabelForm().MatchString},
+		{"storageClasses", "a StorageClass's name", r.StorageClasses, classForm().MatchString},
+		{"needs", "one of fsGroup, subPath", r.Needs, func(n string) bool { return n == NeedFSGroup || n == NeedSubPath }},
 	}
 }
 
@@ -138,7 +142,8 @@ func (p *Policy) compare(i int) []error {
 // covers reports whether this rule matches all that another one matches.
 func (r *Rule) covers(other *Rule) bool {
 	return (!r.Annotated || other.Annotated) && within(r.Drivers, other.Drivers, globMatches) && within(r.Filesystems, other.Filesystems, equal) &&
-		within(r.RuntimeHandlers, other.RuntimeHandlers, equal) && within(expandModes(r.AccessModes), expandModes(other.AccessModes), equal)
+		within(r.RuntimeHandlers, other.RuntimeHandlers, equal) && within(expandModes(r.AccessModes), expandModes(other.AccessModes), equal) &&
+		within(r.Namespaces, other.Namespaces, equal) && within(r.StorageClasses, other.StorageClasses, equal) && within(r.Needs, other.Needs, equal)
 }
 
 func equal(a, b string) bool { return a == b }

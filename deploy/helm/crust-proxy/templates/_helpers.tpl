@@ -53,7 +53,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 {{- if not $all.cluster -}}
 {{- range (($all.policy).rules) -}}
-{{- if or .runtimeHandlers .annotated -}}
+{{- if or .runtimeHandlers .annotated .namespaces .storageClasses .needs -}}
 {{- fail (printf "config.policy.rules: the rule %q goes by the pod, and nothing tells the daemon of pods: set cluster.source" .name) -}}
 {{- end -}}
 {{- end -}}

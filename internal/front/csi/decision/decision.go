@@ -107,11 +107,7 @@ func (r *Rules) checkMark(req *VolumeRequest, verdict *policy.Verdict) error {
 }
 
 func (r *Rules) byPolicy(req *VolumeRequest, pod *PodContext) (policy.Verdict, error) {
-	in := req.Input
-	if pod != nil {
-		in.RuntimeHandler, in.RuntimeHandlerKnown, in.Annotated = pod.Pod.RuntimeHandler, true, pod.Annotated
-	}
-	verdict, err := r.Policy.Decide(in)
+	verdict, err := r.Policy.Decide(pod.complete(req))
 	if verdict.Defer {
 		verdict.Handler = cmp.Or(verdict.Handler, r.DefaultHandler)
 	}

@@ -50,6 +50,8 @@ func rulesFor(subPaths bool) *Rules {
 		Abilities:      func(string) deferral.Abilities { return deferral.Abilities{SubPaths: subPaths} },
 		Policy: &policy.Policy{Rules: []policy.Rule{
 			{Name: "kata", RuntimeHandlers: []string{"kata"}, Defer: true},
+			{Name: "needs", RuntimeHandlers: []string{"needy"}, Needs: []string{policy.NeedSubPath, policy.NeedFSGroup}},
+			{Name: "needy", RuntimeHandlers: []string{"needy"}, Defer: true},
 			{Name: "asked", RuntimeHandlers: []string{"crust"}, Annotated: true, Defer: true, Handler: "crust"},
 		}},
 	}
@@ -60,6 +62,8 @@ func podWith(runtimeHandler, asks string, v PodVolume) Pod {
 	v.Name, v.Driver, v.VolumeID = "data", driver, volumeID
 	return Pod{UID: runtimeHandler, RuntimeHandler: runtimeHandler, Asks: asks, Volumes: []PodVolume{v}}
 }
+
+func withGroup(pod Pod) Pod { pod.FSGroup = "7"; return pod }
 
 func contextOf(t *testing.T, pod Pod) *PodContext {
 	t.Helper()
@@ -115,6 +119,14 @@ func TestPublishVerdicts(t *testing.T) {
 		"a sub-path":                {pod: podWith("kata", "", PodVolume{SubPaths: []string{"a/b"}}), kind: volume.Unsupported, party: refusal.PartyHandler, inMessage: []string{"a/b", "handler kata"}},
 		"a sub-path that works":     {pod: podWith("kata", "", PodVolume{SubPaths: []string{"a/b"}}), subPaths: true, defers: true, handler: "kata"},
 		"a sub-path on the host":    {pod: podWith("runc", "", PodVolume{SubPaths: []string{"a/b"}})},
+		"by rule on the host":       {pod: podWith("needy", "", PodVolume{SubPaths: []string{"a/b"}})},
+		"needs nothing":             {pod: podWith("needy", "", PodVolume{}), defers: true, handler: "kata"},
+		"needs a group":             {pod: withGroup(podWith("needy", "", PodVolume{}))},
+		"a group of other volumes":  {pod: withGroup(podWith("needy", "", PodVolume{NoGroup: true})), defers: true, handler: "kata"},
+		"other pod has no needs":    {pod: podWith("needy", "", PodVolume{SubPaths: []string{"a"}}), state: State{Elsewhere: elsewhere}, kind: volume.InUse, party: refusal.PartyVolume, inMessage: []string{`mounted on the host (rule "needs")`, "is deferred for the pod ns/db-0"}},
+		"other pod has needs":       {pod: podWith("needy", "", PodVolume{}), state: State{OnHost: []string{"/other"}}, kind: volume.InUse, party: refusal.PartyVolume, inMessage: []string{`deferred (rule "needy")`, "mounted on the host for the pod at /other"}},
+		"needs that are not known":  {pod: Pod{RuntimeHandler: "needy", Volumes: []PodVolume{{Unknown: volume.Errorf(volume.Timeout, "no answer")}}}, kind: volume.Timeout, party: refusal.PartyPods, inMessage: []string{`rule "needs"`, "it goes by needs, and it is not known which", "no answer"}},
+		"needs do not matter":       {pod: Pod{RuntimeHandler: "runc", Volumes: []PodVolume{{Unknown: volume.Errorf(volume.Timeout, "no answer")}}}},
 		"a volume that is missing":  {pod: Pod{RuntimeHandler: "kata"}, kind: volume.Busy, party: refusal.PartyPods, inMessage: []string{"asked again"}},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -33,6 +33,8 @@ type PodVolume struct {
 	// Unknown is why the driver of the volume is not known: a claim that is not bound yet,
 	// or a cluster that does not answer. It is a classed error.
 	Unknown error
+	// StorageClass is that of its persistent volume, or "".
+	StorageClass string
 	// Block is set for a raw block volume, which has no filesystem.
 	Block bool
 	// NoGroup is set where the pod's FSGroup is not for this volume: the node's own
@@ -84,6 +86,27 @@ func (p *Pod) ForVolume(driver, volumeID, inlineName string) (*PodContext, error
 	return out, nil
 }
 
+// complete adds to what the request says of a volume what the pod says. The pod is nil where no
+// cluster is asked.
+func (c *PodContext) complete(req *VolumeRequest) policy.Input {
+	in := req.Input
+	if c == nil {
+		return in
+	}
+	in.PodKnown, in.RuntimeHandler, in.Namespace, in.Annotated, in.Missing = true, c.Pod.RuntimeHandler, c.Pod.Namespace, c.Annotated, c.Missing
+	if c.Volume == nil {
+		return in
+	}
+	in.StorageClass = c.Volume.StorageClass
+	if len(c.Volume.SubPaths) > 0 {
+		in.Needs = append(in.Needs, policy.NeedSubPath)
+	}
+	if group, _ := Group(req, c); group != "" {
+		in.Needs = append(in.Needs, policy.NeedFSGroup)
+	}
+	return in
+}
+
 // parseAnnotation reads the annotation. A name in it that matches no volume is an error,
 // or its author would believe that the volume is deferred.
 func (p *Pod) parseAnnotation() (policy.Asked, error) {
@@ -125,7 +148,7 @@ func (p *Pod) missingVolume(driver, volumeID string) error {
 
 // mergeVolumes merges what the containers do with a volume under each of its names.
 func mergeVolumes(all []PodVolume) *PodVolume {
-	out := &PodVolume{Name: all[0].Name, ReadOnlyMounts: true}
+	out := &PodVolume{Name: all[0].Name, StorageClass: all[0].StorageClass, ReadOnlyMounts: true}
 	for _, v := range all {
 		out.SubPaths = append(out.SubPaths, v.SubPaths...)
 		out.Together = mergeNames(out.Together, v.Together)

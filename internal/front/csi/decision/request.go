@@ -78,7 +78,7 @@ func StageRequest(driver, defaultFSType string, req *csi.NodeStageVolumeRequest)
 func PublishRequest(driver, defaultFSType, rel string, req *csi.NodePublishVolumeRequest) (*VolumeRequest, error) {
 	r := newRequest(driver, defaultFSType, req)
 	group, change, err := csidefer.Group(r.Capability)
-	r.group, r.groupPolicy = cmp.Or(group, r.Capability.GetMount().GetVolumeMountGroup()), volume.GroupPolicy(change)
+	r.group, r.groupPolicy = cmp.Or(group, r.group), volume.GroupPolicy(change)
 	r.Path, r.Requested, r.Inline = req.GetTargetPath(), csidefer.Requested(req), isInline(req)
 	r.ReadOnly = req.GetReadonly() || slices.Contains(readerOnly, r.Mode())
 	named, ofTarget := r.Context[PodUIDKey], kubelet.PodUID(rel)
@@ -109,7 +109,7 @@ func newRequest(driver, defaultFSType string, req interface {
 ) *VolumeRequest {
 	capability := req.GetVolumeCapability()
 	r := &VolumeRequest{
-		VolumeID: req.GetVolumeId(), Capability: capability,
+		VolumeID: req.GetVolumeId(), Capability: capability, group: capability.GetMount().GetVolumeMountGroup(),
 		Input: policy.Input{
 			Driver: driver, FSType: cmp.Or(capability.GetMount().GetFsType(), defaultFSType),
 			AccessMode: capability.GetAccessMode().GetMode().String(), Context: req.GetVolumeContext(),
