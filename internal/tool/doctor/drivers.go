@@ -159,7 +159,7 @@ func (n Node) azureClasses(ctx context.Context, who apiserver.Identity) (found [
 // defers reports whether the policy defers an ext4 or xfs of one pod for pods of a runtime handler.
 func (n Node) defers(driver, handler string) bool {
 	return slices.ContainsFunc([]string{"ext4", "xfs"}, func(filesystem string) bool {
-		verdict, err := n.Policy.Decide(policy.Input{Driver: driver, FSType: filesystem, RuntimeHandler: handler, RuntimeHandlerKnown: true,
+		verdict, err := n.Policy.Decide(policy.Input{Driver: driver, FSType: filesystem, RuntimeHandler: handler, PodKnown: true,
 			AccessMode: csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER.String(), Annotated: true})
 		return err == nil && verdict.Defer
 	})
