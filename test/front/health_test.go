@@ -4,6 +4,8 @@ package front
 
 import (
 	"context"
+	"os"
+	"path/filepath"
 	"slices"
 	"testing"
 
@@ -56,9 +58,8 @@ func (n *node) wantHealth(v *volume, pod string, want ...string) {
 	check.That(n.t, reply.GetVolumeHealth().GetVolumeId() == v.ID && slices.Equal(got, want), "health: %v; want %q", reply, want)
 }
 
-// TestHealth: of a deferred volume kubelet hears what is known without the driver, whether
-// or not the driver has the call of CSI 1.13; and a kubelet that is too old for that call
-// reads the same in the condition.
+// TestHealth: of a deferred volume kubelet hears what the sandbox knows, and what the driver knows
+// if it has the call of CSI 1.13; and a kubelet that is too old for that call reads the former in the condition.
 func TestHealth(t *testing.T) {
 	for name, args := range map[string][]string{"with": nil, "native": {"--defer"}, "without": ofOldCSI(t, nil)} {
 		t.Run(name, func(t *testing.T) {
@@ -92,6 +93,14 @@ func TestHealth(t *testing.T) {
 				t.Errorf("an old kubelet reads %v, %v; a new one %v", old, err, reply)
 			}
 			n.wantHealth(v, "pod-2", "DEGRADED ErrorsOnRecord")
+			want := []string{"DEGRADED ErrorsOnRecord"}
+			if name != "without" {
+				want = append(want, "INACCESSIBLE ImageMissing")
+			}
+			images, _ := filepath.Glob(n.driver.Data + "/*/*.img")
+			check.Must(t, os.Rename(images[0], images[0]+"~"))
+			n.wantHealth(v, "pod-2", want...)
+			check.Must(t, os.Rename(images[0]+"~", images[0]))
 			n.end(s)
 			n.down(v, "pod-2")
 		})

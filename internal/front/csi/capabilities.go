@@ -5,13 +5,27 @@ import (
 	"slices"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"go.uber.org/zap"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 )
 
 // getCapabilities adds to the driver's capabilities those without which kubelet never asks for
-// stats, growth or health of its volumes.
+// stats, growth or health of its volumes. If the driver hangs the last known ones are used: kubelet asks
+// for them before it asks for the health of each volume, and the others must not wait.
 func getCapabilities(ctx context.Context, p *driverProxy, _ []byte, forward forwardFunc) ([]byte, error) {
-	answer, err := forward(ctx)
+	last, waiting := p.driver.LastCapabilities(), ctx
+	if last != nil {
+		var cancel context.CancelFunc
+		waiting, cancel = context.WithTimeout(ctx, healthTimeout)
+		defer cancel()
+	}
+	answer, err := forward(waiting)
+	if last != nil && status.Code(err) == codes.DeadlineExceeded && ctx.Err() == nil {
+		p.log.Warn("the driver does not report its capabilities, and its last known ones are used", zap.Duration("waited", healthTimeout))
+		answer, err = proto.Marshal(last.Reply)
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -54,7 +54,8 @@ type fakeDriver struct {
 	// directory: it makes a directory where it is asked to publish a device.
 	directory bool
 	health    codes.Code // of a health call without a volume; OK: the driver has no health calls
-	staged    func()     // it is called by each stage, where it is set
+	faults    []*healthEntry
+	staged    func() // it is called by each stage, where it is set
 }
 
 func (d *fakeDriver) NodeGetVolumeHealth(_ context.Context, req *csi.NodeGetVolumeHealthRequest) (*csi.NodeGetVolumeHealthResponse, error) {
@@ -65,10 +66,7 @@ func (d *fakeDriver) NodeGetVolumeHealth(_ context.Context, req *csi.NodeGetVolu
 		return nil, status.Error(d.health, "volume_id is missing")
 	}
 	return &csi.NodeGetVolumeHealthResponse{VolumeHealth: &csi.VolumeHealth{
-		VolumeId: req.GetVolumeId(),
-		HealthStatuses: []*csi.VolumeHealth_VolumeHealthEntry{
-			{Status: csi.VolumeHealthErrorType_DATA_LOSS, Reason: "Driver", Message: "the driver's word"},
-		},
+		VolumeId: req.GetVolumeId(), HealthStatuses: d.faults,
 	}}, d.note("health", req.GetVolumePublishPath(), req)
 }
 

@@ -3,31 +3,34 @@ package csi
 import (
 	"cmp"
 	"context"
-	"strings"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"go.uber.org/zap"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/proto"
 
-	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
+	"github.com/crust-proxy/crust-proxy/internal/front/csi/refusal"
+	"github.com/crust-proxy/crust-proxy/internal/front/kubelet"
 	"github.com/crust-proxy/crust-proxy/internal/ground/telemetry"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
-// healthTimeout bounds how long a sandbox is waited for: kubelet asks for the health of one
-// volume after the other, and a sandbox that hangs must not hold up the others.
-const healthTimeout = 2 * time.Second
+const (
+	// healthTimeout bounds how long the sandbox and the driver of a deferred volume are waited for, and a driver for
+	// its capabilities: kubelet asks for the health of one volume after the other, and none may hold up the others.
+	healthTimeout = 2 * time.Second
+	// driverHealthTimeout bounds a call that is the driver's alone. After its error kubelet keeps the former health.
+	driverHealthTimeout = 5 * time.Second
+	// maxHealthReply bounds a driver's answer. What kubelet accepts has 20 KiB.
+	maxHealthReply = 256 << 10
+)
 
-// maxHealthMessage is what the Kubernetes API takes. A longer message would make it refuse
-// the whole status of the pod.
-const maxHealthMessage = 1024
-
-// getVolumeHealth answers for a deferred volume from its sandbox. It returns no error of the
-// sandbox, after which kubelet would keep the former health. Like stats it takes no lock.
-func getVolumeHealth(ctx context.Context, p *driverProxy, req *csi.NodeGetVolumeHealthRequest, forward forwardFunc) ([]byte, error) {
+// getVolumeHealth answers for a deferred volume from its sandbox and its driver. It returns no error of
+// either, after which kubelet would keep the former health. Like stats it takes no lock.
+func getVolumeHealth(ctx context.Context, p *driverProxy, req *csi.NodeGetVolumeHealthRequest, _ forwardFunc) ([]byte, error) {
 	id := req.GetVolumeId()
 	if id == "" {
 		return nil, noVolumeID()
@@ -36,39 +39,69 @@ func getVolumeHealth(ctx context.Context, p *driverProxy, req *csi.NodeGetVolume
 	if err != nil {
 		return nil, err
 	}
-	if req.GetVolumePublishPath() == "" && req.GetStagingTargetPath() == "" { // the request need not have a path
+	pathless := req.GetVolumePublishPath() == "" && req.GetStagingTargetPath() == "" // the request need not have a path
+	if pathless {
 		found = p.findStaged(id, func(string) bool { return true })
-		if found != nil && found.Removing {
-			found = nil
-		}
 	}
-	if found != nil {
+	if found != nil && (!pathless || !found.Removing) {
 		annotate(ctx, found)
-		return healthReply(id, sandboxHealth(ctx, p.cfg.Sandboxes, found.Volume))
+		return deferredHealth(ctx, p, id, found.Volume)
 	}
-	if p.isStagedAsDevice(id, req.GetVolumePublishPath()) {
-		return healthReply(id, nil)
+	if rec := p.records.Get(p.driver.ID(id)); rec.StagedAsDevice() && !kubelet.IsRawBlock(req.GetVolumePublishPath()) {
+		return healthReply(id, deviceHealth(ctx, p, &csi.NodeGetVolumeHealthRequest{VolumeId: id, StagingTargetPath: rec.Stage.Private}))
 	}
-	if has := p.driver.LastCapabilities(); has != nil && !has.Health {
-		return healthReply(id, nil)
+	entries, err := driverHealth(ctx, p, driverHealthTimeout, req)
+	if err != nil {
+		return nil, err
 	}
-	answer, err := forward(ctx)
-	if status.Code(err) == codes.Unimplemented {
-		return healthReply(id, nil) // a driver that does not implement it knows of nothing that is wrong
-	}
-	return answer, err
+	return healthReply(id, entries)
 }
 
-func healthReply(id string, found *csi.VolumeHealth_VolumeHealthEntry) ([]byte, error) {
-	health := &csi.VolumeHealth{VolumeId: id}
-	if found != nil {
-		health.HealthStatuses = append(health.HealthStatuses, found)
+// getStorageHealth forwards the call. kubelet waits for it before it asks for the next health of volumes.
+func getStorageHealth(ctx context.Context, _ *driverProxy, _ []byte, forward forwardFunc) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, driverHealthTimeout)
+	defer cancel()
+	return forward(ctx)
+}
+
+// deferredHealth asks the sandbox and the driver at once. The driver is asked by the paths that it was given, and without
+// any if they are not known: it may have used the Runtime API, or the record is lost.
+func deferredHealth(ctx context.Context, p *driverProxy, id string, v *volume.Volume) ([]byte, error) {
+	ask := &csi.NodeGetVolumeHealthRequest{VolumeId: id}
+	if of := v.Origin; of != nil {
+		ask.VolumePublishPath, ask.StagingTargetPath = cmp.Or(of.Private, v.Target), cmp.Or(of.PrivateStaging, of.Staging)
 	}
-	return proto.Marshal(&csi.NodeGetVolumeHealthResponse{VolumeHealth: health})
+	known := make(chan []*healthEntry, 1)
+	go func() { known <- deviceHealth(ctx, p, ask) }()
+	return healthReply(id, append(sandboxHealth(ctx, p.cfg.Sandboxes, v), <-known...))
+}
+
+// deviceHealth returns what the driver itself knows of a deferred volume, such as a thin pool that is full. A driver
+// that fails or hangs costs no more than its own entries.
+func deviceHealth(ctx context.Context, p *driverProxy, ask *csi.NodeGetVolumeHealthRequest) []*healthEntry {
+	entries, err := driverHealth(ctx, p, healthTimeout, ask)
+	if err != nil {
+		p.log.Warn("the driver's health of a deferred volume is not known", zap.String("volume", refusal.Clip(ask.GetVolumeId())), zap.Error(err))
+	}
+	return entries
+}
+
+// driverHealth asks the driver. One that does not implement it knows of nothing that is wrong.
+func driverHealth(ctx context.Context, p *driverProxy, within time.Duration, ask *csi.NodeGetVolumeHealthRequest) ([]*healthEntry, error) {
+	if has := p.driver.LastCapabilities(); has != nil && !has.Health {
+		return nil, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, within)
+	defer cancel()
+	reply, err := p.driver.Node.NodeGetVolumeHealth(ctx, ask, grpc.MaxCallRecvMsgSize(maxHealthReply))
+	if status.Code(err) == codes.Unimplemented {
+		return nil, nil
+	}
+	return reply.GetVolumeHealth().GetHealthStatuses(), p.driver.Error("asked for the health of a volume", err, nil)
 }
 
 // sandboxHealth returns what is wrong with a deferred volume, or nil if nothing is known to be.
-func sandboxHealth(ctx context.Context, sandboxes Sandboxes, v *volume.Volume) *csi.VolumeHealth_VolumeHealthEntry {
+func sandboxHealth(ctx context.Context, sandboxes Sandboxes, v *volume.Volume) []*healthEntry {
 	ctx, cancel := context.WithTimeout(ctx, healthTimeout)
 	defer cancel()
 	answer, err := sandboxes.Stats(ctx, v)
@@ -84,7 +117,7 @@ func sandboxHealth(ctx context.Context, sandboxes Sandboxes, v *volume.Volume) *
 	if condition.Reason == abi.ReasonShutDown {
 		kind = csi.VolumeHealthErrorType_INACCESSIBLE
 	}
-	return healthEntry(kind, cmp.Or(condition.Reason, reasonAbnormal), condition.Message)
+	return []*healthEntry{{Status: kind, Reason: condition.Reason, Message: condition.Message}}
 }
 
 // The reasons that the front gives itself.
@@ -98,7 +131,7 @@ const (
 
 // healthOfError returns the health of a volume whose sandbox does not answer. It is never
 // INACCESSIBLE, because the node has the device.
-func healthOfError(sandboxes Sandboxes, v *volume.Volume, err error) *csi.VolumeHealth_VolumeHealthEntry {
+func healthOfError(sandboxes Sandboxes, v *volume.Volume, err error) []*healthEntry {
 	reason := reasonFails
 	switch volume.KindOf(err) {
 	case volume.Unsupported, volume.Exhausted, volume.Busy, volume.Canceled:
@@ -114,10 +147,5 @@ func healthOfError(sandboxes Sandboxes, v *volume.Volume, err error) *csi.Volume
 		reason = reasonUsage
 	default:
 	}
-	return healthEntry(csi.VolumeHealthErrorType_DEGRADED, reason, err.Error())
-}
-
-func healthEntry(kind csi.VolumeHealthErrorType, reason, message string) *csi.VolumeHealth_VolumeHealthEntry {
-	message = sys.ClipTo(strings.ToValidUTF8(message, "?"), maxHealthMessage-len("..."))
-	return &csi.VolumeHealth_VolumeHealthEntry{Status: kind, Reason: reason, Message: message}
+	return []*healthEntry{{Status: csi.VolumeHealthErrorType_DEGRADED, Reason: reason, Message: err.Error()}}
 }

@@ -1,15 +1,27 @@
 package csi
 
 import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
+	"unicode/utf8"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"go.uber.org/zap"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
+	"github.com/crust-proxy/crust-proxy/internal/front/csi/staging"
+	"github.com/crust-proxy/crust-proxy/pkg/csidefer"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 	"github.com/crust-proxy/crust-proxy/pkg/stats"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
@@ -20,7 +32,7 @@ func offers(reply *csi.NodeGetCapabilitiesResponse, kind csi.NodeServiceCapabili
 	return slices.ContainsFunc(reply.GetCapabilities(), func(c *csi.NodeServiceCapability) bool { return c.GetRpc().GetType() == kind })
 }
 
-// health asks as kubelet does, and gives "STATUS Reason" of the only entry, or "".
+// health asks as kubelet does, and gives "STATUS Reason" of each entry, and the last message.
 func (r *rig) health(pod string) (told, message string) {
 	r.t.Helper()
 	return r.askHealth(&csi.NodeGetVolumeHealthRequest{
@@ -33,13 +45,14 @@ func (r *rig) askHealth(req *csi.NodeGetVolumeHealthRequest) (told, message stri
 	reply, err := r.kubelet.NodeGetVolumeHealth(r.t.Context(), req)
 	r.ok(nil, err)
 	health := reply.GetVolumeHealth()
-	if health.GetVolumeId() != req.GetVolumeId() || len(health.GetHealthStatuses()) > 1 {
+	if health.GetVolumeId() != req.GetVolumeId() {
 		r.t.Errorf("got %v", reply)
 	}
+	var all []string
 	for _, one := range health.GetHealthStatuses() {
-		told, message = one.GetStatus().String()+" "+one.GetReason(), one.GetMessage()
+		all, message = append(all, one.GetStatus().String()+" "+one.GetReason()), one.GetMessage()
 	}
-	return told, message
+	return strings.Join(all, ", "), message
 }
 
 func (r *rig) wantHealth(pod, want string) {
@@ -53,10 +66,8 @@ func (r *rig) wantHealth(pod, want string) {
 // is an error, after which kubelet would keep what it was told before.
 func TestHealthOfADeferredVolume(t *testing.T) {
 	r := newRig(t, deferAll)
-	r.driver.health = codes.InvalidArgument
-	r.driver.setCaps(csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME, csi.NodeServiceCapability_RPC_GET_VOLUME_HEALTH)
 	r.stage()
-	r.wantHealth("p1", "") // the driver knows nothing of kubelet's staging path
+	r.wantHealth("p1", "")
 	r.ok(nil, r.publish("p1"))
 	r.driver.said()
 	r.wantHealth("p1", "") // no sandbox has mounted it yet
@@ -85,19 +96,191 @@ func TestHealthOfADeferredVolume(t *testing.T) {
 		r.sandboxes.err = volume.Errorf(kind, "volume v: %s", kind)
 		r.wantHealth("p1", want)
 	}
-	r.said() // the driver was asked of none of this
+	r.said() // a driver without GET_VOLUME_HEALTH is asked of none of this
 }
 
-// TestHealthIsFitForThePodsStatus: the Kubernetes API refuses a longer message, and with
-// it the whole status of the pod.
-func TestHealthIsFitForThePodsStatus(t *testing.T) {
+// faults are entries from "status|reason|message".
+func faults(all ...string) (out []*healthEntry) {
+	for _, one := range all {
+		parts := strings.SplitN(one, "|", 3)
+		kind, _ := strconv.Atoi(parts[0])
+		out = append(out, &healthEntry{Status: csi.VolumeHealthErrorType(kind), Reason: parts[1], Message: parts[2]}) //nolint:gosec // small
+	}
+	return out
+}
+
+// offerHealth has the driver report a thin pool without space.
+func (r *rig) offerHealth(more ...csi.NodeServiceCapability_RPC_Type) {
+	r.driver.health, r.driver.faults = codes.InvalidArgument, faults("2|ThinPoolOutOfDataSpace|the pool is full")
+	r.driver.setCaps(append(more, csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME, csi.NodeServiceCapability_RPC_GET_VOLUME_HEALTH)...)
+}
+
+// TestHealthOfTheDriverOfADeferredVolume: what the driver knows of the device is as true as what the
+// sandbox knows of the filesystem. A driver is asked by the paths that it was given.
+func TestHealthOfTheDriverOfADeferredVolume(t *testing.T) {
+	const pool, sandbox = "INACCESSIBLE ThinPoolOutOfDataSpace", "DEGRADED ReadOnly"
+	for way, more := range map[string][]csi.NodeServiceCapability_RPC_Type{volume.WayBlock: nil, volume.WayNative: nativeCaps()} {
+		t.Run(way, func(t *testing.T) {
+			r := newRig(t, deferAll)
+			r.offerHealth(more...)
+			r.driver.answer = &csidefer.Mount{Device: "/dev/fake", FSType: "ext4"}
+			r.stage()
+			r.wantHealth("p1", pool) // no pod has it yet
+			staged, _ := r.driver.last("health").(*csi.NodeGetVolumeHealthRequest)
+			r.ok(nil, r.publish("p1"))
+			publish, staging := r.target("p1"), r.staging()
+			if way == volume.WayBlock {
+				of := r.broker.volumes[publish].Origin
+				publish, staging = of.Private, of.PrivateStaging
+			}
+			if staged.GetStagingTargetPath() != staging || way == volume.WayBlock && staged.GetVolumePublishPath() != "" {
+				t.Errorf("asked for a staged volume: %v", staged)
+			}
+			r.broker.bound[r.target("p1")] = "s1"
+			r.sandboxes.health = &volume.Condition{Abnormal: true, Message: "why", Reason: abi.ReasonReadOnly}
+			for _, req := range []*csi.NodeGetVolumeHealthRequest{{VolumePublishPath: r.target("p1")}, {StagingTargetPath: r.staging()}, {}} {
+				req.VolumeId = "vol-1"
+				told, _ := r.askHealth(req)
+				ask, _ := r.driver.last("health").(*csi.NodeGetVolumeHealthRequest)
+				if told != sandbox+", "+pool || ask.GetVolumePublishPath() != publish || ask.GetStagingTargetPath() != staging {
+					t.Errorf("%v: %s, asked for %v", req, told, ask)
+				}
+			}
+			r.sandboxes.err = volume.Errorf(volume.Refused, "volume v: no")
+			r.wantHealth("p1", "DEGRADED SandboxFails, "+pool)
+			r.sandboxes.err = nil
+
+			r.driver.fail("health", status.Error(codes.Internal, "lvs fails"))
+			r.wantHealth("p1", sandbox)
+			r.driver.fail("health", nil)
+			r.driver.faults = faults("1|R|" + strings.Repeat("x", maxHealthReply))
+			r.wantHealth("p1", sandbox)
+			r.driver.health = codes.OK // it was downgraded
+			r.wantHealth("p1", sandbox)
+		})
+	}
+}
+
+// hangingNode is a driver that answers nothing.
+type hangingNode struct{ csi.NodeClient }
+
+func (hangingNode) NodeGetVolumeHealth(ctx context.Context, _ *csi.NodeGetVolumeHealthRequest, _ ...grpc.CallOption) (*csi.NodeGetVolumeHealthResponse, error) {
+	_, err := hang(ctx)
+	return nil, err
+}
+
+func hang(ctx context.Context) ([]byte, error) {
+	<-ctx.Done()
+	return nil, status.FromContextError(ctx.Err()).Err()
+}
+
+// TestHealthOfADriverThatHangs: kubelet asks for capabilities and health of one volume after the other, with two
+// minutes for each call.
+func TestHealthOfADriverThatHangs(t *testing.T) {
 	r := newRig(t, deferAll)
 	r.begin("p1")
 	r.broker.bound[r.target("p1")] = "s1"
-	r.sandboxes.err = volume.Errorf(volume.Refused, "volume v: \xff%s", strings.Repeat("ä", 2000))
-	if told, message := r.health("p1"); told != "DEGRADED SandboxFails" || len(message) > 1024 || len(message) < 1000 || !strings.HasPrefix(message, "volume v: ?ä") {
-		t.Errorf("%s: %d bytes: %s", told, len(message), message)
+	r.sandboxes.health = &volume.Condition{Abnormal: true, Message: "why", Reason: abi.ReasonReadOnly}
+	p := &driverProxy{
+		front: r.front, cfg: &r.front.cfg, volumes: r.broker, records: r.front.store.Records, private: r.front.store.Private,
+		driver: &staging.Driver{Name: driverName, Node: hangingNode{}}, log: zap.NewNop(),
 	}
+	synctest.Test(t, func(t *testing.T) {
+		ends := func(what string, within time.Duration, code codes.Code, reply proto.Message, call answerFunc, req proto.Message) {
+			t.Helper()
+			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+			defer cancel()
+			start, raw := time.Now(), []byte(nil)
+			if req != nil {
+				raw, _ = proto.Marshal(req)
+			}
+			answer, err := call(ctx, p, raw, hang)
+			if took := time.Since(start); took != within || status.Code(err) != code || proto.Unmarshal(answer, reply) != nil {
+				t.Errorf("%s: %v after %v", what, err, took)
+			}
+		}
+		known, told := &csi.NodeGetCapabilitiesResponse{}, &csi.NodeGetVolumeHealthResponse{}
+		ends("capabilities that were never known", 2*time.Minute, codes.DeadlineExceeded, known, getCapabilities, nil)
+		has := &csi.NodeServiceCapability_Rpc{Rpc: &csi.NodeServiceCapability_RPC{Type: csi.NodeServiceCapability_RPC_GET_VOLUME_HEALTH}}
+		p.driver.ObserveCapabilities(&csi.NodeGetCapabilitiesResponse{Capabilities: []*csi.NodeServiceCapability{{Type: has}}})
+		ends("capabilities", healthTimeout, codes.OK, known, getCapabilities, nil)
+		ends("a deferred volume", healthTimeout, codes.OK, told, parsed(getVolumeHealth),
+			&csi.NodeGetVolumeHealthRequest{VolumeId: "vol-1", VolumePublishPath: r.target("p1")})
+		all := told.GetVolumeHealth().GetHealthStatuses()
+		if len(known.GetCapabilities()) != 3 || len(all) != 1 || all[0].GetReason() != abi.ReasonReadOnly {
+			t.Errorf("got %v and %v", known, told)
+		}
+		ends("another volume", driverHealthTimeout, codes.DeadlineExceeded, told, parsed(getVolumeHealth), &csi.NodeGetVolumeHealthRequest{VolumeId: "vol-2"})
+		ends("storage", driverHealthTimeout, codes.DeadlineExceeded, told, getStorageHealth, nil)
+	})
+}
+
+var reasonForm = regexp.MustCompile(`^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$`)
+
+// apiAccepts is what kube-apiserver 1.37 wants of the health of a volume in a pod's status.
+func apiAccepts(entries []*healthEntry) bool {
+	seen := make(map[string]bool)
+	for _, e := range entries {
+		is := e.GetStatus().String() + " " + e.GetReason()
+		if seen[is] || !reasonForm.MatchString(e.GetReason()) || len(e.GetReason()) > 256 || len(e.GetMessage()) > 1024 || !utf8.ValidString(e.GetMessage()) {
+			return false
+		}
+		seen[is] = true
+	}
+	return len(entries) <= 16
+}
+
+// TestHealthThatTheAPIAccepts: it would refuse the whole status of the pod, which then could never end.
+func TestHealthThatTheAPIAccepts(t *testing.T) {
+	long := strings.Repeat("x", 2000)
+	var many []string
+	for i := range 40 {
+		many = append(many, fmt.Sprintf("%d|R%d|", i%5-1, i))
+	}
+	for name, c := range map[string]struct{ in, want []string }{
+		"none":              {},
+		"good":              {[]string{"3|A:b,C_1|m"}, []string{"3|A:b,C_1|m"}},
+		"no reason":         {[]string{"3||m"}, []string{"3|Abnormal|m"}},
+		"blanks":            {[]string{"3|Pool is full.|"}, []string{"3|Pool_is_full_|Pool is full."}},
+		"ends":              {[]string{"3|-1Pool:,|m"}, []string{"3|Pool|-1Pool:,: m"}},
+		"no letter":         {[]string{"3|池满了7|"}, []string{"3|Abnormal|池满了7"}},
+		"too long":          {[]string{"3|R|" + long}, []string{"3|R|" + long[:1021] + "..."}},
+		"cut at a rune":     {[]string{"3|R|xx" + strings.Repeat("ä", 600)}, []string{"3|R|xx" + strings.Repeat("ä", 509) + "..."}},
+		"a long reason":     {[]string{"3|" + long + "|"}, []string{"3|" + long[:256] + "|" + long[:256] + "..."}},
+		"twice":             {[]string{"3|R|a", "1|R|", "3|R|b", "3|R|a"}, []string{"3|R|a; b", "1|R|"}},
+		"twice when mended": {[]string{"1|满|", "1|空|"}, []string{"1|Abnormal|满; 空"}},
+		"a later status":    {[]string{"9|MultipathLoss|", "1|R|"}, []string{"9|MultipathLoss|", "1|R|"}},
+		"too many": {many, strings.Fields("3|R4| 3|R9| 3|R14| 3|R19| 3|R24| 3|R29| 3|R34| 3|R39| " +
+			"2|R3| 2|R8| 2|R13| 2|R18| 2|R23| 2|R28| 2|R33| 2|R38|")},
+	} {
+		got := acceptable(faults(c.in...))
+		if !slices.EqualFunc(got, faults(c.want...), func(a, b *healthEntry) bool { return proto.Equal(a, b) }) || !apiAccepts(got) {
+			t.Errorf("%s: %v", name, got)
+		}
+	}
+}
+
+// FuzzHealthEntries: whatever a driver says, the API accepts it, and the worst of it is told.
+func FuzzHealthEntries(f *testing.F) {
+	for seed := range uint64(100) {
+		f.Add(seed, "Pool is full, 池:", "ä\xffb")
+		f.Add(seed, strings.Repeat("x:,", 200), strings.Repeat("满", 400))
+	}
+	f.Fuzz(func(t *testing.T, seed uint64, reason, message string) {
+		random := rand.New(rand.NewPCG(seed, 0)) //nolint:gosec // repeatable
+		cut := func(s string) string { return s[:random.IntN(len(s)+1)] }
+		var in []*healthEntry
+		worst := csi.VolumeHealthErrorType_UNKNOWN_VOLUME_HEALTH_TYPE
+		for range random.IntN(50) {
+			e := &healthEntry{Status: csi.VolumeHealthErrorType(random.IntN(7) - 2), Reason: cut(reason) + cut(reason), Message: cut(message) + cut(message)}
+			in, worst = append(in, e), max(worst, severity(e))
+		}
+		out := acceptable(in)
+		told := len(in) == 0 || slices.ContainsFunc(out, func(e *healthEntry) bool { return severity(e) == worst || worst == 0 })
+		if !apiAccepts(out) || !told || !apiAccepts(acceptable(out)) {
+			t.Fatalf("%q %q, %d: the API does not accept it, or %s is not told", reason, message, seed, worst)
+		}
+	})
 }
 
 // TestHealthOfASandboxThatHangs: kubelet asks for one volume after the other.
@@ -105,7 +288,7 @@ func TestHealthOfASandboxThatHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		start := time.Now()
 		got := sandboxHealth(t.Context(), &fakeSandboxes{hangs: make(chan struct{})}, &volume.Volume{Target: "/t"})
-		if took := time.Since(start); took != healthTimeout || got.GetReason() != reasonHangs {
+		if took := time.Since(start); took != healthTimeout || len(got) != 1 || got[0].GetReason() != reasonHangs {
 			t.Errorf("after %v: %v", took, got)
 		}
 	})
@@ -114,11 +297,16 @@ func TestHealthOfASandboxThatHangs(t *testing.T) {
 // TestHealthOfOtherVolumes is the driver's, where it has one.
 func TestHealthOfOtherVolumes(t *testing.T) {
 	r := newRig(t, deferAsked)
-	r.driver.health = codes.InvalidArgument
-	r.driver.setCaps(csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME, csi.NodeServiceCapability_RPC_GET_VOLUME_HEALTH)
+	r.offerHealth()
 	r.askCapabilities()
-	r.wantHealth("p1", "DATA_LOSS Driver")
+	r.wantHealth("p1", "INACCESSIBLE ThinPoolOutOfDataSpace")
 	r.said("health kubelet")
+	r.driver.faults = append(r.driver.faults, faults("2|ThinPoolOutOfDataSpace|again", "9|pool full|m")...)
+	r.wantHealth("p1", "INACCESSIBLE ThinPoolOutOfDataSpace, 9 pool_full")
+	r.driver.faults = faults("1|R|" + strings.Repeat("x", maxHealthReply))
+	_, err := r.kubelet.NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{VolumeId: "vol-1"})
+	r.refused(err, codes.ResourceExhausted, driverName)
+	r.driver.said()
 	r.driver.health = codes.OK // it was downgraded
 	r.wantHealth("p1", "")
 	r.driver.health = codes.InvalidArgument
@@ -126,7 +314,7 @@ func TestHealthOfOtherVolumes(t *testing.T) {
 	r.askCapabilities()
 	r.wantHealth("p1", "")
 	r.said()
-	_, err := r.kubelet.NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{})
+	_, err = r.kubelet.NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{})
 	r.refused(err, codes.InvalidArgument, "volume_id")
 	storage, err := r.kubelet.NodeGetStorageHealth(t.Context(), &csi.NodeGetStorageHealthRequest{})
 	if err != nil || storage.GetBackendHealth()[0].GetReason() != "PathLost" {

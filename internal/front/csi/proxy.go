@@ -41,14 +41,15 @@ type answerFunc = func(ctx context.Context, p *driverProxy, raw []byte, forward 
 
 // intercepted are the methods that the front answers itself where a volume is deferred.
 var intercepted = map[string]answerFunc{
-	csi.Node_NodeGetCapabilities_FullMethodName: getCapabilities,
-	csi.Node_NodeStageVolume_FullMethodName:     parsed(stageVolume),
-	csi.Node_NodeUnstageVolume_FullMethodName:   parsed(unstageVolume),
-	csi.Node_NodePublishVolume_FullMethodName:   parsed(publishVolume),
-	csi.Node_NodeUnpublishVolume_FullMethodName: parsed(unpublishVolume),
-	csi.Node_NodeGetVolumeStats_FullMethodName:  parsed(getVolumeStats),
-	csi.Node_NodeGetVolumeHealth_FullMethodName: parsed(getVolumeHealth),
-	csi.Node_NodeExpandVolume_FullMethodName:    parsed(expandVolume),
+	csi.Node_NodeGetCapabilities_FullMethodName:  getCapabilities,
+	csi.Node_NodeStageVolume_FullMethodName:      parsed(stageVolume),
+	csi.Node_NodeUnstageVolume_FullMethodName:    parsed(unstageVolume),
+	csi.Node_NodePublishVolume_FullMethodName:    parsed(publishVolume),
+	csi.Node_NodeUnpublishVolume_FullMethodName:  parsed(unpublishVolume),
+	csi.Node_NodeGetVolumeStats_FullMethodName:   parsed(getVolumeStats),
+	csi.Node_NodeGetVolumeHealth_FullMethodName:  parsed(getVolumeHealth),
+	csi.Node_NodeExpandVolume_FullMethodName:     parsed(expandVolume),
+	csi.Node_NodeGetStorageHealth_FullMethodName: getStorageHealth,
 }
 
 // parsed makes an answerFunc of a function that takes the parsed request.

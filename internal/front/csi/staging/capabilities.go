@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/protobuf/proto"
 
 	csiv1 "github.com/crust-proxy/crust-proxy/proto/crust/csi/v1"
 )
@@ -16,10 +17,12 @@ type Capabilities struct {
 	// Group and Policy: the driver passes on the group that shall own the files, and when
 	// to change their group.
 	Group, Policy bool
+	// Reply is the driver's whole answer.
+	Reply *csi.NodeGetCapabilitiesResponse
 }
 
 func readCapabilities(reply *csi.NodeGetCapabilitiesResponse) *Capabilities {
-	c := &Capabilities{}
+	c := &Capabilities{Reply: proto.CloneOf(reply)}
 	reported := map[int32]*bool{
 		int32(csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME):                                      &c.Stage,
 		int32(csi.NodeServiceCapability_RPC_GET_VOLUME_STATS):                                          &c.Stats,
