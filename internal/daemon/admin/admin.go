@@ -397,7 +397,8 @@ func (s *AdminServer) FreezeVolume(
 	telemetry.CallFrom(ctx).Detail = "for at most " + most.AsDuration().String()
 	since := time.Now()
 	err = able.Freeze(ctx, v, most.AsDuration())
-	s.Node.frozen.note(v.Key, freeze{since, since.Add(most.AsDuration())}, err)
+	binding, _ := s.Node.Sandboxes.Binding(v)
+	s.Node.frozen.note(v.Key, freeze{since, since.Add(most.AsDuration()), binding.Sandbox}, err)
 	return &adminv1.FreezeVolumeResponse{}, err
 }
 

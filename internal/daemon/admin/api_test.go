@@ -545,6 +545,12 @@ func TestFreeze(t *testing.T) {
 		_, err := s.admin().ThawVolume(t.Context(), &adminv1.ThawVolumeRequest{Volume: target})
 		return err
 	}
+	snapshots := func() string {
+		reply, err := s.admin().GetVolume(t.Context(), &adminv1.GetVolumeRequest{Volume: target})
+		check.Must(t, err)
+		return reply.GetVolume().GetSnapshots()
+	}
+	check.That(t, snapshots() == "as after a crash (the handler kata cannot freeze)", "a handler that cannot: %s", snapshots())
 	for _, err := range []error{freeze(durationpb.New(time.Second)), thaw()} {
 		if status.Code(err) != codes.Unimplemented || !strings.Contains(err.Error(), target) {
 			t.Errorf("a handler that cannot: %v", err)
@@ -558,19 +564,28 @@ func TestFreeze(t *testing.T) {
 		v := reply.GetVolume()
 		return v.GetFrozenUntil().AsTime().Sub(v.GetFrozenSince().AsTime())
 	}
+	const open = "as after a crash, unless frozen: crustctl freeze"
+	check.That(t, snapshots() == open, "before a freeze: %s", snapshots())
 	if err := freeze(durationpb.New(time.Minute)); err != nil || able.frozen != time.Minute || shown() != time.Minute {
 		t.Errorf("%v, frozen for %v, shown as %v", err, able.frozen, shown())
 	}
+	check.That(t, snapshots() == "clean (frozen by the Admin API)", "frozen: %s", snapshots())
+	able.volumes[0].PodUID = "b"
+	check.That(t, snapshots() == open, "a later sandbox, which nobody froze: %s", snapshots())
 	if err := thaw(); err != nil || able.frozen != 0 || shown() != 0 {
 		t.Errorf("%v, frozen for %v, shown as %v", err, able.frozen, shown())
 	}
-	if err := freeze(durationpb.New(time.Nanosecond)); err != nil || shown() != 0 {
-		t.Errorf("%v: a freeze whose time is over is shown as %v", err, shown())
+	if err := freeze(durationpb.New(time.Nanosecond)); err != nil || shown() != 0 || snapshots() != open {
+		t.Errorf("%v: a freeze whose time is over is shown as %v, %s", err, shown(), snapshots())
 	}
 	for _, wrong := range []*durationpb.Duration{nil, durationpb.New(-time.Second), {Seconds: 1, Nanos: -1}} {
 		if err := freeze(wrong); status.Code(err) != codes.InvalidArgument {
 			t.Errorf("timeout %v: %v", wrong, err)
 		}
+	}
+	able.err = volume.Errorf(volume.Timeout, "volume %s: no answer", target)
+	if err := freeze(durationpb.New(time.Minute)); err == nil || shown() != time.Minute || snapshots() != open {
+		t.Errorf("%v: a freeze that may be is shown as %v, %s", err, shown(), snapshots())
 	}
 	able.err = volume.Errorf(volume.InUse, "volume %s: it is not frozen", target)
 	if err := thaw(); status.Code(err) != codes.FailedPrecondition {

@@ -78,14 +78,32 @@ func (n *Node) message(s deferral.Status) *adminv1.Volume {
 			out.LastError, out.LastErrorAt = "its device is open in "+s.Held.Processes, Stamp(s.Held.Since)
 		}
 	}
-	if frozen, ok := n.frozen.of(v.Key); ok {
-		out.FrozenSince, out.FrozenUntil = Stamp(frozen.since), Stamp(frozen.until)
-	}
+	n.showFreeze(s, out)
 	if known.Requests > 0 {
 		out.StatsTook, out.StatsAt = durationpb.New(known.Took), Stamp(known.AskedAt)
 		out.StatsRequests, out.StatsFailures = known.Requests, known.Failures
 	}
 	return out
+}
+
+// showFreeze shows what a snapshot of the volume holds that is made now. The driver cannot freeze the filesystem by
+// a mount: there is none on the node.
+func (n *Node) showFreeze(s deferral.Status, out *adminv1.Volume) {
+	frozen, ok := n.frozen.of(s.Key)
+	if ok {
+		out.FrozenSince, out.FrozenUntil = Stamp(frozen.since), Stamp(frozen.until)
+	}
+	handler, err := n.Sandboxes.Handler(s.Volume)
+	_, able := handler.(runtime.Freezer)
+	switch sandbox := out.GetSandbox().GetId(); {
+	case s.ReadOnly || s.Refused || s.OffRecord:
+	case ok && sandbox != "" && frozen.sandbox == sandbox:
+		out.Snapshots = "clean (frozen by the Admin API)"
+	case err == nil && !able:
+		out.Snapshots = "as after a crash (the handler " + s.Handler + " cannot freeze)"
+	default:
+		out.Snapshots = "as after a crash, unless frozen: crustctl freeze"
+	}
 }
 
 // showRefusal shows which party refused a volume, or a repeated call for a volume on record.

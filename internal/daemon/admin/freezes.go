@@ -15,7 +15,11 @@ type freezes struct {
 	known map[volume.Key]freeze
 }
 
-type freeze struct{ since, until time.Time }
+// freeze is of the filesystem in one sandbox, which is empty if it is not known whether that is frozen.
+type freeze struct {
+	since, until time.Time
+	sandbox      string
+}
 
 // note records the result of a freeze. Without an answer the volume may be frozen.
 func (f *freezes) note(key volume.Key, is freeze, err error) {
@@ -25,6 +29,9 @@ func (f *freezes) note(key volume.Key, is freeze, err error) {
 		f.known = make(map[volume.Key]freeze)
 	}
 	maps.DeleteFunc(f.known, func(_ volume.Key, was freeze) bool { return time.Now().After(was.until) })
+	if err != nil {
+		is.sandbox = ""
+	}
 	if kind := volume.KindOf(err); err == nil || kind == volume.Timeout || kind == volume.Canceled {
 		f.known[key] = is
 	}

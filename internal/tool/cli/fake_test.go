@@ -45,7 +45,7 @@ func volumes() []*adminv1.Volume {
 			VolumeId: "vol-0a1b", AccessMode: "SINGLE_NODE_WRITER", Rule: `rule "disks"`, Way: "block", GrowToBytes: 20 << 30,
 			PodUid: "0f0e0d0c-1111", PodNamespace: "shop", PodName: "web-0", PvcName: "data", CreatedAt: before(5 * time.Hour),
 			Sandbox: &adminv1.Sandbox{Id: strings.Repeat("5a", 32), Runtime: "kata-go", BoundAt: before(4 * time.Hour)},
-			Usage:   usage(), UsageAt: before(45 * time.Second), Condition: &adminv1.VolumeCondition{Message: "OK"}},
+			Usage:   usage(), UsageAt: before(45 * time.Second), Condition: &adminv1.VolumeCondition{Message: "OK"}, Snapshots: "as after a crash (the handler kata cannot freeze)"},
 		{Id: idB, TargetPath: "/var/lib/kubelet/pods/b/mount", State: adminv1.VolumeState_VOLUME_STATE_PUBLISHED,
 			Driver: "lvm", Handler: "crust", Device: "/dev/vg/b", DeviceId: "block 253:2", FsType: "xfs", ReadOnly: true, CreatedAt: before(3 * time.Second), PodUid: "b1b2b3b4-2222", VolumeId: "vol-b"},
 		{Id: idC, TargetPath: "/var/lib/kubelet/pods/c/mount\x1b[2J", State: adminv1.VolumeState_VOLUME_STATE_DEGRADED,

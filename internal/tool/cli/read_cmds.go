@@ -371,6 +371,7 @@ func (w *volumeView) describe(v *adminv1.Volume) error {
 	if v.GetFrozenSince() != nil {
 		t.Add(printer.Text("Frozen:"), printer.Painted(show.Yellow, "for "+w.age(v.GetFrozenSince())+"; crustctl thaw ends that"))
 	}
+	t.Pair("Snapshots:", v.GetSnapshots())
 	t.Pair("Grow to:", growText(v))
 	t.Add(printer.Text("Condition:"), conditionCell(v.GetCondition()))
 	switch v.GetRefusals() {

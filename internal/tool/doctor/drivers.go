@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	nodev1 "k8s.io/api/node/v1"
 
 	"github.com/crust-proxy/crust-proxy/internal/front/policy"
 	"github.com/crust-proxy/crust-proxy/internal/ground/apiserver"
@@ -131,26 +132,18 @@ func (c csiDriver) findings(block, labels bool) (found []Finding) {
 // itself, raw block volumes too, and provides no device for these.
 const azureDisk, azureKata = "disk.csi.azure.com", "azure.csi.disk/kata-mount"
 
-type runtimeClass struct {
-	Metadata struct {
-		Name        string
-		Annotations map[string]string
-	}
-	Handler string
-}
-
 // azureClasses finds the RuntimeClasses for whose pods azuredisk and crust-proxy both hand volumes to Kata.
 func (n Node) azureClasses(ctx context.Context, who apiserver.Identity) (found []Finding) {
-	var list struct{ Items []runtimeClass }
+	var list nodev1.RuntimeClassList
 	if err := apiserver.Get(ctx, who, n.NodeName, "/apis/node.k8s.io/v1/runtimeclasses", &list); err != nil {
 		return []Finding{okay("RuntimeClasses are not looked at: %v", err)}
 	}
 	for _, class := range list.Items {
-		if class.Metadata.Annotations[azureKata] == "direct-volume" && n.defers(azureDisk, class.Handler) {
+		if class.Annotations[azureKata] == "direct-volume" && n.defers(azureDisk, class.Handler) {
 			found = append(found, warning(fmt.Sprintf("remove the annotation, or let a rule with `defer: false` match driver %s", azureDisk),
 				"RuntimeClass %s has the annotation %s, and crust-proxy defers volumes of driver %s for its pods: if the driver runs with "+
 					"node.enableKataMount, it hands them to Kata by itself, and crust-proxy gets no device: the pods do not start",
-				class.Metadata.Name, azureKata, azureDisk))
+				class.Name, azureKata, azureDisk))
 		}
 	}
 	return found

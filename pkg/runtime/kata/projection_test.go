@@ -16,7 +16,6 @@ import (
 	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
 
-	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 	"github.com/crust-proxy/crust-proxy/test/check"
@@ -141,38 +140,6 @@ func TestPlaces(t *testing.T) {
 	}
 	if _, err := New(elsewhere, nil, zap.NewNop()); volume.KindOf(err) != volume.Invalid {
 		t.Errorf("a TempDir on another filesystem: %v", err)
-	}
-}
-
-// Readers as Kata's are: open, read, parse. They must never see half a file.
-func TestReadsAreNeverTorn(t *testing.T) {
-	b := newBench(t, kataemu.Go)
-	one := published(t, b, "a")
-	two := *one
-	two.MountFlags = []string{strings.Repeat("x", 3000)}
-	file := filepath.Join(b.dir(one), infoName)
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
-	defer cancel()
-	var readers sync.WaitGroup
-	for range 16 {
-		readers.Go(func() { readUntil(ctx, t, file) })
-	}
-	for i := 0; ctx.Err() == nil; i++ {
-		b.publish(t, []*volume.Volume{one, &two}[i%2])
-	}
-	readers.Wait()
-}
-
-func readUntil(ctx context.Context, t *testing.T, file string) {
-	for ctx.Err() == nil {
-		raw, err := sys.ReadSmall(file, abi.MaxInfo)
-		if err == nil {
-			_, err = abi.Parse(raw)
-		}
-		if err != nil {
-			t.Errorf("%q: %v", sys.ClipTo(string(raw), 100), err)
-			return
-		}
 	}
 }
 

@@ -314,7 +314,11 @@ type Volume struct {
 	// released_by_force is true where the volume is held because it was released by force.
 	ReleasedByForce bool `protobuf:"varint,40,opt,name=released_by_force,json=releasedByForce,proto3" json:"released_by_force,omitempty"`
 	// pvc_name is the PersistentVolumeClaim in pod_namespace, where it is known.
-	PvcName       string `protobuf:"bytes,41,opt,name=pvc_name,json=pvcName,proto3" json:"pvc_name,omitempty"`
+	PvcName string `protobuf:"bytes,41,opt,name=pvc_name,json=pvcName,proto3" json:"pvc_name,omitempty"`
+	// snapshots says what a snapshot of the device that is made now holds: "clean" where
+	// FreezeVolume holds the writes, or "as after a crash", and why. It is empty where the
+	// sandbox does not write.
+	Snapshots     string `protobuf:"bytes,42,opt,name=snapshots,proto3" json:"snapshots,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -632,6 +636,13 @@ func (x *Volume) GetReleasedByForce() bool {
 func (x *Volume) GetPvcName() string {
 	if x != nil {
 		return x.PvcName
+	}
+	return ""
+}
+
+func (x *Volume) GetSnapshots() string {
+	if x != nil {
+		return x.Snapshots
 	}
 	return ""
 }
@@ -3002,7 +3013,7 @@ var File_crust_admin_v1_admin_proto protoreflect.FileDescriptor
 
 const file_crust_admin_v1_admin_proto_rawDesc = "" +
 	"\n" +
-	"\x1acrust/admin/v1/admin.proto\x12\x0ecrust.admin.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xd0\f\n" +
+	"\x1acrust/admin/v1/admin.proto\x12\x0ecrust.admin.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xee\f\n" +
 	"\x06Volume\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1f\n" +
 	"\vtarget_path\x18\x02 \x01(\tR\n" +
@@ -3054,7 +3065,8 @@ const file_crust_admin_v1_admin_proto_rawDesc = "" +
 	"\ffrozen_since\x18& \x01(\v2\x1a.google.protobuf.TimestampR\vfrozenSince\x12=\n" +
 	"\ffrozen_until\x18' \x01(\v2\x1a.google.protobuf.TimestampR\vfrozenUntil\x12*\n" +
 	"\x11released_by_force\x18( \x01(\bR\x0freleasedByForce\x12\x19\n" +
-	"\bpvc_name\x18) \x01(\tR\apvcName\"j\n" +
+	"\bpvc_name\x18) \x01(\tR\apvcName\x12\x1c\n" +
+	"\tsnapshots\x18* \x01(\tR\tsnapshots\"j\n" +
 	"\aSandbox\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x18\n" +
 	"\aruntime\x18\x02 \x01(\tR\aruntime\x125\n" +
