@@ -64,6 +64,7 @@ func readsOnly(p *cluster.Pod, v *cluster.Volume) *cluster.Pod {
 type shown struct {
 	State, Driver, Handler, Rule, Way, Device string
 	TargetPath, PodName, RefusedBy, LastError string
+	Snapshots                                 string
 }
 
 // crustctl shows one volume as a program gets it. It fails where there is none.
