@@ -549,6 +549,7 @@ func TestAzureDiskAndWeHandVolumesToKata(t *testing.T) {
 		"all classes":     {azureDisk, "nothing", azure(policy.Rule{Defer: true}), bad{want: Warn, seen: "RuntimeClass vm has the annotation azure.csi.disk/kata-mount", do: "defer: false"}},
 		"this class, xfs": {azureDisk, "nothing", azure(policy.Rule{Defer: true, RuntimeHandlers: []string{"kata-qemu"}, Filesystems: []string{"xfs"}}), bad{want: Warn, seen: "pods do not start"}},
 		"if a pod asks":   {azureDisk, "nothing", azure(policy.Rule{Defer: true, Annotated: true, AccessModes: []string{"ReadWriteOncePod"}}), bad{want: Warn, seen: "RuntimeClass vm"}},
+		"some namespaces": {azureDisk, "nothing", azure(policy.Rule{Defer: true, Namespaces: []string{"shop"}, StorageClasses: []string{"fast"}}), bad{want: Warn, seen: "RuntimeClass vm"}},
 		"another class":   {azureDisk, "nothing", azure(policy.Rule{Defer: true, RuntimeHandlers: []string{"kata-clh"}}), bad{want: OK, seen: "nothing that"}},
 		"not deferred":    {azureDisk, "nothing", azure(policy.Rule{}), bad{want: OK, seen: "nothing that"}},
 		"another driver":  {"ebs.csi.aws.com", "nothing", azure(policy.Rule{Defer: true}), bad{want: OK, seen: "nothing that"}},

@@ -149,11 +149,13 @@ func (n Node) azureClasses(ctx context.Context, who apiserver.Identity) (found [
 	return found
 }
 
-// defers reports whether the policy defers an ext4 or xfs of one pod for pods of a runtime handler.
+// defers reports whether the policy defers volumes for pods of a runtime handler: it tries one for each rule.
 func (n Node) defers(driver, handler string) bool {
-	return slices.ContainsFunc([]string{"ext4", "xfs"}, func(filesystem string) bool {
-		verdict, err := n.Policy.Decide(policy.Input{Driver: driver, FSType: filesystem, RuntimeHandler: handler, PodKnown: true,
-			AccessMode: csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER.String(), Annotated: true})
+	first := func(list []string) string { return strings.Join(list[:min(len(list), 1)], "") }
+	return slices.ContainsFunc(n.Policy.Rules, func(r policy.Rule) bool {
+		verdict, err := n.Policy.Decide(policy.Input{Driver: driver, PodKnown: true, RuntimeHandler: handler, Annotated: true, Needs: r.Needs,
+			FSType: first(r.Filesystems), Namespace: first(r.Namespaces), StorageClass: first(r.StorageClasses),
+			AccessMode: csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER.String()})
 		return err == nil && verdict.Defer
 	})
 }
