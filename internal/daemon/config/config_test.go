@@ -366,7 +366,7 @@ func TestSampleRulesAreGood(t *testing.T) {
 	if err != nil {
 		t.Fatalf("%v in\n%s", err, example)
 	}
-	if len(got.Policy.Rules) != 4 {
+	if len(got.Policy.Rules) != 5 {
 		t.Errorf("got %d rules from\n%s", len(got.Policy.Rules), example)
 	}
 }
