@@ -16,6 +16,7 @@ UNIT_TIMEOUT   ?= 10m
 SYSTEM_TIMEOUT ?= 25m
 VM_TIMEOUT     ?= 45m
 KUBE_TIMEOUT   ?= 40m
+NODE_TIMEOUT   ?= 20m
 # Tests beside those of test/vm that boot virtual machines.
 IN_VMS         ?= ^Test(CrustVM|CountInAGuest)$$
 # What a soak repeats on Kubernetes 1.34.
@@ -97,6 +98,12 @@ test-vm: ## Tests of crust-vm: pods in virtual machines of QEMU (root)
 	@# One machine at a time: other tests may run beside it.
 	result=0; $(IN_VM) ./test/vm || result=$$?; $(IN_VM) -p 1 -run '$(IN_VMS)' ./test/conformance ./test/openers && exit $$result
 	[ "$${CRUST_SOAK:-}" != 1 ] || $(GO) run ./test/bench --only vm --quick
+
+.PHONY: test-node
+test-node: ## Tests of the packages on a Debian node, a machine with systemd and cgroup v2 (root)
+	@hack/need-root.sh "tests on a node"
+	@hack/containerd.sh >/dev/null && hack/guest-kernel.sh >/dev/null
+	$(GOTESTSUM) --format testname -- -tags system -count=1 -timeout $(NODE_TIMEOUT) ./test/node
 
 .PHONY: test-kube
 test-kube: ## Tests in a real Kubernetes node, whose programs are built first (root)

@@ -1,10 +1,12 @@
 #!/bin/bash
-# Makes a bare Debian 13 with systemd in the user's cache directory, and prints where: a test does on it
-# what the pages tell newcomers. Delete the directory to have Debian's newest packages.
+# Makes a bare Debian 13 with systemd, and the packages that are named, in the user's cache directory, and
+# prints where: tests do on one what the pages tell newcomers, and boot another one as a node. Delete the
+# directory to have Debian's newest packages.
 set -euo pipefail
+packages=systemd-sysv,dbus$(printf ',%s' "$@" | sed 's/^,$//')
 cache=${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/crust-proxy
 # Other packages are other files.
-key=$(sha256sum <"$0" | head -c 12)
+key=$(cat "$0" - <<<"$packages" | sha256sum | head -c 12)
 out=$cache/debian-trixie-$key
 
 if [ ! -d "$out" ]; then
@@ -13,7 +15,7 @@ if [ ! -d "$out" ]; then
 	fresh=$(mktemp -d "$cache/building-XXXXXX")
 	trap 'rm -rf --one-file-system "$fresh" "$fresh.log"' EXIT
 	chmod 755 "$fresh"
-	debootstrap --variant=minbase --include=systemd-sysv,dbus --keyring=/usr/share/keyrings/debian-archive-keyring.gpg \
+	debootstrap --variant=minbase --include=$packages --keyring=/usr/share/keyrings/debian-archive-keyring.gpg \
 		trixie "$fresh" http://deb.debian.org/debian >"$fresh.log" 2>&1 || { tail -20 "$fresh.log" >&2; exit 1; }
 	mv -T "$fresh" "$out" 2>/dev/null || [ -d "$out" ]
 fi

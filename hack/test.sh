@@ -7,10 +7,11 @@
 # Tests of the real system wait more than they compute. So steps run in four lanes at once:
 # tests in the foreground, those in Kubernetes and those in virtual machines (one machine at
 # a time, whose processor is emulated) beside them, and what only computes (programs for
-# tests, lint, fuzzing) at a low priority. Unit tests compute: no other tests run beside them.
+# tests, packages, lint, fuzzing) at a low priority. Unit tests compute: no other tests run beside them.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 logs=$(mktemp -d)
+export CRUST_PACKAGES=$logs/built
 lanes=()
 trap 'for lane in "${lanes[@]}"; do kill -- "-$lane" 2>/dev/null; done; rm -rf "$logs"' EXIT
 summary=()
@@ -77,6 +78,7 @@ compute() {
 	if [ "${CRUST_SYSTEM:-}" != skip ]; then
 		attempt containerd hack/containerd.sh
 		attempt kubernetes hack/kubernetes.sh kubernetes csi-sidecars
+		attempt packages hack/package.sh "$CRUST_PACKAGES"
 	fi
 	renice -n 19 "$BASHPID" >/dev/null # for the rest nobody waits
 	attempt deploy make -s check-deploy
@@ -99,6 +101,8 @@ machines() {
 	ended containerd
 	ended unit
 	attempt vm make -s test-vm
+	ended packages
+	attempt node make -s test-node
 }
 
 steps() {
@@ -115,14 +119,16 @@ steps() {
 	step systemd make -s check-systemd
 	step unit make -s unit
 	if [ "${CRUST_SYSTEM:-}" = skip ]; then
-		for name in system vm kube package; do
+		for name in system vm node kube package; do
 			summary+=("$(printf '%-16s SKIPPED  because CRUST_SYSTEM=skip' $name)")
 		done
 	else
 		collect containerd hack/containerd.sh
 		step system make -s system
+		collect packages hack/package.sh
 		step package make -s package-test
 		collect vm "make test-vm"
+		collect node "make test-node"
 		collect kubernetes hack/kubernetes.sh
 		collect kube "make test-kube"
 	fi

@@ -19,7 +19,7 @@ import (
 func TestProgramWithinTheUnit(t *testing.T) {
 	device := rig.Disk(t, 512<<20, "xfs")
 	s := install(t, device)
-	s.run("dpkg", "-i", s.bring(packageOf(t, "crust-runtimes", "deb")))
+	s.run("dpkg", "-i", s.bring(rig.Package(t, "crust-runtimes", "deb")))
 	s.device, s.target = device, "/var/lib/kubelet/pods/11111111-2222-4333-8444-555555555555/volumes/kubernetes.io~csi/demo/mount"
 	commands := quickStart(t, device)
 	unpublish := commands[3]

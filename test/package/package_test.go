@@ -74,11 +74,11 @@ func TestPackages(t *testing.T) {
 	rig.Need(t, "dpkg", "dpkg-deb", "rpm")
 	extracted := t.TempDir()
 	for _, name := range names {
-		deb := packageOf(t, name, "deb")
+		deb := rig.Package(t, name, "deb")
 		size, err := strconv.Atoi(strings.TrimSpace(run(t, "dpkg-deb", "--field", deb, "Installed-Size")))
 		check.That(t, err == nil && size <= 40_000, "%s takes %d KB when it is installed, more than 40 MB: %v", name, size, err)
 		run(t, "dpkg-deb", "--extract", deb, extracted)
-		t.Run(name+".rpm", func(t *testing.T) { testRPM(t, name, packageOf(t, name, "rpm")) })
+		t.Run(name+".rpm", func(t *testing.T) { testRPM(t, name, rig.Package(t, name, "rpm")) })
 	}
 	t.Run("man pages", func(t *testing.T) { testManPages(t, extracted) })
 	t.Run("licences", func(t *testing.T) { testLicences(t, extracted) })
@@ -128,28 +128,18 @@ func testLinks(t *testing.T, dir string) {
 	check.That(t, len(pages) >= 15 && count >= 100, "%d pages have %d links", len(pages), count)
 }
 
-// packageOf is the file of a package. All are built once for all tests.
-func packageOf(t *testing.T, name, format string) string {
-	t.Helper()
-	out := filepath.Join(os.TempDir(), "packages")
-	if _, err := os.Stat(out); err != nil {
-		run(t, repository(t)+"/hack/package.sh", out)
-	}
-	return one(t, out, name+"?[0-9]*."+format)
-}
-
 // installAll installs the packages on this machine.
 func installAll(t *testing.T) {
 	t.Helper()
 	args := []string{"-i"}
 	for _, name := range names {
-		args = append(args, packageOf(t, name, "deb"))
+		args = append(args, rig.Package(t, name, "deb"))
 	}
 	run(t, "dpkg", args...)
 }
 
 func testDeb(t *testing.T) {
-	deb := packageOf(t, name, "deb")
+	deb := rig.Package(t, name, "deb")
 	if remains := leftovers(t); len(remains) > 0 {
 		rig.Missing(t, "crust-proxy is on this machine already, and the test would replace it: "+strings.Join(remains, " "))
 	}
@@ -295,15 +285,6 @@ func repository(t *testing.T) string {
 	root, err := filepath.Abs("../..")
 	check.Must(t, err)
 	return root
-}
-
-func one(t *testing.T, dir, pattern string) string {
-	t.Helper()
-	paths, err := filepath.Glob(filepath.Join(dir, pattern))
-	if err != nil || len(paths) != 1 {
-		t.Fatalf("%s in %s: %q %v, want one", pattern, dir, paths, err)
-	}
-	return paths[0]
 }
 
 func run(t *testing.T, program string, args ...string) string {

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
 // TestRollOut installs on a node by deploy/nodes/roll-out.sh, where ssh leads into the machine. It stops at a
@@ -30,7 +31,7 @@ func TestRollOut(t *testing.T) {
 		out, err := cmd.CombinedOutput()
 		return string(out), err
 	}
-	deb := packageOf(t, name, "deb")
+	deb := rig.Package(t, name, "deb")
 	good, bad := put("good.yaml", "http: {listen: \"\"}\n"), put("bad.yaml", "frnt: {enabled: true}\n")
 	if said, err := rollOut(deb, good, "--", "node-1", "unreachable", "node-1"); err == nil ||
 		!strings.Contains(said, "node-1: installed and healthy") || strings.Count(said, "healthy") != 1 || !strings.Contains(said, "unreachable: ") {

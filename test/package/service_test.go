@@ -55,7 +55,7 @@ type service struct {
 func install(t *testing.T, devices ...string) *service {
 	t.Helper()
 	s := &service{machine: boot(t, devices...)}
-	s.run("dpkg", "-i", s.bring(packageOf(t, name, "deb")))
+	s.run("dpkg", "-i", s.bring(rig.Package(t, name, "deb")))
 	return s
 }
 
@@ -235,7 +235,7 @@ func (s *service) testRemovedUnderVolume() {
 		s.t.Errorf("removal of which somebody insists does not name the volume:\n%s", said)
 	}
 	check.That(s.t, s.guarded(), "removal took the guard of a living volume")
-	s.run("dpkg", "-i", s.bring(packageOf(s.t, name, "deb")))
+	s.run("dpkg", "-i", s.bring(rig.Package(s.t, name, "deb")))
 	s.testEnabled()
 }
 
@@ -254,7 +254,7 @@ func (s *service) testBadConfiguration() {
 	if said := s.run("systemctl", "status", "--no-pager", "crust-proxy"); !strings.Contains(said, "no-such-key") {
 		s.t.Errorf("systemctl status does not say why the reload failed:\n%s", said)
 	}
-	said := s.run("dpkg", "-i", s.bring(packageOf(s.t, name, "deb")))
+	said := s.run("dpkg", "-i", s.bring(rig.Package(s.t, name, "deb")))
 	status := s.run("dpkg-query", "--show", "--showformat=${Status}", name)
 	check.That(s.t, status == "install ok installed", "after an upgrade the package is %q", status)
 	if now := s.property("MainPID"); now != pid || !strings.Contains(said, "no-such-key") || !strings.Contains(said, "systemctl restart") {
@@ -272,7 +272,7 @@ func (s *service) testBadConfiguration() {
 	write(string(good))
 	s.run("systemctl", "reload", "crust-proxy")
 	s.wait("take the mended file", func() bool { return !strings.Contains(s.run("crustctl", "version"), "is bad since") })
-	s.run("dpkg", "-i", s.bring(packageOf(s.t, name, "deb")))
+	s.run("dpkg", "-i", s.bring(rig.Package(s.t, name, "deb")))
 	if now := s.property("MainPID"); now == pid {
 		s.t.Error("an upgrade with a good file did not restart the daemon")
 	}

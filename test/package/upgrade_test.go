@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
 // TestUpgradeFromOnePackage: all programs were in crust-proxy once. While pods run by crust-runc, no
@@ -26,7 +27,7 @@ func TestUpgradeFromOnePackage(t *testing.T) {
 			out, err := m.command(tool.program[0], append(tool.program[1:], packages...)...).CombinedOutput()
 			return string(out), err
 		}
-		next := func(name string) string { return m.bring(packageOf(t, name, format)) }
+		next := func(name string) string { return m.bring(rig.Package(t, name, format)) }
 		if said, err := upgrade(m.bring(onePackage(t, format))); err != nil {
 			t.Fatal(err, said)
 		}
@@ -69,5 +70,7 @@ func onePackage(t *testing.T, format string) string {
 		"contents: [{src: " + dir + "/tree, dst: /, type: tree}]\n"
 	check.Must(t, os.WriteFile(filepath.Join(dir, "nfpm.yaml"), []byte(text), 0o600))
 	run(t, "go", "tool", "-modfile="+repository(t)+"/tools/nfpm/go.mod", "nfpm", "package", "--config", dir+"/nfpm.yaml", "--packager", format, "--target", dir)
-	return one(t, dir, "*."+format)
+	paths, err := filepath.Glob(dir + "/*." + format)
+	check.That(t, err == nil && len(paths) == 1, "the packages are %q, %v", paths, err)
+	return paths[0]
 }

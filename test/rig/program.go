@@ -1,6 +1,7 @@
 package rig
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -81,6 +82,24 @@ func build(path, from string, env []string, flags ...string) (err error) {
 		return err
 	}
 	return os.WriteFile(path, program, 0o755) //nolint:gosec // a program
+}
+
+// Package is the file of one of our packages. All are built once for all tests of a package; hack/test.sh
+// builds them once, and names their directory.
+func Package(t T, name, format string) string {
+	t.Helper()
+	building.Lock()
+	defer building.Unlock()
+	dir := cmp.Or(os.Getenv("CRUST_PACKAGES"), filepath.Join(os.TempDir(), "packages"))
+	if _, err := os.Stat(dir); err != nil {
+		_, err = Script("package.sh", dir)
+		check.Must(t, err)
+	}
+	paths, err := filepath.Glob(filepath.Join(dir, name+"?[0-9]*."+format))
+	if err != nil || len(paths) != 1 {
+		t.Fatalf("%s.%s in %s: %q %v, want one", name, format, dir, paths, err)
+	}
+	return paths[0]
 }
 
 // checkout is the directory of this source.

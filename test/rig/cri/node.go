@@ -107,6 +107,15 @@ func New(t rig.T, opts Options) *Node {
 	return n
 }
 
+// Attach takes the containerd that a machine has already, and gives it the images.
+func Attach(t rig.T, socket string) *Node {
+	t.Helper()
+	n := &Node{Dir: t.TempDir(), Socket: socket, conn: rig.Dial(t, socket)}
+	n.CRI = runtimeapi.NewRuntimeServiceClient(n.conn)
+	check.Must(t, n.importImages())
+	return n
+}
+
 func (n *Node) ready() error {
 	status, err := n.CRI.Status(context.Background(), &runtimeapi.StatusRequest{})
 	if err == nil && !isReady(status) {

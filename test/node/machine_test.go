@@ -1,0 +1,158 @@
+//go:build system
+
+package node
+
+import (
+	"encoding/json"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/reference/vm/initramfs"
+	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/rig"
+	"github.com/crust-proxy/crust-proxy/test/rig/cri"
+	"github.com/crust-proxy/crust-proxy/test/rig/vmnode"
+)
+
+const (
+	// bootTime and commandTime are for a machine whose processor is emulated, beside other tests.
+	bootTime    = 10 * time.Minute
+	commandTime = 11 * time.Minute
+	// kernelArguments leave out of Debian what takes long and has nothing to do with pods.
+	kernelArguments = initramfs.KernelArguments + " systemd.condition_needs_update=0 systemd.getty_auto=0" +
+		" systemd.mask=getty.target systemd.mask=systemd-logind.service systemd.mask=timers.target systemd.mask=e2scrub_reap.service"
+)
+
+// machine is a virtual machine. Its disk outlives its processor, as in a real one.
+type machine struct {
+	t        *testing.T
+	qemu     *rig.Process
+	listener *net.UnixListener
+	conn     *net.UnixConn
+	results  *json.Decoder
+	last     int // command
+}
+
+// install makes a machine with the programs of a node on its disk, and boots it.
+func install(t *testing.T, files map[string]string) *machine {
+	t.Helper()
+	rig.Need(t, "qemu-system-x86_64", "debootstrap", "mkfs.ext4")
+	dir, kernel := t.TempDir(), vmnode.Kernel(t)
+	program := filepath.Join(dir, "guest")
+	check.Must(t, rig.BuildStatic(program, "test/node/guest"))
+	image, archive, err := initramfs.Build(kernel, program, dir)
+	check.Must(t, err)
+	disk := filepath.Join(dir, "disk")
+	files[program] = "/usr/local/bin/guest"
+	makeDisk(t, disk, kernel, files)
+	m := &machine{t: t}
+	m.listener, err = net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(dir, "port"), Net: "unix"})
+	check.Must(t, err)
+	m.qemu = &rig.Process{Name: "QEMU", Program: "qemu-system-x86_64", LogFile: filepath.Join(dir, "console"), Args: []string{
+		"-nodefaults", "-no-user-config", "-no-reboot", "-display", "none", "-accel", "tcg,thread=multi", "-smp", "2", "-m", "2G",
+		"-cpu", "Nehalem,+rdrand,+smep,+smap", "-kernel", image, "-initrd", archive, "-append", kernelArguments,
+		"-drive", "if=virtio,format=raw,discard=unmap,file=" + disk, "-serial", "stdio",
+		"-chardev", "socket,id=port,path=" + m.listener.Addr().String(),
+		"-device", "virtio-serial-pci", "-device", "virtserialport,chardev=port,name=" + Port,
+	}}
+	t.Cleanup(m.halt)
+	m.boot()
+	return m
+}
+
+// makeDisk makes a disk with Debian, and on it the kernel's modules, containerd and further files: where they
+// are, and where they shall be.
+func makeDisk(t *testing.T, disk, kernel string, files map[string]string) {
+	t.Helper()
+	debian, err := rig.Script("debian.sh", "udev", "kmod", "iproute2", "e2fsprogs", "xfsprogs", "btrfs-progs", "busybox-static")
+	if err != nil {
+		rig.Missing(t, err.Error())
+	}
+	programs, err := cri.Programs()
+	check.Must(t, err)
+	files[kernel+"/lib/modules"] = "/usr/lib/modules"
+	for _, name := range []string{"containerd", "containerd-shim-runc-v2", "runc"} {
+		files[filepath.Join(programs, name)] = "/usr/local/bin/"
+	}
+	files["testdata/."] = "/etc"
+	ours, root := t.TempDir(), t.TempDir()
+	for from, to := range files {
+		to = ours + to
+		check.Must(t, os.MkdirAll(filepath.Dir(to), 0o755))
+		rig.Command(t, "cp", "-r", from, to)
+	}
+	check.Must(t, unix.Mount("overlay", root, "overlay", unix.MS_RDONLY, "lowerdir="+ours+":"+debian))
+	t.Cleanup(func() { rig.UnmountAll(t, root) })
+	check.Must(t, os.WriteFile(disk, nil, 0o600))
+	check.Must(t, os.Truncate(disk, 4<<30))
+	rig.Mkfs(t, "ext4", disk, "-d", root, "-E", "lazy_itable_init=1")
+}
+
+// boot turns the machine on, and waits until it runs commands.
+func (m *machine) boot() {
+	m.t.Helper()
+	start := time.Now()
+	check.Must(m.t, m.qemu.Launch())
+	check.Must(m.t, m.listener.SetDeadline(time.Now().Add(bootTime)))
+	conn, err := m.listener.AcceptUnix()
+	check.Must(m.t, err)
+	m.conn, m.results = conn, json.NewDecoder(conn)
+	check.Must(m.t, conn.SetDeadline(time.Now().Add(bootTime)))
+	check.Must(m.t, m.results.Decode(new(Result)))
+	m.t.Logf("the machine boots in %v", time.Since(start))
+}
+
+// halt turns the machine off without a word.
+func (m *machine) halt() {
+	if m.t.Failed() && m.qemu.Alive() && m.conn != nil {
+		if out, err := m.try("journalctl", "--no-pager", "--boot", "--lines=200"); err == nil {
+			m.t.Logf("journal:\n%s", out)
+		}
+	}
+	m.qemu.Kill()
+	if m.t.Failed() {
+		m.t.Logf("console:\n%s", rig.Tail(m.qemu.Log()))
+	}
+	_ = m.listener.Close()
+	if m.conn != nil {
+		_ = m.conn.Close()
+	}
+}
+
+// try runs a command in the machine.
+func (m *machine) try(args ...string) (string, error) {
+	m.last++
+	check.Must(m.t, m.conn.SetDeadline(time.Now().Add(commandTime)))
+	if err := json.NewEncoder(m.conn).Encode(Command{ID: m.last, Args: args}); err != nil {
+		return "", err
+	}
+	var result Result
+	for result.ID != m.last {
+		if err := m.results.Decode(&result); err != nil {
+			return "", fmt.Errorf("%q in the machine: %w", args, err)
+		}
+	}
+	out := strings.TrimSpace(result.Output)
+	if result.Code != 0 {
+		return out, fmt.Errorf("%q in the machine ended with %d:\n%s", args, result.Code, out)
+	}
+	return out, nil
+}
+
+// run runs a command that must succeed.
+func (m *machine) run(args ...string) string {
+	m.t.Helper()
+	out, err := m.try(args...)
+	check.Must(m.t, err)
+	return out
+}
+
+// sh runs a shell script that must succeed.
+func (m *machine) sh(script string) string { m.t.Helper(); return m.run("bash", "-euc", script) }

@@ -1,0 +1,23 @@
+//go:build system
+
+package node
+
+import (
+	"os"
+	"testing"
+
+	"github.com/crust-proxy/crust-proxy/test/rig"
+)
+
+// insideEnv is set where this program runs in the machine.
+const insideEnv = "CRUST_TEST_INSIDE"
+
+// inside are the tests that run in the machine.
+var inside = []testing.InternalTest{{Name: "ext4", F: podOn}, {Name: "xfs", F: podOn}, {Name: "btrfs", F: podOn}}
+
+func TestMain(m *testing.M) {
+	if os.Getenv(insideEnv) == "" {
+		os.Exit(rig.Main(m))
+	}
+	testing.Main(func(pattern, name string) (bool, error) { return pattern == name, nil }, inside, nil, nil)
+}

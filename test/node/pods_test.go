@@ -1,0 +1,203 @@
+//go:build system
+
+package node
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/types/known/durationpb"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
+	runtimev1 "github.com/crust-proxy/crust-proxy/proto/crust/runtime/v1"
+	"github.com/crust-proxy/crust-proxy/reference/loopdev"
+	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/rig"
+	"github.com/crust-proxy/crust-proxy/test/rig/cri"
+)
+
+const size = 320 << 20
+
+// life is a volume in the machine, and the pod that has it.
+type life struct {
+	t             *testing.T
+	d             *rig.Daemon // the installed one
+	node          *cri.Node
+	fs            string
+	image, device string
+	target        string
+	pod           *cri.Pod
+	main          string // container
+}
+
+// podOn runs in the machine: the life of a volume with a filesystem of the test's name.
+func podOn(t *testing.T) {
+	l := &life{t: t, fs: t.Name(), d: &rig.Daemon{
+		T: t, Kubelet: "/var/lib/kubelet", RuntimeSocket: "/run/crust-proxy/runtime.sock", AdminSocket: "/run/crust-proxy/admin.sock",
+	}}
+	l.image = rig.Image(t, size)
+	rig.Mkfs(t, l.fs, l.image)
+	l.device = rig.Loop(t, l.image, loopdev.Options{})
+	l.node = cri.Attach(t, "/run/containerd/containerd.sock")
+	l.start()
+	t.Run("in its group", l.of(life.groups))
+	t.Run("grown", l.of(life.grown))
+	t.Run("frozen", l.of(life.frozen))
+	t.Run("out of memory", l.of(life.outOfMemory))
+	l.end()
+}
+
+// of is a part of the life as a subtest.
+func (l *life) of(part func(life)) func(*testing.T) {
+	return func(t *testing.T) { one := *l; one.t = t; part(one) }
+}
+
+func (l life) ctx() context.Context {
+	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
+	l.t.Cleanup(cancel)
+	return ctx
+}
+
+// start starts a pod in a slice, as kubelet does with systemd's control groups.
+func (l *life) start() {
+	uid := "00000000-0000-4000-8000-" + fmt.Sprintf("%012x", len(l.fs))
+	request := l.d.StageRequest(uid, l.device)
+	request.FsType, l.target = l.fs, request.GetVolumeTargetPath()
+	check.Retried(l.t, "stage", func() error {
+		_, err := l.d.Runtime().RuntimeStageVolume(l.ctx(), request)
+		return err
+	})
+	var err error
+	l.pod, err = l.node.RunPod(l.ctx(), uid, "crust", 0, func(config *runtimeapi.PodSandboxConfig) {
+		config.Linux.CgroupParent = "/kubepods.slice/kubepods-pod" + strings.ReplaceAll(uid, "-", "_") + ".slice"
+	})
+	check.Must(l.t, err)
+	l.main = l.run(cri.Container{Name: "main", Script: "i=0; while :; do i=$((i+1)); echo $i >/data/count; echo $i >/tmp/count; sleep 0.1; done"})
+	check.Succeeds(l.t, "statistics", func() error {
+		reply, err := l.d.Runtime().RuntimeGetVolumeStats(l.ctx(), &runtimev1.RuntimeGetVolumeStatsRequest{VolumeTargetPath: l.target})
+		if err == nil && len(reply.GetUsage()) == 0 {
+			err = fmt.Errorf("they are %v", reply)
+		}
+		return err
+	})
+	mounted := rig.MountsOf(l.device)
+	check.That(l.t, len(mounted) == 0, "the node has the volume mounted: %v", mounted)
+}
+
+func (l life) run(c cri.Container) string {
+	l.t.Helper()
+	c.Mounts = []cri.Mount{{Host: l.target, Container: "/data"}}
+	id, err := l.pod.Run(l.ctx(), c)
+	check.Must(l.t, err)
+	return id
+}
+
+func (l life) exec(script string) string {
+	l.t.Helper()
+	out, err := l.node.Exec(l.ctx(), l.main, script)
+	check.Must(l.t, err)
+	return strings.TrimSpace(out)
+}
+
+// groups: the pod is in its slice, and what serves all pods in no pod's and in no service's group.
+func (l life) groups() {
+	pid, err := l.node.Pid(l.ctx(), l.main)
+	check.Must(l.t, err)
+	group := groupOf(l.t, pid)
+	check.That(l.t, strings.HasPrefix(group, "0::/kubepods.slice/kubepods-pod") && strings.Contains(group, ".slice/cri-containerd-"), "the container is in %s", group)
+	l.wantAside("crust-runc-agent", "")
+}
+
+// wantAside wants the processes of the agent's program, with a word among their arguments, to have a group of their own.
+func (l life) wantAside(program, word string) {
+	l.t.Helper()
+	pids := rig.Processes(func(proc string) bool {
+		command, _ := os.ReadFile(proc + "/cmdline")
+		exe, _ := os.Readlink(proc + "/exe")
+		return exe == "/usr/bin/"+program && strings.Contains(string(command), "\x00"+word)
+	})
+	check.That(l.t, len(pids) > 0, "there is no %s %s", program, word)
+	for _, pid := range pids {
+		group := groupOf(l.t, pid)
+		check.That(l.t, group == "0::/crust-runc", "%s is in %s", rig.DescribeProcess(pid), group)
+	}
+}
+
+func groupOf(t *testing.T, pid int) string {
+	t.Helper()
+	raw, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "cgroup"))
+	check.Must(t, err)
+	return strings.TrimSpace(string(raw))
+}
+
+// grown: ext4 grows online only with CAP_SYS_RESOURCE, which a machine that runs tests may lack.
+func (l life) grown() {
+	check.That(l.t, rig.MayGrow(l.t, l.fs), "the machine lacks CAP_SYS_RESOURCE")
+	check.Must(l.t, os.Truncate(l.image, 2*size))
+	check.Must(l.t, loopdev.Grow(l.device))
+	check.Retried(l.t, "grow", func() error {
+		reply, err := l.d.Runtime().RuntimeExpandVolume(l.ctx(), &runtimev1.RuntimeExpandVolumeRequest{
+			VolumeTargetPath: l.target, CapacityRange: &runtimev1.CapacityRange{RequiredBytes: 2 * size},
+		})
+		check.That(l.t, err != nil || reply.GetCapacityBytes() == 2*size, "it has %d bytes", reply.GetCapacityBytes())
+		return err
+	})
+	blocks, err := strconv.Atoi(l.exec("df -k /data | tail -1 | awk '{print $2}'"))
+	check.That(l.t, err == nil && blocks > size*3/2/1024, "the container sees %d KiB, %v", blocks, err)
+}
+
+func (l life) frozen() {
+	admin := l.d.Admin()
+	_, err := admin.FreezeVolume(l.ctx(), &adminv1.FreezeVolumeRequest{Volume: l.target, Timeout: durationpb.New(5 * time.Minute)})
+	check.Must(l.t, err)
+	l.wantAside("crust-runc-agent", "watch-frozen\x00")
+	const still = "a=$(cat /tmp/count); sleep 2; test $a = $(cat /tmp/count)"
+	check.Succeeds(l.t, "nothing is written", func() error { _, err := l.node.Exec(l.ctx(), l.main, still); return err })
+	_, err = admin.ThawVolume(l.ctx(), &adminv1.ThawVolumeRequest{Volume: l.target})
+	check.Must(l.t, err)
+	check.Succeeds(l.t, "it is written", func() error { _, err := l.node.Exec(l.ctx(), l.main, "! { "+still+"; }"); return err })
+}
+
+// outOfMemory: the kernel kills one container, and neither the others nor what serves the volume.
+func (l life) outOfMemory() {
+	id := l.run(cri.Container{Name: "greedy", Memory: 24 << 20, Script: "echo greedy >/data/greedy; exec dd if=/dev/zero of=/dev/null bs=99M count=9"})
+	check.Succeeds(l.t, "the kernel kills it", func() error {
+		reply, err := l.node.CRI.ContainerStatus(l.ctx(), &runtimeapi.ContainerStatusRequest{ContainerId: id})
+		if status := reply.GetStatus(); err == nil && (status.GetState() != runtimeapi.ContainerState_CONTAINER_EXITED || status.GetReason() != "OOMKilled") {
+			err = fmt.Errorf("it is %v, %q", status.GetState(), status.GetReason())
+		}
+		return err
+	})
+	said := l.exec("cat /data/greedy")
+	check.That(l.t, said == "greedy", "the other container reads %q", said)
+	_, err := l.d.Runtime().RuntimeGetVolumeStats(l.ctx(), &runtimev1.RuntimeGetVolumeStatsRequest{VolumeTargetPath: l.target})
+	check.Must(l.t, err)
+	l.wantAside("crust-runc-agent", "")
+}
+
+// end removes the pod and the volume: nothing is left, and the filesystem is clean.
+func (l *life) end() {
+	check.Must(l.t, l.pod.Remove(l.ctx()))
+	check.Retried(l.t, "unstage", func() error {
+		_, err := l.d.Runtime().RuntimeUnstageVolume(l.ctx(), &runtimev1.RuntimeUnstageVolumeRequest{VolumeTargetPath: l.target})
+		return err
+	})
+	check.Succeeds(l.t, "the device is free", func() error {
+		fd, err := unix.Open(l.device, unix.O_RDWR|unix.O_EXCL|unix.O_CLOEXEC, 0)
+		if err == nil {
+			err = unix.Close(fd)
+		}
+		return err
+	})
+	rig.Fsck(l.t, l.fs, l.device)
+	left := check.Left(30*time.Second, 100*time.Millisecond, func() []string { return rig.MountPoints("/run/crust") })
+	check.That(l.t, len(left) == 0, "it left %q", left)
+}
