@@ -19,7 +19,7 @@ KUBE_TIMEOUT   ?= 40m
 NODE_TIMEOUT   ?= 20m
 # Tests beside those of test/vm that boot virtual machines.
 IN_VMS         ?= ^Test(CrustVM|CountInAGuest)$$
-# What a soak repeats on Kubernetes 1.34.
+# What is repeated on an older Kubernetes: 1.36, and in a soak on 1.34.
 KUBE_OLDER     ?= ^Test(ShapesOfPods|PodsThatShareAVolume|QuickStart|ManifestsAreAccepted|ChartComesAndGoes|AnnotatedByClass)$$
 FUZZTIME       ?= 10s
 
@@ -108,10 +108,10 @@ test-node: ## Tests of the packages on a Debian node, a machine with systemd and
 .PHONY: test-kube
 test-kube: ## Tests in a real Kubernetes node, whose programs are built first (root)
 	@hack/need-root.sh "tests in Kubernetes"
-	@hack/kubernetes.sh kubernetes csi-sidecars >/dev/null && hack/containerd.sh >/dev/null && hack/guest-kernel.sh >/dev/null
+	@hack/kubernetes.sh kubernetes kubernetes-1.36 csi-sidecars >/dev/null && hack/containerd.sh >/dev/null && hack/guest-kernel.sh >/dev/null
 	@for tool in helm kustomize; do $(GO) tool -n -modfile=tools/kube-deploy/go.mod $$tool >/dev/null; done
 	$(IN_KUBE) ./test/kube/...
-	[ "$${CRUST_SOAK:-}" != 1 ] || CRUST_KUBERNETES=1.34 $(IN_KUBE) -run '$(KUBE_OLDER)' ./test/kube ./test/kube/admission
+	for older in 1.36 $(if $(CRUST_SOAK),1.34); do CRUST_KUBERNETES=$$older $(IN_KUBE) -run '$(KUBE_OLDER)' ./test/kube ./test/kube/admission; done
 
 .PHONY: package-test
 package-test: ## Build the packages; install, check and remove the .deb (root)

@@ -1,7 +1,7 @@
 #!/bin/bash
 # Builds the programs that tools/NAME/go.mod pins into the user's cache directory,
-# and prints where: kubernetes (with its etcd), kubernetes-1.34, csi-sidecars; all of
-# them unless some are named. A cold build of one takes some five minutes on two cores
+# and prints where: kubernetes (with its etcd), kubernetes-1.36 and -1.34, csi-sidecars; all
+# of them unless some are named. A cold build of one takes some five minutes on two cores
 # and 3 GiB of build cache.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -33,7 +33,7 @@ dir_of() { # pins module of external-snapshotter
 	$go list -m -modfile="$1" -f '{{.Dir}}' "github.com/kubernetes-csi/external-snapshotter/$2"
 }
 
-[ $# -gt 0 ] || set -- kubernetes kubernetes-1.34 csi-sidecars
+[ $# -gt 0 ] || set -- kubernetes kubernetes-1.36 kubernetes-1.34 csi-sidecars
 for name; do
 	pins=tools/$name/go.mod
 	# Another Go, other pins or another way to build them need another build.

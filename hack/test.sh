@@ -77,7 +77,7 @@ step() { # name command...
 compute() {
 	if [ "${CRUST_SYSTEM:-}" != skip ]; then
 		attempt containerd hack/containerd.sh
-		attempt kubernetes hack/kubernetes.sh kubernetes csi-sidecars
+		attempt kubernetes hack/kubernetes.sh kubernetes kubernetes-1.36 csi-sidecars
 		attempt packages hack/package.sh "$CRUST_PACKAGES"
 	fi
 	renice -n 19 "$BASHPID" >/dev/null # for the rest nobody waits

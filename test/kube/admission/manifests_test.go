@@ -68,7 +68,7 @@ func TestManifestsAreAccepted(t *testing.T) {
 	r.makeNamespaces(t, "crust-proxy", "backup", "shop")
 	root := render.Kustomizations(t)
 	served, other := "defer-by-class", "defer-by-class-v1beta1"
-	if cluster.Older {
+	if cluster.Beta {
 		served, other = other, served
 	}
 	for file, class := range map[string]string{"kata.yaml": "kata-qemu", "crust.yaml": "crust"} {
@@ -117,7 +117,7 @@ func TestChartComesAndGoes(t *testing.T) {
 	r := start(t)
 	r.defineForeignTypes(t)
 	version := "v1"
-	if cluster.Older {
+	if cluster.Beta {
 		version = "v1beta1"
 	}
 	files, err := filepath.Glob(filepath.Join(render.Chart(), "ci/*-values.yaml"))

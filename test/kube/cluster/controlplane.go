@@ -118,7 +118,7 @@ func (c *ControlPlane) apiServer(port, etcd string, flags []string) *rig.Process
 		"--service-account-key-file=" + tokens, "--service-account-signing-key-file=" + tokens,
 		"--authorization-mode=Node,RBAC", "--enable-admission-plugins=NodeRestriction", "--allow-privileged=true",
 	}, flags...)...)
-	if Older { // MutatingAdmissionPolicy is on by default since 1.36
+	if Beta { // MutatingAdmissionPolicy is on by default since 1.36
 		p.Args = append(p.Args, "--feature-gates=MutatingAdmissionPolicy=true", "--runtime-config=admissionregistration.k8s.io/v1beta1=true")
 	}
 	p.Ready = c.readyz

@@ -9,15 +9,18 @@ import (
 	"github.com/crust-proxy/crust-proxy/test/rig/cri"
 )
 
-// Older tells whether tests run on Kubernetes 1.34, because CRUST_KUBERNETES names it,
-// instead of the release that tools/kubernetes pins.
-var Older = os.Getenv("CRUST_KUBERNETES") == "1.34"
+// older is the release that CRUST_KUBERNETES names, 1.36 or 1.34, instead of the one that
+// tools/kubernetes pins.
+var older = os.Getenv("CRUST_KUBERNETES")
+
+// Beta tells whether the release has mutating admission policies as a beta only.
+var Beta = older == "1.34"
 
 // Programs gives the directory of the Kubernetes programs, and builds them where
 // they are not there yet, which takes minutes.
 var Programs = sync.OnceValues(func() (string, error) {
-	if Older {
-		return rig.Script("kubernetes.sh", "kubernetes-1.34")
+	if older != "" {
+		return rig.Script("kubernetes.sh", "kubernetes-"+older)
 	}
 	return rig.Script("kubernetes.sh", "kubernetes")
 })

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"slices"
 	"sync"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -259,9 +260,14 @@ func (v *Volume) WaitGrown() {
 			return err
 		}
 		has := claim.Status.Capacity[corev1.ResourceStorage]
-		if has.Value() < v.Size || len(claim.Status.Conditions) > 0 {
+		if has.Value() < v.Size || Resizes(claim) {
 			return fmt.Errorf("it has %d bytes, and conditions %v", has.Value(), claim.Status.Conditions)
 		}
 		return nil
 	})
+}
+
+// Resizes reports whether a claim has a condition about its growth. From Kubernetes 1.37 each has one about its use.
+func Resizes(claim *corev1.PersistentVolumeClaim) bool {
+	return slices.ContainsFunc(claim.Status.Conditions, func(is corev1.PersistentVolumeClaimCondition) bool { return is.Type != "Unused" })
 }
