@@ -11,16 +11,24 @@ var accessModes = []string{
 	"MULTI_NODE_MULTI_WRITER", "SINGLE_NODE_SINGLE_WRITER", "SINGLE_NODE_MULTI_WRITER",
 }
 
-// claimModes maps the access modes of Kubernetes' claims to CSI's modes that kubelet sends for
-// them. For ReadWriteOnce that depends on the driver: one that reports the capability
-// SINGLE_NODE_MULTI_WRITER gets the mode of that name, every other one SINGLE_NODE_WRITER.
-// Those other drivers get SINGLE_NODE_WRITER for ReadWriteOncePod too, so that the two claim
-// modes cannot be distinguished there.
+// claimModes maps the access modes of Kubernetes' claims to CSI's modes that kubelet sends for them. For
+// ReadWriteOnce that depends on the driver: one that reports the capability SINGLE_NODE_MULTI_WRITER gets the mode of
+// that name, every other one SINGLE_NODE_WRITER. Those other drivers get SINGLE_NODE_WRITER for ReadWriteOncePod too,
+// so that the two claim modes cannot be distinguished there.
 var claimModes = map[string][]string{
 	"ReadWriteOnce":    {"SINGLE_NODE_WRITER", "SINGLE_NODE_MULTI_WRITER"},
 	"ReadWriteOncePod": {"SINGLE_NODE_SINGLE_WRITER"},
 	"ReadOnlyMany":     {"MULTI_NODE_READER_ONLY"},
 	"ReadWriteMany":    {"MULTI_NODE_MULTI_WRITER"},
+}
+
+// ModeOf is CSI's mode for a claim's. The driver reports SINGLE_NODE_MULTI_WRITER, or not.
+func ModeOf(claim string, multiWriter bool) string {
+	modes := claimModes[claim]
+	if len(modes) == 0 || strings.HasPrefix(claim, "ReadWriteOnce") && !multiWriter {
+		return "SINGLE_NODE_WRITER"
+	}
+	return modes[len(modes)-1]
 }
 
 func expandModes(words []string) []string {

@@ -27,8 +27,7 @@ type Asked struct {
 	Names []string
 }
 
-// ParseAnnotation parses the value of AnnotationKey. An empty value asks for nothing, as a
-// missing annotation does.
+// ParseAnnotation parses the value of AnnotationKey. An empty value asks for nothing, as a missing annotation does.
 func ParseAnnotation(value string) (Asked, error) {
 	if value == "" {
 		return Asked{}, nil

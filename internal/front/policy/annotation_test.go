@@ -104,7 +104,7 @@ func TestDecideForPodsThatAsk(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			got, err := p.Decide(c.wish)
-			if diff := cmp.Diff(c.want, got); diff != "" || (err != nil) != (c.says != nil) {
+			if diff := cmp.Diff(c.want, got, noTrace); diff != "" || (err != nil) != (c.says != nil) {
 				t.Fatalf("%v\n%s", err, diff)
 			}
 			if err == nil {
@@ -146,7 +146,7 @@ func TestInlineVolumesAttributesOnlyAsk(t *testing.T) {
 				Driver: c.driver, RuntimeHandler: c.handler, PodKnown: true, Inline: true, AccessMode: "SINGLE_NODE_WRITER",
 				Context: map[string]string{ContextKey: c.word},
 			})
-			if diff := cmp.Diff(c.want, got); diff != "" || (err != nil) != (c.says != nil) || (err != nil && volume.KindOf(err) != volume.Denied) {
+			if diff := cmp.Diff(c.want, got, noTrace); diff != "" || (err != nil) != (c.says != nil) || (err != nil && volume.KindOf(err) != volume.Denied) {
 				t.Fatalf("%v\n%s", err, diff)
 			}
 			for _, want := range c.says {

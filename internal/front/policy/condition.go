@@ -2,6 +2,7 @@ package policy
 
 import (
 	"cmp"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -16,9 +17,10 @@ const (
 	NeedFSGroup = "fsGroup" // its files shall belong to the pod's group
 )
 
-// condition is a condition of a rule, and what a volume has instead.
+// condition is a condition of a rule: what it lists, and what a volume has.
 type condition struct {
-	key       string
+	key, kind string // in the configuration, and what is listed there
+	valid     func(listed string) bool
 	list, has []string
 	matches   func(listed, has string) bool
 	known     bool // false if what the volume has depends on a pod that is not known
@@ -34,18 +36,26 @@ func (r *Rule) conditions(w *Input) []condition {
 	}
 	known := w.PodKnown && w.Missing == nil
 	return []condition{
-		{"annotated", annotated, []string{strconv.FormatBool(w.Annotated)}, equal, true},
-		{"drivers", r.Drivers, []string{w.Driver}, globMatches, true},
-		{"filesystems", r.Filesystems, []string{w.FSType}, equal, true},
-		{"accessModes", r.AccessModes, []string{w.AccessMode}, matchesMode, true},
-		{"runtimeHandlers", r.RuntimeHandlers, []string{w.RuntimeHandler}, equal, w.PodKnown},
-		{"namespaces", r.Namespaces, []string{w.Namespace}, equal, w.PodKnown},
-		{"storageClasses", r.StorageClasses, []string{w.StorageClass}, equal, known},
-		{"needs", r.Needs, w.Needs, equal, known},
+		{"annotated", "", nil, annotated, []string{strconv.FormatBool(w.Annotated)}, equal, true},
+		{"drivers", "a CSI driver's name, or one with * in it", ruleDriverForm().MatchString, r.Drivers, []string{w.Driver}, globMatches, true},
+		{"filesystems", "a filesystem's name", volume.IsFSType, r.Filesystems, []string{w.FSType}, equal, true},
+		{"accessModes", oneOfModes, in(modeNames), r.AccessModes, []string{w.AccessMode}, matchesMode, true},
+		{"runtimeHandlers", "a handler of a RuntimeClass", dnsLabelForm().MatchString, r.RuntimeHandlers, []string{w.RuntimeHandler}, equal, w.PodKnown},
+		{"namespaces", "a namespace", dnsLabelForm().MatchString, r.Namespaces, []string{w.Namespace}, equal, w.PodKnown},
+		{"storageClasses", "a StorageClass's name", classForm().MatchString, r.StorageClasses, []string{w.StorageClass}, equal, known},
+		{"needs", "one of fsGroup, subPath", in(needNames), r.Needs, w.Needs, equal, known},
 	}
 }
 
-func (c condition) open() bool { return len(c.list) > 0 && !c.known }
+var (
+	modeNames  = append(slices.Sorted(maps.Keys(claimModes)), accessModes...)
+	oneOfModes = "one of " + strings.Join(modeNames, ", ")
+	needNames  = []string{NeedFSGroup, NeedSubPath}
+)
+
+func in(list []string) func(string) bool {
+	return func(s string) bool { return slices.Contains(list, s) }
+}
 
 func (c condition) unmet() bool {
 	return c.known && len(c.list) > 0 && !slices.ContainsFunc(c.list, func(listed string) bool {
@@ -61,16 +71,16 @@ func (c condition) String() string {
 // mismatch returns why a rule does not match: the first condition that the volume does not meet, else
 // the first that is not known. A guess could hand a volume to a sandbox that another pod expects on the
 // host. It returns nil if the rule matches.
-func (r *Rule) mismatch(w *Input) *condition {
-	all := r.conditions(w)
-	i := slices.IndexFunc(all, condition.unmet)
-	if i < 0 {
-		i = slices.IndexFunc(all, condition.open)
+func (r *Rule) mismatch(w *Input) (open *condition) {
+	for _, c := range r.conditions(w) {
+		if c.unmet() {
+			return &c
+		}
+		if open == nil && len(c.list) > 0 && !c.known {
+			open = &c
+		}
 	}
-	if i < 0 {
-		return nil
-	}
-	return &all[i]
+	return open
 }
 
 // matchesVolume reports whether the rule matches the volume for some pod.
@@ -88,25 +98,11 @@ func (r *Rule) ByPod() (keys []string) {
 	return keys
 }
 
-// undecidable is the error of a rule that decides by what is not known of a volume.
-func (w *Input) undecidable(r *Rule, key string) error {
-	advice := "say " + ContextKey + ": \"true\" or \"false\" in the volume's attributes, "
-	if w.Inline {
-		advice = "" // those are the pod author's
-	}
-	return w.unknown(key, "the policy's rule %q cannot be decided for this volume of driver %s", "configure cluster so that it is, "+advice+
-		"or take "+key+" out of the rule", r.Name, sys.Clip(w.Driver))
-}
-
-// howUndecidable is that of a rule which decides how a volume is deferred.
-func (w *Input) howUndecidable(r *Rule, key, word string) error {
-	return w.unknown(key, "this volume of driver %s is to be deferred (%s), and how cannot be decided by the policy's rule %q",
-		"take "+key+" out of the rule, or handler, format, mkfsOptions, rootMode and grow", sys.Clip(w.Driver), word, r.Name)
-}
-
-func (w *Input) unknown(key, format, advice string, args ...any) error {
+// undecidable is the error of a rule that goes by what is not known of a volume.
+func (w *Input) undecidable(r *Rule, by *condition, what, advice string) error {
+	text := "the policy's rule %q cannot be decided for this volume of driver %s" + what + ": it goes by " + by.key
 	if w.PodKnown {
-		return volume.Errorf(volume.KindOf(w.Missing), format+": it goes by "+key+", and %w", append(args, w.Missing)...)
+		return volume.Errorf(volume.KindOf(w.Missing), text+", and %w", r.Name, sys.Clip(w.Driver), w.Missing)
 	}
-	return volume.Errorf(volume.Unsupported, format+": it goes by "+key+" of the pod, which is not known here: "+advice, args...)
+	return volume.Errorf(volume.Unsupported, text+" of the pod, which is not known here: "+advice, r.Name, sys.Clip(w.Driver))
 }

@@ -1,6 +1,5 @@
-// Package policy decides which volumes are deferred, to which handler, and how a blank
-// device gets its filesystem. It does no I/O: a verdict depends only on the rules and on what
-// is known of the volume.
+// Package policy decides which volumes are deferred, to which handler, and how a blank device gets its filesystem. It
+// does no I/O: a verdict depends only on the rules and on what is known of the volume.
 package policy
 
 import (
@@ -14,10 +13,9 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
-// ContextKey is the only key of a CSI volume_context that is read. "true" means that the
-// volume is deferred, "false" that it stays on the host, whatever the rules say. In an inline
-// volume, whose attributes the pod's author writes, "true" only asks, as the pod's annotation
-// does, and "false" is ignored.
+// ContextKey is the only key of a CSI volume_context that is read. "true" means that the volume is deferred, "false"
+// that it stays on the host, whatever the rules say. In an inline volume, whose attributes the pod's author writes,
+// "true" only asks, as the pod's annotation does, and "false" is ignored.
 const ContextKey = "crust-proxy.dev/defer-fs-ops"
 
 // Input is what is known of a volume when it is decided whether to defer it.
@@ -36,8 +34,7 @@ type Input struct {
 	// Annotated is set if the pod's annotation asks for this volume. Anybody who may create
 	// a pod can write the annotation.
 	Annotated bool
-	// Inline is set for a volume that is specified in the pod itself: the pod's author
-	// writes its Context.
+	// Inline is set for a volume that is specified in the pod itself: the pod's author writes its Context.
 	Inline bool
 	// Requested is set if the orchestrator has set defer_fs_ops in the request.
 	Requested bool
@@ -45,8 +42,7 @@ type Input struct {
 	Context map[string]string
 }
 
-// Rule is a rule of the configuration. It decides for the volumes that it matches. An empty
-// list matches all.
+// Rule is a rule of the configuration. It decides for the volumes that it matches. An empty list matches all.
 type Rule struct {
 	Name string `yaml:"name"`
 	// Drivers are names, or patterns in which * stands for any characters.
@@ -93,8 +89,7 @@ func (r *Rule) makeFS() volume.MakeFS {
 	return volume.MakeFS{Options: r.MkfsOptions, RootMode: uint32(mode)}
 }
 
-// Policy decides which volumes are deferred. It is immutable: a new configuration makes
-// another one.
+// Policy decides which volumes are deferred. It is immutable: a new configuration makes another one.
 type Policy struct {
 	// Rules are tried in order; the first that matches decides.
 	Rules []Rule
@@ -107,9 +102,10 @@ type Policy struct {
 // Verdict is the decision for a volume.
 type Verdict struct {
 	Defer bool
-	// Rule names what decided: "defer_fs_ops of the request", "volume context",
-	// `rule "name"` or "no rule".
+	// Rule names what decided: "defer_fs_ops of the request", "volume context", `rule "name"` or "no rule".
 	Rule string
+	// Passed explains why the rules before it do not match.
+	Passed []string
 	// Handler is the runtime handler; empty is the default one.
 	Handler string
 	// Format is never FormatUnset for a volume that is deferred.
@@ -119,19 +115,17 @@ type Verdict struct {
 	KeepSize bool
 }
 
-// The values of Verdict.Rule where no rule decided. RuleRequested is that of the
-// orchestrator's own defer_fs_ops.
+// The values of Verdict.Rule where no rule decided. RuleRequested is that of the orchestrator's own defer_fs_ops.
 const (
 	RuleRequested = "defer_fs_ops of the request"
 	byContext     = "volume context"
 	byNoRule      = "no rule"
 )
 
-// Decide decides whether a volume is deferred. With an error, the verdict has only the rule
-// that the error is about, if any. The request's defer_fs_ops decides first, then the volume
-// context, then the rules; otherwise the volume is not deferred. A pod's annotation changes
-// nothing about a volume that is deferred without it. All that it can do is let rules with
-// annotated: true match, and an inline volume's attribute can do no more.
+// Decide decides whether a volume is deferred. With an error, the verdict has only the rule that the error is about,
+// if any. The request's defer_fs_ops decides first, then the volume context, then the rules; otherwise the volume is
+// not deferred. A pod's annotation changes nothing about a volume that is deferred without it. All that it can do is
+// let rules with annotated: true match, and an inline volume's attribute can do no more.
 func (p *Policy) Decide(w Input) (Verdict, error) {
 	if w.Inline {
 		asked, _, err := contextSetting(w.Context)
@@ -218,10 +212,9 @@ func (p *Policy) CouldDefer(w Input) bool {
 	return false
 }
 
-// ThenOnHost says whether the host may mount a volume after a sandbox. The label is that of the
-// rule by which the volume was deferred, as in Verdict.Rule. If there is no such rule, those
-// that could defer the volume for some pod decide: one that refuses comes first. The answer is
-// "" if there is none.
+// ThenOnHost says whether the host may mount a volume after a sandbox. The label is that of the rule by which the
+// volume was deferred, as in Verdict.Rule. If there is no such rule, those that could defer the volume for some pod
+// decide: one that refuses comes first. The answer is "" if there is none.
 func (p *Policy) ThenOnHost(w Input, label string) (then ThenOnHost) {
 	w.Annotated = true
 	for i := range p.Rules {
@@ -252,18 +245,28 @@ func contextSetting(context map[string]string) (asked, said bool, err error) {
 }
 
 func (p *Policy) byRules(w Input) (Verdict, error) {
+	var passed []string
 	for i := range p.Rules {
 		rule := &p.Rules[i]
+		v := Verdict{Rule: rule.label(), Passed: passed}
 		switch failed := rule.mismatch(&w); {
 		case failed == nil && rule.Defer:
-			return p.withHandler(p.deferred(rule, rule.label()), &w)
+			v = p.deferred(rule, v.Rule)
+			v.Passed = passed
+			return p.withHandler(v, &w)
 		case failed == nil:
-			return Verdict{Rule: rule.label()}, nil
+			return v, nil
 		case !failed.known:
-			return Verdict{Rule: rule.label()}, w.undecidable(rule, failed.key)
+			advice := "configure cluster so that it is, say " + ContextKey + ": \"true\" or \"false\" in the volume's attributes, or "
+			if w.Inline { // those are the pod author's
+				advice = "configure cluster so that it is, or "
+			}
+			return v, w.undecidable(rule, failed, "", advice+"take "+failed.key+" out of the rule")
+		default:
+			passed = append(passed, v.Rule+": "+failed.String())
 		}
 	}
-	return Verdict{Rule: byNoRule}, nil
+	return Verdict{Rule: byNoRule, Passed: passed}, nil
 }
 
 // deferred is the verdict for a volume that is deferred as a rule says.
@@ -295,7 +298,9 @@ func (p *Policy) asked(w Input, word string) (Verdict, error) {
 	}
 	for _, rule := range open {
 		if other := p.deferred(rule, word); other.Handler != v.Handler || other.Format != v.Format || !other.MakeFS.Equal(v.MakeFS) || other.KeepSize != v.KeepSize {
-			return Verdict{Rule: rule.label()}, w.howUndecidable(rule, rule.mismatch(&w).key, word)
+			failed := rule.mismatch(&w)
+			return Verdict{Rule: rule.label()}, w.undecidable(rule, failed, ", which is to be deferred ("+word+")", "take "+failed.key+
+				" out of the rule, or handler, format, mkfsOptions, rootMode and grow")
 		}
 	}
 	return p.withHandler(v, &w)

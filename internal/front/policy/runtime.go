@@ -7,11 +7,9 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
-// Runtime maps runtime handlers, as RuntimeClasses name them, to the handler of ours that
-// serves their pods.
+// Runtime maps runtime handlers, as RuntimeClasses name them, to the handler of ours that serves their pods.
 type Runtime struct {
-	// Pattern is a RuntimeClass's handler, or a pattern in which * stands for any
-	// characters.
+	// Pattern is a RuntimeClass's handler, or a pattern in which * stands for any characters.
 	Pattern string
 	// Handler is ours.
 	Handler string
@@ -19,9 +17,8 @@ type Runtime struct {
 	Refuse string
 }
 
-// servedBy returns our handler for the pods of a runtime handler, or why there is none. The
-// rule may name one, which must be the same: a volume that is handed to another handler than
-// its runtime's would never reach the pod.
+// servedBy returns our handler for the pods of a runtime handler, or why there is none. The rule may name one, which
+// must be the same: a volume that is handed to another handler than its runtime's would never reach the pod.
 func (p *Policy) servedBy(runtime, named string) (handler, why string) {
 	i := slices.IndexFunc(p.Runtimes, func(r Runtime) bool { return globMatches(r.Pattern, runtime) })
 	if i < 0 {
@@ -39,15 +36,14 @@ func (p *Policy) servedBy(runtime, named string) (handler, why string) {
 	}
 }
 
-// withHandler sets the handler of a verdict to that of the pod's runtime, if the runtime is
-// known.
+// withHandler sets the handler of a verdict to that of the pod's runtime, if the runtime is known.
 func (p *Policy) withHandler(v Verdict, w *Input) (Verdict, error) {
 	if !w.PodKnown {
 		return v, nil
 	}
 	handler, why := p.servedBy(w.RuntimeHandler, v.Handler)
 	if why != "" {
-		return Verdict{Rule: v.Rule}, volume.Errorf(volume.Unsupported, "this volume of driver %s is to be deferred (%s), and %s",
+		return Verdict{Rule: v.Rule, Passed: v.Passed}, volume.Errorf(volume.Unsupported, "this volume of driver %s is to be deferred (%s), and %s",
 			sys.Clip(w.Driver), v.Rule, why)
 	}
 	v.Handler = handler

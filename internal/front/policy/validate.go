@@ -3,7 +3,6 @@ package policy
 import (
 	"cmp"
 	"errors"
-	"maps"
 	"slices"
 	"strings"
 
@@ -21,8 +20,7 @@ var (
 	ruleNameForm   = sys.LazyRegexp(`^[\p{L}\p{N}][\p{L}\p{N} ._/-]{0,62}$`)
 )
 
-// Validate returns everything that is wrong with a policy. The handlers are the names of the
-// configured ones.
+// Validate returns everything that is wrong with a policy. The handlers are the names of the configured ones.
 func (p *Policy) Validate(handlers []string) error {
 	if len(p.Rules) > maxRules {
 		return volume.Errorf(volume.Invalid, "policy.rules: %d rules are more than the %d that are taken", len(p.Rules), maxRules)
@@ -54,10 +52,10 @@ func (r *Rule) problems(i int, handlers []string) []error {
 		wrong(".name: it is empty, longer than 63 characters, or not of letters, digits, spaces and ._/-: " +
 			"records and errors name the rule by it")
 	}
-	for _, list := range r.lists() {
-		for n, value := range list.values {
-			if !list.valid(value) {
-				wrong(".%s[%d]: %q is not %s", list.key, n, sys.Clip(value), list.kind)
+	for _, c := range r.conditions(&Input{})[1:] { // all but annotated
+		for n, value := range c.list {
+			if !c.valid(value) {
+				wrong(".%s[%d]: %q is not %s", c.key, n, sys.Clip(value), c.kind)
 			}
 		}
 	}
@@ -95,30 +93,9 @@ func (r *Rule) hasGoodRootMode() bool {
 	return r.RootMode == "" || (rootModeForm().MatchString(r.RootMode) && r.makeFS().RootMode != 0)
 }
 
-// hasNoEffect reports whether a rule that does not defer sets what only a deferred volume
-// uses.
+// hasNoEffect reports whether a rule that does not defer sets what only a deferred volume uses.
 func (r *Rule) hasNoEffect() bool {
 	return !r.Defer && (r.Handler != "" || r.Format != volume.FormatUnset || len(r.MkfsOptions) > 0 || r.RootMode != "" || r.ThenOnHost != "")
-}
-
-// ruleField is one list of a rule, with the check of its values.
-type ruleField struct {
-	key, kind string
-	values    []string
-	valid     func(string) bool
-}
-
-func (r *Rule) lists() []ruleField {
-	modes := append(slices.Sorted(maps.Keys(claimModes)), accessModes...)
-	return []ruleField{
-		{"drivers", "a CSI driver's name, or one with * in it", r.Drivers, ruleDriverForm().MatchString},
-		{"filesystems", "a filesystem's name", r.Filesystems, volume.IsFSType},
-		{"runtimeHandlers", "a handler of a RuntimeClass", r.RuntimeHandlers, dnsLabelForm().MatchString},
-		{"accessModes", "one of " + strings.Join(modes, ", "), r.AccessModes, func(m string) bool { return slices.Contains(modes, m) }},
-		{"namespaces", "a namespace", r.Namespaces, dnsLabelForm().MatchString},
-		{"storageClasses", "a StorageClass's name", r.StorageClasses, classForm().MatchString},
-		{"needs", "one of fsGroup, subPath", r.Needs, func(n string) bool { return n == NeedFSGroup || n == NeedSubPath }},
-	}
 }
 
 // compare compares a rule with those before it. It finds one earlier rule that covers it, not

@@ -1,6 +1,5 @@
-// Package decision decides which volumes of CSI requests are deferred. It does no I/O: the
-// request, the pod, the rules and the state of the node go in, a verdict or an error that
-// people read comes out.
+// Package decision decides which volumes of CSI requests are deferred. It does no I/O: the request, the pod, the
+// rules and the state of the node go in, a verdict or an error that people read comes out.
 package decision
 
 import (
@@ -13,8 +12,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
-// heldOnHost is the rule of a volume that the host has mounted for some pod: it stays
-// there until no pod has it.
+// heldOnHost is the rule of a volume that the host has mounted for some pod: it stays there until no pod has it.
 const heldOnHost = "held as it is while a pod has it"
 
 // Rules is what decides besides the request.
@@ -34,16 +32,14 @@ type State struct {
 	Elsewhere []deferral.Status
 	// OnHost are the targets of other pods for which the driver has mounted the volume.
 	OnHost []string
-	// Raw are the targets of other pods that have the volume as a raw device; true is for
-	// one that only reads.
+	// Raw are the targets of other pods that have the volume as a raw device; true is for one that only reads.
 	Raw map[string]bool
 	// PathOnHost is set where the driver itself has mounted the target of a publish, or
 	// the staging path of a stage without a record.
 	PathOnHost bool
 	// Staged is how the volume is staged, or nil.
 	Staged *Staged
-	// Holder names the pod at a target in OnHost. It is called only for the text of an
-	// error.
+	// Holder names the pod at a target in OnHost. It is called only for the text of an error.
 	Holder func(target string) string
 }
 
@@ -152,8 +148,7 @@ func holder(status *deferral.Status) string {
 	return status.Target
 }
 
-// checkContainers refuses what the pod's containers cannot get of a volume that the
-// sandbox mounts.
+// checkContainers refuses what the pod's containers cannot get of a volume that the sandbox mounts.
 func (r *Rules) checkContainers(req *VolumeRequest, verdict *policy.Verdict, pod *PodContext) error {
 	if !verdict.Defer || pod == nil {
 		return nil
@@ -224,8 +219,7 @@ func CheckDeferrable(req *VolumeRequest, verdict *policy.Verdict) error {
 	return nil
 }
 
-// CheckSecondWriter refuses early what the claim on the device would refuse late, before
-// the driver is asked.
+// CheckSecondWriter refuses early what the claim on the device would refuse late, before the driver is asked.
 func CheckSecondWriter(req *VolumeRequest, state *State, pod *PodContext) error {
 	for target, reads := range state.Raw {
 		if state.Published == nil && (!req.ReadOnly || !reads) {

@@ -17,8 +17,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/volume/mountopt"
 )
 
-// The keys in the volume context by which kubelet tells a driver of the pod, where the
-// driver wants that.
+// The keys in the volume context by which kubelet tells a driver of the pod, where the driver wants that.
 const (
 	PodUIDKey       = "csi.storage.k8s.io/pod.uid"
 	PodNamespaceKey = "csi.storage.k8s.io/pod.namespace"
@@ -138,10 +137,9 @@ var inlineIDForm = sys.LazyRegexp(`^csi-[0-9a-f]{64}$`)
 // IsInlineID reports whether kubelet made up the volume id, for an inline volume.
 func IsInlineID(id string) bool { return inlineIDForm().MatchString(id) }
 
-// isInline reports whether the volume of a publish is specified in the pod itself. kubelet
-// sets EphemeralKey only for drivers that want pod information. For the others the pod's
-// author could set it to "false", so the form of the id counts too, with no staging path:
-// kubelet stages no inline volume.
+// isInline reports whether the volume of a publish is specified in the pod itself. kubelet sets EphemeralKey only for
+// drivers that want pod information. For the others the pod's author could set it to "false", so the form of the id
+// counts too, with no staging path: kubelet stages no inline volume.
 func isInline(req *csi.NodePublishVolumeRequest) bool {
 	return req.GetVolumeContext()[EphemeralKey] == "true" ||
 		(req.GetStagingTargetPath() == "" && IsInlineID(req.GetVolumeId()))
@@ -164,9 +162,8 @@ var severalNodes = []csi.VolumeCapability_AccessMode_Mode{
 	csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER,
 }
 
-// MountFlags are the mount options for the sandbox, one per element. Labels that kubelet
-// adds for the host's SELinux mean nothing in a sandbox without SELinux, and fail the
-// mount there.
+// MountFlags are the mount options for the sandbox, one per element. Labels that kubelet adds for the host's SELinux
+// mean nothing in a sandbox without SELinux, and fail the mount there.
 func MountFlags(flags []string, readOnly, keepLabels bool) []string {
 	var out []string
 	for _, flag := range mountopt.Split(flags) {
