@@ -59,6 +59,7 @@ func Main(args []string, stdout, stderr io.Writer) int {
 	set.SetOutput(stderr)
 	set.Usage = func() { _, _ = fmt.Fprint(stdout, usage, set.FlagUsages()) } // called for --help only
 	flags := config.AddFlags(set)
+	pod := set.String("pod", "", "with validate: a file with a Pod, its RuntimeClass, claims, and PersistentVolumes or StorageClasses: say what becomes of its volumes, and why")
 	quiet := set.BoolP("quiet", "q", false, "print errors only")
 	version := set.Bool("version", false, "print the version")
 	if err := set.Parse(args); err != nil {
@@ -74,8 +75,11 @@ func Main(args []string, stdout, stderr io.Writer) int {
 	if *version {
 		command, err = showVersion, nil
 	}
+	if err == nil && *pod != "" && set.Arg(0) != "validate" {
+		err = fmt.Errorf("--pod is for validate: %w", errUsage)
+	}
 	if err == nil {
-		err = command(ctx, invocation{flags, set.Args()[min(1, set.NArg()):], stdout, stderr})
+		err = command(ctx, invocation{flags, *pod, set.Args()[min(1, set.NArg()):], stdout, stderr})
 	}
 	return failed(stderr, err)
 }
@@ -103,6 +107,7 @@ var (
 // invocation is what a command gets.
 type invocation struct {
 	flags          *config.Flags
+	pod            string   // --pod
 	args           []string // after the command
 	stdout, stderr io.Writer
 }

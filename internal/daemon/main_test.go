@@ -5,6 +5,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 func TestWrongCommandLinesSayWhatIsRight(t *testing.T) {
@@ -14,6 +16,7 @@ func TestWrongCommandLinesSayWhatIsRight(t *testing.T) {
 		"removable-nodes":       "removable-nodes takes HOST:PORT",
 		"removable-nodes a b c": "removable-nodes takes HOST:PORT",
 		"--no-such-flag":        "--no-such-flag",
+		"version --pod x":       "--pod is for validate",
 	} {
 		code, said := askMain(t, strings.Fields(line)...)
 		if code != exitUsage || !strings.Contains(said, want) || !strings.Contains(said, "see crust-proxy --help") {
@@ -79,6 +82,81 @@ handlers: {crust: {enabled: true, programs: [` + dir + `/runc], filesystems: [no
 		t.Errorf("quiet: exit code %d, %q", code, said)
 	}
 }
+
+// TestValidateExplainsAPod: before it exists. A claim that is not bound yet has what its StorageClass will make.
+func TestValidateExplainsAPod(t *testing.T) {
+	dir := t.TempDir()
+	pod := dir + "/pod.yaml"
+	for name, text := range map[string]string{"pod.yaml": aPod, "on.yaml": ourRules + "cluster: {inCluster: true}\n", "off.yaml": ourRules, "none.yaml": "kind: Service\napiVersion: v1\n",
+		"odd.yaml": strings.Replace(aPod, "runtimeClassName", "runtimeclass", 1), "two.yaml": aPod + "---" + aPod, "classless.yaml": strings.Replace(aPod, "RuntimeClass", "PriorityClass", 1)} {
+		check.Must(t, os.WriteFile(dir+"/"+name, []byte(text), 0o600))
+	}
+	for want, args := range map[string][]string{`
+data: deferred to the handler kata
+    not rule "once": accessModes: it has SINGLE_NODE_WRITER, and the rule wants ReadWriteOncePod
+    not rule "sub-paths": needs: it has none, and the rule wants subPath
+    by rule "kata"
+with a driver that reports SINGLE_NODE_MULTI_WRITER, data: on the host
+    by rule "once"
+logs: on the host
+    not rule "once": accessModes: it has SINGLE_NODE_WRITER, and the rule wants ReadWriteOncePod
+    by rule "sub-paths"
+scratch: refused
+    not rule "once": accessModes: it has MULTI_NODE_MULTI_WRITER, and the rule wants ReadWriteOncePod
+    not rule "sub-paths": needs: it has none, and the rule wants subPath
+    by rule "kata"
+    (volume) volume scratch: it is to be deferred (rule "kata"), and its access mode MULTI_NODE_MULTI_WRITER lets several nodes write, which destroys a ` +
+		`filesystem on a device: use ReadWriteOnce or ReadWriteOncePod, or exclude it by a policy rule
+lost: refused
+    (pods) the claim lost is not in the file
+`: {"--config", dir + "/on.yaml", "--pod", pod},
+		`it goes by runtimeHandlers of the pod, which is not known here: configure cluster`: {"--config", dir + "/off.yaml", "--pod", pod},
+		"pod.yaml: no such file":                                {"--pod", "/nowhere/pod.yaml"},
+		"there is no Pod in it":                                 {"--pod", dir + "/none.yaml"},
+		"there are several Pods in it":                          {"--pod", dir + "/two.yaml"},
+		`unknown field "spec.runtimeclass"`:                     {"--pod", dir + "/odd.yaml"},
+		"has the runtime class kata-fast, which does not exist": {"--pod", dir + "/classless.yaml"},
+	} {
+		code, said := askMain(t, append([]string{"validate"}, args...)...)
+		if !strings.Contains(said, want) || (code == exitOK) != strings.Contains(said, " rule ") {
+			t.Errorf("%q: exit code %d, not in\n%s", want, code, said)
+		}
+	}
+}
+
+const (
+	ourRules = `front: {enabled: true}
+policy:
+  rules:
+    - {name: once, accessModes: [ReadWriteOncePod], defer: false}
+    - {name: sub-paths, runtimeHandlers: [kata], needs: [subPath], defer: false}
+    - {name: kata, runtimeHandlers: [kata], defer: true}
+`
+	aPod = `
+{"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": {"name": "kata-fast"}, "handler": "kata"}
+---
+{"apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": {"name": "fast"}, "provisioner": "d.example.com"}
+---
+{"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "db"}, "spec": {"accessModes": ["ReadWriteOncePod"], "storageClassName": "fast"}}
+---
+{"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "logs"}, "spec": {"volumeName": "pv-1"}}
+---
+{"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": "pv-1"}, "spec": {"accessModes": ["ReadWriteOnce"], "csi": {"driver": "d.example.com", "volumeHandle": "vol-1"}}}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: db-0, namespace: shop}
+spec:
+  runtimeClassName: kata-fast
+  containers:
+    - {name: main, image: db, volumeMounts: [{name: data, mountPath: /data}, {name: logs, mountPath: /logs, subPath: db}]}
+  volumes:
+    - {name: data, persistentVolumeClaim: {claimName: db}}
+    - {name: logs, persistentVolumeClaim: {claimName: logs}}
+    - {name: scratch, ephemeral: {volumeClaimTemplate: {spec: {accessModes: [ReadWriteMany], storageClassName: fast}}}}
+    - {name: lost, persistentVolumeClaim: {claimName: lost}}
+`
+)
 
 // TestValidateRefusesWhatAStartRefuses in lines that an editor can follow, also if nothing else is to be shown.
 func TestValidateRefusesWhatAStartRefuses(t *testing.T) {

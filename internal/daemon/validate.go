@@ -28,6 +28,9 @@ func validate(_ context.Context, call invocation) error {
 		return err
 	}
 	text, err := cfg.YAML()
+	if call.pod != "" {
+		text, err = explainFile(&cfg, call.pod)
+	}
 	if err != nil {
 		return err
 	}

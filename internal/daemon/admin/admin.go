@@ -41,6 +41,8 @@ type Daemon interface {
 	// Drivers returns the CSI drivers that registered with the front, without their numbers of
 	// volumes; on is false if the front is off.
 	Drivers() (all []*adminv1.Driver, on bool)
+	// Explain explains the volumes of a pod of this node.
+	Explain(ctx context.Context, pod string) ([]*adminv1.ExplainedVolume, error)
 	// Reconcile repairs now.
 	Reconcile(ctx context.Context) (deferral.ReconcileReport, error)
 	// Forced reports a volume that was released by force, with the processes that still have
@@ -317,6 +319,12 @@ func (w *watch) show(status deferral.Status) error {
 	return w.stream.Send(&adminv1.WatchVolumesResponse{
 		Type: adminv1.WatchVolumesResponse_TYPE_CHANGED, Volume: w.server.Node.message(status),
 	})
+}
+
+// ExplainPod explains the volumes of a pod.
+func (s *AdminServer) ExplainPod(ctx context.Context, req *adminv1.ExplainPodRequest) (*adminv1.ExplainPodResponse, error) {
+	found, err := s.Daemon.Explain(ctx, req.GetPod())
+	return &adminv1.ExplainPodResponse{Volumes: found}, err
 }
 
 // EndOrphans ends processes that keep the device of a volume although their sandbox is over, or lists

@@ -139,6 +139,24 @@ func (s *served) Reconcile(ctx context.Context) (deferral.ReconcileReport, error
 	return s.node.Broker.Reconcile(ctx)
 }
 
+func (s *served) Explain(_ context.Context, pod string) ([]*adminv1.ExplainedVolume, error) {
+	if pod != "shop/db-0" {
+		return nil, volume.Errorf(volume.Busy, "the pod %s is not known", pod)
+	}
+	return []*adminv1.ExplainedVolume{{Volume: "data", Outcome: "on the host"}}, nil
+}
+
+func TestExplainPod(t *testing.T) {
+	s := serve(t)
+	got, err := s.admin().ExplainPod(t.Context(), &adminv1.ExplainPodRequest{Pod: "shop/db-0"})
+	if err != nil || len(got.GetVolumes()) != 1 || got.GetVolumes()[0].GetVolume() != "data" {
+		t.Errorf("got %v, %v", got, err)
+	}
+	if _, err := s.admin().ExplainPod(t.Context(), &adminv1.ExplainPodRequest{Pod: "x"}); status.Code(err) != codes.Aborted {
+		t.Errorf("an unknown pod: %v", err)
+	}
+}
+
 func (s *served) Forced(*volume.Volume, string) {}
 
 func (s *served) admin() adminv1.AdminClient { return adminv1.NewAdminClient(s.conn) }

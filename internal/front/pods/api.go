@@ -67,12 +67,15 @@ type api struct {
 	params runtime.ParameterCodec
 }
 
-func newAPI(config *rest.Config) (*api, error) {
+func newScheme() (*runtime.Scheme, error) {
 	scheme := runtime.NewScheme()
-	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, nodev1.AddToScheme, storagev1.AddToScheme} {
-		if err := add(scheme); err != nil {
-			return nil, err
-		}
+	return scheme, errors.Join(corev1.AddToScheme(scheme), nodev1.AddToScheme(scheme), storagev1.AddToScheme(scheme))
+}
+
+func newAPI(config *rest.Config) (*api, error) {
+	scheme, err := newScheme()
+	if err != nil {
+		return nil, err
 	}
 	config.ContentType = runtime.ContentTypeProtobuf
 	config.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON

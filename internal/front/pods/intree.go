@@ -42,6 +42,7 @@ func sourceOf(pv *corev1.PersistentVolume) source {
 		return source{}
 	}
 	return source{
+		mode: string(append(slices.Clone(pv.Spec.AccessModes), "")[0]), context: deciding(pv.Spec.CSI.VolumeAttributes),
 		driver: pv.Spec.CSI.Driver, id: pv.Spec.CSI.VolumeHandle, fsType: pv.Spec.CSI.FSType,
 		class: cmp.Or(pv.Annotations[corev1.BetaStorageClassAnnotation], pv.Spec.StorageClassName),
 		once: slices.ContainsFunc(pv.Spec.AccessModes, func(mode corev1.PersistentVolumeAccessMode) bool {

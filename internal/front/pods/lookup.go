@@ -55,6 +55,15 @@ func (c *Cluster) byUID(ctx context.Context, uid string) (out decision.Pod, err 
 	return out, err
 }
 
+// ByName returns a pod of this node by its namespace/name.
+func (c *Cluster) ByName(ctx context.Context, name string) (decision.Pod, error) {
+	found := c.pods.choose(func(k known) bool { return k.pod.String() == name })
+	if len(found) == 0 {
+		return decision.Pod{}, c.unknownPod("the pod " + sys.Clip(name))
+	}
+	return c.byUID(ctx, found[0].pod.uid)
+}
+
 func (c *Cluster) using(ctx context.Context, want source) (out []decision.Pod, err error) {
 	tried := make(map[string]error)
 	err = c.until(ctx, func(ctx context.Context) error {
@@ -152,8 +161,7 @@ func (c *Cluster) unknownPod(what string) error {
 	return volume.Errorf(volume.Busy, "%s is not known on node %s (yet)", what, c.cfg.NodeName)
 }
 
-// answer returns the pod as the front needs it. Failed holds the reasons why volumes are not
-// known, by their names.
+// answer returns the pod as the front needs it. Failed holds the reasons why volumes are not known, by their names.
 func (c *Cluster) answer(k known, failed map[string]error) (decision.Pod, error) {
 	handler, err := c.handler(k.pod)
 	if err != nil {
@@ -171,6 +179,7 @@ func (c *Cluster) answer(k known, failed map[string]error) (decision.Pod, error)
 		}
 		shown := v.PodVolume
 		shown.Driver, shown.VolumeID, shown.StorageClass = from.driver, from.id, from.class
+		shown.FSType, shown.AccessMode, shown.Context = from.fsType, from.mode, from.context
 		shown.NoGroup = out.FSGroup != "" && !c.changesGroup(v, from)
 		if !done {
 			shown.Unknown = failed[v.Name]
@@ -211,7 +220,7 @@ func (c *Cluster) notReady(what, watched string) error {
 func (c *Cluster) changesGroup(v podVolume, from source) bool {
 	policy, _ := c.drivers.get(from.driver)
 	switch {
-	case v.readOnly:
+	case v.ReadOnly:
 		return false
 	case policy == string(storagev1.NoneFSGroupPolicy):
 		return false

@@ -64,12 +64,12 @@ func TestAllThatIsToldOfAPod(t *testing.T) {
 		UID: "uid-web-0", Namespace: "default", Name: "web-0", RuntimeHandler: "kata-qemu", FSGroup: "2000",
 		FSGroupPolicy: volume.GroupOnMismatch, Asks: "data, logs",
 		Volumes: []decision.PodVolume{
-			{Name: "data", Claim: "data", Driver: driver, VolumeID: "vol-data", StorageClass: "class-of-data", SubPaths: []string{"$(POD)", "a/b"}, Together: []string{"sidecar", "app"}, Spaced: []string{"setup"}, Mounts: []string{"setup", "setup", "sidecar", "app", "app"}},
-			{Name: "raw", Claim: "raw", Driver: driver, VolumeID: "vol-raw", StorageClass: "class-of-raw", Block: true, Mounts: []string{"app"}},
-			{Name: "logs", Claim: "logs", Driver: driver, VolumeID: "vol-logs", StorageClass: "class-of-logs", Together: []string{"app"}, Mounts: []string{"app"}, ReadOnlyMounts: true, NoGroup: true},
-			{Name: "scratch", Claim: "web-0-scratch", Driver: driver, VolumeID: "vol-web-0-scratch", StorageClass: "class-of-web-0-scratch", Together: []string{"app"}, Mounts: []string{"app"}},
+			{Name: "data", Claim: "data", Driver: driver, VolumeID: "vol-data", StorageClass: "class-of-data", FSType: "ext4", AccessMode: "ReadWriteOnce", SubPaths: []string{"$(POD)", "a/b"}, Together: []string{"sidecar", "app"}, Spaced: []string{"setup"}, Mounts: []string{"setup", "setup", "sidecar", "app", "app"}},
+			{Name: "raw", Claim: "raw", Driver: driver, VolumeID: "vol-raw", StorageClass: "class-of-raw", FSType: "ext4", AccessMode: "ReadWriteOnce", Block: true, Mounts: []string{"app"}},
+			{Name: "logs", Claim: "logs", ReadOnly: true, Driver: driver, VolumeID: "vol-logs", StorageClass: "class-of-logs", FSType: "ext4", AccessMode: "ReadWriteOnce", Together: []string{"app"}, Mounts: []string{"app"}, ReadOnlyMounts: true, NoGroup: true},
+			{Name: "scratch", Claim: "web-0-scratch", Driver: driver, VolumeID: "vol-web-0-scratch", StorageClass: "class-of-web-0-scratch", FSType: "ext4", AccessMode: "ReadWriteOnce", Together: []string{"app"}, Mounts: []string{"app"}},
 			{Name: "inline", Driver: driver, VolumeID: fmt.Sprintf("csi-%x", sha256.Sum256([]byte("uid-web-0inline"))), Together: []string{"debug"}, Mounts: []string{"debug"}},
-			{Name: "idle", Claim: "idle", Driver: driver, VolumeID: "vol-idle", StorageClass: "class-of-idle"},
+			{Name: "idle", Claim: "idle", Driver: driver, VolumeID: "vol-idle", StorageClass: "class-of-idle", FSType: "ext4", AccessMode: "ReadWriteOnce"},
 		},
 	}
 	if diff := cmp.Diff(want, got, cmpopts.EquateErrors()); diff != "" {

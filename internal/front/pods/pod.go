@@ -35,15 +35,16 @@ type podVolume struct {
 	decision.PodVolume
 	used, writable bool // by a container
 	// own is set for an ephemeral volume, whose claim the pod must own.
-	own      bool
-	readOnly bool   // for the whole pod
-	given    source // of an inline volume, which has no claim
+	own   bool
+	given source // of an inline volume, which has no claim
 }
 
 // source is the CSI volume behind a pod's volume. The zero source is no CSI volume.
 type source struct {
 	driver, id    string
-	fsType, class string // class is the storage class, or ""
+	fsType, class string            // class is the storage class, or ""
+	mode          string            // the access mode that kubelet uses
+	context       map[string]string // of its attributes, the one that decides
 	// once is set if one node at a time may mount it. By default, kubelet changes the group
 	// of the files of such volumes only.
 	once  bool
@@ -121,20 +122,29 @@ func volumeOf(p *pod, api *corev1.Volume) (v podVolume, ok bool) {
 	v.Name = api.Name
 	switch {
 	case api.PersistentVolumeClaim != nil:
-		v.Claim, v.readOnly = api.PersistentVolumeClaim.ClaimName, api.PersistentVolumeClaim.ReadOnly
+		v.Claim, v.ReadOnly = api.PersistentVolumeClaim.ClaimName, api.PersistentVolumeClaim.ReadOnly
 	case api.Ephemeral != nil:
 		v.Claim, v.own = p.shown.Name+"-"+api.Name, true
 	case api.CSI != nil:
-		v.given = source{driver: api.CSI.Driver, id: inlineID(p.shown.UID, api.Name), once: true}
+		v.given = source{driver: api.CSI.Driver, id: inlineID(p.shown.UID, api.Name), once: true, context: deciding(api.CSI.VolumeAttributes)}
 		if api.CSI.FSType != nil {
 			v.given.fsType = *api.CSI.FSType
 		}
-		v.readOnly = api.CSI.ReadOnly != nil && *api.CSI.ReadOnly
+		v.ReadOnly = api.CSI.ReadOnly != nil && *api.CSI.ReadOnly
 	default:
 		v.given = inTreeInline(api, p.shown.Namespace)
 		return v, v.given.driver != ""
 	}
 	return v, true
+}
+
+// deciding returns the attribute by which a volume says whether it is to be deferred.
+func deciding(attributes map[string]string) map[string]string {
+	value, there := attributes[policy.ContextKey]
+	if !there {
+		return nil
+	}
+	return map[string]string{policy.ContextKey: strings.Clone(value[:min(len(value), 64)])} // a longer one is an error too
 }
 
 // inlineID is the volume id that kubelet derives for an inline volume.

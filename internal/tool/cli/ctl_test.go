@@ -62,6 +62,8 @@ func TestGoldenOutput(t *testing.T) {
 		{"expand.txt", "expand aa11bb --size 20Gi", command.ExitOK},
 		{"expand.json", "expand aa11bb -o json", command.ExitOK},
 		{"handlers.txt", "handlers", command.ExitOK},
+		{"explain.txt", "explain shop/web-0", command.ExitOK},
+		{"explain.json", "explain shop/web-0 -o json", command.ExitOK},
 		{"handlers.yaml", "handlers -o yaml", command.ExitOK},
 		{"drivers.txt", "drivers", command.ExitOK},
 		{"drivers-wide.txt", "drivers -o wide", command.ExitOK},
@@ -448,7 +450,7 @@ func TestUntrustedTextNeverReachesTheTerminal(t *testing.T) {
 	b.admin.findings = []string{"finding \x1b[2J\u202e"}
 	b.serve()
 	commands := []string{"list", "list -o wide", "list -o json", "list -o yaml", "get cc11bb", "get cc11bb -o json", "get cc11bb -o yaml",
-		"stats cc11bb", "stats cc11bb -o yaml", "handlers", "drivers", "drivers -o wide", "drivers -o json", "drivers -o yaml", "doctor", "doctor -o json", "doctor -o yaml",
+		"stats cc11bb", "stats cc11bb -o yaml", "explain x", "explain x -o yaml", "handlers", "drivers", "drivers -o wide", "drivers -o json", "drivers -o yaml", "doctor", "doctor -o json", "doctor -o yaml",
 		"watch --timeout 200ms", "watch --timeout 200ms -o json", "watch --timeout 200ms -o yaml", "reconcile"}
 	for _, args := range commands {
 		r := b.run(strings.Fields(args)...)
@@ -484,7 +486,7 @@ func TestDoctorExitCodes(t *testing.T) {
 
 func TestFailureToWriteIsAFailure(t *testing.T) {
 	b := newBench(t).serve()
-	for _, args := range []string{"list", "list -o json", "watch", "get aa11bb", "doctor", "handlers", "drivers", "stats aa11bb", "version"} {
+	for _, args := range []string{"list", "list -o json", "watch", "get aa11bb", "doctor", "explain x", "handlers", "drivers", "stats aa11bb", "version"} {
 		code := Run(t.Context(), strings.Fields(args), Env{Out: fullDisk{}, Err: io.Discard, Node: b.node,
 			Getenv: func(string) string { return "" }, Now: time.Now})
 		if code != command.ExitFailure {

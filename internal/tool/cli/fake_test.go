@@ -177,6 +177,12 @@ func (f *fakeAdmin) EndOrphans(ctx context.Context, req *adminv1.EndOrphansReque
 	return &adminv1.EndOrphansResponse{Orphans: []*adminv1.Orphan{{Pid: 4711, Program: "qemu", ControlGroup: "/kata/5a"}}}, f.check(ctx)
 }
 
+func (f *fakeAdmin) ExplainPod(ctx context.Context, req *adminv1.ExplainPodRequest) (*adminv1.ExplainPodResponse, error) {
+	return &adminv1.ExplainPodResponse{Volumes: []*adminv1.ExplainedVolume{
+		{Volume: "data of " + req.GetPod(), Outcome: "refused", Because: []string{`by rule "all"`, "(handler) \x1b[2J\nEVENT fake"}}, {Volume: "logs", Outcome: "on the host"},
+	}}, f.check(ctx)
+}
+
 func (f *fakeAdmin) ReleaseVolume(ctx context.Context, req *adminv1.ReleaseVolumeRequest) (*adminv1.ReleaseVolumeResponse, error) {
 	f.released = req
 	return &adminv1.ReleaseVolumeResponse{HeldBy: f.heldBy}, f.check(ctx)

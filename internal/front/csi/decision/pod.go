@@ -11,8 +11,7 @@ import (
 // Pod is what decides about the volumes of a pod.
 type Pod struct {
 	UID, Namespace, Name string
-	// RuntimeHandler is that of the pod's runtime class; "" is the node's
-	// default runtime.
+	// RuntimeHandler is that of the pod's runtime class; "" is the node's default runtime.
 	RuntimeHandler string
 	// FSGroup shall own the files of its volumes; "" is none.
 	FSGroup       string
@@ -33,8 +32,11 @@ type PodVolume struct {
 	// Unknown is why the driver of the volume is not known: a claim that is not bound yet,
 	// or a cluster that does not answer. It is a classed error.
 	Unknown error
-	// StorageClass is that of its persistent volume, or "".
-	StorageClass string
+	// StorageClass is that of its persistent volume, or "". AccessMode is Kubernetes' name of it.
+	StorageClass, FSType, AccessMode string
+	// ReadOnly is set if the whole pod only reads it. Of its attributes, Context has policy.ContextKey.
+	ReadOnly bool
+	Context  map[string]string
 	// Block is set for a raw block volume, which has no filesystem.
 	Block bool
 	// NoGroup is set where the pod's FSGroup is not for this volume: the node's own
@@ -43,9 +45,8 @@ type PodVolume struct {
 	// SubPaths are those of the pod's containers, init containers among them:
 	// subPath, or subPathExpr as it is written.
 	SubPaths []string
-	// Together are the containers that mount it and run side by side: all but the init
-	// containers that end before the next one starts. Spaced are those that mount it at
-	// a path whose last element has a space.
+	// Together are the containers that mount it and run side by side: all but the init containers that end before the
+	// next one starts. Spaced are those that mount it at a path whose last element has a space.
 	Together, Spaced []string
 	// Mounts names the container of each mount, init and ephemeral containers among them,
 	// so that one that mounts it more than once is in it more than once.
@@ -86,8 +87,7 @@ func (p *Pod) ForVolume(driver, volumeID, inlineName string) (*PodContext, error
 	return out, nil
 }
 
-// complete adds to what the request says of a volume what the pod says. The pod is nil where no
-// cluster is asked.
+// complete adds to what the request says of a volume what the pod says. The pod is nil where no cluster is asked.
 func (c *PodContext) complete(req *VolumeRequest) policy.Input {
 	in := req.Input
 	if c == nil {

@@ -2248,6 +2248,163 @@ func (x *ReleaseVolumeResponse) GetHeldBy() string {
 	return ""
 }
 
+// ExplainPodRequest names a pod.
+type ExplainPodRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// pod is its namespace/name.
+	Pod           string `protobuf:"bytes,1,opt,name=pod,proto3" json:"pod,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExplainPodRequest) Reset() {
+	*x = ExplainPodRequest{}
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExplainPodRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExplainPodRequest) ProtoMessage() {}
+
+func (x *ExplainPodRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExplainPodRequest.ProtoReflect.Descriptor instead.
+func (*ExplainPodRequest) Descriptor() ([]byte, []int) {
+	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *ExplainPodRequest) GetPod() string {
+	if x != nil {
+		return x.Pod
+	}
+	return ""
+}
+
+// ExplainPodResponse explains the pod's volumes.
+type ExplainPodResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// volumes are those that a CSI driver provides, as the pod has them.
+	Volumes       []*ExplainedVolume `protobuf:"bytes,1,rep,name=volumes,proto3" json:"volumes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExplainPodResponse) Reset() {
+	*x = ExplainPodResponse{}
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExplainPodResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExplainPodResponse) ProtoMessage() {}
+
+func (x *ExplainPodResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExplainPodResponse.ProtoReflect.Descriptor instead.
+func (*ExplainPodResponse) Descriptor() ([]byte, []int) {
+	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{27}
+}
+
+func (x *ExplainPodResponse) GetVolumes() []*ExplainedVolume {
+	if x != nil {
+		return x.Volumes
+	}
+	return nil
+}
+
+// ExplainedVolume is what becomes of a volume.
+type ExplainedVolume struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// volume is its name in the pod.
+	Volume string `protobuf:"bytes,1,opt,name=volume,proto3" json:"volume,omitempty"`
+	// outcome is "deferred to the handler NAME", "on the host" or "refused".
+	Outcome string `protobuf:"bytes,2,opt,name=outcome,proto3" json:"outcome,omitempty"`
+	// because has each rule that does not match, with the condition that is not met, what decides,
+	// and the error of a volume that is refused.
+	Because       []string `protobuf:"bytes,3,rep,name=because,proto3" json:"because,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExplainedVolume) Reset() {
+	*x = ExplainedVolume{}
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[28]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExplainedVolume) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExplainedVolume) ProtoMessage() {}
+
+func (x *ExplainedVolume) ProtoReflect() protoreflect.Message {
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[28]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExplainedVolume.ProtoReflect.Descriptor instead.
+func (*ExplainedVolume) Descriptor() ([]byte, []int) {
+	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{28}
+}
+
+func (x *ExplainedVolume) GetVolume() string {
+	if x != nil {
+		return x.Volume
+	}
+	return ""
+}
+
+func (x *ExplainedVolume) GetOutcome() string {
+	if x != nil {
+		return x.Outcome
+	}
+	return ""
+}
+
+func (x *ExplainedVolume) GetBecause() []string {
+	if x != nil {
+		return x.Because
+	}
+	return nil
+}
+
 // EndOrphansRequest names a volume and the processes to end.
 type EndOrphansRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2261,7 +2418,7 @@ type EndOrphansRequest struct {
 
 func (x *EndOrphansRequest) Reset() {
 	*x = EndOrphansRequest{}
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[26]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2273,7 +2430,7 @@ func (x *EndOrphansRequest) String() string {
 func (*EndOrphansRequest) ProtoMessage() {}
 
 func (x *EndOrphansRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[26]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2286,7 +2443,7 @@ func (x *EndOrphansRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndOrphansRequest.ProtoReflect.Descriptor instead.
 func (*EndOrphansRequest) Descriptor() ([]byte, []int) {
-	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{26}
+	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *EndOrphansRequest) GetVolume() string {
@@ -2314,7 +2471,7 @@ type EndOrphansResponse struct {
 
 func (x *EndOrphansResponse) Reset() {
 	*x = EndOrphansResponse{}
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[27]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2326,7 +2483,7 @@ func (x *EndOrphansResponse) String() string {
 func (*EndOrphansResponse) ProtoMessage() {}
 
 func (x *EndOrphansResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[27]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2339,7 +2496,7 @@ func (x *EndOrphansResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndOrphansResponse.ProtoReflect.Descriptor instead.
 func (*EndOrphansResponse) Descriptor() ([]byte, []int) {
-	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{27}
+	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *EndOrphansResponse) GetOrphans() []*Orphan {
@@ -2370,7 +2527,7 @@ type Orphan struct {
 
 func (x *Orphan) Reset() {
 	*x = Orphan{}
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[28]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2382,7 +2539,7 @@ func (x *Orphan) String() string {
 func (*Orphan) ProtoMessage() {}
 
 func (x *Orphan) ProtoReflect() protoreflect.Message {
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[28]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2395,7 +2552,7 @@ func (x *Orphan) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Orphan.ProtoReflect.Descriptor instead.
 func (*Orphan) Descriptor() ([]byte, []int) {
-	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{28}
+	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *Orphan) GetPid() int32 {
@@ -2449,7 +2606,7 @@ type ListHandlersRequest struct {
 
 func (x *ListHandlersRequest) Reset() {
 	*x = ListHandlersRequest{}
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[29]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2461,7 +2618,7 @@ func (x *ListHandlersRequest) String() string {
 func (*ListHandlersRequest) ProtoMessage() {}
 
 func (x *ListHandlersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[29]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2474,7 +2631,7 @@ func (x *ListHandlersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListHandlersRequest.ProtoReflect.Descriptor instead.
 func (*ListHandlersRequest) Descriptor() ([]byte, []int) {
-	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{29}
+	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{32}
 }
 
 // ListHandlersResponse lists the handlers.
@@ -2488,7 +2645,7 @@ type ListHandlersResponse struct {
 
 func (x *ListHandlersResponse) Reset() {
 	*x = ListHandlersResponse{}
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[30]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2500,7 +2657,7 @@ func (x *ListHandlersResponse) String() string {
 func (*ListHandlersResponse) ProtoMessage() {}
 
 func (x *ListHandlersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[30]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2513,7 +2670,7 @@ func (x *ListHandlersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListHandlersResponse.ProtoReflect.Descriptor instead.
 func (*ListHandlersResponse) Descriptor() ([]byte, []int) {
-	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{30}
+	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *ListHandlersResponse) GetHandlers() []*Handler {
@@ -2542,7 +2699,7 @@ type Handler struct {
 
 func (x *Handler) Reset() {
 	*x = Handler{}
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[31]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2554,7 +2711,7 @@ func (x *Handler) String() string {
 func (*Handler) ProtoMessage() {}
 
 func (x *Handler) ProtoReflect() protoreflect.Message {
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[31]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2567,7 +2724,7 @@ func (x *Handler) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Handler.ProtoReflect.Descriptor instead.
 func (*Handler) Descriptor() ([]byte, []int) {
-	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{31}
+	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Handler) GetName() string {
@@ -2614,7 +2771,7 @@ type ListDriversRequest struct {
 
 func (x *ListDriversRequest) Reset() {
 	*x = ListDriversRequest{}
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[32]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2626,7 +2783,7 @@ func (x *ListDriversRequest) String() string {
 func (*ListDriversRequest) ProtoMessage() {}
 
 func (x *ListDriversRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[32]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2639,7 +2796,7 @@ func (x *ListDriversRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDriversRequest.ProtoReflect.Descriptor instead.
 func (*ListDriversRequest) Descriptor() ([]byte, []int) {
-	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{32}
+	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{35}
 }
 
 // ListDriversResponse lists the drivers.
@@ -2655,7 +2812,7 @@ type ListDriversResponse struct {
 
 func (x *ListDriversResponse) Reset() {
 	*x = ListDriversResponse{}
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[33]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2667,7 +2824,7 @@ func (x *ListDriversResponse) String() string {
 func (*ListDriversResponse) ProtoMessage() {}
 
 func (x *ListDriversResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[33]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2680,7 +2837,7 @@ func (x *ListDriversResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDriversResponse.ProtoReflect.Descriptor instead.
 func (*ListDriversResponse) Descriptor() ([]byte, []int) {
-	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{33}
+	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *ListDriversResponse) GetFrontEnabled() bool {
@@ -2734,7 +2891,7 @@ type Driver struct {
 
 func (x *Driver) Reset() {
 	*x = Driver{}
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[34]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2746,7 +2903,7 @@ func (x *Driver) String() string {
 func (*Driver) ProtoMessage() {}
 
 func (x *Driver) ProtoReflect() protoreflect.Message {
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[34]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2759,7 +2916,7 @@ func (x *Driver) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Driver.ProtoReflect.Descriptor instead.
 func (*Driver) Descriptor() ([]byte, []int) {
-	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{34}
+	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *Driver) GetName() string {
@@ -2862,7 +3019,7 @@ type ReconcileRequest struct {
 
 func (x *ReconcileRequest) Reset() {
 	*x = ReconcileRequest{}
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[35]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2874,7 +3031,7 @@ func (x *ReconcileRequest) String() string {
 func (*ReconcileRequest) ProtoMessage() {}
 
 func (x *ReconcileRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[35]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2887,7 +3044,7 @@ func (x *ReconcileRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReconcileRequest.ProtoReflect.Descriptor instead.
 func (*ReconcileRequest) Descriptor() ([]byte, []int) {
-	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{35}
+	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{38}
 }
 
 // ReconcileResponse tells what was done.
@@ -2903,7 +3060,7 @@ type ReconcileResponse struct {
 
 func (x *ReconcileResponse) Reset() {
 	*x = ReconcileResponse{}
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[36]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2915,7 +3072,7 @@ func (x *ReconcileResponse) String() string {
 func (*ReconcileResponse) ProtoMessage() {}
 
 func (x *ReconcileResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[36]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2928,7 +3085,7 @@ func (x *ReconcileResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReconcileResponse.ProtoReflect.Descriptor instead.
 func (*ReconcileResponse) Descriptor() ([]byte, []int) {
-	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{36}
+	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *ReconcileResponse) GetChecked() int64 {
@@ -2960,7 +3117,7 @@ type Repair struct {
 
 func (x *Repair) Reset() {
 	*x = Repair{}
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[37]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2972,7 +3129,7 @@ func (x *Repair) String() string {
 func (*Repair) ProtoMessage() {}
 
 func (x *Repair) ProtoReflect() protoreflect.Message {
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[37]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2985,7 +3142,7 @@ func (x *Repair) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Repair.ProtoReflect.Descriptor instead.
 func (*Repair) Descriptor() ([]byte, []int) {
-	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{37}
+	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *Repair) GetVolumeId() string {
@@ -3185,7 +3342,15 @@ const file_crust_admin_v1_admin_proto_rawDesc = "" +
 	"\x06volume\x18\x01 \x01(\tR\x06volume\x12\x14\n" +
 	"\x05force\x18\x02 \x01(\bR\x05force\"0\n" +
 	"\x15ReleaseVolumeResponse\x12\x17\n" +
-	"\aheld_by\x18\x01 \x01(\tR\x06heldBy\"?\n" +
+	"\aheld_by\x18\x01 \x01(\tR\x06heldBy\"%\n" +
+	"\x11ExplainPodRequest\x12\x10\n" +
+	"\x03pod\x18\x01 \x01(\tR\x03pod\"O\n" +
+	"\x12ExplainPodResponse\x129\n" +
+	"\avolumes\x18\x01 \x03(\v2\x1f.crust.admin.v1.ExplainedVolumeR\avolumes\"]\n" +
+	"\x0fExplainedVolume\x12\x16\n" +
+	"\x06volume\x18\x01 \x01(\tR\x06volume\x12\x18\n" +
+	"\aoutcome\x18\x02 \x01(\tR\aoutcome\x12\x18\n" +
+	"\abecause\x18\x03 \x03(\tR\abecause\"?\n" +
 	"\x11EndOrphansRequest\x12\x16\n" +
 	"\x06volume\x18\x01 \x01(\tR\x06volume\x12\x12\n" +
 	"\x04pids\x18\x02 \x03(\x05R\x04pids\"F\n" +
@@ -3244,7 +3409,8 @@ const file_crust_admin_v1_admin_proto_rawDesc = "" +
 	"\x15VOLUME_STATE_REMOVING\x10\x04\x12\x18\n" +
 	"\x14VOLUME_STATE_ADOPTED\x10\x05\x12\x18\n" +
 	"\x14VOLUME_STATE_REFUSED\x10\x06\x12\x15\n" +
-	"\x11VOLUME_STATE_HELD\x10\a2\xd3\t\n" +
+	"\x11VOLUME_STATE_HELD\x10\a2\xa8\n" +
+	"\n" +
 	"\x05Admin\x12J\n" +
 	"\aGetNode\x12\x1e.crust.admin.v1.GetNodeRequest\x1a\x1f.crust.admin.v1.GetNodeResponse\x12V\n" +
 	"\vListVolumes\x12\".crust.admin.v1.ListVolumesRequest\x1a#.crust.admin.v1.ListVolumesResponse\x12P\n" +
@@ -3258,7 +3424,9 @@ const file_crust_admin_v1_admin_proto_rawDesc = "" +
 	"\n" +
 	"ThawVolume\x12!.crust.admin.v1.ThawVolumeRequest\x1a\".crust.admin.v1.ThawVolumeResponse\x12Y\n" +
 	"\fListHandlers\x12#.crust.admin.v1.ListHandlersRequest\x1a$.crust.admin.v1.ListHandlersResponse\x12V\n" +
-	"\vListDrivers\x12\".crust.admin.v1.ListDriversRequest\x1a#.crust.admin.v1.ListDriversResponse\x12\\\n" +
+	"\vListDrivers\x12\".crust.admin.v1.ListDriversRequest\x1a#.crust.admin.v1.ListDriversResponse\x12S\n" +
+	"\n" +
+	"ExplainPod\x12!.crust.admin.v1.ExplainPodRequest\x1a\".crust.admin.v1.ExplainPodResponse\x12\\\n" +
 	"\rReleaseVolume\x12$.crust.admin.v1.ReleaseVolumeRequest\x1a%.crust.admin.v1.ReleaseVolumeResponse\x12S\n" +
 	"\n" +
 	"EndOrphans\x12!.crust.admin.v1.EndOrphansRequest\x1a\".crust.admin.v1.EndOrphansResponse\x12P\n" +
@@ -3277,7 +3445,7 @@ func file_crust_admin_v1_admin_proto_rawDescGZIP() []byte {
 }
 
 var file_crust_admin_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_crust_admin_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 39)
+var file_crust_admin_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 42)
 var file_crust_admin_v1_admin_proto_goTypes = []any{
 	(VolumeState)(0),               // 0: crust.admin.v1.VolumeState
 	(VolumeUsage_Unit)(0),          // 1: crust.admin.v1.VolumeUsage.Unit
@@ -3308,44 +3476,47 @@ var file_crust_admin_v1_admin_proto_goTypes = []any{
 	(*ThawVolumeResponse)(nil),     // 26: crust.admin.v1.ThawVolumeResponse
 	(*ReleaseVolumeRequest)(nil),   // 27: crust.admin.v1.ReleaseVolumeRequest
 	(*ReleaseVolumeResponse)(nil),  // 28: crust.admin.v1.ReleaseVolumeResponse
-	(*EndOrphansRequest)(nil),      // 29: crust.admin.v1.EndOrphansRequest
-	(*EndOrphansResponse)(nil),     // 30: crust.admin.v1.EndOrphansResponse
-	(*Orphan)(nil),                 // 31: crust.admin.v1.Orphan
-	(*ListHandlersRequest)(nil),    // 32: crust.admin.v1.ListHandlersRequest
-	(*ListHandlersResponse)(nil),   // 33: crust.admin.v1.ListHandlersResponse
-	(*Handler)(nil),                // 34: crust.admin.v1.Handler
-	(*ListDriversRequest)(nil),     // 35: crust.admin.v1.ListDriversRequest
-	(*ListDriversResponse)(nil),    // 36: crust.admin.v1.ListDriversResponse
-	(*Driver)(nil),                 // 37: crust.admin.v1.Driver
-	(*ReconcileRequest)(nil),       // 38: crust.admin.v1.ReconcileRequest
-	(*ReconcileResponse)(nil),      // 39: crust.admin.v1.ReconcileResponse
-	(*Repair)(nil),                 // 40: crust.admin.v1.Repair
-	nil,                            // 41: crust.admin.v1.GetNodeResponse.VolumesByStateEntry
-	(*timestamppb.Timestamp)(nil),  // 42: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),    // 43: google.protobuf.Duration
+	(*ExplainPodRequest)(nil),      // 29: crust.admin.v1.ExplainPodRequest
+	(*ExplainPodResponse)(nil),     // 30: crust.admin.v1.ExplainPodResponse
+	(*ExplainedVolume)(nil),        // 31: crust.admin.v1.ExplainedVolume
+	(*EndOrphansRequest)(nil),      // 32: crust.admin.v1.EndOrphansRequest
+	(*EndOrphansResponse)(nil),     // 33: crust.admin.v1.EndOrphansResponse
+	(*Orphan)(nil),                 // 34: crust.admin.v1.Orphan
+	(*ListHandlersRequest)(nil),    // 35: crust.admin.v1.ListHandlersRequest
+	(*ListHandlersResponse)(nil),   // 36: crust.admin.v1.ListHandlersResponse
+	(*Handler)(nil),                // 37: crust.admin.v1.Handler
+	(*ListDriversRequest)(nil),     // 38: crust.admin.v1.ListDriversRequest
+	(*ListDriversResponse)(nil),    // 39: crust.admin.v1.ListDriversResponse
+	(*Driver)(nil),                 // 40: crust.admin.v1.Driver
+	(*ReconcileRequest)(nil),       // 41: crust.admin.v1.ReconcileRequest
+	(*ReconcileResponse)(nil),      // 42: crust.admin.v1.ReconcileResponse
+	(*Repair)(nil),                 // 43: crust.admin.v1.Repair
+	nil,                            // 44: crust.admin.v1.GetNodeResponse.VolumesByStateEntry
+	(*timestamppb.Timestamp)(nil),  // 45: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),    // 46: google.protobuf.Duration
 }
 var file_crust_admin_v1_admin_proto_depIdxs = []int32{
 	0,  // 0: crust.admin.v1.Volume.state:type_name -> crust.admin.v1.VolumeState
 	4,  // 1: crust.admin.v1.Volume.sandbox:type_name -> crust.admin.v1.Sandbox
-	42, // 2: crust.admin.v1.Volume.created_at:type_name -> google.protobuf.Timestamp
+	45, // 2: crust.admin.v1.Volume.created_at:type_name -> google.protobuf.Timestamp
 	5,  // 3: crust.admin.v1.Volume.usage:type_name -> crust.admin.v1.VolumeUsage
-	42, // 4: crust.admin.v1.Volume.usage_at:type_name -> google.protobuf.Timestamp
+	45, // 4: crust.admin.v1.Volume.usage_at:type_name -> google.protobuf.Timestamp
 	6,  // 5: crust.admin.v1.Volume.condition:type_name -> crust.admin.v1.VolumeCondition
-	42, // 6: crust.admin.v1.Volume.last_error_at:type_name -> google.protobuf.Timestamp
-	43, // 7: crust.admin.v1.Volume.stats_took:type_name -> google.protobuf.Duration
-	42, // 8: crust.admin.v1.Volume.stats_at:type_name -> google.protobuf.Timestamp
-	42, // 9: crust.admin.v1.Volume.held_since:type_name -> google.protobuf.Timestamp
-	42, // 10: crust.admin.v1.Volume.frozen_since:type_name -> google.protobuf.Timestamp
-	42, // 11: crust.admin.v1.Volume.frozen_until:type_name -> google.protobuf.Timestamp
-	42, // 12: crust.admin.v1.Sandbox.bound_at:type_name -> google.protobuf.Timestamp
+	45, // 6: crust.admin.v1.Volume.last_error_at:type_name -> google.protobuf.Timestamp
+	46, // 7: crust.admin.v1.Volume.stats_took:type_name -> google.protobuf.Duration
+	45, // 8: crust.admin.v1.Volume.stats_at:type_name -> google.protobuf.Timestamp
+	45, // 9: crust.admin.v1.Volume.held_since:type_name -> google.protobuf.Timestamp
+	45, // 10: crust.admin.v1.Volume.frozen_since:type_name -> google.protobuf.Timestamp
+	45, // 11: crust.admin.v1.Volume.frozen_until:type_name -> google.protobuf.Timestamp
+	45, // 12: crust.admin.v1.Sandbox.bound_at:type_name -> google.protobuf.Timestamp
 	1,  // 13: crust.admin.v1.VolumeUsage.unit:type_name -> crust.admin.v1.VolumeUsage.Unit
-	42, // 14: crust.admin.v1.GetNodeResponse.started_at:type_name -> google.protobuf.Timestamp
-	41, // 15: crust.admin.v1.GetNodeResponse.volumes_by_state:type_name -> crust.admin.v1.GetNodeResponse.VolumesByStateEntry
-	42, // 16: crust.admin.v1.GetNodeResponse.config_bad_since:type_name -> google.protobuf.Timestamp
-	42, // 17: crust.admin.v1.GetNodeResponse.config_accepted_at:type_name -> google.protobuf.Timestamp
+	45, // 14: crust.admin.v1.GetNodeResponse.started_at:type_name -> google.protobuf.Timestamp
+	44, // 15: crust.admin.v1.GetNodeResponse.volumes_by_state:type_name -> crust.admin.v1.GetNodeResponse.VolumesByStateEntry
+	45, // 16: crust.admin.v1.GetNodeResponse.config_bad_since:type_name -> google.protobuf.Timestamp
+	45, // 17: crust.admin.v1.GetNodeResponse.config_accepted_at:type_name -> google.protobuf.Timestamp
 	8,  // 18: crust.admin.v1.NodeView.node:type_name -> crust.admin.v1.GetNodeResponse
-	33, // 19: crust.admin.v1.NodeView.handlers:type_name -> crust.admin.v1.ListHandlersResponse
-	36, // 20: crust.admin.v1.NodeView.drivers:type_name -> crust.admin.v1.ListDriversResponse
+	36, // 19: crust.admin.v1.NodeView.handlers:type_name -> crust.admin.v1.ListHandlersResponse
+	39, // 20: crust.admin.v1.NodeView.drivers:type_name -> crust.admin.v1.ListDriversResponse
 	0,  // 21: crust.admin.v1.ListVolumesRequest.state:type_name -> crust.admin.v1.VolumeState
 	3,  // 22: crust.admin.v1.ListVolumesResponse.volumes:type_name -> crust.admin.v1.Volume
 	3,  // 23: crust.admin.v1.GetVolumeResponse.volume:type_name -> crust.admin.v1.Volume
@@ -3354,51 +3525,54 @@ var file_crust_admin_v1_admin_proto_depIdxs = []int32{
 	5,  // 26: crust.admin.v1.GetVolumeStatsResponse.usage:type_name -> crust.admin.v1.VolumeUsage
 	6,  // 27: crust.admin.v1.GetVolumeStatsResponse.condition:type_name -> crust.admin.v1.VolumeCondition
 	4,  // 28: crust.admin.v1.GetVolumeStatsResponse.sandbox:type_name -> crust.admin.v1.Sandbox
-	43, // 29: crust.admin.v1.GetVolumeStatsResponse.took:type_name -> google.protobuf.Duration
+	46, // 29: crust.admin.v1.GetVolumeStatsResponse.took:type_name -> google.protobuf.Duration
 	22, // 30: crust.admin.v1.ListEventsResponse.events:type_name -> crust.admin.v1.VolumeEvent
-	42, // 31: crust.admin.v1.VolumeEvent.first_at:type_name -> google.protobuf.Timestamp
-	42, // 32: crust.admin.v1.VolumeEvent.last_at:type_name -> google.protobuf.Timestamp
-	43, // 33: crust.admin.v1.FreezeVolumeRequest.timeout:type_name -> google.protobuf.Duration
-	31, // 34: crust.admin.v1.EndOrphansResponse.orphans:type_name -> crust.admin.v1.Orphan
-	42, // 35: crust.admin.v1.Orphan.held_since:type_name -> google.protobuf.Timestamp
-	34, // 36: crust.admin.v1.ListHandlersResponse.handlers:type_name -> crust.admin.v1.Handler
-	37, // 37: crust.admin.v1.ListDriversResponse.drivers:type_name -> crust.admin.v1.Driver
-	42, // 38: crust.admin.v1.Driver.since:type_name -> google.protobuf.Timestamp
-	42, // 39: crust.admin.v1.Driver.waiting_since:type_name -> google.protobuf.Timestamp
-	40, // 40: crust.admin.v1.ReconcileResponse.repairs:type_name -> crust.admin.v1.Repair
-	7,  // 41: crust.admin.v1.Admin.GetNode:input_type -> crust.admin.v1.GetNodeRequest
-	10, // 42: crust.admin.v1.Admin.ListVolumes:input_type -> crust.admin.v1.ListVolumesRequest
-	12, // 43: crust.admin.v1.Admin.GetVolume:input_type -> crust.admin.v1.GetVolumeRequest
-	14, // 44: crust.admin.v1.Admin.WatchVolumes:input_type -> crust.admin.v1.WatchVolumesRequest
-	16, // 45: crust.admin.v1.Admin.GetVolumeStats:input_type -> crust.admin.v1.GetVolumeStatsRequest
-	18, // 46: crust.admin.v1.Admin.ExpandVolume:input_type -> crust.admin.v1.ExpandVolumeRequest
-	20, // 47: crust.admin.v1.Admin.ListEvents:input_type -> crust.admin.v1.ListEventsRequest
-	23, // 48: crust.admin.v1.Admin.FreezeVolume:input_type -> crust.admin.v1.FreezeVolumeRequest
-	25, // 49: crust.admin.v1.Admin.ThawVolume:input_type -> crust.admin.v1.ThawVolumeRequest
-	32, // 50: crust.admin.v1.Admin.ListHandlers:input_type -> crust.admin.v1.ListHandlersRequest
-	35, // 51: crust.admin.v1.Admin.ListDrivers:input_type -> crust.admin.v1.ListDriversRequest
-	27, // 52: crust.admin.v1.Admin.ReleaseVolume:input_type -> crust.admin.v1.ReleaseVolumeRequest
-	29, // 53: crust.admin.v1.Admin.EndOrphans:input_type -> crust.admin.v1.EndOrphansRequest
-	38, // 54: crust.admin.v1.Admin.Reconcile:input_type -> crust.admin.v1.ReconcileRequest
-	8,  // 55: crust.admin.v1.Admin.GetNode:output_type -> crust.admin.v1.GetNodeResponse
-	11, // 56: crust.admin.v1.Admin.ListVolumes:output_type -> crust.admin.v1.ListVolumesResponse
-	13, // 57: crust.admin.v1.Admin.GetVolume:output_type -> crust.admin.v1.GetVolumeResponse
-	15, // 58: crust.admin.v1.Admin.WatchVolumes:output_type -> crust.admin.v1.WatchVolumesResponse
-	17, // 59: crust.admin.v1.Admin.GetVolumeStats:output_type -> crust.admin.v1.GetVolumeStatsResponse
-	19, // 60: crust.admin.v1.Admin.ExpandVolume:output_type -> crust.admin.v1.ExpandVolumeResponse
-	21, // 61: crust.admin.v1.Admin.ListEvents:output_type -> crust.admin.v1.ListEventsResponse
-	24, // 62: crust.admin.v1.Admin.FreezeVolume:output_type -> crust.admin.v1.FreezeVolumeResponse
-	26, // 63: crust.admin.v1.Admin.ThawVolume:output_type -> crust.admin.v1.ThawVolumeResponse
-	33, // 64: crust.admin.v1.Admin.ListHandlers:output_type -> crust.admin.v1.ListHandlersResponse
-	36, // 65: crust.admin.v1.Admin.ListDrivers:output_type -> crust.admin.v1.ListDriversResponse
-	28, // 66: crust.admin.v1.Admin.ReleaseVolume:output_type -> crust.admin.v1.ReleaseVolumeResponse
-	30, // 67: crust.admin.v1.Admin.EndOrphans:output_type -> crust.admin.v1.EndOrphansResponse
-	39, // 68: crust.admin.v1.Admin.Reconcile:output_type -> crust.admin.v1.ReconcileResponse
-	55, // [55:69] is the sub-list for method output_type
-	41, // [41:55] is the sub-list for method input_type
-	41, // [41:41] is the sub-list for extension type_name
-	41, // [41:41] is the sub-list for extension extendee
-	0,  // [0:41] is the sub-list for field type_name
+	45, // 31: crust.admin.v1.VolumeEvent.first_at:type_name -> google.protobuf.Timestamp
+	45, // 32: crust.admin.v1.VolumeEvent.last_at:type_name -> google.protobuf.Timestamp
+	46, // 33: crust.admin.v1.FreezeVolumeRequest.timeout:type_name -> google.protobuf.Duration
+	31, // 34: crust.admin.v1.ExplainPodResponse.volumes:type_name -> crust.admin.v1.ExplainedVolume
+	34, // 35: crust.admin.v1.EndOrphansResponse.orphans:type_name -> crust.admin.v1.Orphan
+	45, // 36: crust.admin.v1.Orphan.held_since:type_name -> google.protobuf.Timestamp
+	37, // 37: crust.admin.v1.ListHandlersResponse.handlers:type_name -> crust.admin.v1.Handler
+	40, // 38: crust.admin.v1.ListDriversResponse.drivers:type_name -> crust.admin.v1.Driver
+	45, // 39: crust.admin.v1.Driver.since:type_name -> google.protobuf.Timestamp
+	45, // 40: crust.admin.v1.Driver.waiting_since:type_name -> google.protobuf.Timestamp
+	43, // 41: crust.admin.v1.ReconcileResponse.repairs:type_name -> crust.admin.v1.Repair
+	7,  // 42: crust.admin.v1.Admin.GetNode:input_type -> crust.admin.v1.GetNodeRequest
+	10, // 43: crust.admin.v1.Admin.ListVolumes:input_type -> crust.admin.v1.ListVolumesRequest
+	12, // 44: crust.admin.v1.Admin.GetVolume:input_type -> crust.admin.v1.GetVolumeRequest
+	14, // 45: crust.admin.v1.Admin.WatchVolumes:input_type -> crust.admin.v1.WatchVolumesRequest
+	16, // 46: crust.admin.v1.Admin.GetVolumeStats:input_type -> crust.admin.v1.GetVolumeStatsRequest
+	18, // 47: crust.admin.v1.Admin.ExpandVolume:input_type -> crust.admin.v1.ExpandVolumeRequest
+	20, // 48: crust.admin.v1.Admin.ListEvents:input_type -> crust.admin.v1.ListEventsRequest
+	23, // 49: crust.admin.v1.Admin.FreezeVolume:input_type -> crust.admin.v1.FreezeVolumeRequest
+	25, // 50: crust.admin.v1.Admin.ThawVolume:input_type -> crust.admin.v1.ThawVolumeRequest
+	35, // 51: crust.admin.v1.Admin.ListHandlers:input_type -> crust.admin.v1.ListHandlersRequest
+	38, // 52: crust.admin.v1.Admin.ListDrivers:input_type -> crust.admin.v1.ListDriversRequest
+	29, // 53: crust.admin.v1.Admin.ExplainPod:input_type -> crust.admin.v1.ExplainPodRequest
+	27, // 54: crust.admin.v1.Admin.ReleaseVolume:input_type -> crust.admin.v1.ReleaseVolumeRequest
+	32, // 55: crust.admin.v1.Admin.EndOrphans:input_type -> crust.admin.v1.EndOrphansRequest
+	41, // 56: crust.admin.v1.Admin.Reconcile:input_type -> crust.admin.v1.ReconcileRequest
+	8,  // 57: crust.admin.v1.Admin.GetNode:output_type -> crust.admin.v1.GetNodeResponse
+	11, // 58: crust.admin.v1.Admin.ListVolumes:output_type -> crust.admin.v1.ListVolumesResponse
+	13, // 59: crust.admin.v1.Admin.GetVolume:output_type -> crust.admin.v1.GetVolumeResponse
+	15, // 60: crust.admin.v1.Admin.WatchVolumes:output_type -> crust.admin.v1.WatchVolumesResponse
+	17, // 61: crust.admin.v1.Admin.GetVolumeStats:output_type -> crust.admin.v1.GetVolumeStatsResponse
+	19, // 62: crust.admin.v1.Admin.ExpandVolume:output_type -> crust.admin.v1.ExpandVolumeResponse
+	21, // 63: crust.admin.v1.Admin.ListEvents:output_type -> crust.admin.v1.ListEventsResponse
+	24, // 64: crust.admin.v1.Admin.FreezeVolume:output_type -> crust.admin.v1.FreezeVolumeResponse
+	26, // 65: crust.admin.v1.Admin.ThawVolume:output_type -> crust.admin.v1.ThawVolumeResponse
+	36, // 66: crust.admin.v1.Admin.ListHandlers:output_type -> crust.admin.v1.ListHandlersResponse
+	39, // 67: crust.admin.v1.Admin.ListDrivers:output_type -> crust.admin.v1.ListDriversResponse
+	30, // 68: crust.admin.v1.Admin.ExplainPod:output_type -> crust.admin.v1.ExplainPodResponse
+	28, // 69: crust.admin.v1.Admin.ReleaseVolume:output_type -> crust.admin.v1.ReleaseVolumeResponse
+	33, // 70: crust.admin.v1.Admin.EndOrphans:output_type -> crust.admin.v1.EndOrphansResponse
+	42, // 71: crust.admin.v1.Admin.Reconcile:output_type -> crust.admin.v1.ReconcileResponse
+	57, // [57:72] is the sub-list for method output_type
+	42, // [42:57] is the sub-list for method input_type
+	42, // [42:42] is the sub-list for extension type_name
+	42, // [42:42] is the sub-list for extension extendee
+	0,  // [0:42] is the sub-list for field type_name
 }
 
 func init() { file_crust_admin_v1_admin_proto_init() }
@@ -3412,7 +3586,7 @@ func file_crust_admin_v1_admin_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_crust_admin_v1_admin_proto_rawDesc), len(file_crust_admin_v1_admin_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   39,
+			NumMessages:   42,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -36,6 +36,7 @@ const (
 	Admin_ThawVolume_FullMethodName     = "/crust.admin.v1.Admin/ThawVolume"
 	Admin_ListHandlers_FullMethodName   = "/crust.admin.v1.Admin/ListHandlers"
 	Admin_ListDrivers_FullMethodName    = "/crust.admin.v1.Admin/ListDrivers"
+	Admin_ExplainPod_FullMethodName     = "/crust.admin.v1.Admin/ExplainPod"
 	Admin_ReleaseVolume_FullMethodName  = "/crust.admin.v1.Admin/ReleaseVolume"
 	Admin_EndOrphans_FullMethodName     = "/crust.admin.v1.Admin/EndOrphans"
 	Admin_Reconcile_FullMethodName      = "/crust.admin.v1.Admin/Reconcile"
@@ -76,6 +77,9 @@ type AdminClient interface {
 	ListHandlers(ctx context.Context, in *ListHandlersRequest, opts ...grpc.CallOption) (*ListHandlersResponse, error)
 	// ListDrivers shows the CSI drivers that the front stands before.
 	ListDrivers(ctx context.Context, in *ListDriversRequest, opts ...grpc.CallOption) (*ListDriversResponse, error)
+	// ExplainPod says of each volume of a pod of this node whether it is deferred at its first
+	// publish, if no other pod has it, and why.
+	ExplainPod(ctx context.Context, in *ExplainPodRequest, opts ...grpc.CallOption) (*ExplainPodResponse, error)
 	// ReleaseVolume takes a volume back, as its caller's unstage would. Without force
 	// it is ABORTED while a sandbox or a process has the device.
 	ReleaseVolume(ctx context.Context, in *ReleaseVolumeRequest, opts ...grpc.CallOption) (*ReleaseVolumeResponse, error)
@@ -213,6 +217,16 @@ func (c *adminClient) ListDrivers(ctx context.Context, in *ListDriversRequest, o
 	return out, nil
 }
 
+func (c *adminClient) ExplainPod(ctx context.Context, in *ExplainPodRequest, opts ...grpc.CallOption) (*ExplainPodResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ExplainPodResponse)
+	err := c.cc.Invoke(ctx, Admin_ExplainPod_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *adminClient) ReleaseVolume(ctx context.Context, in *ReleaseVolumeRequest, opts ...grpc.CallOption) (*ReleaseVolumeResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(ReleaseVolumeResponse)
@@ -278,6 +292,9 @@ type AdminServer interface {
 	ListHandlers(context.Context, *ListHandlersRequest) (*ListHandlersResponse, error)
 	// ListDrivers shows the CSI drivers that the front stands before.
 	ListDrivers(context.Context, *ListDriversRequest) (*ListDriversResponse, error)
+	// ExplainPod says of each volume of a pod of this node whether it is deferred at its first
+	// publish, if no other pod has it, and why.
+	ExplainPod(context.Context, *ExplainPodRequest) (*ExplainPodResponse, error)
 	// ReleaseVolume takes a volume back, as its caller's unstage would. Without force
 	// it is ABORTED while a sandbox or a process has the device.
 	ReleaseVolume(context.Context, *ReleaseVolumeRequest) (*ReleaseVolumeResponse, error)
@@ -328,6 +345,9 @@ func (UnimplementedAdminServer) ListHandlers(context.Context, *ListHandlersReque
 }
 func (UnimplementedAdminServer) ListDrivers(context.Context, *ListDriversRequest) (*ListDriversResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListDrivers not implemented")
+}
+func (UnimplementedAdminServer) ExplainPod(context.Context, *ExplainPodRequest) (*ExplainPodResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ExplainPod not implemented")
 }
 func (UnimplementedAdminServer) ReleaseVolume(context.Context, *ReleaseVolumeRequest) (*ReleaseVolumeResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ReleaseVolume not implemented")
@@ -550,6 +570,24 @@ func _Admin_ListDrivers_Handler(srv interface{}, ctx context.Context, dec func(i
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Admin_ExplainPod_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ExplainPodRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).ExplainPod(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_ExplainPod_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).ExplainPod(ctx, req.(*ExplainPodRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Admin_ReleaseVolume_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(ReleaseVolumeRequest)
 	if err := dec(in); err != nil {
@@ -650,6 +688,10 @@ var Admin_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ListDrivers",
 			Handler:    _Admin_ListDrivers_Handler,
+		},
+		{
+			MethodName: "ExplainPod",
+			Handler:    _Admin_ExplainPod_Handler,
 		},
 		{
 			MethodName: "ReleaseVolume",
