@@ -4,6 +4,7 @@ package deploy
 
 import (
 	"encoding/base64"
+	"fmt"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -83,6 +84,16 @@ func TestCrustDriverIsFound(t *testing.T) {
 		if name != "crust-driver" && d.flag(t, name, "csi-address") != "/csi/csi.sock" {
 			t.Errorf("%s looks elsewhere", name)
 		}
+	}
+}
+
+// TestPreventPodSchedulingIfMissing: older clusters do not know the field, and most autoscalers neither.
+func TestPreventPodSchedulingIfMissing(t *testing.T) {
+	for _, set := range []bool{false, true} {
+		d := renderDriver(t, "--set", fmt.Sprintf("csiDriver.preventPodSchedulingIfMissing=%t", set))
+		got, rendered, err := unstructured.NestedBool(render.Find(t, d.all, "CSIDriver", driver.DefaultName).Object, "spec", "preventPodSchedulingIfMissing")
+		check.That(t, err == nil && got == set && rendered == set, "%t: rendered %t, %v", set, rendered, err)
+		strictlyTyped(t, d.all)
 	}
 }
 
