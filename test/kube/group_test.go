@@ -3,13 +3,10 @@
 package kube_test
 
 import (
-	"context"
 	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
-	storagev1 "k8s.io/api/storage/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/crust-proxy/crust-proxy/test/kube/cluster"
 )
@@ -37,7 +34,7 @@ func TestGroups(t *testing.T) {
 	untyped := func(pv *corev1.PersistentVolume) { pv.Spec.CSI.FSType = "" }
 	var pods []*cluster.Pod
 	for class, driver := range map[string]string{cluster.Crust: cluster.Block, cluster.Runc: cluster.Plain} {
-		setGroupPolicy(k, driver, storagev1.ReadWriteOnceWithFSTypeFSGroupPolicy)
+		setDriver(k, driver, `{"fsGroupPolicy": "ReadWriteOnceWithFSType"}`, `{"fsGroupPolicy": "File"}`)
 		id := "group-" + strings.TrimSuffix(driver, ".example.com")
 		v := k.NewVolume(cluster.VolumeOptions{Name: id, Driver: driver})
 		bare := k.NewVolume(cluster.VolumeOptions{Name: "bare-" + id, Driver: driver, Change: untyped})
@@ -52,20 +49,16 @@ func TestGroups(t *testing.T) {
 	}
 }
 
-// setGroupPolicy changes a CSIDriver until the test has ended.
-func setGroupPolicy(k *cluster.Kube, driver string, policy storagev1.FSGroupPolicy) {
+// setDriver changes the spec of a CSIDriver until the test has ended.
+func setDriver(k *cluster.Kube, driver, spec, before string) {
 	k.T.Helper()
-	set := func(policy storagev1.FSGroupPolicy) {
-		k.Eventually("driver "+driver+" gets its policy", func(ctx context.Context) error {
-			is, err := k.Client.StorageV1().CSIDrivers().Get(ctx, driver, metav1.GetOptions{})
-			if err != nil {
-				return err
-			}
-			is.Spec.FSGroupPolicy = &policy
-			_, err = k.Client.StorageV1().CSIDrivers().Update(ctx, is, metav1.UpdateOptions{})
-			return err
-		})
-	}
-	set(policy)
-	k.T.Cleanup(func() { set(storagev1.FileFSGroupPolicy) })
+	patch(k, "csidriver", driver, spec)
+	k.T.Cleanup(func() { patch(k, "csidriver", driver, before) })
+}
+
+// patch changes the spec of an object.
+func patch(k *cluster.Kube, kind, name, spec string) {
+	k.T.Helper()
+	_, err := k.Kubectl("patch", kind, name, "--type=merge", "-p", `{"spec": `+spec+`}`)
+	k.Must(err)
 }

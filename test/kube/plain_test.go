@@ -105,7 +105,7 @@ func (c *calls) waitUnstaged(v *cluster.Volume) {
 
 func plainInline(k *cluster.Kube, driver string) []string {
 	id, _, _ := strings.Cut(driver, ".")
-	p := withGroup(k.NewPod("inline-"+id, cluster.Runc).WithInline("inline", driver, "/inline", 64*cluster.Mib), corev1.FSGroupChangeAlways).Start()
+	p := withGroup(k.NewPod("own-inline-"+id, cluster.Runc).WithInline("inline", driver, "/inline", 64*cluster.Mib), corev1.FSGroupChangeAlways).Start()
 	found := looks(k, p, "stat -c '%u %g %a' /inline; echo a > /inline/a; stat -c '%u %g %a' /inline/a",
 		"grep ' /inline ' /proc/mounts | cut -d' ' -f2-", spaceOf("/inline"))
 	p.Delete()

@@ -5,6 +5,9 @@ package kube_test
 import (
 	"context"
 	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -14,6 +17,7 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/kube/cluster"
+	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
 // TestShapesOfPods is about all that a pod may do with its volumes.
@@ -22,12 +26,14 @@ func TestShapesOfPods(t *testing.T) {
 	inEachWay(k, t, "containers", manyContainers)
 	inEachWay(k, t, "readers", readers)
 	inEachWay(k, t, "inline", inline)
+	inEachWay(k, t, "health", health)
 }
 
 // manyContainers has one volume in a pod's containers of all kinds, in all the ways
 // that they can mount it. Then the sandbox is made anew.
 func manyContainers(k *cluster.Kube, way, driver string) {
-	v := k.NewVolume(cluster.VolumeOptions{Name: "many-" + way, Driver: driver})
+	label := `context="system_u:object_r:container_file_t:s0:c1,c2"` // as kubelet adds where the node has SELinux
+	v := k.NewVolume(cluster.VolumeOptions{Name: "many-" + way, Driver: driver, Options: []string{label}})
 	p := k.NewPod("many-"+way, cluster.Crust).With(v, "/data").
 		With(v, "/one", subPath("dirs/one")).
 		With(v, "/own", func(m *corev1.VolumeMount) { m.SubPathExpr = "of-$(POD_NAME)" }).
@@ -158,5 +164,65 @@ func inline(k *cluster.Kube, way, driver string) {
 	} else {
 		p.WaitEvent("FailedMount", driver+" cannot defer by itself", "use a generic ephemeral volume")
 	}
+	p.Delete()
+}
+
+// TestRepublish has drivers that kubelet calls again and again, with tokens in secrets. A refusal takes no volume
+// from the pod that has it.
+func TestRepublish(t *testing.T) {
+	k := cluster.On(t)
+	for _, driver := range ways {
+		setDriver(k, driver, `{"requiresRepublish": true, "serviceAccountTokenInSecrets": true, "tokenRequests": [{"audience": "storage"}], "seLinuxMount": true}`,
+			`{"requiresRepublish": false, "serviceAccountTokenInSecrets": null, "tokenRequests": null, "seLinuxMount": false}`)
+	}
+	inEachWay(k, t, "refused", func(k *cluster.Kube, way, driver string) {
+		v := k.NewVolume(cluster.VolumeOptions{Name: "again-" + way, Driver: driver})
+		p := k.NewPod("again-"+way, cluster.Crust).With(v, "/data").Start()
+		p.Exec("echo kept > /data/file")
+		patch(k, "pv", v.PV, `{"mountOptions": ["discard"]}`)
+		p.WaitEvent("FailedMount", "the target already holds")
+		wantGuarded(k, p, v)
+		wantOut(k, p, "main", "cat /data/file", "kept\n")
+		patch(k, "pv", v.PV, `{"mountOptions": null}`)
+		p.Delete()
+		check.That(k.T, olderThan(k, "35") || k.Drivers[driver].Vendors.Tokens.Load() > 0, "%s got no token", driver)
+		for _, dir := range []string{k.Dir, "/run/crust-proxy"} {
+			out, _ := exec.Command("grep", "-rlI", "--include=*.log", "--include=*.json", "eyJhbGciOi", dir).Output()
+			check.That(k.T, len(out) == 0, "tokens are in %s", out)
+		}
+	})
+}
+
+func olderThan(k *cluster.Kube, minor string) bool {
+	is, err := k.Client.Discovery().ServerVersion()
+	k.Must(err)
+	return is.Minor < minor
+}
+
+// health has the status of a pod show what is wrong with its volume: what the sandbox knows, and what the driver knows.
+func health(k *cluster.Kube, way, driver string) {
+	if olderThan(k, "37") {
+		k.T.Skip("kubelet does not ask for the health of volumes")
+	}
+	v := k.NewVolume(cluster.VolumeOptions{Name: "health-" + way, Driver: driver})
+	p := k.NewPod("health-"+way, cluster.Crust).With(v, "/data").Start()
+	shows := func(want string) {
+		k.Eventually("the status shows "+want, func(context.Context) error {
+			got, err := k.Kubectl("get", "pod", p.Name, "-o", "jsonpath={range .status.volumeHealth[*].healthConditions[*]}{.status} {.reason};{end}")
+			if err != nil || got != want {
+				return fmt.Errorf("%q, %w", got, err)
+			}
+			return nil
+		})
+	}
+	is, err := crustctl(k, p.Target(v))
+	k.Must(err)
+	image := rig.Loops(k.Dir)[is.Device]
+	k.T.Cleanup(func() { _ = os.Rename(image+"~", image) })
+	k.Must(os.Rename(image, image+"~"))
+	k.Must(os.WriteFile("/sys/fs/ext4/"+filepath.Base(is.Device)+"/trigger_fs_error", []byte("a test"), 0))
+	shows("Degraded ReadOnly;Inaccessible ImageMissing;")
+	k.Must(os.Rename(image+"~", image))
+	shows("Degraded ReadOnly;")
 	p.Delete()
 }

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sys/unix"
@@ -15,22 +16,24 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/front/passthrough"
 )
 
-// vendors is a relay before a driver that treats devices as drivers of vendors do.
+// Vendors is a relay before a driver that treats devices as drivers of vendors do.
 //
 //   - Proxmox' knows by the path whether it unstages a raw device. If not, it takes the disk
 //     on which the path lies offline, which here fails the test.
 //   - Exoscale's makes the device of a read-only publish read-only, and leaves it so. What
 //     kubelet itself publishes as raw block is spared.
-type vendors struct {
+type Vendors struct {
 	mu   sync.Mutex
 	raw  map[string]bool // staging paths of devices
 	harm []string
+	// Tokens counts the publishes that had tokens of the pod's account in their secrets.
+	Tokens atomic.Int64
 }
 
 // ServeVendors serves at a socket for the driver at another one, until the test ends.
-func ServeVendors(t T, driver, socket string) {
+func ServeVendors(t T, driver, socket string) *Vendors {
 	t.Helper()
-	v := &vendors{raw: make(map[string]bool)}
+	v := &Vendors{raw: make(map[string]bool)}
 	t.Cleanup(func() {
 		v.mu.Lock()
 		defer v.mu.Unlock()
@@ -43,9 +46,10 @@ func ServeVendors(t T, driver, socket string) {
 		csi.Node_NodeUnstageVolume_FullMethodName: v.unstage,
 		csi.Node_NodePublishVolume_FullMethodName: v.publish,
 	})
+	return v
 }
 
-func (v *vendors) stage(ctx context.Context, request []byte, forward passthrough.Forward) ([]byte, error) {
+func (v *Vendors) stage(ctx context.Context, request []byte, forward passthrough.Forward) ([]byte, error) {
 	req := &csi.NodeStageVolumeRequest{}
 	if err := proto.Unmarshal(request, req); err != nil {
 		return nil, err
@@ -58,7 +62,7 @@ func (v *vendors) stage(ctx context.Context, request []byte, forward passthrough
 	return forward(ctx, request)
 }
 
-func (v *vendors) unstage(ctx context.Context, request []byte, forward passthrough.Forward) ([]byte, error) {
+func (v *Vendors) unstage(ctx context.Context, request []byte, forward passthrough.Forward) ([]byte, error) {
 	req := &csi.NodeUnstageVolumeRequest{}
 	if err := proto.Unmarshal(request, req); err != nil {
 		return nil, err
@@ -72,10 +76,13 @@ func (v *vendors) unstage(ctx context.Context, request []byte, forward passthrou
 	return forward(ctx, request)
 }
 
-func (v *vendors) publish(ctx context.Context, request []byte, forward passthrough.Forward) ([]byte, error) {
+func (v *Vendors) publish(ctx context.Context, request []byte, forward passthrough.Forward) ([]byte, error) {
 	req := &csi.NodePublishVolumeRequest{}
 	if err := proto.Unmarshal(request, req); err != nil {
 		return nil, err
+	}
+	if req.GetSecrets()["csi.storage.k8s.io/serviceAccount.tokens"] != "" {
+		v.Tokens.Add(1)
 	}
 	access := req.GetVolumeCapability()
 	if access.GetBlock() == nil || !req.GetReadonly() || !strings.HasSuffix(filepath.Dir(req.GetTargetPath()), "-") {

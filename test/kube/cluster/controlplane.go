@@ -117,6 +117,7 @@ func (c *ControlPlane) apiServer(port, etcd string, flags []string) *rig.Process
 		"--service-account-issuer=https://kubernetes.default.svc",
 		"--service-account-key-file=" + tokens, "--service-account-signing-key-file=" + tokens,
 		"--authorization-mode=Node,RBAC", "--enable-admission-plugins=NodeRestriction", "--allow-privileged=true",
+		"--feature-gates=CSIVolumeHealth=true",
 	}, flags...)...)
 	if Beta { // MutatingAdmissionPolicy is on by default since 1.36
 		p.Args = append(p.Args, "--feature-gates=MutatingAdmissionPolicy=true", "--runtime-config=admissionregistration.k8s.io/v1beta1=true")

@@ -34,6 +34,7 @@ type Driver struct {
 	Process *rig.Process
 	// Registrar is the sidecar. It is one of its own: killing the driver leaves it.
 	Registrar *kubelet.Registrar
+	Vendors   *rig.Vendors // nil for Plain
 	// Socket is where the driver itself serves.
 	Socket string
 	conn   *grpc.ClientConn
@@ -54,7 +55,7 @@ func (c *Cluster) newDriver(program, name, registry string, flags ...string) *Dr
 	endpoint := d.Socket
 	if name != Plain {
 		endpoint += ".vendors"
-		rig.ServeVendors(c.t, d.Socket, endpoint)
+		d.Vendors = rig.ServeVendors(c.t, d.Socket, endpoint)
 	}
 	d.Registrar = &kubelet.Registrar{Dir: registry, Name: name, Endpoint: endpoint, Restart: time.Second}
 	return d

@@ -62,6 +62,7 @@ cgroupRoot: %[2]s
 failCgroupV1: false
 failSwapOn: false
 makeIPTablesUtilChains: false
+featureGates: {CSIVolumeHealth: true}
 resolvConf: ""
 # Often, so that tests need not wait.
 volumeStatsAggPeriod: 10s
