@@ -46,13 +46,10 @@ func explainFile(cfg *config.Config, file string) (text string, err error) {
 	return text, nil
 }
 
-// Explain explains the volumes of a pod of this node.
-func (d *daemon) Explain(ctx context.Context, name string) (out []*adminv1.ExplainedVolume, err error) {
-	if d.cluster == nil {
-		return nil, volume.Errorf(volume.Unsupported, "no pod is known here: set front.enabled and cluster, or use crust-proxy validate --pod FILE")
-	}
-	pod, err := d.cluster.ByName(ctx, name)
-	cfg, drivers := d.settings.get(), d.front.shown()
+// explain explains the volumes of a pod of this node.
+func (f *driverFront) explain(ctx context.Context, cfg *config.Config, name string) (out []*adminv1.ExplainedVolume, err error) {
+	pod, err := f.cluster.ByName(ctx, name)
+	drivers := f.shown()
 	for i := range pod.Volumes {
 		of := decision.Driver{Elsewhere: true}
 		if n := slices.IndexFunc(drivers, func(one *adminv1.Driver) bool { return one.GetName() == pod.Volumes[i].Driver }); n >= 0 {

@@ -176,6 +176,14 @@ func (d *daemon) Drivers() (all []*adminv1.Driver, on bool) {
 	return d.front.shown(), true
 }
 
+// Explain explains the volumes of a pod of this node.
+func (d *daemon) Explain(ctx context.Context, pod string) ([]*adminv1.ExplainedVolume, error) {
+	if d.cluster == nil {
+		return nil, volume.Errorf(volume.Unsupported, "no pod is known here: set front.enabled and cluster, or use crust-proxy validate --pod FILE")
+	}
+	return d.front.explain(ctx, d.settings.get(), pod)
+}
+
 // Forced logs and counts a volume that was released by force.
 func (d *daemon) Forced(v *volume.Volume, heldBy string) {
 	d.metrics.ReleasedByForce()
