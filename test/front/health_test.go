@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -99,6 +100,11 @@ func TestHealth(t *testing.T) {
 			}
 			images, _ := filepath.Glob(n.driver.Data + "/*/*.img")
 			check.Must(t, os.Rename(images[0], images[0]+"~"))
+			n.wantHealth(v, "pod-2", want...)
+			check.Must(t, n.driver.Process.Signal(unix.SIGSTOP))
+			n.supports(csi.NodeServiceCapability_RPC_GET_VOLUME_HEALTH)
+			n.wantHealth(v, "pod-2", "DEGRADED ErrorsOnRecord")
+			check.Must(t, n.driver.Process.Signal(unix.SIGCONT))
 			n.wantHealth(v, "pod-2", want...)
 			check.Must(t, os.Rename(images[0]+"~", images[0]))
 			n.end(s)

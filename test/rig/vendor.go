@@ -23,11 +23,10 @@ import (
 //   - Exoscale's makes the device of a read-only publish read-only, and leaves it so. What
 //     kubelet itself publishes as raw block is spared.
 type Vendors struct {
-	mu   sync.Mutex
-	raw  map[string]bool // staging paths of devices
-	harm []string
-	// Tokens counts the publishes that had tokens of the pod's account in their secrets.
-	Tokens atomic.Int64
+	mu     sync.Mutex
+	raw    map[string]bool // staging paths of devices
+	harm   []string
+	Tokens atomic.Int64 // publishes that had tokens of the pod's account in their secrets
 }
 
 // ServeVendors serves at a socket for the driver at another one, until the test ends.

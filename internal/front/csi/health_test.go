@@ -151,8 +151,6 @@ func TestHealthOfTheDriverOfADeferredVolume(t *testing.T) {
 			r.driver.fail("health", nil)
 			r.driver.faults = faults("1|R|" + strings.Repeat("x", maxHealthReply))
 			r.wantHealth("p1", sandbox)
-			r.driver.health = codes.OK // it was downgraded
-			r.wantHealth("p1", sandbox)
 		})
 	}
 }
@@ -231,7 +229,6 @@ func TestHealthThatTheAPIAccepts(t *testing.T) {
 		many = append(many, fmt.Sprintf("%d|R%d|", i%5, i))
 	}
 	for name, c := range map[string]struct{ in, want []string }{
-		"none":              {},
 		"good":              {[]string{"3|A:b,C_1|m"}, []string{"3|A:b,C_1|m"}},
 		"no reason":         {[]string{"3||m"}, []string{"3|Abnormal|m"}},
 		"blanks":            {[]string{"3|Pool is full.|"}, []string{"3|Pool_is_full_|Pool is full."}},
@@ -256,8 +253,7 @@ func TestHealthThatTheAPIAccepts(t *testing.T) {
 // FuzzHealthEntries: whatever a driver says, the API accepts it.
 func FuzzHealthEntries(f *testing.F) {
 	for seed := range uint64(100) {
-		f.Add(seed, "Pool is full, 池:", "ä\xffb")
-		f.Add(seed, strings.Repeat("x:,", 200), strings.Repeat("满", 400))
+		f.Add(seed, strings.Repeat("x y:池,", 50), strings.Repeat("满\xffb", 300))
 	}
 	f.Fuzz(func(t *testing.T, seed uint64, reason, message string) {
 		random := rand.New(rand.NewPCG(seed, 0)) //nolint:gosec // repeatable
