@@ -155,6 +155,7 @@ func TestWrongValuesAreRefused(t *testing.T) {
 		"a source":            {[]string{"--set=cluster.source=webhook"}, "source"},
 		"events of nowhere":   {[]string{"--set=cluster.source=none", "--set=cluster.events=true"}, "set cluster.source"},
 		"a rule by its needs": {[]string{"--set-json", `config.policy.rules=[{"name":"r","needs":["subPath"],"defer":false}]`}, `the rule "r" goes by the pod`},
+		"needs nobody has":    {[]string{"--set-json", `config.policy.rules=[{"name":"r","needs":["subpath"],"defer":false}]`}, `needs`},
 		"a rule by the pod":   {[]string{"--set-json", `config.policy.rules=[{"name":"r","runtimeHandlers":["kata"],"defer":true}]`}, `the rule "r" goes by the pod`},
 		"crust without its handler": {[]string{"--set=cluster.source=serviceAccount", "--set-json", `config.policy.rules=[{"name":"r","runtimeHandlers":["crust"],"defer":true}]`},
 			"set config.handlers.crust.enabled"},

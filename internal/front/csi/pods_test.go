@@ -133,7 +133,7 @@ func TestPodsOfDifferentNeeds(t *testing.T) {
 func TestSubPaths(t *testing.T) {
 	r := podRig(t, deferAll, decision.Pod{UID: "p1", RuntimeHandler: "kata", Volumes: one(decision.PodVolume{Claim: "all", SubPaths: []string{"logs"}})})
 	r.stage()
-	r.refused(r.publish("p1"), codes.Unimplemented, `"logs"`, "subPath", "handler kata", "mount all of it")
+	r.refused(r.publish("p1"), codes.Unimplemented, `"logs"`, "subPath", "handler kata", "mount all of it", "needs: [subPath]")
 	if got := r.cfg.Refusals.Refused(); len(got) != 1 || got[0].PVC != "all" {
 		t.Errorf("listed: %+v", got)
 	}

@@ -77,7 +77,7 @@ func InlineAsDevice(req *VolumeRequest, verdict *policy.Verdict) error {
 func noSubPaths(req *VolumeRequest, verdict *policy.Verdict, subPath string) error {
 	return volume.Errorf(volume.Unsupported, "volume %s: it is to be deferred (%s), a container mounts its "+
 		"sub-directory %q by subPath, and sandboxes of the handler %s show whole volumes only: mount all of it and use the "+
-		"sub-directory in the container, or exclude it by a policy rule", req.Path, verdict.Rule, refusal.Clip(subPath), verdict.Handler)
+		"sub-directory in the container, or keep it on the host by a policy rule with needs: [subPath]", req.Path, verdict.Rule, refusal.Clip(subPath), verdict.Handler)
 }
 
 func publishedOtherwise(req *VolumeRequest, verdict *policy.Verdict, deferred bool, holder string) error {
