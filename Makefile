@@ -16,7 +16,8 @@ UNIT_TIMEOUT   ?= 10m
 SYSTEM_TIMEOUT ?= 25m
 VM_TIMEOUT     ?= 45m
 KUBE_TIMEOUT   ?= 40m
-NODE_TIMEOUT   ?= 20m
+NODE_TIMEOUT   ?= 45m
+PACKAGE_TIMEOUT ?= 45m
 # Tests beside those of test/vm that boot virtual machines.
 IN_VMS         ?= ^Test(CrustVM|CountInAGuest)$$
 # What is repeated on an older Kubernetes: 1.36, and in a soak on 1.34.
@@ -111,13 +112,13 @@ test-kube: ## Tests in a real Kubernetes node, whose programs are built first (r
 	@hack/kubernetes.sh kubernetes kubernetes-1.36 csi-sidecars >/dev/null && hack/containerd.sh >/dev/null && hack/guest-kernel.sh >/dev/null
 	@for tool in helm kustomize; do $(GO) tool -n -modfile=tools/kube-deploy/go.mod $$tool >/dev/null; done
 	$(IN_KUBE) ./test/kube/...
-	for older in 1.36 $(if $(CRUST_SOAK),1.34); do CRUST_KUBERNETES=$$older $(IN_KUBE) -run '$(KUBE_OLDER)' ./test/kube ./test/kube/admission; done
+	for older in 1.36 $(if $(filter 1,$(CRUST_SOAK)),1.34); do CRUST_KUBERNETES=$$older $(IN_KUBE) -run '$(KUBE_OLDER)' ./test/kube ./test/kube/admission; done
 
 .PHONY: package-test
 package-test: ## Build the packages; install, check and remove the .deb (root)
 	@hack/need-root.sh "the package test"
 	@hack/containerd.sh >/dev/null
-	$(GOTESTSUM) --format testname -- -tags system -count=1 -timeout 20m ./test/package/...
+	$(GOTESTSUM) --format testname -- -tags system -count=1 -timeout $(PACKAGE_TIMEOUT) ./test/package/...
 
 .PHONY: fuzz
 fuzz: ## Run every fuzz target for FUZZTIME (10s)

@@ -15,8 +15,14 @@ if [ ! -d "$out" ]; then
 	fresh=$(mktemp -d "$cache/building-XXXXXX")
 	trap 'rm -rf --one-file-system "$fresh" "$fresh.log"' EXIT
 	chmod 755 "$fresh"
-	debootstrap --variant=minbase --include=$packages --keyring=/usr/share/keyrings/debian-archive-keyring.gpg \
-		trixie "$fresh" http://deb.debian.org/debian >"$fresh.log" 2>&1 || { tail -20 "$fresh.log" >&2; exit 1; }
+	mkdir -p "$cache/debs" # two trees have most packages in common
+	for try in 1 2 3; do
+		debootstrap --cache-dir="$cache/debs" --variant=minbase --include=$packages --keyring=/usr/share/keyrings/debian-archive-keyring.gpg \
+			trixie "$fresh" http://deb.debian.org/debian >"$fresh.log" 2>&1 && break
+		[ "$try" != 3 ] || { tail -20 "$fresh.log" >&2; exit 1; }
+		sleep 5
+		rm -rf --one-file-system "${fresh:?}"/*
+	done
 	mv -T "$fresh" "$out" 2>/dev/null || [ -d "$out" ]
 fi
 echo "$out"

@@ -77,8 +77,8 @@ step() { # name command...
 compute() {
 	if [ "${CRUST_SYSTEM:-}" != skip ]; then
 		attempt containerd hack/containerd.sh
-		attempt kubernetes hack/kubernetes.sh kubernetes kubernetes-1.36 csi-sidecars
 		attempt packages hack/package.sh "$CRUST_PACKAGES"
+		attempt kubernetes hack/kubernetes.sh kubernetes csi-sidecars kubernetes-1.36
 	fi
 	renice -n 19 "$BASHPID" >/dev/null # for the rest nobody waits
 	attempt deploy make -s check-deploy

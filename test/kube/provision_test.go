@@ -178,7 +178,7 @@ func frozenSnapshots(k *cluster.Kube, way, driver string) {
 	k.Must(err)
 	check.That(k.T, strings.HasPrefix(is.Snapshots, "clean (frozen by"), "crustctl shows %+v", is)
 	k.Snapshot(name, source)
-	_, err = k.Kubectl("wait", "--for=jsonpath={.status.creationTime}", "--timeout=1s", "volumesnapshot/"+name)
+	_, err = k.Kubectl("wait", "--for=jsonpath={.status.creationTime}", "--timeout="+cluster.Patience.String(), "volumesnapshot/"+name)
 	k.Must(err)
 	k.Must(ask(k, none, "thaw", target)) // it was frozen all the time
 	writer.Exec("echo after > /data/file && sync")

@@ -35,7 +35,7 @@ func (m *machine) register() string {
 		}
 		return len(found) == 1
 	})
-	ctx, cancel := context.WithTimeout(m.t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(m.t.Context(), time.Minute)
 	defer cancel()
 	plugin := registration.NewRegistrationClient(m.dial(path))
 	info, err := plugin.GetInfo(ctx, &registration.InfoRequest{})

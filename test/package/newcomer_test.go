@@ -106,6 +106,7 @@ func newcomer(t *testing.T) *shell {
 		"--bind-ro="+containerd+":/root/.cache/crust-proxy/"+filepath.Base(containerd))
 	const config = "[url \"/srv/repository\"]\n\tinsteadOf = https://github.com/crust-proxy/crust-proxy\n[safe]\n\tdirectory = *\n"
 	check.Must(t, os.WriteFile(m.path("/root/.gitconfig"), []byte(config), 0o644))
+	check.Must(t, os.WriteFile(m.path("/etc/apt/apt.conf.d/retries"), []byte("Acquire::Retries \"5\";\n"), 0o644))
 	for _, path := range []string{"/root/.gitconfig", "/tmp", "/run", "/dev/shm"} { // on each of the machine's filesystems
 		file, err := os.Open(m.path(path))
 		check.Must(t, err)

@@ -172,7 +172,7 @@ func (s *shell) do(step step) bool {
 	}
 	begun := time.Now()
 	said, status := s.typed(step.text)
-	for s.again(step, said, status) && time.Since(begun) < 30*time.Second {
+	for s.again(step, said, status) && time.Since(begun) < 2*time.Minute {
 		time.Sleep(200 * time.Millisecond)
 		said, status = s.typed(step.text)
 	}

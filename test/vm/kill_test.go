@@ -296,7 +296,9 @@ func TestKilledWhileTheyEnd(t *testing.T) {
 			s := b.of(t).scene("pv-"+name, filesystems[i%len(filesystems)])
 			m := s.machine()
 			stopped := s.stop()
-			check.Must(t, victims[name](m))
+			if err := victims[name](m); !errors.Is(err, unix.ESRCH) { // it may have ended as fast
+				check.Must(t, err)
+			}
 			if err := <-stopped; err != nil {
 				t.Logf("containerd says: %v", err)
 			}
@@ -362,7 +364,7 @@ func TestAPodOutlivesOthers(t *testing.T) {
 }
 
 // hang is a hangTimeoutSeconds.
-const hang = 15
+const hang = 25
 
 // survivesAFreeze: who waits to write to a frozen volume cannot be killed. That costs the pod
 // no machine, and whoever froze the volume no freeze.
@@ -384,7 +386,7 @@ func (s *scene) survivesAFreeze() {
 		stopped <- err
 	}()
 	m := s.machine()
-	time.Sleep(2 * hang * time.Second)
+	time.Sleep((hang + 10) * time.Second)
 	if unix.Kill(m.qemu, 0) != nil || unix.Kill(process, 0) != nil {
 		s.t.Errorf("of a pod with a frozen volume the container ended (%v), or the machine (%v)", unix.Kill(process, 0), unix.Kill(m.qemu, 0))
 	}

@@ -25,9 +25,9 @@ import (
 
 const (
 	// importTime bounds the import of an image.
-	importTime = 30 * time.Second
+	importTime = 2 * time.Minute
 	// execTime ends a script in a container.
-	execTime = time.Minute
+	execTime = 2 * time.Minute
 )
 
 // Programs gives a directory with the containerd that tools/containerd pins, its shim, runc, and

@@ -32,7 +32,9 @@ func Scan(directVolumes string) (volumes int, err error) {
 		if err != nil {
 			return 0, fmt.Errorf("volume %s: %w", target, err)
 		}
-		if after, err := os.Stat(filepath.Join(directVolumes, entry.Name())); info == nil && err == nil && os.SameFile(before, after) {
+		// The number of a directory that went may be another's, but not at the same time.
+		after, err := os.Stat(filepath.Join(directVolumes, entry.Name()))
+		if info == nil && err == nil && os.SameFile(before, after) && before.ModTime().Equal(after.ModTime()) {
 			return 0, fmt.Errorf("volume %s has a directory and no mountInfo.json", target)
 		}
 		volumes++
