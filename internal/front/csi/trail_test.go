@@ -2,9 +2,12 @@ package csi
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"path"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -13,6 +16,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/crust-proxy/crust-proxy/internal/front/csi/decision"
+	"github.com/crust-proxy/crust-proxy/internal/front/policy"
 	"github.com/crust-proxy/crust-proxy/internal/ground/telemetry"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
@@ -111,5 +115,26 @@ func TestEveryCallNamesItsVolume(t *testing.T) {
 func named(volume, handler, rule, pod string) map[string]string {
 	return map[string]string{
 		telemetry.FieldVolume: volume, telemetry.FieldHandler: handler, telemetry.FieldRule: rule, telemetry.FieldPod: pod,
+	}
+}
+
+// TestHostByRuleIsNewsOnce: the rule is known of each call, and kubelet's repeats, of which the history records none, are known as such.
+func TestHostByRuleIsNewsOnce(t *testing.T) {
+	r := newRig(t, &policy.Policy{Rules: []policy.Rule{{Name: "host"}}})
+	var got []string
+	r.calls = &telemetry.Interceptors{
+		Log: zap.NewNop(), Metrics: telemetry.NewMetrics("test"), Front: &telemetry.Front{Driver: driverName, Known: Answered(), Ours: Answered()},
+		Ended: func(_ context.Context, method string, call *telemetry.Call, _ string) {
+			if call.Rule != "" {
+				got = append(got, fmt.Sprint(path.Base(method), " ", call.Repeated, " ", call.Rule))
+			}
+		},
+	}
+	r.restart()
+	r.begin("p1")
+	r.ok(nil, r.publish("p1"))
+	want := []string{`NodeStageVolume false rule "host"`, `NodePublishVolume false rule "host"`, `NodePublishVolume true held as it is while a pod has it`}
+	if !slices.Equal(got, want) {
+		t.Errorf("got %q", got)
 	}
 }

@@ -99,5 +99,5 @@ func sourceIn(objects []runtime.Object, name string, claim *corev1.PersistentVol
 			}
 		}
 	}
-	return source{}, volume.Errorf(volume.Busy, "neither the persistent volume nor the StorageClass of the claim %s is in the file", name)
+	return source{}, volume.Errorf(volume.Busy, "the file has neither the persistent volume of the claim %s nor, if it is not bound, its StorageClass", name)
 }

@@ -66,13 +66,6 @@ func (r *Rule) problems(i int, handlers []string) []error {
 	if r.Annotated && r.Defer && len(r.RuntimeHandlers) == 0 {
 		wrong(".annotated: anybody who may make a pod can write the annotation: name the runtimeHandlers whose pods may ask")
 	}
-	if r.hasNoEffect() {
-		wrong(": handler, format, mkfsOptions, rootMode and thenOnHost have no effect in a rule that does not defer: set defer: true, or remove them")
-	}
-	if !r.hasGoodRootMode() {
-		wrong(".rootMode: %q is not of the form \"0775\" or \"2775\": permissions in octal, in quotes, with the setgid bit at the most",
-			sys.Clip(r.RootMode))
-	}
 	if len(r.MkfsOptions) > 0 && len(r.Filesystems) != 1 {
 		wrong(".mkfsOptions: each mkfs has its own: name one filesystem in filesystems")
 	}
@@ -86,16 +79,13 @@ func (r *Rule) checkWords(wrong func(format string, args ...any)) {
 	if !slices.Contains([]ThenOnHost{"", HostAllowed, HostRefused}, r.ThenOnHost) {
 		wrong(".thenOnHost: %q is none of allow, refuse", sys.Clip(string(r.ThenOnHost)))
 	}
-}
-
-// hasGoodRootMode reports whether the mode is not set, or is valid and not zero.
-func (r *Rule) hasGoodRootMode() bool {
-	return r.RootMode == "" || (rootModeForm().MatchString(r.RootMode) && r.makeFS().RootMode != 0)
-}
-
-// hasNoEffect reports whether a rule that does not defer sets what only a deferred volume uses.
-func (r *Rule) hasNoEffect() bool {
-	return !r.Defer && (r.Handler != "" || r.Format != volume.FormatUnset || len(r.MkfsOptions) > 0 || r.RootMode != "" || r.ThenOnHost != "")
+	if !r.Defer && (r.Handler != "" || r.Format != volume.FormatUnset || len(r.MkfsOptions) > 0 || r.RootMode != "" || r.ThenOnHost != "") {
+		wrong(": handler, format, mkfsOptions, rootMode and thenOnHost have no effect in a rule that does not defer: set defer: true, or remove them")
+	}
+	if r.RootMode != "" && (!rootModeForm().MatchString(r.RootMode) || r.makeFS().RootMode == 0) {
+		wrong(".rootMode: %q is not of the form \"0775\" or \"2775\": permissions in octal, in quotes, with the setgid bit at the most",
+			sys.Clip(r.RootMode))
+	}
 }
 
 // compare compares a rule with those before it. It finds one earlier rule that covers it, not
