@@ -100,8 +100,9 @@ func explainCmd(d *daemon, out *printer.Printer) *cobra.Command {
 	return &cobra.Command{
 		Use: "explain POD", Short: "Say of each volume of a pod whether it is deferred, and which rule decides",
 		Long: `Say of each volume of a pod of this node, namespace/name, whether it is deferred, on
-the host or refused, which rule decides, and why not those before it. What other pods
-do with it, or did, does not count. Before a pod exists: crust-proxy validate --pod FILE.`,
+the host or refused, which rule decides, and why not those before it. Other pods, the
+device and its filesystem are not looked at. crust-proxy validate --pod FILE does so
+before a pod exists.`,
 		Example: "  crustctl explain shop/postgres-0",
 		Args:    command.Arguments("POD"),
 		RunE: func(cmd *cobra.Command, args []string) error {
