@@ -404,9 +404,12 @@ func (s *AdminServer) FreezeVolume(
 	}
 	telemetry.CallFrom(ctx).Detail = "for at most " + most.AsDuration().String()
 	since := time.Now()
+	before, _ := s.Node.Sandboxes.Binding(v)
 	err = able.Freeze(ctx, v, most.AsDuration())
-	binding, _ := s.Node.Sandboxes.Binding(v)
-	s.Node.frozen.note(v.Key, freeze{since, since.Add(most.AsDuration()), binding.Sandbox}, err)
+	if after, _ := s.Node.Sandboxes.Binding(v); after.Sandbox != before.Sandbox {
+		before.Sandbox = "" // it is not known which one was frozen
+	}
+	s.Node.frozen.note(v.Key, freeze{since, since.Add(most.AsDuration()), before.Sandbox}, err)
 	return &adminv1.FreezeVolumeResponse{}, err
 }
 

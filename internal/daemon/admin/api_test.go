@@ -539,11 +539,15 @@ func TestReleaseOfWhatIsNotOurs(t *testing.T) {
 // freezing is a handler that can hold volumes still.
 type freezing struct {
 	adopting
-	frozen time.Duration
+	frozen   time.Duration
+	replaced string // the sandbox that comes meanwhile
 }
 
 func (f *freezing) Freeze(_ context.Context, _ *volume.Volume, timeout time.Duration) error {
 	f.frozen = timeout
+	if f.replaced != "" {
+		f.volumes[0].PodUID = f.replaced
+	}
 	return f.err
 }
 
@@ -590,6 +594,10 @@ func TestFreeze(t *testing.T) {
 	check.That(t, snapshots() == "clean (frozen by the Admin API)", "frozen: %s", snapshots())
 	able.volumes[0].PodUID = "b"
 	check.That(t, snapshots() == open, "a later sandbox, which nobody froze: %s", snapshots())
+	able.replaced = "c"
+	check.Must(t, freeze(durationpb.New(time.Minute)))
+	check.That(t, snapshots() == open, "a sandbox that came while another one was frozen: %s", snapshots())
+	able.replaced = ""
 	if err := thaw(); err != nil || able.frozen != 0 || shown() != 0 {
 		t.Errorf("%v, frozen for %v, shown as %v", err, able.frozen, shown())
 	}

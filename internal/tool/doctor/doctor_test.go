@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/crust-proxy/crust-proxy/internal/daemon/config"
 	"github.com/crust-proxy/crust-proxy/internal/front/policy"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
@@ -538,22 +539,25 @@ func TestCSIDriverObjects(t *testing.T) {
 
 // TestAzureDiskAndWeHandVolumesToKata: both do so for the pods of one class.
 func TestAzureDiskAndWeHandVolumesToKata(t *testing.T) {
-	azure := func(rule policy.Rule) []policy.Rule {
-		return []policy.Rule{{Name: "others", Drivers: []string{"ebs*"}, Defer: true}, rule}
+	azure := func(rules ...policy.Rule) []policy.Rule {
+		return append([]policy.Rule{{Name: "others", Drivers: []string{"ebs*"}, Defer: true}}, rules...)
 	}
+	host := policy.Rule{Drivers: []string{azureDisk}}
 	for name, c := range map[string]struct {
 		driver, refuse string
 		rules          []policy.Rule
 		bad
 	}{
-		"all classes":     {azureDisk, "nothing", azure(policy.Rule{Defer: true}), bad{want: Warn, seen: "RuntimeClass vm has the annotation azure.csi.disk/kata-mount", do: "defer: false"}},
-		"this class, xfs": {azureDisk, "nothing", azure(policy.Rule{Defer: true, RuntimeHandlers: []string{"kata-qemu"}, Filesystems: []string{"xfs"}}), bad{want: Warn, seen: "pods do not start"}},
-		"if a pod asks":   {azureDisk, "nothing", azure(policy.Rule{Defer: true, Annotated: true, AccessModes: []string{"ReadWriteOncePod"}}), bad{want: Warn, seen: "RuntimeClass vm"}},
-		"some namespaces": {azureDisk, "nothing", azure(policy.Rule{Defer: true, Namespaces: []string{"shop"}, StorageClasses: []string{"fast"}}), bad{want: Warn, seen: "RuntimeClass vm"}},
-		"another class":   {azureDisk, "nothing", azure(policy.Rule{Defer: true, RuntimeHandlers: []string{"kata-clh"}}), bad{want: OK, seen: "nothing that"}},
-		"not deferred":    {azureDisk, "nothing", azure(policy.Rule{}), bad{want: OK, seen: "nothing that"}},
-		"another driver":  {"ebs.csi.aws.com", "nothing", azure(policy.Rule{Defer: true}), bad{want: OK, seen: "nothing that"}},
-		"not known":       {azureDisk, "runtimeclasses", azure(policy.Rule{Defer: true}), bad{want: OK, seen: "RuntimeClasses are not looked at"}},
+		"all classes":      {azureDisk, "nothing", azure(policy.Rule{Defer: true}), bad{want: Warn, seen: "RuntimeClass vm has the annotation azure.csi.disk/kata-mount", do: "defer: false"}},
+		"this class, xfs":  {azureDisk, "nothing", azure(policy.Rule{Defer: true, RuntimeHandlers: []string{"kata-qemu"}, Filesystems: []string{"xfs"}}), bad{want: Warn, seen: "pods do not start"}},
+		"if a pod asks":    {azureDisk, "nothing", azure(policy.Rule{Defer: true, Annotated: true, AccessModes: []string{"ReadWriteOncePod"}}), bad{want: Warn, seen: "RuntimeClass vm"}},
+		"some namespaces":  {azureDisk, "nothing", azure(policy.Rule{Defer: true, Namespaces: []string{"shop"}, StorageClasses: []string{"fast"}}), bad{want: Warn, seen: "RuntimeClass vm"}},
+		"ext4 on the host": {azureDisk, "nothing", azure(policy.Rule{Filesystems: []string{"ext4"}}, policy.Rule{Defer: true, Filesystems: []string{"ext4", "xfs"}}), bad{want: Warn, seen: "RuntimeClass vm"}},
+		"all on the host":  {azureDisk, "nothing", azure(host, policy.Rule{Defer: true}), bad{want: OK, seen: "nothing that"}},
+		"another class":    {azureDisk, "nothing", azure(policy.Rule{Defer: true, RuntimeHandlers: []string{"kata-clh"}}), bad{want: OK, seen: "nothing that"}},
+		"not deferred":     {azureDisk, "nothing", azure(policy.Rule{}), bad{want: OK, seen: "nothing that"}},
+		"another driver":   {"ebs.csi.aws.com", "nothing", azure(policy.Rule{Defer: true}), bad{want: OK, seen: "nothing that"}},
+		"not known":        {azureDisk, "runtimeclasses", azure(policy.Rule{Defer: true}), bad{want: OK, seen: "RuntimeClasses are not looked at"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			tr := newTree(t)
@@ -566,6 +570,19 @@ func TestAzureDiskAndWeHandVolumesToKata(t *testing.T) {
 			check.That(t, len(got) == 1, "%d findings: %+v", len(got), got)
 		})
 	}
+}
+
+// TestRulesByThePod: each condition that another pod of the volume need not meet.
+func TestRulesByThePod(t *testing.T) {
+	usual := config.Default()
+	usual.Front.Enabled = true
+	usual.Policy.Rules = []policy.Rule{
+		{Name: "disks", Drivers: []string{"ebs*"}, Defer: true}, {Name: "kata", RuntimeHandlers: []string{"kata"}, Defer: true},
+		{Name: "needs", Needs: []string{policy.NeedSubPath}}, {Name: "shop", Namespaces: []string{"shop"}, Defer: true},
+	}
+	var n Node
+	n.Configure(usual)
+	check.That(t, slices.Equal(n.RulesByPod, []string{`"kata"`, `"needs"`, `"shop"`}), "they are %q", n.RulesByPod)
 }
 
 func TestCluster(t *testing.T) {

@@ -4,11 +4,9 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
-	"github.com/container-storage-interface/spec/lib/go/csi"
 	nodev1 "k8s.io/api/node/v1"
 
 	"github.com/crust-proxy/crust-proxy/internal/front/policy"
@@ -149,13 +147,18 @@ func (n Node) azureClasses(ctx context.Context, who apiserver.Identity) (found [
 	return found
 }
 
-// defers reports whether the policy defers volumes for pods of a runtime handler: it tries one for each rule.
+// defers reports whether the policy may defer volumes of a driver for pods of a runtime handler.
 func (n Node) defers(driver, handler string) bool {
-	first := func(list []string) string { return strings.Join(list[:min(len(list), 1)], "") }
-	return slices.ContainsFunc(n.Policy.Rules, func(r policy.Rule) bool {
-		verdict, err := n.Policy.Decide(policy.Input{Driver: driver, PodKnown: true, RuntimeHandler: handler, Annotated: true, Needs: r.Needs,
-			FSType: first(r.Filesystems), Namespace: first(r.Namespaces), StorageClass: first(r.StorageClasses),
-			AccessMode: csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER.String()})
-		return err == nil && verdict.Defer
-	})
+	for _, r := range n.Policy.Rules {
+		alone := policy.Policy{Rules: []policy.Rule{{Drivers: r.Drivers, RuntimeHandlers: r.RuntimeHandlers, Defer: true}}}
+		verdict, err := alone.Decide(policy.Input{Driver: driver, PodKnown: true, RuntimeHandler: handler})
+		switch others := len(r.Filesystems) + len(r.AccessModes) + len(r.Namespaces) + len(r.StorageClasses) + len(r.Needs); {
+		case err != nil || !verdict.Defer:
+		case r.Defer:
+			return true
+		case others == 0 && !r.Annotated:
+			return false // no later rule decides
+		}
+	}
+	return false
 }

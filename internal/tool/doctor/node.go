@@ -76,7 +76,7 @@ func (n *Node) Configure(c config.Config) {
 	if c.Front.Enabled { // else nobody asks for pods
 		n.MarksDir, n.RulesByPod = c.Front.MarksDir, nil
 		for _, rule := range c.Policy.Rules {
-			if rule.Defer && len(rule.RuntimeHandlers) > 0 {
+			if len(rule.ByPod()) > 0 {
 				n.RulesByPod = append(n.RulesByPod, fmt.Sprintf("%q", rule.Name))
 			}
 		}

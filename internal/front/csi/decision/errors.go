@@ -93,7 +93,7 @@ func hadBySandbox(req *VolumeRequest, mark *Mark) error {
 			req.Path, mark.Path, mark.Err)
 	}
 	return volume.Errorf(volume.Denied, "volume %s: a sandbox had it read-write on this node (handler %q, %s, since %s), and the node's kernel "+
-		"does not mount what a guest may have written: use it in a sandbox, set thenOnHost: allow in that rule, or remove "+
+		"does not mount what a guest may have written: let the pod have it in a sandbox (crustctl explain says which rule keeps it out), set thenOnHost: allow in that rule, or remove "+
 		"the file %s", req.Path, mark.Handler, mark.Rule, mark.Since.Format(time.RFC3339), mark.Path)
 }
 
