@@ -53,7 +53,10 @@ func (f *driverFront) explain(ctx context.Context, cfg *config.Config, name stri
 	for i := range pod.Volumes {
 		of := decision.Driver{Elsewhere: true}
 		if n := slices.IndexFunc(drivers, func(one *adminv1.Driver) bool { return one.GetName() == pod.Volumes[i].Driver }); n >= 0 {
-			of = decision.Driver{Native: drivers[n].GetMode() == volume.WayNative, MultiWriter: slices.Contains(drivers[n].GetCapabilities(), "SINGLE_NODE_MULTI_WRITER")}
+			reports := func(capability string) bool { return slices.Contains(drivers[n].GetCapabilities(), capability) }
+			of = decision.Driver{
+				Native: drivers[n].GetMode() == volume.WayNative, MultiWriter: reports("SINGLE_NODE_MULTI_WRITER"), MountGroup: reports("VOLUME_MOUNT_GROUP"),
+			}
 		}
 		e := explainer(cfg).Explain(&pod, &pod.Volumes[i], true, cfg.Front.DefaultFSType, of)
 		out = append(out, &adminv1.ExplainedVolume{Volume: e.Volume, Outcome: e.Outcome, Because: e.Because})

@@ -22,7 +22,7 @@ func explainedPods() (all []decision.Pod) {
 				for i, namespace := range []string{"shop", "lab"} {
 					for _, v := range []decision.PodVolume{
 						{}, {SubPaths: []string{"logs"}}, {StorageClass: "slow"}, {AccessMode: "ReadWriteMany"},
-						{Context: map[string]string{policy.ContextKey: []string{"true", "false"}[i]}}, {Context: map[string]string{policy.ContextKey: "?"}},
+						{NoGroup: true}, {Context: map[string]string{policy.ContextKey: []string{"true", "false"}[i]}}, {Context: map[string]string{policy.ContextKey: "?"}},
 					} {
 						v.Claim, v.FSType = "data", "ext4"
 						all = append(all, decision.Pod{UID: "p1", Namespace: namespace, Name: "db-0", RuntimeHandler: handler, Asks: asks, FSGroup: group, Volumes: one(v)})
@@ -60,10 +60,14 @@ func TestExplanationsAreTrue(t *testing.T) {
 					r.cfg.Pods = pods
 				}
 				r.restart()
-				for _, pod := range explainedPods() {
+				for i, pod := range explainedPods() {
 					pods["p1"] = pod
-					e := r.front.rules().Explain(&pod, &pod.Volumes[0], known, "ext4", decision.Driver{})
-					if got := r.outcome(&pod.Volumes[0]); !strings.HasPrefix(e.Outcome, got.outcome) || !strings.HasSuffix(e.Because[len(e.Because)-1], got.because) {
+					driver, group := decision.Driver{MountGroup: i%2 == 0}, ""
+					if driver.MountGroup {
+						group = pod.FSGroup
+					}
+					e := r.front.rules().Explain(&pod, &pod.Volumes[0], known, "ext4", driver)
+					if got := r.outcome(&pod.Volumes[0], group); !strings.HasPrefix(e.Outcome, got.outcome) || !strings.HasSuffix(e.Because[len(e.Because)-1], got.because) {
 						t.Fatalf("%+v: explained as\n%s, and it was %+v", pod, e.String(), got)
 					}
 					seen[strings.Fields(e.Outcome)[0]]++
@@ -79,7 +83,7 @@ func TestExplanationsAreTrue(t *testing.T) {
 type outcome struct{ outcome, because string }
 
 // outcome stages and publishes the volume of a pod, and undoes that.
-func (r *rig) outcome(v *decision.PodVolume) outcome {
+func (r *rig) outcome(v *decision.PodVolume, group string) outcome {
 	r.t.Helper()
 	mode := csi.VolumeCapability_AccessMode_Mode(csi.VolumeCapability_AccessMode_Mode_value[policy.ModeOf(v.AccessMode, false)])
 	stage, publish := r.stageReq(), r.publishReq("p1")
@@ -88,6 +92,7 @@ func (r *rig) outcome(v *decision.PodVolume) outcome {
 		publish.VolumeContext[key] = value
 	}
 	stage.VolumeCapability, publish.VolumeCapability, stage.VolumeContext = mountCap(mode, v.FSType), mountCap(mode, v.FSType), publish.VolumeContext
+	stage.GetVolumeCapability().GetMount().VolumeMountGroup, publish.GetVolumeCapability().GetMount().VolumeMountGroup = group, group
 	err := r.tryStage(stage)
 	if err == nil {
 		err = r.tryPublish(publish)

@@ -21,8 +21,9 @@ func (e *Explained) String() string {
 
 func (e *Explained) because(text string) { e.Because = append(e.Because, refusal.OneLine(text)) }
 
-// Driver is what a driver reports. Elsewhere is set for one that is not behind the front.
-type Driver struct{ Native, MultiWriter, Elsewhere bool }
+// Driver is what a driver reports. Elsewhere is set for one that is not behind the front. To one with MountGroup
+// kubelet sends the pod's group, whatever the volume is.
+type Driver struct{ Native, MultiWriter, MountGroup, Elsewhere bool }
 
 // Explain decides for a volume of a pod as its publish would. Known is false where no cluster is asked.
 func (r *Rules) Explain(pod *Pod, v *PodVolume, known bool, defaultFSType string, of Driver) Explained {
@@ -35,7 +36,11 @@ func (r *Rules) Explain(pod *Pod, v *PodVolume, known bool, defaultFSType string
 	case of.Elsewhere:
 		verdict.Rule = "its driver " + v.Driver + ", which is not behind crust-proxy"
 	default:
-		verdict, err = r.firstPublish(pod, v, known, v.request(defaultFSType, of.MultiWriter), of.Native)
+		group := ""
+		if of.MountGroup {
+			group = pod.FSGroup
+		}
+		verdict, err = r.firstPublish(pod, v, known, v.request(defaultFSType, group, of.MultiWriter), of.Native)
 	}
 	for _, passed := range verdict.Passed {
 		e.because("not " + passed)
@@ -70,12 +75,12 @@ func (r *Rules) firstPublish(pod *Pod, v *PodVolume, known bool, req *VolumeRequ
 }
 
 // request returns what decides of kubelet's publish of the volume.
-func (v *PodVolume) request(defaultFSType string, multiWriter bool) *VolumeRequest {
+func (v *PodVolume) request(defaultFSType, group string, multiWriter bool) *VolumeRequest {
 	mode := csi.VolumeCapability_AccessMode_Mode_value[policy.ModeOf(v.AccessMode, multiWriter)]
 	r, _ := PublishRequest(v.Driver, defaultFSType, "", &csi.NodePublishVolumeRequest{ // without fields of deferral there is no error
 		VolumeId: v.VolumeID, TargetPath: v.Name, StagingTargetPath: v.Claim, VolumeContext: v.Context, Readonly: v.ReadOnly,
 		VolumeCapability: &csi.VolumeCapability{
-			AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{FsType: v.FSType}},
+			AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{FsType: v.FSType, VolumeMountGroup: group}},
 			AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_Mode(mode)},
 		},
 	})
