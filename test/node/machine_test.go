@@ -26,7 +26,7 @@ const (
 	bootTime    = 10 * time.Minute
 	commandTime = 11 * time.Minute
 	// kernelArguments leave out of Debian what takes long and has nothing to do with pods.
-	kernelArguments = initramfs.KernelArguments + " systemd.condition_needs_update=0 systemd.getty_auto=0" +
+	kernelArguments = initramfs.KernelArguments + " systemd.condition_needs_update=0 systemd.getty_auto=0 systemd.show_status=0" +
 		" systemd.mask=getty.target systemd.mask=systemd-logind.service systemd.mask=timers.target systemd.mask=e2scrub_reap.service"
 )
 
@@ -52,13 +52,15 @@ func install(t *testing.T, files map[string]string) *machine {
 	disk := filepath.Join(dir, "disk")
 	files[program] = "/usr/local/bin/guest"
 	makeDisk(t, disk, kernel, files)
+	second := rig.Image(t, 64<<20) // the device that is kept
+	rig.Mkfs(t, "ext4", second)
 	m := &machine{t: t}
 	m.listener, err = net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(dir, "port"), Net: "unix"})
 	check.Must(t, err)
 	m.qemu = &rig.Process{Name: "QEMU", Program: "qemu-system-x86_64", LogFile: filepath.Join(dir, "console"), Args: []string{
 		"-nodefaults", "-no-user-config", "-no-reboot", "-display", "none", "-accel", "tcg,thread=multi", "-smp", "2", "-m", "2G",
 		"-cpu", "Nehalem,+rdrand,+smep,+smap", "-kernel", image, "-initrd", archive, "-append", kernelArguments,
-		"-drive", "if=virtio,format=raw,discard=unmap,file=" + disk, "-serial", "stdio",
+		"-drive", "if=virtio,format=raw,discard=unmap,file=" + disk, "-drive", "if=virtio,format=raw,file=" + second, "-serial", "stdio",
 		"-chardev", "socket,id=port,path=" + m.listener.Addr().String(),
 		"-device", "virtio-serial-pci", "-device", "virtserialport,chardev=port,name=" + Port,
 	}}
@@ -109,10 +111,21 @@ func (m *machine) boot() {
 	m.t.Logf("the machine boots in %v", time.Since(start))
 }
 
+// reboot has systemd end everything, and turns the machine on again.
+func (m *machine) reboot() {
+	m.t.Helper()
+	_, _ = m.try("systemctl", "reboot")   // it may end what answers
+	_, err := m.qemu.WaitEnd(commandTime) // it does not reboot by itself
+	check.Must(m.t, err)
+	m.qemu.Kill()
+	check.Must(m.t, m.conn.Close())
+	m.boot()
+}
+
 // halt turns the machine off without a word.
 func (m *machine) halt() {
 	if m.t.Failed() && m.qemu.Alive() && m.conn != nil {
-		if out, err := m.try("journalctl", "--no-pager", "--boot", "--lines=200"); err == nil {
+		if out, err := m.try("journalctl", "--no-pager", "--boot", "--lines=150"); err == nil {
 			m.t.Logf("journal:\n%s", out)
 		}
 	}

@@ -13,7 +13,10 @@ import (
 const insideEnv = "CRUST_TEST_INSIDE"
 
 // inside are the tests that run in the machine.
-var inside = []testing.InternalTest{{Name: "ext4", F: podOn}, {Name: "xfs", F: podOn}, {Name: "btrfs", F: podOn}}
+var inside = []testing.InternalTest{
+	{Name: "ext4", F: podOn}, {Name: "xfs", F: podOn}, {Name: "btrfs", F: podOn},
+	{Name: "outlives", F: outlives}, {Name: "starts", F: startsToLast}, {Name: "lasts", F: lasts},
+}
 
 func TestMain(m *testing.M) {
 	if os.Getenv(insideEnv) == "" {

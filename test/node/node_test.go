@@ -3,9 +3,12 @@
 package node
 
 import (
+	"errors"
 	"os"
+	"path/filepath"
 	"regexp"
 	"strconv"
+	"strings"
 	"testing"
 
 	"github.com/crust-proxy/crust-proxy/test/check"
@@ -21,18 +24,38 @@ func TestNode(t *testing.T) {
 	check.Must(t, err)
 	files := map[string]string{self: program}
 	for _, name := range []string{"crust-runtimes", "crust-proxy"} {
-		files[rig.Package(t, name, "deb")] = "/root/" + name + ".deb"
+		deb := rig.Package(t, name, "deb")
+		files[deb], files[newer(t, deb)] = "/root/"+name+".deb", "/root/next-"+name+".deb"
 	}
 	m := install(t, files)
 	m.step("a node", m.isNode)
 	m.step("installed", m.installed)
 	m.step("exposure", m.exposure)
 	m.step("doctor", m.doctor)
-	for _, fs := range []string{"ext4", "xfs", "btrfs"} {
-		m.step("pod on "+fs, func() {
-			m.t.Log(m.run("env", insideEnv+"=1", program, "-test.v", "-test.timeout=9m", "-test.run="+fs))
-		})
+	for _, name := range []string{"ext4", "xfs", "btrfs", "outlives", "starts"} {
+		m.step(name, func() { m.inside(name) })
 	}
+	m.step("reboot", m.rebooted)
+	m.step("lasts", func() { m.inside("lasts") })
+	m.step("removed", m.removed)
+}
+
+// newer makes a package of a newer version of another one.
+func newer(t *testing.T, deb string) string {
+	t.Helper()
+	tree, out := t.TempDir(), filepath.Join(t.TempDir(), filepath.Base(deb))
+	rig.Command(t, "dpkg-deb", "--raw-extract", deb, tree+"/tree")
+	rig.Command(t, "sed", "-i", "s/^Version: .*/Version: 99.0/", tree+"/tree/DEBIAN/control")
+	rig.Command(t, "dpkg-deb", "-Znone", "--build", tree+"/tree", out)
+	return out
+}
+
+// inside runs one of the tests that run in the machine.
+func (m *machine) inside(name string) {
+	m.t.Helper()
+	said := m.run("env", "CI=true", insideEnv+"=1", program, "-test.v", "-test.timeout=9m", "-test.run="+name)
+	check.Says(m.t, "the test", said, "--- PASS: "+name)
+	m.t.Log(said)
 }
 
 // step is a subtest, without which the next ones make no sense.
@@ -69,8 +92,13 @@ func (m *machine) installed() {
 	}
 	check.That(m.t, m.property("ActiveState") == "inactive", "the service runs before the first call")
 	m.sh(`test "$(stat -c %F:%a /run/crust-proxy/{runtime,admin}.sock | uniq)" = socket:600; systemctl is-active crust-proxy-{runtime,admin}.socket`)
-	m.run("crustctl", "list") // the first call
+	m.sh("mkdir -p $(dirname " + keptTarget + ")")
+	publish := "crustctl publish " + kept + " " + keptTarget + " --fs ext4"
+	out, err := m.try("bash", "-c", "exec 9<"+kept+"; "+publish+" 9<&- || exit") // the first call
+	check.That(m.t, err != nil && strings.Contains(out, `("bash")`), "while another process has the device open: %s, %v", out, err)
+	m.sh(publish)
 	check.That(m.t, m.property("ActiveState") == "active", "the first call did not start the service")
+	check.That(m.t, m.property("NFileDescriptorStore") == "1", "systemd keeps %s descriptors", m.property("NFileDescriptorStore"))
 	check.That(m.t, m.property("ControlGroup") == "/system.slice/crust-proxy.service", "the service is in %s", m.property("ControlGroup"))
 }
 
@@ -86,12 +114,53 @@ func (m *machine) exposure() {
 	check.That(m.t, err == nil && level <= limit, "the exposure is %v, more than %v: %v\n%s", level, limit, err, said)
 }
 
-// doctor: all is well with crust-runc, whose programs and drop-in are set up as docs/quick-start.md has it.
+// doctor: all is well with crust-runc, whose programs and drop-in are set up as docs/quick-start.md has it. From here on,
+// the unit's filter kills whoever makes a system call that it refuses: an error may go unnoticed.
 func (m *machine) doctor() {
-	m.sh(`echo 'handlers: {kata: {enabled: false}, crust: {enabled: true}}' >/etc/crust-proxy/config.yaml
+	m.sh(`echo 'handlers: {default: crust, crust: {enabled: true}}' >/etc/crust-proxy/config.yaml
 install -D -m 644 -t /etc/systemd/system/crust-proxy.service.d /usr/share/crust-proxy/crust-runc.conf
-systemctl daemon-reload && systemctl restart crust-proxy`)
-	check.Says(m.t, "doctor", m.run("crustctl", "doctor", "--wait", "3m"), " ok, 0 warnings, 0 errors")
+printf '[Service]\nSystemCallErrorNumber=kill\n' >/etc/systemd/system/crust-proxy.service.d/kill.conf
+systemctl daemon-reload && systemctl restart crust-proxy && systemctl reload crust-proxy`)
+	m.wantWell()
+}
+
+// wantWell: doctor only misses Kata, which is not installed.
+func (m *machine) wantWell() {
+	m.t.Helper()
+	check.Says(m.t, "doctor", m.run("crustctl", "doctor", "--wait", "3m"), " ok, 1 warnings, 0 errors", "no Kata configuration", "the kernel's own count proves")
+}
+
+// rebooted: the units start in order, no volume is left, and all is well. Who has volumes publishes them again.
+func (m *machine) rebooted() {
+	m.reboot()
+	state := m.sh("systemctl is-system-running --wait || systemctl --failed --no-pager")
+	check.That(m.t, state == "running", "the machine is %s", state)
+	var last int
+	for _, unit := range []string{"local-fs.target", "crust-proxy-runtime.socket", "containerd.service", "crust-proxy.service"} {
+		said := m.run("systemctl", "show", "--value", "--property=ActiveEnterTimestampMonotonic", unit)
+		at, err := strconv.Atoi(said)
+		check.That(m.t, err == nil && at > last, "%s became active at %q, and what it needs at %d", unit, said, last)
+		last = at
+	}
+	check.Says(m.t, "crustctl list", m.run("crustctl", "list"), "No volumes")
+	m.wantWell()
+	m.run("crustctl", "unpublish", keptTarget)
+	m.sh("mount " + kept + " /mnt && umount /mnt")
+}
+
+// removed: nothing that runs is left, and the machine is well.
+func (m *machine) removed() {
+	refused := m.sh("journalctl --no-pager | grep -e type=1326 -e status=31/SYS || true")
+	check.That(m.t, refused == "", "the filter of system calls has killed:\n%s", refused)
+	m.sh("dpkg --purge crust-proxy crust-runtimes")
+	check.Succeeds(m.t, "nothing is left", func() error {
+		left := m.sh("ls -d /run/crust-proxy /etc/crust-proxy /var/lib/crust-proxy 2>/dev/null || true; " +
+			"systemctl --failed --no-legend; ls -l /proc/[0-9]*/exe 2>/dev/null | grep /usr/bin/crust || true")
+		if left != "" {
+			return errors.New(left)
+		}
+		return nil
+	})
 }
 
 // property is one of the service's.

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/types/known/durationpb"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -38,20 +39,25 @@ type life struct {
 	main          string // container
 }
 
-// podOn runs in the machine: the life of a volume with a filesystem of the test's name.
-func podOn(t *testing.T) {
-	l := &life{t: t, fs: t.Name(), d: &rig.Daemon{
+// prepare has the installed parts at hand.
+func prepare(t *testing.T, fs string) *life {
+	return &life{t: t, fs: fs, node: cri.Attach(t, "/run/containerd/containerd.sock"), d: &rig.Daemon{
 		T: t, Kubelet: "/var/lib/kubelet", RuntimeSocket: "/run/crust-proxy/runtime.sock", AdminSocket: "/run/crust-proxy/admin.sock",
 	}}
+}
+
+// podOn runs in the machine: the life of a volume with a filesystem of the test's name.
+func podOn(t *testing.T) {
+	l := prepare(t, t.Name())
 	l.image = rig.Image(t, size)
 	rig.Mkfs(t, l.fs, l.image)
 	l.device = rig.Loop(t, l.image, loopdev.Options{})
-	l.node = cri.Attach(t, "/run/containerd/containerd.sock")
-	l.start()
+	l.start(0)
 	t.Run("in its group", l.of(life.groups))
 	t.Run("grown", l.of(life.grown))
 	t.Run("frozen", l.of(life.frozen))
 	t.Run("out of memory", l.of(life.outOfMemory))
+	t.Run("without the agent", l.of(life.alone))
 	l.end()
 }
 
@@ -67,7 +73,7 @@ func (l life) ctx() context.Context {
 }
 
 // start starts a pod in a slice, as kubelet does with systemd's control groups.
-func (l *life) start() {
+func (l *life) start(attempt uint32) {
 	uid := "00000000-0000-4000-8000-" + fmt.Sprintf("%012x", len(l.fs))
 	request := l.d.StageRequest(uid, l.device)
 	request.FsType, l.target = l.fs, request.GetVolumeTargetPath()
@@ -76,11 +82,18 @@ func (l *life) start() {
 		return err
 	})
 	var err error
-	l.pod, err = l.node.RunPod(l.ctx(), uid, "crust", 0, func(config *runtimeapi.PodSandboxConfig) {
+	l.pod, err = l.node.RunPod(l.ctx(), uid, "crust", attempt, func(config *runtimeapi.PodSandboxConfig) {
 		config.Linux.CgroupParent = "/kubepods.slice/kubepods-pod" + strings.ReplaceAll(uid, "-", "_") + ".slice"
 	})
 	check.Must(l.t, err)
 	l.main = l.run(cri.Container{Name: "main", Script: "i=0; while :; do i=$((i+1)); echo $i >/data/count; echo $i >/tmp/count; sleep 0.1; done"})
+	l.wantStats()
+	mounted := rig.MountsOf(l.device)
+	check.That(l.t, len(mounted) == 0, "the node has the volume mounted: %v", mounted)
+}
+
+func (l life) wantStats() {
+	l.t.Helper()
 	check.Succeeds(l.t, "statistics", func() error {
 		reply, err := l.d.Runtime().RuntimeGetVolumeStats(l.ctx(), &runtimev1.RuntimeGetVolumeStatsRequest{VolumeTargetPath: l.target})
 		if err == nil && len(reply.GetUsage()) == 0 {
@@ -88,8 +101,6 @@ func (l *life) start() {
 		}
 		return err
 	})
-	mounted := rig.MountsOf(l.device)
-	check.That(l.t, len(mounted) == 0, "the node has the volume mounted: %v", mounted)
 }
 
 func (l life) run(c cri.Container) string {
@@ -113,18 +124,23 @@ func (l life) groups() {
 	check.Must(l.t, err)
 	group := groupOf(l.t, pid)
 	check.That(l.t, strings.HasPrefix(group, "0::/kubepods.slice/kubepods-pod") && strings.Contains(group, ".slice/cri-containerd-"), "the container is in %s", group)
-	l.wantAside("crust-runc-agent", "")
+	l.wantAside("-agent", "")
 }
 
-// wantAside wants the processes of the agent's program, with a word among their arguments, to have a group of their own.
+// ours lists the processes of crust-runc, or its agent, that have a word among their arguments.
+func ours(program, word string) []int {
+	return rig.Processes(func(proc string) bool {
+		command, _ := os.ReadFile(proc + "/cmdline") //nolint:gosec // a file of the kernel's
+		exe, _ := os.Readlink(proc + "/exe")
+		return strings.HasPrefix(exe, "/usr/bin/crust-runc"+program) && strings.Contains(string(command), "\x00"+word)
+	})
+}
+
+// wantAside wants such processes to be there, and in a group of their own.
 func (l life) wantAside(program, word string) {
 	l.t.Helper()
-	pids := rig.Processes(func(proc string) bool {
-		command, _ := os.ReadFile(proc + "/cmdline")
-		exe, _ := os.Readlink(proc + "/exe")
-		return exe == "/usr/bin/"+program && strings.Contains(string(command), "\x00"+word)
-	})
-	check.That(l.t, len(pids) > 0, "there is no %s %s", program, word)
+	pids := ours(program, word)
+	check.That(l.t, len(pids) > 0, "there is no crust-runc%s %s", program, word)
 	for _, pid := range pids {
 		group := groupOf(l.t, pid)
 		check.That(l.t, group == "0::/crust-runc", "%s is in %s", rig.DescribeProcess(pid), group)
@@ -141,29 +157,50 @@ func groupOf(t *testing.T, pid int) string {
 // grown: ext4 grows online only with CAP_SYS_RESOURCE, which a machine that runs tests may lack.
 func (l life) grown() {
 	check.That(l.t, rig.MayGrow(l.t, l.fs), "the machine lacks CAP_SYS_RESOURCE")
-	check.Must(l.t, os.Truncate(l.image, 2*size))
+	l.grow(2 * size)
+}
+
+// alone: the daemon runs crust-runc itself, within what systemd lets the unit and its drop-in do.
+func (l life) alone() {
+	check.Must(l.t, rig.KillAll(func() []int { return ours("-agent", "") }))
+	l.wantStats()
+	l.grow(3 * size)
+	l.frozen()
+	check.That(l.t, len(ours("-agent", "")) == 0, "an agent runs")
+}
+
+func (l life) grow(to int64) {
+	l.t.Helper()
+	check.Must(l.t, os.Truncate(l.image, to))
 	check.Must(l.t, loopdev.Grow(l.device))
 	check.Retried(l.t, "grow", func() error {
 		reply, err := l.d.Runtime().RuntimeExpandVolume(l.ctx(), &runtimev1.RuntimeExpandVolumeRequest{
-			VolumeTargetPath: l.target, CapacityRange: &runtimev1.CapacityRange{RequiredBytes: 2 * size},
+			VolumeTargetPath: l.target, CapacityRange: &runtimev1.CapacityRange{RequiredBytes: to},
 		})
-		check.That(l.t, err != nil || reply.GetCapacityBytes() == 2*size, "it has %d bytes", reply.GetCapacityBytes())
+		check.That(l.t, err != nil || reply.GetCapacityBytes() == to, "it has %d bytes", reply.GetCapacityBytes())
 		return err
 	})
-	blocks, err := strconv.Atoi(l.exec("df -k /data | tail -1 | awk '{print $2}'"))
-	check.That(l.t, err == nil && blocks > size*3/2/1024, "the container sees %d KiB, %v", blocks, err)
+	blocks, err := strconv.ParseInt(l.exec("df -k /data | tail -1 | awk '{print $2}'"), 10, 64)
+	check.That(l.t, err == nil && blocks > (to-size/2)/1024, "the container sees %d KiB, %v", blocks, err)
 }
 
 func (l life) frozen() {
 	admin := l.d.Admin()
 	_, err := admin.FreezeVolume(l.ctx(), &adminv1.FreezeVolumeRequest{Volume: l.target, Timeout: durationpb.New(5 * time.Minute)})
 	check.Must(l.t, err)
-	l.wantAside("crust-runc-agent", "watch-frozen\x00")
-	const still = "a=$(cat /tmp/count); sleep 2; test $a = $(cat /tmp/count)"
+	l.wantAside("", "watch-frozen\x00")
 	check.Succeeds(l.t, "nothing is written", func() error { _, err := l.node.Exec(l.ctx(), l.main, still); return err })
 	_, err = admin.ThawVolume(l.ctx(), &adminv1.ThawVolumeRequest{Volume: l.target})
 	check.Must(l.t, err)
-	check.Succeeds(l.t, "it is written", func() error { _, err := l.node.Exec(l.ctx(), l.main, "! { "+still+"; }"); return err })
+	l.wantWrites()
+}
+
+const still = "a=$(cat /tmp/count); sleep 1; test $a = $(cat /tmp/count)"
+
+// wantWrites waits until the pod has written more to its volume.
+func (l life) wantWrites() {
+	l.t.Helper()
+	check.Succeeds(l.t, "the pod writes", func() error { _, err := l.node.Exec(l.ctx(), l.main, "! { "+still+"; }"); return err })
 }
 
 // outOfMemory: the kernel kills one container, and neither the others nor what serves the volume.
@@ -178,18 +215,19 @@ func (l life) outOfMemory() {
 	})
 	said := l.exec("cat /data/greedy")
 	check.That(l.t, said == "greedy", "the other container reads %q", said)
-	_, err := l.d.Runtime().RuntimeGetVolumeStats(l.ctx(), &runtimev1.RuntimeGetVolumeStatsRequest{VolumeTargetPath: l.target})
-	check.Must(l.t, err)
-	l.wantAside("crust-runc-agent", "")
+	l.wantStats()
+	l.wantAside("-agent", "")
 }
 
 // end removes the pod and the volume: nothing is left, and the filesystem is clean.
 func (l *life) end() {
-	check.Must(l.t, l.pod.Remove(l.ctx()))
-	check.Retried(l.t, "unstage", func() error {
+	unstage := func() error {
 		_, err := l.d.Runtime().RuntimeUnstageVolume(l.ctx(), &runtimev1.RuntimeUnstageVolumeRequest{VolumeTargetPath: l.target})
 		return err
-	})
+	}
+	check.Code(l.t, unstage(), codes.Aborted, "has not ended")
+	check.Must(l.t, l.pod.Remove(l.ctx()))
+	check.Retried(l.t, "unstage", unstage)
 	check.Succeeds(l.t, "the device is free", func() error {
 		fd, err := unix.Open(l.device, unix.O_RDWR|unix.O_EXCL|unix.O_CLOEXEC, 0)
 		if err == nil {

@@ -26,7 +26,7 @@ const goneTime = 30 * time.Second
 func (n *Node) close() error {
 	var problems []error
 	if n.Process.Alive() {
-		problems = append(problems, n.removePods(), n.wantNothingLeft())
+		problems = append(problems, n.RemovePods(), n.wantNothingLeft())
 	}
 	n.Process.Kill()
 	problems = append(problems, rig.KillAll(n.processes), rig.RemoveGroup(n.Group))
@@ -36,7 +36,8 @@ func (n *Node) close() error {
 	return errors.Join(append(problems, os.RemoveAll(n.Dir))...)
 }
 
-func (n *Node) removePods() error {
+// RemovePods removes all pods.
+func (n *Node) RemovePods() error {
 	ctx := context.Background()
 	reply, err := n.CRI.ListPodSandbox(ctx, &runtimeapi.ListPodSandboxRequest{})
 	problems := []error{err}

@@ -1,0 +1,153 @@
+//go:build system
+
+package node
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/reference/loopdev"
+	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/rig"
+)
+
+const (
+	// kept is the machine's second disk. The daemon keeps it for a machine, by the handler kata.
+	kept       = "/dev/vdb"
+	keptTarget = "/var/lib/kubelet/pods/11111111-2222-4333-8444-555555555555/volumes/kubernetes.io~csi/kept/mount"
+	// lasting is the image of a volume that the reboot meets.
+	lasting = "/var/lib/lasting"
+)
+
+// outlives runs in the machine: whatever happens to the daemon, a pod goes on that has a volume, and nobody gets
+// the device that is kept.
+func outlives(t *testing.T) {
+	l := prepare(t, "xfs")
+	l.image = rig.Image(t, size)
+	rig.Mkfs(t, l.fs, l.image)
+	l.device = rig.Loop(t, l.image, loopdev.Options{})
+	l.start(0)
+	for _, event := range []struct {
+		name string
+		is   func(life)
+	}{
+		{"restarted", func(l life) { rig.Command(l.t, "systemctl", "restart", "crust-proxy") }},
+		{"killed", func(l life) { l.another(unix.SIGKILL) }},
+		{"hung", life.hung},
+		{"upgraded", func(l life) {
+			rig.Command(l.t, "dpkg", "-i", "/root/next-crust-runtimes.deb", "/root/next-crust-proxy.deb")
+		}},
+		{"not removed", life.notRemoved},
+	} {
+		t.Run(event.name, l.of(func(l life) {
+			started := property(l.t, "ExecMainStartTimestampMonotonic")
+			held := watchKept()
+			event.is(l)
+			check.Must(l.t, held())
+			l.wantStats()
+			l.wantWrites()
+			check.That(l.t, property(l.t, "NFileDescriptorStore") == "1", "systemd keeps %s descriptors", property(l.t, "NFileDescriptorStore"))
+			again := property(l.t, "ExecMainStartTimestampMonotonic") != started
+			check.That(l.t, again == (event.name != "not removed"), "the daemon was started again: %v", again)
+		}))
+	}
+	l.end()
+}
+
+func property(t *testing.T, name string) string {
+	t.Helper()
+	return strings.TrimSpace(rig.Command(t, "systemctl", "show", "--value", "--property="+name, "crust-proxy.service"))
+}
+
+// watchKept tries to take the device that is kept until it is told to stop.
+func watchKept() (stop func() error) {
+	end, result := make(chan struct{}), make(chan error, 1)
+	go func() {
+		for {
+			fd, err := unix.Open(kept, unix.O_RDWR|unix.O_EXCL|unix.O_CLOEXEC, 0)
+			if !errors.Is(err, unix.EBUSY) {
+				_ = unix.Close(fd)
+				result <- fmt.Errorf("taking the device that is kept: %w, want EBUSY", err)
+				return
+			}
+			select {
+			case <-end:
+				result <- nil
+				return
+			case <-time.After(5 * time.Millisecond):
+			}
+		}
+	}()
+	return func() error { close(end); return <-result }
+}
+
+// another sends a signal to the daemon, and waits for the next one.
+func (l life) another(signal unix.Signal) {
+	l.t.Helper()
+	pid := property(l.t, "MainPID")
+	number, err := strconv.Atoi(pid)
+	check.Must(l.t, err)
+	check.Must(l.t, unix.Kill(number, signal))
+	check.Eventually(l.t, "another daemon runs", func() bool {
+		now := property(l.t, "MainPID")
+		return now != pid && now != "0" && property(l.t, "ActiveState") == "active"
+	})
+}
+
+// hung: systemd's watchdog ends a daemon that does not answer, which then logs where it was.
+func (l life) hung() {
+	l.another(unix.SIGSTOP)
+	said := rig.Command(l.t, "journalctl", "--no-pager", "--boot", "--unit=crust-proxy.service")
+	check.Says(l.t, "the journal", said, "Watchdog timeout", "SIGABRT: abort", "goroutine ")
+}
+
+// notRemoved: neither package goes while a pod has a volume.
+func (l life) notRemoved() {
+	for name, why := range map[string]string{"crust-proxy": l.target, "crust-runtimes": "crust-runc"} {
+		out, err := exec.Command("dpkg", "--remove", name).CombinedOutput()
+		check.That(l.t, err != nil, "dpkg removed %s", name)
+		check.Says(l.t, "dpkg", string(out), why)
+	}
+}
+
+// startsToLast runs in the machine, and leaves a pod with a volume.
+func startsToLast(t *testing.T) {
+	l := prepare(t, "ext4")
+	check.Must(t, os.WriteFile(lasting, nil, 0o600))
+	check.Must(t, os.Truncate(lasting, size))
+	rig.Mkfs(t, l.fs, lasting)
+	l.attach()
+	l.start(0)
+	l.exec("echo lasts >/data/lasts; sync")
+}
+
+func (l *life) attach() {
+	l.image = lasting
+	var err error
+	l.device, err = loopdev.Attach(l.image, loopdev.Options{})
+	check.Must(l.t, err)
+}
+
+// lasts runs in the machine after its reboot, and does what kubelet then does: it publishes again, and makes another
+// sandbox of the pod.
+func lasts(t *testing.T) {
+	l := prepare(t, "ext4")
+	left, err := filepath.Glob("/run/crust/*")
+	check.That(t, err == nil && len(left) == 0, "the boot before left %q, %v", left, err)
+	check.Must(t, l.node.RemovePods())
+	l.attach()
+	t.Cleanup(func() { check.Must(t, loopdev.Detach(l.device)) })
+	l.start(1)
+	said := l.exec("cat /data/lasts")
+	check.That(t, said == "lasts", "the volume has %q", said)
+	l.end()
+}
