@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
 
 	"github.com/crust-proxy/crust-proxy/internal/daemon/admin"
@@ -71,11 +72,11 @@ func (d *daemon) newFront(cfg *config.Config) (*driverFront, error) {
 }
 
 // ServerOptions are those of the server that stands in for a driver.
-func (f *driverFront) ServerOptions(name string, conn grpc.ClientConnInterface) []grpc.ServerOption {
+func (f *driverFront) ServerOptions(name string, has *csi.NodeGetCapabilitiesResponse, conn grpc.ClientConnInterface) []grpc.ServerOption {
 	calls := f.calls
 	calls.Front = &telemetry.Front{Driver: name, Known: passthrough.UnaryMethods(), Ours: csifront.Answered()}
 	options := append(f.callers.ServerOptions(), calls.Options()...)
-	return append(options, f.front.Driver(name, conn).ServerOptions()...)
+	return append(options, f.front.Driver(name, has, conn).ServerOptions()...)
 }
 
 // Deferred names the deferred volumes of a driver.

@@ -110,6 +110,9 @@ func TestHealth(t *testing.T) {
 			n.supports(csi.NodeServiceCapability_RPC_GET_VOLUME_HEALTH)
 			n.wantHealth(v, "pod-2", "DEGRADED ErrorsOnRecord")
 			check.Must(t, n.driver.Process.Signal(unix.SIGCONT))
+			other := n.create("pv-2", "ext4", 400*mib)
+			n.up(other, "pod-3") // its answer ends the minute without calls
+			n.down(other, "pod-3")
 			n.wantHealth(v, "pod-2", want...)
 			check.Must(t, os.Rename(images[0]+"~", images[0]))
 			n.end(s)

@@ -5,35 +5,28 @@ import (
 	"slices"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
-	"go.uber.org/zap"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
+
+	"github.com/crust-proxy/crust-proxy/internal/front/csi/staging"
 )
 
-// getCapabilities adds to the driver's capabilities those without which kubelet never asks for
-// stats, growth or health of its volumes. If the driver hangs the last known ones are used: kubelet asks
-// for them before it asks for the health of each volume, and the others must not wait.
+// getCapabilities adds to the driver's capabilities those without which kubelet never asks for stats, growth or health of
+// its volumes. If the driver hangs the last known ones are used: see Within.
 func getCapabilities(ctx context.Context, p *driverProxy, _ []byte, forward forwardFunc) ([]byte, error) {
-	last, waiting := p.driver.LastCapabilities(), ctx
-	if last != nil {
-		var cancel context.CancelFunc
-		waiting, cancel = context.WithTimeout(ctx, healthTimeout)
-		defer cancel()
-	}
-	answer, err := forward(waiting)
-	if last != nil && status.Code(err) == codes.DeadlineExceeded && ctx.Err() == nil {
-		p.log.Warn("the driver does not report its capabilities, and its last known ones are used", zap.Duration("waited", healthTimeout))
-		answer, err = proto.Marshal(last.Reply)
-	}
-	if err != nil {
+	answer, err := staging.Within(ctx, p.driver, healthTimeout, forward)
+	reply, last := &csi.NodeGetCapabilitiesResponse{}, p.driver.LastCapabilities()
+	switch {
+	case err == nil:
+		if proto.Unmarshal(answer, reply) != nil {
+			return answer, nil // kubelet gets an answer that cannot be parsed as it is
+		}
+		p.driver.ObserveCapabilities(reply)
+	case last != nil && p.driver.Silent():
+		logHealth(p, "", err)
+		reply = proto.CloneOf(last.Reply)
+	default:
 		return nil, err
 	}
-	reply := &csi.NodeGetCapabilitiesResponse{}
-	if err := proto.Unmarshal(answer, reply); err != nil {
-		return answer, nil //nolint:nilerr // kubelet gets an answer that cannot be parsed as it is
-	}
-	p.driver.ObserveCapabilities(reply)
 	offered := []csi.NodeServiceCapability_RPC_Type{
 		csi.NodeServiceCapability_RPC_GET_VOLUME_STATS,
 		csi.NodeServiceCapability_RPC_EXPAND_VOLUME,
@@ -42,17 +35,11 @@ func getCapabilities(ctx context.Context, p *driverProxy, _ []byte, forward forw
 	if p.cfg.VolumeCondition {
 		offered = append(offered, volumeConditionCapability)
 	}
-	before := len(reply.GetCapabilities())
 	for _, kind := range offered {
-		has := func(c *csi.NodeServiceCapability) bool { return c.GetRpc().GetType() == kind }
-		if !slices.ContainsFunc(reply.GetCapabilities(), has) {
-			reply.Capabilities = append(reply.Capabilities, &csi.NodeServiceCapability{
-				Type: &csi.NodeServiceCapability_Rpc{Rpc: &csi.NodeServiceCapability_RPC{Type: kind}},
-			})
+		if !slices.ContainsFunc(reply.GetCapabilities(), func(c *csi.NodeServiceCapability) bool { return c.GetRpc().GetType() == kind }) {
+			has := &csi.NodeServiceCapability_Rpc{Rpc: &csi.NodeServiceCapability_RPC{Type: kind}}
+			reply.Capabilities = append(reply.Capabilities, &csi.NodeServiceCapability{Type: has})
 		}
-	}
-	if len(reply.GetCapabilities()) == before {
-		return answer, nil
 	}
 	return proto.Marshal(reply)
 }

@@ -120,13 +120,16 @@ func (d *fakeDriver) setCaps(caps ...csi.NodeServiceCapability_RPC_Type) {
 func (d *fakeDriver) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRequest) (*csi.NodeGetCapabilitiesResponse, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	return reports(d.caps...), nil
+}
+
+func reports(kinds ...csi.NodeServiceCapability_RPC_Type) *csi.NodeGetCapabilitiesResponse {
 	reply := &csi.NodeGetCapabilitiesResponse{}
-	for _, kind := range d.caps {
-		reply.Capabilities = append(reply.Capabilities, &csi.NodeServiceCapability{
-			Type: &csi.NodeServiceCapability_Rpc{Rpc: &csi.NodeServiceCapability_RPC{Type: kind}},
-		})
+	for _, kind := range kinds {
+		has := &csi.NodeServiceCapability_Rpc{Rpc: &csi.NodeServiceCapability_RPC{Type: kind}}
+		reply.Capabilities = append(reply.Capabilities, &csi.NodeServiceCapability{Type: has})
 	}
-	return reply, nil
+	return reply
 }
 
 func kindOf(c *csi.VolumeCapability) string {
@@ -406,8 +409,9 @@ type rig struct {
 	// filesystem is the size of every volume's filesystem; 0 means that it is not known.
 	filesystem int64
 	// writing is set while mkfs writes to the device.
-	writing error
-	calls   *telemetry.Interceptors // may be nil
+	writing    error
+	calls      *telemetry.Interceptors          // may be nil
+	registered *csi.NodeGetCapabilitiesResponse // by the driver when it was registered, or nil
 }
 
 // Writing implements Disks.
@@ -516,7 +520,7 @@ func (r *rig) start() {
 	}
 	r.front = front
 	upstream := dial(r.t, r.dir+"/driver.sock")
-	proxy := front.Driver(driverName, upstream)
+	proxy := front.Driver(driverName, r.registered, upstream)
 	socket := fmt.Sprintf("%s/front%d.sock", r.dir, time.Now().UnixNano())
 	options := proxy.ServerOptions()
 	if r.calls != nil {

@@ -1,7 +1,6 @@
-// Package csi is the CSI side of crust-proxy: it stands between kubelet and a
-// CSI driver's node plugin. A volume that is not deferred passes through byte
-// for byte. For one that is, the driver is asked for a device only, and the
-// filesystem is left to the pod's sandbox.
+// Package csi is the CSI side of crust-proxy: it stands between kubelet and a CSI driver's node plugin. A volume that is
+// not deferred passes through byte for byte, except its health. For one that is, the driver is asked for a device only,
+// and the filesystem is left to the pod's sandbox.
 package csi
 
 import (
@@ -9,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/container-storage-interface/spec/lib/go/csi"
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
 
@@ -117,19 +117,20 @@ func New(cfg Config) (*Front, error) {
 	return f, nil
 }
 
-// SetPolicy replaces the rules for later decisions. Volumes that a pod has keep their
-// verdict.
+// SetPolicy replaces the rules for later decisions. Volumes that a pod has keep their verdict.
 func (f *Front) SetPolicy(p *policy.Policy) { f.policy.Store(p) }
 
-// StagedDevices returns the volumes that are staged as devices: only the front can have them
-// unstaged.
+// StagedDevices returns the volumes that are staged as devices: only the front can have them unstaged.
 func (f *Front) StagedDevices() []staging.Staged { return f.store.Records.StagedDevices() }
 
-// Driver makes the proxy that kubelet uses in place of the driver.
-func (f *Front) Driver(name string, conn grpc.ClientConnInterface) *passthrough.Proxy {
+// Driver makes the proxy that kubelet uses in place of the driver. Of one that has not reported capabilities has is nil.
+func (f *Front) Driver(name string, has *csi.NodeGetCapabilitiesResponse, conn grpc.ClientConnInterface) *passthrough.Proxy {
 	p := &driverProxy{
 		front: f, cfg: &f.cfg, volumes: f.cfg.Volumes, records: f.store.Records, private: f.store.Private, marks: f.store.Marks,
 		driver: staging.NewDriver(name, conn, f.cfg.Disks.Writing), log: f.cfg.Log.With(zap.String(telemetry.FieldDriver, name)),
+	}
+	if has != nil {
+		p.driver.ObserveCapabilities(has)
 	}
 	p.stager = staging.NewStager(p.driver, f.store, p.couldDefer, p.log)
 	local := make(map[string]passthrough.Local, len(intercepted))
@@ -155,8 +156,7 @@ func (f *Front) Driver(name string, conn grpc.ClientConnInterface) *passthrough.
 // hangs must not queue kubelet's repeated calls behind it.
 const lockTimeout = 5 * time.Second
 
-// lock waits until no other call changes the volume, and returns the function that releases
-// the lock.
+// lock waits until no other call changes the volume, and returns the function that releases the lock.
 func (f *Front) lock(ctx context.Context, id staging.VolumeID) (unlock func(), err error) {
 	waiting, cancel := context.WithTimeout(ctx, lockTimeout)
 	defer cancel()

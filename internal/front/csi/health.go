@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/crust-proxy/crust-proxy/internal/front/csi/refusal"
+	"github.com/crust-proxy/crust-proxy/internal/front/csi/staging"
 	"github.com/crust-proxy/crust-proxy/internal/front/kubelet"
 	"github.com/crust-proxy/crust-proxy/internal/ground/telemetry"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
@@ -19,11 +20,12 @@ import (
 )
 
 const (
-	// healthTimeout bounds how long the sandbox and the driver of a deferred volume are waited for, and a driver for
-	// its capabilities: kubelet asks for the health of one volume after the other, and none may hold up the others.
+	// healthTimeout bounds the calls to the sandbox and the driver of a deferred volume, and a driver's capabilities.
 	healthTimeout = 2 * time.Second
 	// driverHealthTimeout bounds a call that is the driver's alone. After its error kubelet keeps the former health.
 	driverHealthTimeout = 5 * time.Second
+	// failsFor is how long after its last failure a driver counts as failing: it may always fail for one volume only.
+	failsFor = 5 * time.Minute
 	// maxHealthReply bounds a driver's answer. What kubelet accepts has 20 KiB.
 	maxHealthReply = 256 << 10
 )
@@ -50,6 +52,7 @@ func getVolumeHealth(ctx context.Context, p *driverProxy, req *csi.NodeGetVolume
 	if rec := p.records.Get(p.driver.ID(id)); rec.StagedAsDevice() && !kubelet.IsRawBlock(req.GetVolumePublishPath()) {
 		return healthReply(id, deviceHealth(ctx, p, &csi.NodeGetVolumeHealthRequest{VolumeId: id, StagingTargetPath: rec.Stage.Private}))
 	}
+	telemetry.CallFrom(ctx).Expected = p.driver.Silent() // the call that took too long was logged
 	entries, err := driverHealth(ctx, p, driverHealthTimeout, req)
 	if err != nil {
 		return nil, err
@@ -58,10 +61,8 @@ func getVolumeHealth(ctx context.Context, p *driverProxy, req *csi.NodeGetVolume
 }
 
 // getStorageHealth forwards the call. kubelet waits for it before it asks for the next health of volumes.
-func getStorageHealth(ctx context.Context, _ *driverProxy, _ []byte, forward forwardFunc) ([]byte, error) {
-	ctx, cancel := context.WithTimeout(ctx, driverHealthTimeout)
-	defer cancel()
-	return forward(ctx)
+func getStorageHealth(ctx context.Context, p *driverProxy, _ []byte, forward forwardFunc) ([]byte, error) {
+	return staging.Within(ctx, p.driver, driverHealthTimeout, forward)
 }
 
 // deferredHealth asks the sandbox and the driver at once. The driver is asked by the paths that it was given, and without
@@ -80,10 +81,23 @@ func deferredHealth(ctx context.Context, p *driverProxy, id string, v *volume.Vo
 // that fails or hangs costs no more than its own entries.
 func deviceHealth(ctx context.Context, p *driverProxy, ask *csi.NodeGetVolumeHealthRequest) []*healthEntry {
 	entries, err := driverHealth(ctx, p, healthTimeout, ask)
-	if err != nil {
-		p.log.Warn("the driver's health of a deferred volume is not known", zap.String("volume", refusal.Clip(ask.GetVolumeId())), zap.Error(err))
-	}
+	logHealth(p, ask.GetVolumeId(), err)
 	return entries
+}
+
+// logHealth warns when the driver begins to fail, and when it answers again. kubelet asks once per volume and minute.
+func logHealth(p *driverProxy, volumeID string, err error) {
+	now, last := time.Now(), p.failed.Load()
+	failing := last != nil && now.Sub(*last) < failsFor
+	switch level := zap.WarnLevel; {
+	case err != nil:
+		if p.failed.Store(&now); failing {
+			level = zap.DebugLevel
+		}
+		p.log.Log(level, "the driver does not report health or capabilities", zap.String("volume", refusal.Clip(volumeID)), zap.Error(err))
+	case last != nil && !failing && p.failed.CompareAndSwap(last, nil):
+		p.log.Warn("the driver reports health again")
+	}
 }
 
 // driverHealth asks the driver. One that does not implement it knows of nothing that is wrong.
@@ -91,9 +105,9 @@ func driverHealth(ctx context.Context, p *driverProxy, within time.Duration, ask
 	if has := p.driver.LastCapabilities(); has != nil && !has.Health {
 		return nil, nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, within)
-	defer cancel()
-	reply, err := p.driver.Node.NodeGetVolumeHealth(ctx, ask, grpc.MaxCallRecvMsgSize(maxHealthReply))
+	reply, err := staging.Within(ctx, p.driver, within, func(ctx context.Context) (*csi.NodeGetVolumeHealthResponse, error) {
+		return p.driver.Node.NodeGetVolumeHealth(ctx, ask, grpc.MaxCallRecvMsgSize(maxHealthReply))
+	})
 	if status.Code(err) == codes.Unimplemented {
 		return nil, nil
 	}

@@ -15,6 +15,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -155,12 +156,14 @@ func TestHealthOfTheDriverOfADeferredVolume(t *testing.T) {
 	}
 }
 
-// hangingNode is a driver that answers nothing.
-type hangingNode struct{ csi.NodeClient }
+// healthNode is a driver that has no faults, or fails.
+type healthNode struct {
+	csi.NodeClient
+	fails func(ctx context.Context, volumeID string) error
+}
 
-func (hangingNode) NodeGetVolumeHealth(ctx context.Context, _ *csi.NodeGetVolumeHealthRequest, _ ...grpc.CallOption) (*csi.NodeGetVolumeHealthResponse, error) {
-	_, err := hang(ctx)
-	return nil, err
+func (n healthNode) NodeGetVolumeHealth(ctx context.Context, req *csi.NodeGetVolumeHealthRequest, _ ...grpc.CallOption) (*csi.NodeGetVolumeHealthResponse, error) {
+	return nil, n.fails(ctx, req.GetVolumeId())
 }
 
 func hang(ctx context.Context) ([]byte, error) {
@@ -168,15 +171,15 @@ func hang(ctx context.Context) ([]byte, error) {
 	return nil, status.FromContextError(ctx.Err()).Err()
 }
 
-// TestHealthOfADriverThatHangs, with a sandbox that hangs too: kubelet asks for capabilities and health of one volume
-// after the other, with two minutes for each call.
+// TestHealthOfADriverThatHangs, with a sandbox that hangs too: kubelet asks one after the other, for 2 minutes each.
 func TestHealthOfADriverThatHangs(t *testing.T) {
 	r := newRig(t, deferAll)
 	r.begin("p1")
 	p := &driverProxy{
 		front: r.front, cfg: &r.front.cfg, volumes: r.broker, records: r.front.store.Records, private: r.front.store.Private,
-		driver: &staging.Driver{Name: driverName, Node: hangingNode{}}, log: zap.NewNop(),
+		driver: &staging.Driver{Name: driverName, Node: healthNode{fails: func(ctx context.Context, _ string) error { _, err := hang(ctx); return err }}}, log: zap.NewNop(),
 	}
+	has := reports(csi.NodeServiceCapability_RPC_GET_VOLUME_HEALTH, csi.NodeServiceCapability_RPC_GET_VOLUME_STATS)
 	synctest.Test(t, func(t *testing.T) {
 		r.sandboxes.hangs = make(chan struct{})
 		ends := func(what string, within time.Duration, code codes.Code, call answerFunc, req, reply proto.Message) {
@@ -190,19 +193,65 @@ func TestHealthOfADriverThatHangs(t *testing.T) {
 				t.Errorf("%s: %v after %v", what, err, took)
 			}
 		}
-		ask, known, told := &csi.NodeGetVolumeHealthRequest{VolumeId: "vol-2"}, &csi.NodeGetCapabilitiesResponse{}, &csi.NodeGetVolumeHealthResponse{}
-		ends("capabilities that were never known", 2*time.Minute, codes.DeadlineExceeded, getCapabilities, ask, known)
-		has := &csi.NodeServiceCapability_Rpc{Rpc: &csi.NodeServiceCapability_RPC{Type: csi.NodeServiceCapability_RPC_GET_VOLUME_HEALTH}}
-		p.driver.ObserveCapabilities(&csi.NodeGetCapabilitiesResponse{Capabilities: []*csi.NodeServiceCapability{{Type: has}}})
-		ends("capabilities", healthTimeout, codes.OK, getCapabilities, ask, known)
-		ends("another volume", driverHealthTimeout, codes.DeadlineExceeded, parsed(getVolumeHealth), ask, told)
-		ends("storage", driverHealthTimeout, codes.DeadlineExceeded, getStorageHealth, ask, told)
-		ask = &csi.NodeGetVolumeHealthRequest{VolumeId: "vol-1", VolumePublishPath: r.target("p1")}
-		ends("a deferred volume", healthTimeout, codes.OK, parsed(getVolumeHealth), ask, told)
+		other, known, told := &csi.NodeGetVolumeHealthRequest{VolumeId: "vol-2"}, &csi.NodeGetCapabilitiesResponse{}, &csi.NodeGetVolumeHealthResponse{}
+		deferred := &csi.NodeGetVolumeHealthRequest{VolumeId: "vol-1", VolumePublishPath: r.target("p1")}
+		quick := func() {
+			t.Helper()
+			for range 100 {
+				ends("capabilities, not asked", 0, codes.OK, getCapabilities, other, known)
+				ends("another volume, not asked", 0, codes.DeadlineExceeded, parsed(getVolumeHealth), other, told)
+			}
+			ends("storage, not asked", 0, codes.DeadlineExceeded, getStorageHealth, other, told)
+		}
+		ends("capabilities that were never known", healthTimeout, codes.DeadlineExceeded, getCapabilities, other, known)
+		p.driver.ObserveCapabilities(has)
+		ends("capabilities", healthTimeout, codes.OK, getCapabilities, other, known)
+		quick()
+		ends("stats", 2*time.Minute, codes.DeadlineExceeded, parsed(getVolumeStats), other, told) // a minute has passed
+		ends("another volume", driverHealthTimeout, codes.DeadlineExceeded, parsed(getVolumeHealth), other, told)
+		quick()
+		p.driver.ObserveCapabilities(has)
+		ends("storage", driverHealthTimeout, codes.DeadlineExceeded, getStorageHealth, other, told)
+		p.driver.ObserveCapabilities(has)
+		ends("a deferred volume", healthTimeout, codes.OK, parsed(getVolumeHealth), deferred, told)
+		quick()
+		ends("a deferred volume's sandbox", healthTimeout, codes.OK, parsed(getVolumeHealth), deferred, told)
 		all := told.GetVolumeHealth().GetHealthStatuses()
 		if len(known.GetCapabilities()) != 3 || len(all) != 1 || all[0].GetReason() != reasonHangs {
 			t.Errorf("got %v and %v", known, told)
 		}
+		p.driver.ObserveCapabilities(has)
+		_, err := getCapabilities(t.Context(), p, nil, func(ctx context.Context) ([]byte, error) {
+			p.driver.ObserveCapabilities(reports()) // a publish has just asked
+			return hang(ctx)
+		})
+		if last := p.driver.LastCapabilities(); err != nil || last.Health || !p.driver.Silent() {
+			t.Errorf("newer capabilities were replaced by %v: %v", last.Reply, err)
+		}
+	})
+}
+
+// TestHealthThatFailsIsLoggedOnce, although kubelet asks once a minute, and the driver answers for another volume.
+func TestHealthThatFailsIsLoggedOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		core, logged := observer.New(zap.DebugLevel)
+		fails := map[string]error{"bad": status.Error(codes.InvalidArgument, "no such path")}
+		p := &driverProxy{log: zap.New(core), driver: &staging.Driver{Node: healthNode{fails: func(_ context.Context, id string) error { return fails[id] }}}}
+		logs := func(warnings, all int) {
+			t.Helper()
+			for i := range 120 {
+				deviceHealth(t.Context(), p, &csi.NodeGetVolumeHealthRequest{VolumeId: []string{"bad", "good"}[i%2]})
+				time.Sleep(30 * time.Second)
+			}
+			if warned := logged.FilterLevelExact(zap.WarnLevel).Len(); warned != warnings || logged.Len() != all {
+				t.Errorf("%d warnings of %d", warned, logged.Len())
+			}
+		}
+		logs(1, 60)
+		delete(fails, "bad")
+		logs(2, 61)
+		fails["bad"] = status.Error(codes.Internal, "again")
+		logs(3, 121)
 	})
 }
 
@@ -288,6 +337,10 @@ func TestHealthOfOtherVolumes(t *testing.T) {
 	r.askCapabilities()
 	r.wantHealth("p1", "")
 	r.said()
+	r.registered = reports()
+	r.restart() // it is not asked again: it may hang
+	r.wantHealth("p1", "")
+	r.said()
 	_, err = r.kubelet.NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{})
 	r.refused(err, codes.InvalidArgument, "volume_id")
 	storage, err := r.kubelet.NodeGetStorageHealth(t.Context(), &csi.NodeGetStorageHealthRequest{})
@@ -302,16 +355,13 @@ func TestVolumeConditionOfOldKubelets(t *testing.T) {
 		r := newRig(t, deferAll)
 		r.cfg.VolumeCondition = configured
 		r.restart()
-		reply, err := r.kubelet.NodeGetCapabilities(t.Context(), &csi.NodeGetCapabilitiesRequest{})
-		r.ok(nil, err)
-		if offers(reply, kubelet.VolumeCondition) != configured {
-			t.Errorf("configured %v: %v", configured, reply)
-		}
-		r.driver.setCaps(kubelet.VolumeCondition)
-		reply, err = r.kubelet.NodeGetCapabilities(t.Context(), &csi.NodeGetCapabilitiesRequest{})
-		r.ok(nil, err)
-		if !offers(reply, kubelet.VolumeCondition) {
-			t.Errorf("what the driver reports is lost: %v", reply)
+		for _, want := range []bool{configured, true} { // the second time the driver reports it
+			reply, err := r.kubelet.NodeGetCapabilities(t.Context(), &csi.NodeGetCapabilitiesRequest{})
+			r.ok(nil, err)
+			if offers(reply, kubelet.VolumeCondition) != want {
+				t.Errorf("configured %v, wanted %v: %v", configured, want, reply)
+			}
+			r.driver.setCaps(kubelet.VolumeCondition)
 		}
 	}
 }

@@ -2,6 +2,8 @@ package csi
 
 import (
 	"context"
+	"sync/atomic"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"go.uber.org/zap"
@@ -31,6 +33,7 @@ type driverProxy struct {
 	driver  *staging.Driver
 	stager  *staging.Stager
 	log     *zap.Logger
+	failed  atomic.Pointer[time.Time] // see logHealth
 }
 
 // forwardFunc sends kubelet's own request to the driver.

@@ -64,7 +64,7 @@ func TestDriverThatMakesADirectory(t *testing.T) {
 func (r *rig) as(name string) csi.NodeClient {
 	r.t.Helper()
 	socket := r.dir + "/" + name + ".sock"
-	serve(r.t, grpc.NewServer(r.front.Driver(name, dial(r.t, r.dir+"/driver.sock")).ServerOptions()...), socket)
+	serve(r.t, grpc.NewServer(r.front.Driver(name, nil, dial(r.t, r.dir+"/driver.sock")).ServerOptions()...), socket)
 	return csi.NewNodeClient(dial(r.t, socket))
 }
 

@@ -25,6 +25,7 @@ type Driver struct {
 	Endpoint     string
 	Versions     []string
 	Capabilities []string
+	reply        *csi.NodeGetCapabilitiesResponse // the answer that has them
 }
 
 const maxName = 63
@@ -123,7 +124,7 @@ func (c driverCheck) probe(ctx context.Context, conn grpc.ClientConnInterface, i
 		return nil, info.failed("NodeGetCapabilities", err)
 	}
 	info.Version = clip(plugin.GetVendorVersion())
-	info.Capabilities = nil
+	info.Capabilities, info.reply = nil, has
 	for _, one := range has.GetCapabilities() {
 		info.Capabilities = append(info.Capabilities, capabilityName(one.GetRpc().GetType()))
 	}

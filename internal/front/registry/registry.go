@@ -16,6 +16,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/container-storage-interface/spec/lib/go/csi"
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
 	"k8s.io/apimachinery/pkg/util/cache"
@@ -53,8 +54,8 @@ type Config struct {
 
 // Front serves the drivers' sockets.
 type Front interface {
-	// ServerOptions are those of the gRPC server that stands in for a driver.
-	ServerOptions(name string, driver grpc.ClientConnInterface) []grpc.ServerOption
+	// ServerOptions are those of the gRPC server that stands in for a driver, which has these capabilities.
+	ServerOptions(name string, has *csi.NodeGetCapabilitiesResponse, driver grpc.ClientConnInterface) []grpc.ServerOption
 	// Deferred names the deferred volumes of a driver that live on this node. It must not block.
 	Deferred(driver string) []string
 }

@@ -128,33 +128,33 @@ func (r *Registry) drop(name string, link *connection) {
 
 // serve returns the socket of a driver, made now or for an earlier session, and switches it
 // to the connection. That ends the calls under way on the former connection.
-func (r *Registry) serve(name string, link *connection) (*served, error) {
+func (r *Registry) serve(info *Driver, link *connection) (*served, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	front := r.served[name]
+	front := r.served[info.Name]
 	if front != nil {
 		if old := front.driver.Swap(link); old != link {
 			_ = old.conn.Close()
 		}
 		return front, nil
 	}
-	if err := r.makeRoom(name); err != nil {
+	if err := r.makeRoom(info.Name); err != nil {
 		return nil, err
 	}
-	front = &served{name: name, socket: socketPath(r.cfg.Sockets, name), ended: make(chan struct{})}
+	front = &served{name: info.Name, socket: socketPath(r.cfg.Sockets, info.Name), ended: make(chan struct{})}
 	front.driver.Store(link)
 	listener, err := listen(front.socket)
 	if err != nil {
 		return nil, err
 	}
-	front.server = grpc.NewServer(r.cfg.Front.ServerOptions(name, front)...)
+	front.server = grpc.NewServer(r.cfg.Front.ServerOptions(info.Name, info.reply, front)...)
 	go func() {
 		defer close(front.ended)
 		if err := front.server.Serve(listener); err != nil {
 			r.cfg.Log.Error("a CSI socket is not served any more", zap.String("socket", front.socket), zap.Error(err))
 		}
 	}()
-	r.served[name] = front
+	r.served[info.Name] = front
 	return front, nil
 }
 

@@ -134,7 +134,7 @@ func (s *session) serve(ctx context.Context, info *Driver) (*served, error) {
 	known, err := s.registry.check.probe(ctx, link.conn, *info)
 	var front *served
 	if err == nil {
-		front, err = s.registry.serve(info.Name, link)
+		front, err = s.registry.serve(known, link)
 	}
 	if err != nil {
 		s.registry.drop(info.Name, link)

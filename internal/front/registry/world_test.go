@@ -94,7 +94,10 @@ func (w *world) config() Config {
 	}
 }
 
-func (w *world) ServerOptions(_ string, conn grpc.ClientConnInterface) []grpc.ServerOption {
+func (w *world) ServerOptions(_ string, has *csi.NodeGetCapabilitiesResponse, conn grpc.ClientConnInterface) []grpc.ServerOption {
+	if len(has.GetCapabilities()) == 0 {
+		w.t.Error("a driver is served before its capabilities are known")
+	}
 	return passthrough.New(conn, nil).ServerOptions()
 }
 

@@ -47,15 +47,16 @@ func (d *Driver) Capabilities(ctx context.Context) (*Capabilities, error) {
 	if err != nil {
 		return nil, d.Error("asked for its capabilities", err, nil)
 	}
-	found := readCapabilities(reply)
-	d.known.Store(found)
-	return found, nil
+	return d.ObserveCapabilities(reply), nil
 }
 
 // LastCapabilities are those that the driver reported last, or nil.
 func (d *Driver) LastCapabilities() *Capabilities { return d.known.Load() }
 
-// ObserveCapabilities stores the capabilities of an answer that passes through.
-func (d *Driver) ObserveCapabilities(reply *csi.NodeGetCapabilitiesResponse) {
-	d.known.Store(readCapabilities(reply))
+// ObserveCapabilities stores what the driver has just reported.
+func (d *Driver) ObserveCapabilities(reply *csi.NodeGetCapabilitiesResponse) *Capabilities {
+	found := readCapabilities(reply)
+	d.known.Store(found)
+	d.silent.Store(nil)
+	return found
 }

@@ -22,7 +22,8 @@ type Driver struct {
 	// writing returns an error while a program of this node writes to a volume's device.
 	writing func(driver, volumeID string) error
 
-	known atomic.Pointer[Capabilities]
+	known  atomic.Pointer[Capabilities]
+	silent atomic.Pointer[time.Time] // when a call of Within took too long, until the driver reports capabilities
 }
 
 // NewDriver makes a client of a driver. Writing returns an error while a program of this
@@ -39,6 +40,28 @@ func (d *Driver) CheckWriting(volumeID string) error {
 		return stillWritten(d.ID(volumeID), err)
 	}
 	return nil
+}
+
+const askAgain = time.Minute // how long a driver that took too long is not asked
+
+// Silent reports whether Within does not ask the driver.
+func (d *Driver) Silent() bool {
+	since := d.silent.Load()
+	return since != nil && time.Since(*since) < askAgain
+}
+
+// Within makes a call that may take so long. After one that took longer it returns an error at once for a minute:
+// kubelet asks for the health of all volumes one after the other, and would wait for this driver once per volume.
+func Within[Reply any](ctx context.Context, d *Driver, limit time.Duration, call func(context.Context) (Reply, error)) (reply Reply, err error) {
+	if d.Silent() {
+		return reply, status.Error(codes.DeadlineExceeded, "the driver did not answer a call in time, and is not asked for a minute")
+	}
+	waiting, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	if reply, err = call(waiting); err != nil && waiting.Err() != nil && ctx.Err() == nil {
+		d.silent.Store(new(time.Now()))
+	}
+	return reply, err
 }
 
 // ID names a volume of this driver.
@@ -76,8 +99,7 @@ func (d *Driver) Unstage(ctx context.Context, volumeID, path string) error {
 	if err := d.CheckWriting(volumeID); err != nil {
 		return err
 	}
-	req := &csi.NodeUnstageVolumeRequest{VolumeId: volumeID, StagingTargetPath: path}
-	_, err := d.Node.NodeUnstageVolume(ctx, req)
+	_, err := d.Node.NodeUnstageVolume(ctx, &csi.NodeUnstageVolumeRequest{VolumeId: volumeID, StagingTargetPath: path})
 	return d.Error("asked to unstage the volume", err, nil)
 }
 
