@@ -27,6 +27,7 @@ const (
 	commandTime = 11 * time.Minute
 	// kernelArguments leave out of Debian what takes long and has nothing to do with pods.
 	kernelArguments = initramfs.KernelArguments + " systemd.condition_needs_update=0 systemd.getty_auto=0 systemd.show_status=0" +
+		" systemd.default_timeout_start_sec=600 systemd.default_device_timeout_sec=600" + // the processor is emulated
 		" systemd.mask=getty.target systemd.mask=systemd-logind.service systemd.mask=timers.target systemd.mask=e2scrub_reap.service"
 )
 
