@@ -229,7 +229,7 @@ func (s *sandbox) connectionLost() error {
 	select {
 	case <-s.machine.Done():
 		return s.withConsole(fmt.Errorf("the machine has ended: %w", s.machine.Err()))
-	case <-time.After(shimCheckInterval):
+	case <-time.After(20 * time.Second): // on a busy node QEMU takes as long from closing the connection to its end
 		return wire.ErrBroken
 	}
 }
