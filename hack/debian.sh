@@ -15,7 +15,9 @@ if [ ! -d "$out" ]; then
 	fresh=$(mktemp -d "$cache/building-XXXXXX")
 	trap 'rm -rf --one-file-system "$fresh" "$fresh.log"' EXIT
 	chmod 755 "$fresh"
-	mkdir -p "$cache/debs" # two trees have most packages in common
+	mkdir -p "$cache/debs" # trees have most packages in common; debootstrap cannot share them at the same time
+	exec 9>"$cache/debs/.lock"
+	flock 9
 	for try in 1 2 3; do
 		debootstrap --cache-dir="$cache/debs" --variant=minbase --include=$packages --keyring=/usr/share/keyrings/debian-archive-keyring.gpg \
 			trixie "$fresh" http://deb.debian.org/debian >"$fresh.log" 2>&1 && break
