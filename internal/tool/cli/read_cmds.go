@@ -96,30 +96,6 @@ func statsCmd(d *daemon, view *volumeView) *cobra.Command {
 	})
 }
 
-func explainCmd(d *daemon, out *printer.Printer) *cobra.Command {
-	return &cobra.Command{
-		Use: "explain POD", Short: "Say of each volume of a pod whether it is deferred, and which rule decides",
-		Long: `Say of each volume of a pod of this node, namespace/name, whether it is deferred, on
-the host or refused, which rule decides, and why not those before it. Other pods, the
-device and its filesystem are not looked at. crust-proxy validate --pod FILE does so
-before a pod exists.`,
-		Example: "  crustctl explain shop/postgres-0",
-		Args:    command.Arguments("POD"),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return run(cmd, d, out, adminv1.AdminClient.ExplainPod, &adminv1.ExplainPodRequest{Pod: args[0]}, func(got *adminv1.ExplainPodResponse) (err error) {
-				for _, v := range got.GetVolumes() {
-					text := show.Escape(v.GetVolume() + ": " + v.GetOutcome())
-					for _, because := range v.GetBecause() {
-						text += "\n    " + show.Escape(because)
-					}
-					err = cmp.Or(err, out.Line(text))
-				}
-				return err
-			})
-		},
-	}
-}
-
 func handlersCmd(d *daemon, out *printer.Printer) *cobra.Command {
 	return &cobra.Command{
 		Use: "handlers", Short: "Show the runtime handlers and whether they can work",
