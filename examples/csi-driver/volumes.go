@@ -1,11 +1,13 @@
 package main
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -182,6 +184,9 @@ func (d *driver) format(ctx context.Context, id, device, fsType string) error {
 		holds, err = d.mounter.GetDiskFormat(device)
 	}
 	if err == nil && holds == "" {
+		err = checkBlank(device)
+	}
+	if err == nil && holds == "" {
 		holds, err = fsType, mkfs(ctx, device, fsType)
 	}
 	if err == nil && holds != fsType {
@@ -191,6 +196,21 @@ func (d *driver) format(ctx context.Context, id, device, fsType string) error {
 		return err
 	}
 	return writeFile(d.marker(id), holds)
+}
+
+// checkBlank refuses a device that holds something where filesystems begin. "Nothing found" of blkid, which GetDiskFormat
+// and FormatAndMount believe, can also mean that it could not read; and mkfs.ext4 without a terminal does not ask.
+func checkBlank(device string) error {
+	file, err := os.Open(device) //nolint:gosec // a device of our own
+	if err != nil {
+		return err
+	}
+	start := make([]byte, 1<<20)
+	_, err = io.ReadFull(file, start)
+	if err == nil && len(bytes.Trim(start, "\x00")) > 0 {
+		err = status.Errorf(codes.FailedPrecondition, "%s holds data that blkid does not know, or an mkfs was interrupted: if it is not wanted, wipe it", device)
+	}
+	return errors.Join(err, file.Close())
 }
 
 // mkfs goes on after the call's deadline: on a large device each repetition would begin anew.

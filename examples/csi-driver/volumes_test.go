@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"errors"
 	"os"
 	"os/exec"
 	"strings"
@@ -48,6 +49,17 @@ func TestFormatsBlankOnly(t *testing.T) {
 		if holds, err := os.ReadFile(d.marker("v")); string(holds) != "ext4" {
 			t.Errorf("marker %q: it is now %q, %v", marker, holds, err)
 		}
+	}
+	blind := t.TempDir()
+	if err := errors.Join(os.WriteFile(d.marker("v"), nil, 0o600), os.WriteFile(blind+"/blkid", []byte("#!/bin/sh\nexit 2\n"), 0o755)); err != nil { //nolint:gosec // a program
+		t.Fatal(err)
+	}
+	t.Setenv("PATH", blind+":"+os.Getenv("PATH"))
+	if err := d.format(t.Context(), "v", image, "ext4"); err == nil {
+		t.Error("a filesystem that blkid does not find was formatted")
+	}
+	if now, err := os.ReadFile(image); err != nil || !bytes.Equal(before, now) {
+		t.Errorf("blkid finds nothing: it was written to (%v)", err)
 	}
 	if err := mkfs(t.Context(), d.data+"/none", "ext4"); err == nil || !strings.Contains(err.Error(), "/none: ") || strings.HasSuffix(err.Error(), "status 1: ") {
 		t.Errorf("mkfs that fails: %v", err)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -29,15 +30,14 @@ import (
 type filesystems struct {
 	pool      *pool
 	formatter *mkfs.Formatter
-	mounter   *mount.SafeFormatAndMount
+	mounter   mount.Interface
 	resizer   *mount.ResizeFs
 }
 
 func newFilesystems(disks *pool) *filesystems {
 	formatter := mkfs.New(mkfs.Config{Log: disks.log, LockFile: filepath.Join(disks.config.DataDir, "format.lock")})
 	return &filesystems{
-		pool: disks, formatter: formatter, mounter: mount.NewSafeFormatAndMount(mount.New(""), utilexec.New()),
-		resizer: mount.NewResizeFs(utilexec.New()),
+		pool: disks, formatter: formatter, mounter: mount.New(""), resizer: mount.NewResizeFs(utilexec.New()),
 	}
 }
 
@@ -92,18 +92,42 @@ func (f *filesystems) mountNew(ctx context.Context, id, device, path string, wan
 	if err := fsops.Forget(device, want.fsType); err != nil {
 		return fmt.Errorf("volume %q: %w", id, err)
 	}
-	var options []string
+	options := []string{"defaults"}
 	if want.readOnly {
 		options = append(options, "ro")
+	} else if err := f.repair(id, device, want.fsType); err != nil {
+		return err
 	}
 	if want.fsType == "xfs" {
 		options = append(options, sharedUUID)
 	}
+	// Not FormatAndMountSensitive, which formats by force what blkid does not recognize: only makeFS formats.
 	// Passed as sensitive options, the flags do not appear in errors.
-	if err := f.mounter.FormatAndMountSensitive(device, path, want.fsType, options, want.flags); err != nil {
+	if err := f.mounter.MountSensitive(device, path, want.fsType, options, want.flags); err != nil {
 		return fmt.Errorf("volume %q: mount %s at %s: %w", id, want.fsType, path, err)
 	}
 	failpoint.Hit("driver-mounted")
+	return nil
+}
+
+// repair runs e2fsck, as drivers do before a mount. Like them, it leaves what only a mount can tell to the mount. The
+// other filesystems repair themselves when they are mounted.
+func (f *filesystems) repair(id, device, fsType string) error {
+	if fsType != "ext4" {
+		return nil
+	}
+	const repaired, unrepaired = 1, 4
+	out, err := exec.Command("e2fsck", "-p", device).CombinedOutput() //nolint:gosec // the volume's own device
+	var ended *exec.ExitError
+	switch {
+	case errors.As(err, &ended) && ended.ExitCode() == repaired:
+		f.pool.log.Info("e2fsck repaired a filesystem", zap.String("volume", id), zap.ByteString("output", out))
+	case errors.As(err, &ended) && ended.ExitCode()&unrepaired != 0 && ended.ExitCode() > 0:
+		return fmt.Errorf("volume %q: its filesystem has errors that e2fsck does not repair by itself: run e2fsck on its image "+
+			"while it is not in use: %s", id, out)
+	case err != nil:
+		f.pool.log.Warn("a filesystem is mounted without a check", zap.String("volume", id), zap.Error(err), zap.ByteString("output", out))
+	}
 	return nil
 }
 

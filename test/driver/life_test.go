@@ -79,6 +79,26 @@ func growOnline(t *testing.T, v *volume, bytes int64) {
 	v.must(v.unpublish, v.unstage, v.stage, v.publish)
 }
 
+// TestFilesystemThatCannotBeSeen: a blkid that finds nothing, as if it could not read the device, costs no data.
+func TestFilesystemThatCannotBeSeen(t *testing.T) {
+	blind := t.TempDir()
+	check.Must(t, os.WriteFile(blind+"/blkid", []byte("#!/bin/sh\nexit 2\n"), 0o755)) //nolint:gosec // a program
+	for _, native := range []bool{false, true} {
+		r := newDriver(t, native)
+		for _, fs := range []string{"ext4", "xfs", "btrfs"} {
+			v := r.volume(fs, rig.MountAccess(fs))
+			v.up()
+			v.put("data")
+			v.must(v.unpublish, v.unstage)
+			r.restart("PATH=" + blind + ":" + os.Getenv("PATH"))
+			v.must(v.stage, v.publish)
+			v.wantKept("data")
+			v.down()
+			r.restart()
+		}
+	}
+}
+
 // TestGrowth grows each filesystem online and offline, plain and native.
 func TestGrowth(t *testing.T) {
 	for _, native := range []bool{false, true} {
