@@ -16,6 +16,7 @@ import (
 
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
 	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/rig"
 	"github.com/crust-proxy/crust-proxy/test/rig/csivolume"
 	"github.com/crust-proxy/crust-proxy/test/rig/kubelet"
 )
@@ -50,6 +51,25 @@ func TestKubeletFollowsEveryRestart(t *testing.T) {
 		check.That(t, event.Kind != kubelet.Refused, "kubelet refused the driver: %+v", event)
 	}
 	check.Must(t, n.publish(v, "pod-1"))
+	n.down(v, "pod-1")
+}
+
+// TestIdleDaemonSleeps: with a registered driver and a volume, nothing wakes the daemon more than a few
+// times a second, in some five seconds of a minute. A loop that polls would do so in each.
+func TestIdleDaemonSleeps(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, deferAll)
+	n.wantRegistered(n.kubelet())
+	v := n.create("pv-1", "ext4", 16*mib)
+	n.up(v, "pod-1")
+	const seconds = 5
+	check.Eventually(t, "the daemon sleeps", func() bool {
+		before := rig.WakeUps(t, n.Pid())
+		time.Sleep(seconds * time.Second)
+		woken := rig.WakeUps(t, n.Pid()) - before
+		t.Logf("%d wake-ups in %d seconds", woken, seconds)
+		return woken < 6*seconds
+	})
 	n.down(v, "pod-1")
 }
 

@@ -7,6 +7,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
@@ -119,6 +121,23 @@ func CPUTime(t T, pid int) time.Duration {
 	var used unix.Timespec
 	check.Must(t, unix.ClockGettime(int32(^pid<<3|scheduled), &used)) //nolint:gosec // a pid is small
 	return time.Duration(used.Nano())
+}
+
+// WakeUps returns how often the threads of a process have waited and gone on.
+func WakeUps(t T, pid int) (sum int) {
+	t.Helper()
+	files, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/status", pid))
+	check.Must(t, err)
+	for _, file := range files {
+		status, _ := os.ReadFile(file) // a thread may end
+		if _, rest, found := strings.Cut(string(status), "\nvoluntary_ctxt_switches:"); found {
+			count, _, _ := strings.Cut(strings.TrimSpace(rest), "\n")
+			one, err := strconv.Atoi(count)
+			check.Must(t, err)
+			sum += one
+		}
+	}
+	return sum
 }
 
 // Starts counts how often it was started.

@@ -8,7 +8,7 @@ import (
 
 // watchEvery is how often the file is compared with what it was. This sees also what raises no
 // event of inotify: a new directory under the old name, the target of a link to another one.
-const watchEvery = time.Second
+const watchEvery = 5 * time.Second
 
 // mostChanging is for how many looks in a row a file may change before it is read nevertheless.
 const mostChanging = 5

@@ -63,7 +63,7 @@ func TestDirectRegistrationAfterAnUpgrade(t *testing.T) {
 
 func TestDirectRegistrationWithDeferredVolumesOnly(t *testing.T) {
 	t.Parallel()
-	w := running(t)
+	w := runningWith(t, func(w *world) { w.times.watched = turn })
 	d := w.driver(name, "driver.sock")
 	check.Must(t, d.Start())
 	below := filepath.Join(w.kubeletDir(), "below")

@@ -86,13 +86,18 @@ func (s *session) offer(front *served) (*offer, error) {
 // awaitKubelet forwards kubelet's verdicts to the registrar, until the socket has been
 // removed or must be re-created. It reports whether kubelet refused the driver.
 func (s *session) awaitKubelet(ctx context.Context, offer *offer, front *served) (refused bool) {
-	tick := time.NewTicker(s.registry.times.rescan)
-	defer tick.Stop()
+	following, cancel := context.WithCancel(ctx)
+	defer cancel()
+	reconnects := follow(following, front.driverConn())
 	silence := time.NewTimer(s.registry.times.silence)
 	defer silence.Stop()
 	defer s.confirmed.Store(nil)
 	var settled <-chan time.Time
 	for {
+		var again <-chan time.Time
+		if !s.state().Ready {
+			again = time.After(s.registry.times.rescan)
+		}
 		select {
 		case <-ctx.Done():
 			return false
@@ -114,13 +119,29 @@ func (s *session) awaitKubelet(ctx context.Context, offer *offer, front *served)
 			}
 		case <-s.renew:
 			return false
-		case <-tick.C:
+		case <-s.scanned:
 			if !offer.stands() {
 				return false
 			}
+		case <-reconnects:
+			s.watchDriver(ctx, front)
+		case <-again:
 			s.watchDriver(ctx, front)
 		}
 	}
+}
+
+// follow reports each change of a connection's state until ctx ends, and one at first: the driver may
+// have gone just now.
+func follow(ctx context.Context, conn *grpc.ClientConn) <-chan struct{} {
+	changed := make(chan struct{}, 1)
+	signal(changed)
+	go func() {
+		for state := conn.GetState(); conn.WaitForStateChange(ctx, state); state = conn.GetState() {
+			signal(changed)
+		}
+	}()
+	return changed
 }
 
 // forwardVerdict forwards kubelet's verdict to the registrar, and reports whether the driver

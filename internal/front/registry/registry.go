@@ -83,6 +83,7 @@ type Registry struct {
 	alarmed map[string]bool // the drivers that were reported as bypassing; of Run alone
 	unread  string          // why sockets could not be listed the last time; of Run alone
 	looks   sys.Looks[string]
+	notice  *notice
 
 	mu       sync.Mutex
 	sessions map[string]*session // by the registrar's socket
@@ -106,7 +107,7 @@ func newRegistry(cfg Config, times times) *Registry {
 		cfg: cfg, times: times, whose: controlGroup, alarmed: make(map[string]bool), sessions: make(map[string]*session),
 		names: make(map[string]*session), served: make(map[string]*served), direct: make(map[string]*bypass),
 		departures: cache.NewLRUExpireCache(maxSockets), changed: make(chan struct{}),
-		check: driverCheck{sockets: cfg.Sockets, timeout: times.call},
+		check: driverCheck{sockets: cfg.Sockets, timeout: times.call}, notice: newNotice(),
 	}
 	r.node = newNodeCheck(r)
 	return r
@@ -126,29 +127,29 @@ func (c Config) MakeDirs() error {
 	return nil
 }
 
-// Run follows the two directories until ctx ends. They are compared with what they were, and not
-// watched: a directory can be removed and made again, and kubelet takes a second as well. The
+// Run follows the two directories until ctx ends. They are compared with what they were at each
+// notice of a change, and from time to time: a directory can be removed and made again. The
 // sockets stay at the end: kubelet would deregister a driver whose socket goes.
 func (r *Registry) Run(ctx context.Context) error {
 	r.started = time.Now()
 	if err := r.cfg.MakeDirs(); err != nil {
 		return err
 	}
+	r.notice.begin()
 	ctx, cancel := context.WithCancel(ctx)
 	defer r.end(cancel)
 	if r.cfg.CSINode != nil {
 		r.parts.Go(func() { r.node.run(ctx) })
 	}
-	tick := time.NewTicker(r.times.rescan)
-	defer tick.Stop()
-	for {
-		r.scan(ctx)
+	for ctx.Err() == nil {
 		select {
 		case <-ctx.Done():
-			return nil
-		case <-tick.C:
+		case <-time.After(r.scan(ctx)):
+		case <-r.notice.changed:
+			sys.Sleep(ctx, r.times.gather) // more may follow
 		}
 	}
+	return nil
 }
 
 func (r *Registry) end(cancel context.CancelFunc) {
@@ -160,9 +161,11 @@ func (r *Registry) end(cancel context.CancelFunc) {
 	}
 	r.mu.Unlock()
 	r.parts.Wait()
+	r.notice.close()
 }
 
-func (r *Registry) scan(ctx context.Context) {
+// scan reads the directories, and returns how long that is enough if no change is noticed.
+func (r *Registry) scan(ctx context.Context) time.Duration {
 	if err := os.MkdirAll(r.cfg.Registry, 0o750); err != nil {
 		r.cfg.Log.Error("the registry directory cannot be made again", zap.Error(err))
 	}
@@ -174,12 +177,19 @@ func (r *Registry) scan(ctx context.Context) {
 	maps.DeleteFunc(others.found, func(path string, _ socketID) bool { return strings.HasSuffix(path, Suffix) })
 	r.followBypass(ctx, others)
 	r.reportBypassed()
+	if !registrars.watched || !others.watched || len(registrars.found) >= maxSockets || len(others.found) >= maxSockets {
+		return r.times.rescan
+	}
+	if grace := r.cfg.Grace - time.Since(r.started); grace > 0 {
+		return min(grace, r.times.watched)
+	}
+	return r.times.watched
 }
 
 // list is socketsIn for a directory in which others make what they want. Where one of them hangs, none of its
 // sockets counts as gone.
 func (r *Registry) list(dir string, below bool) (*listing, error) {
-	found, err := sys.Look(&r.looks, dir, func() (*listing, error) { return socketsIn(dir, below) })
+	found, err := sys.Look(&r.looks, dir, func() (*listing, error) { return socketsIn(dir, below, r.notice.watch) })
 	if errors.Is(err, sys.ErrHangs) {
 		return &listing{hangs: true}, fmt.Errorf("%s: %w", dir, err)
 	}
@@ -208,6 +218,7 @@ func (r *Registry) followRegistrars(ctx context.Context, now *listing) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for path, one := range r.sessions {
+		signal(one.scanned)
 		if now.gone(path, one.id) {
 			one.cancel()
 			delete(r.sessions, path)
@@ -218,7 +229,7 @@ func (r *Registry) followRegistrars(ctx context.Context, now *listing) {
 			continue
 		}
 		ctx, cancel := context.WithCancel(ctx)
-		one := &session{registry: r, socket: path, id: id, begun: time.Now(), cancel: cancel, renew: make(chan struct{}, 1),
+		one := &session{registry: r, socket: path, id: id, begun: time.Now(), cancel: cancel, renew: make(chan struct{}, 1), scanned: make(chan struct{}, 1),
 			settling: settling{registry: r}, now: State{Registrar: path, Since: time.Now()}}
 		r.sessions[path] = one
 		r.parts.Go(func() { one.run(ctx) })

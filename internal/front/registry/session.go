@@ -22,6 +22,7 @@ type session struct {
 	from     string // what its process runs in; guarded by the registry's lock
 	cancel   context.CancelFunc
 	renew    chan struct{} // has the registration with kubelet made again
+	scanned  chan struct{} // kubelet's directory may have changed
 	notified string        // the last error that the registrar got; of run alone
 	settling settling      // of run alone
 
@@ -101,6 +102,7 @@ func (s *session) reserve(ctx context.Context, info *Driver) error {
 		r.mu.Unlock()
 		switch {
 		case other == nil:
+			r.notice.ring() // others may have registered it with kubelet directly
 			return nil
 		case !gone:
 			return errTaken{changed: changed, error: fmt.Errorf("the driver %s is registered by %s already, with the endpoint %s: "+
@@ -214,12 +216,7 @@ func (s *session) setReady(info *Driver) {
 	})
 }
 
-func (s *session) registerAgain() {
-	select {
-	case s.renew <- struct{}{}:
-	default: // it is pending already
-	}
-}
+func (s *session) registerAgain() { signal(s.renew) }
 
 func (s *session) state() State {
 	s.mu.Lock()

@@ -38,6 +38,8 @@ type listing struct {
 	whole bool
 	// hangs is set where that takes too long.
 	hangs bool
+	// watched is set where each change of the listing is noticed.
+	watched bool
 }
 
 // gone reports whether a socket has gone, or another one has its path.
@@ -54,19 +56,22 @@ func (l *listing) gone(path string, id socketID) bool {
 }
 
 // socketsIn lists the sockets in a directory, and in those below it if that is wanted, as
-// kubelet does in its own. A name that begins with a dot is not meant for us, as with
-// kubelet. With an error the listing is not whole: a directory that cannot be read does not
-// hide the others.
-func socketsIn(dir string, below bool) (*listing, error) {
-	found := make(map[string]socketID)
+// kubelet does in its own. watch is called for each directory before it is read. A name that
+// begins with a dot is not meant for us, as with kubelet. With an error the listing is not
+// whole: a directory that cannot be read does not hide the others.
+func socketsIn(dir string, below bool, watch func(dir string) bool) (*listing, error) {
+	found, watched := make(map[string]socketID), true
 	var unread []error
 	_ = filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
 		switch {
 		case errors.Is(err, fs.ErrNotExist): // it is being made again: the next scan finds it
+			watched = false
 		case err != nil:
 			unread = append(unread, err)
 		case entry.IsDir() && path != dir && !below:
 			return fs.SkipDir
+		case entry.IsDir():
+			watched = watched && watch(path)
 		case entry.Type() != fs.ModeSocket || strings.HasPrefix(entry.Name(), "."):
 		default:
 			if id := idAt(path); id != (socketID{}) {
@@ -75,7 +80,7 @@ func socketsIn(dir string, below bool) (*listing, error) {
 		}
 		return nil
 	})
-	return &listing{found: found, whole: len(unread) == 0}, errors.Join(unread...)
+	return &listing{found: found, whole: len(unread) == 0, watched: watched && len(unread) == 0}, errors.Join(unread...)
 }
 
 func socketPath(dir, name string) string { return fitting(dir, name, ".sock") }
@@ -97,7 +102,7 @@ func fitting(dir, name, suffix string) string {
 // names are taken.
 func Withdraw(kubeletRegistry string) []string {
 	var gone []string
-	now, _ := socketsIn(kubeletRegistry, true) // those that cannot be listed stay
+	now, _ := socketsIn(kubeletRegistry, true, func(string) bool { return false }) // those that cannot be listed stay
 	for path := range now.found {
 		served, err := sys.IsServed(path)
 		if strings.HasSuffix(path, Suffix) && !served && err == nil && os.Remove(path) == nil {

@@ -4,8 +4,9 @@ import "time"
 
 // times are the waits of a Registry. Tests have shorter ones.
 type times struct {
-	// rescan is the time between two scans of the directories.
-	rescan time.Duration
+	// rescan is the time between two scans of directories that cannot be watched, and watched of
+	// those that are. gather is the pause after a notice, in which more may follow.
+	rescan, watched, gather time.Duration
 	// call bounds each call to a registrar or driver.
 	call time.Duration
 	// firstRetry doubles with each attempt, up to lastRetry.
@@ -37,7 +38,7 @@ type times struct {
 
 func defaultTimes() times {
 	return times{
-		rescan: time.Second, call: 10 * time.Second, firstRetry: 100 * time.Millisecond, lastRetry: 5 * time.Second,
+		rescan: time.Second, watched: 30 * time.Second, gather: 50 * time.Millisecond, call: 10 * time.Second, firstRetry: 100 * time.Millisecond, lastRetry: 5 * time.Second,
 		untold: time.Minute, away: 1500 * time.Millisecond, silence: 3 * time.Minute, lastRefusal: 30 * time.Second,
 		settle: 10 * time.Second, unsettled: time.Minute,
 		nodeCheck: time.Minute, nodeCheckSoon: 5 * time.Second, lastRenewal: 30 * time.Minute,

@@ -62,7 +62,7 @@ func newWorld(t *testing.T) *world {
 		// These are for a busy machine: a test that does not want them to end must not meet their end.
 		call: 10 * time.Second, untold: time.Minute, silence: 3 * time.Minute,
 		nodeCheck: time.Hour, nodeCheckSoon: time.Hour, lastRenewal: time.Hour,
-		rescan: turn, firstRetry: turn / 2, lastRetry: 2 * turn, away: 3 * turn, lastRefusal: 8 * turn, settle: turn,
+		rescan: turn, watched: time.Hour, gather: turn / 4, firstRetry: turn / 2, lastRetry: 2 * turn, away: 3 * turn, lastRefusal: 8 * turn, settle: turn,
 		unsettled: time.Nanosecond, // no renewals
 	}}
 	check.Must(t, os.Mkdir(w.kubeletDir(), 0o750))
