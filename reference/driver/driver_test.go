@@ -3,6 +3,7 @@ package driver
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -458,4 +459,24 @@ func TestMetricsAreDocumented(t *testing.T) {
 	}
 	slices.Sort(named)
 	check.That(t, slices.Equal(known, named), "docs/crust-runc.md lists %v, and there are %v", named, known)
+}
+
+// TestGrowsBeforeTheMountOnlyWhereItMust: resize2fs that is killed can cost the filesystem.
+func TestGrowsBeforeTheMountOnlyWhereItMust(t *testing.T) {
+	super := make([]byte, 1024) // of an ext4 of 1 MiB, on a device of 16 MiB
+	le := binary.LittleEndian
+	le.PutUint32(super[0x04:], 256)
+	le.PutUint32(super[0x18:], 2)
+	le.PutUint32(super[0x20:], 32768)
+	le.PutUint16(super[0x38:], unix.EXT4_SUPER_MAGIC)
+	device := t.TempDir() + "/device"
+	check.Must(t, os.WriteFile(device, append(make([]byte, 1024), super...), 0o600))
+	check.Must(t, os.Truncate(device, 16<<20))
+	t.Setenv("PATH", t.TempDir()) // without e2fsck and resize2fs
+	for _, may := range []bool{true, false} {
+		f := &filesystems{mayGrowMounted: func() bool { return may }}
+		if err := f.growUnmounted(t.Context(), "v", device, "ext4"); (err == nil) != may {
+			t.Errorf("a mounted one may grow: %v; before the mount: %v", may, err)
+		}
+	}
 }

@@ -17,7 +17,6 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"k8s.io/mount-utils"
-	utilexec "k8s.io/utils/exec"
 
 	"github.com/crust-proxy/crust-proxy/internal/disk/mkfs"
 	"github.com/crust-proxy/crust-proxy/internal/ground/failpoint"
@@ -31,13 +30,14 @@ type filesystems struct {
 	pool      *pool
 	formatter *mkfs.Formatter
 	mounter   mount.Interface
-	resizer   *mount.ResizeFs
+	// mayGrowMounted reports whether this process may grow a mounted ext4.
+	mayGrowMounted func() bool
 }
 
 func newFilesystems(disks *pool) *filesystems {
 	formatter := mkfs.New(mkfs.Config{Log: disks.log, LockFile: filepath.Join(disks.config.DataDir, "format.lock")})
 	return &filesystems{
-		pool: disks, formatter: formatter, mounter: mount.New(""), resizer: mount.NewResizeFs(utilexec.New()),
+		pool: disks, formatter: formatter, mounter: mount.New(""), mayGrowMounted: fsops.MayGrowMounted,
 	}
 }
 
@@ -82,8 +82,8 @@ func (f *filesystems) mountNew(ctx context.Context, id, device, path string, wan
 		return err
 	}
 	if !want.readOnly {
-		if err := fsops.GrowUnmounted(ctx, device, want.fsType); err != nil {
-			return fmt.Errorf("volume %q: %w", id, err)
+		if err := f.growUnmounted(ctx, id, device, want.fsType); err != nil {
+			return err
 		}
 	}
 	if err := os.MkdirAll(path, 0o750); err != nil {
@@ -131,13 +131,33 @@ func (f *filesystems) repair(id, device, fsType string) error {
 	return nil
 }
 
-func (f *filesystems) growFS(id, device, path string) error {
-	need, err := f.resizer.NeedResize(device, path)
-	if err == nil && need {
-		_, err = f.resizer.Resize(device, path)
+// growUnmounted grows an ext4 before its mount, where this process may not grow it afterwards. If resize2fs is killed,
+// say with the driver's container, the filesystem may be lost. The kernel grows a mounted one so that it survives a kill.
+func (f *filesystems) growUnmounted(ctx context.Context, id, device, fsType string) error {
+	if f.mayGrowMounted() {
+		return nil
 	}
+	if err := fsops.GrowUnmounted(ctx, device, fsType); err != nil {
+		return fmt.Errorf("volume %q: %w", id, err)
+	}
+	return nil
+}
+
+// growFS grows a mounted filesystem to its device.
+func (f *filesystems) growFS(id, device, path string) error {
+	failed := func(err error) error { return fmt.Errorf("volume %q: grow its filesystem: %w", id, err) }
+	root, err := unix.Open(path, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return fmt.Errorf("volume %q: grow its filesystem: %w", id, err)
+		return failed(err)
+	}
+	defer func() { _ = unix.Close(root) }()
+	disk, err := unix.Open(device, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return failed(err)
+	}
+	defer func() { _ = unix.Close(disk) }()
+	if _, err := fsops.Grow(root, disk, 0, 0); err != nil {
+		return failed(err)
 	}
 	return nil
 }

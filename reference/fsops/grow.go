@@ -159,7 +159,7 @@ func planExt(dir *os.File, device int, bytes int64) (*plan, error) {
 	blocks := uint64(super.fill(bytes)) //nolint:gosec // no size is negative
 	return &plan{has: super.blocks * super.block, most: super.fill(bytes) * super.block, grow: func() error {
 		_, err := ioctl(fdOf(dir), extIocResizeFS, &blocks)
-		if errors.Is(err, unix.EPERM) && !hasResource() {
+		if errors.Is(err, unix.EPERM) && !MayGrowMounted() {
 			return fmt.Errorf("the kernel lets a mounted ext4 grow only with CAP_SYS_RESOURCE, which this process lacks: give it to containerd, or have the volume mounted anew, so that it grows before (%w): %w", err, ErrDenied)
 		}
 		if errors.Is(err, unix.EPERM) {
@@ -172,7 +172,8 @@ func planExt(dir *os.File, device int, bytes int64) (*plan, error) {
 	}}, nil
 }
 
-func hasResource() bool {
+// MayGrowMounted reports whether the kernel lets this process grow a mounted ext4. It needs no permission for the others.
+func MayGrowMounted() bool {
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var data [2]unix.CapUserData
 	err := unix.Capget(&header, &data[0])
