@@ -205,7 +205,9 @@ func (l *pool) growDevices(id string) error {
 		return err
 	}
 	for _, one := range found {
-		err = errors.Join(err, loopdev.Grow(one.Path))
+		if !one.Leaving { // one that is leaving may be free by now
+			err = errors.Join(err, loopdev.Grow(one.Path))
+		}
 	}
 	failpoint.Hit("driver-devices-grown")
 	return err

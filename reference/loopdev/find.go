@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -41,12 +42,15 @@ func Over(path string) ([]Attached, error) {
 			continue
 		}
 		device := "/dev/" + disk.Name()
-		info, err := sys.Look(&looks, device, func() (*unix.LoopInfo64, error) { return status(device) })
-		if err != nil && !mayBeOver(disk.Name(), filepath.Base(path)) {
-			continue // freed since
-		}
+		info, err := bound(
+			func() (*unix.LoopInfo64, error) { return look(device) },
+			func() bool { return mayBeOver(disk.Name(), filepath.Base(path)) },
+		)
 		if err != nil {
 			return nil, fmt.Errorf("look at %s: %w", device, err)
+		}
+		if info == nil {
+			continue
 		}
 		if info.Device == want.Dev && info.Inode == want.Ino {
 			found = append(found, Attached{
@@ -62,6 +66,34 @@ func Over(path string) ([]Attached, error) {
 func mayBeOver(disk, name string) bool {
 	raw, err := os.ReadFile("/sys/block/" + disk + "/loop/backing_file") //nolint:gosec // a file of the kernel's
 	return errors.Is(err, syscall.ENAMETOOLONG) || err == nil && strings.HasSuffix(string(raw), "/"+name+"\n")
+}
+
+// freeing and freeingPause bound the wait for a device that the kernel is freeing: it still names its backing, and
+// answers ENXIO or EBUSY.
+const (
+	freeing      = 100
+	freeingPause = 20 * time.Millisecond
+)
+
+// bound looks at a device until the kernel has freed it. It returns nil if it is not over the file any more.
+func bound(look func() (*unix.LoopInfo64, error), mayBeOver func() bool) (info *unix.LoopInfo64, err error) {
+	for range freeing {
+		if info, err = look(); err == nil {
+			return info, nil
+		}
+		if !mayBeOver() {
+			return nil, nil //nolint:nilnil // freed since
+		}
+		if !errors.Is(err, unix.ENXIO) && !errors.Is(err, unix.EBUSY) {
+			break
+		}
+		time.Sleep(freeingPause)
+	}
+	return nil, err
+}
+
+func look(device string) (*unix.LoopInfo64, error) {
+	return sys.Look(&looks, device, func() (*unix.LoopInfo64, error) { return status(device) })
 }
 
 func status(path string) (*unix.LoopInfo64, error) {

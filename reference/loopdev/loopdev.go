@@ -8,8 +8,6 @@ import (
 	"os"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 )
 
 // Options says how a loop device is made.
@@ -129,11 +127,14 @@ func DetachFrom(backing, path string) error {
 		return &os.PathError{Op: "stat", Path: backing, Err: err}
 	}
 	loop, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0) //nolint:gosec // the caller names the device
+	if errors.Is(err, unix.ENXIO) || errors.Is(err, unix.ENOENT) {
+		return nil // the device itself is gone
+	}
 	if err != nil {
 		return err
 	}
 	defer func() { _ = loop.Close() }()
-	info, err := sys.Look(&looks, path, func() (*unix.LoopInfo64, error) { return status(path) })
+	info, err := look(path)
 	if errors.Is(err, unix.ENXIO) || err == nil && (info.Device != want.Dev || info.Inode != want.Ino) {
 		return nil
 	}
