@@ -23,11 +23,18 @@ func (p *publishCall) publishOnHost(ctx context.Context) ([]byte, error) {
 		p.proxy.stager.RecordOnHost(&p.rec)
 	}
 	reply, err := p.forward(ctx)
-	if err != nil && !known && refusal.IsFinal(err) {
+	if notPublished(p.target, known, err) {
 		p.rec.OnHost = staging.Without(p.rec.OnHost, p.target)
 		p.proxy.stager.RecordOnHost(&p.rec)
 	}
 	return reply, err
+}
+
+// notPublished reports whether the error of a publish on the host leaves no volume at its target: kubelet does not ask
+// to unpublish after a final one. If the target was known, an earlier publish may have succeeded, so it has to show
+// that nothing is left: the volume would count as the pod's until a restart, and no sandbox could have it.
+func notPublished(target string, known bool, err error) bool {
+	return err != nil && refusal.IsFinal(err) && (!known || staging.IsUnpublished(target))
 }
 
 func (p *publishCall) prepareHost(ctx context.Context) error {
@@ -78,7 +85,7 @@ func publishRaw(ctx context.Context, p *driverProxy, id staging.VolumeID, w *dec
 		p.stager.RecordOnHost(&rec)
 	}
 	reply, err := forward(ctx)
-	if err != nil && !known && refusal.IsFinal(err) {
+	if notPublished(w.Path, known, err) {
 		rec = p.records.Get(id) // a copy: others read the one that was put
 		delete(rec.Raw, w.Path)
 		p.stager.RecordOnHost(&rec)

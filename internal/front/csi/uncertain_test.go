@@ -1,6 +1,7 @@
 package csi
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"testing"
@@ -38,6 +39,57 @@ func TestRefusalAfterAnUncertainPublish(t *testing.T) {
 	r.said("unpublish private")
 	r.unstage()
 	r.clean()
+}
+
+// TestFinalErrorOnTheHostAfterAnUncertainOne: kubelet asks to unpublish after neither of the two, so the volume may not
+// count as this pod's any more, unless the target may show it: after a repeated call, a pod runs with it.
+func TestFinalErrorOnTheHostAfterAnUncertainOne(t *testing.T) {
+	for _, method := range []string{"publish-mount", "publish-block"} {
+		for name, c := range map[string]struct {
+			make  func(target string) error
+			stays bool
+		}{
+			"nothing there": {make: func(string) error { return nil }},
+			"a directory":   {make: func(target string) error { return os.Mkdir(target, 0o750) }},
+			"a file":        {make: func(target string) error { return os.WriteFile(target, nil, 0o600) }},
+			"a link":        {make: func(target string) error { return os.Symlink("/", target) }, stays: true},
+			"not readable": {make: func(target string) error { // ENOTDIR
+				return errors.Join(os.Remove(filepath.Dir(target)), os.WriteFile(filepath.Dir(target), nil, 0o600))
+			}, stays: true},
+		} {
+			t.Run(method+", "+name, func(t *testing.T) {
+				r := newRig(t, deferAsked)
+				r.ok(nil, os.MkdirAll(filepath.Dir(r.target("p1")), 0o750)) // as kubelet does
+				r.stage()
+				req := r.publishReq("p1")
+				if method == "publish-block" {
+					req.VolumeCapability = staging.AsBlock(req.GetVolumeCapability())
+				}
+				r.driver.fail(method, status.Error(codes.DeadlineExceeded, "slow"))
+				r.refused(r.tryPublish(req), codes.DeadlineExceeded)
+				marked := func() bool {
+					rec := r.front.store.Records.Get(staging.VolumeID{Driver: driverName, ID: "vol-1"})
+					return len(rec.OnHost)+len(rec.Raw) > 0
+				}
+				if !marked() {
+					t.Fatal("it may be on the host, and is not on record")
+				}
+				r.ok(nil, c.make(r.target("p1")))
+				r.driver.fail(method, status.Error(codes.NotFound, "no such disk"))
+				r.refused(r.tryPublish(req), codes.NotFound)
+				if marked() != c.stays {
+					t.Errorf("on record as on the host: %v", marked())
+				}
+				r.driver.fail(method, nil)
+				r.front.SetPolicy(deferAll)
+				err := r.publish("p2")
+				deferred := len(r.broker.volumes) > 0
+				if deferred == c.stays || !c.stays && err != nil {
+					t.Errorf("another pod's is deferred: %v, %v", deferred, err)
+				}
+			})
+		}
+	}
 }
 
 // TestDeviceThatIsStillWrittenToIsNotGivenBack: mkfs outlives its caller and the daemon, and

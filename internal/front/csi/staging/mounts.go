@@ -1,13 +1,34 @@
 package staging
 
-import "golang.org/x/sys/unix"
+import (
+	"errors"
 
-// mountAt describes the topmost mount whose root is at a path. It asks no server for
-// anything: the server of a mount may have gone.
-func mountAt(path string) (st unix.Statx_t, mounted bool) {
+	"golang.org/x/sys/unix"
+)
+
+// statAt asks no server for anything: the server of a mount may have gone.
+func statAt(path string) (st unix.Statx_t, err error) {
 	const flags = unix.AT_SYMLINK_NOFOLLOW | unix.AT_NO_AUTOMOUNT | unix.AT_STATX_DONT_SYNC
-	err := unix.Statx(unix.AT_FDCWD, path, flags, unix.STATX_BASIC_STATS|unix.STATX_MNT_ID, &st)
+	err = unix.Statx(unix.AT_FDCWD, path, flags, unix.STATX_BASIC_STATS|unix.STATX_MNT_ID, &st)
+	return st, err
+}
+
+// mountAt describes the topmost mount whose root is at a path.
+func mountAt(path string) (st unix.Statx_t, mounted bool) {
+	st, err := statAt(path)
 	return st, err == nil && st.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0
+}
+
+// IsUnpublished reports whether it is certain that a target shows no volume: nothing is there, or a directory or file on
+// which nothing is mounted. A link, a device node, and what cannot be read may show one.
+func IsUnpublished(target string) bool {
+	st, err := statAt(target)
+	if err != nil {
+		return errors.Is(err, unix.ENOENT)
+	}
+	kind := st.Mode & unix.S_IFMT
+	return (kind == unix.S_IFDIR || kind == unix.S_IFREG) &&
+		st.Attributes_mask&unix.STATX_ATTR_MOUNT_ROOT != 0 && st.Attributes&unix.STATX_ATTR_MOUNT_ROOT == 0
 }
 
 // IsMountPoint reports whether a path is the root of a mount.
