@@ -231,6 +231,33 @@ func TestHealthOfADriverThatHangs(t *testing.T) {
 	})
 }
 
+// TestAnswerAtTheDeadline: a driver that notices the deadline a moment before the front has not answered. One that gives
+// up early, or fails at the deadline, has.
+func TestAnswerAtTheDeadline(t *testing.T) {
+	for _, c := range []struct {
+		after  time.Duration
+		code   codes.Code
+		silent bool
+	}{
+		{healthTimeout - time.Millisecond, codes.DeadlineExceeded, true},
+		{healthTimeout - time.Millisecond, codes.Internal, false},
+		{healthTimeout / 2, codes.DeadlineExceeded, false},
+		{healthTimeout - time.Millisecond, codes.OK, false},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			p := &driverProxy{driver: &staging.Driver{Name: driverName}, cfg: &Config{}, log: zap.NewNop()}
+			p.driver.ObserveCapabilities(reports(csi.NodeServiceCapability_RPC_GET_VOLUME_HEALTH))
+			_, err := getCapabilities(t.Context(), p, nil, func(context.Context) ([]byte, error) {
+				time.Sleep(c.after)
+				return nil, status.Error(c.code, "")
+			})
+			if p.driver.Silent() != c.silent || (err == nil) != (c.silent || c.code == codes.OK) {
+				t.Errorf("%+v: silent %v, %v", c, p.driver.Silent(), err)
+			}
+		})
+	}
+}
+
 // TestHealthThatFailsIsLoggedOnce, although kubelet asks once a minute, and the driver answers for another volume.
 func TestHealthThatFailsIsLoggedOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
