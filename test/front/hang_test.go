@@ -3,12 +3,14 @@
 package front
 
 import (
+	"context"
 	"encoding/base64"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -25,9 +27,16 @@ import (
 // hangTime is how long a filesystem may hang. Everybody who calls sync(2) on this machine waits as long.
 const hangTime = 40 * time.Second
 
-// hungLoop attaches a loop device over a file whose server stops to answer when hang is called: who asks for its image
-// then hangs, unkillably, for hangTime at most.
-func hungLoop(t *testing.T) (path string, hang func(), image string) {
+// hungDisk is a loop device over a file whose server stops to answer.
+type hungDisk struct {
+	path   string
+	server *fuse.Server
+	// hang has the server stop: who asks for the image then hangs, unkillably, until end is called or hangTime is over.
+	hang func(*atomic.Bool)
+	end  func() error
+}
+
+func hungLoop(t *testing.T) *hungDisk {
 	t.Helper()
 	dir := t.TempDir()
 	check.Must(t, fuse.Prepare(dir))
@@ -40,37 +49,37 @@ func hungLoop(t *testing.T) (path string, hang func(), image string) {
 	check.Must(t, err)
 	end := sync.OnceValue(server.End)
 	t.Cleanup(func() { check.Must(t, end()) })
-	path, err = loopdev.Attach(server.File, loopdev.Options{})
+	path, err := loopdev.Attach(server.File, loopdev.Options{})
 	check.Must(t, err)
 	t.Cleanup(func() {
 		check.Must(t, end())
 		check.Must(t, loopdev.Detach(path))
 	})
-	return path, func() {
-		server.Silent.Store(true)
+	return &hungDisk{path: path, server: server, end: end, hang: func(how *atomic.Bool) {
+		how.Store(true)
 		late := time.AfterFunc(hangTime, func() { _ = end() }) // also for a test that hangs itself
 		t.Cleanup(func() {
 			if !late.Stop() {
 				t.Logf("%s was ended after %v", path, hangTime)
 			}
 		})
-	}, server.File
+	}}
 }
 
 // scanPartitions has the kernel read the partitions of a loop device that hangs: who opens it, hangs too.
-func scanPartitions(t *testing.T, path string, hang func()) {
+func scanPartitions(t *testing.T, of *hungDisk) {
 	t.Helper()
-	disk, err := os.OpenFile(path, os.O_RDWR, 0)
+	disk, err := os.OpenFile(of.path, os.O_RDWR, 0)
 	check.Must(t, err)
 	_, err = disk.WriteAt(make([]byte, 4096), 0) // the kernel writes that first
 	check.Must(t, err)
-	hang()
+	of.hang(&of.server.Silent)
 	go func() {
 		_ = unix.IoctlLoopSetStatus64(int(disk.Fd()), &unix.LoopInfo64{Flags: unix.LO_FLAGS_PARTSCAN})
 		_ = disk.Close()
 	}()
 	check.Eventually(t, "the kernel reads", func() bool {
-		busy, err := os.ReadFile("/sys/block/" + filepath.Base(path) + "/inflight")
+		busy, err := os.ReadFile("/sys/block/" + filepath.Base(of.path) + "/inflight")
 		return err == nil && strings.Trim(string(busy), " 0\n") != ""
 	})
 }
@@ -83,16 +92,16 @@ func TestLoopDevicesThatHang(t *testing.T) {
 	first, second := n.create("pv-1", "ext4", 16*mib), n.create("pv-2", "ext4", 16*mib)
 	n.up(first, "pod-1")
 	device, _ := n.mountInfo(first, "pod-1")
-	scanned, hangScanned, image := hungLoop(t)
+	scanned := hungLoop(t)
 	foreign := n.Kata + "/" + base64.URLEncoding.EncodeToString([]byte("/foreign/mount")) // of another program
 	check.Must(t, os.Mkdir(foreign, 0o700))
-	check.Must(t, os.WriteFile(foreign+"/mountInfo.json", []byte(`{"volume-type":"block","device":"`+image+`","fstype":"ext4"}`), 0o600))
-	scanPartitions(t, scanned, hangScanned)
-	own, hangOwn, _ := hungLoop(t)
-	request := n.StageRequest("pod-3", own)
+	check.Must(t, os.WriteFile(foreign+"/mountInfo.json", []byte(`{"volume-type":"block","device":"`+scanned.server.File+`","fstype":"ext4"}`), 0o600))
+	scanPartitions(t, scanned)
+	own := hungLoop(t)
+	request := n.StageRequest("pod-3", own.path)
 	_, err := n.Runtime().RuntimeStageVolume(t.Context(), request)
 	check.Must(t, err)
-	hangOwn()
+	own.hang(&own.server.Silent)
 	n.life(second, "pod-2")
 	n.driver.Process.Kill()
 	n.startDriver()
@@ -111,4 +120,33 @@ func TestLoopDevicesThatHang(t *testing.T) {
 	check.Must(t, n.unstage(first))
 	_, err = n.Runtime().RuntimeUnstageVolume(t.Context(), &runtimev1.RuntimeUnstageVolumeRequest{VolumeTargetPath: request.GetVolumeTargetPath()})
 	t.Logf("unstage of the volume that hangs: %v", err)
+}
+
+// TestCloseThatHangs: to close a device writes what the kernel has cached of it. While that hangs, volumes are
+// formatted, published and released, and programs started.
+func TestCloseThatHangs(t *testing.T) {
+	n := newNode(t, deferAll)
+	n.leaves = true
+	own := hungLoop(t)
+	request := n.StageRequest("pod-1", own.path)
+	_, err := n.Runtime().RuntimeStageVolume(t.Context(), request)
+	check.Must(t, err)
+	disk, err := os.OpenFile(own.path, os.O_RDWR, 0)
+	check.Must(t, err)
+	_, err = disk.WriteAt([]byte("what a program of this node has left in the cache"), fuse.Size/2)
+	check.Must(t, err)
+	own.hang(&own.server.Full)
+	check.Must(t, disk.Close()) // it is not the last one
+	unstage := func(within time.Duration) error {
+		ctx, cancel := context.WithTimeout(t.Context(), within)
+		defer cancel()
+		_, err := n.Runtime().RuntimeUnstageVolume(ctx, &runtimev1.RuntimeUnstageVolumeRequest{VolumeTargetPath: request.GetVolumeTargetPath()})
+		return err
+	}
+	began := time.Now()
+	check.Code(t, unstage(3*time.Second), codes.DeadlineExceeded)
+	n.life(n.create("pv-2", "ext4", 16*mib), "pod-2")
+	check.That(t, time.Since(began) < hangTime/2, "another volume was published and released within %v", time.Since(began))
+	check.Must(t, own.end())
+	check.Succeeds(t, "it is released", func() error { return unstage(20 * time.Second) })
 }

@@ -11,7 +11,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -71,7 +70,7 @@ func (d *device) duplicate() error {
 
 func (d *device) close() {
 	closeFile(d.file)
-	closeAlone(d.lock)
+	sys.CloseFileAlone(d.lock)
 }
 
 const (
@@ -198,14 +197,6 @@ func (d *device) openAlone(ctx context.Context, mode int) (*os.File, error) {
 			return nil, d.canceledError(ctx.Err())
 		}
 	}
-}
-
-// closeAlone closes a descriptor of the device. A program that is just being started has a copy of every
-// descriptor for a moment, which would make the device busy for mkfs; this lock prevents that.
-func closeAlone(file *os.File) {
-	syscall.ForkLock.RLock()
-	defer syscall.ForkLock.RUnlock()
-	closeFile(file)
 }
 
 // work is what was begun on a filesystem and must be completed before a sandbox gets it.

@@ -14,6 +14,7 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/internal/disk/superblock"
 	"github.com/crust-proxy/crust-proxy/internal/ground/failpoint"
+	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
@@ -104,7 +105,7 @@ func (g *growth) sizes(ctx context.Context) (super *superblock.Super, device int
 	if err != nil {
 		return nil, 0, err
 	}
-	defer closeAlone(file)
+	defer sys.CloseFileAlone(file)
 	super, err = superblock.Read(file, g.j.req.FSType)
 	if err != nil {
 		return nil, 0, fmt.Errorf("%w: %w", errUnreadable, err)
@@ -123,7 +124,7 @@ func (g *growth) grow(ctx context.Context) (why string, err error) {
 		}
 		return "", err
 	}
-	defer closeAlone(turn)
+	defer sys.CloseFileAlone(turn)
 	if err := g.j.beginMaking(ctx); err != nil {
 		return "", err
 	}
@@ -202,14 +203,14 @@ func (g *growth) fsckAgain(ctx context.Context) (why string) {
 // fsck runs e2fsck, and returns why the filesystem is not sound, or "". It ends the turn, even if the kernel
 // does not let e2fsck end.
 func (g *growth) fsck(ctx context.Context, turn *os.File) (why string) {
-	defer closeAlone(turn)
+	defer sys.CloseFileAlone(turn)
 	program, err := g.j.f.tool("e2fsck")
 	if err != nil {
 		return err.Error()
 	}
 	bounded, cancel := context.WithTimeout(ctx, g.j.f.cfg.Timeout/2)
 	defer cancel()
-	defer context.AfterFunc(bounded, func() { closeAlone(turn) })()
+	defer context.AfterFunc(bounded, func() { sys.CloseFileAlone(turn) })()
 	ran, err := program.run(bounded, g.j.dev.box(), []*os.File{g.j.dev.file, g.j.dev.lock}, "-f", "-p", childDevice)
 	const repaired = 1
 	switch {

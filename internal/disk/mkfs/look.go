@@ -61,7 +61,7 @@ func (d *device) examine(ctx context.Context, onlyIfBlank bool) (*contents, erro
 	if err != nil {
 		return nil, err
 	}
-	defer closeAlone(file)
+	defer sys.CloseFileAlone(file)
 	found, err := d.read(file)
 	if err != nil {
 		return nil, err

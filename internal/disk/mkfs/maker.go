@@ -17,6 +17,7 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/internal/ground/capture"
 	"github.com/crust-proxy/crust-proxy/internal/ground/failpoint"
+	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
@@ -156,7 +157,7 @@ func (j *job) clear(ctx context.Context, uuid string) error {
 	if err != nil {
 		return err
 	}
-	defer closeAlone(file)
+	defer sys.CloseFileAlone(file)
 	// Again, now that nobody else can come in between.
 	now := &contents{}
 	if now.probe, err = j.dev.blkid(ctx); err != nil {

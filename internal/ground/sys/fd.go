@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"syscall"
 
 	"golang.org/x/sys/unix"
 )
@@ -23,15 +22,6 @@ func CloseFD(fd int) {
 	if fd >= 0 {
 		_ = unix.Close(fd)
 	}
-}
-
-// CloseAlone closes the descriptor of a device while this process starts no program. A program that
-// is just being started has a copy of every descriptor until it runs, and would keep the device busy:
-// one that was started right before may do so for a moment longer.
-func CloseAlone(fd int) {
-	syscall.ForkLock.RLock()
-	defer syscall.ForkLock.RUnlock()
-	CloseFD(fd)
 }
 
 // ProcFD returns a path for an open descriptor. A call that takes only a path then

@@ -10,7 +10,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"syscall"
 
 	"golang.org/x/sys/unix"
 
@@ -291,18 +290,24 @@ func OpenDevice(d volume.Device) (*DeviceFile, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &DeviceFile{os.NewFile(uintptr(fd), d.Path)}, nil
+	return &DeviceFile{file: os.NewFile(uintptr(fd), d.Path), image: d.Kind == volume.ImageFile}, nil
 }
 
 // DeviceFile is a device that is open for reading.
-type DeviceFile struct{ file *os.File }
+type DeviceFile struct {
+	file  *os.File
+	image bool
+}
 
 // ReadAt reads from the device.
 func (d *DeviceFile) ReadAt(p []byte, at int64) (int, error) { return d.file.ReadAt(p, at) }
 
-// Close closes the device, so that no program which is just being started keeps it busy.
+// Close closes the device, so that no program which is just being started keeps it busy. An image may lie on a server
+// that does not answer, for which its close waits.
 func (d *DeviceFile) Close() error {
-	syscall.ForkLock.RLock()
-	defer syscall.ForkLock.RUnlock()
-	return d.file.Close()
+	if d.image {
+		return d.file.Close()
+	}
+	sys.CloseFileAlone(d.file)
+	return nil
 }

@@ -1,0 +1,42 @@
+package sys
+
+import (
+	"os"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// CloseAlone closes the descriptor of a device so that no program which this process starts shares it. Such a
+// program has a copy of every descriptor until it runs, and would keep the device busy: one that was started
+// right before may do so for a moment longer. As CloseFD it ignores the error of close.
+func CloseAlone(fd int) {
+	if fd >= 0 {
+		closeAlone(fd, func() error { return unix.Close(fd) })
+	}
+}
+
+// CloseFileAlone is CloseAlone for a file: a device, or a file on a filesystem of this machine, such as one that
+// is locked.
+func CloseFileAlone(file *os.File) { closeAlone(int(file.Fd()), file.Close) } // nil is closed already
+
+// closeAlone calls closeFD while no program is being started: the fork lock excludes that. To close the last
+// descriptor of a device writes what is cached of it, and can take for ever. With the lock held, no program could be
+// started any more, and no device closed. So a mapping keeps the file open meanwhile, which a child that is being
+// started shares, but does not copy: closeFD is not the last close, and the kernel never waits in it. What can
+// wait is to give up the mapping, after the lock.
+//
+// A file that cannot be mapped, because it is open for writing only or a mere path, is closed without the lock.
+// A program may then keep it open for a moment.
+func closeAlone(fd int, closeFD func() error) {
+	const length = 1 // of which nobody reads a byte
+	kept, err := unix.MmapPtr(fd, 0, nil, length, unix.PROT_NONE, unix.MAP_PRIVATE)
+	if err != nil {
+		_ = closeFD()
+		return
+	}
+	syscall.ForkLock.RLock()
+	_ = closeFD()
+	syscall.ForkLock.RUnlock()
+	_ = unix.MunmapPtr(kept, length)
+}

@@ -1,0 +1,95 @@
+package sys
+
+import (
+	"errors"
+	"net"
+	"os"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/test/check"
+)
+
+func isOpen(fd int) bool {
+	_, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0)
+	return err == nil
+}
+
+// hungSocket returns a socket whose last close waits until free is called, as that of a device whose cache cannot be
+// written: nobody reads what was sent.
+func hungSocket(t *testing.T) (fd int, free func()) {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	check.Must(t, err)
+	t.Cleanup(func() { _ = listener.Close() })
+	near, err := net.Dial("tcp", listener.Addr().String())
+	check.Must(t, err)
+	far, err := listener.Accept()
+	check.Must(t, err)
+	file, err := near.(*net.TCPConn).File()
+	check.Must(t, err)
+	check.Must(t, near.Close())
+	fd, err = unix.FcntlInt(file.Fd(), unix.F_DUPFD_CLOEXEC, 3)
+	check.Must(t, err)
+	check.Must(t, file.Close())
+	check.Must(t, unix.SetNonblock(fd, true))
+	for err == nil {
+		_, err = unix.Write(fd, make([]byte, 64<<10))
+	}
+	check.Must(t, unix.SetNonblock(fd, false)) // else close does not wait
+	check.Must(t, unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1, Linger: 600}))
+	return fd, func() { _ = far.Close() }
+}
+
+// TestCloseThatHangs: while it does, programs can be started and devices closed, and no program has a copy.
+func TestCloseThatHangs(t *testing.T) {
+	fd, free := hungSocket(t)
+	ended := make(chan struct{})
+	go func() {
+		CloseAlone(fd)
+		close(ended)
+	}()
+	check.Eventually(t, "the descriptor is no more", func() bool { return !isOpen(fd) })
+	if err := check.Until(20*time.Second, time.Millisecond, func() error {
+		if !syscall.ForkLock.TryLock() {
+			return errors.New("no program can be started")
+		}
+		syscall.ForkLock.Unlock()
+		return nil
+	}); err != nil {
+		t.Error(err)
+	}
+	select {
+	case <-ended:
+		t.Error("it did not hang")
+	default:
+	}
+	free()
+	<-ended
+}
+
+// TestCloseBesideAStart: a program that is being started has a copy until it runs.
+func TestCloseBesideAStart(t *testing.T) {
+	for _, flags := range []int{unix.O_RDONLY, unix.O_RDWR} {
+		fd, err := unix.Open(t.TempDir()+"/file", flags|unix.O_CREAT|unix.O_CLOEXEC, 0o600)
+		check.Must(t, err)
+		ended := make(chan struct{})
+		syscall.ForkLock.Lock()
+		go func() {
+			CloseFileAlone(os.NewFile(uintptr(fd), "file"))
+			close(ended)
+		}()
+		time.Sleep(10 * time.Millisecond) // for a close that does not wait: it is seen at times only
+		if !isOpen(fd) {
+			t.Error("it was closed while a program was being started")
+		}
+		syscall.ForkLock.Unlock()
+		<-ended
+		check.That(t, !isOpen(fd), "the descriptor is still open")
+	}
+	CloseFileAlone(nil)
+	CloseAlone(NoFD)
+}
