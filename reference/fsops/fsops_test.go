@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 	"unsafe"
 
@@ -29,6 +30,34 @@ func places(t *testing.T) (Freezer, int) {
 	check.Must(t, err)
 	t.Cleanup(func() { _ = dir.Close() })
 	return f, fdOf(dir)
+}
+
+// TestThawThatHangs does not keep the other filesystems frozen.
+func TestThawThatHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		goes := make(chan struct{})
+		defer close(goes)
+		began := time.Now()
+		keys, next, err := thawAll([]string{"hangs", "b", "a", "waits", "fails"}, func(name string) (string, time.Duration, error) {
+			switch name {
+			case "hangs":
+				<-goes
+				return "", 0, nil
+			case "waits":
+				return "", time.Minute, nil
+			case "fails":
+				return "", 0, errors.New("broken")
+			}
+			time.Sleep(time.Second)
+			return "key of " + name, 0, nil
+		})
+		if took := time.Since(began); took != thawTime || !slices.Equal(keys, []string{"key of a", "key of b"}) || next != nextTry {
+			t.Errorf("%q after %v, next after %v", keys, took, next)
+		}
+		if err == nil || !strings.Contains(err.Error(), "thaw hangs if its time is over: it hangs") || !strings.Contains(err.Error(), "thaw fails") {
+			t.Errorf("got %v", err)
+		}
+	})
 }
 
 func TestRecordIsKeptLockedAndForgotten(t *testing.T) {

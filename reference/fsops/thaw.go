@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/crust-proxy/crust-proxy/internal/ground/failpoint"
@@ -143,25 +144,72 @@ func (f Freezer) ThawExpired() (keys []string, next time.Duration, err error) {
 	if err != nil {
 		return nil, nextTry, err
 	}
-	defer func() { _ = places.Close() }()
 	names, err := places.Readdirnames(-1)
 	if err != nil {
-		return nil, nextTry, err
+		return nil, nextTry, errors.Join(err, places.Close())
+	}
+	var running sync.WaitGroup
+	running.Add(len(names))
+	keys, next, err = thawAll(names, func(name string) (string, time.Duration, error) {
+		defer running.Done()
+		return thawIfExpired(places, name)
+	})
+	go func() { running.Wait(); _ = places.Close() }()
+	return keys, next, err
+}
+
+// thawTime bounds ThawExpired.
+const thawTime = 20 * time.Second
+
+// thawAll calls thaw for all records at once, and does not wait for one that hangs in the kernel: the others would stay
+// frozen. It keeps its record locked, so a later call does not begin the same thaw again.
+func thawAll(names []string, thaw func(name string) (key string, left time.Duration, err error)) (keys []string, next time.Duration, err error) {
+	type outcome struct {
+		name, key string
+		left      time.Duration
+		err       error
+	}
+	ended, hung := make(chan outcome, len(names)), make(map[string]bool)
+	for _, name := range names {
+		hung[name] = true
+		go func() {
+			one := outcome{name: name}
+			one.key, one.left, one.err = thaw(name)
+			ended <- one
+		}()
 	}
 	var errs []error
-	for _, name := range names {
-		key, left, err := thawIfExpired(places, name)
-		if err != nil {
-			errs, left = append(errs, fmt.Errorf("thaw %s if its time is over: %w", name, err)), nextTry
-		}
-		if key != "" {
-			keys = append(keys, key)
-		}
-		if left > 0 && (next == 0 || left < next) {
-			next = left
+	failed := func(name string, err error) {
+		errs, next = append(errs, fmt.Errorf("thaw %s if its time is over: %w", name, err)), least(next, nextTry)
+	}
+	for late := time.After(thawTime); len(hung) > 0; {
+		select {
+		case one := <-ended:
+			delete(hung, one.name)
+			if one.err != nil {
+				failed(one.name, one.err)
+			}
+			if one.key != "" {
+				keys = append(keys, one.key)
+			}
+			next = least(next, one.left)
+		case <-late:
+			for name := range hung {
+				failed(name, fmt.Errorf("it hangs for %v", thawTime))
+			}
+			clear(hung)
 		}
 	}
+	slices.Sort(keys)
 	return keys, next, errors.Join(errs...)
+}
+
+// least returns the shorter of two times, of which 0 is none.
+func least(a, b time.Duration) time.Duration {
+	if a == 0 || b == 0 {
+		return max(a, b)
+	}
+	return min(a, b)
 }
 
 // thawIfExpired returns the key if it has thawed a filesystem, or else how long to wait.

@@ -29,6 +29,7 @@ type asker struct {
 	bindings *bindings
 	cleaner  *cleaner
 	conns    *conns
+	programs *runner
 }
 
 // ask sends a question to the handler of the volume's live sandbox, and returns the

@@ -24,6 +24,8 @@ const (
 	// sweepLate is how long after the end of a freeze the programs are run: the handler's own
 	// watchdogs come first.
 	sweepLate = 5 * time.Second
+	// mostHung is how many runs of a program may hang: one volume that hangs must not keep the others frozen.
+	mostHung = 16
 )
 
 // expiry runs each program to thaw volumes that are still frozen after their time, because
@@ -35,10 +37,11 @@ type expiry struct {
 	log      *zap.Logger
 	late     time.Duration
 	ends     chan time.Time
+	runs     *runner
 }
 
 func newExpiry(cfg Config, log *zap.Logger) *expiry {
-	return &expiry{programs: cfg.Programs, owner: cfg.Owner, log: log, late: sweepLate, ends: make(chan time.Time, 64)}
+	return &expiry{programs: cfg.Programs, owner: cfg.Owner, log: log, late: sweepLate, ends: make(chan time.Time, 64), runs: newRunner(mostHung)}
 }
 
 // frozen records a freeze. It does not block: if the queue is full, run sweeps soon anyway.
@@ -105,8 +108,7 @@ func (e *expiry) ask(ctx context.Context, program string) (reply abi.ThawExpired
 	if err != nil {
 		return reply, nil //nolint:nilerr // Health reports it
 	}
-	defer closeFile(file)
-	ended, err := runProgram(ctx, file, program, []string{abi.ThawExpired})
+	ended, err := e.runs.run(ctx, program, file, program, []string{abi.ThawExpired})
 	switch {
 	case err != nil:
 		return reply, err

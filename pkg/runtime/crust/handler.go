@@ -89,6 +89,7 @@ func New(cfg Config, sandboxes Sandboxes, log *zap.Logger) (*Handler, error) {
 	h.cleaner = &cleaner{bindings: h.bindings, log: log, inUse: h.InUse, jobs: make(chan job, maxJobs)}
 	h.asker = &asker{
 		cfg: &h.cfg, bindings: h.bindings, cleaner: h.cleaner, conns: newConns(sockets{dirs: cfg.SocketDirs, owner: cfg.Owner}),
+		programs: newRunner(1),
 	}
 	return h, nil
 }

@@ -6,7 +6,9 @@ import (
 	"os"
 	"os/exec"
 	"slices"
+	"sync"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/encoding/protojson"
@@ -36,11 +38,12 @@ func (a *asker) askProgram(ctx context.Context, v *volume.Volume, id, path strin
 	if err != nil {
 		return volume.Errorf(volume.KindOf(err), "volume %s: sandbox %s: %w", v.Target, id, err)
 	}
-	defer closeFile(file)
-	ended, err := runProgram(ctx, file, path, q.words)
+	ended, err := a.programs.run(ctx, v.Target+" "+q.words[0], file, path, q.words)
 	switch {
 	case ctx.Err() != nil:
 		return contextError(v, id, ctx.Err())
+	case errors.Is(err, errHangs):
+		return volume.Errorf(volume.Timeout, "volume %s: the program %s of sandbox %s is not run, because an earlier one hangs: %w", v.Target, path, id, err)
 	case err != nil:
 		return volume.Errorf(volume.Internal, "volume %s: the program %s of sandbox %s cannot be run: %w", v.Target, path, id, err)
 	case ended.Full:
@@ -89,15 +92,82 @@ func openProgram(path string, owner uint32) (*os.File, error) {
 	return file, nil
 }
 
+// errHangs: a killed program that hangs in the kernel does not end, and another one would hang as well.
+var errHangs = errors.New("it was killed and does not end: see the kernel's log for the storage behind the volume")
+
+// runner runs programs. It waits for none that does not end although it was killed.
+type runner struct {
+	kill     func(group int) error
+	patience time.Duration // how long a killed program may take to end
+	mu       sync.Mutex
+	hung     map[string]int // programs that were left behind
+	most     int            // of one key
+}
+
+func newRunner(most int) *runner {
+	kill := func(group int) error { return unix.Kill(-group, unix.SIGKILL) }
+	return &runner{kill: kill, patience: 2 * time.Second, hung: make(map[string]int), most: most}
+}
+
+// run is runProgram, unless too many programs of the same key hang. It closes the file, when no start can use it any more.
+func (r *runner) run(ctx context.Context, key string, file *os.File, path string, words []string) (capture.Output, error) {
+	if !r.mayRun(key) {
+		closeFile(file)
+		return capture.Output{}, errHangs
+	}
+	type outcome struct {
+		out capture.Output
+		err error
+	}
+	done := make(chan outcome)
+	left := make(chan struct{})
+	go func() {
+		out, err := runProgram(ctx, r.kill, file, path, words)
+		closeFile(file)
+		select {
+		case done <- outcome{out, err}:
+		case <-left:
+			r.count(key, -1)
+		}
+	}()
+	select {
+	case ended := <-done:
+		return ended.out, ended.err
+	case <-ctx.Done():
+	}
+	select {
+	case ended := <-done:
+		return ended.out, ended.err
+	case <-time.After(r.patience):
+	}
+	r.count(key, 1)
+	close(left)
+	return capture.Output{}, errHangs
+}
+
+func (r *runner) mayRun(key string) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.hung[key] < r.most
+}
+
+func (r *runner) count(key string, more int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.hung[key] += more; r.hung[key] == 0 {
+		delete(r.hung, key)
+	}
+}
+
 // runProgram runs an open program: by its descriptor, without a shell, with
 // nothing of our environment, and for no longer than ctx.
-func runProgram(ctx context.Context, file *os.File, path string, words []string) (capture.Output, error) {
+func runProgram(ctx context.Context, kill func(group int) error, file *os.File, path string, words []string) (capture.Output, error) {
 	cmd := exec.CommandContext(ctx, childProgram)
 	cmd.Args = append([]string{path, abi.Word}, words...)
 	cmd.ExtraFiles = []*os.File{file}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	// Kill its children as well. It is not reaped yet, so the number is still its own.
-	cmd.Cancel = func() error { return unix.Kill(-cmd.Process.Pid, unix.SIGKILL) }
+	cmd.Cancel = func() error { return kill(cmd.Process.Pid) }
 	ran, err := capture.Run(cmd, (*exec.Cmd).Start, maxAnswer, maxComplaint)
 	if ran.Signal != 0 {
 		ran.Stderr = "it was ended by signal " + ran.Signal.String()

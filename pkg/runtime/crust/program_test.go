@@ -152,6 +152,54 @@ func alive(pid int) bool {
 	return !strings.HasPrefix(rest, "Z")
 }
 
+// TestProgramThatDoesNotEnd: a killed program that hangs in the kernel is left behind. The same question is not put
+// again until it has ended; other questions are.
+func TestProgramThatDoesNotEnd(t *testing.T) {
+	goes := filepath.Join(handlers.ShortDir(t), "goes")
+	b, v := askedBy(t, `[ $2 = stats ] && until [ -e `+goes+` ]; do sleep 0.01; done; echo '{"usage":[{"total":10,"unit":"BYTES"}]}'`)
+	programs := b.h.asker.programs
+	programs.kill, programs.patience = func(int) error { return nil }, time.Millisecond
+	for allowed := 100 * time.Millisecond; hanging(programs) == 0; allowed *= 2 { // until it has come to hang
+		ctx, cancel := context.WithTimeout(t.Context(), allowed)
+		_, err := b.h.Stats(ctx, v)
+		cancel()
+		handlers.WantError(t, err, volume.Timeout, v, "sb1", "in time")
+	}
+	_, err := b.h.Stats(t.Context(), v)
+	handlers.WantError(t, err, volume.Timeout, v, "sb1", "an earlier one hangs")
+	check.Must(t, b.h.Thaw(t.Context(), v))
+	check.Must(t, os.WriteFile(goes, nil, 0o600))
+	check.Succeeds(t, "it has ended", func() error { _, err := b.h.Stats(t.Context(), v); return err })
+}
+
+// TestSweepThatDoesNotEnd does not keep the next ones from being made.
+func TestSweepThatDoesNotEnd(t *testing.T) {
+	b := newBench(t, byProgram)
+	b.cfg.Programs = []string{b.program(t, "sweeper", `[ -e `+b.dir+`/goes ] && echo '{"thawed":["a"]}' && exit; until [ -e `+b.dir+`/goes ]; do sleep 0.01; done`)}
+	e := newExpiry(b.cfg, zap.NewNop())
+	e.runs.kill, e.runs.patience = func(int) error { return nil }, time.Millisecond
+	for allowed := 100 * time.Millisecond; hanging(e.runs) < 2; allowed *= 2 {
+		ctx, cancel := context.WithTimeout(t.Context(), allowed)
+		_, err := e.ask(ctx, b.cfg.Programs[0])
+		cancel()
+		check.That(t, err != nil, "it has ended")
+	}
+	check.Must(t, os.WriteFile(b.dir+"/goes", nil, 0o600))
+	reply, err := e.ask(t.Context(), b.cfg.Programs[0])
+	check.That(t, err == nil && len(reply.Thawed) == 1, "%v, %v", reply, err)
+	check.Eventually(t, "the others have ended", func() bool { return hanging(e.runs) == 0 })
+}
+
+// hanging is how many programs were left behind.
+func hanging(r *runner) (all int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, one := range r.hung {
+		all += one
+	}
+	return all
+}
+
 // A child that holds the output open does not hold up the answer.
 func TestChildThatStaysBehind(t *testing.T) {
 	b, v := askedBy(t, `sleep 30 & echo '{"usage":[{"total":10,"unit":"BYTES"}]}'`)
@@ -213,9 +261,8 @@ func TestProgramReplacedBetweenCheckAndExec(t *testing.T) {
 	b, _ := askedBy(t, "echo checked")
 	file, err := openProgram(b.cfg.Programs[0], b.cfg.Owner)
 	check.Must(t, err)
-	defer closeFile(file)
 	b.program(t, "runtime", "echo another")
-	ended, err := runProgram(t.Context(), file, b.cfg.Programs[0], []string{"stats"})
+	ended, err := newRunner(1).run(t.Context(), "", file, b.cfg.Programs[0], []string{"stats"})
 	check.Must(t, err)
 	if ended.Stdout != "checked\n" {
 		t.Errorf("%q ran", ended.Stdout)
