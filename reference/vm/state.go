@@ -4,8 +4,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
@@ -142,12 +144,46 @@ func (c Config) removeAbandoned() error {
 	if err != nil {
 		return err
 	}
-	var errs []error
+	var ids []string
 	for _, sandbox := range sandboxes {
 		if id := sandbox.Name(); abi.IsSandboxID(id) {
-			if err := c.removeIfAbandoned(id); err != nil {
-				errs = append(errs, fmt.Errorf("the abandoned sandbox %s cannot be removed: %w", id, err))
+			ids = append(ids, id)
+		}
+	}
+	return removeAll(ids, c.removeIfAbandoned)
+}
+
+// removeTimeout bounds how long a new sandbox waits for the removal of others.
+const removeTimeout = 2 * time.Second
+
+// removeAll calls remove for all sandboxes at once. A process that hangs in the kernel does not end when it is killed: its
+// removal goes on in the background, and the next sandbox repeats it.
+func removeAll(ids []string, remove func(id string) error) error {
+	failed := func(id string, err error) error {
+		return fmt.Errorf("the abandoned sandbox %s cannot be removed: %w", id, err)
+	}
+	type outcome struct {
+		id  string
+		err error
+	}
+	ended, left := make(chan outcome, len(ids)), make(map[string]bool)
+	for _, id := range ids {
+		left[id] = true
+		go func() { ended <- outcome{id, remove(id)} }()
+	}
+	var errs []error
+	for late := time.After(removeTimeout); len(left) > 0; {
+		select {
+		case one := <-ended:
+			delete(left, one.id)
+			if one.err != nil {
+				errs = append(errs, failed(one.id, one.err))
 			}
+		case <-late:
+			for _, id := range slices.Sorted(maps.Keys(left)) {
+				errs = append(errs, failed(id, fmt.Errorf("not within %v", removeTimeout)))
+			}
+			return errors.Join(errs...)
 		}
 	}
 	return errors.Join(errs...)

@@ -5,8 +5,10 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -23,6 +25,39 @@ func sleeper(t *testing.T) (process.Process, *exec.Cmd) {
 	p, err := process.Of(cmd.Process.Pid)
 	check.Must(t, err)
 	return p, cmd
+}
+
+// TestSandboxThatIsNotRemoved does not hold up a new one, nor the removal of the others.
+func TestSandboxThatIsNotRemoved(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		goes := make(chan struct{})
+		removed := make(chan string, 4)
+		began := time.Now()
+		err := removeAll([]string{"hangs", "slow", "hangs-too", "fails"}, func(id string) error {
+			switch id {
+			case "slow":
+				time.Sleep(removeTimeout / 2)
+			case "fails":
+				return errors.New("busy")
+			default:
+				<-goes
+			}
+			removed <- id
+			return nil
+		})
+		if took := time.Since(began); took != removeTimeout || len(removed) != 1 {
+			t.Errorf("after %v %d are removed", took, len(removed))
+		}
+		for _, id := range []string{"hangs cannot", "hangs-too cannot", "fails cannot be removed: busy"} {
+			if err == nil || !strings.Contains(err.Error(), "sandbox "+id) {
+				t.Errorf("%q is not told: %v", id, err)
+			}
+		}
+		close(goes)
+		for range 3 {
+			<-removed
+		}
+	})
 }
 
 func TestRecords(t *testing.T) {
