@@ -212,8 +212,8 @@ func (s *settings) reload() {
 	s.put(&applied)
 	s.apply(&applied)
 	s.state.Store(&fileState{raw: s.flags.Raw, needRestart: needRestart})
+	s.keep() // before the log line: who reads it may kill the daemon, and a start with a bad file uses this one then
 	s.log.Info("configuration reloaded", zap.Strings("needs_restart", needRestart))
-	s.keep()
 }
 
 // reject records that the file is bad, and logs it unless the same was logged before.

@@ -237,6 +237,24 @@ func TestWhatCannotBeKept(t *testing.T) {
 	n.wantKept(oldRules)
 }
 
+// TestReloadIsToldWhenItIsKept: who has read of it may kill the daemon.
+func TestReloadIsToldWhenItIsKept(t *testing.T) {
+	n := newNode(t)
+	n.write(oldRules)
+	s := n.start()
+	told := false
+	s.log = s.log.WithOptions(zap.Hooks(func(entry zapcore.Entry) error {
+		if entry.Message == "configuration reloaded" {
+			told = true
+			n.wantKept(newRules)
+		}
+		return nil
+	}))
+	n.write(newRules)
+	s.reload()
+	check.That(t, told, "nothing was told of the reload")
+}
+
 // TestChangeThatNeedsARestart is a finding until it is reverted, and is not kept: a start with it was
 // never tried.
 func TestChangeThatNeedsARestart(t *testing.T) {
