@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
+	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/rig"
 	"github.com/crust-proxy/crust-proxy/test/rig/csivolume"
 )
@@ -33,11 +34,15 @@ func story(t rig.T) {
 	p.tell(p.register, p.stage, p.guard, p.startPod, p.measure, p.refuseSecondOwner, p.killDaemon, p.unstage, p.verify, p.giveBack)
 }
 
+// registerTime is how long the driver may take to be offered to kubelet, which is after the daemon is ready.
+const registerTime = 30 * time.Second
+
 func (p *telling) register(context.Context) {
 	p.begin("A CSI driver that knows nothing of this registers. crust-proxy stands between it and kubelet.")
 	p.must(p.driver.Process.Launch())
 	p.start()
-	_, err := os.Stat(p.daemon.Kubelet + "/plugins_registry/" + csivolume.DriverName + ".crust-proxy-reg.sock")
+	socket := p.daemon.Kubelet + "/plugins_registry/" + csivolume.DriverName + ".crust-proxy-reg.sock"
+	err := check.Until(registerTime, 20*time.Millisecond, func() error { _, err := os.Stat(socket); return err })
 	p.check(err == nil, "crust-proxy offers it to kubelet under its own name")
 	p.quote(p.crustctl("drivers"))
 }
