@@ -95,8 +95,10 @@ func (f *filesystems) mountNew(ctx context.Context, id, device, path string, wan
 	options := []string{"defaults"}
 	if want.readOnly {
 		options = append(options, "ro")
-	} else if err := f.repair(id, device, want.fsType); err != nil {
-		return err
+	} else if !slices.Contains(want.flags, "ro") {
+		if err := f.repair(id, device, want.fsType); err != nil {
+			return err
+		}
 	}
 	if want.fsType == "xfs" {
 		options = append(options, sharedUUID)
