@@ -12,7 +12,6 @@ import (
 	"reflect"
 
 	"github.com/crust-proxy/crust-proxy/internal/backup/blocks"
-	"github.com/crust-proxy/crust-proxy/internal/ground/failpoint"
 )
 
 // Backup is a backup to be made.
@@ -70,16 +69,9 @@ func (b *Backup) Run(ctx context.Context) (*Result, error) {
 	if err := w.resume(); err != nil {
 		return nil, fmt.Errorf("%s: %w", part.file.Name(), err)
 	}
-	copier := &copier{backup: b, from: from, has: has, to: w, buf: make([]byte, mostData)}
 	resumed := w.next
 	if !w.done {
-		if !w.begun || w.next < w.Size { // a server may refuse to start at the volume's end
-			err = b.Blocks.Read(ctx, w.next, func(m blocks.Message) error { return copier.message(ctx, m) })
-		}
-		if err == nil {
-			err = copier.end()
-		}
-		if err != nil {
+		if err := (&copier{backup: b, from: from, has: has, to: w}).run(ctx); err != nil {
 			return nil, err
 		}
 	}
@@ -89,82 +81,12 @@ func (b *Backup) Run(ctx context.Context) (*Result, error) {
 	return &Result{Header: w.Header, Data: w.data, Resumed: resumed, Digest: w.sum.String()}, nil
 }
 
-type copier struct {
-	backup *Backup
-	from   io.ReaderAt
-	has    int64 // the size of from
-	to     *writer
-	buf    []byte
-}
-
-func (c *copier) message(ctx context.Context, m blocks.Message) error {
-	if err := c.begin(m.Capacity); err != nil {
-		return err
-	}
-	for _, r := range m.Ranges {
-		for at := r.Offset; at < r.End(); {
-			if ctx.Err() != nil {
-				return ctx.Err()
-			}
-			// Steps are aligned, because devices read aligned blocks faster.
-			end := min((at/mostData+1)*mostData, r.End())
-			if err := c.copy(at, c.buf[:end-at]); err != nil {
-				return err
-			}
-			at = end
-		}
-	}
-	return nil
-}
-
-// begin checks the volume's size, and writes the header if that was not done yet.
-func (c *copier) begin(size int64) error {
-	if size > c.has {
-		return tooSmall(c.backup.From, c.has, size)
-	}
-	if base := c.backup.Base; base != nil && size < base.size {
-		return shrunk(c.backup.File, base.size, size) // restore would refuse it
-	}
-	if c.to.begun {
-		if c.to.Size != size {
-			return otherBackup(c.backup.File + ".part")
-		}
-		return nil
-	}
-	c.to.Size = size
-	return c.to.begin()
-}
-
-func (c *copier) copy(at int64, buf []byte) error {
-	if n, err := c.from.ReadAt(buf, at); n < len(buf) {
-		return fmt.Errorf("read %s at byte %d: %w", c.backup.From, at+int64(n), err)
-	}
-	if bytes.Equal(buf, zeros[:len(buf)]) {
-		return c.to.zero(at, int64(len(buf)))
-	}
-	return c.to.write(frame{kindData, at, int64(len(buf))}, buf)
-}
-
-// end writes the last frame. A server that named no blocks may not have named the size either:
-// then the volume has not grown since its base.
-func (c *copier) end() error {
-	if !c.to.begun {
-		size := c.has
-		if base := c.backup.Base; base != nil {
-			size = base.size
-		}
-		if err := c.begin(size); err != nil {
-			return err
-		}
-	}
-	return c.to.end()
-}
-
 type writer struct {
 	Header
 	progress
 
 	file  *os.File
+	out   func(written) error // writes at the file's end, in this order
 	begun bool
 	zeros frame // not written yet, as the next frame may continue it
 }
@@ -270,11 +192,5 @@ func (w *writer) end() error {
 
 func (w *writer) put(parts ...[]byte) error {
 	w.sum = w.sum.after(parts...)
-	for _, part := range append(parts, w.sum[:]) {
-		if _, err := w.file.Write(part); err != nil {
-			return err
-		}
-	}
-	failpoint.Hit("backup-frame")
-	return nil
+	return w.out(append(written(parts), bytes.Clone(w.sum[:])))
 }
