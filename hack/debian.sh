@@ -1,13 +1,15 @@
 #!/bin/bash
-# Makes a bare Debian 13 with systemd, and the packages that are named, in the user's cache directory, and
-# prints where: tests do on one what the pages tell newcomers, and boot another one as a node. Delete the
-# directory to have Debian's newest packages.
+# Makes a bare Debian of a suite, such as trixie (13) or bookworm (12), with systemd and the packages that are named, in the
+# user's cache directory, and prints where: tests do on one what the pages tell newcomers, and boot others as nodes. Delete
+# the directory to have Debian's newest packages.
 set -euo pipefail
+suite=${1:?usage: hack/debian.sh SUITE [PACKAGE...]}
+shift
 packages=systemd-sysv,dbus$(printf ',%s' "$@" | sed 's/^,$//')
 cache=${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/crust-proxy
 # Other packages are other files.
 key=$(cat "$0" - <<<"$packages" | sha256sum | head -c 12)
-out=$cache/debian-trixie-$key
+out=$cache/debian-$suite-$key
 
 if [ ! -d "$out" ]; then
 	mkdir -p "$cache"
@@ -20,7 +22,7 @@ if [ ! -d "$out" ]; then
 	flock 9
 	for try in 1 2 3; do
 		debootstrap --cache-dir="$cache/debs" --variant=minbase --include=$packages --keyring=/usr/share/keyrings/debian-archive-keyring.gpg \
-			trixie "$fresh" http://deb.debian.org/debian >"$fresh.log" 2>&1 && break
+			"$suite" "$fresh" http://deb.debian.org/debian >"$fresh.log" 2>&1 && break
 		[ "$try" != 3 ] || { tail -20 "$fresh.log" >&2; exit 1; }
 		sleep 5
 		rm -rf --one-file-system "${fresh:?}"/*

@@ -41,8 +41,9 @@ type machine struct {
 	last     int // command
 }
 
-// install makes a machine with the programs of a node on its disk, and boots it.
-func install(t *testing.T, files map[string]string) *machine {
+// install makes a machine of a suite of Debian's with the programs of a node on its disk, and boots it. QEMU may get further
+// arguments.
+func install(t *testing.T, suite string, files map[string]string, qemu ...string) *machine {
 	t.Helper()
 	rig.Need(t, "qemu-system-x86_64", "debootstrap", "mkfs.ext4")
 	dir, kernel := t.TempDir(), vmnode.Kernel(t)
@@ -52,19 +53,19 @@ func install(t *testing.T, files map[string]string) *machine {
 	check.Must(t, err)
 	disk := filepath.Join(dir, "disk")
 	files[program] = "/usr/local/bin/guest"
-	makeDisk(t, disk, kernel, files)
+	makeDisk(t, disk, suite, kernel, files)
 	second := rig.Image(t, 64<<20) // the device that is kept
 	rig.Mkfs(t, "ext4", second)
 	m := &machine{t: t}
 	m.listener, err = net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(dir, "port"), Net: "unix"})
 	check.Must(t, err)
-	m.qemu = &rig.Process{Name: "QEMU", Program: "qemu-system-x86_64", LogFile: filepath.Join(dir, "console"), Args: []string{
+	m.qemu = &rig.Process{Name: "QEMU", Program: "qemu-system-x86_64", LogFile: filepath.Join(dir, "console"), Args: append([]string{
 		"-nodefaults", "-no-user-config", "-no-reboot", "-display", "none", "-accel", "tcg,thread=multi", "-smp", "2", "-m", "2G",
 		"-cpu", "Nehalem,+rdrand,+smep,+smap", "-kernel", image, "-initrd", archive, "-append", kernelArguments,
-		"-drive", "if=virtio,format=raw,discard=unmap,file=" + disk, "-drive", "if=virtio,format=raw,file=" + second, "-serial", "stdio",
+		"-drive", "if=virtio,format=raw,cache=unsafe,discard=unmap,file=" + disk, "-drive", "if=virtio,format=raw,cache=unsafe,file=" + second, "-serial", "stdio",
 		"-chardev", "socket,id=port,path=" + m.listener.Addr().String(),
 		"-device", "virtio-serial-pci", "-device", "virtserialport,chardev=port,name=" + Port,
-	}}
+	}, qemu...)}
 	t.Cleanup(m.halt)
 	m.boot()
 	return m
@@ -72,9 +73,9 @@ func install(t *testing.T, files map[string]string) *machine {
 
 // makeDisk makes a disk with Debian, and on it the kernel's modules, containerd and further files: where they
 // are, and where they shall be.
-func makeDisk(t *testing.T, disk, kernel string, files map[string]string) {
+func makeDisk(t *testing.T, disk, suite, kernel string, files map[string]string) {
 	t.Helper()
-	debian, err := rig.Script("debian.sh", "udev", "kmod", "iproute2", "e2fsprogs", "xfsprogs", "btrfs-progs", "busybox-static")
+	debian, err := rig.Script("debian.sh", suite, "udev", "kmod", "iproute2", "e2fsprogs", "xfsprogs", "btrfs-progs", "busybox-static")
 	if err != nil {
 		rig.Missing(t, err.Error())
 	}
@@ -84,7 +85,7 @@ func makeDisk(t *testing.T, disk, kernel string, files map[string]string) {
 	for _, name := range []string{"containerd", "containerd-shim-runc-v2", "runc"} {
 		files[filepath.Join(programs, name)] = "/usr/local/bin/"
 	}
-	files["testdata/."] = "/etc"
+	files[filepath.Join(programs, "cni")], files["testdata/node/."] = "/opt/cni/bin", "/etc"
 	ours, root := t.TempDir(), t.TempDir()
 	for from, to := range files {
 		to = ours + to

@@ -18,16 +18,15 @@ import (
 // program is this one in the machine.
 const program = "/usr/local/bin/node.test"
 
+var packages = []string{"crust-runtimes", "crust-proxy"}
+
 // TestNode installs the packages on a node, and uses them through its life.
 func TestNode(t *testing.T) {
-	self, err := os.Executable()
-	check.Must(t, err)
-	files := map[string]string{self: program}
-	for _, name := range []string{"crust-runtimes", "crust-proxy"} {
-		deb := rig.Package(t, name, "deb")
-		files[deb], files[newer(t, deb)] = "/root/"+name+".deb", "/root/next-"+name+".deb"
+	files := ourFiles(t)
+	for _, name := range packages {
+		files[newer(t, rig.Package(t, name, "deb"))] = "/root/next-" + name + ".deb"
 	}
-	m := install(t, files)
+	m := install(t, "trixie", files)
 	m.step("a node", m.isNode)
 	m.step("installed", m.installed)
 	m.step("exposure", m.exposure)
@@ -38,6 +37,18 @@ func TestNode(t *testing.T) {
 	m.step("reboot", m.rebooted)
 	m.step("lasts", func() { m.inside("lasts") })
 	m.step("removed", m.removed)
+}
+
+// ourFiles are the packages and this program, and where they are in the machine.
+func ourFiles(t *testing.T) map[string]string {
+	t.Helper()
+	self, err := os.Executable()
+	check.Must(t, err)
+	files := map[string]string{self: program}
+	for _, name := range packages {
+		files[rig.Package(t, name, "deb")] = "/root/" + name + ".deb"
+	}
+	return files
 }
 
 // newer makes a package of a newer version of another one.
@@ -114,14 +125,20 @@ func (m *machine) exposure() {
 	check.That(m.t, err == nil && level <= limit, "the exposure is %v, more than %v: %v\n%s", level, limit, err, said)
 }
 
-// doctor: all is well with crust-runc, whose programs and drop-in are set up as docs/quick-start.md has it. From here on,
-// the unit's filter kills whoever makes a system call that it refuses: an error may go unnoticed.
+// doctor: all is well with crust-runc, whose programs and drop-in are set up as docs/quick-start.md has it.
 func (m *machine) doctor() {
-	m.sh(`echo 'handlers: {default: crust, crust: {enabled: true}}' >/etc/crust-proxy/config.yaml
-install -D -m 644 -t /etc/systemd/system/crust-proxy.service.d /usr/share/crust-proxy/crust-runc.conf
+	m.configure("handlers: {default: crust, crust: {enabled: true}}", "crust-runc")
+	m.wantWell()
+}
+
+// configure gives crust-proxy a configuration and drop-ins for its unit. From here on, the unit's filter kills whoever
+// makes a system call that it refuses: an error may go unnoticed.
+func (m *machine) configure(text string, dropIns ...string) {
+	m.t.Helper()
+	m.sh(`cd /usr/share/crust-proxy && cat >/etc/crust-proxy/config.yaml <<<'` + text + `'
+install -D -m 644 -t /etc/systemd/system/crust-proxy.service.d ` + strings.Join(dropIns, ".conf ") + `.conf
 printf '[Service]\nSystemCallErrorNumber=kill\n' >/etc/systemd/system/crust-proxy.service.d/kill.conf
 systemctl daemon-reload && systemctl restart crust-proxy && systemctl reload crust-proxy`)
-	m.wantWell()
 }
 
 // wantWell: doctor only misses Kata, which is not installed.
@@ -150,8 +167,7 @@ func (m *machine) rebooted() {
 
 // removed: nothing that runs is left, and the machine is well.
 func (m *machine) removed() {
-	refused := m.sh("journalctl --no-pager | grep -e type=1326 -e status=31/SYS || true")
-	check.That(m.t, refused == "", "the filter of system calls has killed:\n%s", refused)
+	m.wantNoneKilled()
 	m.sh("dpkg --purge crust-proxy crust-runtimes")
 	check.Succeeds(m.t, "nothing is left", func() error {
 		left := m.sh("ls -d /run/crust-proxy /etc/crust-proxy /var/lib/crust-proxy 2>/dev/null || true; " +
@@ -161,6 +177,13 @@ func (m *machine) removed() {
 		}
 		return nil
 	})
+}
+
+// wantNoneKilled wants that the unit's filter of system calls has killed nothing since configure.
+func (m *machine) wantNoneKilled() {
+	m.t.Helper()
+	refused := m.sh("journalctl --no-pager | grep -e type=1326 -e status=31/SYS || true")
+	check.That(m.t, refused == "", "the filter of system calls has killed:\n%s", refused)
 }
 
 // property is one of the service's.

@@ -85,7 +85,7 @@ func leftAs(step step, names []string) string {
 func newcomer(t *testing.T) *shell {
 	t.Helper()
 	rig.Need(t, "debootstrap")
-	debian, err := rig.Script("debian.sh")
+	debian, err := rig.Script("debian.sh", "trixie")
 	if err != nil {
 		rig.Missing(t, err.Error())
 	}
