@@ -3,12 +3,16 @@
 package node
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -25,6 +29,8 @@ const (
 	// bootTime and commandTime are for a machine whose processor is emulated, beside other tests.
 	bootTime    = 10 * time.Minute
 	commandTime = 11 * time.Minute
+	// trialTime is for a kernel to find that it has no root filesystem, which takes a second with KVM.
+	trialTime = 10 * time.Second
 	// kernelArguments leave out of Debian what takes long and has nothing to do with pods.
 	kernelArguments = initramfs.KernelArguments + " systemd.condition_needs_update=0 systemd.getty_auto=0 systemd.show_status=0" +
 		" systemd.default_timeout_start_sec=600 systemd.default_device_timeout_sec=600" + // the processor is emulated
@@ -56,19 +62,34 @@ func install(t *testing.T, suite string, files map[string]string, qemu ...string
 	makeDisk(t, disk, suite, kernel, files)
 	second := rig.Image(t, 64<<20) // the device that is kept
 	rig.Mkfs(t, "ext4", second)
-	m := &machine{t: t}
+	m, cpu := &machine{t: t}, processor(image)
+	t.Logf("%s with %q", suite, cpu)
 	m.listener, err = net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(dir, "port"), Net: "unix"})
 	check.Must(t, err)
 	m.qemu = &rig.Process{Name: "QEMU", Program: "qemu-system-x86_64", LogFile: filepath.Join(dir, "console"), Args: append([]string{
-		"-nodefaults", "-no-user-config", "-no-reboot", "-display", "none", "-accel", "tcg,thread=multi", "-smp", "2", "-m", "2G",
-		"-cpu", "Nehalem,+rdrand,+smep,+smap", "-kernel", image, "-initrd", archive, "-append", kernelArguments,
+		"-smp", "2", "-m", "2G", "-kernel", image, "-initrd", archive, "-append", kernelArguments,
 		"-drive", "if=virtio,format=raw,cache=unsafe,discard=unmap,file=" + disk, "-drive", "if=virtio,format=raw,cache=unsafe,file=" + second, "-serial", "stdio",
 		"-chardev", "socket,id=port,path=" + m.listener.Addr().String(),
 		"-device", "virtio-serial-pci", "-device", "virtserialport,chardev=port,name=" + Port,
-	}, qemu...)}
+	}, append(cpu, qemu...)...)}
 	t.Cleanup(m.halt)
 	m.boot()
 	return m
+}
+
+// processor are QEMU's arguments for the processor, and for nothing else to be there: KVM's, where that boots a kernel. With
+// nested virtualization it may open, run smaller guests, and hang. A kernel without a root filesystem panics at once.
+func processor(kernel string) []string {
+	bare := []string{"-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"}
+	byKVM := append(slices.Clone(bare), "-accel", "kvm", "-cpu", "host")
+	ctx, cancel := context.WithTimeout(context.Background(), trialTime)
+	defer cancel()
+	trial := exec.CommandContext(ctx, "qemu-system-x86_64", append(byKVM, "-m", "256M", "-kernel", kernel, "-append", "panic=-1")...)
+	trial.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if trial.Run() == nil {
+		return byKVM
+	}
+	return append(bare, "-accel", "tcg,thread=multi", "-cpu", "Nehalem,+rdrand,+smep,+smap")
 }
 
 // makeDisk makes a disk with Debian, and on it the kernel's modules, containerd and further files: where they
