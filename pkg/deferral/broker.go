@@ -191,16 +191,34 @@ func (b *Broker) Load(ctx context.Context) error {
 	}
 	b.table.setLoadProblems(problems, err != nil)
 	// A removal that waits for a process keeps its claim too. If its device has another
-	// owner by now, that one comes first.
+	// owner by now, that one comes first. A device that hangs has its owner before it is claimed again.
+	for _, removing := range []bool{false, true} {
+		for _, known := range b.table.where(func(e *entry) bool { return e.removing == removing && e.rec.Boot == b.boot }) {
+			b.claims.Expect(&known.rec.Volume)
+		}
+	}
 	for _, removing := range []bool{false, true} {
 		err = b.table.each(ctx, func(ctx context.Context, known *entry) {
 			if known.removing == removing && known.rec.Boot == b.boot {
-				b.table.setProblem(known.rec.Key, b.lost.reclaim(ctx, known))
+				b.reclaim(ctx, known.rec.Key)
 			}
 		})
 	}
 	b.lost.dropKept(ctx)
 	return err // the caller's context has ended, and both loops with it
+}
+
+// reclaim claims the device of a volume at the start. It has the volume's lock, because it may be left behind:
+// calls come meanwhile.
+func (b *Broker) reclaim(ctx context.Context, key volume.Key) {
+	unlock, err := b.locks.lock(ctx, key)
+	if err != nil {
+		return
+	}
+	defer unlock()
+	if known := b.table.get(key); known != nil {
+		b.table.setProblem(key, b.lost.reclaim(ctx, known))
+	}
 }
 
 // Reconcile compares every record with the node and repairs what differs: it ends
@@ -228,6 +246,9 @@ func (b *Broker) Defer(ctx context.Context, in volume.Instruction) (*volume.Volu
 		return nil, err
 	}
 	defer t.Close()
+	if err := b.table.refuseHung(t.Key); err != nil {
+		return nil, err
+	}
 	unlock, err := b.locks.lock(ctx, t.Key)
 	if err != nil {
 		return nil, err
@@ -285,6 +306,11 @@ func (b *Broker) release(ctx context.Context, path string) (*volume.Volume, erro
 	defer t.Close()
 	var asked *record
 	var forgotten *ForgottenError
+	if known := b.table.get(t.Key); known != nil {
+		if err := b.table.refuseHung(t.Key); err != nil {
+			return &known.rec.Volume, err
+		}
+	}
 	if known, err := b.lost.ofTarget(t); known != nil && !known.removing {
 		if err == nil {
 			forgotten, err = b.remover.refuseRelease(ctx, known)
@@ -330,6 +356,9 @@ func (b *Broker) ReleaseKey(ctx context.Context, key volume.Key, force bool) (*v
 	}
 	if !force && known.rec.ResolvedTarget != "" {
 		return b.release(ctx, known.rec.ResolvedTarget)
+	}
+	if err := b.table.refuseHung(key); err != nil { // also by force: what hangs may still change the device
+		return &known.rec.Volume, err
 	}
 	unlock, err := b.locks.lock(ctx, key)
 	if err != nil {

@@ -6,8 +6,10 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 // TestOneSlowVolumeKeepsNobodyWaiting: on one processor, too.
@@ -15,7 +17,7 @@ func TestOneSlowVolumeKeepsNobodyWaiting(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
 	all := newTable(NoObserver{})
 	for n := range 100 {
-		all.volumes[volume.Key(rune(n))] = &entry{rec: &record{}}
+		all.volumes[volume.Key(rune(n))] = &entry{rec: &record{Volume: volume.Volume{Key: volume.Key(rune(n))}}}
 	}
 	var rest sync.WaitGroup
 	rest.Add(99)
@@ -29,5 +31,98 @@ func TestOneSlowVolumeKeepsNobodyWaiting(t *testing.T) {
 	})
 	if err != nil {
 		t.Error(err)
+	}
+}
+
+// TestMostVolumesThatHang: beyond a bound no volume is begun with, and each is tried again when the others answer.
+func TestMostVolumesThatHang(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		all := newTable(NoObserver{})
+		for n := range 2 * maxLeft {
+			key := volume.Key(rune(n))
+			all.volumes[key] = &entry{rec: &record{Volume: volume.Volume{Key: key}}}
+		}
+		var begun atomic.Int32
+		answer := make(chan struct{})
+		for range 2 {
+			check.Must(t, all.each(t.Context(), func(context.Context, *entry) {
+				begun.Add(1)
+				<-answer
+			}))
+			hang := len(all.left())
+			shown := all.where(func(e *entry) bool { return all.status(e, nil).Problem != nil })
+			if hang < maxLeft || hang > maxLeft+mostWorkers || int(begun.Load()) != hang || len(shown) != 2*maxLeft {
+				t.Errorf("%d hang of %d, and %d are shown", hang, begun.Load(), len(shown))
+			}
+		}
+		close(answer)
+		synctest.Wait()
+		begun.Store(0)
+		check.Must(t, all.each(t.Context(), func(_ context.Context, e *entry) {
+			begun.Add(1)
+			all.setProblem(e.rec.Key, nil)
+		}))
+		if shown := all.where(func(e *entry) bool { return all.status(e, nil).Problem != nil }); begun.Load() != 2*maxLeft || len(shown) > 0 {
+			t.Errorf("%d of all were tried again, %d have a problem", begun.Load(), len(shown))
+		}
+	})
+}
+
+// TestVolumeThatHangsIsLeftBehind: at the start and in reconcile, by everybody who wants something of it, until it
+// answers. Then it goes on from what is true by then.
+func TestVolumeThatHangsIsLeftBehind(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newBench(t, plain)
+		s.published()
+		s.start(s.b.cfg)
+		unlock, err := s.b.locks.lock(t.Context(), s.key) // the claim at the start hangs here
+		check.Must(t, err)
+		check.Must(t, s.b.Load(t.Context()))
+		s.is("volumes")
+		next := s.asked()
+		next.Target = s.b.cfg.Root + "/next"
+		for range 2 {
+			report, err := s.b.Reconcile(t.Context())
+			check.Must(t, err)
+			if len(report.Repairs) != 1 {
+				t.Errorf("reported: %v", report)
+			}
+			s.wants(report.Repairs[0].Err, volume.Busy, "has not answered")
+			status, _ := s.b.Get(s.key)
+			s.wants(status.Problem, volume.Busy, "has not answered")
+			_, err = s.b.Release(t.Context(), s.asked().Target)
+			s.wants(err, volume.Busy, "has not answered")
+			_, err = s.b.ReleaseKey(t.Context(), s.key, true)
+			s.wants(err, volume.Busy, "has not answered")
+			_, err = s.b.Defer(t.Context(), s.asked())
+			s.wants(err, volume.Busy, "has not answered")
+			_, err = s.b.Defer(t.Context(), next)
+			s.wants(err, volume.InUse, s.asked().Target)
+		}
+		s.said = nil
+		unlock()
+		synctest.Wait()
+		s.is("claimed volumes")
+		status, _ := s.b.Get(s.key)
+		check.That(t, status.Problem == nil || status.Leaving, "its problem: %v", status.Problem)
+		_, err = s.b.Reconcile(t.Context())
+		check.Must(t, err)
+		s.saw("guard claimed volumes", "publish claimed volumes")
+		_, err = s.b.Release(t.Context(), s.asked().Target)
+		check.Must(t, err)
+		_, err = s.b.Defer(t.Context(), next)
+		check.Must(t, err)
+	})
+}
+
+// TestLateRepairsAreReported with the next run, and change no report that was given.
+func TestLateRepairsAreReported(t *testing.T) {
+	var late collector
+	found := collector{late: &late}
+	found.add(nil, "in time", nil)
+	report := found.take(true)
+	found.add(nil, "too late", nil)
+	if next := late.take(false); len(report.Repairs) != 1 || len(next.Repairs) != 1 || next.Repairs[0].Action != "too late" {
+		t.Errorf("reported %v, and then %v", report, next)
 	}
 }

@@ -78,17 +78,35 @@ type reconciler struct {
 	restorer *restorer
 	remover  *remover
 	lost     *lostVolumes
+	late     collector // what volumes that were left behind came to: it is in the next report
 }
 
+// collector makes a report. What comes after its end is added to late.
 type collector struct {
+	late *collector
+
 	mu     sync.Mutex
 	report ReconcileReport
+	ended  bool
 }
 
 func (c *collector) add(v *volume.Volume, action string, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.ended {
+		c.late.add(v, action, err)
+		return
+	}
 	c.report.Repairs = append(c.report.Repairs, Repair{Volume: v, Action: action, Err: err})
+}
+
+// take returns what was collected so far, and begins anew or ends.
+func (c *collector) take(end bool) ReconcileReport {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	taken := c.report
+	c.report, c.ended = ReconcileReport{}, end
+	return taken
 }
 
 func (c *collector) checked() {
@@ -98,17 +116,20 @@ func (c *collector) checked() {
 }
 
 func (r *reconciler) run(ctx context.Context) (ReconcileReport, error) {
-	var found collector
+	found := collector{late: &r.late, report: r.late.take(false)}
 	err := r.table.each(ctx, func(ctx context.Context, known *entry) {
 		r.reconcile(ctx, known.rec.Key, &found)
 	})
 	if err != nil {
-		return found.report, err
+		return found.take(true), err
+	}
+	for _, known := range r.table.left() {
+		found.add(&known.rec.Volume, "restore volume", r.table.refuseHung(known.rec.Key))
 	}
 	r.removeOrphans(ctx, &found)
 	r.removeStrayGuards(ctx, &found)
 	r.lost.dropKept(ctx)
-	return found.report, nil
+	return found.take(true), nil
 }
 
 func (r *reconciler) reconcile(ctx context.Context, key volume.Key, report *collector) {

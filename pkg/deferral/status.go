@@ -44,7 +44,7 @@ func (b *Broker) Get(key volume.Key) (Status, bool) {
 	if known == nil {
 		return Status{}, false
 	}
-	return known.status(b.users.Get(key)), true
+	return b.table.status(known, b.users.Get(key)), true
 }
 
 // KeyOfTarget resolves a target path to its key.
@@ -72,7 +72,7 @@ func (b *Broker) All() []Status {
 func (b *Broker) statuses(all []*entry) []Status {
 	out := make([]Status, 0, len(all))
 	for _, known := range all {
-		out = append(out, known.status(b.users.Get(known.rec.Key)))
+		out = append(out, b.table.status(known, b.users.Get(known.rec.Key)))
 	}
 	return out
 }

@@ -3,6 +3,7 @@ package deferral
 import (
 	"cmp"
 	"context"
+	"errors"
 	"maps"
 	"runtime"
 	"slices"
@@ -12,6 +13,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral/claim"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
@@ -20,8 +22,11 @@ import (
 type table struct {
 	observer Observer
 
-	mu       sync.RWMutex
-	volumes  map[volume.Key]*entry
+	mu      sync.RWMutex
+	volumes map[volume.Key]*entry
+	// work is what is done to volumes by each. A volume that hangs is left behind.
+	work sys.Looks[volume.Key]
+
 	problems []error // of files among the records that are none
 	keepAll  bool    // kept claims may belong to volumes that could not be listed
 }
@@ -41,7 +46,10 @@ type entry struct {
 }
 
 func newTable(observer Observer) *table {
-	return &table{observer: observer, volumes: make(map[volume.Key]*entry)}
+	return &table{
+		observer: observer, volumes: make(map[volume.Key]*entry),
+		work: sys.Looks[volume.Key]{Time: leaveTime, Most: maxLeft, Changed: observer.Changed},
+	}
 }
 
 func (t *table) get(key volume.Key) *entry {
@@ -121,11 +129,30 @@ func (t *table) setRefusal(key volume.Key, refusal error) {
 	})
 }
 
-func (e *entry) status(held *claim.Held) Status {
-	return Status{
+func (t *table) status(e *entry, held *claim.Held) Status {
+	out := Status{
 		Volume: &e.rec.Volume, Removing: e.removing, Leaving: e.refusal != nil,
 		Problem: cmp.Or(e.problem, e.refusal), ProblemSince: e.since, Held: held,
 	}
+	if since, hangs := t.work.Hangs(e.rec.Key); hangs {
+		out.Problem, out.ProblemSince = hangError(e, since), since
+	}
+	return out
+}
+
+// refuseHung returns an error while a volume is left behind: who waited for it would hang too.
+func (t *table) refuseHung(key volume.Key) error {
+	if since, hangs := t.work.Hangs(key); hangs {
+		if known := t.get(key); known != nil {
+			return hangError(known, since)
+		}
+	}
+	return nil
+}
+
+func hangError(e *entry, since time.Time) error {
+	return volume.Errorf(volume.Busy, "volume %s: its device %s or its runtime has not answered since %s: nothing of it is changed until it does, "+
+		"and nobody else gets the device: see whether the server of the device answers", e.rec.Target, e.rec.Device.Path, since.UTC().Format(time.RFC3339))
 }
 
 func (t *table) all() []*entry {
@@ -152,14 +179,20 @@ const (
 	slow = 500 * time.Millisecond
 	// mostWorkers bounds how many volumes are worked on at a time.
 	mostWorkers = 16
+	// leaveTime is how long one volume may take before it is left behind: two seconds, besides those that a
+	// removal waits for processes that are ending.
+	leaveTime = claim.ReleaseTime + 2*time.Second
+	// maxLeft is how many volumes may be left behind before no other is begun with. Each occupies a thread.
+	maxLeft = 256
 )
 
 // each runs f for every volume, with one worker less than there are processors, so that one is left
 // to calls. When a volume takes long, because its disk or its runtime hangs, each starts a further
-// worker for the others.
+// worker for the others, and leaves the volume behind in the end. Then f goes on, without a context that
+// ends, and the volume is skipped by others until it returns.
 func (t *table) each(ctx context.Context, f func(context.Context, *entry)) error {
 	all := t.all()
-	group, ctx := errgroup.WithContext(ctx)
+	var group errgroup.Group
 	group.SetLimit(mostWorkers)
 	var next atomic.Int64
 	var work func() error
@@ -170,7 +203,7 @@ func (t *table) each(ctx context.Context, f func(context.Context, *entry)) error
 				group.TryGo(work)
 				close(started)
 			})
-			f(ctx, all[n-1])
+			t.within(context.WithoutCancel(ctx), all[n-1], f)
 			if !another.Stop() {
 				<-started
 			}
@@ -181,6 +214,24 @@ func (t *table) each(ctx context.Context, f func(context.Context, *entry)) error
 		group.TryGo(work)
 	}
 	return group.Wait()
+}
+
+func (t *table) within(ctx context.Context, known *entry, f func(context.Context, *entry)) {
+	_, err := sys.Look(&t.work, known.rec.Key, func() (struct{}, error) {
+		f(ctx, known)
+		return struct{}{}, nil
+	})
+	if errors.Is(err, sys.ErrManyHang) {
+		t.setProblem(known.rec.Key, volume.Errorf(volume.Busy, "volume %s: it is not checked while %d others do not answer", known.rec.Target, maxLeft))
+	}
+}
+
+// left returns the volumes that are left behind.
+func (t *table) left() []*entry {
+	return t.where(func(e *entry) bool {
+		_, hangs := t.work.Hangs(e.rec.Key)
+		return hangs
+	})
 }
 
 func (t *table) setLoadProblems(problems []error, keepAll bool) {

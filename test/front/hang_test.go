@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 
+	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
 	runtimev1 "github.com/crust-proxy/crust-proxy/proto/crust/runtime/v1"
 	"github.com/crust-proxy/crust-proxy/reference/loopdev"
 	"github.com/crust-proxy/crust-proxy/test/check"
@@ -149,4 +150,56 @@ func TestCloseThatHangs(t *testing.T) {
 	check.That(t, time.Since(began) < hangTime/2, "another volume was published and released within %v", time.Since(began))
 	check.Must(t, own.end())
 	check.Succeeds(t, "it is released", func() error { return unstage(20 * time.Second) })
+}
+
+// TestVolumesThatHangAreLeftBehind: a daemon whose volume hangs when its device is opened serves within seconds, and
+// keeps the other volumes in order. The one that hangs is shown, belongs to nobody else, and is back when it answers.
+func TestVolumesThatHangAreLeftBehind(t *testing.T) {
+	n := newNode(t, deferAll)
+	n.leaves = true
+	good, later := n.create("pv-1", "ext4", 16*mib), n.create("pv-2", "ext4", 16*mib)
+	n.up(good, "pod-1")
+	own := hungLoop(t)
+	request := n.StageRequest("pod-2", own.path)
+	_, err := n.Runtime().RuntimeStageVolume(t.Context(), request)
+	check.Must(t, err)
+	target := request.GetVolumeTargetPath()
+	n.Kill()
+	scanPartitions(t, own)
+	began := time.Now()
+	check.Must(t, os.RemoveAll(n.Kata+"/"+base64.URLEncoding.EncodeToString([]byte(good.TargetOf("pod-1")))))
+	n.Start()
+	n.waitServed()
+	check.That(t, time.Since(began) <= hangTime/2, "served after %v", time.Since(began))
+	n.mountInfo(good, "pod-1") // reconcile has published it again
+	state := func() adminv1.VolumeState {
+		all, err := n.Admin().ListVolumes(t.Context(), &adminv1.ListVolumesRequest{})
+		check.Must(t, err)
+		for _, v := range all.GetVolumes() {
+			if v.GetTargetPath() == target {
+				return v.GetState()
+			}
+		}
+		return adminv1.VolumeState_VOLUME_STATE_UNSPECIFIED
+	}
+	check.That(t, state() == adminv1.VolumeState_VOLUME_STATE_DEGRADED, "it is shown as %v", state())
+	reconcile := func() { _, err := n.Admin().Reconcile(t.Context(), &adminv1.ReconcileRequest{}); check.Must(t, err) }
+	reconcile()
+	_, err = n.Runtime().RuntimeStageVolume(t.Context(), request)
+	check.Code(t, err, codes.Aborted, "has not answered")
+	_, err = n.Runtime().RuntimeStageVolume(t.Context(), n.StageRequest("pod-3", own.path))
+	check.Code(t, err, codes.FailedPrecondition, target)
+	n.life(later, "pod-4")
+	check.Must(t, n.unpublish(good, "pod-1"))
+	check.Must(t, n.unstage(good))
+	check.That(t, time.Since(began) < hangTime, "all of that was done within %v", time.Since(began))
+	check.Must(t, own.end())
+	check.Eventually(t, "the volume is back", func() bool {
+		reconcile()
+		return state() == adminv1.VolumeState_VOLUME_STATE_PUBLISHED
+	})
+	check.Retried(t, "unstage", func() error {
+		_, err := n.Runtime().RuntimeUnstageVolume(t.Context(), &runtimev1.RuntimeUnstageVolumeRequest{VolumeTargetPath: target})
+		return err
+	})
 }

@@ -36,6 +36,7 @@ type Request struct {
 type Table struct {
 	users   *Users
 	devices sys.KeyLocks[identity] // one call at a time claims or releases a device
+	looks   sys.Looks[identity]    // at what is left of volumes: a device that hangs delays no other
 	owners  *owners
 	open    *descriptors
 }
@@ -80,6 +81,11 @@ type Pending struct {
 // on record stays the owner in this table unless its device has gone. A sandbox may have the device.
 func (t *Table) Begin(ctx context.Context, r Request, dev *OpenedDevice) (*Pending, error) {
 	id := identityOf(dev.Device)
+	if !dev.known {
+		if err := t.owners.refuseExpected(r.Volume); err != nil { // it may have the lock for ever
+			return nil, err
+		}
+	}
 	unlock, err := t.lock(ctx, r.Volume, id)
 	if err != nil {
 		return nil, err
@@ -214,7 +220,7 @@ func (t *Table) drop(key volume.Key, primary identity) error {
 // is held open.
 func (t *Table) Has(r Request) bool {
 	id := identityOf(r.Device)
-	return slices.Contains(t.owners.owned(r.Key), id) && (!id.Block || t.open.get(id) != nil)
+	return t.owners.has(r.Key, id) && (!id.Block || t.open.get(id) != nil)
 }
 
 // IsShared reports whether the device has other owners, which are then all read-only.

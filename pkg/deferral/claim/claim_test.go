@@ -65,6 +65,61 @@ type keptNames map[string]bool
 func (k keptNames) StoreFD(name string, _ *os.File) error { k[name] = true; return nil }
 func (k keptNames) RemoveFD(name string) error            { delete(k, name); return nil }
 
+// TestClaimOfWhichAPartIsMissing: what is under a kept loop device is found out later, and the claim stays until then.
+func TestClaimOfWhichAPartIsMissing(t *testing.T) {
+	if os.Geteuid() != 0 && os.Getenv("CI") != "true" {
+		t.Skip("a block device node can be made by root only")
+	}
+	path := filepath.Join(t.TempDir(), "device")
+	check.Must(t, unix.Mknod(path, unix.S_IFBLK|0o600, int(unix.Mkdev(7, 4077))))
+	fd, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
+	check.Must(t, err)
+	v := &volume.Volume{Key: volume.KeyOf("/a"), Target: "/a"}
+	v.Device = volume.Device{Kind: volume.BlockDevice, Path: path, Major: 7, Minor: 4077}
+	name, finder := claimName(identityOf(v.Device)), &fakeOpeners{under: []openers.File{}}
+	table := newTable(t, keptNames{name: true}, map[string]*os.File{name: os.NewFile(uintptr(fd), "kept")}, finder)
+	for range 2 {
+		if err := table.Reclaim(t.Context(), Request{Volume: v}); err == nil || table.Has(Request{Volume: v}) {
+			t.Errorf("claimed without what is under it: %v", err)
+		}
+		check.That(t, table.Kept() == 1 && len(table.owners.owned(v.Key)) == 1, "the claim was given up")
+	}
+	finder.under = []openers.File{{Major: 8, Inode: 5}}
+	check.Must(t, table.Reclaim(t.Context(), Request{Volume: v}))
+	check.That(t, table.Has(Request{Volume: v}) && slices.Contains(table.owners.owned(v.Key), finder.under[0]), "a part is still missing")
+}
+
+// TestDeviceOfAVolumeThatIsNotClaimedYet goes to nobody else, by its number or its name, and nobody waits for it.
+func TestDeviceOfAVolumeThatIsNotClaimedYet(t *testing.T) {
+	v, dev := imageOf(t)
+	v.ReadOnly = true
+	byName := dev.Device
+	byName.Inode++
+	c := newTable(t, nil, nil, &fakeOpeners{})
+	c.Expect(v)
+	unlock, err := c.lock(t.Context(), v, identityOf(v.Device)) // as the call that hangs
+	check.Must(t, err)
+	refused := func(d volume.Device) {
+		t.Helper()
+		other := &volume.Volume{Key: volume.KeyOf("/b"), Target: "/b", ReadOnly: true, Device: d}
+		_, err := c.Begin(t.Context(), Request{Volume: other}, &OpenedDevice{Device: d, FD: sys.NoFD})
+		if owned, is := errors.AsType[*OwnedError](err); !is || owned.Target != "/a" || volume.KindOf(err) != volume.InUse {
+			t.Errorf("%v: %v", d, err)
+		}
+	}
+	refused(dev.Device)
+	refused(byName)
+	check.That(t, !c.Has(Request{Volume: v}), "what is expected is not claimed yet")
+	unlock()
+	check.Must(t, c.Reclaim(t.Context(), Request{Volume: v}))
+	check.That(t, c.Has(Request{Volume: v}), "it was not claimed")
+	check.Must(t, c.owners.refuseExpected(&volume.Volume{Key: "b", Device: byName}))
+	c = newTable(t, nil, nil, &fakeOpeners{})
+	c.Expect(v)
+	check.Must(t, c.Release(Request{Volume: v}, nil))
+	check.Must(t, c.owners.refuseExpected(&volume.Volume{Key: "b", Device: byName}))
+}
+
 // TestKeptClaimIsTakenUp without asking the keeper, and with what lies under a loop device.
 func TestKeptClaimIsTakenUp(t *testing.T) {
 	if os.Geteuid() != 0 && os.Getenv("CI") != "true" {

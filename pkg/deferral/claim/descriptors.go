@@ -186,23 +186,24 @@ func (d *descriptors) keptExcept(wanted map[string]bool) map[string]*os.File {
 	return others
 }
 
-func (d *descriptors) dropKept(wanted map[string]bool) {
+// dropKept closes a kept descriptor, here and with the keeper.
+func (d *descriptors) dropKept(name string) {
 	d.mu.Lock()
-	dropped := maps.Clone(d.kept)
-	maps.DeleteFunc(dropped, func(name string, _ *os.File) bool { return wanted[name] })
-	maps.DeleteFunc(d.kept, func(name string, _ *os.File) bool { return !wanted[name] })
-	inUse := make(map[string]bool)
+	file := d.kept[name]
+	delete(d.kept, name)
+	inUse := false
 	for id, held := range d.held {
-		inUse[claimName(id)] = !held.mountable
+		inUse = inUse || claimName(id) == name && !held.mountable
 	}
 	d.mu.Unlock()
-	for name, file := range dropped {
-		_ = file.Close()
-		if d.keeper != nil && !inUse[name] {
-			// If this fails, the kernel still refuses a second owner, and the next
-			// restart tries again.
-			_ = d.keeper.RemoveFD(name)
-		}
+	if file == nil {
+		return // it was adopted meanwhile
+	}
+	sys.CloseFileAlone(file)
+	if d.keeper != nil && !inUse {
+		// If this fails, the kernel still refuses a second owner, and the next
+		// restart tries again.
+		_ = d.keeper.RemoveFD(name)
 	}
 }
 

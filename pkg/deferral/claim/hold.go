@@ -3,6 +3,7 @@ package claim
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -171,13 +172,30 @@ func holdError(v *volume.Volume, err error) error {
 	}
 }
 
+// Expect makes a volume on record the owner of its device until Reclaim has claimed that again, which may hang.
+// Nobody else gets the device meanwhile.
+func (t *Table) Expect(v *volume.Volume) {
+	if v.Device.Kind != "" {
+		t.owners.expect(v)
+	}
+}
+
 // Reclaim claims the device of a volume on record again, after a restart: with the
 // keeper's descriptor if there is one, and otherwise by opening the device.
 func (t *Table) Reclaim(ctx context.Context, r Request) error {
-	id := identityOf(r.Device)
 	if t.Has(r) {
 		return nil
 	}
+	t.Expect(r.Volume)
+	err := t.reclaim(ctx, r)
+	if gone := volume.KindOf(err) == volume.NotFound && t.open.get(identityOf(r.Device)) == nil; err == nil || gone {
+		t.owners.confirm(r.Key, err == nil)
+	}
+	return err
+}
+
+func (t *Table) reclaim(ctx context.Context, r Request) error {
+	id := identityOf(r.Device)
 	if r.Device.Kind == volume.BlockDevice && !r.Mountable {
 		if adopted, err := t.adoptKept(ctx, r, id); adopted || err != nil {
 			return err
@@ -215,6 +233,14 @@ func (t *Table) adoptKept(ctx context.Context, r Request, id identity) (adopted 
 	}
 	defer unlock()
 	file := t.open.keptFile(id)
+	if held := t.open.get(id); file == nil && held != nil && slices.Contains(t.owners.owned(r.Key), id) {
+		// An earlier call has adopted it, and what lies under it was not known.
+		if err := t.checkShared(r, id); err != nil {
+			return false, err
+		}
+		_, err := t.owners.reserveBacking(r.Volume, held.fd, id)
+		return true, err
+	}
 	if file == nil {
 		return false, nil
 	}

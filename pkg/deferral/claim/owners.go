@@ -24,10 +24,15 @@ type owners struct {
 	mu      sync.Mutex
 	byID    map[identity][]owner
 	byKey   map[volume.Key][]identity
+	// expected are the volumes on record whose devices are not claimed again yet, as at a start: they own the
+	// device, and what is under it is not known.
+	expected map[volume.Key]*volume.Volume
 }
 
 func newOwners(finder Openers) *owners {
-	return &owners{openers: finder, byID: make(map[identity][]owner), byKey: make(map[volume.Key][]identity)}
+	return &owners{
+		openers: finder, byID: make(map[identity][]owner), byKey: make(map[volume.Key][]identity), expected: make(map[volume.Key]*volume.Volume),
+	}
 }
 
 type owner struct {
@@ -77,6 +82,47 @@ func (o *owners) remove(key volume.Key) {
 		}
 	}
 	delete(o.byKey, key)
+	delete(o.expected, key)
+}
+
+func (o *owners) expect(v *volume.Volume) {
+	if o.reserve(v, identityOf(v.Device)) == nil {
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		o.expected[v.Key] = v
+	}
+}
+
+// confirm ends the expectation: the device is claimed, or it has gone and the volume owns nothing.
+func (o *owners) confirm(key volume.Key, claimed bool) {
+	o.mu.Lock()
+	_, was := o.expected[key]
+	delete(o.expected, key)
+	o.mu.Unlock()
+	if was && !claimed {
+		o.remove(key)
+	}
+}
+
+// refuseExpected refuses a device that another volume is expected to have, by its number or its name: whether it has it,
+// and who uses it, may never be known, because the device hangs.
+func (o *owners) refuseExpected(v *volume.Volume) error {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for _, other := range o.expected {
+		if other.Key != v.Key && (identityOf(other.Device) == identityOf(v.Device) || other.Device.Path == v.Device.Path) {
+			return volume.Errorf(volume.InUse, "volume %s: its device %s (%s) %w, for which it could not be claimed again yet",
+				v.Target, v.Device.Path, v.Device, &OwnedError{Target: other.Target})
+		}
+	}
+	return nil
+}
+
+// has reports whether the volume has the device, and all that it was to claim of it.
+func (o *owners) has(key volume.Key, id identity) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.expected[key] == nil && slices.Contains(o.byKey[key], id)
 }
 
 // of returns the owners of a device, those of loop devices over it among them.

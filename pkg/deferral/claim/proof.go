@@ -4,7 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
+	"os"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -92,42 +92,67 @@ func (t *Table) Refresh(ctx context.Context, of func(*volume.Volume) bool) {
 	group.SetLimit(maxAsked)
 	for _, volumes := range byDevice {
 		group.Go(func() error {
-			for _, v := range volumes {
-				t.Note(ctx, v)
-			}
+			look(&t.looks, identityOf(volumes[0].Device), func() {
+				for _, v := range volumes {
+					t.Note(context.WithoutCancel(ctx), v)
+				}
+			})
 			return nil
 		})
 	}
 	_ = group.Wait() // none fails
 }
 
+// look runs see, and leaves a device behind that hangs.
+func look(all *sys.Looks[identity], id identity, see func()) {
+	_, _ = sys.Look(all, id, func() (struct{}, error) {
+		see()
+		return struct{}{}, nil
+	})
+}
+
 // DropKept closes the kept descriptors that no volume needs. It leaves those of the wanted devices,
 // whose volumes may claim them later, and those of devices that somebody else has open, which a
 // lost volume may have had. It also retries what an earlier release failed to close.
 func (t *Table) DropKept(ctx context.Context, wanted []volume.Device) {
-	for _, id := range t.open.identities() {
-		if unlock, free := t.devices.TryLock(id); free {
-			if len(t.owners.ofDevice(id)) == 0 {
-				_ = t.open.release(id) // the next call tries again
-			}
-			unlock()
-		}
-	}
-	names := claimNames(wanted)
-	var mu sync.Mutex
 	var group errgroup.Group
 	group.SetLimit(maxAsked)
-	for name, file := range t.open.keptExcept(names) {
+	for _, id := range t.open.identities() {
+		if len(t.owners.ofDevice(id)) > 0 {
+			continue
+		}
 		group.Go(func() error {
-			who, err := t.users.ofKept(ctx, file, 0)
-			mu.Lock()
-			defer mu.Unlock()
-			names[name] = err != nil || who.Names != ""
+			look(&t.looks, id, func() {
+				unlock, free := t.devices.TryLock(id)
+				if !free {
+					return
+				}
+				defer unlock()
+				if len(t.owners.ofDevice(id)) == 0 {
+					_ = t.open.release(id) // the next call tries again
+				}
+			})
+			return nil
+		})
+	}
+	for name, file := range t.open.keptExcept(claimNames(wanted)) {
+		group.Go(func() error {
+			look(&t.looks, fileOf(file), func() {
+				if who, err := t.users.ofKept(ctx, file, 0); err == nil && who.Names == "" {
+					t.open.dropKept(name)
+				}
+			})
 			return nil
 		})
 	}
 	_ = group.Wait() // none fails
-	t.open.dropKept(names)
+}
+
+// fileOf is what an open file is.
+func fileOf(file *os.File) identity {
+	var st unix.Stat_t
+	_ = unix.Fstat(int(file.Fd()), &st) // it cannot fail: the file is open
+	return openers.FileOf(&st)
 }
 
 // RefuseKept fails while somebody else has the device of a kept descriptor open, except for the
@@ -139,10 +164,8 @@ func (t *Table) RefuseKept(ctx context.Context, v *volume.Volume, known []volume
 			return volume.Errorf(volume.Busy, "volume %s: its device is not known, and it cannot be proven that nobody has it open: %w", v.Target, err)
 		}
 		if who.Names != "" {
-			var st unix.Stat_t
-			_ = unix.Fstat(int(file.Fd()), &st) // it cannot fail: the file is open
 			return volume.Errorf(volume.Busy, "volume %s: its device is not known, and may be %s, which is %w",
-				v.Target, openers.FileOf(&st), &HeldError{By: who.Names})
+				v.Target, fileOf(file), &HeldError{By: who.Names})
 		}
 	}
 	return nil
