@@ -103,7 +103,7 @@ func kubePods(r *testbed) {
 	is := measureOnNode(r, o)
 	deferred, mounted, direct := is.Laps["deferred"], is.Laps["mounted"], is.Laps["direct"]
 	r.sheet.tell(fmt.Sprintf("%d pods with a volume each, created and deleted together: with runc, mounted on the host by the driver", o.Pods), mounted.text())
-	r.sheet.atMost("the same with crust-runc, volumes of the same driver deferred", "<= 1.15x", deferred.against(mounted), 1.15,
+	r.sheet.atMost("the same with crust-runc, volumes of the same driver deferred", "<= 1.05x", deferred.against(mounted), 1.05,
 		fmt.Sprintf("%.2fx (%s)", deferred.against(mounted), deferred.text()))
 	r.sheet.tell("rounds of it, one by one", deferred.spread(mounted))
 	beside := is.Laps[crowded].against(deferred)
