@@ -2,6 +2,10 @@ package main
 
 import (
 	"context"
+	"encoding/json"
+	"errors"
+	"net/url"
+	"os"
 	"path/filepath"
 	"strconv"
 
@@ -9,6 +13,8 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/crust-proxy/crust-proxy/pkg/csidefer"
+	"github.com/crust-proxy/crust-proxy/test/rig"
+	"github.com/crust-proxy/crust-proxy/test/rig/kata"
 	"github.com/crust-proxy/crust-proxy/test/rig/kubelet"
 )
 
@@ -22,6 +28,8 @@ type driver struct {
 	// images has the volumes of a driver that can defer by itself: image files, named by
 	// the volumes' ids, of which a machine has room for thousands.
 	images string
+	// directVolumes and sandboxes are Kata's directories.
+	directVolumes, sandboxes string
 }
 
 func (*driver) GetPluginInfo(context.Context, *csi.GetPluginInfoRequest) (*csi.GetPluginInfoResponse, error) {
@@ -71,8 +79,50 @@ func (d *driver) NodePublishVolume(_ context.Context, req *csi.NodePublishVolume
 	return reply, nil
 }
 
-// serveDriver serves CSI on one socket, beside a registrar.
-func serveDriver(socket, registry, images string) error {
+func (*driver) NodeUnpublishVolume(context.Context, *csi.NodeUnpublishVolumeRequest) (*csi.NodeUnpublishVolumeResponse, error) {
+	return &csi.NodeUnpublishVolumeResponse{}, nil
+}
+
+func (*driver) NodeUnstageVolume(context.Context, *csi.NodeUnstageVolumeRequest) (*csi.NodeUnstageVolumeResponse, error) {
+	return &csi.NodeUnstageVolumeResponse{}, nil
+}
+
+// NodeGetVolumeStats is what a driver does that asks Kata's shim by itself.
+func (d *driver) NodeGetVolumeStats(ctx context.Context, req *csi.NodeGetVolumeStatsRequest) (*csi.NodeGetVolumeStatsResponse, error) {
+	reply := &csi.NodeGetVolumeStatsResponse{}
+	return reply, d.askShim(ctx, req.GetVolumeId(), req.GetVolumePath(), reply)
+}
+
+// NodeGetVolumeHealth is the same: a sandbox that answers is healthy.
+func (d *driver) NodeGetVolumeHealth(ctx context.Context, req *csi.NodeGetVolumeHealthRequest) (*csi.NodeGetVolumeHealthResponse, error) {
+	err := d.askShim(ctx, req.GetVolumeId(), req.GetVolumePublishPath(), &csi.NodeGetVolumeStatsResponse{})
+	return &csi.NodeGetVolumeHealthResponse{VolumeHealth: &csi.VolumeHealth{}}, err
+}
+
+// askShim finds the sandbox of a target as Kata's own tool does, and dials its shim.
+func (d *driver) askShim(ctx context.Context, id, target string, reply *csi.NodeGetVolumeStatsResponse) error {
+	files, err := os.ReadDir(kata.VolumeDir(d.directVolumes, target))
+	if err != nil {
+		return err
+	}
+	for _, file := range files {
+		if file.Name() == "mountInfo.json" {
+			continue
+		}
+		device := url.QueryEscape(url.QueryEscape(filepath.Join(d.images, id)))
+		said, err := rig.Get(ctx, filepath.Join(d.sandboxes, file.Name(), "shim-monitor.sock"), "/direct-volume/stats?path="+device)
+		if err != nil {
+			return err
+		}
+		return json.Unmarshal([]byte(said), reply)
+	}
+	return errors.New("no sandbox has " + target)
+}
+
+// serveDriver serves CSI on one socket, beside a registrar: SOCKET REGISTRY IMAGES
+// DIRECT-VOLUMES SANDBOXES.
+func serveDriver(args []string) error {
+	socket, registry, images := args[0], args[1], args[2]
 	var options []grpc.ServerOption
 	if images != "" {
 		options = append(options, csidefer.ServerOption(csidefer.Options{}))
@@ -81,7 +131,7 @@ func serveDriver(socket, registry, images string) error {
 	if err := registrar.Start(); err != nil {
 		return err
 	}
-	d := &driver{images: images}
+	d := &driver{images: images, directVolumes: args[3], sandboxes: args[4]}
 	return serve(socket, func(server *grpc.Server) {
 		csi.RegisterIdentityServer(server, d)
 		csi.RegisterNodeServer(server, d)

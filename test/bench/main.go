@@ -4,12 +4,16 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"flag"
 	"fmt"
 	"os"
 	"os/signal"
+	"slices"
+	"strings"
 	"syscall"
+	"time"
 
 	"github.com/crust-proxy/crust-proxy/test/rig"
 )
@@ -20,7 +24,6 @@ const (
 	roleShims  = "shims"
 	roleDriver = "driver"
 	roleNode   = "node"
-	roleSpin   = "spin"
 	roleFiles  = "files"
 )
 
@@ -28,9 +31,8 @@ var roles = map[string]func(args []string) error{
 	roleEmpty:  func(args []string) error { return serveEmpty(args[0]) },
 	roleShims:  serveShims,
 	roleFiles:  holdFiles,
-	roleDriver: func(args []string) error { return serveDriver(args[0], args[1], args[2]) },
+	roleDriver: serveDriver,
 	roleNode:   func(args []string) error { return serveNode(args[0], args[1]) },
-	roleSpin:   func(args []string) error { return spin(args[0]) },
 }
 
 const (
@@ -38,7 +40,22 @@ const (
 	page = "docs/performance.md"
 	// inVMs is the figure with a table of its own: it may be of another machine.
 	inVMs = "vm"
+	// checked are the parts of --check, and slack is how far their ratios may miss their goals in it.
+	checked = "lives,stats,guard"
+	slack   = 1.5
 )
+
+// part is what is measured with a daemon of its own.
+type part struct {
+	name string
+	take func(*testbed)
+}
+
+var parts = []part{
+	{"lives", lives}, {"start", podStart}, {"stats", statsCalls}, {"hung", hungSandboxes}, {"pods", pods}, {"kube", kubePods},
+	{"scale", scale}, {"quiet", quiet}, {"cluster", inCluster}, {"growth", growth}, {"streams", streams}, {"snapshots", snapshots},
+	{"size", size}, {"guard", guard}, {inVMs, vms},
+}
 
 func main() {
 	if len(os.Args) > 1 {
@@ -48,8 +65,12 @@ func main() {
 	}
 	var s settings
 	flag.BoolVar(&s.quick, "quick", false, "a tenth of the rounds; writes no file")
-	flag.StringVar(&s.only, "only", "", "one figure: latency, looks, nodecalls, hung, passthrough, pods, kube, cluster, scale, growth, snapshots, size, or vm, which has a table of its own")
+	flag.StringVar(&s.only, "only", "", "these parts alone, such as lives,stats: "+strings.Join(names(), ", ")+", which has a table of its own")
+	flag.BoolVar(&s.check, "check", false, "fails where a median misses its goal by far, in a tenth of the rounds of "+checked+"; writes no file")
 	flag.Parse()
+	if s.check {
+		s.quick, s.only = true, cmp.Or(s.only, checked)
+	}
 	os.Exit(rig.Run(func() int { return report(measure(s)) }, 0))
 }
 
@@ -63,8 +84,8 @@ func report(err error) int {
 
 // settings are the flags.
 type settings struct {
-	quick bool
-	only  string
+	quick, check bool
+	only         string
 }
 
 // scale is how many rounds of n are made.
@@ -75,36 +96,63 @@ func (s settings) scale(n int) int {
 	return n
 }
 
-// measure takes all figures, or one. Each has a daemon of its own.
+func names() (all []string) {
+	for _, one := range parts {
+		all = append(all, one.name)
+	}
+	return all
+}
+
+// wanted are the parts to measure.
+func (s settings) wanted() ([]part, error) {
+	if s.only == "" {
+		return slices.DeleteFunc(slices.Clone(parts), func(one part) bool { return one.name == inVMs }), nil
+	}
+	var all []part
+	for name := range strings.SplitSeq(s.only, ",") {
+		at := slices.Index(names(), name)
+		if at < 0 {
+			return nil, fmt.Errorf("--only %s: give some of %s", name, strings.Join(names(), ","))
+		}
+		all = append(all, parts[at])
+	}
+	return all, nil
+}
+
+// measure measures parts, and writes the rows of each as soon as it has them.
 func measure(s settings) error {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	figures := &sheet{}
-	for _, part := range []struct {
-		name string
-		take func(*testbed)
-	}{
-		{"latency", latency}, {"looks", looks}, {"nodecalls", nodeCalls}, {"hung", hungSandboxes}, {"passthrough", passthrough},
-		{"pods", pods}, {"kube", kubePods}, {"cluster", inCluster}, {"scale", scale}, {"growth", growth}, {"snapshots", snapshots}, {"size", size},
-		{inVMs, vms},
-	} {
-		if s.only != part.name && (s.only != "" || part.name == inVMs) {
-			continue
-		}
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-		if err := rig.Do(ctx, func(t rig.T) { part.take(newTestbed(t, s, figures)) }); err != nil {
-			return fmt.Errorf("%s: %w", part.name, err)
-		}
+	wanted, err := s.wanted()
+	if err != nil {
+		return err
 	}
-	switch {
-	case s.quick:
-		return nil
-	case s.only == "":
-		return figures.write(page, "make bench")
-	case s.only == inVMs:
-		return figures.write(page, "make bench-vm")
+	figures := &sheet{slack: 1}
+	if s.check {
+		figures.slack = slack
+	}
+	for _, one := range wanted {
+		figures.part = one.name
+		began := time.Now()
+		err := rig.Do(ctx, func(t rig.T) { one.take(newTestbed(t, s, figures)) })
+		if err == nil && !s.quick {
+			err = figures.write(page, one.command(), one.name, names())
+		}
+		if err = cmp.Or(err, ctx.Err()); err != nil {
+			return fmt.Errorf("%s: %w", one.name, err)
+		}
+		fmt.Printf("     %s took %.0f s\n", one.name, time.Since(began).Seconds())
+	}
+	if s.check && slices.ContainsFunc(figures.all, func(f figure) bool { return !f.met }) {
+		return fmt.Errorf("a ratio is more than %.1f times what it may be", slack)
 	}
 	return nil
+}
+
+// command names the table of a part.
+func (p part) command() string {
+	if p.name == inVMs {
+		return "make bench-vm"
+	}
+	return "make bench"
 }

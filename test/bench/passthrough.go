@@ -12,16 +12,13 @@ import (
 	"google.golang.org/grpc"
 )
 
-// passthrough compares calls to a CSI driver over its own socket with the same
-// calls through the daemon.
-func passthrough(r *testbed) {
+// streams compares a stream of a CSI driver over its own socket with the same
+// through the daemon.
+func streams(r *testbed) {
 	r.daemon.Extra = "front: {enabled: true}"
 	r.daemon.Start()
 	passed := startDriver(r, "")
 	direct := r.daemon.Dial(driverSocket(r))
-	took := r.timed(r.set.scale(40), 200, nodeInfo(r, direct), nodeInfo(r, passed))
-	r.sheet.tell("a call to a CSI driver over its own socket, p50", micros(median(took[0])))
-	r.sheet.ratio("the same through crust-proxy, p50", "<= 2.2x", median(took[1]), median(took[0]), 2.2)
 	for _, extents := range []int32{256, 4096} {
 		got := inTurns(max(5, r.set.scale(15)), throughput(r, direct, extents), throughput(r, passed, extents))
 		share := got[1] / got[0]
@@ -37,14 +34,9 @@ func driverSocket(r *testbed) string { return r.daemon.Dir + "/csi.sock" }
 func startDriver(r *testbed, images string) *grpc.ClientConn {
 	registry := r.daemon.Kubelet + "/crust-proxy/registry"
 	r.must(os.MkdirAll(registry, 0o700))
-	through := r.daemon.Dir + "/run/csi/" + driverName + ".sock"
-	r.spawn(through, roleDriver, driverSocket(r), registry, images)
+	through := r.frontSocket(driverName)
+	r.spawn(through, roleDriver, driverSocket(r), registry, images, r.daemon.Kata, r.daemon.GoSandboxes)
 	return r.daemon.Dial(through)
-}
-
-func nodeInfo(r *testbed, conn *grpc.ClientConn) func() error {
-	client := csi.NewNodeClient(conn)
-	return func() error { _, err := client.NodeGetInfo(r.ctx, &csi.NodeGetInfoRequest{}); return err }
 }
 
 // throughput is that of a driver that sends without a pause, in messages a second, over

@@ -3,77 +3,94 @@ package main
 import (
 	"context"
 	"fmt"
-	"os/exec"
 	"time"
 
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
-	runtimev1 "github.com/crust-proxy/crust-proxy/proto/crust/runtime/v1"
 )
 
-// read is something that operators or Prometheus ask of the daemon.
+// read is something that operators or Prometheus ask of the daemon, or another work of its.
 type read struct {
 	name string
 	ask  func() error
-	// program is whether a program of its own asks.
-	program bool
+	most time.Duration // that it may take; 0 is anything
 }
 
-// readRounds is how often each is asked; the median counts.
-const readRounds = 7
+const (
+	// readRounds is how often each is asked; the median counts.
+	readRounds = 7
+	// mostBeside is how much longer a stats call may take while the daemon computes, p99.
+	mostBeside = 5
+	// mostGrown is how much longer anything may take with five times the volumes.
+	mostGrown = 6
+)
 
-// reads measures what operators and Prometheus ask on a node of count volumes: how
-// long it takes, and what it adds to the slowest stage or unstage under way.
-func reads(r *testbed, count int) {
+// reads measures what operators and Prometheus ask on a node of count volumes: how long it takes, what
+// it does to stats, and the most resident memory after each. It tells how long each took.
+func reads(r *testbed, count int) map[string]time.Duration {
 	r.build("crustctl")
-	client, v := r.daemon.Runtime(), r.volume(count, r.image(count))
-	beside := func(f func() error) func() time.Duration {
-		return func() time.Duration { return slowest(r, client, v, f) }
+	disk, client := r.image(0), r.daemon.Runtime()
+	r.shims(1, 0, disk)
+	asked := r.bound(0, disk)
+	beside := func(work func() error) func() time.Duration {
+		return func() time.Duration {
+			return p99Beside(r, func() error { return stats(r.ctx, client, asked) }, work)
+		}
 	}
-	for _, one := range readsOf(r, r.daemon.Admin()) {
-		took := median(r.timed(readRounds, 1, one.ask)[0])
-		worst := inTurns(readRounds, beside(one.ask), beside(func() error { return spinBeside(r, one, took) }))
-		delay := max(0, worst[0]-worst[1])
-		r.sheet.add(figure{
-			what:   fmt.Sprintf("%s with %d volumes, p50; the slowest stage or unstage beside it", one.name, count),
-			value:  fmt.Sprintf("%s; %s more (%s to %s)", millis(took), millis(delay), millis(worst[0]), millis(worst[1])),
-			target: "<= 1 s, <= 10 ms more", met: took <= time.Second && delay <= 10*time.Millisecond,
-		})
+	idle := func() error { time.Sleep(10 * time.Millisecond); return nil }
+	took, memory := make(map[string]time.Duration), 0.0
+	for _, one := range readsOf(r, count) {
+		took[one.name] = median(r.timed(readRounds, 1, one.ask)[0])
+		memory = max(memory, r.memory())
+		worst := inTurns(3, beside(idle), beside(one.ask))
+		f := figure{what: fmt.Sprintf("%s with %d volumes, p50; stats p99 while it goes on, against idle", one.name, count), target: "<= 5x"}
+		if one.most > 0 {
+			f.target = fmt.Sprintf("<= %d ms, <= 5x", one.most.Milliseconds())
+		}
+		times := float64(worst[1]) / float64(worst[0])
+		f.value = fmt.Sprintf("%s; %.1fx (%s to %s)", millis(took[one.name]), times, millis(worst[0]), millis(worst[1]))
+		f.met = times <= mostBeside && (one.most == 0 || took[one.name] <= one.most)
+		r.sheet.add(f)
+	}
+	r.sheet.mib(fmt.Sprintf("the most resident memory with %d volumes after any of these", count), "<= 64 MiB", memory, 64)
+	return took
+}
+
+// p99Beside is that of a call while something goes on again and again.
+func p99Beside(r *testbed, call, work func() error) time.Duration {
+	ctx, cancel := context.WithTimeout(r.ctx, time.Duration(r.set.scale(2000))*time.Millisecond)
+	defer cancel()
+	ended := make(chan error, 1)
+	go func() {
+		for {
+			if err := work(); err != nil || ctx.Err() != nil {
+				ended <- err
+				return
+			}
+		}
+	}()
+	var took durations
+	for {
+		took = append(took, r.timed(1, 1, call)[0]...)
+		select {
+		case err := <-ended:
+			r.must(err)
+			return took.p99()
+		default:
+		}
 	}
 }
 
-// spinBeside keeps a core busy for as long as the read takes, in the same process or in one of
-// its own, as the read does, but asks the daemon nothing.
-func spinBeside(r *testbed, o read, took time.Duration) error {
-	if !o.program {
-		return spin(took.String())
-	}
-	p := r.again(roleSpin, took.String())
-	return exec.CommandContext(r.ctx, p.Program, p.Args...).Run() //nolint:gosec // ourselves
-}
-
-func spin(d string) error {
-	end, err := time.ParseDuration(d)
-	for start := time.Now(); time.Since(start) < end; {
-	}
-	return err
-}
-
-func readsOf(r *testbed, admin adminv1.AdminClient) []read {
-	id := ""
+func readsOf(r *testbed, count int) []read {
+	admin, client, v := r.daemon.Admin(), r.daemon.Runtime(), r.volume(count, r.image(count))
 	return []read{
-		{name: "GetNode", ask: func() error { _, err := admin.GetNode(r.ctx, &adminv1.GetNodeRequest{}); return err }},
-		{name: "ListVolumes, all pages", ask: func() (err error) { id, err = allPages(r.ctx, admin); return err }},
-		{name: "GetVolume by the beginning of an id", ask: func() error {
-			_, err := admin.GetVolume(r.ctx, &adminv1.GetVolumeRequest{Volume: id[:20]})
-			return err
-		}},
-		{name: "ListHandlers", ask: func() error { _, err := admin.ListHandlers(r.ctx, &adminv1.ListHandlersRequest{}); return err }},
-		{name: "ListDrivers", ask: func() error { _, err := admin.ListDrivers(r.ctx, &adminv1.ListDriversRequest{}); return err }},
-		{name: "WatchVolumes, to the end of what is there", ask: func() error { return untilSynced(r.ctx, admin) }},
-		{name: "Reconcile", ask: func() error { _, err := admin.Reconcile(r.ctx, &adminv1.ReconcileRequest{}); return err }},
-		{name: "a scrape of the metrics", ask: func() error { _, err := r.daemon.HTTP("/metrics"); return err }},
-		{name: "crustctl top --once", ask: func() error { return crustctl(r, "top", "--once") }, program: true},
-		{name: "crustctl doctor", ask: func() error { return crustctl(r, "doctor") }, program: true},
+		{"GetNode", func() error { _, err := admin.GetNode(r.ctx, &adminv1.GetNodeRequest{}); return err }, 50 * time.Millisecond},
+		{"a page of ListVolumes", func() error { _, err := admin.ListVolumes(r.ctx, &adminv1.ListVolumesRequest{}); return err }, 50 * time.Millisecond},
+		{"ListVolumes, all pages", func() error { return allPages(r.ctx, admin) }, 100 * time.Millisecond},
+		{"a scrape of the metrics", func() error { _, err := r.daemon.HTTP("/metrics"); return err }, 50 * time.Millisecond},
+		{"Reconcile", func() error { _, err := admin.Reconcile(r.ctx, &adminv1.ReconcileRequest{}); return err }, 200 * time.Millisecond},
+		{"crustctl doctor", func() error { return crustctl(r, "doctor") }, 300 * time.Millisecond},
+		{"crustctl top --once", func() error { return crustctl(r, "top", "--once") }, 0},
+		{"stage and unstage", func() error { return stageAndUnstage(r.ctx, client, v) }, 0},
 	}
 }
 
@@ -91,57 +108,26 @@ func crustctl(r *testbed, args ...string) error {
 	return nil
 }
 
-// allPages lists all volumes and gives the id of the last one.
-func allPages(ctx context.Context, admin adminv1.AdminClient) (id string, err error) {
+// allPages lists all volumes.
+func allPages(ctx context.Context, admin adminv1.AdminClient) error {
 	req := &adminv1.ListVolumesRequest{}
 	for {
 		page, err := admin.ListVolumes(ctx, req)
-		if err != nil {
-			return "", err
-		}
-		for _, v := range page.GetVolumes() {
-			id = v.GetId()
-		}
-		if page.GetNextPageToken() == "" {
-			return id, nil
+		if err != nil || page.GetNextPageToken() == "" {
+			return err
 		}
 		req.PageToken = page.GetNextPageToken()
 	}
 }
 
-func untilSynced(ctx context.Context, admin adminv1.AdminClient) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	stream, err := admin.WatchVolumes(ctx, &adminv1.WatchVolumesRequest{})
-	if err != nil {
-		return err
-	}
-	for {
-		change, err := stream.Recv()
-		if err != nil || change.GetType() == adminv1.WatchVolumesResponse_TYPE_SYNCED {
-			return err
+// larger measures once more what was measured with a fifth of the volumes.
+func larger(r *testbed, count int, before map[string]time.Duration) (grown []ratio) {
+	for _, one := range readsOf(r, count) {
+		rounds := 3
+		if before[one.name] > 100*time.Millisecond { // seconds by now
+			rounds = 1
 		}
+		grown = append(grown, ratio{one.name, median(r.timed(rounds, 1, one.ask)[0]), before[one.name], mostGrown})
 	}
-}
-
-// slowest stages and unstages a volume until f ends, and tells how long the slowest of
-// these calls took.
-func slowest(r *testbed, client runtimev1.RuntimeClient, v *volume, f func() error) (worst time.Duration) {
-	ended := make(chan error, 1)
-	go func() { ended <- f() }()
-	for {
-		start := time.Now()
-		_, err := client.RuntimeStageVolume(r.ctx, v.request)
-		staged := time.Now()
-		r.must(err)
-		_, err = client.RuntimeUnstageVolume(r.ctx, v.unstage)
-		r.must(err)
-		worst = max(worst, staged.Sub(start), time.Since(staged))
-		select {
-		case err := <-ended:
-			r.must(err)
-			return worst
-		default:
-		}
-	}
+	return grown
 }

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"net/url"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -83,11 +82,4 @@ func smallDisk() (unix.Statfs_t, error) {
 	err := unix.Statfs("/", &st)
 	st.Bsize, st.Blocks, st.Bfree, st.Bavail = 4096, 1<<17, 1<<16, 1<<16
 	return st, err
-}
-
-// askDirectly is how drivers ask a shim in their own process: a connection for
-// each question.
-func askDirectly(ctx context.Context, socket, device string) error {
-	_, err := rig.Get(ctx, socket, "/direct-volume/stats?path="+url.QueryEscape(url.QueryEscape(device)))
-	return err
 }
