@@ -52,6 +52,10 @@ demo-vm: ## Show one volume's whole way into a virtual machine (root)
 bench: setup build ## Measure against the targets; writes docs/performance.md (root)
 	$(GO) run ./test/bench
 
+.PHONY: check-ratios
+check-ratios: setup build ## Fail where a ratio misses its goal by far; nothing else may run beside it (root)
+	$(GO) run ./test/bench --check
+
 .PHONY: bench-vm
 bench-vm: setup build ## Measure pods in virtual machines; writes docs/performance.md (root)
 	$(GO) run ./test/bench --only vm
@@ -63,6 +67,7 @@ test: ## Run all tests and checks; installs what they need on Debian and Ubuntu
 .PHONY: soak
 soak: ## The long forms: all rounds and cases, Kubernetes 1.34, long fuzzing; takes hours (root)
 	CRUST_SOAK=1 FUZZTIME=5m UNIT_TIMEOUT=1h SYSTEM_TIMEOUT=3h VM_TIMEOUT=3h KUBE_TIMEOUT=3h hack/test.sh
+	@$(MAKE) -s check-ratios
 	@hack/mutants.sh
 	@hack/mutation.sh
 
