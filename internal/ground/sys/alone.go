@@ -3,6 +3,7 @@ package sys
 import (
 	"os"
 	"syscall"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -16,8 +17,7 @@ func CloseAlone(fd int) {
 	}
 }
 
-// CloseFileAlone is CloseAlone for a file: a device, or a file on a filesystem of this machine, such as one that
-// is locked.
+// CloseFileAlone is CloseAlone for a file.
 func CloseFileAlone(file *os.File) { closeAlone(int(file.Fd()), file.Close) } // nil is closed already
 
 // closeAlone calls closeFD while no program is being started: the fork lock excludes that. To close the last
@@ -26,12 +26,19 @@ func CloseFileAlone(file *os.File) { closeAlone(int(file.Fd()), file.Close) } //
 // started shares, but does not copy: closeFD is not the last close, and the kernel never waits in it. What can
 // wait is to give up the mapping, after the lock.
 //
-// A file that cannot be mapped, because it is open for writing only or a mere path, is closed without the lock.
-// A program may then keep it open for a moment.
+// An image is closed without the lock: its close asks the server of its filesystem even if it is not the last one. So
+// is what cannot be mapped, because it is open for writing only or a mere path. A program may then keep it open for a
+// moment.
 func closeAlone(fd int, closeFD func() error) {
 	const length = 1 // of which nobody reads a byte
-	kept, err := unix.MmapPtr(fd, 0, nil, length, unix.PROT_NONE, unix.MAP_PRIVATE)
-	if err != nil {
+	var st unix.Stat_t
+	err := unix.Fstat(fd, &st)
+	image := err == nil && st.Mode&unix.S_IFMT == unix.S_IFREG
+	var kept unsafe.Pointer
+	if err == nil && !image {
+		kept, err = unix.MmapPtr(fd, 0, nil, length, unix.PROT_NONE, unix.MAP_PRIVATE)
+	}
+	if err != nil || image {
 		_ = closeFD()
 		return
 	}

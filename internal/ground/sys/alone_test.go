@@ -74,12 +74,12 @@ func TestCloseThatHangs(t *testing.T) {
 // TestCloseBesideAStart: a program that is being started has a copy until it runs.
 func TestCloseBesideAStart(t *testing.T) {
 	for _, flags := range []int{unix.O_RDONLY, unix.O_RDWR} {
-		fd, err := unix.Open(t.TempDir()+"/file", flags|unix.O_CREAT|unix.O_CLOEXEC, 0o600)
+		fd, err := unix.Open("/dev/zero", flags|unix.O_CLOEXEC, 0)
 		check.Must(t, err)
 		ended := make(chan struct{})
 		syscall.ForkLock.Lock()
 		go func() {
-			CloseFileAlone(os.NewFile(uintptr(fd), "file"))
+			CloseFileAlone(os.NewFile(uintptr(fd), "zero"))
 			close(ended)
 		}()
 		time.Sleep(10 * time.Millisecond) // for a close that does not wait: it is seen at times only
@@ -92,4 +92,22 @@ func TestCloseBesideAStart(t *testing.T) {
 	}
 	CloseFileAlone(nil)
 	CloseAlone(NoFD)
+}
+
+// TestCloseOfAnImage: its server may not answer, so it does not wait for programs that are being started, nor they for it.
+func TestCloseOfAnImage(t *testing.T) {
+	file, err := os.Create(t.TempDir() + "/image")
+	check.Must(t, err)
+	syscall.ForkLock.Lock()
+	defer syscall.ForkLock.Unlock()
+	ended := make(chan struct{})
+	go func() {
+		CloseFileAlone(file)
+		close(ended)
+	}()
+	select {
+	case <-ended:
+	case <-time.After(20 * time.Second):
+		t.Error("an image is closed under the fork lock")
+	}
 }

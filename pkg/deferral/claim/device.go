@@ -290,24 +290,17 @@ func OpenDevice(d volume.Device) (*DeviceFile, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &DeviceFile{file: os.NewFile(uintptr(fd), d.Path), image: d.Kind == volume.ImageFile}, nil
+	return &DeviceFile{os.NewFile(uintptr(fd), d.Path)}, nil
 }
 
 // DeviceFile is a device that is open for reading.
-type DeviceFile struct {
-	file  *os.File
-	image bool
-}
+type DeviceFile struct{ file *os.File }
 
 // ReadAt reads from the device.
 func (d *DeviceFile) ReadAt(p []byte, at int64) (int, error) { return d.file.ReadAt(p, at) }
 
-// Close closes the device, so that no program which is just being started keeps it busy. An image may lie on a server
-// that does not answer, for which its close waits.
+// Close closes the device, so that no program which is just being started keeps it busy.
 func (d *DeviceFile) Close() error {
-	if d.image {
-		return d.file.Close()
-	}
 	sys.CloseFileAlone(d.file)
 	return nil
 }
