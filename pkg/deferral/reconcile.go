@@ -169,7 +169,7 @@ func (r *reconciler) removeOrphans(ctx context.Context, report *collector) {
 			report.add(&volume.Volume{}, "list projections of "+handler.Name(), err)
 		}
 		for _, v := range orphans {
-			r.removeUnknown(ctx, v, "retract orphan", report,
+			r.removeUnknown(v, "retract orphan", report,
 				func() error { return refuseInUse(ctx, handler, v) },
 				func() error { return handler.Retract(ctx, v) })
 		}
@@ -191,7 +191,7 @@ func (r *reconciler) removeStrayGuards(ctx context.Context, report *collector) {
 			continue
 		}
 		v := r.targets.volume(t)
-		r.removeUnknown(ctx, v, "unmount stray guard", report,
+		r.removeUnknown(v, "unmount stray guard", report,
 			func() error { return r.handlers.refuseBound(ctx, v) },
 			func() error { return t.Remove(false) })
 		t.Close()
@@ -200,16 +200,14 @@ func (r *reconciler) removeStrayGuards(ctx context.Context, report *collector) {
 
 // removeUnknown removes what is left of a volume without a record, unless a sandbox may
 // have the volume.
-func (r *reconciler) removeUnknown(
-	ctx context.Context, v *volume.Volume, action string, report *collector, refuse, remove func() error,
-) {
+func (r *reconciler) removeUnknown(v *volume.Volume, action string, report *collector, refuse, remove func() error) {
 	if err := refuse(); err != nil {
 		report.add(v, action, err)
 		return
 	}
-	unlock, err := r.locks.lock(ctx, v.Key)
-	if err != nil {
-		return
+	unlock, free := r.locks.keys.TryLock(v.Key)
+	if !free {
+		return // a call works on it, and may hang; the next run checks again
 	}
 	defer unlock()
 	if !r.table.has(v.Key) {

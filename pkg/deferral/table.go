@@ -177,13 +177,14 @@ func (e *entry) isLost() bool { return e.lost != nil }
 const (
 	// slow is how long one volume may take before the others no longer wait for it.
 	slow = 500 * time.Millisecond
-	// mostWorkers bounds how many volumes are worked on at a time.
-	mostWorkers = 16
+	// mostWorkers bounds how many volumes are worked on at a time. If many hang, the start must not take longer than
+	// systemd waits for it.
+	mostWorkers = maxLeft + 16
 	// leaveTime is how long one volume may take before it is left behind: two seconds, besides those that a
 	// removal waits for processes that are ending.
 	leaveTime = claim.ReleaseTime + 2*time.Second
-	// maxLeft is how many volumes may be left behind before no other is begun with. Each occupies a thread.
-	maxLeft = 256
+	// maxLeft is how many volumes may be left behind before no other is begun with.
+	maxLeft = claim.MostHung
 )
 
 // each runs f for every volume, with one worker less than there are processors, so that one is left

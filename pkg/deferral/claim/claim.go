@@ -9,6 +9,7 @@ import (
 	"maps"
 	"os"
 	"slices"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -47,6 +48,7 @@ func NewTable(keeper Keeper, kept map[string]*os.File, users *Users) *Table {
 	return &Table{
 		users:  users,
 		owners: newOwners(users.openers),
+		looks:  sys.Looks[identity]{Most: MostHung},
 		open:   &descriptors{keeper: keeper, openers: users.openers, held: make(map[identity]*heldDevice), kept: maps.Clone(kept)},
 	}
 }
@@ -230,7 +232,20 @@ func (t *Table) IsShared(d volume.Device) bool { return len(t.owners.ofDevice(id
 func (t *Table) Kept() int { return t.open.count() }
 
 // Close closes the descriptors of this process. The keeper's copies stay.
-func (t *Table) Close() { t.open.close() }
+func (t *Table) Close() {
+	ended := make(chan struct{})
+	go func() {
+		t.open.close()
+		close(ended)
+	}()
+	select {
+	case <-ended:
+	case <-time.After(closeTime): // a device hangs: it must not keep the next daemon from starting
+	}
+}
+
+// closeTime bounds Close.
+const closeTime = 2 * time.Second
 
 // SetReadOnly makes the kernel refuse every write to the device of a read-only volume.
 func (t *Table) SetReadOnly(v *volume.Volume) error {

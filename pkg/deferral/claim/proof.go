@@ -103,6 +103,9 @@ func (t *Table) Refresh(ctx context.Context, of func(*volume.Volume) bool) {
 	_ = group.Wait() // none fails
 }
 
+// MostHung is how many volumes or devices may hang before no other is looked at. Each occupies a thread.
+const MostHung = 256
+
 // look runs see, and leaves a device behind that hangs.
 func look(all *sys.Looks[identity], id identity, see func()) {
 	_, _ = sys.Look(all, id, func() (struct{}, error) {
