@@ -67,7 +67,7 @@ func (r *Registry) askBypass(ctx context.Context, path string, one *bypass) {
 			one.driver, one.since = info.GetName(), time.Now()
 			r.mu.Unlock()
 			r.node.checkSoon()
-			r.notice.ring()
+			signal(r.due)
 		}
 		return
 	}

@@ -92,10 +92,9 @@ func (s *session) awaitKubelet(ctx context.Context, offer *offer, front *served)
 	silence := time.NewTimer(s.registry.times.silence)
 	defer silence.Stop()
 	defer s.confirmed.Store(nil)
-	var settled <-chan time.Time
+	var settled, again <-chan time.Time
 	for {
-		var again <-chan time.Time
-		if !s.state().Ready {
+		if again == nil && !s.state().Ready {
 			again = time.After(s.registry.times.rescan)
 		}
 		select {
@@ -126,6 +125,7 @@ func (s *session) awaitKubelet(ctx context.Context, offer *offer, front *served)
 		case <-reconnects:
 			s.watchDriver(ctx, front)
 		case <-again:
+			again = nil
 			s.watchDriver(ctx, front)
 		}
 	}

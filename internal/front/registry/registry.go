@@ -83,7 +83,8 @@ type Registry struct {
 	alarmed map[string]bool // the drivers that were reported as bypassing; of Run alone
 	unread  string          // why sockets could not be listed the last time; of Run alone
 	looks   sys.Looks[string]
-	notice  *notice
+	due     chan struct{}      // has the directories read now
+	notices map[string]*notice // of each directory its own, as one may hang; of Run
 
 	mu       sync.Mutex
 	sessions map[string]*session // by the registrar's socket
@@ -107,7 +108,7 @@ func newRegistry(cfg Config, times times) *Registry {
 		cfg: cfg, times: times, whose: controlGroup, alarmed: make(map[string]bool), sessions: make(map[string]*session),
 		names: make(map[string]*session), served: make(map[string]*served), direct: make(map[string]*bypass),
 		departures: cache.NewLRUExpireCache(maxSockets), changed: make(chan struct{}),
-		check: driverCheck{sockets: cfg.Sockets, timeout: times.call}, notice: newNotice(),
+		check: driverCheck{sockets: cfg.Sockets, timeout: times.call}, due: make(chan struct{}, 1),
 	}
 	r.node = newNodeCheck(r)
 	return r
@@ -135,7 +136,7 @@ func (r *Registry) Run(ctx context.Context) error {
 	if err := r.cfg.MakeDirs(); err != nil {
 		return err
 	}
-	r.notice.begin()
+	r.notices = map[string]*notice{r.cfg.Registry: newNotice(r.due), r.cfg.KubeletRegistry: newNotice(r.due)}
 	ctx, cancel := context.WithCancel(ctx)
 	defer r.end(cancel)
 	if r.cfg.CSINode != nil {
@@ -145,7 +146,7 @@ func (r *Registry) Run(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 		case <-time.After(r.scan(ctx)):
-		case <-r.notice.changed:
+		case <-r.due:
 			sys.Sleep(ctx, r.times.gather) // more may follow
 		}
 	}
@@ -161,7 +162,9 @@ func (r *Registry) end(cancel context.CancelFunc) {
 	}
 	r.mu.Unlock()
 	r.parts.Wait()
-	r.notice.close()
+	for _, one := range r.notices {
+		go one.close()
+	}
 }
 
 // scan reads the directories, and returns how long that is enough if no change is noticed.
@@ -189,7 +192,7 @@ func (r *Registry) scan(ctx context.Context) time.Duration {
 // list is socketsIn for a directory in which others make what they want. Where one of them hangs, none of its
 // sockets counts as gone.
 func (r *Registry) list(dir string, below bool) (*listing, error) {
-	found, err := sys.Look(&r.looks, dir, func() (*listing, error) { return socketsIn(dir, below, r.notice.watch) })
+	found, err := sys.Look(&r.looks, dir, func() (*listing, error) { return socketsIn(dir, below, r.notices[dir].watch) })
 	if errors.Is(err, sys.ErrHangs) {
 		return &listing{hangs: true}, fmt.Errorf("%s: %w", dir, err)
 	}

@@ -102,7 +102,7 @@ func (s *session) reserve(ctx context.Context, info *Driver) error {
 		r.mu.Unlock()
 		switch {
 		case other == nil:
-			r.notice.ring() // others may have registered it with kubelet directly
+			signal(r.due) // others may have registered it with kubelet directly
 			return nil
 		case !gone:
 			return errTaken{changed: changed, error: fmt.Errorf("the driver %s is registered by %s already, with the endpoint %s: "+

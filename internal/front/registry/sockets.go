@@ -60,7 +60,7 @@ func (l *listing) gone(path string, id socketID) bool {
 // begins with a dot is not meant for us, as with kubelet. With an error the listing is not
 // whole: a directory that cannot be read does not hide the others.
 func socketsIn(dir string, below bool, watch func(dir string) bool) (*listing, error) {
-	found, watched := make(map[string]socketID), true
+	found, watched, dirs := make(map[string]socketID), true, 0
 	var unread []error
 	_ = filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
 		switch {
@@ -71,7 +71,8 @@ func socketsIn(dir string, below bool, watch func(dir string) bool) (*listing, e
 		case entry.IsDir() && path != dir && !below:
 			return fs.SkipDir
 		case entry.IsDir():
-			watched = watched && watch(path)
+			dirs++
+			watched = watched && dirs <= maxSockets && watch(path)
 		case entry.Type() != fs.ModeSocket || strings.HasPrefix(entry.Name(), "."):
 		default:
 			if id := idAt(path); id != (socketID{}) {

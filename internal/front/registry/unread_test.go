@@ -91,7 +91,7 @@ func TestDirectoryThatCannotBeReadHidesNoOther(t *testing.T) {
 	if got := follows(); got != 0 {
 		t.Errorf("%d sockets are followed that have gone", got)
 	}
-	if _, err := socketsIn(r.cfg.KubeletRegistry, true, r.notice.watch); err == nil {
+	if _, err := socketsIn(r.cfg.KubeletRegistry, true, r.notices[""].watch); err == nil {
 		t.Error("all directories could be read")
 	}
 }
