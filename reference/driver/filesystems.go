@@ -64,7 +64,7 @@ func (f *filesystems) mountFS(ctx context.Context, id, device, path string, want
 	if err == nil && m == nil {
 		err = f.mountNew(ctx, id, device, path, want)
 	}
-	if err != nil || want.readOnly {
+	if err != nil || want.readsOnly() {
 		return err
 	}
 	err = f.growFS(id, device, path)
@@ -81,8 +81,11 @@ func (f *filesystems) mountNew(ctx context.Context, id, device, path string, wan
 	if err := f.makeFS(ctx, id, device, want); err != nil {
 		return err
 	}
-	if !want.readOnly {
+	if !want.readsOnly() {
 		if err := f.growUnmounted(ctx, id, device, want.fsType); err != nil {
+			return err
+		}
+		if err := f.repair(id, device, want.fsType); err != nil {
 			return err
 		}
 	}
@@ -95,10 +98,6 @@ func (f *filesystems) mountNew(ctx context.Context, id, device, path string, wan
 	options := []string{"defaults"}
 	if want.readOnly {
 		options = append(options, "ro")
-	} else if !slices.Contains(want.flags, "ro") {
-		if err := f.repair(id, device, want.fsType); err != nil {
-			return err
-		}
 	}
 	if want.fsType == "xfs" {
 		options = append(options, sharedUUID)

@@ -20,6 +20,9 @@ type access struct {
 	flags    []string
 }
 
+// readsOnly reports whether nothing may be written to the volume.
+func (a access) readsOnly() bool { return a.readOnly || slices.Contains(a.flags, "ro") }
+
 func readAccess(capability *csi.VolumeCapability) (access, error) {
 	var a access
 	refuse := func(why string) (access, error) {
