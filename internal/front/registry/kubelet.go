@@ -107,10 +107,7 @@ func (s *session) awaitKubelet(ctx context.Context, offer *offer, front *served)
 				return true
 			}
 			silence.Stop()
-			if s.settling.needed(offer.name) {
-				s.setKubelet(registered + ", and to be renewed once: the driver may have had another registration until now")
-				settled = time.After(s.registry.times.settle)
-			}
+			settled = s.settle(offer, settled)
 		case <-settled:
 			s.setKubelet(registered)
 			if beginRenewal(s.registry, offer.name) {
@@ -129,6 +126,15 @@ func (s *session) awaitKubelet(ctx context.Context, offer *offer, front *served)
 			s.watchDriver(ctx, front)
 		}
 	}
+}
+
+// settle returns when a registration is to be renewed because kubelet may lose it.
+func (s *session) settle(offer *offer, settled <-chan time.Time) <-chan time.Time {
+	if !s.settling.needed(offer.name) {
+		return settled
+	}
+	s.setKubelet(registered + ", and to be renewed once: the driver may have had another registration until now")
+	return time.After(s.registry.times.settle)
 }
 
 // follow reports each change of a connection's state until ctx ends, and one at first: the driver may
