@@ -84,17 +84,17 @@ func (s *AdminServer) ListVolumes(_ context.Context, req *adminv1.ListVolumesReq
 		return nil, volume.Errorf(volume.Invalid, "page_size %d is negative", req.GetPageSize())
 	}
 	size := min(cmp.Or(int(req.GetPageSize()), defaultPage), maxPage)
+	after, key, _ := strings.Cut(req.GetPageToken(), "\x00")
+	found := slices.DeleteFunc(s.Node.AllShown(), func(status deferral.Status) bool {
+		return cmp.Or(strings.Compare(status.Target, after), strings.Compare(string(status.Key), key)) <= 0 || !s.selects(req, status)
+	})
+	deferral.SortByTarget(found)
 	out := &adminv1.ListVolumesResponse{}
-	last := ""
-	for _, status := range s.Node.Shown() {
-		if position(&status) <= req.GetPageToken() || !s.selects(req, status) {
-			continue
-		}
-		if len(out.GetVolumes()) == size {
-			out.NextPageToken = last
-			break
-		}
-		last = position(&status)
+	if len(found) > size {
+		found = found[:size]
+		out.NextPageToken = position(&found[size-1])
+	}
+	for _, status := range found {
 		out.Volumes = append(out.Volumes, s.Node.message(status))
 	}
 	return out, nil
