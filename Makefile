@@ -17,6 +17,9 @@ SYSTEM_TIMEOUT ?= 25m
 VM_TIMEOUT     ?= 45m
 KUBE_TIMEOUT   ?= 40m
 NODE_TIMEOUT   ?= 45m
+# Which tests of test/node run, and which of those do not.
+NODE_TESTS     ?= .
+NODE_SKIP      ?=
 PACKAGE_TIMEOUT ?= 45m
 # Tests beside those of test/vm that boot virtual machines.
 IN_VMS         ?= ^Test(CrustVM|CountInAGuest)$$
@@ -106,10 +109,10 @@ test-vm: ## Tests of crust-vm: pods in virtual machines of QEMU (root)
 	[ "$${CRUST_SOAK:-}" != 1 ] || $(GO) run ./test/bench --only vm --quick
 
 .PHONY: test-node
-test-node: ## Tests of the packages on a Debian node, a machine with systemd and cgroup v2 (root)
+test-node: ## Tests of the packages on Debian nodes, machines with systemd and cgroup v2, one in Kubernetes (root)
 	@hack/need-root.sh "tests on a node"
 	@hack/containerd.sh >/dev/null && hack/guest-kernel.sh >/dev/null
-	$(GOTESTSUM) --format testname -- -tags system -count=1 -timeout $(NODE_TIMEOUT) ./test/node
+	$(GOTESTSUM) --format testname -- -tags system -count=1 -timeout $(NODE_TIMEOUT) -run '$(NODE_TESTS)' -skip '$(NODE_SKIP)' ./test/node
 
 .PHONY: test-kube
 test-kube: ## Tests in a real Kubernetes node, whose programs are built first (root)

@@ -5,8 +5,8 @@
 # has all tests run in their long forms.
 #
 # Tests of the real system wait more than they compute. So steps run in four lanes at once:
-# tests in the foreground, those in Kubernetes and those in virtual machines (one machine at
-# a time, whose processor is emulated) beside them, and what only computes (programs for
+# tests in the foreground, those in Kubernetes (at last its node in a virtual machine) and those
+# in virtual machines (one at a time, whose processor is emulated) beside them, and what only computes (programs for
 # tests, packages, lint, fuzzing) at a low priority. Unit tests compute: no other tests run beside them.
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -95,6 +95,8 @@ kubernetes() {
 	ended deploy # built helm and kustomize
 	ended unit
 	attempt kube make -s test-kube
+	ended packages
+	attempt kube-node make -s test-node NODE_TESTS=TestKubernetesNode
 }
 
 machines() {
@@ -102,7 +104,7 @@ machines() {
 	ended unit
 	attempt vm make -s test-vm
 	ended packages
-	attempt node make -s test-node
+	attempt node make -s test-node NODE_SKIP=TestKubernetesNode
 }
 
 steps() {
@@ -119,7 +121,7 @@ steps() {
 	step systemd make -s check-systemd
 	step unit make -s unit
 	if [ "${CRUST_SYSTEM:-}" = skip ]; then
-		for name in system vm node kube package; do
+		for name in system vm node kube kube-node package; do
 			summary+=("$(printf '%-16s SKIPPED  because CRUST_SYSTEM=skip' $name)")
 		done
 	else
@@ -128,9 +130,10 @@ steps() {
 		collect packages hack/package.sh
 		step package make -s package-test
 		collect vm "make test-vm"
-		collect node "make test-node"
+		collect node "make test-node NODE_SKIP=TestKubernetesNode"
 		collect kubernetes hack/kubernetes.sh
 		collect kube "make test-kube"
+		collect kube-node "make test-node NODE_TESTS=TestKubernetesNode"
 	fi
 	collect deploy "make check-deploy"
 	collect monitoring "make check-monitoring"

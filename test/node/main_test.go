@@ -16,7 +16,7 @@ const insideEnv = "CRUST_TEST_INSIDE"
 var inside = []testing.InternalTest{
 	{Name: "ext4", F: podOn}, {Name: "xfs", F: podOn}, {Name: "btrfs", F: podOn},
 	{Name: "outlives", F: outlives}, {Name: "starts", F: startsToLast}, {Name: "lasts", F: lasts},
-	{Name: "disks", F: worksOnDisks},
+	{Name: "disks", F: worksOnDisks}, {Name: "images", F: func(t *testing.T) { prepare(t, "") }},
 }
 
 func TestMain(m *testing.M) {

@@ -51,10 +51,7 @@ func open(t rig.T, ours map[string]string, logLevel string) *Cluster {
 		c.VM = vmnode.Install(t, c.Dir, func(name string) string { return ours[name] })
 	}
 	c.Containerd = c.containerd()
-	c.Controllers = c.process("kube-controller-manager", "--kubeconfig="+c.Kubeconfig("system:kube-controller-manager", "system:masters"),
-		"--leader-elect=false", "--secure-port=0", "--service-account-private-key-file="+c.Dir+"/service-accounts.pem",
-		"--root-ca-file="+c.authority.file(), "--use-service-account-credentials=false", "--pvclaimbinder-sync-period=2s")
-	c.Scheduler = c.process("kube-scheduler", "--kubeconfig="+c.Kubeconfig("system:kube-scheduler"), "--leader-elect=false", "--secure-port=0")
+	c.Controllers, c.Scheduler = c.controllers()
 	c.Kubelet = c.kubelet()
 	c.Proxy = c.proxy(ours["crust-proxy"])
 	c.Drivers = make(map[string]*Driver)
@@ -114,15 +111,19 @@ func (c *Cluster) waitAccount() error {
 
 // Components are all that can be taken away, by name.
 func (c *Cluster) Components() map[string]*rig.Process {
-	all := map[string]*rig.Process{
-		"etcd": c.Etcd, "apiserver": c.APIServer, "controllers": c.Controllers, "scheduler": c.Scheduler,
-		"kubelet": c.Kubelet, "containerd": c.Containerd.Process, "crust-proxy": c.Proxy,
+	all := map[string]*rig.Process{"etcd": c.Etcd, "apiserver": c.APIServer, "controllers": c.Controllers, "scheduler": c.Scheduler}
+	if c.elsewhere() {
+		return all
 	}
+	all["kubelet"], all["containerd"], all["crust-proxy"] = c.Kubelet, c.Containerd.Process, c.Proxy
 	for name, driver := range c.Drivers {
 		all[name] = driver.Process
 	}
 	return all
 }
+
+// elsewhere tells whether the node is another machine.
+func (c *Cluster) elsewhere() bool { return c.Kubelet == nil }
 
 // Logs are the ends of all logs.
 func (c *Cluster) Logs() string {

@@ -93,6 +93,14 @@ func (c *ControlPlane) process(name string, args ...string) *rig.Process {
 	return &rig.Process{Name: name, Program: filepath.Join(c.programs, name), Args: args, LogFile: c.Dir + "/" + name + ".log"}
 }
 
+// controllers are the controller manager and the scheduler.
+func (c *ControlPlane) controllers() (manager, scheduler *rig.Process) {
+	manager = c.process("kube-controller-manager", "--kubeconfig="+c.Kubeconfig("system:kube-controller-manager", "system:masters"),
+		"--leader-elect=false", "--secure-port=0", "--service-account-private-key-file="+c.Dir+"/service-accounts.pem",
+		"--root-ca-file="+c.authority.file(), "--use-service-account-credentials=false", "--pvclaimbinder-sync-period=2s")
+	return manager, c.process("kube-scheduler", "--kubeconfig="+c.Kubeconfig("system:kube-scheduler"), "--leader-elect=false", "--secure-port=0")
+}
+
 func (c *ControlPlane) etcd(client, peer string) *rig.Process {
 	return c.process("etcd", "--data-dir="+c.Dir+"/etcd", "--log-level=warn", "--unsafe-no-fsync",
 		"--listen-client-urls="+client, "--advertise-client-urls="+client,
@@ -105,7 +113,7 @@ const NodeAddress = "10.88.0.1"
 
 func (c *ControlPlane) apiServer(port, etcd string, flags []string) *rig.Process {
 	address := net.IPv4(127, 0, 0, 1)
-	serving := c.issue("apiserver", pkix.Name{CommonName: "kube-apiserver"}, address)
+	serving := c.issue("apiserver", pkix.Name{CommonName: "kube-apiserver"}, address, net.ParseIP(gateway))
 	caller := c.issue("apiserver-kubelet-client", pkix.Name{CommonName: "kube-apiserver", Organization: []string{"system:masters"}})
 	// Tokens are signed with a key that its public half is read from, too.
 	tokens := c.issue("service-accounts", pkix.Name{CommonName: "service-accounts"})

@@ -65,7 +65,7 @@ func (c *Cluster) Mend() error {
 	// In this order, for one needs the other.
 	all := c.Components()
 	for _, name := range []string{"etcd", "apiserver", "controllers", "scheduler", "containerd", Block, Native, Plain, "crust-proxy", "kubelet"} {
-		if one := all[name]; !one.Alive() {
+		if one := all[name]; one != nil && !one.Alive() {
 			one.Kill() // forget what ended by itself
 			if err := one.Start(); err != nil {
 				return err
@@ -138,7 +138,7 @@ func ignoreGone(err error) error {
 
 // Patience is how long things may take that a cluster does by itself. It is far
 // more than they do take: kubelet's pauses after errors grow to two minutes.
-const Patience = 3 * time.Minute
+var Patience = 3 * time.Minute
 
 // eventually asks again and again until there is no error.
 func eventually(what string, try func(context.Context) error) error {

@@ -31,7 +31,9 @@ func (k *Kube) StartSidecars(drivers ...string) {
 	_, err = k.Kubectl("wait", "--for=condition=established", "--timeout=60s", "customresourcedefinitions", "--all")
 	k.Must(err)
 	for _, driver := range drivers {
-		k.giveReflinks(driver)
+		if !k.elsewhere() {
+			k.giveReflinks(driver)
+		}
 		k.Must(k.Apply(classes(driver)))
 	}
 	d := &deployment{k: k, programs: programs}
