@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -29,6 +30,7 @@ type Cluster struct {
 	// NodeAccess is kubelet's kubeconfig.
 	NodeAccess string
 
+	mending   sync.Mutex
 	sidecars  []*rig.Process // of one test
 	crustRunc string
 	logLevel  string // of what is ours

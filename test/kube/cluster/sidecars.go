@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -40,10 +42,32 @@ func (k *Kube) StartSidecars(drivers ...string) {
 	k.T.Cleanup(d.end)
 	d.layOut(drivers)
 	k.Must(k.mendSidecars())
+	if k.elsewhere() {
+		k.T.Cleanup(d.keep())
+	}
+}
+
+// keep starts sidecars again that have ended, as kubelet does: connections to a node that is elsewhere, and slow, are lost
+// at times.
+func (d *deployment) keep() (stop func()) {
+	ended, running := make(chan struct{}), sync.WaitGroup{}
+	running.Go(func() {
+		for {
+			select {
+			case <-ended:
+				return
+			case <-time.After(time.Second):
+				_ = d.k.mendSidecars() // it is tried again
+			}
+		}
+	})
+	return func() { close(ended); running.Wait() }
 }
 
 // mendSidecars starts those that do not run: each ends when it has lost its driver.
 func (c *Cluster) mendSidecars() error {
+	c.mending.Lock()
+	defer c.mending.Unlock()
 	for _, p := range c.sidecars {
 		if p.Alive() {
 			continue
