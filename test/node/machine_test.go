@@ -120,7 +120,7 @@ func makeDisk(t *testing.T, disk, suite, kernel string, files map[string]string)
 	rig.Mkfs(t, "ext4", disk, "-d", root, "-E", "lazy_itable_init=1")
 }
 
-// boot turns the machine on, and waits until it runs commands.
+// boot turns the machine on, and waits until it runs commands and systemd has started what it shall, or failed to.
 func (m *machine) boot() {
 	m.t.Helper()
 	start := time.Now()
@@ -131,6 +131,13 @@ func (m *machine) boot() {
 	m.conn, m.results = conn, json.NewDecoder(conn)
 	check.Must(m.t, conn.SetDeadline(time.Now().Add(bootTime)))
 	check.Must(m.t, m.results.Decode(new(Result)))
+	check.Succeeds(m.t, "boot", func() error {
+		state, err := m.try("systemctl", "is-system-running", "--wait")
+		if state == "degraded" {
+			err = nil // what failed is the test's to say
+		}
+		return err
+	})
 	m.t.Logf("the machine boots in %v", time.Since(start))
 }
 

@@ -88,7 +88,7 @@ func (m *machine) isNode() {
 		"cat /proc/1/comm":                                   "systemd",
 		"stat --file-system -c %T /sys/fs/cgroup":            "cgroup2fs",
 		"grep -c CapEff:.000001ffffffffff /proc/self/status": "1",
-		"systemctl is-system-running --wait":                 "running",
+		"systemctl is-system-running":                        "running",
 		"systemctl is-active containerd":                     "active",
 	} {
 		got := m.sh(command)
@@ -150,7 +150,7 @@ func (m *machine) wantWell() {
 // rebooted: the units start in order, no volume is left, and all is well. Who has volumes publishes them again.
 func (m *machine) rebooted() {
 	m.reboot()
-	state := m.sh("systemctl is-system-running --wait || systemctl --failed --no-pager")
+	state := m.sh("systemctl is-system-running || systemctl --failed --no-pager")
 	check.That(m.t, state == "running", "the machine is %s", state)
 	var last int
 	for _, unit := range []string{"local-fs.target", "crust-proxy-runtime.socket", "containerd.service", "crust-proxy.service"} {
