@@ -64,7 +64,8 @@ func (d *device) duplicate() error {
 		return d.errorf(volume.Invalid, "is no block device")
 	}
 	d.number = st.Rdev
-	d.intent = intentOf(d.f.cfg.LockFile, cmp.Or(d.req.ID, fmt.Sprint("device ", d.number)))
+	name := sha256.Sum256([]byte(cmp.Or(d.req.ID, fmt.Sprint("device ", d.number))))
+	d.intent = intent(filepath.Join(filepath.Dir(d.f.cfg.LockFile), "unfinished", fmt.Sprintf("%x", name)))
 	return nil
 }
 
@@ -81,48 +82,41 @@ const (
 // acquireLock locks this device number. The lock belongs to an open file, not to a process: mkfs
 // inherits it, so it ends with the last of both. The device alone does not show a running
 // mkfs.btrfs, which tests O_EXCL and closes the descriptor again.
-func (d *device) acquireLock(ctx context.Context) error {
-	file, err := d.openLock()
-	if err != nil {
-		return err
-	}
-	d.lock = file // closed with the device, whatever happens here
+func (d *device) acquireLock(ctx context.Context) (err error) {
 	// One byte of the file stands for one device, so nothing has to be removed.
 	place := int64(unix.Major(d.number))<<20 | int64(unix.Minor(d.number))
-	locked, err := d.lockByte(ctx, file, place, lockWait)
-	if err == nil && !locked {
+	d.lock, err = d.lockByte(ctx, place, lockWait)
+	if err == nil && d.lock == nil {
 		return d.errorf(volume.Busy, "is being examined or formatted, perhaps by an mkfs that was started before this "+
 			"daemon was restarted: repeat the call when it has ended")
 	}
 	return err
 }
 
-func (d *device) openLock() (*os.File, error) {
+// lockByte opens the lock file and locks a byte of it. It returns nil if somebody else still has
+// the byte when the wait ends.
+func (d *device) lockByte(ctx context.Context, place int64, wait time.Duration) (*os.File, error) {
 	file, err := os.OpenFile(d.f.cfg.LockFile, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
 		return nil, d.errorf(volume.Internal, "cannot be locked: %w", err)
 	}
-	return file, nil
-}
-
-// lockByte locks a byte of the lock file. It reports false if somebody else still has it
-// when the wait ends.
-func (d *device) lockByte(ctx context.Context, file *os.File, place int64, wait time.Duration) (bool, error) {
-	until := time.Now().Add(wait)
-	for {
+	for until := time.Now().Add(wait); ; {
 		lock := unix.Flock_t{Type: unix.F_WRLCK, Whence: unix.SEEK_SET, Start: place, Len: 1}
 		err := unix.FcntlFlock(file.Fd(), unix.F_OFD_SETLK, &lock)
 		switch {
 		case err == nil:
-			return true, nil
+			return file, nil
 		case !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.EACCES) && !errors.Is(err, unix.EINTR):
-			return false, d.errorf(volume.Internal, "cannot be locked: %w", err)
+			err = d.errorf(volume.Internal, "cannot be locked: %w", err)
 		case time.Now().After(until):
-			return false, nil
+			err = nil
+		case sys.Sleep(ctx, pollEvery):
+			continue
+		default:
+			err = d.canceledError(ctx.Err())
 		}
-		if !sys.Sleep(ctx, pollEvery) {
-			return false, d.canceledError(ctx.Err())
-		}
+		closeFile(file)
+		return nil, err
 	}
 }
 
@@ -210,11 +204,6 @@ const (
 // intent is the file that records what was begun on a volume. It is in the directory of the lock
 // file, where no guest can write: the contents of a filesystem never decide which program runs.
 type intent string
-
-// intentOf returns the intent of the volume with this id, for a daemon with this lock file.
-func intentOf(lockFile, id string) intent {
-	return intent(filepath.Join(filepath.Dir(lockFile), "unfinished", fmt.Sprintf("%x", sha256.Sum256([]byte(id)))))
-}
 
 // begin records what is begun on the filesystem with this UUID.
 func (i intent) begin(w work, uuid string) error {

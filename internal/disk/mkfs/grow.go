@@ -138,20 +138,12 @@ func (g *growth) grow(ctx context.Context) (why string, err error) {
 // turn waits until no e2fsck runs for another volume of this node. The turn ends when the file
 // is closed: no program inherits it.
 func (g *growth) turn(ctx context.Context, wait time.Duration) (*os.File, error) {
-	file, err := g.j.dev.openLock()
-	if err != nil {
-		return nil, err
-	}
-	locked, err := g.j.dev.lockByte(ctx, file, checkingByte, wait)
-	if locked {
-		return file, nil
-	}
-	closeFile(file)
-	if err == nil {
+	file, err := g.j.dev.lockByte(ctx, checkingByte, wait)
+	if err == nil && file == nil {
 		err = g.j.dev.errorf(volume.Busy, "holds an ext4 that must be checked, while e2fsck runs for another volume of this node: "+
 			"repeat the call")
 	}
-	return nil, err
+	return file, err
 }
 
 // refuse is the error for a filesystem that an interrupted resize2fs may have left inconsistent.

@@ -9,6 +9,7 @@ import (
 	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
 
+	"github.com/crust-proxy/crust-proxy/internal/disk/superblock"
 	"github.com/crust-proxy/crust-proxy/internal/ground/failpoint"
 	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
@@ -254,12 +255,7 @@ func (j *job) hasMark(m mark) (bool, error) {
 	if err != nil || size < place.start+grain {
 		return false, nil //nolint:nilerr // examine will say what is wrong
 	}
-	buffer, err := newAligned(grain)
-	if err != nil {
-		return false, j.dev.errorf(volume.Internal, "cannot be read: %w", err)
-	}
-	defer buffer.free()
-	data, err := buffer.read(file, place, size)
+	data, err := place.read(file, superblock.Aligned(grain), size)
 	if err != nil {
 		return false, j.dev.errorf(volume.Internal, "cannot be read at byte %d: %w", place.start, err)
 	}

@@ -97,13 +97,9 @@ func (d *device) read(file *os.File) (*contents, error) {
 	}
 	d.size = size
 	found := &contents{dataAt: -1, writeProtected: protected != 0}
-	buffer, err := newAligned(window)
-	if err != nil {
-		return nil, d.errorf(volume.Internal, "cannot be read: %w", err)
-	}
-	defer buffer.free()
+	buffer := superblock.Aligned(window)
 	for _, place := range windows(size) {
-		data, err := buffer.read(file, place, size)
+		data, err := place.read(file, buffer, size)
 		if err != nil {
 			return nil, d.errorf(volume.Internal, "cannot be read at byte %d: %w", place.start, err)
 		}
@@ -123,8 +119,9 @@ func (c *contents) scan(data []byte, place extent, size int64) {
 			c.marks = append(c.marks, m.name)
 		}
 	}
-	if place.start == 0 {
-		c.unfinished = unfinished(data)
+	const inProgress = 126 // the flag of an xfs whose mkfs has not ended
+	if place.start == 0 && len(data) > inProgress && bytes.HasPrefix(data, xfsMark.bytes) {
+		c.unfinished = data[inProgress] != 0
 	}
 }
 

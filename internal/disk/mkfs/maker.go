@@ -15,6 +15,7 @@ import (
 	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
 
+	"github.com/crust-proxy/crust-proxy/internal/disk/superblock"
 	"github.com/crust-proxy/crust-proxy/internal/ground/capture"
 	"github.com/crust-proxy/crust-proxy/internal/ground/failpoint"
 	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
@@ -170,8 +171,9 @@ func (j *job) clear(ctx context.Context, uuid string) error {
 	if err != nil {
 		return err
 	}
+	buffer := superblock.Aligned(window)
 	for _, e := range windows(size) {
-		if err := clearExtent(file, e, size); err != nil {
+		if err := clearExtent(file, e, buffer, size); err != nil {
 			return err
 		}
 	}
@@ -180,13 +182,8 @@ func (j *job) clear(ctx context.Context, uuid string) error {
 
 // clearExtent writes only over bytes that are not zero: on a thin device that is full, zeros need
 // space too.
-func clearExtent(file *os.File, e extent, size int64) error {
-	buffer, err := newAligned(window)
-	if err != nil {
-		return err
-	}
-	defer buffer.free()
-	data, err := buffer.read(file, e, size)
+func clearExtent(file *os.File, e extent, buffer []byte, size int64) error {
+	data, err := e.read(file, buffer, size)
 	if err != nil {
 		return err
 	}

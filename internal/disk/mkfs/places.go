@@ -6,8 +6,6 @@ import (
 	"io"
 	"os"
 	"slices"
-
-	"golang.org/x/sys/unix"
 )
 
 const (
@@ -72,19 +70,13 @@ func marksOf(size int64) []mark {
 	for at := 16 * kib; at <= 4*mib; at *= 2 {
 		marks = append(marks, mark{"a copy of a LUKS header", at, []byte("SKUL\xba\xbe")})
 	}
-	return append(marks, extCopies()...)
-}
-
-// extCopies are the first copies of an ext superblock, which lie in block group
-// 1, for the three common block sizes. The magic number has only two bytes, so the two possible
-// states and three ways to treat errors that follow it must match too.
-func extCopies() []mark {
-	const what = "a copy of an ext2, ext3 or ext4 superblock"
-	var marks []mark
+	// The first copies of an ext superblock lie in block group 1, for the three common block sizes. The magic number
+	// has only two bytes, so the two possible states and three ways to treat errors that follow it must match too.
+	const extCopy = "a copy of an ext2, ext3 or ext4 superblock"
 	for _, start := range []int64{8193 * kib, 16384 * 2 * kib, 32768 * 4 * kib} {
 		for _, state := range []byte{0, 1} {
 			for onError := byte(1); onError <= 3; onError++ {
-				marks = append(marks, mark{what, start + 56, []byte{0x53, 0xef, state, 0, onError, 0}})
+				marks = append(marks, mark{extCopy, start + 56, []byte{0x53, 0xef, state, 0, onError, 0}})
 			}
 		}
 	}
@@ -113,33 +105,17 @@ func windows(size int64) []extent {
 	return out
 }
 
-// unfinished reports whether the start of a device has the flag of an xfs whose mkfs has not ended.
-func unfinished(head []byte) bool {
-	const inProgress = 126
-	return len(head) > inProgress && bytes.HasPrefix(head, []byte("XFSB")) && head[inProgress] != 0
-}
-
-// aligned is memory for O_DIRECT.
-type aligned struct{ memory []byte }
-
-func newAligned(length int64) (*aligned, error) {
-	memory, err := unix.Mmap(-1, 0, int(length), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
-	return &aligned{memory}, err
-}
-
-func (a *aligned) free() { _ = unix.Munmap(a.memory) }
-
-// read fills the buffer with an extent. Less than the whole of it is an error.
-func (a *aligned) read(file *os.File, e extent, size int64) ([]byte, error) {
+// read reads the extent into an aligned buffer that is large enough. Less than the whole of it is an error.
+func (e extent) read(file *os.File, buffer []byte, size int64) ([]byte, error) {
 	want := min(e.length, size-e.start)
 	// The end of a device need not be a multiple of our grain; its end ends the read.
-	ask := min((want+grain-1)&^(grain-1), int64(len(a.memory)))
-	n, err := file.ReadAt(a.memory[:ask], e.start)
+	ask := min((want+grain-1)&^(grain-1), int64(len(buffer)))
+	n, err := file.ReadAt(buffer[:ask], e.start)
 	if err != nil && !errors.Is(err, io.EOF) {
 		return nil, err
 	}
 	if int64(n) < want {
 		return nil, io.ErrUnexpectedEOF
 	}
-	return a.memory[:want], nil
+	return buffer[:want], nil
 }

@@ -120,7 +120,7 @@ const pageSize = 4096
 // page reads the aligned 4 KiB that begin at start. A device may be shorter, as
 // long as it holds need bytes of them.
 func page(device io.ReaderAt, start int64, need int) ([]byte, error) {
-	raw := aligned(pageSize)
+	raw := Aligned(pageSize)
 	n, err := device.ReadAt(raw, start)
 	if n >= need {
 		return raw[:n], nil
@@ -131,10 +131,10 @@ func page(device io.ReaderAt, start int64, need int) ([]byte, error) {
 	return nil, err
 }
 
-// aligned is memory of n bytes that begins at a multiple of 4 KiB.
-func aligned(n int) []byte {
+// Aligned is memory of n bytes that begins at a multiple of 4 KiB, as O_DIRECT needs it.
+func Aligned(n int64) []byte {
 	raw := make([]byte, n+pageSize)
-	skip := (pageSize - int(uintptr(unsafe.Pointer(&raw[0]))%pageSize)) % pageSize //nolint:gosec // only the address is used
+	skip := (pageSize - int64(uintptr(unsafe.Pointer(&raw[0]))%pageSize)) % pageSize //nolint:gosec // only the address is used
 	return raw[skip : skip+n : skip+n]
 }
 
