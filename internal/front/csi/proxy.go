@@ -92,13 +92,9 @@ func Answered() map[string]bool {
 }
 
 func (p *driverProxy) couldDefer(req *csi.NodeStageVolumeRequest) bool {
-	has, w := p.driver.LastCapabilities(), p.stageRequest(req)
+	has, w := p.driver.LastCapabilities(), decision.StageRequest(p.driver.Name, p.cfg.DefaultFSType, req)
 	rules := p.front.policy.Load()
 	return has == nil || has.Native || rules.CouldDefer(w.Input) // nil: it has not told yet
-}
-
-func (p *driverProxy) stageRequest(req *csi.NodeStageVolumeRequest) *decision.VolumeRequest {
-	return decision.StageRequest(p.driver.Name, p.cfg.DefaultFSType, req)
 }
 
 // withLock runs a call that changes a volume under the volume's lock. The driver itself

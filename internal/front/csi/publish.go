@@ -93,14 +93,14 @@ func (p *publishCall) run(ctx context.Context) ([]byte, error) {
 	if p.verdict.Defer || err != nil {
 		call.Volume = string(p.key)
 	}
-	if err != nil {
-		return nil, p.refuse(p.finishError(ctx, err))
-	}
-	if !p.verdict.Defer {
+	var reply []byte
+	switch {
+	case err == nil && !p.verdict.Defer:
 		return p.publishOnHost(ctx)
+	case err == nil:
+		reply, err = p.publishDeferred(ctx)
 	}
-	reply, err := p.publishDeferred(ctx)
-	return reply, p.refuse(p.finishError(ctx, err))
+	return reply, p.proxy.recordRefusal(p.w, &p.verdict, p.finishError(ctx, err))
 }
 
 // decide sets the verdict: that of an earlier publish at the target, else one by the policy
@@ -168,10 +168,6 @@ func (p *publishCall) undo(ctx context.Context, cause error, undo func(context.C
 	ctx, cancel := staging.UndoContext(ctx)
 	defer cancel()
 	return refusal.JoinUndo(p.target, cause, undo(ctx))
-}
-
-func (p *publishCall) refuse(err error) error {
-	return p.proxy.recordRefusal(p.w, &p.verdict, err)
 }
 
 func (p *publishCall) unpublishDevice(ctx context.Context) error {

@@ -45,7 +45,7 @@ func (b *blockPublish) run(ctx context.Context) ([]byte, error) {
 	if err := b.publishDevice(ctx); err != nil {
 		return nil, err
 	}
-	if err := p.handOver(ctx, b.instruction(), b.has); err != nil {
+	if err := p.handOver(ctx, b.instruction(), p.w.ReadOnly, b.has); err != nil {
 		return nil, p.undo(ctx, err, p.unpublishDevice)
 	}
 	failpoint.Hit("front-publish-instructed")
@@ -116,11 +116,10 @@ func (b *blockPublish) askDriver(ctx context.Context) error {
 }
 
 func (b *blockPublish) instruction() volume.Instruction {
-	p, mount := b.call, b.call.w.Capability.GetMount()
+	p := b.call
 	return volume.Instruction{
-		Type: volume.Block, Backing: p.device, FSType: p.w.FSType,
-		MountFlags: p.mountFlags(mount.GetMountFlags(), p.w.ReadOnly),
-		Format:     p.verdict.Format, MakeFS: p.verdict.MakeFS, KeepSize: p.verdict.KeepSize,
+		Type: volume.Block, Backing: p.device, FSType: p.w.FSType, MountFlags: p.w.Capability.GetMount().GetMountFlags(),
+		Format: p.verdict.Format, MakeFS: p.verdict.MakeFS, KeepSize: p.verdict.KeepSize,
 		Origin: &volume.Origin{Way: volume.WayBlock, Private: p.device, PrivateStaging: b.staging},
 	}
 }

@@ -74,7 +74,8 @@ func (p *publishCall) way(has *staging.Capabilities) (string, error) {
 }
 
 // handOver hands the volume over to the broker, with what the sandbox has to mount.
-func (p *publishCall) handOver(ctx context.Context, in volume.Instruction, has *staging.Capabilities) error {
+func (p *publishCall) handOver(ctx context.Context, in volume.Instruction, readOnly bool, has *staging.Capabilities) error {
+	in.MountFlags = decision.MountFlags(in.MountFlags, readOnly, p.rules.Abilities(p.verdict.Handler).SELinux)
 	in.Group, in.GroupPolicy = p.group()
 	in.Target, in.Driver, in.Handler = p.target, p.id.Driver, p.verdict.Handler
 	in.Origin.VolumeID, in.Origin.Rule, in.Origin.AccessMode = p.id.ID, p.verdict.Rule, p.w.AccessMode
@@ -128,10 +129,6 @@ func (p *publishCall) group() (string, volume.GroupPolicy) {
 		return on.Group, on.GroupPolicy // kubelet sends no policy, and may send no group either
 	}
 	return group, change
-}
-
-func (p *publishCall) mountFlags(flags []string, readOnly bool) []string {
-	return decision.MountFlags(flags, readOnly, p.rules.Abilities(p.verdict.Handler).SELinux)
 }
 
 // logHazards logs what the pod's runtime will do wrong with the volume, before the pod's

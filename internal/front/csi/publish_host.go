@@ -14,7 +14,7 @@ import (
 // has the volume keeps it from being deferred for another.
 func (p *publishCall) publishOnHost(ctx context.Context) ([]byte, error) {
 	if err := p.prepareHost(ctx); err != nil {
-		return nil, p.refuse(err)
+		return nil, p.proxy.recordRefusal(p.w, &p.verdict, err)
 	}
 	p.proxy.cfg.Refusals.ForgetTarget(p.target) // it may have been refused, and the policy says otherwise now
 	known := slices.Contains(p.rec.OnHost, p.target)

@@ -90,7 +90,7 @@ func (n *nativePublish) handOver(ctx context.Context, reply *csi.NodePublishVolu
 	asked := p.w.Capability.GetMount()
 	readOnly := p.w.ReadOnly || slices.Contains(mountopt.Split(asked.GetMountFlags()), "ro")
 	in := volume.Instruction{
-		Backing: mount.GetVolumeBackingPath(), FSType: mount.GetFsType(), MountFlags: p.mountFlags(mount.GetMountFlags(), readOnly),
+		Backing: mount.GetVolumeBackingPath(), FSType: mount.GetFsType(), MountFlags: mount.GetMountFlags(),
 		Format: volume.FormatDriver, Origin: &volume.Origin{Way: volume.WayNative},
 	}
 	switch mount.GetVolumeType().GetType() {
@@ -100,5 +100,5 @@ func (n *nativePublish) handOver(ctx context.Context, reply *csi.NodePublishVolu
 		in.Type = volume.Network
 	default:
 	}
-	return p.handOver(ctx, in, n.has)
+	return p.handOver(ctx, in, readOnly, n.has)
 }

@@ -31,7 +31,8 @@ func stageVolume(ctx context.Context, p *driverProxy, req *csi.NodeStageVolumeRe
 		return forward(ctx) // a raw block volume has no filesystem
 	}
 	return p.withLock(ctx, req.GetVolumeId(), req.GetStagingTargetPath(), forward, func(id staging.VolumeID) ([]byte, error) {
-		s := &stageCall{proxy: p, rules: p.front.rules(), id: id, req: req, w: p.stageRequest(req), rec: p.records.Get(id)}
+		s := &stageCall{proxy: p, rules: p.front.rules(), id: id, req: req, rec: p.records.Get(id)}
+		s.w = decision.StageRequest(p.driver.Name, p.cfg.DefaultFSType, req)
 		s.w.Mark = p.marks.Get(id)
 		reply, err := s.run(ctx, forward)
 		if err != nil && s.rec.Stage == nil {
@@ -46,7 +47,7 @@ func (s *stageCall) run(ctx context.Context, forward forwardFunc) ([]byte, error
 	annotateVerdict(ctx, s.w, &s.verdict)
 	telemetry.CallFrom(ctx).Repeated = s.rec.Stage.Done(asDevice)
 	if err != nil {
-		return nil, s.refuse(s.notBegun(err))
+		return nil, s.proxy.recordRefusal(s.w, &s.verdict, s.notBegun(err))
 	}
 	reply, err := s.proxy.stager.Stage(ctx, &s.rec, s.req, asDevice, s.verdict.Rule, forward)
 	if err != nil && s.rec.Stage != nil && s.rec.Stage.At == staging.NotStaged {
@@ -55,7 +56,7 @@ func (s *stageCall) run(ctx context.Context, forward forwardFunc) ([]byte, error
 	if err != nil && !asDevice {
 		return reply, err // the driver's own error on a volume that is not deferred
 	}
-	return reply, s.refuse(err)
+	return reply, s.proxy.recordRefusal(s.w, &s.verdict, err)
 }
 
 // prepare decides, and reports whether the driver has to stage the volume as a device.
@@ -156,8 +157,4 @@ func (s *stageCall) notBegun(cause error) error {
 func (s *stageCall) removeRecord(cause error) error {
 	s.rec.Stage = nil
 	return refusal.JoinUndo(refusal.Clip(s.id.ID), cause, s.proxy.records.Put(s.rec))
-}
-
-func (s *stageCall) refuse(err error) error {
-	return s.proxy.recordRefusal(s.w, &s.verdict, err)
 }

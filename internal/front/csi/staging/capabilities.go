@@ -21,7 +21,8 @@ type Capabilities struct {
 	Reply *csi.NodeGetCapabilitiesResponse
 }
 
-func readCapabilities(reply *csi.NodeGetCapabilitiesResponse) *Capabilities {
+// ObserveCapabilities stores what the driver has just reported.
+func (d *Driver) ObserveCapabilities(reply *csi.NodeGetCapabilitiesResponse) *Capabilities {
 	c := &Capabilities{Reply: proto.CloneOf(reply)}
 	reported := map[int32]*bool{
 		int32(csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME):                                      &c.Stage,
@@ -37,6 +38,8 @@ func readCapabilities(reply *csi.NodeGetCapabilitiesResponse) *Capabilities {
 			*has = true
 		}
 	}
+	d.known.Store(c)
+	d.silent.Store(nil)
 	return c
 }
 
@@ -52,11 +55,3 @@ func (d *Driver) Capabilities(ctx context.Context) (*Capabilities, error) {
 
 // LastCapabilities are those that the driver reported last, or nil.
 func (d *Driver) LastCapabilities() *Capabilities { return d.known.Load() }
-
-// ObserveCapabilities stores what the driver has just reported.
-func (d *Driver) ObserveCapabilities(reply *csi.NodeGetCapabilitiesResponse) *Capabilities {
-	found := readCapabilities(reply)
-	d.known.Store(found)
-	d.silent.Store(nil)
-	return found
-}

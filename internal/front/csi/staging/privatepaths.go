@@ -117,23 +117,18 @@ func (p *PrivatePaths) MakeDir(dir string) error {
 	})
 }
 
-// lstat returns nil if nothing is there.
+// lstat returns nil if nothing of ours is there. The error of a link that leads out of the kubelet root, which has no
+// errno, proves that too: MakeDir follows no such link.
 func (p *PrivatePaths) lstat(where string) (info fs.FileInfo, err error) {
 	err = p.inRoot(where, func(root *os.Root, rel string) (err error) {
 		info, err = root.Lstat(rel)
 		return err
 	})
-	if err == nil || isAbsent(err) {
+	errno, known := errors.AsType[syscall.Errno](err)
+	if err == nil || !known || slices.Contains([]syscall.Errno{unix.ENOENT, unix.ENOTDIR, unix.ELOOP}, errno) {
 		return info, nil
 	}
 	return nil, volume.Errorf(volume.Busy, "it cannot be seen whether a device is at %s: %w", where, err)
-}
-
-// isAbsent reports whether an error proves that nothing of ours is there. The error of a link
-// that leads out of the kubelet root, which has no errno, does: MakeDir follows no such link.
-func isAbsent(err error) bool {
-	errno, known := errors.AsType[syscall.Errno](err)
-	return !known || slices.Contains([]syscall.Errno{unix.ENOENT, unix.ENOTDIR, unix.ELOOP}, errno)
 }
 
 // Exists reports whether anything is there. After an error that is not known.
