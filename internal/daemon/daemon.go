@@ -122,7 +122,7 @@ func serve(ctx context.Context, call invocation) error {
 func (d *daemon) start(ctx context.Context) error {
 	cfg := d.settings.get()
 	d.settings.apply = d.apply
-	d.disks = newDisks(cfg, d.metrics, d.log)
+	d.disks = newDisks(cfg, d.log)
 	d.http = &telemetry.Server{
 		Listen: cfg.HTTP.Listen, Metrics: d.metrics.Registry, Pprof: cfg.HTTP.Pprof, Ready: d.readiness, Alive: d.alive, Log: d.log,
 		Remarks: d.remarks,
@@ -443,9 +443,15 @@ func (o volumeObserver) Changed(key volume.Key) {
 // Published counts.
 func (o volumeObserver) Published(v *volume.Volume) { o.daemon.metrics.Published(v.Driver, v.Handler) }
 
-// Leaving looks for errors in the filesystem.
+// Leaving looks for errors in a filesystem that its sandbox has unmounted: by then the guest's kernel has recorded
+// those that it found.
 func (o volumeObserver) Leaving(ctx context.Context, v *volume.Volume) {
-	o.daemon.disks.leaving(ctx, v)
+	super := o.daemon.disks.reader.Super(ctx, v, 0)
+	if super == nil || super.Errors == nil {
+		return
+	}
+	o.daemon.log.Warn("a volume is given back with errors on record", append(about(v), zap.String("condition", super.Errors.Words()))...)
+	o.daemon.metrics.LeftWithErrors(v.Driver, v.Handler)
 }
 
 // OrphanEnded is called for a process that was ended, and for one that could not be.

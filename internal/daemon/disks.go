@@ -12,7 +12,6 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/daemon/config"
 	"github.com/crust-proxy/crust-proxy/internal/disk/mkfs"
 	"github.com/crust-proxy/crust-proxy/internal/disk/ondisk"
-	"github.com/crust-proxy/crust-proxy/internal/ground/telemetry"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
@@ -29,12 +28,10 @@ const (
 type disks struct {
 	reader    *ondisk.Reader
 	formatter *mkfs.Formatter
-	metrics   *telemetry.Metrics
-	log       *zap.Logger
 }
 
-func newDisks(cfg *config.Config, metrics *telemetry.Metrics, log *zap.Logger) *disks {
-	return &disks{reader: ondisk.New(), metrics: metrics, log: log, formatter: mkfs.New(mkfs.Config{
+func newDisks(cfg *config.Config, log *zap.Logger) *disks {
+	return &disks{reader: ondisk.New(), formatter: mkfs.New(mkfs.Config{
 		Log: log.Named("format"), LockFile: filepath.Join(cfg.RunDir, "format.lock"), AcceptLeftovers: cfg.Front.AcceptLeftovers,
 	})}
 }
@@ -77,18 +74,6 @@ func (d *disks) Condition(ctx context.Context, v *volume.Volume) *volume.Conditi
 func (d *disks) LacksGroup(ctx context.Context, v *volume.Volume) bool {
 	super := d.reader.Super(ctx, v, diskAge)
 	return super == nil || super.Root == nil || !super.Root.WritableFor(v.Group)
-}
-
-// leaving reads the superblock of a filesystem that its sandbox has unmounted: by then the
-// guest's kernel has recorded the errors that it found.
-func (d *disks) leaving(ctx context.Context, v *volume.Volume) {
-	super := d.reader.Super(ctx, v, 0)
-	if super == nil || super.Errors == nil {
-		return
-	}
-	d.log.Warn("a volume is given back with errors on record", zap.String("volume", v.Target),
-		zap.String("device", v.Device.Path), zap.String("csiDriver", v.Driver), zap.String("condition", super.Errors.Words()))
-	d.metrics.LeftWithErrors(v.Driver, v.Handler)
 }
 
 // Prepare examines a device, and formats it if the policy says so.

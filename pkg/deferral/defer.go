@@ -131,7 +131,7 @@ func (a *attempt) claim(ctx context.Context, rec *record) (err error) {
 		}
 		err = a.prepare(ctx, rec)
 		if err == nil && mayWrite {
-			err = pending.Resume(ctx)
+			err = pending.Claim(ctx)
 		}
 	}
 	if err != nil {

@@ -158,16 +158,16 @@ func ask(program *ebpf.Program, fd int, file File, loop bool) (count, error) {
 	}
 	out := count{self: uint32(q.Process >> 32)}
 	if !file.Block {
-		if !q.File.isRegular() || q.Position != mark {
+		if q.File.Kind&unix.S_IFMT != unix.S_IFREG || q.Position != mark {
 			return count{}, errMoved
 		}
-		out.opens, out.inodes, out.images = q.File.writers(), []uint64{q.File.Address}, []uint64{q.File.Address}
+		out.opens, out.inodes, out.images = q.File.Writers, []uint64{q.File.Address}, []uint64{q.File.Address}
 		return out, nil
 	}
 	if !q.File.isBlock() || q.File.Number != kernelNumber(file) {
 		return count{}, errMoved
 	}
-	out.opens, out.inodes = q.File.openers(), []uint64{q.File.Address}
+	out.opens, out.inodes = q.File.Openers, []uint64{q.File.Address}
 	if q.Under.Address != 0 {
 		out.addUnder(&q.Under)
 	}
@@ -178,7 +178,7 @@ func ask(program *ebpf.Program, fd int, file File, loop bool) (count, error) {
 func (c *count) addUnder(under *inodeReport) {
 	c.inodes = append(c.inodes, under.Address)
 	if under.isBlock() {
-		c.ofLoop, c.below = 1, under.openers()-1
+		c.ofLoop, c.below = 1, under.Openers-1
 		c.under = fileOfNumber(under.Number)
 		c.under.Block = true
 		return
@@ -191,19 +191,12 @@ func (c *count) addUnder(under *inodeReport) {
 	if under.Mode&toWrite != 0 {
 		c.ofLoop = 1
 	}
-	c.below = under.writers() - c.ofLoop
+	c.below = under.Writers - c.ofLoop
 }
 
 func (i *inodeReport) isBlock() bool {
 	return i.Kind&unix.S_IFMT == unix.S_IFBLK && i.Magic == bdevMagic
 }
-func (i *inodeReport) isRegular() bool { return i.Kind&unix.S_IFMT == unix.S_IFREG }
-
-func (i *inodeReport) openers() int { return int(int32(i.Openers)) } //nolint:gosec // 32 bits
-
-// writers is how often a regular file is open for writing. The kernel counts below 0 while it
-// executes the file.
-func (i *inodeReport) writers() int { return max(0, int(int32(i.Writers))) } //nolint:gosec // 32 bits
 
 // remoteMagics are those of filesystems of <linux/magic.h> that ask a server for the number of an inode: FUSE, NFS,
 // Ceph, SMB, CIFS and 9P. It is the number that their inodes have in the kernel's memory.

@@ -50,8 +50,8 @@ type inodeReport struct {
 	Kind    uint64
 	Magic   uint64
 	Number  uint64
-	Writers uint64
-	Openers uint64
+	Writers int    // how often a regular file is open for writing
+	Openers int    // how often a block device is open
 	Device  uint64 // the number of its filesystem
 	Inode   uint64
 }
@@ -155,7 +155,9 @@ func answer(program *ebpf.Program, fd int, loop bool) (*question, error) {
 }
 
 func reportOf(w []uint64) inodeReport {
-	return inodeReport{Address: w[0], Mode: w[1], Kind: w[2], Magic: w[3], Number: w[4], Writers: w[5], Openers: w[6], Device: w[7], Inode: w[8]}
+	// Both counts have 32 bits. The kernel counts writers below 0 while it executes the file.
+	writers, openers := max(0, int(int32(w[5]))), int(int32(w[6])) //nolint:gosec // 32 bits
+	return inodeReport{Address: w[0], Mode: w[1], Kind: w[2], Magic: w[3], Number: w[4], Writers: writers, Openers: openers, Device: w[7], Inode: w[8]}
 }
 
 // license is what the kernel asks for before a program may read its memory.

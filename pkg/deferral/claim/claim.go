@@ -111,7 +111,7 @@ func (p *Pending) begin(ctx context.Context) error {
 	if p.stack, err = p.table.owners.reserveData(p.request.Volume, p.dev); err != nil {
 		return err
 	}
-	return p.claim(ctx)
+	return p.Claim(ctx)
 }
 
 // namingHolder adds to the refusal of a device that another volume owns who keeps that volume from being
@@ -130,16 +130,13 @@ func (u *Users) namingHolder(err error) error {
 }
 
 // Suspend gives up the kernel's claim, for a program that needs the device for itself. The claim in
-// the table stays.
+// the table stays. Claim makes that of the kernel again.
 func (p *Pending) Suspend() {
 	if p.held != nil {
 		sys.CloseAlone(p.held.fd)
 		p.held = nil
 	}
 }
-
-// Resume claims the device in the kernel again, and proves again that it is free.
-func (p *Pending) Resume(ctx context.Context) error { return p.claim(ctx) }
 
 // Keep completes the claim. It returns the read-only flag that the device had by itself.
 func (p *Pending) Keep() (wasReadOnly bool, err error) {

@@ -357,7 +357,7 @@ func TestWhatIsNotFreeIsNotClaimed(t *testing.T) {
 		check.Must(t, err)
 		pending.Suspend()
 		finder.who = "process 2"
-		if err := pending.Abandon(pending.Resume(t.Context())); volume.KindOf(err) != volume.Busy || len(c.owners.owned(v.Key)) > 0 {
+		if err := pending.Abandon(pending.Claim(t.Context())); volume.KindOf(err) != volume.Busy || len(c.owners.owned(v.Key)) > 0 {
 			t.Errorf("%s: taken meanwhile: %v", name, err)
 		}
 	}

@@ -13,9 +13,9 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
-// claim claims the device of the first volume in the kernel, and proves that it is free. A device on
+// Claim claims the device of the first volume in the kernel, and proves that it is free. A device on
 // record is not proven to be free: its sandbox may have it.
-func (p *Pending) claim(ctx context.Context) error {
+func (p *Pending) Claim(ctx context.Context) error {
 	switch {
 	case !p.First:
 		return nil
