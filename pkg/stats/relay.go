@@ -164,19 +164,16 @@ func (r *Relay) learn(v *volume.Volume, f *flight) {
 	if f.rebound && (f.err != nil || f.sandbox == "" || f.answer.Sandbox != f.sandbox) {
 		return
 	}
-	r.known[v.Key] = r.known[v.Key].after(f, time.Now())
-}
-
-func (k Known) after(f *flight, now time.Time) Known {
+	k, now := r.known[v.Key], time.Now()
 	k.Took, k.AskedAt = f.answer.Took, now
 	k.Requests++
 	if f.err != nil {
 		k.Failures++
 		k.Err, k.ErrAt = f.err, now
-		return k
+	} else {
+		k.Report, k.At, k.Err, k.ErrAt, k.LostAt = f.answer.Report, now, nil, time.Time{}, time.Time{}
 	}
-	k.Report, k.At, k.Err, k.ErrAt, k.LostAt = f.answer.Report, now, nil, time.Time{}, time.Time{}
-	return k
+	r.known[v.Key] = k
 }
 
 // Known returns the latest information about a volume.

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/crust-proxy/crust-proxy/internal/disk/superblock"
+	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral/claim"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
@@ -27,17 +28,11 @@ const (
 
 // Reader reads superblocks. Many goroutines may use one.
 type Reader struct {
-	open func(volume.Device) (Device, error)
+	open func(volume.Device) (file io.ReaderAt, closeFile func(), err error)
 
 	mu          sync.Mutex
 	states      map[volume.Key]*state
 	quick, hung int // how many reads are under way
-}
-
-// Device is an open device.
-type Device interface {
-	io.ReaderAt
-	io.Closer
 }
 
 // state is what is known about one volume.
@@ -49,10 +44,13 @@ type state struct {
 
 // New makes a reader of real devices.
 func New() *Reader {
-	return newReader(func(d volume.Device) (Device, error) { return claim.OpenDevice(d) })
+	return newReader(func(d volume.Device) (io.ReaderAt, func(), error) {
+		file, err := claim.OpenDevice(d)
+		return file, func() { sys.CloseFileAlone(file) }, err
+	})
 }
 
-func newReader(open func(volume.Device) (Device, error)) *Reader {
+func newReader(open func(volume.Device) (io.ReaderAt, func(), error)) *Reader {
 	return &Reader{open: open, states: make(map[volume.Key]*state)}
 }
 
@@ -74,19 +72,15 @@ func (r *Reader) Super(ctx context.Context, v *volume.Volume, maxAge time.Durati
 	}
 	if ends := s.ends; ends != nil {
 		r.mu.Unlock()
-		wait(ctx, ends)
+		waiting, cancel := context.WithTimeout(ctx, patience)
+		defer cancel()
+		select {
+		case <-ends:
+		case <-waiting.Done():
+		}
 		r.mu.Lock()
 	}
 	return s.super
-}
-
-func wait(ctx context.Context, ends <-chan struct{}) {
-	ctx, cancel := context.WithTimeout(ctx, patience)
-	defer cancel()
-	select {
-	case <-ends:
-	case <-ctx.Done():
-	}
 }
 
 // start begins a read, unless too many are under way. The caller has r.mu.
@@ -124,12 +118,12 @@ func (r *Reader) start(v *volume.Volume, s *state) {
 }
 
 func (r *Reader) read(d volume.Device, fsType string) (*superblock.Super, error) {
-	device, err := r.open(d)
+	file, closeFile, err := r.open(d)
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = device.Close() }()
-	return superblock.Read(device, fsType)
+	defer closeFile()
+	return superblock.Read(file, fsType)
 }
 
 // Forget drops what is known about a volume that was released.

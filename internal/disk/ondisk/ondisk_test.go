@@ -3,6 +3,7 @@ package ondisk
 import (
 	"context"
 	"errors"
+	"io"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -34,14 +35,14 @@ func (d *disk) ReadAt(p []byte, _ int64) (int, error) {
 	return len(p), nil
 }
 
-func (d *disk) Close() error { d.open.Add(-1); return nil }
+func (d *disk) opened() (io.ReaderAt, func(), error) {
+	d.open.Add(1)
+	d.reads.Add(1)
+	return d, func() { d.open.Add(-1) }, nil
+}
 
 func readerOf(d *disk) *Reader {
-	return newReader(func(volume.Device) (Device, error) {
-		d.open.Add(1)
-		d.reads.Add(1)
-		return d, nil
-	})
+	return newReader(func(volume.Device) (io.ReaderAt, func(), error) { return d.opened() })
 }
 
 func testVolume(key volume.Key) *volume.Volume {
@@ -120,14 +121,11 @@ func TestADeviceThatHangsKeepsNobody(t *testing.T) {
 func TestDevicesThatHangLeaveTheOthersTheirReads(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		hung, healthy := &disk{hang: make(chan struct{})}, &disk{}
-		r := newReader(func(d volume.Device) (Device, error) {
-			of := healthy
+		r := newReader(func(d volume.Device) (io.ReaderAt, func(), error) {
 			if d.Path == "hung" {
-				of = hung
+				return hung.opened()
 			}
-			of.open.Add(1)
-			of.reads.Add(1)
-			return of, nil
+			return healthy.opened()
 		})
 		for i := range 2 * maxReads {
 			v := testVolume(volume.Key(rune('a' + i)))

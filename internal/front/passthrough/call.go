@@ -28,8 +28,9 @@ func newCall(conn grpc.ClientConnInterface, method string, caller grpc.ServerStr
 	if contentType := came.Get("content-type"); len(contentType) == 1 {
 		_, c.subtype, _ = strings.Cut(contentType[0], "+")
 	}
-	if passed := withoutConnection(came); len(passed) > 0 {
-		c.ctx = metadata.NewOutgoingContext(c.ctx, passed)
+	maps.DeleteFunc(came, ofConnection) // gRPC made the map for us
+	if len(came) > 0 {
+		c.ctx = metadata.NewOutgoingContext(c.ctx, came)
 	}
 	return c
 }
@@ -43,16 +44,9 @@ func (c *call) options(more ...grpc.CallOption) []grpc.CallOption {
 	return more
 }
 
-// withoutConnection removes the metadata of the connection that it came over: the other
-// connection has its own. It changes the map, which gRPC made for us.
-func withoutConnection(came metadata.MD) metadata.MD {
-	maps.DeleteFunc(came, func(key string, _ []string) bool { return ofConnection(key) })
-	return came
-}
-
-// ofConnection reports whether metadata belongs to one connection. Not all that begins with
+// ofConnection reports whether metadata belongs to one connection: the other one has its own. Not all that begins with
 // "grpc-" does: trace context (grpc-trace-bin) and retry counts are passed between the ends.
-func ofConnection(key string) bool {
+func ofConnection(key string, _ []string) bool {
 	switch key {
 	case "content-type", "user-agent", "te", "host",
 		"grpc-encoding", "grpc-accept-encoding", "grpc-timeout",
@@ -93,7 +87,8 @@ func (c *call) forward(ctx context.Context, request []byte) (reply []byte, err e
 	if len(trailer) > 0 {
 		c.caller.SetTrailer(trailer)
 	}
-	if header = withoutConnection(header); len(header) > 0 {
+	maps.DeleteFunc(header, ofConnection)
+	if len(header) > 0 {
 		if sent := c.caller.SetHeader(header); err == nil {
 			err = sent
 		}
@@ -151,7 +146,8 @@ func (c *call) answer(driver grpc.ClientStream) error {
 	header, err := driver.Header()
 	if header != nil && err == nil {
 		// At once: the caller may wait for it before it sends anything.
-		err = c.caller.SendHeader(withoutConnection(header))
+		maps.DeleteFunc(header, ofConnection)
+		err = c.caller.SendHeader(header)
 	}
 	if err != nil {
 		return err

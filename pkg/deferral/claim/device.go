@@ -280,9 +280,9 @@ func isGone(d volume.Device, err error) bool {
 		(errors.Is(unix.Lstat(d.Path, &file), unix.ENOENT) || openers.FileOf(&file) != identityOf(d) && file.Mode != 0)
 }
 
-// OpenDevice opens the device of a volume for reading, claimed or not, and bypasses the page
-// cache if possible. Close it soon: an open device cannot be detached.
-func OpenDevice(d volume.Device) (*DeviceFile, error) {
+// OpenDevice opens the device of a volume for reading, claimed or not, and bypasses the page cache if possible.
+// Close it soon, with sys.CloseFileAlone: an open device cannot be detached.
+func OpenDevice(d volume.Device) (*os.File, error) {
 	fd, err := openByIdentity(d, unix.O_DIRECT)
 	if errors.Is(err, unix.EINVAL) {
 		fd, err = openByIdentity(d, 0) // an image on a filesystem without direct I/O
@@ -290,17 +290,5 @@ func OpenDevice(d volume.Device) (*DeviceFile, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &DeviceFile{os.NewFile(uintptr(fd), d.Path)}, nil
-}
-
-// DeviceFile is a device that is open for reading.
-type DeviceFile struct{ file *os.File }
-
-// ReadAt reads from the device.
-func (d *DeviceFile) ReadAt(p []byte, at int64) (int, error) { return d.file.ReadAt(p, at) }
-
-// Close closes the device, so that no program which is just being started keeps it busy.
-func (d *DeviceFile) Close() error {
-	sys.CloseFileAlone(d.file)
-	return nil
+	return os.NewFile(uintptr(fd), d.Path), nil
 }
