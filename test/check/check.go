@@ -57,6 +57,14 @@ func That(t failing, holds bool, format string, args ...any) {
 	}
 }
 
+// Require ends the test where something does not hold that the rest of it needs.
+func Require(t fatal, holds bool, format string, args ...any) {
+	t.Helper()
+	if !holds {
+		t.Fatalf(format, args...)
+	}
+}
+
 // Says has the test fail where a text lacks a word.
 func Says(t failing, what, text string, words ...string) {
 	t.Helper()

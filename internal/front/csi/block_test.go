@@ -16,6 +16,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/front/policy"
 	"github.com/crust-proxy/crust-proxy/pkg/stats"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
+	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/rig/kubelet"
 )
 
@@ -76,9 +77,7 @@ func TestLostRecordsAreNoObstacle(t *testing.T) {
 	r := newRig(t, deferAll)
 	r.begin("p1")
 	// A reboot: /run is empty, the private paths are on disk.
-	if err := os.RemoveAll(r.cfg.StateDir); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, os.RemoveAll(r.cfg.StateDir))
 	clear(r.broker.volumes)
 	r.restart()
 	r.driver.said()
@@ -96,9 +95,8 @@ func TestRecordsOfAnEarlierBootMeanNothing(t *testing.T) {
 	record := regexp.MustCompile(`"boot":"[^"]*"`).ReplaceAllString(r.recordOnDisk(), `"boot":"earlier"`)
 	r.ok(nil, os.WriteFile(file, []byte(record), 0o600))
 	r.restart()
-	if rec := r.front.store.Records.Get(staging.VolumeID{Driver: driverName, ID: "vol-1"}); rec.Stage != nil {
-		t.Errorf("the record was taken: %+v", rec)
-	}
+	rec := r.front.store.Records.Get(staging.VolumeID{Driver: driverName, ID: "vol-1"})
+	check.That(t, rec.Stage == nil, "the record was taken: %+v", rec)
 }
 
 func TestFailedHandOverLeavesNothing(t *testing.T) {
@@ -124,9 +122,7 @@ func TestFailedRepeatLeavesThePublishedVolume(t *testing.T) {
 	r.broker.stageErr = volume.Errorf(volume.Internal, "no projection")
 	r.refused(r.publish("p1"), codes.Aborted, "no projection")
 	r.said("publish-block private", "publish-block private")
-	if len(r.broker.volumes) != 1 {
-		t.Error("the published volume has gone")
-	}
+	check.That(t, len(r.broker.volumes) == 1, "the published volume has gone")
 }
 
 func TestStatsComeFromTheSandbox(t *testing.T) {
@@ -145,9 +141,8 @@ func TestStatsComeFromTheSandbox(t *testing.T) {
 	if err != nil || old.GetAbnormal() || old.GetMessage() == "" || reply.GetUsage()[0].GetTotal() != 10 || reply.GetUsage()[0].GetUnit() != csi.VolumeUsage_BYTES {
 		t.Errorf("fresh: %v, %v", reply, err)
 	}
-	if calls := r.driver.said(); len(calls) != 2 {
-		t.Errorf("the driver was asked: %q", calls)
-	}
+	calls := r.driver.said()
+	check.That(t, len(calls) == 2, "the driver was asked: %q", calls)
 }
 
 // TestStagedDeviceOfNoPod: the driver would answer for what lies at kubelet's paths, which is
@@ -189,9 +184,7 @@ func TestAGrownFilesystemNeedsNoSandbox(t *testing.T) {
 	r.filesystem = 2<<30 - 4096
 	reply, err := r.kubelet.NodeExpandVolume(t.Context(), ask)
 	r.ok(nil, err)
-	if reply.GetCapacityBytes() != 2<<30 {
-		t.Errorf("got %d bytes", reply.GetCapacityBytes())
-	}
+	check.That(t, reply.GetCapacityBytes() == 2<<30, "got %d bytes", reply.GetCapacityBytes())
 	r.filesystem = 3 << 30 // a superblock that the guest has forged
 	_, err = r.kubelet.NodeExpandVolume(t.Context(), ask)
 	r.refused(err, codes.FailedPrecondition, "kata")
@@ -222,31 +215,27 @@ func TestGrowth(t *testing.T) {
 	r.said("expand-block private")
 	r.driver.grown = func() { r.broker.size = 2 << 30 }
 	r.refused(expand(), codes.FailedPrecondition, "cannot grow its filesystem", "kata", "when the pod is deleted")
-	if v := r.broker.volumes[r.target("p1")]; v.GrowTo != 2<<30 {
-		t.Errorf("the growth that waits is not on record: %d", v.GrowTo)
-	}
+	v := r.broker.volumes[r.target("p1")]
+	check.That(t, v.GrowTo == 2<<30, "the growth that waits is not on record: %d", v.GrowTo)
 	r.broker.volumes[r.target("p1")].GrowTo = 0
 	r.broker.bound[r.target("p1")] = "s1"
 	r.sandboxes.err = volume.Errorf(volume.Unsupported, "volume v: the agent does not resize")
 	r.refused(expand(), codes.FailedPrecondition, "the agent does not resize", "when the pod is deleted")
-	if v := r.broker.volumes[r.target("p1")]; v.GrowTo != 2<<30 {
-		t.Errorf("the growth that a sandbox refused is not on record: %d", v.GrowTo)
-	}
+	v = r.broker.volumes[r.target("p1")]
+	check.That(t, v.GrowTo == 2<<30, "the growth that a sandbox refused is not on record: %d", v.GrowTo)
 	r.broker.volumes[r.target("p1")].GrowTo = 0
 	delete(r.broker.bound, r.target("p1"))
 	r.sandboxes.err = nil
 	r.broker.abilities.GrowsAtMount = true
 	r.ok(nil, expand())
-	if v := r.broker.volumes[r.target("p1")]; v.GrowTo != 2<<30 {
-		t.Errorf("grow at mount: %d", v.GrowTo)
-	}
+	v = r.broker.volumes[r.target("p1")]
+	check.That(t, v.GrowTo == 2<<30, "grow at mount: %d", v.GrowTo)
 	r.broker.bound[r.target("p1")] = "s1"
 	r.broker.volumes[r.target("p1")].GrowTo = 0
 	ask.VolumePath = r.staging() // kubelet may name it by the staging path
 	r.ok(nil, expand())
-	if v := r.broker.volumes[r.target("p1")]; v.GrowTo != 0 {
-		t.Errorf("the sandbox was not asked, and the growth is left for the next one: %d", v.GrowTo)
-	}
+	v = r.broker.volumes[r.target("p1")]
+	check.That(t, v.GrowTo == 0, "the sandbox was not asked, and the growth is left for the next one: %d", v.GrowTo)
 	r.sandboxes.err = volume.Errorf(volume.Unsupported, "volume v: the agent does not resize")
 	r.refused(expand(), codes.FailedPrecondition, "the agent does not resize")
 	r.sandboxes.err = volume.Errorf(volume.Timeout, "volume v: hangs")

@@ -73,9 +73,7 @@ func TestFirstStageThatCannotBeRecorded(t *testing.T) {
 		r.refused(r.tryStage(stage), codes.Internal, "record cannot be written")
 	})
 	r.said()
-	if r.front.store.HoldsRequest(staging.VolumeID{Driver: driverName, ID: "vol-1"}) {
-		t.Error("the request is kept with its secrets")
-	}
+	check.That(t, !r.front.store.HoldsRequest(staging.VolumeID{Driver: driverName, ID: "vol-1"}), "the request is kept with its secrets")
 	r.clean()
 }
 
@@ -94,9 +92,7 @@ func TestTargetThatCannotBeLookedUp(t *testing.T) {
 		"publish": r.publish("pod1"), "unpublish": r.unpublish("pod1"), "stats": stats, "expand": expand, "health": health,
 	} {
 		t.Run(name, func(t *testing.T) {
-			if codeOf(err) != codes.Aborted {
-				t.Errorf("got %v", err)
-			}
+			check.That(t, codeOf(err) == codes.Aborted, "got %v", err)
 		})
 	}
 	r.said() // a driver that is asked would act under a sandbox
@@ -130,9 +126,7 @@ func TestCallsWaitShortlyForTheirVolume(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var all Front
 		end, err := all.lock(t.Context(), staging.VolumeID{Driver: "d", ID: "v"})
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, err)
 		if other, err := all.lock(t.Context(), staging.VolumeID{Driver: "d", ID: "w"}); err != nil {
 			t.Errorf("another volume waits: %v", err)
 		} else {
@@ -140,9 +134,7 @@ func TestCallsWaitShortlyForTheirVolume(t *testing.T) {
 		}
 		began := time.Now()
 		_, err = all.lock(t.Context(), staging.VolumeID{Driver: "d", ID: "v"})
-		if volume.KindOf(err) != volume.Busy || time.Since(began) != lockTimeout {
-			t.Errorf("after %v: %v", time.Since(began), err)
-		}
+		check.That(t, volume.KindOf(err) == volume.Busy && time.Since(began) == lockTimeout, "after %v: %v", time.Since(began), err)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		if _, err = all.lock(ctx, staging.VolumeID{Driver: "d", ID: "v"}); volume.KindOf(err) != volume.Busy {
@@ -166,9 +158,8 @@ func TestVolumeIDsCannotForgeALog(t *testing.T) {
 			r.refused(err, codes.Aborted, "could not be undone yet")
 		}
 		for _, err := range []error{err, callUnderWay(staging.VolumeID{Driver: driverName, ID: id})} {
-			if text := err.Error(); len(text) > 1<<10 || strings.Contains(text, "\n") {
-				t.Errorf("%v: %d bytes: %.100q", code, len(text), text)
-			}
+			text := err.Error()
+			check.That(t, len(text) <= 1<<10 && !strings.Contains(text, "\n"), "%v: %d bytes: %.100q", code, len(text), text)
 		}
 	}
 }

@@ -32,6 +32,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
 	"github.com/crust-proxy/crust-proxy/pkg/stats"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -460,9 +461,7 @@ var deferAsked = &policy.Policy{Rules: []policy.Rule{
 func newRig(t *testing.T, policy *policy.Policy) *rig {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "front")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	broker := &fakeBroker{root: dir + "/kubelet", volumes: make(map[string]*volume.Volume), bound: make(map[string]string), size: 1 << 30}
 	r := &rig{
@@ -476,9 +475,7 @@ func newRig(t *testing.T, policy *policy.Policy) *rig {
 		DriverTimeout: 10 * time.Second, Policy: policy, Log: zap.NewNop(),
 		Disks: r,
 	}
-	if err := os.MkdirAll(broker.root+"/plugins", 0o750); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, os.MkdirAll(broker.root+"/plugins", 0o750))
 	server := grpc.NewServer()
 	csi.RegisterNodeServer(server, r.driver)
 	serve(t, server, dir+"/driver.sock")
@@ -490,9 +487,7 @@ func newRig(t *testing.T, policy *policy.Policy) *rig {
 func serve(t *testing.T, server *grpc.Server, socket string) (stop func()) {
 	t.Helper()
 	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	done := make(chan struct{})
 	go func() { defer close(done); _ = server.Serve(listener) }()
 	stop = sync.OnceFunc(func() { server.Stop(); <-done })
@@ -503,9 +498,7 @@ func serve(t *testing.T, server *grpc.Server, socket string) (stop func()) {
 func dial(t *testing.T, socket string) *grpc.ClientConn {
 	t.Helper()
 	conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	t.Cleanup(func() { _ = conn.Close() })
 	return conn
 }
@@ -515,9 +508,7 @@ func (r *rig) start() {
 	r.t.Helper()
 	r.cfg.Refusals = refusal.NewList(&r.observed)
 	front, err := New(r.cfg)
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	check.Must(r.t, err)
 	r.front = front
 	upstream := dial(r.t, r.dir+"/driver.sock")
 	proxy := front.Driver(driverName, r.registered, upstream)
@@ -567,21 +558,15 @@ func (r *rig) publishReq(pod string) *csi.NodePublishVolumeRequest {
 
 func (r *rig) ok(_ any, err error) {
 	r.t.Helper()
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	check.Must(r.t, err)
 }
 
 // refused asserts a code and words of the error.
 func (r *rig) refused(err error, code codes.Code, words ...string) {
 	r.t.Helper()
-	if status.Code(err) != code {
-		r.t.Fatalf("got %v, want %v", err, code)
-	}
+	check.Require(r.t, status.Code(err) == code, "got %v, want %v", err, code)
 	for _, word := range words {
-		if err != nil && !strings.Contains(err.Error(), word) {
-			r.t.Errorf("the error does not say %q: %v", word, err)
-		}
+		check.That(r.t, err == nil || strings.Contains(err.Error(), word), "the error does not say %q: %v", word, err)
 	}
 }
 
@@ -651,9 +636,7 @@ func (r *rig) said(want ...string) {
 		}
 		got = append(got, method+" "+place)
 	}
-	if !slices.Equal(got, want) {
-		r.t.Errorf("the driver was asked for %q, want %q", got, want)
-	}
+	check.That(r.t, slices.Equal(got, want), "the driver was asked for %q, want %q", got, want)
 }
 
 // clean asserts that nothing is left of any volume.
@@ -668,9 +651,7 @@ func (r *rig) clean() {
 			return nil
 		})
 	}
-	if len(left) > 0 || len(r.broker.volumes) > 0 {
-		r.t.Errorf("left: %q, %d volumes", left, len(r.broker.volumes))
-	}
+	check.That(r.t, len(left) == 0 && len(r.broker.volumes) == 0, "left: %q, %d volumes", left, len(r.broker.volumes))
 }
 
 func files(t *testing.T, dir string) []string {

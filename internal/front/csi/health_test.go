@@ -26,6 +26,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 	"github.com/crust-proxy/crust-proxy/pkg/stats"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
+	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/rig/kubelet"
 )
 
@@ -46,9 +47,7 @@ func (r *rig) askHealth(req *csi.NodeGetVolumeHealthRequest) (told, message stri
 	reply, err := r.kubelet.NodeGetVolumeHealth(r.t.Context(), req)
 	r.ok(nil, err)
 	health := reply.GetVolumeHealth()
-	if health.GetVolumeId() != req.GetVolumeId() {
-		r.t.Errorf("got %v", reply)
-	}
+	check.That(r.t, health.GetVolumeId() == req.GetVolumeId(), "got %v", reply)
 	var all []string
 	for _, one := range health.GetHealthStatuses() {
 		all, message = append(all, one.GetStatus().String()+" "+one.GetReason()), one.GetMessage()
@@ -58,9 +57,8 @@ func (r *rig) askHealth(req *csi.NodeGetVolumeHealthRequest) (told, message stri
 
 func (r *rig) wantHealth(pod, want string) {
 	r.t.Helper()
-	if told, message := r.health(pod); told != want || (told == "") != (message == "") {
-		r.t.Errorf("health is %q (%s), want %q", told, message, want)
-	}
+	told, message := r.health(pod)
+	check.That(r.t, told == want && (told == "") == (message == ""), "health is %q (%s), want %q", told, message, want)
 }
 
 // TestHealthOfADeferredVolume: the sandbox's word, or what its silence means. It never
@@ -86,9 +84,8 @@ func TestHealthOfADeferredVolume(t *testing.T) {
 	}
 	r.sandboxes.health = &volume.Condition{Message: "fine"}
 	r.wantHealth("p1", "")
-	if told, _ := r.askHealth(&csi.NodeGetVolumeHealthRequest{VolumeId: "vol-1"}); told != "" {
-		t.Errorf("asked without a path: %s", told)
-	}
+	told, _ := r.askHealth(&csi.NodeGetVolumeHealthRequest{VolumeId: "vol-1"})
+	check.That(t, told == "", "asked without a path: %s", told)
 	for kind, want := range map[volume.Kind]string{
 		volume.Timeout: "DEGRADED SandboxDoesNotAnswer", volume.Absurd: "DEGRADED UsageImpossible", volume.Malformed: "DEGRADED UsageImpossible",
 		volume.Refused: "DEGRADED SandboxFails", volume.Internal: "DEGRADED SandboxFails",
@@ -189,9 +186,8 @@ func TestHealthOfADriverThatHangs(t *testing.T) {
 			start := time.Now()
 			raw, _ := proto.Marshal(req)
 			answer, err := call(ctx, p, raw, hang)
-			if took := time.Since(start); took != within || status.Code(err) != code || proto.Unmarshal(answer, reply) != nil {
-				t.Errorf("%s: %v after %v", what, err, took)
-			}
+			took := time.Since(start)
+			check.That(t, took == within && status.Code(err) == code && proto.Unmarshal(answer, reply) == nil, "%s: %v after %v", what, err, took)
 		}
 		other, known, told := &csi.NodeGetVolumeHealthRequest{VolumeId: "vol-2"}, &csi.NodeGetCapabilitiesResponse{}, &csi.NodeGetVolumeHealthResponse{}
 		deferred := &csi.NodeGetVolumeHealthRequest{VolumeId: "vol-1", VolumePublishPath: r.target("p1")}
@@ -217,17 +213,14 @@ func TestHealthOfADriverThatHangs(t *testing.T) {
 		quick()
 		ends("a deferred volume's sandbox", healthTimeout, codes.OK, parsed(getVolumeHealth), deferred, told)
 		all := told.GetVolumeHealth().GetHealthStatuses()
-		if len(known.GetCapabilities()) != 3 || len(all) != 1 || all[0].GetReason() != reasonHangs {
-			t.Errorf("got %v and %v", known, told)
-		}
+		check.That(t, len(known.GetCapabilities()) == 3 && len(all) == 1 && all[0].GetReason() == reasonHangs, "got %v and %v", known, told)
 		p.driver.ObserveCapabilities(has)
 		_, err := getCapabilities(t.Context(), p, nil, func(ctx context.Context) ([]byte, error) {
 			p.driver.ObserveCapabilities(reports()) // a publish has just asked
 			return hang(ctx)
 		})
-		if last := p.driver.LastCapabilities(); err != nil || last.Health || !p.driver.Silent() {
-			t.Errorf("newer capabilities were replaced by %v: %v", last.Reply, err)
-		}
+		last := p.driver.LastCapabilities()
+		check.That(t, err == nil && !last.Health && p.driver.Silent(), "newer capabilities were replaced by %v: %v", last.Reply, err)
 	})
 }
 
@@ -270,9 +263,8 @@ func TestHealthThatFailsIsLoggedOnce(t *testing.T) {
 				deviceHealth(t.Context(), p, &csi.NodeGetVolumeHealthRequest{VolumeId: []string{"bad", "good"}[i%2]})
 				time.Sleep(30 * time.Second)
 			}
-			if warned := logged.FilterLevelExact(zap.WarnLevel).Len(); warned != warnings || logged.Len() != all {
-				t.Errorf("%d warnings of %d", warned, logged.Len())
-			}
+			warned := logged.FilterLevelExact(zap.WarnLevel).Len()
+			check.That(t, warned == warnings && logged.Len() == all, "%d warnings of %d", warned, logged.Len())
 		}
 		logs(1, 60)
 		delete(fails, "bad")
@@ -371,9 +363,7 @@ func TestHealthOfOtherVolumes(t *testing.T) {
 	_, err = r.kubelet.NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{})
 	r.refused(err, codes.InvalidArgument, "volume_id")
 	storage, err := r.kubelet.NodeGetStorageHealth(t.Context(), &csi.NodeGetStorageHealthRequest{})
-	if err != nil || storage.GetBackendHealth()[0].GetReason() != "PathLost" {
-		t.Errorf("storage: %v, %v", storage, err)
-	}
+	check.That(t, err == nil && storage.GetBackendHealth()[0].GetReason() == "PathLost", "storage: %v, %v", storage, err)
 }
 
 // TestVolumeConditionOfOldKubelets: the capability by configuration, the field always.
@@ -385,9 +375,7 @@ func TestVolumeConditionOfOldKubelets(t *testing.T) {
 		for _, want := range []bool{configured, true} { // the second time the driver reports it
 			reply, err := r.kubelet.NodeGetCapabilities(t.Context(), &csi.NodeGetCapabilitiesRequest{})
 			r.ok(nil, err)
-			if offers(reply, kubelet.VolumeCondition) != want {
-				t.Errorf("configured %v, wanted %v: %v", configured, want, reply)
-			}
+			check.That(t, offers(reply, kubelet.VolumeCondition) == want, "configured %v, wanted %v: %v", configured, want, reply)
 			r.driver.setCaps(kubelet.VolumeCondition)
 		}
 	}

@@ -20,6 +20,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/front/policy"
 	"github.com/crust-proxy/crust-proxy/internal/ground/telemetry"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 // portal is a value of a publish context whose key does not look like a secret's.
@@ -87,9 +88,8 @@ func TestRequestIsKeptOnlyWhereItMayBeNeeded(t *testing.T) {
 				if got := holdsPortal(r.recordOnDisk()); got != test.kept {
 					t.Errorf("the record holds the publish context: %v\n%s", got, r.recordOnDisk())
 				}
-				if got := r.front.store.HoldsRequest(staging.VolumeID{Driver: driverName, ID: "vol-1"}); got != test.kept {
-					t.Errorf("the memory holds the request: %v", got)
-				}
+				got := r.front.store.HoldsRequest(staging.VolumeID{Driver: driverName, ID: "vol-1"})
+				check.That(t, got == test.kept, "the memory holds the request: %v", got)
 			}
 			r.unstage()
 			r.clean()
@@ -110,20 +110,16 @@ func TestRequestIsDroppedAfterTheWayBackToTheHost(t *testing.T) {
 	r.driver.fail("stage-mount", status.Error(codes.Unavailable, "the driver has gone"))
 	r.refused(r.publish("p1"), codes.Unavailable)
 	r.said("unstage private", "stage-mount kubelet")
-	if !holdsPortal(r.recordOnDisk()) {
-		t.Error("the request was dropped before the driver had staged the volume")
-	}
+	check.That(t, holdsPortal(r.recordOnDisk()), "the request was dropped before the driver had staged the volume")
 	r.restart()
 	r.askCapabilities()
 	r.driver.fail("stage-mount", nil)
 	r.ok(nil, r.publish("p1"))
 	r.said("stage-mount kubelet", "publish-mount kubelet")
-	if asked, _ := r.driver.last("stage-mount").(*csi.NodeStageVolumeRequest); asked.GetPublishContext()["targetPortal"] != portal {
-		t.Errorf("the driver was asked %v", asked)
-	}
-	if record := r.recordOnDisk(); holdsPortal(record) {
-		t.Errorf("the request is kept: %s", record)
-	}
+	asked, _ := r.driver.last("stage-mount").(*csi.NodeStageVolumeRequest)
+	check.That(t, asked.GetPublishContext()["targetPortal"] == portal, "the driver was asked %v", asked)
+	record := r.recordOnDisk()
+	check.That(t, !holdsPortal(record), "the request is kept: %s", record)
 	r.end("p1")
 }
 
@@ -146,9 +142,8 @@ func TestRuleThatComesAfterTheStage(t *testing.T) {
 			r.refused(r.publish("p2"), codes.FailedPrecondition, r.target("p2"), "vol-1", driverName, "was not kept", "delete every pod",
 				"unstaged", r.staging(), "create the pods again")
 			r.said()
-			if got := r.cfg.Refusals.Refused(); len(got) != 1 || got[0].Rule != `rule "all"` {
-				t.Errorf("listed: %+v", got)
-			}
+			got := r.cfg.Refusals.Refused()
+			check.That(t, len(got) == 1 && got[0].Rule == `rule "all"`, "listed: %+v", got)
 			r.unstage()
 			r.ok(nil, r.tryStage(r.stageWithContext()))
 			r.ok(nil, r.publish("p2"))
@@ -179,9 +174,7 @@ func TestUncertainStageOfAVolumeThatIsNeverDeferred(t *testing.T) {
 			r := newRig(t, &policy.Policy{})
 			r.driver.fail("stage-mount", status.Error(codes.DeadlineExceeded, "slow"))
 			r.refused(r.tryStage(r.stageWithContext()), codes.DeadlineExceeded)
-			if holdsPortal(r.recordOnDisk()) {
-				t.Error("the record holds the publish context")
-			}
+			check.That(t, !holdsPortal(r.recordOnDisk()), "the record holds the publish context")
 			r.driver.fail("stage-mount", nil)
 			r.driver.said()
 			if restart {
@@ -208,36 +201,29 @@ func TestStagedPrivatelyIsReadFromTheRecords(t *testing.T) {
 	r.stage()
 	before := files(t, r.cfg.StateDir)
 	got, err := staging.StagedDevices(r.cfg.StateDir)
-	if want := []staging.Staged{{Driver: driverName, VolumeID: "vol-1", Path: r.staging()}}; err != nil || !slices.Equal(got, want) {
-		t.Errorf("got %+v, %v", got, err)
-	}
-	if live := r.front.StagedDevices(); !slices.Equal(live, got) {
-		t.Errorf("the running front has %+v", live)
-	}
-	if after := files(t, r.cfg.StateDir); !slices.Equal(before, after) {
-		t.Errorf("reading changed %q to %q", before, after)
-	}
+	want := []staging.Staged{{Driver: driverName, VolumeID: "vol-1", Path: r.staging()}}
+	check.That(t, err == nil && slices.Equal(got, want), "got %+v, %v", got, err)
+	live := r.front.StagedDevices()
+	check.That(t, slices.Equal(live, got), "the running front has %+v", live)
+	after := files(t, r.cfg.StateDir)
+	check.That(t, slices.Equal(before, after), "reading changed %q to %q", before, after)
 	dir := filepath.Join(r.cfg.StateDir, staging.RecordDir)
 	r.ok(nil, os.WriteFile(dir+"/half.json.new", []byte("{"), 0o600))
 	r.ok(nil, os.WriteFile(dir+"/other-boot.json", []byte(`{"version":1,"boot":"x","driver":"d","volumeID":"v","stage":{"path":"/p","at":"private","rule":""}}`), 0o600))
-	if got, err := staging.StagedDevices(r.cfg.StateDir); err != nil || len(got) != 1 {
-		t.Errorf("got %+v, %v", got, err)
-	}
+	got, err = staging.StagedDevices(r.cfg.StateDir)
+	check.That(t, err == nil && len(got) == 1, "got %+v, %v", got, err)
 	for name, text := range map[string]string{"bad.json": "{", "newer.json": `{"version":99}`} {
 		r.ok(nil, os.WriteFile(dir+"/"+name, []byte(text), 0o600))
-		if got, err := staging.StagedDevices(r.cfg.StateDir); err == nil || len(got) != 1 {
-			t.Errorf("%s: %+v, %v", name, got, err)
-		}
+		got, err = staging.StagedDevices(r.cfg.StateDir)
+		check.That(t, err != nil && len(got) == 1, "%s: %+v, %v", name, got, err)
 		r.ok(nil, os.Remove(dir+"/"+name))
 	}
 	r.front.SetPolicy(&policy.Policy{})
 	r.ok(nil, r.publish("p1")) // staged anew, on the host
-	if got, err := staging.StagedDevices(r.cfg.StateDir); err != nil || len(got) != 0 {
-		t.Errorf("got %+v, %v", got, err)
-	}
-	if live := r.front.StagedDevices(); len(live) != 0 {
-		t.Errorf("the running front has %+v", live)
-	}
+	got, err = staging.StagedDevices(r.cfg.StateDir)
+	check.That(t, err == nil && len(got) == 0, "got %+v, %v", got, err)
+	live = r.front.StagedDevices()
+	check.That(t, len(live) == 0, "the running front has %+v", live)
 }
 
 // TestDriversWordsOnOtherVolumes is a driver that repeats a secret in its error on a volume
@@ -275,8 +261,6 @@ func TestDriversWordsOnOtherVolumes(t *testing.T) {
 	r.driver.fail("publish-mount", detailed.Err())
 	r.refused(r.tryPublish(publish), codes.Unavailable, "[redacted]")
 	for name, text := range map[string]string{"log": fmt.Sprint(logged.All()), "refusals": fmt.Sprint(r.cfg.Refusals.Refused())} {
-		if text == "[]" || strings.Contains(text, secret) {
-			t.Errorf("%s: %s", name, text)
-		}
+		check.That(t, text != "[]" && !strings.Contains(text, secret), "%s: %s", name, text)
 	}
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/csidefer"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 	csiv1 "github.com/crust-proxy/crust-proxy/proto/crust/csi/v1"
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 func nativeRig(t *testing.T) *rig {
@@ -39,9 +40,8 @@ func TestNativeDriverAnswersWhatToMount(t *testing.T) {
 	publish.Readonly = true
 	reply, err := r.kubelet.NodePublishVolume(t.Context(), publish)
 	r.ok(nil, err)
-	if size := proto.Size(reply); size != 0 {
-		t.Errorf("kubelet was told %d bytes", size)
-	}
+	size := proto.Size(reply)
+	check.That(t, size == 0, "kubelet was told %d bytes", size)
 	r.said("stage-mount kubelet", "publish-deferred kubelet")
 	in := r.broker.asked
 	if in.Backing != "/dev/fake" || in.FSType != "xfs" || len(in.MountFlags) != 2 || in.MountFlags[1] != "ro" ||
@@ -50,9 +50,7 @@ func TestNativeDriverAnswersWhatToMount(t *testing.T) {
 	}
 	r.ok(nil, r.unpublish("p1"))
 	asked, _ := r.driver.last("unpublish").(*csi.NodeUnpublishVolumeRequest)
-	if !csidefer.Requested(asked) {
-		t.Error("the driver was not told that the volume was deferred")
-	}
+	check.That(t, csidefer.Requested(asked), "the driver was not told that the volume was deferred")
 	r.unstage()
 	r.said("unpublish kubelet", "unstage kubelet")
 	r.clean()
@@ -66,9 +64,8 @@ func TestNativeDriverThatDropsReadOnly(t *testing.T) {
 	publish := r.publishReq("p1")
 	publish.VolumeCapability = mountCap(rwo, "ext4", "nodev,ro")
 	r.ok(nil, r.tryPublish(publish))
-	if flags := r.broker.asked.MountFlags; !slices.Equal(flags, []string{"noatime", "ro"}) {
-		t.Errorf("the sandbox mounts with %q", flags)
-	}
+	flags := r.broker.asked.MountFlags
+	check.That(t, slices.Equal(flags, []string{"noatime", "ro"}), "the sandbox mounts with %q", flags)
 }
 
 func TestNativeDriverThatDoesNeither(t *testing.T) {
@@ -97,9 +94,8 @@ func TestNativeDriverThatCallsTheRuntimeAPI(t *testing.T) {
 	r.ok(nil, r.publish("p1")) // kubelet was restarted: a driver that is not asked to defer mounts
 	r.said("publish-deferred kubelet", "publish-deferred kubelet")
 	r.ok(nil, r.unpublish("p1"))
-	if asked, _ := r.driver.last("unpublish").(*csi.NodeUnpublishVolumeRequest); !csidefer.Requested(asked) {
-		t.Error("the driver was not told that the volume was deferred")
-	}
+	asked, _ := r.driver.last("unpublish").(*csi.NodeUnpublishVolumeRequest)
+	check.That(t, csidefer.Requested(asked), "the driver was not told that the volume was deferred")
 	r.unstage()
 	r.clean()
 }
@@ -119,9 +115,8 @@ func TestRepeatedUnpublishOfANativeDriver(t *testing.T) {
 			}
 			r.driver.fail("unpublish", nil)
 			r.ok(nil, r.unpublish("p1"))
-			if asked, _ := r.driver.last("unpublish").(*csi.NodeUnpublishVolumeRequest); !csidefer.Requested(asked) {
-				t.Error("the driver was not told that the volume was deferred")
-			}
+			asked, _ := r.driver.last("unpublish").(*csi.NodeUnpublishVolumeRequest)
+			check.That(t, csidefer.Requested(asked), "the driver was not told that the volume was deferred")
 			r.unstage()
 			r.clean()
 		})
@@ -140,9 +135,8 @@ func TestLostRecordOfADevice(t *testing.T) {
 	r.said()
 	r.ok(nil, r.publish("p1"))
 	r.said("publish-block private")
-	if in := r.broker.asked; in.Origin.Way != volume.WayBlock || in.Origin.VolumeID != "vol-1" {
-		t.Errorf("instruction: %+v", in.Origin)
-	}
+	in := r.broker.asked
+	check.That(t, in.Origin.Way == volume.WayBlock && in.Origin.VolumeID == "vol-1", "instruction: %+v", in.Origin)
 	r.end("p1")
 }
 
@@ -252,9 +246,8 @@ func TestDowngradedDriver(t *testing.T) {
 	r.refused(r.publish("p1"), codes.Aborted, "downgraded") // it would mount the volume on the host
 	r.said()
 	r.ok(nil, r.unpublish("p1"))
-	if asked, _ := r.driver.last("unpublish").(*csi.NodeUnpublishVolumeRequest); csidefer.Requested(asked) {
-		t.Error("a driver that cannot defer was told of it")
-	}
+	asked, _ := r.driver.last("unpublish").(*csi.NodeUnpublishVolumeRequest)
+	check.That(t, !csidefer.Requested(asked), "a driver that cannot defer was told of it")
 	r.unstage()
 	r.said("unpublish kubelet", "unstage kubelet")
 	r.clean()
@@ -309,11 +302,7 @@ func TestNativeGrowth(t *testing.T) {
 	reply, err := r.kubelet.NodeExpandVolume(t.Context(), &csi.NodeExpandVolumeRequest{
 		VolumeId: "vol-1", VolumePath: r.target("p1"), CapacityRange: &csi.CapacityRange{RequiredBytes: 1 << 20},
 	})
-	if err != nil || reply.GetCapacityBytes() != 1<<20 {
-		t.Errorf("%v, %v", reply, err)
-	}
+	check.That(t, err == nil && reply.GetCapacityBytes() == 1<<20, "%v, %v", reply, err)
 	asked, _ := r.driver.last("expand-mount").(*csi.NodeExpandVolumeRequest)
-	if !csidefer.Requested(asked) {
-		t.Error("the driver was not told to grow the device only")
-	}
+	check.That(t, csidefer.Requested(asked), "the driver was not told to grow the device only")
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/csidefer"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 // askingPolicy lets pods of kata ask, and defers those of crust without a word.
@@ -65,9 +66,8 @@ func TestClusterAway(t *testing.T) {
 	r.cfg.Pods = awayPods{}
 	r.restart()
 	r.begin("p1")
-	if in := r.broker.asked; in.Group != "2000" {
-		t.Errorf("the group on record was forgotten: %+v", in)
-	}
+	in := r.broker.asked
+	check.That(t, in.Group == "2000", "the group on record was forgotten: %+v", in)
 	r.driver.said()
 	r.refused(r.publish("p2"), codes.Unavailable, "the cluster does not answer")
 	r.said()
@@ -76,9 +76,8 @@ func TestClusterAway(t *testing.T) {
 	r.driver.said()
 	r.refused(r.tryStage(r.stageReq()), codes.Unavailable, "the cluster does not answer", "volume "+r.staging()+": ")
 	r.said()
-	if got := r.cfg.Refusals.Refused(); len(got) != 1 || got[0].Party != refusal.PartyPods || got[0].Target != r.staging() {
-		t.Errorf("listed: %+v", got)
-	}
+	got := r.cfg.Refusals.Refused()
+	check.That(t, len(got) == 1 && got[0].Party == refusal.PartyPods && got[0].Target == r.staging(), "listed: %+v", got)
 	r.clean()
 }
 
@@ -95,15 +94,13 @@ func TestStageOfPodsThatDisagree(t *testing.T) {
 	r.refused(r.publish("p1"), codes.FailedPrecondition, "mounted on the host for the pod ns/name-of-p2:")
 	r.ok(nil, r.unpublish("p2"))
 	r.unstage()
-	if got := r.cfg.Refusals.Refused(); len(got) != 0 {
-		t.Errorf("listed after the unstage: %+v", got)
-	}
+	got := r.cfg.Refusals.Refused()
+	check.That(t, len(got) == 0, "listed after the unstage: %+v", got)
 	r.cfg.Pods = fakePods{"p0": bad}
 	r.restart()
 	r.refused(r.tryStage(r.stageReq()), codes.InvalidArgument, "nothing-like-it")
-	if got := r.cfg.Refusals.Refused(); len(got) != 1 || got[0].Party != refusal.PartyPod || got[0].PodUID != "p0" {
-		t.Errorf("listed: %+v", got)
-	}
+	got = r.cfg.Refusals.Refused()
+	check.That(t, len(got) == 1 && got[0].Party == refusal.PartyPod && got[0].PodUID == "p0", "listed: %+v", got)
 	r.clean()
 }
 
@@ -134,9 +131,8 @@ func TestSubPaths(t *testing.T) {
 	r := podRig(t, deferAll, decision.Pod{UID: "p1", RuntimeHandler: "kata", Volumes: one(decision.PodVolume{Claim: "all", SubPaths: []string{"logs"}})})
 	r.stage()
 	r.refused(r.publish("p1"), codes.Unimplemented, `"logs"`, "subPath", "handler kata", "mount all of it", "needs: [subPath]")
-	if got := r.cfg.Refusals.Refused(); len(got) != 1 || got[0].PVC != "all" {
-		t.Errorf("listed: %+v", got)
-	}
+	got := r.cfg.Refusals.Refused()
+	check.That(t, len(got) == 1 && got[0].PVC == "all", "listed: %+v", got)
 	r.broker.abilities.SubPaths = true
 	r.ok(nil, r.publish("p1"))
 }
@@ -159,9 +155,8 @@ func TestPodOfTheTarget(t *testing.T) {
 	r.ok(nil, os.Symlink(r.broker.root, link))
 	r.cfg.KubeletRoot, r.cfg.PrivateDir = link, link+"/plugins/kubernetes.io/csi/volumeDevices"
 	r.restart()
-	if rel := r.front.belowKubeletRoot(r.target("p1")); kubelet.PodUID(rel) != "p1" {
-		t.Errorf("below a link: %q", rel)
-	}
+	rel := r.front.belowKubeletRoot(r.target("p1"))
+	check.That(t, kubelet.PodUID(rel) == "p1", "below a link: %q", rel)
 }
 
 // TestPodThatKubeletNames is without a cluster.
@@ -171,15 +166,13 @@ func TestPodThatKubeletNames(t *testing.T) {
 	publish := r.publishReq("p1")
 	publish.VolumeContext[decision.PodNamespaceKey], publish.VolumeContext[decision.PodNameKey] = "team", "db-0"
 	r.ok(nil, r.tryPublish(publish))
-	if in := r.broker.asked; in.Origin.PodNamespace != "team" || in.Origin.PodName != "db-0" {
-		t.Errorf("instruction: %+v", in.Origin)
-	}
+	in := r.broker.asked
+	check.That(t, in.Origin.PodNamespace == "team" && in.Origin.PodName == "db-0", "instruction: %+v", in.Origin)
 	r.ok(nil, r.unpublish("p1"))
 	publish.VolumeContext[decision.PodNameKey] = strings.Repeat("x", 1000)
 	r.ok(nil, r.tryPublish(publish))
-	if in := r.broker.asked; in.Origin.PodName != "" {
-		t.Errorf("a name of %d bytes was kept", len(in.Origin.PodName))
-	}
+	in = r.broker.asked
+	check.That(t, in.Origin.PodName == "", "a name of %d bytes was kept", len(in.Origin.PodName))
 }
 
 func TestInlineVolumesAreKnownByTheirName(t *testing.T) {
@@ -190,9 +183,8 @@ func TestInlineVolumesAreKnownByTheirName(t *testing.T) {
 		VolumeContext: map[string]string{decision.PodUIDKey: "p1", decision.EphemeralKey: "true"},
 	}
 	r.refused(r.tryPublish(publish), codes.Unimplemented, `rule "who asks"`, "inline ephemeral", "volumeClaimTemplate")
-	if got := r.cfg.Refusals.Refused(); len(got) != 1 || got[0].Party != refusal.PartyDriver {
-		t.Errorf("listed: %+v", got)
-	}
+	got := r.cfg.Refusals.Refused()
+	check.That(t, len(got) == 1 && got[0].Party == refusal.PartyDriver, "listed: %+v", got)
 	csidefer.SetRequested(publish)
 	r.refused(r.tryPublish(publish), codes.Unimplemented, "defer_fs_ops of the request")
 	// A driver without podInfoOnMount is not told that the volume is inline, which
@@ -215,9 +207,7 @@ func warnings(t *testing.T, pod decision.Pod, lacksGroup bool) *observer.Observe
 	r.begin("p1")
 	r.ok(nil, r.publish("p1"))
 	named := logs.FilterField(zap.String("pod", "ns/name-of-p1")).FilterField(zap.String("volume", r.target("p1")))
-	if named.Len() != logs.Len() {
-		t.Errorf("said: %+v", logs.All())
-	}
+	check.That(t, named.Len() == logs.Len(), "said: %+v", logs.All())
 	return named
 }
 
@@ -225,9 +215,7 @@ func warnings(t *testing.T, pod decision.Pod, lacksGroup bool) *observer.Observe
 // containers, once.
 func TestHazardsAreNamedBeforehand(t *testing.T) {
 	logs := warnings(t, decision.Pod{Volumes: one(decision.PodVolume{Together: []string{"app", "sidecar"}})}, false)
-	if logs.FilterField(zap.Strings("containers", []string{"app", "sidecar"})).Len() != 1 || logs.Len() != 1 {
-		t.Errorf("said: %+v", logs.All())
-	}
+	check.That(t, logs.FilterField(zap.Strings("containers", []string{"app", "sidecar"})).Len() == 1 && logs.Len() == 1, "said: %+v", logs.All())
 }
 
 // TestIgnoredGroupIsNamed: the log names pod, volume and group before the pod starts,

@@ -15,6 +15,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/deferral/claim"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 	csiv1 "github.com/crust-proxy/crust-proxy/proto/crust/csi/v1"
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 func TestRefusalsComeAndGo(t *testing.T) {
@@ -29,9 +30,7 @@ func TestRefusalsComeAndGo(t *testing.T) {
 	for range 2 {
 		err := r.tryStage(stage)
 		r.refused(err, codes.InvalidArgument, "no block access", "defer: false", "volume "+r.staging()+": driver "+driverName)
-		if strings.Contains(err.Error(), "\n") || len(err.Error()) > 2000 {
-			t.Errorf("not one sentence: %d bytes of %.200q", len(err.Error()), err)
-		}
+		check.That(t, !strings.Contains(err.Error(), "\n") && len(err.Error()) <= 2000, "not one sentence: %d bytes of %.200q", len(err.Error()), err)
 	}
 	got := listed()
 	if len(got) != 1 || got[0].Party != refusal.PartyDriver || got[0].Count != 2 || got[0].Target != r.staging() ||
@@ -44,9 +43,8 @@ func TestRefusalsComeAndGo(t *testing.T) {
 	}
 	r.driver.fail("stage-block", nil)
 	r.stage()
-	if got := listed(); len(got) != 0 {
-		t.Errorf("after a success: %+v", got)
-	}
+	got = listed()
+	check.That(t, len(got) == 0, "after a success: %+v", got)
 
 	r.ok(nil, r.publish("p1"))
 	r.refused(r.publish("p2"), codes.FailedPrecondition, "one sandbox")
@@ -58,16 +56,14 @@ func TestRefusalsComeAndGo(t *testing.T) {
 	r.broker.stageErr = nil
 	r.ok(nil, r.unpublish("p1"))
 	r.ok(nil, r.publish("p2"))
-	if got := listed(); len(got) != 0 {
-		t.Errorf("after all went well: %+v", got)
-	}
+	got = listed()
+	check.That(t, len(got) == 0, "after all went well: %+v", got)
 	r.refused(r.publish("p3"), codes.FailedPrecondition)
 	r.ok(nil, r.unpublish("p2"))
 	r.front.SetPolicy(&policy.Policy{})
 	r.ok(nil, r.publish("p3")) // on the host: nobody refuses it any more
-	if got := listed(); len(got) != 0 {
-		t.Errorf("after it was mounted on the host: %+v", got)
-	}
+	got = listed()
+	check.That(t, len(got) == 0, "after it was mounted on the host: %+v", got)
 	r.stop() // no call counts any more
 	if got := &r.observed; got.refused[refusal.PartyDriver] != 2 || got.refused[refusal.PartyVolume] != 2 || got.refused[refusal.PartyDevice] != 1 || got.changes != 9 {
 		t.Errorf("counted %v, %d changes", got.refused, got.changes)
@@ -106,18 +102,14 @@ func TestADriversOwnErrorIsNoRefusal(t *testing.T) {
 	r := newRig(t, &policy.Policy{})
 	r.driver.fail("stage-mount", status.Error(codes.Internal, "two\nlines"))
 	_, err := r.kubelet.NodeStageVolume(t.Context(), r.stageReq())
-	if status.Convert(err).Message() != "two\nlines" {
-		t.Errorf("got %v", err)
-	}
+	check.That(t, status.Convert(err).Message() == "two\nlines", "got %v", err)
 	r.driver.fail("stage-mount", nil)
 	r.stage()
 	r.driver.fail("publish-mount", status.Error(codes.Internal, "more\nlines"))
-	if err := r.publish("p1"); status.Convert(err).Message() != "more\nlines" {
-		t.Errorf("got %v", err)
-	}
-	if got := r.cfg.Refusals.Refused(); len(got) != 0 {
-		t.Errorf("listed: %+v", got)
-	}
+	err = r.publish("p1")
+	check.That(t, status.Convert(err).Message() == "more\nlines", "got %v", err)
+	got := r.cfg.Refusals.Refused()
+	check.That(t, len(got) == 0, "listed: %+v", got)
 }
 
 // TestEachRefusalIsOneSentence of the volume, who says no, and what to do.
@@ -162,9 +154,8 @@ func TestEachRefusalIsOneSentence(t *testing.T) {
 				strings.Contains(text, "\n") || !strings.Contains(text, c.todo) || strings.Contains(text, "hunter2") {
 				t.Errorf("it says %q", text)
 			}
-			if got := r.cfg.Refusals.Refused(); len(got) != 1 || got[0].Party != c.party || got[0].Error != text {
-				t.Errorf("listed: %+v", got)
-			}
+			got := r.cfg.Refusals.Refused()
+			check.That(t, len(got) == 1 && got[0].Party == c.party && got[0].Error == text, "listed: %+v", got)
 			r.ok(nil, r.unpublish("p1"))
 			r.clean()
 		})

@@ -11,6 +11,7 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/internal/front/csi/staging"
 	"github.com/crust-proxy/crust-proxy/internal/front/policy"
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 // TestInterruptedRestageIsNotTakenForDone changes the verdict of a staged volume.
@@ -56,9 +57,8 @@ func TestInterruptedRestageIsNotTakenForDone(t *testing.T) {
 				r.ok(nil, r.unpublish("p1"))
 				r.ok(nil, r.publish("p2")) // it is staged, and not staged again
 				r.ok(nil, r.unpublish("p2"))
-				if calls := strings.Join(r.driver.said(), " "); strings.Contains(calls, "stage-") {
-					t.Errorf("staged again: %s", calls)
-				}
+				calls := strings.Join(r.driver.said(), " ")
+				check.That(t, !strings.Contains(calls, "stage-"), "staged again: %s", calls)
 				r.unstage()
 				r.clean()
 			})
@@ -140,9 +140,7 @@ func TestRefusedStagesLeaveNoSecretsInMemory(t *testing.T) {
 	stage.Secrets = map[string]string{"key": "s3cr3t-value"}
 	r.driver.fail("stage-block", status.Error(codes.InvalidArgument, "no block access"))
 	r.refused(r.tryStage(stage), codes.InvalidArgument)
-	if r.front.store.HoldsRequest(staging.VolumeID{Driver: driverName, ID: "vol-1"}) {
-		t.Error("the request is kept with its secrets")
-	}
+	check.That(t, !r.front.store.HoldsRequest(staging.VolumeID{Driver: driverName, ID: "vol-1"}), "the request is kept with its secrets")
 	r.clean()
 }
 

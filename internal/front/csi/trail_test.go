@@ -19,6 +19,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/front/policy"
 	"github.com/crust-proxy/crust-proxy/internal/ground/telemetry"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 // trail is a log that several goroutines write.
@@ -42,9 +43,8 @@ func (l *trail) lines(t *testing.T) map[string]map[string]any {
 	calls := make(map[string]map[string]any)
 	for line := range strings.Lines(l.text.String()) {
 		fields := make(map[string]any)
-		if err := json.Unmarshal([]byte(line), &fields); err != nil {
-			t.Fatalf("%s: %v", line, err)
-		}
+		err := json.Unmarshal([]byte(line), &fields)
+		check.Require(t, err == nil, "%s: %v", line, err)
 		if method, ok := fields[telemetry.FieldMethod].(string); ok {
 			calls[path.Base(method)] = fields
 		}
@@ -134,7 +134,5 @@ func TestHostByRuleIsNewsOnce(t *testing.T) {
 	r.begin("p1")
 	r.ok(nil, r.publish("p1"))
 	want := []string{`NodeStageVolume false rule "host"`, `NodePublishVolume false rule "host"`, `NodePublishVolume true held as it is while a pod has it`}
-	if !slices.Equal(got, want) {
-		t.Errorf("got %q", got)
-	}
+	check.That(t, slices.Equal(got, want), "got %q", got)
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/front/policy"
 	"github.com/crust-proxy/crust-proxy/pkg/csidefer"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 // TestRefusalAfterAnUncertainPublish: kubelet asks to unpublish after an uncertain
@@ -71,9 +72,7 @@ func TestFinalErrorOnTheHostAfterAnUncertainOne(t *testing.T) {
 					rec := r.front.store.Records.Get(staging.VolumeID{Driver: driverName, ID: "vol-1"})
 					return len(rec.OnHost)+len(rec.Raw) > 0
 				}
-				if !marked() {
-					t.Fatal("it may be on the host, and is not on record")
-				}
+				check.Require(t, marked(), "it may be on the host, and is not on record")
 				r.ok(nil, c.make(r.target("p1")))
 				r.driver.fail(method, status.Error(codes.NotFound, "no such disk"))
 				r.refused(r.tryPublish(req), codes.NotFound)
@@ -190,9 +189,7 @@ func TestTargetOfAnotherVolume(t *testing.T) {
 	_, err := r.kubelet.NodeUnpublishVolume(t.Context(), &csi.NodeUnpublishVolumeRequest{VolumeId: "vol-2", TargetPath: r.target("p1")})
 	r.refused(err, codes.FailedPrecondition, "vol-1", "vol-2")
 	r.said()
-	if len(r.broker.volumes) != 1 {
-		t.Error("the other volume was taken back")
-	}
+	check.That(t, len(r.broker.volumes) == 1, "the other volume was taken back")
 	_, err = r.kubelet.NodeExpandVolume(t.Context(), &csi.NodeExpandVolumeRequest{VolumeId: "vol-2", VolumePath: r.target("p1")})
 	r.ok(nil, err)
 	r.said("expand-mount kubelet") // as kubelet asked: the driver knows no such volume there
@@ -226,9 +223,7 @@ func TestUncertainPublishOfANativeDriver(t *testing.T) {
 		"kubelet gives it up": func(r *rig) {
 			r.restart()
 			r.ok(nil, r.unpublish("p1"))
-			if !csidefer.Requested(lastUnpublish(r)) {
-				r.t.Error("the driver was not told that the volume was to be deferred")
-			}
+			check.That(r.t, csidefer.Requested(lastUnpublish(r)), "the driver was not told that the volume was to be deferred")
 			r.driver.said()
 		},
 		"it succeeds": func(r *rig) {

@@ -18,6 +18,7 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/internal/front/csi/refusal"
 	"github.com/crust-proxy/crust-proxy/internal/front/policy"
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 // TestNoDriverIsAskedForAReadOnlyDevice: vSphere's and others refuse it, and Exoscale's makes
@@ -30,12 +31,10 @@ func TestNoDriverIsAskedForAReadOnlyDevice(t *testing.T) {
 	r.ok(nil, r.tryPublish(publish))
 	r.said("stage-block private", "publish-block private")
 	asked, _ := r.driver.last("publish-block").(*csi.NodePublishVolumeRequest)
-	if mode := asked.GetVolumeCapability().GetAccessMode().GetMode(); mode != csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY {
-		t.Errorf("the driver was asked with the access mode %v", mode)
-	}
-	if flags := r.broker.asked.MountFlags; len(flags) != 1 || flags[0] != "ro" {
-		t.Errorf("the sandbox is to mount it with %q", flags)
-	}
+	mode := asked.GetVolumeCapability().GetAccessMode().GetMode()
+	check.That(t, mode == csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY, "the driver was asked with the access mode %v", mode)
+	flags := r.broker.asked.MountFlags
+	check.That(t, len(flags) == 1 && flags[0] == "ro", "the sandbox is to mount it with %q", flags)
 	r.end("p1")
 }
 
@@ -45,9 +44,8 @@ func TestDriverThatMakesADirectory(t *testing.T) {
 	r.driver.directory = true
 	r.stage()
 	r.refused(r.publish("p1"), codes.Unimplemented, driverName, "no raw block volumes", "made a directory", "defer: false", `rule "all"`)
-	if refused := r.cfg.Refusals.Refused(); len(refused) != 1 || refused[0].Party != refusal.PartyDriver {
-		t.Errorf("refused: %+v", refused)
-	}
+	refused := r.cfg.Refusals.Refused()
+	check.That(t, len(refused) == 1 && refused[0].Party == refusal.PartyDriver, "refused: %+v", refused)
 	r.said("stage-block private", "publish-block private", "unpublish private")
 	other := r.stageReq()
 	other.VolumeId, other.StagingTargetPath = "vol-2", other.GetStagingTargetPath()+"2"
@@ -81,9 +79,8 @@ func TestDriversKnownByName(t *testing.T) {
 	for range 2 { // an older version has staged it, and then nobody
 		r.ok(kubelet.NodeUnstageVolume(t.Context(), &csi.NodeUnstageVolumeRequest{VolumeId: "vol-1", StagingTargetPath: r.staging()}))
 	}
-	if _, err := os.Stat(older); err == nil {
-		t.Error("the older directory is still there")
-	}
+	_, err = os.Stat(older)
+	check.That(t, err != nil, "the older directory is still there")
 	r.said()
 }
 
@@ -108,9 +105,8 @@ func TestVolumesOfAnOlderVersion(t *testing.T) {
 		r.restart()
 		if !lost { // kubelet was restarted too
 			r.begin("p1")
-			if at := r.broker.asked.Backing; at != publish+"/device" {
-				t.Errorf("the repeated publish is at %s", at)
-			}
+			at := r.broker.asked.Backing
+			check.That(t, at == publish+"/device", "the repeated publish is at %s", at)
 		}
 		r.driver.said()
 		r.ok(nil, r.unpublish("p1"))
@@ -120,9 +116,8 @@ func TestVolumesOfAnOlderVersion(t *testing.T) {
 		}
 		r.clean()
 		r.begin("p2")
-		if at := r.broker.asked.Backing; !strings.HasPrefix(at, r.cfg.PrivateDir+"/publish/pvc-") || !strings.HasSuffix(at, "-/p2") {
-			t.Errorf("the next publish is at %s", at)
-		}
+		at := r.broker.asked.Backing
+		check.That(t, strings.HasPrefix(at, r.cfg.PrivateDir+"/publish/pvc-") && strings.HasSuffix(at, "-/p2"), "the next publish is at %s", at)
 	}
 }
 
@@ -137,9 +132,8 @@ func TestPrivateDirThatIsChanged(t *testing.T) {
 	r.begin("p1")
 	r.end("p1")
 	want := []string{"stage-block " + staging, "publish-block " + device, "unpublish " + device, "unstage " + staging}
-	if said := r.driver.said(); !slices.Equal(said, want) {
-		t.Errorf("the driver was asked for %q, want %q", said, want)
-	}
+	said := r.driver.said()
+	check.That(t, slices.Equal(said, want), "the driver was asked for %q, want %q", said, want)
 }
 
 // olderName is the name that earlier versions gave to the directory of a volume.
@@ -159,9 +153,8 @@ func TestGrowthOfADeviceWithoutASize(t *testing.T) {
 		for _, sandbox := range []string{"", "s1"} {
 			r.broker.bound[r.target("p1")], r.broker.size = sandbox, 0
 			r.refused(r.expand("p1"), codes.FailedPrecondition, r.target("p1"), "/dev/fake", "cannot be read")
-			if to := r.broker.volumes[r.target("p1")].GrowTo; to != 2<<30 {
-				t.Errorf("the growth on record is to %d", to)
-			}
+			to := r.broker.volumes[r.target("p1")].GrowTo
+			check.That(t, to == 2<<30, "the growth on record is to %d", to)
 		}
 	}
 }
@@ -188,9 +181,7 @@ func TestGrowthGoesByTheDevicesSize(t *testing.T) {
 		r.refused(err, want, "devtmpfs has no filesystem")
 		r.broker.size = 2 << 30
 		reply, err := r.kubelet.NodeExpandVolume(t.Context(), ask)
-		if err != nil || reply.GetCapacityBytes() != 2<<30 {
-			t.Errorf("%v: %v, %v", code, reply, err)
-		}
+		check.That(t, err == nil && reply.GetCapacityBytes() == 2<<30, "%v: %v, %v", code, reply, err)
 	}
 	ask.CapacityRange = nil
 	_, err := r.kubelet.NodeExpandVolume(t.Context(), ask)

@@ -14,6 +14,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/front/policy"
 	"github.com/crust-proxy/crust-proxy/pkg/csidefer"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
+	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/rig/kubelet"
 )
 
@@ -22,13 +23,11 @@ func TestVolumesThatAreNotDeferredPass(t *testing.T) {
 	stage := r.stageReq()
 	stage.Secrets = map[string]string{"k": "v"}
 	r.ok(nil, r.tryStage(stage))
-	if asked := r.driver.last("stage-mount"); !proto.Equal(asked, stage) {
-		t.Errorf("the driver was asked %v", asked)
-	}
+	asked := r.driver.last("stage-mount")
+	check.That(t, proto.Equal(asked, stage), "the driver was asked %v", asked)
 	r.ok(nil, r.publish("p1"))
-	if asked := r.driver.last("publish-mount"); !proto.Equal(asked, r.publishReq("p1")) {
-		t.Errorf("the driver was asked %v", asked)
-	}
+	asked = r.driver.last("publish-mount")
+	check.That(t, proto.Equal(asked, r.publishReq("p1")), "the driver was asked %v", asked)
 	r.ok(nil, r.unpublish("p1"))
 	r.unstage()
 	r.said("stage-mount kubelet", "publish-mount kubelet", "unpublish kubelet", "unstage kubelet")
@@ -66,9 +65,8 @@ func TestRestageWithoutItsSecrets(t *testing.T) {
 	r.driver.said()
 	r.front.SetPolicy(deferThenHost)
 	r.ok(nil, r.publish("p1"))
-	if asked, _ := r.driver.last("stage-block").(*csi.NodeStageVolumeRequest); asked.GetSecrets()["k"] != "v" {
-		t.Error("the secrets were not remembered")
-	}
+	asked, _ := r.driver.last("stage-block").(*csi.NodeStageVolumeRequest)
+	check.That(t, asked.GetSecrets()["k"] == "v", "the secrets were not remembered")
 	r.ok(nil, r.unpublish("p1"))
 	r.cfg.Policy = &policy.Policy{}
 	r.restart()
@@ -89,9 +87,8 @@ func TestRequestOfTheOrchestratorItself(t *testing.T) {
 	r.driver.said()
 	r.ok(nil, r.tryPublish(publish))
 	r.said("unstage kubelet", "stage-block private", "publish-block private")
-	if in := r.broker.asked; in.Group != "1000" || in.GroupPolicy != volume.GroupAlways || in.Origin.Rule != policy.RuleRequested {
-		t.Errorf("instruction: %+v", in)
-	}
+	in := r.broker.asked
+	check.That(t, in.Group == "1000" && in.GroupPolicy == volume.GroupAlways && in.Origin.Rule == policy.RuleRequested, "instruction: %+v", in)
 	r.refused(r.publish("p2"), codes.FailedPrecondition, r.target("p1"))
 	r.ok(nil, r.unpublish("p1"))
 	publish = r.publishReq("p1")
@@ -118,9 +115,7 @@ func TestRepeatedPublishHasWhatIsOnRecord(t *testing.T) {
 	if first.GroupPolicy != volume.GroupOnMismatch || again.Group != first.Group || again.GroupPolicy != first.GroupPolicy {
 		t.Errorf("the group: %q %q, then %q %q", first.Group, first.GroupPolicy, again.Group, again.GroupPolicy)
 	}
-	if again.FSType != "ext4" {
-		t.Errorf("the filesystem is %s now", again.FSType)
-	}
+	check.That(t, again.FSType == "ext4", "the filesystem is %s now", again.FSType)
 }
 
 func TestCapabilitiesThatKubeletIsTold(t *testing.T) {
@@ -135,9 +130,7 @@ func TestCapabilitiesThatKubeletIsTold(t *testing.T) {
 		csi.NodeServiceCapability_RPC_GET_STORAGE_HEALTH:   false, // the driver's alone
 		kubelet.VolumeCondition:                            false,
 	} {
-		if offers(reply, kind) != want {
-			t.Errorf("%s: want %v: %v", kind, want, reply)
-		}
+		check.That(t, offers(reply, kind) == want, "%s: want %v: %v", kind, want, reply)
 	}
 	_, err = r.kubelet.NodeGetVolumeStats(t.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: "x", VolumePath: "/x"})
 	r.refused(err, codes.Unimplemented, driverName)
@@ -145,9 +138,7 @@ func TestCapabilitiesThatKubeletIsTold(t *testing.T) {
 	grown, err := r.kubelet.NodeExpandVolume(t.Context(), &csi.NodeExpandVolumeRequest{
 		VolumeId: "x", VolumePath: "/x", CapacityRange: &csi.CapacityRange{RequiredBytes: 5 << 30},
 	})
-	if err != nil || grown.GetCapacityBytes() != 5<<30 {
-		t.Errorf("growth on a driver that grows nothing on nodes: %v, %v", grown, err)
-	}
+	check.That(t, err == nil && grown.GetCapacityBytes() == 5<<30, "growth on a driver that grows nothing on nodes: %v, %v", grown, err)
 	r.said()
 	r.driver.setCaps(csi.NodeServiceCapability_RPC_GET_VOLUME_STATS, csi.NodeServiceCapability_RPC_EXPAND_VOLUME)
 	r.ok(r.kubelet.NodeGetCapabilities(t.Context(), &csi.NodeGetCapabilitiesRequest{}))
@@ -184,9 +175,7 @@ func TestFullRunDirectory(t *testing.T) {
 func TestRawDeviceBesideADeferredVolume(t *testing.T) {
 	r := newRig(t, deferAll)
 	raw := r.publishRaw
-	if err := os.MkdirAll(filepath.Dir(r.target("raw")), 0o750); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, os.MkdirAll(filepath.Dir(r.target("raw")), 0o750))
 	r.begin("p1")
 	r.driver.said()
 	r.refused(raw(rwo), codes.FailedPrecondition, "raw device", r.target("p1"))

@@ -7,6 +7,7 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 func TestDescribe(t *testing.T) {
@@ -19,9 +20,7 @@ func TestDescribe(t *testing.T) {
 	} {
 		var v volume.Volume
 		Describe(&v, rel, sys.NoFD)
-		if v.PodUID != pod || v.Driver != "" {
-			t.Errorf("%s: pod %q, driver %q", rel, v.PodUID, v.Driver)
-		}
+		check.That(t, v.PodUID == pod && v.Driver == "", "%s: pod %q, driver %q", rel, v.PodUID, v.Driver)
 	}
 }
 
@@ -33,20 +32,14 @@ func TestDescribeReadsTheDriverBesideTheTarget(t *testing.T) {
 		``:                                   "",
 	} {
 		dir := t.TempDir()
-		if err := os.WriteFile(filepath.Join(dir, "vol_data.json"), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, os.WriteFile(filepath.Join(dir, "vol_data.json"), []byte(text), 0o600))
 		fd, err := sys.OpenDir(dir)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, err)
 		var v volume.Volume
 		Describe(&v, "pods/u/volumes/x/pv/mount", fd)
 		named := volume.Volume{Driver: "known"}
 		Describe(&named, "pods/u/volumes/x/pv/mount", fd)
 		sys.CloseFD(fd)
-		if v.Driver != driver || named.Driver != "known" {
-			t.Errorf("%s: driver %q, %q", text, v.Driver, named.Driver)
-		}
+		check.That(t, v.Driver == driver && named.Driver == "known", "%s: driver %q, %q", text, v.Driver, named.Driver)
 	}
 }

@@ -16,6 +16,8 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/testing/protocmp"
+
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 // passOn answers with what the driver answers.
@@ -48,9 +50,7 @@ func failure(t *testing.T) error {
 	t.Helper()
 	detailed, err := status.New(codes.ResourceExhausted, "the pool is full: ünïcode, %25\n").
 		WithDetails(&errdetails.RetryInfo{}, &errdetails.ErrorInfo{Reason: "FULL", Domain: "driver.example"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	return detailed.Err()
 }
 
@@ -80,9 +80,8 @@ func TestAroundUnaryCalls(t *testing.T) {
 			for way, method := range threeWays() {
 				direct, proxied := outcomeOf(patience(t), r.direct, method), outcomeOf(patience(t), r.proxied, method)
 				direct.Header.Delete("grpc-accept-encoding") // of the connection
-				if diff := cmp.Diff(direct, proxied, protocmp.Transform()); diff != "" {
-					t.Errorf("%s: the proxy makes a difference (-direct +proxied):\n%s", way, diff)
-				}
+				diff := cmp.Diff(direct, proxied, protocmp.Transform())
+				check.That(t, diff == "", "%s: the proxy makes a difference (-direct +proxied):\n%s", way, diff)
 			}
 		})
 	}
@@ -101,14 +100,12 @@ func TestMetadataOfTheCaller(t *testing.T) {
 	for way, method := range threeWays() {
 		var got []metadata.MD
 		for _, conn := range []*grpc.ClientConn{r.direct, r.proxied} {
-			if _, err := ask(ctx, conn, method, nil); err != nil {
-				t.Fatal(err)
-			}
+			_, err := ask(ctx, conn, method, nil)
+			check.Must(t, err)
 			got = append(got, <-seen)
 		}
-		if diff := cmp.Diff(got[0], got[1]); diff != "" {
-			t.Errorf("%s: the driver sees another caller (-direct +proxied):\n%s", way, diff)
-		}
+		diff := cmp.Diff(got[0], got[1])
+		check.That(t, diff == "", "%s: the driver sees another caller (-direct +proxied):\n%s", way, diff)
 	}
 }
 
@@ -122,12 +119,10 @@ func TestContentType(t *testing.T) {
 		"application/grpc+json": {grpc.ForceCodecV2(codec{}), grpc.CallContentSubtype("json")},
 	} {
 		var reply []byte
-		if err := r.proxied.Invoke(patience(t), "/x/y", message("request"), &reply, option...); err != nil || string(reply) != "request" {
-			t.Fatal(err)
-		}
-		if got := (<-seen).Get("content-type"); !cmp.Equal(got, []string{want}) {
-			t.Errorf("the driver sees %v for %s", got, want)
-		}
+		err := r.proxied.Invoke(patience(t), "/x/y", message("request"), &reply, option...)
+		check.Require(t, err == nil && string(reply) == "request", "%v", err)
+		got := (<-seen).Get("content-type")
+		check.That(t, cmp.Equal(got, []string{want}), "the driver sees %v for %s", got, want)
 	}
 }
 
@@ -137,9 +132,8 @@ func TestUnknownToTheDriver(t *testing.T) {
 	r := newRig(t, parts{register: func(s *grpc.Server) { csi.RegisterIdentityServer(s, csi.UnimplementedIdentityServer{}) }})
 	for _, method := range []string{csi.Identity_Probe_FullMethodName, "/csi.v1.Identity/Later", "/csi.v2.Node/Any", csi.Node_NodeGetInfo_FullMethodName} {
 		direct, proxied := outcomeOf(patience(t), r.direct, method), outcomeOf(patience(t), r.proxied, method)
-		if diff := cmp.Diff(direct, proxied, protocmp.Transform()); diff != "" {
-			t.Errorf("%s (-direct +proxied):\n%s", method, diff)
-		}
+		diff := cmp.Diff(direct, proxied, protocmp.Transform())
+		check.That(t, diff == "", "%s (-direct +proxied):\n%s", method, diff)
 	}
 }
 
@@ -157,12 +151,10 @@ func TestDeadline(t *testing.T) {
 		ctx, cancel := context.WithTimeout(patience(t), time.Second)
 		got := outcomeOf(ctx, r.proxied, method)
 		cancel()
-		if code := codes.Code(got.Status.GetCode()); code != codes.DeadlineExceeded {
-			t.Errorf("%s: %v", way, code)
-		}
-		if rest := <-left; rest <= 0 || rest > time.Second {
-			t.Errorf("%s: the driver was given %s", way, rest)
-		}
+		code := codes.Code(got.Status.GetCode())
+		check.That(t, code == codes.DeadlineExceeded, "%s: %v", way, code)
+		rest := <-left
+		check.That(t, rest > 0 && rest <= time.Second, "%s: the driver was given %s", way, rest)
 	}
 }
 
@@ -185,9 +177,8 @@ func TestCancelledCaller(t *testing.T) {
 		go func() { _, err := ask(ctx, r.proxied, method, nil); failed <- err }()
 		waitFor(t, way+": the call reaches the driver", begun)
 		cancel()
-		if err := <-failed; status.Code(err) != codes.Canceled {
-			t.Errorf("%s: %v", way, err)
-		}
+		err := <-failed
+		check.That(t, status.Code(err) == codes.Canceled, "%s: %v", way, err)
 		waitFor(t, way+": the driver's call ends", ended)
 	}
 }
@@ -198,12 +189,9 @@ func TestUnaryCallWithoutRequest(t *testing.T) {
 	r := newRig(t, parts{driver: raw(echo), local: map[string]Local{csi.Node_NodeStageVolume_FullMethodName: passOn}})
 	for _, method := range []string{csi.Node_NodeGetInfo_FullMethodName, csi.Node_NodeStageVolume_FullMethodName} {
 		stream := open(patience(t), t, r.proxied, method)
-		if err := stream.CloseSend(); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := all(stream); status.Code(err) != codes.Internal {
-			t.Errorf("%s: %v", method, err)
-		}
+		check.Must(t, stream.CloseSend())
+		_, err := all(stream)
+		check.That(t, status.Code(err) == codes.Internal, "%s: %v", method, err)
 	}
 }
 
@@ -212,9 +200,7 @@ func TestUnaryCallWithoutRequest(t *testing.T) {
 func TestLocalChangesAStatusWithDetails(t *testing.T) {
 	t.Parallel()
 	failed, err := status.New(codes.Unavailable, "the driver's words").WithDetails(&errdetails.RetryInfo{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	changed := func(answer []byte, err error) Local {
 		return func(ctx context.Context, request []byte, forward Forward) ([]byte, error) {
 			if _, failed := forward(ctx, request); failed == nil {

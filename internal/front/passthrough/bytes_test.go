@@ -13,6 +13,8 @@ import (
 	"google.golang.org/grpc/experimental"
 	"google.golang.org/grpc/mem"
 	"google.golang.org/grpc/status"
+
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 // spoiling is a pool whose buffers are overwritten the moment they are given
@@ -70,12 +72,8 @@ func TestBytes(t *testing.T) {
 			for _, limit := range []int{0, 1, 5, 100, 5000, 1023, 1024, 1025, 16 << 10, 200 << 10} {
 				request := randomBytes(random, limit)
 				got, err := ask(ctx, r.proxied, method, request)
-				if err != nil {
-					t.Fatal(err)
-				}
-				if !bytes.Equal(got, request) {
-					t.Errorf("%d bytes changed on the way", len(request))
-				}
+				check.Must(t, err)
+				check.That(t, bytes.Equal(got, request), "%d bytes changed on the way", len(request))
 			}
 		})
 	}
@@ -89,9 +87,7 @@ func TestSizes(t *testing.T) {
 	large := bytes.Repeat([]byte("0123456789abcdef"), 12<<16) // 12 MiB
 	for _, method := range []string{csi.Controller_ListVolumes_FullMethodName, "/unknown/Method"} {
 		got, err := ask(patience(t), free.proxied, method, large)
-		if err != nil || !bytes.Equal(got, large) {
-			t.Errorf("%s: %d bytes came back as %d, %v", method, len(large), len(got), err)
-		}
+		check.That(t, err == nil && bytes.Equal(got, large), "%s: %d bytes came back as %d, %v", method, len(large), len(got), err)
 		_, direct := ask(patience(t), tight.direct, method, large)
 		_, proxied := ask(patience(t), tight.proxied, method, large)
 		if direct == nil || proxied == nil || direct.Error() != proxied.Error() {
@@ -116,13 +112,11 @@ func TestCompressedAnswerIsBounded(t *testing.T) {
 	})})
 	for _, method := range []string{csi.Controller_ListVolumes_FullMethodName, "/unknown/Method"} {
 		size = maxMessage
-		if got, err := ask(patience(t), r.proxied, method, []byte("x")); err != nil || len(got) != size {
-			t.Errorf("%s: of %d bytes came %d: %v", method, size, len(got), err)
-		}
+		got, err := ask(patience(t), r.proxied, method, []byte("x"))
+		check.That(t, err == nil && len(got) == size, "%s: of %d bytes came %d: %v", method, size, len(got), err)
 		size = maxMessage + 1
-		if got, err := ask(patience(t), r.proxied, method, []byte("x")); status.Code(err) != codes.ResourceExhausted {
-			t.Errorf("%s: %d bytes came: %v", method, len(got), err)
-		}
+		got, err = ask(patience(t), r.proxied, method, []byte("x"))
+		check.That(t, status.Code(err) == codes.ResourceExhausted, "%s: %d bytes came: %v", method, len(got), err)
 	}
 }
 
@@ -134,9 +128,7 @@ func TestMessageOutlivesTheCall(t *testing.T) {
 	copy(*buffer, "as it came")
 	data := mem.BufferSlice{mem.NewBuffer(buffer, pool)}
 	var got []byte
-	if err := (codec{}).Unmarshal(data, &got); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, (codec{}).Unmarshal(data, &got))
 	data.Free() // as gRPC does when Unmarshal has returned
 	if left := pool.out.Load(); left != 0 || !bytes.HasPrefix(got, []byte("as it came")) {
 		t.Errorf("%d buffers were not given back, and the message is %q", left, got[:10])

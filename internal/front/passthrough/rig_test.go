@@ -13,6 +13,8 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/metadata"
+
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -49,9 +51,7 @@ func newRig(t *testing.T, p parts) *rig {
 func serve(t *testing.T, server *grpc.Server, socket string) {
 	t.Helper()
 	listener, err := net.Listen("unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	ended := make(chan error, 1)
 	go func() { ended <- server.Serve(listener) }()
 	t.Cleanup(func() {
@@ -65,9 +65,7 @@ func serve(t *testing.T, server *grpc.Server, socket string) {
 func dial(t *testing.T, socket string, options ...grpc.DialOption) *grpc.ClientConn {
 	t.Helper()
 	conn, err := grpc.NewClient("unix:"+socket, append(options, grpc.WithTransportCredentials(insecure.NewCredentials()))...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	t.Cleanup(func() { _ = conn.Close() })
 	return conn
 }
@@ -117,17 +115,13 @@ func message(text string) *[]byte { raw := []byte(text); return &raw }
 func open(ctx context.Context, t *testing.T, conn *grpc.ClientConn, method string) grpc.ClientStream {
 	t.Helper()
 	stream, err := conn.NewStream(ctx, &anyStream, method, bytesAsTheyAre...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	return stream
 }
 
 func send(t *testing.T, stream sender, data string) {
 	t.Helper()
-	if err := stream.SendMsg(message(data)); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, stream.SendMsg(message(data)))
 }
 
 // all reads to the end of a stream.

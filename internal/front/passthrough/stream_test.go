@@ -14,6 +14,8 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/testing/protocmp"
+
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 const anyMethod = "/vendor.v1.Service/Talk"
@@ -26,16 +28,12 @@ func TestTalk(t *testing.T) {
 	for n, message := range []string{"one", "", strings.Repeat("three", 1<<16), ""} {
 		send(t, stream, message)
 		var got []byte
-		if err := stream.RecvMsg(&got); err != nil || string(got) != message {
-			t.Fatalf("message %d came back with %d bytes, %v", n, len(got), err)
-		}
+		err := stream.RecvMsg(&got)
+		check.Require(t, err == nil && string(got) == message, "message %d came back with %d bytes, %v", n, len(got), err)
 	}
-	if err := stream.CloseSend(); err != nil {
-		t.Fatal(err)
-	}
-	if rest, err := all(stream); len(rest) != 0 || err != nil {
-		t.Errorf("after the end: %q, %v", rest, err)
-	}
+	check.Must(t, stream.CloseSend())
+	rest, err := all(stream)
+	check.That(t, len(rest) == 0 && err == nil, "after the end: %q, %v", rest, err)
 }
 
 // TestAroundStreams: headers before any message, and the last word with all that
@@ -55,9 +53,7 @@ func TestAroundStreams(t *testing.T) {
 	for _, conn := range []*grpc.ClientConn{r.direct, r.proxied} {
 		stream := open(patience(t), t, conn, anyMethod)
 		header, err := stream.Header()
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, err)
 		proceed <- struct{}{}
 		messages, err := all(stream)
 		got = append(got, outcome{strings.Join(messages, "|"), header, stream.Trailer(), status.Convert(err).Proto()})
@@ -79,22 +75,17 @@ func TestDriverEnds(t *testing.T) {
 	})})
 	stream := open(patience(t), t, r.proxied, "/vendor.v1.Service/Enough")
 	send(t, stream, "first")
-	if _, err := all(stream); status.Code(err) != codes.OutOfRange {
-		t.Error(err)
-	}
+	_, err := all(stream)
+	check.That(t, status.Code(err) == codes.OutOfRange, "%v", err)
 	stream = open(patience(t), t, r.proxied, anyMethod)
 	send(t, stream, "first")
-	if err := stream.RecvMsg(new([]byte)); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, stream.RecvMsg(new([]byte)))
 	r.driver.Stop()
-	if _, err := all(stream); status.Code(err) != codes.Unavailable {
-		t.Error(err)
-	}
+	_, err = all(stream)
+	check.That(t, status.Code(err) == codes.Unavailable, "%v", err)
 	for way, method := range threeWays() { // and nobody is at the socket any more
-		if _, err := ask(patience(t), r.proxied, method, nil); status.Code(err) != codes.Unavailable {
-			t.Errorf("%s: %v", way, err)
-		}
+		_, err := ask(patience(t), r.proxied, method, nil)
+		check.That(t, status.Code(err) == codes.Unavailable, "%s: %v", way, err)
 	}
 }
 
@@ -116,9 +107,7 @@ func TestCallerDies(t *testing.T) {
 		ctx, cancel := context.WithCancel(patience(t))
 		stream := open(ctx, t, r.proxied, anyMethod)
 		send(t, stream, "first")
-		if err := stream.RecvMsg(new([]byte)); err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, stream.RecvMsg(new([]byte)))
 		die(r, cancel)
 		waitFor(t, name+": the driver's call ends", ended)
 		cancel()
@@ -141,9 +130,8 @@ func TestUnreadableCaller(t *testing.T) {
 			return handle(srv, broken{s})
 		}),
 	}})
-	if _, err := all(open(patience(t), t, r.proxied, anyMethod)); status.Code(err) != codes.Unimplemented {
-		t.Error(err)
-	}
+	_, err := all(open(patience(t), t, r.proxied, anyMethod))
+	check.That(t, status.Code(err) == codes.Unimplemented, "%v", err)
 }
 
 // tooMuch is more than any window that gRPC opens by itself.
@@ -161,9 +149,8 @@ func TestBackpressure(t *testing.T) {
 		r := newRig(t, parts{driver: raw(func(_ any, s grpc.ServerStream) error { return flood(s, &sent) })})
 		stream := open(patience(t), t, r.proxied, anyMethod)
 		stalls(t, &sent)
-		if messages, err := all(stream); err != nil || len(messages) != tooMuch {
-			t.Errorf("%d messages, %v", len(messages), err)
-		}
+		messages, err := all(stream)
+		check.That(t, err == nil && len(messages) == tooMuch, "%d messages, %v", len(messages), err)
 	})
 	t.Run("on the caller", func(t *testing.T) {
 		t.Parallel()
@@ -176,9 +163,8 @@ func TestBackpressure(t *testing.T) {
 		stalls(t, &sent)
 		close(read)
 		_, err := all(stream)
-		if err := errors.Join(<-flooded, err); err != nil {
-			t.Error(err)
-		}
+		err = errors.Join(<-flooded, err)
+		check.That(t, err == nil, "%v", err)
 	})
 }
 
@@ -203,7 +189,6 @@ func stalls(t *testing.T, sent *atomic.Int64) {
 		}
 		last = now
 	}
-	if held := sent.Load() * chunk; held >= 8<<20 {
-		t.Errorf("%d bytes are on their way to a side that does not read", held)
-	}
+	held := sent.Load() * chunk
+	check.That(t, held < 8<<20, "%d bytes are on their way to a side that does not read", held)
 }

@@ -69,9 +69,7 @@ func (f *fakeAPI) kubeconfig() string {
 func (f *fakeAPI) writeKubeconfig(path string) {
 	text := fmt.Sprintf("apiVersion: v1\nkind: Config\ncurrent-context: c\nclusters: [{name: c, cluster: {server: %q}}]\n"+
 		"contexts: [{name: c, context: {cluster: c, user: u}}]\nusers: [{name: u, user: {token: t}}]\n", f.server.URL)
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		f.t.Fatal(err)
-	}
+	check.Must(f.t, os.WriteFile(path, []byte(text), 0o600))
 }
 
 func (f *fakeAPI) put(objects ...runtime.Object) {

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 const floodingPods = 12
@@ -50,14 +52,12 @@ func TestPodsWithClaimsThatDoNotExist(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 		_, _ = c.Using(ctx, driver, "vol-of-nobody")
 		cancel()
-		if users := usersOf(t, c, "vol-data"); !slices.Equal(users, []string{"older"}) {
-			t.Fatalf("using: %v", users)
-		}
+		users := usersOf(t, c, "vol-data")
+		check.Require(t, slices.Equal(users, []string{"older"}), "using: %v", users)
 	}
 	// Each try of a pod ends after a few claims, and each of these is asked for less and less often.
-	if n := f.claimsAsked(); n > floodingPods*64 {
-		t.Errorf("%d claims were asked for, of %d that do not exist", n, floodingPods*256)
-	}
+	n := f.claimsAsked()
+	check.That(t, n <= floodingPods*64, "%d claims were asked for, of %d that do not exist", n, floodingPods*256)
 }
 
 // TestNobodyIsAskedForACallerWhoHasGone, and no more than a few claims at a time.
@@ -76,9 +76,8 @@ func TestNobodyIsAskedForACallerWhoHasGone(t *testing.T) {
 		_, _ = c.Using(ctx, driver, "vol-of-nobody")
 		cancel()
 	}
-	if n := f.claimsAsked(); n > getsAtOnce {
-		t.Errorf("%d claims are asked for at a time", n)
-	}
+	n := f.claimsAsked()
+	check.That(t, n <= getsAtOnce, "%d claims are asked for at a time", n)
 	gone, cancel := context.WithCancel(t.Context())
 	cancel()
 	before := f.claimsAsked()

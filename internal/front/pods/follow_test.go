@@ -35,9 +35,8 @@ func TestAWatchThatBreaksIsTakenUpAgain(t *testing.T) {
 				must(t)(c.ByUID(t.Context(), "uid-"+pod))
 			}
 			eventually(t, c, "the removed pod is gone", func() bool { return c.State().Pods == 4 })
-			if listed := f.count("list pods"); (listed == 0) != streams {
-				t.Errorf("%d lists", listed)
-			}
+			listed := f.count("list pods")
+			check.That(t, (listed == 0) == streams, "%d lists", listed)
 		})
 	}
 }
@@ -59,12 +58,10 @@ func TestTheAPIServerIsAway(t *testing.T) {
 	eventually(t, c, "that is noticed", func() bool { return len(c.State().Problems) == 3 })
 	gets := f.count("get persistentvolumeclaimsdefault/open")
 	for range 3 { // what is known is told
-		if p := must(t)(c.ByUID(t.Context(), "uid-a")); p.RuntimeHandler != "kata-qemu" || p.Volumes[0].VolumeID != "vol-data" {
-			t.Errorf("got %+v", p)
-		}
-		if users := usersOf(t, c, "vol-data"); !slices.Equal(users, []string{"a", "half"}) {
-			t.Errorf("using: %v", users)
-		}
+		p := must(t)(c.ByUID(t.Context(), "uid-a"))
+		check.That(t, p.RuntimeHandler == "kata-qemu" && p.Volumes[0].VolumeID == "vol-data", "got %+v", p)
+		users := usersOf(t, c, "vol-data")
+		check.That(t, slices.Equal(users, []string{"a", "half"}), "using: %v", users)
 		half := must(t)(c.ByUID(t.Context(), "uid-half"))
 		refused(t, unknownOf(t, half, "open"), volume.Timeout, "default/open", "cannot be reached", f.server.URL, "since 20")
 	}
@@ -73,9 +70,8 @@ func TestTheAPIServerIsAway(t *testing.T) {
 	refused(t, err, volume.Timeout, "uid-new", allPods, "since 20", "cannot be reached", f.server.URL)
 	_, err = c.Using(t.Context(), driver, "vol-later")
 	refused(t, err, volume.Timeout, "vol-later", "since 20", "cannot be reached")
-	if n := f.count("get persistentvolumeclaimsdefault/open"); n != gets {
-		t.Errorf("a server that is away was asked for a claim %d times", n-gets)
-	}
+	n := f.count("get persistentvolumeclaimsdefault/open")
+	check.That(t, n == gets, "a server that is away was asked for a claim %d times", n-gets)
 	s := c.State()
 	if s.Synced["pods"] || s.LastHeard.Before(heard) || !strings.Contains(s.Problems[0], "cannot be reached") || c.Problem() == nil {
 		t.Errorf("state %+v", s)
@@ -100,9 +96,7 @@ func TestBeingAwayIsOneEvent(t *testing.T) {
 	since := c.health.problem(allPods).Error()
 	c.health.good(allPods)
 	c.health.good(allPods)
-	if logs.Len() != 2 || !strings.Contains(since, "since 20") || c.health.problem(allPods) != nil {
-		t.Errorf("%d lines, %q", logs.Len(), since)
-	}
+	check.That(t, logs.Len() == 2 && strings.Contains(since, "since 20") && c.health.problem(allPods) == nil, "%d lines, %q", logs.Len(), since)
 }
 
 func TestIdentityThatIsNotTaken(t *testing.T) {
@@ -126,9 +120,8 @@ func TestAKubeconfigThatComesLate(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "kubelet.conf")
 	c := startWith(t, path, patient)
 	eventually(t, c, "the failure is seen", func() bool { return c.health.problem(identity) != nil })
-	if s := c.State(); len(s.Problems) != 1 || !strings.Contains(s.Problems[0], path) || !strings.Contains(s.Problems[0], "does not exist") {
-		t.Errorf("state %+v", s)
-	}
+	s := c.State()
+	check.That(t, len(s.Problems) == 1 && strings.Contains(s.Problems[0], path) && strings.Contains(s.Problems[0], "does not exist"), "state %+v", s)
 	f.writeKubeconfig(path)
 	must(t)(c.ByUID(t.Context(), "uid-a"))
 }
@@ -145,9 +138,8 @@ func TestAKubeconfigThatLeadsElsewhereNow(t *testing.T) {
 	moved.writeKubeconfig(path)
 	must(t)(c.ByUID(t.Context(), "uid-b"))
 	// What was learned before holds.
-	if got := must(t)(c.ByUID(t.Context(), "uid-a")); got.Volumes[0].VolumeID != "vol-data" {
-		t.Errorf("got %+v", got)
-	}
+	got := must(t)(c.ByUID(t.Context(), "uid-a"))
+	check.That(t, got.Volumes[0].VolumeID == "vol-data", "got %+v", got)
 	synced(t, c)
 }
 
@@ -156,20 +148,16 @@ func TestAKubeconfigThatOthersCanWriteIsNotUsed(t *testing.T) {
 	path := f.kubeconfig()
 	check.Must(t, os.Chmod(path, 0o666))
 	_, err := apiserver.Identity{Kubeconfig: path}.Config()
-	if err == nil || !strings.Contains(err.Error(), "chmod go-w "+path) {
-		t.Errorf("got %v", err)
-	}
+	check.That(t, err != nil && strings.Contains(err.Error(), "chmod go-w "+path), "got %v", err)
 	garbage := filepath.Join(t.TempDir(), "garbage")
 	check.Must(t, os.WriteFile(garbage, []byte("{"), 0o600))
 	for _, bad := range []string{t.TempDir(), filepath.Join(t.TempDir(), "none"), garbage} {
-		if _, err := (apiserver.Identity{Kubeconfig: bad}).Config(); err == nil || !strings.Contains(err.Error(), bad) {
-			t.Errorf("%s: got %v", bad, err)
-		}
+		_, err = (apiserver.Identity{Kubeconfig: bad}).Config()
+		check.That(t, err != nil && strings.Contains(err.Error(), bad), "%s: got %v", bad, err)
 	}
 	t.Setenv("KUBERNETES_SERVICE_HOST", "")
-	if _, err := (apiserver.Identity{InCluster: true}).Config(); err == nil || !strings.Contains(err.Error(), "service account") {
-		t.Errorf("without a pod of its own: %v", err)
-	}
+	_, err = (apiserver.Identity{InCluster: true}).Config()
+	check.That(t, err != nil && strings.Contains(err.Error(), "service account"), "without a pod of its own: %v", err)
 }
 
 func TestVolumesOfManyPodsAreLearnedAhead(t *testing.T) {
@@ -186,11 +174,9 @@ func TestVolumesOfManyPodsAreLearnedAhead(t *testing.T) {
 	eventually(t, c, "all are learned", func() bool { s := c.State(); return s.Pods == 61 && s.Incomplete == 0 })
 	f.setAway(true)
 	for i, pod := range numbered("p", 60) {
-		if users := usersOf(t, c, "vol-"+claims[2*i+1]); !slices.Equal(users, []string{pod}) {
-			t.Errorf("using: %v", users)
-		}
+		users := usersOf(t, c, "vol-"+claims[2*i+1])
+		check.That(t, slices.Equal(users, []string{pod}), "using: %v", users)
 	}
-	if n := f.count("get persistentvolumeclaimsdefault/gone"); n != 0 {
-		t.Errorf("the claim of a pod that has ended was asked for %d times", n)
-	}
+	n := f.count("get persistentvolumeclaimsdefault/gone")
+	check.That(t, n == 0, "the claim of a pod that has ended was asked for %d times", n)
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/front/policy"
 	"github.com/crust-proxy/crust-proxy/internal/ground/apiserver"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 // unknownOf gives what is said of a volume that is not known.
@@ -53,9 +54,7 @@ func TestAClaimThatIsBoundLate(t *testing.T) {
 		return err == nil && len(pods) == 1 && pods[0].Name == "a"
 	})
 	got := must(t)(c.ByUID(t.Context(), "uid-a"))
-	if unknownOf(t, got, "late") != nil {
-		t.Errorf("got %+v", got)
-	}
+	check.That(t, unknownOf(t, got, "late") == nil, "got %+v", got)
 }
 
 func TestClaimsAreAskedForOnceInAPodsLife(t *testing.T) {
@@ -77,9 +76,8 @@ func TestClaimsAreAskedForOnceInAPodsLife(t *testing.T) {
 	must(t)(c.ByUID(t.Context(), "uid-a"))
 	k, _ := c.pods.find("uid-a")
 	failed := c.resolver.learn(t.Context(), known{pod: k.pod}) // a caller who read the pod before the claim was known
-	if n := f.count("get persistentvolumeclaimsdefault/data"); n != 1 || len(failed) > 0 {
-		t.Errorf("the claim was asked for %d times: %v", n, failed)
-	}
+	n := f.count("get persistentvolumeclaimsdefault/data")
+	check.That(t, n == 1 && len(failed) == 0, "the claim was asked for %d times: %v", n, failed)
 }
 
 // TestAPodMadeAnewIsLearnedAnew: a stateful set's pod comes again under its name.
@@ -95,9 +93,8 @@ func TestAPodMadeAnewIsLearnedAnew(t *testing.T) {
 	again := aPod("web-0", "data")
 	again.UID = "uid-again"
 	f.put(pvc, pv, again)
-	if got := must(t)(c.ByUID(t.Context(), "uid-again")); got.Volumes[0].VolumeID != "vol-2" {
-		t.Errorf("got %+v", got)
-	}
+	got := must(t)(c.ByUID(t.Context(), "uid-again"))
+	check.That(t, got.Volumes[0].VolumeID == "vol-2", "got %+v", got)
 	eventually(t, c, "the old one is gone", func() bool { return c.State().Pods == 1 })
 }
 
@@ -226,9 +223,7 @@ func TestStaticPodsAreKnownByKubeletsUID(t *testing.T) {
 	c := start(t, f, hasty)
 	synced(t, c)
 	got := must(t)(c.ByUID(t.Context(), hash))
-	if got.Name != "static" || got.UID != hash || got.Volumes[0].VolumeID != inlineID(hash, "v") {
-		t.Errorf("got %+v", got)
-	}
+	check.That(t, got.Name == "static" && got.UID == hash && got.Volumes[0].VolumeID == inlineID(hash, "v"), "got %+v", got)
 	must(t)(c.ByUID(t.Context(), "uid-static"))
 	for _, uid := range []string{victim, "aaaa402abc4b2a76b9719d911017c592", "twins"} {
 		_, err := c.ByUID(t.Context(), uid)
@@ -249,9 +244,8 @@ func TestPodsOfAnotherNodeAreNotTaken(t *testing.T) {
 	eventually(t, c, "the node's own is known", func() bool { s := c.State(); return s.Pods == 1 && s.Incomplete == 0 })
 	_, err := c.ByUID(t.Context(), "uid-stranger")
 	refused(t, err, volume.Busy, "uid-stranger")
-	if users := usersOf(t, c, "vol-data"); !slices.Equal(users, []string{"here"}) {
-		t.Errorf("using: %v", users)
-	}
+	users := usersOf(t, c, "vol-data")
+	check.That(t, slices.Equal(users, []string{"here"}), "using: %v", users)
 }
 
 func TestHostileTextIsBounded(t *testing.T) {
@@ -272,12 +266,9 @@ func TestHostileTextIsBounded(t *testing.T) {
 	}
 	f.put(p)
 	got := must(t)(start(t, f, patient).ByUID(t.Context(), "uid-a"))
-	if _, err := policy.ParseAnnotation(got.Asks); err == nil || len(got.Asks) > policy.MaxAnnotation+8 {
-		t.Errorf("%d bytes of the annotation", len(got.Asks))
-	}
-	if len(got.Volumes) != maxVolumes {
-		t.Errorf("%d volumes", len(got.Volumes))
-	}
+	_, err := policy.ParseAnnotation(got.Asks)
+	check.That(t, err != nil && len(got.Asks) <= policy.MaxAnnotation+8, "%d bytes of the annotation", len(got.Asks))
+	check.That(t, len(got.Volumes) == maxVolumes, "%d volumes", len(got.Volumes))
 	if v := got.Volumes[0]; len(v.Together) != maxSubPaths || len(v.Spaced) != maxSubPaths || len(v.Mounts) != 2*maxSubPaths {
 		t.Errorf("%d and %d containers, %d mounts", len(v.Together), len(v.Spaced), len(v.Mounts))
 	}
@@ -286,7 +277,5 @@ func TestHostileTextIsBounded(t *testing.T) {
 		t.Errorf("%d subPaths", len(paths))
 	}
 	long := apiserver.Clipped(errors.New(strings.Repeat("x", 10_000)))
-	if len(long.Error()) > 300+8 {
-		t.Errorf("%d bytes of an error", len(long.Error()))
-	}
+	check.That(t, len(long.Error()) <= 300+8, "%d bytes of an error", len(long.Error()))
 }

@@ -20,6 +20,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/front/policy"
 	"github.com/crust-proxy/crust-proxy/internal/ground/apiserver"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 func TestAllThatIsToldOfAPod(t *testing.T) {
@@ -72,15 +73,13 @@ func TestAllThatIsToldOfAPod(t *testing.T) {
 			{Name: "idle", Claim: "idle", Driver: driver, VolumeID: "vol-idle", StorageClass: "class-of-idle", FSType: "ext4", AccessMode: "ReadWriteOnce"},
 		},
 	}
-	if diff := cmp.Diff(want, got, cmpopts.EquateErrors()); diff != "" {
-		t.Error(diff)
-	}
+	diff := cmp.Diff(want, got, cmpopts.EquateErrors())
+	check.That(t, diff == "", "%v", diff)
 	if got := f.selectorOf("pods"); got != "spec.nodeName="+thisNode {
 		t.Errorf("pods were asked for by %q", got)
 	}
-	if users := usersOf(t, c, "vol-data"); !slices.Equal(users, []string{"web-0"}) {
-		t.Errorf("using: %v", users)
-	}
+	users := usersOf(t, c, "vol-data")
+	check.That(t, slices.Equal(users, []string{"web-0"}), "using: %v", users)
 }
 
 func refused(t *testing.T, err error, kind volume.Kind, words ...string) {
@@ -90,9 +89,7 @@ func refused(t *testing.T, err error, kind volume.Kind, words ...string) {
 		return
 	}
 	for _, word := range words {
-		if !strings.Contains(err.Error(), word) {
-			t.Errorf("%q does not say %q", err, word)
-		}
+		check.That(t, strings.Contains(err.Error(), word), "%q does not say %q", err, word)
 	}
 }
 
@@ -118,9 +115,8 @@ func TestAPodThatComesLateIsWaitedFor(t *testing.T) {
 	go func() { _, err := c.Using(t.Context(), driver, "vol-data"); using <- err }()
 	f.put(aPod("late", "data"))
 	for _, answer := range []chan error{byUID, using} {
-		if err := <-answer; err != nil {
-			t.Error(err)
-		}
+		err := <-answer
+		check.That(t, err == nil, "%v", err)
 	}
 }
 
@@ -154,9 +150,7 @@ func TestNothingIsKnownBeforeItRuns(t *testing.T) {
 	c := New(Config{Identity: apiserver.Identity{Kubeconfig: "/does/not/exist"}, NodeName: thisNode, Patience: hasty, Log: zap.NewNop()})
 	_, err := c.ByUID(t.Context(), "uid-a")
 	refused(t, err, volume.Timeout, "not told")
-	if c.Problem() == nil {
-		t.Error("all is said to be known")
-	}
+	check.That(t, c.Problem() != nil, "all is said to be known")
 	_, err = c.NodeDrivers(t.Context())
 	refused(t, err, volume.Timeout, "no API server was asked yet")
 }
@@ -173,9 +167,8 @@ func TestRuntimeClassIsNeverGuessed(t *testing.T) {
 		_, err := c.Using(t.Context(), driver, "vol-data")
 		return err
 	}, volume.Busy, "runtime class kata")
-	if p := must(t)(c.ByUID(t.Context(), "uid-plain")); p.RuntimeHandler != "" {
-		t.Errorf("the default runtime is %q", p.RuntimeHandler)
-	}
+	p := must(t)(c.ByUID(t.Context(), "uid-plain"))
+	check.That(t, p.RuntimeHandler == "", "the default runtime is %q", p.RuntimeHandler)
 	f.put(class("kata", "kata-clh"))
 	eventually(t, c, "the class is known", func() bool { _, err := c.ByUID(t.Context(), "uid-a"); return err == nil })
 	f.remove(class("kata", "kata-clh"))
@@ -190,9 +183,8 @@ func TestAPodWhoseClassIsMissingDoesNotHoldUpOthers(t *testing.T) {
 	c := start(t, f, patient)
 	synced(t, c)
 	eventually(t, c, "both are learned", func() bool { return c.State().Incomplete == 0 })
-	if users := usersOf(t, c, "vol-data"); !slices.Equal(users, []string{"b"}) {
-		t.Errorf("using: %v", users)
-	}
+	users := usersOf(t, c, "vol-data")
+	check.That(t, slices.Equal(users, []string{"b"}), "using: %v", users)
 }
 
 func TestOrderOfThoseWhoWantAVolume(t *testing.T) {
@@ -211,21 +203,18 @@ func TestOrderOfThoseWhoWantAVolume(t *testing.T) {
 	c := start(t, f, patient)
 	synced(t, c)
 	eventually(t, c, "all are learned", func() bool { return c.State().Incomplete == 0 })
-	if users := usersOf(t, c, "vol-data"); !slices.Equal(users, []string{"a-young"}) {
-		t.Errorf("using: %v", users)
-	}
+	users := usersOf(t, c, "vol-data")
+	check.That(t, slices.Equal(users, []string{"a-young"}), "using: %v", users)
 	f.put(old, still)
 	eventually(t, c, "all are learned", func() bool { s := c.State(); return s.Incomplete == 0 && s.Pods == 5 })
-	if users := usersOf(t, c, "vol-data"); !slices.Equal(users, []string{"old", "still", "a-young"}) {
-		t.Errorf("using: %v", users)
-	}
+	users = usersOf(t, c, "vol-data")
+	check.That(t, slices.Equal(users, []string{"old", "still", "a-young"}), "using: %v", users)
 	for _, p := range []*corev1.Pod{young, old, still} {
 		f.remove(p)
 	}
 	eventually(t, c, "only two are left", func() bool { return c.State().Pods == 2 })
-	if users := usersOf(t, c, "vol-data"); !slices.Equal(users, []string{"dying"}) {
-		t.Errorf("using: %v", users)
-	}
+	users = usersOf(t, c, "vol-data")
+	check.That(t, slices.Equal(users, []string{"dying"}), "using: %v", users)
 	// What has ended is still known: it may be asked for by name.
 	must(t)(c.ByUID(t.Context(), "uid-ended"))
 }
@@ -275,9 +264,7 @@ func TestGroupIsForWhatKubeletWouldChange(t *testing.T) {
 				f.put(one.driver)
 			}
 			got := must(t)(start(t, f, patient).ByUID(t.Context(), "uid-a"))
-			if len(got.Volumes) != 1 || got.Volumes[0].NoGroup == one.want || got.FSGroup != "7" {
-				t.Errorf("got %+v", got)
-			}
+			check.That(t, len(got.Volumes) == 1 && got.Volumes[0].NoGroup != one.want && got.FSGroup == "7", "got %+v", got)
 		})
 	}
 }
@@ -303,9 +290,8 @@ func TestGroupWaitsForDrivers(t *testing.T) {
 	_, err := c.ByUID(t.Context(), "uid-grouped")
 	refused(t, err, volume.Timeout, "fsGroup", allDrivers, "does not allow", "Forbidden")
 	must(t)(c.ByUID(t.Context(), "uid-plain"))
-	if s := c.State(); s.Synced["csidrivers"] || !s.Synced["pods"] || len(s.Problems) != 1 || !strings.Contains(s.Problems[0], thisNode) {
-		t.Errorf("state %+v", s)
-	}
+	s := c.State()
+	check.That(t, !s.Synced["csidrivers"] && s.Synced["pods"] && len(s.Problems) == 1 && strings.Contains(s.Problems[0], thisNode), "state %+v", s)
 }
 
 func TestDriversOfTheCSINode(t *testing.T) {
@@ -332,7 +318,6 @@ func TestDriversOfTheCSINode(t *testing.T) {
 	fails(volume.Busy, "may not be read by our identity")
 	f.setAway(true)
 	fails(volume.Timeout, "cannot be reached", f.server.URL)
-	if n := f.count("list csinodes") + f.count("watch csinodes"); n != 0 {
-		t.Errorf("a right was asked for that a node does not have: %d times", n)
-	}
+	n := f.count("list csinodes") + f.count("watch csinodes")
+	check.That(t, n == 0, "a right was asked for that a node does not have: %d times", n)
 }

@@ -64,9 +64,8 @@ func startWith(t *testing.T, kubeconfig string, patience time.Duration) *Cluster
 	done := make(chan error, 1)
 	go func() { done <- c.Run(t.Context()) }()
 	t.Cleanup(func() {
-		if err := <-done; err != nil {
-			t.Errorf("Run: %v", err)
-		}
+		err := <-done
+		check.That(t, err == nil, "Run: %v", err)
 	})
 	return c
 }

@@ -95,9 +95,7 @@ func TestKubeletsCertificateIsRotated(t *testing.T) {
 		t.Helper()
 		deadline := time.Now().Add(patient)
 		for got := shown(); got != want; got = shown() { // client-go keeps a certificate for a second
-			if time.Now().After(deadline) {
-				t.Fatalf("certificate %d is shown, not %d", got, want)
-			}
+			check.Require(t, !time.Now().After(deadline), "certificate %d is shown, not %d", got, want)
 		}
 	}
 	becomes(1)

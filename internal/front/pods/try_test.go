@@ -10,6 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/crust-proxy/crust-proxy/internal/ground/apiserver"
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 func TestWhatIsTried(t *testing.T) {
@@ -29,13 +30,9 @@ func TestWhatIsTried(t *testing.T) {
 		t.Helper()
 		got := failed()
 		for _, word := range words {
-			if !strings.Contains(strings.Join(got, "\n"), word) {
-				t.Errorf("%q does not say %q", got, word)
-			}
+			check.That(t, strings.Contains(strings.Join(got, "\n"), word), "%q does not say %q", got, word)
 		}
-		if len(got) != n {
-			t.Errorf("%d failed, want %d: %q", len(got), n, got)
-		}
+		check.That(t, len(got) == n, "%d failed, want %d: %q", len(got), n, got)
 	}
 	want(1, "there is a node "+thisNode)
 	f.put(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: thisNode}})
@@ -54,9 +51,7 @@ func TestWhatIsTried(t *testing.T) {
 
 func TestNodeNameIsAsKubeletHasIt(t *testing.T) {
 	name, err := apiserver.NodeName()
-	if err != nil || name == "" || name != strings.ToLower(strings.TrimSpace(name)) {
-		t.Errorf("got %q, %v", name, err)
-	}
+	check.That(t, err == nil && name != "" && name == strings.ToLower(strings.TrimSpace(name)), "got %q, %v", name, err)
 }
 
 func TestQuestionsAreTimed(t *testing.T) {

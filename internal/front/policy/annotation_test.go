@@ -8,6 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 func TestParseAnnotation(t *testing.T) {
@@ -25,25 +26,21 @@ func TestParseAnnotation(t *testing.T) {
 		"x,none-of-these": {Names: []string{"x", "none-of-these"}},
 	} {
 		got, err := ParseAnnotation(value)
-		if diff := cmp.Diff(want, got); err != nil || diff != "" {
-			t.Errorf("%q: %v\n%s", value, err, diff)
-		}
+		diff := cmp.Diff(want, got)
+		check.That(t, err == nil && diff == "", "%q: %v\n%s", value, err, diff)
 		if got.Nothing() != (value == "") || got.Asks("data") != (want.All || strings.Contains(value, "data")) {
 			t.Errorf("%q asks for %+v", value, got)
 		}
 	}
-	if got, err := ParseAnnotation(many); err != nil || len(got.Names) != maxAskedNames {
-		t.Errorf("%d names: %+v, %v", maxAskedNames, got, err)
-	}
+	got, err := ParseAnnotation(many)
+	check.That(t, err == nil && len(got.Names) == maxAskedNames, "%d names: %+v, %v", maxAskedNames, got, err)
 	for _, value := range []string{
 		" ", ",", "data,", "*,data", "data,*", "Data", "a/b", "a\nb", "-a", "a_b", "\x1b[2J", strings.Repeat("a", 64),
 		many + ",a", full + " ", strings.Repeat("a,", MaxAnnotation), "data logs", "true",
 	} {
 		got, err := ParseAnnotation(value)
 		if value == "true" { // a name like any other: the pod has no such volume
-			if err != nil {
-				t.Error(err)
-			}
+			check.That(t, err == nil, "%v", err)
 			continue
 		}
 		if err == nil || volume.KindOf(err) != volume.Invalid || !got.Nothing() {
@@ -70,9 +67,7 @@ func annotatedPolicy() *Policy {
 
 func TestDecideForPodsThatAsk(t *testing.T) {
 	p := annotatedPolicy()
-	if err := p.Validate([]string{"kata", "crust"}); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, p.Validate([]string{"kata", "crust"}))
 	wish := func(driver, handler string, more ...func(*Input)) Input {
 		w := Input{Driver: driver, RuntimeHandler: handler, PodKnown: true, Annotated: true, AccessMode: "SINGLE_NODE_WRITER"}
 		for _, change := range more {
@@ -104,25 +99,19 @@ func TestDecideForPodsThatAsk(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			got, err := p.Decide(c.wish)
-			if diff := cmp.Diff(c.want, got, noTrace); diff != "" || (err != nil) != (c.says != nil) {
-				t.Fatalf("%v\n%s", err, diff)
-			}
+			diff := cmp.Diff(c.want, got, noTrace)
+			check.Require(t, diff == "" && (err != nil) == (c.says != nil), "%v\n%s", err, diff)
 			if err == nil {
 				return
 			}
-			if volume.KindOf(err) != volume.Denied {
-				t.Errorf("it is classed %s", volume.KindOf(err))
-			}
+			check.That(t, volume.KindOf(err) == volume.Denied, "it is classed %s", volume.KindOf(err))
 			for _, want := range append(c.says, AnnotationKey) {
-				if !strings.Contains(err.Error(), want) {
-					t.Errorf("%q does not say %q", err, want)
-				}
+				check.That(t, strings.Contains(err.Error(), want), "%q does not say %q", err, want)
 			}
 		})
 	}
-	if _, err := p.Decide(Input{Driver: "ebs", Annotated: true}); volume.KindOf(err) != volume.Unsupported || !strings.Contains(fmt.Sprint(err), `rule "crust"`) {
-		t.Errorf("without a pod: %v", err)
-	}
+	_, err := p.Decide(Input{Driver: "ebs", Annotated: true})
+	check.That(t, volume.KindOf(err) == volume.Unsupported && strings.Contains(fmt.Sprint(err), `rule "crust"`), "without a pod: %v", err)
 }
 
 // TestInlineVolumesAttributesOnlyAsk: the pod's author writes them. They can have no
@@ -150,9 +139,7 @@ func TestInlineVolumesAttributesOnlyAsk(t *testing.T) {
 				t.Fatalf("%v\n%s", err, diff)
 			}
 			for _, want := range c.says {
-				if !strings.Contains(err.Error(), want) {
-					t.Errorf("%q does not say %q", err, want)
-				}
+				check.That(t, strings.Contains(err.Error(), want), "%q does not say %q", err, want)
 			}
 		})
 	}
@@ -174,9 +161,7 @@ func FuzzAnnotation(f *testing.F) {
 		if err != nil && (!asked.Nothing() || len(err.Error()) > 2000) {
 			t.Fatalf("%+v with %v", asked, err)
 		}
-		if len(asked.Names) > maxAskedNames {
-			t.Fatalf("%d names", len(asked.Names))
-		}
+		check.Require(t, len(asked.Names) <= maxAskedNames, "%d names", len(asked.Names))
 		w := Input{Driver: driver, RuntimeHandler: handler, PodKnown: bits&1 == 0, Requested: bits&2 != 0, AccessMode: "SINGLE_NODE_WRITER"}
 		if word != "" {
 			w.Context = map[string]string{ContextKey: word}
@@ -187,13 +172,9 @@ func FuzzAnnotation(f *testing.F) {
 		after, errAfter := p.Decide(w)
 		switch {
 		case before.Defer && errBefore == nil:
-			if !cmp.Equal(after, before) || errAfter != nil {
-				t.Errorf("deferred as %+v, and with an annotation %+v, %v", before, after, errAfter)
-			}
+			check.That(t, cmp.Equal(after, before) && errAfter == nil, "deferred as %+v, and with an annotation %+v, %v", before, after, errAfter)
 		case errAfter == nil && after.Defer:
-			if !w.Annotated || !allowedToAsk(p, after) {
-				t.Errorf("%q has %+v deferred", value, after)
-			}
+			check.That(t, w.Annotated && allowedToAsk(p, after), "%q has %+v deferred", value, after)
 		case w.Annotated && errAfter == nil:
 			t.Errorf("asked for, and silently on the host: %+v", after)
 		}

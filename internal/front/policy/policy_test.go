@@ -9,6 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 func examplePolicy() *Policy {
@@ -50,12 +51,9 @@ func TestDecide(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			got, err := examplePolicy().Decide(c.wish)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(c.want, got, noTrace); diff != "" {
-				t.Error(diff)
-			}
+			check.Must(t, err)
+			diff := cmp.Diff(c.want, got, noTrace)
+			check.That(t, diff == "", "%v", diff)
 		})
 	}
 }
@@ -103,9 +101,8 @@ func TestCouldDefer(t *testing.T) {
 		"a pod that may not be the only one":   {deferring(func(r *Rule) { r.RuntimeHandlers = []string{"kata"} }), with(func(w *Input) { w.PodKnown = true }), true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if got := (&Policy{Rules: c.rules}).CouldDefer(c.wish); got != c.want {
-				t.Errorf("got %v", got)
-			}
+			got := (&Policy{Rules: c.rules}).CouldDefer(c.wish)
+			check.That(t, got == c.want, "got %v", got)
 		})
 	}
 }
@@ -125,15 +122,11 @@ func TestCouldDeferCoversEveryPod(t *testing.T) {
 					continue
 				}
 				deferred++
-				if !could {
-					t.Errorf("%s: %+v: %+v", name, pod, verdict)
-				}
+				check.That(t, could, "%s: %+v: %+v", name, pod, verdict)
 			}
 		}
 	}
-	if deferred == 0 || never == 0 {
-		t.Errorf("%d deferred, %d never", deferred, never)
-	}
+	check.That(t, deferred != 0 && never != 0, "%d deferred, %d never", deferred, never)
 }
 
 func everyVolume() (all []Input) {
@@ -181,9 +174,8 @@ func podPolicy() *Policy {
 // TestRulesByThePod: what is not known of a pod is an error if a rule depends on it, and only then.
 func TestRulesByThePod(t *testing.T) {
 	p := podPolicy()
-	if err := p.Validate([]string{"kata"}); err != nil {
-		t.Error(err)
-	}
+	err := p.Validate([]string{"kata"})
+	check.That(t, err == nil, "%v", err)
 	busy := volume.Errorf(volume.Busy, "the claim is not bound")
 	for name, c := range map[string]struct {
 		wish   Input
@@ -237,13 +229,9 @@ func TestDecideNeverGuesses(t *testing.T) {
 				t.Fatalf("got %+v, %v (%s)", got, err, volume.KindOf(err))
 			}
 			for _, want := range c.says {
-				if !strings.Contains(err.Error(), want) {
-					t.Errorf("%q does not say %q", err, want)
-				}
+				check.That(t, strings.Contains(err.Error(), want), "%q does not say %q", err, want)
 			}
-			if len(err.Error()) > 1000 {
-				t.Errorf("an error of %d bytes", len(err.Error()))
-			}
+			check.That(t, len(err.Error()) <= 1000, "an error of %d bytes", len(err.Error()))
 		})
 	}
 }
@@ -253,9 +241,8 @@ func TestDecideNeverGuesses(t *testing.T) {
 func TestAskedVolumesAreDeferredWithoutARule(t *testing.T) {
 	want := Verdict{Defer: true, Rule: RuleRequested, Format: volume.FormatHost}
 	for _, p := range []Policy{{}, {Rules: []Rule{{Name: "kata", RuntimeHandlers: []string{"kata"}, Defer: true}}}} {
-		if got, err := p.Decide(Input{Driver: "lvm", Requested: true}); err != nil || !cmp.Equal(got, want, noTrace) {
-			t.Errorf("got %+v, %v", got, err)
-		}
+		got, err := p.Decide(Input{Driver: "lvm", Requested: true})
+		check.That(t, err == nil && cmp.Equal(got, want, noTrace), "got %+v, %v", got, err)
 	}
 }
 
@@ -279,16 +266,14 @@ func TestThenOnHost(t *testing.T) {
 		{"nfs", `rule "host"`, ""},
 		{"nfs", "", ""},
 	} {
-		if got := p.ThenOnHost(Input{Driver: c.driver}, c.label); got != c.want {
-			t.Errorf("%s by %s: %q", c.driver, c.label, got)
-		}
+		got := p.ThenOnHost(Input{Driver: c.driver}, c.label)
+		check.That(t, got == c.want, "%s by %s: %q", c.driver, c.label, got)
 	}
 }
 
 func TestValidatePolicy(t *testing.T) {
-	if err := examplePolicy().Validate([]string{"kata"}); err != nil {
-		t.Error(err)
-	}
+	err := examplePolicy().Validate([]string{"kata"})
+	check.That(t, err == nil, "%v", err)
 	rule := func(change func(*Rule)) []Rule {
 		r := Rule{Name: "a", Defer: true}
 		change(&r)
@@ -324,9 +309,7 @@ func TestValidatePolicy(t *testing.T) {
 			Rule{Drivers: []string{"a.com", "*b*.com"}, Filesystems: []string{"ext4"}, AccessModes: []string{"SINGLE_NODE_WRITER"}}),
 	} {
 		err := (&Policy{Rules: rules}).Validate([]string{"kata"})
-		if err == nil || volume.KindOf(err) != volume.Invalid || !strings.Contains(err.Error(), want) {
-			t.Errorf("%q: got %v", want, err)
-		}
+		check.That(t, err != nil && volume.KindOf(err) == volume.Invalid && strings.Contains(err.Error(), want), "%q: got %v", want, err)
 	}
 	for _, name := range []string{"", " x", "a\nb", strings.Repeat("x", 64), "\x1b[2J"} {
 		err := (&Policy{Rules: []Rule{{Name: name}}}).Validate(nil)
@@ -336,13 +319,10 @@ func TestValidatePolicy(t *testing.T) {
 	}
 	all := Policy{Format: "x", Rules: []Rule{{Name: "a", Drivers: []string{"/"}}, {Name: "b", Handler: "c", Defer: true, Drivers: []string{"d"}}}}
 	for _, want := range []string{"policy.format", "rules[0]", "rules[1]"} {
-		if err := all.Validate(nil); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%v does not say %q", err, want)
-		}
+		err := all.Validate(nil)
+		check.That(t, err != nil && strings.Contains(err.Error(), want), "%v does not say %q", err, want)
 	}
-	if err := (&Policy{Rules: make([]Rule, maxRules+1)}).Validate(nil); err == nil {
-		t.Error("any number of rules is taken")
-	}
+	check.That(t, (&Policy{Rules: make([]Rule, maxRules+1)}).Validate(nil) != nil, "any number of rules is taken")
 }
 
 // TestRuntimes: a pod's volume is for the handler of its runtime, or refused. A rule is, if none of its runtimes can
@@ -369,9 +349,8 @@ func TestRuntimes(t *testing.T) {
 		if (err != nil) != c.refused || got.Handler != c.want || got.Defer == c.refused || err != nil && volume.KindOf(err) != volume.Unsupported {
 			t.Errorf("%+v: %+v, %v", c, got, err)
 		}
-		if err := p.Validate([]string{"kata", "crust"}); (err != nil) != c.rule {
-			t.Errorf("%+v: the rule: %v", c, err)
-		}
+		err = p.Validate([]string{"kata", "crust"})
+		check.That(t, (err != nil) == c.rule, "%+v: the rule: %v", c, err)
 	}
 }
 
@@ -387,9 +366,8 @@ func TestRulesThatOnlyOverlapMayStandTogether(t *testing.T) {
 		"CSI's names":     {{Name: "a", AccessModes: []string{"SINGLE_NODE_WRITER"}}, {Name: "b", AccessModes: []string{"SINGLE_NODE_MULTI_WRITER"}}},
 		"shorter pattern": {{Name: "a", Drivers: []string{"a*b*"}}, {Name: "b", Drivers: []string{"a*"}}},
 	} {
-		if err := (&Policy{Rules: rules}).Validate(nil); err != nil {
-			t.Errorf("%s: %v", name, err)
-		}
+		err := (&Policy{Rules: rules}).Validate(nil)
+		check.That(t, err == nil, "%s: %v", name, err)
 	}
 }
 
@@ -413,9 +391,7 @@ func FuzzPolicy(f *testing.F) {
 		}
 		a, errA := p.Decide(w)
 		b, errB := p.Decide(w)
-		if !cmp.Equal(a, b) || (errA == nil) != (errB == nil) {
-			t.Fatalf("%+v, %v and then %+v, %v", a, errA, b, errB)
-		}
+		check.Require(t, cmp.Equal(a, b) && (errA == nil) == (errB == nil), "%+v, %v and then %+v, %v", a, errA, b, errB)
 		if requested && errA == nil && !a.Defer {
 			t.Errorf("asked for and not deferred: %+v", a)
 		}
@@ -450,14 +426,12 @@ func TestAccessModesOfClaims(t *testing.T) {
 		"MULTI_NODE_SINGLE_WRITER":  nil,
 	} {
 		policy := &Policy{Rules: []Rule{{Name: "r", AccessModes: []string{word}, Defer: true}}}
-		if err := policy.Validate([]string{"kata"}); err != nil {
-			t.Errorf("%s is refused in a rule: %v", word, err)
-		}
+		err := policy.Validate([]string{"kata"})
+		check.That(t, err == nil, "%s is refused in a rule: %v", word, err)
 		for claim, modes := range sent {
 			for i, mode := range modes {
-				if got := ModeOf(claim, i == 0); got != mode {
-					t.Errorf("%s is sent as %s, not %s", claim, mode, got)
-				}
+				got := ModeOf(claim, i == 0)
+				check.That(t, got == mode, "%s is sent as %s, not %s", claim, mode, got)
 				name := claim + []string{"+", ""}[i]
 				verdict, err := policy.Decide(Input{Driver: "d", AccessMode: mode})
 				if want := slices.Contains(matches, name); err != nil || verdict.Defer != want {

@@ -34,9 +34,7 @@ func TestEndpointThatLeadsBack(t *testing.T) {
 		one, there := w.shown(name)
 		return there && !one.Ready && strings.Contains(one.Problem, link+" leads back to crust-proxy itself")
 	})
-	if exists(w.offered()) {
-		t.Error("it was offered to kubelet")
-	}
+	check.That(t, !exists(w.offered()), "it was offered to kubelet")
 }
 
 // ownContainer has each registrar run in a container of its own.

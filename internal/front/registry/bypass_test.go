@@ -27,20 +27,17 @@ func TestDirectRegistrationIsAnAlarm(t *testing.T) {
 	check.Must(t, direct.Start())
 	check.Eventually(t, "the alarm", func() bool { return w.lastAlarm() == alarm{name, true} })
 	check.Eventually(t, "kubelet goes past us", func() bool { return w.kubelet.Endpoint(name) == d.Socket })
-	if one, _ := w.shown(name); !one.Bypassed {
-		t.Error("it is not listed")
-	}
-	if text := w.registry.Bypassed()[name]; !strings.Contains(text, direct.Socket()) || !strings.Contains(text, w.ours()) {
-		t.Errorf("the alarm says %q", text)
-	}
+	one, _ := w.shown(name)
+	check.That(t, one.Bypassed, "it is not listed")
+	text := w.registry.Bypassed()[name]
+	check.That(t, strings.Contains(text, direct.Socket()) && strings.Contains(text, w.ours()), "the alarm says %q", text)
 	check.Must(t, direct.Stop())
 	check.Eventually(t, "no alarm", func() bool { return w.lastAlarm() == alarm{name, false} })
 	// kubelet has deregistered the driver by its name, and would not come back to ours.
 	w.served("driver.sock")
 	w.steady()
-	if one, _ := w.shown(name); one.Bypassed {
-		t.Error("it is listed still")
-	}
+	one, _ = w.shown(name)
+	check.That(t, !one.Bypassed, "it is listed still")
 }
 
 // TestDirectRegistrationAfterAnUpgrade is a Helm upgrade that lost the hostPath:
@@ -71,14 +68,12 @@ func TestDirectRegistrationWithDeferredVolumesOnly(t *testing.T) {
 	check.Must(t, w.direct(d, below).Start())
 	check.Eventually(t, "kubelet has it", func() bool { return w.kubelet.Endpoint(name) == d.Socket })
 	time.Sleep(quiet)
-	if got := w.lastAlarm(); got != (alarm{}) {
-		t.Errorf("an alarm of a driver that is none of ours: %+v", got)
-	}
+	got := w.lastAlarm()
+	check.That(t, got == (alarm{}), "an alarm of a driver that is none of ours: %+v", got)
 	w.setDeferred(true)
 	check.Eventually(t, "the alarm", func() bool { return w.lastAlarm() == alarm{name, true} })
-	if text := w.registry.Bypassed()[name]; !strings.Contains(text, "1 deferred volumes") || !strings.Contains(text, "/pods/a/mount") {
-		t.Errorf("the alarm says %q", text)
-	}
+	text := w.registry.Bypassed()[name]
+	check.That(t, strings.Contains(text, "1 deferred volumes") && strings.Contains(text, "/pods/a/mount"), "the alarm says %q", text)
 	w.setDeferred(false)
 	check.Eventually(t, "no alarm", func() bool { return w.lastAlarm() == alarm{name, false} })
 }
@@ -104,9 +99,8 @@ func TestDirectRegistrationThatWasFirst(t *testing.T) {
 	check.Must(t, r.Start())
 	refusedWith(t, r, name, "equal or higher version")
 	check.Eventually(t, "the alarm", func() bool { return w.lastAlarm() == alarm{name, true} })
-	if one, _ := w.shown(name); !strings.Contains(one.Kubelet, "refused") {
-		t.Errorf("kubelet's word is %q", one.Kubelet)
-	}
+	one, _ := w.shown(name)
+	check.That(t, strings.Contains(one.Kubelet, "refused"), "kubelet's word is %q", one.Kubelet)
 	check.Must(t, direct.Stop())
 	w.served("driver.sock")
 	w.steady()

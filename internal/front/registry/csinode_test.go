@@ -92,9 +92,7 @@ func TestNoRenewalOfAMissingDriverWhileAnotherSocketStands(t *testing.T) {
 	w.empty.Store(true)
 	check.Eventually(t, "it is shown as missing", w.missing)
 	w.look(4)
-	if w.renewals.Load() != 0 {
-		t.Errorf("it was renewed %d times", w.renewals.Load())
-	}
+	check.That(t, w.renewals.Load() == 0, "it was renewed %d times", w.renewals.Load())
 }
 
 // TestDriverThatIsLostOnItsWayPastUs: the driver moves to kubelet's directory, and the
@@ -114,9 +112,7 @@ func TestDriverThatIsLostOnItsWayPastUs(t *testing.T) {
 	w.kubelet.LoseFromNode(name) // now, and not when some time is over: on a busy machine that could be before
 	lost := func() bool { return strings.Contains(w.registry.Bypassed()[name], "is not in the node's CSINode") }
 	check.Eventually(t, "that is reported", lost)
-	if !exists(direct.Socket()) || w.renewals.Load() != 0 {
-		t.Error("a registration that is not ours was renewed")
-	}
+	check.That(t, exists(direct.Socket()) && w.renewals.Load() == 0, "a registration that is not ours was renewed")
 	check.Must(t, direct.Stop())
 	check.Must(t, direct.Start())
 	check.Eventually(t, "it is in the CSINode again", func() bool { return w.kubelet.InNode(name) })
@@ -163,16 +159,10 @@ func TestOneLookProvesNothing(t *testing.T) {
 		},
 	} {
 		w := newWatched()
-		if w.look(false, nil) || w.missing(name) {
-			t.Errorf("%s: one look was enough", what)
-		}
+		check.That(t, !w.look(false, nil) && !w.missing(name), "%s: one look was enough", what)
 		between(w)
-		if w.look(false, nil) {
-			t.Errorf("%s: it is renewed", what)
-		}
-		if !w.look(false, nil) || !w.missing(name) {
-			t.Errorf("%s: it is not renewed after two looks", what)
-		}
+		check.That(t, !w.look(false, nil), "%s: it is renewed", what)
+		check.That(t, w.look(false, nil) && w.missing(name), "%s: it is not renewed after two looks", what)
 		if w.look(false, errors.New("the API server is away")); w.missing(name) {
 			t.Errorf("%s: it is shown as missing while that is not known", what)
 		}
@@ -196,9 +186,8 @@ func TestRenewalsOfAMissingDriverBackOff(t *testing.T) {
 				}
 				time.Sleep(5 * time.Second)
 			}
-			if want := []time.Duration{0, 1, 2, 4, 8, 16, 30, 30, 30, 30}; !slices.Equal(waits, want) {
-				t.Errorf("%s: renewed after %d minutes", what, waits)
-			}
+			want := []time.Duration{0, 1, 2, 4, 8, 16, 30, 30, 30, 30}
+			check.That(t, slices.Equal(waits, want), "%s: renewed after %d minutes", what, waits)
 		})
 	}
 }

@@ -50,12 +50,10 @@ func TestUpgradeToAnotherEndpoint(t *testing.T) {
 	check.Must(t, next.Start())
 	check.Must(t, w.registrar(next).Start())
 	w.served("next.sock")
-	if now, err := os.Lstat(w.csi()); err != nil || !os.SameFile(socket, now) {
-		t.Errorf("the CSI socket was made anew, or has gone: %v", err)
-	}
-	if one, _ := w.shown(name); one.Version != "v8" || one.Endpoint != next.Socket {
-		t.Errorf("listed: %+v", one)
-	}
+	now, err := os.Lstat(w.csi())
+	check.That(t, err == nil && os.SameFile(socket, now), "the CSI socket was made anew, or has gone: %v", err)
+	one, _ := w.shown(name)
+	check.That(t, one.Version == "v8" && one.Endpoint == next.Socket, "listed: %+v", one)
 	w.neverRefused()
 }
 
@@ -66,18 +64,13 @@ func TestDriverAloneRestarts(t *testing.T) {
 	w.served("driver.sock")
 	d.Kill()
 	check.Eventually(t, "it is listed as not ready", func() bool { one, _ := w.shown(name); return !one.Ready && one.Problem != "" })
-	if w.kubelet.Endpoint(name) == "" {
-		t.Error("kubelet was told although the registrar stands")
-	}
+	check.That(t, w.kubelet.Endpoint(name) != "", "kubelet was told although the registrar stands")
 	d.Version = "v8"
 	check.Must(t, d.Start())
 	w.served("driver.sock")
-	if one, _ := w.shown(name); one.Version != "v8" {
-		t.Errorf("listed: %+v", one)
-	}
-	if w.kubelet.Count(kubelet.Registered) != 1 {
-		t.Errorf("events: %+v", w.kubelet.Events())
-	}
+	one, _ := w.shown(name)
+	check.That(t, one.Version == "v8", "listed: %+v", one)
+	check.That(t, w.kubelet.Count(kubelet.Registered) == 1, "events: %+v", w.kubelet.Events())
 }
 
 func TestOurRestartIsNoDeregistration(t *testing.T) {
@@ -86,9 +79,7 @@ func TestOurRestartIsNoDeregistration(t *testing.T) {
 	_, r := w.pair()
 	w.served("driver.sock")
 	w.stop()
-	if !exists(w.csi()) || !exists(w.offered()) {
-		t.Fatal("a socket went with us")
-	}
+	check.Require(t, exists(w.csi()) && exists(w.offered()), "a socket went with us")
 	time.Sleep(quiet)
 	if w.kubelet.Endpoint(name) != w.csi() || w.kubelet.Count(kubelet.Deregistered) > 0 {
 		t.Fatalf("kubelet did not keep the driver: %+v", w.kubelet.Events())
@@ -121,9 +112,7 @@ func TestStaleRegistrationsGoAfterGrace(t *testing.T) {
 	}
 	check.Eventually(t, "the stale one goes", func() bool { return !exists(gone) })
 	time.Sleep(quiet)
-	if !exists(foreign) || !exists(w.offered()) {
-		t.Error("another's went too, or that of a driver that is here")
-	}
+	check.That(t, exists(foreign) && exists(w.offered()), "another's went too, or that of a driver that is here")
 }
 
 // TestRegistrarGoneWhileWeWereAway: kubelet keeps the driver for the grace only.
@@ -175,9 +164,8 @@ func TestRegistrationThatSomebodyRemoved(t *testing.T) {
 	w.pair()
 	w.served("driver.sock")
 	for path, want := range map[string]os.FileMode{w.sockets(): 0o700, w.csi(): 0o600, w.offered(): 0o600} {
-		if info, err := os.Lstat(path); err != nil || info.Mode().Perm() != want {
-			t.Errorf("%s: %v, %v", path, info.Mode(), err)
-		}
+		info, err := os.Lstat(path)
+		check.That(t, err == nil && info.Mode().Perm() == want, "%s: %v, %v", path, info.Mode(), err)
 	}
 	check.Must(t, os.Remove(w.offered()))
 	check.Eventually(t, "it is made anew", func() bool { return w.kubelet.Count(kubelet.Registered) == 2 })
@@ -213,9 +201,8 @@ func TestKubeletStartsWhileTheDriverIsDown(t *testing.T) {
 			w.startKubelet()
 			check.Eventually(t, "kubelet refuses", func() bool { return w.kubelet.Count(kubelet.Refused) == 1 })
 			time.Sleep(quiet)
-			if n := w.kubelet.Count(kubelet.Refused); n > 1 {
-				t.Errorf("kubelet was asked %d times without a driver", n)
-			}
+			n := w.kubelet.Count(kubelet.Refused)
+			check.That(t, n <= 1, "kubelet was asked %d times without a driver", n)
 			check.Must(t, d.Start())
 			check.Eventually(t, "kubelet has it", func() bool { return w.kubelet.Endpoint(name) == w.csi() })
 			w.steady()
@@ -242,9 +229,7 @@ func TestRegistrarThatRestartsAtOnceIsNotRefused(t *testing.T) {
 	}
 	w.served("driver.sock")
 	for _, verdict := range r.Verdicts() {
-		if !verdict.Registered {
-			t.Errorf("it was refused: %s", verdict.Error)
-		}
+		check.That(t, verdict.Registered, "it was refused: %s", verdict.Error)
 	}
 }
 
@@ -258,9 +243,7 @@ func TestSocketThatChangesItsModeIsTheSame(t *testing.T) {
 	check.Must(t, os.Chmod(r.Socket(), 0o600))
 	check.Must(t, os.Chmod(w.offered(), 0o640))
 	w.steady()
-	if w.kubelet.Count(kubelet.Registered) != 1 {
-		t.Errorf("it was registered again: %+v", w.kubelet.Events())
-	}
+	check.That(t, w.kubelet.Count(kubelet.Registered) == 1, "it was registered again: %+v", w.kubelet.Events())
 }
 
 // TestKubeletThatSaysNothingIsAskedAnew is of a kubelet whose word is lost.
@@ -296,21 +279,17 @@ func TestLongestNameBelowALongDirectory(t *testing.T) {
 // kubelet would take the drivers from the node.
 func TestNothingIsStaleWhenTheDaemonEnds(t *testing.T) {
 	path := t.TempDir() + "/disk.csi.example.com" + Suffix
-	if err := os.WriteFile(path, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, os.WriteFile(path, nil, 0o600))
 	r := New(Config{Log: zap.NewNop()})
 	found := map[string]socketID{path: idAt(path)}
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
 	r.dropStale(ended, found)
-	if _, err := os.Lstat(path); err != nil {
-		t.Errorf("it was removed when the daemon ended: %v", err)
-	}
+	_, err := os.Lstat(path)
+	check.That(t, err == nil, "it was removed when the daemon ended: %v", err)
 	r.dropStale(t.Context(), found)
-	if _, err := os.Lstat(path); err == nil {
-		t.Error("nobody serves it, and it stays")
-	}
+	_, err = os.Lstat(path)
+	check.That(t, err != nil, "nobody serves it, and it stays")
 }
 
 func TestWithdraw(t *testing.T) {
@@ -322,13 +301,10 @@ func TestWithdraw(t *testing.T) {
 	check.Must(t, err)
 	defer func() { _ = l.Close() }()
 	check.Must(t, os.WriteFile(filepath.Join(w.kubeletDir(), "file"+Suffix), nil, 0o600))
-	if gone := Withdraw(w.kubeletDir()); !slices.Equal(gone, []string{dead}) {
-		t.Errorf("withdrawn: %q", gone)
-	}
-	if left, err := os.ReadDir(w.kubeletDir()); err != nil || len(left) != 3 {
-		t.Errorf("left: %v, %v", left, err)
-	}
-	if gone := Withdraw(w.kubeletDir() + "/nowhere"); gone != nil {
-		t.Errorf("withdrawn: %q", gone)
-	}
+	gone := Withdraw(w.kubeletDir())
+	check.That(t, slices.Equal(gone, []string{dead}), "withdrawn: %q", gone)
+	left, err := os.ReadDir(w.kubeletDir())
+	check.That(t, err == nil && len(left) == 3, "left: %v, %v", left, err)
+	gone = Withdraw(w.kubeletDir() + "/nowhere")
+	check.That(t, gone == nil, "withdrawn: %q", gone)
 }

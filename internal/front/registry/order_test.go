@@ -101,13 +101,9 @@ func TestRegistrarThatGoesIsDeregisteredAndComesBack(t *testing.T) {
 	w.served("driver.sock")
 	check.Must(t, r.Stop())
 	check.Eventually(t, "kubelet forgets the driver", func() bool { return w.kubelet.Endpoint(name) == "" })
-	if !exists(w.csi()) || exists(w.offered()) {
-		t.Error("the CSI socket should stay, and the registration go")
-	}
+	check.That(t, exists(w.csi()) && !exists(w.offered()), "the CSI socket should stay, and the registration go")
 	check.Must(t, r.Start())
 	w.served("driver.sock")
 	w.neverRefused()
-	if w.kubelet.Count(kubelet.Deregistered) != 1 {
-		t.Errorf("events: %+v", w.kubelet.Events())
-	}
+	check.That(t, w.kubelet.Count(kubelet.Deregistered) == 1, "events: %+v", w.kubelet.Events())
 }

@@ -51,9 +51,8 @@ func TestRefusalsSayWhy(t *testing.T) {
 func (w *world) nothingMade() {
 	w.t.Helper()
 	for _, dir := range []string{w.kubeletDir(), w.sockets()} {
-		if found, err := os.ReadDir(dir); err != nil || len(found) > 0 {
-			w.t.Errorf("%s holds %v, %v", dir, found, err)
-		}
+		found, err := os.ReadDir(dir)
+		check.That(w.t, err == nil && len(found) == 0, "%s holds %v, %v", dir, found, err)
 	}
 }
 
@@ -70,9 +69,7 @@ func TestSecondDriverOfOneNameWaits(t *testing.T) {
 	refusedWith(t, second, name, "already", first.Socket(), first.Endpoint, second.Socket(), second.Endpoint)
 	time.Sleep(quiet)
 	w.served("driver.sock")
-	if len(w.registry.List()) != 2 {
-		t.Errorf("both should be listed: %+v", w.registry.List())
-	}
+	check.That(t, len(w.registry.List()) == 2, "both should be listed: %+v", w.registry.List())
 	check.Must(t, first.Stop())
 	w.served("other.sock")
 	w.neverRefused()
@@ -99,9 +96,7 @@ func TestDriverThatComesUpLate(t *testing.T) {
 			r := w.registrar(d)
 			check.Must(t, r.Start())
 			check.Eventually(t, "its problem is listed", func() bool { one, _ := w.shown(name); return strings.Contains(one.Problem, d.Socket) })
-			if len(r.Verdicts()) > 0 || len(w.kubelet.Events()) > 0 {
-				t.Errorf("too early: %v, %v", r.Verdicts(), w.kubelet.Events())
-			}
+			check.That(t, len(r.Verdicts()) == 0 && len(w.kubelet.Events()) == 0, "too early: %v, %v", r.Verdicts(), w.kubelet.Events())
 			mend()
 			w.served("driver.sock")
 			w.neverRefused()
@@ -174,7 +169,6 @@ func TestWrongRegistrarDivertsNothing(t *testing.T) {
 	wrong.File, wrong.Name, wrong.Restart = filepath.Base(r.Socket()), name, 0
 	check.Must(t, wrong.Start())
 	refusedWith(t, wrong, name, "other.csi.example.com")
-	if node, err := askNode(w.csi()); err != nil || node != "driver.sock" {
-		t.Errorf("the CSI socket leads to %q, %v", node, err)
-	}
+	node, err := askNode(w.csi())
+	check.That(t, err == nil && node == "driver.sock", "the CSI socket leads to %q, %v", node, err)
 }

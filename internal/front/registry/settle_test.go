@@ -42,9 +42,7 @@ func TestRegistrationThatKubeletLosesIsRenewed(t *testing.T) {
 	check.Eventually(t, "kubelet has seen that", func() bool { return w.kubelet.Count(kubelet.Registered) == 3 })
 	w.served("driver.sock")
 	w.steady()
-	if !w.kubelet.InNode(name) || renewed.Load() != 1 {
-		t.Errorf("the CSINode has it: %t, after %d renewals", w.kubelet.InNode(name), renewed.Load())
-	}
+	check.That(t, w.kubelet.InNode(name) && renewed.Load() == 1, "the CSINode has it: %t, after %d renewals", w.kubelet.InNode(name), renewed.Load())
 }
 
 // TestRegistrationAfterTheStartIsRenewedOnce where no socket of ours stood, and not
@@ -61,7 +59,5 @@ func TestRegistrationAfterTheStartIsRenewedOnce(t *testing.T) {
 	w.startRegistry()
 	w.served("driver.sock")
 	w.steady()
-	if renewed.Load() != 1 {
-		t.Errorf("it was renewed %d times", renewed.Load())
-	}
+	check.That(t, renewed.Load() == 1, "it was renewed %d times", renewed.Load())
 }

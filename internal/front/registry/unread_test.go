@@ -45,12 +45,8 @@ func TestDirectoryThatCannotBeRead(t *testing.T) {
 	hung.Wait()
 	r.scan(t.Context())
 	close(answer)
-	if gone > 0 {
-		t.Errorf("%d sockets count as gone", gone)
-	}
-	if !strings.Contains(r.unread, "hangs") {
-		t.Errorf("the log does not say what hangs: %s", r.unread)
-	}
+	check.That(t, gone == 0, "%d sockets count as gone", gone)
+	check.That(t, strings.Contains(r.unread, "hangs"), "the log does not say what hangs: %s", r.unread)
 	for _, of := range []string{r.cfg.Registry, r.cfg.KubeletRegistry} {
 		check.Must(t, os.RemoveAll(of))
 	}
@@ -82,18 +78,15 @@ func TestDirectoryThatCannotBeReadHidesNoOther(t *testing.T) {
 		defer r.mu.Unlock()
 		return len(r.sessions) + len(r.direct)
 	}
-	if got := follows(); got != 2 {
-		t.Errorf("%d sockets are followed, want 2", got)
-	}
+	got := follows()
+	check.That(t, got == 2, "%d sockets are followed, want 2", got)
 	for _, listener := range came {
 		check.Must(t, listener.Close())
 	}
-	if got := follows(); got != 0 {
-		t.Errorf("%d sockets are followed that have gone", got)
-	}
-	if _, err := socketsIn(r.cfg.KubeletRegistry, true, r.notices[""].watch); err == nil {
-		t.Error("all directories could be read")
-	}
+	got = follows()
+	check.That(t, got == 0, "%d sockets are followed that have gone", got)
+	_, err = socketsIn(r.cfg.KubeletRegistry, true, r.notices[""].watch)
+	check.That(t, err != nil, "all directories could be read")
 }
 
 // makeTooLong makes directories in one another until their path is longer than the kernel

@@ -95,9 +95,7 @@ func (w *world) config() Config {
 }
 
 func (w *world) ServerOptions(_ string, has *csi.NodeGetCapabilitiesResponse, conn grpc.ClientConnInterface) []grpc.ServerOption {
-	if len(has.GetCapabilities()) == 0 {
-		w.t.Error("a driver is served before its capabilities are known")
-	}
+	check.That(w.t, len(has.GetCapabilities()) != 0, "a driver is served before its capabilities are known")
 	return passthrough.New(conn, nil).ServerOptions()
 }
 
@@ -150,9 +148,7 @@ func runs(t *testing.T, r *Registry) (stop func()) {
 		cancel()
 		select {
 		case err := <-ended:
-			if err != nil {
-				t.Errorf("Run: %v", err)
-			}
+			check.That(t, err == nil, "Run: %v", err)
 		case <-time.After(10 * time.Second):
 			t.Error("Run does not end")
 		}
@@ -233,9 +229,7 @@ func (w *world) steady() {
 
 func (w *world) neverRefused() {
 	w.t.Helper()
-	if w.kubelet.Count(kubelet.Refused) > 0 {
-		w.t.Errorf("kubelet refused: %+v", w.kubelet.Events())
-	}
+	check.That(w.t, w.kubelet.Count(kubelet.Refused) <= 0, "kubelet refused: %+v", w.kubelet.Events())
 }
 
 func (w *world) shown(driver string) (State, bool) {
@@ -253,9 +247,7 @@ func refusedWith(t *testing.T, r *kubelet.Registrar, parts ...string) {
 	check.Eventually(t, "the registrar is refused", func() bool { return len(r.Verdicts()) > 0 })
 	got := r.Verdicts()[0]
 	for _, part := range parts {
-		if got.Registered || !strings.Contains(got.Error, part) {
-			t.Errorf("the verdict is %+v, without %q", got, part)
-		}
+		check.That(t, !got.Registered && strings.Contains(got.Error, part), "the verdict is %+v, without %q", got, part)
 	}
 }
 

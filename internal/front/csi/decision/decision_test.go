@@ -12,6 +12,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/csidefer"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 const (
@@ -68,9 +69,7 @@ func withGroup(pod Pod) Pod { pod.FSGroup = "7"; return pod }
 func contextOf(t *testing.T, pod Pod) *PodContext {
 	t.Helper()
 	found, err := pod.ForVolume(driver, volumeID, "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	return found
 }
 
@@ -89,9 +88,7 @@ func refused(t *testing.T, err error, kind volume.Kind, party refusal.Party, wor
 		t.Fatalf("got %v (%v by %v), want %v by %v", err, volume.KindOf(err), refusal.PartyOf(err), kind, party)
 	}
 	for _, word := range words {
-		if !strings.Contains(err.Error(), word) {
-			t.Errorf("%q lacks %q", err, word)
-		}
+		check.That(t, strings.Contains(err.Error(), word), "%q lacks %q", err, word)
 	}
 }
 
@@ -137,9 +134,7 @@ func TestPublishVerdicts(t *testing.T) {
 				refused(t, err, c.kind, c.party, c.inMessage...)
 				return
 			}
-			if err != nil || verdict.Defer != c.defers || verdict.Handler != c.handler {
-				t.Errorf("got %+v, %v", verdict, err)
-			}
+			check.That(t, err == nil && verdict.Defer == c.defers && verdict.Handler == c.handler, "got %+v, %v", verdict, err)
 		})
 	}
 }
@@ -221,19 +216,15 @@ func TestPublishWithoutPodFollowsOtherPods(t *testing.T) {
 
 func TestVolumesThatPodsHaveKeepTheirVerdict(t *testing.T) {
 	published, rules := deferredFor("db-0", false), &Rules{DefaultHandler: "crust"}
-	if got, kept := rules.KeptAtPublish(&State{Published: &published, PathOnHost: true}); !kept || !got.Defer || got.Rule != `rule "kata"` {
-		t.Errorf("published: %+v, %v", got, kept)
-	}
+	got, kept := rules.KeptAtPublish(&State{Published: &published, PathOnHost: true})
+	check.That(t, kept && got.Defer && got.Rule == `rule "kata"`, "published: %+v, %v", got, kept)
 	lost := deferral.Status{Volume: &volume.Volume{Target: "/t"}}
-	if got, _ := rules.KeptAtPublish(&State{Published: &lost}); got.Handler != "crust" {
-		t.Errorf("a lost volume has the handler %q", got.Handler)
-	}
-	if got, kept := rules.KeptAtPublish(&State{PathOnHost: true}); !kept || got.Defer {
-		t.Errorf("on the host: %+v, %v", got, kept)
-	}
-	if _, kept := rules.KeptAtPublish(&State{Elsewhere: []deferral.Status{published}, OnHost: []string{"/other"}}); kept {
-		t.Error("the volume of another pod is taken for this one's")
-	}
+	got, _ = rules.KeptAtPublish(&State{Published: &lost})
+	check.That(t, got.Handler == "crust", "a lost volume has the handler %q", got.Handler)
+	got, kept = rules.KeptAtPublish(&State{PathOnHost: true})
+	check.That(t, kept && !got.Defer, "on the host: %+v, %v", got, kept)
+	_, kept = rules.KeptAtPublish(&State{Elsewhere: []deferral.Status{published}, OnHost: []string{"/other"}})
+	check.That(t, !kept, "the volume of another pod is taken for this one's")
 	for name, c := range map[string]struct {
 		state          State
 		asDevice, kept bool
@@ -245,9 +236,8 @@ func TestVolumesThatPodsHaveKeepTheirVerdict(t *testing.T) {
 		"staged, no pod":          {state: State{Staged: &Staged{AsDevice: true}}},
 		"staged before the front": {state: State{PathOnHost: true}, kept: true},
 	} {
-		if _, asDevice, kept := rules.KeptAtStage(&c.state); asDevice != c.asDevice || kept != c.kept {
-			t.Errorf("%s: as a device %v, kept %v", name, asDevice, kept)
-		}
+		_, asDevice, kept := rules.KeptAtStage(&c.state)
+		check.That(t, asDevice == c.asDevice && kept == c.kept, "%s: as a device %v, kept %v", name, asDevice, kept)
 	}
 }
 
@@ -269,16 +259,12 @@ func TestStageVerdicts(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			req := request(nil)
 			verdict, err := rulesFor(false).StageForPods(req, c.pods)
-			if req.PodUID != c.by {
-				t.Errorf("decided by %q", req.PodUID)
-			}
+			check.That(t, req.PodUID == c.by, "decided by %q", req.PodUID)
 			if c.party != "" {
 				refused(t, err, c.kind, c.party)
 				return
 			}
-			if err != nil || verdict.Defer != c.defers {
-				t.Errorf("got %+v, %v", verdict, err)
-			}
+			check.That(t, err == nil && verdict.Defer == c.defers, "got %+v, %v", verdict, err)
 		})
 	}
 }
@@ -288,18 +274,15 @@ func TestAccessModesThatCannotBeDeferred(t *testing.T) {
 	for m := range csi.VolumeCapability_AccessMode_Mode_name {
 		access := csi.VolumeCapability_AccessMode_Mode(m)
 		err := CheckDeferrable(request(mode(access)), verdict)
-		if want := slices.Contains(severalNodes, access); (err != nil) != want {
-			t.Errorf("%s: %v", access, err)
-		}
+		check.That(t, (err != nil) == slices.Contains(severalNodes, access), "%s: %v", access, err)
 		if err != nil {
 			refused(t, err, volume.Unsupported, refusal.PartyVolume, access.String(), `rule "all"`)
 		}
 	}
 	reader := request(mode(csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER))
 	reader.ReadOnly = true
-	if err := CheckDeferrable(reader, verdict); err != nil {
-		t.Errorf("a reader: %v", err)
-	}
+	err := CheckDeferrable(reader, verdict)
+	check.That(t, err == nil, "a reader: %v", err)
 }
 
 func TestInlineVolumesAreNoDevices(t *testing.T) {
@@ -316,9 +299,7 @@ func TestInlineVolumesAreNoDevices(t *testing.T) {
 		"such an id, staged": {func(r *csi.NodePublishVolumeRequest) { r.VolumeId = "csi-" + strings.Repeat("0a", 32) }, false},
 	} {
 		req := request(c.change)
-		if req.Inline != c.inline {
-			t.Errorf("%s: %v", name, req.Inline)
-		}
+		check.That(t, req.Inline == c.inline, "%s: %v", name, req.Inline)
 		err := InlineAsDevice(req, &policy.Verdict{Defer: true, Rule: "r"})
 		refused(t, err, volume.Unsupported, refusal.PartyDriver, driver, "generic ephemeral")
 	}
@@ -344,9 +325,7 @@ func TestSecondOwners(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 		raw := CheckRawDevice(request(c.change), elsewhere)
-		if (raw == nil) != (err == nil) {
-			t.Errorf("%s: as a raw device %v", name, raw)
-		}
+		check.That(t, (raw == nil) == (err == nil), "%s: as a raw device %v", name, raw)
 		if name == "a writer and a reader" && strings.Contains(err.Error(), "readOnly") {
 			t.Errorf("a writer is told to read only: %v", err)
 		}
@@ -378,9 +357,8 @@ func TestGroups(t *testing.T) {
 		"the request":            {change: named, group: "7"},
 		"the request before all": {change: named, pod: with(PodVolume{}), group: "7", policy: volume.GroupAlways},
 	} {
-		if group, change := Group(request(c.change), c.pod); group != c.group || change != c.policy {
-			t.Errorf("%s: %q, %q", name, group, change)
-		}
+		group, change := Group(request(c.change), c.pod)
+		check.That(t, group == c.group && change == c.policy, "%s: %q, %q", name, group, change)
 	}
 }
 
@@ -394,9 +372,8 @@ func TestMountFlags(t *testing.T) {
 		"a reader": {readOnly: true, want: []string{"noatime", "ro"}},
 		"labels":   {labels: true, want: []string{"noatime", `context="system_u:object_r:x:c1,c2"`, "rw", "fscontext=y"}},
 	} {
-		if got := MountFlags(all, c.readOnly, c.labels); !slices.Equal(got, c.want) {
-			t.Errorf("%s: %q", name, got)
-		}
+		got := MountFlags(all, c.readOnly, c.labels)
+		check.That(t, slices.Equal(got, c.want), "%s: %q", name, got)
 	}
 }
 
@@ -405,12 +382,10 @@ func TestDroppedParameters(t *testing.T) {
 		"blockSize": "4096", "mkfsOptions": "-m0", "numberOfInodes": "", "type": "gp3", "fsType": "xfs", "ext4BigAlloc": "true",
 		"fsFormatOptions": "-O quota", "inodeSize": "512",
 	})
-	if want := []string{"blockSize", "ext4BigAlloc", "fsFormatOptions", "inodeSize", "mkfsOptions"}; !slices.Equal(got, want) {
-		t.Errorf("got %q, want %q", got, want)
-	}
-	if got := IgnoredParameters(nil); len(got) != 0 {
-		t.Errorf("got %q of nothing", got)
-	}
+	want := []string{"blockSize", "ext4BigAlloc", "fsFormatOptions", "inodeSize", "mkfsOptions"}
+	check.That(t, slices.Equal(got, want), "got %q, want %q", got, want)
+	got = IgnoredParameters(nil)
+	check.That(t, len(got) == 0, "got %q of nothing", got)
 }
 
 // TestHazards: what runtime-rs does wrong, where the pod's runtime is or may be runtime-rs.
@@ -439,16 +414,13 @@ func TestHazards(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			pod := contextOf(t, Pod{RuntimeHandler: c.runtime, Volumes: c.volumes})
-			if other := Hazards("crust", pod); len(other) != 0 {
-				t.Errorf("of another handler: %+v", other)
-			}
+			other := Hazards("crust", pod)
+			check.That(t, len(other) == 0, "of another handler: %+v", other)
 			got := Hazards("kata", pod)
 			if c.says == "" && len(got) == 0 {
 				return
 			}
-			if len(got) != 1 || !strings.Contains(got[0].Text, c.says) || !slices.Equal(got[0].Containers, c.containers) {
-				t.Errorf("got %+v", got)
-			}
+			check.That(t, len(got) == 1 && strings.Contains(got[0].Text, c.says) && slices.Equal(got[0].Containers, c.containers), "got %+v", got)
 		})
 	}
 }
@@ -467,12 +439,9 @@ func TestVolumeInAPod(t *testing.T) {
 		for _, v := range pod.volumesOf(c.driver, c.id, c.inline) {
 			names = append(names, v.Name)
 		}
-		if got := strings.Join(names, " "); got != c.want {
-			t.Errorf("%+v: %s", c, got)
-		}
+		got := strings.Join(names, " ")
+		check.That(t, got == c.want, "%+v: %s", c, got)
 	}
 	found, err := pod.ForVolume(driver, volumeID, "")
-	if err != nil || found.Volume.ReadOnlyMounts {
-		t.Errorf("%+v, %v", found, err)
-	}
+	check.That(t, err == nil && !found.Volume.ReadOnlyMounts, "%+v, %v", found, err)
 }

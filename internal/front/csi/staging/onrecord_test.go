@@ -19,34 +19,26 @@ import (
 func TestTargetsThatWentAreForgotten(t *testing.T) {
 	dir := t.TempDir()
 	here, gone, mount := dir+"/pods/a/mount", dir+"/pods/b/mount", "/proc"
-	if err := os.MkdirAll(filepath.Dir(here), 0o750); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, os.MkdirAll(filepath.Dir(here), 0o750))
 	records, err := openRecords(dir+"/csi", zap.NewNop())
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	for _, rec := range []Record{
 		{Driver: "d", ID: "both", OnHost: []string{gone, here, mount}},
 		{Driver: "d", ID: "gone", OnHost: []string{gone}},
 		{Driver: "d", ID: "staged", OnHost: []string{gone}, Stage: &StageRecord{Path: "/s", At: StagedOnHost}},
 	} {
-		if err := records.Put(rec); err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, records.Put(rec))
 	}
 	if records, err = openRecords(dir+"/csi", zap.NewNop()); err != nil {
 		t.Fatal(err)
 	}
-	if got := records.Get(VolumeID{"d", "both"}).OnHost; !slices.Equal(got, []string{here, mount}) {
-		t.Errorf("kept: %q", got)
-	}
+	got := records.Get(VolumeID{"d", "both"}).OnHost
+	check.That(t, slices.Equal(got, []string{here, mount}), "kept: %q", got)
 	if got := records.Get(VolumeID{"d", "staged"}); len(got.OnHost) != 0 || got.Stage == nil {
 		t.Errorf("kept: %+v", got)
 	}
-	if left, err := os.ReadDir(dir + "/csi"); err != nil || len(left) != 2 {
-		t.Errorf("records: %q", left)
-	}
+	left, err := os.ReadDir(dir + "/csi")
+	check.That(t, err == nil && len(left) == 2, "records: %q", left)
 }
 
 // TestRecordsThatCannotBeUsed: a newer version's stays and is named, one that a kill left is removed, and one that
@@ -76,9 +68,8 @@ func TestRecordsThatCannotBeUsed(t *testing.T) {
 	if left, _ := os.ReadDir(dir); err != nil || len(left) != 3 || logged.Len() != 1 || records.Get(id).Stage == nil {
 		t.Errorf("%v, left are %v, and logged %v", err, left, logged.All())
 	}
-	if staged, err := StagedDevices(state); len(staged) != 1 || err == nil || !strings.Contains(err.Error(), "newer.json") {
-		t.Errorf("%v, %v", staged, err)
-	}
+	staged, err := StagedDevices(state)
+	check.That(t, len(staged) == 1 && err != nil && strings.Contains(err.Error(), "newer.json"), "%v, %v", staged, err)
 	check.Must(t, errors.Join(os.Remove(file), os.MkdirAll(file+"/x", 0o700)))
 	if records.Put(Record{Driver: "d", ID: "v"}) == nil || records.Get(id).Stage == nil {
 		t.Error("a record that is still there was removed from memory")
@@ -101,9 +92,7 @@ func TestAPipeAmongTheRecords(t *testing.T) {
 	}()
 	select {
 	case err := <-read:
-		if err == nil || !strings.Contains(err.Error(), "pipe.json") {
-			t.Errorf("got %v", err)
-		}
+		check.That(t, err != nil && strings.Contains(err.Error(), "pipe.json"), "got %v", err)
 	case <-time.After(10 * time.Second):
 		t.Fatal("the records are never read to their end")
 	}

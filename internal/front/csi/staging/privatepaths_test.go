@@ -23,9 +23,8 @@ func TestPrivatePathsAreAPureHash(t *testing.T) {
 		if path != p.Publish(id, parts[2]) || filepath.Clean(path) != path || !strings.HasPrefix(path, "/var/lib/kubelet/plugins/") {
 			t.Errorf("%q: %s", parts, path)
 		}
-		if other, double := seen[path]; double {
-			t.Errorf("%q and %s have one path", parts, other)
-		}
+		other, double := seen[path]
+		check.That(t, !double, "%q and %s have one path", parts, other)
 		seen[path] = strings.Join(parts[:], " ")
 	}
 	// As drivers search for raw block: Trident by "pvc-", NBS by these characters and the pod.
@@ -33,9 +32,7 @@ func TestPrivatePathsAreAPureHash(t *testing.T) {
 	path := p.Publish(VolumeID{"d", "v"}, "/var/lib/kubelet/pods/6f1c-uid/volumes/kubernetes.io~csi/pv/mount")
 	staging := p.Staging(VolumeID{"d", "v"}, "/staging")
 	for _, name := range []string{filepath.Base(filepath.Dir(path)), filepath.Base(staging)} {
-		if len(validation.NameIsDNSSubdomain(name, false)) == 0 {
-			t.Errorf("a persistent volume can be called %s", name)
-		}
+		check.That(t, len(validation.NameIsDNSSubdomain(name, false)) != 0, "a persistent volume can be called %s", name)
 	}
 	if !forDrivers.MatchString(path) || !strings.Contains(staging, "/csi/volumeDevices/staging/pvc-") {
 		t.Errorf("published at %s, staged at %s", path, staging)
@@ -49,17 +46,14 @@ func TestPathsOfEarlierVersions(t *testing.T) {
 	for _, staging := range []string{root + "/new/staging/" + privateName("d", "v", "/s"), root + "/used/staging/" + volumeName(privateName("d", "v", "/s"))} {
 		now := p.Staging(id, "/s")
 		check.Must(t, p.MakeDir(staging))
-		if got := p.Staging(id, "/s"); got != staging || got == now {
-			t.Errorf("%s, and not %s", got, staging)
-		}
+		got := p.Staging(id, "/s")
+		check.That(t, got == staging && got != now, "%s, and not %s", got, staging)
 		check.Must(t, p.removeStaging(staging))
-		if got := p.Staging(id, "/s"); got != now {
-			t.Errorf("%s, and not %s", got, now)
-		}
+		got = p.Staging(id, "/s")
+		check.That(t, got == now, "%s, and not %s", got, now)
 		check.WithoutDescriptors(t, func() {
-			if _, err := p.Exists(now); err == nil || p.Staging(id, "/s") == now {
-				t.Errorf("what cannot be seen is not there: %v", err)
-			}
+			_, err := p.Exists(now)
+			check.That(t, err != nil && p.Staging(id, "/s") != now, "what cannot be seen is not there: %v", err)
 		})
 	}
 }
@@ -67,9 +61,7 @@ func TestPathsOfEarlierVersions(t *testing.T) {
 func exists(t *testing.T, p *PrivatePaths, where string) bool {
 	t.Helper()
 	there, err := p.Exists(where)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	return there
 }
 
@@ -83,36 +75,21 @@ func TestRemovingKeepsWhatIsNotOurs(t *testing.T) {
 	device := p.Publish(id, "/t")
 	write := func(path, content string) {
 		t.Helper()
-		if err := p.MakeDir(filepath.Dir(device)); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, p.MakeDir(filepath.Dir(device)))
+		check.Must(t, os.WriteFile(path, []byte(content), 0o600))
 	}
 	write(device, "")
-	if err := p.RemovePublish(device); err != nil || exists(t, p, filepath.Dir(device)) {
-		t.Errorf("an empty file stays: %v", err)
-	}
+	err := p.RemovePublish(device)
+	check.That(t, err == nil && !exists(t, p, filepath.Dir(device)), "an empty file stays: %v", err)
 	write(device, "somebody's image")
-	if err := p.RemovePublish(device); err != nil || !exists(t, p, device) {
-		t.Errorf("a file with data has gone: %v", err)
-	}
-	if err := os.RemoveAll(filepath.Dir(filepath.Dir(device))); err != nil {
-		t.Fatal(err)
-	}
+	err = p.RemovePublish(device)
+	check.That(t, err == nil && exists(t, p, device), "a file with data has gone: %v", err)
+	check.Must(t, os.RemoveAll(filepath.Dir(filepath.Dir(device))))
 	write(elsewhere+"/"+deviceName, "")
-	if err := os.RemoveAll(filepath.Dir(device)); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Symlink(elsewhere, filepath.Dir(device)); err != nil {
-		t.Fatal(err)
-	}
-	if exists(t, p, device) {
-		t.Error("a device is seen through a link that leads out of the kubelet root")
-	}
+	check.Must(t, os.RemoveAll(filepath.Dir(device)))
+	check.Must(t, os.Symlink(elsewhere, filepath.Dir(device)))
+	check.That(t, !exists(t, p, device), "a device is seen through a link that leads out of the kubelet root")
 	_ = p.RemovePublish(device)
-	if _, err := os.Stat(elsewhere + "/" + deviceName); err != nil {
-		t.Errorf("a file outside of the kubelet root was removed: %v", err)
-	}
+	_, err = os.Stat(elsewhere + "/" + deviceName)
+	check.That(t, err == nil, "a file outside of the kubelet root was removed: %v", err)
 }

@@ -22,9 +22,7 @@ func TestRedactedForms(t *testing.T) {
 	secrets := map[string]string{"pin": "007", "eight": "8 digits", "short": "hunter", "long": "hunter2-and-more", "password": password, "key": key,
 		"tokens": `{"vault":{"token":"eyJhbGciOi.J9-abc","expirationTimestamp":"2026-01-01T00:00:00Z"}}`}
 	asJSON, err := json.Marshal(map[string]string{"k": password})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	for name, test := range map[string]struct{ text, leak string }{
 		"a secret that begins with another one": {"login hunter2-and-more failed", "2-and-more"},
 		"as it is":                              {"login " + password + " failed", "ss <w"},
@@ -46,29 +44,21 @@ func TestRedactedForms(t *testing.T) {
 		"base64 of the shortest":                {base64.StdEncoding.EncodeToString([]byte("8 digits")), base64.StdEncoding.EncodeToString([]byte("8 digits"))[:9]},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if !strings.Contains(test.text, test.leak) {
-				t.Fatalf("the test looks for %q, which is not in its text %q", test.leak, test.text)
-			}
+			check.Require(t, strings.Contains(test.text, test.leak), "the test looks for %q, which is not in its text %q", test.leak, test.text)
 			got := redact(test.text, secrets)
-			if strings.Contains(got, test.leak) {
-				t.Errorf("%q was left in %q", test.leak, got)
-			}
-			if !strings.Contains(got, "[redacted]") {
-				t.Errorf("nothing is marked as redacted in %q", got)
-			}
+			check.That(t, !strings.Contains(got, test.leak), "%q was left in %q", test.leak, got)
+			check.That(t, strings.Contains(got, "[redacted]"), "nothing is marked as redacted in %q", got)
 		})
 	}
 }
 
 func TestRedactLeavesOtherText(t *testing.T) {
 	const text = "the volume vol-1 is of another zone: no such device"
-	if got := redact(strings.Repeat(".", longestText+1), nil); len(got) != longestText {
-		t.Errorf("%d bytes are left of a long text", len(got))
-	}
+	got := redact(strings.Repeat(".", longestText+1), nil)
+	check.That(t, len(got) == longestText, "%d bytes are left of a long text", len(got))
 	secrets := map[string]string{"empty": "", "two": "no", "lines": "a\n\nzone\nof"}
-	if got := redact(text, secrets); got != text {
-		t.Errorf("%q became %q", text, got)
-	}
+	got = redact(text, secrets)
+	check.That(t, got == text, "%q became %q", text, got)
 }
 
 // TestDetailsOfADriversError may hold a secret in any form: they are kept where there is none.
@@ -78,9 +68,8 @@ func TestDetailsOfADriversError(t *testing.T) {
 	for secret, want := range map[string]int{"": 1, "hunter2": 0} {
 		secrets := map[string]string{"password": secret}
 		maps.DeleteFunc(secrets, func(_, value string) bool { return value == "" })
-		if got := status.Convert((&Driver{Name: "d"}).Error("asked", err.Err(), secrets)); len(got.Details()) != want || got.Code() != codes.Internal {
-			t.Errorf("with the secret %q: %v", secret, got.Details())
-		}
+		got := status.Convert((&Driver{Name: "d"}).Error("asked", err.Err(), secrets))
+		check.That(t, len(got.Details()) == want && got.Code() == codes.Internal, "with the secret %q: %v", secret, got.Details())
 	}
 }
 
