@@ -41,27 +41,19 @@ func TestBackupAndRestore(t *testing.T) {
 		Base     struct{ Snapshot string }
 		Digest   string
 	}
-	if err := json.Unmarshal([]byte(r.out), &got); err != nil || got.Size != f.capacity || got.Snapshot != "two" || got.Base.Snapshot != "one" {
-		t.Errorf("%v in %+v", err, r)
-	}
-	if len(f.deltas) != 1 || f.deltas[0] != "one two" {
-		t.Errorf("asked for %v", f.deltas)
-	}
-	if r := b.run("restore", full, increment, "--check"); r.code != command.ExitOK || r.out != "The files are whole: snapshot two, 4MiB.\n" {
-		t.Errorf("%+v", r)
-	}
-	if r := b.run("restore", increment, "--to", restored); r.code != command.ExitFailure || !strings.Contains(r.err, "name the full backup first") {
-		t.Errorf("%+v", r)
-	}
-	if r := b.run("restore", full, increment, "--to", restored); r.code != command.ExitOK || r.out != restored+" has snapshot two now, 4MiB.\n" {
-		t.Errorf("%+v", r)
-	}
-	if out, err := os.ReadFile(restored); err != nil || !bytes.Equal(out, content) {
-		t.Errorf("something else was restored: %v", err)
-	}
-	if left, _ := filepath.Glob(dir + "/*.part"); len(left) > 0 {
-		t.Errorf("left: %v", left)
-	}
+	err := json.Unmarshal([]byte(r.out), &got)
+	check.That(t, err == nil && got.Size == f.capacity && got.Snapshot == "two" && got.Base.Snapshot == "one", "%v in %+v", err, r)
+	check.That(t, len(f.deltas) == 1 && f.deltas[0] == "one two", "asked for %v", f.deltas)
+	r = b.run("restore", full, increment, "--check")
+	check.That(t, r.code == command.ExitOK && r.out == "The files are whole: snapshot two, 4MiB.\n", "%+v", r)
+	r = b.run("restore", increment, "--to", restored)
+	check.That(t, r.code == command.ExitFailure && strings.Contains(r.err, "name the full backup first"), "%+v", r)
+	r = b.run("restore", full, increment, "--to", restored)
+	check.That(t, r.code == command.ExitOK && r.out == restored+" has snapshot two now, 4MiB.\n", "%+v", r)
+	out, err := os.ReadFile(restored)
+	check.That(t, err == nil && bytes.Equal(out, content), "something else was restored: %v", err)
+	left, _ := filepath.Glob(dir + "/*.part")
+	check.That(t, len(left) == 0, "left: %v", left)
 }
 
 func TestBackupUsage(t *testing.T) {
@@ -69,8 +61,7 @@ func TestBackupUsage(t *testing.T) {
 		{"backup"}, {"backup", "snap"}, {"backup", "snap", "--from", "x"}, {"backup", "snap", "--from", "x", "--file", "y", "--csi-socket", "z", "--context", "c"},
 		{"restore"}, {"restore", "file"}, {"restore", "file", "--to", "x", "--check"},
 	} {
-		if r := newBench(t).run(args...); r.code != command.ExitUsage {
-			t.Errorf("%v: %+v", args, r)
-		}
+		r := newBench(t).run(args...)
+		check.That(t, r.code == command.ExitUsage, "%v: %+v", args, r)
 	}
 }

@@ -89,9 +89,8 @@ func TestBlocksFormats(t *testing.T) {
 { "start": 4193792, "length": 512, "depth": 0, "present": true, "zero": false, "data": true, "compressed": false, "offset": 4193792}]
 `,
 	} {
-		if r := b.run("blocks", "snap", "--csi-socket", socket, "-o", format); r.code != command.ExitOK || r.out != want {
-			t.Errorf("%s: %+v", format, r)
-		}
+		r := b.run("blocks", "snap", "--csi-socket", socket, "-o", format)
+		check.That(t, r.code == command.ExitOK && r.out == want, "%s: %+v", format, r)
 	}
 	f.ranges = f.ranges[2:3]
 	r := b.run("blocks", "snap", "--base", "before", "--csi-socket", "unix://"+socket, "-o", "qemu-img-map")
@@ -116,9 +115,7 @@ func TestBlocksPicture(t *testing.T) {
   3.5MiB  ...............................................................:
 A character is 8KiB: . nothing, : + * some, # all of it.
 `
-	if r.code != command.ExitOK || strings.ReplaceAll(r.out, "#+", "##") != want {
-		t.Errorf("%+v", r)
-	}
+	check.That(t, r.code == command.ExitOK && strings.ReplaceAll(r.out, "#+", "##") == want, "%+v", r)
 	// A terminal with colours, of any width, and a volume of any size.
 	b.env["LANG"], b.tty = "C.UTF-8", true
 	for _, capacity := range []int64{1, 4096, 1 << 20, 1<<40 + 1, 1<<63 - 1} {
@@ -131,9 +128,8 @@ A character is 8KiB: . nothing, : + * some, # all of it.
 			}
 			for _, line := range lines[1 : len(lines)-2] {
 				plain := strings.ReplaceAll(strings.ReplaceAll(line, "\x1b[33m", ""), "\x1b[0m", "")
-				if n := utf8.RuneCountInString(plain); n > max(b.width, 26) {
-					t.Errorf("%d bytes, width %d: a row of %d characters", capacity, b.width, n)
-				}
+				n := utf8.RuneCountInString(plain)
+				check.That(t, n <= max(b.width, 26), "%d bytes, width %d: a row of %d characters", capacity, b.width, n)
 			}
 		}
 	}
@@ -148,9 +144,8 @@ func TestBlocksOfNothing(t *testing.T) {
 		"json":         `{"block_metadata_type":2,"volume_size_bytes":1073741824,"block_metadata":[]}` + "\n",
 		"qemu-img-map": `[{ "start": 0, "length": 1073741824, "depth": 0, "present": true, "zero": true, "data": false, "compressed": false, "offset": 0}]` + "\n",
 	} {
-		if r := b.run("blocks", "snap", "--csi-socket", socket, "-o", format); r.code != command.ExitOK || !strings.HasPrefix(r.out, want) {
-			t.Errorf("%s: %+v", format, r)
-		}
+		r := b.run("blocks", "snap", "--csi-socket", socket, "-o", format)
+		check.That(t, r.code == command.ExitOK && strings.HasPrefix(r.out, want), "%s: %+v", format, r)
 	}
 }
 
@@ -169,22 +164,17 @@ func TestBlocksErrorsSayWhatToDo(t *testing.T) {
 		f.fail = c.fail
 		r := b.run("blocks", "snap", "--csi-socket", socket)
 		for _, part := range c.want {
-			if r.code != command.ExitFailure || !strings.Contains(r.err, part) {
-				t.Errorf("no %q: %+v", part, r)
-			}
+			check.That(t, r.code == command.ExitFailure && strings.Contains(r.err, part), "no %q: %+v", part, r)
 		}
 	}
 	f.fail, f.ranges = nil, []*csi.BlockMetadata{{ByteOffset: 5, SizeBytes: 1 << 40}}
-	if r := b.run("blocks", "snap", "--csi-socket", socket); !strings.Contains(r.err, "broke the protocol") || !strings.Contains(r.err, "tell its author") || r.out != "" {
-		t.Errorf("%+v", r)
-	}
-	if r := b.run("blocks", "snap", "--csi-socket", "/nowhere"); r.code != command.ExitFailure || !strings.Contains(r.err, "no CSI socket") {
-		t.Errorf("%+v", r)
-	}
+	r := b.run("blocks", "snap", "--csi-socket", socket)
+	check.That(t, strings.Contains(r.err, "broke the protocol") && strings.Contains(r.err, "tell its author") && r.out == "", "%+v", r)
+	r = b.run("blocks", "snap", "--csi-socket", "/nowhere")
+	check.That(t, r.code == command.ExitFailure && strings.Contains(r.err, "no CSI socket"), "%+v", r)
 	for _, args := range [][]string{{}, {"a", "b"}, {"snap", "--csi-socket", socket, "-n", "shop"}, {"snap", "--base", "a", "--base-id", "b"}, {"snap", "--csi-socket", socket, "-o", "yaml"}} {
-		if r := b.run(append([]string{"blocks"}, args...)...); r.code != command.ExitUsage {
-			t.Errorf("%v: %+v", args, r)
-		}
+		r := b.run(append([]string{"blocks"}, args...)...)
+		check.That(t, r.code == command.ExitUsage, "%v: %+v", args, r)
 	}
 }
 
@@ -203,13 +193,9 @@ func TestBlocksSecrets(t *testing.T) {
 		for _, args := range [][]string{nil, {"--base", "before"}} { // the first one is resumed
 			r := run(text, append(args, "--csi-socket", socket)...)
 			want := map[string]string{"user.name": "bob", "pass-word": "hunter2"}
-			if r.code != command.ExitOK || len(f.secrets) == 0 || strings.Contains(r.out+r.err, "hunter2") {
-				t.Errorf("%q: %+v", text, r)
-			}
+			check.That(t, r.code == command.ExitOK && len(f.secrets) != 0 && !strings.Contains(r.out+r.err, "hunter2"), "%q: %+v", text, r)
 			for _, got := range f.secrets {
-				if !maps.Equal(got, want) {
-					t.Errorf("%q: %d secrets, and others", text, len(got))
-				}
+				check.That(t, maps.Equal(got, want), "%q: %d secrets, and others", text, len(got))
 			}
 		}
 	}
@@ -221,12 +207,10 @@ func TestBlocksSecrets(t *testing.T) {
 			t.Errorf("%.40q: %+v", text, r)
 		}
 	}
-	if r := run("a: b"); r.code != command.ExitUsage || !strings.Contains(r.err, "--csi-socket") {
-		t.Errorf("%+v", r)
-	}
+	r := run("a: b")
+	check.That(t, r.code == command.ExitUsage && strings.Contains(r.err, "--csi-socket"), "%+v", r)
 	for _, args := range [][]string{{"blocks", "snap"}, {"backup", "snap", "--from", file, "--file", file + "2"}} {
-		if r := b.run(append(args, "--csi-socket", socket, "--secrets-file", file+".missing")...); r.code != command.ExitFailure || !strings.Contains(r.err, "no such file") {
-			t.Errorf("%+v", r)
-		}
+		r := b.run(append(args, "--csi-socket", socket, "--secrets-file", file+".missing")...)
+		check.That(t, r.code == command.ExitFailure && strings.Contains(r.err, "no such file"), "%+v", r)
 	}
 }

@@ -38,9 +38,8 @@ func golden(t *testing.T, name, got string) {
 	}
 	want, err := os.ReadFile(file) // #nosec G304 -- a path of the test
 	check.Must(t, err)
-	if diff := cmp.Diff(string(want), got); diff != "" {
-		t.Errorf("%s (-want +got):\n%s", name, diff)
-	}
+	diff := cmp.Diff(string(want), got)
+	check.That(t, diff == "", "%s (-want +got):\n%s", name, diff)
 }
 
 func TestGoldenOutput(t *testing.T) {
@@ -77,9 +76,7 @@ func TestGoldenOutput(t *testing.T) {
 			b := newBench(t).serve()
 			b.admin.repairs = repairs
 			got := b.run(append(strings.Fields(c.args), "--socket", b.socket)...)
-			if got.code != c.code {
-				t.Fatalf("exit code %d, want %d: %s", got.code, c.code, got.err)
-			}
+			check.Require(t, got.code == c.code, "exit code %d, want %d: %s", got.code, c.code, got.err)
 			golden(t, c.file, got.out)
 		})
 	}
@@ -106,16 +103,14 @@ func TestListGoesThroughAllPagesAndFilters(t *testing.T) {
 		"ls -o json --pod shop/web-0,b1b2b3b4-2222":     {idB, idA},
 	} {
 		r := b.run(strings.Fields(args)...)
-		if err := json.Unmarshal([]byte(r.out), &got); err != nil {
-			t.Fatalf("%s: %v in %s %s", args, err, r.out, r.err)
-		}
+		err := json.Unmarshal([]byte(r.out), &got)
+		check.Require(t, err == nil, "%s: %v in %s %s", args, err, r.out, r.err)
 		ids := []string{}
 		for _, v := range got.Volumes {
 			ids = append(ids, v.ID)
 		}
-		if diff := cmp.Diff(want, ids); diff != "" {
-			t.Errorf("%s: %s", args, diff)
-		}
+		diff := cmp.Diff(want, ids)
+		check.That(t, diff == "", "%s: %s", args, diff)
 	}
 }
 
@@ -133,14 +128,12 @@ func TestOutputForPrograms(t *testing.T) {
 		"version -o jsonpath={.daemon}":                                              "v1.2.3\n",
 		"watch --timeout 200ms --handler crust -o jsonpath={.type}:{.volume.device}": "TYPE_CHANGED:/dev/vg/b\nTYPE_SYNCED:\n",
 	} {
-		if r := b.run(strings.Fields(args)...); r.code != command.ExitOK || r.out != want {
-			t.Errorf("%s: got %q, want %q; %s", args, r.out, want, r.err)
-		}
+		r := b.run(strings.Fields(args)...)
+		check.That(t, r.code == command.ExitOK && r.out == want, "%s: got %q, want %q; %s", args, r.out, want, r.err)
 	}
 	for _, args := range []string{"list -o jsonpath={.x", "list -o go-template={{.x", "stats web-0 -o name", "version -o name", "release web-0 -o name"} {
-		if r := b.run(strings.Fields(args)...); r.code != command.ExitUsage || b.admin.released != nil {
-			t.Errorf("%s: %+v", args, r)
-		}
+		r := b.run(strings.Fields(args)...)
+		check.That(t, r.code == command.ExitUsage && b.admin.released == nil, "%s: %+v", args, r)
 	}
 }
 
@@ -152,9 +145,7 @@ func TestSeveralVolumesOfAName(t *testing.T) {
 		if r.code != command.ExitUsage || !strings.Contains(r.err, "2 volumes:\naa11bb22cc33  pod shop/web-0\nbb11bb22cc33  \\x1b[2J\n") {
 			t.Errorf("%s: %+v", args, r)
 		}
-		if b.admin.released != nil || b.admin.ended != nil || b.admin.frozen != nil || b.admin.expanded != nil {
-			t.Errorf("%s was done", args)
-		}
+		check.That(t, b.admin.released == nil && b.admin.ended == nil && b.admin.frozen == nil && b.admin.expanded == nil, "%s was done", args)
 	}
 }
 
@@ -164,19 +155,14 @@ func TestYAMLIsTheSameAsJSON(t *testing.T) {
 		asJSON := b.run(append(strings.Fields(args), "-o", "json")...).out
 		asYAML := b.run(append(strings.Fields(args), "-o", "yaml")...).out
 		converted, err := yaml.YAMLToJSON([]byte(asYAML))
-		if err != nil {
-			t.Fatalf("%s: %v", args, err)
-		}
+		check.Require(t, err == nil, "%s: %v", args, err)
 		var x, y any
-		if err := json.Unmarshal([]byte(asJSON), &x); err != nil {
-			t.Fatalf("%s: %v", args, err)
-		}
-		if err := json.Unmarshal(converted, &y); err != nil {
-			t.Fatalf("%s: %v", args, err)
-		}
-		if diff := cmp.Diff(x, y); diff != "" {
-			t.Errorf("%s: %s", args, diff)
-		}
+		err = json.Unmarshal([]byte(asJSON), &x)
+		check.Require(t, err == nil, "%s: %v", args, err)
+		err = json.Unmarshal(converted, &y)
+		check.Require(t, err == nil, "%s: %v", args, err)
+		diff := cmp.Diff(x, y)
+		check.That(t, diff == "", "%s: %s", args, diff)
 	}
 }
 
@@ -185,13 +171,10 @@ func TestExpandSendsSizes(t *testing.T) {
 	if r := b.run("expand", "aa11bb", "--size", "20Gi", "--limit", "1.5Ti"); r.code != command.ExitOK {
 		t.Fatal(r.err)
 	}
-	if b.admin.expanded.RequiredBytes != 20<<30 || b.admin.expanded.LimitBytes != 3<<39 {
-		t.Errorf("sent %v", b.admin.expanded)
-	}
+	check.That(t, b.admin.expanded.RequiredBytes == 20<<30 && b.admin.expanded.LimitBytes == 3<<39, "sent %v", b.admin.expanded)
 	b.admin.later = true
-	if r := b.run("expand", "aa11bb"); !strings.Contains(r.out, "No sandbox has volume data of pod shop/web-0 (aa11bb22cc33): the next one grows") {
-		t.Errorf("got %+v", r)
-	}
+	r := b.run("expand", "aa11bb")
+	check.That(t, strings.Contains(r.out, "No sandbox has volume data of pod shop/web-0 (aa11bb22cc33): the next one grows"), "got %+v", r)
 }
 
 func TestFreezeSendsATime(t *testing.T) {
@@ -200,13 +183,11 @@ func TestFreezeSendsATime(t *testing.T) {
 	if r.code != command.ExitOK || !strings.Contains(r.out, "1m30s") || b.admin.frozen.GetTimeout().GetSeconds() != 90 {
 		t.Errorf("%+v, sent %v", r, b.admin.frozen)
 	}
-	if r := b.run("thaw", "aa11bb"); r.code != command.ExitOK || !strings.Contains(r.out, "Writes to volume data of pod shop/web-0 (aa11bb22cc33) go on") {
-		t.Errorf("got %+v", r)
-	}
+	r = b.run("thaw", "aa11bb")
+	check.That(t, r.code == command.ExitOK && strings.Contains(r.out, "Writes to volume data of pod shop/web-0 (aa11bb22cc33) go on"), "got %+v", r)
 	for _, wrong := range []string{"0", "1500ms", "-1s"} {
-		if r := b.run("freeze", "aa11bb", "--for", wrong); r.code != command.ExitUsage {
-			t.Errorf("--for %s: %+v", wrong, r)
-		}
+		r = b.run("freeze", "aa11bb", "--for", wrong)
+		check.That(t, r.code == command.ExitUsage, "--for %s: %+v", wrong, r)
 	}
 }
 
@@ -222,12 +203,9 @@ func TestReleaseForcesOnlyWhenTold(t *testing.T) {
 		t.Errorf("%+v, sent %v", r, b.admin.released)
 	}
 	r = b.run("release", idA, "--force", "--yes")
-	if r.code != command.ExitOK || !strings.Contains(r.out, "4711") || !b.admin.released.GetForce() {
-		t.Errorf("%+v, sent %v", r, b.admin.released)
-	}
-	if r := b.run("release"); r.code != command.ExitUsage {
-		t.Errorf("no volume: %+v", r)
-	}
+	check.That(t, r.code == command.ExitOK && strings.Contains(r.out, "4711") && b.admin.released.GetForce(), "%+v, sent %v", r, b.admin.released)
+	r = b.run("release")
+	check.That(t, r.code == command.ExitUsage, "no volume: %+v", r)
 }
 
 func TestPublishAndUnpublish(t *testing.T) {
@@ -250,9 +228,8 @@ func TestPublishAndUnpublish(t *testing.T) {
 		"unpublish /k": "authorization.runtime.uids", "unpublish /k --runtime-socket /nonexistent": "Give --runtime-socket.",
 		"publish /dev/x /k": "needs --fs", "publish /dev/x --fs xfs": "needs a TARGET",
 	} {
-		if r := b.run(strings.Fields(args)...); r.code == command.ExitOK || !strings.Contains(r.err, says) {
-			t.Errorf("%s: %+v", args, r)
-		}
+		r = b.run(strings.Fields(args)...)
+		check.That(t, r.code != command.ExitOK && strings.Contains(r.err, says), "%s: %+v", args, r)
 	}
 }
 
@@ -292,9 +269,7 @@ func TestBareNames(t *testing.T) {
 		b.admin.released, b.admin.ended = nil, nil
 		b.run("release", name)
 		b.run("end", name, "--yes")
-		if b.admin.released.GetVolume() != idA || len(b.admin.ended) == 0 {
-			t.Errorf("%s: sent %v, %v", name, b.admin.released, b.admin.ended)
-		}
+		check.That(t, b.admin.released.GetVolume() == idA && len(b.admin.ended) != 0, "%s: sent %v, %v", name, b.admin.released, b.admin.ended)
 	}
 	for answer, released := range map[string]bool{"y\n": true, "n\n": false} {
 		keys, answers, err := os.Pipe()
@@ -366,13 +341,9 @@ func TestExitCodesAndErrors(t *testing.T) {
 				c.set(b)
 			}
 			r := b.run(strings.Fields(c.args)...)
-			if r.code != c.code {
-				t.Errorf("exit code %d, want %d (%s)", r.code, c.code, r.err)
-			}
+			check.That(t, r.code == c.code, "exit code %d, want %d (%s)", r.code, c.code, r.err)
 			for _, want := range c.says {
-				if !strings.Contains(r.err, want) {
-					t.Errorf("%q does not say %q", r.err, want)
-				}
+				check.That(t, strings.Contains(r.err, want), "%q does not say %q", r.err, want)
 			}
 		})
 	}
@@ -381,9 +352,8 @@ func TestExitCodesAndErrors(t *testing.T) {
 func TestVersionSaysThatMetricsAreNotServed(t *testing.T) {
 	b := newBench(t).serve()
 	b.admin.httpProblem = "the address 192.0.2.1:9814 cannot be used"
-	if r := b.run("version"); !strings.Contains(r.out, b.admin.httpProblem) {
-		t.Errorf("%+v", r)
-	}
+	r := b.run("version")
+	check.That(t, strings.Contains(r.out, b.admin.httpProblem), "%+v", r)
 }
 
 func serve(b *bench) { b.serve() }
@@ -428,9 +398,8 @@ func TestSocketOfTheEnvironment(t *testing.T) {
 	if r := b.run("list"); r.code != command.ExitOK {
 		t.Error(r.err)
 	}
-	if r := b.run("list", "--socket", "/nonexistent/other.sock"); r.code != command.ExitFailure || !strings.Contains(r.err, "other.sock") {
-		t.Errorf("the flag goes before the environment: %+v", r)
-	}
+	r := b.run("list", "--socket", "/nonexistent/other.sock")
+	check.That(t, r.code == command.ExitFailure && strings.Contains(r.err, "other.sock"), "the flag goes before the environment: %+v", r)
 }
 
 func TestWatchEndsWellWhenInterrupted(t *testing.T) {
@@ -438,9 +407,8 @@ func TestWatchEndsWellWhenInterrupted(t *testing.T) {
 	for range 5 {
 		ctx, cancel := context.WithCancel(t.Context())
 		time.AfterFunc(30*time.Millisecond, cancel)
-		if r := b.runContext(ctx, "watch"); r.code != command.ExitOK {
-			t.Errorf("code %d: %s", r.code, r.err)
-		}
+		r := b.runContext(ctx, "watch")
+		check.That(t, r.code == command.ExitOK, "code %d: %s", r.code, r.err)
 		cancel()
 	}
 }
@@ -457,31 +425,24 @@ func TestUntrustedTextNeverReachesTheTerminal(t *testing.T) {
 		if harmful := strings.IndexFunc(r.out+r.err, func(c rune) bool { return c != '\n' && show.Unsafe(c) }); harmful >= 0 {
 			t.Errorf("%s prints %q", args, (r.out + r.err)[harmful:min(harmful+20, len(r.out+r.err))])
 		}
-		if strings.Contains(r.out, "\nEVENT fake") {
-			t.Errorf("%s: a guest's text began a row", args)
-		}
+		check.That(t, !strings.Contains(r.out, "\nEVENT fake"), "%s: a guest's text began a row", args)
 	}
 	b.admin.fail = status.Error(codes.Internal, "bad\x1b[2J\nEVENT fake \u202e")
-	if r := b.run("list"); strings.ContainsAny(r.err, "\x1b\u202e") || strings.Contains(r.err, "\nEVENT") {
-		t.Errorf("error %q", r.err)
-	}
+	r := b.run("list")
+	check.That(t, !strings.ContainsAny(r.err, "\x1b\u202e") && !strings.Contains(r.err, "\nEVENT"), "error %q", r.err)
 }
 
 func TestDoctorExitCodes(t *testing.T) {
 	b := newBench(t).serve()
 	r := b.run("doctor", "-o", "json")
-	if r.code != command.ExitFindings || r.err != "" {
-		t.Errorf("code %d, %q", r.code, r.err)
-	}
+	check.That(t, r.code == command.ExitFindings && r.err == "", "code %d, %q", r.code, r.err)
 	var report struct {
 		Findings []struct{ Check, Severity, Seen, Do string }
 	}
-	if err := json.Unmarshal([]byte(r.out), &report); err != nil || len(report.Findings) < 10 {
-		t.Fatalf("%v in %s", err, r.out)
-	}
-	if first := report.Findings[0]; first.Check != "daemon" || first.Severity != "ok" || !strings.Contains(first.Seen, "v1.2.3") {
-		t.Errorf("got %+v", first)
-	}
+	err := json.Unmarshal([]byte(r.out), &report)
+	check.Require(t, err == nil && len(report.Findings) >= 10, "%v in %s", err, r.out)
+	first := report.Findings[0]
+	check.That(t, first.Check == "daemon" && first.Severity == "ok" && strings.Contains(first.Seen, "v1.2.3"), "got %+v", first)
 }
 
 func TestFailureToWriteIsAFailure(t *testing.T) {
@@ -489,9 +450,7 @@ func TestFailureToWriteIsAFailure(t *testing.T) {
 	for _, args := range []string{"list", "list -o json", "watch", "get aa11bb", "doctor", "explain x", "handlers", "drivers", "stats aa11bb", "version"} {
 		code := Run(t.Context(), strings.Fields(args), Env{Out: fullDisk{}, Err: io.Discard, Node: b.node,
 			Getenv: func(string) string { return "" }, Now: time.Now})
-		if code != command.ExitFailure {
-			t.Errorf("%s: code %d", args, code)
-		}
+		check.That(t, code == command.ExitFailure, "%s: code %d", args, code)
 	}
 }
 
@@ -511,9 +470,7 @@ func offers(t *testing.T, b *bench, args ...string) []string {
 	t.Helper()
 	r := b.run(append([]string{"__complete"}, args...)...)
 	lines := strings.Split(strings.TrimSpace(r.out), "\n")
-	if r.code != command.ExitOK || lines[len(lines)-1] != ":4" {
-		t.Fatalf("%+v", r)
-	}
+	check.Require(t, r.code == command.ExitOK && lines[len(lines)-1] == ":4", "%+v", r)
 	return lines[:len(lines)-1]
 }
 
@@ -534,9 +491,8 @@ func TestCompletion(t *testing.T) {
 		"top --handler ":    "crust kata", "top --sort ": "usage latency age state name", "top --driver l": "lvm",
 		"list -o ": "table wide name json yaml jsonpath= go-template=",
 	} {
-		if got := strings.Join(offers(t, b, strings.Split(args, " ")...), " "); got != want {
-			t.Errorf("%s: got %q, want %q", args, got, want)
-		}
+		got := strings.Join(offers(t, b, strings.Split(args, " ")...), " ")
+		check.That(t, got == want, "%s: got %q, want %q", args, got, want)
 	}
 }
 
@@ -558,21 +514,18 @@ func TestRefusedVolumesAreShown(t *testing.T) {
 	golden(t, "get-refused.txt", b.run("get", "/var/lib/kubelet/pods/d/mount").out)
 	golden(t, "list-refused.txt", b.run("list", "--state", "refused").out)
 	golden(t, "list-refused-wide.txt", b.run("list", "--state", "refused", "-o", "wide").out)
-	if all := b.run("get"); all.out != b.run("list").out || !strings.Contains(all.out, "REFUSED (handler)") {
-		t.Errorf("get without a volume shows %s %s", all.out, all.err)
-	}
-	if got := b.run("get", "dddddd", "-o", "json").out; !strings.Contains(got, `"refusedBy": "handler"`) || !strings.Contains(got, `"podName": "db-0"`) {
-		t.Errorf("JSON: %s", got)
-	}
+	all := b.run("get")
+	check.That(t, all.out == b.run("list").out && strings.Contains(all.out, "REFUSED (handler)"), "get without a volume shows %s %s", all.out, all.err)
+	got := b.run("get", "dddddd", "-o", "json").out
+	check.That(t, strings.Contains(got, `"refusedBy": "handler"`) && strings.Contains(got, `"podName": "db-0"`), "JSON: %s", got)
 	if got := b.run("doctor", "--quiet").out; !strings.Contains(got, "refused by the handler: volume /var/lib/kubelet/pods/d/mount of pod team/db-0") {
 		t.Errorf("doctor does not tell of it: %s", got)
 	}
 	b = newBench(t)
 	b.admin.volumes[0] = refusedVolume()
 	b.serve()
-	if got := b.run("watch", "--timeout", "300ms").out; !strings.Contains(got, "REFUSED (handler)") || strings.Contains(got, "\x1b") {
-		t.Errorf("watch: %q", got)
-	}
+	got = b.run("watch", "--timeout", "300ms").out
+	check.That(t, strings.Contains(got, "REFUSED (handler)") && !strings.Contains(got, "\x1b"), "watch: %q", got)
 }
 
 func TestColourIsForWillingTerminalsOnly(t *testing.T) {
@@ -589,9 +542,8 @@ func TestColourIsForWillingTerminalsOnly(t *testing.T) {
 	} {
 		b.tty, b.env = c.tty, c.env
 		out := b.run("list").out
-		if got := strings.Contains(out, "\x1b["); got != c.want {
-			t.Errorf("%s: coloured: %v, want %v", name, got, c.want)
-		}
+		got := strings.Contains(out, "\x1b[")
+		check.That(t, got == c.want, "%s: coloured: %v, want %v", name, got, c.want)
 		if c.want {
 			golden(t, "list-colour.txt", out)
 		}
@@ -603,21 +555,17 @@ func TestNothingToShow(t *testing.T) {
 	for args, want := range map[string]string{
 		"list --driver nobody": "No volumes.\n", "reconcile": "3 volumes checked, nothing to repair.\n", "__complete list --driver x": ":4\n",
 	} {
-		if r := b.run(strings.Fields(args)...); r.code != command.ExitOK || r.out != want {
-			t.Errorf("%s: %+v", args, r)
-		}
+		r := b.run(strings.Fields(args)...)
+		check.That(t, r.code == command.ExitOK && r.out == want, "%s: %+v", args, r)
 	}
 	b.admin.drivers = nil
-	if r := b.run("drivers"); !strings.HasPrefix(r.out, "No driver has registered") {
-		t.Errorf("got %+v", r)
-	}
+	r := b.run("drivers")
+	check.That(t, strings.HasPrefix(r.out, "No driver has registered"), "got %+v", r)
 	b.admin.frontOff = true
-	if r := b.run("drivers"); !strings.Contains(r.out, "The CSI front is off") || !strings.Contains(r.out, "front.enabled") {
-		t.Errorf("got %+v", r)
-	}
-	if got := offers(t, newBench(t), "get", ""); len(got) != 0 {
-		t.Errorf("without a daemon %q is offered", got)
-	}
+	r = b.run("drivers")
+	check.That(t, strings.Contains(r.out, "The CSI front is off") && strings.Contains(r.out, "front.enabled"), "got %+v", r)
+	got := offers(t, newBench(t), "get", "")
+	check.That(t, len(got) == 0, "without a daemon %q is offered", got)
 }
 
 // getShows are changes of a volume, and what get shows of them.
@@ -628,9 +576,8 @@ func getShows(t *testing.T, change func(*adminv1.Volume), want, never string) {
 		t.Errorf("without the change it is shown too:\n%s", got)
 	}
 	change(b.admin.volumes[0])
-	if got := b.run("get", idA).out; !strings.Contains(got, want) || strings.Contains(got, never) {
-		t.Errorf("no %q, or %q, in:\n%s", want, never, got)
-	}
+	got := b.run("get", idA).out
+	check.That(t, strings.Contains(got, want) && !strings.Contains(got, never), "no %q, or %q, in:\n%s", want, never, got)
 }
 
 // A growth that the handler's sandboxes never do is shown as one that waits.
@@ -655,18 +602,15 @@ func TestStaleUsage(t *testing.T) {
 	getShows(t, func(v *adminv1.Volume) { v.StatsAt = before(time.Second) }, "not again since", "no usage")
 	b := newBench(t).serve()
 	b.admin.volumes[0].StatsAt = before(time.Second)
-	if got := b.run("list"); strings.Contains(got.out, "2.5Gi") {
-		t.Errorf("stale numbers are shown:\n%s", got.out)
-	}
+	got := b.run("list")
+	check.That(t, !strings.Contains(got.out, "2.5Gi"), "stale numbers are shown:\n%s", got.out)
 }
 
 func TestWatchFormats(t *testing.T) {
 	b := newBench(t).serve()
 	for format, file := range map[string]string{"table": "watch.txt", "json": "watch.json", "yaml": ""} {
 		r := b.run("list", "-w", "--timeout", "300ms", "--handler", "kata", "-o", format)
-		if r.code != command.ExitOK || r.out != b.run("watch", "--timeout", "300ms", "--handler", "kata", "-o", format).out {
-			t.Fatalf("%+v", r)
-		}
+		check.Require(t, r.code == command.ExitOK && r.out == b.run("watch", "--timeout", "300ms", "--handler", "kata", "-o", format).out, "%+v", r)
 		if file != "" {
 			golden(t, file, r.out)
 		} else if n := strings.Count(r.out, "---\n"); n != 4 {

@@ -51,9 +51,7 @@ func roots() []*cobra.Command {
 func TestHelpFitsATerminal(t *testing.T) {
 	for _, cmd := range slices.Concat(roots()[0].Commands(), roots()[1].Commands(), roots()) {
 		for line := range strings.Lines(cmd.Short + "\n" + cmd.Long + "\n" + cmd.Example) {
-			if len(line) > 91 {
-				t.Errorf("%s --help has a line of %d bytes: %s", cmd.Name(), len(line), line)
-			}
+			check.That(t, len(line) <= 91, "%s --help has a line of %d bytes: %s", cmd.Name(), len(line), line)
 		}
 	}
 }
@@ -88,7 +86,5 @@ func checkSection(t *testing.T, cmd *cobra.Command, section string) {
 
 func wants(t *testing.T, text, part string) {
 	t.Helper()
-	if !strings.Contains(text, part) {
-		t.Errorf("the page does not say %q where it should", part)
-	}
+	check.That(t, strings.Contains(text, part), "the page does not say %q where it should", part)
 }

@@ -26,9 +26,8 @@ func TestPlacesOfTheClusterAreThoseOfTheFront(t *testing.T) {
 		c, err := configuration(text+"\nkeyOfANewerDaemon: 1", "")
 		check.Must(t, err)
 		node.Configure(c)
-		if got := node.Kubeconfig + " " + node.NodeName; got != want {
-			t.Errorf("got %q, want %q", got, want)
-		}
+		got := node.Kubeconfig + " " + node.NodeName
+		check.That(t, got == want, "got %q, want %q", got, want)
 	}
 }
 
@@ -36,9 +35,7 @@ func TestDoctorRunsWithAConfigurationItCannotRead(t *testing.T) {
 	b := newBench(t)
 	b.admin.config = "runDir: [1]"
 	r := b.serve().run("doctor")
-	if r.code != command.ExitFindings || !strings.Contains(r.err, "usual places") || !strings.Contains(r.out, "kernel") {
-		t.Errorf("%+v", r)
-	}
+	check.That(t, r.code == command.ExitFindings && strings.Contains(r.err, "usual places") && strings.Contains(r.out, "kernel"), "%+v", r)
 }
 
 // TestDoctorLooksWhereTheDaemonIs, also by its file where it does not answer.
@@ -47,9 +44,7 @@ func TestDoctorLooksWhereTheDaemonIs(t *testing.T) {
 		t.Helper()
 		r := b.run("doctor")
 		for _, want := range []string{"/x/kubelet", "/x/runtime.sock", "/x/run", "cannot be reached on /x/crio.sock"} {
-			if !strings.Contains(r.out, want) || r.err != "" {
-				t.Errorf("%q is not in %+v", want, r)
-			}
+			check.That(t, strings.Contains(r.out, want) && r.err == "", "%q is not in %+v", want, r)
 		}
 	}
 	b := newBench(t)
@@ -59,9 +54,8 @@ func TestDoctorLooksWhereTheDaemonIs(t *testing.T) {
 	check.Must(t, os.MkdirAll(b.node.Root+"/etc/crust-proxy", 0o755))
 	check.Must(t, os.WriteFile(b.node.Root+usualConfig, []byte(someConfig), 0o600))
 	looks(b)
-	if r := b.run("doctor", "--config", "/nowhere"); !strings.Contains(r.err, "/nowhere: no such file") {
-		t.Errorf("%+v", r)
-	}
+	r := b.run("doctor", "--config", "/nowhere")
+	check.That(t, strings.Contains(r.err, "/nowhere: no such file"), "%+v", r)
 }
 
 func TestDoctorTellsOfADriverThatIsDown(t *testing.T) {

@@ -18,18 +18,12 @@ func TestTopPrintsOnePictureWhereThereIsNoTerminal(t *testing.T) {
 		b := newBench(t).serve()
 		b.env["LANG"] = "C.UTF-8"
 		r := b.run(args...)
-		if r.code != command.ExitOK || r.err != "" {
-			t.Fatalf("%v: %+v", args, r)
-		}
+		check.Require(t, r.code == command.ExitOK && r.err == "", "%v: %+v", args, r)
 		for _, part := range []string{"crust-proxy v1.2.3", "Volumes 3  1 degraded  1 published  1 bound", "Handlers 1/2", "Drivers 1/2",
 			"! handler crust: no runtime-cli is allowed", "━", " 13%", "1.2ms", `sandbox said: \x1b[31mred\nEVENT fake row`} {
-			if !strings.Contains(r.out, part) {
-				t.Errorf("%v: no %q in\n%s", args, part, r.out)
-			}
+			check.That(t, strings.Contains(r.out, part), "%v: no %q in\n%s", args, part, r.out)
 		}
-		if strings.ContainsAny(r.out, "\x1b\u202e") {
-			t.Errorf("a terminal would obey\n%q", r.out)
-		}
+		check.That(t, !strings.ContainsAny(r.out, "\x1b\u202e"), "a terminal would obey\n%q", r.out)
 		wide := slices.Contains(args, "wide")
 		if strings.Contains(r.out, "ebs.csi.aws.com") != wide || (widest(r.out) > 80) != wide {
 			t.Errorf("%v: it has %d columns\n%s", args, widest(r.out), r.out)
@@ -49,15 +43,13 @@ func TestTopKeepsToASCIIWhereTheLocaleDoes(t *testing.T) {
 	for value, unicode := range map[string]bool{"": false, "C": false, "en_US.UTF-8": true, "de_DE.utf8": true, "C.UTF-8": true, "ru_RU.KOI8-R": false} {
 		b := newBench(t).serve()
 		b.env["LANG"] = value
-		if r := b.run("top", "--once"); strings.Contains(r.out, "━") != unicode || strings.Contains(r.out, "##") == unicode {
-			t.Errorf("LANG=%s:\n%s", value, r.out)
-		}
+		r := b.run("top", "--once")
+		check.That(t, strings.Contains(r.out, "━") == unicode && strings.Contains(r.out, "##") != unicode, "LANG=%s:\n%s", value, r.out)
 	}
 	b := newBench(t).serve()
 	b.env["LANG"], b.env["LC_ALL"] = "C.UTF-8", "POSIX"
-	if r := b.run("top", "--once"); strings.Contains(r.out, "━") {
-		t.Errorf("LC_ALL is not heeded:\n%s", r.out)
-	}
+	r := b.run("top", "--once")
+	check.That(t, !strings.Contains(r.out, "━"), "LC_ALL is not heeded:\n%s", r.out)
 }
 
 func TestTopAsJSON(t *testing.T) {
@@ -71,27 +63,21 @@ func TestTopAsJSON(t *testing.T) {
 		Drivers      []struct{ Name string }
 		Volumes      []struct{ ID, State, StatsTook string }
 	}
-	if err := json.Unmarshal([]byte(r.out), &got); err != nil {
-		t.Fatalf("%v in %+v", err, r)
-	}
+	err := json.Unmarshal([]byte(r.out), &got)
+	check.Require(t, err == nil, "%v in %+v", err, r)
 	if got.Node.Version != "v1.2.3" || !got.FrontEnabled || len(got.Handlers) != 2 || len(got.Drivers) != 2 ||
 		len(got.Volumes) != 1 || got.Volumes[0].ID != idA || got.Volumes[0].StatsTook != "0.001234567s" {
 		t.Errorf("%+v", got)
 	}
-	if strings.Contains(r.out, "secret") {
-		t.Error("the configuration is in the picture")
-	}
-	if r := b.run("top", "-o", "yaml", "--state", "bound"); !strings.Contains(r.out, "\nvolumes:\n") {
-		t.Errorf("%+v", r)
-	}
+	check.That(t, !strings.Contains(r.out, "secret"), "the configuration is in the picture")
+	r = b.run("top", "-o", "yaml", "--state", "bound")
+	check.That(t, strings.Contains(r.out, "\nvolumes:\n"), "%+v", r)
 }
 
 func TestTopRefusesWhatCannotBeMeant(t *testing.T) {
 	for _, args := range [][]string{{"--sort", "size"}, {"--state", "odd"}, {"--interval", "10ms"}, {"extra"}} {
 		r := newBench(t).run(append([]string{"top"}, args...)...)
-		if r.code != command.ExitUsage || !strings.Contains(r.err, "crustctl top --help") {
-			t.Errorf("%v: %+v", args, r)
-		}
+		check.That(t, r.code == command.ExitUsage && strings.Contains(r.err, "crustctl top --help"), "%v: %+v", args, r)
 	}
 }
 

@@ -63,18 +63,13 @@ func TestWithoutADaemonSystemdIsAsked(t *testing.T) {
 			begin := time.Now()
 			r := b.run(strings.Fields(c.args)...)
 			for _, want := range c.want {
-				if r.code != command.ExitFailure || !strings.Contains(r.err, want) {
-					t.Errorf("%d: %q does not say %q", r.code, r.err, want)
-				}
+				check.That(t, r.code == command.ExitFailure && strings.Contains(r.err, want), "%d: %q does not say %q", r.code, r.err, want)
 			}
 			for _, never := range c.never {
-				if strings.Contains(r.err, never) {
-					t.Errorf("%q says %q", r.err, never)
-				}
+				check.That(t, !strings.Contains(r.err, never), "%q says %q", r.err, never)
 			}
-			if took := time.Since(begin); took > mostConnect/2 {
-				t.Errorf("it took %v", took)
-			}
+			took := time.Since(begin)
+			check.That(t, took <= mostConnect/2, "it took %v", took)
 		})
 	}
 }
@@ -92,9 +87,8 @@ func TestADaemonThatIsStartedAgainIsAwaited(t *testing.T) {
 	l := listenRaw(t, b.socket)
 	start := time.AfterFunc(unitPatience+3*unitAgain, func() { b.serveOn(l) })
 	defer start.Stop()
-	if r := b.run("version"); r.code != command.ExitOK || !strings.Contains(r.out, "v1.2.3") {
-		t.Errorf("%+v", r)
-	}
+	r := b.run("version")
+	check.That(t, r.code == command.ExitOK && strings.Contains(r.out, "v1.2.3"), "%+v", r)
 }
 
 // TestDaemonThatIsBeingStarted is no error of the node.
@@ -109,18 +103,15 @@ func TestDaemonThatIsBeingStarted(t *testing.T) {
 		b := newBench(t)
 		b.systemd("", strings.NewReplacer("=active", "=activating", "running", "start").Replace(unitRuns)+began+"\n")
 		b.silent()
-		if r := b.run("doctor", "--timeout", "50ms"); !strings.HasPrefix(r.out, want) {
-			t.Errorf("%s: %+v", began, r)
-		}
+		r := b.run("doctor", "--timeout", "50ms")
+		check.That(t, strings.HasPrefix(r.out, want), "%s: %+v", began, r)
 	}
 }
 
 // TestConnectionThatIsNeverServed has what gRPC says after mostConnect.
 func TestConnectionThatIsNeverServed(t *testing.T) {
 	err := (&client{daemon: &daemon{}, socket: "/s"}).explain(status.Error(codes.Unavailable, `connection error: desc = "error reading server preface: context deadline exceeded"`))
-	if !strings.HasPrefix(err.Error(), "crust-proxy does not answer on /s") {
-		t.Error(err)
-	}
+	check.That(t, strings.HasPrefix(err.Error(), "crust-proxy does not answer on /s"), "%v", err)
 }
 
 func TestLastErrorOfALog(t *testing.T) {
@@ -130,8 +121,7 @@ func TestLastErrorOfALog(t *testing.T) {
 		"crust-proxy: a\n{\"level\":\"error\"}": "{\"level\":\"error\"}",
 		"panic: a\n\ngoroutine 1:\n\tmain.go:1": "panic: a",
 	} {
-		if got := lastError(log); got != want {
-			t.Errorf("%q: got %q, want %q", log, got, want)
-		}
+		got := lastError(log)
+		check.That(t, got == want, "%q: got %q, want %q", log, got, want)
 	}
 }

@@ -39,14 +39,12 @@ func hiddenForms() []string {
 // TestRedact removes each form, where nothing before it hides it, and leaves what stands next to it.
 func TestRedact(t *testing.T) {
 	for _, form := range hiddenForms() {
-		if got := string(redact([]byte(form + "\n"))); strings.Contains(strings.ToLower(got), strings.ToLower(hidden)) {
-			t.Errorf("of %q is left %q", form, got)
-		}
+		got := string(redact([]byte(form + "\n")))
+		check.That(t, !strings.Contains(strings.ToLower(got), strings.ToLower(hidden)), "of %q is left %q", form, got)
 	}
 	for _, plain := range []string{"- name: a\n  mode: x\n", "vers=3,rw\n", "drivers:\n- name: ebs\n- name: lvm\n"} {
-		if got := string(redact([]byte("- password: x\n" + plain))); !strings.HasSuffix(got, "\n"+plain) {
-			t.Errorf("of %q is left %q", plain, got)
-		}
+		got := string(redact([]byte("- password: x\n" + plain)))
+		check.That(t, strings.HasSuffix(got, "\n"+plain), "of %q is left %q", plain, got)
 	}
 }
 
@@ -84,9 +82,7 @@ func TestNoSecretInABundle(t *testing.T) {
 	f.wants(f.run("bundle", "-o", "json", "--file="+file+"2"), "{\n", `"nodes": 2,`, `"notIncluded": [`)
 	files := unpack(t, file)
 	for name, text := range files {
-		if strings.Contains(strings.ToLower(text), strings.ToLower(hidden)) {
-			t.Errorf("%s has a secret:\n%.2000s", name, text)
-		}
+		check.That(t, !strings.Contains(strings.ToLower(text), strings.ToLower(hidden)), "%s has a secret:\n%.2000s", name, text)
 	}
 	for name, words := range map[string]string{
 		"check.txt": "fail driver lvm", "nodes/node-a/node.json": `"configDigest": "cdcd`, "nodes/node-a/volumes.json": `"lastError": `,
@@ -94,9 +90,7 @@ func TestNoSecretInABundle(t *testing.T) {
 		"nodes/node-a/pod.json": `"NodeName": "node-a"`, "nodes/node-a/events.json": `"Failed"`, "config/conf/config.yaml": "log: {level: debug}",
 		"not-included.txt": "nodes/node-c/log.txt: ", "version.txt": "kubectl crust",
 	} {
-		if !strings.Contains(files["crust-bundle/"+name], words) {
-			t.Errorf("%s lacks %q:\n%.1000s", name, words, files["crust-bundle/"+name])
-		}
+		check.That(t, strings.Contains(files["crust-bundle/"+name], words), "%s lacks %q:\n%.1000s", name, words, files["crust-bundle/"+name])
 	}
 }
 
@@ -135,9 +129,7 @@ func TestABundleOfManyNodes(t *testing.T) {
 	last := 0
 	for _, name := range []string{"check.txt", "config/conf/config.yaml", "nodes/node-a/log.txt", "nodes/node-b/log.txt"} {
 		at := bytes.Index(body, []byte(name+": the archive is full\n"))
-		if header.Name != "crust-bundle/not-included.txt" || at < last {
-			t.Errorf("%s is at %d of %s:\n%s", name, at, header.Name, body)
-		}
+		check.That(t, header.Name == "crust-bundle/not-included.txt" && at >= last, "%s is at %d of %s:\n%s", name, at, header.Name, body)
 		last = at
 	}
 }

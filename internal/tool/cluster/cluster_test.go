@@ -146,9 +146,7 @@ func (f *fake) run(args ...string) string {
 func (f *fake) wants(got string, words ...string) {
 	f.t.Helper()
 	for _, one := range words {
-		if !strings.Contains(got, one) {
-			f.t.Errorf("no %q in:\n%s", one, got)
-		}
+		check.That(f.t, strings.Contains(got, one), "no %q in:\n%s", one, got)
 	}
 }
 
@@ -170,9 +168,8 @@ func TestNodes(t *testing.T) {
 		"node-e - - - - - - - - no answer: there is no view of it: http.view is off",
 		"exit 3",
 	} {
-		if is := strings.Join(strings.Fields(lines[i]), " "); !strings.HasPrefix(is, want) {
-			t.Errorf("line %d is %q, not %q", i, is, want)
-		}
+		is := strings.Join(strings.Fields(lines[i]), " ")
+		check.That(t, strings.HasPrefix(is, want), "line %d is %q, not %q", i, is, want)
 	}
 	f.wants(f.run("nodes", "--node=node-a", "-o", "wide"), "abababababab", "system/crust-node-a", "exit 0\n")
 	f.wants(f.run("nodes", "--node=node-z"), "there is no node to be asked", "exit 1\n")
@@ -186,9 +183,8 @@ func TestManyNodes(t *testing.T) {
 		f.node(fmt.Sprintf("node-%03d", i), healthy())
 	}
 	got := f.run("nodes")
-	if lines := strings.Count(got, "v1.2.3"); lines != 700 || f.mostAtOnce.Load() > askedAtOnce || f.mostAtOnce.Load() < 2 {
-		t.Errorf("%d lines, %d at once", lines, f.mostAtOnce.Load())
-	}
+	lines := strings.Count(got, "v1.2.3")
+	check.That(t, lines == 700 && f.mostAtOnce.Load() <= askedAtOnce && f.mostAtOnce.Load() >= 2, "%d lines, %d at once", lines, f.mostAtOnce.Load())
 }
 
 func volumes() []*adminv1.Volume {
@@ -208,9 +204,8 @@ func TestVolumes(t *testing.T) {
 	f.wants(strings.Join(strings.Fields(got), " "), "node-a BOUND shop/web-1 pvc-7 lvm crust 1GiB 2GiB -",
 		"node-a REFUSED bank/db-0 vol-2 ebs - - - -", "node-b no answer: pod crust-node-b", "exit 3")
 	for _, args := range [][]string{{"--namespace=shop"}, {"--driver=lvm"}} {
-		if got := f.run(append(args, "volumes", "--node=node-a")...); strings.Contains(got, "bank") || !strings.Contains(got, "shop") || !strings.HasSuffix(got, "exit 0\n") {
-			t.Errorf("%v:\n%s", args, got)
-		}
+		got = f.run(append(args, "volumes", "--node=node-a")...)
+		check.That(t, !strings.Contains(got, "bank") && strings.Contains(got, "shop") && strings.HasSuffix(got, "exit 0\n"), "%v:\n%s", args, got)
 	}
 }
 
@@ -232,9 +227,7 @@ func TestVolumesThatAreBad(t *testing.T) {
 		f.answer(w, page)
 	})
 	f.wants(f.run("volumes", "--node=node-b"), "its volumes have more than", "exit 3\n")
-	if pages != 3 {
-		t.Errorf("%d pages were read", pages)
-	}
+	check.That(t, pages == 3, "%d pages were read", pages)
 }
 
 // TestWithoutAnAPIServer asks the addresses of a service.
@@ -385,9 +378,8 @@ func TestTrialOfADisk(t *testing.T) {
 	var err error
 	r.k, err = r.t.connect()
 	check.Must(t, err)
-	if _, err := r.create(t.Context()); err == nil || r.own || r.namespace != "" {
-		t.Errorf("a namespace that is there: %v, own %v", err, r.own)
-	}
+	_, err = r.create(t.Context())
+	check.That(t, err != nil && !r.own && r.namespace == "", "a namespace that is there: %v, own %v", err, r.own)
 	r.namespace, r.driver.AllowVolumeExpansion = "shop", true
 	_, err = r.create(t.Context())
 	check.Must(t, err)

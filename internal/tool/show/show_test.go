@@ -9,6 +9,7 @@ import (
 	"unicode/utf8"
 
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 func TestCellsHoldNothingOfUncertainWidth(t *testing.T) {
@@ -23,9 +24,8 @@ func TestCellsHoldNothingOfUncertainWidth(t *testing.T) {
 		"\u202etxt":      `\u202etxt`,
 		"wide\u3000ones": `wide\u3000ones`,
 	} {
-		if got := EscapeCell(text); got != want {
-			t.Errorf("EscapeCell(%q) = %q, want %q", text, got, want)
-		}
+		got := EscapeCell(text)
+		check.That(t, got == want, "EscapeCell(%q) = %q, want %q", text, got, want)
 	}
 }
 
@@ -34,9 +34,8 @@ func TestASCIIIsASCII(t *testing.T) {
 	if strings.IndexFunc(got, func(r rune) bool { return r > 126 || r < 32 }) >= 0 {
 		t.Errorf("%q", got)
 	}
-	if want := `Gr\xf6\xdfe \u5bb9\u91cf \u202e\x1b \U0001f600 \xfe`; got != want {
-		t.Errorf("%q, want %q", got, want)
-	}
+	want := `Gr\xf6\xdfe \u5bb9\u91cf \u202e\x1b \U0001f600 \xfe`
+	check.That(t, got == want, "%q, want %q", got, want)
 }
 
 func TestPercentOfWhatIsNotEmptyIsNotZero(t *testing.T) {
@@ -44,9 +43,8 @@ func TestPercentOfWhatIsNotEmptyIsNotZero(t *testing.T) {
 		used, total int64
 		want        string
 	}{{0, 100, "0%"}, {1, 1 << 40, "1%"}, {50, 100, "50%"}, {100, 100, "100%"}, {5, 0, ""}, {5, -1, ""}} {
-		if got := Percent(c.used, c.total); got != c.want {
-			t.Errorf("Percent(%d, %d) = %q, want %q", c.used, c.total, got, c.want)
-		}
+		got := Percent(c.used, c.total)
+		check.That(t, got == c.want, "Percent(%d, %d) = %q, want %q", c.used, c.total, got, c.want)
 	}
 }
 
@@ -57,9 +55,8 @@ func TestNamesOfVolumes(t *testing.T) {
 		"vol-1": {TargetPath: "/k/plugins/kubernetes.io/csi/d/4f5e/globalmount", VolumeId: "vol-1"},
 		"disk":  {TargetPath: "/data/disk/"}, "/": {TargetPath: "/"}, ".": {}, "mount": {TargetPath: "mount"},
 	} {
-		if got := VolumeName(v); got != want {
-			t.Errorf("%v is shown as %q, want %q", v, got, want)
-		}
+		got := VolumeName(v)
+		check.That(t, got == want, "%v is shown as %q, want %q", v, got, want)
 	}
 }
 
@@ -68,17 +65,15 @@ func TestSize(t *testing.T) {
 		0: "0B", 1023: "1023B", 1024: "1KiB", 1536: "1.5KiB", 1<<20 - 1: "1MiB", 1 << 20: "1MiB", 20 << 30: "20GiB",
 		3 << 39: "1.5TiB", math.MaxInt64: "8EiB",
 	} {
-		if got := Size(n); got != want {
-			t.Errorf("Size(%d) = %s, want %s", n, got, want)
-		}
+		got := Size(n)
+		check.That(t, got == want, "Size(%d) = %s, want %s", n, got, want)
 	}
 }
 
 func TestDuration(t *testing.T) {
 	for d, want := range map[time.Duration]string{-time.Second: "0s", 119 * time.Second: "119s", 90 * time.Minute: "90m", 2400 * time.Hour: "100d"} {
-		if got := Duration(d); got != want {
-			t.Errorf("%s: %s, want %s", d, got, want)
-		}
+		got := Duration(d)
+		check.That(t, got == want, "%s: %s, want %s", d, got, want)
 	}
 }
 
@@ -93,28 +88,21 @@ func TestEscape(t *testing.T) {
 		"bad \xff utf8": `bad \xff utf8`,
 		"\U000e0041":    `\U000e0041`,
 	} {
-		if got := Escape(in); got != want {
-			t.Errorf("escape(%q) = %q, want %q", in, got, want)
-		}
+		got := Escape(in)
+		check.That(t, got == want, "escape(%q) = %q, want %q", in, got, want)
 	}
 }
 
 func FuzzEscape(f *testing.F) {
 	f.Add("a\x1b]0;x\a\u202e\U000e0041\xff")
 	f.Fuzz(func(t *testing.T, s string) {
-		if got := Escape(s); strings.IndexFunc(got, Unsafe) >= 0 || !utf8.ValidString(got) {
-			t.Errorf("escape(%q) = %q", s, got)
-		}
+		got := Escape(s)
+		check.That(t, strings.IndexFunc(got, Unsafe) < 0 && utf8.ValidString(got), "escape(%q) = %q", s, got)
 		raw, err := json.Marshal(s)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, err)
 		var a, b string
-		if err := json.Unmarshal(raw, &a); err != nil {
-			t.Fatal(err)
-		}
-		if err := json.Unmarshal(EscapeJSON(raw), &b); err != nil || a != b {
-			t.Errorf("escapeJSON changed %q to %q: %v", a, b, err)
-		}
+		check.Must(t, json.Unmarshal(raw, &a))
+		err = json.Unmarshal(EscapeJSON(raw), &b)
+		check.That(t, err == nil && a == b, "escapeJSON changed %q to %q: %v", a, b, err)
 	})
 }

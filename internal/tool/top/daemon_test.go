@@ -51,9 +51,7 @@ func TestTheWatchSurvivesTheDaemon(t *testing.T) {
 	var group sync.WaitGroup
 	group.Go(func() { f.daemon().watch(ctx, Settings{Driver: "disk", Handler: "kata"}, got.tell) })
 	check.Eventually(t, "synced", func() bool { return got.count(isSynced) == 1 })
-	if f.watched.GetDriver() != "disk" || f.watched.GetHandler() != "kata" {
-		t.Errorf("asked for %v", f.watched)
-	}
+	check.That(t, f.watched.GetDriver() == "disk" && f.watched.GetHandler() == "kata", "asked for %v", f.watched)
 
 	f.mu.Lock()
 	close(f.end) // it stops in order
@@ -71,15 +69,11 @@ func TestTheWatchSurvivesTheDaemon(t *testing.T) {
 	for _, event := range got.all {
 		if away, ok := event.(Disconnected); ok {
 			pauses = append(pauses, away.Retry.Sub(away.At))
-			if away.Reason != "explained: Unavailable" {
-				t.Errorf("the reason is %q", away.Reason)
-			}
+			check.That(t, away.Reason == "explained: Unavailable", "the reason is %q", away.Reason)
 		}
 	}
 	for _, pause := range pauses {
-		if pause < firstRetry/2-time.Millisecond || pause > lastRetry*3/2 {
-			t.Errorf("paused %v", pauses)
-		}
+		check.That(t, pause >= firstRetry/2-time.Millisecond && pause <= lastRetry*3/2, "paused %v", pauses)
 	}
 }
 
@@ -114,12 +108,10 @@ func TestManyChangesAreFewEvents(t *testing.T) {
 
 func TestAsk(t *testing.T) {
 	d := newFake(t, volumes()).daemon()
-	if got := d.fetchStats(t.Context(), id(1)); got.Reply == nil || got.Took != 7*time.Millisecond || got.At.IsZero() || got.ID != id(1) {
-		t.Errorf("%+v", got)
-	}
-	if got := d.fetchStats(t.Context(), id(4)); got.Reply != nil || got.Failure != "the guest said \x1b[2J" {
-		t.Errorf("%+v", got)
-	}
+	got := d.fetchStats(t.Context(), id(1))
+	check.That(t, got.Reply != nil && got.Took == 7*time.Millisecond && !got.At.IsZero() && got.ID == id(1), "%+v", got)
+	got = d.fetchStats(t.Context(), id(4))
+	check.That(t, got.Reply == nil && got.Failure == "the guest said \x1b[2J", "%+v", got)
 }
 
 func TestLook(t *testing.T) {
@@ -144,29 +136,19 @@ func TestOnce(t *testing.T) {
 	f.takes = 3 * time.Millisecond
 	picture, err := Once(t.Context(), f.daemon(), Settings{Interval: 10 * time.Second, Sort: ByName, Filter: "kata", ASCII: true})
 	check.Must(t, err)
-	if len(picture.Volumes) != 35 || len(picture.Handlers) != 2 || picture.Node.GetVersion() != "v1.2.3" {
-		t.Errorf("%d volumes", len(picture.Volumes))
-	}
-	if f.most > maxConcurrent || len(f.asked) != 33 {
-		t.Errorf("%d were asked, %d at once", len(f.asked), f.most)
-	}
+	check.That(t, len(picture.Volumes) == 35 && len(picture.Handlers) == 2 && picture.Node.GetVersion() == "v1.2.3", "%d volumes", len(picture.Volumes))
+	check.That(t, f.most <= maxConcurrent && len(f.asked) == 33, "%d were asked, %d at once", len(f.asked), f.most)
 	text := picture.Text(0)
-	if n := strings.Count(text, "75%"); n != 32 {
-		t.Errorf("fresh numbers of %d volumes in\n%s", n, text)
-	}
+	n := strings.Count(text, "75%")
+	check.That(t, n == 32, "fresh numbers of %d volumes in\n%s", n, text)
 	for _, part := range []string{"crust-proxy v1.2.3  node-7", "Handlers 1/2", "! handler crust:", `the guest said \x1b[2J`, "ERROR"} {
-		if !strings.Contains(text, part) {
-			t.Errorf("no %q in\n%s", part, text)
-		}
+		check.That(t, strings.Contains(text, part), "no %q in\n%s", part, text)
 	}
-	if strings.ContainsAny(text, "\x1b\a\u202e") {
-		t.Errorf("%q", text)
-	}
+	check.That(t, !strings.ContainsAny(text, "\x1b\a\u202e"), "%q", text)
 	narrow := picture.Text(80)
 	for line := range strings.Lines(narrow) {
-		if got := cells(strings.TrimSuffix(line, "\n")); got > 80 {
-			t.Errorf("%d cells: %s", got, line)
-		}
+		got := cells(strings.TrimSuffix(line, "\n"))
+		check.That(t, got <= 80, "%d cells: %s", got, line)
 	}
 	if flat := strings.Join(strings.Fields(narrow), " "); !strings.Contains(flat, `"only-databases" says no`) || !strings.Contains(flat, `the guest said \x1b[2J`) {
 		t.Errorf("not all errors are in\n%s", narrow)
@@ -178,13 +160,10 @@ func TestOnceDoesNotWaitForHungSandboxes(t *testing.T) {
 	f := newFake(t, many(3))
 	f.takes = time.Hour
 	picture, err := Once(t.Context(), f.daemon(), Settings{Interval: 100 * time.Millisecond})
-	if err != nil || len(picture.Volumes) != 3 || picture.Volumes[0].GetUsageAt() == nil {
-		t.Errorf("%v, %v", picture, err)
-	}
+	check.That(t, err == nil && len(picture.Volumes) == 3 && picture.Volumes[0].GetUsageAt() != nil, "%v, %v", picture, err)
 	f.stop()
-	if _, err := Once(t.Context(), f.daemon(), Settings{Interval: time.Second}); err == nil {
-		t.Error("it looked at a daemon that is not there")
-	}
+	_, err = Once(t.Context(), f.daemon(), Settings{Interval: time.Second})
+	check.That(t, err != nil, "it looked at a daemon that is not there")
 	f.start()
 }
 

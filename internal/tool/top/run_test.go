@@ -82,9 +82,8 @@ func (p *play) press(keys string) {
 	p.mu.Lock()
 	p.shown.Reset()
 	p.mu.Unlock()
-	if _, err := p.keys.WriteString(keys); err != nil {
-		p.t.Fatal(err)
-	}
+	_, err := p.keys.WriteString(keys)
+	check.Must(p.t, err)
 }
 
 func (p *play) ends() {
@@ -101,9 +100,7 @@ func (p *play) ends() {
 func (p *play) over() {
 	p.t.Helper()
 	p.ends()
-	if p.modes() != p.before {
-		p.t.Error("the terminal's modes are not as they were")
-	}
+	check.That(p.t, p.modes() == p.before, "the terminal's modes are not as they were")
 	p.sees("\x1b[?1049l") // the shell's screen is back
 	p.sees("\x1b[?25h")   // and its cursor
 	_ = p.screen.Close()
@@ -130,9 +127,7 @@ func TestOnATerminal(t *testing.T) {
 	f.put(added)
 	p.press("\x1b")
 	p.sees("pvc-new")
-	if strings.Contains(p.text(), "\x1b[31m") {
-		t.Error("colours, though NO_COLOR is set")
-	}
+	check.That(t, !strings.Contains(p.text(), "\x1b[31m"), "colours, though NO_COLOR is set")
 	p.press("q")
 	p.over()
 }

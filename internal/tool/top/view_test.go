@@ -27,9 +27,8 @@ func golden(t *testing.T, name, got string) {
 	}
 	want, err := os.ReadFile(file)
 	check.Must(t, err)
-	if diff := cmp.Diff(string(want), got+"\n"); diff != "" {
-		t.Errorf("%s (-want +got):\n%s", name, diff)
-	}
+	diff := cmp.Diff(string(want), got+"\n")
+	check.That(t, diff == "", "%s (-want +got):\n%s", name, diff)
 }
 
 func TestPictures(t *testing.T) {
@@ -92,9 +91,8 @@ func wantTame(t *testing.T, s *State) {
 	}
 	for _, line := range lines {
 		bare := sgr.ReplaceAllString(line, "")
-		if got := cells(bare); got > s.canvas.width {
-			t.Errorf("%dx%d: %d cells: %q", s.canvas.width, s.canvas.height, got, bare)
-		}
+		got := cells(bare)
+		check.That(t, got <= s.canvas.width, "%dx%d: %d cells: %q", s.canvas.width, s.canvas.height, got, bare)
 		if i := strings.IndexFunc(bare, func(r rune) bool { return !unicode.IsPrint(r) }); i >= 0 {
 			t.Errorf("%dx%d: a terminal would obey %q", s.canvas.width, s.canvas.height, bare)
 		}
@@ -159,9 +157,7 @@ func TestThePageShowsARealPicture(t *testing.T) {
 	for line := range strings.SplitSeq(s.View(), "\n") {
 		picture.WriteString(strings.TrimRight("    "+line, " ") + "\n")
 	}
-	if !strings.Contains(string(page), picture.String()) {
-		t.Errorf("docs/crustctl.md does not show this:\n%s", picture.String())
-	}
+	check.That(t, strings.Contains(string(page), picture.String()), "docs/crustctl.md does not show this:\n%s", picture.String())
 }
 
 func TestStatesOfEqualUrgencyKeepTheirOrder(t *testing.T) {
