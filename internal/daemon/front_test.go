@@ -15,6 +15,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/ground/apiserver"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/sandbox"
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 // TestRootOfANewFilesystem: what kubelet would do for fsGroup is done at mkfs.
@@ -31,22 +32,19 @@ func TestRootOfANewFilesystem(t *testing.T) {
 		{"0", 0, mkfs.Root{}},
 		{"4294967294", 0, mkfs.Root{Group: 4294967294, Mode: 0o2775}},
 	} {
-		if got := rootOf(c.group, c.mode); got != c.want {
-			t.Errorf("group %q, mode %o: got %+v, want %+v", c.group, c.mode, got, c.want)
-		}
+		got := rootOf(c.group, c.mode)
+		check.That(t, got == c.want, "group %q, mode %o: got %+v, want %+v", c.group, c.mode, got, c.want)
 	}
 }
 
 // TestUnreadableCSINodeIsAFinding, unless the API server is away: that is a finding of its own.
 func TestUnreadableCSINodeIsAFinding(t *testing.T) {
 	look := pods.State{CSINode: errors.New("the CSINode node-a may not be read")}
-	if got := csiNodeFindings(look); len(got) != 1 || !strings.Contains(got[0], look.CSINode.Error()) {
-		t.Errorf("got %q", got)
-	}
+	got := csiNodeFindings(look)
+	check.That(t, len(got) == 1 && strings.Contains(got[0], look.CSINode.Error()), "got %q", got)
 	look.Problems = []string{"away"}
-	if got := slices.Concat(csiNodeFindings(look), csiNodeFindings(pods.State{})); len(got) != 0 {
-		t.Errorf("got %q", got)
-	}
+	got = slices.Concat(csiNodeFindings(look), csiNodeFindings(pods.State{}))
+	check.That(t, len(got) == 0, "got %q", got)
 }
 
 func TestIdentityInTheCluster(t *testing.T) {
@@ -59,9 +57,7 @@ func TestIdentityInTheCluster(t *testing.T) {
 	}
 	c.NodeName = ""
 	host, err := apiserver.NodeName()
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	if name, err = c.Node(); err != nil || name != host {
 		t.Errorf("got %q, %v; want %q", name, err, host)
 	}
@@ -77,9 +73,7 @@ func TestWithoutAClusterThereIsNoSourceOfPods(t *testing.T) {
 	} {
 		change()
 		cluster, err := newCluster(&cfg, nil, nil)
-		if err != nil || podSource(cluster) != nil || (&daemon{cluster: cluster}).remarks() != nil {
-			t.Errorf("%s: %v, %v", name, err, cluster)
-		}
+		check.That(t, err == nil && podSource(cluster) == nil && (&daemon{cluster: cluster}).remarks() == nil, "%s: %v, %v", name, err, cluster)
 	}
 }
 
@@ -113,7 +107,5 @@ func TestWhatAPodIsTold(t *testing.T) {
 	const of = "shop/db-0 0f0e "
 	want := []string{of + "true VolumeRefused no 1", of + "true VolumeRefused no 2", of + "true VolumeRefused no 4", of + "true VolumeRefused no 8",
 		of + "false VolumeRepaired claim device 1"}
-	if !slices.Equal(told, want) {
-		t.Errorf("got %q, want %q", told, want)
-	}
+	check.That(t, slices.Equal(told, want), "got %q, want %q", told, want)
 }

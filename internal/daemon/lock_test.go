@@ -21,13 +21,10 @@ import (
 func TestOneDaemonHasARunDirectory(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "run")
 	first, err := lockRunDir(t.Context(), zap.NewNop(), dir, t.TempDir(), 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	holder := fmt.Sprintf("process %d (", os.Getpid())
-	if _, err := lockRunDir(t.Context(), zap.NewNop(), dir, t.TempDir(), 0); err == nil || !strings.Contains(err.Error(), dir) || !strings.Contains(err.Error(), holder) {
-		t.Errorf("a second daemon was told %v", err)
-	}
+	_, err = lockRunDir(t.Context(), zap.NewNop(), dir, t.TempDir(), 0)
+	check.That(t, err != nil && strings.Contains(err.Error(), dir) && strings.Contains(err.Error(), holder), "a second daemon was told %v", err)
 	given := make(chan error, 1)
 	core, logged := observer.New(zap.WarnLevel)
 	go func() {
@@ -42,53 +39,39 @@ func TestOneDaemonHasARunDirectory(t *testing.T) {
 		return len(all) == 1 && strings.Contains(all[0].Message, dir) && strings.Contains(fmt.Sprint(all[0].ContextMap()["holder"]), holder)
 	})
 	first()
-	if err := <-given; err != nil {
-		t.Errorf("a daemon that waited was told %v", err)
-	}
+	err = <-given
+	check.That(t, err == nil, "a daemon that waited was told %v", err)
 }
 
 func TestWaitingForTheRunDirectoryEnds(t *testing.T) {
 	dir := t.TempDir()
 	first, err := lockRunDir(t.Context(), zap.NewNop(), dir, t.TempDir(), 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	defer first()
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := lockRunDir(ctx, zap.NewNop(), dir, t.TempDir(), time.Minute); !errors.Is(err, context.Canceled) {
-		t.Errorf("a daemon that is stopped while it waits ends with %v", err)
-	}
+	_, err = lockRunDir(ctx, zap.NewNop(), dir, t.TempDir(), time.Minute)
+	check.That(t, errors.Is(err, context.Canceled), "a daemon that is stopped while it waits ends with %v", err)
 }
 
 // TestOneDaemonHasAKubeletRoot, whatever their run directories are.
 func TestOneDaemonHasAKubeletRoot(t *testing.T) {
 	root := t.TempDir()
 	link := filepath.Join(t.TempDir(), "link")
-	if err := os.Symlink(root, link); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, os.Symlink(root, link))
 	first, err := lockRunDir(t.Context(), zap.NewNop(), t.TempDir(), root, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := lockRunDir(t.Context(), zap.NewNop(), t.TempDir(), link, 0); err == nil || !strings.Contains(err.Error(), link) || !strings.Contains(err.Error(), "of its own") {
-		t.Errorf("a second daemon was told %v", err)
-	}
+	check.Must(t, err)
+	_, err = lockRunDir(t.Context(), zap.NewNop(), t.TempDir(), link, 0)
+	check.That(t, err != nil && strings.Contains(err.Error(), link) && strings.Contains(err.Error(), "of its own"), "a second daemon was told %v", err)
 	first()
 	second, err := lockRunDir(t.Context(), zap.NewNop(), t.TempDir(), link, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	second()
 	absent, err := lockRunDir(t.Context(), zap.NewNop(), t.TempDir(), root+"/absent", 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	// A root that kubelet has not made yet is one daemon's as well.
-	if _, err := lockRunDir(t.Context(), zap.NewNop(), t.TempDir(), root+"/absent", 0); err == nil {
-		t.Error("two daemons serve a kubelet root that was not there")
-	}
+	_, err = lockRunDir(t.Context(), zap.NewNop(), t.TempDir(), root+"/absent", 0)
+	check.That(t, err != nil, "two daemons serve a kubelet root that was not there")
 	absent()
 }
 
@@ -98,18 +81,12 @@ func TestNobodyElseKeepsTheDaemonFromStarting(t *testing.T) {
 	runDir, root := t.TempDir(), t.TempDir()
 	for _, dir := range []string{runDir, root} {
 		readable, err := os.Open(dir)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, err)
 		defer func() { _ = readable.Close() }()
-		if err := unix.Flock(int(readable.Fd()), unix.LOCK_EX); err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, unix.Flock(int(readable.Fd()), unix.LOCK_EX))
 	}
 	release, err := lockRunDir(t.Context(), zap.NewNop(), runDir, root, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	defer release()
 	for _, lock := range []string{runDir + "/daemon.lock", root + "/crust-proxy/daemon.lock"} {
 		if info, err := os.Stat(lock); err != nil || info.Mode() != 0o600 {

@@ -36,17 +36,14 @@ func TestHelpCanBePaged(t *testing.T) {
 // TestValidateSaysWhatItChecked: without --config it is not the service's file.
 func TestValidateSaysWhatItChecked(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "config.yaml")
-	if err := os.WriteFile(file, []byte("reconcileInterval: 0s\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, os.WriteFile(file, []byte("reconcileInterval: 0s\n"), 0o600))
 	for want, args := range map[string][]string{
 		"# the defaults and flags alone: no --config is given; the service reads /etc/crust-proxy/config.yaml\n": {"validate"},
 		"# " + file + ", with the defaults and flags\n":                                                          {"validate", "--config", file},
 		"# reconcileInterval: 0 is never":                                                                        {"validate", "--config", file},
 	} {
-		if code, said := askMain(t, args...); code != exitOK || !strings.Contains(said, want) {
-			t.Errorf("%q: exit code %d, %q is not in\n%s", args, code, want, said)
-		}
+		code, said := askMain(t, args...)
+		check.That(t, code == exitOK && strings.Contains(said, want), "%q: exit code %d, %q is not in\n%s", args, code, want, said)
 	}
 }
 
@@ -63,9 +60,7 @@ cluster: {kubeconfig: ` + kubeconfig + `}
 front: {enabled: true}
 handlers: {crust: {enabled: true, programs: [` + dir + `/runc], filesystems: [nofs]}}
 `} {
-		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, os.WriteFile(path, []byte(text), 0o600))
 	}
 	code, said := askMain(t, "validate", "--config", file)
 	for _, want := range []string{
@@ -74,13 +69,10 @@ handlers: {crust: {enabled: true, programs: [` + dir + `/runc], filesystems: [no
 		"cluster.kubeconfig: the kubeconfig " + kubeconfig + " cannot be used", "handlers.crust.programs[0]: stat " + dir + "/runc",
 		"handlers.*.filesystems: mkfs.nofs is not installed",
 	} {
-		if !strings.Contains(said, "\n# on this node: "+want) || code != exitOK {
-			t.Errorf("exit code %d, %q is not in\n%s", code, want, said)
-		}
+		check.That(t, strings.Contains(said, "\n# on this node: "+want) && code == exitOK, "exit code %d, %q is not in\n%s", code, want, said)
 	}
-	if code, said := askMain(t, "validate", "--quiet", "--config", file); code != exitOK || said != "" {
-		t.Errorf("quiet: exit code %d, %q", code, said)
-	}
+	code, said = askMain(t, "validate", "--quiet", "--config", file)
+	check.That(t, code == exitOK && said == "", "quiet: exit code %d, %q", code, said)
 }
 
 // TestValidateExplainsAPod: before it exists. A claim that is not bound yet has what its StorageClass will make.
@@ -161,9 +153,7 @@ spec:
 // TestValidateRefusesWhatAStartRefuses in lines that an editor can follow, also if nothing else is to be shown.
 func TestValidateRefusesWhatAStartRefuses(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "config.yaml")
-	if err := os.WriteFile(file, []byte("log:\n  level: loud\nhtp: {}\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, os.WriteFile(file, []byte("log:\n  level: loud\nhtp: {}\n"), 0o600))
 	want := file + ":2:3: log.level: \"loud\" is none of debug, info, warn, error\n" + file + ":3:1: htp: unknown key; did you mean http?\n"
 	if code, said := askMain(t, "validate", "-q", "--config", file); code != exitError || said != want {
 		t.Errorf("exit code %d, %q", code, said)

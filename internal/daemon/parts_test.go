@@ -44,22 +44,16 @@ func TestSeverities(t *testing.T) {
 		Handlers: map[string]bool{"kata": true, "crust": false}, Drivers: map[string]bool{"ebs": true, "lvm": false},
 		Missing: map[string]bool{"ebs": true, "lvm": false},
 	})
-	if errors != 2+1+1+1 || warnings != 3+4+5+6 {
-		t.Errorf("%d errors, %d warnings", errors, warnings)
-	}
+	check.That(t, errors == 2+1+1+1 && warnings == 3+4+5+6, "%d errors, %d warnings", errors, warnings)
 }
 
 // TestLacksGroup: what is not known of the root directory counts as not writable. What is known is
 // tested by TestWritableFor.
 func TestLacksGroup(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "image")
-	if err := os.WriteFile(path, make([]byte, 8<<20), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, os.WriteFile(path, make([]byte, 8<<20), 0o600))
 	var st unix.Stat_t
-	if err := unix.Stat(path, &st); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, unix.Stat(path, &st))
 	device := volume.Device{Kind: volume.ImageFile, Path: path, Major: unix.Major(st.Dev), Minor: unix.Minor(st.Dev), Inode: st.Ino}
 	d := &disks{reader: ondisk.New()}
 	if !d.LacksGroup(t.Context(), &volume.Volume{Key: "blank", Device: device, FSType: "ext4", Group: "2000"}) {
@@ -98,21 +92,18 @@ func TestNothingIsKeptOfAForeignVolumeThatIsGone(t *testing.T) {
 		disks: &disks{reader: ondisk.New()}, log: zap.NewNop(),
 	}
 	// The watch, which finds such volumes too, begins beside the servers.
-	if err := d.loadRecords(t.Context()); err != nil || !handler.adopted {
-		t.Errorf("volumes of other programs are not known before anything is served: %v", err)
-	}
+	err = d.loadRecords(t.Context())
+	check.That(t, err == nil && handler.adopted, "volumes of other programs are not known before anything is served: %v", err)
 	v := &volume.Volume{Key: "a", Adopted: true}
 	_, err = relay.Stats(t.Context(), handler, v)
 	check.Must(t, err)
 	d.onSandboxChanged("b")
-	if _, ok := relay.Known("a"); !ok {
-		t.Error("nothing is known of a volume that is there")
-	}
+	_, ok := relay.Known("a")
+	check.That(t, ok, "nothing is known of a volume that is there")
 	handler.sandbox = ""
 	d.onSandboxChanged("a")
-	if known, ok := relay.Known("a"); ok {
-		t.Errorf("of a volume that is gone is kept: %+v", known)
-	}
+	known, ok := relay.Known("a")
+	check.That(t, !ok, "of a volume that is gone is kept: %+v", known)
 }
 
 // TestLookAtHostMountsIsShared: the mount table is read once for all volumes and all
@@ -140,14 +131,11 @@ func TestLookAtHostMountsIsShared(t *testing.T) {
 		}
 		synctest.Wait()
 		leave()
-		if found := <-left; found != nil {
-			t.Errorf("a caller who has gone is told %q", found)
-		}
+		found := <-left
+		check.That(t, found == nil, "a caller who has gone is told %q", found)
 		close(goOn)
 		all.Wait()
-		if looks != 1 {
-			t.Errorf("%d looks for 9 callers of one moment", looks)
-		}
+		check.That(t, looks == 1, "%d looks for 9 callers of one moment", looks)
 	})
 }
 
@@ -155,9 +143,8 @@ func TestLookAtHostMountsIsShared(t *testing.T) {
 // a device that is mounted nowhere.
 func mountedVolumes(t *testing.T) []deferral.Status {
 	var st unix.Stat_t
-	if err := unix.Stat("/proc", &st); err != nil {
-		t.Error(err)
-	}
+	err := unix.Stat("/proc", &st)
+	check.That(t, err == nil, "%v", err)
 	status := func(target string, major, minor uint32) deferral.Status {
 		return deferral.Status{Volume: &volume.Volume{
 			Key: volume.KeyOf(target), Target: target,
@@ -172,7 +159,6 @@ func mountedVolumes(t *testing.T) []deferral.Status {
 func TestLookAtHostMountsEndsInTime(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := deferral.HostMounts(ctx, mountedVolumes(t)); err == nil {
-		t.Error("the mount table was read for a caller who has gone")
-	}
+	_, err := deferral.HostMounts(ctx, mountedVolumes(t))
+	check.That(t, err != nil, "the mount table was read for a caller who has gone")
 }

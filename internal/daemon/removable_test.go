@@ -22,6 +22,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/ground/telemetry"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 // stateWith writes records of volumes, each "driver/pod"; a driver with a star
@@ -30,13 +31,9 @@ func stateWith(t *testing.T, volumes ...string) (runDir string) {
 	t.Helper()
 	runDir = t.TempDir()
 	dir := filepath.Join(runDir, "state", "volumes")
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, os.MkdirAll(dir, 0o700))
 	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	for _, one := range volumes {
 		driver, pod, _ := strings.Cut(one, "/")
 		target := "/k/pods/" + pod + "/mount"
@@ -52,12 +49,8 @@ func stateWith(t *testing.T, volumes ...string) (runDir string) {
 			Boot    string `json:"boot"`
 			volume.Volume
 		}{1, strings.TrimSpace(string(boot)), v})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(filepath.Join(dir, string(v.Key)+".json"), raw, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, err)
+		check.Must(t, os.WriteFile(filepath.Join(dir, string(v.Key)+".json"), raw, 0o600))
 	}
 	return runDir
 }
@@ -87,13 +80,9 @@ func TestRemovable(t *testing.T) {
 			var out bytes.Buffer
 			run := stateWith(t, c.volumes...)
 			code := Main(append([]string{"removable", "--run-dir", run}, c.args...), &out, &out)
-			if code != c.code {
-				t.Errorf("exit code %d: %s", code, out.String())
-			}
+			check.That(t, code == c.code, "exit code %d: %s", code, out.String())
 			for _, word := range c.says {
-				if !strings.Contains(out.String(), word) {
-					t.Errorf("it does not say %q: %s", word, out.String())
-				}
+				check.That(t, strings.Contains(out.String(), word), "it does not say %q: %s", word, out.String())
 			}
 			if c.not != "" && strings.Contains(out.String(), c.not) {
 				t.Errorf("it says %q: %s", c.not, out.String())
@@ -105,13 +94,10 @@ func TestRemovable(t *testing.T) {
 // TestUnreadableRecordsCountAsVolumes: what cannot be read may be a volume.
 func TestUnreadableRecordsCountAsVolumes(t *testing.T) {
 	run := stateWith(t)
-	if err := os.WriteFile(filepath.Join(run, "state", "volumes", "x.json"), []byte("{"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, os.WriteFile(filepath.Join(run, "state", "volumes", "x.json"), []byte("{"), 0o600))
 	var out bytes.Buffer
-	if code := Main([]string{"removable", "--run-dir", run}, &out, &out); code != exitError || !strings.Contains(out.String(), "may live") {
-		t.Errorf("%d: %s", code, out.String())
-	}
+	code := Main([]string{"removable", "--run-dir", run}, &out, &out)
+	check.That(t, code == exitError && strings.Contains(out.String(), "may live"), "%d: %s", code, out.String())
 }
 
 func TestMayLeaveTheFront(t *testing.T) {
@@ -129,9 +115,7 @@ func TestMayLeaveTheFront(t *testing.T) {
 	} {
 		cfg.RunDir, cfg.Front.Enabled, cfg.Front.AbandonVolumes = stateWith(t, c.volume), c.enabled, c.abandon
 		err := mayLeave(&cfg)
-		if (err == nil) != c.ok {
-			t.Errorf("%s: %v", name, err)
-		}
+		check.That(t, (err == nil) == c.ok, "%s: %v", name, err)
 		if err != nil && (!strings.Contains(err.Error(), "/k/pods/p1/mount") || !strings.Contains(err.Error(), "front.abandonVolumes: true")) {
 			t.Errorf("%s: it says %v", name, err)
 		}
@@ -157,14 +141,10 @@ func TestUnreadableRecordsDoNotPreventTheStart(t *testing.T) {
 			cfg.RunDir = stateWith(t, c.volume)
 		}
 		path := filepath.Join(cfg.StateDir(), c.file)
-		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, []byte(c.content), 0o600)); err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, []byte(c.content), 0o600)))
 		core, logs := observer.New(zapcore.DebugLevel)
 		err := leaveFront(&cfg, zap.New(core))
-		if (err == nil) != c.ok {
-			t.Errorf("%s with %q: %v", c.file, c.volume, err)
-		}
+		check.That(t, (err == nil) == c.ok, "%s with %q: %v", c.file, c.volume, err)
 		if told := logs.FilterLevelExact(zapcore.WarnLevel).All(); c.ok && (len(told) != 1 || !strings.Contains(told[0].Message, filepath.Base(c.file))) {
 			t.Errorf("%s: told %+v", c.file, told)
 		}
@@ -229,13 +209,9 @@ func TestNodesAreAskedWhetherVolumesLive(t *testing.T) {
 	} {
 		code, said := askMain(t, "removable-nodes", address)
 		for _, word := range want[1:] {
-			if !strings.Contains(said, word) {
-				t.Errorf("%s: %q is not in %q", address, word, said)
-			}
+			check.That(t, strings.Contains(said, word), "%s: %q is not in %q", address, word, said)
 		}
-		if fmt.Sprint(code) != want[0] {
-			t.Errorf("%s: the exit code is %d, want %s", address, code, want[0])
-		}
+		check.That(t, fmt.Sprint(code) == want[0], "%s: the exit code is %d, want %s", address, code, want[0])
 	}
 }
 
@@ -243,11 +219,9 @@ func TestARefusalNamesTheWayBack(t *testing.T) {
 	repair := "helm rollback crust-proxy 3 --namespace=ns"
 	kept := nodeWith(t, telemetry.VolumeCount{State: "bound", Driver: "d", Handler: "kata", Count: 1})
 	for _, address := range []string{kept, "no-such-host.invalid:80"} {
-		if code, said := askMain(t, "removable-nodes", address, repair); code != 1 || !strings.Contains(said, "\n  "+repair+"\n") {
-			t.Errorf("%s: %d, %s", address, code, said)
-		}
+		code, said := askMain(t, "removable-nodes", address, repair)
+		check.That(t, code == 1 && strings.Contains(said, "\n  "+repair+"\n"), "%s: %d, %s", address, code, said)
 	}
-	if code, said := askMain(t, "removable-nodes", nodeWith(t), repair); code != 0 || strings.Contains(said, repair) {
-		t.Errorf("without volumes: %d, %s", code, said)
-	}
+	code, said := askMain(t, "removable-nodes", nodeWith(t), repair)
+	check.That(t, code == 0 && !strings.Contains(said, repair), "without volumes: %d, %s", code, said)
 }

@@ -116,9 +116,8 @@ func TestStartWithABadFile(t *testing.T) {
 			n.write(oldRules)
 			s := n.start()
 			n.want("at first", s, "old")
-			if info, err := os.Stat(n.accepted); err != nil || info.Mode() != 0o600 {
-				t.Fatalf("kept: %v, %v", info, err)
-			}
+			info, err := os.Stat(n.accepted)
+			check.Require(t, err == nil && info.Mode() == 0o600, "kept: %v, %v", info, err)
 			check.Must(t, spoil(n))
 			s.reload()
 			n.want("reloaded", s, "old", "is bad since", "in force before it stays")
@@ -129,9 +128,7 @@ func TestStartWithABadFile(t *testing.T) {
 				if _, err := os.Stat(n.file); err == nil && s.file().badSince.After(before) {
 					t.Errorf("bad since %v, and it was started at %v", s.file().badSince, before)
 				}
-				if s.get().Log.Level != "debug" {
-					t.Error("the flag gives way")
-				}
+				check.That(t, s.get().Log.Level == "debug", "the flag gives way")
 				since, told := s.file().badSince, n.logs.Len()
 				s.reload()
 				n.want("reloaded", s, "old", "is bad since", "accepted at")
@@ -168,9 +165,8 @@ func TestStartWithoutAnAcceptedFile(t *testing.T) {
 	s, err := n.load()
 	check.Must(t, err)
 	s.keep()
-	if left, err := os.ReadDir(filepath.Dir(n.file)); err != nil || len(left) != 1 {
-		t.Errorf("without --accepted there is %v, %v", left, err)
-	}
+	left, err := os.ReadDir(filepath.Dir(n.file))
+	check.That(t, err == nil && len(left) == 1, "without --accepted there is %v, %v", left, err)
 }
 
 // TestFileThatDoesNotStart is loaded, and then the daemon cannot start with it.
@@ -178,9 +174,8 @@ func TestFileThatDoesNotStart(t *testing.T) {
 	n, cause := newNode(t), errors.New("volumes live")
 	stays := func(when string, s *settings) {
 		t.Helper()
-		if _, err := s.fallBack(cause); !errors.Is(err, cause) {
-			t.Errorf("%s: %v", when, err)
-		}
+		_, err := s.fallBack(cause)
+		check.That(t, errors.Is(err, cause), "%s: %v", when, err)
 	}
 	n.write(oldRules)
 	stays("the accepted file is the same", n.start())
@@ -228,9 +223,7 @@ func TestWhatCannotBeKept(t *testing.T) {
 	check.Must(t, os.WriteFile(inTheWay, nil, 0o600))
 	s := n.start()
 	n.want("not kept", s, "old", "cannot be kept", n.accepted)
-	if told := n.logs.FilterLevelExact(zapcore.ErrorLevel).Len(); told != 1 {
-		t.Errorf("told %v", n.logs.All())
-	}
+	check.That(t, n.logs.FilterLevelExact(zapcore.ErrorLevel).Len() == 1, "told %v", n.logs.All())
 	check.Must(t, os.Remove(inTheWay))
 	s.reload()
 	n.want("kept", s, "old")
@@ -266,9 +259,8 @@ func TestChangeThatNeedsARestart(t *testing.T) {
 		s.reload()
 		n.want("reloaded", s, "new", "restarted", "http.pprof", "reconcileInterval")
 	}
-	if told := n.logs.FilterLevelExact(zapcore.InfoLevel).All(); len(told) != 1 || told[0].Message != "configuration reloaded" {
-		t.Errorf("one change, told %v", told)
-	}
+	told := n.logs.FilterLevelExact(zapcore.InfoLevel).All()
+	check.That(t, len(told) == 1 && told[0].Message == "configuration reloaded", "one change, told %v", told)
 	n.wantKept(oldRules)
 	n.write(newRules)
 	s.reload()
@@ -306,7 +298,6 @@ func TestUnusableAddressIsReported(t *testing.T) {
 	d := &daemon{settings: n.start(), openers: openers.New(), mounted: &hostMounts{volumes: func() []deferral.Status { return nil }}}
 	d.http = &telemetry.Server{Listen: d.settings.get().HTTP.Listen, Log: zap.NewNop()}
 	d.http.Bind(t.Context())
-	if got := d.Describe(t.Context()).GetHttpProblem(); !strings.Contains(got, "192.0.2.1:9814") {
-		t.Errorf("reported is %q", got)
-	}
+	got := d.Describe(t.Context()).GetHttpProblem()
+	check.That(t, strings.Contains(got, "192.0.2.1:9814"), "reported is %q", got)
 }

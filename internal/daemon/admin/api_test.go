@@ -39,9 +39,8 @@ func TestNobodysVolumeHasNoError(t *testing.T) {
 	for kind, shown := range map[volume.Kind][2]bool{volume.NoSandbox: {false, true}, volume.Timeout: {true, true}} {
 		known := stats.Known{Err: volume.Errorf(kind, "no answer")}
 		for i, bound := range []bool{false, true} {
-			if text, _ := lastError(deferral.Status{}, known, bound); (text != "") != shown[i] {
-				t.Errorf("%v, bound %v: %q", kind, bound, text)
-			}
+			text, _ := lastError(deferral.Status{}, known, bound)
+			check.That(t, (text != "") == shown[i], "%v, bound %v: %q", kind, bound, text)
 		}
 	}
 }
@@ -104,9 +103,7 @@ func serve(t *testing.T, pods ...string) *served {
 		StateDir: t.TempDir(), Root: s.kubelet, Describe: kubelet.Describe, Handlers: []deferral.Projector{s.handler}, DefaultHandler: "kata",
 		Devices: claim.DevicePolicy{Roots: []string{"/dev"}},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	limits := stats.Limits{StatsTimeout: time.Second, ExpandTimeout: time.Second, Concurrency: 4, SlowAfter: time.Second, MaxSlow: 4}
 	node := &Node{Broker: broker, Sandboxes: &sandboxes.Sandboxes{
 		Handlers: sandboxes.Handlers{s.handler}, Relay: stats.New(limits, nil), Broker: broker, Missing: volume.Unsupported,
@@ -117,14 +114,10 @@ func serve(t *testing.T, pods ...string) *served {
 	adminv1.RegisterAdminServer(server, &AdminServer{Node: node, Hub: s.hub, Daemon: s, Stopping: s.stopping})
 	socket := filepath.Join(t.TempDir(), "s")
 	listener, err := net.Listen("unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	go func() { _ = server.Serve(listener) }()
 	s.conn, err = grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	t.Cleanup(func() { _ = s.conn.Close(); server.Stop(); broker.Close() })
 	return s
 }
@@ -149,12 +142,9 @@ func (s *served) Explain(_ context.Context, pod string) ([]*adminv1.ExplainedVol
 func TestExplainPod(t *testing.T) {
 	s := serve(t)
 	got, err := s.admin().ExplainPod(t.Context(), &adminv1.ExplainPodRequest{Pod: "shop/db-0"})
-	if err != nil || len(got.GetVolumes()) != 1 || got.GetVolumes()[0].GetVolume() != "data" {
-		t.Errorf("got %v, %v", got, err)
-	}
-	if _, err := s.admin().ExplainPod(t.Context(), &adminv1.ExplainPodRequest{Pod: "x"}); status.Code(err) != codes.Aborted {
-		t.Errorf("an unknown pod: %v", err)
-	}
+	check.That(t, err == nil && len(got.GetVolumes()) == 1 && got.GetVolumes()[0].GetVolume() == "data", "got %v, %v", got, err)
+	_, err = s.admin().ExplainPod(t.Context(), &adminv1.ExplainPodRequest{Pod: "x"})
+	check.That(t, status.Code(err) == codes.Aborted, "an unknown pod: %v", err)
 }
 
 func (s *served) Forced(*volume.Volume, string) {}
@@ -169,15 +159,11 @@ func TestUnknownEnumNumbersAreRefused(t *testing.T) {
 		VolumeTargetPath: s.kubelet + "/x", VolumeBackingPath: "/dev/x", FsType: "ext4",
 	}
 	_, err := client.RuntimeStageVolume(t.Context(), req)
-	if status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), "volume_type") {
-		t.Errorf("an unknown type: %v", err)
-	}
+	check.That(t, status.Code(err) == codes.InvalidArgument && strings.Contains(err.Error(), "volume_type"), "an unknown type: %v", err)
 	req.VolumeType.Type = runtimev1.VolumeType_BLOCK
 	req.VolumeSupplementalGroup, req.VolumeSupplementalGroupChangePolicy = "7", 9
 	_, err = client.RuntimeStageVolume(t.Context(), req)
-	if status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), "policy") {
-		t.Errorf("an unknown policy: %v", err)
-	}
+	check.That(t, status.Code(err) == codes.InvalidArgument && strings.Contains(err.Error(), "policy"), "an unknown policy: %v", err)
 }
 
 func TestListPages(t *testing.T) {
@@ -186,31 +172,22 @@ func TestListPages(t *testing.T) {
 	token := ""
 	for pages := 1; ; pages++ {
 		reply, err := s.admin().ListVolumes(t.Context(), &adminv1.ListVolumesRequest{PageSize: 2, PageToken: token})
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, err)
 		for _, v := range reply.GetVolumes() {
 			got = append(got, v.GetPodUid())
 		}
 		if token = reply.GetNextPageToken(); token == "" {
-			if pages != 3 {
-				t.Errorf("%d pages", pages)
-			}
+			check.That(t, pages == 3, "%d pages", pages)
 			break
 		}
 	}
-	if !slices.Equal(got, []string{"a", "b", "c", "d", "e"}) {
-		t.Errorf("got %q", got)
-	}
+	check.That(t, slices.Equal(got, []string{"a", "b", "c", "d", "e"}), "got %q", got)
 	for _, req := range []*adminv1.ListVolumesRequest{{Driver: "x"}, {Handler: "x"}, {State: adminv1.VolumeState_VOLUME_STATE_BOUND}} {
 		reply, err := s.admin().ListVolumes(t.Context(), req)
-		if err != nil || len(reply.GetVolumes()) != 0 {
-			t.Errorf("%v selects %d, %v", req, len(reply.GetVolumes()), err)
-		}
+		check.That(t, err == nil && len(reply.GetVolumes()) == 0, "%v selects %d, %v", req, len(reply.GetVolumes()), err)
 	}
-	if _, err := s.admin().ListVolumes(t.Context(), &adminv1.ListVolumesRequest{PageSize: -1}); status.Code(err) != codes.InvalidArgument {
-		t.Errorf("a negative page: %v", err)
-	}
+	_, err := s.admin().ListVolumes(t.Context(), &adminv1.ListVolumesRequest{PageSize: -1})
+	check.That(t, status.Code(err) == codes.InvalidArgument, "a negative page: %v", err)
 }
 
 // TestPagesOfVolumesWithOneTarget: other programs may name one for several volumes.
@@ -228,9 +205,7 @@ func TestPagesOfVolumesWithOneTarget(t *testing.T) {
 		seen[reply.GetVolumes()[0].GetId()] = true
 		token = reply.GetNextPageToken()
 	}
-	if len(seen) != 3 {
-		t.Errorf("listed are %d volumes", len(seen))
-	}
+	check.That(t, len(seen) == 3, "listed are %d volumes", len(seen))
 }
 
 func TestVolumesAreFoundByPathAndID(t *testing.T) {
@@ -250,9 +225,8 @@ func TestVolumesAreFoundByPathAndID(t *testing.T) {
 		s.kubelet + "/unknown": codes.NotFound,
 		"/etc":                 codes.InvalidArgument,
 	} {
-		if _, err := s.admin().GetVolume(t.Context(), &adminv1.GetVolumeRequest{Volume: ref}); status.Code(err) != want {
-			t.Errorf("%q: %v; want %v", ref, err, want)
-		}
+		_, err := s.admin().GetVolume(t.Context(), &adminv1.GetVolumeRequest{Volume: ref})
+		check.That(t, status.Code(err) == want, "%q: %v; want %v", ref, err, want)
 	}
 }
 
@@ -282,9 +256,8 @@ func TestVolumesAreFoundByName(t *testing.T) {
 	}
 	b.Target, c.Target = "/srv/one", "/srv/one" // as their programs please
 	for _, ref := range []string{"/srv/one", "0f0e0d0", "shop/", "/web-0", "shop", "shop/pv-1", "web"} {
-		if reply, err := s.admin().GetVolume(t.Context(), &adminv1.GetVolumeRequest{Volume: ref}); err == nil {
-			t.Errorf("%s names %v", ref, reply)
-		}
+		reply, err := s.admin().GetVolume(t.Context(), &adminv1.GetVolumeRequest{Volume: ref})
+		check.That(t, err != nil, "%s names %v", ref, reply)
 	}
 }
 
@@ -305,13 +278,9 @@ func TestStatsAndExpandAreRelayed(t *testing.T) {
 	if err != nil || len(shown.GetVolume().GetUsage()) != 1 || shown.GetVolume().GetUsageAt() == nil {
 		t.Errorf("the last known usage is not shown: %v, %v", shown, err)
 	}
-	if shown.GetVolume().GetGroupProblem() != runtime.GroupIgnored {
-		t.Errorf("that the group is ignored is not shown: %v", shown)
-	}
+	check.That(t, shown.GetVolume().GetGroupProblem() == runtime.GroupIgnored, "that the group is ignored is not shown: %v", shown)
 	grown, err := s.admin().ExpandVolume(t.Context(), &adminv1.ExpandVolumeRequest{Volume: v.Target, RequiredBytes: 7})
-	if err != nil || grown.GetCapacityBytes() != 7 {
-		t.Errorf("%v, %v", grown, err)
-	}
+	check.That(t, err == nil && grown.GetCapacityBytes() == 7, "%v, %v", grown, err)
 	s.handler.err = volume.Errorf(volume.Denied, "volume %s: it does not grow", v.Target)
 	if _, err = s.admin().ExpandVolume(t.Context(), &adminv1.ExpandVolumeRequest{Volume: v.Target}); status.Code(err) != codes.PermissionDenied {
 		t.Errorf("got %v", err)
@@ -328,9 +297,7 @@ func TestStatsAndExpandAreRelayed(t *testing.T) {
 	if err != nil || !strings.Contains(shown.GetVolume().GetLastError(), "no sandbox") || len(shown.GetVolume().GetUsage()) != 1 {
 		t.Errorf("the last error, beside the last usage, is not shown: %v, %v", shown, err)
 	}
-	if shown.GetVolume().GetCondition() != nil {
-		t.Errorf("a condition stands beside stats that fail: %v", shown)
-	}
+	check.That(t, shown.GetVolume().GetCondition() == nil, "a condition stands beside stats that fail: %v", shown)
 	if got := shown.GetVolume(); got.GetStatsRequests() != 2 || got.GetStatsFailures() != 1 || got.GetStatsAt() == nil || got.GetStatsTook() == nil {
 		t.Errorf("what the relay counted is not shown: %v", shown)
 	}
@@ -348,15 +315,11 @@ func (s *served) watch(t *testing.T, req *adminv1.WatchVolumesRequest) (
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	t.Cleanup(cancel)
 	stream, err := s.admin().WatchVolumes(ctx, req)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	return stream, func() *adminv1.WatchVolumesResponse {
 		t.Helper()
 		event, err := stream.Recv()
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, err)
 		return event
 	}
 }
@@ -365,27 +328,22 @@ func TestWatch(t *testing.T) {
 	s := serve(t, "a", "b")
 	stream, next := s.watch(t, &adminv1.WatchVolumesRequest{})
 	for range 2 {
-		if event := next(); event.GetType() != adminv1.WatchVolumesResponse_TYPE_CHANGED {
-			t.Fatalf("got %v", event)
-		}
+		event := next()
+		check.Require(t, event.GetType() == adminv1.WatchVolumesResponse_TYPE_CHANGED, "got %v", event)
 	}
-	if event := next(); event.GetType() != adminv1.WatchVolumesResponse_TYPE_SYNCED {
-		t.Fatalf("got %v", event)
-	}
+	event := next()
+	check.Require(t, event.GetType() == adminv1.WatchVolumesResponse_TYPE_SYNCED, "got %v", event)
 	gone := s.handler.volumes[1]
 	s.hub.Changed(s.handler.volumes[0].Key)
-	if event := next(); event.GetVolume().GetPodUid() != "a" {
-		t.Errorf("got %v", event)
-	}
+	event = next()
+	check.That(t, event.GetVolume().GetPodUid() == "a", "got %v", event)
 	s.handler.volumes = s.handler.volumes[:1]
 	s.hub.Changed(gone.Key)
-	if event := next(); event.GetType() != adminv1.WatchVolumesResponse_TYPE_REMOVED || event.GetVolume().GetTargetPath() != gone.Target {
-		t.Errorf("got %v", event)
-	}
+	event = next()
+	check.That(t, event.GetType() == adminv1.WatchVolumesResponse_TYPE_REMOVED && event.GetVolume().GetTargetPath() == gone.Target, "got %v", event)
 	close(s.stopping)
-	if _, err := stream.Recv(); status.Code(err) != codes.Unavailable {
-		t.Errorf("a watch at shut-down: %v", err)
-	}
+	_, err := stream.Recv()
+	check.That(t, status.Code(err) == codes.Unavailable, "a watch at shut-down: %v", err)
 }
 
 // TestWatchersAreBounded: each costs memory by the number of volumes, and a program that
@@ -409,39 +367,30 @@ func TestWatchersAreBounded(t *testing.T) {
 		if n == 0 {
 			ctx = first
 		}
-		if err := synced(ctx); err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, synced(ctx))
 	}
-	if err := synced(t.Context()); status.Code(err) != codes.ResourceExhausted {
-		t.Errorf("watch %d: %v", maxWatchers+1, err)
-	}
+	err := synced(t.Context())
+	check.That(t, status.Code(err) == codes.ResourceExhausted, "watch %d: %v", maxWatchers+1, err)
 	end()
 	for deadline := time.Now().Add(20 * time.Second); synced(t.Context()) != nil; time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatal("a watch that has ended counts still")
-		}
+		check.Require(t, !time.Now().After(deadline), "a watch that has ended counts still")
 	}
 }
 
 func TestSlowWatcherCostsOneEntryAVolume(t *testing.T) {
 	hub := NewHub()
 	w, unsubscribe, err := hub.subscribe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	for range 1000 {
 		hub.Changed("a")
 		hub.Changed("b")
 	}
-	if got := len(w.take()); got != 2 {
-		t.Errorf("%d changes wait", got)
-	}
+	got := len(w.take())
+	check.That(t, got == 2, "%d changes wait", got)
 	unsubscribe()
 	hub.Changed("c")
-	if got := len(w.take()); got != 0 {
-		t.Errorf("a reader that went is told of %d changes", got)
-	}
+	got = len(w.take())
+	check.That(t, got == 0, "a reader that went is told of %d changes", got)
 }
 
 func TestNodeAndReconcile(t *testing.T) {
@@ -451,9 +400,7 @@ func TestNodeAndReconcile(t *testing.T) {
 		t.Errorf("%v, %v", node, err)
 	}
 	report, err := s.admin().Reconcile(t.Context(), &adminv1.ReconcileRequest{})
-	if err != nil || report.GetChecked() != 0 {
-		t.Errorf("%v, %v", report, err)
-	}
+	check.That(t, err == nil && report.GetChecked() == 0, "%v, %v", report, err)
 }
 
 // TestGrowthBeforeThereIsASandbox is bounded by the device: kubelet asks before it starts the pod. What the
@@ -462,17 +409,14 @@ func TestGrowthBeforeThereIsASandbox(t *testing.T) {
 	s := serve(t)
 	s.handler.abilities.GrowsAtMount, s.handler.err = true, volume.Errorf(volume.NoSandbox, "no sandbox")
 	image := filepath.Join(t.TempDir(), "image")
-	if err := os.WriteFile(image, make([]byte, 8192), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, os.WriteFile(image, make([]byte, 8192), 0o600))
 	v := &volume.Volume{Key: "a", Target: "/t", Handler: "kata", Device: claim.Identify(image)}
 	for wish, want := range map[volume.Range]volume.Kind{
 		{Required: 8193}: volume.OutOfRange, {Required: 4096, Limit: 8191}: volume.OutOfRange,
 		{Required: 8192, Limit: 8192}: volume.NotFound, {}: volume.NotFound,
 	} {
-		if _, later, err := s.node.expand(t.Context(), v, wish); later || err == nil || volume.KindOf(err) != want {
-			t.Errorf("%+v of 8192 bytes: %v; want %v", wish, err, want)
-		}
+		_, later, err := s.node.expand(t.Context(), v, wish)
+		check.That(t, !later && err != nil && volume.KindOf(err) == want, "%+v of 8192 bytes: %v; want %v", wish, err, want)
 	}
 }
 
@@ -499,27 +443,23 @@ func TestGrowthThatTheMountMissed(t *testing.T) {
 	v := &volume.Volume{Key: "a", Handler: "kata", GrowTo: 7}
 	ask := func() {
 		t.Helper()
-		if _, err := calls.Stats(t.Context(), v); err != nil {
-			t.Fatal(err)
-		}
+		_, err := calls.Stats(t.Context(), v)
+		check.Must(t, err)
 	}
 	for range 3 {
 		ask()
 	}
 	select {
 	case size := <-handler.asked:
-		if size != 7 {
-			t.Errorf("it was asked to grow to %d", size)
-		}
+		check.That(t, size == 7, "it was asked to grow to %d", size)
 	case <-time.After(20 * time.Second):
 		t.Error("the sandbox was not asked to grow")
 	}
 	calls.Relay.Rebound("a", "next")
 	grown = true
 	ask()
-	if n := len(handler.asked); n != 0 {
-		t.Errorf("it was asked %d times more", n)
-	}
+	n := len(handler.asked)
+	check.That(t, n == 0, "it was asked %d times more", n)
 }
 
 func TestReleaseOfWhatIsNotOurs(t *testing.T) {
@@ -530,9 +470,7 @@ func TestReleaseOfWhatIsNotOurs(t *testing.T) {
 		"x":                         codes.NotFound,
 	} {
 		_, err := s.admin().ReleaseVolume(t.Context(), &adminv1.ReleaseVolumeRequest{Volume: volume, Force: true})
-		if status.Code(err) != want {
-			t.Errorf("%s: %v, want %v", volume, err, want)
-		}
+		check.That(t, status.Code(err) == want, "%s: %v, want %v", volume, err, want)
 	}
 }
 
@@ -574,9 +512,7 @@ func TestFreeze(t *testing.T) {
 	}
 	check.That(t, snapshots() == "as after a crash (the handler kata cannot freeze)", "a handler that cannot: %s", snapshots())
 	for _, err := range []error{freeze(durationpb.New(time.Second)), thaw()} {
-		if status.Code(err) != codes.Unimplemented || !strings.Contains(err.Error(), target) {
-			t.Errorf("a handler that cannot: %v", err)
-		}
+		check.That(t, status.Code(err) == codes.Unimplemented && strings.Contains(err.Error(), target), "a handler that cannot: %v", err)
 	}
 	able := &freezing{adopting: adopting{volumes: s.handler.volumes}}
 	s.node.Sandboxes.Handlers[0] = able
@@ -605,18 +541,16 @@ func TestFreeze(t *testing.T) {
 		t.Errorf("%v: a freeze whose time is over is shown as %v, %s", err, shown(), snapshots())
 	}
 	for _, wrong := range []*durationpb.Duration{nil, durationpb.New(-time.Second), {Seconds: 1, Nanos: -1}} {
-		if err := freeze(wrong); status.Code(err) != codes.InvalidArgument {
-			t.Errorf("timeout %v: %v", wrong, err)
-		}
+		err := freeze(wrong)
+		check.That(t, status.Code(err) == codes.InvalidArgument, "timeout %v: %v", wrong, err)
 	}
 	able.err = volume.Errorf(volume.Timeout, "volume %s: no answer", target)
 	if err := freeze(durationpb.New(time.Minute)); err == nil || shown() != time.Minute || snapshots() != open {
 		t.Errorf("%v: a freeze that may be is shown as %v, %s", err, shown(), snapshots())
 	}
 	able.err = volume.Errorf(volume.InUse, "volume %s: it is not frozen", target)
-	if err := thaw(); status.Code(err) != codes.FailedPrecondition {
-		t.Errorf("got %v", err)
-	}
+	err := thaw()
+	check.That(t, status.Code(err) == codes.FailedPrecondition, "got %v", err)
 }
 
 func TestListDrivers(t *testing.T) {
@@ -628,24 +562,19 @@ func TestListDrivers(t *testing.T) {
 			Mode: volume.WayBlock, Ready: true, Since: timestamppb.New(since), KubeletStatus: "registered"},
 	}
 	got, err := s.admin().ListDrivers(t.Context(), &adminv1.ListDriversRequest{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	want := &adminv1.ListDriversResponse{FrontEnabled: true, Drivers: []*adminv1.Driver{
 		{Name: "d", Version: "v2", Endpoint: "/d.sock", CsiSocket: "/run/d.sock", Capabilities: []string{"STAGE_UNSTAGE_VOLUME"},
 			Mode: "block", Ready: true, Since: timestamppb.New(since), KubeletStatus: "registered", Volumes: 2},
 		{Name: "z", Problem: "its socket is gone", DirectlyRegistered: true},
 	}}
-	if diff := cmp.Diff(want, got, protocmp.Transform()); diff != "" {
-		t.Error(diff)
-	}
+	diff := cmp.Diff(want, got, protocmp.Transform())
+	check.That(t, diff == "", "%v", diff)
 }
 
 func TestListDriversWithTheFrontOff(t *testing.T) {
 	got, err := serve(t).admin().ListDrivers(t.Context(), &adminv1.ListDriversRequest{})
-	if err != nil || got.GetFrontEnabled() || len(got.GetDrivers()) != 0 {
-		t.Errorf("got %v, %v", got, err)
-	}
+	check.That(t, err == nil && !got.GetFrontEnabled() && len(got.GetDrivers()) == 0, "got %v, %v", got, err)
 }
 
 func TestVolumesShowTheirOrigin(t *testing.T) {
@@ -655,9 +584,7 @@ func TestVolumesShowTheirOrigin(t *testing.T) {
 		Private: filepath.Join(s.kubelet, "plugins")}
 	v.GrowTo = 1 << 30
 	got, err := s.admin().GetVolume(t.Context(), &adminv1.GetVolumeRequest{Volume: v.Target})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	shown := got.GetVolume()
 	if shown.GetVolumeId() != "vol-1" || shown.GetWay() != "block" || shown.GetRule() != `rule "a"` ||
 		shown.GetAccessMode() != "SINGLE_NODE_WRITER" || shown.GetGrowToBytes() != 1<<30 ||

@@ -14,6 +14,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
 	runtimev1 "github.com/crust-proxy/crust-proxy/proto/crust/runtime/v1"
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 // fakeRefusals holds what a test refused.
@@ -61,9 +62,7 @@ func TestRefusedVolumesAreShown(t *testing.T) {
 	refusals.set(again, refusalAt(target))
 
 	list, err := s.admin().ListVolumes(t.Context(), &adminv1.ListVolumesRequest{})
-	if err != nil || len(list.GetVolumes()) != 3 {
-		t.Fatalf("%v, %v", list, err)
-	}
+	check.Require(t, err == nil && len(list.GetVolumes()) == 3, "%v, %v", list, err)
 	first, got := list.GetVolumes()[0], list.GetVolumes()[1]
 	if first.GetState() != adminv1.VolumeState_VOLUME_STATE_ADOPTED || first.GetRefusedBy() != "driver" || !strings.Contains(first.GetLastError(), "subPath") {
 		t.Errorf("the one that is there: %v", first)
@@ -77,9 +76,8 @@ func TestRefusedVolumesAreShown(t *testing.T) {
 	for want, req := range map[int]*adminv1.ListVolumesRequest{
 		1: {State: adminv1.VolumeState_VOLUME_STATE_REFUSED}, 2: {State: adminv1.VolumeState_VOLUME_STATE_ADOPTED}, 3: {Handler: "kata"}, 0: {Driver: "other"},
 	} {
-		if list, err := s.admin().ListVolumes(t.Context(), req); err != nil || len(list.GetVolumes()) != want {
-			t.Errorf("%v: %v, %v", req, list, err)
-		}
+		list, err = s.admin().ListVolumes(t.Context(), req)
+		check.That(t, err == nil && len(list.GetVolumes()) == want, "%v: %v, %v", req, list, err)
 	}
 	for _, ref := range []string{target, got.GetId(), got.GetId()[:8]} {
 		if one, err := s.admin().GetVolume(t.Context(), &adminv1.GetVolumeRequest{Volume: ref}); err != nil || one.GetVolume().GetRefusals() != 7 {
@@ -95,9 +93,7 @@ func TestRefusedVolumesAreShown(t *testing.T) {
 		t.Errorf("%v, %v", node.GetVolumesByState(), err)
 	}
 	_, err = runtimev1.NewRuntimeClient(s.conn).RuntimeGetVolumeStats(t.Context(), &runtimev1.RuntimeGetVolumeStatsRequest{VolumeTargetPath: target})
-	if status.Code(err) != codes.NotFound {
-		t.Errorf("the Runtime API knows a refused volume: %v", err)
-	}
+	check.That(t, status.Code(err) == codes.NotFound, "the Runtime API knows a refused volume: %v", err)
 }
 
 func TestWatchTellsOfRefusals(t *testing.T) {
@@ -107,36 +103,30 @@ func TestWatchTellsOfRefusals(t *testing.T) {
 	target := s.kubelet + "/pods/m/mount"
 	refusals.set(refusalAt(target))
 	_, next := s.watch(t, &adminv1.WatchVolumesRequest{Handler: "kata"})
-	if e := next(); e.GetVolume().GetRefusedBy() != "handler" {
-		t.Errorf("listed: %v", e)
-	}
-	if e := next(); e.GetType() != adminv1.WatchVolumesResponse_TYPE_SYNCED {
-		t.Errorf("got %v", e)
-	}
+	e := next()
+	check.That(t, e.GetVolume().GetRefusedBy() == "handler", "listed: %v", e)
+	e = next()
+	check.That(t, e.GetType() == adminv1.WatchVolumesResponse_TYPE_SYNCED, "got %v", e)
 	more := refusalAt(target)
 	more.Party = refusal.PartyPolicy
 	refusals.set(more)
 	s.hub.Changed(more.Key)
-	if e := next(); e.GetVolume().GetRefusedBy() != "policy" || e.GetVolume().GetState() != adminv1.VolumeState_VOLUME_STATE_REFUSED {
-		t.Errorf("changed: %v", e)
-	}
+	e = next()
+	check.That(t, e.GetVolume().GetRefusedBy() == "policy" && e.GetVolume().GetState() == adminv1.VolumeState_VOLUME_STATE_REFUSED, "changed: %v", e)
 	other := more
 	other.Handler = "crust" // it is none of those that are watched any more
 	refusals.set(other)
 	s.hub.Changed(more.Key)
-	if e := next(); e.GetType() != adminv1.WatchVolumesResponse_TYPE_REMOVED || e.GetVolume().GetTargetPath() != target {
-		t.Errorf("of another handler: %v", e)
-	}
+	e = next()
+	check.That(t, e.GetType() == adminv1.WatchVolumesResponse_TYPE_REMOVED && e.GetVolume().GetTargetPath() == target, "of another handler: %v", e)
 	refusals.set(more)
 	s.hub.Changed(more.Key)
-	if e := next(); e.GetType() != adminv1.WatchVolumesResponse_TYPE_CHANGED {
-		t.Errorf("back: %v", e)
-	}
+	e = next()
+	check.That(t, e.GetType() == adminv1.WatchVolumesResponse_TYPE_CHANGED, "back: %v", e)
 	refusals.set()
 	s.hub.Changed(more.Key)
-	if e := next(); e.GetType() != adminv1.WatchVolumesResponse_TYPE_REMOVED || e.GetVolume().GetTargetPath() != target {
-		t.Errorf("gone: %v", e)
-	}
+	e = next()
+	check.That(t, e.GetType() == adminv1.WatchVolumesResponse_TYPE_REMOVED && e.GetVolume().GetTargetPath() == target, "gone: %v", e)
 }
 
 // TestVolumesThatAreNotThere: the caller is told, and nothing else happens.
@@ -161,9 +151,8 @@ func TestVolumesThatAreNotThere(t *testing.T) {
 				return err
 			},
 		} {
-			if err := ask(); status.Code(err) != want {
-				t.Errorf("%s %s: %v, want %s", call, ref, err, want)
-			}
+			err := ask()
+			check.That(t, status.Code(err) == want, "%s %s: %v, want %s", call, ref, err, want)
 		}
 	}
 }
@@ -172,7 +161,5 @@ func TestVolumesThatAreNotThere(t *testing.T) {
 func TestTheNameOfACall(t *testing.T) {
 	call, id := &telemetry.Call{}, strings.Repeat("v", 300)
 	note(call, &volume.Volume{Origin: &volume.Origin{VolumeID: id}})
-	if call.CSIVolume != refusal.Clip(id) {
-		t.Errorf("got %q", call.CSIVolume)
-	}
+	check.That(t, call.CSIVolume == refusal.Clip(id), "got %q", call.CSIVolume)
 }

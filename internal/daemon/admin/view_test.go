@@ -73,30 +73,23 @@ func TestViewOfManyVolumes(t *testing.T) {
 		}
 		seen, token = seen+len(list.GetVolumes()), list.GetNextPageToken()
 	}
-	if seen != many {
-		t.Errorf("the pages have %d volumes", seen)
-	}
+	check.That(t, seen == many, "the pages have %d volumes", seen)
 	page := get("/")
 	body := page.Body.String()
-	if rows := strings.Count(body, "<td>ADOPTED</td>"); rows != mostRows || !strings.Contains(body, "500 of 10000; 10000 adopted") || len(body) > 1<<20 {
-		t.Errorf("%d rows, %d bytes", rows, len(body))
-	}
+	rows := strings.Count(body, "<td>ADOPTED</td>")
+	check.That(t, rows == mostRows && strings.Contains(body, "500 of 10000; 10000 adopted") && len(body) <= 1<<20, "%d rows, %d bytes", rows, len(body))
 	for _, words := range []string{"hunter2", "do-not-show", "<script", "\u202e", "ZgotmplZ", "http://", "https://", "src=", "style="} {
-		if strings.Contains(body, words) || strings.Contains(get("/v1/node").Body.String(), "do-not-show") {
-			t.Errorf("the page has %q", words)
-		}
+		check.That(t, !strings.Contains(body, words) && !strings.Contains(get("/v1/node").Body.String(), "do-not-show"), "the page has %q", words)
 	}
-	if policy := page.Header().Get("Content-Security-Policy"); !strings.HasPrefix(policy, "default-src 'none'; style-src 'sha256-") {
-		t.Errorf("policy %q", policy)
-	}
+	policy := page.Header().Get("Content-Security-Policy")
+	check.That(t, strings.HasPrefix(policy, "default-src 'none'; style-src 'sha256-"), "policy %q", policy)
 }
 
 func TestViewRefuses(t *testing.T) {
 	s, get := viewOf(t, 1)
 	for path, want := range map[string]int{"/v1/volumes?state=odd": http.StatusBadRequest, "/v1/other": http.StatusNotFound, "/v1/volumes?state=bound": http.StatusOK} {
-		if got := get(path).Code; got != want {
-			t.Errorf("%s: %d", path, got)
-		}
+		got := get(path).Code
+		check.That(t, got == want, "%s: %d", path, got)
 	}
 	// Readers that are slow take the places of others of their kind, and of nothing else.
 	s.begin, s.end = make(chan struct{}), make(chan struct{})
@@ -116,9 +109,7 @@ func TestViewRefuses(t *testing.T) {
 	close(s.end)
 	running.Wait()
 	for _, body := range bodies {
-		if body != bodies[0] || !strings.Contains(body, "node-7") {
-			t.Errorf("not the shared answer: %.100q", body)
-		}
+		check.That(t, body == bodies[0] && strings.Contains(body, "node-7"), "not the shared answer: %.100q", body)
 	}
 }
 
@@ -139,7 +130,6 @@ func TestViewOfSlowReaders(t *testing.T) {
 	reader := &slowReader{ResponseRecorder: httptest.NewRecorder()}
 	view := (&AdminServer{Node: s.node, Hub: s.hub, Daemon: s, Stopping: s.stopping}).View()
 	view.ServeHTTP(reader, httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/", nil))
-	if left := time.Until(reader.until); left <= 0 || left > writeTime {
-		t.Errorf("%v are left", left)
-	}
+	left := time.Until(reader.until)
+	check.That(t, left > 0 && left <= writeTime, "%v are left", left)
 }

@@ -16,6 +16,7 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/internal/front/policy"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 func load(t *testing.T, file string, args ...string) (Config, error) {
@@ -24,35 +25,26 @@ func load(t *testing.T, file string, args ...string) (Config, error) {
 	flags := AddFlags(set)
 	if file != "" {
 		path := filepath.Join(t.TempDir(), "config.yaml")
-		if err := os.WriteFile(path, []byte(file), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, os.WriteFile(path, []byte(file), 0o600))
 		args = append(args, "--config", path)
 	}
-	if err := set.Parse(args); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, set.Parse(args))
 	return flags.Load()
 }
 
 func TestDefaultsAreValidAndSurviveTheirYAML(t *testing.T) {
 	text, err := Default().YAML()
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	for _, file := range []string{"", text, "\n", "# only a comment\n", "{}", "---\n", "relay:\n", "reconcileInterval:\n"} {
 		got, err := load(t, file)
-		if diff := cmp.Diff(Default(), got); err != nil || diff != "" {
-			t.Errorf("%q: %v %s", file, err, diff)
-		}
+		diff := cmp.Diff(Default(), got)
+		check.That(t, err == nil && diff == "", "%q: %v %s", file, err, diff)
 	}
 }
 
 func TestFlagsWinOverTheFile(t *testing.T) {
 	got, err := load(t, "runDir: /run/a\nlog: {level: warn}\nrelay: {statsTimeout: 3s}\n", "--run-dir", "/run/b")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	if got.RunDir != "/run/b" || got.Log.Level != "warn" || got.Relay.StatsTimeout != 3*time.Second ||
 		got.Relay.ExpandTimeout != Default().Relay.ExpandTimeout {
 		t.Errorf("got %+v", got)
@@ -151,9 +143,8 @@ func TestBadFilesAreRefusedByKey(t *testing.T) {
 			}
 		}
 	}
-	if _, err := load(t, "", "--config", "/does/not/exist"); err == nil {
-		t.Error("a missing file was taken")
-	}
+	_, err := load(t, "", "--config", "/does/not/exist")
+	check.That(t, err != nil, "a missing file was taken")
 }
 
 func TestEitherHandlerCanBeOff(t *testing.T) {
@@ -168,9 +159,8 @@ func TestEitherHandlerCanBeOff(t *testing.T) {
 			t.Errorf("%s: %v %v, %v", file, got.Handlers.Default, got.Handlers.names(), err)
 		}
 	}
-	if _, restart := Reloadable(Default(), Config{Handlers: Handlers{Crust: Crust{Root: "/x"}}}); !slices.Contains(restart, "handlers.crust.root") {
-		t.Errorf("a change of the root is not told to need a restart: %v", restart)
-	}
+	_, restart := Reloadable(Default(), Config{Handlers: Handlers{Crust: Crust{Root: "/x"}}})
+	check.That(t, slices.Contains(restart, "handlers.crust.root"), "a change of the root is not told to need a restart: %v", restart)
 }
 
 func TestGoodFiles(t *testing.T) {
@@ -181,43 +171,34 @@ func TestGoodFiles(t *testing.T) {
 		"containerd: {socket: /run/c.sock}",
 		"containerd: {socket: ''}",
 	} {
-		if _, err := load(t, file); err != nil {
-			t.Errorf("%s: %v", file, err)
-		}
+		_, err := load(t, file)
+		check.That(t, err == nil, "%s: %v", file, err)
 	}
-	if cfg, err := load(t, "", "--kubeconfig", "/etc/k", "--node-name", "a"); err != nil || !cfg.Cluster.On() || cfg.Cluster.NodeName != "a" {
-		t.Errorf("got %+v, %v", cfg.Cluster, err)
-	}
+	cfg, err := load(t, "", "--kubeconfig", "/etc/k", "--node-name", "a")
+	check.That(t, err == nil && cfg.Cluster.On() && cfg.Cluster.NodeName == "a", "got %+v, %v", cfg.Cluster, err)
 }
 
 func TestOneKeyMovesADaemon(t *testing.T) {
 	got, err := load(t, "kubeletRoot: /k\n", "--run-dir", "/run/b")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	want := []string{
 		"/run/b/runtime.sock", "/run/b/admin.sock", "/k/crust-proxy/registry", "/k/crust-proxy/marks", "/k/plugins_registry",
 		"/k/plugins/kubernetes.io/csi/volumeDevices", "/dev", "/k/plugins",
 	}
 	f := got.Front
 	paths := []string{got.RuntimeSocket.Path, got.AdminSocket.Path, f.Registry, f.MarksDir, f.KubeletRegistry, f.PrivateDir}
-	if diff := cmp.Diff(want, append(paths, got.Devices.Roots...)); diff != "" {
-		t.Error(diff)
-	}
+	diff := cmp.Diff(want, append(paths, got.Devices.Roots...))
+	check.That(t, diff == "", "%v", diff)
 	if got, err = load(t, "devices: {roots: [/dev]}\nruntimeSocket: {path: /run/own}\n", "--run-dir", "/run/b"); err != nil {
 		t.Fatal(err)
 	}
-	if got.RuntimeSocket.Path != "/run/own" || len(got.Devices.Roots) != 1 {
-		t.Errorf("what was set is not kept: %+v", got)
-	}
+	check.That(t, got.RuntimeSocket.Path == "/run/own" && len(got.Devices.Roots) == 1, "what was set is not kept: %+v", got)
 }
 
 // TestSampleFileSaysTheDefaults keeps the file that packages install honest.
 func TestSampleFileSaysTheDefaults(t *testing.T) {
 	raw, err := os.ReadFile("../../../systemd/config.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	var live []string
 	for line := range strings.SplitSeq(string(raw), "\n") {
 		if key, ok := strings.CutPrefix(line, "#:"); ok {
@@ -228,16 +209,11 @@ func TestSampleFileSaysTheDefaults(t *testing.T) {
 		}
 	}
 	got, err := Parse([]byte(strings.Join(live, "\n")))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(Default(), got); diff != "" {
-		t.Error(diff)
-	}
+	check.Must(t, err)
+	diff := cmp.Diff(Default(), got)
+	check.That(t, diff == "", "%v", diff)
 	text, err := Default().YAML()
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	for line := range strings.SplitSeq(text, "\n") {
 		key, _, _ := strings.Cut(strings.TrimSpace(line), ":")
 		if key != "" && !strings.HasPrefix(key, "-") && !strings.Contains(string(raw), key+":") {
@@ -259,12 +235,10 @@ func TestReloadable(t *testing.T) {
 	applied, restart := Reloadable(Default(), next)
 	want := next
 	want.RunDir, want.Handlers, want.Front = Default().RunDir, Default().Handlers, Default().Front
-	if diff := cmp.Diff(want, applied); diff != "" {
-		t.Error(diff)
-	}
-	if diff := cmp.Diff([]string{"runDir", "handlers.kata.filesystems", "front.enabled"}, restart); diff != "" {
-		t.Error(diff)
-	}
+	diff := cmp.Diff(want, applied)
+	check.That(t, diff == "", "%v", diff)
+	diff = cmp.Diff([]string{"runDir", "handlers.kata.filesystems", "front.enabled"}, restart)
+	check.That(t, diff == "", "%v", diff)
 }
 
 // TestRulesForPodsThatAskWaitForTheCluster: without it no pod's annotation is known, and
@@ -276,24 +250,18 @@ func TestRulesForPodsThatAskWaitForTheCluster(t *testing.T) {
 	next := old
 	next.Cluster.Kubeconfig = "/etc/kubernetes/kubelet.conf"
 	next.Policy.Rules = []policy.Rule{{Name: "asked", RuntimeHandlers: []string{"kata"}, Annotated: true, Defer: true}}
-	if err := next.Validate(); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, next.Validate())
 	applied, restart := Reloadable(old, next)
-	if err := applied.Validate(); err != nil || applied.Policy.Rules[0].Name != "before" {
-		t.Errorf("in force is %+v: %v", applied.Policy.Rules, err)
-	}
-	if diff := cmp.Diff([]string{"policy.rules", "cluster.kubeconfig"}, restart); diff != "" {
-		t.Error(diff)
-	}
+	err := applied.Validate()
+	check.That(t, err == nil && applied.Policy.Rules[0].Name == "before", "in force is %+v: %v", applied.Policy.Rules, err)
+	diff := cmp.Diff([]string{"policy.rules", "cluster.kubeconfig"}, restart)
+	check.That(t, diff == "", "%v", diff)
 }
 
 // TestNoHandlerLeft: no empty list is shown of what is left.
 func TestNoHandlerLeft(t *testing.T) {
 	_, err := load(t, "{handlers: {kata: {enabled: false}, default: kata}, policy: {rules: [{name: r, defer: true, handler: kata}]}}")
-	if err == nil {
-		t.Fatal("it was accepted")
-	}
+	check.Require(t, err != nil, "it was accepted")
 	for line := range strings.Lines(err.Error()) {
 		if line = strings.TrimSpace(line); strings.HasSuffix(line, " of") || strings.HasSuffix(line, ":") {
 			t.Errorf("it is said of an empty list: %s", line)
@@ -325,13 +293,9 @@ func TestWarnings(t *testing.T) {
 		"front: {privateDir: /var/lib/kubelet/plugins/kubernetes.io/csi/crust-proxy.dev}": "", // the default of older files
 	} {
 		cfg, err := load(t, file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, err)
 		got := strings.Join(cfg.Warnings(), "\n")
-		if (want == "") != (got == "") || !strings.Contains(got, want) {
-			t.Errorf("%s\ngot %q\nwant %q", file, got, want)
-		}
+		check.That(t, (want == "") == (got == "") && strings.Contains(got, want), "%s\ngot %q\nwant %q", file, got, want)
 	}
 }
 
@@ -339,23 +303,17 @@ func TestWarnings(t *testing.T) {
 // it, and an unattended upgrade stop half-configured.
 func TestConffileNeverChanges(t *testing.T) {
 	raw, err := os.ReadFile("../../../packaging/config.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if sum := fmt.Sprintf("%x", sha256.Sum256(raw)); sum != "0bc7e818ed02ed7961de39980eff833b7c6b529b8aa7a5107cad2501a9e821c6" {
-		t.Errorf("it is another file: %s", sum)
-	}
-	if got, err := load(t, string(raw)); err != nil || !reflect.DeepEqual(got, Default()) {
-		t.Errorf("it sets something: %v, %+v", err, got)
-	}
+	check.Must(t, err)
+	sum := fmt.Sprintf("%x", sha256.Sum256(raw))
+	check.That(t, sum == "0bc7e818ed02ed7961de39980eff833b7c6b529b8aa7a5107cad2501a9e821c6", "it is another file: %s", sum)
+	got, err := load(t, string(raw))
+	check.That(t, err == nil && reflect.DeepEqual(got, Default()), "it sets something: %v, %+v", err, got)
 }
 
 // TestSampleRulesAreGood reads the example that the sample file shows as a comment.
 func TestSampleRulesAreGood(t *testing.T) {
 	raw, err := os.ReadFile("../../../systemd/config.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	example := "policy:\n"
 	for line := range strings.SplitSeq(string(raw), "\n") {
 		if text, ok := strings.CutPrefix(line, "  #   "); ok {
@@ -363,12 +321,8 @@ func TestSampleRulesAreGood(t *testing.T) {
 		}
 	}
 	got, err := load(t, example)
-	if err != nil {
-		t.Fatalf("%v in\n%s", err, example)
-	}
-	if len(got.Policy.Rules) != 5 {
-		t.Errorf("got %d rules from\n%s", len(got.Policy.Rules), example)
-	}
+	check.Require(t, err == nil, "%v in\n%s", err, example)
+	check.That(t, len(got.Policy.Rules) == 5, "got %d rules from\n%s", len(got.Policy.Rules), example)
 }
 
 func TestPolicyForTheCore(t *testing.T) {
@@ -380,9 +334,7 @@ policy:
     - {name: asked, annotated: true, runtimeHandlers: [crust, kata-clh], defer: true}
     - {name: b, defer: false}
 `)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	want := &policy.Policy{Format: volume.FormatNever, Rules: []policy.Rule{
 		{Name: "a", Drivers: []string{"d"}, Filesystems: []string{"xfs"}, RuntimeHandlers: []string{"kata"},
 			AccessModes: []string{"SINGLE_NODE_WRITER"}, Defer: true, Handler: "kata", Format: volume.FormatGuest,
@@ -390,9 +342,8 @@ policy:
 		{Name: "asked", Annotated: true, RuntimeHandlers: []string{"crust", "kata-clh"}, Defer: true},
 		{Name: "b"},
 	}, Runtimes: got.DeferralPolicy().Runtimes}
-	if diff := cmp.Diff(want, got.DeferralPolicy()); diff != "" {
-		t.Error(diff)
-	}
+	diff := cmp.Diff(want, got.DeferralPolicy())
+	check.That(t, diff == "", "%v", diff)
 }
 
 func TestRulesForPodsThatAskNeedACluster(t *testing.T) {
@@ -412,9 +363,7 @@ func TestRulesForPodsThatAskNeedACluster(t *testing.T) {
 
 func FuzzParse(f *testing.F) {
 	text, err := Default().YAML()
-	if err != nil {
-		f.Fatal(err)
-	}
+	check.Must(f, err)
 	f.Add(text)
 	f.Add("relay: {statsTimeout: 1e9}")
 	f.Add("reconcileInterval: null\nrelay:\n")
@@ -427,12 +376,8 @@ func FuzzParse(f *testing.F) {
 			return
 		}
 		again, err := cfg.YAML()
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, err)
 		back, err := Parse([]byte(again))
-		if err != nil || back.Validate() != nil {
-			t.Errorf("a valid configuration does not survive being written down: %v", err)
-		}
+		check.That(t, err == nil && back.Validate() == nil, "a valid configuration does not survive being written down: %v", err)
 	})
 }

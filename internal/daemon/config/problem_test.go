@@ -10,6 +10,8 @@ import (
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 	"go.uber.org/zap/zaptest/observer"
+
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 // TestEachProblemIsALogRecord with its place, and a file of many does not fill the log.
@@ -22,17 +24,14 @@ func TestEachProblemIsALogRecord(t *testing.T) {
 	bad.Log(zap.New(core), "the configuration is bad")
 	all := logs.All()
 	want := map[string]any{"file": "/etc/c.yaml", "line": int64(3), "column": int64(5), "key": "relay.concurrency", "problem": "is wrong"}
-	if diff := cmp.Diff(want, all[0].ContextMap()); diff != "" || len(all) != mostLogged+1 || all[mostLogged].ContextMap()["problem"] != "and 1 more" {
-		t.Errorf("%d records: %s", len(all), diff)
-	}
+	diff := cmp.Diff(want, all[0].ContextMap())
+	check.That(t, diff == "" && len(all) == mostLogged+1 && all[mostLogged].ContextMap()["problem"] == "and 1 more", "%d records: %s", len(all), diff)
 }
 
 // TestHostileTextIsEscaped: nothing in a file may steer the terminal of who reads about it.
 func TestHostileTextIsEscaped(t *testing.T) {
 	for _, p := range problemsOf(errors.Join(errors.New("a\x1b[31m\nb\u202e\xff"), errors.New("policy.rules[0] (\"x: y\").name: \x07"))) {
-		if printable(p.Text) != p.Text || printable(p.Key) != p.Key {
-			t.Errorf("%q, %q", p.Key, p.Text)
-		}
+		check.That(t, printable(p.Text) == p.Text && printable(p.Key) == p.Key, "%q, %q", p.Key, p.Text)
 	}
 }
 
@@ -107,9 +106,8 @@ more: 1
 			t.Errorf("%s: got %v", c.name, err)
 			continue
 		}
-		if diff := cmp.Diff(c.want, strings.ReplaceAll("\n"+bad.Error(), "\n"+bad.File+":", "\n")); diff != "" {
-			t.Errorf("%s: %s", c.name, diff)
-		}
+		diff := cmp.Diff(c.want, strings.ReplaceAll("\n"+bad.Error(), "\n"+bad.File+":", "\n"))
+		check.That(t, diff == "", "%s: %s", c.name, diff)
 	}
 }
 
@@ -122,7 +120,6 @@ func TestAFlagHasNoPlaceInTheFile(t *testing.T) {
 		{0, 0, "runDir", `"x" is not an absolute, clean path`},
 		{0, 0, "adminSocket.path", `"y" is not an absolute, clean path`},
 	}
-	if diff := cmp.Diff(want, bad.Problems); diff != "" {
-		t.Error(diff)
-	}
+	diff := cmp.Diff(want, bad.Problems)
+	check.That(t, diff == "", "%v", diff)
 }

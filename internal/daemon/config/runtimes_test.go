@@ -6,14 +6,13 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/internal/front/policy"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 // TestRuntimeClassesOfKata goes over the classes that Kata's installer makes.
 func TestRuntimeClassesOfKata(t *testing.T) {
 	cfg, err := load(t, "handlers: {crust: {enabled: true}}\npolicy: {rules: [{name: all, defer: true}]}\n")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	rules := cfg.DeferralPolicy()
 	for runtime, want := range map[string]string{
 		"kata": "kata", "kata-qemu": "kata", "kata-clh": "kata", "kata-fc": "kata", "kata-dragonball": "kata", "kata-stratovirt": "kata",
@@ -43,9 +42,7 @@ policy:
   runtimes: {kata-qemu-snp: kata, "my-*": kata, kata-old: none}
   rules: [{name: all, defer: true}]
 `)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	rules := cfg.DeferralPolicy()
 	for runtime, want := range map[string]string{
 		"kata-qemu-snp": "kata", "my-vm": "kata", "kata-qemu": "kata",
@@ -67,9 +64,8 @@ func TestRulesThatCannotWorkAreRefused(t *testing.T) {
 		"policy: {runtimes: {kata: runc}}":                                                           `policy.runtimes["kata"]`,
 		"policy: {runtimes: {\"Kata/x\": kata}}":                                                     `policy.runtimes["Kata/x"]: the key is not a handler`,
 	} {
-		if _, err := load(t, text); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%s\ngot %v\nwant %s", text, err, want)
-		}
+		_, err := load(t, text)
+		check.That(t, err != nil && strings.Contains(err.Error(), want), "%s\ngot %v\nwant %s", text, err, want)
 	}
 	for _, text := range []string{
 		crust + "policy: {rules: [{name: a, runtimeHandlers: [crust, kata], defer: true}]}",
@@ -77,15 +73,11 @@ func TestRulesThatCannotWorkAreRefused(t *testing.T) {
 		"policy: {rules: [{name: a, runtimeHandlers: [crust], defer: false}]}",
 		"policy: {rules: [{name: a, runtimeHandlers: [other], defer: true}]}",
 	} {
-		if _, err := load(t, text); err != nil {
-			t.Errorf("%s\n%v", text, err)
-		}
+		_, err := load(t, text)
+		check.That(t, err == nil, "%s\n%v", text, err)
 	}
 	cfg, err := load(t, "policy: {rules: [{name: a, runtimeHandlers: [crust, kata], defer: true}]}")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if lines := cfg.DeferralPolicy().Explain(); len(lines) != 1 || !strings.Contains(lines[0], `"crust"`) {
-		t.Errorf("validate explains %q", lines)
-	}
+	check.Must(t, err)
+	lines := cfg.DeferralPolicy().Explain()
+	check.That(t, len(lines) == 1 && strings.Contains(lines[0], `"crust"`), "validate explains %q", lines)
 }

@@ -8,6 +8,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 // TestWatcherSeesEveryWayToChangeAFile: also what inotify would not report.
@@ -16,9 +18,7 @@ func TestWatcherSeesEveryWayToChangeAFile(t *testing.T) {
 	file, target := filepath.Join(dir, "config.yaml"), filepath.Join(elsewhere, "shared.yaml")
 	must := func(err error) {
 		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, err)
 	}
 	length := 0
 	write := func(path string) { // another length each time: two changes may share a time
@@ -62,9 +62,8 @@ func TestWatcherSeesEveryWayToChangeAFile(t *testing.T) {
 			step.change()
 			time.Sleep(5 * watchEvery)
 			synctest.Wait()
-			if got := changes.Load(); got != step.want {
-				t.Errorf("%s: %d changes were reported, want %d", step.name, got, step.want)
-			}
+			got := changes.Load()
+			check.That(t, got == step.want, "%s: %d changes were reported, want %d", step.name, got, step.want)
 		}
 	})
 }

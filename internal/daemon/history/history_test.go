@@ -39,9 +39,8 @@ func told(h *History, name string) string {
 
 func want(t *testing.T, h *History, name, want string) {
 	t.Helper()
-	if got := told(h, name); got != want {
-		t.Errorf("of %q is told\n%s\nwant\n%s", name, got, want)
-	}
+	got := told(h, name)
+	check.That(t, got == want, "of %q is told\n%s\nwant\n%s", name, got, want)
 }
 
 // TestLifeOfAVolume: what calls and refusals add, and that a restart keeps it.
@@ -93,9 +92,8 @@ func TestLifeOfAVolume(t *testing.T) {
 	h = open(dir)
 	defer h.Close()
 	want(t, h, "ebs/vol-1", all)
-	if got := h.List(every, 2); len(got) != 2 || got[0].GetWhat() != "unstaged" || got[1].GetWhat() != "unstage failed" {
-		t.Errorf("the newest are %v", got)
-	}
+	got := h.List(every, 2)
+	check.That(t, len(got) == 2 && got[0].GetWhat() == "unstaged" && got[1].GetWhat() == "unstage failed", "the newest are %v", got)
 	host := &telemetry.Call{Driver: "ebs", CSIVolume: "vol-2", Target: "/other", Rule: `rule "sub-paths"`}
 	h.Call(t.Context(), csi.Node_NodePublishVolume_FullMethodName, host, "")
 	h.Call(t.Context(), csi.Node_NodePublishVolume_FullMethodName, &telemetry.Call{Driver: "ebs", CSIVolume: "vol-2", Repeated: true}, "")
@@ -162,9 +160,8 @@ func TestRefusalsGoFirst(t *testing.T) {
 	for i := range many {
 		h.Bound(v(i), runtime.Binding{Sandbox: "sb"})
 	}
-	if after := len(h.of(every)); before != mostEvents || after != before {
-		t.Errorf("%d events, and %d after the restart", before, after)
-	}
+	after := len(h.of(every))
+	check.That(t, before == mostEvents && after == before, "%d events, and %d after the restart", before, after)
 	for i := range mostEvents { // others than refusals push out others, but not who has a volume
 		h.Add(&adminv1.VolumeEvent{Id: fmt.Sprint("other-", i), What: published})
 	}
@@ -214,9 +211,8 @@ func TestFileThatIsTooLarge(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "events.pb")
 	check.Must(t, os.WriteFile(file, nil, 0o600))
 	check.Must(t, os.Truncate(file, mostBytes+1))
-	if _, err := readFile(file); err == nil || !strings.Contains(err.Error(), "at most") {
-		t.Errorf("got %v", err)
-	}
+	_, err := readFile(file)
+	check.That(t, err != nil && strings.Contains(err.Error(), "at most"), "got %v", err)
 }
 
 // TestFileThatCannotBeUsed: what cannot be read or written costs no event of this process, and no call.
