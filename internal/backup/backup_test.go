@@ -17,6 +17,7 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/internal/backup"
 	"github.com/crust-proxy/crust-proxy/internal/backup/blocks"
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 const mib = 1 << 20
@@ -67,9 +68,7 @@ func (r *rig) path(name string) string { return filepath.Join(r.dir, name) }
 
 func (r *rig) must(err error) {
 	r.t.Helper()
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	check.Must(r.t, err)
 }
 
 // change writes to the volume, sometimes zeros, and gives the ranges.
@@ -137,9 +136,7 @@ func (r *rig) wantRestored(names ...string) {
 	r.must(r.restore(r.path("restored"), names...))
 	got, err := os.ReadFile(r.path("restored"))
 	r.must(err)
-	if !bytes.Equal(got, r.volume) {
-		r.t.Fatalf("%v restore something else", names)
-	}
+	check.Require(r.t, bytes.Equal(got, r.volume), "%v restore something else", names)
 	r.must(os.Remove(r.path("restored")))
 }
 
@@ -168,16 +165,13 @@ func TestHolesAreKept(t *testing.T) {
 	r := newRig(t, 64*mib)
 	r.volume[40*mib] = 1
 	// All of it is named, also what is zero.
-	if got := r.backUp("full", "", []blocks.Range{{Offset: 0, Size: 64 * mib}}); got.Data != mib {
-		t.Errorf("%d bytes of data", got.Data)
-	}
+	got := r.backUp("full", "", []blocks.Range{{Offset: 0, Size: 64 * mib}})
+	check.That(t, got.Data == mib, "%d bytes of data", got.Data)
 	r.must(r.restore(r.path("restored"), "full"))
 	for name, most := range map[string]int64{"full": 2 * mib, "restored": 2 * mib} {
 		var info syscall.Stat_t
 		r.must(syscall.Stat(r.path(name), &info))
-		if info.Blocks*512 > most {
-			t.Errorf("%s takes %d bytes", name, info.Blocks*512)
-		}
+		check.That(t, info.Blocks*512 <= most, "%s takes %d bytes", name, info.Blocks*512)
 	}
 }
 
@@ -209,9 +203,7 @@ func TestIncrementsFit(t *testing.T) {
 	whole := r.volume
 	r.volume = whole[:mib/2]
 	_, err := r.job("three", "two", []blocks.Range{{Offset: 0, Size: 512}}).Run(t.Context())
-	if err == nil || !strings.Contains(err.Error(), "volumes do not shrink") {
-		t.Errorf("the volume is smaller than that of the base: %v", err)
-	}
+	check.That(t, err != nil && strings.Contains(err.Error(), "volumes do not shrink"), "the volume is smaller than that of the base: %v", err)
 }
 
 // TestResume cuts a backup off in many ways; the next one goes on with what is there.
@@ -225,18 +217,15 @@ func TestResume(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	job := r.job("snap", "", ranges)
 	job.Snapshot, job.Blocks = "whole", named(8*mib, ranges, len(ranges)/2, cancel)
-	if _, err := job.Run(ctx); !errors.Is(err, context.Canceled) {
-		t.Fatal(err)
-	}
-	if _, err := os.Stat(r.path("snap")); err == nil {
-		t.Error("the file has its name already")
-	}
+	_, err = job.Run(ctx)
+	check.Require(t, errors.Is(err, context.Canceled), "%v", err)
+	_, err = os.Stat(r.path("snap"))
+	check.That(t, err != nil, "the file has its name already")
 	job.Blocks = named(8*mib, ranges, -1, nil)
 	got, err := job.Run(t.Context())
 	r.must(err)
-	if again, err := os.ReadFile(r.path("snap")); err != nil || !bytes.Equal(again, whole) || got.Resumed == 0 {
-		t.Errorf("resumed at %d: %v", got.Resumed, err)
-	}
+	again, err := os.ReadFile(r.path("snap"))
+	check.That(t, err == nil && bytes.Equal(again, whole) && got.Resumed != 0, "resumed at %d: %v", got.Resumed, err)
 	for range 25 {
 		r.must(os.Remove(r.path("snap")))
 		torn := bytes.Clone(whole[:r.random.IntN(len(whole)+1)])
@@ -246,9 +235,8 @@ func TestResume(t *testing.T) {
 		r.must(os.WriteFile(r.path("snap.part"), torn, 0o600))
 		_, err := job.Run(t.Context())
 		r.must(err)
-		if again, err := os.ReadFile(r.path("snap")); err != nil || !bytes.Equal(again, whole) {
-			t.Fatalf("not the same after %d bytes: %v", len(torn), err)
-		}
+		again, err := os.ReadFile(r.path("snap"))
+		check.Require(t, err == nil && bytes.Equal(again, whole), "not the same after %d bytes: %v", len(torn), err)
 	}
 }
 
@@ -268,9 +256,8 @@ func TestResumeAtTheEnd(t *testing.T) {
 	r.must(os.WriteFile(r.path("snap.part"), whole[:len(whole)-1], 0o600))
 	_, err = job.Run(t.Context())
 	r.must(err)
-	if again, err := os.ReadFile(r.path("snap")); err != nil || !bytes.Equal(again, whole) {
-		t.Errorf("not the same: %v", err)
-	}
+	again, err := os.ReadFile(r.path("snap"))
+	check.That(t, err == nil && bytes.Equal(again, whole), "not the same: %v", err)
 }
 
 func TestBackupRefuses(t *testing.T) {
@@ -302,15 +289,13 @@ func TestBackupRefuses(t *testing.T) {
 	} {
 		job := r.job("snap", "", ranges)
 		change(job)
-		if _, err := job.Run(t.Context()); err == nil || !strings.Contains(err.Error(), text) {
-			t.Errorf("%q: %v", text, err)
-		}
+		_, err := job.Run(t.Context())
+		check.That(t, err != nil && strings.Contains(err.Error(), text), "%q: %v", text, err)
 		_ = os.Remove(job.File + ".part")
 	}
 	r.must(os.WriteFile(r.path("torn"), []byte("CRUSTBK1"), 0o600))
-	if _, err := backup.ReadBase(r.path("torn")); err == nil || !strings.Contains(err.Error(), "not completed") {
-		t.Error(err)
-	}
+	_, err := backup.ReadBase(r.path("torn"))
+	check.That(t, err != nil && strings.Contains(err.Error(), "not completed"), "%v", err)
 }
 
 // TestRestoreResumes restores to what restores that were killed have left.
@@ -329,18 +314,14 @@ func TestRestoreResumes(t *testing.T) {
 		r.must(err)
 		is, err := os.ReadFile(r.path("restored"))
 		r.must(err)
-		if !bytes.Equal(is, r.volume) {
-			t.Fatalf("something else was restored to %d bytes", len(left))
-		}
+		check.Require(t, bytes.Equal(is, r.volume), "something else was restored to %d bytes", len(left))
 		r.must(os.Remove(r.path("restored")))
 		return got.Resumed
 	}
-	if n := restore(nil); n != 0 {
-		t.Errorf("a new file had %d bytes already", n)
-	}
-	if n := restore(old); n != made.Data {
-		t.Errorf("%d of %d bytes were not written again", n, made.Data)
-	}
+	n := restore(nil)
+	check.That(t, n == 0, "a new file had %d bytes already", n)
+	n = restore(old)
+	check.That(t, n == made.Data, "%d of %d bytes were not written again", n, made.Data)
 	restore(r.volume)
 	for range 25 {
 		torn := bytes.Clone(r.volume)
@@ -357,12 +338,10 @@ func TestRestoreLeavesAForeignPart(t *testing.T) {
 	r.three()
 	for _, has := range []string{"my dissertation", strings.Repeat("x", 4*mib+1)} {
 		r.must(os.WriteFile(r.path("restored.part"), []byte(has), 0o600))
-		if err := r.restore(r.path("restored"), "full"); err == nil || !strings.Contains(err.Error(), "no restore of it has left that") {
-			t.Error(err)
-		}
-		if is, err := os.ReadFile(r.path("restored.part")); err != nil || string(is) != has {
-			t.Errorf("it has %d bytes now: %v", len(is), err)
-		}
+		err := r.restore(r.path("restored"), "full")
+		check.That(t, err != nil && strings.Contains(err.Error(), "no restore of it has left that"), "%v", err)
+		is, err := os.ReadFile(r.path("restored.part"))
+		check.That(t, err == nil && string(is) == has, "it has %d bytes now: %v", len(is), err)
 	}
 }
 
@@ -377,19 +356,15 @@ func TestRestoreRefuses(t *testing.T) {
 		"to one of snapshot \"full\"":                 {"other", "one"},
 		"one is an increment to another backup than ": {"full", "one", "one"},
 	} {
-		if err := r.restore(r.path("restored"), names...); err == nil || !strings.Contains(err.Error(), text) {
-			t.Errorf("%v: %v", names, err)
-		}
+		err := r.restore(r.path("restored"), names...)
+		check.That(t, err != nil && strings.Contains(err.Error(), text), "%v: %v", names, err)
 	}
-	if err := r.restore(r.path("other"), "full"); !errors.Is(err, backup.ErrExists) {
-		t.Error(err)
-	}
-	if left, _ := filepath.Glob(r.path("restored*")); len(left) > 0 {
-		t.Errorf("left: %v", left)
-	}
-	if err := r.restore("/dev/crust-nothing", "full"); err == nil || !strings.Contains(err.Error(), "there is no device /dev/crust-nothing") {
-		t.Errorf("a device that is not there: %v", err)
-	}
+	err := r.restore(r.path("other"), "full")
+	check.That(t, errors.Is(err, backup.ErrExists), "%v", err)
+	left, _ := filepath.Glob(r.path("restored*"))
+	check.That(t, len(left) == 0, "left: %v", left)
+	err = r.restore("/dev/crust-nothing", "full")
+	check.That(t, err != nil && strings.Contains(err.Error(), "there is no device /dev/crust-nothing"), "a device that is not there: %v", err)
 }
 
 // TestDamage changes a bit of a file, or cuts it off, anywhere.
@@ -412,12 +387,9 @@ func TestDamage(t *testing.T) {
 		if err := r.restore(r.path("restored"), "full", "bad"); err == nil {
 			t.Fatalf("byte %d of %s is wrong, and it was restored", at, hex.EncodeToString(whole[:16]))
 		}
-		if left, _ := filepath.Glob(r.path("restored*")); len(left) > 0 {
-			t.Fatalf("byte %d: left %v", at, left)
-		}
+		left, _ := filepath.Glob(r.path("restored*"))
+		check.Require(t, len(left) == 0, "byte %d: left %v", at, left)
 	}
 	r.must(os.WriteFile(r.path("bad"), append(bytes.Clone(whole), 0), 0o600))
-	if err := r.restore(r.path("restored"), "full", "bad"); err == nil {
-		t.Error("something follows the end")
-	}
+	check.That(t, r.restore(r.path("restored"), "full", "bad") != nil, "something follows the end")
 }

@@ -40,9 +40,8 @@ func TestPartOfSomebodyElse(t *testing.T) {
 		} else if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := openPartial(name); err == nil || !strings.Contains(err.Error(), text) {
-			t.Errorf("%s: %v", text, err)
-		}
+		_, err := openPartial(name)
+		check.That(t, err != nil && strings.Contains(err.Error(), text), "%s: %v", text, err)
 	}
 }
 
@@ -52,18 +51,14 @@ func TestNamesWithoutRename(t *testing.T) {
 	cannot := func(string, string) error { return unix.EINVAL }
 	check.Must(t, os.WriteFile(part, []byte("new"), 0o600))
 	check.Must(t, os.WriteFile(name, []byte("old"), 0o600))
-	if err := giveName(part, name, cannot); !errors.Is(err, fs.ErrExist) {
-		t.Errorf("the name is taken: %v", err)
-	}
-	if is, err := os.ReadFile(name); err != nil || string(is) != "old" {
-		t.Errorf("the file that was there before has %q, %v", is, err)
-	}
+	err := giveName(part, name, cannot)
+	check.That(t, errors.Is(err, fs.ErrExist), "the name is taken: %v", err)
+	is, err := os.ReadFile(name)
+	check.That(t, err == nil && string(is) == "old", "the file that was there before has %q, %v", is, err)
 	check.Must(t, os.Remove(name))
 	check.Must(t, giveName(part, name, cannot))
-	if is, err := os.ReadFile(name); err != nil || string(is) != "new" {
-		t.Errorf("the new file has %q, %v", is, err)
-	}
-	if _, err := os.Lstat(part); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("the old name: %v", err)
-	}
+	is, err = os.ReadFile(name)
+	check.That(t, err == nil && string(is) == "new", "the new file has %q, %v", is, err)
+	_, err = os.Lstat(part)
+	check.That(t, errors.Is(err, fs.ErrNotExist), "the old name: %v", err)
 }

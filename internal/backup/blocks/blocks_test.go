@@ -84,12 +84,8 @@ func TestBrokenStreamsAreResumed(t *testing.T) {
 		{messages: []blocks.Message{message(fixed, 100, 50, 10, 96, 4)}},
 	}}
 	got, err := s.read(t, 0)
-	if err != nil || !slices.Equal(got, []int64{0, 10, 20, 10, 30, 4, 50, 10, 96, 4}) {
-		t.Errorf("%v, %v", got, err)
-	}
-	if !slices.Equal(s.began, []int64{0, 0, 30, 30, 34}) {
-		t.Errorf("began at %v", s.began)
-	}
+	check.That(t, err == nil && slices.Equal(got, []int64{0, 10, 20, 10, 30, 4, 50, 10, 96, 4}), "%v, %v", got, err)
+	check.That(t, slices.Equal(s.began, []int64{0, 0, 30, 30, 34}), "began at %v", s.began)
 }
 
 // TestNothingIsLeft breaks the stream after the last byte: a server may refuse to begin there.
@@ -97,9 +93,8 @@ func TestNothingIsLeft(t *testing.T) {
 	s := &script{streams: []stream{
 		{messages: []blocks.Message{message(variable, 100, 50, 50)}, err: away}, {err: status.Error(codes.OutOfRange, "beyond the end")},
 	}}
-	if got, err := s.read(t, 0); err != nil || !slices.Equal(got, []int64{50, 50}) {
-		t.Errorf("%v, %v after %d streams", got, err, len(s.began))
-	}
+	got, err := s.read(t, 0)
+	check.That(t, err == nil && slices.Equal(got, []int64{50, 50}), "%v, %v after %d streams", got, err, len(s.began))
 }
 
 func TestTriesAreBounded(t *testing.T) {
@@ -126,9 +121,8 @@ func TestFinalErrorsAreNotTriedAgain(t *testing.T) {
 	own := errors.New("the disk is full")
 	for _, code := range []codes.Code{codes.NotFound, codes.InvalidArgument, codes.Unauthenticated, codes.PermissionDenied, codes.Internal} {
 		s := &script{streams: []stream{{err: status.Error(code, "no")}}}
-		if _, err := s.read(t, 0); status.Code(err) != code || len(s.began) != 1 {
-			t.Errorf("%v after %d streams", err, len(s.began))
-		}
+		_, err := s.read(t, 0)
+		check.That(t, status.Code(err) == code && len(s.began) == 1, "%v after %d streams", err, len(s.began))
 	}
 	s := &script{streams: []stream{{messages: []blocks.Message{message(variable, 100, 0, 10)}, err: away}}}
 	reader := &blocks.Reader{Source: s.source}
@@ -139,9 +133,8 @@ func TestFinalErrorsAreNotTriedAgain(t *testing.T) {
 	cancel()
 	s = &script{streams: []stream{{err: away}}}
 	reader.Source = s.source
-	if err := reader.Read(ctx, 0, nil); err == nil || len(s.began) != 1 {
-		t.Errorf("canceled: %v after %d streams", err, len(s.began))
-	}
+	err := reader.Read(ctx, 0, nil)
+	check.That(t, err != nil && len(s.began) == 1, "canceled: %v after %d streams", err, len(s.began))
 }
 
 // TestHostileServer: a backup is made by what the server names.
@@ -166,16 +159,13 @@ func TestHostileServer(t *testing.T) {
 		s := &script{streams: []stream{{messages: sent}}}
 		_, err := s.read(t, 0)
 		var server *blocks.ServerError
-		if !errors.As(err, &server) || !strings.Contains(err.Error(), text) {
-			t.Errorf("%q: %v", text, err)
-		}
+		check.That(t, errors.As(err, &server) && strings.Contains(err.Error(), text), "%q: %v", text, err)
 	}
 	// What was asked for begins at 50.
 	for _, sent := range [][]int64{{40, 10}, {0, 10}, {40, 20, 55, 10}} {
 		s := &script{streams: []stream{{messages: []blocks.Message{message(variable, 100, sent...)}}}}
-		if got, err := s.read(t, 50); err == nil {
-			t.Errorf("%v from 50 on gave %v", sent, got)
-		}
+		got, err := s.read(t, 50)
+		check.That(t, err != nil, "%v from 50 on gave %v", sent, got)
 	}
 }
 
@@ -190,14 +180,12 @@ func TestServersThatBehave(t *testing.T) {
 		{message(variable, math.MaxInt64, math.MaxInt64-1, 1)},
 	} {
 		s := &script{streams: []stream{{messages: sent}}}
-		if _, err := s.read(t, 0); err != nil {
-			t.Errorf("%v: %v", sent, err)
-		}
+		_, err := s.read(t, 0)
+		check.That(t, err == nil, "%v: %v", sent, err)
 	}
 	s := &script{streams: []stream{{messages: []blocks.Message{message(variable, 100, 0, 100)}}}}
-	if got, err := s.read(t, 50); err != nil || !slices.Equal(got, []int64{50, 50}) {
-		t.Errorf("%v, %v", got, err)
-	}
+	got, err := s.read(t, 50)
+	check.That(t, err == nil && slices.Equal(got, []int64{50, 50}), "%v, %v", got, err)
 }
 
 // oneBlock is a driver whose snapshots have one block.
@@ -237,7 +225,5 @@ func TestAServerThatIsStartedAgain(t *testing.T) {
 		}
 	}}
 	err = reader.Read(t.Context(), 0, func(m blocks.Message) error { got = m.Ranges[0].End(); return nil })
-	if err != nil || broken < 3 || got != 10 {
-		t.Errorf("%d streams broke, and byte %d was reached: %v", broken, got, err)
-	}
+	check.That(t, err == nil && broken >= 3 && got == 10, "%d streams broke, and byte %d was reached: %v", broken, got, err)
 }

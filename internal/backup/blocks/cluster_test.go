@@ -51,9 +51,7 @@ contexts: [{name: one, context: {cluster: c, namespace: shop}}, {name: two, cont
 	check.Must(t, os.WriteFile(config, []byte(text), 0o600))
 	for args, want := range map[[2]string]string{{"", ""}: "shop", {"two", ""}: "default", {"one", "other"}: "other"} {
 		c, err := blocks.OpenCluster(config, args[0], args[1])
-		if err != nil || c.Namespace != want {
-			t.Fatalf("%v: %+v, %v", args, c, err)
-		}
+		check.Require(t, err == nil && c.Namespace == want, "%v: %+v, %v", args, c, err)
 	}
 	if _, err := blocks.OpenCluster(config, "three", ""); err == nil {
 		t.Error("a context that is not there")
@@ -81,43 +79,33 @@ func TestCluster(t *testing.T) {
 		clientToken: "secret",
 	}, "https://api", "https://old.api")
 	got, err := c.Snapshot(t.Context(), "ready")
-	if err != nil || got.Driver != "d.example.com" || got.ID != "snap-1" {
-		t.Errorf("%+v, %v", got, err)
-	}
+	check.That(t, err == nil && got.Driver == "d.example.com" && got.ID == "snap-1", "%+v, %v", got, err)
 	service, err := c.Service(t.Context(), "d.example.com")
-	if err != nil || service.Audience != "a" || service.Address != "h:1" || string(service.CA) != "CA" {
-		t.Errorf("%+v, %v", service, err)
-	}
-	if token, err := c.Token(t.Context(), "backup", "client", "a"); err != nil || token != "secret" {
-		t.Errorf("%q, %v", token, err)
-	}
+	check.That(t, err == nil && service.Audience == "a" && service.Address == "h:1" && string(service.CA) == "CA", "%+v, %v", service, err)
+	token, err := c.Token(t.Context(), "backup", "client", "a")
+	check.That(t, err == nil && token == "secret", "%q, %v", token, err)
 	for _, own := range []string{"https://api", "https://old.api"} {
 		if token, err := c.Token(t.Context(), "backup", "client", own); err == nil || !strings.Contains(err.Error(), "the API server accepts too") || token != "" {
 			t.Errorf("a token for the API server: %q, %v", token, err)
 		}
 	}
 	for name, text := range map[string]string{"late": "is not ready", "new": "is not ready", "foreign": "you may not", "missing": "you may not", "climber": "invalid"} {
-		if got, err := c.Snapshot(t.Context(), name); err == nil || !strings.Contains(err.Error(), text) {
-			t.Errorf("%s: %+v, %v", name, got, err)
-		}
+		got, err = c.Snapshot(t.Context(), name)
+		check.That(t, err != nil && strings.Contains(err.Error(), text), "%s: %+v, %v", name, got, err)
 	}
-	if _, err := c.Token(t.Context(), "backup", "stranger", "a"); !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "backup/stranger") {
-		t.Error(err)
-	}
+	_, err = c.Token(t.Context(), "backup", "stranger", "a")
+	check.That(t, apierrors.IsForbidden(err) && strings.Contains(err.Error(), "backup/stranger"), "%v", err)
 	other := apiServer(t, map[string]string{clientToken: "secret"}, "https://api")
-	if token, err := other.Token(t.Context(), "backup", "client", "https://api"); err == nil || token != "" {
-		t.Errorf("the first token is for the API server: %q, %v", token, err)
-	}
+	token, err = other.Token(t.Context(), "backup", "client", "https://api")
+	check.That(t, err != nil && token == "", "the first token is for the API server: %q, %v", token, err)
 	silent := apiServer(t, map[string]string{clientToken: "secret"})
 	if token, err := silent.Token(t.Context(), "backup", "client", "a"); err == nil || !strings.Contains(err.Error(), "not known") || token != "" {
 		t.Errorf("an API server that does not name its audiences: %q, %v", token, err)
 	}
-	if _, err := service.Dial(""); err == nil || !strings.Contains(err.Error(), "caCert") {
-		t.Error(err)
-	}
-	if _, err := (&blocks.Service{Address: "nowhere"}).Dial(""); err == nil || !strings.Contains(err.Error(), "HOST:PORT") {
-		t.Error(err)
-	}
+	_, err = service.Dial("")
+	check.That(t, err != nil && strings.Contains(err.Error(), "caCert"), "%v", err)
+	_, err = (&blocks.Service{Address: "nowhere"}).Dial("")
+	check.That(t, err != nil && strings.Contains(err.Error(), "HOST:PORT"), "%v", err)
 }
 
 // TestAWrongCertificateIsToldAtOnce: it does not become right by waiting.
@@ -139,7 +127,5 @@ func TestAWrongCertificateIsToldAtOnce(t *testing.T) {
 	tokens := func(context.Context) (string, error) { streams++; return "secret", nil }
 	reader := &blocks.Reader{Source: blocks.FromService(conn, tokens, "shop", "", "snapshot")}
 	err = reader.Read(t.Context(), 0, func(blocks.Message) error { return nil })
-	if status.Code(err) != codes.Unavailable || !blocks.IsCertificate(err) || streams != 1 {
-		t.Errorf("%d streams: %v", streams, err)
-	}
+	check.That(t, status.Code(err) == codes.Unavailable && blocks.IsCertificate(err) && streams == 1, "%d streams: %v", streams, err)
 }

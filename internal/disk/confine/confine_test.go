@@ -14,7 +14,5 @@ func TestAFilterThatIsRefusedIsAnError(t *testing.T) {
 		check.Must(t, unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
 		return install([]unix.SockFilter{{Code: 0xffff}})
 	})
-	if err == nil {
-		t.Error("a program started without the filter")
-	}
+	check.That(t, err != nil, "a program started without the filter")
 }

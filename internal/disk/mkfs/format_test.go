@@ -51,12 +51,9 @@ func TestParseProbe(t *testing.T) {
 		if !ok {
 			continue
 		}
-		if got.nothing() != c.blank {
-			t.Errorf("%s: nothing found: %v", name, got.nothing())
-		}
-		if says := strings.Join(got.describe(), ", "); says != c.says {
-			t.Errorf("%s: says %q, want %q", name, says, c.says)
-		}
+		check.That(t, got.nothing() == c.blank, "%s: nothing found: %v", name, got.nothing())
+		says := strings.Join(got.describe(), ", ")
+		check.That(t, says == c.says, "%s: says %q, want %q", name, says, c.says)
 	}
 }
 
@@ -65,27 +62,19 @@ func TestWindowsCoverEveryMarkAndStayInside(t *testing.T) {
 		all := windows(size)
 		seen := make(map[int64]bool)
 		for _, e := range all {
-			if e.start < 0 || e.length <= 0 || e.start+e.length > size || e.start%grain != 0 {
-				t.Errorf("size %d: extent %+v", size, e)
-			}
+			check.That(t, e.start >= 0 && e.length > 0 && e.start+e.length <= size && e.start%grain == 0, "size %d: extent %+v", size, e)
 			seen[e.start] = true
 		}
-		if !seen[0] || all[0].length != min(size, window) || !all[0].mustBeZero {
-			t.Errorf("size %d: the start is not read", size)
-		}
+		check.That(t, seen[0] && all[0].length == min(size, window) && all[0].mustBeZero, "size %d: the start is not read", size)
 		last := all[len(all)-1]
-		if last.start+last.length != size || !last.mustBeZero {
-			t.Errorf("size %d: the end is not read: %+v", size, last)
-		}
+		check.That(t, last.start+last.length == size && last.mustBeZero, "size %d: the end is not read: %+v", size, last)
 		for _, m := range marksOf(size) {
 			end := m.at + int64(len(m.bytes))
 			covered := m.at < 0 || end > size
 			for _, e := range all {
 				covered = covered || e.start <= m.at && end <= e.start+e.length
 			}
-			if !covered {
-				t.Errorf("size %d: the mark %s at %d is not read", size, m.name, m.at)
-			}
+			check.That(t, covered, "size %d: the mark %s at %d is not read", size, m.name, m.at)
 		}
 	}
 }
@@ -112,30 +101,20 @@ func TestEveryMarkIsSeen(t *testing.T) {
 
 func TestBlank(t *testing.T) {
 	clean := &contents{dataAt: -1}
-	if !clean.blank(false) || !clean.blank(true) {
-		t.Error("nothing is not blank")
-	}
+	check.That(t, clean.blank(false) && clean.blank(true), "nothing is not blank")
 	bytes := &contents{dataAt: 7}
-	if bytes.blank(false) || !bytes.blank(true) {
-		t.Error("leftovers")
-	}
+	check.That(t, !bytes.blank(false) && bytes.blank(true), "leftovers")
 	ambivalent := &contents{dataAt: -1, probe: probe{ambivalent: true}}
-	if ambivalent.blank(true) || ambivalent.is("") {
-		t.Error("ambivalent")
-	}
+	check.That(t, !ambivalent.blank(true) && !ambivalent.is(""), "ambivalent")
 	both := &contents{probe: probe{tags: map[string]string{"TYPE": "ext4", "PTTYPE": "dos"}}}
-	if both.is("ext4") {
-		t.Error("a filesystem beside a partition table")
-	}
+	check.That(t, !both.is("ext4"), "a filesystem beside a partition table")
 }
 
 func TestClip(t *testing.T) {
-	if got := clip("a\n\x1b[31mb\xff\t c"); got != "a [31mb? c" {
-		t.Errorf("%q", got)
-	}
-	if got := clip(strings.Repeat("ä", maxQuoted)); len(got) > maxQuoted+10 {
-		t.Errorf("%d bytes", len(got))
-	}
+	got := clip("a\n\x1b[31mb\xff\t c")
+	check.That(t, got == "a [31mb? c", "%q", got)
+	got = clip(strings.Repeat("ä", maxQuoted))
+	check.That(t, len(got) <= maxQuoted+10, "%d bytes", len(got))
 }
 
 func TestOutputIsBounded(t *testing.T) {
@@ -149,9 +128,7 @@ func TestOutputIsBounded(t *testing.T) {
 	t.Setenv("SECRET", "must-not-be-seen")
 	r, err := program(script).run(t.Context(), confine.Box{Device: device, Memory: 1 << 30, CPU: time.Minute}, []*os.File{device})
 	check.Must(t, err)
-	if r.Code != 7 || len(r.Stdout) == 0 || len(r.Stdout) > maxOutput {
-		t.Errorf("code %d, %d bytes", r.Code, len(r.Stdout))
-	}
+	check.That(t, r.Code == 7 && len(r.Stdout) != 0 && len(r.Stdout) <= maxOutput, "code %d, %d bytes", r.Code, len(r.Stdout))
 	if strings.Contains(r.Stderr, "must-not-be-seen") || !strings.Contains(r.Stderr, "LC_ALL=C") || !strings.Contains(r.Stderr, dir) {
 		t.Errorf("stderr: %s", r.Stderr)
 	}
@@ -179,12 +156,10 @@ func TestRequestsThatAreRefusedAtOnce(t *testing.T) {
 			t.Errorf("%+v: %v", c, err)
 		}
 	}
-	if _, _, err := f.maker("ext4"); volume.KindOf(err) != volume.Unsupported {
-		t.Errorf("a missing tool: %v", err)
-	}
-	if _, _, err := f.maker("ext3"); volume.KindOf(err) != volume.Invalid {
-		t.Errorf("ext3: %v", err)
-	}
+	_, _, err = f.maker("ext4")
+	check.That(t, volume.KindOf(err) == volume.Unsupported, "a missing tool: %v", err)
+	_, _, err = f.maker("ext3")
+	check.That(t, volume.KindOf(err) == volume.Invalid, "ext3: %v", err)
 }
 
 func FuzzParseProbe(f *testing.F) {
@@ -204,9 +179,8 @@ func TestMkfsOptions(t *testing.T) {
 		{"xfs", "-i", "size=1024", "-m", "reflink=0", "-d", "agcount=4", "-l", "size=64m"},
 		{"btrfs", "-n", "32768", "-m", "dup"},
 	} {
-		if err := CheckOptions(good[0], good[1:]); err != nil {
-			t.Errorf("%q: %v", good, err)
-		}
+		err := CheckOptions(good[0], good[1:])
+		check.That(t, err == nil, "%q: %v", good, err)
 	}
 	for _, bad := range [][]string{
 		{"ext4", "-i"},
@@ -234,9 +208,7 @@ func TestMkfsOptions(t *testing.T) {
 		{"btrfs", "-O", "a b"},
 		{"vfat", "-n", "x"},
 	} {
-		if err := CheckOptions(bad[0], bad[1:]); err == nil {
-			t.Errorf("%q is accepted", bad)
-		}
+		check.That(t, CheckOptions(bad[0], bad[1:]) != nil, "%q is accepted", bad)
 	}
 }
 
@@ -247,10 +219,7 @@ func TestArgumentsOfMkfs(t *testing.T) {
 		t.Errorf("ext4: %s", got)
 	}
 	args, prototype := xfsArgs("u", nil, root)
-	if !slices.Contains(args, "-p") || prototype != "/\n0 0\nd-g775 0 2000\n$\n" {
-		t.Errorf("xfs: %q, %q", args, prototype)
-	}
-	if args, prototype := xfsArgs("u", nil, Root{}); slices.Contains(args, "-p") || prototype != "" {
-		t.Errorf("xfs without a root: %q, %q", args, prototype)
-	}
+	check.That(t, slices.Contains(args, "-p") && prototype == "/\n0 0\nd-g775 0 2000\n$\n", "xfs: %q, %q", args, prototype)
+	args, prototype = xfsArgs("u", nil, Root{})
+	check.That(t, !slices.Contains(args, "-p") && prototype == "", "xfs without a root: %q, %q", args, prototype)
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/internal/disk/superblock"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 // disk is a device that may hang, or be broken. Where it is whole it holds an
@@ -61,26 +62,20 @@ func TestADeviceIsReadRarely(t *testing.T) {
 		d := &disk{}
 		r := readerOf(d)
 		for range 100 {
-			if got := inodes(r.Super(t.Context(), testVolume("a"), time.Minute)); got != 1 {
-				t.Fatalf("the read number %d", got)
-			}
+			got := inodes(r.Super(t.Context(), testVolume("a"), time.Minute))
+			check.Require(t, got == 1, "the read number %d", got)
 		}
 		time.Sleep(time.Minute)
-		if got := inodes(r.Super(t.Context(), testVolume("a"), time.Minute)); got != 2 {
-			t.Errorf("a minute later: the read number %d", got)
-		}
+		got := inodes(r.Super(t.Context(), testVolume("a"), time.Minute))
+		check.That(t, got == 2, "a minute later: the read number %d", got)
 		time.Sleep(time.Minute)
 		d.err = errors.New("I/O error")
-		if got := inodes(r.Super(t.Context(), testVolume("a"), time.Minute)); got != 2 {
-			t.Errorf("after a read that failed: that of read %d", got)
-		}
-		if d.open.Load() != 0 {
-			t.Errorf("%d descriptors are left", d.open.Load())
-		}
+		got = inodes(r.Super(t.Context(), testVolume("a"), time.Minute))
+		check.That(t, got == 2, "after a read that failed: that of read %d", got)
+		check.That(t, d.open.Load() == 0, "%d descriptors are left", d.open.Load())
 		r.Forget("a")
-		if got := inodes(r.Super(t.Context(), testVolume("a"), time.Minute)); got != -1 {
-			t.Errorf("after it was forgotten: that of read %d", got)
-		}
+		got = inodes(r.Super(t.Context(), testVolume("a"), time.Minute))
+		check.That(t, got == -1, "after it was forgotten: that of read %d", got)
 	})
 }
 
@@ -91,29 +86,24 @@ func TestADeviceThatHangsKeepsNobody(t *testing.T) {
 		for i := range maxHung + 2*maxReads {
 			key := volume.Key(rune('a' + i))
 			begin := time.Now()
-			if got := inodes(r.Super(t.Context(), testVolume(key), time.Minute)); got != -1 {
-				t.Errorf("a device that hangs gave read %d", got)
-			}
+			got := inodes(r.Super(t.Context(), testVolume(key), time.Minute))
+			check.That(t, got == -1, "a device that hangs gave read %d", got)
 			r.Super(t.Context(), testVolume(key), time.Minute)
-			if took := time.Since(begin); took > 2*patience {
-				t.Errorf("%v were waited", took)
-			}
+			took := time.Since(begin)
+			check.That(t, took <= 2*patience, "%v were waited", took)
 		}
-		if n := d.open.Load(); n != maxHung+maxReads {
-			t.Errorf("%d devices are open, want %d", n, maxHung+maxReads)
-		}
+		n := d.open.Load()
+		check.That(t, n == maxHung+maxReads, "%d devices are open, want %d", n, maxHung+maxReads)
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
 		begin := time.Now()
 		r.Super(ctx, testVolume("a"), time.Minute)
-		if took := time.Since(begin); took != 0 {
-			t.Errorf("a caller that went away was kept for %v", took)
-		}
+		took := time.Since(begin)
+		check.That(t, took == 0, "a caller that went away was kept for %v", took)
 		close(d.hang)
 		synctest.Wait()
-		if got := inodes(r.Super(t.Context(), testVolume("a"), time.Minute)); got < 1 || d.open.Load() != 0 {
-			t.Errorf("when it answers again: read %d, %d descriptors", got, d.open.Load())
-		}
+		got := inodes(r.Super(t.Context(), testVolume("a"), time.Minute))
+		check.That(t, got >= 1 && d.open.Load() == 0, "when it answers again: read %d, %d descriptors", got, d.open.Load())
 	})
 }
 
@@ -132,13 +122,11 @@ func TestDevicesThatHangLeaveTheOthersTheirReads(t *testing.T) {
 			v.Device.Path = "hung"
 			r.Super(t.Context(), v, time.Minute)
 		}
-		if got := inodes(r.Super(t.Context(), testVolume("healthy"), time.Minute)); got != 1 {
-			t.Errorf("a healthy device gave read %d", got)
-		}
+		got := inodes(r.Super(t.Context(), testVolume("healthy"), time.Minute))
+		check.That(t, got == 1, "a healthy device gave read %d", got)
 		close(hung.hang)
 		synctest.Wait()
-		if got := inodes(r.Super(t.Context(), testVolume("healthy"), 0)); got != 2 || hung.open.Load() != 0 {
-			t.Errorf("when they answer again: read %d, %d descriptors", got, hung.open.Load())
-		}
+		got = inodes(r.Super(t.Context(), testVolume("healthy"), 0))
+		check.That(t, got == 2 && hung.open.Load() == 0, "when they answer again: read %d, %d descriptors", got, hung.open.Load())
 	})
 }

@@ -39,19 +39,15 @@ func TestRootDirectory(t *testing.T) {
 			}
 			path := image(t, c.size, "mkfs."+c.fsType, args...)
 			if c.fsType != "xfs" {
-				if out, err := exec.Command("debugfs", "-w", "-R", "set_inode_field <2> mode 040775", path).CombinedOutput(); err != nil {
-					t.Fatalf("%v: %s", err, out)
-				}
+				out, err := exec.Command("debugfs", "-w", "-R", "set_inode_field <2> mode 040775", path).CombinedOutput()
+				check.Require(t, err == nil, "%v: %s", err, out)
 			}
 			root := read(t, path, c.fsType).Root
-			if root == nil || root.Group != 70000 || root.Mode != 0o40775 {
-				t.Fatalf("%+v", root)
-			}
+			check.Require(t, root != nil && root.Group == 70000 && root.Mode == 0o40775, "%+v", root)
 		})
 	}
-	if root := read(t, image(t, 256<<20, "mkfs.btrfs", "-q"), "btrfs").Root; root != nil {
-		t.Errorf("btrfs: %+v", root)
-	}
+	root := read(t, image(t, 256<<20, "mkfs.btrfs", "-q"), "btrfs").Root
+	check.That(t, root == nil, "btrfs: %+v", root)
 }
 
 func TestWritableFor(t *testing.T) {
@@ -67,9 +63,8 @@ func TestWritableFor(t *testing.T) {
 		{Root{0, 0o40770}, "", false},
 		{Root{1, 0o40770}, "4294967297", false},
 	} {
-		if got := c.root.WritableFor(c.group); got != c.want {
-			t.Errorf("%+v for %q: %v", c.root, c.group, got)
-		}
+		got := c.root.WritableFor(c.group)
+		check.That(t, got == c.want, "%+v for %q: %v", c.root, c.group, got)
 	}
 }
 
@@ -90,12 +85,10 @@ func TestHostileRoot(t *testing.T) {
 		})
 		le.PutUint32(raw[2048+extTable:], 3)
 		le.PutUint16(raw[3*1024+256:], 0o40755)
-		if super, err := Read(bytesAt(raw), "ext4"); err != nil || super.Root == nil {
-			t.Fatalf("unchanged: %+v, %v", super, err)
-		}
+		super, err := Read(bytesAt(raw), "ext4")
+		check.Require(t, err == nil && super.Root != nil, "unchanged: %+v, %v", super, err)
 		change(raw)
-		if super, err := Read(bytesAt(raw), "ext4"); err != nil || super.Root != nil || super.Bytes == 0 {
-			t.Errorf("%s: %+v, %v", name, super, err)
-		}
+		super, err = Read(bytesAt(raw), "ext4")
+		check.That(t, err == nil && super.Root == nil && super.Bytes != 0, "%s: %+v, %v", name, super, err)
 	}
 }

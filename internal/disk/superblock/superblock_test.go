@@ -20,17 +20,14 @@ import (
 func image(t *testing.T, size int64, mkfs string, args ...string) string {
 	t.Helper()
 	if _, err := exec.LookPath(mkfs); err != nil {
-		if os.Getenv("CI") == "true" {
-			t.Fatal(err)
-		}
+		check.Require(t, os.Getenv("CI") != "true", "%v", err)
 		t.Skip(err)
 	}
 	path := filepath.Join(t.TempDir(), "image")
 	check.Must(t, os.WriteFile(path, nil, 0o600))
 	check.Must(t, os.Truncate(path, size))
-	if out, err := exec.Command(mkfs, append(args, path)...).CombinedOutput(); err != nil {
-		t.Fatalf("%s: %v: %s", mkfs, err, out)
-	}
+	out, err := exec.Command(mkfs, append(args, path)...).CombinedOutput()
+	check.Require(t, err == nil, "%s: %v: %s", mkfs, err, out)
 	return path
 }
 
@@ -47,19 +44,14 @@ func read(t *testing.T, path, fsType string) *Super {
 func TestExtOnRecord(t *testing.T) {
 	path := image(t, 64<<20, "mkfs.ext4", "-q")
 	super := read(t, path, "ext4")
-	if super.Bytes != 64<<20 || super.Inodes != 16384 || super.Errors != nil || !super.Clean || super.Replay {
-		t.Errorf("a new one: %+v", super)
-	}
+	check.That(t, super.Bytes == 64<<20 && super.Inodes == 16384 && super.Errors == nil && super.Clean && !super.Replay, "a new one: %+v", super)
 	// What the kernel's own statfs gave for such an image in a guest.
-	if !super.Is(57381888, 16384) || super.Is(57381888, 16383) || super.Is(12638248960, 3085510) {
-		t.Error("it is not told from others by its size")
-	}
+	check.That(t, super.Is(57381888, 16384) && !super.Is(57381888, 16383) && !super.Is(12638248960, 3085510), "it is not told from others by its size")
 	set := func(args ...string) {
 		t.Helper()
 		for _, arg := range args {
-			if out, err := exec.Command("debugfs", "-w", "-R", "set_super_value "+arg, path).CombinedOutput(); err != nil {
-				t.Fatalf("%s: %v: %s", arg, err, out)
-			}
+			out, err := exec.Command("debugfs", "-w", "-R", "set_super_value "+arg, path).CombinedOutput()
+			check.Require(t, err == nil, "%s: %v: %s", arg, err, out)
 		}
 	}
 	set("error_count 3", "first_error_time 20260102030405", "first_error_func ext4_lookup", "last_error_time 20260203040506",
@@ -71,9 +63,8 @@ func TestExtOnRecord(t *testing.T) {
 	}
 	want := "the filesystem has errors on record since 2026-01-02T03:04:05Z (3, the last one of ext4_find_entry at " +
 		"2026-02-03T04:05:06Z): run e2fsck while no pod has the volume"
-	if got := e.Words(); got != want {
-		t.Errorf("%s", got)
-	}
+	got := e.Words()
+	check.That(t, got == want, "%s", got)
 }
 
 // Only the state tells of an error that nothing else is recorded of.
@@ -91,13 +82,9 @@ func TestXFSAndBtrfsTellTheirSize(t *testing.T) {
 	if super.Bytes != 320<<20-64<<20 || !super.Exact || super.Replay {
 		t.Errorf("xfs: %+v", super) // the kernel's statfs in a guest: 268435456
 	}
-	if !super.Is(268435456, 163840) || super.Is(240078848, 163840) {
-		t.Error("xfs is not told from others by its size")
-	}
+	check.That(t, super.Is(268435456, 163840) && !super.Is(240078848, 163840), "xfs is not told from others by its size")
 	super = read(t, image(t, 256<<20, "mkfs.btrfs", "-q"), "btrfs")
-	if super.Bytes != 256<<20 || super.Exact || super.Replay || !super.Is(256<<20, 0) {
-		t.Errorf("btrfs: %+v", super)
-	}
+	check.That(t, super.Bytes == 256<<20 && !super.Exact && !super.Replay && super.Is(256<<20, 0), "btrfs: %+v", super)
 }
 
 type bytesAt []byte
@@ -136,9 +123,8 @@ func TestHostileSuperblocks(t *testing.T) {
 		"no magic":     func(s []byte) { s[extMagic] = 0 },
 		"bad checksum": func(s []byte) { le.PutUint32(s[extROCompat:], extMetadataCsum) },
 	} {
-		if super, err := Read(bytesAt(extImage(change)), "ext4"); !errors.Is(err, ErrNone) {
-			t.Errorf("%s: %+v, %v", name, super, err)
-		}
+		super, err := Read(bytesAt(extImage(change)), "ext4")
+		check.That(t, errors.Is(err, ErrNone), "%s: %+v, %v", name, super, err)
 	}
 	raw := extImage(func(s []byte) {
 		le.PutUint32(s[extErrorCount:], ^uint32(0))
@@ -148,17 +134,14 @@ func TestHostileSuperblocks(t *testing.T) {
 		s[extLastTop] = 0xff
 	})
 	super, err := Read(bytesAt(raw), "ext4")
-	if err != nil || super.Errors.First.Function != "" || len(super.Errors.Last.Function) != extFuncLength {
-		t.Fatalf("%+v, %v", super, err)
-	}
+	check.Require(t, err == nil && super.Errors.First.Function == "" && len(super.Errors.Last.Function) == extFuncLength, "%+v, %v", super, err)
 	if text := super.Errors.Words(); len(text) > 256 || strings.ContainsFunc(text, func(r rune) bool { return r < ' ' || r > '~' }) {
 		t.Errorf("%q", text)
 	}
 	for _, fsType := range []string{"ext4", "xfs", "btrfs", "vfat"} {
 		for _, n := range []int{0, 100, 1024, 2047, 70000} {
-			if _, err := Read(bytesAt(make([]byte, n)), fsType); !errors.Is(err, ErrNone) {
-				t.Errorf("%s of %d zeros: %v", fsType, n, err)
-			}
+			_, err = Read(bytesAt(make([]byte, n)), fsType)
+			check.That(t, errors.Is(err, ErrNone), "%s of %d zeros: %v", fsType, n, err)
 		}
 	}
 }
@@ -168,13 +151,11 @@ func TestTornSuperblock(t *testing.T) {
 	path := image(t, 16<<20, "mkfs.ext4", "-q", "-O", "metadata_csum")
 	raw, err := os.ReadFile(path)
 	check.Must(t, err)
-	if _, err := Read(bytesAt(raw), "ext4"); err != nil {
-		t.Errorf("whole: %v", err)
-	}
+	_, err = Read(bytesAt(raw), "ext4")
+	check.That(t, err == nil, "whole: %v", err)
 	raw[extStart+0x200] ^= 1
-	if _, err := Read(bytesAt(raw), "ext4"); !errors.Is(err, ErrNone) {
-		t.Errorf("torn: %v", err)
-	}
+	_, err = Read(bytesAt(raw), "ext4")
+	check.That(t, errors.Is(err, ErrNone), "torn: %v", err)
 }
 
 func TestPastThePageCache(t *testing.T) {
@@ -186,24 +167,19 @@ func TestPastThePageCache(t *testing.T) {
 	check.Must(t, err)
 	file := os.NewFile(uintptr(fd), path)
 	defer func() { _ = file.Close() }()
-	if super, err := Read(file, "ext4"); err != nil || super.Bytes != 16<<20 {
-		t.Errorf("%+v, %v", super, err)
-	}
+	super, err := Read(file, "ext4")
+	check.That(t, err == nil && super.Bytes == 16<<20, "%+v, %v", super, err)
 }
 
 func FuzzRead(f *testing.F) {
 	f.Add(extImage(nil), "ext4")
 	f.Fuzz(func(t *testing.T, raw []byte, fsType string) {
 		super, err := Read(bytesAt(raw), fsType)
-		if (super == nil) == (err == nil) {
-			t.Fatalf("%+v, %v", super, err)
-		}
+		check.Require(t, (super == nil) != (err == nil), "%+v, %v", super, err)
 		if super == nil {
 			return
 		}
-		if super.Bytes <= 0 || super.Inodes < 0 {
-			t.Errorf("%+v", super)
-		}
+		check.That(t, super.Bytes > 0 && super.Inodes >= 0, "%+v", super)
 		_, _ = NeedsReplay(bytesAt(raw), fsType)
 		text := fmt.Sprint(super.Errors.Words(), super.Is(1, 1))
 		if len(text) > 512 || strings.ContainsFunc(text, func(r rune) bool { return r < ' ' || r > '~' }) {
@@ -220,18 +196,15 @@ func TestXFSLog(t *testing.T) {
 		path := image(t, 320<<20, "mkfs.xfs", "-q", "-l", "su="+stripe)
 		file, err := os.OpenFile(path, os.O_RDWR, 0)
 		check.Must(t, err)
-		if dirty, err := NeedsReplay(file, "xfs"); dirty || err != nil {
-			t.Errorf("%s, new: %v, %v", name, dirty, err)
-		}
+		dirty, err := NeedsReplay(file, "xfs")
+		check.That(t, !dirty && err == nil, "%s, new: %v, %v", name, dirty, err)
 		g, err := readXFSGeometry(file)
 		check.Must(t, err)
 		// mkfs writes one record, that of an unmount, at the start of the log.
-		if _, err := file.WriteAt([]byte{0}, (g.logAt+headers)*xlogBlock+xlogOpFlags); err != nil {
-			t.Fatal(err)
-		}
-		if dirty, err := NeedsReplay(file, "xfs"); !dirty || err != nil {
-			t.Errorf("%s, not unmounted: %v, %v", name, dirty, err)
-		}
+		_, err = file.WriteAt([]byte{0}, (g.logAt+headers)*xlogBlock+xlogOpFlags)
+		check.Must(t, err)
+		dirty, err = NeedsReplay(file, "xfs")
+		check.That(t, dirty && err == nil, "%s, not unmounted: %v, %v", name, dirty, err)
 		check.Must(t, file.Close())
 	}
 }
@@ -245,13 +218,10 @@ func TestReplayOfExtAndBtrfs(t *testing.T) {
 	file, err := os.OpenFile(path, os.O_RDWR, 0)
 	check.Must(t, err)
 	defer func() { _ = file.Close() }()
-	if dirty, err := NeedsReplay(file, "btrfs"); dirty || err != nil {
-		t.Errorf("btrfs, new: %v, %v", dirty, err)
-	}
-	if _, err := file.WriteAt([]byte{1}, btrfsStart+btrfsLogRoot+1); err != nil {
-		t.Fatal(err)
-	}
-	if dirty, err := NeedsReplay(file, "btrfs"); !dirty || err != nil {
-		t.Errorf("btrfs: %v, %v", dirty, err)
-	}
+	dirty, err := NeedsReplay(file, "btrfs")
+	check.That(t, !dirty && err == nil, "btrfs, new: %v, %v", dirty, err)
+	_, err = file.WriteAt([]byte{1}, btrfsStart+btrfsLogRoot+1)
+	check.Must(t, err)
+	dirty, err = NeedsReplay(file, "btrfs")
+	check.That(t, dirty && err == nil, "btrfs: %v, %v", dirty, err)
 }

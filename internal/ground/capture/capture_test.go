@@ -6,22 +6,19 @@ import (
 	"testing"
 
 	"github.com/crust-proxy/crust-proxy/internal/ground/capture"
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 func say(t *testing.T, script string) (string, bool) {
 	t.Helper()
 	file, err := capture.New(1000)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	defer func() { _ = file.Close() }()
 	cmd := exec.Command("sh", "-c", script)
 	cmd.Stdout = file
 	_ = cmd.Run() // a program that was refused room may well fail
 	said, full, err := capture.Text(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	return said, full
 }
 
@@ -33,7 +30,5 @@ func TestText(t *testing.T) {
 		t.Errorf("%q, %v", said, full)
 	}
 	said, full := say(t, "i=0; while [ $i -lt 2000 ]; do printf 0123456789 || exit; i=$((i+1)); done")
-	if !full || len(said) != 1000 || !strings.HasPrefix(said, "0123456789012") {
-		t.Errorf("%d bytes, %v", len(said), full)
-	}
+	check.That(t, full && len(said) == 1000 && strings.HasPrefix(said, "0123456789012"), "%d bytes, %v", len(said), full)
 }

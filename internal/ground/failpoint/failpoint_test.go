@@ -10,6 +10,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 func build(t *testing.T, tags string) string {
@@ -17,9 +19,7 @@ func build(t *testing.T, tags string) string {
 	program := filepath.Join(t.TempDir(), "hit")
 	//nolint:gosec // the arguments are this test's own
 	out, err := exec.CommandContext(t.Context(), "go", "build", "-tags", tags, "-o", program, "./testdata/hit").CombinedOutput()
-	if err != nil {
-		t.Fatalf("go build: %v\n%s", err, out)
-	}
+	check.Require(t, err == nil, "go build: %v\n%s", err, out)
 	return program
 }
 
@@ -28,9 +28,7 @@ func TestReleaseBuildHasNoneOfIt(t *testing.T) {
 	traces := []string{"CRUST_" + "FAILPOINTS", "a-place-" + "in-the-program", "failpoint" + ".Hit", "failpoint" + ".init"}
 	inside := func(program string) (found []string) {
 		content, err := os.ReadFile(program) //nolint:gosec // built by this test
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, err)
 		for _, trace := range traces {
 			if bytes.Contains(content, []byte(trace)) {
 				found = append(found, trace)
@@ -38,12 +36,10 @@ func TestReleaseBuildHasNoneOfIt(t *testing.T) {
 		}
 		return found
 	}
-	if found := inside(build(t, "")); len(found) > 0 {
-		t.Errorf("a release build contains %q", found)
-	}
-	if found := inside(build(t, "failpoints")); len(found) < 3 {
-		t.Errorf("the check is blind: a build with failpoints shows only %q", found)
-	}
+	found := inside(build(t, ""))
+	check.That(t, len(found) == 0, "a release build contains %q", found)
+	found = inside(build(t, "failpoints"))
+	check.That(t, len(found) >= 3, "the check is blind: a build with failpoints shows only %q", found)
 }
 
 func TestFailpoints(t *testing.T) {
@@ -63,18 +59,14 @@ func TestFailpoints(t *testing.T) {
 		status, ok := exit.Sys().(syscall.WaitStatus)
 		return ok && status.Signaled() && status.Signal() == syscall.SIGKILL
 	}
-	if out, _, err := runIt("elsewhere=kill"); err != nil || out != "first\nsecond\n" {
-		t.Errorf("untouched: %q, %v", out, err)
-	}
-	if out, _, err := runIt("a-place-in-the-program=kill"); !killed(err) || out != "" {
-		t.Errorf("kill: %q, %v", out, err)
-	}
-	if out, _, err := runIt("elsewhere=kill, a-place-in-the-program@2=kill"); !killed(err) || out != "first\n" {
-		t.Errorf("kill at the second hit: %q, %v", out, err)
-	}
-	if _, took, err := runIt("a-place-in-the-program@1=sleep:150ms"); err != nil || took < 150*time.Millisecond {
-		t.Errorf("sleep: took %v, %v", took, err)
-	}
+	out, _, err := runIt("elsewhere=kill")
+	check.That(t, err == nil && out == "first\nsecond\n", "untouched: %q, %v", out, err)
+	out, _, err = runIt("a-place-in-the-program=kill")
+	check.That(t, killed(err) && out == "", "kill: %q, %v", out, err)
+	out, _, err = runIt("elsewhere=kill, a-place-in-the-program@2=kill")
+	check.That(t, killed(err) && out == "first\n", "kill at the second hit: %q, %v", out, err)
+	_, took, err := runIt("a-place-in-the-program@1=sleep:150ms")
+	check.That(t, err == nil && took >= 150*time.Millisecond, "sleep: took %v, %v", took, err)
 	for _, wrong := range []string{"x", "x=", "x=error", "x@0=kill", "x@a=kill", "x=sleep:soon"} {
 		var exit *exec.ExitError
 		if _, _, err := runIt(wrong); !errors.As(err, &exit) || exit.ExitCode() != 2 || !strings.Contains(string(exit.Stderr), "CRUST_FAILPOINTS") {

@@ -14,27 +14,22 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 // stale leaves a socket that nobody serves.
 func stale(t *testing.T, path string) {
 	t.Helper()
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	l.SetUnlinkOnClose(false)
-	if err := l.Close(); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, l.Close())
 }
 
 func mustListen(t *testing.T, path string, mode fs.FileMode, group string) *Listener {
 	t.Helper()
 	l, err := Listen(path, mode, group)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	t.Cleanup(func() { _ = l.Close() })
 	return l
 }
@@ -42,16 +37,12 @@ func mustListen(t *testing.T, path string, mode fs.FileMode, group string) *List
 func onlyEntries(t *testing.T, dir string, want ...string) {
 	t.Helper()
 	entries, err := os.ReadDir(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	var names []string
 	for _, entry := range entries {
 		names = append(names, entry.Name())
 	}
-	if strings.Join(names, " ") != strings.Join(want, " ") {
-		t.Errorf("the directory holds %q, want %q", names, want)
-	}
+	check.That(t, strings.Join(names, " ") == strings.Join(want, " "), "the directory holds %q, want %q", names, want)
 }
 
 func TestListen(t *testing.T) {
@@ -62,21 +53,14 @@ func TestListen(t *testing.T) {
 		l := mustListen(t, path, mode, strconv.Itoa(os.Getgid()))
 		unix.Umask(old)
 		info, err := os.Lstat(path)
-		if err != nil || info.Mode() != fs.ModeSocket|mode {
-			t.Errorf("got %v, %v", info.Mode(), err)
-		}
-		if l.Addr().String() != path {
-			t.Errorf("the address is %v", l.Addr())
-		}
+		check.That(t, err == nil && info.Mode() == fs.ModeSocket|mode, "got %v, %v", info.Mode(), err)
+		check.That(t, l.Addr().String() == path, "the address is %v", l.Addr())
 		conn, err := net.Dial("unix", path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, err)
 		_ = conn.Close()
 		onlyEntries(t, dir, "a.sock")
-		if err := errors.Join(l.Close(), l.Close()); err != nil {
-			t.Error(err)
-		}
+		err = errors.Join(l.Close(), l.Close())
+		check.That(t, err == nil, "%v", err)
 		onlyEntries(t, dir)
 	}
 }
@@ -88,29 +72,22 @@ func TestListenReplacesStaleSocketOnly(t *testing.T) {
 	// A process that was killed while it listened left this.
 	stale(t, filepath.Join(dir, tempName))
 	first := mustListen(t, path, 0o600, "")
-	if _, err := Listen(path, 0o600, ""); err == nil || !strings.Contains(err.Error(), "another process serves") {
-		t.Errorf("a live socket: %v", err)
-	}
+	_, err := Listen(path, 0o600, "")
+	check.That(t, err != nil && strings.Contains(err.Error(), "another process serves"), "a live socket: %v", err)
 	onlyEntries(t, dir, "a.sock")
 
 	other := filepath.Join(dir, "b")
-	if err := os.WriteFile(other, []byte("kept"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := Listen(other, 0o600, ""); err == nil || !strings.Contains(err.Error(), "not a socket") {
-		t.Errorf("a file: %v", err)
-	}
+	check.Must(t, os.WriteFile(other, []byte("kept"), 0o600))
+	_, err = Listen(other, 0o600, "")
+	check.That(t, err != nil && strings.Contains(err.Error(), "not a socket"), "a file: %v", err)
 	if content, err := os.ReadFile(other); err != nil || string(content) != "kept" { //nolint:gosec // of this test
 		t.Errorf("the file was touched: %v", err)
 	}
 
 	link, target := filepath.Join(dir, "c"), filepath.Join(dir, "target")
-	if err := os.Symlink(target, link); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := Listen(link, 0o600, ""); err == nil {
-		t.Error("a symbolic link was taken")
-	}
+	check.Must(t, os.Symlink(target, link))
+	_, err = Listen(link, 0o600, "")
+	check.That(t, err != nil, "a symbolic link was taken")
 	onlyEntries(t, dir, "a.sock", "b", "c")
 	_ = first.Close()
 }
@@ -118,13 +95,10 @@ func TestListenReplacesStaleSocketOnly(t *testing.T) {
 func TestCloseRemovesOnlyItsOwn(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "a.sock")
 	first := mustListen(t, path, 0o600, "")
-	if err := os.Remove(path); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, os.Remove(path))
 	second := mustListen(t, path, 0o600, "")
-	if err := first.Close(); err != nil {
-		t.Error(err)
-	}
+	err := first.Close()
+	check.That(t, err == nil, "%v", err)
 	if conn, err := net.Dial("unix", path); err != nil {
 		t.Errorf("the other's socket is gone: %v", err)
 	} else {
@@ -155,16 +129,12 @@ func TestListenRefuses(t *testing.T) {
 
 func TestListenOnTheLongestPath(t *testing.T) {
 	dir, err := os.MkdirTemp("/tmp", "l")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	path := filepath.Join(dir, strings.Repeat("x", sys.MaxSocketPath-len(dir)-1))
 	mustListen(t, path, 0o600, "")
 	conn, err := net.Dial("unix", path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	_ = conn.Close()
 }
 
@@ -184,9 +154,7 @@ func TestManyListenAtOnce(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	if len(won) != 1 {
-		t.Errorf("%d of them listen", len(won))
-	}
+	check.That(t, len(won) == 1, "%d of them listen", len(won))
 	for _, l := range won {
 		_ = l.Close()
 	}

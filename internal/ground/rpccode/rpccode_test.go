@@ -11,15 +11,14 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 func TestEveryKindHasACodeOfItsOwn(t *testing.T) {
 	taken := make(map[codes.Code]volume.Kind)
 	for kind := volume.Internal; kind <= volume.Canceled; kind++ {
 		code, ok := codeOf[kind]
-		if !ok {
-			t.Errorf("%v has no code", kind)
-		}
+		check.That(t, ok, "%v has no code", kind)
 		// An answer that cannot be true is as good as one that cannot be read.
 		if other, double := taken[code]; double && kind != volume.Absurd {
 			t.Errorf("%v and %v are both %v", kind, other, code)
@@ -27,25 +26,19 @@ func TestEveryKindHasACodeOfItsOwn(t *testing.T) {
 		taken[code] = kind
 		err := fmt.Errorf("outer: %w", volume.Errorf(kind, "volume /v: it broke"))
 		got := Status(err)
-		if status.Code(got) != code || !strings.Contains(got.Error(), "/v") {
-			t.Errorf("%v became %v", kind, got)
-		}
+		check.That(t, status.Code(got) == code && strings.Contains(got.Error(), "/v"), "%v became %v", kind, got)
 	}
-	if Status(nil) != nil {
-		t.Error("no error became one")
-	}
-	if got := status.Code(Status(errors.New("plain"))); got != codes.Internal {
-		t.Errorf("an error without a kind became %v", got)
-	}
+	check.That(t, Status(nil) == nil, "no error became one")
+	got := status.Code(Status(errors.New("plain")))
+	check.That(t, got == codes.Internal, "an error without a kind became %v", got)
 	ready := status.Error(codes.NotFound, "made elsewhere")
 	if got := Status(ready); status.Code(got) != codes.NotFound {
 		t.Errorf("a finished status became %v", got)
 	}
 	within := fmt.Errorf("outer: %w", errors.Join(ready, ready))
 	for code, err := range map[codes.Code]error{codes.NotFound: within, codes.Aborted: volume.Errorf(volume.Busy, "%w", within)} {
-		if got := status.Convert(Status(err)); got.Code() != code || got.Message() != "outer: made elsewhere\nmade elsewhere" {
-			t.Errorf("a wrapped status became %v", got)
-		}
+		got := status.Convert(Status(err))
+		check.That(t, got.Code() == code && got.Message() == "outer: made elsewhere\nmade elsewhere", "a wrapped status became %v", got)
 	}
 }
 
@@ -54,8 +47,6 @@ func TestEveryKindHasACodeOfItsOwn(t *testing.T) {
 func TestCodesThatKubeletTakesForMaybe(t *testing.T) {
 	maybe := []codes.Code{codes.Canceled, codes.DeadlineExceeded, codes.Unavailable, codes.ResourceExhausted, codes.Aborted}
 	for _, kind := range []volume.Kind{volume.Busy, volume.Timeout, volume.Canceled, volume.NoSandbox, volume.Exhausted} {
-		if !slices.Contains(maybe, codeOf[kind]) {
-			t.Errorf("%v is final for kubelet", kind)
-		}
+		check.That(t, slices.Contains(maybe, codeOf[kind]), "%v is final for kubelet", kind)
 	}
 }

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -25,35 +27,26 @@ func TestGroupFirstErrorStopsAll(t *testing.T) {
 	g.Go("done", func(context.Context) error { return nil })
 	g.Go("fails", func(context.Context) error { return broken })
 	err := g.Wait()
-	if !errors.Is(err, broken) || err.Error() != "fails: broken" {
-		t.Fatalf("got %v", err)
-	}
-	if !errors.Is(cause, broken) {
-		t.Fatalf("cause is %v", cause)
-	}
+	check.Require(t, errors.Is(err, broken) && err.Error() == "fails: broken", "got %v", err)
+	check.Require(t, errors.Is(cause, broken), "cause is %v", cause)
 }
 
 func TestGroupEndOfParentIsNoError(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	g := New(ctx)
 	g.Go("a", func(ctx context.Context) error { cancel(); <-ctx.Done(); return nil })
-	if err := g.Wait(); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, g.Wait())
 }
 
 func TestUntilSignal(t *testing.T) {
 	ctx, stop := UntilSignal(t.Context())
 	defer stop()
-	if err := syscall.Kill(syscall.Getpid(), syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, syscall.Kill(syscall.Getpid(), syscall.SIGTERM))
 	select {
 	case <-ctx.Done():
 	case <-time.After(5 * time.Second):
 		t.Fatal("the signal did not end the context")
 	}
-	if cause := context.Cause(ctx); !strings.Contains(cause.Error(), syscall.SIGTERM.String()) {
-		t.Fatalf("cause is %v", cause)
-	}
+	cause := context.Cause(ctx)
+	check.Require(t, strings.Contains(cause.Error(), syscall.SIGTERM.String()), "cause is %v", cause)
 }

@@ -85,9 +85,7 @@ func TestCloseBesideAStart(t *testing.T) {
 			close(ended)
 		}()
 		time.Sleep(10 * time.Millisecond) // for a close that does not wait: it is seen at times only
-		if !isOpen(fd) {
-			t.Error("it was closed while a program was being started")
-		}
+		check.That(t, isOpen(fd), "it was closed while a program was being started")
 		syscall.ForkLock.Unlock()
 		<-ended
 		check.That(t, !isOpen(fd), "the descriptor is still open")

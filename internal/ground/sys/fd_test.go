@@ -31,9 +31,7 @@ func TestNewestFiles(t *testing.T) {
 		check.Must(t, os.Chtimes(filepath.Join(dir, name), at, at))
 	}
 	got, err := NewestFiles(unix.AT_FDCWD, dir, 3, func(string) bool { return true })
-	if err != nil || !slices.Equal(got, want) {
-		t.Errorf("the newest are %q, %v, want %q", got, err, want)
-	}
+	check.That(t, err == nil && slices.Equal(got, want), "the newest are %q, %v, want %q", got, err, want)
 }
 
 func TestReadLine(t *testing.T) {
@@ -43,12 +41,10 @@ func TestReadLine(t *testing.T) {
 	}
 	for text, want := range map[string]string{"": "", "7:3\n": "7:3", "no newline": "no newline"} {
 		check.Must(t, os.WriteFile(path, []byte(text), 0o600))
-		if got, err := ReadLine(path); got != want || err != nil {
-			t.Errorf("%q was read as %q, %v", text, got, err)
-		}
+		got, err := ReadLine(path)
+		check.That(t, got == want && err == nil, "%q was read as %q, %v", text, got, err)
 	}
 	raw, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
-	if id, idErr := BootID(); errors.Join(err, idErr) != nil || id != strings.TrimSpace(string(raw)) {
-		t.Errorf("the boot is %q, %v, %v", id, err, idErr)
-	}
+	id, idErr := BootID()
+	check.That(t, errors.Join(err, idErr) == nil && id == strings.TrimSpace(string(raw)), "the boot is %q, %v, %v", id, err, idErr)
 }

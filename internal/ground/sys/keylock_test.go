@@ -24,18 +24,14 @@ func TestKeyLocksExcludePerKey(t *testing.T) {
 					t.Error(err)
 					return
 				}
-				if inside[i%2].Add(1) != 1 {
-					t.Error("two holders of one key")
-				}
+				check.That(t, inside[i%2].Add(1) == 1, "two holders of one key")
 				inside[i%2].Add(-1)
 				unlock()
 			}
 		})
 	}
 	workers.Wait()
-	if len(locks.locks) != 0 {
-		t.Errorf("%d locks are left", len(locks.locks))
-	}
+	check.That(t, len(locks.locks) == 0, "%d locks are left", len(locks.locks))
 }
 
 func TestKeyLockGivesUpWithItsCaller(t *testing.T) {
@@ -44,9 +40,8 @@ func TestKeyLockGivesUpWithItsCaller(t *testing.T) {
 	check.Must(t, err)
 	ctx, cancel := context.WithTimeout(context.Background(), time.Millisecond)
 	defer cancel()
-	if _, err := locks.Lock(ctx, "a"); !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("got %v", err)
-	}
+	_, err = locks.Lock(ctx, "a")
+	check.That(t, errors.Is(err, context.DeadlineExceeded), "got %v", err)
 	if _, free := locks.TryLock("a"); free {
 		t.Error("a lock that is held was free")
 	}
@@ -55,11 +50,7 @@ func TestKeyLockGivesUpWithItsCaller(t *testing.T) {
 	}
 	unlock()
 	again, free := locks.TryLock("a")
-	if !free {
-		t.Fatal("a lock that was given back is not free")
-	}
+	check.Require(t, free, "a lock that was given back is not free")
 	again()
-	if len(locks.locks) != 0 {
-		t.Errorf("%d locks are left", len(locks.locks))
-	}
+	check.That(t, len(locks.locks) == 0, "%d locks are left", len(locks.locks))
 }

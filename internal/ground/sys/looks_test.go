@@ -6,6 +6,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 // TestLooksThatHang: each key has one look at most, and no caller waits longer than lookTime, also not if
@@ -24,20 +26,16 @@ func TestLooksThatHang(t *testing.T) {
 		for key := range 2 * maxHung {
 			began := time.Now()
 			for range 3 {
-				if _, err := Look(&looks, key, hang); !errors.Is(err, ErrHangs) || time.Since(began) > lookTime {
-					t.Fatalf("%d: %v after %v", key, err, time.Since(began))
-				}
+				_, err := Look(&looks, key, hang)
+				check.Require(t, errors.Is(err, ErrHangs) && time.Since(began) <= lookTime, "%d: %v after %v", key, err, time.Since(began))
 			}
 		}
-		if running.Load() != maxHung {
-			t.Errorf("%d looks run", running.Load())
-		}
+		check.That(t, running.Load() == maxHung, "%d looks run", running.Load())
 		close(server)
 		synctest.Wait()
 		for key := range 2 * maxHung {
-			if seen, err := Look(&looks, key, hang); seen != 1 || err != nil {
-				t.Fatalf("%d: %d, %v", key, seen, err)
-			}
+			seen, err := Look(&looks, key, hang)
+			check.Require(t, seen == 1 && err == nil, "%d: %d, %v", key, seen, err)
 		}
 	})
 }
@@ -50,9 +48,7 @@ func TestLooksTakeTurns(t *testing.T) {
 		for range 10 {
 			go func() {
 				_, err := Look(&looks, "disk", func() (int, error) {
-					if running.Add(1) > 1 {
-						t.Error("two at once")
-					}
+					check.That(t, running.Add(1) <= 1, "two at once")
 					time.Sleep(lookTime / 20)
 					running.Add(-1)
 					return 0, nil
@@ -64,8 +60,6 @@ func TestLooksTakeTurns(t *testing.T) {
 		}
 		time.Sleep(lookTime)
 		synctest.Wait()
-		if seen.Load() != 10 {
-			t.Errorf("%d of 10", seen.Load())
-		}
+		check.That(t, seen.Load() == 10, "%d of 10", seen.Load())
 	})
 }

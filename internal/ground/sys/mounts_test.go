@@ -39,9 +39,8 @@ func TestMounts(t *testing.T) {
 		ID: 36, Parent: 35, Major: 98, Root: "/a b", Mountpoint: "/mnt\t2", Options: "rw", Optional: "shared:1 master:2",
 		FSType: "tmpfs", Source: `crust:ab\c`, VFSOptions: "rw",
 	}}
-	if diff := cmp.Diff(want, got); err != nil || diff != "" {
-		t.Errorf("%v\n%s", err, diff)
-	}
+	diff := cmp.Diff(want, got)
+	check.That(t, err == nil && diff == "", "%v\n%s", err, diff)
 	if got, err := mountsOf(t, text, func(line string) bool { return strings.Contains(line, "sense") }); err == nil {
 		t.Errorf("a wanted line that cannot be read gives %v", got)
 	}

@@ -1,6 +1,10 @@
 package sys
 
-import "testing"
+import (
+	"testing"
+
+	"github.com/crust-proxy/crust-proxy/test/check"
+)
 
 func TestClipTo(t *testing.T) {
 	for _, c := range []struct {
@@ -15,18 +19,15 @@ func TestClipTo(t *testing.T) {
 		{"fünf", 3, "fü..."},
 		{"\x80\x80\x80", 2, "..."},
 	} {
-		if got := ClipTo(c.text, c.most); got != c.want {
-			t.Errorf("ClipTo(%q, %d) = %q, want %q", c.text, c.most, got, c.want)
-		}
+		got := ClipTo(c.text, c.most)
+		check.That(t, got == c.want, "ClipTo(%q, %d) = %q, want %q", c.text, c.most, got, c.want)
 	}
 }
 
 // TestIsText: whatever hides text, or changes how the rest of a line reads, is none.
 func TestIsText(t *testing.T) {
 	for _, good := range []string{"", "a b", "ü/日本", "𝒳", "e\u0301"} {
-		if !IsText(good) {
-			t.Errorf("%q is refused", good)
-		}
+		check.That(t, IsText(good), "%q is refused", good)
 	}
 	for name, r := range map[string]rune{
 		"NUL": 0, "escape": 0x1b, "C1": 0x9b, "soft hyphen": 0xad, "no-break space": 0xa0, "combining joiner": 0x34f, "Arabic mark": 0x61c,
@@ -34,11 +35,7 @@ func TestIsText(t *testing.T) {
 		"override": 0x202e, "isolate": 0x2066, "invisible times": 0x2062, "braille-like filler": 0x3164, "variation": 0xfe0f, "byte order": 0xfeff,
 		"annotation": 0xfff9, "private": 0xe000, "tag": 0xe0041, "variation supplement": 0xe0100,
 	} {
-		if IsText("a" + string(r) + "b") {
-			t.Errorf("%s (%U) is taken", name, r)
-		}
+		check.That(t, !IsText("a"+string(r)+"b"), "%s (%U) is taken", name, r)
 	}
-	if IsText("\xff") {
-		t.Error("broken UTF-8 is taken")
-	}
+	check.That(t, !IsText("\xff"), "broken UTF-8 is taken")
 }

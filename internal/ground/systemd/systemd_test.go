@@ -20,6 +20,8 @@ import (
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest/observer"
 	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 func TestMain(m *testing.M) {
@@ -45,9 +47,7 @@ func newManager(t *testing.T) *manager {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "notify")
 	conn, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	t.Cleanup(func() { _ = conn.Close() })
 	return &manager{conn: conn, path: path}
 }
@@ -63,17 +63,13 @@ func (m *manager) receive(t *testing.T) message {
 	}
 	got := message{state: string(text[:n])}
 	control, err := unix.ParseSocketControlMessage(rights[:rn])
-	if err != nil {
-		t.Error(err)
-	}
+	check.That(t, err == nil, "%v", err)
 	for _, c := range control {
 		if c.Header.Type != unix.SCM_RIGHTS {
 			continue // who sent it
 		}
 		fds, err := unix.ParseUnixRights(&c)
-		if err != nil {
-			t.Error(err)
-		}
+		check.That(t, err == nil, "%v", err)
 		for _, fd := range fds {
 			got.files = append(got.files, os.NewFile(uintptr(fd), "received")) //nolint:gosec // a descriptor
 		}
@@ -93,9 +89,7 @@ func (m *manager) notifier(t *testing.T) *Notifier {
 	t.Setenv("WATCHDOG_USEC", "")
 	t.Setenv("FDSTORE", "512")
 	n, err := FromEnvironment()
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	return n
 }
 
@@ -109,21 +103,17 @@ func TestMessages(t *testing.T) {
 		{n.Ready, "READY=1"},
 		{n.Stopping, "STOPPING=1"},
 	} {
-		if err := tc.send(); err != nil {
-			t.Fatal(err)
-		}
-		if got := m.receive(t); got.state != tc.want {
-			t.Errorf("got %q, want %q", got.state, tc.want)
-		}
+		check.Must(t, tc.send())
+		got := m.receive(t)
+		check.That(t, got.state == tc.want, "got %q, want %q", got.state, tc.want)
 	}
 }
 
 // TestRoom: systemd says how many descriptors it keeps since version 254.
 func TestRoom(t *testing.T) {
 	m := newManager(t)
-	if got := m.notifier(t).Room(); got != 512 {
-		t.Errorf("told 512, understood %d", got)
-	}
+	got := m.notifier(t).Room()
+	check.That(t, got == 512, "told 512, understood %d", got)
 	t.Setenv("NOTIFY_SOCKET", m.path)
 	if n, err := FromEnvironment(); err != nil || n.Room() != unitRoom {
 		t.Errorf("not told: %d, %v", n.Room(), err)
@@ -137,9 +127,8 @@ func TestRoom(t *testing.T) {
 func TestEnvironmentIsUnset(t *testing.T) {
 	newManager(t).notifier(t)
 	for _, name := range []string{"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "FDSTORE"} {
-		if value, ok := os.LookupEnv(name); ok {
-			t.Errorf("%s=%s is left", name, value)
-		}
+		value, ok := os.LookupEnv(name)
+		check.That(t, !ok, "%s=%s is left", name, value)
 	}
 }
 
@@ -147,27 +136,20 @@ func TestWithoutManagerNothingHappens(t *testing.T) {
 	t.Setenv("NOTIFY_SOCKET", "")
 	t.Setenv("WATCHDOG_USEC", "")
 	n, err := FromEnvironment()
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	err = errors.Join(n.Ready(), n.Stopping(), n.StoreFD("a", os.Stderr), n.RemoveFD("a"))
-	if err != nil || n.CanStore() {
-		t.Errorf("got %v, %+v", err, n)
-	}
+	check.That(t, err == nil && !n.CanStore(), "got %v, %+v", err, n)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := (&Watchdog{Notifier: n, Log: zap.NewNop()}).Run(ctx); err != nil {
-		t.Error(err)
-	}
+	err = (&Watchdog{Notifier: n, Log: zap.NewNop()}).Run(ctx)
+	check.That(t, err == nil, "%v", err)
 }
 
 func TestStoreFD(t *testing.T) {
 	m := newManager(t)
 	n := m.notifier(t)
 	file, err := os.Create(filepath.Join(t.TempDir(), "claimed"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	defer func() { _ = file.Close() }()
 	var processed atomic.Bool
 	served := make(chan message, 1)
@@ -176,51 +158,36 @@ func TestStoreFD(t *testing.T) {
 		barrier := m.receive(t)
 		time.Sleep(50 * time.Millisecond)
 		processed.Store(true)
-		if barrier.state != "BARRIER=1" || len(barrier.files) != 1 {
-			t.Errorf("the barrier is %+v", barrier)
-		}
+		check.That(t, barrier.state == "BARRIER=1" && len(barrier.files) == 1, "the barrier is %+v", barrier)
 		barrier.close()
 		served <- stored
 	}()
-	if err := n.StoreFD("claim-8-16", file); err != nil {
-		t.Fatal(err)
-	}
-	if !processed.Load() {
-		t.Error("it returned before the manager had processed it")
-	}
+	check.Must(t, n.StoreFD("claim-8-16", file))
+	check.That(t, processed.Load(), "it returned before the manager had processed it")
 	stored := <-served
 	defer stored.close()
-	if stored.state != "FDSTORE=1\nFDNAME=claim-8-16\nFDPOLL=0" || len(stored.files) != 1 {
-		t.Fatalf("got %+v", stored)
-	}
+	check.Require(t, stored.state == "FDSTORE=1\nFDNAME=claim-8-16\nFDPOLL=0" && len(stored.files) == 1, "got %+v", stored)
 	ours, _ := file.Stat()
 	theirs, err := stored.files[0].Stat()
-	if err != nil || !os.SameFile(ours, theirs) {
-		t.Errorf("another file was stored: %v", err)
-	}
+	check.That(t, err == nil && os.SameFile(ours, theirs), "another file was stored: %v", err)
 }
 
 func TestRemoveFD(t *testing.T) {
 	m := newManager(t)
 	n := m.notifier(t)
 	go func() {
-		if got := m.receive(t); got.state != "FDSTOREREMOVE=1\nFDNAME=claim" || len(got.files) != 0 {
-			t.Errorf("got %+v", got)
-		}
+		got := m.receive(t)
+		check.That(t, got.state == "FDSTOREREMOVE=1\nFDNAME=claim" && len(got.files) == 0, "got %+v", got)
 		barrier := m.receive(t)
 		barrier.close()
 	}()
-	if err := n.RemoveFD("claim"); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, n.RemoveFD("claim"))
 }
 
 func TestBadNamesAreRefused(t *testing.T) {
 	n := newManager(t).notifier(t)
 	for _, name := range []string{"", "a:b", "a\nREADY=1", "a_b", "ä", strings.Repeat("a", 256)} {
-		if n.StoreFD(name, os.Stderr) == nil || n.RemoveFD(name) == nil {
-			t.Errorf("%q is taken", name)
-		}
+		check.That(t, n.StoreFD(name, os.Stderr) != nil && n.RemoveFD(name) != nil, "%q is taken", name)
 	}
 }
 
@@ -228,9 +195,8 @@ func TestManagerThatIsAway(t *testing.T) {
 	m := newManager(t)
 	n := m.notifier(t)
 	_ = m.conn.Close()
-	if err := n.StoreFD("a", os.Stderr); err == nil || !strings.Contains(err.Error(), "store the descriptor a") {
-		t.Errorf("got %v", err)
-	}
+	err := n.StoreFD("a", os.Stderr)
+	check.That(t, err != nil && strings.Contains(err.Error(), "store the descriptor a"), "got %v", err)
 }
 
 func TestWatchdog(t *testing.T) {
@@ -239,9 +205,7 @@ func TestWatchdog(t *testing.T) {
 	t.Setenv("WATCHDOG_PID", strconv.Itoa(os.Getpid()))
 	t.Setenv("NOTIFY_SOCKET", m.path)
 	n, err := FromEnvironment()
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	var dead atomic.Bool
 	core, logged := observer.New(zap.ErrorLevel)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -254,9 +218,8 @@ func TestWatchdog(t *testing.T) {
 	}}
 	go func() { done <- dog.Run(ctx) }()
 	for range 3 {
-		if got := m.receive(t); got.state != "WATCHDOG=1" {
-			t.Errorf("got %q", got.state)
-		}
+		got := m.receive(t)
+		check.That(t, got.state == "WATCHDOG=1", "got %q", got.state)
 	}
 	dead.Store(true)
 	for began := time.Now(); logged.Len() == 0 && time.Since(began) < 5*time.Second; {
@@ -264,13 +227,11 @@ func TestWatchdog(t *testing.T) {
 	}
 	drain(m)
 	_ = m.conn.SetReadDeadline(time.Now().Add(60 * time.Millisecond))
-	if _, err := m.conn.Read(make([]byte, 64)); !errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Errorf("a dead daemon said that it lives: %v", err)
-	}
+	_, err = m.conn.Read(make([]byte, 64))
+	check.That(t, errors.Is(err, os.ErrDeadlineExceeded), "a dead daemon said that it lives: %v", err)
 	cancel()
-	if err := <-done; err != nil {
-		t.Error(err)
-	}
+	err = <-done
+	check.That(t, err == nil, "%v", err)
 }
 
 func drain(m *manager) {
@@ -286,19 +247,13 @@ func drain(m *manager) {
 // descriptors from 3 on.
 func TestInherit(t *testing.T) {
 	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(t.TempDir(), "runtime.sock"), Net: "unix"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	defer func() { _ = listener.Close() }()
 	socket, err := listener.File()
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	defer func() { _ = socket.Close() }()
 	claim, err := os.Create(filepath.Join(t.TempDir(), "claim"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	defer func() { _ = claim.Close() }()
 	for names, want := range map[string]string{
 		"runtime:claim-8-16:claim-8-16": "listeners=runtime stored=claim-8-16",
@@ -314,9 +269,7 @@ func TestInherit(t *testing.T) {
 		cmd.Env = append(os.Environ(), "SYSTEMD_TEST_CHILD=1", "LISTEN_FDS=3", "LISTEN_FDNAMES="+names)
 		cmd.ExtraFiles = files
 		out, err := cmd.CombinedOutput()
-		if err != nil || !strings.HasPrefix(string(out), want) {
-			t.Errorf("%s: got %q, %v; want %q", names, out, err, want)
-		}
+		check.That(t, err == nil && strings.HasPrefix(string(out), want), "%s: got %q, %v; want %q", names, out, err, want)
 	}
 }
 

@@ -15,6 +15,8 @@ import (
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest/observer"
+
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 // get asks the handler of a server.
@@ -33,9 +35,8 @@ func start(t *testing.T, s *Server) {
 	go func() { done <- s.Run(ctx) }()
 	t.Cleanup(func() {
 		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
+		err := <-done
+		check.That(t, err == nil, "%v", err)
 	})
 }
 
@@ -55,9 +56,8 @@ func TestServer(t *testing.T) {
 	}
 	want := func(path string, wantCode int, words string) {
 		t.Helper()
-		if code, body := get(t, s, path); code != wantCode || !strings.Contains(body, words) {
-			t.Errorf("%s: %d %q", path, code, body)
-		}
+		code, body := get(t, s, path)
+		check.That(t, code == wantCode && strings.Contains(body, words), "%s: %d %q", path, code, body)
 	}
 	want("/healthz", http.StatusOK, "ok\n")
 	want("/readyz", http.StatusOK, "ok\nthe cluster is away\n")
@@ -74,55 +74,40 @@ func TestServer(t *testing.T) {
 
 func TestServerThatCannotListen(t *testing.T) {
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	defer func() { _ = taken.Close() }()
 	for _, listen := range []string{taken.Addr().String(), "unix:" + t.TempDir(), "192.0.2.1:1"} {
 		s := &Server{Listen: listen, Metrics: NewMetrics("test").Registry, Log: zap.NewNop(), Retry: time.Millisecond}
 		s.Bind(t.Context())
-		if err := s.Problem(); err == nil || !strings.Contains(err.Error(), listen) {
-			t.Errorf("%s: got %v", listen, err)
-		}
+		err = s.Problem()
+		check.That(t, err != nil && strings.Contains(err.Error(), listen), "%s: got %v", listen, err)
 		start(t, s) // it goes on trying, and ends with its context
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := (&Server{}).Run(ctx); err != nil {
-		t.Errorf("off: %v", err)
-	}
+	err = (&Server{}).Run(ctx)
+	check.That(t, err == nil, "off: %v", err)
 }
 
 // TestAddressThatComesFree is served as soon as it can be.
 func TestAddressThatComesFree(t *testing.T) {
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	core, logged := observer.New(zap.InfoLevel)
 	s := &Server{Listen: taken.Addr().String(), Metrics: NewMetrics("test").Registry, Log: zap.New(core), Retry: time.Millisecond, Ready: func() error { return nil }, Remarks: func() []string { return nil }}
 	s.Bind(t.Context())
 	start(t, s)
-	if s.Problem() == nil {
-		t.Fatal("an address that is in use is no problem")
-	}
-	if err := taken.Close(); err != nil {
-		t.Fatal(err)
-	}
+	check.Require(t, s.Problem() != nil, "an address that is in use is no problem")
+	check.Must(t, taken.Close())
 	for s.Problem() != nil && t.Context().Err() == nil {
 		time.Sleep(time.Millisecond)
 	}
 	reply, err := http.Get("http://" + s.Listen + "/readyz")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	_ = reply.Body.Close()
-	if told := logged.FilterLevelExact(zap.ErrorLevel).Len(); told != 1 {
-		t.Errorf("the problem was logged %d times", told)
-	}
-	if logged.FilterMessageSnippet("served again").Len() != 1 {
-		t.Errorf("its end was not logged: %v", logged.All())
-	}
+	told := logged.FilterLevelExact(zap.ErrorLevel).Len()
+	check.That(t, told == 1, "the problem was logged %d times", told)
+	check.That(t, logged.FilterMessageSnippet("served again").Len() == 1, "its end was not logged: %v", logged.All())
 }
 
 // pipes is a listener whose connections are in memory, so that a test needs no real time.
@@ -158,9 +143,7 @@ func TestIdleConnectionsDoNotKeepProbesOut(t *testing.T) {
 		probe := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: listener.dial}}
 		// It waits for a place among maxConns, and no longer than the idle ones may take.
 		reply, err := probe.Get("http://node/healthz")
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, err)
 		if _ = reply.Body.Close(); reply.StatusCode != http.StatusOK || time.Since(began) != headerTime {
 			t.Errorf("got %d after %v", reply.StatusCode, time.Since(began))
 		}
@@ -173,15 +156,12 @@ func TestTracingOffAndAway(t *testing.T) {
 	}
 	// Nobody listens there: calls do not notice.
 	tracer, end, err := Tracing{Endpoint: "127.0.0.1:1", Insecure: true, SampleRatio: 1, Log: zap.NewNop()}.Start(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	began := time.Now()
 	_, span := tracer.Start(t.Context(), "call")
 	span.End()
-	if took := time.Since(began); took > 10*time.Second {
-		t.Errorf("a span took %v", took)
-	}
+	took := time.Since(began)
+	check.That(t, took <= 10*time.Second, "a span took %v", took)
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
 	_ = end(ctx)
@@ -197,10 +177,7 @@ func (brokenExporter) ExportSpans(context.Context, []sdktrace.ReadOnlySpan) erro
 func TestLostSpansAreLogged(t *testing.T) {
 	core, logged := observer.New(zap.WarnLevel)
 	exporter := &loggedExporter{SpanExporter: brokenExporter{}, log: zap.New(core)}
-	if err := exporter.ExportSpans(t.Context(), nil); err != nil {
-		t.Errorf("the failure went on to OpenTelemetry: %v", err)
-	}
-	if logged.FilterMessageSnippet("spans are lost").Len() != 1 {
-		t.Errorf("the loss was not logged: %v", logged.All())
-	}
+	err := exporter.ExportSpans(t.Context(), nil)
+	check.That(t, err == nil, "the failure went on to OpenTelemetry: %v", err)
+	check.That(t, logged.FilterMessageSnippet("spans are lost").Len() == 1, "the loss was not logged: %v", logged.All())
 }

@@ -27,6 +27,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/crust-proxy/crust-proxy/internal/ground/peercred"
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -39,15 +40,15 @@ const (
 // service answers as a test wants.
 type service struct {
 	healthv1.UnimplementedHealthServer
-	check func(ctx context.Context) error
+	answer func(ctx context.Context) error
 }
 
 func (s service) Check(ctx context.Context, _ *healthv1.HealthCheckRequest) (*healthv1.HealthCheckResponse, error) {
-	return &healthv1.HealthCheckResponse{}, s.check(ctx)
+	return &healthv1.HealthCheckResponse{}, s.answer(ctx)
 }
 
 func (s service) Watch(_ *healthv1.HealthCheckRequest, stream grpc.ServerStreamingServer[healthv1.HealthCheckResponse]) error {
-	return s.check(stream.Context())
+	return s.answer(stream.Context())
 }
 
 // watched is a real server under the interceptors, and all that they tell.
@@ -59,7 +60,7 @@ type watched struct {
 	stop    func()
 }
 
-func watch(t *testing.T, level string, check func(ctx context.Context) error) *watched {
+func watch(t *testing.T, level string, answer func(ctx context.Context) error) *watched {
 	t.Helper()
 	w := &watched{log: &bytes.Buffer{}, metrics: NewMetrics("test"), spans: tracetest.NewSpanRecorder()}
 	provider := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(w.spans))
@@ -67,18 +68,14 @@ func watch(t *testing.T, level string, check func(ctx context.Context) error) *w
 		Log: NewLogger(w.log, zap.NewAtomicLevelAt(Level(level))), Metrics: w.metrics, Tracer: provider.Tracer("test"),
 	}
 	server := grpc.NewServer(append(interceptors.Options(), grpc.Creds(peercred.Credentials()))...)
-	healthv1.RegisterHealthServer(server, service{check: check})
+	healthv1.RegisterHealthServer(server, service{answer: answer})
 	path := filepath.Join(t.TempDir(), "test.sock")
 	listener, err := net.Listen("unix", path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	done := make(chan struct{})
 	go func() { defer close(done); _ = server.Serve(listener) }()
 	conn, err := grpc.NewClient("unix:"+path, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	w.client = healthv1.NewHealthClient(conn)
 	w.stop = func() { _ = conn.Close(); server.GracefulStop(); <-done }
 	t.Cleanup(w.stop)
@@ -114,9 +111,8 @@ func (w *watched) lines(t *testing.T) []map[string]any {
 			continue
 		}
 		line := map[string]any{}
-		if err := json.Unmarshal(raw, &line); err != nil {
-			t.Fatalf("%s: %v", raw, err)
-		}
+		err := json.Unmarshal(raw, &line)
+		check.Require(t, err == nil, "%s: %v", raw, err)
 		lines = append(lines, line)
 	}
 	return lines
@@ -126,9 +122,7 @@ func (w *watched) lines(t *testing.T) []map[string]any {
 func scrape(t *testing.T, m *Metrics, family string) []string {
 	t.Helper()
 	families, err := m.Registry.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	var out []string
 	for _, f := range families {
 		if f.GetName() != family {
@@ -148,9 +142,8 @@ func scrape(t *testing.T, m *Metrics, family string) []string {
 
 func wantMetric(t *testing.T, m *Metrics, family string, want ...string) {
 	t.Helper()
-	if got := scrape(t, m, family); strings.Join(got, "\n") != strings.Join(want, "\n") {
-		t.Errorf("%s is\n%s\nwant\n%s", family, strings.Join(got, "\n"), strings.Join(want, "\n"))
-	}
+	got := scrape(t, m, family)
+	check.That(t, strings.Join(got, "\n") == strings.Join(want, "\n"), "%s is\n%s\nwant\n%s", family, strings.Join(got, "\n"), strings.Join(want, "\n"))
 }
 
 // describe fills in a call as an API does.
@@ -165,18 +158,15 @@ func TestACallIsLoggedCountedAndTraced(t *testing.T) {
 	})
 	const parent = "4bf92f3577b34da6a3ce929d0e0e4736"
 	ctx := metadata.AppendToOutgoingContext(t.Context(), "traceparent", "00-"+parent+"-00f067aa0ba902b7-01")
-	if err := w.call(ctx); status.Code(err) != codes.NotFound {
-		t.Fatal(err)
-	}
+	err := w.call(ctx)
+	check.Require(t, status.Code(err) == codes.NotFound, "%v", err)
 	line := w.lines(t)[0]
 	for field, want := range map[string]any{
 		"level": "warn", FieldMethod: checkMethod, FieldCode: "NotFound", FieldVolume: "key", FieldTarget: "/target",
 		FieldDriver: "ebs.csi.aws.com", FieldHandler: "kata", FieldSandbox: "sandbox",
 		FieldPeerUID: float64(os.Getuid()), FieldPeerPID: float64(os.Getpid()), "error": "no such volume",
 	} {
-		if line[field] != want {
-			t.Errorf("the log's %s is %v, want %v", field, line[field], want)
-		}
+		check.That(t, line[field] == want, "the log's %s is %v, want %v", field, line[field], want)
 	}
 	if took, ok := line[FieldDuration].(float64); !ok || took <= 0 || took > 5 {
 		t.Errorf("the duration is %v", line[FieldDuration])
@@ -190,26 +180,22 @@ func TestACallIsLoggedCountedAndTraced(t *testing.T) {
 		t.Errorf("the span %s has the trace %s", span.Name(), span.SpanContext().TraceID())
 	}
 	for _, attribute := range span.Attributes() {
-		if strings.Contains(attribute.Value.String(), "/target") {
-			t.Errorf("the span tells the path: %v", attribute)
-		}
+		check.That(t, !strings.Contains(attribute.Value.String(), "/target"), "the span tells the path: %v", attribute)
 	}
 }
 
 func TestRequestsAreNeverLogged(t *testing.T) {
-	for name, check := range map[string]func(context.Context) error{
+	for name, answer := range map[string]func(context.Context) error{
 		"success": func(context.Context) error { return nil },
 		"failure": func(context.Context) error { return status.Error(codes.Internal, "broken") },
 		"panic":   func(context.Context) error { panic("about " + secret) },
 	} {
-		w := watch(t, "debug", check)
+		w := watch(t, "debug", answer)
 		err := w.call(metadata.AppendToOutgoingContext(t.Context(), "authorization", secret))
 		if strings.Contains(w.log.String(), secret) || err != nil && strings.Contains(err.Error(), secret) {
 			t.Errorf("%s: the request was told: %s, %v", name, w.log, err)
 		}
-		if w.log.Len() == 0 {
-			t.Errorf("%s: nothing was logged at all", name)
-		}
+		check.That(t, w.log.Len() != 0, "%s: nothing was logged at all", name)
 		for _, span := range w.spans.Ended() {
 			if strings.Contains(fmt.Sprint(span.Attributes(), span.Events(), span.Status()), secret) {
 				t.Errorf("%s: the request is in the span", name)
@@ -227,9 +213,8 @@ func TestLevels(t *testing.T) {
 		core, logged := observer.New(zap.DebugLevel)
 		i := &Interceptors{Log: zap.New(core), Metrics: NewMetrics("test")}
 		_, err := i.unary(t.Context(), nil, &grpc.UnaryServerInfo{FullMethod: method}, func(context.Context, any) (any, error) { return nil, nil })
-		if lines := logged.All(); err != nil || len(lines) != 1 || (lines[0].Level == zap.DebugLevel) != read {
-			t.Errorf("%s: %v, %v", method, lines, err)
-		}
+		lines := logged.All()
+		check.That(t, err == nil && len(lines) == 1 && (lines[0].Level == zap.DebugLevel) == read, "%s: %v, %v", method, lines, err)
 	}
 	stream := watch(t, "debug", func(context.Context) error { return nil })
 	events, err := stream.client.Watch(t.Context(), &healthv1.HealthCheckRequest{Service: secret})
@@ -237,9 +222,8 @@ func TestLevels(t *testing.T) {
 		_, _ = events.Recv()
 	}
 	stream.stop()
-	if lines := stream.lines(t); len(lines) != 1 || lines[0][FieldMethod] != "/grpc.health.v1.Health/Watch" {
-		t.Errorf("got %v", lines)
-	}
+	lines := stream.lines(t)
+	check.That(t, len(lines) == 1 && lines[0][FieldMethod] == "/grpc.health.v1.Health/Watch", "got %v", lines)
 	wantMetric(t, stream.metrics, "crust_proxy_calls_total", "code=OK,driver=unknown,handler=,method=Watch,service=grpc.health.v1.Health 1")
 }
 
@@ -249,15 +233,10 @@ func TestAPanicEndsItsCallAlone(t *testing.T) {
 	if err == nil {
 		_, err = stream.Recv()
 	}
-	if status.Code(err) != codes.Internal {
-		t.Errorf("the stream got %v", err)
-	}
-	if err := w.call(t.Context()); status.Code(err) != codes.Internal || strings.Contains(err.Error(), "goroutine") {
-		t.Errorf("got %v", err)
-	}
-	if !strings.Contains(w.log.String(), "TestAPanicEndsItsCallAlone") {
-		t.Error("the stack is not in the log")
-	}
+	check.That(t, status.Code(err) == codes.Internal, "the stream got %v", err)
+	err = w.call(t.Context())
+	check.That(t, status.Code(err) == codes.Internal && !strings.Contains(err.Error(), "goroutine"), "got %v", err)
+	check.That(t, strings.Contains(w.log.String(), "TestAPanicEndsItsCallAlone"), "the stack is not in the log")
 }
 
 func TestContextErrorsHaveTheirCode(t *testing.T) {
@@ -265,9 +244,8 @@ func TestContextErrorsHaveTheirCode(t *testing.T) {
 		codes.Canceled: context.Canceled, codes.DeadlineExceeded: context.DeadlineExceeded, codes.Unknown: errors.New("other"),
 		codes.Aborted: status.Error(codes.Aborted, "aborted"), codes.OK: nil,
 	} {
-		if got := codeOf(err); got != want {
-			t.Errorf("%v: got %v, want %v", err, got, want)
-		}
+		got := codeOf(err)
+		check.That(t, got == want, "%v: got %v, want %v", err, got, want)
 	}
 }
 
@@ -281,9 +259,8 @@ func TestDriversAreBounded(t *testing.T) {
 		m.called(checkMethod, &Call{Driver: bad}, codes.OK, false, 0)
 	}
 	for _, family := range []string{"crust_proxy_calls_total", "volumes_published_with_deferred_ops_total"} {
-		if got := len(scrape(t, m, family)); got != maxDrivers+1 {
-			t.Errorf("%s has %d children", family, got)
-		}
+		got := len(scrape(t, m, family))
+		check.That(t, got == maxDrivers+1, "%s has %d children", family, got)
 	}
 }
 
@@ -293,9 +270,8 @@ func TestCodesAreBounded(t *testing.T) {
 	for code := range codes.Code(100) {
 		m.called(checkMethod, &Call{}, code, false, 0)
 	}
-	if got := len(scrape(t, m, "crust_proxy_calls_total")); got != int(codes.Unauthenticated)+1 {
-		t.Errorf("%d children", got)
-	}
+	got := len(scrape(t, m, "crust_proxy_calls_total"))
+	check.That(t, got == int(codes.Unauthenticated)+1, "%d children", got)
 }
 
 func TestMetrics(t *testing.T) {
@@ -314,12 +290,8 @@ func TestMetrics(t *testing.T) {
 	wantMetric(t, m, "crust_proxy_sandbox_call_duration_seconds", "call=stats,handler=kata,result=timeout 1")
 	wantMetric(t, m, "crust_proxy_build_info", "version=1.2.3 1")
 	wantMetric(t, m, "crust_proxy_pod_lookup_duration_seconds", "question=pod,result=ok 1")
-	if len(scrape(t, m, "go_goroutines")) == 0 || len(scrape(t, m, "process_open_fds")) == 0 {
-		t.Error("the process's own metrics are missing")
-	}
-	if prometheus.DefaultRegisterer.Unregister(m.calls) {
-		t.Error("the global registry is used")
-	}
+	check.That(t, len(scrape(t, m, "go_goroutines")) != 0 && len(scrape(t, m, "process_open_fds")) != 0, "the process's own metrics are missing")
+	check.That(t, !prometheus.DefaultRegisterer.Unregister(m.calls), "the global registry is used")
 }
 
 // TestExpectedErrorsAreQuiet: kubelet asks some things over and over, and counts on the
@@ -330,11 +302,9 @@ func TestExpectedErrorsAreQuiet(t *testing.T) {
 			CallFrom(ctx).Expected = expected
 			return status.Error(codes.Unimplemented, "no numbers")
 		})
-		if err := w.call(t.Context()); status.Code(err) != codes.Unimplemented {
-			t.Errorf("the caller got %v", err)
-		}
-		if lines := w.lines(t); len(lines) != 1 || lines[0]["level"] != want {
-			t.Errorf("expected %v: %v", expected, lines)
-		}
+		err := w.call(t.Context())
+		check.That(t, status.Code(err) == codes.Unimplemented, "the caller got %v", err)
+		lines := w.lines(t)
+		check.That(t, len(lines) == 1 && lines[0]["level"] == want, "expected %v: %v", expected, lines)
 	}
 }

@@ -11,6 +11,8 @@ import (
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest/observer"
 	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 func TestWhatKubernetesLibrariesSay(t *testing.T) {
@@ -20,12 +22,8 @@ func TestWhatKubernetesLibrariesSay(t *testing.T) {
 	log.Info("small talk", "count", 3)
 	log.Error(errors.New("gone"), "cannot go on", "what", "pods")
 	got := logs.AllUntimed()
-	if len(got) != 2 {
-		t.Fatalf("%d entries: %+v", len(got), got)
-	}
-	if got[0].Level != zap.DebugLevel || got[0].Message != "small talk" || got[0].ContextMap()["count"] != int64(3) {
-		t.Errorf("got %+v", got[0])
-	}
+	check.Require(t, len(got) == 2, "%d entries: %+v", len(got), got)
+	check.That(t, got[0].Level == zap.DebugLevel && got[0].Message == "small talk" && got[0].ContextMap()["count"] == int64(3), "got %+v", got[0])
 	if fields := got[1].ContextMap(); got[1].Level != zap.WarnLevel || got[1].LoggerName != "client" || fields["error"] != "gone" ||
 		fields["what"] != "pods" || fields["node"] != "n" {
 		t.Errorf("got %+v", got[1])
@@ -36,14 +34,10 @@ func TestWhatKubernetesLibrariesSay(t *testing.T) {
 func TestPrioritiesAreForTheJournal(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "log")
 	file, err := os.Create(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	defer func() { _ = file.Close() }()
 	var st unix.Stat_t
-	if err := unix.Fstat(int(file.Fd()), &st); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, unix.Fstat(int(file.Fd()), &st))
 	level := zap.NewAtomicLevelAt(zap.DebugLevel)
 	t.Setenv("JOURNAL_STREAM", fmt.Sprintf("%d:%d", st.Dev, st.Ino))
 	log := NewLogger(file, level).With(zap.String("part", "x"))
@@ -54,9 +48,7 @@ func TestPrioritiesAreForTheJournal(t *testing.T) {
 	t.Setenv("JOURNAL_STREAM", "1:1")
 	NewLogger(file, level).Error("e")
 	raw, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	var begin []string
 	for line := range strings.Lines(string(raw)) {
 		first, _, _ := strings.Cut(line, `"`)
@@ -65,7 +57,6 @@ func TestPrioritiesAreForTheJournal(t *testing.T) {
 			t.Errorf("the line is not whole: %q", line)
 		}
 	}
-	if got := strings.Join(begin, " "); got != "<7>{ <6>{ <4>{ <3>{ {" {
-		t.Errorf("the lines begin with %s", got)
-	}
+	got := strings.Join(begin, " ")
+	check.That(t, got == "<7>{ <6>{ <4>{ <3>{ {", "the lines begin with %s", got)
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
 	runtimev1 "github.com/crust-proxy/crust-proxy/proto/crust/runtime/v1"
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 const root = "../../.."
@@ -22,9 +23,7 @@ const root = "../../.."
 func readFile(t *testing.T, path string) string {
 	t.Helper()
 	raw, err := os.ReadFile(root + "/" + path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	return string(raw)
 }
 
@@ -44,9 +43,7 @@ func registered(t *testing.T) map[string]string {
 	out := make(map[string]string)
 	for desc := range descs {
 		found := descForm.FindStringSubmatch(desc.String())
-		if found == nil {
-			t.Fatalf("the description %s has an unknown form", desc)
-		}
+		check.Require(t, found != nil, "the description %s has an unknown form", desc)
 		if strings.HasPrefix(found[1], "go_") || strings.HasPrefix(found[1], "process_") {
 			continue
 		}
@@ -70,18 +67,14 @@ func TestOperationsListsEveryMetric(t *testing.T) {
 		rows[found[1]] = strings.Join(labels, ", ")
 	}
 	known := registered(t)
-	if len(known) < 20 {
-		t.Fatalf("only %d metrics are registered", len(known))
-	}
+	check.Require(t, len(known) >= 20, "only %d metrics are registered", len(known))
 	for name, labels := range known {
-		if listed, there := rows[name]; !there || listed != labels {
-			t.Errorf("docs/operations.md does not list %s with the labels %q (but %q)", name, labels, listed)
-		}
+		listed, there := rows[name]
+		check.That(t, there && listed == labels, "docs/operations.md does not list %s with the labels %q (but %q)", name, labels, listed)
 	}
 	for name := range rows {
-		if _, there := known[name]; !there {
-			t.Errorf("docs/operations.md lists %s, which the daemon does not have", name)
-		}
+		_, there := known[name]
+		check.That(t, there, "docs/operations.md lists %s, which the daemon does not have", name)
 	}
 }
 
@@ -115,7 +108,5 @@ func TestQueriesNameKnownValues(t *testing.T) {
 			}
 		}
 	}
-	if count < 15 {
-		t.Errorf("only %d values were found", count)
-	}
+	check.That(t, count >= 15, "only %d values were found", count)
 }

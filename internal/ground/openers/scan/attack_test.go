@@ -113,9 +113,7 @@ func TestASharedTableIsReadOnce(t *testing.T) {
 	}
 	expect(t, s, device, 0, 0)
 	t.Logf("%d looks at one table of %d and the machine's", looks.Load(), many)
-	if looks.Load() < int64(many) || looks.Load() > int64(4*many) {
-		t.Errorf("%d looks", looks.Load())
-	}
+	check.That(t, looks.Load() >= int64(many) && looks.Load() <= int64(4*many), "%d looks", looks.Load())
 	expect(t, s, fileAt(t, path), holder.Process.Pid, 0)
 }
 
@@ -249,9 +247,7 @@ func TestAnothersFUSE(t *testing.T) {
 	dir := fuseDir(t)
 	holder := startAs(t, inUserNamespace(), "fuse", dir)
 	_, statErr := os.Stat(descriptorOf(t, holder.Process.Pid, dir+"/at/file"))
-	if statErr == nil {
-		t.Error("root can look at the file: this tests nothing")
-	}
+	check.That(t, statErr != nil, "root can look at the file: this tests nothing")
 	_, image := imageOf(t)
 	image.Inode = fuse.Inode
 	s := New()
@@ -318,9 +314,8 @@ func TestAFailedFilesystem(t *testing.T) {
 	elsewhere.Inode = image.Inode
 	holder := start(t, "shutdown", path)
 	defer func() { _ = holder.Process.Kill(); _ = holder.Wait() }() // before the unmount
-	if _, err := os.Stat(descriptorOf(t, holder.Process.Pid, path)); err == nil {
-		t.Error("the file can be looked at: this tests nothing")
-	}
+	_, err := os.Stat(descriptorOf(t, holder.Process.Pid, path))
+	check.That(t, err != nil, "the file can be looked at: this tests nothing")
 	s := New()
 	other := image
 	other.Inode++
@@ -334,9 +329,8 @@ func imageOf(t *testing.T) (string, File) { return image(t) }
 
 func run(t *testing.T, program string, args ...string) {
 	t.Helper()
-	if out, err := exec.Command(program, args...).CombinedOutput(); err != nil {
-		t.Fatalf("%s: %v: %s", program, err, out)
-	}
+	out, err := exec.Command(program, args...).CombinedOutput()
+	check.Require(t, err == nil, "%s: %v: %s", program, err, out)
 }
 
 // hanging has looks at a file hang until the returned function is called.
@@ -451,9 +445,7 @@ func TestAContainerIsBlind(t *testing.T) {
 	cmd.Env = append(os.Environ(), holderEnv+"=blind:")
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWPID | unix.CLONE_NEWNS}
 	out, err := cmd.CombinedOutput()
-	if err != nil || !strings.Contains(string(out), "its pod needs hostPID: true") {
-		t.Errorf("%v, %s", err, out)
-	}
+	check.That(t, err == nil && strings.Contains(string(out), "its pod needs hostPID: true"), "%v, %s", err, out)
 }
 
 // findBlind asks in another PID namespace, and fails with the answer.

@@ -60,9 +60,8 @@ func startAs(t testing.TB, attr *syscall.SysProcAttr, how, path string) *exec.Cm
 	check.Must(t, err)
 	check.Must(t, cmd.Start())
 	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
-	if _, err := out.Read(make([]byte, 8)); err != nil {
-		t.Fatalf("the holder did not open %s: %v", path, err)
-	}
+	_, err = out.Read(make([]byte, 8))
+	check.Require(t, err == nil, "the holder did not open %s: %v", path, err)
 	return cmd
 }
 
@@ -80,9 +79,7 @@ func image(t *testing.T) (path string, f File) {
 func find(t *testing.T, s *Scanner, files ...File) []Holder {
 	t.Helper()
 	found, err := s.Find(t.Context(), nil, files...)
-	if err != nil && !errors.Is(err, unix.EACCES) {
-		t.Fatal(err)
-	}
+	check.Require(t, err == nil || errors.Is(err, unix.EACCES), "%v", err)
 	return found
 }
 
@@ -107,14 +104,12 @@ func TestWhoHasAnImageOpen(t *testing.T) {
 	}
 	skipping := New()
 	skipping.skip = append(skipping.skip, writer.Process.Pid)
-	if found := find(t, skipping, f); len(found) > 0 {
-		t.Errorf("a process that is left out was found: %v", found)
-	}
+	found = find(t, skipping, f)
+	check.That(t, len(found) == 0, "a process that is left out was found: %v", found)
 	check.Must(t, writer.Process.Kill())
 	_ = writer.Wait()
-	if found := find(t, s, f); len(found) > 0 {
-		t.Errorf("a process that ended was found: %v", found)
-	}
+	found = find(t, s, f)
+	check.That(t, len(found) == 0, "a process that ended was found: %v", found)
 }
 
 // TestOwnForksAreNoHolders: whoever starts programs has copies of itself for a moment, which
@@ -168,9 +163,8 @@ func TestSharedScans(t *testing.T) {
 	go func() { asked <- find(t, s, files[1]) }()
 	start(t, "rw", paths[1])
 	s.turn.Unlock()
-	if found := <-asked; len(found) != 1 {
-		t.Errorf("found %v by the scan that began afterwards", found)
-	}
+	found := <-asked
+	check.That(t, len(found) == 1, "found %v by the scan that began afterwards", found)
 }
 
 func TestFindEndsWithItsCaller(t *testing.T) {
@@ -178,9 +172,8 @@ func TestFindEndsWithItsCaller(t *testing.T) {
 	s.turn.Lock() // a scan that hangs
 	ctx, cancel := context.WithCancel(t.Context())
 	time.AfterFunc(10*time.Millisecond, cancel)
-	if _, err := s.Find(ctx, nil, File{Inode: 1}); !errors.Is(err, context.Canceled) {
-		t.Errorf("got %v", err)
-	}
+	_, err := s.Find(ctx, nil, File{Inode: 1})
+	check.That(t, errors.Is(err, context.Canceled), "got %v", err)
 	s.turn.Unlock()
 }
 
@@ -239,9 +232,7 @@ func TestUnknownIsAnError(t *testing.T) {
 			s, process := fakeProc(t)
 			c.make(t, process)
 			found, err := s.Find(t.Context(), nil, f)
-			if (len(found) > 0) != c.held || (err != nil) != c.failed {
-				t.Errorf("found %v, error %v", found, err)
-			}
+			check.That(t, (len(found) > 0) == c.held && (err != nil) == c.failed, "found %v, error %v", found, err)
 		})
 	}
 }
@@ -255,18 +246,15 @@ func TestAServerHidesNoOther(t *testing.T) {
 	check.Must(t, os.Symlink(path, filepath.Join(server, "fd", "7")))
 	check.Must(t, os.WriteFile(filepath.Join(server, "fdinfo", "7"), []byte("flags:\t02\n"), 0o600))
 	servers := []string{"rbd-nbd"}
-	if found, err := s.Find(t.Context(), servers, f); len(found) > 0 || err != nil {
-		t.Errorf("the server alone: %v, %v", found, err)
-	}
+	found, err := s.Find(t.Context(), servers, f)
+	check.That(t, len(found) == 0 && err == nil, "the server alone: %v, %v", found, err)
 	other := filepath.Join(s.proc, "4711")
 	check.Must(t, os.Mkdir(other, 0o700))
 	check.Must(t, os.WriteFile(filepath.Join(other, "fd"), nil, 0o600)) // cannot be listed
-	if found, err := s.Find(t.Context(), servers, f); len(found) > 0 || err == nil {
-		t.Errorf("beside a process that cannot be looked at: %v, %v", found, err)
-	}
-	if found, err := s.Find(t.Context(), nil, f); len(found) != 1 || err != nil {
-		t.Errorf("a process that counts: %v, %v", found, err)
-	}
+	found, err = s.Find(t.Context(), servers, f)
+	check.That(t, len(found) == 0 && err != nil, "beside a process that cannot be looked at: %v, %v", found, err)
+	found, err = s.Find(t.Context(), nil, f)
+	check.That(t, len(found) == 1 && err == nil, "a process that counts: %v, %v", found, err)
 }
 
 // BenchmarkFind is a scan of this machine, with as many descriptors more as CRUST_DESCRIPTORS says.
@@ -276,9 +264,8 @@ func BenchmarkFind(b *testing.B) {
 		start(b, "many", more)
 	}
 	for b.Loop() {
-		if _, err := s.Find(b.Context(), nil, File{Block: true, Major: 7, Minor: 1 << 19}); err != nil {
-			b.Fatal(err)
-		}
+		_, err := s.Find(b.Context(), nil, File{Block: true, Major: 7, Minor: 1 << 19})
+		check.Must(b, err)
 	}
 	processes, descriptors := 0, 0
 	tables, _ := filepath.Glob("/proc/[0-9]*/fd")
