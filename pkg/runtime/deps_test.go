@@ -4,6 +4,8 @@ import (
 	"os/exec"
 	"strings"
 	"testing"
+
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 // TestAuthorsImportNoBroker: a runtime or shim that imports abi or oci is a program
@@ -16,13 +18,9 @@ func TestAuthorsImportNoBroker(t *testing.T) {
 	}
 	for _, name := range []string{"abi", "oci"} {
 		out, err := exec.CommandContext(t.Context(), "go", "list", "-deps", "./"+name).Output()
-		if err != nil {
-			t.Fatalf("go list: %v", err)
-		}
+		check.Require(t, err == nil, "go list: %v", err)
 		deps := strings.Fields(string(out))
-		if len(deps) < 10 {
-			t.Fatalf("%s has only %d dependencies", name, len(deps))
-		}
+		check.Require(t, len(deps) >= 10, "%s has only %d dependencies", name, len(deps))
 		for _, dep := range deps {
 			own, ours := strings.CutPrefix(dep, module)
 			if ours && !allowed[own] || strings.HasPrefix(dep, "google.golang.org/") || strings.HasPrefix(dep, "go.uber.org/") {

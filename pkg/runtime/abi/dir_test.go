@@ -32,44 +32,36 @@ func put(t *testing.T, dir *abi.Dir, name, content string) {
 
 func TestOpen(t *testing.T) {
 	root, name := t.TempDir(), abi.DirName(target)
-	if _, err := abi.Open(root, name); !errors.Is(err, fs.ErrNotExist) {
-		t.Fatalf("no directory: %v", err)
-	}
-	if _, err := abi.Open(root, "../"+name[3:]); err == nil {
-		t.Fatal("another name opened")
-	}
+	_, err := abi.Open(root, name)
+	check.Require(t, errors.Is(err, fs.ErrNotExist), "no directory: %v", err)
+	_, err = abi.Open(root, "../"+name[3:])
+	check.Require(t, err != nil, "another name opened")
 	check.Must(t, os.Symlink("/tmp", filepath.Join(root, name)))
-	if _, err := abi.Open(root, name); err == nil {
-		t.Fatal("a link was followed")
-	}
+	_, err = abi.Open(root, name)
+	check.Require(t, err != nil, "a link was followed")
 }
 
 func TestFiles(t *testing.T) {
 	dir, path := openDir(t)
 	put(t, dir, abi.CLIName, "/usr/bin/one\n")
 	put(t, dir, abi.CLIName, "/usr/bin/two\n")
-	if line, err := dir.Line(abi.CLIName); err != nil || line != "/usr/bin/two" {
-		t.Fatalf("%q, %v", line, err)
-	}
+	line, err := dir.Line(abi.CLIName)
+	check.Require(t, err == nil && line == "/usr/bin/two", "%q, %v", line, err)
 	for _, bad := range []string{"", "relative\n", "/a\n/b\n", "/a\x00b"} {
 		put(t, dir, abi.SocketName, bad)
-		if line, err := dir.Line(abi.SocketName); err == nil {
-			t.Errorf("%q was taken for %q", bad, line)
-		}
+		line, err := dir.Line(abi.SocketName)
+		check.That(t, err != nil, "%q was taken for %q", bad, line)
 	}
 	check.Must(t, os.Symlink("/etc/hostname", filepath.Join(path, "link")))
-	if raw, err := dir.Read("link", 100); err == nil {
-		t.Fatalf("a link was read: %q", raw)
-	}
-	if _, err := dir.Read(abi.CLIName, 3); err == nil {
-		t.Fatal("a limit was passed over")
-	}
+	raw, err := dir.Read("link", 100)
+	check.Require(t, err != nil, "a link was read: %q", raw)
+	_, err = dir.Read(abi.CLIName, 3)
+	check.Require(t, err != nil, "a limit was passed over")
 	for range 2 {
 		check.Must(t, dir.Remove(abi.CLIName))
 	}
-	if left, err := filepath.Glob(path + "/.*"); err != nil || len(left) > 0 {
-		t.Fatalf("left behind: %v, %v", left, err)
-	}
+	left, err := filepath.Glob(path + "/.*")
+	check.Require(t, err == nil && len(left) == 0, "left behind: %v, %v", left, err)
 }
 
 func TestInfoOfAnother(t *testing.T) {
@@ -77,18 +69,16 @@ func TestInfoOfAnother(t *testing.T) {
 	raw, err := abi.Encode(testVolume())
 	check.Must(t, err)
 	put(t, dir, abi.InfoName, string(raw))
-	if _, err := dir.Info(); err != nil {
-		t.Fatal(err)
-	}
+	_, err = dir.Info()
+	check.Must(t, err)
 	other := *testVolume()
 	other.ResolvedTarget += "x"
 	if raw, err = abi.Encode(&other); err != nil {
 		t.Fatal(err)
 	}
 	put(t, dir, abi.InfoName, string(raw))
-	if info, err := dir.Info(); err == nil {
-		t.Fatalf("taken: %+v", info)
-	}
+	info, err := dir.Info()
+	check.Require(t, err != nil, "taken: %+v", info)
 }
 
 func TestSandboxes(t *testing.T) {
@@ -113,13 +103,10 @@ func TestLock(t *testing.T) {
 	other, err := abi.Open(filepath.Dir(path), dir.Name())
 	check.Must(t, err)
 	check.Must(t, dir.Lock(time.Second))
-	if err := other.Lock(20 * time.Millisecond); err == nil {
-		t.Fatal("locked twice")
-	}
+	check.Require(t, other.Lock(20*time.Millisecond) != nil, "locked twice")
 	check.Must(t, dir.Unlock())
 	check.Must(t, other.Lock(time.Second))
 	check.Must(t, other.Close())
-	if err := dir.Lock(time.Second); err != nil {
-		t.Fatalf("closing kept the lock: %v", err)
-	}
+	err = dir.Lock(time.Second)
+	check.Require(t, err == nil, "closing kept the lock: %v", err)
 }

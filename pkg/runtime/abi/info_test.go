@@ -29,9 +29,8 @@ func TestEncode(t *testing.T) {
 	want := `{"volume-type":"block","device":"/dev/sdb","fstype":"xfs","metadata":{"crust.device":"8:16",` +
 		`"crust.podUID":"1","crust.targetPath":"` + target + `","fsGroup":"2000","fsGroupChangePolicy":"OnRootMismatch"},` +
 		`"options":["noatime","nodiratime","discard","ro"]}`
-	if diff := cmp.Diff(want, string(raw)); diff != "" {
-		t.Fatal(diff)
-	}
+	diff := cmp.Diff(want, string(raw))
+	check.Require(t, diff == "", "%v", diff)
 	info, err := abi.Parse(raw)
 	check.Must(t, err)
 	gid, wanted, err := info.Group()
@@ -40,9 +39,7 @@ func TestEncode(t *testing.T) {
 		info.GroupPolicy() != volume.GroupOnMismatch || major != 8 || minor != 16 || !known {
 		t.Fatalf("%+v", info)
 	}
-	if string(volume.KeyOf(target)) != abi.DirName(target) {
-		t.Fatal("a volume's directory is not named by its key")
-	}
+	check.Require(t, string(volume.KeyOf(target)) == abi.DirName(target), "a volume's directory is not named by its key")
 }
 
 func TestParseRefuses(t *testing.T) {
@@ -62,9 +59,8 @@ func TestParseRefuses(t *testing.T) {
 		"an odd device":        `{"volume-type":"block","device":"/d","fstype":"x","metadata":{"crust.device":"8"}}`,
 		"a relative target":    `{"volume-type":"block","device":"/d","fstype":"x","metadata":{"crust.targetPath":"t"}}`,
 	} {
-		if info, err := abi.Parse([]byte(raw)); err == nil {
-			t.Errorf("%s: taken as %+v", name, info)
-		}
+		info, err := abi.Parse([]byte(raw))
+		check.That(t, err != nil, "%s: taken as %+v", name, info)
 	}
 }
 
@@ -74,9 +70,8 @@ func TestNames(t *testing.T) {
 		"": false, ".hidden": false, "-x": false, "a/b": false, "a b": false, strings.Repeat("a", 129): false,
 		abi.InfoName: false, abi.CLIName: false, abi.SocketName: false, "..": false,
 	} {
-		if got := abi.IsSandboxID(name); got != want {
-			t.Errorf("IsSandboxID(%q) = %v", name, got)
-		}
+		got := abi.IsSandboxID(name)
+		check.That(t, got == want, "IsSandboxID(%q) = %v", name, got)
 	}
 	if !abi.IsDirName(abi.DirName("x")) || abi.IsDirName(strings.Repeat("A", 64)) || abi.IsDirName("../"+strings.Repeat("a", 61)) {
 		t.Error("IsDirName")
@@ -85,21 +80,16 @@ func TestNames(t *testing.T) {
 
 func FuzzParse(f *testing.F) {
 	raw, err := abi.Encode(testVolume())
-	if err != nil {
-		f.Fatal(err)
-	}
+	check.Must(f, err)
 	f.Add(raw)
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		info, err := abi.Parse(raw)
 		if err != nil {
 			return
 		}
-		if _, _, err := info.Group(); err != nil {
-			t.Fatalf("taken with a bad group: %v", err)
-		}
-		if info.Device[0] != '/' || strings.ContainsRune(info.FSType, '/') {
-			t.Fatalf("taken: %+v", info)
-		}
+		_, _, err = info.Group()
+		check.Require(t, err == nil, "taken with a bad group: %v", err)
+		check.Require(t, info.Device[0] == '/' && !strings.ContainsRune(info.FSType, '/'), "taken: %+v", info)
 	})
 }
 
@@ -111,11 +101,8 @@ func TestLongestVolumeIsRead(t *testing.T) {
 		v.ResolvedTarget, v.Device.Path = "/"+strings.Repeat(fill, 4090/len(fill)), "/"+strings.Repeat(fill, 4090/len(fill))
 		v.MountFlags = slices.Repeat([]string{strings.Repeat(fill, 63/len(fill))}, 64)
 		raw, err := abi.Encode(v)
-		if err != nil || len(raw) > abi.MaxInfo {
-			t.Fatalf("%q: %d bytes, %v", fill, len(raw), err)
-		}
-		if info, err := abi.Parse(raw); err != nil || info.Device != v.Device.Path {
-			t.Errorf("%q: read as %+v, %v", fill, info, err)
-		}
+		check.Require(t, err == nil && len(raw) <= abi.MaxInfo, "%q: %d bytes, %v", fill, len(raw), err)
+		info, err := abi.Parse(raw)
+		check.That(t, err == nil && info.Device == v.Device.Path, "%q: read as %+v, %v", fill, info, err)
 	}
 }

@@ -95,9 +95,7 @@ func TestBindingShowsAtOnce(t *testing.T) {
 	check.Eventually(t, "told", func() bool { return seen.Has(v.Key) })
 	known.set("sb1", "")
 	b.h.SandboxGone("sb1")
-	if !boundTo(b, v, "")() {
-		t.Error("bound to a sandbox that is gone")
-	}
+	check.That(t, boundTo(b, v, "")(), "bound to a sandbox that is gone")
 	check.Eventually(t, "what it left is gone", onlyInfo(t, b, v))
 	check.Must(t, b.h.Retract(t.Context(), v))
 	check.Eventually(t, "nothing is left in memory", func() bool {
@@ -123,9 +121,7 @@ func TestSandboxThatEndsWhileAskedStaysUnbound(t *testing.T) {
 	check.Eventually(t, "what it left is gone", onlyInfo(t, b, v))
 	cancel()
 	handlers.WantError(t, <-done, volume.Canceled, v, "sb1")
-	if !boundTo(b, v, "")() {
-		t.Error("bound to a sandbox that is gone")
-	}
+	check.That(t, boundTo(b, v, "")(), "bound to a sandbox that is gone")
 }
 
 // What a dead sandbox left goes with its word that it has nothing, whoever asks.
@@ -153,12 +149,9 @@ func TestNewSandboxIsNotClearedAway(t *testing.T) {
 	check.Must(t, err)
 	time.Sleep(fileTick)
 	b.startSandbox(t, v, "new")
-	if !b.h.cleaner.clear(v, seen) {
-		t.Error("the new sandbox was not seen")
-	}
-	if got := b.files(t, v); !slices.Equal(got, []string{abi.InfoName, "new", abi.CLIName}) {
-		t.Errorf("left: %v", got)
-	}
+	check.That(t, b.h.cleaner.clear(v, seen), "the new sandbox was not seen")
+	got := b.files(t, v)
+	check.That(t, slices.Equal(got, []string{abi.InfoName, "new", abi.CLIName}), "left: %v", got)
 	// A sandbox of the same name that left its file anew is another one, too.
 	seen, err = b.h.bindings.readDir(v)
 	check.Must(t, err)
@@ -186,22 +179,19 @@ func TestReconcileClearsAwayTheDead(t *testing.T) {
 	b.startSandbox(t, v, "next")
 	published(t, b, "a")
 	check.Eventually(t, "the dead one is cleared away", func() bool { return !slices.Contains(b.files(t, v), "dead") })
-	if got := b.files(t, v); len(got) != 4 {
-		t.Errorf("of the living one is left: %v", got)
-	}
+	got := b.files(t, v)
+	check.That(t, len(got) == 4, "of the living one is left: %v", got)
 	b.stats(t, v)
-	if got := b.files(t, living); len(got) != 4 {
-		t.Errorf("of the living one is left: %v", got)
-	}
+	got = b.files(t, living)
+	check.That(t, len(got) == 4, "of the living one is left: %v", got)
 	// One that the container runtime has not told of yet is asked, and lives.
 	early := published(t, b, "c")
 	b.startSandbox(t, early, "early")
 	published(t, b, "c")
 	check.Eventually(t, "bound", boundTo(b, early, "early"))
 	time.Sleep(50 * time.Millisecond)
-	if got := b.files(t, early); len(got) != 4 {
-		t.Errorf("of the new one is left: %v", got)
-	}
+	got = b.files(t, early)
+	check.That(t, len(got) == 4, "of the new one is left: %v", got)
 }
 
 // A sandbox that came while its predecessor was asked is not known to the container
@@ -221,9 +211,7 @@ func TestNewerSandboxIsNotClearedAwayByAnOlderOne(t *testing.T) {
 	}
 	c.do(t.Context(), job{key: v.Key})
 	files := b.files(t, v)
-	if !slices.Contains(files, "new") || !slices.Contains(files, "old") || slices.Contains(files, "dead") {
-		t.Errorf("left: %v", files)
-	}
+	check.That(t, slices.Contains(files, "new") && slices.Contains(files, "old") && !slices.Contains(files, "dead"), "left: %v", files)
 }
 
 // A handler that changes the directory is waited for.
@@ -238,9 +226,7 @@ func TestClearingWaitsForTheLock(t *testing.T) {
 	done := make(chan error, 1)
 	go func() { _, err := b.h.Stats(t.Context(), v); done <- err }()
 	time.Sleep(50 * time.Millisecond)
-	if len(b.files(t, v)) != 3 {
-		t.Error("changed without the lock")
-	}
+	check.That(t, len(b.files(t, v)) == 3, "changed without the lock")
 	check.Must(t, dir.Unlock())
 	handlers.WantError(t, <-done, volume.NoSandbox, v, "sb1")
 	if !onlyInfo(t, b, v)() {
@@ -276,9 +262,7 @@ func TestSandboxOfAnotherPodIsNotBelieved(t *testing.T) {
 	b.startSandbox(t, v, "other")
 	_, err := b.h.Stats(t.Context(), v)
 	handlers.WantError(t, err, volume.NoSandbox, v)
-	if !boundTo(b, v, "")() {
-		t.Error("bound to it")
-	}
+	check.That(t, boundTo(b, v, "")(), "bound to it")
 }
 
 // What cannot be asked is not taken for dead, unless the container runtime says so.
@@ -303,20 +287,17 @@ func TestInUseOfWhatCannotBeAsked(t *testing.T) {
 		known.set("sb1", v.PodUID)
 		b.startSandbox(t, v, "sb1")
 		spoil(b, v)
-		if id, err := b.h.InUse(t.Context(), v); id != "sb1" || err != nil {
-			t.Errorf("%s: %q, %v", name, id, err)
-		}
+		id, err := b.h.InUse(t.Context(), v)
+		check.That(t, id == "sb1" && err == nil, "%s: %q, %v", name, id, err)
 		known.set("sb1", "")
-		if id, err := b.h.InUse(t.Context(), v); id != "" || err != nil {
-			t.Errorf("%s, of a dead sandbox: %q, %v", name, id, err)
-		}
+		id, err = b.h.InUse(t.Context(), v)
+		check.That(t, id == "" && err == nil, "%s, of a dead sandbox: %q, %v", name, id, err)
 		// The file of the living one can be the older one: somebody put the clock back.
 		known.set("sb0", v.PodUID)
 		check.Must(t, os.WriteFile(b.path(v, "sb0"), nil, 0o600))
 		check.Must(t, os.Chtimes(b.path(v, "sb0"), time.Time{}, time.Now().Add(-time.Hour)))
-		if id, err := b.h.InUse(t.Context(), v); id == "" || err != nil {
-			t.Errorf("%s, beside a living sandbox: %q, %v", name, id, err)
-		}
+		id, err = b.h.InUse(t.Context(), v)
+		check.That(t, id != "" && err == nil, "%s, beside a living sandbox: %q, %v", name, id, err)
 	}
 }
 
@@ -360,14 +341,10 @@ func TestAdoptionFollowsTheOtherProgram(t *testing.T) {
 	sandbox.Kill(t)
 	_, err = b.h.Stats(t.Context(), got)
 	handlers.WantError(t, err, volume.NoSandbox, v, "sb1")
-	if len(b.files(t, v)) != 4 {
-		t.Errorf("left of it: %v", b.files(t, v))
-	}
+	check.That(t, len(b.files(t, v)) == 4, "left of it: %v", b.files(t, v))
 	check.Must(t, os.RemoveAll(b.path(v, "")))
 	check.Eventually(t, "no longer adopted", func() bool { return len(b.h.Adopted()) == 0 })
-	if !seen.Has(v.Key) {
-		t.Error("nobody was told")
-	}
+	check.That(t, seen.Has(v.Key), "nobody was told")
 }
 
 func TestOddThingsInTheTree(t *testing.T) {
@@ -390,9 +367,8 @@ func TestOddThingsInTheTree(t *testing.T) {
 	}
 	_, err := b.h.Stats(t.Context(), v)
 	handlers.WantError(t, err, volume.NoSandbox, v)
-	if n := len(b.h.Adopted()); n != 0 {
-		t.Errorf("%d adopted", n)
-	}
+	n := len(b.h.Adopted())
+	check.That(t, n == 0, "%d adopted", n)
 }
 
 func TestCheck(t *testing.T) {
@@ -412,9 +388,8 @@ func TestCheck(t *testing.T) {
 	} {
 		v := b.Volume("a")
 		c.change(v)
-		if err := b.h.Check(v); volume.KindOf(err) != c.kind || !strings.Contains(err.Error(), c.text) {
-			t.Errorf("%s: %v", name, err)
-		}
+		err := b.h.Check(v)
+		check.That(t, volume.KindOf(err) == c.kind && strings.Contains(err.Error(), c.text), "%s: %v", name, err)
 	}
 	v := b.Volume("a")
 	v.Group, v.MountFlags = "0", []string{"noatime", "discard", "_netdev,x-systemd.device-timeout=5"}
@@ -430,9 +405,8 @@ func TestForeignDevicesAreAdoptedWhateverTheVolumeIs(t *testing.T) {
 	check.Must(t, os.Mkdir(b.path(v, ""), 0o700))
 	check.Must(t, os.WriteFile(b.path(v, abi.InfoName), []byte(`{"volume-type":"network","device":"/dev/vdq","metadata":{"crust.device":"x"}}`), 0o600))
 	b.h.AdoptForeign()
-	if got := b.h.Adopted(); len(got) != 1 || got[0].Device.Path != "/dev/vdq" {
-		t.Errorf("adopted %v", got)
-	}
+	got := b.h.Adopted()
+	check.That(t, len(got) == 1 && got[0].Device.Path == "/dev/vdq", "adopted %v", got)
 }
 
 // TestForeignDirectoryThatGoesBeforeItIsWatched: another program removes it after
@@ -446,17 +420,15 @@ func TestForeignDirectoryThatGoesBeforeItIsWatched(t *testing.T) {
 	b.PublishForeign(t, gone)
 	b.PublishForeign(t, stays)
 	h.AdoptForeign()
-	if got := h.Adopted(); len(got) != 2 {
-		t.Fatalf("adopted %v", got)
-	}
+	got := h.Adopted()
+	check.Require(t, len(got) == 2, "adopted %v", got)
 	check.Must(t, os.RemoveAll(b.path(gone, "")))
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- h.Run(ctx) }()
 	check.Eventually(t, "it is not listed any more", func() bool { return len(h.Adopted()) == 1 })
-	if got := h.Adopted(); len(got) != 1 || got[0].Key != stays.Key {
-		t.Errorf("adopted %v", got)
-	}
+	got = h.Adopted()
+	check.That(t, len(got) == 1 && got[0].Key == stays.Key, "adopted %v", got)
 	cancel()
 	check.Must(t, <-ended)
 }

@@ -140,9 +140,7 @@ func (b *bench) path(v *volume.Volume, name string) string {
 func (b *bench) Projection(t *testing.T, v *volume.Volume) (string, bool) {
 	t.Helper()
 	raw, err := os.ReadFile(b.path(v, abi.InfoName))
-	if err != nil && !os.IsNotExist(err) {
-		t.Fatal(err)
-	}
+	check.Require(t, err == nil || os.IsNotExist(err), "%v", err)
 	return string(raw), err == nil
 }
 

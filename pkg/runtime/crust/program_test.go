@@ -89,9 +89,8 @@ func TestLyingResize(t *testing.T) {
 		_, err := b.h.Resize(t.Context(), v, r)
 		handlers.WantError(t, err, volume.Invalid, v)
 	}
-	if size, err := b.h.Resize(t.Context(), v, volume.Range{Required: 5}); err != nil || size != 5 {
-		t.Errorf("%d, %v", size, err)
-	}
+	size, err := b.h.Resize(t.Context(), v, volume.Range{Required: 5})
+	check.That(t, err == nil && size == 5, "%d, %v", size, err)
 }
 
 // TestProgramsSurroundings has the program tell what it was given.
@@ -103,18 +102,12 @@ func TestProgramsSurroundings(t *testing.T) {
 	raw, err := os.ReadFile(out)
 	check.Must(t, err)
 	said := string(raw)
-	if !strings.HasPrefix(said, "crust freeze "+v.ResolvedTarget+" 3\n") {
-		t.Errorf("arguments: %s", said)
-	}
+	check.That(t, strings.HasPrefix(said, "crust freeze "+v.ResolvedTarget+" 3\n"), "arguments: %s", said)
 	for _, bad := range []string{"SECRET_OF_OURS", "HOME=", "socket:", "inotify"} {
-		if strings.Contains(said, bad) {
-			t.Errorf("it was given %s:\n%s", bad, said)
-		}
+		check.That(t, !strings.Contains(said, bad), "it was given %s:\n%s", bad, said)
 	}
 	for _, want := range []string{"LC_ALL=C", "PATH=/usr/sbin:", "\n/\n", "-> /dev/null"} {
-		if !strings.Contains(said, want) {
-			t.Errorf("%q is missing:\n%s", want, said)
-		}
+		check.That(t, strings.Contains(said, want), "%q is missing:\n%s", want, said)
 	}
 }
 
@@ -204,9 +197,8 @@ func hanging(r *runner) (all int) {
 func TestChildThatStaysBehind(t *testing.T) {
 	b, v := askedBy(t, `sleep 30 & echo '{"usage":[{"total":10,"unit":"BYTES"}]}'`)
 	begin := time.Now()
-	if _, err := b.h.Stats(t.Context(), v); err != nil || time.Since(begin) > 20*time.Second {
-		t.Errorf("after %v: %v", time.Since(begin), err)
-	}
+	_, err := b.h.Stats(t.Context(), v)
+	check.That(t, err == nil && time.Since(begin) <= 20*time.Second, "after %v: %v", time.Since(begin), err)
 }
 
 func TestProgramsThatAreNotRun(t *testing.T) {
@@ -238,9 +230,8 @@ func TestProgramsThatAreNotRun(t *testing.T) {
 			c.spoil(t, b.cfg.Programs[0])
 			_, err := b.h.Stats(t.Context(), v)
 			handlers.WantError(t, err, c.kind, v, "sb1", c.text)
-			if err := b.h.Health(t.Context()); volume.KindOf(err) != c.kind {
-				t.Errorf("Health: %v", err)
-			}
+			err = b.h.Health(t.Context())
+			check.That(t, volume.KindOf(err) == c.kind, "Health: %v", err)
 		})
 	}
 	b, v := askedBy(t, "touch "+ran)
@@ -251,9 +242,8 @@ func TestProgramsThatAreNotRun(t *testing.T) {
 	b.leave(t, v, "sb1", b.program(t, "another", "touch "+ran), "")
 	_, err = b.h.Stats(t.Context(), v)
 	handlers.WantError(t, err, volume.Denied, v, "sb1", "another", "handlers.crust.programs")
-	if _, err := os.Stat(ran); err == nil {
-		t.Error("one of them was run")
-	}
+	_, err = os.Stat(ran)
+	check.That(t, err != nil, "one of them was run")
 }
 
 // What was checked is what runs, whatever has the name by then.
@@ -264,9 +254,7 @@ func TestProgramReplacedBetweenCheckAndExec(t *testing.T) {
 	b.program(t, "runtime", "echo another")
 	ended, err := newRunner(1).run(t.Context(), "", file, b.cfg.Programs[0], []string{"stats"})
 	check.Must(t, err)
-	if ended.Stdout != "checked\n" {
-		t.Errorf("%q ran", ended.Stdout)
-	}
+	check.That(t, ended.Stdout == "checked\n", "%q ran", ended.Stdout)
 }
 
 // sweeper runs an expiry over one program, which notes how often it was asked and then
@@ -299,9 +287,8 @@ func sweeper(t *testing.T, script string) (e *expiry, asked func() int, logs *ob
 func TestExpiredFreezesAreAskedFor(t *testing.T) {
 	e, asked, logs := sweeper(t, `[ "$first" = yes ] || { echo '{}'; exit; }; echo '{"thawed":["abc"],"next_seconds":1}'`)
 	check.Eventually(t, "asked at the start, and again", func() bool { return asked() == 2 })
-	if all := logs.FilterMessageSnippet("has been thawed").All(); len(all) != 1 || all[0].ContextMap()["key"] != "abc" {
-		t.Errorf("the log says %v", logs.All())
-	}
+	all := logs.FilterMessageSnippet("has been thawed").All()
+	check.That(t, len(all) == 1 && all[0].ContextMap()["key"] == "abc", "the log says %v", logs.All())
 	e.frozen(time.Hour)
 	e.frozen(time.Millisecond)
 	check.Eventually(t, "asked after a freeze", func() bool { return asked() == 3 })
@@ -375,8 +362,6 @@ func TestReasonOfACondition(t *testing.T) {
 		raw := fmt.Sprintf(`{"volume_condition":{"abnormal":true,"message":"m","reason":%q}}`, said)
 		check.Must(t, protojson.Unmarshal([]byte(raw), byProgram))
 		report, err := readReport(byProgram)
-		if err != nil || report.Condition.Reason != want {
-			t.Errorf("%q: %+v, %v", said, report.Condition, err)
-		}
+		check.That(t, err == nil && report.Condition.Reason == want, "%q: %+v, %v", said, report.Condition, err)
 	}
 }

@@ -125,9 +125,8 @@ func TestWhoServesTheSocket(t *testing.T) {
 	conn, err := net.Dial("unix", b.agent.path)
 	check.Must(t, err)
 	defer func() { check.Must(t, conn.Close()) }()
-	if err := b.h.asker.conns.sockets.checkPeer(conn, b.agent.path); volume.KindOf(err) != volume.Denied || !strings.Contains(err.Error(), "served by user") {
-		t.Errorf("another user's server: %v", err)
-	}
+	err = b.h.asker.conns.sockets.checkPeer(conn, b.agent.path)
+	check.That(t, volume.KindOf(err) == volume.Denied && strings.Contains(err.Error(), "served by user"), "another user's server: %v", err)
 	b.h.asker.conns.sockets.owner--
 	check.Must(t, b.h.asker.conns.sockets.checkPeer(conn, b.agent.path))
 }
@@ -148,12 +147,9 @@ func TestConnectionsAreKept(t *testing.T) {
 		return err == nil
 	})
 	b.stop()
-	if _, err := b.h.Stats(t.Context(), v); err != nil {
-		t.Errorf("without Run: %v", err)
-	}
-	if kept(b) != 0 {
-		t.Error("connections are kept without Run")
-	}
+	_, err = b.h.Stats(t.Context(), v)
+	check.That(t, err == nil, "without Run: %v", err)
+	check.That(t, kept(b) == 0, "connections are kept without Run")
 }
 
 // Sockets of sandboxes that have ended do not keep those of new ones out, as where each
@@ -212,9 +208,8 @@ func TestFreezeAndThaw(t *testing.T) {
 	for _, w := range []way{bySocket, byProgram} {
 		b := newBench(t, w)
 		v := published(t, b, "a")
-		if err := b.h.Freeze(t.Context(), v, time.Minute); volume.KindOf(err) != volume.NoSandbox {
-			t.Errorf("without a sandbox: %v", err)
-		}
+		err := b.h.Freeze(t.Context(), v, time.Minute)
+		check.That(t, volume.KindOf(err) == volume.NoSandbox, "without a sandbox: %v", err)
 		sandbox := b.startSandbox(t, v, "sb1")
 		check.Must(t, b.h.Freeze(t.Context(), v, time.Minute))
 		if got := b.agent.frozen.Load(); w == bySocket && got != 60 {

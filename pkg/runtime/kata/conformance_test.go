@@ -135,9 +135,7 @@ func (b *bench) dir(v *volume.Volume) string {
 func (b *bench) Projection(t *testing.T, v *volume.Volume) (string, bool) {
 	t.Helper()
 	raw, err := os.ReadFile(filepath.Join(b.dir(v), infoName))
-	if err != nil && !os.IsNotExist(err) {
-		t.Fatal(err)
-	}
+	check.Require(t, err == nil || os.IsNotExist(err), "%v", err)
 	return string(raw), err == nil
 }
 
@@ -153,9 +151,8 @@ func (b *bench) PublishForeign(t *testing.T, v *volume.Volume) {
 
 func (b *bench) LeaveHalfPublished(t *testing.T, v *volume.Volume) {
 	t.Helper()
-	if _, err := b.h.store.Tree.Build(v.Key, []byte("{")); err != nil {
-		t.Fatal(err)
-	}
+	_, err := b.h.store.Tree.Build(v.Key, []byte("{"))
+	check.Must(t, err)
 	check.Must(t, os.WriteFile(filepath.Join(b.cfg.TempDir, "half"), nil, 0o600))
 }
 

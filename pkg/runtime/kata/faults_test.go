@@ -105,9 +105,8 @@ func TestTwoIDsOneDead(t *testing.T) {
 		time.Sleep(5 * time.Millisecond)
 		check.Must(t, kataemu.WriteID(b.cfg.DirectVolumes, v.Target, dead))
 		for range 2 {
-			if _, err := b.h.Stats(t.Context(), v); err != nil {
-				t.Errorf("beside the dead %s: %v", dead, err)
-			}
+			_, err := b.h.Stats(t.Context(), v)
+			check.That(t, err == nil, "beside the dead %s: %v", dead, err)
 		}
 	}
 }
@@ -122,9 +121,8 @@ func TestForeignSandboxIDIsNotBelieved(t *testing.T) {
 	for _, name := range []string{".hidden", "a b", strings.Repeat("x", 200), "ä"} {
 		check.Must(t, os.WriteFile(filepath.Join(b.dir(v), name), nil, 0o600))
 	}
-	if ids, err := b.h.bindings.candidates(v); err != nil || len(ids) != 0 {
-		t.Errorf("taken for sandboxes: %q", ids)
-	}
+	ids, err := b.h.bindings.candidates(v)
+	check.That(t, err == nil && len(ids) == 0, "taken for sandboxes: %q", ids)
 }
 
 var oddDevices = []string{
@@ -140,9 +138,7 @@ func TestEscapeSurvivesBothUnescapers(t *testing.T) {
 		once := query.Get("path")
 		asPath, err1 := url.PathUnescape(once)
 		asQuery, err2 := url.QueryUnescape(once)
-		if asPath != name || asQuery != name || err1 != nil || err2 != nil {
-			t.Errorf("%q became %q and %q", name, asPath, asQuery)
-		}
+		check.That(t, asPath == name && asQuery == name && err1 == nil && err2 == nil, "%q became %q and %q", name, asPath, asQuery)
 	}
 }
 
@@ -190,9 +186,7 @@ func TestNotFoundInSandbox(t *testing.T) {
 	shim.Unmount()
 	_, err := b.h.Stats(t.Context(), v)
 	handlers.WantError(t, err, volume.NoSandbox, v, "sb1", "not found in sandbox", "/data", "disable_block_device_use")
-	if !boundTo(b, v, "")() {
-		t.Error("bound to a sandbox that does not have the volume")
-	}
+	check.That(t, boundTo(b, v, "")(), "bound to a sandbox that does not have the volume")
 	for _, text := range []string{ // after a container's end: unmounted, and the disk is still attached
 		`rpc error: code = Internal desc = Os { code: 2, kind: NotFound, message: "No such file or directory" }`,
 		"rpc error: code = Internal desc = ENOENT: No such file or directory",
@@ -206,9 +200,8 @@ func TestNotFoundInSandbox(t *testing.T) {
 	_, err = b.h.Stats(t.Context(), v)
 	handlers.WantError(t, err, volume.NoSandbox, v, "subPath")
 	shim.Mount(v.Device.Path, kataemu.MountedAt("/"))
-	if _, err := b.h.Stats(t.Context(), v); err != nil || !boundTo(b, v, "sb1")() {
-		t.Errorf("not bound again: %v", err)
-	}
+	_, err = b.h.Stats(t.Context(), v)
+	check.That(t, err == nil && boundTo(b, v, "sb1")(), "not bound again: %v", err)
 }
 
 // A sandbox of runtime-rs is not known to have the pod's volume when it has merely
@@ -217,9 +210,7 @@ func TestStartingSandboxIsNotBound(t *testing.T) {
 	b := newBench(t, kataemu.Rust)
 	v := published(t, b, "a")
 	shim := b.startShim(t, v, "sb1")
-	if !boundTo(b, v, "")() {
-		t.Error("bound before anybody asked")
-	}
+	check.That(t, boundTo(b, v, "")(), "bound before anybody asked")
 	if _, err := b.h.Stats(t.Context(), v); err != nil || !boundTo(b, v, "sb1")() {
 		t.Errorf("not bound: %v", err)
 	}
@@ -237,7 +228,5 @@ func TestStartingSandboxIsNotBound(t *testing.T) {
 	b.publish(t, v)
 	_, err = b.h.Stats(t.Context(), v)
 	handlers.WantError(t, err, volume.NoSandbox, v, "sb1", "has ended")
-	if strings.Contains(err.Error(), "yet") {
-		t.Errorf("a sandbox had it: %v", err)
-	}
+	check.That(t, !strings.Contains(err.Error(), "yet"), "a sandbox had it: %v", err)
 }

@@ -64,9 +64,7 @@ func TestGuestPath(t *testing.T) {
 				handlers.WantError(t, err, c.kind, v, "sb1")
 				return
 			}
-			if err != nil || dirs[0].name != c.want {
-				t.Errorf("%v, %v, want %q first", dirs, err, c.want)
-			}
+			check.That(t, err == nil && dirs[0].name == c.want, "%v, %v, want %q first", dirs, err, c.want)
 		})
 	}
 }
@@ -136,9 +134,8 @@ func (g *guestOf) wantStats(v *volume.Volume, bytes int64) {
 	g.t.Helper()
 	report, err := g.h.Stats(g.t.Context(), v)
 	check.Must(g.t, err)
-	if got, _ := totals(report); got != bytes || report.Sandbox != "sb1" {
-		g.t.Errorf("stats of %d bytes of sandbox %q, want %d", got, report.Sandbox, bytes)
-	}
+	got, _ := totals(report)
+	check.That(g.t, got == bytes && report.Sandbox == "sb1", "stats of %d bytes of sandbox %q, want %d", got, report.Sandbox, bytes)
 }
 
 // The path of an ended container answers with the numbers of the node's own
@@ -184,9 +181,8 @@ func TestStatsBesideAContainerThatCrashes(t *testing.T) {
 		defer g.h.guests.mu.Unlock()
 		return len(g.h.guests.volumes[v.Key].dead)
 	}
-	if n := dead(); n != 0 {
-		t.Errorf("%d directories are given up for good that may be mounted yet", n)
-	}
+	n := dead()
+	check.That(t, n == 0, "%d directories are given up for good that may be mounted yet", n)
 	// A minute later they are old enough to be left out for good.
 	settled = 0
 	t.Cleanup(func() { settled = time.Minute })
@@ -264,9 +260,8 @@ func TestRustNeedsTracker(t *testing.T) {
 	h, err := New(testConfig(handlers.ShortDir(t)), nil, zap.NewNop())
 	check.Must(t, err)
 	v := plainVolume()
-	if _, err := h.Publish(t.Context(), v); err != nil {
-		t.Fatal(err)
-	}
+	_, err = h.Publish(t.Context(), v)
+	check.Must(t, err)
 	_, err = h.Stats(t.Context(), v)
 	handlers.WantError(t, err, volume.NoSandbox, v, "container runtime is not followed")
 }

@@ -19,9 +19,8 @@ var errAway = errors.New("containerd is away")
 // wantUse wants a volume to be in use by a sandbox, or by none.
 func wantUse(t *testing.T, b *bench, v *volume.Volume, want string) {
 	t.Helper()
-	if id, err := b.h.InUse(t.Context(), v); id != want || err != nil {
-		t.Errorf("in use by %q, %v, want %q", id, err, want)
-	}
+	id, err := b.h.InUse(t.Context(), v)
+	check.That(t, id == want && err == nil, "in use by %q, %v, want %q", id, err, want)
 }
 
 // wantUnknown wants the answer that it is not known, with the words.
@@ -106,9 +105,8 @@ func TestBothWordsAreNeeded(t *testing.T) {
 		wantForgotten(t, b, v, "sb1")
 		check.Must(t, b.h.Tracking().Withdraw(t.Context(), v))
 		wantForgotten(t, b, v, "sb1") // what is known of it stays
-		if err := b.h.Tracking().Disowned(t.Context(), v, []string{"sb1"}); err != nil {
-			t.Error(err)
-		}
+		err := b.h.Tracking().Disowned(t.Context(), v, []string{"sb1"})
+		check.That(t, err == nil, "%v", err)
 		b.publish(t, v)
 		b.add(v.PodUID, "sb1")
 		handlers.WantError(t, b.h.Tracking().Disowned(t.Context(), v, []string{"sb1"}), volume.Busy, v, "sb1", "crictl stopp")
@@ -189,9 +187,8 @@ func TestNotesSurvive(t *testing.T) {
 	shim.Kill(t)
 	wantUse(t, b, v, "")
 	check.Must(t, b.h.Retract(t.Context(), v))
-	if left := noteFiles(t, b); len(left) != 0 {
-		t.Errorf("after Retract: %q", left)
-	}
+	left := noteFiles(t, b)
+	check.That(t, len(left) == 0, "after Retract: %q", left)
 }
 
 // A pod whose sandbox is made again and again leaves the record of the last one,
@@ -205,9 +202,8 @@ func TestNotesDoNotGrow(t *testing.T) {
 		b.stats(t, v)
 		shim.Kill(t)
 	}
-	if left := noteFiles(t, b); len(left) != 1 || filepath.Base(left[0]) != string(v.Key)+".three" {
-		t.Errorf("on record: %q", left)
-	}
+	left := noteFiles(t, b)
+	check.That(t, len(left) == 1 && filepath.Base(left[0]) == string(v.Key)+".three", "on record: %q", left)
 }
 
 // The record of a volume that nobody knows is an orphan.
@@ -218,9 +214,7 @@ func TestNotesOfUnknownVolumes(t *testing.T) {
 	wantUse(t, b, v, "sb1")
 	check.Must(t, os.RemoveAll(b.dir(v)))
 	orphans, err := b.h.Orphans(func(volume.Key) bool { return false })
-	if err != nil || len(orphans) != 1 || orphans[0].Key != v.Key {
-		t.Fatalf("orphans %v, %v", orphans, err)
-	}
+	check.Require(t, err == nil && len(orphans) == 1 && orphans[0].Key == v.Key, "orphans %v, %v", orphans, err)
 	b.mounting = map[string]string{"": "tmpfs"} // a container's mount without a source
 	b.remove("sb1")
 	check.Must(t, os.RemoveAll(filepath.Join(b.cfg.RustSandboxes, "sb1")))
@@ -238,15 +232,12 @@ func TestQuestionThatOutlivesTheVolume(t *testing.T) {
 	check.Must(t, b.h.Retract(t.Context(), v))
 	b.h.bindings.propose(v, shim{id: "sb1", flavor: rustShim})
 	orphans, err := b.h.Orphans(func(volume.Key) bool { return false })
-	if err != nil || len(orphans) != 1 {
-		t.Fatalf("orphans %v, %v", orphans, err)
-	}
+	check.Require(t, err == nil && len(orphans) == 1, "orphans %v, %v", orphans, err)
 	if err := b.h.Retract(t.Context(), orphans[0]); err != nil || len(noteFiles(t, b)) != 0 {
 		t.Errorf("%v, left %q", err, noteFiles(t, b))
 	}
-	if _, tracked := b.h.store.Bindings.Get(v.Key); tracked {
-		t.Error("it is tracked for ever")
-	}
+	_, tracked := b.h.store.Bindings.Get(v.Key)
+	check.That(t, !tracked, "it is tracked for ever")
 }
 
 // Where no container runtime is configured, a volume can still be given back.

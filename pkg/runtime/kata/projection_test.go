@@ -30,9 +30,8 @@ func TestModes(t *testing.T) {
 	for path, want := range map[string]fs.FileMode{
 		b.cfg.DirectVolumes: fs.ModeDir | 0o700, b.dir(v): fs.ModeDir | 0o700, filepath.Join(b.dir(v), infoName): 0o600,
 	} {
-		if info, err := os.Stat(path); err != nil || info.Mode() != want {
-			t.Errorf("%s: %v, %v, want %v", path, info.Mode(), err, want)
-		}
+		info, err := os.Stat(path)
+		check.That(t, err == nil && info.Mode() == want, "%s: %v, %v, want %v", path, info.Mode(), err, want)
 	}
 }
 
@@ -41,9 +40,8 @@ func TestSamePublishWritesNothing(t *testing.T) {
 	v := published(t, b, "a")
 	before := statOf(t, filepath.Join(b.dir(v), infoName))
 	published(t, b, "a")
-	if after := statOf(t, filepath.Join(b.dir(v), infoName)); after.Ino != before.Ino || after.Mtim != before.Mtim {
-		t.Error("the file was written again")
-	}
+	after := statOf(t, filepath.Join(b.dir(v), infoName))
+	check.That(t, after.Ino == before.Ino && after.Mtim == before.Mtim, "the file was written again")
 }
 
 func statOf(t *testing.T, path string) unix.Stat_t {
@@ -61,15 +59,13 @@ func TestRepublishKeepsIDs(t *testing.T) {
 	changed := *v
 	changed.MountFlags = []string{"noatime"}
 	b.publish(t, &changed)
-	if ids, err := b.h.bindings.candidates(v); err != nil || len(ids) != 1 || ids[0] != "sb1" {
-		t.Errorf("ids %q", ids)
-	}
+	ids, err := b.h.bindings.candidates(v)
+	check.That(t, err == nil && len(ids) == 1 && ids[0] == "sb1", "ids %q", ids)
 	// A lost file is put back, too.
 	check.Must(t, os.Remove(filepath.Join(b.dir(v), infoName)))
 	published(t, b, "a")
-	if _, exists := b.Projection(t, v); !exists {
-		t.Error("the lost file was not put back")
-	}
+	_, exists := b.Projection(t, v)
+	check.That(t, exists, "the lost file was not put back")
 }
 
 // Retract never goes into a directory that somebody filled.
@@ -85,14 +81,11 @@ func TestRetractIsNotRecursive(t *testing.T) {
 	if _, err := os.Stat(b.dir(v)); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("still in Kata's tree: %v", err)
 	}
-	if n := b.CountLeftovers(t); n != 1 {
-		t.Errorf("%d leftovers", n)
-	}
+	n := b.CountLeftovers(t)
+	check.That(t, n == 1, "%d leftovers", n)
 	b.Restart(t)
 	kept, err := filepath.Glob(filepath.Join(b.cfg.TempDir, "*", "sub", "precious"))
-	if err != nil || len(kept) != 1 {
-		t.Errorf("the file in the sub-directory is gone: %v, %v", kept, err)
-	}
+	check.That(t, err == nil && len(kept) == 1, "the file in the sub-directory is gone: %v, %v", kept, err)
 	published(t, b, "a")
 }
 
@@ -104,9 +97,8 @@ func TestForeignEmptyDirectory(t *testing.T) {
 	_, err := b.h.Publish(t.Context(), v)
 	handlers.WantError(t, err, volume.Conflict, v, "another program")
 	check.Must(t, b.h.Retract(t.Context(), v))
-	if _, err := os.Stat(b.dir(v)); err != nil {
-		t.Errorf("a foreign directory was removed: %v", err)
-	}
+	_, err = os.Stat(b.dir(v))
+	check.That(t, err == nil, "a foreign directory was removed: %v", err)
 }
 
 func TestRootIsMadeAgain(t *testing.T) {
@@ -114,33 +106,27 @@ func TestRootIsMadeAgain(t *testing.T) {
 	published(t, b, "a")
 	check.Must(t, os.RemoveAll(b.cfg.DirectVolumes))
 	v := published(t, b, "a")
-	if _, exists := b.Projection(t, v); !exists {
-		t.Fatal("not published")
-	}
+	_, exists := b.Projection(t, v)
+	check.Require(t, exists, "not published")
 }
 
 func TestPlaces(t *testing.T) {
 	dir := handlers.ShortDir(t)
 	inside := testConfig(dir)
 	inside.TempDir = filepath.Join(inside.DirectVolumes, "tmp")
-	if _, err := New(inside, nil, zap.NewNop()); volume.KindOf(err) != volume.Invalid {
-		t.Errorf("a TempDir in Kata's tree: %v", err)
-	}
-	if _, err := New(inside, nil, zap.NewNop()); err == nil || !strings.Contains(err.Error(), "put it elsewhere") {
-		t.Errorf("%v", err)
-	}
+	_, err := New(inside, nil, zap.NewNop())
+	check.That(t, volume.KindOf(err) == volume.Invalid, "a TempDir in Kata's tree: %v", err)
+	_, err = New(inside, nil, zap.NewNop())
+	check.That(t, err != nil && strings.Contains(err.Error(), "put it elsewhere"), "%v", err)
 	elsewhere := testConfig(dir)
 	elsewhere.TempDir = "/dev/shm/crust-proxy-test"
 	t.Cleanup(func() { _ = os.Remove(elsewhere.TempDir) })
 	if statOf(t, "/dev/shm").Dev == statOf(t, dir).Dev {
-		if os.Getenv("CI") == "true" {
-			t.Fatal("/dev/shm is no filesystem of its own here")
-		}
+		check.Require(t, os.Getenv("CI") != "true", "/dev/shm is no filesystem of its own here")
 		t.Skip("/dev/shm is no filesystem of its own here")
 	}
-	if _, err := New(elsewhere, nil, zap.NewNop()); volume.KindOf(err) != volume.Invalid {
-		t.Errorf("a TempDir on another filesystem: %v", err)
-	}
+	_, err = New(elsewhere, nil, zap.NewNop())
+	check.That(t, volume.KindOf(err) == volume.Invalid, "a TempDir on another filesystem: %v", err)
 }
 
 // TestOthersCanReadTheWholeTree: a driver that hands volumes to Kata by itself reads all of them, ours too, and fails if
@@ -175,13 +161,11 @@ func TestOthersCanReadTheWholeTree(t *testing.T) {
 		running.Go(func() {
 			for ctx.Err() == nil {
 				for _, one := range []*volume.Volume{v, &changed, v} {
-					if _, err := b.h.Publish(context.WithoutCancel(ctx), one); err != nil {
-						t.Error(err)
-					}
+					_, err := b.h.Publish(context.WithoutCancel(ctx), one)
+					check.That(t, err == nil, "%v", err)
 				}
-				if err := errors.Join(kataemu.WriteID(b.cfg.DirectVolumes, v.Target, "sb1"), b.h.Retract(context.WithoutCancel(ctx), v)); err != nil {
-					t.Error(err)
-				}
+				err := errors.Join(kataemu.WriteID(b.cfg.DirectVolumes, v.Target, "sb1"), b.h.Retract(context.WithoutCancel(ctx), v))
+				check.That(t, err == nil, "%v", err)
 			}
 		})
 	}
@@ -214,9 +198,7 @@ func TestForeignDevicesAreAdoptedWhateverTheVolumeIs(t *testing.T) {
 				got = append(got, one)
 			}
 		}
-		if (len(got) == 1) != adopted {
-			t.Errorf("%s: adopted %v", raw, got)
-		}
+		check.That(t, (len(got) == 1) == adopted, "%s: adopted %v", raw, got)
 	}
 }
 
@@ -239,13 +221,10 @@ func TestTargetThroughALink(t *testing.T) {
 	check.Eventually(t, "its sandbox is found after a restart", boundTo(b, v, "sb1"))
 	b.stats(t, v)
 	orphans, err := b.h.Orphans(func(volume.Key) bool { return false })
-	if err != nil || len(orphans) != 1 || orphans[0].Key != v.Key {
-		t.Fatalf("%v, %v", orphans, err)
-	}
+	check.Require(t, err == nil && len(orphans) == 1 && orphans[0].Key == v.Key, "%v, %v", orphans, err)
 	check.Must(t, b.h.Retract(t.Context(), orphans[0]))
-	if _, shown := b.Projection(t, v); shown {
-		t.Fatal("the orphan is still there")
-	}
+	_, shown := b.Projection(t, v)
+	check.Require(t, !shown, "the orphan is still there")
 	check.Must(t, b.h.Retract(t.Context(), v))
 }
 
@@ -326,12 +305,9 @@ func TestEncodeInfo(t *testing.T) {
 			v := plainVolume()
 			c.change(v)
 			raw, err := layout{}.Encode(v)
-			if err != nil || string(raw) != c.want {
-				t.Errorf("%s, %v\nwant %s", raw, err, c.want)
-			}
-			if info, err := abi.Parse(raw); err != nil || info.Device != "/dev/vdb" {
-				t.Errorf("read back: %+v, %v", info, err)
-			}
+			check.That(t, err == nil && string(raw) == c.want, "%s, %v\nwant %s", raw, err, c.want)
+			info, err := abi.Parse(raw)
+			check.That(t, err == nil && info.Device == "/dev/vdb", "read back: %+v, %v", info, err)
 		})
 	}
 }
@@ -343,12 +319,10 @@ func dirName(target string) string {
 
 func TestDirName(t *testing.T) {
 	longest := "/" + strings.Repeat("x", maxTarget-1)
-	if n := len(dirName(longest)); n > 255 {
-		t.Errorf("the longest target has a name of %d bytes", n)
-	}
-	if n := len(dirName(longest + "x")); n <= 255 {
-		t.Errorf("a longer target has a name of %d bytes: the limit is too low", n)
-	}
+	n := len(dirName(longest))
+	check.That(t, n <= 255, "the longest target has a name of %d bytes", n)
+	n = len(dirName(longest + "x"))
+	check.That(t, n > 255, "a longer target has a name of %d bytes: the limit is too low", n)
 	for _, target := range []string{longest, "/a b/ä?>~", "/a"} {
 		if got, ok := targetOf(dirName(target)); !ok || got != target {
 			t.Errorf("%q came back as %q", target, got)

@@ -62,9 +62,7 @@ var recorded = map[string]map[string]volume.Volume{
 // what the real shims asked.
 func TestTheEmulationAsksWhatKataAsked(t *testing.T) {
 	files, err := filepath.Glob("testdata/kata-shim/*.jsonl")
-	if err != nil || len(files) < 17 {
-		t.Fatalf("%d recordings: %v", len(files), err)
-	}
+	check.Require(t, err == nil && len(files) >= 17, "%d recordings: %v", len(files), err)
 	for _, file := range files {
 		name := strings.TrimSuffix(filepath.Base(file), ".jsonl")
 		t.Run(name, func(t *testing.T) { newReplay(t, name).run(readSteps(t, file)) })
@@ -84,9 +82,8 @@ func readSteps(t *testing.T, file string) []step {
 		check.Must(t, json.Unmarshal(lines.Bytes(), &s))
 		steps = append(steps, s)
 	}
-	if err := lines.Err(); err != nil || len(steps) == 0 {
-		t.Fatalf("%d steps: %v", len(steps), err)
-	}
+	err = lines.Err()
+	check.Require(t, err == nil && len(steps) != 0, "%d steps: %v", len(steps), err)
 	return steps
 }
 
@@ -130,9 +127,7 @@ func newReplay(t *testing.T, name string) *replay {
 func (r *replay) plug(device string, readOnly bool) (string, error) {
 	for i, s := range r.plugs {
 		if s.Device == device {
-			if s.ReadOnly != readOnly {
-				r.t.Errorf("%s is plugged in with read-only %v, and Kata did with %v", device, readOnly, s.ReadOnly)
-			}
+			check.That(r.t, s.ReadOnly == readOnly, "%s is plugged in with read-only %v, and Kata did with %v", device, readOnly, s.ReadOnly)
 			r.plugs = slices.Delete(r.plugs, i, i+1)
 			if s.Error != "" {
 				return "", errors.New(s.Error)
@@ -156,9 +151,7 @@ func (r *replay) run(steps []step) {
 			r.wantRefused(s)
 		case "unplug":
 			i := slices.Index(r.unplugged, s.Device)
-			if i < 0 {
-				r.t.Fatalf("Kata unplugged %s, and the emulation did not", s.Device)
-			}
+			check.Require(r.t, i >= 0, "Kata unplugged %s, and the emulation did not", s.Device)
 			r.unplugged = slices.Delete(r.unplugged, i, i+1)
 		case "create":
 			r.wantUnplugged()
@@ -210,16 +203,13 @@ func (r *replay) create(s step) {
 	}
 	r.asked, r.refusal = nil, s.Error
 	err := r.vm.CreateContainer(s.Container, mounts)
-	if (err != nil) != (s.Error != "") {
-		r.t.Fatalf("%s: %v, and Kata: %q", s.Container, err, s.Error)
-	}
+	check.Require(r.t, (err != nil) == (s.Error != ""), "%s: %v, and Kata: %q", s.Container, err, s.Error)
 	if len(r.plugs) > 0 || len(r.asked) != 1 {
 		r.t.Fatalf("%s: the agent was asked %d times; not plugged in: %v", s.Container, len(r.asked), r.plugs)
 	}
 	want := kataemu.Request{Container: s.Container, Storages: s.Storages, Mounts: s.Mounts}
-	if diff := cmp.Diff(plain(r.t, want), plain(r.t, r.asked[0])); diff != "" {
-		r.t.Errorf("%s (-Kata +emulation):\n%s", s.Container, diff)
-	}
+	diff := cmp.Diff(plain(r.t, want), plain(r.t, r.asked[0]))
+	check.That(r.t, diff == "", "%s (-Kata +emulation):\n%s", s.Container, diff)
 }
 
 // publish publishes a volume. One with an option that the handler would leave out is
@@ -230,9 +220,8 @@ func (r *replay) publish(v *volume.Volume) {
 		r.publishAs(v, "blk")
 		return
 	}
-	if _, err := r.h.Publish(r.t.Context(), v); err != nil {
-		r.t.Fatal(err)
-	}
+	_, err := r.h.Publish(r.t.Context(), v)
+	check.Must(r.t, err)
 	if slices.Contains(v.MountFlags, "_netdev") {
 		r.publishAs(v, "directvol")
 	}

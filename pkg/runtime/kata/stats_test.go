@@ -22,22 +22,16 @@ func TestConditionIsNotTheAgents(t *testing.T) {
 		v := published(t, b, "a")
 		shim := b.startShim(t, v, "sb1")
 		report, err := b.h.Stats(t.Context(), v)
-		if err != nil || report.Condition != nil {
-			t.Errorf("%v: %+v, %v", flavor, report.Condition, err)
-		}
+		check.That(t, err == nil && report.Condition == nil, "%v: %+v, %v", flavor, report.Condition, err)
 		b.h.cfg.Disks = &fakeDisks{condition: &volume.Condition{Abnormal: true, Message: "run e2fsck"}}
 		report, err = b.h.Stats(t.Context(), v)
-		if err != nil || report.Condition == nil || report.Condition.Message != "run e2fsck" {
-			t.Errorf("%v: %+v, %v", flavor, report.Condition, err)
-		}
+		check.That(t, err == nil && report.Condition != nil && report.Condition.Message == "run e2fsck", "%v: %+v, %v", flavor, report.Condition, err)
 		if flavor == kataemu.Rust {
 			continue
 		}
 		shim.SetBody([]byte(`{"usage":[{"total":2,"used":1,"unit":1}],"volume_condition":{"abnormal":true,"message":"the agent learned"}}`))
 		report, err = b.h.Stats(t.Context(), v)
-		if err != nil || report.Condition == nil || report.Condition.Message != "the agent learned" {
-			t.Errorf("%+v, %v", report.Condition, err)
-		}
+		check.That(t, err == nil && report.Condition != nil && report.Condition.Message == "the agent learned", "%+v, %v", report.Condition, err)
 	}
 }
 
@@ -65,14 +59,10 @@ func TestGroupIgnored(t *testing.T) {
 			b.h.cfg.Disks = &fakeDisks{lacks: c.lacks}
 			for range 2 {
 				report, err := b.h.Stats(t.Context(), v)
-				if err != nil || report.GroupIgnored != c.ignored {
-					t.Fatalf("%+v, %v", report, err)
-				}
+				check.Require(t, err == nil && report.GroupIgnored == c.ignored, "%+v, %v", report, err)
 			}
 			said := logs.FilterMessage(runtime.GroupIgnored).FilterField(zap.String("pod", "ns/web")).FilterField(zap.String("group", "2000"))
-			if (said.Len() == 1) != c.ignored || said.Len() > 1 {
-				t.Errorf("said: %+v", logs.All())
-			}
+			check.That(t, (said.Len() == 1) == c.ignored && said.Len() <= 1, "said: %+v", logs.All())
 		})
 	}
 }
@@ -86,9 +76,7 @@ func TestResizeWhereTheAgentCannot(t *testing.T) {
 	shim := b.startShim(t, v, "sb1")
 	_, err := b.h.Resize(t.Context(), v, volume.Range{Required: 1 << 30})
 	handlers.WantError(t, err, volume.Unsupported, v, "sb1", "resize_volume is not implemented", "cannot grow a filesystem")
-	if !errors.Is(err, volume.ErrNeverGrows) {
-		t.Error("it counts as a growth of this volume that failed")
-	}
+	check.That(t, errors.Is(err, volume.ErrNeverGrows), "it counts as a growth of this volume that failed")
 	shim.SetFault(kataemu.NotFound)
 	_, err = b.h.Resize(t.Context(), v, volume.Range{Required: 1 << 30})
 	handlers.WantError(t, err, volume.Unsupported, v, "sb1", "cannot grow a filesystem")
@@ -113,9 +101,8 @@ func TestResizeThatIsHungUpOn(t *testing.T) {
 		asked.Store(0)
 		_, err := b.h.Resize(t.Context(), v, volume.Range{Required: 1 << 30})
 		handlers.WantError(t, err, volume.Unsupported, v, "sb1", "kata-rs", "without an answer", "cannot grow a filesystem")
-		if n := asked.Load(); n != 1 {
-			t.Errorf("the guest was asked %d times", n)
-		}
+		n := asked.Load()
+		check.That(t, n == 1, "the guest was asked %d times", n)
 	}
 	b.resize = nil
 	check.Must(t, shim.Stop())
@@ -133,12 +120,9 @@ func TestResizeWhereTheAgentCan(t *testing.T) {
 		v := published(t, b, "a", func(v *volume.Volume) { b.sized(t, v, 5<<30) })
 		b.startShim(t, v, "sb1")
 		size, err := b.h.Resize(t.Context(), v, volume.Range{Required: 1 << 30, Limit: 2 << 30})
-		if err != nil || size != 1<<30 || asked != 1<<30 {
-			t.Errorf("%d, %v; the agent was asked for %d", size, err, asked)
-		}
-		if size, err := b.h.Resize(t.Context(), v, volume.Range{}); err != nil || size != 5<<30 || asked != 5<<30 {
-			t.Errorf("to the device's size: %d, %v", size, err)
-		}
+		check.That(t, err == nil && size == 1<<30 && asked == 1<<30, "%d, %v; the agent was asked for %d", size, err, asked)
+		size, err = b.h.Resize(t.Context(), v, volume.Range{})
+		check.That(t, err == nil && size == 5<<30 && asked == 5<<30, "to the device's size: %d, %v", size, err)
 		answer = errors.New("the guest's disk is ill")
 		_, err = b.h.Resize(t.Context(), v, volume.Range{Required: 1})
 		if flavor == kataemu.Go {

@@ -42,9 +42,8 @@ func checkOutcome(t *testing.T, parse func([]byte) (volume.Report, error), body 
 			got.kind = volume.Absurd
 		}
 	}
-	if diff := cmp.Diff(want, got, cmp.AllowUnexported(outcome{})); diff != "" {
-		t.Errorf("%.200s (%v): %s", body, err, diff)
-	}
+	diff := cmp.Diff(want, got, cmp.AllowUnexported(outcome{}))
+	check.That(t, diff == "", "%.200s (%v): %s", body, err, diff)
 }
 
 // The files hold answers that Kata's own types encoded.
@@ -68,9 +67,7 @@ func TestStatsOfKatasOwnEncoder(t *testing.T) {
 		"uint64-max":            absurd,
 	}
 	files, err := filepath.Glob("testdata/stats/*.json")
-	if err != nil || len(files) != len(want) {
-		t.Fatalf("%d files, %v", len(files), err)
-	}
+	check.Require(t, err == nil && len(files) == len(want), "%d files, %v", len(files), err)
 	for _, file := range files {
 		raw, err := os.ReadFile(file)
 		check.Must(t, err)
@@ -185,9 +182,7 @@ func sane(t *testing.T, report volume.Report, err error) {
 		t.Fatal("an empty report")
 	}
 	for _, u := range report.Usage {
-		if u.Available < 0 || u.Used < 0 || u.Total <= 0 || u.Available > u.Total || u.Used > u.Total {
-			t.Fatalf("usage %+v", u)
-		}
+		check.Require(t, u.Available >= 0 && u.Used >= 0 && u.Total > 0 && u.Available <= u.Total && u.Used <= u.Total, "usage %+v", u)
 	}
 	if c := report.Condition; c != nil && (len(c.Message) > guest.MaxMessage || !sys.IsText(c.Message)) {
 		t.Fatalf("message %q", c.Message)
@@ -196,14 +191,10 @@ func sane(t *testing.T, report volume.Report, err error) {
 
 func FuzzStatsJSON(f *testing.F) {
 	files, err := filepath.Glob("testdata/stats/*.json")
-	if err != nil {
-		f.Fatal(err)
-	}
+	check.Must(f, err)
 	for _, file := range files {
 		raw, err := os.ReadFile(file)
-		if err != nil {
-			f.Fatal(err)
-		}
+		check.Must(f, err)
 		f.Add(raw)
 	}
 	f.Fuzz(func(t *testing.T, body []byte) {

@@ -55,17 +55,13 @@ func newWatchedBench(t *testing.T) (*bench, *handlers.Changes) {
 func TestBindingShowsAtOnce(t *testing.T) {
 	b, seen := newWatchedBench(t)
 	v := published(t, b, "a")
-	if !watched(b, v)() {
-		t.Fatal("a published volume is not watched")
-	}
+	check.Require(t, watched(b, v)(), "a published volume is not watched")
 	living(t, b, "sb1")
 	check.Must(t, kataemu.WriteID(b.cfg.DirectVolumes, v.Target, "sb1"))
 	check.Eventually(t, "bound", boundTo(b, v, "sb1"))
 	check.Eventually(t, "told", func() bool { return seen.Has(v.Key) })
 	b.h.SandboxGone("sb1")
-	if !boundTo(b, v, "")() {
-		t.Error("bound to a sandbox that is gone")
-	}
+	check.That(t, boundTo(b, v, "")(), "bound to a sandbox that is gone")
 	check.Must(t, b.h.Retract(t.Context(), v))
 	check.Eventually(t, "nothing is left in memory", func() bool {
 		tracked := b.h.store.Bindings.Volumes(func(projection.Entry) bool { return true })
@@ -90,9 +86,7 @@ func TestWatchFindsWhatWasThere(t *testing.T) {
 	b.start(t)
 	check.Eventually(t, "adopted again", func() bool { return len(b.h.Adopted()) == 1 })
 	check.Eventually(t, "the id is read", func() bool { return b.h.bindings.current(v).id == "sb1" })
-	if !boundTo(b, v, "")() {
-		t.Error("bound to a sandbox whose shim is dead")
-	}
+	check.That(t, boundTo(b, v, "")(), "bound to a sandbox whose shim is dead")
 }
 
 func TestAdoptionFollowsTheOtherProgram(t *testing.T) {
@@ -101,9 +95,7 @@ func TestAdoptionFollowsTheOtherProgram(t *testing.T) {
 	// As upstream writes: the directory first, the file in place.
 	check.Must(t, os.Mkdir(b.dir(v), 0o700))
 	check.Eventually(t, "watched", watched(b, v))
-	if len(b.h.Adopted()) != 0 {
-		t.Fatal("adopted without a file")
-	}
+	check.Require(t, len(b.h.Adopted()) == 0, "adopted without a file")
 	b.PublishForeign(t, v)
 	check.Eventually(t, "adopted", func() bool { return len(b.h.Adopted()) == 1 })
 	other := *v
@@ -122,9 +114,8 @@ func TestRootIsWatchedAgain(t *testing.T) {
 	foreign := b.Volume("foreign")
 	b.PublishForeign(t, foreign)
 	check.Eventually(t, "adopted", func() bool { return len(b.h.Adopted()) == 1 })
-	if err := b.h.Health(t.Context()); err != nil {
-		t.Error(err)
-	}
+	err := b.h.Health(t.Context())
+	check.That(t, err == nil, "%v", err)
 }
 
 // A flood of foreign directories and sandbox ids loses nothing.
@@ -184,9 +175,7 @@ func TestSuccessorIsWatched(t *testing.T) {
 		v := published(t, b, "a")
 		check.Must(t, os.RemoveAll(b.dir(v)))
 		published(t, b, "a")
-		if !watched(b, v)() {
-			t.Fatal("the successor is not watched")
-		}
+		check.Require(t, watched(b, v)(), "the successor is not watched")
 		check.Must(t, kataemu.WriteID(b.cfg.DirectVolumes, v.Target, "sb1"))
 		check.Eventually(t, "bound", boundTo(b, v, "sb1"))
 		check.Must(t, b.h.Retract(t.Context(), v))

@@ -90,14 +90,11 @@ func TestTheEmulationAnswersAsRuntimeRS(t *testing.T) {
 			if e.Agent != nil {
 				want = []string{fmt.Sprint(e.Agent.Path, " ", e.Agent.Size)}
 			}
-			if diff := cmp.Diff(want, drain(asked)); diff != "" {
-				t.Errorf("the agent was asked (-Kata +emulation):\n%s", diff)
-			}
+			diff := cmp.Diff(want, drain(asked))
+			check.That(t, diff == "", "the agent was asked (-Kata +emulation):\n%s", diff)
 		})
 	}
-	if replayed < 10 {
-		t.Errorf("only %d exchanges", replayed)
-	}
+	check.That(t, replayed >= 10, "only %d exchanges", replayed)
 }
 
 // drain returns what was sent so far: the agent is asked before the shim answers.
@@ -120,9 +117,7 @@ func TestTheEmulationAnswersForAnEndedContainer(t *testing.T) {
 	check.Must(t, unix.Statfs(shared, &st))
 	status, body, open := ask(t, shim.Socket(), e.Request)
 	report, err := parseStatsDebug([]byte(body))
-	if status != http.StatusOK || !open || err != nil {
-		t.Fatalf("%d %q, open %v: %v", status, body, open, err)
-	}
+	check.Require(t, status == http.StatusOK && open && err == nil, "%d %q, open %v: %v", status, body, open, err)
 	bytes, inodes := totals(report)
 	if bytes != int64(st.Blocks)*st.Bsize || inodes != int64(st.Files) {
 		t.Errorf("%d bytes and %d inodes; the node has %d blocks of %d, and %d inodes", bytes, inodes, st.Blocks, st.Bsize, st.Files)
@@ -185,9 +180,8 @@ func (e exchanged) parse(t *testing.T) (status int, body string, open bool) {
 		return 0, "", false
 	}
 	head, body, found := strings.Cut(text, "\r\n\r\n")
-	if _, err := fmt.Sscanf(head, "HTTP/1.1 %d ", &status); err != nil || !found {
-		t.Fatalf("%q: %v", e.Answer, err)
-	}
+	_, err := fmt.Sscanf(head, "HTTP/1.1 %d ", &status)
+	check.Require(t, err == nil && found, "%q: %v", e.Answer, err)
 	return status, body, open
 }
 
@@ -208,20 +202,16 @@ func TestRequestsToRuntimeRS(t *testing.T) {
 	if bytes, inodes := totals(report); bytes != int64(recordedFS.Blocks)*recordedFS.Bsize || inodes != int64(recordedFS.Files) {
 		t.Errorf("%d bytes and %d inodes", bytes, inodes)
 	}
-	if diff := cmp.Diff([]string{known["stats ok"].Request}, wire.take()); diff != "" {
-		t.Errorf("stats (-Kata +handler):\n%s", diff)
-	}
+	diff := cmp.Diff([]string{known["stats ok"].Request}, wire.take())
+	check.That(t, diff == "", "stats (-Kata +handler):\n%s", diff)
 
 	wire.answer("") // recorded as <EOF>
 	_, err = b.h.Resize(t.Context(), v, volume.Range{Required: recordedSize})
 	handlers.WantError(t, err, volume.Unsupported, v, "sb1", "without an answer")
 	got := wire.take()
-	if len(got) != 1 {
-		t.Fatalf("resize: %q", got)
-	}
-	if diff := cmp.Diff(essence(t, known["resize"].Request), essence(t, got[0])); diff != "" {
-		t.Errorf("resize (-Kata +handler):\n%s", diff)
-	}
+	check.Require(t, len(got) == 1, "resize: %q", got)
+	diff = cmp.Diff(essence(t, known["resize"].Request), essence(t, got[0]))
+	check.That(t, diff == "", "resize (-Kata +handler):\n%s", diff)
 }
 
 // What the handler asks of the Go shim, of which no raw requests are recorded, is
@@ -256,16 +246,12 @@ func goAnswer(status int, body string) string {
 // value of the query again.
 func wantGoStats(t *testing.T, requests []string, device string) {
 	t.Helper()
-	if len(requests) != 1 {
-		t.Fatalf("stats: %q", requests)
-	}
+	check.Require(t, len(requests) == 1, "stats: %q", requests)
 	got := essence(t, requests[0])
 	target, err := url.ParseRequestURI(got.URI)
 	check.Must(t, err)
 	query, err := url.ParseQuery(target.RawQuery)
-	if err != nil || len(query) != 1 || len(query["path"]) != 1 {
-		t.Fatalf("the query %q: %v", target.RawQuery, err)
-	}
+	check.Require(t, err == nil && len(query) == 1 && len(query["path"]) == 1, "the query %q: %v", target.RawQuery, err)
 	read, err := url.PathUnescape(query.Get("path"))
 	if got.Method != http.MethodGet || target.Path != "/direct-volume/stats" || read != device || err != nil || got.Body != nil {
 		t.Errorf("%+v is read as %q, %v", got, read, err)
@@ -275,16 +261,13 @@ func wantGoStats(t *testing.T, requests []string, device string) {
 // wantGoResize reads the request as serveVolumeResize does.
 func wantGoResize(t *testing.T, requests []string, device string) {
 	t.Helper()
-	if len(requests) != 1 {
-		t.Fatalf("resize: %q", requests)
-	}
+	check.Require(t, len(requests) == 1, "resize: %q", requests)
 	want := essential{
 		Method: http.MethodPost, URI: "/direct-volume/resize", Host: "shim",
 		Body: map[string]any{"VolumePath": device, "Size": float64(recordedSize)},
 	}
-	if diff := cmp.Diff(want, essence(t, requests[0])); diff != "" {
-		t.Errorf("resize (-Kata +handler):\n%s", diff)
-	}
+	diff := cmp.Diff(want, essence(t, requests[0]))
+	check.That(t, diff == "", "resize (-Kata +handler):\n%s", diff)
 }
 
 // essential is what the shims read of a request.
@@ -296,9 +279,7 @@ type essential struct {
 func essence(t *testing.T, raw string) essential {
 	t.Helper()
 	request, err := http.ReadRequest(bufio.NewReader(strings.NewReader(raw)))
-	if err != nil {
-		t.Fatalf("%q: %v", raw, err)
-	}
+	check.Require(t, err == nil, "%q: %v", raw, err)
 	e := essential{Method: request.Method, URI: request.RequestURI, Host: request.Host}
 	body, err := io.ReadAll(request.Body)
 	if err == nil && len(body) > 0 {
@@ -396,9 +377,8 @@ func TestSocketAtEitherPath(t *testing.T) {
 			}
 			b.startShim(t, v, "sb1")
 			b.stats(t, v)
-			if got := b.h.bindings.current(v); got != (shim{"sb1", want}) {
-				t.Errorf("beside %s: asked %+v, want %s", left, got, want)
-			}
+			got := b.h.bindings.current(v)
+			check.That(t, got == (shim{"sb1", want}), "beside %s: asked %+v, want %s", left, got, want)
 			lives, err := b.h.bindings.hasShim("sb1")
 			check.That(t, lives && err == nil, "beside %s: the shim lives: %t, %v", left, lives, err)
 		}

@@ -40,9 +40,7 @@ func newNode(t *testing.T) *node {
 
 func (n *node) must(err error) {
 	n.t.Helper()
-	if err != nil {
-		n.t.Fatal(err)
-	}
+	check.Must(n.t, err)
 }
 
 func (n *node) mounts(lines ...string) {
@@ -74,9 +72,7 @@ func (n *node) find(spec *specs.Spec, pod string) *Mount {
 	n.t.Helper()
 	found, err := Find(n.cfg, spec, pod)
 	n.must(err)
-	if len(found) != 1 {
-		n.t.Fatalf("found %d", len(found))
-	}
+	check.Require(n.t, len(found) == 1, "found %d", len(found))
 	n.t.Cleanup(func() { _ = found[0].Close() })
 	return found[0]
 }
@@ -97,12 +93,10 @@ func TestByPath(t *testing.T) {
 	if m.Index != 1 || m.Destination != "/data" || m.Sub != "" || !m.ReadOnly || m.Guarded || m.Volume != abi.DirName(target) {
 		t.Fatalf("%+v", m)
 	}
-	if m := n.find(bind(target+"/b/c"), "pod"); m.Sub != "b/c" || m.ReadOnly {
-		t.Fatalf("%+v", m)
-	}
-	if m := n.find(bind(target, "rbind", "rro"), "pod"); !m.ReadOnly {
-		t.Fatalf("%+v", m)
-	}
+	m = n.find(bind(target+"/b/c"), "pod")
+	check.Require(t, m.Sub == "b/c" && !m.ReadOnly, "%+v", m)
+	m = n.find(bind(target, "rbind", "rro"), "pod")
+	check.Require(t, m.ReadOnly, "%+v", m)
 }
 
 // Who could not look has not seen that it is no volume.
@@ -110,9 +104,8 @@ func TestOutOfDescriptors(t *testing.T) {
 	n := newNode(t)
 	spec := bind(n.publish("a", "pod"))
 	check.WithoutDescriptors(t, func() {
-		if m, err := n.cfg.findOne(nil, spec.Mounts[1], "pod"); m != nil || !errors.Is(err, unix.EMFILE) {
-			t.Errorf("%+v, %v", m, err)
-		}
+		m, err := n.cfg.findOne(nil, spec.Mounts[1], "pod")
+		check.That(t, m == nil && errors.Is(err, unix.EMFILE), "%+v, %v", m, err)
 	})
 }
 
@@ -120,9 +113,8 @@ func TestByPathThroughALink(t *testing.T) {
 	n := newNode(t)
 	target := n.publish("a", "pod")
 	n.must(os.Symlink(n.dir, n.dir+"/link"))
-	if m := n.find(bind(n.dir+"/link/a"), "pod"); m.Volume != abi.DirName(target) || m.Sub != "" {
-		t.Fatalf("%+v", m)
-	}
+	m := n.find(bind(n.dir+"/link/a"), "pod")
+	check.Require(t, m.Volume == abi.DirName(target) && m.Sub == "", "%+v", m)
 }
 
 func TestTheLongestBeginningCounts(t *testing.T) {
@@ -130,14 +122,12 @@ func TestTheLongestBeginningCounts(t *testing.T) {
 	n.publish("a", "pod")
 	inner := n.publish("a/b", "pod")
 	n.must(os.Mkdir(inner+"/c", 0o700))
-	if m := n.find(bind(inner+"/c"), "pod"); m.Volume != abi.DirName(inner) || m.Sub != "c" {
-		t.Fatalf("%+v", m)
-	}
+	m := n.find(bind(inner+"/c"), "pod")
+	check.Require(t, m.Volume == abi.DirName(inner) && m.Sub == "c", "%+v", m)
 	// Not by characters: ab is not below a.
 	n.must(os.Mkdir(n.dir+"/ab", 0o700))
-	if found, err := Find(n.cfg, bind(n.dir+"/ab"), "pod"); err != nil || len(found) > 0 {
-		t.Fatalf("%v, %v", found, err)
-	}
+	found, err := Find(n.cfg, bind(n.dir+"/ab"), "pod")
+	check.Require(t, err == nil && len(found) == 0, "%v, %v", found, err)
 }
 
 func TestByGuard(t *testing.T) {
@@ -149,13 +139,11 @@ func TestByGuard(t *testing.T) {
 		return fmt.Sprintf("%d 1 0:50 %s %s rw,nosuid shared:7 - tmpfs crust:%s rw,size=4k", n.real, root, point, abi.DirName(target))
 	}
 	n.mounts("1 0 8:1 / / rw - ext4 /dev/sda1 rw", "this is no line of the kernel", line("/sub", n.dir+"/elsewhere"))
-	if m := n.find(bind(other), "pod"); !m.Guarded || m.Sub != "sub/deep" || m.Volume != abi.DirName(target) {
-		t.Fatalf("%+v", m)
-	}
+	m := n.find(bind(other), "pod")
+	check.Require(t, m.Guarded && m.Sub == "sub/deep" && m.Volume == abi.DirName(target), "%+v", m)
 	n.mounts(line(`/a\040b`, n.dir))
-	if m := n.find(bind(other), "pod"); m.Sub != "a b/elsewhere/deep" {
-		t.Fatalf("%+v", m)
-	}
+	m = n.find(bind(other), "pod")
+	check.Require(t, m.Sub == "a b/elsewhere/deep", "%+v", m)
 	n.mounts(line("/sub//deleted", n.dir))
 	n.refused(bind(other), "pod", nil)
 	n.mounts(line("/", "/not/where/it/is"))
@@ -180,9 +168,7 @@ func TestOthersAreLeftAlone(t *testing.T) {
 		"a tmpfs like a name": {Type: "tmpfs", Source: "crust:" + strings.Repeat("0", 64)},
 	} {
 		found, err := Find(n.cfg, &specs.Spec{Mounts: []specs.Mount{m}}, "pod")
-		if err != nil || len(found) > 0 {
-			t.Errorf("%s: %v, %v", name, found, err)
-		}
+		check.That(t, err == nil && len(found) == 0, "%s: %v, %v", name, found, err)
 	}
 }
 
@@ -200,25 +186,20 @@ func TestAnotherPod(t *testing.T) {
 func TestBinding(t *testing.T) {
 	n := newNode(t)
 	m := n.find(bind(n.publish("a", "pod")), "pod")
-	if err := m.Bind(Binding{Sandbox: "../x", Program: "/bin/x"}); err == nil {
-		t.Fatal("a path was taken for a sandbox id")
-	}
+	check.Require(t, m.Bind(Binding{Sandbox: "../x", Program: "/bin/x"}) != nil, "a path was taken for a sandbox id")
 	n.must(m.Bind(Binding{Sandbox: "one", Note: []byte("1"), Program: "/bin/x", Socket: "/run/s"}))
 	n.must(m.Bind(Binding{Sandbox: "two", Note: []byte("2"), Program: "/bin/y"}))
-	if line, err := m.Dir().Line(abi.CLIName); err != nil || line != "/bin/y" {
-		t.Fatalf("%q, %v", line, err)
-	}
+	line, err := m.Dir().Line(abi.CLIName)
+	check.Require(t, err == nil && line == "/bin/y", "%q, %v", line, err)
 	n.must(m.Unbind("one"))
-	if _, err := m.Dir().Line(abi.CLIName); err != nil {
-		t.Fatalf("the word how to ask went with the first of two: %v", err)
-	}
+	_, err = m.Dir().Line(abi.CLIName)
+	check.Require(t, err == nil, "the word how to ask went with the first of two: %v", err)
 	for range 2 {
 		n.must(m.Unbind("two"))
 	}
 	for _, name := range []string{abi.CLIName, abi.SocketName, "two"} {
-		if _, err := m.Dir().Read(name, 100); !errors.Is(err, os.ErrNotExist) {
-			t.Errorf("%s is left: %v", name, err)
-		}
+		_, err := m.Dir().Read(name, 100)
+		check.That(t, errors.Is(err, os.ErrNotExist), "%s is left: %v", name, err)
 	}
 }
 
@@ -251,9 +232,7 @@ func TestSandboxOf(t *testing.T) {
 		"CRI-O without labels":                {map[string]string{crioID: "s", crioLabels: "?"}, Sandbox{ID: "s"}, true},
 	} {
 		got, known := SandboxOf(&specs.Spec{Annotations: c.notes})
-		if got != c.want || known != c.known {
-			t.Errorf("%s: %+v, %v", name, got, known)
-		}
+		check.That(t, got == c.want && known == c.known, "%s: %+v, %v", name, got, known)
 	}
 }
 
@@ -266,16 +245,14 @@ func TestThePodsOwnAnnotationsChooseNoSandbox(t *testing.T) {
 		containerdID: "victims-sandbox", containerdPod: "victim", containerdType: "container",
 	}
 	for _, pod := range []string{"attacker", "victim"} {
-		if found, err := Find(n.cfg, spec, pod); err == nil {
-			t.Fatalf("found %d for %s", len(found), pod)
-		}
+		found, err := Find(n.cfg, spec, pod)
+		check.Require(t, err != nil, "found %d for %s", len(found), pod)
 	}
 	n.refused(spec, "victim", ErrTwoRuntimes)
 	// Without a deferred volume, annotations keep no container from starting.
 	spec.Mounts[1].Source = t.TempDir()
-	if found, err := Find(n.cfg, spec, "attacker"); err != nil || len(found) > 0 {
-		t.Errorf("%d, %v", len(found), err)
-	}
+	found, err := Find(n.cfg, spec, "attacker")
+	check.That(t, err == nil && len(found) == 0, "%d, %v", len(found), err)
 }
 
 func FuzzGuards(f *testing.F) {

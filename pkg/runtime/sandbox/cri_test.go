@@ -20,14 +20,11 @@ func TestTheRuntimeIsAskedRarelyWhenIdle(t *testing.T) {
 		before := fake.listings()
 		fake.put("sb-1", "pod-1")
 		time.Sleep(idleTime / 2)
-		if n := fake.listings(); n != before {
-			t.Errorf("%d listings for nobody", n-before)
-		}
+		n := fake.listings()
+		check.That(t, n == before, "%d listings for nobody", n-before)
 		busy.Store(true)
 		time.Sleep(2 * pollTime)
-		if !has(tracker, "pod-1", "sb-1")() {
-			t.Error("sb-1 is not known")
-		}
+		check.That(t, has(tracker, "pod-1", "sb-1")(), "sb-1 is not known")
 	})
 }
 
@@ -70,9 +67,8 @@ func TestNotReadyMayLive(t *testing.T) {
 				begin := time.Now()
 				fake.end("sb-0")
 				check.Eventually(t, "the other one's end", func() bool { return told.has("gone sb-0") })
-				if took := time.Since(begin); took > pollTime+2*endTime {
-					t.Errorf("it is known after %v", took)
-				}
+				took := time.Since(begin)
+				check.That(t, took <= pollTime+2*endTime, "it is known after %v", took)
 				fake.mu.Lock()
 				delete(fake.processes, "sb-1")
 				fake.mu.Unlock()

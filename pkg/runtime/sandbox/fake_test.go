@@ -159,9 +159,8 @@ func track(t *testing.T, f *fakeRuntime, cfg Config) (*Tracker, *journal) {
 	go func() { done <- tracker.Run(ctx) }()
 	t.Cleanup(func() {
 		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
+		err := <-done
+		check.That(t, err == nil, "%v", err)
 		if f.server != nil {
 			f.stop()
 		}

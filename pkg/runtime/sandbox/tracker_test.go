@@ -31,9 +31,8 @@ func TestListsAndFollows(t *testing.T) {
 		if pod, known := tracker.PodOf("sb-1"); !known || pod != "pod-1" || !has(tracker, "pod-1", "sb-1")() {
 			t.Errorf("sb-1 is of %q, %v; pod-1 has %q", pod, known, tracker.OfPod("pod-1"))
 		}
-		if _, known := tracker.PodOf("c-1"); known {
-			t.Error("a container is taken for a sandbox")
-		}
+		_, known := tracker.PodOf("c-1")
+		check.That(t, !known, "a container is taken for a sandbox")
 		f.put("sb-2", "pod-1")
 		check.Eventually(t, "sb-2, the newest first", has(tracker, "pod-1", "sb-2", "sb-1"))
 		f.end("sb-1")
@@ -53,16 +52,12 @@ func TestWhatWasMissedWhileBlindIsFound(t *testing.T) {
 		tracker, told := ready(t, f)
 		f.stop()
 		check.Eventually(t, "not ready", func() bool { return !tracker.Ready() && tracker.LastError() != nil })
-		if !has(tracker, "pod-1", "old")() {
-			t.Error("what was known is forgotten with the runtime's restart")
-		}
+		check.That(t, has(tracker, "pod-1", "old")(), "what was known is forgotten with the runtime's restart")
 		f.drop("old")
 		f.put("new", "pod-1")
 		f.start()
 		check.Eventually(t, "new", has(tracker, "pod-1", "new"))
-		if !told.has("gone old") || !told.has("added pod-1 new") || told.has("gone stays") {
-			t.Errorf("told: %q", told.lines)
-		}
+		check.That(t, told.has("gone old") && told.has("added pod-1 new") && !told.has("gone stays"), "told: %q", told.lines)
 		settle()
 		f.put("later", "pod-3")
 		check.Eventually(t, "it is followed again", has(tracker, "pod-3", "later"))
@@ -77,9 +72,8 @@ func TestRuntimeThatComesLater(t *testing.T) {
 		if volume.KindOf(err) != volume.NoSandbox || !strings.Contains(err.Error(), "/run/fake.sock") || !strings.Contains(err.Error(), "sb-1") {
 			t.Errorf("got %v", err)
 		}
-		if _, err := tracker.Mounting(t.Context(), "/v"); volume.KindOf(err) != volume.NoSandbox {
-			t.Errorf("got %v", err)
-		}
+		_, err = tracker.Mounting(t.Context(), "/v")
+		check.That(t, volume.KindOf(err) == volume.NoSandbox, "got %v", err)
 		f.put("sb-1", "pod-1")
 		f.start()
 		check.Eventually(t, "sb-1", has(tracker, "pod-1", "sb-1"))
@@ -93,9 +87,8 @@ func TestAnEmptyFirstAnswerIsDoubted(t *testing.T) {
 		f.start()
 		tracker, told := track(t, f, Config{})
 		check.Eventually(t, "ready", tracker.Ready)
-		if n := f.listings(); n != 2 {
-			t.Errorf("ready after %d listings", n)
-		}
+		n := f.listings()
+		check.That(t, n == 2, "ready after %d listings", n)
 		restart := func() (before int) {
 			f.stop()
 			check.Eventually(t, "not ready", func() bool { return !tracker.Ready() })
@@ -105,13 +98,11 @@ func TestAnEmptyFirstAnswerIsDoubted(t *testing.T) {
 			return before
 		}
 		f.put("sb-1", "pod-1")
-		if before := restart(); f.listings() != before+1 {
-			t.Error("an answer that is not empty is not believed at once")
-		}
+		before := restart()
+		check.That(t, f.listings() == before+1, "an answer that is not empty is not believed at once")
 		f.drop("sb-1")
-		if before := restart(); f.listings() != before+2 || !told.has("gone sb-1") {
-			t.Errorf("%d listings, told: %q", f.listings()-before, told.lines)
-		}
+		before = restart()
+		check.That(t, f.listings() == before+2 && told.has("gone sb-1"), "%d listings, told: %q", f.listings()-before, told.lines)
 	})
 }
 
@@ -137,20 +128,14 @@ func TestDestinations(t *testing.T) {
 		tracker, _ := ready(t, f)
 		got, err := tracker.Destinations(t.Context(), "sb-1", source)
 		slices.Sort(got)
-		if err != nil || !slices.Equal(got, want) {
-			t.Errorf("%q, %v", got, err)
-		}
+		check.That(t, err == nil && slices.Equal(got, want), "%q, %v", got, err)
 		ids, err := tracker.ContainerIDs(t.Context(), "sb-1")
 		slices.Sort(ids)
-		if err != nil || !slices.Equal(ids, wantIDs) {
-			t.Errorf("%q, %v", ids, err)
-		}
-		if _, err := tracker.Destinations(t.Context(), "unknown", "/v"); volume.KindOf(err) != volume.NoSandbox {
-			t.Errorf("an unknown sandbox: %v", err)
-		}
-		if _, err := tracker.ContainerIDs(t.Context(), "unknown"); volume.KindOf(err) != volume.NoSandbox {
-			t.Errorf("an unknown sandbox: %v", err)
-		}
+		check.That(t, err == nil && slices.Equal(ids, wantIDs), "%q, %v", ids, err)
+		_, err = tracker.Destinations(t.Context(), "unknown", "/v")
+		check.That(t, volume.KindOf(err) == volume.NoSandbox, "an unknown sandbox: %v", err)
+		_, err = tracker.ContainerIDs(t.Context(), "unknown")
+		check.That(t, volume.KindOf(err) == volume.NoSandbox, "an unknown sandbox: %v", err)
 	})
 }
 
@@ -158,9 +143,7 @@ func wantMounting(t *testing.T, tracker *Tracker, path string, want ...string) {
 	t.Helper()
 	got, err := tracker.Mounting(t.Context(), "/another", path)
 	slices.Sort(got)
-	if err != nil || !slices.Equal(got, want) {
-		t.Errorf("%s is mounted by %q, %v, want %q", path, got, err, want)
-	}
+	check.That(t, err == nil && slices.Equal(got, want), "%s is mounted by %q, %v, want %q", path, got, err, want)
 }
 
 func TestMounting(t *testing.T) {
@@ -209,9 +192,8 @@ func TestHostileSandboxesAreIgnored(t *testing.T) {
 		f.put("sb-other", "pod/../1")
 		f.put("sb-2", "pod-1")
 		check.Eventually(t, "sb-2", has(tracker, "pod-1", "sb-2", "sb-1"))
-		if got := slices.Sorted(maps.Keys(tracker.known)); !slices.Equal(got, []string{"sb-1", "sb-2"}) {
-			t.Errorf("known are %q", got)
-		}
+		got := slices.Sorted(maps.Keys(tracker.known))
+		check.That(t, slices.Equal(got, []string{"sb-1", "sb-2"}), "known are %q", got)
 	})
 }
 
@@ -224,19 +206,16 @@ func TestHungRuntimeBlocksNoLookup(t *testing.T) {
 		defer f.block()()
 		f.put("sb-2", "pod-2") // asked about, without an answer
 		start := time.Now()
-		if _, known := tracker.PodOf("sb-1"); !known || !has(tracker, "pod-1", "sb-1")() || time.Since(start) > 0 {
-			t.Errorf("lookups: %v, after %v", known, time.Since(start))
-		}
+		_, known := tracker.PodOf("sb-1")
+		check.That(t, known && has(tracker, "pod-1", "sb-1")() && time.Since(start) <= 0, "lookups: %v, after %v", known, time.Since(start))
 		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 		defer cancel()
-		if _, err := tracker.Destinations(ctx, "sb-1", "/v"); volume.KindOf(err) != volume.Timeout {
-			t.Errorf("got %v", err)
-		}
+		_, err := tracker.Destinations(ctx, "sb-1", "/v")
+		check.That(t, volume.KindOf(err) == volume.Timeout, "got %v", err)
 		gone, cancelGone := context.WithCancel(t.Context())
 		cancelGone()
-		if _, err := tracker.ContainerIDs(gone, "sb-1"); volume.KindOf(err) != volume.Canceled {
-			t.Errorf("a caller who went away: %v", err)
-		}
+		_, err = tracker.ContainerIDs(gone, "sb-1")
+		check.That(t, volume.KindOf(err) == volume.Canceled, "a caller who went away: %v", err)
 	})
 }
 
@@ -251,17 +230,15 @@ func TestOldContainerdIsRefused(t *testing.T) {
 		tracker, _ := track(t, f, Config{})
 		const want = "containerd 1.7.35 is not supported: upgrade to 2.0 or newer"
 		check.Eventually(t, "refused", func() bool { return tracker.LastError().Error() == want })
-		if _, err := tracker.Mounting(t.Context(), "/v"); volume.KindOf(err) != volume.NoSandbox || !strings.Contains(err.Error(), want) {
-			t.Error(err)
-		}
+		_, err := tracker.Mounting(t.Context(), "/v")
+		check.That(t, volume.KindOf(err) == volume.NoSandbox && strings.Contains(err.Error(), want), "%v", err)
 		f.stop()
 		run("v2.0.0-rc.1")
 		check.Eventually(t, "followed", tracker.Ready)
 	})
 	for version, refused := range map[string]bool{"1.6.20~ds1": true, "2.4.1+unknown": false, "10.0.0": false, "devel": false} {
-		if err := checkSupported(version); (err != nil) != refused {
-			t.Errorf("%q: %v", version, err)
-		}
+		err := checkSupported(version)
+		check.That(t, (err != nil) == refused, "%q: %v", version, err)
 	}
 }
 
@@ -285,8 +262,7 @@ func TestErrorsOfCallsAreInPlainWords(t *testing.T) {
 		{fmt.Errorf("events: %w", answer), "events: no such socket"},
 		{io.EOF, "EOF"},
 	} {
-		if got := plain(c.err); got.Error() != c.want {
-			t.Errorf("%v is told as %q", c.err, got)
-		}
+		got := plain(c.err)
+		check.That(t, got.Error() == c.want, "%v is told as %q", c.err, got)
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 // table holds the volumes a and b, of pod 1, and c, of pod 2, of another program.
@@ -25,16 +26,12 @@ func table() (*Bindings, func() []volume.Key) {
 func wantShown(t *testing.T, b *Bindings, key volume.Key, sandbox string) {
 	t.Helper()
 	shown, bound := b.Shown(key)
-	if shown.Sandbox != sandbox || bound != (sandbox != "") {
-		t.Errorf("%s is bound to %q (%v), not to %q", key, shown.Sandbox, bound, sandbox)
-	}
+	check.That(t, shown.Sandbox == sandbox && bound == (sandbox != ""), "%s is bound to %q (%v), not to %q", key, shown.Sandbox, bound, sandbox)
 }
 
 func wantChanged(t *testing.T, got []volume.Key, want ...volume.Key) {
 	t.Helper()
-	if !slices.Equal(got, want) {
-		t.Errorf("changes of %q are reported, not of %q", got, want)
-	}
+	check.That(t, slices.Equal(got, want), "changes of %q are reported, not of %q", got, want)
 }
 
 func TestProposedSandboxShowsOnceItIsProven(t *testing.T) {
@@ -42,9 +39,8 @@ func TestProposedSandboxShowsOnceItIsProven(t *testing.T) {
 	b.Propose("a", "sb1", "kind")
 	wantShown(t, b, "a", "")
 	wantChanged(t, changed())
-	if e, _ := b.Get("a"); e.Live.Sandbox != "sb1" || e.Live.Runtime != "kind" || !e.Live.Unproven {
-		t.Errorf("sandbox %+v is asked", e.Live)
-	}
+	e, _ := b.Get("a")
+	check.That(t, e.Live.Sandbox == "sb1" && e.Live.Runtime == "kind" && e.Live.Unproven, "sandbox %+v is asked", e.Live)
 	b.Prove("a", "sb2", true) // it is asked about no more
 	wantShown(t, b, "a", "")
 	b.Prove("a", "sb1", true)
