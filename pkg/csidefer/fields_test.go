@@ -12,18 +12,15 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/csidefer"
 	csiv1 "github.com/crust-proxy/crust-proxy/proto/crust/csi/v1"
 	runtimev1 "github.com/crust-proxy/crust-proxy/proto/crust/runtime/v1"
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 // wire sends a message over the wire, as a program with other protos sees it.
 func wire(t testing.TB, from, to proto.Message) {
 	t.Helper()
 	raw, err := proto.Marshal(from)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := proto.Unmarshal(raw, to); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
+	check.Must(t, proto.Unmarshal(raw, to))
 }
 
 // TestRequested also shows that the numbers are those of the overlay proto.
@@ -36,9 +33,7 @@ func TestRequested(t *testing.T) {
 		t.Error("requested before it was")
 	}
 	var none *csi.NodePublishVolumeRequest
-	if csidefer.Requested(none) {
-		t.Error("nil asks for deferral")
-	}
+	check.That(t, !csidefer.Requested(none), "nil asks for deferral")
 	for range 2 { // the second time changes nothing
 		csidefer.SetRequested(publish)
 		csidefer.SetRequested(unpublish)
@@ -48,9 +43,8 @@ func TestRequested(t *testing.T) {
 	if !csidefer.Requested(publish) || !csidefer.Requested(unpublish) || !csidefer.Requested(stats) || !csidefer.Requested(expand) {
 		t.Error("not requested after it was")
 	}
-	if n := len(publish.ProtoReflect().GetUnknown()); n != 2 {
-		t.Errorf("the field has %d bytes instead of 2", n)
-	}
+	n := len(publish.ProtoReflect().GetUnknown())
+	check.That(t, n == 2, "the field has %d bytes instead of 2", n)
 	type overlay interface {
 		proto.Message
 		GetDeferFsOps() bool
@@ -60,13 +54,9 @@ func TestRequested(t *testing.T) {
 		stats: &csiv1.NodeGetVolumeStatsRequestFields{}, expand: &csiv1.NodeExpandVolumeRequestFields{},
 	} {
 		wire(t, from, to)
-		if !to.GetDeferFsOps() {
-			t.Errorf("%T: not read by the overlay", from)
-		}
+		check.That(t, to.GetDeferFsOps(), "%T: not read by the overlay", from)
 	}
-	if publish.GetVolumeId() != "v" || !publish.GetReadonly() {
-		t.Error("other fields changed")
-	}
+	check.That(t, publish.GetVolumeId() == "v" && publish.GetReadonly(), "other fields changed")
 }
 
 func TestRespond(t *testing.T) {
@@ -83,16 +73,13 @@ func TestRespond(t *testing.T) {
 		VolumeType:        &runtimev1.VolumeType{Type: runtimev1.VolumeType_BLOCK},
 		VolumeBackingPath: "/dev/loop3", FsType: "ext4", MountFlags: []string{"noatime", "discard"},
 	}
-	if diff := cmp.Diff(want, got, protocmp.Transform()); diff != "" || !given || err != nil {
-		t.Errorf("given %v, %v, -want +got:\n%s", given, err, diff)
-	}
+	diff := cmp.Diff(want, got, protocmp.Transform())
+	check.That(t, diff == "" && given && err == nil, "given %v, %v, -want +got:\n%s", given, err, diff)
 	csidefer.StripDeferredMount(received)
-	if _, given, _ := csidefer.DeferredMount(received); given {
-		t.Error("it is still there")
-	}
-	if n := len(received.ProtoReflect().GetUnknown()); n != 0 {
-		t.Errorf("%d bytes are left", n)
-	}
+	_, given, _ = csidefer.DeferredMount(received)
+	check.That(t, !given, "it is still there")
+	n := len(received.ProtoReflect().GetUnknown())
+	check.That(t, n == 0, "%d bytes are left", n)
 }
 
 func TestFieldsOfOthersStay(t *testing.T) {
@@ -101,9 +88,8 @@ func TestFieldsOfOthersStay(t *testing.T) {
 	reply.ProtoReflect().SetUnknown(foreign)
 	csidefer.Respond(reply, csidefer.Mount{Device: "/dev/a", FSType: "ext4"})
 	csidefer.StripDeferredMount(reply)
-	if diff := cmp.Diff(foreign, []byte(reply.ProtoReflect().GetUnknown())); diff != "" {
-		t.Error(diff)
-	}
+	diff := cmp.Diff(foreign, []byte(reply.ProtoReflect().GetUnknown()))
+	check.That(t, diff == "", "%v", diff)
 }
 
 func TestMalformedMountIsAnError(t *testing.T) {
@@ -115,15 +101,13 @@ func TestMalformedMountIsAnError(t *testing.T) {
 	for name, inner := range bad {
 		reply := &csi.NodePublishVolumeResponse{}
 		reply.ProtoReflect().SetUnknown(protowire.AppendBytes(protowire.AppendTag(nil, 1000, protowire.BytesType), inner))
-		if _, given, err := csidefer.DeferredMount(reply); err == nil || given {
-			t.Errorf("%s: given %v, %v", name, given, err)
-		}
+		_, given, err := csidefer.DeferredMount(reply)
+		check.That(t, err != nil && !given, "%s: given %v, %v", name, given, err)
 	}
 	reply := &csi.NodePublishVolumeResponse{}
 	csidefer.Respond(reply, csidefer.Mount{Device: "/dev/\xff", FSType: "ext4"})
-	if _, _, err := csidefer.DeferredMount(reply); err == nil {
-		t.Error("a path that is not UTF-8 was lost in silence")
-	}
+	_, _, err := csidefer.DeferredMount(reply)
+	check.That(t, err != nil, "a path that is not UTF-8 was lost in silence")
 }
 
 func mountCapability() *csi.VolumeCapability {
@@ -137,22 +121,17 @@ func TestGroup(t *testing.T) {
 	received := &csi.VolumeCapability{}
 	wire(t, capability, received)
 	group, policy, err := csidefer.Group(received)
-	if group != "2000" || policy != "OnRootMismatch" || err != nil {
-		t.Errorf("%q, %q, %v", group, policy, err)
-	}
+	check.That(t, group == "2000" && policy == "OnRootMismatch" && err == nil, "%q, %q, %v", group, policy, err)
 	csidefer.SetGroup(received, "", "")
-	if n := len(received.GetMount().ProtoReflect().GetUnknown()); n != 0 {
-		t.Errorf("%d bytes are left", n)
-	}
+	n := len(received.GetMount().ProtoReflect().GetUnknown())
+	check.That(t, n == 0, "%d bytes are left", n)
 	block := &csi.VolumeCapability{AccessType: &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}}}
 	csidefer.SetGroup(block, "1", "")
-	if group, policy, err := csidefer.Group(block); group != "" || policy != "" || err != nil {
-		t.Errorf("block: %q, %q, %v", group, policy, err)
-	}
+	group, policy, err = csidefer.Group(block)
+	check.That(t, group == "" && policy == "" && err == nil, "block: %q, %q, %v", group, policy, err)
 	capability.GetMount().ProtoReflect().SetUnknown(protowire.AppendString(protowire.AppendTag(nil, 4, protowire.BytesType), "\xff"))
-	if _, _, err := csidefer.Group(capability); err == nil {
-		t.Error("a group that is not UTF-8 is no error")
-	}
+	_, _, err = csidefer.Group(capability)
+	check.That(t, err != nil, "a group that is not UTF-8 is no error")
 }
 
 // FuzzReaders feeds bytes that only need to be a protobuf message.
@@ -175,9 +154,8 @@ func FuzzReaders(f *testing.F) {
 			sameAsOverlay(t, raw, reply)
 		}
 		csidefer.StripDeferredMount(reply)
-		if _, given, err := csidefer.DeferredMount(reply); given {
-			t.Errorf("stripped and still given (%v)", err)
-		}
+		_, given, err := csidefer.DeferredMount(reply)
+		check.That(t, !given, "stripped and still given (%v)", err)
 		capability := mountCapability()
 		capability.GetMount().ProtoReflect().SetUnknown(raw)
 		_, _, _ = csidefer.Group(capability)
@@ -189,9 +167,7 @@ func sameAsOverlay(t *testing.T, raw []byte, reply *csi.NodePublishVolumeRespons
 	want := &csiv1.NodePublishVolumeResponseFields{}
 	wantErr := proto.Unmarshal(raw, want)
 	got, given, err := csidefer.DeferredMount(reply)
-	if (err != nil) != (wantErr != nil) {
-		t.Fatalf("read with %v, protobuf with %v", err, wantErr)
-	}
+	check.Require(t, (err != nil) == (wantErr != nil), "read with %v, protobuf with %v", err, wantErr)
 	if err == nil && (given != (want.GetDeferredMount() != nil) || !proto.Equal(got, want.GetDeferredMount())) {
 		t.Errorf("read %v, protobuf %v", got, want.GetDeferredMount())
 	}

@@ -16,6 +16,7 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/pkg/csidefer"
 	csiv1 "github.com/crust-proxy/crust-proxy/proto/crust/csi/v1"
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 // node gives the same answers again and again, as many drivers do.
@@ -48,17 +49,13 @@ func serve(t *testing.T, options csidefer.Options) (csi.NodeClient, *node) {
 	}}}
 	path := filepath.Join(t.TempDir(), "s")
 	listener, err := net.Listen("unix", path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	server := grpc.NewServer(csidefer.ServerOption(options))
 	csi.RegisterNodeServer(server, n)
 	done := make(chan struct{})
 	go func() { defer close(done); _ = server.Serve(listener) }()
 	conn, err := grpc.NewClient("unix:"+path, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	t.Cleanup(func() { _ = conn.Close(); server.Stop(); <-done })
 	return csi.NewNodeClient(conn), n
 }
@@ -83,20 +80,15 @@ func TestCapabilitiesAreReported(t *testing.T) {
 			client, n := serve(t, c.options)
 			for range 2 {
 				reply, err := client.NodeGetCapabilities(t.Context(), &csi.NodeGetCapabilitiesRequest{})
-				if err != nil {
-					t.Fatal(err)
-				}
+				check.Must(t, err)
 				var got []int32
 				for _, one := range reply.GetCapabilities() {
 					got = append(got, int32(one.GetRpc().GetType()))
 				}
-				if diff := cmp.Diff(c.want, got); diff != "" {
-					t.Error(diff)
-				}
+				diff := cmp.Diff(c.want, got)
+				check.That(t, diff == "", "%v", diff)
 			}
-			if len(n.capabilities.GetCapabilities()) != 1 {
-				t.Error("the driver's own message was changed")
-			}
+			check.That(t, len(n.capabilities.GetCapabilities()) == 1, "the driver's own message was changed")
 			n.capabilities.Capabilities = append(n.capabilities.Capabilities, rpcCapability(csi.NodeServiceCapability_RPC_Type(ops)))
 			if reply, err := client.NodeGetCapabilities(t.Context(), &csi.NodeGetCapabilitiesRequest{}); err != nil || len(reply.GetCapabilities()) != len(c.want) {
 				t.Errorf("what the driver reports itself is doubled: %v, %v", reply, err)
@@ -144,12 +136,10 @@ func TestContradictionsAreRefused(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			client, _ := serve(t, c.options)
-			if _, err := client.NodePublishVolume(t.Context(), c.req); status.Code(err) != c.want {
-				t.Errorf("%v", err)
-			}
-			if _, err := client.NodeExpandVolume(t.Context(), &csi.NodeExpandVolumeRequest{}); status.Code(err) != codes.Unimplemented {
-				t.Errorf("the driver's own error: %v", err)
-			}
+			_, err := client.NodePublishVolume(t.Context(), c.req)
+			check.That(t, status.Code(err) == c.want, "%v", err)
+			_, err = client.NodeExpandVolume(t.Context(), &csi.NodeExpandVolumeRequest{})
+			check.That(t, status.Code(err) == codes.Unimplemented, "the driver's own error: %v", err)
 		})
 	}
 }

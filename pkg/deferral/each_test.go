@@ -29,9 +29,7 @@ func TestOneSlowVolumeKeepsNobodyWaiting(t *testing.T) {
 		}
 		rest.Done()
 	})
-	if err != nil {
-		t.Error(err)
-	}
+	check.That(t, err == nil, "%v", err)
 }
 
 // TestMostVolumesThatHang: beyond a bound no volume is begun with, and each is tried again when the others answer.
@@ -84,9 +82,7 @@ func TestVolumeThatHangsIsLeftBehind(t *testing.T) {
 		for range 2 {
 			report, err := s.b.Reconcile(t.Context())
 			check.Must(t, err)
-			if len(report.Repairs) != 1 {
-				t.Errorf("reported: %v", report)
-			}
+			check.That(t, len(report.Repairs) == 1, "reported: %v", report)
 			s.wants(report.Repairs[0].Err, volume.Busy, "has not answered")
 			status, _ := s.b.Get(s.key)
 			s.wants(status.Problem, volume.Busy, "has not answered")
@@ -122,7 +118,6 @@ func TestLateRepairsAreReported(t *testing.T) {
 	found.add(nil, "in time", nil)
 	report := found.take(true)
 	found.add(nil, "too late", nil)
-	if next := late.take(false); len(report.Repairs) != 1 || len(next.Repairs) != 1 || next.Repairs[0].Action != "too late" {
-		t.Errorf("reported %v, and then %v", report, next)
-	}
+	next := late.take(false)
+	check.That(t, len(report.Repairs) == 1 && len(next.Repairs) == 1 && next.Repairs[0].Action == "too late", "reported %v, and then %v", report, next)
 }

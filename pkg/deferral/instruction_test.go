@@ -9,6 +9,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/deferral/guard"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 	"github.com/crust-proxy/crust-proxy/pkg/volume/mountopt"
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 func good() volume.Instruction {
@@ -82,16 +83,13 @@ func TestReadOnlyIsFoundInAnyFlag(t *testing.T) {
 		in := good()
 		in.MountFlags = flags
 		v := recordOf(&in).Volume
-		if options := mountopt.Options(&v); !v.ReadOnly || options[len(options)-1] != "ro" {
-			t.Errorf("%q: read-only %v, options %q", flags, v.ReadOnly, options)
-		}
+		options := mountopt.Options(&v)
+		check.That(t, v.ReadOnly && options[len(options)-1] == "ro", "%q: read-only %v, options %q", flags, v.ReadOnly, options)
 	}
 	for _, flags := range [][]string{nil, {"rw"}, {"noatime,rw"}, {"errors=remount-ro"}, {`context="a,ro"`}} {
 		in := good()
 		in.MountFlags = flags
-		if recordOf(&in).ReadOnly {
-			t.Errorf("%q is taken for read-only", flags)
-		}
+		check.That(t, !recordOf(&in).ReadOnly, "%q is taken for read-only", flags)
 	}
 }
 
@@ -102,9 +100,7 @@ func TestTheSameOptionsInOtherFlags(t *testing.T) {
 	dev := volume.Device{Kind: volume.BlockDevice, Path: "/dev/vdb", Major: 7}
 	for _, on := range [][]string{{"noatime,discard"}, {"noatime", "discard"}} {
 		rec := &record{Volume: volume.Volume{Device: dev, FSType: "ext4", MountFlags: on, Handler: "kata"}}
-		if !rec.same(&in, dev, "kata") {
-			t.Errorf("%q on record: the repeated call asks for something else", on)
-		}
+		check.That(t, rec.same(&in, dev, "kata"), "%q on record: the repeated call asks for something else", on)
 	}
 }
 
@@ -129,22 +125,17 @@ func TestSecretLikeFlagsAreRefusedAndNeverRepeated(t *testing.T) {
 	for _, flag := range []string{"noatime", "data=ordered", "sec=krb5", "errors=remount-ro", "compress=zstd", "journal_checksum", "discard", "usrquota", "uid=1000"} {
 		in := good()
 		in.MountFlags = []string{flag}
-		if err := Validate(&in); err != nil {
-			t.Errorf("%s was refused: %v", flag, err)
-		}
+		err := Validate(&in)
+		check.That(t, err == nil, "%s was refused: %v", flag, err)
 	}
 }
 
 func TestKindOf(t *testing.T) {
 	inner := volume.Errorf(volume.InUse, "device is in use")
 	outer := volume.Errorf(volume.Busy, "cannot undo: %w", inner)
-	if volume.KindOf(outer) != volume.Busy || volume.KindOf(nil) != volume.Internal {
-		t.Error("the outermost kind does not win")
-	}
+	check.That(t, volume.KindOf(outer) == volume.Busy && volume.KindOf(nil) == volume.Internal, "the outermost kind does not win")
 	joined := volume.Errorf(volume.Exhausted, "%w; and %w", inner, outer)
-	if volume.KindOf(joined) != volume.Exhausted || !strings.Contains(joined.Error(), "device is in use") {
-		t.Errorf("joined: %v", joined)
-	}
+	check.That(t, volume.KindOf(joined) == volume.Exhausted && strings.Contains(joined.Error(), "device is in use"), "joined: %v", joined)
 }
 
 // able is a handler of which only its abilities are asked.
@@ -177,9 +168,7 @@ func TestOptionsOfAHandlersSandboxes(t *testing.T) {
 		v := &volume.Volume{Target: "/target", FSType: c.fsType, MountFlags: []string{c.flag}}
 		for handler, taken := range map[Projector]bool{host: c.host, guest: c.guest} {
 			err := checkOptions(handler, v)
-			if (err == nil) != taken {
-				t.Errorf("%s on %+v: %v", c.flag, handler, err)
-			}
+			check.That(t, (err == nil) == taken, "%s on %+v: %v", c.flag, handler, err)
 			if err == nil {
 				continue
 			}

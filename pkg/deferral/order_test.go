@@ -150,9 +150,7 @@ func TestRepeatedDefer(t *testing.T) {
 		s.wants(err, volume.Busy)
 		s.saw(restored[:i+1]...)
 		s.is("claimed volumes")
-		if s.b.table.get(s.key).problem == nil {
-			t.Error("the volume is not shown with its problem")
-		}
+		check.That(t, s.b.table.get(s.key).problem != nil, "the volume is not shown with its problem")
 	}
 	check.That(t, s.counted == 1, "%d publishes were counted of one and its repeats", s.counted)
 }
@@ -167,9 +165,7 @@ func TestTwoVolumesOfOneDevice(t *testing.T) {
 	_, err := s.b.Defer(t.Context(), in)
 	s.wants(err, volume.InUse, s.asked().Target)
 	s.saw("check claimed volumes")
-	if s.b.table.has(volume.KeyOf(in.Target)) {
-		t.Error("the refused volume is in the table")
-	}
+	check.That(t, !s.b.table.has(volume.KeyOf(in.Target)), "the refused volume is in the table")
 	_, err = s.b.Release(t.Context(), s.asked().Target)
 	check.Must(t, err)
 	_, err = s.b.Defer(t.Context(), in)
@@ -221,9 +217,7 @@ func TestRefusedRelease(t *testing.T) {
 				s.fail = c.fail
 			}
 			_, err := s.b.Release(t.Context(), s.asked().Target)
-			if err == nil {
-				t.Error("it was released")
-			}
+			check.That(t, err != nil, "it was released")
 			s.saw(c.steps...)
 			s.is(c.want)
 			if known := s.b.table.get(s.key); (known.refusal != nil) == known.removing || (known.problem != nil) != known.removing {
@@ -243,14 +237,12 @@ func TestGrowthIsOnRecordFirst(t *testing.T) {
 	s := newBench(t, plain)
 	s.published()
 	s.fail["publish"] = errStep
-	if err := s.b.GrowAtMount(t.Context(), s.key, 2<<30); !errors.Is(err, errStep) {
-		t.Error(err)
-	}
+	err := s.b.GrowAtMount(t.Context(), s.key, 2<<30)
+	check.That(t, errors.Is(err, errStep), "%v", err)
 	for _, c := range []struct{ ended, left int64 }{{1 << 30, 2 << 30}, {2 << 30, 0}} {
 		check.Must(t, s.b.EndGrowth(s.key, c.ended))
-		if rec, err := s.b.store.read(s.key); err != nil || rec.GrowTo != c.left {
-			t.Errorf("after the end of a growth to %d: %d, %v", c.ended, rec.GrowTo, err)
-		}
+		rec, err := s.b.store.read(s.key)
+		check.That(t, err == nil && rec.GrowTo == c.left, "after the end of a growth to %d: %d, %v", c.ended, rec.GrowTo, err)
 	}
 	s.said = nil
 	check.Must(t, os.RemoveAll(filepath.Join(s.b.cfg.StateDir, tmpDir))) // no record can be written
@@ -296,9 +288,8 @@ func TestWithoutRecord(t *testing.T) {
 	check.Must(t, err)
 	s.saw("in-use", "retract")
 	s.fail["retract"] = errStep
-	if _, err := s.b.Release(t.Context(), s.asked().Target); !errors.Is(err, errStep) {
-		t.Error(err)
-	}
+	_, err = s.b.Release(t.Context(), s.asked().Target)
+	check.That(t, errors.Is(err, errStep), "%v", err)
 	s.saw("retract")
 	s.fail = nil
 	_, err = s.b.Release(t.Context(), s.asked().Target)
@@ -339,9 +330,7 @@ func TestGuardThatCannotBeReached(t *testing.T) {
 	s.published()
 	rec := *s.b.table.get(s.key).rec
 	check.WithoutDescriptors(t, func() {
-		if err := s.b.remover.unguard(&rec, nil); err == nil {
-			t.Error("it counts as removed")
-		}
+		check.That(t, s.b.remover.unguard(&rec, nil) != nil, "it counts as removed")
 	})
 	rec.ResolvedTarget = "/former-root/mount"
 	check.Must(t, s.b.remover.unguard(&rec, nil))

@@ -164,9 +164,8 @@ func TestRestartWithoutTheDevice(t *testing.T) {
 	check.Must(t, err)
 	s.saw()
 	s.is("volumes")
-	if problem := s.b.table.get(s.key).problem; volume.KindOf(problem) != volume.NotFound {
-		t.Errorf("the volume is shown with %v", problem)
-	}
+	problem := s.b.table.get(s.key).problem
+	check.That(t, volume.KindOf(problem) == volume.NotFound, "the volume is shown with %v", problem)
 	_, err = s.b.Release(t.Context(), s.asked().Target)
 	check.Must(t, err)
 	s.saw("in-use volumes", "retract removing", "unguard removing", "leaving removing")
@@ -198,9 +197,8 @@ func TestForcedRelease(t *testing.T) {
 	s.is("")
 	heldAre := func(want int, volumeID string) {
 		t.Helper()
-		if all := s.b.Users().HeldOf(t.Context(), "driver", volumeID); len(all) != want {
-			t.Errorf("%s: held are %v", volumeID, all)
-		}
+		all := s.b.Users().HeldOf(t.Context(), "driver", volumeID)
+		check.That(t, len(all) == want, "%s: held are %v", volumeID, all)
 	}
 	for range 2 {
 		heldAre(1, "volume")
@@ -212,9 +210,8 @@ func TestForcedRelease(t *testing.T) {
 	}
 	s.fail = nil
 	heldAre(0, "volume")
-	if left, err := os.ReadDir(held); err != nil || len(left) > 0 {
-		t.Errorf("left on record: %v, %v", left, err)
-	}
+	left, err := os.ReadDir(held)
+	check.That(t, err == nil && len(left) == 0, "left on record: %v, %v", left, err)
 }
 
 // TestLostRecord: a volume without a record is removed only when nobody has it, and a record of another
@@ -293,9 +290,7 @@ func TestLostRecord(t *testing.T) {
 		s.wants(err, volume.Busy, "which has to be free first")
 		reconcile(s, "", errOpen, "claimed volumes", "in-use claimed volumes", "free claimed volumes", "free claimed volumes")
 		reconcile(s, "", nil, "volumes", "in-use claimed volumes", "free claimed volumes", "free claimed volumes", "guard volumes", "publish volumes")
-		if !s.b.claims.Has(rec.claim()) {
-			t.Error("the device of the record is not claimed")
-		}
+		check.That(t, s.b.claims.Has(rec.claim()), "the device of the record is not claimed")
 	})
 }
 
@@ -314,9 +309,8 @@ func TestNewerRecordIsLeftAlone(t *testing.T) {
 	_, err = s.b.Defer(t.Context(), s.asked())
 	s.wants(err, volume.Busy, errNewerRecord.Error())
 	s.saw()
-	if after, err := os.ReadFile(path); !bytes.Equal(before, after) {
-		t.Errorf("the record is %s, %v", after, err)
-	}
+	after, err := os.ReadFile(path)
+	check.That(t, bytes.Equal(before, after), "the record is %s, %v", after, err)
 }
 
 // TestWhenAReleaseEndsOrphans: only if it may, and somebody has had the device of a known user open for a while.
@@ -368,8 +362,7 @@ func TestHeldOfAVolume(t *testing.T) {
 		s.b.users.Force(claim.Held{Volume: one, Since: time.Now()}, func(*volume.Volume) {})
 	}
 	for of, want := range map[[2]string]int{{"driver", "volume"}: 1, {"driver", "other"}: 0, {"other", "volume"}: 0} {
-		if got := s.b.Users().HeldOf(t.Context(), of[0], of[1]); len(got) != want {
-			t.Errorf("%v: %+v", of, got)
-		}
+		got := s.b.Users().HeldOf(t.Context(), of[0], of[1])
+		check.That(t, len(got) == want, "%v: %+v", of, got)
 	}
 }

@@ -39,12 +39,9 @@ func TestStoreKeepsRecords(t *testing.T) {
 	want.HostMounts = true
 	check.Must(t, s.put(want))
 	found, err := s.load()
-	if err != nil || len(found.volumes) != 1 || len(found.problems) != 0 {
-		t.Fatalf("loaded %+v, %v", found, err)
-	}
-	if diff := cmp.Diff(want, found.volumes[0]); diff != "" {
-		t.Error(diff)
-	}
+	check.Require(t, err == nil && len(found.volumes) == 1 && len(found.problems) == 0, "loaded %+v, %v", found, err)
+	diff := cmp.Diff(want, found.volumes[0])
+	check.That(t, diff == "", "%v", diff)
 	for range 2 { // both steps are idempotent
 		check.Must(t, s.beginRemoval(want.Key))
 	}
@@ -63,12 +60,10 @@ func TestStoreClearsWhatAKillLeftHalfWritten(t *testing.T) {
 	s := newTestStore(t)
 	half := filepath.Join(s.dir, "tmp", "abc.1")
 	check.Must(t, os.WriteFile(half, []byte("{"), 0o600))
-	if _, err := openStore(s.dir); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := os.Stat(half); err == nil {
-		t.Error("a half-written file stays")
-	}
+	_, err := openStore(s.dir)
+	check.Must(t, err)
+	_, err = os.Stat(half)
+	check.That(t, err != nil, "a half-written file stays")
 }
 
 // TestReadersSeeWholeRecords reads a record while it is rewritten.
@@ -126,9 +121,8 @@ func TestParseRecordRefuses(t *testing.T) {
 		change(&rec)
 		raw, err := json.Marshal(&rec)
 		check.Must(t, err)
-		if _, err := parseRecord(raw); err == nil {
-			t.Errorf("%s: taken", name)
-		}
+		_, err = parseRecord(raw)
+		check.That(t, err != nil, "%s: taken", name)
 	}
 }
 
@@ -143,14 +137,11 @@ func FuzzRecord(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if rec.Key != volume.KeyOf(rec.ResolvedTarget) {
-			t.Error("a record under a wrong key was taken")
-		}
+		check.That(t, rec.Key == volume.KeyOf(rec.ResolvedTarget), "a record under a wrong key was taken")
 		again, err := json.Marshal(rec)
 		check.Must(t, err)
-		if _, err := parseRecord(again); err != nil {
-			t.Errorf("does not survive a rewrite: %v", err)
-		}
+		_, err = parseRecord(again)
+		check.That(t, err == nil, "does not survive a rewrite: %v", err)
 	})
 }
 
@@ -162,9 +153,8 @@ func TestARecordKeepsItsOrigin(t *testing.T) {
 	check.Must(t, err)
 	var back record
 	check.Must(t, json.Unmarshal(raw, &back))
-	if diff := cmp.Diff(rec.Volume, back.Volume); diff != "" || rec.Origin == origin {
-		t.Error(diff)
-	}
+	diff := cmp.Diff(rec.Volume, back.Volume)
+	check.That(t, diff == "" && rec.Origin != origin, "%v", diff)
 }
 
 // TestEveryRecordThatIsWrittenIsRead: what an instruction may hold, and more than that, is read
@@ -189,9 +179,8 @@ func TestEveryRecordThatIsWrittenIsRead(t *testing.T) {
 		read, readErr := s.read(rec.Key)
 		switch {
 		case err == nil:
-			if diff := cmp.Diff(rec, read); readErr != nil || diff != "" {
-				t.Fatalf("written and not read: %v\n%s", readErr, diff)
-			}
+			diff := cmp.Diff(rec, read)
+			check.Require(t, readErr == nil && diff == "", "written and not read: %v\n%s", readErr, diff)
 			wrote++
 		case volume.KindOf(err) != volume.Invalid || !errors.Is(readErr, fs.ErrNotExist):
 			t.Fatalf("%v; and reading: %v", err, readErr)
@@ -204,9 +193,7 @@ func TestEveryRecordThatIsWrittenIsRead(t *testing.T) {
 			t.Fatalf("the instruction is valid, and its record is not: %v", err)
 		}
 	}
-	if wrote == 0 || refused == 0 {
-		t.Errorf("%d were written and %d refused", wrote, refused)
-	}
+	check.That(t, wrote != 0 && refused != 0, "%d were written and %d refused", wrote, refused)
 }
 
 // TestRecordsOfForcedReleases: what cannot be used is told, and an earlier boot's has no meaning.
@@ -226,9 +213,8 @@ func TestRecordsOfForcedReleases(t *testing.T) {
 		raw, err := json.Marshal(&c.rec)
 		check.Must(t, err)
 		check.Must(t, os.WriteFile(s.heldPath(v), raw, 0o600))
-		if held, problems := s.loadHeld("boot"); len(held) != c.held || len(problems) != c.problems {
-			t.Errorf("%s: %v, %v", name, held, problems)
-		}
+		held, problems := s.loadHeld("boot")
+		check.That(t, len(held) == c.held && len(problems) == c.problems, "%s: %v, %v", name, held, problems)
 	}
 }
 
@@ -253,16 +239,12 @@ func TestOnRecord(t *testing.T) {
 	put("removing", "/t/a", boot, recordVersion)
 	put("volumes", "/t/old", "another boot", recordVersion)
 	got, err := OnRecord(dir)
-	if err != nil || len(got) != 2 || got[0].Target != "/t/a" || got[1].Target != "/t/b" {
-		t.Fatalf("%v, %v", got, err)
-	}
+	check.Require(t, err == nil && len(got) == 2 && got[0].Target == "/t/a" && got[1].Target == "/t/b", "%v, %v", got, err)
 	put("volumes", "/t/newer", boot, recordVersion+1)
-	if got, err := OnRecord(dir); err == nil || len(got) != 2 {
-		t.Errorf("a record that cannot be read: %v, %v", got, err)
-	}
+	got, err = OnRecord(dir)
+	check.That(t, err != nil && len(got) == 2, "a record that cannot be read: %v, %v", got, err)
 	check.Must(t, os.RemoveAll(dir+"/volumes"))
 	check.Must(t, os.WriteFile(dir+"/volumes", nil, 0o600))
-	if got, err := OnRecord(dir); err == nil || len(got) != 1 {
-		t.Errorf("records that cannot be listed: %v, %v", got, err)
-	}
+	got, err = OnRecord(dir)
+	check.That(t, err != nil && len(got) == 1, "records that cannot be listed: %v, %v", got, err)
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 var limits = Limits{
@@ -65,18 +66,14 @@ func TestAskersShareOneRequest(t *testing.T) {
 		for range 50 {
 			askers.Go(func() {
 				answer, err := relay.Stats(t.Context(), src, testVolume("a"))
-				if err != nil || len(answer.Usage) != 1 || answer.Took != 100*time.Millisecond {
-					t.Errorf("%+v, %v", answer, err)
-				}
+				check.That(t, err == nil && len(answer.Usage) == 1 && answer.Took == 100*time.Millisecond, "%+v, %v", answer, err)
 			})
 		}
 		askers.Wait()
-		if got := src.calls.Load(); got != 1 {
-			t.Errorf("the sandbox was asked %d times", got)
-		}
-		if _, err := relay.Stats(t.Context(), src, testVolume("a")); err != nil || src.calls.Load() != 2 {
-			t.Errorf("a later question was not asked anew: %v", err)
-		}
+		got := src.calls.Load()
+		check.That(t, got == 1, "the sandbox was asked %d times", got)
+		_, err := relay.Stats(t.Context(), src, testVolume("a"))
+		check.That(t, err == nil && src.calls.Load() == 2, "a later question was not asked anew: %v", err)
 	})
 }
 
@@ -91,20 +88,16 @@ func TestEachAskerHasItsOwnDeadline(t *testing.T) {
 				ctx, cancel := context.WithTimeout(t.Context(), allowed)
 				defer cancel()
 				_, err := relay.Stats(ctx, src, testVolume("a"))
-				if volume.KindOf(err) != volume.Timeout || time.Since(start) != allowed {
-					t.Errorf("after %v: %v", time.Since(start), err)
-				}
+				check.That(t, volume.KindOf(err) == volume.Timeout && time.Since(start) == allowed, "after %v: %v", time.Since(start), err)
 			})
 		}
 		askers.Go(func() {
-			if _, err := relay.Stats(t.Context(), src, testVolume("a")); err != nil || time.Since(start) != 5*time.Second {
-				t.Errorf("the patient asker: %v after %v", err, time.Since(start))
-			}
+			_, err := relay.Stats(t.Context(), src, testVolume("a"))
+			check.That(t, err == nil && time.Since(start) == 5*time.Second, "the patient asker: %v after %v", err, time.Since(start))
 		})
 		askers.Wait()
-		if got := src.calls.Load(); got != 1 {
-			t.Errorf("the sandbox was asked %d times", got)
-		}
+		got := src.calls.Load()
+		check.That(t, got == 1, "the sandbox was asked %d times", got)
 	})
 }
 
@@ -115,9 +108,8 @@ func TestHungSandboxesLeaveOthersTheirPlaces(t *testing.T) {
 		var hung sync.WaitGroup
 		for key := range src.hung {
 			hung.Go(func() {
-				if _, err := relay.Stats(t.Context(), src, testVolume(key)); volume.KindOf(err) != volume.Timeout {
-					t.Errorf("hung volume: %v", err)
-				}
+				_, err := relay.Stats(t.Context(), src, testVolume(key))
+				check.That(t, volume.KindOf(err) == volume.Timeout, "hung volume: %v", err)
 			})
 		}
 		synctest.Wait()
@@ -125,13 +117,11 @@ func TestHungSandboxesLeaveOthersTheirPlaces(t *testing.T) {
 		// for the hung ones to end.
 		start := time.Now()
 		for _, key := range []volume.Key{"a", "b", "c"} {
-			if _, err := relay.Stats(t.Context(), src, testVolume(key)); err != nil {
-				t.Error(err)
-			}
+			_, err := relay.Stats(t.Context(), src, testVolume(key))
+			check.That(t, err == nil, "%v", err)
 		}
-		if took := time.Since(start); took > limits.SlowAfter {
-			t.Errorf("three quick volumes took %v", took)
-		}
+		took := time.Since(start)
+		check.That(t, took <= limits.SlowAfter, "three quick volumes took %v", took)
 		hung.Wait()
 	})
 }
@@ -143,15 +133,13 @@ func TestConcurrencyIsBounded(t *testing.T) {
 		var askers sync.WaitGroup
 		for i := range 100 {
 			askers.Go(func() {
-				if _, err := relay.Stats(t.Context(), src, testVolume(volume.Key(rune('a'+i)))); err != nil {
-					t.Error(err)
-				}
+				_, err := relay.Stats(t.Context(), src, testVolume(volume.Key(rune('a'+i))))
+				check.That(t, err == nil, "%v", err)
 			})
 		}
 		askers.Wait()
-		if most := src.most.Load(); most > int32(limits.Concurrency) {
-			t.Errorf("%d requests at once", most)
-		}
+		most := src.most.Load()
+		check.That(t, most <= int32(limits.Concurrency), "%d requests at once", most)
 	})
 }
 
@@ -191,20 +179,15 @@ func TestLastKnownUsageIsKeptWithItsAge(t *testing.T) {
 		if _, ok := relay.Known("a"); ok {
 			t.Error("something is known of a volume that was never asked for")
 		}
-		if _, err := relay.Stats(t.Context(), src, testVolume("a")); err != nil {
-			t.Fatal(err)
-		}
+		_, err := relay.Stats(t.Context(), src, testVolume("a"))
+		check.Must(t, err)
 		learned := time.Now()
 		time.Sleep(time.Minute)
 		src.err = errors.New("down")
 		_, _ = relay.Stats(t.Context(), src, testVolume("a"))
 		known, ok := relay.Known("a")
-		if !ok || !known.At.Equal(learned) || len(known.Usage) != 1 || known.Err == nil || !known.ErrAt.Equal(time.Now()) {
-			t.Errorf("known: %+v", known)
-		}
-		if known.Requests != 2 || known.Failures != 1 || !known.AskedAt.Equal(known.ErrAt) {
-			t.Errorf("requests of which one failed: %+v", known)
-		}
+		check.That(t, ok && known.At.Equal(learned) && len(known.Usage) == 1 && known.Err != nil && known.ErrAt.Equal(time.Now()), "known: %+v", known)
+		check.That(t, known.Requests == 2 && known.Failures == 1 && known.AskedAt.Equal(known.ErrAt), "requests of which one failed: %+v", known)
 		src.err, src.takes = nil, 7*time.Millisecond
 		_, _ = relay.Stats(t.Context(), src, testVolume("a"))
 		known, _ = relay.Known("a")
@@ -212,9 +195,8 @@ func TestLastKnownUsageIsKeptWithItsAge(t *testing.T) {
 			t.Errorf("after it went right again: %+v", known)
 		}
 		relay.Forget("a")
-		if _, ok := relay.Known("a"); ok {
-			t.Error("a forgotten volume is known")
-		}
+		_, ok = relay.Known("a")
+		check.That(t, !ok, "a forgotten volume is known")
 	})
 }
 
@@ -226,9 +208,8 @@ func TestForgottenVolumeDoesNotComeBack(t *testing.T) {
 		synctest.Wait()
 		relay.Forget("a")
 		time.Sleep(2 * time.Second)
-		if _, ok := relay.Known("a"); ok {
-			t.Error("an answer of before the sandbox went was kept")
-		}
+		_, ok := relay.Known("a")
+		check.That(t, !ok, "an answer of before the sandbox went was kept")
 	})
 }
 
@@ -244,9 +225,8 @@ func TestGrowthOfAForgottenVolumeDoesNotComeBack(t *testing.T) {
 		time.Sleep(time.Second / 2)
 		go expand()
 		time.Sleep(3 * time.Second / 4) // the first has ended
-		if known, ok := relay.Known("a"); ok {
-			t.Errorf("of a volume that was forgotten, %v is known", known.GrowErr)
-		}
+		known, ok := relay.Known("a")
+		check.That(t, !ok, "of a volume that was forgotten, %v is known", known.GrowErr)
 		time.Sleep(time.Second)
 		if known, _ := relay.Known("a"); known.GrowErr == nil || len(relay.growing) != 0 {
 			t.Errorf("of its successor %v is known, and %d growths are", known.GrowErr, len(relay.growing))
@@ -264,13 +244,11 @@ func TestTheAnswerThatFindsTheSandboxIsKept(t *testing.T) {
 			asker.Go(func() { _, _ = relay.Stats(context.Background(), src, testVolume("a")) })
 			synctest.Wait()
 			relay.Rebound("a", by)
-			if _, err := relay.Stats(t.Context(), src, testVolume("b")); err != nil {
-				t.Fatal(err)
-			}
+			_, err := relay.Stats(t.Context(), src, testVolume("b"))
+			check.Must(t, err)
 			asker.Wait()
-			if _, ok := relay.Known("a"); ok != want {
-				t.Errorf("the sandbox is now %q, and what %q said is remembered: %v", by, src.id, ok)
-			}
+			_, ok := relay.Known("a")
+			check.That(t, ok == want, "the sandbox is now %q, and what %q said is remembered: %v", by, src.id, ok)
 		}
 	})
 }
@@ -287,9 +265,8 @@ func TestAFlightToTheOldSandboxIsNotJoined(t *testing.T) {
 			relay.Rebound("a", "new")
 		}
 		askers.Wait()
-		if n := src.calls.Load(); n != 2 {
-			t.Errorf("%d requests, want 2", n)
-		}
+		n := src.calls.Load()
+		check.That(t, n == 2, "%d requests, want 2", n)
 		relay.Forget("a")
 	})
 }
@@ -301,20 +278,15 @@ func TestExpand(t *testing.T) {
 		relay := New(limits, func(v *volume.Volume, call string, _ time.Duration, err error) {
 			told = append(told, call+" "+string(v.Key)+" "+volume.KindOf(err).String())
 		})
-		if size, err := relay.Expand(t.Context(), src, testVolume("a"), volume.Range{Required: 7}); size != 7 || err != nil {
-			t.Errorf("%d, %v", size, err)
-		}
+		size, err := relay.Expand(t.Context(), src, testVolume("a"), volume.Range{Required: 7})
+		check.That(t, size == 7 && err == nil, "%d, %v", size, err)
 		for _, wish := range []volume.Range{{Required: -1}, {Limit: -1}, {Required: 2, Limit: 1}} {
-			if _, err := relay.Expand(t.Context(), src, testVolume("a"), wish); volume.KindOf(err) != volume.Invalid {
-				t.Errorf("%+v: %v", wish, err)
-			}
+			_, err := relay.Expand(t.Context(), src, testVolume("a"), wish)
+			check.That(t, volume.KindOf(err) == volume.Invalid, "%+v: %v", wish, err)
 		}
-		if _, err := relay.Expand(t.Context(), src, testVolume("h"), volume.Range{}); volume.KindOf(err) != volume.Timeout {
-			t.Errorf("hung: %v", err)
-		}
-		if len(told) != 2 || told[1] != "expand h timeout" {
-			t.Errorf("told %q", told)
-		}
+		_, err = relay.Expand(t.Context(), src, testVolume("h"), volume.Range{})
+		check.That(t, volume.KindOf(err) == volume.Timeout, "hung: %v", err)
+		check.That(t, len(told) == 2 && told[1] == "expand h timeout", "told %q", told)
 	})
 }
 
@@ -322,37 +294,32 @@ func TestWhyAVolumeDoesNotGrowIsKept(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		src := &sandboxes{hung: map[volume.Key]bool{"a": true}}
 		relay := New(limits, nil)
-		if _, err := relay.Expand(t.Context(), src, testVolume("a"), volume.Range{}); err == nil {
-			t.Fatal("it has grown")
-		}
+		_, err := relay.Expand(t.Context(), src, testVolume("a"), volume.Range{})
+		check.Require(t, err != nil, "it has grown")
 		src.hung = nil
-		if _, err := relay.Stats(t.Context(), src, testVolume("a")); err != nil {
-			t.Fatal(err)
-		}
+		_, err = relay.Stats(t.Context(), src, testVolume("a"))
+		check.Must(t, err)
 		for _, silent := range []error{
 			volume.Errorf(volume.OutOfRange, "20Ti do not fit"), volume.Errorf(volume.Invalid, "no size"), volume.Errorf(volume.NoSandbox, "none"),
 			volume.Errorf(volume.Unsupported, "%w", volume.ErrNeverGrows),
 		} {
 			src.err = silent
-			if _, err := relay.Expand(t.Context(), src, testVolume("a"), volume.Range{}); volume.KindOf(err) != volume.KindOf(silent) {
-				t.Errorf("it says nothing of the volume: %v", err)
-			}
+			_, err := relay.Expand(t.Context(), src, testVolume("a"), volume.Range{})
+			check.That(t, volume.KindOf(err) == volume.KindOf(silent), "it says nothing of the volume: %v", err)
 		}
 		src.err = nil
 		known, _ := relay.Known("a")
 		if volume.KindOf(known.GrowErr) != volume.Timeout || known.GrowErrAt.IsZero() || known.Err != nil || known.At.IsZero() {
 			t.Errorf("after stats that went right: %+v", known)
 		}
-		if _, err := relay.Expand(t.Context(), src, testVolume("a"), volume.Range{Required: 7}); err != nil {
-			t.Fatal(err)
-		}
+		_, err = relay.Expand(t.Context(), src, testVolume("a"), volume.Range{Required: 7})
+		check.Must(t, err)
 		if known, _ = relay.Known("a"); known.GrowErr != nil || !known.GrowErrAt.IsZero() || known.At.IsZero() {
 			t.Errorf("after it grew: %+v", known)
 		}
 		_, _ = relay.Expand(t.Context(), src, testVolume("b"), volume.Range{})
-		if _, ok := relay.Known("b"); ok {
-			t.Error("a growth that went right is known")
-		}
+		_, ok := relay.Known("b")
+		check.That(t, !ok, "a growth that went right is known")
 	})
 }
 
@@ -363,23 +330,20 @@ func TestLostSandboxIsNoted(t *testing.T) {
 		relay := New(limits, nil)
 		had := func(want bool) {
 			t.Helper()
-			if known, _ := relay.Known("a"); known.HadSandbox() != want {
-				t.Errorf("had a sandbox: %v, of %+v", !want, known)
-			}
+			known, _ := relay.Known("a")
+			check.That(t, known.HadSandbox() == want, "had a sandbox: %v, of %+v", !want, known)
 		}
 		relay.Rebound("a", "")
 		had(false)
-		if _, err := relay.Stats(t.Context(), src, testVolume("a")); err != nil {
-			t.Fatal(err)
-		}
+		_, err := relay.Stats(t.Context(), src, testVolume("a"))
+		check.Must(t, err)
 		had(true)
 		for range 2 {
 			relay.Rebound("a", "")
 			had(true)
 		}
-		if known, _ := relay.Known("a"); !known.At.IsZero() || known.LostAt.IsZero() {
-			t.Errorf("what the lost sandbox said is kept: %+v", known)
-		}
+		known, _ := relay.Known("a")
+		check.That(t, known.At.IsZero() && !known.LostAt.IsZero(), "what the lost sandbox said is kept: %+v", known)
 		relay.Rebound("a", "new")
 		had(false)
 		relay.Forget("a")

@@ -66,16 +66,12 @@ func TestStack(t *testing.T) {
 		got, err := stackIn(sysfs, number[0], number[1])
 		check.Must(t, err)
 		slices.SortFunc(got, func(x, y identity) int { return cmp.Or(cmp.Compare(x.Major, y.Major), cmp.Compare(x.Minor, y.Minor)) })
-		if !slices.Equal(got, want) {
-			t.Errorf("%v: %v, want %v", number, got, want)
-		}
+		check.That(t, slices.Equal(got, want), "%v: %v, want %v", number, got, want)
 	}
 	// A loop device over an image, whose filesystem is on a device of the stack.
 	image := openers.File{Major: 253, Minor: 2, Inode: 5}
 	got, err := stackOf(sysfs, &fakeOpeners{under: []openers.File{image}}, block(8, 1), image)
-	if err != nil || !slices.Equal(got, []identity{block(8, 0)}) {
-		t.Errorf("%v, %v", got, err)
-	}
+	check.That(t, err == nil && slices.Equal(got, []identity{block(8, 0)}), "%v, %v", got, err)
 	check.WithoutDescriptors(t, func() {
 		if got, err := stackOf(sysfs, &fakeOpeners{}, image, block(8, 0)); err == nil {
 			t.Errorf("a stack that cannot be read: %v", got)
@@ -93,9 +89,8 @@ func TestStackThatCannotBeRead(t *testing.T) {
 	for i := range maxStack + 1 {
 		check.Must(t, os.MkdirAll(filepath.Join(root, "sdb", fmt.Sprint("sdb", i), "partition"), 0o700))
 	}
-	if _, err := stackIn(root+"/", 8, 16); err == nil {
-		t.Error("a device with many partitions is known")
-	}
+	_, err = stackIn(root+"/", 8, 16)
+	check.That(t, err != nil, "a device with many partitions is known")
 	sysfs := fakeSysfs(t, [][3]string{{"sda", "8:0", ""}, {"sda/sda1", "8:1", ""}})
 	check.WithoutDescriptors(t, func() {
 		for minor := range uint32(2) {

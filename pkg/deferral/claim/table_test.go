@@ -38,9 +38,8 @@ func TestReadOnlyFlagThatCannotBeSet(t *testing.T) {
 		if c.held {
 			check.Must(t, heldAs(t, table, c.v.Device))
 		}
-		if err := table.SetReadOnly(c.v); (err == nil) != c.set {
-			t.Errorf("%s: %v", name, err)
-		}
+		err := table.SetReadOnly(c.v)
+		check.That(t, (err == nil) == c.set, "%s: %v", name, err)
 	}
 }
 
@@ -89,9 +88,7 @@ func TestOneKindOfHandler(t *testing.T) {
 		check.Must(t, table.owners.reserve(v, identityOf(v.Device)))
 		pending, err := table.Begin(t.Context(), Request{Volume: other, Mountable: mountable}, &OpenedDevice{Device: other.Device, FD: sys.NoFD})
 		check.Must(t, err)
-		if pending.First {
-			t.Error("the second reader is the first owner")
-		}
+		check.That(t, !pending.First, "the second reader is the first owner")
 		_, err = pending.Keep()
 		if (err != nil) != mountable || err != nil && volume.KindOf(err) != volume.InUse || (len(table.owners.owned(other.Key)) > 0) == mountable {
 			t.Errorf("mountable %v beside a claim: %v", mountable, err)
@@ -136,21 +133,16 @@ func TestAnotherImageByTheName(t *testing.T) {
 	v, _ := imageOf(t)
 	table := newTable(t, nil, nil, &fakeOpeners{})
 	check.Must(t, table.Reclaim(t.Context(), Request{Volume: v}))
-	if !table.Has(Request{Volume: v}) {
-		t.Error("an image that is there is not claimed")
-	}
+	check.That(t, table.Has(Request{Volume: v}), "an image that is there is not claimed")
 	check.Must(t, table.Release(Request{Volume: v}, nil))
-	if file, err := OpenDevice(v.Device); err != nil || file.Close() != nil {
-		t.Errorf("its image: %v", err)
-	}
+	file, err := OpenDevice(v.Device)
+	check.That(t, err == nil && file.Close() == nil, "its image: %v", err)
 	check.Must(t, os.WriteFile(v.Device.Path+".new", nil, 0o600))
 	check.Must(t, os.Rename(v.Device.Path+".new", v.Device.Path))
-	if _, err := OpenDevice(v.Device); err == nil {
-		t.Error("another image is opened by the name")
-	}
-	if err := table.Reclaim(t.Context(), Request{Volume: v}); volume.KindOf(err) != volume.NotFound || err == nil || table.Has(Request{Volume: v}) {
-		t.Errorf("claimed by its name: %v", err)
-	}
+	_, err = OpenDevice(v.Device)
+	check.That(t, err != nil, "another image is opened by the name")
+	err = table.Reclaim(t.Context(), Request{Volume: v})
+	check.That(t, volume.KindOf(err) == volume.NotFound && err != nil && !table.Has(Request{Volume: v}), "claimed by its name: %v", err)
 }
 
 // TestDeviceThatTheKernelHas is in use: nobody is told to end a VM for it.
@@ -183,9 +175,7 @@ func TestWaitForAFreeDevice(t *testing.T) {
 			c.answers = c.answers[min(1, len(c.answers)-1):]
 			return sys.NoFD, err
 		})
-		if !errors.Is(err, c.want) {
-			t.Errorf("%s: %v", name, err)
-		}
+		check.That(t, errors.Is(err, c.want), "%s: %v", name, err)
 	}
 }
 
@@ -202,9 +192,8 @@ func TestTwoLoopDevicesOfOneImage(t *testing.T) {
 			}
 		}
 		writer := &volume.Volume{Key: "w", Target: "/w", Device: deviceAs(image)}
-		if err := o.reserve(writer, image); volume.KindOf(err) != volume.InUse {
-			t.Errorf("the image itself: %v", err)
-		}
+		err := o.reserve(writer, image)
+		check.That(t, volume.KindOf(err) == volume.InUse, "the image itself: %v", err)
 	}
 }
 
@@ -223,9 +212,8 @@ func TestDeviceOfAnotherProgram(t *testing.T) {
 	check.Must(t, os.Link(v.Device.Path, v.Device.Path+".link"))
 	other, _ := imageOf(t)
 	for path, allowed := range map[string]bool{v.Device.Path + ".link": false, other.Device.Path: true, v.Device.Path + ".none": true} {
-		if err := table.users.RefuseAdopted(v, []*volume.Volume{{Target: "/other", Device: volume.Device{Path: path}}}); (err == nil) != allowed {
-			t.Errorf("beside %s: %v", path, err)
-		}
+		err := table.users.RefuseAdopted(v, []*volume.Volume{{Target: "/other", Device: volume.Device{Path: path}}})
+		check.That(t, (err == nil) == allowed, "beside %s: %v", path, err)
 	}
 }
 
@@ -238,15 +226,12 @@ func TestLoopDeviceThatCannotBeRead(t *testing.T) {
 	c := newTable(t, nil, nil, &fakeOpeners{})
 	image, _ := imageOf(t)
 	check.WithoutDescriptors(t, func() {
-		if err := c.RefuseUsed(t.Context(), Request{Volume: image}, ReleaseTime); volume.KindOf(err) != volume.Busy {
-			t.Errorf("an image that cannot be opened is free: %v", err)
-		}
-		if err := c.users.RefuseAdopted(v, adopted); !errors.Is(err, unix.EMFILE) {
-			t.Errorf("beside a volume of another program: %v", err)
-		}
-		if err := c.RefuseUsed(t.Context(), Request{Volume: v}, ReleaseTime); volume.KindOf(err) != volume.Busy {
-			t.Errorf("a device that cannot be opened is free: %v", err)
-		}
+		err := c.RefuseUsed(t.Context(), Request{Volume: image}, ReleaseTime)
+		check.That(t, volume.KindOf(err) == volume.Busy, "an image that cannot be opened is free: %v", err)
+		err = c.users.RefuseAdopted(v, adopted)
+		check.That(t, errors.Is(err, unix.EMFILE), "beside a volume of another program: %v", err)
+		err = c.RefuseUsed(t.Context(), Request{Volume: v}, ReleaseTime)
+		check.That(t, volume.KindOf(err) == volume.Busy, "a device that cannot be opened is free: %v", err)
 	})
 }
 
@@ -257,9 +242,8 @@ func TestReadOnlyFlagThatCannotBeRestored(t *testing.T) {
 	device := volume.Device{Kind: volume.BlockDevice, Major: 240, Minor: 77, Path: "/dev/null"}
 	r := Request{Volume: &volume.Volume{Key: volume.KeyOf("/a"), Target: "/a", ReadOnly: true, Device: device}}
 	check.WithoutDescriptors(t, func() {
-		if err := c.Release(r, nil); !errors.Is(err, unix.EMFILE) {
-			t.Errorf("released: %v", err)
-		}
+		err := c.Release(r, nil)
+		check.That(t, errors.Is(err, unix.EMFILE), "released: %v", err)
 	})
 	for _, path := range []string{"/dev/null", "/dev/there-is-no-such-device"} {
 		r.Device.Path = path
@@ -276,19 +260,16 @@ func TestDeviceThatCannotBeOpenedStaysOwned(t *testing.T) {
 	other := &volume.Volume{Key: volume.KeyOf("/b"), Target: "/b", Device: v.Device}
 	c := newTable(t, nil, nil, &fakeOpeners{})
 	check.WithoutDescriptors(t, func() {
-		if err := c.Reclaim(t.Context(), Request{Volume: v}); !errors.Is(err, unix.EMFILE) {
-			t.Errorf("claimed again: %v", err)
-		}
+		err := c.Reclaim(t.Context(), Request{Volume: v})
+		check.That(t, errors.Is(err, unix.EMFILE), "claimed again: %v", err)
 	})
 	dev := &OpenedDevice{Device: other.Device, FD: sys.NoFD}
-	if _, err := c.Begin(t.Context(), Request{Volume: other}, dev); volume.KindOf(err) != volume.InUse {
-		t.Errorf("another volume claimed the device: %v", err)
-	}
+	_, err := c.Begin(t.Context(), Request{Volume: other}, dev)
+	check.That(t, volume.KindOf(err) == volume.InUse, "another volume claimed the device: %v", err)
 	check.Must(t, os.Remove(path))
 	check.Must(t, c.Release(Request{Volume: v}, nil))
-	if err := c.Reclaim(t.Context(), Request{Volume: v}); volume.KindOf(err) != volume.NotFound || len(c.owners.owned(v.Key)) > 0 {
-		t.Errorf("an image that has gone: %v", err)
-	}
+	err = c.Reclaim(t.Context(), Request{Volume: v})
+	check.That(t, volume.KindOf(err) == volume.NotFound && len(c.owners.owned(v.Key)) == 0, "an image that has gone: %v", err)
 }
 
 // TestDevicesThatMayBeHandedOver lie below a directory for their kind, and links do not lead out of it.
@@ -311,9 +292,7 @@ func TestDevicesThatMayBeHandedOver(t *testing.T) {
 		if want == fine {
 			check.Must(t, err)
 			dev.Close()
-			if !dev.Same(Identify(images+"/a")) || dev.Path != images+"/a" {
-				t.Errorf("%s is %v at %s", backing, dev.Device, dev.Path)
-			}
+			check.That(t, dev.Same(Identify(images+"/a")) && dev.Path == images+"/a", "%s is %v at %s", backing, dev.Device, dev.Path)
 		} else if err == nil || volume.KindOf(err) != want {
 			t.Errorf("%s: %v", backing, err)
 		}

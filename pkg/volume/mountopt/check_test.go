@@ -109,16 +109,12 @@ func TestNoOptionLeadsToAnotherDevice(t *testing.T) {
 			"this node's kernel": {CheckForHost(c.fsType, c.option), c.host},
 			"a guest":            {Check(c.fsType, c.option), c.guest},
 		} {
-			if (is.err == nil) != is.want {
-				t.Errorf("%s of %s for %s: %v", c.option, c.fsType, where, is.err)
-			}
+			check.That(t, (is.err == nil) == is.want, "%s of %s for %s: %v", c.option, c.fsType, where, is.err)
 			if is.err == nil {
 				continue
 			}
 			for _, part := range []string{`"` + name + `"`, c.fsType, "mountOptions"} {
-				if !strings.Contains(is.err.Error(), part) {
-					t.Errorf("%s: the error does not say %s: %v", c.option, part, is.err)
-				}
+				check.That(t, strings.Contains(is.err.Error(), part), "%s: the error does not say %s: %v", c.option, part, is.err)
 			}
 			if len(value) > 8 && strings.Contains(is.err.Error(), value) {
 				t.Errorf("%s: the error repeats the value: %v", c.option, is.err)
@@ -152,19 +148,15 @@ func TestStrip(t *testing.T) {
 		"group suid owner": "nosuid nodev suid nosuid nodev",
 		"grpid xattr":      "grpid xattr",
 	} {
-		if got := strings.Join(Strip(strings.Fields(given)), " "); got != want {
-			t.Errorf("%s becomes %s", given, got)
-		}
+		got := strings.Join(Strip(strings.Fields(given)), " ")
+		check.That(t, got == want, "%s becomes %s", given, got)
 	}
 }
 
 func TestSplit(t *testing.T) {
 	got := Split([]string{"noatime,ro", " discard , ,commit=5", `context="u:r:t:s0:c1,c2",rw`, `"a,ro`})
 	want := []string{"noatime", "ro", "discard", "commit=5", `context="u:r:t:s0:c1,c2"`, "rw", `"a,ro`}
-	if !slices.Equal(got, want) {
-		t.Errorf("%q", got)
-	}
-	if again := Split(got); !slices.Equal(again, want) {
-		t.Errorf("split a second time: %q", again)
-	}
+	check.That(t, slices.Equal(got, want), "%q", got)
+	again := Split(got)
+	check.That(t, slices.Equal(again, want), "split a second time: %q", again)
 }
