@@ -57,9 +57,8 @@ func TestVerify(t *testing.T) {
 // TestPreAuth is the example of DSSE's specification.
 func TestPreAuth(t *testing.T) {
 	e := envelope{Payload: []byte("hello world"), PayloadType: "http://example.com/HelloWorld"}
-	if got := string(e.preAuth()); got != "DSSEv1 29 http://example.com/HelloWorld 11 hello world" {
-		t.Error(got)
-	}
+	got := string(e.preAuth())
+	check.That(t, got == "DSSEv1 29 http://example.com/HelloWorld 11 hello world", "%v", got)
 }
 
 func write(t *testing.T, path, text string) {

@@ -24,13 +24,9 @@ func write(t *testing.T, files map[string]string) *module {
 
 func wantOne(t *testing.T, found []string, words ...string) {
 	t.Helper()
-	if len(found) != 1 {
-		t.Fatalf("found %q, want one", found)
-	}
+	check.Require(t, len(found) == 1, "found %q, want one", found)
 	for _, word := range words {
-		if !strings.Contains(found[0], word) {
-			t.Errorf("%q does not say %q", found[0], word)
-		}
+		check.That(t, strings.Contains(found[0], word), "%q does not say %q", found[0], word)
 	}
 }
 

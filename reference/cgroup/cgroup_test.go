@@ -28,9 +28,7 @@ func write(t *testing.T, path, text string) {
 func read(t *testing.T, path string) string {
 	t.Helper()
 	raw, err := os.ReadFile(path)
-	if err != nil && !os.IsNotExist(err) {
-		t.Fatal(err)
-	}
+	check.Require(t, err == nil || os.IsNotExist(err), "%v", err)
 	return string(raw)
 }
 
@@ -74,14 +72,12 @@ func TestMove(t *testing.T) {
 			all, _ := filepath.Glob(sys + "/*/own")
 			var moved []string
 			for _, group := range all {
-				if got := read(t, group+"/cgroup.procs"); got != "7" {
-					t.Errorf("in %s is %q", group, got)
-				}
+				got := read(t, group+"/cgroup.procs")
+				check.That(t, got == "7", "in %s is %q", group, got)
 				moved = append(moved, filepath.Base(filepath.Dir(group)))
 			}
-			if got := strings.Join(moved, " "); got != c.moved {
-				t.Errorf("moved in %q and not in %q", got, c.moved)
-			}
+			got := strings.Join(moved, " ")
+			check.That(t, got == c.moved, "moved in %q and not in %q", got, c.moved)
 		})
 	}
 }
@@ -143,9 +139,7 @@ func TestEnter(t *testing.T) {
 	}
 	mounts, err := writable(proc)
 	check.Must(t, err)
-	if len(mounts) != 1 {
-		t.Fatalf("there are %d hierarchies", len(mounts))
-	}
+	check.Require(t, len(mounts) == 1, "there are %d hierarchies", len(mounts))
 	check.Must(t, enter(mounts[0], "/pod/one", 7))
 	for file, want := range map[string]string{"pod/cpuset.cpus": "0-3\n", "pod/one/cpuset.cpus": "0-3\n", "pod/one/cgroup.procs": "7"} {
 		got := read(t, sys+"/cpuset/"+file)

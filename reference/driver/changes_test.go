@@ -137,13 +137,11 @@ func TestWalkEndsWithItsCaller(t *testing.T) {
 		return nil
 	}
 	endless := fakeEndless{}
-	if err := w.allocated(endless); !errors.Is(err, stop) || len(got) != 3 {
-		t.Errorf("%d ranges: %v", len(got), err)
-	}
+	err := w.allocated(endless)
+	check.That(t, errors.Is(err, stop) && len(got) == 3, "%d ranges: %v", len(got), err)
 	got = nil
-	if err := w.changed(endless, fakeExtents(1<<50, 1), nil); !errors.Is(err, stop) || len(got) != 3 {
-		t.Errorf("%d ranges: %v", len(got), err)
-	}
+	err = w.changed(endless, fakeExtents(1<<50, 1), nil)
+	check.That(t, errors.Is(err, stop) && len(got) == 3, "%d ranges: %v", len(got), err)
 }
 
 // fakeEndless has data in each second block, however large it is.
@@ -173,9 +171,8 @@ func TestMessages(t *testing.T) {
 			check.Must(t, r.report(one[0], one[1]))
 		}
 		check.Must(t, r.end())
-		if diff := cmp.Diff([]span{{0, 3}, {4, 9}, {20, 31}, {40, 41}}, got); diff != "" || r.ranges != 4 || r.bytes != 20 {
-			t.Errorf("%d at most: %d ranges, %d bytes, -want +got:\n%s", most, r.ranges, r.bytes, diff)
-		}
+		diff := cmp.Diff([]span{{0, 3}, {4, 9}, {20, 31}, {40, 41}}, got)
+		check.That(t, diff == "" && r.ranges == 4 && r.bytes == 20, "%d at most: %d ranges, %d bytes, -want +got:\n%s", most, r.ranges, r.bytes, diff)
 		for _, n := range sizes {
 			check.That(t, n <= most, "messages of %v, at most %d", sizes, most)
 		}
@@ -390,13 +387,11 @@ func TestStreamsEnd(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	check.Must(t, m.alive(ctx))
 	cancel()
-	if err := m.alive(ctx); status.Code(err) != codes.Canceled {
-		t.Error(err)
-	}
+	err := m.alive(ctx)
+	check.That(t, status.Code(err) == codes.Canceled, "%v", err)
 	close(m.stopping)
-	if err := m.alive(t.Context()); status.Code(err) != codes.Unavailable {
-		t.Error(err)
-	}
+	err = m.alive(t.Context())
+	check.That(t, status.Code(err) == codes.Unavailable, "%v", err)
 }
 
 func compareOf(base, target io.ReaderAt) *comparison {
@@ -432,9 +427,8 @@ func TestComparison(t *testing.T) {
 			at = end
 		}
 		check.Must(t, compareOf(bytes.NewReader(base), bytes.NewReader(target)).all(t.Context(), collect(from, size, &got)))
-		if diff := cmp.Diff(want, got); diff != "" {
-			t.Fatalf("from %d, -want +got:\n%s", from, diff)
-		}
+		diff := cmp.Diff(want, got)
+		check.Require(t, diff == "", "from %d, -want +got:\n%s", from, diff)
 	}
 }
 
@@ -477,13 +471,9 @@ func TestComparisonIsParallel(t *testing.T) {
 	var got []span
 	check.Must(t, compareOf(zeroImage(), target).all(t.Context(), collect(0, size, &got)))
 	for n, one := range got {
-		if one != (span{int64(n) * compareStep, int64(n)*compareStep + block}) {
-			t.Fatalf("range %d is %v", n, one)
-		}
+		check.Require(t, one == (span{int64(n) * compareStep, int64(n)*compareStep + block}), "range %d is %v", n, one)
 	}
-	if len(got) != len(turns) || most.Load() > comparedAtOnce {
-		t.Errorf("%d ranges, %d reads at once", len(got), most.Load())
-	}
+	check.That(t, len(got) == len(turns) && most.Load() <= comparedAtOnce, "%d ranges, %d reads at once", len(got), most.Load())
 }
 
 func zeroImage() imageFunc {

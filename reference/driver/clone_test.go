@@ -57,9 +57,8 @@ func TestCopyKeepsHoles(t *testing.T) {
 	}
 	want, err := os.ReadFile(from.Name())
 	check.Must(t, err)
-	if got, err := os.ReadFile(to.Name()); err != nil || !bytes.Equal(got, want) {
-		t.Errorf("another content in %d bytes: %v", len(got), err)
-	}
+	got, err := os.ReadFile(to.Name())
+	check.That(t, err == nil && bytes.Equal(got, want), "another content in %d bytes: %v", len(got), err)
 }
 
 func TestCopyEndsWithItsCaller(t *testing.T) {
@@ -117,9 +116,8 @@ func TestCloneThatFailsLeavesNothing(t *testing.T) {
 	check.Must(t, err)
 	image := filepath.Join(config.DataDir, "images", fileName(original.GetVolumeId())+".img")
 	check.Must(t, os.WriteFile(image, make([]byte, 1<<20), 0o600))
-	if _, err := created(t, controller, "clone", source{Volume: original.GetVolumeId()}); status.Code(err) != codes.FailedPrecondition {
-		t.Errorf("more than the limit was copied: %v", err)
-	}
+	_, err = created(t, controller, "clone", source{Volume: original.GetVolumeId()})
+	check.That(t, status.Code(err) == codes.FailedPrecondition, "more than the limit was copied: %v", err)
 	for _, dir := range []string{"volumes", "images"} {
 		left, _ := os.ReadDir(filepath.Join(config.DataDir, dir))
 		check.That(t, len(left) == 1, "left in %s: %v", dir, left)
@@ -135,9 +133,8 @@ func TestNoClonesWithoutReflinksAndLimit(t *testing.T) {
 	for _, one := range reply.GetCapabilities() {
 		check.That(t, one.GetRpc().GetType() != csi.ControllerServiceCapability_RPC_CLONE_VOLUME, "CLONE_VOLUME is reported")
 	}
-	if _, err := created(t, controller, "clone", source{Volume: "v"}); status.Code(err) != codes.InvalidArgument {
-		t.Error(err)
-	}
+	_, err = created(t, controller, "clone", source{Volume: "v"})
+	check.That(t, status.Code(err) == codes.InvalidArgument, "%v", err)
 }
 
 // admin is crust-proxy, with one volume a page.
@@ -236,9 +233,8 @@ func TestHoldInSandbox(t *testing.T) {
 			f := &freezer{log: zaptest.NewLogger(t), limit: 2 * time.Second, sandboxes: sandboxes{socket: a.serve(t), driver: "d"}}
 			failed := errors.New("take failed")
 			free, err := f.hold(t.Context(), []inUse{{c.volume, "/dev/none"}}, func() error { a.called("take"); return failed })
-			if held := len(free) == 0; held != c.held || !errors.Is(err, failed) || !slices.Equal(a.calls, c.calls) {
-				t.Errorf("free %v after %v: %v", free, a.calls, err)
-			}
+			held := len(free) == 0
+			check.That(t, held == c.held && errors.Is(err, failed) && slices.Equal(a.calls, c.calls), "free %v after %v: %v", free, a.calls, err)
 		})
 	}
 }
@@ -274,9 +270,7 @@ func TestHoldSyncsFirst(t *testing.T) {
 	free, err := f.hold(t.Context(), []inUse{{"clean", "/dev/none"}, {"busy", "/dev/none"}}, func() error { a.called("take"); return nil })
 	check.That(t, len(free) == 0 && err == nil, "free %q: %v", free, err)
 	synced := slices.Index(a.calls, "freeze 2 1s")
-	if before := a.calls[:synced]; !slices.Equal(before, []string{"freeze 1 1s", "thaw 1"}) {
-		t.Errorf("%q", a.calls)
-	}
+	check.That(t, slices.Equal(a.calls[:synced], []string{"freeze 1 1s", "thaw 1"}), "%q", a.calls)
 }
 
 // TestHoldWithoutCrustProxy takes what it can get.

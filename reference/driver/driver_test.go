@@ -145,9 +145,7 @@ func TestSecretsStayOut(t *testing.T) {
 	})
 	errs = append(errs, err)
 	for _, err := range errs {
-		if err != nil && strings.Contains(err.Error(), secret) {
-			t.Error(err)
-		}
+		check.That(t, err == nil || !strings.Contains(err.Error(), secret), "%v", err)
 	}
 	records, _ := filepath.Glob(config.DataDir + "/volumes/*")
 	for _, path := range records {
@@ -216,9 +214,8 @@ func TestOneDriverPerDataDirectory(t *testing.T) {
 		}
 		return nil
 	}))
-	if r, err := d.node.pool.store.load("half"); err != nil || !r.Ready {
-		t.Errorf("%v, %v", r, err)
-	}
+	r, err := d.node.pool.store.load("half")
+	check.That(t, err == nil && r.Ready, "%v, %v", r, err)
 	d.release()
 	d, err = New(config)
 	check.Must(t, err)
@@ -241,19 +238,15 @@ func TestUnfinishedVolumesAreSweptUp(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer d.release()
-	if r, err := d.node.pool.store.load("half"); r != nil || err != nil {
-		t.Errorf("%v, %v", r, err)
-	}
-	if _, err := os.Stat(d.node.pool.image("half")); err == nil {
-		t.Error("its image is left")
-	}
-	if r, err := d.node.pool.store.load("whole"); r == nil || err != nil {
-		t.Errorf("%v, %v", r, err)
-	}
+	r, err := d.node.pool.store.load("half")
+	check.That(t, r == nil && err == nil, "%v, %v", r, err)
+	_, err = os.Stat(d.node.pool.image("half"))
+	check.That(t, err != nil, "its image is left")
+	r, err = d.node.pool.store.load("whole")
+	check.That(t, r != nil && err == nil, "%v, %v", r, err)
 	check.Must(t, os.Remove(d.node.pool.image("whole")))
-	if err := d.node.pool.makeImage(whole); status.Code(err) != codes.DataLoss {
-		t.Errorf("a lost image is made anew: %v", err)
-	}
+	err = d.node.pool.makeImage(whole)
+	check.That(t, status.Code(err) == codes.DataLoss, "a lost image is made anew: %v", err)
 }
 
 // TestAnUnfinishedVolumeThatStays: the driver serves the others.
@@ -273,9 +266,8 @@ func TestAnUnfinishedVolumeThatStays(t *testing.T) {
 	d, err = New(config)
 	check.Must(t, err)
 	defer d.release()
-	if _, err := d.node.pool.find("whole"); err != nil {
-		t.Error(err)
-	}
+	_, err = d.node.pool.find("whole")
+	check.That(t, err == nil, "%v", err)
 }
 
 // TestLocks: of two, in both orders at once, and until the caller gives up. Volumes without a
@@ -304,9 +296,8 @@ func TestLocks(t *testing.T) {
 	other, err := l.take(ctx, "w", "")
 	check.Must(t, err)
 	other()
-	if _, err := l.take(ctx, "v"); status.Code(err) != codes.Aborted {
-		t.Error(err)
-	}
+	_, err = l.take(ctx, "v")
+	check.That(t, status.Code(err) == codes.Aborted, "%v", err)
 }
 
 func TestMain(m *testing.M) {
@@ -320,9 +311,8 @@ func TestSizesOnTheCommandLine(t *testing.T) {
 			t.Errorf("%s: %d and %d, %v", text, config.CopyLimit, config.Capacity, err)
 		}
 	}
-	if config, _, err := parse(nil, io.Discard, io.Discard); err != nil || config.CopyLimit != 1<<30 || config.Capacity != 0 {
-		t.Errorf("by default: %+v, %v", config, err)
-	}
+	config, _, err := parse(nil, io.Discard, io.Discard)
+	check.That(t, err == nil && config.CopyLimit == 1<<30 && config.Capacity == 0, "by default: %+v, %v", config, err)
 }
 
 // TestWrongFlagsAreToldAsText: nobody reads a log to learn of a typing error.
@@ -475,8 +465,7 @@ func TestGrowsBeforeTheMountOnlyWhereItMust(t *testing.T) {
 	t.Setenv("PATH", t.TempDir()) // without e2fsck and resize2fs
 	for _, may := range []bool{true, false} {
 		f := &filesystems{mayGrowMounted: func() bool { return may }}
-		if err := f.growUnmounted(t.Context(), "v", device, "ext4"); (err == nil) != may {
-			t.Errorf("a mounted one may grow: %v; before the mount: %v", may, err)
-		}
+		err := f.growUnmounted(t.Context(), "v", device, "ext4")
+		check.That(t, (err == nil) == may, "a mounted one may grow: %v; before the mount: %v", may, err)
 	}
 }

@@ -21,14 +21,12 @@ func TestSplitOptions(t *testing.T) {
 		0:                           {"noatime", "relatime", "nodev", "dev", "norelatime"},
 		unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV: {"user", "exec"},
 	} {
-		if attrs, _, err := splitOptions("ext4", options); err != nil || attrs != want {
-			t.Errorf("%v: %#x, %v", options, attrs, err)
-		}
+		attrs, _, err = splitOptions("ext4", options)
+		check.That(t, err == nil && attrs == want, "%v: %#x, %v", options, attrs, err)
 	}
 	for _, option := range []string{"bind", "remount", "rshared", "loop", "journal_path=/dev/vdb", "errors=panic", "no-such-option"} {
-		if _, _, err := splitOptions("ext4", []string{option}); err == nil {
-			t.Errorf("%s was taken", option)
-		}
+		_, _, err = splitOptions("ext4", []string{option})
+		check.That(t, err != nil, "%s was taken", option)
 	}
 }
 
@@ -39,13 +37,11 @@ func TestOptionsOfOurOwn(t *testing.T) {
 		"xfs":   {[]string{"discard"}, []string{"discard", "nouuid"}},
 		"btrfs": {[]string{"discard"}, []string{"discard"}},
 	} {
-		if _, rest, err := splitOptions(fsType, c.given); err != nil || !slices.Equal(rest, c.want) {
-			t.Errorf("%s with %q is mounted with %q, %v", fsType, c.given, rest, err)
-		}
+		_, rest, err := splitOptions(fsType, c.given)
+		check.That(t, err == nil && slices.Equal(rest, c.want), "%s with %q is mounted with %q, %v", fsType, c.given, rest, err)
 	}
-	if _, rest, err := splitOptions("xfs", []string{"nouuid"}); err != nil || !slices.Equal(rest, []string{"nouuid"}) {
-		t.Errorf("%q, %v", rest, err)
-	}
+	_, rest, err := splitOptions("xfs", []string{"nouuid"})
+	check.That(t, err == nil && slices.Equal(rest, []string{"nouuid"}), "%q, %v", rest, err)
 }
 
 func TestRestrictions(t *testing.T) {

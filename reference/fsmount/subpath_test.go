@@ -45,15 +45,11 @@ func TestDescend(t *testing.T) {
 	for _, made := range []string{"/a", "/a/b/c", "/there/new"} {
 		var st unix.Stat_t
 		check.Must(t, unix.Stat(root+made, &st))
-		if st.Mode&0o7777 != 0o2770 {
-			t.Errorf("%s was made with mode %o", made, st.Mode&0o7777)
-		}
+		check.That(t, st.Mode&0o7777 == 0o2770, "%s was made with mode %o", made, st.Mode&0o7777)
 	}
 	var st unix.Stat_t
 	check.Must(t, unix.Stat(root+"/there", &st))
-	if st.Mode&0o777 != 0o700 {
-		t.Errorf("a directory that was there has mode %o now", st.Mode&0o7777)
-	}
+	check.That(t, st.Mode&0o777 == 0o700, "a directory that was there has mode %o now", st.Mode&0o7777)
 }
 
 func TestDescendStaysInside(t *testing.T) {
@@ -65,11 +61,9 @@ func TestDescendStaysInside(t *testing.T) {
 	check.Must(t, os.Symlink("/proc/self/root", root+"/magic"))
 	check.Must(t, os.Symlink("loop", root+"/loop"))
 	for _, sub := range []string{"absolute", "absolute/new", "relative/new", "dangling", "dangling/new", "magic/tmp", "loop", "file", "file/new", ".."} {
-		if got, err := descendIn(t, root, sub); err == nil {
-			t.Errorf("%s led to %s", sub, got)
-		}
+		got, err := descendIn(t, root, sub)
+		check.That(t, err != nil, "%s led to %s", sub, got)
 	}
-	if left, err := os.ReadDir(outside); err != nil || len(left) > 0 {
-		t.Fatalf("made outside: %v, %v", left, err)
-	}
+	left, err := os.ReadDir(outside)
+	check.Require(t, err == nil && len(left) == 0, "made outside: %v, %v", left, err)
 }

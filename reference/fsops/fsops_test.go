@@ -64,18 +64,16 @@ func TestRecordIsKeptLockedAndForgotten(t *testing.T) {
 	f, at := places(t)
 	first, err := lockRecord(at, "device-1-2", time.Second)
 	check.Must(t, err)
-	if _, err := first.read(); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("a new record: %v", err)
-	}
+	_, err = first.read()
+	check.That(t, errors.Is(err, fs.ErrNotExist), "a new record: %v", err)
 	want := state{Key: "key", Token: "token", Deadline: 5, Frozen: true, Watchdogs: []process.Process{{PID: 1, Start: 2}}}
 	check.Must(t, errors.Join(first.write(&state{Key: "before"}), first.write(&want)))
 	got, err := first.read()
 	if err != nil || got.Key != want.Key || got.Token != want.Token || !got.Frozen || got.Watchdogs[0] != want.Watchdogs[0] {
 		t.Errorf("%+v, %v", got, err)
 	}
-	if _, err := lockRecord(at, "device-1-2", 20*time.Millisecond); !errors.Is(err, errLocked) {
-		t.Errorf("a locked record: %v", err)
-	}
+	_, err = lockRecord(at, "device-1-2", 20*time.Millisecond)
+	check.That(t, errors.Is(err, errLocked), "a locked record: %v", err)
 	// Whoever waits gets a record of that name that is there.
 	taken := make(chan *record)
 	go func() {
@@ -88,28 +86,23 @@ func TestRecordIsKeptLockedAndForgotten(t *testing.T) {
 	second := <-taken
 	check.Must(t, second.write(&want))
 	second.removeEmpty()
-	if _, err := second.read(); err != nil {
-		t.Errorf("a record that is not empty was removed: %v", err)
-	}
+	_, err = second.read()
+	check.That(t, err == nil, "a record that is not empty was removed: %v", err)
 	second.remove()
 	second.close()
-	if left, err := os.ReadDir(f.Dir); err != nil || len(left) != 0 {
-		t.Errorf("left: %v, %v", left, err)
-	}
+	left, err := os.ReadDir(f.Dir)
+	check.That(t, err == nil && len(left) == 0, "left: %v, %v", left, err)
 }
 
 func TestFreezeOfWhatCannotBeFrozen(t *testing.T) {
 	f, at := places(t)
 	f.Watchdog = []string{"/nonexistent"}
-	if err := f.Freeze("key", at, time.Minute); err == nil || !strings.Contains(err.Error(), "watchdog") {
-		t.Error(err)
-	}
-	if err := f.Freeze("key", at, 0); !errors.Is(err, ErrOutOfRange) {
-		t.Error(err)
-	}
-	if left, err := os.ReadDir(f.Dir); err != nil || len(left) != 0 {
-		t.Errorf("left: %v, %v", left, err)
-	}
+	err := f.Freeze("key", at, time.Minute)
+	check.That(t, err != nil && strings.Contains(err.Error(), "watchdog"), "%v", err)
+	err = f.Freeze("key", at, 0)
+	check.That(t, errors.Is(err, ErrOutOfRange), "%v", err)
+	left, err := os.ReadDir(f.Dir)
+	check.That(t, err == nil && len(left) == 0, "left: %v, %v", left, err)
 }
 
 func TestEndEndsTheRightProcess(t *testing.T) {
@@ -122,9 +115,8 @@ func TestEndEndsTheRightProcess(t *testing.T) {
 	end([]process.Process{{PID: is.PID, Start: is.Start + 1}})
 	check.That(t, is.Lives(), "a process of another start was ended")
 	end([]process.Process{is, {PID: 1 << 22, Start: 1}})
-	if err := cmd.Wait(); err == nil || !strings.Contains(err.Error(), unix.SIGTERM.String()) {
-		t.Errorf("it was not told to end: %v", err)
-	}
+	err = cmd.Wait()
+	check.That(t, err != nil && strings.Contains(err.Error(), unix.SIGTERM.String()), "it was not told to end: %v", err)
 	check.That(t, !is.Lives(), "it is alive after its end")
 }
 
@@ -140,12 +132,10 @@ func TestGroupsWithACopyOfTheSuperblock(t *testing.T) {
 }
 
 func TestBlankDeviceHasNoSuperblock(t *testing.T) {
-	if super, err := readExt(bytes.NewReader(make([]byte, 4096))); super != nil || err != nil {
-		t.Errorf("%+v, %v", super, err)
-	}
-	if _, err := readExt(bytes.NewReader(make([]byte, 1500))); err == nil {
-		t.Error("half a superblock is taken")
-	}
+	super, err := readExt(bytes.NewReader(make([]byte, 4096)))
+	check.That(t, super == nil && err == nil, "%+v, %v", super, err)
+	_, err = readExt(bytes.NewReader(make([]byte, 1500)))
+	check.That(t, err != nil, "half a superblock is taken")
 }
 
 func FuzzSuperblock(f *testing.F) {
@@ -223,9 +213,8 @@ func TestUsageCountsAsDF(t *testing.T) {
 	got := usage(&fs)
 	check.That(t, len(got) == 2 && got[0] == want[0] && got[1] == want[1], "%+v instead of %+v", got, want)
 	fs.Files, fs.Ffree = 0, 0
-	if got := usage(&fs); len(got) != 1 {
-		t.Errorf("inodes of a filesystem that has none: %+v", got)
-	}
+	got = usage(&fs)
+	check.That(t, len(got) == 1, "inodes of a filesystem that has none: %+v", got)
 	fs.Blocks, fs.Bfree, fs.Bavail = math.MaxUint64, math.MaxUint64, 1
 	if got := usage(&fs)[0]; got.Total != math.MaxInt64 || got.Used != 0 || got.Available != 512 {
 		t.Errorf("a huge one: %+v", got)
@@ -281,7 +270,6 @@ func TestGrowthIsNotCutOff(t *testing.T) {
 	_, err = fifo.WriteString("\n")
 	check.Must(t, err)
 	check.Must(t, <-done)
-	if is, err := os.ReadFile(device); err != nil || !strings.HasPrefix(string(is), "grown\n") {
-		t.Errorf("resize2fs did not end its work: %.20q, %v", is, err)
-	}
+	is, err := os.ReadFile(device)
+	check.That(t, err == nil && strings.HasPrefix(string(is), "grown\n"), "resize2fs did not end its work: %.20q, %v", is, err)
 }

@@ -48,9 +48,7 @@ func buildRunc(t *testing.T) string {
 	t.Helper()
 	program := filepath.Join(t.TempDir(), "crust-runc")
 	out, err := exec.Command("go", "build", "-o", program, "github.com/crust-proxy/crust-proxy/cmd/crust-runc").CombinedOutput()
-	if err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
+	check.Require(t, err == nil, "%v\n%s", err, out)
 	return program
 }
 
@@ -84,9 +82,7 @@ func (b *became) status(t *testing.T) syscall.WaitStatus {
 		t.Fatalf("it ended with: %v\n%s", err, &b.stderr)
 	}
 	status, ok := exit.Sys().(syscall.WaitStatus)
-	if !ok {
-		t.Fatalf("its end cannot be read: %v", exit)
-	}
+	check.Require(t, ok, "its end cannot be read: %v", exit)
 	return status
 }
 
@@ -102,9 +98,8 @@ func TestBecomesRunc(t *testing.T) {
 		{},
 	} {
 		b := newBecame(t, program, []string{"A=1", "NOTIFY_SOCKET=/n", "EMPTY="}, args...)
-		if status := b.status(t); status.ExitStatus() != 77 {
-			t.Errorf("%q: ended with %v", args, status)
-		}
+		status := b.status(t)
+		check.That(t, status.ExitStatus() == 77, "%q: ended with %v", args, status)
 		// The same runtime, started without us in the same surroundings.
 		direct := newBecame(t, filepath.Join(b.cmd.Dir, "runtime"), []string{"A=1", "NOTIFY_SOCKET=/n", "EMPTY="}, args...)
 		direct.cmd.Dir, direct.cmd.Env = b.cmd.Dir, b.cmd.Env
@@ -143,9 +138,8 @@ func TestFailureIsToldInTheLog(t *testing.T) {
 	raw, err := os.ReadFile(b.cmd.Dir + "/log.json")
 	check.Must(t, err)
 	var line struct{ Level, Msg, Time string }
-	if err := json.Unmarshal(raw, &line); err != nil || line.Level != "error" || !strings.Contains(line.Msg, "/does/not/exist") || line.Time == "" {
-		t.Errorf("%v: %s", err, raw)
-	}
+	err = json.Unmarshal(raw, &line)
+	check.That(t, err == nil && line.Level == "error" && strings.Contains(line.Msg, "/does/not/exist") && line.Time != "", "%v: %s", err, raw)
 	check.That(t, strings.Contains(b.stderr.String(), line.Msg), "told: %s", &b.stderr)
 }
 
@@ -174,9 +168,8 @@ func TestFeaturesHaveALinuxSection(t *testing.T) {
 	check.Must(t, json.Unmarshal(got, &has))
 	check.That(t, has.Linux != nil && len(has.Linux.Namespaces) != 0 && bytes.Equal(got, want), "it says %s, and runc %s", got, want)
 	for _, bad := range []string{"{", `{"runtime":"/nonexistent"}`} {
-		if got, err := features(bad); err == nil || len(got) > 0 {
-			t.Errorf("with the configuration %s it says %q, %v", bad, got, err)
-		}
+		got, err = features(bad)
+		check.That(t, err != nil && len(got) == 0, "with the configuration %s it says %q, %v", bad, got, err)
 	}
 }
 
@@ -223,9 +216,8 @@ func TestExitStatus(t *testing.T) {
 			t.Errorf("%s: status %d, printed %q, told %q", name, status, out, told)
 		}
 	}
-	if status, out, _ := crust(t, root, "help"); status != abi.ExitOK || !strings.Contains(out, "stats  TARGET") {
-		t.Errorf("help: %d, %q", status, out)
-	}
+	status, out, _ := crust(t, root, "help")
+	check.That(t, status == abi.ExitOK && strings.Contains(out, "stats  TARGET"), "help: %d, %q", status, out)
 	if status, out, told := crust(t, root, abi.ThawExpired); status != abi.ExitOK || told != "" || out != `{"thawed":null,"next_seconds":0}`+"\n" {
 		t.Errorf("nothing is frozen: %d, %q, %q", status, out, told)
 	}
@@ -246,9 +238,8 @@ func TestDeadSandboxesAreNotAsked(t *testing.T) {
 	} {
 		check.Must(t, os.WriteFile(dir+"/"+name, []byte(note), 0o600))
 	}
-	if status, out, told := crust(t, root, "stats", target); status != abi.ExitNoSandbox {
-		t.Fatalf("status %d, printed %q, told %q", status, out, told)
-	}
+	status, out, told := crust(t, root, "stats", target)
+	check.Require(t, status == abi.ExitNoSandbox, "status %d, printed %q, told %q", status, out, told)
 }
 
 func read(t *testing.T, content string) (Config, error) {
@@ -264,13 +255,10 @@ func read(t *testing.T, content string) (Config, error) {
 func TestConfig(t *testing.T) {
 	cfg, err := read(t, `{"root":"/r","agent":false}`)
 	self, _ := os.Executable()
-	if err != nil || cfg.Root != "/r" || cfg.Agent || cfg.StateDir != "/run/crust-runc" || cfg.Program != self {
-		t.Fatalf("%+v, %v", cfg, err)
-	}
+	check.Require(t, err == nil && cfg.Root == "/r" && !cfg.Agent && cfg.StateDir == "/run/crust-runc" && cfg.Program == self, "%+v, %v", cfg, err)
 	for _, bad := range []string{`{"rot":"/r"}`, `{"root":"r"}`, `{"root":"/r/"}`, `{"stateDir":"/a/../b"}`, `{`, ``, `{} {}`} {
-		if cfg, err := read(t, bad); err == nil {
-			t.Errorf("%s: taken as %+v", bad, cfg)
-		}
+		cfg, err = read(t, bad)
+		check.That(t, err != nil, "%s: taken as %+v", bad, cfg)
 	}
 	if _, err := LoadConfig(func(string) string { return "/does/not/exist" }); err == nil {
 		t.Error("a configuration that was asked for and is not there was passed over")
@@ -282,13 +270,11 @@ func TestRuntimeIsNotItself(t *testing.T) {
 	check.Must(t, err)
 	link := filepath.Join(t.TempDir(), "runc")
 	check.Must(t, os.Symlink(self, link))
-	if path, err := (Config{Runtime: link}).runtime(); err == nil || !strings.Contains(err.Error(), "itself") {
-		t.Fatalf("%q, %v", path, err)
-	}
+	path, err := (Config{Runtime: link}).runtime()
+	check.Require(t, err != nil && strings.Contains(err.Error(), "itself"), "%q, %v", path, err)
 	t.Setenv("PATH", t.TempDir())
-	if path, err := (Config{}).runtime(); err == nil || !strings.Contains(err.Error(), "install") {
-		t.Fatalf("%q, %v", path, err)
-	}
+	path, err = (Config{}).runtime()
+	check.Require(t, err != nil && strings.Contains(err.Error(), "install"), "%q, %v", path, err)
 }
 
 func TestSharedMountsAreRefused(t *testing.T) {
@@ -354,8 +340,7 @@ func TestOptionsOfAMountAlone(t *testing.T) {
 	check.Must(t, json.Unmarshal([]byte(want), &wanted))
 	check.That(t, reflect.DeepEqual(is, wanted), "%s", got)
 	for _, other := range []string{`{}`, `{"mounts":[]}`, `{"mounts":`} {
-		if _, err := withOptions([]byte(other), map[int][]string{1: nil}); err == nil {
-			t.Errorf("%s is taken", other)
-		}
+		_, err = withOptions([]byte(other), map[int][]string{1: nil})
+		check.That(t, err != nil, "%s is taken", other)
 	}
 }

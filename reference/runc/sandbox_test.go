@@ -77,9 +77,8 @@ func TestSandboxProcess(t *testing.T) {
 		}
 	}
 	// What is on record is not asked.
-	if p, err := sandboxProcess("/does/not/exist", handler.Invocation{Root: root}, oci.Sandbox{ID: "known", PodUID: "pod"}); err != nil || p != pause(self) {
-		t.Errorf("%+v, %v", p, err)
-	}
+	p, err := sandboxProcess("/does/not/exist", handler.Invocation{Root: root}, oci.Sandbox{ID: "known", PodUID: "pod"})
+	check.That(t, err == nil && p == pause(self), "%+v, %v", p, err)
 }
 
 // TestSandboxThatEndsWhileItIsLookedAt: its number may be another process's by then.
@@ -132,17 +131,12 @@ func TestPauseIsToldByItsStart(t *testing.T) {
 	found, err := process.Of(os.Getpid())
 	check.Must(t, err)
 	self := pause(found)
-	if self.ended() {
-		t.Fatal("this process does not live")
-	}
+	check.Require(t, !self.ended(), "this process does not live")
 	other := self
 	other.Start++
-	if !other.ended() || !(pause{}).ended() {
-		t.Fatal("a process of another start is taken for the same")
-	}
-	if _, err := other.open("x", abi.Info{}); err == nil {
-		t.Fatal("opened in a process of another start")
-	}
+	check.Require(t, other.ended() && (pause{}).ended(), "a process of another start is taken for the same")
+	_, err = other.open("x", abi.Info{})
+	check.Require(t, err != nil, "opened in a process of another start")
 }
 
 // A process of the pod may write to the sandbox's /dev.
@@ -164,9 +158,7 @@ func TestNoLinkLeadsOutOfASandbox(t *testing.T) {
 	check.Must(t, os.RemoveAll(sandbox+"/dev/crust"))
 	for _, to := range []string{outside, "/proc/self/root" + outside, "/proc/self/cwd", "../../" + outside} {
 		check.Must(t, os.Symlink(to, sandbox+"/dev/crust"))
-		if err := opens(); err == nil {
-			t.Errorf("a link to %s is followed", to)
-		}
+		check.That(t, opens() != nil, "a link to %s is followed", to)
 		dev, err := unix.Open(sandbox+"/dev", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 		check.Must(t, err)
 		if fd, err := makeDir(dev, "crust", unix.O_PATH); err == nil {
@@ -188,9 +180,7 @@ func TestAPodsLockIsNotWaitedForForEver(t *testing.T) {
 		fds[i] = fd
 	}
 	check.Must(t, lockWithin(fds[0], time.Second))
-	if err := lockWithin(fds[1], 20*time.Millisecond); err == nil {
-		t.Fatal("locked twice")
-	}
+	check.Require(t, lockWithin(fds[1], 20*time.Millisecond) != nil, "locked twice")
 	check.Must(t, unix.Flock(fds[0], unix.LOCK_UN))
 	check.Must(t, lockWithin(fds[1], time.Second))
 }
@@ -206,9 +196,7 @@ func TestDirectoriesHaveTheirModeAtOnce(t *testing.T) {
 	}()
 	check.Must(t, <-done)
 	is, err := os.Stat(dir + "/apart")
-	if err != nil || is.Mode().Perm() != 0o777 {
-		t.Errorf("%v, %v", is.Mode(), err)
-	}
+	check.That(t, err == nil && is.Mode().Perm() == 0o777, "%v, %v", is.Mode(), err)
 	left := unix.Umask(umask)
 	check.That(t, left == umask, "all others have the umask %o, and had %o", left, umask)
 }
@@ -243,9 +231,8 @@ func TestOnlyTheSandboxesUnstartedContainersEnd(t *testing.T) {
 	keep(t, root, "sandbox", fmt.Sprintf(`{"id":"sandbox","init_process_pid":%d,"init_process_start":%d,"config":{"labels":["bundle=/b"]}}`, self.PID, self.Start))
 	check.Must(t, os.Remove(filepath.Join(root, "asked")))
 	check.Must(t, endUnstarted(runc, handler.ParseArgs([]string{"--root", root, "delete", "sandbox"})))
-	if _, err := os.Stat(filepath.Join(root, "asked")); err == nil {
-		t.Error("the containers of a living sandbox, which runc does not delete, were ended")
-	}
+	_, err = os.Stat(filepath.Join(root, "asked"))
+	check.That(t, err != nil, "the containers of a living sandbox, which runc does not delete, were ended")
 	check.Must(t, os.WriteFile(runc, []byte("#!/bin/sh\necho no >&2; exit 1\n"), 0o700)) //nolint:gosec // a program
 	err = endUnstarted(runc, handler.ParseArgs([]string{"--root", root, "delete", "--force", "sandbox"}))
 	if err == nil || !strings.Contains(err.Error(), "container mine") || !strings.Contains(err.Error(), "no") {

@@ -46,7 +46,6 @@ func TestTerminalGoesToTheSocket(t *testing.T) {
 	}
 	_, err = slave.WriteString("hello\n")
 	check.Must(t, err)
-	if line, err := bufio.NewReader(master).ReadString('\n'); err != nil || line != "hello\r\n" {
-		t.Errorf("%q, %v", line, err)
-	}
+	line, err := bufio.NewReader(master).ReadString('\n')
+	check.That(t, err == nil && line == "hello\r\n", "%q, %v", line, err)
 }

@@ -39,13 +39,10 @@ func guestKeepsAContainer(t *testing.T) {
 	c := &controlServer{ContainersService: guest, sandbox: s}
 	_, err = c.SignalProcess(t.Context(), &wire.SignalProcessRequest{Process: &wire.Process{Container: "stays"}, Signal: 9})
 	check.Must(t, err)
-	if err := <-s.hung; !errors.Is(err, errHung) {
-		t.Errorf("of a container that does not end: %v", err)
-	}
-	if _, err := c.DeleteProcess(t.Context(), &wire.DeleteProcessRequest{Process: &wire.Process{Container: "stays"}}); err == nil {
-		t.Error("the container was deleted")
-	}
-	if err := <-s.hung; !errors.Is(err, errHung) {
-		t.Errorf("of a container that cannot be deleted: %v", err)
-	}
+	err = <-s.hung
+	check.That(t, errors.Is(err, errHung), "of a container that does not end: %v", err)
+	_, err = c.DeleteProcess(t.Context(), &wire.DeleteProcessRequest{Process: &wire.Process{Container: "stays"}})
+	check.That(t, err != nil, "the container was deleted")
+	err = <-s.hung
+	check.That(t, errors.Is(err, errHung), "of a container that cannot be deleted: %v", err)
 }

@@ -37,22 +37,19 @@ func TestGuestSpec(t *testing.T) {
 		{name: "c1/1", source: "/var/lib/hosts", readOnly: true},
 		{name: "c1/3", source: "/var/lib/sub", readOnly: true, recursive: true, slave: true},
 	}
-	if diff := cmp.Diff(want, binds, cmp.AllowUnexported(bind{})); diff != "" {
-		t.Error(diff)
-	}
+	diff := cmp.Diff(want, binds, cmp.AllowUnexported(bind{}))
+	check.That(t, diff == "", "%v", diff)
 	var inGuest specs.Spec
 	check.Must(t, json.Unmarshal(raw, &inGuest))
 	var sources []string
 	for _, m := range inGuest.Mounts {
 		sources = append(sources, m.Source)
 	}
-	if diff := cmp.Diff([]string{"proc", "/run/crust/shared/c1/1", "", "/run/crust/shared/c1/3"}, sources); diff != "" {
-		t.Error(diff)
-	}
+	diff = cmp.Diff([]string{"proc", "/run/crust/shared/c1/1", "", "/run/crust/shared/c1/3"}, sources)
+	check.That(t, diff == "", "%v", diff)
 	check.That(t, inGuest.Root.Path == "/run/crust/shared/c1/rootfs" && inGuest.Linux.Seccomp == nil && inGuest.Linux.CgroupsPath == "", "%s", raw)
-	if diff := cmp.Diff(testSpec(), spec); diff != "" {
-		t.Errorf("the container's own spec was changed: %s", diff)
-	}
+	diff = cmp.Diff(testSpec(), spec)
+	check.That(t, diff == "", "the container's own spec was changed: %s", diff)
 }
 
 func TestWhatAContainerCannotHave(t *testing.T) {

@@ -45,13 +45,10 @@ func TestSandboxThatIsNotRemoved(t *testing.T) {
 			removed <- id
 			return nil
 		})
-		if took := time.Since(began); took != removeTimeout || len(removed) != 1 {
-			t.Errorf("after %v %d are removed", took, len(removed))
-		}
+		took := time.Since(began)
+		check.That(t, took == removeTimeout && len(removed) == 1, "after %v %d are removed", took, len(removed))
 		for _, id := range []string{"hangs cannot", "hangs-too cannot", "fails cannot be removed: busy"} {
-			if err == nil || !strings.Contains(err.Error(), "sandbox "+id) {
-				t.Errorf("%q is not told: %v", id, err)
-			}
+			check.That(t, err != nil && strings.Contains(err.Error(), "sandbox "+id), "%q is not told: %v", id, err)
 		}
 		close(goes)
 		for range 3 {
@@ -77,22 +74,19 @@ func TestRecords(t *testing.T) {
 	check.Must(t, cmd.Process.Kill())
 	check.Eventually(t, "it is stopped", func() bool { return found.status() == "stopped" })
 	check.Must(t, cfg.deleteRecord(r))
-	if _, err := cfg.findRecord("c1"); !errors.Is(err, errUnknown) {
-		t.Error(err)
-	}
+	_, err = cfg.findRecord("c1")
+	check.That(t, errors.Is(err, errUnknown), "%v", err)
 	// What cannot be examined is not known not to be there: a forced delete would succeed.
 	for _, dir := range []string{cfg.sandbox("sb").records(), string(cfg.sandbox("sb")), cfg.StateDir} {
 		check.Must(t, os.RemoveAll(dir))
 		check.Must(t, os.Symlink(dir, dir)) // leads nowhere, for root too
-		if _, err := cfg.findRecord("c1"); err == nil || errors.Is(err, errUnknown) {
-			t.Errorf("%s cannot be read: %v", dir, err)
-		}
+		_, err = cfg.findRecord("c1")
+		check.That(t, err != nil && !errors.Is(err, errUnknown), "%s cannot be read: %v", dir, err)
 		check.Must(t, os.Remove(dir))
 	}
 	for _, id := range []string{"../c1", "*", "", ".c1"} {
-		if _, err := cfg.findRecord(id); err == nil || errors.Is(err, errUnknown) {
-			t.Errorf("%q: %v", id, err)
-		}
+		_, err = cfg.findRecord(id)
+		check.That(t, err != nil && !errors.Is(err, errUnknown), "%q: %v", id, err)
 	}
 }
 
@@ -111,9 +105,7 @@ func TestKillKillsNoOther(t *testing.T) {
 func needRoot(t *testing.T) {
 	t.Helper()
 	if os.Getuid() != 0 {
-		if os.Getenv("CI") == "true" {
-			t.Fatal("only root unmounts")
-		}
+		check.Require(t, os.Getenv("CI") != "true", "only root unmounts")
 		t.Skip("only root unmounts")
 	}
 }

@@ -68,9 +68,8 @@ func TestMountPointsStayInTheRoot(t *testing.T) {
 	} {
 		at, err := openMountPoint(fd, name, true)
 		check.Must(t, err)
-		if got, err := sys.PathOfFD(at); err != nil || got != want {
-			t.Errorf("%s is placed at %s, %v", name, got, err)
-		}
+		got, err := sys.PathOfFD(at)
+		check.That(t, err == nil && got == want, "%s is placed at %s, %v", name, got, err)
 		sys.CloseFD(at)
 	}
 	if at, err := openMountPoint(fd, "/new/file", false); err != nil {
@@ -78,15 +77,12 @@ func TestMountPointsStayInTheRoot(t *testing.T) {
 	} else {
 		sys.CloseFD(at)
 	}
-	if info, err := os.Stat(root + "/new/file"); err != nil || !info.Mode().IsRegular() {
-		t.Errorf("a place for a file: %v, %v", info, err)
-	}
-	if _, err := openMountPoint(fd, "/dangling/a", true); err == nil {
-		t.Error("a link to nowhere was followed")
-	}
-	if left, err := os.ReadDir(outside); err != nil || len(left) != 0 {
-		t.Errorf("outside there is %v, %v", left, err)
-	}
+	info, err := os.Stat(root + "/new/file")
+	check.That(t, err == nil && info.Mode().IsRegular(), "a place for a file: %v, %v", info, err)
+	_, err = openMountPoint(fd, "/dangling/a", true)
+	check.That(t, err != nil, "a link to nowhere was followed")
+	left, err := os.ReadDir(outside)
+	check.That(t, err == nil && len(left) == 0, "outside there is %v, %v", left, err)
 }
 
 func TestCapabilities(t *testing.T) {
@@ -102,12 +98,10 @@ func TestCapabilities(t *testing.T) {
 			t.Errorf("%v: %s", set, got)
 		}
 	}
-	if got, err := parseCapabilities(nil); err != nil || !got.Empty(capability.BOUNDING) || !got.Empty(capability.PERMITTED) {
-		t.Errorf("without any: %v, %v", got, err)
-	}
-	if _, err := parseCapabilities(&specs.LinuxCapabilities{Permitted: []string{"CAP_FLY"}}); codeOf(err) != codes.Unimplemented {
-		t.Errorf("one that is not known: %v", err)
-	}
+	got, err = parseCapabilities(nil)
+	check.That(t, err == nil && got.Empty(capability.BOUNDING) && got.Empty(capability.PERMITTED), "without any: %v, %v", got, err)
+	_, err = parseCapabilities(&specs.LinuxCapabilities{Permitted: []string{"CAP_FLY"}})
+	check.That(t, codeOf(err) == codes.Unimplemented, "one that is not known: %v", err)
 }
 
 func TestNamespaces(t *testing.T) {
@@ -140,14 +134,12 @@ func TestCodes(t *testing.T) {
 		{fmt.Errorf("volume: %w", errNotFound), codes.NotFound}, {unsupported("x"), codes.Unimplemented}, {fsops.ErrFrozen, codes.FailedPrecondition},
 		{fmt.Errorf("grow: %w", fsops.ErrOutOfRange), codes.OutOfRange}, {errors.New("anything"), codes.Unknown},
 	} {
-		if got := codeOf(c.err); got != c.want {
-			t.Errorf("%v: %v", c.err, got)
-		}
+		got := codeOf(c.err)
+		check.That(t, got == c.want, "%v: %v", c.err, got)
 	}
 	for status, want := range map[syscall.WaitStatus]uint32{0: 0, 7 << 8: 7, 255 << 8: 255, 9: 137, 11 | 0x80: 139} {
-		if got := exitCode(status); got != want {
-			t.Errorf("%#x: %d", status, got)
-		}
+		got := exitCode(status)
+		check.That(t, got == want, "%#x: %d", status, got)
 	}
 }
 
@@ -159,14 +151,12 @@ func TestVolumeAsOnTheHost(t *testing.T) {
 	if err != nil || !wanted || gid != group || info.GroupPolicy() != "OnRootMismatch" || !info.ReadOnly() || info.Device != "/dev/vdb" || info.FSType != "xfs" {
 		t.Errorf("%+v: %d, %v, %v", info, gid, wanted, err)
 	}
-	if _, wanted, err := infoOf(&wire.AddVolumeRequest{}, "").Group(); err != nil || wanted {
-		t.Errorf("without a group: %v, %v", wanted, err)
-	}
+	_, wanted, err = infoOf(&wire.AddVolumeRequest{}, "").Group()
+	check.That(t, err == nil && !wanted, "without a group: %v, %v", wanted, err)
 	v := newVolumes()
 	for _, req := range []*wire.AddVolumeRequest{{Volume: "../etc", Serial: "x"}, {Volume: abi.DirName("/x")}, {}} {
-		if _, err := v.AddVolume(context.Background(), req); codeOf(err) != codes.InvalidArgument {
-			t.Errorf("%v: %v", req, err)
-		}
+		_, err = v.AddVolume(context.Background(), req)
+		check.That(t, codeOf(err) == codes.InvalidArgument, "%v: %v", req, err)
 	}
 }
 
@@ -183,9 +173,8 @@ func TestProcessPipes(t *testing.T) {
 		}
 	}
 	check.Must(t, errors.Join(p.closeInput(), p.closeInput()))
-	if _, err := p.write(ctx, []byte("x")); codeOf(err) != codes.FailedPrecondition {
-		t.Errorf("written after the end: %v", err)
-	}
+	_, err = p.write(ctx, []byte("x"))
+	check.That(t, codeOf(err) == codes.FailedPrecondition, "written after the end: %v", err)
 	var all []byte
 	for {
 		data, err := p.read(ctx, &wire.ReadOutputRequest{Stream: wire.Stream_STREAM_STDOUT, Max: 4})
@@ -195,17 +184,14 @@ func TestProcessPipes(t *testing.T) {
 		}
 		all = append(all, data...)
 	}
-	if code, err := p.wait(ctx); code != 4 || err != nil || string(all) != "line 0line 1line 2" {
-		t.Errorf("%q, %d, %v", all, code, err)
-	}
+	code, err := p.wait(ctx)
+	check.That(t, code == 4 && err == nil && string(all) == "line 0line 1line 2", "%q, %d, %v", all, code, err)
 	check.Must(t, p.signal(unix.SIGTERM))
 	p.end(ctx)
-	if _, err := p.read(ctx, &wire.ReadOutputRequest{Stream: wire.Stream_STREAM_STDERR, Max: 4}); codeOf(err) != codes.NotFound {
-		t.Errorf("read when it is forgotten: %v", err)
-	}
-	if _, err := p.read(ctx, &wire.ReadOutputRequest{Max: wire.MaxData + 1}); codeOf(err) != codes.InvalidArgument {
-		t.Errorf("a piece that is too large: %v", err)
-	}
+	_, err = p.read(ctx, &wire.ReadOutputRequest{Stream: wire.Stream_STREAM_STDERR, Max: 4})
+	check.That(t, codeOf(err) == codes.NotFound, "read when it is forgotten: %v", err)
+	_, err = p.read(ctx, &wire.ReadOutputRequest{Max: wire.MaxData + 1})
+	check.That(t, codeOf(err) == codes.InvalidArgument, "a piece that is too large: %v", err)
 }
 
 // TestInputThatNobodyReads comes back after a while, with what was taken.

@@ -52,9 +52,8 @@ func read(t *testing.T, raw []byte) (data map[string]string, modes map[string]in
 			check.Must(t, err)
 			return n
 		}
-		if magic := string(raw[at : at+6]); magic != "070701" {
-			t.Fatalf("at %d there is %q", at, magic)
-		}
+		magic := string(raw[at : at+6])
+		check.Require(t, magic == "070701", "at %d there is %q", at, magic)
 		const mode, size, nameSize, header = 1, 6, 11, 110
 		name := string(raw[at+header : at+header+field(nameSize)-1])
 		begin := aligned(at + header + field(nameSize))
@@ -83,9 +82,7 @@ func TestArchive(t *testing.T) {
 		check.That(t, diff == "", "%s: %s", file, diff)
 	}
 	for name, want := range map[string]int64{"init": 0o100755, "dev": 0o040755, "dev/console": 0o020600, "modules/list": 0o100644} {
-		if modes[name] != want {
-			t.Errorf("%s has the mode %o", name, modes[name])
-		}
+		check.That(t, modes[name] == want, "%s has the mode %o", name, modes[name])
 	}
 }
 
@@ -103,9 +100,8 @@ func TestBuildOnce(t *testing.T) {
 	check.Must(t, err)
 	again := build("one")
 	check.That(t, again == first, "the same is built twice: %s, %s", first, again)
-	if after, err := os.Stat(first); err != nil || !os.SameFile(before, after) {
-		t.Errorf("the archive was replaced: %v", err)
-	}
+	after, err := os.Stat(first)
+	check.That(t, err == nil && os.SameFile(before, after), "the archive was replaced: %v", err)
 	other := build("two")
 	check.That(t, other != first, "another program has the same archive")
 	// One that was cut off is made anew.
@@ -113,9 +109,8 @@ func TestBuildOnce(t *testing.T) {
 	if build("one"); os.Truncate(first, before.Size()) != nil {
 		t.Error("the archive is gone")
 	}
-	if all, err := os.ReadDir(cache); err != nil || len(all) != 2 {
-		t.Errorf("left: %v, %v", all, err)
-	}
+	all, err := os.ReadDir(cache)
+	check.That(t, err == nil && len(all) == 2, "left: %v, %v", all, err)
 }
 
 func TestKernelsThatWillNotDo(t *testing.T) {
@@ -128,13 +123,11 @@ func TestKernelsThatWillNotDo(t *testing.T) {
 	poor := kernelTree(t)
 	check.Must(t, os.WriteFile(poor+"/lib/modules/6.1/modules.dep", []byte("kernel/virtio_ring.ko:\n"), 0o600))
 	for want, dir := range map[string]string{"has 2 kernels": two, "has no modules": bare, "virtio_pci: the kernel has no such module": poor, "has 0 kernels": t.TempDir()} {
-		if _, _, err := Build(dir, program, t.TempDir()); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%s: %v", want, err)
-		}
+		_, _, err := Build(dir, program, t.TempDir())
+		check.That(t, err != nil && strings.Contains(err.Error(), want), "%s: %v", want, err)
 	}
 	known, err := kernel{modules: poor + "/lib/modules/6.1"}.table()
 	check.Must(t, err)
-	if _, err := known.order([]string{"xfs"}); !errors.Is(err, errNoModule) {
-		t.Errorf("a module that is not there: %v", err)
-	}
+	_, err = known.order([]string{"xfs"})
+	check.That(t, errors.Is(err, errNoModule), "a module that is not there: %v", err)
 }

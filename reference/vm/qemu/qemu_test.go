@@ -41,9 +41,8 @@ func TestBothEndsAreReported(t *testing.T) {
 		return c
 	}
 	m := &Machine{qemu: ended("no such accelerator"), fs: ended("exit status 0")}
-	if err := m.withExit(errors.New("no answer")); err.Error() != "no answer; it ended: no such accelerator; virtiofsd ended: exit status 0" {
-		t.Error(err)
-	}
+	err := m.withExit(errors.New("no answer"))
+	check.That(t, err.Error() == "no answer; it ended: no such accelerator; virtiofsd ended: exit status 0", "%v", err)
 }
 
 // TestAQEMUThatEndsAtOnce is told of at once, with how it ended.

@@ -92,9 +92,7 @@ func TestWhatQEMUSays(t *testing.T) {
 func TestLateAnswer(t *testing.T) {
 	q, conn := played(t)
 	answers(t, conn, "", `{"error":{"desc":"late"},"id":1}`+"\n"+`{"return":{},"id":ID}`+"\n")
-	if err := q.execute(shortly(t), "one", nil, nil); err == nil {
-		t.Fatal("it was not answered")
-	}
+	check.Require(t, q.execute(shortly(t), "one", nil, nil) != nil, "it was not answered")
 	check.Must(t, q.execute(context.Background(), "two", nil, nil))
 }
 

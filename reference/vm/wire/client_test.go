@@ -205,15 +205,13 @@ func TestLiesAreNotBelieved(t *testing.T) {
 		client := ask(t, l)
 		for _, truth := range c.truth {
 			l.answers[method] = truth
-			if err := c.ask(t.Context(), client); err != nil {
-				t.Errorf("%s: {%v} is true, and was refused: %v", method, truth, err)
-			}
+			err := c.ask(t.Context(), client)
+			check.That(t, err == nil, "%s: {%v} is true, and was refused: %v", method, truth, err)
 		}
 		for _, lie := range c.lies {
 			l.answers[method] = lie
-			if err := c.ask(t.Context(), client); !errors.Is(err, ErrBroken) || !strings.Contains(err.Error(), method) {
-				t.Errorf("%s: {%.100v} was taken, with %v", method, lie, err)
-			}
+			err := c.ask(t.Context(), client)
+			check.That(t, errors.Is(err, ErrBroken) && strings.Contains(err.Error(), method), "%s: {%.100v} was taken, with %v", method, lie, err)
 		}
 	}
 }
@@ -233,9 +231,8 @@ func TestErrorsOfTheGuestFitALog(t *testing.T) {
 		}
 	}
 	l.answers["GetVolumeStats"] = status.ErrorProto(&rpcstatus.Status{Code: 9999, Message: "x"})
-	if err := stats(t.Context(), client); status.Code(err) != codes.Unknown {
-		t.Errorf("a code that is none became %v", status.Code(err))
-	}
+	err := stats(t.Context(), client)
+	check.That(t, status.Code(err) == codes.Unknown, "a code that is none became %v", status.Code(err))
 }
 
 // frame makes a frame of ttrpc.
@@ -289,9 +286,7 @@ func TestFramesThatBreakTheWire(t *testing.T) {
 			if err := <-blocked; err == nil && name != "two answers" { // the first may have been read alone
 				t.Error("the call was answered")
 			}
-			if err := ping(ctx, c); err == nil {
-				t.Error("another call is answered")
-			}
+			check.That(t, ping(ctx, c) != nil, "another call is answered")
 		})
 	}
 }
@@ -307,9 +302,7 @@ func TestAnAnswerThatIsNone(t *testing.T) {
 			_, _ = io.ReadFull(guest, make([]byte, headerSize))
 			_, _ = guest.Write(frame(1, typeResponse, body))
 		}()
-		if err := stats(t.Context(), c); err == nil {
-			t.Errorf("%q is an answer", body)
-		}
+		check.That(t, stats(t.Context(), c) != nil, "%q is an answer", body)
 		_ = c.Close()
 	}
 }
@@ -330,9 +323,7 @@ func TestDeathOfTheGuest(t *testing.T) {
 	check.Must(t, err)
 	check.Must(t, guest.Close())
 	for range questions {
-		if err := <-ended; err == nil {
-			t.Error("a dead guest has answered")
-		}
+		check.That(t, <-ended != nil, "a dead guest has answered")
 	}
 	<-c.Done()
 }
@@ -390,9 +381,8 @@ func TestAGuestThatDrips(t *testing.T) {
 		took := time.Since(began)
 		check.That(t, errors.Is(err, context.DeadlineExceeded) && took == deadlines["GetVolumeStats"], "it ended after %v with %v", took, err)
 		// Whoever pings learns that this guest is of no use any more.
-		if err := ping(t.Context(), c); !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("it answers a ping: %v", err)
-		}
+		err = ping(t.Context(), c)
+		check.That(t, errors.Is(err, context.DeadlineExceeded), "it answers a ping: %v", err)
 		_ = guest.Close()
 		<-dripped
 	})

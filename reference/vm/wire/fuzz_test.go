@@ -35,9 +35,8 @@ func FuzzFrames(f *testing.F) {
 		if whole != (err == nil) || err != nil && !errors.Is(err, ErrBroken) {
 			t.Fatalf("whole: %v, and the follower says %v", whole, err)
 		}
-		if taken := len(asked) - len(g.pending); taken != wanted {
-			t.Fatalf("%d answers were let through, and %d are right", taken, wanted)
-		}
+		taken := len(asked) - len(g.pending)
+		check.Require(t, taken == wanted, "%d answers were let through, and %d are right", taken, wanted)
 	})
 }
 
