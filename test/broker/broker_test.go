@@ -159,12 +159,9 @@ func (n *node) unstage(target string) {
 // wantKind checks the class of an error and that it names what it is about.
 func wantKind(t *testing.T, err error, kind volume.Kind) {
 	t.Helper()
-	if err == nil {
-		t.Fatalf("no error; want %v", kind)
-	}
-	if got := volume.KindOf(err); got != kind {
-		t.Fatalf("got %v: %v; want %v", got, err, kind)
-	}
+	check.Require(t, err != nil, "no error; want %v", kind)
+	got := volume.KindOf(err)
+	check.Require(t, got == kind, "got %v: %v; want %v", got, err, kind)
 }
 
 // noLeftovers checks that nothing of any volume is left.

@@ -132,9 +132,8 @@ func TestClaimedDeviceCannotBeMountedInAnotherNamespace(t *testing.T) {
 	check.Must(t, err)
 	check.Must(t, unix.Close(fd))
 	n.unstage(n.target("pod-1"))
-	if out, err := inOtherNamespace("mount", disk, point).CombinedOutput(); err != nil {
-		t.Errorf("mounting it after unstage: %v\n%s", err, out)
-	}
+	out, err = inOtherNamespace("mount", disk, point).CombinedOutput()
+	check.That(t, err == nil, "mounting it after unstage: %v\n%s", err, out)
 	n.noLeftovers()
 }
 
@@ -259,9 +258,8 @@ func TestDeviceSwappedBetweenCheckAndUse(t *testing.T) {
 	for range 300 {
 		v, err := n.Defer(ctx, n.instruction("pod-1", name))
 		check.Must(t, err)
-		if got := rdev(t, v.Device.Path); got != int(unix.Mkdev(v.Device.Major, v.Device.Minor)) {
-			t.Fatalf("handed over %s, which is not the claimed %s", v.Device.Path, v.Device)
-		}
+		got := rdev(t, v.Device.Path)
+		check.Require(t, got == int(unix.Mkdev(v.Device.Major, v.Device.Minor)), "handed over %s, which is not the claimed %s", v.Device.Path, v.Device)
 		fd, err := unix.Open(v.Device.Path, unix.O_RDONLY|unix.O_EXCL, 0)
 		if !errors.Is(err, unix.EBUSY) {
 			_ = unix.Close(fd)

@@ -37,9 +37,7 @@ func TestGuardKeepsRootOfAContainerFromWriting(t *testing.T) {
 	cmd := exec.Command("setpriv", "--bounding-set=-all,"+defaultCaps, "--", self, "-test.run=TestAttacker", "-test.v")
 	cmd.Env = append(os.Environ(), attackerEnv+"="+in.Target)
 	out, err := cmd.CombinedOutput()
-	if err != nil || !strings.Contains(string(out), "--- PASS: TestAttacker") {
-		t.Fatalf("the attack got through: %v\n%s", err, out)
-	}
+	check.Require(t, err == nil && strings.Contains(string(out), "--- PASS: TestAttacker"), "the attack got through: %v\n%s", err, out)
 	var st unix.Statfs_t
 	check.Must(t, unix.Statfs(in.Target, &st))
 	check.That(t, st.Blocks == 1 && st.Bfree == 0, "the guard has %d blocks, %d of them free", st.Blocks, st.Bfree)
@@ -77,19 +75,15 @@ func TestAttacker(t *testing.T) {
 	for what, err := range attempts {
 		check.That(t, err != nil, "%s succeeded", what)
 	}
-	if err := writeSome(filepath.Join(dir, "data")); !errors.Is(err, unix.ENOSPC) {
-		t.Errorf("writing data: %v; want ENOSPC", err)
-	}
-	if err := os.Symlink(strings.Repeat("x", 4000), filepath.Join(dir, "long")); !errors.Is(err, unix.ENOSPC) {
-		t.Errorf("a symbolic link of a page: %v; want ENOSPC", err)
-	}
-	if err := os.Mkdir(filepath.Join(dir, "subpath"), 0o755); err != nil {
-		t.Errorf("kubelet's subPath directory: %v", err)
-	}
+	err := writeSome(filepath.Join(dir, "data"))
+	check.That(t, errors.Is(err, unix.ENOSPC), "writing data: %v; want ENOSPC", err)
+	err = os.Symlink(strings.Repeat("x", 4000), filepath.Join(dir, "long"))
+	check.That(t, errors.Is(err, unix.ENOSPC), "a symbolic link of a page: %v; want ENOSPC", err)
+	err = os.Mkdir(filepath.Join(dir, "subpath"), 0o755)
+	check.That(t, err == nil, "kubelet's subPath directory: %v", err)
 	fillInodes(t, dir)
-	if err := writeSome(filepath.Join(dir, "subpath", "data")); !errors.Is(err, unix.ENOSPC) {
-		t.Errorf("writing after all inodes are taken: %v; want ENOSPC", err)
-	}
+	err = writeSome(filepath.Join(dir, "subpath", "data"))
+	check.That(t, errors.Is(err, unix.ENOSPC), "writing after all inodes are taken: %v; want ENOSPC", err)
 }
 
 func renameOver(dir, file string) error {

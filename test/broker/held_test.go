@@ -80,9 +80,8 @@ func TestReleaseByForceConcernsOneDevice(t *testing.T) {
 		_, err := n.ReleaseKey(t.Context(), key, true)
 		check.Must(t, err)
 	}
-	if held := n.Users().Held(); len(held) != 2 {
-		t.Errorf("two readers were released by force, and held are %+v", held)
-	}
+	held := n.Users().Held()
+	check.That(t, len(held) == 2, "two readers were released by force, and held are %+v", held)
 	if claim.SequenceOf(v.Device) == "" {
 		rig.Missing(t, "the kernel's diskseq")
 	}
@@ -95,10 +94,8 @@ func TestReleaseByForceConcernsOneDevice(t *testing.T) {
 	check.Must(t, errors.Join(loop.Close(), other.Close()))
 	t.Cleanup(func() { check.Must(t, loopdev.Detach(disk)) }) // it is no longer the one that was made
 	n.restart()
-	if held := n.Users().Held(); len(held) != 0 {
-		t.Errorf("another image at the same number is held: %+v", held)
-	}
-	if left, err := os.ReadDir(n.cfg.StateDir + "/held"); len(left) > 0 || err != nil {
-		t.Errorf("records are left: %v, %v", left, err)
-	}
+	held = n.Users().Held()
+	check.That(t, len(held) == 0, "another image at the same number is held: %+v", held)
+	left, err := os.ReadDir(n.cfg.StateDir + "/held")
+	check.That(t, len(left) == 0 && err == nil, "records are left: %v, %v", left, err)
 }

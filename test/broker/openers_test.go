@@ -386,7 +386,5 @@ func wantFree(t *testing.T, finder *openers.Finder, disk string) {
 	check.Must(t, err)
 	users, err := finder.Await(t.Context(), openers.Query{FD: fd, Own: 1, Claimed: true}, 0)
 	sys.CloseAlone(fd)
-	if err != nil || users.Names != "" {
-		t.Errorf("the released device is open in %q: %v", users.Names, err)
-	}
+	check.That(t, err == nil && users.Names == "", "the released device is open in %q: %v", users.Names, err)
 }

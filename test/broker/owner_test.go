@@ -39,9 +39,7 @@ func TestForeignLoopDeviceOverTheSameImage(t *testing.T) {
 	n.restart()
 	_, err := n.Defer(t.Context(), in)
 	wantKind(t, err, volume.InUse)
-	if !strings.Contains(err.Error(), foreign) || prepared.calls != 0 {
-		t.Errorf("after %d preparations: %v", prepared.calls, err)
-	}
+	check.That(t, strings.Contains(err.Error(), foreign) && prepared.calls == 0, "after %d preparations: %v", prepared.calls, err)
 	check.Must(t, unix.Unmount(point, 0))
 
 	// Nor need it be mounted: a VM of somebody else only has it open.

@@ -60,9 +60,8 @@ func TestTargetsThatLeadElsewhere(t *testing.T) {
 		}
 	}
 	n.noLeftovers()
-	if entries, err := os.ReadDir(outside + "/mount"); err != nil || len(entries) > 0 {
-		t.Errorf("something came to the outside: %v, %v", entries, err)
-	}
+	entries, err := os.ReadDir(outside + "/mount")
+	check.That(t, err == nil && len(entries) == 0, "something came to the outside: %v, %v", entries, err)
 	// What was refused left no claim behind either.
 	n.stage(n.instruction("pod-1", disk))
 	n.unstage(n.target("pod-1"))
@@ -108,9 +107,7 @@ func TestTargetSwappedForALink(t *testing.T) {
 		if _, err := n.Defer(ctx, in); err == nil {
 			staged++
 		}
-		if len(rig.MountPoints(outside)) > 0 {
-			t.Fatal("a guard stands outside the kubelet root")
-		}
+		check.Require(t, len(rig.MountPoints(outside)) == 0, "a guard stands outside the kubelet root")
 		_, _ = n.Release(ctx, in.Target)
 	}
 	cancel()
@@ -160,9 +157,7 @@ func TestManyPodsRaceForOneDevice(t *testing.T) {
 			winners++
 			n.unstage(target)
 		}
-		if winners != 1 {
-			t.Fatalf("%d pods have the device", winners)
-		}
+		check.Require(t, winners == 1, "%d pods have the device", winners)
 	}
 	n.noLeftovers()
 }

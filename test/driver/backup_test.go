@@ -35,9 +35,7 @@ func (r *testDriver) crustBackup(points string, args ...string) (out string, err
 func (r *testDriver) mustBackup(args ...string) string {
 	r.t.Helper()
 	out, err := r.crustBackup("", args...)
-	if err != nil {
-		r.t.Fatalf("crust-backup %v: %v\n%s", args, err, out)
-	}
+	check.Require(r.t, err == nil, "crust-backup %v: %v\n%s", args, err, out)
 	return out
 }
 
@@ -46,9 +44,7 @@ func (r *testDriver) wantKilled(point string, args ...string) {
 	r.t.Helper()
 	out, err := r.crustBackup(point+"=kill", args...)
 	var exit *exec.ExitError
-	if !errors.As(err, &exit) || exit.String() != "signal: killed" {
-		r.t.Fatalf("%s: not killed: %v\n%s", point, err, out)
-	}
+	check.Require(r.t, errors.As(err, &exit) && exit.String() == "signal: killed", "%s: not killed: %v\n%s", point, err, out)
 }
 
 // raw is what "crust-backup blocks -o raw" prints.
@@ -75,9 +71,8 @@ func wantSame(t *testing.T, got, want string) {
 		if errors.Is(err, io.EOF) {
 			return
 		}
-		if _, short := io.ReadFull(one, is[:n]); short != nil || !bytes.Equal(is[:n], was[:n]) {
-			t.Fatalf("%s differs from %s in the MiB at byte %d: %v, %v", got, want, at, short, err)
-		}
+		_, short := io.ReadFull(one, is[:n])
+		check.Require(t, short == nil && bytes.Equal(is[:n], was[:n]), "%s differs from %s in the MiB at byte %d: %v, %v", got, want, at, short, err)
 	}
 }
 
@@ -152,17 +147,15 @@ func TestBackup(t *testing.T) {
 	if got, want := blocks(v.second, "--base", v.first), raw(v.delta(v.first, v.second, 0, 0)); got != want || got == "" {
 		t.Errorf("changed: %s, instead of %s", got, want)
 	}
-	if out, err := v.crustBackup("", append([]string{"blocks", v.first, "--base", v.second}, server...)...); err == nil || !strings.Contains(out, "must be an earlier snapshot") {
-		t.Errorf("the wrong way round: %v, %s", err, out)
-	}
+	out, err := v.crustBackup("", append([]string{"blocks", v.first, "--base", v.second}, server...)...)
+	check.That(t, err != nil && strings.Contains(out, "must be an earlier snapshot"), "the wrong way round: %v, %s", err, out)
 
 	full, increment := v.dir+"/full", v.dir+"/increment"
 	first := append([]string{"backup", v.first, "--from", v.imageOf(v.first), "--file", full}, server...)
 	v.wantKilled("backup-frame@1", first...)
 	v.wantKilled("backup-frame@20", first...)
-	if _, err := os.Stat(full); err == nil {
-		t.Error("the backup has its name before it is complete")
-	}
+	_, err = os.Stat(full)
+	check.That(t, err != nil, "the backup has its name before it is complete")
 	v.restart() // the driver may end as well
 	v.mustBackup(first...)
 	second := append([]string{"backup", v.second, "--from", v.imageOf(v.second), "--file", increment, "--base-file", full}, server...)
@@ -188,9 +181,8 @@ func TestAFailedDisk(t *testing.T) {
 	t.Cleanup(func() { rig.UnmountAll(t, dir) })
 	job := []string{"backup", v.first, "--from", v.imageOf(v.first), "--file", dir + "/full", "--csi-socket", v.socket()}
 	for range 2 {
-		if out, err := v.crustBackup("", job...); err == nil {
-			t.Fatalf("the disk has no place for the backup: %s", out)
-		}
+		out, err := v.crustBackup("", job...)
+		check.Require(t, err != nil, "the disk has no place for the backup: %s", out)
 	}
 	check.Must(t, unix.Mount("", small, "", unix.MS_REMOUNT, "size=256m"))
 	v.mustBackup(job...)
@@ -209,9 +201,8 @@ func restoreBoth(t *testing.T, v *backedUp, full, increment string) {
 	for _, at := range []int{30, 70} { // in the full backup, and in the increment
 		check.Must(t, os.WriteFile(device, bytes.Repeat([]byte{0xee}, int(256*mib)), 0))
 		v.wantKilled(fmt.Sprintf("restore-frame@%d", at), onDevice...)
-		if got := resumed(t, v.mustBackup(append(onDevice, "-o", "json")...)); got < int64(at-10)*mib {
-			t.Errorf("killed after %d parts, and only %d bytes were not written again", at, got)
-		}
+		got := resumed(t, v.mustBackup(append(onDevice, "-o", "json")...))
+		check.That(t, got >= int64(at-10)*mib, "killed after %d parts, and only %d bytes were not written again", at, got)
 		wantSame(t, device, v.imageOf(v.second))
 	}
 	v.mustBackup("restore", full, "--to", device)
@@ -222,9 +213,8 @@ func restoreBoth(t *testing.T, v *backedUp, full, increment string) {
 	v.wantKilled("restore-frame@30", inFile...)
 	_, err := os.Stat(image)
 	check.That(t, err != nil, "the image has its name before it is complete")
-	if got := resumed(t, v.mustBackup(append(inFile, "-o", "json")...)); got < 20*mib {
-		t.Errorf("only %d bytes of the image were not written again", got)
-	}
+	got := resumed(t, v.mustBackup(append(inFile, "-o", "json")...))
+	check.That(t, got >= 20*mib, "only %d bytes of the image were not written again", got)
 	wantSame(t, image, v.imageOf(v.second))
 	n := disk(image)
 	check.That(t, n <= 66*mib, "%d bytes: the holes are filled", n)
@@ -252,9 +242,8 @@ func TestRestoreToAFailedDisk(t *testing.T) {
 	check.Must(t, os.WriteFile(small+"/image", nil, 0o600))
 	check.Must(t, os.Truncate(small+"/image", 32*mib))
 	device := rig.Loop(t, small+"/image", loopdev.Options{})
-	if out, err := r.crustBackup("", "restore", dir+"/backup", "--to", device); err == nil {
-		t.Fatalf("the disk has no place for it: %s", out)
-	}
+	out, err := r.crustBackup("", "restore", dir+"/backup", "--to", device)
+	check.Require(t, err != nil, "the disk has no place for it: %s", out)
 	check.Must(t, unix.Mount("", small, "", unix.MS_REMOUNT, "size=256m"))
 	r.mustBackup("restore", dir+"/backup", "--to", device)
 	wantSame(t, small+"/image", r.imageOf(v.id))

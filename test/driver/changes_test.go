@@ -187,9 +187,7 @@ func (h *history) apply(backup []byte, ranges []blockRange, of kept) []byte {
 func (h *history) want(what string, got, want []byte) {
 	h.t.Helper()
 	for at := 0; !bytes.Equal(got, want) && at < len(want); at++ {
-		if got[at] != want[at] {
-			h.t.Fatalf("%s: byte %d of %d is %#x instead of %#x", what, at, len(want), got[at], want[at])
-		}
+		check.Require(h.t, got[at] == want[at], "%s: byte %d of %d is %#x instead of %#x", what, at, len(want), got[at], want[at])
 	}
 }
 

@@ -91,12 +91,10 @@ func TestClones(t *testing.T) {
 					clone.put("of the clone")
 				}
 				v.wantKept("of the original")
-				if total := same.bytesOf().GetTotal(); total > size {
-					t.Errorf("the clone has %d bytes", total)
-				}
-				if total := larger.bytesOf().GetTotal(); total < size*18/10 {
-					t.Errorf("the larger clone has %d bytes", total)
-				}
+				total := same.bytesOf().GetTotal()
+				check.That(t, total <= size, "the clone has %d bytes", total)
+				total = larger.bytesOf().GetTotal()
+				check.That(t, total >= size*18/10, "the larger clone has %d bytes", total)
 				v.down()
 				check.Must(t, same.createFrom(v.asSource(), 0)) // it exists, whatever became of its source
 				same.down()

@@ -95,9 +95,8 @@ func TestKilledWhileFrozen(t *testing.T) {
 	for _, point := range []string{"driver-frozen", "driver-taken"} {
 		for _, again := range []bool{true, false} { // while it is frozen still, or afterwards
 			r.restart("CRUST_FAILPOINTS=" + point + "=kill")
-			if _, err := v.snapshot("s"); err == nil {
-				t.Fatalf("%s: not hit", point)
-			}
+			_, err := v.snapshot("s")
+			check.Require(t, err != nil, "%s: not hit", point)
 			r.wait()
 			if !again {
 				v.wantWrites()
@@ -175,9 +174,8 @@ func TestSnapshotWithoutFreeze(t *testing.T) {
 	got := make([]byte, len(want))
 	device, err = os.Open(restored.target)
 	check.Must(t, err)
-	if _, err := device.ReadAt(got, mib); err != nil || !bytes.Equal(got, want) {
-		t.Errorf("another content: %v", err)
-	}
+	_, err = device.ReadAt(got, mib)
+	check.That(t, err == nil && bytes.Equal(got, want), "another content: %v", err)
 	check.Must(t, device.Close())
 	restored.down()
 	v.down()

@@ -62,9 +62,7 @@ func killedAt(t *testing.T, r *testDriver, point, call string, abandon bool) {
 		if one.name == call {
 			id := v.id
 			r.restart("CRUST_FAILPOINTS=" + point + "=kill")
-			if err := one.do(); err == nil {
-				t.Fatalf("%s in %s: not hit", point, call)
-			}
+			check.Require(t, one.do() != nil, "%s in %s: not hit", point, call)
 			v.id = id
 			r.wait()
 			r.start()
@@ -120,9 +118,8 @@ func TestKilledInReadOnlyPublish(t *testing.T) {
 	r.killed("driver-bind-made", func() error { _, err := r.NodePublishVolume(t.Context(), request); return err })
 	_, err := r.NodePublishVolume(t.Context(), request)
 	check.Must(t, err)
-	if err := os.WriteFile(v.target+"/x", nil, 0o600); !errors.Is(err, unix.EROFS) {
-		t.Errorf("it was written to: %v", err)
-	}
+	err = os.WriteFile(v.target+"/x", nil, 0o600)
+	check.That(t, errors.Is(err, unix.EROFS), "it was written to: %v", err)
 	v.down()
 }
 
@@ -185,9 +182,7 @@ func TestEveryStepIsKilledAt(t *testing.T) {
 	points := regexp.MustCompile(`failpoint\.Hit\("([^"]+)"\)`).FindAllStringSubmatch(read("../../reference/driver/*.go"), -1)
 	check.That(t, len(points) >= 20, "only %d failpoints were found", len(points))
 	for _, point := range points {
-		if !regexp.MustCompile(`[="]` + point[1] + `["@=]`).MatchString(tests) {
-			t.Errorf("nothing is killed at %s", point[1])
-		}
+		check.That(t, regexp.MustCompile(`[="]`+point[1]+`["@=]`).MatchString(tests), "nothing is killed at %s", point[1])
 	}
 }
 
@@ -235,9 +230,8 @@ func TestADeviceLeftReadOnly(t *testing.T) {
 		if next != left {
 			continue
 		}
-		if raw, err := os.ReadFile("/sys/block/" + filepath.Base(next) + "/ro"); err != nil || string(raw) != "0\n" {
-			t.Errorf("the device is read-only: %q, %v", raw, err)
-		}
+		raw, err := os.ReadFile("/sys/block/" + filepath.Base(next) + "/ro")
+		check.That(t, err == nil && string(raw) == "0\n", "the device is read-only: %q, %v", raw, err)
 		return
 	}
 	t.Error("the device was never ours again")

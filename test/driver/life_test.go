@@ -72,9 +72,7 @@ func growOnline(t *testing.T, v *volume, bytes int64) {
 	if err == nil {
 		return
 	}
-	if rig.MayGrow(t, v.access.GetMount().GetFsType()) {
-		t.Fatal(err)
-	}
+	check.Require(t, !rig.MayGrow(t, v.access.GetMount().GetFsType()), "%v", err)
 	t.Log("ext4 grows offline here: root has no CAP_SYS_RESOURCE")
 	v.must(v.unpublish, v.unstage, v.stage, v.publish)
 }
@@ -109,9 +107,8 @@ func TestFilesystemWithErrors(t *testing.T) {
 	v.put("data")
 	v.must(v.unpublish, v.unstage)
 	r.restart("PATH=" + broken + ":" + os.Getenv("PATH"))
-	if err := v.stage(); err == nil || !strings.Contains(err.Error(), "bad block") {
-		t.Errorf("with errors: %v", err)
-	}
+	err := v.stage()
+	check.That(t, err != nil && strings.Contains(err.Error(), "bad block"), "with errors: %v", err)
 	v.access.GetMount().MountFlags = []string{"ro"}
 	v.must(v.stage, v.publish)
 	v.wantKept("data")
@@ -156,9 +153,8 @@ func TestBlock(t *testing.T) {
 	check.Must(t, err)
 	v.grow(2 * size)
 	check.Must(t, v.growNode(v.target, 2*size))
-	if end, err := device.Seek(0, 2); err != nil || end != 2*size {
-		t.Errorf("the device has %d bytes: %v", end, err)
-	}
+	end, err := device.Seek(0, 2)
+	check.That(t, err == nil && end == 2*size, "the device has %d bytes: %v", end, err)
 	check.Must(t, device.Close())
 	usage := v.bytesOf()
 	check.That(t, usage.GetTotal() == 2*size, "usage %v", usage)
@@ -188,9 +184,8 @@ func TestBlock(t *testing.T) {
 	raw := make([]byte, 3)
 	device, err = os.Open(v.target)
 	check.Must(t, err)
-	if _, err := device.ReadAt(raw, 4096); err != nil || string(raw) != "raw" {
-		t.Errorf("%q, %v", raw, err)
-	}
+	_, err = device.ReadAt(raw, 4096)
+	check.That(t, err == nil && string(raw) == "raw", "%q, %v", raw, err)
 	_ = device.Close()
 	v.down()
 }
@@ -208,9 +203,7 @@ func TestReadOnlyAndSecondPod(t *testing.T) {
 	_, err := r.NodePublishVolume(t.Context(), request)
 	check.Must(t, err)
 	second.wantKept("data")
-	if err := os.WriteFile(second.target+"/x", nil, 0o600); err == nil {
-		t.Error("a read-only publish was written to")
-	}
+	check.That(t, os.WriteFile(second.target+"/x", nil, 0o600) != nil, "a read-only publish was written to")
 	v.put("data") // the first still writes
 	check.Code(t, second.publish(), codes.AlreadyExists)
 	second.must(second.unpublish, second.unpublish)
@@ -222,9 +215,7 @@ func TestReadOnlyAndSecondPod(t *testing.T) {
 	v.must(v.unstage)
 	reader.must(reader.stage, reader.publish)
 	reader.wantKept("data")
-	if err := os.WriteFile(reader.target+"/x", nil, 0o600); err == nil {
-		t.Error("a volume staged for reading was written to")
-	}
+	check.That(t, os.WriteFile(reader.target+"/x", nil, 0o600) != nil, "a volume staged for reading was written to")
 	reader.down()
 }
 
@@ -260,9 +251,8 @@ func TestEphemeral(t *testing.T) {
 		check.Code(t, err, codes.FailedPrecondition)
 		r.wantVolumes(1)
 		check.Must(t, errors.Join(unix.Unmount(foreign.target, 0), os.Remove(foreign.target)))
-		if list, err := r.ListVolumes(t.Context(), &csi.ListVolumesRequest{}); err != nil || len(list.GetEntries()) != 0 {
-			t.Errorf("%v, %v", list, err)
-		}
+		list, err := r.ListVolumes(t.Context(), &csi.ListVolumesRequest{})
+		check.That(t, err == nil && len(list.GetEntries()) == 0, "%v, %v", list, err)
 		r.restart()
 		v.wantKept("x")
 		v.must(v.unpublish, v.unpublish)
@@ -332,9 +322,8 @@ func TestPagination(t *testing.T) {
 	records, _ := filepath.Glob(r.data + "/volumes/*.json")
 	check.Must(t, os.WriteFile(records[0], []byte("{"), 0o600))
 	r.restart()
-	if list, err := r.ListVolumes(t.Context(), &csi.ListVolumesRequest{}); err != nil || len(list.GetEntries()) != 3 {
-		t.Errorf("%v, %v", list.GetEntries(), err)
-	}
+	list, err := r.ListVolumes(t.Context(), &csi.ListVolumesRequest{})
+	check.That(t, err == nil && len(list.GetEntries()) == 3, "%v, %v", list.GetEntries(), err)
 }
 
 // TestLargerThanAnyFile: a size that the filesystem of the images cannot have changes nothing.

@@ -27,9 +27,7 @@ func directIO(on string) map[string]string { return map[string]string{"directIO"
 func (r *testDriver) loopSays(attribute string) string {
 	r.t.Helper()
 	loops := r.loops()
-	if len(loops) != 1 {
-		r.t.Fatalf("attached are %v", loops)
-	}
+	check.Require(r.t, len(loops) == 1, "attached are %v", loops)
 	raw, err := os.ReadFile("/sys/block/" + filepath.Base(loops[0]) + attribute)
 	check.Must(r.t, err)
 	return strings.TrimSpace(string(raw))

@@ -27,9 +27,7 @@ func (v *volume) publishDeferred(readOnly bool) (*csiv1.DeferredMount, error) {
 		return nil, err
 	}
 	mount, given, err := csidefer.DeferredMount(reply)
-	if err != nil || !given {
-		v.t.Fatalf("given %v: %v", given, err)
-	}
+	check.Require(v.t, err == nil && given, "given %v: %v", given, err)
 	return mount, nil
 }
 
@@ -41,9 +39,8 @@ func TestDeferredReaders(t *testing.T) {
 	check.Must(t, err)
 	second := *v
 	second.target += "-2"
-	if _, err := second.publishDeferred(true); err == nil {
-		t.Error("a reader beside a writer")
-	}
+	_, err = second.publishDeferred(true)
+	check.That(t, err != nil, "a reader beside a writer")
 	// A filesystem is mounted on the node or in a sandbox, also where both only read.
 	check.Code(t, second.publish(), codes.FailedPrecondition)
 	plain := v.request()
@@ -95,9 +92,7 @@ func TestReadersOfAFrozenXFS(t *testing.T) {
 		check.Must(t, err)
 		whole := slices.Contains(mount.GetMountFlags(), "norecovery")
 		taken := v.mustSnapshot("taken").GetSnapshotId()
-		if r.consistent(taken) != whole {
-			t.Errorf("a snapshot that is taken meanwhile is consistent: %v", !whole)
-		}
+		check.That(t, r.consistent(taken) == whole, "a snapshot that is taken meanwhile is consistent: %v", !whole)
 		check.Must(t, r.removeSnapshot(taken))
 		v.must(v.unpublish, v.unstage)
 		return whole

@@ -106,9 +106,7 @@ func (r *testDriver) wait() int {
 func (r *testDriver) killed(point string, call func() error) {
 	r.t.Helper()
 	r.restart("CRUST_FAILPOINTS=" + point + "=kill")
-	if err := call(); err == nil {
-		r.t.Fatalf("%s: not hit", point)
-	}
+	check.Require(r.t, call() != nil, "%s: not hit", point)
 	r.wait()
 	r.start()
 }
@@ -200,16 +198,13 @@ func (v *volume) down() { v.t.Helper(); v.must(v.unpublish, v.unstage, v.remove)
 func (r *testDriver) wantNothing() {
 	r.t.Helper()
 	for _, pattern := range []string{r.data + "/volumes/*", r.data + "/volumes/.n*", r.data + "/groups/*", r.data + "/groups/.n*", r.data + "/images/*", r.dir + "/pods/*"} {
-		if left, _ := filepath.Glob(pattern); len(left) > 0 {
-			r.t.Errorf("left: %v", left)
-		}
+		left, _ := filepath.Glob(pattern)
+		check.That(r.t, len(left) == 0, "left: %v", left)
 	}
-	if left := rig.MountPoints(r.dir); len(left) > 0 {
-		r.t.Errorf("still mounted: %v", left)
-	}
-	if left := rig.LoopsLeft(r.data + "/images/"); len(left) > 0 {
-		r.t.Errorf("still attached: %v", left)
-	}
+	left := rig.MountPoints(r.dir)
+	check.That(r.t, len(left) == 0, "still mounted: %v", left)
+	left = rig.LoopsLeft(r.data + "/images/")
+	check.That(r.t, len(left) == 0, "still attached: %v", left)
 }
 
 // loops lists the loop devices over images of this driver.

@@ -116,9 +116,8 @@ func TestSnapshotIsNoVolume(t *testing.T) {
 	check.Code(t, as.stage(), codes.NotFound)
 	check.Code(t, as.growController(2*size), codes.NotFound)
 	as.must(as.unpublish, as.unstage, as.remove) // there is no such volume
-	if _, err := r.GetSnapshot(t.Context(), &csi.GetSnapshotRequest{SnapshotId: made.GetSnapshotId()}); err != nil {
-		t.Error(err)
-	}
+	_, err = r.GetSnapshot(t.Context(), &csi.GetSnapshotRequest{SnapshotId: made.GetSnapshotId()})
+	check.That(t, err == nil, "%v", err)
 	_, err = r.GetSnapshot(t.Context(), &csi.GetSnapshotRequest{SnapshotId: v.id})
 	check.Code(t, err, codes.NotFound)
 	check.Must(t, r.removeSnapshot(v.id)) // there is no such snapshot

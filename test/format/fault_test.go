@@ -147,12 +147,10 @@ func TestDaemonIsKilledInTheMiddleOfMkfs(t *testing.T) {
 			check.Must(t, os.WriteFile(dir+"/taken", nil, 0o600))
 			_ = daemon.Process.Kill()
 			err := daemon.Wait()
-			if status, ok := daemon.ProcessState.Sys().(syscall.WaitStatus); !ok || !status.Signaled() {
-				t.Fatalf("the daemon had ended before it was killed: %v", err)
-			}
-			if formatted, err := r.prepare(device, fs, volume.FormatHost, false); volume.KindOf(err) != volume.Busy {
-				t.Errorf("while mkfs goes on: formatted %v: %v", formatted, err)
-			}
+			status, ok := daemon.ProcessState.Sys().(syscall.WaitStatus)
+			check.Require(t, ok && status.Signaled(), "the daemon had ended before it was killed: %v", err)
+			formatted, err := r.prepare(device, fs, volume.FormatHost, false)
+			check.That(t, volume.KindOf(err) == volume.Busy, "while mkfs goes on: formatted %v: %v", formatted, err)
 			var slices sync.WaitGroup
 			slices.Go(func() { slice(mkfs) }) // longer than a Prepare waits for a lock
 			defer slices.Wait()
@@ -211,9 +209,7 @@ func TestMkfsIsKilled(t *testing.T) {
 				check.Must(t, os.WriteFile(dir+"/taken", nil, 0o600))
 				go killAfter(dir, after*time.Millisecond)
 				formatted, err := r.prepare(device, fs, volume.FormatHost, false)
-				if formatted != (err == nil) {
-					t.Fatalf("formatted %v: %v", formatted, err)
-				}
+				check.Require(t, formatted == (err == nil), "formatted %v: %v", formatted, err)
 				if err == nil {
 					mounts(t, device, fs) // it was faster
 					return
@@ -239,9 +235,7 @@ func TestMkfsOutlivesItsCallerAndItsBound(t *testing.T) {
 	r.others = true
 	device, _ := r.blank()
 	_, err := r.prepare(device, "ext4", volume.FormatHost, false)
-	if volume.KindOf(err) != volume.Timeout || !strings.Contains(err.Error(), "left running") {
-		t.Fatalf("kind %v: %v", volume.KindOf(err), err)
-	}
+	check.Require(t, volume.KindOf(err) == volume.Timeout && strings.Contains(err.Error(), "left running"), "kind %v: %v", volume.KindOf(err), err)
 	check.Must(t, os.WriteFile(dir+"/taken", nil, 0o600))
 	newFormatter(t, func(c *mkfs.Config) { c.LockFile = r.conf.LockFile }).wantSettled(false, device, "ext4")
 	mounts(t, device, "ext4")
@@ -256,9 +250,8 @@ func TestMkfsOutlivesItsCallerAndItsBound(t *testing.T) {
 		cancel()
 		_ = os.WriteFile(dir+"/taken", nil, 0o600)
 	}()
-	if formatted, err := r.f.Prepare(ctx, mkfs.Request{Device: fd, Volume: "/v", Path: device, FSType: "xfs", Policy: volume.FormatHost}); err != nil || !formatted || ctx.Err() == nil {
-		t.Errorf("the caller's end: formatted %v: %v", formatted, err)
-	}
+	formatted, err := r.f.Prepare(ctx, mkfs.Request{Device: fd, Volume: "/v", Path: device, FSType: "xfs", Policy: volume.FormatHost})
+	check.That(t, err == nil && formatted && ctx.Err() != nil, "the caller's end: formatted %v: %v", formatted, err)
 	mounts(t, device, "xfs")
 }
 
@@ -269,30 +262,25 @@ func TestWhatIsStillWrittenToIsKnown(t *testing.T) {
 	r := newFormatter(t, tools(t, "ext4", held(t, dir)))
 	r.others, r.id = true, "a driver/a volume"
 	device, _ := r.blank()
-	if err := r.f.CheckWriting(r.id); err != nil {
-		t.Errorf("before the first look: %v", err)
-	}
+	err := r.f.CheckWriting(r.id)
+	check.That(t, err == nil, "before the first look: %v", err)
 	daemon := r.daemon(device, "ext4", "ID="+r.id)
 	waitBegun(dir)
 	for _, state := range []string{"alive", "killed"} {
-		if err := r.f.CheckWriting(r.id); volume.KindOf(err) != volume.Busy {
-			t.Errorf("the daemon is %s, and mkfs writes: %v", state, err)
-		}
-		if err := r.f.CheckWriting("a driver/another volume"); err != nil {
-			t.Errorf("another volume: %v", err)
-		}
+		err := r.f.CheckWriting(r.id)
+		check.That(t, volume.KindOf(err) == volume.Busy, "the daemon is %s, and mkfs writes: %v", state, err)
+		err = r.f.CheckWriting("a driver/another volume")
+		check.That(t, err == nil, "another volume: %v", err)
 		_ = daemon.Process.Kill()
 		_ = daemon.Wait()
 	}
 	other, _ := r.blank()
-	if _, err := r.prepare(other, "ext4", volume.FormatHost, false); volume.KindOf(err) != volume.Busy {
-		t.Errorf("the volume at another device: %v", err)
-	}
+	_, err = r.prepare(other, "ext4", volume.FormatHost, false)
+	check.That(t, volume.KindOf(err) == volume.Busy, "the volume at another device: %v", err)
 	check.Must(t, os.WriteFile(dir+"/taken", nil, 0o600))
 	r.wantSettled(false, device, "ext4")
-	if err := r.f.CheckWriting(r.id); err != nil {
-		t.Errorf("when mkfs has ended: %v", err)
-	}
+	err = r.f.CheckWriting(r.id)
+	check.That(t, err == nil, "when mkfs has ended: %v", err)
 	mounts(t, device, "ext4")
 }
 
@@ -305,9 +293,7 @@ func TestCallerWhoIsGone(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	_, err := r.f.Prepare(ctx, mkfs.Request{Device: fd, Volume: "/v", Path: device, FSType: "ext4", Policy: volume.FormatHost})
-	if volume.KindOf(err) != volume.Canceled {
-		t.Errorf("kind %v: %v", volume.KindOf(err), err)
-	}
+	check.That(t, volume.KindOf(err) == volume.Canceled, "kind %v: %v", volume.KindOf(err), err)
 	time.Sleep(50 * time.Millisecond)
 	wantSame(t, backing, before, "formatted for nobody")
 }
@@ -331,9 +317,7 @@ func TestManyAtOnceFormatOnce(t *testing.T) {
 			})
 		}
 		done.Wait()
-		if made.Load() != 1 {
-			t.Errorf("%s: formatted %d times", fs, made.Load())
-		}
+		check.That(t, made.Load() == 1, "%s: formatted %d times", fs, made.Load())
 		mounts(t, device, fs)
 	}
 }
@@ -377,9 +361,7 @@ func TestFullStorage(t *testing.T) {
 				defer func() { _ = loopdev.Detach(device) }()
 				formatted, err := r.prepare(device, fs, volume.FormatHost, false)
 				t.Logf("formatted %v: %v", formatted, err)
-				if formatted != (err == nil) {
-					t.Fatalf("formatted %v: %v", formatted, err)
-				}
+				check.Require(t, formatted == (err == nil), "formatted %v: %v", formatted, err)
 				if err == nil {
 					return
 				}

@@ -71,9 +71,7 @@ func TestRootDirectoryOfANewFilesystem(t *testing.T) {
 			defer func() { _ = unix.Close(fd) }()
 			formatted, err := r.f.Prepare(t.Context(), mkfs.Request{Device: fd, Volume: "/v", Path: device, FSType: c.fs, Policy: volume.FormatHost,
 				Options: c.options, Root: c.root})
-			if err != nil || !formatted {
-				t.Fatalf("formatted %v: %v", formatted, err)
-			}
+			check.Require(t, err == nil && formatted, "formatted %v: %v", formatted, err)
 			got := rootOf(t, device, c.fs)
 			check.That(t, got == c.want, "mode and group are %s, want %s", got, c.want)
 		})
@@ -234,9 +232,8 @@ func TestWhateverTheBytesWere(t *testing.T) {
 		device, err := loopdev.Attach(backing, loopdev.Options{})
 		check.Must(t, err)
 		r.refused(device, backing, filesystems[i%3], volume.FormatHost, i%5 == 0, volume.InUse)
-		if err := loopdev.Detach(device); err != nil {
-			t.Error(err)
-		}
+		err = loopdev.Detach(device)
+		check.That(t, err == nil, "%v", err)
 	}
 }
 
@@ -289,9 +286,7 @@ func TestDeviceThatIsGone(t *testing.T) {
 	defer func() { _ = unix.Close(fd) }()
 	check.Must(t, loopdev.Detach(device))
 	_, err = r.f.Prepare(t.Context(), mkfs.Request{Device: fd, Volume: "/v", Path: device, FSType: "ext4", Policy: volume.FormatHost})
-	if volume.KindOf(err) != volume.NotFound || err == nil {
-		t.Errorf("kind %v: %v", volume.KindOf(err), err)
-	}
+	check.That(t, volume.KindOf(err) == volume.NotFound && err != nil, "kind %v: %v", volume.KindOf(err), err)
 }
 
 // TestNameDoesNotMatter moves the node away and puts another device there.

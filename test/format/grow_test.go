@@ -153,9 +153,8 @@ func TestACheckThatCannotBeKilledKeepsNoOtherVolume(t *testing.T) {
 	defer end()
 	_, err = io.ReadFull(said, make([]byte, len("seized")))
 	check.Must(t, err)
-	if err := <-done; volume.KindOf(err) != volume.Timeout {
-		t.Errorf("e2fsck was ended: %v", err)
-	}
+	err = <-done
+	check.That(t, volume.KindOf(err) == volume.Timeout, "e2fsck was ended: %v", err)
 	other := newFormatter(t, func(c *mkfs.Config) { c.LockFile = r.conf.LockFile })
 	for _, device := range []string{devices[1], devices[0]} {
 		check.Must(t, other.growing(device, func(*mkfs.Request) {}))
@@ -234,9 +233,8 @@ func TestAGrowthThatIsCutOff(t *testing.T) {
 	r = newFormatter(t, func(c *mkfs.Config) { c.LockFile = r.conf.LockFile })
 	for _, grow := range []bool{false, true, true} {
 		check.Must(t, r.growing(device, func(q *mkfs.Request) { q.Grow = grow }))
-		if left, err := os.ReadDir(filepath.Dir(r.conf.LockFile) + "/unfinished"); err != nil || len(left) > 0 {
-			t.Errorf("on record after it was repaired by hand: %v, %v", left, err)
-		}
+		left, err := os.ReadDir(filepath.Dir(r.conf.LockFile) + "/unfinished")
+		check.That(t, err == nil && len(left) == 0, "on record after it was repaired by hand: %v, %v", left, err)
 	}
 }
 

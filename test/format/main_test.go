@@ -130,9 +130,7 @@ func hash(t testing.TB, path string) [sha256.Size]byte {
 		}
 		at = data &^ 65535
 		n, err := file.ReadAt(block, at)
-		if err != nil && !errors.Is(err, io.EOF) {
-			t.Fatal(err)
-		}
+		check.Require(t, err == nil || errors.Is(err, io.EOF), "%v", err)
 		if !bytes.Equal(block[:n], zeros[:n]) {
 			_, _ = fmt.Fprintf(sum, "%d:", at)
 			_, _ = sum.Write(block[:n])
@@ -165,9 +163,8 @@ func run(t testing.TB, input, name string, args ...string) {
 	t.Helper()
 	cmd := exec.Command(name, args...)
 	cmd.Stdin = strings.NewReader(input)
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("%s %q: %v\n%s", name, args, err, out)
-	}
+	out, err := cmd.CombinedOutput()
+	check.Require(t, err == nil, "%s %q: %v\n%s", name, args, err, out)
 }
 
 // mounts shows that the kernel takes the filesystem, and that it keeps a file.
@@ -175,12 +172,10 @@ func mounts(t testing.TB, device, fsType string) {
 	t.Helper()
 	dir := t.TempDir()
 	for range 2 {
-		if err := unix.Mount(device, dir, fsType, 0, ""); err != nil {
-			t.Fatalf("mount %s as %s: %v", device, fsType, err)
-		}
-		if err := os.WriteFile(filepath.Join(dir, "file"), []byte("kept"), 0o600); err != nil {
-			t.Error(err)
-		}
+		err := unix.Mount(device, dir, fsType, 0, "")
+		check.Require(t, err == nil, "mount %s as %s: %v", device, fsType, err)
+		err = os.WriteFile(filepath.Join(dir, "file"), []byte("kept"), 0o600)
+		check.That(t, err == nil, "%v", err)
 		check.Must(t, unix.Unmount(dir, 0))
 	}
 }

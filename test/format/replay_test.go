@@ -29,9 +29,8 @@ func TestReadOnlyVolumeOfAKilledGuest(t *testing.T) {
 				defer func() { _ = unix.Close(fd) }()
 				return r.f.CheckReplay(t.Context(), mkfs.Request{Device: fd, Volume: "/v", Path: device, FSType: fs})
 			}
-			if err := look(device); err != nil {
-				t.Errorf("a new one: %v", err)
-			}
+			err = look(device)
+			check.That(t, err == nil, "a new one: %v", err)
 			where := t.TempDir()
 			mount := func(device string, flags uintptr) error { return unix.Mount(device, where, fs, flags, "") }
 			unmount := func() {
@@ -39,9 +38,8 @@ func TestReadOnlyVolumeOfAKilledGuest(t *testing.T) {
 				check.Must(t, unix.Unmount(where, 0))
 			}
 			killed := rig.Crashed(t, device, backing, fs, "data")
-			if err := look(device); err != nil {
-				t.Errorf("unmounted cleanly: %v", err)
-			}
+			err = look(device)
+			check.That(t, err == nil, "unmounted cleanly: %v", err)
 
 			readOnly := rig.Loop(t, killed, loopdev.Options{ReadOnly: true})
 			err = look(readOnly)
@@ -49,9 +47,8 @@ func TestReadOnlyVolumeOfAKilledGuest(t *testing.T) {
 			writable := rig.Loop(t, killed, loopdev.Options{})
 			check.Must(t, mount(writable, 0))
 			unmount()
-			if err := look(readOnly); err != nil {
-				t.Errorf("after it was mounted read-write once: %v", err)
-			}
+			err = look(readOnly)
+			check.That(t, err == nil, "after it was mounted read-write once: %v", err)
 			if err := mount(readOnly, unix.MS_RDONLY); err != nil {
 				t.Errorf("the kernel does not mount what was let pass: %v", err)
 			} else {
@@ -75,9 +72,8 @@ func TestJournalsAreLookedAtOneByOne(t *testing.T) {
 	hanging, err := os.OpenFile(r.conf.LockFile, os.O_RDWR, 0)
 	check.Must(t, err)
 	check.Must(t, unix.FcntlFlock(hanging.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_WRLCK}))
-	if err := look(); volume.KindOf(err) != volume.Busy {
-		t.Errorf("beside a look that hangs: kind %v: %v", volume.KindOf(err), err)
-	}
+	err = look()
+	check.That(t, volume.KindOf(err) == volume.Busy, "beside a look that hangs: kind %v: %v", volume.KindOf(err), err)
 	check.Must(t, hanging.Close())
 	check.Must(t, look())
 }

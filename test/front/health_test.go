@@ -95,9 +95,8 @@ func TestHealth(t *testing.T) {
 			check.Succeeds(t, "stats of the sandbox", func() error { _, err := n.stats(v, "pod-2"); return err })
 			reply, err := n.stats(v, "pod-2")
 			check.Must(t, err)
-			if old, err := kubelet.Condition(reply); err != nil || !old.GetAbnormal() || len(reply.GetUsage()) == 0 {
-				t.Errorf("an old kubelet reads %v, %v; a new one %v", old, err, reply)
-			}
+			old, err := kubelet.Condition(reply)
+			check.That(t, err == nil && old.GetAbnormal() && len(reply.GetUsage()) != 0, "an old kubelet reads %v, %v; a new one %v", old, err, reply)
 			n.wantHealth(v, "pod-2", "DEGRADED ErrorsOnRecord")
 			want := []string{"DEGRADED ErrorsOnRecord"}
 			if name != "without" {

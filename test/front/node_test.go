@@ -59,9 +59,7 @@ func newNode(t testing.TB, policy string, args ...string) *node {
 func (n *node) waitServed() {
 	n.t.Helper()
 	check.Succeeds(n.t, "the driver answers through the front", func() error {
-		if !n.driver.Process.Alive() || n.Dead() {
-			n.t.Fatal("the driver or the daemon has ended")
-		}
+		check.Require(n.t, n.driver.Process.Alive() && !n.Dead(), "the driver or the daemon has ended")
 		return n.driver.Served()
 	})
 }

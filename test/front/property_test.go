@@ -172,9 +172,8 @@ func (c *chaos) foreignMount(v *chaosVolume, pod string) {
 
 func (c *chaos) endForeign(target string) {
 	c.t.Helper()
-	if raw, err := os.ReadFile(target + "/deep/er/data"); err != nil || string(raw) != "foreign" {
-		c.t.Fatalf("the foreign mount on %s lost its content: %q, %v", target, raw, err)
-	}
+	raw, err := os.ReadFile(target + "/deep/er/data")
+	check.Require(c.t, err == nil && string(raw) == "foreign", "the foreign mount on %s lost its content: %q, %v", target, raw, err)
 	check.Must(c.t, unix.Unmount(target, unix.MNT_DETACH))
 	delete(c.foreign, target)
 }

@@ -25,9 +25,7 @@ func (n *node) removable(args ...string) (code int, said string) {
 	n.t.Helper()
 	cmd := exec.Command(rig.Program(n.t, "crust-proxy"), append([]string{"removable", "--config", n.ConfigFile()}, args...)...)
 	out, err := cmd.CombinedOutput()
-	if cmd.ProcessState == nil {
-		n.t.Fatal(err)
-	}
+	check.Require(n.t, cmd.ProcessState != nil, "%v", err)
 	return cmd.ProcessState.ExitCode(), string(out)
 }
 
@@ -80,13 +78,11 @@ func notRemoved(n *node, native bool) {
 	n.podWrites(s, "reload refused")
 
 	n.Signal(syscall.SIGTERM)
-	if code := n.WaitEnd(20 * time.Second); code != 0 {
-		t.Errorf("it ended with %d", code)
-	}
+	code := n.WaitEnd(20 * time.Second)
+	check.That(t, code == 0, "it ended with %d", code)
 	n.Launch()
-	if code := n.WaitEnd(20 * time.Second); code == 0 || !strings.Contains(n.Log(), target) || !strings.Contains(n.Log(), "abandonVolumes") {
-		t.Errorf("started without the front: %d", code)
-	}
+	code = n.WaitEnd(20 * time.Second)
+	check.That(t, code != 0 && strings.Contains(n.Log(), target) && strings.Contains(n.Log(), "abandonVolumes"), "started without the front: %d", code)
 	n.podWrites(s, "start refused")
 	n.startByAccepted(withFront)
 	n.waitFindings("the start with the file is refused", "front.enabled: false cannot be put in force: 1 deferred volume(s) live on this node: "+target)

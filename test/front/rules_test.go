@@ -29,9 +29,8 @@ func TestOneWriterOrManyReaders(t *testing.T) {
 	v := n.create("pv-1", "ext4", 16*mib)
 	n.up(v, "pod-1")
 	check.Code(t, n.publish(v, "pod-2"), codes.FailedPrecondition, v.TargetOf("pod-1"), "wait until the other pod is gone")
-	if _, err := os.Stat(v.TargetOf("pod-2")); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("the refused target is there: %v", err)
-	}
+	_, err := os.Stat(v.TargetOf("pod-2"))
+	check.That(t, errors.Is(err, os.ErrNotExist), "the refused target is there: %v", err)
 	check.Must(t, n.unpublish(v, "pod-1"))
 	check.Must(t, n.publish(v, "pod-2"))
 	check.Must(t, n.unpublish(v, "pod-2"))
@@ -42,13 +41,10 @@ func TestOneWriterOrManyReaders(t *testing.T) {
 	n.up(v, "pod-1")
 	check.Must(t, n.publish(v, "pod-2"))
 	s := n.boot("sandbox-1", v, "pod-1")
-	if err := os.WriteFile(s.Dir()+"/file", nil, 0o600); !errors.Is(err, unix.EROFS) {
-		t.Errorf("a write to a read-only volume gave %v", err)
-	}
+	err = os.WriteFile(s.Dir()+"/file", nil, 0o600)
+	check.That(t, errors.Is(err, unix.EROFS), "a write to a read-only volume gave %v", err)
 	device, _ := n.mountInfo(v, "pod-2")
-	if err := writeTo(device); err == nil {
-		t.Error("the device of a read-only volume could be written")
-	}
+	check.That(t, writeTo(device) != nil, "the device of a read-only volume could be written")
 	n.end(s)
 	check.Must(t, n.unpublish(v, "pod-1"))
 	n.down(v, "pod-2")
@@ -164,9 +160,8 @@ func TestHungDriver(t *testing.T) {
 		VolumeId: v.ID, StagingTargetPath: v.Staging, VolumeCapability: v.Access(),
 	})
 	check.Code(t, err, codes.DeadlineExceeded)
-	if _, err := n.stats(v, "pod-1"); err != nil {
-		t.Errorf("stats wait for the driver: %v", err)
-	}
+	_, err = n.stats(v, "pod-1")
+	check.That(t, err == nil, "stats wait for the driver: %v", err)
 	check.Must(t, n.driver.Process.Signal(unix.SIGCONT))
 	n.end(s)
 	n.insist("unpublish", func() error { return n.unpublish(v, "pod-1") })

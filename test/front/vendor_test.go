@@ -119,22 +119,19 @@ func TestDriverThatStacksBindMounts(t *testing.T) {
 			}
 			n.restart()
 			check.Must(t, n.publish(v, "pod-1"))
-			if asked := driver.times("publish"); asked != 1 {
-				t.Errorf("the driver was asked to publish %d times", asked)
-			}
+			asked := driver.times("publish")
+			check.That(t, asked == 1, "the driver was asked to publish %d times", asked)
 			check.Must(t, unix.Unmount(driver.device, 0)) // somebody has taken it away
 			check.Must(t, n.publish(v, "pod-1"))
-			if asked := driver.times("publish"); asked != 2 {
-				t.Errorf("the driver was asked to publish %d times", asked)
-			}
+			asked = driver.times("publish")
+			check.That(t, asked == 2, "the driver was asked to publish %d times", asked)
 			n.wantGuarded(v, "pod-1")
 			for range 5 {
 				check.Must(t, unix.Mount(driver.device, driver.device, "", unix.MS_BIND, ""))
 			}
 			check.Must(t, n.unpublish(v, "pod-1"))
-			if asked := driver.times("unpublish"); asked < 6 {
-				t.Errorf("the driver was asked to unpublish %d times", asked)
-			}
+			asked = driver.times("unpublish")
+			check.That(t, asked >= 6, "the driver was asked to unpublish %d times", asked)
 			check.Must(t, n.unstage(v))
 			n.remove(v)
 		})
@@ -156,12 +153,10 @@ func TestDriverWithoutRawBlock(t *testing.T) {
 		}
 		err := n.stage(c.v)
 		check.Code(t, err, codes.Unimplemented, driverName, "has no raw block volumes", "defer: false")
-		if asked := strings.Contains(err.Error(), "mounted a filesystem (ext4) at "+n.Kubelet); asked != c.asked {
-			t.Errorf("the driver was asked: %t; %v", asked, err)
-		}
-		if mounts := rig.Mounts(n.Kubelet); len(mounts)+len(n.loops()) > 0 {
-			t.Errorf("still mounted: %+v, of %q", mounts, n.loops())
-		}
+		asked := strings.Contains(err.Error(), "mounted a filesystem (ext4) at "+n.Kubelet)
+		check.That(t, asked == c.asked, "the driver was asked: %t; %v", asked, err)
+		mounts := rig.Mounts(n.Kubelet)
+		check.That(t, len(mounts)+len(n.loops()) == 0, "still mounted: %+v, of %q", mounts, n.loops())
 	}
 	n.remove(first)
 	n.remove(second)

@@ -42,12 +42,10 @@ func TestEarlierRunIsCleared(t *testing.T) {
 		out, _ := cmd.CombinedOutput() // it is killed, or says so in words
 		return string(out)
 	}
-	if out := run("^TestRunIsKilled$", killedEnv+"=1"); len(rig.Loops(temp)) != 1 {
-		t.Fatalf("nothing was left: %v\n%s", rig.Loops(temp), out)
-	}
-	if out := run("^$"); !strings.Contains(out, "clearing what an earlier run left") {
-		t.Errorf("it says %s", out)
-	}
+	out := run("^TestRunIsKilled$", killedEnv+"=1")
+	check.Require(t, len(rig.Loops(temp)) == 1, "nothing was left: %v\n%s", rig.Loops(temp), out)
+	out = run("^$")
+	check.That(t, strings.Contains(out, "clearing what an earlier run left"), "it says %s", out)
 	left := rig.LoopsLeft(temp)
 	check.That(t, len(left) == 0, "left: %v", left)
 }
@@ -81,13 +79,11 @@ func TestOthersAreNotCleared(t *testing.T) {
 	device := rig.Loop(t, image, loopdev.Options{})
 	cmd := exec.Command("/proc/self/exe", "-test.run", "^$")
 	cmd.Env = append(slices.DeleteFunc(os.Environ(), func(one string) bool { return strings.HasPrefix(one, "CRUST_TEST_") }), "TMPDIR="+temp)
-	if out, err := cmd.CombinedOutput(); err != nil || strings.Contains(string(out), "clearing") {
-		t.Errorf("%v: %s", err, out)
-	}
+	out, err := cmd.CombinedOutput()
+	check.That(t, err == nil && !strings.Contains(string(out), "clearing"), "%v: %s", err, out)
 	for _, name := range names {
-		if _, err := os.Stat(temp + "/crust-" + name); err != nil {
-			t.Error(err)
-		}
+		_, err := os.Stat(temp + "/crust-" + name)
+		check.That(t, err == nil, "%v", err)
 	}
 	check.That(t, rig.Loops(image)[device] != "", "its loop device is detached")
 }

@@ -150,9 +150,7 @@ func TestFreezeAndThaw(t *testing.T) {
 			r := newFreezeRig(t, kind)
 			for range 3 {
 				check.Must(t, r.Freeze("key", r.root, time.Minute))
-				if len(r.watchdogs()) != 2 {
-					t.Errorf("watchdogs: %v", r.watchdogs())
-				}
+				check.That(t, len(r.watchdogs()) == 2, "watchdogs: %v", r.watchdogs())
 				r.wantFrozen()
 				report := r.stat().Condition
 				check.That(t, !report.Abnormal, "a frozen filesystem is abnormal: %+v", report)
@@ -187,27 +185,23 @@ func TestFreezeRefuses(t *testing.T) {
 	t.Parallel()
 	r := newFreezeRig(t, "ext4")
 	for _, wrong := range []time.Duration{0, -1, fsops.MostFrozen + 1} {
-		if err := r.Freeze("key", r.root, wrong); !errors.Is(err, fsops.ErrOutOfRange) {
-			t.Errorf("%v: %v", wrong, err)
-		}
+		err := r.Freeze("key", r.root, wrong)
+		check.That(t, errors.Is(err, fsops.ErrOutOfRange), "%v: %v", wrong, err)
 	}
 	tmpfs := openFD(t, rig.Tmpfs(t, "size=1m"), unix.O_PATH)
-	if err := r.Freeze("key", tmpfs, time.Minute); !errors.Is(err, fsops.ErrUnsupported) {
-		t.Errorf("a tmpfs: %v", err)
-	}
+	err := r.Freeze("key", tmpfs, time.Minute)
+	check.That(t, errors.Is(err, fsops.ErrUnsupported), "a tmpfs: %v", err)
 	r.wantNothingLeft()
 	rig.Command(t, "fsfreeze", "--freeze", r.dir)
-	if err := r.Freeze("key", r.root, time.Minute); !errors.Is(err, fsops.ErrFrozen) || !strings.Contains(err.Error(), "another program") {
-		t.Errorf("frozen by another program: %v", err)
-	}
+	err = r.Freeze("key", r.root, time.Minute)
+	check.That(t, errors.Is(err, fsops.ErrFrozen) && strings.Contains(err.Error(), "another program"), "frozen by another program: %v", err)
 	r.wantNothingLeft()
 	r.wantFrozen()
 	rig.Command(t, "fsfreeze", "--unfreeze", r.dir)
 	for what, program := range map[string][]string{"none": nil, "missing": {"/nonexistent"}, "no watchdog": {"/bin/true"}} {
 		f := fsops.Freezer{Dir: r.Dir, Watchdog: program}
-		if err := f.Freeze("key", r.root, time.Minute); err == nil || !strings.Contains(err.Error(), "watchdog") {
-			t.Errorf("%s: %v", what, err)
-		}
+		err := f.Freeze("key", r.root, time.Minute)
+		check.That(t, err != nil && strings.Contains(err.Error(), "watchdog"), "%s: %v", what, err)
 		check.That(t, !r.frozen(soonFor), "%s: frozen without a watchdog", what)
 	}
 	r.wantNothingLeft()
@@ -263,9 +257,8 @@ func (r *freezeRig) other(what, place, timeout string) {
 	cmd := exec.Command(r.Watchdog[0], r.Dir, r.dir, timeout)
 	cmd.Env = append(os.Environ(), asOther+"="+what, "CRUST_FAILPOINTS="+place+"=kill")
 	out, _ := cmd.CombinedOutput()
-	if status, ok := cmd.ProcessState.Sys().(syscall.WaitStatus); !ok || !status.Signaled() {
-		r.t.Fatalf("%s was not killed at %s: %s", what, place, out)
-	}
+	status, ok := cmd.ProcessState.Sys().(syscall.WaitStatus)
+	check.Require(r.t, ok && status.Signaled(), "%s was not killed at %s: %s", what, place, out)
 }
 
 func TestKilledWhileThawing(t *testing.T) {
@@ -343,13 +336,11 @@ func TestThawWithoutARecord(t *testing.T) {
 	r := newFreezeRig(t, "xfs")
 	r.forgotten(time.Minute)
 	check.Must(t, os.RemoveAll(r.Dir))
-	if err := r.Thaw("key", r.root); !errors.Is(err, fsops.ErrNotFrozen) || !strings.Contains(err.Error(), "has been thawed now") {
-		t.Errorf("thaw without a record: %v", err)
-	}
+	err := r.Thaw("key", r.root)
+	check.That(t, errors.Is(err, fsops.ErrNotFrozen) && strings.Contains(err.Error(), "has been thawed now"), "thaw without a record: %v", err)
 	r.wantThawed()
-	if err := r.Thaw("key", r.root); !errors.Is(err, fsops.ErrNotFrozen) || strings.Contains(err.Error(), "has been thawed now") {
-		t.Errorf("thaw of what is not frozen: %v", err)
-	}
+	err = r.Thaw("key", r.root)
+	check.That(t, errors.Is(err, fsops.ErrNotFrozen) && !strings.Contains(err.Error(), "has been thawed now"), "thaw of what is not frozen: %v", err)
 	r.wantNothingLeft()
 }
 
@@ -407,9 +398,8 @@ func TestNewFreezeIsNotExpired(t *testing.T) {
 	anew := regexp.MustCompile(`"token":"\w+","deadline":\d+`).ReplaceAll(raw, fmt.Appendf(nil, `"token":"new","deadline":%d`, int64(1)<<62))
 	check.Must(t, os.WriteFile(record, anew, 0o600))
 	check.Must(t, unix.Flock(freezer, unix.LOCK_UN))
-	if keys := <-thawed; len(keys) > 0 || !r.frozen(100*time.Millisecond) {
-		t.Errorf("the new freeze was thawed: %q", keys)
-	}
+	keys := <-thawed
+	check.That(t, len(keys) == 0 && r.frozen(100*time.Millisecond), "the new freeze was thawed: %q", keys)
 	r.thaw(r.root)
 }
 
@@ -464,9 +454,7 @@ func TestFrozenAndUnmounted(t *testing.T) {
 		r := newFreezeRig(t, kind)
 		r.forgotten(time.Minute)
 		r.unmount()
-		if exclusive(r.device) {
-			t.Fatalf("%s: the device is free", kind)
-		}
+		check.Require(t, !exclusive(r.device), "%s: the device is free", kind)
 		err := r.Thaw("key", -1)
 		check.That(t, err == nil, "%s: %v", kind, err)
 		wantFree(t, r.device)
@@ -489,9 +477,7 @@ func TestFrozenNoMore(t *testing.T) {
 		held, err := unix.Open(r.device, unix.O_RDONLY|unix.O_EXCL|unix.O_CLOEXEC, 0)
 		check.Must(t, err)
 		before := written(t, r.device)
-		if err := r.Thaw("key", -1); err == nil {
-			t.Error("thawed what is not frozen")
-		}
+		check.That(t, r.Thaw("key", -1) != nil, "thawed what is not frozen")
 		after := written(t, r.device)
 		check.That(t, after == before, "%d sectors were written to the %s of somebody else, and before %d", after, kind, before)
 		check.Must(t, unix.Close(held))
@@ -520,9 +506,8 @@ func TestFreezeOutlivesItsControlGroup(t *testing.T) {
 	enter := "for group in " + strings.Join(pod, " ") + `; do echo $$ >"$group/cgroup.procs" || exit; done; exec "$@"`
 	freeze := exec.Command("sh", "-c", enter, "sh", r.Watchdog[0], r.Dir, r.dir, "1m", filepath.Base(own[0]))
 	freeze.Env = append(os.Environ(), asOther+"=freeze")
-	if out, err := freeze.CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
+	out, err := freeze.CombinedOutput()
+	check.Require(t, err == nil, "%v: %s", err, out)
 	for _, group := range pod {
 		for _, pid := range rig.InGroup(t, group) {
 			t.Errorf("process %s is still in %s", pid, group)
@@ -530,9 +515,7 @@ func TestFreezeOutlivesItsControlGroup(t *testing.T) {
 			check.Must(t, syscall.Kill(killed, syscall.SIGKILL))
 		}
 	}
-	if len(r.watchdogs()) != 2 || !r.frozen(100*time.Millisecond) {
-		t.Errorf("the watchdogs are %v", r.watchdogs())
-	}
+	check.That(t, len(r.watchdogs()) == 2 && r.frozen(100*time.Millisecond), "the watchdogs are %v", r.watchdogs())
 	r.thaw(-1)
 }
 
@@ -556,19 +539,15 @@ func TestOldWatchdogLeavesALaterFreezeAlone(t *testing.T) {
 	raw, err := os.ReadFile(record)
 	check.Must(t, err)
 	forged := strings.Replace(string(raw), fmt.Sprintf(`"pid":%d,"start":`, old[0]), fmt.Sprintf(`"pid":%d,"start":1`, old[0]), 1)
-	if forged == string(raw) {
-		t.Fatalf("the record has no such pid: %s", raw)
-	}
+	check.Require(t, forged != string(raw), "the record has no such pid: %s", raw)
 	check.Must(t, os.WriteFile(record, []byte(forged), 0o600))
 	check.Must(t, r.Thaw("key", -1))
-	if left := r.watchdogs(); len(left) != 1 || left[0] != old[0] {
-		t.Fatalf("watchdogs %v, of %v", left, old)
-	}
+	left := r.watchdogs()
+	check.Require(t, len(left) == 1 && left[0] == old[0], "watchdogs %v, of %v", left, old)
 	check.Must(t, r.Freeze("key", r.root, time.Minute))
 	check.That(t, r.frozen(brief+time.Second), "the watchdog of an earlier freeze has thawed it")
-	if left := r.watchdogs(); len(left) != 2 {
-		t.Errorf("watchdogs: %v", left)
-	}
+	left = r.watchdogs()
+	check.That(t, len(left) == 2, "watchdogs: %v", left)
 	r.thaw(-1)
 }
 

@@ -128,19 +128,14 @@ func TestGroupIsGivenAsKubeletDoes(t *testing.T) {
 			changed, err := fsops.ApplyGroup(t.Context(), f.root, group, volume.GroupOnMismatch)
 			check.Must(t, err)
 			// A hard link is one file of two names.
-			if changed != len(before)-1 {
-				t.Errorf("%d of %d files were changed", changed, len(before)-1)
-			}
-			if d := cmp.Diff(asKubelet(before), files(t, f.dir)); d != "" {
-				t.Errorf("not as kubelet does (-want +got):\n%s", d)
-			}
-			if d := cmp.Diff(untouched, files(t, other)); d != "" {
-				t.Errorf("files outside have changed:\n%s", d)
-			}
+			check.That(t, changed == len(before)-1, "%d of %d files were changed", changed, len(before)-1)
+			d := cmp.Diff(asKubelet(before), files(t, f.dir))
+			check.That(t, d == "", "not as kubelet does (-want +got):\n%s", d)
+			d = cmp.Diff(untouched, files(t, other))
+			check.That(t, d == "", "files outside have changed:\n%s", d)
 			for _, policy := range []volume.GroupPolicy{volume.GroupOnMismatch, volume.GroupAlways} {
-				if changed, err := fsops.ApplyGroup(t.Context(), f.root, group, policy); err != nil || changed != 0 {
-					t.Errorf("%s, again: %d changed: %v", policy, changed, err)
-				}
+				changed, err = fsops.ApplyGroup(t.Context(), f.root, group, policy)
+				check.That(t, err == nil && changed == 0, "%s, again: %d changed: %v", policy, changed, err)
 			}
 		})
 	}
@@ -183,9 +178,7 @@ func TestHundredThousandFiles(t *testing.T) {
 			plain := processorTime(t, func() { changePlainly(t, f.dir) })
 			first := processorTime(t, func() {
 				changed, err := fsops.ApplyGroup(t.Context(), f.root, group, volume.GroupOnMismatch)
-				if err != nil || changed != 100*1000+rootAnd(kind) {
-					t.Fatalf("%d changed: %v", changed, err)
-				}
+				check.Require(t, err == nil && changed == 100*1000+rootAnd(kind), "%d changed: %v", changed, err)
 			})
 			again := processorTime(t, func() {
 				_, err := fsops.ApplyGroup(t.Context(), f.root, group, volume.GroupAlways)
@@ -316,9 +309,8 @@ func TestWorkloadMovesFilesMeanwhile(t *testing.T) {
 		}
 	})
 	for range 50 {
-		if _, err := fsops.ApplyGroup(t.Context(), f.root, group, volume.GroupAlways); err != nil && !errors.Is(err, fsops.ErrChanged) {
-			t.Error(err)
-		}
+		_, err := fsops.ApplyGroup(t.Context(), f.root, group, volume.GroupAlways)
+		check.That(t, err == nil || errors.Is(err, fsops.ErrChanged), "%v", err)
 		_, _ = fsops.ApplyGroup(t.Context(), f.root, group+1, volume.GroupAlways)
 	}
 	close(done)
@@ -351,9 +343,8 @@ func TestKilledOnTheWayToAnotherGroup(t *testing.T) {
 	check.Must(t, apply(group))
 	// Whatever ends the walk leaves the root directory for the end.
 	check.Must(t, limitFiles(t, uint64(len(rig.FDs(t, os.Getpid()))+1)))
-	if err := apply(group + 1); !errors.Is(err, unix.EMFILE) {
-		t.Fatalf("not cut off: %v", err)
-	}
+	err := apply(group + 1)
+	check.Require(t, errors.Is(err, unix.EMFILE), "not cut off: %v", err)
 	check.Must(t, limitFiles(t, 1000))
 	check.Must(t, os.Lchown(file, 0, group+1)) // as far as it got
 	check.Must(t, apply(group))
@@ -372,9 +363,8 @@ func TestReadOnlySubvolume(t *testing.T) {
 	all := files(t, f.dir)
 	check.That(t, all["sub/file"].GID == group && all["snapshot/file"].GID != group && all["."].GID == group, "%+v", all)
 	check.Must(t, unix.Mount("", f.dir, "", unix.MS_REMOUNT|unix.MS_RDONLY, ""))
-	if _, err := fsops.ApplyGroup(t.Context(), f.root, group+1, volume.GroupAlways); !errors.Is(err, unix.EROFS) {
-		t.Errorf("a btrfs that is read-only: %v", err)
-	}
+	_, err = fsops.ApplyGroup(t.Context(), f.root, group+1, volume.GroupAlways)
+	check.That(t, errors.Is(err, unix.EROFS), "a btrfs that is read-only: %v", err)
 }
 
 // killInTheMiddle kills what gives a new directory to the group, and counts how often it

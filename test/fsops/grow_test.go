@@ -52,9 +52,8 @@ func TestGrowsWhileAWriterWrites(t *testing.T) {
 					case <-done:
 						return
 					default:
-						if err := os.WriteFile(filepath.Join(f.dir, strconv.Itoa(i%50)), block, 0o600); err != nil {
-							t.Error(err)
-						}
+						err := os.WriteFile(filepath.Join(f.dir, strconv.Itoa(i%50)), block, 0o600)
+						check.That(t, err == nil, "%v", err)
 					}
 				}
 			})
@@ -67,14 +66,11 @@ func TestGrowsWhileAWriterWrites(t *testing.T) {
 				check.That(t, errors.Is(err, fsops.ErrDenied) && strings.Contains(err.Error(), "CAP_SYS_RESOURCE"), "without the capability: %v", err)
 				return
 			}
-			if err != nil || has != 3*size {
-				t.Fatalf("%d bytes: %v", has, err)
-			}
+			check.Require(t, err == nil && has == 3*size, "%d bytes: %v", has, err)
 			after := f.stat().Usage[0].Total
 			check.That(t, after-before >= 19*size/10, "it grew from %d to %d bytes", before, after)
-			if has, err := fsops.Grow(f.root, fd, 3*size, 0); err != nil || has != 3*size {
-				t.Errorf("again: %d, %v", has, err)
-			}
+			has, err = fsops.Grow(f.root, fd, 3*size, 0)
+			check.That(t, err == nil && has == 3*size, "again: %d, %v", has, err)
 			for i := range 50 {
 				if got, err := os.ReadFile(filepath.Join(f.dir, strconv.Itoa(i))); err == nil && !bytes.Equal(got, block) {
 					t.Errorf("file %d is not what was written", i)
@@ -111,9 +107,8 @@ func TestGrowIsRefusedBeforeAnythingChanges(t *testing.T) {
 		if kind == "btrfs" {
 			continue // of a single device it cannot tell: its own is not named for certain
 		}
-		if _, err := fsops.Grow(f.root, wrong, 0, 0); err == nil || !strings.Contains(err.Error(), "it lies on the device") {
-			t.Errorf("%s: another device: %v", kind, err)
-		}
+		_, err := fsops.Grow(f.root, wrong, 0, 0)
+		check.That(t, err != nil && strings.Contains(err.Error(), "it lies on the device"), "%s: another device: %v", kind, err)
 	}
 }
 

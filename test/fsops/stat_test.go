@@ -83,9 +83,8 @@ func TestReadOnlyOnPurposeIsNormal(t *testing.T) {
 	for _, kind := range filesystems {
 		f := newFilesystem(t, kind, size)
 		check.Must(t, unix.Mount("", f.dir, "", unix.MS_REMOUNT|unix.MS_RDONLY, ""))
-		if report, err := fsops.Stat(f.root, true); err != nil || report.Condition.Abnormal {
-			t.Errorf("%s: %+v, %v", kind, report.Condition, err)
-		}
+		report, err := fsops.Stat(f.root, true)
+		check.That(t, err == nil && !report.Condition.Abnormal, "%s: %+v, %v", kind, report.Condition, err)
 		f.wantAbnormal(abi.ReasonReadOnly, "read-only")
 	}
 }
@@ -135,9 +134,8 @@ func overwrite(t testing.TB, device, text string) {
 	defer func() { check.Must(t, file.Close()) }()
 	block := make([]byte, 4096)
 	for at := int64(0); ; at += int64(len(block)) {
-		if _, err := file.ReadAt(block, at); err != nil {
-			t.Fatalf("%q is not on %s: %v", text, device, err)
-		}
+		_, err = file.ReadAt(block, at)
+		check.Require(t, err == nil, "%q is not on %s: %v", text, device, err)
 		if strings.HasPrefix(string(block), text) {
 			_, err := file.WriteAt([]byte("spoiled"), at)
 			check.Must(t, err)
@@ -154,8 +152,7 @@ func TestDamageThatBtrfsCountsIsAbnormal(t *testing.T) {
 	wantFree(t, f.device)
 	overwrite(t, f.device, text[:100])
 	f = mounted(t, "btrfs", f.device, 0, "")
-	if _, err := os.ReadFile(filepath.Join(f.dir, "file")); err == nil {
-		t.Fatal("btrfs did not see it")
-	}
+	_, err := os.ReadFile(filepath.Join(f.dir, "file"))
+	check.Require(t, err != nil, "btrfs did not see it")
 	f.wantAbnormal(abi.ReasonErrors, "corruptions of its device 1")
 }
