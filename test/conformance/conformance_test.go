@@ -244,9 +244,7 @@ func TestInterrupted(t *testing.T) {
 		check.Must(t, cmd.Process.Signal(syscall.SIGINT))
 		code := endWithin(t, cmd, time.Minute)
 		check.That(t, code == 1, "after %v: exit code %d", after, code)
-		if !strings.Contains(told.String(), "interrupted") {
-			t.Errorf("after %v: it says %q", after, told.String())
-		}
+		check.That(t, strings.Contains(told.String(), "interrupted"), "after %v: it says %q", after, told.String())
 		if out.Len() > 0 { // there is nothing to report before the first scene
 			var report conformance.Report
 			check.Must(t, json.Unmarshal(out.Bytes(), &report))

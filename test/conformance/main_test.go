@@ -130,9 +130,8 @@ func (b *bench) run(fs string, args ...string) outcome {
 	var out, told bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &told
 	var exit *exec.ExitError
-	if err := cmd.Run(); err != nil && !errors.As(err, &exit) {
-		b.t.Fatal(err)
-	}
+	err := cmd.Run()
+	check.Require(b.t, err == nil || errors.As(err, &exit), "%v", err)
 	o := outcome{code: cmd.ProcessState.ExitCode(), stderr: told.String()}
 	if err := json.Unmarshal(out.Bytes(), &o.report); err != nil {
 		b.t.Fatalf("the report: %v\n%s\n%s", err, out.String(), told.String())

@@ -53,9 +53,7 @@ func TestAgentComesAndGoes(t *testing.T) {
 	first.wantStats(inOne)
 	second.wantStats(inTwo)
 	pids := r.agents()
-	if len(pids) != 1 {
-		t.Fatalf("the agents are %v", pids)
-	}
+	check.Require(t, len(pids) == 1, "the agents are %v", pids)
 	check.Must(t, syscall.Kill(pids[0], syscall.SIGKILL))
 	first.wantStats(inOne)
 	r.remove(one)
@@ -89,15 +87,11 @@ func TestAgentOutlivesAPodsControlGroup(t *testing.T) {
 		}
 	}
 	agents := r.agents()
-	if len(agents) != 1 {
-		t.Fatalf("the agents are %v", agents)
-	}
+	check.Require(t, len(agents) == 1, "the agents are %v", agents)
 	outside(agents)
 	v.freeze(time.Minute)
 	outside(r.watchdogs())
-	if len(r.watchdogs()) != 2 {
-		t.Errorf("the watchdogs are %v", r.watchdogs())
-	}
+	check.That(t, len(r.watchdogs()) == 2, "the watchdogs are %v", r.watchdogs())
 	r.crust("thaw", v.target)
 
 	for _, group := range groups {

@@ -88,9 +88,8 @@ func TestSandboxesAreFollowedOverCRI(t *testing.T) {
 	plain, err := node.RunPod(t.Context(), "pod-2", "", 0)
 	check.Must(t, err)
 	check.Eventually(t, "the first sandboxes", func() bool { return is("pod-1", first.ID)() && is("pod-2", plain.ID)() })
-	if uid, known := tracker.PodOf(first.ID); !known || uid != "pod-1" {
-		t.Errorf("the first sandbox is of pod %q, %v", uid, known)
-	}
+	uid, known := tracker.PodOf(first.ID)
+	check.That(t, known && uid == "pod-1", "the first sandbox is of pod %q, %v", uid, known)
 
 	killPause(t, first)
 	check.Eventually(t, "the killed sandbox is gone", told.has(first.ID))

@@ -75,9 +75,8 @@ func (r *testNode) propagation() {
 	check.Must(r.t, unix.Mount("tmpfs", host+"/sub", "tmpfs", 0, ""))
 	r.t.Cleanup(func() { check.Must(r.t, unix.Unmount(host+"/sub", unix.MNT_DETACH)) })
 	check.Must(r.t, os.WriteFile(host+"/sub/later", nil, 0o644))
-	if _, err := r.node.Exec(r.ctx(), id, "ls /host/sub/later"); err != nil {
-		r.t.Errorf("what the host mounted later cannot be seen: %v", err)
-	}
+	_, err = r.node.Exec(r.ctx(), id, "ls /host/sub/later")
+	check.That(r.t, err == nil, "what the host mounted later cannot be seen: %v", err)
 	v.wantUnseen()
 	r.remove(pod)
 	v.unstage()

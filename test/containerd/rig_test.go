@@ -115,9 +115,7 @@ func (r *testNode) run(pod *cri.Pod, name string, mounts ...cri.Mount) string {
 func (r *testNode) exec(container, script string) string {
 	r.t.Helper()
 	out, err := r.node.Exec(r.ctx(), container, script)
-	if err != nil {
-		r.t.Fatalf("%s: %v", script, err)
-	}
+	check.Require(r.t, err == nil, "%s: %v", script, err)
 	return out
 }
 

@@ -37,9 +37,8 @@ func buildWhoami(t *testing.T) (program string) {
 	check.Must(t, os.WriteFile(dir+"/whoami.go", []byte(whoami), 0o600))
 	build := exec.Command("go", "build", "-o", dir+"/whoami", dir+"/whoami.go")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0", "GO111MODULE=off")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
+	out, err := build.CombinedOutput()
+	check.Require(t, err == nil, "%v\n%s", err, out)
 	return dir + "/whoami"
 }
 

@@ -40,12 +40,9 @@ func TestUIDOutsideTheSetIsRefused(t *testing.T) {
 	cmd.Env = append(os.Environ(), strangerEnv+"="+d.RuntimeSocket+","+d.AdminSocket)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 12345, Gid: 65534}}
 	out, err := cmd.CombinedOutput()
-	if err != nil || !strings.Contains(string(out), "--- PASS: TestStranger") {
-		t.Fatalf("%v\n%s", err, out)
-	}
-	if body, err := d.HTTP("/metrics"); err != nil || !strings.Contains(body, "crust_proxy") {
-		t.Errorf("metrics: %v", err)
-	}
+	check.Require(t, err == nil && strings.Contains(string(out), "--- PASS: TestStranger"), "%v\n%s", err, out)
+	body, err := d.HTTP("/metrics")
+	check.That(t, err == nil && strings.Contains(body, "crust_proxy"), "metrics: %v", err)
 	if _, err := d.Runtime().RuntimeUnstageVolume(t.Context(),
 		&runtimev1.RuntimeUnstageVolumeRequest{VolumeTargetPath: d.Target("pod-1")}); err != nil {
 		t.Errorf("root is refused too: %v", err)

@@ -243,9 +243,8 @@ func TestOrphanOfARemovalIsEnded(t *testing.T) {
 		_, err := d.Runtime().RuntimeUnstageVolume(t.Context(), unstageRequest(req))
 		return err
 	})
-	if err := vmm.Wait(); !strings.Contains(fmt.Sprint(err), "killed") {
-		t.Errorf("the orphan ended with %v", err)
-	}
+	err = vmm.Wait()
+	check.That(t, strings.Contains(fmt.Sprint(err), "killed"), "the orphan ended with %v", err)
 	wantGone(t, d, disk)
 }
 
@@ -272,13 +271,11 @@ func TestOnlyOrphansAreEnded(t *testing.T) {
 		_, err := d.Runtime().RuntimeUnstageVolume(t.Context(), unstageRequest(req))
 		check.Code(t, err, codes.Aborted)
 	}
-	if out, err := d.Crustctl("end", req.GetVolumeTargetPath(), "--yes").CombinedOutput(); err == nil {
-		t.Errorf("crustctl end: %s", out)
-	}
+	out, err := d.Crustctl("end", req.GetVolumeTargetPath(), "--yes").CombinedOutput()
+	check.That(t, err != nil, "crustctl end: %s", out)
 	for name, process := range all {
-		if err := process.Process.Signal(syscall.Signal(0)); err != nil {
-			t.Errorf("a process that %s was ended: %v", name, err)
-		}
+		err := process.Process.Signal(syscall.Signal(0))
+		check.That(t, err == nil, "a process that %s was ended: %v", name, err)
 		process.End()
 	}
 	unstage(t, d, req)

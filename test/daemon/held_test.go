@@ -50,8 +50,7 @@ func TestOperatorSeesWhoHasADevice(t *testing.T) {
 	vmm.End()
 	_, err = d.Admin().Reconcile(t.Context(), &adminv1.ReconcileRequest{})
 	check.Must(t, err)
-	if held := metric(t, d, "crust_proxy_devices_held"); held != 0 {
-		t.Errorf("%v devices are held", held)
-	}
+	held := metric(t, d, "crust_proxy_devices_held")
+	check.That(t, held == 0, "%v devices are held", held)
 	wantGone(t, d, disk)
 }

@@ -27,9 +27,8 @@ func TestStartWithoutFreeInodes(t *testing.T) {
 	var fs unix.Statfs_t
 	check.Must(t, unix.Statfs(d.Dir, &fs))
 	check.Must(t, unix.Mount("", d.Point, "", unix.MS_REMOUNT, fmt.Sprintf("nr_inodes=%d", fs.Files-fs.Ffree)))
-	if err := os.Mkdir(filepath.Join(d.Dir, "one-more"), 0o700); !errors.Is(err, unix.ENOSPC) {
-		t.Fatalf("there is an inode left: %v", err)
-	}
+	err := os.Mkdir(filepath.Join(d.Dir, "one-more"), 0o700)
+	check.Require(t, errors.Is(err, unix.ENOSPC), "there is an inode left: %v", err)
 	d.Start()
 	shown(t, d, req.GetVolumeTargetPath())
 	unstage(t, d, req)

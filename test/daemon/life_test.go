@@ -66,9 +66,8 @@ func TestTerminationLetsCallsEnd(t *testing.T) {
 	code := d.WaitEnd(10 * time.Second)
 	check.That(t, code == 0, "exit code %d", code)
 	for _, socket := range []string{d.RuntimeSocket, d.AdminSocket} {
-		if _, err := os.Lstat(socket); err == nil {
-			t.Errorf("%s is left", socket)
-		}
+		_, err = os.Lstat(socket)
+		check.That(t, err != nil, "%s is left", socket)
 	}
 	d.Start()
 	unstage(t, d, req)
@@ -92,9 +91,7 @@ func TestOpenStreamsDoNotHoldUpTheEnd(t *testing.T) {
 	d.Signal(syscall.SIGTERM)
 	code := d.WaitEnd(10 * time.Second)
 	check.That(t, code == 0, "exit code %d", code)
-	if strings.Contains(d.Log(), "cut off") {
-		t.Errorf("the streams were waited for:\n%s", d.Log())
-	}
+	check.That(t, !strings.Contains(d.Log(), "cut off"), "the streams were waited for:\n%s", d.Log())
 }
 
 func TestReload(t *testing.T) {
@@ -137,9 +134,7 @@ func TestSocketsHealthAndReflection(t *testing.T) {
 	for _, socket := range []string{d.RuntimeSocket, d.AdminSocket} {
 		info, err := os.Lstat(socket)
 		check.Must(t, err)
-		if info.Mode() != os.ModeSocket|0o600 {
-			t.Errorf("%s has mode %v", socket, info.Mode())
-		}
+		check.That(t, info.Mode() == os.ModeSocket|0o600, "%s has mode %v", socket, info.Mode())
 		conn := d.Dial(socket)
 		health, err := healthv1.NewHealthClient(conn).Check(t.Context(), &healthv1.HealthCheckRequest{})
 		check.That(t, err == nil && health.GetStatus() == healthv1.HealthCheckResponse_SERVING, "%s: %v, %v", socket, health, err)

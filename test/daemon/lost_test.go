@@ -40,12 +40,10 @@ func TestStartBesideUnreadableRecords(t *testing.T) {
 		check.Must(t, err)
 		findings := strings.Join(node.GetFindings(), "\n")
 		check.Says(t, "the findings", findings, id+".json", "removing/stray.json", "csi/stray.json", "csi/newer.json")
-		if v := shown(t, d, bad.GetVolumeTargetPath()); v.GetState() != adminv1.VolumeState_VOLUME_STATE_DEGRADED {
-			t.Errorf("shown as %v", v)
-		}
-		if v := shown(t, d, good.GetVolumeTargetPath()); v.GetState() != adminv1.VolumeState_VOLUME_STATE_PUBLISHED {
-			t.Errorf("the other volume is shown as %v", v)
-		}
+		v := shown(t, d, bad.GetVolumeTargetPath())
+		check.That(t, v.GetState() == adminv1.VolumeState_VOLUME_STATE_DEGRADED, "shown as %v", v)
+		v = shown(t, d, good.GetVolumeTargetPath())
+		check.That(t, v.GetState() == adminv1.VolumeState_VOLUME_STATE_PUBLISHED, "the other volume is shown as %v", v)
 		records := metric(t, d, "crust_proxy_records_unusable")
 		check.That(t, records >= 2, "%v records are counted as unusable", records)
 		for _, one := range []string{

@@ -66,9 +66,8 @@ func TestPageInABrowser(t *testing.T) {
 	}
 	picture := filepath.Join(t.TempDir(), "page.png")
 	browse("--screenshot=" + picture)
-	if info, err := os.Stat(picture); err != nil || info.Size() < 10<<10 {
-		t.Errorf("no picture: %v", err)
-	}
+	info, err := os.Stat(picture)
+	check.That(t, err == nil && info.Size() >= 10<<10, "no picture: %v", err)
 	server.Close()
 	for _, path := range asked {
 		if path != "/" && path != "/favicon.ico" {
@@ -83,8 +82,7 @@ func TestPageInABrowser(t *testing.T) {
 	check.Must(t, off.Start())
 	defer off.Kill()
 	for _, path := range []string{"/", "/v1/node", "/v1/volumes"} {
-		if got, err := rig.Get(t.Context(), d.HTTPSocket, path); err == nil || !strings.Contains(err.Error(), "404") {
-			t.Errorf("with http.view off, %s is %.100q, %v", path, got, err)
-		}
+		got, err := rig.Get(t.Context(), d.HTTPSocket, path)
+		check.That(t, err != nil && strings.Contains(err.Error(), "404"), "with http.view off, %s is %.100q, %v", path, got, err)
 	}
 }

@@ -53,13 +53,9 @@ func TestKilledHalfWay(t *testing.T) {
 	_ = first.Wait()
 	left, err := filepath.Glob(filepath.Dir(program) + "/crust-*")
 	check.Must(t, err)
-	if len(left) != 1 {
-		t.Fatalf("directories of the killed demonstration: %q", left)
-	}
+	check.Require(t, len(left) == 1, "directories of the killed demonstration: %q", left)
 	mark := strings.TrimPrefix(filepath.Base(left[0]), "crust-")
-	if len(rig.Loops(mark)) == 0 {
-		t.Fatal("it was not killed half-way: no loop device is left")
-	}
+	check.Require(t, len(rig.Loops(mark)) != 0, "it was not killed half-way: no loop device is left")
 	said, err := demo(t, program).CombinedOutput()
 	check.That(t, err == nil && strings.Contains(string(said), "clearing what an earlier run left"), "%v\n%s", err, said)
 	processes := rig.Processes(func(proc string) bool {

@@ -67,9 +67,7 @@ func TestConfigurationIsTheDaemons(t *testing.T) {
 func validate(t *testing.T, configMap *unstructured.Unstructured) {
 	t.Helper()
 	text, found, err := unstructured.NestedString(configMap.Object, "data", "config.yaml")
-	if err != nil || !found {
-		t.Fatalf("no config.yaml in %s: %v", configMap.GetName(), err)
-	}
+	check.Require(t, err == nil && found, "no config.yaml in %s: %v", configMap.GetName(), err)
 	file := filepath.Join(t.TempDir(), "config.yaml")
 	check.Must(t, os.WriteFile(file, []byte(text), 0o600))
 	var out, complaints strings.Builder
@@ -171,9 +169,8 @@ func TestWrongValuesAreRefused(t *testing.T) {
 		"a class with quote":                {[]string{"--set-json", `runtimeClasses=[{"name":"x'","handler":"x"}]`}, "name"},
 	} {
 		args := append([]string{"template", "crust-proxy", render.Chart(), "--kube-version=" + render.KubeVersion}, wrong.args...)
-		if _, err := render.Helm(t, args...); err == nil || !strings.Contains(err.Error(), wrong.want) {
-			t.Errorf("%s: got %v, want an error with %q", what, err, wrong.want)
-		}
+		_, err := render.Helm(t, args...)
+		check.That(t, err != nil && strings.Contains(err.Error(), wrong.want), "%s: got %v, want an error with %q", what, err, wrong.want)
 	}
 }
 

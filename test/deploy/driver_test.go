@@ -72,12 +72,10 @@ func TestCrustDriverIsFound(t *testing.T) {
 	got := d.text(t, "CSIDriver", driver.DefaultName, "metadata", "name")
 	check.That(t, got == driver.DefaultName, "the CSIDriver is %q", got)
 	socket := d.flag(t, "crust-driver", "kubelet-endpoint")
-	if endpoint := d.flag(t, "crust-driver", "endpoint"); endpoint != "unix://"+socket {
-		t.Errorf("it serves %s, and kubelet looks for %s", endpoint, socket)
-	}
-	if dir := filepath.Dir(d.flag(t, "crust-driver", "kubelet-registration-socket")); dir != config.Default().Front.Registry {
-		t.Errorf("it registers in %s, and the front waits in %s", dir, config.Default().Front.Registry)
-	}
+	endpoint := d.flag(t, "crust-driver", "endpoint")
+	check.That(t, endpoint == "unix://"+socket, "it serves %s, and kubelet looks for %s", endpoint, socket)
+	dir := filepath.Dir(d.flag(t, "crust-driver", "kubelet-registration-socket"))
+	check.That(t, dir == config.Default().Front.Registry, "it registers in %s, and the front waits in %s", dir, config.Default().Front.Registry)
 	plugin := d.volume(t, "plugin").HostPath
 	check.That(t, plugin != nil && plugin.Path == filepath.Dir(socket), "the sidecars see %v at /csi, and the driver's socket is %s", plugin, socket)
 	for name := range d.containers {
@@ -100,9 +98,7 @@ func TestPreventPodSchedulingIfMissing(t *testing.T) {
 func (d crustDriver) volume(t *testing.T, name string) corev1.VolumeSource {
 	t.Helper()
 	at := slices.IndexFunc(d.pod.Volumes, func(v corev1.Volume) bool { return v.Name == name })
-	if at < 0 {
-		t.Fatalf("there is no volume %s", name)
-	}
+	check.Require(t, at >= 0, "there is no volume %s", name)
 	return d.pod.Volumes[at].VolumeSource
 }
 

@@ -50,18 +50,15 @@ func TestBehindTheFront(t *testing.T) {
 	dir := render.Kustomizations(t) + "/examples/behind-the-front/"
 	stock, behind, direct := vendorsDriver(t, dir+"driver"), vendorsDriver(t, dir+"behind"), vendorsDriver(t, dir+"direct")
 	front := config.Default().Front
-	if path := behind.takeRegistrationDir(t); path != front.Registry {
-		t.Errorf("the driver registers in %s, and the front waits in %s", path, front.Registry)
-	}
+	path := behind.takeRegistrationDir(t)
+	check.That(t, path == front.Registry, "the driver registers in %s, and the front waits in %s", path, front.Registry)
 	for what, path := range map[string]string{"the stock driver": stock.takeRegistrationDir(t), "the way back": direct.takeRegistrationDir(t)} {
 		check.That(t, path == front.KubeletRegistry, "%s registers in %s", what, path)
 	}
-	if diff := cmp.Diff(stock, behind); diff != "" {
-		t.Errorf("the patch changes something else: %s", diff)
-	}
-	if diff := cmp.Diff(stock, direct); diff != "" {
-		t.Errorf("the way back does not lead back: %s", diff)
-	}
+	diff := cmp.Diff(stock, behind)
+	check.That(t, diff == "", "the patch changes something else: %s", diff)
+	diff = cmp.Diff(stock, direct)
+	check.That(t, diff == "", "the way back does not lead back: %s", diff)
 }
 
 // stockDriver is a driver's DaemonSet, with its volumes apart.
@@ -85,9 +82,7 @@ func vendorsDriver(t *testing.T, dir string) stockDriver {
 func (d stockDriver) takeRegistrationDir(t *testing.T) string {
 	t.Helper()
 	volume, there := d.Volumes["registration-dir"]
-	if !there || volume.HostPath == nil {
-		t.Fatal("the driver has no registration-dir")
-	}
+	check.Require(t, there && volume.HostPath != nil, "the driver has no registration-dir")
 	delete(d.Volumes, "registration-dir")
 	return volume.HostPath.Path
 }

@@ -36,9 +36,8 @@ func strictlyTyped(t *testing.T, all []*unstructured.Unstructured) {
 		}
 		raw, err := one.MarshalJSON()
 		check.Must(t, err)
-		if _, _, err := decoder.Decode(raw, nil, nil); err != nil {
-			t.Errorf("%s %s: %v", one.GetKind(), one.GetName(), err)
-		}
+		_, _, err = decoder.Decode(raw, nil, nil)
+		check.That(t, err == nil, "%s %s: %v", one.GetKind(), one.GetName(), err)
 		known++
 	}
 	check.That(t, known != 0, "nothing was rendered")

@@ -15,9 +15,7 @@ import (
 // TestMessagesOfOperationsAreInTheCode: people look for what they see, word by word.
 func TestMessagesOfOperationsAreInTheCode(t *testing.T) {
 	_, section, found := strings.Cut(read(t, "docs/operations.md").text, "\n## When something is wrong\n")
-	if !found {
-		t.Fatal("the section is gone")
-	}
+	check.Require(t, found, "the section is gone")
 	code := allCode(t) + strings.ToLower(syscall.ENOSPC.Error()) + " UNAVAILABLE" // the kernel's words, and gRPC's
 	count := 0
 	for _, row := range regexp.MustCompile(`(?m)^\| (.*?) \|`).FindAllStringSubmatch(section, -1) {

@@ -43,9 +43,7 @@ func pages(t *testing.T) []page {
 		})
 		check.Must(t, err)
 	}
-	if len(found) < 15 {
-		t.Fatalf("only %d pages were found", len(found))
-	}
+	check.Require(t, len(found) >= 15, "only %d pages were found", len(found))
 	return found
 }
 

@@ -13,9 +13,7 @@ import (
 // TestWorkflows: actions are pinned by a commit, with their version, and make has the targets.
 func TestWorkflows(t *testing.T) {
 	files, err := filepath.Glob(filepath.Join(root, ".github/workflows/*.yml"))
-	if err != nil || len(files) == 0 {
-		t.Fatalf("workflows: %v, %v", files, err)
-	}
+	check.Require(t, err == nil && len(files) != 0, "workflows: %v, %v", files, err)
 	makefile, err := os.ReadFile(filepath.Join(root, "Makefile"))
 	check.Must(t, err)
 	pinned := regexp.MustCompile(`^[\w/.-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+$`)
@@ -27,9 +25,7 @@ func TestWorkflows(t *testing.T) {
 				t.Errorf("%s: %s is not pinned by a commit", file, action)
 			}
 			for _, target := range regexp.MustCompile(`\bmake ([a-z-]+)`).FindAllStringSubmatch(line, -1) {
-				if !strings.Contains(string(makefile), "\n"+target[1]+":") {
-					t.Errorf("%s: make has no target %s", file, target[1])
-				}
+				check.That(t, strings.Contains(string(makefile), "\n"+target[1]+":"), "%s: make has no target %s", file, target[1])
 			}
 		}
 	}

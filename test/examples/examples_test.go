@@ -44,9 +44,7 @@ func TestBoth(t *testing.T) {
 	const size = 320 << 20
 	v := client.Create(t, "data", "xfs", size)
 	v.Publish()
-	if err := os.WriteFile(v.Target+"/file", []byte("data"), 0o600); err == nil {
-		t.Error("there is no guard at the target")
-	}
+	check.That(t, os.WriteFile(v.Target+"/file", []byte("data"), 0o600) != nil, "there is no guard at the target")
 	for _, text := range []string{"first", "second"} { // the second pod finds what the first one wrote
 		pod, err := node.RunPod(t.Context(), v.Pod, "example", 0)
 		check.Must(t, err)
@@ -75,7 +73,6 @@ func TestBoth(t *testing.T) {
 	}
 	v.Delete()
 	d.WantClean()
-	if left, err := os.ReadDir(data); err != nil || len(left) > 0 || len(rig.LoopsLeft(data+"/")) > 0 {
-		t.Errorf("the driver has left %v, %v", left, err)
-	}
+	left, err := os.ReadDir(data)
+	check.That(t, err == nil && len(left) == 0 && len(rig.LoopsLeft(data+"/")) == 0, "the driver has left %v, %v", left, err)
 }

@@ -64,29 +64,21 @@ func TestFullTmpfs(t *testing.T) {
 	check.Must(t, err)
 	before := projections(t, cfg)
 	err = os.WriteFile(filepath.Join(root, "fill"), make([]byte, 1<<20), 0o600)
-	if !errors.Is(err, unix.ENOSPC) {
-		t.Fatalf("the tmpfs is not full: %v", err)
-	}
+	check.Require(t, errors.Is(err, unix.ENOSPC), "the tmpfs is not full: %v", err)
 	changed := *old
 	changed.MountFlags = []string{strings.Repeat("x", 1000)}
 	for _, v := range []*volume.Volume{&changed, testVolume("new")} {
 		_, err := h.Publish(t.Context(), v)
-		if volume.KindOf(err) != volume.Exhausted || !strings.Contains(err.Error(), v.Target) {
-			t.Errorf("%v of kind %v", err, volume.KindOf(err))
-		}
+		check.That(t, volume.KindOf(err) == volume.Exhausted && strings.Contains(err.Error(), v.Target), "%v of kind %v", err, volume.KindOf(err))
 	}
-	if after := projections(t, cfg); !slices.Equal(before, after) {
-		t.Errorf("before %q\nafter %q", before, after)
-	}
-	if left, err := os.ReadDir(cfg.TempDir); err != nil || len(left) != 0 {
-		t.Errorf("leftovers %v, %v", left, err)
-	}
-	if err := h.Retract(t.Context(), old); err != nil {
-		t.Error(err)
-	}
-	if after := projections(t, cfg); len(after) != 0 {
-		t.Errorf("after Retract: %q", after)
-	}
+	after := projections(t, cfg)
+	check.That(t, slices.Equal(before, after), "before %q\nafter %q", before, after)
+	left, err := os.ReadDir(cfg.TempDir)
+	check.That(t, err == nil && len(left) == 0, "leftovers %v, %v", left, err)
+	err = h.Retract(t.Context(), old)
+	check.That(t, err == nil, "%v", err)
+	after = projections(t, cfg)
+	check.That(t, len(after) == 0, "after Retract: %q", after)
 }
 
 // projections lists every file in Kata's tree with its content.
@@ -172,8 +164,6 @@ func wantWhole(t *testing.T, dir string) {
 		return
 	}
 	for _, entry := range entries {
-		if entry.Name() != "mountInfo.json" {
-			t.Errorf("a foreign file %s in %s", entry.Name(), dir)
-		}
+		check.That(t, entry.Name() == "mountInfo.json", "a foreign file %s in %s", entry.Name(), dir)
 	}
 }

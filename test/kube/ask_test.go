@@ -81,9 +81,7 @@ func wantRefused(k *cluster.Kube, p *cluster.Pod, words ...string) shown {
 		strings.ContainsAny(sentence, "\n\t") || len(sentence) > 700 {
 		k.T.Errorf("it is not one sentence: %q", sentence)
 	}
-	if !strings.Contains(p.Describe(), sentence) {
-		k.T.Errorf("kubectl describe does not show it:\n%s", p.Describe())
-	}
+	check.That(k.T, strings.Contains(p.Describe(), sentence), "kubectl describe does not show it:\n%s", p.Describe())
 	is, err := refusalOf(k, p)
 	k.Must(err)
 	check.That(k.T, is.LastError == sentence && is.State == "VOLUME_STATE_REFUSED", "crustctl shows %+v", is)

@@ -94,9 +94,7 @@ const proxySpace = "crust-proxy"
 // pods, with all that is the test's below /tmp.
 func newDaemonSet(k *cluster.Kube) *daemonSet {
 	t, ok := k.T.(*testing.T)
-	if !ok {
-		k.T.Fatal("this is for tests")
-	}
+	check.Require(k.T, ok, "this is for tests")
 	k.Must(k.Containerd.AddImage(proxyImage, proxyLayer(t), []string{"/usr/bin/crust-proxy"}))
 	d := &daemonSet{k: k, values: filepath.Join(t.TempDir(), "values.yaml"), bin: k.Dir + "/bin"}
 	k.Must(os.WriteFile(d.values, fmt.Appendf(nil, `
@@ -268,9 +266,8 @@ func (d *daemonSet) wantRemovalRefused() {
 	d.rollback(err)
 	_, err = d.k.Kubectl("delete", "--namespace="+proxySpace, "job/crust-proxy-removal")
 	d.k.Must(err)
-	if is, err := d.find(d.k.T.Context()); err != nil || is.Name == "" || is.DeletionTimestamp != nil {
-		d.k.T.Errorf("the DaemonSet's pod goes: %v", err)
-	}
+	is, err := d.find(d.k.T.Context())
+	check.That(d.k.T, err == nil && is.Name != "" && is.DeletionTimestamp == nil, "the DaemonSet's pod goes: %v", err)
 }
 
 // rollback does what the refusal of a removal advises, and wants the release to be usable.
@@ -278,18 +275,14 @@ func (d *daemonSet) rollback(refusal error) {
 	d.k.T.Helper()
 	_, rest, advised := strings.Cut(fmt.Sprint(refusal), "\n  helm rollback ")
 	command, _, _ := strings.Cut(rest, "\n")
-	if !advised {
-		d.k.T.Fatalf("the refusal does not say how the release is used again: %v", refusal)
-	}
+	check.Require(d.k.T, advised, "the refusal does not say how the release is used again: %v", refusal)
 	list := func() string { return strings.TrimSpace(d.helm("list", "--short")) }
-	if is := list(); is != "" {
-		d.k.T.Errorf("helm lists %q after a refused removal: the advice to roll back may not be needed any more", is)
-	}
+	is := list()
+	check.That(d.k.T, is == "", "helm lists %q after a refused removal: the advice to roll back may not be needed any more", is)
 	_, err := render.Helm(d.k.T, append(append([]string{"rollback"}, strings.Fields(command)...), "--kubeconfig="+d.k.AdminKubeconfig)...)
 	d.k.Must(err)
-	if is := list(); is != "crust-proxy" {
-		d.k.T.Errorf("after the rollback helm lists %q", is)
-	}
+	is = list()
+	check.That(d.k.T, is == "crust-proxy", "after the rollback helm lists %q", is)
 }
 
 // remove uninstalls the chart, whatever lives, and waits until its pod has gone. A second time it does

@@ -38,9 +38,8 @@ func TestExplainedAsItIs(t *testing.T) {
 		askExplained(k, host, "on the host", `by rule "sub-paths stay"`)
 		var events struct{ Events []struct{ Text string } }
 		k.Must(ask(k, &events, "events", host.Namespace+"/"+host.Name))
-		if n := len(events.Events); n == 0 || events.Events[n-1].Text != `not deferred, by rule "sub-paths stay"` {
-			k.T.Errorf("the history has %+v", events)
-		}
+		n := len(events.Events)
+		check.That(k.T, n != 0 && events.Events[n-1].Text == `not deferred, by rule "sub-paths stay"`, "the history has %+v", events)
 		host.Delete()
 		refused := asks(k.NewPod("refused-"+way, cluster.Runc).With(v, "/data"), v.Name)
 		const why = "no rule of this node's policy that says annotated: true matches the driver"

@@ -75,9 +75,7 @@ func readQuickStart(t *testing.T) quickStart {
 			out.take(t, document)
 		}
 	}
-	if len(out.pods) != 2 || out.rules == "" {
-		t.Fatalf("the page has %d pods, and the rules %s", len(out.pods), out.rules)
-	}
+	check.Require(t, len(out.pods) == 2 && out.rules != "", "the page has %d pods, and the rules %s", len(out.pods), out.rules)
 	return out
 }
 

@@ -34,9 +34,7 @@ func TestLookDoesNotGrowWithDescriptors(t *testing.T) {
 		}
 	}
 	t.Logf("a look takes %v, and %v beside %d descriptors", few, many, processes*each)
-	if many > 2*few {
-		t.Errorf("a look takes %v beside %d descriptors, and %v without them", many, processes*each, few)
-	}
+	check.That(t, many <= 2*few, "a look takes %v beside %d descriptors, and %v without them", many, processes*each, few)
 }
 
 func medianLook(t *testing.T, f *openers.Finder, s subject) time.Duration {

@@ -88,9 +88,7 @@ func guestDisk(t *testing.T, kernel string) string {
 	modules := t.TempDir()
 	for _, name := range []string{"loop.ko", "dm-mod.ko"} {
 		found, err := filepath.Glob(kernel + "/lib/modules/*/kernel/drivers/*/" + name)
-		if err != nil || len(found) != 1 {
-			t.Fatalf("%s: %q, %v", name, found, err)
-		}
+		check.Require(t, err == nil && len(found) == 1, "%s: %q, %v", name, found, err)
 		raw, err := os.ReadFile(found[0])
 		check.Must(t, err)
 		check.Must(t, os.WriteFile(filepath.Join(modules, name), raw, 0o600))

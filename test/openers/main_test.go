@@ -67,9 +67,8 @@ func opening(t *testing.T, program, how, device string) *exec.Cmd {
 func counting(t *testing.T) *openers.Finder {
 	t.Helper()
 	f := openers.New()
-	if method, why := f.Method(); method != openers.Counts {
-		t.Fatalf("the method is %s: %v", method, why)
-	}
+	method, why := f.Method()
+	check.Require(t, method == openers.Counts, "the method is %s: %v", method, why)
 	return f
 }
 

@@ -36,9 +36,7 @@ func TestCountAndModelAgree(t *testing.T) {
 		if step%scanEach == 0 {
 			m.compareScan()
 		}
-		if t.Failed() {
-			t.Fatalf("in step %d, after %s", step, what)
-		}
+		check.Require(t, !t.Failed(), "in step %d, after %s", step, what)
 	}
 	t.Logf("%v", m.did)
 }
@@ -230,9 +228,8 @@ func (m *model) compare(disk int) {
 		return // names take longer
 	}
 	tooFew := openers.Query{FD: fd, Own: opens}
-	if users, err := m.f.Await(m.t.Context(), tooFew, 0); err != nil || users.Names == "" {
-		m.t.Errorf("disk %d is free with one open less than the model's %d, %v", disk, opens, err)
-	}
+	users, err := m.f.Await(m.t.Context(), tooFew, 0)
+	check.That(m.t, err == nil && users.Names != "", "disk %d is free with one open less than the model's %d, %v", disk, opens, err)
 }
 
 // compareScan has another process look for openers by a scan: it sees descriptors, and nothing else.

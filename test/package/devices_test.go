@@ -57,9 +57,7 @@ func removeDeviceGroup(t *testing.T) {
 		time.Sleep(20 * time.Millisecond)
 		err = os.Remove(deviceGroup)
 	}
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		t.Error(err)
-	}
+	check.That(t, err == nil || errors.Is(err, fs.ErrNotExist), "%v", err)
 }
 
 // hostPid is the number of the service's process outside of the machine.

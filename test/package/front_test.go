@@ -133,20 +133,17 @@ func (f *frontService) testStopDuringMkfs(v *volume) {
 	capabilities := f.run("grep", "Cap[PE]", "/proc/"+pid+"/status")
 	check.That(f.t, strings.Count(capabilities, "\t0000000000000000") == 2, "mkfs has capabilities:\n%s", capabilities)
 	f.run("systemctl", "stop", "crust-proxy.service")
-	if err := <-ended; status.Code(err) != codes.Unavailable {
-		f.t.Errorf("the service was stopped under a publish, which gave %v", err)
-	}
+	err := <-ended
+	check.That(f.t, status.Code(err) == codes.Unavailable, "the service was stopped under a publish, which gave %v", err)
 	group := f.run("cat", "/proc/"+pid+"/cgroup")
 	check.That(f.t, strings.Contains(group, "crust-proxy.service"), "mkfs runs in %s", group)
 	f.wantSockets()
 	f.run("systemctl", "start", "crust-proxy.service")
 	f.waitServed()
-	if err := v.TryPublish(); status.Code(err) != codes.Aborted {
-		f.t.Errorf("a publish while mkfs still runs gave %v, want Aborted", err)
-	}
-	if err := v.TryUnpublish(); status.Code(err) != codes.Aborted {
-		f.t.Errorf("an unpublish while mkfs still runs gave %v, want Aborted", err)
-	}
+	err = v.TryPublish()
+	check.That(f.t, status.Code(err) == codes.Aborted, "a publish while mkfs still runs gave %v, want Aborted", err)
+	err = v.TryUnpublish()
+	check.That(f.t, status.Code(err) == codes.Aborted, "an unpublish while mkfs still runs gave %v, want Aborted", err)
 	f.run("touch", "/run/mkfs-go")
 	f.wait("end mkfs", func() bool { return f.command("kill", "-0", pid).Run() != nil })
 	check.Must(f.t, v.TryPublish())
@@ -181,9 +178,8 @@ func (f *frontService) wantSockets() {
 	f.t.Helper()
 	found, err := filepath.Glob(f.path(pluginDir) + "/*.sock")
 	check.That(f.t, err == nil && len(found) == 1, "for kubelet there are the sockets %q (%v), want one", found, err)
-	if _, err := os.Stat(f.path(csiSocket)); err != nil {
-		f.t.Error(err)
-	}
+	_, err = os.Stat(f.path(csiSocket))
+	check.That(f.t, err == nil, "%v", err)
 }
 
 // waitServed waits until the driver answers through the front.

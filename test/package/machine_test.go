@@ -83,9 +83,8 @@ func overlay(t *testing.T, lower, size string) string {
 	}
 	// With this machine's id nspawn takes the container for this machine.
 	id := filepath.Join(dirs["root"], "etc/machine-id")
-	if err := os.Remove(id); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		t.Fatal(err)
-	}
+	err := os.Remove(id)
+	check.Require(t, err == nil || errors.Is(err, fs.ErrNotExist), "%v", err)
 	check.Must(t, os.WriteFile(id, []byte("c0ffee00c0ffee00c0ffee00c0ffee00\n"), 0o444))
 	return dirs["root"]
 }

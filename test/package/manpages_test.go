@@ -18,9 +18,7 @@ import (
 func testManPages(t *testing.T, dir string) {
 	rig.Need(t, "man", "lexgrog")
 	programs, err := os.ReadDir(dir + "/usr/bin")
-	if err != nil || len(programs) == 0 {
-		t.Fatalf("programs: %v, %v", programs, err)
-	}
+	check.Require(t, err == nil && len(programs) != 0, "programs: %v, %v", programs, err)
 	names := []string{"crust-proxy.yaml"}
 	for _, program := range programs {
 		names = append(names, program.Name())

@@ -45,9 +45,7 @@ func TestNewcomer(t *testing.T) {
 		check.Must(t, err)
 		steps, err := stepsOf(string(text))
 		check.Must(t, err)
-		if len(steps) == 0 {
-			t.Errorf("%s has no commands", page)
-		}
+		check.That(t, len(steps) != 0, "%s has no commands", page)
 		for _, step := range steps {
 			if name := leftAs(step, names); name != "" {
 				met[name] = true
@@ -57,9 +55,7 @@ func TestNewcomer(t *testing.T) {
 		}
 	}
 	for _, name := range names {
-		if !met[name] {
-			t.Errorf("no page has what is left out as %q", name)
-		}
+		check.That(t, met[name], "no page has what is left out as %q", name)
 	}
 }
 

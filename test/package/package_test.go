@@ -186,9 +186,8 @@ func checkInstalled(t *testing.T) {
 		run(t, "bash", "-c", "source /usr/share/bash-completion/completions/"+program+" && complete -p "+program)
 	}
 	// The programs are there now, so systemd's own view of the units can be asked.
-	if said := run(t, "systemd-analyze", "verify", "--man=no", "--recursive-errors=no", "crust-proxy.service"); strings.Contains(said, name) {
-		t.Errorf("systemd-analyze verify says:\n%s", said)
-	}
+	said := run(t, "systemd-analyze", "verify", "--man=no", "--recursive-errors=no", "crust-proxy.service")
+	check.That(t, !strings.Contains(said, name), "systemd-analyze verify says:\n%s", said)
 }
 
 func testReinstall(t *testing.T, deb string) {
@@ -203,9 +202,8 @@ func testReinstall(t *testing.T, deb string) {
 	after, err := os.ReadFile(config)
 	check.Must(t, err)
 	check.That(t, string(after) == string(edited), "the operator's edit of %s is gone", config)
-	if _, err := os.Lstat("/run/crust-proxy.reinstalled"); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("the mark between the install scripts was left: %v", err)
-	}
+	_, err = os.Lstat("/run/crust-proxy.reinstalled")
+	check.That(t, errors.Is(err, fs.ErrNotExist), "the mark between the install scripts was left: %v", err)
 }
 
 func testRPM(t *testing.T, name, rpm string) {
@@ -213,9 +211,8 @@ func testRPM(t *testing.T, name, rpm string) {
 	for _, path := range append(wanted[name], "/usr/share/licenses/"+name+"/LICENSE", "/usr/share/doc/"+name+"/NOTICE") {
 		check.That(t, slices.Contains(files, path), "the .rpm has no %s", path)
 	}
-	if got := strings.TrimSpace(run(t, "rpm", "-qp", "--queryformat", "%{NAME} %{LICENSE}", rpm)); got != name+" Apache-2.0" {
-		t.Errorf("the .rpm calls itself %q", got)
-	}
+	got := strings.TrimSpace(run(t, "rpm", "-qp", "--queryformat", "%{NAME} %{LICENSE}", rpm))
+	check.That(t, got == name+" Apache-2.0", "the .rpm calls itself %q", got)
 	run(t, "rpm", "-K", "--nosignature", rpm)
 	if name != "crust-proxy" {
 		return
@@ -274,9 +271,8 @@ func purge(t *testing.T) {
 		if err := exec.Command("dpkg-query", "--status", name).Run(); err != nil {
 			continue // dpkg knows no such package
 		}
-		if out, err := exec.Command("dpkg", "--purge", "--force-remove-reinstreq", name).CombinedOutput(); err != nil {
-			t.Errorf("clean up: dpkg --purge: %v\n%s", err, out)
-		}
+		out, err := exec.Command("dpkg", "--purge", "--force-remove-reinstreq", name).CombinedOutput()
+		check.That(t, err == nil, "clean up: dpkg --purge: %v\n%s", err, out)
 	}
 }
 

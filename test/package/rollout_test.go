@@ -37,21 +37,17 @@ func TestRollOut(t *testing.T) {
 		!strings.Contains(said, "node-1: installed and healthy") || strings.Count(said, "healthy") != 1 || !strings.Contains(said, "unreachable: ") {
 		t.Errorf("%v: %s", err, said)
 	}
-	if got := m.run("cat", "/etc/crust-proxy/config.yaml"); got != `http: {listen: ""}` {
-		t.Errorf("the configuration is %q", got)
-	}
+	got := m.run("cat", "/etc/crust-proxy/config.yaml")
+	check.That(t, got == `http: {listen: ""}`, "the configuration is %q", got)
 	left := m.run("sh", "-c", "ls -d /var/tmp/crust-proxy.* 2>/dev/null || true; ls /etc/crust-proxy/config.yaml.old")
 	check.That(t, left == "/etc/crust-proxy/config.yaml.old", "left: %s", left)
-	if said, err := rollOut(deb, bad, "--", "node-1", "node-1"); err == nil || !strings.Contains(said, "was not accepted") || strings.Count(said, "Stopped") != 1 {
-		t.Errorf("%v: %s", err, said)
-	}
-	if got := m.run("cat", "/etc/crust-proxy/config.yaml"); got != `http: {listen: ""}` {
-		t.Errorf("a configuration that was not accepted is %q", got)
-	}
+	said, err := rollOut(deb, bad, "--", "node-1", "node-1")
+	check.That(t, err != nil && strings.Contains(said, "was not accepted") && strings.Count(said, "Stopped") == 1, "%v: %s", err, said)
+	got = m.run("cat", "/etc/crust-proxy/config.yaml")
+	check.That(t, got == `http: {listen: ""}`, "a configuration that was not accepted is %q", got)
 	for _, args := range [][]string{{}, {deb}, {deb, "--"}, {"file.zip", "--", "node-1"}} {
-		if said, err := rollOut(args...); err == nil || !strings.Contains(said, "usage: roll-out.sh") {
-			t.Errorf("%q: %v: %s", args, err, said)
-		}
+		said, err := rollOut(args...)
+		check.That(t, err != nil && strings.Contains(said, "usage: roll-out.sh"), "%q: %v: %s", args, err, said)
 	}
 }
 
@@ -78,11 +74,9 @@ esac
 	said, asked := ask()
 	check.Says(t, "what was asked, after "+said, asked, "rpm -U --oldpackage --replacepkgs "+own+"/new.rpm\n", "a:"+own+"/config.yaml\n", removes)
 	for refused, want := range map[string]string{"rpm": "was not installed", "validate": "was not accepted", "restart": "config.yaml.old"} {
-		if said, asked := ask("REFUSE=" + refused); !strings.Contains(said, want) || !strings.HasSuffix(asked, removes) {
-			t.Errorf("%s: %s%s", refused, said, asked)
-		}
+		said, asked = ask("REFUSE=" + refused)
+		check.That(t, strings.Contains(said, want) && strings.HasSuffix(asked, removes), "%s: %s%s", refused, said, asked)
 	}
-	if said, asked := ask("MADE=/etc"); !strings.Contains(said, "no directory") || strings.Contains(asked, "rm") {
-		t.Errorf("%s%s", said, asked)
-	}
+	said, asked = ask("MADE=/etc")
+	check.That(t, strings.Contains(said, "no directory") && !strings.Contains(asked, "rm"), "%s%s", said, asked)
 }

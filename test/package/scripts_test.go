@@ -47,9 +47,8 @@ exec 9>/run/crust-proxy/daemon.lock; flock 9
 $scripts/postremove.sh remove
 [ -d /run/crust-proxy/state/tmp ] && [ -e /run/crust-proxy/daemon.lock ]`)
 	check.That(t, err == nil, "the directory of the other daemon was cleared: %v\n%s", err, said)
-	if said, err := onNode(t, "", directory+"$scripts/postremove.sh remove; [ ! -e /run/crust-proxy ]"); err != nil {
-		t.Errorf("without another daemon the directory was left: %v\n%s", err, said)
-	}
+	said, err = onNode(t, "", directory+"$scripts/postremove.sh remove; [ ! -e /run/crust-proxy ]")
+	check.That(t, err == nil, "without another daemon the directory was left: %v\n%s", err, said)
 }
 
 // TestRemovalWhileAVolumeComes: the daemon serves until it is stopped, and the volume came
@@ -60,23 +59,19 @@ func TestRemovalWhileAVolumeComes(t *testing.T) {
 	if err == nil || !strings.Contains(said, "deferred volumes may live") || !strings.Contains(said, "systemctl start") || strings.Contains(said, "disable") {
 		t.Errorf("%v, it says %s", err, said)
 	}
-	if said, err := onNode(t, "", "$scripts/preremove.sh remove", atStop, "CRUST_PROXY_ABANDON_VOLUMES=1"); err != nil || !strings.Contains(said, "systemctl disable") {
-		t.Errorf("insisted: %v, it says %s", err, said)
-	}
-	if said, err := onNode(t, "", "$scripts/preremove.sh remove"); err != nil || !strings.Contains(said, "systemctl disable") {
-		t.Errorf("without a volume: %v, it says %s", err, said)
-	}
+	said, err = onNode(t, "", "$scripts/preremove.sh remove", atStop, "CRUST_PROXY_ABANDON_VOLUMES=1")
+	check.That(t, err == nil && strings.Contains(said, "systemctl disable"), "insisted: %v, it says %s", err, said)
+	said, err = onNode(t, "", "$scripts/preremove.sh remove")
+	check.That(t, err == nil && strings.Contains(said, "systemctl disable"), "without a volume: %v, it says %s", err, said)
 }
 
 // TestRemovalWithABadConfiguration is refused, because nothing is known of volumes, and can
 // be insisted on.
 func TestRemovalWithABadConfiguration(t *testing.T) {
-	if said, err := onNode(t, "no-such-key: 1", "$scripts/preremove.sh remove"); err == nil || !strings.Contains(said, "CRUST_PROXY_ABANDON_VOLUMES=1") {
-		t.Errorf("%v, it says %s", err, said)
-	}
-	if said, err := onNode(t, "no-such-key: 1", "$scripts/preremove.sh remove", "CRUST_PROXY_ABANDON_VOLUMES=1"); err != nil {
-		t.Errorf("insisted: %v\n%s", err, said)
-	}
+	said, err := onNode(t, "no-such-key: 1", "$scripts/preremove.sh remove")
+	check.That(t, err != nil && strings.Contains(said, "CRUST_PROXY_ABANDON_VOLUMES=1"), "%v, it says %s", err, said)
+	said, err = onNode(t, "no-such-key: 1", "$scripts/preremove.sh remove", "CRUST_PROXY_ABANDON_VOLUMES=1")
+	check.That(t, err == nil, "insisted: %v\n%s", err, said)
 }
 
 // TestUpgradeWithABadConfiguration restarts nothing, and leaves the package configured.
@@ -86,8 +81,7 @@ func TestUpgradeWithABadConfiguration(t *testing.T) {
 		if err != nil || strings.Contains(said, "restart crust-proxy.service") || !strings.Contains(said, "config.yaml:1:1: no-such-key") {
 			t.Errorf("%s: %v\n%s", upgrade, err, said)
 		}
-		if said, err := onNode(t, "", "$scripts/postinstall.sh "+upgrade); err != nil || !strings.Contains(said, "try-restart crust-proxy.service") {
-			t.Errorf("%s with a good one: %v\n%s", upgrade, err, said)
-		}
+		said, err = onNode(t, "", "$scripts/postinstall.sh "+upgrade)
+		check.That(t, err == nil && strings.Contains(said, "try-restart crust-proxy.service"), "%s with a good one: %v\n%s", upgrade, err, said)
 	}
 }

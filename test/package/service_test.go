@@ -95,9 +95,8 @@ func (s *service) unstage() {
 		s.t.Fatal("unstage:", err)
 	}
 	check.That(s.t, !s.guarded(), "the guard is still there after unstage")
-	if err := s.claim(); err != nil {
-		s.t.Errorf("the device is still held after unstage: %v", err)
-	}
+	err = s.claim()
+	check.That(s.t, err == nil, "the device is still held after unstage: %v", err)
 }
 
 // wantVolume wants the guard where systemd, and so kubelet, sees it, and the
@@ -248,9 +247,8 @@ func (s *service) testBadConfiguration() {
 	write := func(text string) { check.Must(s.t, os.WriteFile(s.path(config), []byte(text), 0o644)) }
 	write("no-such-key: 1\n")
 	pid := s.property("MainPID")
-	if out, err := s.command("systemctl", "reload", "crust-proxy").CombinedOutput(); err == nil {
-		s.t.Errorf("a bad file was reloaded: %s", out)
-	}
+	out, err := s.command("systemctl", "reload", "crust-proxy").CombinedOutput()
+	check.That(s.t, err != nil, "a bad file was reloaded: %s", out)
 	if said := s.run("systemctl", "status", "--no-pager", "crust-proxy"); !strings.Contains(said, "no-such-key") {
 		s.t.Errorf("systemctl status does not say why the reload failed:\n%s", said)
 	}
@@ -273,8 +271,6 @@ func (s *service) testBadConfiguration() {
 	s.run("systemctl", "reload", "crust-proxy")
 	s.wait("take the mended file", func() bool { return !strings.Contains(s.run("crustctl", "version"), "is bad since") })
 	s.run("dpkg", "-i", s.bring(rig.Package(s.t, name, "deb")))
-	if now := s.property("MainPID"); now == pid {
-		s.t.Error("an upgrade with a good file did not restart the daemon")
-	}
+	check.That(s.t, s.property("MainPID") != pid, "an upgrade with a good file did not restart the daemon")
 	s.wantVolume()
 }

@@ -151,9 +151,7 @@ func (s *shell) typed(command string) (said, status string) {
 	check.Must(s.t, s.said.SetReadDeadline(limit))
 	for {
 		line, err := s.out.ReadString('\n')
-		if err != nil {
-			s.t.Fatalf("%s: %v; until then it printed:\n%s%s", command, err, said, line)
-		}
+		check.Require(s.t, err == nil, "%s: %v; until then it printed:\n%s%s", command, err, said, line)
 		if before, status, ended := strings.Cut(line, end); ended {
 			return said + before, strings.TrimSpace(status)
 		}
@@ -234,25 +232,20 @@ func TestStepsOfAPage(t *testing.T) {
 	steps, err := stepsOf(page)
 	check.Must(t, err)
 	want := []step{{"One", "a # b", "printed /dev/loop0 3s...\n...\nend\n", ""}, {"One", "c", "", ""}, {"One", "# /etc/f\nk: v\n", "", "/etc/f"}}
-	if fmt.Sprint(steps) != fmt.Sprint(want) {
-		t.Errorf("steps %q", steps)
-	}
+	check.That(t, fmt.Sprint(steps) == fmt.Sprint(want), "steps %q", steps)
 	for said, same := range map[string]bool{
 		"printed  /dev/loop12 40 s\nend\n": false, "printed /dev/loop12 3s and so on\nx\ny\nend\n": true,
 		"printed /dev/loop1 3s\nend\n": true, "printed /dev/sda 3s\nend\n": false, "printed /dev/loop1 3s\nend\nmore\n": false,
 	} {
-		if matches(want[0].output, said) != same {
-			t.Errorf("%q: not %v", said, same)
-		}
+		check.That(t, matches(want[0].output, said) == same, "%q: not %v", said, same)
 	}
 	const df = "Use%\n/dev/loop0 960.0M 5% /data\n"
 	if !matches(df, "Use%\n/dev/loop1 1.2M 14% /data\n") || matches(df, "Use%\n/dev/loop1 1.2G 14% /data\n") || matches("0\n", "1\n") {
 		t.Error("figures")
 	}
 	for _, page := range []string{"```sh\nx\n```\n", "```\n$ x\n```\n", "```yaml\n# /etc/f\n$ x\n```\n"} {
-		if _, err := stepsOf(page); err == nil {
-			t.Errorf("%q has steps", page)
-		}
+		_, err = stepsOf(page)
+		check.That(t, err != nil, "%q has steps", page)
 	}
 	names := []string{"One: make test", "One: # /etc/f ..."}
 	for _, step := range []step{{section: "One", text: "make test && x"}, {section: "Two", text: "make test"}, {section: "One", text: "make"}} {

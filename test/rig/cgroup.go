@@ -171,9 +171,8 @@ func ControlGroups(t T, name string) []string {
 		Missing(t, "a control group of its own: "+err.Error())
 	}
 	t.Cleanup(func() {
-		if err := RemoveGroup(group); err != nil {
-			t.Error(err)
-		}
+		err := RemoveGroup(group)
+		check.That(t, err == nil, "%v", err)
 	})
 	return GroupDirs(group)
 }

@@ -27,9 +27,7 @@ func Crashed(t T, device, image, fs, content string) string {
 		out, copyErr := exec.Command("cp", "--sparse=always", image, crashed).CombinedOutput()
 		check.Must(t, unix.Unmount(where, 0))
 		check.Must(t, err)
-		if copyErr != nil {
-			t.Fatalf("%v: %s", copyErr, out)
-		}
+		check.Require(t, copyErr == nil, "%v: %s", copyErr, out)
 		readOnly := Loop(t, crashed, loopdev.Options{ReadOnly: true})
 		if unix.Mount(readOnly, where, fs, unix.MS_RDONLY, "") != nil {
 			return crashed

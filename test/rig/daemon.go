@@ -238,9 +238,7 @@ func (d *Daemon) Leftovers() []string {
 		d.Kata + "/*", d.Kata + "/.[^.]*",
 	} {
 		found, err := filepath.Glob(pattern)
-		if err != nil {
-			d.T.Fatal(err)
-		}
+		check.Must(d.T, err)
 		left = append(left, found...)
 	}
 	err := filepath.WalkDir(d.Dir+"/run/state/tmp", func(path string, entry os.DirEntry, err error) error {
@@ -249,9 +247,7 @@ func (d *Daemon) Leftovers() []string {
 		}
 		return nil
 	})
-	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		d.T.Fatal(err)
-	}
+	check.Require(d.T, err == nil || errors.Is(err, os.ErrNotExist), "%v", err)
 	return append(left, MountPoints(d.Kubelet)...)
 }
 

@@ -96,9 +96,7 @@ func Package(t T, name, format string) string {
 		check.Must(t, err)
 	}
 	paths, err := filepath.Glob(filepath.Join(dir, name+"?[0-9]*."+format))
-	if err != nil || len(paths) != 1 {
-		t.Fatalf("%s.%s in %s: %q %v, want one", name, format, dir, paths, err)
-	}
+	check.Require(t, err == nil && len(paths) == 1, "%s.%s in %s: %q %v, want one", name, format, dir, paths, err)
 	return paths[0]
 }
 

@@ -29,9 +29,8 @@ func Program(t testing.TB) string {
 	check.Must(t, err)
 	program := filepath.Join(root, "bin/tests/csi-sanity")
 	cmd := exec.Command("go", "build", "-modfile="+root+"/tools/csi-sanity/go.mod", "-o", program, "github.com/kubernetes-csi/csi-test/v5/cmd/csi-sanity")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("build csi-sanity: %v\n%s", err, out)
-	}
+	out, err := cmd.CombinedOutput()
+	check.Require(t, err == nil, "build csi-sanity: %v\n%s", err, out)
 	return program
 }
 

@@ -118,9 +118,7 @@ func (v *volume) damageData() {
 	raw, err := os.ReadFile(v.device)
 	check.Must(v.b.t, err)
 	at := int64(bytes.Index(raw, pattern))
-	if at < 0 {
-		v.b.t.Fatal("the data is not on the device")
-	}
+	check.Require(v.b.t, at >= 0, "the data is not on the device")
 	v.damage(at, at+100)
 }
 
@@ -197,7 +195,6 @@ func (v *volume) wantAbnormal(status csi.VolumeHealthErrorType) {
 		condition, err := kubelet.Condition(reply)
 		return err == nil && condition.GetAbnormal()
 	})
-	if health, err := v.Health(); err != nil || len(health) != 1 || health[0].GetStatus() != status {
-		v.b.t.Errorf("health is %v, %v", health, err)
-	}
+	health, err := v.Health()
+	check.That(v.b.t, err == nil && len(health) == 1 && health[0].GetStatus() == status, "health is %v, %v", health, err)
 }

@@ -265,9 +265,8 @@ func (g *guest) tryVolume(t *testing.T, fs string) {
 	data := &wire.VolumeMount{Mount: 7, Volume: volume, SubPath: "a/b"}
 	writer := spec("exec 2>&1; id -u >/data/file && cat /data/file && stat -c %a /data && echo done")
 	writer.Mounts = append(writer.Mounts, specs.Mount{Destination: "/data", Options: []string{"rbind", "rprivate", "rw"}})
-	if out, code := g.run(t, "writer", writer, data); code != 0 || !strings.HasSuffix(out, "done\n") {
-		t.Errorf("a container with the volume: %d, %q", code, out)
-	}
+	out, code := g.run(t, "writer", writer, data)
+	check.That(t, code == 0 && strings.HasSuffix(out, "done\n"), "a container with the volume: %d, %q", code, out)
 	_, err = g.RemoveVolume(t.Context(), &wire.RemoveVolumeRequest{Volume: volume})
 	check.Must(t, err)
 	_, err = g.RemoveVolume(t.Context(), &wire.RemoveVolumeRequest{Volume: volume})
@@ -361,9 +360,8 @@ func (g *guest) tryUser(t *testing.T) {
 	}
 	check.That(t, code == 0 && !t.Failed(), "it ended with %d and said:\n%s", code, out)
 	is = spec("grep Cap /proc/self/status")
-	if out, _ := g.run(t, "root", is); !regexp.MustCompile(`CapEff:\s+00000000000000a1\n`).MatchString(out) {
-		t.Errorf("root has:\n%s", out)
-	}
+	out, _ = g.run(t, "root", is)
+	check.That(t, regexp.MustCompile(`CapEff:\s+00000000000000a1\n`).MatchString(out), "root has:\n%s", out)
 }
 
 // tryStreams: input, both outputs, a process beside, and signals.
@@ -397,9 +395,8 @@ func (g *guest) tryStreams(t *testing.T) {
 		}
 		got += len(said.GetData())
 	}
-	if err := <-sent; err != nil || got != size {
-		t.Errorf("%d of %d bytes came back: %v", got, size, err)
-	}
+	err = <-sent
+	check.That(t, err == nil && got == size, "%d of %d bytes came back: %v", got, size, err)
 	said, err := g.ReadOutput(t.Context(), &wire.ReadOutputRequest{Process: process, Stream: wire.Stream_STREAM_STDERR, Max: 100})
 	if check.Must(t, err); string(said.GetData()) != "end\n" {
 		t.Errorf("its errors are %q", said.GetData())

@@ -213,9 +213,8 @@ func TestKilledMachines(t *testing.T) {
 				state, err := s.pod.State(s.ctx())
 				return err != nil || state == runtimeapi.PodSandboxState_SANDBOX_NOTREADY
 			})
-			if log := said(); !strings.Contains(log, c.says) {
-				t.Errorf("the sandbox's log does not say %q:\n%s", c.says, log)
-			}
+			log := said()
+			check.That(t, strings.Contains(log, c.says), "the sandbox's log does not say %q:\n%s", c.says, log)
 			s.over()
 		})
 	}
@@ -373,9 +372,8 @@ func (s *scene) survivesAFreeze() {
 	crust := func(args ...string) {
 		cmd := exec.Command(s.Program, append([]string{"crust"}, args...)...) //nolint:gosec // ours
 		cmd.Env = append(os.Environ(), s.Env()...)
-		if out, err := cmd.CombinedOutput(); err != nil {
-			s.t.Fatalf("%v: %v: %s", args, err, out)
-		}
+		out, err := cmd.CombinedOutput()
+		check.Require(s.t, err == nil, "%v: %v: %s", args, err, out)
 	}
 	crust("freeze", s.v.Target, "300")
 	process, err := s.CRI.Pid(s.ctx(), s.container)

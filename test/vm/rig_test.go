@@ -136,9 +136,7 @@ func (b *bench) run(pod *cri.Pod, name string, mounts ...cri.Mount) string {
 func (b *bench) exec(container, script string) string {
 	b.t.Helper()
 	out, err := b.CRI.Exec(b.ctx(), container, script)
-	if err != nil {
-		b.t.Fatalf("%s: %v", script, err)
-	}
+	check.Require(b.t, err == nil, "%s: %v", script, err)
 	return out
 }
 

@@ -90,9 +90,8 @@ func Kustomizations(t rig.T) string {
 	check.Must(t, err)
 	cmd := exec.Command(filepath.Join(Root(), "hack/kustomize.sh"), out)
 	cmd.Env = append(os.Environ(), "HELM="+path)
-	if said, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("hack/kustomize.sh: %v: %s", err, said)
-	}
+	said, err := cmd.CombinedOutput()
+	check.Require(t, err == nil, "hack/kustomize.sh: %v: %s", err, said)
 	return out
 }
 

@@ -37,9 +37,7 @@ func TestChangedBlocksRights(t *testing.T) {
 	await(t, "the client's role", func() bool { return client.may(t, "shop", "get", "volumesnapshots") })
 
 	user := sidecar.review(t, client.token(t, callersAudience))
-	if user.Username != "system:serviceaccount:backup:backup-client" {
-		t.Fatalf("with its token the client is %q", user.Username)
-	}
+	check.Require(t, user.Username == "system:serviceaccount:backup:backup-client", "with its token the client is %q", user.Username)
 	other := sidecar.review(t, client.token(t))
 	check.That(t, other.Username == "", "a token for the API server opens the service, to %s", other.Username)
 	for namespace, want := range map[string]bool{"shop": true, "default": false} {
@@ -55,9 +53,8 @@ func TestChangedBlocksRights(t *testing.T) {
 	sidecar.mayNot(t, "crust-proxy", "delete", "volumesnapshots", "volumesnapshotcontents")
 	client.mayNot(t, "shop", "get", "secrets", "persistentvolumeclaims", "pods")
 	client.mayNot(t, "backup", "get", "secrets")
-	if _, err := client.tokenOf(t, "default", callersAudience); !apierrors.IsForbidden(err) {
-		t.Errorf("the client asks for a token of another account: %v", err)
-	}
+	_, err = client.tokenOf(t, "default", callersAudience)
+	check.That(t, apierrors.IsForbidden(err), "the client asks for a token of another account: %v", err)
 }
 
 // account is a ServiceAccount that acts with its own rights.

@@ -75,9 +75,8 @@ func TestManifestsAreAccepted(t *testing.T) {
 		made := "apiVersion: node.k8s.io/v1\nkind: RuntimeClass\nmetadata: {name: " + class + "}\nhandler: " + class + "\n"
 		_, err := r.Kubectl("apply", "--server-side", "-f", manifest(t, made))
 		check.Must(t, err)
-		if _, err := r.Kubectl("apply", "--server-side", "--dry-run=server", "--validate=strict", "-f", "../../../examples/kubernetes/"+file); err != nil {
-			t.Errorf("%s: %v", file, err)
-		}
+		_, err = r.Kubectl("apply", "--server-side", "--dry-run=server", "--validate=strict", "-f", "../../../examples/kubernetes/"+file)
+		check.That(t, err == nil, "%s: %v", file, err)
 		_, err = r.Kubectl("delete", "runtimeclass", class)
 		check.Must(t, err)
 	}

@@ -61,16 +61,13 @@ func TestAnnotatedByClass(t *testing.T) {
 	}
 	// What it says is looked at like what a person says.
 	_, err := r.dry(t, pod("kata", claim("data", subPath)))
-	if err := says(err, "pods", "the volume data is to be deferred"); err != nil {
-		t.Error(err)
-	}
+	err = says(err, "pods", "the volume data is to be deferred")
+	check.That(t, err == nil, "%v", err)
 	// So is what it will say of a workload's pods.
-	if err := says(r.makes(t, deployment(2, pod("kata", claim("data")), "Recreate")), "workloads", "has 2 pods"); err != nil {
-		t.Error(err)
-	}
-	if err := r.makes(t, deployment(2, pod("kata", annotated(""), claim("data")), "Recreate")); err != nil {
-		t.Errorf("two pods that ask for nothing: %v", err)
-	}
+	err = says(r.makes(t, deployment(2, pod("kata", claim("data")), "Recreate")), "workloads", "has 2 pods")
+	check.That(t, err == nil, "%v", err)
+	err = r.makes(t, deployment(2, pod("kata", annotated(""), claim("data")), "Recreate"))
+	check.That(t, err == nil, "two pods that ask for nothing: %v", err)
 	onlySome(t, r)
 }
 
@@ -97,7 +94,6 @@ func onlySome(t *testing.T, r *rig) {
 		t.Errorf("inside: %v, %v", got, err)
 	}
 	_, err := r.client.CoreV1().Pods("inside").Create(t.Context(), bad, keepNone)
-	if err := says(err, "pods", "cannot be read"); err != nil {
-		t.Error(err)
-	}
+	err = says(err, "pods", "cannot be read")
+	check.That(t, err == nil, "%v", err)
 }

@@ -72,9 +72,8 @@ func TestPods(t *testing.T) {
 	} {
 		t.Run(what, func(t *testing.T) {
 			_, err := r.dry(t, is.pod)
-			if err := says(err, "pods", is.want...); err != nil {
-				t.Error(err)
-			}
+			err = says(err, "pods", is.want...)
+			check.That(t, err == nil, "%v", err)
 			agrees(t, is.pod, is.want)
 		})
 	}
@@ -84,9 +83,8 @@ func TestPods(t *testing.T) {
 	check.Must(t, err)
 	await(t, "the runtime class", func() bool { _, err := r.dry(t, pod("plain", claim("data"))); return err == nil })
 	_, err = r.dry(t, pod("plain", annotated("data"), claim("data")))
-	if err := says(err, "pods", "the runtime class plain is not known to mount volumes by itself", "one of kata, crust, vm"); err != nil {
-		t.Error(err)
-	}
+	err = says(err, "pods", "the runtime class plain is not known to mount volumes by itself", "one of kata, crust, vm")
+	check.That(t, err == nil, "%v", err)
 	livingPods(t, r)
 }
 

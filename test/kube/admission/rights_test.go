@@ -50,16 +50,13 @@ func TestTheRoleIsEnough(t *testing.T) {
 	if len(got.Volumes) != 1 || got.Volumes[0].Driver != diskDriver || got.Volumes[0].VolumeID != "vol-1" || got.RuntimeHandler != "crust" {
 		t.Errorf("it knows of the pod: %+v", got)
 	}
-	if using, err := looksUp.Using(t.Context(), diskDriver, "vol-1"); err != nil || len(using) != 1 {
-		t.Errorf("pods that use the volume: %v, %v", using, err)
-	}
-	if _, err := looksUp.NodeDrivers(t.Context()); err == nil || !strings.Contains(err.Error(), "does not exist") {
-		t.Errorf("a CSINode that does not exist, and may be read: %v", err)
-	}
+	using, err := looksUp.Using(t.Context(), diskDriver, "vol-1")
+	check.That(t, err == nil && len(using) == 1, "pods that use the volume: %v, %v", using, err)
+	_, err = looksUp.NodeDrivers(t.Context())
+	check.That(t, err != nil && strings.Contains(err.Error(), "does not exist"), "a CSINode that does not exist, and may be read: %v", err)
 	cancel()
-	if err := <-ended; err != nil {
-		t.Error(err)
-	}
+	err = <-ended
+	check.That(t, err == nil, "%v", err)
 	hasNoMore(t, access)
 }
 
@@ -117,8 +114,7 @@ func hasNoMore(t *testing.T, access string) {
 			return err
 		},
 	} {
-		if err := try(); !apierrors.IsForbidden(err) {
-			t.Errorf("it may %s: %v", what, err)
-		}
+		err = try()
+		check.That(t, apierrors.IsForbidden(err), "it may %s: %v", what, err)
 	}
 }

@@ -164,14 +164,11 @@ func livingWorkloads(t *testing.T, r *rig) {
 		`{"metadata":{"finalizers":["example.com/kept"]}}`: nil,
 		`{"metadata":{"finalizers":null}}`:                 nil,
 	} {
-		if err := says(patch(change), "workloads", words...); err != nil {
-			t.Errorf("%s: %v", change, err)
-		}
+		err = says(patch(change), "workloads", words...)
+		check.That(t, err == nil, "%s: %v", change, err)
 	}
-	if err := patch(`{"spec":{"replicas":1}}`); err != nil {
-		t.Error(err)
-	}
-	if err := sets.Delete(t.Context(), "x", metav1.DeleteOptions{}); err != nil {
-		t.Error(err)
-	}
+	err = patch(`{"spec":{"replicas":1}}`)
+	check.That(t, err == nil, "%v", err)
+	err = sets.Delete(t.Context(), "x", metav1.DeleteOptions{})
+	check.That(t, err == nil, "%v", err)
 }

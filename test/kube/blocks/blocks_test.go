@@ -31,12 +31,10 @@ func TestBlocks(t *testing.T) {
 			t.Errorf("allocated: %q, instead of %q", got, want)
 		}
 		want := itself(second, "--base", first)
-		if got := ask("blocks", "tuesday", "--base", "monday"); got != want || strings.Count(got, "\n") != 2 {
-			t.Errorf("changed: %q, instead of %q", got, want)
-		}
-		if got := ask("blocks", "tuesday", "--base-id", first); got != want {
-			t.Errorf("changed since an id: %q, instead of %q", got, want)
-		}
+		got := ask("blocks", "tuesday", "--base", "monday")
+		check.That(t, got == want && strings.Count(got, "\n") == 2, "changed: %q, instead of %q", got, want)
+		got = ask("blocks", "tuesday", "--base-id", first)
+		check.That(t, got == want, "changed since an id: %q, instead of %q", got, want)
 	}
 	if tokens := f.server.Tokens(); len(tokens) < 8 || len(slices.Compact(slices.Sorted(slices.Values(tokens)))) != len(tokens) {
 		t.Errorf("%d streams began with tokens that were used before", len(tokens))

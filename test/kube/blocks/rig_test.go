@@ -157,9 +157,7 @@ func (f *fixture) run(args ...string) (string, error) {
 func (f *fixture) must(args ...string) string {
 	f.t.Helper()
 	out, err := f.run(args...)
-	if err != nil {
-		f.t.Fatalf("crust-backup %v: %v\n%s", args, err, out)
-	}
+	check.Require(f.t, err == nil, "crust-backup %v: %v\n%s", args, err, out)
 	return out
 }
 

@@ -12,6 +12,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 // Exec runs a shell script in the container main and gives what it wrote. It does
@@ -107,15 +109,11 @@ func (p *Pod) df(flag, path string) [3]int64 {
 	p.k.T.Helper()
 	out := p.Exec("df -P " + flag + " " + path + " | tail -n 1")
 	fields := strings.Fields(out)
-	if len(fields) < 4 {
-		p.k.T.Fatalf("df tells %q", out)
-	}
+	check.Require(p.k.T, len(fields) >= 4, "df tells %q", out)
 	var numbers [3]int64
 	for i := range numbers {
 		number, err := strconv.ParseInt(fields[i+1], 10, 64)
-		if err != nil {
-			p.k.T.Fatalf("df tells %q: %v", out, err)
-		}
+		check.Require(p.k.T, err == nil, "df tells %q: %v", out, err)
 		numbers[i] = number
 	}
 	return numbers

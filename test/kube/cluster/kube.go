@@ -78,9 +78,7 @@ func (c *Cluster) Mend() error {
 // Must fails the test at an error.
 func (k *Kube) Must(err error) {
 	k.T.Helper()
-	if err != nil {
-		k.T.Fatal(err)
-	}
+	check.Must(k.T, err)
 }
 
 // check has the test fail and go on.

@@ -80,9 +80,8 @@ func TestLifeOfAClaim(t *testing.T) {
 	v := n.NewClaim(cluster.VolumeOptions{Name: "data", Driver: cluster.Block})
 	first := n.pod("first", v).Start()
 	v.Bound()
-	if log, err := first.Log("main"); err != nil || !strings.Contains(log, "-cloud-") {
-		t.Errorf("the pod's log: %q, %v", log, err)
-	}
+	log, err := first.Log("main")
+	check.That(t, err == nil && strings.Contains(log, "-cloud-"), "the pod's log: %q, %v", log, err)
 	first.Exec("echo '" + mark + "' > /data/file && sync")
 	has := first.WaitStats(v, "/data")
 	check.That(t, has.Total >= v.Size*8/10 && has.Total <= v.Size, "the stats are %+v of %d bytes", has, v.Size)
@@ -95,14 +94,12 @@ func TestLifeOfAClaim(t *testing.T) {
 	image := n.free(v)
 	check.Must(t, n.mounts.CheckNone())
 	for _, command := range [][]string{{"xfs_repair", "-n", "-f", image}, {"grep", "-aq", mark, image}} {
-		if out, err := exec.Command(command[0], command[1:]...).CombinedOutput(); err != nil {
-			t.Errorf("%q: %v\n%s", command, err, out)
-		}
+		out, err := exec.Command(command[0], command[1:]...).CombinedOutput()
+		check.That(t, err == nil, "%q: %v\n%s", command, err, out)
 	}
 	check.Must(t, v.RemoveClaim())
-	if _, err := os.Stat(image); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("the volume's image: %v", err)
-	}
+	_, err = os.Stat(image)
+	check.That(t, errors.Is(err, os.ErrNotExist), "the volume's image: %v", err)
 }
 
 // grow grows the claim while a pod writes to it.

@@ -105,9 +105,8 @@ func (v *Volume) TearDown() error {
 		return err
 	}
 	target := v.Host + v.Target
-	if err := os.Remove(target); err != nil && !errors.Is(err, os.ErrNotExist) {
-		v.T.Errorf("kubelet cannot remove the target: %v", err)
-	}
+	err := os.Remove(target)
+	check.That(v.T, err == nil || errors.Is(err, os.ErrNotExist), "kubelet cannot remove the target: %v", err)
 	_ = os.Remove(filepath.Dir(target) + "/vol_data.json")
 	for dir := filepath.Dir(target); dir != v.Host+v.Kubelet && os.Remove(dir) == nil; dir = filepath.Dir(dir) {
 	}

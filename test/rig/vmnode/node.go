@@ -162,11 +162,9 @@ func (n *Node) WantClean(t rig.T) {
 		patterns = append(patterns, n.State+"/[^.]*")
 	}
 	for _, pattern := range patterns {
-		if left, err := filepath.Glob(pattern); err != nil || len(left) > 0 {
-			t.Errorf("left behind: %q, %v", left, err)
-		}
+		left, err := filepath.Glob(pattern)
+		check.That(t, err == nil && len(left) == 0, "left behind: %q, %v", left, err)
 	}
-	if left := n.Machines(); len(left) > 0 {
-		t.Errorf("machines that still run: %v", left)
-	}
+	left := n.Machines()
+	check.That(t, len(left) == 0, "machines that still run: %v", left)
 }
