@@ -130,14 +130,6 @@ func TestSecretLikeFlagsAreRefusedAndNeverRepeated(t *testing.T) {
 	}
 }
 
-func TestKindOf(t *testing.T) {
-	inner := volume.Errorf(volume.InUse, "device is in use")
-	outer := volume.Errorf(volume.Busy, "cannot undo: %w", inner)
-	check.That(t, volume.KindOf(outer) == volume.Busy && volume.KindOf(nil) == volume.Internal, "the outermost kind does not win")
-	joined := volume.Errorf(volume.Exhausted, "%w; and %w", inner, outer)
-	check.That(t, volume.KindOf(joined) == volume.Exhausted && strings.Contains(joined.Error(), "device is in use"), "joined: %v", joined)
-}
-
 // able is a handler of which only its abilities are asked.
 type able struct {
 	Projector

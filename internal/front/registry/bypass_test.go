@@ -40,24 +40,6 @@ func TestDirectRegistrationIsAnAlarm(t *testing.T) {
 	check.That(t, !one.Bypassed, "it is listed still")
 }
 
-// TestDirectRegistrationAfterAnUpgrade is a Helm upgrade that lost the hostPath:
-// our registrar goes, and another one appears in kubelet's directory.
-func TestDirectRegistrationAfterAnUpgrade(t *testing.T) {
-	t.Parallel()
-	w := running(t)
-	d, r := w.pair()
-	w.served("driver.sock")
-	check.Must(t, r.Stop())
-	direct := w.direct(d, w.kubeletDir())
-	check.Must(t, direct.Start())
-	check.Eventually(t, "the alarm", func() bool { return w.lastAlarm() == alarm{name, true} })
-	check.Must(t, direct.Stop())
-	check.Must(t, r.Start())
-	check.Eventually(t, "no alarm", func() bool { return w.lastAlarm() == alarm{name, false} })
-	w.served("driver.sock")
-	w.steady()
-}
-
 func TestDirectRegistrationWithDeferredVolumesOnly(t *testing.T) {
 	t.Parallel()
 	w := runningWith(t, func(w *world) { w.times.watched = turn })

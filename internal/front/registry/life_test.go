@@ -115,21 +115,6 @@ func TestStaleRegistrationsGoAfterGrace(t *testing.T) {
 	check.That(t, exists(foreign) && exists(w.offered()), "another's went too, or that of a driver that is here")
 }
 
-// TestRegistrarGoneWhileWeWereAway: kubelet keeps the driver for the grace only.
-func TestRegistrarGoneWhileWeWereAway(t *testing.T) {
-	t.Parallel()
-	w := running(t)
-	_, r := w.pair()
-	w.served("driver.sock")
-	w.stop()
-	check.Must(t, r.Stop())
-	w.startRegistry()
-	check.Eventually(t, "kubelet forgets it", func() bool { return w.kubelet.Endpoint(name) == "" })
-	check.Must(t, r.Start())
-	w.served("driver.sock")
-	w.neverRefused()
-}
-
 func deadSocket(t *testing.T, path string) {
 	t.Helper()
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})

@@ -106,34 +106,13 @@ func TestManyChangesAreFewEvents(t *testing.T) {
 	}
 }
 
-func TestAsk(t *testing.T) {
-	d := newFake(t, volumes()).daemon()
-	got := d.fetchStats(t.Context(), id(1))
-	check.That(t, got.Reply != nil && got.Took == 7*time.Millisecond && !got.At.IsZero() && got.ID == id(1), "%+v", got)
-	got = d.fetchStats(t.Context(), id(4))
-	check.That(t, got.Reply == nil && got.Failure == "the guest said \x1b[2J", "%+v", got)
-}
-
-func TestLook(t *testing.T) {
-	f := newFake(t, many(25))
-	f.pages = 10
-	if got, _ := f.daemon().poll(t.Context(), Settings{}, ""); len(got.Volumes) != 25 || len(got.Handlers) != 2 || len(got.Drivers.GetDrivers()) != 2 || got.Node.GetVersion() != "v1.2.3" {
-		t.Errorf("%+v", got)
-	}
-	f.stop()
-	if got, _ := f.daemon().poll(t.Context(), Settings{}, ""); got.Volumes != nil || got.Node != nil || got.At.IsZero() {
-		t.Errorf("%+v", got)
-	}
-	f.start()
-}
-
 func TestOnce(t *testing.T) {
 	all := many(30)
 	for _, v := range all {
 		v.Usage, v.UsageAt = nil, nil
 	}
 	f := newFake(t, append(all, volumes()...))
-	f.takes = 3 * time.Millisecond
+	f.takes, f.pages = 3*time.Millisecond, 10
 	picture, err := Once(t.Context(), f.daemon(), Settings{Interval: 10 * time.Second, Sort: ByName, Filter: "kata", ASCII: true})
 	check.Must(t, err)
 	check.That(t, len(picture.Volumes) == 35 && len(picture.Handlers) == 2 && picture.Node.GetVersion() == "v1.2.3", "%d volumes", len(picture.Volumes))

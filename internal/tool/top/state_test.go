@@ -426,17 +426,6 @@ func TestTimesOfStatsFitTheirColumn(t *testing.T) {
 	}
 }
 
-func TestBars(t *testing.T) {
-	for _, c := range []struct {
-		used, total int64
-		want        string
-	}{{0, 100, "──────────"}, {1, 1000, "╸─────────"}, {50, 100, "━━━━━─────"}, {54, 100, "━━━━━╸────"}, {100, 100, "━━━━━━━━━━"}, {300, 100, "━━━━━━━━━━"}, {1, 0, "╸─────────"}} {
-		s := New(plainSettings(), now)
-		text := s.canvas.bar(&adminv1.VolumeUsage{Used: c.used, Total: c.total}, 10)
-		check.That(t, text == c.want, "%d of %d: %s, want %s", c.used, c.total, text, c.want)
-	}
-}
-
 func TestErrorsOfConditionsAreNotCounted(t *testing.T) {
 	s := New(plainSettings(), now)
 	v := many(1)[0]

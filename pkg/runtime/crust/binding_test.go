@@ -396,19 +396,6 @@ func TestCheck(t *testing.T) {
 	check.Must(t, b.h.Check(v))
 }
 
-// TestForeignDevicesAreAdoptedWhateverTheVolumeIs: the device has an owner, also where
-// we know nothing of the volume's type.
-func TestForeignDevicesAreAdoptedWhateverTheVolumeIs(t *testing.T) {
-	b := newBench(t, bySocket)
-	b.stop() // its watch would adopt as well, at any moment
-	v := b.Volume("foreign")
-	check.Must(t, os.Mkdir(b.path(v, ""), 0o700))
-	check.Must(t, os.WriteFile(b.path(v, abi.InfoName), []byte(`{"volume-type":"network","device":"/dev/vdq","metadata":{"crust.device":"x"}}`), 0o600))
-	b.h.AdoptForeign()
-	got := b.h.Adopted()
-	check.That(t, len(got) == 1 && got[0].Device.Path == "/dev/vdq", "adopted %v", got)
-}
-
 // TestForeignDirectoryThatGoesBeforeItIsWatched: another program removes it after
 // AdoptForeign and before Run.
 func TestForeignDirectoryThatGoesBeforeItIsWatched(t *testing.T) {

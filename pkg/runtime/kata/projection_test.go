@@ -35,15 +35,6 @@ func TestModes(t *testing.T) {
 	}
 }
 
-func TestSamePublishWritesNothing(t *testing.T) {
-	b := newBench(t, kataemu.Go)
-	v := published(t, b, "a")
-	before := statOf(t, filepath.Join(b.dir(v), infoName))
-	published(t, b, "a")
-	after := statOf(t, filepath.Join(b.dir(v), infoName))
-	check.That(t, after.Ino == before.Ino && after.Mtim == before.Mtim, "the file was written again")
-}
-
 func statOf(t *testing.T, path string) unix.Stat_t {
 	t.Helper()
 	var st unix.Stat_t
