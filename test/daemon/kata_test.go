@@ -76,33 +76,6 @@ func TestVolumesOfOtherProgramsAreAdopted(t *testing.T) {
 	check.Must(t, err)
 }
 
-// A containerd that is away says nothing of a sandbox of runtime-rs, which leaves no
-// id with its volume: as long as one lives that may have the volume, it stays.
-func TestRuntimeAwayKeepsTheVolume(t *testing.T) {
-	t.Parallel()
-	d := rig.NewDaemon(t)
-	d.Containerd = d.Dir + "/containerd.sock" // nobody listens
-	d.Start()
-	disk := rig.Disk(t, 64*mib, "ext4")
-	req := d.StageRequest("pod-1", disk)
-	stage(t, d, req)
-	shim, err := kata.Start(kata.Options{Flavor: kata.Rust, SandboxID: "sandbox-1", Sandboxes: d.RustSandboxes})
-	check.Must(t, err)
-	t.Cleanup(func() { _ = shim.Stop() })
-	for range 2 {
-		_, err := d.Runtime().RuntimeUnstageVolume(t.Context(), unstageRequest(req))
-		check.Code(t, err, codes.Aborted)
-		if !strings.Contains(err.Error(), "sandbox-1") || !strings.Contains(err.Error(), d.Containerd) {
-			t.Errorf("the error does not name the sandbox and the container runtime: %v", err)
-		}
-		d.Kill()
-		d.Start()
-	}
-	check.Must(t, shim.Stop())
-	unstage(t, d, req) // no Kata sandbox is left on the node
-	d.WantClean()
-}
-
 // Kata's agent calls every filesystem healthy. What an ext4 has on record of
 // itself is read from its device, while it is mounted and when it leaves.
 func TestErrorsOnRecordAreShown(t *testing.T) {

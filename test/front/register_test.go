@@ -5,8 +5,6 @@ package front
 import (
 	"context"
 	"fmt"
-	"os"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -17,7 +15,6 @@ import (
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
 	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/rig"
-	"github.com/crust-proxy/crust-proxy/test/rig/csivolume"
 	"github.com/crust-proxy/crust-proxy/test/rig/kubelet"
 )
 
@@ -109,35 +106,4 @@ func (n *node) waitFindings(what, words string) {
 		}
 		return err
 	})
-}
-
-// TestDirectRegistrationIsAnAlarm is a Helm upgrade that lost the patch: the
-// driver registers with kubelet itself, and would mount deferred volumes.
-func TestDirectRegistrationIsAnAlarm(t *testing.T) {
-	t.Parallel()
-	n := newNode(t, deferAll)
-	v := n.create("pv-1", "ext4", 16*mib)
-	n.up(v, "pod-1")
-	registered := n.driver.Process.Args
-	directly := n.Kubelet + "/plugins_registry/" + driverName + "-reg.sock"
-	n.driver.Process.Kill()
-	check.Must(t, os.Remove(n.driver.Registration()))
-	n.replaceDriver(append(slices.Clone(registered), "--kubelet-registration-socket", directly))
-	n.waitFindings("the finding", "registered with kubelet directly")
-	check.Eventually(t, "a metric and the log tell of it", func() bool {
-		metrics, err := n.HTTP("/metrics")
-		return err == nil && strings.Contains(metrics, `crust_proxy_driver_bypassed{driver="`+driverName+`"} 1`) && strings.Contains(n.Log(), "directly")
-	})
-	// The driver, asked by kubelet past us, cannot mount the volume.
-	direct := *v
-	direct.Client = csivolume.NewClient(n.Dial(n.driver.Socket), driverName, n.Kubelet)
-	check.That(t, direct.Stage() != nil, "the driver mounted a deferred volume on the host")
-	n.driver.Process.Kill()
-	check.Must(t, os.Remove(directly))
-	n.replaceDriver(registered)
-	n.waitServed()
-	n.waitFindings("no finding any more", "")
-	n.insist("unpublish", func() error { return n.unpublish(v, "pod-1") })
-	n.insist("unstage", func() error { return n.unstage(v) })
-	n.remove(v)
 }
