@@ -94,17 +94,6 @@ func TestRecordIsKeptLockedAndForgotten(t *testing.T) {
 	check.That(t, err == nil && len(left) == 0, "left: %v, %v", left, err)
 }
 
-func TestFreezeOfWhatCannotBeFrozen(t *testing.T) {
-	f, at := places(t)
-	f.Watchdog = []string{"/nonexistent"}
-	err := f.Freeze("key", at, time.Minute)
-	check.That(t, err != nil && strings.Contains(err.Error(), "watchdog"), "%v", err)
-	err = f.Freeze("key", at, 0)
-	check.That(t, errors.Is(err, ErrOutOfRange), "%v", err)
-	left, err := os.ReadDir(f.Dir)
-	check.That(t, err == nil && len(left) == 0, "left: %v, %v", left, err)
-}
-
 func TestEndEndsTheRightProcess(t *testing.T) {
 	cmd := exec.CommandContext(t.Context(), "sleep", "60")
 	check.Must(t, cmd.Start())

@@ -3,7 +3,6 @@
 package driver_test
 
 import (
-	"slices"
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -127,35 +126,6 @@ func TestSnapshotIsNoVolume(t *testing.T) {
 	for _, one := range []*volume{v, other, clone} {
 		one.must(one.remove)
 	}
-}
-
-// TestSnapshotPages deletes the last snapshot of a page before the next is asked for.
-func TestSnapshotPages(t *testing.T) {
-	r := newDriverOn(t, "btrfs", false)
-	v := r.volume("v", rig.MountAccess(""))
-	v.must(v.create)
-	for _, name := range []string{"a", "b", "c", "d", "e"} {
-		v.mustSnapshot(name)
-	}
-	var seen []string
-	for token := ""; ; {
-		reply, err := r.ListSnapshots(t.Context(), &csi.ListSnapshotsRequest{MaxEntries: 2, StartingToken: token, SourceVolumeId: v.id})
-		check.Must(t, err)
-		for _, entry := range reply.GetEntries() {
-			seen = append(seen, entry.GetSnapshot().GetSnapshotId())
-		}
-		check.Must(t, r.removeSnapshot(seen[len(seen)-1]))
-		if token = reply.GetNextToken(); token == "" {
-			break
-		}
-	}
-	if slices.Sort(seen); len(slices.Compact(seen)) != 5 {
-		t.Errorf("seen: %v", seen)
-	}
-	for _, id := range seen {
-		check.Must(t, r.removeSnapshot(id))
-	}
-	v.must(v.remove)
 }
 
 // TestKilledInSnapshot kills at each step of making and removing one.

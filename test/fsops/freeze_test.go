@@ -287,14 +287,6 @@ func TestOneWatchdogIsKilled(t *testing.T) {
 	}
 }
 
-func TestFreezerAndOneWatchdogAreKilled(t *testing.T) {
-	t.Parallel()
-	r := newFreezeRig(t, "xfs")
-	r.other("freeze", "freeze-frozen", brief.String())
-	check.Must(t, syscall.Kill(r.watchdogs()[0], syscall.SIGKILL))
-	r.wantOver()
-}
-
 // forgotten freezes the filesystem, and kills everybody who would thaw it.
 func (r *freezeRig) forgotten(timeout time.Duration) {
 	r.t.Helper()
