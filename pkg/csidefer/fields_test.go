@@ -5,6 +5,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/google/go-cmp/cmp"
+	"go.uber.org/goleak"
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/testing/protocmp"
@@ -176,3 +177,5 @@ func sameAsOverlay(t *testing.T, raw []byte, reply *csi.NodePublishVolumeRespons
 		t.Errorf("requested %v, protobuf %v", csidefer.Requested(req), asked.GetDeferFsOps())
 	}
 }
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

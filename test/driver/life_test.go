@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sys/unix"
@@ -362,4 +363,34 @@ func TestMountFlagsStayOut(t *testing.T) {
 	check.That(t, err != nil && !strings.Contains(err.Error(), "hunter2"), "%v", err)
 	check.That(t, !strings.Contains(r.process.Log(), "hunter2"), "in the log")
 	v.must(v.remove) // nothing is attached any more
+}
+
+// TestProbesOfALoopDevice has another program, such as udev or losetup, look at the loop
+// device while its volume is unstaged. The device goes when that has closed it.
+func TestProbesOfALoopDevice(t *testing.T) {
+	r := newDriver(t, false)
+	v := r.volume("probed", rig.BlockAccess())
+	v.up()
+	probe := func() *os.File {
+		file, err := os.Open(r.loops()[0])
+		check.Must(t, err)
+		return file
+	}
+	short := probe()
+	v.must(v.unpublish, v.unstage)
+	time.AfterFunc(200*time.Millisecond, func() { _ = short.Close() })
+	v.must(v.stage, v.publish)
+	short = probe()
+	v.must(v.unpublish, v.unstage)
+	time.AfterFunc(200*time.Millisecond, func() { _ = short.Close() })
+	made := v.mustSnapshot("s").GetSnapshotId()
+	check.That(t, r.consistent(made), "a device that is leaving counts as in use")
+	check.Must(t, r.removeSnapshot(made))
+	v.must(v.stage, v.publish)
+	long := probe()
+	v.must(v.unpublish, v.unstage)
+	check.Code(t, v.stage(), codes.Aborted)
+	check.Code(t, v.remove(), codes.FailedPrecondition)
+	time.AfterFunc(200*time.Millisecond, func() { _ = long.Close() })
+	v.must(v.remove)
 }

@@ -185,3 +185,5 @@ func (m *machine) wait(what string, done func() bool) {
 	m.t.Helper()
 	check.Eventually(m.t, "the machine: "+what, done)
 }
+
+func TestMain(m *testing.M) { os.Exit(rig.Main(m)) }
