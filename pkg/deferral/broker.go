@@ -192,17 +192,15 @@ func (b *Broker) Load(ctx context.Context) error {
 	b.table.setLoadProblems(problems, err != nil)
 	// A removal that waits for a process keeps its claim too. If its device has another
 	// owner by now, that one comes first. A device that hangs has its owner before it is claimed again.
-	for _, removing := range []bool{false, true} {
-		for _, known := range b.table.where(func(e *entry) bool { return e.removing == removing && e.rec.Boot == b.boot }) {
+	parts := [2][]*entry{}
+	for n, removing := range []bool{false, true} {
+		parts[n] = b.table.where(func(e *entry) bool { return e.removing == removing && e.rec.Boot == b.boot })
+		for _, known := range parts[n] {
 			b.claims.Expect(&known.rec.Volume)
 		}
 	}
-	for _, removing := range []bool{false, true} {
-		err = b.table.each(ctx, func(ctx context.Context, known *entry) {
-			if known.removing == removing && known.rec.Boot == b.boot {
-				b.reclaim(ctx, known.rec.Key)
-			}
-		})
+	for _, part := range parts {
+		err = b.table.each(ctx, part, func(ctx context.Context, known *entry) { b.reclaim(ctx, known.rec.Key) })
 	}
 	b.lost.dropKept(ctx)
 	return err // the caller's context has ended, and both loops with it

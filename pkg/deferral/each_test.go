@@ -22,7 +22,7 @@ func TestOneSlowVolumeKeepsNobodyWaiting(t *testing.T) {
 	var rest sync.WaitGroup
 	rest.Add(99)
 	var hung atomic.Bool
-	err := all.each(t.Context(), func(context.Context, *entry) {
+	err := all.each(t.Context(), all.all(), func(context.Context, *entry) {
 		if hung.CompareAndSwap(false, true) {
 			rest.Wait() // hangs until all others are done
 			return
@@ -43,7 +43,7 @@ func TestMostVolumesThatHang(t *testing.T) {
 		var begun atomic.Int32
 		answer := make(chan struct{})
 		for range 2 {
-			check.Must(t, all.each(t.Context(), func(context.Context, *entry) {
+			check.Must(t, all.each(t.Context(), all.all(), func(context.Context, *entry) {
 				begun.Add(1)
 				<-answer
 			}))
@@ -56,7 +56,7 @@ func TestMostVolumesThatHang(t *testing.T) {
 		close(answer)
 		synctest.Wait()
 		begun.Store(0)
-		check.Must(t, all.each(t.Context(), func(_ context.Context, e *entry) {
+		check.Must(t, all.each(t.Context(), all.all(), func(_ context.Context, e *entry) {
 			begun.Add(1)
 			all.setProblem(e.rec.Key, nil)
 		}))

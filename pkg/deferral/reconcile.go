@@ -117,7 +117,7 @@ func (c *collector) checked() {
 
 func (r *reconciler) run(ctx context.Context) (ReconcileReport, error) {
 	found := collector{late: &r.late, report: r.late.take(false)}
-	err := r.table.each(ctx, func(ctx context.Context, known *entry) {
+	err := r.table.each(ctx, r.table.all(), func(ctx context.Context, known *entry) {
 		r.reconcile(ctx, known.rec.Key, &found)
 	})
 	if err != nil {

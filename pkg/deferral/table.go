@@ -2,16 +2,10 @@ package deferral
 
 import (
 	"cmp"
-	"context"
-	"errors"
 	"maps"
-	"runtime"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
-
-	"golang.org/x/sync/errgroup"
 
 	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral/claim"
@@ -173,59 +167,6 @@ func (t *table) where(is func(*entry) bool) (out []*entry) {
 }
 
 func (e *entry) isLost() bool { return e.lost != nil }
-
-const (
-	// slow is how long one volume may take before the others no longer wait for it.
-	slow = 500 * time.Millisecond
-	// mostWorkers bounds how many volumes are worked on at a time. If many hang, the start must not take longer than
-	// systemd waits for it.
-	mostWorkers = maxLeft + 16
-	// leaveTime is how long one volume may take before it is left behind: two seconds, besides those that a
-	// removal waits for processes that are ending.
-	leaveTime = claim.ReleaseTime + 2*time.Second
-	// maxLeft is how many volumes may be left behind before no other is begun with.
-	maxLeft = claim.MostHung
-)
-
-// each runs f for every volume, with one worker less than there are processors, so that one is left
-// to calls. When a volume takes long, because its disk or its runtime hangs, each starts a further
-// worker for the others, and leaves the volume behind in the end. Then f goes on, without a context that
-// ends, and the volume is skipped by others until it returns.
-func (t *table) each(ctx context.Context, f func(context.Context, *entry)) error {
-	all := t.all()
-	var group errgroup.Group
-	group.SetLimit(mostWorkers)
-	var next atomic.Int64
-	var work func() error
-	work = func() error {
-		for n := next.Add(1); n <= int64(len(all)) && ctx.Err() == nil; n = next.Add(1) {
-			started := make(chan struct{})
-			another := time.AfterFunc(slow, func() {
-				group.TryGo(work)
-				close(started)
-			})
-			t.within(context.WithoutCancel(ctx), all[n-1], f)
-			if !another.Stop() {
-				<-started
-			}
-		}
-		return ctx.Err()
-	}
-	for range max(1, runtime.GOMAXPROCS(0)-1) {
-		group.TryGo(work)
-	}
-	return group.Wait()
-}
-
-func (t *table) within(ctx context.Context, known *entry, f func(context.Context, *entry)) {
-	_, err := sys.Look(&t.work, known.rec.Key, func() (struct{}, error) {
-		f(ctx, known)
-		return struct{}{}, nil
-	})
-	if errors.Is(err, sys.ErrManyHang) {
-		t.setProblem(known.rec.Key, volume.Errorf(volume.Busy, "volume %s: it is not checked while %d others do not answer", known.rec.Target, maxLeft))
-	}
-}
 
 // left returns the volumes that are left behind.
 func (t *table) left() []*entry {

@@ -30,11 +30,14 @@ type Looks[K comparable] struct {
 	Changed func(K)
 
 	mu   sync.Mutex
-	last map[K]*look
+	last map[K]*Running[K]
 	hung int
 }
 
-type look struct {
+// Running is a call for a key.
+type Running[K comparable] struct {
+	of    *Looks[K]
+	key   K
 	done  chan struct{}
 	since time.Time
 	hung  bool
@@ -42,12 +45,13 @@ type look struct {
 
 // Look runs see. After ErrHangs see is still running, so it must not change data of the caller.
 func Look[K comparable, V any](l *Looks[K], key K, see func() (V, error)) (seen V, err error) {
-	late := time.NewTimer(cmp.Or(l.Time, lookTime))
-	defer late.Stop()
-	mine, err := l.begin(key, late.C)
+	began := time.Now()
+	mine, err := l.Begin(key)
 	if err != nil {
 		return seen, err
 	}
+	late := time.NewTimer(l.time() - time.Since(began))
+	defer late.Stop()
 	type result struct {
 		seen V
 		err  error
@@ -56,24 +60,50 @@ func Look[K comparable, V any](l *Looks[K], key K, see func() (V, error)) (seen 
 	go func() {
 		seen, err := see()
 		out <- result{seen, err}
-		l.end(key, mine)
+		mine.End()
 	}()
 	select {
 	case got := <-out:
 		return got.seen, got.err
 	case <-late.C:
 	}
-	l.mu.Lock()
-	if l.last[key] != mine { // it has just ended
-		l.mu.Unlock()
+	if !mine.Leave() { // it has just ended
 		got := <-out
 		return got.seen, got.err
 	}
-	mine.hung = true
-	l.hung++
-	l.mu.Unlock()
-	l.changed(key)
 	return seen, ErrHangs
+}
+
+func (l *Looks[K]) time() time.Duration { return cmp.Or(l.Time, lookTime) }
+
+// Leave says that the call hangs, and is false if it has ended.
+func (r *Running[K]) Leave() bool {
+	r.of.mu.Lock()
+	runs := r.of.last[r.key] == r
+	if runs {
+		r.hung = true
+		r.of.hung++
+	}
+	r.of.mu.Unlock()
+	if runs {
+		r.of.changed(r.key)
+	}
+	return runs
+}
+
+// End ends the call, and reports whether it was left behind.
+func (r *Running[K]) End() (left bool) {
+	r.of.mu.Lock()
+	delete(r.of.last, r.key)
+	if r.hung {
+		r.of.hung--
+	}
+	r.of.mu.Unlock()
+	close(r.done)
+	if r.hung {
+		r.of.changed(r.key)
+	}
+	return r.hung
 }
 
 // Hangs reports since when the call for a key hangs.
@@ -92,9 +122,9 @@ func (l *Looks[K]) changed(key K) {
 	}
 }
 
-// begin waits until no other call for the key is running.
-func (l *Looks[K]) begin(key K, late <-chan time.Time) (*look, error) {
-	for {
+// Begin begins a call that its caller makes and ends himself, when no other call for the key is running.
+func (l *Looks[K]) Begin(key K) (*Running[K], error) {
+	for late := time.Now().Add(l.time()); ; {
 		l.mu.Lock()
 		before := l.last[key]
 		if before != nil && before.hung {
@@ -107,9 +137,9 @@ func (l *Looks[K]) begin(key K, late <-chan time.Time) (*look, error) {
 		}
 		if before == nil {
 			if l.last == nil {
-				l.last = make(map[K]*look)
+				l.last = make(map[K]*Running[K])
 			}
-			mine := &look{done: make(chan struct{}), since: time.Now()}
+			mine := &Running[K]{of: l, key: key, done: make(chan struct{}), since: time.Now()}
 			l.last[key] = mine
 			l.mu.Unlock()
 			return mine, nil
@@ -117,21 +147,8 @@ func (l *Looks[K]) begin(key K, late <-chan time.Time) (*look, error) {
 		l.mu.Unlock()
 		select {
 		case <-before.done:
-		case <-late:
+		case <-time.After(time.Until(late)):
 			return nil, ErrHangs
 		}
-	}
-}
-
-func (l *Looks[K]) end(key K, mine *look) {
-	l.mu.Lock()
-	delete(l.last, key)
-	if mine.hung {
-		l.hung--
-	}
-	l.mu.Unlock()
-	close(mine.done)
-	if mine.hung {
-		l.changed(key)
 	}
 }
