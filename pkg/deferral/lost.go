@@ -52,10 +52,11 @@ func (l *lostVolumes) standing(ctx context.Context) (map[volume.Key]*record, err
 	out := make(map[volume.Key]*record)
 	points, err := l.targets.root.Points(ctx)
 	for key, point := range points {
+		if l.table.has(key) {
+			continue
+		}
 		if t, err := l.targets.root.Resolve(point); err == nil {
-			if !l.table.has(key) {
-				out[key] = l.record(l.targets.volume(t))
-			}
+			out[key] = l.record(l.targets.volume(t))
 			t.Close()
 		}
 	}

@@ -195,15 +195,17 @@ func (u *Users) free(v *volume.Volume) {
 func (u *Users) Get(key volume.Key) *Held {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	if held, ok := u.held[key]; ok {
-		return &held
-	}
+	found, ok := u.held[key]
 	for _, held := range u.forced {
-		if held.Volume.Key == key {
-			return &held
+		if !ok && held.Volume.Key == key {
+			found, ok = held, true
 		}
 	}
-	return nil
+	if !ok {
+		return nil
+	}
+	held := found // as a rule there is none, and nothing is allocated
+	return &held
 }
 
 // All lists the held devices, ordered by target.

@@ -12,6 +12,7 @@ import (
 	"path"
 	"strconv"
 	"strings"
+	"sync"
 
 	"golang.org/x/sys/unix"
 
@@ -59,6 +60,9 @@ func (t *Target) Mount(parent int, missing bool) (mounted bool, err error) {
 
 // Restore mounts the guard if it is missing, and makes the target directory if that is.
 func (t *Target) Restore() (mounted bool, err error) {
+	if t.isGuarded() { // as a rule
+		return false, nil
+	}
 	parent, err := t.OpenParent()
 	if err != nil {
 		return false, err
@@ -69,6 +73,16 @@ func (t *Target) Restore() (mounted bool, err error) {
 		return false, err
 	}
 	return t.Mount(parent, missing)
+}
+
+func (t *Target) isGuarded() bool {
+	dir, err := sys.OpenBeneath(t.root, t.Rel, unix.O_PATH|unix.O_DIRECTORY, unix.RESOLVE_NO_SYMLINKS)
+	if err != nil {
+		return false
+	}
+	defer sys.CloseFD(dir)
+	_, ours, err := t.inspect(dir)
+	return ours && err == nil
 }
 
 // checkFree reports whether the guard is there, and refuses any other mount on the target.
@@ -262,13 +276,17 @@ func isGuard(dir int, key volume.Key) (bool, error) {
 	if err != nil || flags&fsImmutable == 0 {
 		return false, err
 	}
-	text := make([]byte, os.Getpagesize())
-	n, err := unix.Pread(fd, text, 0)
+	text := pages.Get().(*[]byte) //nolint:forcetypeassert // pages has nothing else
+	defer pages.Put(text)
+	n, err := unix.Pread(fd, *text, 0)
 	if err != nil {
 		return false, err
 	}
-	return n == len(text) && bytes.Contains(text, []byte(lineOf(key))), nil
+	return n == len(*text) && bytes.Contains(*text, []byte(lineOf(key))), nil
 }
+
+// pages are buffers for notices.
+var pages = sync.Pool{New: func() any { page := make([]byte, os.Getpagesize()); return &page }}
 
 // Probe checks that the kernel can make a guard. It mounts it nowhere.
 func Probe() error {
