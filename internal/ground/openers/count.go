@@ -26,6 +26,7 @@ type counter struct {
 
 // newCounter loads the program. The description of the kernel's structures takes some MiB, and is not kept.
 func newCounter() (*counter, error) {
+	defer btf.FlushKernelSpec()
 	l, err := kernelLayout()
 	if err != nil {
 		return nil, err
@@ -62,6 +63,7 @@ func (c *counter) loopProgram() (*ebpf.Program, error) {
 	if c.loop != nil {
 		return c.loop, nil
 	}
+	defer btf.FlushKernelSpec()
 	l, err := kernelLayout()
 	if err != nil {
 		return nil, err
