@@ -91,12 +91,15 @@ func isOf(v *volume.Volume, driver, volumeID string) bool {
 // known.
 func (b *Broker) Lost() []Status { return b.statuses(b.table.where((*entry).isLost)) }
 
-// SortByTarget orders volumes by their targets. Other programs may name one target for several
-// volumes: these follow by their keys.
+// SortByTarget orders volumes by their targets.
 func SortByTarget(all []Status) {
-	slices.SortFunc(all, func(x, y Status) int {
-		return cmp.Or(strings.Compare(x.Target, y.Target), strings.Compare(string(x.Key), string(y.Key)))
-	})
+	slices.SortFunc(all, func(x, y Status) int { return ByTarget(&x, &y) })
+}
+
+// ByTarget compares volumes by their targets. Other programs may name one target for several volumes: these
+// follow by their keys.
+func ByTarget(x, y *Status) int {
+	return cmp.Or(strings.Compare(x.Target, y.Target), strings.Compare(string(x.Key), string(y.Key)))
 }
 
 // Problems are the records that cannot be used, and other files among them.

@@ -84,30 +84,20 @@ func (s *AdminServer) ListVolumes(_ context.Context, req *adminv1.ListVolumesReq
 		return nil, volume.Errorf(volume.Invalid, "page_size %d is negative", req.GetPageSize())
 	}
 	size := min(cmp.Or(int(req.GetPageSize()), defaultPage), maxPage)
-	after, key, _ := strings.Cut(req.GetPageToken(), "\x00")
-	found := slices.DeleteFunc(s.Node.AllShown(), func(status deferral.Status) bool {
-		return cmp.Or(strings.Compare(status.Target, after), strings.Compare(string(status.Key), key)) <= 0 || !s.selects(req, status)
-	})
-	deferral.SortByTarget(found)
+	target, key, _ := strings.Cut(req.GetPageToken(), "\x00")
+	found, more := s.Node.selected(req, &deferral.Status{Volume: &volume.Volume{Target: target, Key: volume.Key(key)}}, size)
 	out := &adminv1.ListVolumesResponse{}
-	if len(found) > size {
-		found = found[:size]
-		out.NextPageToken = position(&found[size-1])
+	if more {
+		out.NextPageToken = position(found[size-1])
 	}
 	for _, status := range found {
-		out.Volumes = append(out.Volumes, s.Node.message(status))
+		out.Volumes = append(out.Volumes, s.Node.message(*status))
 	}
 	return out, nil
 }
 
-// position is a volume's position in the order of SortByTarget.
+// position is a volume's position in the order of ByTarget.
 func position(status *deferral.Status) string { return status.Target + "\x00" + string(status.Key) }
-
-func (s *AdminServer) selects(req *adminv1.ListVolumesRequest, status deferral.Status) bool {
-	want := req.GetState()
-	return matches(status, req.GetDriver(), req.GetHandler()) &&
-		(want == adminv1.VolumeState_VOLUME_STATE_UNSPECIFIED || want == s.Node.state(status))
-}
 
 func matches(status deferral.Status, driver, handler string) bool {
 	return (driver == "" || status.Driver == driver) && (handler == "" || status.Handler == handler)

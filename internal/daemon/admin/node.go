@@ -3,11 +3,13 @@ package admin
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"github.com/crust-proxy/crust-proxy/internal/daemon/sandboxes"
 	"github.com/crust-proxy/crust-proxy/internal/front/csi/refusal"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
+	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
 )
 
 // Node holds what both servers share: the volumes of this node, those of the broker and
@@ -93,6 +95,28 @@ func (n *Node) AllShown() []deferral.Status {
 		add(deferral.HeldStatus(one))
 	}
 	return all
+}
+
+// selected returns the first volumes behind another one, in order, and whether there are more. It does not sort all for
+// each page.
+func (n *Node) selected(req *adminv1.ListVolumesRequest, behind *deferral.Status, size int) (found []*deferral.Status, more bool) {
+	all := n.AllShown()
+	for i := range all {
+		status := &all[i]
+		tooMany := len(found) > size && deferral.ByTarget(found[size], status) < 0
+		if tooMany || deferral.ByTarget(status, behind) <= 0 || !n.selects(req, *status) {
+			continue
+		}
+		at, _ := slices.BinarySearchFunc(found, status, deferral.ByTarget)
+		found = slices.Insert(found[:min(len(found), size)], at, status)
+	}
+	return found[:min(len(found), size)], len(found) > size
+}
+
+func (n *Node) selects(req *adminv1.ListVolumesRequest, status deferral.Status) bool {
+	want := req.GetState()
+	return matches(status, req.GetDriver(), req.GetHandler()) &&
+		(want == adminv1.VolumeState_VOLUME_STATE_UNSPECIFIED || want == n.state(status))
 }
 
 func (n *Node) refused() []refusal.Refusal {
