@@ -72,7 +72,8 @@ func notRemoved(n *node, native bool) {
 	n.wantRemovable(0, []string{"warning", target}, "--abandon-volumes")
 
 	n.Extra = withoutFront + "\n" + deferAll
-	n.ConfigFile() // which is read again when it changes
+	n.ConfigFile()
+	n.Signal(syscall.SIGHUP)
 	n.waitFindings("the changed file is refused", target)
 	check.Must(t, n.publish(v, "pod-1")) // and the front is there
 	n.podWrites(s, "reload refused")

@@ -6,9 +6,14 @@ import (
 	"time"
 )
 
-// watchEvery is how often the file is compared with what it was. This sees also what raises no
-// event of inotify: a new directory under the old name, the target of a link to another one.
-const watchEvery = 5 * time.Second
+const (
+	// watchEvery is how often the file is compared with what it was. This sees also what raises no event of
+	// inotify: a new directory under the old name, the target of a link to another one. Each look costs a dozen
+	// wake-ups of Go's scheduler.
+	watchEvery = 20 * time.Second
+	// quiet is for how long a changed file has to stay as it is before it is read.
+	quiet = 2 * time.Second
+)
 
 // mostChanging is for how many looks in a row a file may change before it is read nevertheless.
 const mostChanging = 5
@@ -41,13 +46,15 @@ func sameState(a, b os.FileInfo) bool {
 func Watch(file string) *Watcher { return &Watcher{file: file, seen: stateOf(file)} }
 
 // Run calls changed for each change since Watch, and for each signal, until ctx ends. A change
-// is reported when the file has been quiet for one interval, because editors and Kubernetes
-// change one in several steps, or has changed in several intervals.
+// is reported when the file has been quiet for some time, because editors and Kubernetes
+// change one in several steps, or does not become quiet.
 func (w *Watcher) Run(ctx context.Context, signals <-chan os.Signal, changed func()) error {
-	tick := time.NewTicker(watchEvery)
-	defer tick.Stop()
 	before, changing := w.seen, 0
 	for {
+		wait := watchEvery
+		if changing > 0 {
+			wait = quiet
+		}
 		select {
 		case <-ctx.Done():
 			return nil
@@ -55,7 +62,7 @@ func (w *Watcher) Run(ctx context.Context, signals <-chan os.Signal, changed fun
 			w.seen = stateOf(w.file)
 			changed()
 			continue
-		case <-tick.C:
+		case <-time.After(wait):
 		}
 		now := stateOf(w.file)
 		if changing++; sameState(now, w.seen) {

@@ -45,11 +45,11 @@ func TestWatcherSeesEveryWayToChangeAFile(t *testing.T) {
 			{"a signal", func() { signals <- syscall.SIGHUP }, 1},
 			{"a change and a signal", func() { write(file); signals <- syscall.SIGHUP }, 1},
 			{"written in place", func() { write(file) }, 1},
-			{"written in two steps", func() { write(file); time.Sleep(watchEvery); write(file) }, 1},
+			{"written in two steps", func() { write(file); time.Sleep(quiet / 2); write(file) }, 1},
 			{"touched all the time", func() {
-				for range 2 * mostChanging {
+				for range watchEvery/quiet + mostChanging + 2 {
 					write(file)
-					time.Sleep(watchEvery)
+					time.Sleep(quiet)
 				}
 			}, 2},
 			{"renamed over", func() { write(file + ".new"); must(os.Rename(file+".new", file)) }, 1},
