@@ -71,10 +71,9 @@ func (h *History) Call(ctx context.Context, method string, call *telemetry.Call,
 	e := &adminv1.VolumeEvent{
 		What: word[1], Failed: failure != "", By: "kubelet", Text: failure,
 		Id: call.Volume, TargetPath: call.Target, Driver: call.Driver, VolumeId: call.CSIVolume, Handler: call.Handler,
+		PodUid: kubelet.PodOf(call.Target),
 	}
 	e.PodNamespace, e.PodName, _ = strings.Cut(call.Pod, "/")
-	_, below, _ := strings.Cut(call.Target, "/pods/")
-	e.PodUid = kubelet.PodUID("pods/" + below)
 	if failure == "" {
 		e.What, e.Text = word[0], describe(word[0], call)
 	}

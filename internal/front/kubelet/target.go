@@ -35,6 +35,12 @@ func PodUID(rel string) string {
 	return parts[1]
 }
 
+// PodOf is the pod in a target path .../pods/<uid>/volumes/..., wherever kubelet's root directory is, or "".
+func PodOf(target string) string {
+	_, below, _ := strings.Cut(target, "/pods/")
+	return PodUID("pods/" + below)
+}
+
 // VolumeName is NAME in a target path .../volumes/kubernetes.io~csi/NAME/mount, or "". It is that of
 // the persistent volume, or of an inline volume in its pod.
 func VolumeName(target string) string {

@@ -174,7 +174,7 @@ func (t *Target) removeTop(parent int) (gone bool, err error) {
 	// MNT_DETACH, because our descriptor and bind mounts of sub-directories keep the
 	// guard busy.
 	const flags = unix.MNT_DETACH | unix.UMOUNT_NOFOLLOW
-	if err := unix.Unmount(sys.ProcFD(parent)+"/"+t.base(), flags); err != nil && !errors.Is(err, unix.EINVAL) {
+	if err := unix.Unmount(sys.ProcFD(parent)+"/"+t.base, flags); err != nil && !errors.Is(err, unix.EINVAL) {
 		return false, t.guardError("unmounted", err)
 	}
 	return false, nil

@@ -66,8 +66,8 @@ func CheckPath(field, p string) error {
 type Target struct {
 	// Given is the path as the caller wrote it, and Resolved the one without links.
 	Given, Resolved string
-	// Rel is the path below the root.
-	Rel string
+	// Rel is the path below the root, and base its last element.
+	Rel, base string
 	// Key is that of the volume on this target.
 	Key    volume.Key
 	notice string
@@ -100,7 +100,7 @@ func (r *Root) Resolve(given string) (*Target, error) {
 		return nil, volume.Errorf(volume.Invalid, "volume_target_path %q does not lie below the root directory %s", sys.Clip(given), r.configured)
 	}
 	resolved := strings.TrimSuffix(rootPath, "/") + "/" + rel
-	return &Target{Given: given, Resolved: resolved, Rel: rel, Key: volume.KeyOf(resolved), notice: r.notice, root: root}, nil
+	return &Target{Given: given, Resolved: resolved, Rel: rel, base: path.Base(rel), Key: volume.KeyOf(resolved), notice: r.notice, root: root}, nil
 }
 
 // pathOf resolves the opened root, again only if it is another directory.
@@ -131,14 +131,12 @@ func (t *Target) OpenParent() (int, error) {
 
 // openIn opens the target in its parent, or what is mounted on it.
 func (t *Target) openIn(parent int) (int, error) {
-	fd, err := sys.OpenBeneath(parent, t.base(), unix.O_PATH|unix.O_DIRECTORY, unix.RESOLVE_NO_SYMLINKS)
+	fd, err := sys.OpenBeneath(parent, t.base, unix.O_PATH|unix.O_DIRECTORY, unix.RESOLVE_NO_SYMLINKS)
 	if err != nil {
 		return sys.NoFD, t.openError(t.Resolved, err)
 	}
 	return fd, nil
 }
-
-func (t *Target) base() string { return path.Base(t.Rel) }
 
 func (t *Target) openError(where string, err error) error {
 	switch {
@@ -166,7 +164,7 @@ func (t *Target) Missing(parent int) (bool, error) {
 
 // mkdir makes the target directory, and reports whether it did not exist.
 func (t *Target) mkdir(parent int) (made bool, err error) {
-	err = unix.Mkdirat(parent, t.base(), 0o750)
+	err = unix.Mkdirat(parent, t.base, 0o750)
 	if err != nil && !errors.Is(err, unix.EEXIST) {
 		return false, volume.Errorf(volume.DiskKind(err), "volume %s: cannot make the target directory: %w", t.Given, err)
 	}
@@ -176,7 +174,7 @@ func (t *Target) mkdir(parent int) (made bool, err error) {
 // removeDir removes the empty target directory, and reports whether it is gone.
 // Anything in it, or mounted on it, is not ours.
 func (t *Target) removeDir(parent int) (gone bool, err error) {
-	err = unix.Unlinkat(parent, t.base(), unix.AT_REMOVEDIR)
+	err = unix.Unlinkat(parent, t.base, unix.AT_REMOVEDIR)
 	switch {
 	case err == nil, errors.Is(err, unix.ENOENT):
 		return true, nil

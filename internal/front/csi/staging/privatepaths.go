@@ -11,7 +11,6 @@ import (
 	"path"
 	"path/filepath"
 	"slices"
-	"strings"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -65,20 +64,14 @@ func volumeName(hash string) string {
 	return fmt.Sprintf("pvc-%s-%s-%s-%s-%s-", hash[:8], hash[8:12], hash[12:16], hash[16:20], hash[20:32])
 }
 
-// podName is the name of a published device: the pod's UID, as with kubelet.
-func podName(target string) string {
-	_, below, _ := strings.Cut(target, "/pods/")
-	return cmp.Or(kubelet.PodUID("pods/"+below), deviceName)
-}
-
 // Staging names the private staging directory for kubelet's staging path.
 func (p *PrivatePaths) Staging(id VolumeID, kubeletPath string) string {
 	return p.find(stagingDir, privateName(id.Driver, id.ID, kubeletPath), "", "")
 }
 
-// Publish names the private publish path for kubelet's target path.
+// Publish names the private publish path for kubelet's target path: by the pod's UID, as kubelet does.
 func (p *PrivatePaths) Publish(id VolumeID, target string) string {
-	return p.find(publishDir, privateName(id.Driver, id.ID, target), podName(target), deviceName)
+	return p.find(publishDir, privateName(id.Driver, id.ID, target), cmp.Or(kubelet.PodOf(target), deviceName), deviceName)
 }
 
 // find returns the path of a volume, or where an earlier version or configuration has staged or published
