@@ -29,9 +29,7 @@ func TestClaimNamesFitTheEnvironment(t *testing.T) {
 		for i := range uint32(most) {
 			// The largest numbers that block devices have: majors end at 511.
 			one := name(block(511, 1<<20-1-i))
-			if seen[one] {
-				t.Fatalf("%s is not unique", one)
-			}
+			check.Require(t, !seen[one], "%s is not unique", one)
 			seen[one] = true
 			names = append(names, one)
 		}
@@ -41,9 +39,8 @@ func TestClaimNamesFitTheEnvironment(t *testing.T) {
 	}
 	check.Must(t, start(claimName))
 	old := func(id identity) string { return "claim-" + fmt.Sprintf("b%d-%d", id.Major, id.Minor) }
-	if err := start(old); !errors.Is(err, unix.E2BIG) {
-		t.Errorf("this test cannot fail: names of the old form gave %v", err)
-	}
+	err := start(old)
+	check.That(t, errors.Is(err, unix.E2BIG), "this test cannot fail: names of the old form gave %v", err)
 }
 
 func block(major, minor uint32) identity {
@@ -51,12 +48,8 @@ func block(major, minor uint32) identity {
 }
 
 func TestClaimNames(t *testing.T) {
-	if image := (identity{Major: 8, Minor: 1, Inode: 2}); claimName(image) != "" {
-		t.Error("an image is kept")
-	}
-	if claimName(block(8, 1)) == claimName(block(8, 2)) || claimName(block(1, 0)) == claimName(block(0, 1)) {
-		t.Error("names are not unique")
-	}
+	check.That(t, claimName((identity{Major: 8, Minor: 1, Inode: 2})) == "", "an image is kept")
+	check.That(t, claimName(block(8, 1)) != claimName(block(8, 2)) && claimName(block(1, 0)) != claimName(block(0, 1)), "names are not unique")
 }
 
 // keptNames is a keeper that remembers names only.
@@ -79,9 +72,8 @@ func TestClaimOfWhichAPartIsMissing(t *testing.T) {
 	name, finder := claimName(identityOf(v.Device)), &fakeOpeners{under: []openers.File{}}
 	table := newTable(t, keptNames{name: true}, map[string]*os.File{name: os.NewFile(uintptr(fd), "kept")}, finder)
 	for range 2 {
-		if err := table.Reclaim(t.Context(), Request{Volume: v}); err == nil || table.Has(Request{Volume: v}) {
-			t.Errorf("claimed without what is under it: %v", err)
-		}
+		err = table.Reclaim(t.Context(), Request{Volume: v})
+		check.That(t, err != nil && !table.Has(Request{Volume: v}), "claimed without what is under it: %v", err)
 		check.That(t, table.Kept() == 1 && len(table.owners.owned(v.Key)) == 1, "the claim was given up")
 	}
 	finder.under = []openers.File{{Major: 8, Inode: 5}}
@@ -103,9 +95,8 @@ func TestDeviceOfAVolumeThatIsNotClaimedYet(t *testing.T) {
 		t.Helper()
 		other := &volume.Volume{Key: volume.KeyOf("/b"), Target: "/b", ReadOnly: true, Device: d}
 		_, err := c.Begin(t.Context(), Request{Volume: other}, &OpenedDevice{Device: d, FD: sys.NoFD})
-		if owned, is := errors.AsType[*OwnedError](err); !is || owned.Target != "/a" || volume.KindOf(err) != volume.InUse {
-			t.Errorf("%v: %v", d, err)
-		}
+		owned, is := errors.AsType[*OwnedError](err)
+		check.That(t, is && owned.Target == "/a" && volume.KindOf(err) == volume.InUse, "%v: %v", d, err)
 	}
 	refused(dev.Device)
 	refused(byName)
@@ -139,16 +130,14 @@ func TestKeptClaimIsTakenUp(t *testing.T) {
 		name := claimName(identityOf(v.Device))
 		keeper := &brokenKeeper{keptNames: keptNames{name: true, "OTHER": true}, broken: c.broken}
 		table := newTable(t, keeper, map[string]*os.File{name: os.NewFile(uintptr(fd), "kept")}, &fakeOpeners{under: []openers.File{image}})
-		if err := table.Reclaim(t.Context(), Request{Volume: v}); err != nil {
-			t.Errorf("%+v: %v", c, err)
-		}
+		err = table.Reclaim(t.Context(), Request{Volume: v})
+		check.That(t, err == nil, "%+v: %v", c, err)
 		got, want := fmt.Sprint(keeper.keptNames), fmt.Sprint(keptNames{name: true, "OTHER": true})
 		if !c.broken && got != want {
 			t.Errorf("%+v: kept: %v, want %v", c, got, want)
 		}
-		if loop := slices.Contains(table.owners.owned(v.Key), image); loop != (c.major == 7) {
-			t.Errorf("%+v: the volume owns the image: %v", c, loop)
-		}
+		loop := slices.Contains(table.owners.owned(v.Key), image)
+		check.That(t, loop == (c.major == 7), "%+v: the volume owns the image: %v", c, loop)
 	}
 }
 
@@ -181,12 +170,10 @@ func TestQuestionAboutADevice(t *testing.T) {
 		}
 		q, err := table.open.query(id)
 		sys.CloseFD(q.FD)
-		if claimed := c.kept || c.held && !c.mountable; err != nil || q.Own != c.own || q.Claimed != claimed || (q.FD >= 0) != (c.own > 0) {
-			t.Errorf("%+v: %+v, %v", c, q, err)
-		}
-		if n := table.Kept(); n != c.count {
-			t.Errorf("%+v: %d claims are kept", c, n)
-		}
+		claimed := c.kept || c.held && !c.mountable
+		check.That(t, err == nil && q.Own == c.own && q.Claimed == claimed && (q.FD >= 0) == (c.own > 0), "%+v: %+v, %v", c, q, err)
+		n := table.Kept()
+		check.That(t, n == c.count, "%+v: %d claims are kept", c, n)
 	}
 }
 
@@ -224,14 +211,11 @@ func TestClaimThatIsNotKept(t *testing.T) {
 	check.Must(t, err)
 	id := block(240, 77)
 	p := &Pending{table: c, request: Request{Volume: v}, dev: dev, id: id, held: &heldDevice{fd: fd, device: deviceAs(id)}, unlock: func() {}}
-	if _, err := p.Keep(); err == nil {
-		t.Error("it was claimed")
-	}
+	_, err = p.Keep()
+	check.That(t, err != nil, "it was claimed")
 	keeper.broken = false
 	check.Must(t, c.open.release(id))
-	if c.open.get(id) != nil || len(keeper.keptNames) > 0 {
-		t.Errorf("left are %v and %v", c.open.get(id), keeper.keptNames)
-	}
+	check.That(t, c.open.get(id) == nil && len(keeper.keptNames) <= 0, "left are %v and %v", c.open.get(id), keeper.keptNames)
 }
 
 // heldAs has a device held that is none: no test without root has a device.
@@ -254,9 +238,8 @@ func TestKeptClaimsAreGivenUpInTheEnd(t *testing.T) {
 			t.Run(name+" after a failed "+from, func(t *testing.T) {
 				keeper := &brokenKeeper{keptNames: keptNames{}, broken: from == "store"}
 				c := newTable(t, keeper, nil, &fakeOpeners{})
-				if err := heldAs(t, c, v.Device); (err != nil) != keeper.broken {
-					t.Fatal(err)
-				}
+				err := heldAs(t, c, v.Device)
+				check.Require(t, (err != nil) == keeper.broken, "%v", err)
 				keeper.broken = true
 				if err := c.Release(Request{Volume: v}, nil); volume.KindOf(err) != volume.Busy {
 					t.Errorf("a release that failed: %v", err)
@@ -329,12 +312,9 @@ func TestLeftoverOfAReleaseIsNoOwner(t *testing.T) {
 	c := newTable(t, nil, nil, finder)
 	check.Must(t, heldAs(t, c, v.Device))
 	pending, err := c.Begin(t.Context(), Request{Volume: v}, dev)
-	if err != nil || !pending.First || finder.asked != 1 {
-		t.Fatalf("%v, asked %d times", err, finder.asked)
-	}
-	if _, err := pending.Keep(); err != nil {
-		t.Error(err)
-	}
+	check.Require(t, err == nil && pending.First && finder.asked == 1, "%v, asked %d times", err, finder.asked)
+	_, err = pending.Keep()
+	check.That(t, err == nil, "%v", err)
 }
 
 // TestWhatIsNotFreeIsNotClaimed: neither if somebody has the device, nor if it is not known, and a
@@ -346,9 +326,7 @@ func TestWhatIsNotFreeIsNotClaimed(t *testing.T) {
 		if _, err := c.Begin(t.Context(), Request{Volume: v}, dev); volume.KindOf(err) != volume.Busy || len(c.owners.owned(v.Key)) > 0 {
 			t.Errorf("%s: %v", name, err)
 		}
-		if c.users.Get(v.Key) == nil {
-			t.Errorf("%s: it is not listed as held", name)
-		}
+		check.That(t, c.users.Get(v.Key) != nil, "%s: it is not listed as held", name)
 		if err := c.RefuseUsed(t.Context(), Request{Volume: v}, ReleaseTime); volume.KindOf(err) != volume.Busy {
 			t.Errorf("%s: released: %v", name, err)
 		}
@@ -357,9 +335,8 @@ func TestWhatIsNotFreeIsNotClaimed(t *testing.T) {
 		check.Must(t, err)
 		pending.Suspend()
 		finder.who = "process 2"
-		if err := pending.Abandon(pending.Claim(t.Context())); volume.KindOf(err) != volume.Busy || len(c.owners.owned(v.Key)) > 0 {
-			t.Errorf("%s: taken meanwhile: %v", name, err)
-		}
+		err = pending.Abandon(pending.Claim(t.Context()))
+		check.That(t, volume.KindOf(err) == volume.Busy && len(c.owners.owned(v.Key)) <= 0, "%s: taken meanwhile: %v", name, err)
 	}
 }
 
@@ -390,14 +367,10 @@ func TestWhatCannotBeOpenedMayBeInUse(t *testing.T) {
 // TestDevicesThatAreGone by what an open of them says.
 func TestDevicesThatAreGone(t *testing.T) {
 	numbers, err := os.ReadDir(blockDevices)
-	if err != nil || len(numbers) == 0 {
-		t.Fatalf("a machine without block devices: %v", err)
-	}
+	check.Require(t, err == nil && len(numbers) != 0, "a machine without block devices: %v", err)
 	there, _ := parseNumber(numbers[0].Name())
 	for err, gone := range map[error]bool{unix.ENXIO: true, unix.ENODEV: true, unix.ENOMEDIUM: true, unix.EIO: false, unix.ENOENT: false} {
-		if isGone(deviceAs(there), err) != gone {
-			t.Errorf("%v: gone is %v", err, !gone)
-		}
+		check.That(t, isGone(deviceAs(there), err) == gone, "%v: gone is %v", err, !gone)
 	}
 }
 
@@ -415,9 +388,8 @@ func TestKeptClaimOfALostVolume(t *testing.T) {
 		if c.DropKept(t.Context(), nil); c.Kept() != 1 {
 			t.Error("the claim on a device that somebody has open was given up")
 		}
-		if err := c.RefuseKept(t.Context(), lost, nil); volume.KindOf(err) != volume.Busy {
-			t.Errorf("a volume whose device may be that one is free: %v", err)
-		}
+		err = c.RefuseKept(t.Context(), lost, nil)
+		check.That(t, volume.KindOf(err) == volume.Busy, "a volume whose device may be that one is free: %v", err)
 		*finder = fakeOpeners{err: errors.New("no answer")}
 	}
 	*finder = fakeOpeners{}
@@ -461,9 +433,8 @@ func TestBeside(t *testing.T) {
 	own("c", block(7, 2), image)
 	own("d", block(7, 3), block(7, 4), image)
 	own("e", block(7, 5), identity{Major: 8, Inode: 6})
-	if got := o.beside("a"); !slices.Equal(got, []identity{block(7, 2), block(7, 4)}) {
-		t.Errorf("beside a: %v", got)
-	}
+	got := o.beside("a")
+	check.That(t, slices.Equal(got, []identity{block(7, 2), block(7, 4)}), "beside a: %v", got)
 	if got := o.beside("e"); len(got) != 0 {
 		t.Errorf("beside e: %v", got)
 	}
