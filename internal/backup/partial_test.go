@@ -22,8 +22,7 @@ func TestPartOfACompleteFile(t *testing.T) {
 		t.Errorf("%v, %v", p, err)
 	}
 	check.Must(t, os.Remove(name+".part"))
-	p, err := openPartial(name)
-	check.Must(t, err)
+	p := check.Value(openPartial(name))(t)
 	check.Must(t, p.file.Close())
 }
 

@@ -64,11 +64,9 @@ func TestOneDaemonHasAKubeletRoot(t *testing.T) {
 	_, err = lockRunDir(t.Context(), zap.NewNop(), t.TempDir(), link, 0)
 	check.That(t, err != nil && strings.Contains(err.Error(), link) && strings.Contains(err.Error(), "of its own"), "a second daemon was told %v", err)
 	first()
-	second, err := lockRunDir(t.Context(), zap.NewNop(), t.TempDir(), link, 0)
-	check.Must(t, err)
+	second := check.Value(lockRunDir(t.Context(), zap.NewNop(), t.TempDir(), link, 0))(t)
 	second()
-	absent, err := lockRunDir(t.Context(), zap.NewNop(), t.TempDir(), root+"/absent", 0)
-	check.Must(t, err)
+	absent := check.Value(lockRunDir(t.Context(), zap.NewNop(), t.TempDir(), root+"/absent", 0))(t)
 	// A root that kubelet has not made yet is one daemon's as well.
 	_, err = lockRunDir(t.Context(), zap.NewNop(), t.TempDir(), root+"/absent", 0)
 	check.That(t, err != nil, "two daemons serve a kubelet root that was not there")
@@ -80,13 +78,11 @@ func TestOneDaemonHasAKubeletRoot(t *testing.T) {
 func TestNobodyElseKeepsTheDaemonFromStarting(t *testing.T) {
 	runDir, root := t.TempDir(), t.TempDir()
 	for _, dir := range []string{runDir, root} {
-		readable, err := os.Open(dir)
-		check.Must(t, err)
+		readable := check.Value(os.Open(dir))(t)
 		defer func() { _ = readable.Close() }()
 		check.Must(t, unix.Flock(int(readable.Fd()), unix.LOCK_EX))
 	}
-	release, err := lockRunDir(t.Context(), zap.NewNop(), runDir, root, 0)
-	check.Must(t, err)
+	release := check.Value(lockRunDir(t.Context(), zap.NewNop(), runDir, root, 0))(t)
 	defer release()
 	for _, lock := range []string{runDir + "/daemon.lock", root + "/crust-proxy/daemon.lock"} {
 		if info, err := os.Stat(lock); err != nil || info.Mode() != 0o600 {

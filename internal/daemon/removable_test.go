@@ -32,8 +32,7 @@ func stateWith(t *testing.T, volumes ...string) (runDir string) {
 	runDir = t.TempDir()
 	dir := filepath.Join(runDir, "state", "volumes")
 	check.Must(t, os.MkdirAll(dir, 0o700))
-	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
-	check.Must(t, err)
+	boot := check.Value(os.ReadFile("/proc/sys/kernel/random/boot_id"))(t)
 	for _, one := range volumes {
 		driver, pod, _ := strings.Cut(one, "/")
 		target := "/k/pods/" + pod + "/mount"

@@ -63,8 +63,7 @@ func (n *node) load(args ...string) (*settings, error) {
 // start starts a daemon, which serves.
 func (n *node) start(args ...string) *settings {
 	n.Helper()
-	s, err := n.load(append(args, "--accepted", n.accepted)...)
-	check.Must(n.T, err)
+	s := check.Value(n.load(append(args, "--accepted", n.accepted)...))(n.T)
 	s.keep()
 	return s
 }
@@ -180,13 +179,11 @@ func TestFileThatDoesNotStart(t *testing.T) {
 	n.write(oldRules)
 	stays("the accepted file is the same", n.start())
 	n.write(newRules)
-	s, err := n.load("--accepted", n.accepted)
-	check.Must(t, err)
+	s := check.Value(n.load("--accepted", n.accepted))(t)
 	s.settled = true
 	stays("the node was changed", s)
 	s.settled = false
-	cfg, err := s.fallBack(cause)
-	check.Must(t, err)
+	cfg := check.Value(s.fallBack(cause))(t)
 	s.put(&cfg)
 	s.keep()
 	n.wantKept(oldRules)

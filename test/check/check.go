@@ -30,6 +30,16 @@ func Must(t fatal, err error) {
 	}
 }
 
+// Value gives what a call returned, and ends the test where it returned an error:
+// check.Value(os.ReadFile(path))(t).
+func Value[T any](value T, err error) func(fatal) T {
+	return func(t fatal) T {
+		t.Helper()
+		Must(t, err)
+		return value
+	}
+}
+
 // Code ends the test unless an error has a code, and says some words.
 func Code(t fatal, err error, want codes.Code, words ...string) {
 	t.Helper()

@@ -203,8 +203,7 @@ func (oneBlock) GetMetadataAllocated(_ *csi.GetMetadataAllocatedRequest, stream 
 func TestAServerThatIsStartedAgain(t *testing.T) {
 	socket := t.TempDir() + "/csi.sock"
 	listen := func() *net.UnixListener {
-		listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: socket, Net: "unix"})
-		check.Must(t, err)
+		listener := check.Value(net.ListenUnix("unix", &net.UnixAddr{Name: socket, Net: "unix"}))(t)
 		return listener
 	}
 	gone := listen()

@@ -56,8 +56,7 @@ contexts: [{name: one, context: {cluster: c, namespace: shop}}, {name: two, cont
 	if _, err := blocks.OpenCluster(config, "three", ""); err == nil {
 		t.Error("a context that is not there")
 	}
-	c, err := blocks.OpenCluster(config, "", "")
-	check.Must(t, err)
+	c := check.Value(blocks.OpenCluster(config, "", ""))(t)
 	return c
 }
 
@@ -114,14 +113,12 @@ func TestAWrongCertificateIsToldAtOnce(t *testing.T) {
 	check.Must(t, err)
 	theirs, _, err := cert.GenerateSelfSignedCertKey("127.0.0.1", nil, nil)
 	check.Must(t, err)
-	pair, err := tls.X509KeyPair(ours, key)
-	check.Must(t, err)
+	pair := check.Value(tls.X509KeyPair(ours, key))(t)
 	server := httptest.NewUnstartedServer(http.NotFoundHandler())
 	server.TLS, server.EnableHTTP2 = &tls.Config{Certificates: []tls.Certificate{pair}, MinVersion: tls.VersionTLS12}, true
 	server.StartTLS()
 	defer server.Close()
-	conn, err := (&blocks.Service{Address: server.Listener.Addr().String(), CA: theirs}).Dial("")
-	check.Must(t, err)
+	conn := check.Value((&blocks.Service{Address: server.Listener.Addr().String(), CA: theirs}).Dial(""))(t)
 	defer func() { check.Must(t, conn.Close()) }()
 	streams := 0
 	tokens := func(context.Context) (string, error) { streams++; return "secret", nil }

@@ -113,11 +113,9 @@ func serve(t *testing.T, pods ...string) *served {
 	runtimev1.RegisterRuntimeServer(server, &RuntimeServer{Node: node})
 	adminv1.RegisterAdminServer(server, &AdminServer{Node: node, Hub: s.hub, Daemon: s, Stopping: s.stopping})
 	socket := filepath.Join(t.TempDir(), "s")
-	listener, err := net.Listen("unix", socket)
-	check.Must(t, err)
+	listener := check.Value(net.Listen("unix", socket))(t)
 	go func() { _ = server.Serve(listener) }()
-	s.conn, err = grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	check.Must(t, err)
+	s.conn = check.Value(grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials())))(t)
 	t.Cleanup(func() { _ = s.conn.Close(); server.Stop(); broker.Close() })
 	return s
 }
@@ -171,8 +169,7 @@ func TestListPages(t *testing.T) {
 	var got []string
 	token := ""
 	for pages := 1; ; pages++ {
-		reply, err := s.admin().ListVolumes(t.Context(), &adminv1.ListVolumesRequest{PageSize: 2, PageToken: token})
-		check.Must(t, err)
+		reply := check.Value(s.admin().ListVolumes(t.Context(), &adminv1.ListVolumesRequest{PageSize: 2, PageToken: token}))(t)
 		for _, v := range reply.GetVolumes() {
 			got = append(got, v.GetPodUid())
 		}
@@ -314,12 +311,10 @@ func (s *served) watch(t *testing.T, req *adminv1.WatchVolumesRequest) (
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	t.Cleanup(cancel)
-	stream, err := s.admin().WatchVolumes(ctx, req)
-	check.Must(t, err)
+	stream := check.Value(s.admin().WatchVolumes(ctx, req))(t)
 	return stream, func() *adminv1.WatchVolumesResponse {
 		t.Helper()
-		event, err := stream.Recv()
-		check.Must(t, err)
+		event := check.Value(stream.Recv())(t)
 		return event
 	}
 }
@@ -506,8 +501,7 @@ func TestFreeze(t *testing.T) {
 		return err
 	}
 	snapshots := func() string {
-		reply, err := s.admin().GetVolume(t.Context(), &adminv1.GetVolumeRequest{Volume: target})
-		check.Must(t, err)
+		reply := check.Value(s.admin().GetVolume(t.Context(), &adminv1.GetVolumeRequest{Volume: target}))(t)
 		return reply.GetVolume().GetSnapshots()
 	}
 	check.That(t, snapshots() == "as after a crash (the handler kata cannot freeze)", "a handler that cannot: %s", snapshots())
@@ -517,8 +511,7 @@ func TestFreeze(t *testing.T) {
 	able := &freezing{adopting: adopting{volumes: s.handler.volumes}}
 	s.node.Sandboxes.Handlers[0] = able
 	shown := func() time.Duration {
-		reply, err := s.admin().GetVolume(t.Context(), &adminv1.GetVolumeRequest{Volume: target})
-		check.Must(t, err)
+		reply := check.Value(s.admin().GetVolume(t.Context(), &adminv1.GetVolumeRequest{Volume: target}))(t)
 		v := reply.GetVolume()
 		return v.GetFrozenUntil().AsTime().Sub(v.GetFrozenSince().AsTime())
 	}
@@ -561,8 +554,7 @@ func TestListDrivers(t *testing.T) {
 		{Name: "d", Version: "v2", Endpoint: "/d.sock", CsiSocket: "/run/d.sock", Capabilities: []string{"STAGE_UNSTAGE_VOLUME"},
 			Mode: volume.WayBlock, Ready: true, Since: timestamppb.New(since), KubeletStatus: "registered"},
 	}
-	got, err := s.admin().ListDrivers(t.Context(), &adminv1.ListDriversRequest{})
-	check.Must(t, err)
+	got := check.Value(s.admin().ListDrivers(t.Context(), &adminv1.ListDriversRequest{}))(t)
 	want := &adminv1.ListDriversResponse{FrontEnabled: true, Drivers: []*adminv1.Driver{
 		{Name: "d", Version: "v2", Endpoint: "/d.sock", CsiSocket: "/run/d.sock", Capabilities: []string{"STAGE_UNSTAGE_VOLUME"},
 			Mode: "block", Ready: true, Since: timestamppb.New(since), KubeletStatus: "registered", Volumes: 2},
@@ -583,8 +575,7 @@ func TestVolumesShowTheirOrigin(t *testing.T) {
 	v.Origin = &volume.Origin{VolumeID: "vol-1", Way: volume.WayBlock, Rule: `rule "a"`, AccessMode: "SINGLE_NODE_WRITER",
 		Private: filepath.Join(s.kubelet, "plugins")}
 	v.GrowTo = 1 << 30
-	got, err := s.admin().GetVolume(t.Context(), &adminv1.GetVolumeRequest{Volume: v.Target})
-	check.Must(t, err)
+	got := check.Value(s.admin().GetVolume(t.Context(), &adminv1.GetVolumeRequest{Volume: v.Target}))(t)
 	shown := got.GetVolume()
 	if shown.GetVolumeId() != "vol-1" || shown.GetWay() != "block" || shown.GetRule() != `rule "a"` ||
 		shown.GetAccessMode() != "SINGLE_NODE_WRITER" || shown.GetGrowToBytes() != 1<<30 ||

@@ -33,8 +33,7 @@ func load(t *testing.T, file string, args ...string) (Config, error) {
 }
 
 func TestDefaultsAreValidAndSurviveTheirYAML(t *testing.T) {
-	text, err := Default().YAML()
-	check.Must(t, err)
+	text := check.Value(Default().YAML())(t)
 	for _, file := range []string{"", text, "\n", "# only a comment\n", "{}", "---\n", "relay:\n", "reconcileInterval:\n"} {
 		got, err := load(t, file)
 		diff := cmp.Diff(Default(), got)
@@ -43,8 +42,7 @@ func TestDefaultsAreValidAndSurviveTheirYAML(t *testing.T) {
 }
 
 func TestFlagsWinOverTheFile(t *testing.T) {
-	got, err := load(t, "runDir: /run/a\nlog: {level: warn}\nrelay: {statsTimeout: 3s}\n", "--run-dir", "/run/b")
-	check.Must(t, err)
+	got := check.Value(load(t, "runDir: /run/a\nlog: {level: warn}\nrelay: {statsTimeout: 3s}\n", "--run-dir", "/run/b"))(t)
 	if got.RunDir != "/run/b" || got.Log.Level != "warn" || got.Relay.StatsTimeout != 3*time.Second ||
 		got.Relay.ExpandTimeout != Default().Relay.ExpandTimeout {
 		t.Errorf("got %+v", got)
@@ -197,8 +195,7 @@ func TestOneKeyMovesADaemon(t *testing.T) {
 
 // TestSampleFileSaysTheDefaults keeps the file that packages install honest.
 func TestSampleFileSaysTheDefaults(t *testing.T) {
-	raw, err := os.ReadFile("../../../systemd/config.yaml")
-	check.Must(t, err)
+	raw := check.Value(os.ReadFile("../../../systemd/config.yaml"))(t)
 	var live []string
 	for line := range strings.SplitSeq(string(raw), "\n") {
 		if key, ok := strings.CutPrefix(line, "#:"); ok {
@@ -208,12 +205,10 @@ func TestSampleFileSaysTheDefaults(t *testing.T) {
 			live = append(live, line)
 		}
 	}
-	got, err := Parse([]byte(strings.Join(live, "\n")))
-	check.Must(t, err)
+	got := check.Value(Parse([]byte(strings.Join(live, "\n"))))(t)
 	diff := cmp.Diff(Default(), got)
 	check.That(t, diff == "", "%v", diff)
-	text, err := Default().YAML()
-	check.Must(t, err)
+	text := check.Value(Default().YAML())(t)
 	for line := range strings.SplitSeq(text, "\n") {
 		key, _, _ := strings.Cut(strings.TrimSpace(line), ":")
 		if key != "" && !strings.HasPrefix(key, "-") && !strings.Contains(string(raw), key+":") {
@@ -292,8 +287,7 @@ func TestWarnings(t *testing.T) {
 		"front: {privateDir: /var/lib/kubelet/plugins/x}": "front.privateDir: it is not below",
 		"front: {privateDir: /var/lib/kubelet/plugins/kubernetes.io/csi/crust-proxy.dev}": "", // the default of older files
 	} {
-		cfg, err := load(t, file)
-		check.Must(t, err)
+		cfg := check.Value(load(t, file))(t)
 		got := strings.Join(cfg.Warnings(), "\n")
 		check.That(t, (want == "") == (got == "") && strings.Contains(got, want), "%s\ngot %q\nwant %q", file, got, want)
 	}
@@ -362,8 +356,7 @@ func TestRulesForPodsThatAskNeedACluster(t *testing.T) {
 }
 
 func FuzzParse(f *testing.F) {
-	text, err := Default().YAML()
-	check.Must(f, err)
+	text := check.Value(Default().YAML())(f)
 	f.Add(text)
 	f.Add("relay: {statsTimeout: 1e9}")
 	f.Add("reconcileInterval: null\nrelay:\n")
@@ -375,8 +368,7 @@ func FuzzParse(f *testing.F) {
 		if err != nil || cfg.Validate() != nil {
 			return
 		}
-		again, err := cfg.YAML()
-		check.Must(t, err)
+		again := check.Value(cfg.YAML())(t)
 		back, err := Parse([]byte(again))
 		check.That(t, err == nil && back.Validate() == nil, "a valid configuration does not survive being written down: %v", err)
 	})

@@ -11,8 +11,7 @@ import (
 
 // TestRuntimeClassesOfKata goes over the classes that Kata's installer makes.
 func TestRuntimeClassesOfKata(t *testing.T) {
-	cfg, err := load(t, "handlers: {crust: {enabled: true}}\npolicy: {rules: [{name: all, defer: true}]}\n")
-	check.Must(t, err)
+	cfg := check.Value(load(t, "handlers: {crust: {enabled: true}}\npolicy: {rules: [{name: all, defer: true}]}\n"))(t)
 	rules := cfg.DeferralPolicy()
 	for runtime, want := range map[string]string{
 		"kata": "kata", "kata-qemu": "kata", "kata-clh": "kata", "kata-fc": "kata", "kata-dragonball": "kata", "kata-stratovirt": "kata",
@@ -76,8 +75,7 @@ func TestRulesThatCannotWorkAreRefused(t *testing.T) {
 		_, err := load(t, text)
 		check.That(t, err == nil, "%s\n%v", text, err)
 	}
-	cfg, err := load(t, "policy: {rules: [{name: a, runtimeHandlers: [crust, kata], defer: true}]}")
-	check.Must(t, err)
+	cfg := check.Value(load(t, "policy: {rules: [{name: a, runtimeHandlers: [crust, kata], defer: true}]}"))(t)
 	lines := cfg.DeferralPolicy().Explain()
 	check.That(t, len(lines) == 1 && strings.Contains(lines[0], `"crust"`), "validate explains %q", lines)
 }

@@ -33,11 +33,9 @@ func image(t *testing.T, size int64, mkfs string, args ...string) string {
 
 func read(t *testing.T, path, fsType string) *Super {
 	t.Helper()
-	file, err := os.Open(path)
-	check.Must(t, err)
+	file := check.Value(os.Open(path))(t)
 	defer func() { _ = file.Close() }()
-	super, err := Read(file, fsType)
-	check.Must(t, err)
+	super := check.Value(Read(file, fsType))(t)
 	return super
 }
 
@@ -198,8 +196,7 @@ func TestXFSLog(t *testing.T) {
 		check.Must(t, err)
 		dirty, err := NeedsReplay(file, "xfs")
 		check.That(t, !dirty && err == nil, "%s, new: %v, %v", name, dirty, err)
-		g, err := readXFSGeometry(file)
-		check.Must(t, err)
+		g := check.Value(readXFSGeometry(file))(t)
 		// mkfs writes one record, that of an unmount, at the start of the log.
 		_, err = file.WriteAt([]byte{0}, (g.logAt+headers)*xlogBlock+xlogOpFlags)
 		check.Must(t, err)

@@ -460,8 +460,7 @@ var deferAsked = &policy.Policy{Rules: []policy.Rule{
 
 func newRig(t *testing.T, policy *policy.Policy) *rig {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "front")
-	check.Must(t, err)
+	dir := check.Value(os.MkdirTemp("", "front"))(t)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	broker := &fakeBroker{root: dir + "/kubelet", volumes: make(map[string]*volume.Volume), bound: make(map[string]string), size: 1 << 30}
 	r := &rig{
@@ -486,8 +485,7 @@ func newRig(t *testing.T, policy *policy.Policy) *rig {
 
 func serve(t *testing.T, server *grpc.Server, socket string) (stop func()) {
 	t.Helper()
-	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "unix", socket)
-	check.Must(t, err)
+	listener := check.Value((&net.ListenConfig{}).Listen(t.Context(), "unix", socket))(t)
 	done := make(chan struct{})
 	go func() { defer close(done); _ = server.Serve(listener) }()
 	stop = sync.OnceFunc(func() { server.Stop(); <-done })
@@ -497,8 +495,7 @@ func serve(t *testing.T, server *grpc.Server, socket string) (stop func()) {
 
 func dial(t *testing.T, socket string) *grpc.ClientConn {
 	t.Helper()
-	conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	check.Must(t, err)
+	conn := check.Value(grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials())))(t)
 	t.Cleanup(func() { _ = conn.Close() })
 	return conn
 }
@@ -507,8 +504,7 @@ func dial(t *testing.T, socket string) *grpc.ClientConn {
 func (r *rig) start() {
 	r.t.Helper()
 	r.cfg.Refusals = refusal.NewList(&r.observed)
-	front, err := New(r.cfg)
-	check.Must(r.t, err)
+	front := check.Value(New(r.cfg))(r.t)
 	r.front = front
 	upstream := dial(r.t, r.dir+"/driver.sock")
 	proxy := front.Driver(driverName, r.registered, upstream)

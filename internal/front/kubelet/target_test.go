@@ -33,8 +33,7 @@ func TestDescribeReadsTheDriverBesideTheTarget(t *testing.T) {
 	} {
 		dir := t.TempDir()
 		check.Must(t, os.WriteFile(filepath.Join(dir, "vol_data.json"), []byte(text), 0o600))
-		fd, err := sys.OpenDir(dir)
-		check.Must(t, err)
+		fd := check.Value(sys.OpenDir(dir))(t)
 		var v volume.Volume
 		Describe(&v, "pods/u/volumes/x/pv/mount", fd)
 		named := volume.Volume{Driver: "known"}

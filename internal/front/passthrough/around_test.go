@@ -199,8 +199,7 @@ func TestUnaryCallWithoutRequest(t *testing.T) {
 // that holds the whole status. It must not replace the one that is answered here.
 func TestLocalChangesAStatusWithDetails(t *testing.T) {
 	t.Parallel()
-	failed, err := status.New(codes.Unavailable, "the driver's words").WithDetails(&errdetails.RetryInfo{})
-	check.Must(t, err)
+	failed := check.Value(status.New(codes.Unavailable, "the driver's words").WithDetails(&errdetails.RetryInfo{}))(t)
 	changed := func(answer []byte, err error) Local {
 		return func(ctx context.Context, request []byte, forward Forward) ([]byte, error) {
 			if _, failed := forward(ctx, request); failed == nil {

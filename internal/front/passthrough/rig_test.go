@@ -50,8 +50,7 @@ func newRig(t *testing.T, p parts) *rig {
 
 func serve(t *testing.T, server *grpc.Server, socket string) {
 	t.Helper()
-	listener, err := net.Listen("unix", socket)
-	check.Must(t, err)
+	listener := check.Value(net.Listen("unix", socket))(t)
 	ended := make(chan error, 1)
 	go func() { ended <- server.Serve(listener) }()
 	t.Cleanup(func() {
@@ -64,8 +63,7 @@ func serve(t *testing.T, server *grpc.Server, socket string) {
 
 func dial(t *testing.T, socket string, options ...grpc.DialOption) *grpc.ClientConn {
 	t.Helper()
-	conn, err := grpc.NewClient("unix:"+socket, append(options, grpc.WithTransportCredentials(insecure.NewCredentials()))...)
-	check.Must(t, err)
+	conn := check.Value(grpc.NewClient("unix:"+socket, append(options, grpc.WithTransportCredentials(insecure.NewCredentials()))...))(t)
 	t.Cleanup(func() { _ = conn.Close() })
 	return conn
 }
@@ -114,8 +112,7 @@ func message(text string) *[]byte { raw := []byte(text); return &raw }
 
 func open(ctx context.Context, t *testing.T, conn *grpc.ClientConn, method string) grpc.ClientStream {
 	t.Helper()
-	stream, err := conn.NewStream(ctx, &anyStream, method, bytesAsTheyAre...)
-	check.Must(t, err)
+	stream := check.Value(conn.NewStream(ctx, &anyStream, method, bytesAsTheyAre...))(t)
 	return stream
 }
 

@@ -55,8 +55,7 @@ func TestEventsOfPods(t *testing.T) {
 		_, _ = w.Write([]byte(`{"kind":"Event","apiVersion":"v1"}`))
 	}))
 	defer api.Close()
-	client, err := newAPI(&rest.Config{Host: api.URL, QPS: -1})
-	check.Must(t, err)
+	client := check.Value(newAPI(&rest.Config{Host: api.URL, QPS: -1}))(t)
 	cluster := New(Config{NodeName: "node-a", Log: zap.NewNop()})
 	events := NewEvents(cluster)
 	events.pause = 0

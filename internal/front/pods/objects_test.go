@@ -105,8 +105,7 @@ func must(t *testing.T) func(decision.Pod, error) decision.Pod {
 // usersOf names the pods that want a volume.
 func usersOf(t *testing.T, c *Cluster, id string) []string {
 	t.Helper()
-	pods, err := c.Using(t.Context(), driver, id)
-	check.Must(t, err)
+	pods := check.Value(c.Using(t.Context(), driver, id))(t)
 	var out []string
 	for _, p := range pods {
 		out = append(out, p.Name)

@@ -27,16 +27,13 @@ import (
 // clientPEM is a certificate and its key in one file, as kubelet keeps its own.
 func clientPEM(t *testing.T, serial int64) []byte {
 	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	check.Must(t, err)
+	key := check.Value(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
 	cert := &x509.Certificate{
 		SerialNumber: big.NewInt(serial), Subject: pkix.Name{CommonName: "system:node:" + thisNode, Organization: []string{"system:nodes"}},
 		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
 	}
-	der, err := x509.CreateCertificate(rand.Reader, cert, cert, &key.PublicKey, key)
-	check.Must(t, err)
-	keyDER, err := x509.MarshalPKCS8PrivateKey(key)
-	check.Must(t, err)
+	der := check.Value(x509.CreateCertificate(rand.Reader, cert, cert, &key.PublicKey, key))(t)
+	keyDER := check.Value(x509.MarshalPKCS8PrivateKey(key))(t)
 	return append(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}),
 		pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: keyDER})...)
 }
@@ -78,10 +75,8 @@ func TestKubeletsCertificateIsRotated(t *testing.T) {
 		"contexts: [{name: c, context: {cluster: c, user: u}}]\n"+
 		"users: [{name: u, user: {client-certificate: %[3]q, client-key: %[3]q}}]\n", secure.URL, ca, current))
 
-	config, err := (apiserver.Identity{Kubeconfig: kubeconfig}).Config()
-	check.Must(t, err)
-	client, err := newAPI(config)
-	check.Must(t, err)
+	config := check.Value((apiserver.Identity{Kubeconfig: kubeconfig}).Config())(t)
+	client := check.Value(newAPI(config))(t)
 	t.Cleanup(client.close)
 	shown := func() int64 {
 		secure.CloseClientConnections()

@@ -73,8 +73,7 @@ func TestDriverNamesAreBounded(t *testing.T) {
 	})
 	check.Must(t, registrars[0].Stop())
 	check.Eventually(t, last+" is registered in its place", registered(last))
-	left, err := os.ReadDir(w.sockets())
-	check.Must(t, err)
+	left := check.Value(os.ReadDir(w.sockets()))(t)
 	if len(left) != 64 || !exists(w.csi()) || exists(filepath.Join(w.sockets(), names[0]+".sock")) {
 		t.Errorf("%d sockets are left, that of the driver with deferred volumes: %t", len(left), exists(w.csi()))
 	}
@@ -103,8 +102,7 @@ func TestOneRegistrarLeavesNamesToOthers(t *testing.T) {
 	w.stop()
 
 	for n := range 150 {
-		dead, err := (&net.ListenConfig{}).Listen(t.Context(), "unix", fmt.Sprintf("%s/dead%d.sock", w.ours(), n))
-		check.Must(t, err)
+		dead := check.Value((&net.ListenConfig{}).Listen(t.Context(), "unix", fmt.Sprintf("%s/dead%d.sock", w.ours(), n)))(t)
 		t.Cleanup(func() { _ = dead.Close() })
 	}
 	w.whose = ownContainer

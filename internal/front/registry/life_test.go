@@ -117,8 +117,7 @@ func TestStaleRegistrationsGoAfterGrace(t *testing.T) {
 
 func deadSocket(t *testing.T, path string) {
 	t.Helper()
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
-	check.Must(t, err)
+	l := check.Value(net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"}))(t)
 	l.SetUnlinkOnClose(false)
 	check.Must(t, l.Close())
 }
@@ -239,8 +238,7 @@ func TestKubeletThatSaysNothingIsAskedAnew(t *testing.T) {
 	w.startRegistry()
 	w.pair()
 	check.Eventually(t, "the registration", func() bool { return exists(w.offered()) })
-	first, err := os.Lstat(w.offered())
-	check.Must(t, err)
+	first := check.Value(os.Lstat(w.offered()))(t)
 	check.Eventually(t, "it was made anew", func() bool {
 		now, err := os.Lstat(w.offered())
 		return err == nil && !now.ModTime().Equal(first.ModTime())

@@ -27,8 +27,7 @@ func TestDirectoryThatCannotBeRead(t *testing.T) {
 	for _, of := range []string{r.cfg.Registry, r.cfg.KubeletRegistry} {
 		check.Must(t, os.Mkdir(of, 0o750))
 		path := filepath.Join(of, "disk.sock")
-		listener, err := net.Listen("unix", path)
-		check.Must(t, err)
+		listener := check.Value(net.Listen("unix", path))(t)
 		defer func() { _ = listener.Close() }()
 		if of == r.cfg.Registry {
 			r.sessions[path] = &session{registry: r, socket: path, id: idAt(path), cancel: func() { gone++ }}
@@ -68,8 +67,7 @@ func TestDirectoryThatCannotBeReadHidesNoOther(t *testing.T) {
 	check.Must(t, os.MkdirAll(r.cfg.Registry, 0o750))
 	for _, of := range []string{r.cfg.Registry, r.cfg.KubeletRegistry} {
 		path := filepath.Join(of, "disk.sock")
-		listener, err := net.Listen("unix", path)
-		check.Must(t, err)
+		listener := check.Value(net.Listen("unix", path))(t)
 		came[path] = listener
 	}
 	follows := func() int {

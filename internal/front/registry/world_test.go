@@ -158,8 +158,7 @@ func runs(t *testing.T, r *Registry) (stop func()) {
 }
 
 func (w *world) startKubelet() {
-	started, err := kubelet.Start(w.kubeletDir(), turn)
-	check.Must(w.t, err)
+	started := check.Value(kubelet.Start(w.kubeletDir(), turn))(w.t)
 	w.t.Cleanup(started.Stop)
 	w.kubelet = started
 }
@@ -229,7 +228,7 @@ func (w *world) steady() {
 
 func (w *world) neverRefused() {
 	w.t.Helper()
-	check.That(w.t, w.kubelet.Count(kubelet.Refused) <= 0, "kubelet refused: %+v", w.kubelet.Events())
+	check.That(w.t, w.kubelet.Count(kubelet.Refused) == 0, "kubelet refused: %+v", w.kubelet.Events())
 }
 
 func (w *world) shown(driver string) (State, bool) {

@@ -20,24 +20,21 @@ import (
 // stale leaves a socket that nobody serves.
 func stale(t *testing.T, path string) {
 	t.Helper()
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
-	check.Must(t, err)
+	l := check.Value(net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"}))(t)
 	l.SetUnlinkOnClose(false)
 	check.Must(t, l.Close())
 }
 
 func mustListen(t *testing.T, path string, mode fs.FileMode, group string) *Listener {
 	t.Helper()
-	l, err := Listen(path, mode, group)
-	check.Must(t, err)
+	l := check.Value(Listen(path, mode, group))(t)
 	t.Cleanup(func() { _ = l.Close() })
 	return l
 }
 
 func onlyEntries(t *testing.T, dir string, want ...string) {
 	t.Helper()
-	entries, err := os.ReadDir(dir)
-	check.Must(t, err)
+	entries := check.Value(os.ReadDir(dir))(t)
 	var names []string
 	for _, entry := range entries {
 		names = append(names, entry.Name())
@@ -55,8 +52,7 @@ func TestListen(t *testing.T) {
 		info, err := os.Lstat(path)
 		check.That(t, err == nil && info.Mode() == fs.ModeSocket|mode, "got %v, %v", info.Mode(), err)
 		check.That(t, l.Addr().String() == path, "the address is %v", l.Addr())
-		conn, err := net.Dial("unix", path)
-		check.Must(t, err)
+		conn := check.Value(net.Dial("unix", path))(t)
 		_ = conn.Close()
 		onlyEntries(t, dir, "a.sock")
 		err = errors.Join(l.Close(), l.Close())
@@ -128,13 +124,11 @@ func TestListenRefuses(t *testing.T) {
 }
 
 func TestListenOnTheLongestPath(t *testing.T) {
-	dir, err := os.MkdirTemp("/tmp", "l")
-	check.Must(t, err)
+	dir := check.Value(os.MkdirTemp("/tmp", "l"))(t)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	path := filepath.Join(dir, strings.Repeat("x", sys.MaxSocketPath-len(dir)-1))
 	mustListen(t, path, 0o600, "")
-	conn, err := net.Dial("unix", path)
-	check.Must(t, err)
+	conn := check.Value(net.Dial("unix", path))(t)
 	_ = conn.Close()
 }
 

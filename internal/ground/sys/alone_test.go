@@ -25,14 +25,11 @@ func hungSocket(t *testing.T) (fd int, free func()) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	check.Must(t, err)
 	t.Cleanup(func() { _ = listener.Close() })
-	near, err := net.Dial("tcp", listener.Addr().String())
-	check.Must(t, err)
-	far, err := listener.Accept()
-	check.Must(t, err)
+	near := check.Value(net.Dial("tcp", listener.Addr().String()))(t)
+	far := check.Value(listener.Accept())(t)
 	tcp, ok := near.(*net.TCPConn)
 	check.That(t, ok, "not a TCP connection: %T", near)
-	file, err := tcp.File()
-	check.Must(t, err)
+	file := check.Value(tcp.File())(t)
 	check.Must(t, near.Close())
 	fd, err = unix.FcntlInt(file.Fd(), unix.F_DUPFD_CLOEXEC, 3)
 	check.Must(t, err)
@@ -76,8 +73,7 @@ func TestCloseThatHangs(t *testing.T) {
 // TestCloseBesideAStart: a program that is being started has a copy until it runs.
 func TestCloseBesideAStart(t *testing.T) {
 	for _, flags := range []int{unix.O_RDONLY, unix.O_RDWR} {
-		fd, err := unix.Open("/dev/zero", flags|unix.O_CLOEXEC, 0)
-		check.Must(t, err)
+		fd := check.Value(unix.Open("/dev/zero", flags|unix.O_CLOEXEC, 0))(t)
 		ended := make(chan struct{})
 		syscall.ForkLock.Lock()
 		go func() {
@@ -96,8 +92,7 @@ func TestCloseBesideAStart(t *testing.T) {
 
 // TestCloseOfAnImage: its server may not answer, so it does not wait for programs that are being started, nor they for it.
 func TestCloseOfAnImage(t *testing.T) {
-	file, err := os.Create(t.TempDir() + "/image")
-	check.Must(t, err)
+	file := check.Value(os.Create(t.TempDir() + "/image"))(t)
 	syscall.ForkLock.Lock()
 	defer syscall.ForkLock.Unlock()
 	ended := make(chan struct{})

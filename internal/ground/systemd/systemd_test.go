@@ -46,8 +46,7 @@ type manager struct {
 func newManager(t *testing.T) *manager {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "notify")
-	conn, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})
-	check.Must(t, err)
+	conn := check.Value(net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"}))(t)
 	t.Cleanup(func() { _ = conn.Close() })
 	return &manager{conn: conn, path: path}
 }
@@ -88,8 +87,7 @@ func (m *manager) notifier(t *testing.T) *Notifier {
 	t.Setenv("NOTIFY_SOCKET", m.path)
 	t.Setenv("WATCHDOG_USEC", "")
 	t.Setenv("FDSTORE", "512")
-	n, err := FromEnvironment()
-	check.Must(t, err)
+	n := check.Value(FromEnvironment())(t)
 	return n
 }
 
@@ -246,14 +244,11 @@ func drain(m *manager) {
 // TestInherit starts this test program as systemd starts a service: with
 // descriptors from 3 on.
 func TestInherit(t *testing.T) {
-	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(t.TempDir(), "runtime.sock"), Net: "unix"})
-	check.Must(t, err)
+	listener := check.Value(net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(t.TempDir(), "runtime.sock"), Net: "unix"}))(t)
 	defer func() { _ = listener.Close() }()
-	socket, err := listener.File()
-	check.Must(t, err)
+	socket := check.Value(listener.File())(t)
 	defer func() { _ = socket.Close() }()
-	claim, err := os.Create(filepath.Join(t.TempDir(), "claim"))
-	check.Must(t, err)
+	claim := check.Value(os.Create(filepath.Join(t.TempDir(), "claim")))(t)
 	defer func() { _ = claim.Close() }()
 	for names, want := range map[string]string{
 		"runtime:claim-8-16:claim-8-16": "listeners=runtime stored=claim-8-16",

@@ -91,8 +91,7 @@ func TestServerThatCannotListen(t *testing.T) {
 
 // TestAddressThatComesFree is served as soon as it can be.
 func TestAddressThatComesFree(t *testing.T) {
-	taken, err := net.Listen("tcp", "127.0.0.1:0")
-	check.Must(t, err)
+	taken := check.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
 	core, logged := observer.New(zap.InfoLevel)
 	s := &Server{Listen: taken.Addr().String(), Metrics: NewMetrics("test").Registry, Log: zap.New(core), Retry: time.Millisecond, Ready: func() error { return nil }, Remarks: func() []string { return nil }}
 	s.Bind(t.Context())
@@ -102,8 +101,7 @@ func TestAddressThatComesFree(t *testing.T) {
 	for s.Problem() != nil && t.Context().Err() == nil {
 		time.Sleep(time.Millisecond)
 	}
-	reply, err := http.Get("http://" + s.Listen + "/readyz")
-	check.Must(t, err)
+	reply := check.Value(http.Get("http://" + s.Listen + "/readyz"))(t)
 	_ = reply.Body.Close()
 	told := logged.FilterLevelExact(zap.ErrorLevel).Len()
 	check.That(t, told == 1, "the problem was logged %d times", told)
@@ -142,8 +140,7 @@ func TestIdleConnectionsDoNotKeepProbesOut(t *testing.T) {
 		began := time.Now()
 		probe := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: listener.dial}}
 		// It waits for a place among maxConns, and no longer than the idle ones may take.
-		reply, err := probe.Get("http://node/healthz")
-		check.Must(t, err)
+		reply := check.Value(probe.Get("http://node/healthz"))(t)
 		if _ = reply.Body.Close(); reply.StatusCode != http.StatusOK || time.Since(began) != headerTime {
 			t.Errorf("got %d after %v", reply.StatusCode, time.Since(began))
 		}

@@ -70,12 +70,10 @@ func watch(t *testing.T, level string, answer func(ctx context.Context) error) *
 	server := grpc.NewServer(append(interceptors.Options(), grpc.Creds(peercred.Credentials()))...)
 	healthv1.RegisterHealthServer(server, service{answer: answer})
 	path := filepath.Join(t.TempDir(), "test.sock")
-	listener, err := net.Listen("unix", path)
-	check.Must(t, err)
+	listener := check.Value(net.Listen("unix", path))(t)
 	done := make(chan struct{})
 	go func() { defer close(done); _ = server.Serve(listener) }()
-	conn, err := grpc.NewClient("unix:"+path, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	check.Must(t, err)
+	conn := check.Value(grpc.NewClient("unix:"+path, grpc.WithTransportCredentials(insecure.NewCredentials())))(t)
 	w.client = healthv1.NewHealthClient(conn)
 	w.stop = func() { _ = conn.Close(); server.GracefulStop(); <-done }
 	t.Cleanup(w.stop)
@@ -121,8 +119,7 @@ func (w *watched) lines(t *testing.T) []map[string]any {
 // scrape writes the metrics of one family as "name{labels} value" lines.
 func scrape(t *testing.T, m *Metrics, family string) []string {
 	t.Helper()
-	families, err := m.Registry.Gather()
-	check.Must(t, err)
+	families := check.Value(m.Registry.Gather())(t)
 	var out []string
 	for _, f := range families {
 		if f.GetName() != family {

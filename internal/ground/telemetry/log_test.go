@@ -33,8 +33,7 @@ func TestWhatKubernetesLibrariesSay(t *testing.T) {
 // TestPrioritiesAreForTheJournal: it reads them from lines that it gets itself, and nobody else does.
 func TestPrioritiesAreForTheJournal(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "log")
-	file, err := os.Create(path)
-	check.Must(t, err)
+	file := check.Value(os.Create(path))(t)
 	defer func() { _ = file.Close() }()
 	var st unix.Stat_t
 	check.Must(t, unix.Fstat(int(file.Fd()), &st))
@@ -47,8 +46,7 @@ func TestPrioritiesAreForTheJournal(t *testing.T) {
 	log.Error("d")
 	t.Setenv("JOURNAL_STREAM", "1:1")
 	NewLogger(file, level).Error("e")
-	raw, err := os.ReadFile(path)
-	check.Must(t, err)
+	raw := check.Value(os.ReadFile(path))(t)
 	var begin []string
 	for line := range strings.Lines(string(raw)) {
 		first, _, _ := strings.Cut(line, `"`)

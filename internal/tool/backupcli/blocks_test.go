@@ -55,8 +55,7 @@ func (f *fakeBlocks) GetMetadataDelta(req *csi.GetMetadataDeltaRequest, stream c
 // serve serves on the socket of b, and gives its path.
 func (f *fakeBlocks) serve(t *testing.T, b *bench) string {
 	t.Helper()
-	l, err := net.Listen("unix", b.socket)
-	check.Must(t, err)
+	l := check.Value(net.Listen("unix", b.socket))(t)
 	server := grpc.NewServer()
 	csi.RegisterSnapshotMetadataServer(server, f)
 	done := make(chan struct{})

@@ -460,8 +460,7 @@ func (fullDisk) Write([]byte) (int, error) { return 0, os.ErrClosed }
 
 func listenRaw(t *testing.T, path string) *net.UnixListener {
 	t.Helper()
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
-	check.Must(t, err)
+	l := check.Value(net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"}))(t)
 	l.SetUnlinkOnClose(false)
 	return l
 }

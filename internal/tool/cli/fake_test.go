@@ -276,8 +276,7 @@ func newBench(t *testing.T) *bench {
 
 func (b *bench) serve() *bench {
 	b.t.Helper()
-	l, err := net.Listen("unix", b.socket)
-	check.Must(b.t, err)
+	l := check.Value(net.Listen("unix", b.socket))(b.t)
 	b.serveOn(l)
 	return b
 }

@@ -122,10 +122,8 @@ func TestABundleOfManyNodes(t *testing.T) {
 	a.fill(t.Context(), tool.ask(t.Context(), all, askAll))
 	check.Must(t, a.err)
 	reader := tar.NewReader(&out)
-	header, err := reader.Next()
-	check.Must(t, err)
-	body, err := io.ReadAll(reader)
-	check.Must(t, err)
+	header := check.Value(reader.Next())(t)
+	body := check.Value(io.ReadAll(reader))(t)
 	last := 0
 	for _, name := range []string{"check.txt", "config/conf/config.yaml", "nodes/node-a/log.txt", "nodes/node-b/log.txt"} {
 		at := bytes.Index(body, []byte(name+": the archive is full\n"))
@@ -136,10 +134,8 @@ func TestABundleOfManyNodes(t *testing.T) {
 
 func unpack(t *testing.T, name string) map[string]string {
 	t.Helper()
-	raw, err := os.ReadFile(name)
-	check.Must(t, err)
-	zip, err := gzip.NewReader(bytes.NewReader(raw))
-	check.Must(t, err)
+	raw := check.Value(os.ReadFile(name))(t)
+	zip := check.Value(gzip.NewReader(bytes.NewReader(raw)))(t)
 	files, reader := map[string]string{}, tar.NewReader(zip)
 	for {
 		header, err := reader.Next()
@@ -147,8 +143,7 @@ func unpack(t *testing.T, name string) map[string]string {
 			return files
 		}
 		check.Must(t, err)
-		body, err := io.ReadAll(reader)
-		check.Must(t, err)
+		body := check.Value(io.ReadAll(reader))(t)
 		files[header.Name] = string(body)
 	}
 }

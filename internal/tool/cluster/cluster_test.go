@@ -66,8 +66,7 @@ clusters: [{name: a, cluster: {server: %q}}], users: [{name: a}], contexts: [{na
 func (f *fake) answer(w http.ResponseWriter, value any) {
 	w.Header().Set("Content-Type", "application/json")
 	if message, is := value.(proto.Message); is {
-		raw, err := protojson.Marshal(message)
-		check.Must(f.t, err)
+		raw := check.Value(protojson.Marshal(message))(f.t)
 		_, _ = w.Write(raw)
 		return
 	}
@@ -355,8 +354,7 @@ func TestTrialOfADisk(t *testing.T) {
 	})
 	size := 4 << 20
 	f.mux.HandleFunc("/api/v1/namespaces/", func(w http.ResponseWriter, req *http.Request) {
-		raw, err := io.ReadAll(req.Body)
-		check.Must(t, err)
+		raw := check.Value(io.ReadAll(req.Body))(t)
 		switch bodies = append(bodies, string(raw)); {
 		case req.Method == http.MethodDelete:
 			f.notFound(w)
@@ -376,8 +374,7 @@ func TestTrialOfADisk(t *testing.T) {
 	})
 	r := &trial{t: &tool{access: access{kubeconfig: f.kubeconfig, patience: 10 * time.Second, nodes: []string{"node-a", "node-b"}}}, name: "x", storage: "1Gi", stepTime: 10 * time.Second}
 	var err error
-	r.k, err = r.t.connect()
-	check.Must(t, err)
+	r.k = check.Value(r.t.connect())(t)
 	_, err = r.create(t.Context())
 	check.That(t, err != nil && !r.own && r.namespace == "", "a namespace that is there: %v, own %v", err, r.own)
 	r.namespace, r.driver.AllowVolumeExpansion = "shop", true
@@ -385,8 +382,7 @@ func TestTrialOfADisk(t *testing.T) {
 	check.Must(t, err)
 	const terms = `{"nodeSelectorTerms":[{"matchFields":[{"key":"metadata.name","operator":"In","values":["node-a"]}]},{"matchFields":[{"key":"metadata.name","operator":"In","values":["node-b"]}]}]}`
 	f.wants(bodies[len(bodies)-1], terms)
-	grown, err := r.growth(t.Context())
-	check.Must(t, err)
+	grown := check.Value(r.growth(t.Context()))(t)
 	f.wants(grown, "8GiB, before 4GiB")
 	f.wants(strings.Join(bodies, "\n"), `"storage":"8Gi"`)
 	for now, want := range map[string]string{"Delete": "<nil>", "Retain": "pv-1 and its disk are retained", "": "pv-1 may be left"} {

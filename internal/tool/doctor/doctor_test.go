@@ -36,8 +36,7 @@ func TestHealthyNodeHasOnlyOK(t *testing.T) {
 			t.Errorf("%s: %s: %s", f.Check, f.Severity, f.Seen)
 		}
 	}
-	page, err := os.ReadFile("../../../docs/crustctl.md")
-	check.Must(t, err)
+	page := check.Value(os.ReadFile("../../../docs/crustctl.md"))(t)
 	for _, c := range checks {
 		if !checked[c.name] {
 			t.Errorf("check %s said nothing", c.name)
@@ -371,8 +370,7 @@ func TestKatasOwnEmptyDirIsFine(t *testing.T) {
 func TestVolumesThatGoMeanwhile(t *testing.T) {
 	tr := newTree(t)
 	dir := tr.kataVolume(targetA, goodInfo)
-	entries, err := os.ReadDir(tr.node.at(tr.node.KataDir))
-	check.Must(t, err)
+	entries := check.Value(os.ReadDir(tr.node.at(tr.node.KataDir)))(t)
 	v := kataVolume{tr.node, dir, targetA}
 	tr.remove(dir)
 	if found := append(checkKataVolume(tr.node, entries[0]), v.checkInfo()...); len(found) > 0 {
@@ -430,8 +428,7 @@ func TestProbesOfThisKernelLeaveNothing(t *testing.T) {
 
 func openFiles(t *testing.T) int {
 	t.Helper()
-	entries, err := os.ReadDir("/proc/self/fd")
-	check.Must(t, err)
+	entries := check.Value(os.ReadDir("/proc/self/fd"))(t)
 	return len(entries)
 }
 

@@ -92,8 +92,7 @@ func (tr tree) chmod(path string, mode os.FileMode) {
 
 func (tr tree) listen(path string) {
 	tr.t.Helper()
-	l, err := net.Listen("unix", tr.node.at(path))
-	check.Must(tr.t, err)
+	l := check.Value(net.Listen("unix", tr.node.at(path)))(tr.t)
 	tr.t.Cleanup(func() { _ = l.Close() })
 	tr.chmod(path, 0o600)
 }
@@ -108,8 +107,7 @@ func (tr tree) kataVolume(target, info string) string {
 
 // mount adds a line to the mount table.
 func (tr tree) mount(id, at, fstype, source string) {
-	old, err := os.ReadFile(tr.node.at("/proc/self/mountinfo"))
-	check.Must(tr.t, err)
+	old := check.Value(os.ReadFile(tr.node.at("/proc/self/mountinfo")))(tr.t)
 	tr.write("/proc/self/mountinfo", string(old)+id+" 21 0:99 / "+at+" rw shared:9 - "+fstype+" "+source+" rw\n")
 }
 

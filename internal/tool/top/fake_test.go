@@ -54,8 +54,7 @@ func newFake(t *testing.T, volumes []*adminv1.Volume) *fakeAdmin {
 
 func (f *fakeAdmin) start() {
 	f.t.Helper()
-	listener, err := net.Listen("unix", f.socket)
-	check.Must(f.t, err)
+	listener := check.Value(net.Listen("unix", f.socket))(f.t)
 	f.server = grpc.NewServer()
 	adminv1.RegisterAdminServer(f.server, f)
 	server := f.server

@@ -55,8 +55,7 @@ func begin(ctx context.Context, f *fakeAdmin, settings Settings) *play {
 
 func (p *play) modes() unix.Termios {
 	p.t.Helper()
-	modes, err := unix.IoctlGetTermios(int(p.screen.Fd()), unix.TCGETS)
-	check.Must(p.t, err)
+	modes := check.Value(unix.IoctlGetTermios(int(p.screen.Fd()), unix.TCGETS))(p.t)
 	return *modes
 }
 

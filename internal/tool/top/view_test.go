@@ -25,8 +25,7 @@ func golden(t *testing.T, name, got string) {
 	if *update {
 		check.Must(t, os.WriteFile(file, []byte(got+"\n"), 0o600))
 	}
-	want, err := os.ReadFile(file)
-	check.Must(t, err)
+	want := check.Value(os.ReadFile(file))(t)
 	diff := cmp.Diff(string(want), got+"\n")
 	check.That(t, diff == "", "%s (-want +got):\n%s", name, diff)
 }
@@ -144,8 +143,7 @@ func FuzzHostileTexts(f *testing.F) {
 
 // The page on crustctl shows a picture that top has drawn.
 func TestThePageShowsARealPicture(t *testing.T) {
-	page, err := os.ReadFile("../../../docs/crustctl.md")
-	check.Must(t, err)
+	page := check.Value(os.ReadFile("../../../docs/crustctl.md"))(t)
 	s := New(plainSettings(), now)
 	s.Apply(Size{Width: 96, Height: 11})
 	s.Apply(Watched{Changes: append(changed(tidyVolumes()...), syncedEvent)})

@@ -68,8 +68,7 @@ func withGroup(pod Pod) Pod { pod.FSGroup = "7"; return pod }
 
 func contextOf(t *testing.T, pod Pod) *PodContext {
 	t.Helper()
-	found, err := pod.ForVolume(driver, volumeID, "")
-	check.Must(t, err)
+	found := check.Value(pod.ForVolume(driver, volumeID, ""))(t)
 	return found
 }
 

@@ -21,8 +21,7 @@ func TestRedactedForms(t *testing.T) {
 	const key = "-----BEGIN KEY-----\nMIIEvQIBADANBgkq\nhkiG9w0BAQEFAASC\n-----END KEY-----\n"
 	secrets := map[string]string{"pin": "007", "eight": "8 digits", "short": "hunter", "long": "hunter2-and-more", "password": password, "key": key,
 		"tokens": `{"vault":{"token":"eyJhbGciOi.J9-abc","expirationTimestamp":"2026-01-01T00:00:00Z"}}`}
-	asJSON, err := json.Marshal(map[string]string{"k": password})
-	check.Must(t, err)
+	asJSON := check.Value(json.Marshal(map[string]string{"k": password}))(t)
 	for name, test := range map[string]struct{ text, leak string }{
 		"a secret that begins with another one": {"login hunter2-and-more failed", "2-and-more"},
 		"as it is":                              {"login " + password + " failed", "ss <w"},
@@ -63,8 +62,7 @@ func TestRedactLeavesOtherText(t *testing.T) {
 
 // TestDetailsOfADriversError may hold a secret in any form: they are kept where there is none.
 func TestDetailsOfADriversError(t *testing.T) {
-	err, detailErr := status.New(codes.Internal, "no").WithDetails(&csi.Topology{})
-	check.Must(t, detailErr)
+	err := check.Value(status.New(codes.Internal, "no").WithDetails(&csi.Topology{}))(t)
 	for secret, want := range map[string]int{"": 1, "hunter2": 0} {
 		secrets := map[string]string{"password": secret}
 		maps.DeleteFunc(secrets, func(_, value string) bool { return value == "" })

@@ -43,8 +43,7 @@ func needRoot(t *testing.T) {
 // openDir is a directory that every user can reach.
 func openDir(t *testing.T) string {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "scan")
-	check.Must(t, err)
+	dir := check.Value(os.MkdirTemp("", "scan"))(t)
 	check.Must(t, os.Chmod(dir, 0o777)) // not what the umask leaves
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	return dir
@@ -129,8 +128,7 @@ func fileAt(t *testing.T, path string) File {
 
 func processes(t *testing.T) map[int]bool {
 	t.Helper()
-	entries, err := os.ReadDir("/proc")
-	check.Must(t, err)
+	entries := check.Value(os.ReadDir("/proc"))(t)
 	all := make(map[int]bool)
 	for _, entry := range entries {
 		if pid, err := strconv.Atoi(entry.Name()); err == nil {
@@ -261,8 +259,7 @@ func TestAnothersFUSE(t *testing.T) {
 // descriptorOf returns the descriptor that a process has of a path.
 func descriptorOf(t *testing.T, pid int, path string) string {
 	t.Helper()
-	all, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
-	check.Must(t, err)
+	all := check.Value(filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid)))(t)
 	for _, fd := range all {
 		if to, err := os.Readlink(fd); err == nil && to == path {
 			return fd
@@ -274,8 +271,7 @@ func descriptorOf(t *testing.T, pid int, path string) string {
 
 func mountOf(t *testing.T, pid int, path string) filesystem {
 	t.Helper()
-	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/mountinfo", pid))
-	check.Must(t, err)
+	raw := check.Value(os.ReadFile(fmt.Sprintf("/proc/%d/mountinfo", pid)))(t)
 	for line := range strings.Lines(string(raw)) {
 		if _, on := parseMount(line); on.known && strings.Fields(line)[4] == path {
 			return on
@@ -355,8 +351,7 @@ func TestAHangingLook(t *testing.T) {
 	free := f
 	free.Inode++
 	holder := start(t, "rw", path)
-	shm, err := os.CreateTemp("/dev/shm", "scan")
-	check.Must(t, err)
+	shm := check.Value(os.CreateTemp("/dev/shm", "scan"))(t)
 	t.Cleanup(func() { _ = shm.Close(); _ = os.Remove(shm.Name()) })
 	other := fileAt(t, shm.Name())
 	second := start(t, "rw", shm.Name())

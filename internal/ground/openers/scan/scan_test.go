@@ -56,8 +56,7 @@ func startAs(t testing.TB, attr *syscall.SysProcAttr, how, path string) *exec.Cm
 	cmd.Env, cmd.SysProcAttr, cmd.Stderr = append(os.Environ(), holderEnv+"="+how+":"+path), attr, os.Stderr
 	_, err := cmd.StdinPipe()
 	check.Must(t, err)
-	out, err := cmd.StdoutPipe()
-	check.Must(t, err)
+	out := check.Value(cmd.StdoutPipe())(t)
 	check.Must(t, cmd.Start())
 	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
 	_, err = out.Read(make([]byte, 8))
@@ -86,8 +85,7 @@ func find(t *testing.T, s *Scanner, files ...File) []Holder {
 func TestWhoHasAnImageOpen(t *testing.T) {
 	path, f := image(t)
 	s := New()
-	own, err := os.OpenFile(path, os.O_RDWR, 0)
-	check.Must(t, err)
+	own := check.Value(os.OpenFile(path, os.O_RDWR, 0))(t)
 	defer func() { _ = own.Close() }()
 	for _, how := range []string{"ro", "path"} {
 		start(t, how, path)
@@ -116,8 +114,7 @@ func TestWhoHasAnImageOpen(t *testing.T) {
 // have all that it has open.
 func TestOwnForksAreNoHolders(t *testing.T) {
 	path, f := image(t)
-	file, err := os.OpenFile(path, os.O_RDWR, 0)
-	check.Must(t, err)
+	file := check.Value(os.OpenFile(path, os.O_RDWR, 0))(t)
 	defer func() { check.Must(t, file.Close()) }()
 	var programs sync.WaitGroup
 	ctx, cancel := context.WithCancel(t.Context())
