@@ -68,7 +68,6 @@ func write(t *testing.T, path, text string) {
 
 func replace(t *testing.T, path, old, text string) {
 	t.Helper()
-	raw, err := os.ReadFile(path)
-	check.Must(t, err)
+	raw := check.Value(os.ReadFile(path))(t)
 	write(t, path, strings.ReplaceAll(string(raw), old, text))
 }

@@ -19,8 +19,7 @@ import (
 // wire sends a message over the wire, as a program with other protos sees it.
 func wire(t testing.TB, from, to proto.Message) {
 	t.Helper()
-	raw, err := proto.Marshal(from)
-	check.Must(t, err)
+	raw := check.Value(proto.Marshal(from))(t)
 	check.Must(t, proto.Unmarshal(raw, to))
 }
 

@@ -48,14 +48,12 @@ func serve(t *testing.T, options csidefer.Options) (csi.NodeClient, *node) {
 		rpcCapability(csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME),
 	}}}
 	path := filepath.Join(t.TempDir(), "s")
-	listener, err := net.Listen("unix", path)
-	check.Must(t, err)
+	listener := check.Value(net.Listen("unix", path))(t)
 	server := grpc.NewServer(csidefer.ServerOption(options))
 	csi.RegisterNodeServer(server, n)
 	done := make(chan struct{})
 	go func() { defer close(done); _ = server.Serve(listener) }()
-	conn, err := grpc.NewClient("unix:"+path, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	check.Must(t, err)
+	conn := check.Value(grpc.NewClient("unix:"+path, grpc.WithTransportCredentials(insecure.NewCredentials())))(t)
 	t.Cleanup(func() { _ = conn.Close(); server.Stop(); <-done })
 	return csi.NewNodeClient(conn), n
 }
@@ -79,8 +77,7 @@ func TestCapabilitiesAreReported(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			client, n := serve(t, c.options)
 			for range 2 {
-				reply, err := client.NodeGetCapabilities(t.Context(), &csi.NodeGetCapabilitiesRequest{})
-				check.Must(t, err)
+				reply := check.Value(client.NodeGetCapabilities(t.Context(), &csi.NodeGetCapabilitiesRequest{}))(t)
 				var got []int32
 				for _, one := range reply.GetCapabilities() {
 					got = append(got, int32(one.GetRpc().GetType()))

@@ -161,9 +161,7 @@ func newBench(t *testing.T, handler func(*bench) Projector) *bench {
 // start starts a broker, or starts it again.
 func (s *bench) start(cfg Config) {
 	s.Helper()
-	var err error
-	s.b, err = NewBroker(cfg)
-	check.Must(s, err)
+	s.b = check.Value(NewBroker(cfg))(s)
 	s.Cleanup(s.b.Close)
 	s.b.targets.mount = func(*guard.Target, int, bool) (bool, error) { return true, s.step("guard") }
 	s.b.targets.restore = func(*guard.Target) (bool, error) { return true, s.step("guard") }

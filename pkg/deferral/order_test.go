@@ -105,8 +105,7 @@ func TestFailedStepOfDefer(t *testing.T) {
 func TestReadOnlyDeviceThatCannotBeSet(t *testing.T) {
 	s := newBench(t, plain)
 	in := s.asked()
-	target, err := s.b.targets.root.Resolve(in.Target)
-	check.Must(t, err)
+	target := check.Value(s.b.targets.root.Resolve(in.Target))(t)
 	defer target.Close()
 	device := volume.Device{Kind: volume.BlockDevice, Path: "/dev/null", Major: 240, Minor: 77} // nothing holds it
 	a := &attempt{b: s.b, in: &in, handler: projector{s, "kata"}, target: target, dev: &claim.OpenedDevice{Device: device}}

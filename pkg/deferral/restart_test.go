@@ -114,8 +114,7 @@ func TestKeptClaimOfNoVolume(t *testing.T) {
 		s.published()
 		c.before(s)
 		cfg := s.b.cfg
-		file, openErr := os.Open(os.DevNull)
-		check.Must(t, openErr)
+		file := check.Value(os.Open(os.DevNull))(t)
 		cfg.Kept = map[string]*os.File{"OTHER": file}
 		s.start(cfg)
 		check.Must(t, s.b.Load(t.Context()))

@@ -28,8 +28,7 @@ func testRecord(target string) *record {
 
 func newTestStore(t *testing.T) *store {
 	t.Helper()
-	s, err := openStore(t.TempDir())
-	check.Must(t, err)
+	s := check.Value(openStore(t.TempDir()))(t)
 	return s
 }
 
@@ -127,8 +126,7 @@ func TestParseRecordRefuses(t *testing.T) {
 }
 
 func FuzzRecord(f *testing.F) {
-	raw, err := json.Marshal(testRecord("/a"))
-	check.Must(f, err)
+	raw := check.Value(json.Marshal(testRecord("/a")))(f)
 	f.Add(raw)
 	f.Add([]byte(`{"version":1,"key":"","device":{"kind":"image"}}`))
 	f.Add([]byte(`null`))
@@ -138,8 +136,7 @@ func FuzzRecord(f *testing.F) {
 			return
 		}
 		check.That(t, rec.Key == volume.KeyOf(rec.ResolvedTarget), "a record under a wrong key was taken")
-		again, err := json.Marshal(rec)
-		check.Must(t, err)
+		again := check.Value(json.Marshal(rec))(t)
 		_, err = parseRecord(again)
 		check.That(t, err == nil, "does not survive a rewrite: %v", err)
 	})
@@ -201,8 +198,7 @@ func TestRecordsOfForcedReleases(t *testing.T) {
 		"no device":    {heldRecord{Version: recordVersion, Boot: "boot", Volume: &volume.Volume{Key: v.Key}}, 0, 1},
 	} {
 		s := newTestStore(t)
-		raw, err := json.Marshal(&c.rec)
-		check.Must(t, err)
+		raw := check.Value(json.Marshal(&c.rec))(t)
 		check.Must(t, os.WriteFile(s.heldPath(v), raw, 0o600))
 		held, problems := s.loadHeld("boot")
 		check.That(t, len(held) == c.held && len(problems) == c.problems, "%s: %v, %v", name, held, problems)
@@ -221,8 +217,7 @@ func TestOnRecord(t *testing.T) {
 		rec := record{Version: version, Boot: boot, Volume: volume.Volume{
 			Key: volume.KeyOf(target), Target: target, ResolvedTarget: target, Handler: "kata", Device: volume.Device{Kind: volume.BlockDevice},
 		}}
-		raw, err := json.Marshal(&rec)
-		check.Must(t, err)
+		raw := check.Value(json.Marshal(&rec))(t)
 		check.Must(t, os.MkdirAll(filepath.Join(dir, part), 0o700))
 		check.Must(t, os.WriteFile((&store{dir: dir}).path(part, rec.Key), raw, 0o600))
 	}

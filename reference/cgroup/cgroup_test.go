@@ -137,8 +137,7 @@ func TestEnter(t *testing.T) {
 	} {
 		write(t, sys+"/cpuset/"+file, text)
 	}
-	mounts, err := writable(proc)
-	check.Must(t, err)
+	mounts := check.Value(writable(proc))(t)
 	check.Require(t, len(mounts) == 1, "there are %d hierarchies", len(mounts))
 	check.Must(t, enter(mounts[0], "/pod/one", 7))
 	for file, want := range map[string]string{"pod/cpuset.cpus": "0-3\n", "pod/one/cpuset.cpus": "0-3\n", "pod/one/cgroup.procs": "7"} {

@@ -20,8 +20,7 @@ import (
 
 // Every requirement is in the page, in the section that it names.
 func TestRequirementsAreInThePage(t *testing.T) {
-	raw, err := os.ReadFile("../../docs/runtime-authors.md")
-	check.Must(t, err)
+	raw := check.Value(os.ReadFile("../../docs/runtime-authors.md"))(t)
 	for name, d := range requirements() {
 		check.That(t, d.text != "" && strings.Contains(string(raw), "\n## "+d.section+". "), "%s: %+v", name, d)
 	}
@@ -224,8 +223,7 @@ func TestReportText(t *testing.T) {
 	check.Must(t, lines.End())
 	err := c.printEnd(report)
 	check.That(t, err != nil && err.Error() == "the handler does not meet 1 of 7 demands", "the end: %v", err)
-	want, err := os.ReadFile("testdata/report.txt")
-	check.Must(t, err)
+	want := check.Value(os.ReadFile("testdata/report.txt"))(t)
 	diff := cmp.Diff(string(want), out.String())
 	check.That(t, diff == "", "report (-want +got):\n%s", diff)
 	check.That(t, c.printEnd(Report{Results: report.Results[:1]}) == nil, "a handler that meets all demands is an error")

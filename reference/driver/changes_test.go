@@ -209,8 +209,7 @@ func snapshots(t *testing.T, conn *grpc.ClientConn, images string) (first, later
 		return reply.GetVolume().GetVolumeId()
 	}
 	take := func(name, volume string) string {
-		reply, err := controller.CreateSnapshot(t.Context(), &csi.CreateSnapshotRequest{Name: name, SourceVolumeId: volume})
-		check.Must(t, err)
+		reply := check.Value(controller.CreateSnapshot(t.Context(), &csi.CreateSnapshotRequest{Name: name, SourceVolumeId: volume}))(t)
 		return reply.GetSnapshot().GetSnapshotId()
 	}
 	volume, other := create("v"), create("other")
@@ -220,8 +219,7 @@ func snapshots(t *testing.T, conn *grpc.ClientConn, images string) (first, later
 	})
 	check.Must(t, err)
 	image := &pool{images: images}
-	file, err := image.openImage(&record{ID: volume}, os.O_WRONLY)
-	check.Must(t, err)
+	file := check.Value(image.openImage(&record{ID: volume}, os.O_WRONLY))(t)
 	_, err = file.WriteAt(bytes.Repeat([]byte("x"), block), 8*block)
 	check.Must(t, errors.Join(err, file.Close()))
 	return first, take("later", volume), foreign

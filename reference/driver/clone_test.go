@@ -26,8 +26,7 @@ import (
 // sparse makes a file with data between holes, and one at its end.
 func sparse(t *testing.T, size int64, at ...int64) *os.File {
 	t.Helper()
-	file, err := os.Create(filepath.Join(t.TempDir(), "sparse"))
-	check.Must(t, err)
+	file := check.Value(os.Create(filepath.Join(t.TempDir(), "sparse")))(t)
 	t.Cleanup(func() { _ = file.Close() })
 	check.Must(t, file.Truncate(size))
 	for i, offset := range at {
@@ -55,8 +54,7 @@ func TestCopyKeepsHoles(t *testing.T) {
 	if blocks(t, to) > 2*blocks(t, from) {
 		t.Errorf("%d blocks instead of %d", blocks(t, to), blocks(t, from))
 	}
-	want, err := os.ReadFile(from.Name())
-	check.Must(t, err)
+	want := check.Value(os.ReadFile(from.Name()))(t)
 	got, err := os.ReadFile(to.Name())
 	check.That(t, err == nil && bytes.Equal(got, want), "another content in %d bytes: %v", len(got), err)
 }
@@ -97,8 +95,7 @@ func created(t *testing.T, controller csi.ControllerClient, name string, from so
 // needsNoReflinks skips a test where nothing is copied. In CI that is a failure.
 func needsNoReflinks(t *testing.T, dir string) {
 	t.Helper()
-	reflinks, err := hasReflinks(dir)
-	check.Must(t, err)
+	reflinks := check.Value(hasReflinks(dir))(t)
 	switch {
 	case reflinks && os.Getenv("CI") == "true":
 		t.Fatal("the temporary directory has reflinks: set TMPDIR to one without")
@@ -197,8 +194,7 @@ func (a *admin) ThawVolume(_ context.Context, req *adminv1.ThawVolumeRequest) (*
 func (a *admin) serve(t *testing.T) (socket string) {
 	t.Helper()
 	socket = t.TempDir() + "/a"
-	listener, err := net.Listen("unix", socket)
-	check.Must(t, err)
+	listener := check.Value(net.Listen("unix", socket))(t)
 	server := grpc.NewServer()
 	adminv1.RegisterAdminServer(server, a)
 	done := make(chan error, 1)

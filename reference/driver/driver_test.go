@@ -46,8 +46,7 @@ func start(t *testing.T, change func(*Config)) (Config, *grpc.ClientConn, *bytes
 	if change != nil {
 		change(&config)
 	}
-	d, err := New(config)
-	check.Must(t, err)
+	d := check.Value(New(config))(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- d.Run(ctx) }()
@@ -72,8 +71,7 @@ func dial(t *testing.T, socket string, options ...grpc.DialOption) *grpc.ClientC
 		}
 		return err
 	})
-	conn, err := grpc.NewClient("unix:"+socket, append(options, grpc.WithTransportCredentials(insecure.NewCredentials()))...)
-	check.Must(t, err)
+	conn := check.Value(grpc.NewClient("unix:"+socket, append(options, grpc.WithTransportCredentials(insecure.NewCredentials()))...))(t)
 	return conn
 }
 
@@ -100,8 +98,7 @@ func TestRegistersAsARegistrarDoes(t *testing.T) {
 			len(info.GetSupportedVersions()) != 1 {
 			t.Errorf("%v", info)
 		}
-		there, err := os.Lstat(socket)
-		check.Must(t, err)
+		there := check.Value(os.Lstat(socket))(t)
 		seen = append(seen, there)
 		// The answer may be lost: refused, the driver ends the connection.
 		_, err = client.NotifyRegistrationStatus(t.Context(), &registration.RegistrationStatus{PluginRegistered: registered, Error: "why"})
@@ -217,8 +214,7 @@ func TestOneDriverPerDataDirectory(t *testing.T) {
 	r, err := d.node.pool.store.load("half")
 	check.That(t, err == nil && r.Ready, "%v, %v", r, err)
 	d.release()
-	d, err = New(config)
-	check.Must(t, err)
+	d = check.Value(New(config))(t)
 	d.release()
 }
 
@@ -263,8 +259,7 @@ func TestAnUnfinishedVolumeThatStays(t *testing.T) {
 		os.Remove(image), os.MkdirAll(image+"/something", 0o700),
 	))
 	d.release()
-	d, err = New(config)
-	check.Must(t, err)
+	d = check.Value(New(config))(t)
 	defer d.release()
 	_, err = d.node.pool.find("whole")
 	check.That(t, err == nil, "%v", err)
@@ -293,8 +288,7 @@ func TestLocks(t *testing.T) {
 	release, err := l.take(ctx, "v", "")
 	check.Must(t, err)
 	defer release()
-	other, err := l.take(ctx, "w", "")
-	check.Must(t, err)
+	other := check.Value(l.take(ctx, "w", ""))(t)
 	other()
 	_, err = l.take(ctx, "v")
 	check.That(t, status.Code(err) == codes.Aborted, "%v", err)
@@ -384,11 +378,9 @@ func scrape(t *testing.T, socket string) string {
 		return new(net.Dialer).DialContext(ctx, "unix", socket)
 	}}
 	defer transport.CloseIdleConnections()
-	reply, err := (&http.Client{Transport: transport}).Get("http://driver/metrics")
-	check.Must(t, err)
+	reply := check.Value((&http.Client{Transport: transport}).Get("http://driver/metrics"))(t)
 	defer func() { _ = reply.Body.Close() }()
-	text, err := io.ReadAll(reply.Body)
-	check.Must(t, err)
+	text := check.Value(io.ReadAll(reply.Body))(t)
 	return string(text)
 }
 
@@ -431,13 +423,11 @@ func TestStreamsAreBounded(t *testing.T) {
 
 // TestMetricsAreDocumented: docs/crust-runc.md lists each one.
 func TestMetricsAreDocumented(t *testing.T) {
-	page, err := os.ReadFile("../../docs/crust-runc.md")
-	check.Must(t, err)
+	page := check.Value(os.ReadFile("../../docs/crust-runc.md"))(t)
 	m := newMetrics()
 	m.begin("/x")(codes.OK)
 	m.bytes.WithLabelValues("x").Inc()
-	families, err := m.registry.Gather()
-	check.Must(t, err)
+	families := check.Value(m.registry.Gather())(t)
 	var named, known []string
 	for _, family := range families {
 		if strings.HasPrefix(family.GetName(), "crust_driver_") {

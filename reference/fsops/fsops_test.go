@@ -26,8 +26,7 @@ import (
 func places(t *testing.T) (Freezer, int) {
 	t.Helper()
 	f := Freezer{Dir: t.TempDir() + "/frozen"}
-	dir, err := f.open()
-	check.Must(t, err)
+	dir := check.Value(f.open())(t)
 	t.Cleanup(func() { _ = dir.Close() })
 	return f, fdOf(dir)
 }

@@ -14,8 +14,7 @@ import (
 func TestZombieIsGone(t *testing.T) {
 	cmd := exec.Command("sleep", "100")
 	check.Must(t, cmd.Start())
-	child, err := process.Of(cmd.Process.Pid)
-	check.Must(t, err)
+	child := check.Value(process.Of(cmd.Process.Pid))(t)
 	check.Must(t, cmd.Process.Kill())
 	check.Eventually(t, "a killed process that nobody waited for counts as ended", func() bool { return child.Ended() && !child.Lives() })
 	_ = cmd.Wait()
@@ -23,8 +22,7 @@ func TestZombieIsGone(t *testing.T) {
 
 // Who has no descriptor left must not take the living for dead.
 func TestWhatCannotBeExaminedHasNotEnded(t *testing.T) {
-	self, err := process.Of(os.Getpid())
-	check.Must(t, err)
+	self := check.Value(process.Of(os.Getpid()))(t)
 	var limit, none unix.Rlimit
 	check.Must(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &limit))
 	none.Max = limit.Max

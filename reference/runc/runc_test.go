@@ -64,8 +64,7 @@ func newBecame(t *testing.T, program string, env []string, args ...string) *beca
 	b.cmd.Env = append([]string{configVariable + "=" + dir + "/c.json", "PATH=" + os.Getenv("PATH")}, env...)
 	b.cmd.Stdin = strings.NewReader("input\n")
 	b.cmd.Stdout, b.cmd.Stderr = &b.out, &b.stderr
-	extra, err := os.CreateTemp(dir, "extra")
-	check.Must(t, err)
+	extra := check.Value(os.CreateTemp(dir, "extra"))(t)
 	t.Cleanup(func() { _ = extra.Close() })
 	_, err = extra.WriteString("a third descriptor\n")
 	check.Must(t, err)
@@ -158,10 +157,8 @@ func TestFeaturesHaveALinuxSection(t *testing.T) {
 		cmd.Env = append(os.Environ(), configVariable+"="+config)
 		return cmd.Output()
 	}
-	got, err := features(`{"runtime":"` + runc + `"}`)
-	check.Must(t, err)
-	want, err := exec.Command(runc, "features").Output()
-	check.Must(t, err)
+	got := check.Value(features(`{"runtime":"` + runc + `"}`))(t)
+	want := check.Value(exec.Command(runc, "features").Output())(t)
 	var has struct {
 		Linux *struct{ Namespaces []string }
 	}
@@ -177,8 +174,7 @@ func TestFeaturesHaveALinuxSection(t *testing.T) {
 func crust(t *testing.T, root string, args ...string) (status int, stdout, stderr string) {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "c.json")
-	raw, err := json.Marshal(map[string]any{"root": root, "stateDir": filepath.Join(filepath.Dir(root), "state")})
-	check.Must(t, err)
+	raw := check.Value(json.Marshal(map[string]any{"root": root, "stateDir": filepath.Join(filepath.Dir(root), "state")}))(t)
 	check.Must(t, os.WriteFile(file, raw, 0o600))
 	t.Setenv(configVariable, file)
 	var out, told bytes.Buffer

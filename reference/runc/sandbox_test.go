@@ -34,8 +34,7 @@ func sandboxBundle(t *testing.T, root, name string, notes map[string]string) str
 	t.Helper()
 	dir := filepath.Join(root, "bundles", name)
 	check.Must(t, os.MkdirAll(dir, 0o700))
-	raw, err := json.Marshal(specs.Spec{Annotations: notes})
-	check.Must(t, err)
+	raw := check.Value(json.Marshal(specs.Spec{Annotations: notes}))(t)
 	check.Must(t, os.WriteFile(dir+"/config.json", raw, 0o600))
 	return dir
 }
@@ -100,8 +99,7 @@ func TestSandboxThatEndsWhileItIsLookedAt(t *testing.T) {
 
 // The id of another container, or of another pod's sandbox, is not believed.
 func TestOnlyThePodsOwnSandboxHoldsItsVolumes(t *testing.T) {
-	self, err := process.Of(os.Getpid())
-	check.Must(t, err)
+	self := check.Value(process.Of(os.Getpid()))(t)
 	root := t.TempDir()
 	mixed := containerdNotes("mixed", "sandbox", "pod")
 	mixed["io.kubernetes.cri-o.SandboxID"] = "mixed"
@@ -144,8 +142,7 @@ func TestNoLinkLeadsOutOfASandbox(t *testing.T) {
 	outside, sandbox := t.TempDir(), t.TempDir()
 	check.Must(t, os.MkdirAll(outside+"/volume", 0o700))
 	check.Must(t, os.MkdirAll(sandbox+"/dev/crust/volume", 0o700))
-	root, err := unix.Open(sandbox, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	check.Must(t, err)
+	root := check.Value(unix.Open(sandbox, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0))(t)
 	defer func() { _ = unix.Close(root) }()
 	opens := func() error {
 		fd, err := sys.OpenBeneath(root, volumesDir[1:]+"/volume", unix.O_PATH|unix.O_DIRECTORY, noSymlinks)
@@ -159,8 +156,7 @@ func TestNoLinkLeadsOutOfASandbox(t *testing.T) {
 	for _, to := range []string{outside, "/proc/self/root" + outside, "/proc/self/cwd", "../../" + outside} {
 		check.Must(t, os.Symlink(to, sandbox+"/dev/crust"))
 		check.That(t, opens() != nil, "a link to %s is followed", to)
-		dev, err := unix.Open(sandbox+"/dev", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-		check.Must(t, err)
+		dev := check.Value(unix.Open(sandbox+"/dev", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0))(t)
 		if fd, err := makeDir(dev, "crust", unix.O_PATH); err == nil {
 			_ = unix.Close(fd)
 			t.Errorf("a place is made behind a link to %s", to)
@@ -174,8 +170,7 @@ func TestAPodsLockIsNotWaitedForForEver(t *testing.T) {
 	dir := t.TempDir()
 	var fds [2]int
 	for i := range fds {
-		fd, err := unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-		check.Must(t, err)
+		fd := check.Value(unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0))(t)
 		defer func() { _ = unix.Close(fd) }()
 		fds[i] = fd
 	}
@@ -226,8 +221,7 @@ func TestOnlyTheSandboxesUnstartedContainersEnd(t *testing.T) {
 	check.Must(t, err)
 	want := "--root " + root + " delete --force mine\n"
 	check.That(t, string(asked) == want, "runc was asked %q, not %q", asked, want)
-	self, err := process.Of(os.Getpid())
-	check.Must(t, err)
+	self := check.Value(process.Of(os.Getpid()))(t)
 	keep(t, root, "sandbox", fmt.Sprintf(`{"id":"sandbox","init_process_pid":%d,"init_process_start":%d,"config":{"labels":["bundle=/b"]}}`, self.PID, self.Start))
 	check.Must(t, os.Remove(filepath.Join(root, "asked")))
 	check.Must(t, endUnstarted(runc, handler.ParseArgs([]string{"--root", root, "delete", "sandbox"})))

@@ -22,8 +22,7 @@ func sleeper(t *testing.T) (process.Process, *exec.Cmd) {
 	cmd := exec.Command("sleep", "100")
 	check.Must(t, cmd.Start())
 	t.Cleanup(func() { _ = cmd.Process.Kill() })
-	p, err := process.Of(cmd.Process.Pid)
-	check.Must(t, err)
+	p := check.Value(process.Of(cmd.Process.Pid))(t)
 	return p, cmd
 }
 
@@ -159,8 +158,7 @@ func TestRemoveAbandonedWithoutARecord(t *testing.T) {
 	}
 	check.Must(t, os.Chtimes(cfg.cache(), past, past))
 	check.Must(t, cfg.removeAbandoned())
-	left, err := filepath.Glob(cfg.StateDir + "/*")
-	check.Must(t, err)
+	left := check.Value(filepath.Glob(cfg.StateDir + "/*"))(t)
 	diff := cmp.Diff([]string{cfg.cache(), string(cfg.sandbox("young"))}, left)
 	check.That(t, diff == "", "%v", diff)
 }

@@ -159,8 +159,7 @@ func TestQuestionAboutADevice(t *testing.T) {
 	}{{}, {held: true, own: 1, count: 1}, {held: true, mountable: true, own: 1}, {kept: true, own: 1, count: 1}, {kept: true, held: true, mountable: true, own: 2, count: 1}} {
 		var kept map[string]*os.File
 		if c.kept {
-			file, err := os.Open(os.DevNull)
-			check.Must(t, err)
+			file := check.Value(os.Open(os.DevNull))(t)
 			kept = map[string]*os.File{claimName(id): file}
 		}
 		table := newTable(t, nil, kept, &fakeOpeners{})
@@ -221,8 +220,7 @@ func TestClaimThatIsNotKept(t *testing.T) {
 // heldAs has a device held that is none: no test without root has a device.
 func heldAs(t *testing.T, c *Table, d volume.Device) error {
 	t.Helper()
-	fd, err := unix.Open("/dev/null", unix.O_RDONLY|unix.O_CLOEXEC, 0)
-	check.Must(t, err)
+	fd := check.Value(unix.Open("/dev/null", unix.O_RDONLY|unix.O_CLOEXEC, 0))(t)
 	return c.open.add(identityOf(d), &heldDevice{fd: fd, device: d})
 }
 
@@ -296,8 +294,7 @@ func imageOf(t *testing.T) (*volume.Volume, *OpenedDevice) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "image")
 	check.Must(t, os.WriteFile(path, nil, 0o600))
-	fd, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
-	check.Must(t, err)
+	fd := check.Value(unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0))(t)
 	v := &volume.Volume{Key: volume.KeyOf("/a"), Target: "/a", Device: Identify(path)}
 	dev := &OpenedDevice{Device: v.Device, FD: fd}
 	t.Cleanup(dev.Close)

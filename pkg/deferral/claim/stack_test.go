@@ -63,8 +63,7 @@ func TestStack(t *testing.T) {
 		{8, 16}:  nil,
 		{9, 9}:   nil,
 	} {
-		got, err := stackIn(sysfs, number[0], number[1])
-		check.Must(t, err)
+		got := check.Value(stackIn(sysfs, number[0], number[1]))(t)
 		slices.SortFunc(got, func(x, y identity) int { return cmp.Or(cmp.Compare(x.Major, y.Major), cmp.Compare(x.Minor, y.Minor)) })
 		check.That(t, slices.Equal(got, want), "%v: %v, want %v", number, got, want)
 	}

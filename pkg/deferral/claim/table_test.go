@@ -102,8 +102,7 @@ func TestAbandonedClaimOnRecord(t *testing.T) {
 		v, dev := imageOf(t)
 		dev.known = true
 		table := newTable(t, nil, nil, &fakeOpeners{})
-		pending, err := table.Begin(t.Context(), Request{Volume: v}, dev)
-		check.Must(t, err)
+		pending := check.Value(table.Begin(t.Context(), Request{Volume: v}, dev))(t)
 		if err := pending.Abandon(volume.Errorf(kind, "no")); volume.KindOf(err) != kind || len(table.owners.owned(v.Key)) > 0 != stays {
 			t.Errorf("%v: %v, the volume owns %v", kind, err, table.owners.owned(v.Key))
 		}
@@ -118,8 +117,7 @@ func TestKeptClaimOfAnotherDevice(t *testing.T) {
 			if mountable { // it is not claimed by a descriptor
 				want = volume.NotFound
 			}
-			file, err := os.Open(os.DevNull)
-			check.Must(t, err)
+			file := check.Value(os.Open(os.DevNull))(t)
 			r, table := Request{Volume: v, Mountable: mountable}, newTable(t, nil, map[string]*os.File{name: file}, &fakeOpeners{})
 			if err := table.Reclaim(t.Context(), r); err == nil || volume.KindOf(err) != want || table.Has(r) || table.Kept() != 1 {
 				t.Errorf("%s, mountable %v: claimed by the descriptor of another device: %v", name, mountable, err)

@@ -19,8 +19,7 @@ func openDir(t *testing.T) (*abi.Dir, string) {
 	root, name := t.TempDir(), abi.DirName(target)
 	path := filepath.Join(root, name)
 	check.Must(t, os.Mkdir(path, 0o700))
-	dir, err := abi.Open(root, name)
-	check.Must(t, err)
+	dir := check.Value(abi.Open(root, name))(t)
 	t.Cleanup(func() { _ = dir.Close() })
 	return dir, path
 }

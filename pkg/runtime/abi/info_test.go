@@ -31,8 +31,7 @@ func TestEncode(t *testing.T) {
 		`"options":["noatime","nodiratime","discard","ro"]}`
 	diff := cmp.Diff(want, string(raw))
 	check.Require(t, diff == "", "%v", diff)
-	info, err := abi.Parse(raw)
-	check.Must(t, err)
+	info := check.Value(abi.Parse(raw))(t)
 	gid, wanted, err := info.Group()
 	major, minor, known, _ := info.DeviceNumber()
 	if !info.ReadOnly() || info.PodUID() != "1" || info.Target() != target || gid != 2000 || !wanted || err != nil ||
@@ -79,8 +78,7 @@ func TestNames(t *testing.T) {
 }
 
 func FuzzParse(f *testing.F) {
-	raw, err := abi.Encode(testVolume())
-	check.Must(f, err)
+	raw := check.Value(abi.Encode(testVolume()))(f)
 	f.Add(raw)
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		info, err := abi.Parse(raw)

@@ -53,8 +53,7 @@ func serve(t testing.TB, path string, handler handlerv1.HandlerServer) {
 
 func listen(t testing.TB, path string, handler handlerv1.HandlerServer, options ...grpc.ServerOption) *grpc.Server {
 	t.Helper()
-	listener, err := net.Listen("unix", path)
-	check.Must(t, err)
+	listener := check.Value(net.Listen("unix", path))(t)
 	server := grpc.NewServer(options...)
 	handlerv1.RegisterHandlerServer(server, handler)
 	go func() { _ = server.Serve(listener) }()

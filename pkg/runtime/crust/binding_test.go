@@ -73,8 +73,7 @@ func boundTo(b *bench, v *volume.Volume, id string) func() bool {
 
 func (b *bench) files(t *testing.T, v *volume.Volume) []string {
 	t.Helper()
-	entries, err := os.ReadDir(b.path(v, ""))
-	check.Must(t, err)
+	entries := check.Value(os.ReadDir(b.path(v, "")))(t)
 	names := make([]string, 0, len(entries))
 	for _, entry := range entries {
 		names = append(names, entry.Name())
@@ -145,16 +144,14 @@ func TestNewSandboxIsNotClearedAway(t *testing.T) {
 	b := newBench(t, byProgram)
 	v := published(t, b, "a")
 	b.startSandbox(t, v, "old")
-	seen, err := b.h.bindings.readDir(v)
-	check.Must(t, err)
+	seen := check.Value(b.h.bindings.readDir(v))(t)
 	time.Sleep(fileTick)
 	b.startSandbox(t, v, "new")
 	check.That(t, b.h.cleaner.clear(v, seen), "the new sandbox was not seen")
 	got := b.files(t, v)
 	check.That(t, slices.Equal(got, []string{abi.InfoName, "new", abi.CLIName}), "left: %v", got)
 	// A sandbox of the same name that left its file anew is another one, too.
-	seen, err = b.h.bindings.readDir(v)
-	check.Must(t, err)
+	seen = check.Value(b.h.bindings.readDir(v))(t)
 	time.Sleep(fileTick)
 	b.startSandbox(t, v, "new")
 	if !b.h.cleaner.clear(v, seen) || len(b.files(t, v)) != 3 {
@@ -219,8 +216,7 @@ func TestClearingWaitsForTheLock(t *testing.T) {
 	b := newBench(t, byProgram)
 	v := published(t, b, "a")
 	b.startSandbox(t, v, "sb1").Kill(t)
-	dir, err := abi.Open(b.cfg.Root, string(v.Key))
-	check.Must(t, err)
+	dir := check.Value(abi.Open(b.cfg.Root, string(v.Key)))(t)
 	defer func() { check.Must(t, dir.Close()) }()
 	check.Must(t, dir.Lock(time.Second))
 	done := make(chan error, 1)
@@ -323,8 +319,7 @@ func TestAdoptionFollowsTheOtherProgram(t *testing.T) {
 	check.Must(t, os.Mkdir(b.path(v, ""), 0o700))
 	raw, err := abi.Encode(v)
 	check.Must(t, err)
-	file, err := os.Create(b.path(v, abi.InfoName))
-	check.Must(t, err)
+	file := check.Value(os.Create(b.path(v, abi.InfoName)))(t)
 	for part := range slices.Chunk(raw, 20) {
 		_, err = file.Write(part)
 		check.Must(t, err)
@@ -401,8 +396,7 @@ func TestCheck(t *testing.T) {
 func TestForeignDirectoryThatGoesBeforeItIsWatched(t *testing.T) {
 	b := newBench(t, bySocket)
 	b.stop()
-	h, err := New(b.cfg, b.sandboxes, zap.NewNop())
-	check.Must(t, err)
+	h := check.Value(New(b.cfg, b.sandboxes, zap.NewNop()))(t)
 	gone, stays := b.Volume("gone"), b.Volume("stays")
 	b.PublishForeign(t, gone)
 	b.PublishForeign(t, stays)

@@ -67,8 +67,7 @@ func newBench(t testing.TB, w way) *bench {
 
 func (b *bench) start(t testing.TB) {
 	t.Helper()
-	h, err := New(b.cfg, b.sandboxes, zap.NewNop())
-	check.Must(t, err)
+	h := check.Value(New(b.cfg, b.sandboxes, zap.NewNop()))(t)
 	h.expiry.programs = nil // scripts of tests are asked by the tests alone
 	b.h, b.stop = h, handlers.Run(t, h)
 }
@@ -146,8 +145,7 @@ func (b *bench) Projection(t *testing.T, v *volume.Volume) (string, bool) {
 
 func (b *bench) PublishForeign(t *testing.T, v *volume.Volume) {
 	t.Helper()
-	raw, err := abi.Encode(v)
-	check.Must(t, err)
+	raw := check.Value(abi.Encode(v))(t)
 	check.Must(t, os.MkdirAll(b.path(v, ""), 0o700))
 	check.Must(t, os.WriteFile(b.path(v, abi.InfoName), raw, 0o600))
 }
@@ -180,8 +178,7 @@ func (b *bench) startSandbox(t testing.TB, v *volume.Volume, id string) *sandbox
 
 func (b *bench) leave(t testing.TB, v *volume.Volume, id, program, socket string) {
 	t.Helper()
-	dir, err := abi.Open(b.cfg.Root, string(v.Key))
-	check.Must(t, err)
+	dir := check.Value(abi.Open(b.cfg.Root, string(v.Key)))(t)
 	defer func() { check.Must(t, dir.Close()) }()
 	check.Must(t, dir.Lock(time.Second))
 	if b.way&byProgram != 0 {

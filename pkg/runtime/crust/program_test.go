@@ -99,8 +99,7 @@ func TestProgramsSurroundings(t *testing.T) {
 	out := filepath.Join(handlers.ShortDir(t), "out")
 	b, v := askedBy(t, `{ echo "$@"; env; pwd; cat; ls -l /proc/self/fd; } > `+out+` 2>&1; echo '{}'`)
 	check.Must(t, b.h.Freeze(t.Context(), v, 3*time.Second+time.Millisecond))
-	raw, err := os.ReadFile(out)
-	check.Must(t, err)
+	raw := check.Value(os.ReadFile(out))(t)
 	said := string(raw)
 	check.That(t, strings.HasPrefix(said, "crust freeze "+v.ResolvedTarget+" 3\n"), "arguments: %s", said)
 	for _, bad := range []string{"SECRET_OF_OURS", "HOME=", "socket:", "inotify"} {
@@ -129,8 +128,7 @@ func TestHungProgramIsKilledWithItsChildren(t *testing.T) {
 		found = strings.Fields(string(raw))
 	}
 	for _, text := range found {
-		pid, err := strconv.Atoi(text)
-		check.Must(t, err)
+		pid := check.Value(strconv.Atoi(text))(t)
 		check.Eventually(t, "process "+text+" is gone", func() bool { return !alive(pid) })
 	}
 }
@@ -249,11 +247,9 @@ func TestProgramsThatAreNotRun(t *testing.T) {
 // What was checked is what runs, whatever has the name by then.
 func TestProgramReplacedBetweenCheckAndExec(t *testing.T) {
 	b, _ := askedBy(t, "echo checked")
-	file, err := openProgram(b.cfg.Programs[0], b.cfg.Owner)
-	check.Must(t, err)
+	file := check.Value(openProgram(b.cfg.Programs[0], b.cfg.Owner))(t)
 	b.program(t, "runtime", "echo another")
-	ended, err := newRunner(1).run(t.Context(), "", file, b.cfg.Programs[0], []string{"stats"})
-	check.Must(t, err)
+	ended := check.Value(newRunner(1).run(t.Context(), "", file, b.cfg.Programs[0], []string{"stats"}))(t)
 	check.That(t, ended.Stdout == "checked\n", "%q ran", ended.Stdout)
 }
 

@@ -110,8 +110,7 @@ func TestSocketsThatAreNotUsed(t *testing.T) {
 func deadSocket(t *testing.T, dir string) string {
 	t.Helper()
 	path := filepath.Join(dir, "dead")
-	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: path})
-	check.Must(t, err)
+	listener := check.Value(net.ListenUnix("unix", &net.UnixAddr{Name: path}))(t)
 	listener.SetUnlinkOnClose(false)
 	check.Must(t, listener.Close())
 	return path
@@ -122,8 +121,7 @@ func TestWhoServesTheSocket(t *testing.T) {
 	b.h.asker.conns.sockets.owner++
 	_, err := b.h.Stats(t.Context(), v)
 	handlers.WantError(t, err, volume.Denied, v, "sb1", "belongs to user")
-	conn, err := net.Dial("unix", b.agent.path)
-	check.Must(t, err)
+	conn := check.Value(net.Dial("unix", b.agent.path))(t)
 	defer func() { check.Must(t, conn.Close()) }()
 	err = b.h.asker.conns.sockets.checkPeer(conn, b.agent.path)
 	check.That(t, volume.KindOf(err) == volume.Denied && strings.Contains(err.Error(), "served by user"), "another user's server: %v", err)

@@ -64,8 +64,7 @@ func newBench(t testing.TB, flavor kataemu.Flavor) *bench {
 
 func (b *bench) start(t testing.TB) {
 	t.Helper()
-	h, err := New(b.cfg, b.fakeSandboxes, zap.NewNop())
-	check.Must(t, err)
+	h := check.Value(New(b.cfg, b.fakeSandboxes, zap.NewNop()))(t)
 	b.h, b.stop = h, handlers.Run(t, h)
 }
 
@@ -100,8 +99,7 @@ func (b *bench) publish(t testing.TB, v *volume.Volume) {
 
 func (b *bench) stats(t testing.TB, v *volume.Volume) volume.Report {
 	t.Helper()
-	report, err := b.h.Stats(t.Context(), v)
-	check.Must(t, err)
+	report := check.Value(b.h.Stats(t.Context(), v))(t)
 	return report
 }
 
@@ -180,13 +178,11 @@ func (b *bench) startShim(t testing.TB, v *volume.Volume, id string) *sandbox {
 		v.Device.Path: filesystem(64<<20, 16384),
 	}}
 	if b.flavor == kataemu.Rust {
-		guest, err := kataemu.ShareDir(b.cfg.SharedSandboxes, guestShared, id, "dev"+id, "/data")
-		check.Must(t, err)
+		guest := check.Value(kataemu.ShareDir(b.cfg.SharedSandboxes, guestShared, id, "dev"+id, "/data"))(t)
 		opts.Sandboxes, opts.Shared = b.cfg.RustSandboxes, b.cfg.SharedSandboxes
 		opts.Mounts = map[string]kataemu.Statfs{guest: filesystem(64<<20, 16384)}
 	}
-	shim, err := kataemu.Start(opts)
-	check.Must(t, err)
+	shim := check.Value(kataemu.Start(opts))(t)
 	s := &sandbox{Shim: shim, id: id, bench: b}
 	t.Cleanup(func() { _ = shim.Stop() })
 	b.add(v.PodUID, id)

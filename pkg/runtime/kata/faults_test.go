@@ -133,8 +133,7 @@ var oddDevices = []string{
 // Whichever unescaping a shim does the second time, the name survives.
 func TestEscapeSurvivesBothUnescapers(t *testing.T) {
 	for _, name := range oddDevices {
-		query, err := url.ParseQuery("path=" + escape(escape(name)))
-		check.Must(t, err)
+		query := check.Value(url.ParseQuery("path=" + escape(escape(name))))(t)
 		once := query.Get("path")
 		asPath, err1 := url.PathUnescape(once)
 		asQuery, err2 := url.QueryUnescape(once)
@@ -146,8 +145,7 @@ func TestEscapeSurvivesBothUnescapers(t *testing.T) {
 func fillBacklog(t *testing.T, socket string) {
 	t.Helper()
 	check.Must(t, os.MkdirAll(filepath.Dir(socket), 0o700))
-	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-	check.Must(t, err)
+	fd := check.Value(unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0))(t)
 	t.Cleanup(func() { _ = unix.Close(fd) })
 	check.Must(t, unix.Bind(fd, &unix.SockaddrUnix{Name: socket}))
 	check.Must(t, unix.Listen(fd, 0))

@@ -121,8 +121,7 @@ func newGuest(t *testing.T, size int64) (*guestOf, *volume.Volume) {
 func (g *guestOf) start(fs kataemu.Statfs) (path string) {
 	g.t.Helper()
 	g.next++
-	path, err := kataemu.ShareDir(g.cfg.SharedSandboxes, guestShared, "sb1", fmt.Sprintf("dev%03d", 999-g.next), "/data")
-	check.Must(g.t, err)
+	path = check.Value(kataemu.ShareDir(g.cfg.SharedSandboxes, guestShared, "sb1", fmt.Sprintf("dev%03d", 999-g.next), "/data"))(g.t)
 	g.shim.Mount(path, fs)
 	return path
 }
@@ -132,8 +131,7 @@ func (g *guestOf) end(path string) { g.shim.UnmountOne(path) }
 
 func (g *guestOf) wantStats(v *volume.Volume, bytes int64) {
 	g.t.Helper()
-	report, err := g.h.Stats(g.t.Context(), v)
-	check.Must(g.t, err)
+	report := check.Value(g.h.Stats(g.t.Context(), v))(g.t)
 	got, _ := totals(report)
 	check.That(g.t, got == bytes && report.Sandbox == "sb1", "stats of %d bytes of sandbox %q, want %d", got, report.Sandbox, bytes)
 }

@@ -33,8 +33,7 @@ func wantUnknown(t *testing.T, b *bench, v *volume.Volume, words ...string) {
 // noteFiles lists what is on record of all volumes' sandboxes.
 func noteFiles(t *testing.T, b *bench) []string {
 	t.Helper()
-	files, err := filepath.Glob(filepath.Join(b.cfg.StateDir, "*"))
-	check.Must(t, err)
+	files := check.Value(filepath.Glob(filepath.Join(b.cfg.StateDir, "*")))(t)
 	return files
 }
 
@@ -73,8 +72,7 @@ func TestUnseenSandboxIsUnknown(t *testing.T) {
 	b := newBench(t, kataemu.Rust)
 	v, other := published(t, b, "a"), published(t, b, "other")
 	b.setAway(errAway)
-	shim, err := kataemu.Start(kataemu.Options{Flavor: kataemu.Rust, SandboxID: "unseen", Sandboxes: b.cfg.RustSandboxes})
-	check.Must(t, err)
+	shim := check.Value(kataemu.Start(kataemu.Options{Flavor: kataemu.Rust, SandboxID: "unseen", Sandboxes: b.cfg.RustSandboxes}))(t)
 	t.Cleanup(func() { _ = shim.Stop() })
 	wantUnknown(t, b, v, "unseen", "containerd is away", "containerd.socket")
 	b.add(other.PodUID, "unseen") // of another pod, as was known before
@@ -244,8 +242,7 @@ func TestQuestionThatOutlivesTheVolume(t *testing.T) {
 func TestWithoutARuntime(t *testing.T) {
 	b := newBench(t, kataemu.Go)
 	b.stop()
-	h, err := New(b.cfg, nil, b.h.log)
-	check.Must(t, err)
+	h := check.Value(New(b.cfg, nil, b.h.log))(t)
 	b.h = h
 	v := published(t, b, "a")
 	wantUse(t, b, v, "")

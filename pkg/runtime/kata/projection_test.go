@@ -229,8 +229,7 @@ func TestDaemonsOfTwoKubeletsShareATree(t *testing.T) {
 	handler := func(kubelet, temp string) *Handler {
 		cfg := b.cfg
 		cfg.KubeletRoot, cfg.TempDir = kubelet, filepath.Join(filepath.Dir(b.cfg.TempDir), temp)
-		h, err := New(cfg, nil, zap.NewNop())
-		check.Must(t, err)
+		h := check.Value(New(cfg, nil, zap.NewNop()))(t)
 		return h
 	}
 	own, other := handler(root, "own"), handler("/elsewhere/kubelet", "other")

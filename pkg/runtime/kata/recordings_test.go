@@ -264,7 +264,6 @@ var rustName = regexp.MustCompile(`passthrough/[0-9a-f]{10}-[0-9a-f]{8}-`)
 // plain is a request as text, without names drawn by chance.
 func plain(t *testing.T, request kataemu.Request) string {
 	t.Helper()
-	raw, err := json.MarshalIndent(request, "", " ")
-	check.Must(t, err)
+	raw := check.Value(json.MarshalIndent(request, "", " "))(t)
 	return rustName.ReplaceAllString(string(raw), "passthrough/ID-RANDOM-")
 }

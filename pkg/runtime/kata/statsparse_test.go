@@ -69,8 +69,7 @@ func TestStatsOfKatasOwnEncoder(t *testing.T) {
 	files, err := filepath.Glob("testdata/stats/*.json")
 	check.Require(t, err == nil && len(files) == len(want), "%d files, %v", len(files), err)
 	for _, file := range files {
-		raw, err := os.ReadFile(file)
-		check.Must(t, err)
+		raw := check.Value(os.ReadFile(file))(t)
 		name := strings.TrimSuffix(filepath.Base(file), ".json")
 		t.Run(name, func(t *testing.T) { checkOutcome(t, parseStatsJSON, string(raw), want[name]) })
 	}
@@ -113,8 +112,7 @@ func TestStatsJSON(t *testing.T) {
 
 func TestConditionIsBoundedAndPrintable(t *testing.T) {
 	body := `{"volume_condition":{"message":"` + strings.Repeat(`ä\u001b\n`, 2000) + `"}}`
-	report, err := parseStatsJSON([]byte(body))
-	check.Must(t, err)
+	report := check.Value(parseStatsJSON([]byte(body)))(t)
 	message := report.Condition.Message
 	if len(message) > guest.MaxMessage || !utf8.ValidString(message) || strings.ContainsAny(message, "\x1b\n") || message == "" {
 		t.Errorf("%d bytes: %q", len(message), sys.ClipTo(message, 64))
@@ -190,11 +188,9 @@ func sane(t *testing.T, report volume.Report, err error) {
 }
 
 func FuzzStatsJSON(f *testing.F) {
-	files, err := filepath.Glob("testdata/stats/*.json")
-	check.Must(f, err)
+	files := check.Value(filepath.Glob("testdata/stats/*.json"))(f)
 	for _, file := range files {
-		raw, err := os.ReadFile(file)
-		check.Must(f, err)
+		raw := check.Value(os.ReadFile(file))(f)
 		f.Add(raw)
 	}
 	f.Fuzz(func(t *testing.T, body []byte) {

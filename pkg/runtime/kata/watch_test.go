@@ -27,8 +27,7 @@ func watched(b *bench, v *volume.Volume) func() bool {
 // living starts a shim that no pod is known of.
 func living(t *testing.T, b *bench, id string) *kataemu.Shim {
 	t.Helper()
-	shim, err := kataemu.Start(kataemu.Options{Flavor: kataemu.Go, SandboxID: id, Sandboxes: b.cfg.GoSandboxes})
-	check.Must(t, err)
+	shim := check.Value(kataemu.Start(kataemu.Options{Flavor: kataemu.Go, SandboxID: id, Sandboxes: b.cfg.GoSandboxes}))(t)
 	t.Cleanup(func() { _ = shim.Stop() })
 	return shim
 }

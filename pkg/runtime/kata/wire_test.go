@@ -55,8 +55,7 @@ var notReplayed = map[string]string{
 
 func readExchanges(t *testing.T) map[string]exchanged {
 	t.Helper()
-	raw, err := os.ReadFile("testdata/kata-http/rs-shim-monitor-http.jsonl")
-	check.Must(t, err)
+	raw := check.Value(os.ReadFile("testdata/kata-http/rs-shim-monitor-http.jsonl"))(t)
 	found := make(map[string]exchanged)
 	for line := range bytes.Lines(raw) {
 		var e exchanged
@@ -144,8 +143,7 @@ func startRust(t *testing.T, resize func(string, uint64) error) (shim *kataemu.S
 // the connection can be used again.
 func ask(t *testing.T, socket, request string) (status int, body string, open bool) {
 	t.Helper()
-	c, err := net.Dial("unix", socket)
-	check.Must(t, err)
+	c := check.Value(net.Dial("unix", socket))(t)
 	defer func() { _ = c.Close() }()
 	_ = c.SetDeadline(time.Now().Add(time.Minute))
 	reader := bufio.NewReader(c)
@@ -164,11 +162,9 @@ func exchange(t *testing.T, w io.Writer, reader *bufio.Reader, request string) (
 	if _, err := reader.Peek(1); err != nil {
 		return 0, ""
 	}
-	response, err := http.ReadResponse(reader, nil)
-	check.Must(t, err)
+	response := check.Value(http.ReadResponse(reader, nil))(t)
 	defer func() { _ = response.Body.Close() }()
-	raw, err := io.ReadAll(response.Body)
-	check.Must(t, err)
+	raw := check.Value(io.ReadAll(response.Body))(t)
 	return response.StatusCode, string(raw)
 }
 
@@ -301,8 +297,7 @@ type rawShim struct {
 func listenRaw(t *testing.T, dir string) *rawShim {
 	t.Helper()
 	check.Must(t, os.MkdirAll(dir, 0o700))
-	listener, err := net.Listen("unix", filepath.Join(dir, "shim-monitor.sock"))
-	check.Must(t, err)
+	listener := check.Value(net.Listen("unix", filepath.Join(dir, "shim-monitor.sock")))(t)
 	s := &rawShim{}
 	var served sync.WaitGroup
 	served.Go(func() {
@@ -370,8 +365,7 @@ func TestSocketAtEitherPath(t *testing.T) {
 				check.Must(t, os.MkdirAll(filepath.Join(other, "sb1"), 0o700))
 			}
 			if left == "a dead socket" {
-				dead, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(other, "sb1", "shim-monitor.sock")})
-				check.Must(t, err)
+				dead := check.Value(net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(other, "sb1", "shim-monitor.sock")}))(t)
 				dead.SetUnlinkOnClose(false)
 				check.Must(t, dead.Close())
 			}

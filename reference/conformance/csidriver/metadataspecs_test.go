@@ -210,8 +210,7 @@ func try(t *testing.T, with fault) (failed []string) {
 	t.Helper()
 	f := &fake{dir: t.TempDir(), fault: with, snapshots: make(map[string]*taken)}
 	socket := f.dir + "/s"
-	listener, err := net.Listen("unix", socket)
-	check.Must(t, err)
+	listener := check.Value(net.Listen("unix", socket))(t)
 	server := grpc.NewServer()
 	csi.RegisterIdentityServer(server, f)
 	csi.RegisterControllerServer(server, f)

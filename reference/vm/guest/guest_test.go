@@ -177,8 +177,7 @@ func TestProcessPipes(t *testing.T) {
 	check.That(t, codeOf(err) == codes.FailedPrecondition, "written after the end: %v", err)
 	var all []byte
 	for {
-		data, err := p.read(ctx, &wire.ReadOutputRequest{Stream: wire.Stream_STREAM_STDOUT, Max: 4})
-		check.Must(t, err)
+		data := check.Value(p.read(ctx, &wire.ReadOutputRequest{Stream: wire.Stream_STREAM_STDOUT, Max: 4}))(t)
 		if len(data) == 0 {
 			break
 		}

@@ -48,8 +48,7 @@ func read(t *testing.T, raw []byte) (data map[string]string, modes map[string]in
 	aligned := func(n int64) int64 { return (n + 3) &^ 3 }
 	for at := int64(0); ; {
 		field := func(i int64) int64 {
-			n, err := strconv.ParseInt(string(raw[at+6+8*i:at+14+8*i]), 16, 64)
-			check.Must(t, err)
+			n := check.Value(strconv.ParseInt(string(raw[at+6+8*i:at+14+8*i]), 16, 64))(t)
 			return n
 		}
 		magic := string(raw[at : at+6])
@@ -70,8 +69,7 @@ func TestArchive(t *testing.T) {
 	check.Must(t, os.WriteFile(program, []byte("the program"), 0o600))
 	_, path, err := Build(kernelTree(t), program, t.TempDir()+"/cache")
 	check.Must(t, err)
-	raw, err := os.ReadFile(path)
-	check.Must(t, err)
+	raw := check.Value(os.ReadFile(path))(t)
 	data, modes := read(t, raw)
 	for file, want := range map[string]string{
 		"init": "the program", "modules/virtio-blk.ko": "virtio-blk", "modules/xfs.ko": "xfs",

@@ -18,13 +18,11 @@ import (
 // played is a monitor whose QEMU is the test.
 func played(t *testing.T) (*qmp, *net.UnixConn) {
 	t.Helper()
-	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-	check.Must(t, err)
+	fds := check.Value(unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0))(t)
 	var ends [2]*net.UnixConn
 	for i, fd := range fds {
 		file := os.NewFile(uintptr(fd), "")
-		conn, err := net.FileConn(file)
-		check.Must(t, err)
+		conn := check.Value(net.FileConn(file))(t)
 		check.Must(t, file.Close())
 		ends[i], _ = conn.(*net.UnixConn)
 		t.Cleanup(func() { _ = conn.Close() })

@@ -75,13 +75,10 @@ func (l *liar) Ping(ctx context.Context, _ *PingRequest) (*PingResponse, error) 
 // connected is both ends of a unix socket.
 func connected(t *testing.T) (host, guest net.Conn) {
 	t.Helper()
-	listener, err := net.Listen("unix", filepath.Join(t.TempDir(), "s"))
-	check.Must(t, err)
+	listener := check.Value(net.Listen("unix", filepath.Join(t.TempDir(), "s")))(t)
 	defer func() { _ = listener.Close() }()
-	host, err = net.Dial("unix", listener.Addr().String())
-	check.Must(t, err)
-	guest, err = listener.Accept()
-	check.Must(t, err)
+	host = check.Value(net.Dial("unix", listener.Addr().String()))(t)
+	guest = check.Value(listener.Accept())(t)
 	t.Cleanup(func() { _ = host.Close(); _ = guest.Close() })
 	return host, guest
 }
@@ -89,8 +86,7 @@ func connected(t *testing.T) (host, guest net.Conn) {
 // ask has a client of the liar.
 func ask(t *testing.T, l *liar) *Client {
 	t.Helper()
-	listener, err := net.Listen("unix", filepath.Join(t.TempDir(), "s"))
-	check.Must(t, err)
+	listener := check.Value(net.Listen("unix", filepath.Join(t.TempDir(), "s")))(t)
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
@@ -100,8 +96,7 @@ func ask(t *testing.T, l *liar) *Client {
 			RegisterContainersService(s, l)
 		})
 	}()
-	host, err := net.Dial("unix", listener.Addr().String())
-	check.Must(t, err)
+	host := check.Value(net.Dial("unix", listener.Addr().String()))(t)
 	c := NewClient(host)
 	t.Cleanup(func() { _ = c.Close(); _ = listener.Close(); <-ended })
 	return c
@@ -245,10 +240,8 @@ func frame(stream uint32, kind byte, body []byte) []byte {
 // response is a whole answer.
 func response(t *testing.T, message proto.Message) []byte {
 	t.Helper()
-	payload, err := proto.Marshal(message)
-	check.Must(t, err)
-	out, err := proto.Marshal(&ttrpc.Response{Payload: payload})
-	check.Must(t, err)
+	payload := check.Value(proto.Marshal(message))(t)
+	out := check.Value(proto.Marshal(&ttrpc.Response{Payload: payload}))(t)
 	return out
 }
 
@@ -293,8 +286,7 @@ func TestFramesThatBreakTheWire(t *testing.T) {
 
 // TestAnAnswerThatIsNone: the body of a good frame can be anything.
 func TestAnAnswerThatIsNone(t *testing.T) {
-	bad, err := proto.Marshal(&ttrpc.Response{Payload: []byte("\xff\xff\xff")})
-	check.Must(t, err)
+	bad := check.Value(proto.Marshal(&ttrpc.Response{Payload: []byte("\xff\xff\xff")}))(t)
 	for _, body := range [][]byte{[]byte("\xff\xff\xff"), bad} {
 		host, guest := connected(t)
 		c := NewClient(host)
