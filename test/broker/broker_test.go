@@ -145,8 +145,7 @@ func (n *node) instruction(pod, device string, flags ...string) volume.Instructi
 
 func (n *node) stage(in volume.Instruction) *volume.Volume {
 	n.t.Helper()
-	v, err := n.Defer(context.Background(), in)
-	check.Must(n.t, err)
+	v := check.Value(n.Defer(context.Background(), in))(n.t)
 	return v
 }
 

@@ -128,8 +128,7 @@ func TestClaimedDeviceCannotBeMountedInAnotherNamespace(t *testing.T) {
 		t.Errorf("mounting a claimed device elsewhere: %v\n%s", err, out)
 	}
 	// A VMM opens it plainly, read-write.
-	fd, err := unix.Open(disk, unix.O_RDWR, 0)
-	check.Must(t, err)
+	fd := check.Value(unix.Open(disk, unix.O_RDWR, 0))(t)
 	check.Must(t, unix.Close(fd))
 	n.unstage(n.target("pod-1"))
 	out, err = inOtherNamespace("mount", disk, point).CombinedOutput()
@@ -152,8 +151,7 @@ func TestDeviceMountedElsewhereIsRefused(t *testing.T) {
 	holder := inOtherNamespace("sh", "-c", `mount "$0" "$1" && echo mounted && cat`, disk, point)
 	stdin, err := holder.StdinPipe()
 	check.Must(t, err)
-	stdout, err := holder.StdoutPipe()
-	check.Must(t, err)
+	stdout := check.Value(holder.StdoutPipe())(t)
 	check.Must(t, holder.Start())
 	_, err = stdout.Read(make([]byte, 16))
 	check.Must(t, err)
@@ -233,8 +231,7 @@ func TestWrongDevices(t *testing.T) {
 // emptyLoop is a loop device with nothing behind it, or one that does not exist.
 func emptyLoop(t *testing.T) string {
 	t.Helper()
-	path, err := loopdev.Attach(rig.Image(t, mib), loopdev.Options{})
-	check.Must(t, err)
+	path := check.Value(loopdev.Attach(rig.Image(t, mib), loopdev.Options{}))(t)
 	check.Must(t, loopdev.Detach(path))
 	return path
 }

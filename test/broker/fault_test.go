@@ -99,10 +99,8 @@ func TestRecordsOfAnEarlierBootAreDropped(t *testing.T) {
 func (n *node) makeOld(v *volume.Volume) {
 	n.t.Helper()
 	path := filepath.Join(n.cfg.StateDir, "volumes", string(v.Key)+".json")
-	raw, err := os.ReadFile(path)
-	check.Must(n.t, err)
-	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
-	check.Must(n.t, err)
+	raw := check.Value(os.ReadFile(path))(n.t)
+	boot := check.Value(os.ReadFile("/proc/sys/kernel/random/boot_id"))(n.t)
 	old := strings.Replace(string(raw), strings.TrimSpace(string(boot)), "an-earlier-boot", 1)
 	check.Must(n.t, os.WriteFile(path, []byte(old), 0o600))
 }

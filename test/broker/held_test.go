@@ -87,8 +87,7 @@ func TestReleaseByForceConcernsOneDevice(t *testing.T) {
 	}
 	loop, err := os.Open(disk)
 	check.Must(t, err)
-	other, err := os.Open(rig.Image(t, 16*mib))
-	check.Must(t, err)
+	other := check.Value(os.Open(rig.Image(t, 16*mib)))(t)
 	const changeFD = 0x4C06 // LOOP_CHANGE_FD of the kernel's <linux/loop.h>
 	check.Must(t, unix.IoctlSetInt(int(loop.Fd()), changeFD, int(other.Fd())))
 	check.Must(t, errors.Join(loop.Close(), other.Close()))

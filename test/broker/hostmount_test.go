@@ -46,8 +46,7 @@ func mountAway(t *testing.T, disk string) (end func()) {
 	holder := inOtherNamespace("sh", "-c", `mount "$0" "$1" && echo mounted && cat`, disk, t.TempDir())
 	stdin, err := holder.StdinPipe()
 	check.Must(t, err)
-	stdout, err := holder.StdoutPipe()
-	check.Must(t, err)
+	stdout := check.Value(holder.StdoutPipe())(t)
 	check.Must(t, holder.Start())
 	end = sync.OnceFunc(func() {
 		if err := errors.Join(stdin.Close(), holder.Wait()); err != nil {

@@ -48,8 +48,7 @@ func (n *node) startWith(s *fdStore) {
 	n.t.Helper()
 	n.cfg.Kept = make(map[string]*os.File)
 	for name, file := range maps.Clone(s.files) {
-		fd, err := unix.FcntlInt(file.Fd(), unix.F_DUPFD_CLOEXEC, 3)
-		check.Must(n.t, err)
+		fd := check.Value(unix.FcntlInt(file.Fd(), unix.F_DUPFD_CLOEXEC, 3))(n.t)
 		n.cfg.Kept[name] = os.NewFile(uintptr(fd), name)
 	}
 	n.start()
@@ -143,8 +142,7 @@ func TestLostRecordLeavesADeviceReadOnly(t *testing.T) {
 	n := newNode(t)
 	disk := rig.Disk(t, 16*mib, "")
 	set := func(flag int) {
-		fd, err := unix.Open(disk, unix.O_RDONLY|unix.O_CLOEXEC, 0)
-		check.Must(t, err)
+		fd := check.Value(unix.Open(disk, unix.O_RDONLY|unix.O_CLOEXEC, 0))(t)
 		check.Must(t, unix.IoctlSetPointerInt(fd, unix.BLKROSET, flag))
 		check.Must(t, unix.Close(fd))
 	}

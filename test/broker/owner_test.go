@@ -43,8 +43,7 @@ func TestForeignLoopDeviceOverTheSameImage(t *testing.T) {
 	check.Must(t, unix.Unmount(point, 0))
 
 	// Nor need it be mounted: a VM of somebody else only has it open.
-	file, err := os.OpenFile(foreign, os.O_RDWR, 0)
-	check.Must(t, err)
+	file := check.Value(os.OpenFile(foreign, os.O_RDWR, 0))(t)
 	vm := exec.Command("sleep", "600")
 	vm.ExtraFiles = []*os.File{file}
 	check.Must(t, vm.Start())

@@ -104,10 +104,8 @@ type flapper struct {
 func startFlapper(t *testing.T, role, disk string) *flapper {
 	t.Helper()
 	cmd := inRole(role, disk)
-	stdin, err := cmd.StdinPipe()
-	check.Must(t, err)
-	stdout, err := cmd.StdoutPipe()
-	check.Must(t, err)
+	stdin := check.Value(cmd.StdinPipe())(t)
+	stdout := check.Value(cmd.StdoutPipe())(t)
 	check.Must(t, cmd.Start())
 	f, told := &flapper{}, make(chan struct{})
 	go func() {

@@ -274,8 +274,7 @@ func TestKilled(t *testing.T) {
 		time.Sleep(after)
 		check.Must(t, cmd.Process.Kill())
 		endWithin(t, cmd, time.Minute)
-		dirs, err := filepath.Glob(b.dir + "/crust-conformance-*")
-		check.Must(t, err)
+		dirs := check.Value(filepath.Glob(b.dir + "/crust-conformance-*"))(t)
 		for _, dir := range dirs {
 			b.runs = append(b.runs, strings.TrimPrefix(filepath.Base(dir), "crust-conformance-"))
 		}

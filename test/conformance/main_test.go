@@ -42,8 +42,7 @@ func newBench(t *testing.T) *bench {
 	t.Helper()
 	rig.Need(t, "runc")
 	// Short, because sockets lie below it, and not on a tmpfs, because disks do.
-	dir, err := os.MkdirTemp("/var/tmp", rig.Prefix("cf"))
-	check.Must(t, err)
+	dir := check.Value(os.MkdirTemp("/var/tmp", rig.Prefix("cf")))(t)
 	t.Cleanup(func() { check.Must(t, os.RemoveAll(dir)) })
 	return &bench{t: t, dir: dir, root: dir + "/crust", limit: 4 * time.Minute}
 }
@@ -106,8 +105,7 @@ func (b *bench) command(fs string, args ...string) *exec.Cmd {
 func (b *bench) waitBegun() {
 	b.t.Helper()
 	check.Eventually(b.t, "the run has begun", func() bool {
-		found, err := filepath.Glob(b.dir + "/crust-conformance-*")
-		check.Must(b.t, err)
+		found := check.Value(filepath.Glob(b.dir + "/crust-conformance-*"))(b.t)
 		return len(found) > 0
 	})
 }
@@ -177,8 +175,7 @@ func (b *bench) wantClean() {
 		patterns = append(patterns, "/sys/fs/cgroup/conformance-"+run+"-*", "/sys/fs/cgroup/*/conformance-"+run+"-*")
 	}
 	for _, pattern := range patterns {
-		found, err := filepath.Glob(pattern)
-		check.Must(b.t, err)
+		found := check.Value(filepath.Glob(pattern))(b.t)
 		check.That(b.t, len(found) == 0, "left behind: %q", found)
 	}
 	left := rig.MountPoints(b.dir)

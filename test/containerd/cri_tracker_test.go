@@ -58,10 +58,8 @@ func follow(t testing.TB, node *cri.Node) (*sandbox.Tracker, *ended) {
 // copyOfRunc is an OCI runtime that is nobody else's.
 func copyOfRunc(t *testing.T) string {
 	t.Helper()
-	path, err := exec.LookPath("runc")
-	check.Must(t, err)
-	raw, err := os.ReadFile(path)
-	check.Must(t, err)
+	path := check.Value(exec.LookPath("runc"))(t)
+	raw := check.Value(os.ReadFile(path))(t)
 	ours := filepath.Join(t.TempDir(), "crust-handler")
 	check.Must(t, os.WriteFile(ours, raw, 0o700))
 	return ours
@@ -70,8 +68,7 @@ func copyOfRunc(t *testing.T) string {
 // killPause kills the process that is a sandbox.
 func killPause(t testing.TB, pod *cri.Pod) {
 	t.Helper()
-	pid, err := pod.Pid(t.Context())
-	check.Must(t, err)
+	pid := check.Value(pod.Pid(t.Context()))(t)
 	check.Must(t, syscall.Kill(pid, syscall.SIGKILL))
 }
 
@@ -83,23 +80,19 @@ func TestSandboxesAreFollowedOverCRI(t *testing.T) {
 	is := func(uid string, want ...string) func() bool {
 		return func() bool { return slices.Equal(tracker.OfPod(uid), want) }
 	}
-	first, err := node.RunPod(t.Context(), "pod-1", "crust", 0)
-	check.Must(t, err)
-	plain, err := node.RunPod(t.Context(), "pod-2", "", 0)
-	check.Must(t, err)
+	first := check.Value(node.RunPod(t.Context(), "pod-1", "crust", 0))(t)
+	plain := check.Value(node.RunPod(t.Context(), "pod-2", "", 0))(t)
 	check.Eventually(t, "the first sandboxes", func() bool { return is("pod-1", first.ID)() && is("pod-2", plain.ID)() })
 	uid, known := tracker.PodOf(first.ID)
 	check.That(t, known && uid == "pod-1", "the first sandbox is of pod %q, %v", uid, known)
 
 	killPause(t, first)
 	check.Eventually(t, "the killed sandbox is gone", told.has(first.ID))
-	second, err := node.RunPod(t.Context(), "pod-1", "crust", 1)
-	check.Must(t, err)
+	second := check.Value(node.RunPod(t.Context(), "pod-1", "crust", 1))(t)
 	check.Eventually(t, "the second sandbox", is("pod-1", second.ID))
 
 	// Containerd dies; sandboxes do not, but for one that is killed meanwhile.
-	victim, err := plain.Pid(t.Context())
-	check.Must(t, err)
+	victim := check.Value(plain.Pid(t.Context()))(t)
 	node.Process.Kill()
 	check.Eventually(t, "containerd is missed", func() bool { return !tracker.Ready() && tracker.LastError() != nil })
 	check.That(t, is("pod-1", second.ID)() && is("pod-2", plain.ID)(), "sandboxes were forgotten with containerd")
@@ -108,8 +101,7 @@ func TestSandboxesAreFollowedOverCRI(t *testing.T) {
 	check.Eventually(t, "containerd is followed again", tracker.Ready)
 	check.Eventually(t, "what ended meanwhile is gone", told.has(plain.ID))
 	check.That(t, !told.has(second.ID)() && is("pod-1", second.ID)(), "a sandbox that lived on is gone")
-	third, err := node.RunPod(t.Context(), "pod-3", "crust", 0)
-	check.Must(t, err)
+	third := check.Value(node.RunPod(t.Context(), "pod-3", "crust", 0))(t)
 	check.Eventually(t, "a sandbox of the new containerd", is("pod-3", third.ID))
 	check.Must(t, third.Remove(t.Context()))
 	check.Eventually(t, "the removed sandbox is gone", told.has(third.ID))
@@ -126,8 +118,7 @@ func TestContainersOverCRI(t *testing.T) {
 	check.Must(t, os.Symlink("real", node.Dir+"/kubelet"))
 	pod, err := node.RunPod(t.Context(), "pod-1", "", 0)
 	check.Must(t, err)
-	other, err := node.RunPod(t.Context(), "pod-2", "", 0)
-	check.Must(t, err)
+	other := check.Value(node.RunPod(t.Context(), "pod-2", "", 0))(t)
 	linked, err := pod.Run(t.Context(), cri.Container{
 		Name: "linked", Mounts: []cri.Mount{{Host: node.Dir + "/kubelet" + below, Container: "/data"}}})
 	check.Must(t, err)
@@ -139,12 +130,10 @@ func TestContainersOverCRI(t *testing.T) {
 	check.Eventually(t, "the sandbox", func() bool { return len(tracker.OfPod("pod-1")) == 1 })
 	want := []string{pod.ID, linked, direct}
 	slices.Sort(want)
-	ids, err := tracker.ContainerIDs(t.Context(), pod.ID)
-	check.Must(t, err)
+	ids := check.Value(tracker.ContainerIDs(t.Context(), pod.ID))(t)
 	slices.Sort(ids)
 	check.That(t, slices.Equal(ids, want), "containers %q, want %q", ids, want)
-	destinations, err := tracker.Destinations(t.Context(), pod.ID, target)
-	check.Must(t, err)
+	destinations := check.Value(tracker.Destinations(t.Context(), pod.ID, target))(t)
 	slices.Sort(destinations)
 	check.That(t, slices.Equal(destinations, []string{"/copy", "/data"}), "the volume is at %q", destinations)
 }
@@ -152,13 +141,10 @@ func TestContainersOverCRI(t *testing.T) {
 // TestAHungShimStaysLiveAtListing: a shim that hangs is not a sandbox that went.
 func TestAHungShimStaysLiveAtListing(t *testing.T) {
 	node := newNode(t, nil)
-	hung, err := node.RunPod(t.Context(), "pod-1", "", 0)
-	check.Must(t, err)
-	killed, err := node.RunPod(t.Context(), "pod-2", "", 0)
-	check.Must(t, err)
+	hung := check.Value(node.RunPod(t.Context(), "pod-1", "", 0))(t)
+	killed := check.Value(node.RunPod(t.Context(), "pod-2", "", 0))(t)
 	killPause(t, killed)
-	shim, err := hung.Shim(t.Context())
-	check.Must(t, err)
+	shim := check.Value(hung.Shim(t.Context()))(t)
 	check.Must(t, syscall.Kill(shim, syscall.SIGSTOP))
 	defer func() { _ = syscall.Kill(shim, syscall.SIGCONT) }()
 	tracker, _ := follow(t, node)

@@ -76,8 +76,7 @@ func (p *program) snapshots(v *csivolume.Volume) (all []snapshots.Moment) {
 	for n := range snapshots.Seconds() {
 		next := time.Now().Add(time.Second)
 		m := snapshots.Moment{Before: p.acknowledged()}
-		made, err := v.Snapshot(fmt.Sprint(v.ID, n))
-		check.Must(p.t, err)
+		made := check.Value(v.Snapshot(fmt.Sprint(v.ID, n)))(p.t)
 		m.ID, m.After = made, p.acknowledged()
 		all = append(all, m)
 		time.Sleep(time.Until(next))
@@ -128,8 +127,7 @@ func TestSnapshotsOfADatabaseInASandbox(t *testing.T) {
 				if fs != "xfs" && snapshots.NeedsReplay(t, image(r, restored), fs) { // a frozen xfs has something in its log on purpose
 					t.Error("a journal has to be replayed")
 				}
-				count, err := r.recordsAsTheyAre(restored)
-				check.Must(t, err)
+				count := check.Value(r.recordsAsTheyAre(restored))(t)
 				m.Want(t, count)
 				m.Want(t, p.recordsInASandbox(restored))
 				restored.DeleteSnapshot(m.ID)

@@ -31,8 +31,7 @@ func makeTree(t testing.TB, dir, outside string) {
 		sub := filepath.Join(dir, "tree", strconv.Itoa(d))
 		check.Must(t, os.MkdirAll(sub, 0o700))
 		for f := range treeFiles {
-			fd, err := unix.Open(sub+"/"+strconv.Itoa(f), unix.O_CREAT|unix.O_WRONLY|unix.O_CLOEXEC, 0o600)
-			check.Must(t, err)
+			fd := check.Value(unix.Open(sub+"/"+strconv.Itoa(f), unix.O_CREAT|unix.O_WRONLY|unix.O_CLOEXEC, 0o600))(t)
 			check.Must(t, unix.Close(fd))
 		}
 	}
@@ -107,15 +106,13 @@ func TestGroupOutlivesAKilledAttempt(t *testing.T) {
 // stopped stops the processes that have a word on their command line.
 func stopped(t *testing.T, word string) (pids []int) {
 	t.Helper()
-	all, err := filepath.Glob("/proc/[0-9]*/cmdline")
-	check.Must(t, err)
+	all := check.Value(filepath.Glob("/proc/[0-9]*/cmdline"))(t)
 	for _, path := range all {
 		raw, err := os.ReadFile(path)
 		if err != nil || !slices.Contains(strings.Split(string(raw), "\x00"), word) {
 			continue
 		}
-		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(path)))
-		check.Must(t, err)
+		pid := check.Value(strconv.Atoi(filepath.Base(filepath.Dir(path))))(t)
 		if unix.Kill(pid, unix.SIGSTOP) == nil { // else it has ended
 			pids = append(pids, pid)
 		}

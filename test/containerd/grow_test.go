@@ -89,8 +89,7 @@ func grownWhileItIsMounted(t *testing.T, fs string) {
 			_, err = v.stats()
 		}
 		check.Must(t, err)
-		shown, err := r.d.Admin().GetVolume(r.ctx(), &adminv1.GetVolumeRequest{Volume: v.target})
-		check.Must(t, err)
+		shown := check.Value(r.d.Admin().GetVolume(r.ctx(), &adminv1.GetVolumeRequest{Volume: v.target}))(t)
 		return shown.GetVolume().GetGrowToBytes() == 0
 	})
 	r.remove(pod)

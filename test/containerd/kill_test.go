@@ -27,12 +27,9 @@ var victims = []string{"container", "shim", "containerd", "crust-proxy"}
 // could tell them may be dead by then.
 func (s *scene) kills() map[string]func() {
 	s.t.Helper()
-	container, err := s.node.Pid(s.ctx(), s.container)
-	check.Must(s.t, err)
-	shim, err := s.pod.Shim(s.ctx())
-	check.Must(s.t, err)
-	pause, err := s.pod.Pid(s.ctx())
-	check.Must(s.t, err)
+	container := check.Value(s.node.Pid(s.ctx(), s.container))(s.t)
+	shim := check.Value(s.pod.Shim(s.ctx()))(s.t)
+	pause := check.Value(s.pod.Pid(s.ctx()))(s.t)
 	return map[string]func(){
 		// Containerd itself kills what a dead shim has left.
 		"container":   func() { _ = syscall.Kill(container, syscall.SIGKILL) },

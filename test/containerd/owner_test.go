@@ -61,8 +61,7 @@ func TestDeviceThatIsFreeSoon(t *testing.T) {
 	r := newTestNode(t)
 	v := r.staged("pod-1", "ext4")
 	pod := r.pod("pod-1")
-	held, err := unix.Open(v.disk, unix.O_RDONLY|unix.O_EXCL|unix.O_CLOEXEC, 0)
-	check.Must(t, err)
+	held := check.Value(unix.Open(v.disk, unix.O_RDONLY|unix.O_EXCL|unix.O_CLOEXEC, 0))(t)
 	released := make(chan error, 1)
 	go func() {
 		err := check.Until(20*time.Second, 5*time.Millisecond, v.isTried)

@@ -100,8 +100,7 @@ func (r *testNode) refusesContainer(pod *cri.Pod, v *volume, what string) {
 // pause is the process of the sandbox, by what crust-runc noted.
 func (r *testNode) pause(pod *cri.Pod, v *volume) int {
 	r.t.Helper()
-	raw, err := os.ReadFile(filepath.Join(abi.DefaultRoot, abi.DirName(v.target), pod.ID))
-	check.Must(r.t, err)
+	raw := check.Value(os.ReadFile(filepath.Join(abi.DefaultRoot, abi.DirName(v.target), pod.ID)))(r.t)
 	var note struct{ PID int }
 	check.Must(r.t, json.Unmarshal(raw, &note))
 	return note.PID
@@ -110,8 +109,7 @@ func (r *testNode) pause(pod *cri.Pod, v *volume) int {
 // wantAttributes compares the mount that the sandbox keeps with the container's.
 func (r *testNode) wantAttributes(pod *cri.Pod, v *volume, container string) {
 	r.t.Helper()
-	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/mounts", r.pause(pod, v)))
-	check.Must(r.t, err)
+	raw := check.Value(os.ReadFile(fmt.Sprintf("/proc/%d/mounts", r.pause(pod, v))))(r.t)
 	kept := ""
 	for line := range strings.SplitSeq(string(raw), "\n") {
 		if strings.Contains(line, " /dev/crust/"+abi.DirName(v.target)+" ") {

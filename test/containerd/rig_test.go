@@ -98,16 +98,14 @@ func (r *testNode) pod(uid string) *cri.Pod {
 
 func (r *testNode) attempt(uid string, attempt uint32) *cri.Pod {
 	r.t.Helper()
-	pod, err := r.node.RunPod(r.ctx(), uid, "crust", attempt)
-	check.Must(r.t, err)
+	pod := check.Value(r.node.RunPod(r.ctx(), uid, "crust", attempt))(r.t)
 	return pod
 }
 
 // run runs a container.
 func (r *testNode) run(pod *cri.Pod, name string, mounts ...cri.Mount) string {
 	r.t.Helper()
-	id, err := pod.Run(r.ctx(), cri.Container{Name: name, Mounts: mounts})
-	check.Must(r.t, err)
+	id := check.Value(pod.Run(r.ctx(), cri.Container{Name: name, Mounts: mounts}))(r.t)
 	return id
 }
 

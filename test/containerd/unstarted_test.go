@@ -43,25 +43,20 @@ func TestContainerThatNobodyKnows(t *testing.T) {
 // file that runc keeps until it is started.
 func (r *testNode) forgotten(pod *cri.Pod, like string) (waits string) {
 	r.t.Helper()
-	shim, err := pod.Shim(r.ctx())
-	check.Must(r.t, err)
-	dir, err := os.Readlink(fmt.Sprintf("/proc/%d/cwd", shim))
-	check.Must(r.t, err)
+	shim := check.Value(pod.Shim(r.ctx()))(r.t)
+	dir := check.Value(os.Readlink(fmt.Sprintf("/proc/%d/cwd", shim)))(r.t)
 	was := filepath.Join(filepath.Dir(dir), like)
-	raw, err := os.ReadFile(filepath.Join(was, "config.json"))
-	check.Must(r.t, err)
+	raw := check.Value(os.ReadFile(filepath.Join(was, "config.json")))(r.t)
 	var spec specs.Spec
 	check.Must(r.t, json.Unmarshal(raw, &spec))
 	id := pod.UID + "-forgotten"
 	spec.Root.Path, spec.Linux.CgroupsPath = filepath.Join(was, "rootfs"), filepath.Join(filepath.Dir(spec.Linux.CgroupsPath), id)
-	raw, err = json.Marshal(spec)
-	check.Must(r.t, err)
+	raw = check.Value(json.Marshal(spec))(r.t)
 	bundle := r.t.TempDir()
 	check.Must(r.t, os.WriteFile(filepath.Join(bundle, "config.json"), raw, 0o600))
 	root := "/run/containerd/runc/" + filepath.Base(filepath.Dir(dir))
 	cmd := exec.CommandContext(r.ctx(), r.program, "--root", root, "create", "--bundle", bundle, id) //nolint:gosec // built by the test
-	out, err := os.Create(filepath.Join(bundle, "out"))
-	check.Must(r.t, err)
+	out := check.Value(os.Create(filepath.Join(bundle, "out")))(r.t)
 	defer func() { _ = out.Close() }()
 	cmd.Stdout, cmd.Stderr = out, out // a file: the container keeps them open
 	if err := cmd.Run(); err != nil {

@@ -45,8 +45,7 @@ func buildWhoami(t *testing.T) (program string) {
 // attemptAs runs a sandbox with a user namespace.
 func (r *testNode) attemptAs(uid string, attempt, root uint32) *cri.Pod {
 	r.t.Helper()
-	pod, err := r.node.RunPod(r.ctx(), uid, "crust", attempt, cri.Users(root))
-	check.Must(r.t, err)
+	pod := check.Value(r.node.RunPod(r.ctx(), uid, "crust", attempt, cri.Users(root)))(r.t)
 	return pod
 }
 
@@ -114,8 +113,7 @@ func (u *usersTest) lives(fs string) {
 // fill gives the volume a file of a user, and a program that runs as root.
 func (u *usersTest) fill() {
 	u.t.Helper()
-	raw, err := os.ReadFile(u.program)
-	check.Must(u.t, err)
+	raw := check.Value(os.ReadFile(u.program))(u.t)
 	u.v.onHost(func(dir string) {
 		check.Must(u.t, os.WriteFile(dir+"/theirs", nil, 0o600))
 		check.Must(u.t, os.Chown(dir+"/theirs", 1000, 1000))
@@ -148,8 +146,7 @@ func (u *usersTest) wantNoHostRoot(pod *cri.Pod, container string) {
 	u.wantAttributes(pod, u.v, container)
 	id, err := pod.Run(u.ctx(), cri.Container{Name: "suid", User: 1000, Script: "exec /data/suid stay", Mounts: []cri.Mount{at(u.v.target)}})
 	check.Must(u.t, err)
-	pid, err := u.node.Pid(u.ctx(), id)
-	check.Must(u.t, err)
+	pid := check.Value(u.node.Pid(u.ctx(), id))(u.t)
 	users := fmt.Sprintf("Uid:\t%d\t%d\t%d\t%d\n", firstRoot+1000, firstRoot, firstRoot, firstRoot)
 	check.Eventually(u.t, "the program of root's is the pod's root", func() bool {
 		raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
@@ -205,8 +202,7 @@ func (r *testNode) twoPodsWithUsers() {
 	for id, root := range map[string]uint32{inOne: firstRoot, inTwo: secondRoot, inPlain: 0} {
 		r.exec(id, "touch /data/file")
 		r.wantOwners(id, "file 0:0")
-		pid, err := r.node.Pid(r.ctx(), id)
-		check.Must(r.t, err)
+		pid := check.Value(r.node.Pid(r.ctx(), id))(r.t)
 		want := fmt.Sprintf("file %d:%d", root, root)
 		if got := ownersOf(r.t, fmt.Sprintf("/proc/%d/root/data", pid), "file"); got != want {
 			r.t.Errorf("on the node the pod's file is %q, want %q", got, want)
@@ -234,8 +230,7 @@ func (v *volume) subPath(container string, index int, path string) cri.Mount {
 	t.Helper()
 	inTarget := filepath.Join(v.target, path)
 	check.Must(t, os.MkdirAll(inTarget, 0o750))
-	fd, err := unix.Open(inTarget, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
-	check.Must(t, err)
+	fd := check.Value(unix.Open(inTarget, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0))(t)
 	defer func() { _ = unix.Close(fd) }()
 	bound := fmt.Sprintf("%s/pods/%s/volume-subpaths/pv/%s/%d", v.r.d.Kubelet, v.pod, container, index)
 	check.Must(t, os.MkdirAll(bound, 0o750))
@@ -248,8 +243,7 @@ func (v *volume) subPath(container string, index int, path string) cri.Mount {
 func (v *volume) releaseSubPaths() {
 	t := v.r.t
 	t.Helper()
-	bound, err := filepath.Glob(v.r.d.Kubelet + "/pods/" + v.pod + "/volume-subpaths/pv/*/*")
-	check.Must(t, err)
+	bound := check.Value(filepath.Glob(v.r.d.Kubelet + "/pods/" + v.pod + "/volume-subpaths/pv/*/*"))(t)
 	for _, one := range bound {
 		check.Must(t, unix.Unmount(one, 0))
 	}

@@ -60,8 +60,7 @@ func TestStranger(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
 	dial := func(socket string) *grpc.ClientConn {
-		conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
-		check.Must(t, err)
+		conn := check.Value(grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials())))(t)
 		t.Cleanup(func() { _ = conn.Close() })
 		return conn
 	}
@@ -72,8 +71,7 @@ func TestStranger(t *testing.T) {
 	}
 	_, err = adminv1.NewAdminClient(dial(adminSocket)).ListVolumes(ctx, &adminv1.ListVolumesRequest{})
 	check.Code(t, err, codes.PermissionDenied)
-	stream, err := adminv1.NewAdminClient(dial(adminSocket)).WatchVolumes(ctx, &adminv1.WatchVolumesRequest{})
-	check.Must(t, err)
+	stream := check.Value(adminv1.NewAdminClient(dial(adminSocket)).WatchVolumes(ctx, &adminv1.WatchVolumesRequest{}))(t)
 	_, err = stream.Recv()
 	check.Code(t, err, codes.PermissionDenied)
 	_, err = healthv1.NewHealthClient(dial(runtimeSocket)).Check(ctx, &healthv1.HealthCheckRequest{})

@@ -45,8 +45,7 @@ func followed(t *testing.T, pod string, env ...string) (*rig.Daemon, *containerR
 	check.Must(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(short) })
 	d.GoSandboxes = short
-	listener, err := net.Listen("unix", d.Dir+"/cri.sock")
-	check.Must(t, err)
+	listener := check.Value(net.Listen("unix", d.Dir+"/cri.sock"))(t)
 	server := grpc.NewServer()
 	runtimeapi.RegisterRuntimeServiceServer(server, r)
 	var served sync.WaitGroup

@@ -50,8 +50,7 @@ func volumeStats(ctx context.Context, d *rig.Daemon, target string) (*runtimev1.
 
 func shown(t *testing.T, d *rig.Daemon, target string) *adminv1.Volume {
 	t.Helper()
-	reply, err := d.Admin().GetVolume(t.Context(), &adminv1.GetVolumeRequest{Volume: target})
-	check.Must(t, err)
+	reply := check.Value(d.Admin().GetVolume(t.Context(), &adminv1.GetVolumeRequest{Volume: target}))(t)
 	return reply.GetVolume()
 }
 
@@ -92,8 +91,7 @@ func TestErrorsOnRecordAreShown(t *testing.T) {
 		stage(t, d, req)
 		mounted, end := guest(t, disk)
 		shim := boot(t, d, "sandbox-"+name, target, disk, mounted)
-		reply, err := volumeStats(t.Context(), d, target)
-		check.Must(t, err)
+		reply := check.Value(volumeStats(t.Context(), d, target))(t)
 		const words = "errors on record since 2026-01-02T03:04:05Z"
 		said := reply.GetVolumeCondition()
 		if !broken && said != nil {
@@ -111,7 +109,6 @@ func TestErrorsOnRecordAreShown(t *testing.T) {
 			check.Eventually(t, "the log says so when it left", func() bool { return strings.Contains(d.Log(), "given back with errors on record") })
 		}
 	}
-	metrics, err := d.HTTP("/metrics")
-	check.Must(t, err)
+	metrics := check.Value(d.HTTP("/metrics"))(t)
 	check.That(t, strings.Contains(metrics, "crust_proxy_volumes_left_with_errors_total{"), "the metric of volumes that left with errors is not there")
 }

@@ -25,8 +25,7 @@ import (
 // metric reads one value from /metrics; one that is not there is 0.
 func metric(t *testing.T, d *rig.Daemon, name string) (value float64) {
 	t.Helper()
-	body, err := d.HTTP("/metrics")
-	check.Must(t, err)
+	body := check.Value(d.HTTP("/metrics"))(t)
 	for line := range strings.SplitSeq(body, "\n") {
 		if text, ok := strings.CutPrefix(line, name); ok {
 			_, err := fmt.Sscan(text, &value)
@@ -138,13 +137,11 @@ func TestSocketsHealthAndReflection(t *testing.T) {
 		conn := d.Dial(socket)
 		health, err := healthv1.NewHealthClient(conn).Check(t.Context(), &healthv1.HealthCheckRequest{})
 		check.That(t, err == nil && health.GetStatus() == healthv1.HealthCheckResponse_SERVING, "%s: %v, %v", socket, health, err)
-		stream, err := reflectionv1.NewServerReflectionClient(conn).ServerReflectionInfo(t.Context())
-		check.Must(t, err)
+		stream := check.Value(reflectionv1.NewServerReflectionClient(conn).ServerReflectionInfo(t.Context()))(t)
 		check.Must(t, stream.Send(&reflectionv1.ServerReflectionRequest{
 			MessageRequest: &reflectionv1.ServerReflectionRequest_ListServices{},
 		}))
-		reply, err := stream.Recv()
-		check.Must(t, err)
+		reply := check.Value(stream.Recv())(t)
 		check.That(t, strings.Contains(reply.String(), "crust."), "%s: reflection lists %v", socket, reply)
 	}
 	// A second daemon must not work on the same records, nor push the first from

@@ -53,8 +53,7 @@ func execWithoutCall(what string) error {
 // denyCall has the daemon start without a system call.
 func denyCall(t *testing.T, d *rig.Daemon, call int) {
 	t.Helper()
-	self, err := os.Executable()
-	check.Must(t, err)
+	self := check.Value(os.Executable())(t)
 	programs := filepath.Join(d.Dir, "programs")
 	check.Must(t, os.Mkdir(programs, 0o755))
 	wrapper := fmt.Sprintf("#!/bin/sh\n%s='%d %s' exec '%s' \"$@\"\n", withoutCallEnv, call, d.Program("crust-proxy"), self)
@@ -126,8 +125,7 @@ func TestOperatorSeesWhoHasADevice(t *testing.T) {
 			out, err := d.Crustctl("release", req.GetVolumeTargetPath(), "--force", "--yes").CombinedOutput()
 			check.That(t, err == nil && strings.Contains(string(out), fmt.Sprint(vmm.Process.Pid)), "a forced release: %v\n%s", err, out)
 		}
-		node, err := d.Admin().GetNode(t.Context(), &adminv1.GetNodeRequest{})
-		check.Must(t, err)
+		node := check.Value(d.Admin().GetNode(t.Context(), &adminv1.GetNodeRequest{}))(t)
 		if out, err := d.Crustctl("list").CombinedOutput(); err != nil || !strings.Contains(string(out)+strings.Join(node.GetFindings(), "\n"), who) {
 			t.Errorf("%v\n%s\n%v", err, out, node.GetFindings())
 		}

@@ -36,10 +36,8 @@ func TestSecretsLeaveNoTrace(t *testing.T) {
 	if _, err := d.Runtime().RuntimeStageVolume(t.Context(), req); err == nil || strings.Contains(err.Error(), secret) {
 		t.Errorf("a long flag: %v", err)
 	}
-	metrics, err := d.HTTP("/metrics")
-	check.Must(t, err)
-	node, err := d.Admin().GetNode(t.Context(), &adminv1.GetNodeRequest{})
-	check.Must(t, err)
+	metrics := check.Value(d.HTTP("/metrics"))(t)
+	node := check.Value(d.Admin().GetNode(t.Context(), &adminv1.GetNodeRequest{}))(t)
 	for name, text := range map[string]string{"log": d.Log(), "metrics": metrics, "admin": node.String()} {
 		check.That(t, !strings.Contains(text, secret), "the secret is in the %s", name)
 	}

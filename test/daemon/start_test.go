@@ -62,8 +62,7 @@ func wantConfig(t *testing.T, d *rig.Daemon, good string, says ...string) {
 		check.That(t, bad == (good == "0"), "crustctl %s:\n%s", command, out)
 	}
 	check.Says(t, "crustctl", said.String(), says...)
-	body, err := d.HTTP("/metrics")
-	check.Must(t, err)
+	body := check.Value(d.HTTP("/metrics"))(t)
 	if since := strings.Contains(body, "\ncrust_proxy_config_bad_since_timestamp_seconds 0\n"); !strings.Contains(body,
 		"\ncrust_proxy_config_last_reload_successful "+good+"\n") || since != (good == "1") {
 		t.Errorf("the metrics are wrong:\n%s", body)
@@ -93,8 +92,7 @@ func TestStartBesideUnreadableRecords(t *testing.T) {
 	}
 	for range 2 {
 		d.Start()
-		node, err := d.Admin().GetNode(t.Context(), &adminv1.GetNodeRequest{})
-		check.Must(t, err)
+		node := check.Value(d.Admin().GetNode(t.Context(), &adminv1.GetNodeRequest{}))(t)
 		findings := strings.Join(node.GetFindings(), "\n")
 		check.Says(t, "the findings", findings, id+".json", "removing/stray.json", "csi/stray.json", "csi/newer.json")
 		v := shown(t, d, bad.GetVolumeTargetPath())

@@ -51,8 +51,7 @@ func TestKilledHalfWay(t *testing.T) {
 	check.Must(t, first.Process.Kill())
 	_, _ = io.Copy(io.Discard, out) // until all of its processes that would write have ended
 	_ = first.Wait()
-	left, err := filepath.Glob(filepath.Dir(program) + "/crust-*")
-	check.Must(t, err)
+	left := check.Value(filepath.Glob(filepath.Dir(program) + "/crust-*"))(t)
 	check.Require(t, len(left) == 1, "directories of the killed demonstration: %q", left)
 	mark := strings.TrimPrefix(filepath.Base(left[0]), "crust-")
 	check.Require(t, len(rig.Loops(mark)) != 0, "it was not killed half-way: no loop device is left")

@@ -229,7 +229,6 @@ func TestMonitoringIsTheProjects(t *testing.T) {
 
 func read(t *testing.T, path string) string {
 	t.Helper()
-	raw, err := os.ReadFile(path)
-	check.Must(t, err)
+	raw := check.Value(os.ReadFile(path))(t)
 	return string(raw)
 }

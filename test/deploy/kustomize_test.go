@@ -100,8 +100,7 @@ func TestNamespaceAndNetworkPolicy(t *testing.T) {
 	check.Must(t, runtime.DefaultUnstructuredConverter.FromUnstructured(render.Find(t, all, "DaemonSet", "crust-proxy").Object, set))
 	made := render.Find(t, render.Objects(t, render.Kustomize(t, root+"/networkpolicy")), "NetworkPolicy", "crust-proxy")
 	check.Must(t, runtime.DefaultUnstructuredConverter.FromUnstructured(made.Object, policy))
-	selector, err := metav1.LabelSelectorAsSelector(&policy.Spec.PodSelector)
-	check.Must(t, err)
+	selector := check.Value(metav1.LabelSelectorAsSelector(&policy.Spec.PodSelector))(t)
 	if policy.Namespace != set.Namespace || selector.Empty() || !selector.Matches(k8slabels.Set(set.Spec.Template.Labels)) {
 		t.Errorf("it selects %v in %s", selector, policy.Namespace)
 	}

@@ -47,14 +47,11 @@ func strictlyTyped(t *testing.T, all []*unstructured.Unstructured) {
 // Kata's classes are among those that kata-deploy makes.
 func TestExamples(t *testing.T) {
 	const dir = "../../examples/kubernetes/"
-	text, err := os.ReadFile(dir + "config.yaml")
-	check.Must(t, err)
-	cfg, err := config.Parse(text)
-	check.Must(t, err)
+	text := check.Value(os.ReadFile(dir + "config.yaml"))(t)
+	cfg := check.Value(config.Parse(text))(t)
 	chosen := cfg.Policy.Rules[0].RuntimeHandlers
 	for file, class := range map[string]string{"kata.yaml": "kata-qemu", "crust.yaml": "crust"} {
-		raw, err := os.ReadFile(dir + file)
-		check.Must(t, err)
+		raw := check.Value(os.ReadFile(dir + file))(t)
 		all := render.Objects(t, string(raw))
 		strictlyTyped(t, all)
 		for _, one := range all {

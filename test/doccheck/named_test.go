@@ -50,8 +50,7 @@ func testFunctions(t *testing.T) map[string]bool {
 func TestNamedPlacesExist(t *testing.T) {
 	place := regexp.MustCompile("`((?:cmd|deploy|hack|internal|packaging|pkg|proto|systemd|test|tools)/[\\w./-]+)`")
 	target := regexp.MustCompile("`make ([a-z-]+)`")
-	makefile, err := os.ReadFile(filepath.Join(root, "Makefile"))
-	check.Must(t, err)
+	makefile := check.Value(os.ReadFile(filepath.Join(root, "Makefile")))(t)
 	for _, p := range pages(t) {
 		for _, found := range place.FindAllStringSubmatch(p.text, -1) {
 			if _, err := os.Stat(filepath.Join(root, strings.TrimSuffix(found[1], "/..."))); err != nil {

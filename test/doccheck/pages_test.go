@@ -28,8 +28,7 @@ type block struct{ language, text string }
 func pages(t *testing.T) []page {
 	t.Helper()
 	var found []page
-	top, err := filepath.Glob(filepath.Join(root, "*.md"))
-	check.Must(t, err)
+	top := check.Value(filepath.Glob(filepath.Join(root, "*.md")))(t)
 	for _, path := range top {
 		found = append(found, read(t, filepath.Base(path)))
 	}
@@ -49,8 +48,7 @@ func pages(t *testing.T) []page {
 
 func read(t *testing.T, path string) page {
 	t.Helper()
-	raw, err := os.ReadFile(filepath.Join(root, path))
-	check.Must(t, err)
+	raw := check.Value(os.ReadFile(filepath.Join(root, path)))(t)
 	return parse(path, string(raw))
 }
 

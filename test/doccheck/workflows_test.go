@@ -14,12 +14,10 @@ import (
 func TestWorkflows(t *testing.T) {
 	files, err := filepath.Glob(filepath.Join(root, ".github/workflows/*.yml"))
 	check.Require(t, err == nil && len(files) != 0, "workflows: %v, %v", files, err)
-	makefile, err := os.ReadFile(filepath.Join(root, "Makefile"))
-	check.Must(t, err)
+	makefile := check.Value(os.ReadFile(filepath.Join(root, "Makefile")))(t)
 	pinned := regexp.MustCompile(`^[\w/.-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+$`)
 	for _, file := range files {
-		raw, err := os.ReadFile(file)
-		check.Must(t, err)
+		raw := check.Value(os.ReadFile(file))(t)
 		for line := range strings.Lines(string(raw)) {
 			if _, action, found := strings.Cut(strings.TrimSpace(line), "uses: "); found && !pinned.MatchString(action) {
 				t.Errorf("%s: %s is not pinned by a commit", file, action)

@@ -59,11 +59,9 @@ func raw(all []blockRange) string {
 // wantSame compares the beginning of a device or file with another one.
 func wantSame(t *testing.T, got, want string) {
 	t.Helper()
-	one, err := os.Open(got)
-	check.Must(t, err)
+	one := check.Value(os.Open(got))(t)
 	defer func() { _ = one.Close() }()
-	two, err := os.Open(want)
-	check.Must(t, err)
+	two := check.Value(os.Open(want))(t)
 	defer func() { _ = two.Close() }()
 	is, was := make([]byte, mib), make([]byte, mib)
 	for at := int64(0); ; at += mib {
@@ -120,8 +118,7 @@ func newBackedUp(t *testing.T) *backedUp {
 
 func (v *backedUp) mustTake(name string) string {
 	v.t.Helper()
-	made, err := v.snapshot(name)
-	check.Must(v.t, err)
+	made := check.Value(v.snapshot(name))(v.t)
 	return made.GetSnapshotId()
 }
 
@@ -260,13 +257,11 @@ func TestRestoreLeavesDevicesInUse(t *testing.T) {
 	v := r.volume("v", rig.BlockAccess())
 	check.Must(t, v.createFrom(nil, 16*mib))
 	check.Must(t, os.WriteFile(r.imageOf(v.id), bytes.Repeat([]byte{7}, int(16*mib)), 0o600))
-	made, err := v.snapshot("s")
-	check.Must(t, err)
+	made := check.Value(v.snapshot("s"))(t)
 	file := dir + "/backup"
 	r.mustBackup("backup", made.GetSnapshotId(), "--from", image, "--file", file, "--csi-socket", r.socket())
 
-	before, err := os.ReadFile(device)
-	check.Must(t, err)
+	before := check.Value(os.ReadFile(device))(t)
 	refused := func(to, text string) {
 		t.Helper()
 		if out, err := r.crustBackup("", "restore", file, "--to", to); err == nil || !strings.Contains(out, text) {
@@ -277,18 +272,15 @@ func TestRestoreLeavesDevicesInUse(t *testing.T) {
 	check.Must(t, unix.Mount(device, dir+"/mnt", "ext4", unix.MS_RDONLY|unix.MS_NOATIME, "noload"))
 	refused(device, "is in use")
 	check.Must(t, unix.Unmount(dir+"/mnt", 0))
-	claim, err := os.OpenFile(device, os.O_RDONLY|unix.O_EXCL, 0)
-	check.Must(t, err)
+	claim := check.Value(os.OpenFile(device, os.O_RDONLY|unix.O_EXCL, 0))(t)
 	refused(device, "is in use")
 	check.Must(t, claim.Close())
-	other, err := os.OpenFile(device, os.O_RDWR, 0)
-	check.Must(t, err)
+	other := check.Value(os.OpenFile(device, os.O_RDWR, 0))(t)
 	refused(device, "is open in process")
 	check.Must(t, other.Close())
 	refused(small, "is it the right one?")
 	refused(image, "exists already")
-	after, err := os.ReadFile(device)
-	check.Must(t, err)
+	after := check.Value(os.ReadFile(device))(t)
 	check.That(t, bytes.Equal(before, after), "something was written")
 	r.mustBackup("restore", file, "--to", device)
 	wantSame(t, device, image)

@@ -145,8 +145,7 @@ func (h *history) take() {
 		check.Must(h.t, h.file.Sync())
 	}
 	*h.made++
-	made, err := h.snapshot(fmt.Sprint("s", *h.made))
-	check.Must(h.t, err)
+	made := check.Value(h.snapshot(fmt.Sprint("s", *h.made)))(h.t)
 	h.kept = append(h.kept, kept{id: made.GetSnapshotId(), content: bytes.Clone(h.content)})
 }
 
@@ -173,8 +172,7 @@ func (h *history) growSome() {
 // yet, beyond its end, is not what it should be.
 func (h *history) apply(backup []byte, ranges []blockRange, of kept) []byte {
 	h.t.Helper()
-	image, err := os.Open(h.imageOf(of.id))
-	check.Must(h.t, err)
+	image := check.Value(os.Open(h.imageOf(of.id)))(h.t)
 	defer func() { _ = image.Close() }()
 	result := append(bytes.Clone(backup), bytes.Repeat([]byte{0xee}, len(of.content)-len(backup))...)
 	for _, one := range ranges {
@@ -266,8 +264,7 @@ func (h *history) clone() *history {
 // openToWrite opens a file that a test which fails leaves open.
 func openToWrite(t *testing.T, path string) *os.File {
 	t.Helper()
-	file, err := os.OpenFile(path, os.O_RDWR, 0)
-	check.Must(t, err)
+	file := check.Value(os.OpenFile(path, os.O_RDWR, 0))(t)
 	t.Cleanup(func() { _ = file.Close() })
 	return file
 }

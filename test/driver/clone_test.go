@@ -130,8 +130,7 @@ func TestCloneErrors(t *testing.T) {
 
 func (r *testDriver) volumeIDs() (ids []string) {
 	r.t.Helper()
-	reply, err := r.ListVolumes(r.t.Context(), &csi.ListVolumesRequest{})
-	check.Must(r.t, err)
+	reply := check.Value(r.ListVolumes(r.t.Context(), &csi.ListVolumesRequest{}))(r.t)
 	for _, entry := range reply.GetEntries() {
 		ids = append(ids, entry.GetVolume().GetVolumeId())
 	}
@@ -160,15 +159,13 @@ func TestClonesNeedNoRoom(t *testing.T) {
 		r.start()
 		v, clone, blank := r.volume("v", rig.MountAccess("ext4")), r.volume("clone", rig.MountAccess("ext4")), r.volume("blank", rig.MountAccess("ext4"))
 		v.must(v.create)
-		filler, err := os.Create(r.data + "/filler")
-		check.Must(t, err)
+		filler := check.Value(os.Create(r.data + "/filler"))(t)
 		check.Must(t, errors.Join(unix.Fallocate(int(filler.Fd()), 0, 0, 300*mib), filler.Sync(), filler.Close()))
 		check.Code(t, blank.create(), codes.ResourceExhausted)
 		check.Code(t, clone.createFrom(v.asSource(), 2*size), codes.ResourceExhausted)
 		check.Must(t, clone.createFrom(v.asSource(), 0))
 		made := v.mustSnapshot("s").GetSnapshotId()
-		group, err := r.group("g", v, clone)
-		check.Must(t, err)
+		group := check.Value(r.group("g", v, clone))(t)
 		check.Must(t, errors.Join(r.removeGroup(group.GetGroupSnapshotId()), r.removeSnapshot(made)))
 		v.must(v.remove, clone.remove)
 	}
@@ -203,8 +200,7 @@ func TestPodsLeaveAFullDisk(t *testing.T) {
 // fillUp makes a file that takes all room of its disk.
 func fillUp(t *testing.T, path string) {
 	t.Helper()
-	file, err := os.Create(path)
-	check.Must(t, err)
+	file := check.Value(os.Create(path))(t)
 	end := int64(0)
 	for step := 64 * mib; step >= 512; {
 		if unix.Fallocate(int(file.Fd()), 0, end, step) == nil {

@@ -24,8 +24,7 @@ type writer struct {
 // startWriter starts one that does what database.Writer does, with a pause before each record.
 func startWriter(t *testing.T, first, second string, sync bool, pause time.Duration) *writer {
 	t.Helper()
-	files, err := database.Create(first, second)
-	check.Must(t, err)
+	files := check.Value(database.Create(first, second))(t)
 	w := &writer{end: make(chan struct{}), ended: make(chan error, 1)}
 	go func() {
 		w.ended <- files.Run(sync, func(records uint64) bool {

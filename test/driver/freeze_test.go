@@ -30,8 +30,7 @@ func write(t *testing.T, first, second string) (stop func()) {
 // wantChain fails where a record is missing or torn, and counts the records.
 func wantChain(t *testing.T, first, second string) uint64 {
 	t.Helper()
-	count, err := database.Check(first, second)
-	check.Must(t, err)
+	count := check.Value(database.Check(first, second))(t)
 	return count
 }
 
@@ -143,8 +142,7 @@ func (v *volume) wantWrites() {
 // watchdogs lists the processes that wait for the end of a freeze of a driver.
 func watchdogs(t *testing.T, data string) (found []string) {
 	t.Helper()
-	all, err := filepath.Glob("/proc/[0-9]*/cmdline")
-	check.Must(t, err)
+	all := check.Value(filepath.Glob("/proc/[0-9]*/cmdline"))(t)
 	for _, path := range all {
 		raw, err := os.ReadFile(path)
 		records, _ := os.Readlink(filepath.Dir(path) + "/fd/4")
@@ -172,8 +170,7 @@ func TestSnapshotWithoutFreeze(t *testing.T) {
 	check.That(t, !r.consistent(made.GetSnapshotId()), "the snapshot is said to be consistent")
 	restored.upFrom(snapshotSource(made.GetSnapshotId()), 0)
 	got := make([]byte, len(want))
-	device, err = os.Open(restored.target)
-	check.Must(t, err)
+	device = check.Value(os.Open(restored.target))(t)
 	_, err = device.ReadAt(got, mib)
 	check.That(t, err == nil && bytes.Equal(got, want), "another content: %v", err)
 	check.Must(t, device.Close())

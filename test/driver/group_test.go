@@ -28,8 +28,7 @@ func (r *testDriver) group(name string, of ...*volume) (*csi.VolumeGroupSnapshot
 // mustGroup also gives the members in the order of the volumes.
 func (r *testDriver) mustGroup(name string, of ...*volume) (*csi.VolumeGroupSnapshot, []*csi.Snapshot) {
 	r.t.Helper()
-	made, err := r.group(name, of...)
-	check.Must(r.t, err)
+	made := check.Value(r.group(name, of...))(r.t)
 	var members []*csi.Snapshot
 	for _, v := range of {
 		i := slices.IndexFunc(made.GetSnapshots(), func(s *csi.Snapshot) bool { return s.GetSourceVolumeId() == v.id })
@@ -225,8 +224,7 @@ func (r *testDriver) wantAllOrNone(members int, point string) {
 // wantNoGroup removes the group of volumes if it is there.
 func (r *testDriver) wantNoGroup(volumes ...*volume) {
 	r.t.Helper()
-	reply, err := r.ListSnapshots(r.t.Context(), &csi.ListSnapshotsRequest{})
-	check.Must(r.t, err)
+	reply := check.Value(r.ListSnapshots(r.t.Context(), &csi.ListSnapshotsRequest{}))(r.t)
 	for _, entry := range reply.GetEntries() {
 		check.Must(r.t, r.removeGroup(entry.GetSnapshot().GetGroupSnapshotId()))
 	}

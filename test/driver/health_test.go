@@ -39,8 +39,7 @@ func (v *volume) wantHealth(kind csi.VolumeHealthErrorType, reason string) {
 func shutdown(t *testing.T, dir string) {
 	t.Helper()
 	const request, withoutFlush = 0x8004587d, 2
-	file, err := os.Open(dir)
-	check.Must(t, err)
+	file := check.Value(os.Open(dir))(t)
 	defer func() { _ = file.Close() }()
 	check.Must(t, unix.IoctlSetPointerInt(int(file.Fd()), request, withoutFlush))
 }
@@ -92,8 +91,7 @@ func TestStorageHealth(t *testing.T) {
 	r.leaves = true
 	want := func(kind csi.StorageHealthErrorType, reason string) {
 		t.Helper()
-		reply, err := r.NodeGetStorageHealth(t.Context(), &csi.NodeGetStorageHealthRequest{})
-		check.Must(t, err)
+		reply := check.Value(r.NodeGetStorageHealth(t.Context(), &csi.NodeGetStorageHealthRequest{}))(t)
 		got := reply.GetBackendHealth()
 		if reason == "" && len(got) == 0 {
 			return
@@ -114,8 +112,7 @@ func fill(t *testing.T, dir string) {
 	t.Helper()
 	var fs unix.Statfs_t
 	check.Must(t, unix.Statfs(dir, &fs))
-	file, err := os.Create(dir + "/fill")
-	check.Must(t, err)
+	file := check.Value(os.Create(dir + "/fill"))(t)
 	defer func() { check.Must(t, file.Close()) }()
 	check.Must(t, unix.Fallocate(int(file.Fd()), 0, 0, int64(fs.Bavail-fs.Blocks/200)*fs.Bsize))
 }

@@ -169,11 +169,9 @@ func TestKilledInDeferredPublish(t *testing.T) {
 // TestEveryStepIsKilledAt compares the failpoints of the driver with those of these tests.
 func TestEveryStepIsKilledAt(t *testing.T) {
 	read := func(pattern string) (all string) {
-		paths, err := filepath.Glob(pattern)
-		check.Must(t, err)
+		paths := check.Value(filepath.Glob(pattern))(t)
 		for _, path := range paths {
-			raw, err := os.ReadFile(path)
-			check.Must(t, err)
+			raw := check.Value(os.ReadFile(path))(t)
 			all += string(raw)
 		}
 		return all
@@ -222,8 +220,7 @@ func TestADeviceLeftReadOnly(t *testing.T) {
 	for range 10 { // others may be faster
 		left, err := loopdev.Attach(image, loopdev.Options{})
 		check.Must(t, err)
-		device, err := os.Open(left)
-		check.Must(t, err)
+		device := check.Value(os.Open(left))(t)
 		check.Must(t, unix.IoctlSetPointerInt(int(device.Fd()), unix.BLKROSET, 1))
 		check.Must(t, errors.Join(device.Close(), loopdev.Detach(left)))
 		next := rig.Loop(t, image, loopdev.Options{})

@@ -36,8 +36,7 @@ func (v *volume) wantKept(content string) {
 // bytesOf is the size of a published filesystem, or block device, by the stats.
 func (v *volume) bytesOf() *csi.VolumeUsage {
 	v.t.Helper()
-	reply, err := v.NodeGetVolumeStats(v.t.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: v.id, VolumePath: v.target})
-	check.Must(v.t, err)
+	reply := check.Value(v.NodeGetVolumeStats(v.t.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: v.id, VolumePath: v.target}))(v.t)
 	v.wantHealth(csi.VolumeHealthErrorType_UNKNOWN_VOLUME_HEALTH_TYPE, "")
 	return reply.GetUsage()[0]
 }
@@ -183,8 +182,7 @@ func TestBlock(t *testing.T) {
 	check.Code(t, v.remove(), codes.FailedPrecondition) // still attached
 	v.must(v.unstage, v.stage, v.publish)
 	raw := make([]byte, 3)
-	device, err = os.Open(v.target)
-	check.Must(t, err)
+	device = check.Value(os.Open(v.target))(t)
 	_, err = device.ReadAt(raw, 4096)
 	check.That(t, err == nil && string(raw) == "raw", "%q, %v", raw, err)
 	_ = device.Close()
@@ -300,8 +298,7 @@ func TestPagination(t *testing.T) {
 	var seen []string
 	token := ""
 	for page := 0; ; page++ {
-		reply, err := r.ListVolumes(t.Context(), &csi.ListVolumesRequest{MaxEntries: 2, StartingToken: token})
-		check.Must(t, err)
+		reply := check.Value(r.ListVolumes(t.Context(), &csi.ListVolumesRequest{MaxEntries: 2, StartingToken: token}))(t)
 		for _, entry := range reply.GetEntries() {
 			seen = append(seen, entry.GetVolume().GetVolumeId())
 		}
@@ -372,8 +369,7 @@ func TestProbesOfALoopDevice(t *testing.T) {
 	v := r.volume("probed", rig.BlockAccess())
 	v.up()
 	probe := func() *os.File {
-		file, err := os.Open(r.loops()[0])
-		check.Must(t, err)
+		file := check.Value(os.Open(r.loops()[0]))(t)
 		return file
 	}
 	short := probe()

@@ -28,8 +28,7 @@ func (r *testDriver) loopSays(attribute string) string {
 	r.t.Helper()
 	loops := r.loops()
 	check.Require(r.t, len(loops) == 1, "attached are %v", loops)
-	raw, err := os.ReadFile("/sys/block/" + filepath.Base(loops[0]) + attribute)
-	check.Must(r.t, err)
+	raw := check.Value(os.ReadFile("/sys/block/" + filepath.Base(loops[0]) + attribute))(r.t)
 	return strings.TrimSpace(string(raw))
 }
 

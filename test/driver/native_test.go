@@ -59,8 +59,7 @@ func TestDeferredReaders(t *testing.T) {
 		first.must(first.unpublish)
 	}
 	for _, one := range []*volume{v, &second} {
-		mount, err := one.publishDeferred(true)
-		check.Must(t, err)
+		mount := check.Value(one.publishDeferred(true))(t)
 		check.That(t, slices.Contains(mount.GetMountFlags(), "ro"), "%v", mount)
 	}
 	second.must(second.unpublish)
@@ -88,8 +87,7 @@ func TestReadersOfAFrozenXFS(t *testing.T) {
 		t.Helper()
 		v.access.AccessMode.Mode = csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY
 		v.must(v.stage)
-		mount, err := v.publishDeferred(false)
-		check.Must(t, err)
+		mount := check.Value(v.publishDeferred(false))(t)
 		whole := slices.Contains(mount.GetMountFlags(), "norecovery")
 		taken := v.mustSnapshot("taken").GetSnapshotId()
 		check.That(t, r.consistent(taken) == whole, "a snapshot that is taken meanwhile is consistent: %v", !whole)

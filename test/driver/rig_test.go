@@ -55,8 +55,7 @@ func newDriverOn(t *testing.T, pool string, native bool, args ...string) *testDr
 func layOut(t *testing.T, pool string) *testDriver {
 	t.Helper()
 	rig.Need(t, "mkfs.ext4", "mkfs.xfs", "mkfs.btrfs", "blkid", "resize2fs", "xfs_growfs", "btrfs")
-	dir, err := os.MkdirTemp("/var/tmp", rig.Prefix("cd"))
-	check.Must(t, err)
+	dir := check.Value(os.MkdirTemp("/var/tmp", rig.Prefix("cd")))(t)
 	r := &testDriver{t: t, dir: dir, data: dir + "/data"}
 	if pool != "" {
 		r.data = rig.Pool(t, pool, rig.Disk(t, poolSize, pool)) // not below dir, where a mount is one that was left
@@ -97,8 +96,7 @@ func (r *testDriver) start(env ...string) {
 // wait waits for the end of a driver that is on its way there, and gives its exit code.
 func (r *testDriver) wait() int {
 	r.t.Helper()
-	code, err := r.process.WaitEnd(20 * time.Second)
-	check.Must(r.t, err)
+	code := check.Value(r.process.WaitEnd(20 * time.Second))(r.t)
 	return code
 }
 

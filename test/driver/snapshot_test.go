@@ -22,8 +22,7 @@ func (v *volume) snapshot(name string) (*csi.Snapshot, error) {
 
 func (v *volume) mustSnapshot(name string) *csi.Snapshot {
 	v.t.Helper()
-	made, err := v.snapshot(name)
-	check.Must(v.t, err)
+	made := check.Value(v.snapshot(name))(v.t)
 	if !made.GetReadyToUse() || made.GetSourceVolumeId() != v.id || made.GetSizeBytes() < size || made.GetCreationTime().AsTime().IsZero() {
 		v.t.Errorf("%v", made)
 	}

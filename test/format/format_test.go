@@ -254,8 +254,7 @@ func TestLeftoversAreAcceptedOnlyWhereAllowed(t *testing.T) {
 func TestDeviceInUse(t *testing.T) {
 	r := newFormatter(t)
 	device, backing := r.blank()
-	held, err := unix.Open(device, unix.O_RDONLY|unix.O_EXCL|unix.O_CLOEXEC, 0)
-	check.Must(t, err)
+	held := check.Value(unix.Open(device, unix.O_RDONLY|unix.O_EXCL|unix.O_CLOEXEC, 0))(t)
 	r.refused(device, backing, "ext4", volume.FormatHost, false, volume.InUse, "held by another", "findmnt")
 	r.refused(device, backing, "ext4", volume.FormatHost, true, volume.InUse, "blank")
 	_ = unix.Close(held)

@@ -65,8 +65,7 @@ func newFormatter(t testing.TB, change ...func(*mkfs.Config)) *testFormatter {
 
 func openPath(t testing.TB, device string) int {
 	t.Helper()
-	fd, err := unix.Open(device, unix.O_PATH|unix.O_CLOEXEC, 0)
-	check.Must(t, err)
+	fd := check.Value(unix.Open(device, unix.O_PATH|unix.O_CLOEXEC, 0))(t)
 	return fd
 }
 
@@ -118,8 +117,7 @@ func (r *testFormatter) refused(device, backing, fsType string, policy volume.Fo
 // hash tells contents: every block that is not zero, and where it lies.
 func hash(t testing.TB, path string) [sha256.Size]byte {
 	t.Helper()
-	file, err := os.Open(path)
-	check.Must(t, err)
+	file := check.Value(os.Open(path))(t)
 	defer func() { _ = file.Close() }()
 	sum, block, zeros := sha256.New(), make([]byte, 65536), make([]byte, 65536)
 	for at := int64(0); ; {

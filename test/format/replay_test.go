@@ -69,8 +69,7 @@ func TestJournalsAreLookedAtOneByOne(t *testing.T) {
 	look := func() error {
 		return r.f.CheckReplay(t.Context(), mkfs.Request{Device: fd, Volume: "/v", Path: device, FSType: "ext4"})
 	}
-	hanging, err := os.OpenFile(r.conf.LockFile, os.O_RDWR, 0)
-	check.Must(t, err)
+	hanging := check.Value(os.OpenFile(r.conf.LockFile, os.O_RDWR, 0))(t)
 	check.Must(t, unix.FcntlFlock(hanging.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_WRLCK}))
 	err = look()
 	check.That(t, volume.KindOf(err) == volume.Busy, "beside a look that hangs: kind %v: %v", volume.KindOf(err), err)

@@ -43,15 +43,12 @@ func hungLoop(t *testing.T) *hungDisk {
 	check.Must(t, fuse.Prepare(dir))
 	disk := rig.Image(t, fuse.Size)
 	rig.Mkfs(t, "ext4", disk)
-	content, err := os.Open(disk)
-	check.Must(t, err)
+	content := check.Value(os.Open(disk))(t)
 	t.Cleanup(func() { _ = content.Close() })
-	server, err := fuse.Mount(dir, content)
-	check.Must(t, err)
+	server := check.Value(fuse.Mount(dir, content))(t)
 	end := sync.OnceValue(server.End)
 	t.Cleanup(func() { check.Must(t, end()) })
-	path, err := loopdev.Attach(server.File, loopdev.Options{})
-	check.Must(t, err)
+	path := check.Value(loopdev.Attach(server.File, loopdev.Options{}))(t)
 	t.Cleanup(func() {
 		check.Must(t, end())
 		check.Must(t, loopdev.Detach(path))
@@ -132,8 +129,7 @@ func TestCloseThatHangs(t *testing.T) {
 	request := n.StageRequest("pod-1", own.path)
 	_, err := n.Runtime().RuntimeStageVolume(t.Context(), request)
 	check.Must(t, err)
-	disk, err := os.OpenFile(own.path, os.O_RDWR, 0)
-	check.Must(t, err)
+	disk := check.Value(os.OpenFile(own.path, os.O_RDWR, 0))(t)
 	_, err = disk.WriteAt([]byte("what a program of this node has left in the cache"), fuse.Size/2)
 	check.Must(t, err)
 	own.hang(&own.server.Full)
@@ -173,8 +169,7 @@ func TestVolumesThatHangAreLeftBehind(t *testing.T) {
 	check.That(t, time.Since(began) <= hangTime/2, "served after %v", time.Since(began))
 	n.mountInfo(good, "pod-1") // reconcile has published it again
 	state := func() adminv1.VolumeState {
-		all, err := n.Admin().ListVolumes(t.Context(), &adminv1.ListVolumesRequest{})
-		check.Must(t, err)
+		all := check.Value(n.Admin().ListVolumes(t.Context(), &adminv1.ListVolumesRequest{}))(t)
 		for _, v := range all.GetVolumes() {
 			if v.GetTargetPath() == target {
 				return v.GetState()

@@ -76,8 +76,7 @@ func (n *node) life(v *volume, pod string) {
 // wantData asserts that all that the pods wrote so far is there.
 func (n *node) wantData(s *kata.Guest) {
 	n.t.Helper()
-	names, err := os.ReadDir(s.Dir())
-	check.Must(n.t, err)
+	names := check.Value(os.ReadDir(s.Dir()))(n.t)
 	for _, name := range names {
 		if name.Name() == "lost+found" {
 			continue

@@ -116,8 +116,7 @@ func (n *node) loops() []string { return slices.Collect(maps.Keys(rig.Loops(n.dr
 // boot starts a sandbox with a container for what the pod's target says.
 func (n *node) boot(id string, v *volume, pod string) *kata.Guest {
 	n.t.Helper()
-	s, err := kata.Boot(id, n.Kata, n.GoSandboxes, v.TargetOf(pod))
-	check.Must(n.t, err)
+	s := check.Value(kata.Boot(id, n.Kata, n.GoSandboxes, v.TargetOf(pod)))(n.t)
 	n.t.Cleanup(func() { n.end(s) })
 	return s
 }

@@ -72,8 +72,7 @@ func TestIdleDaemonSleeps(t *testing.T) {
 
 func (n *node) kubelet() *kubelet.Kubelet {
 	n.t.Helper()
-	watcher, err := kubelet.Start(n.Kubelet+"/plugins_registry", 100*time.Millisecond)
-	check.Must(n.t, err)
+	watcher := check.Value(kubelet.Start(n.Kubelet+"/plugins_registry", 100*time.Millisecond))(n.t)
 	n.t.Cleanup(watcher.Stop)
 	return watcher
 }

@@ -52,8 +52,7 @@ func TestEventsOfAVolume(t *testing.T) {
 	n.down(v, "pod-2")
 	n.wantClean()
 	var told []string
-	got, err := n.Admin().ListEvents(t.Context(), &adminv1.ListEventsRequest{Volume: v.ID})
-	check.Must(t, err)
+	got := check.Value(n.Admin().ListEvents(t.Context(), &adminv1.ListEventsRequest{Volume: v.ID}))(t)
 	for _, e := range slices.Backward(got.GetEvents()) {
 		told = append(told, fmt.Sprintf("%d %s by %s", e.GetCount(), e.GetWhat(), e.GetBy()))
 		check.That(t, e.GetDriver() == driverName && e.GetVolumeId() == v.ID, "an event is of another volume: %v", e)

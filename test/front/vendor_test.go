@@ -46,8 +46,7 @@ func startStacking(t *testing.T, saysOK bool) (*stacking, []string) {
 // its place, and gives that driver's arguments.
 func startBefore(t *testing.T, local map[string]passthrough.Local) []string {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "before")
-	check.Must(t, err)
+	dir := check.Value(os.MkdirTemp("", "before"))(t)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	rig.Before(t, rig.Dial(t, dir+"/real.sock"), dir+"/csi.sock", local)
 	return []string{"--endpoint", "unix://" + dir + "/real.sock", "--kubelet-endpoint", dir + "/csi.sock"}

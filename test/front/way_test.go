@@ -55,8 +55,7 @@ func wholeWay(t *testing.T, fs string, args []string) {
 
 	check.Must(t, n.publish(v, "pod-2"))
 	second := n.boot("sandbox-2", v, "pod-2")
-	got, err := os.ReadFile(second.Dir() + "/data")
-	check.Must(t, err)
+	got := check.Value(os.ReadFile(second.Dir() + "/data"))(t)
 	check.That(t, sha256.Sum256(got) == sha256.Sum256([]byte(data)), "the second pod does not see what the first one wrote")
 	n.end(second)
 	n.down(v, "pod-2")
@@ -85,12 +84,10 @@ func (n *node) wantGuarded(v *volume, pod string) {
 func (n *node) wantStats(v *volume, pod string, s *kata.Guest) {
 	n.t.Helper()
 	check.Succeeds(n.t, "stats of the sandbox", func() error { _, err := n.stats(v, pod); return err })
-	reply, err := n.stats(v, pod)
-	check.Must(n.t, err)
+	reply := check.Value(n.stats(v, pod))(n.t)
 	var st unix.Statfs_t
 	check.Must(n.t, unix.Statfs(s.Dir(), &st))
-	old, err := kubelet.Condition(reply)
-	check.Must(n.t, err)
+	old := check.Value(kubelet.Condition(reply))(n.t)
 	if len(reply.GetUsage()) == 0 || reply.GetUsage()[0].GetTotal() != int64(st.Blocks)*st.Bsize || old == nil || old.GetAbnormal() {
 		n.t.Errorf("stats: %v; statfs: %+v", reply, st)
 	}

@@ -31,8 +31,7 @@ type freezeRig struct {
 
 func newFreezer(t testing.TB) fsops.Freezer {
 	t.Helper()
-	self, err := os.Executable()
-	check.Must(t, err)
+	self := check.Value(os.Executable())(t)
 	dir := filepath.Join(rig.Tmpfs(t, "size=1m"), "frozen")
 	// The environment of a watchdog is empty: what it is to be stands on its command line.
 	return fsops.Freezer{Dir: dir, Watchdog: []string{self, watchdogMode}}
@@ -96,8 +95,7 @@ func (r *freezeRig) wantThawed() {
 	r.t.Helper()
 	if r.frozen(soonFor) {
 		r.t.Errorf("still frozen after %v", soonFor)
-		fd, err := unix.Open(r.dir, unix.O_RDONLY, 0)
-		check.Must(r.t, err)
+		fd := check.Value(unix.Open(r.dir, unix.O_RDONLY, 0))(r.t)
 		_, _, _ = unix.Syscall(unix.SYS_IOCTL, uintptr(fd), 0xc0045878, 0)
 		_ = unix.Close(fd)
 	}
@@ -385,8 +383,7 @@ func TestNewFreezeIsNotExpired(t *testing.T) {
 		thawed <- keys
 	}()
 	time.Sleep(time.Second)
-	raw, err := os.ReadFile(record)
-	check.Must(t, err)
+	raw := check.Value(os.ReadFile(record))(t)
 	anew := regexp.MustCompile(`"token":"\w+","deadline":\d+`).ReplaceAll(raw, fmt.Appendf(nil, `"token":"new","deadline":%d`, int64(1)<<62))
 	check.Must(t, os.WriteFile(record, anew, 0o600))
 	check.Must(t, unix.Flock(freezer, unix.LOCK_UN))
@@ -466,8 +463,7 @@ func TestFrozenNoMore(t *testing.T) {
 	wantFree(t, r.device)
 	for _, kind := range []string{"ext4", "xfs"} { // used by somebody who has it open, as a VM does
 		rig.Mkfs(t, kind, r.device, map[string]string{"ext4": "-F", "xfs": "-f"}[kind])
-		held, err := unix.Open(r.device, unix.O_RDONLY|unix.O_EXCL|unix.O_CLOEXEC, 0)
-		check.Must(t, err)
+		held := check.Value(unix.Open(r.device, unix.O_RDONLY|unix.O_EXCL|unix.O_CLOEXEC, 0))(t)
 		before := written(t, r.device)
 		check.That(t, r.Thaw("key", -1) != nil, "thawed what is not frozen")
 		after := written(t, r.device)
@@ -481,10 +477,8 @@ func TestFrozenNoMore(t *testing.T) {
 // written is how many sectors were ever written to a device.
 func written(t *testing.T, device string) int {
 	t.Helper()
-	raw, err := os.ReadFile("/sys/block/" + filepath.Base(device) + "/stat")
-	check.Must(t, err)
-	sectors, err := strconv.Atoi(strings.Fields(string(raw))[6])
-	check.Must(t, err)
+	raw := check.Value(os.ReadFile("/sys/block/" + filepath.Base(device) + "/stat"))(t)
+	sectors := check.Value(strconv.Atoi(strings.Fields(string(raw))[6]))(t)
 	return sectors
 }
 
@@ -528,8 +522,7 @@ func TestOldWatchdogLeavesALaterFreezeAlone(t *testing.T) {
 	old := r.watchdogs()
 	// It is out of reach of Thaw: its pid on record is not its own.
 	record := r.onRecord()
-	raw, err := os.ReadFile(record)
-	check.Must(t, err)
+	raw := check.Value(os.ReadFile(record))(t)
 	forged := strings.Replace(string(raw), fmt.Sprintf(`"pid":%d,"start":`, old[0]), fmt.Sprintf(`"pid":%d,"start":1`, old[0]), 1)
 	check.Require(t, forged != string(raw), "the record has no such pid: %s", raw)
 	check.Must(t, os.WriteFile(record, []byte(forged), 0o600))
@@ -548,8 +541,7 @@ func TestRecordIsLost(t *testing.T) {
 	for _, lose := range []string{"", "/*", "/*/*"} {
 		r := newFreezeRig(t, "ext4")
 		check.Must(t, r.Freeze("key", r.root, time.Second))
-		paths, err := filepath.Glob(r.Dir + lose)
-		check.Must(t, err)
+		paths := check.Value(filepath.Glob(r.Dir + lose))(t)
 		for _, path := range paths {
 			check.Must(t, os.RemoveAll(path))
 		}
@@ -562,8 +554,7 @@ func TestFreezerThatHangs(t *testing.T) {
 	t.Parallel()
 	r := newFreezeRig(t, "ext4")
 	check.Must(t, r.Freeze("key", r.root, brief))
-	records, err := filepath.Glob(r.Dir + "/*")
-	check.Must(t, err)
+	records := check.Value(filepath.Glob(r.Dir + "/*"))(t)
 	hangs := openFD(t, records[0], unix.O_DIRECTORY)
 	check.Must(t, unix.Flock(hangs, unix.LOCK_EX))
 	r.wantThawed()
@@ -614,8 +605,7 @@ func TestWatchdogsAreIndependent(t *testing.T) {
 	t.Parallel()
 	r := newFreezeRig(t, "ext4")
 	// A descriptor that somebody left open for whatever is started.
-	left, err := unix.Open("/dev/zero", unix.O_RDONLY, 0)
-	check.Must(t, err)
+	left := check.Value(unix.Open("/dev/zero", unix.O_RDONLY, 0))(t)
 	defer func() { _ = unix.Close(left) }()
 	check.Must(t, r.Freeze("key", r.root, time.Minute))
 	defer func() { check.Must(t, r.Thaw("key", -1)) }()

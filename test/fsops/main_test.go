@@ -54,9 +54,7 @@ func mounted(t testing.TB, kind, device string, flags uintptr, options string) *
 	if err := unix.Mount(device, f.dir, kind, flags, options); err != nil {
 		t.Fatalf("mount %s: %v", kind, err)
 	}
-	var err error
-	f.root, err = unix.Open(f.dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	check.Must(t, err)
+	f.root = check.Value(unix.Open(f.dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0))(t)
 	t.Cleanup(f.unmount)
 	return f
 }

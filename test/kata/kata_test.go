@@ -32,8 +32,7 @@ func newHandler(t *testing.T, root string) (*kata.Handler, kata.Config) {
 		DirectVolumes: filepath.Join(root, "dv"), TempDir: filepath.Join(root, "tmp"), StateDir: filepath.Join(root, "state"),
 		GoSandboxes: filepath.Join(root, "vc"), RustSandboxes: filepath.Join(root, "rs"), Filesystems: []string{"ext4"},
 	}
-	h, err := kata.New(cfg, nil, zap.NewNop())
-	check.Must(t, err)
+	h := check.Value(kata.New(cfg, nil, zap.NewNop()))(t)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- h.Run(ctx) }()
@@ -84,11 +83,9 @@ func TestFullTmpfs(t *testing.T) {
 // projections lists every file in Kata's tree with its content.
 func projections(t *testing.T, cfg kata.Config) []string {
 	t.Helper()
-	files, err := filepath.Glob(filepath.Join(cfg.DirectVolumes, "*", "*"))
-	check.Must(t, err)
+	files := check.Value(filepath.Glob(filepath.Join(cfg.DirectVolumes, "*", "*")))(t)
 	for i, file := range files {
-		raw, err := os.ReadFile(file)
-		check.Must(t, err)
+		raw := check.Value(os.ReadFile(file))(t)
 		files[i] += ": " + string(raw)
 	}
 	return files

@@ -52,8 +52,7 @@ type quickStart struct {
 
 func readQuickStart(t *testing.T) quickStart {
 	t.Helper()
-	raw, err := os.ReadFile("../../docs/quick-start.md")
-	check.Must(t, err)
+	raw := check.Value(os.ReadFile("../../docs/quick-start.md"))(t)
 	_, section, _ := strings.Cut(string(raw), "\n## A cluster with crust-runc\n")
 	section, _, _ = strings.Cut(section, "\n## ")
 	out := quickStart{pods: make(map[string]*corev1.Pod)}
@@ -119,8 +118,7 @@ func (q *quickStart) start(k *cluster.Kube, pod *corev1.Pod) *cluster.Pod {
 // mountedAt gives filesystem and source of what is mounted on the node at a path.
 func mountedAt(t *testing.T, path string) string {
 	t.Helper()
-	mounts, err := os.ReadFile("/proc/self/mountinfo")
-	check.Must(t, err)
+	mounts := check.Value(os.ReadFile("/proc/self/mountinfo"))(t)
 	for line := range strings.Lines(string(mounts)) {
 		if _, rest, found := strings.Cut(line, " "+path+" "); found {
 			_, filesystem, _ := strings.Cut(rest, " - ")

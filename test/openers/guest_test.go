@@ -63,8 +63,7 @@ func TestCountInAGuest(t *testing.T) {
 		"-drive", "if=virtio,format=raw,file="+guestDisk(t, kernel))
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	start := time.Now()
-	out, err := cmd.CombinedOutput()
-	check.Must(t, err)
+	out := check.Value(cmd.CombinedOutput())(t)
 	var facts strings.Builder
 	pid := "none"
 	for line := range strings.Lines(strings.ReplaceAll(string(out), "\r", "")) {
@@ -89,14 +88,12 @@ func guestDisk(t *testing.T, kernel string) string {
 	for _, name := range []string{"loop.ko", "dm-mod.ko"} {
 		found, err := filepath.Glob(kernel + "/lib/modules/*/kernel/drivers/*/" + name)
 		check.Require(t, err == nil && len(found) == 1, "%s: %q, %v", name, found, err)
-		raw, err := os.ReadFile(found[0])
-		check.Must(t, err)
+		raw := check.Value(os.ReadFile(found[0]))(t)
 		check.Must(t, os.WriteFile(filepath.Join(modules, name), raw, 0o600))
 	}
 	files := rig.Image(t, 16*mib)
 	rig.Mkfs(t, "ext4", files, "-d", modules)
-	raw, err := os.ReadFile(files)
-	check.Must(t, err)
+	raw := check.Value(os.ReadFile(files))(t)
 	disk := make([]byte, secondAt, secondAt+len(raw))
 	entry := func(at, start, length int) {
 		disk[at+4] = 0x83                                                  // Linux

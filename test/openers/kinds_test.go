@@ -204,14 +204,12 @@ func byName(t *testing.T, s subject) (string, func()) {
 }
 
 func copied(t *testing.T, s subject) (string, func()) {
-	fd, err := unix.FcntlInt(uintptr(s.fd), unix.F_DUPFD_CLOEXEC, 3)
-	check.Must(t, err)
+	fd := check.Value(unix.FcntlInt(uintptr(s.fd), unix.F_DUPFD_CLOEXEC, 3))(t)
 	return "", func() { check.Must(t, unix.Close(fd)) }
 }
 
 func inherited(t *testing.T, s subject) (string, func()) {
-	fd, err := unix.FcntlInt(uintptr(s.fd), unix.F_DUPFD_CLOEXEC, 3)
-	check.Must(t, err)
+	fd := check.Value(unix.FcntlInt(uintptr(s.fd), unix.F_DUPFD_CLOEXEC, 3))(t)
 	file := os.NewFile(uintptr(fd), s.path)
 	defer func() { check.Must(t, file.Close()) }()
 	cmd := opening(t, "cat", "<", "/dev/null")
@@ -292,8 +290,7 @@ func registerWithRing(fd int) error {
 // TestServersOfDevices is about programs that have a device open because they are the device.
 func TestServersOfDevices(t *testing.T) {
 	server := filepath.Join(t.TempDir(), "rbd-nbd")
-	raw, err := os.ReadFile("/bin/cat")
-	check.Must(t, err)
+	raw := check.Value(os.ReadFile("/bin/cat"))(t)
 	check.Must(t, os.WriteFile(server, raw, 0o700)) //nolint:gosec // a program
 	f, s := counting(t), device(t)
 	q := openers.Query{FD: s.fd, Own: 1, Servers: []string{"nbd-client", "rbd-nbd"}}
@@ -311,8 +308,7 @@ func TestServersOfDevices(t *testing.T) {
 	other.End()
 	wantUsers(t, f, q, "")
 	mapping := rig.HoldBy(t, inRole("mapping", s.path))
-	users, err := f.Await(t.Context(), q, 0)
-	check.Must(t, err)
+	users := check.Value(f.Await(t.Context(), q, 0))(t)
 	check.That(t, names(users.Names, theKernel), "beside a mapping: %+v", users)
 	mapping.End()
 	first.End()

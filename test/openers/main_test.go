@@ -77,8 +77,7 @@ func scanning() *openers.Finder { return openers.NewScanner(errors.New("it is te
 // open opens a file for the time of the test.
 func open(t *testing.T, path string) int {
 	t.Helper()
-	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
-	check.Must(t, err)
+	fd := check.Value(unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0))(t)
 	t.Cleanup(func() { sys.CloseFD(fd) })
 	return fd
 }

@@ -73,9 +73,7 @@ func newModel(t *testing.T, random *rand.Rand) *model {
 	for range 3 {
 		m.disks = append(m.disks, rig.Disk(t, 4*mib, ""))
 	}
-	var err error
-	m.socket, err = unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
-	check.Must(t, err)
+	m.socket = check.Value(unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0))(t)
 	t.Cleanup(func() {
 		for len(m.references) > 0 {
 			m.end(0)
@@ -142,8 +140,7 @@ func (m *model) receive() {
 	control := make([]byte, unix.CmsgSpace(4))
 	_, _, _, _, err := unix.Recvmsg(m.socket[1], make([]byte, 1), control, unix.MSG_CMSG_CLOEXEC)
 	check.Must(m.t, err)
-	messages, err := unix.ParseSocketControlMessage(control)
-	check.Must(m.t, err)
+	messages := check.Value(unix.ParseSocketControlMessage(control))(m.t)
 	fds, err := unix.ParseUnixRights(&messages[0])
 	m.addDescriptor(m.passing[0], fds[0], err)
 	m.passing[0].uses--

@@ -64,10 +64,8 @@ func removeDeviceGroup(t *testing.T) {
 func (m *machine) hostPid() string {
 	m.t.Helper()
 	inside := m.property("MainPID")
-	namespace, err := os.Readlink(m.path("/proc/" + inside + "/ns/pid"))
-	check.Must(m.t, err)
-	processes, err := filepath.Glob("/proc/[0-9]*")
-	check.Must(m.t, err)
+	namespace := check.Value(os.Readlink(m.path("/proc/" + inside + "/ns/pid")))(m.t)
+	processes := check.Value(filepath.Glob("/proc/[0-9]*"))(m.t)
 	for _, dir := range processes {
 		// One that ends meanwhile has neither.
 		status, _ := os.ReadFile(dir + "/status")

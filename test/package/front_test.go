@@ -64,8 +64,7 @@ func TestFront(t *testing.T) {
 // startFront starts the service and the driver; neither waits for the other.
 func startFront(t *testing.T) *frontService {
 	t.Helper()
-	driver, err := os.ReadFile(rig.Program(t, "crust-driver"))
-	check.Must(t, err)
+	driver := check.Value(os.ReadFile(rig.Program(t, "crust-driver")))(t)
 	f := &frontService{service: install(t, "/dev/loop-control")}
 	f.makeLoopNodes()
 	for _, dir := range []string{pluginDir, driverData, kubeletRoot + "/plugins/" + driverName} {

@@ -165,8 +165,7 @@ func (m *machine) path(inside string) string {
 // bring copies a file into the machine and gives its path there.
 func (m *machine) bring(file string) string {
 	m.t.Helper()
-	raw, err := os.ReadFile(file)
-	check.Must(m.t, err)
+	raw := check.Value(os.ReadFile(file))(m.t)
 	inside := "/root/" + filepath.Base(file)
 	check.Must(m.t, os.WriteFile(m.path(inside), raw, 0o600))
 	return inside

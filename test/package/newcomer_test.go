@@ -41,10 +41,8 @@ func TestNewcomer(t *testing.T) {
 	s := newcomer(t)
 	met, names := map[string]bool{}, slices.Collect(maps.Keys(left))
 	for _, page := range []string{"README.md", "docs/quick-start.md", "docs/driver-authors.md", "docs/runtime-authors.md"} {
-		text, err := os.ReadFile("../../" + page)
-		check.Must(t, err)
-		steps, err := stepsOf(string(text))
-		check.Must(t, err)
+		text := check.Value(os.ReadFile("../../" + page))(t)
+		steps := check.Value(stepsOf(string(text)))(t)
 		check.That(t, len(steps) != 0, "%s has no commands", page)
 		for _, step := range steps {
 			if name := leftAs(step, names); name != "" {
@@ -85,8 +83,7 @@ func newcomer(t *testing.T) *shell {
 	if err != nil {
 		rig.Missing(t, err.Error())
 	}
-	containerd, err := rig.Script("containerd.sh")
-	check.Must(t, err)
+	containerd := check.Value(rig.Script("containerd.sh"))(t)
 	if len(rig.GroupDirs("demo")) == 0 { // where control groups are of version 1, the pod's are this machine's
 		t.Cleanup(func() { check.Must(t, rig.RemoveGroup("demo")) })
 	}
@@ -104,8 +101,7 @@ func newcomer(t *testing.T) *shell {
 	check.Must(t, os.WriteFile(m.path("/root/.gitconfig"), []byte(config), 0o644))
 	check.Must(t, os.WriteFile(m.path("/etc/apt/apt.conf.d/retries"), []byte("Acquire::Retries \"5\";\n"), 0o644))
 	for _, path := range []string{"/root/.gitconfig", "/tmp", "/run", "/dev/shm"} { // on each of the machine's filesystems
-		file, err := os.Open(m.path(path))
-		check.Must(t, err)
+		file := check.Value(os.Open(m.path(path)))(t)
 		open = append(open, file)
 	}
 	// Control groups of version 1, where this machine has them, can be read only.

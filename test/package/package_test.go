@@ -88,8 +88,7 @@ func TestPackages(t *testing.T) {
 
 // testLicences compares the notice with what the installed programs say that they contain.
 func testLicences(t *testing.T, dir string) {
-	notice, err := os.ReadFile(dir + "/usr/share/doc/crust-proxy/NOTICE")
-	check.Must(t, err)
+	notice := check.Value(os.ReadFile(dir + "/usr/share/doc/crust-proxy/NOTICE"))(t)
 	linked := 0
 	for line := range strings.Lines(run(t, "go", "version", "-m", dir+"/usr/bin")) {
 		fields := strings.Fields(line)
@@ -110,8 +109,7 @@ func testLinks(t *testing.T, dir string) {
 	pages := lines(run(t, "find", dir+"/usr/share/doc/crust-proxy/", "-name", "*.md"))
 	count := 0
 	for _, page := range pages {
-		text, err := os.ReadFile(page)
-		check.Must(t, err)
+		text := check.Value(os.ReadFile(page))(t)
 		for _, link := range regexp.MustCompile(`\]\(([^)#\s]+)`).FindAllStringSubmatch(string(text), -1) {
 			target := filepath.Join(filepath.Dir(page), link[1])
 			if path, is := strings.CutPrefix(link[1], web); is {
@@ -199,8 +197,7 @@ func testReinstall(t *testing.T, deb string) {
 	run(t, "dpkg", "--remove", name)
 	run(t, "dpkg", "-i", deb)
 	run(t, "dpkg", "-i", deb) // as an upgrade
-	after, err := os.ReadFile(config)
-	check.Must(t, err)
+	after := check.Value(os.ReadFile(config))(t)
 	check.That(t, string(after) == string(edited), "the operator's edit of %s is gone", config)
 	_, err = os.Lstat("/run/crust-proxy.reinstalled")
 	check.That(t, errors.Is(err, fs.ErrNotExist), "the mark between the install scripts was left: %v", err)
@@ -256,8 +253,7 @@ func leftovers(t *testing.T) []string {
 		"/usr/share/*/*/*crustctl*", "/usr/share/zsh/*/*crustctl*", "/usr/share/*/*/*crust-backup*", "/usr/share/zsh/*/*crust-backup*", "/usr/share/man/man*/*crust*",
 		"/var/lib/systemd/*/crust-proxy*", "/var/lib/crust-proxy",
 	} {
-		paths, err := filepath.Glob(pattern)
-		check.Must(t, err)
+		paths := check.Value(filepath.Glob(pattern))(t)
 		found = append(found, paths...)
 	}
 	slices.Sort(found)
@@ -278,8 +274,7 @@ func purge(t *testing.T) {
 
 func repository(t *testing.T) string {
 	t.Helper()
-	root, err := filepath.Abs("../..")
-	check.Must(t, err)
+	root := check.Value(filepath.Abs("../.."))(t)
 	return root
 }
 

@@ -110,8 +110,7 @@ func (s *service) wantVolume() {
 
 func (s *service) guarded() bool {
 	s.t.Helper()
-	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/mountinfo", s.init))
-	check.Must(s.t, err)
+	raw := check.Value(os.ReadFile(fmt.Sprintf("/proc/%d/mountinfo", s.init)))(s.t)
 	for line := range strings.SplitSeq(string(raw), "\n") {
 		if strings.Contains(line, " "+s.target+" ") && strings.Contains(line, " - tmpfs crust:") {
 			return true

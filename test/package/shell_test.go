@@ -265,11 +265,9 @@ func TestDetachOver(t *testing.T) {
 	ours, err := loopdev.Attach(image, loopdev.Options{})
 	check.Must(t, err)
 	defer func() { _ = loopdev.DetachFrom(image, ours) }()
-	others, err := loopdev.Attach(other, loopdev.Options{})
-	check.Must(t, err)
+	others := check.Value(loopdev.Attach(other, loopdev.Options{}))(t)
 	defer func() { check.Must(t, loopdev.DetachFrom(other, others)) }()
-	file, err := os.Open(filepath.Join(root, "etc/machine-id"))
-	check.Must(t, err)
+	file := check.Value(os.Open(filepath.Join(root, "etc/machine-id")))(t)
 
 	detachOver(t, []*os.File{file})
 	check.Eventually(t, "detach", func() bool {

@@ -50,8 +50,7 @@ type Daemon struct {
 func NewDaemon(t T) *Daemon {
 	t.Helper()
 	// Unix socket paths are short, and so must Kata's targets be.
-	point, err := os.MkdirTemp("/tmp", Prefix("cp"))
-	check.Must(t, err)
+	point := check.Value(os.MkdirTemp("/tmp", Prefix("cp")))(t)
 	check.Must(t, unix.Mount("tmpfs", point, "tmpfs", 0, "mode=0755"))
 	// When a run was killed, the kernel names the files of its loop devices by their path in the
 	// tmpfs alone: the mark has to be in that.
@@ -237,8 +236,7 @@ func (d *Daemon) Leftovers() []string {
 		d.Dir + "/run/state/volumes/*", d.Dir + "/run/state/removing/*", d.Dir + "/run/state/bad/*",
 		d.Kata + "/*", d.Kata + "/.[^.]*",
 	} {
-		found, err := filepath.Glob(pattern)
-		check.Must(d.T, err)
+		found := check.Value(filepath.Glob(pattern))(d.T)
 		left = append(left, found...)
 	}
 	err := filepath.WalkDir(d.Dir+"/run/state/tmp", func(path string, entry os.DirEntry, err error) error {

@@ -27,8 +27,7 @@ const callTime = 2 * time.Minute
 // found at once.
 func Dial(t T, socket string, options ...grpc.DialOption) *grpc.ClientConn {
 	t.Helper()
-	conn, err := Connect(socket, options...)
-	check.Must(t, err)
+	conn := check.Value(Connect(socket, options...))(t)
 	t.Cleanup(func() { _ = conn.Close() })
 	return conn
 }
@@ -89,8 +88,7 @@ func NewDriver(t T, program, socket, data string, args ...string) (*Process, *gr
 func Before(t T, conn grpc.ClientConnInterface, socket string, local map[string]passthrough.Local) {
 	t.Helper()
 	proxy := passthrough.New(conn, local)
-	server, err := Serve(socket, func(*grpc.Server) {}, proxy.ServerOptions()...)
-	check.Must(t, err)
+	server := check.Value(Serve(socket, func(*grpc.Server) {}, proxy.ServerOptions()...))(t)
 	t.Cleanup(server.Kill)
 }
 

@@ -25,10 +25,8 @@ func Hold(t T, how, device string) *Holder {
 // input.
 func HoldBy(t T, cmd *exec.Cmd) *Holder {
 	t.Helper()
-	stdin, err := cmd.StdinPipe()
-	check.Must(t, err)
-	stdout, err := cmd.StdoutPipe()
-	check.Must(t, err)
+	stdin := check.Value(cmd.StdinPipe())(t)
+	stdout := check.Value(cmd.StdoutPipe())(t)
 	check.Must(t, cmd.Start())
 	h := &Holder{Cmd: cmd, End: sync.OnceFunc(func() { _ = stdin.Close(); _ = cmd.Wait() })}
 	t.Cleanup(h.End)

@@ -126,14 +126,12 @@ func CPUTime(t T, pid int) time.Duration {
 // WakeUps returns how often the threads of a process have waited and gone on.
 func WakeUps(t T, pid int) (sum int) {
 	t.Helper()
-	files, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/status", pid))
-	check.Must(t, err)
+	files := check.Value(filepath.Glob(fmt.Sprintf("/proc/%d/task/*/status", pid)))(t)
 	for _, file := range files {
 		status, _ := os.ReadFile(file) // a thread may end
 		if _, rest, found := strings.Cut(string(status), "\nvoluntary_ctxt_switches:"); found {
 			count, _, _ := strings.Cut(strings.TrimSpace(rest), "\n")
-			one, err := strconv.Atoi(count)
-			check.Must(t, err)
+			one := check.Value(strconv.Atoi(count))(t)
 			sum += one
 		}
 	}

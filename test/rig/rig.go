@@ -194,8 +194,7 @@ func Image(t T, size int64) string {
 // Loop attaches a loop device over a file for the time of the test.
 func Loop(t T, backing string, opts loopdev.Options) string {
 	t.Helper()
-	path, err := loopdev.Attach(backing, opts)
-	check.Must(t, err)
+	path := check.Value(loopdev.Attach(backing, opts))(t)
 	generation := generationOf(path)
 	if generation == "" {
 		check.Must(t, loopdev.Detach(path))
@@ -267,8 +266,7 @@ func MayGrow(t T, fs string) bool {
 func FDs(t T, pid int) []string {
 	t.Helper()
 	dir := fmt.Sprintf("/proc/%d/fd", pid)
-	entries, err := os.ReadDir(dir)
-	check.Must(t, err)
+	entries := check.Value(os.ReadDir(dir))(t)
 	var out []string
 	for _, entry := range entries {
 		if link, err := os.Readlink(filepath.Join(dir, entry.Name())); err == nil {

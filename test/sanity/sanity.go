@@ -45,8 +45,7 @@ func Run(t testing.TB, program, dir, socket, kind string) (ran int, skipped []st
 		"--ginkgo.junit-report", report, "--ginkgo.no-color")
 	out, err := cmd.CombinedOutput()
 	check.That(t, err == nil, "csi-sanity: %v\n%s", err, out)
-	raw, err := os.ReadFile(report)
-	check.Must(t, err)
+	raw := check.Value(os.ReadFile(report))(t)
 	var suites struct {
 		Suites []struct {
 			Cases []struct {

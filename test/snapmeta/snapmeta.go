@@ -64,10 +64,8 @@ func (s *Server) Start(t rig.T, names ...string) (address string, authority []by
 	// The authority's own certificate comes behind the server's.
 	authority, key, err := cert.GenerateSelfSignedCertKey("127.0.0.1", nil, names)
 	check.Must(t, err)
-	certificate, err := tls.X509KeyPair(authority, key)
-	check.Must(t, err)
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	check.Must(t, err)
+	certificate := check.Value(tls.X509KeyPair(authority, key))(t)
+	listener := check.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
 	server := grpc.NewServer(grpc.Creds(credentials.NewServerTLSFromCert(&certificate)))
 	wire.RegisterSnapshotMetadataServer(server, s)
 	done := make(chan struct{})

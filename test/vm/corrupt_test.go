@@ -115,8 +115,7 @@ func (v *volume) damageUnlinkedLists() {
 func (v *volume) damageData() {
 	v.b.t.Helper()
 	pattern := []byte(strings.Repeat("damage\n", 1000))
-	raw, err := os.ReadFile(v.device)
-	check.Must(v.b.t, err)
+	raw := check.Value(os.ReadFile(v.device))(v.b.t)
 	at := int64(bytes.Index(raw, pattern))
 	check.Require(v.b.t, at >= 0, "the data is not on the device")
 	v.damage(at, at+100)

@@ -45,8 +45,7 @@ func bootGuest(t *testing.T, disks map[string]string) *guest {
 	kernel, archive, err := initramfs.Build(vmnode.Kernel(t), rig.Program(t, "crust-vm-agent"), t.TempDir())
 	check.Must(t, err)
 	socket := filepath.Join(t.TempDir(), "agent")
-	listener, err := net.Listen("unix", socket)
-	check.Must(t, err)
+	listener := check.Value(net.Listen("unix", socket))(t)
 	defer func() { _ = listener.Close() }()
 	g := &guest{t: t, ended: make(chan struct{})}
 	args := []string{
@@ -62,8 +61,7 @@ func bootGuest(t *testing.T, disks map[string]string) *guest {
 	check.Must(t, g.qemu.Start())
 	go func() { _ = g.qemu.Wait(); close(g.ended) }()
 	t.Cleanup(g.kill)
-	conn, err := listener.Accept()
-	check.Must(t, err)
+	conn := check.Value(listener.Accept())(t)
 	g.Client = wire.NewClient(conn)
 	return g
 }
@@ -110,10 +108,8 @@ func rootDir(t *testing.T) string {
 	for _, sub := range []string{"bin", "dev", "proc", "sys", "etc", "home/user", "run"} {
 		check.Must(t, os.MkdirAll(dir+"/"+sub, 0o755)) //nolint:gosec // a root directory
 	}
-	busybox, err := exec.LookPath("busybox")
-	check.Must(t, err)
-	raw, err := os.ReadFile(busybox)
-	check.Must(t, err)
+	busybox := check.Value(exec.LookPath("busybox"))(t)
+	raw := check.Value(os.ReadFile(busybox))(t)
 	check.Must(t, os.WriteFile(dir+"/bin/busybox", raw, 0o755)) //nolint:gosec // a program
 	for _, name := range strings.Fields("sh cat id grep sleep ls stat hostname dd tty ps mount echo wc kill head tr umask nproc touch mkdir true") {
 		check.Must(t, os.Symlink("busybox", dir+"/bin/"+name))
@@ -165,8 +161,7 @@ func (g *guest) run(t *testing.T, id string, is *specs.Spec, volumes ...*wire.Vo
 	g.start(t, id)
 	process := &wire.Process{Container: id}
 	out = g.output(t, process)
-	ended, err := g.WaitProcess(context.Background(), &wire.WaitProcessRequest{Process: process})
-	check.Must(t, err)
+	ended := check.Value(g.WaitProcess(context.Background(), &wire.WaitProcessRequest{Process: process}))(t)
 	g.remove(t, id)
 	return out, ended.GetExitCode()
 }
@@ -231,8 +226,7 @@ func TestGuest(t *testing.T) {
 	_, err = g.FreezeVolume(t.Context(), &wire.FreezeVolumeRequest{Volume: rootVolume, TimeoutMillis: 600000})
 	check.Must(t, err)
 	began = time.Now()
-	left, err := g.Shutdown(t.Context(), &wire.ShutdownRequest{})
-	check.Must(t, err)
+	left := check.Value(g.Shutdown(t.Context(), &wire.ShutdownRequest{}))(t)
 	t.Logf("it shut down in %v", time.Since(began))
 	check.That(t, len(left.GetErrors()) == 0, "when it shut down: %q", left.GetErrors())
 	select {
@@ -250,13 +244,11 @@ func (g *guest) tryVolume(t *testing.T, fs string) {
 	volume := abi.DirName("/" + fs)
 	_, err := g.GetVolumeStats(t.Context(), &wire.GetVolumeStatsRequest{Volume: volume})
 	check.Code(t, err, codes.NotFound)
-	added, err := g.add(fs, fs, "noatime", "_netdev")
-	check.Must(t, err)
+	added := check.Value(g.add(fs, fs, "noatime", "_netdev"))(t)
 	check.That(t, added.GetWarning() == "", "added: %v", added)
 	_, err = g.add(fs, fs)
 	check.Code(t, err, codes.AlreadyExists)
-	stats, err := g.GetVolumeStats(t.Context(), &wire.GetVolumeStatsRequest{Volume: volume})
-	check.Must(t, err)
+	stats := check.Value(g.GetVolumeStats(t.Context(), &wire.GetVolumeStatsRequest{Volume: volume}))(t)
 	total := stats.GetUsage()[0].GetTotal()
 	check.That(t, total >= 400*mib && total <= guestDisk && !stats.GetAbnormal(), "it did not grow to its disk, or is not well: %v", stats)
 	_, err = g.ResizeVolume(t.Context(), &wire.ResizeVolumeRequest{Volume: volume, SizeBytes: guestDisk})

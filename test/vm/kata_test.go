@@ -106,8 +106,7 @@ func bootKata(flavor kata.Flavor, id string, v *volume) *kataGuest {
 		t.Fatalf("%v\n%s", err, g.machine.Console)
 	}
 	sockets := map[kata.Flavor]string{kata.Go: d.GoSandboxes, kata.Rust: d.RustSandboxes}
-	g.shim, err = kata.Start(kata.Options{Flavor: flavor, SandboxID: id, Sandboxes: sockets[flavor], Shared: d.SharedSandboxes})
-	check.Must(t, err)
+	g.shim = check.Value(kata.Start(kata.Options{Flavor: flavor, SandboxID: id, Sandboxes: sockets[flavor], Shared: d.SharedSandboxes}))(t)
 	t.Cleanup(func() { _ = g.shim.Stop() })
 	g.vm = &kata.VM{
 		Flavor: flavor, SandboxID: id, DirectVolumes: d.Kata, Shared: d.SharedSandboxes, Plug: g.plug, Agent: g.createContainer,

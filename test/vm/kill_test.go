@@ -76,8 +76,7 @@ func (b *bench) scene(name, fs string) *scene {
 // end, which may be before anybody reads it.
 func (s *scene) log() func() string {
 	s.t.Helper()
-	file, err := os.Open(filepath.Join(s.State, s.pod.ID, "log"))
-	check.Must(s.t, err)
+	file := check.Value(os.Open(filepath.Join(s.State, s.pod.ID, "log")))(s.t)
 	return func() string {
 		raw, err := io.ReadAll(file)
 		check.Must(s.t, errors.Join(err, file.Close()))
@@ -310,8 +309,7 @@ func TestKilledWhileTheyEnd(t *testing.T) {
 // stop has the pod be stopped, and returns when its container has ended.
 func (s *scene) stop() <-chan error {
 	s.t.Helper()
-	container, err := s.CRI.Pid(s.ctx(), s.container)
-	check.Must(s.t, err)
+	container := check.Value(s.CRI.Pid(s.ctx(), s.container))(s.t)
 	stopped := make(chan error, 1)
 	go func() { stopped <- s.pod.Stop(s.ctx()) }()
 	check.Eventually(s.t, "the container has ended", func() bool { return unix.Kill(container, 0) != nil })
@@ -341,9 +339,7 @@ func TestAPodOutlivesOthers(t *testing.T) {
 	b.Daemon.Kill()
 	wantFailed(t, <-made)
 	restart()
-	var err error
-	s.container, err = s.pod.Run(b.ctx(), cri.Container{Name: "main", Attempt: 1, Mounts: []cri.Mount{at(s.v)}})
-	check.Must(t, err)
+	s.container = check.Value(s.pod.Run(b.ctx(), cri.Container{Name: "main", Attempt: 1, Mounts: []cri.Mount{at(s.v)}}))(t)
 	s.writes()
 
 	b.CRI.Process.Kill()
@@ -376,8 +372,7 @@ func (s *scene) survivesAFreeze() {
 		check.Require(s.t, err == nil, "%v: %v: %s", args, err, out)
 	}
 	crust("freeze", s.v.Target, "300")
-	process, err := s.CRI.Pid(s.ctx(), s.container)
-	check.Must(s.t, err)
+	process := check.Value(s.CRI.Pid(s.ctx(), s.container))(s.t)
 	stopped := make(chan error, 1)
 	go func() {
 		_, err := s.CRI.CRI.StopContainer(s.ctx(), &runtimeapi.StopContainerRequest{ContainerId: s.container})

@@ -104,8 +104,7 @@ func (v *volume) inUse(pod *cri.Pod) (sum string) {
 func (v *volume) wantCleanSnapshot(container string) {
 	v.b.t.Helper()
 	v.b.exec(container, "echo written >/data/unsynced")
-	id, err := v.Snapshot("frozen-" + v.FS)
-	check.Must(v.b.t, err)
+	id := check.Value(v.Snapshot("frozen-" + v.FS))(v.b.t)
 	image := snapshots.Image(v.b.Driver.Data, id)
 	consistent := snapshots.Consistent(v.b.t, v.b.Driver.Data, id)
 	if !consistent || v.FS != "xfs" && snapshots.NeedsReplay(v.b.t, image, v.FS) { // a frozen xfs has something in its log
@@ -136,8 +135,7 @@ func (v *volume) wantOneOwner(other string) {
 // so has unmounted them by then.
 func (b *bench) wantUnplugged(pod *cri.Pod, volumes []*volume) {
 	b.t.Helper()
-	qemu, err := b.Machine(b.ctx(), pod)
-	check.Must(b.t, err)
+	qemu := check.Value(b.Machine(b.ctx(), pod))(b.t)
 	has := func(v *volume) bool { return machine{qemu: qemu}.hasOpen(v.device) }
 	check.That(b.t, has(volumes[0]), "the machine does not have the disk")
 	removed := make(chan error, 1)
@@ -171,24 +169,20 @@ func (b *bench) seesChanges(container, shared string) {
 func (b *bench) wantGroups(pod *cri.Pod, container string) {
 	b.t.Helper()
 	groups := b.CRI.Group + "/pod" + pod.UID + "/"
-	supervisor, err := pod.Pid(b.ctx())
-	check.Must(b.t, err)
-	nodes, err := os.Readlink("/proc/self/ns/net")
-	check.Must(b.t, err)
+	supervisor := check.Value(pod.Pid(b.ctx()))(b.t)
+	nodes := check.Value(os.Readlink("/proc/self/ns/net"))(b.t)
 	for _, pid := range append(rig.Children(supervisor), supervisor) {
 		b.wantGroup(pid, groups+pod.ID)
 		if net, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/net", pid)); pid != supervisor && (err != nil || net == nodes) {
 			b.t.Errorf("process %d of the machine has the node's network: %s, %v", pid, net, err)
 		}
 	}
-	proxy, err := b.CRI.Pid(b.ctx(), container)
-	check.Must(b.t, err)
+	proxy := check.Value(b.CRI.Pid(b.ctx(), container))(b.t)
 	b.wantGroup(proxy, groups+container)
 	used := b.memory(groups + pod.ID)
 	check.That(b.t, used >= 100*mib, "the pod's machine has %d bytes", used)
 	for name, limit := range map[string]int64{"limited": 32 * mib, "unlimited": 0} { // by the machine's memory alone
-		hungry, err := pod.Run(b.ctx(), cri.Container{Name: name, Memory: limit, Script: "exec tail /dev/zero"})
-		check.Must(b.t, err)
+		hungry := check.Value(pod.Run(b.ctx(), cri.Container{Name: name, Memory: limit, Script: "exec tail /dev/zero"}))(b.t)
 		check.Eventually(b.t, "containerd reports that the container "+name+" ran out of memory", func() bool {
 			reply, err := b.CRI.CRI.ContainerStatus(b.ctx(), &runtimeapi.ContainerStatusRequest{ContainerId: hungry})
 			return err == nil && reply.GetStatus().GetExitCode() == 137 && reply.GetStatus().GetReason() == "OOMKilled"
@@ -200,8 +194,7 @@ func (b *bench) wantGroups(pod *cri.Pod, container string) {
 // wantGroup wants a process to be in a control group of each hierarchy.
 func (b *bench) wantGroup(pid int, group string) {
 	b.t.Helper()
-	raw, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "cgroup"))
-	check.Must(b.t, err)
+	raw := check.Value(os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "cgroup")))(b.t)
 	for line := range strings.Lines(string(raw)) {
 		if !strings.HasSuffix(strings.TrimSpace(line), ":"+group) {
 			b.t.Errorf("%s is in %q and not in %s", rig.DescribeProcess(pid), line, group)
@@ -215,8 +208,7 @@ func (b *bench) memory(group string) (bytes int64) {
 	for _, dir := range rig.GroupDirs(group) {
 		for _, file := range []string{"/memory.usage_in_bytes", "/memory.current"} {
 			if raw, err := os.ReadFile(dir + file); err == nil {
-				used, err := strconv.ParseInt(strings.TrimSpace(string(raw)), 10, 64)
-				check.Must(b.t, err)
+				used := check.Value(strconv.ParseInt(strings.TrimSpace(string(raw)), 10, 64))(b.t)
 				bytes += used
 			}
 		}

@@ -82,8 +82,7 @@ func (b *bench) volumes(pod string) (all []*volume) {
 func (v *volume) publish() {
 	v.b.t.Helper()
 	v.Publish()
-	device, err := v.b.Device(v.Volume)
-	check.Must(v.b.t, err)
+	device := check.Value(v.b.Device(v.Volume))(v.b.t)
 	if v.device != "" && v.device != device { // one that may only be read is attached so
 		check.Must(v.b.t, v.b.Unwatch(v.device))
 	}
@@ -117,8 +116,7 @@ func (v *volume) unmounted(look func(dir string)) {
 // pod runs a sandbox.
 func (b *bench) pod(uid string) *cri.Pod {
 	b.t.Helper()
-	pod, err := b.CRI.RunPod(b.ctx(), uid, vmnode.Handler, 0)
-	check.Must(b.t, err)
+	pod := check.Value(b.CRI.RunPod(b.ctx(), uid, vmnode.Handler, 0))(b.t)
 	return pod
 }
 
@@ -171,8 +169,7 @@ func (v *volume) wantStats(container string) (total int64) {
 // wantSum wants a file on this machine to have the checksum that a container printed.
 func (b *bench) wantSum(path, printed string) {
 	b.t.Helper()
-	raw, err := os.ReadFile(path)
-	check.Must(b.t, err)
+	raw := check.Value(os.ReadFile(path))(b.t)
 	sum := fmt.Sprintf("%x", sha256.Sum256(raw))
 	check.That(b.t, strings.HasPrefix(printed, sum), "%s has the checksum %s, not %s", path, sum, printed)
 }

@@ -69,16 +69,14 @@ func (r *rig) as(t *testing.T, namespace, name string) account {
 	config.Impersonate = rest.ImpersonationConfig{
 		UserName: "system:serviceaccount:" + namespace + ":" + name, Groups: []string{"system:serviceaccounts", "system:authenticated"},
 	}
-	client, err := kubernetes.NewForConfig(config)
-	check.Must(t, err)
+	client := check.Value(kubernetes.NewForConfig(config))(t)
 	return account{namespace, name, client}
 }
 
 // token asks for a token of the account itself, for the audiences or the API server.
 func (a account) token(t *testing.T, audiences ...string) string {
 	t.Helper()
-	token, err := a.tokenOf(t, a.name, audiences...)
-	check.Must(t, err)
+	token := check.Value(a.tokenOf(t, a.name, audiences...))(t)
 	return token
 }
 

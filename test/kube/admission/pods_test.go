@@ -113,8 +113,7 @@ func livingPods(t *testing.T, r *rig) {
 		{"", `{"crust-proxy.dev/defer": null}`, ""},
 	} {
 		p := pod("kata", claim("data"), annotated(is.before))
-		made, err := pods.Create(t.Context(), p, metav1.CreateOptions{})
-		check.Must(t, err)
+		made := check.Value(pods.Create(t.Context(), p, metav1.CreateOptions{}))(t)
 		var words []string
 		if is.want != "" {
 			words = []string{is.want, "Delete the pod"}

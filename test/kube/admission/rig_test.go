@@ -90,8 +90,7 @@ func (r *rig) inForce(t *testing.T) {
 		r.warnings.take()
 		return r.makes(t, deployment(1, asks, "")) == nil && len(r.warnings.take()) > 0
 	})
-	living, err := r.client.CoreV1().Pods("default").Create(t.Context(), asks, metav1.CreateOptions{})
-	check.Must(t, err)
+	living := check.Value(r.client.CoreV1().Pods("default").Create(t.Context(), asks, metav1.CreateOptions{}))(t)
 	await(t, "the policy for living pods", func() bool {
 		_, err := r.client.CoreV1().Pods("default").Patch(t.Context(), living.Name, types.MergePatchType,
 			[]byte(`{"metadata":{"annotations":{"crust-proxy.dev/defer":"*"}}}`), metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}})

@@ -83,8 +83,7 @@ func (r *rig) podWithDisk(t *testing.T) *corev1.Pod {
 	check.Must(t, err)
 	p := pod("crust", claim("data"))
 	p.Spec.NodeName = "node-a"
-	made, err := core.Pods("default").Create(t.Context(), p, metav1.CreateOptions{})
-	check.Must(t, err)
+	made := check.Value(core.Pods("default").Create(t.Context(), p, metav1.CreateOptions{}))(t)
 	return made
 }
 
@@ -92,8 +91,7 @@ func hasNoMore(t *testing.T, access string) {
 	t.Helper()
 	config, err := clientcmd.BuildConfigFromFlags("", access)
 	check.Must(t, err)
-	client, err := kubernetes.NewForConfig(config)
-	check.Must(t, err)
+	client := check.Value(kubernetes.NewForConfig(config))(t)
 	ctx := t.Context()
 	for what, try := range map[string]func() error{
 		"list secrets": func() error {

@@ -47,10 +47,8 @@ func TestBlocks(t *testing.T) {
 	check.Must(t, err)
 	f.must(append([]string{"backup", "tuesday", "--from", f.image(second), "--file", increment, "--base-file", full}, f.client()...)...)
 	f.must("restore", full, increment, "--to", restored)
-	got, err := os.ReadFile(restored)
-	check.Must(t, err)
-	want, err := os.ReadFile(f.image(second))
-	check.Must(t, err)
+	got := check.Value(os.ReadFile(restored))(t)
+	want := check.Value(os.ReadFile(f.image(second)))(t)
 	check.That(t, bytes.Equal(got, want), "what was restored is not the snapshot")
 }
 

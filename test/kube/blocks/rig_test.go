@@ -91,8 +91,7 @@ func (f *fixture) define() {
 		fmt.Sprintf(types, "cbt.storage.k8s.io", "v1beta1", "snapshotmetadataservices", "SnapshotMetadataService", "Cluster")))
 	_, err := f.Kubectl("wait", "--for=condition=Established", "--timeout=60s", "crd", "--all")
 	check.Must(f.t, err)
-	client, err := os.ReadFile("../../../deploy/kustomize/examples/changed-blocks/client.yaml")
-	check.Must(f.t, err)
+	client := check.Value(os.ReadFile("../../../deploy/kustomize/examples/changed-blocks/client.yaml"))(f.t)
 	check.Must(f.t, f.Apply(`{apiVersion: v1, kind: Namespace, metadata: {name: backup}}
 ---
 {apiVersion: v1, kind: Namespace, metadata: {name: shop}}
@@ -116,8 +115,7 @@ func (f *fixture) image(id string) string { return snapshots.Image(f.data, id) }
 // write fills MiBs of the volume.
 func (f *fixture) write(fill byte, at ...int64) {
 	f.t.Helper()
-	file, err := os.OpenFile(f.image(f.volume.ID), os.O_WRONLY, 0)
-	check.Must(f.t, err)
+	file := check.Value(os.OpenFile(f.image(f.volume.ID), os.O_WRONLY, 0))(f.t)
 	defer func() { _ = file.Close() }()
 	for _, one := range at {
 		_, err := file.WriteAt(bytes.Repeat([]byte{fill}, int(mib)), one*mib)
@@ -128,8 +126,7 @@ func (f *fixture) write(fill byte, at ...int64) {
 // snapshot makes one, with its object, and gives CSI's id.
 func (f *fixture) snapshot(name string) string {
 	f.t.Helper()
-	id, err := f.volume.Snapshot(name)
-	check.Must(f.t, err)
+	id := check.Value(f.volume.Snapshot(name))(f.t)
 	f.object(name, driver, id, true)
 	return id
 }

@@ -56,18 +56,14 @@ func StartControlPlane(t rig.T) *ControlPlane {
 // newControlPlane lays out a control plane.
 func newControlPlane(t rig.T, dir string, flags ...string) *ControlPlane {
 	t.Helper()
-	programs, err := Programs()
-	check.Must(t, err)
+	programs := check.Value(Programs())(t)
 	c := &ControlPlane{Dir: dir, t: t, programs: programs}
-	c.authority, err = newAuthority(dir)
-	check.Must(t, err)
+	c.authority = check.Value(newAuthority(dir))(t)
 	ports := freePorts(t, 3)
 	c.URL = "https://127.0.0.1:" + ports[0]
 	c.AdminKubeconfig = c.Kubeconfig("admin", "system:masters")
-	c.Admin, err = restConfig(c.AdminKubeconfig)
-	check.Must(t, err)
-	c.Client, err = kubernetes.NewForConfig(c.Admin)
-	check.Must(t, err)
+	c.Admin = check.Value(restConfig(c.AdminKubeconfig))(t)
+	c.Client = check.Value(kubernetes.NewForConfig(c.Admin))(t)
 	c.Etcd = c.etcd("http://127.0.0.1:"+ports[1], "http://127.0.0.1:"+ports[2])
 	c.APIServer = c.apiServer(ports[0], "http://127.0.0.1:"+ports[1], flags)
 	t.Cleanup(func() {
@@ -161,8 +157,7 @@ func freePorts(t rig.T, count int) (ports []string) {
 // issue writes a certificate with its key into one file, and gives its path.
 func (c *ControlPlane) issue(file string, subject pkix.Name, addresses ...net.IP) string {
 	c.t.Helper()
-	path, err := c.authority.issue(file, subject, addresses...)
-	check.Must(c.t, err)
+	path := check.Value(c.authority.issue(file, subject, addresses...))(c.t)
 	return path
 }
 
@@ -172,8 +167,7 @@ func (c *ControlPlane) Kubeconfig(user string, groups ...string) string {
 	c.t.Helper()
 	file := strings.NewReplacer(":", "-", "/", "-").Replace(user)
 	certificate := c.issue(file, pkix.Name{CommonName: user, Organization: groups})
-	path, err := c.kubeconfig(file, &api.AuthInfo{ClientCertificate: certificate, ClientKey: certificate})
-	check.Must(c.t, err)
+	path := check.Value(c.kubeconfig(file, &api.AuthInfo{ClientCertificate: certificate, ClientKey: certificate}))(c.t)
 	return path
 }
 

@@ -63,8 +63,7 @@ func Elsewhere(t rig.T) (*Kube, Ports) {
 func (c *ControlPlane) farKubeconfig() string {
 	c.t.Helper()
 	path := c.NodeKubeconfig(NodeName)
-	config, err := clientcmd.LoadFromFile(path)
-	check.Must(c.t, err)
+	config := check.Value(clientcmd.LoadFromFile(path))(c.t)
 	check.Must(c.t, api.FlattenConfig(config))
 	config.Clusters["test"].Server = strings.Replace(c.URL, "127.0.0.1", gateway, 1)
 	check.Must(c.t, clientcmd.WriteToFile(*config, path))
@@ -74,8 +73,7 @@ func (c *ControlPlane) farKubeconfig() string {
 // forward connects who connects to a socket with a port, after a greeting if there is one.
 func forward(t rig.T, socket, port string, greet func(net.Conn) error) {
 	t.Helper()
-	listener, err := net.Listen("unix", socket)
-	check.Must(t, err)
+	listener := check.Value(net.Listen("unix", socket))(t)
 	t.Cleanup(func() { _ = listener.Close() })
 	go func() {
 		for {

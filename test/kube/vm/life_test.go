@@ -50,10 +50,8 @@ func newNode(t *testing.T) *node {
 // rig has mounted for itself. It comes before the volume has a device.
 func (n *node) watch() {
 	n.T.Helper()
-	mounted, err := os.ReadFile("/proc/self/mountinfo")
-	check.Must(n.T, err)
-	n.mounts, err = mountwatch.New()
-	check.Must(n.T, err)
+	mounted := check.Value(os.ReadFile("/proc/self/mountinfo"))(n.T)
+	n.mounts = check.Value(mountwatch.New())(n.T)
 	n.T.Cleanup(func() { check.Must(n.T, n.mounts.Close()) })
 	for i := range 1024 {
 		number, name := fmt.Sprintf("7:%d", i), fmt.Sprintf("/dev/loop%d", i)

@@ -74,10 +74,8 @@ type Node struct {
 // which fails where pods that were removed have left anything.
 func New(t rig.T, opts Options) *Node {
 	t.Helper()
-	dir, err := os.MkdirTemp("/tmp", rig.Prefix("cn"))
-	check.Must(t, err)
-	programs, err := Programs()
-	check.Must(t, err)
+	dir := check.Value(os.MkdirTemp("/tmp", rig.Prefix("cn")))(t)
+	programs := check.Value(Programs())(t)
 	n := &Node{programs: programs, Dir: dir, Socket: dir + "/c.sock", opts: opts, Group: "/crust-test-" + filepath.Base(dir)}
 	n.conn = rig.Dial(t, n.Socket) // it is closed after the node's end, which calls it
 	n.CRI = runtimeapi.NewRuntimeServiceClient(n.conn)

@@ -19,11 +19,9 @@ import (
 // ShortDir makes a directory whose sockets' paths stay under the kernel's limit.
 func ShortDir(t testing.TB) string {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "h")
-	check.Must(t, err)
+	dir := check.Value(os.MkdirTemp("", "h"))(t)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	dir, err = filepath.EvalSymlinks(dir)
-	check.Must(t, err)
+	dir = check.Value(filepath.EvalSymlinks(dir))(t)
 	return dir
 }
 
@@ -59,8 +57,7 @@ func Sized(t testing.TB, v *volume.Volume, path string, size int64) {
 // CountFiles counts what is in a directory.
 func CountFiles(t testing.TB, dir string) int {
 	t.Helper()
-	entries, err := os.ReadDir(dir)
-	check.Must(t, err)
+	entries := check.Value(os.ReadDir(dir))(t)
 	return len(entries)
 }
 

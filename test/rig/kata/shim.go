@@ -61,8 +61,7 @@ func Start(opts Options) (*Shim, error) {
 // the volume of a target, as its shim does when it creates a container.
 func Bind(t rig.T, d *rig.Daemon, id, target string, mounts map[string]Statfs) *Shim {
 	t.Helper()
-	shim, err := Start(Options{Flavor: Go, SandboxID: id, Sandboxes: d.GoSandboxes, Mounts: mounts})
-	check.Must(t, err)
+	shim := check.Value(Start(Options{Flavor: Go, SandboxID: id, Sandboxes: d.GoSandboxes, Mounts: mounts}))(t)
 	t.Cleanup(func() { _ = shim.Stop() })
 	check.Must(t, WriteID(d.Kata, target, id))
 	return shim

@@ -47,11 +47,9 @@ func Image(data, id string) string {
 // Consistent reads what crust-driver's record of a snapshot says.
 func Consistent(t rig.T, data, id string) bool {
 	t.Helper()
-	records, err := filepath.Glob(data + "/volumes/*.json")
-	check.Must(t, err)
+	records := check.Value(filepath.Glob(data + "/volumes/*.json"))(t)
 	for _, path := range records {
-		raw, err := os.ReadFile(path)
-		check.Must(t, err)
+		raw := check.Value(os.ReadFile(path))(t)
 		var record struct {
 			ID       string `json:"id"`
 			Snapshot struct {
@@ -71,8 +69,7 @@ func Consistent(t rig.T, data, id string) bool {
 // and no journal is replayed.
 func AsItIs(t rig.T, image, fs string, look func(dir string)) error {
 	t.Helper()
-	device, err := loopdev.Attach(image, loopdev.Options{ReadOnly: true})
-	check.Must(t, err)
+	device := check.Value(loopdev.Attach(image, loopdev.Options{ReadOnly: true}))(t)
 	defer func() { check.Must(t, loopdev.Detach(device)) }()
 	dir := t.TempDir()
 	options := mountopt.NoReplay(fs)

@@ -72,9 +72,7 @@ func newNode(t rig.T, programs string) *Node {
 	n := new(Node)
 	// Its thread ends with it, and with a thread all processes that it has started: so it
 	// comes before them and goes after them.
-	var err error
-	n.Mounts, err = mountwatch.New()
-	check.Must(t, err)
+	n.Mounts = check.Value(mountwatch.New())(t)
 	t.Cleanup(func() { check.Must(t, n.Mounts.Close()) })
 	n.Daemon = rig.NewDaemon(t)
 	n.Daemon.Programs = programs

@@ -27,8 +27,7 @@ func Install(t rig.T, dir string, program func(name string) string) *Runtime {
 	t.Helper()
 	r := &Runtime{Program: dir + "/crust-vm", State: "/run/" + rig.Prefix("vm"), Config: dir + "/crust-vm.json"}
 	for _, name := range []string{"crust-vm", "crust-vm-agent"} {
-		raw, err := os.ReadFile(program(name))
-		check.Must(t, err)
+		raw := check.Value(os.ReadFile(program(name)))(t)
 		check.Must(t, os.WriteFile(dir+"/"+name, raw, 0o755)) //nolint:gosec // a program
 	}
 	r.Configure(t, map[string]any{})
@@ -66,8 +65,7 @@ func (r *Runtime) Configure(t rig.T, changes map[string]any) {
 	t.Helper()
 	keys := map[string]any{"kernel": Kernel(t), "stateDir": r.State, "program": r.Program, "bootTimeoutSeconds": 180, "memoryMiB": 320}
 	maps.Copy(keys, changes)
-	raw, err := json.Marshal(keys)
-	check.Must(t, err)
+	raw := check.Value(json.Marshal(keys))(t)
 	check.Must(t, os.WriteFile(r.Config, raw, 0o600))
 }
 
