@@ -1,7 +1,6 @@
 package history
 
 import (
-	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -227,15 +226,4 @@ func TestFileThatCannotBeUsed(t *testing.T) {
 	h.Add(&adminv1.VolumeEvent{Id: "volume-2", What: "published"})
 	want(t, h, "", "1 published : \n1 published : ")
 	h.Close()
-}
-
-// BenchmarkCall is what the history adds to a call.
-func BenchmarkCall(b *testing.B) {
-	h := Open(b.TempDir(), nil, zap.NewNop())
-	defer h.Close()
-	for i := range b.N {
-		h.Call(context.Background(), csi.Node_NodePublishVolume_FullMethodName, &telemetry.Call{
-			Volume: fmt.Sprint("volume-", i%10000), Driver: "ebs", CSIVolume: fmt.Sprint("vol-", i%10000), Target: target, Handler: "kata",
-		}, "")
-	}
 }

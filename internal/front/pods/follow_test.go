@@ -24,7 +24,7 @@ func TestAWatchThatBreaksIsTakenUpAgain(t *testing.T) {
 			f.putBound("data")
 			f.put(aPod("a", "data"), aPod("b"))
 			c := start(t, f, patient)
-			must(t)(c.ByUID(t.Context(), "uid-a"))
+			check.Value(c.ByUID(t.Context(), "uid-a"))(t)
 			for i, pod := range numbered("new", 3) {
 				f.cutWatches()
 				if i == 2 { // what happened in between is not told any more
@@ -32,7 +32,7 @@ func TestAWatchThatBreaksIsTakenUpAgain(t *testing.T) {
 					f.forget()
 				}
 				f.put(aPod(pod))
-				must(t)(c.ByUID(t.Context(), "uid-"+pod))
+				check.Value(c.ByUID(t.Context(), "uid-"+pod))(t)
 			}
 			eventually(t, c, "the removed pod is gone", func() bool { return c.State().Pods == 4 })
 			listed := f.count("list pods")
@@ -58,11 +58,11 @@ func TestTheAPIServerIsAway(t *testing.T) {
 	eventually(t, c, "that is noticed", func() bool { return len(c.State().Problems) == 3 })
 	gets := f.count("get persistentvolumeclaimsdefault/open")
 	for range 3 { // what is known is told
-		p := must(t)(c.ByUID(t.Context(), "uid-a"))
+		p := check.Value(c.ByUID(t.Context(), "uid-a"))(t)
 		check.That(t, p.RuntimeHandler == "kata-qemu" && p.Volumes[0].VolumeID == "vol-data", "got %+v", p)
 		users := usersOf(t, c, "vol-data")
 		check.That(t, slices.Equal(users, []string{"a", "half"}), "using: %v", users)
-		half := must(t)(c.ByUID(t.Context(), "uid-half"))
+		half := check.Value(c.ByUID(t.Context(), "uid-half"))(t)
 		refused(t, unknownOf(t, half, "open"), volume.Timeout, "default/open", "cannot be reached", f.server.URL, "since 20")
 	}
 	f.put(aPod("new", "later"))
@@ -123,7 +123,7 @@ func TestAKubeconfigThatComesLate(t *testing.T) {
 	s := c.State()
 	check.That(t, len(s.Problems) == 1 && strings.Contains(s.Problems[0], path) && strings.Contains(s.Problems[0], "does not exist"), "state %+v", s)
 	f.writeKubeconfig(path)
-	must(t)(c.ByUID(t.Context(), "uid-a"))
+	check.Value(c.ByUID(t.Context(), "uid-a"))(t)
 }
 
 func TestAKubeconfigThatLeadsElsewhereNow(t *testing.T) {
@@ -133,12 +133,12 @@ func TestAKubeconfigThatLeadsElsewhereNow(t *testing.T) {
 	moved.put(aPod("a", "data"), aPod("b"))
 	path := old.kubeconfig()
 	c := startWith(t, path, patient)
-	must(t)(c.ByUID(t.Context(), "uid-a"))
+	check.Value(c.ByUID(t.Context(), "uid-a"))(t)
 	old.setAway(true)
 	moved.writeKubeconfig(path)
-	must(t)(c.ByUID(t.Context(), "uid-b"))
+	check.Value(c.ByUID(t.Context(), "uid-b"))(t)
 	// What was learned before holds.
-	got := must(t)(c.ByUID(t.Context(), "uid-a"))
+	got := check.Value(c.ByUID(t.Context(), "uid-a"))(t)
 	check.That(t, got.Volumes[0].VolumeID == "vol-data", "got %+v", got)
 	synced(t, c)
 }

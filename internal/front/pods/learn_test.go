@@ -39,10 +39,10 @@ func TestAClaimThatIsBoundLate(t *testing.T) {
 	c := start(t, f, hasty)
 	synced(t, c)
 	eventually(t, c, "the other volume is known", func() bool {
-		return unknownOf(t, must(t)(c.ByUID(t.Context(), "uid-a")), "data") == nil
+		return unknownOf(t, check.Value(c.ByUID(t.Context(), "uid-a"))(t), "data") == nil
 	})
 	refusedInTheEnd(t, c, func() error {
-		return unknownOf(t, must(t)(c.ByUID(t.Context(), "uid-a")), "late")
+		return unknownOf(t, check.Value(c.ByUID(t.Context(), "uid-a"))(t), "late")
 	}, volume.Busy, "default/late", "not bound")
 	refusedInTheEnd(t, c, func() error {
 		_, err := c.Using(t.Context(), driver, "vol-late")
@@ -53,7 +53,7 @@ func TestAClaimThatIsBoundLate(t *testing.T) {
 		pods, err := c.Using(t.Context(), driver, "vol-late")
 		return err == nil && len(pods) == 1 && pods[0].Name == "a"
 	})
-	got := must(t)(c.ByUID(t.Context(), "uid-a"))
+	got := check.Value(c.ByUID(t.Context(), "uid-a"))(t)
 	check.That(t, unknownOf(t, got, "late") == nil, "got %+v", got)
 }
 
@@ -63,17 +63,17 @@ func TestClaimsAreAskedForOnceInAPodsLife(t *testing.T) {
 	f.put(aPod("a", "data"))
 	c := start(t, f, patient)
 	for range 3 {
-		must(t)(c.ByUID(t.Context(), "uid-a"))
+		check.Value(c.ByUID(t.Context(), "uid-a"))(t)
 		usersOf(t, c, "vol-data")
 	}
 	changed := aPod("a", "data")
 	changed.Annotations = map[string]string{policy.AnnotationKey: "*"}
 	f.put(changed)
-	eventually(t, c, "the change is seen", func() bool { return must(t)(c.ByUID(t.Context(), "uid-a")).Asks == "*" })
+	eventually(t, c, "the change is seen", func() bool { return check.Value(c.ByUID(t.Context(), "uid-a"))(t).Asks == "*" })
 	f.forget() // all is listed anew
 	f.put(aPod("b"))
 	eventually(t, c, "the new list is seen", func() bool { return c.State().Pods == 2 })
-	must(t)(c.ByUID(t.Context(), "uid-a"))
+	check.Value(c.ByUID(t.Context(), "uid-a"))(t)
 	k, _ := c.pods.find("uid-a")
 	failed := c.resolver.learn(t.Context(), known{pod: k.pod}) // a caller who read the pod before the claim was known
 	n := f.count("get persistentvolumeclaimsdefault/data")
@@ -86,14 +86,14 @@ func TestAPodMadeAnewIsLearnedAnew(t *testing.T) {
 	f.putBound("data")
 	f.put(aPod("web-0", "data"))
 	c := start(t, f, patient)
-	must(t)(c.ByUID(t.Context(), "uid-web-0"))
+	check.Value(c.ByUID(t.Context(), "uid-web-0"))(t)
 	f.remove(aPod("web-0"))
 	pvc, pv := bound("data")
 	pvc.UID, pv.Spec.ClaimRef.UID, pv.Spec.CSI.VolumeHandle = "another", "another", "vol-2"
 	again := aPod("web-0", "data")
 	again.UID = "uid-again"
 	f.put(pvc, pv, again)
-	got := must(t)(c.ByUID(t.Context(), "uid-again"))
+	got := check.Value(c.ByUID(t.Context(), "uid-again"))(t)
 	check.That(t, got.Volumes[0].VolumeID == "vol-2", "got %+v", got)
 	eventually(t, c, "the old one is gone", func() bool { return c.State().Pods == 1 })
 }
@@ -110,7 +110,7 @@ func TestThoseWhoAskAtOnceShareOneGet(t *testing.T) {
 	var asking sync.WaitGroup
 	for range 5 {
 		asking.Go(func() { usersOf(t, c, "vol-data") })
-		asking.Go(func() { must(t)(c.ByUID(t.Context(), "uid-b")) })
+		asking.Go(func() { check.Value(c.ByUID(t.Context(), "uid-b"))(t) })
 	}
 	release()
 	asking.Wait()
@@ -130,9 +130,9 @@ func TestAGetThatHangsHoldsUpNobody(t *testing.T) {
 	synced(t, c)
 	_, err := c.Using(t.Context(), driver, "vol-data")
 	refused(t, err, volume.Timeout, "default/data", "did not answer in time")
-	got := must(t)(c.ByUID(t.Context(), "uid-a"))
+	got := check.Value(c.ByUID(t.Context(), "uid-a"))(t)
 	refused(t, unknownOf(t, got, "data"), volume.Timeout)
-	must(t)(c.ByUID(t.Context(), "uid-plain"))
+	check.Value(c.ByUID(t.Context(), "uid-plain"))(t)
 }
 
 func TestVolumesThatAreNotThePods(t *testing.T) {
@@ -176,7 +176,7 @@ func TestVolumesThatAreNotThePods(t *testing.T) {
 			c := start(t, f, hasty)
 			synced(t, c)
 			refusedInTheEnd(t, c, func() error {
-				return unknownOf(t, must(t)(c.ByUID(t.Context(), "uid-a")), "data")
+				return unknownOf(t, check.Value(c.ByUID(t.Context(), "uid-a"))(t), "data")
 			}, volume.Busy, one.want...)
 			refusedInTheEnd(t, c, func() error {
 				_, err := c.Using(t.Context(), driver, "vol-data")
@@ -199,7 +199,7 @@ func TestVolumesOfFormerKindsAreTheirDrivers(t *testing.T) {
 		Cinder: &corev1.CinderVolumeSource{VolumeID: "c-1", FSType: "xfs"},
 	}})
 	f.put(pvc, pv, share, sharePV, p)
-	got := must(t)(start(t, f, patient).ByUID(t.Context(), "uid-a"))
+	got := check.Value(start(t, f, patient).ByUID(t.Context(), "uid-a"))(t)
 	if len(got.Volumes) != 2 || got.Volumes[0].Driver != "ebs.csi.aws.com" || got.Volumes[0].VolumeID != "vol-0123" ||
 		got.Volumes[1].Driver != "cinder.csi.openstack.org" || got.Volumes[1].VolumeID != "c-1" {
 		t.Errorf("got %+v", got.Volumes)
@@ -222,9 +222,9 @@ func TestStaticPodsAreKnownByKubeletsUID(t *testing.T) {
 	f.put(mirror("static", hash), orphan, mirror("liar", victim), mirror("twin-a", "twins"), mirror("twin-b", "twins"))
 	c := start(t, f, hasty)
 	synced(t, c)
-	got := must(t)(c.ByUID(t.Context(), hash))
+	got := check.Value(c.ByUID(t.Context(), hash))(t)
 	check.That(t, got.Name == "static" && got.UID == hash && got.Volumes[0].VolumeID == inlineID(hash, "v"), "got %+v", got)
-	must(t)(c.ByUID(t.Context(), "uid-static"))
+	check.Value(c.ByUID(t.Context(), "uid-static"))(t)
 	for _, uid := range []string{victim, "aaaa402abc4b2a76b9719d911017c592", "twins"} {
 		_, err := c.ByUID(t.Context(), uid)
 		refused(t, err, volume.Busy, uid)
@@ -265,7 +265,7 @@ func TestHostileTextIsBounded(t *testing.T) {
 		}})
 	}
 	f.put(p)
-	got := must(t)(start(t, f, patient).ByUID(t.Context(), "uid-a"))
+	got := check.Value(start(t, f, patient).ByUID(t.Context(), "uid-a"))(t)
 	_, err := policy.ParseAnnotation(got.Asks)
 	check.That(t, err != nil && len(got.Asks) <= policy.MaxAnnotation+8, "%d bytes of the annotation", len(got.Asks))
 	check.That(t, len(got.Volumes) == maxVolumes, "%d volumes", len(got.Volumes))

@@ -60,7 +60,7 @@ func TestAllThatIsToldOfAPod(t *testing.T) {
 	f.put(p)
 
 	c := start(t, f, patient)
-	got := must(t)(c.ByUID(t.Context(), "uid-web-0"))
+	got := check.Value(c.ByUID(t.Context(), "uid-web-0"))(t)
 	want := decision.Pod{
 		UID: "uid-web-0", Namespace: "default", Name: "web-0", RuntimeHandler: "kata-qemu", FSGroup: "2000",
 		FSGroupPolicy: volume.GroupOnMismatch, Asks: "data, logs",
@@ -167,7 +167,7 @@ func TestRuntimeClassIsNeverGuessed(t *testing.T) {
 		_, err := c.Using(t.Context(), driver, "vol-data")
 		return err
 	}, volume.Busy, "runtime class kata")
-	p := must(t)(c.ByUID(t.Context(), "uid-plain"))
+	p := check.Value(c.ByUID(t.Context(), "uid-plain"))(t)
 	check.That(t, p.RuntimeHandler == "", "the default runtime is %q", p.RuntimeHandler)
 	f.put(class("kata", "kata-clh"))
 	eventually(t, c, "the class is known", func() bool { _, err := c.ByUID(t.Context(), "uid-a"); return err == nil })
@@ -216,7 +216,7 @@ func TestOrderOfThoseWhoWantAVolume(t *testing.T) {
 	users = usersOf(t, c, "vol-data")
 	check.That(t, slices.Equal(users, []string{"dying"}), "using: %v", users)
 	// What has ended is still known: it may be asked for by name.
-	must(t)(c.ByUID(t.Context(), "uid-ended"))
+	check.Value(c.ByUID(t.Context(), "uid-ended"))(t)
 }
 
 func TestGroupIsForWhatKubeletWouldChange(t *testing.T) {
@@ -263,7 +263,7 @@ func TestGroupIsForWhatKubeletWouldChange(t *testing.T) {
 			if one.driver != nil {
 				f.put(one.driver)
 			}
-			got := must(t)(start(t, f, patient).ByUID(t.Context(), "uid-a"))
+			got := check.Value(start(t, f, patient).ByUID(t.Context(), "uid-a"))(t)
 			check.That(t, len(got.Volumes) == 1 && got.Volumes[0].NoGroup != one.want && got.FSGroup == "7", "got %+v", got)
 		})
 	}
@@ -289,7 +289,7 @@ func TestGroupWaitsForDrivers(t *testing.T) {
 	eventually(t, c, "the failure is seen", func() bool { return c.health.problem(allDrivers) != nil && c.pods.table.ready() })
 	_, err := c.ByUID(t.Context(), "uid-grouped")
 	refused(t, err, volume.Timeout, "fsGroup", allDrivers, "does not allow", "Forbidden")
-	must(t)(c.ByUID(t.Context(), "uid-plain"))
+	check.Value(c.ByUID(t.Context(), "uid-plain"))(t)
 	s := c.State()
 	check.That(t, !s.Synced["csidrivers"] && s.Synced["pods"] && len(s.Problems) == 1 && strings.Contains(s.Problems[0], thisNode), "state %+v", s)
 }

@@ -16,7 +16,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 
-	"github.com/crust-proxy/crust-proxy/internal/front/csi/decision"
 	"github.com/crust-proxy/crust-proxy/internal/ground/apiserver"
 	"github.com/crust-proxy/crust-proxy/test/check"
 )
@@ -92,14 +91,6 @@ func eventually(t *testing.T, c *Cluster, what string, is func() bool) {
 func synced(t *testing.T, c *Cluster) {
 	t.Helper()
 	eventually(t, c, "everything is known", func() bool { return c.Problem() == nil })
-}
-
-func must(t *testing.T) func(decision.Pod, error) decision.Pod {
-	return func(p decision.Pod, err error) decision.Pod {
-		t.Helper()
-		check.Must(t, err)
-		return p
-	}
 }
 
 // usersOf names the pods that want a volume.

@@ -253,24 +253,3 @@ func TestAServerHidesNoOther(t *testing.T) {
 	found, err = s.Find(t.Context(), nil, f)
 	check.That(t, len(found) == 1 && err == nil, "a process that counts: %v, %v", found, err)
 }
-
-// BenchmarkFind is a scan of this machine, with as many descriptors more as CRUST_DESCRIPTORS says.
-func BenchmarkFind(b *testing.B) {
-	s := New()
-	if more := os.Getenv("CRUST_DESCRIPTORS"); more != "" {
-		start(b, "many", more)
-	}
-	for b.Loop() {
-		_, err := s.Find(b.Context(), nil, File{Block: true, Major: 7, Minor: 1 << 19})
-		check.Must(b, err)
-	}
-	processes, descriptors := 0, 0
-	tables, _ := filepath.Glob("/proc/[0-9]*/fd")
-	for _, table := range tables {
-		if open, err := os.ReadDir(table); err == nil && len(open) > 0 {
-			processes, descriptors = processes+1, descriptors+len(open)
-		}
-	}
-	b.ReportMetric(float64(processes), "processes")
-	b.ReportMetric(float64(descriptors), "descriptors")
-}
