@@ -323,7 +323,9 @@ func (d *daemon) serveUntilDone(ctx context.Context, servers *servers) error {
 		d.log.Warn("systemd was not notified", zap.Error(err))
 	}
 	d.log.Info("serving", zap.String("version", sys.Version()))
-	debug.SetGCPercent(gcPercent)
+	if os.Getenv("GOGC") == "" {
+		debug.SetGCPercent(gcPercent)
+	}
 	time.AfterFunc(time.Second, debug.FreeOSMemory) // the start needs much more memory than the rest
 	return group.Wait()
 }

@@ -92,6 +92,7 @@ func (p *pass) next() *entry {
 }
 
 func (p *pass) call(known *entry) (left bool) {
+	began := time.Now()
 	late := time.AfterFunc(slow, p.another)
 	defer late.Stop()
 	running, err := p.table.work.Begin(known.rec.Key)
@@ -101,7 +102,7 @@ func (p *pass) call(known *entry) (left bool) {
 	if err != nil {
 		return false
 	}
-	leave := time.AfterFunc(leaveTime, func() {
+	leave := time.AfterFunc(leaveTime-time.Since(began), func() {
 		if running.Leave() {
 			p.work()
 		}

@@ -63,17 +63,17 @@ func (c *counter) loopProgram() (*ebpf.Program, error) {
 	if c.loop != nil {
 		return c.loop, nil
 	}
+	module, err := os.Open("/sys/kernel/btf/loop")
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", errLoopDriver, err)
+	}
+	defer func() { _ = module.Close() }() // read-only
 	defer btf.FlushKernelSpec()
 	l, err := kernelLayout()
 	if err != nil {
 		return nil, err
 	}
 	fields := l.file()
-	module, err := os.Open("/sys/kernel/btf/loop")
-	if err != nil {
-		return nil, fmt.Errorf("%w: %w", errLoopDriver, err)
-	}
-	defer func() { _ = module.Close() }() // read-only
 	if l.spec, err = btf.LoadSplitSpecFromReader(module, l.spec); err != nil {
 		return nil, err
 	}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/btf"
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 )
@@ -48,6 +49,7 @@ const (
 )
 
 func newNamer() (*namer, error) {
+	defer btf.FlushKernelSpec()
 	l, err := kernelLayout()
 	if err != nil {
 		return nil, err

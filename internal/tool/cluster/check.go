@@ -68,7 +68,7 @@ func checkAll(ctx context.Context, a *access, k *api, states []*state) []checked
 	}
 	all = append(all, compare("versions", answered, "of crust-proxy; this program is "+sys.Version(), "finish the upgrade, and use the same version here",
 		func(s *state) string { return s.view.GetNode().GetVersion() }, sys.Version()))
-	all = append(all, compare("configuration", answered, "in force", "crustctl nodes -o wide; a change is taken up within a minute, or needs a restart",
+	all = append(all, compare("configuration", answered, "in force", "crustctl nodes -o wide; a change is taken up within two minutes, or needs a restart",
 		func(s *state) string { return show.ShortID(s.view.GetNode().GetConfigDigest()) }, ""))
 	all = append(all, checkParts("driver", answered, func(s *state, add func(string, string)) {
 		for _, d := range s.view.GetDrivers().GetDrivers() {
