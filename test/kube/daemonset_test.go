@@ -238,7 +238,7 @@ func (d *daemonSet) wantHealthy() {
 	d.k.T.Helper()
 	out := d.crustctl("list")
 	check.That(d.k.T, strings.Contains(out, "BOUND"), "crustctl shows no volume that is bound:\n%s", out)
-	found := d.crustctl("doctor")
+	found := d.crustctl("doctor", "--wait", "2m")
 	check.That(d.k.T, strings.Contains(found, " 0 errors"), "crustctl doctor finds errors:\n%s", found)
 }
 

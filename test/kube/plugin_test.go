@@ -117,6 +117,12 @@ func TestKubectlCrust(t *testing.T) {
 	d.waitReady("")
 	d.start(pod)
 
+	k.Eventually("both drivers are ready", func(context.Context) error {
+		if out := p.run("nodes"); !strings.Contains(out, "2/2") {
+			return errors.New(out)
+		}
+		return nil
+	})
 	p.wants("nodes", "node-1", " 1 1 0 0 0 2/2", "<nil>")
 	p.wants("volumes -n default", "node-1 BOUND default/shown", cluster.Block+" crust")
 	p.wants("check", "ok cluster Kubernetes v1.", "ok installation DaemonSet crust-proxy/crust-proxy: 1 of 1", "ok daemons 1 of 1", "ok driver "+cluster.Block,

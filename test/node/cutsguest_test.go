@@ -343,7 +343,8 @@ func (l *cutLoad) configures() {
 			path := d.Dir + "/config.yaml"
 			check.Must(l.t, os.WriteFile(path+".new", []byte(d.Config()), 0o600))
 			check.Must(l.t, os.Rename(path+".new", path))
-			check.Eventually(l.t, "the configuration is accepted", func() bool { return strings.Count(d.Log(), "configuration reloaded") == i })
+			d.Signal(unix.SIGHUP)
+			check.Eventually(l.t, "the configuration is accepted", func() bool { return strings.Count(d.Log(), "configuration reloaded") >= i })
 			return nil
 		})
 	}

@@ -12,6 +12,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/kube/cluster"
@@ -155,6 +156,12 @@ func (n *member) gone(what, script string) {
 
 // rebooted: the same pods come back with their data.
 func (n *member) rebooted() {
+	before := make(map[types.UID]int32)
+	for _, p := range n.pods {
+		is, err := p.Get(n.t.Context())
+		n.k.Must(err)
+		before[is.UID] = restarts(is)
+	}
 	n.reboot()
 	for _, p := range n.pods {
 		n.k.Eventually("pod "+p.Name+" runs again", func(ctx context.Context) error {
@@ -162,8 +169,11 @@ func (n *member) rebooted() {
 			if err != nil {
 				return err
 			}
+			if now := restarts(is); now < before[is.UID]+int32(len(is.Status.ContainerStatuses)) { //nolint:gosec // two
+				return fmt.Errorf("its containers began anew %d times; %v", now, p.Events())
+			}
 			for _, c := range is.Status.ContainerStatuses {
-				if c.RestartCount == 0 || !c.Ready {
+				if !c.Ready {
 					return fmt.Errorf("%+v; %v", c, p.Events())
 				}
 			}
@@ -172,6 +182,13 @@ func (n *member) rebooted() {
 	}
 	n.k.Must(n.k.Mend()) // the sidecars had lost their driver
 	n.wantData(2)
+}
+
+func restarts(pod *corev1.Pod) (all int32) {
+	for _, c := range pod.Status.ContainerStatuses {
+		all += c.RestartCount
+	}
+	return all
 }
 
 // drained: pods are evicted by the API, and leave nothing on the node. The set's next ones find none.

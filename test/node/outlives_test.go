@@ -106,6 +106,7 @@ func (l life) another(signal unix.Signal) {
 // hung: systemd's watchdog ends a daemon that does not answer, which then logs where it was.
 func (l life) hung() {
 	l.another(unix.SIGSTOP)
+	rig.Command(l.t, "journalctl", "--sync")
 	said := rig.Command(l.t, "journalctl", "--no-pager", "--boot", "--unit=crust-proxy.service")
 	check.Says(l.t, "the journal", said, "Watchdog timeout", "SIGABRT: abort", "goroutine ")
 }

@@ -237,6 +237,6 @@ func (l *life) end() {
 		return err
 	})
 	rig.Fsck(l.t, l.fs, l.device)
-	left := check.Left(30*time.Second, 100*time.Millisecond, func() []string { return rig.MountPoints("/run/crust") })
+	left := check.Left(2*time.Minute, 100*time.Millisecond, func() []string { return rig.MountPoints("/run/crust") })
 	check.That(l.t, len(left) == 0, "it left %q", left)
 }

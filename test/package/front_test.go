@@ -145,7 +145,7 @@ func (f *frontService) testStopDuringMkfs(v *volume) {
 	check.That(f.t, status.Code(err) == codes.Aborted, "an unpublish while mkfs still runs gave %v, want Aborted", err)
 	f.run("touch", "/run/mkfs-go")
 	f.wait("end mkfs", func() bool { return f.command("kill", "-0", pid).Run() != nil })
-	check.Must(f.t, v.TryPublish())
+	check.Retried(f.t, "publish", v.TryPublish)
 	f.wantHandedOver(v)
 	last := f.mkfsPid()
 	check.That(f.t, last == pid, "mkfs was run more than once: %s, %s", pid, last)
@@ -200,7 +200,7 @@ func (f *frontService) testRestart(volumes []*volume) {
 	f.register()
 	for _, v := range volumes {
 		f.wantHandedOver(v)
-		check.Must(f.t, v.TryPublish()) // as kubelet repeats it
+		check.Retried(f.t, "publish", v.TryPublish) // as kubelet repeats it
 	}
 	kept := f.property("NFileDescriptorStore")
 	check.That(f.t, kept == strconv.Itoa(len(volumes)), "systemd keeps %s descriptors for %d volumes", kept, len(volumes))

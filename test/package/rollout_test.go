@@ -27,7 +27,7 @@ func TestRollOut(t *testing.T) {
 	scp := put("scp", "#!/bin/sh\nexec cp \"$1\" /proc/%d/root\"${2#*:}\"\n", m.init)
 	rollOut := func(args ...string) (string, error) {
 		cmd := exec.Command(repository(t)+"/deploy/nodes/roll-out.sh", args...)
-		cmd.Env = append(os.Environ(), "SSH="+ssh, "SCP="+scp, "WAIT=20s")
+		cmd.Env = append(os.Environ(), "SSH="+ssh, "SCP="+scp, "WAIT=1m")
 		out, err := cmd.CombinedOutput()
 		return string(out), err
 	}

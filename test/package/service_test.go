@@ -248,6 +248,7 @@ func (s *service) testBadConfiguration() {
 	pid := s.property("MainPID")
 	out, err := s.command("systemctl", "reload", "crust-proxy").CombinedOutput()
 	check.That(s.t, err != nil, "a bad file was reloaded: %s", out)
+	s.run("journalctl", "--sync")
 	if said := s.run("systemctl", "status", "--no-pager", "crust-proxy"); !strings.Contains(said, "no-such-key") {
 		s.t.Errorf("systemctl status does not say why the reload failed:\n%s", said)
 	}

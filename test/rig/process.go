@@ -19,9 +19,9 @@ import (
 
 const (
 	// startTime is how long a process may take until it serves.
-	startTime = time.Minute
+	startTime = 3 * time.Minute
 	// stopTime is how long one may take to end when it is asked to.
-	stopTime = 30 * time.Second
+	stopTime = 2 * time.Minute
 	// logTail is how much of a log errors show.
 	logTail = 6000
 )

@@ -45,7 +45,7 @@ func (b *bench) wantProgress(container string) {
 	b.t.Helper()
 	// The file is empty for a moment, each time.
 	b.exec(container, `was=
-for i in $(seq 300); do
+for i in $(seq 1200); do
 	now=$(cat /tmp/count 2>/dev/null)
 	was=${was:-$now}
 	[ -n "$now" ] && [ "$now" -gt "$was" ] && exit 0

@@ -25,7 +25,7 @@ import (
 // that kubelet does with them, in two machines, each with another virtiofsd. Never is one
 // mounted on the host.
 func TestLifeOfAVolume(t *testing.T) {
-	t.Setenv("CRUST_FAILPOINTS", "crust-vm-unplugged=sleep:4s")
+	t.Setenv("CRUST_FAILPOINTS", "crust-vm-unplugged=sleep:15s")
 	pool := rig.Pool(t, "xfs", rig.Disk(t, 8<<30, "xfs")) // which shares data, so that volumes in use have snapshots
 	b := newBench(t, "--data-dir", pool)
 	b.Driver.Data = pool

@@ -140,7 +140,7 @@ func (c *Cluster) Logs() string {
 // volume any more.
 func (c *Cluster) close() {
 	if c.Kubelet.Alive() && c.APIServer.Alive() {
-		_, err := c.Kubectl("delete", "pods", "--all", "--all-namespaces", "--grace-period=1", "--timeout=60s")
+		_, err := c.Kubectl("delete", "pods", "--all", "--all-namespaces", "--grace-period=1", "--timeout="+Patience.String())
 		c.check(errors.Join(err, c.WantNothingLeft(), c.Kubelet.Stop()))
 	}
 	for _, one := range []*rig.Process{c.Kubelet, c.Scheduler, c.Controllers, c.Proxy, c.APIServer, c.Etcd} {

@@ -30,7 +30,7 @@ func (k *Kube) StartSidecars(drivers ...string) {
 	k.Must(err)
 	_, err = k.Kubectl("apply", "--server-side", "--kustomize", programs+"/crd")
 	k.Must(err)
-	_, err = k.Kubectl("wait", "--for=condition=established", "--timeout=60s", "customresourcedefinitions", "--all")
+	_, err = k.Kubectl("wait", "--for=condition=established", "--timeout="+Patience.String(), "customresourcedefinitions", "--all")
 	k.Must(err)
 	for _, driver := range drivers {
 		if !k.elsewhere() {
