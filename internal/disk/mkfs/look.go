@@ -8,6 +8,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync"
 
 	"golang.org/x/sys/unix"
 
@@ -81,6 +82,9 @@ func (d *device) examine(ctx context.Context, onlyIfBlank bool) (*contents, erro
 	return found, nil
 }
 
+// buffers are used again: a MiB for each examination would have the collector run every few.
+var buffers = sync.Pool{New: func() any { return new(superblock.Aligned(window)) }}
+
 // read searches the device itself: blkid's "nothing found" can also mean "could not be read",
 // and it reads through the page cache.
 func (d *device) read(file *os.File) (*contents, error) {
@@ -97,9 +101,10 @@ func (d *device) read(file *os.File) (*contents, error) {
 	}
 	d.size = size
 	found := &contents{dataAt: -1, writeProtected: protected != 0}
-	buffer := superblock.Aligned(window)
+	buffer := buffers.Get().(*[]byte) //nolint:errcheck,forcetypeassert // buffers has nothing else
+	defer buffers.Put(buffer)
 	for _, place := range windows(size) {
-		data, err := place.read(file, buffer, size)
+		data, err := place.read(file, *buffer, size)
 		if err != nil {
 			return nil, d.errorf(volume.Internal, "cannot be read at byte %d: %w", place.start, err)
 		}
