@@ -276,7 +276,7 @@ func isGuard(dir int, key volume.Key) (bool, error) {
 	if err != nil || flags&fsImmutable == 0 {
 		return false, err
 	}
-	text := pages.Get().(*[]byte) //nolint:forcetypeassert // pages has nothing else
+	text := pages.Get().(*[]byte) //nolint:errcheck,forcetypeassert // pages has nothing else
 	defer pages.Put(text)
 	n, err := unix.Pread(fd, *text, 0)
 	if err != nil {
