@@ -308,7 +308,9 @@ func (r *remover) noteForced(v *volume.Volume) error {
 // HeldOf returns the volumes of one volume of a driver that were released by force, and whose devices
 // somebody still has open: it asks again.
 func (u Users) HeldOf(ctx context.Context, driver, volumeID string) (out []Status) {
-	isIt := func(v *volume.Volume) bool { return isOf(v, driver, volumeID) }
+	isIt := func(v *volume.Volume) bool {
+		return v.Origin != nil && v.Driver == driver && v.Origin.VolumeID == volumeID
+	}
 	if u.of == nil || !slices.ContainsFunc(u.of.Forced(), func(h claim.Held) bool { return isIt(h.Volume) }) {
 		return nil
 	}

@@ -80,16 +80,12 @@ func (b *Broker) statuses(all []*entry) []Status {
 // OfOrigin returns the deferred volumes of one volume of a driver: one for each target
 // that it is published on.
 func (b *Broker) OfOrigin(driver, volumeID string) []Status {
-	return b.statuses(b.table.where(func(e *entry) bool { return isOf(&e.rec.Volume, driver, volumeID) }))
-}
-
-func isOf(v *volume.Volume, driver, volumeID string) bool {
-	return v.Origin != nil && v.Driver == driver && v.Origin.VolumeID == volumeID
+	return b.statuses(b.table.ofOrigin(origin{driver, volumeID}))
 }
 
 // Lost returns the volumes without a usable record: which volumes of a driver they are is not
 // known.
-func (b *Broker) Lost() []Status { return b.statuses(b.table.where((*entry).isLost)) }
+func (b *Broker) Lost() []Status { return b.statuses(b.table.allLost()) }
 
 // SortByTarget orders volumes by their targets.
 func SortByTarget(all []Status) {

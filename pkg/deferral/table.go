@@ -18,6 +18,9 @@ type table struct {
 
 	mu      sync.RWMutex
 	volumes map[volume.Key]*entry
+	// lost and origins have the keys of volumes that a call would otherwise look for among all.
+	lost    map[volume.Key]bool
+	origins map[origin][]volume.Key
 	// work is what is done to volumes by each. A volume that hangs is left behind.
 	work sys.Looks[volume.Key]
 
@@ -39,9 +42,12 @@ type entry struct {
 	lost, unread error
 }
 
+// origin is a volume of a driver.
+type origin struct{ driver, id string }
+
 func newTable(observer Observer) *table {
 	return &table{
-		observer: observer, volumes: make(map[volume.Key]*entry),
+		observer: observer, volumes: make(map[volume.Key]*entry), lost: make(map[volume.Key]bool), origins: make(map[origin][]volume.Key),
 		work: sys.Looks[volume.Key]{Time: leaveTime, Most: maxLeft, Changed: observer.Changed},
 	}
 }
@@ -59,7 +65,35 @@ func (t *table) has(key volume.Key) bool { return t.get(key) != nil }
 func (t *table) enter(e *entry) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.volumes[e.rec.Key] = e
+	t.put(e)
+}
+
+// put puts a volume in the place of the one before, if there is one. The caller has the lock.
+func (t *table) put(e *entry) {
+	key := e.rec.Key
+	t.drop(key)
+	t.volumes[key] = e
+	if e.lost != nil {
+		t.lost[key] = true
+	}
+	if from := e.rec.Origin; from != nil {
+		of := origin{e.rec.Driver, from.VolumeID}
+		t.origins[of] = append(t.origins[of], key)
+	}
+}
+
+func (t *table) drop(key volume.Key) {
+	old := t.volumes[key]
+	delete(t.volumes, key)
+	delete(t.lost, key)
+	if old == nil || old.rec.Origin == nil {
+		return
+	}
+	of := origin{old.rec.Driver, old.rec.Origin.VolumeID}
+	rest := slices.DeleteFunc(t.origins[of], func(k volume.Key) bool { return k == key })
+	if t.origins[of] = rest; len(rest) == 0 {
+		delete(t.origins, of)
+	}
 }
 
 func (t *table) add(rec *record) {
@@ -69,7 +103,7 @@ func (t *table) add(rec *record) {
 
 func (t *table) remove(key volume.Key) {
 	t.mu.Lock()
-	delete(t.volumes, key)
+	t.drop(key)
 	t.mu.Unlock()
 	t.observer.Changed(key)
 }
@@ -81,7 +115,7 @@ func (t *table) replace(key volume.Key, change func(*entry)) {
 	if ok {
 		next := *old
 		change(&next)
-		t.volumes[key] = &next
+		t.put(&next)
 	}
 	t.mu.Unlock()
 	if ok {
@@ -166,7 +200,25 @@ func (t *table) where(is func(*entry) bool) (out []*entry) {
 	return out
 }
 
-func (e *entry) isLost() bool { return e.lost != nil }
+func (t *table) allLost() []*entry {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	return t.withKeys(slices.Collect(maps.Keys(t.lost)))
+}
+
+func (t *table) ofOrigin(of origin) []*entry {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	return t.withKeys(t.origins[of])
+}
+
+// withKeys needs the lock.
+func (t *table) withKeys(keys []volume.Key) (out []*entry) {
+	for _, key := range keys {
+		out = append(out, t.volumes[key])
+	}
+	return out
+}
 
 // left returns the volumes that are left behind.
 func (t *table) left() []*entry {
@@ -186,7 +238,7 @@ func (t *table) allProblems() []error {
 	t.mu.RLock()
 	out := slices.Clone(t.problems)
 	t.mu.RUnlock()
-	for _, known := range t.where((*entry).isLost) {
+	for _, known := range t.allLost() {
 		out = append(out, known.lost)
 	}
 	return out

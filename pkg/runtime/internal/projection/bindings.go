@@ -30,6 +30,7 @@ type Bindings struct {
 
 	mu      sync.RWMutex
 	entries map[volume.Key]*Entry
+	foreign map[volume.Key]*Entry // those of them that others own
 }
 
 // Entry is a volume that is tracked.
@@ -44,7 +45,7 @@ type Entry struct {
 }
 
 func newBindings(onChange func(volume.Key)) *Bindings {
-	return &Bindings{onChange: onChange, entries: make(map[volume.Key]*Entry)}
+	return &Bindings{onChange: onChange, entries: make(map[volume.Key]*Entry), foreign: make(map[volume.Key]*Entry)}
 }
 
 // Track adds a volume, or replaces its entry. It keeps the binding.
@@ -56,6 +57,10 @@ func (b *Bindings) Track(tracked Entry) {
 		tracked.Live = before.Live
 	}
 	b.entries[key] = &tracked
+	delete(b.foreign, key)
+	if tracked.Owner == Foreign {
+		b.foreign[key] = &tracked
+	}
 }
 
 // Forget removes a volume.
@@ -63,6 +68,7 @@ func (b *Bindings) Forget(key volume.Key) {
 	b.mu.Lock()
 	e, ok := b.entries[key]
 	delete(b.entries, key)
+	delete(b.foreign, key)
 	b.mu.Unlock()
 	if ok && (e.Live.Sandbox != "" || e.Owner == Foreign) {
 		b.changed(key)
@@ -189,10 +195,18 @@ func (b *Bindings) unbindAll(ended func(*Entry) bool) (unbound []volume.Key) {
 
 // Volumes lists the volumes for which want is true. Want must not call Bindings.
 func (b *Bindings) Volumes(want func(Entry) bool) []*volume.Volume {
+	return b.among(b.entries, want)
+}
+
+// Foreign lists those of others for which want is true.
+func (b *Bindings) Foreign(want func(Entry) bool) []*volume.Volume {
+	return b.among(b.foreign, want)
+}
+
+func (b *Bindings) among(entries map[volume.Key]*Entry, want func(Entry) bool) (out []*volume.Volume) {
 	b.mu.RLock()
 	defer b.mu.RUnlock()
-	var out []*volume.Volume
-	for _, e := range b.entries {
+	for _, e := range entries {
 		if want(*e) {
 			out = append(out, e.Volume)
 		}

@@ -127,7 +127,7 @@ func (s *Store) Orphans(known func(volume.Key) bool) ([]*volume.Volume, error) {
 
 // Adopted lists the volumes that other programs published.
 func (s *Store) Adopted() []*volume.Volume {
-	return s.Bindings.Volumes(func(e Entry) bool { return e.Owner == Foreign && e.Volume.Adopted })
+	return s.Bindings.Foreign(func(e Entry) bool { return e.Volume.Adopted })
 }
 
 // AdoptForeign finds the volumes that other programs published. It sets no watches; Run does.
@@ -190,7 +190,7 @@ func (s *Store) forgetRemoved(names []string) {
 	for _, name := range names {
 		there[name] = true
 	}
-	for _, v := range s.Bindings.Volumes(func(e Entry) bool { return e.Owner == Foreign && !there[e.Dir] }) {
+	for _, v := range s.Bindings.Foreign(func(e Entry) bool { return !there[e.Dir] }) {
 		e, _ := s.Bindings.Get(v.Key)
 		if owner, _, err := s.Tree.OwnerOf(e.Dir); err == nil && owner == Missing {
 			s.forget(v.Key)
