@@ -61,6 +61,9 @@ func (s *session) run(ctx context.Context) {
 // when ctx ends.
 func (s *session) attempt(ctx context.Context) error {
 	answer, err := s.registry.check.info(ctx, s.socket)
+	if err != nil && s.notified != "" { // it has exited, as it does
+		err = fmt.Errorf("%w; it was refused before: %s", err, s.notified)
+	}
 	if err != nil {
 		return err
 	}

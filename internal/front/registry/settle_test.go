@@ -49,7 +49,7 @@ func TestRegistrationThatKubeletLosesIsRenewed(t *testing.T) {
 // when the daemon starts again.
 func TestRegistrationAfterTheStartIsRenewedOnce(t *testing.T) {
 	t.Parallel()
-	w, renewed := settlingWorld(t, 3*turn)
+	w, renewed := settlingWorld(t, 15*turn)
 	w.pair()
 	check.Eventually(t, "it is renewed", func() bool { return renewed.Load() == 1 })
 	check.Eventually(t, "kubelet has seen that", func() bool { return w.kubelet.Count(kubelet.Registered) == 2 })

@@ -82,6 +82,7 @@ func share(arg string) error {
 		return err
 	}
 	runtime.LockOSThread() // whose end is that of its children
+	self := uintptr(os.Getpid())
 	for range 50 {
 		pid, _, errno := unix.RawSyscall6(unix.SYS_CLONE, unix.CLONE_FILES|uintptr(unix.SIGCHLD), 0, 0, 0, 0, 0)
 		if errno != 0 {
@@ -89,6 +90,9 @@ func share(arg string) error {
 		}
 		for pid == 0 { // in the child: only raw system calls
 			_, _, _ = unix.RawSyscall(unix.SYS_PRCTL, unix.PR_SET_PDEATHSIG, uintptr(unix.SIGKILL), 0)
+			if parent, _, _ := unix.RawSyscall(unix.SYS_GETPPID, 0, 0, 0); parent != self { // it has ended before that
+				_, _, _ = unix.RawSyscall(unix.SYS_EXIT_GROUP, 1, 0, 0)
+			}
 			_, _, _ = unix.RawSyscall6(unix.SYS_PPOLL, 0, 0, 0, 0, 0, 0) // for ever
 		}
 	}
