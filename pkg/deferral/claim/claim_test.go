@@ -214,7 +214,7 @@ func TestClaimThatIsNotKept(t *testing.T) {
 	check.That(t, err != nil, "it was claimed")
 	keeper.broken = false
 	check.Must(t, c.open.release(id))
-	check.That(t, c.open.get(id) == nil && len(keeper.keptNames) <= 0, "left are %v and %v", c.open.get(id), keeper.keptNames)
+	check.That(t, c.open.get(id) == nil && len(keeper.keptNames) == 0, "left are %v and %v", c.open.get(id), keeper.keptNames)
 }
 
 // heldAs has a device held that is none: no test without root has a device.
@@ -333,7 +333,7 @@ func TestWhatIsNotFreeIsNotClaimed(t *testing.T) {
 		pending.Suspend()
 		finder.who = "process 2"
 		err = pending.Abandon(pending.Claim(t.Context()))
-		check.That(t, volume.KindOf(err) == volume.Busy && len(c.owners.owned(v.Key)) <= 0, "%s: taken meanwhile: %v", name, err)
+		check.That(t, volume.KindOf(err) == volume.Busy && len(c.owners.owned(v.Key)) == 0, "%s: taken meanwhile: %v", name, err)
 	}
 }
 
