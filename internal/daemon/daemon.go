@@ -249,7 +249,7 @@ func (d *daemon) buildFront(cfg *config.Config) (err error) {
 	if d.front, err = d.newFront(cfg); err != nil {
 		return err
 	}
-	d.mounted = &hostMounts{volumes: d.broker.List}
+	d.mounted = &hostMounts{volumes: d.broker.All}
 	d.parts = parts{d.settings, onRecord}
 	if d.tracker != nil {
 		d.parts = append(d.parts, followed{d.tracker})

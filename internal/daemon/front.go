@@ -55,7 +55,7 @@ func (d *daemon) newFront(cfg *config.Config) (*driverFront, error) {
 	}
 	d.node.Refusals = refused
 	f := &driverFront{
-		front: front, volumes: d.broker.List, cluster: d.cluster,
+		front: front, volumes: d.broker.All, cluster: d.cluster,
 		calls:   telemetry.Interceptors{Log: d.log, Metrics: d.metrics, Tracer: d.tracer, Ended: d.history.Call},
 		callers: peercred.NewAuthorizer("authorization.csi", peercred.Policy(cfg.Authorization.CSI), d.denied),
 	}

@@ -110,7 +110,7 @@ func (v *volumes) findings() []string {
 func (v *volumes) measure(ctx context.Context, into *telemetry.NodeState) {
 	all, calls := v.node.All(), v.node.Sandboxes
 	into.BadRecords = len(v.node.Broker.Problems())
-	into.Volumes = count(v.node.AllShown(), func(status deferral.Status) (string, bool) { return v.node.StateOf(status), true })
+	into.Volumes = count(v.node.Shown(), func(status deferral.Status) (string, bool) { return v.node.StateOf(status), true })
 	// The sandboxes' last stats; kubelet requests them regularly.
 	into.Abnormal = count(all, func(status deferral.Status) (string, bool) {
 		known, ok := calls.Known(status.Volume)

@@ -1,8 +1,14 @@
 package deferral
 
 import (
+	"cmp"
 	"context"
+	"fmt"
+	"maps"
+	"math/rand/v2"
 	"runtime"
+	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -120,4 +126,44 @@ func TestLateRepairsAreReported(t *testing.T) {
 	found.add(nil, "too late", nil)
 	next := late.take(false)
 	check.That(t, len(report.Repairs) == 1 && len(next.Repairs) == 1 && next.Repairs[0].Action == "too late", "reported %v, and then %v", report, next)
+}
+
+// TestOrder: whatever is added, changed and removed, lists and pages are ordered by target.
+func TestOrder(t *testing.T) {
+	made := newTable(NoObserver{})
+	random := rand.New(rand.NewPCG(1, 2))
+	want := make(map[string]*record)
+	for range 2000 {
+		n := random.IntN(60)
+		rec := &record{Volume: volume.Volume{Key: volume.Key(fmt.Sprint(n)), Target: fmt.Sprintf("/%d", n/2)}}
+		switch random.IntN(4) {
+		case 0:
+			made.remove(rec.Key)
+			delete(want, string(rec.Key))
+		case 1:
+			made.markRemoving(rec.Key, nil)
+		default:
+			rec.Target += strings.Repeat("x", random.IntN(2)) // a key of another target does not occur, but would be found
+			made.add(rec)
+			want[string(rec.Key)] = rec
+		}
+		order := slices.SortedFunc(maps.Values(want), func(x, y *record) int {
+			return cmp.Or(cmp.Compare(x.Target, y.Target), cmp.Compare(x.Key, y.Key))
+		})
+		var got []*record
+		target, key := "", volume.Key("")
+		for len(got) <= len(order) {
+			page := made.after(target, key, 1+n%7)
+			if len(page) == 0 {
+				break
+			}
+			for _, one := range page {
+				got = append(got, one.rec)
+			}
+			target, key = got[len(got)-1].Target, got[len(got)-1].Key
+		}
+		if !slices.Equal(got, order) || len(made.all()) != len(order) {
+			t.Fatalf("%d listed by pages, %d in all, want %d", len(got), len(made.all()), len(order))
+		}
+	}
 }

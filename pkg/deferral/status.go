@@ -57,16 +57,12 @@ func (b *Broker) KeyOfTarget(targetPath string) (volume.Key, error) {
 	return t.Key, nil
 }
 
-// List returns all volumes, ordered by target.
-func (b *Broker) List() []Status {
-	all := b.All()
-	SortByTarget(all)
-	return all
-}
+// All returns all volumes, ordered by target.
+func (b *Broker) All() []Status { return b.statuses(b.table.all()) }
 
-// All returns all volumes in no order.
-func (b *Broker) All() []Status {
-	return b.statuses(b.table.all())
+// After returns the first volumes behind another one in that order. The other one need not exist.
+func (b *Broker) After(other Status, most int) []Status {
+	return b.statuses(b.table.after(other.Target, other.Key, most))
 }
 
 func (b *Broker) statuses(all []*entry) []Status {
@@ -88,13 +84,11 @@ func (b *Broker) OfOrigin(driver, volumeID string) []Status {
 func (b *Broker) Lost() []Status { return b.statuses(b.table.allLost()) }
 
 // SortByTarget orders volumes by their targets.
-func SortByTarget(all []Status) {
-	slices.SortFunc(all, func(x, y Status) int { return ByTarget(&x, &y) })
-}
+func SortByTarget(all []Status) { slices.SortFunc(all, ByTarget) }
 
 // ByTarget compares volumes by their targets. Other programs may name one target for several volumes: these
 // follow by their keys.
-func ByTarget(x, y *Status) int {
+func ByTarget(x, y Status) int {
 	return cmp.Or(strings.Compare(x.Target, y.Target), strings.Compare(string(x.Key), string(y.Key)))
 }
 

@@ -3,7 +3,9 @@ package deferral
 import (
 	"cmp"
 	"maps"
+	"math"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -21,6 +23,8 @@ type table struct {
 	// lost and origins have the keys of volumes that a call would otherwise look for among all.
 	lost    map[volume.Key]bool
 	origins map[origin][]volume.Key
+	// ordered are all volumes by their targets, so that no page looks at all; it is nil until a list is asked for.
+	ordered []*entry
 	// work is what is done to volumes by each. A volume that hangs is left behind.
 	work sys.Looks[volume.Key]
 
@@ -73,6 +77,10 @@ func (t *table) put(e *entry) {
 	key := e.rec.Key
 	t.drop(key)
 	t.volumes[key] = e
+	if t.ordered != nil {
+		at, _ := t.position(e.rec.Target, key)
+		t.ordered = slices.Insert(t.ordered, at, e)
+	}
 	if e.lost != nil {
 		t.lost[key] = true
 	}
@@ -86,7 +94,13 @@ func (t *table) drop(key volume.Key) {
 	old := t.volumes[key]
 	delete(t.volumes, key)
 	delete(t.lost, key)
-	if old == nil || old.rec.Origin == nil {
+	if old == nil {
+		return
+	}
+	if at, found := t.position(old.rec.Target, key); found {
+		t.ordered = slices.Delete(t.ordered, at, at+1)
+	}
+	if old.rec.Origin == nil {
 		return
 	}
 	of := origin{old.rec.Driver, old.rec.Origin.VolumeID}
@@ -183,11 +197,33 @@ func hangError(e *entry, since time.Time) error {
 		"and nobody else gets the device: see whether the server of the device answers", e.rec.Target, e.rec.Device.Path, since.UTC().Format(time.RFC3339))
 }
 
-func (t *table) all() []*entry {
-	t.mu.RLock()
-	defer t.mu.RUnlock()
-	return slices.Collect(maps.Values(t.volumes))
+// after returns the first volumes behind a target and key, in order.
+func (t *table) after(target string, key volume.Key, most int) []*entry {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.ordered == nil {
+		t.ordered = slices.SortedFunc(maps.Values(t.volumes), func(x, y *entry) int { return x.compare(y.rec.Target, y.rec.Key) })
+	}
+	at, found := t.position(target, key)
+	if found {
+		at++
+	}
+	return slices.Clone(t.ordered[at:min(len(t.ordered), at+most)])
 }
+
+// position needs the lock.
+func (t *table) position(target string, key volume.Key) (at int, found bool) {
+	return slices.BinarySearchFunc(t.ordered, key, func(e *entry, key volume.Key) int { return e.compare(target, key) })
+}
+
+func (e *entry) compare(target string, key volume.Key) int {
+	if order := strings.Compare(e.rec.Target, target); order != 0 {
+		return order
+	}
+	return strings.Compare(string(e.rec.Key), string(key))
+}
+
+func (t *table) all() []*entry { return t.after("", "", math.MaxInt32) }
 
 func (t *table) where(is func(*entry) bool) (out []*entry) {
 	t.mu.RLock()

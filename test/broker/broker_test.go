@@ -175,6 +175,6 @@ func (n *node) noLeftovers() {
 	mounts := rig.MountPoints(n.kubelet)
 	check.That(n.t, len(mounts) == 0, "still mounted: %v", mounts)
 	check.That(n.t, len(n.runtime.published) == 0, "still published: %v", n.runtime.published)
-	all := n.List()
+	all := n.All()
 	check.That(n.t, len(all) == 0, "still listed: %v", all)
 }

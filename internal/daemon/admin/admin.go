@@ -66,7 +66,7 @@ func Statuses(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handle grpc
 func (s *AdminServer) GetNode(ctx context.Context, _ *adminv1.GetNodeRequest) (*adminv1.GetNodeResponse, error) {
 	out := s.Daemon.Describe(ctx)
 	out.VolumesByState = make(map[string]int64)
-	for _, status := range s.Node.AllShown() {
+	for _, status := range s.Node.Shown() {
 		out.VolumesByState[s.Node.StateOf(status)]++
 	}
 	return out, nil
@@ -85,19 +85,19 @@ func (s *AdminServer) ListVolumes(_ context.Context, req *adminv1.ListVolumesReq
 	}
 	size := min(cmp.Or(int(req.GetPageSize()), defaultPage), maxPage)
 	target, key, _ := strings.Cut(req.GetPageToken(), "\x00")
-	found, more := s.Node.selected(req, &deferral.Status{Volume: &volume.Volume{Target: target, Key: volume.Key(key)}}, size)
+	found, more := s.Node.selected(req, deferral.Status{Volume: &volume.Volume{Target: target, Key: volume.Key(key)}}, size)
 	out := &adminv1.ListVolumesResponse{}
 	if more {
 		out.NextPageToken = position(found[size-1])
 	}
 	for _, status := range found {
-		out.Volumes = append(out.Volumes, s.Node.message(*status))
+		out.Volumes = append(out.Volumes, s.Node.message(status))
 	}
 	return out, nil
 }
 
 // position is a volume's position in the order of ByTarget.
-func position(status *deferral.Status) string { return status.Target + "\x00" + string(status.Key) }
+func position(status deferral.Status) string { return status.Target + "\x00" + string(status.Key) }
 
 func matches(status deferral.Status, driver, handler string) bool {
 	return (driver == "" || status.Driver == driver) && (handler == "" || status.Handler == handler)

@@ -2,6 +2,7 @@ package admin
 
 import (
 	"context"
+	"fmt"
 	"net"
 	"os"
 	"path/filepath"
@@ -185,6 +186,46 @@ func TestListPages(t *testing.T) {
 	}
 	_, err := s.admin().ListVolumes(t.Context(), &adminv1.ListVolumesRequest{PageSize: -1})
 	check.That(t, status.Code(err) == codes.InvalidArgument, "a negative page: %v", err)
+}
+
+// TestPagesOfBoth: pages of volumes on record and of others are those of one list, whatever is selected.
+func TestPagesOfBoth(t *testing.T) {
+	var all, ours, others []deferral.Status
+	for n := range 40 {
+		status := deferral.Status{Volume: &volume.Volume{Target: fmt.Sprintf("/%02d", n/2), Key: volume.Key(fmt.Sprint(n)), FSType: fmt.Sprint(n % 3)}}
+		all = append(all, status)
+		if n%7 < 4 {
+			ours = append(ours, status)
+		} else {
+			others = append(others, status)
+		}
+	}
+	slices.SortFunc(all, deferral.ByTarget)
+	slices.SortFunc(ours, deferral.ByTarget)
+	slices.Reverse(others)
+	after := func(behind deferral.Status, most int) []deferral.Status {
+		rest := slices.DeleteFunc(slices.Clone(ours), func(s deferral.Status) bool { return deferral.ByTarget(s, behind) <= 0 })
+		return rest[:min(len(rest), most)]
+	}
+	for _, fs := range []string{"", "0", "none"} {
+		selects := func(s deferral.Status) bool { return fs == "" || s.FSType == fs }
+		want := slices.DeleteFunc(slices.Clone(all), func(s deferral.Status) bool { return !selects(s) })
+		for size := 1; size <= len(all)+1; size++ {
+			var got []deferral.Status
+			behind, more := deferral.Status{Volume: &volume.Volume{}}, true
+			for more {
+				var found []deferral.Status
+				found, more = page{after, others, selects}.of(behind, size)
+				if more && len(found) != size {
+					t.Fatalf("a page of %d has %d volumes, and there are more", size, len(found))
+				}
+				if got = append(got, found...); more {
+					behind = found[size-1]
+				}
+			}
+			check.That(t, slices.EqualFunc(got, want, func(x, y deferral.Status) bool { return x.Key == y.Key }), "%q by %d: got %d of %d", fs, size, len(got), len(want))
+		}
+	}
 }
 
 // TestPagesOfVolumesWithOneTarget: other programs may name one for several volumes.

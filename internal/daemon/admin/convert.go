@@ -17,7 +17,7 @@ import (
 
 // StateOf is the name of a volume's state in metrics.
 func (n *Node) StateOf(s deferral.Status) string {
-	return strings.ToLower(strings.TrimPrefix(n.state(s).String(), "VOLUME_STATE_"))
+	return strings.ToLower(strings.TrimPrefix(adminv1.VolumeState_name[int32(n.state(s))], "VOLUME_STATE_"))
 }
 
 func (n *Node) state(s deferral.Status) adminv1.VolumeState {

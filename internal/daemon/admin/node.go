@@ -53,64 +53,88 @@ func (n *Node) byKey(key volume.Key) (deferral.Status, bool) {
 	return deferral.Status{}, false
 }
 
-// All returns all volumes, in no order.
-func (n *Node) All() []deferral.Status {
-	all := n.Broker.All()
+// adopted returns the volumes that other programs published.
+func (n *Node) adopted() (found []deferral.Status) {
 	for _, v := range n.Sandboxes.Adopted() {
 		if _, ours := n.Broker.Get(v.Key); !ours {
-			all = append(all, deferral.Status{Volume: v})
+			found = append(found, deferral.Status{Volume: v})
 		}
 	}
-	return all
+	return found
 }
+
+// All returns all volumes, in no order.
+func (n *Node) All() []deferral.Status { return append(n.Broker.All(), n.adopted()...) }
 
 // Shown returns all volumes, the refused ones, and those that are not on record and whose
 // device some process has open, ordered by target.
-func (n *Node) Shown() []deferral.Status {
-	all := n.AllShown()
+func (n *Node) Shown() []deferral.Status { return merged(n.Broker.All(), n.others()) }
+
+// others returns the volumes of Shown that the broker does not have.
+func (n *Node) others() []deferral.Status {
+	others := n.adopted()
+	known := make(map[volume.Key]bool)
+	for _, status := range others {
+		known[status.Key] = true
+	}
+	add := func(status deferral.Status) {
+		if _, ours := n.Broker.Get(status.Key); !ours && !known[status.Key] {
+			known[status.Key] = true
+			others = append(others, status)
+		}
+	}
+	for _, one := range n.refused() {
+		add(statusOfRefusal(&one))
+	}
+	for _, one := range n.Broker.Users().Held() {
+		add(deferral.HeldStatus(one))
+	}
+	return others
+}
+
+func merged(ordered, others []deferral.Status) []deferral.Status {
+	if len(others) == 0 {
+		return ordered
+	}
+	all := append(ordered, others...)
 	deferral.SortByTarget(all)
 	return all
 }
 
-// AllShown is Shown in no order, for counting.
-func (n *Node) AllShown() []deferral.Status {
-	all, refused, held := n.All(), n.refused(), n.Broker.Users().Held()
-	if len(refused)+len(held) == 0 {
-		return all
-	}
-	known := make(map[volume.Key]bool, len(all))
-	for _, status := range all {
-		known[status.Key] = true
-	}
-	add := func(status deferral.Status) {
-		if !known[status.Key] {
-			known[status.Key] = true
-			all = append(all, status)
-		}
-	}
-	for _, one := range refused {
-		add(statusOfRefusal(&one))
-	}
-	for _, one := range held {
-		add(deferral.HeldStatus(one))
-	}
-	return all
+// selected returns the first volumes behind another one, in order, and whether there are more. It does not look at all
+// for each page.
+func (n *Node) selected(req *adminv1.ListVolumesRequest, behind deferral.Status, size int) ([]deferral.Status, bool) {
+	return page{n.Broker.After, n.others(), func(status deferral.Status) bool { return n.selects(req, status) }}.of(behind, size)
 }
 
-// selected returns the first volumes behind another one, in order, and whether there are more. It does not sort all for
-// each page.
-func (n *Node) selected(req *adminv1.ListVolumesRequest, behind *deferral.Status, size int) (found []*deferral.Status, more bool) {
-	all := n.AllShown()
-	for i := range all {
-		status := &all[i]
-		tooMany := len(found) > size && deferral.ByTarget(found[size], status) < 0
-		if tooMany || deferral.ByTarget(status, behind) <= 0 || !n.selects(req, *status) {
-			continue
+// page selects from the volumes on record, which it asks for in parts, and from others.
+type page struct {
+	after   func(behind deferral.Status, most int) []deferral.Status
+	others  []deferral.Status
+	selects func(deferral.Status) bool
+}
+
+func (p page) of(behind deferral.Status, size int) (found []deferral.Status, more bool) {
+	for {
+		part := p.after(behind, size+1)
+		last := len(part) <= size
+		part = merged(part, slices.DeleteFunc(slices.Clone(p.others), func(one deferral.Status) bool {
+			return deferral.ByTarget(one, behind) <= 0 || !last && deferral.ByTarget(one, part[size]) > 0
+		}))
+		for _, status := range part {
+			if !p.selects(status) {
+				continue
+			}
+			if len(found) == size {
+				return found, true
+			}
+			found = append(found, status)
 		}
-		at, _ := slices.BinarySearchFunc(found, status, deferral.ByTarget)
-		found = slices.Insert(found[:min(len(found), size)], at, status)
+		if last {
+			return found, false
+		}
+		behind = part[len(part)-1]
 	}
-	return found[:min(len(found), size)], len(found) > size
 }
 
 func (n *Node) selects(req *adminv1.ListVolumesRequest, status deferral.Status) bool {
