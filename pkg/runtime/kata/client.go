@@ -17,13 +17,18 @@ import (
 type client struct {
 	cfg      *Config
 	bindings *bindings
+	kept     kept
+}
+
+func (cl *client) reach(ctx context.Context, s shim) (*conn, error) {
+	return cl.kept.dial(ctx, cl.cfg.socketOf(s.id, s.flavor))
 }
 
 // connect connects to the live sandbox of a volume. It tries the present binding first, then
 // every sandbox that may have the volume.
 func (cl *client) connect(ctx context.Context, v *volume.Volume) (*conn, shim, error) {
 	if s := cl.bindings.current(v); s.id != "" {
-		c, err := dial(ctx, cl.cfg.socketOf(s.id, s.flavor))
+		c, err := cl.reach(ctx, s)
 		if err == nil {
 			return c, s, nil
 		}
@@ -67,12 +72,12 @@ func (cl *client) unreached(ctx context.Context, v *volume.Volume, failures ...f
 // do. The error is that of the socket that exists.
 func (cl *client) reachAny(ctx context.Context, id string) (*conn, shim, error) {
 	s := shim{id, goShim}
-	c, goErr := dial(ctx, cl.cfg.socketOf(s.id, s.flavor))
+	c, goErr := cl.reach(ctx, s)
 	if goErr == nil || ctx.Err() != nil {
 		return c, s, goErr
 	}
 	s.flavor = rustShim
-	c, err := dial(ctx, cl.cfg.socketOf(s.id, s.flavor))
+	c, err := cl.reach(ctx, s)
 	if err != nil && errors.Is(err, unix.ENOENT) {
 		err = goErr
 	}

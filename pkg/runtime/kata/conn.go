@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -37,6 +38,10 @@ var (
 type conn struct {
 	net.Conn
 	left int // how many more bytes are read
+	kept *kept
+	// socket and since are for kept.
+	socket string
+	since  time.Time
 }
 
 type reply struct {
@@ -80,26 +85,31 @@ func (c *conn) Read(p []byte) (int, error) {
 
 func (c *conn) close() { _ = c.Close() }
 
-// ask sends one request to a sandbox and reads the answer, whatever its status. It closes the
-// connection: kubelet's next poll comes after a minute or more, so that keeping it is not worth a pool.
+// ask sends one request to a sandbox and reads the answer, whatever its status. It keeps or closes
+// the connection, which the caller must not use any more.
 func (c *conn) ask(ctx context.Context, v *volume.Volume, id string, request []byte) (reply, error) {
-	defer context.AfterFunc(ctx, func() { _ = c.SetDeadline(time.Unix(1, 0)) })()
-	rep, err := c.exchange(request)
-	c.close()
+	stop := context.AfterFunc(ctx, func() { _ = c.SetDeadline(time.Unix(1, 0)) })
+	rep, reusable, err := c.exchange(request)
+	if stop() && reusable {
+		c.kept.put(c)
+	} else {
+		c.close()
+	}
 	if err != nil {
 		return reply{}, exchangeError(ctx, v, id, err)
 	}
 	return rep, nil
 }
 
-func (c *conn) exchange(request []byte) (reply, error) {
+// exchange also reports whether another request can be sent.
+func (c *conn) exchange(request []byte) (rep reply, reusable bool, err error) {
 	if _, err := c.Write(request); err != nil {
-		return reply{}, hungUp(err)
+		return reply{}, false, hungUp(err)
 	}
 	c.left = maxHeader
 	reader := bufio.NewReader(c)
 	if _, err := reader.Peek(1); err != nil {
-		return reply{}, hungUp(err)
+		return reply{}, false, hungUp(err)
 	}
 	return c.read(reader)
 }
@@ -113,17 +123,17 @@ func hungUp(err error) error {
 	return fmt.Errorf("%w: %w", errHungUp, err)
 }
 
-func (c *conn) read(reader *bufio.Reader) (reply, error) {
+func (c *conn) read(reader *bufio.Reader) (rep reply, reusable bool, err error) {
 	response, err := http.ReadResponse(reader, nil)
 	if err != nil {
-		return reply{}, brokeOff(err, errNotHTTP)
+		return reply{}, false, brokeOff(err, errNotHTTP)
 	}
 	defer func() {
 		c.left = 0 // Close reads what is left of the body, and may not wait for it
 		_ = response.Body.Close()
 	}()
 	if response.ContentLength > maxBody {
-		return reply{}, errTooMuch
+		return reply{}, false, errTooMuch
 	}
 	c.left = maxBody + maxHeader // chunks have headers of their own
 	body := bytes.NewBuffer(make([]byte, 0, max(response.ContentLength, 0)+bytes.MinRead))
@@ -132,9 +142,9 @@ func (c *conn) read(reader *bufio.Reader) (reply, error) {
 		err = errTooMuch
 	}
 	if err != nil {
-		return reply{}, brokeOff(err, errCutShort)
+		return reply{}, false, brokeOff(err, errCutShort)
 	}
-	return reply{status: response.StatusCode, body: body.Bytes()}, nil
+	return reply{status: response.StatusCode, body: body.Bytes()}, !response.Close && reader.Buffered() == 0, nil
 }
 
 // brokeOff classifies what ended an answer: as other if nothing else fits.
@@ -150,4 +160,92 @@ func brokeOff(err, other error) error {
 
 func contextError(v *volume.Volume, sandbox string, err error) error {
 	return guest.ContextError(v, "Kata sandbox "+sandbox, err)
+}
+
+const (
+	maxKept = 512
+	// keptFor is more than the two minutes that kubelet may leave between two questions.
+	keptFor = 3 * time.Minute
+)
+
+// kept keeps a connection to each shim between calls. It keeps none unless run runs, so that none is left behind.
+type kept struct {
+	mu    sync.Mutex
+	conns map[string]*conn // by socket; nil where none is kept
+}
+
+// run lets connections be kept until ctx ends.
+func (k *kept) run(ctx context.Context) {
+	k.mu.Lock()
+	k.conns = make(map[string]*conn)
+	k.mu.Unlock()
+	for sys.Sleep(ctx, keptFor/3) {
+		k.closeUntil(time.Now().Add(-keptFor))
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for _, c := range k.conns {
+		c.close()
+	}
+	k.conns = nil
+}
+
+// closeUntil closes the connections that nobody has used since then.
+func (k *kept) closeUntil(then time.Time) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for socket, c := range k.conns {
+		if !c.since.After(then) {
+			c.close()
+			delete(k.conns, socket)
+		}
+	}
+}
+
+// dial returns the kept connection to a socket, if the shim has not closed it meanwhile, or a new one.
+func (k *kept) dial(ctx context.Context, socket string) (*conn, error) {
+	k.mu.Lock()
+	c := k.conns[socket]
+	delete(k.conns, socket)
+	k.mu.Unlock()
+	if c != nil && c.isQuiet() {
+		return c, nil
+	}
+	if c != nil {
+		c.close()
+	}
+	c, err := dial(ctx, socket)
+	if err == nil {
+		c.kept, c.socket = k, socket
+	}
+	return c, err
+}
+
+// put keeps a connection whose last answer was read to its end.
+func (k *kept) put(c *conn) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.conns == nil || len(k.conns) >= maxKept || k.conns[c.socket] != nil {
+		c.close()
+		return
+	}
+	c.since = time.Now()
+	k.conns[c.socket] = c
+}
+
+// isQuiet reports whether the other side has neither closed the connection nor sent anything unasked.
+func (c *conn) isQuiet() (quiet bool) {
+	socket, ok := c.Conn.(*net.UnixConn)
+	if !ok {
+		return false
+	}
+	raw, err := socket.SyscallConn()
+	if err != nil {
+		return false
+	}
+	err = raw.Control(func(fd uintptr) {
+		_, _, err := unix.Recvfrom(int(fd), make([]byte, 1), unix.MSG_PEEK|unix.MSG_DONTWAIT)
+		quiet = errors.Is(err, unix.EAGAIN)
+	})
+	return err == nil && quiet
 }

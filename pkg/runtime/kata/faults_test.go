@@ -228,3 +228,38 @@ func TestStartingSandboxIsNotBound(t *testing.T) {
 	handlers.WantError(t, err, volume.NoSandbox, v, "sb1", "has ended")
 	check.That(t, !strings.Contains(err.Error(), "yet"), "a sandbox had it: %v", err)
 }
+
+// TestConnectionsAreKept for kubelet's next question, and a shim that has gone does no harm by it.
+func TestConnectionsAreKept(t *testing.T) {
+	for _, flavor := range []kataemu.Flavor{kataemu.Go, kataemu.Rust} {
+		b := newBench(t, flavor)
+		k := &b.h.client.kept
+		held := func() (found *conn) {
+			k.mu.Lock()
+			defer k.mu.Unlock()
+			for _, c := range k.conns {
+				found = c
+			}
+			return found
+		}
+		check.Eventually(t, "connections are kept", func() bool { k.mu.Lock(); defer k.mu.Unlock(); return k.conns != nil })
+		v := published(t, b, "a")
+		shim := b.startShim(t, v, "sb1")
+		b.stats(t, v)
+		first := held()
+		b.stats(t, v)
+		check.That(t, first != nil && held() == first, "%v: the next call had another connection", flavor)
+
+		shim.Kill(t)
+		b.startShim(t, v, "sb2")
+		b.stats(t, v)
+		check.That(t, held() != first, "%v: the shim that has gone is still asked", flavor)
+
+		k.closeUntil(time.Now())
+		check.That(t, held() == nil, "%v: a connection is open after its time", flavor)
+		b.stats(t, v)
+		b.stop()
+		b.stats(t, v)
+		check.That(t, held() == nil, "%v: a connection is kept without Run", flavor)
+	}
+}

@@ -84,7 +84,7 @@ func (s *guestSearch) ask(ctx context.Context, path string) (volume.Report, erro
 	s.conn = nil
 	if c == nil {
 		var err error
-		if c, err = dial(ctx, s.h.cfg.socketOf(s.shim.id, s.shim.flavor)); err != nil {
+		if c, err = s.h.client.reach(ctx, s.shim); err != nil {
 			return volume.Report{}, s.h.client.unreached(ctx, s.v, failure{s.shim.id, err})
 		}
 	}

@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"go.uber.org/zap"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
@@ -145,8 +146,13 @@ func (h *Handler) Abilities() deferral.Abilities { return deferral.Abilities{} }
 // Health returns what keeps the handler from working, or nil.
 func (h *Handler) Health(context.Context) error { return h.store.Health() }
 
-// Run watches Kata's tree until ctx ends.
-func (h *Handler) Run(ctx context.Context) error { return h.store.Run(ctx) }
+// Run watches Kata's tree, and keeps connections, until ctx ends.
+func (h *Handler) Run(ctx context.Context) error {
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { h.client.kept.run(ctx); return nil })
+	group.Go(func() error { return h.store.Run(ctx) })
+	return group.Wait()
+}
 
 // Check returns why Kata cannot serve the volume, or nil.
 func (h *Handler) Check(v *volume.Volume) error {

@@ -187,6 +187,7 @@ func (e exchanged) parse(t *testing.T) (status int, body string, open bool) {
 func TestRequestsToRuntimeRS(t *testing.T) {
 	known := readExchanges(t)
 	b := newBench(t, kataemu.Rust)
+	b.stop() // the listener closes each connection: none may be kept
 	v := published(t, b, "a")
 	check.Must(t, os.MkdirAll(filepath.Join(b.cfg.SharedSandboxes, "sb1/rw/passthrough", filepath.Base(recordedPath)), 0o700))
 	wire := listenRaw(t, filepath.Join(b.cfg.RustSandboxes, "sb1"))
@@ -217,6 +218,7 @@ func TestRequestsToTheGoRuntime(t *testing.T) {
 	for _, device := range append(oddDevices, "/dev/loop0") {
 		t.Run(filepath.Base(device), func(t *testing.T) {
 			b := newBench(t, kataemu.Go)
+			b.stop() // the listener closes each connection: none may be kept
 			v := b.Volume("a")
 			v.Device.Path = device
 			b.publish(t, v)
