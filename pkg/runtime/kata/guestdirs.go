@@ -65,10 +65,11 @@ func (s *guestSearch) passthrough(mode string) string {
 }
 
 // plainDir reports whether path is a directory and no mount point, and when it was made. If
-// the filesystem does not record that, it is the time of the last change.
+// the filesystem does not record that, it is the time of the last change. It asks no server:
+// that of another volume of the pod, which the host shares, may have gone.
 func plainDir(path string) (born int64, plain bool) {
 	var st unix.Statx_t
-	const flags = unix.AT_SYMLINK_NOFOLLOW | unix.AT_NO_AUTOMOUNT
+	const flags = unix.AT_SYMLINK_NOFOLLOW | unix.AT_NO_AUTOMOUNT | unix.AT_STATX_DONT_SYNC
 	if err := unix.Statx(unix.AT_FDCWD, path, flags, unix.STATX_TYPE|unix.STATX_BTIME|unix.STATX_MTIME, &st); err != nil {
 		return 0, false
 	}

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sync"
 	"testing"
 	"time"
 
@@ -14,6 +15,7 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/rig/fuse"
 	"github.com/crust-proxy/crust-proxy/test/rig/handlers"
 	kataemu "github.com/crust-proxy/crust-proxy/test/rig/kata"
 )
@@ -67,6 +69,29 @@ func TestGuestPath(t *testing.T) {
 			check.That(t, err == nil && dirs[0].name == c.want, "%v, %v, want %q first", dirs, err, c.want)
 		})
 	}
+}
+
+// Among what a sandbox shares is another volume of the pod, on a server that has gone: no directory waits for it.
+func TestSharedVolumeThatHangs(t *testing.T) {
+	if os.Geteuid() != 0 && os.Getenv("CI") != "true" {
+		t.Skip("only root mounts")
+	}
+	b, dir := newBench(t, kataemu.Rust), t.TempDir()
+	check.Must(t, fuse.Prepare(dir))
+	server := check.Value(fuse.Mount(dir, nil))(t)
+	end := sync.OnceValue(server.End)
+	t.Cleanup(func() { check.Must(t, end()) })
+	shared := filepath.Join(b.cfg.SharedSandboxes, "sb1")
+	makeShared(t, shared, []string{"rw/dev1-0a1b-data", "rw/dev2-0a1b-nfs"}, nil)
+	at := filepath.Join(shared, "rw", "passthrough", "dev2-0a1b-nfs")
+	check.Must(t, unix.Mount(filepath.Dir(server.File), at, "", unix.MS_BIND, ""))
+	t.Cleanup(func() { check.Must(t, unix.Unmount(at, unix.MNT_DETACH)) })
+	server.Silent.Store(true)
+	late := time.AfterFunc(5*time.Second, func() { _ = end() })
+	search := &guestSearch{h: b.h, v: b.Volume("a"), shim: shim{"sb1", rustShim}}
+	dirs, err := search.listShared()
+	check.That(t, err == nil && len(dirs) == 1 && dirs[0].name == "dev1-0a1b-data", "found %v, %v", dirs, err)
+	check.That(t, late.Stop(), "it waited for the server")
 }
 
 // An emptyDir of Kata's own is mounted below a path that nobody records: that is said, and
