@@ -18,6 +18,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/rig/fuse"
 )
 
 // TestClaimNamesFitTheEnvironment: systemd passes the names of all descriptors in one
@@ -368,6 +369,40 @@ func TestDevicesThatAreGone(t *testing.T) {
 	there, _ := parseNumber(numbers[0].Name())
 	for err, gone := range map[error]bool{unix.ENXIO: true, unix.ENODEV: true, unix.ENOMEDIUM: true, unix.EIO: false, unix.ENOENT: false} {
 		check.That(t, isGone(deviceAs(there), err) == gone, "%v: gone is %v", err, !gone)
+	}
+}
+
+// TestSizeOfWhatHangs: a server that has gone delays who asks for the size of an image on it, once and not for long.
+// What Identify would not look at has no size.
+func TestSizeOfWhatHangs(t *testing.T) {
+	if os.Geteuid() != 0 && os.Getenv("CI") != "true" {
+		t.Skip("only root mounts")
+	}
+	dir := t.TempDir()
+	check.Must(t, fuse.Prepare(dir))
+	server := check.Value(fuse.Mount(dir, nil))(t)
+	t.Cleanup(func() { check.Must(t, server.End()) })
+	var st unix.Stat_t
+	check.Must(t, unix.Lstat(server.File, &st))
+	image := deviceAs(openers.FileOf(&st))
+	image.Path = server.File
+	size, known := DeviceSize(image)
+	check.That(t, known && size == fuse.Size, "%d, %v", size, known)
+	_, known = DeviceSize(volume.Device{Path: dir})
+	check.That(t, !known, "a directory has a size")
+	server.Silent.Store(true)
+	for d, most := range map[volume.Device]time.Duration{{Path: server.File}: time.Second / 2, image: 4 * time.Second} {
+		begin, done := time.Now(), make(chan bool, 1)
+		go func() {
+			_, known := DeviceSize(d)
+			done <- known
+		}()
+		select {
+		case known := <-done:
+			check.That(t, !known && time.Since(begin) < most, "%v: known is %v, after %v", d, known, time.Since(begin))
+		case <-time.After(5 * time.Second):
+			t.Errorf("%v: it waits for the server", d)
+		}
 	}
 }
 

@@ -236,8 +236,10 @@ func DeviceSize(d volume.Device) (size int64, known bool) {
 		sectors, err := strconv.ParseInt(line, 10, 64)
 		return sectors * 512, err == nil && sectors > 0 && sectors < 1<<54
 	}
-	var st unix.Stat_t
-	err := unix.Lstat(d.Path, &st)
+	if d.Kind != volume.ImageFile {
+		return 0, false // Identify would not look there either
+	}
+	st, err := sys.Look(&paths, d.Path, func() (st unix.Stat_t, err error) { return st, unix.Lstat(d.Path, &st) })
 	return st.Size, err == nil && openers.FileOf(&st) == identityOf(d) && st.Size > 0
 }
 
