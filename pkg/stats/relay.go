@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/crust-proxy/crust-proxy/internal/ground/step"
+	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
@@ -71,6 +72,7 @@ type Relay struct {
 	flights map[volume.Key]*flight
 	known   map[volume.Key]Known
 	growing map[volume.Key]*int // how many growths of a volume are under way
+	hung    map[volume.Key]bool // volumes with a request that was left behind; also those that were forgotten
 	// asked is called after every request; it may be nil.
 	asked func(v *volume.Volume, call string, took time.Duration, err error)
 }
@@ -89,7 +91,7 @@ type flight struct {
 // New makes a relay. It calls asked, which may be nil, after every request to a
 // sandbox.
 func New(limits Limits, asked func(v *volume.Volume, call string, took time.Duration, err error)) *Relay {
-	r := &Relay{asked: asked, flights: make(map[volume.Key]*flight), known: make(map[volume.Key]Known), growing: make(map[volume.Key]*int)}
+	r := &Relay{asked: asked, flights: make(map[volume.Key]*flight), known: make(map[volume.Key]Known), growing: make(map[volume.Key]*int), hung: make(map[volume.Key]bool)}
 	r.SetLimits(limits)
 	return r
 }
@@ -140,16 +142,61 @@ func (r *Relay) run(ctx context.Context, src Source, v *volume.Volume, f *flight
 	ctx, cancel := context.WithTimeout(ctx, slots.limits.StatsTimeout)
 	defer cancel()
 	start := time.Now()
-	f.err = slots.run(ctx, v, func() (err error) {
-		f.answer.Report, err = src.Stats(ctx, v)
-		return err
-	})
+	var report volume.Report // of its own: a request that was left behind still writes
+	if f.err = r.ask(ctx, slots, v, func() (err error) { report, err = src.Stats(ctx, v); return err }); f.err == nil {
+		f.answer.Report = report
+	}
 	f.answer.Took = time.Since(start)
 	r.learn(v, f)
 	close(f.done)
 	if r.asked != nil {
 		r.asked(v, "stats", f.answer.Took, f.err)
 	}
+}
+
+// leaveTime is how long a request may go on when its time is over. Sources heed that as a rule.
+const leaveTime = time.Second
+
+// ask makes a request in a slot. One that ignores the end of ctx, as a system call that hangs does, is left behind: it
+// keeps its slot, which bounds the threads, and its volume is not asked again until it returns, so that it costs one slot.
+func (r *Relay) ask(ctx context.Context, slots *slots, v *volume.Volume, request func() error) error {
+	r.mu.Lock()
+	hangs := r.hung[v.Key]
+	r.mu.Unlock()
+	if hangs {
+		return hangError(volume.Timeout, v)
+	}
+	out, left := make(chan error, 1), false
+	go func() {
+		err := slots.run(ctx, v, request)
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		if out <- err; left {
+			delete(r.hung, v.Key)
+		}
+	}()
+	select {
+	case err := <-out:
+		return err
+	case <-ctx.Done():
+	}
+	select {
+	case err := <-out:
+		return err
+	case <-time.After(leaveTime):
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if len(out) > 0 { // it has just returned
+		return <-out
+	}
+	left, r.hung[v.Key] = true, true
+	return hangError(volume.ContextKind(ctx.Err()), v)
+}
+
+func hangError(kind volume.Kind, v *volume.Volume) error {
+	return volume.Errorf(kind, "volume %s: a request to its sandbox was left behind, and the sandbox is not asked again "+
+		"until that returns: %w", v.Target, sys.ErrHangs)
 }
 
 // learn stores the answer, unless the volume was forgotten meanwhile or the answer is
@@ -224,10 +271,10 @@ func (r *Relay) Expand(ctx context.Context, src Source, v *volume.Volume, wish v
 	defer cancel()
 	start := time.Now()
 	others := r.beginGrowth(v.Key)
-	err = slots.run(ctx, v, func() (err error) {
-		size, err = src.Resize(ctx, v, wish)
-		return err
-	})
+	var grown int64
+	if err = r.ask(ctx, slots, v, func() (err error) { grown, err = src.Resize(ctx, v, wish); return err }); err == nil {
+		size = grown
+	}
 	r.endGrowth(v.Key, others, err)
 	if r.asked != nil {
 		r.asked(v, "expand", time.Since(start), err)

@@ -9,6 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 	"github.com/crust-proxy/crust-proxy/test/check"
 )
@@ -251,6 +252,57 @@ func TestTheAnswerThatFindsTheSandboxIsKept(t *testing.T) {
 			check.That(t, ok == want, "the sandbox is now %q, and what %q said is remembered: %v", by, src.id, ok)
 		}
 	})
+}
+
+// stuck hangs in a system call until it is closed, whatever the context says.
+type stuck chan struct{}
+
+func (s stuck) Stats(context.Context, *volume.Volume) (volume.Report, error) {
+	<-s
+	return volume.Report{}, nil
+}
+
+func (s stuck) Resize(context.Context, *volume.Volume, volume.Range) (int64, error) {
+	<-s
+	return 0, nil
+}
+
+// A request that hangs in the kernel ends for its caller, and is the only one of its volume.
+func TestRequestThatHangsIsLeftBehind(t *testing.T) {
+	for call, ask := range map[string]func(context.Context, *Relay, Source) error{
+		"stats": func(ctx context.Context, r *Relay, src Source) error {
+			_, err := r.Stats(ctx, src, testVolume("h"))
+			return err
+		},
+		"growth": func(ctx context.Context, r *Relay, src Source) error {
+			_, err := r.Expand(ctx, src, testVolume("h"), volume.Range{})
+			return err
+		},
+	} {
+		t.Run(call, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				hung, src, relay := make(stuck), &sandboxes{}, New(Limits{StatsTimeout: time.Second, ExpandTimeout: time.Minute, Concurrency: 1, MaxSlow: 1, SlowAfter: time.Second}, nil)
+				ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+				defer cancel()
+				begin := time.Now()
+				err := ask(ctx, relay, hung)
+				check.That(t, volume.KindOf(err) == volume.Timeout && time.Since(begin) <= 3*time.Second+leaveTime, "after %v: %v", time.Since(begin), err)
+				for _, change := range []func(){func() {}, func() { relay.Rebound("h", "new") }, func() { relay.Forget("h") }} {
+					change()
+					begin = time.Now()
+					err := ask(t.Context(), relay, src)
+					check.That(t, errors.Is(err, sys.ErrHangs) && time.Since(begin) == 0 && src.calls.Load() == 0, "asked again: %v", err)
+				}
+				_, err = relay.Stats(t.Context(), src, testVolume("a"))
+				check.That(t, err == nil && time.Since(begin) == 0, "another volume: %v", err)
+				close(hung)
+				synctest.Wait()
+				err = ask(t.Context(), relay, src)
+				check.That(t, err == nil && len(relay.hung) == 0, "after it returned: %v", err)
+				check.That(t, len(relay.slots.Load().quick)+len(relay.slots.Load().slow) == 0, "a slot is still taken")
+			})
+		})
+	}
 }
 
 // What was asked of the old sandbox is not shared by who asks after it went.
