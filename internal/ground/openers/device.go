@@ -2,6 +2,7 @@ package openers
 
 import (
 	"context"
+	"errors"
 	"os"
 	"path"
 	"path/filepath"
@@ -54,6 +55,13 @@ func NodeOf(file File) string {
 		return ""
 	}
 	return name
+}
+
+// IsGone reports whether a block device could not be opened because it does not exist any more. One that has a size
+// does: a disk is only offline, for example, and who had it open still has.
+func IsGone(device File, err error) bool {
+	size, missing := sys.ReadLine("/sys/dev/block/" + Number(device.Major, device.Minor) + "/size")
+	return errors.Is(missing, unix.ENOENT) || size == "0" && IsNoDevice(err) && !errors.Is(err, unix.ENOENT)
 }
 
 // KernelUsers says for a person what may have a device open if no process has it.

@@ -24,7 +24,7 @@ func (s *scanning) look(ctx context.Context, q Query, file File) (found, error) 
 		return found{}, nil
 	}
 	if file.Block && !q.Claimed {
-		if err := tryExclusive(q.FD); errors.Is(err, unix.EBUSY) {
+		if err := tryExclusive(q.FD, file); errors.Is(err, unix.EBUSY) {
 			return named(Users{Names: KernelUsers(file), Kernel: true}), nil
 		} else if err != nil {
 			return found{}, err
@@ -111,10 +111,10 @@ func (s *scanning) unseen(ctx context.Context, file File, layers []File) (found,
 func named(users Users) found { return found{count: 1, users: func() Users { return users }} }
 
 // tryExclusive fails with EBUSY if the kernel has a block device in use, or another program claims it.
-func tryExclusive(fd int) error {
+func tryExclusive(fd int, file File) error {
 	claim, err := unix.Open(sys.ProcFD(fd), unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC|unix.O_EXCL, 0)
 	sys.CloseFD(claim)
-	if IsNoDevice(err) {
+	if IsGone(file, err) {
 		return nil
 	}
 	return err

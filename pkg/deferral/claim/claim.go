@@ -273,7 +273,7 @@ func (t *Table) restoreFlag(r Request, id identity) error {
 		return makeWritable(r.Volume, held.fd)
 	}
 	fd, err := openByIdentity(r.Device, 0)
-	if _, failed := errors.AsType[unix.Errno](err); failed && !openers.IsNoDevice(err) {
+	if _, failed := errors.AsType[unix.Errno](err); failed && !errors.Is(err, unix.ENOENT) && !isGone(r.Device, err) {
 		return volume.Errorf(volume.Internal, "volume %s: the device %s cannot be opened, to make it writable again: %w", r.Target, r.Device.Path, err)
 	}
 	if err != nil {

@@ -362,14 +362,22 @@ func TestWhatCannotBeOpenedMayBeInUse(t *testing.T) {
 	}
 }
 
-// TestDevicesThatAreGone by what an open of them says.
+// TestDevicesThatAreGone by what an open of them says. A disk that is offline says the same, and keeps its size.
 func TestDevicesThatAreGone(t *testing.T) {
 	numbers, err := os.ReadDir(blockDevices)
 	check.Require(t, err == nil && len(numbers) != 0, "a machine without block devices: %v", err)
-	there, _ := parseNumber(numbers[0].Name())
-	for err, gone := range map[error]bool{unix.ENXIO: true, unix.ENODEV: true, unix.ENOMEDIUM: true, unix.EIO: false, unix.ENOENT: false} {
-		check.That(t, isGone(deviceAs(there), err) == gone, "%v: gone is %v", err, !gone)
+	tried := map[bool]bool{}
+	for _, number := range numbers {
+		there, _ := parseNumber(number.Name())
+		_, sized := DeviceSize(deviceAs(there))
+		tried[sized] = true
+		for err, says := range map[error]bool{unix.ENXIO: true, unix.ENODEV: true, unix.ENOMEDIUM: true, unix.EIO: false, unix.ENOENT: false} {
+			check.That(t, isGone(deviceAs(there), err) == (says && !sized), "%v of %s with a size %v", err, number.Name(), sized)
+			found := volume.KindOf(holdError(&volume.Volume{Device: deviceAs(there)}, err)) == volume.NotFound
+			check.That(t, found == (says && !sized), "%v of %s with a size %v: what is held is gone: %v", err, number.Name(), sized, found)
+		}
 	}
+	check.That(t, tried[true], "no device here has a size")
 }
 
 // TestSizeOfWhatHangs: a server that has gone delays who asks for the size of an image on it, once and not for long.

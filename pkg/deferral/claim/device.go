@@ -273,8 +273,7 @@ func openAgain(d volume.Device) (int, error) {
 // error, or a missing name, proves nothing about the device.
 func isGone(d volume.Device, err error) bool {
 	if d.Kind == volume.BlockDevice {
-		_, inKernel := os.Lstat(blockDevices + openers.Number(d.Major, d.Minor))
-		return errors.Is(err, unix.ENXIO) || errors.Is(err, unix.ENODEV) || errors.Is(err, unix.ENOMEDIUM) || errors.Is(inKernel, unix.ENOENT)
+		return openers.IsGone(identityOf(d), err)
 	}
 	// An image was removed if its directory is there, and of the same filesystem.
 	var dir, file unix.Stat_t

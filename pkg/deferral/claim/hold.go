@@ -164,7 +164,7 @@ func holdError(v *volume.Volume, err error) error {
 	switch {
 	case errors.Is(err, unix.EBUSY):
 		return inUseError(v, openers.KernelUsers(identityOf(v.Device)))
-	case errors.Is(err, unix.ENXIO), errors.Is(err, unix.ENODEV), errors.Is(err, unix.ENOMEDIUM):
+	case isGone(v.Device, err):
 		return volume.Errorf(volume.NotFound, "volume %s: there is nothing behind the device %s (%s): has the driver attached it? %w",
 			v.Target, v.Device.Path, v.Device, err)
 	default:
@@ -204,19 +204,16 @@ func (t *Table) reclaim(ctx context.Context, r Request) error {
 	if r.Device.Kind == "" {
 		return volume.Errorf(volume.Internal, "volume %s: its device is not known", r.Target)
 	}
-	fd, err := unix.Open(r.Device.Path, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
-	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) {
-		return deviceError(volume.NotFound, r.Target, r.Device.Path, "has gone", err)
-	}
-	if err != nil { // it may exist all the same
-		return errors.Join(t.owners.reserve(r.Volume, id), deviceError(volume.Internal, r.Target, r.Device.Path, "cannot be opened", err))
+	fd, err := openByIdentity(r.Device, unix.O_PATH)
+	if err != nil {
+		kind := volume.Internal // it may exist all the same
+		if isGone(r.Device, err) {
+			kind = volume.NotFound
+		}
+		return deviceError(kind, r.Target, r.Device.Path, "cannot be opened", err)
 	}
 	dev := &OpenedDevice{Device: r.Device, FD: fd, known: true}
 	defer dev.Close()
-	var st unix.Stat_t
-	if err := unix.Fstat(fd, &st); err != nil || openers.FileOf(&st) != identityOf(r.Device) {
-		return deviceError(volume.NotFound, r.Target, r.Device.Path, "is not "+r.Device.String()+" any more", err)
-	}
 	pending, err := t.Begin(ctx, r, dev)
 	if err != nil {
 		return err
