@@ -9,6 +9,7 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/internal/ground/failpoint"
 	"github.com/crust-proxy/crust-proxy/internal/ground/step"
+	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral/claim"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral/guard"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
@@ -120,13 +121,21 @@ func (r *remover) refuseHeld(ctx context.Context, rec *record) error {
 	return r.claims.RefuseUsed(ctx, rec.claim(), claim.ReleaseTime)
 }
 
-// cleanUnknown removes what a volume without a record may have left.
+// cleanUnknown removes what a volume without a record may have left. It touches no other filesystem on the target than
+// one that can be a guard: the server of a volume that its driver mounted may not answer any more.
 func (r *remover) cleanUnknown(ctx context.Context, t *guard.Target) error {
 	lost := r.targets.volume(t)
 	for _, handler := range r.handlers.byName {
 		if err := handler.Retract(ctx, lost); err != nil {
 			return err
 		}
+	}
+	on, err := sys.TypeAt(t.Resolved)
+	if err != nil {
+		return volume.Errorf(volume.Busy, "volume %s: it is not known what is mounted on it: %w", t.Given, err)
+	}
+	if on != "tmpfs" {
+		return nil
 	}
 	return t.Remove(false)
 }

@@ -3,6 +3,7 @@
 package broker
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -10,11 +11,13 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/rig"
+	"github.com/crust-proxy/crust-proxy/test/rig/fuse"
 )
 
 const notice = "THIS-VOLUME-IS-NOT-MOUNTED-HERE"
@@ -149,4 +152,28 @@ func TestUnstageLeavesForeignMountsAlone(t *testing.T) {
 	check.That(t, err != nil && strings.Contains(err.Error(), "something else is mounted"), "staging over a foreign mount: %v", err)
 	check.Must(t, unix.Unmount(in.Target, 0))
 	n.noLeftovers()
+}
+
+// TestForeignMountThatHangs: to unpublish a volume that was never deferred does not wait for its server.
+func TestForeignMountThatHangs(t *testing.T) {
+	n := newNode(t)
+	target, dir := n.instruction("pod-1", "").Target, t.TempDir()
+	check.Must(t, fuse.Prepare(dir))
+	server := check.Value(fuse.Mount(dir, nil))(t)
+	t.Cleanup(func() { check.Must(t, server.End()) })
+	check.Must(t, os.MkdirAll(target, 0o750))
+	check.Must(t, unix.Mount(filepath.Dir(server.File), target, "", unix.MS_BIND, ""))
+	t.Cleanup(func() { check.Must(t, unix.Unmount(target, unix.MNT_DETACH)) })
+	server.Silent.Store(true)
+	done := make(chan error, 1)
+	go func() {
+		_, err := n.Release(context.Background(), target)
+		done <- err
+	}()
+	select {
+	case err := <-done:
+		check.That(t, err == nil && len(rig.MountPoints(target)) == 1, "released with %v, mounted is %v", err, rig.MountPoints(target))
+	case <-time.After(5 * time.Second):
+		t.Error("it hangs")
+	}
 }

@@ -8,10 +8,13 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
 )
 
 // MountTable is the mount table of this process.
@@ -48,18 +51,46 @@ func Mounts(ctx context.Context, table string, wanted func(line string) bool) ([
 var remoteTypes = []string{"9p", "afs", "autofs", "ceph", "cifs", "fuse", "lustre", "nfs", "smb", "virtiofs"}
 
 // IsRemote reports whether a path lies on such a filesystem, by its name. The path itself is not looked at.
-func IsRemote(ctx context.Context, path string) (bool, error) {
-	mounts, err := Mounts(ctx, MountTable, func(line string) bool {
-		of := strings.SplitN(line, " ", 6)
-		return len(of) == 6 && Within(of[4], path)
-	})
-	var top mountinfo.Info
-	for _, m := range mounts {
-		if len(m.Mountpoint) >= len(top.Mountpoint) { // the later one is on top
-			top = *m
+func IsRemote(path string) (bool, error) {
+	fsType, err := TypeAt(path)
+	return slices.ContainsFunc(remoteTypes, func(remote string) bool { return strings.HasPrefix(fsType, remote) }), err
+}
+
+// mounted is the type of each mounted filesystem, by its mount point. The table tells when it has changed, so that it
+// is not read for each path.
+var mounted struct {
+	sync.Mutex
+	table *os.File
+	types map[string]string
+}
+
+// TypeAt returns the type of the filesystem that a path lies on, by its name. The path itself is not looked at.
+func TypeAt(at string) (string, error) {
+	mounted.Lock()
+	defer mounted.Unlock()
+	if mounted.table == nil {
+		table, err := os.Open(MountTable)
+		if err != nil {
+			return "", err
+		}
+		mounted.table = table
+	}
+	asked := []unix.PollFd{{Fd: int32(mounted.table.Fd()), Events: unix.POLLPRI}}
+	if _, err := unix.Poll(asked, 0); err != nil || asked[0].Revents != 0 || mounted.types == nil {
+		mounted.types = nil
+		mounts, err := Mounts(context.Background(), MountTable, func(string) bool { return true })
+		if err != nil {
+			return "", err
+		}
+		mounted.types = make(map[string]string, len(mounts))
+		for _, m := range mounts {
+			mounted.types[m.Mountpoint] = m.FSType // the later one is on top
 		}
 	}
-	return slices.ContainsFunc(remoteTypes, func(remote string) bool { return strings.HasPrefix(top.FSType, remote) }), err
+	for at = path.Clean(at); mounted.types[at] == "" && len(at) > 1; {
+		at = path.Dir(at)
+	}
+	return mounted.types[at], nil
 }
 
 // DeviceOfMount returns the third field of a line of a mount table, the device number "major:minor".

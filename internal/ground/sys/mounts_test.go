@@ -45,3 +45,15 @@ func TestMounts(t *testing.T) {
 		t.Errorf("a wanted line that cannot be read gives %v", got)
 	}
 }
+
+// TestTypeAt is by the name alone: what is there, and whether anything is, does not matter.
+func TestTypeAt(t *testing.T) {
+	for path, want := range map[string]string{"/proc/self/there-is-none": "proc", "/proc": "proc", "/sys/../proc/": "proc", "/sys/class": "sysfs"} {
+		got, err := TypeAt(path)
+		check.That(t, err == nil && got == want, "%s is of %q, %v", path, got, err)
+	}
+	root, err := TypeAt("/")
+	check.That(t, err == nil && root != "", "the root is of %q, %v", root, err)
+	remote, err := IsRemote("/proc/1")
+	check.That(t, err == nil && !remote, "proc has a server: %v", err)
+}

@@ -2,7 +2,6 @@ package claim
 
 import (
 	"cmp"
-	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -198,7 +197,7 @@ func (d *OpenedDevice) openBlock(flags int) (int, error) {
 func Identify(path string) volume.Device {
 	device, _ := sys.Look(&paths, path, func() (device volume.Device, err error) {
 		if _, node := sys.Below("/dev", path); !node {
-			if remote, err := sys.IsRemote(context.Background(), path); remote || err != nil {
+			if remote, err := sys.IsRemote(path); remote || err != nil {
 				return device, err
 			}
 		}
