@@ -46,6 +46,8 @@ type client struct {
 	mu sync.Mutex
 	// ended are the listed sandboxes that have ended, and whether that is proven. None comes back to life.
 	ended map[string]bool
+	// hung are the listed sandboxes about which nothing was said within endTime, and when that was.
+	hung map[string]time.Time
 }
 
 // check returns an error if the runtime does not serve the CRI, or is too old.
@@ -120,28 +122,34 @@ func isReady(p *runtimeapi.PodSandbox) bool {
 	return p.GetState() == runtimeapi.PodSandboxState_SANDBOX_READY
 }
 
-// endedOf returns the sandboxes that have ended, and whether that is proven.
+// endedOf returns the sandboxes that have ended, and whether that is proven. Those whose shims hang are asked last, and
+// first the one that was asked longest ago: they may use up the time, and another one may have ended just now.
 func (c *client) endedOf(ctx context.Context, all []*runtimeapi.PodSandbox) map[string]bool {
 	c.mu.Lock()
-	before := c.ended
+	before, hung := c.ended, c.hung
 	c.mu.Unlock()
+	all = slices.DeleteFunc(slices.Clone(all), isReady)
+	slices.SortStableFunc(all, func(a, b *runtimeapi.PodSandbox) int { return hung[a.GetId()].Compare(hung[b.GetId()]) })
 	var mu sync.Mutex
-	ended := make(map[string]bool)
+	ended, hangs := make(map[string]bool), make(map[string]time.Time)
 	var group errgroup.Group
 	group.SetLimit(endsAtOnce)
 	for _, p := range all {
-		if isReady(p) {
-			continue
-		}
 		group.Go(func() error {
 			proven, over := before[p.GetId()]
+			silent, begun := false, time.Now()
 			if !over {
-				over, proven = c.hasEnded(ctx, p.GetId())
+				over, proven, silent = c.hasEnded(ctx, p.GetId())
 			}
-			if over {
-				mu.Lock()
-				defer mu.Unlock()
+			mu.Lock()
+			defer mu.Unlock()
+			switch last, hung := hung[p.GetId()]; {
+			case over:
 				ended[p.GetId()] = proven
+			case silent && time.Since(begun) >= endTime:
+				hangs[p.GetId()] = begun
+			case silent && hung: // it was given no time
+				hangs[p.GetId()] = last
 			}
 			return nil
 		})
@@ -149,7 +157,7 @@ func (c *client) endedOf(ctx context.Context, all []*runtimeapi.PodSandbox) map[
 	_ = group.Wait()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.ended = ended
+	c.ended, c.hung = ended, hangs
 	return ended
 }
 
@@ -157,26 +165,26 @@ func (c *client) endedOf(ctx context.Context, all []*runtimeapi.PodSandbox) map[
 // one as not ready whose start failed and could not be undone, or whose shim did not answer when
 // containerd started. So containerd is asked for the sandbox's process, too, and one that is not known
 // to have ended lives. Nothing is proven by an answer without a process, of a sandbox that is no container.
-func (c *client) hasEnded(ctx context.Context, id string) (ended, proven bool) {
+func (c *client) hasEnded(ctx context.Context, id string) (ended, proven, silent bool) {
 	if !c.containerd {
-		return true, true
+		return true, true, false
 	}
 	ctx, cancel := context.WithTimeout(ctx, endTime)
 	defer cancel()
 	reply, err := c.api.PodSandboxStatus(ctx, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: id, Verbose: true})
 	if err != nil {
-		gone := status.Code(err) == codes.NotFound
-		return gone, gone
+		code := status.Code(err)
+		return code == codes.NotFound, code == codes.NotFound, code == codes.DeadlineExceeded || code == codes.Canceled
 	}
 	var info struct {
 		ProcessStatus *string `json:"processStatus"`
 	}
 	if json.Unmarshal([]byte(reply.GetInfo()["info"]), &info) != nil || info.ProcessStatus == nil ||
 		reply.GetStatus().GetState() == runtimeapi.PodSandboxState_SANDBOX_READY {
-		return false, false
+		return false, false, false
 	}
 	proven = *info.ProcessStatus == "stopped" || *info.ProcessStatus == "deleted"
-	return proven || *info.ProcessStatus == "", proven
+	return proven || *info.ProcessStatus == "", proven, false
 }
 
 func (c *client) listed(ctx context.Context) (map[string]bool, error) {

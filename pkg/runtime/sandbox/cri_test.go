@@ -1,6 +1,8 @@
 package sandbox
 
 import (
+	"context"
+	"fmt"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -41,6 +43,40 @@ func TestCRIRestartBetweenListingsIsNoticed(t *testing.T) {
 		time.Sleep(5 * pollTime)
 		if fake.listings() < before+2 || !tracker.Ready() || told.has("gone sb-1") {
 			t.Errorf("%d listings; told: %q", fake.listings()-before, told.lines)
+		}
+	})
+}
+
+// TestShimsThatHangAreAskedLast: however many hang, the end of another sandbox is known in time, and so is theirs.
+func TestShimsThatHangAreAskedLast(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const many = 400
+		fake := newFakeRuntime("containerd", "v2.4.1")
+		for i := range many + 1 {
+			id := fmt.Sprintf("sb-%d", i)
+			fake.put(id, "pod-"+id)
+			if i < many {
+				fake.end(id)
+				fake.processes[id] = "hangs"
+			}
+		}
+		tracker, told := ready(t, fake)
+		time.Sleep(4 * listTime)
+		fake.end(fmt.Sprintf("sb-%d", many))
+		for range 2 { // a release has less time
+			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+			listed, err := tracker.Listed(ctx)
+			cancel()
+			check.That(t, err == nil && !listed[fmt.Sprintf("sb-%d", many)] && len(listed) == many, "%d listed, %v", len(listed), err)
+		}
+		check.Eventually(t, "its end", func() bool { return told.has(fmt.Sprintf("gone sb-%d", many)) })
+		for _, i := range []int{0, many - 1} {
+			fake.mu.Lock()
+			delete(fake.processes, fmt.Sprintf("sb-%d", i))
+			fake.mu.Unlock()
+			begin := time.Now()
+			check.Eventually(t, "the end of one that hung", func() bool { return told.has(fmt.Sprintf("gone sb-%d", i)) })
+			check.That(t, time.Since(begin) <= 4*listTime, "after %v", time.Since(begin))
 		}
 	})
 }

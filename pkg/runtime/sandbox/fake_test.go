@@ -234,7 +234,7 @@ func (f *fakeRuntime) ListPodSandbox(ctx context.Context, _ *runtimeapi.ListPodS
 		f.forgetful--
 		return reply, nil
 	}
-	reply.Items = slices.Collect(maps.Values(f.sandboxes))
+	reply.Items = slices.SortedFunc(maps.Values(f.sandboxes), func(a, b *runtimeapi.PodSandbox) int { return cmp.Compare(a.CreatedAt, b.CreatedAt) })
 	return reply, nil
 }
 
