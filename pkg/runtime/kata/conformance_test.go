@@ -218,6 +218,7 @@ type fakeSandboxes struct {
 	pods         map[string][]string
 	destinations []string
 	mounting     map[string]string // sandbox by mount source
+	unread       map[string]error  // why it cannot be told what a sandbox mounts
 	// elsewhere are the destinations of other sources than every volume's.
 	elsewhere  map[string][]string
 	containers []string
@@ -296,16 +297,15 @@ func (f *fakeSandboxes) ContainerIDs(context.Context, string) ([]string, error) 
 	return f.containers, f.err
 }
 
-func (f *fakeSandboxes) Mounting(_ context.Context, sources ...string) ([]string, error) {
+func (f *fakeSandboxes) Mounting(_ context.Context, sources ...string) (ids []string, unread map[string]error, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	var ids []string
 	for _, source := range sources {
 		if id, mounted := f.mounting[source]; mounted {
 			ids = append(ids, id)
 		}
 	}
-	return ids, f.err
+	return ids, f.unread, f.err
 }
 
 func (f *fakeSandboxes) Ready() bool { return f.LastError() == nil }

@@ -84,8 +84,8 @@ type Sandboxes interface {
 	// ContainerIDs lists the sandbox's containers.
 	ContainerIDs(ctx context.Context, sandboxID string) ([]string, error)
 	// Mounting lists the live sandboxes of all pods with a container that mounts one of
-	// the sources.
-	Mounting(ctx context.Context, sources ...string) ([]string, error)
+	// the sources, and those of which that cannot be told, with the reason.
+	Mounting(ctx context.Context, sources ...string) (found []string, unread map[string]error, err error)
 	// Listed asks the container runtime itself for the live sandboxes: nothing comes from memory.
 	Listed(ctx context.Context) (map[string]bool, error)
 	// Ready reports whether the above can be relied on now; LastError returns why not.

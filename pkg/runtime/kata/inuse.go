@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -116,7 +118,7 @@ func (b *bindings) refuseUnknown(v *volume.Volume) error {
 // mountedBy finds the sandbox of a volume whose target names no pod, by the mounts of all
 // containers.
 func (b *bindings) mountedBy(ctx context.Context, v *volume.Volume) (string, error) {
-	ids, err := b.sandboxes.Mounting(ctx, v.Target, v.ResolvedTarget)
+	ids, unread, err := b.sandboxes.Mounting(ctx, v.Target, v.ResolvedTarget)
 	if err != nil {
 		return "", unknown(v, "a Kata sandbox", "the container runtime cannot be asked which containers mount it", err)
 	}
@@ -126,7 +128,19 @@ func (b *bindings) mountedBy(ctx context.Context, v *volume.Volume) (string, err
 			return id, nil
 		}
 	}
+	for id, err := range unread {
+		if abi.IsSandboxID(id) && b.mayBeKata(id) {
+			return "", unknown(v, "Kata sandbox "+id, "the container runtime does not say what its containers mount", err)
+		}
+	}
 	return "", nil
+}
+
+// mayBeKata reports whether a sandbox has files of Kata, also if its shim has ended.
+func (b *bindings) mayBeKata(id string) bool {
+	return slices.ContainsFunc([]string{b.cfg.GoSandboxes, b.cfg.RustSandboxes}, func(root string) bool {
+		return !errors.Is(unix.Access(filepath.Join(root, id), unix.F_OK), unix.ENOENT)
+	})
 }
 
 // unknown is the error if it is not known whether a sandbox, or any, still has the volume.

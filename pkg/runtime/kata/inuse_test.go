@@ -155,6 +155,14 @@ func TestMountSourceTellsTheSandbox(t *testing.T) {
 	v.PodUID = ""
 	b.publish(t, v)
 	wantUse(t, b, v, "")
+	b.unread = map[string]error{"sb0": errors.New("its container cannot be read")}
+	wantUse(t, b, v, "") // it has no files of Kata
+	for _, root := range []string{b.cfg.GoSandboxes, b.cfg.RustSandboxes} {
+		files := filepath.Join(root, "sb0")
+		check.Must(t, os.MkdirAll(files, 0o700))
+		wantUnknown(t, b, v, "sb0", "its container cannot be read")
+		check.Must(t, os.Remove(files))
+	}
 	b.mounting = map[string]string{v.Target: "sb1"}
 	b.err = errAway
 	wantUnknown(t, b, v, "containerd is away")

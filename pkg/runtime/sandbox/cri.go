@@ -31,8 +31,8 @@ const (
 	pollTime, idleTime = 2 * time.Second, 30 * time.Second
 	// settleTime is when the first listing is repeated.
 	settleTime = time.Second
-	// askTime bounds a query of all containers.
-	askTime = 30 * time.Second
+	// askTime bounds a query of all containers, and statusTime one of a container there.
+	askTime, statusTime = 30 * time.Second, 2 * time.Second
 	// endTime bounds one query whether a sandbox has ended: a shim that hangs delays all listings
 	// by so much. endsAtOnce is how many are asked at once.
 	endTime, endsAtOnce = 500 * time.Millisecond, 16
@@ -252,31 +252,35 @@ func (c *client) destinations(ctx context.Context, sandboxID, podUID, path strin
 }
 
 // mounting asks which sandboxes live and does not use those in memory: without events, a new one gets
-// there seconds later. A container that runs has its mounts although its sandbox has ended.
-func (c *client) mounting(ctx context.Context, paths []string) ([]string, error) {
+// there seconds later. A container that runs has its mounts although its sandbox has ended: those come last.
+func (c *client) mounting(ctx context.Context, paths []string) (users []string, unread map[string]error, err error) {
 	all, err := c.list(ctx, nil)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	live, err := c.listed(ctx)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	var users []string
-	for _, container := range all {
-		id := container.GetPodSandboxId()
-		if !live[id] && !mayRun(container) || slices.Contains(users, id) {
-			continue
-		}
-		mounts, err := c.mounts(ctx, container.GetId())
-		if err != nil {
-			return nil, askError(ctx, c.t.party, id, err)
-		}
-		if slices.ContainsFunc(mounts, func(m *runtimeapi.Mount) bool { return isOneOf(paths, m.GetHostPath()) }) {
-			users = append(users, id)
+	unread = make(map[string]error)
+	for _, alive := range []bool{true, false} {
+		for _, container := range all {
+			id := container.GetPodSandboxId()
+			if live[id] != alive || !alive && !mayRun(container) || slices.Contains(users, id) {
+				continue
+			}
+			asking, cancel := context.WithTimeout(ctx, statusTime)
+			mounts, err := c.mounts(asking, container.GetId())
+			cancel()
+			if err != nil {
+				unread[id] = askError(ctx, c.t.party, id, err)
+			}
+			if slices.ContainsFunc(mounts, func(m *runtimeapi.Mount) bool { return isOneOf(paths, m.GetHostPath()) }) {
+				users = append(users, id)
+			}
 		}
 	}
-	return users, nil
+	return users, unread, nil
 }
 
 func mayRun(c *runtimeapi.Container) bool {

@@ -58,6 +58,7 @@ type fakeRuntime struct {
 	containers map[string]*runtimeapi.Container
 	mounts     map[string][]*runtimeapi.Mount
 	vanished   map[string]bool // containers that are listed and then gone
+	unreadable map[string]bool // containers whose status cannot be had, and whether that hangs
 	forgetful  int             // how many listings are empty, as of a runtime that has not read its state yet
 }
 
@@ -66,6 +67,7 @@ func newFakeRuntime(name, version string) *fakeRuntime {
 		name: name, version: version, log: zap.NewNop(),
 		sandboxes: make(map[string]*runtimeapi.PodSandbox), containers: make(map[string]*runtimeapi.Container),
 		mounts: make(map[string][]*runtimeapi.Mount), vanished: make(map[string]bool), processes: make(map[string]string),
+		unreadable: make(map[string]bool),
 	}
 }
 
@@ -287,6 +289,14 @@ func (f *fakeRuntime) ContainerStatus(ctx context.Context, req *runtimeapi.Conta
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if hangs, bad := f.unreadable[req.GetContainerId()]; hangs {
+		f.mu.Unlock()
+		<-ctx.Done()
+		f.mu.Lock()
+		return nil, ctx.Err()
+	} else if bad {
+		return nil, status.Error(codes.Unknown, "its files cannot be read")
+	}
 	if f.vanished[req.GetContainerId()] {
 		return nil, status.Error(codes.NotFound, "no such container")
 	}

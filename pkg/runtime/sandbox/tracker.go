@@ -269,18 +269,19 @@ func (t *Tracker) asking(sandboxID string) (by *client, podUID string, err error
 
 // Mounting lists the live sandboxes of all pods with a container that mounts one of the
 // paths. It queries every container of the node: it is for volumes whose target does not
-// name their pod. The sandboxes include those that kubelet did not make.
-func (t *Tracker) Mounting(ctx context.Context, paths ...string) ([]string, error) {
+// name their pod. The sandboxes include those that kubelet did not make. Of those in unread
+// it cannot be told.
+func (t *Tracker) Mounting(ctx context.Context, paths ...string) (found []string, unread map[string]error, err error) {
 	t.mu.RLock()
 	by, last := t.by, t.last
 	t.mu.RUnlock()
 	if by == nil {
-		return nil, volume.Errorf(volume.NoSandbox, "the node's containers cannot be looked up now: %w", last)
+		return nil, nil, volume.Errorf(volume.NoSandbox, "the node's containers cannot be looked up now: %w", last)
 	}
 	ctx, cancel := context.WithTimeout(ctx, askTime)
 	defer cancel()
-	found, err := by.mounting(ctx, paths)
-	return found, askError(ctx, t.party, "", err)
+	found, unread, err = by.mounting(ctx, paths)
+	return found, unread, askError(ctx, t.party, "", err)
 }
 
 // Listed asks the container runtime itself for its live sandboxes, those that kubelet did not make

@@ -72,7 +72,7 @@ func TestRuntimeThatComesLater(t *testing.T) {
 		if volume.KindOf(err) != volume.NoSandbox || !strings.Contains(err.Error(), "/run/fake.sock") || !strings.Contains(err.Error(), "sb-1") {
 			t.Errorf("got %v", err)
 		}
-		_, err = tracker.Mounting(t.Context(), "/v")
+		_, _, err = tracker.Mounting(t.Context(), "/v")
 		check.That(t, volume.KindOf(err) == volume.NoSandbox, "got %v", err)
 		f.put("sb-1", "pod-1")
 		f.start()
@@ -141,9 +141,9 @@ func TestDestinations(t *testing.T) {
 
 func wantMounting(t *testing.T, tracker *Tracker, path string, want ...string) {
 	t.Helper()
-	got, err := tracker.Mounting(t.Context(), "/another", path)
+	got, unread, err := tracker.Mounting(t.Context(), "/another", path)
 	slices.Sort(got)
-	check.That(t, err == nil && slices.Equal(got, want), "%s is mounted by %q, %v, want %q", path, got, err, want)
+	check.That(t, err == nil && len(unread) == 0 && slices.Equal(got, want), "%s is mounted by %q, %v, want %q", path, got, err, want)
 }
 
 func TestMounting(t *testing.T) {
@@ -167,13 +167,34 @@ func TestMounting(t *testing.T) {
 	})
 }
 
+// TestMountingBesideOneThatCannotBeRead: other sandboxes are found, and of the one only that it is not known.
+func TestMountingBesideOneThatCannotBeRead(t *testing.T) {
+	onBoth(t, func(t *testing.T, f *fakeRuntime) {
+		for i := range 5 {
+			bad := fmt.Sprintf("bad-%d", i)
+			f.put(bad, "pod-1")
+			f.contain("c-"+bad, bad, mount{"/v", "/data"})
+			f.unreadable["c-"+bad] = i > 0 // and hangs
+		}
+		f.put("sb-1", "pod-2")
+		f.contain("c-1", "sb-1", mount{"/v", "/data"})
+		tracker, _ := ready(t, f)
+		for path, want := range map[string][]string{"/v": {"sb-1"}, "/nobody": nil} {
+			begin := time.Now()
+			got, unread, err := tracker.Mounting(t.Context(), path)
+			check.That(t, err == nil && slices.Equal(got, want) && len(unread) == 5 && unread["bad-0"] != nil, "%s: %q, %v, %v", path, got, unread, err)
+			check.That(t, time.Since(begin) <= 5*statusTime, "it took %v", time.Since(begin))
+		}
+	})
+}
+
 // TestMountingEnds though its caller would wait for ever, as reconcile does.
 func TestMountingEnds(t *testing.T) {
 	onBoth(t, func(t *testing.T, f *fakeRuntime) {
 		f.put("sb-1", "pod-1")
 		tracker, _ := ready(t, f)
 		defer f.block()()
-		_, err := tracker.Mounting(t.Context(), "/v")
+		_, _, err := tracker.Mounting(t.Context(), "/v")
 		if kind := volume.KindOf(err); kind != volume.Timeout && kind != volume.NoSandbox { // or the next listing ends first
 			t.Errorf("got %v", err)
 		}
@@ -230,7 +251,7 @@ func TestOldContainerdIsRefused(t *testing.T) {
 		tracker, _ := track(t, f, Config{})
 		const want = "containerd 1.7.35 is not supported: upgrade to 2.0 or newer"
 		check.Eventually(t, "refused", func() bool { return tracker.LastError().Error() == want })
-		_, err := tracker.Mounting(t.Context(), "/v")
+		_, _, err := tracker.Mounting(t.Context(), "/v")
 		check.That(t, volume.KindOf(err) == volume.NoSandbox && strings.Contains(err.Error(), want), "%v", err)
 		f.stop()
 		run("v2.0.0-rc.1")
