@@ -269,10 +269,7 @@ func (f *Front) complete(kubeletRoot string) {
 	f.Registry = cmp.Or(f.Registry, filepath.Join(kubeletRoot, "crust-proxy/registry"))
 	f.KubeletRegistry = cmp.Or(f.KubeletRegistry, filepath.Join(kubeletRoot, "plugins_registry"))
 	f.MarksDir = cmp.Or(f.MarksDir, filepath.Join(kubeletRoot, "crust-proxy/marks"))
-	csi := filepath.Join(kubeletRoot, "plugins/kubernetes.io/csi")
-	if f.PrivateDir == "" || filepath.Clean(f.PrivateDir) == filepath.Join(csi, "crust-proxy.dev") { // the earlier default, in older files
-		f.PrivateDir = filepath.Join(csi, "volumeDevices")
-	}
+	f.PrivateDir = cmp.Or(f.PrivateDir, filepath.Join(kubeletRoot, "plugins/kubernetes.io/csi/volumeDevices"))
 }
 
 // DeferralPolicy is the policy that decides.

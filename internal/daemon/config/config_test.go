@@ -285,7 +285,6 @@ func TestWarnings(t *testing.T) {
 		"containerd: {namespace: k8s.io}":                 "", // older files have it
 		"containerd: {namespace: moby}":                   "containerd.namespace: it has no effect",
 		"front: {privateDir: /var/lib/kubelet/plugins/x}": "front.privateDir: it is not below",
-		"front: {privateDir: /var/lib/kubelet/plugins/kubernetes.io/csi/crust-proxy.dev}": "", // the default of older files
 	} {
 		cfg := check.Value(load(t, file))(t)
 		got := strings.Join(cfg.Warnings(), "\n")

@@ -1,14 +1,8 @@
 package csi
 
 import (
-	"crypto/sha256"
-	"encoding/hex"
-	"errors"
-	"fmt"
 	"os"
-	"path/filepath"
 	"slices"
-	"strings"
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -17,6 +11,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/crust-proxy/crust-proxy/internal/front/csi/refusal"
+	"github.com/crust-proxy/crust-proxy/internal/front/csi/staging"
 	"github.com/crust-proxy/crust-proxy/internal/front/policy"
 	"github.com/crust-proxy/crust-proxy/test/check"
 )
@@ -73,52 +68,17 @@ func TestDriversKnownByName(t *testing.T) {
 	_, err := r.as("block.csi.vultr.com").NodeStageVolume(t.Context(), r.stageReq())
 	r.refused(err, codes.Unimplemented, "block.csi.vultr.com has no raw block volumes", "defer: false")
 	const proxmox = "csi.proxmox.sinextra.dev"
-	older := r.broker.root + "/plugins/kubernetes.io/csi/crust-proxy.dev/staging/" + olderName(proxmox, r.staging())
-	r.ok(nil, os.MkdirAll(older, 0o700))
+	r.cfg.PrivateDir = r.broker.root + "/plugins/other"
+	r.restart()
+	private := staging.NewPrivatePaths(r.cfg.KubeletRoot, r.cfg.PrivateDir).Staging(staging.VolumeID{Driver: proxmox, ID: "vol-1"}, r.staging())
+	r.ok(nil, os.MkdirAll(private, 0o700))
 	kubelet := r.as(proxmox)
-	for range 2 { // an older version has staged it, and then nobody
+	for range 2 { // it was staged outside of kubelet's directory, and then nowhere
 		r.ok(kubelet.NodeUnstageVolume(t.Context(), &csi.NodeUnstageVolumeRequest{VolumeId: "vol-1", StagingTargetPath: r.staging()}))
 	}
-	_, err = os.Stat(older)
-	check.That(t, err != nil, "the older directory is still there")
+	_, err = os.Stat(private)
+	check.That(t, err != nil, "the private directory is still there")
 	r.said()
-}
-
-// TestVolumesOfAnOlderVersion are taken back where that version had them, with its record or
-// without, and the next ones get the new paths.
-func TestVolumesOfAnOlderVersion(t *testing.T) {
-	for _, lost := range []bool{false, true} {
-		r := newRig(t, deferAll)
-		r.begin("p1")
-		device := r.broker.asked.Backing
-		older := r.broker.root + "/plugins/kubernetes.io/csi/crust-proxy.dev"
-		staging, publish := older+"/staging/"+olderName(driverName, r.staging()), older+"/publish/"+olderName(driverName, r.target("p1"))
-		r.ok(nil, errors.Join(os.MkdirAll(older+"/staging", 0o700), os.MkdirAll(older+"/publish", 0o700)))
-		r.ok(nil, os.Rename(r.broker.asked.Origin.PrivateStaging, staging))
-		r.ok(nil, os.Rename(filepath.Dir(device), publish))
-		r.ok(nil, os.Rename(publish+"/"+filepath.Base(device), publish+"/device"))
-		r.ok(nil, os.WriteFile(files(t, r.cfg.StateDir)[0], []byte(strings.ReplaceAll(r.recordOnDisk(), r.broker.asked.Origin.PrivateStaging, staging)), 0o600))
-		if lost {
-			r.ok(nil, os.RemoveAll(r.cfg.StateDir))
-			clear(r.broker.volumes)
-		}
-		r.restart()
-		if !lost { // kubelet was restarted too
-			r.begin("p1")
-			at := r.broker.asked.Backing
-			check.That(t, at == publish+"/device", "the repeated publish is at %s", at)
-		}
-		r.driver.said()
-		r.ok(nil, r.unpublish("p1"))
-		r.unstage()
-		if said, want := r.driver.said(), []string{"unpublish " + publish + "/device", "unstage " + staging}; !slices.Equal(said, want) {
-			t.Errorf("the driver was asked for %q, want %q", said, want)
-		}
-		r.clean()
-		r.begin("p2")
-		at := r.broker.asked.Backing
-		check.That(t, strings.HasPrefix(at, r.cfg.PrivateDir+"/publish/pvc-") && strings.HasSuffix(at, "-/p2"), "the next publish is at %s", at)
-	}
 }
 
 // TestPrivateDirThatIsChanged: a driver finds a volume only where it has staged and published it.
@@ -134,12 +94,6 @@ func TestPrivateDirThatIsChanged(t *testing.T) {
 	want := []string{"stage-block " + staging, "publish-block " + device, "unpublish " + device, "unstage " + staging}
 	said := r.driver.said()
 	check.That(t, slices.Equal(said, want), "the driver was asked for %q, want %q", said, want)
-}
-
-// olderName is the name that earlier versions gave to the directory of a volume.
-func olderName(driver, where string) string {
-	sum := sha256.Sum256(fmt.Appendf(nil, "%x/%x/%x/", driver, "vol-1", where))
-	return hex.EncodeToString(sum[:])
 }
 
 // TestGrowthOfADeviceWithoutASize: what is not known is not on record as a growth to nothing,

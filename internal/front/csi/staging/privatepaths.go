@@ -3,7 +3,6 @@ package staging
 import (
 	"cmp"
 	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -26,8 +25,6 @@ import (
 // volumes can be unstaged even if all records are lost.
 type PrivatePaths struct {
 	kubeletRoot, dir string
-	// older are where earlier versions had staging and publish, with other names.
-	older []string
 	// used are other values of front.privateDir at which volumes are still staged.
 	used []string
 }
@@ -35,62 +32,49 @@ type PrivatePaths struct {
 const (
 	stagingDir = "staging"
 	publishDir = "publish"
-	// deviceName is the published device where no pod is known, and was in earlier versions.
-	deviceName = "device"
+	deviceName = "device" // the published device where no pod is known
 )
 
 // NewPrivatePaths returns the paths below a directory of the kubelet root. Volumes may still be staged
 // below the used ones.
 func NewPrivatePaths(kubeletRoot, dir string, used ...string) *PrivatePaths {
-	older := []string{dir, path.Join(kubeletRoot, "plugins/kubernetes.io/csi/crust-proxy.dev")}
-	used = slices.DeleteFunc(slices.Clone(used), func(one string) bool { return one == dir })
-	return &PrivatePaths{kubeletRoot, dir, older, used}
+	return &PrivatePaths{kubeletRoot, dir, slices.DeleteFunc(slices.Clone(used), func(one string) bool { return one == dir })}
 }
 
-// privateName hashes driver, volume and path. In hexadecimal, two requests cannot have one
-// name.
-func privateName(driver, volume, where string) string {
-	sum := sha256.New()
-	for _, part := range []string{driver, volume, where} {
-		_, _ = fmt.Fprintf(sum, "%x/", part) // a hash never fails
-	}
-	return hex.EncodeToString(sum.Sum(nil))
+// hashOf hashes driver, volume and path. In hexadecimal, two requests cannot have one hash.
+func hashOf(id VolumeID, where string) [sha256.Size]byte {
+	return sha256.Sum256(fmt.Appendf(nil, "%x/%x/%x/", id.Driver, id.ID, where))
 }
 
-// volumeName is the name of a volume's directory. It looks like the name of a provisioned
+// privateName is the name of a volume's directory. It looks like the name of a provisioned
 // persistent volume, because some drivers search for such names. It ends with a hyphen, which no
 // persistent volume's name does, so kubelet never creates the same directory.
-func volumeName(hash string) string {
-	return fmt.Sprintf("pvc-%s-%s-%s-%s-%s-", hash[:8], hash[8:12], hash[12:16], hash[16:20], hash[20:32])
+func privateName(id VolumeID, where string) string {
+	sum := hashOf(id, where)
+	return fmt.Sprintf("pvc-%x-%x-%x-%x-%x-", sum[:4], sum[4:6], sum[6:8], sum[8:10], sum[10:16])
 }
 
 // Staging names the private staging directory for kubelet's staging path.
 func (p *PrivatePaths) Staging(id VolumeID, kubeletPath string) string {
-	return p.find(stagingDir, privateName(id.Driver, id.ID, kubeletPath), "", "")
+	return p.find(stagingDir, privateName(id, kubeletPath))
 }
 
 // Publish names the private publish path for kubelet's target path: by the pod's UID, as kubelet does.
 func (p *PrivatePaths) Publish(id VolumeID, target string) string {
-	return p.find(publishDir, privateName(id.Driver, id.ID, target), cmp.Or(kubelet.PodOf(target), deviceName), deviceName)
+	return path.Join(p.find(publishDir, privateName(id, target)), cmp.Or(kubelet.PodOf(target), deviceName))
 }
 
-// find returns the path of a volume, or where an earlier version or configuration has staged or published
-// it, because the driver must unstage or unpublish it there. If that path cannot be examined it is
-// returned too: its next user gets the error.
-func (p *PrivatePaths) find(kind, hash, name, olderName string) string {
-	var earlier [][2]string
-	for _, dir := range p.older {
-		earlier = append(earlier, [2]string{path.Join(dir, kind, hash), olderName})
-	}
+// find returns the directory of a volume, or where an earlier configuration has staged or published it, because the
+// driver must unstage or unpublish it there. If that directory cannot be examined it is returned too: its next user
+// gets the error.
+func (p *PrivatePaths) find(kind, name string) string {
 	for _, dir := range p.used {
-		earlier = append(earlier, [2]string{path.Join(dir, kind, volumeName(hash)), name})
-	}
-	for _, one := range earlier {
-		if there, err := p.Exists(one[0]); there || err != nil {
-			return path.Join(one[0], one[1])
+		earlier := path.Join(dir, kind, name)
+		if there, err := p.Exists(earlier); there || err != nil {
+			return earlier
 		}
 	}
-	return path.Join(p.dir, kind, volumeName(hash), name)
+	return path.Join(p.dir, kind, name)
 }
 
 // Published reports whether a driver was ever asked for a device for kubelet's target path,

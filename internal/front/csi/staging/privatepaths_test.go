@@ -39,23 +39,24 @@ func TestPrivatePathsAreAPureHash(t *testing.T) {
 	}
 }
 
-// TestPathsOfEarlierVersions stay a volume's while it is there, and while it cannot be seen whether it is.
-func TestPathsOfEarlierVersions(t *testing.T) {
+// TestPathsOfAnEarlierConfiguration stay a volume's while it is there, and while it cannot be seen whether it is.
+func TestPathsOfAnEarlierConfiguration(t *testing.T) {
 	root, id := t.TempDir(), VolumeID{"d", "v"}
 	p := NewPrivatePaths(root, root+"/new", root+"/used", root+"/new")
-	for _, staging := range []string{root + "/new/staging/" + privateName("d", "v", "/s"), root + "/used/staging/" + volumeName(privateName("d", "v", "/s"))} {
-		now := p.Staging(id, "/s")
-		check.Must(t, p.MakeDir(staging))
+	now, staging := root+"/new/staging/"+privateName(id, "/s"), root+"/used/staging/"+privateName(id, "/s")
+	for _, want := range []string{now, staging, now} {
 		got := p.Staging(id, "/s")
-		check.That(t, got == staging && got != now, "%s, and not %s", got, staging)
-		check.Must(t, p.removeStaging(staging))
-		got = p.Staging(id, "/s")
-		check.That(t, got == now, "%s, and not %s", got, now)
-		check.WithoutDescriptors(t, func() {
-			_, err := p.Exists(now)
-			check.That(t, err != nil && p.Staging(id, "/s") != now, "what cannot be seen is not there: %v", err)
-		})
+		check.That(t, got == want, "%s, and not %s", got, want)
+		if got == now {
+			check.Must(t, p.MakeDir(staging))
+		} else {
+			check.Must(t, p.removeStaging(staging))
+		}
 	}
+	check.WithoutDescriptors(t, func() {
+		_, err := p.Exists(now)
+		check.That(t, err != nil && p.Staging(id, "/s") != now, "what cannot be seen is not there: %v", err)
+	})
 }
 
 func exists(t *testing.T, p *PrivatePaths, where string) bool {

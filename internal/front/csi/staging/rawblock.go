@@ -99,8 +99,7 @@ func (d *Driver) TakesDiskAround(path string) bool {
 	return d.Name == proxmox && !kubelet.IsRawBlock(path)
 }
 
-// unstagePrivate asks the driver to unstage a device. An older version may have staged it outside
-// of kubelet's directory.
+// unstagePrivate asks the driver to unstage a device, which front.privateDir may have outside of kubelet's directory.
 func (s *Stager) unstagePrivate(ctx context.Context, volumeID, private string) error {
 	if s.driver.TakesDiskAround(private) {
 		return nil

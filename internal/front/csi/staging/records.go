@@ -219,7 +219,7 @@ func (r *Records) putInMemory(rec Record) {
 }
 
 // FileName is the name of a volume's record.
-func FileName(id VolumeID) string { return privateName(id.Driver, id.ID, "") + ".json" }
+func FileName(id VolumeID) string { return fmt.Sprintf("%x.json", hashOf(id, "")) }
 
 // Staged is a CSI volume whose driver has staged a device at a private path: only the front
 // can have it unstaged.
