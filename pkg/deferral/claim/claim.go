@@ -103,11 +103,13 @@ func (p *Pending) begin(ctx context.Context) error {
 	if err := p.table.owners.reserve(p.request.Volume, p.id); err != nil {
 		return p.table.users.namingHolder(err)
 	}
-	held, err := p.table.isHeld(p.id)
-	if err != nil {
-		return err
+	if len(p.table.owners.ofDevice(p.id)) == 1 { // this one: what an earlier release failed to close is closed first
+		if err := p.table.open.release(p.id); err != nil {
+			return err
+		}
 	}
-	p.First = !held
+	p.First = p.table.open.get(p.id) == nil
+	var err error
 	if p.stack, err = p.table.owners.reserveData(p.request.Volume, p.dev); err != nil {
 		return err
 	}
@@ -168,15 +170,6 @@ func (p *Pending) Abandon(err error) error {
 	}
 	p.unlock()
 	return err
-}
-
-// isHeld reports whether the device is held for an owner other than the one that claims it. A
-// descriptor that an earlier release failed to close has no owner: it is closed first.
-func (t *Table) isHeld(id identity) (bool, error) {
-	if len(t.owners.ofDevice(id)) == 1 {
-		return false, t.open.release(id)
-	}
-	return t.open.get(id) != nil, nil
 }
 
 // Release ends the volume's claim. It first calls leave, which may be nil, with whether the

@@ -157,7 +157,7 @@ func TestQuestionAboutADevice(t *testing.T) {
 	for _, c := range []struct {
 		kept, held, mountable bool
 		own, count            int
-	}{{}, {held: true, own: 1, count: 1}, {held: true, mountable: true, own: 1}, {kept: true, own: 1, count: 1}, {kept: true, held: true, mountable: true, own: 2, count: 1}} {
+	}{{own: 1}, {held: true, own: 1, count: 1}, {held: true, mountable: true, own: 1}, {kept: true, own: 1, count: 1}, {kept: true, held: true, mountable: true, own: 2, count: 1}} {
 		var kept map[string]*os.File
 		if c.kept {
 			file := check.Value(os.Open(os.DevNull))(t)
@@ -168,10 +168,10 @@ func TestQuestionAboutADevice(t *testing.T) {
 			check.Must(t, heldAs(t, table, d))
 			table.open.held[id].mountable = c.mountable
 		}
-		q, err := table.open.query(id)
+		q, err := table.open.question(d) // one that is not open here cannot be opened: there is no such device
 		sys.CloseFD(q.FD)
-		claimed := c.kept || c.held && !c.mountable
-		check.That(t, err == nil && q.Own == c.own && q.Claimed == claimed && (q.FD >= 0) == (c.own > 0), "%+v: %+v, %v", c, q, err)
+		claimed, open := c.kept || c.held && !c.mountable, c.kept || c.held
+		check.That(t, (err == nil) == open && q.Own == c.own && q.Claimed == claimed && (q.FD >= 0) == open, "%+v: %+v, %v", c, q, err)
 		n := table.Kept()
 		check.That(t, n == c.count, "%+v: %d claims are kept", c, n)
 	}

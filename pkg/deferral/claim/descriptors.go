@@ -78,10 +78,6 @@ func (d *descriptors) add(id identity, held *heldDevice) error {
 	if d.keeper == nil || held.mountable {
 		return nil
 	}
-	return d.store(id, held)
-}
-
-func (d *descriptors) store(id identity, held *heldDevice) error {
 	fd, err := unix.FcntlInt(uintptr(held.fd), unix.F_DUPFD_CLOEXEC, 3)
 	if err != nil {
 		return volume.Errorf(volume.Internal, "device %s: the claim cannot be kept: %w", held.device, err)
@@ -146,13 +142,11 @@ func (d *descriptors) waitClosed(held *heldDevice, mark openers.Mark) {
 	sys.CloseAlone(fd)
 }
 
-// query returns a question about a device that is open here, with a copy of a descriptor, which is
-// no further open. Its FD is sys.NoFD if the device is not open here.
-func (d *descriptors) query(id identity) (q openers.Query, err error) {
+// question is about a device that is open here, with a copy of a descriptor, which is no further open, or is opened for
+// it.
+func (d *descriptors) question(of volume.Device) (q openers.Query, err error) {
+	id, from := identityOf(of), uintptr(0)
 	d.mu.Lock()
-	defer d.mu.Unlock()
-	q.FD = sys.NoFD
-	from := uintptr(0)
 	if kept := d.kept[claimName(id)]; kept != nil {
 		from, q.Claimed = kept.Fd(), true
 		q.Own++
@@ -164,12 +158,7 @@ func (d *descriptors) query(id identity) (q openers.Query, err error) {
 	if q.Own > 0 {
 		q.FD, err = unix.FcntlInt(from, unix.F_DUPFD_CLOEXEC, 3)
 	}
-	return q, err
-}
-
-// question is about a device that is open here, or is opened for it.
-func (d *descriptors) question(of volume.Device) (q openers.Query, err error) {
-	q, err = d.query(identityOf(of))
+	d.mu.Unlock()
 	if q.Own == 0 {
 		q.Own = 1
 		q.FD, err = openAgain(of)

@@ -246,7 +246,7 @@ func (t *Table) adoptKept(ctx context.Context, r Request, id identity) (adopted 
 		return false, volume.Errorf(volume.Internal, "volume %s: the kept claim of %s cannot be used: %w", r.Target, r.Device.Path, err)
 	}
 	var st unix.Stat_t
-	if err := unix.Fstat(fd, &st); err != nil || openers.FileOf(&st) != identityOf(r.Device) {
+	if err := unix.Fstat(fd, &st); err != nil || openers.FileOf(&st) != id {
 		sys.CloseFD(fd)
 		return false, volume.Errorf(volume.Internal, "volume %s: the kept claim is not of %s", r.Target, r.Device)
 	}
