@@ -40,8 +40,9 @@ const (
 func (t *Target) Mount(parent int, missing bool) (mounted bool, err error) {
 	made := false
 	if missing {
-		if made, err = t.mkdir(parent); err != nil {
-			return false, err
+		err := unix.Mkdirat(parent, t.base, 0o750)
+		if made = err == nil; !made && !errors.Is(err, unix.EEXIST) {
+			return false, volume.Errorf(volume.DiskKind(err), "volume %s: cannot make the target directory: %w", t.Given, err)
 		}
 	}
 	dir, err := t.openIn(parent)
@@ -55,7 +56,17 @@ func (t *Target) Mount(parent int, missing bool) (mounted bool, err error) {
 			return false, err
 		}
 	}
-	return true, t.mount(dir)
+	// The guard is built detached and moved onto the directory as a whole: a kill leaves either all of it or none.
+	mount, err := buildGuard(t.Key, t.notice)
+	if err != nil {
+		return false, t.guardError("made", err)
+	}
+	defer sys.CloseFD(mount)
+	const byFD = unix.MOVE_MOUNT_F_EMPTY_PATH | unix.MOVE_MOUNT_T_EMPTY_PATH
+	if err := unix.MoveMount(mount, "", dir, "", byFD); err != nil {
+		return false, t.guardError("mounted", err)
+	}
+	return true, nil
 }
 
 // Restore mounts the guard if it is missing, and makes the target directory if that is.
@@ -110,21 +121,6 @@ func (t *Target) inspect(dir int) (occupied, ours bool, err error) {
 		err = t.guardError("examined", err)
 	}
 	return occupied, ours, err
-}
-
-// mount builds the guard detached and moves it onto the directory as a whole: a kill
-// leaves either all of it or none.
-func (t *Target) mount(dir int) error {
-	mount, err := buildGuard(t.Key, t.notice)
-	if err != nil {
-		return t.guardError("made", err)
-	}
-	defer sys.CloseFD(mount)
-	const byFD = unix.MOVE_MOUNT_F_EMPTY_PATH | unix.MOVE_MOUNT_T_EMPTY_PATH
-	if err := unix.MoveMount(mount, "", dir, "", byFD); err != nil {
-		return t.guardError("mounted", err)
-	}
-	return nil
 }
 
 // Remove unmounts the guard with all that is in it, and removes the directory if that is

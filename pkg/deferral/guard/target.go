@@ -162,15 +162,6 @@ func (t *Target) Missing(parent int) (bool, error) {
 	return false, err
 }
 
-// mkdir makes the target directory, and reports whether it did not exist.
-func (t *Target) mkdir(parent int) (made bool, err error) {
-	err = unix.Mkdirat(parent, t.base, 0o750)
-	if err != nil && !errors.Is(err, unix.EEXIST) {
-		return false, volume.Errorf(volume.DiskKind(err), "volume %s: cannot make the target directory: %w", t.Given, err)
-	}
-	return err == nil, nil
-}
-
 // removeDir removes the empty target directory, and reports whether it is gone.
 // Anything in it, or mounted on it, is not ours.
 func (t *Target) removeDir(parent int) (gone bool, err error) {
