@@ -17,8 +17,8 @@ import (
 // are not marked: they end with their only pod. The mark of a virtual machine replaces that of a
 // handler with HostMounts.
 //
-// If the volume is published already, its first publish has decided. It is marked then only if
-// a rule refuses explicitly, because an older crust-proxy may have deferred it without a mark.
+// If the volume is published already, its first publish has decided. It is marked then only if a rule
+// refuses explicitly, which may be a rule that has allowed it before.
 func (p *driverProxy) mark(rules *decision.Rules, w policy.Input, known, mark *decision.Mark, published bool) (marked bool, err error) {
 	then := rules.Policy.ThenOnHost(w, mark.Rule)
 	if w.Inline || then == policy.HostAllowed || then == "" && published {
@@ -37,7 +37,7 @@ func (p *driverProxy) mark(rules *decision.Rules, w policy.Input, known, mark *d
 	return isNew, err
 }
 
-// markReleased marks a volume whose pod ends.
+// markReleased marks a volume whose pod ends, if its rule has come to refuse meanwhile.
 func (p *driverProxy) markReleased(v *volume.Volume) {
 	if v.ReadOnly || v.Origin == nil {
 		return

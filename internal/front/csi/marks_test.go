@@ -11,6 +11,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/front/csi/decision"
 	"github.com/crust-proxy/crust-proxy/internal/front/policy"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 func markPolicy(then policy.ThenOnHost) *policy.Policy {
@@ -89,6 +90,18 @@ func TestHostDoesNotMountWhatASandboxHad(t *testing.T) {
 	r.ok(nil, r.use("kata", false))
 	r.ok(nil, os.Remove(mark))
 	r.ok(nil, r.use("runc", false))
+}
+
+// TestRuleThatComesToRefuse counts for the volumes that sandboxes have.
+func TestRuleThatComesToRefuse(t *testing.T) {
+	for _, then := range []policy.ThenOnHost{policy.HostAllowed, ""} {
+		r := podRig(t, markPolicy(policy.HostAllowed), decision.Pod{UID: "kata", RuntimeHandler: "kata"})
+		r.begin("kata")
+		r.cfg.Policy = markPolicy(then)
+		r.restart()
+		r.ok(nil, r.unpublish("kata"))
+		check.That(t, (len(r.marks()) == 1) == (then == ""), "by %q: %q", then, r.marks())
+	}
 }
 
 // TestMarksThatCannotBeRead keep only volumes from the host that a rule could have deferred.
