@@ -45,7 +45,12 @@ func (b *blockPublish) run(ctx context.Context) ([]byte, error) {
 	if err := b.publishDevice(ctx); err != nil {
 		return nil, err
 	}
-	if err := p.handOver(ctx, b.instruction(), p.w.ReadOnly, b.has); err != nil {
+	in := volume.Instruction{
+		Type: volume.Block, Backing: p.device, FSType: p.w.FSType, MountFlags: p.w.Capability.GetMount().GetMountFlags(),
+		Format: p.verdict.Format, MakeFS: p.verdict.MakeFS, KeepSize: p.verdict.KeepSize,
+		Origin: &volume.Origin{Way: volume.WayBlock, Private: p.device, PrivateStaging: b.staging},
+	}
+	if err := p.handOver(ctx, in, p.w.ReadOnly, b.has); err != nil {
 		return nil, p.undo(ctx, err, p.unpublishDevice)
 	}
 	failpoint.Hit("front-publish-instructed")
@@ -113,13 +118,4 @@ func (b *blockPublish) askDriver(ctx context.Context) error {
 		return driver.BlockError("publish", p.verdict.Rule, err, staging.SecretsOf(p.req))
 	}
 	return nil
-}
-
-func (b *blockPublish) instruction() volume.Instruction {
-	p := b.call
-	return volume.Instruction{
-		Type: volume.Block, Backing: p.device, FSType: p.w.FSType, MountFlags: p.w.Capability.GetMount().GetMountFlags(),
-		Format: p.verdict.Format, MakeFS: p.verdict.MakeFS, KeepSize: p.verdict.KeepSize,
-		Origin: &volume.Origin{Way: volume.WayBlock, Private: p.device, PrivateStaging: b.staging},
-	}
 }

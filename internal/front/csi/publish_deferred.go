@@ -13,7 +13,6 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/deferral/claim"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
-	"github.com/crust-proxy/crust-proxy/pkg/volume/mountopt"
 )
 
 // publishDeferred hands the volume to the sandbox, in one of two ways.
@@ -83,7 +82,7 @@ func (p *publishCall) handOver(ctx context.Context, in volume.Instruction, readO
 	if has.Stage {
 		in.Origin.Staging = p.req.GetStagingTargetPath()
 	}
-	marked, err := p.mark(slices.Contains(mountopt.Split(in.MountFlags), "ro"))
+	marked, err := p.mark(slices.Contains(in.MountFlags, "ro"))
 	if err != nil {
 		return err
 	}

@@ -43,7 +43,14 @@ func stageVolume(ctx context.Context, p *driverProxy, req *csi.NodeStageVolumeRe
 }
 
 func (s *stageCall) run(ctx context.Context, forward forwardFunc) ([]byte, error) {
-	asDevice, err := s.prepare(ctx)
+	var asDevice bool
+	err := s.proxy.front.refuseHeld(ctx, s.id)
+	if err == nil {
+		asDevice, err = s.decide(ctx)
+	}
+	if err == nil {
+		err = s.undoOtherStaging(ctx, asDevice)
+	}
 	annotateVerdict(ctx, s.w, &s.verdict)
 	telemetry.CallFrom(ctx).Repeated = s.rec.Stage.Done(asDevice)
 	if err != nil {
@@ -59,21 +66,15 @@ func (s *stageCall) run(ctx context.Context, forward forwardFunc) ([]byte, error
 	return reply, s.proxy.recordRefusal(s.w, &s.verdict, err)
 }
 
-// prepare decides, and reports whether the driver has to stage the volume as a device.
-func (s *stageCall) prepare(ctx context.Context) (asDevice bool, err error) {
-	if err := s.proxy.front.refuseHeld(ctx, s.id); err != nil {
-		return false, err
-	}
-	if asDevice, err = s.decide(ctx); err != nil {
-		return false, err
-	}
-	return asDevice, s.undoOtherStaging(ctx, asDevice)
-}
-
 // decide sets the verdict, and reports whether the driver has to stage the volume as a device.
 func (s *stageCall) decide(ctx context.Context) (asDevice bool, err error) {
 	var kept bool
-	state := s.state()
+	state := &decision.State{Elsewhere: s.proxy.volumes.OfOrigin(s.id.Driver, s.id.ID), OnHost: s.rec.OnHost}
+	if s.rec.Stage != nil {
+		state.Staged = &decision.Staged{AsDevice: s.rec.StagedAsDevice(), Rule: s.rec.Stage.Rule}
+	} else if len(state.Elsewhere) == 0 { // else the server of a mount at the staging path may have gone
+		state.PathOnHost = staging.IsMountPoint(s.w.Path)
+	}
 	if s.verdict, asDevice, kept = s.rules.KeptAtStage(state); kept {
 		if len(state.Elsewhere) > 0 {
 			s.rec.AssumeStaged(s.w.Path, asDevice)
@@ -91,18 +92,6 @@ func (s *stageCall) decide(ctx context.Context) (asDevice bool, err error) {
 		return false, err
 	}
 	return true, s.proxy.checkBlockWay(s.w, &s.verdict)
-}
-
-// state returns what the node has of the volume. It does not touch the staging path of a
-// volume that is known to be published: the server of a mount there may have gone.
-func (s *stageCall) state() *decision.State {
-	state := &decision.State{Elsewhere: s.proxy.volumes.OfOrigin(s.id.Driver, s.id.ID), OnHost: s.rec.OnHost}
-	if s.rec.Stage != nil {
-		state.Staged = &decision.Staged{AsDevice: s.rec.StagedAsDevice(), Rule: s.rec.Stage.Rule}
-	} else if len(state.Elsewhere) == 0 {
-		state.PathOnHost = staging.IsMountPoint(s.w.Path)
-	}
-	return state
 }
 
 // applyPolicy decides by the pods that use the volume, where a cluster is asked.

@@ -31,39 +31,35 @@ type unpublishCall struct {
 	asDevice bool
 }
 
+// unpublishVolume undoes a publish in the opposite order: the sandbox has to be gone, then the volume
+// is released from its handler, then the driver unpublishes its device. Where the record
+// was lost, the private path shows what was published.
 func unpublishVolume(ctx context.Context, p *driverProxy, req *csi.NodeUnpublishVolumeRequest, forward forwardFunc) ([]byte, error) {
 	target := req.GetTargetPath()
 	return p.withLock(ctx, req.GetVolumeId(), target, forward, func(id staging.VolumeID) ([]byte, error) {
 		if err := p.driver.CheckWriting(id.ID); err != nil {
 			return nil, err
 		}
-		u := &unpublishCall{
-			proxy: p, id: id, target: target, rec: p.records.Get(id), forward: forward, device: p.private.Publish(id, target),
+		device := p.private.Publish(id, target)
+		asDevice, err := p.private.Exists(path.Dir(device))
+		if err != nil {
+			return nil, err
 		}
-		return u.run(ctx)
+		u := &unpublishCall{proxy: p, id: id, target: target, rec: p.records.Get(id), forward: forward, device: device, asDevice: asDevice}
+		released, err := u.release(ctx)
+		if err != nil {
+			return nil, namingPod(released, err)
+		}
+		failpoint.Hit("front-unpublish-unstaged")
+		reply, err := u.askDriver(ctx, released)
+		if err != nil {
+			return nil, namingPod(released, err)
+		}
+		failpoint.Hit("front-unpublish-driver")
+		p.cfg.Refusals.ForgetTarget(target)
+		u.forgetTarget()
+		return reply, nil
 	})
-}
-
-// run undoes a publish in the opposite order: the sandbox has to be gone, then the volume
-// is released from its handler, then the driver unpublishes its device. Where the record
-// was lost, the private path shows what was published.
-func (u *unpublishCall) run(ctx context.Context) (reply []byte, err error) {
-	if u.asDevice, err = u.proxy.private.Exists(path.Dir(u.device)); err != nil {
-		return nil, err
-	}
-	released, err := u.release(ctx)
-	if err != nil {
-		return nil, namingPod(released, err)
-	}
-	failpoint.Hit("front-unpublish-unstaged")
-	reply, err = u.askDriver(ctx, released)
-	if err != nil {
-		return nil, namingPod(released, err)
-	}
-	failpoint.Hit("front-unpublish-driver")
-	u.proxy.cfg.Refusals.ForgetTarget(u.target)
-	u.forgetTarget()
-	return reply, nil
 }
 
 // release takes a deferred volume, or what is left of one whose record was lost, from its

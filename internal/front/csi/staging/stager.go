@@ -85,7 +85,9 @@ func (s *Stager) Stage(
 		rec.Stage.dropRequest()
 	}
 	if asDevice {
-		ask := s.deviceRequest(req, rec.Stage)
+		rec.Stage.Private = s.store.Private.Staging(s.driver.ID(rec.ID), req.GetStagingTargetPath())
+		ask := proto.CloneOf(req)
+		ask.StagingTargetPath, ask.VolumeCapability = rec.Stage.Private, AsBlock(req.GetVolumeCapability())
 		forward = func(ctx context.Context) ([]byte, error) {
 			_, err := s.driver.Node.NodeStageVolume(ctx, ask)
 			return nil, err
@@ -124,15 +126,6 @@ func (s *Stager) notAsked(rec *Record, before *StageRecord, cause error) error {
 		return refusal.NotFinal(refusal.Clip(rec.ID), cause)
 	}
 	return refusal.JoinUndo(refusal.Clip(rec.ID), cause, s.store.Private.removeStaging(private))
-}
-
-// deviceRequest is the request for a device in place of a filesystem.
-func (s *Stager) deviceRequest(req *csi.NodeStageVolumeRequest, stage *StageRecord) *csi.NodeStageVolumeRequest {
-	stage.Private = s.store.Private.Staging(s.driver.ID(req.GetVolumeId()), req.GetStagingTargetPath())
-	ask := proto.CloneOf(req)
-	ask.StagingTargetPath = stage.Private
-	ask.VolumeCapability = AsBlock(req.GetVolumeCapability())
-	return ask
 }
 
 // cacheRequest stores in memory what a record lacks of its request, for as long as it may
@@ -285,10 +278,10 @@ func (s *Stager) StagedDevice(volumeID, stagingPath string) (bool, error) {
 // path, if one was ever asked for there, and reports whether one was. It works without a
 // record.
 func (s *Stager) UnstageDevice(ctx context.Context, volumeID, stagingPath string) (was bool, err error) {
-	if was, err = s.StagedDevice(volumeID, stagingPath); err != nil || !was {
+	private := s.store.Private.Staging(s.driver.ID(volumeID), stagingPath)
+	if was, err = s.store.Private.Exists(private); err != nil || !was {
 		return false, err
 	}
-	private := s.store.Private.Staging(s.driver.ID(volumeID), stagingPath)
 	if err := s.unstagePrivate(ctx, volumeID, private); err != nil {
 		return true, err
 	}
