@@ -133,19 +133,6 @@ func writingLock(id string) unix.Flock_t {
 	return unix.Flock_t{Type: unix.F_WRLCK, Whence: unix.SEEK_SET, Start: first + place, Len: 1}
 }
 
-// lockWriting must be called before the device is written to. Programs that write inherit this lock, as
-// that of the device.
-func (d *device) lockWriting() error {
-	if d.req.ID == "" {
-		return nil
-	}
-	lock := writingLock(d.req.ID)
-	if err := unix.FcntlFlock(d.lock.Fd(), unix.F_OFD_SETLK, &lock); err != nil {
-		return d.errorf(volume.Busy, "is not written to, because a device of the volume may still be: %w", err)
-	}
-	return nil
-}
-
 // heldWait bounds the wait for a program that has the device open for a moment.
 const heldWait = 500 * time.Millisecond
 

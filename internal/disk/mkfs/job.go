@@ -37,8 +37,13 @@ type job struct {
 // start runs the work under the device's lock, so that jobs for a device that hangs do not
 // pile up, and waits for it as wait does.
 func (j *job) start(ctx context.Context, work func(context.Context) (formatted bool, err error)) (formatted bool, err error) {
-	if err := j.check(); err != nil {
-		return false, err
+	switch j.req.Policy {
+	case volume.FormatHost, volume.FormatNever, volume.FormatDriver:
+	default:
+		return false, j.dev.errorf(volume.Invalid, "unknown format policy %q: host or never", clip(string(j.req.Policy)))
+	}
+	if !nameForm().MatchString(j.req.FSType) {
+		return false, j.dev.errorf(volume.Invalid, "%q is no filesystem type", clip(j.req.FSType))
 	}
 	if err := j.dev.duplicate(); err != nil {
 		j.dev.close()
@@ -56,18 +61,6 @@ func (j *job) start(ctx context.Context, work func(context.Context) (formatted b
 		done <- outcome{formatted, err}
 	}()
 	return j.wait(ctx, done)
-}
-
-func (j *job) check() error {
-	switch j.req.Policy {
-	case volume.FormatHost, volume.FormatNever, volume.FormatDriver:
-	default:
-		return j.dev.errorf(volume.Invalid, "unknown format policy %q: host or never", clip(string(j.req.Policy)))
-	}
-	if !nameForm().MatchString(j.req.FSType) {
-		return j.dev.errorf(volume.Invalid, "%q is no filesystem type", clip(j.req.FSType))
-	}
-	return nil
 }
 
 func (j *job) run(ctx context.Context) (formatted bool, err error) {
@@ -122,7 +115,7 @@ func (j *job) attempt(ctx context.Context) (formatted bool, err error) {
 }
 
 // beginMaking must be called before the device is written to. From then on the job goes
-// on to its end.
+// on to its end. Programs that write inherit the volume's lock, as that of the device.
 func (j *job) beginMaking(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return j.dev.canceledError(err)
@@ -130,7 +123,14 @@ func (j *job) beginMaking(ctx context.Context) error {
 	if j.phase.Load() != making && !j.phase.CompareAndSwap(examining, making) {
 		return j.dev.errorf(volume.Canceled, "the caller went away; nothing was written")
 	}
-	return j.dev.lockWriting()
+	if j.req.ID == "" {
+		return nil
+	}
+	lock := writingLock(j.req.ID)
+	if err := unix.FcntlFlock(j.dev.lock.Fd(), unix.F_OFD_SETLK, &lock); err != nil {
+		return j.dev.errorf(volume.Busy, "is not written to, because a device of the volume may still be: %w", err)
+	}
+	return nil
 }
 
 // checkContents refuses everything but fsType, and a blank device that may be formatted.

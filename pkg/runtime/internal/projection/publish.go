@@ -110,7 +110,11 @@ func (t *Tree) Build(key volume.Key, raw []byte) (temp string, err error) {
 		return temp, err
 	}
 	failpoint.Hit(t.Name + "-directory-made")
-	if err := t.sign(temp, key); err != nil {
+	err = unix.Lsetxattr(temp, t.mark, []byte(key), 0)
+	if err == nil && t.root != "" {
+		err = unix.Lsetxattr(temp, t.mark+".root", []byte(t.root), 0)
+	}
+	if err != nil {
 		return temp, err
 	}
 	return temp, sys.WriteNew(unix.AT_FDCWD, temp+"/"+t.File, raw)

@@ -187,8 +187,10 @@ func (t *Tree) OwnerOf(dir string) (Owner, volume.Key, error) {
 	var buf [128]byte
 	n, err := unix.Lgetxattr(t.Path(dir), t.mark, buf[:])
 	key, ours := volume.Key(buf[:max(n, 0)]), true
-	if err == nil {
-		ours, err = t.isOfRoot(dir)
+	if err == nil && t.root != "" { // for which kubelet root it was made
+		var of [unix.PathMax]byte
+		n, err = unix.Lgetxattr(t.Path(dir), t.mark+".root", of[:])
+		ours = err == nil && string(of[:n]) == t.root
 	}
 	switch {
 	case err == nil && !ours:
@@ -202,21 +204,4 @@ func (t *Tree) OwnerOf(dir string) (Owner, volume.Key, error) {
 	default:
 		return Missing, "", err
 	}
-}
-
-// isOfRoot reports whether a marked directory was made for our kubelet root.
-func (t *Tree) isOfRoot(dir string) (bool, error) {
-	if t.root == "" {
-		return true, nil
-	}
-	var buf [unix.PathMax]byte
-	n, err := unix.Lgetxattr(t.Path(dir), t.mark+".root", buf[:])
-	return err == nil && string(buf[:n]) == t.root, err
-}
-
-func (t *Tree) sign(path string, key volume.Key) error {
-	if err := unix.Lsetxattr(path, t.mark, []byte(key), 0); err != nil || t.root == "" {
-		return err
-	}
-	return unix.Lsetxattr(path, t.mark+".root", []byte(t.root), 0)
 }
