@@ -264,7 +264,7 @@ func (b *Broker) Defer(ctx context.Context, in volume.Instruction) (*volume.Volu
 	case err != nil:
 		return nil, err
 	case known != nil && !known.removing && known.lost != nil:
-		return b.lost.deferAgain(ctx, known, a.record(), t)
+		return b.lost.deferAgain(ctx, known, a.record(sys.NoFD), t)
 	case known != nil && !known.removing:
 		return a.repeat(ctx, known.rec)
 	case known != nil:

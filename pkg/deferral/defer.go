@@ -55,8 +55,7 @@ func (a *attempt) begin(ctx context.Context) (*volume.Volume, error) {
 		return nil, err
 	}
 	defer sys.CloseFD(parent)
-	rec := a.record()
-	a.b.targets.addTo(&rec.Volume, a.target, parent)
+	rec := a.record(parent)
 	if rec.MadeTarget, err = a.target.Missing(parent); err != nil {
 		return nil, err
 	}
@@ -96,8 +95,8 @@ func checkOptions(handler Projector, v *volume.Volume) error {
 	return nil
 }
 
-// record is the record that the instruction asks for.
-func (a *attempt) record() *record {
+// record is the record that the instruction asks for, with what is known by the directory that holds the target.
+func (a *attempt) record(dir int) *record {
 	flags := mountopt.Split(a.in.MountFlags)
 	rec := &record{
 		Version: recordVersion, Boot: a.b.boot, HostMounts: a.handler.Abilities().HostMounts,
@@ -108,7 +107,7 @@ func (a *attempt) record() *record {
 			Origin: a.in.Origin.Clone(), KeepSize: a.in.KeepSize, Created: time.Now().UTC().Truncate(time.Millisecond),
 		},
 	}
-	a.b.targets.addTo(&rec.Volume, a.target, sys.NoFD)
+	a.b.targets.addTo(&rec.Volume, a.target, dir)
 	return rec
 }
 

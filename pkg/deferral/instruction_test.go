@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral/claim"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral/guard"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
@@ -74,7 +75,7 @@ func TestValidate(t *testing.T) {
 
 func recordOf(in *volume.Instruction) *record {
 	a := attempt{b: &Broker{targets: &targets{}}, in: in, handler: able{}, target: &guard.Target{}, dev: &claim.OpenedDevice{}}
-	return a.record()
+	return a.record(sys.NoFD)
 }
 
 // A StorageClass may write all its mount options as one.

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"testing/synctest"
 
+	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral/claim"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 	"github.com/crust-proxy/crust-proxy/test/check"
@@ -109,7 +110,7 @@ func TestReadOnlyDeviceThatCannotBeSet(t *testing.T) {
 	defer target.Close()
 	device := volume.Device{Kind: volume.BlockDevice, Path: "/dev/null", Major: 240, Minor: 77} // nothing holds it
 	a := &attempt{b: s.b, in: &in, handler: projector{s, "kata"}, target: target, dev: &claim.OpenedDevice{Device: device}}
-	rec := a.record()
+	rec := a.record(sys.NoFD)
 	rec.ReadOnly = true
 	s.wants(a.publish(t.Context(), rec, 0), volume.Internal, "is not held")
 	s.saw()

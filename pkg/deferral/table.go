@@ -20,9 +20,9 @@ type table struct {
 
 	mu      sync.RWMutex
 	volumes map[volume.Key]*entry
-	// lost and origins have the keys of volumes that a call would otherwise look for among all.
-	lost    map[volume.Key]bool
-	origins map[origin][]volume.Key
+	// lost and origins have volumes that a call would otherwise look for among all.
+	lost    map[volume.Key]*entry
+	origins map[origin][]*entry
 	// ordered are all volumes by their targets, so that no page looks at all; it is nil until a list is asked for.
 	ordered []*entry
 	// work is what is done to volumes by each. A volume that hangs is left behind.
@@ -51,7 +51,7 @@ type origin struct{ driver, id string }
 
 func newTable(observer Observer) *table {
 	return &table{
-		observer: observer, volumes: make(map[volume.Key]*entry), lost: make(map[volume.Key]bool), origins: make(map[origin][]volume.Key),
+		observer: observer, volumes: make(map[volume.Key]*entry), lost: make(map[volume.Key]*entry), origins: make(map[origin][]*entry),
 		work: sys.Looks[volume.Key]{Time: leaveTime, Most: maxLeft, Changed: observer.Changed},
 	}
 }
@@ -82,11 +82,11 @@ func (t *table) put(e *entry) {
 		t.ordered = slices.Insert(t.ordered, at, e)
 	}
 	if e.lost != nil {
-		t.lost[key] = true
+		t.lost[key] = e
 	}
 	if from := e.rec.Origin; from != nil {
 		of := origin{e.rec.Driver, from.VolumeID}
-		t.origins[of] = append(t.origins[of], key)
+		t.origins[of] = append(t.origins[of], e)
 	}
 }
 
@@ -104,7 +104,7 @@ func (t *table) drop(key volume.Key) {
 		return
 	}
 	of := origin{old.rec.Driver, old.rec.Origin.VolumeID}
-	rest := slices.DeleteFunc(t.origins[of], func(k volume.Key) bool { return k == key })
+	rest := slices.DeleteFunc(t.origins[of], func(e *entry) bool { return e == old })
 	if t.origins[of] = rest; len(rest) == 0 {
 		delete(t.origins, of)
 	}
@@ -239,21 +239,13 @@ func (t *table) where(is func(*entry) bool) (out []*entry) {
 func (t *table) allLost() []*entry {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
-	return t.withKeys(slices.Collect(maps.Keys(t.lost)))
+	return slices.Collect(maps.Values(t.lost))
 }
 
 func (t *table) ofOrigin(of origin) []*entry {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
-	return t.withKeys(t.origins[of])
-}
-
-// withKeys needs the lock.
-func (t *table) withKeys(keys []volume.Key) (out []*entry) {
-	for _, key := range keys {
-		out = append(out, t.volumes[key])
-	}
-	return out
+	return slices.Clone(t.origins[of])
 }
 
 // left returns the volumes that are left behind.

@@ -49,18 +49,12 @@ func (h *Handler) Stats(ctx context.Context, v *volume.Volume) (volume.Report, e
 		return volume.Report{}, h.denied(ctx, v, b, err)
 	}
 	h.store.Bindings.Prove(v.Key, b.id, true)
-	report.Sandbox, report.Condition = b.id, h.condition(ctx, v, report.Condition)
-	report.GroupIgnored = h.groupIgnored(ctx, v, b)
-	return report, nil
-}
-
-// condition replaces the agent's condition, which is "OK" for every filesystem. If a later
-// agent reports an abnormal one, it is believed.
-func (h *Handler) condition(ctx context.Context, v *volume.Volume, said *volume.Condition) *volume.Condition {
-	if said != nil && said.Abnormal {
-		return said
+	report.Sandbox, report.GroupIgnored = b.id, h.groupIgnored(ctx, v, b)
+	// The agent's condition is "OK" for every filesystem. If a later agent reports an abnormal one, it is believed.
+	if said := report.Condition; said == nil || !said.Abnormal {
+		report.Condition = h.cfg.Disks.Condition(ctx, v)
 	}
-	return h.cfg.Disks.Condition(ctx, v)
+	return report, nil
 }
 
 // errNotMounted marks a live sandbox that does not have the volume: between two containers
