@@ -58,7 +58,7 @@ func (b *bindings) propose(v *volume.Volume, s shim) {
 // otherwise, unless nobody listens for it: id files stay when sandboxes end.
 func (b *bindings) seen(key volume.Key, id string) {
 	e, tracked := b.table.Get(key)
-	if !tracked || !abi.IsSandboxID(id) || b.ofOtherPod(id, e.Volume.PodUID) {
+	if !tracked || !b.mayHave(id, e.Volume.PodUID) {
 		return
 	}
 	b.noteUse(key, id)
@@ -109,7 +109,7 @@ func (b *bindings) candidates(v *volume.Volume) (ids []string, err error) {
 	return slices.DeleteFunc(ids, func(id string) bool {
 		again := seen[id]
 		seen[id] = true
-		return again || !abi.IsSandboxID(id) || b.ofOtherPod(id, v.PodUID)
+		return again || !b.mayHave(id, v.PodUID)
 	}), err
 }
 

@@ -199,8 +199,9 @@ func (b *bindings) hasShim(id string) (bool, error) {
 	return false, nil
 }
 
-func (b *bindings) ofOtherPod(id, podUID string) bool {
-	return projection.OfOtherPod(b.sandboxes, id, podUID)
+// mayHave reports whether a sandbox can have a volume of this pod: it is not known to be another pod's.
+func (b *bindings) mayHave(id, podUID string) bool {
+	return abi.IsSandboxID(id) && !projection.OfOtherPod(b.sandboxes, id, podUID)
 }
 
 // unattributed returns a sandbox of the node that has a shim and is not known to be another
@@ -218,7 +219,7 @@ func (b *bindings) unattributed(podUID string) (string, error) {
 			return "", fmt.Errorf("%s holds more than %d", root, maxSandboxes)
 		}
 		for _, id := range names {
-			if !abi.IsSandboxID(id) || b.ofOtherPod(id, podUID) {
+			if !b.mayHave(id, podUID) {
 				continue
 			}
 			if lives, err := b.hasShim(id); lives || err != nil {
