@@ -25,7 +25,7 @@ PACKAGE_TIMEOUT ?= 45m
 IN_VMS         ?= ^Test(CrustVM|CountInAGuest)$$
 # What is repeated on an older Kubernetes: 1.36, and in a soak on 1.34.
 KUBE_OLDER     ?= ^Test(ShapesOfPods|PodsThatShareAVolume|QuickStart|ManifestsAreAccepted|ChartComesAndGoes|AnnotatedByClass)$$
-FUZZTIME       ?= 10s
+FUZZTIME       ?= 3s
 
 IN_VM := $(GOTESTSUM) --format testname -- -tags system,failpoints -count=1 -timeout $(VM_TIMEOUT)
 IN_KUBE := $(GOTESTSUM) --format testname -- -tags system,failpoints -count=1 -p 2 -timeout $(KUBE_TIMEOUT)
@@ -130,7 +130,7 @@ package-test: ## Build the packages; install, check and remove the .deb (root)
 	$(GOTESTSUM) --format testname -- -tags system -count=1 -timeout $(PACKAGE_TIMEOUT) ./test/package/...
 
 .PHONY: fuzz
-fuzz: ## Run every fuzz target for FUZZTIME (10s)
+fuzz: ## Run every fuzz target for FUZZTIME (3s)
 	@FUZZTIME=$(FUZZTIME) hack/fuzz.sh
 
 .PHONY: mutants
