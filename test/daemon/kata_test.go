@@ -38,10 +38,13 @@ func boot(t *testing.T, d *rig.Daemon, id, target, disk, mounted string) *kata.S
 	return kata.Bind(t, d, id, target, map[string]kata.Statfs{disk: kata.MountedAt(mounted)})
 }
 
+// stage repeats an ABORTED call: daemons of other tests look at all loop devices.
 func stage(t *testing.T, d *rig.Daemon, req *runtimev1.RuntimeStageVolumeRequest) {
 	t.Helper()
-	_, err := d.Runtime().RuntimeStageVolume(t.Context(), req)
-	check.Must(t, err)
+	check.Retried(t, "stage", func() error {
+		_, err := d.Runtime().RuntimeStageVolume(t.Context(), req)
+		return err
+	})
 }
 
 func volumeStats(ctx context.Context, d *rig.Daemon, target string) (*runtimev1.RuntimeGetVolumeStatsResponse, error) {
