@@ -115,11 +115,8 @@ func (w *writer) resume() error {
 		return err
 	}
 	w.begun, w.progress = true, s.progress
-	if err := w.file.Truncate(s.good); err != nil {
-		return err
-	}
 	_, err = w.file.Seek(s.good, io.SeekStart)
-	return err
+	return errors.Join(err, w.file.Truncate(s.good))
 }
 
 // clear empties a file without a complete header, which a crash may have filled with zeros. It
@@ -133,10 +130,8 @@ func (w *writer) clear() error {
 	if !bytes.HasPrefix([]byte(magic), start[:min(n, len(magic))]) && !bytes.Equal(start[:n], zeros[:n]) {
 		return ErrExists
 	}
-	if _, err := w.file.Seek(0, io.SeekStart); err != nil {
-		return err
-	}
-	return w.file.Truncate(0)
+	_, err = w.file.Seek(0, io.SeekStart)
+	return errors.Join(err, w.file.Truncate(0))
 }
 
 func (w *writer) begin() error {

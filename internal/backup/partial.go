@@ -9,6 +9,8 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 )
 
 // partial is a file that gets its name when it is complete. Until then it is called
@@ -69,11 +71,7 @@ func (p *partial) complete() error {
 	if err := giveName(p.file.Name(), p.name, renameNew); err != nil {
 		return fmt.Errorf("rename %s to %s: %w", p.file.Name(), p.name, err)
 	}
-	dir, err := os.Open(filepath.Dir(p.name))
-	if err != nil {
-		return err
-	}
-	return errors.Join(dir.Sync(), dir.Close())
+	return sys.SyncDir(filepath.Dir(p.name))
 }
 
 func renameNew(from, to string) error {
