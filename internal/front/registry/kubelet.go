@@ -3,8 +3,6 @@ package registry
 import (
 	"context"
 	"errors"
-	"fmt"
-	"io/fs"
 	"os"
 	"sync"
 	"time"
@@ -18,8 +16,9 @@ import (
 )
 
 // register offers the driver to kubelet until ctx ends. kubelet does not retry a driver that
-// it has refused until the socket is re-created, so that is done.
-func (s *session) register(ctx context.Context, front *served) error {
+// it has refused until the socket is re-created, so that is done. Where it cannot be, the socket
+// of before stays, and kubelet keeps the driver.
+func (s *session) register(ctx context.Context, front *served) {
 	times := s.registry.times
 	defer s.withdraw(front)
 	for wait := times.away; ctx.Err() == nil; {
@@ -28,17 +27,14 @@ func (s *session) register(ctx context.Context, front *served) error {
 			continue
 		}
 		offer, err := s.offer(front)
-		if errors.Is(err, fs.ErrNotExist) {
-			s.setKubelet("kubelet's registry " + s.registry.cfg.KubeletRegistry + " is not there yet")
+		if err != nil {
+			s.setUnoffered(err)
 			sys.Sleep(ctx, times.rescan)
 			continue
 		}
-		if err != nil {
-			return err
-		}
 		refused := s.awaitKubelet(ctx, offer, front)
-		if ctx.Err() == nil {
-			_ = os.Remove(offer.path) // it is re-created in any case
+		if refused && ctx.Err() == nil {
+			_ = os.Remove(offer.path) // kubelet has not registered it
 		}
 		offer.end()
 		if !refused {
@@ -49,7 +45,6 @@ func (s *session) register(ctx context.Context, front *served) error {
 		s.pause(ctx, wait)
 		wait = min(2*wait, times.lastRefusal)
 	}
-	return nil
 }
 
 // withdraw removes the registration socket if the registrar has gone. The socket stays when
@@ -64,12 +59,9 @@ func (s *session) withdraw(front *served) {
 func (s *session) offer(front *served) (*offer, error) {
 	path := registrationPath(s.registry.cfg.KubeletRegistry, front.name)
 	s.settling.begin(path)
-	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("the registration of an earlier life at %s cannot be removed: %w", path, err)
-	}
 	listener, err := listen(path)
 	if err != nil {
-		return nil, fmt.Errorf("driver %s cannot be registered with kubelet: %w", front.name, err)
+		return nil, err
 	}
 	made := &offer{
 		name: front.name, path: path, id: idAt(path), server: grpc.NewServer(), ended: make(chan struct{}), verdict: make(chan *registration.RegistrationStatus, 1),

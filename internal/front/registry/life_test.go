@@ -2,6 +2,8 @@ package registry
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"net"
 	"os"
@@ -12,6 +14,7 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
 
 	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	"github.com/crust-proxy/crust-proxy/test/check"
@@ -90,6 +93,34 @@ func TestOurRestartIsNoDeregistration(t *testing.T) {
 	w.served("driver.sock")
 	w.neverRefused()
 	w.steady()
+}
+
+// TestRegistrationThatCannotBeMadeAnew: kubelet keeps the driver while no socket can be made, and whoever
+// has a lock on kubelet's directory, as each can who can read it, hinders nobody.
+func TestRegistrationThatCannotBeMadeAnew(t *testing.T) {
+	t.Parallel()
+	w := running(t)
+	_, r := w.pair()
+	w.served("driver.sock")
+	locked := check.Value(os.Open(w.kubeletDir()))(t)
+	defer func() { _ = locked.Close() }()
+	check.Must(t, unix.Flock(int(locked.Fd()), unix.LOCK_EX))
+	sum := sha256.Sum256([]byte(filepath.Base(w.offered())))
+	block := filepath.Join(w.kubeletDir(), ".crust-proxy."+hex.EncodeToString(sum[:8]))
+	check.Must(t, os.Mkdir(block, 0o700))
+	w.stop()
+	w.startRegistry()
+	check.Eventually(t, "it says why", func() bool {
+		one, _ := w.shown(name)
+		return strings.HasPrefix(one.Kubelet, "not registered anew: listen on ")
+	})
+	time.Sleep(w.config().Grace + quiet)
+	check.That(t, w.kubelet.Endpoint(name) == w.csi() && w.kubelet.Count(kubelet.Deregistered) == 0, "events: %+v", w.kubelet.Events())
+	before := len(r.Verdicts())
+	check.Must(t, os.Remove(block))
+	check.Eventually(t, "it registers again", func() bool { return len(r.Verdicts()) > before })
+	w.served("driver.sock")
+	w.neverRefused()
 }
 
 func TestStaleRegistrationsGoAfterGrace(t *testing.T) {

@@ -174,9 +174,10 @@ func (f *served) NewStream(ctx context.Context, desc *grpc.StreamDesc, method st
 
 // listen makes a socket for root only. It appears at its path when it is listening already:
 // kubelet connects at once and does not retry, and it ignores the temporary name under which
-// the socket is made. The file stays when the listener is closed.
+// the socket is made. One of before is replaced then: the lock of the run directory and the kubelet root
+// says that no other daemon serves it. The file stays when the listener is closed.
 func listen(path string) (*net.UnixListener, error) {
-	made, err := peercred.Listen(path, 0o600, "")
+	made, err := peercred.Replace(path)
 	if err != nil {
 		return nil, err
 	}

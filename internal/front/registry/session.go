@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -81,7 +82,8 @@ func (s *session) attempt(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return s.register(ctx, front)
+	s.register(ctx, front)
+	return nil
 }
 
 // reserve reserves the driver's name for this session. It waits for the session of a
@@ -195,6 +197,18 @@ func (s *session) setKubelet(text string) {
 	})
 }
 
+// setUnoffered is called when no registration socket can be made.
+func (s *session) setUnoffered(err error) {
+	text := "not registered anew: " + err.Error()
+	if errors.Is(err, fs.ErrNotExist) {
+		text = "kubelet's registry " + s.registry.cfg.KubeletRegistry + " is not there yet"
+	}
+	if s.state().Kubelet != clip(text) {
+		s.setKubelet(text)
+		s.registry.cfg.Log.Warn("a driver cannot be registered with kubelet now", zap.String("socket", s.socket), zap.String("problem", text))
+	}
+}
+
 func (s *session) setProblem(err error) {
 	s.update(func(now *State) {
 		if now.Ready {
@@ -263,8 +277,8 @@ func (s *settling) needed(driver string) bool {
 	return left || moved
 }
 
-// beginRenewal logs and counts a renewal. The caller has the registration socket removed and
-// made again. That has no such race: kubelet runs one operation at a time for a path, so it
+// beginRenewal logs and counts a renewal. The caller has the registration socket made
+// again. That has no such race: kubelet runs one operation at a time for a path, so it
 // registers the new socket after it has finished the removal of the old one, and by now the
 // removal for the other path has ended.
 //

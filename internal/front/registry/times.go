@@ -14,9 +14,8 @@ type times struct {
 	// untold is how long a driver may take to come up before its registrar is notified. The
 	// registrar then restarts, which people see.
 	untold time.Duration
-	// away is how long a registration socket stays away before it is made again. Meanwhile
-	// kubelet, whose loop takes a second, forgets the old one; it refuses an equal version
-	// under one name.
+	// away is the pause between two registrations. After a refusal the socket stays away for it, and
+	// kubelet, whose loop takes a second, forgets it.
 	away time.Duration
 	// silence is how long kubelet may take to send a verdict before the socket is made
 	// again: kubelet may have given up, or the verdict may be lost. It is longer than

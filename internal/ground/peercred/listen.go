@@ -2,6 +2,8 @@ package peercred
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -34,14 +36,20 @@ type Listener struct {
 // with mode 0600, and renamed into place. A stale socket is replaced; a socket that is
 // served, a symbolic link and any other file never are.
 func Listen(path string, mode fs.FileMode, group string) (*Listener, error) {
-	l, err := listen(path, mode, group)
-	if err != nil {
-		return nil, fmt.Errorf("listen on %s: %w", path, err)
-	}
-	return l, nil
+	return listen(path, mode, group, false)
 }
 
-func listen(path string, mode fs.FileMode, group string) (*Listener, error) {
+// Replace is Listen with mode 0600, and replaces whatever has the name: the caller owns it, and keeps
+// other processes off by a lock of its own. No lock of others is waited for, and what is there stays
+// until the new socket listens, also if that fails.
+func Replace(path string) (*Listener, error) { return listen(path, 0o600, "", true) }
+
+func listen(path string, mode fs.FileMode, group string, replace bool) (l *Listener, err error) {
+	defer func() {
+		if err != nil {
+			l, err = nil, fmt.Errorf("listen on %s: %w", path, err)
+		}
+	}()
 	if mode != 0o600 && mode != 0o660 {
 		return nil, fmt.Errorf("the mode is %#o, allowed are 0600 and 0660", mode)
 	}
@@ -52,16 +60,21 @@ func listen(path string, mode fs.FileMode, group string) (*Listener, error) {
 	if err != nil {
 		return nil, err
 	}
-	dir, err := lockParent(filepath.Dir(path))
+	dir, err := openParent(path)
 	if err != nil {
 		return nil, err
 	}
-	defer dir.unlock()
-	name := filepath.Base(path)
-	if err := dir.clear(name, path); err != nil {
+	defer sys.CloseFD(dir.fd)
+	if replace {
+		return dir.install(path, uint32(mode), gid, 0)
+	}
+	// Whoever can open the directory, if only to read it, can hold its lock for ever. It then goes on
+	// without: only two processes that replace one stale socket at once need it.
+	_ = sys.Lock(context.Background(), dir.fd, lockTime)
+	if err := dir.clear(path); err != nil {
 		return nil, err
 	}
-	return dir.install(name, path, uint32(mode), gid)
+	return dir.install(path, uint32(mode), gid, unix.RENAME_NOREPLACE)
 }
 
 // Addr is the address that clients dial; the socket was bound under another name.
@@ -95,35 +108,31 @@ func groupID(group string) (int, error) {
 }
 
 // lockTime bounds the wait for another process that listens in the directory.
-const lockTime = 5 * time.Second
+const lockTime = 2 * time.Second
 
-// tempName is a socket's name until it is renamed into place. kubelet ignores names that
-// begin with a dot.
-const tempName = ".crust-proxy.new"
-
-// socketDir is the directory of a socket, locked against other processes that do the same:
-// no other one can put a new socket there between the check that the old one is stale and
-// its removal.
-type socketDir struct{ fd int }
-
-func lockParent(path string) (socketDir, error) {
-	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return socketDir{}, fmt.Errorf("the directory %s: %w", path, err)
-	}
-	if err := sys.Lock(context.Background(), fd, lockTime); err != nil {
-		return socketDir{}, errors.Join(fmt.Errorf("lock the directory %s: %w", path, err), unix.Close(fd))
-	}
-	return socketDir{fd: fd}, nil
+// socketDir is the directory of a socket. A lock on it keeps other processes that listen there from putting
+// a new socket there between the check that the old one is stale and its removal.
+type socketDir struct {
+	fd         int
+	name, temp string
 }
 
-// unlock closes the directory, which releases the lock.
-func (d socketDir) unlock() { _ = unix.Close(d.fd) }
+// openParent opens the directory of a socket. Until the socket is renamed into place, it has a name that
+// begins with a dot, which kubelet ignores, and that no process uses for another socket.
+func openParent(path string) (socketDir, error) {
+	dir, name := filepath.Dir(path), filepath.Base(path)
+	fd, err := unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return socketDir{}, fmt.Errorf("the directory %s: %w", dir, err)
+	}
+	sum := sha256.Sum256([]byte(name))
+	return socketDir{fd: fd, name: name, temp: ".crust-proxy." + hex.EncodeToString(sum[:8])}, nil
+}
 
 // clear removes a stale socket, and refuses everything else.
-func (d socketDir) clear(name, path string) error {
+func (d socketDir) clear(path string) error {
 	var there unix.Stat_t
-	err := unix.Fstatat(d.fd, name, &there, unix.AT_SYMLINK_NOFOLLOW)
+	err := unix.Fstatat(d.fd, d.name, &there, unix.AT_SYMLINK_NOFOLLOW)
 	if errors.Is(err, unix.ENOENT) {
 		return nil
 	}
@@ -140,16 +149,16 @@ func (d socketDir) clear(name, path string) error {
 	if served {
 		return errors.New("another process serves this socket: stop it, or choose another path")
 	}
-	return unix.Unlinkat(d.fd, name, 0)
+	return unix.Unlinkat(d.fd, d.name, 0)
 }
 
 // install binds under a temporary name, sets mode and group, and renames the socket into
 // place.
-func (d socketDir) install(name, path string, mode uint32, gid int) (*Listener, error) {
-	_ = unix.Unlinkat(d.fd, tempName, 0) // a killed process may have left it
+func (d socketDir) install(path string, mode uint32, gid int, rename uint) (*Listener, error) {
+	_ = unix.Unlinkat(d.fd, d.temp, 0) // a killed process may have left it
 	// By descriptor: the path of the temporary name may not fit sun_path.
 	config := net.ListenConfig{Control: ownerOnly}
-	bound, err := config.Listen(context.Background(), "unix", sys.ProcFD(d.fd)+"/"+tempName)
+	bound, err := config.Listen(context.Background(), "unix", sys.ProcFD(d.fd)+"/"+d.temp)
 	if err != nil {
 		return nil, err
 	}
@@ -159,8 +168,8 @@ func (d socketDir) install(name, path string, mode uint32, gid int) (*Listener, 
 	}
 	plain.SetUnlinkOnClose(false)
 	l := &Listener{UnixListener: plain, path: path}
-	if err := d.place(name, mode, gid, l); err != nil {
-		return nil, errors.Join(err, unix.Unlinkat(d.fd, tempName, 0), plain.Close())
+	if err := d.place(mode, gid, rename, l); err != nil {
+		return nil, errors.Join(err, unix.Unlinkat(d.fd, d.temp, 0), plain.Close())
 	}
 	return l, nil
 }
@@ -173,19 +182,19 @@ func ownerOnly(_, _ string, socket syscall.RawConn) error {
 	return errors.Join(err, failed)
 }
 
-func (d socketDir) place(name string, mode uint32, gid int, l *Listener) error {
+func (d socketDir) place(mode uint32, gid int, rename uint, l *Listener) error {
 	if gid >= 0 {
-		if err := unix.Fchownat(d.fd, tempName, -1, gid, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+		if err := unix.Fchownat(d.fd, d.temp, -1, gid, unix.AT_SYMLINK_NOFOLLOW); err != nil {
 			return fmt.Errorf("give it to group %d: %w", gid, err)
 		}
 	}
-	if err := unix.Fchmodat(d.fd, tempName, mode, 0); err != nil {
+	if err := unix.Fchmodat(d.fd, d.temp, mode, 0); err != nil {
 		return fmt.Errorf("set its mode: %w", err)
 	}
-	if err := unix.Fstatat(d.fd, tempName, &l.made, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+	if err := unix.Fstatat(d.fd, d.temp, &l.made, unix.AT_SYMLINK_NOFOLLOW); err != nil {
 		return err
 	}
-	if err := unix.Renameat2(d.fd, tempName, d.fd, name, unix.RENAME_NOREPLACE); err != nil {
+	if err := unix.Renameat2(d.fd, d.temp, d.fd, d.name, rename); err != nil {
 		return fmt.Errorf("move it into place: %w", err)
 	}
 	return nil

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -23,6 +24,14 @@ func stale(t *testing.T, path string) {
 	l := check.Value(net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"}))(t)
 	l.SetUnlinkOnClose(false)
 	check.Must(t, l.Close())
+}
+
+// tempOf is a socket's name until it is renamed into place.
+func tempOf(t *testing.T, path string) string {
+	t.Helper()
+	dir := check.Value(openParent(path))(t)
+	sys.CloseFD(dir.fd)
+	return filepath.Join(filepath.Dir(path), dir.temp)
 }
 
 func mustListen(t *testing.T, path string, mode fs.FileMode, group string) *Listener {
@@ -66,7 +75,7 @@ func TestListenReplacesStaleSocketOnly(t *testing.T) {
 	path := filepath.Join(dir, "a.sock")
 	stale(t, path)
 	// A process that was killed while it listened left this.
-	stale(t, filepath.Join(dir, tempName))
+	stale(t, tempOf(t, path))
 	first := mustListen(t, path, 0o600, "")
 	_, err := Listen(path, 0o600, "")
 	check.That(t, err != nil && strings.Contains(err.Error(), "another process serves"), "a live socket: %v", err)
@@ -86,6 +95,45 @@ func TestListenReplacesStaleSocketOnly(t *testing.T) {
 	check.That(t, err != nil, "a symbolic link was taken")
 	onlyEntries(t, dir, "a.sock", "b", "c")
 	_ = first.Close()
+}
+
+// TestALockOfOthersStopsNobody: who can read a directory can lock it for ever.
+func TestALockOfOthersStopsNobody(t *testing.T) {
+	dir := t.TempDir()
+	locked := check.Value(os.Open(dir))(t)
+	defer func() { _ = locked.Close() }()
+	check.Must(t, unix.Flock(int(locked.Fd()), unix.LOCK_EX))
+	path, owned := filepath.Join(dir, "a.sock"), filepath.Join(dir, "b.sock")
+	stale(t, path)
+	mustListen(t, path, 0o600, "")
+	began := time.Now()
+	l, err := Replace(owned)
+	check.Require(t, err == nil && time.Since(began) < lockTime, "%v after %v", err, time.Since(began))
+	defer func() { _ = l.Close() }()
+}
+
+// TestReplace replaces whatever has the name, once it listens; what is there stays if it cannot.
+func TestReplace(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "a.sock")
+	check.Must(t, os.WriteFile(path, nil, 0o600))
+	first := check.Value(Replace(path))(t)
+	check.WithoutDescriptors(t, func() {
+		_, err := Replace(path)
+		check.That(t, err != nil, "it listens without a descriptor")
+	})
+	block := tempOf(t, path)
+	check.Must(t, os.Mkdir(block, 0o700))
+	_, err := Replace(path)
+	check.That(t, err != nil, "it listens where the socket cannot be made")
+	served := check.Value(sys.IsServed(path))(t)
+	check.That(t, served, "the socket of before has gone")
+	check.Must(t, os.Remove(block))
+	second := check.Value(Replace(path))(t)
+	check.Must(t, first.Close())
+	onlyEntries(t, dir, "a.sock")
+	check.Must(t, second.Close())
+	onlyEntries(t, dir)
 }
 
 func TestCloseRemovesOnlyItsOwn(t *testing.T) {
@@ -160,7 +208,7 @@ func TestNoInstantOfAWiderMode(t *testing.T) {
 	path := filepath.Join(dir, "a.sock")
 	old := unix.Umask(0)
 	defer unix.Umask(old)
-	stop := make(chan struct{})
+	stop, temp := make(chan struct{}), tempOf(t, path)
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		for {
@@ -169,7 +217,7 @@ func TestNoInstantOfAWiderMode(t *testing.T) {
 				return
 			default:
 			}
-			for _, name := range []string{path, filepath.Join(dir, tempName)} {
+			for _, name := range []string{path, temp} {
 				if info, err := os.Lstat(name); err == nil && info.Mode().Perm() != 0o600 {
 					t.Errorf("%s was seen with mode %v", name, info.Mode())
 					return
