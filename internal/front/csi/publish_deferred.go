@@ -27,7 +27,10 @@ func (p *publishCall) publishDeferred(ctx context.Context) ([]byte, error) {
 	}
 	if way == "" {
 		reply, err := p.forward(ctx)
-		return reply, p.proxy.driver.Error("asked to publish the volume", err, staging.SecretsOf(p.req))
+		if err != nil {
+			err = p.proxy.driver.Error("asked to publish the volume", err, staging.SecretsOf(p.req))
+		}
+		return reply, err
 	}
 	if err := decision.CheckDeferrable(p.w, &p.verdict); err != nil {
 		return nil, err

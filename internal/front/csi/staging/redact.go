@@ -19,8 +19,11 @@ const (
 	// shortestValue: shorter values of a context, and shorter lines of a secret, are
 	// words such as "none", whatever their key.
 	shortestValue = 8
-	// longestText bounds the text that is searched for secrets.
-	longestText = 64 << 10
+	// longestText bounds the text that is searched for secrets. Its first 1 KiB is shown.
+	longestText = 16 << 10
+	// mostValues and mostBytes bound the secrets that are searched for, in about 12 forms each: who may
+	// create a PersistentVolume writes a mount option that is a thousand of them.
+	mostValues, mostBytes = 1024, 64 << 10
 )
 
 // SecretsOf are the values of a request that no error may repeat: its secrets, and
@@ -48,13 +51,15 @@ func SecretsOf(req interface {
 }
 
 // addOptions adds the values of secret options in a mount flag, each up to a comma and up to the end of the flag: a
-// password may have a comma.
+// password may have a comma. It adds no more than redact searches for.
 func addOptions(secrets map[string]string, flag string) {
-	for rest, more := flag, true; more; {
+	add := func(value string) { secrets["mount option "+strconv.Itoa(len(secrets))] = value }
+	for rest, more := flag, true; more && len(secrets) <= mostValues; {
 		var name string
 		if name, rest, more = strings.Cut(rest, "="); more && secretName(name[strings.LastIndexByte(name, ',')+1:]) {
 			value, _, _ := strings.Cut(rest, ",")
-			secrets["mount option "+rest], secrets["mount option "+value] = rest, value
+			add(rest)
+			add(value)
 		}
 	}
 }
@@ -97,8 +102,11 @@ func secretName(key string) bool {
 // redact removes the values of secrets from a text, also where a program wrote them
 // in another form. The longest goes first: a secret may be part of another one.
 func redact(text string, secrets map[string]string) string {
-	forms := make(map[string]bool)
+	forms, size := make(map[string]bool), 0
 	for _, value := range secrets {
+		if size += len(value); size > mostBytes || len(secrets) > mostValues {
+			return tooManySecrets
+		}
 		addForms(forms, strings.TrimSpace(value), shortestSecret)
 		addForms(forms, strings.Join(strings.Fields(value), " "), shortestSecret)
 		for line := range strings.Lines(value) {

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"maps"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -73,10 +74,33 @@ func TestDetailsOfADriversError(t *testing.T) {
 
 // TestMountOptionsWithSecrets: what a record keeps no option for, no error repeats.
 func TestMountOptionsWithSecrets(t *testing.T) {
-	mount := &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{MountFlags: []string{"noatime", "vers=3,password=hunter2,x", "auth_token=a,b", "secret=c=,d"}}}
-	req := &csi.NodeStageVolumeRequest{VolumeCapability: &csi.VolumeCapability{AccessType: mount}}
+	req := withFlags("noatime", "vers=3,password=hunter2,x", "auth_token=a,b", "secret=c=,d")
 	err := (&Driver{Name: "d"}).Error("asked", status.Error(codes.Internal, "mount -o noatime,vers=3,password=hunter2,x,auth_token=a,b,secret=c=,d /dev/x: exit 32"), SecretsOf(req))
 	if text := status.Convert(err).Message(); strings.Contains(text, "hunter2") || strings.Contains(text, "a,b") || strings.Contains(text, "c=,d") || !strings.Contains(text, "noatime,vers=3") {
 		t.Errorf("got %q", text)
 	}
+}
+
+// TestSecretsAreBounded: who may create a PersistentVolume cannot have the daemon make gigabytes of forms of its
+// mount options. An error with more secrets than are searched for has nothing of the driver's text.
+func TestSecretsAreBounded(t *testing.T) {
+	for name, req := range map[string]*csi.NodeStageVolumeRequest{
+		"one flag":     withFlags(strings.Repeat("key=", 2<<10)),
+		"a long flag":  withFlags("key=" + strings.Repeat("x", mostBytes+1)),
+		"many flags":   withFlags(slices.Repeat([]string{"key=,"}, mostValues)...),
+		"many secrets": {Secrets: map[string]string{"bundle": strings.Repeat("a-line-of-it\n", mostBytes/10)}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			secrets := SecretsOf(req)
+			check.That(t, len(secrets) <= mostValues+2, "%d values are to be searched for", len(secrets))
+			err := status.Error(codes.Internal, "no such key=x")
+			got := status.Convert((&Driver{Name: "d"}).Error("asked", err, secrets))
+			check.That(t, got.Code() == codes.Internal && got.Message() == "driver d, asked: "+tooManySecrets, "got %v", got)
+		})
+	}
+}
+
+func withFlags(flags ...string) *csi.NodeStageVolumeRequest {
+	mount := &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{MountFlags: flags}}
+	return &csi.NodeStageVolumeRequest{VolumeCapability: &csi.VolumeCapability{AccessType: mount}}
 }

@@ -244,7 +244,10 @@ func (s *Stager) Restage(ctx context.Context, rec *Record, asDevice bool, rule s
 	}
 	_, err = s.Stage(ctx, rec, req, asDevice, rule, func(ctx context.Context) ([]byte, error) {
 		_, err := s.driver.Node.NodeStageVolume(ctx, req)
-		return nil, s.driver.Error("asked to stage the volume", err, SecretsOf(req))
+		if err != nil {
+			err = s.driver.Error("asked to stage the volume", err, SecretsOf(req))
+		}
+		return nil, err
 	})
 	return err
 }
