@@ -236,21 +236,52 @@ func TestReloadable(t *testing.T) {
 	check.That(t, diff == "", "%v", diff)
 }
 
-// TestRulesForPodsThatAskWaitForTheCluster: without it no pod's annotation is known, and
-// such a rule would leave the volumes of the pods that ask on the host without a word.
-func TestRulesForPodsThatAskWaitForTheCluster(t *testing.T) {
+// TestRulesWaitForWhatTheyNeed: without the cluster no pod is known, and without its handler a rule can do nothing.
+// Until the restart such rules would refuse volumes, or leave those of pods that ask on the host without a word.
+func TestRulesWaitForWhatTheyNeed(t *testing.T) {
 	old := Default()
 	old.Front.Enabled = true
 	old.Policy.Rules = []policy.Rule{{Name: "before", Defer: true}}
-	next := old
-	next.Cluster.Kubeconfig = "/etc/kubernetes/kubelet.conf"
-	next.Policy.Rules = []policy.Rule{{Name: "asked", RuntimeHandlers: []string{"kata"}, Annotated: true, Defer: true}}
-	check.Must(t, next.Validate())
+	cluster := func(c *Config) { c.Cluster.Kubeconfig = "/etc/kubernetes/kubelet.conf" }
+	for _, test := range []struct {
+		change  func(*Config)
+		rule    policy.Rule
+		restart []string
+	}{
+		{cluster, policy.Rule{RuntimeHandlers: []string{"kata"}, Annotated: true, Defer: true}, []string{"policy.rules", "cluster.kubeconfig"}},
+		{cluster, policy.Rule{RuntimeHandlers: []string{"kata"}, Defer: true}, []string{"policy.rules", "cluster.kubeconfig"}},
+		{cluster, policy.Rule{Namespaces: []string{"a"}}, []string{"policy.rules", "cluster.kubeconfig"}},
+		{cluster, policy.Rule{Drivers: []string{"a"}, Defer: true}, []string{"cluster.kubeconfig"}},
+		{func(*Config) {}, policy.Rule{RuntimeHandlers: []string{"kata"}, Defer: true}, nil}, // its error is what the file asks for
+		{func(c *Config) { c.Handlers.Crust.Enabled = true }, policy.Rule{Handler: "crust", Defer: true}, []string{"handlers.crust.enabled", "policy.rules"}},
+		{
+			func(c *Config) { c.Handlers.Crust.Enabled, c.Handlers.Default = true, "crust" },
+			policy.Rule{Drivers: []string{"a"}, Defer: true}, []string{"handlers.default", "handlers.crust.enabled", "policy.rules"},
+		},
+	} {
+		next := old
+		test.change(&next)
+		test.rule.Name = "after"
+		next.Policy.Rules = []policy.Rule{test.rule}
+		check.Must(t, next.Validate())
+		applied, restart := Reloadable(old, next)
+		err, want := applied.Validate(), "after"
+		if slices.Contains(test.restart, "policy.rules") {
+			want = "before"
+		}
+		check.That(t, err == nil && applied.Policy.Rules[0].Name == want, "in force is %+v: %v", applied.Policy.Rules, err)
+		diff := cmp.Diff(test.restart, restart)
+		check.That(t, diff == "", "%v", diff)
+	}
+}
+
+// TestDevicesWaitForPrivatePaths: until the restart drivers are asked for devices below the old directory.
+func TestDevicesWaitForPrivatePaths(t *testing.T) {
+	old := Default()
+	next := check.Value(Parse([]byte("kubeletRoot: /kubelet")))(t)
 	applied, restart := Reloadable(old, next)
-	err := applied.Validate()
-	check.That(t, err == nil && applied.Policy.Rules[0].Name == "before", "in force is %+v: %v", applied.Policy.Rules, err)
-	diff := cmp.Diff([]string{"policy.rules", "cluster.kubeconfig"}, restart)
-	check.That(t, diff == "", "%v", diff)
+	diff := cmp.Diff(old, applied)
+	check.That(t, diff == "" && slices.Contains(restart, "devices.roots") && slices.Contains(restart, "kubeletRoot"), "%v %v", restart, diff)
 }
 
 // TestNoHandlerLeft: no empty list is shown of what is left.

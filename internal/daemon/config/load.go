@@ -5,8 +5,11 @@ import (
 	"fmt"
 	"os"
 	"reflect"
+	"slices"
 
 	"github.com/spf13/pflag"
+
+	"github.com/crust-proxy/crust-proxy/internal/front/policy"
 )
 
 const maxFile = 1 << 20
@@ -115,16 +118,21 @@ func Parse(raw []byte) (Config, error) {
 }
 
 // Reloadable returns old with what a running daemon can take over from next, and the keys
-// of what needs a restart. A policy that needs a cluster waits for it, and for the restart.
+// of what needs a restart. What refers to something that needs one waits with it: the rules for
+// handlers and a cluster, and the devices for the directory of private paths.
 func Reloadable(old, next Config) (applied Config, needRestart []string) {
 	applied = old
 	applied.Log = next.Log
 	applied.Containerd.Namespace = next.Containerd.Namespace // which has no effect
 	applied.Authorization = next.Authorization
-	applied.Devices = next.Devices
 	applied.Relay = next.Relay
+	if old.Front.PrivateDir == next.Front.PrivateDir {
+		applied.Devices = next.Devices
+	}
 	applied.Policy = next.Policy
-	if applied.annotatedNeedsCluster() != nil {
+	byPod := func(r policy.Rule) bool { return len(r.ByPod()) > 0 }
+	noPods := !old.Cluster.On() && next.Cluster.On() && slices.ContainsFunc(next.Policy.Rules, byPod)
+	if noPods || old.Handlers.Default != next.Handlers.Default || applied.Validate() != nil {
 		applied.Policy = old.Policy
 	}
 	return applied, differences(reflect.ValueOf(applied), reflect.ValueOf(next), "")
