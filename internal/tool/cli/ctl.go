@@ -85,7 +85,7 @@ errors.`,
 	flags.StringVar(&d.socket, "socket", cmp.Or(env.Getenv(socketVariable), env.Node.AdminSocket), "the daemon's admin socket (also "+socketVariable+")")
 	flags.DurationVar(&d.timeout, "timeout", defaultTimeout, "how long to wait for the daemon; 0 waits for ever")
 	root.AddCommand(topCmd(env, d, out), listCmd(d, view, false), getCmd(d, view), statsCmd(d, view), expandCmd(d, out), freezeCmd(d, out), thawCmd(d, out),
-		releaseCmd(d, out, env.Keys), publishCmd(d, out, env.Node.RuntimeSocket), unpublishCmd(d, out, env.Node.RuntimeSocket), endCmd(d, out, env.Keys), listCmd(d, view, true), eventsCmd(d, out), explainCmd(d, out), handlersCmd(d, out), driversCmd(d, view), reconcileCmd(d, out), doctorCmd(env.Node, d, out),
+		releaseCmd(d, out, env.Keys), publishCmd(d, out, env.Node.Config.RuntimeSocket.Path), unpublishCmd(d, out, env.Node.Config.RuntimeSocket.Path), endCmd(d, out, env.Keys), listCmd(d, view, true), eventsCmd(d, out), explainCmd(d, out), handlersCmd(d, out), driversCmd(d, view), reconcileCmd(d, out), doctorCmd(env.Node, d, out),
 		versionCmd(d, out))
 	root.AddCommand(cluster.Commands(out, env.Now)...)
 	command.Prepare(root, out, env.Err, func(cmd *cobra.Command) error {

@@ -210,7 +210,7 @@ func TestReleaseForcesOnlyWhenTold(t *testing.T) {
 
 func TestPublishAndUnpublish(t *testing.T) {
 	b := newBench(t).serve()
-	b.node.RuntimeSocket, b.env[socketVariable] = b.socket, "/nonexistent"
+	b.node.Config.RuntimeSocket.Path, b.env[socketVariable] = b.socket, "/nonexistent"
 	r := b.run("publish", "/dev/x", "/k/mount", "--fs", "xfs", "--options", "noatime,nosuid", "--read-only")
 	want := &runtimev1.RuntimeStageVolumeRequest{
 		VolumeType: &runtimev1.VolumeType{Type: runtimev1.VolumeType_BLOCK}, VolumeBackingPath: "/dev/x", VolumeTargetPath: "/k/mount",

@@ -16,7 +16,7 @@ const containerdWait = 2 * time.Second
 
 // checkRuntime connects to the program from which the daemon learns of sandboxes.
 func checkRuntime(ctx context.Context, n Node, _ Daemon) []Finding {
-	socket := cmp.Or(n.ContainerdSocket, n.CRISocket)
+	socket := cmp.Or(n.Config.Containerd.Socket, n.Config.CRI.Socket)
 	if socket == "" {
 		return []Finding{okay("no container runtime is used by this daemon's configuration")}
 	}
@@ -38,7 +38,7 @@ const (
 )
 
 func checkCRIO(_ context.Context, n Node, d Daemon) []Finding {
-	if !strings.HasSuffix(n.CRISocket, "/crio.sock") {
+	if !strings.HasSuffix(n.Config.CRI.Socket, "/crio.sock") {
 		return []Finding{okay("CRI-O is not used by this daemon's configuration")}
 	}
 	if d.up() && !d.has("crust") {

@@ -11,7 +11,6 @@ import (
 
 	"google.golang.org/protobuf/types/known/timestamppb"
 
-	"github.com/crust-proxy/crust-proxy/internal/daemon/config"
 	"github.com/crust-proxy/crust-proxy/internal/ground/apiserver"
 	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	"github.com/crust-proxy/crust-proxy/internal/tool/show"
@@ -24,8 +23,8 @@ func checkDaemon(_ context.Context, n Node, d Daemon) []Finding {
 	}
 	if !d.up() {
 		found := []Finding{failure(d.Advice, "the daemon does not answer: %v", d.Err)}
-		if holder := sys.LockHolder(n.at(n.RunDir) + "/daemon.lock"); holder != "" {
-			found = append(found, failure("end it, or find out why it does not end", "the lock of the run directory %s is held by %s", n.RunDir, holder))
+		if holder := sys.LockHolder(n.at(n.Config.RunDir) + "/daemon.lock"); holder != "" {
+			found = append(found, failure("end it, or find out why it does not end", "the lock of the run directory %s is held by %s", n.Config.RunDir, holder))
 		}
 		return found
 	}
@@ -130,25 +129,26 @@ const clusterWait = 10 * time.Second
 
 // checkCluster asks the API server as the daemon does, but not from within the daemon's unit.
 func checkCluster(ctx context.Context, n Node, d Daemon) []Finding {
+	cluster := n.Config.Cluster
 	switch {
-	case n.InCluster:
+	case cluster.InCluster:
 		return []Finding{okay("not tried from here: the daemon asks by the service account of its pod")}
-	case n.Kubeconfig == "":
+	case cluster.Kubeconfig == "":
 		return []Finding{okay("no cluster is asked by this daemon's configuration")}
 	}
-	node, err := config.Cluster{NodeName: n.NodeName}.Node()
+	node, err := cluster.Node()
 	if err != nil {
 		return []Finding{failure("set cluster.nodeName in crust-proxy's configuration", "%v", err)}
 	}
 	ctx, cancel := context.WithTimeout(ctx, clusterWait)
 	defer cancel()
 	var found []Finding
-	for _, one := range apiserver.Try(ctx, apiserver.Identity{Kubeconfig: n.at(n.Kubeconfig), UserAgent: "crustctl"}, node) {
+	for _, one := range apiserver.Try(ctx, apiserver.Identity{Kubeconfig: n.at(cluster.Kubeconfig), UserAgent: "crustctl"}, node) {
 		switch {
 		case one.Err == nil:
 			continue
 		case errors.Is(one.Err, fs.ErrPermission):
-			return []Finding{okay("not tried: %s may not be read by this user (run as root)", n.Kubeconfig)}
+			return []Finding{okay("not tried: %s may not be read by this user (run as root)", cluster.Kubeconfig)}
 		}
 		found = append(found, failure("kubectl get nodes shows the names; the rights that it takes are in docs/front.md. "+
 			"The daemon goes on and serves the pods that it knows", "this is not the case: %s: %v", one.What, one.Err))

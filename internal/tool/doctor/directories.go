@@ -8,53 +8,56 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 )
 
 // checkKataDir checks who may write to Kata's directory; that it can be used is the handler's health.
 func checkKataDir(_ context.Context, n Node, _ Daemon) []Finding {
-	info, err := os.Lstat(n.at(n.KataDir))
+	dir := n.Config.Handlers.Kata.DirectVolumes
+	info, err := os.Lstat(n.at(dir))
 	if err != nil {
 		return []Finding{okay("not looked at: %v", err)}
 	}
 	var found []Finding
 	if mode := info.Mode().Perm(); mode != 0o700 {
-		found = append(found, failure("chmod 0700 "+quoted(n.KataDir), "%s has mode %04o, and it says which devices sandboxes get", n.KataDir, mode))
+		found = append(found, failure("chmod 0700 "+quoted(dir), "%s has mode %04o, and it says which devices sandboxes get", dir, mode))
 	}
 	if owner := ownerOf(info); owner != 0 && owner != n.UID {
-		found = append(found, failure("chown root "+quoted(n.KataDir), "%s belongs to uid %d", n.KataDir, owner))
+		found = append(found, failure("chown root "+quoted(dir), "%s belongs to uid %d", dir, owner))
 	}
-	return orOK(found, "%s has mode 0700", n.KataDir)
+	return orOK(found, "%s has mode 0700", dir)
 }
 
 // checkRunDir: records must die with a reboot, as the mounts they speak of do.
 func checkRunDir(_ context.Context, n Node, _ Daemon) []Finding {
-	info, err := os.Stat(n.at(n.RunDir))
+	dir := n.Config.RunDir
+	info, err := os.Stat(n.at(dir))
 	if err != nil {
 		makes := "its unit makes the directory (RuntimeDirectory=)"
 		if n.Service.InPod {
 			makes = "the daemon makes the directory in the node's /run, which the DaemonSet mounts"
 		}
 		return []Finding{failure(n.Service.Status()+"; "+makes,
-			"the run directory %s cannot be used: %v", n.RunDir, err)}
+			"the run directory %s cannot be used: %v", dir, err)}
 	}
 	if !info.IsDir() {
-		return []Finding{failure("remove the file, then: "+n.Service.Restart(), "%s is not a directory", n.RunDir)}
+		return []Finding{failure("remove the file, then: "+n.Service.Restart(), "%s is not a directory", dir)}
 	}
-	m, problem := n.mountOf(n.RunDir)
+	m, problem := n.mountOf(dir)
 	if m == nil {
 		return []Finding{problem}
 	}
 	if m.FSType != "tmpfs" && m.FSType != "ramfs" {
 		return []Finding{failure("set runDir to a directory on tmpfs, below /run on most nodes, or mount a tmpfs there",
-			"%s lies on %s (%s), not on tmpfs: its records would outlive a reboot, which the mounts do not", n.RunDir, m.FSType, m.Mountpoint)}
+			"%s lies on %s (%s), not on tmpfs: its records would outlive a reboot, which the mounts do not", dir, m.FSType, m.Mountpoint)}
 	}
-	return []Finding{okay("%s lies on %s", n.RunDir, m.FSType)}
+	return []Finding{okay("%s lies on %s", dir, m.FSType)}
 }
 
 func checkSockets(_ context.Context, n Node, _ Daemon) []Finding {
-	return append(checkSocket(n, "admin", n.AdminSocket), checkSocket(n, "runtime", n.RuntimeSocket)...)
+	return append(checkSocket(n, "admin", n.AdminSocket), checkSocket(n, "runtime", n.Config.RuntimeSocket.Path)...)
 }
 
 func checkSocket(n Node, name, path string) []Finding {
@@ -112,25 +115,32 @@ const manyMarks = 100_000
 // checkMarks counts the volumes that the host does not mount after a sandbox. Rules that depend
 // on the pod are no error, but are always named, because another node does not have the mark.
 func checkMarks(_ context.Context, n Node, _ Daemon) []Finding {
-	if n.MarksDir == "" {
+	if !n.Config.Front.Enabled {
 		return []Finding{okay("the front is off, so there are no marks")}
 	}
 	var names []string
-	file, err := os.Open(n.at(n.MarksDir))
+	dir := n.Config.Front.MarksDir
+	file, err := os.Open(n.at(dir))
 	if err == nil {
 		names, err = file.Readdirnames(manyMarks)
 		_ = file.Close()
 	}
 	if err != nil && !errors.Is(err, io.EOF) {
 		return []Finding{failure(n.Service.Restart()+", which creates the directory, or repair it",
-			"the marks in %s cannot be read, so no volume that a rule could defer is mounted on the host: %v", n.MarksDir, err)}
+			"the marks in %s cannot be read, so no volume that a rule could defer is mounted on the host: %v", dir, err)}
 	}
 	if len(names) == manyMarks {
-		return []Finding{warning("remove the files of volumes that no longer exist", "%s has %d marks or more", n.MarksDir, manyMarks)}
+		return []Finding{warning("remove the files of volumes that no longer exist", "%s has %d marks or more", dir, manyMarks)}
 	}
 	seen := fmt.Sprintf("%d volumes were read-write in a sandbox of this node and are not mounted on the host", len(names))
-	if len(n.RulesByPod) > 0 {
-		seen += "; other nodes do not know that, and the rules " + strings.Join(n.RulesByPod, ", ") + " depend on the pod"
+	var byPod []string
+	for _, rule := range n.Config.Policy.Rules {
+		if len(rule.ByPod()) > 0 {
+			byPod = append(byPod, strconv.Quote(rule.Name))
+		}
+	}
+	if len(byPod) > 0 {
+		seen += "; other nodes do not know that, and the rules " + strings.Join(byPod, ", ") + " depend on the pod"
 	}
 	return []Finding{okay("%s", seen)}
 }

@@ -15,7 +15,6 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
-	"github.com/crust-proxy/crust-proxy/internal/daemon/config"
 	"github.com/crust-proxy/crust-proxy/internal/front/policy"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
@@ -49,8 +48,8 @@ func TestHealthyNodeHasOnlyOK(t *testing.T) {
 
 func TestLocalChecksRunWithTheDaemonDown(t *testing.T) {
 	tr := newTree(t)
-	tr.write(tr.node.RunDir+"/daemon.lock", "")
-	lock, err := os.Open(tr.node.at(tr.node.RunDir + "/daemon.lock"))
+	tr.write(tr.node.Config.RunDir+"/daemon.lock", "")
+	lock, err := os.Open(tr.node.at(tr.node.Config.RunDir + "/daemon.lock"))
 	if err == nil {
 		defer func() { _ = lock.Close() }()
 		err = unix.Flock(int(lock.Fd()), unix.LOCK_EX)
@@ -69,7 +68,7 @@ func TestLocalChecksRunWithTheDaemonDown(t *testing.T) {
 // TestBeforeInstallation: nothing of crust-proxy's is looked for, and all else is.
 func TestBeforeInstallation(t *testing.T) {
 	tr := newTree(t)
-	tr.remove(tr.node.RunDir)
+	tr.remove(tr.node.Config.RunDir)
 	tr.node.Before = true
 	report := Run(t.Context(), tr.node, Daemon{Err: errors.New("not asked")})
 	var names []string
@@ -237,26 +236,26 @@ func fileFaults() []bad {
 	notShared := strings.Replace(mountsOK, "shared:1 ", "", 1)
 	return []bad{
 		{"missing", "sockets", run(func(tr tree, n *Node) { tr.remove(n.AdminSocket) }), Error, "does not exist", "systemctl"},
-		{"missing runtime", "sockets", run(func(tr tree, n *Node) { tr.remove(n.RuntimeSocket) }), Error, "runtime socket", "systemctl"},
+		{"missing runtime", "sockets", run(func(tr tree, n *Node) { tr.remove(n.Config.RuntimeSocket.Path) }), Error, "runtime socket", "systemctl"},
 		{"open to all", "sockets", run(func(tr tree, n *Node) { tr.chmod(n.AdminSocket, 0o666) }), Error, "mode 0666", "SocketMode"},
 		{"a file", "sockets", run(func(tr tree, n *Node) { tr.remove(n.AdminSocket); tr.write(n.AdminSocket, "") }), Error, "not a socket", "remove"},
 		{"foreign owner", "sockets", run(func(tr tree, n *Node) { chownOrSkip(tr, n.AdminSocket) }), Error, "uid 12345", "SocketMode"},
-		{"writable parent", "sockets", run(func(tr tree, n *Node) { tr.chmod(n.RunDir, 0o777) }), Error, "replace the socket", "chmod"},
-		{"missing", "run-dir", run(func(tr tree, n *Node) { tr.remove(n.RunDir) }), Error, "cannot be used", "RuntimeDirectory"},
+		{"writable parent", "sockets", run(func(tr tree, n *Node) { tr.chmod(n.Config.RunDir, 0o777) }), Error, "replace the socket", "chmod"},
+		{"missing", "run-dir", run(func(tr tree, n *Node) { tr.remove(n.Config.RunDir) }), Error, "cannot be used", "RuntimeDirectory"},
 		{"on disk", "run-dir", run(func(tr tree, _ *Node) { tr.write("/proc/self/mountinfo", notOnTmpfs) }), Error, "not on tmpfs", "/run"},
 		{"no openat2", "kernel", run(func(_ tree, n *Node) { n.Probe.Openat2 = func() error { return unix.ENOSYS } }), Error, "openat2", "5.6"},
 		{"no guard", "kernel", run(func(_ tree, n *Node) { n.Probe.Guard = func() error { return unix.EOPNOTSUPP } }), Error, "immutable", "6.0"},
 		{"untried", "kernel", run(func(_ tree, n *Node) { n.Probe.Guard = func() error { return fmt.Errorf("fsopen: %w", unix.EPERM) } }), OK, "was not tried", ""},
 		{"no e2fsprogs", "programs", run(func(tr tree, _ *Node) { tr.remove("/usr/sbin/e2fsck") }), Warn, "e2fsck is not installed", "e2fsprogs"},
 		{"no xfsprogs", "programs", run(func(tr tree, _ *Node) { tr.remove("/usr/sbin/mkfs.xfs") }), OK, "mkfs.xfs is not installed", ""},
-		{"missing", "kubelet", run(func(tr tree, n *Node) { tr.remove(n.KubeletRoot) }), Warn, "not a directory", "kubeletRoot"},
+		{"missing", "kubelet", run(func(tr tree, n *Node) { tr.remove(n.Config.KubeletRoot) }), Warn, "not a directory", "kubeletRoot"},
 		{"private", "kubelet", run(func(tr tree, _ *Node) { tr.write("/proc/self/mountinfo", notShared) }), Error, "not shared", "make-rshared"},
 		{"kubelet elsewhere", "mount-namespaces", run(func(tr tree, _ *Node) {
 			tr.process("10", "crust-proxy", "mnt:[1]")
 			tr.process("11", "kubelet", "mnt:[2]")
 		}), Error, "kubelet", "systemctl cat"},
-		{"containerd gone", "container-runtime", run(func(tr tree, n *Node) { tr.remove(n.ContainerdSocket) }), Warn, "cannot be reached", "containerd.socket"},
-		{"CRI-O gone", "container-runtime", run(func(_ tree, n *Node) { n.ContainerdSocket, n.CRISocket = "", "/run/crio/crio.sock" }), Warn, "cannot be reached on /run/crio/crio.sock", "cri.socket"},
+		{"containerd gone", "container-runtime", run(func(tr tree, n *Node) { tr.remove(n.Config.Containerd.Socket) }), Warn, "cannot be reached", "containerd.socket"},
+		{"CRI-O gone", "container-runtime", run(func(_ tree, n *Node) { n.Config.Containerd.Socket, n.Config.CRI.Socket = "", "/run/crio/crio.sock" }), Warn, "cannot be reached on /run/crio/crio.sock", "cri.socket"},
 		{"CRI-O elsewhere", "mount-namespaces", run(func(tr tree, _ *Node) {
 			tr.process("10", "crust-proxy", "mnt:[1]")
 			tr.process("11", "crio", "mnt:[2]")
@@ -265,8 +264,8 @@ func fileFaults() []bad {
 			tr.process("10", "crust-proxy", "mnt:[1]")
 			tr.process("11", "kubelet", "mnt:[1]")
 		}), OK, "shares its mounts", ""},
-		{"unused", "container-runtime", run(func(_ tree, n *Node) { n.ContainerdSocket = "" }), OK, "no container runtime", ""},
-		{"no marks", "marks", run(func(_ tree, n *Node) { n.MarksDir = "/nowhere" }), Error, "cannot be read", "creates the directory"},
+		{"unused", "container-runtime", run(func(_ tree, n *Node) { n.Config.Containerd.Socket = "" }), OK, "no container runtime", ""},
+		{"no marks", "marks", run(func(_ tree, n *Node) { n.Config.Front.MarksDir = "/nowhere" }), Error, "cannot be read", "creates the directory"},
 	}
 }
 
@@ -289,7 +288,7 @@ func kataFaults() []bad {
 		return func(tr tree, _ *Node, _ *Daemon) { tr.kataVolume(targetA, text) }
 	}
 	return []bad{
-		{"mode", "kata-directory", func(tr tree, n *Node, _ *Daemon) { tr.chmod(n.KataDir, 0o755) }, Error, "mode 0755", "chmod"},
+		{"mode", "kata-directory", func(tr tree, n *Node, _ *Daemon) { tr.chmod(n.Config.Handlers.Kata.DirectVolumes, 0o755) }, Error, "mode 0755", "chmod"},
 		{"FIFO", "kata-volumes", in(func(tr tree, dir string) {
 			tr.remove(dir + "/" + abi.InfoName)
 			check.Must(tr.t, unix.Mkfifo(tr.node.at(dir+"/"+abi.InfoName), 0o600))
@@ -302,12 +301,15 @@ func kataFaults() []bad {
 		{"odd id", "kata-volumes", in(func(tr tree, dir string) { tr.write(dir+"/marker", "") }), Warn, "no such sandbox", "rm"},
 		{"volume mode", "kata-volumes", in(func(tr tree, dir string) { tr.chmod(dir, 0o755) }), Warn, "mode 0755", "chmod"},
 		{"no file", "kata-volumes", in(func(tr tree, dir string) { tr.remove(dir + "/" + abi.InfoName) }), Warn, "no mountInfo.json", "rm"},
-		{"plain name", "kata-volumes", func(tr tree, n *Node, _ *Daemon) { tr.mkdir(n.KataDir+"/pv-a", 0o700) }, Error, "no volume's", "base64"},
-		{"no padding", "kata-volumes", func(tr tree, n *Node, _ *Daemon) { tr.mkdir(n.KataDir+"/L2E", 0o700) }, Error, "no volume's", "padding"},
-		{"standard alphabet", "kata-volumes", func(tr tree, n *Node, _ *Daemon) { tr.mkdir(n.KataDir+"/L2E+Pj4+", 0o700) }, Error, "no volume's", "URL-safe"},
-		{"relative", "kata-volumes", func(tr tree, n *Node, _ *Daemon) { tr.mkdir(n.KataDir+"/YWJj", 0o700) }, Error, "no absolute path", "base64"},
-		{"not listed", "kata-volumes", func(tr tree, n *Node, _ *Daemon) { tr.remove(n.KataDir); tr.write(n.KataDir, "") }, Warn, "cannot be listed", "root"},
-		{"stray file", "kata-volumes", func(tr tree, n *Node, _ *Daemon) { tr.write(n.KataDir+"/tmp", "") }, Error, "not a volume's directory", "remove"},
+		{"plain name", "kata-volumes", func(tr tree, n *Node, _ *Daemon) { tr.mkdir(n.Config.Handlers.Kata.DirectVolumes+"/pv-a", 0o700) }, Error, "no volume's", "base64"},
+		{"no padding", "kata-volumes", func(tr tree, n *Node, _ *Daemon) { tr.mkdir(n.Config.Handlers.Kata.DirectVolumes+"/L2E", 0o700) }, Error, "no volume's", "padding"},
+		{"standard alphabet", "kata-volumes", func(tr tree, n *Node, _ *Daemon) { tr.mkdir(n.Config.Handlers.Kata.DirectVolumes+"/L2E+Pj4+", 0o700) }, Error, "no volume's", "URL-safe"},
+		{"relative", "kata-volumes", func(tr tree, n *Node, _ *Daemon) { tr.mkdir(n.Config.Handlers.Kata.DirectVolumes+"/YWJj", 0o700) }, Error, "no absolute path", "base64"},
+		{"not listed", "kata-volumes", func(tr tree, n *Node, _ *Daemon) {
+			tr.remove(n.Config.Handlers.Kata.DirectVolumes)
+			tr.write(n.Config.Handlers.Kata.DirectVolumes, "")
+		}, Warn, "cannot be listed", "root"},
+		{"stray file", "kata-volumes", func(tr tree, n *Node, _ *Daemon) { tr.write(n.Config.Handlers.Kata.DirectVolumes+"/tmp", "") }, Error, "not a volume's directory", "remove"},
 		{"torn", "kata-volumes", info(goodInfo[:20]), Error, "cut off", "rename"},
 		{"null", "kata-volumes", info("null"), Error, "lacks the key", "program"},
 		{"no fstype", "kata-volumes", info(`{"volume-type":"directvol","device":"/dev/x"}`), Error, `lacks the key "fstype"`, "program"},
@@ -370,7 +372,7 @@ func TestKatasOwnEmptyDirIsFine(t *testing.T) {
 func TestVolumesThatGoMeanwhile(t *testing.T) {
 	tr := newTree(t)
 	dir := tr.kataVolume(targetA, goodInfo)
-	entries := check.Value(os.ReadDir(tr.node.at(tr.node.KataDir)))(t)
+	entries := check.Value(os.ReadDir(tr.node.at(tr.node.Config.Handlers.Kata.DirectVolumes)))(t)
 	v := kataVolume{tr.node, dir, targetA}
 	tr.remove(dir)
 	if found := append(checkKataVolume(tr.node, entries[0]), v.checkInfo()...); len(found) > 0 {
@@ -465,7 +467,7 @@ func TestCRIO(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			tr := newTree(t)
 			node, daemon := tr.node, healthyDaemon()
-			node.ContainerdSocket, node.CRISocket = "", "/var/run/crio/crio.sock"
+			node.Config.Containerd.Socket, node.Config.CRI.Socket = "", "/var/run/crio/crio.sock"
 			daemon.Handlers = c.handlers
 			for path, text := range c.files {
 				tr.write(path, text)
@@ -526,7 +528,7 @@ func TestCSIDriverObjects(t *testing.T) {
 	} {
 		tr := newTree(t)
 		node, daemon := tr.node, healthyDaemon()
-		node.Kubeconfig, node.NodeName = "/etc/kubernetes/kubelet.conf", "node-1"
+		node.Config.Cluster.Kubeconfig, node.Config.Cluster.NodeName = "/etc/kubernetes/kubelet.conf", "node-1"
 		apiServer(t, tr, c.refuse)
 		tr.write("/sys/fs/selinux/enforce", c.selinux)
 		daemon.Handlers[0].Name, daemon.Drivers = c.handler, []*adminv1.Driver{{Name: c.driver, Mode: c.mode}}
@@ -559,7 +561,7 @@ func TestAzureDiskAndWeHandVolumesToKata(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			tr := newTree(t)
 			node, daemon := tr.node, healthyDaemon()
-			node.Kubeconfig, node.NodeName, node.Policy = "/etc/kubernetes/kubelet.conf", "node-1", &policy.Policy{Rules: c.rules}
+			node.Config.Cluster.Kubeconfig, node.Config.Cluster.NodeName, node.Config.Policy.Rules = "/etc/kubernetes/kubelet.conf", "node-1", c.rules
 			apiServer(t, tr, c.refuse)
 			daemon.Drivers = []*adminv1.Driver{{Name: c.driver, Mode: "block"}}
 			got := findingsOf(t, "csidriver-objects", node, daemon)
@@ -571,28 +573,26 @@ func TestAzureDiskAndWeHandVolumesToKata(t *testing.T) {
 
 // TestRulesByThePod: each condition that another pod of the volume need not meet.
 func TestRulesByThePod(t *testing.T) {
-	usual := config.Default()
-	usual.Front.Enabled = true
-	usual.Policy.Rules = []policy.Rule{
+	tr := newTree(t)
+	tr.node.Config.Policy.Rules = []policy.Rule{
 		{Name: "disks", Drivers: []string{"ebs*"}, Defer: true}, {Name: "kata", RuntimeHandlers: []string{"kata"}, Defer: true},
 		{Name: "needs", Needs: []string{policy.NeedSubPath}}, {Name: "shop", Namespaces: []string{"shop"}, Defer: true},
 	}
-	var n Node
-	n.Configure(usual)
-	check.That(t, slices.Equal(n.RulesByPod, []string{`"kata"`, `"needs"`, `"shop"`}), "they are %q", n.RulesByPod)
+	got := findingsOf(t, "marks", tr.node, healthyDaemon())
+	check.That(t, strings.Contains(got[0].Seen, `the rules "kata", "needs", "shop" depend on the pod`), "got %q", got[0].Seen)
 }
 
 func TestCluster(t *testing.T) {
 	cases := []bad{
-		{"off", "cluster", func(_ tree, n *Node, _ *Daemon) { n.Kubeconfig = "" }, OK, "no cluster is asked", ""},
-		{"in cluster", "cluster", func(_ tree, n *Node, _ *Daemon) { n.InCluster = true }, OK, "service account", ""},
+		{"off", "cluster", func(_ tree, n *Node, _ *Daemon) { n.Config.Cluster.Kubeconfig = "" }, OK, "no cluster is asked", ""},
+		{"in cluster", "cluster", func(_ tree, n *Node, _ *Daemon) { n.Config.Cluster.InCluster = true }, OK, "service account", ""},
 		{"all is well", "cluster", func(tr tree, _ *Node, _ *Daemon) { apiServer(t, tr, "nothing") }, OK, "node node-1", ""},
 		{"no file", "cluster", func(tree, *Node, *Daemon) {}, Error, "does not exist", "docs/front.md"},
 		{"no right", "cluster", func(tr tree, _ *Node, _ *Daemon) { apiServer(t, tr, "csidrivers") }, Error, "CSI drivers can be listed", "docs/front.md"},
 		{"no CSINode", "cluster", func(tr tree, _ *Node, _ *Daemon) { apiServer(t, tr, "csinodes/node-1") }, Error, "the CSINode of node node-1 can be read", "docs/front.md"},
 		{"another name", "cluster", func(tr tree, n *Node, _ *Daemon) {
 			apiServer(t, tr, "pods")
-			n.NodeName = "node-2"
+			n.Config.Cluster.NodeName = "node-2"
 		}, Error, `is "node-2" this node's name`, "kubectl get nodes"},
 		{"the daemon is kept off", "cluster", func(tr tree, _ *Node, d *Daemon) {
 			apiServer(t, tr, "nothing")
@@ -603,7 +603,7 @@ func TestCluster(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			tr := newTree(t)
 			node, daemon := tr.node, healthyDaemon()
-			node.Kubeconfig, node.NodeName = "/etc/kubernetes/kubelet.conf", "node-1"
+			node.Config.Cluster.Kubeconfig, node.Config.Cluster.NodeName = "/etc/kubernetes/kubelet.conf", "node-1"
 			c.spoil(tr, &node, &daemon)
 			assertFinding(t, findingsOf(t, c.check, node, daemon), c)
 		})

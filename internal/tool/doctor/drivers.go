@@ -78,18 +78,19 @@ type csiDriver struct {
 
 // checkCSIDrivers checks the CSIDriver objects of the drivers behind the front, where a cluster is asked.
 func checkCSIDrivers(ctx context.Context, n Node, d Daemon) []Finding {
+	cluster := n.Config.Cluster
 	switch {
-	case !n.InCluster && n.Kubeconfig == "":
+	case !cluster.On():
 		return []Finding{okay("no cluster is asked by this daemon's configuration")}
 	case len(d.Drivers) == 0:
 		return []Finding{okay("no driver is known to be behind crust-proxy")}
 	}
-	who := apiserver.Identity{InCluster: n.InCluster, UserAgent: "crustctl"}
-	if !n.InCluster {
-		who.Kubeconfig = n.at(n.Kubeconfig)
+	who := apiserver.Identity{InCluster: cluster.InCluster, UserAgent: "crustctl"}
+	if !cluster.InCluster {
+		who.Kubeconfig = n.at(cluster.Kubeconfig)
 	}
 	var list struct{ Items []csiDriver }
-	if err := apiserver.Get(ctx, who, n.NodeName, "/apis/storage.k8s.io/v1/csidrivers", &list); err != nil {
+	if err := apiserver.Get(ctx, who, cluster.NodeName, "/apis/storage.k8s.io/v1/csidrivers", &list); err != nil {
 		return []Finding{okay("not looked at: %v", err)}
 	}
 	objects := make(map[string]csiDriver, len(list.Items))
@@ -133,7 +134,7 @@ const azureDisk, azureKata = "disk.csi.azure.com", "azure.csi.disk/kata-mount"
 // azureClasses finds the RuntimeClasses for whose pods azuredisk and crust-proxy both hand volumes to Kata.
 func (n Node) azureClasses(ctx context.Context, who apiserver.Identity) (found []Finding) {
 	var list nodev1.RuntimeClassList
-	if err := apiserver.Get(ctx, who, n.NodeName, "/apis/node.k8s.io/v1/runtimeclasses", &list); err != nil {
+	if err := apiserver.Get(ctx, who, n.Config.Cluster.NodeName, "/apis/node.k8s.io/v1/runtimeclasses", &list); err != nil {
 		return []Finding{okay("RuntimeClasses are not looked at: %v", err)}
 	}
 	for _, class := range list.Items {
@@ -149,7 +150,7 @@ func (n Node) azureClasses(ctx context.Context, who apiserver.Identity) (found [
 
 // defers reports whether the policy may defer volumes of a driver for pods of a runtime handler.
 func (n Node) defers(driver, handler string) bool {
-	for _, r := range n.Policy.Rules {
+	for _, r := range n.Config.Policy.Rules {
 		alone := policy.Policy{Rules: []policy.Rule{{Drivers: r.Drivers, RuntimeHandlers: r.RuntimeHandlers, Defer: true}}}
 		verdict, err := alone.Decide(policy.Input{Driver: driver, PodKnown: true, RuntimeHandler: handler})
 		switch others := len(r.Filesystems) + len(r.AccessModes) + len(r.Namespaces) + len(r.StorageClasses) + len(r.Needs); {

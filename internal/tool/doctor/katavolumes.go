@@ -12,6 +12,7 @@ import (
 	"regexp"
 	"slices"
 
+	"github.com/crust-proxy/crust-proxy/internal/daemon/config"
 	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 )
@@ -24,15 +25,16 @@ var (
 )
 
 func checkKataVolumes(_ context.Context, n Node, _ Daemon) []Finding {
-	entries, err := os.ReadDir(n.at(n.KataDir))
+	dir := n.Config.Handlers.Kata.DirectVolumes
+	entries, err := os.ReadDir(n.at(dir))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return []Finding{warning("run crustctl doctor as root", "the volumes in %s cannot be listed: %v", n.KataDir, err)}
+		return []Finding{warning("run crustctl doctor as root", "the volumes in %s cannot be listed: %v", dir, err)}
 	}
 	var found []Finding
 	for _, e := range entries {
 		found = append(found, checkKataVolume(n, e)...)
 	}
-	return orOK(found, "%d volumes in %s are well formed", len(entries), n.KataDir)
+	return orOK(found, "%d volumes in %s are well formed", len(entries), dir)
 }
 
 type kataVolume struct {
@@ -41,7 +43,7 @@ type kataVolume struct {
 }
 
 func checkKataVolume(n Node, e fs.DirEntry) []Finding {
-	path := filepath.Join(n.KataDir, e.Name())
+	path := filepath.Join(n.Config.Handlers.Kata.DirectVolumes, e.Name())
 	if !e.IsDir() {
 		return []Finding{failure("find out who made it, and remove it", "%q is not a volume's directory", path)}
 	}
@@ -121,7 +123,8 @@ func (v kataVolume) checkOther(e fs.DirEntry) []Finding {
 }
 
 func (v kataVolume) sandboxLives(id string) bool {
-	return slices.ContainsFunc(v.node.SandboxDirs, func(dir string) bool {
+	kata, usual := v.node.Config.Handlers.Kata, config.Default().Handlers.Kata // it may be of an earlier configuration
+	return slices.ContainsFunc([]string{kata.GoSandboxes, kata.RustSandboxes, usual.GoSandboxes, usual.RustSandboxes}, func(dir string) bool {
 		_, err := os.Stat(v.node.at(filepath.Join(dir, id)))
 		return err == nil
 	})

@@ -18,21 +18,22 @@ import (
 )
 
 func checkKubelet(_ context.Context, n Node, _ Daemon) []Finding {
-	info, err := os.Stat(n.at(n.KubeletRoot))
+	root := n.Config.KubeletRoot
+	info, err := os.Stat(n.at(root))
 	if err != nil || !info.IsDir() {
 		return []Finding{warning("where kubelet's --root-dir is another one, set kubeletRoot in crust-proxy's configuration",
-			"the kubelet root %s is not a directory that can be seen", n.KubeletRoot)}
+			"the kubelet root %s is not a directory that can be seen", root)}
 	}
-	m, problem := n.mountOf(n.KubeletRoot)
+	m, problem := n.mountOf(root)
 	if m == nil {
 		return []Finding{problem}
 	}
 	if sharedGroup(m) != "" {
-		return []Finding{okay("%s lies on %s, whose mounts are shared", n.KubeletRoot, m.Mountpoint)}
+		return []Finding{okay("%s lies on %s, whose mounts are shared", root, m.Mountpoint)}
 	}
 	return []Finding{failure("mount --make-rshared "+quoted(m.Mountpoint),
 		"%s lies on %s, whose mounts are not shared: a guard made by crust-proxy is not seen by kubelet and the container runtime where they have mount namespaces of their own",
-		n.KubeletRoot, m.Mountpoint)}
+		root, m.Mountpoint)}
 }
 
 // checkNamespaces checks that the programs see each other's mounts. A unit with PrivateTmp= or
@@ -43,7 +44,7 @@ func checkNamespaces(ctx context.Context, n Node, _ Daemon) []Finding {
 	if len(ours) == 0 {
 		return []Finding{okay("not compared: no crust-proxy process can be looked at")}
 	}
-	sharing := "mount " + quoted(n.KubeletRoot) + " with mountPropagation: Bidirectional"
+	sharing := "mount " + quoted(n.Config.KubeletRoot) + " with mountPropagation: Bidirectional"
 	do := "systemctl cat crust-proxy: no directive may give it a mount namespace of its own (ProtectSystem=, PrivateTmp=, ...); in a container, " + sharing
 	if n.Service.InPod {
 		do = "let the DaemonSet " + sharing
@@ -66,7 +67,7 @@ type mountView struct{ namespace, group string }
 // inspect.
 func mountViews(ctx context.Context, n Node, names ...string) map[string][]mountView {
 	views := map[string][]mountView{}
-	root := n.resolve(n.KubeletRoot)
+	root := n.resolve(n.Config.KubeletRoot)
 	comms, _ := filepath.Glob(n.at("/proc/[0-9]*/comm")) // the pattern is constant and well formed
 	for _, comm := range comms {
 		data, err := os.ReadFile(comm) // #nosec G304 -- a name that the kernel listed

@@ -7,7 +7,6 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -16,7 +15,6 @@ import (
 	"github.com/moby/sys/mountinfo"
 
 	"github.com/crust-proxy/crust-proxy/internal/daemon/config"
-	"github.com/crust-proxy/crust-proxy/internal/front/policy"
 	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral/guard"
 )
@@ -26,28 +24,13 @@ const maxFile = 4 << 20
 
 // Node has the paths to check, as the node's own programs see them; Root is put before each.
 type Node struct {
-	Root                       string // "/" on a real node, and a directory in tests
-	AdminSocket, RuntimeSocket string
-	RunDir                     string
-	KataDir                    string
-	SandboxDirs                []string // have a directory for each running sandbox of Kata, Go and Rust
-	KubeletRoot                string
-	// MarksDir has a mark of each volume that the host does not mount after a sandbox; empty
-	// if the front is off. RulesByPod are the names of rules that depend on the pod.
-	MarksDir         string
-	RulesByPod       []string
-	Policy           *policy.Policy
-	ContainerdSocket string // empty if it is not used
-	CRISocket        string // of another container runtime, if that is used
-	// Kubeconfig is the file by which the daemon looks up pods; empty if it does not. With
-	// InCluster it uses its pod's service account. NodeName is by default the host name.
-	Kubeconfig string
-	InCluster  bool
-	NodeName   string
-	Before     bool    // crust-proxy is not installed yet
-	UID        int     // who runs the checks: sockets may belong to root or to this user
-	Service    Service // how the daemon is reached, for advice
-	Probe      Probe
+	Root        string // "/" on a real node, and a directory in tests
+	AdminSocket string
+	Config      config.Config // the daemon's; the cluster's part is empty if the front is off
+	Before      bool          // crust-proxy is not installed yet
+	UID         int           // who runs the checks: sockets may belong to root or to this user
+	Service     Service       // how the daemon is reached, for advice
+	Probe       Probe
 
 	// table returns the mount table, which is read once for all checks.
 	table func() ([]*mountinfo.Info, error)
@@ -64,25 +47,13 @@ func DefaultNode() Node {
 	return n
 }
 
-// Configure sets the paths from the daemon's configuration, except that of the admin socket, by
-// which the configuration was read.
+// Configure sets the daemon's configuration. The admin socket, by which it was read, stays.
 func (n *Node) Configure(c config.Config) {
-	kata := c.Handlers.Kata
-	n.RunDir, n.RuntimeSocket, n.KubeletRoot = c.RunDir, c.RuntimeSocket.Path, c.KubeletRoot
-	n.KataDir = kata.DirectVolumes
-	n.SandboxDirs = append(slices.Clone(n.SandboxDirs), kata.GoSandboxes, kata.RustSandboxes) // a sandbox may be of an earlier configuration
-	n.ContainerdSocket, n.CRISocket = c.Containerd.Socket, c.CRI.Socket
-	n.Policy = c.DeferralPolicy()
-	if c.Front.Enabled { // else nobody asks for pods
-		n.MarksDir, n.RulesByPod = c.Front.MarksDir, nil
-		for _, rule := range c.Policy.Rules {
-			if len(rule.ByPod()) > 0 {
-				n.RulesByPod = append(n.RulesByPod, fmt.Sprintf("%q", rule.Name))
-			}
-		}
-		n.Kubeconfig, n.InCluster, n.NodeName = c.Cluster.Kubeconfig, c.Cluster.InCluster, c.Cluster.NodeName
-	}
 	n.Service.InPod = n.Service.InPod || c.Cluster.InCluster
+	if !c.Front.Enabled { // nobody asks for pods
+		c.Cluster = config.Cluster{}
+	}
+	n.Config = c
 }
 
 func (n Node) at(path string) string { return filepath.Join(n.Root, path) }

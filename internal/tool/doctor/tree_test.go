@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/crust-proxy/crust-proxy/internal/front/policy"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
@@ -38,7 +39,8 @@ func newTree(t *testing.T) tree {
 	check.Must(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(root) })
 	n := DefaultNode()
-	n.Root, n.MarksDir, n.RulesByPod = root, "/var/lib/kubelet/crust-proxy/marks", []string{`"kata"`}
+	n.Root, n.Config.Front.Enabled, n.Config.Front.MarksDir = root, true, "/var/lib/kubelet/crust-proxy/marks"
+	n.Config.Policy.Rules = []policy.Rule{{Name: "kata", RuntimeHandlers: []string{"kata"}}}
 	n.Probe = Probe{Openat2: func() error { return nil }, Guard: func() error { return nil }}
 	tr := tree{t: t, node: n}
 	tr.write("/proc/self/mountinfo", mountsOK)
@@ -47,11 +49,11 @@ func newTree(t *testing.T) tree {
 		tr.write("/usr/sbin/"+name, "")
 	}
 	tr.mkdir("/var/lib/kubelet", 0o755)
-	tr.write(n.MarksDir+"/one.json", "{}")
-	tr.mkdir(n.RunDir, 0o755)
-	tr.mkdir(n.KataDir, 0o700)
+	tr.write(n.Config.Front.MarksDir+"/one.json", "{}")
+	tr.mkdir(n.Config.RunDir, 0o755)
+	tr.mkdir(n.Config.Handlers.Kata.DirectVolumes, 0o700)
 	tr.mkdir("/run/containerd", 0o755)
-	for _, s := range []string{n.AdminSocket, n.RuntimeSocket, n.ContainerdSocket} {
+	for _, s := range []string{n.AdminSocket, n.Config.RuntimeSocket.Path, n.Config.Containerd.Socket} {
 		tr.listen(s)
 	}
 	tr.write("/etc/kata-containers/configuration.toml", "[hypervisor.qemu]\ndisable_block_device_use = false\n")
@@ -99,7 +101,7 @@ func (tr tree) listen(path string) {
 
 // kataVolume makes a well-formed volume and gives its directory.
 func (tr tree) kataVolume(target, info string) string {
-	dir := filepath.Join(tr.node.KataDir, base64.URLEncoding.EncodeToString([]byte(target)))
+	dir := filepath.Join(tr.node.Config.Handlers.Kata.DirectVolumes, base64.URLEncoding.EncodeToString([]byte(target)))
 	tr.mkdir(dir, 0o700)
 	tr.write(filepath.Join(dir, abi.InfoName), info)
 	return dir
