@@ -3,63 +3,55 @@ package top
 import (
 	"slices"
 	"strings"
-
-	"charm.land/bubbles/v2/key"
 )
 
-// action is what keys do. Those with a help text are shown at the foot of the page.
+// action is what keys do, which are separated by spaces. Those with a help text are shown at the foot of the page, by
+// the first key.
 type action struct {
-	binding key.Binding
-	do      func(*State)
+	keys, help string
+	do         func(*State)
 }
 
-// bind binds keys; the first one stands for them in the help.
-func bind(does string, keys ...string) key.Binding {
-	return key.NewBinding(key.WithKeys(keys...), key.WithHelp(keys[0], does))
-}
+func (a action) has(name string) bool { return slices.Contains(strings.Fields(a.keys), name) }
 
 var (
-	keyInterrupt = bind("", "ctrl+c")
-	keySuspend   = bind("", "ctrl+z")
-	keyQuit      = bind("quit", "q")
+	quitAction = action{keys: "q", help: "quit"} // key does it
 
 	// typingActions are only shown: filter.key does them.
-	typingActions = []action{
-		{binding: bind("keep", "enter")}, {binding: bind("as before", "esc")}, {binding: bind("clear", "ctrl+u")},
-	}
+	typingActions = []action{{keys: "enter", help: "keep"}, {keys: "esc", help: "as before"}, {keys: "ctrl+u", help: "clear"}}
 
 	listActions = []action{
-		{bind("help", "?", "h", "f1"), showHelp},
-		{bind("details", "enter", "right"), (*State).open},
-		{bind("filter", "/"), startFilter},
-		{bind("sort", "s"), func(s *State) { s.list.sortBy((s.list.order + 1) % Order(len(orders))) }},
-		{bind("reverse", "r", "S"), func(s *State) { s.list.reversed = !s.list.reversed }},
-		{bind("pause", "p", "space"), (*State).pause},
-		{bind("", "esc"), func(s *State) { s.list.filter.text = "" }},
-		{bind("", "up", "k"), func(s *State) { s.list.move(-1) }},
-		{bind("", "down", "j"), func(s *State) { s.list.move(1) }},
-		{bind("", "pgup", "ctrl+b"), func(s *State) { s.list.move(-max(1, s.frame().rows-1)) }},
-		{bind("", "pgdown", "ctrl+f"), func(s *State) { s.list.move(max(1, s.frame().rows-1)) }},
-		{bind("", "home", "g"), goHome},
-		{bind("", "end", "G"), func(s *State) { s.list.move(len(s.list.rows)) }},
-		{bind("", "u"), func(s *State) { s.list.sortBy(ByUsage) }},
-		{bind("", "l"), func(s *State) { s.list.sortBy(ByLatency) }},
-		{bind("", "a"), func(s *State) { s.list.sortBy(ByAge) }},
-		{bind("", "t"), func(s *State) { s.list.sortBy(ByState) }},
-		{bind("", "n"), func(s *State) { s.list.sortBy(ByName) }},
+		{"? h f1", "help", showHelp},
+		{"enter right", "details", (*State).open},
+		{"/", "filter", startFilter},
+		{"s", "sort", func(s *State) { s.list.sortBy((s.list.order + 1) % Order(len(orders))) }},
+		{"r S", "reverse", func(s *State) { s.list.reversed = !s.list.reversed }},
+		{"p space", "pause", (*State).pause},
+		{"esc", "", func(s *State) { s.list.filter.text = "" }},
+		{"up k", "", func(s *State) { s.list.move(-1) }},
+		{"down j", "", func(s *State) { s.list.move(1) }},
+		{"pgup ctrl+b", "", func(s *State) { s.list.move(-max(1, s.frame().rows-1)) }},
+		{"pgdown ctrl+f", "", func(s *State) { s.list.move(max(1, s.frame().rows-1)) }},
+		{"home g", "", goHome},
+		{"end G", "", func(s *State) { s.list.move(len(s.list.rows)) }},
+		{"u", "", func(s *State) { s.list.sortBy(ByUsage) }},
+		{"l", "", func(s *State) { s.list.sortBy(ByLatency) }},
+		{"a", "", func(s *State) { s.list.sortBy(ByAge) }},
+		{"t", "", func(s *State) { s.list.sortBy(ByState) }},
+		{"n", "", func(s *State) { s.list.sortBy(ByName) }},
 	}
 
 	detailActions = []action{
-		{bind("back", "esc", "left", "backspace", "enter"), func(s *State) { s.page = pageList }},
-		{bind("ask now", "r"), func(s *State) { s.schedule.fetchNow(s.detail.id) }},
-		{bind("pause", "p", "space"), (*State).pause},
-		{bind("scroll", "up", "k"), func(s *State) { s.scroll(-1) }},
-		{bind("help", "?", "h", "f1"), showHelp},
-		{bind("", "down", "j"), func(s *State) { s.scroll(1) }},
-		{bind("", "pgup"), func(s *State) { s.scroll(-s.canvas.height / 2) }},
-		{bind("", "pgdown"), func(s *State) { s.scroll(s.canvas.height / 2) }},
-		{bind("", "home", "g"), func(s *State) { s.scroll(-s.detail.top) }},
-		{bind("", "end", "G"), func(s *State) { s.scroll(unbounded) }},
+		{"esc left backspace enter", "back", func(s *State) { s.page = pageList }},
+		{"r", "ask now", func(s *State) { s.schedule.fetchNow(s.detail.id) }},
+		{"p space", "pause", (*State).pause},
+		{"up k", "scroll", func(s *State) { s.scroll(-1) }},
+		{"? h f1", "help", showHelp},
+		{"down j", "", func(s *State) { s.scroll(1) }},
+		{"pgup", "", func(s *State) { s.scroll(-s.canvas.height / 2) }},
+		{"pgdown", "", func(s *State) { s.scroll(s.canvas.height / 2) }},
+		{"home g", "", func(s *State) { s.scroll(-s.detail.top) }},
+		{"end G", "", func(s *State) { s.scroll(unbounded) }},
 	}
 )
 
@@ -75,15 +67,13 @@ func goHome(s *State) { s.list.cursor, s.list.chosen = 0, "" }
 
 // key does what a key is for on the page. Only ending and suspending is left to others.
 func (s *State) key(k Key) Effect {
-	switch {
-	case key.Matches(k, keyInterrupt):
+	switch typing := s.list.filter.typed != nil; {
+	case k.Name == "ctrl+c" || quitAction.has(k.Name) && !typing:
 		return Quit{}
-	case key.Matches(k, keySuspend):
+	case k.Name == "ctrl+z":
 		return Suspend{}
-	case s.list.filter.typed != nil:
+	case typing:
 		s.list.filter.key(k, s.canvas.escape)
-	case key.Matches(k, keyQuit):
-		return Quit{}
 	case s.page == pageHelp:
 		s.page = s.back
 	case s.page == pageDetail:
@@ -95,7 +85,7 @@ func (s *State) key(k Key) Effect {
 }
 
 func (s *State) do(k Key, actions []action) {
-	if i := slices.IndexFunc(actions, func(a action) bool { return key.Matches(k, a.binding) }); i >= 0 {
+	if i := slices.IndexFunc(actions, func(a action) bool { return a.has(k.Name) }); i >= 0 {
 		actions[i].do(s)
 	}
 }

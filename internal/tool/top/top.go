@@ -232,9 +232,6 @@ type Clock struct{ Now time.Time }
 // Key is a key by its name, and the text that it types.
 type Key struct{ Name, Text string }
 
-// String is the key's name, by which bindings match.
-func (k Key) String() string { return k.Name }
-
 // Size is the terminal's size.
 type Size = tea.WindowSizeMsg
 

@@ -233,22 +233,22 @@ func (t *table) messageLine() string {
 
 // hintLine shows the keys of a page, or those that end the typing of a filter.
 func hintLine(s *State, actions []action) string {
-	keys := append([]action{{binding: keyQuit}}, actions...)
+	keys := append([]action{quitAction}, actions...)
 	if s.list.filter.typed != nil {
 		keys = typingActions
 	}
 	var texts []string
 	for _, a := range keys {
-		help := a.binding.Help()
+		key, _, _ := strings.Cut(a.keys, " ")
 		switch {
-		case help.Desc == "":
+		case a.help == "":
 			continue
-		case help.Desc == "scroll":
-			help.Key = s.canvas.upDown
-		case help.Desc == "pause" && s.paused != nil:
-			help.Desc = "go on"
+		case a.help == "scroll":
+			key = s.canvas.upDown
+		case a.help == "pause" && s.paused != nil:
+			a.help = "go on"
 		}
-		texts = append(texts, s.canvas.paint(bold, help.Key), s.canvas.paint(faint, " "+help.Desc+"   "))
+		texts = append(texts, s.canvas.paint(bold, key), s.canvas.paint(faint, " "+a.help+"   "))
 	}
 	return s.canvas.line("", texts...)
 }
