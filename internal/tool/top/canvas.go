@@ -9,18 +9,6 @@ import (
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
 )
 
-const (
-	plain   = show.Plain
-	red     = show.Red
-	green   = show.Green
-	yellow  = show.Yellow
-	cyan    = show.Cyan
-	faint   = show.Faint
-	bold    = show.Bold
-	reverse = show.Reverse
-	alarm   = show.Alarm
-)
-
 // charset holds the characters to draw with, and the function that escapes text
 // from outside so that the terminal can show it.
 type charset struct {
@@ -51,7 +39,7 @@ type canvas struct {
 }
 
 func (c canvas) paint(code, text string) string {
-	if code == plain || text == "" || c.plain {
+	if code == show.Plain || text == "" || c.plain {
 		return text
 	}
 	return code + text + show.Reset
@@ -116,17 +104,17 @@ func (c canvas) bar(u *adminv1.VolumeUsage, width int) string {
 		halves = 1 // anything in use is visible
 	}
 	text := strings.Repeat(c.barFull, halves/2) + strings.Repeat(c.barHalf, halves%2)
-	return c.paint(fullness(u), text) + c.paint(faint, strings.Repeat(c.barEmpty, max(0, width-(halves+1)/2)))
+	return c.paint(fullness(u), text) + c.paint(show.Faint, strings.Repeat(c.barEmpty, max(0, width-(halves+1)/2)))
 }
 
 func fullness(u *adminv1.VolumeUsage) string {
 	switch {
 	case part(u) >= 0.9:
-		return red
+		return show.Red
 	case part(u) >= 0.8:
-		return yellow
+		return show.Yellow
 	default:
-		return green
+		return show.Green
 	}
 }
 

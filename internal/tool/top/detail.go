@@ -53,11 +53,11 @@ func (p *sheet) title() string {
 	r, paint := p.row, p.canvas.paint
 	if r == nil {
 		id := show.ShortID(p.canvas.escape(p.s.detail.id))
-		return p.canvas.line(freshness(p.s), paint(bold, id), paint(alarm, "  GONE"))
+		return p.canvas.line(freshness(p.s), paint(show.Bold, id), paint(show.Alarm, "  GONE"))
 	}
-	left := []string{paint(bold, r.name), "  ", paint(show.StateColour(r.v.GetState()), r.state)}
+	left := []string{paint(show.Bold, r.name), "  ", paint(show.StateColour(r.v.GetState()), r.state)}
 	if r.pod != "" {
-		left = append(left, paint(faint, "  of "), r.pod)
+		left = append(left, paint(show.Faint, "  of "), r.pod)
 	}
 	return p.canvas.line(freshness(p.s), left...)
 }
@@ -66,7 +66,7 @@ func (p *sheet) title() string {
 func (p *sheet) content() []string {
 	p.lines = []string{""}
 	if p.row == nil {
-		p.text("", plain, "This volume has gone: it was unpublished, or its refusal is forgotten.")
+		p.text("", show.Plain, "This volume has gone: it was unpublished, or its refusal is forgotten.")
 		p.events()
 		return p.lines
 	}
@@ -79,7 +79,7 @@ func (p *sheet) content() []string {
 }
 
 func (p *sheet) line(label string, texts ...string) {
-	label = p.canvas.paint(faint, p.canvas.fit(label, labelWidth, false))
+	label = p.canvas.paint(show.Faint, p.canvas.fit(label, labelWidth, false))
 	p.lines = append(p.lines, p.canvas.line("", append([]string{label}, texts...)...))
 }
 
@@ -100,11 +100,11 @@ func (p *sheet) numbers() {
 	p.usage("Inodes", r.inodes, func(n int64) string { return fmt.Sprint(n) })
 	switch v := r.v; {
 	case v.GetUsageAt() != nil:
-		p.text("Learned", plain, p.ago(v.GetUsageAt()))
+		p.text("Learned", show.Plain, p.ago(v.GetUsageAt()))
 	case !r.hasSandbox():
-		p.text("Usage", faint, "not known: no sandbox has the volume that could be asked")
+		p.text("Usage", show.Faint, "not known: no sandbox has the volume that could be asked")
 	default:
-		p.text("Usage", faint, "not known yet")
+		p.text("Usage", show.Faint, "not known yet")
 	}
 	if r.asked {
 		requests := ", " + count(int(r.v.GetStatsRequests()), "request")
@@ -114,12 +114,12 @@ func (p *sheet) numbers() {
 		p.line("Stats", p.canvas.paint(latencyCode(r), p.canvas.latency(r)), requests+"  ", p.spark(p.canvas.width-labelWidth-32))
 	}
 	if since := p.s.schedule.fetching[r.id()].since; !since.IsZero() && p.s.now.Sub(since) >= slow {
-		p.line("", p.canvas.paint(yellow, "asked "+age(p.s.now, since)+" ago, no answer yet"))
+		p.line("", p.canvas.paint(show.Yellow, "asked "+age(p.s.now, since)+" ago, no answer yet"))
 	}
 	if c := r.v.GetCondition(); c != nil {
-		code, word := green, "normal"
+		code, word := show.Green, "normal"
 		if c.GetAbnormal() {
-			code, word = red, "abnormal"
+			code, word = show.Red, "abnormal"
 		}
 		p.text("Condition", code, joined(": ", word, c.GetMessage()))
 	}
@@ -131,7 +131,7 @@ func (p *sheet) usage(label string, u *adminv1.VolumeUsage, words func(int64) st
 	}
 	bar := p.canvas.bar(u, max(6, min(40, p.canvas.width-labelWidth-44)))
 	used := fmt.Sprintf(" %4s  %s of %s", percent(u), words(u.GetUsed()), words(u.GetTotal()))
-	p.line(label, bar, used, p.canvas.paint(faint, ", "+words(u.GetAvailable())+" free"))
+	p.line(label, bar, used, p.canvas.paint(show.Faint, ", "+words(u.GetAvailable())+" free"))
 }
 
 // errors adds what went wrong since crustctl top runs, the newest first.
@@ -141,13 +141,13 @@ func (p *sheet) errors() {
 		p.lines = append(p.lines, "")
 	}
 	if !current && len(errors) > 0 {
-		p.text("Errors", green, "none now; before:")
+		p.text("Errors", show.Green, "none now; before:")
 	}
 	label := "Error"
 	for i, e := range errors {
-		code := faint
+		code := show.Faint
 		if i == 0 && current {
-			code = red
+			code = show.Red
 		}
 		p.text(label, code, p.when(e)+e.text)
 		label = ""
@@ -159,9 +159,9 @@ const shownEvents = 20
 func (p *sheet) events() {
 	label := "Events"
 	for _, e := range p.s.detail.events {
-		code := plain
+		code := show.Plain
 		if e.GetFailed() {
-			code = red
+			code = show.Red
 		}
 		when := p.when(pastError{last: timeOf(e.GetLastAt()), times: int(e.GetCount())})
 		p.text(label, code, when+joined(": ", e.GetWhat()+" by "+e.GetBy(), e.GetText()))
@@ -183,31 +183,31 @@ func (p *sheet) when(e pastError) string {
 
 func (p *sheet) facts() {
 	v := p.row.v
-	p.text("Refused by", red, v.GetRefusedBy())
+	p.text("Refused by", show.Red, v.GetRefusedBy())
 	if n := v.GetRefusals(); n > 0 {
-		p.text("Refusals", plain, fmt.Sprint(n))
+		p.text("Refusals", show.Plain, fmt.Sprint(n))
 	}
-	p.text("Target", plain, v.GetTargetPath())
-	p.text("ID", plain, v.GetId())
-	p.text("Pod", plain, show.WithDetail(show.ShortPod(v), v.GetPodUid()))
-	p.text("Driver", plain, v.GetDriver())
-	p.text("CSI volume", plain, v.GetVolumeId())
-	p.text("Way", plain, v.GetWay())
-	p.text("Rule", plain, v.GetRule())
-	p.text("Handler", plain, v.GetHandler())
+	p.text("Target", show.Plain, v.GetTargetPath())
+	p.text("ID", show.Plain, v.GetId())
+	p.text("Pod", show.Plain, show.WithDetail(show.ShortPod(v), v.GetPodUid()))
+	p.text("Driver", show.Plain, v.GetDriver())
+	p.text("CSI volume", show.Plain, v.GetVolumeId())
+	p.text("Way", show.Plain, v.GetWay())
+	p.text("Rule", show.Plain, v.GetRule())
+	p.text("Handler", show.Plain, v.GetHandler())
 	if p.row.hasSandbox() {
-		p.text("Sandbox", plain, show.WithDetail(v.GetSandbox().GetId(), v.GetSandbox().GetRuntime()))
-		p.text("Bound", plain, p.ago(v.GetSandbox().GetBoundAt()))
+		p.text("Sandbox", show.Plain, show.WithDetail(v.GetSandbox().GetId(), v.GetSandbox().GetRuntime()))
+		p.text("Bound", show.Plain, p.ago(v.GetSandbox().GetBoundAt()))
 	}
-	p.text("Device", plain, show.WithDetail(v.GetDevice(), v.GetDeviceId()))
-	p.text("Filesystem", plain, v.GetFsType())
-	p.text("Access", plain, show.WithDetail(access(v.GetReadOnly()), v.GetAccessMode()))
-	p.text("Mount flags", plain, strings.Join(v.GetMountFlags(), ","))
-	p.text("Group", plain, show.WithDetail(v.GetSupplementalGroup(), v.GetSupplementalGroupChangePolicy()))
+	p.text("Device", show.Plain, show.WithDetail(v.GetDevice(), v.GetDeviceId()))
+	p.text("Filesystem", show.Plain, v.GetFsType())
+	p.text("Access", show.Plain, show.WithDetail(access(v.GetReadOnly()), v.GetAccessMode()))
+	p.text("Mount flags", show.Plain, strings.Join(v.GetMountFlags(), ","))
+	p.text("Group", show.Plain, show.WithDetail(v.GetSupplementalGroup(), v.GetSupplementalGroupChangePolicy()))
 	if v.GetGrowToBytes() > 0 {
-		p.text("Grow to", plain, show.Size(v.GetGrowToBytes()))
+		p.text("Grow to", show.Plain, show.Size(v.GetGrowToBytes()))
 	}
-	p.text("Created", plain, p.ago(v.GetCreatedAt()))
+	p.text("Created", show.Plain, p.ago(v.GetCreatedAt()))
 }
 
 func access(readOnly bool) string {
@@ -250,5 +250,5 @@ func (p *sheet) spark(width int) string {
 		}
 		b.WriteRune(levels[int(int64(one.took)*int64(len(levels)-1)/int64(longest))])
 	}
-	return p.canvas.paint(cyan, b.String())
+	return p.canvas.paint(show.Cyan, b.String())
 }

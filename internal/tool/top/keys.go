@@ -3,6 +3,8 @@ package top
 import (
 	"slices"
 	"strings"
+
+	"github.com/crust-proxy/crust-proxy/internal/tool/show"
 )
 
 // action is what keys do, which are separated by spaces. Those with a help text are shown at the foot of the page, by
@@ -121,7 +123,7 @@ func helpPage(c canvas) []string {
 		lines = slices.DeleteFunc(lines, func(line string) bool { return line == "" })
 	}
 	page := append(lines, make([]string, c.height)...)[:c.height]
-	page[c.height-1] = c.paint(faint, "any key: back")
+	page[c.height-1] = c.paint(show.Faint, "any key: back")
 	for i := range page {
 		page[i] = c.line("", page[i])
 	}
@@ -131,14 +133,14 @@ func helpPage(c canvas) []string {
 // helpText is the page as long as it is: each key, with its text beside it in as many
 // lines as that takes.
 func helpText(c canvas) []string {
-	page := []string{c.paint(bold, "crustctl top") + c.paint(faint, "  keys")}
+	page := []string{c.paint(show.Bold, "crustctl top") + c.paint(show.Faint, "  keys")}
 	for line := range strings.SplitSeq(helpKeys+helpMarks, "\n") {
 		if line == "" {
 			page = append(page, "")
 			continue
 		}
 		lines := c.hanging(line[:helpIndent], line[helpIndent:])
-		lines[0] = c.paint(bold, line[:helpIndent]) + lines[0][helpIndent:]
+		lines[0] = c.paint(show.Bold, line[:helpIndent]) + lines[0][helpIndent:]
 		page = append(page, lines...)
 	}
 	return page

@@ -49,7 +49,7 @@ const (
 )
 
 var columns = [columnCount]column{
-	colName:    {title: "VOLUME", least: 14, most: 48, sizing: growing, code: bold, text: func(r *row) string { return r.name }},
+	colName:    {title: "VOLUME", least: 14, most: 48, sizing: growing, code: show.Bold, text: func(r *row) string { return r.name }},
 	colPod:     {title: "POD", least: 16, most: 48, sizing: snug, text: func(r *row) string { return r.pod }},
 	colState:   {title: "STATE", least: 5, most: 9, sizing: whole, text: func(r *row) string { return r.state }},
 	colUsage:   {title: "USAGE", least: 11, most: 26},
@@ -57,10 +57,10 @@ var columns = [columnCount]column{
 	colInodes:  {title: "INODES", least: 6, most: 6, right: true},
 	colStats:   {title: "STATS", least: 6, most: 6, right: true},
 	colAge:     {title: "AGE", least: 5, most: 6, right: true},
-	colSandbox: {title: "SANDBOX", least: 8, most: show.ShortIDLength, sizing: snug, code: faint, text: func(r *row) string { return r.sandbox }},
-	colHandler: {title: "HANDLER", least: 7, most: 16, sizing: snug, code: faint, text: func(r *row) string { return r.handler }},
-	colDriver:  {title: "DRIVER", least: 8, most: 32, sizing: snug, code: faint, text: func(r *row) string { return r.driver }},
-	colError:   {title: "ERROR", least: 24, most: 1 << 20, sizing: optional, code: red, text: func(r *row) string { return r.err }},
+	colSandbox: {title: "SANDBOX", least: 8, most: show.ShortIDLength, sizing: snug, code: show.Faint, text: func(r *row) string { return r.sandbox }},
+	colHandler: {title: "HANDLER", least: 7, most: 16, sizing: snug, code: show.Faint, text: func(r *row) string { return r.handler }},
+	colDriver:  {title: "DRIVER", least: 8, most: 32, sizing: snug, code: show.Faint, text: func(r *row) string { return r.driver }},
+	colError:   {title: "ERROR", least: 24, most: 1 << 20, sizing: optional, code: show.Red, text: func(r *row) string { return r.err }},
 }
 
 var importance = [...]int{colName, colState, colUsage, colPod, colStats, colSize, colInodes, colAge, colSandbox, colHandler, colDriver, colError}
@@ -169,7 +169,7 @@ func (t *table) heading() string {
 		titles = append(titles, t.s.canvas.fit(title, width, columns[c].right))
 	}
 	text := strings.Repeat(" ", gutter) + strings.Join(titles, strings.Repeat(" ", gap))
-	return t.s.canvas.paint(bold, strings.TrimRight(t.s.canvas.cut(text, t.s.canvas.width), " "))
+	return t.s.canvas.paint(show.Bold, strings.TrimRight(t.s.canvas.cut(text, t.s.canvas.width), " "))
 }
 
 // row draws one volume. The chosen one is reversed and has no other colours.
@@ -182,7 +182,7 @@ func (t *table) row(r *row, chosen bool) string {
 		cursor = canvas.marker
 	}
 	if r.err != "" {
-		mark = canvas.paint(alarm, "!")
+		mark = canvas.paint(show.Alarm, "!")
 	}
 	parts := []string{cursor, mark}
 	for c, width := range t.widths {
@@ -197,9 +197,9 @@ func (t *table) row(r *row, chosen bool) string {
 	text := canvas.line("", parts...)
 	switch {
 	case chosen && !t.s.canvas.plain:
-		return t.s.canvas.paint(reverse, canvas.fit(text, canvas.width, false))
+		return t.s.canvas.paint(show.Reverse, canvas.fit(text, canvas.width, false))
 	case stale:
-		return t.s.canvas.paint(faint, text)
+		return t.s.canvas.paint(show.Faint, text)
 	}
 	return text
 }
@@ -212,8 +212,8 @@ func (t *table) cell(canvas canvas, c int, r *row) string {
 		return usageBar(canvas, r.bytes, width)
 	case colInodes:
 		text = percent(r.inodes)
-		if code = fullness(r.inodes); code == green {
-			code = plain
+		if code = fullness(r.inodes); code == show.Green {
+			code = show.Plain
 		}
 	case colStats:
 		code, text = latencyCode(r), canvas.latency(r)
@@ -229,7 +229,7 @@ func (t *table) cell(canvas canvas, c int, r *row) string {
 
 func usageBar(canvas canvas, u *adminv1.VolumeUsage, width int) string {
 	if u == nil {
-		return canvas.paint(faint, canvas.fit("-", width, false))
+		return canvas.paint(show.Faint, canvas.fit("-", width, false))
 	}
 	words := canvas.fit(percent(u), min(width, percentWidth+1), true)
 	if width <= percentWidth {
@@ -248,11 +248,11 @@ const slow = time.Second
 func latencyCode(r *row) string {
 	switch {
 	case r.asked && r.failed:
-		return red
+		return show.Red
 	case r.took >= slow:
-		return yellow
+		return show.Yellow
 	default:
-		return plain
+		return show.Plain
 	}
 }
 

@@ -55,7 +55,7 @@ func (t *table) rowLines(height int) []string {
 		lines[i] = t.row(r, list.top+i == list.cursor)
 	}
 	if len(list.rows) == 0 && height > 0 {
-		lines[0] = t.s.canvas.line("", t.s.canvas.paint(faint, "  "+t.emptyText()))
+		lines[0] = t.s.canvas.line("", t.s.canvas.paint(show.Faint, "  "+t.emptyText()))
 	}
 	return lines
 }
@@ -72,15 +72,15 @@ func (t *table) emptyText() string {
 
 func (t *table) title() []string {
 	daemon, paint := &t.s.node.daemon, t.s.canvas.paint
-	texts := []string{paint(bold, "crust-proxy")}
+	texts := []string{paint(show.Bold, "crust-proxy")}
 	if daemon.version != "" {
 		texts = append(texts, " "+daemon.version)
 	}
 	if daemon.name != "" {
-		texts = append(texts, "  ", paint(bold, daemon.name))
+		texts = append(texts, "  ", paint(show.Bold, daemon.name))
 	}
 	if !daemon.started.IsZero() {
-		texts = append(texts, paint(faint, "  up "+age(t.s.now, daemon.started)))
+		texts = append(texts, paint(show.Faint, "  up "+age(t.s.now, daemon.started)))
 	}
 	return texts
 }
@@ -89,15 +89,15 @@ func freshness(s *State) string {
 	paint, clock := s.canvas.paint, "  "+s.now.Local().Format(time.TimeOnly)
 	switch {
 	case s.node.link.away:
-		return paint(alarm, "AWAY") + paint(faint, clock)
+		return paint(show.Alarm, "AWAY") + paint(show.Faint, clock)
 	case s.hangs():
-		return paint(alarm, "NO ANSWER") + paint(faint, clock)
+		return paint(show.Alarm, "NO ANSWER") + paint(show.Faint, clock)
 	case s.paused != nil:
-		return paint(yellow, "PAUSED") + paint(faint, clock)
+		return paint(show.Yellow, "PAUSED") + paint(show.Faint, clock)
 	case !s.node.link.synced:
-		return paint(yellow, "connecting") + paint(faint, clock)
+		return paint(show.Yellow, "connecting") + paint(show.Faint, clock)
 	}
-	return paint(green, "live") + paint(faint, ", every "+s.settings.Interval.String()+clock)
+	return paint(show.Green, "live") + paint(show.Faint, ", every "+s.settings.Interval.String()+clock)
 }
 
 func (t *table) totals() []string {
@@ -109,7 +109,7 @@ func (t *table) totals() []string {
 	states := slices.SortedFunc(maps.Keys(counts), func(a, b adminv1.VolumeState) int {
 		return cmp.Or(urgency[a]-urgency[b], int(a-b))
 	})
-	texts := []string{paint(faint, "Volumes "), paint(bold, fmt.Sprint(len(t.s.shown())))}
+	texts := []string{paint(show.Faint, "Volumes "), paint(show.Bold, fmt.Sprint(len(t.s.shown())))}
 	for _, state := range states {
 		name := " " + strings.ToLower(show.StateName(state))
 		texts = append(texts, fmt.Sprintf("  %d", counts[state]), paint(show.StateColour(state), name))
@@ -126,17 +126,17 @@ func (t *table) health() string {
 	if t.s.canvas.width < 100 {
 		healthy, ready = "", ""
 	}
-	text := paint(faint, "Handlers ") + t.outOf(daemon.handlers) + paint(faint, healthy)
+	text := paint(show.Faint, "Handlers ") + t.outOf(daemon.handlers) + paint(show.Faint, healthy)
 	if daemon.frontEnabled {
-		text += paint(faint, "  Drivers ") + t.outOf(daemon.drivers) + paint(faint, ready)
+		text += paint(show.Faint, "  Drivers ") + t.outOf(daemon.drivers) + paint(show.Faint, ready)
 	}
 	return text
 }
 
 func (t *table) outOf(n tally) string {
-	code := green
+	code := show.Green
 	if n.fine < n.all {
-		code = red
+		code = show.Red
 	}
 	return t.s.canvas.paint(code, fmt.Sprintf("%d/%d", n.fine, n.all))
 }
@@ -151,14 +151,14 @@ func (t *table) sumLine() string {
 		}
 	}
 	if volumes == 0 {
-		return canvas.line("", paint(faint, "Usage   not known yet"))
+		return canvas.line("", paint(show.Faint, "Usage   not known yet"))
 	}
 	of := "in " + count(volumes, "volume")
 	if unknown := len(t.s.list.rows) - volumes; unknown > 0 {
 		of += fmt.Sprintf(", %d not known", unknown)
 	}
 	bar := canvas.bar(all, max(8, min(40, canvas.width/4)))
-	return canvas.line("", paint(faint, "Usage   "), bar, fmt.Sprintf(" %4s  %s  ", percent(all), sizes(all)), paint(faint, of))
+	return canvas.line("", paint(show.Faint, "Usage   "), bar, fmt.Sprintf(" %4s  %s  ", percent(all), sizes(all)), paint(show.Faint, of))
 }
 
 func count(n int, what string) string {
@@ -172,40 +172,40 @@ func count(n int, what string) string {
 func alertLine(s *State) string {
 	link, paint := &s.node.link, s.canvas.paint
 	if s.hangs() {
-		return s.canvas.line("", paint(alarm, "! no answer for "+age(s.now, s.schedule.silent)+", this is old: "),
-			paint(red, "the daemon is connected, and may hang"))
+		return s.canvas.line("", paint(show.Alarm, "! no answer for "+age(s.now, s.schedule.silent)+", this is old: "),
+			paint(show.Red, "the daemon is connected, and may hang"))
 	}
 	if !link.away {
 		problems, right := s.node.daemon.problems, ""
 		if more := len(problems) - 1; more > 0 {
-			right = paint(faint, fmt.Sprintf("+%d, see crustctl doctor", more))
+			right = paint(show.Faint, fmt.Sprintf("+%d, see crustctl doctor", more))
 		}
-		return s.canvas.line(right, paint(yellow, "! "+problems[0]))
+		return s.canvas.line(right, paint(show.Yellow, "! "+problems[0]))
 	}
 	again := "again now"
 	if wait := link.retry.Sub(s.now); wait >= time.Second {
 		again = "again in " + show.Duration(wait)
 	}
-	since := paint(alarm, "! away "+age(s.now, link.since)+", this is old: ")
-	return s.canvas.line(paint(faint, again), since, paint(red, link.reason))
+	since := paint(show.Alarm, "! away "+age(s.now, link.since)+", this is old: ")
+	return s.canvas.line(paint(show.Faint, again), since, paint(show.Red, link.reason))
 }
 
 func (t *table) filterLine() string {
 	s, filter, paint := t.s, t.s.list.filter, t.s.canvas.paint
 	var left []string
 	if filter.typed != nil {
-		left = []string{paint(bold, "/"+*filter.typed), paint(reverse, " ")}
+		left = []string{paint(show.Bold, "/"+*filter.typed), paint(show.Reverse, " ")}
 	} else if filter.text != "" {
-		left = []string{paint(faint, "Filter "), paint(bold, filter.text)}
+		left = []string{paint(show.Faint, "Filter "), paint(show.Bold, filter.text)}
 	}
 	for _, flag := range []struct{ name, value string }{
 		{"state", strings.ToLower(s.settings.State)}, {"driver", s.settings.Driver}, {"handler", s.settings.Handler},
 	} {
 		if flag.value != "" {
-			left = append(left, paint(faint, "  "+flag.name+" "), paint(bold, t.s.canvas.escape(flag.value)))
+			left = append(left, paint(show.Faint, "  "+flag.name+" "), paint(show.Bold, t.s.canvas.escape(flag.value)))
 		}
 	}
-	return t.s.canvas.line(paint(faint, fmt.Sprintf("%d of %d shown", len(s.list.rows), s.list.known)), left...)
+	return t.s.canvas.line(paint(show.Faint, fmt.Sprintf("%d of %d shown", len(s.list.rows), s.list.known)), left...)
 }
 
 // messageLine shows the error of the volume under the cursor, or the fields for which a narrow
@@ -215,20 +215,20 @@ func (t *table) messageLine() string {
 	if r == nil {
 		return ""
 	}
-	position := paint(faint, fmt.Sprintf("%d/%d", t.s.list.cursor+1, len(t.s.list.rows)))
+	position := paint(show.Faint, fmt.Sprintf("%d/%d", t.s.list.cursor+1, len(t.s.list.rows)))
 	if r.err == "" {
 		device := joined(" ", access(r.v.GetReadOnly()), r.v.GetFsType(), r.v.GetDevice())
 		sandbox := ""
 		if r.sandbox != "" {
 			sandbox = "sandbox " + r.sandbox
 		}
-		return t.s.canvas.line(position, paint(faint, joined(", ", r.driver, r.handler, sandbox, t.s.canvas.escape(device))))
+		return t.s.canvas.line(position, paint(show.Faint, joined(", ", r.driver, r.handler, sandbox, t.s.canvas.escape(device))))
 	}
 	when := ""
 	if at := timeOf(r.v.GetLastErrorAt()); !at.IsZero() {
 		when = age(t.s.now, at) + " ago: "
 	}
-	return t.s.canvas.line(position, paint(faint, when), paint(red, r.err))
+	return t.s.canvas.line(position, paint(show.Faint, when), paint(show.Red, r.err))
 }
 
 // hintLine shows the keys of a page, or those that end the typing of a filter.
@@ -248,7 +248,7 @@ func hintLine(s *State, actions []action) string {
 		case a.help == "pause" && s.paused != nil:
 			a.help = "go on"
 		}
-		texts = append(texts, s.canvas.paint(bold, key), s.canvas.paint(faint, " "+a.help+"   "))
+		texts = append(texts, s.canvas.paint(show.Bold, key), s.canvas.paint(show.Faint, " "+a.help+"   "))
 	}
 	return s.canvas.line("", texts...)
 }
