@@ -55,7 +55,7 @@ func (p *sheet) title() string {
 		id := show.ShortID(p.canvas.escape(p.s.detail.id))
 		return p.canvas.line(freshness(p.s), paint(show.Bold, id), paint(show.Alarm, "  GONE"))
 	}
-	left := []string{paint(show.Bold, r.name), "  ", paint(show.StateColour(r.v.GetState()), r.state)}
+	left := []string{paint(show.Bold, r.name), "  ", paint(stateColour(r), r.state)}
 	if r.pod != "" {
 		left = append(left, paint(show.Faint, "  of "), r.pod)
 	}
@@ -111,7 +111,7 @@ func (p *sheet) numbers() {
 		if failed := r.v.GetStatsFailures(); failed > 0 {
 			requests += fmt.Sprintf(", %d failed", failed)
 		}
-		p.line("Stats", p.canvas.paint(latencyCode(r), p.canvas.latency(r)), requests+"  ", p.spark(p.canvas.width-labelWidth-32))
+		p.line("Stats", p.canvas.paint(latencyColour(r), p.canvas.latency(r)), requests+"  ", p.spark(p.canvas.width-labelWidth-32))
 	}
 	if since := p.s.schedule.fetching[r.id()].since; !since.IsZero() && p.s.now.Sub(since) >= slow {
 		p.line("", p.canvas.paint(show.Yellow, "asked "+age(p.s.now, since)+" ago, no answer yet"))

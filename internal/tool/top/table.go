@@ -34,7 +34,8 @@ type column struct {
 	sizing      sizing
 	right       bool
 	code        string
-	text        func(*row) string // nil where the sizing is fixed
+	colour      func(*row) string // instead of code, if it depends on the row
+	text        func(*State, *row) string
 }
 
 // sizing says how the texts of a column change its width.
@@ -49,18 +50,18 @@ const (
 )
 
 var columns = [columnCount]column{
-	colName:    {title: "VOLUME", least: 14, most: 48, sizing: growing, code: show.Bold, text: func(r *row) string { return r.name }},
-	colPod:     {title: "POD", least: 16, most: 48, sizing: snug, text: func(r *row) string { return r.pod }},
-	colState:   {title: "STATE", least: 5, most: 9, sizing: whole, text: func(r *row) string { return r.state }},
-	colUsage:   {title: "USAGE", least: 11, most: 26},
-	colSize:    {title: "USED/SIZE", least: 9, most: 19, sizing: whole, right: true, text: func(r *row) string { return r.size }},
-	colInodes:  {title: "INODES", least: 6, most: 6, right: true},
-	colStats:   {title: "STATS", least: 6, most: 6, right: true},
-	colAge:     {title: "AGE", least: 5, most: 6, right: true},
-	colSandbox: {title: "SANDBOX", least: 8, most: show.ShortIDLength, sizing: snug, code: show.Faint, text: func(r *row) string { return r.sandbox }},
-	colHandler: {title: "HANDLER", least: 7, most: 16, sizing: snug, code: show.Faint, text: func(r *row) string { return r.handler }},
-	colDriver:  {title: "DRIVER", least: 8, most: 32, sizing: snug, code: show.Faint, text: func(r *row) string { return r.driver }},
-	colError:   {title: "ERROR", least: 24, most: 1 << 20, sizing: optional, code: show.Red, text: func(r *row) string { return r.err }},
+	colName:    {title: "VOLUME", least: 14, most: 48, sizing: growing, code: show.Bold, text: func(_ *State, r *row) string { return r.name }},
+	colPod:     {title: "POD", least: 16, most: 48, sizing: snug, text: func(_ *State, r *row) string { return r.pod }},
+	colState:   {title: "STATE", least: 5, most: 9, sizing: whole, colour: stateColour, text: func(_ *State, r *row) string { return r.state }},
+	colUsage:   {title: "USAGE", least: 11, most: 26}, // usageBar draws it
+	colSize:    {title: "USED/SIZE", least: 9, most: 19, sizing: whole, right: true, text: func(_ *State, r *row) string { return r.size }},
+	colInodes:  {title: "INODES", least: 6, most: 6, right: true, colour: inodesColour, text: func(_ *State, r *row) string { return percent(r.inodes) }},
+	colStats:   {title: "STATS", least: 6, most: 6, right: true, colour: latencyColour, text: func(s *State, r *row) string { return s.canvas.latency(r) }},
+	colAge:     {title: "AGE", least: 5, most: 6, right: true, text: func(s *State, r *row) string { return age(s.now, r.created) }},
+	colSandbox: {title: "SANDBOX", least: 8, most: show.ShortIDLength, sizing: snug, code: show.Faint, text: func(_ *State, r *row) string { return r.sandbox }},
+	colHandler: {title: "HANDLER", least: 7, most: 16, sizing: snug, code: show.Faint, text: func(_ *State, r *row) string { return r.handler }},
+	colDriver:  {title: "DRIVER", least: 8, most: 32, sizing: snug, code: show.Faint, text: func(_ *State, r *row) string { return r.driver }},
+	colError:   {title: "ERROR", least: 24, most: 1 << 20, sizing: optional, code: show.Red, text: func(_ *State, r *row) string { return r.err }},
 }
 
 var importance = [...]int{colName, colState, colUsage, colPod, colStats, colSize, colInodes, colAge, colSandbox, colHandler, colDriver, colError}
@@ -81,11 +82,10 @@ type table struct {
 func newTable(s *State) *table {
 	t := &table{s: s}
 	for c, column := range columns {
-		if column.text == nil {
-			continue
-		}
 		for _, r := range s.list.rows {
-			t.natural[c] = max(t.natural[c], cells(column.text(r)))
+			if column.sizing != fixed {
+				t.natural[c] = max(t.natural[c], cells(column.text(s, r)))
+			}
 		}
 	}
 	return t
@@ -206,25 +206,23 @@ func (t *table) row(r *row, chosen bool) string {
 
 func (t *table) cell(canvas canvas, c int, r *row) string {
 	column, width := columns[c], t.widths[c]
-	code, text := column.code, ""
-	switch c {
-	case colUsage:
+	if c == colUsage {
 		return usageBar(canvas, r.bytes, width)
-	case colInodes:
-		text = percent(r.inodes)
-		if code = fullness(r.inodes); code == show.Green {
-			code = show.Plain
-		}
-	case colStats:
-		code, text = latencyCode(r), canvas.latency(r)
-	case colAge:
-		text = age(t.s.now, r.created)
-	case colState:
-		code, text = show.StateColour(r.v.GetState()), r.state
-	default:
-		text = column.text(r)
 	}
-	return canvas.paint(code, canvas.fit(text, width, column.right))
+	if column.colour != nil {
+		column.code = column.colour(r)
+	}
+	return canvas.paint(column.code, canvas.fit(column.text(t.s, r), width, column.right))
+}
+
+func stateColour(r *row) string { return show.StateColour(r.v.GetState()) }
+
+// inodesColour is for what needs attention only.
+func inodesColour(r *row) string {
+	if code := fullness(r.inodes); code != show.Green {
+		return code
+	}
+	return show.Plain
 }
 
 func usageBar(canvas canvas, u *adminv1.VolumeUsage, width int) string {
@@ -245,7 +243,7 @@ func percent(u *adminv1.VolumeUsage) string {
 // slow is the time from which an answer is highlighted.
 const slow = time.Second
 
-func latencyCode(r *row) string {
+func latencyColour(r *row) string {
 	switch {
 	case r.asked && r.failed:
 		return show.Red
