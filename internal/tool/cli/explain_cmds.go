@@ -73,22 +73,15 @@ func printEvents(out *printer.Printer, events []*adminv1.VolumeEvent) error {
 	if len(events) == 0 {
 		return out.Line("No event is known. Events are forgotten after a week, after a reboot, and if there are too many.")
 	}
-	heading := []string{"TIME", "COUNT", "EVENT", "BY", "POD"}
-	if out.Wide() {
-		heading = append(heading, "ID", "CSI VOLUME", "DRIVER", "TARGET")
-	}
-	text, t := printer.Text, printer.NewTable(append(heading, "DETAIL")...)
+	text, t := printer.Text, printer.NewTable("TIME", "COUNT", "EVENT", "BY", "POD", "+ID", "+CSI VOLUME", "+DRIVER", "+TARGET", "DETAIL")
 	for _, e := range events {
 		pod := &adminv1.Volume{PodNamespace: e.GetPodNamespace(), PodName: e.GetPodName(), PodUid: e.GetPodUid()}
 		event := text(e.GetWhat())
 		if e.GetFailed() {
 			event = printer.Painted(show.Red, e.GetWhat())
 		}
-		row := []printer.Cell{text(stamp(e.GetLastAt())), text(number(e.GetCount())), event, text(e.GetBy()), text(show.Pod(pod))}
-		if out.Wide() {
-			row = append(row, text(show.ShortID(e.GetId())), text(e.GetVolumeId()), text(e.GetDriver()), text(e.GetTargetPath()))
-		}
-		t.Add(append(row, text(e.GetText()))...)
+		t.Add(text(stamp(e.GetLastAt())), text(number(e.GetCount())), event, text(e.GetBy()), text(show.Pod(pod)),
+			text(show.ShortID(e.GetId())), text(e.GetVolumeId()), text(e.GetDriver()), text(e.GetTargetPath()), text(e.GetText()))
 	}
 	return out.Table(t)
 }

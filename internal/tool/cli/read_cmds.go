@@ -129,17 +129,11 @@ func (w *volumeView) drivers(got *adminv1.ListDriversResponse) error {
 	case len(got.GetDrivers()) == 0:
 		return w.out.Line("No driver has registered with the front.")
 	}
-	heading := []string{"NAME", "VERSION", "MODE", "READY", "VOLUMES", "SINCE"}
-	if w.out.Wide() {
-		heading = append(heading, "KUBELET", "CAPABILITIES", "ENDPOINT", "SOCKET")
-	}
-	text, t := printer.Text, printer.NewTable(append(heading, "PROBLEM")...)
+	text, t := printer.Text, printer.NewTable("NAME", "VERSION", "MODE", "READY", "VOLUMES", "SINCE", "+KUBELET", "+CAPABILITIES", "+ENDPOINT", "+SOCKET", "PROBLEM")
 	for _, d := range got.GetDrivers() {
-		row := []printer.Cell{text(d.GetName()), text(d.GetVersion()), text(d.GetMode()), printer.YesNo(d.GetReady()), text(number(d.GetVolumes())), text(w.age(d.GetSince()))}
-		if w.out.Wide() {
-			row = append(row, text(d.GetKubeletStatus()), text(strings.Join(d.GetCapabilities(), ",")), text(d.GetEndpoint()), text(d.GetCsiSocket()))
-		}
-		t.Add(append(row, printer.Painted(show.Red, driverProblem(d)))...)
+		t.Add(text(d.GetName()), text(d.GetVersion()), text(d.GetMode()), printer.YesNo(d.GetReady()), text(number(d.GetVolumes())), text(w.age(d.GetSince())),
+			text(d.GetKubeletStatus()), text(strings.Join(d.GetCapabilities(), ",")), text(d.GetEndpoint()), text(d.GetCsiSocket()),
+			printer.Painted(show.Red, driverProblem(d)))
 	}
 	return w.out.Table(t)
 }
@@ -268,7 +262,7 @@ func (c *client) watch(ctx context.Context, write func(*adminv1.WatchVolumesResp
 // watchTable collects the rows of the first listing, so that the columns fit them, and
 // then prints each change as it comes.
 func (w *volumeView) watchTable() func(*adminv1.WatchVolumesResponse) error {
-	t := printer.NewTable(append([]string{"EVENT"}, w.heading()...)...)
+	t := printer.NewTable(append([]string{"EVENT"}, volumeColumns...)...)
 	// room for later changes: event, pod, volume, state, used, size, age
 	t.Widths = []int{7, 20, 20, 9, 8, 8, 5}
 	synced := false
@@ -301,33 +295,27 @@ func (w *volumeView) age(at *timestamppb.Timestamp) string {
 	return show.Duration(w.now().Sub(at.AsTime()))
 }
 
-func (w *volumeView) heading() []string {
-	heading := []string{"POD", "VOLUME", "STATE", "USED", "SIZE", "AGE", "DEVICE", "ID"}
-	if w.out.Wide() {
-		heading = append(heading, "DRIVER", "HANDLER", "SANDBOX", "IDENTITY", "FS", "ACCESS", "USAGE AGE", "LAST ERROR", "TARGET")
-	}
-	return heading
+var volumeColumns = []string{
+	"POD", "VOLUME", "STATE", "USED", "SIZE", "AGE", "DEVICE", "ID",
+	"+DRIVER", "+HANDLER", "+SANDBOX", "+IDENTITY", "+FS", "+ACCESS", "+USAGE AGE", "+LAST ERROR", "+TARGET",
 }
 
 func (w *volumeView) row(v *adminv1.Volume) []printer.Cell {
 	text := printer.Text
 	used, total := usedOf(v)
-	row := []printer.Cell{
+	return []printer.Cell{
 		text(show.ShortPod(v)), text(show.VolumeName(v)), stateCell(v), text(used), text(total), text(w.age(v.GetCreatedAt())),
 		text(v.GetDevice()), text(show.ShortID(v.GetId())),
+		text(v.GetDriver()), text(v.GetHandler()), text(show.ShortID(v.GetSandbox().GetId())), text(v.GetDeviceId()),
+		text(v.GetFsType()), text(access(v)), text(w.age(v.GetUsageAt())), printer.Painted(show.Red, v.GetLastError()), text(v.GetTargetPath()),
 	}
-	if w.out.Wide() {
-		row = append(row, text(v.GetDriver()), text(v.GetHandler()), text(show.ShortID(v.GetSandbox().GetId())), text(v.GetDeviceId()),
-			text(v.GetFsType()), text(access(v)), text(w.age(v.GetUsageAt())), printer.Painted(show.Red, v.GetLastError()), text(v.GetTargetPath()))
-	}
-	return row
 }
 
 func (w *volumeView) list(volumes []*adminv1.Volume) error {
 	if len(volumes) == 0 {
 		return w.out.Line("No volumes.")
 	}
-	t := printer.NewTable(w.heading()...)
+	t := printer.NewTable(volumeColumns...)
 	for _, v := range volumes {
 		t.Add(w.row(v)...)
 	}

@@ -154,11 +154,8 @@ func (t *tool) printNodes(states []*state) error {
 		documents[i] = s.document()
 	}
 	return t.out.Result(map[string]any{"nodes": documents}, func() error {
-		heading := []string{"NODE", "VERSION", "VOLUMES", "BOUND", "DEGRADED", "REFUSED", "HELD", "DRIVERS", "FINDINGS", "CONFIG"}
-		if t.out.Wide() {
-			heading = append(heading, "DIGEST", "PROOF", "AGE", "POD")
-		}
-		table := printer.NewTable(heading...)
+		table := printer.NewTable("NODE", "VERSION", "VOLUMES", "BOUND", "DEGRADED", "REFUSED", "HELD", "DRIVERS", "FINDINGS", "CONFIG",
+			"+DIGEST", "+PROOF", "+AGE", "+POD")
 		for i, s := range states {
 			table.Add(t.row(s, documents[i].Pod)...)
 		}
@@ -187,14 +184,11 @@ func (t *tool) row(s *state, pod string) []printer.Cell {
 	if bad := n.GetConfigBadSince(); bad != nil {
 		config = printer.Painted(show.Red, "bad for "+show.Duration(t.now().Sub(bad.AsTime())))
 	}
-	row := []printer.Cell{
+	return []printer.Cell{
 		text(s.node), text(n.GetVersion()), text(strconv.FormatInt(sum, 10)), number("bound", show.Plain), number("degraded", show.Red),
 		number("refused", show.Red), number("held", show.Red), text(s.drivers()), s.findingsCell(), config,
+		text(show.ShortID(n.GetConfigDigest())), text(n.GetProof()), text(show.Duration(t.now().Sub(n.GetStartedAt().AsTime()))), text(pod),
 	}
-	if t.out.Wide() {
-		row = append(row, text(show.ShortID(n.GetConfigDigest())), text(n.GetProof()), text(show.Duration(t.now().Sub(n.GetStartedAt().AsTime()))), text(pod))
-	}
-	return row
 }
 
 // drivers are those that are ready, of all; empty if the front is off.

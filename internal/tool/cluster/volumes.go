@@ -37,11 +37,7 @@ func (t *tool) printVolumes(states []*state, f filter) error {
 		}
 	}
 	return t.out.Result(map[string]any{"nodes": documents}, func() error {
-		heading := []string{"NODE", "STATE", "POD", "VOLUME", "DRIVER", "HANDLER", "USED", "SIZE", "AGE"}
-		if t.out.Wide() {
-			heading = append(heading, "ID", "DEVICE", "PROBLEM", "TARGET")
-		}
-		table := printer.NewTable(heading...)
+		table := printer.NewTable("NODE", "STATE", "POD", "VOLUME", "DRIVER", "HANDLER", "USED", "SIZE", "AGE", "+ID", "+DEVICE", "+PROBLEM", "+TARGET")
 		for _, s := range states {
 			for _, v := range s.volumes {
 				table.Add(t.volumeRow(s.node, v)...)
@@ -62,12 +58,9 @@ func (t *tool) volumeRow(node string, v *adminv1.Volume) []printer.Cell {
 	if at := v.GetCreatedAt(); at != nil {
 		age = show.Duration(t.now().Sub(at.AsTime()))
 	}
-	row := []printer.Cell{
+	return []printer.Cell{
 		text(node), printer.Painted(show.StateColour(v.GetState()), show.StateName(v.GetState())), text(show.Pod(v)), text(show.VolumeName(v)),
 		text(v.GetDriver()), text(v.GetHandler()), text(used), text(size), text(age),
+		text(show.ShortID(v.GetId())), text(v.GetDevice()), text(v.GetLastError()), text(v.GetTargetPath()),
 	}
-	if t.out.Wide() {
-		row = append(row, text(show.ShortID(v.GetId())), text(v.GetDevice()), text(v.GetLastError()), text(v.GetTargetPath()))
-	}
-	return row
 }

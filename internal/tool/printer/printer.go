@@ -115,7 +115,7 @@ func (p *Printer) Field(indent int, label, text string) string {
 
 // Table prints a table and removes its rows, so that more rows can follow in the same columns.
 func (p *Printer) Table(t *Table) error {
-	t.fit()
+	t.fit(p.Wide())
 	var b strings.Builder
 	for _, row := range t.rows {
 		for i, c := range row {
@@ -251,16 +251,19 @@ func (c Cell) width() int { return utf8.RuneCountInString(c.text) }
 type Table struct {
 	// Widths are the columns' least widths; they grow with what is printed.
 	Widths []int
+	wide   []bool // columns that only a wide table has
 	rows   [][]Cell
 }
 
-// NewTable makes a table with a heading. One without a heading is a &Table{}.
+// NewTable makes a table with a heading, in which columns that only a wide table has begin with a +. A table without a
+// heading is a &Table{}.
 func NewTable(heading ...string) *Table {
-	row := make([]Cell, len(heading))
+	row, wide := make([]Cell, len(heading)), make([]bool, len(heading))
 	for i, h := range heading {
+		h, wide[i] = strings.CutPrefix(h, "+")
 		row[i] = Painted(show.Bold, h)
 	}
-	return &Table{rows: [][]Cell{row}}
+	return &Table{wide: wide, rows: [][]Cell{row}}
 }
 
 // Add appends a row.
@@ -269,11 +272,18 @@ func (t *Table) Add(row ...Cell) { t.rows = append(t.rows, row) }
 // Pair appends a label and its value.
 func (t *Table) Pair(label, value string) { t.Add(Text(label), Text(value)) }
 
-func (t *Table) fit() {
-	for _, row := range t.rows {
-		t.Widths = append(t.Widths, make([]int, max(0, len(row)-len(t.Widths)))...)
+func (t *Table) fit(wide bool) {
+	for n, row := range t.rows {
+		shown := row[:0]
 		for i, c := range row {
+			if wide || i >= len(t.wide) || !t.wide[i] {
+				shown = append(shown, c)
+			}
+		}
+		t.Widths = append(t.Widths, make([]int, max(0, len(shown)-len(t.Widths)))...)
+		for i, c := range shown {
 			t.Widths[i] = max(t.Widths[i], c.width())
 		}
+		t.rows[n] = shown
 	}
 }
