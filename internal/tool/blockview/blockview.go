@@ -3,11 +3,13 @@ package blockview
 
 import (
 	"bufio"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
 
 	"github.com/crust-proxy/crust-proxy/internal/backup/blocks"
+	"github.com/crust-proxy/crust-proxy/internal/tool/show"
 )
 
 // FormatPicture is for people.
@@ -103,11 +105,7 @@ func (q *qemuMap) Message(m blocks.Message) error {
 
 func (q *qemuMap) End() error {
 	q.printTo(q.capacity)
-	end := "]\n"
-	if q.lines == 0 {
-		end = "[]\n"
-	}
-	_, _ = q.out.WriteString(end)
+	_, _ = q.out.WriteString(show.When(q.lines == 0, "[") + "]\n")
 	return q.out.Flush()
 }
 
@@ -126,10 +124,7 @@ func (q *qemuMap) printTo(to int64) {
 }
 
 func (q *qemuMap) line(r blocks.Range, rest string) {
-	before := ",\n"
-	if q.lines == 0 {
-		before = "["
-	}
+	before := cmp.Or(show.When(q.lines == 0, "["), ",\n")
 	q.lines++
 	_, _ = fmt.Fprintf(q.out, `%s{ "start": %d, "length": %d, %s}`, before, r.Offset, r.Size, rest)
 }

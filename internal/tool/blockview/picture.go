@@ -1,6 +1,7 @@
 package blockview
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 
@@ -61,10 +62,7 @@ func (p *Picture) layOut(capacity int64) {
 
 // End prints the picture.
 func (p *Picture) End() error {
-	what := "have data"
-	if p.Base != "" {
-		what = "have changed since " + p.Base
-	}
+	what := cmp.Or(show.When(p.Base != "", "have changed since "+p.Base), "have data")
 	title := fmt.Sprintf("%s: %s of %s (%s) %s, in %d ranges.", p.Snapshot, show.Size(p.bytes), show.Size(p.capacity),
 		show.Percent(p.bytes, p.capacity), what, p.ranges)
 	if p.filled == nil {
@@ -88,10 +86,7 @@ func (p *Picture) row(first int, cells []int64) error {
 		size := min(p.cell, p.capacity-int64(first+at)*p.cell)
 		text.WriteRune(p.glyphs()[level(bytes, size)])
 	}
-	colour := show.Green
-	if p.Base != "" {
-		colour = show.Yellow
-	}
+	colour := cmp.Or(show.When(p.Base != "", show.Yellow), show.Green)
 	_, err := fmt.Fprintf(p.Out.Out, "%*s  %s\n", labelWidth-2, show.Size(int64(first)*p.cell), p.Out.Paint(colour, text.String()))
 	return err
 }

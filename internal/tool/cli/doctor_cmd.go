@@ -116,10 +116,9 @@ func askForDoctor(ctx context.Context, d *daemon) doctor.Daemon {
 }
 
 func printReport(out *printer.Printer, r doctor.Report, quiet bool) error {
-	counts := fmt.Sprintf("\n%d ok, %d warnings, %d errors", r.Count(doctor.OK), r.Count(doctor.Warn), r.Count(doctor.Error))
-	if starting := r.Count(doctor.Wait); starting > 0 {
-		counts += fmt.Sprintf(", %d starting", starting)
-	}
+	starting := r.Count(doctor.Wait)
+	counts := fmt.Sprintf("\n%d ok, %d warnings, %d errors", r.Count(doctor.OK), r.Count(doctor.Warn), r.Count(doctor.Error)) +
+		show.When(starting > 0, fmt.Sprintf(", %d starting", starting))
 	if quiet {
 		r.Findings = slices.DeleteFunc(r.Findings, func(f doctor.Finding) bool { return f.Severity == doctor.OK })
 	}
@@ -134,13 +133,8 @@ func printFindings(out *printer.Printer, r doctor.Report, counts string) error {
 	colours := map[doctor.Severity]string{doctor.Error: show.Red, doctor.Warn: show.Yellow, doctor.Wait: show.Yellow, doctor.OK: show.Green}
 	for _, f := range r.Findings {
 		line := fmt.Sprintf("%s %s %s", out.Paint(colours[f.Severity], fmt.Sprintf("%-5s", f.Severity)),
-			out.Paint(show.Faint, fmt.Sprintf("%-17s", f.Check)), show.Escape(f.Seen))
-		if f.Do != "" {
-			line += out.Field(24, "do:", f.Do)
-		}
-		if f.Severity == doctor.Warn || f.Severity == doctor.Error {
-			line += out.Field(24, "see:", f.URL)
-		}
+			out.Paint(show.Faint, fmt.Sprintf("%-17s", f.Check)), show.Escape(f.Seen)) + show.When(f.Do != "", out.Field(24, "do:", f.Do)) +
+			show.When(f.Severity == doctor.Warn || f.Severity == doctor.Error, out.Field(24, "see:", f.URL))
 		if _, err := fmt.Fprintln(out.Out, line); err != nil {
 			return err
 		}

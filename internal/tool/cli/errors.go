@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -95,10 +96,8 @@ func hungUp(message string) bool {
 }
 
 func (c *client) explainDial(dial error) error {
-	socket, service, give := c.socket, c.daemon.service, "Give --socket or set "+socketVariable
-	if c.daemon.api != apiAdmin {
-		give = "Give --runtime-socket"
-	}
+	socket, service := c.socket, c.daemon.service
+	give := "Give " + cmp.Or(show.When(c.daemon.api != apiAdmin, "--runtime-socket"), "--socket or set "+socketVariable)
 	switch {
 	case errors.Is(dial, fs.ErrPermission):
 		return command.Explain(fmt.Errorf("permission denied on the %s socket %s", c.daemon.api, socket), c.permission())

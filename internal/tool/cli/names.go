@@ -56,10 +56,7 @@ func whole(v *adminv1.Volume) string {
 }
 
 func namedBy(v *adminv1.Volume, id string) string {
-	pod := ""
-	if show.Pod(v) != "" {
-		pod = " of pod " + show.Pod(v)
-	}
+	pod := show.When(show.Pod(v) != "", " of pod "+show.Pod(v))
 	return show.Escape("volume " + show.VolumeName(v) + pod + " (" + id + ")")
 }
 

@@ -140,14 +140,7 @@ func (w *volumeView) drivers(got *adminv1.ListDriversResponse) error {
 
 // driverProblem names the worst first: kubelet may call the driver past the front.
 func driverProblem(d *adminv1.Driver) string {
-	var problems []string
-	if d.GetDirectlyRegistered() {
-		problems = append(problems, "registered with kubelet directly too: see crustctl doctor")
-	}
-	if d.GetProblem() != "" {
-		problems = append(problems, d.GetProblem())
-	}
-	return strings.Join(problems, "; ")
+	return show.Joined("; ", show.When(d.GetDirectlyRegistered(), "registered with kubelet directly too: see crustctl doctor"), d.GetProblem())
 }
 
 // versions are those of both sides; the daemon's is empty where it was not asked.
@@ -200,10 +193,7 @@ func (v versions) print(out *printer.Printer) error {
 
 // stamp is empty for a time that is not set.
 func stamp(at *timestamppb.Timestamp) string {
-	if at == nil {
-		return ""
-	}
-	return at.AsTime().Format(time.RFC3339)
+	return show.When(at != nil, at.AsTime().Format(time.RFC3339))
 }
 
 func (d *daemon) follow(cmd *cobra.Command, which *selection, view *volumeView) error {
@@ -271,10 +261,7 @@ func (w *volumeView) watchTable() func(*adminv1.WatchVolumesResponse) error {
 			synced = true
 			return w.out.Table(t)
 		}
-		name := strings.TrimPrefix(event.GetType().String(), "TYPE_")
-		if !synced {
-			name = "LISTED"
-		}
+		name := cmp.Or(show.When(!synced, "LISTED"), strings.TrimPrefix(event.GetType().String(), "TYPE_"))
 		t.Add(append([]printer.Cell{printer.Text(name)}, w.row(event.GetVolume())...)...)
 		if !synced {
 			return nil
@@ -369,11 +356,8 @@ func (w *volumeView) describe(v *adminv1.Volume) error {
 	default:
 		t.Pair("Refused by:", v.GetRefusedBy()+" ("+number(v.GetRefusals())+" times)")
 	}
-	lastError := v.GetLastError()
-	if lastError != "" {
-		lastError += " (" + w.age(v.GetLastErrorAt()) + " ago)"
-	}
-	t.Add(printer.Text("Last error:"), printer.Painted(show.Red, lastError))
+	when := show.When(v.GetLastError() != "", " ("+w.age(v.GetLastErrorAt())+" ago)")
+	t.Add(printer.Text("Last error:"), printer.Painted(show.Red, v.GetLastError()+when))
 	if err := w.out.Table(t); err != nil || refused {
 		return err
 	}
@@ -384,33 +368,21 @@ func (w *volumeView) describeUsage(v *adminv1.Volume) error {
 	if len(v.GetUsage()) == 0 {
 		return w.out.Line("Usage:         not known yet; ask with: crustctl stats " + show.ShortID(v.GetId()))
 	}
-	since := ""
-	if isStale(v) {
-		since = ", and not again since"
-	}
-	if err := w.out.Line("\nUsage, learned " + w.age(v.GetUsageAt()) + " ago" + since + ":"); err != nil {
-		return err
-	}
-	return w.out.Table(usageTable(v.GetUsage()))
+	since := show.When(isStale(v), ", and not again since")
+	return cmp.Or(w.out.Line("\nUsage, learned "+w.age(v.GetUsageAt())+" ago"+since+":"), w.out.Table(usageTable(v.GetUsage())))
 }
 
 func (w *volumeView) stats(v *adminv1.Volume, got *adminv1.GetVolumeStatsResponse) error {
-	if err := w.out.Table(usageTable(got.GetUsage())); err != nil {
-		return err
-	}
 	t := &printer.Table{}
 	t.Pair("Volume:", strings.TrimPrefix(named(v), "volume "))
 	t.Add(printer.Text("Condition:"), conditionCell(got.GetCondition()))
 	t.Pair("Sandbox:", w.sandbox(got.GetSandbox()))
 	t.Pair("Took:", got.GetTook().AsDuration().Round(10*time.Microsecond).String())
-	return w.out.Table(t)
+	return cmp.Or(w.out.Table(usageTable(got.GetUsage())), w.out.Table(t))
 }
 
 func (w *volumeView) sandbox(s *adminv1.Sandbox) string {
-	if s.GetId() == "" {
-		return ""
-	}
-	return s.GetId() + " (" + s.GetRuntime() + ", for " + w.age(s.GetBoundAt()) + ")"
+	return show.When(s.GetId() != "", s.GetId()+" ("+s.GetRuntime()+", for "+w.age(s.GetBoundAt())+")")
 }
 
 func number(n int64) string { return strconv.FormatInt(n, 10) }
@@ -426,13 +398,8 @@ func stateCell(v *adminv1.Volume) printer.Cell {
 var ways = map[string]string{"native": "the driver deferred by itself", "block": "the driver was asked for block access"}
 
 func growText(v *adminv1.Volume) string {
-	switch {
-	case v.GetGrowToBytes() == 0:
-		return ""
-	case v.GetGrowWaits() != "":
-		return show.WithDetail(show.Size(v.GetGrowToBytes()), "waits: "+v.GetGrowWaits())
-	}
-	return show.WithDetail(show.Size(v.GetGrowToBytes()), "at the next mount")
+	how := cmp.Or(show.When(v.GetGrowWaits() != "", "waits: "+v.GetGrowWaits()), "at the next mount")
+	return show.When(v.GetGrowToBytes() != 0, show.WithDetail(show.Size(v.GetGrowToBytes()), how))
 }
 
 // isStale reports whether the sandbox has failed to answer since the usage was learned.
@@ -449,12 +416,7 @@ func usedOf(v *adminv1.Volume) (used, total string) {
 	return show.Size(u.GetUsed()), show.Size(u.GetTotal())
 }
 
-func access(v *adminv1.Volume) string {
-	if v.GetReadOnly() {
-		return "ro"
-	}
-	return "rw"
-}
+func access(v *adminv1.Volume) string { return cmp.Or(show.When(v.GetReadOnly(), "ro"), "rw") }
 
 func usageTable(usage []*adminv1.VolumeUsage) *printer.Table {
 	text, t := printer.Text, printer.NewTable("UNIT", "TOTAL", "USED", "AVAILABLE", "USE%")

@@ -118,10 +118,8 @@ func (u unit) describe(ctx context.Context, what string) error {
 		return errors.New(text)
 	}
 	log := u.ask(ctx, "journalctl", "_SYSTEMD_UNIT="+unitName, "--boot", "--lines=50", "--output=cat", "--no-pager", "--quiet")
-	if last := lastError(log); last != "" {
-		text += "; its last error: " + sys.ClipTo(show.Escape(last), maxLastError)
-	}
-	return errors.New(text)
+	last := lastError(log)
+	return errors.New(text + show.When(last != "", "; its last error: "+sys.ClipTo(show.Escape(last), maxLastError)))
 }
 
 // startTime is how long a start may take until it counts as one that hangs.

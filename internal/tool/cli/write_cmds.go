@@ -2,6 +2,7 @@ package cli
 
 import (
 	"bufio"
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -103,21 +104,15 @@ volume's name next time: it needs confirmation too, which --yes does not give.`,
 		Example: "  crustctl release shop/postgres-0",
 	}, func(cmd *cobra.Command, v *adminv1.Volume) error {
 		req.Volume = v.GetId()
-		question := "Release it?"
-		if req.GetForce() {
-			question += " Whoever writes to it then destroys the filesystem"
-		}
+		question := "Release it?" + show.When(req.GetForce(), " Whoever writes to it then destroys the filesystem")
 		if req.GetForce() || isBare(cmd, v) {
 			if err := confirm(cmd, keys, yes, v, describeUsers(v), question, "nothing was released"); err != nil {
 				return err
 			}
 		}
 		return run(cmd, d, out, adminv1.AdminClient.ReleaseVolume, req, func(got *adminv1.ReleaseVolumeResponse) error {
-			text := "Released: " + named(v) + "."
-			if got.GetHeldBy() != "" {
-				text += " Its device is still open in " + got.GetHeldBy() + ": end that before the device is used again."
-			}
-			return out.Line(text)
+			return out.Line("Released: " + named(v) + "." +
+				show.When(got.GetHeldBy() != "", " Its device is still open in "+got.GetHeldBy()+": end that before the device is used again."))
 		})
 	})
 	cmd.Flags().BoolVar(&req.Force, "force", false, "give the device up although somebody may write to it: destroys data if so")
@@ -230,8 +225,5 @@ func printRepairs(out *printer.Printer, got *adminv1.ReconcileResponse) error {
 	for _, r := range got.GetRepairs() {
 		t.Add(text(show.ShortID(r.GetVolumeId())), printer.YesNo(r.GetError() == ""), text(r.GetAction()), text(r.GetError()))
 	}
-	if err := out.Table(t); err != nil {
-		return err
-	}
-	return out.Line(fmt.Sprintf("%d volumes checked.", got.GetChecked()))
+	return cmp.Or(out.Table(t), out.Line(fmt.Sprintf("%d volumes checked.", got.GetChecked())))
 }

@@ -30,16 +30,8 @@ const (
 	resultFail = "fail"
 )
 
-// when returns a text, or nothing if the condition is false.
-func when(is bool, text string) string {
-	if is {
-		return text
-	}
-	return ""
-}
-
 // worse returns a result unless all is well.
-func worse(bad bool, result string) string { return cmp.Or(when(bad, result), resultOK) }
+func worse(bad bool, result string) string { return cmp.Or(show.When(bad, result), resultOK) }
 
 func namesIn(names []string) string {
 	const most = 5
@@ -72,12 +64,12 @@ func checkAll(ctx context.Context, a *access, k *api, states []*state) []checked
 		func(s *state) string { return show.ShortID(s.view.GetNode().GetConfigDigest()) }, ""))
 	all = append(all, checkParts("driver", answered, func(s *state, add func(string, string)) {
 		for _, d := range s.view.GetDrivers().GetDrivers() {
-			add(d.GetName(), when(!d.GetReady(), cmp.Or(d.GetProblem(), "not ready")))
+			add(d.GetName(), show.When(!d.GetReady(), cmp.Or(d.GetProblem(), "not ready")))
 		}
 	})...)
 	all = append(all, checkParts("handler", answered, func(s *state, add func(string, string)) {
 		for _, h := range s.view.GetHandlers().GetHandlers() {
-			add(h.GetName(), when(!h.GetHealthy(), cmp.Or(h.GetProblem(), "cannot work")))
+			add(h.GetName(), show.When(!h.GetHealthy(), cmp.Or(h.GetProblem(), "cannot work")))
 		}
 	})...)
 	return append(append(all, checkVolumes(answered)), checkFindings(answered)...)
@@ -114,14 +106,10 @@ func compare(component string, states []*state, what, do string, value func(*sta
 	}
 	var parts []string
 	for _, one := range slices.Sorted(maps.Keys(nodes)) {
-		part := fmt.Sprintf("%s on %d nodes", cmp.Or(one, "unknown"), len(nodes[one]))
-		if len(nodes) > 1 {
-			part += " (" + namesIn(nodes[one]) + ")"
-		}
-		parts = append(parts, part)
+		parts = append(parts, fmt.Sprintf("%s on %d nodes", cmp.Or(one, "unknown"), len(nodes[one]))+show.When(len(nodes) > 1, " ("+namesIn(nodes[one])+")"))
 	}
 	differ := len(nodes) > 1 || wanted != "" && nodes[wanted] == nil
-	return checked{component, worse(differ, resultWarn), strings.Join(parts, "; ") + " " + what, when(differ, do)}
+	return checked{component, worse(differ, resultWarn), strings.Join(parts, "; ") + " " + what, show.When(differ, do)}
 }
 
 // checkParts has a line for each driver or handler, with the nodes where it does not work.
@@ -182,7 +170,7 @@ func checkFindings(states []*state) []checked {
 	}
 	var all []checked
 	for _, seen := range slices.Sorted(maps.Keys(found)) {
-		result := cmp.Or(when(found[seen].Severity == doctor.Error, resultFail), resultWarn)
+		result := cmp.Or(show.When(found[seen].Severity == doctor.Error, resultFail), resultWarn)
 		all = append(all, checked{"findings", result, namesIn(nodes[seen]) + ": " + seen, found[seen].Do})
 	}
 	return all
@@ -191,17 +179,14 @@ func checkFindings(states []*state) []checked {
 func printChecked(out *printer.Printer, c checked) error {
 	colour := map[string]string{resultOK: show.Green, resultWarn: show.Yellow, resultFail: show.Red}[c.Result]
 	line := fmt.Sprintf("%s %-22s %s", out.Paint(colour, fmt.Sprintf("%-4s", c.Result)), show.Escape(c.Component), show.Escape(c.Seen))
-	if c.Do != "" {
-		line += out.Field(28, "do:", c.Do)
-	}
-	_, err := fmt.Fprintln(out.Out, line)
+	_, err := fmt.Fprintln(out.Out, line+show.When(c.Do != "", out.Field(28, "do:", c.Do)))
 	return err
 }
 
 // printAll prints all lines. Its error is command.ErrFindings if one of them failed.
 func printAll(out *printer.Printer, all []checked) error {
 	for i, c := range all {
-		all[i].Do = when(c.Result != resultOK, c.Do)
+		all[i].Do = show.When(c.Result != resultOK, c.Do)
 	}
 	err := out.Result(map[string]any{"checks": all}, func() (err error) {
 		for _, c := range all {

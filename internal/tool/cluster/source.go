@@ -24,6 +24,7 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/internal/ground/apiserver"
 	"github.com/crust-proxy/crust-proxy/internal/tool/command"
+	"github.com/crust-proxy/crust-proxy/internal/tool/show"
 )
 
 const (
@@ -190,10 +191,7 @@ func fetch(ctx context.Context, address string) ([]byte, error) {
 
 // space is the part of a path that names the namespace of crust-proxy, if that is given.
 func (a *access) space() string {
-	if a.system == "" {
-		return ""
-	}
-	return "/namespaces/" + url.PathEscape(a.system)
+	return show.When(a.system != "", "/namespaces/"+url.PathEscape(a.system))
 }
 
 func (a *access) pods(ctx context.Context, k *api) ([]place, error) {

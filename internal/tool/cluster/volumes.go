@@ -51,16 +51,13 @@ func (t *tool) printVolumes(states []*state, f filter) error {
 }
 
 func (t *tool) volumeRow(node string, v *adminv1.Volume) []printer.Cell {
-	text, used, size, age := printer.Text, "", "", ""
+	text, used, size, at := printer.Text, "", "", v.GetCreatedAt()
 	if u := show.Usage(v, adminv1.VolumeUsage_UNIT_BYTES); u != nil {
 		used, size = show.Size(u.GetUsed()), show.Size(u.GetTotal())
 	}
-	if at := v.GetCreatedAt(); at != nil {
-		age = show.Duration(t.now().Sub(at.AsTime()))
-	}
 	return []printer.Cell{
 		text(node), printer.Painted(show.StateColour(v.GetState()), show.StateName(v.GetState())), text(show.Pod(v)), text(show.VolumeName(v)),
-		text(v.GetDriver()), text(v.GetHandler()), text(used), text(size), text(age),
+		text(v.GetDriver()), text(v.GetHandler()), text(used), text(size), text(show.When(at != nil, show.Duration(t.now().Sub(at.AsTime())))),
 		text(show.ShortID(v.GetId())), text(v.GetDevice()), text(v.GetLastError()), text(v.GetTargetPath()),
 	}
 }

@@ -6,6 +6,8 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+
+	"github.com/crust-proxy/crust-proxy/internal/tool/show"
 )
 
 type usageError struct {
@@ -55,11 +57,7 @@ func noSuchCommand(cmd *cobra.Command, args []string) error {
 			near = append(near, line)
 		}
 	}
-	text := fmt.Sprintf("there is no command %q", args[0])
-	if len(near) > 0 {
-		text += "; did you mean " + strings.Join(near, " or ") + "?"
-	}
-	return WrongUsage(cmd, errors.New(text))
+	return WrongUsage(cmd, fmt.Errorf("there is no command %q%s", args[0], show.When(len(near) > 0, "; did you mean "+strings.Join(near, " or ")+"?")))
 }
 
 // Explained is an error with advice below it.
@@ -71,9 +69,4 @@ type Explained struct {
 // Explain adds advice to an error.
 func Explain(err error, advice string) error { return &Explained{err, advice} }
 
-func (e *Explained) Error() string {
-	if e.Advice == "" {
-		return e.Err.Error()
-	}
-	return e.Err.Error() + "\n" + e.Advice
-}
+func (e *Explained) Error() string { return e.Err.Error() + show.When(e.Advice != "", "\n"+e.Advice) }

@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -11,6 +12,8 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+
+	"github.com/crust-proxy/crust-proxy/internal/tool/show"
 )
 
 // checkKataDir checks who may write to Kata's directory; that it can be used is the handler's health.
@@ -35,10 +38,8 @@ func checkRunDir(_ context.Context, n Node, _ Daemon) []Finding {
 	dir := n.Config.RunDir
 	info, err := os.Stat(n.at(dir))
 	if err != nil {
-		makes := "its unit makes the directory (RuntimeDirectory=)"
-		if n.Service.InPod {
-			makes = "the daemon makes the directory in the node's /run, which the DaemonSet mounts"
-		}
+		makes := cmp.Or(show.When(n.Service.InPod, "the daemon makes the directory in the node's /run, which the DaemonSet mounts"),
+			"its unit makes the directory (RuntimeDirectory=)")
 		return []Finding{failure(n.Service.Status()+"; "+makes,
 			"the run directory %s cannot be used: %v", dir, err)}
 	}

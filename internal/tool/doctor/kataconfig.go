@@ -12,6 +12,8 @@ import (
 	"strings"
 
 	"github.com/pelletier/go-toml/v2"
+
+	"github.com/crust-proxy/crust-proxy/internal/tool/show"
 )
 
 // katasDefault is the file that Kata reads if containerd's ConfigPath names none.
@@ -41,10 +43,7 @@ var versionForm = regexp.MustCompile(`^[0-9][0-9A-Za-z.+-]{0,40}$`)
 func kataVersion(n Node) string {
 	raw, err := n.read("/opt/kata/VERSION")
 	version := strings.TrimSpace(string(raw))
-	if err != nil || !versionForm.MatchString(version) {
-		return ""
-	}
-	return " of Kata " + version
+	return show.When(err == nil && versionForm.MatchString(version), " of Kata "+version)
 }
 
 func (c kataConfig) check(n Node) []Finding {

@@ -34,6 +34,19 @@ const ShortIDLength = 12
 // ShortID is the part of an id that is shown to people.
 func ShortID(id string) string { return id[:min(len(id), ShortIDLength)] }
 
+// When returns a text, or nothing if the condition is false.
+func When(is bool, text string) string {
+	if is {
+		return text
+	}
+	return ""
+}
+
+// Joined joins the texts that are not empty.
+func Joined(separator string, texts ...string) string {
+	return strings.Join(slices.DeleteFunc(texts, func(text string) bool { return text == "" }), separator)
+}
+
 // WithDetail adds a detail in brackets, if there is one.
 func WithDetail(what, detail string) string {
 	switch {
@@ -75,10 +88,7 @@ const (
 
 // StateName is the name of a volume's state; a volume that is gone has none.
 func StateName(s adminv1.VolumeState) string {
-	if s == adminv1.VolumeState_VOLUME_STATE_UNSPECIFIED {
-		return ""
-	}
-	return strings.TrimPrefix(s.String(), "VOLUME_STATE_")
+	return When(s != adminv1.VolumeState_VOLUME_STATE_UNSPECIFIED, strings.TrimPrefix(s.String(), "VOLUME_STATE_"))
 }
 
 // StateNames are the states' names as users write them.

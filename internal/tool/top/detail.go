@@ -1,8 +1,8 @@
 package top
 
 import (
+	"cmp"
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
@@ -55,11 +55,8 @@ func (p *sheet) title() string {
 		id := show.ShortID(p.canvas.escape(p.s.detail.id))
 		return p.canvas.line(freshness(p.s), paint(show.Bold, id), paint(show.Alarm, "  GONE"))
 	}
-	left := []string{paint(show.Bold, r.name), "  ", paint(stateColour(r), r.state)}
-	if r.pod != "" {
-		left = append(left, paint(show.Faint, "  of "), r.pod)
-	}
-	return p.canvas.line(freshness(p.s), left...)
+	of := paint(show.Faint, show.When(r.pod != "", "  of "))
+	return p.canvas.line(freshness(p.s), paint(show.Bold, r.name), "  ", paint(stateColour(r), r.state), of, r.pod)
 }
 
 // content is all that is known of the volume, also what the screen has no room for.
@@ -107,10 +104,8 @@ func (p *sheet) numbers() {
 		p.text("Usage", show.Faint, "not known yet")
 	}
 	if r.asked {
-		requests := ", " + count(int(r.v.GetStatsRequests()), "request")
-		if failed := r.v.GetStatsFailures(); failed > 0 {
-			requests += fmt.Sprintf(", %d failed", failed)
-		}
+		failed := r.v.GetStatsFailures()
+		requests := ", " + count(int(r.v.GetStatsRequests()), "request") + show.When(failed > 0, fmt.Sprintf(", %d failed", failed))
 		p.line("Stats", p.canvas.paint(latencyColour(r), p.canvas.latency(r)), requests+"  ", p.spark(p.canvas.width-labelWidth-32))
 	}
 	if since := p.s.schedule.fetching[r.id()].since; !since.IsZero() && p.s.now.Sub(since) >= slow {
@@ -121,7 +116,7 @@ func (p *sheet) numbers() {
 		if c.GetAbnormal() {
 			code, word = show.Red, "abnormal"
 		}
-		p.text("Condition", code, joined(": ", word, c.GetMessage()))
+		p.text("Condition", code, show.Joined(": ", word, c.GetMessage()))
 	}
 }
 
@@ -145,11 +140,7 @@ func (p *sheet) errors() {
 	}
 	label := "Error"
 	for i, e := range errors {
-		code := show.Faint
-		if i == 0 && current {
-			code = show.Red
-		}
-		p.text(label, code, p.when(e)+e.text)
+		p.text(label, cmp.Or(show.When(i == 0 && current, show.Red), show.Faint), p.when(e)+e.text)
 		label = ""
 	}
 }
@@ -159,34 +150,21 @@ const shownEvents = 20
 func (p *sheet) events() {
 	label := "Events"
 	for _, e := range p.s.detail.events {
-		code := show.Plain
-		if e.GetFailed() {
-			code = show.Red
-		}
 		when := p.when(pastError{last: timeOf(e.GetLastAt()), times: int(e.GetCount())})
-		p.text(label, code, when+joined(": ", e.GetWhat()+" by "+e.GetBy(), e.GetText()))
+		p.text(label, show.When(e.GetFailed(), show.Red), when+show.Joined(": ", e.GetWhat()+" by "+e.GetBy(), e.GetText()))
 		label = ""
 	}
 }
 
 func (p *sheet) when(e pastError) string {
-	layout := time.TimeOnly
-	if p.s.now.Sub(e.last) > 24*time.Hour {
-		layout = time.DateTime
-	}
-	text := fmt.Sprintf("%s (%s ago)", e.last.Local().Format(layout), age(p.s.now, e.last))
-	if e.times > 1 {
-		text += fmt.Sprintf(", %d times", e.times)
-	}
-	return text + ": "
+	layout := cmp.Or(show.When(p.s.now.Sub(e.last) > 24*time.Hour, time.DateTime), time.TimeOnly)
+	return fmt.Sprintf("%s (%s ago)", e.last.Local().Format(layout), age(p.s.now, e.last)) + show.When(e.times > 1, fmt.Sprintf(", %d times", e.times)) + ": "
 }
 
 func (p *sheet) facts() {
 	v := p.row.v
 	p.text("Refused by", show.Red, v.GetRefusedBy())
-	if n := v.GetRefusals(); n > 0 {
-		p.text("Refusals", show.Plain, fmt.Sprint(n))
-	}
+	p.text("Refusals", show.Plain, show.When(v.GetRefusals() > 0, fmt.Sprint(v.GetRefusals())))
 	p.text("Target", show.Plain, v.GetTargetPath())
 	p.text("ID", show.Plain, v.GetId())
 	p.text("Pod", show.Plain, show.WithDetail(show.ShortPod(v), v.GetPodUid()))
@@ -204,30 +182,16 @@ func (p *sheet) facts() {
 	p.text("Access", show.Plain, show.WithDetail(access(v.GetReadOnly()), v.GetAccessMode()))
 	p.text("Mount flags", show.Plain, strings.Join(v.GetMountFlags(), ","))
 	p.text("Group", show.Plain, show.WithDetail(v.GetSupplementalGroup(), v.GetSupplementalGroupChangePolicy()))
-	if v.GetGrowToBytes() > 0 {
-		p.text("Grow to", show.Plain, show.Size(v.GetGrowToBytes()))
-	}
+	p.text("Grow to", show.Plain, show.When(v.GetGrowToBytes() > 0, show.Size(v.GetGrowToBytes())))
 	p.text("Created", show.Plain, p.ago(v.GetCreatedAt()))
 }
 
-func access(readOnly bool) string {
-	if readOnly {
-		return "read-only"
-	}
-	return "read-write"
-}
-
-func joined(separator string, parts ...string) string {
-	return strings.Join(slices.DeleteFunc(parts, func(part string) bool { return part == "" }), separator)
-}
+func access(readOnly bool) string { return cmp.Or(show.When(readOnly, "read-only"), "read-write") }
 
 // ago is how long ago a time was, and the time; empty for an unknown time.
 func (p *sheet) ago(t *timestamppb.Timestamp) string {
 	at := timeOf(t)
-	if at.IsZero() {
-		return ""
-	}
-	return age(p.s.now, at) + " ago, at " + at.Local().Format(time.DateTime)
+	return show.When(!at.IsZero(), age(p.s.now, at)+" ago, at "+at.Local().Format(time.DateTime))
 }
 
 // spark draws the times of the last answers in relation to the longest.

@@ -266,9 +266,7 @@ func newRow(v *adminv1.Volume, escape func(string) string) *row {
 		took: v.GetStatsTook().AsDuration(), asked: v.GetStatsAt() != nil,
 		failed: statsFailed(v), created: timeOf(v.GetCreatedAt()),
 	}
-	if r.bytes != nil {
-		r.size = sizes(r.bytes)
-	}
+	r.size = show.When(r.bytes != nil, sizes(r.bytes))
 	r.words = strings.ToLower(strings.Join([]string{
 		r.name, r.pod, r.state, r.driver, r.handler, r.err, escape(v.GetSandbox().GetId()), v.GetId(),
 		escape(v.GetTargetPath()), escape(v.GetDevice()), escape(v.GetVolumeId()), escape(v.GetPodUid()),
@@ -303,8 +301,5 @@ func errorOf(v *adminv1.Volume) string {
 	if v.GetLastError() != "" {
 		return strings.TrimPrefix(v.GetLastError(), "volume "+v.GetTargetPath()+": ")
 	}
-	if c := v.GetCondition(); c.GetAbnormal() {
-		return "abnormal: " + c.GetMessage()
-	}
-	return ""
+	return show.When(v.GetCondition().GetAbnormal(), "abnormal: "+v.GetCondition().GetMessage())
 }

@@ -177,14 +177,7 @@ func (t *table) row(r *row, chosen bool) string {
 	canvas := t.s.canvas
 	stale := t.s.old()
 	canvas.plain = canvas.plain || chosen || stale
-	cursor, mark := " ", " "
-	if chosen {
-		cursor = canvas.marker
-	}
-	if r.err != "" {
-		mark = canvas.paint(show.Alarm, "!")
-	}
-	parts := []string{cursor, mark}
+	parts := []string{cmp.Or(show.When(chosen, canvas.marker), " "), cmp.Or(canvas.paint(show.Alarm, show.When(r.err != "", "!")), " ")}
 	for c, width := range t.widths {
 		if width == 0 {
 			continue
@@ -260,10 +253,7 @@ func (c canvas) latency(r *row) string {
 	if !r.asked {
 		return "-"
 	}
-	mark := ""
-	if r.failed {
-		mark = "!"
-	}
+	mark := show.When(r.failed, "!")
 	switch d := r.took; {
 	case d < time.Millisecond:
 		return fmt.Sprintf("%s%d%s", mark, d.Microseconds(), c.micro)

@@ -9,6 +9,7 @@ import (
 
 	tea "charm.land/bubbletea/v2"
 
+	"github.com/crust-proxy/crust-proxy/internal/tool/show"
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
 )
 
@@ -125,11 +126,7 @@ func (s *State) requests() []Effect {
 	if s.page == pageList {
 		beyond = s.list.rows
 	}
-	opened := ""
-	if s.page == pageDetail {
-		opened = s.detail.id
-	}
-	return append(s.schedule.fetches(s.now, s.onScreen(), beyond), s.schedule.poll(s.now, opened)...)
+	return append(s.schedule.fetches(s.now, s.onScreen(), beyond), s.schedule.poll(s.now, show.When(s.page == pageDetail, s.detail.id))...)
 }
 
 // hangTime is after how long without an answer the daemon is said to hang. The watch does not

@@ -72,17 +72,11 @@ func (t *table) emptyText() string {
 
 func (t *table) title() []string {
 	daemon, paint := &t.s.node.daemon, t.s.canvas.paint
-	texts := []string{paint(show.Bold, "crust-proxy")}
-	if daemon.version != "" {
-		texts = append(texts, " "+daemon.version)
+	return []string{
+		paint(show.Bold, "crust-proxy"), show.When(daemon.version != "", " "+daemon.version),
+		show.When(daemon.name != "", "  "), paint(show.Bold, daemon.name),
+		paint(show.Faint, show.When(!daemon.started.IsZero(), "  up "+age(t.s.now, daemon.started))),
 	}
-	if daemon.name != "" {
-		texts = append(texts, "  ", paint(show.Bold, daemon.name))
-	}
-	if !daemon.started.IsZero() {
-		texts = append(texts, paint(show.Faint, "  up "+age(t.s.now, daemon.started)))
-	}
-	return texts
 }
 
 func freshness(s *State) string {
@@ -122,23 +116,13 @@ func (t *table) health() string {
 	if !daemon.checked {
 		return ""
 	}
-	healthy, ready := " healthy", " ready"
-	if t.s.canvas.width < 100 {
-		healthy, ready = "", ""
-	}
-	text := paint(show.Faint, "Handlers ") + t.outOf(daemon.handlers) + paint(show.Faint, healthy)
-	if daemon.frontEnabled {
-		text += paint(show.Faint, "  Drivers ") + t.outOf(daemon.drivers) + paint(show.Faint, ready)
-	}
-	return text
+	wide := t.s.canvas.width >= 100
+	return paint(show.Faint, "Handlers ") + t.outOf(daemon.handlers) + paint(show.Faint, show.When(wide, " healthy")) +
+		show.When(daemon.frontEnabled, paint(show.Faint, "  Drivers ")+t.outOf(daemon.drivers)+paint(show.Faint, show.When(wide, " ready")))
 }
 
 func (t *table) outOf(n tally) string {
-	code := show.Green
-	if n.fine < n.all {
-		code = show.Red
-	}
-	return t.s.canvas.paint(code, fmt.Sprintf("%d/%d", n.fine, n.all))
+	return t.s.canvas.paint(cmp.Or(show.When(n.fine < n.all, show.Red), show.Green), fmt.Sprintf("%d/%d", n.fine, n.all))
 }
 
 func (t *table) sumLine() string {
@@ -153,10 +137,8 @@ func (t *table) sumLine() string {
 	if volumes == 0 {
 		return canvas.line("", paint(show.Faint, "Usage   not known yet"))
 	}
-	of := "in " + count(volumes, "volume")
-	if unknown := len(t.s.list.rows) - volumes; unknown > 0 {
-		of += fmt.Sprintf(", %d not known", unknown)
-	}
+	unknown := len(t.s.list.rows) - volumes
+	of := "in " + count(volumes, "volume") + show.When(unknown > 0, fmt.Sprintf(", %d not known", unknown))
 	bar := canvas.bar(all, max(8, min(40, canvas.width/4)))
 	return canvas.line("", paint(show.Faint, "Usage   "), bar, fmt.Sprintf(" %4s  %s  ", percent(all), sizes(all)), paint(show.Faint, of))
 }
@@ -176,16 +158,12 @@ func alertLine(s *State) string {
 			paint(show.Red, "the daemon is connected, and may hang"))
 	}
 	if !link.away {
-		problems, right := s.node.daemon.problems, ""
-		if more := len(problems) - 1; more > 0 {
-			right = paint(show.Faint, fmt.Sprintf("+%d, see crustctl doctor", more))
-		}
-		return s.canvas.line(right, paint(show.Yellow, "! "+problems[0]))
+		problems := s.node.daemon.problems
+		more := show.When(len(problems) > 1, fmt.Sprintf("+%d, see crustctl doctor", len(problems)-1))
+		return s.canvas.line(paint(show.Faint, more), paint(show.Yellow, "! "+problems[0]))
 	}
-	again := "again now"
-	if wait := link.retry.Sub(s.now); wait >= time.Second {
-		again = "again in " + show.Duration(wait)
-	}
+	wait := link.retry.Sub(s.now)
+	again := "again " + cmp.Or(show.When(wait >= time.Second, "in "+show.Duration(wait)), "now")
 	since := paint(show.Alarm, "! away "+age(s.now, link.since)+", this is old: ")
 	return s.canvas.line(paint(show.Faint, again), since, paint(show.Red, link.reason))
 }
@@ -217,17 +195,12 @@ func (t *table) messageLine() string {
 	}
 	position := paint(show.Faint, fmt.Sprintf("%d/%d", t.s.list.cursor+1, len(t.s.list.rows)))
 	if r.err == "" {
-		device := joined(" ", access(r.v.GetReadOnly()), r.v.GetFsType(), r.v.GetDevice())
-		sandbox := ""
-		if r.sandbox != "" {
-			sandbox = "sandbox " + r.sandbox
-		}
-		return t.s.canvas.line(position, paint(show.Faint, joined(", ", r.driver, r.handler, sandbox, t.s.canvas.escape(device))))
+		device := show.Joined(" ", access(r.v.GetReadOnly()), r.v.GetFsType(), r.v.GetDevice())
+		sandbox := show.When(r.sandbox != "", "sandbox "+r.sandbox)
+		return t.s.canvas.line(position, paint(show.Faint, show.Joined(", ", r.driver, r.handler, sandbox, t.s.canvas.escape(device))))
 	}
-	when := ""
-	if at := timeOf(r.v.GetLastErrorAt()); !at.IsZero() {
-		when = age(t.s.now, at) + " ago: "
-	}
+	at := timeOf(r.v.GetLastErrorAt())
+	when := show.When(!at.IsZero(), age(t.s.now, at)+" ago: ")
 	return t.s.canvas.line(position, paint(show.Faint, when), paint(show.Red, r.err))
 }
 
