@@ -108,12 +108,7 @@ const completionWait = 2 * time.Second
 
 func completeFlag(cmd *cobra.Command, d *daemon, flag string, get func(*adminv1.Volume) string) {
 	_ = cmd.RegisterFlagCompletionFunc(flag, func(cmd *cobra.Command, _ []string, begun string) ([]string, cobra.ShellCompDirective) {
-		return d.offer(cmd.Context(), begun, func(volumes []*adminv1.Volume) (words []string) {
-			for _, v := range volumes {
-				words = append(words, get(v))
-			}
-			return words
-		})
+		return d.offer(cmd.Context(), begun, func(v *adminv1.Volume) []string { return []string{get(v)} })
 	})
 }
 
@@ -122,41 +117,39 @@ func completeVolume(d *daemon) cobra.CompletionFunc {
 		if len(args) > 0 {
 			return nil, cobra.ShellCompDirectiveNoFileComp
 		}
-		return d.offer(cmd.Context(), begun, func(volumes []*adminv1.Volume) []string { return volumeWords(volumes, begun) })
+		return d.offer(cmd.Context(), begun, func(v *adminv1.Volume) []string { return volumeWords(v, begun) })
 	}
 }
 
-// volumeWords offers the names of volumes that begin so: before anything is typed, those of pods, and
-// the ids of volumes whose pod is not known.
-func volumeWords(volumes []*adminv1.Volume, begun string) (words []string) {
-	for _, v := range volumes {
-		about := "\t" + show.Escape(strings.TrimSpace(show.ShortPod(v)+" "+show.VolumeName(v)+" "+show.StateName(v.GetState())))
-		names := []string{cmp.Or(show.Pod(v), show.ShortID(v.GetId()))}
-		if begun != "" {
-			names = append(names, v.GetPodNamespace()+"/"+v.GetPvcName(), show.VolumeName(v), show.ShortID(v.GetId()), v.GetTargetPath())
-		}
-		for _, name := range names {
-			words = append(words, name+about)
-		}
+// volumeWords offers the names of a volume: before anything is typed, that of its pod, or its id if
+// the pod is not known.
+func volumeWords(v *adminv1.Volume, begun string) []string {
+	names := []string{cmp.Or(show.Pod(v), show.ShortID(v.GetId()))}
+	if begun != "" {
+		names = append(names, v.GetPodNamespace()+"/"+v.GetPvcName(), show.VolumeName(v), show.ShortID(v.GetId()), v.GetTargetPath())
 	}
-	return words
+	for i := range names {
+		names[i] += "\t" + show.Escape(show.Joined(" ", show.ShortPod(v), show.VolumeName(v), show.StateName(v.GetState())))
+	}
+	return names
 }
 
 // offer returns the words with the prefix that the user typed. If the daemon does not answer,
 // there are none: a shell cannot show an error.
-func (d *daemon) offer(ctx context.Context, begun string, words func([]*adminv1.Volume) []string) ([]string, cobra.ShellCompDirective) {
+func (d *daemon) offer(ctx context.Context, begun string, words func(*adminv1.Volume) []string) ([]string, cobra.ShellCompDirective) {
 	var offered []string
 	_ = d.within(completionWait).call(ctx, func(ctx context.Context, c *client) error {
-		volumes, _ := top.ListVolumes(ctx, c, &adminv1.ListVolumesRequest{})
-		for _, word := range words(volumes) {
-			// A shell splits the offers at line feeds and prints them: a word with control
-			// characters is left out. One tab separates the word from its description.
-			untabbed := strings.Replace(word, "\t", "", 1)
-			if word != "" && strings.HasPrefix(word, begun) && show.Escape(untabbed) == untabbed {
-				offered = append(offered, word)
-			}
+		volumes, err := top.ListVolumes(ctx, c, &adminv1.ListVolumesRequest{})
+		for _, v := range volumes {
+			offered = append(offered, words(v)...)
 		}
-		return nil
+		return err
+	})
+	// A shell splits the offers at line feeds and prints them: a word with control
+	// characters is left out. One tab separates the word from its description.
+	offered = slices.DeleteFunc(offered, func(word string) bool {
+		untabbed := strings.Replace(word, "\t", "", 1)
+		return word == "" || !strings.HasPrefix(word, begun) || show.Escape(untabbed) != untabbed
 	})
 	slices.Sort(offered)
 	return slices.Compact(offered), cobra.ShellCompDirectiveNoFileComp
