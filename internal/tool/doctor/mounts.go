@@ -51,7 +51,8 @@ func checkNamespaces(ctx context.Context, n Node, _ Daemon) []Finding {
 	}
 	var found []Finding
 	for _, other := range []string{"kubelet", "containerd", "crio"} {
-		if theirs := running[other]; len(theirs) > 0 && !shareMounts(ours, theirs) {
+		theirs := running[other]
+		if len(theirs) > 0 && !slices.ContainsFunc(theirs, func(view string) bool { return slices.Contains(ours, view) }) {
 			found = append(found, failure(do,
 				"crust-proxy and %s are in different mount namespaces: its guards may not be seen there", other))
 		}
@@ -59,14 +60,11 @@ func checkNamespaces(ctx context.Context, n Node, _ Daemon) []Finding {
 	return orOK(found, "crust-proxy shares its mounts with kubelet and the container runtime where they run")
 }
 
-// mountView is how a process sees mounts: its namespace, and the peer group of the mount
-// that holds kubelet's root, "" if there is none.
-type mountView struct{ namespace, group string }
-
-// mountViews returns the views of the processes with these names, except those that we may not
-// inspect.
-func mountViews(ctx context.Context, n Node, names ...string) map[string][]mountView {
-	views := map[string][]mountView{}
+// mountViews returns how the processes with these names see mounts, except those that we may not inspect: the
+// namespace of each, and the peer group of the mount that holds kubelet's root, if there is one. Mounts of one process
+// reach another if they have one of them in common.
+func mountViews(ctx context.Context, n Node, names ...string) map[string][]string {
+	views := map[string][]string{}
 	root := n.resolve(n.Config.KubeletRoot)
 	comms, _ := filepath.Glob(n.at("/proc/[0-9]*/comm")) // the pattern is constant and well formed
 	for _, comm := range comms {
@@ -76,25 +74,14 @@ func mountViews(ctx context.Context, n Node, names ...string) map[string][]mount
 			continue
 		}
 		if link, err := os.Readlink(filepath.Join(dir, "ns/mnt")); err == nil {
-			view := mountView{namespace: link}
+			views[name] = append(views[name], link)
 			table, _ := mountTable(ctx, filepath.Join(dir, "mountinfo"))
-			if m := mountOf(table, root); m != nil {
-				view.group = sharedGroup(m)
+			if m := mountOf(table, root); m != nil && sharedGroup(m) != "" {
+				views[name] = append(views[name], sharedGroup(m))
 			}
-			views[name] = append(views[name], view)
 		}
 	}
 	return views
-}
-
-// shareMounts reports whether one of ours and one of theirs are in one mount namespace, or
-// mounts propagate between them.
-func shareMounts(ours, theirs []mountView) bool {
-	return slices.ContainsFunc(ours, func(a mountView) bool {
-		return slices.ContainsFunc(theirs, func(b mountView) bool {
-			return a.namespace == b.namespace || a.group != "" && a.group == b.group
-		})
-	})
 }
 
 // sharedGroup is the field of a mount that names the peer group with which it shares
