@@ -3,8 +3,11 @@ package top
 import (
 	"cmp"
 	"context"
+	"slices"
 	"strings"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
 )
@@ -37,7 +40,8 @@ func Once(ctx context.Context, d Daemon, settings Settings) (*Picture, error) {
 		s.node.put(v, s.now)
 	}
 	s.node.synced(s.now)
-	fetchAll(ctx, d, s, s.Apply(polled))
+	s.Apply(polled)
+	fetchAll(ctx, d, s)
 	s.now, polled.Volumes = time.Now(), nil
 	for _, r := range s.list.rows {
 		polled.Volumes = append(polled.Volumes, r.v)
@@ -45,26 +49,25 @@ func Once(ctx context.Context, d Daemon, settings Settings) (*Picture, error) {
 	return &Picture{Polled: polled, state: s}, nil
 }
 
-// fetchAll asks sandboxes until all were asked or one interval is over.
-func fetchAll(ctx context.Context, d Daemon, s *State, effects []Effect) {
+// fetchAll asks all sandboxes, until one interval is over.
+func fetchAll(ctx context.Context, d Daemon, s *State) {
 	ctx, cancel := context.WithTimeout(ctx, s.settings.Interval)
 	defer cancel()
-	answers := make(chan StatsFetched, maxConcurrent)
-	for pending := 0; ; pending-- {
-		for _, effect := range effects {
-			if fetch, ok := effect.(FetchStats); ok {
-				pending++
-				go func() { answers <- d.fetchStats(ctx, fetch.ID) }()
+	rows := slices.DeleteFunc(slices.Clone(s.list.rows), func(r *row) bool { return !r.hasSandbox() })
+	answers := make([]Event, len(rows))
+	var group errgroup.Group
+	group.SetLimit(s.schedule.limit)
+	for i, r := range rows {
+		group.Go(func() error {
+			if answer := d.fetchStats(ctx, r.id()); ctx.Err() == nil { // else the failure is ours
+				answers[i] = answer
 			}
-		}
-		if pending == 0 {
-			return
-		}
-		answer := <-answers
-		if ctx.Err() != nil {
-			return // the failure is ours
-		}
-		effects = s.Apply(answer)
+			return nil
+		})
+	}
+	_ = group.Wait()
+	for _, answer := range answers {
+		s.Apply(answer)
 	}
 }
 
