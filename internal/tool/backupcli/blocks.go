@@ -35,16 +35,16 @@ each range, and qemu-img-map what qemu-img would.`,
 			picture := &blockview.Picture{
 				Out: out, Width: env.Width, ASCII: !command.UnicodeLocale(env.Getenv), Snapshot: args[0], Base: cmp.Or(of.base, of.baseID),
 			}
-			view, err := blockview.New(format, env.Out, picture)
+			message, end, err := blockview.New(format, env.Out, picture)
 			if err = cmp.Or(err, server.check(cmd), of.check()); err != nil {
 				return command.WrongUsage(cmd, err)
 			}
 			of.target = args[0]
 			return server.with(cmd.Context(), of, func(ctx context.Context, _ string, reader *blocks.Reader) error {
-				if err := reader.Read(ctx, 0, view.Message); err != nil {
+				if err := reader.Read(ctx, 0, message); err != nil {
 					return err
 				}
-				return view.End()
+				return end()
 			})
 		},
 	}

@@ -18,36 +18,23 @@ const FormatPicture = "picture"
 // Formats lists the formats.
 func Formats() []string { return []string{FormatPicture, "json", "raw", "qemu-img-map"} }
 
-// View prints each message that Reader.Read reads, and then the end.
-type View interface {
-	Message(blocks.Message) error
-	End() error
-}
-
-// New returns the view for a format. picture has the settings of FormatPicture.
-func New(format string, out io.Writer, picture *Picture) (View, error) {
+// New returns what prints each message that Reader.Read reads in a format, and what prints the end. picture has the
+// settings of FormatPicture.
+func New(format string, out io.Writer, picture *Picture) (message func(blocks.Message) error, end func() error, err error) {
 	buffered := bufio.NewWriter(out)
 	switch format {
 	case FormatPicture:
-		return picture, nil
+		return picture.message, picture.end, nil
 	case "json":
-		return &lines{out: buffered, write: writeJSON}, nil
+		return func(m blocks.Message) error { return writeJSON(buffered, m) }, buffered.Flush, nil
 	case "raw":
-		return &lines{out: buffered, write: writeRaw}, nil
+		return func(m blocks.Message) error { return writeRaw(buffered, m) }, buffered.Flush, nil
 	case "qemu-img-map":
-		return &qemuMap{out: buffered, changed: picture.Base != ""}, nil
+		q := &qemuMap{out: buffered, changed: picture.Base != ""}
+		return q.message, q.end, nil
 	}
-	return nil, fmt.Errorf("--output %q is not picture, json, raw or qemu-img-map", format)
+	return nil, nil, fmt.Errorf("--output %q is not picture, json, raw or qemu-img-map", format)
 }
-
-// lines prints each message by itself.
-type lines struct {
-	out   *bufio.Writer
-	write func(io.Writer, blocks.Message) error
-}
-
-func (l *lines) Message(m blocks.Message) error { return l.write(l.out, m) }
-func (l *lines) End() error                     { return l.out.Flush() }
 
 // messageObject has the keys of the sample client of KEP-3314's prototype, in its order.
 type messageObject struct {
@@ -89,7 +76,7 @@ type qemuMap struct {
 	lines    int
 }
 
-func (q *qemuMap) Message(m blocks.Message) error {
+func (q *qemuMap) message(m blocks.Message) error {
 	q.capacity = m.Capacity
 	for _, r := range m.Ranges {
 		if q.last.Size > 0 && q.last.End() == r.Offset {
@@ -103,7 +90,7 @@ func (q *qemuMap) Message(m blocks.Message) error {
 	return err
 }
 
-func (q *qemuMap) End() error {
+func (q *qemuMap) end() error {
 	q.printTo(q.capacity)
 	_, _ = q.out.WriteString(show.When(q.lines == 0, "[") + "]\n")
 	return q.out.Flush()

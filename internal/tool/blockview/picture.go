@@ -33,8 +33,7 @@ type Picture struct {
 	ranges, bytes  int64
 }
 
-// Message adds to the picture.
-func (p *Picture) Message(m blocks.Message) error {
+func (p *Picture) message(m blocks.Message) error {
 	if p.filled == nil {
 		p.layOut(m.Capacity)
 	}
@@ -60,8 +59,7 @@ func (p *Picture) layOut(capacity int64) {
 	p.filled = make([]int64, (capacity-1)/p.cell+1)
 }
 
-// End prints the picture.
-func (p *Picture) End() error {
+func (p *Picture) end() error {
 	what := cmp.Or(show.When(p.Base != "", "have changed since "+p.Base), "have data")
 	title := fmt.Sprintf("%s: %s of %s (%s) %s, in %d ranges.", p.Snapshot, show.Size(p.bytes), show.Size(p.capacity),
 		show.Percent(p.bytes, p.capacity), what, p.ranges)
