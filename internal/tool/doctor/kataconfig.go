@@ -133,10 +133,13 @@ func findKataConfigs(n Node) []kataConfig {
 			add(kataConfig{path: r.config, usedBy: r.name})
 		}
 	}
-	for _, sub := range []string{"", "runtime-rs"} {
+	// In each directory the default file is the first, because that is the name that people know. kata-deploy writes
+	// others below it: one directory for each of its own runtimes, and for each custom one.
+	for _, sub := range []string{"/", "/runtime-rs/"} {
 		first := ""
 		for _, dir := range kataConfigDirs {
-			for _, path := range kataFilesIn(n, filepath.Join(dir, sub)) {
+			for _, path := range n.glob(dir+sub+katasDefault, dir+sub+"configuration?*.toml",
+				dir+sub+"runtimes/*/configuration*.toml", dir+sub+"custom-runtimes/*/configuration*.toml") {
 				c := kataConfig{path: path, unused: len(runtimes) > 0}
 				if filepath.Base(path) == katasDefault {
 					c.shadow, c.unused = first, false
@@ -147,13 +150,6 @@ func findKataConfigs(n Node) []kataConfig {
 		}
 	}
 	return all
-}
-
-// kataFilesIn lists the files of a directory, the default one first, because that is the name
-// that people know. It includes those that kata-deploy writes below it: one directory for each
-// of its own runtimes, and for each custom one.
-func kataFilesIn(n Node, dir string) []string {
-	return n.glob(dir+"/"+katasDefault, dir+"/configuration?*.toml", dir+"/runtimes/*/configuration*.toml", dir+"/custom-runtimes/*/configuration*.toml")
 }
 
 type kataRuntime struct {

@@ -163,7 +163,14 @@ func traps(keys map[string]json.RawMessage, target string) []string {
 	if raw, there := keys["metadata"]; there && json.Unmarshal(raw, &metadata) != nil {
 		found = append(found, "has metadata that is no map of strings")
 	}
-	return append(found, optionTraps(keys)...)
+	var options []string
+	if raw, there := keys["options"]; there && json.Unmarshal(raw, &options) != nil {
+		return append(found, "has options that are no list of strings")
+	}
+	if i := slices.IndexFunc(options, func(o string) bool { return o == "bind" || o == "rbind" }); i >= 0 {
+		found = append(found, fmt.Sprintf("has %q among its options, which breaks Kata's Go runtime", options[i]))
+	}
+	return found
 }
 
 func stringTrap(keys map[string]json.RawMessage, key, target string) []string {
@@ -182,21 +189,6 @@ func stringTrap(keys map[string]json.RawMessage, key, target string) []string {
 		return []string{fmt.Sprintf("has the volume-type %q: Kata's Rust runtime wants directvol", value)}
 	case value == "":
 		return []string{fmt.Sprintf("has an empty %q", key)}
-	}
-	return nil
-}
-
-func optionTraps(keys map[string]json.RawMessage) []string {
-	raw, there := keys["options"]
-	if !there {
-		return nil
-	}
-	var options []string
-	if err := json.Unmarshal(raw, &options); err != nil {
-		return []string{"has options that are no list of strings"}
-	}
-	if i := slices.IndexFunc(options, func(o string) bool { return o == "bind" || o == "rbind" }); i >= 0 {
-		return []string{fmt.Sprintf("has %q among its options, which breaks Kata's Go runtime", options[i])}
 	}
 	return nil
 }
