@@ -112,8 +112,6 @@ target has already is not written again.`,
 }
 
 func restored(done *backup.Result, to string) string {
-	if to == "" {
-		return fmt.Sprintf("The files are whole: snapshot %s, %s.", done.Snapshot, show.Size(done.Size))
-	}
-	return fmt.Sprintf("%s has snapshot %s now, %s.", to, done.Snapshot, show.Size(done.Size))
+	what := show.Either(to == "", "The files are whole: snapshot "+done.Snapshot, to+" has snapshot "+done.Snapshot+" now")
+	return what + ", " + show.Size(done.Size) + "."
 }

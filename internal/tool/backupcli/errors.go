@@ -27,6 +27,8 @@ var blockAdvice = map[codes.Code]string{
 	codes.PermissionDenied:   "Allow the service account to get volumesnapshots in the snapshot's namespace.",
 }
 
+const certificateAdvice = "Check the SnapshotMetadataService: its caCert must verify the server's certificate, and the certificate must name the host of its address."
+
 func brokenStream(err error, at int64, pause time.Duration) string {
 	return fmt.Sprintf("the stream broke at %s: %s; retrying in %v", show.Size(at), show.Escape(status.Convert(err).Message()), pause)
 }
@@ -49,10 +51,7 @@ func explainBlocks(ctx context.Context, err error) error {
 		return err
 	}
 	st := answer.GRPCStatus()
-	advice := blockAdvice[st.Code()]
-	if blocks.IsCertificate(err) {
-		advice = "Check the SnapshotMetadataService: its caCert must verify the server's certificate, and the certificate must name the host of its address."
-	}
+	advice := show.Either(blocks.IsCertificate(err), certificateAdvice, blockAdvice[st.Code()])
 	return command.Explain(fmt.Errorf("%s (%s)", show.Escape(st.Message()), st.Code()), advice)
 }
 

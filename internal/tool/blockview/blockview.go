@@ -3,7 +3,6 @@ package blockview
 
 import (
 	"bufio"
-	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -111,7 +110,7 @@ func (q *qemuMap) printTo(to int64) {
 }
 
 func (q *qemuMap) line(r blocks.Range, rest string) {
-	before := cmp.Or(show.When(q.lines == 0, "["), ",\n")
+	before := show.Either(q.lines == 0, "[", ",\n")
 	q.lines++
 	_, _ = fmt.Fprintf(q.out, `%s{ "start": %d, "length": %d, %s}`, before, r.Offset, r.Size, rest)
 }

@@ -60,22 +60,18 @@ func (p *Picture) layOut(capacity int64) {
 }
 
 func (p *Picture) end() error {
-	what := cmp.Or(show.When(p.Base != "", "have changed since "+p.Base), "have data")
+	what := show.Either(p.Base != "", "have changed since "+p.Base, "have data")
 	title := fmt.Sprintf("%s: %s of %s (%s) %s, in %d ranges.", p.Snapshot, show.Size(p.bytes), show.Size(p.capacity),
 		show.Percent(p.bytes, p.capacity), what, p.ranges)
 	if p.filled == nil {
 		return p.Out.Line(p.Snapshot + ": no blocks " + what + ".")
 	}
-	if err := p.Out.Line(title); err != nil {
-		return err
-	}
+	err := p.Out.Line(title)
 	for row := 0; row < len(p.filled); row += p.columns {
-		if err := p.row(row, p.filled[row:min(row+p.columns, len(p.filled))]); err != nil {
-			return err
-		}
+		err = cmp.Or(err, p.row(row, p.filled[row:min(row+p.columns, len(p.filled))]))
 	}
 	g := p.glyphs()
-	return p.Out.Line(fmt.Sprintf("A character is %s: %c nothing, %c %c %c some, %c all of it.", show.Size(p.cell), g[0], g[1], g[2], g[3], g[4]))
+	return cmp.Or(err, p.Out.Line(fmt.Sprintf("A character is %s: %c nothing, %c %c %c some, %c all of it.", show.Size(p.cell), g[0], g[1], g[2], g[3], g[4])))
 }
 
 func (p *Picture) row(first int, cells []int64) error {
@@ -84,16 +80,13 @@ func (p *Picture) row(first int, cells []int64) error {
 		size := min(p.cell, p.capacity-int64(first+at)*p.cell)
 		text.WriteRune(p.glyphs()[level(bytes, size)])
 	}
-	colour := cmp.Or(show.When(p.Base != "", show.Yellow), show.Green)
+	colour := show.Either(p.Base != "", show.Yellow, show.Green)
 	_, err := fmt.Fprintf(p.Out.Out, "%*s  %s\n", labelWidth-2, show.Size(int64(first)*p.cell), p.Out.Paint(colour, text.String()))
 	return err
 }
 
 func (p *Picture) glyphs() []rune {
-	if p.ASCII {
-		return []rune(".:+*#")
-	}
-	return []rune("·░▒▓█")
+	return []rune(show.Either(p.ASCII, ".:+*#", "·░▒▓█"))
 }
 
 // level is how full a cell is: 0 only if it is empty, and 4 only if it is full.

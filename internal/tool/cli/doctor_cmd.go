@@ -38,10 +38,7 @@ with the daemon down, too. Run it as root: else some things cannot be looked at.
 --pre makes only the checks that make sense before crust-proxy is installed.`,
 		Example: "  sudo crustctl doctor",
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			timeout := doctorWait
-			if cmd.Flags().Changed("timeout") {
-				timeout = d.timeout
-			}
+			timeout := show.Either(cmd.Flags().Changed("timeout"), d.timeout, doctorWait)
 			node.AdminSocket, _ = socketPath(d.socket) // checked with the other flags
 			report, err := examine(cmd.Context(), d.within(timeout), node, file)
 			for end := time.Now().Add(wait); unfinished(report) && time.Now().Before(end) && sys.Sleep(cmd.Context(), time.Second); {
@@ -74,10 +71,7 @@ func examine(ctx context.Context, d *daemon, node doctor.Node, file string) (doc
 		known = askForDoctor(ctx, d)
 	}
 	path, err := filepath.Abs(file)
-	if err != nil {
-		path = file
-	}
-	c, err := configuration(known.Node.GetConfig(), filepath.Join(node.Root, path))
+	c, err := configuration(known.Node.GetConfig(), filepath.Join(node.Root, show.Either(err == nil, path, file)))
 	if file == usualConfig && errors.Is(err, fs.ErrNotExist) {
 		err = nil
 	}

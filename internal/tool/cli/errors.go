@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -21,10 +20,8 @@ import (
 )
 
 func (c *client) permission() string {
-	if c.daemon.root {
-		return "Add uid 0 to authorization." + c.daemon.api + ".uids in the daemon's configuration."
-	}
-	return "Use sudo, or add your uid to authorization." + c.daemon.api + ".uids in the daemon's configuration, and see that the socket's group is yours."
+	where := " to authorization." + c.daemon.api + ".uids in the daemon's configuration"
+	return show.Either(c.daemon.root, "Add uid 0"+where+".", "Use sudo, or add your uid"+where+", and see that the socket's group is yours.")
 }
 
 func watchEnded(service doctor.Service) error {
@@ -97,7 +94,7 @@ func hungUp(message string) bool {
 
 func (c *client) explainDial(dial error) error {
 	socket, service := c.socket, c.daemon.service
-	give := "Give " + cmp.Or(show.When(c.daemon.api != apiAdmin, "--runtime-socket"), "--socket or set "+socketVariable)
+	give := "Give " + show.Either(c.daemon.api != apiAdmin, "--runtime-socket", "--socket or set "+socketVariable)
 	switch {
 	case errors.Is(dial, fs.ErrPermission):
 		return command.Explain(fmt.Errorf("permission denied on the %s socket %s", c.daemon.api, socket), c.permission())

@@ -261,7 +261,7 @@ func (w *volumeView) watchTable() func(*adminv1.WatchVolumesResponse) error {
 			synced = true
 			return w.out.Table(t)
 		}
-		name := cmp.Or(show.When(!synced, "LISTED"), strings.TrimPrefix(event.GetType().String(), "TYPE_"))
+		name := show.Either(!synced, "LISTED", strings.TrimPrefix(event.GetType().String(), "TYPE_"))
 		t.Add(append([]printer.Cell{printer.Text(name)}, w.row(event.GetVolume())...)...)
 		if !synced {
 			return nil
@@ -276,10 +276,7 @@ type volumeView struct {
 }
 
 func (w *volumeView) age(at *timestamppb.Timestamp) string {
-	if at == nil {
-		return printer.Nothing
-	}
-	return show.Duration(w.now().Sub(at.AsTime()))
+	return show.Either(at != nil, show.Duration(w.now().Sub(at.AsTime())), printer.Nothing)
 }
 
 var volumeColumns = []string{
@@ -311,15 +308,8 @@ func (w *volumeView) list(volumes []*adminv1.Volume) error {
 
 func (w *volumeView) describe(v *adminv1.Volume) error {
 	refused := v.GetState() == adminv1.VolumeState_VOLUME_STATE_REFUSED
-	rule, pod := "Deferred by:", show.Pod(v)
-	if refused {
-		rule = "Decided by:"
-	}
-	if v.GetPodName() != "" {
-		pod = show.WithDetail(pod, v.GetPodUid())
-	}
 	t := &printer.Table{}
-	t.Pair("Pod:", pod)
+	t.Pair("Pod:", show.WithDetail(show.Pod(v), show.When(v.GetPodName() != "", v.GetPodUid())))
 	t.Pair("Claim:", v.GetPvcName())
 	t.Pair("Volume:", kubelet.VolumeName(v.GetTargetPath()))
 	t.Pair("ID:", v.GetId())
@@ -329,7 +319,7 @@ func (w *volumeView) describe(v *adminv1.Volume) error {
 	t.Pair("Driver:", v.GetDriver())
 	t.Pair("CSI volume:", v.GetVolumeId())
 	t.Pair("Way:", show.WithDetail(v.GetWay(), ways[v.GetWay()]))
-	t.Pair(rule, v.GetRule())
+	t.Pair(show.Either(refused, "Decided by:", "Deferred by:"), v.GetRule())
 	t.Pair("Handler:", v.GetHandler())
 	t.Pair("Device:", show.WithDetail(v.GetDevice(), v.GetDeviceId()))
 	t.Pair("Filesystem:", v.GetFsType())
@@ -349,12 +339,8 @@ func (w *volumeView) describe(v *adminv1.Volume) error {
 	t.Pair("Snapshots:", v.GetSnapshots())
 	t.Pair("Grow to:", growText(v))
 	t.Add(printer.Text("Condition:"), conditionCell(v.GetCondition()))
-	switch v.GetRefusals() {
-	case 0:
-	case 1:
-		t.Pair("Refused by:", v.GetRefusedBy()+" (once)")
-	default:
-		t.Pair("Refused by:", v.GetRefusedBy()+" ("+number(v.GetRefusals())+" times)")
+	if n := v.GetRefusals(); n > 0 {
+		t.Pair("Refused by:", v.GetRefusedBy()+" ("+show.Either(n == 1, "once", number(n)+" times")+")")
 	}
 	when := show.When(v.GetLastError() != "", " ("+w.age(v.GetLastErrorAt())+" ago)")
 	t.Add(printer.Text("Last error:"), printer.Painted(show.Red, v.GetLastError()+when))
@@ -388,17 +374,14 @@ func (w *volumeView) sandbox(s *adminv1.Sandbox) string {
 func number(n int64) string { return strconv.FormatInt(n, 10) }
 
 func stateCell(v *adminv1.Volume) printer.Cell {
-	detail := v.GetHeldBy()
-	if v.GetState() == adminv1.VolumeState_VOLUME_STATE_REFUSED {
-		detail = v.GetRefusedBy()
-	}
+	detail := show.Either(v.GetState() == adminv1.VolumeState_VOLUME_STATE_REFUSED, v.GetRefusedBy(), v.GetHeldBy())
 	return printer.Painted(show.StateColour(v.GetState()), show.WithDetail(show.StateName(v.GetState()), detail))
 }
 
 var ways = map[string]string{"native": "the driver deferred by itself", "block": "the driver was asked for block access"}
 
 func growText(v *adminv1.Volume) string {
-	how := cmp.Or(show.When(v.GetGrowWaits() != "", "waits: "+v.GetGrowWaits()), "at the next mount")
+	how := show.Either(v.GetGrowWaits() != "", "waits: "+v.GetGrowWaits(), "at the next mount")
 	return show.When(v.GetGrowToBytes() != 0, show.WithDetail(show.Size(v.GetGrowToBytes()), how))
 }
 
@@ -416,7 +399,7 @@ func usedOf(v *adminv1.Volume) (used, total string) {
 	return show.Size(u.GetUsed()), show.Size(u.GetTotal())
 }
 
-func access(v *adminv1.Volume) string { return cmp.Or(show.When(v.GetReadOnly(), "ro"), "rw") }
+func access(v *adminv1.Volume) string { return show.Either(v.GetReadOnly(), "ro", "rw") }
 
 func usageTable(usage []*adminv1.VolumeUsage) *printer.Table {
 	text, t := printer.Text, printer.NewTable("UNIT", "TOTAL", "USED", "AVAILABLE", "USE%")

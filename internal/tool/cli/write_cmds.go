@@ -121,16 +121,9 @@ volume's name next time: it needs confirmation too, which --yes does not give.`,
 }
 
 func describeUsers(v *adminv1.Volume) string {
-	text := whole(v)
-	switch {
-	case v.GetSandbox() != nil:
-		text += ": sandbox " + show.Escape(v.GetSandbox().GetId()) + " has it"
-	case v.GetHeldBy() != "":
-		text += ": it is open in " + show.Escape(v.GetHeldBy())
-	default:
-		text += ": no sandbox is known to have it"
-	}
-	return text + ".\n"
+	return whole(v) + ": " + cmp.Or(
+		show.When(v.GetSandbox() != nil, "sandbox "+show.Escape(v.GetSandbox().GetId())+" has it"),
+		show.When(v.GetHeldBy() != "", "it is open in "+show.Escape(v.GetHeldBy())), "no sandbox is known to have it") + ".\n"
 }
 
 func endCmd(d *daemon, out *printer.Printer, keys *os.File) *cobra.Command {
@@ -169,11 +162,9 @@ func describeOrphans(v *adminv1.Volume, found *adminv1.EndOrphansResponse, now t
 	var text strings.Builder
 	fmt.Fprintf(&text, "%s:\n", whole(v))
 	for _, one := range found.GetOrphans() {
-		fmt.Fprintf(&text, "process %d (%q), control group %s, has the device", one.GetPid(), one.GetProgram(), show.Escape(one.GetControlGroup()))
-		if since := one.GetHeldSince(); since != nil {
-			fmt.Fprintf(&text, "; this was first noticed %s ago", now.Sub(since.AsTime()).Round(time.Second))
-		}
-		fmt.Fprintf(&text, ".\nIt is an orphan: %s %s, which the container runtime does not know.\n", one.GetWhy(), one.GetSandbox())
+		since := fmt.Sprintf("; this was first noticed %s ago", now.Sub(one.GetHeldSince().AsTime()).Round(time.Second))
+		fmt.Fprintf(&text, "process %d (%q), control group %s, has the device%s.\nIt is an orphan: %s %s, which the container runtime does not know.\n",
+			one.GetPid(), one.GetProgram(), show.Escape(one.GetControlGroup()), show.When(one.GetHeldSince() != nil, since), one.GetWhy(), one.GetSandbox())
 	}
 	return text.String()
 }

@@ -31,7 +31,7 @@ const (
 )
 
 // worse returns a result unless all is well.
-func worse(bad bool, result string) string { return cmp.Or(show.When(bad, result), resultOK) }
+func worse(bad bool, result string) string { return show.Either(bad, result, resultOK) }
 
 func namesIn(names []string) string {
 	const most = 5
@@ -147,10 +147,7 @@ func checkVolumes(states []*state) checked {
 	for _, state := range slices.Sorted(maps.Keys(sums)) {
 		text += fmt.Sprintf(", %d %s", sums[state], state)
 	}
-	result := worse(sums["refused"]+sums["held"] > 0, resultWarn)
-	if sums["degraded"] > 0 {
-		result = resultFail
-	}
+	result := show.Either(sums["degraded"] > 0, resultFail, worse(sums["refused"]+sums["held"] > 0, resultWarn))
 	return checked{"volumes", result, text, "kubectl crust volumes --state degraded (or refused, held) -o wide"}
 }
 
@@ -170,7 +167,7 @@ func checkFindings(states []*state) []checked {
 	}
 	var all []checked
 	for _, seen := range slices.Sorted(maps.Keys(found)) {
-		result := cmp.Or(show.When(found[seen].Severity == doctor.Error, resultFail), resultWarn)
+		result := show.Either(found[seen].Severity == doctor.Error, resultFail, resultWarn)
 		all = append(all, checked{"findings", result, namesIn(nodes[seen]) + ": " + seen, found[seen].Do})
 	}
 	return all

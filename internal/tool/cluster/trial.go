@@ -437,7 +437,7 @@ func (k *api) send(ctx context.Context, verb, uri string, body object) error {
 		if err != nil {
 			return err
 		}
-		content := cmp.Or(show.When(verb == http.MethodPatch, "application/merge-patch+json"), "application/json")
+		content := show.Either(verb == http.MethodPatch, "application/merge-patch+json", "application/json")
 		request = request.SetHeader("Content-Type", content).Body(raw)
 	}
 	_, err := request.Do(ctx).Raw()

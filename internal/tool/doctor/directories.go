@@ -1,7 +1,6 @@
 package doctor
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -38,8 +37,7 @@ func checkRunDir(_ context.Context, n Node, _ Daemon) []Finding {
 	dir := n.Config.RunDir
 	info, err := os.Stat(n.at(dir))
 	if err != nil {
-		makes := cmp.Or(show.When(n.Service.InPod, "the daemon makes the directory in the node's /run, which the DaemonSet mounts"),
-			"its unit makes the directory (RuntimeDirectory=)")
+		makes := show.Either(n.Service.InPod, "the daemon makes the directory in the node's /run, which the DaemonSet mounts", "its unit makes the directory (RuntimeDirectory=)")
 		return []Finding{failure(n.Service.Status()+"; "+makes,
 			"the run directory %s cannot be used: %v", dir, err)}
 	}

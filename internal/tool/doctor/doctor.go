@@ -12,6 +12,7 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/crust-proxy/crust-proxy/internal/tool/show"
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
 )
 
@@ -213,8 +214,5 @@ func (s Service) Restart() string {
 }
 
 func (s Service) either(systemd, kubectl string) string {
-	if !s.InPod {
-		return systemd
-	}
-	return "kubectl -n " + cmp.Or(s.Namespace, "NAMESPACE") + " " + kubectl + cmp.Or(s.Pod, "POD")
+	return show.Either(s.InPod, "kubectl -n "+cmp.Or(s.Namespace, "NAMESPACE")+" "+kubectl+cmp.Or(s.Pod, "POD"), systemd)
 }

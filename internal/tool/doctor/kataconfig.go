@@ -62,12 +62,8 @@ func (c kataConfig) checkSetting(s setting) []Finding {
 	if !s.value {
 		return nil
 	}
-	where := fmt.Sprintf("%s:%d", s.file, s.line)
-	if s.file != c.real {
-		where += " (a drop-in of " + c.path + ")"
-	} else if c.path != c.real {
-		where += " (which " + c.path + " leads to)"
-	}
+	link := show.When(c.path != c.real, " (which "+c.path+" leads to)")
+	where := fmt.Sprintf("%s:%d", s.file, s.line) + show.Either(s.file != c.real, " (a drop-in of "+c.path+")", link)
 	switch s.key {
 	case "disable_block_device_use":
 		return []Finding{c.blockDisabled(s, where)}
@@ -189,10 +185,7 @@ func imports(n Node, from string, list any) (files []string) {
 	patterns, _ := list.([]any)
 	for _, p := range patterns {
 		pattern, _ := p.(string)
-		if !filepath.IsAbs(pattern) {
-			pattern = filepath.Join(filepath.Dir(from), pattern)
-		}
-		files = append(files, n.glob(pattern)...)
+		files = append(files, n.glob(show.Either(filepath.IsAbs(pattern), pattern, filepath.Join(filepath.Dir(from), pattern)))...)
 	}
 	return files
 }

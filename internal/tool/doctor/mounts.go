@@ -45,10 +45,8 @@ func checkNamespaces(ctx context.Context, n Node, _ Daemon) []Finding {
 		return []Finding{okay("not compared: no crust-proxy process can be looked at")}
 	}
 	sharing := "mount " + quoted(n.Config.KubeletRoot) + " with mountPropagation: Bidirectional"
-	do := "systemctl cat crust-proxy: no directive may give it a mount namespace of its own (ProtectSystem=, PrivateTmp=, ...); in a container, " + sharing
-	if n.Service.InPod {
-		do = "let the DaemonSet " + sharing
-	}
+	do := show.Either(n.Service.InPod, "let the DaemonSet ",
+		"systemctl cat crust-proxy: no directive may give it a mount namespace of its own (ProtectSystem=, PrivateTmp=, ...); in a container, ") + sharing
 	var found []Finding
 	for _, other := range []string{"kubelet", "containerd", "crio"} {
 		theirs := running[other]

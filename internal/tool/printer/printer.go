@@ -222,19 +222,12 @@ type Cell struct{ text, code string }
 
 // Text is a cell without a colour.
 func Text(s string) Cell {
-	if s == "" {
-		s = Nothing
-	}
-	return Cell{text: show.Escape(s)}
+	return Cell{text: show.Escape(cmp.Or(s, Nothing))}
 }
 
 // Painted is a cell with a colour, unless it is empty.
 func Painted(code, s string) Cell {
-	c := Text(s)
-	if s != "" {
-		c.code = code
-	}
-	return c
+	return Cell{text: Text(s).text, code: show.When(s != "", code)}
 }
 
 // YesNo is a green yes or a red no.

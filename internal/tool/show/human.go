@@ -34,12 +34,15 @@ const ShortIDLength = 12
 // ShortID is the part of an id that is shown to people.
 func ShortID(id string) string { return id[:min(len(id), ShortIDLength)] }
 
-// When returns a text, or nothing if the condition is false.
-func When(is bool, text string) string {
+// When returns a value if the condition is true, else its type's zero value.
+func When[T any](is bool, value T) (none T) { return Either(is, value, none) }
+
+// Either returns one of two values.
+func Either[T any](is bool, yes, no T) T {
 	if is {
-		return text
+		return yes
 	}
-	return ""
+	return no
 }
 
 // Joined joins the texts that are not empty.
@@ -49,13 +52,7 @@ func Joined(separator string, texts ...string) string {
 
 // WithDetail adds a detail in brackets, if there is one.
 func WithDetail(what, detail string) string {
-	switch {
-	case detail == "":
-		return what
-	case what == "":
-		return "(" + detail + ")"
-	}
-	return what + " (" + detail + ")"
+	return Joined(" ", what, When(detail != "", "("+detail+")"))
 }
 
 // Percent is the used part of a total, rounded up, so that it is 0% only if nothing is used.
@@ -112,10 +109,7 @@ func CheckStates(states ...string) error {
 
 // Pod names the pod of a volume, by its UID if its name is not known.
 func Pod(v *adminv1.Volume) string {
-	if v.GetPodName() == "" {
-		return v.GetPodUid()
-	}
-	return v.GetPodNamespace() + "/" + v.GetPodName()
+	return Either(v.GetPodName() != "", v.GetPodNamespace()+"/"+v.GetPodName(), v.GetPodUid())
 }
 
 // podDigits is how much of a pod's UID is shown where its name is not known. crustctl takes it for a name.
@@ -123,10 +117,7 @@ const podDigits = 8
 
 // ShortPod is Pod for a column.
 func ShortPod(v *adminv1.Volume) string {
-	if v.GetPodName() == "" {
-		return v.GetPodUid()[:min(len(v.GetPodUid()), podDigits)]
-	}
-	return Pod(v)
+	return Either(v.GetPodName() != "", Pod(v), v.GetPodUid()[:min(len(v.GetPodUid()), podDigits)])
 }
 
 // VolumeName names a volume by its claim, if that is known, else by its PersistentVolume, and else

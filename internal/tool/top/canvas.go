@@ -1,6 +1,7 @@
 package top
 
 import (
+	"cmp"
 	"strings"
 
 	"github.com/charmbracelet/x/ansi"
@@ -108,14 +109,7 @@ func (c canvas) bar(u *adminv1.VolumeUsage, width int) string {
 }
 
 func fullness(u *adminv1.VolumeUsage) string {
-	switch {
-	case part(u) >= 0.9:
-		return show.Red
-	case part(u) >= 0.8:
-		return show.Yellow
-	default:
-		return show.Green
-	}
+	return cmp.Or(show.When(part(u) >= 0.9, show.Red), show.When(part(u) >= 0.8, show.Yellow), show.Green)
 }
 
 func wrap(text string, width int) []string {

@@ -1,7 +1,6 @@
 package top
 
 import (
-	"cmp"
 	"fmt"
 	"strings"
 	"time"
@@ -140,7 +139,7 @@ func (p *sheet) errors() {
 	}
 	label := "Error"
 	for i, e := range errors {
-		p.text(label, cmp.Or(show.When(i == 0 && current, show.Red), show.Faint), p.when(e)+e.text)
+		p.text(label, show.Either(i == 0 && current, show.Red, show.Faint), p.when(e)+e.text)
 		label = ""
 	}
 }
@@ -157,7 +156,7 @@ func (p *sheet) events() {
 }
 
 func (p *sheet) when(e pastError) string {
-	layout := cmp.Or(show.When(p.s.now.Sub(e.last) > 24*time.Hour, time.DateTime), time.TimeOnly)
+	layout := show.Either(p.s.now.Sub(e.last) > 24*time.Hour, time.DateTime, time.TimeOnly)
 	return fmt.Sprintf("%s (%s ago)", e.last.Local().Format(layout), age(p.s.now, e.last)) + show.When(e.times > 1, fmt.Sprintf(", %d times", e.times)) + ": "
 }
 
@@ -186,7 +185,7 @@ func (p *sheet) facts() {
 	p.text("Created", show.Plain, p.ago(v.GetCreatedAt()))
 }
 
-func access(readOnly bool) string { return cmp.Or(show.When(readOnly, "read-only"), "read-write") }
+func access(readOnly bool) string { return show.Either(readOnly, "read-only", "read-write") }
 
 // ago is how long ago a time was, and the time; empty for an unknown time.
 func (p *sheet) ago(t *timestamppb.Timestamp) string {

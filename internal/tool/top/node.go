@@ -70,11 +70,7 @@ func (n *node) synced(now time.Time) {
 }
 
 func (n *node) disconnected(e Disconnected) {
-	since := e.At
-	if n.link.away {
-		since = n.link.since
-	}
-	n.link = link{away: true, since: since, retry: e.Retry, reason: n.escape(e.Reason)}
+	n.link = link{away: true, since: show.Either(n.link.away, n.link.since, e.At), retry: e.Retry, reason: n.escape(e.Reason)}
 	for id := range n.volumes {
 		n.unlisted[id] = true
 	}
@@ -289,12 +285,7 @@ func statsFailed(v *adminv1.Volume) bool {
 	return v.GetLastError() != "" && v.GetStatsFailures() > 0 && timeOf(v.GetLastErrorAt()).Equal(timeOf(v.GetStatsAt()))
 }
 
-func timeOf(t *timestamppb.Timestamp) time.Time {
-	if t == nil {
-		return time.Time{}
-	}
-	return t.AsTime()
-}
+func timeOf(t *timestamppb.Timestamp) time.Time { return show.When(t != nil, t.AsTime()) }
 
 // errorOf is what is wrong with the volume, without the volume's name.
 func errorOf(v *adminv1.Volume) string {

@@ -160,11 +160,7 @@ func (t *table) heading() string {
 		}
 		title := columns[c].title
 		if c == orders[t.s.list.order].column {
-			arrow := t.s.canvas.descending
-			if t.s.list.reversed {
-				arrow = t.s.canvas.ascending
-			}
-			title += arrow
+			title += show.Either(t.s.list.reversed, t.s.canvas.ascending, t.s.canvas.descending)
 		}
 		titles = append(titles, t.s.canvas.fit(title, width, columns[c].right))
 	}
@@ -177,7 +173,7 @@ func (t *table) row(r *row, chosen bool) string {
 	canvas := t.s.canvas
 	stale := t.s.old()
 	canvas.plain = canvas.plain || chosen || stale
-	parts := []string{cmp.Or(show.When(chosen, canvas.marker), " "), cmp.Or(canvas.paint(show.Alarm, show.When(r.err != "", "!")), " ")}
+	parts := []string{show.Either(chosen, canvas.marker, " "), cmp.Or(canvas.paint(show.Alarm, show.When(r.err != "", "!")), " ")}
 	for c, width := range t.widths {
 		if width == 0 {
 			continue
@@ -212,10 +208,7 @@ func stateColour(r *row) string { return show.StateColour(r.v.GetState()) }
 
 // inodesColour is for what needs attention only.
 func inodesColour(r *row) string {
-	if code := fullness(r.inodes); code != show.Green {
-		return code
-	}
-	return show.Plain
+	return show.When(fullness(r.inodes) != show.Green, fullness(r.inodes))
 }
 
 func usageBar(canvas canvas, u *adminv1.VolumeUsage, width int) string {
@@ -237,14 +230,7 @@ func percent(u *adminv1.VolumeUsage) string {
 const slow = time.Second
 
 func latencyColour(r *row) string {
-	switch {
-	case r.asked && r.failed:
-		return show.Red
-	case r.took >= slow:
-		return show.Yellow
-	default:
-		return show.Plain
-	}
+	return cmp.Or(show.When(r.asked && r.failed, show.Red), show.When(r.took >= slow, show.Yellow), show.Plain)
 }
 
 // latency is how long the sandbox took to answer, marked if the request failed.
@@ -270,8 +256,5 @@ func (c canvas) latency(r *row) string {
 
 // age is how long ago something was; "-" for an unknown time.
 func age(now, at time.Time) string {
-	if at.IsZero() {
-		return "-"
-	}
-	return show.Duration(now.Sub(at))
+	return show.Either(at.IsZero(), "-", show.Duration(now.Sub(at)))
 }

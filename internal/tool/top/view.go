@@ -61,13 +61,7 @@ func (t *table) rowLines(height int) []string {
 }
 
 func (t *table) emptyText() string {
-	switch {
-	case t.s.list.known > 0:
-		return "No volume fits."
-	case t.s.node.link.synced:
-		return "No volumes."
-	}
-	return "..."
+	return cmp.Or(show.When(t.s.list.known > 0, "No volume fits."), show.When(t.s.node.link.synced, "No volumes."), "...")
 }
 
 func (t *table) title() []string {
@@ -122,7 +116,7 @@ func (t *table) health() string {
 }
 
 func (t *table) outOf(n tally) string {
-	return t.s.canvas.paint(cmp.Or(show.When(n.fine < n.all, show.Red), show.Green), fmt.Sprintf("%d/%d", n.fine, n.all))
+	return t.s.canvas.paint(show.Either(n.fine < n.all, show.Red, show.Green), fmt.Sprintf("%d/%d", n.fine, n.all))
 }
 
 func (t *table) sumLine() string {
@@ -144,10 +138,7 @@ func (t *table) sumLine() string {
 }
 
 func count(n int, what string) string {
-	if n == 1 {
-		return "1 " + what
-	}
-	return fmt.Sprintf("%d %ss", n, what)
+	return fmt.Sprintf("%d %s%s", n, what, show.When(n != 1, "s"))
 }
 
 // alertLine says that the screen is out of date, or what is wrong with the node.
@@ -163,7 +154,7 @@ func alertLine(s *State) string {
 		return s.canvas.line(paint(show.Faint, more), paint(show.Yellow, "! "+problems[0]))
 	}
 	wait := link.retry.Sub(s.now)
-	again := "again " + cmp.Or(show.When(wait >= time.Second, "in "+show.Duration(wait)), "now")
+	again := "again " + show.Either(wait >= time.Second, "in "+show.Duration(wait), "now")
 	since := paint(show.Alarm, "! away "+age(s.now, link.since)+", this is old: ")
 	return s.canvas.line(paint(show.Faint, again), since, paint(show.Red, link.reason))
 }
