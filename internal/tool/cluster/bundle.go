@@ -65,12 +65,9 @@ func (a *archive) write(p part) {
 			continue
 		}
 		a.left -= len(f.raw)
-		if a.err == nil {
-			a.err = a.tar.WriteHeader(&tar.Header{Name: path.Join("crust-bundle", f.name), Mode: 0o600, Size: int64(len(f.raw)), ModTime: time.Now()})
-		}
-		if a.err == nil {
-			_, a.err = a.tar.Write(f.raw)
-		}
+		header := a.tar.WriteHeader(&tar.Header{Name: path.Join("crust-bundle", f.name), Mode: 0o600, Size: int64(len(f.raw)), ModTime: time.Now()})
+		_, content := a.tar.Write(f.raw)
+		a.err = cmp.Or(a.err, header, content)
 	}
 }
 
@@ -83,11 +80,11 @@ func (p *part) try(name string, raw []byte, err error) {
 	p.add(name, raw)
 }
 
-// json redacts the texts in a value, not its encoding, in which a secret may have another form.
-func (p *part) json(name string, value any) {
+// json adds a value that was read, or notes the error. It redacts the texts in a value, not its encoding, in which a secret may have another form.
+func (p *part) json(name string, value any, err error) {
 	var plain any
-	raw, err := json.Marshal(value)
-	if err == nil {
+	raw, failure := json.Marshal(value)
+	if err = cmp.Or(err, failure); err == nil {
 		err = json.Unmarshal(raw, &plain)
 	}
 	if err == nil {
@@ -161,8 +158,8 @@ func (a *archive) nodes(ctx context.Context, states []*state) {
 func (a *archive) node(ctx context.Context, s *state) (p part) {
 	dir := path.Join("nodes", strings.ReplaceAll(cmp.Or(s.node, "unknown"), "/", "_"))
 	if s.why == "" {
-		p.json(dir+"/node.json", s.document())
-		p.json(dir+"/volumes.json", map[string]any{"volumes": printer.Objects(s.volumes)})
+		p.json(dir+"/node.json", s.document(), nil)
+		p.json(dir+"/volumes.json", map[string]any{"volumes": printer.Objects(s.volumes)}, nil)
 	}
 	if s.err == nil { // one that did not answer is not waited for again
 		for _, name := range []string{"metrics", "readyz"} {
@@ -176,14 +173,10 @@ func (a *archive) node(ctx context.Context, s *state) (p part) {
 		p.skip = append(p.skip, dir+"/log.txt: the daemon is no pod; on the node: journalctl -u crust-proxy, crustctl doctor")
 		return p
 	}
-	p.json(dir+"/pod.json", s.pod) // only the fields that we know of: no environment
+	p.json(dir+"/pod.json", s.pod, nil) // only the fields that we know of: no environment
 	base := "/api/v1/namespaces/" + url.PathEscape(s.pod.Metadata.Namespace)
 	events, err := list[event](ctx, a.k, base+"/events", url.Values{"fieldSelector": {"involvedObject.name=" + s.pod.Metadata.Name}})
-	if err != nil {
-		p.skip = append(p.skip, dir+"/events.json: "+err.Error())
-	} else {
-		p.json(dir+"/events.json", events)
-	}
+	p.json(dir+"/events.json", events, err)
 	for name, query := range map[string]string{"log.txt": "", "log-previous.txt": "&previous=true"} {
 		raw, err := a.k.raw(ctx, fmt.Sprintf("%s/pods/%s/log?tailLines=%d&limitBytes=%d%s", base, url.PathEscape(s.pod.Metadata.Name), logLines, mostFile, query))
 		p.try(dir+"/"+name, raw, err)
