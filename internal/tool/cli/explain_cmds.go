@@ -76,11 +76,7 @@ func printEvents(out *printer.Printer, events []*adminv1.VolumeEvent) error {
 	text, t := printer.Text, printer.NewTable("TIME", "COUNT", "EVENT", "BY", "POD", "+ID", "+CSI VOLUME", "+DRIVER", "+TARGET", "DETAIL")
 	for _, e := range events {
 		pod := &adminv1.Volume{PodNamespace: e.GetPodNamespace(), PodName: e.GetPodName(), PodUid: e.GetPodUid()}
-		event := text(e.GetWhat())
-		if e.GetFailed() {
-			event = printer.Painted(show.Red, e.GetWhat())
-		}
-		t.Add(text(stamp(e.GetLastAt())), text(number(e.GetCount())), event, text(e.GetBy()), text(show.Pod(pod)),
+		t.Add(text(stamp(e.GetLastAt())), text(number(e.GetCount())), printer.Painted(show.When(e.GetFailed(), show.Red), e.GetWhat()), text(e.GetBy()), text(show.Pod(pod)),
 			text(show.ShortID(e.GetId())), text(e.GetVolumeId()), text(e.GetDriver()), text(e.GetTargetPath()), text(e.GetText()))
 	}
 	return out.Table(t)

@@ -91,9 +91,6 @@ func topLive(ctx context.Context, env Env, d *daemon, settings top.Settings) err
 }
 
 func topOnce(ctx context.Context, d *daemon, out *printer.Printer, settings top.Settings, width int) error {
-	if out.Wide() {
-		width = 0
-	}
 	return d.call(ctx, func(ctx context.Context, c *client) error {
 		picture, err := top.Once(ctx, topDaemon(c, d.timeout), settings)
 		if err != nil {
@@ -107,7 +104,7 @@ func topOnce(ctx context.Context, d *daemon, out *printer.Printer, settings top.
 			Volumes: printer.Objects(picture.Volumes),
 		}
 		return out.Result(object, func() error {
-			_, err := io.WriteString(out.Out, picture.Text(width))
+			_, err := io.WriteString(out.Out, picture.Text(show.When(!out.Wide(), width)))
 			return err
 		})
 	})

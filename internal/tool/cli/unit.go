@@ -90,10 +90,7 @@ func (u unit) watch(ctx context.Context, conn *grpc.ClientConn, end context.Canc
 	}
 	looks := 0
 	for pause := unitPatience; sys.Sleep(ctx, pause) && conn.GetState() != connectivity.Ready; pause = unitAgain {
-		if looks++; !down(u.state(ctx)) {
-			looks = 0
-		}
-		if looks == 2 {
+		if looks = show.When(down(u.state(ctx)), looks+1); looks == 2 {
 			end(errUnitDown)
 			return
 		}

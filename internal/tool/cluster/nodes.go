@@ -175,15 +175,10 @@ func (t *tool) row(s *state, pod string) []printer.Cell {
 	}
 	number := func(name, colour string) printer.Cell {
 		count := n.GetVolumesByState()[name]
-		if count == 0 {
-			return text("0")
-		}
-		return printer.Painted(colour, strconv.FormatInt(count, 10))
+		return printer.Painted(show.When(count > 0, colour), strconv.FormatInt(count, 10))
 	}
-	config := text("ok")
-	if bad := n.GetConfigBadSince(); bad != nil {
-		config = printer.Painted(show.Red, "bad for "+show.Duration(t.now().Sub(bad.AsTime())))
-	}
+	bad := n.GetConfigBadSince()
+	config := show.Either(bad != nil, printer.Painted(show.Red, "bad for "+show.Duration(t.now().Sub(bad.AsTime()))), text("ok"))
 	return []printer.Cell{
 		text(s.node), text(n.GetVersion()), text(strconv.FormatInt(sum, 10)), number("bound", show.Plain), number("degraded", show.Red),
 		number("refused", show.Red), number("held", show.Red), text(s.drivers()), s.findingsCell(), config,

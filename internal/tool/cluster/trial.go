@@ -100,10 +100,9 @@ func (r *trial) make(ctx context.Context, s step) bool {
 	began := time.Now()
 	text, err := s.do(ctx)
 	line := checked{s.name, resultOK, text, ""}
-	if _, is := errors.AsType[skipped](err); is {
-		line.Result, line.Seen = resultWarn, err.Error()
-	} else if err != nil {
-		line.Result, line.Seen = resultFail, err.Error()
+	if err != nil {
+		_, left := errors.AsType[skipped](err)
+		line.Result, line.Seen = show.Either(left, resultWarn, resultFail), err.Error()
 	}
 	line.Seen = fmt.Sprintf("%5.1fs  %s", time.Since(began).Seconds(), line.Seen)
 	r.lines = append(r.lines, line)

@@ -85,10 +85,7 @@ func checkCSIDrivers(ctx context.Context, n Node, d Daemon) []Finding {
 	case len(d.Drivers) == 0:
 		return []Finding{okay("no driver is known to be behind crust-proxy")}
 	}
-	who := apiserver.Identity{InCluster: cluster.InCluster, UserAgent: "crustctl"}
-	if !cluster.InCluster {
-		who.Kubeconfig = n.at(cluster.Kubeconfig)
-	}
+	who := apiserver.Identity{Kubeconfig: show.When(!cluster.InCluster, n.at(cluster.Kubeconfig)), InCluster: cluster.InCluster, UserAgent: "crustctl"}
 	var list struct{ Items []csiDriver }
 	if err := apiserver.Get(ctx, who, cluster.NodeName, "/apis/storage.k8s.io/v1/csidrivers", &list); err != nil {
 		return []Finding{okay("not looked at: %v", err)}

@@ -232,10 +232,7 @@ func Painted(code, s string) Cell {
 
 // YesNo is a green yes or a red no.
 func YesNo(yes bool) Cell {
-	if yes {
-		return Painted(show.Green, "yes")
-	}
-	return Painted(show.Red, "no")
+	return show.Either(yes, Painted(show.Green, "yes"), Painted(show.Red, "no"))
 }
 
 func (c Cell) width() int { return utf8.RuneCountInString(c.text) }

@@ -68,10 +68,7 @@ func (c canvas) cut(text string, width int) string {
 func (c canvas) fit(text string, width int, right bool) string {
 	text = c.cut(text, width)
 	space := strings.Repeat(" ", max(0, width-cells(text)))
-	if right {
-		return space + text
-	}
-	return text + space
+	return show.Either(right, space+text, text+space)
 }
 
 // line joins texts to a line of the screen's width, with one more at its right end. That
@@ -121,9 +118,7 @@ func (c canvas) hanging(first, text string) []string {
 	indent := cells(first)
 	lines := wrap(text, c.width-indent)
 	for i, line := range lines {
-		if lines[i] = first + line; i > 0 {
-			lines[i] = strings.Repeat(" ", indent) + line
-		}
+		lines[i] = show.Either(i == 0, first, strings.Repeat(" ", indent)) + line
 	}
 	return lines
 }

@@ -63,13 +63,12 @@ func (p *sheet) content() []string {
 	p.lines = []string{""}
 	if p.row == nil {
 		p.text("", show.Plain, "This volume has gone: it was unpublished, or its refusal is forgotten.")
-		p.events()
-		return p.lines
+	} else {
+		p.numbers()
+		p.errors()
+		p.lines = append(p.lines, "")
+		p.facts()
 	}
-	p.numbers()
-	p.errors()
-	p.lines = append(p.lines, "")
-	p.facts()
 	p.events()
 	return p.lines
 }

@@ -8,6 +8,7 @@ import (
 	"unicode"
 	"unicode/utf8"
 
+	"github.com/crust-proxy/crust-proxy/internal/tool/show"
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
 )
 
@@ -162,16 +163,10 @@ func (o Order) sort(rows []*row, reversed bool) {
 	compare, known := orders[o].compare, orders[o].known
 	slices.SortFunc(rows, func(a, b *row) int {
 		if known != nil && known(a) != known(b) {
-			if known(a) {
-				return -1
-			}
-			return 1
+			return show.Either(known(a), -1, 1)
 		}
 		c := compare(a, b)
-		if reversed {
-			c = -c
-		}
-		return cmp.Or(c, byName(a, b))
+		return cmp.Or(show.Either(reversed, -c, c), byName(a, b))
 	})
 }
 

@@ -2,6 +2,8 @@ package top
 
 import (
 	"time"
+
+	"github.com/crust-proxy/crust-proxy/internal/tool/show"
 )
 
 const (
@@ -78,10 +80,7 @@ func (s *schedule) fetched(e StatsFetched, counts bool) {
 	q := s.fetching[e.ID]
 	q.since = time.Time{}
 	if counts {
-		q.failed++
-		if e.Reply != nil {
-			q.failed = 0
-		}
+		q.failed = show.Either(e.Reply == nil, q.failed+1, 0)
 		q.next = e.At.Add(max(s.interval, min(maxBackoff, s.interval<<min(q.failed, 5))))
 	}
 	s.fetching[e.ID] = q

@@ -141,10 +141,7 @@ func (s *State) old() bool { return s.node.link.away || s.hangs() }
 
 // shown are the volumes as of now, or as of the moment of the pause.
 func (s *State) shown() map[string]*row {
-	if s.paused != nil {
-		return s.paused
-	}
-	return s.node.volumes
+	return show.Either(s.paused != nil, s.paused, s.node.volumes)
 }
 
 func (s *State) onScreen() []*row {
@@ -161,11 +158,7 @@ func (s *State) onScreen() []*row {
 
 // pause freezes the volumes on the screen, or shows them as they are again.
 func (s *State) pause() {
-	if s.paused == nil {
-		s.paused = maps.Clone(s.node.volumes)
-	} else {
-		s.paused = nil
-	}
+	s.paused = show.When(s.paused == nil, maps.Clone(s.node.volumes))
 }
 
 // open shows the volume under the cursor, with fresh numbers.
