@@ -6,6 +6,7 @@ package rig
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -38,8 +39,9 @@ func Run(tests func() int, namespaces uintptr) int {
 	return code
 }
 
-// before is what was there when the tests began.
-var before []string
+// before is what was there when the tests began: loop devices, and mounts by their numbers, because another
+// program may rename the directory of a mount meanwhile.
+var before map[string]string
 
 func run(tests func() int, namespaces uintptr) (int, error) {
 	if os.Geteuid() != 0 {
@@ -71,7 +73,9 @@ func run(tests func() int, namespaces uintptr) (int, error) {
 // little patience tells that from a leak.
 func Leaks() []string {
 	return check.Left(30*time.Second, 100*time.Millisecond, func() []string {
-		return slices.DeleteFunc(leakable(), func(one string) bool { return slices.Contains(before, one) })
+		now := leakable()
+		maps.DeleteFunc(now, func(one, _ string) bool { return before[one] != "" })
+		return slices.Sorted(maps.Values(now))
 	})
 }
 
@@ -101,13 +105,13 @@ func enterNamespaces(which uintptr) error {
 
 // leakable lists what a test could leave behind. Loop devices are the machine's:
 // those of others who test at the same time are told by the names of their files.
-func leakable() []string {
-	var out []string
+func leakable() map[string]string {
+	out := make(map[string]string)
 	for device, file := range Loops(mark()) {
-		out = append(out, "loop device "+device+" over "+file)
+		out[device+file] = "loop device " + device + " over " + file
 	}
-	for _, point := range MountPoints("/") {
-		out = append(out, "mount "+point)
+	for _, m := range Mounts("/") {
+		out[strconv.Itoa(m.ID)] = "mount " + m.Mountpoint
 	}
 	return out
 }
