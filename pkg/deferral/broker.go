@@ -152,7 +152,7 @@ func NewBroker(cfg Config) (*Broker, error) {
 	}
 	b.lost = &lostVolumes{
 		boot: boot, targets: b.targets, store: files, claims: b.claims, locks: b.locks, handlers: handlers, table: b.table,
-		restorer: b.restorer, remover: b.remover,
+		remover: b.remover,
 	}
 	b.reconciler = &reconciler{
 		targets: b.targets, locks: b.locks, handlers: handlers, table: b.table, restorer: b.restorer, remover: b.remover, lost: b.lost,
@@ -230,8 +230,21 @@ func (b *Broker) Reconcile(ctx context.Context) (ReconcileReport, error) {
 	return report, err
 }
 
-// Defer defers a volume. It is idempotent, and a failure changes nothing.
-func (b *Broker) Defer(ctx context.Context, in volume.Instruction) (*volume.Volume, error) {
+// Defer defers a volume. It is idempotent, and a failure changes nothing: the error of a volume that stays on record is
+// one to retry, for a final one would promise that nothing is left. Another volume on its target is a Conflict.
+func (b *Broker) Defer(ctx context.Context, in volume.Instruction) (v *volume.Volume, err error) {
+	defer func() {
+		if err == nil {
+			return
+		}
+		switch volume.KindOf(err) {
+		case volume.Busy, volume.Timeout, volume.Canceled, volume.Exhausted, volume.NoSandbox, volume.Conflict:
+			return
+		}
+		if key, unknown := b.KeyOfTarget(in.Target); b.table.has(key) || unknown != nil && volume.KindOf(unknown) != volume.Invalid {
+			err = volume.Errorf(volume.Busy, "%w; the volume stays as an earlier call has left it", err)
+		}
+	}()
 	if err := Validate(&in); err != nil {
 		return nil, err
 	}
@@ -264,7 +277,7 @@ func (b *Broker) Defer(ctx context.Context, in volume.Instruction) (*volume.Volu
 	case err != nil:
 		return nil, err
 	case known != nil && !known.removing && known.lost != nil:
-		return b.lost.deferAgain(ctx, known, a.record(sys.NoFD), t)
+		return a.again(ctx, known)
 	case known != nil && !known.removing:
 		return a.repeat(ctx, known.rec)
 	case known != nil:

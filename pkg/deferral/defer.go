@@ -3,6 +3,7 @@ package deferral
 import (
 	"cmp"
 	"context"
+	"errors"
 	"slices"
 	"time"
 
@@ -48,6 +49,34 @@ func (r *record) same(in *volume.Instruction, dev volume.Device, defaultHandler 
 		r.Group == in.Group && r.GroupPolicy == in.GroupPolicy && r.Handler == cmp.Or(in.Handler, defaultHandler)
 }
 
+// again writes a new record for a lost volume. The orchestrator repeats its calls for a
+// volume that is in use, and the instruction then has all that the record had, except for
+// fields that a newer daemon wrote.
+func (a *attempt) again(ctx context.Context, known *entry) (*volume.Volume, error) {
+	rec, was := a.record(sys.NoFD), known.rec
+	if errors.Is(known.lost, errNewerRecord) || was.Device.Kind != "" && !was.Device.Same(rec.Device) || was.Handler != "" && was.Handler != rec.Handler {
+		return nil, known.lost
+	}
+	rec.Driver = cmp.Or(rec.Driver, was.Driver)
+	rec.DeviceWasReadOnly, rec.MadeTarget = was.DeviceWasReadOnly, was.MadeTarget
+	err := a.check(&rec.Volume)
+	switch {
+	case err != nil:
+	case was.Device.Kind == "" && !a.b.claims.MayHave(rec.claim()): // another one may be the volume's
+		err = a.claim(ctx, rec)
+	default:
+		err = a.b.claims.Reclaim(ctx, rec.claim())
+	}
+	if err == nil {
+		err = a.b.store.put(rec)
+	}
+	if err != nil {
+		return nil, err
+	}
+	a.b.lost.found(rec)
+	return a.repeat(ctx, rec)
+}
+
 // begin defers a volume that does not exist yet.
 func (a *attempt) begin(ctx context.Context) (*volume.Volume, error) {
 	parent, err := a.target.OpenParent()
@@ -59,10 +88,7 @@ func (a *attempt) begin(ctx context.Context) (*volume.Volume, error) {
 	if rec.MadeTarget, err = a.target.Missing(parent); err != nil {
 		return nil, err
 	}
-	if err := a.handler.Check(&rec.Volume); err != nil {
-		return nil, err
-	}
-	if err := checkOptions(a.handler, &rec.Volume); err != nil {
+	if err := a.check(&rec.Volume); err != nil {
 		return nil, err
 	}
 	if err := a.claim(ctx, rec); err != nil {
@@ -79,12 +105,15 @@ func (a *attempt) begin(ctx context.Context) (*volume.Volume, error) {
 	return &rec.Volume, nil
 }
 
-// checkOptions refuses mount options that the sandboxes of a handler may not be given.
+// check refuses what the handler does not take, and mount options that its sandboxes may not be given.
 // Where this node's kernel makes the mount, only options are taken that are known to
 // concern nothing but the filesystem.
-func checkOptions(handler Projector, v *volume.Volume) error {
+func (a *attempt) check(v *volume.Volume) error {
+	if err := a.handler.Check(v); err != nil {
+		return err
+	}
 	check := mountopt.Check
-	if handler.Abilities().HostMounts {
+	if a.handler.Abilities().HostMounts {
 		check = mountopt.CheckForHost
 	}
 	for _, option := range mountopt.Options(v) {

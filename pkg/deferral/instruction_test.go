@@ -137,8 +137,9 @@ type able struct {
 	abilities Abilities
 }
 
-func (a able) Abilities() Abilities { return a.abilities }
-func (able) Name() string           { return "able" }
+func (a able) Abilities() Abilities     { return a.abilities }
+func (able) Name() string               { return "able" }
+func (able) Check(*volume.Volume) error { return nil }
 
 // Whoever's kernel makes the mount of a handler's sandboxes decides which options
 // they can be given.
@@ -160,7 +161,7 @@ func TestOptionsOfAHandlersSandboxes(t *testing.T) {
 	} {
 		v := &volume.Volume{Target: "/target", FSType: c.fsType, MountFlags: []string{c.flag}}
 		for handler, taken := range map[Projector]bool{host: c.host, guest: c.guest} {
-			err := checkOptions(handler, v)
+			err := (&attempt{handler: handler}).check(v)
 			check.That(t, (err == nil) == taken, "%s on %+v: %v", c.flag, handler, err)
 			if err == nil {
 				continue

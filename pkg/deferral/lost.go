@@ -26,7 +26,6 @@ type lostVolumes struct {
 	locks    *volumeLocks
 	handlers *handlerSet
 	table    *table
-	restorer *restorer
 	remover  *remover
 }
 
@@ -196,28 +195,6 @@ func (l *lostVolumes) useRecord(ctx context.Context, known *entry, rec *record) 
 	}
 	l.found(rec)
 	return nil
-}
-
-// deferAgain writes a new record for a lost volume. The orchestrator repeats its calls for a
-// volume that is in use, and the instruction then has all that the record had, except for
-// fields that a newer daemon wrote.
-func (l *lostVolumes) deferAgain(ctx context.Context, known *entry, rec *record, t *guard.Target) (*volume.Volume, error) {
-	was := known.rec
-	if errors.Is(known.lost, errNewerRecord) || was.Device.Kind != "" && !was.Device.Same(rec.Device) || was.Handler != "" && was.Handler != rec.Handler {
-		return nil, known.lost
-	}
-	rec.Driver = cmp.Or(rec.Driver, was.Driver)
-	rec.DeviceWasReadOnly, rec.MadeTarget = was.DeviceWasReadOnly, was.MadeTarget
-	if err := l.claims.Reclaim(ctx, rec.claim()); err != nil {
-		return nil, err
-	}
-	if err := l.store.put(rec); err != nil {
-		return nil, err
-	}
-	l.found(rec)
-	_, err := l.restorer.restore(ctx, rec, t)
-	l.table.setProblem(rec.Key, err)
-	return &rec.Volume, err
 }
 
 // dropKept gives up kept descriptors that belong to no volume. While a volume is lost, its

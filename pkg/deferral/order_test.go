@@ -138,6 +138,26 @@ func TestRepeatedDefer(t *testing.T) {
 		}
 		s.saw()
 	}
+	for name, change := range map[string]func(*volume.Instruction){
+		"invalid":      func(in *volume.Instruction) { in.FSType = "../ext4" },
+		"no handler":   func(in *volume.Instruction) { in.Handler = "none" },
+		"the link":     func(in *volume.Instruction) { in.Backing += "-has-gone" },
+		"not accepted": func(*volume.Instruction) { s.b.SetDevices(claim.DevicePolicy{Roots: []string{"/dev"}}) },
+	} {
+		in, accepted := s.asked(), s.b.devices.Load()
+		change(&in)
+		_, err := s.b.Defer(t.Context(), in)
+		s.b.SetDevices(*accepted)
+		if s.wants(err, volume.Busy, "stays"); t.Failed() {
+			t.Fatal(name)
+		}
+		in.Target = "/elsewhere"
+		if _, err = s.b.Defer(t.Context(), in); volume.KindOf(err) == volume.Busy {
+			t.Error("what is not on record stays:", err)
+		}
+		s.is("claimed volumes")
+		s.saw()
+	}
 	restored := []string{"guard claimed volumes", "publish claimed volumes"}
 	in := s.asked()
 	in.MountFlags, in.Handler = []string{"noatime,discard"}, "kata"
@@ -145,7 +165,7 @@ func TestRepeatedDefer(t *testing.T) {
 	check.Must(t, err)
 	s.saw(restored...)
 	for i, step := range []string{"guard", "publish"} {
-		s.fail = map[string]error{step: volume.Errorf(volume.Unsupported, "%w", errStep)}
+		s.fail = map[string]error{step: volume.Errorf(volume.Conflict, "%w", errStep)}
 		_, err := s.b.Defer(t.Context(), in)
 		s.wants(err, volume.Busy)
 		s.saw(restored[:i+1]...)

@@ -256,13 +256,35 @@ func TestLostRecord(t *testing.T) {
 		}
 		check.Must(t, os.Remove(filepath.Join(s.b.cfg.StateDir, volumesDir)))
 		_, err := s.b.Defer(t.Context(), s.asked())
-		s.wants(err, volume.Internal, "cannot be written")
-		s.saw()
+		s.wants(err, volume.Busy, "cannot be written", "stays")
+		s.saw("check claimed")
 		s.is("claimed")
 		check.Must(t, os.Mkdir(filepath.Join(s.b.cfg.StateDir, volumesDir), 0o700))
 		_, err = s.b.Defer(t.Context(), s.asked())
 		check.Must(t, err)
-		s.saw("guard claimed volumes", "publish claimed volumes")
+		s.saw("check claimed", "guard claimed volumes", "publish claimed volumes")
+		s.is("claimed volumes")
+	})
+	t.Run("published again, of a device that was not known", func(t *testing.T) {
+		s := newBench(t, plain)
+		s.published()
+		check.Must(t, os.WriteFile(s.b.store.path(volumesDir, s.key), []byte("{"), 0o600))
+		s.start(s.b.cfg)
+		check.Must(t, s.b.Load(t.Context()))
+		in := s.asked()
+		in.MountFlags = []string{"rbind"}
+		_, err := s.b.Defer(t.Context(), in)
+		s.wants(err, volume.Busy, "rbind")
+		for step, fails := range map[string]error{"check": volume.Errorf(volume.Unsupported, "%w", errStep), "free": errOpen} {
+			s.fail = map[string]error{step: fails}
+			_, err := s.b.Defer(t.Context(), s.asked())
+			s.wants(err, volume.Busy, fails.Error())
+			s.is("volumes")
+		}
+		s.fail, s.said = nil, nil
+		_, err = s.b.Defer(t.Context(), s.asked())
+		check.Must(t, err)
+		s.saw("check volumes", "free claimed volumes", "guard claimed volumes", "publish claimed volumes")
 		s.is("claimed volumes")
 	})
 	t.Run("unreadable for a moment", func(t *testing.T) {

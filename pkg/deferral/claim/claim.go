@@ -215,6 +215,12 @@ func (t *Table) Has(r Request) bool {
 	return t.owners.has(r.Key, id) && (!id.Block || t.open.get(id) != nil)
 }
 
+// MayHave reports whether the volume has its claim, or one of its device was kept over a restart: for a volume whose
+// record is lost that can be its own.
+func (t *Table) MayHave(r Request) bool {
+	return t.Has(r) || !r.Mountable && t.open.keptFile(identityOf(r.Device)) != nil
+}
+
 // IsShared reports whether the device has other owners, which are then all read-only.
 func (t *Table) IsShared(d volume.Device) bool { return len(t.owners.ofDevice(identityOf(d))) > 1 }
 
