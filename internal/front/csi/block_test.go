@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -196,6 +197,34 @@ func TestGrowthThatARuleForbids(t *testing.T) {
 	r.begin("p1")
 	r.broker.size, r.filesystem = 2<<30, 1<<30
 	r.refused(r.expand("p1"), codes.FailedPrecondition, "cannot grow its filesystem", "rule says grow: false; without that it grows when the pod is deleted")
+}
+
+// TestGrowthBesideAnUnpublish: neither the device of a volume that was released meanwhile is grown, nor its successor.
+func TestGrowthBesideAnUnpublish(t *testing.T) {
+	for _, again := range []bool{false, true} {
+		r := newRig(t, deferAll)
+		r.driver.setCaps(csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME, csi.NodeServiceCapability_RPC_EXPAND_VOLUME)
+		r.begin("p1")
+		r.driver.said()
+		r.broker.size, r.broker.abilities.GrowsAtMount = 2<<30, true
+		unlock := check.Value(r.front.lock(t.Context(), staging.VolumeID{Driver: driverName, ID: "vol-1"}))(t) // as unpublish does
+		found, done := make(chan struct{}), make(chan error, 1)
+		r.broker.found = sync.OnceFunc(func() { close(found) })
+		go func() { done <- r.expand("p1") }()
+		<-found
+		r.broker.mu.Lock()
+		successor := *r.broker.volumes[r.target("p1")]
+		successor.Created = time.Now()
+		delete(r.broker.volumes, r.target("p1"))
+		if again {
+			r.broker.volumes[r.target("p1")] = &successor
+		}
+		r.broker.mu.Unlock()
+		unlock()
+		r.refused(<-done, codes.Aborted, "removal")
+		r.said()
+		check.That(t, successor.GrowTo == 0, "the successor is to grow to %d", successor.GrowTo)
+	}
 }
 
 func TestGrowth(t *testing.T) {

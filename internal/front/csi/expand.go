@@ -63,6 +63,10 @@ func expandDeferred(
 		return nil, err
 	}
 	defer unlock()
+	// It may have been released meanwhile, and another one published.
+	if now, known := p.volumes.Get(found.Key); !known || now.Removing || !now.Created.Equal(found.Created) {
+		return nil, beingRemoved(found.Target)
+	}
 	call := &expandCall{cfg: p.cfg, driver: p.driver, volumes: p.volumes, log: p.log, req: req, v: found.Volume}
 	size, err := call.run(ctx)
 	if err != nil {

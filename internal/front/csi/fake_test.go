@@ -208,6 +208,7 @@ func (d *fakeDriver) NodeExpandVolume(_ context.Context, req *csi.NodeExpandVolu
 
 // fakeBroker is the broker without a kernel.
 type fakeBroker struct {
+	found     func() // it is called by each Get, where it is set
 	mu        sync.Mutex
 	root      string
 	volumes   map[string]*volume.Volume
@@ -259,6 +260,9 @@ func (b *fakeBroker) Release(_ context.Context, target string) (*volume.Volume, 
 func (b *fakeBroker) Get(key volume.Key) (deferral.Status, bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	if b.found != nil {
+		b.found()
+	}
 	for target, v := range b.volumes {
 		if volume.KeyOf(target) == key {
 			return deferral.Status{Volume: v, Removing: b.removing[target]}, true
