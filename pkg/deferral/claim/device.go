@@ -195,10 +195,15 @@ func (d *OpenedDevice) openBlock(flags int) (int, error) {
 // Identify returns the device that a path leads to now; its kind is empty if there is
 // none, or the path leads to a filesystem whose server may hang.
 func Identify(path string) volume.Device {
-	device, _ := sys.Look(&paths, path, func() (device volume.Device, err error) {
+	device, _ := identify(path)
+	return device
+}
+
+func identify(path string) (volume.Device, error) {
+	device, err := sys.Look(&paths, path, func() (device volume.Device, err error) {
 		if _, node := sys.Below("/dev", path); !node {
 			if remote, err := sys.IsRemote(path); remote || err != nil {
-				return device, err
+				return device, cmp.Or(err, sys.ErrHangs)
 			}
 		}
 		var st unix.Stat_t
@@ -206,7 +211,7 @@ func Identify(path string) volume.Device {
 		return deviceAs(openers.FileOf(&st)), err
 	})
 	device.Path = path
-	return device
+	return device, err
 }
 
 // paths are looks at paths that others have chosen.

@@ -228,7 +228,7 @@ func (o *owners) refuseStacked(v *volume.Volume, stack []identity) error {
 
 // RefuseAdopted refuses a device whose data another program has published, by whatever
 // name and as whatever kind of volume. A device of such a volume that cannot be identified, because its
-// filesystem hangs for example, stops no other volume.
+// filesystem hangs for example, counts as what it was when the volume was found, and stops no other one.
 func (u *Users) RefuseAdopted(v *volume.Volume, adopted []*volume.Volume) error {
 	if len(adopted) == 0 {
 		return nil
@@ -247,7 +247,11 @@ func (u *Users) RefuseAdopted(v *volume.Volume, adopted []*volume.Volume) error 
 			continue
 		}
 		var data []identity
-		if theirs := Identify(other.Device.Path); theirs.Kind != "" {
+		theirs, err := identify(other.Device.Path)
+		if err != nil && !openers.IsNoDevice(err) {
+			theirs = other.Device
+		}
+		if theirs.Kind != "" {
 			data, _ = u.openers.Layers(identityOf(theirs), sys.NoFD)
 		}
 		if other.Device.Path == v.Device.Path || slices.ContainsFunc(data, func(id identity) bool { return slices.Contains(own, id) }) {

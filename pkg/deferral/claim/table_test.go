@@ -296,3 +296,21 @@ func TestDevicesThatMayBeHandedOver(t *testing.T) {
 		}
 	}
 }
+
+// TestAdoptedImageThatCannotBeIdentified is the one that it was, and stops no other volume.
+func TestAdoptedImageThatCannotBeIdentified(t *testing.T) {
+	v, _ := imageOf(t)
+	other, _ := imageOf(t)
+	name := filepath.Join(t.TempDir(), "name") // another one of the image
+	check.Must(t, os.Link(v.Device.Path, name))
+	adopted := []*volume.Volume{{Target: "/other", Device: Identify(name)}}
+	for range 64 {
+		hung := check.Value(paths.Begin(t.TempDir()))(t)
+		hung.Leave()
+		t.Cleanup(func() { hung.End() })
+	}
+	table := newTable(t, nil, nil, &fakeOpeners{})
+	check.Must(t, table.users.RefuseAdopted(other, adopted))
+	err := table.users.RefuseAdopted(v, adopted)
+	check.That(t, err != nil && volume.KindOf(err) == volume.InUse, "it is given to a second volume: %v", err)
+}
