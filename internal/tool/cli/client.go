@@ -54,13 +54,13 @@ const (
 
 // daemon is where the daemon is, and how long to wait for it.
 type daemon struct {
+	env     Env
 	socket  string
 	timeout time.Duration
-	service doctor.Service
-	unit    func(socket string) unit
-	root    bool   // crustctl runs as root
 	api     string // apiAdmin or apiRuntime
 }
+
+func (d *daemon) service() doctor.Service { return d.env.Node.Service }
 
 // check refuses wrong flags, and makes a --timeout of 0 the longest one.
 func (d *daemon) check() error {
@@ -123,7 +123,7 @@ func (d *daemon) connect() (*client, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &client{socket: path, daemon: d, unit: d.unit(d.socket)}
+	c := &client{socket: path, daemon: d, unit: unitOf(d.env, path)}
 	// passthrough: a path needs no resolving, and no proxy of the environment is asked.
 	c.conn, err = grpc.NewClient("passthrough:///crust-proxy",
 		grpc.WithTransportCredentials(insecure.NewCredentials()), // the kernel identifies the peers of a unix socket

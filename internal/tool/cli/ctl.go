@@ -65,7 +65,7 @@ const names = `{{with .id}}{{println .}}{{end}}{{with .volume}}{{println .id}}{{
 	`{{range .volumes}}{{println .id}}{{end}}{{range .handlers}}{{println .name}}{{end}}{{range .drivers}}{{println .name}}{{end}}`
 
 func newRoot(env Env) *cobra.Command {
-	d := &daemon{api: apiAdmin, service: env.Node.Service, root: env.Node.UID == 0, unit: func(socket string) unit { return unitOf(env, socket) }}
+	d := &daemon{env: env, api: apiAdmin}
 	out := &printer.Printer{Out: env.Out, Templates: printer.ParseTemplate, Colour: printer.UseColour(env.Terminal, env.Getenv)}
 	view := &volumeView{out: out, now: env.Now}
 	root := &cobra.Command{

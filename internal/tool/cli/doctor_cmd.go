@@ -106,7 +106,7 @@ func askForDoctor(ctx context.Context, d *daemon) doctor.Daemon {
 		_, begun := errors.AsType[starting](e.Err)
 		return doctor.Daemon{Err: e.Err, Advice: e.Advice, Starting: begun}
 	}
-	return doctor.Daemon{Err: err, Advice: statusAndLogs(d.service)}
+	return doctor.Daemon{Err: err, Advice: statusAndLogs(d.service())}
 }
 
 func printReport(out *printer.Printer, r doctor.Report, quiet bool) error {

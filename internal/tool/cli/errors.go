@@ -21,7 +21,7 @@ import (
 
 func (c *client) permission() string {
 	where := " to authorization." + c.daemon.api + ".uids in the daemon's configuration"
-	return show.Either(c.daemon.root, "Add uid 0"+where+".", "Use sudo, or add your uid"+where+", and see that the socket's group is yours.")
+	return show.Either(c.daemon.env.Node.UID == 0, "Add uid 0"+where+".", "Use sudo, or add your uid"+where+", and see that the socket's group is yours.")
 }
 
 func watchEnded(service doctor.Service) error {
@@ -63,7 +63,7 @@ func (c *client) explainUnavailable(message string) error {
 	c.mu.Lock()
 	dial := c.dial
 	c.mu.Unlock()
-	seeStatus := "see '" + c.daemon.service.Status() + "'."
+	seeStatus := "see '" + c.daemon.service().Status() + "'."
 	switch {
 	case dial != nil:
 		return c.explainDial(dial)
@@ -93,7 +93,7 @@ func hungUp(message string) bool {
 }
 
 func (c *client) explainDial(dial error) error {
-	socket, service := c.socket, c.daemon.service
+	socket, service := c.socket, c.daemon.service()
 	give := "Give " + show.Either(c.daemon.api != apiAdmin, "--runtime-socket", "--socket or set "+socketVariable)
 	switch {
 	case errors.Is(dial, fs.ErrPermission):
@@ -113,11 +113,11 @@ func (c *client) explainDial(dial error) error {
 const validate = "Run 'crust-proxy validate --config " + usualConfig + "'"
 
 func (c *client) notRunning(what string) error {
-	return c.unserved("crust-proxy is not running: "+what, validate+". "+statusAndLogs(c.daemon.service))
+	return c.unserved("crust-proxy is not running: "+what, validate+". "+statusAndLogs(c.daemon.service()))
 }
 
 func (c *client) unanswered() error {
-	return c.unserved("crust-proxy does not answer on "+c.socket, "It may hang: see '"+c.daemon.service.Status()+"'.")
+	return c.unserved("crust-proxy does not answer on "+c.socket, "It may hang: see '"+c.daemon.service().Status()+"'.")
 }
 
 // unserved is the error of a call that no daemon took, with what systemd knows of it.

@@ -244,7 +244,7 @@ func (c *client) watch(ctx context.Context, write func(*adminv1.WatchVolumesResp
 	case ctx.Err() != nil:
 		return nil // an interrupt and the end of --timeout are no errors
 	case errors.Is(err, io.EOF):
-		return watchEnded(c.daemon.service)
+		return watchEnded(c.daemon.service())
 	}
 	return err
 }

@@ -45,8 +45,7 @@ type unit struct {
 }
 
 // unitOf returns the unit of the daemon behind a socket: only of the usual one it is known that systemd runs it.
-func unitOf(env Env, socket string) unit {
-	path, _ := socketPath(socket) // an error is reported when the daemon is called
+func unitOf(env Env, path string) unit {
 	_, err := os.Stat(filepath.Join(env.Node.Root, "run/systemd/system"))
 	if err != nil || env.Node.Service.InPod || path != env.Node.AdminSocket {
 		return unit{}
