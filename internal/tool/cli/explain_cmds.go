@@ -47,10 +47,7 @@ of the node: the newest last.`,
 			if req.GetLimit() < 1 {
 				return command.WrongUsage(cmd, errors.New("--limit is 1 or more"))
 			}
-			if len(args) == 0 {
-				return nil
-			}
-			return command.Arguments("VOLUME")(cmd, args)
+			return command.Arguments("[VOLUME]")(cmd, args)
 		},
 		ValidArgsFunction: completeVolume(d),
 		RunE: func(cmd *cobra.Command, args []string) error {

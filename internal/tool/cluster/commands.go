@@ -59,9 +59,7 @@ func Commands(out *printer.Printer, now func() time.Time) []*cobra.Command {
 func newCommand(t *tool, cmd *cobra.Command, question func(context.Context, *state) error, work func(context.Context, *api, []*state) error) *cobra.Command {
 	t.flags(cmd.PersistentFlags()) // they are described together
 	cmd.Use += " [SERVICE:PORT]"
-	cmd.Args = func(cmd *cobra.Command, args []string) error {
-		return command.Arguments([]string{"SERVICE:PORT"}[:min(1, len(args))]...)(cmd, args)
-	}
+	cmd.Args = command.Arguments("[SERVICE:PORT]")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if len(args) > 0 && len(t.nodes) > 0 {
 			return command.WrongUsage(cmd, errors.New("--node is for the API server: of SERVICE:PORT all addresses are asked"))
