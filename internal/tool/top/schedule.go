@@ -1,6 +1,7 @@
 package top
 
 import (
+	"cmp"
 	"time"
 
 	"github.com/crust-proxy/crust-proxy/internal/tool/show"
@@ -97,9 +98,7 @@ func (s *schedule) poll(now time.Time, eventsOf string) []Effect {
 		return nil
 	}
 	s.polling = true
-	if s.silent.IsZero() {
-		s.silent = now
-	}
+	s.silent = cmp.Or(s.silent, now)
 	return []Effect{Poll{eventsOf}}
 }
 
@@ -108,9 +107,7 @@ func (s *schedule) poll(now time.Time, eventsOf string) []Effect {
 func (s *schedule) polled(e Polled, concurrency int) {
 	s.polling = false
 	s.nextPoll = e.At.Add(s.interval)
-	if !e.Unanswered {
-		s.silent = time.Time{}
-	}
+	s.silent = show.When(e.Unanswered, s.silent)
 	if concurrency > 0 {
 		s.limit = max(1, min(maxConcurrent, concurrency/2))
 	}

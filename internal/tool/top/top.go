@@ -122,10 +122,7 @@ func (s *State) requests() []Effect {
 		return nil
 	}
 	maps.DeleteFunc(s.schedule.fetching, func(id string, _ request) bool { return s.node.volumes[id] == nil })
-	var beyond []*row
-	if s.page == pageList {
-		beyond = s.list.rows
-	}
+	beyond := show.When(s.page == pageList, s.list.rows)
 	return append(s.schedule.fetches(s.now, s.onScreen(), beyond), s.schedule.poll(s.now, show.When(s.page == pageDetail, s.detail.id))...)
 }
 
