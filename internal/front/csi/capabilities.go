@@ -15,18 +15,6 @@ import (
 func getCapabilities(ctx context.Context, p *driverProxy, _ []byte, forward forwardFunc) ([]byte, error) {
 	answer, err := staging.Within(ctx, p.driver, healthTimeout, forward)
 	reply, last := &csi.NodeGetCapabilitiesResponse{}, p.driver.LastCapabilities()
-	switch {
-	case err == nil:
-		if proto.Unmarshal(answer, reply) != nil {
-			return answer, nil // kubelet gets an answer that cannot be parsed as it is
-		}
-		p.driver.ObserveCapabilities(reply)
-	case last != nil && p.driver.Silent():
-		logHealth(p, "", err)
-		reply = proto.CloneOf(last.Reply)
-	default:
-		return nil, err
-	}
 	offered := []csi.NodeServiceCapability_RPC_Type{
 		csi.NodeServiceCapability_RPC_GET_VOLUME_STATS,
 		csi.NodeServiceCapability_RPC_EXPAND_VOLUME,
@@ -34,6 +22,18 @@ func getCapabilities(ctx context.Context, p *driverProxy, _ []byte, forward forw
 	}
 	if p.cfg.VolumeCondition {
 		offered = append(offered, volumeConditionCapability)
+	}
+	switch {
+	case err == nil:
+		if len(answer) > staging.LongestCapabilities || proto.Unmarshal(answer, reply) != nil {
+			return answer, nil // kubelet gets an answer that is too long, or cannot be parsed, as it is
+		}
+		p.driver.ObserveCapabilities(reply)
+	case last != nil && p.driver.Silent():
+		logHealth(p, "", err)
+		offered = slices.Concat(last.Kinds, offered)
+	default:
+		return nil, err
 	}
 	for _, kind := range offered {
 		if !slices.ContainsFunc(reply.GetCapabilities(), func(c *csi.NodeServiceCapability) bool { return c.GetRpc().GetType() == kind }) {

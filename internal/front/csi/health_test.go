@@ -1,6 +1,7 @@
 package csi
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"math/rand/v2"
@@ -220,8 +221,22 @@ func TestHealthOfADriverThatHangs(t *testing.T) {
 			return hang(ctx)
 		})
 		last := p.driver.LastCapabilities()
-		check.That(t, err == nil && !last.Health && p.driver.Silent(), "newer capabilities were replaced by %v: %v", last.Reply, err)
+		check.That(t, err == nil && !last.Health && p.driver.Silent(), "newer capabilities were replaced by %v: %v", last.Kinds, err)
 	})
+}
+
+// TestManyCapabilities: what is kept of a driver's answer is bounded, and kubelet gets a long one as it is.
+func TestManyCapabilities(t *testing.T) {
+	p := &driverProxy{driver: &staging.Driver{Name: driverName}, cfg: &Config{}, log: zap.NewNop()}
+	long := check.Value(proto.Marshal(reports(make([]csi.NodeServiceCapability_RPC_Type, 64<<10)...)))(t)
+	got, err := getCapabilities(t.Context(), p, nil, func(context.Context) ([]byte, error) { return long, nil })
+	check.That(t, err == nil && bytes.Equal(got, long) && p.driver.LastCapabilities() == nil, "%d bytes became %d: %v", len(long), len(got), err)
+	var many []csi.NodeServiceCapability_RPC_Type
+	for kind := range csi.NodeServiceCapability_RPC_Type(200) {
+		many = append(many, 1000-kind, csi.NodeServiceCapability_RPC_GET_VOLUME_HEALTH)
+	}
+	has := p.driver.ObserveCapabilities(reports(many...))
+	check.That(t, has.Health && len(has.Kinds) == 64, "kept are %d: %+v", len(has.Kinds), has)
 }
 
 // TestAnswerAtTheDeadline: a driver that notices the deadline a moment before the front has not answered. One that gives

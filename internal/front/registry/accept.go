@@ -30,6 +30,13 @@ type Driver struct {
 
 const maxName = 63
 
+// What is kept of a driver's and a registrar's answers is bounded: a small answer can have a million empty entries.
+const (
+	maxAnswer       = 64 << 10
+	maxVersions     = 16
+	maxCapabilities = 64
+)
+
 // refusal is an error that a retry does not fix, so the registrar is notified at once. With
 // any other error the registrar or driver may not be up yet.
 type refusal struct{ error }
@@ -57,7 +64,7 @@ func (c driverCheck) info(ctx context.Context, socket string) (*registration.Plu
 	defer func() { _ = conn.Close() }()
 	ctx, cancel := context.WithTimeout(ctx, c.timeout)
 	defer cancel()
-	info, err := registration.NewRegistrationClient(conn).GetInfo(ctx, &registration.InfoRequest{})
+	info, err := registration.NewRegistrationClient(conn).GetInfo(ctx, &registration.InfoRequest{}, grpc.MaxCallRecvMsgSize(maxAnswer))
 	if err != nil {
 		return nil, fmt.Errorf("the registrar at %s does not answer: %s", socket, clip(status.Convert(err).Message()))
 	}
@@ -82,6 +89,8 @@ func (c driverCheck) accept(socket string, info *registration.PluginInfo) (*Driv
 	case filepath.Dir(filepath.Clean(endpoint)) == filepath.Clean(c.sockets):
 		return nil, refusef("driver %s: its endpoint %s is crust-proxy's own socket: let the registrar's "+
 			"--kubelet-registration-path be the driver's", info.GetName(), endpoint)
+	case len(info.GetSupportedVersions()) > maxVersions:
+		return nil, refusef("driver %s: it supports %d CSI versions, and at most %d are taken", info.GetName(), len(info.GetSupportedVersions()), maxVersions)
 	case !slices.ContainsFunc(info.GetSupportedVersions(), isVersion1):
 		return nil, refusef("driver %s: it supports the CSI versions %s, and a version 1 is needed",
 			info.GetName(), clip(fmt.Sprintf("%q", info.GetSupportedVersions())))
@@ -107,7 +116,8 @@ func isVersion1(version string) bool {
 func (c driverCheck) probe(ctx context.Context, conn grpc.ClientConnInterface, info Driver) (*Driver, error) {
 	ctx, cancel := context.WithTimeout(ctx, c.timeout)
 	defer cancel()
-	plugin, err := csi.NewIdentityClient(conn).GetPluginInfo(ctx, &csi.GetPluginInfoRequest{})
+	small := grpc.MaxCallRecvMsgSize(maxAnswer)
+	plugin, err := csi.NewIdentityClient(conn).GetPluginInfo(ctx, &csi.GetPluginInfoRequest{}, small)
 	if err != nil {
 		return nil, info.failed("GetPluginInfo", err)
 	}
@@ -116,12 +126,15 @@ func (c driverCheck) probe(ctx context.Context, conn grpc.ClientConnInterface, i
 			info.Name, info.Endpoint, clip(plugin.GetName()))
 	}
 	node := csi.NewNodeClient(conn)
-	if _, err := node.NodeGetInfo(ctx, &csi.NodeGetInfoRequest{}); err != nil {
+	if _, err := node.NodeGetInfo(ctx, &csi.NodeGetInfoRequest{}, small); err != nil {
 		return nil, info.failed("NodeGetInfo", err)
 	}
-	has, err := node.NodeGetCapabilities(ctx, &csi.NodeGetCapabilitiesRequest{})
+	has, err := node.NodeGetCapabilities(ctx, &csi.NodeGetCapabilitiesRequest{}, small)
 	if err != nil {
 		return nil, info.failed("NodeGetCapabilities", err)
+	}
+	if many := len(has.GetCapabilities()); many > maxCapabilities {
+		return nil, refusef("driver %s: it reports %d capabilities, and at most %d are taken", info.Name, many, maxCapabilities)
 	}
 	info.Version = clip(plugin.GetVendorVersion())
 	info.Capabilities, info.reply = nil, has

@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/container-storage-interface/spec/lib/go/csi"
+
 	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/rig/kubelet"
 )
@@ -35,6 +37,25 @@ func TestEndpointThatLeadsBack(t *testing.T) {
 		return there && !one.Ready && strings.Contains(one.Problem, link+" leads back to crust-proxy itself")
 	})
 	check.That(t, !exists(w.offered()), "it was offered to kubelet")
+}
+
+// TestAnswersAreBounded: a driver that reports more capabilities than are kept is not registered.
+func TestAnswersAreBounded(t *testing.T) {
+	for says, more := range map[string]int{"it reports 65 capabilities, and at most 64": 63, "larger than max": 64 << 10 / 4} {
+		w := newWorld(t)
+		w.startKubelet()
+		w.startRegistry()
+		d := w.driver(name, "driver.sock")
+		d.More = make([]csi.NodeServiceCapability_RPC_Type, more)
+		check.Must(t, d.Start())
+		check.Must(t, w.registrar(d).Start())
+		check.Eventually(t, says, func() bool {
+			one, there := w.shown(name)
+			return there && !one.Ready && strings.Contains(one.Problem, says)
+		})
+		w.nothingMade()
+		w.stop()
+	}
 }
 
 // ownContainer has each registrar run in a container of its own.

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -20,6 +21,7 @@ func TestRefusalsSayWhy(t *testing.T) {
 		"another's name": {func(_ *world, r *kubelet.Registrar) { r.Name = "tape.csi.example.com" }, []string{"tape.csi.example.com", "calls itself", name}},
 		"old version":    {func(_ *world, r *kubelet.Registrar) { r.Versions = []string{"0.3.0"} }, []string{name, "0.3.0", "version 1 is needed"}},
 		"no version":     {func(_ *world, r *kubelet.Registrar) { r.Versions = []string{} }, []string{name, "version 1 is needed"}},
+		"many versions":  {func(_ *world, r *kubelet.Registrar) { r.Versions = slices.Repeat([]string{"1.0.0"}, 17) }, []string{name, "17 CSI versions"}},
 		"relative path":  {func(_ *world, r *kubelet.Registrar) { r.Endpoint = "csi.sock" }, []string{name, "csi.sock", "not an absolute path"}},
 		"long path":      {func(_ *world, r *kubelet.Registrar) { r.Endpoint = "/" + strings.Repeat("x", 107) }, []string{name, "107 bytes"}},
 		"our own socket": {func(w *world, r *kubelet.Registrar) { r.Endpoint = w.csi() }, []string{name, "own socket", "--kubelet-registration-path"}},

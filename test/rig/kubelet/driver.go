@@ -18,6 +18,8 @@ type Driver struct {
 	csi.UnimplementedNodeServer
 	Name, Version, Node string
 	Socket              string
+	// More are further capabilities.
+	More []csi.NodeServiceCapability_RPC_Type
 
 	fail atomic.Pointer[error]
 
@@ -76,12 +78,12 @@ func (d *Driver) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.Nod
 	return &csi.NodeGetInfoResponse{NodeId: d.Node}, nil
 }
 
-// NodeGetCapabilities answers that it stages and expands.
+// NodeGetCapabilities answers that it stages and expands, and with More.
 func (d *Driver) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRequest) (*csi.NodeGetCapabilitiesResponse, error) {
 	var has []*csi.NodeServiceCapability
-	for _, kind := range []csi.NodeServiceCapability_RPC_Type{
+	for _, kind := range append([]csi.NodeServiceCapability_RPC_Type{
 		csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME, csi.NodeServiceCapability_RPC_EXPAND_VOLUME,
-	} {
+	}, d.More...) {
 		has = append(has, &csi.NodeServiceCapability{
 			Type: &csi.NodeServiceCapability_Rpc{Rpc: &csi.NodeServiceCapability_RPC{Type: kind}},
 		})
