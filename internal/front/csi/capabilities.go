@@ -30,7 +30,7 @@ func getCapabilities(ctx context.Context, p *driverProxy, _ []byte, forward forw
 		}
 		p.driver.ObserveCapabilities(reply)
 	case last != nil && p.driver.Silent():
-		logHealth(p, "", err)
+		logHealth(p, "", p.driver.Error("asked for its capabilities", err, nil))
 		offered = slices.Concat(last.Kinds, offered)
 	default:
 		return nil, err

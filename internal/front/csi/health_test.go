@@ -240,7 +240,7 @@ func TestManyCapabilities(t *testing.T) {
 }
 
 // TestAnswerAtTheDeadline: a driver that notices the deadline a moment before the front has not answered. One that gives
-// up early, or fails at the deadline, has.
+// up early, or fails at the deadline, has. The log gets its text in one short line.
 func TestAnswerAtTheDeadline(t *testing.T) {
 	for _, c := range []struct {
 		after  time.Duration
@@ -253,12 +253,17 @@ func TestAnswerAtTheDeadline(t *testing.T) {
 		{healthTimeout - time.Millisecond, codes.OK, false},
 	} {
 		synctest.Test(t, func(t *testing.T) {
-			p := &driverProxy{driver: &staging.Driver{Name: driverName}, cfg: &Config{}, log: zap.NewNop()}
+			core, logged := observer.New(zap.DebugLevel)
+			p := &driverProxy{driver: &staging.Driver{Name: driverName}, cfg: &Config{}, log: zap.New(core)}
 			p.driver.ObserveCapabilities(reports(csi.NodeServiceCapability_RPC_GET_VOLUME_HEALTH))
 			_, err := getCapabilities(t.Context(), p, nil, func(context.Context) ([]byte, error) {
 				time.Sleep(c.after)
-				return nil, status.Error(c.code, "")
+				return nil, status.Error(c.code, strings.Repeat("it hangs\n", 1000))
 			})
+			for _, entry := range logged.All() {
+				text := fmt.Sprint(entry.ContextMap()["error"])
+				check.That(t, len(text) < 1200 && !strings.Contains(text, "\n") && strings.Contains(text, "asked for its capabilities"), "logged: %q", text)
+			}
 			if p.driver.Silent() != c.silent || (err == nil) != (c.silent || c.code == codes.OK) {
 				t.Errorf("%+v: silent %v, %v", c, p.driver.Silent(), err)
 			}
