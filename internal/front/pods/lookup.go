@@ -55,13 +55,15 @@ func (c *Cluster) byUID(ctx context.Context, uid string) (out decision.Pod, err 
 	return out, err
 }
 
-// ByName returns a pod of this node by its namespace/name.
+// ByName returns a pod of this node by its namespace/name: of several the newest, but one that is to live before any other.
 func (c *Cluster) ByName(ctx context.Context, name string) (decision.Pod, error) {
 	found := c.pods.choose(func(k known) bool { return k.pod.String() == name })
 	if len(found) == 0 {
 		return decision.Pod{}, c.unknownPod("the pod " + sys.Clip(name))
 	}
-	return c.byUID(ctx, found[0].pod.uid)
+	slices.Reverse(found)
+	live := slices.IndexFunc(found, func(k known) bool { return !k.pod.ended && !k.pod.deleted })
+	return c.byUID(ctx, found[max(live, 0)].pod.uid)
 }
 
 func (c *Cluster) using(ctx context.Context, want source) (out []decision.Pod, err error) {

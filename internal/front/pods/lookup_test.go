@@ -15,6 +15,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/crust-proxy/crust-proxy/internal/front/csi/decision"
 	"github.com/crust-proxy/crust-proxy/internal/front/policy"
@@ -217,6 +218,26 @@ func TestOrderOfThoseWhoWantAVolume(t *testing.T) {
 	check.That(t, slices.Equal(users, []string{"dying"}), "using: %v", users)
 	// What has ended is still known: it may be asked for by name.
 	check.Value(c.ByUID(t.Context(), "uid-ended"))(t)
+}
+
+// TestOfSeveralPodsOfAName the newest that is to live is explained: its predecessor may still be known, and dying.
+func TestOfSeveralPodsOfAName(t *testing.T) {
+	f := newFakeAPI(t)
+	c := start(t, f, patient)
+	synced(t, c)
+	for n, change := range []func(*corev1.Pod){
+		func(p *corev1.Pod) { p.DeletionTimestamp = new(metav1.NewTime(born)) },
+		func(*corev1.Pod) {},
+		func(p *corev1.Pod) { p.Status.Phase = corev1.PodSucceeded },
+	} {
+		p := aPod("web-0")
+		p.UID, p.CreationTimestamp.Time = types.UID(fmt.Sprint("uid-", n)), born.Add(time.Duration(n)*time.Hour)
+		change(p)
+		f.put(p)
+		eventually(t, c, "it is known", func() bool { return c.State().Pods == n+1 })
+		got := check.Value(c.ByName(t.Context(), p.Namespace+"/web-0"))(t)
+		check.That(t, got.UID == fmt.Sprint("uid-", min(n, 1)), "of %d it is %s", n+1, got.UID)
+	}
 }
 
 func TestGroupIsForWhatKubeletWouldChange(t *testing.T) {
