@@ -150,12 +150,13 @@ func (m *Metrics) RegistrationRenewed(driver string) {
 // ended.
 func (m *Metrics) DriverBypassed(driver string, on bool) {
 	label := m.drivers.label(driver)
-	if !on {
+	if on {
+		m.drivers.addBypass(label, 1)
+		m.bypassed.WithLabelValues(label).Inc()
+		m.bypassing.WithLabelValues(label).Set(1)
+	} else if m.drivers.addBypass(label, -1) == 0 {
 		m.bypassing.DeleteLabelValues(label)
-		return
 	}
-	m.bypassed.WithLabelValues(label).Inc()
-	m.bypassing.WithLabelValues(label).Set(1)
 }
 
 func okOrFailed(ok bool) string {
@@ -178,8 +179,19 @@ const (
 )
 
 type drivers struct {
-	mu   sync.Mutex
-	seen map[string]bool
+	mu       sync.Mutex
+	seen     map[string]bool
+	bypasses map[string]int // how many drivers of a label are registered directly
+}
+
+func (d *drivers) addBypass(label string, n int) int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.bypasses == nil {
+		d.bypasses = make(map[string]int)
+	}
+	d.bypasses[label] += n
+	return d.bypasses[label]
 }
 
 func (d *drivers) label(name string) string {

@@ -43,6 +43,22 @@ func TestNodeState(t *testing.T) {
 	wantMetric(t, m, "crust_proxy_config_bad_since_timestamp_seconds", " 2.5")
 }
 
+// TestDriversOverTheBoundShareOneBypass: it is over only where all of them have ended theirs.
+func TestDriversOverTheBoundShareOneBypass(t *testing.T) {
+	m := NewMetrics("test")
+	for i := range maxDrivers {
+		m.drivers.label(fmt.Sprint("known-", i))
+	}
+	m.DriverBypassed("known-1", true)
+	m.DriverBypassed("more-1", true)
+	m.DriverBypassed("more-2", true)
+	m.DriverBypassed("known-1", false)
+	m.DriverBypassed("more-1", false)
+	wantMetric(t, m, "crust_proxy_driver_bypassed", "driver=other 1")
+	m.DriverBypassed("more-2", false)
+	wantMetric(t, m, "crust_proxy_driver_bypassed")
+}
+
 // TestDriversOverTheBoundShareOneState: ready only where all of them are. A registrar that has
 // not answered has no name.
 func TestDriversOverTheBoundShareOneState(t *testing.T) {
