@@ -4,8 +4,11 @@ package openers
 
 import (
 	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
+	"sync"
 	"testing"
 	"time"
 
@@ -61,4 +64,44 @@ func holdMany(argument string) error {
 		return fmt.Errorf("open %d files (see ulimit -Hn): %w", n, err)
 	}
 	return untilEnd()
+}
+
+// TestServersBesideManyDescriptors is of a pod whose many processes have many descriptors, and the name of a server:
+// to look through them takes longer than anybody waits. The servers of other devices are found in time, and so is
+// that a device is in use.
+func TestServersBesideManyDescriptors(t *testing.T) {
+	const callers, most = 10, 8 * time.Second
+	dir, raw := t.TempDir(), check.Value(os.ReadFile("/bin/cat"))(t)
+	server := filepath.Join(dir, "rbd-nbd")
+	check.Must(t, os.WriteFile(server, raw, 0o700)) //nolint:gosec // a program
+	f, served, used := counting(t), device(t), device(t)
+	rig.HoldBy(t, inRole("pod", server))
+	rig.HoldBy(t, opening(t, server, "<>", served.path))
+	rig.HoldBy(t, opening(t, "cat", "<>", used.path))
+	var group sync.WaitGroup
+	for _, s := range []subject{used, served} {
+		for range callers {
+			group.Go(func() {
+				began := time.Now()
+				users, err := f.Await(t.Context(), openers.Query{FD: s.fd, Own: 1, Servers: []string{"rbd-nbd"}}, 0)
+				check.That(t, err == nil && (users.Names == "") == (s == served), "%s: %q, %v", s.path, users.Names, err)
+				t.Logf("%s: %q after %v", s.path, users.Names, time.Since(began))
+				check.That(t, time.Since(began) < most, "after %v", time.Since(began))
+			})
+		}
+		group.Wait()
+	}
+}
+
+// holdPod is the role of a pod with 120 processes of a program, of 19,000 descriptors each.
+func holdPod(program string) error {
+	null, err := unix.Open("/dev/null", unix.O_RDONLY, 0)
+	for i := 0; i < 19_000 && err == nil; i++ {
+		_, err = unix.Dup(null)
+	}
+	if err != nil {
+		return err
+	}
+	script := `exec 4<&0; for i in $(seq 120); do "$0" <&4 >/dev/null & done; echo open; cat >/dev/null`
+	return unix.Exec("/bin/sh", []string{"sh", "-c", script, program}, []string{"PATH=/usr/bin:/bin"})
 }

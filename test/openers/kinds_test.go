@@ -238,6 +238,7 @@ var roles = map[string]func(argument string) error{
 		go openInThread(path, opened)
 		return errors.Join(<-opened, untilEnd())
 	},
+	"pod":  holdPod,
 	"many": holdMany,
 	"scan": printScan,
 }

@@ -18,10 +18,11 @@ type counter struct {
 	plain, mark *ebpf.Program
 
 	mu sync.Mutex
-	// loop is the program for loop devices, and names the one that names processes. They are made when they are
-	// first asked for: the loop driver may be a module that is not loaded yet, and processes are rarely named.
+	// loop is the program for loop devices, and names are those that name processes: any, or those of some programs,
+	// which is not to wait for the others. They are made when they are first asked for: the loop driver may be a
+	// module that is not loaded yet, and processes are rarely named.
 	loop  *ebpf.Program
-	names *namer
+	names map[bool]*namer
 }
 
 // newCounter loads the program. The description of the kernel's structures takes some MiB, and is not kept.
@@ -31,7 +32,7 @@ func newCounter() (*counter, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &counter{}
+	c := &counter{names: make(map[bool]*namer)}
 	fields := l.file()
 	if l.err != nil {
 		return nil, l.err
@@ -115,15 +116,18 @@ const (
 // errLoopDriver is the error for a kernel without the description of its loop driver.
 var errLoopDriver = errors.New("the kernel does not describe its loop driver")
 
-// namer returns the program that names processes.
-func (c *counter) namer() (*namer, error) {
+// namer returns what names processes.
+func (c *counter) namer(some bool) (*namer, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	var err error
-	if c.names == nil {
-		c.names, err = newNamer()
+	if names := c.names[some]; names != nil {
+		return names, nil
 	}
-	return c.names, err
+	names, err := newNamer()
+	if err == nil {
+		c.names[some] = names
+	}
+	return names, err
 }
 
 var errMoved = errors.New("the kernel's answer is of another file")

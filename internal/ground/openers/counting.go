@@ -1,7 +1,10 @@
 package openers
 
 import (
+	"context"
+	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 
@@ -11,7 +14,7 @@ import (
 // look counts the openers of a device, of what it lies on if it is a loop device, and of loop devices
 // over its stack. A loop device that nobody has open is no user of a block device: it is looked for if
 // the caller says so.
-func (c *counter) look(q Query, file File, idle bool) (found, error) {
+func (c *counter) look(ctx context.Context, q Query, file File, idle bool) (found, error) {
 	got, err := c.others(&q, file)
 	if err == nil && got.others > 0 && idle && file.Block {
 		got, err = c.withoutIdle(&q, got)
@@ -19,13 +22,13 @@ func (c *counter) look(q Query, file File, idle bool) (found, error) {
 	if err != nil {
 		return found{}, err
 	}
-	if got.others > 0 && len(q.Servers) > 0 && c.areServers(&got.count, got.others, q.Servers) {
+	if got.others > 0 && len(q.Servers) > 0 && c.areServers(ctx, &got.count, got.others, q.Servers) {
 		got.others = 0
 	}
 	if got.others == 0 && len(q.Stack) > 0 {
-		return c.lookAtStack(&q, got)
+		return c.lookAtStack(ctx, &q, got)
 	}
-	return found{count: got.others, users: func() Users { return c.name(&got, q) }}, nil
+	return found{count: got.others, users: func() Users { return c.name(ctx, &got, q) }}, nil
 }
 
 // counted is what was counted of a device and all that it lies on.
@@ -115,7 +118,7 @@ func (c *count) isOver(inodes []uint64) bool {
 
 // lookAtStack looks for loop devices over the stack that somebody uses, and for others who have open
 // what is under one of its loop devices.
-func (c *counter) lookAtStack(q *Query, of counted) (found, error) {
+func (c *counter) lookAtStack(ctx context.Context, q *Query, of counted) (found, error) {
 	for _, device := range q.Stack {
 		if !IsLoop(device) {
 			continue
@@ -126,14 +129,14 @@ func (c *counter) lookAtStack(q *Query, of counted) (found, error) {
 		}
 		if got.below > 0 {
 			under := counted{count: got, others: got.below, at: device, layers: of.layers}
-			return found{count: got.below, users: func() Users { return c.name(&under, *q) }}, nil
+			return found{count: got.below, users: func() Users { return c.name(ctx, &under, *q) }}, nil
 		}
 	}
 	loop, used, err := c.loopOver(nil, q.Stack, of.layers, q.Beside)
 	if err != nil || !used {
 		return found{}, err
 	}
-	return named(Users{Names: loop, Kernel: true}), nil
+	return found{count: 1, users: func() Users { return Users{Names: c.nameLoop(ctx, loop), Kernel: true} }}, nil
 }
 
 func union(all, more []uint64) []uint64 {
@@ -145,10 +148,10 @@ func union(all, more []uint64) []uint64 {
 	return all
 }
 
-// loopOver names a loop device over one of the inodes or block devices, other than those to skip, and
-// who has it open, and reports whether somebody has. What it lies on is read from the kernel's memory:
-// a filesystem that hangs is not asked.
-func (c *counter) loopOver(inodes []uint64, devices []File, skip ...[]File) (name string, used bool, err error) {
+// loopOver finds a loop device over one of the inodes or block devices, other than those to skip, and reports
+// whether somebody has it open. What it lies on is read from the kernel's memory: a filesystem that hangs is not
+// asked.
+func (c *counter) loopOver(inodes []uint64, devices []File, skip ...[]File) (over *counted, used bool, err error) {
 	err = eachLoop(slices.Concat(skip...), func(loop File) (more bool, err error) {
 		if mayWait(loop, devices) {
 			return true, nil
@@ -160,14 +163,19 @@ func (c *counter) loopOver(inodes []uint64, devices []File, skip ...[]File) (nam
 		if err != nil || !slices.Contains(devices, got.under) && !got.isOver(inodes) {
 			return true, nil // an unknown device of others stops no volume
 		}
-		name = "this node's kernel: the loop device " + NodeOf(loop) + " lies on it, or on the same data"
-		used = got.opens > 1 // ours
-		if have, err := c.holders(&got); err == nil && len(have.processes) > 0 {
-			name += ", and is open in " + strings.Join(namesOf(have.processes), ", ")
-		}
+		over, used = &counted{count: got, file: loop}, got.opens > 1 // ours
 		return !used, nil
 	})
-	return name, used, err
+	return over, used, err
+}
+
+// nameLoop names a loop device that loopOver found for a person, and who has it open.
+func (c *counter) nameLoop(ctx context.Context, over *counted) string {
+	name := "this node's kernel: the loop device " + NodeOf(over.file) + " lies on it, or on the same data"
+	if have, err := c.holders(ctx, &over.count); err == nil && len(have.processes) > 0 {
+		name += ", and is open in " + strings.Join(namesOf(have.processes), ", ")
+	}
+	return name
 }
 
 // countNode counts a loop device that another one lies on.
@@ -178,11 +186,24 @@ func (c *counter) countNode(file File, depth int) (count, error) {
 	return lookAt(file, sys.NoFD, func(fd int) (count, error) { return c.count(fd, file) })
 }
 
-// areServers reports whether all others are programs that serve the device. If several processes
-// share an open file, each of them has to be one.
-func (c *counter) areServers(of *count, others int, servers []string) bool {
-	found, err := c.holders(of)
-	return err == nil && found.files == others && !slices.ContainsFunc(found.processes, func(h Holder) bool {
+// areServers reports whether all others are programs that serve the device: the opens of these programs are all that
+// the kernel counts. If several processes share an open file, each of them has to be one, but what is not known of
+// the node's other processes stops no volume.
+func (c *counter) areServers(ctx context.Context, of *count, others int, servers []string) bool {
+	names, err := c.namer(true)
+	if err != nil {
+		return false
+	}
+	known := func(hits []hit) bool { return of.holders(hits).files == others }
+	hits, err := names.find(ctx, of.inodes, servers, known)
+	if !known(hits) && (err == nil || errors.Is(err, os.ErrDeadlineExceeded)) {
+		return false
+	}
+	all, err := c.holders(ctx, of)
+	if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
+		return false
+	}
+	return (known(hits) || all.files == others) && !slices.ContainsFunc(all.processes, func(h Holder) bool {
 		return !slices.Contains(servers, h.Program)
 	})
 }
@@ -191,15 +212,15 @@ func (c *counter) areServers(of *count, others int, servers []string) bool {
 const maxNames = 3
 
 // name names the others for a person. It never says that there is nobody.
-func (c *counter) name(of *counted, q Query) Users {
-	have, err := c.holders(&of.count)
+func (c *counter) name(ctx context.Context, of *counted, q Query) Users {
+	have, err := c.holders(ctx, &of.count)
 	names := namesOf(have.processes)
 	unnamed := of.others - have.files
 	if mine := have.ownFiles - q.Own; mine > 0 && of.at.Block {
 		names, unnamed = append(names, "this process, which reads it"), unnamed-mine
 	}
 	if unnamed > 0 {
-		names = append(names, c.nameUnseen(of, &q))
+		names = append(names, c.nameUnseen(ctx, of, &q))
 	}
 	if err != nil {
 		names = append(names, fmt.Sprintf("maybe others (processes could not be named: %v)", err))
@@ -208,10 +229,10 @@ func (c *counter) name(of *counted, q Query) Users {
 }
 
 // nameUnseen says for a person what has a device open besides processes.
-func (c *counter) nameUnseen(of *counted, q *Query) string {
+func (c *counter) nameUnseen(ctx context.Context, of *counted, q *Query) string {
 	loop, _, err := c.loopOver(of.inodes, append(slices.Clone(q.Stack), of.at), of.layers, q.Beside)
-	if err == nil && loop != "" {
-		return loop + "; detach it"
+	if err == nil && loop != nil {
+		return c.nameLoop(ctx, loop) + "; detach it"
 	}
 	return KernelUsers(of.at)
 }
@@ -234,14 +255,18 @@ type holders struct {
 	files, ownFiles int
 }
 
-func (c *counter) holders(of *count) (holders, error) {
-	names, err := c.namer()
+func (c *counter) holders(ctx context.Context, of *count) (holders, error) {
+	names, err := c.namer(false)
 	if err != nil {
 		return holders{}, err
 	}
-	hits, err := names.find(of.inodes)
-	hits = slices.DeleteFunc(hits, func(h hit) bool { return h.Mode&toWrite == 0 && slices.Contains(of.images, h.Inode) })
-	return holdersOf(hits, of.self), err
+	hits, err := names.find(ctx, of.inodes, nil, nil)
+	return of.holders(hits), err
+}
+
+func (c *count) holders(hits []hit) holders {
+	reads := func(h hit) bool { return h.Mode&toWrite == 0 && slices.Contains(c.images, h.Inode) }
+	return holdersOf(slices.DeleteFunc(slices.Clone(hits), reads), c.self)
 }
 
 func holdersOf(hits []hit, self uint32) (out holders) {

@@ -2,25 +2,30 @@ package openers
 
 import (
 	"bytes"
+	"cmp"
+	"context"
 	"encoding/binary"
 	"errors"
 	"io"
 	"os"
+	"slices"
 	"time"
+	"unsafe"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/btf"
-	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 )
 
 // namer finds the processes that have an inode open, by an iterator over all descriptors of all
 // threads. It sees no mapping and no descriptor that is passed: it names, and proves nothing.
 type namer struct {
-	program *ebpf.Program
-	wanted  *ebpf.Map // the addresses of the inodes that are looked for
-	turn    chan struct{}
+	files, tasks *ebpf.Program
+	wanted       *ebpf.Map // the addresses of the inodes that are looked for
+	turn         chan struct{}
 }
 
 // maxWanted is how many inodes are looked for at once: a device, and what it lies on as a loop device.
@@ -29,10 +34,10 @@ const maxWanted = 4
 // nameLength bounds the names of programs and control groups.
 const nameLength = 64
 
-// hit is what the iterator writes for each descriptor that it finds.
+// hit is what the iterator writes for each descriptor that it finds, or for each thread.
 type hit struct {
 	Process    uint32
-	Mode       uint32
+	Mode       uint32 // of the file; of a thread how long its table of descriptors is
 	File       uint64 // its address: descriptors that are copies have the same
 	Inode      uint64
 	Comm       [16]byte
@@ -62,39 +67,36 @@ func newNamer() (*namer, error) {
 	if err != nil {
 		return nil, err
 	}
-	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{
-		Name: "crust_holders", Type: ebpf.Tracing, AttachType: ebpf.AttachTraceIter, AttachTo: "task_file",
-		Instructions: nameProgram(&file, &task, wanted.FD()), License: license,
-	})
-	if err != nil {
-		return nil, errors.Join(err, wanted.Close())
+	n := &namer{wanted: wanted, turn: make(chan struct{}, 1)}
+	for over, program := range map[string]**ebpf.Program{"task_file": &n.files, "task": &n.tasks} {
+		if *program, err = ebpf.NewProgram(&ebpf.ProgramSpec{
+			Name: "crust_holders", Type: ebpf.Tracing, AttachType: ebpf.AttachTraceIter, AttachTo: over,
+			Instructions: nameProgram(&file, &task, wanted.FD(), over == "task"), License: license,
+		}); err != nil {
+			return nil, err // what was made is closed with the garbage
+		}
 	}
-	return &namer{program: program, wanted: wanted, turn: make(chan struct{}, 1)}, nil
+	return n, nil
 }
 
-// nameProgram makes the program that the kernel runs for each descriptor. Its context holds, by
-// 8 bytes each, the iteration, the thread, the number of the descriptor, and the file.
-func nameProgram(f *fileFields, t *taskFields, wanted int) asm.Instructions {
+// nameProgram makes the program that the kernel runs for each descriptor, or for each thread. Its context holds, by
+// 8 bytes each, the iteration, the thread and, for descriptors, their number and the file.
+func nameProgram(f *fileFields, t *taskFields, wanted int, threads bool) asm.Instructions {
 	const thread = scratch
 	var c code
-	c.add(asm.Mov.Reg(args, asm.R1),
-		asm.LoadMem(thread, args, 8, asm.DWord), asm.LoadMem(object, args, 24, asm.DWord))
+	c.add(asm.Mov.Reg(args, asm.R1), asm.LoadMem(thread, args, 8, asm.DWord))
 	c.exitIfZero(thread)
-	c.exitIfZero(object)
 	c.add(asm.Mov.Imm(asm.R1, 0))
 	for at := int16(atHit); at < -8; at += 8 {
 		c.add(asm.StoreMem(asm.RFP, at, asm.R1, asm.DWord))
 	}
-	c.read(keep, object, f.inode)
-	c.add(asm.StoreMem(asm.RFP, atHit+16, keep, asm.DWord))
-	c.jumpIfWanted(keep, wanted, "found")
-	c.read(keep, object, f.mapping)
-	c.read(keep, keep, f.host)
-	c.add(asm.StoreMem(asm.RFP, atHit+16, keep, asm.DWord))
-	c.jumpIfWanted(keep, wanted, "found")
-	c.add(asm.Ja.Label("end"))
-	c.add(asm.StoreMem(asm.RFP, atHit+8, object, asm.DWord).WithSymbol("found"))
-	c.read(keep, object, f.mode)
+	if threads {
+		c.read(keep, thread, f.files)
+		c.read(keep, keep, f.table)
+		c.read(keep, keep, f.most)
+	} else {
+		c.wantedFile(f, wanted)
+	}
 	c.add(asm.StoreMem(asm.RFP, atHit+4, keep, asm.Word))
 	c.read(keep, thread, t.process)
 	c.add(asm.StoreMem(asm.RFP, atHit, keep, asm.Word))
@@ -120,6 +122,22 @@ func nameProgram(f *fileFields, t *taskFields, wanted int) asm.Instructions {
 	return c.ins
 }
 
+// wantedFile ends the program for a file that is not looked for, and leaves the mode of others in keep.
+func (c *code) wantedFile(f *fileFields, wanted int) {
+	c.add(asm.LoadMem(object, args, 24, asm.DWord))
+	c.exitIfZero(object)
+	c.read(keep, object, f.inode)
+	c.add(asm.StoreMem(asm.RFP, atHit+16, keep, asm.DWord))
+	c.jumpIfWanted(keep, wanted, "found")
+	c.read(keep, object, f.mapping)
+	c.read(keep, keep, f.host)
+	c.add(asm.StoreMem(asm.RFP, atHit+16, keep, asm.DWord))
+	c.jumpIfWanted(keep, wanted, "found")
+	c.add(asm.Ja.Label("end"))
+	c.add(asm.StoreMem(asm.RFP, atHit+8, object, asm.DWord).WithSymbol("found"))
+	c.read(keep, object, f.mode)
+}
+
 // jumpIfWanted jumps if the inode at r is looked for.
 func (c *code) jumpIfWanted(r asm.Register, wanted int, label string) {
 	c.add(asm.JEq.Imm(r, 0, "end"), asm.LoadMapValue(asm.R1, wanted, 0))
@@ -138,37 +156,86 @@ func (c *code) text(at int16, size int32, base asm.Register, f field) {
 }
 
 const (
-	// nameTime bounds the search for names. A read of the iterator is not interrupted by it.
+	// nameTime bounds a search for names, and the wait for its turn. A read of the iterator is not interrupted by it.
 	nameTime = time.Second
-	// maxHits bounds what is read of the descriptors that were found.
-	maxHits = 256
+	// maxSlots bounds the tables of the processes of some programs: others can give a program such a name.
+	maxSlots = 1 << 18
+	// maxHits bounds what is read of the descriptors that were found, and maxThreads of the threads.
+	maxHits, maxThreads = 256, 1 << 18
 )
 
-// find lists who has one of the inodes open.
-func (n *namer) find(inodes []uint64) ([]hit, error) {
-	n.turn <- struct{}{}
-	defer func() { <-n.turn }()
+// find lists who has one of the inodes open. With programs, it looks only into their processes until that is
+// enough. Those with few descriptors are first: whoever gives many the name of such a program delays it little. That
+// fails before Linux 6.1, and in a container that has other numbers for the processes.
+func (n *namer) find(ctx context.Context, inodes []uint64, programs []string, enough func([]hit) bool) (found []hit, err error) {
+	ctx, cancel := context.WithTimeout(ctx, nameTime)
+	defer cancel()
+	select {
+	case n.turn <- struct{}{}:
+		defer func() { <-n.turn }()
+	case <-ctx.Done():
+		return nil, os.ErrDeadlineExceeded
+	}
 	var value [maxWanted]uint64
 	copy(value[:], inodes)
 	if err := n.wanted.Put(uint32(0), value); err != nil {
 		return nil, err
 	}
-	iter, err := link.AttachIter(link.IterOptions{Program: n.program})
-	if err != nil {
+	until := time.Now().Add(nameTime)
+	if len(programs) == 0 {
+		return iterate(n.files, 0, maxHits, until)
+	}
+	threads, err := iterate(n.tasks, 0, maxThreads, until)
+	if err = errors.Join(err, inFirstNamespace()); err != nil {
 		return nil, err
 	}
-	defer func() { _ = iter.Close() }()
-	all, err := iter.Open()
-	if err != nil {
-		return nil, err
+	threads = slices.DeleteFunc(threads, func(h hit) bool { return !slices.Contains(programs, h.holder().Program) })
+	slices.SortFunc(threads, func(a, b hit) int { return cmp.Or(cmp.Compare(a.Mode, b.Mode), cmp.Compare(a.Process, b.Process)) })
+	slots := 0
+	for _, one := range slices.CompactFunc(threads, func(a, b hit) bool { return a.Process == b.Process }) {
+		if slots += int(one.Mode); slots > maxSlots {
+			return found, os.ErrDeadlineExceeded
+		}
+		hits, err := iterate(n.files, one.Process, maxHits, until)
+		if found = append(found, hits...); err != nil && !errors.Is(err, unix.ESRCH) {
+			return found, err
+		}
+		if enough(found) {
+			break
+		}
 	}
-	defer func() { _ = all.Close() }()
-	return readHits(all, time.Now().Add(nameTime))
+	return found, nil
 }
 
-func readHits(all io.Reader, until time.Time) (found []hit, err error) {
+// iterate runs a program over all threads, or over those of a process.
+func iterate(program *ebpf.Program, process uint32, most int, until time.Time) ([]hit, error) {
+	spec := iterSpec{fd: uint32(program.FD()), kind: unix.BPF_TRACE_ITER, of: &[3]uint32{1: process}, ofBytes: 12}          //nolint:gosec // a descriptor
+	link, _, errno := unix.Syscall(unix.SYS_BPF, unix.BPF_LINK_CREATE, uintptr(unsafe.Pointer(&spec)), unsafe.Sizeof(spec)) //nolint:gosec // as below
+	if errno != 0 {
+		return nil, os.NewSyscallError("bpf", errno)
+	}
+	defer sys.CloseFD(int(link))
+	spec = iterSpec{fd: uint32(link)}                                                                                       //nolint:gosec // a descriptor
+	iter, _, errno := unix.Syscall(unix.SYS_BPF, unix.BPF_ITER_CREATE, uintptr(unsafe.Pointer(&spec)), unsafe.Sizeof(spec)) //nolint:gosec // the kernel's structure
+	if errno != 0 {
+		return nil, os.NewSyscallError("bpf", errno)
+	}
+	all := os.NewFile(iter, "bpf_iter")
+	defer func() { _ = all.Close() }() // read-only
+	return readHits(all, most, until)
+}
+
+// iterSpec is union bpf_attr of <linux/bpf.h> for an iterator of a program, or for one more run of it. Then of is
+// union bpf_iter_link_info: a thread, process or pidfd.
+type iterSpec struct {
+	fd, target, kind, flags uint32
+	of                      *[3]uint32
+	ofBytes                 uint64
+}
+
+func readHits(all io.Reader, most int, until time.Time) (found []hit, err error) {
 	raw := make([]byte, 0, 4<<10)
-	for time.Now().Before(until) && len(found) < maxHits {
+	for time.Now().Before(until) && len(found) < most {
 		n, err := all.Read(raw[len(raw):cap(raw)])
 		raw = raw[:len(raw)+n]
 		for len(raw) >= hitBytes {
@@ -186,8 +253,13 @@ func readHits(all io.Reader, until time.Time) (found []hit, err error) {
 			return found, err
 		}
 	}
+	if len(found) >= most {
+		return found, errManyHits
+	}
 	return found, os.ErrDeadlineExceeded
 }
+
+var errManyHits = errors.New("there are too many")
 
 func (h *hit) holder() Holder {
 	program := textOf(h.Program[:])

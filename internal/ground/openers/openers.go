@@ -148,7 +148,7 @@ func (f *Finder) Holders(ctx context.Context, q Query) ([]Holder, error) {
 	if err != nil {
 		return nil, err
 	}
-	have, err := f.count.holders(&got.count)
+	have, err := f.count.holders(ctx, &got.count)
 	return slices.DeleteFunc(have.processes, func(h Holder) bool { return slices.Contains(q.Servers, h.Program) }), err
 }
 
@@ -172,7 +172,7 @@ func (f *Finder) look(ctx context.Context, q Query, idle bool) (found, error) {
 	if f.count == nil {
 		return f.scan.look(ctx, q, file)
 	}
-	others, err := f.count.look(q, file, idle)
+	others, err := f.count.look(ctx, q, file, idle)
 	if errors.Is(err, errLoopDriver) {
 		return f.scan.look(ctx, q, file)
 	}
