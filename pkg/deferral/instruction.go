@@ -104,6 +104,9 @@ var secretNames = map[string]bool{
 	"user": true, "username": true,
 }
 
+// withoutMarks is made once, of 6 KiB: an instruction can have 32,000 options.
+var withoutMarks = strings.NewReplacer("_", "", "-", "", ".", "")
+
 // secretLike reports whether a mount flag may carry a secret, and returns the option's name:
 // only that may be repeated in an error. It errs on the side of caution: a user= option of
 // cifs may hold "user%password".
@@ -111,7 +114,7 @@ func secretLike(flag string) (string, bool) {
 	for option := range strings.SplitSeq(flag, ",") {
 		name, _, hasValue := strings.Cut(option, "=")
 		name = strings.TrimSpace(name)
-		plain := strings.ToLower(strings.NewReplacer("_", "", "-", "", ".", "").Replace(name))
+		plain := strings.ToLower(withoutMarks.Replace(name))
 		if hasValue && secretNames[plain] {
 			return sys.Clip(name), true
 		}

@@ -100,6 +100,14 @@ func TestSecretsAreBounded(t *testing.T) {
 	}
 }
 
+// TestManyMountFlags: what looks for secrets in each of half a million flags must allocate nothing for one.
+func TestManyMountFlags(t *testing.T) {
+	req := withFlags(make([]string, 10_000)...)
+	if n := testing.AllocsPerRun(1, func() { withoutSecrets(req) }); n > 100 {
+		t.Errorf("%v allocations", n)
+	}
+}
+
 func withFlags(flags ...string) *csi.NodeStageVolumeRequest {
 	mount := &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{MountFlags: flags}}
 	return &csi.NodeStageVolumeRequest{VolumeCapability: &csi.VolumeCapability{AccessType: mount}}
