@@ -292,9 +292,10 @@ func TestLongestNameBelowALongDirectory(t *testing.T) {
 // a last look at the directories may still be under way. The registrations must stay, or
 // kubelet would take the drivers from the node.
 func TestNothingIsStaleWhenTheDaemonEnds(t *testing.T) {
-	path := t.TempDir() + "/disk.csi.example.com" + Suffix
+	dir := t.TempDir()
+	path := dir + "/disk.csi.example.com" + Suffix
 	check.Must(t, os.WriteFile(path, nil, 0o600))
-	r := New(Config{Log: zap.NewNop()})
+	r := New(Config{KubeletRegistry: dir, Log: zap.NewNop()})
 	found := map[string]socketID{path: idAt(path)}
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()

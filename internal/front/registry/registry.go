@@ -11,6 +11,7 @@ import (
 	"io/fs"
 	"maps"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -169,9 +170,6 @@ func (r *Registry) end(cancel context.CancelFunc) {
 
 // scan reads the directories, and returns how long that is enough if no change is noticed.
 func (r *Registry) scan(ctx context.Context) time.Duration {
-	if err := os.MkdirAll(r.cfg.Registry, 0o750); err != nil {
-		r.cfg.Log.Error("the registry directory cannot be made again", zap.Error(err))
-	}
 	registrars, err := r.list(r.cfg.Registry, false)
 	others, othersErr := r.list(r.cfg.KubeletRegistry, true)
 	r.logUnread(errors.Join(err, othersErr))
@@ -192,7 +190,14 @@ func (r *Registry) scan(ctx context.Context) time.Duration {
 // list is socketsIn for a directory in which others make what they want. Where one of them hangs, none of its
 // sockets counts as gone.
 func (r *Registry) list(dir string, below bool) (*listing, error) {
-	found, err := sys.Look(&r.looks, dir, func() (*listing, error) { return socketsIn(dir, below, r.notices[dir].watch) })
+	found, err := sys.Look(&r.looks, dir, func() (*listing, error) {
+		if dir == r.cfg.Registry {
+			if err := os.MkdirAll(dir, 0o750); err != nil {
+				r.cfg.Log.Error("the registry directory cannot be made again", zap.Error(err))
+			}
+		}
+		return socketsIn(dir, below, r.notices[dir].watch)
+	})
 	if errors.Is(err, sys.ErrHangs) {
 		return &listing{hangs: true}, fmt.Errorf("%s: %w", dir, err)
 	}
@@ -260,26 +265,36 @@ func (r *Registry) gone(s *session) bool {
 }
 
 // dropStale removes registrations of an earlier process whose driver has not come back:
-// kubelet would call a socket that nobody serves. Once ctx has ended it removes nothing: the
-// names are released then because we end.
+// kubelet would call a socket that nobody serves. It holds no lock meanwhile, as the directory may hang.
 func (r *Registry) dropStale(ctx context.Context, found map[string]socketID) {
+	stale := r.stale(ctx, found)
+	_, _ = sys.Look(&r.looks, r.cfg.KubeletRegistry, func() (struct{}, error) {
+		for path, id := range stale {
+			if idAt(path) == id && os.Remove(path) == nil {
+				r.cfg.Log.Info("a registration without its driver was removed", zap.String("socket", path))
+			}
+		}
+		return struct{}{}, nil
+	})
+}
+
+// stale returns the registrations whose driver has not come back. Once ctx has ended there are none: the names are
+// released then because we end.
+func (r *Registry) stale(ctx context.Context, found map[string]socketID) map[string]socketID {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if ctx.Err() != nil || time.Since(r.started) < r.cfg.Grace {
-		return
+		return nil
 	}
 	used := make(map[string]bool, len(r.names))
 	for name := range r.names {
 		used[registrationPath(r.cfg.KubeletRegistry, name)] = true
 	}
-	for path := range found {
-		if !strings.HasSuffix(path, Suffix) || used[path] {
-			continue
-		}
-		if err := os.Remove(path); err == nil {
-			r.cfg.Log.Info("a registration without its driver was removed", zap.String("socket", path))
-		}
-	}
+	stale := maps.Clone(found)
+	maps.DeleteFunc(stale, func(path string, _ socketID) bool {
+		return !strings.HasSuffix(path, Suffix) || used[path] || filepath.Dir(path) != filepath.Clean(r.cfg.KubeletRegistry)
+	})
+	return stale
 }
 
 // State is a driver as `crustctl drivers` shows it.

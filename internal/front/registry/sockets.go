@@ -34,40 +34,39 @@ func idAt(path string) socketID {
 // listing is the sockets that were found in a directory.
 type listing struct {
 	found map[string]socketID
-	// whole is unset where some directory could not be read: there may be more sockets.
-	whole bool
+	// unread are directories that could not be read: there may be more sockets.
+	unread []string
 	// hangs is set where that takes too long.
 	hangs bool
 	// watched is set where each change of the listing is noticed.
 	watched bool
 }
 
-// gone reports whether a socket has gone, or another one has its path.
+// gone reports whether a socket has gone, or another one has its path. It touches no directory: one of others may
+// hang since it was listed.
 func (l *listing) gone(path string, id socketID) bool {
 	if l.hangs {
 		return false
 	}
-	now, found := l.found[path]
-	if found || l.whole {
+	if now, found := l.found[path]; found {
 		return now != id
 	}
-	_, err := os.Lstat(path)
-	return errors.Is(err, fs.ErrNotExist)
+	return !slices.ContainsFunc(l.unread, func(dir string) bool { return sys.Within(dir, path) })
 }
 
 // socketsIn lists the sockets in a directory, and in those below it if that is wanted, as
 // kubelet does in its own. watch is called for each directory before it is read. A name that
-// begins with a dot is not meant for us, as with kubelet. With an error the listing is not
-// whole: a directory that cannot be read does not hide the others.
+// begins with a dot is not meant for us, as with kubelet. A directory that cannot be read does
+// not hide the others.
 func socketsIn(dir string, below bool, watch func(dir string) bool) (*listing, error) {
-	found, watched, dirs := make(map[string]socketID), true, 0
+	out, watched, dirs := &listing{found: make(map[string]socketID)}, true, 0
 	var unread []error
 	_ = filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
 		switch {
 		case errors.Is(err, fs.ErrNotExist): // it is being made again: the next scan finds it
 			watched = false
 		case err != nil:
-			unread = append(unread, err)
+			out.unread, unread = append(out.unread, path), append(unread, err)
 		case entry.IsDir() && path != dir && !below:
 			return fs.SkipDir
 		case entry.IsDir():
@@ -76,12 +75,13 @@ func socketsIn(dir string, below bool, watch func(dir string) bool) (*listing, e
 		case entry.Type() != fs.ModeSocket || strings.HasPrefix(entry.Name(), "."):
 		default:
 			if id := idAt(path); id != (socketID{}) {
-				found[path] = id
+				out.found[path] = id
 			}
 		}
 		return nil
 	})
-	return &listing{found: found, whole: len(unread) == 0, watched: watched && len(unread) == 0}, errors.Join(unread...)
+	out.watched = watched && len(unread) == 0
+	return out, errors.Join(unread...)
 }
 
 func socketPath(dir, name string) string { return fitting(dir, name, ".sock") }
@@ -103,7 +103,7 @@ func fitting(dir, name, suffix string) string {
 // names are taken.
 func Withdraw(kubeletRegistry string) []string {
 	var gone []string
-	now, _ := socketsIn(kubeletRegistry, true, func(string) bool { return false }) // those that cannot be listed stay
+	now, _ := socketsIn(kubeletRegistry, false, func(string) bool { return false }) // those that cannot be listed stay
 	for path := range now.found {
 		served, err := sys.IsServed(path)
 		if strings.HasSuffix(path, Suffix) && !served && err == nil && os.Remove(path) == nil {

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
@@ -85,6 +86,30 @@ func TestDirectoryThatCannotBeReadHidesNoOther(t *testing.T) {
 	check.That(t, got == 0, "%d sockets are followed that have gone", got)
 	_, err = socketsIn(r.cfg.KubeletRegistry, true, r.notices[""].watch)
 	check.That(t, err != nil, "all directories could be read")
+}
+
+// TestStaleRegistrationWhereKubeletsDirectoryHangs: it is left alone until the directory answers, and no lock is held
+// meanwhile. What has gone from a listing is known without another look, and no directory of others is touched.
+func TestStaleRegistrationWhereKubeletsDirectoryHangs(t *testing.T) {
+	dir := t.TempDir()
+	check.Must(t, os.Mkdir(dir+"/below", 0o700))
+	ours, theirs := filepath.Join(dir, "disk"+Suffix), filepath.Join(dir, "below", "disk"+Suffix)
+	for _, path := range []string{ours, theirs} {
+		check.Must(t, os.WriteFile(path, nil, 0o600))
+	}
+	found := map[string]socketID{ours: idAt(ours), theirs: idAt(theirs)}
+	r := New(Config{KubeletRegistry: dir, Log: zap.NewNop()})
+	r.looks.Time = time.Millisecond
+	answer := make(chan struct{})
+	_, _ = sys.Look(&r.looks, dir, func() (int, error) { <-answer; return 0, nil })
+	r.dropStale(t.Context(), found)
+	check.That(t, exists(ours), "it was removed from a directory that hangs")
+	close(answer)
+	check.Eventually(t, "it is removed", func() bool { r.dropStale(t.Context(), found); return !exists(ours) })
+	check.That(t, exists(theirs), "a socket of others was removed")
+
+	now := &listing{found: found, unread: []string{dir + "/below"}}
+	check.That(t, !now.gone(theirs+"2", socketID{}) && now.gone(ours+"2", socketID{}) && now.gone(dir+"/below2", socketID{}), "what has gone")
 }
 
 // makeTooLong makes directories in one another until their path is longer than the kernel
