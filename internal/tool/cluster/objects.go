@@ -2,7 +2,7 @@ package cluster
 
 import "time"
 
-// What is read of the cluster's objects. Kubernetes' own types would double the size of the program.
+// What is read of the cluster's objects, and no more: a bundle for support has only fields that are known to hold no secret.
 
 type meta struct {
 	Name, Namespace, UID string
