@@ -234,15 +234,9 @@ func (b *Broker) Reconcile(ctx context.Context) (ReconcileReport, error) {
 // one to retry, for a final one would promise that nothing is left. Another volume on its target is a Conflict.
 func (b *Broker) Defer(ctx context.Context, in volume.Instruction) (v *volume.Volume, err error) {
 	defer func() {
-		if err == nil {
-			return
-		}
-		switch volume.KindOf(err) {
-		case volume.Busy, volume.Timeout, volume.Canceled, volume.Exhausted, volume.NoSandbox, volume.Conflict:
-			return
-		}
-		if key, unknown := b.KeyOfTarget(in.Target); b.table.has(key) || unknown != nil && volume.KindOf(unknown) != volume.Invalid {
-			err = volume.Errorf(volume.Busy, "%w; the volume stays as an earlier call has left it", err)
+		if err != nil {
+			key, unknown := b.KeyOfTarget(in.Target)
+			err = b.table.notFinal(key, unknown, err)
 		}
 	}()
 	if err := Validate(&in); err != nil {

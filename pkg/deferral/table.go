@@ -192,6 +192,18 @@ func (t *table) refuseHung(key volume.Key) error {
 	return nil
 }
 
+// notFinal returns the error of a call, as one to retry while its volume is on record or, with the error unknown, may be.
+func (t *table) notFinal(key volume.Key, unknown, err error) error {
+	switch volume.KindOf(err) {
+	case volume.Busy, volume.Timeout, volume.Canceled, volume.Exhausted, volume.NoSandbox, volume.Conflict:
+		return err
+	}
+	if t.has(key) || unknown != nil && volume.KindOf(unknown) != volume.Invalid {
+		return volume.Errorf(volume.Busy, "%w; the volume stays as an earlier call has left it", err)
+	}
+	return err
+}
+
 func hangError(e *entry, since time.Time) error {
 	return volume.Errorf(volume.Busy, "volume %s: its device %s or its runtime has not answered since %s: nothing of it is changed until it does, "+
 		"and nobody else gets the device: see whether the server of the device answers", e.rec.Target, e.rec.Device.Path, since.UTC().Format(time.RFC3339))

@@ -96,7 +96,7 @@ func merged(ordered, others []deferral.Status) []deferral.Status {
 	if len(others) == 0 {
 		return ordered
 	}
-	all := append(ordered, others...)
+	all := slices.Concat(ordered, others)
 	deferral.SortByTarget(all)
 	return all
 }

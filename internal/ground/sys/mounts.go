@@ -75,7 +75,7 @@ func TypeAt(at string) (string, error) {
 		}
 		mounted.table = table
 	}
-	asked := []unix.PollFd{{Fd: int32(mounted.table.Fd()), Events: unix.POLLPRI}}
+	asked := []unix.PollFd{{Fd: int32(mounted.table.Fd()), Events: unix.POLLPRI}} //nolint:gosec // a descriptor
 	if _, err := unix.Poll(asked, 0); err != nil || asked[0].Revents != 0 || mounted.types == nil {
 		mounted.types = nil
 		mounts, err := Mounts(context.Background(), MountTable, func(string) bool { return true })

@@ -108,7 +108,7 @@ func redact(text string, secrets map[string]string) string {
 	forms, size := make(map[string]bool), 0
 	for _, value := range secrets {
 		if size += len(value); size > mostBytes || len(secrets) > mostValues {
-			return tooManySecrets
+			return redactedWhole
 		}
 		addForms(forms, strings.TrimSpace(value), shortestSecret)
 		addForms(forms, strings.Join(strings.Fields(value), " "), shortestSecret)

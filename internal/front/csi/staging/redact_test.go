@@ -95,7 +95,7 @@ func TestSecretsAreBounded(t *testing.T) {
 			check.That(t, len(secrets) <= mostValues+2, "%d values are to be searched for", len(secrets))
 			err := status.Error(codes.Internal, "no such key=x")
 			got := status.Convert((&Driver{Name: "d"}).Error("asked", err, secrets))
-			check.That(t, got.Code() == codes.Internal && got.Message() == "driver d, asked: "+tooManySecrets, "got %v", got)
+			check.That(t, got.Code() == codes.Internal && got.Message() == "driver d, asked: "+redactedWhole, "got %v", got)
 		})
 	}
 }
