@@ -233,12 +233,7 @@ func (b *Broker) Reconcile(ctx context.Context) (ReconcileReport, error) {
 // Defer defers a volume. It is idempotent, and a failure changes nothing: the error of a volume that stays on record is
 // one to retry, for a final one would promise that nothing is left. Another volume on its target is a Conflict.
 func (b *Broker) Defer(ctx context.Context, in volume.Instruction) (v *volume.Volume, err error) {
-	defer func() {
-		if err != nil {
-			key, unknown := b.KeyOfTarget(in.Target)
-			err = b.table.notFinal(key, unknown, err)
-		}
-	}()
+	defer func() { err = b.table.notFinal(in.Target, b.KeyOfTarget, err) }()
 	if err := Validate(&in); err != nil {
 		return nil, err
 	}

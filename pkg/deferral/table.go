@@ -192,13 +192,16 @@ func (t *table) refuseHung(key volume.Key) error {
 	return nil
 }
 
-// notFinal returns the error of a call, as one to retry while its volume is on record or, with the error unknown, may be.
-func (t *table) notFinal(key volume.Key, unknown, err error) error {
+// notFinal returns the error of a call, if any, as one to retry while the volume on its target is on record or may be.
+func (t *table) notFinal(target string, keyOf func(target string) (volume.Key, error), err error) error {
+	if err == nil {
+		return nil
+	}
 	switch volume.KindOf(err) {
 	case volume.Busy, volume.Timeout, volume.Canceled, volume.Exhausted, volume.NoSandbox, volume.Conflict:
 		return err
 	}
-	if t.has(key) || unknown != nil && volume.KindOf(unknown) != volume.Invalid {
+	if key, unknown := keyOf(target); t.has(key) || unknown != nil && volume.KindOf(unknown) != volume.Invalid {
 		return volume.Errorf(volume.Busy, "%w; the volume stays as an earlier call has left it", err)
 	}
 	return err
