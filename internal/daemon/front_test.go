@@ -57,9 +57,8 @@ func TestIdentityInTheCluster(t *testing.T) {
 	}
 	c.NodeName = ""
 	host := check.Value(apiserver.NodeName())(t)
-	if name, err = c.Node(); err != nil || name != host {
-		t.Errorf("got %q, %v; want %q", name, err, host)
-	}
+	name, err = c.Node()
+	check.That(t, err == nil && name == host, "got %q, %v; want %q", name, err, host)
 }
 
 // TestWithoutAClusterThereIsNoSourceOfPods: an interface around a nil pointer would
@@ -78,13 +77,11 @@ func TestWithoutAClusterThereIsNoSourceOfPods(t *testing.T) {
 
 func TestTheConfigurationSaysWhoTellsOfSandboxes(t *testing.T) {
 	cfg := config.Default()
-	if tracker := newTracker(&cfg, sandbox.Config{}, zap.NewNop()); !strings.HasPrefix(tracker.LastError().Error(), "containerd at ") {
-		t.Errorf("by default it is %v", tracker.LastError())
-	}
+	tracker := newTracker(&cfg, sandbox.Config{}, zap.NewNop())
+	check.That(t, strings.HasPrefix(tracker.LastError().Error(), "containerd at "), "by default it is %v", tracker.LastError())
 	cfg.Containerd.Socket = ""
-	if tracker := newTracker(&cfg, sandbox.Config{}, zap.NewNop()); tracker != nil {
-		t.Errorf("nobody is configured, and there is %T", tracker)
-	}
+	tracker = newTracker(&cfg, sandbox.Config{}, zap.NewNop())
+	check.That(t, tracker == nil, "nobody is configured, and there is %T", tracker)
 	cfg.CRI.Socket = "/run/crio/crio.sock"
 	if tracker := newTracker(&cfg, sandbox.Config{}, zap.NewNop()); !strings.HasPrefix(tracker.LastError().Error(), "the container runtime at /run/crio/") {
 		t.Errorf("with a CRI socket it is %v", tracker.LastError())

@@ -20,10 +20,9 @@ import (
 // TestOneDaemonHasARunDirectory until it ends.
 func TestOneDaemonHasARunDirectory(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "run")
-	first, err := lockRunDir(t.Context(), zap.NewNop(), dir, t.TempDir(), 0)
-	check.Must(t, err)
+	first := check.Value(lockRunDir(t.Context(), zap.NewNop(), dir, t.TempDir(), 0))(t)
 	holder := fmt.Sprintf("process %d (", os.Getpid())
-	_, err = lockRunDir(t.Context(), zap.NewNop(), dir, t.TempDir(), 0)
+	_, err := lockRunDir(t.Context(), zap.NewNop(), dir, t.TempDir(), 0)
 	check.That(t, err != nil && strings.Contains(err.Error(), dir) && strings.Contains(err.Error(), holder), "a second daemon was told %v", err)
 	given := make(chan error, 1)
 	core, logged := observer.New(zap.WarnLevel)
@@ -45,12 +44,11 @@ func TestOneDaemonHasARunDirectory(t *testing.T) {
 
 func TestWaitingForTheRunDirectoryEnds(t *testing.T) {
 	dir := t.TempDir()
-	first, err := lockRunDir(t.Context(), zap.NewNop(), dir, t.TempDir(), 0)
-	check.Must(t, err)
+	first := check.Value(lockRunDir(t.Context(), zap.NewNop(), dir, t.TempDir(), 0))(t)
 	defer first()
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	_, err = lockRunDir(ctx, zap.NewNop(), dir, t.TempDir(), time.Minute)
+	_, err := lockRunDir(ctx, zap.NewNop(), dir, t.TempDir(), time.Minute)
 	check.That(t, errors.Is(err, context.Canceled), "a daemon that is stopped while it waits ends with %v", err)
 }
 
@@ -59,9 +57,8 @@ func TestOneDaemonHasAKubeletRoot(t *testing.T) {
 	root := t.TempDir()
 	link := filepath.Join(t.TempDir(), "link")
 	check.Must(t, os.Symlink(root, link))
-	first, err := lockRunDir(t.Context(), zap.NewNop(), t.TempDir(), root, 0)
-	check.Must(t, err)
-	_, err = lockRunDir(t.Context(), zap.NewNop(), t.TempDir(), link, 0)
+	first := check.Value(lockRunDir(t.Context(), zap.NewNop(), t.TempDir(), root, 0))(t)
+	_, err := lockRunDir(t.Context(), zap.NewNop(), t.TempDir(), link, 0)
 	check.That(t, err != nil && strings.Contains(err.Error(), link) && strings.Contains(err.Error(), "of its own"), "a second daemon was told %v", err)
 	first()
 	second := check.Value(lockRunDir(t.Context(), zap.NewNop(), t.TempDir(), link, 0))(t)
@@ -85,8 +82,7 @@ func TestNobodyElseKeepsTheDaemonFromStarting(t *testing.T) {
 	release := check.Value(lockRunDir(t.Context(), zap.NewNop(), runDir, root, 0))(t)
 	defer release()
 	for _, lock := range []string{runDir + "/daemon.lock", root + "/crust-proxy/daemon.lock"} {
-		if info, err := os.Stat(lock); err != nil || info.Mode() != 0o600 {
-			t.Errorf("%s: %v, %v: others can lock it", lock, info, err)
-		}
+		info, err := os.Stat(lock)
+		check.That(t, err == nil && info.Mode() == 0o600, "%s: %v, %v: others can lock it", lock, info, err)
 	}
 }

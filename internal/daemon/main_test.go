@@ -19,9 +19,8 @@ func TestWrongCommandLinesSayWhatIsRight(t *testing.T) {
 		"version --pod x":       "--pod is for validate",
 	} {
 		code, said := askMain(t, strings.Fields(line)...)
-		if code != exitUsage || !strings.Contains(said, want) || !strings.Contains(said, "see crust-proxy --help") {
-			t.Errorf("%s: exit code %d: %s", line, code, said)
-		}
+		check.That(t, code == exitUsage && strings.Contains(said, want) && strings.Contains(said, "see crust-proxy --help"),
+			"%s: exit code %d: %s", line, code, said)
 	}
 }
 
@@ -110,9 +109,8 @@ lost: refused
 		"has the runtime class kata-fast, which does not exist": {"--pod", dir + "/classless.yaml"},
 	} {
 		code, said := askMain(t, append([]string{"validate"}, args...)...)
-		if !strings.Contains(said, want) || (code == exitOK) != strings.Contains(said, " rule ") {
-			t.Errorf("%q: exit code %d, not in\n%s", want, code, said)
-		}
+		check.That(t, strings.Contains(said, want) && (code == exitOK) == strings.Contains(said, " rule "),
+			"%q: exit code %d, not in\n%s", want, code, said)
 	}
 }
 
@@ -155,17 +153,14 @@ func TestValidateRefusesWhatAStartRefuses(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "config.yaml")
 	check.Must(t, os.WriteFile(file, []byte("log:\n  level: loud\nhtp: {}\n"), 0o600))
 	want := file + ":2:3: log.level: \"loud\" is none of debug, info, warn, error\n" + file + ":3:1: htp: unknown key; did you mean http?\n"
-	if code, said := askMain(t, "validate", "-q", "--config", file); code != exitError || said != want {
-		t.Errorf("exit code %d, %q", code, said)
-	}
-	code, said := askMain(t, "--config", file) // in the format of the log
+	code, said := askMain(t, "validate", "-q", "--config", file)
+	check.That(t, code == exitError && said == want, "exit code %d, %q", code, said)
+	code, said = askMain(t, "--config", file) // in the format of the log
 	for line := range strings.Lines(said) {
-		if code != exitError || !strings.Contains(line, `"level":"error"`) || !strings.Contains(line, `"file":"`+file+`","line":`) {
-			t.Errorf("a start: exit code %d, %q", code, said)
-		}
+		check.That(t, code == exitError && strings.Contains(line, `"level":"error"`) && strings.Contains(line, `"file":"`+file+`","line":`),
+			"a start: exit code %d, %q", code, said)
 	}
 	code, said = askMain(t, "validate", "-q", "--run-dir", stateWith(t, "lvm/p1"))
-	if code != exitError || !strings.Contains(said, "front.enabled: false cannot be put in force: 1 deferred volume(s)") {
-		t.Errorf("a front with volumes is left: exit code %d, %q", code, said)
-	}
+	check.That(t, code == exitError && strings.Contains(said, "front.enabled: false cannot be put in force: 1 deferred volume(s)"),
+		"a front with volumes is left: exit code %d, %q", code, said)
 }

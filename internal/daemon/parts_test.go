@@ -56,9 +56,8 @@ func TestLacksGroup(t *testing.T) {
 	check.Must(t, unix.Stat(path, &st))
 	device := volume.Device{Kind: volume.ImageFile, Path: path, Major: unix.Major(st.Dev), Minor: unix.Minor(st.Dev), Inode: st.Ino}
 	d := &disks{reader: ondisk.New()}
-	if !d.LacksGroup(t.Context(), &volume.Volume{Key: "blank", Device: device, FSType: "ext4", Group: "2000"}) {
-		t.Error("nothing is known of a blank device")
-	}
+	check.That(t, d.LacksGroup(t.Context(), &volume.Volume{Key: "blank", Device: device, FSType: "ext4", Group: "2000"}),
+		"nothing is known of a blank device")
 }
 
 // boundHandler has every volume in one sandbox.
@@ -95,8 +94,7 @@ func TestNothingIsKeptOfAForeignVolumeThatIsGone(t *testing.T) {
 	err = d.loadRecords(t.Context())
 	check.That(t, err == nil && handler.adopted, "volumes of other programs are not known before anything is served: %v", err)
 	v := &volume.Volume{Key: "a", Adopted: true}
-	_, err = relay.Stats(t.Context(), handler, v)
-	check.Must(t, err)
+	check.Value(relay.Stats(t.Context(), handler, v))(t)
 	d.onSandboxChanged("b")
 	_, ok := relay.Known("a")
 	check.That(t, ok, "nothing is known of a volume that is there")
@@ -143,8 +141,7 @@ func TestLookAtHostMountsIsShared(t *testing.T) {
 // a device that is mounted nowhere.
 func mountedVolumes(t *testing.T) []deferral.Status {
 	var st unix.Stat_t
-	err := unix.Stat("/proc", &st)
-	check.That(t, err == nil, "%v", err)
+	check.Must(t, unix.Stat("/proc", &st))
 	status := func(target string, major, minor uint32) deferral.Status {
 		return deferral.Status{Volume: &volume.Volume{
 			Key: volume.KeyOf(target), Target: target,

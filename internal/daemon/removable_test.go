@@ -83,9 +83,7 @@ func TestRemovable(t *testing.T) {
 			for _, word := range c.says {
 				check.That(t, strings.Contains(out.String(), word), "it does not say %q: %s", word, out.String())
 			}
-			if c.not != "" && strings.Contains(out.String(), c.not) {
-				t.Errorf("it says %q: %s", c.not, out.String())
-			}
+			check.That(t, c.not == "" || !strings.Contains(out.String(), c.not), "it says %q: %s", c.not, out.String())
 		})
 	}
 }
@@ -115,9 +113,8 @@ func TestMayLeaveTheFront(t *testing.T) {
 		cfg.RunDir, cfg.Front.Enabled, cfg.Front.AbandonVolumes = stateWith(t, c.volume), c.enabled, c.abandon
 		err := mayLeave(&cfg)
 		check.That(t, (err == nil) == c.ok, "%s: %v", name, err)
-		if err != nil && (!strings.Contains(err.Error(), "/k/pods/p1/mount") || !strings.Contains(err.Error(), "front.abandonVolumes: true")) {
-			t.Errorf("%s: it says %v", name, err)
-		}
+		check.That(t, err == nil || strings.Contains(err.Error(), "/k/pods/p1/mount") && strings.Contains(err.Error(), "front.abandonVolumes: true"),
+			"%s: it says %v", name, err)
 	}
 }
 
@@ -144,9 +141,8 @@ func TestUnreadableRecordsDoNotPreventTheStart(t *testing.T) {
 		core, logs := observer.New(zapcore.DebugLevel)
 		err := leaveFront(&cfg, zap.New(core))
 		check.That(t, (err == nil) == c.ok, "%s with %q: %v", c.file, c.volume, err)
-		if told := logs.FilterLevelExact(zapcore.WarnLevel).All(); c.ok && (len(told) != 1 || !strings.Contains(told[0].Message, filepath.Base(c.file))) {
-			t.Errorf("%s: told %+v", c.file, told)
-		}
+		told := logs.FilterLevelExact(zapcore.WarnLevel).All()
+		check.That(t, !c.ok || len(told) == 1 && strings.Contains(told[0].Message, filepath.Base(c.file)), "%s: told %+v", c.file, told)
 	}
 }
 

@@ -124,16 +124,14 @@ func TestStartWithABadFile(t *testing.T) {
 				before := time.Now()
 				s = n.start("--log-level", "debug")
 				n.want("started", s, "old", "is bad since", "accepted at", strings.ReplaceAll(s.file().bad.Error(), "\n", "; "))
-				if _, err := os.Stat(n.file); err == nil && s.file().badSince.After(before) {
-					t.Errorf("bad since %v, and it was started at %v", s.file().badSince, before)
-				}
+				_, err := os.Stat(n.file)
+				check.That(t, err != nil || !s.file().badSince.After(before), "bad since %v, and it was started at %v", s.file().badSince, before)
 				check.That(t, s.get().Log.Level == "debug", "the flag gives way")
 				since, told := s.file().badSince, n.logs.Len()
 				s.reload()
 				n.want("reloaded", s, "old", "is bad since", "accepted at")
-				if s.file().badSince != since || n.logs.Len() != told {
-					t.Errorf("bad since %v, now since %v; log %v", since, s.file().badSince, n.logs.All())
-				}
+				check.That(t, s.file().badSince == since && n.logs.Len() == told,
+					"bad since %v, now since %v; log %v", since, s.file().badSince, n.logs.All())
 			}
 			n.write(newRules)
 			s.reload()
@@ -161,8 +159,7 @@ func TestStartWithoutAnAcceptedFile(t *testing.T) {
 	}
 	n := newNode(t)
 	n.write(oldRules)
-	s, err := n.load()
-	check.Must(t, err)
+	s := check.Value(n.load())(t)
 	s.keep()
 	left, err := os.ReadDir(filepath.Dir(n.file))
 	check.That(t, err == nil && len(left) == 1, "without --accepted there is %v, %v", left, err)

@@ -216,9 +216,7 @@ func TestPagesOfBoth(t *testing.T) {
 			for more {
 				var found []deferral.Status
 				found, more = page{after, others, selects}.of(behind, size)
-				if more && len(found) != size {
-					t.Fatalf("a page of %d has %d volumes, and there are more", size, len(found))
-				}
+				check.Require(t, !more || len(found) == size, "a page of %d has %d volumes, and there are more", size, len(found))
 				if got = append(got, found...); more {
 					behind = found[size-1]
 				}
@@ -237,9 +235,8 @@ func TestPagesOfVolumesWithOneTarget(t *testing.T) {
 	seen := make(map[string]bool)
 	for token, page := "", 0; page == 0 || token != ""; page++ {
 		reply, err := s.admin().ListVolumes(t.Context(), &adminv1.ListVolumesRequest{PageSize: 1, PageToken: token})
-		if err != nil || len(reply.GetVolumes()) != 1 || seen[reply.GetVolumes()[0].GetId()] {
-			t.Fatalf("after %d volumes: %v, %v", len(seen), reply, err)
-		}
+		check.Require(t, err == nil && len(reply.GetVolumes()) == 1 && !seen[reply.GetVolumes()[0].GetId()],
+			"after %d volumes: %v, %v", len(seen), reply, err)
 		seen[reply.GetVolumes()[0].GetId()] = true
 		token = reply.GetNextPageToken()
 	}
@@ -251,9 +248,8 @@ func TestVolumesAreFoundByPathAndID(t *testing.T) {
 	v := s.handler.volumes[0]
 	for _, ref := range []string{v.Target, string(v.Key), string(v.Key[:6])} {
 		reply, err := s.admin().GetVolume(t.Context(), &adminv1.GetVolumeRequest{Volume: ref})
-		if err != nil || reply.GetVolume().GetId() != string(v.Key) || reply.GetVolume().GetSandbox().GetId() != "sb-a" {
-			t.Errorf("%s: %v, %v", ref, reply, err)
-		}
+		check.That(t, err == nil && reply.GetVolume().GetId() == string(v.Key) && reply.GetVolume().GetSandbox().GetId() == "sb-a",
+			"%s: %v, %v", ref, reply, err)
 	}
 	for ref, want := range map[string]codes.Code{
 		"":                     codes.InvalidArgument,
@@ -281,9 +277,8 @@ func TestVolumesAreFoundByName(t *testing.T) {
 		"shop/web-1": b, "other/web-1": c, "vol-b": b, string(b.Key): b, "other/" + string(b.Key): c,
 	} {
 		reply, err := s.admin().GetVolume(t.Context(), &adminv1.GetVolumeRequest{Volume: ref})
-		if err != nil || reply.GetVolume().GetId() != string(want.Key) || reply.GetVolume().GetPvcName() != want.Origin.PVC {
-			t.Errorf("%s: %v, %v", ref, reply, err)
-		}
+		check.That(t, err == nil && reply.GetVolume().GetId() == string(want.Key) && reply.GetVolume().GetPvcName() == want.Origin.PVC,
+			"%s: %v, %v", ref, reply, err)
 	}
 	c.Origin.PVC = string(b.Key[:12]) // as its author pleases
 	for _, ref := range []string{"web-1", string(b.Key[:12])} {
@@ -313,36 +308,30 @@ func TestStatsAndExpandAreRelayed(t *testing.T) {
 		t.Errorf("%v, %v", reply, err)
 	}
 	shown, err := s.admin().GetVolume(t.Context(), &adminv1.GetVolumeRequest{Volume: v.Target})
-	if err != nil || len(shown.GetVolume().GetUsage()) != 1 || shown.GetVolume().GetUsageAt() == nil {
-		t.Errorf("the last known usage is not shown: %v, %v", shown, err)
-	}
+	check.That(t, err == nil && len(shown.GetVolume().GetUsage()) == 1 && shown.GetVolume().GetUsageAt() != nil,
+		"the last known usage is not shown: %v, %v", shown, err)
 	check.That(t, shown.GetVolume().GetGroupProblem() == runtime.GroupIgnored, "that the group is ignored is not shown: %v", shown)
 	grown, err := s.admin().ExpandVolume(t.Context(), &adminv1.ExpandVolumeRequest{Volume: v.Target, RequiredBytes: 7})
 	check.That(t, err == nil && grown.GetCapacityBytes() == 7, "%v, %v", grown, err)
 	s.handler.err = volume.Errorf(volume.Denied, "volume %s: it does not grow", v.Target)
-	if _, err = s.admin().ExpandVolume(t.Context(), &adminv1.ExpandVolumeRequest{Volume: v.Target}); status.Code(err) != codes.PermissionDenied {
-		t.Errorf("got %v", err)
-	}
+	_, err = s.admin().ExpandVolume(t.Context(), &adminv1.ExpandVolumeRequest{Volume: v.Target})
+	check.That(t, status.Code(err) == codes.PermissionDenied, "got %v", err)
 	shown, err = s.admin().GetVolume(t.Context(), &adminv1.GetVolumeRequest{Volume: v.Target})
-	if err != nil || !strings.Contains(shown.GetVolume().GetLastError(), "does not grow") || shown.GetVolume().GetLastErrorAt() == nil {
-		t.Errorf("why it did not grow is not shown: %v, %v", shown, err)
-	}
+	check.That(t, err == nil && strings.Contains(shown.GetVolume().GetLastError(), "does not grow") && shown.GetVolume().GetLastErrorAt() != nil,
+		"why it did not grow is not shown: %v, %v", shown, err)
 	s.handler.err = volume.Errorf(volume.NoSandbox, "volume %s: no sandbox", v.Target)
-	if _, err = s.admin().GetVolumeStats(t.Context(), &adminv1.GetVolumeStatsRequest{Volume: v.Target}); status.Code(err) != codes.Unavailable {
-		t.Errorf("got %v", err)
-	}
+	_, err = s.admin().GetVolumeStats(t.Context(), &adminv1.GetVolumeStatsRequest{Volume: v.Target})
+	check.That(t, status.Code(err) == codes.Unavailable, "got %v", err)
 	shown, err = s.admin().GetVolume(t.Context(), &adminv1.GetVolumeRequest{Volume: v.Target})
-	if err != nil || !strings.Contains(shown.GetVolume().GetLastError(), "no sandbox") || len(shown.GetVolume().GetUsage()) != 1 {
-		t.Errorf("the last error, beside the last usage, is not shown: %v, %v", shown, err)
-	}
+	check.That(t, err == nil && strings.Contains(shown.GetVolume().GetLastError(), "no sandbox") && len(shown.GetVolume().GetUsage()) == 1,
+		"the last error, beside the last usage, is not shown: %v, %v", shown, err)
 	check.That(t, shown.GetVolume().GetCondition() == nil, "a condition stands beside stats that fail: %v", shown)
 	if got := shown.GetVolume(); got.GetStatsRequests() != 2 || got.GetStatsFailures() != 1 || got.GetStatsAt() == nil || got.GetStatsTook() == nil {
 		t.Errorf("what the relay counted is not shown: %v", shown)
 	}
 	handlers, err := s.admin().ListHandlers(t.Context(), &adminv1.ListHandlersRequest{})
-	if err != nil || len(handlers.GetHandlers()) != 1 || handlers.GetHandlers()[0].GetHealthy() || handlers.GetHandlers()[0].GetBound() != 1 {
-		t.Errorf("%v, %v", handlers, err)
-	}
+	check.That(t, err == nil && len(handlers.GetHandlers()) == 1 && !handlers.GetHandlers()[0].GetHealthy() && handlers.GetHandlers()[0].GetBound() == 1,
+		"%v, %v", handlers, err)
 }
 
 // watch begins to watch, and returns a function that waits for the next event.
@@ -432,9 +421,8 @@ func TestSlowWatcherCostsOneEntryAVolume(t *testing.T) {
 func TestNodeAndReconcile(t *testing.T) {
 	s := serve(t, "a")
 	node, err := s.admin().GetNode(t.Context(), &adminv1.GetNodeRequest{})
-	if err != nil || node.GetVersion() != "v1" || node.GetVolumesByState()["adopted"] != 1 || len(node.GetFindings()) != 1 {
-		t.Errorf("%v, %v", node, err)
-	}
+	check.That(t, err == nil && node.GetVersion() == "v1" && node.GetVolumesByState()["adopted"] == 1 && len(node.GetFindings()) == 1,
+		"%v, %v", node, err)
 	report, err := s.admin().Reconcile(t.Context(), &adminv1.ReconcileRequest{})
 	check.That(t, err == nil && report.GetChecked() == 0, "%v, %v", report, err)
 }
@@ -479,8 +467,7 @@ func TestGrowthThatTheMountMissed(t *testing.T) {
 	v := &volume.Volume{Key: "a", Handler: "kata", GrowTo: 7}
 	ask := func() {
 		t.Helper()
-		_, err := calls.Stats(t.Context(), v)
-		check.Must(t, err)
+		check.Value(calls.Stats(t.Context(), v))(t)
 	}
 	for range 3 {
 		ask()

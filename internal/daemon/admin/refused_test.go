@@ -64,9 +64,8 @@ func TestRefusedVolumesAreShown(t *testing.T) {
 	list, err := s.admin().ListVolumes(t.Context(), &adminv1.ListVolumesRequest{})
 	check.Require(t, err == nil && len(list.GetVolumes()) == 3, "%v, %v", list, err)
 	first, got := list.GetVolumes()[0], list.GetVolumes()[1]
-	if first.GetState() != adminv1.VolumeState_VOLUME_STATE_ADOPTED || first.GetRefusedBy() != "driver" || !strings.Contains(first.GetLastError(), "subPath") {
-		t.Errorf("the one that is there: %v", first)
-	}
+	check.That(t, first.GetState() == adminv1.VolumeState_VOLUME_STATE_ADOPTED && first.GetRefusedBy() == "driver" && strings.Contains(first.GetLastError(), "subPath"),
+		"the one that is there: %v", first)
 	if got.GetState() != adminv1.VolumeState_VOLUME_STATE_REFUSED || got.GetTargetPath() != target || got.GetRefusedBy() != "handler" ||
 		got.GetRule() != `rule "disks"` || got.GetHandler() != "kata" || got.GetPodNamespace() != "ns" || got.GetPodName() != "db-0" ||
 		got.GetPodUid() != "u9" || got.GetRefusals() != 7 || got.GetVolumeId() != "vol-9" || got.GetCreatedAt().GetSeconds() != 100 ||
@@ -80,18 +79,16 @@ func TestRefusedVolumesAreShown(t *testing.T) {
 		check.That(t, err == nil && len(list.GetVolumes()) == want, "%v: %v, %v", req, list, err)
 	}
 	for _, ref := range []string{target, got.GetId(), got.GetId()[:8]} {
-		if one, err := s.admin().GetVolume(t.Context(), &adminv1.GetVolumeRequest{Volume: ref}); err != nil || one.GetVolume().GetRefusals() != 7 {
-			t.Errorf("%s: %v, %v", ref, one, err)
-		}
+		one, err := s.admin().GetVolume(t.Context(), &adminv1.GetVolumeRequest{Volume: ref})
+		check.That(t, err == nil && one.GetVolume().GetRefusals() == 7, "%s: %v, %v", ref, one, err)
 		if _, err := s.admin().GetVolumeStats(t.Context(), &adminv1.GetVolumeStatsRequest{Volume: ref}); status.Code(err) != codes.Unavailable ||
 			!strings.Contains(err.Error(), "no subPath") {
 			t.Errorf("stats of %s: %v", ref, err)
 		}
 	}
 	node, err := s.admin().GetNode(t.Context(), &adminv1.GetNodeRequest{})
-	if err != nil || node.GetVolumesByState()["refused"] != 1 || node.GetVolumesByState()["adopted"] != 2 {
-		t.Errorf("%v, %v", node.GetVolumesByState(), err)
-	}
+	check.That(t, err == nil && node.GetVolumesByState()["refused"] == 1 && node.GetVolumesByState()["adopted"] == 2,
+		"%v, %v", node.GetVolumesByState(), err)
 	_, err = runtimev1.NewRuntimeClient(s.conn).RuntimeGetVolumeStats(t.Context(), &runtimev1.RuntimeGetVolumeStatsRequest{VolumeTargetPath: target})
 	check.That(t, status.Code(err) == codes.NotFound, "the Runtime API knows a refused volume: %v", err)
 }

@@ -111,24 +111,19 @@ func TestBounds(t *testing.T) {
 		h.Add(&adminv1.VolumeEvent{Id: "busy", What: "refused", Failed: true, Text: fmt.Sprint(i, strings.Repeat("é", 2*mostText))})
 	}
 	busy := h.of(every)
-	if len(busy) != mostPerVolume || !strings.HasPrefix(busy[0].GetText(), fmt.Sprint(mostPerVolume)) || len(busy[0].GetText()) > mostText+3 {
-		t.Errorf("%d events, the first is %v", len(busy), busy[0])
-	}
+	check.That(t, len(busy) == mostPerVolume && strings.HasPrefix(busy[0].GetText(), fmt.Sprint(mostPerVolume)) && len(busy[0].GetText()) <= mostText+3,
+		"%d events, the first is %v", len(busy), busy[0])
 	for i := range mostEvents {
 		h.Add(&adminv1.VolumeEvent{Id: fmt.Sprintf("volume-%d", i), What: "published"})
 	}
 	h.Close()
 	got := h.of(every)
-	if len(got) != mostEvents || got[0].GetId() == "busy" {
-		t.Errorf("%d events, the oldest is of %s", len(got), got[0].GetId())
-	}
+	check.That(t, len(got) == mostEvents && got[0].GetId() != "busy", "%d events, the oldest is of %s", len(got), got[0].GetId())
 	h.Add(&adminv1.VolumeEvent{Id: "ancient", What: "published"})
 	h.volumes["ancient"][0].LastAt = timestamppb.New(time.Now().Add(-mostAge - time.Second))
 	want(t, h, "ancient", "")
-	info, err := os.Stat(filepath.Join(dir, "events.pb"))
-	if check.Must(t, err); info.Mode().Perm() != 0o600 {
-		t.Errorf("the file's mode is %v", info.Mode())
-	}
+	info := check.Value(os.Stat(filepath.Join(dir, "events.pb")))(t)
+	check.That(t, info.Mode().Perm() == 0o600, "the file's mode is %v", info.Mode())
 }
 
 // TestRefusalsGoFirst: whoever makes many volumes that are refused pushes nothing else out, and a restart finds what

@@ -202,9 +202,8 @@ func TestBlocksSecrets(t *testing.T) {
 		"hunter2", "[hunter2]", "a: 1234", "hunter2: [a]", "a: hunter2\na: hunter2", "a b: hunter2", "a: {b: hunter2}", "a: 'hunter2", "a: " + strings.Repeat("x", 1<<20),
 	} {
 		r := run(text, "--csi-socket", socket)
-		if r.code != command.ExitFailure || !strings.Contains(r.err, file) || strings.Contains(r.out+r.err, "hunter2") || len(f.secrets) > 0 {
-			t.Errorf("%.40q: %+v", text, r)
-		}
+		check.That(t, r.code == command.ExitFailure && strings.Contains(r.err, file) && !strings.Contains(r.out+r.err, "hunter2") && len(f.secrets) == 0,
+			"%.40q: %+v", text, r)
 	}
 	r := run("a: b")
 	check.That(t, r.code == command.ExitUsage && strings.Contains(r.err, "--csi-socket"), "%+v", r)

@@ -24,8 +24,7 @@ type bench struct {
 
 func newBench(t *testing.T) *bench {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "backup") // short: a socket's path has 107 bytes
-	check.Must(t, err)
+	dir := check.Value(os.MkdirTemp("", "backup"))(t) // short: a socket's path has 107 bytes
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	return &bench{t: t, socket: filepath.Join(dir, "csi.sock"), env: map[string]string{}, width: 80}
 }

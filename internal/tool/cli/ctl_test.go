@@ -36,8 +36,7 @@ func golden(t *testing.T, name, got string) {
 	if *update {
 		check.Must(t, os.WriteFile(file, []byte(got), 0o600))
 	}
-	want, err := os.ReadFile(file) // #nosec G304 -- a path of the test
-	check.Must(t, err)
+	want := check.Value(os.ReadFile(file))(t) // #nosec G304 -- a path of the test
 	diff := cmp.Diff(string(want), got)
 	check.That(t, diff == "", "%s (-want +got):\n%s", name, diff)
 }
@@ -142,9 +141,8 @@ func TestSeveralVolumesOfAName(t *testing.T) {
 	for _, args := range []string{"get", "stats", "expand", "freeze", "thaw", "release", "release --force --yes", "end --yes"} {
 		b := newBench(t).serve()
 		r := b.run(append(strings.Fields(args), "twice")...)
-		if r.code != command.ExitUsage || !strings.Contains(r.err, "2 volumes:\naa11bb22cc33  pod shop/web-0\nbb11bb22cc33  \\x1b[2J\n") {
-			t.Errorf("%s: %+v", args, r)
-		}
+		check.That(t, r.code == command.ExitUsage && strings.Contains(r.err, "2 volumes:\naa11bb22cc33  pod shop/web-0\nbb11bb22cc33  \\x1b[2J\n"),
+			"%s: %+v", args, r)
 		check.That(t, b.admin.released == nil && b.admin.ended == nil && b.admin.frozen == nil && b.admin.expanded == nil, "%s was done", args)
 	}
 }
@@ -180,9 +178,8 @@ func TestExpandSendsSizes(t *testing.T) {
 func TestFreezeSendsATime(t *testing.T) {
 	b := newBench(t).serve()
 	r := b.run("freeze", "aa11bb", "--for", "90s")
-	if r.code != command.ExitOK || !strings.Contains(r.out, "1m30s") || b.admin.frozen.GetTimeout().GetSeconds() != 90 {
-		t.Errorf("%+v, sent %v", r, b.admin.frozen)
-	}
+	check.That(t, r.code == command.ExitOK && strings.Contains(r.out, "1m30s") && b.admin.frozen.GetTimeout().GetSeconds() == 90,
+		"%+v, sent %v", r, b.admin.frozen)
 	r = b.run("thaw", "aa11bb")
 	check.That(t, r.code == command.ExitOK && strings.Contains(r.out, "Writes to volume data of pod shop/web-0 (aa11bb22cc33) go on"), "got %+v", r)
 	for _, wrong := range []string{"0", "1500ms", "-1s"} {
@@ -216,13 +213,11 @@ func TestPublishAndUnpublish(t *testing.T) {
 		VolumeType: &runtimev1.VolumeType{Type: runtimev1.VolumeType_BLOCK}, VolumeBackingPath: "/dev/x", VolumeTargetPath: "/k/mount",
 		FsType: "xfs", MountFlags: []string{"noatime", "nosuid", "ro"},
 	}
-	if r.code != command.ExitOK || !strings.Contains(r.out, "Published /dev/x at /k/mount") || !proto.Equal(b.admin.runtime.asked, want) {
-		t.Errorf("%+v, sent %v", r, b.admin.runtime.asked)
-	}
+	check.That(t, r.code == command.ExitOK && strings.Contains(r.out, "Published /dev/x at /k/mount") && proto.Equal(b.admin.runtime.asked, want),
+		"%+v, sent %v", r, b.admin.runtime.asked)
 	r = b.run("unpublish", "/k/mount", "-o", "json")
-	if r.out != "{}\n" || !proto.Equal(b.admin.runtime.asked, &runtimev1.RuntimeUnstageVolumeRequest{VolumeTargetPath: "/k/mount"}) {
-		t.Errorf("%+v, sent %v", r, b.admin.runtime.asked)
-	}
+	check.That(t, r.out == "{}\n" && proto.Equal(b.admin.runtime.asked, &runtimev1.RuntimeUnstageVolumeRequest{VolumeTargetPath: "/k/mount"}),
+		"%+v, sent %v", r, b.admin.runtime.asked)
 	b.admin.runtime.fail = status.Error(codes.PermissionDenied, "uid 7 may not")
 	for args, says := range map[string]string{
 		"unpublish /k": "authorization.runtime.uids", "unpublish /k --runtime-socket /nonexistent": "Give --runtime-socket.",
@@ -240,9 +235,7 @@ func TestEndAsks(t *testing.T) {
 		keys, answers, err := os.Pipe()
 		check.Must(t, err)
 		_, err = answers.WriteString(answer)
-		if err = errors.Join(err, answers.Close()); err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, errors.Join(err, answers.Close()))
 		b.keys, b.admin.ended = keys, nil
 		r := b.run("end", "aa11bb")
 		if (r.code == command.ExitOK) != ended || slices.Equal(b.admin.ended, []int32{4711}) != ended || !strings.Contains(r.err, `process 4711 ("qemu"), control group /kata/5a`) || !strings.Contains(r.err, "volume data of pod shop/web-0") {
@@ -278,9 +271,8 @@ func TestBareNames(t *testing.T) {
 		check.Must(t, errors.Join(err, answers.Close()))
 		b.keys, b.admin.released = keys, nil
 		r := b.run("release", "web-0")
-		if (b.admin.released != nil) != released || !strings.Contains(r.err, "volume data of pod shop/web-0 ("+idA+"), device /dev/nvme1n1, target /var") {
-			t.Errorf("answer %q: %+v, sent %v", answer, r, b.admin.released)
-		}
+		check.That(t, (b.admin.released != nil) == released && strings.Contains(r.err, "volume data of pod shop/web-0 ("+idA+"), device /dev/nvme1n1, target /var"),
+			"answer %q: %+v, sent %v", answer, r, b.admin.released)
 		_ = keys.Close()
 	}
 }
@@ -422,9 +414,8 @@ func TestUntrustedTextNeverReachesTheTerminal(t *testing.T) {
 		"watch --timeout 200ms", "watch --timeout 200ms -o json", "watch --timeout 200ms -o yaml", "reconcile"}
 	for _, args := range commands {
 		r := b.run(strings.Fields(args)...)
-		if harmful := strings.IndexFunc(r.out+r.err, func(c rune) bool { return c != '\n' && show.Unsafe(c) }); harmful >= 0 {
-			t.Errorf("%s prints %q", args, (r.out + r.err)[harmful:min(harmful+20, len(r.out+r.err))])
-		}
+		harmful := strings.IndexFunc(r.out+r.err, func(c rune) bool { return c != '\n' && show.Unsafe(c) })
+		check.That(t, harmful < 0, "%s prints at %d something harmful: %q", args, harmful, r.out+r.err)
 		check.That(t, !strings.Contains(r.out, "\nEVENT fake"), "%s: a guest's text began a row", args)
 	}
 	b.admin.fail = status.Error(codes.Internal, "bad\x1b[2J\nEVENT fake \u202e")
@@ -620,13 +611,11 @@ func TestWatchFormats(t *testing.T) {
 
 func TestDoctorWithTheDaemonDown(t *testing.T) {
 	r := newBench(t).run("doctor")
-	if r.code != command.ExitFindings || !strings.Contains(r.out, "systemctl status crust-proxy") || !strings.Contains(r.out, "kernel") {
-		t.Errorf("%d: %s %s", r.code, r.out, r.err)
-	}
+	check.That(t, r.code == command.ExitFindings && strings.Contains(r.out, "systemctl status crust-proxy") && strings.Contains(r.out, "kernel"),
+		"%d: %s %s", r.code, r.out, r.err)
 	b := newBench(t)
 	b.admin.hang = true
 	r = b.serve().run("doctor", "--timeout", "2s", "--quiet")
-	if r.code != command.ExitFindings || !strings.Contains(r.out, "no answer in time") || strings.Contains(r.out, "\nok ") {
-		t.Errorf("of a hung daemon: %d: %s", r.code, r.out)
-	}
+	check.That(t, r.code == command.ExitFindings && strings.Contains(r.out, "no answer in time") && !strings.Contains(r.out, "\nok "),
+		"of a hung daemon: %d: %s", r.code, r.out)
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/internal/tool/command"
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 // ListEvents answers with two events of one volume, the newest first.
@@ -34,9 +35,7 @@ func TestEvents(t *testing.T) {
 	} {
 		b := newBench(t).serve()
 		got := b.run(strings.Fields(args)...)
-		if got.code != command.ExitOK {
-			t.Fatalf("%s: exit code %d: %s", args, got.code, got.err)
-		}
+		check.Require(t, got.code == command.ExitOK, "%s: exit code %d: %s", args, got.code, got.err)
 		golden(t, file, got.out)
 		if file == "events-wide.txt" && (b.admin.events.GetLimit() != 5 || b.admin.events.GetVolume() != "") ||
 			file == "events.txt" && (b.admin.events.GetLimit() != 100 || b.admin.events.GetVolume() != "shop/postgres-0") {
@@ -44,10 +43,8 @@ func TestEvents(t *testing.T) {
 		}
 	}
 	b := newBench(t).serve()
-	if got := b.run("events", "gone"); got.code != command.ExitOK || !strings.Contains(got.out, "No event is known") {
-		t.Errorf("%+v", got)
-	}
-	if got := b.run("events", "--limit", "0"); got.code != command.ExitUsage {
-		t.Errorf("%+v", got)
-	}
+	got := b.run("events", "gone")
+	check.That(t, got.code == command.ExitOK && strings.Contains(got.out, "No event is known"), "%+v", got)
+	got = b.run("events", "--limit", "0")
+	check.That(t, got.code == command.ExitUsage, "%+v", got)
 }

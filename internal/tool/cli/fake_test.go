@@ -264,8 +264,7 @@ type bench struct {
 
 func newBench(t *testing.T) *bench {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "ctl") // short: a socket's path has 107 bytes
-	check.Must(t, err)
+	dir := check.Value(os.MkdirTemp("", "ctl"))(t) // short: a socket's path has 107 bytes
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	b := &bench{t: t, admin: &fakeAdmin{volumes: volumes(), drivers: drivers()}, socket: filepath.Join(dir, "admin.sock"), env: map[string]string{}, width: 80}
 	b.node = doctor.DefaultNode()

@@ -25,9 +25,8 @@ func TestTopPrintsOnePictureWhereThereIsNoTerminal(t *testing.T) {
 		}
 		check.That(t, !strings.ContainsAny(r.out, "\x1b\u202e"), "a terminal would obey\n%q", r.out)
 		wide := slices.Contains(args, "wide")
-		if strings.Contains(r.out, "ebs.csi.aws.com") != wide || (widest(r.out) > 80) != wide {
-			t.Errorf("%v: it has %d columns\n%s", args, widest(r.out), r.out)
-		}
+		check.That(t, strings.Contains(r.out, "ebs.csi.aws.com") == wide && (widest(r.out) > 80) == wide,
+			"%v: it has %d columns\n%s", args, widest(r.out), r.out)
 	}
 }
 
@@ -93,8 +92,7 @@ func TestTopOfNoDaemonSaysWhatToDo(t *testing.T) {
 		}
 		b.tty, b.keys, b.env["TERM"] = tty, keys, "xterm"
 		r := b.run("top")
-		if r.code != command.ExitFailure || !strings.Contains(r.err, "crust-proxy is not running") || r.out != "" {
-			t.Errorf("on a terminal %v: %+v", tty, r)
-		}
+		check.That(t, r.code == command.ExitFailure && strings.Contains(r.err, "crust-proxy is not running") && r.out == "",
+			"on a terminal %v: %+v", tty, r)
 	}
 }

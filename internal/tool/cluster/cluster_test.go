@@ -328,9 +328,8 @@ func TestTrialCleansUp(t *testing.T) {
 		var out bytes.Buffer
 		code := run(ctx, []string{"test", "--storage-class=fast", "--step-timeout=3s", "--kubeconfig=" + f.kubeconfig}, &printer.Printer{Out: &out}, &out)
 		f.wants(out.String(), "ok   class", "ok   created", "fail written", "ok   cleaned up")
-		if code != command.ExitFindings || len(left()) > 0 {
-			t.Errorf("interrupted %v: exit code %d, left %v:\n%s", interrupted, code, left(), out.String())
-		}
+		check.That(t, code == command.ExitFindings && len(left()) == 0,
+			"interrupted %v: exit code %d, left %v:\n%s", interrupted, code, left(), out.String())
 	}
 	f := newFake(t)
 	f.wants(f.run("test"), "--storage-class", "exit 2\n")
@@ -378,8 +377,7 @@ func TestTrialOfADisk(t *testing.T) {
 	_, err = r.create(t.Context())
 	check.That(t, err != nil && !r.own && r.namespace == "", "a namespace that is there: %v, own %v", err, r.own)
 	r.namespace, r.driver.AllowVolumeExpansion = "shop", true
-	_, err = r.create(t.Context())
-	check.Must(t, err)
+	check.Value(r.create(t.Context()))(t)
 	const terms = `{"nodeSelectorTerms":[{"matchFields":[{"key":"metadata.name","operator":"In","values":["node-a"]}]},{"matchFields":[{"key":"metadata.name","operator":"In","values":["node-b"]}]}]}`
 	f.wants(bodies[len(bodies)-1], terms)
 	grown := check.Value(r.growth(t.Context()))(t)
@@ -389,9 +387,7 @@ func TestTrialOfADisk(t *testing.T) {
 		policy, gets = now, 0
 		_, err := r.clean(t.Context())
 		f.wants(fmt.Sprint(err), want)
-		if policy == "Delete" && gets != 2 {
-			t.Errorf("the disk was looked at %d times", gets)
-		}
+		check.That(t, policy != "Delete" || gets == 2, "the disk was looked at %d times", gets)
 	}
 }
 
@@ -428,8 +424,7 @@ func TestTrialCleansUpAlone(t *testing.T) {
 		close(started)
 		_ = cmd.Wait()
 		_ = writer.Close()
-		if code := cmd.ProcessState.ExitCode(); code != command.ExitFindings || len(left()) > 0 {
-			t.Errorf("%d signals: %s, left %v", hangups, cmd.ProcessState, left())
-		}
+		code := cmd.ProcessState.ExitCode()
+		check.That(t, code == command.ExitFindings && len(left()) == 0, "%d signals: %s, left %v", hangups, cmd.ProcessState, left())
 	}
 }

@@ -31,15 +31,11 @@ func TestHealthyNodeHasOnlyOK(t *testing.T) {
 	checked := map[string]bool{}
 	for _, f := range report.Findings {
 		checked[f.Check] = true
-		if f.Severity != OK {
-			t.Errorf("%s: %s: %s", f.Check, f.Severity, f.Seen)
-		}
+		check.That(t, f.Severity == OK, "%s: %s: %s", f.Check, f.Severity, f.Seen)
 	}
 	page := check.Value(os.ReadFile("../../../docs/crustctl.md"))(t)
 	for _, c := range checks {
-		if !checked[c.name] {
-			t.Errorf("check %s said nothing", c.name)
-		}
+		check.That(t, checked[c.name], "check %s said nothing", c.name)
 		if !strings.Contains(string(page), `| <a id="check-`+c.name+"\"></a>`"+c.name+"` |") { // Finding.URL leads to it
 			t.Errorf("check %s has no row in the page", c.name)
 		}
@@ -57,12 +53,9 @@ func TestLocalChecksRunWithTheDaemonDown(t *testing.T) {
 	check.Must(t, err)
 	report := Run(context.Background(), tr.node, Daemon{Err: errors.New("connection refused"), Advice: "start it"})
 	holder := fmt.Sprintf("process %d (", os.Getpid())
-	if report.Count(Error) != 2 || report.Findings[0].Do != "start it" || !strings.Contains(report.Findings[1].Seen, holder) {
-		t.Errorf("got %+v", report.Findings)
-	}
-	if report.Count(OK) < 10 {
-		t.Errorf("only %d checks passed", report.Count(OK))
-	}
+	check.That(t, report.Count(Error) == 2 && report.Findings[0].Do == "start it" && strings.Contains(report.Findings[1].Seen, holder),
+		"got %+v", report.Findings)
+	check.That(t, report.Count(OK) >= 10, "only %d checks passed", report.Count(OK))
 }
 
 // TestBeforeInstallation: nothing of crust-proxy's is looked for, and all else is.
@@ -73,15 +66,12 @@ func TestBeforeInstallation(t *testing.T) {
 	report := Run(t.Context(), tr.node, Daemon{Err: errors.New("not asked")})
 	var names []string
 	for _, f := range report.Findings {
-		if f.Severity != OK || !strings.HasSuffix(f.URL, "#check-"+f.Check) {
-			t.Errorf("%+v", f)
-		}
+		check.That(t, f.Severity == OK && strings.HasSuffix(f.URL, "#check-"+f.Check), "%+v", f)
 		names = append(names, f.Check)
 	}
 	want := []string{"kernel", "programs", "kata-config", "kubelet", "container-runtime", "cri-o"}
-	if names = slices.Compact(names); !slices.Equal(names, want) {
-		t.Errorf("the checks are %q", names)
-	}
+	names = slices.Compact(names)
+	check.That(t, slices.Equal(names, want), "the checks are %q", names)
 }
 
 type bad struct {
@@ -117,31 +107,24 @@ func TestAdviceInAPod(t *testing.T) {
 		c.spoil(tr, &node, &daemon)
 		for _, f := range findingsOf(t, c.check, node, daemon) {
 			for _, wrong := range []string{"journalctl", "crust-proxy.service", "systemctl restart", "systemctl cat", "systemctl status crust-proxy", "SocketMode"} {
-				if strings.Contains(f.Do, wrong) {
-					t.Errorf("%s/%s: in a pod there is no %q: %s", c.check, c.name, wrong, f.Do)
-				}
+				check.That(t, !strings.Contains(f.Do, wrong), "%s/%s: in a pod there is no %q: %s", c.check, c.name, wrong, f.Do)
 			}
 			if strings.Contains(f.Do, "kubectl -n storage ") && strings.Contains(f.Do, " crust-proxy-x7k2p") {
 				named++
 			}
 		}
 	}
-	if named < 5 {
-		t.Errorf("only %d findings name the pod", named)
-	}
+	check.That(t, named >= 5, "only %d findings name the pod", named)
 }
 
 // assertFinding wants a finding as described. Where that is OK, nothing else may be found.
 func assertFinding(t *testing.T, got []Finding, c bad) {
 	t.Helper()
-	if i := slices.IndexFunc(got, func(f Finding) bool { return f.Severity != OK }); c.want == OK && i >= 0 {
-		t.Errorf("found %+v", got[i])
-	}
+	i := slices.IndexFunc(got, func(f Finding) bool { return f.Severity != OK })
+	check.That(t, c.want != OK || i < 0, "found %+v", got)
 	for _, f := range got {
 		if f.Severity == c.want && strings.Contains(f.Seen, c.seen) && strings.Contains(f.Do, c.do) {
-			if f.Severity == Error && f.Do == "" {
-				t.Errorf("an error without advice: %+v", f)
-			}
+			check.That(t, f.Severity != Error || f.Do != "", "an error without advice: %+v", f)
 			return
 		}
 	}
@@ -274,9 +257,7 @@ func TestErrorsNameTheirVolumeOnce(t *testing.T) {
 	for _, text := range []string{"stats timed out", "volume " + targetA + ": stats timed out"} {
 		d := withVolume(adminv1.VolumeState_VOLUME_STATE_BOUND, text)
 		got := findingsOf(t, "volumes", newTree(t).node, d)
-		if len(got) != 1 || got[0].Seen != "volume "+targetA+": stats timed out" {
-			t.Errorf("%q: %+v", text, got)
-		}
+		check.That(t, len(got) == 1 && got[0].Seen == "volume "+targetA+": stats timed out", "%q: %+v", text, got)
 	}
 }
 
@@ -375,9 +356,8 @@ func TestVolumesThatGoMeanwhile(t *testing.T) {
 	entries := check.Value(os.ReadDir(tr.node.at(tr.node.Config.Handlers.Kata.DirectVolumes)))(t)
 	v := kataVolume{tr.node, dir, targetA}
 	tr.remove(dir)
-	if found := append(checkKataVolume(tr.node, entries[0]), v.checkInfo()...); len(found) > 0 {
-		t.Errorf("%v", found)
-	}
+	found := append(checkKataVolume(tr.node, entries[0]), v.checkInfo()...)
+	check.That(t, len(found) == 0, "%v", found)
 }
 
 func TestAdviceIsSafeToPaste(t *testing.T) {
@@ -389,9 +369,8 @@ func TestAdviceIsSafeToPaste(t *testing.T) {
 		"-rf":            "'-rf'",
 		"":               "''",
 	} {
-		if got := quoted(name); got != want {
-			t.Errorf("quoted(%q) = %s, want %s", name, got, want)
-		}
+		got := quoted(name)
+		check.That(t, got == want, "quoted(%q) = %s, want %s", name, got, want)
 	}
 }
 
@@ -406,12 +385,8 @@ func TestMountsThatGoBothWaysAreFine(t *testing.T) {
 		tr.process("11", "kubelet", "mnt:[2]")
 		tr.write("/proc/11/mountinfo", mountsOK)
 		got := findingsOf(t, "mount-namespaces", tr.node, healthyDaemon())
-		if len(got) != 1 || got[0].Severity != want {
-			t.Errorf("%s: got %+v", optional, got)
-		}
-		if want == Error && !strings.Contains(got[0].Do, "Bidirectional") {
-			t.Errorf("%s: the advice is %q", optional, got[0].Do)
-		}
+		check.That(t, len(got) == 1 && got[0].Severity == want, "%s: got %+v", optional, got)
+		check.That(t, want != Error || strings.Contains(got[0].Do, "Bidirectional"), "%s: the advice is %q", optional, got[0].Do)
 	}
 }
 
@@ -419,12 +394,10 @@ func TestProbesOfThisKernelLeaveNothing(t *testing.T) {
 	p := DefaultNode().Probe
 	for name, probe := range map[string]func() error{"openat2": p.Openat2, "guard": p.Guard} {
 		before := openFiles(t)
-		if err := probe(); err != nil && !mayNotTry(err) {
-			t.Errorf("%s: %v", name, err)
-		}
-		if after := openFiles(t); after != before {
-			t.Errorf("%s: %d open files before, %d after", name, before, after)
-		}
+		err := probe()
+		check.That(t, err == nil || mayNotTry(err), "%s: %v", name, err)
+		after := openFiles(t)
+		check.That(t, after == before, "%s: %d open files before, %d after", name, before, after)
 	}
 }
 
@@ -473,9 +446,8 @@ func TestCRIO(t *testing.T) {
 				tr.write(path, text)
 			}
 			got := findingsOf(t, "cri-o", node, daemon)
-			if len(got) != 1 || got[0].Severity != c.want || !strings.Contains(got[0].Seen, c.seen) {
-				t.Errorf("got %+v, want %s with %q", got, c.want, c.seen)
-			}
+			check.That(t, len(got) == 1 && got[0].Severity == c.want && strings.Contains(got[0].Seen, c.seen),
+				"got %+v, want %s with %q", got, c.want, c.seen)
 		})
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 const (
@@ -103,9 +104,7 @@ func TestConfigurationsByConfigPath(t *testing.T) {
 			for _, seen := range c.seen {
 				assertFinding(t, got, bad{want: c.want, seen: seen})
 			}
-			if len(got) != 1 {
-				t.Errorf("%d findings: %+v", len(got), got)
-			}
+			check.That(t, len(got) == 1, "%d findings: %+v", len(got), got)
 		})
 	}
 }
@@ -116,9 +115,8 @@ func TestSymlinkedDefaultIsReportedOnce(t *testing.T) {
 	tr.write(optKata+"/configuration-qemu.toml", blocked)
 	tr.symlink("configuration-qemu.toml", optKata+"/configuration.toml")
 	got := findingsOf(t, "kata-config", tr.node, healthyDaemon())
-	if len(got) != 1 || got[0].Severity != Error || !strings.Contains(got[0].Seen, "configuration-qemu.toml:4 (which "+optKata+"/configuration.toml leads to)") {
-		t.Errorf("got %+v", got)
-	}
+	check.That(t, len(got) == 1 && got[0].Severity == Error && strings.Contains(got[0].Seen, "configuration-qemu.toml:4 (which "+optKata+"/configuration.toml leads to)"),
+		"got %+v", got)
 }
 
 func FuzzMountInfoFile(f *testing.F) {
@@ -127,8 +125,7 @@ func FuzzMountInfoFile(f *testing.F) {
 		tr := tree{t: t, node: Node{Root: t.TempDir()}}
 		tr.write("/v/"+abi.InfoName, string(data))
 		kataVolume{tr.node, "/v", "/a"}.checkInfo()
-		if path, err := volumePath(name); err == nil && !strings.HasPrefix(path, "/") {
-			t.Errorf("%q is no path", path)
-		}
+		path, err := volumePath(name)
+		check.That(t, err != nil || strings.HasPrefix(path, "/"), "%q is no path", path)
 	})
 }

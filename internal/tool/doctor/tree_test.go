@@ -35,8 +35,7 @@ type tree struct {
 
 func newTree(t *testing.T) tree {
 	t.Helper()
-	root, err := os.MkdirTemp("", "doc") // short: a socket's path has 107 bytes
-	check.Must(t, err)
+	root := check.Value(os.MkdirTemp("", "doc"))(t) // short: a socket's path has 107 bytes
 	t.Cleanup(func() { _ = os.RemoveAll(root) })
 	n := DefaultNode()
 	n.Root, n.Config.Front.Enabled, n.Config.Front.MarksDir = root, true, "/var/lib/kubelet/crust-proxy/marks"

@@ -31,9 +31,7 @@ func TestCellsHoldNothingOfUncertainWidth(t *testing.T) {
 
 func TestASCIIIsASCII(t *testing.T) {
 	got := EscapeASCII("Größe 容量 \u202e\x1b \U0001f600 \xfe")
-	if strings.IndexFunc(got, func(r rune) bool { return r > 126 || r < 32 }) >= 0 {
-		t.Errorf("%q", got)
-	}
+	check.That(t, strings.IndexFunc(got, func(r rune) bool { return r > 126 || r < 32 }) < 0, "%q", got)
 	want := `Gr\xf6\xdfe \u5bb9\u91cf \u202e\x1b \U0001f600 \xfe`
 	check.That(t, got == want, "%q, want %q", got, want)
 }
@@ -98,11 +96,10 @@ func FuzzEscape(f *testing.F) {
 	f.Fuzz(func(t *testing.T, s string) {
 		got := Escape(s)
 		check.That(t, strings.IndexFunc(got, Unsafe) < 0 && utf8.ValidString(got), "escape(%q) = %q", s, got)
-		raw, err := json.Marshal(s)
-		check.Must(t, err)
+		raw := check.Value(json.Marshal(s))(t)
 		var a, b string
 		check.Must(t, json.Unmarshal(raw, &a))
-		err = json.Unmarshal(EscapeJSON(raw), &b)
+		err := json.Unmarshal(EscapeJSON(raw), &b)
 		check.That(t, err == nil && a == b, "escapeJSON changed %q to %q: %v", a, b, err)
 	})
 }

@@ -101,9 +101,8 @@ func TestManyChangesAreFewEvents(t *testing.T) {
 	took := time.Since(start)
 	cancel()
 	group.Wait()
-	if n, most := len(got.all), 10+int(took/gatherFor); n > most {
-		t.Errorf("1001 changes in %v are %d events, want at most %d", took, n, most)
-	}
+	n, most := len(got.all), 10+int(took/gatherFor)
+	check.That(t, n <= most, "1001 changes in %v are %d events, want at most %d", took, n, most)
 }
 
 func TestOnce(t *testing.T) {
@@ -113,8 +112,7 @@ func TestOnce(t *testing.T) {
 	}
 	f := newFake(t, append(all, volumes()...))
 	f.takes, f.pages = 3*time.Millisecond, 10
-	picture, err := Once(t.Context(), f.daemon(), Settings{Interval: 10 * time.Second, Sort: ByName, Filter: "kata", ASCII: true})
-	check.Must(t, err)
+	picture := check.Value(Once(t.Context(), f.daemon(), Settings{Interval: 10 * time.Second, Sort: ByName, Filter: "kata", ASCII: true}))(t)
 	check.That(t, len(picture.Volumes) == 35 && len(picture.Handlers) == 2 && picture.Node.GetVersion() == "v1.2.3", "%d volumes", len(picture.Volumes))
 	check.That(t, f.most <= maxConcurrent && len(f.asked) == 33, "%d were asked, %d at once", len(f.asked), f.most)
 	text := picture.Text(0)
@@ -148,7 +146,5 @@ func TestOnceDoesNotWaitForHungSandboxes(t *testing.T) {
 
 func TestOnceOfNothing(t *testing.T) {
 	picture, err := Once(t.Context(), newFake(t, nil).daemon(), Settings{Interval: time.Second})
-	if err != nil || !strings.Contains(picture.Text(0), "No volumes.") {
-		t.Errorf("%v, %v", picture.Text(0), err)
-	}
+	check.That(t, err == nil && strings.Contains(picture.Text(0), "No volumes."), "%v, %v", picture.Text(0), err)
 }

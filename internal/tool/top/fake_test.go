@@ -42,8 +42,7 @@ type fakeAdmin struct {
 
 func newFake(t *testing.T, volumes []*adminv1.Volume) *fakeAdmin {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "top") // short: a socket's path has 107 bytes
-	check.Must(t, err)
+	dir := check.Value(os.MkdirTemp("", "top"))(t) // short: a socket's path has 107 bytes
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	f := &fakeAdmin{t: t, socket: filepath.Join(dir, "s"), volumes: volumes, end: make(chan struct{}),
 		watchers: make(map[chan *adminv1.WatchVolumesResponse]bool)}

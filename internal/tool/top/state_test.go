@@ -180,9 +180,7 @@ func TestTheLastPictureStaysWhileTheDaemonIsAway(t *testing.T) {
 	check.That(t, s.node.volumes[many(1)[0].GetId()].err == "", "the daemon's end is taken for the sandbox's")
 	// It comes back without v001, which is shown until that is certain.
 	s.Apply(Watched{Changes: changed(many(1)...)})
-	if len(s.list.rows) != 3 {
-		t.Errorf("forgotten before the listing was whole: %v", names(s))
-	}
+	check.That(t, len(s.list.rows) == 3, "forgotten before the listing was whole: %v", names(s))
 	effects := s.Apply(Watched{Changes: append(changed(many(3)[2]), syncedEvent)})
 	got := names(s)
 	check.That(t, slices.Equal(got, []string{"v000", "v002"}), "%v", got)
@@ -196,9 +194,8 @@ func TestADaemonThatHangs(t *testing.T) {
 	at := func(seconds int) time.Time { return now.Add(time.Duration(seconds) * time.Second) }
 	s.Apply(Polled{At: at(1), Volumes: many(3)})
 	s.Apply(Clock{Now: at(10)}) // it is asked again
-	if s.Apply(Clock{Now: at(14)}); s.hangs() {
-		t.Error("it hangs after four seconds")
-	}
+	s.Apply(Clock{Now: at(14)})
+	check.That(t, !s.hangs(), "it hangs after four seconds")
 	s.Apply(Clock{Now: at(16)})
 	first := many(1)[0].GetId()
 	s.Apply(StatsFetched{ID: first, At: at(16), Failure: "context deadline exceeded", Unanswered: true})
@@ -208,13 +205,11 @@ func TestADaemonThatHangs(t *testing.T) {
 	check.That(t, strings.Contains(view, "NO ANSWER") && strings.Contains(view, "no answer for 20s") && strings.Contains(view, "v002"), "%s", view)
 	check.That(t, s.node.volumes[first].err == "", "the daemon's silence is taken for the sandbox's")
 	press(s, "enter")
-	if view := s.View(); !strings.Contains(view, "no answer for 20s") {
-		t.Errorf("%s", view)
-	}
+	view = s.View()
+	check.That(t, strings.Contains(view, "no answer for 20s"), "%s", view)
 	s.Apply(Polled{At: at(31), Volumes: many(3)})
-	if view := s.View(); strings.Contains(strings.ToLower(view), "no answer for") {
-		t.Errorf("%s", view)
-	}
+	view = s.View()
+	check.That(t, !strings.Contains(strings.ToLower(view), "no answer for"), "%s", view)
 }
 
 // An answer that comes while the daemon is away says nothing about what a new watch
@@ -270,9 +265,8 @@ func TestTheCursorStaysOnItsVolume(t *testing.T) {
 	got := s.list.current().name
 	check.Require(t, got == "v003", "on %s", got)
 	press(s, "n", "r") // the order is turned round
-	if got := s.list.current(); got.name != "v003" || !slices.Contains(s.onScreen(), got) {
-		t.Errorf("on %s", got.name)
-	}
+	now := s.list.current()
+	check.That(t, now.name == "v003" && slices.Contains(s.onScreen(), now), "on %s", now.name)
 	s.Apply(Watched{Changes: append(changed(), removed(s.list.current().id()))})
 	got = s.list.current().name
 	check.That(t, got == "v002", "its volume went, and it is on %s", got)
@@ -286,9 +280,7 @@ func TestTheCursorStaysOnItsVolume(t *testing.T) {
 	got = s.list.current().name
 	check.That(t, got == "v000" && s.list.top+s.frame().rows == len(s.list.rows), "the end is %s, the screen begins at %d", got, s.list.top)
 	press(s, "pgup")
-	if got := s.list.cursor; got != len(s.list.rows)-s.frame().rows {
-		t.Errorf("a page up is at %d", got)
-	}
+	check.That(t, s.list.cursor == len(s.list.rows)-s.frame().rows, "a page up is at %d", s.list.cursor)
 }
 
 func TestFilter(t *testing.T) {
@@ -298,13 +290,9 @@ func TestFilter(t *testing.T) {
 	check.That(t, len(got) == 3, "while typing: %v", got)
 	press(s, "backspace", "backspace", "backspace", "backspace")
 	s.Apply(Key{Name: "paste", Text: "refused\n web-1"})
-	if got := *s.list.filter.typed; got != `refused\n web-1` {
-		t.Errorf("pasted %q", got)
-	}
+	check.That(t, *s.list.filter.typed == `refused\n web-1`, "pasted %q", *s.list.filter.typed)
 	press(s, "ctrl+w")
-	if got := *s.list.filter.typed; got != `refused\n ` {
-		t.Errorf("after ctrl+w: %q", got)
-	}
+	check.That(t, *s.list.filter.typed == `refused\n `, "after ctrl+w: %q", *s.list.filter.typed)
 	press(s, "ctrl+u", "w", "e", "b", "enter")
 	got = names(s)
 	check.That(t, slices.Equal(got, []string{"vol-99ff"}) && s.list.filter.text == "web", "kept: %v by %q", got, s.list.filter.text)
@@ -315,9 +303,8 @@ func TestFilter(t *testing.T) {
 	}
 	press(s, "/")
 	s.Apply(Key{Name: "paste", Text: strings.Repeat("容", 1000)})
-	if got := len([]rune(*s.list.filter.typed)); got != maxFilter {
-		t.Errorf("%d signs were taken", got)
-	}
+	taken := len([]rune(*s.list.filter.typed))
+	check.That(t, taken == maxFilter, "%d signs were taken", taken)
 }
 
 // A listing may be older than an answer that came since.
@@ -409,9 +396,8 @@ func TestQuitAndSuspend(t *testing.T) {
 	effects := press(full(plainSettings(), 80, 24), "ctrl+z")
 	check.That(t, len(effects) == 1 && effects[0] == (Suspend{}), "%v", effects)
 	s := full(plainSettings(), 80, 24)
-	if press(s, "/", "q"); *s.list.filter.typed != "q" {
-		t.Errorf("q does not type: %q", *s.list.filter.typed)
-	}
+	press(s, "/", "q")
+	check.That(t, *s.list.filter.typed == "q", "q does not type: %q", *s.list.filter.typed)
 }
 
 func TestTimesOfStatsFitTheirColumn(t *testing.T) {
@@ -449,9 +435,7 @@ func TestKeysOfTheHelpAreBound(t *testing.T) {
 	bound := slices.Concat([]action{quitAction, {keys: "ctrl+c ctrl+z"}}, listActions, detailActions)
 	for line := range strings.Lines(helpKeys) {
 		for _, name := range strings.FieldsFunc(line[:min(helpIndent, len(line)-1)], func(r rune) bool { return strings.ContainsRune(" ,;", r) }) {
-			if !slices.ContainsFunc(bound, func(a action) bool { return a.has(name) }) {
-				t.Errorf("%q does nothing", name)
-			}
+			check.That(t, slices.ContainsFunc(bound, func(a action) bool { return a.has(name) }), "%q does nothing", name)
 		}
 	}
 }

@@ -85,19 +85,15 @@ var sgr = regexp.MustCompile("\x1b\\[[0-9;]*m")
 func wantTame(t *testing.T, s *State) {
 	t.Helper()
 	lines := strings.Split(s.View(), "\n")
-	if len(lines) > s.canvas.height || s.frame().rows < 1 {
-		t.Errorf("%dx%d: %d lines, %d for volumes", s.canvas.width, s.canvas.height, len(lines), s.frame().rows)
-	}
+	check.That(t, len(lines) <= s.canvas.height && s.frame().rows >= 1,
+		"%dx%d: %d lines, %d for volumes", s.canvas.width, s.canvas.height, len(lines), s.frame().rows)
 	for _, line := range lines {
 		bare := sgr.ReplaceAllString(line, "")
 		got := cells(bare)
 		check.That(t, got <= s.canvas.width, "%dx%d: %d cells: %q", s.canvas.width, s.canvas.height, got, bare)
-		if i := strings.IndexFunc(bare, func(r rune) bool { return !unicode.IsPrint(r) }); i >= 0 {
-			t.Errorf("%dx%d: a terminal would obey %q", s.canvas.width, s.canvas.height, bare)
-		}
-		if s.settings.ASCII && strings.IndexFunc(bare, func(r rune) bool { return r > unicode.MaxASCII }) >= 0 {
-			t.Errorf("not ASCII: %q", bare)
-		}
+		i := strings.IndexFunc(bare, func(r rune) bool { return !unicode.IsPrint(r) })
+		check.That(t, i < 0, "%dx%d: a terminal would obey %q", s.canvas.width, s.canvas.height, bare)
+		check.That(t, !s.settings.ASCII || strings.IndexFunc(bare, func(r rune) bool { return r > unicode.MaxASCII }) < 0, "not ASCII: %q", bare)
 	}
 }
 
@@ -165,8 +161,7 @@ func TestStatesOfEqualUrgencyKeepTheirOrder(t *testing.T) {
 	s.Apply(Watched{Changes: append(changed(held, refused), syncedEvent)})
 	want := s.View()
 	for range 50 {
-		if got := s.View(); got != want {
-			t.Fatal(cmp.Diff(want, got))
-		}
+		got := s.View()
+		check.Require(t, got == want, "%v", cmp.Diff(want, got))
 	}
 }
