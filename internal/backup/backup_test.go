@@ -384,9 +384,8 @@ func TestDamage(t *testing.T) {
 			bad = bad[:at]
 		}
 		r.must(os.WriteFile(r.path("bad"), bad, 0o600))
-		if err := r.restore(r.path("restored"), "full", "bad"); err == nil {
-			t.Fatalf("byte %d of %s is wrong, and it was restored", at, hex.EncodeToString(whole[:16]))
-		}
+		err := r.restore(r.path("restored"), "full", "bad")
+		check.Require(t, err != nil, "byte %d of %s is wrong, and it was restored", at, hex.EncodeToString(whole[:16]))
 		left, _ := filepath.Glob(r.path("restored*"))
 		check.Require(t, len(left) == 0, "byte %d: left %v", at, left)
 	}

@@ -100,21 +100,18 @@ func TestNothingIsLeft(t *testing.T) {
 func TestTriesAreBounded(t *testing.T) {
 	s := &script{streams: []stream{{messages: []blocks.Message{message(variable, 100, 0, 10)}, err: away}, {err: away}}}
 	_, err := s.read(t, 0)
-	if status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "at byte 10, and 5 tries") || len(s.began) != 6 {
-		t.Errorf("%d streams: %v", len(s.began), err)
-	}
+	check.That(t, status.Code(err) == codes.Unavailable && strings.Contains(err.Error(), "at byte 10, and 5 tries") && len(s.began) == 6,
+		"%d streams: %v", len(s.began), err)
 	// A backup waits for longer, and says so.
 	s.began = nil
 	var told []int64
 	reader := &blocks.Reader{Source: s.source, Wait: time.Microsecond, Tries: 8, Broken: func(err error, at int64, pause time.Duration) {
-		if told = append(told, at); !errors.Is(err, away) || pause <= 0 {
-			t.Errorf("%v, %v", err, pause)
-		}
+		told = append(told, at)
+		check.That(t, errors.Is(err, away) && pause > 0, "%v, %v", err, pause)
 	}}
 	err = reader.Read(t.Context(), 0, func(blocks.Message) error { return nil })
-	if status.Code(err) != codes.Unavailable || len(s.began) != 9 || !slices.Equal(told, []int64{10, 10, 10, 10, 10, 10, 10, 10}) {
-		t.Errorf("%d streams, of which %v were told: %v", len(s.began), told, err)
-	}
+	check.That(t, status.Code(err) == codes.Unavailable && len(s.began) == 9 && slices.Equal(told, []int64{10, 10, 10, 10, 10, 10, 10, 10}),
+		"%d streams, of which %v were told: %v", len(s.began), told, err)
 }
 
 func TestFinalErrorsAreNotTriedAgain(t *testing.T) {
@@ -209,8 +206,7 @@ func TestAServerThatIsStartedAgain(t *testing.T) {
 	gone := listen()
 	gone.SetUnlinkOnClose(false)
 	check.Must(t, gone.Close())
-	conn, err := blocks.DialCSI(socket)
-	check.Must(t, err)
+	conn := check.Value(blocks.DialCSI(socket))(t)
 	defer func() { check.Must(t, conn.Close()) }()
 	server := grpc.NewServer()
 	defer server.Stop()
@@ -223,6 +219,6 @@ func TestAServerThatIsStartedAgain(t *testing.T) {
 			go func() { _ = server.Serve(listener) }()
 		}
 	}}
-	err = reader.Read(t.Context(), 0, func(m blocks.Message) error { got = m.Ranges[0].End(); return nil })
+	err := reader.Read(t.Context(), 0, func(m blocks.Message) error { got = m.Ranges[0].End(); return nil })
 	check.That(t, err == nil && broken >= 3 && got == 10, "%d streams broke, and byte %d was reached: %v", broken, got, err)
 }

@@ -53,9 +53,8 @@ contexts: [{name: one, context: {cluster: c, namespace: shop}}, {name: two, cont
 		c, err := blocks.OpenCluster(config, args[0], args[1])
 		check.Require(t, err == nil && c.Namespace == want, "%v: %+v, %v", args, c, err)
 	}
-	if _, err := blocks.OpenCluster(config, "three", ""); err == nil {
-		t.Error("a context that is not there")
-	}
+	_, err := blocks.OpenCluster(config, "three", "")
+	check.That(t, err != nil, "a context that is not there")
 	c := check.Value(blocks.OpenCluster(config, "", ""))(t)
 	return c
 }

@@ -4,6 +4,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 // TestNoKubeconfigSaysWhatToGive: client-go's words name a variable that nobody is to set.
@@ -11,7 +13,5 @@ func TestNoKubeconfigSaysWhatToGive(t *testing.T) {
 	t.Setenv("KUBECONFIG", filepath.Join(t.TempDir(), "none"))
 	t.Setenv("KUBERNETES_SERVICE_HOST", "")
 	_, err := OpenCluster("", "", "")
-	if err == nil || !strings.Contains(err.Error(), "--kubeconfig") || !strings.Contains(err.Error(), "--csi-socket") {
-		t.Error(err)
-	}
+	check.That(t, err != nil && strings.Contains(err.Error(), "--kubeconfig") && strings.Contains(err.Error(), "--csi-socket"), "%v", err)
 }

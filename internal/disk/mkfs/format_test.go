@@ -93,9 +93,8 @@ func TestEveryMarkIsSeen(t *testing.T) {
 			}
 			found.scan(data, e, size)
 		}
-		if found.blank(true) || found.blank(false) || !strings.Contains(found.signatures(), m.name) {
-			t.Errorf("%s at %d: found %q", m.name, m.at, found.signatures())
-		}
+		check.That(t, !found.blank(true) && !found.blank(false) && strings.Contains(found.signatures(), m.name),
+			"%s at %d: found %q", m.name, m.at, found.signatures())
 	}
 }
 
@@ -122,22 +121,18 @@ func TestOutputIsBounded(t *testing.T) {
 	script := filepath.Join(dir, "loud")
 	text := "#!/bin/sh\nenv >&2\nls -l /proc/self/fd/3 >&2\nyes xx | head -c 100000\nexit 7\n"
 	check.Must(t, os.WriteFile(script, []byte(text), 0o700))
-	device, err := os.Open(dir)
-	check.Must(t, err)
+	device := check.Value(os.Open(dir))(t)
 	defer func() { _ = device.Close() }()
 	t.Setenv("SECRET", "must-not-be-seen")
-	r, err := program(script).run(t.Context(), confine.Box{Device: device, Memory: 1 << 30, CPU: time.Minute}, []*os.File{device})
-	check.Must(t, err)
+	r := check.Value(program(script).run(t.Context(), confine.Box{Device: device, Memory: 1 << 30, CPU: time.Minute}, []*os.File{device}))(t)
 	check.That(t, r.Code == 7 && len(r.Stdout) != 0 && len(r.Stdout) <= maxOutput, "code %d, %d bytes", r.Code, len(r.Stdout))
-	if strings.Contains(r.Stderr, "must-not-be-seen") || !strings.Contains(r.Stderr, "LC_ALL=C") || !strings.Contains(r.Stderr, dir) {
-		t.Errorf("stderr: %s", r.Stderr)
-	}
+	check.That(t, !strings.Contains(r.Stderr, "must-not-be-seen") && strings.Contains(r.Stderr, "LC_ALL=C") && strings.Contains(r.Stderr, dir),
+		"stderr: %s", r.Stderr)
 }
 
 func TestRequestsThatAreRefusedAtOnce(t *testing.T) {
 	f := New(Config{LockFile: filepath.Join(t.TempDir(), "lock"), ToolDirs: []string{t.TempDir()}})
-	fd, err := unix.Open(t.TempDir(), unix.O_PATH|unix.O_CLOEXEC, 0)
-	check.Must(t, err)
+	fd := check.Value(unix.Open(t.TempDir(), unix.O_PATH|unix.O_CLOEXEC, 0))(t)
 	defer func() { _ = unix.Close(fd) }()
 	for _, c := range []struct {
 		fsType string
@@ -152,11 +147,10 @@ func TestRequestsThatAreRefusedAtOnce(t *testing.T) {
 		{"ext4", volume.FormatHost, -1, volume.Internal},
 	} {
 		_, err := f.Prepare(context.Background(), Request{Device: c.device, Volume: "/v", Path: "/dev/x", FSType: c.fsType, Policy: c.policy})
-		if err == nil || volume.KindOf(err) != c.kind || !strings.Contains(err.Error(), "/v") || !strings.Contains(err.Error(), "/dev/x") {
-			t.Errorf("%+v: %v", c, err)
-		}
+		check.That(t, err != nil && volume.KindOf(err) == c.kind && strings.Contains(err.Error(), "/v") && strings.Contains(err.Error(), "/dev/x"),
+			"%+v: %v", c, err)
 	}
-	_, _, err = f.maker("ext4")
+	_, _, err := f.maker("ext4")
 	check.That(t, volume.KindOf(err) == volume.Unsupported, "a missing tool: %v", err)
 	_, _, err = f.maker("ext3")
 	check.That(t, volume.KindOf(err) == volume.Invalid, "ext3: %v", err)

@@ -56,9 +56,8 @@ func TestExtOnRecord(t *testing.T) {
 		"last_error_func ext4_find_entry", "feature_incompat 0x2c6", "state 3")
 	super = read(t, path, "ext4")
 	e := super.Errors
-	if e == nil || e.Count != 3 || e.First.Function != "ext4_lookup" || e.Last.Function != "ext4_find_entry" || !super.Replay {
-		t.Fatalf("with errors: %+v, %+v", super, e)
-	}
+	check.Require(t, e != nil && e.Count == 3 && e.First.Function == "ext4_lookup" && e.Last.Function == "ext4_find_entry" && super.Replay,
+		"with errors: %+v, %+v", super, e)
 	want := "the filesystem has errors on record since 2026-01-02T03:04:05Z (3, the last one of ext4_find_entry at " +
 		"2026-02-03T04:05:06Z): run e2fsck while no pod has the volume"
 	got := e.Words()
@@ -133,9 +132,8 @@ func TestHostileSuperblocks(t *testing.T) {
 	})
 	super, err := Read(bytesAt(raw), "ext4")
 	check.Require(t, err == nil && super.Errors.First.Function == "" && len(super.Errors.Last.Function) == extFuncLength, "%+v, %v", super, err)
-	if text := super.Errors.Words(); len(text) > 256 || strings.ContainsFunc(text, func(r rune) bool { return r < ' ' || r > '~' }) {
-		t.Errorf("%q", text)
-	}
+	text := super.Errors.Words()
+	check.That(t, len(text) <= 256 && !strings.ContainsFunc(text, func(r rune) bool { return r < ' ' || r > '~' }), "%q", text)
 	for _, fsType := range []string{"ext4", "xfs", "btrfs", "vfat"} {
 		for _, n := range []int{0, 100, 1024, 2047, 70000} {
 			_, err = Read(bytesAt(make([]byte, n)), fsType)
@@ -147,9 +145,8 @@ func TestHostileSuperblocks(t *testing.T) {
 // The checksum that mkfs writes is right, and a torn superblock is none.
 func TestTornSuperblock(t *testing.T) {
 	path := image(t, 16<<20, "mkfs.ext4", "-q", "-O", "metadata_csum")
-	raw, err := os.ReadFile(path)
-	check.Must(t, err)
-	_, err = Read(bytesAt(raw), "ext4")
+	raw := check.Value(os.ReadFile(path))(t)
+	_, err := Read(bytesAt(raw), "ext4")
 	check.That(t, err == nil, "whole: %v", err)
 	raw[extStart+0x200] ^= 1
 	_, err = Read(bytesAt(raw), "ext4")
@@ -180,9 +177,7 @@ func FuzzRead(f *testing.F) {
 		check.That(t, super.Bytes > 0 && super.Inodes >= 0, "%+v", super)
 		_, _ = NeedsReplay(bytesAt(raw), fsType)
 		text := fmt.Sprint(super.Errors.Words(), super.Is(1, 1))
-		if len(text) > 512 || strings.ContainsFunc(text, func(r rune) bool { return r < ' ' || r > '~' }) {
-			t.Errorf("%q", text)
-		}
+		check.That(t, len(text) <= 512 && !strings.ContainsFunc(text, func(r rune) bool { return r < ' ' || r > '~' }), "%q", text)
 	})
 }
 
@@ -192,14 +187,12 @@ func TestXFSLog(t *testing.T) {
 	for headers, stripe := range map[int64]string{1: "4k", 2: "64k"} { // a header covers 32 KiB
 		name := "log stripes of " + stripe
 		path := image(t, 320<<20, "mkfs.xfs", "-q", "-l", "su="+stripe)
-		file, err := os.OpenFile(path, os.O_RDWR, 0)
-		check.Must(t, err)
+		file := check.Value(os.OpenFile(path, os.O_RDWR, 0))(t)
 		dirty, err := NeedsReplay(file, "xfs")
 		check.That(t, !dirty && err == nil, "%s, new: %v, %v", name, dirty, err)
 		g := check.Value(readXFSGeometry(file))(t)
 		// mkfs writes one record, that of an unmount, at the start of the log.
-		_, err = file.WriteAt([]byte{0}, (g.logAt+headers)*xlogBlock+xlogOpFlags)
-		check.Must(t, err)
+		check.Value(file.WriteAt([]byte{0}, (g.logAt+headers)*xlogBlock+xlogOpFlags))(t)
 		dirty, err = NeedsReplay(file, "xfs")
 		check.That(t, dirty && err == nil, "%s, not unmounted: %v, %v", name, dirty, err)
 		check.Must(t, file.Close())
@@ -208,17 +201,14 @@ func TestXFSLog(t *testing.T) {
 
 func TestReplayOfExtAndBtrfs(t *testing.T) {
 	raw := extImage(func(s []byte) { binary.LittleEndian.PutUint32(s[extIncompat:], extRecover) })
-	if dirty, err := NeedsReplay(bytesAt(raw), "ext4"); !dirty || err != nil {
-		t.Errorf("ext4: %v, %v", dirty, err)
-	}
+	dirty, err := NeedsReplay(bytesAt(raw), "ext4")
+	check.That(t, dirty && err == nil, "ext4: %v, %v", dirty, err)
 	path := image(t, 256<<20, "mkfs.btrfs", "-q")
-	file, err := os.OpenFile(path, os.O_RDWR, 0)
-	check.Must(t, err)
+	file := check.Value(os.OpenFile(path, os.O_RDWR, 0))(t)
 	defer func() { _ = file.Close() }()
-	dirty, err := NeedsReplay(file, "btrfs")
+	dirty, err = NeedsReplay(file, "btrfs")
 	check.That(t, !dirty && err == nil, "btrfs, new: %v, %v", dirty, err)
-	_, err = file.WriteAt([]byte{1}, btrfsStart+btrfsLogRoot+1)
-	check.Must(t, err)
+	check.Value(file.WriteAt([]byte{1}, btrfsStart+btrfsLogRoot+1))(t)
 	dirty, err = NeedsReplay(file, "btrfs")
 	check.That(t, dirty && err == nil, "btrfs: %v, %v", dirty, err)
 }

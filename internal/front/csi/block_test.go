@@ -33,9 +33,8 @@ func TestUnmodifiedDriverIsAskedForADevice(t *testing.T) {
 		t.Errorf("instruction: %+v, %+v", got, got.Origin)
 	}
 	asked, _ := r.driver.last("publish-block").(*csi.NodePublishVolumeRequest)
-	if asked.GetStagingTargetPath() != got.Origin.PrivateStaging || asked.GetVolumeCapability().GetAccessMode().GetMode() != rwo {
-		t.Errorf("the driver was asked %v", asked)
-	}
+	check.That(t, asked.GetStagingTargetPath() == got.Origin.PrivateStaging && asked.GetVolumeCapability().GetAccessMode().GetMode() == rwo,
+		"the driver was asked %v", asked)
 	r.ok(nil, r.unpublish("p1"))
 	r.said("unpublish private")
 	r.unstage()
@@ -281,9 +280,8 @@ func TestSecretsStayInMemory(t *testing.T) {
 	stage.VolumeContext = map[string]string{"csi.storage.k8s.io/serviceAccount.tokens": token, "pool": "rbd"}
 	r.ok(r.kubelet.NodeStageVolume(t.Context(), stage))
 	asked, _ := r.driver.last("stage-block").(*csi.NodeStageVolumeRequest)
-	if asked.GetSecrets()["key"] != secret || asked.GetVolumeContext()["csi.storage.k8s.io/serviceAccount.tokens"] != token {
-		t.Error("the driver was not given the secrets")
-	}
+	check.That(t, asked.GetSecrets()["key"] == secret && asked.GetVolumeContext()["csi.storage.k8s.io/serviceAccount.tokens"] == token,
+		"the driver was not given the secrets")
 	for _, name := range files(t, r.cfg.StateDir) {
 		raw, readErr := os.ReadFile(name)
 		if readErr != nil || strings.Contains(string(raw), secret) || strings.Contains(string(raw), token) ||

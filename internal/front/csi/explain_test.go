@@ -12,6 +12,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/front/csi/staging"
 	"github.com/crust-proxy/crust-proxy/internal/front/policy"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 // explainedPods are pods of all kinds, each with the volume of the tests.
@@ -75,9 +76,7 @@ func TestExplanationsAreTrue(t *testing.T) {
 			})
 		}
 	}
-	if len(seen) != 3 || seen["deferred"] < 50 || seen["on"] < 50 || seen["refused"] < 50 {
-		t.Errorf("too few of a kind: %v", seen)
-	}
+	check.That(t, len(seen) == 3 && seen["deferred"] >= 50 && seen["on"] >= 50 && seen["refused"] >= 50, "too few of a kind: %v", seen)
 }
 
 type outcome struct{ outcome, because string }

@@ -125,21 +125,19 @@ func TestPrivatePathThatCannotBeSeen(t *testing.T) {
 func TestCallsWaitShortlyForTheirVolume(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var all Front
-		end, err := all.lock(t.Context(), staging.VolumeID{Driver: "d", ID: "v"})
-		check.Must(t, err)
+		end := check.Value(all.lock(t.Context(), staging.VolumeID{Driver: "d", ID: "v"}))(t)
 		if other, err := all.lock(t.Context(), staging.VolumeID{Driver: "d", ID: "w"}); err != nil {
 			t.Errorf("another volume waits: %v", err)
 		} else {
 			other()
 		}
 		began := time.Now()
-		_, err = all.lock(t.Context(), staging.VolumeID{Driver: "d", ID: "v"})
+		_, err := all.lock(t.Context(), staging.VolumeID{Driver: "d", ID: "v"})
 		check.That(t, volume.KindOf(err) == volume.Busy && time.Since(began) == lockTimeout, "after %v: %v", time.Since(began), err)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		if _, err = all.lock(ctx, staging.VolumeID{Driver: "d", ID: "v"}); volume.KindOf(err) != volume.Busy {
-			t.Errorf("with a deadline: %v", err)
-		}
+		_, err = all.lock(ctx, staging.VolumeID{Driver: "d", ID: "v"})
+		check.That(t, volume.KindOf(err) == volume.Busy, "with a deadline: %v", err)
 		end()
 	})
 }
@@ -179,9 +177,8 @@ func TestHungDriverHoldsUpItsVolumeOnly(t *testing.T) {
 	again, stop := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer stop()
 	_, err := r.kubelet.NodePublishVolume(again, r.publishReq("p1"))
-	if code := codeOf(err); code != codes.DeadlineExceeded && code != codes.Aborted {
-		t.Errorf("a second call: %v", err)
-	}
+	code := codeOf(err)
+	check.That(t, code == codes.DeadlineExceeded || code == codes.Aborted, "a second call: %v", err)
 	r.refused(<-ended, codes.DeadlineExceeded)
 	close(r.driver.block)
 	r.ok(nil, r.unpublish("p1"))

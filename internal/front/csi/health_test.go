@@ -132,18 +132,16 @@ func TestHealthOfTheDriverOfADeferredVolume(t *testing.T) {
 				of := r.broker.volumes[publish].Origin
 				publish, staging = of.Private, of.PrivateStaging
 			}
-			if staged.GetStagingTargetPath() != staging || way == volume.WayBlock && staged.GetVolumePublishPath() != "" {
-				t.Errorf("asked for a staged volume: %v", staged)
-			}
+			check.That(t, staged.GetStagingTargetPath() == staging && (way != volume.WayBlock || staged.GetVolumePublishPath() == ""),
+				"asked for a staged volume: %v", staged)
 			r.broker.bound[r.target("p1")] = "s1"
 			r.sandboxes.health = &volume.Condition{Abnormal: true, Message: "why"}
 			for _, req := range []*csi.NodeGetVolumeHealthRequest{{VolumePublishPath: r.target("p1")}, {StagingTargetPath: r.staging()}, {}} {
 				req.VolumeId = "vol-1"
 				told, _ := r.askHealth(req)
 				ask, _ := r.driver.last("health").(*csi.NodeGetVolumeHealthRequest)
-				if told != sandbox+", "+pool || ask.GetVolumePublishPath() != publish || ask.GetStagingTargetPath() != staging {
-					t.Errorf("%v: %s, asked for %v", req, told, ask)
-				}
+				check.That(t, told == sandbox+", "+pool && ask.GetVolumePublishPath() == publish && ask.GetStagingTargetPath() == staging,
+					"%v: %s, asked for %v", req, told, ask)
 			}
 			r.driver.fail("health", status.Error(codes.Internal, "lvs fails"))
 			r.wantHealth("p1", sandbox)
@@ -264,9 +262,8 @@ func TestAnswerAtTheDeadline(t *testing.T) {
 				text := fmt.Sprint(entry.ContextMap()["error"])
 				check.That(t, len(text) < 1200 && !strings.Contains(text, "\n") && strings.Contains(text, "asked for its capabilities"), "logged: %q", text)
 			}
-			if p.driver.Silent() != c.silent || (err == nil) != (c.silent || c.code == codes.OK) {
-				t.Errorf("%+v: silent %v, %v", c, p.driver.Silent(), err)
-			}
+			check.That(t, p.driver.Silent() == c.silent && (err == nil) == (c.silent || c.code == codes.OK),
+				"%+v: silent %v, %v", c, p.driver.Silent(), err)
 		})
 	}
 }
@@ -332,9 +329,8 @@ func TestHealthThatTheAPIAccepts(t *testing.T) {
 			"2|R2| 2|R7| 2|R12| 2|R17| 2|R22| 2|R27| 2|R32| 2|R37|")},
 	} {
 		got := acceptable(faults(c.in...))
-		if !slices.EqualFunc(got, faults(c.want...), func(a, b *healthEntry) bool { return proto.Equal(a, b) }) || !apiAccepts(got) {
-			t.Errorf("%s: %v", name, got)
-		}
+		check.That(t, slices.EqualFunc(got, faults(c.want...), func(a, b *healthEntry) bool { return proto.Equal(a, b) }) && apiAccepts(got),
+			"%s: %v", name, got)
 	}
 }
 
@@ -350,9 +346,8 @@ func FuzzHealthEntries(f *testing.F) {
 		for i := range in {
 			in[i] = &healthEntry{Status: csi.VolumeHealthErrorType(random.IntN(7) - 2), Reason: cut(reason) + cut(reason), Message: cut(message) + cut(message)}
 		}
-		if out := acceptable(in); !apiAccepts(out) || len(out) == 0 && len(in) > 0 {
-			t.Fatalf("%q %q, %d", reason, message, seed)
-		}
+		out := acceptable(in)
+		check.Require(t, apiAccepts(out) && (len(out) != 0 || len(in) == 0), "%q %q, %d", reason, message, seed)
 	})
 }
 

@@ -185,9 +185,8 @@ func TestUncertainStageOfAVolumeThatIsNeverDeferred(t *testing.T) {
 			}
 			r.ok(nil, r.publish("p1"))
 			r.said("stage-mount kubelet", "publish-mount kubelet")
-			if r.front.store.HoldsRequest(staging.VolumeID{Driver: driverName, ID: "vol-1"}) {
-				t.Error("the memory holds the request of a finished stage")
-			}
+			check.That(t, !r.front.store.HoldsRequest(staging.VolumeID{Driver: driverName, ID: "vol-1"}),
+				"the memory holds the request of a finished stage")
 			r.end("p1")
 		})
 	}
@@ -195,12 +194,11 @@ func TestUncertainStageOfAVolumeThatIsNeverDeferred(t *testing.T) {
 
 func TestStagedPrivatelyIsReadFromTheRecords(t *testing.T) {
 	r := newRig(t, deferAll)
-	if got, err := staging.StagedDevices(r.dir + "/nowhere"); got != nil || err != nil {
-		t.Errorf("without a state directory: %+v, %v", got, err)
-	}
+	got, err := staging.StagedDevices(r.dir + "/nowhere")
+	check.That(t, got == nil && err == nil, "without a state directory: %+v, %v", got, err)
 	r.stage()
 	before := files(t, r.cfg.StateDir)
-	got, err := staging.StagedDevices(r.cfg.StateDir)
+	got, err = staging.StagedDevices(r.cfg.StateDir)
 	want := []staging.Staged{{Driver: driverName, VolumeID: "vol-1", Path: r.staging()}}
 	check.That(t, err == nil && slices.Equal(got, want), "got %+v, %v", got, err)
 	live := r.front.StagedDevices()

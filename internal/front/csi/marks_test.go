@@ -57,16 +57,14 @@ func TestHostDoesNotMountWhatASandboxHad(t *testing.T) {
 	r.ok(nil, r.use("kata", true))
 	r.broker.stageErr = volume.Errorf(volume.InUse, "the device holds xfs")
 	r.refused(r.use("kata", false), codes.FailedPrecondition, "holds xfs")
-	if r.broker.stageErr = nil; len(r.marks()) != 0 {
-		t.Fatalf("marked, and no sandbox could write: %q", r.marks())
-	}
+	r.broker.stageErr = nil
+	check.Require(t, len(r.marks()) == 0, "marked, and no sandbox could write: %q", r.marks())
 	r.ok(nil, r.use("runc", false))
 	r.ok(nil, r.use("kata", false))
 	mark := r.marks()[0]
 	raw, err := os.ReadFile(mark)
-	if err != nil || !strings.Contains(string(raw), `"driver":"`+driverName+`","volumeID":"vol-1","rule":"rule \"kata\"","handler":"kata"`) {
-		t.Errorf("%s, %v", raw, err)
-	}
+	check.That(t, err == nil && strings.Contains(string(raw), `"driver":"`+driverName+`","volumeID":"vol-1","rule":"rule \"kata\"","handler":"kata"`),
+		"%s, %v", raw, err)
 	r.driver.said()
 	refused := func(p *policy.Policy) {
 		t.Helper()
@@ -142,7 +140,6 @@ func TestPersistentVolumeNamedLikeAnInlineOne(t *testing.T) {
 	publish.VolumeId = stage.GetVolumeId()
 	r.ok(nil, r.tryStage(stage))
 	r.ok(nil, r.tryPublish(publish))
-	if marks := r.marks(); len(marks) != 1 {
-		t.Errorf("marks: %q", marks)
-	}
+	marks := r.marks()
+	check.That(t, len(marks) == 1, "marks: %q", marks)
 }

@@ -234,9 +234,8 @@ func TestIgnoredGroupIsNamed(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			logs := warnings(t, c.pod, c.lacks)
-			if logs.FilterMessage(runtime.GroupIgnored).FilterField(zap.String("group", "2000")).Len() != c.says || logs.Len() != c.says {
-				t.Errorf("said: %+v", logs.All())
-			}
+			check.That(t, logs.FilterMessage(runtime.GroupIgnored).FilterField(zap.String("group", "2000")).Len() == c.says && logs.Len() == c.says,
+				"said: %+v", logs.All())
 		})
 	}
 }

@@ -38,9 +38,8 @@ func TestRefusalsComeAndGo(t *testing.T) {
 		strings.Contains(got[0].Error, "hunter2") {
 		t.Fatalf("listed: %+v", got)
 	}
-	if one, ok := r.cfg.Refusals.Refusal(volume.KeyOf(r.staging())); !ok || one.Error != got[0].Error {
-		t.Errorf("by key: %+v, %v", one, ok)
-	}
+	one, ok := r.cfg.Refusals.Refusal(volume.KeyOf(r.staging()))
+	check.That(t, ok && one.Error == got[0].Error, "by key: %+v, %v", one, ok)
 	r.driver.fail("stage-block", nil)
 	r.stage()
 	got = listed()

@@ -98,15 +98,12 @@ func TestEveryCallNamesItsVolume(t *testing.T) {
 			}
 			err := c.call()
 			r.driver.fail(c.driver, nil)
-			if c.driver != "" && c.driver != "expand" && (err != nil) != fails {
-				t.Errorf("%s, failing %v: %v", c.method, fails, err)
-			}
+			check.That(t, c.driver == "" || c.driver == "expand" || (err != nil) == fails, "%s, failing %v: %v", c.method, fails, err)
 			line := log.lines(t)[c.method]
 			c.want[telemetry.FieldCSIVolume], c.want[telemetry.FieldTarget], c.want[telemetry.FieldDriver] = "vol-1", c.target, driverName
 			for field, want := range c.want {
-				if got, _ := line[field].(string); got != want {
-					t.Errorf("%s, failing %v: %s is %q, want %q (%v)", c.method, fails, field, got, want, line[telemetry.FieldCode])
-				}
+				got, _ := line[field].(string)
+				check.That(t, got == want, "%s, failing %v: %s is %q, want %q (%v)", c.method, fails, field, got, want, line[telemetry.FieldCode])
 			}
 		}
 	}

@@ -76,16 +76,12 @@ func TestFinalErrorOnTheHostAfterAnUncertainOne(t *testing.T) {
 				r.ok(nil, c.make(r.target("p1")))
 				r.driver.fail(method, status.Error(codes.NotFound, "no such disk"))
 				r.refused(r.tryPublish(req), codes.NotFound)
-				if marked() != c.stays {
-					t.Errorf("on record as on the host: %v", marked())
-				}
+				check.That(t, marked() == c.stays, "on record as on the host: %v", marked())
 				r.driver.fail(method, nil)
 				r.front.SetPolicy(deferAll)
 				err := r.publish("p2")
 				deferred := len(r.broker.volumes) > 0
-				if deferred == c.stays || !c.stays && err != nil {
-					t.Errorf("another pod's is deferred: %v, %v", deferred, err)
-				}
+				check.That(t, deferred != c.stays && (c.stays || err == nil), "another pod's is deferred: %v, %v", deferred, err)
 			})
 		}
 	}

@@ -112,9 +112,8 @@ func TestRepeatedPublishHasWhatIsOnRecord(t *testing.T) {
 	r.restart()
 	r.ok(nil, r.tryPublish(publish))
 	again := r.broker.asked
-	if first.GroupPolicy != volume.GroupOnMismatch || again.Group != first.Group || again.GroupPolicy != first.GroupPolicy {
-		t.Errorf("the group: %q %q, then %q %q", first.Group, first.GroupPolicy, again.Group, again.GroupPolicy)
-	}
+	check.That(t, first.GroupPolicy == volume.GroupOnMismatch && again.Group == first.Group && again.GroupPolicy == first.GroupPolicy,
+		"the group: %q %q, then %q %q", first.Group, first.GroupPolicy, again.Group, again.GroupPolicy)
 	check.That(t, again.FSType == "ext4", "the filesystem is %s now", again.FSType)
 }
 

@@ -89,9 +89,8 @@ func TestSizes(t *testing.T) {
 		check.That(t, err == nil && bytes.Equal(got, large), "%s: %d bytes came back as %d, %v", method, len(large), len(got), err)
 		_, direct := ask(patience(t), tight.direct, method, large)
 		_, proxied := ask(patience(t), tight.proxied, method, large)
-		if direct == nil || proxied == nil || direct.Error() != proxied.Error() {
-			t.Errorf("%s: the driver's limit says %v, and through the proxy %v", method, direct, proxied)
-		}
+		check.That(t, direct != nil && proxied != nil && direct.Error() == proxied.Error(),
+			"%s: the driver's limit says %v, and through the proxy %v", method, direct, proxied)
 	}
 }
 
@@ -129,7 +128,6 @@ func TestMessageOutlivesTheCall(t *testing.T) {
 	var got []byte
 	check.Must(t, (codec{}).Unmarshal(data, &got))
 	data.Free() // as gRPC does when Unmarshal has returned
-	if left := pool.out.Load(); left != 0 || !bytes.HasPrefix(got, []byte("as it came")) {
-		t.Errorf("%d buffers were not given back, and the message is %q", left, got[:10])
-	}
+	left := pool.out.Load()
+	check.That(t, left == 0 && bytes.HasPrefix(got, []byte("as it came")), "%d buffers were not given back, and the message is %q", left, got[:10])
 }

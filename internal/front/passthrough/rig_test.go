@@ -55,9 +55,8 @@ func serve(t *testing.T, server *grpc.Server, socket string) {
 	go func() { ended <- server.Serve(listener) }()
 	t.Cleanup(func() {
 		server.Stop()
-		if err := <-ended; err != nil && !errors.Is(err, grpc.ErrServerStopped) {
-			t.Errorf("%s: %v", filepath.Base(socket), err)
-		}
+		err := <-ended
+		check.That(t, err == nil || errors.Is(err, grpc.ErrServerStopped), "%s: %v", filepath.Base(socket), err)
 	})
 }
 

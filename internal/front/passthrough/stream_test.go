@@ -52,15 +52,13 @@ func TestAroundStreams(t *testing.T) {
 	var got []outcome
 	for _, conn := range []*grpc.ClientConn{r.direct, r.proxied} {
 		stream := open(patience(t), t, conn, anyMethod)
-		header, err := stream.Header()
-		check.Must(t, err)
+		header := check.Value(stream.Header())(t)
 		proceed <- struct{}{}
 		messages, err := all(stream)
 		got = append(got, outcome{strings.Join(messages, "|"), header, stream.Trailer(), status.Convert(err).Proto()})
 	}
-	if diff := cmp.Diff(got[0], got[1], protocmp.Transform()); diff != "" || got[0].Header.Get("h") == nil {
-		t.Errorf("(-direct +proxied):\n%s\n%+v", diff, got[0])
-	}
+	diff := cmp.Diff(got[0], got[1], protocmp.Transform())
+	check.That(t, diff == "" && got[0].Header.Get("h") != nil, "(-direct +proxied):\n%s\n%+v", diff, got[0])
 }
 
 // TestDriverEnds in the middle of a stream, with a word of its own or by dying: the caller is
@@ -163,8 +161,7 @@ func TestBackpressure(t *testing.T) {
 		stalls(t, &sent)
 		close(read)
 		_, err := all(stream)
-		err = errors.Join(<-flooded, err)
-		check.That(t, err == nil, "%v", err)
+		check.Must(t, errors.Join(<-flooded, err))
 	})
 }
 

@@ -28,9 +28,8 @@ func TestParseAnnotation(t *testing.T) {
 		got, err := ParseAnnotation(value)
 		diff := cmp.Diff(want, got)
 		check.That(t, err == nil && diff == "", "%q: %v\n%s", value, err, diff)
-		if got.Nothing() != (value == "") || got.Asks("data") != (want.All || strings.Contains(value, "data")) {
-			t.Errorf("%q asks for %+v", value, got)
-		}
+		check.That(t, got.Nothing() == (value == "") && got.Asks("data") == (want.All || strings.Contains(value, "data")),
+			"%q asks for %+v", value, got)
 	}
 	got, err := ParseAnnotation(many)
 	check.That(t, err == nil && len(got.Names) == maxAskedNames, "%d names: %+v, %v", maxAskedNames, got, err)
@@ -40,7 +39,7 @@ func TestParseAnnotation(t *testing.T) {
 	} {
 		got, err := ParseAnnotation(value)
 		if value == "true" { // a name like any other: the pod has no such volume
-			check.That(t, err == nil, "%v", err)
+			check.Must(t, err)
 			continue
 		}
 		if err == nil || volume.KindOf(err) != volume.Invalid || !got.Nothing() {
@@ -158,9 +157,7 @@ func FuzzAnnotation(f *testing.F) {
 	f.Add("a,,b", "", "", "", "false", uint8(1))
 	f.Fuzz(func(t *testing.T, value, volume, driver, handler, word string, bits uint8) {
 		asked, err := ParseAnnotation(value)
-		if err != nil && (!asked.Nothing() || len(err.Error()) > 2000) {
-			t.Fatalf("%+v with %v", asked, err)
-		}
+		check.Require(t, err == nil || asked.Nothing() && len(err.Error()) <= 2000, "%+v with %v", asked, err)
 		check.Require(t, len(asked.Names) <= maxAskedNames, "%d names", len(asked.Names))
 		w := Input{Driver: driver, RuntimeHandler: handler, PodKnown: bits&1 == 0, Requested: bits&2 != 0, AccessMode: "SINGLE_NODE_WRITER"}
 		if word != "" {

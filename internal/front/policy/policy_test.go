@@ -173,8 +173,7 @@ func podPolicy() *Policy {
 // TestRulesByThePod: what is not known of a pod is an error if a rule depends on it, and only then.
 func TestRulesByThePod(t *testing.T) {
 	p := podPolicy()
-	err := p.Validate([]string{"kata"})
-	check.That(t, err == nil, "%v", err)
+	check.Must(t, p.Validate([]string{"kata"}))
 	busy := volume.Errorf(volume.Busy, "the claim is not bound")
 	for name, c := range map[string]struct {
 		wish   Input
@@ -196,12 +195,10 @@ func TestRulesByThePod(t *testing.T) {
 		"the volume says no":   {Input{PodKnown: true, Missing: busy, Context: map[string]string{ContextKey: "false"}}, byContext, false, ""},
 	} {
 		got, err := p.Decide(c.wish)
-		if got.Rule != c.rule || got.Defer != c.defers || (err != nil) != (c.says != "") || err != nil && !strings.Contains(err.Error(), c.says) {
-			t.Errorf("%s: %+v, %v", name, got, err)
-		}
-		if err != nil && c.wish.Missing != nil && volume.KindOf(err) != volume.Busy {
-			t.Errorf("%s: it is classed %s, so kubelet may give up", name, volume.KindOf(err))
-		}
+		check.That(t, got.Rule == c.rule && got.Defer == c.defers && (err != nil) == (c.says != "") && (err == nil || strings.Contains(err.Error(), c.says)),
+			"%s: %+v, %v", name, got, err)
+		check.That(t, err == nil || c.wish.Missing == nil || volume.KindOf(err) == volume.Busy,
+			"%s: it is classed %s, so kubelet may give up", name, volume.KindOf(err))
 	}
 	p.Rules[0].Format = volume.FormatNever
 	if _, err := p.Decide(Input{Requested: true}); volume.KindOf(err) != volume.Unsupported || !strings.Contains(err.Error(), "goes by namespaces of the pod") {
@@ -224,9 +221,8 @@ func TestDecideNeverGuesses(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			got, err := examplePolicy().Decide(c.wish)
-			if err == nil || volume.KindOf(err) != c.kind || got.Defer || got.Handler != "" {
-				t.Fatalf("got %+v, %v (%s)", got, err, volume.KindOf(err))
-			}
+			check.Require(t, err != nil && volume.KindOf(err) == c.kind && !got.Defer && got.Handler == "",
+				"got %+v, %v (%s)", got, err, volume.KindOf(err))
 			for _, want := range c.says {
 				check.That(t, strings.Contains(err.Error(), want), "%q does not say %q", err, want)
 			}
@@ -271,8 +267,7 @@ func TestThenOnHost(t *testing.T) {
 }
 
 func TestValidatePolicy(t *testing.T) {
-	err := examplePolicy().Validate([]string{"kata"})
-	check.That(t, err == nil, "%v", err)
+	check.Must(t, examplePolicy().Validate([]string{"kata"}))
 	rule := func(change func(*Rule)) []Rule {
 		r := Rule{Name: "a", Defer: true}
 		change(&r)
@@ -312,9 +307,8 @@ func TestValidatePolicy(t *testing.T) {
 	}
 	for _, name := range []string{"", " x", "a\nb", strings.Repeat("x", 64), "\x1b[2J"} {
 		err := (&Policy{Rules: []Rule{{Name: name}}}).Validate(nil)
-		if err == nil || !strings.Contains(err.Error(), "policy.rules[0]") || strings.ContainsAny(err.Error(), "\x1b\n") {
-			t.Errorf("%q: got %v", name, err)
-		}
+		check.That(t, err != nil && strings.Contains(err.Error(), "policy.rules[0]") && !strings.ContainsAny(err.Error(), "\x1b\n"),
+			"%q: got %v", name, err)
 	}
 	all := Policy{Format: "x", Rules: []Rule{{Name: "a", Drivers: []string{"/"}}, {Name: "b", Handler: "c", Defer: true, Drivers: []string{"d"}}}}
 	for _, want := range []string{"policy.format", "rules[0]", "rules[1]"} {
@@ -345,9 +339,8 @@ func TestRuntimes(t *testing.T) {
 			wish.RuntimeHandler = c.runtimes[len(c.runtimes)-1]
 		}
 		got, err := p.Decide(wish)
-		if (err != nil) != c.refused || got.Handler != c.want || got.Defer == c.refused || err != nil && volume.KindOf(err) != volume.Unsupported {
-			t.Errorf("%+v: %+v, %v", c, got, err)
-		}
+		check.That(t, (err != nil) == c.refused && got.Handler == c.want && got.Defer != c.refused && (err == nil || volume.KindOf(err) == volume.Unsupported),
+			"%+v: %+v, %v", c, got, err)
 		err = p.Validate([]string{"kata", "crust"})
 		check.That(t, (err != nil) == c.rule, "%+v: the rule: %v", c, err)
 	}
@@ -391,12 +384,8 @@ func FuzzPolicy(f *testing.F) {
 		a, errA := p.Decide(w)
 		b, errB := p.Decide(w)
 		check.Require(t, cmp.Equal(a, b) && (errA == nil) == (errB == nil), "%+v, %v and then %+v, %v", a, errA, b, errB)
-		if requested && errA == nil && !a.Defer {
-			t.Errorf("asked for and not deferred: %+v", a)
-		}
-		if valid == nil && a.Rule == `rule "third"` && p.Rules[0].covers(&p.Rules[2]) {
-			t.Errorf("a rule that is covered decided: %+v", a)
-		}
+		check.That(t, !requested || errA != nil || a.Defer, "asked for and not deferred: %+v", a)
+		check.That(t, valid != nil || a.Rule != `rule "third"` || !p.Rules[0].covers(&p.Rules[2]), "a rule that is covered decided: %+v", a)
 		if p.Rules[0].covers(&p.Rules[2]) && ruleDriverForm().MatchString(first) && ruleDriverForm().MatchString(second) &&
 			p.Rules[2].matchesVolume(&w) && !p.Rules[0].matchesVolume(&w) {
 			t.Errorf("%q covers %q and does not match %q", first, second, driver)

@@ -11,8 +11,7 @@ import (
 
 func say(t *testing.T, script string) (string, bool) {
 	t.Helper()
-	file, err := capture.New(1000)
-	check.Must(t, err)
+	file := check.Value(capture.New(1000))(t)
 	defer func() { _ = file.Close() }()
 	cmd := exec.Command("sh", "-c", script)
 	cmd.Stdout = file
@@ -23,12 +22,10 @@ func say(t *testing.T, script string) (string, bool) {
 }
 
 func TestText(t *testing.T) {
-	if said, full := say(t, "echo one; echo two"); said != "one\ntwo\n" || full {
-		t.Errorf("%q, %v", said, full)
-	}
-	if said, full := say(t, "true"); said != "" || full {
-		t.Errorf("%q, %v", said, full)
-	}
-	said, full := say(t, "i=0; while [ $i -lt 2000 ]; do printf 0123456789 || exit; i=$((i+1)); done")
+	said, full := say(t, "echo one; echo two")
+	check.That(t, said == "one\ntwo\n" && !full, "%q, %v", said, full)
+	said, full = say(t, "true")
+	check.That(t, said == "" && !full, "%q, %v", said, full)
+	said, full = say(t, "i=0; while [ $i -lt 2000 ]; do printf 0123456789 || exit; i=$((i+1)); done")
 	check.That(t, full && len(said) == 1000 && strings.HasPrefix(said, "0123456789012"), "%d bytes, %v", len(said), full)
 }

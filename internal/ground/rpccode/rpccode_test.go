@@ -20,9 +20,8 @@ func TestEveryKindHasACodeOfItsOwn(t *testing.T) {
 		code, ok := codeOf[kind]
 		check.That(t, ok, "%v has no code", kind)
 		// An answer that cannot be true is as good as one that cannot be read.
-		if other, double := taken[code]; double && kind != volume.Absurd {
-			t.Errorf("%v and %v are both %v", kind, other, code)
-		}
+		other, double := taken[code]
+		check.That(t, !double || kind == volume.Absurd, "%v and %v are both %v", kind, other, code)
 		taken[code] = kind
 		err := fmt.Errorf("outer: %w", volume.Errorf(kind, "volume /v: it broke"))
 		got := Status(err)
@@ -32,9 +31,8 @@ func TestEveryKindHasACodeOfItsOwn(t *testing.T) {
 	got := status.Code(Status(errors.New("plain")))
 	check.That(t, got == codes.Internal, "an error without a kind became %v", got)
 	ready := status.Error(codes.NotFound, "made elsewhere")
-	if got := Status(ready); status.Code(got) != codes.NotFound {
-		t.Errorf("a finished status became %v", got)
-	}
+	said := Status(ready)
+	check.That(t, status.Code(said) == codes.NotFound, "a finished status became %v", said)
 	within := fmt.Errorf("outer: %w", errors.Join(ready, ready))
 	for code, err := range map[codes.Code]error{codes.NotFound: within, codes.Aborted: volume.Errorf(volume.Busy, "%w", within)} {
 		got := status.Convert(Status(err))

@@ -21,8 +21,7 @@ func TestNewestFiles(t *testing.T) {
 	for i := range 300 {
 		check.Must(t, os.WriteFile(filepath.Join(dir, strconv.Itoa(i)), nil, 0o600))
 	}
-	file, err := os.Open(dir)
-	check.Must(t, err)
+	file := check.Value(os.Open(dir))(t)
 	listed, err := file.Readdirnames(-1)
 	check.Must(t, errors.Join(err, file.Close()))
 	want := []string{listed[299], listed[0], listed[150]}
@@ -36,9 +35,8 @@ func TestNewestFiles(t *testing.T) {
 
 func TestReadLine(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "line")
-	if _, err := ReadLine(path); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("a file that is not there: %v", err)
-	}
+	_, err := ReadLine(path)
+	check.That(t, errors.Is(err, os.ErrNotExist), "a file that is not there: %v", err)
 	for text, want := range map[string]string{"": "", "7:3\n": "7:3", "no newline": "no newline"} {
 		check.Must(t, os.WriteFile(path, []byte(text), 0o600))
 		got, err := ReadLine(path)

@@ -36,15 +36,13 @@ func TestKeyLocksExcludePerKey(t *testing.T) {
 
 func TestKeyLockGivesUpWithItsCaller(t *testing.T) {
 	var locks KeyLocks[string]
-	unlock, err := locks.Lock(context.Background(), "a")
-	check.Must(t, err)
+	unlock := check.Value(locks.Lock(context.Background(), "a"))(t)
 	ctx, cancel := context.WithTimeout(context.Background(), time.Millisecond)
 	defer cancel()
-	_, err = locks.Lock(ctx, "a")
+	_, err := locks.Lock(ctx, "a")
 	check.That(t, errors.Is(err, context.DeadlineExceeded), "got %v", err)
-	if _, free := locks.TryLock("a"); free {
-		t.Error("a lock that is held was free")
-	}
+	_, free := locks.TryLock("a")
+	check.That(t, !free, "a lock that is held was free")
 	if other, err := locks.Lock(ctx, "b"); err == nil {
 		other()
 	}

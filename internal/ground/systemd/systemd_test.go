@@ -61,14 +61,12 @@ func (m *manager) receive(t *testing.T) message {
 		return message{}
 	}
 	got := message{state: string(text[:n])}
-	control, err := unix.ParseSocketControlMessage(rights[:rn])
-	check.That(t, err == nil, "%v", err)
+	control := check.Value(unix.ParseSocketControlMessage(rights[:rn]))(t)
 	for _, c := range control {
 		if c.Header.Type != unix.SCM_RIGHTS {
 			continue // who sent it
 		}
-		fds, err := unix.ParseUnixRights(&c)
-		check.That(t, err == nil, "%v", err)
+		fds := check.Value(unix.ParseUnixRights(&c))(t)
 		for _, fd := range fds {
 			got.files = append(got.files, os.NewFile(uintptr(fd), "received")) //nolint:gosec // a descriptor
 		}
@@ -113,13 +111,11 @@ func TestRoom(t *testing.T) {
 	got := m.notifier(t).Room()
 	check.That(t, got == 512, "told 512, understood %d", got)
 	t.Setenv("NOTIFY_SOCKET", m.path)
-	if n, err := FromEnvironment(); err != nil || n.Room() != unitRoom {
-		t.Errorf("not told: %d, %v", n.Room(), err)
-	}
+	n, err := FromEnvironment()
+	check.That(t, err == nil && n.Room() == unitRoom, "not told: %d, %v", n.Room(), err)
 	unit, err := os.ReadFile("../../../systemd/crust-proxy.service")
-	if err != nil || !strings.Contains(string(unit), fmt.Sprintf("\nFileDescriptorStoreMax=%d\n", unitRoom)) {
-		t.Errorf("the unit does not keep %d descriptors: %v", unitRoom, err)
-	}
+	check.That(t, err == nil && strings.Contains(string(unit), fmt.Sprintf("\nFileDescriptorStoreMax=%d\n", unitRoom)),
+		"the unit does not keep %d descriptors: %v", unitRoom, err)
 }
 
 func TestEnvironmentIsUnset(t *testing.T) {
@@ -133,21 +129,18 @@ func TestEnvironmentIsUnset(t *testing.T) {
 func TestWithoutManagerNothingHappens(t *testing.T) {
 	t.Setenv("NOTIFY_SOCKET", "")
 	t.Setenv("WATCHDOG_USEC", "")
-	n, err := FromEnvironment()
-	check.Must(t, err)
-	err = errors.Join(n.Ready(), n.Stopping(), n.StoreFD("a", os.Stderr), n.RemoveFD("a"))
+	n := check.Value(FromEnvironment())(t)
+	err := errors.Join(n.Ready(), n.Stopping(), n.StoreFD("a", os.Stderr), n.RemoveFD("a"))
 	check.That(t, err == nil && !n.CanStore(), "got %v, %+v", err, n)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	err = (&Watchdog{Notifier: n, Log: zap.NewNop()}).Run(ctx)
-	check.That(t, err == nil, "%v", err)
+	check.Must(t, (&Watchdog{Notifier: n, Log: zap.NewNop()}).Run(ctx))
 }
 
 func TestStoreFD(t *testing.T) {
 	m := newManager(t)
 	n := m.notifier(t)
-	file, err := os.Create(filepath.Join(t.TempDir(), "claimed"))
-	check.Must(t, err)
+	file := check.Value(os.Create(filepath.Join(t.TempDir(), "claimed")))(t)
 	defer func() { _ = file.Close() }()
 	var processed atomic.Bool
 	served := make(chan message, 1)
@@ -202,8 +195,7 @@ func TestWatchdog(t *testing.T) {
 	t.Setenv("WATCHDOG_USEC", "20000")
 	t.Setenv("WATCHDOG_PID", strconv.Itoa(os.Getpid()))
 	t.Setenv("NOTIFY_SOCKET", m.path)
-	n, err := FromEnvironment()
-	check.Must(t, err)
+	n := check.Value(FromEnvironment())(t)
 	var dead atomic.Bool
 	core, logged := observer.New(zap.ErrorLevel)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -225,11 +217,10 @@ func TestWatchdog(t *testing.T) {
 	}
 	drain(m)
 	_ = m.conn.SetReadDeadline(time.Now().Add(60 * time.Millisecond))
-	_, err = m.conn.Read(make([]byte, 64))
+	_, err := m.conn.Read(make([]byte, 64))
 	check.That(t, errors.Is(err, os.ErrDeadlineExceeded), "a dead daemon said that it lives: %v", err)
 	cancel()
-	err = <-done
-	check.That(t, err == nil, "%v", err)
+	check.Must(t, <-done)
 }
 
 func drain(m *manager) {

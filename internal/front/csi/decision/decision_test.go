@@ -83,9 +83,8 @@ func deferredFor(pod string, readOnly bool) deferral.Status {
 // refused checks the class and party of an error, and the words in it.
 func refused(t *testing.T, err error, kind volume.Kind, party refusal.Party, words ...string) {
 	t.Helper()
-	if err == nil || volume.KindOf(err) != kind || refusal.PartyOf(err) != party {
-		t.Fatalf("got %v (%v by %v), want %v by %v", err, volume.KindOf(err), refusal.PartyOf(err), kind, party)
-	}
+	check.Require(t, err != nil && volume.KindOf(err) == kind && refusal.PartyOf(err) == party,
+		"got %v (%v by %v), want %v by %v", err, volume.KindOf(err), refusal.PartyOf(err), kind, party)
 	for _, word := range words {
 		check.That(t, strings.Contains(err.Error(), word), "%q lacks %q", err, word)
 	}
@@ -320,14 +319,10 @@ func TestSecondOwners(t *testing.T) {
 	} {
 		elsewhere := []deferral.Status{deferredFor("db-0", c.other)}
 		err := CheckSecondWriter(request(c.change), &State{Elsewhere: elsewhere}, c.pod)
-		if c.want == "" && err != nil {
-			t.Errorf("%s: %v", name, err)
-		}
+		check.That(t, c.want != "" || err == nil, "%s: %v", name, err)
 		raw := CheckRawDevice(request(c.change), elsewhere)
 		check.That(t, (raw == nil) == (err == nil), "%s: as a raw device %v", name, raw)
-		if name == "a writer and a reader" && strings.Contains(err.Error(), "readOnly") {
-			t.Errorf("a writer is told to read only: %v", err)
-		}
+		check.That(t, name != "a writer and a reader" || !strings.Contains(err.Error(), "readOnly"), "a writer is told to read only: %v", err)
 		if c.want != "" {
 			refused(t, err, volume.InUse, refusal.PartyVolume, c.want, "wait until the other pod is gone")
 			refused(t, raw, volume.InUse, refusal.PartyVolume, "raw device", "the pod ns/db-0")

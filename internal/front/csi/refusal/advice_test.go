@@ -7,6 +7,7 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/pkg/deferral/claim"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 // TestAdvice: each typed error of the core gets its advice once, and keeps its kind and its type.
@@ -16,8 +17,7 @@ func TestAdvice(t *testing.T) {
 	} {
 		err := volume.Errorf(volume.InUse, "volume /v: %w", cause)
 		got := WithBrokerParty(WithAdvice(err))
-		if text := strings.TrimSuffix(got.Error(), "; "+want); text != err.Error() || volume.KindOf(got) != volume.InUse || !errors.Is(got, cause) {
-			t.Errorf("%v: %v", err, got)
-		}
+		text := strings.TrimSuffix(got.Error(), "; "+want)
+		check.That(t, text == err.Error() && volume.KindOf(got) == volume.InUse && errors.Is(got, cause), "%v: %v", err, got)
 	}
 }

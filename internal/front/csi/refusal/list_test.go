@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 func refusalOf(i int) Refusal {
@@ -33,14 +34,10 @@ func TestRefusalsAreForgottenAfterTheLastTry(t *testing.T) {
 		time.Sleep(refusalKept - time.Second)
 		synctest.Wait()
 		got, ok := r.Refusal(first.Key)
-		if !ok || got.Count != 2 || !got.First.Equal(start) || !got.Last.Equal(start.Add(refusalKept-time.Second)) {
-			t.Errorf("kept: %+v, %v", got, ok)
-		}
+		check.That(t, ok && got.Count == 2 && got.First.Equal(start) && got.Last.Equal(start.Add(refusalKept-time.Second)), "kept: %+v, %v", got, ok)
 		time.Sleep(2 * time.Second)
 		synctest.Wait()
-		if len(r.Refused()) != 0 || told[first.Key] != 3 {
-			t.Errorf("kept for ever: %+v, told %d times", r.Refused(), told[first.Key])
-		}
+		check.That(t, len(r.Refused()) == 0 && told[first.Key] == 3, "kept for ever: %+v, told %d times", r.Refused(), told[first.Key])
 	})
 }
 
@@ -54,13 +51,11 @@ func TestRefusalsAreBounded(t *testing.T) {
 		r.Add(refusalOf(0)) // tried again: another one is the oldest now
 		r.Add(refusalOf(maxRefusals))
 		all := r.Refused()
-		if len(all) != maxRefusals || all[0].Target != "/t/00000" || all[1].Target != "/t/00002" {
-			t.Errorf("%d kept, the first are %s and %s", len(all), all[0].Target, all[1].Target)
-		}
+		check.That(t, len(all) == maxRefusals && all[0].Target == "/t/00000" && all[1].Target == "/t/00002",
+			"%d kept, the first are %s and %s", len(all), all[0].Target, all[1].Target)
 		r.ForgetTarget("/t/00002")
 		r.ForgetVolume("d", "vol-0")
-		if n := len(r.Refused()); n != maxRefusals-102 {
-			t.Errorf("%d are left", n)
-		}
+		n := len(r.Refused())
+		check.That(t, n == maxRefusals-102, "%d are left", n)
 	})
 }
