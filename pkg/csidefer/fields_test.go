@@ -29,9 +29,8 @@ func TestRequested(t *testing.T) {
 	unpublish := &csi.NodeUnpublishVolumeRequest{VolumeId: "v"}
 	stats := &csi.NodeGetVolumeStatsRequest{VolumeId: "v"}
 	expand := &csi.NodeExpandVolumeRequest{VolumeId: "v"}
-	if csidefer.Requested(publish) || csidefer.Requested(unpublish) || csidefer.Requested(stats) || csidefer.Requested(expand) {
-		t.Error("requested before it was")
-	}
+	check.That(t, !csidefer.Requested(publish) && !csidefer.Requested(unpublish) && !csidefer.Requested(stats) && !csidefer.Requested(expand),
+		"requested before it was")
 	var none *csi.NodePublishVolumeRequest
 	check.That(t, !csidefer.Requested(none), "nil asks for deferral")
 	for range 2 { // the second time changes nothing
@@ -40,9 +39,8 @@ func TestRequested(t *testing.T) {
 		csidefer.SetRequested(stats)
 		csidefer.SetRequested(expand)
 	}
-	if !csidefer.Requested(publish) || !csidefer.Requested(unpublish) || !csidefer.Requested(stats) || !csidefer.Requested(expand) {
-		t.Error("not requested after it was")
-	}
+	check.That(t, csidefer.Requested(publish) && csidefer.Requested(unpublish) && csidefer.Requested(stats) && csidefer.Requested(expand),
+		"not requested after it was")
 	n := len(publish.ProtoReflect().GetUnknown())
 	check.That(t, n == 2, "the field has %d bytes instead of 2", n)
 	type overlay interface {
@@ -61,9 +59,8 @@ func TestRequested(t *testing.T) {
 
 func TestRespond(t *testing.T) {
 	reply := &csi.NodePublishVolumeResponse{}
-	if _, given, err := csidefer.DeferredMount(reply); given || err != nil {
-		t.Errorf("empty answer: given %v, %v", given, err)
-	}
+	_, given, err := csidefer.DeferredMount(reply)
+	check.That(t, !given && err == nil, "empty answer: given %v, %v", given, err)
 	csidefer.Respond(reply, csidefer.Mount{Device: "/dev/old", FSType: "xfs", Flags: []string{"sync"}})
 	csidefer.Respond(reply, csidefer.Mount{Device: "/dev/loop3", FSType: "ext4", Flags: []string{"noatime", "discard"}})
 	received := &csi.NodePublishVolumeResponse{}
@@ -168,13 +165,11 @@ func sameAsOverlay(t *testing.T, raw []byte, reply *csi.NodePublishVolumeRespons
 	wantErr := proto.Unmarshal(raw, want)
 	got, given, err := csidefer.DeferredMount(reply)
 	check.Require(t, (err != nil) == (wantErr != nil), "read with %v, protobuf with %v", err, wantErr)
-	if err == nil && (given != (want.GetDeferredMount() != nil) || !proto.Equal(got, want.GetDeferredMount())) {
-		t.Errorf("read %v, protobuf %v", got, want.GetDeferredMount())
-	}
+	check.That(t, err != nil || given == (want.GetDeferredMount() != nil) && proto.Equal(got, want.GetDeferredMount()),
+		"read %v, protobuf %v", got, want.GetDeferredMount())
 	req, asked := &csi.NodePublishVolumeRequest{}, &csiv1.NodePublishVolumeRequestFields{}
-	if proto.Unmarshal(raw, req) == nil && proto.Unmarshal(raw, asked) == nil && csidefer.Requested(req) != asked.GetDeferFsOps() {
-		t.Errorf("requested %v, protobuf %v", csidefer.Requested(req), asked.GetDeferFsOps())
-	}
+	check.That(t, proto.Unmarshal(raw, req) != nil || proto.Unmarshal(raw, asked) != nil || csidefer.Requested(req) == asked.GetDeferFsOps(),
+		"requested %v, protobuf %v", csidefer.Requested(req), asked.GetDeferFsOps())
 }
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

@@ -87,9 +87,8 @@ func TestCapabilitiesAreReported(t *testing.T) {
 			}
 			check.That(t, len(n.capabilities.GetCapabilities()) == 1, "the driver's own message was changed")
 			n.capabilities.Capabilities = append(n.capabilities.Capabilities, rpcCapability(csi.NodeServiceCapability_RPC_Type(ops)))
-			if reply, err := client.NodeGetCapabilities(t.Context(), &csi.NodeGetCapabilitiesRequest{}); err != nil || len(reply.GetCapabilities()) != len(c.want) {
-				t.Errorf("what the driver reports itself is doubled: %v, %v", reply, err)
-			}
+			reply, err := client.NodeGetCapabilities(t.Context(), &csi.NodeGetCapabilitiesRequest{})
+			check.That(t, err == nil && len(reply.GetCapabilities()) == len(c.want), "what the driver reports itself is doubled: %v, %v", reply, err)
 			info, err := client.NodeGetInfo(t.Context(), &csi.NodeGetInfoRequest{})
 			if err != nil || info.GetNodeId() != "n" {
 				t.Fatal(info, err)

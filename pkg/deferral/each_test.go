@@ -35,7 +35,7 @@ func TestOneSlowVolumeKeepsNobodyWaiting(t *testing.T) {
 		}
 		rest.Done()
 	})
-	check.That(t, err == nil, "%v", err)
+	check.Must(t, err)
 }
 
 // TestMostVolumesThatHang: beyond a bound no volume is begun with, and each is tried again when the others answer.
@@ -55,9 +55,8 @@ func TestMostVolumesThatHang(t *testing.T) {
 			}))
 			hang := len(all.left())
 			shown := all.where(func(e *entry) bool { return all.status(e, nil).Problem != nil })
-			if hang < maxLeft || hang > maxLeft+mostWorkers || int(begun.Load()) != hang || len(shown) != 2*maxLeft {
-				t.Errorf("%d hang of %d, and %d are shown", hang, begun.Load(), len(shown))
-			}
+			check.That(t, hang >= maxLeft && hang <= maxLeft+mostWorkers && int(begun.Load()) == hang && len(shown) == 2*maxLeft,
+				"%d hang of %d, and %d are shown", hang, begun.Load(), len(shown))
 		}
 		close(answer)
 		synctest.Wait()
@@ -66,9 +65,8 @@ func TestMostVolumesThatHang(t *testing.T) {
 			begun.Add(1)
 			all.setProblem(e.rec.Key, nil)
 		}))
-		if shown := all.where(func(e *entry) bool { return all.status(e, nil).Problem != nil }); begun.Load() != 2*maxLeft || len(shown) > 0 {
-			t.Errorf("%d of all were tried again, %d have a problem", begun.Load(), len(shown))
-		}
+		shown := all.where(func(e *entry) bool { return all.status(e, nil).Problem != nil })
+		check.That(t, begun.Load() == 2*maxLeft && len(shown) == 0, "%d of all were tried again, %d have a problem", begun.Load(), len(shown))
 	})
 }
 
@@ -79,20 +77,18 @@ func TestVolumeThatHangsIsLeftBehind(t *testing.T) {
 		s := newBench(t, plain)
 		s.published()
 		s.start(s.b.cfg)
-		unlock, err := s.b.locks.lock(t.Context(), s.key) // the claim at the start hangs here
-		check.Must(t, err)
+		unlock := check.Value(s.b.locks.lock(t.Context(), s.key))(t) // the claim at the start hangs here
 		check.Must(t, s.b.Load(t.Context()))
 		s.is("volumes")
 		next := s.asked()
 		next.Target = s.b.cfg.Root + "/next"
 		for range 2 {
-			report, err := s.b.Reconcile(t.Context())
-			check.Must(t, err)
+			report := check.Value(s.b.Reconcile(t.Context()))(t)
 			check.That(t, len(report.Repairs) == 1, "reported: %v", report)
 			s.wants(report.Repairs[0].Err, volume.Busy, "has not answered")
 			status, _ := s.b.Get(s.key)
 			s.wants(status.Problem, volume.Busy, "has not answered")
-			_, err = s.b.Release(t.Context(), s.asked().Target)
+			_, err := s.b.Release(t.Context(), s.asked().Target)
 			s.wants(err, volume.Busy, "has not answered")
 			_, err = s.b.ReleaseKey(t.Context(), s.key, true)
 			s.wants(err, volume.Busy, "has not answered")
@@ -107,12 +103,10 @@ func TestVolumeThatHangsIsLeftBehind(t *testing.T) {
 		s.is("claimed volumes")
 		status, _ := s.b.Get(s.key)
 		check.That(t, status.Problem == nil || status.Leaving, "its problem: %v", status.Problem)
-		_, err = s.b.Reconcile(t.Context())
-		check.Must(t, err)
+		check.Value(s.b.Reconcile(t.Context()))(t)
 		s.saw("guard claimed volumes", "publish claimed volumes")
-		_, err = s.b.Release(t.Context(), s.asked().Target)
-		check.Must(t, err)
-		_, err = s.b.Defer(t.Context(), next)
+		check.Value(s.b.Release(t.Context(), s.asked().Target))(t)
+		_, err := s.b.Defer(t.Context(), next)
 		check.Must(t, err)
 	})
 }
@@ -162,8 +156,7 @@ func TestOrder(t *testing.T) {
 			}
 			target, key = got[len(got)-1].Target, got[len(got)-1].Key
 		}
-		if !slices.Equal(got, order) || len(made.all()) != len(order) {
-			t.Fatalf("%d listed by pages, %d in all, want %d", len(got), len(made.all()), len(order))
-		}
+		check.Require(t, slices.Equal(got, order) && len(made.all()) == len(order),
+			"%d listed by pages, %d in all, want %d", len(got), len(made.all()), len(order))
 	}
 }

@@ -119,9 +119,8 @@ func TestSecretLikeFlagsAreRefusedAndNeverRepeated(t *testing.T) {
 			t.Errorf("%s was taken", flag)
 			continue
 		}
-		if volume.KindOf(err) != volume.Invalid || (strings.Contains(err.Error(), "hunter2") && flag != "passphrase_hunter2=") {
-			t.Errorf("%s: %v", flag, err)
-		}
+		check.That(t, volume.KindOf(err) == volume.Invalid && (!strings.Contains(err.Error(), "hunter2") || flag == "passphrase_hunter2="),
+			"%s: %v", flag, err)
 	}
 	for _, flag := range []string{"noatime", "data=ordered", "sec=krb5", "errors=remount-ro", "compress=zstd", "journal_checksum", "discard", "usrquota", "uid=1000"} {
 		in := good()
@@ -166,9 +165,8 @@ func TestOptionsOfAHandlersSandboxes(t *testing.T) {
 			if err == nil {
 				continue
 			}
-			if volume.KindOf(err) != volume.Unsupported || !strings.Contains(err.Error(), `"`+c.name+`"`) || !strings.Contains(err.Error(), "/target") {
-				t.Errorf("%s: %v", c.flag, err)
-			}
+			check.That(t, volume.KindOf(err) == volume.Unsupported && strings.Contains(err.Error(), `"`+c.name+`"`) && strings.Contains(err.Error(), "/target"),
+				"%s: %v", c.flag, err)
 		}
 	}
 }
@@ -197,9 +195,7 @@ func TestWhatIsPrepared(t *testing.T) {
 			b: &Broker{cfg: Config{Preparer: noPreparer{}}}, in: &c.in, handler: able{abilities: c.of}, dev: &claim.OpenedDevice{Device: c.device},
 		}
 		needs, written := a.preparation(&record{Volume: volume.Volume{ReadOnly: c.readOnly}})
-		if needs != c.needs || needs && written != c.written {
-			t.Errorf("%s: prepared %v, written to %v", name, needs, written)
-		}
+		check.That(t, needs == c.needs && (!needs || written == c.written), "%s: prepared %v, written to %v", name, needs, written)
 	}
 }
 

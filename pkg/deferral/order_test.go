@@ -31,12 +31,10 @@ func TestOrderOfSteps(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newBench(t, c.handler)
-			_, err := s.b.Defer(t.Context(), s.asked())
-			check.Must(t, err)
+			check.Value(s.b.Defer(t.Context(), s.asked()))(t)
 			s.saw("check", "free claimed", "guard claimed volumes", "publish claimed volumes")
 			s.is("claimed volumes")
-			_, err = s.b.Release(t.Context(), s.asked().Target)
-			check.Must(t, err)
+			check.Value(s.b.Release(t.Context(), s.asked().Target))(t)
 			s.saw(c.release...)
 			s.is("")
 		})
@@ -95,8 +93,7 @@ func TestFailedStepOfDefer(t *testing.T) {
 			s.wants(err, volume.Busy, "its removal was begun")
 			s.is("claimed removing")
 			clear(s.fail)
-			_, err = s.b.Defer(t.Context(), in)
-			check.Must(t, err)
+			check.Value(s.b.Defer(t.Context(), in))(t)
 			s.is("claimed volumes")
 		})
 	}
@@ -133,9 +130,8 @@ func TestRepeatedDefer(t *testing.T) {
 		in := s.asked()
 		change(&in)
 		_, err := s.b.Defer(t.Context(), in)
-		if s.wants(err, volume.Conflict); t.Failed() {
-			t.Fatal("another", name)
-		}
+		s.wants(err, volume.Conflict)
+		check.Require(t, !t.Failed(), "another %v", name)
 		s.saw()
 	}
 	for name, change := range map[string]func(*volume.Instruction){
@@ -148,21 +144,18 @@ func TestRepeatedDefer(t *testing.T) {
 		change(&in)
 		_, err := s.b.Defer(t.Context(), in)
 		s.b.SetDevices(*accepted)
-		if s.wants(err, volume.Busy, "stays"); t.Failed() {
-			t.Fatal(name)
-		}
+		s.wants(err, volume.Busy, "stays")
+		check.Require(t, !t.Failed(), "%v", name)
 		in.Target = "/elsewhere"
-		if _, err = s.b.Defer(t.Context(), in); volume.KindOf(err) == volume.Busy {
-			t.Error("what is not on record stays:", err)
-		}
+		_, err = s.b.Defer(t.Context(), in)
+		check.That(t, volume.KindOf(err) != volume.Busy, "what is not on record stays: %v", err)
 		s.is("claimed volumes")
 		s.saw()
 	}
 	restored := []string{"guard claimed volumes", "publish claimed volumes"}
 	in := s.asked()
 	in.MountFlags, in.Handler = []string{"noatime,discard"}, "kata"
-	_, err := s.b.Defer(t.Context(), in)
-	check.Must(t, err)
+	check.Value(s.b.Defer(t.Context(), in))(t)
 	s.saw(restored...)
 	for i, step := range []string{"guard", "publish"} {
 		s.fail = map[string]error{step: volume.Errorf(volume.Conflict, "%w", errStep)}
@@ -186,8 +179,7 @@ func TestTwoVolumesOfOneDevice(t *testing.T) {
 	s.wants(err, volume.InUse, s.asked().Target)
 	s.saw("check claimed volumes")
 	check.That(t, !s.b.table.has(volume.KeyOf(in.Target)), "the refused volume is in the table")
-	_, err = s.b.Release(t.Context(), s.asked().Target)
-	check.Must(t, err)
+	check.Value(s.b.Release(t.Context(), s.asked().Target))(t)
 	_, err = s.b.Defer(t.Context(), in)
 	check.Must(t, err)
 }
@@ -244,8 +236,7 @@ func TestRefusedRelease(t *testing.T) {
 				t.Errorf("it is shown with the refusal %v and the problem %v", known.refusal, known.problem)
 			}
 			s.fail, s.who = nil, ""
-			_, err = s.b.Release(t.Context(), s.asked().Target)
-			check.Must(t, err)
+			check.Value(s.b.Release(t.Context(), s.asked().Target))(t)
 			s.is("")
 		})
 	}
@@ -289,8 +280,7 @@ func TestRemovalThatCannotBeRecorded(t *testing.T) {
 	s.saw("in-use claimed volumes", "free claimed volumes")
 	s.is("claimed volumes")
 	check.Must(t, os.Mkdir(removing, 0o700))
-	_, err = s.b.Release(t.Context(), s.asked().Target)
-	check.Must(t, err)
+	check.Value(s.b.Release(t.Context(), s.asked().Target))(t)
 	s.is("")
 }
 
@@ -300,20 +290,17 @@ func TestWithoutRecord(t *testing.T) {
 	s := newBench(t, plain)
 	s.standing = &volume.Volume{Key: s.key, Target: s.asked().Target}
 	s.who = "abc"
-	_, err := s.b.Reconcile(t.Context())
-	check.Must(t, err)
+	check.Value(s.b.Reconcile(t.Context()))(t)
 	s.saw("in-use")
 	s.who = ""
-	_, err = s.b.Reconcile(t.Context())
-	check.Must(t, err)
+	check.Value(s.b.Reconcile(t.Context()))(t)
 	s.saw("in-use", "retract")
 	s.fail["retract"] = errStep
-	_, err = s.b.Release(t.Context(), s.asked().Target)
+	_, err := s.b.Release(t.Context(), s.asked().Target)
 	check.That(t, errors.Is(err, errStep), "%v", err)
 	s.saw("retract")
 	s.fail = nil
-	_, err = s.b.Release(t.Context(), s.asked().Target)
-	check.Must(t, err)
+	check.Value(s.b.Release(t.Context(), s.asked().Target))(t)
 	s.saw("retract", "retract") // by each handler
 }
 
@@ -325,8 +312,7 @@ func releaseThatWaited(t *testing.T) {
 	s := newBench(t, plain)
 	rec := testRecord(s.asked().Target)
 	rec.Boot, rec.Device.Major = s.b.boot, 4095 // no such device
-	unlock, err := s.b.locks.lock(t.Context(), s.key)
-	check.Must(t, err)
+	unlock := check.Value(s.b.locks.lock(t.Context(), s.key))(t)
 	ended := make(chan error, 1)
 	go func() {
 		_, err := s.b.Release(t.Context(), rec.Target)
@@ -339,8 +325,7 @@ func releaseThatWaited(t *testing.T) {
 	s.wants(<-ended, volume.Busy)
 	s.saw()
 	s.is("volumes")
-	_, err = s.b.Release(t.Context(), rec.Target)
-	check.Must(t, err)
+	check.Value(s.b.Release(t.Context(), rec.Target))(t)
 	s.is("")
 }
 

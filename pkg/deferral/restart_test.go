@@ -26,8 +26,7 @@ func TestReadOnlyDeviceThatCannotBeSetAgain(t *testing.T) {
 	s := newBench(t, plain)
 	rec := testRecord(s.asked().Target)
 	rec.Boot, rec.ReadOnly = s.b.boot, true
-	nodes, err := filepath.Glob("/dev/*")
-	check.Must(t, err)
+	nodes := check.Value(filepath.Glob("/dev/*"))(t)
 	at := slices.IndexFunc(nodes, func(path string) bool {
 		rec.Device = claim.Identify(path)
 		return rec.Device.Kind == volume.BlockDevice
@@ -35,8 +34,7 @@ func TestReadOnlyDeviceThatCannotBeSetAgain(t *testing.T) {
 	if at < 0 && os.Getenv("CI") != "true" {
 		t.Skip("this machine has no block device")
 	}
-	fd, err := unix.Open(nodes[at], unix.O_PATH|unix.O_CLOEXEC, 0) // it names the device: nothing can be set by it
-	check.Must(t, err)
+	fd := check.Value(unix.Open(nodes[at], unix.O_PATH|unix.O_CLOEXEC, 0))(t) // it names the device: nothing can be set by it
 	cfg := s.b.cfg
 	name := strings.ToUpper(strconv.FormatUint(uint64(rec.Device.Major)<<20|uint64(rec.Device.Minor), 36))
 	cfg.Kept = map[string]*os.File{name: os.NewFile(uintptr(fd), "kept")}
@@ -44,7 +42,7 @@ func TestReadOnlyDeviceThatCannotBeSetAgain(t *testing.T) {
 	check.Must(t, s.b.store.put(rec))
 	s.b.table.add(rec)
 	check.Must(t, s.b.claims.Reclaim(t.Context(), rec.claim()))
-	_, err = s.b.restorer.restoreRecord(t.Context(), rec)
+	_, err := s.b.restorer.restoreRecord(t.Context(), rec)
 	s.wants(err, volume.Internal, "cannot be made read-only")
 	s.saw()
 }
@@ -82,13 +80,11 @@ func TestRestart(t *testing.T) {
 			check.Must(t, s.b.Load(t.Context()))
 			s.is(c.loaded)
 			s.saw()
-			_, err := s.b.Reconcile(t.Context())
-			check.Must(t, err)
+			check.Value(s.b.Reconcile(t.Context()))(t)
 			s.saw(c.steps...)
 			s.is(c.want)
 			s.fail = nil
-			_, err = s.b.Defer(t.Context(), s.asked())
-			check.Must(t, err)
+			check.Value(s.b.Defer(t.Context(), s.asked()))(t)
 			s.is("claimed volumes")
 		})
 	}
@@ -130,9 +126,8 @@ func TestKeptClaimOfNoVolume(t *testing.T) {
 		}
 		s.fail = nil
 		v, err := c.release(s)
-		if err != nil || s.b.claims.Kept() != 0 || (v.Target == s.asked().Target) == (name == "lost, by its key") {
-			t.Errorf("%s: after the release of %+v: %v, %d are kept", name, v, err, s.b.claims.Kept())
-		}
+		check.That(t, err == nil && s.b.claims.Kept() == 0 && (v.Target == s.asked().Target) != (name == "lost, by its key"),
+			"%s: after the release of %+v: %v, %d are kept", name, v, err, s.b.claims.Kept())
 	}
 }
 
@@ -147,9 +142,7 @@ func TestRemovalBesideTheNextOwner(t *testing.T) {
 	check.Must(t, s.b.store.put(&next))
 	s.start(s.b.cfg)
 	check.Must(t, s.b.Load(t.Context()))
-	if !s.b.claims.Has(next.claim()) {
-		t.Errorf("its problem: %v", s.b.table.get(next.Key).problem)
-	}
+	check.That(t, s.b.claims.Has(next.claim()), "its problem: %v", s.b.table.get(next.Key).problem)
 }
 
 // TestRestartWithoutTheDevice: nothing is made again for a device that has gone, and a release succeeds.
@@ -159,14 +152,12 @@ func TestRestartWithoutTheDevice(t *testing.T) {
 	check.Must(t, os.Remove(s.image))
 	s.start(s.b.cfg)
 	check.Must(t, s.b.Load(t.Context()))
-	_, err := s.b.Reconcile(t.Context())
-	check.Must(t, err)
+	check.Value(s.b.Reconcile(t.Context()))(t)
 	s.saw()
 	s.is("volumes")
 	problem := s.b.table.get(s.key).problem
 	check.That(t, volume.KindOf(problem) == volume.NotFound, "the volume is shown with %v", problem)
-	_, err = s.b.Release(t.Context(), s.asked().Target)
-	check.Must(t, err)
+	check.Value(s.b.Release(t.Context(), s.asked().Target))(t)
 	s.saw("in-use volumes", "retract removing", "unguard removing", "leaving removing")
 	s.is("")
 }
@@ -185,13 +176,11 @@ func TestForcedRelease(t *testing.T) {
 	s.is("claimed volumes")
 	check.Must(t, os.Mkdir(held, 0o700))
 	s.fail["unguard"] = errStep
-	if _, err = s.b.ReleaseKey(t.Context(), s.key, true); !errors.Is(err, errStep) {
-		t.Error(err)
-	}
+	_, err = s.b.ReleaseKey(t.Context(), s.key, true)
+	check.That(t, errors.Is(err, errStep), "%v", err)
 	s.is("claimed removing")
 	s.said, s.fail["unguard"] = nil, nil
-	_, err = s.b.ReleaseKey(t.Context(), s.key, true)
-	check.Must(t, err)
+	check.Value(s.b.ReleaseKey(t.Context(), s.key, true))(t)
 	s.saw("retract claimed removing", "unguard claimed removing", "leaving claimed removing", "retract removing", "free")
 	s.is("")
 	heldAre := func(want int, volumeID string) {
@@ -260,8 +249,7 @@ func TestLostRecord(t *testing.T) {
 		s.saw("check claimed")
 		s.is("claimed")
 		check.Must(t, os.Mkdir(filepath.Join(s.b.cfg.StateDir, volumesDir), 0o700))
-		_, err = s.b.Defer(t.Context(), s.asked())
-		check.Must(t, err)
+		check.Value(s.b.Defer(t.Context(), s.asked()))(t)
 		s.saw("check claimed", "guard claimed volumes", "publish claimed volumes")
 		s.is("claimed volumes")
 	})
@@ -282,8 +270,7 @@ func TestLostRecord(t *testing.T) {
 			s.is("volumes")
 		}
 		s.fail, s.said = nil, nil
-		_, err = s.b.Defer(t.Context(), s.asked())
-		check.Must(t, err)
+		check.Value(s.b.Defer(t.Context(), s.asked()))(t)
 		s.saw("check volumes", "free claimed volumes", "guard claimed volumes", "publish claimed volumes")
 		s.is("claimed volumes")
 	})
@@ -323,11 +310,10 @@ func TestNewerRecordIsLeftAlone(t *testing.T) {
 	newer.Version++
 	check.Must(t, s.b.store.put(&newer))
 	path := s.b.store.path(volumesDir, s.key)
-	before, err := os.ReadFile(path)
-	check.Must(t, err)
+	before := check.Value(os.ReadFile(path))(t)
 	s.start(s.b.cfg)
 	check.Must(t, s.b.Load(t.Context()))
-	_, err = s.b.Defer(t.Context(), s.asked())
+	_, err := s.b.Defer(t.Context(), s.asked())
 	s.wants(err, volume.Busy, errNewerRecord.Error())
 	s.saw()
 	after, err := os.ReadFile(path)
@@ -360,9 +346,8 @@ func TestWhenAReleaseEndsOrphans(t *testing.T) {
 		if c.since > 0 {
 			s.b.users.Force(claim.Held{Volume: &rec.Volume, Since: time.Now().Add(-c.since)}, func(*volume.Volume) {})
 		}
-		if err := s.b.orphans.clear(t.Context(), &rec, c.cause); errors.Is(err, errCannotEnd) != c.tried || !c.tried && !errors.Is(err, c.cause) {
-			t.Errorf("%s: %v", name, err)
-		}
+		err := s.b.orphans.clear(t.Context(), &rec, c.cause)
+		check.That(t, errors.Is(err, errCannotEnd) == c.tried && (c.tried || errors.Is(err, c.cause)), "%s: %v", name, err)
 		if s.fail["free"] = errOpen; c.tried {
 			s.b.table.replace(s.key, func(e *entry) { e.rec = &rec })
 			_, err := s.b.Release(t.Context(), s.asked().Target)

@@ -44,24 +44,21 @@ func TestStoreKeepsRecords(t *testing.T) {
 	for range 2 { // both steps are idempotent
 		check.Must(t, s.beginRemoval(want.Key))
 	}
-	if found, _ = s.load(); len(found.volumes) != 0 || len(found.removing) != 1 {
-		t.Fatalf("after beginRemoval: %+v", found)
-	}
+	found, _ = s.load()
+	check.Require(t, len(found.volumes) == 0 && len(found.removing) == 1, "after beginRemoval: %+v", found)
 	for range 2 {
 		check.Must(t, s.endRemoval(want.Key))
 	}
-	if found, _ = s.load(); len(found.volumes)+len(found.removing) != 0 {
-		t.Fatalf("after endRemoval: %+v", found)
-	}
+	found, _ = s.load()
+	check.Require(t, len(found.volumes)+len(found.removing) == 0, "after endRemoval: %+v", found)
 }
 
 func TestStoreClearsWhatAKillLeftHalfWritten(t *testing.T) {
 	s := newTestStore(t)
 	half := filepath.Join(s.dir, "tmp", "abc.1")
 	check.Must(t, os.WriteFile(half, []byte("{"), 0o600))
-	_, err := openStore(s.dir)
-	check.Must(t, err)
-	_, err = os.Stat(half)
+	check.Value(openStore(s.dir))(t)
+	_, err := os.Stat(half)
 	check.That(t, err != nil, "a half-written file stays")
 }
 
@@ -101,9 +98,8 @@ func TestReadersSeeWholeRecords(t *testing.T) {
 func TestKeyOfFile(t *testing.T) {
 	key := string(volume.KeyOf("/a"))
 	for name, valid := range map[string]bool{key + ".json": true, key: false, key[2:] + ".json": false, strings.ToUpper(key) + ".json": false, key[1:] + "x.json": false} {
-		if got := keyOfFile(name); (got != "") != valid || valid && string(got) != key {
-			t.Errorf("%s: %q", name, got)
-		}
+		got := keyOfFile(name)
+		check.That(t, (got != "") == valid && (!valid || string(got) == key), "%s: %q", name, got)
 	}
 }
 
@@ -118,9 +114,8 @@ func TestParseRecordRefuses(t *testing.T) {
 	} {
 		rec := *whole
 		change(&rec)
-		raw, err := json.Marshal(&rec)
-		check.Must(t, err)
-		_, err = parseRecord(raw)
+		raw := check.Value(json.Marshal(&rec))(t)
+		_, err := parseRecord(raw)
 		check.That(t, err != nil, "%s: taken", name)
 	}
 }
@@ -207,11 +202,9 @@ func TestRecordsOfForcedReleases(t *testing.T) {
 
 func TestOnRecord(t *testing.T) {
 	dir := t.TempDir()
-	if got, err := OnRecord(dir + "/nowhere"); got != nil || err != nil {
-		t.Errorf("without a state directory: %v, %v", got, err)
-	}
-	boot, err := bootID()
-	check.Must(t, err)
+	got, err := OnRecord(dir + "/nowhere")
+	check.That(t, got == nil && err == nil, "without a state directory: %v, %v", got, err)
+	boot := check.Value(bootID())(t)
 	put := func(part, target, boot string, version int) {
 		t.Helper()
 		rec := record{Version: version, Boot: boot, Volume: volume.Volume{
@@ -224,7 +217,7 @@ func TestOnRecord(t *testing.T) {
 	put("volumes", "/t/b", boot, recordVersion)
 	put("removing", "/t/a", boot, recordVersion)
 	put("volumes", "/t/old", "another boot", recordVersion)
-	got, err := OnRecord(dir)
+	got, err = OnRecord(dir)
 	check.Require(t, err == nil && len(got) == 2 && got[0].Target == "/t/a" && got[1].Target == "/t/b", "%v, %v", got, err)
 	put("volumes", "/t/newer", boot, recordVersion+1)
 	got, err = OnRecord(dir)

@@ -118,8 +118,7 @@ func TestHungSandboxesLeaveOthersTheirPlaces(t *testing.T) {
 		// for the hung ones to end.
 		start := time.Now()
 		for _, key := range []volume.Key{"a", "b", "c"} {
-			_, err := relay.Stats(t.Context(), src, testVolume(key))
-			check.That(t, err == nil, "%v", err)
+			check.Value(relay.Stats(t.Context(), src, testVolume(key)))(t)
 		}
 		took := time.Since(start)
 		check.That(t, took <= limits.SlowAfter, "three quick volumes took %v", took)
@@ -162,14 +161,12 @@ func TestTooManySlowSandboxes(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		_, err := relay.Stats(ctx, src, testVolume("quick"))
-		if kind := volume.KindOf(err); kind != volume.Timeout && kind != volume.Exhausted {
-			t.Errorf("got %v", err)
-		}
+		kind := volume.KindOf(err)
+		check.That(t, kind == volume.Timeout || kind == volume.Exhausted, "got %v", err)
 		hung.Wait()
 		synctest.Wait()
-		if len(relay.slots.Load().quick) != 0 || len(relay.slots.Load().slow) != 0 {
-			t.Errorf("slots are still taken: %d quick, %d slow", len(relay.slots.Load().quick), len(relay.slots.Load().slow))
-		}
+		check.That(t, len(relay.slots.Load().quick) == 0 && len(relay.slots.Load().slow) == 0,
+			"slots are still taken: %d quick, %d slow", len(relay.slots.Load().quick), len(relay.slots.Load().slow))
 	})
 }
 
@@ -177,11 +174,9 @@ func TestLastKnownUsageIsKeptWithItsAge(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		src := &sandboxes{}
 		relay := New(limits, nil)
-		if _, ok := relay.Known("a"); ok {
-			t.Error("something is known of a volume that was never asked for")
-		}
-		_, err := relay.Stats(t.Context(), src, testVolume("a"))
-		check.Must(t, err)
+		_, ok := relay.Known("a")
+		check.That(t, !ok, "something is known of a volume that was never asked for")
+		check.Value(relay.Stats(t.Context(), src, testVolume("a")))(t)
 		learned := time.Now()
 		time.Sleep(time.Minute)
 		src.err = errors.New("down")
@@ -192,9 +187,8 @@ func TestLastKnownUsageIsKeptWithItsAge(t *testing.T) {
 		src.err, src.takes = nil, 7*time.Millisecond
 		_, _ = relay.Stats(t.Context(), src, testVolume("a"))
 		known, _ = relay.Known("a")
-		if known.Err != nil || known.Requests != 3 || known.Failures != 1 || known.Took != src.takes {
-			t.Errorf("after it went right again: %+v", known)
-		}
+		check.That(t, known.Err == nil && known.Requests == 3 && known.Failures == 1 && known.Took == src.takes,
+			"after it went right again: %+v", known)
 		relay.Forget("a")
 		_, ok = relay.Known("a")
 		check.That(t, !ok, "a forgotten volume is known")
@@ -245,8 +239,7 @@ func TestTheAnswerThatFindsTheSandboxIsKept(t *testing.T) {
 			asker.Go(func() { _, _ = relay.Stats(context.Background(), src, testVolume("a")) })
 			synctest.Wait()
 			relay.Rebound("a", by)
-			_, err := relay.Stats(t.Context(), src, testVolume("b"))
-			check.Must(t, err)
+			check.Value(relay.Stats(t.Context(), src, testVolume("b")))(t)
 			asker.Wait()
 			_, ok := relay.Known("a")
 			check.That(t, ok == want, "the sandbox is now %q, and what %q said is remembered: %v", by, src.id, ok)
@@ -349,8 +342,7 @@ func TestWhyAVolumeDoesNotGrowIsKept(t *testing.T) {
 		_, err := relay.Expand(t.Context(), src, testVolume("a"), volume.Range{})
 		check.Require(t, err != nil, "it has grown")
 		src.hung = nil
-		_, err = relay.Stats(t.Context(), src, testVolume("a"))
-		check.Must(t, err)
+		check.Value(relay.Stats(t.Context(), src, testVolume("a")))(t)
 		for _, silent := range []error{
 			volume.Errorf(volume.OutOfRange, "20Ti do not fit"), volume.Errorf(volume.Invalid, "no size"), volume.Errorf(volume.NoSandbox, "none"),
 			volume.Errorf(volume.Unsupported, "%w", volume.ErrNeverGrows),
@@ -361,14 +353,11 @@ func TestWhyAVolumeDoesNotGrowIsKept(t *testing.T) {
 		}
 		src.err = nil
 		known, _ := relay.Known("a")
-		if volume.KindOf(known.GrowErr) != volume.Timeout || known.GrowErrAt.IsZero() || known.Err != nil || known.At.IsZero() {
-			t.Errorf("after stats that went right: %+v", known)
-		}
-		_, err = relay.Expand(t.Context(), src, testVolume("a"), volume.Range{Required: 7})
-		check.Must(t, err)
-		if known, _ = relay.Known("a"); known.GrowErr != nil || !known.GrowErrAt.IsZero() || known.At.IsZero() {
-			t.Errorf("after it grew: %+v", known)
-		}
+		check.That(t, volume.KindOf(known.GrowErr) == volume.Timeout && !known.GrowErrAt.IsZero() && known.Err == nil && !known.At.IsZero(),
+			"after stats that went right: %+v", known)
+		check.Value(relay.Expand(t.Context(), src, testVolume("a"), volume.Range{Required: 7}))(t)
+		known, _ = relay.Known("a")
+		check.That(t, known.GrowErr == nil && known.GrowErrAt.IsZero() && !known.At.IsZero(), "after it grew: %+v", known)
 		_, _ = relay.Expand(t.Context(), src, testVolume("b"), volume.Range{})
 		_, ok := relay.Known("b")
 		check.That(t, !ok, "a growth that went right is known")
@@ -387,8 +376,7 @@ func TestLostSandboxIsNoted(t *testing.T) {
 		}
 		relay.Rebound("a", "")
 		had(false)
-		_, err := relay.Stats(t.Context(), src, testVolume("a"))
-		check.Must(t, err)
+		check.Value(relay.Stats(t.Context(), src, testVolume("a")))(t)
 		had(true)
 		for range 2 {
 			relay.Rebound("a", "")

@@ -66,14 +66,13 @@ func TestClaimOfWhichAPartIsMissing(t *testing.T) {
 	}
 	path := filepath.Join(t.TempDir(), "device")
 	check.Must(t, unix.Mknod(path, unix.S_IFBLK|0o600, int(unix.Mkdev(7, 4077))))
-	fd, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
-	check.Must(t, err)
+	fd := check.Value(unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0))(t)
 	v := &volume.Volume{Key: volume.KeyOf("/a"), Target: "/a"}
 	v.Device = volume.Device{Kind: volume.BlockDevice, Path: path, Major: 7, Minor: 4077}
 	name, finder := claimName(identityOf(v.Device)), &fakeOpeners{under: []openers.File{}}
 	table := newTable(t, keptNames{name: true}, map[string]*os.File{name: os.NewFile(uintptr(fd), "kept")}, finder)
 	for range 2 {
-		err = table.Reclaim(t.Context(), Request{Volume: v})
+		err := table.Reclaim(t.Context(), Request{Volume: v})
 		check.That(t, err != nil && !table.Has(Request{Volume: v}), "claimed without what is under it: %v", err)
 		check.That(t, table.Kept() == 1 && len(table.owners.owned(v.Key)) == 1, "the claim was given up")
 	}
@@ -90,8 +89,7 @@ func TestDeviceOfAVolumeThatIsNotClaimedYet(t *testing.T) {
 	byName.Inode++
 	c := newTable(t, nil, nil, &fakeOpeners{})
 	c.Expect(v)
-	unlock, err := c.lock(t.Context(), v, identityOf(v.Device)) // as the call that hangs
-	check.Must(t, err)
+	unlock := check.Value(c.lock(t.Context(), v, identityOf(v.Device)))(t) // as the call that hangs
 	refused := func(d volume.Device) {
 		t.Helper()
 		other := &volume.Volume{Key: volume.KeyOf("/b"), Target: "/b", ReadOnly: true, Device: d}
@@ -124,19 +122,16 @@ func TestKeptClaimIsTakenUp(t *testing.T) {
 	}{{240, false}, {240, true}, {7, false}} {
 		path := filepath.Join(t.TempDir(), "device")
 		check.Must(t, unix.Mknod(path, unix.S_IFBLK|0o600, int(unix.Mkdev(c.major, 77))))
-		fd, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
-		check.Must(t, err)
+		fd := check.Value(unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0))(t)
 		v := &volume.Volume{Key: volume.KeyOf("/a"), Target: "/a"}
 		v.Device = volume.Device{Kind: volume.BlockDevice, Path: path, Major: c.major, Minor: 77}
 		name := claimName(identityOf(v.Device))
 		keeper := &brokenKeeper{keptNames: keptNames{name: true, "OTHER": true}, broken: c.broken}
 		table := newTable(t, keeper, map[string]*os.File{name: os.NewFile(uintptr(fd), "kept")}, &fakeOpeners{under: []openers.File{image}})
-		err = table.Reclaim(t.Context(), Request{Volume: v})
+		err := table.Reclaim(t.Context(), Request{Volume: v})
 		check.That(t, err == nil, "%+v: %v", c, err)
 		got, want := fmt.Sprint(keeper.keptNames), fmt.Sprint(keptNames{name: true, "OTHER": true})
-		if !c.broken && got != want {
-			t.Errorf("%+v: kept: %v, want %v", c, got, want)
-		}
+		check.That(t, c.broken || got == want, "%+v: kept: %v, want %v", c, got, want)
 		loop := slices.Contains(table.owners.owned(v.Key), image)
 		check.That(t, loop == (c.major == 7), "%+v: the volume owns the image: %v", c, loop)
 	}
@@ -144,9 +139,8 @@ func TestKeptClaimIsTakenUp(t *testing.T) {
 
 func TestNumbersOfDevices(t *testing.T) {
 	for text, valid := range map[string]bool{"7:3": true, "x:3": false, "7:x": false, "7": false, "": false, "4096:1": false, "1:1048576": false} {
-		if d, ok := parseNumber(text); ok != valid || valid && d != block(7, 3) {
-			t.Errorf("%q: %v, %v", text, d, ok)
-		}
+		d, ok := parseNumber(text)
+		check.That(t, ok == valid && (!valid || d == block(7, 3)), "%q: %v, %v", text, d, ok)
 	}
 }
 
@@ -207,11 +201,10 @@ func TestClaimThatIsNotKept(t *testing.T) {
 	v, dev := imageOf(t)
 	keeper := &brokenKeeper{keptNames: keptNames{}, broken: true}
 	c := newTable(t, keeper, nil, &fakeOpeners{})
-	fd, err := unix.Open("/dev/null", unix.O_RDONLY|unix.O_CLOEXEC, 0)
-	check.Must(t, err)
+	fd := check.Value(unix.Open("/dev/null", unix.O_RDONLY|unix.O_CLOEXEC, 0))(t)
 	id := block(240, 77)
 	p := &Pending{table: c, request: Request{Volume: v}, dev: dev, id: id, held: &heldDevice{fd: fd, device: deviceAs(id)}, unlock: func() {}}
-	_, err = p.Keep()
+	_, err := p.Keep()
 	check.That(t, err != nil, "it was claimed")
 	keeper.broken = false
 	check.Must(t, c.open.release(id))
@@ -240,13 +233,11 @@ func TestKeptClaimsAreGivenUpInTheEnd(t *testing.T) {
 				err := heldAs(t, c, v.Device)
 				check.Require(t, (err != nil) == keeper.broken, "%v", err)
 				keeper.broken = true
-				if err := c.Release(Request{Volume: v}, nil); volume.KindOf(err) != volume.Busy {
-					t.Errorf("a release that failed: %v", err)
-				}
+				err = c.Release(Request{Volume: v}, nil)
+				check.That(t, volume.KindOf(err) == volume.Busy, "a release that failed: %v", err)
 				keeper.broken = false
-				if err := last(c); err != nil || len(keeper.keptNames) > 0 || c.Kept() != 0 {
-					t.Errorf("%v, and kept are %v (%d)", err, keeper.keptNames, c.Kept())
-				}
+				err = last(c)
+				check.That(t, err == nil && len(keeper.keptNames) == 0 && c.Kept() == 0, "%v, and kept are %v (%d)", err, keeper.keptNames, c.Kept())
 			})
 		}
 	}
@@ -311,8 +302,7 @@ func TestLeftoverOfAReleaseIsNoOwner(t *testing.T) {
 	check.Must(t, heldAs(t, c, v.Device))
 	pending, err := c.Begin(t.Context(), Request{Volume: v}, dev)
 	check.Require(t, err == nil && pending.First && finder.asked == 1, "%v, asked %d times", err, finder.asked)
-	_, err = pending.Keep()
-	check.That(t, err == nil, "%v", err)
+	check.Value(pending.Keep())(t)
 }
 
 // TestWhatIsNotFreeIsNotClaimed: neither if somebody has the device, nor if it is not known, and a
@@ -321,16 +311,13 @@ func TestWhatIsNotFreeIsNotClaimed(t *testing.T) {
 	v, dev := imageOf(t)
 	for name, finder := range map[string]*fakeOpeners{"open": {who: "process 1"}, "unknown": {err: errors.New("no answer")}} {
 		c := newTable(t, nil, nil, finder)
-		if _, err := c.Begin(t.Context(), Request{Volume: v}, dev); volume.KindOf(err) != volume.Busy || len(c.owners.owned(v.Key)) > 0 {
-			t.Errorf("%s: %v", name, err)
-		}
+		_, err := c.Begin(t.Context(), Request{Volume: v}, dev)
+		check.That(t, volume.KindOf(err) == volume.Busy && len(c.owners.owned(v.Key)) == 0, "%s: %v", name, err)
 		check.That(t, c.users.Get(v.Key) != nil, "%s: it is not listed as held", name)
-		if err := c.RefuseUsed(t.Context(), Request{Volume: v}, ReleaseTime); volume.KindOf(err) != volume.Busy {
-			t.Errorf("%s: released: %v", name, err)
-		}
+		err = c.RefuseUsed(t.Context(), Request{Volume: v}, ReleaseTime)
+		check.That(t, volume.KindOf(err) == volume.Busy, "%s: released: %v", name, err)
 		*finder = fakeOpeners{}
-		pending, err := c.Begin(t.Context(), Request{Volume: v}, dev)
-		check.Must(t, err)
+		pending := check.Value(c.Begin(t.Context(), Request{Volume: v}, dev))(t)
 		pending.Suspend()
 		finder.who = "process 2"
 		err = pending.Abandon(pending.Claim(t.Context()))
@@ -356,9 +343,8 @@ func TestWhatCannotBeOpenedMayBeInUse(t *testing.T) {
 	for device, busy := range map[volume.Device]bool{gone: false, removed: false, replaced: false, elsewhere: true, lost: true, hidden: true} {
 		c := newTable(t, nil, nil, &fakeOpeners{})
 		r := Request{Volume: &volume.Volume{Key: "k", Target: "/t", Device: device}}
-		if err := c.RefuseUsed(t.Context(), r, ReleaseTime); (err != nil) != busy || busy && volume.KindOf(err) != volume.Busy {
-			t.Errorf("%v at %s is free: %v", device, device.Path, err)
-		}
+		err := c.RefuseUsed(t.Context(), r, ReleaseTime)
+		check.That(t, (err != nil) == busy && (!busy || volume.KindOf(err) == volume.Busy), "%v at %s is free: %v", device, device.Path, err)
 	}
 }
 
@@ -417,26 +403,23 @@ func TestSizeOfWhatHangs(t *testing.T) {
 // TestKeptClaimOfALostVolume: nobody knows any more which volume had the device, and a sandbox may
 // still write to it.
 func TestKeptClaimOfALostVolume(t *testing.T) {
-	file, err := os.Open(os.DevNull)
-	check.Must(t, err)
+	file := check.Value(os.Open(os.DevNull))(t)
 	finder := &fakeOpeners{who: "process 7"}
 	device := deviceAs(block(240, 77))
 	c := newTable(t, nil, map[string]*os.File{claimName(identityOf(device)): file}, finder)
 	lost := &volume.Volume{Key: "k", Target: "/t"}
 	for range 2 {
 		check.Must(t, c.RefuseKept(t.Context(), lost, []volume.Device{device})) // it is another volume's
-		if c.DropKept(t.Context(), nil); c.Kept() != 1 {
-			t.Error("the claim on a device that somebody has open was given up")
-		}
-		err = c.RefuseKept(t.Context(), lost, nil)
+		c.DropKept(t.Context(), nil)
+		check.That(t, c.Kept() == 1, "the claim on a device that somebody has open was given up")
+		err := c.RefuseKept(t.Context(), lost, nil)
 		check.That(t, volume.KindOf(err) == volume.Busy, "a volume whose device may be that one is free: %v", err)
 		*finder = fakeOpeners{err: errors.New("no answer")}
 	}
 	*finder = fakeOpeners{}
 	check.Must(t, c.RefuseKept(t.Context(), lost, nil))
-	if c.DropKept(t.Context(), nil); c.Kept() != 0 {
-		t.Error("a claim is kept on a device that nobody has open")
-	}
+	c.DropKept(t.Context(), nil)
+	check.That(t, c.Kept() == 0, "a claim is kept on a device that nobody has open")
 }
 
 // TestOwnersShareOnlyToRead: one writer, or several readers; and a writer is refused beside a reader
@@ -451,9 +434,8 @@ func TestOwnersShareOnlyToRead(t *testing.T) {
 		check.Must(t, o.reserve(&volume.Volume{Key: "a", Target: "/a", ReadOnly: test.first, Device: device}, id))
 		second := &volume.Volume{Key: "b", Target: "/b", ReadOnly: test.second, Device: device}
 		for _, err := range []error{o.refuseStacked(second, []identity{id}), o.reserve(second, id)} {
-			if (err == nil) != test.allowed || err != nil && volume.KindOf(err) != volume.InUse {
-				t.Errorf("read-only %v beside read-only %v: %v", test.second, test.first, err)
-			}
+			check.That(t, (err == nil) == test.allowed && (err == nil || volume.KindOf(err) == volume.InUse),
+				"read-only %v beside read-only %v: %v", test.second, test.first, err)
 		}
 	}
 }
@@ -475,7 +457,6 @@ func TestBeside(t *testing.T) {
 	own("e", block(7, 5), identity{Major: 8, Inode: 6})
 	got := o.beside("a")
 	check.That(t, slices.Equal(got, []identity{block(7, 2), block(7, 4)}), "beside a: %v", got)
-	if got := o.beside("e"); len(got) != 0 {
-		t.Errorf("beside e: %v", got)
-	}
+	got = o.beside("e")
+	check.That(t, len(got) == 0, "beside e: %v", got)
 }

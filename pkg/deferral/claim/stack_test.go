@@ -72,30 +72,27 @@ func TestStack(t *testing.T) {
 	got, err := stackOf(sysfs, &fakeOpeners{under: []openers.File{image}}, block(8, 1), image)
 	check.That(t, err == nil && slices.Equal(got, []identity{block(8, 0)}), "%v, %v", got, err)
 	check.WithoutDescriptors(t, func() {
-		if got, err := stackOf(sysfs, &fakeOpeners{}, image, block(8, 0)); err == nil {
-			t.Errorf("a stack that cannot be read: %v", got)
-		}
+		got, err := stackOf(sysfs, &fakeOpeners{}, image, block(8, 0))
+		check.That(t, err != nil, "a stack that cannot be read: %v", got)
 	})
 }
 
 // TestStackThatCannotBeRead is a process without free descriptors: a disk whose partitions
 // cannot be listed may have some. So may a device with more of them than are looked at.
 func TestStackThatCannotBeRead(t *testing.T) {
-	root, err := os.MkdirTemp("/dev/shm", "sysfs") // a disk takes ten seconds for it
-	check.Must(t, err)
+	root := check.Value(os.MkdirTemp("/dev/shm", "sysfs"))(t) // a disk takes ten seconds for it
 	t.Cleanup(func() { _ = os.RemoveAll(root) })
 	check.Must(t, os.Symlink("sdb", filepath.Join(root, "8:16")))
 	for i := range maxStack + 1 {
 		check.Must(t, os.MkdirAll(filepath.Join(root, "sdb", fmt.Sprint("sdb", i), "partition"), 0o700))
 	}
-	_, err = stackIn(root+"/", 8, 16)
+	_, err := stackIn(root+"/", 8, 16)
 	check.That(t, err != nil, "a device with many partitions is known")
 	sysfs := fakeSysfs(t, [][3]string{{"sda", "8:0", ""}, {"sda/sda1", "8:1", ""}})
 	check.WithoutDescriptors(t, func() {
 		for minor := range uint32(2) {
-			if got, err := stackIn(sysfs, 8, minor); err == nil {
-				t.Errorf("8:%d: %v", minor, got)
-			}
+			got, err := stackIn(sysfs, 8, minor)
+			check.That(t, err != nil, "8:%d: %v", minor, got)
 		}
 	})
 }

@@ -67,14 +67,11 @@ func TestClaimStays(t *testing.T) {
 		}
 		r := Request{Volume: v, WasReadOnly: c.wasReadOnly}
 		err := table.Release(r, func(last bool) error {
-			if last == c.shared || !table.Has(r) {
-				t.Errorf("%s: last %v, and its claim is there: %v", name, last, table.Has(r))
-			}
+			check.That(t, last != c.shared && table.Has(r), "%s: last %v, and its claim is there: %v", name, last, table.Has(r))
 			return c.leave
 		})
-		if (err == nil) != c.ended || len(table.owners.owned(v.Key)) == 0 != c.ended || (table.open.get(id) != nil) != c.open {
-			t.Errorf("%s: %v, the volume owns %v", name, err, table.owners.owned(v.Key))
-		}
+		check.That(t, (err == nil) == c.ended && len(table.owners.owned(v.Key)) == 0 == c.ended && (table.open.get(id) != nil) == c.open,
+			"%s: %v, the volume owns %v", name, err, table.owners.owned(v.Key))
 	}
 }
 
@@ -90,9 +87,8 @@ func TestOneKindOfHandler(t *testing.T) {
 		check.Must(t, err)
 		check.That(t, !pending.First, "the second reader is the first owner")
 		_, err = pending.Keep()
-		if (err != nil) != mountable || err != nil && volume.KindOf(err) != volume.InUse || (len(table.owners.owned(other.Key)) > 0) == mountable {
-			t.Errorf("mountable %v beside a claim: %v", mountable, err)
-		}
+		check.That(t, (err != nil) == mountable && (err == nil || volume.KindOf(err) == volume.InUse) && (len(table.owners.owned(other.Key)) > 0) != mountable,
+			"mountable %v beside a claim: %v", mountable, err)
 	}
 }
 
@@ -148,9 +144,7 @@ func TestDeviceThatTheKernelHas(t *testing.T) {
 	v, dev := imageOf(t)
 	table := newTable(t, nil, nil, &fakeOpeners{who: "mount", kernel: true})
 	_, err := table.Begin(t.Context(), Request{Volume: v}, dev)
-	if volume.KindOf(err) != volume.InUse || table.users.Get(v.Key) != nil {
-		t.Errorf("%v, listed as %v", err, table.users.Get(v.Key))
-	}
+	check.That(t, volume.KindOf(err) == volume.InUse && table.users.Get(v.Key) == nil, "%v, listed as %v", err, table.users.Get(v.Key))
 }
 
 // TestWaitForAFreeDevice ends with the patience, with the caller, and with any other answer.
@@ -202,9 +196,8 @@ func TestDeviceOfAnotherProgram(t *testing.T) {
 	for _, c := range []struct{ own, theirs, allowed bool }{{true, true, true}, {true, false, false}, {false, true, false}, {false, false, false}} {
 		v.ReadOnly = c.own
 		err := table.users.RefuseAdopted(v, []*volume.Volume{{Target: "/other", ReadOnly: c.theirs, Device: v.Device}})
-		if (err == nil) != c.allowed || err != nil && volume.KindOf(err) != volume.InUse {
-			t.Errorf("read-only %v beside read-only %v: %v", c.own, c.theirs, err)
-		}
+		check.That(t, (err == nil) == c.allowed && (err == nil || volume.KindOf(err) == volume.InUse),
+			"read-only %v beside read-only %v: %v", c.own, c.theirs, err)
 	}
 	v.ReadOnly = false
 	check.Must(t, os.Link(v.Device.Path, v.Device.Path+".link"))

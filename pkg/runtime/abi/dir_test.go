@@ -65,16 +65,12 @@ func TestFiles(t *testing.T) {
 
 func TestInfoOfAnother(t *testing.T) {
 	dir, _ := openDir(t)
-	raw, err := abi.Encode(testVolume())
-	check.Must(t, err)
+	raw := check.Value(abi.Encode(testVolume()))(t)
 	put(t, dir, abi.InfoName, string(raw))
-	_, err = dir.Info()
-	check.Must(t, err)
+	check.Value(dir.Info())(t)
 	other := *testVolume()
 	other.ResolvedTarget += "x"
-	if raw, err = abi.Encode(&other); err != nil {
-		t.Fatal(err)
-	}
+	raw = check.Value(abi.Encode(&other))(t)
 	put(t, dir, abi.InfoName, string(raw))
 	info, err := dir.Info()
 	check.Require(t, err != nil, "taken: %+v", info)
@@ -99,13 +95,12 @@ func TestSandboxes(t *testing.T) {
 
 func TestLock(t *testing.T) {
 	dir, path := openDir(t)
-	other, err := abi.Open(filepath.Dir(path), dir.Name())
-	check.Must(t, err)
+	other := check.Value(abi.Open(filepath.Dir(path), dir.Name()))(t)
 	check.Must(t, dir.Lock(time.Second))
 	check.Require(t, other.Lock(20*time.Millisecond) != nil, "locked twice")
 	check.Must(t, dir.Unlock())
 	check.Must(t, other.Lock(time.Second))
 	check.Must(t, other.Close())
-	err = dir.Lock(time.Second)
+	err := dir.Lock(time.Second)
 	check.Require(t, err == nil, "closing kept the lock: %v", err)
 }

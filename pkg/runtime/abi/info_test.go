@@ -24,8 +24,7 @@ func testVolume() *volume.Volume {
 }
 
 func TestEncode(t *testing.T) {
-	raw, err := abi.Encode(testVolume())
-	check.Must(t, err)
+	raw := check.Value(abi.Encode(testVolume()))(t)
 	want := `{"volume-type":"block","device":"/dev/sdb","fstype":"xfs","metadata":{"crust.device":"8:16",` +
 		`"crust.podUID":"1","crust.targetPath":"` + target + `","fsGroup":"2000","fsGroupChangePolicy":"OnRootMismatch"},` +
 		`"options":["noatime","nodiratime","discard","ro"]}`
@@ -72,9 +71,8 @@ func TestNames(t *testing.T) {
 		got := abi.IsSandboxID(name)
 		check.That(t, got == want, "IsSandboxID(%q) = %v", name, got)
 	}
-	if !abi.IsDirName(abi.DirName("x")) || abi.IsDirName(strings.Repeat("A", 64)) || abi.IsDirName("../"+strings.Repeat("a", 61)) {
-		t.Error("IsDirName")
-	}
+	check.That(t, abi.IsDirName(abi.DirName("x")) && !abi.IsDirName(strings.Repeat("A", 64)) && !abi.IsDirName("../"+strings.Repeat("a", 61)),
+		"IsDirName")
 }
 
 func FuzzParse(f *testing.F) {

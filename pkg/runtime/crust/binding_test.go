@@ -131,9 +131,7 @@ func TestDeadSandboxIsClearedAwayByItsAnswer(t *testing.T) {
 		b.startSandbox(t, v, "sb1").Kill(t)
 		_, err := b.h.Stats(t.Context(), v)
 		handlers.WantError(t, err, volume.NoSandbox, v, "sb1")
-		if !onlyInfo(t, b, v)() {
-			t.Errorf("left: %v", b.files(t, v))
-		}
+		check.That(t, onlyInfo(t, b, v)(), "left: %v", b.files(t, v))
 		_, err = b.h.Stats(t.Context(), v)
 		handlers.WantError(t, err, volume.NoSandbox, v, "no sandbox")
 	}
@@ -154,9 +152,7 @@ func TestNewSandboxIsNotClearedAway(t *testing.T) {
 	seen = check.Value(b.h.bindings.readDir(v))(t)
 	time.Sleep(fileTick)
 	b.startSandbox(t, v, "new")
-	if !b.h.cleaner.clear(v, seen) || len(b.files(t, v)) != 3 {
-		t.Errorf("left: %v", b.files(t, v))
-	}
+	check.That(t, b.h.cleaner.clear(v, seen) && len(b.files(t, v)) == 3, "left: %v", b.files(t, v))
 }
 
 // The reconciler publishes again, and so finds what a restart slept through.
@@ -225,9 +221,7 @@ func TestClearingWaitsForTheLock(t *testing.T) {
 	check.That(t, len(b.files(t, v)) == 3, "changed without the lock")
 	check.Must(t, dir.Unlock())
 	handlers.WantError(t, <-done, volume.NoSandbox, v, "sb1")
-	if !onlyInfo(t, b, v)() {
-		t.Errorf("left: %v", b.files(t, v))
-	}
+	check.That(t, onlyInfo(t, b, v)(), "left: %v", b.files(t, v))
 }
 
 // A handler that is about to say how to ask is waited for.
@@ -235,8 +229,7 @@ func TestHalfABindingIsWaitedFor(t *testing.T) {
 	b := newBench(t, byProgram)
 	v := published(t, b, "a")
 	b.startSandbox(t, v, "sb1")
-	dir, err := abi.Open(b.cfg.Root, string(v.Key))
-	check.Must(t, err)
+	dir := check.Value(abi.Open(b.cfg.Root, string(v.Key)))(t)
 	defer func() { check.Must(t, dir.Close()) }()
 	check.Must(t, dir.Lock(time.Second))
 	check.Must(t, dir.Remove(abi.CLIName))
@@ -247,7 +240,7 @@ func TestHalfABindingIsWaitedFor(t *testing.T) {
 	check.Must(t, dir.Unlock())
 	check.Must(t, <-done)
 	check.Must(t, dir.Remove(abi.CLIName))
-	_, err = b.h.Stats(t.Context(), v)
+	_, err := b.h.Stats(t.Context(), v)
 	handlers.WantError(t, err, volume.Unsupported, v, "sb1", "cannot be asked")
 }
 
@@ -317,24 +310,21 @@ func TestAdoptionFollowsTheOtherProgram(t *testing.T) {
 	v := b.Volume("foreign")
 	v.ReadOnly, v.Group, v.GroupPolicy = true, "7", volume.GroupAlways
 	check.Must(t, os.Mkdir(b.path(v, ""), 0o700))
-	raw, err := abi.Encode(v)
-	check.Must(t, err)
+	raw := check.Value(abi.Encode(v))(t)
 	file := check.Value(os.Create(b.path(v, abi.InfoName)))(t)
 	for part := range slices.Chunk(raw, 20) {
-		_, err = file.Write(part)
-		check.Must(t, err)
+		check.Value(file.Write(part))(t)
 	}
 	check.Must(t, file.Close())
 	check.Eventually(t, "adopted", func() bool { return len(b.h.Adopted()) == 1 })
 	got := b.h.Adopted()[0]
-	if !got.ReadOnly || got.Group != "7" || got.PodUID != v.PodUID || got.Target != v.Target || got.Device.Path != v.Device.Path {
-		t.Errorf("adopted as %+v", got)
-	}
+	check.That(t, got.ReadOnly && got.Group == "7" && got.PodUID == v.PodUID && got.Target == v.Target && got.Device.Path == v.Device.Path,
+		"adopted as %+v", got)
 	// It is served, and what is in it stays, also of the dead.
 	sandbox := b.startSandbox(t, v, "sb1")
 	check.Eventually(t, "bound", boundTo(b, v, "sb1"))
 	sandbox.Kill(t)
-	_, err = b.h.Stats(t.Context(), got)
+	_, err := b.h.Stats(t.Context(), got)
 	handlers.WantError(t, err, volume.NoSandbox, v, "sb1")
 	check.That(t, len(b.files(t, v)) == 4, "left of it: %v", b.files(t, v))
 	check.Must(t, os.RemoveAll(b.path(v, "")))

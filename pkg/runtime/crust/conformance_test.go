@@ -115,8 +115,7 @@ func (b *bench) Volume(name string) *volume.Volume {
 func published(t testing.TB, b *bench, name string) *volume.Volume {
 	t.Helper()
 	v := b.Volume(name)
-	_, err := b.h.Publish(t.Context(), v)
-	check.Must(t, err)
+	check.Value(b.h.Publish(t.Context(), v))(t)
 	return v
 }
 
@@ -128,8 +127,7 @@ func (b *bench) sized(t testing.TB, v *volume.Volume, size int64) {
 
 func (b *bench) stats(t testing.TB, v *volume.Volume) {
 	t.Helper()
-	_, err := b.h.Stats(t.Context(), v)
-	check.Must(t, err)
+	check.Value(b.h.Stats(t.Context(), v))(t)
 }
 
 func (b *bench) path(v *volume.Volume, name string) string {
@@ -152,8 +150,7 @@ func (b *bench) PublishForeign(t *testing.T, v *volume.Volume) {
 
 func (b *bench) LeaveHalfPublished(t *testing.T, v *volume.Volume) {
 	t.Helper()
-	_, err := b.h.store.Tree.Build(v.Key, []byte("{"))
-	check.Must(t, err)
+	check.Value(b.h.store.Tree.Build(v.Key, []byte("{")))(t)
 	check.Must(t, os.WriteFile(filepath.Join(b.cfg.TempDir, "half"), nil, 0o600))
 }
 

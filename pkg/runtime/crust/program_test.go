@@ -304,9 +304,8 @@ func TestProgramsThatThawNothing(t *testing.T) {
 	} {
 		_, asked, logs := sweeper(t, script)
 		check.Eventually(t, script, func() bool { return asked() == 1 && (problem == "" || logs.Len() == 1) })
-		if problem == "" && logs.Len() > 0 || problem != "" && !strings.Contains(fmt.Sprint(logs.All()[0].ContextMap()["error"]), problem) {
-			t.Errorf("%s: the log says %v", script, logs.All())
-		}
+		check.That(t, (problem != "" || logs.Len() == 0) && (problem == "" || strings.Contains(fmt.Sprint(logs.All()[0].ContextMap()["error"]), problem)),
+			"%s: the log says %v", script, logs.All())
 	}
 }
 
@@ -335,18 +334,14 @@ func sane(t *testing.T, said *handlerv1.GetVolumeStatsResponse) {
 	if err != nil {
 		return
 	}
-	if len(report.Usage) > 2 || (len(report.Usage) == 0 && report.Condition == nil) {
-		t.Fatalf("taken: %+v", report)
-	}
+	check.Require(t, len(report.Usage) <= 2 && (len(report.Usage) != 0 || report.Condition != nil), "taken: %+v", report)
 	for _, u := range report.Usage {
-		if u.Unit == volume.UnitUnknown || u.Total <= 0 || u.Used < 0 || u.Available < 0 || u.Used > u.Total || u.Available > u.Total {
-			t.Fatalf("taken: %+v", u)
-		}
+		check.Require(t, u.Unit != volume.UnitUnknown && u.Total > 0 && u.Used >= 0 && u.Available >= 0 && u.Used <= u.Total && u.Available <= u.Total,
+			"taken: %+v", u)
 	}
 	word := regexp.MustCompile(`^[A-Za-z]{0,64}$`)
-	if c := report.Condition; c != nil && (!sys.IsText(c.Message) || len(c.Message) > 1<<10 || !word.MatchString(c.Reason)) {
-		t.Fatalf("taken: %+v", c)
-	}
+	c := report.Condition
+	check.Require(t, c == nil || sys.IsText(c.Message) && len(c.Message) <= 1<<10 && word.MatchString(c.Reason), "taken: %+v", c)
 }
 
 // TestReasonOfACondition: it ends in the status of a pod, which the Kubernetes API checks.

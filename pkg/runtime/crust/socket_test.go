@@ -166,9 +166,8 @@ func TestConnectionsOfEndedSandboxesAreDropped(t *testing.T) {
 	b.stats(t, v)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.open[b.agent.path] == nil || c.open[b.cfg.SocketDirs[0]+"/ended-0"] == nil || len(c.open) != 2 {
-		t.Errorf("%d connections are kept", len(c.open))
-	}
+	check.That(t, c.open[b.agent.path] != nil && c.open[b.cfg.SocketDirs[0]+"/ended-0"] != nil && len(c.open) == 2,
+		"%d connections are kept", len(c.open))
 }
 
 func kept(b *bench) int {
@@ -180,8 +179,7 @@ func kept(b *bench) int {
 // A server that speaks no gRPC is one that hangs.
 func TestSocketThatIsNoGRPC(t *testing.T) {
 	b, v := socketOnly(t)
-	listener, err := net.Listen("unix", filepath.Join(b.cfg.SocketDirs[0], "echo"))
-	check.Must(t, err)
+	listener := check.Value(net.Listen("unix", filepath.Join(b.cfg.SocketDirs[0], "echo")))(t)
 	go func() {
 		for {
 			conn, err := listener.Accept()
@@ -196,10 +194,9 @@ func TestSocketThatIsNoGRPC(t *testing.T) {
 	b.leave(t, v, "sb1", "", listener.Addr().String())
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
-	_, err = b.h.Stats(ctx, v)
-	if kind := volume.KindOf(err); kind != volume.Internal && kind != volume.Timeout {
-		t.Errorf("%v: %v", kind, err)
-	}
+	_, err := b.h.Stats(ctx, v)
+	kind := volume.KindOf(err)
+	check.That(t, kind == volume.Internal || kind == volume.Timeout, "%v: %v", kind, err)
 }
 
 func TestFreezeAndThaw(t *testing.T) {
@@ -210,9 +207,8 @@ func TestFreezeAndThaw(t *testing.T) {
 		check.That(t, volume.KindOf(err) == volume.NoSandbox, "without a sandbox: %v", err)
 		sandbox := b.startSandbox(t, v, "sb1")
 		check.Must(t, b.h.Freeze(t.Context(), v, time.Minute))
-		if got := b.agent.frozen.Load(); w == bySocket && got != 60 {
-			t.Errorf("frozen for %d s", got)
-		}
+		got := b.agent.frozen.Load()
+		check.That(t, w != bySocket || got == 60, "frozen for %d s", got)
 		check.Must(t, b.h.Thaw(t.Context(), v))
 		handlers.WantError(t, b.h.Freeze(t.Context(), v, time.Millisecond), volume.Invalid, v, "a second")
 		sandbox.Refuse()

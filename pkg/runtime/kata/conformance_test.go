@@ -93,8 +93,7 @@ func published(t testing.TB, b *bench, name string, change ...func(*volume.Volum
 
 func (b *bench) publish(t testing.TB, v *volume.Volume) {
 	t.Helper()
-	_, err := b.h.Publish(t.Context(), v)
-	check.Must(t, err)
+	check.Value(b.h.Publish(t.Context(), v))(t)
 }
 
 func (b *bench) stats(t testing.TB, v *volume.Volume) volume.Report {
@@ -149,8 +148,7 @@ func (b *bench) PublishForeign(t *testing.T, v *volume.Volume) {
 
 func (b *bench) LeaveHalfPublished(t *testing.T, v *volume.Volume) {
 	t.Helper()
-	_, err := b.h.store.Tree.Build(v.Key, []byte("{"))
-	check.Must(t, err)
+	check.Value(b.h.store.Tree.Build(v.Key, []byte("{")))(t)
 	check.Must(t, os.WriteFile(filepath.Join(b.cfg.TempDir, "half"), nil, 0o600))
 }
 

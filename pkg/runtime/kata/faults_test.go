@@ -216,9 +216,8 @@ func TestStartingSandboxIsNotBound(t *testing.T) {
 	b.err = errors.New("no containerd")
 	_, err := b.h.Stats(t.Context(), v)
 	handlers.WantError(t, err, volume.NoSandbox, v, "sb1", "no containerd")
-	if b.err = nil; !boundTo(b, v, "sb1")() {
-		t.Error("unbound by a container runtime that does not answer")
-	}
+	b.err = nil
+	check.That(t, boundTo(b, v, "sb1")(), "unbound by a container runtime that does not answer")
 	check.Must(t, shim.Stop())
 	b.remove("sb1")
 	b.h.SandboxGone("sb1")

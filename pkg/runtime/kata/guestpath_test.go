@@ -280,11 +280,9 @@ func TestStatsOfVolumesThatEndOtherwise(t *testing.T) {
 
 // Without a tracker nobody knows of a runtime-rs sandbox, and the error says so.
 func TestRustNeedsTracker(t *testing.T) {
-	h, err := New(testConfig(handlers.ShortDir(t)), nil, zap.NewNop())
-	check.Must(t, err)
+	h := check.Value(New(testConfig(handlers.ShortDir(t)), nil, zap.NewNop()))(t)
 	v := plainVolume()
-	_, err = h.Publish(t.Context(), v)
-	check.Must(t, err)
-	_, err = h.Stats(t.Context(), v)
+	check.Value(h.Publish(t.Context(), v))(t)
+	_, err := h.Stats(t.Context(), v)
 	handlers.WantError(t, err, volume.NoSandbox, v, "container runtime is not followed")
 }

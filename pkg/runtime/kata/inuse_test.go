@@ -103,8 +103,7 @@ func TestBothWordsAreNeeded(t *testing.T) {
 		wantForgotten(t, b, v, "sb1")
 		check.Must(t, b.h.Tracking().Withdraw(t.Context(), v))
 		wantForgotten(t, b, v, "sb1") // what is known of it stays
-		err := b.h.Tracking().Disowned(t.Context(), v, []string{"sb1"})
-		check.That(t, err == nil, "%v", err)
+		check.Must(t, b.h.Tracking().Disowned(t.Context(), v, []string{"sb1"}))
 		b.publish(t, v)
 		b.add(v.PodUID, "sb1")
 		handlers.WantError(t, b.h.Tracking().Disowned(t.Context(), v, []string{"sb1"}), volume.Busy, v, "sb1", "crictl stopp")
@@ -168,9 +167,8 @@ func TestMountSourceTellsTheSandbox(t *testing.T) {
 	wantUnknown(t, b, v, "containerd is away")
 	b.err = nil
 	wantUse(t, b, v, "sb1")
-	if b.startShim(t, v, "sb1"); len(noteFiles(t, b)) != 1 {
-		t.Error("the sandbox is not on record")
-	}
+	b.startShim(t, v, "sb1")
+	check.That(t, len(noteFiles(t, b)) == 1, "the sandbox is not on record")
 	b.mounting = nil // the container is gone, its sandbox lives
 	wantUse(t, b, v, "sb1")
 }
@@ -225,9 +223,8 @@ func TestNotesOfUnknownVolumes(t *testing.T) {
 	b.remove("sb1")
 	check.Must(t, os.RemoveAll(filepath.Join(b.cfg.RustSandboxes, "sb1")))
 	wantUse(t, b, orphans[0], "")
-	if err := b.h.Retract(t.Context(), orphans[0]); err != nil || len(noteFiles(t, b)) != 0 {
-		t.Errorf("%v, left %q", err, noteFiles(t, b))
-	}
+	err = b.h.Retract(t.Context(), orphans[0])
+	check.That(t, err == nil && len(noteFiles(t, b)) == 0, "%v, left %q", err, noteFiles(t, b))
 }
 
 // A question that is under way while the volume is retracted tracks it once more. That is
@@ -239,9 +236,8 @@ func TestQuestionThatOutlivesTheVolume(t *testing.T) {
 	b.h.bindings.propose(v, shim{id: "sb1", flavor: rustShim})
 	orphans, err := b.h.Orphans(func(volume.Key) bool { return false })
 	check.Require(t, err == nil && len(orphans) == 1, "orphans %v, %v", orphans, err)
-	if err := b.h.Retract(t.Context(), orphans[0]); err != nil || len(noteFiles(t, b)) != 0 {
-		t.Errorf("%v, left %q", err, noteFiles(t, b))
-	}
+	err = b.h.Retract(t.Context(), orphans[0])
+	check.That(t, err == nil && len(noteFiles(t, b)) == 0, "%v, left %q", err, noteFiles(t, b))
 	_, tracked := b.h.store.Bindings.Get(v.Key)
 	check.That(t, !tracked, "it is tracked for ever")
 }

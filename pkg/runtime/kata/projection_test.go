@@ -69,9 +69,8 @@ func TestRetractIsNotRecursive(t *testing.T) {
 	}
 	check.Must(t, os.WriteFile(precious, []byte("data"), 0o600))
 	check.Must(t, b.h.Retract(t.Context(), v))
-	if _, err := os.Stat(b.dir(v)); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("still in Kata's tree: %v", err)
-	}
+	_, err := os.Stat(b.dir(v))
+	check.That(t, errors.Is(err, os.ErrNotExist), "still in Kata's tree: %v", err)
 	n := b.CountLeftovers(t)
 	check.That(t, n == 1, "%d leftovers", n)
 	b.Restart(t)
@@ -206,12 +205,11 @@ func TestTargetThroughALink(t *testing.T) {
 	b.startShim(t, v, "sb1")
 	b.Restart(t)
 	known := func(key volume.Key) bool { return key == v.Key }
-	if orphans, err := b.h.Orphans(known); err != nil || len(orphans) > 0 {
-		t.Fatalf("a known volume is an orphan: %v, %v", orphans, err)
-	}
+	orphans, err := b.h.Orphans(known)
+	check.Require(t, err == nil && len(orphans) == 0, "a known volume is an orphan: %v, %v", orphans, err)
 	check.Eventually(t, "its sandbox is found after a restart", boundTo(b, v, "sb1"))
 	b.stats(t, v)
-	orphans, err := b.h.Orphans(func(volume.Key) bool { return false })
+	orphans, err = b.h.Orphans(func(volume.Key) bool { return false })
 	check.Require(t, err == nil && len(orphans) == 1 && orphans[0].Key == v.Key, "%v, %v", orphans, err)
 	check.Must(t, b.h.Retract(t.Context(), orphans[0]))
 	_, shown := b.Projection(t, v)
@@ -233,31 +231,21 @@ func TestDaemonsOfTwoKubeletsShareATree(t *testing.T) {
 		return h
 	}
 	own, other := handler(root, "own"), handler("/elsewhere/kubelet", "other")
-	if _, err := own.Publish(t.Context(), v); err != nil {
-		t.Fatal(err)
-	}
-	if orphans, err := own.Orphans(none); err != nil || len(orphans) != 1 {
-		t.Errorf("our orphans are %v, %v", orphans, err)
-	}
-	if orphans, err := other.Orphans(none); err != nil || len(orphans) != 0 {
-		t.Errorf("the other's orphans are %v, %v", orphans, err)
-	}
+	check.Value(own.Publish(t.Context(), v))(t)
+	orphans, err := own.Orphans(none)
+	check.That(t, err == nil && len(orphans) == 1, "our orphans are %v, %v", orphans, err)
+	orphans, err = other.Orphans(none)
+	check.That(t, err == nil && len(orphans) == 0, "the other's orphans are %v, %v", orphans, err)
 	check.Must(t, other.Retract(t.Context(), v))
-	if _, err := other.Publish(t.Context(), v); volume.KindOf(err) != volume.Conflict {
-		t.Errorf("published over it: %v", err)
-	}
+	_, err = other.Publish(t.Context(), v)
+	check.That(t, volume.KindOf(err) == volume.Conflict, "published over it: %v", err)
 	other.AdoptForeign()
-	if !slices.ContainsFunc(other.Adopted(), func(o *volume.Volume) bool { return o.Device.Path == v.Device.Path }) {
-		t.Errorf("the device's owner is not seen: %v", other.Adopted())
-	}
-	if _, err := os.Stat(b.dir(v)); err != nil {
-		t.Error(err)
-	}
+	check.That(t, slices.ContainsFunc(other.Adopted(), func(o *volume.Volume) bool { return o.Device.Path == v.Device.Path }),
+		"the device's owner is not seen: %v", other.Adopted())
+	check.Value(os.Stat(b.dir(v)))(t)
 	var value [256]byte
 	n, err := unix.Lgetxattr(b.dir(v), "trusted.crust-proxy.root", value[:])
-	if os.Geteuid() == 0 && (err != nil || string(value[:n]) != root) {
-		t.Errorf("the directory is signed %q, %v", value[:n], err)
-	}
+	check.That(t, os.Geteuid() != 0 || err == nil && string(value[:n]) == root, "the directory is signed %q, %v", value[:n], err)
 }
 
 func plainVolume() *volume.Volume {
@@ -314,14 +302,12 @@ func TestDirName(t *testing.T) {
 	n = len(dirName(longest + "x"))
 	check.That(t, n > 255, "a longer target has a name of %d bytes: the limit is too low", n)
 	for _, target := range []string{longest, "/a b/ä?>~", "/a"} {
-		if got, ok := targetOf(dirName(target)); !ok || got != target {
-			t.Errorf("%q came back as %q", target, got)
-		}
+		got, ok := targetOf(dirName(target))
+		check.That(t, ok && got == target, "%q came back as %q", target, got)
 	}
 	for _, name := range []string{"", "not base64!", "YQ==", "YQ"} {
-		if got, ok := targetOf(name); ok {
-			t.Errorf("%q was taken for target %q", name, got)
-		}
+		got, ok := targetOf(name)
+		check.That(t, !ok, "%q was taken for target %q", name, got)
 	}
 }
 
@@ -350,9 +336,8 @@ func TestCheck(t *testing.T) {
 			v := plainVolume()
 			c.change(v)
 			err := h.Check(v)
-			if c.want == fine && err != nil || c.want != fine && (err == nil || volume.KindOf(err) != c.want) {
-				t.Errorf("%v of kind %v, want %v", err, volume.KindOf(err), c.want)
-			}
+			check.That(t, (err == nil) == (c.want == fine) && (err == nil || volume.KindOf(err) == c.want),
+				"%v of kind %v, want %v", err, volume.KindOf(err), c.want)
 		})
 	}
 }

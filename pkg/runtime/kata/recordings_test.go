@@ -71,8 +71,7 @@ func TestTheEmulationAsksWhatKataAsked(t *testing.T) {
 
 func readSteps(t *testing.T, file string) []step {
 	t.Helper()
-	f, err := os.Open(file)
-	check.Must(t, err)
+	f := check.Value(os.Open(file))(t)
 	defer func() { _ = f.Close() }()
 	var steps []step
 	lines := bufio.NewScanner(f)
@@ -82,7 +81,7 @@ func readSteps(t *testing.T, file string) []step {
 		check.Must(t, json.Unmarshal(lines.Bytes(), &s))
 		steps = append(steps, s)
 	}
-	err = lines.Err()
+	err := lines.Err()
 	check.Require(t, err == nil && len(steps) != 0, "%d steps: %v", len(steps), err)
 	return steps
 }

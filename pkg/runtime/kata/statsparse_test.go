@@ -114,9 +114,8 @@ func TestConditionIsBoundedAndPrintable(t *testing.T) {
 	body := `{"volume_condition":{"message":"` + strings.Repeat(`ä\u001b\n`, 2000) + `"}}`
 	report := check.Value(parseStatsJSON([]byte(body)))(t)
 	message := report.Condition.Message
-	if len(message) > guest.MaxMessage || !utf8.ValidString(message) || strings.ContainsAny(message, "\x1b\n") || message == "" {
-		t.Errorf("%d bytes: %q", len(message), sys.ClipTo(message, 64))
-	}
+	check.That(t, len(message) <= guest.MaxMessage && utf8.ValidString(message) && !strings.ContainsAny(message, "\x1b\n") && message != "",
+		"%d bytes: %q", len(message), sys.ClipTo(message, 64))
 }
 
 const special = `special_fields: SpecialFields { unknown_fields: UnknownFields { fields: None }, cached_size: CachedSize { size: 0 } }`
@@ -176,15 +175,12 @@ func sane(t *testing.T, report volume.Report, err error) {
 	if err != nil {
 		return
 	}
-	if len(report.Usage) == 0 && report.Condition == nil {
-		t.Fatal("an empty report")
-	}
+	check.Require(t, len(report.Usage) != 0 || report.Condition != nil, "an empty report")
 	for _, u := range report.Usage {
 		check.Require(t, u.Available >= 0 && u.Used >= 0 && u.Total > 0 && u.Available <= u.Total && u.Used <= u.Total, "usage %+v", u)
 	}
-	if c := report.Condition; c != nil && (len(c.Message) > guest.MaxMessage || !sys.IsText(c.Message)) {
-		t.Fatalf("message %q", c.Message)
-	}
+	c := report.Condition
+	check.Require(t, c == nil || len(c.Message) <= guest.MaxMessage && sys.IsText(c.Message), "message %q", c.Message)
 }
 
 func FuzzStatsJSON(f *testing.F) {

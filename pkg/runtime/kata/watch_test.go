@@ -113,8 +113,7 @@ func TestRootIsWatchedAgain(t *testing.T) {
 	foreign := b.Volume("foreign")
 	b.PublishForeign(t, foreign)
 	check.Eventually(t, "adopted", func() bool { return len(b.h.Adopted()) == 1 })
-	err := b.h.Health(t.Context())
-	check.That(t, err == nil, "%v", err)
+	check.Must(t, b.h.Health(t.Context()))
 }
 
 // A flood of foreign directories and sandbox ids loses nothing.
@@ -161,9 +160,8 @@ func TestOddNamesInTheTree(t *testing.T) {
 	good := b.Volume("good")
 	b.PublishForeign(t, good)
 	check.Eventually(t, "the good one is adopted", func() bool { return len(b.h.Adopted()) == 1 })
-	if orphans, err := b.h.Orphans(func(volume.Key) bool { return false }); err != nil || len(orphans) != 0 {
-		t.Errorf("orphans %v, %v", orphans, err)
-	}
+	orphans, err := b.h.Orphans(func(volume.Key) bool { return false })
+	check.That(t, err == nil && len(orphans) == 0, "orphans %v, %v", orphans, err)
 }
 
 // The end of a directory that somebody removed is not that of its successor.
@@ -205,7 +203,6 @@ func TestRetractedWhileItIsFound(t *testing.T) {
 	}
 	again.Store(&find)
 	check.Must(t, b.h.Retract(t.Context(), v))
-	if _, bound := b.h.Binding(v); bound || watched(b, v)() {
-		t.Errorf("after Retract: bound %t, watched %t", bound, watched(b, v)())
-	}
+	_, bound := b.h.Binding(v)
+	check.That(t, !bound && !watched(b, v)(), "after Retract: bound %t, watched %t", bound, watched(b, v)())
 }

@@ -82,9 +82,8 @@ func TestTheEmulationAnswersAsRuntimeRS(t *testing.T) {
 			})
 			status, body, open := ask(t, shim.Socket(), e.Request)
 			wantStatus, wantBody, wantOpen := e.parse(t)
-			if status != wantStatus || body != wantBody || open != wantOpen {
-				t.Errorf("the emulation: %d %q, open %v\nKata: %d %q, open %v", status, body, open, wantStatus, wantBody, wantOpen)
-			}
+			check.That(t, status == wantStatus && body == wantBody && open == wantOpen,
+				"the emulation: %d %q, open %v\nKata: %d %q, open %v", status, body, open, wantStatus, wantBody, wantOpen)
 			var want []string
 			if e.Agent != nil {
 				want = []string{fmt.Sprint(e.Agent.Path, " ", e.Agent.Size)}
@@ -118,9 +117,8 @@ func TestTheEmulationAnswersForAnEndedContainer(t *testing.T) {
 	report, err := parseStatsDebug([]byte(body))
 	check.Require(t, status == http.StatusOK && open && err == nil, "%d %q, open %v: %v", status, body, open, err)
 	bytes, inodes := totals(report)
-	if bytes != int64(st.Blocks)*st.Bsize || inodes != int64(st.Files) {
-		t.Errorf("%d bytes and %d inodes; the node has %d blocks of %d, and %d inodes", bytes, inodes, st.Blocks, st.Bsize, st.Files)
-	}
+	check.That(t, bytes == int64(st.Blocks)*st.Bsize && inodes == int64(st.Files),
+		"%d bytes and %d inodes; the node has %d blocks of %d, and %d inodes", bytes, inodes, st.Blocks, st.Bsize, st.Files)
 }
 
 // startRust starts an emulated shim of runtime-rs with the recorded volume. It also
@@ -162,8 +160,7 @@ func exchange(t *testing.T, w io.Writer, reader *bufio.Reader, request string) (
 	if _, err := reader.Peek(1); err != nil {
 		return 0, ""
 	}
-	response, err := http.ReadResponse(reader, nil)
-	check.Must(t, err)
+	response := check.Value(http.ReadResponse(reader, nil))(t)
 	defer func() { _ = response.Body.Close() }()
 	raw := check.Value(io.ReadAll(response.Body))(t)
 	return response.StatusCode, string(raw)
@@ -195,16 +192,14 @@ func TestRequestsToRuntimeRS(t *testing.T) {
 	b.h.SandboxAdded(v.PodUID, "sb1")
 
 	wire.answer(strings.TrimSuffix(known["stats ok"].Answer, "<open>"))
-	report, err := b.h.Stats(t.Context(), v)
-	check.Must(t, err)
-	if bytes, inodes := totals(report); bytes != int64(recordedFS.Blocks)*recordedFS.Bsize || inodes != int64(recordedFS.Files) {
-		t.Errorf("%d bytes and %d inodes", bytes, inodes)
-	}
+	report := check.Value(b.h.Stats(t.Context(), v))(t)
+	bytes, inodes := totals(report)
+	check.That(t, bytes == int64(recordedFS.Blocks)*recordedFS.Bsize && inodes == int64(recordedFS.Files), "%d bytes and %d inodes", bytes, inodes)
 	diff := cmp.Diff([]string{known["stats ok"].Request}, wire.take())
 	check.That(t, diff == "", "stats (-Kata +handler):\n%s", diff)
 
 	wire.answer("") // recorded as <EOF>
-	_, err = b.h.Resize(t.Context(), v, volume.Range{Required: recordedSize})
+	_, err := b.h.Resize(t.Context(), v, volume.Range{Required: recordedSize})
 	handlers.WantError(t, err, volume.Unsupported, v, "sb1", "without an answer")
 	got := wire.take()
 	check.Require(t, len(got) == 1, "resize: %q", got)
@@ -247,14 +242,12 @@ func wantGoStats(t *testing.T, requests []string, device string) {
 	t.Helper()
 	check.Require(t, len(requests) == 1, "stats: %q", requests)
 	got := essence(t, requests[0])
-	target, err := url.ParseRequestURI(got.URI)
-	check.Must(t, err)
+	target := check.Value(url.ParseRequestURI(got.URI))(t)
 	query, err := url.ParseQuery(target.RawQuery)
 	check.Require(t, err == nil && len(query) == 1 && len(query["path"]) == 1, "the query %q: %v", target.RawQuery, err)
 	read, err := url.PathUnescape(query.Get("path"))
-	if got.Method != http.MethodGet || target.Path != "/direct-volume/stats" || read != device || err != nil || got.Body != nil {
-		t.Errorf("%+v is read as %q, %v", got, read, err)
-	}
+	check.That(t, got.Method == http.MethodGet && target.Path == "/direct-volume/stats" && read == device && err == nil && got.Body == nil,
+		"%+v is read as %q, %v", got, read, err)
 }
 
 // wantGoResize reads the request as serveVolumeResize does.
@@ -284,9 +277,8 @@ func essence(t *testing.T, raw string) essential {
 	if err == nil && len(body) > 0 {
 		err = json.Unmarshal(body, &e.Body)
 	}
-	if err != nil || int64(len(body)) != request.ContentLength {
-		t.Fatalf("a body of %d bytes, and the header says %d: %v", len(body), request.ContentLength, err)
-	}
+	check.Require(t, err == nil && int64(len(body)) == request.ContentLength,
+		"a body of %d bytes, and the header says %d: %v", len(body), request.ContentLength, err)
 	return e
 }
 

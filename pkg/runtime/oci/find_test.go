@@ -90,9 +90,7 @@ func TestByPath(t *testing.T) {
 	target := n.publish("a", "pod")
 	n.must(os.MkdirAll(target+"/b/c", 0o700))
 	m := n.find(bind(target, "ro"), "pod")
-	if m.Index != 1 || m.Destination != "/data" || m.Sub != "" || !m.ReadOnly || m.Guarded || m.Volume != abi.DirName(target) {
-		t.Fatalf("%+v", m)
-	}
+	check.Require(t, m.Index == 1 && m.Destination == "/data" && m.Sub == "" && m.ReadOnly && !m.Guarded && m.Volume == abi.DirName(target), "%+v", m)
 	m = n.find(bind(target+"/b/c"), "pod")
 	check.Require(t, m.Sub == "b/c" && !m.ReadOnly, "%+v", m)
 	m = n.find(bind(target, "rbind", "rro"), "pod")

@@ -41,9 +41,8 @@ func TestCRIRestartBetweenListingsIsNoticed(t *testing.T) {
 		fake.start()
 		before := fake.listings()
 		time.Sleep(5 * pollTime)
-		if fake.listings() < before+2 || !tracker.Ready() || told.has("gone sb-1") {
-			t.Errorf("%d listings; told: %q", fake.listings()-before, told.lines)
-		}
+		check.That(t, fake.listings() >= before+2 && tracker.Ready() && !told.has("gone sb-1"),
+			"%d listings; told: %q", fake.listings()-before, told.lines)
 	})
 }
 
@@ -111,9 +110,8 @@ func TestNotReadyMayLive(t *testing.T) {
 				time.Sleep(2 * pollTime)
 				asked := fake.statuses()
 				time.Sleep(2 * pollTime)
-				if !has(tracker, "pod-1")() || fake.statuses() != asked {
-					t.Errorf("pod-1 has %q; asked %d times more", tracker.OfPod("pod-1"), fake.statuses()-asked)
-				}
+				check.That(t, has(tracker, "pod-1")() && fake.statuses() == asked,
+					"pod-1 has %q; asked %d times more", tracker.OfPod("pod-1"), fake.statuses()-asked)
 			})
 		})
 	}

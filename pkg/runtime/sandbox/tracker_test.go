@@ -69,9 +69,8 @@ func TestRuntimeThatComesLater(t *testing.T) {
 		tracker, _ := track(t, f, Config{})
 		check.Eventually(t, "a cause", func() bool { return strings.Contains(tracker.LastError().Error(), "no such socket") })
 		_, err := tracker.Destinations(t.Context(), "sb-1", "/v")
-		if volume.KindOf(err) != volume.NoSandbox || !strings.Contains(err.Error(), "/run/fake.sock") || !strings.Contains(err.Error(), "sb-1") {
-			t.Errorf("got %v", err)
-		}
+		check.That(t, volume.KindOf(err) == volume.NoSandbox && strings.Contains(err.Error(), "/run/fake.sock") && strings.Contains(err.Error(), "sb-1"),
+			"got %v", err)
 		_, _, err = tracker.Mounting(t.Context(), "/v")
 		check.That(t, volume.KindOf(err) == volume.NoSandbox, "got %v", err)
 		f.put("sb-1", "pod-1")
@@ -109,8 +108,7 @@ func TestAnEmptyFirstAnswerIsDoubted(t *testing.T) {
 func TestDestinations(t *testing.T) {
 	onBoth(t, func(t *testing.T, f *fakeRuntime) {
 		// Kubelet's directory is a symbolic link.
-		dir, err := filepath.EvalSymlinks(t.TempDir())
-		check.Must(t, err)
+		dir := check.Value(filepath.EvalSymlinks(t.TempDir()))(t)
 		const below = "/pods/pod-1/volumes/v/mount"
 		source := dir + "/real" + below
 		check.Must(t, os.MkdirAll(source, 0o700))
