@@ -66,9 +66,7 @@ func TestMove(t *testing.T) {
 				write(t, filepath.Join(sys, hierarchy, "own/cgroup.procs"), "") // the kernel makes that
 			}
 			err := move(proc, 7, "own")
-			if (err == nil) != (c.failure == "") || err != nil && !strings.Contains(err.Error(), c.failure) {
-				t.Errorf("the error is %v", err)
-			}
+			check.That(t, (err == nil) == (c.failure == "") && (err == nil || strings.Contains(err.Error(), c.failure)), "the error is %v", err)
 			all, _ := filepath.Glob(sys + "/*/own")
 			var moved []string
 			for _, group := range all {

@@ -107,9 +107,7 @@ func TestWhileStill(t *testing.T) {
 	tries := 0
 	err := whileStill(t.Context(), see, func(context.Context, int) error { tries++; return errors.New("wrong") })
 	check.That(t, err != nil && tries >= 4, "%d tries: %v", tries, err)
-	if err := whileStill(t.Context(), see, func(context.Context, int) error { return nil }); err != nil {
-		t.Error(err)
-	}
+	check.Must(t, whileStill(t.Context(), see, func(context.Context, int) error { return nil }))
 }
 
 func probed(t *testing.T, words ...string) (string, error) {
@@ -125,18 +123,15 @@ func TestProbe(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "file")
 	for _, words := range [][]string{{"write", file, "a"}, {"write", file, "b", "c"}, {"mkdir", dir + "/sub"}, {"link", dir + "/link", "file"}} {
-		if _, err := probed(t, words...); err != nil {
-			t.Fatalf("%q: %v", words, err)
-		}
+		_, err := probed(t, words...)
+		check.Require(t, err == nil, "%q: %v", words, err)
 	}
-	if text, err := probed(t, "read", file); err != nil || text != "abc" {
-		t.Errorf("read: %q, %v", text, err)
-	}
-	if text, err := probed(t, "names", dir); err != nil || text != `["file","link","sub"]`+"\n" {
-		t.Errorf("names: %q, %v", text, err)
-	}
+	text, err := probed(t, "read", file)
+	check.That(t, err == nil && text == "abc", "read: %q, %v", text, err)
+	text, err = probed(t, "names", dir)
+	check.That(t, err == nil && text == `["file","link","sub"]`+"\n", "names: %q, %v", text, err)
 	var found map[string]seen
-	text, err := probed(t, "look", dir+"/link")
+	text, err = probed(t, "look", dir+"/link")
 	if err == nil {
 		err = json.Unmarshal([]byte(text), &found)
 	}
@@ -193,14 +188,12 @@ func TestUsage(t *testing.T) {
 	} {
 		var out, stderr bytes.Buffer
 		code := runCommand(t.Context(), strings.Fields(args), &printer.Printer{Out: &out}, &stderr)
-		if code != 2 || !strings.Contains(stderr.String(), wanted) || !strings.Contains(stderr.String(), "crust-conformance --help") {
-			t.Errorf("%s: status %d, %s", args, code, stderr.String())
-		}
+		check.That(t, code == 2 && strings.Contains(stderr.String(), wanted) && strings.Contains(stderr.String(), "crust-conformance --help"),
+			"%s: status %d, %s", args, code, stderr.String())
 	}
 	var out, stderr bytes.Buffer
-	if code := runCommand(t.Context(), []string{"--help"}, &printer.Printer{Out: &out}, &stderr); code != 0 || stderr.Len() > 0 {
-		t.Errorf("--help: status %d, %s", code, stderr.String())
-	}
+	code := runCommand(t.Context(), []string{"--help"}, &printer.Printer{Out: &out}, &stderr)
+	check.That(t, code == 0 && stderr.Len() == 0, "--help: status %d, %s", code, stderr.String())
 	check.Says(t, "--help", out.String(), "--runtime", "--runtime-arg", "--root", "--fs", "--dir", "--only", "--timeout", "--output")
 }
 

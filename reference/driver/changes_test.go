@@ -289,8 +289,7 @@ func wantAllocated(t *testing.T, client csi.SnapshotMetadataClient, id string) {
 		{id, 0, codes.OK}, {"", 0, codes.InvalidArgument}, {"snap-x", 0, codes.NotFound}, {volumeID("v"), 0, codes.NotFound},
 		{id, -1, codes.OutOfRange}, {id, 2*leastSize + 1, codes.OutOfRange},
 	} {
-		stream, err := client.GetMetadataAllocated(t.Context(), &csi.GetMetadataAllocatedRequest{SnapshotId: c.id, StartingOffset: c.from})
-		check.Must(t, err)
+		stream := check.Value(client.GetMetadataAllocated(t.Context(), &csi.GetMetadataAllocatedRequest{SnapshotId: c.id, StartingOffset: c.from}))(t)
 		reply, err := stream.Recv()
 		check.That(t, status.Code(err) == c.want, "%q from %d: %v", c.id, c.from, err)
 		if err == nil && (reply.GetVolumeCapacityBytes() != 2*leastSize || reply.GetBlockMetadataType() != csi.BlockMetadataType_VARIABLE_LENGTH ||
@@ -306,8 +305,7 @@ func TestOrderOfSnapshotsIsNotTheClocks(t *testing.T) {
 	config, conn, _ := start(t, func(c *Config) { c.CopyLimit = 1 << 30 })
 	first, later, _ := snapshots(t, conn, config.DataDir+"/images")
 	records := store{dir: config.DataDir + "/volumes"}
-	ahead, err := records.load(first)
-	check.Must(t, err)
+	ahead := check.Value(records.load(first))(t)
 	ahead.Created = time.Now().Add(time.Hour)
 	check.Must(t, records.save(ahead))
 	client := csi.NewSnapshotMetadataClient(conn)
@@ -321,8 +319,7 @@ func TestOrderOfSnapshotsIsNotTheClocks(t *testing.T) {
 	}
 	wantOrder(first, later)
 	controller := csi.NewControllerClient(conn)
-	_, err = controller.DeleteSnapshot(t.Context(), &csi.DeleteSnapshotRequest{SnapshotId: later})
-	check.Must(t, err)
+	check.Value(controller.DeleteSnapshot(t.Context(), &csi.DeleteSnapshotRequest{SnapshotId: later}))(t)
 	latest, err := controller.CreateSnapshot(t.Context(), &csi.CreateSnapshotRequest{Name: "latest", SourceVolumeId: volumeID("v")})
 	check.Must(t, err)
 	wantOrder(first, latest.GetSnapshot().GetSnapshotId())
@@ -330,8 +327,7 @@ func TestOrderOfSnapshotsIsNotTheClocks(t *testing.T) {
 
 // TestNobodyReadsAStream, and the driver stops all the same.
 func TestNobodyReadsAStream(t *testing.T) {
-	dir, err := os.MkdirTemp("", "cd")
-	check.Must(t, err)
+	dir := check.Value(os.MkdirTemp("", "cd"))(t)
 	defer func() { _ = os.RemoveAll(dir) }()
 	d, err := New(Config{
 		Endpoint: dir + "/csi.sock", DataDir: dir + "/data", FreezeLimit: time.Second, NodeID: "n", Name: DefaultName, Log: zap.NewNop(),
@@ -369,9 +365,8 @@ func manyRanges(t *testing.T, in *pool) {
 	const ranges = 10000
 	r := &record{Version: recordVersion, ID: "many", Capacity: 2 * ranges * block, Snapshot: &snapshot{}}
 	check.Must(t, in.provision(r, 0, func() error {
-		image, err := os.Create(in.image(r.ID))
-		check.Must(t, err)
-		err = image.Truncate(r.Capacity)
+		image := check.Value(os.Create(in.image(r.ID)))(t)
+		err := image.Truncate(r.Capacity)
 		for n := int64(0); n < ranges && err == nil; n++ {
 			_, err = image.WriteAt([]byte("x"), 2*n*block)
 		}

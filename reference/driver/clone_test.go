@@ -30,8 +30,7 @@ func sparse(t *testing.T, size int64, at ...int64) *os.File {
 	t.Cleanup(func() { _ = file.Close() })
 	check.Must(t, file.Truncate(size))
 	for i, offset := range at {
-		_, err := file.WriteAt(bytes.Repeat([]byte{byte(i + 1)}, 64<<10), offset)
-		check.Must(t, err)
+		check.Value(file.WriteAt(bytes.Repeat([]byte{byte(i + 1)}, 64<<10), offset))(t)
 	}
 	return file
 }
@@ -48,12 +47,9 @@ func TestCopyKeepsHoles(t *testing.T) {
 	const size = 64<<20 + 4096
 	from, to := sparse(t, size, 1<<20, 40<<20), sparse(t, 0)
 	told := int64(0)
-	copied, err := copySparse(t.Context(), to, from, func(n int64) { told = n })
-	check.Must(t, err)
+	copied := check.Value(copySparse(t.Context(), to, from, func(n int64) { told = n }))(t)
 	check.That(t, copied >= 128<<10 && copied <= 1<<20 && told == copied, "%d bytes were copied, and %d told", copied, told)
-	if blocks(t, to) > 2*blocks(t, from) {
-		t.Errorf("%d blocks instead of %d", blocks(t, to), blocks(t, from))
-	}
+	check.That(t, blocks(t, to) <= 2*blocks(t, from), "%d blocks instead of %d", blocks(t, to), blocks(t, from))
 	want := check.Value(os.ReadFile(from.Name()))(t)
 	got, err := os.ReadFile(to.Name())
 	check.That(t, err == nil && bytes.Equal(got, want), "another content in %d bytes: %v", len(got), err)
@@ -109,11 +105,10 @@ func TestCloneThatFailsLeavesNothing(t *testing.T) {
 	config, conn, _ := start(t, func(c *Config) { c.CopyLimit = 64 << 10 })
 	needsNoReflinks(t, config.DataDir)
 	controller := csi.NewControllerClient(conn)
-	original, err := created(t, controller, "original", source{})
-	check.Must(t, err)
+	original := check.Value(created(t, controller, "original", source{}))(t)
 	image := filepath.Join(config.DataDir, "images", fileName(original.GetVolumeId())+".img")
 	check.Must(t, os.WriteFile(image, make([]byte, 1<<20), 0o600))
-	_, err = created(t, controller, "clone", source{Volume: original.GetVolumeId()})
+	_, err := created(t, controller, "clone", source{Volume: original.GetVolumeId()})
 	check.That(t, status.Code(err) == codes.FailedPrecondition, "more than the limit was copied: %v", err)
 	for _, dir := range []string{"volumes", "images"} {
 		left, _ := os.ReadDir(filepath.Join(config.DataDir, dir))
@@ -125,12 +120,11 @@ func TestNoClonesWithoutReflinksAndLimit(t *testing.T) {
 	config, conn, _ := start(t, nil)
 	needsNoReflinks(t, config.DataDir)
 	controller := csi.NewControllerClient(conn)
-	reply, err := controller.ControllerGetCapabilities(t.Context(), &csi.ControllerGetCapabilitiesRequest{})
-	check.Must(t, err)
+	reply := check.Value(controller.ControllerGetCapabilities(t.Context(), &csi.ControllerGetCapabilitiesRequest{}))(t)
 	for _, one := range reply.GetCapabilities() {
 		check.That(t, one.GetRpc().GetType() != csi.ControllerServiceCapability_RPC_CLONE_VOLUME, "CLONE_VOLUME is reported")
 	}
-	_, err = created(t, controller, "clone", source{Volume: "v"})
+	_, err := created(t, controller, "clone", source{Volume: "v"})
 	check.That(t, status.Code(err) == codes.InvalidArgument, "%v", err)
 }
 

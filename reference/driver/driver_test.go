@@ -36,8 +36,7 @@ import (
 // start runs a driver; what it does without devices needs no root.
 func start(t *testing.T, change func(*Config)) (Config, *grpc.ClientConn, *bytes.Buffer) {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "cd") // unix socket paths are short
-	check.Must(t, err)
+	dir := check.Value(os.MkdirTemp("", "cd"))(t) // unix socket paths are short
 	log := &bytes.Buffer{}
 	config := Config{
 		Endpoint: "unix://" + dir + "/csi.sock", DataDir: dir + "/data", FreezeLimit: 2 * time.Second, NodeID: "n", Name: DefaultName,
@@ -54,9 +53,7 @@ func start(t *testing.T, change func(*Config)) (Config, *grpc.ClientConn, *bytes
 	t.Cleanup(func() {
 		_ = conn.Close()
 		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
+		check.Must(t, <-done)
 		_ = os.RemoveAll(dir)
 	})
 	return config, conn, log
@@ -92,8 +89,7 @@ func TestRegistersAsARegistrarDoes(t *testing.T) {
 	for _, registered := range []bool{false, true} {
 		conn := dial(t, socket)
 		client := registration.NewRegistrationClient(conn)
-		info, err := client.GetInfo(t.Context(), &registration.InfoRequest{})
-		check.Must(t, err)
+		info := check.Value(client.GetInfo(t.Context(), &registration.InfoRequest{}))(t)
 		if info.GetName() != config.Name || info.GetType() != registration.CSIPlugin || info.GetEndpoint() != config.KubeletEndpoint ||
 			len(info.GetSupportedVersions()) != 1 {
 			t.Errorf("%v", info)
@@ -101,10 +97,8 @@ func TestRegistersAsARegistrarDoes(t *testing.T) {
 		there := check.Value(os.Lstat(socket))(t)
 		seen = append(seen, there)
 		// The answer may be lost: refused, the driver ends the connection.
-		_, err = client.NotifyRegistrationStatus(t.Context(), &registration.RegistrationStatus{PluginRegistered: registered, Error: "why"})
-		if registered && err != nil {
-			t.Error(err)
-		}
+		_, err := client.NotifyRegistrationStatus(t.Context(), &registration.RegistrationStatus{PluginRegistered: registered, Error: "why"})
+		check.That(t, !registered || err == nil, "%v", err)
 		_ = conn.Close()
 		if !registered {
 			waitGone(t, socket)
@@ -176,12 +170,9 @@ func TestTopology(t *testing.T) {
 		})
 		return err
 	}
-	if err := create("n"); err != nil {
-		t.Error(err)
-	}
-	if err := create("other"); status.Code(err) != codes.ResourceExhausted {
-		t.Error(err)
-	}
+	check.Must(t, create("n"))
+	err := create("other")
+	check.That(t, status.Code(err) == codes.ResourceExhausted, "%v", err)
 	for node, some := range map[string]bool{"n": true, "other": false} {
 		reply, err := controller.GetCapacity(t.Context(), &csi.GetCapacityRequest{AccessibleTopology: &csi.Topology{
 			Segments: map[string]string{"topology." + DefaultName + "/node": node},
@@ -202,13 +193,11 @@ func alone(t *testing.T) Config {
 // TestOneDriverPerDataDirectory: a second one would remove what the first is making.
 func TestOneDriverPerDataDirectory(t *testing.T) {
 	config := alone(t)
-	d, err := New(config)
-	check.Must(t, err)
+	d := check.Value(New(config))(t)
 	half := &record{Version: recordVersion, ID: "half", Capacity: leastSize}
 	check.Must(t, d.node.pool.provision(half, 0, func() error {
-		if _, err := New(config); err == nil || !strings.Contains(err.Error(), "another crust-driver") {
-			t.Errorf("the second driver: %v", err)
-		}
+		_, err := New(config)
+		check.That(t, err != nil && strings.Contains(err.Error(), "another crust-driver"), "the second driver: %v", err)
 		return nil
 	}))
 	r, err := d.node.pool.store.load("half")
@@ -220,8 +209,7 @@ func TestOneDriverPerDataDirectory(t *testing.T) {
 
 func TestUnfinishedVolumesAreSweptUp(t *testing.T) {
 	config := alone(t)
-	d, err := New(config)
-	check.Must(t, err)
+	d := check.Value(New(config))(t)
 	half := &record{Version: recordVersion, ID: "half", Capacity: leastSize}
 	whole := &record{Version: recordVersion, ID: "whole", Capacity: leastSize}
 	for _, r := range []*record{half, whole} {
@@ -230,9 +218,7 @@ func TestUnfinishedVolumesAreSweptUp(t *testing.T) {
 	half.Ready = false
 	check.Must(t, d.node.pool.store.save(half))
 	d.release()
-	if d, err = New(config); err != nil {
-		t.Fatal(err)
-	}
+	d = check.Value(New(config))(t)
 	defer d.release()
 	r, err := d.node.pool.store.load("half")
 	check.That(t, r == nil && err == nil, "%v, %v", r, err)
@@ -248,8 +234,7 @@ func TestUnfinishedVolumesAreSweptUp(t *testing.T) {
 // TestAnUnfinishedVolumeThatStays: the driver serves the others.
 func TestAnUnfinishedVolumeThatStays(t *testing.T) {
 	config := alone(t)
-	d, err := New(config)
-	check.Must(t, err)
+	d := check.Value(New(config))(t)
 	for _, id := range []string{"stays", "whole"} {
 		check.Must(t, d.node.pool.provisionBlank(&record{Version: recordVersion, ID: id, Capacity: leastSize}))
 	}
@@ -261,8 +246,7 @@ func TestAnUnfinishedVolumeThatStays(t *testing.T) {
 	d.release()
 	d = check.Value(New(config))(t)
 	defer d.release()
-	_, err = d.node.pool.find("whole")
-	check.That(t, err == nil, "%v", err)
+	check.Value(d.node.pool.find("whole"))(t)
 }
 
 // TestLocks: of two, in both orders at once, and until the caller gives up. Volumes without a
@@ -285,12 +269,11 @@ func TestLocks(t *testing.T) {
 	check.Must(t, errors.Join(<-done, <-done, <-done))
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()
-	release, err := l.take(ctx, "v", "")
-	check.Must(t, err)
+	release := check.Value(l.take(ctx, "v", ""))(t)
 	defer release()
 	other := check.Value(l.take(ctx, "w", ""))(t)
 	other()
-	_, err = l.take(ctx, "v")
+	_, err := l.take(ctx, "v")
 	check.That(t, status.Code(err) == codes.Aborted, "%v", err)
 }
 
@@ -301,9 +284,8 @@ func TestMain(m *testing.M) {
 func TestSizesOnTheCommandLine(t *testing.T) {
 	for text, want := range map[string]int64{"1Gi": 1 << 30, "0": 0, "4096": 4096, "2G": 2e9} {
 		config, _, err := parse([]string{"--copy-limit", text, "--capacity", text}, io.Discard, io.Discard)
-		if err != nil || config.CopyLimit != want || config.Capacity != want {
-			t.Errorf("%s: %d and %d, %v", text, config.CopyLimit, config.Capacity, err)
-		}
+		check.That(t, err == nil && config.CopyLimit == want && config.Capacity == want,
+			"%s: %d and %d, %v", text, config.CopyLimit, config.Capacity, err)
 	}
 	config, _, err := parse(nil, io.Discard, io.Discard)
 	check.That(t, err == nil && config.CopyLimit == 1<<30 && config.Capacity == 0, "by default: %+v, %v", config, err)
@@ -365,9 +347,7 @@ func TestEphemeralSize(t *testing.T) {
 	for text, want := range map[string]int64{"": defaultSize, "1": leastSize, "5000001": 5001216, "1024Ti": mostSize, "1025Ti": 0, "9223372036854775806": 0} {
 		p := &publishing{id: "v", attributes: map[string]string{sizeKey: text}}
 		got, err := p.ephemeralSize()
-		if got != want || want == 0 && status.Code(err) != codes.OutOfRange {
-			t.Errorf("%q: %d, %v", text, got, err)
-		}
+		check.That(t, got == want && (want != 0 || status.Code(err) == codes.OutOfRange), "%q: %d, %v", text, got, err)
 	}
 }
 
@@ -378,8 +358,7 @@ func scrape(t *testing.T, socket string) string {
 		return new(net.Dialer).DialContext(ctx, "unix", socket)
 	}}
 	defer transport.CloseIdleConnections()
-	reply, err := (&http.Client{Transport: transport}).Get("http://driver/metrics")
-	check.Must(t, err)
+	reply := check.Value((&http.Client{Transport: transport}).Get("http://driver/metrics"))(t)
 	defer func() { _ = reply.Body.Close() }()
 	text := check.Value(io.ReadAll(reply.Body))(t)
 	return string(text)

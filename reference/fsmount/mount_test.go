@@ -12,9 +12,8 @@ import (
 
 func TestSplitOptions(t *testing.T) {
 	attrs, rest, err := splitOptions("btrfs", []string{"noatime", "nodev", "_netdev", "discard", "compress=zstd", "ro", "defaults"})
-	if err != nil || attrs != unix.MOUNT_ATTR_NOATIME|unix.MOUNT_ATTR_NODEV || !slices.Equal(rest, []string{"discard", "compress=zstd", "ro"}) {
-		t.Fatalf("%#x, %v, %v", attrs, rest, err)
-	}
+	check.Require(t, err == nil && attrs == unix.MOUNT_ATTR_NOATIME|unix.MOUNT_ATTR_NODEV && slices.Equal(rest, []string{"discard", "compress=zstd", "ro"}),
+		"%#x, %v, %v", attrs, rest, err)
 	// The last word on one thing counts, and relatime is what is meant without any.
 	for want, options := range map[int][]string{
 		unix.MOUNT_ATTR_STRICTATIME: {"noatime", "strictatime"},

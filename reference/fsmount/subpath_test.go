@@ -14,8 +14,7 @@ import (
 // descendIn opens a sub-directory and tells which one it is.
 func descendIn(t *testing.T, root, sub string) (string, error) {
 	t.Helper()
-	at, err := unix.Open(root, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	check.Must(t, err)
+	at := check.Value(unix.Open(root, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0))(t)
 	defer func() { _ = unix.Close(at) }()
 	fd, err := Descend(at, sub)
 	if err != nil {

@@ -53,24 +53,21 @@ func TestThawThatHangs(t *testing.T) {
 		if took := time.Since(began); took != thawTime || !slices.Equal(keys, []string{"key of a", "key of b"}) || next != nextTry {
 			t.Errorf("%q after %v, next after %v", keys, took, next)
 		}
-		if err == nil || !strings.Contains(err.Error(), "thaw hangs if its time is over: it hangs") || !strings.Contains(err.Error(), "thaw fails") {
-			t.Errorf("got %v", err)
-		}
+		check.That(t, err != nil && strings.Contains(err.Error(), "thaw hangs if its time is over: it hangs") && strings.Contains(err.Error(), "thaw fails"),
+			"got %v", err)
 	})
 }
 
 func TestRecordIsKeptLockedAndForgotten(t *testing.T) {
 	f, at := places(t)
-	first, err := lockRecord(at, "device-1-2", time.Second)
-	check.Must(t, err)
-	_, err = first.read()
+	first := check.Value(lockRecord(at, "device-1-2", time.Second))(t)
+	_, err := first.read()
 	check.That(t, errors.Is(err, fs.ErrNotExist), "a new record: %v", err)
 	want := state{Key: "key", Token: "token", Deadline: 5, Frozen: true, Watchdogs: []process.Process{{PID: 1, Start: 2}}}
 	check.Must(t, errors.Join(first.write(&state{Key: "before"}), first.write(&want)))
 	got, err := first.read()
-	if err != nil || got.Key != want.Key || got.Token != want.Token || !got.Frozen || got.Watchdogs[0] != want.Watchdogs[0] {
-		t.Errorf("%+v, %v", got, err)
-	}
+	check.That(t, err == nil && got.Key == want.Key && got.Token == want.Token && got.Frozen && got.Watchdogs[0] == want.Watchdogs[0],
+		"%+v, %v", got, err)
 	_, err = lockRecord(at, "device-1-2", 20*time.Millisecond)
 	check.That(t, errors.Is(err, errLocked), "a locked record: %v", err)
 	// Whoever waits gets a record of that name that is there.
@@ -169,9 +166,7 @@ func TestFilesystemsThatNameOtherDevices(t *testing.T) {
 			copy(image[btrfsStart+btrfsMagicAt:], btrfsMagic)
 			copy(image[c.at:], c.bytes)
 			err := oneDevice(bytes.NewReader(image), c.fsType)
-			if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
-				t.Errorf("%v", err)
-			}
+			check.That(t, (err == nil) == (c.want == "") && (err == nil || strings.Contains(err.Error(), c.want)), "%v", err)
 		})
 	}
 	check.That(t, oneDevice(bytes.NewReader(nil), "ext4") != nil, "a device that cannot be read is fine")
@@ -204,13 +199,11 @@ func TestUsageCountsAsDF(t *testing.T) {
 	got = usage(&fs)
 	check.That(t, len(got) == 1, "inodes of a filesystem that has none: %+v", got)
 	fs.Blocks, fs.Bfree, fs.Bavail = math.MaxUint64, math.MaxUint64, 1
-	if got := usage(&fs)[0]; got.Total != math.MaxInt64 || got.Used != 0 || got.Available != 512 {
-		t.Errorf("a huge one: %+v", got)
-	}
+	huge := usage(&fs)[0]
+	check.That(t, huge.Total == math.MaxInt64 && huge.Used == 0 && huge.Available == 512, "a huge one: %+v", huge)
 	fs.Blocks, fs.Bfree = 1, 2
-	if got := usage(&fs)[0]; got.Used != 0 {
-		t.Errorf("more free than there is: %+v", got)
-	}
+	got = usage(&fs)
+	check.That(t, got[0].Used == 0, "more free than there is: %+v", got)
 }
 
 func TestForgottenFreezeHidesNothing(t *testing.T) {
@@ -252,11 +245,9 @@ func TestGrowthIsNotCutOff(t *testing.T) {
 	})
 	cancel()
 	// Open for both, it waits for no reader: there may be none any more.
-	fifo, err := os.OpenFile(more, os.O_RDWR, 0)
-	check.Must(t, err)
+	fifo := check.Value(os.OpenFile(more, os.O_RDWR, 0))(t)
 	defer func() { _ = fifo.Close() }()
-	_, err = fifo.WriteString("\n")
-	check.Must(t, err)
+	check.Value(fifo.WriteString("\n"))(t)
 	check.Must(t, <-done)
 	is, err := os.ReadFile(device)
 	check.That(t, err == nil && strings.HasPrefix(string(is), "grown\n"), "resize2fs did not end its work: %.20q, %v", is, err)

@@ -133,9 +133,7 @@ func TestRemovableUnderContainers(t *testing.T) {
 			n := newNode(t)
 			c.add(n)
 			err := unused(n.proc, n.program)
-			if (err == nil) != (c.says == "") || err != nil && !strings.Contains(err.Error(), c.says) {
-				t.Errorf("it says %v, want %q", err, c.says)
-			}
+			check.That(t, (err == nil) == (c.says == "") && (err == nil || strings.Contains(err.Error(), c.says)), "it says %v, want %q", err, c.says)
 		})
 	}
 	check.That(t, unused(filepath.Join(t.TempDir(), "proc"), "/usr/bin/crust-runc") != nil, "removable where nothing can be told")

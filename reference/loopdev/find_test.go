@@ -6,6 +6,8 @@ import (
 	"testing/synctest"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 // TestDeviceThatIsBeingFreed: until the kernel has freed a device, it still names its backing, but does not answer.
@@ -37,9 +39,7 @@ func TestDeviceThatIsBeingFreed(t *testing.T) {
 				return nil, c.errs[looks-1]
 			}
 			info, err := bound(look, func() bool { return looks <= c.named })
-			if info != c.info || !errors.Is(err, c.err) {
-				t.Errorf("%s: %v, %v", name, info, err)
-			}
+			check.That(t, info == c.info && errors.Is(err, c.err), "%s: %v, %v", name, info, err)
 		})
 	}
 }

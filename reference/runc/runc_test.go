@@ -56,8 +56,7 @@ func newBecame(t *testing.T, program string, env []string, args ...string) *beca
 	t.Helper()
 	dir := t.TempDir()
 	check.Must(t, os.WriteFile(dir+"/runtime", []byte(tellingRuntime), 0o700)) //nolint:gosec // a program
-	raw, err := json.Marshal(map[string]string{"runtime": dir + "/runtime", "root": dir + "/crust"})
-	check.Must(t, err)
+	raw := check.Value(json.Marshal(map[string]string{"runtime": dir + "/runtime", "root": dir + "/crust"}))(t)
 	check.Must(t, os.WriteFile(dir+"/c.json", raw, 0o600))
 	b := &became{cmd: exec.Command(program, args...)}
 	b.cmd.Dir = dir
@@ -66,9 +65,8 @@ func newBecame(t *testing.T, program string, env []string, args ...string) *beca
 	b.cmd.Stdout, b.cmd.Stderr = &b.out, &b.stderr
 	extra := check.Value(os.CreateTemp(dir, "extra"))(t)
 	t.Cleanup(func() { _ = extra.Close() })
-	_, err = extra.WriteString("a third descriptor\n")
-	check.Must(t, err)
-	_, err = extra.Seek(0, 0)
+	check.Value(extra.WriteString("a third descriptor\n"))(t)
+	_, err := extra.Seek(0, 0)
 	check.Must(t, err)
 	b.cmd.ExtraFiles = []*os.File{extra}
 	return b
@@ -77,9 +75,8 @@ func newBecame(t *testing.T, program string, env []string, args ...string) *beca
 func (b *became) status(t *testing.T) syscall.WaitStatus {
 	t.Helper()
 	var exit *exec.ExitError
-	if err := b.cmd.Run(); !errors.As(err, &exit) {
-		t.Fatalf("it ended with: %v\n%s", err, &b.stderr)
-	}
+	err := b.cmd.Run()
+	check.Require(t, errors.As(err, &exit), "it ended with: %v\n%s", err, &b.stderr)
 	status, ok := exit.Sys().(syscall.WaitStatus)
 	check.Require(t, ok, "its end cannot be read: %v", exit)
 	return status
@@ -104,9 +101,8 @@ func TestBecomesRunc(t *testing.T) {
 		direct.cmd.Dir, direct.cmd.Env = b.cmd.Dir, b.cmd.Env
 		direct.status(t)
 		want := strings.ReplaceAll(direct.out.String(), strconv.Itoa(direct.cmd.Process.Pid), strconv.Itoa(b.cmd.Process.Pid))
-		if diff := cmp.Diff(want, b.out.String()); diff != "" || b.stderr.String() != direct.stderr.String() {
-			t.Errorf("%q: %s\n%s", args, diff, &b.stderr)
-		}
+		diff := cmp.Diff(want, b.out.String())
+		check.That(t, diff == "" && b.stderr.String() == direct.stderr.String(), "%q: %s\n%s", args, diff, &b.stderr)
 		for _, given := range append(args, "A=1", "EMPTY=", "input", "a third descriptor") {
 			check.That(t, strings.Contains(want, given), "%q: the runtime was not given %q", args, given)
 		}
@@ -134,10 +130,9 @@ func TestFailureIsToldInTheLog(t *testing.T) {
 	check.Must(t, os.WriteFile(b.cmd.Dir+"/c.json", []byte(`{"runtime":"/does/not/exist"}`), 0o600))
 	status := b.status(t)
 	check.That(t, status.ExitStatus() == 1, "it ended with %v", status)
-	raw, err := os.ReadFile(b.cmd.Dir + "/log.json")
-	check.Must(t, err)
+	raw := check.Value(os.ReadFile(b.cmd.Dir + "/log.json"))(t)
 	var line struct{ Level, Msg, Time string }
-	err = json.Unmarshal(raw, &line)
+	err := json.Unmarshal(raw, &line)
 	check.That(t, err == nil && line.Level == "error" && strings.Contains(line.Msg, "/does/not/exist") && line.Time != "", "%v: %s", err, raw)
 	check.That(t, strings.Contains(b.stderr.String(), line.Msg), "told: %s", &b.stderr)
 }
@@ -208,9 +203,8 @@ func TestExitStatus(t *testing.T) {
 		"no sandbox, resize": {[]string{"resize", target, "0", "0"}, abi.ExitNoSandbox, target},
 	} {
 		status, out, told := crust(t, root, c.args...)
-		if status != c.want || out != "" || !strings.Contains(told, c.told) || strings.Count(told, "\n") != 1 {
-			t.Errorf("%s: status %d, printed %q, told %q", name, status, out, told)
-		}
+		check.That(t, status == c.want && out == "" && strings.Contains(told, c.told) && strings.Count(told, "\n") == 1,
+			"%s: status %d, printed %q, told %q", name, status, out, told)
 	}
 	status, out, _ := crust(t, root, "help")
 	check.That(t, status == abi.ExitOK && strings.Contains(out, "stats  TARGET"), "help: %d, %q", status, out)
@@ -218,9 +212,8 @@ func TestExitStatus(t *testing.T) {
 		t.Errorf("nothing is frozen: %d, %q, %q", status, out, told)
 	}
 	check.Must(t, os.WriteFile(dir+"/"+abi.InfoName, []byte("?"), 0o600))
-	if status, _, told := crust(t, root, "stats", target); status != abi.ExitRefused || !strings.Contains(told, abi.InfoName) {
-		t.Errorf("a bad file: %d, %q", status, told)
-	}
+	status, _, told := crust(t, root, "stats", target)
+	check.That(t, status == abi.ExitRefused && strings.Contains(told, abi.InfoName), "a bad file: %d, %q", status, told)
 }
 
 func TestDeadSandboxesAreNotAsked(t *testing.T) {
@@ -256,14 +249,12 @@ func TestConfig(t *testing.T) {
 		cfg, err = read(t, bad)
 		check.That(t, err != nil, "%s: taken as %+v", bad, cfg)
 	}
-	if _, err := LoadConfig(func(string) string { return "/does/not/exist" }); err == nil {
-		t.Error("a configuration that was asked for and is not there was passed over")
-	}
+	_, err = LoadConfig(func(string) string { return "/does/not/exist" })
+	check.That(t, err != nil, "a configuration that was asked for and is not there was passed over")
 }
 
 func TestRuntimeIsNotItself(t *testing.T) {
-	self, err := os.Executable()
-	check.Must(t, err)
+	self := check.Value(os.Executable())(t)
 	link := filepath.Join(t.TempDir(), "runc")
 	check.Must(t, os.Symlink(self, link))
 	path, err := (Config{Runtime: link}).runtime()
@@ -319,24 +310,21 @@ func TestOwnersOfAVolumesFiles(t *testing.T) {
 				spec.Linux.Namespaces = []specs.LinuxNamespace{{Type: specs.MountNamespace}, {Type: specs.UserNamespace}}
 			}
 			err := checkMounts(runtime, spec, []*oci.Mount{{Index: 1, Destination: "/data"}})
-			if (err == nil) != (c.says == "") || err != nil && !strings.Contains(err.Error(), c.says) {
-				t.Errorf("it says %v, want %q", err, c.says)
-			}
+			check.That(t, (err == nil) == (c.says == "") && (err == nil || strings.Contains(err.Error(), c.says)), "it says %v, want %q", err, c.says)
 		})
 	}
 }
 
 func TestOptionsOfAMountAlone(t *testing.T) {
 	const spec = `{"mounts":[{"source":"/a"},{"source":"/b<c","options":["rbind","ro"],"later":{"n":1}}],"later":12345678901234567890}`
-	got, err := withOptions([]byte(spec), map[int][]string{1: {"rbind", "ro", "nosuid"}})
-	check.Must(t, err)
+	got := check.Value(withOptions([]byte(spec), map[int][]string{1: {"rbind", "ro", "nosuid"}}))(t)
 	const want = `{"mounts":[{"source":"/a"},{"source":"/b<c","options":["rbind","ro","nosuid"],"later":{"n":1}}],"later":12345678901234567890}`
 	var is, wanted any
 	check.Must(t, json.Unmarshal(got, &is))
 	check.Must(t, json.Unmarshal([]byte(want), &wanted))
 	check.That(t, reflect.DeepEqual(is, wanted), "%s", got)
 	for _, other := range []string{`{}`, `{"mounts":[]}`, `{"mounts":`} {
-		_, err = withOptions([]byte(other), map[int][]string{1: nil})
+		_, err := withOptions([]byte(other), map[int][]string{1: nil})
 		check.That(t, err != nil, "%s is taken", other)
 	}
 }

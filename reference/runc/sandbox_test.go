@@ -46,8 +46,7 @@ func containerdNotes(id, kind, pod string) map[string]string {
 }
 
 func TestSandboxProcess(t *testing.T) {
-	self, err := process.Of(os.Getpid())
-	check.Must(t, err)
+	self := check.Value(process.Of(os.Getpid()))(t)
 	root := t.TempDir()
 	asked := filepath.Join(root, "runc")
 	check.Must(t, os.WriteFile(asked, fmt.Appendf(nil, "#!/bin/sh\n[ \"$1 $2 $3\" = '--root %s state' ] || exit 1\n"+
@@ -71,9 +70,8 @@ func TestSandboxProcess(t *testing.T) {
 		"ended": "has ended", "nobody": "unknown", "../known": "id of a sandbox",
 	} {
 		p, err := sandboxProcess(asked, handler.Invocation{Root: root}, oci.Sandbox{ID: sandbox, PodUID: "pod"})
-		if want == "" && (err != nil || p != pause(self)) || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
-			t.Errorf("%s: %+v, %v", sandbox, p, err)
-		}
+		check.That(t, (want != "" || err == nil && p == pause(self)) && (want == "" || err != nil && strings.Contains(err.Error(), want)),
+			"%s: %+v, %v", sandbox, p, err)
 	}
 	// What is on record is not asked.
 	p, err := sandboxProcess("/does/not/exist", handler.Invocation{Root: root}, oci.Sandbox{ID: "known", PodUID: "pod"})
@@ -119,21 +117,18 @@ func TestOnlyThePodsOwnSandboxHoldsItsVolumes(t *testing.T) {
 		keep(t, root, name, fmt.Sprintf(`{"id":%q,"init_process_pid":%d,"init_process_start":%d,"config":{"labels":["bundle=%s"]}}`,
 			name, self.PID, self.Start, bundle))
 		_, err := sandboxProcess("/does/not/exist", handler.Invocation{Root: root}, oci.Sandbox{ID: name, PodUID: "pod"})
-		if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
-			t.Errorf("%s: %v", name, err)
-		}
+		check.That(t, (err == nil) == (c.want == "") && (err == nil || strings.Contains(err.Error(), c.want)), "%s: %v", name, err)
 	}
 }
 
 func TestPauseIsToldByItsStart(t *testing.T) {
-	found, err := process.Of(os.Getpid())
-	check.Must(t, err)
+	found := check.Value(process.Of(os.Getpid()))(t)
 	self := pause(found)
 	check.Require(t, !self.ended(), "this process does not live")
 	other := self
 	other.Start++
 	check.Require(t, other.ended() && (pause{}).ended(), "a process of another start is taken for the same")
-	_, err = other.open("x", abi.Info{})
+	_, err := other.open("x", abi.Info{})
 	check.Require(t, err != nil, "opened in a process of another start")
 }
 
@@ -217,19 +212,17 @@ func TestOnlyTheSandboxesUnstartedContainersEnd(t *testing.T) {
 	for _, args := range [][]string{{"--root", root, "delete", "sandbox"}, {"--root", root, "delete", "others"}, {"delete", "sandbox"}, {"--root", root, "delete"}} {
 		check.Must(t, endUnstarted(runc, handler.ParseArgs(args)))
 	}
-	asked, err := os.ReadFile(filepath.Join(root, "asked"))
-	check.Must(t, err)
+	asked := check.Value(os.ReadFile(filepath.Join(root, "asked")))(t)
 	want := "--root " + root + " delete --force mine\n"
 	check.That(t, string(asked) == want, "runc was asked %q, not %q", asked, want)
 	self := check.Value(process.Of(os.Getpid()))(t)
 	keep(t, root, "sandbox", fmt.Sprintf(`{"id":"sandbox","init_process_pid":%d,"init_process_start":%d,"config":{"labels":["bundle=/b"]}}`, self.PID, self.Start))
 	check.Must(t, os.Remove(filepath.Join(root, "asked")))
 	check.Must(t, endUnstarted(runc, handler.ParseArgs([]string{"--root", root, "delete", "sandbox"})))
-	_, err = os.Stat(filepath.Join(root, "asked"))
+	_, err := os.Stat(filepath.Join(root, "asked"))
 	check.That(t, err != nil, "the containers of a living sandbox, which runc does not delete, were ended")
 	check.Must(t, os.WriteFile(runc, []byte("#!/bin/sh\necho no >&2; exit 1\n"), 0o700)) //nolint:gosec // a program
 	err = endUnstarted(runc, handler.ParseArgs([]string{"--root", root, "delete", "--force", "sandbox"}))
-	if err == nil || !strings.Contains(err.Error(), "container mine") || !strings.Contains(err.Error(), "no") {
-		t.Errorf("what cannot be ended is told as %v", err)
-	}
+	check.That(t, err != nil && strings.Contains(err.Error(), "container mine") && strings.Contains(err.Error(), "no"),
+		"what cannot be ended is told as %v", err)
 }

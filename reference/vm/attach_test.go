@@ -16,15 +16,12 @@ import (
 // TestTerminalGoesToTheSocket: what a process writes to its terminal is read at the end that
 // the socket got.
 func TestTerminalGoesToTheSocket(t *testing.T) {
-	if _, err := sendTerminal(""); err == nil {
-		t.Error("without a socket there is a terminal")
-	}
+	_, err := sendTerminal("")
+	check.That(t, err != nil, "without a socket there is a terminal")
 	path := filepath.Join(t.TempDir(), "s")
-	if _, err := sendTerminal(path); err == nil {
-		t.Error("nobody listens, and there is a terminal")
-	}
-	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
-	check.Must(t, err)
+	_, err = sendTerminal(path)
+	check.That(t, err != nil, "nobody listens, and there is a terminal")
+	listener := check.Value(net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"}))(t)
 	defer func() { _ = listener.Close() }()
 	slave := check.Value(sendTerminal(path))(t)
 	defer func() { _ = slave.Close() }()
@@ -37,11 +34,8 @@ func TestTerminalGoesToTheSocket(t *testing.T) {
 	fds := check.Value(unix.ParseUnixRights(&messages[0]))(t)
 	master := os.NewFile(uintptr(fds[0]), "master")
 	defer func() { _ = master.Close() }()
-	if string(name[:n]) != slave.Name() || !strings.HasPrefix(slave.Name(), "/dev/pts/") {
-		t.Errorf("%q is the terminal %s", name[:n], slave.Name())
-	}
-	_, err = slave.WriteString("hello\n")
-	check.Must(t, err)
+	check.That(t, string(name[:n]) == slave.Name() && strings.HasPrefix(slave.Name(), "/dev/pts/"), "%q is the terminal %s", name[:n], slave.Name())
+	check.Value(slave.WriteString("hello\n"))(t)
 	line, err := bufio.NewReader(master).ReadString('\n')
 	check.That(t, err == nil && line == "hello\r\n", "%q, %v", line, err)
 }

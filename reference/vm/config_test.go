@@ -36,13 +36,10 @@ func TestMistakesInTheConfiguration(t *testing.T) {
 		`{"cpus":2} {"cpus":4}`:     "something follows its object",
 		`{"bootTimeoutSeconds":-1}`: "bootTimeoutSeconds",
 	} {
-		if cfg, err := read(t, content); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%s: %+v, %v", content, cfg, err)
-		}
+		cfg, err := read(t, content)
+		check.That(t, err != nil && strings.Contains(err.Error(), want), "%s: %+v, %v", content, cfg, err)
 	}
-	if _, err := read(t, `{"firstUser":4290772991}`); err != nil {
-		t.Error(err)
-	}
+	check.Value(read(t, `{"firstUser":4290772991}`))(t)
 }
 
 // TestKeysOfEarlierVersions are ignored, with a warning: a machine can be ended after an upgrade.
@@ -55,14 +52,12 @@ func TestKeysOfEarlierVersions(t *testing.T) {
 }
 
 func TestWhatIsNotInstalledIsNamed(t *testing.T) {
-	cfg, err := read(t, `{"kernel":"/","qemu":"/does/not/exist","virtiofsd":"/nor/this"}`)
-	check.Must(t, err)
+	cfg := check.Value(read(t, `{"kernel":"/","qemu":"/does/not/exist","virtiofsd":"/nor/this"}`))(t)
 	cfg.AgentProgram = cfg.Program
-	err = cfg.check()
+	err := cfg.check()
 	check.That(t, err != nil && strings.Contains(err.Error(), `set "qemu" in `+cfg.file) && strings.Contains(err.Error(), `/nor/this: `), "%v", err)
 	cfg.QEMU, cfg.Virtiofsd = "/", "/"
-	err = cfg.check()
-	check.That(t, err == nil, "%v", err)
+	check.Must(t, cfg.check())
 }
 
 func TestWhatANewcomerTypes(t *testing.T) {
@@ -79,8 +74,7 @@ func TestWhatANewcomerTypes(t *testing.T) {
 	} {
 		var out, told bytes.Buffer
 		code := Main(append([]string{"crust-vm"}, strings.Fields(words)...), &out, &told)
-		if code != want.code || !strings.Contains(out.String(), want.stdout) || !strings.Contains(told.String(), want.stderr) {
-			t.Errorf("%q: %d, %q, %q", words, code, out.String(), told.String())
-		}
+		check.That(t, code == want.code && strings.Contains(out.String(), want.stdout) && strings.Contains(told.String(), want.stderr),
+			"%q: %d, %q, %q", words, code, out.String(), told.String())
 	}
 }

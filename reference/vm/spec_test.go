@@ -66,9 +66,7 @@ func TestWhatAContainerCannotHave(t *testing.T) {
 		spec := testSpec()
 		change(spec)
 		err := checkSpec(spec, volume)
-		if (err == nil) != (word == "") || err != nil && !strings.Contains(err.Error(), word) {
-			t.Errorf("%q: %v", word, err)
-		}
+		check.That(t, (err == nil) == (word == "") && (err == nil || strings.Contains(err.Error(), word)), "%q: %v", word, err)
 	}
 }
 

@@ -62,14 +62,12 @@ func TestRecords(t *testing.T) {
 	r := &record{ID: "c1", Sandbox: "sb", Bundle: "/b", Process: process}
 	check.Must(t, os.Mkdir(string(cfg.sandbox("sb")), 0o700))
 	check.Must(t, cfg.writeRecord(r))
-	found, err := cfg.findRecord("c1")
-	check.Must(t, err)
+	found := check.Value(cfg.findRecord("c1"))(t)
 	check.That(t, *found == *r && found.status() == "created" && !found.isSandbox(), "%+v", found)
 	r.Started = true
 	check.Must(t, cfg.writeRecord(r))
-	if found, err = cfg.findRecord("c1"); err != nil || found.status() != "running" {
-		t.Errorf("%+v, %v", found, err)
-	}
+	found, err := cfg.findRecord("c1")
+	check.That(t, err == nil && found.status() == "running", "%+v, %v", found, err)
 	check.Must(t, cmd.Process.Kill())
 	check.Eventually(t, "it is stopped", func() bool { return found.status() == "stopped" })
 	check.Must(t, cfg.deleteRecord(r))
@@ -131,9 +129,8 @@ func TestRemoveAbandoned(t *testing.T) {
 			check.Must(t, cfg.writeRecord(r))
 			check.Must(t, cfg.removeAbandoned())
 			_, err := os.Stat(string(cfg.sandbox("sb")))
-			if supervisor.Lives() != c.stays || (err == nil) != c.stays {
-				t.Errorf("the supervisor lives: %v, its directory: %v", supervisor.Lives(), err)
-			}
+			check.That(t, supervisor.Lives() == c.stays && (err == nil) == c.stays,
+				"the supervisor lives: %v, its directory: %v", supervisor.Lives(), err)
 		})
 	}
 }

@@ -96,17 +96,15 @@ func TestAGuestThatKeepsAContainer(t *testing.T) { synctest.Test(t, guestKeepsAC
 
 func guestKeepsAContainer(t *testing.T) {
 	cfg := Config{StateDir: t.TempDir()} // whose hangTimeoutSeconds are over at once
-	self, err := process.Of(os.Getpid())
-	check.Must(t, err)
+	self := check.Value(process.Of(os.Getpid()))(t)
 	check.Must(t, os.MkdirAll(string(cfg.sandbox("pod")), 0o700))
 	check.Must(t, cfg.writeRecord(&record{ID: "stays", Sandbox: "pod", Process: self}))
 	guest := &wire.Client{ContainersService: liar{}}
 	s := &sandbox{cfg: cfg, id: "pod", dir: cfg.sandbox("pod"), share: cfg.sandbox("pod").share(), guest: guest, hung: make(chan error, 1)}
 	s.volumes = &volumes{sandbox: "pod", guest: guest, byName: make(map[string]*attachedVolume)}
 	c := &controlServer{ContainersService: guest, sandbox: s}
-	_, err = c.SignalProcess(t.Context(), &wire.SignalProcessRequest{Process: &wire.Process{Container: "stays"}, Signal: 9})
-	check.Must(t, err)
-	err = <-s.hung
+	check.Value(c.SignalProcess(t.Context(), &wire.SignalProcessRequest{Process: &wire.Process{Container: "stays"}, Signal: 9}))(t)
+	err := <-s.hung
 	check.That(t, errors.Is(err, errHung), "of a container that does not end: %v", err)
 	_, err = c.DeleteProcess(t.Context(), &wire.DeleteProcessRequest{Process: &wire.Process{Container: "stays"}})
 	check.That(t, err != nil, "the container was deleted")

@@ -313,9 +313,8 @@ func TestUsage(t *testing.T) {
 	} {
 		for word := range suites() {
 			var out bytes.Buffer
-			if code := Main(word, strings.Fields(c.args), &out, &out); code != c.code || !strings.Contains(out.String(), c.says) {
-				t.Errorf("%s %q: code %d\n%s", word, c.args, code, &out)
-			}
+			code := Main(word, strings.Fields(c.args), &out, &out)
+			check.That(t, code == c.code && strings.Contains(out.String(), c.says), "%s %q: code %d\n%s", word, c.args, code, &out)
 		}
 	}
 }

@@ -14,6 +14,7 @@ import (
 
 	handlerv1 "github.com/crust-proxy/crust-proxy/proto/crust/handler/v1"
 	"github.com/crust-proxy/crust-proxy/reference/handler"
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 // slow are volumes whose freeze takes longer than its caller waits.
@@ -39,9 +40,8 @@ func TestNobodyIsLeftToThaw(t *testing.T) {
 	defer cancel()
 	v := &slow{giveUp: func() {}}
 	s, req := &server{volumes: v}, &handlerv1.FreezeVolumeRequest{TargetPath: "/target", Timeout: durationpb.New(time.Minute)}
-	if _, err := s.FreezeVolume(ctx, req); err != nil || !slices.Equal(v.asked, []string{"freeze /target"}) {
-		t.Errorf("while the caller waits: %q, %v", v.asked, err)
-	}
+	_, err := s.FreezeVolume(ctx, req)
+	check.That(t, err == nil && slices.Equal(v.asked, []string{"freeze /target"}), "while the caller waits: %q, %v", v.asked, err)
 	v.asked, v.giveUp = nil, cancel
 	if _, err := s.FreezeVolume(ctx, req); !errors.Is(err, context.Canceled) || !slices.Equal(v.asked, []string{"freeze /target", "thaw /target"}) {
 		t.Errorf("after the caller has gone: %q, %v", v.asked, err)
@@ -69,22 +69,16 @@ func TestCallsThatHangAreBounded(t *testing.T) {
 		<-begun
 	}
 	done := func(context.Context, any) (any, error) { return nil, nil }
-	if err := ask(handlerv1.Handler_ResizeVolume_FullMethodName, "/hangs", done); status.Code(err) != codes.ResourceExhausted {
-		t.Errorf("one call more: %v", err)
-	}
-	if err := ask(handlerv1.Handler_ResizeVolume_FullMethodName, "/other", done); err != nil {
-		t.Errorf("another volume: %v", err)
-	}
-	if err := ask(handlerv1.Handler_ThawVolume_FullMethodName, "/hangs", done); err != nil {
-		t.Errorf("a thaw: %v", err)
-	}
+	err := ask(handlerv1.Handler_ResizeVolume_FullMethodName, "/hangs", done)
+	check.That(t, status.Code(err) == codes.ResourceExhausted, "one call more: %v", err)
+	err = ask(handlerv1.Handler_ResizeVolume_FullMethodName, "/other", done)
+	check.That(t, err == nil, "another volume: %v", err)
+	err = ask(handlerv1.Handler_ThawVolume_FullMethodName, "/hangs", done)
+	check.That(t, err == nil, "a thaw: %v", err)
 	close(hang)
 	for range maxCalls {
-		if err := <-ended; err != nil {
-			t.Error(err)
-		}
+		check.Must(t, <-ended)
 	}
-	if err := ask(handlerv1.Handler_GetVolumeStats_FullMethodName, "/hangs", done); err != nil || len(underWay.count) > 0 {
-		t.Errorf("after they have ended: %v; under way: %v", err, underWay.count)
-	}
+	err = ask(handlerv1.Handler_GetVolumeStats_FullMethodName, "/hangs", done)
+	check.That(t, err == nil && len(underWay.count) == 0, "after they have ended: %v; under way: %v", err, underWay.count)
 }

@@ -58,16 +58,14 @@ func TestMountPointsStayInTheRoot(t *testing.T) {
 	for link, to := range map[string]string{"up": "../../var", "absolute": "/var", "chain": "absolute/run", "dangling": "/nowhere/x"} {
 		check.Must(t, os.Symlink(to, filepath.Join(root, link)))
 	}
-	fd, err := sys.OpenDir(root)
-	check.Must(t, err)
+	fd := check.Value(sys.OpenDir(root))(t)
 	defer sys.CloseFD(fd)
 	for name, want := range map[string]string{
 		"/":          root,
 		"/var/run/a": root + "/var/run/a", "/absolute/x/y": root + "/var/x/y", "/chain/b": root + "/var/run/b",
 		"../../outside": root + "/outside", "/up/z": root + "/var/z", "/etc/file": root + "/etc/file",
 	} {
-		at, err := openMountPoint(fd, name, true)
-		check.Must(t, err)
+		at := check.Value(openMountPoint(fd, name, true))(t)
 		got, err := sys.PathOfFD(at)
 		check.That(t, err == nil && got == want, "%s is placed at %s, %v", name, got, err)
 		sys.CloseFD(at)
@@ -94,9 +92,8 @@ func TestCapabilities(t *testing.T) {
 		capability.BOUNDING: "chown, checkpoint_restore", capability.EFFECTIVE: "sys_admin", capability.AMBIENT: "audit_write",
 		capability.PERMITTED: "", capability.INHERITABLE: "",
 	} {
-		if got := got.StringCap(set); got != want {
-			t.Errorf("%v: %s", set, got)
-		}
+		got := got.StringCap(set)
+		check.That(t, got == want, "%v: %s", set, got)
 	}
 	got, err = parseCapabilities(nil)
 	check.That(t, err == nil && got.Empty(capability.BOUNDING) && got.Empty(capability.PERMITTED), "without any: %v, %v", got, err)
@@ -120,9 +117,8 @@ func TestNamespaces(t *testing.T) {
 		{ns: specs.LinuxNamespace{Type: specs.TimeNamespace}, code: codes.Unimplemented},
 	} {
 		got, err := newNamespaces(&specs.Spec{Linux: &specs.Linux{Namespaces: []specs.LinuxNamespace{c.ns}}})
-		if c.code != codes.OK && codeOf(err) != c.code || c.code == codes.OK && (err != nil || got != c.want|unix.CLONE_NEWNS|unix.CLONE_NEWPID) {
-			t.Errorf("%+v: %#x, %v", c.ns, got, err)
-		}
+		check.That(t, (c.code == codes.OK || codeOf(err) == c.code) && (c.code != codes.OK || err == nil && got == c.want|unix.CLONE_NEWNS|unix.CLONE_NEWPID),
+			"%+v: %#x, %v", c.ns, got, err)
 	}
 }
 
@@ -148,9 +144,8 @@ func TestVolumeAsOnTheHost(t *testing.T) {
 	group := uint32(4321)
 	info := infoOf(&wire.AddVolumeRequest{FsType: "xfs", Options: []string{"noatime", "ro"}, FsGroup: &group, GroupPolicy: "OnRootMismatch"}, "/dev/vdb")
 	gid, wanted, err := info.Group()
-	if err != nil || !wanted || gid != group || info.GroupPolicy() != "OnRootMismatch" || !info.ReadOnly() || info.Device != "/dev/vdb" || info.FSType != "xfs" {
-		t.Errorf("%+v: %d, %v, %v", info, gid, wanted, err)
-	}
+	check.That(t, err == nil && wanted && gid == group && info.GroupPolicy() == "OnRootMismatch" && info.ReadOnly() && info.Device == "/dev/vdb" && info.FSType == "xfs",
+		"%+v: %d, %v, %v", info, gid, wanted, err)
 	_, wanted, err = infoOf(&wire.AddVolumeRequest{}, "").Group()
 	check.That(t, err == nil && !wanted, "without a group: %v, %v", wanted, err)
 	v := newVolumes()
@@ -162,18 +157,16 @@ func TestVolumeAsOnTheHost(t *testing.T) {
 
 // TestProcessPipes: input and output of a process go by pipes with an end.
 func TestProcessPipes(t *testing.T) {
-	p, err := newProcess(false)
-	check.Must(t, err)
+	p := check.Value(newProcess(false))(t)
 	p.cmd.Path, p.cmd.Args = "/bin/sh", []string{"sh", "-c", "cat; exit 4"}
 	check.Must(t, p.start(&syscall.SysProcAttr{}))
 	ctx := context.Background()
 	for i := range 3 {
-		if n, err := p.write(ctx, []byte("line "+strconv.Itoa(i))); n != 6 || err != nil {
-			t.Errorf("%d bytes were written: %v", n, err)
-		}
+		n, err := p.write(ctx, []byte("line "+strconv.Itoa(i)))
+		check.That(t, n == 6 && err == nil, "%d bytes were written: %v", n, err)
 	}
 	check.Must(t, errors.Join(p.closeInput(), p.closeInput()))
-	_, err = p.write(ctx, []byte("x"))
+	_, err := p.write(ctx, []byte("x"))
 	check.That(t, codeOf(err) == codes.FailedPrecondition, "written after the end: %v", err)
 	var all []byte
 	for {
@@ -195,8 +188,7 @@ func TestProcessPipes(t *testing.T) {
 
 // TestInputThatNobodyReads comes back after a while, with what was taken.
 func TestInputThatNobodyReads(t *testing.T) {
-	p, err := newProcess(false)
-	check.Must(t, err)
+	p := check.Value(newProcess(false))(t)
 	p.cmd.Path, p.cmd.Args = "/bin/sh", []string{"sh", "-c", "sleep 100"}
 	check.Must(t, p.start(&syscall.SysProcAttr{}))
 	defer p.end(context.Background())

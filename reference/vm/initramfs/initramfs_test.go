@@ -94,8 +94,7 @@ func TestBuildOnce(t *testing.T) {
 		return path
 	}
 	first := build("one")
-	before, err := os.Stat(first)
-	check.Must(t, err)
+	before := check.Value(os.Stat(first))(t)
 	again := build("one")
 	check.That(t, again == first, "the same is built twice: %s, %s", first, again)
 	after, err := os.Stat(first)
@@ -104,9 +103,8 @@ func TestBuildOnce(t *testing.T) {
 	check.That(t, other != first, "another program has the same archive")
 	// One that was cut off is made anew.
 	check.Must(t, os.Truncate(first, 10))
-	if build("one"); os.Truncate(first, before.Size()) != nil {
-		t.Error("the archive is gone")
-	}
+	build("one")
+	check.That(t, os.Truncate(first, before.Size()) == nil, "the archive is gone")
 	all, err := os.ReadDir(cache)
 	check.That(t, err == nil && len(all) == 2, "left: %v, %v", all, err)
 }
@@ -124,8 +122,7 @@ func TestKernelsThatWillNotDo(t *testing.T) {
 		_, _, err := Build(dir, program, t.TempDir())
 		check.That(t, err != nil && strings.Contains(err.Error(), want), "%s: %v", want, err)
 	}
-	known, err := kernel{modules: poor + "/lib/modules/6.1"}.table()
-	check.Must(t, err)
-	_, err = known.order([]string{"xfs"})
+	known := check.Value(kernel{modules: poor + "/lib/modules/6.1"}.table())(t)
+	_, err := known.order([]string{"xfs"})
 	check.That(t, errors.Is(err, errNoModule), "a module that is not there: %v", err)
 }

@@ -19,9 +19,7 @@ func needs(t *testing.T, has bool, what string) {
 	if has {
 		return
 	}
-	if os.Getenv("CI") == "true" {
-		t.Fatal("it takes " + what)
-	}
+	check.Require(t, os.Getenv("CI") != "true", "%v", "it takes "+what)
 	t.Skip("it takes " + what)
 }
 
@@ -55,7 +53,5 @@ func TestAQEMUThatEndsAtOnce(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
 	_, err := Start(ctx, Config{Program: "/bin/false", Virtiofsd: "/bin/false", Kernel: file, Initramfs: file, User: 1_900_000_000, Dir: t.TempDir()})
-	if err == nil || ctx.Err() != nil || !strings.Contains(err.Error(), "exit status 1") {
-		t.Errorf("%v, %v", err, ctx.Err())
-	}
+	check.That(t, err != nil && ctx.Err() == nil && strings.Contains(err.Error(), "exit status 1"), "%v, %v", err, ctx.Err())
 }

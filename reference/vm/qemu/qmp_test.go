@@ -78,9 +78,8 @@ func TestWhatQEMUSays(t *testing.T) {
 				ctx = shortly(t)
 			}
 			err := q.execute(ctx, "stop", nil, nil)
-			if (err == nil) != (c.want == "") || err != nil && (!strings.Contains(err.Error(), c.want) || len(err.Error()) > 400) {
-				t.Fatalf("%v", err)
-			}
+			check.Require(t, (err == nil) == (c.want == "") && (err == nil || strings.Contains(err.Error(), c.want) && len(err.Error()) <= 400),
+				"%v", err)
 		})
 	}
 }
@@ -98,8 +97,7 @@ func TestADeviceIsGoneWhenQEMUSaysSo(t *testing.T) {
 	q, conn := played(t)
 	gone := q.deleted("disk-a")
 	for _, text := range []string{`{"event":"DEVICE_DELETED","data":{"path":"/x"}}`, `{"event":"DEVICE_DELETED","data":{"device":"disk-b"}}`} {
-		_, err := conn.Write([]byte(text + "\n"))
-		check.Must(t, err)
+		check.Value(conn.Write([]byte(text + "\n")))(t)
 	}
 	answers(t, conn, `{"return":{},"id":ID}`+"\n")
 	check.Must(t, q.execute(soon(t), "query", nil, nil))
@@ -108,8 +106,7 @@ func TestADeviceIsGoneWhenQEMUSaysSo(t *testing.T) {
 		t.Fatal("another device is taken for it")
 	default:
 	}
-	_, err := conn.Write([]byte(`{"event":"DEVICE_DELETED","data":{"device":"disk-a"}}` + "\n"))
-	check.Must(t, err)
+	check.Value(conn.Write([]byte(`{"event":"DEVICE_DELETED","data":{"device":"disk-a"}}` + "\n")))(t)
 	select {
 	case <-gone:
 	case <-soon(t).Done():
@@ -123,7 +120,6 @@ func TestTailKeepsTheLast(t *testing.T) {
 		_, _ = tail.Write([]byte("0123456789"))
 	}
 	_, _ = tail.Write([]byte("\x1b[31mpanic\x00\n"))
-	if text := tail.String(); len(text) > tailSize || !strings.HasSuffix(text, "9[31mpanic\n") {
-		t.Errorf("%d bytes, the last are %q", len(text), text[len(text)-20:])
-	}
+	text := tail.String()
+	check.That(t, len(text) <= tailSize && strings.HasSuffix(text, "9[31mpanic\n"), "%d bytes, the last are %q", len(text), text[len(text)-20:])
 }

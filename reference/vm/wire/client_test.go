@@ -268,8 +268,7 @@ func TestFramesThatBreakTheWire(t *testing.T) {
 			defer cancel()
 			blocked := make(chan error, 1)
 			go func() { blocked <- ping(ctx, c) }()
-			_, err := io.ReadFull(guest, make([]byte, headerSize)) // it has been asked
-			check.Must(t, err)
+			check.Value(io.ReadFull(guest, make([]byte, headerSize)))(t) // it has been asked
 			go func() { _, _ = guest.Write(sent); _, _ = io.Copy(io.Discard, guest) }()
 			select {
 			case <-c.Done():
@@ -309,9 +308,8 @@ func TestDeathOfTheGuest(t *testing.T) {
 	for _, one := range questions {
 		go func() { ended <- one(t.Context(), c) }()
 	}
-	_, err := io.ReadFull(guest, make([]byte, headerSize))
-	check.Must(t, err)
-	_, err = guest.Write(frame(1, typeResponse, make([]byte, 100))[:50])
+	check.Value(io.ReadFull(guest, make([]byte, headerSize)))(t)
+	_, err := guest.Write(frame(1, typeResponse, make([]byte, 100))[:50])
 	check.Must(t, err)
 	check.Must(t, guest.Close())
 	for range questions {
@@ -420,9 +418,8 @@ func TestEveryCallIsBoundedOrBlocks(t *testing.T) {
 			_, bounded := deadlines[name]
 			check.That(t, bounded != slices.Contains(blocking, name), "%s has no deadline, or has one and blocks", name)
 			// Whatever an answer says has to be checked.
-			if says := methods.Get(j).Output().Fields().Len() > 0; says && checks[name] == nil {
-				t.Errorf("the answers to %s are not checked", name)
-			}
+			says := methods.Get(j).Output().Fields().Len() > 0
+			check.That(t, !says || checks[name] != nil, "the answers to %s are not checked", name)
 			check.That(t, !methods.Get(j).IsStreamingServer() && !methods.Get(j).IsStreamingClient(), "%s streams", name)
 		}
 	}

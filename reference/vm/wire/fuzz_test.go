@@ -32,9 +32,7 @@ func FuzzFrames(f *testing.F) {
 			err = g.in.follow(rest[:n])
 			rest = rest[n:]
 		}
-		if whole != (err == nil) || err != nil && !errors.Is(err, ErrBroken) {
-			t.Fatalf("whole: %v, and the follower says %v", whole, err)
-		}
+		check.Require(t, whole == (err == nil) && (err == nil || errors.Is(err, ErrBroken)), "whole: %v, and the follower says %v", whole, err)
 		taken := len(asked) - len(g.pending)
 		check.Require(t, taken == wanted, "%d answers were let through, and %d are right", taken, wanted)
 	})
