@@ -60,15 +60,19 @@ func (a *attempt) again(ctx context.Context, known *entry) (*volume.Volume, erro
 	rec.Driver = cmp.Or(rec.Driver, was.Driver)
 	rec.DeviceWasReadOnly, rec.MadeTarget = was.DeviceWasReadOnly, was.MadeTarget
 	err := a.check(&rec.Volume)
+	fresh := was.Device.Kind == "" && !a.b.claims.MayHave(rec.claim()) // another device may be the volume's
 	switch {
 	case err != nil:
-	case was.Device.Kind == "" && !a.b.claims.MayHave(rec.claim()): // another one may be the volume's
+	case fresh:
 		err = a.claim(ctx, rec)
 	default:
 		err = a.b.claims.Reclaim(ctx, rec.claim())
 	}
-	if err == nil {
-		err = a.b.store.put(rec)
+	if err != nil {
+		return nil, err
+	}
+	if err = a.b.store.put(rec); err != nil && fresh {
+		err = errors.Join(err, a.b.claims.Release(rec.claim(), nil)) // the table does not know whose device it is
 	}
 	if err != nil {
 		return nil, err

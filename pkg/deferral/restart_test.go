@@ -269,7 +269,14 @@ func TestLostRecord(t *testing.T) {
 			s.wants(err, volume.Busy, fails.Error())
 			s.is("volumes")
 		}
-		s.fail, s.said = nil, nil
+		s.fail = nil
+		records := filepath.Join(s.b.cfg.StateDir, volumesDir)
+		check.Must(t, os.Rename(records, records+".away"))
+		_, err = s.b.Defer(t.Context(), s.asked())
+		s.wants(err, volume.Busy, "cannot be written")
+		check.Must(t, os.Rename(records+".away", records))
+		s.is("volumes")
+		s.said = nil
 		check.Value(s.b.Defer(t.Context(), s.asked()))(t)
 		s.saw("check volumes", "free claimed volumes", "guard claimed volumes", "publish claimed volumes")
 		s.is("claimed volumes")

@@ -201,8 +201,11 @@ func (t *table) notFinal(target string, keyOf func(target string) (volume.Key, e
 	case volume.Busy, volume.Timeout, volume.Canceled, volume.Exhausted, volume.NoSandbox, volume.Conflict:
 		return err
 	}
-	if key, unknown := keyOf(target); t.has(key) || unknown != nil && volume.KindOf(unknown) != volume.Invalid {
+	switch key, unknown := keyOf(target); {
+	case t.has(key):
 		return volume.Errorf(volume.Busy, "%w; the volume stays as an earlier call has left it", err)
+	case unknown != nil && volume.KindOf(unknown) != volume.Invalid:
+		return volume.Errorf(volume.Busy, "%w; it is not known whether an earlier call has left the volume", err)
 	}
 	return err
 }

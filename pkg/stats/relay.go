@@ -72,7 +72,7 @@ type Relay struct {
 	flights map[volume.Key]*flight
 	known   map[volume.Key]Known
 	growing map[volume.Key]*int // how many growths of a volume are under way
-	hung    map[volume.Key]bool // volumes with a request that was left behind; also those that were forgotten
+	hung    map[volume.Key]int  // how many requests of a volume were left behind; also of those that were forgotten
 	// asked is called after every request; it may be nil.
 	asked func(v *volume.Volume, call string, took time.Duration, err error)
 }
@@ -91,7 +91,7 @@ type flight struct {
 // New makes a relay. It calls asked, which may be nil, after every request to a
 // sandbox.
 func New(limits Limits, asked func(v *volume.Volume, call string, took time.Duration, err error)) *Relay {
-	r := &Relay{asked: asked, flights: make(map[volume.Key]*flight), known: make(map[volume.Key]Known), growing: make(map[volume.Key]*int), hung: make(map[volume.Key]bool)}
+	r := &Relay{asked: asked, flights: make(map[volume.Key]*flight), known: make(map[volume.Key]Known), growing: make(map[volume.Key]*int), hung: make(map[volume.Key]int)}
 	r.SetLimits(limits)
 	return r
 }
@@ -161,7 +161,7 @@ const leaveTime = time.Second
 // keeps its slot, which bounds the threads, and its volume is not asked again until it returns, so that it costs one slot.
 func (r *Relay) ask(ctx context.Context, slots *slots, v *volume.Volume, request func() error) error {
 	r.mu.Lock()
-	hangs := r.hung[v.Key]
+	hangs := r.hung[v.Key] > 0
 	r.mu.Unlock()
 	if hangs {
 		return hangError(volume.Timeout, v)
@@ -171,7 +171,10 @@ func (r *Relay) ask(ctx context.Context, slots *slots, v *volume.Volume, request
 		err := slots.run(ctx, v, request)
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		if out <- err; left {
+		if out <- err; !left {
+			return
+		}
+		if r.hung[v.Key]--; r.hung[v.Key] == 0 {
 			delete(r.hung, v.Key)
 		}
 	}()
@@ -190,7 +193,8 @@ func (r *Relay) ask(ctx context.Context, slots *slots, v *volume.Volume, request
 	if len(out) > 0 { // it has just returned
 		return <-out
 	}
-	left, r.hung[v.Key] = true, true
+	left = true
+	r.hung[v.Key]++
 	return hangError(volume.ContextKind(ctx.Err()), v)
 }
 

@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/rig"
 	"github.com/crust-proxy/crust-proxy/test/rig/fuse"
@@ -176,4 +177,23 @@ func TestForeignMountThatHangs(t *testing.T) {
 	case <-time.After(5 * time.Second):
 		t.Error("it hangs")
 	}
+}
+
+// TestMountTableIsFollowed: what is mounted is known again after each change.
+func TestMountTableIsFollowed(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "with a space#")
+	check.Must(t, os.Mkdir(dir, 0o700))
+	on := func(want bool) {
+		t.Helper()
+		time.Sleep(20 * time.Millisecond) // a poller that took the news of the change would have had it by now
+		fsType, err := sys.TypeAt(filepath.Join(dir, "below"))
+		check.That(t, err == nil && (fsType == "ramfs") == want, "of type %q, %v", fsType, err)
+	}
+	for range 3 {
+		on(false)
+		check.Must(t, unix.Mount("none", dir, "ramfs", 0, ""))
+		on(true)
+		check.Must(t, unix.Unmount(dir, 0))
+	}
+	on(false)
 }

@@ -21,6 +21,8 @@ import (
 func (s *session) register(ctx context.Context, front *served) {
 	times := s.registry.times
 	defer s.withdraw(front)
+	var standing *offer // it serves until the next one listens
+	defer func() { standing.end() }()
 	for wait := times.away; ctx.Err() == nil; {
 		if !s.answers(ctx, front) {
 			sys.Sleep(ctx, times.rescan)
@@ -32,16 +34,19 @@ func (s *session) register(ctx context.Context, front *served) {
 			sys.Sleep(ctx, times.rescan)
 			continue
 		}
+		standing.end()
+		standing = offer
 		refused := s.awaitKubelet(ctx, offer, front)
 		if refused && ctx.Err() == nil {
 			_ = os.Remove(offer.path) // kubelet has not registered it
 		}
-		offer.end()
 		if !refused {
 			wait = times.away
 			sys.Sleep(ctx, wait)
 			continue
 		}
+		standing.end()
+		standing = nil
 		s.pause(ctx, wait)
 		wait = min(2*wait, times.lastRefusal)
 	}
@@ -239,7 +244,11 @@ func (o *offer) NotifyRegistrationStatus(
 
 func (o *offer) stands() bool { return idAt(o.path) == o.id }
 
+// end may be called of none.
 func (o *offer) end() {
+	if o == nil {
+		return
+	}
 	o.server.Stop()
 	<-o.ended
 }

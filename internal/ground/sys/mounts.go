@@ -57,10 +57,10 @@ func IsRemote(path string) (bool, error) {
 }
 
 // mounted is the type of each mounted filesystem, by its mount point. The table tells when it has changed, so that it
-// is not read for each path.
+// is not read for each path. It tells each open file once: Go's poller, which has all files of os, would take the news.
 var mounted struct {
 	sync.Mutex
-	table *os.File
+	table int // a descriptor, if there are types
 	types map[string]string
 }
 
@@ -68,23 +68,22 @@ var mounted struct {
 func TypeAt(at string) (string, error) {
 	mounted.Lock()
 	defer mounted.Unlock()
-	if mounted.table == nil {
-		table, err := os.Open(MountTable)
-		if err != nil {
+	changed := mounted.types == nil
+	if changed {
+		var err error
+		if mounted.table, err = unix.Open(MountTable, unix.O_RDONLY|unix.O_CLOEXEC, 0); err != nil {
 			return "", err
 		}
-		mounted.table = table
+	} else {
+		asked := []unix.PollFd{{Fd: int32(mounted.table), Events: unix.POLLPRI}} //nolint:gosec // a descriptor
+		_, err := unix.Poll(asked, 0)
+		changed = err != nil || asked[0].Revents != 0
 	}
-	asked := []unix.PollFd{{Fd: int32(mounted.table.Fd()), Events: unix.POLLPRI}} //nolint:gosec // a descriptor
-	if _, err := unix.Poll(asked, 0); err != nil || asked[0].Revents != 0 || mounted.types == nil {
-		mounted.types = nil
-		mounts, err := Mounts(context.Background(), MountTable, func(string) bool { return true })
-		if err != nil {
+	if changed {
+		types, err := mountTypes()
+		if mounted.types = types; err != nil {
+			CloseFD(mounted.table)
 			return "", err
-		}
-		mounted.types = make(map[string]string, len(mounts))
-		for _, m := range mounts {
-			mounted.types[m.Mountpoint] = m.FSType // the later one is on top
 		}
 	}
 	for at = path.Clean(at); mounted.types[at] == "" && len(at) > 1; {
@@ -92,6 +91,25 @@ func TypeAt(at string) (string, error) {
 	}
 	return mounted.types[at], nil
 }
+
+// mountTypes parses no more of a line than it needs, as Mounts.
+func mountTypes() (types map[string]string, err error) {
+	types = make(map[string]string)
+	_, err = Mounts(context.Background(), MountTable, func(line string) bool {
+		mount, filesystem, _ := strings.Cut(line, " - ")
+		of, fsType := strings.Fields(mount), strings.Fields(filesystem)
+		if len(of) > 4 && len(fsType) > 0 {
+			types[strings.Clone(escapedInTable.Replace(of[4]))] = strings.Clone(fsType[0]) // the later one is on top
+		}
+		return false
+	})
+	if err != nil {
+		return nil, err
+	}
+	return types, nil
+}
+
+var escapedInTable = strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\043`, "#", `\134`, `\`)
 
 // DeviceOfMount returns the third field of a line of a mount table, the device number "major:minor".
 func DeviceOfMount(line string) string {
