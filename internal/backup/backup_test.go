@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/hex"
-	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -217,10 +216,8 @@ func TestResume(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	job := r.job("snap", "", ranges)
 	job.Snapshot, job.Blocks = "whole", named(8*mib, ranges, len(ranges)/2, cancel)
-	_, err = job.Run(ctx)
-	check.Require(t, errors.Is(err, context.Canceled), "%v", err)
-	_, err = os.Stat(r.path("snap"))
-	check.That(t, err != nil, "the file has its name already")
+	check.Is(t, check.Err(job.Run(ctx)), context.Canceled)
+	check.Fails(t, check.Err(os.Stat(r.path("snap")))) // or the file has its name already
 	job.Blocks = named(8*mib, ranges, -1, nil)
 	got, err := job.Run(t.Context())
 	r.must(err)
@@ -294,8 +291,7 @@ func TestBackupRefuses(t *testing.T) {
 		_ = os.Remove(job.File + ".part")
 	}
 	r.must(os.WriteFile(r.path("torn"), []byte("CRUSTBK1"), 0o600))
-	_, err := backup.ReadBase(r.path("torn"))
-	check.That(t, err != nil && strings.Contains(err.Error(), "not completed"), "%v", err)
+	check.Fails(t, check.Err(backup.ReadBase(r.path("torn"))), "not completed")
 }
 
 // TestRestoreResumes restores to what restores that were killed have left.
@@ -338,8 +334,7 @@ func TestRestoreLeavesAForeignPart(t *testing.T) {
 	r.three()
 	for _, has := range []string{"my dissertation", strings.Repeat("x", 4*mib+1)} {
 		r.must(os.WriteFile(r.path("restored.part"), []byte(has), 0o600))
-		err := r.restore(r.path("restored"), "full")
-		check.That(t, err != nil && strings.Contains(err.Error(), "no restore of it has left that"), "%v", err)
+		check.Fails(t, r.restore(r.path("restored"), "full"), "no restore of it has left that")
 		is, err := os.ReadFile(r.path("restored.part"))
 		check.That(t, err == nil && string(is) == has, "it has %d bytes now: %v", len(is), err)
 	}
@@ -359,12 +354,10 @@ func TestRestoreRefuses(t *testing.T) {
 		err := r.restore(r.path("restored"), names...)
 		check.That(t, err != nil && strings.Contains(err.Error(), text), "%v: %v", names, err)
 	}
-	err := r.restore(r.path("other"), "full")
-	check.That(t, errors.Is(err, backup.ErrExists), "%v", err)
+	check.Is(t, r.restore(r.path("other"), "full"), backup.ErrExists)
 	left, _ := filepath.Glob(r.path("restored*"))
 	check.That(t, len(left) == 0, "left: %v", left)
-	err = r.restore("/dev/crust-nothing", "full")
-	check.That(t, err != nil && strings.Contains(err.Error(), "there is no device /dev/crust-nothing"), "a device that is not there: %v", err)
+	check.Fails(t, r.restore("/dev/crust-nothing", "full"), "there is no device /dev/crust-nothing") // a device that is not there
 }
 
 // TestDamage changes a bit of a file, or cuts it off, anywhere.

@@ -50,14 +50,12 @@ func TestNamesWithoutRename(t *testing.T) {
 	cannot := func(string, string) error { return unix.EINVAL }
 	check.Must(t, os.WriteFile(part, []byte("new"), 0o600))
 	check.Must(t, os.WriteFile(name, []byte("old"), 0o600))
-	err := giveName(part, name, cannot)
-	check.That(t, errors.Is(err, fs.ErrExist), "the name is taken: %v", err)
+	check.Is(t, giveName(part, name, cannot), fs.ErrExist)
 	is, err := os.ReadFile(name)
 	check.That(t, err == nil && string(is) == "old", "the file that was there before has %q, %v", is, err)
 	check.Must(t, os.Remove(name))
 	check.Must(t, giveName(part, name, cannot))
 	is, err = os.ReadFile(name)
 	check.That(t, err == nil && string(is) == "new", "the new file has %q, %v", is, err)
-	_, err = os.Lstat(part)
-	check.That(t, errors.Is(err, fs.ErrNotExist), "the old name: %v", err)
+	check.Is(t, check.Err(os.Lstat(part)), fs.ErrNotExist) // the old name
 }

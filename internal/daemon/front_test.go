@@ -32,8 +32,7 @@ func TestRootOfANewFilesystem(t *testing.T) {
 		{"0", 0, mkfs.Root{}},
 		{"4294967294", 0, mkfs.Root{Group: 4294967294, Mode: 0o2775}},
 	} {
-		got := rootOf(c.group, c.mode)
-		check.That(t, got == c.want, "group %q, mode %o: got %+v, want %+v", c.group, c.mode, got, c.want)
+		check.Equal(t, rootOf(c.group, c.mode), c.want, "group %q, mode %o", c.group, c.mode)
 	}
 }
 

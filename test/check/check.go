@@ -3,6 +3,7 @@ package check
 
 import (
 	"errors"
+	"fmt"
 	"strings"
 	"time"
 
@@ -43,14 +44,29 @@ func Value[T any](value T, err error) func(fatal) T {
 // Code ends the test unless an error has a code, and says some words.
 func Code(t fatal, err error, want codes.Code, words ...string) {
 	t.Helper()
-	if got := status.Code(err); got != want {
-		t.Fatalf("got %v (%v); want %v", got, err, want)
+	got := status.Code(err)
+	Require(t, got == want, "got %v (%v); want %v", got, err, want)
+	if len(words) > 0 {
+		Fails(t, err, words...)
 	}
+}
+
+// Err gives the error of a call that returns a value too: check.Fails(t, check.Err(os.Stat(path))).
+func Err[T any](_ T, err error) error { return err }
+
+// Fails ends the test unless there is an error, and it says some words.
+func Fails(t fatal, err error, words ...string) {
+	t.Helper()
+	Require(t, err != nil, "there is no error; want one that says %q", words)
 	for _, word := range words {
-		if !strings.Contains(err.Error(), word) {
-			t.Fatalf("the error does not say %q: %v", word, err)
-		}
+		Require(t, strings.Contains(err.Error(), word), "the error does not say %q: %v", word, err)
 	}
+}
+
+// Is ends the test unless an error is the wanted one.
+func Is(t fatal, err, want error) {
+	t.Helper()
+	Require(t, errors.Is(err, want), "got %v; want %v", err, want)
 }
 
 // failing is a test that can go on when it has failed.
@@ -73,6 +89,18 @@ func Require(t fatal, holds bool, format string, args ...any) {
 	if !holds {
 		t.Fatalf(format, args...)
 	}
+}
+
+// Equal has the test fail where a value is not the wanted one, and says what it is.
+func Equal[T comparable](t failing, got, want T, what string, args ...any) {
+	t.Helper()
+	That(t, got == want, "%s: got %v; want %v", fmt.Sprintf(what, args...), got, want)
+}
+
+// Same has the test fail where there is a difference, as cmp.Diff shows it.
+func Same(t failing, diff, what string, args ...any) {
+	t.Helper()
+	That(t, diff == "", "%s:\n%s", fmt.Sprintf(what, args...), diff)
 }
 
 // Says has the test fail where a text lacks a word.

@@ -53,8 +53,7 @@ contexts: [{name: one, context: {cluster: c, namespace: shop}}, {name: two, cont
 		c, err := blocks.OpenCluster(config, args[0], args[1])
 		check.Require(t, err == nil && c.Namespace == want, "%v: %+v, %v", args, c, err)
 	}
-	_, err := blocks.OpenCluster(config, "three", "")
-	check.That(t, err != nil, "a context that is not there")
+	check.Fails(t, check.Err(blocks.OpenCluster(config, "three", ""))) // a context that is not there
 	c := check.Value(blocks.OpenCluster(config, "", ""))(t)
 	return c
 }
@@ -100,10 +99,8 @@ func TestCluster(t *testing.T) {
 	if token, err := silent.Token(t.Context(), "backup", "client", "a"); err == nil || !strings.Contains(err.Error(), "not known") || token != "" {
 		t.Errorf("an API server that does not name its audiences: %q, %v", token, err)
 	}
-	_, err = service.Dial("")
-	check.That(t, err != nil && strings.Contains(err.Error(), "caCert"), "%v", err)
-	_, err = (&blocks.Service{Address: "nowhere"}).Dial("")
-	check.That(t, err != nil && strings.Contains(err.Error(), "HOST:PORT"), "%v", err)
+	check.Fails(t, check.Err(service.Dial("")), "caCert")
+	check.Fails(t, check.Err((&blocks.Service{Address: "nowhere"}).Dial("")), "HOST:PORT")
 }
 
 // TestAWrongCertificateIsToldAtOnce: it does not become right by waiting.

@@ -142,8 +142,7 @@ func TestExplainPod(t *testing.T) {
 	s := serve(t)
 	got, err := s.admin().ExplainPod(t.Context(), &adminv1.ExplainPodRequest{Pod: "shop/db-0"})
 	check.That(t, err == nil && len(got.GetVolumes()) == 1 && got.GetVolumes()[0].GetVolume() == "data", "got %v, %v", got, err)
-	_, err = s.admin().ExplainPod(t.Context(), &adminv1.ExplainPodRequest{Pod: "x"})
-	check.That(t, status.Code(err) == codes.Aborted, "an unknown pod: %v", err)
+	check.Code(t, check.Err(s.admin().ExplainPod(t.Context(), &adminv1.ExplainPodRequest{Pod: "x"})), codes.Aborted) // an unknown pod
 }
 
 func (s *served) Forced(*volume.Volume, string) {}
@@ -157,12 +156,10 @@ func TestUnknownEnumNumbersAreRefused(t *testing.T) {
 		VolumeType:       &runtimev1.VolumeType{Type: 9},
 		VolumeTargetPath: s.kubelet + "/x", VolumeBackingPath: "/dev/x", FsType: "ext4",
 	}
-	_, err := client.RuntimeStageVolume(t.Context(), req)
-	check.That(t, status.Code(err) == codes.InvalidArgument && strings.Contains(err.Error(), "volume_type"), "an unknown type: %v", err)
+	check.Code(t, check.Err(client.RuntimeStageVolume(t.Context(), req)), codes.InvalidArgument, "volume_type") // an unknown type
 	req.VolumeType.Type = runtimev1.VolumeType_BLOCK
 	req.VolumeSupplementalGroup, req.VolumeSupplementalGroupChangePolicy = "7", 9
-	_, err = client.RuntimeStageVolume(t.Context(), req)
-	check.That(t, status.Code(err) == codes.InvalidArgument && strings.Contains(err.Error(), "policy"), "an unknown policy: %v", err)
+	check.Code(t, check.Err(client.RuntimeStageVolume(t.Context(), req)), codes.InvalidArgument, "policy") // an unknown policy
 }
 
 func TestListPages(t *testing.T) {
@@ -184,8 +181,7 @@ func TestListPages(t *testing.T) {
 		reply, err := s.admin().ListVolumes(t.Context(), req)
 		check.That(t, err == nil && len(reply.GetVolumes()) == 0, "%v selects %d, %v", req, len(reply.GetVolumes()), err)
 	}
-	_, err := s.admin().ListVolumes(t.Context(), &adminv1.ListVolumesRequest{PageSize: -1})
-	check.That(t, status.Code(err) == codes.InvalidArgument, "a negative page: %v", err)
+	check.Code(t, check.Err(s.admin().ListVolumes(t.Context(), &adminv1.ListVolumesRequest{PageSize: -1})), codes.InvalidArgument) // a negative page
 }
 
 // TestPagesOfBoth: pages of volumes on record and of others are those of one list, whatever is selected.
@@ -314,14 +310,12 @@ func TestStatsAndExpandAreRelayed(t *testing.T) {
 	grown, err := s.admin().ExpandVolume(t.Context(), &adminv1.ExpandVolumeRequest{Volume: v.Target, RequiredBytes: 7})
 	check.That(t, err == nil && grown.GetCapacityBytes() == 7, "%v, %v", grown, err)
 	s.handler.err = volume.Errorf(volume.Denied, "volume %s: it does not grow", v.Target)
-	_, err = s.admin().ExpandVolume(t.Context(), &adminv1.ExpandVolumeRequest{Volume: v.Target})
-	check.That(t, status.Code(err) == codes.PermissionDenied, "got %v", err)
+	check.Code(t, check.Err(s.admin().ExpandVolume(t.Context(), &adminv1.ExpandVolumeRequest{Volume: v.Target})), codes.PermissionDenied)
 	shown, err = s.admin().GetVolume(t.Context(), &adminv1.GetVolumeRequest{Volume: v.Target})
 	check.That(t, err == nil && strings.Contains(shown.GetVolume().GetLastError(), "does not grow") && shown.GetVolume().GetLastErrorAt() != nil,
 		"why it did not grow is not shown: %v, %v", shown, err)
 	s.handler.err = volume.Errorf(volume.NoSandbox, "volume %s: no sandbox", v.Target)
-	_, err = s.admin().GetVolumeStats(t.Context(), &adminv1.GetVolumeStatsRequest{Volume: v.Target})
-	check.That(t, status.Code(err) == codes.Unavailable, "got %v", err)
+	check.Code(t, check.Err(s.admin().GetVolumeStats(t.Context(), &adminv1.GetVolumeStatsRequest{Volume: v.Target})), codes.Unavailable)
 	shown, err = s.admin().GetVolume(t.Context(), &adminv1.GetVolumeRequest{Volume: v.Target})
 	check.That(t, err == nil && strings.Contains(shown.GetVolume().GetLastError(), "no sandbox") && len(shown.GetVolume().GetUsage()) == 1,
 		"the last error, beside the last usage, is not shown: %v, %v", shown, err)
@@ -367,8 +361,7 @@ func TestWatch(t *testing.T) {
 	event = next()
 	check.That(t, event.GetType() == adminv1.WatchVolumesResponse_TYPE_REMOVED && event.GetVolume().GetTargetPath() == gone.Target, "got %v", event)
 	close(s.stopping)
-	_, err := stream.Recv()
-	check.That(t, status.Code(err) == codes.Unavailable, "a watch at shut-down: %v", err)
+	check.Code(t, check.Err(stream.Recv()), codes.Unavailable) // a watch at shut-down
 }
 
 // TestWatchersAreBounded: each costs memory by the number of volumes, and a program that
@@ -410,11 +403,10 @@ func TestSlowWatcherCostsOneEntryAVolume(t *testing.T) {
 		hub.Changed("a")
 		hub.Changed("b")
 	}
-	got := len(w.take())
-	check.That(t, got == 2, "%d changes wait", got)
+	check.Equal(t, len(w.take()), 2, "changes that wait")
 	unsubscribe()
 	hub.Changed("c")
-	got = len(w.take())
+	got := len(w.take())
 	check.That(t, got == 0, "a reader that went is told of %d changes", got)
 }
 
@@ -570,8 +562,7 @@ func TestFreeze(t *testing.T) {
 		t.Errorf("%v: a freeze that may be is shown as %v, %s", err, shown(), snapshots())
 	}
 	able.err = volume.Errorf(volume.InUse, "volume %s: it is not frozen", target)
-	err := thaw()
-	check.That(t, status.Code(err) == codes.FailedPrecondition, "got %v", err)
+	check.Code(t, thaw(), codes.FailedPrecondition)
 }
 
 func TestListDrivers(t *testing.T) {
@@ -588,8 +579,7 @@ func TestListDrivers(t *testing.T) {
 			Mode: "block", Ready: true, Since: timestamppb.New(since), KubeletStatus: "registered", Volumes: 2},
 		{Name: "z", Problem: "its socket is gone", DirectlyRegistered: true},
 	}}
-	diff := cmp.Diff(want, got, protocmp.Transform())
-	check.That(t, diff == "", "%v", diff)
+	check.Same(t, cmp.Diff(want, got, protocmp.Transform()), "-want +got")
 }
 
 func TestListDriversWithTheFrontOff(t *testing.T) {

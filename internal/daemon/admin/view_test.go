@@ -87,8 +87,7 @@ func TestViewOfManyVolumes(t *testing.T) {
 func TestViewRefuses(t *testing.T) {
 	s, get := viewOf(t, 1)
 	for path, want := range map[string]int{"/v1/volumes?state=odd": http.StatusBadRequest, "/v1/other": http.StatusNotFound, "/v1/volumes?state=bound": http.StatusOK} {
-		got := get(path).Code
-		check.That(t, got == want, "%s: %d", path, got)
+		check.Equal(t, get(path).Code, want, "%s", path)
 	}
 	// Readers that are slow take the places of others of their kind, and of nothing else.
 	s.begin, s.end = make(chan struct{}), make(chan struct{})

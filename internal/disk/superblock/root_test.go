@@ -63,8 +63,7 @@ func TestWritableFor(t *testing.T) {
 		{Root{0, 0o40770}, "", false},
 		{Root{1, 0o40770}, "4294967297", false},
 	} {
-		got := c.root.WritableFor(c.group)
-		check.That(t, got == c.want, "%+v for %q: %v", c.root, c.group, got)
+		check.Equal(t, c.root.WritableFor(c.group), c.want, "%+v for %q", c.root, c.group)
 	}
 }
 

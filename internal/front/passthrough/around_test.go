@@ -80,8 +80,7 @@ func TestAroundUnaryCalls(t *testing.T) {
 			for way, method := range threeWays() {
 				direct, proxied := outcomeOf(patience(t), r.direct, method), outcomeOf(patience(t), r.proxied, method)
 				direct.Header.Delete("grpc-accept-encoding") // of the connection
-				diff := cmp.Diff(direct, proxied, protocmp.Transform())
-				check.That(t, diff == "", "%s: the proxy makes a difference (-direct +proxied):\n%s", way, diff)
+				check.Same(t, cmp.Diff(direct, proxied, protocmp.Transform()), "%s: the proxy makes a difference (-direct +proxied)", way)
 			}
 		})
 	}
@@ -103,8 +102,7 @@ func TestMetadataOfTheCaller(t *testing.T) {
 			check.Value(ask(ctx, conn, method, nil))(t)
 			got = append(got, <-seen)
 		}
-		diff := cmp.Diff(got[0], got[1])
-		check.That(t, diff == "", "%s: the driver sees another caller (-direct +proxied):\n%s", way, diff)
+		check.Same(t, cmp.Diff(got[0], got[1]), "%s: the driver sees another caller (-direct +proxied)", way)
 	}
 }
 
@@ -131,8 +129,7 @@ func TestUnknownToTheDriver(t *testing.T) {
 	r := newRig(t, parts{register: func(s *grpc.Server) { csi.RegisterIdentityServer(s, csi.UnimplementedIdentityServer{}) }})
 	for _, method := range []string{csi.Identity_Probe_FullMethodName, "/csi.v1.Identity/Later", "/csi.v2.Node/Any", csi.Node_NodeGetInfo_FullMethodName} {
 		direct, proxied := outcomeOf(patience(t), r.direct, method), outcomeOf(patience(t), r.proxied, method)
-		diff := cmp.Diff(direct, proxied, protocmp.Transform())
-		check.That(t, diff == "", "%s (-direct +proxied):\n%s", method, diff)
+		check.Same(t, cmp.Diff(direct, proxied, protocmp.Transform()), "%s (-direct +proxied)", method)
 	}
 }
 

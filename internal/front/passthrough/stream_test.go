@@ -73,14 +73,12 @@ func TestDriverEnds(t *testing.T) {
 	})})
 	stream := open(patience(t), t, r.proxied, "/vendor.v1.Service/Enough")
 	send(t, stream, "first")
-	_, err := all(stream)
-	check.That(t, status.Code(err) == codes.OutOfRange, "%v", err)
+	check.Code(t, check.Err(all(stream)), codes.OutOfRange)
 	stream = open(patience(t), t, r.proxied, anyMethod)
 	send(t, stream, "first")
 	check.Must(t, stream.RecvMsg(new([]byte)))
 	r.driver.Stop()
-	_, err = all(stream)
-	check.That(t, status.Code(err) == codes.Unavailable, "%v", err)
+	check.Code(t, check.Err(all(stream)), codes.Unavailable)
 	for way, method := range threeWays() { // and nobody is at the socket any more
 		_, err := ask(patience(t), r.proxied, method, nil)
 		check.That(t, status.Code(err) == codes.Unavailable, "%s: %v", way, err)
@@ -128,8 +126,7 @@ func TestUnreadableCaller(t *testing.T) {
 			return handle(srv, broken{s})
 		}),
 	}})
-	_, err := all(open(patience(t), t, r.proxied, anyMethod))
-	check.That(t, status.Code(err) == codes.Unimplemented, "%v", err)
+	check.Code(t, check.Err(all(open(patience(t), t, r.proxied, anyMethod))), codes.Unimplemented)
 }
 
 // tooMuch is more than any window that gRPC opens by itself.

@@ -51,8 +51,7 @@ func TestDecide(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			got := check.Value(examplePolicy().Decide(c.wish))(t)
-			diff := cmp.Diff(c.want, got, noTrace)
-			check.That(t, diff == "", "%v", diff)
+			check.Same(t, cmp.Diff(c.want, got, noTrace), "-want +got")
 		})
 	}
 }
@@ -261,8 +260,7 @@ func TestThenOnHost(t *testing.T) {
 		{"nfs", `rule "host"`, ""},
 		{"nfs", "", ""},
 	} {
-		got := p.ThenOnHost(Input{Driver: c.driver}, c.label)
-		check.That(t, got == c.want, "%s by %s: %q", c.driver, c.label, got)
+		check.Equal(t, p.ThenOnHost(Input{Driver: c.driver}, c.label), c.want, "%s by %s", c.driver, c.label)
 	}
 }
 

@@ -35,8 +35,7 @@ func TestNewestFiles(t *testing.T) {
 
 func TestReadLine(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "line")
-	_, err := ReadLine(path)
-	check.That(t, errors.Is(err, os.ErrNotExist), "a file that is not there: %v", err)
+	check.Is(t, check.Err(ReadLine(path)), os.ErrNotExist) // a file that is not there
 	for text, want := range map[string]string{"": "", "7:3\n": "7:3", "no newline": "no newline"} {
 		check.Must(t, os.WriteFile(path, []byte(text), 0o600))
 		got, err := ReadLine(path)

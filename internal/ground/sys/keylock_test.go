@@ -2,7 +2,6 @@ package sys
 
 import (
 	"context"
-	"errors"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -39,8 +38,7 @@ func TestKeyLockGivesUpWithItsCaller(t *testing.T) {
 	unlock := check.Value(locks.Lock(context.Background(), "a"))(t)
 	ctx, cancel := context.WithTimeout(context.Background(), time.Millisecond)
 	defer cancel()
-	_, err := locks.Lock(ctx, "a")
-	check.That(t, errors.Is(err, context.DeadlineExceeded), "got %v", err)
+	check.Is(t, check.Err(locks.Lock(ctx, "a")), context.DeadlineExceeded)
 	_, free := locks.TryLock("a")
 	check.That(t, !free, "a lock that is held was free")
 	if other, err := locks.Lock(ctx, "b"); err == nil {

@@ -19,8 +19,7 @@ func TestClipTo(t *testing.T) {
 		{"fünf", 3, "fü..."},
 		{"\x80\x80\x80", 2, "..."},
 	} {
-		got := ClipTo(c.text, c.most)
-		check.That(t, got == c.want, "ClipTo(%q, %d) = %q, want %q", c.text, c.most, got, c.want)
+		check.Equal(t, ClipTo(c.text, c.most), c.want, "ClipTo(%q, %d)", c.text, c.most)
 	}
 }
 

@@ -37,8 +37,7 @@ func golden(t *testing.T, name, got string) {
 		check.Must(t, os.WriteFile(file, []byte(got), 0o600))
 	}
 	want := check.Value(os.ReadFile(file))(t) // #nosec G304 -- a path of the test
-	diff := cmp.Diff(string(want), got)
-	check.That(t, diff == "", "%s (-want +got):\n%s", name, diff)
+	check.Same(t, cmp.Diff(string(want), got), "%s (-want +got)", name)
 }
 
 func TestGoldenOutput(t *testing.T) {
@@ -108,8 +107,7 @@ func TestListGoesThroughAllPagesAndFilters(t *testing.T) {
 		for _, v := range got.Volumes {
 			ids = append(ids, v.ID)
 		}
-		diff := cmp.Diff(want, ids)
-		check.That(t, diff == "", "%s: %s", args, diff)
+		check.Same(t, cmp.Diff(want, ids), "%s", args)
 	}
 }
 
@@ -159,8 +157,7 @@ func TestYAMLIsTheSameAsJSON(t *testing.T) {
 		check.Require(t, err == nil, "%s: %v", args, err)
 		err = json.Unmarshal(converted, &y)
 		check.Require(t, err == nil, "%s: %v", args, err)
-		diff := cmp.Diff(x, y)
-		check.That(t, diff == "", "%s: %s", args, diff)
+		check.Same(t, cmp.Diff(x, y), "%s", args)
 	}
 }
 
@@ -481,8 +478,7 @@ func TestCompletion(t *testing.T) {
 		"top --handler ":    "crust kata", "top --sort ": "usage latency age state name", "top --driver l": "lvm",
 		"list -o ": "table wide name json yaml jsonpath= go-template=",
 	} {
-		got := strings.Join(offers(t, b, strings.Split(args, " ")...), " ")
-		check.That(t, got == want, "%s: got %q, want %q", args, got, want)
+		check.Equal(t, strings.Join(offers(t, b, strings.Split(args, " ")...), " "), want, "%s", args)
 	}
 }
 
@@ -532,8 +528,7 @@ func TestColourIsForWillingTerminalsOnly(t *testing.T) {
 	} {
 		b.tty, b.env = c.tty, c.env
 		out := b.run("list").out
-		got := strings.Contains(out, "\x1b[")
-		check.That(t, got == c.want, "%s: coloured: %v, want %v", name, got, c.want)
+		check.Equal(t, strings.Contains(out, "\x1b["), c.want, "%s: coloured", name)
 		if c.want {
 			golden(t, "list-colour.txt", out)
 		}

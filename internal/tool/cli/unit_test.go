@@ -121,7 +121,6 @@ func TestLastErrorOfALog(t *testing.T) {
 		"crust-proxy: a\n{\"level\":\"error\"}": "{\"level\":\"error\"}",
 		"panic: a\n\ngoroutine 1:\n\tmain.go:1": "panic: a",
 	} {
-		got := lastError(log)
-		check.That(t, got == want, "%q: got %q, want %q", log, got, want)
+		check.Equal(t, lastError(log), want, "%q", log)
 	}
 }

@@ -369,8 +369,7 @@ func TestAdviceIsSafeToPaste(t *testing.T) {
 		"-rf":            "'-rf'",
 		"":               "''",
 	} {
-		got := quoted(name)
-		check.That(t, got == want, "quoted(%q) = %s, want %s", name, got, want)
+		check.Equal(t, quoted(name), want, "quoted(%q)", name)
 	}
 }
 

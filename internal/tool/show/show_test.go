@@ -24,8 +24,7 @@ func TestCellsHoldNothingOfUncertainWidth(t *testing.T) {
 		"\u202etxt":      `\u202etxt`,
 		"wide\u3000ones": `wide\u3000ones`,
 	} {
-		got := EscapeCell(text)
-		check.That(t, got == want, "EscapeCell(%q) = %q, want %q", text, got, want)
+		check.Equal(t, EscapeCell(text), want, "EscapeCell(%q)", text)
 	}
 }
 
@@ -41,8 +40,7 @@ func TestPercentOfWhatIsNotEmptyIsNotZero(t *testing.T) {
 		used, total int64
 		want        string
 	}{{0, 100, "0%"}, {1, 1 << 40, "1%"}, {50, 100, "50%"}, {100, 100, "100%"}, {5, 0, ""}, {5, -1, ""}} {
-		got := Percent(c.used, c.total)
-		check.That(t, got == c.want, "Percent(%d, %d) = %q, want %q", c.used, c.total, got, c.want)
+		check.Equal(t, Percent(c.used, c.total), c.want, "Percent(%d, %d)", c.used, c.total)
 	}
 }
 
@@ -53,8 +51,7 @@ func TestNamesOfVolumes(t *testing.T) {
 		"vol-1": {TargetPath: "/k/plugins/kubernetes.io/csi/d/4f5e/globalmount", VolumeId: "vol-1"},
 		"disk":  {TargetPath: "/data/disk/"}, "/": {TargetPath: "/"}, ".": {}, "mount": {TargetPath: "mount"},
 	} {
-		got := VolumeName(v)
-		check.That(t, got == want, "%v is shown as %q, want %q", v, got, want)
+		check.Equal(t, VolumeName(v), want, "%v", v)
 	}
 }
 
@@ -63,15 +60,13 @@ func TestSize(t *testing.T) {
 		0: "0B", 1023: "1023B", 1024: "1KiB", 1536: "1.5KiB", 1<<20 - 1: "1MiB", 1 << 20: "1MiB", 20 << 30: "20GiB",
 		3 << 39: "1.5TiB", math.MaxInt64: "8EiB",
 	} {
-		got := Size(n)
-		check.That(t, got == want, "Size(%d) = %s, want %s", n, got, want)
+		check.Equal(t, Size(n), want, "Size(%d)", n)
 	}
 }
 
 func TestDuration(t *testing.T) {
 	for d, want := range map[time.Duration]string{-time.Second: "0s", 119 * time.Second: "119s", 90 * time.Minute: "90m", 2400 * time.Hour: "100d"} {
-		got := Duration(d)
-		check.That(t, got == want, "%s: %s, want %s", d, got, want)
+		check.Equal(t, Duration(d), want, "%s", d)
 	}
 }
 
@@ -86,8 +81,7 @@ func TestEscape(t *testing.T) {
 		"bad \xff utf8": `bad \xff utf8`,
 		"\U000e0041":    `\U000e0041`,
 	} {
-		got := Escape(in)
-		check.That(t, got == want, "escape(%q) = %q, want %q", in, got, want)
+		check.Equal(t, Escape(in), want, "escape(%q)", in)
 	}
 }
 

@@ -26,8 +26,7 @@ func golden(t *testing.T, name, got string) {
 		check.Must(t, os.WriteFile(file, []byte(got+"\n"), 0o600))
 	}
 	want := check.Value(os.ReadFile(file))(t)
-	diff := cmp.Diff(string(want), got+"\n")
-	check.That(t, diff == "", "%s (-want +got):\n%s", name, diff)
+	check.Same(t, cmp.Diff(string(want), got+"\n"), "%s (-want +got)", name)
 }
 
 func TestPictures(t *testing.T) {

@@ -433,8 +433,7 @@ func TestVolumeInAPod(t *testing.T) {
 		for _, v := range pod.volumesOf(c.driver, c.id, c.inline) {
 			names = append(names, v.Name)
 		}
-		got := strings.Join(names, " ")
-		check.That(t, got == c.want, "%+v: %s", c, got)
+		check.Equal(t, strings.Join(names, " "), c.want, "%+v", c)
 	}
 	found, err := pod.ForVolume(driver, volumeID, "")
 	check.That(t, err == nil && !found.Volume.ReadOnlyMounts, "%+v, %v", found, err)

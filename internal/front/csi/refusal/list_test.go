@@ -55,7 +55,6 @@ func TestRefusalsAreBounded(t *testing.T) {
 			"%d kept, the first are %s and %s", len(all), all[0].Target, all[1].Target)
 		r.ForgetTarget("/t/00002")
 		r.ForgetVolume("d", "vol-0")
-		n := len(r.Refused())
-		check.That(t, n == maxRefusals-102, "%d are left", n)
+		check.Equal(t, len(r.Refused()), maxRefusals-102, "refusals that are left")
 	})
 }
