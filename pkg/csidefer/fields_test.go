@@ -75,8 +75,7 @@ func TestRespond(t *testing.T) {
 	csidefer.StripDeferredMount(received)
 	_, given, _ = csidefer.DeferredMount(received)
 	check.That(t, !given, "it is still there")
-	n := len(received.ProtoReflect().GetUnknown())
-	check.That(t, n == 0, "%d bytes are left", n)
+	check.Equal(t, len(received.ProtoReflect().GetUnknown()), 0, "bytes are left")
 }
 
 func TestFieldsOfOthersStay(t *testing.T) {
@@ -85,8 +84,7 @@ func TestFieldsOfOthersStay(t *testing.T) {
 	reply.ProtoReflect().SetUnknown(foreign)
 	csidefer.Respond(reply, csidefer.Mount{Device: "/dev/a", FSType: "ext4"})
 	csidefer.StripDeferredMount(reply)
-	diff := cmp.Diff(foreign, []byte(reply.ProtoReflect().GetUnknown()))
-	check.That(t, diff == "", "%v", diff)
+	check.Same(t, cmp.Diff(foreign, []byte(reply.ProtoReflect().GetUnknown())), "-want +got")
 }
 
 func TestMalformedMountIsAnError(t *testing.T) {
@@ -120,8 +118,7 @@ func TestGroup(t *testing.T) {
 	group, policy, err := csidefer.Group(received)
 	check.That(t, group == "2000" && policy == "OnRootMismatch" && err == nil, "%q, %q, %v", group, policy, err)
 	csidefer.SetGroup(received, "", "")
-	n := len(received.GetMount().ProtoReflect().GetUnknown())
-	check.That(t, n == 0, "%d bytes are left", n)
+	check.Equal(t, len(received.GetMount().ProtoReflect().GetUnknown()), 0, "bytes are left")
 	block := &csi.VolumeCapability{AccessType: &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}}}
 	csidefer.SetGroup(block, "1", "")
 	group, policy, err = csidefer.Group(block)

@@ -82,8 +82,7 @@ func TestCapabilitiesAreReported(t *testing.T) {
 				for _, one := range reply.GetCapabilities() {
 					got = append(got, int32(one.GetRpc().GetType()))
 				}
-				diff := cmp.Diff(c.want, got)
-				check.That(t, diff == "", "%v", diff)
+				check.Same(t, cmp.Diff(c.want, got), "-want +got")
 			}
 			check.That(t, len(n.capabilities.GetCapabilities()) == 1, "the driver's own message was changed")
 			n.capabilities.Capabilities = append(n.capabilities.Capabilities, rpcCapability(csi.NodeServiceCapability_RPC_Type(ops)))
@@ -132,9 +131,8 @@ func TestContradictionsAreRefused(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			client, _ := serve(t, c.options)
-			_, err := client.NodePublishVolume(t.Context(), c.req)
-			check.That(t, status.Code(err) == c.want, "%v", err)
-			_, err = client.NodeExpandVolume(t.Context(), &csi.NodeExpandVolumeRequest{})
+			check.Code(t, check.Err(client.NodePublishVolume(t.Context(), c.req)), c.want)
+			_, err := client.NodeExpandVolume(t.Context(), &csi.NodeExpandVolumeRequest{})
 			check.That(t, status.Code(err) == codes.Unimplemented, "the driver's own error: %v", err)
 		})
 	}

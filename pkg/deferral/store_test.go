@@ -39,8 +39,7 @@ func TestStoreKeepsRecords(t *testing.T) {
 	check.Must(t, s.put(want))
 	found, err := s.load()
 	check.Require(t, err == nil && len(found.volumes) == 1 && len(found.problems) == 0, "loaded %+v, %v", found, err)
-	diff := cmp.Diff(want, found.volumes[0])
-	check.That(t, diff == "", "%v", diff)
+	check.Same(t, cmp.Diff(want, found.volumes[0]), "-want +got")
 	for range 2 { // both steps are idempotent
 		check.Must(t, s.beginRemoval(want.Key))
 	}
@@ -58,8 +57,7 @@ func TestStoreClearsWhatAKillLeftHalfWritten(t *testing.T) {
 	half := filepath.Join(s.dir, "tmp", "abc.1")
 	check.Must(t, os.WriteFile(half, []byte("{"), 0o600))
 	check.Value(openStore(s.dir))(t)
-	_, err := os.Stat(half)
-	check.That(t, err != nil, "a half-written file stays")
+	check.Fails(t, check.Err(os.Stat(half))) // or a half-written file stays
 }
 
 // TestReadersSeeWholeRecords reads a record while it is rewritten.

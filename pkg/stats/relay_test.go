@@ -310,8 +310,7 @@ func TestAFlightToTheOldSandboxIsNotJoined(t *testing.T) {
 			relay.Rebound("a", "new")
 		}
 		askers.Wait()
-		n := src.calls.Load()
-		check.That(t, n == 2, "%d requests, want 2", n)
+		check.Equal(t, src.calls.Load(), 2, "requests")
 		relay.Forget("a")
 	})
 }
@@ -339,8 +338,7 @@ func TestWhyAVolumeDoesNotGrowIsKept(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		src := &sandboxes{hung: map[volume.Key]bool{"a": true}}
 		relay := New(limits, nil)
-		_, err := relay.Expand(t.Context(), src, testVolume("a"), volume.Range{})
-		check.Require(t, err != nil, "it has grown")
+		check.Fails(t, check.Err(relay.Expand(t.Context(), src, testVolume("a"), volume.Range{}))) // or it has grown
 		src.hung = nil
 		check.Value(relay.Stats(t.Context(), src, testVolume("a")))(t)
 		for _, silent := range []error{

@@ -50,8 +50,7 @@ func TestCheck(t *testing.T) {
 	for name, r := range s.outcomes {
 		got[name] = [2]string{string(r.Status), r.Seen}
 	}
-	diff := cmp.Diff(want, got)
-	check.That(t, diff == "", "%v", diff)
+	check.Same(t, cmp.Diff(want, got), "-want +got")
 	check.That(t, s.report.Count(Skip) == 3 && s.report.Results[1].Section == "6" && s.report.Results[1].Seen == "wrong", "%+v", s.report)
 }
 
@@ -74,10 +73,8 @@ func TestUsages(t *testing.T) {
 		{Unit: abi.UnitBytes, Total: 5120, Used: 2048, Available: 2560},
 		{Unit: abi.UnitInodes, Total: 4, Used: 1, Available: 3},
 	}
-	diff := cmp.Diff(want, got)
-	check.That(t, diff == "", "%v", diff)
-	n := len((seenUsage{Unit: 512, Blocks: 10}).usages())
-	check.That(t, n == 1, "%d usages of a filesystem without inodes", n)
+	check.Same(t, cmp.Diff(want, got), "-want +got")
+	check.Equal(t, len((seenUsage{Unit: 512, Blocks: 10}).usages()), 1, "usages of a filesystem without inodes")
 }
 
 func TestWantStatus(t *testing.T) {
@@ -217,7 +214,6 @@ func TestReportText(t *testing.T) {
 	err := c.printEnd(report)
 	check.That(t, err != nil && err.Error() == "the handler does not meet 1 of 7 demands", "the end: %v", err)
 	want := check.Value(os.ReadFile("testdata/report.txt"))(t)
-	diff := cmp.Diff(string(want), out.String())
-	check.That(t, diff == "", "report (-want +got):\n%s", diff)
+	check.Same(t, cmp.Diff(string(want), out.String()), "report (-want +got)")
 	check.That(t, c.printEnd(Report{Results: report.Results[:1]}) == nil, "a handler that meets all demands is an error")
 }

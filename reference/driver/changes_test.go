@@ -56,8 +56,7 @@ func TestWhatExtentsProve(t *testing.T) {
 		extentShared | extentEncoded: unknown, extentShared | extentInline: unknown, extentShared | extentTail: unknown,
 		extentNotKnown: unknown, extentDelayed: unknown, extentShared | extentNotAligned: unknown, extentShared | extentEncrypted: unknown,
 	} {
-		got := (extent{Flags: flags}).content()
-		check.That(t, got == want, "%#x: %v instead of %v", flags, got, want)
+		check.Equal(t, (extent{Flags: flags}).content(), want, "%#x", flags)
 	}
 }
 
@@ -112,8 +111,7 @@ func TestUnknownIsCompared(t *testing.T) {
 	after := fakeExtents(16*block, 2, extentAt(0, 10, 1, extentShared), extentAt(1, 10, 3, extentShared), extentAt(4, 20, 8, extentEncoded))
 	var got []span
 	check.Must(t, compareOf(bytes.NewReader(base), bytes.NewReader(target)).run(t.Context(), collect(block, 16*block, &got), before, after))
-	diff := cmp.Diff([]span{{5 * block, 6 * block}, {6 * block, 7 * block}}, got)
-	check.That(t, diff == "", "-want +got:\n%s", diff)
+	check.Same(t, cmp.Diff([]span{{5 * block, 6 * block}, {6 * block, 7 * block}}, got), "-want +got")
 }
 
 // TestEndlessExtents: extents that come again and again are an error, and no loop.
@@ -380,11 +378,9 @@ func TestStreamsEnd(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	check.Must(t, m.alive(ctx))
 	cancel()
-	err := m.alive(ctx)
-	check.That(t, status.Code(err) == codes.Canceled, "%v", err)
+	check.Code(t, m.alive(ctx), codes.Canceled)
 	close(m.stopping)
-	err = m.alive(t.Context())
-	check.That(t, status.Code(err) == codes.Unavailable, "%v", err)
+	check.Code(t, m.alive(t.Context()), codes.Unavailable)
 }
 
 func compareOf(base, target io.ReaderAt) *comparison {
@@ -489,8 +485,7 @@ func TestComparisonWaitsForItsClient(t *testing.T) {
 		check.Eventually(t, "no more is read", func() bool { return reads.Load() >= knownAhead && len(compare.free) == comparedAtOnce })
 		return gone
 	}
-	err := compare.all(t.Context(), w)
-	check.That(t, errors.Is(err, gone), "%v", err)
+	check.Is(t, compare.all(t.Context(), w), gone)
 	if n := reads.Load(); n > knownAhead+comparedAtOnce+1 || len(compare.free) != comparedAtOnce {
 		t.Errorf("%d steps were read, %d buffers are free", n, len(compare.free))
 	}
@@ -504,8 +499,7 @@ func TestComparisonEndsWithItsCaller(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()
-	err := compare.all(ctx, collect(0, 1<<40, new([]span)))
-	check.That(t, errors.Is(err, context.DeadlineExceeded), "%v", err)
+	check.Is(t, compare.all(ctx, collect(0, 1<<40, new([]span))), context.DeadlineExceeded)
 }
 
 // TestHolesAreNotRead, on either side.

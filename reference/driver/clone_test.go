@@ -124,8 +124,7 @@ func TestNoClonesWithoutReflinksAndLimit(t *testing.T) {
 	for _, one := range reply.GetCapabilities() {
 		check.That(t, one.GetRpc().GetType() != csi.ControllerServiceCapability_RPC_CLONE_VOLUME, "CLONE_VOLUME is reported")
 	}
-	_, err := created(t, controller, "clone", source{Volume: "v"})
-	check.That(t, status.Code(err) == codes.InvalidArgument, "%v", err)
+	check.Code(t, check.Err(created(t, controller, "clone", source{Volume: "v"})), codes.InvalidArgument)
 }
 
 // admin is crust-proxy, with one volume a page.

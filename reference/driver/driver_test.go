@@ -171,8 +171,7 @@ func TestTopology(t *testing.T) {
 		return err
 	}
 	check.Must(t, create("n"))
-	err := create("other")
-	check.That(t, status.Code(err) == codes.ResourceExhausted, "%v", err)
+	check.Code(t, create("other"), codes.ResourceExhausted)
 	for node, some := range map[string]bool{"n": true, "other": false} {
 		reply, err := controller.GetCapacity(t.Context(), &csi.GetCapacityRequest{AccessibleTopology: &csi.Topology{
 			Segments: map[string]string{"topology." + DefaultName + "/node": node},
@@ -196,8 +195,7 @@ func TestOneDriverPerDataDirectory(t *testing.T) {
 	d := check.Value(New(config))(t)
 	half := &record{Version: recordVersion, ID: "half", Capacity: leastSize}
 	check.Must(t, d.node.pool.provision(half, 0, func() error {
-		_, err := New(config)
-		check.That(t, err != nil && strings.Contains(err.Error(), "another crust-driver"), "the second driver: %v", err)
+		check.Fails(t, check.Err(New(config)), "another crust-driver") // the second driver
 		return nil
 	}))
 	r, err := d.node.pool.store.load("half")
@@ -222,13 +220,11 @@ func TestUnfinishedVolumesAreSweptUp(t *testing.T) {
 	defer d.release()
 	r, err := d.node.pool.store.load("half")
 	check.That(t, r == nil && err == nil, "%v, %v", r, err)
-	_, err = os.Stat(d.node.pool.image("half"))
-	check.That(t, err != nil, "its image is left")
+	check.Fails(t, check.Err(os.Stat(d.node.pool.image("half")))) // or its image is left
 	r, err = d.node.pool.store.load("whole")
 	check.That(t, r != nil && err == nil, "%v, %v", r, err)
 	check.Must(t, os.Remove(d.node.pool.image("whole")))
-	err = d.node.pool.makeImage(whole)
-	check.That(t, status.Code(err) == codes.DataLoss, "a lost image is made anew: %v", err)
+	check.Code(t, d.node.pool.makeImage(whole), codes.DataLoss) // or a lost image is made anew
 }
 
 // TestAnUnfinishedVolumeThatStays: the driver serves the others.
@@ -273,8 +269,7 @@ func TestLocks(t *testing.T) {
 	defer release()
 	other := check.Value(l.take(ctx, "w", ""))(t)
 	other()
-	_, err := l.take(ctx, "v")
-	check.That(t, status.Code(err) == codes.Aborted, "%v", err)
+	check.Code(t, check.Err(l.take(ctx, "v")), codes.Aborted)
 }
 
 func TestMain(m *testing.M) {
@@ -397,8 +392,7 @@ func TestStreamsAreCounted(t *testing.T) {
 func TestStreamsAreBounded(t *testing.T) {
 	m := &snapshotMetadata{slots: make(chan struct{}, 1)}
 	m.slots <- struct{}{}
-	err := m.stream(t.Context(), opened{}, nil, nil, nil)
-	check.That(t, status.Code(err) == codes.ResourceExhausted, "%v", err)
+	check.Code(t, m.stream(t.Context(), opened{}, nil, nil, nil), codes.ResourceExhausted)
 }
 
 // TestMetricsAreDocumented: docs/crust-runc.md lists each one.

@@ -61,15 +61,13 @@ func TestThawThatHangs(t *testing.T) {
 func TestRecordIsKeptLockedAndForgotten(t *testing.T) {
 	f, at := places(t)
 	first := check.Value(lockRecord(at, "device-1-2", time.Second))(t)
-	_, err := first.read()
-	check.That(t, errors.Is(err, fs.ErrNotExist), "a new record: %v", err)
+	check.Is(t, check.Err(first.read()), fs.ErrNotExist) // a new record
 	want := state{Key: "key", Token: "token", Deadline: 5, Frozen: true, Watchdogs: []process.Process{{PID: 1, Start: 2}}}
 	check.Must(t, errors.Join(first.write(&state{Key: "before"}), first.write(&want)))
 	got, err := first.read()
 	check.That(t, err == nil && got.Key == want.Key && got.Token == want.Token && got.Frozen && got.Watchdogs[0] == want.Watchdogs[0],
 		"%+v, %v", got, err)
-	_, err = lockRecord(at, "device-1-2", 20*time.Millisecond)
-	check.That(t, errors.Is(err, errLocked), "a locked record: %v", err)
+	check.Is(t, check.Err(lockRecord(at, "device-1-2", 20*time.Millisecond)), errLocked) // a locked record
 	// Whoever waits gets a record of that name that is there.
 	taken := make(chan *record)
 	go func() {
@@ -100,8 +98,7 @@ func TestEndEndsTheRightProcess(t *testing.T) {
 	end([]process.Process{{PID: is.PID, Start: is.Start + 1}})
 	check.That(t, is.Lives(), "a process of another start was ended")
 	end([]process.Process{is, {PID: 1 << 22, Start: 1}})
-	err = cmd.Wait()
-	check.That(t, err != nil && strings.Contains(err.Error(), unix.SIGTERM.String()), "it was not told to end: %v", err)
+	check.Fails(t, cmd.Wait(), unix.SIGTERM.String()) // or it was not told to end
 	check.That(t, !is.Lives(), "it is alive after its end")
 }
 
@@ -119,8 +116,7 @@ func TestGroupsWithACopyOfTheSuperblock(t *testing.T) {
 func TestBlankDeviceHasNoSuperblock(t *testing.T) {
 	super, err := readExt(bytes.NewReader(make([]byte, 4096)))
 	check.That(t, super == nil && err == nil, "%+v, %v", super, err)
-	_, err = readExt(bytes.NewReader(make([]byte, 1500)))
-	check.That(t, err != nil, "half a superblock is taken")
+	check.Fails(t, check.Err(readExt(bytes.NewReader(make([]byte, 1500))))) // or half a superblock is taken
 }
 
 func FuzzSuperblock(f *testing.F) {
@@ -137,8 +133,7 @@ func FuzzSuperblock(f *testing.F) {
 func TestXFSLeavesASmallRest(t *testing.T) {
 	is := xfsGeometry{Block: 4096, GroupBlocks: 1000}
 	for blocks, want := range map[int64]uint64{3000: 3000, 3063: 3000, 3064: 3064, 999: 999, 63: 0} {
-		got := is.fill(blocks*4096 + 100)
-		check.That(t, got == want, "%d blocks: %d instead of %d", blocks, got, want)
+		check.Equal(t, is.fill(blocks*4096+100), want, "%d blocks", blocks)
 	}
 }
 

@@ -18,8 +18,7 @@ func TestForbiddenMounts(t *testing.T) {
 		"":    false,
 		"a b": false,
 	} {
-		got := w.forbidden(line)
-		check.That(t, got == want, "%q: %v", line, got)
+		check.Equal(t, w.forbidden(line), want, "%q", line)
 	}
 }
 

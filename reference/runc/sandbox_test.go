@@ -128,8 +128,7 @@ func TestPauseIsToldByItsStart(t *testing.T) {
 	other := self
 	other.Start++
 	check.Require(t, other.ended() && (pause{}).ended(), "a process of another start is taken for the same")
-	_, err := other.open("x", abi.Info{})
-	check.Require(t, err != nil, "opened in a process of another start")
+	check.Fails(t, check.Err(other.open("x", abi.Info{}))) // or it is opened in a process of another start
 }
 
 // A process of the pod may write to the sandbox's /dev.
@@ -219,10 +218,9 @@ func TestOnlyTheSandboxesUnstartedContainersEnd(t *testing.T) {
 	keep(t, root, "sandbox", fmt.Sprintf(`{"id":"sandbox","init_process_pid":%d,"init_process_start":%d,"config":{"labels":["bundle=/b"]}}`, self.PID, self.Start))
 	check.Must(t, os.Remove(filepath.Join(root, "asked")))
 	check.Must(t, endUnstarted(runc, handler.ParseArgs([]string{"--root", root, "delete", "sandbox"})))
-	_, err := os.Stat(filepath.Join(root, "asked"))
-	check.That(t, err != nil, "the containers of a living sandbox, which runc does not delete, were ended")
+	check.Fails(t, check.Err(os.Stat(filepath.Join(root, "asked"))))                     // or the containers of a sandbox that lives were ended
 	check.Must(t, os.WriteFile(runc, []byte("#!/bin/sh\necho no >&2; exit 1\n"), 0o700)) //nolint:gosec // a program
-	err = endUnstarted(runc, handler.ParseArgs([]string{"--root", root, "delete", "--force", "sandbox"}))
+	err := endUnstarted(runc, handler.ParseArgs([]string{"--root", root, "delete", "--force", "sandbox"}))
 	check.That(t, err != nil && strings.Contains(err.Error(), "container mine") && strings.Contains(err.Error(), "no"),
 		"what cannot be ended is told as %v", err)
 }

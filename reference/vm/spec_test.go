@@ -37,19 +37,16 @@ func TestGuestSpec(t *testing.T) {
 		{name: "c1/1", source: "/var/lib/hosts", readOnly: true},
 		{name: "c1/3", source: "/var/lib/sub", readOnly: true, recursive: true, slave: true},
 	}
-	diff := cmp.Diff(want, binds, cmp.AllowUnexported(bind{}))
-	check.That(t, diff == "", "%v", diff)
+	check.Same(t, cmp.Diff(want, binds, cmp.AllowUnexported(bind{})), "-want +got")
 	var inGuest specs.Spec
 	check.Must(t, json.Unmarshal(raw, &inGuest))
 	var sources []string
 	for _, m := range inGuest.Mounts {
 		sources = append(sources, m.Source)
 	}
-	diff = cmp.Diff([]string{"proc", "/run/crust/shared/c1/1", "", "/run/crust/shared/c1/3"}, sources)
-	check.That(t, diff == "", "%v", diff)
+	check.Same(t, cmp.Diff([]string{"proc", "/run/crust/shared/c1/1", "", "/run/crust/shared/c1/3"}, sources), "-want +got")
 	check.That(t, inGuest.Root.Path == "/run/crust/shared/c1/rootfs" && inGuest.Linux.Seccomp == nil && inGuest.Linux.CgroupsPath == "", "%s", raw)
-	diff = cmp.Diff(testSpec(), spec)
-	check.That(t, diff == "", "the container's own spec was changed: %s", diff)
+	check.Same(t, cmp.Diff(testSpec(), spec), "the container's own spec was changed")
 }
 
 func TestWhatAContainerCannotHave(t *testing.T) {

@@ -71,8 +71,7 @@ func TestRecords(t *testing.T) {
 	check.Must(t, cmd.Process.Kill())
 	check.Eventually(t, "it is stopped", func() bool { return found.status() == "stopped" })
 	check.Must(t, cfg.deleteRecord(r))
-	_, err = cfg.findRecord("c1")
-	check.That(t, errors.Is(err, errUnknown), "%v", err)
+	check.Is(t, check.Err(cfg.findRecord("c1")), errUnknown)
 	// What cannot be examined is not known not to be there: a forced delete would succeed.
 	for _, dir := range []string{cfg.sandbox("sb").records(), string(cfg.sandbox("sb")), cfg.StateDir} {
 		check.Must(t, os.RemoveAll(dir))
@@ -156,6 +155,5 @@ func TestRemoveAbandonedWithoutARecord(t *testing.T) {
 	check.Must(t, os.Chtimes(cfg.cache(), past, past))
 	check.Must(t, cfg.removeAbandoned())
 	left := check.Value(filepath.Glob(cfg.StateDir + "/*"))(t)
-	diff := cmp.Diff([]string{cfg.cache(), string(cfg.sandbox("young"))}, left)
-	check.That(t, diff == "", "%v", diff)
+	check.Same(t, cmp.Diff([]string{cfg.cache(), string(cfg.sandbox("young"))}, left), "-want +got")
 }

@@ -74,8 +74,7 @@ func TestLastWords(t *testing.T) {
 		{[]string{"booted", panicked, "1", "2", "3"}, []string{panicked, "1", "2"}},
 		{[]string{"booted", panicked}, []string{panicked}},
 	} {
-		got := lastWords(strings.Join(c.console, "\n") + "\n")
-		check.That(t, got == strings.Join(c.want, "; "), "of %q: %q", c.console, got)
+		check.Equal(t, lastWords(strings.Join(c.console, "\n")+"\n"), strings.Join(c.want, "; "), "of %q", c.console)
 	}
 }
 
@@ -104,10 +103,8 @@ func guestKeepsAContainer(t *testing.T) {
 	s.volumes = &volumes{sandbox: "pod", guest: guest, byName: make(map[string]*attachedVolume)}
 	c := &controlServer{ContainersService: guest, sandbox: s}
 	check.Value(c.SignalProcess(t.Context(), &wire.SignalProcessRequest{Process: &wire.Process{Container: "stays"}, Signal: 9}))(t)
-	err := <-s.hung
-	check.That(t, errors.Is(err, errHung), "of a container that does not end: %v", err)
-	_, err = c.DeleteProcess(t.Context(), &wire.DeleteProcessRequest{Process: &wire.Process{Container: "stays"}})
+	check.Is(t, <-s.hung, errHung) // of a container that does not end
+	_, err := c.DeleteProcess(t.Context(), &wire.DeleteProcessRequest{Process: &wire.Process{Container: "stays"}})
 	check.That(t, err != nil, "the container was deleted")
-	err = <-s.hung
-	check.That(t, errors.Is(err, errHung), "of a container that cannot be deleted: %v", err)
+	check.Is(t, <-s.hung, errHung) // of a container that cannot be deleted
 }

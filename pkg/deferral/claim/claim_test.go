@@ -40,8 +40,7 @@ func TestClaimNamesFitTheEnvironment(t *testing.T) {
 	}
 	check.Must(t, start(claimName))
 	old := func(id identity) string { return "claim-" + fmt.Sprintf("b%d-%d", id.Major, id.Minor) }
-	err := start(old)
-	check.That(t, errors.Is(err, unix.E2BIG), "this test cannot fail: names of the old form gave %v", err)
+	check.Is(t, start(old), unix.E2BIG) // or this test cannot fail
 }
 
 func block(major, minor uint32) identity {
@@ -132,8 +131,7 @@ func TestKeptClaimIsTakenUp(t *testing.T) {
 		check.That(t, err == nil, "%+v: %v", c, err)
 		got, want := fmt.Sprint(keeper.keptNames), fmt.Sprint(keptNames{name: true, "OTHER": true})
 		check.That(t, c.broken || got == want, "%+v: kept: %v, want %v", c, got, want)
-		loop := slices.Contains(table.owners.owned(v.Key), image)
-		check.That(t, loop == (c.major == 7), "%+v: the volume owns the image: %v", c, loop)
+		check.Equal(t, slices.Contains(table.owners.owned(v.Key), image), c.major == 7, "%+v: the volume owns the image", c)
 	}
 }
 
@@ -204,8 +202,7 @@ func TestClaimThatIsNotKept(t *testing.T) {
 	fd := check.Value(unix.Open("/dev/null", unix.O_RDONLY|unix.O_CLOEXEC, 0))(t)
 	id := block(240, 77)
 	p := &Pending{table: c, request: Request{Volume: v}, dev: dev, id: id, held: &heldDevice{fd: fd, device: deviceAs(id)}, unlock: func() {}}
-	_, err := p.Keep()
-	check.That(t, err != nil, "it was claimed")
+	check.Fails(t, check.Err(p.Keep())) // or it was claimed
 	keeper.broken = false
 	check.Must(t, c.open.release(id))
 	check.That(t, c.open.get(id) == nil && len(keeper.keptNames) == 0, "left are %v and %v", c.open.get(id), keeper.keptNames)

@@ -133,8 +133,7 @@ func TestAnotherImageByTheName(t *testing.T) {
 	check.That(t, err == nil && file.Close() == nil, "its image: %v", err)
 	check.Must(t, os.WriteFile(v.Device.Path+".new", nil, 0o600))
 	check.Must(t, os.Rename(v.Device.Path+".new", v.Device.Path))
-	_, err = OpenDevice(v.Device)
-	check.That(t, err != nil, "another image is opened by the name")
+	check.Fails(t, check.Err(OpenDevice(v.Device))) // or another image is opened by the name
 	err = table.Reclaim(t.Context(), Request{Volume: v})
 	check.That(t, volume.KindOf(err) == volume.NotFound && err != nil && !table.Has(Request{Volume: v}), "claimed by its name: %v", err)
 }
@@ -219,8 +218,7 @@ func TestLoopDeviceThatCannotBeRead(t *testing.T) {
 	check.WithoutDescriptors(t, func() {
 		err := c.RefuseUsed(t.Context(), Request{Volume: image}, ReleaseTime)
 		check.That(t, volume.KindOf(err) == volume.Busy, "an image that cannot be opened is free: %v", err)
-		err = c.users.RefuseAdopted(v, adopted)
-		check.That(t, errors.Is(err, unix.EMFILE), "beside a volume of another program: %v", err)
+		check.Is(t, c.users.RefuseAdopted(v, adopted), unix.EMFILE) // beside a volume of another program
 		err = c.RefuseUsed(t.Context(), Request{Volume: v}, ReleaseTime)
 		check.That(t, volume.KindOf(err) == volume.Busy, "a device that cannot be opened is free: %v", err)
 	})
@@ -233,8 +231,7 @@ func TestReadOnlyFlagThatCannotBeRestored(t *testing.T) {
 	device := volume.Device{Kind: volume.BlockDevice, Major: 240, Minor: 77, Path: "/dev/null"}
 	r := Request{Volume: &volume.Volume{Key: volume.KeyOf("/a"), Target: "/a", ReadOnly: true, Device: device}}
 	check.WithoutDescriptors(t, func() {
-		err := c.Release(r, nil)
-		check.That(t, errors.Is(err, unix.EMFILE), "released: %v", err)
+		check.Is(t, c.Release(r, nil), unix.EMFILE) // released
 	})
 	for _, path := range []string{"/dev/null", "/dev/there-is-no-such-device"} {
 		r.Device.Path = path
@@ -251,8 +248,7 @@ func TestDeviceThatCannotBeOpenedStaysOwned(t *testing.T) {
 	other := &volume.Volume{Key: volume.KeyOf("/b"), Target: "/b", Device: v.Device}
 	c := newTable(t, nil, nil, &fakeOpeners{})
 	check.WithoutDescriptors(t, func() {
-		err := c.Reclaim(t.Context(), Request{Volume: v})
-		check.That(t, errors.Is(err, unix.EMFILE), "claimed again: %v", err)
+		check.Is(t, c.Reclaim(t.Context(), Request{Volume: v}), unix.EMFILE) // claimed again
 	})
 	dev := &OpenedDevice{Device: other.Device, FD: sys.NoFD}
 	_, err := c.Begin(t.Context(), Request{Volume: other}, dev)

@@ -68,8 +68,7 @@ func TestNames(t *testing.T) {
 		"": false, ".hidden": false, "-x": false, "a/b": false, "a b": false, strings.Repeat("a", 129): false,
 		abi.InfoName: false, abi.CLIName: false, abi.SocketName: false, "..": false,
 	} {
-		got := abi.IsSandboxID(name)
-		check.That(t, got == want, "IsSandboxID(%q) = %v", name, got)
+		check.Equal(t, abi.IsSandboxID(name), want, "IsSandboxID(%q)", name)
 	}
 	check.That(t, abi.IsDirName(abi.DirName("x")) && !abi.IsDirName(strings.Repeat("A", 64)) && !abi.IsDirName("../"+strings.Repeat("a", 61)),
 		"IsDirName")

@@ -352,8 +352,7 @@ func TestOddThingsInTheTree(t *testing.T) {
 	}
 	_, err := b.h.Stats(t.Context(), v)
 	handlers.WantError(t, err, volume.NoSandbox, v)
-	n := len(b.h.Adopted())
-	check.That(t, n == 0, "%d adopted", n)
+	check.Equal(t, len(b.h.Adopted()), 0, "adopted devices")
 }
 
 func TestCheck(t *testing.T) {

@@ -204,8 +204,7 @@ func TestStatsBesideAContainerThatCrashes(t *testing.T) {
 		defer g.h.guests.mu.Unlock()
 		return len(g.h.guests.volumes[v.Key].dead)
 	}
-	n := dead()
-	check.That(t, n == 0, "%d directories are given up for good that may be mounted yet", n)
+	check.Equal(t, dead(), 0, "directories are given up for good that may be mounted yet")
 	// A minute later they are old enough to be left out for good.
 	settled = 0
 	t.Cleanup(func() { settled = time.Minute })

@@ -42,8 +42,7 @@ func checkOutcome(t *testing.T, parse func([]byte) (volume.Report, error), body 
 			got.kind = volume.Absurd
 		}
 	}
-	diff := cmp.Diff(want, got, cmp.AllowUnexported(outcome{}))
-	check.That(t, diff == "", "%.200s (%v): %s", body, err, diff)
+	check.Same(t, cmp.Diff(want, got, cmp.AllowUnexported(outcome{})), "%.200s (%v)", body, err)
 }
 
 // The files hold answers that Kata's own types encoded.

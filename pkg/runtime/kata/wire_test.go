@@ -88,8 +88,7 @@ func TestTheEmulationAnswersAsRuntimeRS(t *testing.T) {
 			if e.Agent != nil {
 				want = []string{fmt.Sprint(e.Agent.Path, " ", e.Agent.Size)}
 			}
-			diff := cmp.Diff(want, drain(asked))
-			check.That(t, diff == "", "the agent was asked (-Kata +emulation):\n%s", diff)
+			check.Same(t, cmp.Diff(want, drain(asked)), "the agent was asked (-Kata +emulation)")
 		})
 	}
 	check.That(t, replayed >= 10, "only %d exchanges", replayed)
@@ -195,16 +194,14 @@ func TestRequestsToRuntimeRS(t *testing.T) {
 	report := check.Value(b.h.Stats(t.Context(), v))(t)
 	bytes, inodes := totals(report)
 	check.That(t, bytes == int64(recordedFS.Blocks)*recordedFS.Bsize && inodes == int64(recordedFS.Files), "%d bytes and %d inodes", bytes, inodes)
-	diff := cmp.Diff([]string{known["stats ok"].Request}, wire.take())
-	check.That(t, diff == "", "stats (-Kata +handler):\n%s", diff)
+	check.Same(t, cmp.Diff([]string{known["stats ok"].Request}, wire.take()), "stats (-Kata +handler)")
 
 	wire.answer("") // recorded as <EOF>
 	_, err := b.h.Resize(t.Context(), v, volume.Range{Required: recordedSize})
 	handlers.WantError(t, err, volume.Unsupported, v, "sb1", "without an answer")
 	got := wire.take()
 	check.Require(t, len(got) == 1, "resize: %q", got)
-	diff = cmp.Diff(essence(t, known["resize"].Request), essence(t, got[0]))
-	check.That(t, diff == "", "resize (-Kata +handler):\n%s", diff)
+	check.Same(t, cmp.Diff(essence(t, known["resize"].Request), essence(t, got[0])), "resize (-Kata +handler)")
 }
 
 // What the handler asks of the Go shim, of which no raw requests are recorded, is
@@ -258,8 +255,7 @@ func wantGoResize(t *testing.T, requests []string, device string) {
 		Method: http.MethodPost, URI: "/direct-volume/resize", Host: "shim",
 		Body: map[string]any{"VolumePath": device, "Size": float64(recordedSize)},
 	}
-	diff := cmp.Diff(want, essence(t, requests[0]))
-	check.That(t, diff == "", "resize (-Kata +handler):\n%s", diff)
+	check.Same(t, cmp.Diff(want, essence(t, requests[0])), "resize (-Kata +handler)")
 }
 
 // essential is what the shims read of a request.

@@ -146,8 +146,7 @@ func TestStrip(t *testing.T) {
 		"group suid owner": "nosuid nodev suid nosuid nodev",
 		"grpid xattr":      "grpid xattr",
 	} {
-		got := strings.Join(Strip(strings.Fields(given)), " ")
-		check.That(t, got == want, "%s becomes %s", given, got)
+		check.Equal(t, strings.Join(Strip(strings.Fields(given)), " "), want, "%s", given)
 	}
 }
 

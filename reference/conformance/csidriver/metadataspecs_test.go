@@ -296,8 +296,7 @@ func TestEachFaultIsFound(t *testing.T) {
 		"volumes do not grow":     {fault{neverGrows: true}, []string{"grown"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			diff := cmp.Diff(c.finds, try(t, c.fault))
-			check.That(t, diff == "", "-want +got:\n%s", diff)
+			check.Same(t, cmp.Diff(c.finds, try(t, c.fault)), "-want +got")
 		})
 	}
 }

@@ -1,7 +1,6 @@
 package initramfs
 
 import (
-	"errors"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -76,8 +75,7 @@ func TestArchive(t *testing.T) {
 		"modules/list": "boot virtio_ring.ko virtio.ko virtio_pci_modern_dev.ko virtio_pci.ko virtio-blk.ko virtio_console.ko\n" +
 			"virtiofs fuse.ko virtio_ring.ko virtio.ko virtiofs.ko\next4\nxfs libcrc32c.ko xfs.ko\n",
 	} {
-		diff := cmp.Diff(want, data[file])
-		check.That(t, diff == "", "%s: %s", file, diff)
+		check.Same(t, cmp.Diff(want, data[file]), "%s", file)
 	}
 	for name, want := range map[string]int64{"init": 0o100755, "dev": 0o040755, "dev/console": 0o020600, "modules/list": 0o100644} {
 		check.That(t, modes[name] == want, "%s has the mode %o", name, modes[name])
@@ -123,6 +121,5 @@ func TestKernelsThatWillNotDo(t *testing.T) {
 		check.That(t, err != nil && strings.Contains(err.Error(), want), "%s: %v", want, err)
 	}
 	known := check.Value(kernel{modules: poor + "/lib/modules/6.1"}.table())(t)
-	_, err := known.order([]string{"xfs"})
-	check.That(t, errors.Is(err, errNoModule), "a module that is not there: %v", err)
+	check.Is(t, check.Err(known.order([]string{"xfs"})), errNoModule) // a module that is not there
 }
