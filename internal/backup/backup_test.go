@@ -314,9 +314,8 @@ func TestRestoreResumes(t *testing.T) {
 		r.must(os.Remove(r.path("restored")))
 		return got.Resumed
 	}
-	n := restore(nil)
-	check.That(t, n == 0, "a new file had %d bytes already", n)
-	n = restore(old)
+	check.Equal(t, restore(nil), 0, "bytes that a new file had already")
+	n := restore(old)
 	check.That(t, n == made.Data, "%d of %d bytes were not written again", n, made.Data)
 	restore(r.volume)
 	for range 25 {

@@ -64,10 +64,7 @@ func TestIdentityInTheCluster(t *testing.T) {
 // be one.
 func TestWithoutAClusterThereIsNoSourceOfPods(t *testing.T) {
 	cfg := config.Default()
-	for name, change := range map[string]func(){
-		"off":       func() {},
-		"front off": func() { cfg.Cluster.Kubeconfig = "/k" },
-	} {
+	for name, change := range map[string]func(){"off": func() {}, "front off": func() { cfg.Cluster.Kubeconfig = "/k" }} {
 		change()
 		cluster, err := newCluster(&cfg, nil, nil)
 		check.That(t, err == nil && podSource(cluster) == nil && (&daemon{cluster: cluster}).remarks() == nil, "%s: %v, %v", name, err, cluster)

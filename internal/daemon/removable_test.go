@@ -78,8 +78,7 @@ func TestRemovable(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			var out bytes.Buffer
 			run := stateWith(t, c.volumes...)
-			code := Main(append([]string{"removable", "--run-dir", run}, c.args...), &out, &out)
-			check.That(t, code == c.code, "exit code %d: %s", code, out.String())
+			check.Equal(t, Main(append([]string{"removable", "--run-dir", run}, c.args...), &out, &out), c.code, "%s", out.String())
 			for _, word := range c.says {
 				check.That(t, strings.Contains(out.String(), word), "it does not say %q: %s", word, out.String())
 			}

@@ -10,6 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
 // fatal is what the helpers need of a test.
@@ -61,6 +63,13 @@ func Fails(t fatal, err error, words ...string) {
 	for _, word := range words {
 		Require(t, strings.Contains(err.Error(), word), "the error does not say %q: %v", word, err)
 	}
+}
+
+// Kind ends the test unless an error has a kind, and says some words.
+func Kind(t fatal, err error, want volume.Kind, words ...string) {
+	t.Helper()
+	Fails(t, err, words...)
+	Require(t, volume.KindOf(err) == want, "got %v of kind %v; want %v", err, volume.KindOf(err), want)
 }
 
 // Is ends the test unless an error is the wanted one.

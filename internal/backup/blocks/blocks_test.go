@@ -137,21 +137,20 @@ func TestFinalErrorsAreNotTriedAgain(t *testing.T) {
 // TestHostileServer: a backup is made by what the server names.
 func TestHostileServer(t *testing.T) {
 	for text, sent := range map[string][]blocks.Message{
-		"neither FIXED_LENGTH nor":   {message(0, 100, 0, 10)},
-		"was 2 and is 1 now":         {message(variable, 100, 0, 10), message(fixed, 100, 10, 10)},
-		"was 100 and is 200 now":     {message(variable, 100, 0, 10), message(variable, 200, 10, 10)},
-		"volume_capacity_bytes is 0": {message(variable, 0)},
-		"0 bytes at byte 5":          {message(variable, 100, 5, 0)},
-		"-1 bytes":                   {message(variable, 100, 5, -1)},
-		"10 bytes at byte -1":        {message(variable, 100, -1, 10)},
-		"10 bytes at byte 91":        {message(variable, 100, 91, 10)},
-		"at byte 9223372036854775807": {
-			message(variable, 100, math.MaxInt64, math.MaxInt64)},
-		"after byte 20 was reached": {message(variable, 100, 10, 10, 19, 10)},
-		"after byte 40 was reached": {message(variable, 100, 30, 10), message(variable, 100, 0, 10)},
-		"has 11 bytes":              {message(fixed, 100, 0, 10, 10, 11)},
-		"has 9 bytes":               {message(fixed, 100, 0, 10, 10, 9)},
-		"messages in a row":         slices.Repeat([]blocks.Message{message(variable, 100)}, 1001),
+		"neither FIXED_LENGTH nor":    {message(0, 100, 0, 10)},
+		"was 2 and is 1 now":          {message(variable, 100, 0, 10), message(fixed, 100, 10, 10)},
+		"was 100 and is 200 now":      {message(variable, 100, 0, 10), message(variable, 200, 10, 10)},
+		"volume_capacity_bytes is 0":  {message(variable, 0)},
+		"0 bytes at byte 5":           {message(variable, 100, 5, 0)},
+		"-1 bytes":                    {message(variable, 100, 5, -1)},
+		"10 bytes at byte -1":         {message(variable, 100, -1, 10)},
+		"10 bytes at byte 91":         {message(variable, 100, 91, 10)},
+		"at byte 9223372036854775807": {message(variable, 100, math.MaxInt64, math.MaxInt64)},
+		"after byte 20 was reached":   {message(variable, 100, 10, 10, 19, 10)},
+		"after byte 40 was reached":   {message(variable, 100, 30, 10), message(variable, 100, 0, 10)},
+		"has 11 bytes":                {message(fixed, 100, 0, 10, 10, 11)},
+		"has 9 bytes":                 {message(fixed, 100, 0, 10, 10, 9)},
+		"messages in a row":           slices.Repeat([]blocks.Message{message(variable, 100)}, 1001),
 	} {
 		s := &script{streams: []stream{{messages: sent}}}
 		_, err := s.read(t, 0)

@@ -38,8 +38,7 @@ func told(h *History, name string) string {
 
 func want(t *testing.T, h *History, name, want string) {
 	t.Helper()
-	got := told(h, name)
-	check.That(t, got == want, "of %q is told\n%s\nwant\n%s", name, got, want)
+	check.Equal(t, told(h, name), want, "what is told of %q", name)
 }
 
 // TestLifeOfAVolume: what calls and refusals add, and that a restart keeps it.

@@ -52,8 +52,7 @@ func TestParseProbe(t *testing.T) {
 			continue
 		}
 		check.That(t, got.nothing() == c.blank, "%s: nothing found: %v", name, got.nothing())
-		says := strings.Join(got.describe(), ", ")
-		check.That(t, says == c.says, "%s: says %q, want %q", name, says, c.says)
+		check.Equal(t, strings.Join(got.describe(), ", "), c.says, "%s", name)
 	}
 }
 

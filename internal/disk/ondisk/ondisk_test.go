@@ -46,9 +46,7 @@ func readerOf(d *disk) *Reader {
 	return newReader(func(volume.Device) (io.ReaderAt, func(), error) { return d.opened() })
 }
 
-func testVolume(key volume.Key) *volume.Volume {
-	return &volume.Volume{Key: key, FSType: "ext4"}
-}
+func testVolume(key volume.Key) *volume.Volume { return &volume.Volume{Key: key, FSType: "ext4"} }
 
 func inodes(s *superblock.Super) int64 {
 	if s == nil {
@@ -66,16 +64,13 @@ func TestADeviceIsReadRarely(t *testing.T) {
 			check.Require(t, got == 1, "the read number %d", got)
 		}
 		time.Sleep(time.Minute)
-		got := inodes(r.Super(t.Context(), testVolume("a"), time.Minute))
-		check.That(t, got == 2, "a minute later: the read number %d", got)
+		check.Equal(t, inodes(r.Super(t.Context(), testVolume("a"), time.Minute)), 2, "the number of the read, a minute later")
 		time.Sleep(time.Minute)
 		d.err = errors.New("I/O error")
-		got = inodes(r.Super(t.Context(), testVolume("a"), time.Minute))
-		check.That(t, got == 2, "after a read that failed: that of read %d", got)
+		check.Equal(t, inodes(r.Super(t.Context(), testVolume("a"), time.Minute)), 2, "the number of the read, after one that failed")
 		check.That(t, d.open.Load() == 0, "%d descriptors are left", d.open.Load())
 		r.Forget("a")
-		got = inodes(r.Super(t.Context(), testVolume("a"), time.Minute))
-		check.That(t, got == -1, "after it was forgotten: that of read %d", got)
+		check.Equal(t, inodes(r.Super(t.Context(), testVolume("a"), time.Minute)), -1, "the number of the read, after it was forgotten")
 	})
 }
 
@@ -86,20 +81,17 @@ func TestADeviceThatHangsKeepsNobody(t *testing.T) {
 		for i := range maxHung + 2*maxReads {
 			key := volume.Key(rune('a' + i))
 			begin := time.Now()
-			got := inodes(r.Super(t.Context(), testVolume(key), time.Minute))
-			check.That(t, got == -1, "a device that hangs gave read %d", got)
+			check.Equal(t, inodes(r.Super(t.Context(), testVolume(key), time.Minute)), -1, "what a device that hangs gave")
 			r.Super(t.Context(), testVolume(key), time.Minute)
 			took := time.Since(begin)
 			check.That(t, took <= 2*patience, "%v were waited", took)
 		}
-		n := d.open.Load()
-		check.That(t, n == maxHung+maxReads, "%d devices are open, want %d", n, maxHung+maxReads)
+		check.Equal(t, d.open.Load(), maxHung+maxReads, "open devices")
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
 		begin := time.Now()
 		r.Super(ctx, testVolume("a"), time.Minute)
-		took := time.Since(begin)
-		check.That(t, took == 0, "a caller that went away was kept for %v", took)
+		check.Equal(t, time.Since(begin), 0, "how long a caller that went away was kept")
 		close(d.hang)
 		synctest.Wait()
 		got := inodes(r.Super(t.Context(), testVolume("a"), time.Minute))
@@ -122,11 +114,10 @@ func TestDevicesThatHangLeaveTheOthersTheirReads(t *testing.T) {
 			v.Device.Path = "hung"
 			r.Super(t.Context(), v, time.Minute)
 		}
-		got := inodes(r.Super(t.Context(), testVolume("healthy"), time.Minute))
-		check.That(t, got == 1, "a healthy device gave read %d", got)
+		check.Equal(t, inodes(r.Super(t.Context(), testVolume("healthy"), time.Minute)), 1, "what a healthy device gave")
 		close(hung.hang)
 		synctest.Wait()
-		got = inodes(r.Super(t.Context(), testVolume("healthy"), 0))
+		got := inodes(r.Super(t.Context(), testVolume("healthy"), 0))
 		check.That(t, got == 2 && hung.open.Load() == 0, "when they answer again: read %d, %d descriptors", got, hung.open.Load())
 	})
 }

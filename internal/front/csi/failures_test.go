@@ -51,9 +51,7 @@ func TestStageThatIsNotBegunAfterAnUncertainOne(t *testing.T) {
 	r.driver.fail("stage-block", status.Error(codes.DeadlineExceeded, "slow"))
 	r.refused(r.tryStage(r.stageReq()), codes.DeadlineExceeded)
 	r.driver.said()
-	check.WithoutDescriptors(t, func() {
-		r.refused(r.tryStage(r.stageReq()), codes.Aborted)
-	})
+	check.WithoutDescriptors(t, func() { r.refused(r.tryStage(r.stageReq()), codes.Aborted) })
 	r.withoutRecords(func() {
 		r.refused(r.tryStage(r.stageReq()), codes.Aborted, "record cannot be written", "an earlier call")
 	})
@@ -69,9 +67,7 @@ func TestFirstStageThatCannotBeRecorded(t *testing.T) {
 	r := newRig(t, deferAll)
 	stage := r.stageReq()
 	stage.Secrets = map[string]string{"key": "s3cr3t-value"}
-	r.withoutRecords(func() {
-		r.refused(r.tryStage(stage), codes.Internal, "record cannot be written")
-	})
+	r.withoutRecords(func() { r.refused(r.tryStage(stage), codes.Internal, "record cannot be written") })
 	r.said()
 	check.That(t, !r.front.store.HoldsRequest(staging.VolumeID{Driver: driverName, ID: "vol-1"}), "the request is kept with its secrets")
 	r.clean()
@@ -91,9 +87,7 @@ func TestTargetThatCannotBeLookedUp(t *testing.T) {
 	for name, err := range map[string]error{
 		"publish": r.publish("pod1"), "unpublish": r.unpublish("pod1"), "stats": stats, "expand": expand, "health": health,
 	} {
-		t.Run(name, func(t *testing.T) {
-			check.That(t, codeOf(err) == codes.Aborted, "got %v", err)
-		})
+		t.Run(name, func(t *testing.T) { check.That(t, codeOf(err) == codes.Aborted, "got %v", err) })
 	}
 	r.said() // a driver that is asked would act under a sandbox
 	r.broker.findErr = nil
@@ -107,15 +101,11 @@ func TestPrivatePathThatCannotBeSeen(t *testing.T) {
 	r := newRig(t, deferAll)
 	r.begin("pod1")
 	r.driver.said()
-	check.WithoutDescriptors(t, func() {
-		r.refused(r.unpublish("pod1"), codes.Aborted, r.cfg.PrivateDir)
-	})
+	check.WithoutDescriptors(t, func() { r.refused(r.unpublish("pod1"), codes.Aborted, r.cfg.PrivateDir) })
 	r.said()
 	r.ok(nil, r.unpublish("pod1"))
 	r.said("unpublish private")
-	check.WithoutDescriptors(t, func() {
-		r.refused(r.tryUnstage(), codes.Aborted, r.cfg.PrivateDir)
-	})
+	check.WithoutDescriptors(t, func() { r.refused(r.tryUnstage(), codes.Aborted, r.cfg.PrivateDir) })
 	r.said()
 	r.unstage()
 	r.said("unstage private")
@@ -136,8 +126,7 @@ func TestCallsWaitShortlyForTheirVolume(t *testing.T) {
 		check.That(t, volume.KindOf(err) == volume.Busy && time.Since(began) == lockTimeout, "after %v: %v", time.Since(began), err)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		_, err = all.lock(ctx, staging.VolumeID{Driver: "d", ID: "v"})
-		check.That(t, volume.KindOf(err) == volume.Busy, "with a deadline: %v", err)
+		check.Kind(t, check.Err(all.lock(ctx, staging.VolumeID{Driver: "d", ID: "v"})), volume.Busy) // with a deadline
 		end()
 	})
 }

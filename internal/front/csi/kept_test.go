@@ -85,9 +85,7 @@ func TestRequestIsKeptOnlyWhereItMayBeNeeded(t *testing.T) {
 			}
 			for range 2 { // kubelet repeats it when it was restarted
 				r.ok(nil, r.tryStage(stage))
-				if got := holdsPortal(r.recordOnDisk()); got != test.kept {
-					t.Errorf("the record holds the publish context: %v\n%s", got, r.recordOnDisk())
-				}
+				check.Equal(t, holdsPortal(r.recordOnDisk()), test.kept, "whether it holds the publish context:\n%s", r.recordOnDisk())
 				got := r.front.store.HoldsRequest(staging.VolumeID{Driver: driverName, ID: "vol-1"})
 				check.That(t, got == test.kept, "the memory holds the request: %v", got)
 			}

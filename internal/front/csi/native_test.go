@@ -40,8 +40,7 @@ func TestNativeDriverAnswersWhatToMount(t *testing.T) {
 	publish.Readonly = true
 	reply, err := r.kubelet.NodePublishVolume(t.Context(), publish)
 	r.ok(nil, err)
-	size := proto.Size(reply)
-	check.That(t, size == 0, "kubelet was told %d bytes", size)
+	check.Equal(t, proto.Size(reply), 0, "bytes that kubelet was told")
 	r.said("stage-mount kubelet", "publish-deferred kubelet")
 	in := r.broker.asked
 	if in.Backing != "/dev/fake" || in.FSType != "xfs" || len(in.MountFlags) != 2 || in.MountFlags[1] != "ro" ||

@@ -106,8 +106,7 @@ func TestGrowthOfADeviceWithoutASize(t *testing.T) {
 		for _, sandbox := range []string{"", "s1"} {
 			r.broker.bound[r.target("p1")], r.broker.size = sandbox, 0
 			r.refused(r.expand("p1"), codes.FailedPrecondition, r.target("p1"), "/dev/fake", "cannot be read")
-			to := r.broker.volumes[r.target("p1")].GrowTo
-			check.That(t, to == 2<<30, "the growth on record is to %d", to)
+			check.Equal(t, r.broker.volumes[r.target("p1")].GrowTo, 2<<30, "the growth on record")
 		}
 	}
 }

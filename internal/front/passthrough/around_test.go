@@ -147,8 +147,7 @@ func TestDeadline(t *testing.T) {
 		ctx, cancel := context.WithTimeout(patience(t), time.Second)
 		got := outcomeOf(ctx, r.proxied, method)
 		cancel()
-		code := codes.Code(got.Status.GetCode())
-		check.That(t, code == codes.DeadlineExceeded, "%s: %v", way, code)
+		check.Equal(t, codes.Code(got.Status.GetCode()), codes.DeadlineExceeded, "%s", way)
 		rest := <-left
 		check.That(t, rest > 0 && rest <= time.Second, "%s: the driver was given %s", way, rest)
 	}

@@ -98,10 +98,7 @@ func TestCouldDefer(t *testing.T) {
 		"an inline volume cannot say no":       {before(Rule{Drivers: []string{"nfs"}}), with(func(w *Input) { w.Inline = true; w.Context = key("false") }), true},
 		"a pod that may not be the only one":   {deferring(func(r *Rule) { r.RuntimeHandlers = []string{"kata"} }), with(func(w *Input) { w.PodKnown = true }), true},
 	} {
-		t.Run(name, func(t *testing.T) {
-			got := (&Policy{Rules: c.rules}).CouldDefer(c.wish)
-			check.That(t, got == c.want, "got %v", got)
-		})
+		t.Run(name, func(t *testing.T) { check.Equal(t, (&Policy{Rules: c.rules}).CouldDefer(c.wish), c.want, "CouldDefer") })
 	}
 }
 
@@ -416,13 +413,11 @@ func TestAccessModesOfClaims(t *testing.T) {
 		check.That(t, err == nil, "%s is refused in a rule: %v", word, err)
 		for claim, modes := range sent {
 			for i, mode := range modes {
-				got := ModeOf(claim, i == 0)
-				check.That(t, got == mode, "%s is sent as %s, not %s", claim, mode, got)
+				check.Equal(t, ModeOf(claim, i == 0), mode, "how %s is sent", claim)
 				name := claim + []string{"+", ""}[i]
 				verdict, err := policy.Decide(Input{Driver: "d", AccessMode: mode})
-				if want := slices.Contains(matches, name); err != nil || verdict.Defer != want {
-					t.Errorf("a rule by %s, a volume by %s, sent as %s: deferred: %v (%v), want %v", word, name, mode, verdict.Defer, err, want)
-				}
+				check.Must(t, err)
+				check.Equal(t, verdict.Defer, slices.Contains(matches, name), "a rule by %s, a volume by %s, sent as %s: deferred", word, name, mode)
 			}
 		}
 	}

@@ -108,8 +108,7 @@ func TestMessages(t *testing.T) {
 // TestRoom: systemd says how many descriptors it keeps since version 254.
 func TestRoom(t *testing.T) {
 	m := newManager(t)
-	got := m.notifier(t).Room()
-	check.That(t, got == 512, "told 512, understood %d", got)
+	check.Equal(t, m.notifier(t).Room(), 512, "room")
 	t.Setenv("NOTIFY_SOCKET", m.path)
 	n, err := FromEnvironment()
 	check.That(t, err == nil && n.Room() == unitRoom, "not told: %d, %v", n.Room(), err)
@@ -279,6 +278,4 @@ func child() int {
 	return 0
 }
 
-func names[V any](of map[string]V) string {
-	return strings.Join(slices.Sorted(maps.Keys(of)), ",")
-}
+func names[V any](of map[string]V) string { return strings.Join(slices.Sorted(maps.Keys(of)), ",") }

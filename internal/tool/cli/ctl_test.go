@@ -384,9 +384,7 @@ func TestSocketOfTheEnvironment(t *testing.T) {
 	b := newBench(t).serve()
 	b.env[socketVariable] = "unix://" + b.socket
 	b.node.AdminSocket = "/nonexistent/admin.sock"
-	if r := b.run("list"); r.code != command.ExitOK {
-		t.Error(r.err)
-	}
+	check.Equal(t, b.run("list").code, command.ExitOK, "exit code")
 	r := b.run("list", "--socket", "/nonexistent/other.sock")
 	check.That(t, r.code == command.ExitFailure && strings.Contains(r.err, "other.sock"), "the flag goes before the environment: %+v", r)
 }
@@ -557,11 +555,10 @@ func TestNothingToShow(t *testing.T) {
 func getShows(t *testing.T, change func(*adminv1.Volume), want, never string) {
 	t.Helper()
 	b := newBench(t).serve()
-	if got := b.run("get", idA).out; want != "" && strings.Contains(got, want) {
-		t.Errorf("without the change it is shown too:\n%s", got)
-	}
-	change(b.admin.volumes[0])
 	got := b.run("get", idA).out
+	check.That(t, want == "" || !strings.Contains(got, want), "without the change it is shown too:\n%s", got)
+	change(b.admin.volumes[0])
+	got = b.run("get", idA).out
 	check.That(t, strings.Contains(got, want) && !strings.Contains(got, never), "no %q, or %q, in:\n%s", want, never, got)
 }
 

@@ -25,8 +25,7 @@ func TestPlacesOfTheClusterAreThoseOfTheFront(t *testing.T) {
 		node := doctor.DefaultNode()
 		c := check.Value(configuration(text+"\nkeyOfANewerDaemon: 1", ""))(t)
 		node.Configure(c)
-		got := node.Config.Cluster.Kubeconfig + " " + node.Config.Cluster.NodeName
-		check.That(t, got == want, "got %q, want %q", got, want)
+		check.Equal(t, node.Config.Cluster.Kubeconfig+" "+node.Config.Cluster.NodeName, want, "kubeconfig and node")
 	}
 }
 

@@ -115,10 +115,7 @@ func (tr tree) mount(id, at, fstype, source string) {
 func idOf(target string) string { return string(volume.KeyOf(target)) }
 
 func healthyDaemon() Daemon {
-	return Daemon{
-		Node:     &adminv1.GetNodeResponse{Version: "v1"},
-		Handlers: []*adminv1.Handler{{Name: "kata", Healthy: true}},
-	}
+	return Daemon{Node: &adminv1.GetNodeResponse{Version: "v1"}, Handlers: []*adminv1.Handler{{Name: "kata", Healthy: true}}}
 }
 
 func withVolume(state adminv1.VolumeState, lastError string) Daemon {

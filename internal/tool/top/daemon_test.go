@@ -116,8 +116,7 @@ func TestOnce(t *testing.T) {
 	check.That(t, len(picture.Volumes) == 35 && len(picture.Handlers) == 2 && picture.Node.GetVersion() == "v1.2.3", "%d volumes", len(picture.Volumes))
 	check.That(t, f.most <= maxConcurrent && len(f.asked) == 33, "%d were asked, %d at once", len(f.asked), f.most)
 	text := picture.Text(0)
-	n := strings.Count(text, "75%")
-	check.That(t, n == 32, "fresh numbers of %d volumes in\n%s", n, text)
+	check.Equal(t, strings.Count(text, "75%"), 32, "fresh numbers in\n%s", text)
 	for _, part := range []string{"crust-proxy v1.2.3  node-7", "Handlers 1/2", "! handler crust:", `the guest said \x1b[2J`, "ERROR"} {
 		check.That(t, strings.Contains(text, part), "no %q in\n%s", part, text)
 	}
