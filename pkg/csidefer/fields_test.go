@@ -41,8 +41,7 @@ func TestRequested(t *testing.T) {
 	}
 	check.That(t, csidefer.Requested(publish) && csidefer.Requested(unpublish) && csidefer.Requested(stats) && csidefer.Requested(expand),
 		"not requested after it was")
-	n := len(publish.ProtoReflect().GetUnknown())
-	check.That(t, n == 2, "the field has %d bytes instead of 2", n)
+	check.Equal(t, len(publish.ProtoReflect().GetUnknown()), 2, "bytes of the field")
 	type overlay interface {
 		proto.Message
 		GetDeferFsOps() bool

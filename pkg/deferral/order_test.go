@@ -330,9 +330,7 @@ func TestGuardThatCannotBeReached(t *testing.T) {
 	s := newBench(t, plain)
 	s.published()
 	rec := *s.b.table.get(s.key).rec
-	check.WithoutDescriptors(t, func() {
-		check.That(t, s.b.remover.unguard(&rec, nil) != nil, "it counts as removed")
-	})
+	check.WithoutDescriptors(t, func() { check.That(t, s.b.remover.unguard(&rec, nil) != nil, "it counts as removed") })
 	rec.ResolvedTarget = "/former-root/mount"
 	check.Must(t, s.b.remover.unguard(&rec, nil))
 	s.saw()

@@ -55,10 +55,8 @@ func TestRestart(t *testing.T) {
 		loaded, want string // what exists after Load, and after Reconcile
 		steps        []string
 	}{
-		"a volume": {func(*bench) {}, "claimed volumes", "claimed volumes", []string{"guard claimed volumes", "publish claimed volumes"}},
-		"a begun removal": {
-			func(s *bench) { check.Must(s, s.b.store.beginRemoval(s.key)) }, "claimed removing", "", removed,
-		},
+		"a volume":        {func(*bench) {}, "claimed volumes", "claimed volumes", []string{"guard claimed volumes", "publish claimed volumes"}},
+		"a begun removal": {func(s *bench) { check.Must(s, s.b.store.beginRemoval(s.key)) }, "claimed removing", "", removed},
 		"a begun removal of a device that is open": {func(s *bench) {
 			s.fail["free"] = errOpen
 			check.Must(s, s.b.store.beginRemoval(s.key))

@@ -73,8 +73,7 @@ func TestMove(t *testing.T) {
 				check.Equal(t, read(t, group+"/cgroup.procs"), "7", "in %s", group)
 				moved = append(moved, filepath.Base(filepath.Dir(group)))
 			}
-			got := strings.Join(moved, " ")
-			check.That(t, got == c.moved, "moved in %q and not in %q", got, c.moved)
+			check.Equal(t, strings.Join(moved, " "), c.moved, "moved in")
 		})
 	}
 }

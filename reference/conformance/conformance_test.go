@@ -154,8 +154,7 @@ func TestSleepEndsWithItsLease(t *testing.T) {
 	done := make(chan int)
 	go func() { done <- Probe([]string{"sleep"}, in, &bytes.Buffer{}, &bytes.Buffer{}) }()
 	check.Must(t, lease.Close())
-	code := <-done
-	check.That(t, code == 0, "code %d", code)
+	check.Equal(t, <-done, 0, "exit code")
 }
 
 // A directory whose run is gone is cleared away; one of a run that lives is not.

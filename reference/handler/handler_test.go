@@ -63,8 +63,7 @@ func TestFreezeForTooLong(t *testing.T) {
 		0: abi.ExitOutOfRange, 60: abi.ExitOK, 61: abi.ExitOutOfRange,
 		18446744074: abi.ExitOutOfRange, math.MaxInt64: abi.ExitOutOfRange,
 	} {
-		got := cli.Main([]string{abi.Freeze, "/target", fmt.Sprint(seconds)}, io.Discard, io.Discard)
-		check.That(t, got == want, "%d s: exit status %d, want %d", seconds, got, want)
+		check.Equal(t, cli.Main([]string{abi.Freeze, "/target", fmt.Sprint(seconds)}, io.Discard, io.Discard), want, "%d s: exit status", seconds)
 	}
 }
 

@@ -186,8 +186,7 @@ func TestDirectoriesHaveTheirModeAtOnce(t *testing.T) {
 	check.Must(t, <-done)
 	is, err := os.Stat(dir + "/apart")
 	check.That(t, err == nil && is.Mode().Perm() == 0o777, "%v, %v", is.Mode(), err)
-	left := unix.Umask(umask)
-	check.That(t, left == umask, "all others have the umask %o, and had %o", left, umask)
+	check.Equal(t, unix.Umask(umask), umask, "the umask of all others")
 }
 
 // Only what was created for the sandbox and waits to be started ends with it.

@@ -43,9 +43,7 @@ func TestClaimNamesFitTheEnvironment(t *testing.T) {
 	check.Is(t, start(old), unix.E2BIG) // or this test cannot fail
 }
 
-func block(major, minor uint32) identity {
-	return identity{Block: true, Major: major, Minor: minor}
-}
+func block(major, minor uint32) identity { return identity{Block: true, Major: major, Minor: minor} }
 
 func TestClaimNames(t *testing.T) {
 	check.That(t, claimName((identity{Major: 8, Minor: 1, Inode: 2})) == "", "an image is kept")
@@ -164,8 +162,7 @@ func TestQuestionAboutADevice(t *testing.T) {
 		sys.CloseFD(q.FD)
 		claimed, open := c.kept || c.held && !c.mountable, c.kept || c.held
 		check.That(t, (err == nil) == open && q.Own == c.own && q.Claimed == claimed && (q.FD >= 0) == open, "%+v: %+v, %v", c, q, err)
-		n := table.Kept()
-		check.That(t, n == c.count, "%+v: %d claims are kept", c, n)
+		check.Equal(t, table.Kept(), c.count, "%+v: kept claims", c)
 	}
 }
 
@@ -230,8 +227,7 @@ func TestKeptClaimsAreGivenUpInTheEnd(t *testing.T) {
 				err := heldAs(t, c, v.Device)
 				check.Require(t, (err != nil) == keeper.broken, "%v", err)
 				keeper.broken = true
-				err = c.Release(Request{Volume: v}, nil)
-				check.That(t, volume.KindOf(err) == volume.Busy, "a release that failed: %v", err)
+				check.Kind(t, c.Release(Request{Volume: v}, nil), volume.Busy) // a release that failed
 				keeper.broken = false
 				err = last(c)
 				check.That(t, err == nil && len(keeper.keptNames) == 0 && c.Kept() == 0, "%v, and kept are %v (%d)", err, keeper.keptNames, c.Kept())
@@ -409,8 +405,7 @@ func TestKeptClaimOfALostVolume(t *testing.T) {
 		check.Must(t, c.RefuseKept(t.Context(), lost, []volume.Device{device})) // it is another volume's
 		c.DropKept(t.Context(), nil)
 		check.That(t, c.Kept() == 1, "the claim on a device that somebody has open was given up")
-		err := c.RefuseKept(t.Context(), lost, nil)
-		check.That(t, volume.KindOf(err) == volume.Busy, "a volume whose device may be that one is free: %v", err)
+		check.Kind(t, c.RefuseKept(t.Context(), lost, nil), volume.Busy) // or a volume whose device may be that one is free
 		*finder = fakeOpeners{err: errors.New("no answer")}
 	}
 	*finder = fakeOpeners{}

@@ -183,8 +183,7 @@ func TestTwoLoopDevicesOfOneImage(t *testing.T) {
 			}
 		}
 		writer := &volume.Volume{Key: "w", Target: "/w", Device: deviceAs(image)}
-		err := o.reserve(writer, image)
-		check.That(t, volume.KindOf(err) == volume.InUse, "the image itself: %v", err)
+		check.Kind(t, o.reserve(writer, image), volume.InUse) // the image itself
 	}
 }
 
@@ -216,11 +215,9 @@ func TestLoopDeviceThatCannotBeRead(t *testing.T) {
 	c := newTable(t, nil, nil, &fakeOpeners{})
 	image, _ := imageOf(t)
 	check.WithoutDescriptors(t, func() {
-		err := c.RefuseUsed(t.Context(), Request{Volume: image}, ReleaseTime)
-		check.That(t, volume.KindOf(err) == volume.Busy, "an image that cannot be opened is free: %v", err)
-		check.Is(t, c.users.RefuseAdopted(v, adopted), unix.EMFILE) // beside a volume of another program
-		err = c.RefuseUsed(t.Context(), Request{Volume: v}, ReleaseTime)
-		check.That(t, volume.KindOf(err) == volume.Busy, "a device that cannot be opened is free: %v", err)
+		check.Kind(t, c.RefuseUsed(t.Context(), Request{Volume: image}, ReleaseTime), volume.Busy) // or an image that cannot be opened is free
+		check.Is(t, c.users.RefuseAdopted(v, adopted), unix.EMFILE)                                // beside a volume of another program
+		check.Kind(t, c.RefuseUsed(t.Context(), Request{Volume: v}, ReleaseTime), volume.Busy)     // or a device that cannot be opened is free
 	})
 }
 
@@ -251,11 +248,10 @@ func TestDeviceThatCannotBeOpenedStaysOwned(t *testing.T) {
 		check.Is(t, c.Reclaim(t.Context(), Request{Volume: v}), unix.EMFILE) // claimed again
 	})
 	dev := &OpenedDevice{Device: other.Device, FD: sys.NoFD}
-	_, err := c.Begin(t.Context(), Request{Volume: other}, dev)
-	check.That(t, volume.KindOf(err) == volume.InUse, "another volume claimed the device: %v", err)
+	check.Kind(t, check.Err(c.Begin(t.Context(), Request{Volume: other}, dev)), volume.InUse) // or another volume claimed the device
 	check.Must(t, os.Remove(path))
 	check.Must(t, c.Release(Request{Volume: v}, nil))
-	err = c.Reclaim(t.Context(), Request{Volume: v})
+	err := c.Reclaim(t.Context(), Request{Volume: v})
 	check.That(t, volume.KindOf(err) == volume.NotFound && len(c.owners.owned(v.Key)) == 0, "an image that has gone: %v", err)
 }
 
@@ -300,6 +296,5 @@ func TestAdoptedImageThatCannotBeIdentified(t *testing.T) {
 	}
 	table := newTable(t, nil, nil, &fakeOpeners{})
 	check.Must(t, table.users.RefuseAdopted(other, adopted))
-	err := table.users.RefuseAdopted(v, adopted)
-	check.That(t, err != nil && volume.KindOf(err) == volume.InUse, "it is given to a second volume: %v", err)
+	check.Kind(t, table.users.RefuseAdopted(v, adopted), volume.InUse) // or it is given to a second volume
 }

@@ -82,10 +82,8 @@ func TestSandboxes(t *testing.T) {
 	put(t, dir, abi.CLIName, "/x\n")
 	put(t, dir, "not an id", "")
 	check.Must(t, os.Mkdir(filepath.Join(path, "directory"), 0o700))
-	got, err := dir.Sandboxes()
-	if diff := cmp.Diff([]string{"third", "second", "first"}, got); diff != "" || err != nil {
-		t.Fatal(diff, err)
-	}
+	got := check.Value(dir.Sandboxes())(t)
+	check.Same(t, cmp.Diff([]string{"third", "second", "first"}, got), "-want +got")
 }
 
 func TestLock(t *testing.T) {
@@ -96,6 +94,5 @@ func TestLock(t *testing.T) {
 	check.Must(t, dir.Unlock())
 	check.Must(t, other.Lock(time.Second))
 	check.Must(t, other.Close())
-	err := dir.Lock(time.Second)
-	check.Require(t, err == nil, "closing kept the lock: %v", err)
+	check.Must(t, dir.Lock(time.Second)) // or closing kept the lock
 }

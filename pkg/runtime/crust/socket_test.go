@@ -93,9 +93,8 @@ func TestSocketsThatAreNotUsed(t *testing.T) {
 			b.startSandbox(t, v, "sb1")
 			b.leave(t, v, "sb1", b.cfg.Programs[0], c.path)
 			before := b.agent.asked.Load()
-			if _, err := b.h.Stats(t.Context(), v); err != nil || b.agent.asked.Load() != before {
-				t.Errorf("the program was not asked: %v", err)
-			}
+			check.Value(b.h.Stats(t.Context(), v))(t)
+			check.That(t, b.agent.asked.Load() == before, "the program was not asked")
 			check.Must(t, os.Remove(b.path(v, "runtime-cli")))
 			_, err := b.h.Stats(t.Context(), v)
 			kind := volume.Internal
@@ -123,8 +122,7 @@ func TestWhoServesTheSocket(t *testing.T) {
 	handlers.WantError(t, err, volume.Denied, v, "sb1", "belongs to user")
 	conn := check.Value(net.Dial("unix", b.agent.path))(t)
 	defer func() { check.Must(t, conn.Close()) }()
-	err = b.h.asker.conns.sockets.checkPeer(conn, b.agent.path)
-	check.That(t, volume.KindOf(err) == volume.Denied && strings.Contains(err.Error(), "served by user"), "another user's server: %v", err)
+	check.Kind(t, b.h.asker.conns.sockets.checkPeer(conn, b.agent.path), volume.Denied, "served by user") // another user's server
 	b.h.asker.conns.sockets.owner--
 	check.Must(t, b.h.asker.conns.sockets.checkPeer(conn, b.agent.path))
 }
@@ -145,8 +143,7 @@ func TestConnectionsAreKept(t *testing.T) {
 		return err == nil
 	})
 	b.stop()
-	_, err = b.h.Stats(t.Context(), v)
-	check.That(t, err == nil, "without Run: %v", err)
+	check.Value(b.h.Stats(t.Context(), v))(t) // without Run
 	check.That(t, kept(b) == 0, "connections are kept without Run")
 }
 
@@ -203,8 +200,7 @@ func TestFreezeAndThaw(t *testing.T) {
 	for _, w := range []way{bySocket, byProgram} {
 		b := newBench(t, w)
 		v := published(t, b, "a")
-		err := b.h.Freeze(t.Context(), v, time.Minute)
-		check.That(t, volume.KindOf(err) == volume.NoSandbox, "without a sandbox: %v", err)
+		check.Kind(t, b.h.Freeze(t.Context(), v, time.Minute), volume.NoSandbox) // without a sandbox
 		sandbox := b.startSandbox(t, v, "sb1")
 		check.Must(t, b.h.Freeze(t.Context(), v, time.Minute))
 		got := b.agent.frozen.Load()

@@ -209,9 +209,8 @@ func TestStartingSandboxIsNotBound(t *testing.T) {
 	v := published(t, b, "a")
 	shim := b.startShim(t, v, "sb1")
 	check.That(t, boundTo(b, v, "")(), "bound before anybody asked")
-	if _, err := b.h.Stats(t.Context(), v); err != nil || !boundTo(b, v, "sb1")() {
-		t.Errorf("not bound: %v", err)
-	}
+	check.Value(b.h.Stats(t.Context(), v))(t)
+	check.That(t, boundTo(b, v, "sb1")(), "not bound")
 	b.h.guests.drop(v.Key)
 	b.err = errors.New("no containerd")
 	_, err := b.h.Stats(t.Context(), v)

@@ -85,8 +85,7 @@ func TestForeignEmptyDirectory(t *testing.T) {
 	_, err := b.h.Publish(t.Context(), v)
 	handlers.WantError(t, err, volume.Conflict, v, "another program")
 	check.Must(t, b.h.Retract(t.Context(), v))
-	_, err = os.Stat(b.dir(v))
-	check.That(t, err == nil, "a foreign directory was removed: %v", err)
+	check.Value(os.Stat(b.dir(v)))(t) // or a foreign directory was removed
 }
 
 func TestRootIsMadeAgain(t *testing.T) {
@@ -102,8 +101,7 @@ func TestPlaces(t *testing.T) {
 	dir := handlers.ShortDir(t)
 	inside := testConfig(dir)
 	inside.TempDir = filepath.Join(inside.DirectVolumes, "tmp")
-	_, err := New(inside, nil, zap.NewNop())
-	check.That(t, volume.KindOf(err) == volume.Invalid, "a TempDir in Kata's tree: %v", err)
+	check.Kind(t, check.Err(New(inside, nil, zap.NewNop())), volume.Invalid) // a TempDir in Kata's tree
 	check.Fails(t, check.Err(New(inside, nil, zap.NewNop())), "put it elsewhere")
 	elsewhere := testConfig(dir)
 	elsewhere.TempDir = "/dev/shm/crust-proxy-test"
@@ -112,8 +110,7 @@ func TestPlaces(t *testing.T) {
 		check.Require(t, os.Getenv("CI") != "true", "/dev/shm is no filesystem of its own here")
 		t.Skip("/dev/shm is no filesystem of its own here")
 	}
-	_, err = New(elsewhere, nil, zap.NewNop())
-	check.That(t, volume.KindOf(err) == volume.Invalid, "a TempDir on another filesystem: %v", err)
+	check.Kind(t, check.Err(New(elsewhere, nil, zap.NewNop())), volume.Invalid) // a TempDir on another filesystem
 }
 
 // TestOthersCanReadTheWholeTree: a driver that hands volumes to Kata by itself reads all of them, ours too, and fails if
@@ -234,8 +231,7 @@ func TestDaemonsOfTwoKubeletsShareATree(t *testing.T) {
 	orphans, err = other.Orphans(none)
 	check.That(t, err == nil && len(orphans) == 0, "the other's orphans are %v, %v", orphans, err)
 	check.Must(t, other.Retract(t.Context(), v))
-	_, err = other.Publish(t.Context(), v)
-	check.That(t, volume.KindOf(err) == volume.Conflict, "published over it: %v", err)
+	check.Kind(t, check.Err(other.Publish(t.Context(), v)), volume.Conflict) // or it is published over it
 	other.AdoptForeign()
 	check.That(t, slices.ContainsFunc(other.Adopted(), func(o *volume.Volume) bool { return o.Device.Path == v.Device.Path }),
 		"the device's owner is not seen: %v", other.Adopted())

@@ -86,8 +86,7 @@ func TestAnEmptyFirstAnswerIsDoubted(t *testing.T) {
 		f.start()
 		tracker, told := track(t, f, Config{})
 		check.Eventually(t, "ready", tracker.Ready)
-		n := f.listings()
-		check.That(t, n == 2, "ready after %d listings", n)
+		check.Equal(t, f.listings(), 2, "listings until it is ready")
 		restart := func() (before int) {
 			f.stop()
 			check.Eventually(t, "not ready", func() bool { return !tracker.Ready() })
@@ -130,10 +129,8 @@ func TestDestinations(t *testing.T) {
 		ids, err := tracker.ContainerIDs(t.Context(), "sb-1")
 		slices.Sort(ids)
 		check.That(t, err == nil && slices.Equal(ids, wantIDs), "%q, %v", ids, err)
-		_, err = tracker.Destinations(t.Context(), "unknown", "/v")
-		check.That(t, volume.KindOf(err) == volume.NoSandbox, "an unknown sandbox: %v", err)
-		_, err = tracker.ContainerIDs(t.Context(), "unknown")
-		check.That(t, volume.KindOf(err) == volume.NoSandbox, "an unknown sandbox: %v", err)
+		check.Kind(t, check.Err(tracker.Destinations(t.Context(), "unknown", "/v")), volume.NoSandbox) // an unknown sandbox
+		check.Kind(t, check.Err(tracker.ContainerIDs(t.Context(), "unknown")), volume.NoSandbox)       // an unknown sandbox
 	})
 }
 
@@ -229,12 +226,10 @@ func TestHungRuntimeBlocksNoLookup(t *testing.T) {
 		check.That(t, known && has(tracker, "pod-1", "sb-1")() && time.Since(start) <= 0, "lookups: %v, after %v", known, time.Since(start))
 		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 		defer cancel()
-		_, err := tracker.Destinations(ctx, "sb-1", "/v")
-		check.That(t, volume.KindOf(err) == volume.Timeout, "got %v", err)
+		check.Kind(t, check.Err(tracker.Destinations(ctx, "sb-1", "/v")), volume.Timeout)
 		gone, cancelGone := context.WithCancel(t.Context())
 		cancelGone()
-		_, err = tracker.ContainerIDs(gone, "sb-1")
-		check.That(t, volume.KindOf(err) == volume.Canceled, "a caller who went away: %v", err)
+		check.Kind(t, check.Err(tracker.ContainerIDs(gone, "sb-1")), volume.Canceled) // a caller who went away
 	})
 }
 

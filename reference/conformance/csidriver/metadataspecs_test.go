@@ -295,9 +295,7 @@ func TestEachFaultIsFound(t *testing.T) {
 		"growth is not looked at": {fault{noGrowth: true}, []string{"grown"}},
 		"volumes do not grow":     {fault{neverGrows: true}, []string{"grown"}},
 	} {
-		t.Run(name, func(t *testing.T) {
-			check.Same(t, cmp.Diff(c.finds, try(t, c.fault)), "-want +got")
-		})
+		t.Run(name, func(t *testing.T) { check.Same(t, cmp.Diff(c.finds, try(t, c.fault)), "-want +got") })
 	}
 }
 

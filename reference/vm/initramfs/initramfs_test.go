@@ -93,8 +93,7 @@ func TestBuildOnce(t *testing.T) {
 	}
 	first := build("one")
 	before := check.Value(os.Stat(first))(t)
-	again := build("one")
-	check.That(t, again == first, "the same is built twice: %s, %s", first, again)
+	check.Equal(t, build("one"), first, "the same is built twice")
 	after, err := os.Stat(first)
 	check.That(t, err == nil && os.SameFile(before, after), "the archive was replaced: %v", err)
 	other := build("two")
