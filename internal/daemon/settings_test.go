@@ -130,7 +130,7 @@ func TestStartWithABadFile(t *testing.T) {
 				since, told := s.file().badSince, n.logs.Len()
 				s.reload()
 				n.want("reloaded", s, "old", "is bad since", "accepted at")
-				check.That(t, s.file().badSince == since && n.logs.Len() == told,
+				check.That(t, s.file().badSince.Equal(since) && n.logs.Len() == told,
 					"bad since %v, now since %v; log %v", since, s.file().badSince, n.logs.All())
 			}
 			n.write(newRules)
