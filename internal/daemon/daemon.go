@@ -200,7 +200,7 @@ func (d *daemon) buildBroker(cfg *config.Config) error {
 	d.tracker = newTracker(cfg, sandbox.Config{
 		OnAdded: func(podUID, id string) { d.handlers.SandboxAdded(podUID, id) },
 		OnGone:  func(id string) { d.handlers.SandboxGone(id) },
-		Busy:    func() bool { return len(d.broker.All()) > 0 },
+		Busy:    func() bool { return len(d.broker.After(deferral.Status{Volume: &volume.Volume{}}, 1)) > 0 },
 	}, d.log)
 	var keeper claim.Keeper // nil if systemd keeps no descriptors
 	if d.notify.CanStore() {
@@ -249,7 +249,7 @@ func (d *daemon) buildFront(cfg *config.Config) (err error) {
 	if d.front, err = d.newFront(cfg); err != nil {
 		return err
 	}
-	d.mounted = &hostMounts{volumes: d.broker.All}
+	d.mounted = &hostMounts{volumes: d.broker.Each}
 	d.parts = parts{d.settings, onRecord}
 	if d.tracker != nil {
 		d.parts = append(d.parts, followed{d.tracker})

@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"fmt"
+	"iter"
 	"os"
 	"slices"
 	"time"
@@ -32,7 +33,7 @@ type driverFront struct {
 	drivers *registry.Registry
 	callers *peercred.Authorizer
 	calls   telemetry.Interceptors // the settings that all servers share
-	volumes func() []deferral.Status
+	volumes func() iter.Seq[deferral.Status]
 	cluster *pods.Cluster // nil if no cluster is configured
 }
 
@@ -55,7 +56,7 @@ func (d *daemon) newFront(cfg *config.Config) (*driverFront, error) {
 	}
 	d.node.Refusals = refused
 	f := &driverFront{
-		front: front, volumes: d.broker.All, cluster: d.cluster,
+		front: front, volumes: d.broker.Each, cluster: d.cluster,
 		calls:   telemetry.Interceptors{Log: d.log, Metrics: d.metrics, Tracer: d.tracer, Ended: d.history.Call},
 		callers: peercred.NewAuthorizer("authorization.csi", peercred.Policy(cfg.Authorization.CSI), d.denied),
 	}
@@ -82,7 +83,7 @@ func (f *driverFront) ServerOptions(name string, has *csi.NodeGetCapabilitiesRes
 // Deferred names the deferred volumes of a driver.
 func (f *driverFront) Deferred(driver string) []string {
 	var targets []string
-	for _, status := range f.volumes() {
+	for status := range f.volumes() {
 		if status.Driver == driver {
 			targets = append(targets, status.Target)
 		}

@@ -2,8 +2,10 @@ package daemon
 
 import (
 	"context"
+	"iter"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -109,10 +111,10 @@ func TestNothingIsKeptOfAForeignVolumeThatIsGone(t *testing.T) {
 func TestLookAtHostMountsIsShared(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		looks, goOn := 0, make(chan struct{})
-		h := &hostMounts{volumes: func() []deferral.Status {
+		h := &hostMounts{volumes: func() iter.Seq[deferral.Status] {
 			looks++
 			<-goOn
-			return mountedVolumes(t)
+			return slices.Values(mountedVolumes(t))
 		}}
 		gone, leave := context.WithCancel(t.Context())
 		left := make(chan []string, 1)
@@ -156,5 +158,5 @@ func mountedVolumes(t *testing.T) []deferral.Status {
 func TestLookAtHostMountsEndsInTime(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	check.Fails(t, check.Err(deferral.HostMounts(ctx, mountedVolumes(t)))) // or the mount table was read for a caller who has gone
+	check.Fails(t, check.Err(deferral.HostMounts(ctx, slices.Values(mountedVolumes(t))))) // or the mount table was read for a caller who has gone
 }

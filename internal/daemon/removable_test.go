@@ -9,6 +9,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -170,7 +171,9 @@ func nodeWithStaged(t *testing.T, badFront error, published []deferral.Status, i
 	}
 	onRecord := &volumes{badFront: badFront, staged: func() []staging.Staged { return staged }}
 	metrics := telemetry.NewMetrics("test")
-	metrics.WatchNode(func() telemetry.NodeState { return telemetry.NodeState{Staged: onRecord.stagedOnly(published)} })
+	metrics.WatchNode(func() telemetry.NodeState {
+		return telemetry.NodeState{Staged: onRecord.stagedOnly(slices.Values(published))}
+	})
 	return served(t, promhttp.HandlerFor(metrics.Registry, promhttp.HandlerOpts{}))
 }
 

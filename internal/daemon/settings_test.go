@@ -3,6 +3,7 @@ package daemon
 import (
 	"errors"
 	"fmt"
+	"iter"
 	"os"
 	"path/filepath"
 	"slices"
@@ -289,7 +290,7 @@ func TestWhatIsRarelyMeantIsReported(t *testing.T) {
 func TestUnusableAddressIsReported(t *testing.T) {
 	n := newNode(t)
 	n.write("http: {listen: '192.0.2.1:9814'}\n") // of no node
-	d := &daemon{settings: n.start(), openers: openers.New(), mounted: &hostMounts{volumes: func() []deferral.Status { return nil }}}
+	d := &daemon{settings: n.start(), openers: openers.New(), mounted: &hostMounts{volumes: func() iter.Seq[deferral.Status] { return slices.Values([]deferral.Status{}) }}}
 	d.http = &telemetry.Server{Listen: d.settings.get().HTTP.Listen, Log: zap.NewNop()}
 	d.http.Bind(t.Context())
 	got := d.Describe(t.Context()).GetHttpProblem()

@@ -3,6 +3,7 @@ package daemon
 import (
 	"context"
 	"fmt"
+	"iter"
 	"maps"
 	"slices"
 	"strings"
@@ -108,9 +109,9 @@ func (v *volumes) findings() []string {
 }
 
 func (v *volumes) measure(ctx context.Context, into *telemetry.NodeState) {
-	all, calls := v.node.All(), v.node.Sandboxes
+	all, calls := v.node.Each(), v.node.Sandboxes
 	into.BadRecords = len(v.node.Broker.Problems())
-	into.Volumes = count(v.node.Shown(), func(status deferral.Status) (string, bool) { return v.node.StateOf(status), true })
+	into.Volumes = count(v.node.EachShown(), func(status deferral.Status) (string, bool) { return v.node.StateOf(status), true })
 	// The sandboxes' last stats; kubelet requests them regularly.
 	into.Abnormal = count(all, func(status deferral.Status) (string, bool) {
 		known, ok := calls.Known(status.Volume)
@@ -128,9 +129,9 @@ func (v *volumes) measure(ctx context.Context, into *telemetry.NodeState) {
 
 // stagedOnly counts the devices that are staged through the front without a volume on record,
 // as livingOf does. Records that cannot be read count as one such device.
-func (v *volumes) stagedOnly(all []deferral.Status) []telemetry.VolumeCount {
-	volumes := make([]*volume.Volume, 0, len(all))
-	for _, status := range all {
+func (v *volumes) stagedOnly(all iter.Seq[deferral.Status]) []telemetry.VolumeCount {
+	var volumes []*volume.Volume
+	for status := range all {
 		volumes = append(volumes, status.Volume)
 	}
 	var out []telemetry.VolumeCount
@@ -145,9 +146,9 @@ func (v *volumes) stagedOnly(all []deferral.Status) []telemetry.VolumeCount {
 
 // count counts volumes by driver, handler and the name that state returns. Volumes for which
 // state returns false are left out.
-func count(all []deferral.Status, state func(deferral.Status) (string, bool)) []telemetry.VolumeCount {
+func count(all iter.Seq[deferral.Status], state func(deferral.Status) (string, bool)) []telemetry.VolumeCount {
 	counts := make(map[telemetry.VolumeCount]int)
-	for _, status := range all {
+	for status := range all {
 		if name, ok := state(status); ok {
 			counts[telemetry.VolumeCount{State: name, Driver: status.Driver, Handler: status.Handler}]++
 		}
@@ -218,7 +219,7 @@ func (f *driverFront) findings() []string {
 		here[one.Name] = true
 	}
 	away := make(map[string][]string) // volumes that kubelet cannot unpublish
-	for _, status := range f.volumes() {
+	for status := range f.volumes() {
 		if status.Origin != nil && !here[status.Driver] {
 			away[status.Driver] = append(away[status.Driver], describe(status.Volume))
 		}
@@ -248,7 +249,7 @@ const hostMountsTime = 5 * time.Second
 // hostMounts finds volumes whose device is mounted on the host. Concurrent callers share
 // one scan.
 type hostMounts struct {
-	volumes func() []deferral.Status
+	volumes func() iter.Seq[deferral.Status]
 	scans   singleflight.Group
 }
 
@@ -278,7 +279,7 @@ func (h *hostMounts) scan(ctx context.Context) ([]string, error) {
 		return nil, err
 	}
 	var out []string
-	for _, v := range volumes {
+	for v := range volumes {
 		if at := points[v.Key]; len(at) > 0 {
 			out = append(out, fmt.Sprintf("volume %s: its device %s is mounted on the host at %s: unmount it",
 				v.Target, v.Device.Path, strings.Join(at, ", ")))

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"iter"
 	"slices"
 	"strings"
 	"time"
@@ -57,8 +58,16 @@ func (b *Broker) KeyOfTarget(targetPath string) (volume.Key, error) {
 	return t.Key, nil
 }
 
-// All returns all volumes, ordered by target.
-func (b *Broker) All() []Status { return b.statuses(b.table.all()) }
+// Each yields all volumes, ordered by target.
+func (b *Broker) Each() iter.Seq[Status] {
+	return func(yield func(Status) bool) {
+		for _, known := range b.table.all() {
+			if !yield(b.table.status(known, b.users.Get(known.rec.Key))) {
+				return
+			}
+		}
+	}
+}
 
 // After returns the first volumes behind another one in that order. The other one need not exist.
 func (b *Broker) After(other Status, most int) []Status {
@@ -132,9 +141,9 @@ const maxHostMounts = 8
 
 // HostMounts lists, by volume, where this mount namespace has the devices of volumes
 // mounted: each such mount is a fault. It reads the mount table once.
-func HostMounts(ctx context.Context, volumes []Status) (map[volume.Key][]string, error) {
+func HostMounts(ctx context.Context, volumes iter.Seq[Status]) (map[volume.Key][]string, error) {
 	users := make(map[string][]volume.Key)
-	for _, v := range volumes {
+	for v := range volumes {
 		if v.Device.Kind == volume.BlockDevice {
 			number := openers.Number(v.Device.Major, v.Device.Minor)
 			users[number] = append(users[number], v.Key)

@@ -6,6 +6,7 @@ import (
 	"context"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"testing"
 
@@ -175,6 +176,6 @@ func (n *node) noLeftovers() {
 	mounts := rig.MountPoints(n.kubelet)
 	check.That(n.t, len(mounts) == 0, "still mounted: %v", mounts)
 	check.That(n.t, len(n.runtime.published) == 0, "still published: %v", n.runtime.published)
-	all := n.All()
+	all := slices.Collect(n.Each())
 	check.That(n.t, len(all) == 0, "still listed: %v", all)
 }

@@ -85,7 +85,7 @@ func TestClaimOfAMountedDeviceIsTakenUp(t *testing.T) {
 	v := n.stage(n.forHost("pod-1", disk))
 	end := mountAway(t, disk)
 	n.restart()
-	for _, known := range n.All() {
+	for known := range n.Each() {
 		check.That(t, known.Problem == nil, "%s: %v", known.Target, known.Problem)
 	}
 	_, err := n.Defer(t.Context(), n.forHost("pod-2", disk))

@@ -66,7 +66,7 @@ func Statuses(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handle grpc
 func (s *AdminServer) GetNode(ctx context.Context, _ *adminv1.GetNodeRequest) (*adminv1.GetNodeResponse, error) {
 	out := s.Daemon.Describe(ctx)
 	out.VolumesByState = make(map[string]int64)
-	for _, status := range s.Node.Shown() {
+	for status := range s.Node.EachShown() {
 		out.VolumesByState[s.Node.StateOf(status)]++
 	}
 	return out, nil
@@ -190,14 +190,14 @@ func (s *AdminServer) ListHandlers(
 	ctx, cancel := context.WithTimeout(ctx, healthTime)
 	defer cancel()
 	out := &adminv1.ListHandlersResponse{}
-	all := s.Node.All()
+	all := s.Node.Each()
 	for _, handler := range s.Node.Sandboxes.Handlers {
 		name := handler.Name()
 		shown := &adminv1.Handler{Name: name, Healthy: true}
 		if err := handler.Health(ctx); err != nil {
 			shown.Healthy, shown.Problem = false, err.Error()
 		}
-		for _, status := range all {
+		for status := range all {
 			if status.Handler != name {
 				continue
 			}
@@ -216,7 +216,7 @@ func (s *AdminServer) ListHandlers(
 func (s *AdminServer) ListDrivers(context.Context, *adminv1.ListDriversRequest) (*adminv1.ListDriversResponse, error) {
 	drivers, on := s.Daemon.Drivers()
 	volumes := make(map[string]int64)
-	for _, status := range s.Node.All() {
+	for status := range s.Node.Each() {
 		volumes[status.Driver]++
 	}
 	out := &adminv1.ListDriversResponse{FrontEnabled: on, Drivers: drivers}

@@ -3,6 +3,7 @@ package admin
 import (
 	"context"
 	"fmt"
+	"iter"
 	"slices"
 
 	"github.com/crust-proxy/crust-proxy/internal/daemon/sandboxes"
@@ -63,12 +64,26 @@ func (n *Node) adopted() (found []deferral.Status) {
 	return found
 }
 
-// All returns all volumes, in no order.
-func (n *Node) All() []deferral.Status { return append(n.Broker.All(), n.adopted()...) }
+// Each yields all volumes, in no order.
+func (n *Node) Each() iter.Seq[deferral.Status] { return both(n.Broker.Each(), n.adopted()) }
 
-// Shown returns all volumes, the refused ones, and those that are not on record and whose
-// device some process has open, ordered by target.
-func (n *Node) Shown() []deferral.Status { return merged(n.Broker.All(), n.others()) }
+// EachShown yields all volumes, the refused ones, and those that are not on record and whose device some process has
+// open, in no order.
+func (n *Node) EachShown() iter.Seq[deferral.Status] { return both(n.Broker.Each(), n.others()) }
+
+// Shown returns the volumes of EachShown, ordered by target.
+func (n *Node) Shown() []deferral.Status { return merged(slices.Collect(n.Broker.Each()), n.others()) }
+
+func both(first iter.Seq[deferral.Status], others []deferral.Status) iter.Seq[deferral.Status] {
+	return func(yield func(deferral.Status) bool) {
+		for status := range first {
+			if !yield(status) {
+				return
+			}
+		}
+		slices.Values(others)(yield)
+	}
+}
 
 // others returns the volumes of Shown that the broker does not have.
 func (n *Node) others() []deferral.Status {

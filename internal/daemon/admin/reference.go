@@ -31,7 +31,7 @@ func (n *Node) byReference(ref string) (deferral.Status, error) {
 		return found, nil
 	}
 	var found []deferral.Status
-	for _, status := range n.Shown() {
+	for status := range n.EachShown() {
 		if unknown != nil && status.Refused && status.Target == ref { // a refused one may have a staging path
 			return status, nil
 		}
