@@ -179,7 +179,7 @@ func sane(t *testing.T, report volume.Report, err error) {
 		check.Require(t, u.Available >= 0 && u.Used >= 0 && u.Total > 0 && u.Available <= u.Total && u.Used <= u.Total, "usage %+v", u)
 	}
 	c := report.Condition
-	check.Require(t, c == nil || len(c.Message) <= guest.MaxMessage && sys.IsText(c.Message), "message %q", c.Message)
+	check.Require(t, c == nil || len(c.Message) <= guest.MaxMessage && sys.IsText(c.Message), "condition %+v", c)
 }
 
 func FuzzStatsJSON(f *testing.F) {
@@ -188,6 +188,7 @@ func FuzzStatsJSON(f *testing.F) {
 		raw := check.Value(os.ReadFile(file))(f)
 		f.Add(raw)
 	}
+	f.Add([]byte(`{"usage": [{"available": 1, "total": 2, "used": 1, "unit": 1}]}`))
 	f.Fuzz(func(t *testing.T, body []byte) {
 		report, err := parseStatsJSON(body)
 		sane(t, report, err)
