@@ -87,6 +87,7 @@ func TestFailedStepOfDefer(t *testing.T) {
 				s.is("")
 				return
 			}
+			s.wants(err, volume.Busy, "could not be undone yet")
 			s.is("claimed removing")
 			_, err = s.b.Defer(t.Context(), in)
 			s.wants(err, volume.Busy, "its removal was begun")
