@@ -105,9 +105,7 @@ func TestRegistrationThatCannotBeMadeAnew(t *testing.T) {
 	locked := check.Value(os.Open(w.kubeletDir()))(t)
 	defer func() { _ = locked.Close() }()
 	check.Must(t, unix.Flock(int(locked.Fd()), unix.LOCK_EX))
-	sum := sha256.Sum256([]byte(filepath.Base(w.offered())))
-	block := filepath.Join(w.kubeletDir(), ".crust-proxy."+hex.EncodeToString(sum[:8]))
-	check.Must(t, os.Mkdir(block, 0o700))
+	block := w.blocked()
 	w.stop()
 	w.startRegistry()
 	check.Eventually(t, "it says why", func() bool {
@@ -121,6 +119,30 @@ func TestRegistrationThatCannotBeMadeAnew(t *testing.T) {
 	check.Eventually(t, "it registers again", func() bool { return len(r.Verdicts()) > before })
 	w.served("driver.sock")
 	w.neverRefused()
+}
+
+// blocked has no registration socket be made until the directory is gone.
+func (w *world) blocked() (dir string) {
+	sum := sha256.Sum256([]byte(filepath.Base(w.offered())))
+	dir = filepath.Join(w.kubeletDir(), ".crust-proxy."+hex.EncodeToString(sum[:8]))
+	check.Must(w.t, os.Mkdir(dir, 0o700))
+	return dir
+}
+
+// TestRegistrationIsServedUntilTheNext: a kubelet that comes meanwhile finds somebody behind the socket.
+func TestRegistrationIsServedUntilTheNext(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.times.silence = 20 * turn
+	w.startRegistry()
+	w.pair()
+	check.Eventually(t, "it is offered", func() bool { return exists(w.offered()) })
+	w.blocked()
+	check.Eventually(t, "the next cannot be made", func() bool {
+		one, _ := w.shown(name)
+		return strings.HasPrefix(one.Kubelet, "not registered anew: listen on ")
+	})
+	check.Must(t, check.Value(new(net.Dialer).DialContext(t.Context(), "unix", w.offered()))(t).Close())
 }
 
 func TestStaleRegistrationsGoAfterGrace(t *testing.T) {
