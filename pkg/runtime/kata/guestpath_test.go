@@ -71,7 +71,7 @@ func TestGuestPath(t *testing.T) {
 	}
 }
 
-// Among what a sandbox shares is another volume of the pod, on a server that has gone: no directory waits for it.
+// TestSharedVolumeThatHangs: another volume of the pod that a sandbox shares is on a server that has gone, and delays nobody.
 func TestSharedVolumeThatHangs(t *testing.T) {
 	if os.Geteuid() != 0 && os.Getenv("CI") != "true" {
 		t.Skip("only root mounts")
