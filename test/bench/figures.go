@@ -17,10 +17,9 @@ type figure struct {
 	met                           bool
 }
 
-// sheet collects the figures.
+// sheet collects the figures of a part.
 type sheet struct {
-	all []figure
-	// part is the one that is measured now.
+	all  []figure
 	part string
 	// slack is what limits are multiplied by.
 	slack float64
@@ -148,9 +147,9 @@ const (
 	columns = "| part | figure | measured | goal | met | on |"
 )
 
-// write replaces one part's rows of the table between the marks of the page that name the command. Rows of
+// write replaces the part's rows of the table between the marks of the page that name the command. Rows of
 // other parts stay, in the order of the parts; those of a part that is no more go.
-func (s *sheet) write(path, command, part string, parts []string) error {
+func (s *sheet) write(path, command string, parts []string) error {
 	beginMark := "<!-- figures: written by " + command + " -->"
 	raw, err := os.ReadFile(path) //nolint:gosec // the page that the flag names
 	if err != nil {
@@ -163,14 +162,12 @@ func (s *sheet) write(path, command, part string, parts []string) error {
 	}
 	rows := make(map[string]string)
 	for line := range strings.Lines(old) {
-		if name, _, found := strings.Cut(strings.TrimPrefix(line, "| "), " | "); found && name != part {
+		if name, _, found := strings.Cut(strings.TrimPrefix(line, "| "), " | "); found && name != s.part {
 			rows[name] += line
 		}
 	}
 	for _, f := range s.all {
-		if f.part == part {
-			rows[part] += f.row()
-		}
+		rows[s.part] += f.row()
 	}
 	table := fmt.Sprintf("%s\n\nMeasured on %d cores, Linux %s, %s.\n\n%s\n%s|\n",
 		beginMark, runtime.NumCPU(), kernel(), runtime.Version(), columns, strings.Repeat("| --- ", strings.Count(columns, "|")-1))

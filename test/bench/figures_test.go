@@ -17,9 +17,7 @@ func TestPartRewritesItsRowsOnly(t *testing.T) {
 	check.Must(t, os.WriteFile(file, []byte("before\n<!-- figures: written by make bench -->\n"+rows+endMark+"\nafter\n"), 0o600))
 	s := &sheet{part: "lives", slack: 1}
 	s.atMost("e", "<= 2x", 3, 2, "3x")
-	s.part = "size"
-	s.tell("f", "6")
-	check.Must(t, s.write(file, "make bench", "lives", names()))
+	check.Must(t, s.write(file, "make bench", names()))
 	raw, err := os.ReadFile(file)
 	check.Must(t, err)
 	_, table, _ := strings.Cut(string(raw), columns)

@@ -40,9 +40,11 @@ const (
 	page = "docs/performance.md"
 	// inVMs is the figure with a table of its own: it may be of another machine.
 	inVMs = "vm"
-	// checked are the parts of --check, and slack is how far their ratios may miss their goals in it.
-	checked = "lives,stats,guard"
-	slack   = 3
+	// checked are the parts of --check, slack is how far their ratios may miss their goals in it, and attempts how
+	// often a part is measured before it has missed them: the machine may be busy.
+	checked  = "lives,stats,guard"
+	slack    = 5
+	attempts = 3
 )
 
 // part is what is measured with a daemon of its own.
@@ -127,26 +129,34 @@ func measure(s settings) error {
 	if err != nil {
 		return err
 	}
-	figures := &sheet{slack: 1}
+	for _, one := range wanted {
+		missed, err := s.take(ctx, one)
+		for n := 1; s.check && missed && err == nil && n < attempts; n++ {
+			missed, err = s.take(ctx, one)
+		}
+		if err != nil {
+			return fmt.Errorf("%s: %w", one.name, err)
+		}
+		if s.check && missed {
+			return fmt.Errorf("%s: a ratio was more than %d times what it may be, %d times in turn", one.name, slack, attempts)
+		}
+	}
+	return nil
+}
+
+// take measures a part, and reports whether a figure misses its goal.
+func (s settings) take(ctx context.Context, one part) (missed bool, err error) {
+	figures := &sheet{part: one.name, slack: 1}
 	if s.check {
 		figures.slack = slack
 	}
-	for _, one := range wanted {
-		figures.part = one.name
-		began := time.Now()
-		err := rig.Do(ctx, func(t rig.T) { one.take(newTestbed(t, s, figures)) })
-		if err == nil && !s.quick {
-			err = figures.write(page, one.command(), one.name, names())
-		}
-		if err = cmp.Or(err, ctx.Err()); err != nil {
-			return fmt.Errorf("%s: %w", one.name, err)
-		}
-		fmt.Printf("     %s took %.0f s\n", one.name, time.Since(began).Seconds())
+	began := time.Now()
+	err = rig.Do(ctx, func(t rig.T) { one.take(newTestbed(t, s, figures)) })
+	if err == nil && !s.quick {
+		err = figures.write(page, one.command(), names())
 	}
-	if s.check && slices.ContainsFunc(figures.all, func(f figure) bool { return !f.met }) {
-		return fmt.Errorf("a ratio is more than %d times what it may be", slack)
-	}
-	return nil
+	fmt.Printf("     %s took %.0f s\n", one.name, time.Since(began).Seconds())
+	return slices.ContainsFunc(figures.all, func(f figure) bool { return !f.met }), cmp.Or(err, ctx.Err())
 }
 
 // command names the table of a part.
