@@ -453,7 +453,7 @@ func (o volumeObserver) Published(v *volume.Volume) { o.daemon.metrics.Published
 // Leaving looks for errors in a filesystem that its sandbox has unmounted: by then the guest's kernel has recorded
 // those that it found.
 func (o volumeObserver) Leaving(ctx context.Context, v *volume.Volume) {
-	super := o.daemon.disks.reader.Super(ctx, v, 0)
+	super := o.daemon.disks.reader.Super(v, 0)
 	if super == nil || super.Errors == nil {
 		return
 	}

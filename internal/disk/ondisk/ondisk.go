@@ -4,7 +4,6 @@
 package ondisk
 
 import (
-	"context"
 	"errors"
 	"io"
 	"sync"
@@ -17,10 +16,8 @@ import (
 )
 
 const (
-	// maxReads is how many devices are read at once, besides those that hang.
-	maxReads = 8
 	// maxHung bounds the reads that take longer than patience. Such a read goes on until
-	// the kernel gives up. Beyond the bound, it counts among maxReads.
+	// the kernel gives up. Beyond the bound no device is read.
 	maxHung = 64
 	// patience is how long a caller waits for a read.
 	patience = 200 * time.Millisecond
@@ -28,18 +25,16 @@ const (
 
 // Reader reads superblocks. Many goroutines may use one.
 type Reader struct {
-	open func(volume.Device) (file io.ReaderAt, closeFile func(), err error)
-
-	mu          sync.Mutex
-	states      map[volume.Key]*state
-	quick, hung int // how many reads are under way
+	open  func(volume.Device) (file io.ReaderAt, closeFile func(), err error)
+	reads sys.Looks[volume.Key]
+	known sync.Map // of *state by volume.Key
 }
 
 // state is what is known about one volume.
 type state struct {
+	mu    sync.Mutex
 	super *superblock.Super // nil if it could not be read
 	at    time.Time
-	ends  chan struct{} // closed when the read under way ends; nil if there is none
 }
 
 // New makes a reader of real devices.
@@ -51,70 +46,43 @@ func New() *Reader {
 }
 
 func newReader(open func(volume.Device) (io.ReaderAt, func(), error)) *Reader {
-	return &Reader{open: open, states: make(map[volume.Key]*state)}
+	return &Reader{open: open, reads: sys.Looks[volume.Key]{Time: patience, Most: maxHung}}
 }
 
 // Super returns the volume's superblock, read at most maxAge ago if the device answers. It
 // returns nil if there is none of the volume's filesystem, or the device cannot be read.
-func (r *Reader) Super(ctx context.Context, v *volume.Volume, maxAge time.Duration) *superblock.Super {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	s := r.states[v.Key]
-	if s == nil {
-		s = &state{}
-		r.states[v.Key] = s
+func (r *Reader) Super(v *volume.Volume, maxAge time.Duration) *superblock.Super {
+	of, _ := r.known.LoadOrStore(v.Key, &state{})
+	s := of.(*state)
+	super, fresh := s.get(maxAge)
+	if fresh {
+		return super
 	}
-	if !s.at.IsZero() && time.Since(s.at) < maxAge {
-		return s.super
-	}
-	if s.ends == nil {
-		r.start(v, s)
-	}
-	if ends := s.ends; ends != nil {
-		r.mu.Unlock()
-		waiting, cancel := context.WithTimeout(ctx, patience)
-		defer cancel()
-		select {
-		case <-ends:
-		case <-waiting.Done():
+	device, fsType := v.Device, v.FSType
+	_, err := sys.Look(&r.reads, v.Key, func() (any, error) {
+		if _, fresh := s.get(maxAge); !fresh { // another caller may have read it meanwhile
+			s.put(r.read(device, fsType))
 		}
-		r.mu.Lock()
+		return nil, nil //nolint:nilnil // the state has it
+	})
+	if err == nil {
+		super, _ = s.get(maxAge)
 	}
-	return s.super
+	return super
 }
 
-// start begins a read, unless too many are under way. The caller has r.mu.
-func (r *Reader) start(v *volume.Volume, s *state) {
-	if r.quick == maxReads {
-		return
+func (s *state) get(maxAge time.Duration) (super *superblock.Super, fresh bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.super, !s.at.IsZero() && time.Since(s.at) < maxAge
+}
+
+func (s *state) put(super *superblock.Super, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.at = time.Now(); err == nil || errors.Is(err, superblock.ErrNone) { // else what was read before still counts
+		s.super = super
 	}
-	r.quick++
-	ends := make(chan struct{})
-	s.ends = ends
-	count, ended := &r.quick, false // guarded by r.mu
-	hangs := time.AfterFunc(patience, func() {
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		if !ended && r.hung < maxHung {
-			r.quick--
-			r.hung++
-			count = &r.hung
-		}
-	})
-	device, fsType := v.Device, v.FSType
-	go func() {
-		super, err := r.read(device, fsType)
-		hangs.Stop()
-		r.mu.Lock()
-		ended = true
-		*count--
-		if err != nil && !errors.Is(err, superblock.ErrNone) {
-			super = s.super // what was read before still counts
-		}
-		s.super, s.at, s.ends = super, time.Now(), nil
-		r.mu.Unlock()
-		close(ends)
-	}()
 }
 
 func (r *Reader) read(d volume.Device, fsType string) (*superblock.Super, error) {
@@ -127,8 +95,4 @@ func (r *Reader) read(d volume.Device, fsType string) (*superblock.Super, error)
 }
 
 // Forget drops what is known about a volume that was released.
-func (r *Reader) Forget(key volume.Key) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	delete(r.states, key)
-}
+func (r *Reader) Forget(key volume.Key) { r.known.Delete(key) }
