@@ -361,11 +361,7 @@ func TestCheck(t *testing.T) {
 		text   string
 	}{
 		"image file": {func(v *volume.Volume) { v.Device.Kind = volume.ImageFile }, volume.Unsupported, "loop device"},
-		"no device":  {func(v *volume.Volume) { v.Device = volume.Device{} }, volume.Invalid, "no block device"},
 		"filesystem": {func(v *volume.Volume) { v.FSType = "zfs" }, volume.Unsupported, "ext4, xfs, btrfs"},
-		"group":      {func(v *volume.Volume) { v.Group = "010" }, volume.Invalid, "decimal"},
-		"no group":   {func(v *volume.Volume) { v.Group = "4294967295" }, volume.Invalid, "decimal"},
-		"policy":     {func(v *volume.Volume) { v.GroupPolicy = volume.GroupAlways }, volume.Invalid, "needs a group"},
 		"relative":   {func(v *volume.Volume) { v.ResolvedTarget = "x" }, volume.Invalid, "absolute"},
 	} {
 		v := b.Volume("a")

@@ -6,7 +6,6 @@ package crust
 
 import (
 	"context"
-	"math"
 	"slices"
 	"strings"
 
@@ -134,17 +133,12 @@ func (h *Handler) Check(v *volume.Volume) error {
 		return volume.Errorf(volume.Unsupported, "volume %s: %s is an image file, and crust-runc mounts block devices: "+
 			"attach it to a loop device and hand that over", v.Target, v.Device.Path)
 	}
-	if v.Device.Kind != volume.BlockDevice || v.Device.Path == "" {
-		return volume.Errorf(volume.Invalid, "volume %s: it has no block device, and crust-runc mounts nothing else", v.Target)
-	}
 	if !slices.Contains(h.cfg.Filesystems, v.FSType) {
 		return volume.Errorf(volume.Unsupported, "volume %s: the filesystem %q is not among those that crust-runc "+
 			"may mount (%s): use one of these, or add it to handlers.crust.filesystems",
 			v.Target, v.FSType, strings.Join(h.cfg.Filesystems, ", "))
 	}
-	// To chown, the highest number means to leave the group as it is.
-	_, _, err := projection.CheckGroup(v, math.MaxUint32-1)
-	return err
+	return nil
 }
 
 // Publish makes sure that the volume's directory exists with the right mountInfo.json, and

@@ -39,9 +39,6 @@ func (h *Handler) Stats(ctx context.Context, v *volume.Volume) (volume.Report, e
 
 // Resize asks the volume's live sandbox to grow its filesystem.
 func (h *Handler) Resize(ctx context.Context, v *volume.Volume, r volume.Range) (int64, error) {
-	if err := guest.CheckRange(v, r); err != nil {
-		return 0, err
-	}
 	out := &handlerv1.ResizeVolumeResponse{}
 	id, err := h.asker.ask(ctx, v, &question{
 		method: handlerv1.Handler_ResizeVolume_FullMethodName,

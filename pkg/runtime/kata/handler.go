@@ -7,14 +7,12 @@ package kata
 
 import (
 	"context"
-	"math"
 	"slices"
 	"strings"
 
 	"go.uber.org/zap"
 	"golang.org/x/sync/errgroup"
 
-	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/projection"
@@ -161,23 +159,16 @@ func (h *Handler) Check(v *volume.Volume) error {
 			"of at most %d: use a shorter kubelet root directory, driver name or volume name",
 			v.Target, len(v.Target), maxTarget)
 	}
-	if !sys.IsText(v.Target) || !strings.HasPrefix(v.Target, "/") {
-		return volume.Errorf(volume.Invalid, "volume %q: the target is not an absolute path of printable text", v.Target)
-	}
-	if v.Device.Path == "" {
-		return volume.Errorf(volume.Invalid, "volume %s: it has no device, and Kata mounts only block devices and disk images", v.Target)
-	}
 	if !slices.Contains(h.cfg.Filesystems, v.FSType) {
 		return volume.Errorf(volume.Unsupported, "volume %s: the filesystem %q is not among those that Kata's guest "+
 			"may mount (%s): use one of these, or add it to the handler's configuration",
 			v.Target, v.FSType, strings.Join(h.cfg.Filesystems, ", "))
 	}
-	gid, set, err := projection.CheckGroup(v, math.MaxUint32)
-	if err == nil && set && gid == 0 {
+	if v.Group == "0" {
 		return volume.Errorf(volume.Unsupported, "volume %s: Kata cannot apply the group 0: "+
 			"leave fsGroup out, or give a group above 0", v.Target)
 	}
-	return err
+	return nil
 }
 
 // Publish makes sure that the volume's directory exists with the right mountInfo.json.

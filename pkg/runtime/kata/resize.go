@@ -48,9 +48,6 @@ func (h *Handler) Resize(ctx context.Context, v *volume.Volume, r volume.Range) 
 }
 
 func (h *Handler) wishedSize(v *volume.Volume, r volume.Range) (int64, error) {
-	if err := guest.CheckRange(v, r); err != nil {
-		return 0, err
-	}
 	if r.Required > 0 {
 		return r.Required, nil
 	}

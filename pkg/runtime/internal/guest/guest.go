@@ -104,14 +104,6 @@ func CheckSize(v *volume.Volume, report volume.Report) error {
 	return nil
 }
 
-// CheckRange returns an error if a range of sizes is none.
-func CheckRange(v *volume.Volume, r volume.Range) error {
-	if r.Required < 0 || r.Limit < 0 || (r.Limit > 0 && r.Required > r.Limit) {
-		return volume.Errorf(volume.Invalid, "volume %s: %d to %d bytes is not a range of sizes", v.Target, r.Required, r.Limit)
-	}
-	return nil
-}
-
 // MaxErrorText bounds the part of a sandbox's error text that is in ours.
 const MaxErrorText = 512
 

@@ -7,12 +7,10 @@ import (
 	"context"
 	"os"
 	"slices"
-	"strconv"
 	"time"
 
 	"go.uber.org/zap"
 
-	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/guest"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
@@ -258,23 +256,6 @@ func (s *Store) dirRemoved(key volume.Key) {
 	if !s.hooks.KeepRemoved || !s.Bindings.IsOurs(key) {
 		s.forget(key)
 	}
-}
-
-// CheckGroup checks the volume's group and its policy. The group must be a decimal number,
-// and not larger than most.
-func CheckGroup(v *volume.Volume, most uint32) (gid uint32, set bool, err error) {
-	if v.Group == "" {
-		if v.GroupPolicy != volume.GroupPolicyUnset {
-			err = volume.Errorf(volume.Invalid, "volume %s: a group change policy needs a group", v.Target)
-		}
-		return 0, false, err
-	}
-	n, err := strconv.ParseUint(v.Group, 10, 32)
-	// Kata reads a number with a leading zero as octal: 010 would be 8.
-	if err != nil || strconv.FormatUint(n, 10) != v.Group || n > uint64(most) {
-		return 0, false, volume.Errorf(volume.Invalid, "volume %s: the group %q is not a decimal group id", v.Target, sys.ClipTo(v.Group, 64))
-	}
-	return uint32(n), true, nil
 }
 
 // Describe sets the fields of v that a valid mountInfo.json has, and when the file was made.
