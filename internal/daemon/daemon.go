@@ -452,7 +452,7 @@ func (o volumeObserver) Published(v *volume.Volume) { o.daemon.metrics.Published
 
 // Leaving looks for errors in a filesystem that its sandbox has unmounted: by then the guest's kernel has recorded
 // those that it found.
-func (o volumeObserver) Leaving(ctx context.Context, v *volume.Volume) {
+func (o volumeObserver) Leaving(v *volume.Volume) {
 	super := o.daemon.disks.reader.Super(v, 0)
 	if super == nil || super.Errors == nil {
 		return

@@ -38,7 +38,7 @@ func newDisks(cfg *config.Config, log *zap.Logger) *disks {
 
 // Matches reports whether a filesystem of this size can be the one on a volume's device.
 // The size changes rarely, so an old superblock will do.
-func (d *disks) Matches(ctx context.Context, v *volume.Volume, bytes, inodes int64) (is, known bool) {
+func (d *disks) Matches(v *volume.Volume, bytes, inodes int64) (is, known bool) {
 	super := d.reader.Super(v, diskAge)
 	if super == nil {
 		return false, false
@@ -48,20 +48,20 @@ func (d *disks) Matches(ctx context.Context, v *volume.Volume, bytes, inodes int
 
 // FillsDevice reports whether the filesystem of a volume is known to be as large as its
 // device. It reads the superblock again, because kubelet asks for a growth only once.
-func (d *disks) FillsDevice(ctx context.Context, v *volume.Volume, device int64) bool {
+func (d *disks) FillsDevice(v *volume.Volume, device int64) bool {
 	super := d.reader.Super(v, 0)
 	return super != nil && super.Fills(device)
 }
 
 // hasGrown reports whether the growth on record for a volume is known to be done.
-func (d *disks) hasGrown(ctx context.Context, v *volume.Volume) bool {
+func (d *disks) hasGrown(v *volume.Volume) bool {
 	super := d.reader.Super(v, growthAge)
 	return super != nil && super.Fills(v.GrowTo)
 }
 
 // Condition returns the errors that a filesystem has recorded. If there are none, the
 // condition is unknown: an error may have occurred and not been recorded.
-func (d *disks) Condition(ctx context.Context, v *volume.Volume) *volume.Condition {
+func (d *disks) Condition(v *volume.Volume) *volume.Condition {
 	super := d.reader.Super(v, diskAge)
 	if super == nil || super.Errors == nil {
 		return nil
@@ -71,7 +71,7 @@ func (d *disks) Condition(ctx context.Context, v *volume.Volume) *volume.Conditi
 
 // LacksGroup reports whether the root directory of a volume is not known to be writable for
 // the volume's group.
-func (d *disks) LacksGroup(ctx context.Context, v *volume.Volume) bool {
+func (d *disks) LacksGroup(v *volume.Volume) bool {
 	super := d.reader.Super(v, diskAge)
 	return super == nil || super.Root == nil || !super.Root.WritableFor(v.Group)
 }

@@ -58,7 +58,7 @@ func TestLacksGroup(t *testing.T) {
 	check.Must(t, unix.Stat(path, &st))
 	device := volume.Device{Kind: volume.ImageFile, Path: path, Major: unix.Major(st.Dev), Minor: unix.Minor(st.Dev), Inode: st.Ino}
 	d := &disks{reader: ondisk.New()}
-	check.That(t, d.LacksGroup(t.Context(), &volume.Volume{Key: "blank", Device: device, FSType: "ext4", Group: "2000"}),
+	check.That(t, d.LacksGroup(&volume.Volume{Key: "blank", Device: device, FSType: "ext4", Group: "2000"}),
 		"nothing is known of a blank device")
 }
 

@@ -137,8 +137,8 @@ type leaving struct {
 	bench *bench
 }
 
-func (l leaving) Leaving(context.Context, *volume.Volume) { _ = l.bench.step("leaving") }
-func (l leaving) Published(*volume.Volume)                { l.bench.counted++ }
+func (l leaving) Leaving(*volume.Volume)   { _ = l.bench.step("leaving") }
+func (l leaving) Published(*volume.Volume) { l.bench.counted++ }
 
 // errOpen is the answer that somebody has the image open.
 var errOpen = errors.New("process 4711")

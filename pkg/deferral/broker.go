@@ -66,7 +66,7 @@ type Observer interface {
 	// Published is called for every volume that was published, but not for repeated calls.
 	Published(*volume.Volume)
 	// Leaving is called for a volume that no sandbox has any more, while its device is still claimed.
-	Leaving(context.Context, *volume.Volume)
+	Leaving(*volume.Volume)
 	// OrphanEnded is called for each orphan that was ended, or that could not be.
 	OrphanEnded(*volume.Volume, Orphan, error)
 	// ClaimRefused is called with the kind of each refused claim.
@@ -83,7 +83,7 @@ func (NoObserver) Changed(volume.Key) {}
 func (NoObserver) Published(*volume.Volume) {}
 
 // Leaving implements Observer.
-func (NoObserver) Leaving(context.Context, *volume.Volume) {}
+func (NoObserver) Leaving(*volume.Volume) {}
 
 // OrphanEnded implements Observer.
 func (NoObserver) OrphanEnded(*volume.Volume, Orphan, error) {}

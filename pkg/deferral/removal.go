@@ -187,7 +187,7 @@ func (r *remover) steps(ctx context.Context, rec *record, t *guard.Target, force
 			err = r.refuseHeld(ctx, rec)
 		}
 		if err == nil {
-			r.observer.Leaving(ctx, &rec.Volume)
+			r.observer.Leaving(&rec.Volume)
 		}
 		return err
 	})

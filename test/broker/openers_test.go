@@ -242,7 +242,7 @@ type leaving struct {
 	window *window
 }
 
-func (l leaving) Leaving(context.Context, *volume.Volume) { l.window.proven = now() }
+func (l leaving) Leaving(*volume.Volume) { l.window.proven = now() }
 
 // run stages and unstages for some time, until enough has happened: calls that succeeded, and such
 // that had to be refused.

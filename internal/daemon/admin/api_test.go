@@ -454,7 +454,7 @@ func TestGrowthThatTheMountMissed(t *testing.T) {
 	handler, grown := &growing{s.handler, make(chan int64, 8)}, false
 	calls := s.node.Sandboxes
 	calls.Handlers[0] = handler
-	calls.HasGrown = func(context.Context, *volume.Volume) bool { return grown }
+	calls.HasGrown = func(*volume.Volume) bool { return grown }
 	v := &volume.Volume{Key: "a", Handler: "kata", GrowTo: 7}
 	ask := func() {
 		t.Helper()

@@ -66,7 +66,7 @@ type Sandboxes struct {
 	Relay  *stats.Relay
 	Broker *deferral.Broker
 	// HasGrown reports whether the growth on record for a volume is known to be done.
-	HasGrown func(ctx context.Context, v *volume.Volume) bool
+	HasGrown func(v *volume.Volume) bool
 	// Missing is the kind of the error for a volume whose handler is not configured any more.
 	Missing volume.Kind
 }
@@ -101,7 +101,7 @@ func (s *Sandboxes) Stats(ctx context.Context, v *volume.Volume) (stats.Answer, 
 // endGrowth removes a growth from the record when it is done. A sandbox that was mounting
 // the volume when the device grew may have seen the old size, so each is asked once to grow.
 func (s *Sandboxes) endGrowth(ctx context.Context, handler runtime.Handler, v *volume.Volume) {
-	if s.HasGrown(ctx, v) {
+	if s.HasGrown(v) {
 		_ = s.Broker.EndGrowth(v.Key, v.GrowTo) // the next stats try again, and only people read it
 		return
 	}

@@ -53,7 +53,7 @@ func newReader(open func(volume.Device) (io.ReaderAt, func(), error)) *Reader {
 // returns nil if there is none of the volume's filesystem, or the device cannot be read.
 func (r *Reader) Super(v *volume.Volume, maxAge time.Duration) *superblock.Super {
 	of, _ := r.known.LoadOrStore(v.Key, &state{})
-	s := of.(*state)
+	s, _ := of.(*state)
 	super, fresh := s.get(maxAge)
 	if fresh {
 		return super

@@ -147,7 +147,7 @@ func (e *expandCall) deviceRequest(has *staging.Capabilities) (*csi.NodeExpandVo
 // growFilesystem has the sandbox grow the filesystem, now or when it mounts it.
 func (e *expandCall) growFilesystem(ctx context.Context, size int64) (int64, error) {
 	growsAtMount := e.volumes.Abilities(e.v.Handler).GrowsAtMount
-	if !growsAtMount && e.cfg.Disks.FillsDevice(ctx, e.v, size) {
+	if !growsAtMount && e.cfg.Disks.FillsDevice(e.v, size) {
 		return size, nil // it was grown on this node before it was handed over
 	}
 	// Always asked: which sandbox has the volume may not be known yet, as after a restart.

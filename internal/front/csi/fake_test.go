@@ -423,12 +423,12 @@ type rig struct {
 func (r *rig) Writing(string, string) error { return r.writing }
 
 // FillsDevice implements Disks.
-func (r *rig) FillsDevice(_ context.Context, _ *volume.Volume, size int64) bool {
+func (r *rig) FillsDevice(_ *volume.Volume, size int64) bool {
 	return (&superblock.Super{Bytes: r.filesystem}).Fills(size)
 }
 
 // LacksGroup implements Disks.
-func (r *rig) LacksGroup(context.Context, *volume.Volume) bool { return r.lacks }
+func (r *rig) LacksGroup(*volume.Volume) bool { return r.lacks }
 
 // observed counts what a refusal.Observer is told.
 type observed struct {

@@ -54,10 +54,10 @@ type Disks interface {
 	Writing(driver, volumeID string) error
 	// FillsDevice reports whether a volume's filesystem is known to be as large as its
 	// device, which has that many bytes.
-	FillsDevice(ctx context.Context, v *volume.Volume, device int64) bool
+	FillsDevice(v *volume.Volume, device int64) bool
 	// LacksGroup reports whether the root directory of a volume's filesystem is not known
 	// to be writable for the volume's group.
-	LacksGroup(ctx context.Context, v *volume.Volume) bool
+	LacksGroup(v *volume.Volume) bool
 }
 
 // Pods looks up the pods of this node. Its errors are classed; a pod that it does

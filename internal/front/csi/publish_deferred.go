@@ -91,7 +91,7 @@ func (p *publishCall) handOver(ctx context.Context, in volume.Instruction, readO
 	}
 	v, err := p.proxy.volumes.Defer(ctx, in)
 	if err == nil {
-		p.logHazards(ctx, v)
+		p.logHazards(v)
 		return nil
 	}
 	if marked && p.state.Published == nil { // the pod has not started
@@ -135,7 +135,7 @@ func (p *publishCall) group() (string, volume.GroupPolicy) {
 
 // logHazards logs what the pod's runtime will do wrong with the volume, before the pod's
 // containers start. A repeated publish logs nothing.
-func (p *publishCall) logHazards(ctx context.Context, v *volume.Volume) {
+func (p *publishCall) logHazards(v *volume.Volume) {
 	if p.state.Published != nil || p.pod == nil {
 		return
 	}
@@ -147,7 +147,7 @@ func (p *publishCall) logHazards(ctx context.Context, v *volume.Volume) {
 	}
 	// Where the handler's name does not say runtime-rs this is known with the first stats.
 	disks := p.proxy.cfg.Disks
-	if v.Group != "" && decision.IsRuntimeRS(handler) && disks.LacksGroup(ctx, v) {
+	if v.Group != "" && decision.IsRuntimeRS(handler) && disks.LacksGroup(v) {
 		log.Warn(runtime.GroupIgnored, zap.String("group", v.Group))
 	}
 }

@@ -115,15 +115,15 @@ type fakeDisks struct {
 	lacks     bool
 }
 
-func (d *fakeDisks) Matches(_ context.Context, v *volume.Volume, bytes, inodes int64) (matches, known bool) {
+func (d *fakeDisks) Matches(v *volume.Volume, bytes, inodes int64) (matches, known bool) {
 	if d.matches == nil {
 		return false, false
 	}
 	return d.matches(v, bytes, inodes)
 }
 
-func (d *fakeDisks) Condition(context.Context, *volume.Volume) *volume.Condition { return d.condition }
-func (d *fakeDisks) LacksGroup(context.Context, *volume.Volume) bool             { return d.lacks }
+func (d *fakeDisks) Condition(*volume.Volume) *volume.Condition { return d.condition }
+func (d *fakeDisks) LacksGroup(*volume.Volume) bool             { return d.lacks }
 
 func (b *bench) dir(v *volume.Volume) string {
 	return filepath.Join(b.cfg.DirectVolumes, dirName(filepath.Clean(v.Target)))

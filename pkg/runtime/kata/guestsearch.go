@@ -105,7 +105,7 @@ func (s *guestSearch) try(ctx context.Context, path string) (report volume.Repor
 		return report, false, nil
 	}
 	others, failed := s.others(ctx, path, report)
-	mine, known := s.matches(ctx, s.v, report)
+	mine, known := s.matches(s.v, report)
 	switch {
 	case failed != nil:
 		return report, true, failed
@@ -175,10 +175,10 @@ func (s *guestSearch) others(ctx context.Context, at string, report volume.Repor
 	if len(report.Usage) == 0 {
 		return nil, nil
 	}
-	mine, _ := s.matches(ctx, s.v, report)
+	mine, _ := s.matches(s.v, report)
 	var names []string
 	for _, other := range s.ofPod() {
-		theirs, sure := s.matches(ctx, other, report)
+		theirs, sure := s.matches(other, report)
 		if sure && !theirs || mine && !sure || guest.CheckSize(other, report) != nil {
 			continue
 		}
@@ -193,9 +193,9 @@ func (s *guestSearch) others(ctx context.Context, at string, report volume.Repor
 	return names, nil
 }
 
-func (s *guestSearch) matches(ctx context.Context, v *volume.Volume, report volume.Report) (is, sure bool) {
+func (s *guestSearch) matches(v *volume.Volume, report volume.Report) (is, sure bool) {
 	bytes, inodes := totals(report)
-	return s.h.cfg.Disks.Matches(ctx, v, bytes, inodes)
+	return s.h.cfg.Disks.Matches(v, bytes, inodes)
 }
 
 // endsAlike reports whether the name of a path can be of another volume.

@@ -53,13 +53,13 @@ type Config struct {
 type Disks interface {
 	// Matches reports whether the filesystem on the volume's device can have these totals
 	// in statfs, and whether that is known.
-	Matches(ctx context.Context, v *volume.Volume, bytes, inodes int64) (matches, known bool)
+	Matches(v *volume.Volume, bytes, inodes int64) (matches, known bool)
 	// Condition returns what the device says of the filesystem's health, or nil if that
 	// is unknown.
-	Condition(ctx context.Context, v *volume.Volume) *volume.Condition
+	Condition(v *volume.Volume) *volume.Condition
 	// LacksGroup reports whether the root directory of the volume's filesystem is not
 	// known to be writable for the volume's group.
-	LacksGroup(ctx context.Context, v *volume.Volume) bool
+	LacksGroup(v *volume.Volume) bool
 }
 
 func (c *Config) socketOf(id string, f flavor) string {

@@ -311,12 +311,12 @@ func TestCheck(t *testing.T) {
 		change func(*volume.Volume)
 		want   volume.Kind
 	}{
-		"plain":            {func(*volume.Volume) {}, fine},
-		"longest target":   {func(v *volume.Volume) { v.Target = "/" + strings.Repeat("x", 188) }, fine},
-		"too long target":  {func(v *volume.Volume) { v.Target = "/" + strings.Repeat("x", 189) }, volume.Invalid},
-		"filesystem":       {func(v *volume.Volume) { v.FSType = "ntfs" }, volume.Unsupported},
-		"group":            {func(v *volume.Volume) { v.Group = "1000" }, fine},
-		"group 0":          {func(v *volume.Volume) { v.Group = "0" }, volume.Unsupported},
+		"plain":           {func(*volume.Volume) {}, fine},
+		"longest target":  {func(v *volume.Volume) { v.Target = "/" + strings.Repeat("x", 188) }, fine},
+		"too long target": {func(v *volume.Volume) { v.Target = "/" + strings.Repeat("x", 189) }, volume.Invalid},
+		"filesystem":      {func(v *volume.Volume) { v.FSType = "ntfs" }, volume.Unsupported},
+		"group":           {func(v *volume.Volume) { v.Group = "1000" }, fine},
+		"group 0":         {func(v *volume.Volume) { v.Group = "0" }, volume.Unsupported},
 	} {
 		t.Run(name, func(t *testing.T) {
 			v := plainVolume()

@@ -49,10 +49,10 @@ func (h *Handler) Stats(ctx context.Context, v *volume.Volume) (volume.Report, e
 		return volume.Report{}, h.denied(ctx, v, b, err)
 	}
 	h.store.Bindings.Prove(v.Key, b.id, true)
-	report.Sandbox, report.GroupIgnored = b.id, h.groupIgnored(ctx, v, b)
+	report.Sandbox, report.GroupIgnored = b.id, h.groupIgnored(v, b)
 	// The agent's condition is "OK" for every filesystem. If a later agent reports an abnormal one, it is believed.
 	if said := report.Condition; said == nil || !said.Abnormal {
-		report.Condition = h.cfg.Disks.Condition(ctx, v)
+		report.Condition = h.cfg.Disks.Condition(v)
 	}
 	return report, nil
 }
@@ -85,8 +85,8 @@ func (h *Handler) denied(ctx context.Context, v *volume.Volume, b shim, err erro
 
 // groupIgnored reports whether the sandbox ignores the volume's group: runtime-rs does not
 // pass it to the guest. It logs that once per sandbox.
-func (h *Handler) groupIgnored(ctx context.Context, v *volume.Volume, b shim) bool {
-	if b.flavor != rustShim || v.Group == "" || v.Adopted || !h.cfg.Disks.LacksGroup(ctx, v) {
+func (h *Handler) groupIgnored(v *volume.Volume, b shim) bool {
+	if b.flavor != rustShim || v.Group == "" || v.Adopted || !h.cfg.Disks.LacksGroup(v) {
 		return false
 	}
 	if _, tracked := h.store.Bindings.Get(v.Key); !tracked || !h.guests.firstGroupless(v.Key, b.id) {
