@@ -3,6 +3,7 @@
 package vm
 
 import (
+	"bytes"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -34,6 +35,7 @@ func TestLifeOfAVolume(t *testing.T) {
 	pod := b.pod(uid)
 	main := b.run(pod, "main")
 	b.wantGroups(pod, main)
+	b.wantTerminal(pod)
 	for _, v := range damaged {
 		v.wantUnmountable(pod)
 	}
@@ -189,6 +191,20 @@ func (b *bench) wantGroups(pod *cri.Pod, container string) {
 		})
 		b.exec(container, "true")
 	}
+}
+
+// wantTerminal: what a container with a terminal writes is in its log.
+func (b *bench) wantTerminal(pod *cri.Pod) {
+	b.t.Helper()
+	check.Value(pod.Run(b.ctx(), cri.Container{Name: "terminal", TTY: true, Script: "tty && echo it has said this"}))(b.t)
+	var log []byte
+	check.Succeeds(b.t, "the terminal's output is in the log", func() (err error) {
+		if log, err = os.ReadFile(filepath.Join(b.CRI.Dir, "pod-logs", pod.UID, "terminal_0.log")); err == nil && !bytes.Contains(log, []byte("it has said this")) {
+			err = fmt.Errorf("it is %q", log)
+		}
+		return err
+	})
+	check.Says(b.t, "the log", string(log), "/dev/pts/0")
 }
 
 // wantGroup wants a process to be in a control group of each hierarchy.

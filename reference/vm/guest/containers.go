@@ -271,12 +271,12 @@ func (cs *containers) WriteInput(ctx context.Context, req *wire.WriteInputReques
 	return &wire.WriteInputResponse{Written: uint32(n)}, err //nolint:gosec // at most what was sent
 }
 
-func (cs *containers) ResizeTerminal(_ context.Context, req *wire.ResizeTerminalRequest) (*wire.Empty, error) {
+func (cs *containers) ResizeTerminal(ctx context.Context, req *wire.ResizeTerminalRequest) (*wire.Empty, error) {
 	_, p, err := cs.process(req.GetProcess())
 	if err != nil {
 		return nil, err
 	}
-	return new(wire.Empty), p.resize(req.GetColumns(), req.GetRows())
+	return new(wire.Empty), p.resize(ctx, req.GetColumns(), req.GetRows())
 }
 
 func (cs *containers) remove(ctx context.Context, id string) error {

@@ -193,6 +193,76 @@ func TestInputThatNobodyReads(t *testing.T) {
 	check.That(t, err == nil && n != 0 && n != wire.MaxData, "%d bytes were taken: %v", n, err)
 }
 
+// openTerminal opens a terminal of this machine for a process, and its other end.
+func openTerminal(t *testing.T, p *process) *os.File {
+	t.Helper()
+	number, err := p.openTerminal(os.Getpid())
+	if os.Getuid() != 0 && errors.Is(err, os.ErrPermission) {
+		check.Require(t, os.Getenv("CI") != "true", "only root opens a terminal by its number")
+		t.Skip("only root opens a terminal by its number")
+	}
+	check.Must(t, err)
+	other := check.Value(os.OpenFile("/dev/pts/"+strconv.Itoa(number), os.O_RDWR|unix.O_NOCTTY, 0))(t)
+	t.Cleanup(func() { _ = other.Close() })
+	return other
+}
+
+// TestTerminalBeforeItsProcess: the host attaches when the process is created, and loses nothing
+// of what it does before the terminal is there.
+func TestTerminalBeforeItsProcess(t *testing.T) {
+	p := check.Value(newProcess(true))(t)
+	defer p.end(t.Context())
+	read, resized := make(chan string, 1), make(chan error, 1)
+	go func() {
+		data, err := p.read(t.Context(), &wire.ReadOutputRequest{Stream: wire.Stream_STREAM_STDOUT, Max: 100})
+		read <- fmt.Sprintf("%q, %v", data, err)
+	}()
+	go func() { resized <- p.resize(t.Context(), 111, 44) }()
+	n, err := p.write(t.Context(), []byte("early"))
+	check.That(t, n == 0 && err == nil && len(read) == 0 && len(resized) == 0, "there is no terminal, and %d bytes were written: %v", n, err)
+	other := openTerminal(t, p)
+	check.Must(t, <-resized)
+	size, err := unix.IoctlGetWinsize(int(other.Fd()), unix.TIOCGWINSZ)
+	check.That(t, err == nil && size.Col == 111 && size.Row == 44, "its size is %v, %v", size, err)
+	check.Value(other.WriteString("output\n"))(t)
+	got := <-read
+	check.That(t, got == `"output\r\n", <nil>`, "it read %s", got)
+	n, err = p.write(t.Context(), []byte("early\n"))
+	check.That(t, n == 6 && err == nil, "%d bytes were written: %v", n, err)
+
+	never := check.Value(newProcess(true))(t)
+	never.cmd.Path = "/bin/true"
+	check.Must(t, never.start(&syscall.SysProcAttr{}))
+	_, err = never.read(t.Context(), &wire.ReadOutputRequest{Max: 100})
+	check.That(t, codeOf(err) == codes.FailedPrecondition, "of a process that ended before: %v", err)
+	never.end(t.Context())
+}
+
+// TestInputDoesNotEndOutput: they are one file, and the wait for one ends without the other.
+func TestInputDoesNotEndOutput(t *testing.T) {
+	p := check.Value(newProcess(true))(t)
+	defer p.end(t.Context())
+	other := openTerminal(t, p)
+	const last = "the last line"
+	read := make(chan error, 1)
+	go func() {
+		for all := ""; !strings.Contains(all, last); {
+			data, err := p.read(t.Context(), &wire.ReadOutputRequest{Stream: wire.Stream_STREAM_STDOUT, Max: 4096})
+			if all += string(data); err != nil || len(data) == 0 {
+				read <- fmt.Errorf("the output ended: %w", err)
+				return
+			}
+		}
+		read <- nil
+	}()
+	lines := []byte(strings.Repeat("x\n", wire.MaxData/2))
+	for n := len(lines); n == len(lines); {
+		n = check.Value(p.write(t.Context(), lines))(t) // until nobody takes it
+	}
+	check.Value(other.WriteString(last))(t)
+	check.Must(t, <-read)
+}
+
 func TestDeviceRuleThatIsNotKnown(t *testing.T) {
 	_, err := deviceProgram([]specs.LinuxDeviceCgroup{{Type: "x", Access: "rwm"}})
 	check.That(t, codeOf(err) == codes.InvalidArgument, "a device of the type x: %v", err)

@@ -23,8 +23,10 @@ import (
 type process struct {
 	cmd     *exec.Cmd
 	control *os.File
-	// stdin, stdout and stderr are the agent's ends of its pipes. A terminal is stdin and stdout.
+	// stdin, stdout and stderr are the agent's ends of its pipes. A terminal is stdin and stdout;
+	// it is there once opened is closed.
 	stdin, stdout, stderr *os.File
+	opened                chan struct{}
 	terminal              bool
 	childEnds             []*os.File // the other ends, until it has started
 
@@ -37,7 +39,7 @@ const controlFD = 3
 
 // newProcess creates a process's pipes.
 func newProcess(terminal bool) (*process, error) {
-	p := &process{cmd: exec.Command(self, roleWorkload), terminal: terminal, done: make(chan struct{})}
+	p := &process{cmd: exec.Command(self, roleWorkload), terminal: terminal, opened: make(chan struct{}), done: make(chan struct{})}
 	p.cmd.Env, p.cmd.Dir = []string{}, "/"
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
@@ -49,6 +51,7 @@ func newProcess(terminal bool) (*process, error) {
 	if terminal {
 		return p, nil // it is opened in the container
 	}
+	close(p.opened)
 	ends, err := p.pipes()
 	p.cmd.Stdin, p.cmd.Stdout, p.cmd.Stderr = ends[0], ends[1], ends[2]
 	p.childEnds = append(p.childEnds, ends[:]...)
@@ -124,7 +127,7 @@ func (p *process) execute(ctx context.Context, own int) error {
 // send sends a message and waits for the reply. It is empty if the process has executed the
 // workload, or has ended.
 func (p *process) send(ctx context.Context, message any) (r reply, err error) {
-	defer interruptible(ctx, p.control)()
+	defer interruptible(ctx, p.control.SetDeadline)()
 	if err = json.NewEncoder(p.control).Encode(message); err == nil {
 		err = json.NewDecoder(p.control).Decode(&r)
 	}
@@ -141,10 +144,10 @@ func (p *process) send(ctx context.Context, message any) (r reply, err error) {
 	return r, nil
 }
 
-// interruptible makes reads and writes of a file fail when ctx is done.
-func interruptible(ctx context.Context, file *os.File) (stop func()) {
-	_ = file.SetDeadline(time.Time{})
-	cancel := context.AfterFunc(ctx, func() { _ = file.SetDeadline(time.Now()) })
+// interruptible makes reads or writes of a file, whose deadline it sets, fail when ctx is done.
+func interruptible(ctx context.Context, setDeadline func(time.Time) error) (stop func()) {
+	_ = setDeadline(time.Time{})
+	cancel := context.AfterFunc(ctx, func() { _ = setDeadline(time.Now()) })
 	return func() { cancel() }
 }
 
@@ -168,7 +171,26 @@ func (p *process) openTerminal(own int) (int, error) {
 		return 0, errors.Join(err, master.Close())
 	}
 	p.stdin, p.stdout = master, master
+	close(p.opened)
 	return number, nil
+}
+
+// waitOpened waits until there are streams: the host attaches to a terminal before it starts the
+// process. It fails if the process has ended without.
+func (p *process) waitOpened(ctx context.Context) error {
+	select {
+	case <-p.opened:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-p.done:
+	}
+	select {
+	case <-p.opened:
+		return nil
+	default:
+		return fmt.Errorf("the terminal was never opened: %w", errState)
+	}
 }
 
 func (p *process) signal(signal syscall.Signal) error {
@@ -205,6 +227,9 @@ func (p *process) close() {
 
 // read reads output. It returns no data at its end.
 func (p *process) read(ctx context.Context, req *wire.ReadOutputRequest) ([]byte, error) {
+	if err := p.waitOpened(ctx); err != nil {
+		return nil, err
+	}
 	file := p.stdout
 	if req.GetStream() == wire.Stream_STREAM_STDERR {
 		file = p.stderr
@@ -212,7 +237,7 @@ func (p *process) read(ctx context.Context, req *wire.ReadOutputRequest) ([]byte
 	if file == nil || req.GetMax() == 0 || req.GetMax() > wire.MaxData {
 		return nil, fmt.Errorf("the stream or the size: %w", errInvalid)
 	}
-	defer interruptible(ctx, file)()
+	defer interruptible(ctx, file.SetReadDeadline)()
 	data := make([]byte, req.GetMax())
 	n, err := file.Read(data)
 	switch {
@@ -224,7 +249,7 @@ func (p *process) read(ctx context.Context, req *wire.ReadOutputRequest) ([]byte
 	return data[:n], err
 }
 
-// inputTimeout bounds the wait for a process that does not read its input.
+// inputTimeout bounds the wait for a process that does not read its input, or has not started.
 const inputTimeout = time.Second
 
 // write writes input; no data closes it.
@@ -232,15 +257,15 @@ func (p *process) write(ctx context.Context, data []byte) (int, error) {
 	if len(data) == 0 {
 		return 0, p.closeInput()
 	}
-	if p.stdin == nil {
-		return 0, fmt.Errorf("the input is closed: %w", errState)
-	}
 	ctx, cancel := context.WithTimeout(ctx, inputTimeout)
 	defer cancel()
-	defer interruptible(ctx, p.stdin)()
-	n, err := p.stdin.Write(data)
+	n, err := 0, p.waitOpened(ctx)
+	if err == nil {
+		defer interruptible(ctx, p.stdin.SetWriteDeadline)()
+		n, err = p.stdin.Write(data)
+	}
 	switch {
-	case errors.Is(err, os.ErrDeadlineExceeded):
+	case errors.Is(err, os.ErrDeadlineExceeded), errors.Is(err, context.DeadlineExceeded):
 		err = nil
 	case errors.Is(err, os.ErrClosed), errors.Is(err, unix.EPIPE), errors.Is(err, unix.EIO):
 		err = fmt.Errorf("the input is closed: %w", errState)
@@ -250,7 +275,7 @@ func (p *process) write(ctx context.Context, data []byte) (int, error) {
 
 // closeInput does nothing for a terminal: there, a character ends the input.
 func (p *process) closeInput() error {
-	if p.terminal || p.stdin == nil {
+	if p.terminal {
 		return nil
 	}
 	if err := p.stdin.Close(); err != nil && !errors.Is(err, os.ErrClosed) {
@@ -259,9 +284,9 @@ func (p *process) closeInput() error {
 	return nil
 }
 
-func (p *process) resize(columns, rows uint32) error {
-	if !p.terminal || p.stdout == nil {
-		return fmt.Errorf("the process has no terminal: %w", errState)
+func (p *process) resize(ctx context.Context, columns, rows uint32) error {
+	if err := p.waitOpened(ctx); err != nil || !p.terminal {
+		return errors.Join(err, fmt.Errorf("the process has no terminal: %w", errState))
 	}
 	size := &unix.Winsize{Col: uint16(min(columns, 0xffff)), Row: uint16(min(rows, 0xffff))}
 	return sys.OnFD(p.stdout, func(fd int) error { return unix.IoctlSetWinsize(fd, unix.TIOCSWINSZ, size) })

@@ -47,6 +47,8 @@ type Container struct {
 	Groups []int64
 	// Memory is the limit, in bytes; 0 is none.
 	Memory int64
+	// TTY gives it a terminal.
+	TTY bool
 	// Attempt counts how often the container was made again in this sandbox.
 	Attempt uint32
 }
@@ -115,6 +117,7 @@ func (p *Pod) Create(ctx context.Context, c Container) (string, error) {
 		Image:    &runtimeapi.ImageSpec{Image: BusyboxImage},
 		Command:  []string{"/bin/sh", "-c", c.Script},
 		LogPath:  fmt.Sprintf("%s_%d.log", c.Name, c.Attempt),
+		Tty:      c.TTY,
 		Labels: map[string]string{
 			"io.kubernetes.container.name": c.Name, "io.kubernetes.pod.name": "pod-" + p.UID,
 			"io.kubernetes.pod.namespace": "default", "io.kubernetes.pod.uid": p.UID,
