@@ -293,6 +293,9 @@ func (cs *containers) remove(ctx context.Context, id string) error {
 	}
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
+	if cs.byID[id] != c {
+		return nil // another call has removed it meanwhile
+	}
 	delete(cs.byID, id)
 	for _, vol := range c.volumes {
 		vol.users.Add(-1)

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/moby/sys/capability"
 	"github.com/opencontainers/runtime-spec/specs-go"
@@ -261,6 +262,23 @@ func TestInputDoesNotEndOutput(t *testing.T) {
 	}
 	check.Value(other.WriteString(last))(t)
 	check.Must(t, <-read)
+}
+
+// TestContainerRemovedTwice at a time: its volumes lose one user.
+func TestContainerRemovedTwice(t *testing.T) {
+	vol := new(guestVolume)
+	vol.users.Store(2)
+	c := &container{cgroup: "crust-vm-no-such-group", mountNS: -1, volumes: []*guestVolume{vol}}
+	cs := &containers{byID: map[string]*container{"c": c}}
+	c.mu.Lock()
+	removed := make(chan error)
+	for range 2 {
+		go func() { removed <- cs.remove(t.Context(), "c") }()
+	}
+	time.Sleep(100 * time.Millisecond) // until both have found it
+	c.mu.Unlock()
+	check.Must(t, errors.Join(<-removed, <-removed))
+	check.Equal(t, vol.users.Load(), 1, "users of the volume")
 }
 
 func TestDeviceRuleThatIsNotKnown(t *testing.T) {
