@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -87,7 +88,8 @@ func (s sandbox) mount(volume string, info abi.Info) error {
 			return err
 		}
 	}
-	mount, err := fsmount.Ready(info, device, func(warning string) { fmt.Fprintln(os.Stderr, warning) }) // grown, and with its group
+	warn := func(text string) { fmt.Fprintln(os.Stderr, text) }
+	mount, err := fsmount.Ready(context.Background(), info, device, warn) // grown, and with its group
 	if err != nil {
 		return err
 	}

@@ -15,13 +15,14 @@ import (
 
 // Ready mounts an open device nowhere, grown to its size and with the group of the pod:
 // all that changes the filesystem is done before anybody can see it. Whoever has the
-// descriptor has the mount, and with the last one it goes.
-func Ready(info abi.Info, device int, warn func(string)) (int, error) {
+// descriptor has the mount, and with the last one it goes. Files are given to the group until ctx
+// is done.
+func Ready(ctx context.Context, info abi.Info, device int, warn func(string)) (int, error) {
 	mount, err := Mount(info, device, warn)
 	if err != nil {
 		return -1, err
 	}
-	if err := ApplyGroup(context.Background(), mount, info); err != nil {
+	if err := ApplyGroup(ctx, mount, info); err != nil {
 		return -1, errors.Join(err, unix.Close(mount))
 	}
 	return mount, nil

@@ -23,7 +23,7 @@ import (
 // mounts it, and stays until the sandbox ends.
 type volumes struct {
 	sandbox string
-	machine *qemu.Machine
+	machine disks
 	guest   *wire.Client
 	warn    func(string)
 
@@ -32,9 +32,17 @@ type volumes struct {
 	byName   map[string]*attachedVolume
 }
 
+// disks is a qemu.Machine.
+type disks interface {
+	Plug(ctx context.Context, serial string, file *os.File, readOnly bool) (*qemu.Disk, error)
+	Unplug(ctx context.Context, d *qemu.Disk) error
+	Resize(ctx context.Context, d *qemu.Disk) (int64, error)
+}
+
 type attachedVolume struct {
-	info abi.Info
-	disk *qemu.Disk
+	info    abi.Info
+	disk    *qemu.Disk
+	mounted bool // if not, its disk is still to be unplugged
 	// frozenUntil is the latest end of its last freeze. Until then a process that waits to write
 	// cannot be killed, which does not mean that the guest hangs.
 	frozenUntil atomic.Pointer[time.Time]
@@ -53,12 +61,17 @@ func (v *volumes) frozen() bool {
 }
 
 // attach plugs the volume in and mounts it in the guest, unless that was done. When it fails,
-// the guest does not have the disk.
+// the disk is unplugged, now or before the next attempt.
 func (v *volumes) attach(ctx context.Context, name string, info abi.Info, open func() (*os.File, error)) error {
 	v.plugging.Lock()
 	defer v.plugging.Unlock()
 	if _, err := v.get(name); err == nil {
 		return nil
+	}
+	if left := v.byName[name]; left != nil {
+		if err := v.unplug(ctx, name, left); err != nil {
+			return fmt.Errorf("an earlier attempt to mount it failed, and its disk is not free: %w", err)
+		}
 	}
 	device, err := open()
 	if err != nil {
@@ -69,15 +82,14 @@ func (v *volumes) attach(ctx context.Context, name string, info abi.Info, open f
 	if err != nil {
 		return err
 	}
-	if err := v.mount(ctx, name, info, serial); err != nil {
-		// If the disk cannot be unplugged, the guest may still use it until its machine ends.
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), unplugTimeout)
-		defer cancel()
-		return errors.Join(err, v.machine.Unplug(ctx, disk))
-	}
+	err = v.mount(ctx, name, info, serial)
+	a := &attachedVolume{info: info, disk: disk, mounted: err == nil}
 	v.mu.Lock()
-	defer v.mu.Unlock()
-	v.byName[name] = &attachedVolume{info: info, disk: disk}
+	v.byName[name] = a
+	v.mu.Unlock()
+	if err != nil {
+		return errors.Join(err, v.unplug(ctx, name, a))
+	}
 	return nil
 }
 
@@ -104,6 +116,8 @@ func (v *volumes) detachAll(ctx context.Context) error {
 
 // unplug continues an unplug that did not complete earlier.
 func (v *volumes) unplug(ctx context.Context, name string, a *attachedVolume) error {
+	ctx, cancel := context.WithTimeout(ctx, unplugTimeout)
+	defer cancel()
 	_, err := v.guest.RemoveVolume(ctx, &wire.RemoveVolumeRequest{Volume: name})
 	if err != nil && status.Code(err) != codes.NotFound {
 		return err
@@ -156,7 +170,7 @@ func openDevice(info abi.Info) (*os.File, error) {
 func (v *volumes) get(volume string) (*attachedVolume, error) {
 	v.mu.RLock()
 	defer v.mu.RUnlock()
-	if a := v.byName[volume]; a != nil {
+	if a := v.byName[volume]; a != nil && a.mounted {
 		return a, nil
 	}
 	return nil, handler.ErrNoSandbox
@@ -223,11 +237,14 @@ func (v *volumes) Freeze(target string, timeout time.Duration) error {
 		if timeout < time.Millisecond || timeout > fsops.MostFrozen {
 			return fmt.Errorf("%w: the time must be at most %v", fsops.ErrOutOfRange, fsops.MostFrozen)
 		}
-		until := time.Now().Add(timeout)
-		if earlier := a.frozenUntil.Load(); earlier == nil || earlier.Before(until) {
+		until, earlier := time.Now().Add(timeout), a.frozenUntil.Load()
+		if earlier == nil || earlier.Before(until) {
 			a.frozenUntil.Store(&until)
 		}
 		_, err := v.guest.FreezeVolume(ctx, &wire.FreezeVolumeRequest{Volume: name, TimeoutMillis: uint32(timeout.Milliseconds())}) //nolint:gosec // bounded
+		if _, answered := status.FromError(err); err != nil && answered {
+			a.frozenUntil.CompareAndSwap(&until, earlier)
+		}
 		return err
 	})
 }

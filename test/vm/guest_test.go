@@ -220,11 +220,18 @@ func TestGuest(t *testing.T) {
 	t.Run("terminal", g.tryTerminal)
 	t.Run("ends", g.tryEnds)
 	t.Run("refused", g.tryRefused)
+	// A freeze that comes after its caller has gone does not last.
+	hurried, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	_, err = g.FreezeVolume(hurried, &wire.FreezeVolumeRequest{Volume: rootVolume, TimeoutMillis: 600000})
+	check.Fails(t, err)
 	// A writer that nobody can kill is in the way of the end.
 	check.Must(t, g.create("blocked", spec("while :; do echo x >>/file; done")))
 	g.start(t, "blocked")
-	_, err = g.FreezeVolume(t.Context(), &wire.FreezeVolumeRequest{Volume: rootVolume, TimeoutMillis: 600000})
-	check.Must(t, err)
+	check.Succeeds(t, "the volume is frozen", func() error {
+		_, err := g.FreezeVolume(t.Context(), &wire.FreezeVolumeRequest{Volume: rootVolume, TimeoutMillis: 600000})
+		return err
+	})
 	began = time.Now()
 	left := check.Value(g.Shutdown(t.Context(), &wire.ShutdownRequest{}))(t)
 	t.Logf("it shut down in %v", time.Since(began))

@@ -88,7 +88,7 @@ func (v *volumes) AddVolume(ctx context.Context, req *wire.AddVolumeRequest) (*w
 	}
 	reply := new(wire.AddVolumeResponse)
 	info := infoOf(req, device)
-	if err := mountVolume(req.GetVolume(), info, reply); err != nil {
+	if err := mountVolume(ctx, req.GetVolume(), info, reply); err != nil {
 		return nil, err
 	}
 	v.mu.Lock()
@@ -108,13 +108,13 @@ func infoOf(req *wire.AddVolumeRequest, device string) abi.Info {
 }
 
 // mountVolume mounts the filesystem. It appears in volumesDir once containers can use it.
-func mountVolume(name string, info abi.Info, reply *wire.AddVolumeResponse) error {
+func mountVolume(ctx context.Context, name string, info abi.Info, reply *wire.AddVolumeResponse) error {
 	device, err := openDisk(info)
 	if err != nil {
 		return err
 	}
 	defer sys.CloseFD(device)
-	mount, err := fsmount.Ready(info, device, func(text string) { reply.Warning = wire.Text(text) })
+	mount, err := fsmount.Ready(ctx, info, device, func(text string) { reply.Warning = wire.Text(text) })
 	if err != nil {
 		return err
 	}
@@ -245,9 +245,14 @@ func (v *volumes) ResizeVolume(ctx context.Context, req *wire.ResizeVolumeReques
 	})
 }
 
-func (v *volumes) FreezeVolume(_ context.Context, req *wire.FreezeVolumeRequest) (*wire.Empty, error) {
+// FreezeVolume thaws the volume again if the host has given up meanwhile: it would not thaw.
+func (v *volumes) FreezeVolume(ctx context.Context, req *wire.FreezeVolumeRequest) (*wire.Empty, error) {
 	return new(wire.Empty), v.withRoot(req.GetVolume(), func(root int, _ abi.Info) error {
-		return freezer().Freeze(req.GetVolume(), root, time.Duration(req.GetTimeoutMillis())*time.Millisecond)
+		err := freezer().Freeze(req.GetVolume(), root, time.Duration(req.GetTimeoutMillis())*time.Millisecond)
+		if err == nil && ctx.Err() != nil {
+			err = errors.Join(ctx.Err(), freezer().Thaw(req.GetVolume(), root))
+		}
+		return err
 	})
 }
 

@@ -351,6 +351,20 @@ func TestAGuestThatHangs(t *testing.T) {
 	})
 }
 
+// TestAGuestGivesUpFirst: it undoes what the host does not wait for.
+func TestAGuestGivesUpFirst(t *testing.T) {
+	inTime(t, func(t *testing.T, c *Client, guest net.Conn) {
+		go func() { _ = addVolume(t.Context(), c) }()
+		header := make([]byte, headerSize)
+		check.Value(io.ReadFull(guest, header))(t)
+		body := make([]byte, binary.BigEndian.Uint32(header))
+		check.Value(io.ReadFull(guest, body))(t)
+		var req ttrpc.Request
+		check.Must(t, proto.Unmarshal(body, &req))
+		check.Equal(t, time.Duration(req.GetTimeoutNano()), deadlines["AddVolume"]*9/10, "the guest's time")
+	})
+}
+
 // TestAGuestThatDrips a byte now and then gains no time by it.
 func TestAGuestThatDrips(t *testing.T) {
 	answer := frame(1, typeResponse, response(t, &GetVolumeStatsResponse{Message: strings.Repeat("x", 500)}))

@@ -1,0 +1,96 @@
+package vm
+
+import (
+	"context"
+	"errors"
+	"os"
+	"slices"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
+	"github.com/crust-proxy/crust-proxy/reference/handler"
+	"github.com/crust-proxy/crust-proxy/reference/vm/qemu"
+	"github.com/crust-proxy/crust-proxy/reference/vm/wire"
+	"github.com/crust-proxy/crust-proxy/test/check"
+)
+
+// played is a machine and its guest, whose calls fail as the test says.
+type played struct {
+	wire.VolumesService
+	calls []string
+	fails map[string]error
+}
+
+func (p *played) call(name string) error {
+	p.calls = append(p.calls, name)
+	return p.fails[name]
+}
+
+func (p *played) Plug(_ context.Context, serial string, _ *os.File, _ bool) (*qemu.Disk, error) {
+	return &qemu.Disk{Serial: serial}, p.call("plug")
+}
+func (p *played) Unplug(context.Context, *qemu.Disk) error { return p.call("unplug") }
+func (p *played) Resize(context.Context, *qemu.Disk) (int64, error) {
+	return 0, p.call("resize")
+}
+
+func (p *played) AddVolume(context.Context, *wire.AddVolumeRequest) (*wire.AddVolumeResponse, error) {
+	return new(wire.AddVolumeResponse), p.call("add")
+}
+
+func (p *played) RemoveVolume(context.Context, *wire.RemoveVolumeRequest) (*wire.Empty, error) {
+	return nil, p.call("remove")
+}
+
+func (p *played) FreezeVolume(context.Context, *wire.FreezeVolumeRequest) (*wire.Empty, error) {
+	return nil, p.call("freeze")
+}
+
+const target = "/target"
+
+// attach attaches the volume, and wants these calls for it.
+func (p *played) attach(t *testing.T, v *volumes, fails map[string]error, want ...string) error {
+	t.Helper()
+	p.calls, p.fails = nil, fails
+	err := v.attach(t.Context(), abi.DirName(target), abi.Info{}, func() (*os.File, error) { return nil, p.call("open") })
+	check.That(t, slices.Equal(p.calls, want), "calls: %q, want %q", p.calls, want)
+	return err
+}
+
+func playedVolumes() (*played, *volumes) {
+	p := new(played)
+	return p, &volumes{machine: p, guest: &wire.Client{VolumesService: p}, byName: make(map[string]*attachedVolume)}
+}
+
+// TestMountThatFails leaves nothing in the way of the next attempt, also if the guest mounts the
+// volume after the host has given up.
+func TestMountThatFails(t *testing.T) {
+	p, v := playedVolumes()
+	bad, late := errors.New("bad superblock"), context.DeadlineExceeded
+	err := p.attach(t, v, map[string]error{"add": bad, "remove": status.Error(codes.NotFound, "volume")}, "open", "plug", "add", "remove", "unplug")
+	check.Is(t, err, bad)
+	err = p.attach(t, v, map[string]error{"add": late, "remove": late}, "open", "plug", "add", "remove")
+	check.Is(t, err, late)
+	check.Is(t, check.Err(v.get(abi.DirName(target))), handler.ErrNoSandbox)
+	check.Is(t, p.attach(t, v, map[string]error{"unplug": late}, "remove", "unplug"), late)
+	check.Must(t, p.attach(t, v, nil, "remove", "unplug", "open", "plug", "add"))
+	check.Must(t, p.attach(t, v, nil))
+}
+
+// TestFreezeThatFails: the volume counts as frozen only if it may be.
+func TestFreezeThatFails(t *testing.T) {
+	p, v := playedVolumes()
+	check.Must(t, p.attach(t, v, nil, "open", "plug", "add"))
+	for _, c := range []struct {
+		err    error
+		frozen bool
+	}{{status.Error(codes.Unimplemented, "never"), false}, {context.DeadlineExceeded, true}, {status.Error(codes.FailedPrecondition, "it is frozen"), true}} {
+		p.fails = map[string]error{"freeze": c.err}
+		check.Fails(t, v.Freeze(target, time.Minute))
+		check.Equal(t, v.frozen(), c.frozen, "frozen after %v", c.err)
+	}
+}
