@@ -170,7 +170,8 @@ func (c *command) exec() (code int, err error) {
 	}
 	pid, err := c.startProxy(r, process.Terminal, id)
 	if err != nil {
-		return 1, err
+		_, undoErr := call(dir, (*supervisor).DeleteProcess, &wire.DeleteProcessRequest{Process: req.GetProcess()})
+		return 1, errors.Join(err, undoErr)
 	}
 	return 0, c.writePID(pid)
 }

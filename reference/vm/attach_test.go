@@ -2,14 +2,19 @@ package vm
 
 import (
 	"bufio"
+	"context"
 	"net"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	"github.com/containerd/ttrpc"
 	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/status"
 
+	"github.com/crust-proxy/crust-proxy/reference/handler"
+	"github.com/crust-proxy/crust-proxy/reference/vm/wire"
 	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
@@ -36,4 +41,39 @@ func TestTerminalGoesToTheSocket(t *testing.T) {
 	check.Value(slave.WriteString("hello\n"))(t)
 	line, err := bufio.NewReader(master).ReadString('\n')
 	check.That(t, err == nil && line == "hello\r\n", "%q, %v", line, err)
+}
+
+// execs is a supervisor that is asked for one.
+type execs struct {
+	wire.ContainersService
+	asked []string
+}
+
+func (e *execs) ExecProcess(_ context.Context, req *wire.ExecProcessRequest) (*wire.Empty, error) {
+	e.asked = append(e.asked, "exec "+req.GetProcess().GetExec())
+	return new(wire.Empty), nil
+}
+
+func (e *execs) DeleteProcess(_ context.Context, req *wire.DeleteProcessRequest) (*wire.Empty, error) {
+	e.asked = append(e.asked, "delete "+req.GetProcess().GetExec())
+	return new(wire.Empty), nil
+}
+
+// TestExecWithoutAProxy is deleted: nobody would.
+func TestExecWithoutAProxy(t *testing.T) {
+	cfg := Config{StateDir: t.TempDir()}
+	check.Must(t, os.Mkdir(string(cfg.sandbox("pod")), 0o700))
+	check.Must(t, cfg.writeRecord(&record{ID: "c", Sandbox: "pod"}))
+	listener := check.Value(listen(cfg.sandbox("pod").controlSocket()))(t)
+	defer func() { _ = listener.Close() }()
+	guest := new(execs)
+	go func() {
+		_ = wire.Serve(t.Context(), listener, status.Code, func(s *ttrpc.Server) { wire.RegisterContainersService(s, guest) })
+	}()
+	process := filepath.Join(t.TempDir(), "process")
+	check.Must(t, os.WriteFile(process, []byte(`{"args":["sh"],"terminal":true}`), 0o600))
+	c := &command{cfg: cfg, in: handler.ParseArgs([]string{"exec", "--detach", "--process", process, "c"})}
+	_, err := c.exec()
+	check.Fails(t, err, "--console-socket is missing")
+	check.That(t, len(guest.asked) == 2 && guest.asked[1] == strings.Replace(guest.asked[0], "exec", "delete", 1), "asked: %q", guest.asked)
 }

@@ -104,6 +104,11 @@ func (c *controlServer) DeleteProcess(ctx context.Context, req *wire.DeleteProce
 // WaitProcess returns when the process has ended. If its caller (`crust-vm attach`) ends first,
 // the process is killed: for the container runtime it has ended.
 func (c *controlServer) WaitProcess(ctx context.Context, req *wire.WaitProcessRequest) (*wire.WaitProcessResponse, error) {
+	if req.GetProcess().GetExec() != "" {
+		waiting, cancel := context.WithCancel(ctx)
+		defer cancel()
+		go c.sandbox.enforceEnd(waiting, req.GetProcess().GetContainer())
+	}
 	reply, err := c.ContainersService.WaitProcess(ctx, req)
 	switch {
 	case ctx.Err() != nil:

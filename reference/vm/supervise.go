@@ -276,6 +276,21 @@ func (s *sandbox) enforceKill(container string) {
 	}
 }
 
+// enforceEnd declares the guest hung if an exec outlives its container, whose end containerd does
+// not report before. ctx is done when the exec has ended.
+func (s *sandbox) enforceEnd(ctx context.Context, container string) {
+	for ended := 0; sys.Sleep(ctx, s.cfg.hangTime()); {
+		r, err := s.cfg.findRecord(container)
+		if !errors.Is(err, errUnknown) && (err != nil || !r.Process.Ended()) {
+			continue
+		}
+		if ended++; ended > 1 && !s.volumes.frozen() {
+			s.declareHung(fmt.Errorf("%w: container %s has ended, and a process of it does not", errHung, container))
+			return
+		}
+	}
+}
+
 func (s *sandbox) ping(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.pingTime())
 	defer cancel()

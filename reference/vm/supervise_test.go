@@ -85,6 +85,11 @@ func (liar) SignalProcess(context.Context, *wire.SignalProcessRequest) (*wire.Em
 	return new(wire.Empty), nil
 }
 
+func (liar) WaitProcess(ctx context.Context, _ *wire.WaitProcessRequest) (*wire.WaitProcessResponse, error) {
+	<-ctx.Done()
+	return nil, ctx.Err()
+}
+
 func (liar) DeleteProcess(context.Context, *wire.DeleteProcessRequest) (*wire.Empty, error) {
 	return nil, errors.New("it is busy")
 }
@@ -93,18 +98,37 @@ func (liar) DeleteProcess(context.Context, *wire.DeleteProcessRequest) (*wire.Em
 // deleted, could never be deleted.
 func TestAGuestThatKeepsAContainer(t *testing.T) { synctest.Test(t, guestKeepsAContainer) }
 
-func guestKeepsAContainer(t *testing.T) {
-	cfg := Config{StateDir: t.TempDir()} // whose hangTimeoutSeconds are over at once
+// lied is a sandbox with the container "stays", whose guest lies, and "ended", which has ended.
+func lied(t *testing.T, cfg Config) (*controlServer, *sandbox) {
+	t.Helper()
 	self := check.Value(process.Of(os.Getpid()))(t)
 	check.Must(t, os.MkdirAll(string(cfg.sandbox("pod")), 0o700))
 	check.Must(t, cfg.writeRecord(&record{ID: "stays", Sandbox: "pod", Process: self}))
+	check.Must(t, cfg.writeRecord(&record{ID: "ended", Sandbox: "pod"}))
 	guest := &wire.Client{ContainersService: liar{}}
 	s := &sandbox{cfg: cfg, id: "pod", dir: cfg.sandbox("pod"), share: cfg.sandbox("pod").share(), guest: guest, hung: make(chan error, 1)}
 	s.volumes = &volumes{sandbox: "pod", guest: guest, byName: make(map[string]*attachedVolume)}
-	c := &controlServer{ContainersService: guest, sandbox: s}
+	return &controlServer{ContainersService: guest, sandbox: s}, s
+}
+
+func guestKeepsAContainer(t *testing.T) {
+	c, s := lied(t, Config{StateDir: t.TempDir()}) // whose hangTimeoutSeconds are over at once
 	check.Value(c.SignalProcess(t.Context(), &wire.SignalProcessRequest{Process: &wire.Process{Container: "stays"}, Signal: 9}))(t)
 	check.Is(t, <-s.hung, errHung) // of a container that does not end
 	_, err := c.DeleteProcess(t.Context(), &wire.DeleteProcessRequest{Process: &wire.Process{Container: "stays"}})
 	check.That(t, err != nil, "the container was deleted")
 	check.Is(t, <-s.hung, errHung) // of a container that cannot be deleted
+}
+
+// TestAGuestThatKeepsAnExec is killed when its container has ended: containerd would wait for it.
+func TestAGuestThatKeepsAnExec(t *testing.T) {
+	for container, hangs := range map[string]bool{"ended": true, "stays": false} {
+		synctest.Test(t, func(t *testing.T) {
+			c, s := lied(t, Config{StateDir: t.TempDir(), HangTimeoutSeconds: 90})
+			ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+			defer cancel()
+			_, err := c.WaitProcess(ctx, &wire.WaitProcessRequest{Process: &wire.Process{Container: container, Exec: "x"}})
+			check.That(t, err != nil && (len(s.hung) == 1) == hangs, "%s: %v, declared hung: %d", container, err, len(s.hung))
+		})
+	}
 }
