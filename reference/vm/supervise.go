@@ -362,7 +362,7 @@ func raiseFileLimit() {
 }
 
 // usesKVM reports whether machines run with KVM. The result of the trial is cached until the
-// next boot of the node.
+// next boot of the node, unless it took too long.
 func (c Config) usesKVM(user uint32) (bool, error) {
 	if c.Accel != "" {
 		return c.Accel == accelKVM, nil
@@ -371,13 +371,17 @@ func (c Config) usesKVM(user uint32) (bool, error) {
 		return false, err
 	}
 	file := c.cache() + "/accel"
-	if known, err := sys.ReadLine(file); err == nil {
+	if known, err := sys.ReadLine(file); err == nil && (known == accelKVM || known == accelTCG) {
 		return known == accelKVM, nil
 	}
 	found := accelKVM
 	if err := qemu.ProbeKVM(c.QEMU, user); err != nil {
 		found = accelTCG
 		_, _ = fmt.Fprintln(os.Stderr, "machines are emulated, and slow: KVM cannot be used:", err)
+		if errors.Is(err, context.DeadlineExceeded) {
+			return false, nil // the node may be busy now
+		}
 	}
-	return found == accelKVM, os.WriteFile(file, []byte(found+"\n"), 0o600)
+	_ = sys.WriteSynced(file, []byte(found+"\n")) // it fails when another sandbox is as fast
+	return found == accelKVM, nil
 }

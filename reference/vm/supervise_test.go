@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -130,5 +131,26 @@ func TestAGuestThatKeepsAnExec(t *testing.T) {
 			_, err := c.WaitProcess(ctx, &wire.WaitProcessRequest{Process: &wire.Process{Container: container, Exec: "x"}})
 			check.That(t, err != nil && (len(s.hung) == 1) == hangs, "%s: %v, declared hung: %d", container, err, len(s.hung))
 		})
+	}
+}
+
+// TestTrialOfKVM: what a killed supervisor has left is no result, nor is a trial that took too long.
+func TestTrialOfKVM(t *testing.T) {
+	slow := filepath.Join(t.TempDir(), "qemu")
+	check.Must(t, os.Chmod(filepath.Dir(filepath.Dir(slow)), 0o755))                //nolint:gosec // QEMU's user executes it
+	check.Must(t, os.WriteFile(slow, []byte("#!/bin/sh\nexec sleep 100\n"), 0o755)) //nolint:gosec // a program
+	_, err := os.Stat("/dev/kvm")
+	for _, c := range []struct{ known, program, kept string }{
+		{"", "/bin/false", "tcg\n"}, {"x\n", "/bin/false", "tcg\n"}, {"kvm\n", "/bin/false", "kvm\n"}, {"", slow, ""},
+	} {
+		if c.program == slow && (err != nil || os.Getuid() != 0) {
+			continue // it is not tried
+		}
+		cfg := Config{StateDir: t.TempDir(), QEMU: c.program}
+		check.Must(t, os.MkdirAll(cfg.cache(), 0o700))
+		check.Must(t, os.WriteFile(cfg.cache()+"/accel", []byte(c.known), 0o600))
+		kvm := check.Value(cfg.usesKVM(1_900_000_000))(t)
+		kept := check.Value(os.ReadFile(cfg.cache() + "/accel"))(t)
+		check.That(t, kvm == (c.known == "kvm\n") && string(kept) == c.kept, "%q and %s: %t, kept %q", c.known, c.program, kvm, kept)
 	}
 }

@@ -63,7 +63,7 @@ func probe(program string, user uint32, kvm bool) error {
 	defer runtime.UnlockOSThread()
 	out, err := cmd.CombinedOutput()
 	if ctx.Err() != nil {
-		return fmt.Errorf("the smallest guest did not end within %v", probeTimeout)
+		return fmt.Errorf("the smallest guest did not end within %v: %w", probeTimeout, ctx.Err())
 	}
 	var ended *exec.ExitError
 	if errors.As(err, &ended) && ended.ExitCode() == exit {
