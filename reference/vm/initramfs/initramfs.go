@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -84,10 +85,23 @@ func Build(kernelDir, program, cacheDir string) (image, path string, err error) 
 	}
 	raw := a.bytes()
 	path = filepath.Join(cacheDir, fmt.Sprintf("initramfs-%x", sha256.Sum256(raw)))
+	removeOld(cacheDir, path)
 	if info, err := os.Stat(path); err == nil && info.Size() == int64(len(raw)) {
 		return k.image, path, nil
 	}
 	return k.image, path, write(path, raw)
+}
+
+// unusedTime is how long archives of other versions, and incomplete ones, stay.
+const unusedTime = 24 * time.Hour
+
+func removeOld(cacheDir, current string) {
+	all, _ := filepath.Glob(cacheDir + "/*initramfs-*")
+	for _, path := range all {
+		if info, err := os.Stat(path); err == nil && path != current && time.Since(info.ModTime()) > unusedTime {
+			_ = os.Remove(path) // the next build tries again
+		}
+	}
 }
 
 // write creates a file atomically.

@@ -3,9 +3,11 @@ package initramfs
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -104,6 +106,18 @@ func TestBuildOnce(t *testing.T) {
 	check.That(t, os.Truncate(first, before.Size()) == nil, "the archive is gone")
 	all, err := os.ReadDir(cache)
 	check.That(t, err == nil && len(all) == 2, "left: %v, %v", all, err)
+	// What no build has used for long goes.
+	killed, foreign := cache+"/.initramfs-1", cache+"/accel"
+	past := time.Now().Add(-2 * unusedTime)
+	for _, path := range []string{killed, foreign} {
+		check.Must(t, os.WriteFile(path, nil, 0o600))
+	}
+	for _, path := range []string{killed, foreign, first, other} {
+		check.Must(t, os.Chtimes(path, past, past))
+	}
+	build("one")
+	left, err := filepath.Glob(cache + "/*")
+	check.That(t, err == nil && slices.Equal(left, []string{foreign, first}), "left: %q, %v", left, err)
 }
 
 func TestKernelsThatWillNotDo(t *testing.T) {

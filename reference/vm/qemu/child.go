@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 	"syscall"
+	"time"
 )
 
 // child is a process that the kernel kills when this process ends.
@@ -24,7 +25,7 @@ func startChild(cmd *exec.Cmd) (*child, error) {
 	if cmd.SysProcAttr == nil {
 		cmd.SysProcAttr = new(syscall.SysProcAttr)
 	}
-	cmd.SysProcAttr.Pdeathsig = syscall.SIGKILL
+	cmd.SysProcAttr.Pdeathsig, cmd.WaitDelay = syscall.SIGKILL, killTimeout
 	c := &child{cmd: cmd, done: make(chan struct{})}
 	started := make(chan error)
 	go func() {
@@ -60,11 +61,17 @@ func (c *child) hasEnded() bool {
 	}
 }
 
+// killTimeout bounds the wait for virtiofsd, which hangs when a filesystem that it serves does.
+const killTimeout = 10 * time.Second
+
 // kill kills it and waits. A nil child was never started.
-func (c *child) kill() {
+func (c *child) kill(timeout time.Duration) {
 	if c != nil {
 		_ = c.cmd.Process.Kill()
-		<-c.done
+		select {
+		case <-c.done:
+		case <-time.After(timeout):
+		}
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"net"
 	"os"
 	"os/exec"
@@ -129,19 +130,18 @@ func (m *Machine) Err() error { return m.qemu.err }
 
 // Kill kills the machine, and waits until no process has its disks open.
 func (m *Machine) Kill() {
-	for _, c := range []*child{m.qemu, m.fs} {
-		c.kill()
+	m.qemu.kill(math.MaxInt64)
+	m.mu.Lock()
+	for _, d := range m.disks {
+		_ = d.file.Close()
 	}
+	m.mu.Unlock()
+	m.fs.kill(killTimeout)
 	if m.qmp != nil {
 		_ = m.qmp.conn.Close()
 	}
 	if m.Agent != nil {
 		_ = m.Agent.Close()
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	for _, d := range m.disks {
-		_ = d.file.Close()
 	}
 }
 

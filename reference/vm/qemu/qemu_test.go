@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/crust-proxy/crust-proxy/test/check"
@@ -54,4 +55,17 @@ func TestAQEMUThatEndsAtOnce(t *testing.T) {
 	defer cancel()
 	_, err := Start(ctx, Config{Program: "/bin/false", Virtiofsd: "/bin/false", Kernel: file, Initramfs: file, User: 1_900_000_000, Dir: t.TempDir()})
 	check.That(t, err != nil && ctx.Err() == nil && strings.Contains(err.Error(), "exit status 1"), "%v, %v", err, ctx.Err())
+}
+
+// TestVirtiofsdThatHangs when it is killed keeps neither the disks nor the supervisor.
+func TestVirtiofsdThatHangs(t *testing.T) {
+	cmd := exec.Command("sleep", "100")
+	check.Must(t, cmd.Start())
+	disk := check.Value(os.Open(os.DevNull))(t)
+	synctest.Test(t, func(*testing.T) {
+		m := &Machine{fs: &child{cmd: cmd, done: make(chan struct{})}, disks: map[string]*Disk{"disk": {file: disk}}}
+		m.Kill()
+	})
+	check.Is(t, disk.Close(), os.ErrClosed)
+	_ = cmd.Wait()
 }
