@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Disk is a block device or a file of the host in the machine.
+// Disk is a block device of the host in the machine.
 type Disk struct {
 	// Serial identifies it in the guest.
 	Serial string
@@ -32,7 +32,7 @@ func (d *Disk) device() string { return "disk-" + d.Serial }
 
 type object = map[string]any
 
-// Plug plugs in an open block device or file, and owns it from now on, even if it fails. Plug,
+// Plug plugs in an open block device, and owns it from now on, even if it fails. Plug,
 // Unplug and Resize must not be called concurrently.
 func (m *Machine) Plug(ctx context.Context, serial string, file *os.File, readOnly bool) (*Disk, error) {
 	d := &Disk{Serial: serial, file: file, readOnly: readOnly}
@@ -57,18 +57,10 @@ func (m *Machine) plug(ctx context.Context, d *Disk) error {
 	if err := m.qmp.execute(ctx, "add-fd", object{"fdset-id": d.set}, d.file); err != nil {
 		return err
 	}
-	info, err := d.file.Stat()
-	if err != nil {
-		return err
-	}
-	driver := "host_device"
-	if info.Mode().IsRegular() {
-		driver = "file"
-	}
 	if err := m.qmp.execute(ctx, "blockdev-add", object{
-		"driver": driver, "node-name": d.node(), "filename": "/dev/fdset/" + strconv.Itoa(d.set),
+		"driver": "host_device", "node-name": d.node(), "filename": "/dev/fdset/" + strconv.Itoa(d.set),
 		"read-only": d.readOnly, "auto-read-only": false, "discard": "unmap", "locking": "on",
-		"cache": object{"direct": driver == "host_device", "no-flush": false},
+		"cache": object{"direct": true, "no-flush": false},
 	}, nil); err != nil {
 		return err
 	}
