@@ -53,7 +53,7 @@ func statsCalls(r *testbed) {
 	r.daemon.Extra = deferAll
 	r.daemon.Start()
 	startDriver(r, r.daemon.Images)
-	r.shims(fullNode, 0, r.daemon.Images)
+	r.shims(fullNode, r.daemon.Images)
 	ours := r.front(driverName)
 	volumes := make([]*csivolume.Volume, fullNode)
 	for n := range volumes {

@@ -54,7 +54,7 @@ type part struct {
 }
 
 var parts = []part{
-	{"lives", lives}, {"start", podStart}, {"stats", statsCalls}, {"hung", hungSandboxes}, {"pods", pods}, {"kube", kubePods},
+	{"lives", lives}, {"start", podStart}, {"stats", statsCalls}, {"pods", pods}, {"kube", kubePods},
 	{"scale", scale}, {"quiet", quiet}, {"cluster", inCluster}, {"growth", growth}, {"streams", streams}, {"snapshots", snapshots},
 	{"size", size}, {"guard", guard}, {inVMs, vms},
 }

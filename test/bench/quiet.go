@@ -13,7 +13,7 @@ func quiet(r *testbed) {
 	r.daemon.Start()
 	full := newTestbed(r.t, r.set, r.sheet)
 	count := r.set.scale(1000)
-	full.boundMany(count, 0)
+	full.boundMany(count)
 	whole := time.Duration(r.set.scale(120)) * time.Second // two reconciles
 	none, many := idle(r), idle(full)
 	time.Sleep(whole)

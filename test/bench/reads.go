@@ -29,7 +29,7 @@ const (
 func reads(r *testbed, count int) map[string]time.Duration {
 	r.build("crustctl")
 	disk, client := r.image(0), r.daemon.Runtime()
-	r.shims(1, 0, disk)
+	r.shims(1, disk)
 	asked := r.bound(0, disk)
 	beside := func(work func() error) func() time.Duration {
 		return func() time.Duration {

@@ -38,37 +38,28 @@ func serve(socket string, services func(*grpc.Server), options ...grpc.ServerOpt
 	return nil
 }
 
-// serveShims serves emulated shims: DIR COUNT HUNG DEVICE-PATTERN READY, where
-// the first HUNG of them never answer.
+// serveShims serves emulated shims: DIR COUNT DEVICE-PATTERN READY.
 func serveShims(args []string) error {
-	if len(args) != 5 {
-		return fmt.Errorf("shims: DIR COUNT HUNG DEVICE-PATTERN READY")
+	if len(args) != 4 {
+		return fmt.Errorf("shims: DIR COUNT DEVICE-PATTERN READY")
 	}
 	count, err := strconv.Atoi(args[1])
 	if err != nil {
 		return err
 	}
-	hung, err := strconv.Atoi(args[2])
-	if err != nil {
-		return err
-	}
 	for n := range count {
-		device := args[3]
+		device := args[2]
 		if count > 1 {
-			device = filepath.Join(args[3], strconv.Itoa(n))
+			device = filepath.Join(args[2], strconv.Itoa(n))
 		}
-		shim, err := kata.Start(kata.Options{
+		if _, err := kata.Start(kata.Options{
 			Flavor: kata.Go, SandboxID: sandboxID(n), Sandboxes: args[0],
 			Mounts: map[string]kata.Statfs{device: smallDisk},
-		})
-		if err != nil {
+		}); err != nil {
 			return err
 		}
-		if n < hung {
-			shim.SetFault(kata.Hang)
-		}
 	}
-	if err := os.WriteFile(args[4], nil, 0o600); err != nil {
+	if err := os.WriteFile(args[3], nil, 0o600); err != nil {
 		return err
 	}
 	select {}

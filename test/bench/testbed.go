@@ -137,25 +137,25 @@ func (r *testbed) bound(n int, device string) *volume {
 	return v
 }
 
-// shims starts emulated shims, of which the first never answer. Their devices are named
-// by number in a directory, or it is one.
-func (r *testbed) shims(count, hung int, devices string) {
+// shims starts emulated shims. Their devices are named by number in a directory, or it is
+// one.
+func (r *testbed) shims(count int, devices string) {
 	ready := r.daemon.Dir + "/shims-ready"
-	r.spawn(ready, roleShims, r.daemon.GoSandboxes, fmt.Sprint(count), fmt.Sprint(hung), devices, ready)
+	r.spawn(ready, roleShims, r.daemon.GoSandboxes, fmt.Sprint(count), devices, ready)
 }
 
 // oneVolume starts the daemon and one shim over one disk.
 func (r *testbed) oneVolume() *volume {
 	r.daemon.Start()
 	disk := r.disk(0)
-	r.shims(1, 0, disk)
+	r.shims(1, disk)
 	return r.bound(0, disk)
 }
 
 // boundMany starts the daemon, and binds volumes over image files.
-func (r *testbed) boundMany(count, hung int) []*volume {
+func (r *testbed) boundMany(count int) []*volume {
 	r.daemon.Start()
-	r.shims(count, hung, r.daemon.Images)
+	r.shims(count, r.daemon.Images)
 	volumes := make([]*volume, count)
 	for n := range volumes {
 		volumes[n] = r.bound(n, r.image(n))
