@@ -46,6 +46,12 @@ func askByName(k *cluster.Kube, way, driver string) {
 	}
 	wantGuarded(k, p, asked)
 	wantOnHost(k, p, other)
+	var all struct {
+		Volumes []struct{ Volume, Outcome string }
+	}
+	k.Must(ask(k, &all, "explain", p.Namespace+"/"+p.Name))
+	want := fmt.Sprintf("[{%s deferred to the handler crust} {%s on the host}]", asked.Name, other.Name)
+	check.That(k.T, fmt.Sprint(all.Volumes) == want, "explained as %+v, want %s", all, want)
 	p.Exec("echo one > /data/file && echo other > /other/file && sync")
 	p.Delete()
 	// Another pod, which asks for nothing, has both on the host.
