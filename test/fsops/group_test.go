@@ -164,56 +164,6 @@ func TestPoliciesOfAGroup(t *testing.T) {
 	}
 }
 
-func TestHundredThousandFiles(t *testing.T) {
-	for _, kind := range rig.Sample(filesystems, 3) {
-		t.Run(kind, func(t *testing.T) {
-			f := newFilesystem(t, kind, 7*size)
-			for d := range 100 {
-				dir := filepath.Join(f.dir, "d"+strconv.Itoa(d))
-				check.Must(t, os.Mkdir(dir, 0o755))
-				for i := range 999 {
-					check.Must(t, unix.Mknod(filepath.Join(dir, "f"+strconv.Itoa(i)), unix.S_IFREG|0o600, 0))
-				}
-			}
-			plain := processorTime(t, func() { changePlainly(t, f.dir) })
-			first := processorTime(t, func() {
-				changed, err := fsops.ApplyGroup(t.Context(), f.root, group, volume.GroupOnMismatch)
-				check.Require(t, err == nil && changed == 100*1000+rootAnd(kind), "%d changed: %v", changed, err)
-			})
-			again := processorTime(t, func() {
-				_, err := fsops.ApplyGroup(t.Context(), f.root, group, volume.GroupAlways)
-				check.Must(t, err)
-			})
-			t.Logf("100,000 files: %v, again %v; by a plain walk %v", first, again, plain)
-			check.That(t, first <= 3*plain, "it took %v, and a plain walk %v", first, plain)
-		})
-	}
-}
-
-// changePlainly changes every file's group and permissions by its path.
-func changePlainly(t testing.TB, dir string) {
-	t.Helper()
-	check.Must(t, filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
-		return errors.Join(err, os.Lchown(path, -1, group+1), os.Chmod(path, 0o755))
-	}))
-}
-
-// processorTime is what this process spends on something, which is the same on a busy machine.
-func processorTime(t testing.TB, do func()) time.Duration {
-	t.Helper()
-	before := rig.CPUTime(t, os.Getpid())
-	do()
-	return rig.CPUTime(t, os.Getpid()) - before
-}
-
-// rootAnd counts the root, and what mkfs has put below it.
-func rootAnd(kind string) int {
-	if kind == "ext4" {
-		return 2
-	}
-	return 1
-}
-
 func TestHugeDirectoryAndDeepTree(t *testing.T) {
 	f := newFilesystem(t, "xfs", size)
 	deep := openFD(t, f.dir, unix.O_DIRECTORY)
