@@ -227,37 +227,6 @@ func matches(page, said string) bool {
 	return regexp.MustCompile("^" + pattern + "$").MatchString(said)
 }
 
-func TestStepsOfAPage(t *testing.T) {
-	const page = "## One\n```console\n$ a # b\nprinted /dev/loop0 3s...\n...\nend\n$ c\n```\n```yaml\n# /etc/f\nk: v\n```\n```go\nfunc\n```\n## Two\n```yaml\nother: 1\n```\n"
-	steps, err := stepsOf(page)
-	check.Must(t, err)
-	want := []step{{"One", "a # b", "printed /dev/loop0 3s...\n...\nend\n", ""}, {"One", "c", "", ""}, {"One", "# /etc/f\nk: v\n", "", "/etc/f"}}
-	check.That(t, fmt.Sprint(steps) == fmt.Sprint(want), "steps %q", steps)
-	for said, same := range map[string]bool{
-		"printed  /dev/loop12 40 s\nend\n": false, "printed /dev/loop12 3s and so on\nx\ny\nend\n": true,
-		"printed /dev/loop1 3s\nend\n": true, "printed /dev/sda 3s\nend\n": false, "printed /dev/loop1 3s\nend\nmore\n": false,
-	} {
-		check.That(t, matches(want[0].output, said) == same, "%q: not %v", said, same)
-	}
-	const df = "Use%\n/dev/loop0 960.0M 5% /data\n"
-	if !matches(df, "Use%\n/dev/loop1 1.2M 14% /data\n") || matches(df, "Use%\n/dev/loop1 1.2G 14% /data\n") || matches("0\n", "1\n") {
-		t.Error("figures")
-	}
-	for _, page := range []string{"```sh\nx\n```\n", "```\n$ x\n```\n", "```yaml\n# /etc/f\n$ x\n```\n"} {
-		_, err = stepsOf(page)
-		check.That(t, err != nil, "%q has steps", page)
-	}
-	names := []string{"One: make test", "One: # /etc/f ..."}
-	for _, step := range []step{{section: "One", text: "make test && x"}, {section: "Two", text: "make test"}, {section: "One", text: "make"}} {
-		if name := leftAs(step, names); name != "" {
-			t.Errorf("%q is left out as %q", step.text, name)
-		}
-	}
-	for _, step := range []step{{section: "One", text: "make test   # all"}, {section: "One", text: "# /etc/f\nk: v\n"}} {
-		check.That(t, leftAs(step, names) != "", "%q is not left out", step.text)
-	}
-}
-
 func TestDetachOver(t *testing.T) {
 	root, other := overlay(t, "/", "size=8m"), rig.Image(t, 1<<20)
 	image := filepath.Join(root, "image")
