@@ -53,27 +53,6 @@ func rdev(t *testing.T, device string) int {
 	return int(st.Rdev)
 }
 
-func TestTwoLoopDevicesOverOneImageAreOneDisk(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	image := rig.Image(t, 16*mib)
-	n.stage(n.instruction("pod-1", rig.Loop(t, image, loopdev.Options{})))
-	second := rig.Loop(t, image, loopdev.Options{})
-	_, err := n.Defer(t.Context(), n.instruction("pod-2", second))
-	wantKind(t, err, volume.InUse)
-	over := rig.Loop(t, second, loopdev.Options{})
-	_, err = n.Defer(t.Context(), n.instruction("pod-2", over))
-	wantKind(t, err, volume.InUse)
-	// Both can write to the image: the volume is not given back beside them.
-	_, err = n.Release(t.Context(), n.target("pod-1"))
-	if wantKind(t, err, volume.Busy); err != nil && !strings.Contains(err.Error(), second) {
-		t.Errorf("the error does not name %s: %v", second, err)
-	}
-	check.Must(t, errors.Join(loopdev.Detach(over), loopdev.Detach(second)))
-	n.unstage(n.target("pod-1"))
-	n.noLeftovers()
-}
-
 func TestImageFiles(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -147,19 +126,12 @@ func TestDeviceMountedElsewhereIsRefused(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	disk := rig.Disk(t, 32*mib, "ext4")
-	point := t.TempDir()
-	holder := inOtherNamespace("sh", "-c", `mount "$0" "$1" && echo mounted && cat`, disk, point)
-	stdin, err := holder.StdinPipe()
-	check.Must(t, err)
-	stdout := check.Value(holder.StdoutPipe())(t)
-	check.Must(t, holder.Start())
-	_, err = stdout.Read(make([]byte, 16))
-	check.Must(t, err)
-	_, err = n.Defer(t.Context(), n.instruction("pod-1", disk))
+	end := mountAway(t, disk)
+	_, err := n.Defer(t.Context(), n.instruction("pod-1", disk))
 	wantKind(t, err, volume.InUse)
-	check.Must(t, stdin.Close())
-	check.Must(t, holder.Wait())
+	end()
 
+	point := t.TempDir()
 	check.Must(t, unix.Mount(disk, point, "ext4", 0, ""))
 	_, err = n.Defer(t.Context(), n.instruction("pod-1", disk))
 	wantKind(t, err, volume.InUse)

@@ -81,26 +81,3 @@ func TestLostRecordsLeaveNoGuards(t *testing.T) {
 	n.unstage(in.Target)
 	n.noLeftovers()
 }
-
-func TestRecordsOfAnEarlierBootAreDropped(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	in := n.instruction("pod-1", rig.Disk(t, 16*mib, ""))
-	v := n.stage(in)
-	n.Close()
-	check.Must(t, unix.Unmount(in.Target, unix.MNT_DETACH))
-	n.makeOld(v)
-	rig.Hold(t, "<>", in.Backing) // its number is somebody else's by now
-	n.start()
-	n.noLeftovers()
-}
-
-// makeOld makes the record of a volume one of an earlier boot.
-func (n *node) makeOld(v *volume.Volume) {
-	n.t.Helper()
-	path := filepath.Join(n.cfg.StateDir, "volumes", string(v.Key)+".json")
-	raw := check.Value(os.ReadFile(path))(n.t)
-	boot := check.Value(os.ReadFile("/proc/sys/kernel/random/boot_id"))(n.t)
-	old := strings.Replace(string(raw), strings.TrimSpace(string(boot)), "an-earlier-boot", 1)
-	check.Must(n.t, os.WriteFile(path, []byte(old), 0o600))
-}
