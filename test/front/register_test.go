@@ -10,46 +10,12 @@ import (
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
-	"golang.org/x/sys/unix"
 
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
 	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/rig"
 	"github.com/crust-proxy/crust-proxy/test/rig/kubelet"
 )
-
-// TestKubeletFollowsEveryRestart has the real daemon and the real driver register
-// with a plugin watcher that has kubelet's traps, and restarts each of them while
-// a pod has a volume.
-func TestKubeletFollowsEveryRestart(t *testing.T) {
-	t.Parallel()
-	n := newNode(t, deferAll)
-	watcher := n.kubelet()
-	n.wantRegistered(watcher)
-	v := n.create("pv-1", "ext4", 16*mib)
-	n.up(v, "pod-1")
-
-	n.Kill()
-	n.Start()
-	check.Eventually(t, "registered again after a kill of the daemon", func() bool { return watcher.Count(kubelet.Registered) > 1 })
-	n.wantRegistered(watcher)
-	n.Signal(unix.SIGTERM)
-	n.WaitEnd(20 * time.Second)
-	check.That(t, watcher.Endpoint(driverName) != "", "kubelet lost the driver while the daemon was away")
-	n.Start()
-	n.wantRegistered(watcher)
-	n.driver.Process.Kill()
-	n.startDriver()
-	n.wantRegistered(watcher)
-	watcher.Stop()
-	watcher = n.kubelet()
-	n.wantRegistered(watcher)
-	for _, event := range watcher.Events() {
-		check.That(t, event.Kind != kubelet.Refused, "kubelet refused the driver: %+v", event)
-	}
-	check.Must(t, n.publish(v, "pod-1"))
-	n.down(v, "pod-1")
-}
 
 // TestIdleDaemonSleeps: with a registered driver and a volume, nothing wakes the daemon more than a few
 // times a second, in some five seconds of a minute. A loop that polls would do so in each.

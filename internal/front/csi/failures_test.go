@@ -154,7 +154,8 @@ func TestVolumeIDsCannotForgeALog(t *testing.T) {
 // TestHungDriverHoldsUpItsVolumeOnly has a publish that hangs in the driver.
 func TestHungDriverHoldsUpItsVolumeOnly(t *testing.T) {
 	r := newRig(t, deferAll)
-	r.stage()
+	r.begin("p1")
+	r.broker.bound[r.target("p1")] = "s1"
 	r.driver.block = make(chan struct{})
 	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 	defer cancel()
@@ -163,6 +164,7 @@ func TestHungDriverHoldsUpItsVolumeOnly(t *testing.T) {
 	other := r.stageReq()
 	other.VolumeId = "vol-2"
 	r.ok(r.kubelet.NodeStageVolume(t.Context(), other))
+	r.ok(r.kubelet.NodeGetVolumeStats(t.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: "vol-1", VolumePath: r.target("p1")}))
 	again, stop := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer stop()
 	_, err := r.kubelet.NodePublishVolume(again, r.publishReq("p1"))
@@ -170,5 +172,6 @@ func TestHungDriverHoldsUpItsVolumeOnly(t *testing.T) {
 	check.That(t, code == codes.DeadlineExceeded || code == codes.Aborted, "a second call: %v", err)
 	r.refused(<-ended, codes.DeadlineExceeded)
 	close(r.driver.block)
+	delete(r.broker.bound, r.target("p1"))
 	r.ok(nil, r.unpublish("p1"))
 }
