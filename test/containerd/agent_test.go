@@ -4,7 +4,6 @@ package containerd
 
 import (
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -102,26 +101,6 @@ func TestAgentOutlivesAPodsControlGroup(t *testing.T) {
 	r.remove(pod)
 	v.unstage()
 	r.killAgents()
-}
-
-// TestNotRemovableUnderAContainer: the program is needed to exec into a container, to
-// kill and to delete it, also where that has no deferred volume.
-func TestNotRemovableUnderAContainer(t *testing.T) {
-	r := layOut(t)
-	ask := func() (string, error) {
-		out, err := exec.Command(r.program, "crust", "removable").CombinedOutput()
-		return string(out), err
-	}
-	if said, err := ask(); err != nil {
-		t.Errorf("without containers: %v: %s", err, said)
-	}
-	pod := r.pod("pod-1")
-	r.run(pod, "main")
-	if said, err := ask(); err == nil || !strings.Contains(said, pod.ID) {
-		t.Errorf("under the container of sandbox %s: %v: %s", pod.ID, err, said)
-	}
-	r.remove(pod)
-	check.Succeeds(t, "removable without a container", func() error { _, err := ask(); return err })
 }
 
 // TestDaemonThawsWhatNobodyElseDoes: the agent and all watchdogs are killed, also those

@@ -30,10 +30,10 @@ type testNode struct {
 }
 
 // newNode makes a node that goes with the test, and looks for what its pods leave.
-func newNode(t testing.TB, handlers map[string]string, env ...string) *cri.Node {
+func newNode(t testing.TB, handlers map[string]string) *cri.Node {
 	t.Helper()
 	rig.Need(t, "runc", "busybox")
-	return cri.New(t, cri.Options{Handlers: handlers, Env: env})
+	return cri.New(t, cri.Options{Handlers: handlers})
 }
 
 // handlerTemp is on the filesystem of the ABI's root, which is the node's /run.
@@ -47,10 +47,10 @@ func newTestNode(t *testing.T) *testNode {
 }
 
 // layOut makes everything but starts no daemon.
-func layOut(t *testing.T, env ...string) *testNode {
+func layOut(t *testing.T) *testNode {
 	t.Helper()
 	program := crustRunc(t)
-	r := &testNode{t: t, program: program, node: newNode(t, map[string]string{"crust": program}, env...)}
+	r := &testNode{t: t, program: program, node: newNode(t, map[string]string{"crust": program})}
 	r.newDaemon("tempDir: " + handlerTemp)
 	return r
 }
@@ -93,13 +93,7 @@ func crustRunc(t *testing.T) string {
 // pod runs a sandbox by our runtime handler.
 func (r *testNode) pod(uid string) *cri.Pod {
 	r.t.Helper()
-	return r.attempt(uid, 0)
-}
-
-func (r *testNode) attempt(uid string, attempt uint32) *cri.Pod {
-	r.t.Helper()
-	pod := check.Value(r.node.RunPod(r.ctx(), uid, "crust", attempt))(r.t)
-	return pod
+	return check.Value(r.node.RunPod(r.ctx(), uid, "crust", 0))(r.t)
 }
 
 // run runs a container.
