@@ -13,7 +13,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
-	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/projection"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/rig/handlers"
@@ -83,24 +82,6 @@ func (b *bench) files(t *testing.T, v *volume.Volume) []string {
 
 func onlyInfo(t *testing.T, b *bench, v *volume.Volume) func() bool {
 	return func() bool { return slices.Equal(b.files(t, v), []string{abi.InfoName}) }
-}
-
-func TestBindingShowsAtOnce(t *testing.T) {
-	b, known, seen := newWatchedBench(t)
-	v := published(t, b, "a")
-	known.set("sb1", v.PodUID)
-	b.startSandbox(t, v, "sb1")
-	check.Eventually(t, "bound", boundTo(b, v, "sb1"))
-	check.Eventually(t, "told", func() bool { return seen.Has(v.Key) })
-	known.set("sb1", "")
-	b.h.SandboxGone("sb1")
-	check.That(t, boundTo(b, v, "")(), "bound to a sandbox that is gone")
-	check.Eventually(t, "what it left is gone", onlyInfo(t, b, v))
-	check.Must(t, b.h.Retract(t.Context(), v))
-	check.Eventually(t, "nothing is left in memory", func() bool {
-		tracked := b.h.store.Bindings.Volumes(func(projection.Entry) bool { return true })
-		return len(tracked) == 0 && !b.h.store.Watch.Has(v.Key)
-	})
 }
 
 // A sandbox that ends while it is asked is not bound again by the end of the question.
@@ -307,17 +288,24 @@ func TestAdoptionFollowsTheOtherProgram(t *testing.T) {
 	b, _, seen := newWatchedBench(t)
 	v := b.Volume("foreign")
 	v.ReadOnly, v.Group, v.GroupPolicy = true, "7", volume.GroupAlways
+	other := *v
+	other.Device.Path = "/images/other"
 	check.Must(t, os.Mkdir(b.path(v, ""), 0o700))
+	check.Eventually(t, "watched", func() bool { return b.h.store.Watch.Has(v.Key) })
+	check.Must(t, os.WriteFile(b.path(v, abi.InfoName), check.Value(abi.Encode(&other))(t), 0o600))
+	check.Eventually(t, "adopted", func() bool { return len(b.h.Adopted()) == 1 })
 	raw := check.Value(abi.Encode(v))(t)
 	file := check.Value(os.Create(b.path(v, abi.InfoName)))(t)
 	for part := range slices.Chunk(raw, 20) {
 		check.Value(file.Write(part))(t)
 	}
 	check.Must(t, file.Close())
-	check.Eventually(t, "adopted", func() bool { return len(b.h.Adopted()) == 1 })
+	check.Eventually(t, "rewritten", func() bool {
+		adopted := b.h.Adopted()
+		return len(adopted) == 1 && adopted[0].Device.Path == v.Device.Path
+	})
 	got := b.h.Adopted()[0]
-	check.That(t, got.ReadOnly && got.Group == "7" && got.PodUID == v.PodUID && got.Target == v.Target && got.Device.Path == v.Device.Path,
-		"adopted as %+v", got)
+	check.That(t, got.ReadOnly && got.Group == "7" && got.PodUID == v.PodUID && got.Target == v.Target, "adopted as %+v", got)
 	// It is served, and what is in it stays, also of the dead.
 	sandbox := b.startSandbox(t, v, "sb1")
 	check.Eventually(t, "bound", boundTo(b, v, "sb1"))

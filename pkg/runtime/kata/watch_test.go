@@ -88,23 +88,6 @@ func TestWatchFindsWhatWasThere(t *testing.T) {
 	check.That(t, boundTo(b, v, "")(), "bound to a sandbox whose shim is dead")
 }
 
-func TestAdoptionFollowsTheOtherProgram(t *testing.T) {
-	b, _ := newWatchedBench(t)
-	v := b.Volume("foreign")
-	// As upstream writes: the directory first, the file in place.
-	check.Must(t, os.Mkdir(b.dir(v), 0o700))
-	check.Eventually(t, "watched", watched(b, v))
-	check.Require(t, len(b.h.Adopted()) == 0, "adopted without a file")
-	b.PublishForeign(t, v)
-	check.Eventually(t, "adopted", func() bool { return len(b.h.Adopted()) == 1 })
-	other := *v
-	other.Device.Path = "/images/other"
-	b.PublishForeign(t, &other)
-	check.Eventually(t, "rewritten", func() bool { return b.h.Adopted()[0].Device.Path == "/images/other" })
-	check.Must(t, os.RemoveAll(b.dir(v)))
-	check.Eventually(t, "forgotten", func() bool { return len(b.h.Adopted()) == 0 })
-}
-
 func TestRootIsWatchedAgain(t *testing.T) {
 	b, _ := newWatchedBench(t)
 	published(t, b, "a")
