@@ -15,9 +15,7 @@ import (
 	"strings"
 	"testing"
 
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/kube/cluster"
@@ -52,58 +50,7 @@ func (p *plugin) wants(args string, words ...string) string {
 	return out
 }
 
-// secondNode is a node of the API server whose daemon is another one on this machine. Nothing but that and its objects
-// is real of it: the DaemonSet's pod there is told to run at the daemon's address.
-const secondNode, secondAddress = "node-2", "10.88.0.2"
-
-func addSecondNode(k *cluster.Kube) {
-	k.T.Helper()
-	ctx := context.Background()
-	rig.Command(k.T, "ip", "addr", "add", secondAddress+"/24", "dev", "knode")
-	dir := k.T.TempDir()
-	k.Must(os.MkdirAll("/run/crust-second", 0o700))
-	k.Must(os.WriteFile(dir+"/config.yaml", fmt.Appendf(nil, "runDir: /run/crust-second\nkubeletRoot: %s\nhttp: {listen: \"%s:9814\"}\ncluster: {nodeName: %s}\nhandlers: {kata: {directVolumes: %s}}\ncontainerd: {socket: \"\"}\n",
-		dir, secondAddress, secondNode, dir+"/kata"), 0o600))
-	daemon := &rig.Process{Name: "second", Program: rig.Program(k.T, "crust-proxy"), Args: []string{"--config", dir + "/config.yaml"}, LogFile: dir + "/log"}
-	daemon.Ready = func() error {
-		reply, err := http.Get("http://" + secondAddress + ":9814/readyz")
-		if err == nil {
-			_ = reply.Body.Close()
-		}
-		return err
-	}
-	k.Must(daemon.Start())
-	k.T.Cleanup(func() { daemon.Kill(); _ = os.RemoveAll("/run/crust-second") })
-	nodes := k.Client.CoreV1().Nodes()
-	_, err := nodes.Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: secondNode, Labels: map[string]string{"kubernetes.io/os": "linux"}}}, metav1.CreateOptions{})
-	k.Must(err)
-	const room = `{"cpu": "4", "memory": "4Gi", "pods": "10"}`
-	address := fmt.Sprintf(`{"status": {"capacity": %s, "allocatable": %s, "addresses": [{"type": "InternalIP", "address": %q}]}}`, room, room, secondAddress)
-	_, err = nodes.Patch(ctx, secondNode, types.StrategicMergePatchType, []byte(address), metav1.PatchOptions{}, "status")
-	k.Must(err)
-	k.T.Cleanup(func() {
-		_, err := k.Kubectl("delete", "node", secondNode)
-		k.Must(err)
-		_, _ = k.Kubectl("delete", "pods", "--namespace="+proxySpace, "--field-selector=spec.nodeName="+secondNode, "--force", "--grace-period=0")
-	})
-}
-
-func runSecondPod(k *cluster.Kube) {
-	k.T.Helper()
-	k.Eventually("the second node's pod runs", func(ctx context.Context) error {
-		found, err := k.Client.CoreV1().Pods(proxySpace).List(ctx, metav1.ListOptions{FieldSelector: "spec.nodeName=" + secondNode})
-		if err != nil || len(found.Items) != 1 {
-			return errors.Join(err, fmt.Errorf("%d pods", len(found.Items)))
-		}
-		pod := &found.Items[0]
-		pod.Status.Phase, pod.Status.PodIP, pod.Status.PodIPs = corev1.PodRunning, secondAddress, []corev1.PodIP{{IP: secondAddress}}
-		pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}
-		_, err = k.Client.CoreV1().Pods(proxySpace).UpdateStatus(ctx, pod, metav1.UpdateOptions{})
-		return err
-	})
-}
-
-// TestKubectlCrust looks at a cluster of two nodes, and tries a class.
+// TestKubectlCrust looks at a cluster, and tries a class.
 func TestKubectlCrust(t *testing.T) {
 	k := cluster.On(t)
 	k.StartSidecars(cluster.Block)
@@ -112,7 +59,7 @@ func TestKubectlCrust(t *testing.T) {
 	v := k.NewClaim(cluster.VolumeOptions{Name: "shown", Driver: cluster.Block, FS: "xfs"})
 	k.Must(k.Proxy.Stop())
 	pod := k.NewPod("shown", cluster.Crust).With(v, "/data")
-	d.install("--set=config.http.listen=" + cluster.NodeAddress + ":9814") // the second node has the port at its own address
+	d.install()
 	t.Cleanup(d.remove)
 	d.waitReady("")
 	d.start(pod)
@@ -132,21 +79,12 @@ func TestKubectlCrust(t *testing.T) {
 		"ok guarded", "the host sees a guard", "ok stats", "ok growth", "ok deleted", "ok cleaned up", "<nil>")
 	p.wants("test"+class, "ok written", "fail deferred", "no rule defers it", "ok cleaned up", "exit status 3")
 
-	addSecondNode(k)
-	runSecondPod(k)
-	k.Eventually("both are asked", func(context.Context) error {
-		if out := p.run("nodes"); strings.Count(out, "ok") < 2 {
-			return errors.New(out)
-		}
-		return nil
-	})
-	p.wants("check", "2 of 2 nodes answer", "warn configuration", "on 1 nodes (node-2)", "<nil>")
-	p.wants("nodes --node-selector kubernetes.io/os=linux", "node-1", "node-2") // by the nodes' own addresses
+	p.wants("nodes --node-selector kubernetes.io/os=linux", "node-1", " 1 1 0 0 0 2/2") // by the node's own address
 	archive := filepath.Join(t.TempDir(), "bundle.tar.gz")
-	p.wants("bundle --file "+archive, "2 nodes", "<nil>")
+	p.wants("bundle --file "+archive, "1 nodes", "<nil>")
 	list, err := exec.Command("tar", "-tzf", archive).Output()
 	k.Must(err)
-	for _, name := range []string{"check.txt", "nodes/node-1/log.txt", "nodes/node-1/volumes.json", "nodes/node-2/metrics.txt", "config/crust-proxy/config.yaml"} {
+	for _, name := range []string{"check.txt", "nodes/node-1/log.txt", "nodes/node-1/volumes.json", "nodes/node-1/metrics.txt", "config/crust-proxy/config.yaml"} {
 		check.That(t, strings.Contains(string(list), "crust-bundle/"+name+"\n"), "the bundle has no %s:\n%s", name, list)
 	}
 	wantPage(k)
