@@ -61,10 +61,7 @@ func (n *node) recordOf(v *volume.Volume) string {
 // wantHeld checks whether anybody could mount the device.
 func wantHeld(t *testing.T, disk string, want bool) {
 	t.Helper()
-	fd, err := unix.Open(disk, unix.O_RDONLY|unix.O_EXCL|unix.O_CLOEXEC, 0)
-	if err == nil {
-		_ = unix.Close(fd)
-	}
+	err := rig.Exclusive(disk)
 	check.That(t, errors.Is(err, unix.EBUSY) == want, "opening %s exclusively: %v; want held: %v", disk, err, want)
 }
 

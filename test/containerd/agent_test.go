@@ -4,7 +4,6 @@ package containerd
 
 import (
 	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -20,20 +19,13 @@ import (
 )
 
 // agents lists the processes of our program that answer for all sandboxes.
-func (r *testNode) agents() (pids []int) {
-	entries, _ := filepath.Glob("/proc/[0-9]*")
-	for _, proc := range entries {
-		pid, _ := strconv.Atoi(filepath.Base(proc))
-		if program, _ := os.Readlink(proc + "/exe"); program != r.program+"-agent" {
-			continue
-		}
+func (r *testNode) agents() []int {
+	return rig.Processes(func(proc string) bool {
+		program, _ := os.Readlink(proc + "/exe")
 		// What thaws a frozen volume is the same program, with words.
 		command, _ := os.ReadFile(proc + "/cmdline")
-		if !slices.Contains(strings.Split(string(command), "\x00"), "crust") {
-			pids = append(pids, pid)
-		}
-	}
-	return pids
+		return program == r.program+"-agent" && !strings.Contains(string(command), "\x00crust\x00")
+	})
 }
 
 func (r *testNode) killAgents() {
@@ -133,17 +125,12 @@ func (v *volume) freeze(timeout time.Duration) {
 }
 
 // watchdogs lists the processes that thaw what this node has frozen.
-func (r *testNode) watchdogs() (pids []int) {
-	commands, _ := filepath.Glob("/proc/[0-9]*/cmdline")
-	for _, path := range commands {
-		command, _ := os.ReadFile(path)
-		program, _ := os.Readlink(filepath.Dir(path) + "/exe")
-		if strings.HasPrefix(program, r.program) && strings.Contains(string(command), "\x00watch-frozen\x00") {
-			pid, _ := strconv.Atoi(filepath.Base(filepath.Dir(path)))
-			pids = append(pids, pid)
-		}
-	}
-	return pids
+func (r *testNode) watchdogs() []int {
+	return rig.Processes(func(proc string) bool {
+		command, _ := os.ReadFile(proc + "/cmdline")
+		program, _ := os.Readlink(proc + "/exe")
+		return strings.HasPrefix(program, r.program) && strings.Contains(string(command), "\x00watch-frozen\x00")
+	})
 }
 
 // crust asks the handler's program, as the daemon does where there is no socket.

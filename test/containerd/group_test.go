@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/rig"
 	"github.com/crust-proxy/crust-proxy/test/rig/cri"
 )
 
@@ -88,7 +89,7 @@ func TestGroupOutlivesAKilledAttempt(t *testing.T) {
 	v.stage()
 	pod = r.pod(v.pod)
 	r.killedInTheGroup(pod, v, where)
-	walks := stopped(t, "attach-with-group")
+	walks := stopped("attach-with-group")
 	r.remove(pod)
 	for _, pid := range walks {
 		check.Must(t, unix.Kill(pid, unix.SIGCONT))
@@ -104,20 +105,12 @@ func TestGroupOutlivesAKilledAttempt(t *testing.T) {
 }
 
 // stopped stops the processes that have a word on their command line.
-func stopped(t *testing.T, word string) (pids []int) {
-	t.Helper()
-	all := check.Value(filepath.Glob("/proc/[0-9]*/cmdline"))(t)
-	for _, path := range all {
-		raw, err := os.ReadFile(path)
-		if err != nil || !slices.Contains(strings.Split(string(raw), "\x00"), word) {
-			continue
-		}
-		pid := check.Value(strconv.Atoi(filepath.Base(filepath.Dir(path))))(t)
-		if unix.Kill(pid, unix.SIGSTOP) == nil { // else it has ended
-			pids = append(pids, pid)
-		}
-	}
-	return pids
+func stopped(word string) []int {
+	pids := rig.Processes(func(proc string) bool {
+		command, _ := os.ReadFile(proc + "/cmdline")
+		return slices.Contains(strings.Split(string(command), "\x00"), word)
+	})
+	return slices.DeleteFunc(pids, func(pid int) bool { return unix.Kill(pid, unix.SIGSTOP) != nil }) // it has ended
 }
 
 // killedInTheGroup has crust-runc be killed when it has waited for long.

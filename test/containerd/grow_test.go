@@ -11,6 +11,7 @@ import (
 
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
 	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/rig"
 	"github.com/crust-proxy/crust-proxy/test/rig/cri"
 )
 
@@ -71,7 +72,7 @@ func grownWhileItIsMounted(t *testing.T, fs string) {
 			return strings.Contains(string(raw), " "+v.disk+" ")
 		})
 	})
-	v.grow(grownSize)
+	rig.Enlarge(t, v.image, v.disk, grownSize)
 	if size, err := v.expand(grownSize); err != nil || size != grownSize {
 		t.Errorf("%d, %v", size, err)
 	}

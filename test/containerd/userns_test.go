@@ -173,7 +173,7 @@ func (u *usersTest) wantManaged(container string) {
 	u.t.Helper()
 	u.v.wantStats(container)
 	if rig.MayGrow(u.t, u.v.fs) {
-		u.v.grow(grownSize)
+		rig.Enlarge(u.r.t, u.v.image, u.v.disk, grownSize)
 		_, err := u.v.expand(grownSize)
 		check.Must(u.t, err)
 		u.v.wantStats(container)

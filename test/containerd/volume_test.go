@@ -90,13 +90,6 @@ func (v *volume) expand(size int64) (int64, error) {
 	return reply.GetCapacityBytes(), err
 }
 
-// grow makes the device larger, as a storage system does.
-func (v *volume) grow(size int64) {
-	v.r.t.Helper()
-	check.Must(v.r.t, os.Truncate(v.image, size))
-	check.Must(v.r.t, loopdev.Grow(v.disk))
-}
-
 // onHost mounts the device here for a moment, while nothing else has it.
 func (v *volume) onHost(do func(dir string)) {
 	v.r.t.Helper()
@@ -119,18 +112,9 @@ func (v *volume) whenFree(do func() error) {
 	})
 }
 
-// isFree tells whether nothing has the device.
-func (v *volume) isFree() error {
-	fd, err := unix.Open(v.disk, unix.O_RDONLY|unix.O_EXCL|unix.O_CLOEXEC, 0)
-	if err == nil {
-		_ = unix.Close(fd)
-	}
-	return err
-}
-
 // check looks at the filesystem with its own checker.
 func (v *volume) check() {
 	v.r.t.Helper()
-	v.whenFree(v.isFree)
+	v.whenFree(func() error { return rig.Exclusive(v.disk) })
 	rig.Fsck(v.r.t, v.fs, v.disk)
 }

@@ -3,7 +3,6 @@
 package daemon
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -12,7 +11,6 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 
 	runtimev1 "github.com/crust-proxy/crust-proxy/proto/crust/runtime/v1"
@@ -147,7 +145,7 @@ func wantStaged(t *testing.T, d *rig.Daemon, req *runtimev1.RuntimeStageVolumeRe
 	if left := append(d.Leftovers(), ofCrust(t, d)...); len(left) != 3 { // record, projection, guard
 		t.Errorf("a staged volume consists of %q", left)
 	}
-	check.That(t, writeTo(disk) != nil, "the device is writable")
+	check.That(t, rig.TryWrite(disk) != nil, "the device is writable")
 	wantClaimed(t, disk, d.Handlers == "") // a sandbox of crust-runc's is to mount it on this kernel
 }
 
@@ -160,10 +158,7 @@ func ofCrust(t *testing.T, d *rig.Daemon) []string {
 
 func wantClaimed(t *testing.T, disk string, want bool) {
 	t.Helper()
-	fd, err := unix.Open(disk, unix.O_RDONLY|unix.O_EXCL, 0)
-	if err == nil {
-		_ = unix.Close(fd)
-	}
+	err := rig.Exclusive(disk)
 	check.That(t, (err != nil) == want, "claiming the device: %v; want it claimed: %v", err, want)
 }
 
@@ -173,16 +168,6 @@ func wantGone(t *testing.T, d *rig.Daemon, disk string) {
 	left := ofCrust(t, d)
 	check.That(t, len(left) == 0, "left: %v", left)
 	wantClaimed(t, disk, false)
-	err := writeTo(disk)
+	err := rig.TryWrite(disk)
 	check.That(t, err == nil, "the device was not put back: %v", err)
-}
-
-// writeTo writes to a device directly, as a program on the host would.
-func writeTo(disk string) error {
-	fd, err := unix.Open(disk, unix.O_RDWR, 0)
-	if err != nil {
-		return err
-	}
-	_, err = unix.Pwrite(fd, []byte("x"), 0)
-	return errors.Join(err, unix.Close(fd))
 }

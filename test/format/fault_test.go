@@ -29,16 +29,11 @@ import (
 // one, $real.
 func tools(t testing.TB, fs, script string) func(*mkfs.Config) {
 	t.Helper()
-	dir := t.TempDir()
 	program, err := exec.LookPath("mkfs." + fs)
 	if err != nil {
 		rig.Missing(t, "mkfs."+fs+" is not installed")
 	}
-	text := "#!/bin/sh\nreal=" + program + "\n" + script + "\n"
-	check.Must(t, os.WriteFile(filepath.Join(dir, "mkfs."+fs), []byte(text), 0o700))
-	return func(c *mkfs.Config) {
-		c.ToolDirs = []string{dir, "/usr/sbin", "/usr/bin", "/sbin", "/bin"}
-	}
+	return standIns(t, map[string]string{"mkfs." + fs: "real=" + program + "\n" + script})
 }
 
 // held has mkfs say that it begins, and wait for the file taken. A confined program can

@@ -114,7 +114,7 @@ func TestADamagedFilesystemKeepsNoPodWaiting(t *testing.T) {
 }
 
 // standIns puts scripts in the place of programs.
-func standIns(t *testing.T, scripts map[string]string) func(*mkfs.Config) {
+func standIns(t testing.TB, scripts map[string]string) func(*mkfs.Config) {
 	t.Helper()
 	dir := t.TempDir()
 	for name, script := range scripts {

@@ -53,17 +53,12 @@ func newFreezeRig(t testing.TB, kind string) *freezeRig {
 }
 
 // watchdogs lists the processes of this test's freezes.
-func (r *freezeRig) watchdogs() (pids []int) {
-	all, _ := filepath.Glob("/proc/[0-9]*/cmdline")
-	for _, path := range all {
-		raw, err := os.ReadFile(path)
-		dir, _ := os.Readlink(filepath.Dir(path) + "/fd/4")
-		if err == nil && strings.Contains(string(raw), watchdogMode) && strings.HasPrefix(dir, r.Dir) {
-			pid, _ := strconv.Atoi(filepath.Base(filepath.Dir(path)))
-			pids = append(pids, pid)
-		}
-	}
-	return pids
+func (r *freezeRig) watchdogs() []int {
+	return rig.Processes(func(proc string) bool {
+		raw, err := os.ReadFile(proc + "/cmdline")
+		dir, _ := os.Readlink(proc + "/fd/4")
+		return err == nil && strings.Contains(string(raw), watchdogMode) && strings.HasPrefix(dir, r.Dir)
+	})
 }
 
 // frozen tells whether a write has to wait. It leaves a process that waits.
@@ -443,7 +438,7 @@ func TestFrozenAndUnmounted(t *testing.T) {
 		r := newFreezeRig(t, kind)
 		r.forgotten(time.Minute)
 		r.unmount()
-		check.Require(t, !exclusive(r.device), "%s: the device is free", kind)
+		check.Require(t, rig.Exclusive(r.device) != nil, "%s: the device is free", kind)
 		err := r.Thaw("key", -1)
 		check.That(t, err == nil, "%s: %v", kind, err)
 		wantFree(t, r.device)
@@ -573,7 +568,7 @@ func TestSandboxDiesFrozen(t *testing.T) {
 			device := openFD(t, r.device, unix.O_RDONLY) // keeps the loop device
 			check.Must(t, r.Freeze("key", r.root, brief))
 			r.unmount()
-			check.That(t, !exclusive(r.device), "%s: the frozen filesystem is gone", kind)
+			check.That(t, rig.Exclusive(r.device) != nil, "%s: the frozen filesystem is gone", kind)
 			if !byTime {
 				check.Must(t, r.Thaw("key", -1))
 			}
@@ -585,20 +580,11 @@ func TestSandboxDiesFrozen(t *testing.T) {
 	}
 }
 
-// exclusive tells whether nobody has a device mounted.
-func exclusive(device string) bool {
-	fd, err := unix.Open(device, unix.O_RDONLY|unix.O_EXCL|unix.O_CLOEXEC, 0)
-	if err == nil {
-		_ = unix.Close(fd)
-	}
-	return err == nil
-}
-
 // wantFree waits until nobody has a device mounted. A mount namespace that was made before
 // the unmount has a copy of the mount for a moment.
 func wantFree(t testing.TB, device string) {
 	t.Helper()
-	check.Eventually(t, "nobody has "+device+" mounted", func() bool { return exclusive(device) })
+	check.Eventually(t, "nobody has "+device+" mounted", func() bool { return rig.Exclusive(device) == nil })
 }
 
 func TestWatchdogsAreIndependent(t *testing.T) {

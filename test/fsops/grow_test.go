@@ -29,12 +29,6 @@ func growable(t testing.TB, kind string, bytes int64, mkfs ...string) (device, i
 	return rig.Loop(t, image, loopdev.Options{}), image
 }
 
-func enlarge(t testing.TB, device, image string, bytes int64) {
-	t.Helper()
-	check.Must(t, os.Truncate(image, bytes))
-	check.Must(t, loopdev.Grow(device))
-}
-
 func TestGrowsWhileAWriterWrites(t *testing.T) {
 	for _, kind := range filesystems {
 		t.Run(kind, func(t *testing.T) {
@@ -58,7 +52,7 @@ func TestGrowsWhileAWriterWrites(t *testing.T) {
 				}
 			})
 			before := f.stat().Usage[0].Total
-			enlarge(t, device, image, 3*size)
+			rig.Enlarge(t, image, device, 3*size)
 			has, err := fsops.Grow(f.root, fd, 2*size, 3*size)
 			close(done)
 			busy.Wait()
@@ -94,7 +88,7 @@ func TestGrowIsRefusedBeforeAnythingChanges(t *testing.T) {
 		device, image := growable(t, kind, size)
 		f := mounted(t, kind, device, 0, "")
 		fd := openFD(t, device, unix.O_RDONLY)
-		enlarge(t, device, image, 2*size)
+		rig.Enlarge(t, image, device, 2*size)
 		before := f.stat().Usage[0].Total
 		for _, limits := range [][2]int64{{2*size + 1, 0}, {0, 2*size - 1}, {size, size}} {
 			if _, err := fsops.Grow(f.root, fd, limits[0], limits[1]); !errors.Is(err, fsops.ErrOutOfRange) {
@@ -115,7 +109,7 @@ func TestGrowIsRefusedBeforeAnythingChanges(t *testing.T) {
 func TestGrowOfAReadOnlyMount(t *testing.T) {
 	device, image := growable(t, "xfs", size)
 	f := mounted(t, "xfs", device, unix.MS_RDONLY, "")
-	enlarge(t, device, image, 2*size)
+	rig.Enlarge(t, image, device, 2*size)
 	_, err := fsops.Grow(f.root, openFD(t, device, unix.O_RDONLY), 0, 0)
 	check.That(t, errors.Is(err, unix.EROFS), "%v", err)
 }
@@ -147,7 +141,7 @@ func TestGrowUnmounted(t *testing.T) {
 	for _, mkfs := range [][]string{nil, {"-b", "1024"}, {"-O", "^64bit,^resize_inode"}} {
 		for _, bytes := range rig.Sample(sizes, 3) {
 			device, image := growable(t, "ext4", 256*mib, mkfs...)
-			enlarge(t, device, image, bytes)
+			rig.Enlarge(t, image, device, bytes)
 			ctx, cancel := context.WithTimeout(t.Context(), 60e9)
 			check.Must(t, fsops.GrowUnmounted(ctx, device, "ext4"))
 			cancel()
@@ -180,7 +174,7 @@ func TestGrowUnmountedLeavesOthersAlone(t *testing.T) {
 
 func TestGrowUnmountedByDescriptor(t *testing.T) {
 	device, image := growable(t, "ext4", 64*mib)
-	enlarge(t, device, image, 128*mib)
+	rig.Enlarge(t, image, device, 128*mib)
 	fd := openFD(t, device, unix.O_RDWR)
 	check.Must(t, fsops.GrowUnmounted(t.Context(), "/proc/"+strconv.Itoa(os.Getpid())+"/fd/"+strconv.Itoa(fd), "ext4"))
 	has := extBytes(t, device)
@@ -191,7 +185,7 @@ func TestGrowUnmountedOfADamagedOne(t *testing.T) {
 	device, image := growable(t, "ext4", 64*mib)
 	// Beyond what e2fsck mends without asking.
 	rig.Command(t, "debugfs", "-w", "-R", "clri <2>", device)
-	enlarge(t, device, image, 128*mib)
+	rig.Enlarge(t, image, device, 128*mib)
 	err := fsops.GrowUnmounted(t.Context(), device, "ext4")
 	check.That(t, err != nil && strings.Contains(err.Error(), "check the filesystem of "+device), "%v", err)
 	has := extBytes(t, device)

@@ -39,5 +39,5 @@ func TestJournalByADefaultMountOption(t *testing.T) {
 		check.Must(t, unix.Close(mount))
 	}
 	mounted(t, "ext4", device, 0, "")
-	check.That(t, !exclusive(theirs), "the kernel does not use the other device: this test shows nothing")
+	check.That(t, rig.Exclusive(theirs) != nil, "the kernel does not use the other device: this test shows nothing")
 }

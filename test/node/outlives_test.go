@@ -73,9 +73,7 @@ func watchKept() (stop func() error) {
 	end, result := make(chan struct{}), make(chan error, 1)
 	go func() {
 		for {
-			fd, err := unix.Open(kept, unix.O_RDWR|unix.O_EXCL|unix.O_CLOEXEC, 0)
-			if !errors.Is(err, unix.EBUSY) {
-				_ = unix.Close(fd)
+			if err := rig.Exclusive(kept); !errors.Is(err, unix.EBUSY) {
 				result <- fmt.Errorf("taking the device that is kept: %w, want EBUSY", err)
 				return
 			}

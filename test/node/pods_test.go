@@ -12,7 +12,6 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/types/known/durationpb"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -171,8 +170,7 @@ func (l life) alone() {
 
 func (l life) grow(to int64) {
 	l.t.Helper()
-	check.Must(l.t, os.Truncate(l.image, to))
-	check.Must(l.t, loopdev.Grow(l.device))
+	rig.Enlarge(l.t, l.image, l.device, to)
 	check.Retried(l.t, "grow", func() error {
 		reply, err := l.d.Runtime().RuntimeExpandVolume(l.ctx(), &runtimev1.RuntimeExpandVolumeRequest{
 			VolumeTargetPath: l.target, CapacityRange: &runtimev1.CapacityRange{RequiredBytes: to},
@@ -229,13 +227,7 @@ func (l *life) end() {
 	check.Code(l.t, unstage(), codes.Aborted, "has not ended")
 	check.Must(l.t, l.pod.Remove(l.ctx()))
 	check.Retried(l.t, "unstage", unstage)
-	check.Succeeds(l.t, "the device is free", func() error {
-		fd, err := unix.Open(l.device, unix.O_RDWR|unix.O_EXCL|unix.O_CLOEXEC, 0)
-		if err == nil {
-			err = unix.Close(fd)
-		}
-		return err
-	})
+	check.Succeeds(l.t, "the device is free", func() error { return rig.Exclusive(l.device) })
 	rig.Fsck(l.t, l.fs, l.device)
 	left := check.Left(2*time.Minute, 100*time.Millisecond, func() []string { return rig.MountPoints("/run/crust") })
 	check.That(l.t, len(left) == 0, "it left %q", left)

@@ -95,7 +95,7 @@ func (s *service) unstage() {
 		s.t.Fatal("unstage:", err)
 	}
 	check.That(s.t, !s.guarded(), "the guard is still there after unstage")
-	err = s.claim()
+	err = rig.Exclusive(s.device)
 	check.That(s.t, err == nil, "the device is still held after unstage: %v", err)
 }
 
@@ -104,7 +104,7 @@ func (s *service) unstage() {
 func (s *service) wantVolume() {
 	s.t.Helper()
 	check.That(s.t, s.guarded(), "the guard cannot be seen outside of the service")
-	err := s.claim()
+	err := rig.Exclusive(s.device)
 	check.That(s.t, errors.Is(err, unix.EBUSY), "taking the claimed device: %v, want EBUSY", err)
 }
 
@@ -117,15 +117,6 @@ func (s *service) guarded() bool {
 		}
 	}
 	return false
-}
-
-// claim tries to take the device as another owner would.
-func (s *service) claim() error {
-	fd, err := unix.Open(s.device, unix.O_RDWR|unix.O_EXCL|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return err
-	}
-	return unix.Close(fd)
 }
 
 func (s *service) testSandboxing() {
@@ -180,7 +171,7 @@ func (s *service) watchOver(stop <-chan struct{}, broken int) error {
 			return err
 		case <-time.After(time.Millisecond):
 		}
-		if err := s.claim(); !errors.Is(err, unix.EBUSY) {
+		if err := rig.Exclusive(s.device); !errors.Is(err, unix.EBUSY) {
 			return errors.Join(fmt.Errorf("taking the claimed device: %v, want EBUSY", err), <-calls) //nolint:errorlint // it is nil where the device could be taken
 		}
 	}

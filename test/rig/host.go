@@ -109,6 +109,31 @@ func LoopsLeft(text string) []string {
 	return check.Left(30*time.Second, 10*time.Millisecond, func() []string { return slices.Sorted(maps.Keys(Loops(text))) })
 }
 
+// Enlarge makes a loop device and the image under it larger, as a storage system does.
+func Enlarge(t T, image, device string, bytes int64) {
+	t.Helper()
+	check.Must(t, errors.Join(os.Truncate(image, bytes), loopdev.Grow(device)))
+}
+
+// Exclusive opens a device as its only owner for a moment. The error is EBUSY if it is mounted or claimed.
+func Exclusive(device string) error {
+	fd, err := unix.Open(device, unix.O_RDONLY|unix.O_EXCL|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	return unix.Close(fd)
+}
+
+// TryWrite writes to the first byte of a device, as a program on the host would.
+func TryWrite(device string) error {
+	fd, err := unix.Open(device, unix.O_WRONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	_, err = unix.Pwrite(fd, []byte("x"), 0)
+	return errors.Join(err, unix.Close(fd))
+}
+
 // DetachLoops detaches the loop devices over files whose path contains a text.
 func DetachLoops(text string) error {
 	var problems []error
