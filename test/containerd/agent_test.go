@@ -34,30 +34,9 @@ func (r *testNode) killAgents() {
 	}
 }
 
-// The agent comes with the first sandbox, is one, and goes with the last; where it
-// is killed, the program answers.
-func TestAgentComesAndGoes(t *testing.T) {
-	r := newTestNode(t)
-	first, second := r.staged("pod-1", "ext4"), r.staged("pod-2", "xfs")
-	one, two := r.pod("pod-1"), r.pod("pod-2")
-	inOne, inTwo := r.run(one, "main", at(first.target)), r.run(two, "main", at(second.target))
-	first.wantStats(inOne)
-	second.wantStats(inTwo)
-	pids := r.agents()
-	check.Require(t, len(pids) == 1, "the agents are %v", pids)
-	check.Must(t, syscall.Kill(pids[0], syscall.SIGKILL))
-	first.wantStats(inOne)
-	r.remove(one)
-	first.unstage()
-	second.wantStats(inTwo)
-	r.remove(two)
-	second.unstage()
-	check.Eventually(t, "no agent is left", func() bool { return len(r.agents()) == 0 })
-}
-
-// The agent serves all pods, and so do the watchdogs of what is frozen: they do not end
-// with the control group of the pod whose shim started the agent. An agent of an older
-// version, which is in that group, leaves it with the next container.
+// The agent serves all pods, and goes with the last. Like the watchdogs of what is frozen, it does
+// not end with the control group of the pod whose shim started it. An agent of an older version,
+// which is in that group, leaves it with the next container.
 func TestAgentOutlivesAPodsControlGroup(t *testing.T) {
 	groups := rig.ControlGroups(t, "shim")
 	r := newTestNode(t)
@@ -89,10 +68,11 @@ func TestAgentOutlivesAPodsControlGroup(t *testing.T) {
 		check.Must(t, os.WriteFile(group+"/cgroup.procs", []byte(strconv.Itoa(agents[0])), 0o600))
 	}
 	r.run(pod, "second", at(v.target))
+	check.That(t, len(r.agents()) == 1, "the agents are %v", r.agents())
 	outside(r.agents())
 	r.remove(pod)
 	v.unstage()
-	r.killAgents()
+	check.Eventually(t, "no agent is left", func() bool { return len(r.agents()) == 0 })
 }
 
 // TestDaemonThawsWhatNobodyElseDoes: the agent and all watchdogs are killed, also those
