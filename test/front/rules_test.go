@@ -29,6 +29,8 @@ func TestHostIsKeptFromWhatWasReleasedByForce(t *testing.T) {
 	vm := rig.Hold(t, "<>", device)
 	_, err := n.Admin().ReleaseVolume(t.Context(), &adminv1.ReleaseVolumeRequest{Volume: v.TargetOf("pod-1"), Force: true})
 	check.Must(t, err)
+	metrics := check.Value(n.HTTP("/metrics"))(t)
+	check.Says(t, "the metrics", metrics, "\ncrust_proxy_devices_held 1\n", "\ncrust_proxy_forced_releases_total 1\n")
 	check.Must(t, n.unpublish(v, "pod-1"))
 	// Nothing but the calls themselves asks who has the device.
 	n.Extra = strings.Replace(n.Extra, "defer: true", "drivers: [other.example.com], defer: true", 1) + "\nreconcileInterval: 0s"
@@ -36,6 +38,8 @@ func TestHostIsKeptFromWhatWasReleasedByForce(t *testing.T) {
 		for _, call := range []func() error{func() error { return n.stage(v) }, func() error { return n.publish(v, "pod-2") }} {
 			check.Code(t, call(), codes.Aborted, "released by force", fmt.Sprint(vm.Process.Pid))
 		}
+		out, err := n.Crustctl("doctor", "--quiet").CombinedOutput()
+		check.That(t, err != nil && strings.Contains(string(out), "was released by force"), "doctor: %v\n%s", err, out)
 		n.restart()
 	}
 	check.Code(t, n.stage(v), codes.Aborted) // it has reconciled
@@ -44,6 +48,7 @@ func TestHostIsKeptFromWhatWasReleasedByForce(t *testing.T) {
 	check.Must(t, n.publish(v, "pod-2"))
 	n.wantMounted(v, "pod-2")
 	n.down(v, "pod-2")
+	check.Says(t, "the metrics", check.Value(n.HTTP("/metrics"))(t), "\ncrust_proxy_devices_held 0\n")
 }
 
 // TestCallsAtOnce are duplicates and stats in between, as from a kubelet that has
