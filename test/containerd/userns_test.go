@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -59,7 +60,6 @@ func TestUserNamespaces(t *testing.T) {
 			u.lives(fs)
 		})
 	}
-	t.Run("two pods", func(t *testing.T) { r.of(t).twoPodsWithUsers() })
 	r.wantClean()
 }
 
@@ -88,17 +88,22 @@ func (u *usersTest) lives(fs string) {
 	member, err := pod.Run(u.ctx(), cri.Container{Name: "member", User: 1000, Groups: []int64{groupID}, Mounts: []cri.Mount{at(u.v.target)}})
 	check.Must(u.t, err)
 	u.exec(member, "touch /data/members")
-	u.exec(u.run(pod, "sub", u.v.subPath("sub", 0, "made/here")), "touch /data/below")
 	u.wantNoHostRoot(pod, id)
-	u.wantManaged(id)
+	u.v.freeze(time.Minute)
+	u.crust("thaw", u.v.target)
+	if rig.MayGrow(u.t, fs) {
+		rig.Enlarge(u.t, u.v.image, u.v.disk, grownSize)
+		_, err = u.v.expand(grownSize)
+		check.Must(u.t, err)
+	}
+	u.v.wantStats(id)
 	u.remove(pod)
 
 	pod = u.attemptAs(u.v.pod, 1, secondRoot)
 	id = u.run(pod, "main", at(u.v.target))
-	owners := []string{"theirs 1000:2000", "root 0:2000", "given 1234:2000", "members 1000:2000", "made 0:2000", "made/here 0:2000", "made/here/below 0:2000"}
+	owners := []string{"theirs 1000:2000", "root 0:2000", "given 1234:2000", "members 1000:2000"}
 	u.wantOwners(id, owners...)
 	u.remove(pod)
-	u.v.releaseSubPaths()
 	u.v.unstage()
 	u.v.onHost(func(dir string) {
 		for _, want := range owners {
@@ -165,86 +170,5 @@ func (u *usersTest) wantNoHostRoot(pod *cri.Pod, container string) {
 	}
 	if out, err := inSandbox("echo x > " + kept + "/theirs"); err == nil || !strings.Contains(out, "denied") {
 		u.t.Errorf("the sandbox's mount can be written to: %q, %v", out, err)
-	}
-}
-
-// wantManaged has the volume measured, grown and frozen.
-func (u *usersTest) wantManaged(container string) {
-	u.t.Helper()
-	u.v.wantStats(container)
-	if rig.MayGrow(u.t, u.v.fs) {
-		rig.Enlarge(u.r.t, u.v.image, u.v.disk, grownSize)
-		_, err := u.v.expand(grownSize)
-		check.Must(u.t, err)
-		u.v.wantStats(container)
-	}
-	u.crust("freeze", u.v.target, "60")
-	u.v.wantFrozenNow()
-	u.crust("thaw", u.v.target)
-	u.exec(container, "touch /data/thawed")
-}
-
-// wantFrozenNow wants a second freeze to be refused, as of a volume that is frozen.
-func (v *volume) wantFrozenNow() {
-	v.r.t.Helper()
-	out, err := exec.Command(v.r.program, "crust", "freeze", v.target, "60").CombinedOutput()
-	check.That(v.r.t, err != nil, "it was not frozen: %s", out)
-}
-
-// twoPodsWithUsers run at once: neither has a file of the other's.
-func (r *testNode) twoPodsWithUsers() {
-	r.t.Helper()
-	one, two := r.staged("pod-one", "ext4"), r.staged("pod-two", "xfs")
-	first, second := r.attemptAs(one.pod, 0, firstRoot), r.attemptAs(two.pod, 0, secondRoot)
-	plain := r.staged("pod-plain", "ext4")
-	third := r.pod(plain.pod)
-	inOne, inTwo, inPlain := r.run(first, "main", at(one.target)), r.run(second, "main", at(two.target)), r.run(third, "main", at(plain.target))
-	for id, root := range map[string]uint32{inOne: firstRoot, inTwo: secondRoot, inPlain: 0} {
-		r.exec(id, "touch /data/file")
-		r.wantOwners(id, "file 0:0")
-		pid := check.Value(r.node.Pid(r.ctx(), id))(r.t)
-		want := fmt.Sprintf("file %d:%d", root, root)
-		if got := ownersOf(r.t, fmt.Sprintf("/proc/%d/root/data", pid), "file"); got != want {
-			r.t.Errorf("on the node the pod's file is %q, want %q", got, want)
-		}
-	}
-	_, err := second.Run(r.ctx(), cri.Container{Name: "other", Mounts: []cri.Mount{at(one.target)}})
-	check.That(r.t, err != nil && strings.Contains(err.Error(), one.pod), "another pod's volume: %v", err)
-	for _, pod := range []*cri.Pod{first, second, third} {
-		r.remove(pod)
-	}
-	for _, v := range []*volume{one, two, plain} {
-		v.unstage()
-		v.onHost(func(dir string) {
-			if got := ownersOf(r.t, dir, "file"); got != "file 0:0" {
-				r.t.Errorf("on the device: %q", got)
-			}
-		})
-	}
-}
-
-// subPath makes a sub-directory in the target and binds it elsewhere, by
-// descriptor, as kubelet does it. It gives what kubelet hands to CRI.
-func (v *volume) subPath(container string, index int, path string) cri.Mount {
-	t := v.r.t
-	t.Helper()
-	inTarget := filepath.Join(v.target, path)
-	check.Must(t, os.MkdirAll(inTarget, 0o750))
-	fd := check.Value(unix.Open(inTarget, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0))(t)
-	defer func() { _ = unix.Close(fd) }()
-	bound := fmt.Sprintf("%s/pods/%s/volume-subpaths/pv/%s/%d", v.r.d.Kubelet, v.pod, container, index)
-	check.Must(t, os.MkdirAll(bound, 0o750))
-	check.Must(t, unix.Mount(fmt.Sprintf("/proc/self/fd/%d", fd), bound, "", unix.MS_BIND, ""))
-	t.Cleanup(func() { _ = unix.Unmount(bound, unix.MNT_DETACH) })
-	return cri.Mount{Host: bound, Container: "/data"}
-}
-
-// releaseSubPaths does what kubelet does before it unpublishes.
-func (v *volume) releaseSubPaths() {
-	t := v.r.t
-	t.Helper()
-	bound := check.Value(filepath.Glob(v.r.d.Kubelet + "/pods/" + v.pod + "/volume-subpaths/pv/*/*"))(t)
-	for _, one := range bound {
-		check.Must(t, unix.Unmount(one, 0))
 	}
 }
