@@ -14,7 +14,6 @@ import (
 	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/rig"
 	"github.com/crust-proxy/crust-proxy/test/rig/cri"
-	"github.com/crust-proxy/crust-proxy/test/rig/csivolume"
 )
 
 func TestMain(m *testing.M) { os.Exit(rig.Main(m)) }
@@ -25,8 +24,7 @@ type testNode struct {
 	t       *testing.T
 	node    *cri.Node
 	d       *rig.Daemon
-	program string            // crust-runc
-	driver  *csivolume.Driver // the reference driver, if there is one
+	program string // crust-runc
 }
 
 // newNode makes a node that goes with the test, and looks for what its pods leave.

@@ -62,10 +62,7 @@ func (w Writer) Run(sync bool, more func(records uint64) bool) (err error) {
 	return nil
 }
 
-// Records counts those of the first file in a directory. One that is missing or torn is an
-// error.
-func Records(dir string) (uint64, error) { return count(dir + "/first") }
-
+// count counts the records of a file. One that is missing or torn is an error.
 func count(path string) (uint64, error) {
 	raw, err := os.ReadFile(path)
 	if err != nil {
@@ -85,7 +82,7 @@ func count(path string) (uint64, error) {
 // Check counts the records. It is an error where the files are not as if the writer had been
 // stopped at one moment: the second one has what the first one has, or one record less.
 func Check(first, second string) (uint64, error) {
-	one, err := Records(first)
+	one, err := count(first + "/first")
 	if err != nil {
 		return 0, err
 	}

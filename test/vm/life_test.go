@@ -86,7 +86,8 @@ func (v *volume) inUse(pod *cri.Pod) (sum string) {
 	check.That(b.t, strings.Contains(kernel, "-cloud-") && strings.Contains(kernel, " "+v.FS+" "), "the container sees %q", kernel)
 	sum = b.exec(first, "dd if=/dev/urandom of=/data/blob bs=64k count=64 2>/dev/null && sync && sha256sum </data/blob")
 	v.wantStats(first)
-	v.wantCleanSnapshot(first)
+	b.exec(first, "echo written >/data/unsynced")
+	snapshots.WantClean(b.t, v.Volume, b.Driver.Data)
 	second := b.run(pod, "second-"+v.FS, at(v), cri.Mount{Host: v.Target, Container: "/read", ReadOnly: true})
 	got := b.exec(second, "sha256sum </data/blob")
 	check.That(b.t, got == sum, "the second container reads %q", got)
@@ -100,24 +101,6 @@ func (v *volume) inUse(pod *cri.Pod) (sum string) {
 	check.That(b.t, total >= 2*diskSize*8/10, "the filesystem has %d bytes after it was grown", total)
 	v.publish() // kubelet was restarted
 	return sum
-}
-
-// wantCleanSnapshot: the guest's freeze brings what nobody has synced to the disk, with nothing to be repaired.
-func (v *volume) wantCleanSnapshot(container string) {
-	v.b.t.Helper()
-	v.b.exec(container, "echo written >/data/unsynced")
-	id := check.Value(v.Snapshot("frozen-" + v.FS))(v.b.t)
-	image := snapshots.Image(v.b.Driver.Data, id)
-	consistent := snapshots.Consistent(v.b.t, v.b.Driver.Data, id)
-	if !consistent || v.FS != "xfs" && snapshots.NeedsReplay(v.b.t, image, v.FS) { // a frozen xfs has something in its log
-		v.b.t.Errorf("the snapshot of %s is consistent: %t, or a journal has to be replayed", v.FS, consistent)
-	}
-	check.Must(v.b.t, snapshots.AsItIs(v.b.t, image, v.FS, func(dir string) {
-		if raw, err := os.ReadFile(dir + "/unsynced"); string(raw) != "written\n" {
-			v.b.t.Errorf("the snapshot of %s has %q, %v", v.FS, raw, err)
-		}
-	}))
-	v.DeleteSnapshot(id)
 }
 
 // wantOneOwner: a second pod is refused before it has a machine, and the volume stays the

@@ -64,17 +64,10 @@ func (c *Client) Volume(t rig.T, name, fs string) *Volume {
 // Create has the driver make a volume.
 func (c *Client) Create(t rig.T, name, fs string, size int64) *Volume {
 	t.Helper()
-	return c.Restore(t, name, fs, size, nil)
-}
-
-// Restore has the driver make a volume out of something, such as a snapshot.
-func (c *Client) Restore(t rig.T, name, fs string, size int64, from *csi.VolumeContentSource) *Volume {
-	t.Helper()
 	v := c.Volume(t, name, fs)
 	c.Wait(t)
 	reply, err := c.Controller.CreateVolume(context.Background(), &csi.CreateVolumeRequest{
 		Name: name, CapacityRange: &csi.CapacityRange{RequiredBytes: size}, VolumeCapabilities: []*csi.VolumeCapability{v.Access()},
-		VolumeContentSource: from,
 	})
 	check.Must(t, err)
 	v.ID, v.Context = reply.GetVolume().GetVolumeId(), reply.GetVolume().GetVolumeContext()

@@ -1,4 +1,4 @@
-// Package snapshots looks at snapshots that crust-driver has taken of a database.
+// Package snapshots looks at snapshots that crust-driver has taken.
 package snapshots
 
 import (
@@ -16,6 +16,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/reference/loopdev"
 	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/rig"
+	"github.com/crust-proxy/crust-proxy/test/rig/csivolume"
 )
 
 // Seconds is how long a database runs.
@@ -93,4 +94,21 @@ func NeedsReplay(t rig.T, image, fs string) bool {
 	dirty, err := superblock.NeedsReplay(file, fs)
 	check.Must(t, errors.Join(err, file.Close()))
 	return dirty
+}
+
+// WantClean takes a snapshot of a volume to which a pod has just written "written" in the file "unsynced": the
+// sandbox's freeze has brought that to the disk, with nothing to be repaired.
+func WantClean(t rig.T, v *csivolume.Volume, data string) {
+	t.Helper()
+	id := check.Value(v.Snapshot("frozen-" + v.FS))(t)
+	image, consistent := Image(data, id), Consistent(t, data, id)
+	if !consistent || v.FS != "xfs" && NeedsReplay(t, image, v.FS) { // a frozen xfs has something in its log on purpose
+		t.Errorf("the snapshot of %s is consistent: %t, or a journal has to be replayed", v.FS, consistent)
+	}
+	check.Must(t, AsItIs(t, image, v.FS, func(dir string) {
+		if raw, err := os.ReadFile(dir + "/unsynced"); string(raw) != "written\n" {
+			t.Errorf("the snapshot of %s has %q, %v", v.FS, raw, err)
+		}
+	}))
+	v.DeleteSnapshot(id)
 }
