@@ -5,7 +5,6 @@ package daemon
 import (
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -82,80 +81,17 @@ func TestOpenStreamsDoNotHoldUpTheEnd(t *testing.T) {
 		conn := d.Dial(socket)
 		health, err := healthv1.NewHealthClient(conn).Watch(t.Context(), &healthv1.HealthCheckRequest{})
 		check.Must(t, err)
-		_, err = health.Recv()
-		check.Must(t, err)
-		_, err = reflectionv1.NewServerReflectionClient(conn).ServerReflectionInfo(t.Context())
-		check.Must(t, err)
+		served := check.Value(health.Recv())(t)
+		check.That(t, served.GetStatus() == healthv1.HealthCheckResponse_SERVING, "%s: %v", socket, served)
+		stream := check.Value(reflectionv1.NewServerReflectionClient(conn).ServerReflectionInfo(t.Context()))(t)
+		check.Must(t, stream.Send(&reflectionv1.ServerReflectionRequest{MessageRequest: &reflectionv1.ServerReflectionRequest_ListServices{}}))
+		reply := check.Value(stream.Recv())(t)
+		check.That(t, strings.Contains(reply.String(), "crust."), "%s: reflection lists %v", socket, reply)
 	}
 	d.Signal(syscall.SIGTERM)
 	code := d.WaitEnd(10 * time.Second)
 	check.That(t, code == 0, "exit code %d", code)
 	check.That(t, !strings.Contains(d.Log(), "cut off"), "the streams were waited for:\n%s", d.Log())
-}
-
-func TestReload(t *testing.T) {
-	t.Parallel()
-	d := rig.NewDaemon(t)
-	d.Start()
-	disk := rig.Disk(t, 16*mib, "ext4")
-	req := d.StageRequest("pod-1", disk)
-
-	d.Extra = "log: {level: debug}\n"
-	roots := strings.Replace(d.Config(), "roots: [/dev,", "roots: [/nowhere,", 1)
-	check.Must(t, os.WriteFile(d.Dir+"/config.yaml", []byte(roots), 0o600)) // seen by itself
-	check.Eventually(t, "reloaded", func() bool { return strings.Contains(d.Log(), "configuration reloaded") })
-	_, err := d.Runtime().RuntimeStageVolume(t.Context(), req)
-	check.Code(t, err, codes.PermissionDenied)
-
-	check.Must(t, os.WriteFile(d.Dir+"/config.yaml", []byte("nonsense: true\n"), 0o600))
-	d.Signal(syscall.SIGHUP)
-	check.Eventually(t, "told", func() bool {
-		return strings.Contains(d.Log(), "the old one stays in force") && strings.Contains(d.Log(), "nonsense")
-	})
-	_, err = d.Runtime().RuntimeStageVolume(t.Context(), req)
-	check.Code(t, err, codes.PermissionDenied)
-
-	check.Must(t, os.WriteFile(d.Dir+"/config.yaml", []byte(d.Config()), 0o600))
-	d.Signal(syscall.SIGHUP)
-	check.Succeeds(t, "taken again", func() error {
-		_, err = d.Runtime().RuntimeStageVolume(t.Context(), req)
-		return err
-	})
-	unstage(t, d, req)
-	d.WantClean()
-}
-
-func TestSocketsHealthAndReflection(t *testing.T) {
-	t.Parallel()
-	d := rig.NewDaemon(t)
-	check.Must(t, os.MkdirAll(d.Dir+"/run", 0o700))
-	d.Start()
-	for _, socket := range []string{d.RuntimeSocket, d.AdminSocket} {
-		info, err := os.Lstat(socket)
-		check.Must(t, err)
-		check.That(t, info.Mode() == os.ModeSocket|0o600, "%s has mode %v", socket, info.Mode())
-		conn := d.Dial(socket)
-		health, err := healthv1.NewHealthClient(conn).Check(t.Context(), &healthv1.HealthCheckRequest{})
-		check.That(t, err == nil && health.GetStatus() == healthv1.HealthCheckResponse_SERVING, "%s: %v, %v", socket, health, err)
-		stream := check.Value(reflectionv1.NewServerReflectionClient(conn).ServerReflectionInfo(t.Context()))(t)
-		check.Must(t, stream.Send(&reflectionv1.ServerReflectionRequest{
-			MessageRequest: &reflectionv1.ServerReflectionRequest_ListServices{},
-		}))
-		reply := check.Value(stream.Recv())(t)
-		check.That(t, strings.Contains(reply.String(), "crust."), "%s: reflection lists %v", socket, reply)
-	}
-	// A second daemon must not work on the same records, nor push the first from
-	// its sockets.
-	second := exec.Command(rig.Program(t, "crust-proxy"), "--config", d.ConfigFile(), "--http-listen", "")
-	if out, err := second.CombinedOutput(); err == nil || !strings.Contains(string(out), "another crust-proxy has the run directory") {
-		t.Errorf("a second daemon in the same run directory: %v\n%s", err, out)
-	}
-	// A killed one leaves its sockets; the next takes them over.
-	d.Kill()
-	d.Start()
-	if body, err := d.HTTP("/healthz"); err != nil || !strings.HasPrefix(body, "ok") {
-		t.Errorf("%q, %v", body, err)
-	}
 }
 
 // TestNothingLeaks looks at the daemon from outside before and after much work.

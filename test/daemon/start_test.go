@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
 
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
 	"github.com/crust-proxy/crust-proxy/test/check"
@@ -44,9 +45,12 @@ func TestBadFileIsNoOutage(t *testing.T) {
 		unstage(t, d, second)
 	}
 	d.Extra, d.Handlers, d.SocketOptions = "", "", ""
-	d.ConfigFile()
+	roots := strings.Replace(d.Config(), "roots: [/dev,", "roots: [/nowhere,", 1)
+	check.Must(t, os.WriteFile(d.Dir+"/config.yaml", []byte(roots), 0o600))
 	check.Eventually(t, "the mended file is in force", func() bool { return strings.Contains(d.Log(), "configuration reloaded") })
 	wantConfig(t, d, "1")
+	_, err := d.Runtime().RuntimeStageVolume(t.Context(), second)
+	check.Code(t, err, codes.PermissionDenied)
 	unstage(t, d, first)
 	d.WantClean()
 }
