@@ -3,6 +3,7 @@
 package node
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -14,6 +15,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 
 	"github.com/crust-proxy/crust-proxy/reference/loopdev"
 	"github.com/crust-proxy/crust-proxy/test/check"
@@ -50,9 +53,11 @@ func outlives(t *testing.T) {
 	} {
 		t.Run(event.name, l.of(func(l life) {
 			started := property(l.t, "ExecMainStartTimestampMonotonic")
-			held := watchKept()
+			held, answered := throughout(isHeld), throughout(answers)
 			event.is(l)
 			check.Must(l.t, held())
+			err := answered() // on a connection of its own each time: a restart breaks none
+			check.That(l.t, err == nil || event.name != "restarted", "a call failed: %v", err)
 			l.wantStats()
 			l.wantWrites()
 			check.That(l.t, property(l.t, "NFileDescriptorStore") == "1", "systemd keeps %s descriptors", property(l.t, "NFileDescriptorStore"))
@@ -68,13 +73,13 @@ func property(t *testing.T, name string) string {
 	return strings.TrimSpace(rig.Command(t, "systemctl", "show", "--value", "--property="+name, "crust-proxy.service"))
 }
 
-// watchKept tries to take the device that is kept until it is told to stop.
-func watchKept() (stop func() error) {
+// throughout repeats something until it is told to stop, or that fails.
+func throughout(do func() error) (stop func() error) {
 	end, result := make(chan struct{}), make(chan error, 1)
 	go func() {
 		for {
-			if err := rig.Exclusive(kept); !errors.Is(err, unix.EBUSY) {
-				result <- fmt.Errorf("taking the device that is kept: %w, want EBUSY", err)
+			if err := do(); err != nil {
+				result <- err
 				return
 			}
 			select {
@@ -86,6 +91,24 @@ func watchKept() (stop func() error) {
 		}
 	}()
 	return func() error { close(end); return <-result }
+}
+
+// isHeld tries to take the device that is kept.
+func isHeld() error {
+	if err := rig.Exclusive(kept); !errors.Is(err, unix.EBUSY) {
+		return fmt.Errorf("taking the device that is kept: %w, want EBUSY", err)
+	}
+	return nil
+}
+
+// answers makes a call on a connection of its own.
+func answers() error {
+	conn, err := rig.Connect("/run/crust-proxy/admin.sock", grpc.WithDefaultCallOptions(grpc.WaitForReady(true)))
+	if err != nil {
+		return err
+	}
+	_, err = healthv1.NewHealthClient(conn).Check(context.Background(), &healthv1.HealthCheckRequest{})
+	return errors.Join(err, conn.Close())
 }
 
 // another sends a signal to the daemon, and waits for the next one.
