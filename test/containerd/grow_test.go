@@ -17,36 +17,6 @@ import (
 
 const grownSize = 2 * diskSize
 
-// writer is a container's script that writes files, each named by its checksum,
-// until it is told to end.
-const writer = `i=0
-while [ ! -e /tmp/stop ]; do
-	dd if=/dev/urandom of=/data/new bs=64k count=4 2>/dev/null || { echo failed > /tmp/bad; break; }
-	sum=$(sha256sum < /data/new | cut -d' ' -f1)
-	mv /data/new /data/$sum.sum && i=$((i + 1)) && echo $i > /tmp/count && sleep 0.01
-	[ $i -lt 400 ] || break
-done
-touch /tmp/ended`
-
-// wantWhole checks the files of a writer, wherever the volume is now.
-const wantWhole = `cd /data && for f in *.sum; do
-	[ "$(sha256sum < $f | cut -d' ' -f1).sum" = $f ] || { echo "$f is not whole"; exit 1; }
-done`
-
-// wantProgress waits until the writer has written more.
-func (r *testNode) wantProgress(container string) {
-	r.t.Helper()
-	r.exec(container, `was=$(cat /tmp/count 2>/dev/null || echo 0)
-for i in $(seq 200); do
-	now=$(cat /tmp/count 2>/dev/null || echo 0)
-	[ "$now" -gt $((was + 1)) ] 2>/dev/null && exit 0
-	[ -e /tmp/bad ] && exit 1
-	[ -e /tmp/ended ] && exit 0
-	sleep 0.05
-done
-exit 1`)
-}
-
 // A volume that grows after crust-runc has mounted it, and before that has left word of
 // the sandbox, is grown when the sandbox answers: kubelet was told that it is.
 func TestGrownWhileItIsMounted(t *testing.T) {

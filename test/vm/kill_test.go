@@ -26,34 +26,6 @@ import (
 	"github.com/crust-proxy/crust-proxy/test/rig/vmnode"
 )
 
-// writer is a script that writes files, each named by its checksum, until there is a file "end".
-const writer = `i=0; while ! rm /tmp/end 2>/dev/null; do
-	dd if=/dev/urandom of=/data/new bs=64k count=2 2>/dev/null || exit 1
-	mv /data/new /data/$(sha256sum </data/new | cut -d' ' -f1).sum && i=$((i + 1)) && echo $i >/tmp/count
-	[ $((i % 50)) != 0 ] || rm -f /data/*.sum
-done`
-
-// write has a container write until it is told to end.
-func (b *bench) write(container string) {
-	b.t.Helper()
-	b.exec(container, "("+writer+") >/dev/null 2>&1 </dev/null &")
-	b.wantProgress(container)
-}
-
-// wantProgress waits until the writer has written more.
-func (b *bench) wantProgress(container string) {
-	b.t.Helper()
-	// The file is empty for a moment, each time.
-	b.exec(container, `was=
-for i in $(seq 1200); do
-	now=$(cat /tmp/count 2>/dev/null)
-	was=${was:-$now}
-	[ -n "$now" ] && [ "$now" -gt "$was" ] && exit 0
-	sleep 0.1
-done
-exit 1`)
-}
-
 // scene is a pod that writes to a volume.
 type scene struct {
 	*bench
@@ -87,7 +59,7 @@ func (s *scene) log() func() string {
 func (s *scene) writes() {
 	s.t.Helper()
 	s.sum = s.exec(s.container, "dd if=/dev/urandom of=/data/blob bs=64k count=16 2>/dev/null && sync && sha256sum </data/blob")
-	s.write(s.container)
+	s.exec(s.container, cri.Writer)
 }
 
 // over is the end of each scene: what was synced is on the device, the filesystem is
@@ -346,7 +318,7 @@ func TestAPodOutlivesOthers(t *testing.T) {
 	b.Daemon.Kill()
 	time.Sleep(3 * time.Second) // a machine that ends with them would have ended
 	restart()
-	b.wantProgress(s.container)
+	b.exec(s.container, cri.Progress)
 	check.Succeeds(t, "stats are answered", func() error { _, err := s.v.Stats(); return err })
 
 	stopped := s.stop()
