@@ -24,11 +24,14 @@ var denied = []uint32{
 	// Files of root.
 	unix.SYS_FCHMOD, unix.SYS_FCHMODAT, unix.SYS_FCHMODAT2, unix.SYS_FCHOWN, unix.SYS_FCHOWNAT, unix.SYS_TRUNCATE,
 	unix.SYS_SETXATTR, unix.SYS_LSETXATTR, unix.SYS_FSETXATTR, unix.SYS_SETXATTRAT,
-	unix.SYS_REMOVEXATTR, unix.SYS_LREMOVEXATTR, unix.SYS_FREMOVEXATTR, unix.SYS_REMOVEXATTRAT,
+	unix.SYS_REMOVEXATTR, unix.SYS_LREMOVEXATTR, unix.SYS_FREMOVEXATTR, unix.SYS_REMOVEXATTRAT, unix.SYS_FILE_SETATTR,
 	// Parts of the kernel that no such program needs.
 	unix.SYS_UNSHARE, unix.SYS_SETNS, unix.SYS_BPF, unix.SYS_PERF_EVENT_OPEN, unix.SYS_USERFAULTFD,
 	unix.SYS_ADD_KEY, unix.SYS_REQUEST_KEY, unix.SYS_KEYCTL,
 }
+
+// newest is the last call that was considered for denied. Later ones fail with ENOSYS, as on an older kernel.
+const newest = unix.SYS_RSEQ_SLICE_YIELD
 
 // The parts of struct seccomp_data. Both architectures are little-endian.
 const (
@@ -84,6 +87,7 @@ func filter(arch uint32) []unix.SockFilter {
 	const x32 = 1 << 30 // another table of the same calls
 	program := []unix.SockFilter{{Code: load, K: atArch}, {Code: ifEqual, K: arch, Jt: 1}, end, {Code: load, K: atNumber}}
 	program = append(program, is(ifAbove, x32-1, end)...)
+	program = append(program, is(ifAbove, newest, absent)...)
 	for _, call := range append(denied, deniedHere...) {
 		program = append(program, is(ifEqual, call, refuse)...)
 	}
