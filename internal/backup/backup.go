@@ -66,7 +66,7 @@ func (b *Backup) Run(ctx context.Context) (*Result, error) {
 	}
 	defer func() { _ = part.file.Close() }() // complete has synced it
 	w := &writer{file: part.file, Header: Header{Snapshot: b.Snapshot, Base: b.Base}}
-	if err := w.resume(); err != nil {
+	if err := w.resume(ctx, from); err != nil {
 		return nil, fmt.Errorf("%s: %w", part.file.Name(), err)
 	}
 	resumed := w.next
@@ -91,8 +91,9 @@ type writer struct {
 	zeros frame // not written yet, as the next frame may continue it
 }
 
-// resume reads what an interrupted backup has written, and continues after it.
-func (w *writer) resume() error {
+// resume reads what an interrupted backup has written, and continues after it. The source must still have the same data:
+// nothing else shows that it is the same source.
+func (w *writer) resume(ctx context.Context, from *os.File) error {
 	s, err := open(w.file)
 	var torn *damage
 	if errors.As(err, &torn) {
@@ -108,8 +109,12 @@ func (w *writer) resume() error {
 	if !reflect.DeepEqual(w.Header, s.header) {
 		return otherBackup(w.file.Name())
 	}
-	for err == nil && !s.done {
-		_, _, err = s.frame()
+	for has := make([]byte, mostData); err == nil && !s.done; {
+		var f frame
+		var data []byte
+		if f, data, err = s.frame(); err == nil {
+			err = errors.Join(ctx.Err(), compare(from, f.offset, data, has[:len(data)]))
+		}
 	}
 	if err != nil && !errors.As(err, &torn) {
 		return err
@@ -117,6 +122,18 @@ func (w *writer) resume() error {
 	w.begun, w.progress = true, s.progress
 	_, err = w.file.Seek(s.good, io.SeekStart)
 	return errors.Join(err, w.file.Truncate(s.good))
+}
+
+// compare checks that a source has the same data, which is read into has.
+func compare(from *os.File, at int64, data, has []byte) error {
+	n, err := from.ReadAt(has, at)
+	if err != nil && !errors.Is(err, io.EOF) {
+		return err
+	}
+	if !bytes.Equal(has[:n], data) {
+		return otherSource(from.Name(), at)
+	}
+	return nil
 }
 
 // clear empties a file without a complete header, which a crash may have filled with zeros. It

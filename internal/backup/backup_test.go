@@ -260,17 +260,24 @@ func TestResumeAtTheEnd(t *testing.T) {
 func TestBackupRefuses(t *testing.T) {
 	r := newRig(t, 4*mib)
 	ranges := r.change(3)
+	r.volume[ranges[0].Offset] = 1
 	r.backUp("full", "", ranges)
+	begun := func(b *backup.Backup) {
+		whole, err := os.ReadFile(r.path("full"))
+		r.must(err)
+		r.must(os.WriteFile(b.File+".part", whole[:len(whole)-1], 0o600))
+	}
 	for text, change := range map[string]func(*backup.Backup){
 		"exists already": func(b *backup.Backup) { b.File = r.path("full") },
 		"is it the right one": func(b *backup.Backup) {
 			b.From = r.path("small")
 			r.must(os.WriteFile(b.From, make([]byte, mib), 0o600))
 		},
-		"unfinished backup of another": func(b *backup.Backup) {
-			whole, err := os.ReadFile(r.path("full"))
-			r.must(err)
-			r.must(os.WriteFile(b.File+".part", whole[:len(whole)-1], 0o600))
+		"unfinished backup of another": begun,
+		"begun with other data": func(b *backup.Backup) {
+			begun(b)
+			b.Snapshot, b.From = "full", r.path("other")
+			r.must(os.WriteFile(b.From, make([]byte, 4*mib), 0o600))
 		},
 		"snap.part: it exists": func(b *backup.Backup) { r.must(os.WriteFile(b.File+".part", []byte("my dissertation"), 0o600)) },
 		"part: it exists": func(b *backup.Backup) {

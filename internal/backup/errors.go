@@ -22,6 +22,11 @@ func otherBackup(part string) error {
 	return fmt.Errorf("%s is an unfinished backup of another snapshot, base or size: remove it, or name another file", part)
 }
 
+func otherSource(from string, at int64) error {
+	return fmt.Errorf("it was begun with other data than %s has at byte %d: --from must have the content of the same snapshot. "+
+		"Otherwise remove it, or name another file", from, at)
+}
+
 func tooSmall(path string, has, needs int64) error {
 	return fmt.Errorf("%s has %d bytes, and the volume %d: is it the right one?", path, has, needs)
 }
