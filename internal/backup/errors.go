@@ -39,6 +39,10 @@ func openedBy(path, who string) error {
 	return fmt.Errorf("%s is open in %s. Nothing was written", path, who)
 }
 
+func maybeOpened(path string, err error) error {
+	return fmt.Errorf("it is not known whether somebody has %s open: try it again. Nothing was written: %w", path, err)
+}
+
 func notOurs(part string, has, size int64) error {
 	return fmt.Errorf("%s has %d bytes, and the volume %d: no restore of it has left that. Remove it, or name another file", part, has, size)
 }

@@ -4,11 +4,11 @@ import (
 	"errors"
 	"io/fs"
 	"os"
-	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/crust-proxy/crust-proxy/internal/ground/openers"
 	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
@@ -18,9 +18,7 @@ func TestPartOfACompleteFile(t *testing.T) {
 	name, moved := t.TempDir()+"/file", t.TempDir()+"/moved"
 	check.Must(t, os.WriteFile(moved, []byte("complete"), 0o600))
 	check.Must(t, os.Link(moved, name+".part"))
-	if p, err := openPartial(name); err == nil || !strings.Contains(err.Error(), "also another file") {
-		t.Errorf("%v, %v", p, err)
-	}
+	check.Fails(t, check.Err(openPartial(name)), "also another file")
 	check.Must(t, os.Remove(name+".part"))
 	p := check.Value(openPartial(name))(t)
 	check.Must(t, p.file.Close())
@@ -39,9 +37,17 @@ func TestPartOfSomebodyElse(t *testing.T) {
 		} else if err != nil {
 			t.Fatal(err)
 		}
-		_, err := openPartial(name)
-		check.That(t, err != nil && strings.Contains(err.Error(), text), "%s: %v", text, err)
+		check.Fails(t, check.Err(openPartial(name)), text)
 	}
+}
+
+// TestADeviceThatMayBeOpen is refused, unless this process may not see who has it open.
+func TestADeviceThatMayBeOpen(t *testing.T) {
+	hangs := errors.New("process 7 hangs")
+	check.Fails(t, refusal("/dev/x", openers.Users{}, hangs, nil), "not known", "process 7")
+	check.Fails(t, refusal("/dev/x", openers.Users{Names: "process 8"}, nil, nil), "is open in process 8")
+	check.Must(t, errors.Join(refusal("/dev/x", openers.Users{}, nil, nil), refusal("/dev/x", openers.Users{}, hangs, errors.New("no hostPID")),
+		refusal("/dev/x", openers.Users{}, os.NewSyscallError("bpf", unix.EPERM), nil)))
 }
 
 // TestNamesWithoutRename is about filesystems that know no rename which spares a name that is taken, as NFS.

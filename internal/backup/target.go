@@ -90,10 +90,19 @@ const openedWait = time.Second
 func refuseOpened(path string, file *os.File) error {
 	query := openers.Query{FD: int(file.Fd()), Own: 1, Claimed: true}
 	users, err := openers.New().Await(context.Background(), query, openedWait)
-	if err == nil && users.Names != "" {
+	return refusal(path, users, err, openers.NewScanner(nil).Blind())
+}
+
+// refusal decides by who has the device open, and by why that is not known. blind is not nil where this process
+// does not see those of the node.
+func refusal(path string, users openers.Users, err, blind error) error {
+	switch {
+	case err == nil && users.Names != "":
 		return openedBy(path, users.Names)
+	case err == nil || blind != nil || errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES):
+		return nil
 	}
-	return nil
+	return maybeOpened(path, err)
 }
 
 // zeroStep bounds how long one call to the kernel takes.
