@@ -103,6 +103,20 @@ func (c *Cluster) Snapshot(ctx context.Context, name string) (*Snapshot, error) 
 	return &Snapshot{Driver: content.Spec.Driver, ID: content.Status.Handle}, nil
 }
 
+// Unchanged wraps a source that names the snapshot by its name. A stream starts only while that is still the same snapshot.
+func (c *Cluster) Unchanged(s *Snapshot, name string, source Source) Source {
+	return func(ctx context.Context, from int64) (Stream, error) {
+		now, err := c.Snapshot(ctx, name)
+		if err == nil && *now != *s {
+			err = replaced(c.Namespace, name, s.ID, now.ID)
+		}
+		if err != nil {
+			return nil, err
+		}
+		return source(ctx, from)
+	}
+}
+
 // Service is a SnapshotMetadataService object, which describes a driver's sidecar.
 type Service struct {
 	Audience string `json:"audience"`

@@ -77,6 +77,10 @@ func TestCluster(t *testing.T) {
 	}, "https://api", "https://old.api")
 	got, err := c.Snapshot(t.Context(), "ready")
 	check.That(t, err == nil && got.Driver == "d.example.com" && got.ID == "snap-1", "%+v, %v", got, err)
+	source := c.Unchanged(got, "ready", func(context.Context, int64) (blocks.Stream, error) { return nil, nil })
+	check.Must(t, check.Err(source(t.Context(), 0)))
+	got.ID = "snap-0"
+	check.Fails(t, check.Err(source(t.Context(), 0)), "is another snapshot now") // made anew, while a stream was broken
 	service, err := c.Service(t.Context(), "d.example.com")
 	check.That(t, err == nil && service.Audience == "a" && service.Address == "h:1" && string(service.CA) == "CA", "%+v, %v", service, err)
 	token, err := c.Token(t.Context(), "backup", "client", "a")

@@ -160,6 +160,7 @@ func (s *blockServer) withCluster(ctx context.Context, of question, do blocksOf)
 	tokens := func(ctx context.Context) (string, error) {
 		return cluster.Token(ctx, cmp.Or(s.accountIn, cluster.Namespace), s.account, service.Audience)
 	}
-	err = do(ctx, target.ID, s.reader(blocks.FromService(conn, tokens, cluster.Namespace, of.baseID, of.target)))
+	source := cluster.Unchanged(target, of.target, blocks.FromService(conn, tokens, cluster.Namespace, of.baseID, of.target))
+	err = do(ctx, target.ID, s.reader(source))
 	return errors.Join(err, conn.Close())
 }
