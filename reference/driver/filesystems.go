@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -85,9 +84,6 @@ func (f *filesystems) mountNew(ctx context.Context, id, device, path string, wan
 		if err := f.growUnmounted(ctx, id, device, want.fsType); err != nil {
 			return err
 		}
-		if err := f.repair(id, device, want.fsType); err != nil {
-			return err
-		}
 	}
 	if err := os.MkdirAll(path, 0o750); err != nil {
 		return err
@@ -108,27 +104,6 @@ func (f *filesystems) mountNew(ctx context.Context, id, device, path string, wan
 		return fmt.Errorf("volume %q: mount %s at %s: %w", id, want.fsType, path, err)
 	}
 	failpoint.Hit("driver-mounted")
-	return nil
-}
-
-// repair runs e2fsck, as drivers do before a mount. Like them, it leaves what only a mount can tell to the mount. The
-// other filesystems repair themselves when they are mounted.
-func (f *filesystems) repair(id, device, fsType string) error {
-	if fsType != "ext4" {
-		return nil
-	}
-	const repaired, unrepaired = 1, 4
-	out, err := exec.Command("e2fsck", "-p", device).CombinedOutput() //nolint:gosec // the volume's own device
-	var ended *exec.ExitError
-	switch {
-	case errors.As(err, &ended) && ended.ExitCode() == repaired:
-		f.pool.log.Info("e2fsck repaired a filesystem", zap.String("volume", id), zap.ByteString("output", out))
-	case errors.As(err, &ended) && ended.ExitCode()&unrepaired != 0 && ended.ExitCode() > 0:
-		return fmt.Errorf("volume %q: its filesystem has errors that e2fsck does not repair by itself: run e2fsck on its image "+
-			"while it is not in use: %s", id, out)
-	case err != nil:
-		f.pool.log.Warn("a filesystem is mounted without a check", zap.String("volume", id), zap.Error(err), zap.ByteString("output", out))
-	}
 	return nil
 }
 

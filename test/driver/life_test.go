@@ -97,24 +97,6 @@ func TestFilesystemThatCannotBeSeen(t *testing.T) {
 	}
 }
 
-// TestFilesystemWithErrors is mounted only where nothing is written to it.
-func TestFilesystemWithErrors(t *testing.T) {
-	broken := t.TempDir()
-	check.Must(t, os.WriteFile(broken+"/e2fsck", []byte("#!/bin/sh\necho bad block\nexit 4\n"), 0o755)) //nolint:gosec // a program
-	r := newDriver(t, false)
-	v := r.volume("ext4", rig.MountAccess("ext4"))
-	v.up()
-	v.put("data")
-	v.must(v.unpublish, v.unstage)
-	r.restart("PATH=" + broken + ":" + os.Getenv("PATH"))
-	err := v.stage()
-	check.That(t, err != nil && strings.Contains(err.Error(), "bad block"), "with errors: %v", err)
-	v.access.GetMount().MountFlags = []string{"ro"}
-	v.must(v.stage, v.publish)
-	v.wantKept("data")
-	v.down()
-}
-
 // TestGrowth grows each filesystem online and offline, plain and native.
 func TestGrowth(t *testing.T) {
 	for _, native := range []bool{false, true} {
