@@ -251,23 +251,6 @@ func bind(source, target string, readOnly bool) error {
 	return nil
 }
 
-// makeTarget makes the target of a publish, and reports whether it did not exist.
-func makeTarget(target string, file bool) (made bool, err error) {
-	if file {
-		var f *os.File
-		f, err = os.OpenFile(target, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600) //nolint:gosec // the caller names the target
-		if err == nil {
-			err = f.Close()
-		}
-	} else {
-		err = os.Mkdir(target, 0o750)
-	}
-	if errors.Is(err, fs.ErrExist) {
-		return false, nil
-	}
-	return err == nil, err
-}
-
 func removeTarget(target string) error {
 	if err := os.Remove(target); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("remove the target: %w", err)

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
+	"os"
 	"strings"
 	"time"
 
@@ -225,14 +227,31 @@ func (p *publishing) bindTarget(source string) error {
 	if m, err := p.node.pool.mountedAt(p.id, p.target); err != nil || m != nil {
 		return err
 	}
-	var err error
-	if p.made, err = makeTarget(p.target, p.as.Block); err != nil {
-		return fmt.Errorf("volume %q: make the target: %w", p.id, err)
+	if err := p.makeTarget(); err != nil {
+		return err
 	}
 	if err := bind(source, p.target, p.as.ReadOnly); err != nil {
 		return fmt.Errorf("volume %q: %w", p.id, err)
 	}
 	failpoint.Hit("driver-published")
+	return nil
+}
+
+// makeTarget makes the target, unless it exists.
+func (p *publishing) makeTarget() (err error) {
+	if p.as.Block {
+		var f *os.File
+		f, err = os.OpenFile(p.target, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+		if err == nil {
+			err = f.Close()
+		}
+	} else {
+		err = os.Mkdir(p.target, 0o750)
+	}
+	p.made = err == nil
+	if err != nil && !errors.Is(err, fs.ErrExist) {
+		return fmt.Errorf("volume %q: make the target: %w", p.id, err)
+	}
 	return nil
 }
 
@@ -276,11 +295,8 @@ func (n *nodeServer) unpublish(r *record, id, target string, deferred bool) erro
 	// Nothing at the target of a deferred volume is ours.
 	if !deferred {
 		err := n.clearTarget(id, target)
-		var foreign foreignError
-		if errors.As(err, &foreign) && !known {
-			err = nil // it is not published there
-		}
-		if err != nil {
+		// With a foreign mount there, it is not published there, unless the record says so.
+		if _, foreign := errors.AsType[foreignError](err); err != nil && (known || !foreign) {
 			return err
 		}
 	}
@@ -400,8 +416,10 @@ func (p *publishing) ephemeralSize() (int64, error) {
 // mountEphemeral mounts the volume at the target itself: there is no staging path.
 func (p *publishing) mountEphemeral(ctx context.Context, device string) error {
 	want := p.want
-	want.readOnly = p.as.ReadOnly
 	if p.as.ReadOnly {
+		if m, err := p.node.pool.mountedAt(p.id, p.target); err != nil || m != nil {
+			return err // a device that is mounted cannot be examined
+		}
 		// A new device has no filesystem yet: it is made with write access.
 		want.readOnly = false
 		if err := p.node.fs.makeFS(ctx, p.id, device, want); err != nil {
@@ -409,10 +427,8 @@ func (p *publishing) mountEphemeral(ctx context.Context, device string) error {
 		}
 		want.readOnly = true
 	}
-	made, err := makeTarget(p.target, false)
-	if err != nil {
-		return fmt.Errorf("volume %q: make the target: %w", p.id, err)
+	if err := p.makeTarget(); err != nil {
+		return err
 	}
-	p.made = made
 	return p.node.fs.mountFS(ctx, p.id, device, p.target, want)
 }

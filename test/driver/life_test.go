@@ -5,6 +5,7 @@ package driver_test
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -205,12 +206,12 @@ func TestEphemeral(t *testing.T) {
 		r := newDriver(t, native)
 		v := r.volume("inline", rig.MountAccess("ext4"))
 		v.id, v.staging = "csi-0123", ""
+		readOnly := false
 		publish := func(attributes map[string]string) error {
 			request := v.request()
 			request.VolumeContext = map[string]string{"csi.storage.k8s.io/ephemeral": "true", "csi.storage.k8s.io/pod.name": "p"}
-			for key, value := range attributes {
-				request.VolumeContext[key] = value
-			}
+			maps.Copy(request.VolumeContext, attributes)
+			request.Readonly = readOnly
 			_, err := r.NodePublishVolume(t.Context(), request)
 			return err
 		}
@@ -237,6 +238,12 @@ func TestEphemeral(t *testing.T) {
 		r.restart()
 		v.wantKept("x")
 		v.must(v.unpublish, v.unpublish)
+		readOnly = true
+		for range 2 {
+			check.Must(t, publish(nil))
+		}
+		check.Is(t, os.WriteFile(v.target+"/x", nil, 0o600), unix.EROFS)
+		v.must(v.unpublish)
 	}
 }
 
