@@ -271,6 +271,10 @@ func afterUndo(err, undo error) error {
 	return status.Error(codes.Aborted, errors.Join(err, undo).Error())
 }
 
+// notUndone returns the error of a call that leaves things behind, its own or those of an earlier call: the code is
+// ABORTED, because after a final one kubelet undoes nothing.
+func notUndone(err error) error { return status.Error(codes.Aborted, status.Convert(err).Message()) }
+
 func (d *Driver) logCall(method string, began time.Time, err error, fields ...zap.Field) {
 	fields = append([]zap.Field{
 		zap.String("method", path.Base(method)), zap.Stringer("code", status.Code(err)), zap.Duration("took", time.Since(began)),

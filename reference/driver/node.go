@@ -221,10 +221,10 @@ func (n *nodeServer) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolu
 		failpoint.Hit("driver-stage-recorded")
 	}
 	if err := n.stage(ctx, r, path, want); err != nil {
-		if before == nil {
-			err = afterUndo(err, n.unstage(r, path))
+		if before != nil {
+			return nil, notUndone(err)
 		}
-		return nil, err
+		return nil, afterUndo(err, n.unstage(r, path))
 	}
 	return &csi.NodeStageVolumeResponse{}, nil
 }

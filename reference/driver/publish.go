@@ -58,10 +58,10 @@ func (n *nodeServer) NodePublishVolume(ctx context.Context, req *csi.NodePublish
 	}
 	reply := &csi.NodePublishVolumeResponse{}
 	if err := p.carryOut(ctx, r, reply); err != nil {
-		if !known {
-			err = afterUndo(err, p.undo(r))
+		if known {
+			return nil, notUndone(err)
 		}
-		return nil, err
+		return nil, afterUndo(err, p.undo(r))
 	}
 	return reply, nil
 }
@@ -129,8 +129,8 @@ func (p *publishing) volume() (*record, error) {
 	if staged == nil || staged.Staging == "" || staged.Staging != p.staging {
 		return nil, status.Errorf(codes.FailedPrecondition, "volume %q is not staged at the staging_target_path %q", p.id, p.staging)
 	}
-	if staged.Block != p.as.Block {
-		return nil, status.Errorf(codes.FailedPrecondition, "volume %q is staged for the other access type: unstage it first", p.id)
+	if staged.Block != p.as.Block || staged.FSType != p.want.fsType {
+		return nil, status.Errorf(codes.FailedPrecondition, "volume %q is staged for another access type or filesystem: unstage it first", p.id)
 	}
 	return r, nil
 }

@@ -348,7 +348,9 @@ func TestMountFlagsStayOut(t *testing.T) {
 	err := v.stage()
 	check.That(t, err != nil && !strings.Contains(err.Error(), "hunter2"), "%v", err)
 	check.That(t, !strings.Contains(r.process.Log(), "hunter2"), "in the log")
-	v.must(v.remove) // nothing is attached any more
+	r.killed("driver-attached", v.stage)
+	check.Code(t, v.stage(), codes.Aborted) // what was begun is not undone
+	v.must(v.unstage, v.remove)
 }
 
 // TestProbesOfALoopDevice has another program, such as udev or losetup, look at the loop
