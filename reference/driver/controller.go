@@ -3,6 +3,7 @@ package driver
 import (
 	"context"
 	"encoding/base64"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -238,10 +239,18 @@ func (c *controller) ControllerExpandVolume(ctx context.Context, req *csi.Contro
 	failpoint.Hit("driver-expand-recorded")
 	// Also if the driver was killed between the record and this.
 	if err := c.pool.makeImage(r); err != nil {
-		r.Capacity = before // else no stage would succeed any more
-		return nil, afterUndo(err, c.pool.store.save(r))
+		return nil, c.notGrown(r, before, err)
 	}
 	return &csi.ControllerExpandVolumeResponse{CapacityBytes: r.Capacity, NodeExpansionRequired: true}, nil
+}
+
+// notGrown sets the recorded capacity back after an error, unless the image has grown all the same.
+func (c *controller) notGrown(r *record, before int64, err error) error {
+	if info, statErr := os.Stat(c.pool.image(r.ID)); statErr == nil && info.Size() >= r.Capacity {
+		return notUndone(err)
+	}
+	r.Capacity = before // else no stage would succeed any more
+	return afterUndo(err, c.pool.store.save(r))
 }
 
 // ControllerModifyVolume changes the attributes of a volume: those of its loop devices at

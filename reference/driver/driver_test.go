@@ -227,6 +227,20 @@ func TestUnfinishedVolumesAreSweptUp(t *testing.T) {
 	check.Code(t, d.node.pool.makeImage(whole), codes.DataLoss) // or a lost image is made anew
 }
 
+// TestAGrowthThatFails is taken back, unless the image has grown: a sync may fail after that.
+func TestAGrowthThatFails(t *testing.T) {
+	d := check.Value(New(alone(t)))(t)
+	defer d.release()
+	r := &record{Version: recordVersion, ID: "v", Capacity: leastSize}
+	check.Must(t, d.node.pool.provisionBlank(r))
+	for image, code := range map[int64]codes.Code{leastSize: codes.Unknown, 2 * leastSize: codes.Aborted} {
+		check.Must(t, os.Truncate(d.node.pool.image("v"), image))
+		r.Capacity = 2 * leastSize
+		check.Code(t, d.controller.notGrown(r, leastSize, unix.EIO), code)
+		check.Equal(t, r.Capacity, image, "the capacity on record")
+	}
+}
+
 // TestAnUnfinishedVolumeThatStays: the driver serves the others.
 func TestAnUnfinishedVolumeThatStays(t *testing.T) {
 	config := alone(t)
