@@ -20,6 +20,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
+	"github.com/crust-proxy/crust-proxy/reference/fsops"
 	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
@@ -260,6 +261,11 @@ func TestHoldSyncsFirst(t *testing.T) {
 	check.That(t, len(free) == 0 && err == nil, "free %q: %v", free, err)
 	synced := slices.Index(a.calls, "freeze 2 1s")
 	check.That(t, slices.Equal(a.calls[:synced], []string{"freeze 1 1s", "thaw 1"}), "%q", a.calls)
+}
+
+// TestAnotherFilesystemIsNotFrozen: it may have come between the look at the mounts and the freeze.
+func TestAnotherFilesystemIsNotFrozen(t *testing.T) {
+	check.Is(t, check.Err(openRoot(t.TempDir(), "/dev/null")), fsops.ErrElsewhere)
 }
 
 // TestHoldWithoutCrustProxy takes what it can get.

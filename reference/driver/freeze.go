@@ -211,13 +211,29 @@ func openMounted(device string) (*os.File, error) {
 	})
 	for _, m := range found {
 		if top, err := mountAt(m.Mountpoint); err == nil && top != nil && top.ID == m.ID {
-			return os.Open(m.Mountpoint)
+			return openRoot(m.Mountpoint, device)
 		}
 	}
 	if err == nil && len(found) > 0 {
 		err = fmt.Errorf("something else is mounted over %s", found[0].Mountpoint)
 	}
 	return nil, err
+}
+
+// openRoot opens the root of a mount. It fails if another filesystem is there by now.
+func openRoot(path, device string) (*os.File, error) {
+	root, err := os.Open(path) //nolint:gosec // by the table of mounts
+	if err != nil {
+		return nil, err
+	}
+	var node unix.Stat_t
+	if err = unix.Stat(device, &node); err == nil {
+		err = fsops.LiesOn(int(root.Fd()), node.Rdev)
+	}
+	if err != nil {
+		return nil, errors.Join(err, root.Close())
+	}
+	return root, nil
 }
 
 // thawLeft thaws, until ctx ends, the filesystems that were left frozen because an earlier
