@@ -58,13 +58,16 @@ func (c *cloner) able() bool { return c.reflinks || c.limit > 0 }
 type job struct {
 	from, to        *record
 	original, image *os.File
-	// device is the loop device by which the original may be written to, or "".
+	// device is the loop device by which somebody may write to the original, or "".
 	device string
 }
 
 func (j *job) open(in *pool) (err error) {
 	if j.device, err = in.writable(j.from.ID); err != nil {
 		return err
+	}
+	if j.from.isOnlyRead() {
+		j.device = ""
 	}
 	if j.original, err = in.openImage(j.from, os.O_RDONLY); err != nil {
 		return err

@@ -293,6 +293,15 @@ type node struct {
 	Published map[string]publication `json:"published,omitempty"`
 }
 
+// isOnlyRead reports whether only sandboxes have the volume, and all of them only read.
+func (r *record) isOnlyRead() bool {
+	if r.Node == nil {
+		return false
+	}
+	all := slices.Collect(maps.Values(r.Node.Published))
+	return len(all) > 0 && !slices.ContainsFunc(all, func(p publication) bool { return !p.Deferred || !p.ReadOnly })
+}
+
 // publication is how a volume is published at a target path.
 type publication struct {
 	Block    bool `json:"block,omitempty"`
