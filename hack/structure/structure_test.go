@@ -17,8 +17,7 @@ func write(t *testing.T, files map[string]string) *module {
 		check.Must(t, os.MkdirAll(filepath.Dir(name), 0o750))
 		check.Must(t, os.WriteFile(name, []byte(text), 0o600))
 	}
-	m := check.Value(readModule("."))(t)
-	return m
+	return check.Value(readModule("."))(t)
 }
 
 func wantOne(t *testing.T, found []string, words ...string) {

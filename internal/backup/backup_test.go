@@ -193,16 +193,13 @@ func TestIncrementsFit(t *testing.T) {
 		_, err := job.Run(t.Context())
 		return err
 	}
-	if err := from("small", mib/2, "full"); err == nil || !strings.Contains(err.Error(), "is it the right one") {
-		t.Errorf("nothing is named, and the device is too small: %v", err)
-	}
-	r.must(from("one", 2*mib, "full")) // nothing is named
+	check.Fails(t, from("small", mib/2, "full"), "is it the right one") // nothing is named, and the device is too small
+	r.must(from("one", 2*mib, "full"))                                  // nothing is named
 	r.backUp("two", "one", r.change(1))
 	r.wantRestored("full", "one", "two")
 	whole := r.volume
 	r.volume = whole[:mib/2]
-	_, err := r.job("three", "two", []blocks.Range{{Offset: 0, Size: 512}}).Run(t.Context())
-	check.That(t, err != nil && strings.Contains(err.Error(), "volumes do not shrink"), "the volume is smaller than that of the base: %v", err)
+	check.Fails(t, check.Err(r.job("three", "two", []blocks.Range{{Offset: 0, Size: 512}}).Run(t.Context())), "volumes do not shrink")
 }
 
 // TestResume cuts a backup off in many ways; the next one goes on with what is there.
@@ -293,8 +290,7 @@ func TestBackupRefuses(t *testing.T) {
 	} {
 		job := r.job("snap", "", ranges)
 		change(job)
-		_, err := job.Run(t.Context())
-		check.That(t, err != nil && strings.Contains(err.Error(), text), "%q: %v", text, err)
+		check.Fails(t, check.Err(job.Run(t.Context())), text)
 		_ = os.Remove(job.File + ".part")
 	}
 	r.must(os.WriteFile(r.path("torn"), []byte("CRUSTBK1"), 0o600))
@@ -357,8 +353,7 @@ func TestRestoreRefuses(t *testing.T) {
 		"to one of snapshot \"full\"":                 {"other", "one"},
 		"one is an increment to another backup than ": {"full", "one", "one"},
 	} {
-		err := r.restore(r.path("restored"), names...)
-		check.That(t, err != nil && strings.Contains(err.Error(), text), "%v: %v", names, err)
+		check.Fails(t, r.restore(r.path("restored"), names...), text)
 	}
 	check.Is(t, r.restore(r.path("other"), "full"), backup.ErrExists)
 	left, _ := filepath.Glob(r.path("restored*"))

@@ -28,8 +28,7 @@ func testRecord(target string) *record {
 
 func newTestStore(t *testing.T) *store {
 	t.Helper()
-	s := check.Value(openStore(t.TempDir()))(t)
-	return s
+	return check.Value(openStore(t.TempDir()))(t)
 }
 
 func TestStoreKeepsRecords(t *testing.T) {

@@ -309,9 +309,7 @@ func TestOrderOfSnapshotsIsNotTheClocks(t *testing.T) {
 	client := csi.NewSnapshotMetadataClient(conn)
 	wantOrder := func(base, target string) {
 		t.Helper()
-		if _, err := deltaOf(client.GetMetadataDelta(t.Context(), &csi.GetMetadataDeltaRequest{BaseSnapshotId: base, TargetSnapshotId: target})); err != nil {
-			t.Error(err)
-		}
+		check.Must(t, check.Err(deltaOf(client.GetMetadataDelta(t.Context(), &csi.GetMetadataDeltaRequest{BaseSnapshotId: base, TargetSnapshotId: target}))))
 		_, err := deltaOf(client.GetMetadataDelta(t.Context(), &csi.GetMetadataDeltaRequest{BaseSnapshotId: target, TargetSnapshotId: base}))
 		check.That(t, status.Code(err) == codes.InvalidArgument, "in the wrong order: %v", err)
 	}

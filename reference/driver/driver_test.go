@@ -68,8 +68,7 @@ func dial(t *testing.T, socket string, options ...grpc.DialOption) *grpc.ClientC
 		}
 		return err
 	})
-	conn := check.Value(grpc.NewClient("unix:"+socket, append(options, grpc.WithTransportCredentials(insecure.NewCredentials()))...))(t)
-	return conn
+	return check.Value(grpc.NewClient("unix:"+socket, append(options, grpc.WithTransportCredentials(insecure.NewCredentials()))...))(t)
 }
 
 func mountCapability() *csi.VolumeCapability {

@@ -92,9 +92,7 @@ func TestEndEndsTheRightProcess(t *testing.T) {
 	cmd := exec.CommandContext(t.Context(), "sleep", "60")
 	check.Must(t, cmd.Start())
 	is, err := process.Of(cmd.Process.Pid)
-	if err != nil || !is.Lives() {
-		t.Fatal(is, err)
-	}
+	check.Require(t, err == nil && is.Lives(), "%v, %v", is, err)
 	end([]process.Process{{PID: is.PID, Start: is.Start + 1}})
 	check.That(t, is.Lives(), "a process of another start was ended")
 	end([]process.Process{is, {PID: 1 << 22, Start: 1}})

@@ -146,8 +146,7 @@ func (n *node) instruction(pod, device string, flags ...string) volume.Instructi
 
 func (n *node) stage(in volume.Instruction) *volume.Volume {
 	n.t.Helper()
-	v := check.Value(n.Defer(context.Background(), in))(n.t)
-	return v
+	return check.Value(n.Defer(context.Background(), in))(n.t)
 }
 
 func (n *node) unstage(target string) {

@@ -97,8 +97,7 @@ func (r *testNode) pod(uid string) *cri.Pod {
 // run runs a container.
 func (r *testNode) run(pod *cri.Pod, name string, mounts ...cri.Mount) string {
 	r.t.Helper()
-	id := check.Value(pod.Run(r.ctx(), cri.Container{Name: name, Mounts: mounts}))(r.t)
-	return id
+	return check.Value(pod.Run(r.ctx(), cri.Container{Name: name, Mounts: mounts}))(r.t)
 }
 
 // exec runs a script that must succeed.

@@ -46,8 +46,7 @@ func buildWhoami(t *testing.T) (program string) {
 // attemptAs runs a sandbox with a user namespace.
 func (r *testNode) attemptAs(uid string, attempt, root uint32) *cri.Pod {
 	r.t.Helper()
-	pod := check.Value(r.node.RunPod(r.ctx(), uid, "crust", attempt, cri.Users(root)))(r.t)
-	return pod
+	return check.Value(r.node.RunPod(r.ctx(), uid, "crust", attempt, cri.Users(root)))(r.t)
 }
 
 // TestUserNamespaces runs pods whose root is nobody on the node.

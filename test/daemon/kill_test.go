@@ -152,8 +152,7 @@ func wantStaged(t *testing.T, d *rig.Daemon, req *runtimev1.RuntimeStageVolumeRe
 // ofCrust lists what stands in the directory of the handler crust.
 func ofCrust(t *testing.T, d *rig.Daemon) []string {
 	t.Helper()
-	found := check.Value(filepath.Glob(d.Dir + "/crust/*"))(t)
-	return found
+	return check.Value(filepath.Glob(d.Dir + "/crust/*"))(t)
 }
 
 func wantClaimed(t *testing.T, disk string, want bool) {

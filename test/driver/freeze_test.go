@@ -30,8 +30,7 @@ func write(t *testing.T, first, second string) (stop func()) {
 // wantChain fails where a record is missing or torn, and counts the records.
 func wantChain(t *testing.T, first, second string) uint64 {
 	t.Helper()
-	count := check.Value(database.Check(first, second))(t)
-	return count
+	return check.Value(database.Check(first, second))(t)
 }
 
 // image is the path of a volume's image.

@@ -71,11 +71,9 @@ func killedAt(t *testing.T, r *testDriver, point, call string, abandon bool) {
 				break
 			}
 		}
-		if err := one.do(); err != nil {
-			t.Fatalf("killed at %s in %s: %s: %v", point, call, one.name, err)
-		}
-		switch one.name {
-		case "publish":
+		err := one.do()
+		check.Require(t, err == nil, "killed at %s in %s: %s: %v", point, call, one.name, err)
+		if one.name == "publish" {
 			v.put(point)
 			v.must(v.stage, v.publish) // a kubelet that restarts says it all again
 			v.wantKept(point)

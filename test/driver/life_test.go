@@ -332,9 +332,7 @@ func TestStopsInOrder(t *testing.T) {
 	check.Must(t, r.process.Signal(unix.SIGTERM))
 	code := r.wait()
 	check.That(t, code == 0, "exit code %d", code)
-	if _, err := os.Lstat(r.socket()); err == nil {
-		t.Error("the socket is still there")
-	}
+	check.Fails(t, check.Err(os.Lstat(r.socket()))) // or the socket is still there
 	out, err := exec.Command(rig.Program(t, "crust-driver"), "--version").Output()
 	check.That(t, err == nil && len(out) >= 2, "%q, %v", out, err)
 }
@@ -360,8 +358,7 @@ func TestProbesOfALoopDevice(t *testing.T) {
 	v := r.volume("probed", rig.BlockAccess())
 	v.up()
 	probe := func() *os.File {
-		file := check.Value(os.Open(r.loops()[0]))(t)
-		return file
+		return check.Value(os.Open(r.loops()[0]))(t)
 	}
 	short := probe()
 	v.must(v.unpublish, v.unstage)

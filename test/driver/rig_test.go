@@ -96,8 +96,7 @@ func (r *testDriver) start(env ...string) {
 // wait waits for the end of a driver that is on its way there, and gives its exit code.
 func (r *testDriver) wait() int {
 	r.t.Helper()
-	code := check.Value(r.process.WaitEnd(20 * time.Second))(r.t)
-	return code
+	return check.Value(r.process.WaitEnd(20 * time.Second))(r.t)
 }
 
 // killed has the driver be killed at a failpoint in a call, and starts it again.

@@ -51,8 +51,7 @@ func TestBoth(t *testing.T) {
 		container, err := pod.Run(t.Context(), cri.Container{Name: "app", Mounts: []cri.Mount{{Host: v.Target, Container: "/data"}}})
 		check.Must(t, err)
 		run := func(script string) string {
-			out := check.Value(node.Exec(t.Context(), container, script))(t)
-			return out
+			return check.Value(node.Exec(t.Context(), container, script))(t)
 		}
 		got := run("echo " + text + " >>/data/file; cat /data/file; grep ' /data ' /proc/mounts")
 		check.That(t, strings.HasPrefix(got, "first\n") && strings.Contains(got, " xfs "), "%s", got)

@@ -102,10 +102,8 @@ func TestWhatMustNotBeGrownStaysAsItIs(t *testing.T) {
 // handed over as it is.
 func TestADamagedFilesystemKeepsNoPodWaiting(t *testing.T) {
 	rig.Need(t, "e2fsck", "resize2fs", "debugfs")
-	device := smallOnLarge(t, "clri <2>") // no root directory
-	if err := newFormatter(t).growing(device, func(*mkfs.Request) {}); err != nil {
-		t.Fatalf("a filesystem that cannot be grown is refused: %v", err)
-	}
+	device := smallOnLarge(t, "clri <2>")                                  // no root directory
+	check.Must(t, newFormatter(t).growing(device, func(*mkfs.Request) {})) // or a filesystem that cannot be grown is refused
 	file, err := os.Open(device)
 	check.Must(t, err)
 	defer func() { _ = file.Close() }()

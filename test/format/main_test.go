@@ -65,8 +65,7 @@ func newFormatter(t testing.TB, change ...func(*mkfs.Config)) *testFormatter {
 
 func openPath(t testing.TB, device string) int {
 	t.Helper()
-	fd := check.Value(unix.Open(device, unix.O_PATH|unix.O_CLOEXEC, 0))(t)
-	return fd
+	return check.Value(unix.Open(device, unix.O_PATH|unix.O_CLOEXEC, 0))(t)
 }
 
 func (r *testFormatter) prepare(device, fsType string, policy volume.FormatPolicy, readOnly bool) (bool, error) {

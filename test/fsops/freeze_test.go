@@ -391,9 +391,7 @@ func TestNewFreezeIsNotExpired(t *testing.T) {
 func (r *freezeRig) onRecord() string {
 	r.t.Helper()
 	records, err := filepath.Glob(r.Dir + "/*/state.json")
-	if err != nil || len(records) != 1 {
-		r.t.Fatal(records, err)
-	}
+	check.Require(r.t, err == nil && len(records) == 1, "%v, %v", records, err)
 	return records[0]
 }
 
@@ -473,8 +471,7 @@ func TestFrozenNoMore(t *testing.T) {
 func written(t *testing.T, device string) int {
 	t.Helper()
 	raw := check.Value(os.ReadFile("/sys/block/" + filepath.Base(device) + "/stat"))(t)
-	sectors := check.Value(strconv.Atoi(strings.Fields(string(raw))[6]))(t)
-	return sectors
+	return check.Value(strconv.Atoi(strings.Fields(string(raw))[6]))(t)
 }
 
 // TestFreezeOutlivesItsControlGroup: everything in the control group in which the

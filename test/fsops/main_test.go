@@ -51,9 +51,7 @@ func newFilesystem(t testing.TB, kind string, bytes int64) *filesystem {
 func mounted(t testing.TB, kind, device string, flags uintptr, options string) *filesystem {
 	t.Helper()
 	f := &filesystem{t: t, kind: kind, device: device, dir: t.TempDir()}
-	if err := unix.Mount(device, f.dir, kind, flags, options); err != nil {
-		t.Fatalf("mount %s: %v", kind, err)
-	}
+	check.Must(t, unix.Mount(device, f.dir, kind, flags, options))
 	f.root = check.Value(unix.Open(f.dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0))(t)
 	t.Cleanup(f.unmount)
 	return f

@@ -30,8 +30,7 @@ func (f *filesystem) df(unit string) abi.Usage {
 	lines := strings.Split(strings.TrimSpace(rig.Command(f.t, "df", args...)), "\n")
 	fields := strings.Fields(lines[len(lines)-1])
 	number := func(i int) int64 {
-		n := check.Value(strconv.ParseInt(fields[i], 10, 64))(f.t)
-		return n
+		return check.Value(strconv.ParseInt(fields[i], 10, 64))(f.t)
 	}
 	return abi.Usage{Unit: unit, Available: number(0), Total: number(1), Used: number(2)}
 }

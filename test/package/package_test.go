@@ -274,8 +274,7 @@ func purge(t *testing.T) {
 
 func repository(t *testing.T) string {
 	t.Helper()
-	root := check.Value(filepath.Abs("../.."))(t)
-	return root
+	return check.Value(filepath.Abs("../.."))(t)
 }
 
 func run(t *testing.T, program string, args ...string) string {

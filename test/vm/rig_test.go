@@ -116,8 +116,7 @@ func (v *volume) unmounted(look func(dir string)) {
 // pod runs a sandbox.
 func (b *bench) pod(uid string) *cri.Pod {
 	b.t.Helper()
-	pod := check.Value(b.CRI.RunPod(b.ctx(), uid, vmnode.Handler, 0))(b.t)
-	return pod
+	return check.Value(b.CRI.RunPod(b.ctx(), uid, vmnode.Handler, 0))(b.t)
 }
 
 // run runs a container.

@@ -123,9 +123,8 @@ func TestFinalErrorsAreNotTriedAgain(t *testing.T) {
 	}
 	s := &script{streams: []stream{{messages: []blocks.Message{message(variable, 100, 0, 10)}, err: away}}}
 	reader := &blocks.Reader{Source: s.source}
-	if err := reader.Read(t.Context(), 0, func(blocks.Message) error { return own }); !errors.Is(err, own) || len(s.began) != 1 {
-		t.Errorf("%v after %d streams", err, len(s.began))
-	}
+	check.Is(t, reader.Read(t.Context(), 0, func(blocks.Message) error { return own }), own)
+	check.Equal(t, len(s.began), 1, "streams")
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	s = &script{streams: []stream{{err: away}}}
@@ -199,8 +198,7 @@ func (oneBlock) GetMetadataAllocated(_ *csi.GetMetadataAllocatedRequest, stream 
 func TestAServerThatIsStartedAgain(t *testing.T) {
 	socket := t.TempDir() + "/csi.sock"
 	listen := func() *net.UnixListener {
-		listener := check.Value(net.ListenUnix("unix", &net.UnixAddr{Name: socket, Net: "unix"}))(t)
-		return listener
+		return check.Value(net.ListenUnix("unix", &net.UnixAddr{Name: socket, Net: "unix"}))(t)
 	}
 	gone := listen()
 	gone.SetUnlinkOnClose(false)

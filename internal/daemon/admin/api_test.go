@@ -338,8 +338,7 @@ func (s *served) watch(t *testing.T, req *adminv1.WatchVolumesRequest) (
 	stream := check.Value(s.admin().WatchVolumes(ctx, req))(t)
 	return stream, func() *adminv1.WatchVolumesResponse {
 		t.Helper()
-		event := check.Value(stream.Recv())(t)
-		return event
+		return check.Value(stream.Recv())(t)
 	}
 }
 

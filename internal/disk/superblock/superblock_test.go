@@ -35,8 +35,7 @@ func read(t *testing.T, path, fsType string) *Super {
 	t.Helper()
 	file := check.Value(os.Open(path))(t)
 	defer func() { _ = file.Close() }()
-	super := check.Value(Read(file, fsType))(t)
-	return super
+	return check.Value(Read(file, fsType))(t)
 }
 
 func TestExtOnRecord(t *testing.T) {

@@ -111,8 +111,7 @@ func message(text string) *[]byte { raw := []byte(text); return &raw }
 
 func open(ctx context.Context, t *testing.T, conn *grpc.ClientConn, method string) grpc.ClientStream {
 	t.Helper()
-	stream := check.Value(conn.NewStream(ctx, &anyStream, method, bytesAsTheyAre...))(t)
-	return stream
+	return check.Value(conn.NewStream(ctx, &anyStream, method, bytesAsTheyAre...))(t)
 }
 
 func send(t *testing.T, stream sender, data string) {

@@ -85,8 +85,7 @@ func (m *manager) notifier(t *testing.T) *Notifier {
 	t.Setenv("NOTIFY_SOCKET", m.path)
 	t.Setenv("WATCHDOG_USEC", "")
 	t.Setenv("FDSTORE", "512")
-	n := check.Value(FromEnvironment())(t)
-	return n
+	return check.Value(FromEnvironment())(t)
 }
 
 func TestMessages(t *testing.T) {

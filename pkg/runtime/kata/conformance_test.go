@@ -98,8 +98,7 @@ func (b *bench) publish(t testing.TB, v *volume.Volume) {
 
 func (b *bench) stats(t testing.TB, v *volume.Volume) volume.Report {
 	t.Helper()
-	report := check.Value(b.h.Stats(t.Context(), v))(t)
-	return report
+	return check.Value(b.h.Stats(t.Context(), v))(t)
 }
 
 // sized gives a volume a device of this size.

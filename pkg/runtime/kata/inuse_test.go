@@ -33,8 +33,7 @@ func wantUnknown(t *testing.T, b *bench, v *volume.Volume, words ...string) {
 // noteFiles lists what is on record of all volumes' sandboxes.
 func noteFiles(t *testing.T, b *bench) []string {
 	t.Helper()
-	files := check.Value(filepath.Glob(filepath.Join(b.cfg.StateDir, "*")))(t)
-	return files
+	return check.Value(filepath.Glob(filepath.Join(b.cfg.StateDir, "*")))(t)
 }
 
 // A container runtime that cannot be asked does not mean that no sandbox has a

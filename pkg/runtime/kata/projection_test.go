@@ -221,8 +221,7 @@ func TestDaemonsOfTwoKubeletsShareATree(t *testing.T) {
 	handler := func(kubelet, temp string) *Handler {
 		cfg := b.cfg
 		cfg.KubeletRoot, cfg.TempDir = kubelet, filepath.Join(filepath.Dir(b.cfg.TempDir), temp)
-		h := check.Value(New(cfg, nil, zap.NewNop()))(t)
-		return h
+		return check.Value(New(cfg, nil, zap.NewNop()))(t)
 	}
 	own, other := handler(root, "own"), handler("/elsewhere/kubelet", "other")
 	check.Value(own.Publish(t.Context(), v))(t)

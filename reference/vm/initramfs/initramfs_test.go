@@ -49,8 +49,7 @@ func read(t *testing.T, raw []byte) (data map[string]string, modes map[string]in
 	aligned := func(n int64) int64 { return (n + 3) &^ 3 }
 	for at := int64(0); ; {
 		field := func(i int64) int64 {
-			n := check.Value(strconv.ParseInt(string(raw[at+6+8*i:at+14+8*i]), 16, 64))(t)
-			return n
+			return check.Value(strconv.ParseInt(string(raw[at+6+8*i:at+14+8*i]), 16, 64))(t)
 		}
 		magic := string(raw[at : at+6])
 		check.Require(t, magic == "070701", "at %d there is %q", at, magic)

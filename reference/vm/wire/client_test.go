@@ -241,8 +241,7 @@ func frame(stream uint32, kind byte, body []byte) []byte {
 func response(t *testing.T, message proto.Message) []byte {
 	t.Helper()
 	payload := check.Value(proto.Marshal(message))(t)
-	out := check.Value(proto.Marshal(&ttrpc.Response{Payload: payload}))(t)
-	return out
+	return check.Value(proto.Marshal(&ttrpc.Response{Payload: payload}))(t)
 }
 
 // TestFramesThatBreakTheWire: the first of them ends the connection, and all calls with it.

@@ -76,8 +76,7 @@ func (r *rig) as(t *testing.T, namespace, name string) account {
 // token asks for a token of the account itself, for the audiences or the API server.
 func (a account) token(t *testing.T, audiences ...string) string {
 	t.Helper()
-	token := check.Value(a.tokenOf(t, a.name, audiences...))(t)
-	return token
+	return check.Value(a.tokenOf(t, a.name, audiences...))(t)
 }
 
 // tokenOf asks for a token of an account of the same namespace.

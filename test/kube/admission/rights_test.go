@@ -83,8 +83,7 @@ func (r *rig) podWithDisk(t *testing.T) *corev1.Pod {
 	check.Must(t, err)
 	p := pod("crust", claim("data"))
 	p.Spec.NodeName = "node-a"
-	made := check.Value(core.Pods("default").Create(t.Context(), p, metav1.CreateOptions{}))(t)
-	return made
+	return check.Value(core.Pods("default").Create(t.Context(), p, metav1.CreateOptions{}))(t)
 }
 
 func hasNoMore(t *testing.T, access string) {

@@ -162,8 +162,7 @@ func freePorts(t rig.T, count int) (ports []string) {
 // issue writes a certificate with its key into one file, and gives its path.
 func (c *ControlPlane) issue(file string, subject pkix.Name, addresses ...net.IP) string {
 	c.t.Helper()
-	path := check.Value(c.authority.issue(file, subject, addresses...))(c.t)
-	return path
+	return check.Value(c.authority.issue(file, subject, addresses...))(c.t)
 }
 
 // Kubeconfig makes a kubeconfig for an identity of its own, and gives its path.
@@ -172,8 +171,7 @@ func (c *ControlPlane) Kubeconfig(user string, groups ...string) string {
 	c.t.Helper()
 	file := strings.NewReplacer(":", "-", "/", "-").Replace(user)
 	certificate := c.issue(file, pkix.Name{CommonName: user, Organization: groups})
-	path := check.Value(c.kubeconfig(file, &api.AuthInfo{ClientCertificate: certificate, ClientKey: certificate}))(c.t)
-	return path
+	return check.Value(c.kubeconfig(file, &api.AuthInfo{ClientCertificate: certificate, ClientKey: certificate}))(c.t)
 }
 
 // kubeconfig writes a kubeconfig for one identity, and gives its path.

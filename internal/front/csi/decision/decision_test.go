@@ -68,8 +68,7 @@ func withGroup(pod Pod) Pod { pod.FSGroup = "7"; return pod }
 
 func contextOf(t *testing.T, pod Pod) *PodContext {
 	t.Helper()
-	found := check.Value(pod.ForVolume(driver, volumeID, ""))(t)
-	return found
+	return check.Value(pod.ForVolume(driver, volumeID, ""))(t)
 }
 
 // deferredFor is the volume, deferred for another pod.

@@ -61,8 +61,7 @@ func TestPathsOfAnEarlierConfiguration(t *testing.T) {
 
 func exists(t *testing.T, p *PrivatePaths, where string) bool {
 	t.Helper()
-	there := check.Value(p.Exists(where))(t)
-	return there
+	return check.Value(p.Exists(where))(t)
 }
 
 // TestRemovingKeepsWhatIsNotOurs is a driver that leaves things behind, and a
