@@ -4,11 +4,13 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -19,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
 	"github.com/crust-proxy/crust-proxy/reference/process"
 	"github.com/crust-proxy/crust-proxy/test/check"
 )
@@ -115,6 +118,74 @@ func TestBlankDeviceHasNoSuperblock(t *testing.T) {
 	super, err := readExt(bytes.NewReader(make([]byte, 4096)))
 	check.That(t, super == nil && err == nil, "%+v, %v", super, err)
 	check.Fails(t, check.Err(readExt(bytes.NewReader(make([]byte, 1500))))) // or half a superblock is taken
+}
+
+// tree makes that many directories below a new one, which it opens.
+func tree(t *testing.T, count int, name func(i int) string) int {
+	t.Helper()
+	root := t.TempDir()
+	for i := range count {
+		check.Must(t, os.MkdirAll(filepath.Join(root, name(i)), 0o700))
+	}
+	dir := check.Value(os.Open(root))(t)
+	t.Cleanup(func() { _ = dir.Close() })
+	return fdOf(dir)
+}
+
+// measured is a context that looks at the memory in use when it is asked.
+type measured struct {
+	context.Context //nolint:containedctx // it is one
+	asked           int
+	first, most     uint64
+}
+
+func (m *measured) Err() error {
+	if m.asked++; m.asked < 10 || m.asked%200 == 0 {
+		runtime.GC()
+		var is runtime.MemStats
+		runtime.ReadMemStats(&is)
+		if m.first == 0 {
+			m.first = is.HeapAlloc
+		}
+		m.most = max(m.most, is.HeapAlloc)
+	}
+	return m.Context.Err()
+}
+
+// TestWideDirectoryTakesNoMemory: a workload can make millions of directories, and
+// crust-runc is in the control group of its shim.
+func TestWideDirectoryTakesNoMemory(t *testing.T) {
+	root := tree(t, 4_000, func(i int) string { return fmt.Sprintf("%0250d", i) })
+	ctx := &measured{Context: t.Context()}
+	changed, err := ApplyGroup(ctx, root, uint32(os.Getegid()), volume.GroupAlways)
+	check.That(t, err == nil && changed == 4_001, "%d changed: %v", changed, err)
+	check.That(t, ctx.most < ctx.first+1<<19, "%d bytes in use, and %d at first", ctx.most, ctx.first)
+}
+
+// TestDeepTreeIsWalkedToItsEnd: directories that were closed on the way down go on where
+// they were.
+func TestDeepTreeIsWalkedToItsEnd(t *testing.T) {
+	root := tree(t, 9*openLevels, func(i int) string { return strings.Repeat("m/", i/3) + []string{"a", "m", "z"}[i%3] + "/below" })
+	changed, err := ApplyGroup(t.Context(), root, uint32(os.Getegid()), volume.GroupAlways)
+	check.That(t, err == nil && changed == 2*9*openLevels+1, "%d changed: %v", changed, err)
+}
+
+func TestWalkHasAnEnd(t *testing.T) {
+	open := func() *os.File { return check.Value(os.Open(t.TempDir()))(t) }
+	w := walk{ctx: t.Context(), levels: make([]level, mostLevels)}
+	check.Fails(t, w.enter(open(), "deep"), "more than 100000 directories deep")
+	w.close()
+	dir := open()
+	check.Must(t, os.Mkdir(dir.Name()+"/sub", 0o700))
+	entries := make([]byte, 4096)
+	n := check.Value(unix.Getdents(fdOf(dir), entries))(t)
+	w = walk{ctx: t.Context(), rule: groupRule{gid: uint32(os.Getegid())}, levels: []level{{dir: dir, entries: entries[:n], resumed: math.MaxInt64}}}
+	defer w.close()
+	err := w.step()
+	for err == nil && len(w.levels) == 1 {
+		err = w.step()
+	}
+	check.Fails(t, err, "two entries at one offset")
 }
 
 func FuzzSuperblock(f *testing.F) {

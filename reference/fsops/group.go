@@ -1,7 +1,9 @@
 package fsops
 
 import (
+	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -41,7 +43,7 @@ func ApplyGroup(ctx context.Context, root int, gid uint32, policy volume.GroupPo
 	if err := w.below(dir); err != nil {
 		return w.changed, fmt.Errorf("give the volume to group %d: %w", gid, err)
 	}
-	if err := w.change(fdOf(dir), ""); err != nil {
+	if _, err := w.change(fdOf(dir)); err != nil {
 		return w.changed, fmt.Errorf("give the volume to group %d: its root directory: %w", gid, err)
 	}
 	return w.changed, nil
@@ -146,18 +148,23 @@ func chmod(fd int, mode uint32) error {
 }
 
 // openLevels is how many directories stay open. Those further up are opened again, through
-// "..", on the way back, so that a tree may have any depth.
+// "..", on the way back.
 const openLevels = 64
 
-// namesAtOnce is how many names of a directory are read at a time.
-const namesAtOnce = 1024
+// mostLevels bounds the depth of a tree: each level takes memory, of the kernel too.
+const mostLevels = 100_000
 
-// walk applies a rule to all files below a directory, one directory after another.
+// entriesAtOnce is how many bytes of a directory's entries are read at a time.
+const entriesAtOnce = 32 << 10
+
+// walk applies a rule to all files below a directory. It goes down into each directory as
+// soon as it meets it: the names that it keeps are bounded, whatever the tree is like.
 type walk struct {
 	ctx     context.Context //nolint:containedctx // a walk is one call
 	rule    groupRule
 	changed int
 	levels  []level
+	buf     []byte
 }
 
 // level is a directory on the path from the root to the current one.
@@ -165,7 +172,12 @@ type level struct {
 	dir  *os.File // nil while it is closed
 	id   identity
 	name string
-	todo []string // its subdirectories that are still to be entered
+	// entries is what was read of the directory, as the kernel returns it, and is still to
+	// be changed. It is dropped while the directory is closed.
+	entries []byte
+	// next is the offset in the directory after the last file that was changed, and resumed
+	// the one from which it was read after it was opened again.
+	next, resumed int64
 }
 
 // below walks through everything below dir, which stays open. It keeps its path in a list
@@ -177,6 +189,7 @@ func (w *walk) below(dir *os.File) error {
 	if err != nil {
 		return err
 	}
+	w.buf = make([]byte, entriesAtOnce)
 	if err := w.enter(root, ""); err != nil {
 		return err
 	}
@@ -195,92 +208,120 @@ func (w *walk) close() {
 	w.levels = nil
 }
 
-// step enters the next subdirectory, or goes up if none is left.
+// step changes the next file of the current directory and enters it if it is a directory
+// itself. If there is none, it goes up.
 func (w *walk) step() error {
 	top := &w.levels[len(w.levels)-1]
-	if len(top.todo) == 0 {
-		return w.leave()
+	if len(top.entries) == 0 {
+		return w.read(top)
 	}
-	name := top.todo[len(top.todo)-1]
-	top.todo = top.todo[:len(top.todo)-1]
-	dir, err := openDir(fdOf(top.dir), name)
-	if gone(err) {
+	size := binary.NativeEndian.Uint16(top.entries[16:]) // a struct linux_dirent64
+	text, _, _ := bytes.Cut(top.entries[19:size], []byte{0})
+	name := string(text)
+	top.next = int64(binary.NativeEndian.Uint64(top.entries[8:])) //nolint:gosec // an offset
+	top.entries = top.entries[size:]
+	if name == "." || name == ".." {
 		return nil
 	}
+	if top.next <= top.resumed { // or it would be entered again and again
+		return w.failed(name, errors.New("its directory has two entries at one offset"))
+	}
+	dir, err := w.entry(fdOf(top.dir), name)
 	if err != nil {
 		return w.failed(name, err)
 	}
+	if dir == nil {
+		return nil
+	}
 	return w.enter(dir, name)
+}
+
+// read reads the next entries of a directory, and goes up after the last one.
+func (w *walk) read(top *level) error {
+	if err := w.ctx.Err(); err != nil {
+		return w.failed("", err)
+	}
+	n, err := unix.Getdents(fdOf(top.dir), w.buf)
+	if err != nil && !gone(err) {
+		return w.failed("", err)
+	}
+	if n <= 0 {
+		return w.leave()
+	}
+	top.entries = bytes.Clone(w.buf[:n])
+	return nil
 }
 
 func (w *walk) enter(dir *os.File, name string) error {
 	id, err := identify(fdOf(dir))
 	w.levels = append(w.levels, level{dir: dir, id: id, name: name})
+	if err == nil && len(w.levels) > mostLevels {
+		err = fmt.Errorf("it lies more than %d directories deep", mostLevels)
+	}
 	if err != nil {
 		return w.failed("", err)
 	}
 	if far := len(w.levels) - 1 - openLevels; far >= 0 {
 		_ = w.levels[far].dir.Close()
-		w.levels[far].dir = nil
+		w.levels[far].dir, w.levels[far].entries = nil, nil
 	}
-	for {
-		if err := w.ctx.Err(); err != nil {
-			return w.failed("", err)
-		}
-		names, err := dir.Readdirnames(namesAtOnce)
-		for _, entry := range names {
-			if err := w.entry(fdOf(dir), entry); err != nil {
-				return w.failed(entry, err)
-			}
-		}
-		if errors.Is(err, io.EOF) {
-			return nil
-		}
-		if err != nil {
-			return w.failed("", err)
-		}
-	}
+	return nil
 }
 
-// entry changes one file. It works on a descriptor, so that the file that was examined is
-// the one that is changed, whatever gets its name meanwhile.
-func (w *walk) entry(dir int, name string) error {
+// entry changes one file, and opens it if it is a directory. It works on a descriptor, so
+// that the file that was examined is the one that is changed, whatever gets its name
+// meanwhile.
+func (w *walk) entry(dir int, name string) (*os.File, error) {
 	fd, err := openAt(dir, name, unix.O_PATH)
 	if gone(err) {
-		return nil
+		return nil, nil
 	}
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer func() { _ = unix.Close(fd) }()
-	return w.change(fd, name)
+	isDir, err := w.change(fd)
+	if err != nil || !isDir {
+		return nil, err
+	}
+	below, err := openDir(fd, ".")
+	if gone(err) {
+		return nil, nil
+	}
+	return below, err
 }
 
-// change applies the rule to a file, and adds a directory to those to be entered.
-func (w *walk) change(fd int, name string) error {
+// change applies the rule to a file, and reports whether it is a directory.
+func (w *walk) change(fd int) (isDir bool, err error) {
 	isDir, did, err := w.rule.apply(fd)
 	if did {
 		w.changed++
 	}
-	if isDir && name != "" {
-		top := &w.levels[len(w.levels)-1]
-		top.todo = append(top.todo, name)
-	}
-	return err
+	return isDir, err
 }
 
 func (w *walk) leave() error {
 	last := len(w.levels) - 1
 	below := w.levels[last]
 	if last > 0 && w.levels[last-1].dir == nil {
-		above, err := openAbove(fdOf(below.dir), w.levels[last-1].id)
-		if err != nil {
+		if err := w.levels[last-1].reopen(fdOf(below.dir)); err != nil {
 			return w.failed("", err)
 		}
-		w.levels[last-1].dir = above
 	}
 	w.levels = w.levels[:last]
 	return below.dir.Close()
+}
+
+// reopen opens a closed directory from one below it, to go on after the entry that was the
+// last one changed.
+func (l *level) reopen(below int) error {
+	above, err := openAbove(below, l.id)
+	if err != nil {
+		return err
+	}
+	l.dir, l.resumed = above, l.next
+	_, err = unix.Seek(fdOf(above), l.next, io.SeekStart)
+	return err
 }
 
 // openAbove opens the parent directory if it is still the same one.
