@@ -16,8 +16,8 @@ import (
 
 // Thaw ends the freeze with the same key. The root directory is that of the filesystem, or
 // -1 if none is known, as when the sandbox is gone: then the filesystem is opened through
-// its watchdogs, or through any process that has it mounted. After a thaw no watchdog is
-// left that could keep the filesystem busy.
+// its watchdogs, or by another mount of its device. After a thaw no watchdog is left that
+// could keep the filesystem busy.
 //
 // The record only helps to find the filesystem. Whether it is frozen, the kernel decides:
 // a filesystem whose record or watchdogs were lost is thawed as well.

@@ -432,7 +432,7 @@ func TestTwoFilesystemsOfOneKey(t *testing.T) {
 // the last mount has gone.
 func TestFrozenAndUnmounted(t *testing.T) {
 	t.Parallel()
-	for _, kind := range []string{"ext4", "xfs"} {
+	for _, kind := range filesystems {
 		r := newFreezeRig(t, kind)
 		r.forgotten(time.Minute)
 		r.unmount()
