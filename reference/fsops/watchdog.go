@@ -101,7 +101,7 @@ func Watch(args []string) error {
 		return fmt.Errorf("tell that the watchdog is there: %w", err)
 	}
 	_ = unix.Close(readyFD)
-	closeInherited()
+	process.CloseInherited(readyFD)
 	dog := watchdog{name: args[0], token: args[1]}
 	for clock() < deadline {
 		select {
@@ -112,27 +112,6 @@ func Watch(args []string) error {
 		}
 	}
 	return dog.finish(true)
-}
-
-// closeInherited closes descriptors that were inherited by accident, such as a pipe whose
-// reader waits for its end. They are the ones without close-on-exec, which this program
-// sets on all of its own.
-func closeInherited() {
-	dir, err := os.Open("/proc/self/fd")
-	if err != nil {
-		return
-	}
-	defer func() { _ = dir.Close() }()
-	names, _ := dir.Readdirnames(-1)
-	for _, name := range names {
-		fd, err := strconv.Atoi(name)
-		if err != nil || fd <= readyFD {
-			continue
-		}
-		if flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0); err == nil && flags&unix.FD_CLOEXEC == 0 {
-			_ = unix.Close(fd)
-		}
-	}
 }
 
 type watchdog struct{ name, token string }

@@ -4,6 +4,7 @@ package process
 import (
 	"errors"
 	"fmt"
+	"os"
 	"strconv"
 	"strings"
 
@@ -97,4 +98,26 @@ func startOf(dir int) (uint64, error) {
 		return 0, ErrEnded
 	}
 	return strconv.ParseUint(fields[start], 10, 64)
+}
+
+// CloseInherited closes the descriptors above last that this process inherited by accident,
+// such as a pipe whose reader waits for its end. A process that outlives the one that started
+// it calls this first. They are the ones without close-on-exec, which a Go program sets on
+// all of its own.
+func CloseInherited(last int) {
+	dir, err := os.Open("/proc/self/fd")
+	if err != nil {
+		return
+	}
+	defer func() { _ = dir.Close() }()
+	names, _ := dir.Readdirnames(-1)
+	for _, name := range names {
+		fd, err := strconv.Atoi(name)
+		if err != nil || fd <= last {
+			continue
+		}
+		if flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0); err == nil && flags&unix.FD_CLOEXEC == 0 {
+			_ = unix.Close(fd)
+		}
+	}
 }

@@ -22,6 +22,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/reference/fsmount"
 	"github.com/crust-proxy/crust-proxy/reference/fsops"
 	"github.com/crust-proxy/crust-proxy/reference/handler"
+	"github.com/crust-proxy/crust-proxy/reference/process"
 )
 
 // groupTime is how long this process itself changes the group of files. The container runtime
@@ -102,6 +103,7 @@ func groupMain(args []string, stderr io.Writer) int {
 }
 
 func attachGroup(args []string) error {
+	process.CloseInherited(mountFD)
 	gid, gidErr := strconv.ParseUint(args[1], 10, 32)
 	pid, pidErr := strconv.Atoi(args[3])
 	start, startErr := strconv.ParseUint(args[4], 10, 64)

@@ -15,12 +15,14 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 
 	"github.com/crust-proxy/crust-proxy/internal/ground/peercred"
 	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 	"github.com/crust-proxy/crust-proxy/reference/handler/serve"
+	"github.com/crust-proxy/crust-proxy/reference/process"
 	"github.com/crust-proxy/crust-proxy/reference/runc"
 )
 
@@ -91,6 +93,7 @@ func Main(args []string, stdout, stderr io.Writer) int {
 		_, _ = io.WriteString(stderr, usage)
 		return abi.ExitUsage
 	}
+	process.CloseInherited(unix.Stderr)
 	// A call is a chain of goroutines that wait for each other, which is fastest on one processor.
 	if os.Getenv("GOMAXPROCS") == "" {
 		runtime.GOMAXPROCS(1)
