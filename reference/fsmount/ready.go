@@ -84,7 +84,8 @@ func mountGrown(info abi.Info, device int, warn func(string)) (int, error) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), growTime)
 	defer cancel()
-	if err := fsops.GrowUnmounted(ctx, info.Device, info.FSType); err != nil {
+	// Not by its name, which can be another device's by now.
+	if err := fsops.GrowUnmounted(ctx, sys.ProcFD(device), info.FSType); err != nil {
 		warn(fmt.Sprintf("volume %s: its filesystem is smaller than its device and does not grow: %v", info.Target(), err))
 	}
 	return mountDetached(info)

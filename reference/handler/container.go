@@ -87,14 +87,11 @@ func VolumeError(m *oci.Mount, err error) error {
 	return fmt.Errorf("volume %s (for %s): %w", name, m.Destination, err)
 }
 
-// OpenDevice opens the volume's device and checks that it is the one that the broker
-// claimed. Its number cannot be reused while it is open.
+// OpenDevice opens the volume's device for reading and checks that it is the one that the
+// broker claimed. Its number cannot be reused while it is open. A kernel can refuse to mount
+// what somebody has open for writing, and to open for writing what is mounted.
 func OpenDevice(info abi.Info) (int, error) {
-	mode := unix.O_RDWR
-	if info.ReadOnly() {
-		mode = unix.O_RDONLY
-	}
-	fd, err := unix.Open(info.Device, mode|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	fd, err := unix.Open(info.Device, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return -1, fmt.Errorf("the device %s cannot be opened: %w", info.Device, err)
 	}
