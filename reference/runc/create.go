@@ -70,8 +70,9 @@ func (c *creator) mount(process pause, sandbox string, found []*oci.Mount) error
 	if c.cfg.Agent {
 		binding.Socket = c.cfg.AgentSocket()
 	}
-	if err := handler.Attach(found, binding, process, func(volume string, info abi.Info) error {
-		return process.ensure(volume, info, c.report.Warn)
+	if err := handler.Attach(found, binding, process, func(volume string, _ abi.Info) error {
+		i := slices.IndexFunc(found, func(m *oci.Mount) bool { return m.Volume == volume })
+		return process.ensure(found[i], c.report.Warn)
 	}); err != nil {
 		return err
 	}
@@ -168,7 +169,8 @@ func checkIDMapSupport(runtime string) error {
 // ensure mounts the volume in the sandbox, unless it is mounted. Everything that changes the
 // filesystem is done before the mount is visible: if this process is killed, no mount is left,
 // and the next attempt repeats all of it.
-func (p pause) ensure(volume string, info abi.Info, warn func(string)) error {
+func (p pause) ensure(m *oci.Mount, warn func(string)) error {
+	volume, info := m.Volume, m.Info
 	lock, err := p.lockVolumesDir()
 	if err != nil {
 		return err
@@ -182,6 +184,9 @@ func (p pause) ensure(volume string, info abi.Info, warn func(string)) error {
 		return err
 	}
 	defer func() { _ = unix.Close(device) }()
+	if err := checkPublished(m.Dir()); err != nil {
+		return err
+	}
 	if !info.ReadOnly() {
 		if err := handler.RefuseMounted(info); err != nil {
 			return err
@@ -194,6 +199,16 @@ func (p pause) ensure(volume string, info abi.Info, warn func(string)) error {
 	defer func() { _ = unix.Close(mount) }()
 	failpoint.Hit("crust-runc-mounted")
 	return attachWithGroup(p, lock, mount, volume, info)
+}
+
+// checkPublished fails if the volume was released since it was found, as while this process
+// waited for the lock. With the device open, the broker's claim cannot end after that.
+func checkPublished(dir *abi.Dir) error {
+	_, err := dir.Info()
+	if errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("%w any more: it was released meanwhile", oci.ErrNoDirectory)
+	}
+	return err
 }
 
 func (p pause) has(volume string, info abi.Info) (bool, error) {

@@ -134,6 +134,9 @@ func findHolder(dir *abi.Dir, info abi.Info) (holder, error) {
 	}
 	for _, id := range ids {
 		raw, err := dir.Read(id, 4096)
+		if errno := unix.Errno(0); errors.As(err, &errno) && errno != unix.ENOENT {
+			return holder{}, fmt.Errorf("sandbox %s: its file cannot be read: %w", id, err)
+		}
 		var p pause
 		if err != nil || json.Unmarshal(raw, &p) != nil {
 			continue // of another program, or being removed

@@ -174,6 +174,45 @@ func TestAPodsLockIsNotWaitedForForEver(t *testing.T) {
 	check.Must(t, lockWithin(fds[1], time.Second))
 }
 
+// TestUnreadSandboxIsNotNone: a file that cannot be read may be that of the living sandbox.
+func TestUnreadSandboxIsNotNone(t *testing.T) {
+	dir, name := publishedDir(t)
+	file := check.Value(os.OpenFile(filepath.Join(name, "sandbox1"), os.O_CREATE|os.O_WRONLY, 0o600))(t)
+	defer func() { _ = file.Close() }()
+	// Whoever opens a file under a lease has to wait, or gets EAGAIN.
+	check.Value(unix.FcntlInt(file.Fd(), unix.F_SETLEASE, unix.F_WRLCK))(t)
+	_, err := findHolder(dir, abi.Info{})
+	check.That(t, errors.Is(err, unix.EAGAIN) && !errors.Is(err, handler.ErrNoSandbox), "it says %v", err)
+	check.Value(unix.FcntlInt(file.Fd(), unix.F_SETLEASE, unix.F_UNLCK))(t)
+	check.Is(t, check.Err(findHolder(dir, abi.Info{})), handler.ErrNoSandbox) // of another program
+	check.Must(t, file.Truncate(8192))
+	check.Is(t, check.Err(findHolder(dir, abi.Info{})), handler.ErrNoSandbox)
+}
+
+// publishedDir makes the directory of a volume.
+func publishedDir(t *testing.T) (dir *abi.Dir, name string) {
+	t.Helper()
+	root := t.TempDir()
+	name = filepath.Join(root, abi.DirName("/a/target"))
+	check.Must(t, os.Mkdir(name, 0o700))
+	check.Must(t, os.WriteFile(filepath.Join(name, abi.InfoName), []byte(`{"volume-type":"block","device":"/dev/null","fstype":"ext4"}`), 0o600))
+	dir = check.Value(abi.Open(root, filepath.Base(name)))(t)
+	t.Cleanup(func() { _ = dir.Close() })
+	return dir, name
+}
+
+// TestReleasedVolumeIsNotMounted: while crust-runc waited for the lock, another volume can
+// have got the directory's name.
+func TestReleasedVolumeIsNotMounted(t *testing.T) {
+	dir, name := publishedDir(t)
+	check.Must(t, checkPublished(dir))
+	check.Must(t, os.Rename(name, name+"-old"))
+	check.Must(t, os.RemoveAll(name+"-old"))
+	check.Must(t, os.Mkdir(name, 0o700))
+	check.Must(t, os.WriteFile(filepath.Join(name, abi.InfoName), []byte(`{"volume-type":"block","device":"/dev/null","fstype":"ext4"}`), 0o600))
+	check.Is(t, checkPublished(dir), oci.ErrNoDirectory)
+}
+
 func TestDirectoriesHaveTheirModeAtOnce(t *testing.T) {
 	const umask = 0o027
 	before := unix.Umask(umask)
