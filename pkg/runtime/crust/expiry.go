@@ -12,6 +12,7 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/guest"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
 const (
@@ -105,8 +106,11 @@ func (e *expiry) ask(ctx context.Context, program string) (reply abi.ThawExpired
 	ctx, cancel := context.WithTimeout(ctx, sweepTime)
 	defer cancel()
 	file, err := openProgram(program, e.owner)
+	if volume.KindOf(err) == volume.Unsupported && err != nil {
+		return reply, nil // it is not installed: Health reports it
+	}
 	if err != nil {
-		return reply, nil //nolint:nilerr // Health reports it
+		return reply, err
 	}
 	ended, err := e.runs.run(ctx, program, file, program, []string{abi.ThawExpired})
 	switch {

@@ -129,6 +129,21 @@ func TestHungProgramIsKilledWithItsChildren(t *testing.T) {
 	}
 }
 
+// TestFreezeThatIsCutOffIsThawed: the caller thaws nothing of which it was told that it is
+// not frozen.
+func TestFreezeThatIsCutOffIsThawed(t *testing.T) {
+	thawed := filepath.Join(handlers.ShortDir(t), "thawed")
+	b, v := askedBy(t, `[ $2 = thaw ] && { touch `+thawed+`; echo '{}'; exit; }; [ $2 = freeze ] && exec sleep 1000`)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	handlers.WantError(t, b.h.Freeze(ctx, v, time.Minute), volume.Canceled, v)
+	check.Fails(t, check.Err(os.Stat(thawed))) // nobody was asked to freeze it
+	ctx, cancel = context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer cancel()
+	handlers.WantError(t, b.h.Freeze(ctx, v, time.Minute), volume.Timeout, v, "sb1", "in time")
+	check.Value(os.Stat(thawed))(t)
+}
+
 // alive tells a process from a zombie that nobody waits for.
 func alive(pid int) bool {
 	raw, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
@@ -225,6 +240,8 @@ func TestProgramsThatAreNotRun(t *testing.T) {
 			_, err := b.h.Stats(t.Context(), v)
 			handlers.WantError(t, err, c.kind, v, "sb1", c.text)
 			check.Kind(t, b.h.Health(t.Context()), c.kind)
+			_, err = newExpiry(b.cfg, zap.NewNop()).ask(t.Context(), b.cfg.Programs[0])
+			check.That(t, (err == nil) == (name == "missing"), "whether it thaws what has expired is not known: %v", err)
 		})
 	}
 	b, v := askedBy(t, "touch "+ran)
