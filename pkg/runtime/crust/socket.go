@@ -48,10 +48,8 @@ func socketError(ctx context.Context, v *volume.Volume, id string, q *question, 
 		return fmt.Errorf("%w: %s", errNobodyThere, guest.Printable(oneLine(said.Message()), guest.MaxErrorText))
 	case codes.NotFound:
 		kind = volume.NoSandbox
-	case codes.Unimplemented:
+	case codes.Unimplemented, codes.InvalidArgument: // as kindOfExit says
 		kind = volume.Unsupported
-	case codes.InvalidArgument:
-		kind = volume.Invalid
 	case codes.OutOfRange:
 		kind = volume.OutOfRange
 	case codes.FailedPrecondition:

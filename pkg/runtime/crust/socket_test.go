@@ -42,7 +42,7 @@ func socketOnly(t *testing.T) (*bench, *volume.Volume) {
 func TestCodesOfSockets(t *testing.T) {
 	b, v := socketOnly(t)
 	for code, want := range map[codes.Code]volume.Kind{
-		codes.Unimplemented: volume.Unsupported, codes.InvalidArgument: volume.Invalid, codes.OutOfRange: volume.OutOfRange,
+		codes.Unimplemented: volume.Unsupported, codes.InvalidArgument: volume.Unsupported, codes.OutOfRange: volume.OutOfRange,
 		codes.Internal: volume.Refused, codes.FailedPrecondition: volume.InUse, codes.Unknown: volume.Refused,
 		codes.DeadlineExceeded: volume.Timeout, codes.ResourceExhausted: volume.Exhausted,
 		codes.Unavailable: volume.Internal, // and there is no program to turn to
