@@ -84,6 +84,26 @@ func onlyInfo(t *testing.T, b *bench, v *volume.Volume) func() bool {
 	return func() bool { return slices.Equal(b.files(t, v), []string{abi.InfoName}) }
 }
 
+// TestHungSandboxesDelayNoClearing: each is asked for some seconds whether it lives.
+func TestHungSandboxesDelayNoClearing(t *testing.T) {
+	b, known, _ := newWatchedBench(t)
+	for _, name := range []string{"c", "d", "e", "f", "g", "h"} {
+		v := published(t, b, name)
+		known.set("hung-"+name, v.PodUID)
+		b.startSandbox(t, v, "hung-"+name).set("hang")
+		b.h.cleaner.enqueue(job{key: v.Key})
+	}
+	v := published(t, b, "a")
+	known.set("sb1", v.PodUID)
+	b.startSandbox(t, v, "sb1")
+	check.Eventually(t, "bound", boundTo(b, v, "sb1"))
+	began := time.Now()
+	known.set("sb1", "")
+	b.h.SandboxGone("sb1")
+	check.Eventually(t, "what it left is gone", onlyInfo(t, b, v))
+	check.That(t, time.Since(began) < 4*verifyTime, "it took %v", time.Since(began))
+}
+
 // A sandbox that ends while it is asked is not bound again by the end of the question.
 func TestSandboxThatEndsWhileAskedStaysUnbound(t *testing.T) {
 	b, known, _ := newWatchedBench(t)

@@ -15,6 +15,8 @@ import (
 const (
 	// maxJobs bounds the queue of jobs. The reconciler finds again what did not fit.
 	maxJobs = 4096
+	// cleaners is how many jobs are done at once: one takes long if its sandbox hangs.
+	cleaners = 8
 	// lockTime bounds the wait for a handler that changes the directory.
 	lockTime = 2 * time.Second
 	// verifyTime bounds the check whether a sandbox lives.

@@ -118,7 +118,9 @@ func (h *Handler) Health(context.Context) error {
 func (h *Handler) Run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return h.store.Run(ctx) })
-	group.Go(func() error { h.cleaner.run(ctx); return nil })
+	for range cleaners {
+		group.Go(func() error { h.cleaner.run(ctx); return nil })
+	}
 	group.Go(func() error { h.asker.conns.run(ctx); return nil })
 	group.Go(func() error { h.expiry.run(ctx); return nil })
 	return group.Wait()
