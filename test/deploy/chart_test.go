@@ -157,6 +157,7 @@ func TestWrongValuesAreRefused(t *testing.T) {
 		"a rule by the pod":   {[]string{"--set-json", `config.policy.rules=[{"name":"r","runtimeHandlers":["kata"],"defer":true}]`}, `the rule "r" goes by the pod`},
 		"crust without its handler": {[]string{"--set=cluster.source=serviceAccount", "--set-json", `config.policy.rules=[{"name":"r","runtimeHandlers":["crust"],"defer":true}]`},
 			"set config.handlers.crust.enabled"},
+		"crust without processes":           {[]string{"--set=config.handlers.crust.enabled=true"}, "set daemonset.hostPID"},
 		"no such API":                       {[]string{"--set=admission.mutate.enabled=true"}, "serves no MutatingAdmissionPolicy"},
 		"a word for defer":                  {[]string{"--set=runtimeClasses[0].name=kata,runtimeClasses[0].handler=kata,runtimeClasses[0].defer=some"}, "defer"},
 		"a driver's quote":                  {[]string{"--set-json", `admission.nativeDrivers=["x'"]`}, "nativeDrivers"},

@@ -5,6 +5,7 @@ package deploy
 import (
 	"io/fs"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -42,6 +43,14 @@ func TestEveryKustomizationBuilds(t *testing.T) {
 		return err
 	})
 	check.That(t, err == nil && count >= 12, "%d kustomizations: %v", count, err)
+}
+
+// TestCrustExampleSeesWhatItNeeds: the daemon runs crust-runc, which looks for processes of the node.
+func TestCrustExampleSeesWhatItNeeds(t *testing.T) {
+	pod := daemonSet(t, render.Objects(t, render.Kustomize(t, render.Kustomizations(t)+"/examples/crust"))).Spec.Template.Spec
+	check.That(t, pod.HostPID && slices.ContainsFunc(pod.Containers[0].VolumeMounts, func(m corev1.VolumeMount) bool {
+		return m.MountPath == "/opt/crust-proxy/bin"
+	}), "processes %v, mounts %v", pod.HostPID, pod.Containers[0].VolumeMounts)
 }
 
 // TestBehindTheFront: the patch changes one path, to the directory where the front
