@@ -284,7 +284,10 @@ func (s *sandbox) enforceEnd(ctx context.Context, container string) {
 		if !errors.Is(err, errUnknown) && (err != nil || !r.Process.Ended()) {
 			continue
 		}
-		if ended++; ended > 1 && !s.volumes.frozen() {
+		if ended++; s.volumes.frozen() {
+			ended = 0
+		}
+		if ended > 1 {
 			s.declareHung(fmt.Errorf("%w: container %s has ended, and a process of it does not", errHung, container))
 			return
 		}

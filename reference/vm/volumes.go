@@ -242,7 +242,7 @@ func (v *volumes) Freeze(target string, timeout time.Duration) error {
 			a.frozenUntil.Store(&until)
 		}
 		_, err := v.guest.FreezeVolume(ctx, &wire.FreezeVolumeRequest{Volume: name, TimeoutMillis: uint32(timeout.Milliseconds())}) //nolint:gosec // bounded
-		if _, answered := status.FromError(err); err != nil && answered {
+		if code := status.Code(err); err != nil && code != codes.Unknown && code != codes.FailedPrecondition {                      // else it is frozen, or may be
 			a.frozenUntil.CompareAndSwap(&until, earlier)
 		}
 		return err

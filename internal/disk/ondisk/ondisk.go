@@ -16,8 +16,8 @@ import (
 )
 
 const (
-	// maxHung bounds the reads that take longer than patience. Such a read goes on until
-	// the kernel gives up. Beyond the bound no device is read.
+	// maxHung bounds the reads that take longer than patience, besides those that began before that was known. Such a
+	// read goes on until the kernel gives up. Beyond the bound no device is read.
 	maxHung = 64
 	// patience is how long a caller waits for a read.
 	patience = 200 * time.Millisecond
@@ -26,7 +26,7 @@ const (
 // Reader reads superblocks. Many goroutines may use one.
 type Reader struct {
 	open  func(volume.Device) (file io.ReaderAt, closeFile func(), err error)
-	reads sys.Looks[volume.Key]
+	reads sys.Looks[*state]
 	known sync.Map // of *state by volume.Key
 }
 
@@ -46,7 +46,7 @@ func New() *Reader {
 }
 
 func newReader(open func(volume.Device) (io.ReaderAt, func(), error)) *Reader {
-	return &Reader{open: open, reads: sys.Looks[volume.Key]{Time: patience, Most: maxHung}}
+	return &Reader{open: open, reads: sys.Looks[*state]{Time: patience, Most: maxHung}}
 }
 
 // Super returns the volume's superblock, read at most maxAge ago if the device answers. It
@@ -59,7 +59,7 @@ func (r *Reader) Super(v *volume.Volume, maxAge time.Duration) *superblock.Super
 		return super
 	}
 	device, fsType := v.Device, v.FSType
-	_, err := sys.Look(&r.reads, v.Key, func() (any, error) {
+	_, err := sys.Look(&r.reads, s, func() (any, error) {
 		if _, fresh := s.get(maxAge); !fresh { // another caller may have read it meanwhile
 			s.put(r.read(device, fsType))
 		}

@@ -178,6 +178,9 @@ func (s *guestSearch) others(ctx context.Context, at string, report volume.Repor
 	mine, _ := s.matches(s.v, report)
 	var names []string
 	for _, other := range s.ofPod() {
+		if ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
 		theirs, sure := s.matches(other, report)
 		if sure && !theirs || mine && !sure || guest.CheckSize(other, report) != nil {
 			continue

@@ -91,6 +91,11 @@ func (v *volumes) AddVolume(ctx context.Context, req *wire.AddVolumeRequest) (*w
 	if err := mountVolume(ctx, req.GetVolume(), info, reply); err != nil {
 		return nil, err
 	}
+	if err := ctx.Err(); err != nil { // the host has given up
+		waiting, cancel := context.WithTimeout(context.WithoutCancel(ctx), diskTimeout)
+		defer cancel()
+		return nil, errors.Join(err, unmountVolume(waiting, req.GetVolume(), device))
+	}
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.byName[req.GetVolume()] = &guestVolume{info: info}

@@ -87,7 +87,8 @@ func Build(kernelDir, program, cacheDir string) (image, path string, err error) 
 	path = filepath.Join(cacheDir, fmt.Sprintf("initramfs-%x", sha256.Sum256(raw)))
 	removeOld(cacheDir, path)
 	if info, err := os.Stat(path); err == nil && info.Size() == int64(len(raw)) {
-		return k.image, path, nil
+		now := time.Now()
+		return k.image, path, os.Chtimes(path, now, now) // it is in use
 	}
 	return k.image, path, write(path, raw)
 }
