@@ -8,22 +8,40 @@ configure) [ -z "$2" ] || [ -e /run/crust-proxy.reinstalled ] && first=yes || fi
 2) first=no ;;
 *) exit 0 ;; # a failed removal or upgrade is being undone
 esac
+sockets="crust-proxy-runtime.socket crust-proxy-admin.socket"
+units="crust-proxy.service $sockets"
+
+# What an operator has masked is neither enabled nor started.
+managed=no
+if command -v systemctl >/dev/null && ! systemctl is-enabled $units 2>/dev/null | grep -q ^masked; then
+	managed=yes
+	# Also in a chroot or an image build: what is installed there starts at the first boot.
+	[ "$first" = no ] || systemctl enable $units
+fi
 rm -f /run/crust-proxy.reinstalled
 
 # In a chroot or an image build no systemd runs, and nothing is to be started.
 [ -d /run/systemd/system ] || exit 0
 
 systemctl daemon-reload
+[ "$managed" = yes ] || exit 0
+start=try-restart outcome=restarted
 if [ "$first" = yes ]; then
-	# The sockets start the daemon when first called; the boot does so anyway.
-	systemctl enable crust-proxy.service
-	systemctl enable --now crust-proxy-runtime.socket crust-proxy-admin.socket
-elif /usr/bin/crust-proxy validate --quiet --config /etc/crust-proxy/config.yaml; then
+	# Whoever changes from the DaemonSet to the package stops its daemon first: the sockets would be taken from it.
+	if [ -e /run/crust-proxy/daemon.lock ] && ! flock --nonblock /run/crust-proxy/daemon.lock true; then
+		echo "crust-proxy: another daemon runs, which may be a DaemonSet's: nothing was started" >&2
+		exit 0
+	fi
+	systemctl start $sockets
+	# kubelet calls sockets of drivers that the daemon makes: they start nothing.
+	start="start --no-block" outcome=started
+fi
+if /usr/bin/crust-proxy validate --quiet --config /etc/crust-proxy/config.yaml; then
 	# The sockets stay open meanwhile: calls wait, none is refused.
-	systemctl try-restart crust-proxy.service
+	systemctl $start crust-proxy.service
 else
 	# No error: it would leave the package half-configured. The old daemon has the configuration
 	# that was good, while the new one might not take that either.
 	echo "crust-proxy: the new version cannot start with /etc/crust-proxy/config.yaml (see above), so the daemon was not" >&2
-	echo "crust-proxy: restarted. Correct the file, then: systemctl restart crust-proxy" >&2
+	echo "crust-proxy: $outcome. Correct the file, then: systemctl restart crust-proxy" >&2
 fi

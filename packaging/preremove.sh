@@ -23,8 +23,11 @@ set --
 ! insisted || set -- "$@" --abandon-volumes
 /usr/bin/crust-proxy removable "$@" >/dev/null || insisted || refuse
 
-[ -d /run/systemd/system ] || exit 0
 units="crust-proxy-runtime.socket crust-proxy-admin.socket crust-proxy.service"
+if [ ! -d /run/systemd/system ]; then
+	! command -v systemctl >/dev/null || systemctl disable --quiet $units
+	exit 0
+fi
 systemctl stop $units
 # Until it had ended, the daemon took volumes.
 if ! insisted && ! /usr/bin/crust-proxy removable "$@" >/dev/null; then

@@ -73,7 +73,7 @@ func startFront(t *testing.T) *frontService {
 	check.Must(t, os.WriteFile(f.path(config), []byte(frontConfig), 0o600))
 	check.Must(t, os.WriteFile(f.path("/root/crust-driver"), driver, 0o700))
 	f.killOnRefusal()
-	f.run("systemctl", "start", "crust-proxy.service")
+	f.run("systemctl", "restart", "crust-proxy.service")
 	const socket = kubeletRoot + "/plugins/" + driverName + "/csi.sock"
 	f.run("systemd-run", "--unit=crust-driver", "/root/crust-driver", "--endpoint=unix://"+socket,
 		"--data-dir="+driverData, "--node-id=node-1", "--capacity=100000000000", "--kubelet-endpoint="+socket,

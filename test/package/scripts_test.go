@@ -15,11 +15,11 @@ import (
 
 // onNode runs commands beside the packaging scripts ($scripts), in mounts of their own: an
 // empty /run and /var, and an /etc with this configuration. Systemd seems to run; all that
-// systemctl does is $atStop when units are stopped.
+// systemctl does is $atCall.
 func onNode(t *testing.T, config, commands string, env ...string) (said string, err error) {
 	t.Helper()
 	rig.Need(t, "unshare", "flock")
-	const systemctl = "#!/bin/sh\ncase $* in stop*|*--now*) eval \"$atStop\" ;; esac\necho systemctl $*\n"
+	const systemctl = "#!/bin/sh\neval \"$atCall\"\necho systemctl $*\n"
 	programs := t.TempDir()
 	daemon, err := os.ReadFile(rig.Program(t, "crust-proxy"))
 	check.Must(t, err)
@@ -54,7 +54,7 @@ $scripts/postremove.sh remove
 // TestRemovalWhileAVolumeComes: the daemon serves until it is stopped, and the volume came
 // after the first look at the records.
 func TestRemovalWhileAVolumeComes(t *testing.T) {
-	const atStop = "atStop=mkdir -p /run/crust-proxy/state/volumes; echo { >/run/crust-proxy/state/volumes/v.json"
+	const atStop = "atCall=[ $1 != stop ] || { mkdir -p /run/crust-proxy/state/volumes; echo { >/run/crust-proxy/state/volumes/v.json; }"
 	said, err := onNode(t, "", "$scripts/preremove.sh remove", atStop)
 	if err == nil || !strings.Contains(said, "deferred volumes may live") || !strings.Contains(said, "systemctl start") || strings.Contains(said, "disable") {
 		t.Errorf("%v, it says %s", err, said)
@@ -72,6 +72,38 @@ func TestRemovalWithABadConfiguration(t *testing.T) {
 	check.That(t, err != nil && strings.Contains(said, "CRUST_PROXY_ABANDON_VOLUMES=1"), "%v, it says %s", err, said)
 	said, err = onNode(t, "no-such-key: 1", "$scripts/preremove.sh remove", "CRUST_PROXY_ABANDON_VOLUMES=1")
 	check.That(t, err == nil, "insisted: %v\n%s", err, said)
+}
+
+// TestFirstInstall enables the units and starts the daemon, which nobody may call, and does what an operator decided.
+func TestFirstInstall(t *testing.T) {
+	const (
+		all     = "crust-proxy.service crust-proxy-runtime.socket crust-proxy-admin.socket"
+		mark    = ": >/run/crust-proxy.reinstalled\n"
+		marked  = "[ ! -e /run/crust-proxy.reinstalled ] || echo marked"
+		offline = "rmdir /run/systemd/system\n"
+		start   = "systemctl start --no-block crust-proxy.service\n"
+		locked  = "mkdir /run/crust-proxy; exec 9>/run/crust-proxy/daemon.lock; flock 9\n"
+	)
+	online := "systemctl enable " + all + "\nsystemctl daemon-reload\n"
+	started := online + "systemctl start crust-proxy-runtime.socket crust-proxy-admin.socket\n" + start
+	for what, c := range map[string]struct{ config, commands, atCall, want string }{
+		"dpkg":                    {"", "$scripts/postinstall.sh configure ''", "", started},
+		"rpm":                     {"", "$scripts/postinstall.sh 1", "", started},
+		"again, without a purge":  {"", mark + "$scripts/postinstall.sh configure 1.0; " + marked, "", started},
+		"a bad configuration":     {"no-such-key: 1", "$scripts/postinstall.sh 1", "", strings.TrimSuffix(started, start)},
+		"an image":                {"", offline + "$scripts/postinstall.sh 1", "", "systemctl enable " + all + "\n"},
+		"an image's removal":      {"", offline + "$scripts/preremove.sh 0", "", "systemctl disable --quiet crust-proxy-runtime.socket crust-proxy-admin.socket crust-proxy.service\n"},
+		"an image's upgrade":      {"", offline + "$scripts/postinstall.sh configure 1.0", "", ""},
+		"another daemon runs":     {"", locked + "$scripts/postinstall.sh 1", "", online + "crust-proxy: another daemon"},
+		"a masked unit":           {"", "$scripts/postinstall.sh 1", "[ $1 != is-enabled ] || echo masked", "systemctl daemon-reload\n"},
+		"an upgrade of a masked":  {"", "$scripts/postinstall.sh 2", "[ $1 != is-enabled ] || echo masked-runtime", "systemctl daemon-reload\n"},
+		"units cannot be enabled": {"", mark + "$scripts/postinstall.sh configure 1.0 || " + marked, "[ $1 != enable ] || exit 1", "marked\n"},
+	} {
+		said, err := onNode(t, c.config, c.commands, "atCall="+c.atCall)
+		if err != nil || !strings.HasPrefix(said, c.want) || strings.Contains(said, start) != strings.Contains(c.want, start) || c.want == "" && said != "" {
+			t.Errorf("%s: %v, it says %s", what, err, said)
+		}
+	}
 }
 
 // TestUpgradeWithABadConfiguration restarts nothing, and leaves the package configured.

@@ -31,6 +31,7 @@ func TestService(t *testing.T) {
 	check.Must(t, os.MkdirAll(s.path(filepath.Dir(target)), 0o750))
 	s.stage()
 	s.testSandboxing()
+	s.testMasked()
 	s.testBadConfiguration()
 	s.testRemovedUnderVolume()
 	s.unstage()
@@ -154,6 +155,17 @@ func (s *service) testRemovedUnderVolume() {
 	}
 	check.That(s.t, s.guarded(), "removal took the guard of a living volume")
 	s.run("dpkg", "-i", s.bring(rig.Package(s.t, name, "deb")))
+	s.wait("start the daemon again", func() bool { return s.property("ActiveState") == "active" })
+}
+
+// testMasked upgrades under a unit that an operator has masked: dpkg succeeds, and the daemon stays.
+func (s *service) testMasked() {
+	s.t.Helper()
+	pid := s.property("MainPID")
+	s.run("systemctl", "mask", "crust-proxy.service")
+	s.run("dpkg", "-i", s.bring(rig.Package(s.t, name, "deb")))
+	check.That(s.t, s.property("MainPID") == pid, "an upgrade restarted a masked unit")
+	s.run("systemctl", "unmask", "crust-proxy.service")
 }
 
 // testBadConfiguration spoils the file: neither a reload, nor an upgrade, nor a kill takes the daemon
