@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/http/pprof"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -99,8 +100,9 @@ func (s *Server) Run(ctx context.Context) error {
 func (s *Server) serve(ctx context.Context, listener net.Listener) {
 	server := &http.Server{
 		Handler: s.handler(), ReadHeaderTimeout: headerTime, ReadTimeout: 10 * time.Second,
-		WriteTimeout: s.writeTime(), IdleTimeout: idleTime, MaxHeaderBytes: 16 << 10,
+		WriteTimeout: s.writeTime(), MaxHeaderBytes: 16 << 10, ConnState: (&peers{open: make(map[string]int)}).changed,
 	}
+	server.SetKeepAlivesEnabled(false) // a connection that repeated requests would keep its place for ever
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	stopped := make(chan struct{})
@@ -123,18 +125,43 @@ func (s *Server) serve(ctx context.Context, listener net.Listener) {
 }
 
 // Any pod that can reach the address can open connections to it, and each costs a descriptor.
-// More than maxConns wait until others end, those without a request after headerTime.
+// More than maxConns wait until others end, those without a request after headerTime. One address has
+// maxPerPeer: kubelet kills a daemon that its probes do not reach, and no pod alone shall bring that about.
 const (
 	maxConns   = 256
+	maxPerPeer = 16
 	headerTime = 5 * time.Second
 )
 
+// peers counts the open connections of each address.
+type peers struct {
+	mu   sync.Mutex
+	open map[string]int
+}
+
+// changed closes a new connection of an address that has maxPerPeer. Those of a unix socket have no address.
+func (p *peers) changed(conn net.Conn, state http.ConnState) {
+	peer, _, err := net.SplitHostPort(conn.RemoteAddr().String())
+	if err != nil {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	switch state {
+	case http.StateNew:
+		if p.open[peer]++; p.open[peer] > maxPerPeer {
+			_ = conn.Close()
+		}
+	case http.StateClosed, http.StateHijacked:
+		if p.open[peer]--; p.open[peer] == 0 {
+			delete(p.open, peer)
+		}
+	case http.StateActive, http.StateIdle:
+	}
+}
+
 // maxScrapes bounds scrapes: each lists all volumes, and holds the list until the peer has read it.
 const maxScrapes = 32
-
-// idleTime is less than the usual 30 s between scrapes: an idle connection costs a
-// descriptor, and a new one costs little.
-const idleTime = 15 * time.Second
 
 // writeTime bounds how long a reader may take. A profile takes as long as its request says.
 func (s *Server) writeTime() time.Duration {

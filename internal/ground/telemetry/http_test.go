@@ -149,6 +149,51 @@ func TestIdleConnectionsDoNotKeepProbesOut(t *testing.T) {
 	})
 }
 
+// ofPeer is a connection from an address.
+type ofPeer struct {
+	net.Conn
+	addr net.TCPAddr
+}
+
+func (c ofPeer) RemoteAddr() net.Addr { return &c.addr }
+
+// TestOnePeerDoesNotKeepProbesOut, however many connections it opens and whether or not it repeats its requests.
+func TestOnePeerDoesNotKeepProbesOut(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		listener := make(pipes, 2*maxConns)
+		alive := func(context.Context) error { return nil }
+		start(t, &Server{Listen: "pipes", Metrics: NewMetrics("test").Registry, Alive: alive, Log: zap.NewNop(), listener: listener})
+		dial := func(last byte) (net.Conn, error) {
+			ours, theirs := net.Pipe()
+			listener <- ofPeer{theirs, net.TCPAddr{IP: net.IPv4(10, 0, 0, last), Port: 1}}
+			return ours, nil
+		}
+		client := func(last byte) *http.Client {
+			return &http.Client{Transport: &http.Transport{DialContext: func(context.Context, string, string) (net.Conn, error) { return dial(last) }}}
+		}
+		for range maxConns + 16 {
+			_, _ = dial(1)
+		}
+		began := time.Now()
+		for range 2 * maxPerPeer {
+			reply, err := client(2).Get("http://node/healthz")
+			check.Must(t, err)
+			check.That(t, reply.StatusCode == http.StatusOK && reply.Close && time.Since(began) == 0, "got %+v after %v", reply, time.Since(began))
+			check.Must(t, reply.Body.Close())
+			synctest.Wait() // its place is free
+		}
+		reply, err := client(1).Get("http://node/healthz")
+		if err == nil {
+			check.Must(t, reply.Body.Close())
+			t.Errorf("a peer has more than %d connections", maxPerPeer)
+		}
+		time.Sleep(headerTime)
+		reply, err = client(1).Get("http://node/healthz")
+		check.Must(t, err)
+		check.Must(t, reply.Body.Close())
+	})
+}
+
 func TestTracingOffAndAway(t *testing.T) {
 	if tracer, end, err := (Tracing{}).Start(t.Context()); tracer != nil || err != nil || end(t.Context()) != nil {
 		t.Errorf("off: %v, %v", tracer, err)
