@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -63,9 +64,10 @@ func newCrust(d *daemon, cfg *config.Config) (runtime.Handler, error) {
 	if err != nil {
 		return nil, err
 	}
-	_, noLabels := os.Stat("/sys/fs/selinux/enforce")
+	// /sys/fs/selinux is empty in a pod; the kernel registers this where SELinux is on.
+	filesystems, _ := os.ReadFile("/proc/filesystems")
 	return crust.New(crust.Config{
-		SELinux: noLabels == nil,
+		SELinux: bytes.Contains(filesystems, []byte("\tselinuxfs\n")),
 		Root:    c.Root, TempDir: temp, KubeletRoot: cfg.KubeletRoot, Programs: c.Programs, SocketDirs: c.SocketDirs, Filesystems: c.Filesystems,
 		OnChange: d.onSandboxChanged,
 	}, d.tracker, d.log.Named(crust.Name))

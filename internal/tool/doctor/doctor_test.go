@@ -16,6 +16,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/crust-proxy/crust-proxy/internal/front/policy"
+	"github.com/crust-proxy/crust-proxy/internal/tool/show"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
 	"github.com/crust-proxy/crust-proxy/test/check"
@@ -490,6 +491,7 @@ func TestCSIDriverObjects(t *testing.T) {
 		{"tokens", "block", "kata", "", "nothing", bad{want: Warn, seen: "driver tokens: its CSIDriver object has requiresRepublish", do: "defer: false"}},
 		{"tokens", "native", "kata", "1", "nothing", bad{want: OK, seen: "nothing that"}},
 		{"plain", "block", "crust", "1", "nothing", bad{want: Warn, seen: "seLinuxMount", do: "seLinuxMount: true"}},
+		{"plain", "block", "crust", "in a pod", "nothing", bad{want: Warn, seen: "seLinuxMount", do: "seLinuxMount: true"}},
 		{"plain", "block", "crust", "0", "nothing", bad{want: OK, seen: "nothing that"}},
 		{"plain", "block", "kata", "1", "nothing", bad{want: OK, seen: "nothing that"}},
 		{"tokens", "native", "crust", "1", "nothing", bad{want: OK, seen: "nothing that"}},
@@ -500,7 +502,10 @@ func TestCSIDriverObjects(t *testing.T) {
 		node, daemon := tr.node, healthyDaemon()
 		node.Config.Cluster.Kubeconfig, node.Config.Cluster.NodeName = "/etc/kubernetes/kubelet.conf", "node-1"
 		apiServer(t, tr, c.refuse)
-		tr.write("/sys/fs/selinux/enforce", c.selinux)
+		tr.write("/proc/filesystems", "nodev\tsysfs\n"+show.When(c.selinux != "", "nodev\tselinuxfs\n")+"\text4\n")
+		if c.selinux == "0" || c.selinux == "1" {
+			tr.write("/sys/fs/selinux/enforce", c.selinux)
+		}
 		daemon.Handlers[0].Name, daemon.Drivers = c.handler, []*adminv1.Driver{{Name: c.driver, Mode: c.mode}}
 		assertFinding(t, findingsOf(t, "csidriver-objects", node, daemon), c.bad)
 	}

@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"fmt"
@@ -94,8 +95,9 @@ func checkCSIDrivers(ctx context.Context, n Node, d Daemon) []Finding {
 	for _, object := range list.Items {
 		objects[object.Metadata.Name] = object
 	}
-	enforce, _ := n.read("/sys/fs/selinux/enforce") // missing without SELinux
-	labels := strings.HasPrefix(string(enforce), "1") && d.has("crust")
+	filesystems, _ := n.read("/proc/filesystems")   // selinuxfs is one where SELinux is on
+	enforce, _ := n.read("/sys/fs/selinux/enforce") // missing without SELinux, and in a pod
+	labels := bytes.Contains(filesystems, []byte("\tselinuxfs\n")) && !strings.HasPrefix(string(enforce), "0") && d.has("crust")
 	var found []Finding
 	for _, driver := range d.Drivers {
 		if object, there := objects[driver.GetName()]; there {
