@@ -3,6 +3,7 @@
 package deploy
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -91,7 +92,7 @@ func TestOnlyTheDaemonSetVariantRuns(t *testing.T) {
 // TestPathsAreTheHosts: records and links hold on both sides only where every path of
 // the node is the same in the container; and guards have to reach kubelet.
 func TestPathsAreTheHosts(t *testing.T) {
-	for _, name := range []string{"defaults", "daemonset", "kubeconfig"} {
+	for _, name := range []string{"defaults", "daemonset", "kubeconfig", "kubelet-directory"} {
 		t.Run(name, func(t *testing.T) {
 			set := daemonSet(t, render.Objects(t, render.Template(t, variants(t)[name]...)))
 			pod := set.Spec.Template.Spec
@@ -101,8 +102,10 @@ func TestPathsAreTheHosts(t *testing.T) {
 					host[volume.Name] = volume.HostPath.Path
 				}
 			}
-			propagation := map[string]corev1.MountPropagationMode{}
+			propagation, taken := map[string]corev1.MountPropagationMode{}, map[string]bool{}
 			for _, mount := range pod.Containers[0].VolumeMounts {
+				check.That(t, !taken[mount.MountPath], "two mounts are at %s", mount.MountPath)
+				taken[mount.MountPath] = true
 				if path := host[mount.Name]; path != "" && path != mount.MountPath {
 					t.Errorf("%s of the node is %s in the container", path, mount.MountPath)
 				}
@@ -158,6 +161,12 @@ func TestWrongValuesAreRefused(t *testing.T) {
 		"crust without its handler": {[]string{"--set=cluster.source=serviceAccount", "--set-json", `config.policy.rules=[{"name":"r","runtimeHandlers":["crust"],"defer":true}]`},
 			"set config.handlers.crust.enabled"},
 		"crust without processes":           {[]string{"--set=config.handlers.crust.enabled=true"}, "set daemonset.hostPID"},
+		"inCluster without an account":      {[]string{"--set=config.cluster.inCluster=true"}, "set that instead"},
+		"an account that is not used":       {[]string{"--set=cluster.source=serviceAccount,config.cluster.inCluster=false"}, "set that instead"},
+		"a port without probes":             {[]string{"--set=config.http.listen=:9815"}, "kubelet would kill"},
+		"an address without probes":         {[]string{"--set=config.http.listen=127.0.0.1:9814"}, "kubelet would kill"},
+		"no address":                        {[]string{"--set=config.http.listen="}, "kubelet would kill"},
+		"rules that nobody reads":           {[]string{"--set=mode=node-installed", "--set-json", `config.policy.rules=[{"name":"r","defer":true}]`}, "/etc/crust-proxy/config.yaml"},
 		"no such API":                       {[]string{"--set=admission.mutate.enabled=true"}, "serves no MutatingAdmissionPolicy"},
 		"a word for defer":                  {[]string{"--set=runtimeClasses[0].name=kata,runtimeClasses[0].handler=kata,runtimeClasses[0].defer=some"}, "defer"},
 		"a driver's quote":                  {[]string{"--set-json", `admission.nativeDrivers=["x'"]`}, "nativeDrivers"},
@@ -173,6 +182,20 @@ func TestWrongValuesAreRefused(t *testing.T) {
 		_, err := render.Helm(t, args...)
 		check.That(t, err != nil && strings.Contains(err.Error(), wrong.want), "%s: got %v, want an error with %q", what, err, wrong.want)
 	}
+}
+
+// TestEventsByTheConfiguration: the role fits what the daemon does, whichever value has it done.
+func TestEventsByTheConfiguration(t *testing.T) {
+	for value, want := range map[string]bool{"cluster.events=true": true, "config.cluster.events=true": true, "cluster.events=false": false} {
+		all := render.Objects(t, render.Template(t, "--set=cluster.source=serviceAccount", "--set="+value))
+		rules, _, err := unstructured.NestedSlice(render.Find(t, all, "ClusterRole", "crust-proxy").Object, "rules")
+		check.That(t, err == nil && strings.Contains(fmt.Sprint(rules), "events") == want, "%s: the rules are %v", value, rules)
+	}
+}
+
+// TestListenOnOneAddress is right where it has the probes' port.
+func TestListenOnOneAddress(t *testing.T) {
+	render.Template(t, "--set=config.http.listen=192.0.2.7:9900,daemonset.port=9900")
 }
 
 // TestLongNamesAreCut: names of Jobs and Services become labels and have at most 63

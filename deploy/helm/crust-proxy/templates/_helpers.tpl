@@ -51,6 +51,14 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- if and ($all.cluster).events (not (or $all.cluster.inCluster $all.cluster.kubeconfig)) -}}
 {{- fail "cluster.events: nothing tells the daemon of the cluster: set cluster.source" -}}
 {{- end -}}
+{{- if ne (eq .Values.cluster.source "serviceAccount") (dig "cluster" "inCluster" false $all) -}}
+{{- fail "config.cluster.inCluster: the pod has an account to use with cluster.source serviceAccount, and with no other: set that instead" -}}
+{{- end -}}
+{{- $port := printf ":%d" (int .Values.daemonset.port) -}}
+{{- $listen := dig "http" "listen" "" $all -}}
+{{- if or (not (hasSuffix $port $listen)) (regexMatch `^(unix:|localhost:|127\.|\[::1\])` $listen) -}}
+{{- fail (printf "config.http.listen: with %q kubelet would kill a healthy daemon, because its probes ask the pod's address at daemonset.port: set that instead" $listen) -}}
+{{- end -}}
 {{- if not $all.cluster -}}
 {{- range (($all.policy).rules) -}}
 {{- if or .runtimeHandlers .annotated .namespaces .storageClasses .needs -}}
@@ -69,6 +77,16 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 {{- end -}}
 {{- toYaml $all -}}
+{{- end -}}
+
+{{/* The directory of the node that has cluster.kubeconfig, unless it is mounted anyway. */}}
+{{- define "crust-proxy.kubeconfigDirectory" -}}
+{{- $dir := dir .Values.cluster.kubeconfig -}}
+{{- $mounted := ne .Values.cluster.source "kubeconfig" -}}
+{{- range list (clean .Values.kubeletRoot) "/run" "/dev" -}}
+{{- $mounted = or $mounted (hasPrefix (printf "%s/" .) (printf "%s/" $dir)) -}}
+{{- end -}}
+{{- if not $mounted }}{{ $dir }}{{ end -}}
 {{- end -}}
 
 {{/* What of it needs a restart: the rest is taken up by the running daemon. */}}
