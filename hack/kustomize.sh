@@ -42,7 +42,7 @@ for version in v1 v1beta1; do
 		--set=admission.mutate.apiVersion=admissionregistration.k8s.io/$version
 done
 render daemonset --show-only=templates/serviceaccount.yaml --show-only=templates/configmap.yaml \
-	--show-only=templates/rbac.yaml --show-only=templates/daemonset.yaml --set=cluster.source=serviceAccount
+	--show-only=templates/rbac.yaml --show-only=templates/service.yaml --show-only=templates/daemonset.yaml --set=cluster.source=serviceAccount
 render networkpolicy --show-only=templates/networkpolicy.yaml --set=networkPolicy.enabled=true \
 	--set='networkPolicy.from[0].namespaceSelector.matchLabels.kubernetes\.io/metadata\.name=monitoring'
 render monitoring --show-only=templates/monitoring/podmonitor.yaml --set=monitoring.podMonitor.enabled=true \

@@ -125,3 +125,12 @@ func TestNamespaceAndNetworkPolicy(t *testing.T) {
 	diff := cmp.Diff(want, policy.Spec)
 	check.That(t, diff == "", "-want +got:\n%s", diff)
 }
+
+// TestServiceOfAllDaemons: docs/kubernetes.md has all daemons asked by it before a removal.
+func TestServiceOfAllDaemons(t *testing.T) {
+	all := render.Objects(t, render.Kustomize(t, render.Kustomizations(t)+"/daemonset"))
+	service := &corev1.Service{}
+	check.Must(t, runtime.DefaultUnstructuredConverter.FromUnstructured(render.Find(t, all, "Service", "crust-proxy").Object, service))
+	selector := k8slabels.SelectorFromSet(service.Spec.Selector)
+	check.That(t, !selector.Empty() && selector.Matches(k8slabels.Set(daemonSet(t, all).Spec.Template.Labels)), "it selects %v", selector)
+}
