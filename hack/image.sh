@@ -13,7 +13,7 @@ fail() { echo "image: $*" >&2; exit 1; }
 # The base is of Debian 13's packages. Of their programs it has those that look at devices, format
 # them and grow them; busybox is the shell for kubectl exec and the chart's copying of crust-runc.
 packages=(base-files libc6 libblkid1 libuuid1 libcom-err2 libext2fs2t64 libss2 libinih1 liburcu8t64 libedit2 libbsd0
-	libmd0 libtinfo6 zlib1g liblzo2-2 libzstd1 libudev1 libcap2 libgcc-s1 libatomic1 util-linux e2fsprogs xfsprogs btrfs-progs busybox-static)
+	libmd0 libtinfo6 zlib1g liblzo2-2 libzstd1 libudev1 libcap2 libgcc-s1 libatomic1 util-linux e2fsprogs xfsprogs btrfs-progs busybox-static ca-certificates)
 programs=' blkid mke2fs mkfs.ext2 mkfs.ext3 mkfs.ext4 e2fsck resize2fs debugfs mkfs.xfs mkfs.btrfs busybox '
 
 umask 022
@@ -60,6 +60,10 @@ base() { # ARCH ROOT
 	find "$2"/usr/{bin,sbin,libexec} ! -type d 2>/dev/null | while read -r name; do
 		[[ $programs == *" ${name##*/} "* ]] || rm "$name"
 	done
+	# As the package does it when it is installed: for tracing.endpoint, and an API server with a public name.
+	mkdir -p "$2/etc/ssl/certs"
+	cat "$2"/usr/share/ca-certificates/mozilla/*.crt >"$2/etc/ssl/certs/ca-certificates.crt"
+	rm -r "$2/usr/share/ca-certificates"
 	for name in sh cp mv rm chmod cat ls mkdir sleep; do ln -s busybox "$2/usr/bin/$name"; done
 	echo 'root:x:0:0:root:/root:/bin/sh' >"$2/etc/passwd"
 	echo 'root:x:0:' >"$2/etc/group"
