@@ -271,7 +271,8 @@ func (d *daemon) remarks() []string {
 	if d.cluster == nil {
 		return nil
 	}
-	return lookups{d.cluster}.findings()
+	_, out := lookups{d.cluster}.findings()
+	return out
 }
 
 // loadRecords reads the records and repairs the node before anything is served.

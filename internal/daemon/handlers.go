@@ -126,12 +126,11 @@ func newTracker(cfg *config.Config, of sandbox.Config, log *zap.Logger) tracker 
 
 type followed struct{ tracker }
 
-func (f followed) findings() []string {
-	var out []string
+func (f followed) findings() (_, out []string) {
 	if !f.Ready() {
 		out = append(out, fmt.Sprintf("sandboxes cannot be followed (%v): those of Kata's Rust runtime are not found, and the end of others is seen later", f.LastError()))
 	}
-	return out
+	return nil, out
 }
 
 func (f followed) measure(_ context.Context, into *telemetry.NodeState) {

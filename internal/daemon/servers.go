@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -160,11 +161,14 @@ func (d *daemon) Describe(ctx context.Context) *adminv1.GetNodeResponse {
 	if err := d.http.Problem(); err != nil {
 		problem = err.Error()
 	}
+	failed, warned := d.parts.findings()
+	mounted, unknown := d.mounted.findings(ctx)
+	failed = append(failed, mounted...)
 	return &adminv1.GetNodeResponse{
 		Version: sys.Version(), StartedAt: admin.Stamp(d.started), ConfigPath: path, Config: yaml, Proof: proof, ProofReason: reason,
 		ConfigBadSince: admin.Stamp(file.badSince), ConfigAcceptedAt: admin.Stamp(file.accepted), HttpProblem: problem,
 		NodeName: name, ConfigDigest: d.settings.digest(),
-		Findings: append(d.parts.findings(), d.mounted.findings(ctx)...),
+		Errors: failed, Findings: slices.Concat(failed, warned, unknown),
 	}
 }
 

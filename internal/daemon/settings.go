@@ -145,17 +145,16 @@ func (s *settings) keep() {
 	s.state.Store(&now)
 }
 
-// findings describes what is wrong with the configuration, for doctor.
-func (s *settings) findings() []string {
-	var out []string
+// findings describes what is wrong with the configuration, for doctor. A bad file is an error.
+func (s *settings) findings() (errors, out []string) {
 	now := s.file()
 	at := func(t time.Time) string { return t.UTC().Format(time.RFC3339) }
 	bad := sys.ClipTo(oneLine.Replace(fmt.Sprint(now.bad)), maxFinding)
 	switch {
 	case now.bad != nil && now.accepted.IsZero():
-		out = append(out, fmt.Sprintf("the configuration file is bad since %s, and what was in force before it stays: %s", at(now.badSince), bad))
+		errors = append(errors, fmt.Sprintf("the configuration file is bad since %s, and what was in force before it stays: %s", at(now.badSince), bad))
 	case now.bad != nil:
-		out = append(out, fmt.Sprintf("the configuration file is bad since %s, and crust-proxy runs with the one that was accepted at %s: %s",
+		errors = append(errors, fmt.Sprintf("the configuration file is bad since %s, and crust-proxy runs with the one that was accepted at %s: %s",
 			at(now.badSince), at(now.accepted), bad))
 	case len(now.needRestart) > 0:
 		out = append(out, fmt.Sprintf("the configuration file was changed, and until crust-proxy is restarted the old values stay in force of: %s",
@@ -167,7 +166,7 @@ func (s *settings) findings() []string {
 	for _, line := range s.get().Warnings() {
 		out = append(out, "the configuration is allowed, and rarely meant: "+line)
 	}
-	return out
+	return errors, out
 }
 
 // maxFinding bounds what is said of a bad file; the log has more.

@@ -75,7 +75,10 @@ func (n *node) want(when string, s *settings, rule string, says ...string) {
 	if got := s.get().Policy.Rules; len(got) != 1 || got[0].Name != rule {
 		n.Errorf("%s: in force is %+v, want %s", when, got, rule)
 	}
-	found := slices.DeleteFunc(s.findings(), func(text string) bool { return strings.Contains(text, "rarely meant") })
+	found, warnings := s.findings()
+	bad := slices.Contains(says, "is bad since")
+	check.That(n, len(found) > 0 == bad, "%s: the errors are %q", when, found)
+	found = append(found, slices.DeleteFunc(warnings, func(text string) bool { return strings.Contains(text, "rarely meant") })...)
 	if len(found) != min(len(says), 1) {
 		n.Errorf("%s: findings %q", when, found)
 	}
@@ -86,7 +89,6 @@ func (n *node) want(when string, s *settings, rule string, says ...string) {
 	}
 	var state telemetry.NodeState
 	s.measure(n.Context(), &state)
-	bad := slices.Contains(says, "is bad since")
 	if logged := n.logs.FilterLevelExact(zapcore.ErrorLevel).Len(); state.ConfigBadSince.IsZero() == bad || bad && logged == 0 {
 		n.Errorf("%s: the metric has the file bad since %v; log %v", when, state.ConfigBadSince, n.logs.All())
 	}
@@ -268,7 +270,8 @@ func TestWhatIsRarelyMeantIsReported(t *testing.T) {
 	n := newNode(t)
 	reported := func(when string, s *settings, want int) {
 		t.Helper()
-		warned, found := n.logs.FilterLevelExact(zapcore.WarnLevel).All(), s.findings()
+		_, found := s.findings()
+		warned := n.logs.FilterLevelExact(zapcore.WarnLevel).All()
 		n.logs.TakeAll()
 		if len(warned) != want || len(found) != want || want > 0 && (!strings.Contains(found[0], "front.enabled is false") ||
 			!strings.Contains(fmt.Sprint(warned[0].ContextMap()), "front.enabled is false")) {

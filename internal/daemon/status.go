@@ -26,21 +26,21 @@ import (
 const scrapeTime = 2 * time.Second
 
 // part is a part of the daemon that reports what is wrong with it: in words for doctor, in
-// numbers for metrics.
+// numbers for metrics. With errors, volumes cannot be served, or not safely, or as the configuration file says.
 type part interface {
-	findings() []string
+	findings() (errors, warnings []string)
 	measure(ctx context.Context, into *telemetry.NodeState)
 }
 
 // parts are those of the daemon, in the order in which doctor shows them.
 type parts []part
 
-func (all parts) findings() []string {
-	var out []string
+func (all parts) findings() (errors, warnings []string) {
 	for _, one := range all {
-		out = append(out, one.findings()...)
+		bad, others := one.findings()
+		errors, warnings = append(errors, bad...), append(warnings, others...)
 	}
-	return out
+	return errors, warnings
 }
 
 // state asks all parts for their numbers.
@@ -54,7 +54,8 @@ func (all parts) state() telemetry.NodeState {
 		one.measure(ctx, &state)
 	}
 	state.Errors, state.Warnings = severities(&state)
-	state.Warnings += len(all.findings())
+	failed, warned := all.findings()
+	state.Errors, state.Warnings = state.Errors+len(failed), state.Warnings+len(warned)
 	return state
 }
 
@@ -92,8 +93,7 @@ type volumes struct {
 	badFront error // which of the front's records could not be read at the start
 }
 
-func (v *volumes) findings() []string {
-	var out []string
+func (v *volumes) findings() (_, out []string) {
 	broker := v.node.Broker
 	for _, problem := range broker.Problems() {
 		out = append(out, refusal.WithAdvice(problem).Error())
@@ -105,7 +105,7 @@ func (v *volumes) findings() []string {
 	if v.badFront != nil {
 		out = append(out, fmt.Sprintf("%v: a device that its driver has staged for it may stay staged", v.badFront))
 	}
-	return out
+	return nil, out
 }
 
 func (v *volumes) measure(ctx context.Context, into *telemetry.NodeState) {
@@ -163,12 +163,11 @@ func count(all iter.Seq[deferral.Status], state func(deferral.Status) (string, b
 
 type lookups struct{ cluster *pods.Cluster }
 
-func (l lookups) findings() []string {
-	var out []string
+func (l lookups) findings() (_, out []string) {
 	for _, problem := range l.cluster.State().Problems {
 		out = append(out, "pods cannot be looked up: "+problem+": volumes of pods that are not known yet are refused")
 	}
-	return out
+	return nil, out
 }
 
 func (l lookups) measure(_ context.Context, into *telemetry.NodeState) {
@@ -183,14 +182,13 @@ type devices struct {
 	broker  *deferral.Broker
 }
 
-func (d devices) findings() []string {
-	var out []string
+func (d devices) findings() (out, _ []string) {
 	if err := d.openers.Blind(); err != nil {
 		_, why := d.openers.Method()
 		out = append(out, fmt.Sprintf("it cannot be seen who has a device open, so that no volume can be staged or unstaged: %v; "+
 			"the kernel's own count cannot be used: %v", err, why))
 	}
-	return out
+	return out, nil
 }
 
 func (d devices) measure(_ context.Context, into *telemetry.NodeState) {
@@ -201,19 +199,18 @@ func (d devices) measure(_ context.Context, into *telemetry.NodeState) {
 // address is where metrics and health are served.
 type address struct{ http *telemetry.Server }
 
-func (a address) findings() []string {
+func (a address) findings() (_, out []string) {
 	if err := a.http.Problem(); err != nil {
-		return []string{err.Error() + ": free the address, or change http.listen and restart crust-proxy; volumes are served meanwhile"}
+		out = append(out, err.Error()+": free the address, or change http.listen and restart crust-proxy; volumes are served meanwhile")
 	}
-	return nil
+	return nil, out
 }
 
 func (address) measure(context.Context, *telemetry.NodeState) {}
 
 // findings reports drivers that bypass the front, and that have left it with volumes. What is wrong with those behind
 // it, ListDrivers tells.
-func (f *driverFront) findings() []string {
-	out := slices.Collect(maps.Values(f.drivers.Bypassed()))
+func (f *driverFront) findings() (bypassed, out []string) {
 	here := make(map[string]bool)
 	for _, one := range f.drivers.List() {
 		here[one.Name] = true
@@ -228,10 +225,10 @@ func (f *driverFront) findings() []string {
 		out = append(out, fmt.Sprintf("driver %s is not behind crust-proxy any more, and its volumes cannot be given back until it is: %s",
 			driver, living{volumes: away[driver]}.text()))
 	}
-	if f.cluster == nil {
-		return out
+	if f.cluster != nil {
+		out = append(out, csiNodeFindings(f.cluster.State())...)
 	}
-	return append(out, csiNodeFindings(f.cluster.State())...)
+	return slices.Collect(maps.Values(f.drivers.Bypassed())), out
 }
 
 func (f *driverFront) measure(_ context.Context, into *telemetry.NodeState) {
@@ -253,8 +250,8 @@ type hostMounts struct {
 	scans   singleflight.Group
 }
 
-// findings names the volumes, each with the remedy. It ends when ctx ends.
-func (h *hostMounts) findings(ctx context.Context) []string {
+// findings names the volumes, each with the remedy, as errors. It ends when ctx ends.
+func (h *hostMounts) findings(ctx context.Context) (errors, warnings []string) {
 	shared := h.scans.DoChan("", func() (any, error) {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), hostMountsTime)
 		defer cancel()
@@ -263,13 +260,12 @@ func (h *hostMounts) findings(ctx context.Context) []string {
 	select {
 	case done := <-shared:
 		if done.Err != nil {
-			return []string{fmt.Sprintf("it is not known whether devices of volumes are mounted on the host: %v", done.Err)}
+			return nil, []string{fmt.Sprintf("it is not known whether devices of volumes are mounted on the host: %v", done.Err)}
 		}
-		found, _ := done.Val.([]string)
-		return found
+		errors, _ = done.Val.([]string)
 	case <-ctx.Done():
-		return nil
 	}
+	return errors, nil
 }
 
 func (h *hostMounts) scan(ctx context.Context) ([]string, error) {

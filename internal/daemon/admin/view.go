@@ -130,7 +130,7 @@ func (s *AdminServer) nodeView(ctx context.Context) (view *adminv1.NodeView, err
 	if view.Node, err = s.GetNode(ctx, &adminv1.GetNodeRequest{}); err != nil {
 		return nil, err
 	}
-	view.Node.Config = ""
+	view.Node.Config, view.Node.Errors = "", view.Node.Errors[:min(len(view.Node.Errors), mostFindings)]
 	if all := view.GetNode().GetFindings(); len(all) > mostFindings {
 		view.Node.Findings = all[:mostFindings]
 		view.Node.Findings = append(view.Node.Findings, fmt.Sprintf("and %d more: see crustctl doctor on the node", len(all)-mostFindings))

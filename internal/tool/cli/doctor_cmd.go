@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -104,7 +105,7 @@ func askForDoctor(ctx context.Context, d *daemon) doctor.Daemon {
 	}
 	if e, ok := errors.AsType[*command.Explained](err); ok {
 		_, begun := errors.AsType[starting](e.Err)
-		return doctor.Daemon{Err: e.Err, Advice: e.Advice, Starting: begun}
+		return doctor.Daemon{Err: e.Err, Advice: e.Advice, Starting: begun, Absent: strings.HasPrefix(e.Err.Error(), absent)}
 	}
 	return doctor.Daemon{Err: err, Advice: statusAndLogs(d.service())}
 }

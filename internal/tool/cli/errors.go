@@ -99,7 +99,7 @@ func (c *client) explainDial(dial error) error {
 	case errors.Is(dial, fs.ErrPermission):
 		return command.Explain(fmt.Errorf("permission denied on the %s socket %s", c.daemon.api, socket), c.permission())
 	case errors.Is(dial, fs.ErrNotExist):
-		return c.unserved("crust-proxy is not running: there is no socket "+socket, validate+", or see '"+service.Status()+"'. Is the socket elsewhere? "+give+".")
+		return c.unserved(absent+"there is no socket "+socket, validate+", or see '"+service.Status()+"'. Is the socket elsewhere? "+give+".")
 	case errors.Is(dial, syscall.ECONNREFUSED) && !isSocket(socket):
 		return command.Explain(fmt.Errorf("%s is not a socket", socket), give+" to the daemon's "+c.daemon.api+" socket.")
 	case errors.Is(dial, syscall.ECONNREFUSED):
@@ -110,10 +110,13 @@ func (c *client) explainDial(dial error) error {
 	return fmt.Errorf("cannot connect to %s: %w", socket, dial)
 }
 
+// absent begins the error of a daemon that nobody runs.
+const absent = "crust-proxy is not running: "
+
 const validate = "Run 'crust-proxy validate --config " + usualConfig + "'"
 
 func (c *client) notRunning(what string) error {
-	return c.unserved("crust-proxy is not running: "+what, validate+". "+statusAndLogs(c.daemon.service()))
+	return c.unserved(absent+what, validate+". "+statusAndLogs(c.daemon.service()))
 }
 
 func (c *client) unanswered() error {

@@ -23,7 +23,7 @@ func checkDaemon(_ context.Context, n Node, d Daemon) []Finding {
 	}
 	if !d.up() {
 		found := []Finding{failure(d.Advice, "the daemon does not answer: %v", d.Err)}
-		if holder := sys.LockHolder(n.at(n.Config.RunDir) + "/daemon.lock"); holder != "" {
+		if holder := sys.LockHolder(n.at(n.Config.RunDir) + "/daemon.lock"); holder != "" && d.Absent {
 			found = append(found, failure("end it, or find out why it does not end", "the lock of the run directory %s is held by %s", n.Config.RunDir, holder))
 		}
 		return found
@@ -46,7 +46,8 @@ func checkDaemonFindings(_ context.Context, n Node, d Daemon) []Finding {
 			found = append(found, waiting("%s", text))
 			continue
 		}
-		found = append(found, warning("see the daemon's log: "+n.Service.Logs(), "%s", text))
+		severity := show.Either(slices.Contains(d.Node.GetErrors(), text), failure, warning)
+		found = append(found, severity("see the daemon's log: "+n.Service.Logs(), "%s", text))
 	}
 	return orOK(found, "the daemon itself reports nothing wrong")
 }

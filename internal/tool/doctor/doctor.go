@@ -20,12 +20,12 @@ import (
 // and only the local checks run.
 type Daemon struct {
 	Err error
-	// Advice is what to do about Err. Starting is set if the daemon is being started.
-	Advice   string
-	Starting bool
-	Node     *adminv1.GetNodeResponse
-	Handlers []*adminv1.Handler
-	Volumes  []*adminv1.Volume
+	// Advice is what to do about Err. Starting is set if the daemon is being started, Absent if nobody listens.
+	Advice           string
+	Starting, Absent bool
+	Node             *adminv1.GetNodeResponse
+	Handlers         []*adminv1.Handler
+	Volumes          []*adminv1.Volume
 	// Drivers are nil if the front is off.
 	Drivers []*adminv1.Driver
 }

@@ -52,7 +52,11 @@ func TestLocalChecksRunWithTheDaemonDown(t *testing.T) {
 		err = unix.Flock(int(lock.Fd()), unix.LOCK_EX)
 	}
 	check.Must(t, err)
-	report := Run(context.Background(), tr.node, Daemon{Err: errors.New("connection refused"), Advice: "start it"})
+	down := Daemon{Err: errors.New("connection refused"), Advice: "start it"}
+	report := Run(t.Context(), tr.node, down)
+	check.That(t, report.Count(Error) == 1, "who does not answer and may listen is to be ended: %+v", report.Findings)
+	down.Absent = true
+	report = Run(t.Context(), tr.node, down)
 	holder := fmt.Sprintf("process %d (", os.Getpid())
 	check.That(t, report.Count(Error) == 2 && report.Findings[0].Do == "start it" && strings.Contains(report.Findings[1].Seen, holder),
 		"got %+v", report.Findings)
@@ -135,6 +139,9 @@ func assertFinding(t *testing.T, got []Finding, c bad) {
 func daemonFaults() []bad {
 	return []bad{
 		{"findings", "daemon-findings", func(_ tree, _ *Node, d *Daemon) { d.Node.Findings = []string{"no xfs"} }, Warn, "no xfs", "journalctl"},
+		{"findings that are errors", "daemon-findings", func(_ tree, _ *Node, d *Daemon) {
+			d.Node.Findings, d.Node.Errors = []string{"blind", "no xfs"}, []string{"blind"}
+		}, Error, "blind", "journalctl"},
 		{"scan", "proof", func(_ tree, _ *Node, d *Daemon) { d.Node.ProofReason = "no BTF" }, Warn, "no BTF", "operations.md"},
 		{"no handler", "handlers", func(_ tree, _ *Node, d *Daemon) { d.Handlers = nil }, Error, "no runtime handler", "configure"},
 		{"unhealthy", "handlers", func(_ tree, _ *Node, d *Daemon) { d.Handlers[0] = &adminv1.Handler{Name: "kata", Problem: "no dir"} }, Error, "no dir", "handlers"},

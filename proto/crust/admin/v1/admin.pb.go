@@ -906,7 +906,10 @@ type GetNodeResponse struct {
 	// node_name is this node's name: that in the cluster, or else the host name.
 	NodeName string `protobuf:"bytes,12,opt,name=node_name,json=nodeName,proto3" json:"node_name,omitempty"`
 	// config_digest is the same on two nodes whose configurations differ at most in the node's name.
-	ConfigDigest  string `protobuf:"bytes,13,opt,name=config_digest,json=configDigest,proto3" json:"config_digest,omitempty"`
+	ConfigDigest string `protobuf:"bytes,13,opt,name=config_digest,json=configDigest,proto3" json:"config_digest,omitempty"`
+	// errors are those of the findings that are errors: volumes cannot be served, or not safely,
+	// or the configuration file is not in force.
+	Errors        []string `protobuf:"bytes,14,rep,name=errors,proto3" json:"errors,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1030,6 +1033,13 @@ func (x *GetNodeResponse) GetConfigDigest() string {
 		return x.ConfigDigest
 	}
 	return ""
+}
+
+func (x *GetNodeResponse) GetErrors() []string {
+	if x != nil {
+		return x.Errors
+	}
+	return nil
 }
 
 // NodeView is what is shown of a node at the port of its metrics. It has no secrets, and the
@@ -3241,7 +3251,7 @@ const file_crust_admin_v1_admin_proto_rawDesc = "" +
 	"\x0fVolumeCondition\x12\x1a\n" +
 	"\babnormal\x18\x01 \x01(\bR\babnormal\x12\x18\n" +
 	"\amessage\x18\x02 \x01(\tR\amessage\"\x10\n" +
-	"\x0eGetNodeRequest\"\x8b\x05\n" +
+	"\x0eGetNodeRequest\"\xa3\x05\n" +
 	"\x0fGetNodeResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x129\n" +
 	"\n" +
@@ -3258,7 +3268,8 @@ const file_crust_admin_v1_admin_proto_rawDesc = "" +
 	" \x01(\v2\x1a.google.protobuf.TimestampR\x10configAcceptedAt\x12!\n" +
 	"\fhttp_problem\x18\v \x01(\tR\vhttpProblem\x12\x1b\n" +
 	"\tnode_name\x18\f \x01(\tR\bnodeName\x12#\n" +
-	"\rconfig_digest\x18\r \x01(\tR\fconfigDigest\x1aA\n" +
+	"\rconfig_digest\x18\r \x01(\tR\fconfigDigest\x12\x16\n" +
+	"\x06errors\x18\x0e \x03(\tR\x06errors\x1aA\n" +
 	"\x13VolumesByStateEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\x03R\x05value:\x028\x01\"\xc0\x01\n" +
