@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net/http"
 	"os"
 	"strings"
 	"syscall"
@@ -104,12 +105,19 @@ func NodeName() (string, error) {
 	return name, nil
 }
 
-// Plain returns a client that knows only the API server's errors: objects are plain JSON.
+// Plain returns a client that knows only the API server's errors: objects are plain JSON. It follows no
+// redirect, which would take the caller's credentials to where a proxied pod wants them.
 func Plain(config *rest.Config) (*rest.RESTClient, error) {
 	scheme := runtime.NewScheme()
 	metav1.AddToGroupVersion(scheme, schema.GroupVersion{Version: "v1"})
 	config.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
 	config.GroupVersion = &schema.GroupVersion{Version: "v1"}
 	config.WarningHandler = rest.NoWarnings{}
-	return rest.UnversionedRESTClientFor(config)
+	client, err := rest.UnversionedRESTClientFor(config)
+	if err == nil {
+		own := *client.Client // it may be http.DefaultClient
+		own.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+		client.Client = &own
+	}
+	return client, err
 }

@@ -20,6 +20,7 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	"github.com/crust-proxy/crust-proxy/internal/tool/printer"
+	"github.com/crust-proxy/crust-proxy/internal/tool/show"
 )
 
 const (
@@ -52,7 +53,9 @@ type part struct {
 
 func (p *part) add(name string, raw []byte) {
 	if len(raw) > mostFile {
+		p.skip = append(p.skip, fmt.Sprintf("%s: the end of %d bytes is cut off", name, len(raw)))
 		raw = append(raw[:max(0, bytes.LastIndexByte(raw[:mostFile], '\n')):mostFile], "\n... cut off\n"...)
+		name += show.When(strings.HasSuffix(name, ".json"), ".part") // it is no JSON any more
 	}
 	p.files = append(p.files, file{name, redact(raw)})
 }
@@ -107,10 +110,11 @@ func writeBundle(ctx context.Context, t *tool, k *api, states []*state, name str
 		_ = os.Remove(name)
 		return err
 	}
-	return t.out.Result(map[string]any{"file": name, "nodes": len(states), "notIncluded": append([]string{}, a.skip...)}, func() error {
-		return t.out.Line(fmt.Sprintf("%s: %d nodes, %d things could not be read (not-included.txt).\nSecrets are removed as far as they can be recognized; "+
+	err = t.out.Result(map[string]any{"file": name, "nodes": len(states), "notIncluded": append([]string{}, a.skip...)}, func() error {
+		return t.out.Line(fmt.Sprintf("%s: %d nodes, %d things could not be read or are cut off (not-included.txt).\nSecrets are removed as far as they can be recognized; "+
 			"names of pods, volumes and nodes are in it: look before you send it.", name, len(states), len(a.skip)))
 	})
+	return verdict(err, states)
 }
 
 // fill adds first what is small and matters most, then as much of the nodes as there is room for, and at last the
@@ -157,10 +161,8 @@ func (a *archive) nodes(ctx context.Context, states []*state) {
 // node adds what the daemon shows, and if it is a pod, its state, events and log.
 func (a *archive) node(ctx context.Context, s *state) (p part) {
 	dir := path.Join("nodes", strings.ReplaceAll(cmp.Or(s.node, "unknown"), "/", "_"))
-	if s.why == "" {
-		p.json(dir+"/node.json", s.document(), nil)
-		p.json(dir+"/volumes.json", map[string]any{"volumes": printer.Objects(s.volumes)}, nil)
-	}
+	p.json(dir+"/node.json", s.document(), nil)
+	p.json(dir+"/volumes.json", map[string]any{"volumes": printer.Objects(s.volumes)}, s.err)
 	if s.err == nil { // one that did not answer is not waited for again
 		for _, name := range []string{"metrics", "readyz"} {
 			ctx, cancel := context.WithTimeout(ctx, a.t.patience)
@@ -216,14 +218,15 @@ const (
 
 var (
 	// secretWords are in every line with a secret that is recognized: patterns are slow.
-	secretWords = []string{"passw", "pwd", "passphrase", "auth", "secret", "token", "credential", "key", "chap", "eyj", "akia", "asia", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "xox", "bearer", "basic", "://"}
+	secretWords = []string{"passw", "pwd", "passphrase", "auth", "secret", "token", "credential", "key", "chap", "eyj", "akia", "asia", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "xox", "github_pat_", "glpat-", "sig=", "signature=", "bearer", "basic", "://"}
 	// secretForms find tokens, keys, credentials in URLs, and values after a telling name, in YAML, JSON, mount options
 	// or a log, or after a flag; what follows an unquoted colon goes to the end of its line.
 	secretForms = []*regexp.Regexp{
 		regexp.MustCompile(`()-----BEGIN [A-Z ]*PRIVATE KEY-----.*`),
 		regexp.MustCompile(`(\\[nrt]|\b)eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*`),
-		regexp.MustCompile(`(\\[nrt]|\b)(?:(?:AKIA|ASIA)[A-Z0-9]{16}\b|gh[pousr]_\w{20,}|xox[abprs]-[\w-]{10,})`),
+		regexp.MustCompile(`(\\[nrt]|\b)(?:(?:AKIA|ASIA)[A-Z0-9]{16}\b|gh[pousr]_\w{20,}|github_pat_\w{20,}|glpat-[\w-]{10,}|xox[abprs]-[\w-]{10,})`),
 		regexp.MustCompile(`(?i)(\\[nrt]|\b)(?:bearer|basic)\s+[\w.~+/=-]{8,}`),
+		regexp.MustCompile(`(?i)((?:\bsig|-signature)=)[^&\s"'\\]+`), // of signed URLs
 		regexp.MustCompile(`([a-z][a-z0-9+.-]*://)[^/\s:@"']*:[^/\s@"']+@`),
 		regexp.MustCompile(secretName + `[:=]\s*")(?:[^"\\]|\\.)*`),
 		regexp.MustCompile(secretName + `[:=]\s*\\+["']).*`), // a string in a string: its end cannot be told

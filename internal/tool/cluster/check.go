@@ -64,7 +64,8 @@ func checkAll(ctx context.Context, a *access, k *api, states []*state) []checked
 		func(s *state) string { return show.ShortID(s.view.GetNode().GetConfigDigest()) }, ""))
 	all = append(all, checkParts("driver", answered, func(s *state, add func(string, string)) {
 		for _, d := range s.view.GetDrivers().GetDrivers() {
-			add(d.GetName(), show.When(!d.GetReady(), cmp.Or(d.GetProblem(), "not ready")))
+			add(d.GetName(), cmp.Or(show.When(d.GetDirectlyRegistered(), "it is registered with kubelet directly, too"), d.GetProblem(),
+				show.When(!d.GetReady(), "not ready"), show.When(strings.HasPrefix(d.GetKubeletStatus(), "refused: "), d.GetKubeletStatus())))
 		}
 	})...)
 	all = append(all, checkParts("handler", answered, func(s *state, add func(string, string)) {
@@ -95,7 +96,7 @@ func checkInstallation(ctx context.Context, a *access, k *api, states []*state) 
 			fmt.Sprintf("DaemonSet %s/%s: %d of %d pods ready, %d up to date", name.Namespace, name.Name, s.NumberReady, s.DesiredNumberScheduled, s.UpdatedNumberScheduled),
 			"kubectl -n " + name.Namespace + " describe daemonset " + name.Name})
 	}
-	return all
+	return append(all, checked{"installation", resultOK, "only pods were asked; nodes that have the package are asked with --node-selector", ""})
 }
 
 // compare warns of a value that not all nodes have, or not the one that is wanted.

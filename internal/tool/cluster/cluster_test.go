@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -39,6 +40,7 @@ type fake struct {
 	pods       []object
 	podsToo    any // in annotations and environment of pods that are added
 	message    string
+	view       *adminv1.NodeView // of all nodes, if it is set
 	volumes    []object
 	atOnce     atomic.Int32
 	mostAtOnce atomic.Int32
@@ -76,7 +78,8 @@ func (f *fake) answer(w http.ResponseWriter, value any) {
 // pod adds a pod of a daemon on a node; without a phase it runs.
 func (f *fake) pod(node, phase string) string {
 	f.pods = append(f.pods, object{
-		"metadata": object{"name": "crust-" + node, "namespace": "system", "annotations": f.podsToo},
+		"metadata": object{"name": "crust-" + node, "namespace": "system", "annotations": f.podsToo,
+			"ownerReferences": []object{{"kind": "DaemonSet", "controller": true}}},
 		"spec": object{
 			"nodeName": node, "volumes": f.volumes,
 			"containers": []object{{"name": "crust-proxy", "env": f.podsToo, "ports": []object{{"name": "http", "containerPort": 99}}}},
@@ -93,7 +96,7 @@ func (f *fake) node(name string, view *adminv1.NodeView, volumes ...*adminv1.Vol
 		defer f.atOnce.Add(-1)
 		for most := f.mostAtOnce.Load(); now > most && !f.mostAtOnce.CompareAndSwap(most, now); most = f.mostAtOnce.Load() {
 		}
-		f.answer(w, view)
+		f.answer(w, cmp.Or(f.view, view))
 	})
 	f.mux.HandleFunc(base+"/v1/volumes", func(w http.ResponseWriter, req *http.Request) {
 		found := slices.DeleteFunc(slices.Clone(volumes), func(v *adminv1.Volume) bool {
@@ -156,6 +159,18 @@ func TestNodes(t *testing.T) {
 	f.pod("node-c", "Pending")
 	f.mux.HandleFunc(f.pod("node-d", "Running")+"/v1/node", func(_ http.ResponseWriter, req *http.Request) { <-req.Context().Done() })
 	f.pod("node-e", "Running") // of an older version
+	f.mux.HandleFunc(f.pod("node-f", "Running")+"/v1/node", func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(http.StatusNotFound)
+		f.answer(w, object{"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "NotFound", "code": 404, "details": object{"kind": "pods"}})
+	})
+	evil := newFake(t)
+	evil.mux.HandleFunc("GET /", func(http.ResponseWriter, *http.Request) { t.Error("a daemon's redirection is followed") })
+	f.mux.HandleFunc(f.pod("node-g", "Running")+"/v1/node", func(w http.ResponseWriter, req *http.Request) {
+		http.Redirect(w, req, evil.server.URL, http.StatusFound)
+	})
+	f.pod("node-h", "Running") // of somebody, with our label
+	delete(f.pods[len(f.pods)-1]["metadata"].(object), "ownerReferences")
 	got := f.run("nodes", "--request-timeout=2s")
 	lines := strings.Split(got, "\n")
 	for i, want := range []string{
@@ -165,14 +180,18 @@ func TestNodes(t *testing.T) {
 		"node-c - - - - - - - - no answer: pod crust-node-c does not run: Pending",
 		"node-d - - - - - - - - no answer: ",
 		"node-e - - - - - - - - no answer: there is no view of it: http.view is off",
+		"node-f - - - - - - - - no answer: it has gone meanwhile",
+		"node-g - - - - - - - - no answer: ",
 		"exit 3",
 	} {
 		is := strings.Join(strings.Fields(lines[i]), " ")
 		check.That(t, strings.HasPrefix(is, want), "line %d is %q, not %q", i, is, want)
 	}
 	f.wants(f.run("nodes", "--node=node-a", "-o", "wide"), "abababababab", "system/crust-node-a", "exit 0\n")
-	f.wants(f.run("nodes", "--node=node-z"), "there is no node to be asked", "exit 1\n")
+	f.wants(f.run("nodes", "--node=node-a,node-z"), "v1.2.3", "no answer: no crust-proxy is known there", "exit 3\n")
 	f.wants(f.run("nodes", "-o", "json", "--request-timeout=2s"), `"configDigest": "abab`, `"error": "pod crust-node-c does not run: Pending"`, `"check": "drivers"`)
+	f.pods[0]["metadata"].(object)["namespace"] = "evil"
+	f.wants(f.run("nodes", "--node=node-a,node-b"), "warning: ", "in the namespaces evil, system: ")
 }
 
 // TestManyNodes are asked in parallel, and not all at once.
@@ -261,13 +280,23 @@ func TestCheck(t *testing.T) {
 	f.wants(got, "ok   cluster                Kubernetes v1.37.0", "ok   installation           DaemonSet system/crust: 1 of 1 pods ready",
 		"warn versions               v1.2.3 on 1 nodes of crust-proxy; this program is", "ok   configuration          abababababab on 1 nodes in force",
 		"ok   driver lvm             works on 1 nodes", "ok   handler crust ", "ok   volumes                3 volumes, 2 bound, 1 published", "ok   findings ", "exit 0\n")
+	for problem, is := range map[string]*adminv1.Driver{
+		"not in the CSINode": {Problem: "not in the CSINode"}, "refused: no": {KubeletStatus: "refused: no"}, "directly": {DirectlyRegistered: true},
+	} {
+		is.Name, is.Ready = "lvm", true
+		f.view = &adminv1.NodeView{Node: healthy().Node, Handlers: healthy().Handlers, Drivers: &adminv1.ListDriversResponse{Drivers: []*adminv1.Driver{is}}}
+		f.wants(f.run("check"), "fail driver lvm             works on 0 nodes, not on node-a: ", problem, "exit 3\n")
+	}
+	f.view = nil
 	ready = 0
-	f.node("node-b", sick())
+	ill := sick()
+	ill.Node.Errors = ill.Node.Findings
+	f.node("node-b", ill)
 	f.pod("node-c", "Pending")
 	got = f.run("check")
 	f.wants(got, "fail installation ", "fail daemons                node node-c does not answer: pod crust-node-c does not run", "v1.1.0 on 1 nodes (node-b); v1.2.3 on 1 nodes (node-a)",
 		"warn configuration ", "fail driver lvm             works on 1 nodes, not on node-b: its socket does not answer", "fail volumes ",
-		`warn findings               node-b: the configuration file is bad\x1b[2J`, "do: ", "exit 3\n")
+		`fail findings               node-b: the configuration file is bad\x1b[2J`, "do: ", "exit 3\n")
 	f.wants(f.run("check", "-o", "json"), `"component": "daemons",`, `"result": "fail"`)
 	f.mux.HandleFunc("GET /api/v1/namespaces/system/pods", func(w http.ResponseWriter, _ *http.Request) { f.answer(w, map[string]any{"items": f.pods}) })
 	f.mux.HandleFunc("GET /apis/apps/v1/namespaces/system/daemonsets", func(w http.ResponseWriter, _ *http.Request) {

@@ -56,7 +56,10 @@ func (a *access) ask(ctx context.Context, all []place, question func(context.Con
 // read decodes an answer. A newer daemon may say more than we know of.
 func (s *state) read(ctx context.Context, path string, into proto.Message) error {
 	raw, err := s.get(ctx, path)
+	own, _ := errors.AsType[*apierrors.StatusError](err)
 	switch {
+	case apierrors.IsNotFound(err) && own.ErrStatus.Details != nil && own.ErrStatus.Details.Kind != "": // not the daemon's answer
+		return fmt.Errorf("it has gone meanwhile: %w", err)
 	case apierrors.IsNotFound(err) || err != nil && strings.HasSuffix(err.Error(), "404 Not Found"):
 		return errors.New("there is no view of it: http.view is off, its version is older, or that is no crust-proxy")
 	case err != nil:

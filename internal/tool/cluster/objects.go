@@ -7,6 +7,12 @@ import "time"
 type meta struct {
 	Name, Namespace, UID string
 	DeletionTimestamp    *time.Time
+	OwnerReferences      []owner
+}
+
+type owner struct {
+	Kind       string
+	Controller bool
 }
 
 type objects[T any] struct {

@@ -139,6 +139,11 @@ func (a *access) places(ctx context.Context, service string) (all []place, k *ap
 		all, err = a.machines(ctx, k)
 	}
 	all = slices.DeleteFunc(all, func(p place) bool { return len(a.nodes) > 0 && !slices.Contains(a.nodes, p.node) })
+	for _, name := range a.nodes {
+		if err == nil && !slices.ContainsFunc(all, func(p place) bool { return p.node == name }) {
+			all = append(all, place{node: name, why: "no crust-proxy is known there: there is no such node, or no pod on it"})
+		}
+	}
 	switch {
 	case apierrors.IsForbidden(err):
 		err = command.Explain(err, "Name the namespace of crust-proxy's pods by --system-namespace, or ask without an API server: crustctl nodes SERVICE:PORT")
@@ -198,8 +203,8 @@ func (a *access) pods(ctx context.Context, k *api) ([]place, error) {
 	found, err := list[pod](ctx, k, "/api/v1"+a.space()+"/pods", url.Values{"labelSelector": {a.selector}})
 	var all []place
 	for _, p := range found {
-		// While a pod ends, another one may begin on its node.
-		if p.Metadata.DeletionTimestamp != nil {
+		// While a pod ends, another one may begin on its node. Anybody may give a pod our label.
+		if p.Metadata.DeletionTimestamp != nil || !slices.Contains(p.Metadata.OwnerReferences, owner{"DaemonSet", true}) {
 			continue
 		}
 		at := k.proxy("/api/v1/namespaces/" + url.PathEscape(p.Metadata.Namespace) + "/pods/" + proxied(p.Metadata.Name, p.port(a.port)))
