@@ -164,8 +164,12 @@ func count(all iter.Seq[deferral.Status], state func(deferral.Status) (string, b
 type lookups struct{ cluster *pods.Cluster }
 
 func (l lookups) findings() (_, out []string) {
-	for _, problem := range l.cluster.State().Problems {
+	state := l.cluster.State()
+	for _, problem := range state.Problems {
 		out = append(out, "pods cannot be looked up: "+problem+": volumes of pods that are not known yet are refused")
+	}
+	for _, problem := range state.Unknown {
+		out = append(out, fmt.Sprintf("%d pods have a volume that is not known; of %s", state.Incomplete, problem))
 	}
 	return nil, out
 }

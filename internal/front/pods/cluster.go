@@ -118,11 +118,11 @@ func (c *Cluster) NodeDrivers(ctx context.Context) (map[string]bool, error) {
 	found := &storagev1.CSINode{}
 	if err := c.server.get(ctx, "the CSINode "+c.cfg.NodeName, storageGroup, "csinodes", "", c.cfg.NodeName, found); err != nil {
 		if !errors.Is(ctx.Err(), context.Canceled) {
-			c.csiNode.failed(ownCSINode, err)
+			c.csiNode.failed(ownCSINode, false, err)
 		}
 		return nil, err
 	}
-	c.csiNode.good(ownCSINode)
+	c.csiNode.good(ownCSINode, false)
 	drivers := make(map[string]bool)
 	for _, one := range found.Spec.Drivers {
 		drivers[one.Name] = true

@@ -43,12 +43,12 @@ func (c *Cluster) Run(ctx context.Context) error {
 		stamp := c.cfg.Identity.Stamp()
 		client, err := c.connect()
 		if err != nil {
-			c.health.failed(identity, err)
+			c.health.failed(identity, false, err)
 			c.changes.notify()
 			sys.Sleep(ctx, backoff.Step())
 			continue
 		}
-		c.health.good(identity)
+		c.health.good(identity, false)
 		backoff.Duration, backoff.Steps = firstRetry, 10
 		c.server.client.Store(client)
 		c.follow(ctx, client, stamp)
@@ -110,12 +110,12 @@ func (c *Cluster) reflector(client *api, of kind, into cache.ReflectorStore) *ca
 	source := &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
 			found, err := client.list(ctx, of, options)
-			c.heard(ctx, of.what, err)
+			c.heard(ctx, of.what, false, err)
 			return found, err
 		},
 		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
 			found, err := client.watch(ctx, of, options)
-			c.heard(ctx, of.what, err)
+			c.heard(ctx, of.what, true, err)
 			return found, err
 		},
 	}
@@ -124,14 +124,14 @@ func (c *Cluster) reflector(client *api, of kind, into cache.ReflectorStore) *ca
 }
 
 // heard records the outcome of a list or a watch.
-func (c *Cluster) heard(ctx context.Context, what string, err error) {
+func (c *Cluster) heard(ctx context.Context, what string, watched bool, err error) {
 	switch {
 	case err == nil:
-		c.health.good(what)
+		c.health.good(what, watched)
 	case ctx.Err() != nil, apierrors.IsResourceExpired(err), apierrors.IsGone(err), apierrors.IsInvalid(err):
 		// We stop, or the watch starts again from a new list.
 	default:
-		c.health.failed(what, c.server.explain(err))
+		c.health.failed(what, watched, c.server.explain(err))
 		c.changes.notify()
 	}
 }

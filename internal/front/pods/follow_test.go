@@ -91,11 +91,12 @@ func TestBeingAwayIsOneEvent(t *testing.T) {
 	core, logs := observer.New(zap.InfoLevel)
 	c := New(Config{Log: zap.New(core)})
 	for range 5 {
-		c.health.failed(allPods, os.ErrDeadlineExceeded)
+		c.health.failed(allPods, true, os.ErrDeadlineExceeded)
+		c.health.good(allPods, false) // a list, when only the watch is refused
 	}
 	since := c.health.problem(allPods).Error()
-	c.health.good(allPods)
-	c.health.good(allPods)
+	c.health.good(allPods, true)
+	c.health.good(allPods, true)
 	check.That(t, logs.Len() == 2 && strings.Contains(since, "since 20") && c.health.problem(allPods) == nil, "%d lines, %q", logs.Len(), since)
 }
 

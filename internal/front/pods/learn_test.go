@@ -6,7 +6,9 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
+	"go.uber.org/zap/zaptest"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -55,6 +57,26 @@ func TestAClaimThatIsBoundLate(t *testing.T) {
 	})
 	got := check.Value(c.ByUID(t.Context(), "uid-a"))(t)
 	check.That(t, unknownOf(t, got, "late") == nil, "got %+v", got)
+}
+
+// TestLookupsDoNotWaitForPrefetching, which begins late; what it cannot learn again and again is said of the pod.
+func TestLookupsDoNotWaitForPrefetching(t *testing.T) {
+	f := newFakeAPI(t)
+	f.putBound("data")
+	f.put(aPod("a", "data"), aPod("b", "data"))
+	c := New(Config{Identity: apiserver.Identity{Kubeconfig: f.kubeconfig()}, NodeName: thisNode, Log: zaptest.NewLogger(t)})
+	check.That(t, c.prefetch.spread > 0, "all nodes begin at once")
+	c.prefetch.spread = 1000 * time.Hour
+	done := make(chan error, 1)
+	go func() { done <- c.Run(t.Context()) }()
+	t.Cleanup(func() { <-done })
+	synced(t, c)
+	got := check.Value(c.ByUID(t.Context(), "uid-a"))(t)
+	check.That(t, unknownOf(t, got, "data") == nil && c.State().Incomplete == 1 && len(c.State().Unknown) == 0, "got %+v, %+v", got, c.State())
+	for range 5 {
+		c.prefetch.tried.note("uid-b", errNoAnswer)
+	}
+	check.Equal(t, strings.Join(c.State().Unknown, ""), "pod default/b: "+errNoAnswer.Error(), "why")
 }
 
 func TestClaimsAreAskedForOnceInAPodsLife(t *testing.T) {

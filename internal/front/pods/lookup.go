@@ -132,13 +132,9 @@ func (c *Cluster) learnAll(ctx context.Context, some []known, tried map[string]e
 			if enough() {
 				cancel()
 			}
-			var problem error
-			if len(failed) > 0 {
-				problem = failed[slices.Min(slices.Collect(maps.Keys(failed)))]
-			}
 			mu.Lock()
 			defer mu.Unlock()
-			tried[k.pod.uid] = problem
+			tried[k.pod.uid] = firstError(failed)
 		})
 	}
 	parts.Wait()
@@ -256,15 +252,19 @@ type State struct {
 	LastHeard time.Time
 	// Pods counts the known pods, and Incomplete those of them with a volume whose CSI driver is not known yet.
 	Pods, Incomplete int
+	// Unknown says of some of these pods why.
+	Unknown []string
 }
 
 // State returns the state of the lookup.
 func (c *Cluster) State() State {
+	count := len(c.pods.table.values()) // before those that are incomplete, which are some of them
+	open := c.pods.choose(known.incomplete)
 	return State{
 		Synced: map[string]bool{
 			c.pods.table.of.resource: c.pods.table.current(), classKind.resource: c.classes.current(), driverKind.resource: c.drivers.current(),
 		},
 		Problems: c.health.problems(), LastHeard: c.health.lastHeard(), CSINode: c.csiNode.problem(ownCSINode),
-		Pods: len(c.pods.table.values()), Incomplete: len(c.pods.choose(known.incomplete)),
+		Pods: count, Incomplete: len(open), Unknown: c.prefetch.problems(open),
 	}
 }

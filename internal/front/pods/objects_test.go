@@ -15,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/util/flowcontrol"
 
 	"github.com/crust-proxy/crust-proxy/internal/ground/apiserver"
 	"github.com/crust-proxy/crust-proxy/test/check"
@@ -59,6 +60,7 @@ func startWith(t *testing.T, kubeconfig string, patience time.Duration) *Cluster
 	t.Helper()
 	c := New(Config{Identity: apiserver.Identity{Kubeconfig: kubeconfig}, NodeName: thisNode, Patience: patience, Log: zaptest.NewLogger(t)})
 	c.recheck = 10 * time.Millisecond
+	c.prefetch.spread, c.prefetch.rate = 0, flowcontrol.NewTokenBucketRateLimiter(50, 100)
 	c.backoff = wait.Backoff{Duration: 10 * time.Millisecond, Factor: 2, Steps: 3, Cap: 50 * time.Millisecond}
 	done := make(chan error, 1)
 	go func() { done <- c.Run(t.Context()) }()

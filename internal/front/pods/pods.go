@@ -37,8 +37,7 @@ func readPod(object any, node string) (uid string, k known) {
 }
 
 // unlearned returns the volumes whose source is not known yet.
-func (k known) unlearned() []podVolume {
-	var out []podVolume
+func (k known) unlearned() (out []podVolume) {
 	for _, v := range k.pod.volumes {
 		if _, done := k.sourceOf(v); !done {
 			out = append(out, v)

@@ -39,7 +39,7 @@ func (t *table[T]) update(change func()) error {
 	t.mu.Lock()
 	change()
 	t.mu.Unlock()
-	t.health.good(t.of.what)
+	t.health.good(t.of.what, false)
 	t.changes.notify()
 	return nil
 }
@@ -85,7 +85,7 @@ func (t *table[T]) Resync() error { return nil }
 
 // Bookmark records that the API server is alive.
 func (t *table[T]) Bookmark(string) error {
-	t.health.good(t.of.what)
+	t.health.good(t.of.what, false)
 	return nil
 }
 

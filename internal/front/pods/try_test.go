@@ -43,6 +43,10 @@ func TestWhatIsTried(t *testing.T) {
 	f.setRefused("list csidrivers", 401)
 	f.setRefused("get csinodes", 403)
 	want(3, "the CSINode of node "+thisNode+" can be read", "the pods of node "+thisNode+" can be listed", "does not allow", "CSI drivers", "does not take our identity")
+	f.setRefused("watch runtimeclasses", 403)
+	f.setRefused("get persistentvolumeclaims", 403)
+	f.setRefused("get persistentvolumes", 403)
+	want(6, "claims can be read", "persistent volumes can be read", "runtime classes can be watched")
 	f.setAway(true)
 	want(1, "cannot be reached", f.server.URL)
 	who.Kubeconfig = "/does/not/exist"

@@ -25,16 +25,17 @@ func newWatchHealth(log *zap.Logger) *watchHealth {
 
 // failure is what is wrong with one watch, and since when.
 type failure struct {
-	err   error
-	since time.Time
+	err     error
+	since   time.Time
+	watched bool // a watch has failed, and lists may work
 }
 
-// good records that a watch, or reading the kubeconfig, works.
-func (h *watchHealth) good(what string) {
+// good records that a watch, or reading the kubeconfig, works. Only a watch ends a failure of a watch.
+func (h *watchHealth) good(what string, watched bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.last = time.Now()
-	if was, there := h.bad[what]; there {
+	if was, there := h.bad[what]; there && (watched || !was.watched) {
 		delete(h.bad, what)
 		h.log.Info("followed again", zap.String("what", what), zap.Duration("after", time.Since(was.since)))
 	}
@@ -42,7 +43,7 @@ func (h *watchHealth) good(what string) {
 
 // failed records that a watch does not work. Only the first failure is logged: a server
 // that is away for an hour is one event.
-func (h *watchHealth) failed(what string, err error) {
+func (h *watchHealth) failed(what string, watched bool, err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	was, there := h.bad[what]
@@ -50,6 +51,7 @@ func (h *watchHealth) failed(what string, err error) {
 		was.since = time.Now()
 		h.log.Warn("cannot be followed", zap.String("what", what), zap.Error(err))
 	}
+	was.watched = was.watched || watched
 	was.err = volume.Errorf(volume.Timeout, "%s cannot be followed since %s: %w", what, was.since.UTC().Format(time.RFC3339), err)
 	h.bad[what] = was
 }

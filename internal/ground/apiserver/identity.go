@@ -114,10 +114,9 @@ func Plain(config *rest.Config) (*rest.RESTClient, error) {
 	config.GroupVersion = &schema.GroupVersion{Version: "v1"}
 	config.WarningHandler = rest.NoWarnings{}
 	client, err := rest.UnversionedRESTClientFor(config)
-	if err == nil {
-		own := *client.Client // it may be http.DefaultClient
-		own.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
-		client.Client = &own
+	if err == nil { // its own, which may be http.DefaultClient, stays as it is
+		last := func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+		client.Client = &http.Client{Transport: client.Client.Transport, Timeout: client.Client.Timeout, CheckRedirect: last}
 	}
 	return client, err
 }

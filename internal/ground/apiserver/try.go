@@ -3,8 +3,11 @@ package apiserver
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
 	"net/url"
+	"strings"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -69,11 +72,12 @@ func Get(ctx context.Context, who Identity, node, uri string, into any) error {
 func get(ctx context.Context, client *rest.RESTClient, uri string, into any) error {
 	ctx, cancel := context.WithTimeout(ctx, tryTime)
 	defer cancel()
-	raw, err := client.Get().MaxRetries(0).RequestURI(uri).Do(ctx).Raw()
+	body, err := client.Get().MaxRetries(0).RequestURI(uri).Stream(ctx)
 	if err != nil {
 		return err
 	}
-	return json.Unmarshal(raw, into)
+	defer func() { _ = body.Close() }()
+	return json.NewDecoder(body).Decode(into) // of a watch, the first event
 }
 
 // tryTime is how long the API server may take to answer.
@@ -84,16 +88,28 @@ type trial struct {
 	fine      func(error) bool // errors that mean nothing
 }
 
+// empty is an error that says nothing of a right: there is no such object or event, or, to a node, it is of none of its pods.
+func empty(err error) bool {
+	return errors.Is(err, io.EOF) || apierrors.IsResourceExpired(err) || apierrors.IsNotFound(err) || strings.Contains(err.Error(), "no relationship found")
+}
+
 func trials(node string) []trial {
 	const storage = "/apis/storage.k8s.io/v1/"
 	ofNode := url.QueryEscape(fields.OneTermEqualSelector("spec.nodeName", node).String())
-	return []trial{
+	out := []trial{
 		{fmt.Sprintf("the pods of node %s can be listed", node), "/api/v1/pods?limit=1&fieldSelector=" + ofNode, nil},
 		{"runtime classes can be listed", "/apis/node.k8s.io/v1/runtimeclasses?limit=1", nil},
 		{"CSI drivers can be listed", storage + "csidrivers?limit=1", nil},
+	}
+	for _, list := range out {
+		out = append(out, trial{strings.Replace(list.what, "listed", "watched", 1), strings.Replace(list.uri, "limit=1", "watch=1&timeoutSeconds=1", 1), empty})
+	}
+	return append(out, []trial{
+		{"claims can be read", "/api/v1/namespaces/default/persistentvolumeclaims/crust-proxy-trial", empty},
+		{"persistent volumes can be read", "/api/v1/persistentvolumes/crust-proxy-trial", empty},
 		// Whether there is such a node is tried next.
 		{fmt.Sprintf("the CSINode of node %s can be read", node), storage + "csinodes/" + url.PathEscape(node), apierrors.IsNotFound},
 		// A service account need not have that right.
 		{fmt.Sprintf("there is a node %s", node), "/api/v1/nodes/" + url.PathEscape(node), apierrors.IsForbidden},
-	}
+	}...)
 }

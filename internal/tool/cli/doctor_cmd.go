@@ -24,9 +24,9 @@ import (
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
 )
 
-// doctorWait is how long doctor waits for the daemon by default. It is short, because a hung
+// doctorWait is how long doctor waits for the daemon by default. It is no minute, because a hung
 // daemon is a finding, and the local checks do not need it.
-const doctorWait = 5 * time.Second
+const doctorWait = 15 * time.Second
 
 func doctorCmd(node doctor.Node, d *daemon, out *printer.Printer) *cobra.Command {
 	var quiet bool
@@ -82,9 +82,8 @@ func examine(ctx context.Context, d *daemon, node doctor.Node, file string) (doc
 
 // askForDoctor collects what the daemon reports. If it does not answer, that is doctor's first
 // finding.
-func askForDoctor(ctx context.Context, d *daemon) doctor.Daemon {
-	var known doctor.Daemon
-	err := d.call(ctx, func(ctx context.Context, c *client) (err error) {
+func askForDoctor(ctx context.Context, d *daemon) (known doctor.Daemon) {
+	known.Err = d.call(ctx, func(ctx context.Context, c *client) (err error) {
 		if known.Node, err = c.GetNode(ctx, &adminv1.GetNodeRequest{}); err != nil {
 			return err
 		}
@@ -92,22 +91,23 @@ func askForDoctor(ctx context.Context, d *daemon) doctor.Daemon {
 		if err != nil {
 			return err
 		}
+		known.Handlers = handlers.GetHandlers()
 		drivers, err := c.ListDrivers(ctx, &adminv1.ListDriversRequest{})
 		if err != nil {
 			return err
 		}
-		known.Handlers, known.Drivers = handlers.GetHandlers(), drivers.GetDrivers()
+		known.Drivers = drivers.GetDrivers()
 		known.Volumes, err = top.ListVolumes(ctx, c, &adminv1.ListVolumesRequest{})
 		return err
 	})
-	if err == nil {
-		return known
+	known.Again = d.volumes
+	if e, ok := errors.AsType[*command.Explained](known.Err); ok {
+		_, known.Starting = errors.AsType[starting](e.Err)
+		known.Err, known.Advice, known.Absent = e.Err, e.Advice, strings.HasPrefix(e.Err.Error(), absent)
+	} else if known.Err != nil {
+		known.Advice = statusAndLogs(d.service())
 	}
-	if e, ok := errors.AsType[*command.Explained](err); ok {
-		_, begun := errors.AsType[starting](e.Err)
-		return doctor.Daemon{Err: e.Err, Advice: e.Advice, Starting: begun, Absent: strings.HasPrefix(e.Err.Error(), absent)}
-	}
-	return doctor.Daemon{Err: err, Advice: statusAndLogs(d.service())}
+	return known
 }
 
 func printReport(out *printer.Printer, r doctor.Report, quiet bool) error {

@@ -110,9 +110,7 @@ func (c *client) explainDial(dial error) error {
 	return fmt.Errorf("cannot connect to %s: %w", socket, dial)
 }
 
-// absent begins the error of a daemon that nobody runs.
-const absent = "crust-proxy is not running: "
-
+const absent = "crust-proxy is not running: " // begins the error if nobody listens
 const validate = "Run 'crust-proxy validate --config " + usualConfig + "'"
 
 func (c *client) notRunning(what string) error {

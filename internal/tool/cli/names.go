@@ -16,7 +16,6 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/internal/tool/command"
 	"github.com/crust-proxy/crust-proxy/internal/tool/show"
-	"github.com/crust-proxy/crust-proxy/internal/tool/top"
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
 )
 
@@ -138,13 +137,10 @@ func volumeWords(v *adminv1.Volume, begun string) []string {
 // there are none: a shell cannot show an error.
 func (d *daemon) offer(ctx context.Context, begun string, words func(*adminv1.Volume) []string) ([]string, cobra.ShellCompDirective) {
 	var offered []string
-	_ = d.within(completionWait).call(ctx, func(ctx context.Context, c *client) error {
-		volumes, err := top.ListVolumes(ctx, c, &adminv1.ListVolumesRequest{})
-		for _, v := range volumes {
-			offered = append(offered, words(v)...)
-		}
-		return err
-	})
+	volumes, _ := d.within(completionWait).volumes(ctx)
+	for _, v := range volumes {
+		offered = append(offered, words(v)...)
+	}
 	// A shell splits the offers at line feeds and prints them: a word with control
 	// characters is left out. One tab separates the word from its description.
 	offered = slices.DeleteFunc(offered, func(word string) bool {

@@ -51,12 +51,16 @@ interrupted or until --timeout, where it is given; -o json prints one object per
 	return cmd
 }
 
-func list(ctx context.Context, d *daemon, view *volumeView, which *selection) error {
-	var volumes []*adminv1.Volume
-	err := d.call(ctx, func(ctx context.Context, c *client) (err error) {
+func (d *daemon) volumes(ctx context.Context) (volumes []*adminv1.Volume, err error) {
+	err = d.call(ctx, func(ctx context.Context, c *client) error {
 		volumes, err = top.ListVolumes(ctx, c, &adminv1.ListVolumesRequest{})
 		return err
 	})
+	return volumes, err
+}
+
+func list(ctx context.Context, d *daemon, view *volumeView, which *selection) error {
+	volumes, err := d.volumes(ctx)
 	if err != nil {
 		return err
 	}
@@ -133,14 +137,9 @@ func (w *volumeView) drivers(got *adminv1.ListDriversResponse) error {
 	for _, d := range got.GetDrivers() {
 		t.Add(text(d.GetName()), text(d.GetVersion()), text(d.GetMode()), printer.YesNo(d.GetReady()), text(number(d.GetVolumes())), text(w.age(d.GetSince())),
 			text(d.GetKubeletStatus()), text(strings.Join(d.GetCapabilities(), ",")), text(d.GetEndpoint()), text(d.GetCsiSocket()),
-			printer.Painted(show.Red, driverProblem(d)))
+			printer.Painted(show.Red, show.Joined("; ", show.When(d.GetDirectlyRegistered(), "registered with kubelet directly too: see crustctl doctor"), d.GetProblem())))
 	}
 	return w.out.Table(t)
-}
-
-// driverProblem names the worst first: kubelet may call the driver past the front.
-func driverProblem(d *adminv1.Driver) string {
-	return show.Joined("; ", show.When(d.GetDirectlyRegistered(), "registered with kubelet directly too: see crustctl doctor"), d.GetProblem())
 }
 
 // versions are those of both sides; the daemon's is empty where it was not asked.

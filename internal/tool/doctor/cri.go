@@ -1,7 +1,6 @@
 package doctor
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -15,21 +14,23 @@ import (
 const containerdWait = 2 * time.Second
 
 // checkRuntime connects to the program from which the daemon learns of sandboxes.
-func checkRuntime(ctx context.Context, n Node, _ Daemon) []Finding {
-	socket := cmp.Or(n.Config.Containerd.Socket, n.Config.CRI.Socket)
-	if socket == "" {
-		return []Finding{okay("no container runtime is used by this daemon's configuration")}
+func checkRuntime(ctx context.Context, n Node, _ Daemon) (found []Finding) {
+	for _, socket := range []string{n.Config.Containerd.Socket, n.Config.CRI.Socket} {
+		if socket == "" {
+			continue
+		}
+		switch err := n.dial(ctx, socket, containerdWait); {
+		case err == nil:
+			found = append(found, okay("the container runtime accepts connections on %s", socket))
+		case errors.Is(err, fs.ErrPermission):
+			found = append(found, okay("the container runtime's socket %s was not tried (run as root)", socket))
+		default:
+			found = append(found, warning("systemctl status containerd; where the socket is another one, set containerd.socket in crust-proxy's configuration; "+
+				"for CRI-O set that to \"\" and cri.socket to /run/crio/crio.sock",
+				"the container runtime cannot be reached on %s: sandboxes of Kata's Rust runtime are not found, and the end of others is seen later (%v)", socket, errors.Unwrap(err)))
+		}
 	}
-	err := n.dial(ctx, socket, containerdWait)
-	switch {
-	case err == nil:
-		return []Finding{okay("the container runtime answers on %s", socket)}
-	case errors.Is(err, fs.ErrPermission):
-		return []Finding{okay("the container runtime's socket %s was not tried (run as root)", socket)}
-	}
-	return []Finding{warning("systemctl status containerd; where the socket is another one, set containerd.socket in crust-proxy's configuration; "+
-		"for CRI-O set that to \"\" and cri.socket to /run/crio/crio.sock",
-		"the container runtime cannot be reached on %s: sandboxes of Kata's Rust runtime are not found, and the end of others is seen later (%v)", socket, errors.Unwrap(err))}
+	return orOK(found, "no container runtime is used by this daemon's configuration")
 }
 
 const (

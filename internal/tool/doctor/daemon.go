@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"google.golang.org/protobuf/types/known/timestamppb"
+	"k8s.io/client-go/rest"
 
 	"github.com/crust-proxy/crust-proxy/internal/ground/apiserver"
 	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
@@ -37,8 +38,7 @@ const settleTime = 10 * time.Second
 
 var settling = []string{"sandboxes cannot be followed", "pods cannot be looked up", "driver "}
 
-func checkDaemonFindings(_ context.Context, n Node, d Daemon) []Finding {
-	var found []Finding
+func checkDaemonFindings(_ context.Context, n Node, d Daemon) (found []Finding) {
 	started := d.Node.GetStartedAt()
 	for _, text := range d.Node.GetFindings() {
 		settles := slices.ContainsFunc(settling, func(begin string) bool { return strings.HasPrefix(text, begin) })
@@ -63,8 +63,7 @@ func checkProof(_ context.Context, _ Node, d Daemon) []Finding {
 
 func checkHandlers(_ context.Context, n Node, d Daemon) []Finding {
 	if len(d.Handlers) == 0 {
-		return []Finding{failure("configure a runtime handler in the daemon's configuration",
-			"the daemon has no runtime handler, so every publish fails")}
+		return []Finding{failure("configure a runtime handler in the daemon's configuration", "the daemon has no runtime handler, so every publish fails")}
 	}
 	var found []Finding
 	for _, h := range d.Handlers {
@@ -81,8 +80,7 @@ func checkHandlers(_ context.Context, n Node, d Daemon) []Finding {
 	return found
 }
 
-func checkVolumes(_ context.Context, _ Node, d Daemon) []Finding {
-	var found []Finding
+func checkVolumes(_ context.Context, _ Node, d Daemon) (found []Finding) {
 	for _, v := range d.Volumes {
 		found = append(found, volumeFindings(v)...)
 	}
@@ -98,8 +96,7 @@ func volumeFindings(v *adminv1.Volume) []Finding {
 			"volume %s was released by force %s ago, and its device %s is still open in %s, which may write to it beside the next owner",
 			v.GetTargetPath(), since(v.GetHeldSince()), v.GetDevice(), v.GetHeldBy())}
 	case v.GetState() == adminv1.VolumeState_VOLUME_STATE_DEGRADED:
-		return []Finding{failure("crustctl reconcile, then "+look,
-			"volume %s is degraded: %s", v.GetTargetPath(), cmp.Or(v.GetLastError(), noReason))}
+		return []Finding{failure("crustctl reconcile, then "+look, "volume %s is degraded: %s", v.GetTargetPath(), cmp.Or(v.GetLastError(), noReason))}
 	case v.GetHeldBy() != "":
 		return []Finding{warning("if that is the VM of a pod that has gone: crustctl end "+v.GetId(),
 			"volume %s: its device %s is to be released or claimed, and has been open in %s for %s", v.GetTargetPath(), v.GetDevice(),
@@ -131,10 +128,7 @@ const clusterWait = 10 * time.Second
 // checkCluster asks the API server as the daemon does, but not from within the daemon's unit.
 func checkCluster(ctx context.Context, n Node, d Daemon) []Finding {
 	cluster := n.Config.Cluster
-	switch {
-	case cluster.InCluster:
-		return []Finding{okay("not tried from here: the daemon asks by the service account of its pod")}
-	case cluster.Kubeconfig == "":
+	if !cluster.On() {
 		return []Finding{okay("no cluster is asked by this daemon's configuration")}
 	}
 	node, err := cluster.Node()
@@ -144,22 +138,22 @@ func checkCluster(ctx context.Context, n Node, d Daemon) []Finding {
 	ctx, cancel := context.WithTimeout(ctx, clusterWait)
 	defer cancel()
 	var found []Finding
-	for _, one := range apiserver.Try(ctx, apiserver.Identity{Kubeconfig: n.at(cluster.Kubeconfig), UserAgent: "crustctl"}, node) {
+	for _, one := range apiserver.Try(ctx, n.identity(), node) {
 		switch {
 		case one.Err == nil:
 			continue
+		case errors.Is(one.Err, rest.ErrNotInCluster):
+			return []Finding{okay("not tried from here: the daemon asks by the service account of its pod")}
 		case errors.Is(one.Err, fs.ErrPermission):
 			return []Finding{okay("not tried: %s may not be read by this user (run as root)", cluster.Kubeconfig)}
 		}
 		found = append(found, failure("kubectl get nodes shows the names; the rights that it takes are in docs/front.md. "+
 			"The daemon goes on and serves the pods that it knows", "this is not the case: %s: %v", one.What, one.Err))
 	}
-	if len(found) == 0 && daemonCannotReach(d) && n.Service.InPod {
-		found = append(found, warning(n.Service.Logs(), "the API server answers here and not to the daemon in the same pod"))
-	} else if len(found) == 0 && daemonCannotReach(d) {
-		found = append(found, warning("copy /usr/share/crust-proxy/cluster.conf into /etc/systemd/system/crust-proxy.service.d/, then "+
+	if len(found) == 0 && daemonCannotReach(d) {
+		found = append(found, show.Either(n.Service.InPod, warning(n.Service.Logs(), "the API server answers here and not to the daemon in the same pod"), warning("copy /usr/share/crust-proxy/cluster.conf into /etc/systemd/system/crust-proxy.service.d/, then "+
 			"systemctl daemon-reload and restart crust-proxy",
-			"the API server answers here and not to the daemon: systemd's IP filter may keep the daemon off the network"))
+			"the API server answers here and not to the daemon: systemd's IP filter may keep the daemon off the network")))
 	}
 	return orOK(found, "the API server answers, knows node %s and gives the rights to look up its pods", node)
 }

@@ -16,8 +16,8 @@ import (
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
 )
 
-// Daemon is what the daemon reported. Err is set if it did not answer; then the rest is empty,
-// and only the local checks run.
+// Daemon is what the daemon reported. Err is set if it did not answer all questions; then only the local checks run, and
+// those of what it answered before.
 type Daemon struct {
 	Err error
 	// Advice is what to do about Err. Starting is set if the daemon is being started, Absent if nobody listens.
@@ -26,6 +26,8 @@ type Daemon struct {
 	Node             *adminv1.GetNodeResponse
 	Handlers         []*adminv1.Handler
 	Volumes          []*adminv1.Volume
+	// Again lists the volumes again, if it is set.
+	Again func(context.Context) ([]*adminv1.Volume, error)
 	// Drivers are nil if the front is off.
 	Drivers []*adminv1.Driver
 }
@@ -91,9 +93,10 @@ func Run(ctx context.Context, node Node, daemon Daemon) Report {
 func run(ctx context.Context, node Node, daemon Daemon, wanted func(scope) bool) Report {
 	report := Report{Findings: []Finding{}}
 	found := make([][]Finding, len(checks))
+	partial := map[string]bool{"daemon-findings": daemon.Node != nil, "proof": daemon.Node != nil, "handlers": daemon.Handlers != nil, "drivers": daemon.Drivers != nil}
 	var running sync.WaitGroup
 	for i, c := range checks {
-		if wanted(c.needs) && (c.needs != reported || daemon.up()) {
+		if wanted(c.needs) && (c.needs != reported || daemon.up() || partial[c.name]) {
 			running.Go(func() { found[i] = c.run(ctx, node, daemon) })
 		}
 	}

@@ -55,6 +55,10 @@ func TestLocalChecksRunWithTheDaemonDown(t *testing.T) {
 	down := Daemon{Err: errors.New("connection refused"), Advice: "start it"}
 	report := Run(t.Context(), tr.node, down)
 	check.That(t, report.Count(Error) == 1, "who does not answer and may listen is to be ended: %+v", report.Findings)
+	known := down
+	known.Node = &adminv1.GetNodeResponse{Findings: []string{"no xfs"}}
+	report = Run(t.Context(), tr.node, known)
+	check.That(t, report.Count(Warn) == 1, "what it answered before is not shown: %+v", report.Findings)
 	down.Absent = true
 	report = Run(t.Context(), tr.node, down)
 	holder := fmt.Sprintf("process %d (", os.Getpid())
@@ -247,6 +251,7 @@ func fileFaults() []bad {
 		}), Error, "kubelet", "systemctl cat"},
 		{"containerd gone", "container-runtime", run(func(tr tree, n *Node) { tr.remove(n.Config.Containerd.Socket) }), Warn, "cannot be reached", "containerd.socket"},
 		{"CRI-O gone", "container-runtime", run(func(_ tree, n *Node) { n.Config.Containerd.Socket, n.Config.CRI.Socket = "", "/run/crio/crio.sock" }), Warn, "cannot be reached on /run/crio/crio.sock", "cri.socket"},
+		{"one of both", "container-runtime", run(func(_ tree, n *Node) { n.Config.CRI.Socket = "/run/crio/crio.sock" }), Warn, "cannot be reached on /run/crio/crio.sock", "cri.socket"},
 		{"CRI-O elsewhere", "mount-namespaces", run(func(tr tree, _ *Node) {
 			tr.process("10", "crust-proxy", "mnt:[1]")
 			tr.process("11", "crio", "mnt:[2]")
@@ -323,6 +328,15 @@ func guardFaults() []bad {
 			tr.mount("40", "/elsewhere", "tmpfs", abi.GuardPrefix+idOf(targetA))
 		}, Error, "no guard", "reconcile"},
 		{"missing", "guards", func(_ tree, _ *Node, d *Daemon) { record(d) }, Error, "no guard", "reconcile"},
+		{"unpublished meanwhile", "guards", func(_ tree, _ *Node, d *Daemon) {
+			record(d)
+			d.Again = func(context.Context) ([]*adminv1.Volume, error) { return nil, nil }
+		}, OK, "each of 0 guards", ""},
+		{"published meanwhile", "guards", func(tr tree, _ *Node, d *Daemon) {
+			tr.mount("40", targetA, "tmpfs", abi.GuardPrefix+idOf(targetA))
+			later := withVolume(adminv1.VolumeState_VOLUME_STATE_BOUND, "").Volumes
+			d.Again = func(context.Context) ([]*adminv1.Volume, error) { return later, nil }
+		}, OK, "each of 1 guards", ""},
 		{"covered", "guards", func(tr tree, _ *Node, d *Daemon) {
 			record(d)
 			tr.mount("40", targetA, "tmpfs", abi.GuardPrefix+idOf(targetA))
@@ -469,12 +483,13 @@ func apiServer(t *testing.T, tr tree, refuse string) {
 		"/apis/storage.k8s.io/v1/csidrivers": `{"apiVersion":"storage.k8s.io/v1","kind":"CSIDriverList","metadata":{},"items":[
 			{"metadata":{"name":"plain"},"spec":{"podInfoOnMount":false,"attachRequired":false,"fsGroupPolicy":"None"}},
 			{"metadata":{"name":"tokens"},"spec":{"requiresRepublish":true,"seLinuxMount":true,"tokenRequests":[{"audience":"a"}]}}]}`,
-		"/apis/storage.k8s.io/v1/csinodes/node-1": `{"apiVersion":"storage.k8s.io/v1","kind":"CSINode","metadata":{"name":"node-1"},"spec":{"drivers":[]}}`,
-		"/api/v1/nodes/node-1":                    `{"apiVersion":"v1","kind":"Node","metadata":{"name":"node-1"}}`,
+		"/apis/storage.k8s.io/v1/csinodes/node-1":                             `{"apiVersion":"storage.k8s.io/v1","kind":"CSINode","metadata":{"name":"node-1"},"spec":{"drivers":[]}}`,
+		"/api/v1/namespaces/default/persistentvolumeclaims/crust-proxy-trial": `{}`, "/api/v1/persistentvolumes/crust-proxy-trial": `{}`,
+		"/api/v1/nodes/node-1": `{"apiVersion":"v1","kind":"Node","metadata":{"name":"node-1"}}`,
 	}
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
-		if answer := kinds[r.URL.Path]; answer != "" && !strings.HasSuffix(r.URL.Path, refuse) {
+		if answer := kinds[r.URL.Path]; answer != "" && !strings.HasSuffix(r.URL.Path, refuse) && !strings.HasSuffix(r.URL.String(), refuse) {
 			_, _ = fmt.Fprint(w, answer)
 			return
 		}
@@ -571,6 +586,8 @@ func TestCluster(t *testing.T) {
 		{"all is well", "cluster", func(tr tree, _ *Node, _ *Daemon) { apiServer(t, tr, "nothing") }, OK, "node node-1", ""},
 		{"no file", "cluster", func(tree, *Node, *Daemon) {}, Error, "does not exist", "docs/front.md"},
 		{"no right", "cluster", func(tr tree, _ *Node, _ *Daemon) { apiServer(t, tr, "csidrivers") }, Error, "CSI drivers can be listed", "docs/front.md"},
+		{"no watch", "cluster", func(tr tree, _ *Node, _ *Daemon) { apiServer(t, tr, "csidrivers?timeoutSeconds=1&watch=1") }, Error, "CSI drivers can be watched", "docs/front.md"},
+		{"no claims", "cluster", func(tr tree, _ *Node, _ *Daemon) { apiServer(t, tr, "persistentvolumeclaims/crust-proxy-trial") }, Error, "claims can be read", "docs/front.md"},
 		{"no CSINode", "cluster", func(tr tree, _ *Node, _ *Daemon) { apiServer(t, tr, "csinodes/node-1") }, Error, "the CSINode of node node-1 can be read", "docs/front.md"},
 		{"another name", "cluster", func(tr tree, n *Node, _ *Daemon) {
 			apiServer(t, tr, "pods")

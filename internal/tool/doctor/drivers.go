@@ -50,8 +50,7 @@ func driverFindings(d *adminv1.Driver, served bool) []Finding {
 		return []Finding{warning(look+"; if it was removed for good, remove the socket of its registrar",
 			"a registrar has not said its driver's name for %s: %s", show.Duration(down), problem)}
 	case d.GetReady() && d.GetProblem() != "":
-		return []Finding{failure("kubectl get csinode NODE -o yaml, and kubelet's log: what removes the driver there",
-			"driver %s: %s", name, problem)}
+		return []Finding{failure("kubectl get csinode NODE -o yaml, and kubelet's log: what removes the driver there", "driver %s: %s", name, problem)}
 	case !d.GetReady() && served:
 		return []Finding{warning("remove the second registrar", "driver %s is served, and a second registrar is not taken: %s", name, problem)}
 	case !d.GetReady() && down < readyTime:
@@ -77,6 +76,12 @@ type csiDriver struct {
 	Spec     struct{ RequiresRepublish, SELinuxMount bool }
 }
 
+// identity is the daemon's, by which the API server is asked.
+func (n Node) identity() apiserver.Identity {
+	of := n.Config.Cluster
+	return apiserver.Identity{Kubeconfig: show.When(!of.InCluster, n.at(of.Kubeconfig)), InCluster: of.InCluster, UserAgent: "crustctl"}
+}
+
 // checkCSIDrivers checks the CSIDriver objects of the drivers behind the front, where a cluster is asked.
 func checkCSIDrivers(ctx context.Context, n Node, d Daemon) []Finding {
 	cluster := n.Config.Cluster
@@ -86,7 +91,7 @@ func checkCSIDrivers(ctx context.Context, n Node, d Daemon) []Finding {
 	case len(d.Drivers) == 0:
 		return []Finding{okay("no driver is known to be behind crust-proxy")}
 	}
-	who := apiserver.Identity{Kubeconfig: show.When(!cluster.InCluster, n.at(cluster.Kubeconfig)), InCluster: cluster.InCluster, UserAgent: "crustctl"}
+	who := n.identity()
 	var list struct{ Items []csiDriver }
 	if err := apiserver.Get(ctx, who, cluster.NodeName, "/apis/storage.k8s.io/v1/csidrivers", &list); err != nil {
 		return []Finding{okay("not looked at: %v", err)}

@@ -51,8 +51,7 @@ func checkNamespaces(ctx context.Context, n Node, _ Daemon) []Finding {
 	for _, other := range []string{"kubelet", "containerd", "crio"} {
 		theirs := running[other]
 		if len(theirs) > 0 && !slices.ContainsFunc(theirs, func(view string) bool { return slices.Contains(ours, view) }) {
-			found = append(found, failure(do,
-				"crust-proxy and %s are in different mount namespaces: its guards may not be seen there", other))
+			found = append(found, failure(do, "crust-proxy and %s are in different mount namespaces: its guards may not be seen there", other))
 		}
 	}
 	return orOK(found, "crust-proxy shares its mounts with kubelet and the container runtime where they run")
@@ -102,17 +101,30 @@ type guardMounts struct {
 	over *mountinfo.Info
 }
 
-func checkGuards(_ context.Context, n Node, d Daemon) []Finding {
+func checkGuards(ctx context.Context, n Node, d Daemon) []Finding {
 	table, err := n.table()
 	if err != nil {
 		return []Finding{noTable(err)}
 	}
 	guards := guardsIn(table)
+	found := guardFindings(guards, d)
+	if !d.up() {
+		return append(found, okay("%d guards are mounted; they cannot be compared with the records while the daemon is down", len(guards)))
+	}
+	if len(found) > 0 && d.Again != nil { // pods may have started and ended since the volumes were listed
+		if d.Volumes, err = d.Again(ctx); err == nil {
+			still := guardFindings(guards, d)
+			found = slices.DeleteFunc(found, func(f Finding) bool { return !slices.Contains(still, f) })
+		}
+	}
+	return orOK(found, "each of %d guards has its record, and each record its guard", len(guards))
+}
+
+func guardFindings(guards map[string]*guardMounts, d Daemon) (found []Finding) {
 	recorded := map[string]bool{}
 	for _, v := range d.Volumes {
 		recorded[v.GetId()] = true
 	}
-	var found []Finding
 	for _, key := range slices.Sorted(maps.Keys(guards)) {
 		g := guards[key]
 		if g.over != nil { // a filesystem on the host, which must never be
@@ -124,9 +136,6 @@ func checkGuards(_ context.Context, n Node, d Daemon) []Finding {
 				"the guard of volume %s on %s has no record in this daemon: it is stale", show.ShortID(key), cmp.Or(g.target, strings.Join(g.binds, ", "))))
 		}
 	}
-	if !d.up() {
-		return append(found, okay("%d guards are mounted; they cannot be compared with the records while the daemon is down", len(guards)))
-	}
 	guarded := []adminv1.VolumeState{
 		adminv1.VolumeState_VOLUME_STATE_PUBLISHED, adminv1.VolumeState_VOLUME_STATE_BOUND, adminv1.VolumeState_VOLUME_STATE_DEGRADED,
 	}
@@ -137,7 +146,7 @@ func checkGuards(_ context.Context, n Node, d Daemon) []Finding {
 				v.GetTargetPath()))
 		}
 	}
-	return orOK(found, "each of %d guards has its record, and each record its guard", len(guards))
+	return found
 }
 
 // guardsIn gathers the guards. A guard's key is made of its own mount point, so
