@@ -50,6 +50,8 @@ func explainFile(cfg *config.Config, file string) (text string, err error) {
 func (f *driverFront) explain(ctx context.Context, cfg *config.Config, name string) (out []*adminv1.ExplainedVolume, err error) {
 	pod, err := f.cluster.ByName(ctx, name)
 	drivers := f.shown()
+	ready := slices.DeleteFunc(slices.Clone(drivers), func(one *adminv1.Driver) bool { return !one.GetReady() })
+	drivers = append(ready, drivers...) // of two registrars, the one that serves the driver
 	for i := range pod.Volumes {
 		of := decision.Driver{Elsewhere: true}
 		if n := slices.IndexFunc(drivers, func(one *adminv1.Driver) bool { return one.GetName() == pod.Volumes[i].Driver }); n >= 0 {
@@ -58,6 +60,7 @@ func (f *driverFront) explain(ctx context.Context, cfg *config.Config, name stri
 				Native: drivers[n].GetMode() == volume.WayNative, MultiWriter: reports("SINGLE_NODE_MULTI_WRITER"), MountGroup: reports("VOLUME_MOUNT_GROUP"),
 			}
 		}
+		pod.Volumes[i].Mark = f.front.Mark(pod.Volumes[i].Driver, pod.Volumes[i].VolumeID)
 		e := explainer(cfg).Explain(&pod, &pod.Volumes[i], true, cfg.Front.DefaultFSType, of)
 		out = append(out, &adminv1.ExplainedVolume{Volume: e.Volume, Outcome: e.Outcome, Because: e.Because})
 	}

@@ -67,6 +67,10 @@ func TestExplanationsAreTrue(t *testing.T) {
 					if driver.MountGroup {
 						group = pod.FSGroup
 					}
+					if i%5 == 0 {
+						check.Must(t, r.front.store.Marks.Put(&decision.Mark{Driver: driverName, VolumeID: "vol-1", Rule: "old", Handler: "kata"}))
+					}
+					pod.Volumes[0].Mark = r.front.Mark(driverName, "vol-1")
 					e := r.front.rules().Explain(&pod, &pod.Volumes[0], known, "ext4", driver)
 					if got := r.outcome(&pod.Volumes[0], group); !strings.HasPrefix(e.Outcome, got.outcome) || !strings.HasSuffix(e.Because[len(e.Because)-1], got.because) {
 						t.Fatalf("%+v: explained as\n%s, and it was %+v", pod, e.String(), got)
@@ -98,6 +102,7 @@ func (r *rig) outcome(v *decision.PodVolume, group string) outcome {
 	}
 	if err != nil {
 		_, _ = r.unpublish("p1"), r.tryUnstage()
+		r.ok(nil, r.front.store.Marks.Remove(staging.VolumeID{Driver: driverName, ID: "vol-1"}))
 		_, text, _ := strings.Cut(status.Convert(err).Message(), ": ")
 		return outcome{"refused", text}
 	}

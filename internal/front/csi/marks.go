@@ -12,6 +12,11 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
+// Mark returns what a volume is marked with, or nil.
+func (f *Front) Mark(driver, volumeID string) *decision.Mark {
+	return f.store.Marks.Get(staging.VolumeID{Driver: driver, ID: volumeID})
+}
+
 // mark marks a volume that a sandbox gets read-write, unless the policy allows the host to mount
 // it later. It reports whether the mark is new; known is the one that the volume has. Inline volumes
 // are not marked: they end with their only pod. The mark of a virtual machine replaces that of a

@@ -84,5 +84,6 @@ func (v *PodVolume) request(defaultFSType, group string, multiWriter bool) *Volu
 			AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_Mode(mode)},
 		},
 	})
+	r.Mark = v.Mark
 	return r
 }

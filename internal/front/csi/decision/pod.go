@@ -29,6 +29,7 @@ type PodVolume struct {
 	Name, Claim string
 	// Driver and VolumeID are CSI's. Both are empty where Unknown is set.
 	Driver, VolumeID string
+	Mark             *Mark // that of the volume on this node, for Explain
 	// Unknown is why the driver of the volume is not known: a claim that is not bound yet,
 	// or a cluster that does not answer. It is a classed error.
 	Unknown error

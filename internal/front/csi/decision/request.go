@@ -164,8 +164,7 @@ var severalNodes = []csi.VolumeCapability_AccessMode_Mode{
 
 // MountFlags are the mount options for the sandbox, one per element. Labels that kubelet adds for the host's SELinux
 // mean nothing in a sandbox without SELinux, and fail the mount there.
-func MountFlags(flags []string, readOnly, keepLabels bool) []string {
-	var out []string
+func MountFlags(flags []string, readOnly, keepLabels bool) (out []string) {
 	for _, flag := range mountopt.Split(flags) {
 		name, _, _ := strings.Cut(flag, "=")
 		isLabel := slices.Contains([]string{"context", "fscontext", "defcontext", "rootcontext"}, name)
