@@ -42,20 +42,20 @@ func namesIn(names []string) string {
 }
 
 // checkAll makes all checks. Without an API server, k is nil.
-func checkAll(ctx context.Context, a *access, k *api, states []*state) []checked {
-	var all []checked
+func checkAll(ctx context.Context, a *access, k *api, states []*state) (all []checked) {
 	if k != nil {
 		all = checkInstallation(ctx, a, k, states)
 	}
 	answered := slices.DeleteFunc(slices.Clone(states), func(s *state) bool { return s.err != nil })
 	all = append(all, checked{"daemons", worse(len(answered) < len(states), resultFail), fmt.Sprintf("%d of %d nodes answer", len(answered), len(states)), ""})
+	var silent []checked
 	for _, s := range states {
 		if s.err != nil {
-			all = append(all, checked{"daemons", resultFail, fmt.Sprintf("node %s does not answer: %v", s.node, s.err),
+			silent = append(silent, checked{"daemons", resultFail, fmt.Sprintf("node %s does not answer: %v", s.node, s.err),
 				"kubectl describe and logs of its pod; with the package: systemctl status crust-proxy, http.listen"})
 		}
 	}
-	if len(answered) == 0 {
+	if all = append(all, capped(silent)...); len(answered) == 0 {
 		return all
 	}
 	all = append(all, compare("versions", answered, "of crust-proxy; this program is "+sys.Version(), "finish the upgrade, and use the same version here",
@@ -152,6 +152,18 @@ func checkVolumes(states []*state) checked {
 	return checked{"volumes", result, text, "kubectl crust volumes --state degraded (or refused, held) -o wide"}
 }
 
+// capped cuts off lines of one component, the worst of which are first.
+func capped(all []checked) []checked {
+	const most = 20
+	if more := len(all) - most; more > 0 {
+		return append(all[:most], checked{all[most].Component, all[most].Result, fmt.Sprintf("and %d more", more), ""})
+	}
+	return all
+}
+
+// someTime matches a time: findings that differ by it only are one.
+var someTime = sys.LazyRegexp(`\d{4}-\d\d-\d\dT[\d:.]+(Z|[+-]\d\d:\d\d)`)
+
 // checkFindings has a line for each finding of the daemons, with the nodes that have it. What the lines above say
 // already is left out.
 func checkFindings(states []*state) []checked {
@@ -159,7 +171,8 @@ func checkFindings(states []*state) []checked {
 	for _, s := range states {
 		for _, f := range s.findings {
 			if f.Check == "daemon-findings" || f.Check == "proof" {
-				nodes[f.Seen], found[f.Seen] = append(nodes[f.Seen], s.node), f
+				seen := someTime().ReplaceAllString(f.Seen, "(a time)")
+				nodes[seen], found[seen] = append(nodes[seen], s.node), f
 			}
 		}
 	}
@@ -169,9 +182,10 @@ func checkFindings(states []*state) []checked {
 	var all []checked
 	for _, seen := range slices.Sorted(maps.Keys(found)) {
 		result := show.Either(found[seen].Severity == doctor.Error, resultFail, resultWarn)
-		all = append(all, checked{"findings", result, namesIn(nodes[seen]) + ": " + seen, found[seen].Do})
+		all = append(all, checked{"findings", result, namesIn(nodes[seen]) + ": " + show.Either(len(nodes[seen]) > 1, seen, found[seen].Seen), found[seen].Do})
 	}
-	return all
+	slices.SortStableFunc(all, func(a, b checked) int { return strings.Compare(a.Result, b.Result) }) // fail is before warn
+	return capped(all)
 }
 
 func printChecked(out *printer.Printer, c checked) error {

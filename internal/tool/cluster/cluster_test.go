@@ -287,6 +287,13 @@ func TestCheck(t *testing.T) {
 		f.view = &adminv1.NodeView{Node: healthy().Node, Handlers: healthy().Handlers, Drivers: &adminv1.ListDriversResponse{Drivers: []*adminv1.Driver{is}}}
 		f.wants(f.run("check"), "fail driver lvm             works on 0 nodes, not on node-a: ", problem, "exit 3\n")
 	}
+	f.view = healthy()
+	for i := range 30 {
+		f.view.Node.Findings = append(f.view.Node.Findings, fmt.Sprintf("sick since 2026-01-01T00:00:%02dZ", i), fmt.Sprint("odd ", i))
+	}
+	got = f.run("check")
+	f.wants(got, "and 11 more")
+	check.That(t, strings.Count(got, "sick since") <= 1 && strings.Count(got, "\nwarn findings ") == 21, "findings flood:\n%s", got)
 	f.view = nil
 	ready = 0
 	ill := sick()

@@ -7,12 +7,7 @@ import "time"
 type meta struct {
 	Name, Namespace, UID string
 	DeletionTimestamp    *time.Time
-	OwnerReferences      []owner
-}
-
-type owner struct {
-	Kind       string
-	Controller bool
+	OwnerReferences      []map[string]any
 }
 
 type objects[T any] struct {

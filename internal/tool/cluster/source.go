@@ -204,7 +204,8 @@ func (a *access) pods(ctx context.Context, k *api) ([]place, error) {
 	var all []place
 	for _, p := range found {
 		// While a pod ends, another one may begin on its node. Anybody may give a pod our label.
-		if p.Metadata.DeletionTimestamp != nil || !slices.Contains(p.Metadata.OwnerReferences, owner{"DaemonSet", true}) {
+		ours := func(o map[string]any) bool { return o["kind"] == "DaemonSet" && o["controller"] == true }
+		if p.Metadata.DeletionTimestamp != nil || !slices.ContainsFunc(p.Metadata.OwnerReferences, ours) {
 			continue
 		}
 		at := k.proxy("/api/v1/namespaces/" + url.PathEscape(p.Metadata.Namespace) + "/pods/" + proxied(p.Metadata.Name, p.port(a.port)))

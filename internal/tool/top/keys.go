@@ -34,7 +34,7 @@ var (
 		{"down j", "", func(s *State) { s.list.move(1) }},
 		{"pgup ctrl+b", "", func(s *State) { s.list.move(-max(1, s.frame().rows-1)) }},
 		{"pgdown ctrl+f", "", func(s *State) { s.list.move(max(1, s.frame().rows-1)) }},
-		{"home g", "", goHome},
+		{"home g", "", func(s *State) { s.list.cursor, s.list.chosen = 0, "" }},
 		{"end G", "", func(s *State) { s.list.move(len(s.list.rows)) }},
 		{"u", "", func(s *State) { s.list.sortBy(ByUsage) }},
 		{"l", "", func(s *State) { s.list.sortBy(ByLatency) }},
@@ -63,9 +63,6 @@ func startFilter(s *State) {
 	text := s.list.filter.text
 	s.list.filter.typed = &text
 }
-
-// goHome moves the cursor to the first row, whichever volume that is.
-func goHome(s *State) { s.list.cursor, s.list.chosen = 0, "" }
 
 // key does what a key is for on the page. Only ending and suspending is left to others.
 func (s *State) key(k Key) Effect {

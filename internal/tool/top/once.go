@@ -54,7 +54,7 @@ func fetchAll(ctx context.Context, d Daemon, s *State) {
 	ctx, cancel := context.WithTimeout(ctx, s.settings.Interval)
 	defer cancel()
 	rows := slices.DeleteFunc(slices.Clone(s.list.rows), func(r *row) bool { return !r.hasSandbox() })
-	answers := make([]Event, len(rows))
+	answers := make([]StatsFetched, len(rows))
 	var group errgroup.Group
 	group.SetLimit(s.schedule.limit)
 	for i, r := range rows {
@@ -67,8 +67,11 @@ func fetchAll(ctx context.Context, d Daemon, s *State) {
 	}
 	_ = group.Wait()
 	for _, answer := range answers {
-		s.Apply(answer)
+		if answer.ID != "" {
+			s.fetched(answer)
+		}
 	}
+	s.Apply(Clock{Now: s.now}) // once: it sorts all volumes
 }
 
 // Text is the picture as lines of text: of at most that width, with the errors below

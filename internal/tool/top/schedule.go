@@ -112,8 +112,3 @@ func (s *schedule) polled(e Polled, concurrency int) {
 		s.limit = max(1, min(maxConcurrent, concurrency/2))
 	}
 }
-
-// pollNow makes a poll due; the daemon has just answered.
-func (s *schedule) pollNow() {
-	s.nextPoll, s.silent = time.Time{}, time.Time{}
-}

@@ -55,7 +55,7 @@ var columns = [columnCount]column{
 	colState:   {title: "STATE", least: 5, most: 9, sizing: whole, colour: stateColour, text: func(_ *State, r *row) string { return r.state }},
 	colUsage:   {title: "USAGE", least: 11, most: 26}, // usageBar draws it
 	colSize:    {title: "USED/SIZE", least: 9, most: 19, sizing: whole, right: true, text: func(_ *State, r *row) string { return r.size }},
-	colInodes:  {title: "INODES", least: 6, most: 6, right: true, colour: inodesColour, text: func(_ *State, r *row) string { return percent(r.inodes) }},
+	colInodes:  {title: "INODES", least: 6, most: 6, right: true, colour: func(r *row) string { return show.When(fullness(r.inodes) != show.Green, fullness(r.inodes)) }, text: func(_ *State, r *row) string { return percent(r.inodes) }},
 	colStats:   {title: "STATS", least: 6, most: 6, right: true, colour: latencyColour, text: func(s *State, r *row) string { return s.canvas.latency(r) }},
 	colAge:     {title: "AGE", least: 5, most: 6, right: true, text: func(s *State, r *row) string { return age(s.now, r.created) }},
 	colSandbox: {title: "SANDBOX", least: 8, most: show.ShortIDLength, sizing: snug, code: show.Faint, text: func(_ *State, r *row) string { return r.sandbox }},
@@ -205,11 +205,6 @@ func (t *table) cell(canvas canvas, c int, r *row) string {
 }
 
 func stateColour(r *row) string { return show.StateColour(r.v.GetState()) }
-
-// inodesColour is for what needs attention only.
-func inodesColour(r *row) string {
-	return show.When(fullness(r.inodes) != show.Green, fullness(r.inodes))
-}
 
 func usageBar(canvas canvas, u *adminv1.VolumeUsage, width int) string {
 	if u == nil {

@@ -94,7 +94,7 @@ func (s *State) Apply(e Event) []Effect {
 		}
 	case Watched:
 		if s.node.watched(e, s.now) {
-			s.schedule.pollNow()
+			s.schedule.nextPoll, s.schedule.silent = time.Time{}, time.Time{} // the daemon has just answered
 		}
 	case Disconnected:
 		s.node.disconnected(e)
@@ -103,16 +103,20 @@ func (s *State) Apply(e Event) []Effect {
 		s.schedule.polled(e, s.node.daemon.concurrency)
 		s.detail.polled(e)
 	case StatsFetched:
-		// A failure while the daemon is away or hangs says nothing about the sandbox.
-		counts := e.Reply != nil || s.node.link.synced && (!e.Unanswered || !s.hangs())
-		s.schedule.fetched(e, counts)
-		if counts {
-			s.node.fetched(e, s.now)
-		}
+		s.fetched(e)
 	}
 	s.list.rebuild(s.shown(), s.settings.State)
 	s.list.scroll(s.frame().rows)
 	return s.requests()
+}
+
+func (s *State) fetched(e StatsFetched) {
+	// A failure while the daemon is away or hangs says nothing about the sandbox.
+	counts := e.Reply != nil || s.node.link.synced && (!e.Unanswered || !s.hangs())
+	s.schedule.fetched(e, counts)
+	if counts {
+		s.node.fetched(e, s.now)
+	}
 }
 
 // requests are the requests for which it is time. Nobody is asked while the
