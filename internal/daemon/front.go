@@ -81,8 +81,7 @@ func (f *driverFront) ServerOptions(name string, has *csi.NodeGetCapabilitiesRes
 }
 
 // Deferred names the deferred volumes of a driver.
-func (f *driverFront) Deferred(driver string) []string {
-	var targets []string
+func (f *driverFront) Deferred(driver string) (targets []string) {
 	for status := range f.volumes() {
 		if status.Driver == driver {
 			targets = append(targets, status.Target)

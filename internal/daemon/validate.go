@@ -43,8 +43,7 @@ func validate(_ context.Context, call invocation) error {
 
 // missingHere lists what the configuration names and this node does not have. It is no error: the
 // daemon starts without, systemd may pass the sockets, and the rest may come later.
-func missingHere(cfg *config.Config) []string {
-	var out []string
+func missingHere(cfg *config.Config) (out []string) {
 	warn := func(key string, err error) {
 		if err != nil {
 			out = append(out, "on this node: "+key+": "+err.Error())

@@ -254,8 +254,7 @@ func (h *Handlers) complete() {
 	}
 }
 
-func (h Handlers) names() []string {
-	var names []string
+func (h Handlers) names() (names []string) {
 	if h.Kata.Enabled {
 		names = append(names, kataName)
 	}

@@ -138,8 +138,7 @@ func Reloadable(old, next Config) (applied Config, needRestart []string) {
 	return applied, differences(reflect.ValueOf(applied), reflect.ValueOf(next), "")
 }
 
-func differences(a, b reflect.Value, prefix string) []string {
-	var keys []string
+func differences(a, b reflect.Value, prefix string) (keys []string) {
 	for i := range a.NumField() {
 		key := prefix + keyOf(a.Type().Field(i))
 		if a.Field(i).Kind() == reflect.Struct {

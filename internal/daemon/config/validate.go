@@ -212,8 +212,7 @@ func (c Config) annotatedNeedsCluster() error {
 }
 
 // Warnings lists settings that are valid and rarely intended.
-func (c Config) Warnings() []string {
-	var lines []string
+func (c Config) Warnings() (lines []string) {
 	if c.ReconcileInterval == 0 {
 		lines = append(lines, "reconcileInterval: 0 is never: what a crash leaves stays until somebody runs crustctl reconcile")
 	}

@@ -234,8 +234,7 @@ func (h *History) List(is func(*adminv1.VolumeEvent) bool, limit int) []*adminv1
 
 func every(*adminv1.VolumeEvent) bool { return true }
 
-func (h *History) of(is func(*adminv1.VolumeEvent) bool) []*adminv1.VolumeEvent {
-	var found []*adminv1.VolumeEvent
+func (h *History) of(is func(*adminv1.VolumeEvent) bool) (found []*adminv1.VolumeEvent) {
 	h.mu.Lock()
 	for _, of := range h.volumes {
 		if slices.ContainsFunc(of, is) {

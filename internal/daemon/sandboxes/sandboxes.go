@@ -24,8 +24,7 @@ func (all Handlers) Projectors() []deferral.Projector {
 }
 
 // Adopted lists the volumes that other programs published.
-func (all Handlers) Adopted() []*volume.Volume {
-	var out []*volume.Volume
+func (all Handlers) Adopted() (out []*volume.Volume) {
 	for _, h := range all {
 		out = append(out, h.Adopted()...)
 	}

@@ -167,8 +167,7 @@ type probe struct {
 
 func (p probe) nothing() bool { return len(p.tags) == 0 && !p.ambivalent }
 
-func (p probe) describe() []string {
-	var out []string
+func (p probe) describe() (out []string) {
 	if p.ambivalent {
 		out = append(out, "the signatures of more than one thing")
 	}

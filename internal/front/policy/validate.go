@@ -43,8 +43,7 @@ func isFormat(f volume.FormatPolicy) bool {
 	return slices.Contains([]volume.FormatPolicy{volume.FormatUnset, volume.FormatHost, volume.FormatGuest, volume.FormatNever}, f)
 }
 
-func (r *Rule) problems(i int, handlers []string) []error {
-	var found []error
+func (r *Rule) problems(i int, handlers []string) (found []error) {
 	wrong := func(format string, args ...any) {
 		found = append(found, volume.Errorf(volume.Invalid, "%s"+format, append([]any{r.configPath(i)}, args...)...))
 	}
@@ -90,8 +89,7 @@ func (r *Rule) checkWords(wrong func(format string, args ...any)) {
 
 // compare compares a rule with those before it. It finds one earlier rule that covers it, not
 // several that do so together.
-func (p *Policy) compare(i int) []error {
-	var found []error
+func (p *Policy) compare(i int) (found []error) {
 	rule := &p.Rules[i]
 	for n := range i {
 		earlier := &p.Rules[n]

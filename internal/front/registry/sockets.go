@@ -101,8 +101,7 @@ func fitting(dir, name, suffix string) string {
 // returns their paths. kubelet then deregisters their drivers. Otherwise it would call CSI
 // sockets that nobody serves either, and refuse the drivers' own registrations, because their
 // names are taken.
-func Withdraw(kubeletRegistry string) []string {
-	var gone []string
+func Withdraw(kubeletRegistry string) (gone []string) {
 	now, _ := socketsIn(kubeletRegistry, false, func(string) bool { return false }) // those that cannot be listed stay
 	for path := range now.found {
 		served, err := sys.IsServed(path)

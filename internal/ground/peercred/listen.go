@@ -176,8 +176,7 @@ func (d socketDir) install(path string, mode uint32, gid int, rename uint) (*Lis
 
 // ownerOnly sets the mode of a socket before it is bound. The kernel gives this mode to the
 // file, so that others cannot connect at any instant.
-func ownerOnly(_, _ string, socket syscall.RawConn) error {
-	var failed error
+func ownerOnly(_, _ string, socket syscall.RawConn) (failed error) {
 	err := socket.Control(func(fd uintptr) { failed = unix.Fchmod(int(fd), 0o600) })
 	return errors.Join(err, failed)
 }

@@ -38,8 +38,7 @@ func checkRunDir(_ context.Context, n Node, _ Daemon) []Finding {
 	info, err := os.Stat(n.at(dir))
 	if err != nil {
 		makes := show.Either(n.Service.InPod, "the daemon makes the directory in the node's /run, which the DaemonSet mounts", "its unit makes the directory (RuntimeDirectory=)")
-		return []Finding{failure(n.Service.Status()+"; "+makes,
-			"the run directory %s cannot be used: %v", dir, err)}
+		return []Finding{failure(n.Service.Status()+"; "+makes, "the run directory %s cannot be used: %v", dir, err)}
 	}
 	if !info.IsDir() {
 		return []Finding{failure("remove the file, then: "+n.Service.Restart(), "%s is not a directory", dir)}

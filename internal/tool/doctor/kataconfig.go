@@ -19,8 +19,7 @@ import (
 // katasDefault is the file that Kata reads if containerd's ConfigPath names none.
 const katasDefault = "configuration.toml"
 
-func checkKataConfig(_ context.Context, n Node, d Daemon) []Finding {
-	var found []Finding
+func checkKataConfig(_ context.Context, n Node, d Daemon) (found []Finding) {
 	files := findKataConfigs(n)
 	for _, file := range files {
 		found = append(found, file.check(n)...)
@@ -46,8 +45,7 @@ func kataVersion(n Node) string {
 	return show.When(err == nil && versionForm.MatchString(version), " of Kata "+version)
 }
 
-func (c kataConfig) check(n Node) []Finding {
-	var found []Finding
+func (c kataConfig) check(n Node) (found []Finding) {
 	files := append([]string{c.real}, n.glob(filepath.Join(filepath.Dir(c.real), "config.d/*"))...)
 	effective := n.effective(files, func(file string, err error) {
 		found = append(found, failure("put the file right: Kata refuses it too, and with it every pod", "%s cannot be read: %v", file, err))
@@ -192,8 +190,7 @@ func imports(n Node, from string, list any) (files []string) {
 
 // kataRuntimesIn finds the tables of runtimes, whose place differs between the
 // versions of containerd, and CRI-O.
-func kataRuntimesIn(table map[string]any) []kataRuntime {
-	var found []kataRuntime
+func kataRuntimesIn(table map[string]any) (found []kataRuntime) {
 	for _, key := range slices.Sorted(maps.Keys(table)) {
 		inner, _ := table[key].(map[string]any)
 		if key != "runtimes" {

@@ -86,8 +86,7 @@ func (v kataVolume) checkMode(e fs.DirEntry) []Finding {
 	return []Finding{warning("chmod 0700 "+quoted(v.path), "the directory of volume %q has mode %04o: others may read or change it", v.target, info.Mode().Perm())}
 }
 
-func (v kataVolume) checkFiles(entries []fs.DirEntry) []Finding {
-	var found []Finding
+func (v kataVolume) checkFiles(entries []fs.DirEntry) (found []Finding) {
 	hasInfo := false
 	for _, e := range entries {
 		if e.Name() == abi.InfoName {
@@ -154,8 +153,7 @@ func (v kataVolume) checkInfo() []Finding {
 	return found
 }
 
-func traps(keys map[string]json.RawMessage, target string) []string {
-	var found []string
+func traps(keys map[string]json.RawMessage, target string) (found []string) {
 	for _, key := range []string{"volume-type", "device", "fstype"} {
 		found = append(found, stringTrap(keys, key, target)...)
 	}

@@ -131,8 +131,7 @@ func (n Node) mountOf(path string) (*mountinfo.Info, Finding) {
 
 // mountOf finds the mount that a path is on: the deepest one, and of several at one mount point
 // the last.
-func mountOf(table []*mountinfo.Info, path string) *mountinfo.Info {
-	var best *mountinfo.Info
+func mountOf(table []*mountinfo.Info, path string) (best *mountinfo.Info) {
 	for _, m := range table {
 		if sys.Within(m.Mountpoint, path) && (best == nil || len(m.Mountpoint) >= len(best.Mountpoint)) {
 			best = m

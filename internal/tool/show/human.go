@@ -89,8 +89,7 @@ func StateName(s adminv1.VolumeState) string {
 }
 
 // StateNames are the states' names as users write them.
-func StateNames() []string {
-	var names []string
+func StateNames() (names []string) {
 	for n := int32(1); adminv1.VolumeState_name[n] != ""; n++ {
 		names = append(names, strings.ToLower(StateName(adminv1.VolumeState(n))))
 	}
