@@ -69,7 +69,7 @@ func TestLookupsDoNotWaitForPrefetching(t *testing.T) {
 	c.prefetch.spread = 1000 * time.Hour
 	done := make(chan error, 1)
 	go func() { done <- c.Run(t.Context()) }()
-	t.Cleanup(func() { <-done })
+	t.Cleanup(func() { check.Must(t, <-done) })
 	synced(t, c)
 	got := check.Value(c.ByUID(t.Context(), "uid-a"))(t)
 	check.That(t, unknownOf(t, got, "data") == nil && c.State().Incomplete == 1 && len(c.State().Unknown) == 0, "got %+v, %+v", got, c.State())

@@ -89,6 +89,11 @@ func (f *fake) pod(node, phase string) string {
 	return "GET /api/v1/namespaces/system/pods/crust-" + node + ":99/proxy"
 }
 
+func (f *fake) metadata(pod int) object {
+	found, _ := f.pods[pod]["metadata"].(object)
+	return found
+}
+
 func (f *fake) node(name string, view *adminv1.NodeView, volumes ...*adminv1.Volume) {
 	base := f.pod(name, "Running")
 	f.mux.HandleFunc(base+"/v1/node", func(w http.ResponseWriter, _ *http.Request) {
@@ -170,7 +175,7 @@ func TestNodes(t *testing.T) {
 		http.Redirect(w, req, evil.server.URL, http.StatusFound)
 	})
 	f.pod("node-h", "Running") // of somebody, with our label
-	delete(f.pods[len(f.pods)-1]["metadata"].(object), "ownerReferences")
+	delete(f.metadata(len(f.pods)-1), "ownerReferences")
 	got := f.run("nodes", "--request-timeout=2s")
 	lines := strings.Split(got, "\n")
 	for i, want := range []string{
@@ -190,7 +195,7 @@ func TestNodes(t *testing.T) {
 	f.wants(f.run("nodes", "--node=node-a", "-o", "wide"), "abababababab", "system/crust-node-a", "exit 0\n")
 	f.wants(f.run("nodes", "--node=node-a,node-z"), "v1.2.3", "no answer: no crust-proxy is known there", "exit 3\n")
 	f.wants(f.run("nodes", "-o", "json", "--request-timeout=2s"), `"configDigest": "abab`, `"error": "pod crust-node-c does not run: Pending"`, `"check": "drivers"`)
-	f.pods[0]["metadata"].(object)["namespace"] = "evil"
+	f.metadata(0)["namespace"] = "evil"
 	f.wants(f.run("nodes", "--node=node-a,node-b"), "warning: ", "in the namespaces evil, system: ")
 }
 
