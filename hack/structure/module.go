@@ -79,7 +79,7 @@ func readModule(root string) (*module, error) {
 func partOf(name string) string {
 	top, _, _ := strings.Cut(name, "/")
 	switch {
-	case isTest(name), strings.HasSuffix(name, "_test.go"), top == "hack":
+	case isTest(name), strings.HasSuffix(name, "_test.go"), strings.HasPrefix(name, "pkg/runtime/runtimetest/"), top == "hack":
 		return "tests"
 	case top == "reference", top == "examples":
 		return "reference"

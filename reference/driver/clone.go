@@ -17,6 +17,7 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/internal/disk/superblock"
 	"github.com/crust-proxy/crust-proxy/internal/ground/failpoint"
+	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 )
 
 // cloner makes images from other images. If the filesystem can do that, the two share their
@@ -138,7 +139,7 @@ func (c *cloner) fill(ctx context.Context, jobs ...*job) (err error) {
 			return j.wrap(err)
 		}
 	}
-	return syncDir(c.pool.images)
+	return sys.SyncDir(c.pool.images)
 }
 
 // capture fills the images of jobs with the content that their originals have at one moment.

@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/crust-proxy/crust-proxy/internal/ground/failpoint"
+	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	"github.com/crust-proxy/crust-proxy/reference/loopdev"
 )
 
@@ -113,7 +114,7 @@ func (l *pool) makeImage(r *record) (err error) {
 	if err != nil {
 		return fmt.Errorf("volume %q: give its image %d bytes: %w", r.ID, r.Capacity, err)
 	}
-	return errors.Join(file.Sync(), syncDir(l.images))
+	return errors.Join(file.Sync(), sys.SyncDir(l.images))
 }
 
 func (l *pool) attached(id string) ([]loopdev.Attached, error) {
@@ -241,7 +242,7 @@ func (l *pool) erase(r *record) error {
 	if err := os.Remove(l.image(r.ID)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	if err := syncDir(l.images); err != nil {
+	if err := sys.SyncDir(l.images); err != nil {
 		return err
 	}
 	failpoint.Hit("driver-image-removed")

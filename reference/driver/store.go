@@ -105,7 +105,7 @@ func (s store) save(r *record) error {
 		err = s.write(s.path(r.ID), raw)
 	}
 	if volume.DiskKind(err) == volume.Exhausted && s.spare.replace(s.path(r.ID), raw) == nil {
-		err = syncDir(s.dir)
+		err = sys.SyncDir(s.dir)
 	}
 	if err != nil {
 		return fmt.Errorf("write the record of volume %q: %w", r.ID, err)
@@ -125,7 +125,7 @@ func (s store) write(path string, raw []byte) error {
 	if err == nil {
 		err = os.Rename(temp.Name(), path)
 	}
-	return errors.Join(err, syncDir(s.dir))
+	return errors.Join(err, sys.SyncDir(s.dir))
 }
 
 // spare is a file that has its room on the disk already. Without it no pod could leave a
@@ -190,7 +190,7 @@ func (s store) remove(id string) error {
 	if err := os.Remove(s.path(id)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	return syncDir(s.dir)
+	return sys.SyncDir(s.dir)
 }
 
 // clean removes the temporary files of a driver that was killed.
@@ -200,14 +200,6 @@ func (s store) clean() error {
 		err = errors.Join(err, os.Remove(path))
 	}
 	return err
-}
-
-func syncDir(path string) error {
-	dir, err := os.Open(path) //nolint:gosec // a directory of ours
-	if err != nil {
-		return err
-	}
-	return errors.Join(dir.Sync(), dir.Close())
 }
 
 // record is the record of a volume, a snapshot or a group of snapshots.

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/crust-proxy/crust-proxy/internal/ground/failpoint"
+	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 	"github.com/crust-proxy/crust-proxy/reference/process"
 )
@@ -165,40 +166,29 @@ const thawTime = 20 * time.Second
 // frozen. It keeps its record locked, so a later call does not begin the same thaw again.
 func thawAll(names []string, thaw func(name string) (key string, left time.Duration, err error)) (keys []string, next time.Duration, err error) {
 	type outcome struct {
-		name, key string
-		left      time.Duration
-		err       error
+		key  string
+		left time.Duration
+		err  error
 	}
-	ended, hung := make(chan outcome, len(names)), make(map[string]bool)
-	for _, name := range names {
-		hung[name] = true
-		go func() {
-			one := outcome{name: name}
-			one.key, one.left, one.err = thaw(name)
-			ended <- one
-		}()
-	}
+	ended, hung := sys.All(names, thawTime, func(name string) (one outcome) {
+		one.key, one.left, one.err = thaw(name)
+		return one
+	})
 	var errs []error
 	failed := func(name string, err error) {
 		errs, next = append(errs, fmt.Errorf("thaw %s if its time is over: %w", name, err)), least(next, nextTry)
 	}
-	for late := time.After(thawTime); len(hung) > 0; {
-		select {
-		case one := <-ended:
-			delete(hung, one.name)
-			if one.err != nil {
-				failed(one.name, one.err)
-			}
-			if one.key != "" {
-				keys = append(keys, one.key)
-			}
-			next = least(next, one.left)
-		case <-late:
-			for name := range hung {
-				failed(name, fmt.Errorf("it hangs for %v", thawTime))
-			}
-			clear(hung)
+	for name, one := range ended {
+		if one.err != nil {
+			failed(name, one.err)
 		}
+		if one.key != "" {
+			keys = append(keys, one.key)
+		}
+		next = least(next, one.left)
+	}
+	for _, name := range hung {
+		failed(name, fmt.Errorf("it hangs for %v", thawTime))
 	}
 	slices.Sort(keys)
 	return keys, next, errors.Join(errs...)

@@ -4,12 +4,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 	"os"
 	"path/filepath"
-	"slices"
 	"time"
 
+	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 	"github.com/crust-proxy/crust-proxy/reference/process"
 )
@@ -162,29 +161,15 @@ func removeAll(ids []string, remove func(id string) error) error {
 	failed := func(id string, err error) error {
 		return fmt.Errorf("the abandoned sandbox %s cannot be removed: %w", id, err)
 	}
-	type outcome struct {
-		id  string
-		err error
-	}
-	ended, left := make(chan outcome, len(ids)), make(map[string]bool)
-	for _, id := range ids {
-		left[id] = true
-		go func() { ended <- outcome{id, remove(id)} }()
-	}
+	ended, late := sys.All(ids, removeTimeout, remove)
 	var errs []error
-	for late := time.After(removeTimeout); len(left) > 0; {
-		select {
-		case one := <-ended:
-			delete(left, one.id)
-			if one.err != nil {
-				errs = append(errs, failed(one.id, one.err))
-			}
-		case <-late:
-			for _, id := range slices.Sorted(maps.Keys(left)) {
-				errs = append(errs, failed(id, fmt.Errorf("not within %v", removeTimeout)))
-			}
-			return errors.Join(errs...)
+	for id, err := range ended {
+		if err != nil {
+			errs = append(errs, failed(id, err))
 		}
+	}
+	for _, id := range late {
+		errs = append(errs, failed(id, fmt.Errorf("not within %v", removeTimeout)))
 	}
 	return errors.Join(errs...)
 }

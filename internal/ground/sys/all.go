@@ -1,0 +1,29 @@
+package sys
+
+import (
+	"slices"
+	"time"
+)
+
+// All makes a call for each key, all at once, and returns what they came to. Those that take longer, as in a kernel that
+// hangs, go on: they are late.
+func All[K comparable, V any](keys []K, within time.Duration, call func(K) V) (ended map[K]V, late []K) {
+	type outcome struct {
+		key K
+		of  V
+	}
+	out := make(chan outcome, len(keys))
+	for _, key := range keys {
+		go func() { out <- outcome{key, call(key)} }()
+	}
+	ended = make(map[K]V, len(keys))
+	for over := time.After(within); len(ended) < len(keys); {
+		select {
+		case one := <-out:
+			ended[one.key] = one.of
+		case <-over:
+			return ended, slices.DeleteFunc(slices.Clone(keys), func(key K) bool { _, is := ended[key]; return is })
+		}
+	}
+	return ended, nil
+}
