@@ -271,8 +271,7 @@ func (d *daemon) remarks() []string {
 	if d.cluster == nil {
 		return nil
 	}
-	_, out := lookups{d.cluster}.findings()
-	return out
+	return lookups{d.cluster}.problems()
 }
 
 // loadRecords reads the records and repairs the node before anything is served.

@@ -163,11 +163,17 @@ func count(all iter.Seq[deferral.Status], state func(deferral.Status) (string, b
 
 type lookups struct{ cluster *pods.Cluster }
 
-func (l lookups) findings() (_, out []string) {
-	state := l.cluster.State()
-	for _, problem := range state.Problems {
+// problems name no pod: anybody may read them.
+func (l lookups) problems() (out []string) {
+	for _, problem := range l.cluster.State().Problems {
 		out = append(out, "pods cannot be looked up: "+problem+": volumes of pods that are not known yet are refused")
 	}
+	return out
+}
+
+func (l lookups) findings() (_, out []string) {
+	state := l.cluster.State()
+	out = l.problems()
 	for _, problem := range state.Unknown {
 		out = append(out, fmt.Sprintf("%d pods have a volume that is not known; of %s", state.Incomplete, problem))
 	}

@@ -393,13 +393,20 @@ func (s *AdminServer) FreezeVolume(
 		return nil, volume.Errorf(volume.Invalid, "volume %s: timeout is missing: say when writes go on by themselves", v.Target)
 	}
 	telemetry.CallFrom(ctx).Detail = "for at most " + most.AsDuration().String()
-	since := time.Now()
+	since, begun := time.Now(), ctx.Err() == nil
 	before, _ := s.Node.Sandboxes.Binding(v)
+	_, earlier := s.Node.frozen.of(v.Key)
 	err = able.Freeze(ctx, v, most.AsDuration())
 	if after, _ := s.Node.Sandboxes.Binding(v); after.Sandbox != before.Sandbox {
 		before.Sandbox = "" // it is not known which one was frozen
 	}
 	s.Node.frozen.note(v.Key, freeze{since, since.Add(most.AsDuration()), before.Sandbox}, err)
+	if begun && !earlier && mayBeFrozen(err) && err != nil {
+		// The caller, who saw a failure, would not thaw it. An earlier freeze is another caller's.
+		ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), thawTime)
+		defer cancel()
+		s.Node.frozen.noteThaw(v.Key, able.Thaw(ending, v))
+	}
 	return &adminv1.FreezeVolumeResponse{}, err
 }
 

@@ -32,9 +32,18 @@ func (f *freezes) note(key volume.Key, is freeze, err error) {
 	if err != nil {
 		is.sandbox = ""
 	}
-	if kind := volume.KindOf(err); err == nil || kind == volume.Timeout || kind == volume.Canceled {
+	if mayBeFrozen(err) {
 		f.known[key] = is
 	}
+}
+
+// thawTime bounds the thaw of a freeze that was cut off.
+const thawTime = 10 * time.Second
+
+// mayBeFrozen reports whether a freeze that came to err was made, or may have been.
+func mayBeFrozen(err error) bool {
+	kind := volume.KindOf(err)
+	return err == nil || kind == volume.Timeout || kind == volume.Canceled
 }
 
 // noteThaw records the result of a thaw. InUse means that the volume was not frozen all the time; it is thawed now.

@@ -129,21 +129,6 @@ func TestHungProgramIsKilledWithItsChildren(t *testing.T) {
 	}
 }
 
-// TestFreezeThatIsCutOffIsThawed: the caller thaws nothing of which it was told that it is
-// not frozen.
-func TestFreezeThatIsCutOffIsThawed(t *testing.T) {
-	thawed := filepath.Join(handlers.ShortDir(t), "thawed")
-	b, v := askedBy(t, `[ $2 = thaw ] && { touch `+thawed+`; echo '{}'; exit; }; [ $2 = freeze ] && exec sleep 1000`)
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	handlers.WantError(t, b.h.Freeze(ctx, v, time.Minute), volume.Canceled, v)
-	check.Fails(t, check.Err(os.Stat(thawed))) // nobody was asked to freeze it
-	ctx, cancel = context.WithTimeout(t.Context(), 300*time.Millisecond)
-	defer cancel()
-	handlers.WantError(t, b.h.Freeze(ctx, v, time.Minute), volume.Timeout, v, "sb1", "in time")
-	check.Value(os.Stat(thawed))(t)
-}
-
 // alive tells a process from a zombie that nobody waits for.
 func alive(pid int) bool {
 	raw, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")

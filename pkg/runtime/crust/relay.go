@@ -63,7 +63,6 @@ func (h *Handler) Freeze(ctx context.Context, v *volume.Volume, timeout time.Dur
 		return volume.Errorf(volume.Invalid, "volume %s: a freeze of %v is too short: give a second or more", v.Target, timeout)
 	}
 	h.expiry.frozen(timeout) // even if the answer gets lost
-	begun := ctx.Err() == nil
 	_, err := h.asker.ask(ctx, v, &question{
 		method: handlerv1.Handler_FreezeVolume_FullMethodName,
 		words:  []string{abi.Freeze, v.ResolvedTarget, strconv.FormatInt(int64(timeout/time.Second), 10)},
@@ -72,11 +71,6 @@ func (h *Handler) Freeze(ctx context.Context, v *volume.Volume, timeout time.Dur
 		},
 		out: &handlerv1.FreezeVolumeResponse{},
 	})
-	if kind := volume.KindOf(err); err != nil && begun && (kind == volume.Timeout || kind == volume.Canceled) {
-		// A program that is killed can leave it frozen, and the caller, who saw a failure, would
-		// not thaw it. If this fails, the freeze still ends by itself.
-		_ = h.Thaw(context.WithoutCancel(ctx), v)
-	}
 	return err
 }
 
