@@ -121,7 +121,7 @@ steps() {
 	step systemd make -s check-systemd
 	step unit make -s unit
 	if [ "${CRUST_SYSTEM:-}" = skip ]; then
-		for name in system vm node kube kube-node package; do
+		for name in system vm node kube kube-node package ratios; do
 			summary+=("$(printf '%-16s SKIPPED  because CRUST_SYSTEM=skip' $name)")
 		done
 	else

@@ -24,7 +24,10 @@ rm -f /run/crust-proxy.reinstalled
 [ -d /run/systemd/system ] || exit 0
 
 systemctl daemon-reload
-[ "$managed" = yes ] || exit 0
+if [ "$managed" != yes ]; then
+	echo "crust-proxy: a unit of it is masked: nothing was started or restarted" >&2
+	exit 0
+fi
 start=try-restart outcome=restarted
 if [ "$first" = yes ]; then
 	# Whoever changes from the DaemonSet to the package stops its daemon first: the sockets would be taken from it.

@@ -100,7 +100,7 @@ func TestFirstInstall(t *testing.T) {
 		"units cannot be enabled": {"", mark + "$scripts/postinstall.sh configure 1.0 || " + marked, "[ $1 != enable ] || exit 1", "marked\n"},
 	} {
 		said, err := onNode(t, c.config, c.commands, "atCall="+c.atCall)
-		if err != nil || !strings.HasPrefix(said, c.want) || strings.Contains(said, start) != strings.Contains(c.want, start) || c.want == "" && said != "" {
+		if err != nil || !strings.HasPrefix(said, c.want) || strings.Contains(said, start) != strings.Contains(c.want, start) || strings.Contains(said, "marked\n") != (c.want == "marked\n") || c.want == "" && said != "" {
 			t.Errorf("%s: %v, it says %s", what, err, said)
 		}
 	}

@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/pprof"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -100,7 +101,7 @@ func (s *Server) Run(ctx context.Context) error {
 func (s *Server) serve(ctx context.Context, listener net.Listener) {
 	server := &http.Server{
 		Handler: s.handler(), ReadHeaderTimeout: headerTime, ReadTimeout: 10 * time.Second,
-		WriteTimeout: s.writeTime(), MaxHeaderBytes: 16 << 10, ConnState: (&peers{open: make(map[string]int)}).changed,
+		WriteTimeout: s.writeTime(), MaxHeaderBytes: 16 << 10, ConnState: (&peers{open: make(map[string][]net.Conn)}).changed,
 	}
 	server.SetKeepAlivesEnabled(false) // a connection that repeated requests would keep its place for ever
 	ctx, cancel := context.WithCancel(ctx)
@@ -126,7 +127,8 @@ func (s *Server) serve(ctx context.Context, listener net.Listener) {
 
 // Any pod that can reach the address can open connections to it, and each costs a descriptor.
 // More than maxConns wait until others end, those without a request after headerTime. One address has
-// maxPerPeer: kubelet kills a daemon that its probes do not reach, and no pod alone shall bring that about.
+// maxPerPeer, of which the oldest one ends for a new one: kubelet kills a daemon that its probes do not reach, and
+// neither a pod nor a program with kubelet's own address shall bring that about.
 const (
 	maxConns   = 256
 	maxPerPeer = 16
@@ -136,10 +138,10 @@ const (
 // peers counts the open connections of each address.
 type peers struct {
 	mu   sync.Mutex
-	open map[string]int
+	open map[string][]net.Conn
 }
 
-// changed closes a new connection of an address that has maxPerPeer. Those of a unix socket have no address.
+// changed closes the oldest connection of an address that has more than maxPerPeer. Those of a unix socket have none.
 func (p *peers) changed(conn net.Conn, state http.ConnState) {
 	peer, _, err := net.SplitHostPort(conn.RemoteAddr().String())
 	if err != nil {
@@ -149,11 +151,15 @@ func (p *peers) changed(conn net.Conn, state http.ConnState) {
 	defer p.mu.Unlock()
 	switch state {
 	case http.StateNew:
-		if p.open[peer]++; p.open[peer] > maxPerPeer {
-			_ = conn.Close()
+		all := append(p.open[peer], conn)
+		if len(all) > maxPerPeer {
+			_ = all[0].Close()
+			all = all[1:]
 		}
+		p.open[peer] = all
 	case http.StateClosed, http.StateHijacked:
-		if p.open[peer]--; p.open[peer] == 0 {
+		p.open[peer] = slices.DeleteFunc(p.open[peer], func(one net.Conn) bool { return one == conn })
+		if len(p.open[peer]) == 0 {
 			delete(p.open, peer)
 		}
 	case http.StateActive, http.StateIdle:

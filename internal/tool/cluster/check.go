@@ -83,7 +83,7 @@ func checkInstallation(ctx context.Context, a *access, k *api, states []*state) 
 		return []checked{{"cluster", resultFail, fmt.Sprintf("the API server %s does not answer: %v", k.host, err), ""}}
 	}
 	all := []checked{{"cluster", resultOK, "Kubernetes " + version.GitVersion + " at " + k.host, ""}}
-	if a.nodeSelector != "" || len(states) > 0 && states[0].pod == nil {
+	if a.nodeSelector != "" || len(states) > 0 && !slices.ContainsFunc(states, func(s *state) bool { return s.pod != nil }) {
 		return append(all, checked{"installation", resultOK, "by the package: no pods of crust-proxy are asked", ""})
 	}
 	sets, err := list[daemonSet](ctx, k, "/apis/apps/v1"+a.space()+"/daemonsets", url.Values{"labelSelector": {a.selector}})

@@ -514,6 +514,7 @@ func TestCSIDriverObjects(t *testing.T) {
 		{"tokens", "native", "kata", "1", "nothing", bad{want: OK, seen: "nothing that"}},
 		{"plain", "block", "crust", "1", "nothing", bad{want: Warn, seen: "seLinuxMount", do: "seLinuxMount: true"}},
 		{"plain", "block", "crust", "in a pod", "nothing", bad{want: Warn, seen: "seLinuxMount", do: "seLinuxMount: true"}},
+		{"plain", "block", "crust", "without a policy", "nothing", bad{want: OK, seen: "nothing that"}},
 		{"plain", "block", "crust", "0", "nothing", bad{want: OK, seen: "nothing that"}},
 		{"plain", "block", "kata", "1", "nothing", bad{want: OK, seen: "nothing that"}},
 		{"tokens", "native", "crust", "1", "nothing", bad{want: OK, seen: "nothing that"}},
@@ -523,6 +524,7 @@ func TestCSIDriverObjects(t *testing.T) {
 		tr := newTree(t)
 		node, daemon := tr.node, healthyDaemon()
 		node.Config.Cluster.Kubeconfig, node.Config.Cluster.NodeName = "/etc/kubernetes/kubelet.conf", "node-1"
+		node.Service.InPod = c.selinux == "in a pod"
 		apiServer(t, tr, c.refuse)
 		tr.write("/proc/filesystems", "nodev\tsysfs\n"+show.When(c.selinux != "", "nodev\tselinuxfs\n")+"\text4\n")
 		if c.selinux == "0" || c.selinux == "1" {

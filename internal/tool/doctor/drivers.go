@@ -101,8 +101,9 @@ func checkCSIDrivers(ctx context.Context, n Node, d Daemon) []Finding {
 		objects[object.Metadata.Name] = object
 	}
 	filesystems, _ := n.read("/proc/filesystems")   // selinuxfs is one where SELinux is on
-	enforce, _ := n.read("/sys/fs/selinux/enforce") // missing without SELinux, and in a pod
-	labels := bytes.Contains(filesystems, []byte("\tselinuxfs\n")) && !strings.HasPrefix(string(enforce), "0") && d.has("crust")
+	enforce, _ := n.read("/sys/fs/selinux/enforce") // missing where no policy was loaded, and in a pod
+	on := bytes.HasPrefix(enforce, []byte("1")) || n.Service.InPod && bytes.Contains(filesystems, []byte("\tselinuxfs\n"))
+	labels := on && d.has("crust")
 	var found []Finding
 	for _, driver := range d.Drivers {
 		if object, there := objects[driver.GetName()]; there {

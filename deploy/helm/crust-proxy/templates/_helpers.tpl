@@ -66,8 +66,9 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 {{- end -}}
 {{- end -}}
-{{- if and (eq .Values.mode "daemonset") (dig "handlers" "crust" "enabled" false $all) (not (or .Values.daemonset.hostPID .Values.crustRunc.install)) -}}
-{{- fail "config.handlers.crust: its programs find sandboxes by their processes, which the daemon does not see: set daemonset.hostPID" -}}
+{{- $programs := join " " (dig "handlers" "crust" "programs" (list "/usr/bin/crust-runc") $all) -}}
+{{- if and (eq .Values.mode "daemonset") (dig "handlers" "crust" "enabled" false $all) (contains "/crust-runc" $programs) (not (or .Values.daemonset.hostPID .Values.crustRunc.install)) -}}
+{{- fail "config.handlers.crust: crust-runc finds sandboxes by their processes, which the daemon does not see: set daemonset.hostPID" -}}
 {{- end -}}
 {{- if not (or (dig "handlers" "crust" "enabled" false $all) (dig "policy" "runtimes" false $all)) -}}
 {{- range (($all.policy).rules) -}}
