@@ -67,11 +67,12 @@ func (j *job) open(in *pool) (err error) {
 	if j.device, err = in.writable(j.from.ID); err != nil {
 		return err
 	}
-	if j.from.isOnlyRead() {
-		j.device = ""
-	}
 	if j.original, err = in.openImage(j.from, os.O_RDONLY); err != nil {
 		return err
+	}
+	// The first mount of a reader, too, writes what a log holds, unless it is of a frozen filesystem.
+	if j.from.isOnlyRead() && (j.from.consistent() || !needsReplay(j.original)) {
+		j.device = ""
 	}
 	j.image, err = os.OpenFile(in.image(j.to.ID), os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
 	return err
