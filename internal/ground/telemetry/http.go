@@ -151,12 +151,11 @@ func (p *peers) changed(conn net.Conn, state http.ConnState) {
 	defer p.mu.Unlock()
 	switch state {
 	case http.StateNew:
-		all := append(p.open[peer], conn)
-		if len(all) > maxPerPeer {
+		if all := p.open[peer]; len(all) == maxPerPeer {
 			_ = all[0].Close()
-			all = all[1:]
+			p.open[peer] = all[1:]
 		}
-		p.open[peer] = all
+		p.open[peer] = append(p.open[peer], conn)
 	case http.StateClosed, http.StateHijacked:
 		p.open[peer] = slices.DeleteFunc(p.open[peer], func(one net.Conn) bool { return one == conn })
 		if len(p.open[peer]) == 0 {
