@@ -16,9 +16,10 @@ import (
 )
 
 const (
-	// maxHung bounds the reads that take longer than patience, besides those that began before that was known. Such a
-	// read goes on until the kernel gives up. Beyond the bound no device is read.
-	maxHung = 64
+	// maxHung bounds the reads that take longer than patience, each of which goes on until the kernel gives up, and
+	// maxReads all that are under way. Beyond the bounds no device is read.
+	maxHung  = 64
+	maxReads = maxHung + 8
 	// patience is how long a caller waits for a read.
 	patience = 200 * time.Millisecond
 )
@@ -27,7 +28,8 @@ const (
 type Reader struct {
 	open  func(volume.Device) (file io.ReaderAt, closeFile func(), err error)
 	reads sys.Looks[*state]
-	known sync.Map // of *state by volume.Key
+	slots chan struct{} // has a token for each read under way
+	known sync.Map      // of *state by volume.Key
 }
 
 // state is what is known about one volume.
@@ -46,7 +48,7 @@ func New() *Reader {
 }
 
 func newReader(open func(volume.Device) (io.ReaderAt, func(), error)) *Reader {
-	return &Reader{open: open, reads: sys.Looks[*state]{Time: patience, Most: maxHung}}
+	return &Reader{open: open, reads: sys.Looks[*state]{Time: patience, Most: maxHung}, slots: make(chan struct{}, maxReads)}
 }
 
 // Super returns the volume's superblock, read at most maxAge ago if the device answers. It
@@ -61,7 +63,7 @@ func (r *Reader) Super(v *volume.Volume, maxAge time.Duration) *superblock.Super
 	device, fsType := v.Device, v.FSType
 	_, err := sys.Look(&r.reads, s, func() (any, error) {
 		if _, fresh := s.get(maxAge); !fresh { // another caller may have read it meanwhile
-			s.put(r.read(device, fsType))
+			r.read(device, fsType, s)
 		}
 		return nil, nil //nolint:nilnil // the state has it
 	})
@@ -85,13 +87,21 @@ func (s *state) put(super *superblock.Super, err error) {
 	}
 }
 
-func (r *Reader) read(d volume.Device, fsType string) (*superblock.Super, error) {
+// read reads a device, unless too many reads are under way.
+func (r *Reader) read(d volume.Device, fsType string, into *state) {
+	select {
+	case r.slots <- struct{}{}:
+		defer func() { <-r.slots }()
+	default:
+		return
+	}
 	file, closeFile, err := r.open(d)
 	if err != nil {
-		return nil, err
+		into.put(nil, err)
+		return
 	}
 	defer closeFile()
-	return superblock.Read(file, fsType)
+	into.put(superblock.Read(file, fsType))
 }
 
 // Forget drops what is known about a volume that was released.

@@ -105,7 +105,7 @@ func TestDevicesThatHangLeaveTheOthersTheirReads(t *testing.T) {
 			}
 			return healthy.opened()
 		})
-		for i := range maxHung - 1 {
+		for i := range maxHung - 1 { // one by one
 			v := testVolume(volume.Key(rune('a' + i)))
 			v.Device.Path = "hung"
 			r.Super(v, time.Minute)
@@ -115,5 +115,19 @@ func TestDevicesThatHangLeaveTheOthersTheirReads(t *testing.T) {
 		synctest.Wait()
 		got := inodes(r.Super(testVolume("healthy"), 0))
 		check.That(t, got == 2 && hung.open.Load() == 0, "when they answer again: read %d, %d descriptors", got, hung.open.Load())
+	})
+}
+
+// TestReadsAtOnceAreBounded before it is known that their devices hang.
+func TestReadsAtOnceAreBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := &disk{hang: make(chan struct{})}
+		r := readerOf(d)
+		for i := range 2 * maxReads {
+			go r.Super(testVolume(volume.Key(rune('a'+i))), time.Minute)
+		}
+		synctest.Wait()
+		check.Equal(t, d.open.Load(), maxReads, "open devices")
+		close(d.hang)
 	})
 }
