@@ -1,6 +1,7 @@
 package process_test
 
 import (
+	"bufio"
 	"os"
 	"os/exec"
 	"testing"
@@ -31,4 +32,41 @@ func TestWhatCannotBeExaminedHasNotEnded(t *testing.T) {
 	check.Must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &limit))
 	check.That(t, !lives && !ended, "without a descriptor it is certain that it lives (%v) or has ended (%v)", lives, ended)
 	check.That(t, self.Lives() && !self.Ended(), "it does not live")
+}
+
+// asChild is set in the environment of a process that closes what it has inherited.
+const asChild = "CRUST_TEST_CLOSE_INHERITED"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(asChild) != "" {
+		process.CloseInherited(3)
+		_, _ = os.Stdout.WriteString("closed\n")
+		_, _ = os.Stdin.Read(make([]byte, 1))
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+// TestWhatIsInheritedByAccidentIsClosed: whoever reads from a pipe until its end does not wait
+// for a process that only came to have it.
+func TestWhatIsInheritedByAccidentIsClosed(t *testing.T) {
+	wanted, wantedEnd, err := os.Pipe()
+	check.Must(t, err)
+	left, leftEnd, err := os.Pipe()
+	check.Must(t, err)
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env, cmd.ExtraFiles = []string{asChild + "=1"}, []*os.File{wantedEnd, leftEnd}
+	stdin := check.Value(cmd.StdinPipe())(t)
+	stdout := check.Value(cmd.StdoutPipe())(t)
+	check.Must(t, cmd.Start())
+	_, _ = wantedEnd.Close(), leftEnd.Close()
+	_, err = bufio.NewReader(stdout).ReadString('\n')
+	check.Must(t, err)
+	ended := func(pipe *os.File) bool {
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(pipe.Fd()), Events: unix.POLLIN}}, 0) //nolint:gosec // descriptors are small
+		return err == nil && n == 1
+	}
+	check.That(t, ended(left) && !ended(wanted), "open: what it was given %v, what was left %v", !ended(wanted), !ended(left))
+	check.Must(t, stdin.Close())
+	check.Must(t, cmd.Wait())
 }
