@@ -88,7 +88,7 @@ func (v *volumes) attach(ctx context.Context, name string, info abi.Info, open f
 	v.byName[name] = a
 	v.mu.Unlock()
 	if err != nil {
-		return errors.Join(err, v.unplug(ctx, name, a))
+		return errors.Join(err, v.unplug(context.WithoutCancel(ctx), name, a)) // also if the caller has gone
 	}
 	return nil
 }
@@ -242,7 +242,8 @@ func (v *volumes) Freeze(target string, timeout time.Duration) error {
 			a.frozenUntil.Store(&until)
 		}
 		_, err := v.guest.FreezeVolume(ctx, &wire.FreezeVolumeRequest{Volume: name, TimeoutMillis: uint32(timeout.Milliseconds())}) //nolint:gosec // bounded
-		if code := status.Code(err); err != nil && code != codes.Unknown && code != codes.FailedPrecondition {                      // else it is frozen, or may be
+		// Without an answer it may be frozen, and with FailedPrecondition it is, by somebody else.
+		if code := status.Code(err); err != nil && code != codes.Unknown && code != codes.FailedPrecondition {
 			a.frozenUntil.CompareAndSwap(&until, earlier)
 		}
 		return err

@@ -62,10 +62,13 @@ func TestVirtiofsdThatHangs(t *testing.T) {
 	cmd := exec.Command("sleep", "100")
 	check.Must(t, cmd.Start())
 	disk := check.Value(os.Open(os.DevNull))(t)
-	synctest.Test(t, func(*testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		m := &Machine{fs: &child{cmd: cmd, done: make(chan struct{})}, disks: map[string]*Disk{"disk": {file: disk}}}
-		m.Kill()
+		killed := make(chan struct{})
+		go func() { m.Kill(); close(killed) }()
+		synctest.Wait()                         // it waits for virtiofsd
+		check.Is(t, disk.Close(), os.ErrClosed) // and has closed the disks before
+		<-killed
 	})
-	check.Is(t, disk.Close(), os.ErrClosed)
 	_ = cmd.Wait()
 }
