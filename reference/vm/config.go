@@ -40,6 +40,10 @@ type Config struct {
 	// program; by default it is beside this one.
 	Program      string `json:"program"`
 	AgentProgram string `json:"agentProgram"`
+	// ImageDir and MaxImageMiB were keys of earlier versions, and are ignored: machines that run
+	// during an upgrade are still to be ended.
+	ImageDir    any `json:"imageDir"`
+	MaxImageMiB any `json:"maxImageMiB"`
 
 	// file is the path of the configuration file.
 	file string
@@ -94,6 +98,14 @@ func (c *Config) complete() (err error) {
 		"kernel": c.Kernel, "qemu": c.QEMU, "virtiofsd": c.Virtiofsd, "root": c.Root, "stateDir": c.StateDir,
 		"program": c.Program, "agentProgram": c.AgentProgram,
 	})
+}
+
+// obsolete is a warning about keys that are ignored, or empty.
+func (c *Config) obsolete() string {
+	if c.ImageDir == nil && c.MaxImageMiB == nil {
+		return ""
+	}
+	return fmt.Sprintf("the configuration %s: imageDir and maxImageMiB have no effect any more: remove them", c.file)
 }
 
 // users is how many user ids the machines use: one for each possible pid.

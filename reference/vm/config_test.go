@@ -42,6 +42,15 @@ func TestMistakesInTheConfiguration(t *testing.T) {
 	check.Value(read(t, `{"firstUser":4290772991}`))(t)
 }
 
+// TestKeysOfEarlierVersions are ignored, with a warning: a machine can be ended after an upgrade.
+func TestKeysOfEarlierVersions(t *testing.T) {
+	for content, warns := range map[string]bool{`{}`: false, `{"imageDir":"/d","maxImageMiB":4096}`: true, `{"maxImageMiB":1}`: true} {
+		cfg, err := read(t, content)
+		text := cfg.obsolete()
+		check.That(t, err == nil && strings.Contains(text, "have no effect any more") == warns, "%s: %v, warning %q", content, err, text)
+	}
+}
+
 func TestWhatIsNotInstalledIsNamed(t *testing.T) {
 	cfg := check.Value(read(t, `{"kernel":"/","qemu":"/does/not/exist","virtiofsd":"/nor/this"}`))(t)
 	cfg.AgentProgram = cfg.Program

@@ -45,6 +45,9 @@ func Main(args []string, stdout, stderr io.Writer) int {
 		report.Fail(err)
 		return 1
 	}
+	if text := cfg.obsolete(); text != "" && in.Command == "create" { // once per container
+		report.Warn(text)
+	}
 	code, err := (&command{cfg: cfg, in: in, report: report, stdout: stdout}).run()
 	if err != nil {
 		report.Fail(err)

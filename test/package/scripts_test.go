@@ -74,7 +74,8 @@ func TestRemovalWithABadConfiguration(t *testing.T) {
 	check.That(t, err == nil, "insisted: %v\n%s", err, said)
 }
 
-// TestFirstInstall enables the units and starts the daemon, which nobody may call, and does what an operator decided.
+// TestFirstInstall enables the units and starts the daemon, since nobody may ever call it. What an operator has masked,
+// and a daemon that runs already, stay as they are.
 func TestFirstInstall(t *testing.T) {
 	const (
 		all     = "crust-proxy.service crust-proxy-runtime.socket crust-proxy-admin.socket"
