@@ -113,7 +113,7 @@ func (r *record) freeze(dir *os.File, now *state) error {
 	now.Frozen = true
 	err := r.write(now)
 	if err == nil && clock() >= now.Deadline {
-		err = errors.New("writing what was dirty took all the time; ask for more")
+		err = errors.New("starting its watchdogs and writing what was dirty took all the time; ask for more")
 	}
 	if err != nil {
 		_, _ = thawFS(fdOf(dir))
