@@ -21,7 +21,7 @@ type question struct {
 	out    proto.Message
 }
 
-// askTime bounds a question whose caller set no deadline.
+// askTime bounds a question, as the contract with authors of runtimes says.
 const askTime = 30 * time.Second
 
 type asker struct {
