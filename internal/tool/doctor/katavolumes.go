@@ -134,10 +134,10 @@ func (v kataVolume) sandboxLives(id string) bool {
 func (v kataVolume) checkInfo() []Finding {
 	path := filepath.Join(v.path, abi.InfoName)
 	data, err := v.node.read(path)
-	if _, there := os.Lstat(v.node.at(path)); errors.Is(there, fs.ErrNotExist) {
-		return nil // it was removed meanwhile
-	}
 	if err != nil {
+		if _, there := os.Lstat(v.node.at(path)); errors.Is(there, fs.ErrNotExist) {
+			return nil // it was removed meanwhile
+		}
 		return []Finding{failure("run crustctl doctor as root, or remove the volume", "volume %q: %s cannot be read: %v", v.target, abi.InfoName, err)}
 	}
 	var keys map[string]json.RawMessage

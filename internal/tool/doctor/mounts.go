@@ -62,7 +62,11 @@ func checkNamespaces(ctx context.Context, n Node, _ Daemon) []Finding {
 // reach another if they have one of them in common.
 func mountViews(ctx context.Context, n Node, names ...string) map[string][]string {
 	views := map[string][]string{}
-	root := n.resolve(n.Config.KubeletRoot)
+	root, groups := n.resolve(n.Config.KubeletRoot), map[string]string{} // of each namespace, also of our own
+	if m, _ := n.mountOf(root); m != nil {
+		own, _ := os.Readlink(n.at("/proc/self/ns/mnt"))
+		groups[own] = sharedGroup(m)
+	}
 	comms, _ := filepath.Glob(n.at("/proc/[0-9]*/comm")) // the pattern is constant and well formed
 	for _, comm := range comms {
 		data, err := os.ReadFile(comm) // #nosec G304 -- a name that the kernel listed
@@ -70,12 +74,23 @@ func mountViews(ctx context.Context, n Node, names ...string) map[string][]strin
 		if err != nil || !slices.Contains(names, name) {
 			continue
 		}
-		if link, err := os.Readlink(filepath.Join(dir, "ns/mnt")); err == nil {
-			views[name] = append(views[name], link)
-			table, _ := mountTable(ctx, filepath.Join(dir, "mountinfo"))
-			if m := mountOf(table, root); m != nil && sharedGroup(m) != "" {
-				views[name] = append(views[name], sharedGroup(m))
+		link, err := os.Readlink(filepath.Join(dir, "ns/mnt"))
+		if err != nil {
+			continue
+		}
+		group, known := groups[link]
+		if !known {
+			table, err := mountTable(ctx, filepath.Join(dir, "mountinfo"))
+			if m := mountOf(table, root); m != nil {
+				group = sharedGroup(m)
 			}
+			if err == nil {
+				groups[link] = group
+			}
+		}
+		views[name] = append(views[name], link)
+		if group != "" {
+			views[name] = append(views[name], group)
 		}
 	}
 	return views

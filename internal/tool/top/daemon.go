@@ -67,10 +67,10 @@ func (d Daemon) poll(ctx context.Context, settings Settings, eventsOf string) (e
 	return e, err
 }
 
-// ListVolumes gathers all pages. They are large: the daemon orders all volumes for each.
+// ListVolumes gathers all pages.
 func ListVolumes(ctx context.Context, c adminv1.AdminClient, req *adminv1.ListVolumesRequest) ([]*adminv1.Volume, error) {
 	var all []*adminv1.Volume
-	req.PageSize = 5000
+	req.PageSize = 1000
 	for {
 		page, err := c.ListVolumes(ctx, req)
 		if err != nil {
