@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/signal"
 	"runtime/debug"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -163,11 +164,14 @@ func (d *daemon) run(ctx context.Context) error {
 		d.podEvents = pods.NewEvents(d.cluster)
 		observe = podObserver(d.podEvents.Offer)
 	}
-	d.history = history.Open(cfg.StateDir(), observe, d.log)
-	defer d.history.Close()
+	var opening sync.WaitGroup // events are many, and so is what the kernel says about itself
+	opening.Go(func() { d.history = history.Open(cfg.StateDir(), observe, d.log) })
 	// From here on what systemd passed is used up. With its sockets nothing fails any more because of
 	// the configuration, so that a second start, with the accepted one, has them.
-	if err := d.buildBroker(cfg); err != nil {
+	err = d.buildBroker(cfg)
+	opening.Wait()
+	defer d.history.Close()
+	if err != nil {
 		return err
 	}
 	defer d.broker.Close()

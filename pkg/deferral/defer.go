@@ -141,6 +141,7 @@ func (a *attempt) record(dir int) *record {
 		},
 	}
 	a.b.targets.addTo(&rec.Volume, a.target, dir)
+	rec.share()
 	return rec
 }
 

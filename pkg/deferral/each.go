@@ -38,8 +38,8 @@ type pass struct {
 	workers int
 }
 
-// each calls f for volumes, with one worker less than there are processors, so that one is left to calls. When a
-// volume takes long, because its disk or its runtime hangs, each starts a further worker for the others, and leaves
+// each calls f for volumes, with one worker less than there are processors, so that one is left to calls, if any are
+// served yet. When a volume takes long, because its disk or its runtime hangs, each starts a further worker for the others, and leaves
 // the volume behind in the end, with the worker. Then f goes on, without a context that ends, and the volume is
 // skipped by others until it returns.
 func (t *table) each(ctx context.Context, volumes []*entry, f func(context.Context, *entry)) error {
@@ -48,7 +48,11 @@ func (t *table) each(ctx context.Context, volumes []*entry, f func(context.Conte
 	}
 	forEver := context.WithoutCancel(ctx)
 	p := &pass{table: t, ended: ctx.Err, f: func(known *entry) { f(forEver, known) }, done: make(chan struct{}), rest: volumes}
-	for range max(1, runtime.GOMAXPROCS(0)-1) {
+	workers := runtime.GOMAXPROCS(0)
+	if t.serving.Load() {
+		workers = max(1, workers-1)
+	}
+	for range workers {
 		p.another()
 	}
 	<-p.done

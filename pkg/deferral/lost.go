@@ -49,11 +49,8 @@ func (l *lostVolumes) enter(ctx context.Context, files []unusable) error {
 // standing returns what is known of volumes with a projection or a guard that are not in the table.
 func (l *lostVolumes) standing(ctx context.Context) (map[volume.Key]*record, error) {
 	out := make(map[volume.Key]*record)
-	points, err := l.targets.root.Points(ctx)
+	points, err := l.targets.root.Points(ctx, l.table.has)
 	for key, point := range points {
-		if l.table.has(key) {
-			continue
-		}
 		if t, err := l.targets.root.Resolve(point); err == nil {
 			out[key] = l.record(l.targets.volume(t))
 			t.Close()

@@ -3,6 +3,7 @@ package deferral
 import (
 	"context"
 	"sync"
+	"sync/atomic"
 
 	"github.com/crust-proxy/crust-proxy/pkg/deferral/claim"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral/guard"
@@ -30,7 +31,7 @@ type restorer struct {
 	handlers *handlerSet
 }
 
-// restore restores what is missing of a volume, and reports what that was.
+// restore restores what is missing of a volume, and reports what that was. Without a target its guard stands.
 func (r *restorer) restore(ctx context.Context, rec *record, t *guard.Target) (repaired []string, err error) {
 	if !r.claims.Has(rec.claim()) {
 		if err := r.claims.Reclaim(ctx, rec.claim()); err != nil {
@@ -41,12 +42,14 @@ func (r *restorer) restore(ctx context.Context, rec *record, t *guard.Target) (r
 	if err := r.claims.SetReadOnly(&rec.Volume); err != nil {
 		return repaired, err
 	}
-	guarded, err := r.targets.restore(t)
-	if err != nil {
-		return repaired, err
-	}
-	if guarded {
-		repaired = append(repaired, "mount guard")
+	if t != nil {
+		guarded, err := r.targets.restore(t)
+		if err != nil {
+			return repaired, err
+		}
+		if guarded {
+			repaired = append(repaired, "mount guard")
+		}
 	}
 	handler := r.handlers.byName[rec.Handler]
 	if handler == nil {
@@ -60,14 +63,20 @@ func (r *restorer) restore(ctx context.Context, rec *record, t *guard.Target) (r
 	return repaired, err
 }
 
-// restoreRecord is restore with the target of the record.
+// restoreRecord is restore with the target of the record. The caller has the volume's lock. A guard that was
+// examined is one system call from then on, while that says that nothing has changed.
 func (r *restorer) restoreRecord(ctx context.Context, rec *record) (repaired []string, err error) {
+	if rec.guard.Stands(rec.ResolvedTarget) {
+		return r.restore(ctx, rec, nil)
+	}
 	t, err := r.targets.root.Resolve(rec.ResolvedTarget)
 	if err != nil {
 		return nil, err
 	}
 	defer t.Close()
-	return r.restore(ctx, rec, t)
+	repaired, err = r.restore(ctx, rec, t)
+	rec.guard = t.Seen
+	return repaired, err
 }
 
 type reconciler struct {
@@ -79,6 +88,9 @@ type reconciler struct {
 	remover  *remover
 	lost     *lostVolumes
 	late     collector // what volumes that were left behind came to: it is in the next report
+	// listed is set after a Load that found all that is on the node without a record: the first run, right after
+	// it, need not look again.
+	listed atomic.Bool
 }
 
 // collector makes a report. What comes after its end is added to late.
@@ -126,9 +138,12 @@ func (r *reconciler) run(ctx context.Context) (ReconcileReport, error) {
 	for _, known := range r.table.left() {
 		found.add(&known.rec.Volume, "restore volume", r.table.refuseHung(known.rec.Key))
 	}
-	r.removeOrphans(ctx, &found)
-	r.removeStrayGuards(ctx, &found)
+	if !r.listed.Swap(false) {
+		r.removeOrphans(ctx, &found)
+		r.removeStrayGuards(ctx, &found)
+	}
 	r.lost.dropKept(ctx)
+	r.table.serving.Store(true)
 	return found.take(true), nil
 }
 
@@ -178,14 +193,11 @@ func (r *reconciler) removeOrphans(ctx context.Context, report *collector) {
 
 // removeStrayGuards unmounts guards of ours without a record.
 func (r *reconciler) removeStrayGuards(ctx context.Context, report *collector) {
-	points, err := r.targets.root.Points(ctx)
+	points, err := r.targets.root.Points(ctx, r.table.has)
 	if err != nil {
 		report.add(&volume.Volume{}, "read mounts", err)
 	}
-	for key, point := range points {
-		if r.table.has(key) {
-			continue
-		}
+	for _, point := range points {
 		t, err := r.targets.root.Resolve(point)
 		if err != nil {
 			continue

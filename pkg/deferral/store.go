@@ -22,6 +22,7 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral/claim"
+	"github.com/crust-proxy/crust-proxy/pkg/deferral/guard"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
@@ -46,6 +47,8 @@ type record struct {
 	HostMounts bool `json:"hostMounts,omitempty"`
 	// MadeTarget is set if we made the target directory.
 	MadeTarget bool `json:"madeTarget,omitempty"`
+
+	guard guard.Seen // as it was when it was examined last; by the volume's lock
 }
 
 // claim is the record as the table of claims needs it.

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
@@ -25,6 +26,7 @@ type table struct {
 	origins map[origin][]*entry
 	// ordered are all volumes by their targets, so that no page looks at all; it is nil until a list is asked for.
 	ordered []*entry
+	serving atomic.Bool // the first Reconcile has ended: calls may come
 	// work is what is done to volumes by each. A volume that hangs is left behind.
 	work sys.Looks[volume.Key]
 

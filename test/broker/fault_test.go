@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -64,6 +65,53 @@ func TestReconcileRebuildsWhatIsMissing(t *testing.T) {
 	}
 	check.That(t, len(rig.MountPoints(in.Target)) == 1 && n.runtime.published[v.Key], "guard or projection was not rebuilt")
 	n.unstage(in.Target)
+	n.noLeftovers()
+}
+
+// A guard that was found whole is not examined anew while nothing about it has changed.
+func TestReconcileSeesWhatBecameOfAGuard(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	unmount := func(target string) error { return unix.Unmount(target, unix.MNT_DETACH) }
+	other := n.stage(n.instruction("pod-other", rig.Disk(t, 16*mib, ""))).Target
+	cases := map[string]struct {
+		change, undo func(target string) error // it is repaired if nothing has to be undone
+	}{
+		"pod-unmounted": {unmount, nil},
+		"pod-covered":   {func(target string) error { return unix.Mount(other, target, "", unix.MS_BIND, "") }, unmount},
+		"pod-renamed": {
+			func(target string) error { return os.Rename(filepath.Dir(target), filepath.Dir(target)+".moved") },
+			func(target string) error { return os.Rename(filepath.Dir(target)+".moved", filepath.Dir(target)) },
+		},
+		"pod-emptied": {
+			func(target string) error {
+				return errors.Join(clearFlags(filepath.Join(target, notice)), os.Remove(filepath.Join(target, notice)))
+			}, unmount,
+		},
+	}
+	targets := make(map[string]string)
+	for name := range cases {
+		targets[name] = n.stage(n.instruction(name, rig.Disk(t, 16*mib, ""))).Target
+	}
+	time.Sleep(1100 * time.Millisecond) // the kernel's times are coarse
+	check.Value(n.Reconcile(t.Context()))(t)
+	for name, c := range cases {
+		check.Must(t, c.change(targets[name]))
+	}
+	repairs := make(map[string]error)
+	for _, r := range check.Value(n.Reconcile(t.Context()))(t).Repairs {
+		repairs[r.Volume.Target] = r.Err
+	}
+	check.Equal(t, len(repairs), len(cases), "repairs")
+	for name, c := range cases {
+		err, repaired := repairs[targets[name]]
+		check.That(t, repaired && (err == nil) == (c.undo == nil), "%s: repaired: %t, %v", name, repaired, err)
+		if c.undo != nil {
+			check.Must(t, c.undo(targets[name]))
+		}
+		n.unstage(targets[name])
+	}
+	n.unstage(other)
 	n.noLeftovers()
 }
 

@@ -13,6 +13,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -111,11 +112,12 @@ func (t *Target) checkFree(dir int) (guarded bool, err error) {
 
 // inspect reports whether something is mounted on the target, and whether that is the guard.
 func (t *Target) inspect(dir int) (occupied, ours bool, err error) {
-	var st unix.Statx_t
-	err = unix.Statx(dir, "", unix.AT_EMPTY_PATH, 0, &st)
-	occupied = st.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0
+	stamp, occupied, err := sys.StampAt(dir, "")
 	if err == nil && occupied {
 		ours, err = isGuard(dir, t.Key)
+	}
+	if ours && stamp.Settled() {
+		t.Seen = Seen{stamp: stamp, at: time.Now()}
 	}
 	if err != nil {
 		err = t.guardError("examined", err)
@@ -302,9 +304,9 @@ func Mount(key volume.Key, dir string) error {
 	return unix.MoveMount(mount, "", unix.AT_FDCWD, dir, unix.MOVE_MOUNT_F_EMPTY_PATH)
 }
 
-// Points lists where guards stand, by volume. Bind mounts of a guard have the same source;
-// the guard itself is the one on the target that its source names.
-func (r *Root) Points(ctx context.Context) (map[volume.Key]string, error) {
+// Points lists where guards of volumes that are not known stand, by volume. Bind mounts of a guard have the
+// same source; the guard itself is the one on the target that its source names.
+func (r *Root) Points(ctx context.Context, known func(volume.Key) bool) (map[volume.Key]string, error) {
 	root, err := sys.OpenDir(r.configured)
 	if errors.Is(err, unix.ENOENT) {
 		return nil, nil // no root: nothing can be mounted below it
@@ -317,7 +319,11 @@ func (r *Root) Points(ctx context.Context) (map[volume.Key]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	mounts, err := sys.Mounts(ctx, sys.MountTable, func(line string) bool { return strings.Contains(line, " "+guardPrefix) })
+	mounts, err := sys.Mounts(ctx, sys.MountTable, func(line string) bool {
+		_, rest, ok := strings.Cut(line, " "+guardPrefix) // no field before the source begins so
+		key, _, _ := strings.Cut(rest, " ")
+		return ok && !known(volume.Key(key))
+	})
 	if err != nil {
 		return nil, err
 	}

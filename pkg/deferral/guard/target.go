@@ -5,6 +5,7 @@ import (
 	"path"
 	"strings"
 	"sync/atomic"
+	"time"
 	"unicode/utf8"
 
 	"golang.org/x/sys/unix"
@@ -72,6 +73,26 @@ type Target struct {
 	Key    volume.Key
 	notice string
 	root   int
+	// Seen is the guard, once that was examined and found whole.
+	Seen Seen
+}
+
+// Seen is a guard as it was when it was examined.
+type Seen struct {
+	stamp sys.Stamp
+	at    time.Time
+}
+
+// examineEvery is how long that counts: what root changes within the notice does not show.
+const examineEvery = 10 * time.Minute
+
+// Stands reports whether the guard that was examined is still what is mounted on a path, unchanged.
+func (s Seen) Stands(path string) bool {
+	if s.at.IsZero() || time.Since(s.at) > examineEvery {
+		return false
+	}
+	now, root, err := sys.StampAt(unix.AT_FDCWD, path)
+	return err == nil && root && now == s.stamp
 }
 
 // Close closes the root that the target was resolved in.

@@ -59,6 +59,38 @@ func TestRepublishKeepsIDs(t *testing.T) {
 	check.That(t, exists, "the lost file was not put back")
 }
 
+// What was right once is not read again while its times say that nothing has changed.
+func TestChangeAfterALook(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, kataemu.Go)
+	changes := map[string]func(dir, file string) error{
+		"nothing": func(string, string) error { return nil },
+		"written": func(_, file string) error { return os.WriteFile(file, []byte("{}"), 0o600) },
+		"replaced": func(dir, file string) error {
+			return errors.Join(os.WriteFile(dir+"/x", nil, 0o600), os.Rename(dir+"/x", file))
+		},
+		"removed":    func(_, file string) error { return os.Remove(file) },
+		"all gone":   func(dir, _ string) error { return os.RemoveAll(dir) },
+		"of another": func(dir, _ string) error { return errors.Join(os.RemoveAll(dir), os.Mkdir(dir, 0o700)) },
+	}
+	volumes := map[string]*volume.Volume{}
+	for what := range changes {
+		volumes[what] = b.Volume(strings.ReplaceAll(what, " ", "-"))
+		b.publish(t, volumes[what])
+	}
+	time.Sleep(1100 * time.Millisecond) // the kernel's times are coarse
+	for what, v := range volumes {
+		b.publish(t, v) // sees it
+		check.Must(t, changes[what](b.dir(v), filepath.Join(b.dir(v), infoName)))
+		changed, err := b.h.Publish(t.Context(), v)
+		if what == "of another" {
+			check.Kind(t, err, volume.Conflict)
+			continue
+		}
+		check.That(t, err == nil && changed == (what != "nothing"), "%s: published anew: %t, %v", what, changed, err)
+	}
+}
+
 // Retract never goes into a directory that somebody filled.
 func TestRetractIsNotRecursive(t *testing.T) {
 	b := newBench(t, kataemu.Go)

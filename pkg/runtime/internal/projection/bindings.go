@@ -37,9 +37,11 @@ type Bindings struct {
 type Entry struct {
 	// Volume must not be changed.
 	Volume *volume.Volume
-	// Dir is the name of its directory, and Owner who published that.
-	Dir   string
+	// Owner is who published its directory, and Dir the name of that, if it is not ours.
 	Owner Owner
+	Dir   string
+	// right are the stamps of what is ours, when it was right.
+	right stamps
 	// Live is the sandbox to ask about it, proven or not; its id is "" for none.
 	Live Binding
 }
@@ -60,6 +62,15 @@ func (b *Bindings) Track(tracked Entry) {
 	delete(b.foreign, key)
 	if tracked.Owner == Foreign {
 		b.foreign[key] = &tracked
+	}
+}
+
+// setRight records the stamps with which what is ours was right.
+func (b *Bindings) setRight(v *volume.Volume, right stamps) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if e, ok := b.entries[v.Key]; ok && e.Volume == v {
+		e.right = right
 	}
 }
 

@@ -36,27 +36,53 @@ func (s *Store) Publish(ctx context.Context, v *volume.Volume) (changed bool, er
 	if err := ctx.Err(); err != nil {
 		return false, guest.ContextError(v, "", err)
 	}
+	dir, _ := s.format.DirOf(v)
+	before, _ := s.Bindings.Get(v.Key)
+	known := before.Volume == v && before.Owner == OwnedByUs
+	var now stamps
+	if known {
+		if now = s.Tree.stamps(dir); now != (stamps{}) && now == before.right {
+			return false, nil
+		}
+	}
 	raw, err := s.format.Encode(v)
 	if err != nil {
 		return false, s.Tree.Error(v, "encoded", err)
 	}
-	dir, _ := s.format.DirOf(v)
 	// One retry each way: the directory can come or go between two calls.
 	for range 3 {
 		done, err := s.publishOnce(v, dir, raw)
 		if err != nil {
 			return false, err
 		}
-		if done != again {
-			s.track(v, dir)
-			return done == written, nil
+		if done == again {
+			continue
 		}
+		s.track(v)
+		if known && done == asItWas {
+			s.Bindings.setRight(v, now)
+		}
+		return done == written, nil
 	}
 	return false, volume.Errorf(volume.Busy, "volume %s: another program keeps changing %s: try again", v.Target, s.Tree.Path(dir))
 }
 
-func (s *Store) track(v *volume.Volume, dir string) {
-	s.Bindings.Track(Entry{Volume: v, Dir: dir, Owner: OwnedByUs})
+func (s *Store) track(v *volume.Volume) { s.Bindings.Track(Entry{Volume: v, Owner: OwnedByUs}) }
+
+// stamps are those of a volume's directory and of its file.
+type stamps [2]sys.Stamp
+
+// stamps returns those of a directory, or none if it cannot be told from a later one: the clock of the kernel's
+// times is coarse.
+func (t *Tree) stamps(dir string) (out stamps) {
+	for n, path := range [...]string{t.Path(dir), t.Path(dir) + "/" + t.File} {
+		stamp, _, err := sys.StampAt(unix.AT_FDCWD, path)
+		if err != nil || !stamp.Settled() {
+			return stamps{}
+		}
+		out[n] = stamp
+	}
+	return out
 }
 
 func (s *Store) publishOnce(v *volume.Volume, dir string, raw []byte) (outcome, error) {
@@ -83,7 +109,7 @@ func (s *Store) publishNew(v *volume.Volume, dir string, raw []byte) (outcome, e
 	}
 	// The watch is set before any runtime can reach the directory, so that no sandbox id is
 	// missed. If that fails, Health reports it and the tree is read regularly.
-	s.track(v, dir)
+	s.track(v)
 	_ = s.Watch.Add(v.Key, temp, OwnedByUs)
 	failpoint.Hit(t.Name + "-built")
 	err = unix.Renameat2(unix.AT_FDCWD, temp, unix.AT_FDCWD, t.Path(dir), unix.RENAME_NOREPLACE)
