@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"iter"
 	"os"
+	"path/filepath"
 	"slices"
 	"time"
 
@@ -44,12 +45,16 @@ func (d *daemon) newFront(cfg *config.Config) (*driverFront, error) {
 	}
 	calls := *d.sandboxes
 	calls.Missing = volume.NoSandbox // as if there were no sandbox
+	made := d.settings.flags.Accepted
+	if made != "" {
+		made = filepath.Join(filepath.Dir(made), "marks-made")
+	}
 	refused := refusal.NewList(volumeObserver{d})
 	front, err := csifront.New(csifront.Config{
 		Volumes: d.broker, Pods: podSource(d.cluster), Sandboxes: &calls, Disks: d.disks, Refusals: refused,
 		StateDir: cfg.StateDir(), KubeletRoot: cfg.KubeletRoot, PrivateDir: cfg.Front.PrivateDir, MarksDir: cfg.Front.MarksDir,
 		DefaultFSType: cfg.Front.DefaultFSType, VolumeCondition: cfg.Front.VolumeCondition, DriverTimeout: cfg.Front.DriverTimeout,
-		DefaultHandler: cfg.Handlers.Default, Policy: cfg.DeferralPolicy(), Log: d.log.Named("front"),
+		MarksMade: made, DefaultHandler: cfg.Handlers.Default, Policy: cfg.DeferralPolicy(), Log: d.log.Named("front"),
 	})
 	if err != nil {
 		return nil, err

@@ -86,6 +86,7 @@ func notRemoved(n *node, native bool) {
 	check.That(t, code != 0 && strings.Contains(n.Log(), target) && strings.Contains(n.Log(), "abandonVolumes"), "started without the front: %d", code)
 	n.podWrites(s, "start refused")
 	n.startByAccepted(withFront)
+	check.Must(t, os.Remove(n.Dir+"/marks-made")) // the front records that it created its marks
 	n.waitFindings("the start with the file is refused", "front.enabled: false cannot be put in force: 1 deferred volume(s) live on this node: "+target)
 	check.Must(t, n.publish(v, "pod-1"))
 	n.Kill()

@@ -82,8 +82,9 @@ type Config struct {
 	// directory, where drivers are asked to put devices.
 	KubeletRoot string
 	PrivateDir  string
-	// MarksDir has a mark of each volume that a sandbox had read-write, on a disk.
-	MarksDir string
+	// MarksDir has a mark of each volume that a sandbox had read-write, on a disk. MarksMade is the
+	// file that records that it was created; empty is nowhere.
+	MarksDir, MarksMade string
 	// DefaultFSType is the filesystem where a volume names none.
 	DefaultFSType string
 	// VolumeCondition offers kubelet the capability VOLUME_CONDITION of CSI 1.12 and earlier.
@@ -108,7 +109,7 @@ type Front struct {
 
 // New reads the records that an earlier process left.
 func New(cfg Config) (*Front, error) {
-	store, err := staging.OpenStore(cfg.StateDir, cfg.KubeletRoot, cfg.PrivateDir, cfg.MarksDir, cfg.Log)
+	store, err := staging.OpenStore(cfg.StateDir, cfg.KubeletRoot, cfg.PrivateDir, staging.OpenMarks(cfg.MarksDir, cfg.MarksMade, cfg.Log), cfg.Log)
 	if err != nil {
 		return nil, err
 	}

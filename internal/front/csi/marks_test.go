@@ -118,6 +118,26 @@ func TestMarksThatCannotBeRead(t *testing.T) {
 	}
 }
 
+// TestMarksThatAreGone are not replaced by none: a directory is created on a new node alone.
+func TestMarksThatAreGone(t *testing.T) {
+	r := markRig(t)
+	marks, elsewhere := r.cfg.MarksDir, r.dir+"/disk/marks"
+	r.cfg.MarksMade = r.dir + "/state-on-disk/marks-made"
+	r.ok(nil, r.use("kata", false)) // starts anew, with a directory of an earlier version
+	r.ok(nil, os.Rename(marks, r.dir+"/unmounted"))
+	r.refused(r.use("runc", false), codes.Internal, "not known whether", marks)
+	r.cfg.MarksDir = elsewhere
+	r.refused(r.use("runc", false), codes.Internal, "not known whether", elsewhere)
+	r.ok(nil, os.MkdirAll(filepath.Dir(elsewhere), 0o700))
+	r.ok(nil, os.Rename(r.dir+"/unmounted", elsewhere))
+	r.refused(r.use("runc", false), codes.PermissionDenied, "guest may have written")
+	r.ok(nil, os.RemoveAll(elsewhere))
+	r.ok(nil, os.Mkdir(elsewhere, 0o700)) // by the operator
+	r.ok(nil, r.use("runc", false))
+	r.cfg.MarksDir, r.cfg.MarksMade = r.dir+"/new/marks", r.dir+"/new/made"
+	r.ok(nil, r.use("runc", false))
+}
+
 // TestMarkOfAGuestKeepsHandlersOfTheHostAway: where the node's kernel mounts for a sandbox, it
 // parses what a guest of another handler wrote.
 func TestMarkOfAGuestKeepsHandlersOfTheHostAway(t *testing.T) {

@@ -261,7 +261,7 @@ func fileFaults() []bad {
 			tr.process("11", "kubelet", "mnt:[1]")
 		}), OK, "shares its mounts", ""},
 		{"unused", "container-runtime", run(func(_ tree, n *Node) { n.Config.Containerd.Socket = "" }), OK, "no container runtime", ""},
-		{"no marks", "marks", run(func(_ tree, n *Node) { n.Config.Front.MarksDir = "/nowhere" }), Error, "cannot be read", "creates the directory"},
+		{"no marks", "marks", run(func(_ tree, n *Node) { n.Config.Front.MarksDir = "/nowhere" }), Error, "cannot be read", "mkdir -p -m 0700"},
 	}
 }
 

@@ -15,6 +15,10 @@ func markError(id VolumeID, dir string, err error) error {
 		refusal.Clip(id.ID), id.Driver, dir, err)
 }
 
+func marksGone(made string, err error) error {
+	return volume.Errorf(volume.Internal, "this node had marks (%s says where), and a new directory would forget them: mount or move the old one there: %w", made, err)
+}
+
 func stateDirError(kind volume.Kind, step string, err error) error {
 	return volume.Errorf(kind, "the state directory cannot be %s: %w", step, err)
 }

@@ -20,15 +20,31 @@ const maxMark = 64 << 10
 // would have to drop marks, or refuse all new volumes after one tenant had created many.
 type Marks struct{ dir string }
 
-func openMarks(dir string, log *zap.Logger) *Marks {
+// OpenMarks creates the directory on a new node. made is a file that records this, or empty: a
+// directory that is missing later (its disk is not mounted, or the key was changed) would come
+// back without its marks.
+func OpenMarks(dir, made string, log *zap.Logger) *Marks {
+	var err error
+	if _, before := os.Lstat(made); errors.Is(before, fs.ErrNotExist) {
+		err = createMarks(dir, made)
+	} else if _, err = os.Stat(dir); err != nil {
+		err = marksGone(made, err)
+	}
+	if err != nil {
+		log.Error("the directory of marks cannot be used: while it is missing, each volume that needs a mark is refused", zap.String("path", dir), zap.Error(err))
+	}
+	return &Marks{dir: dir}
+}
+
+func createMarks(dir, made string) error {
 	err := os.MkdirAll(dir, 0o700)
 	if err == nil {
 		err = sys.SyncDir(filepath.Dir(dir)) // else a power cut could take the whole directory
 	}
-	if err != nil {
-		log.Error("the directory of marks cannot be created and synced: while it is missing, each volume that needs a mark is refused", zap.String("path", dir), zap.Error(err))
+	if err == nil && made != "" {
+		err = errors.Join(os.MkdirAll(filepath.Dir(made), 0o700), sys.WriteSynced(made, []byte(dir+"\n")))
 	}
-	return &Marks{dir: dir}
+	return err
 }
 
 func (m *Marks) path(id VolumeID) string { return filepath.Join(m.dir, FileName(id)) }

@@ -31,13 +31,13 @@ type Store struct {
 }
 
 // OpenStore reads the records that an earlier process left in the state directory.
-func OpenStore(stateDir, kubeletRoot, privateDir, marksDir string, log *zap.Logger) (*Store, error) {
+func OpenStore(stateDir, kubeletRoot, privateDir string, marks *Marks, log *zap.Logger) (*Store, error) {
 	records, err := openRecords(filepath.Join(stateDir, RecordDir), log)
 	if err != nil {
 		return nil, err
 	}
 	return &Store{
-		Records: records, Private: NewPrivatePaths(kubeletRoot, privateDir, records.privateDirs()...), Marks: openMarks(marksDir, log),
+		Records: records, Private: NewPrivatePaths(kubeletRoot, privateDir, records.privateDirs()...), Marks: marks,
 	}, nil
 }
 
