@@ -151,7 +151,7 @@ func removable(_ context.Context, call invocation) error {
 	case found.none():
 		_, err = fmt.Fprintf(call.stdout, "No deferred volume lives on this node, by the records below %s.\n", cfg.StateDir())
 		return err
-	case cfg.Front.AbandonVolumes:
+	case call.flags.Abandon: // not the key, which an earlier start without the front may have left there
 		_, err = fmt.Fprintln(call.stderr, "crust-proxy: warning: "+found.text()+whatItIs)
 		return err
 	}

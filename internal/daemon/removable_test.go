@@ -56,6 +56,8 @@ func stateWith(t *testing.T, volumes ...string) (runDir string) {
 }
 
 func TestRemovable(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "left.yaml")
+	check.Must(t, os.WriteFile(file, []byte("front: {enabled: true, abandonVolumes: true}"), 0o600))
 	var many []string
 	for i := range mostNamed + 3 {
 		many = append(many, fmt.Sprintf("lvm/p%02d", i))
@@ -73,8 +75,9 @@ func TestRemovable(t *testing.T) {
 		"a driver":          {[]string{"lvm/p1", "ebs/p2"}, []string{"ebs"}, exitError, []string{"1 deferred", "p2"}, "p1"},
 		"two drivers":       {[]string{"lvm/p1", "ebs/p2"}, []string{"ebs", "lvm"}, exitError, []string{"2 deferred"}, ""},
 		"a driver that has none behind the front": {[]string{"lvm*/p1"}, []string{"lvm"}, exitOK, []string{"No deferred volume"}, "p1"},
-		"insisted": {[]string{"lvm/p1"}, []string{"--abandon-volumes"}, exitOK, []string{"warning", "/k/pods/p1/mount", "no data is lost"}, ""},
-		"many":     {many, nil, exitError, []string{"23 deferred", "and 3 more"}, "p22"},
+		"insisted":                    {[]string{"lvm/p1"}, []string{"--abandon-volumes"}, exitOK, []string{"warning", "/k/pods/p1/mount", "no data is lost"}, ""},
+		"the key of an earlier start": {[]string{"lvm/p1"}, []string{"--config", file}, exitError, []string{"1 deferred", "--abandon-volumes"}, ""},
+		"many":                        {many, nil, exitError, []string{"23 deferred", "and 3 more"}, "p22"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var out bytes.Buffer

@@ -23,7 +23,8 @@ type Flags struct {
 	Raw []byte
 	// Accepted is where the daemon keeps the file that it accepted last; empty is nowhere.
 	Accepted string
-	abandon  bool // front.abandonVolumes, which the file may set too
+	// Abandon is the flag alone. Load sets front.abandonVolumes by it, which the file may set too.
+	Abandon bool
 }
 
 // fields are the keys that have a flag.
@@ -50,7 +51,7 @@ func AddFlags(set *pflag.FlagSet) *Flags {
 	set.StringVar(&f.File, "config", "", "YAML configuration file; what it does not say keeps its default")
 	set.StringVar(&f.Accepted, "accepted", "", "where the daemon keeps a copy of the file that it accepted last, to start with it if the file is bad; "+
 		"on a disk; empty is nowhere")
-	set.BoolVar(&f.abandon, "abandon-volumes", false, "go on although deferred volumes live on this node: also front.abandonVolumes")
+	set.BoolVar(&f.Abandon, "abandon-volumes", false, "go on although deferred volumes live on this node; for a start, the same as front.abandonVolumes")
 	usual := Default()
 	for _, field := range fields {
 		set.String(field.flag, *field.value(&usual), field.usage)
@@ -90,7 +91,7 @@ func (f *Flags) Load() (Config, error) {
 
 // apply sets what is set by flags, which has no place in the file.
 func (f *Flags) apply(cfg *Config, places map[string]place) {
-	cfg.Front.AbandonVolumes = cfg.Front.AbandonVolumes || f.abandon
+	cfg.Front.AbandonVolumes = cfg.Front.AbandonVolumes || f.Abandon
 	for _, field := range fields {
 		if flag := f.set.Lookup(field.flag); flag.Changed {
 			*field.value(cfg) = flag.Value.String()
