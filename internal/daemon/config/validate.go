@@ -223,6 +223,10 @@ func (c Config) Warnings() (lines []string) {
 	if name := c.Containerd.Namespace; name != "" && name != "k8s.io" { // older files have kubelet's
 		lines = append(lines, "containerd.namespace: it has no effect, because the CRI is asked, which serves kubelet's alone: remove the key")
 	}
+	if c.Handlers.Kata.Enabled && c.Containerd.Socket == "" && c.CRI.Socket == "" {
+		lines = append(lines, "handlers.kata: sandboxes of runtime-rs are not found without a container runtime, so the kernel's count alone keeps "+
+			"their volumes from being released: set containerd.socket or cri.socket")
+	}
 	if len(c.Policy.Rules) > 0 && !c.Front.Enabled {
 		return append(lines, "policy.rules: they decide for drivers behind the front only, and front.enabled is false")
 	}
