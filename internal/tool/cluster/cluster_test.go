@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -392,7 +393,7 @@ func TestTrialOfADisk(t *testing.T) {
 			f.answer(w, object{"spec": object{"persistentVolumeReclaimPolicy": policy}, "status": object{"phase": "Released"}})
 		}
 	})
-	size := 4 << 20
+	size, grows := 4<<20, 2
 	f.mux.HandleFunc("/api/v1/namespaces/", func(w http.ResponseWriter, req *http.Request) {
 		raw := check.Value(io.ReadAll(req.Body))(t)
 		switch bodies = append(bodies, string(raw)); {
@@ -401,7 +402,7 @@ func TestTrialOfADisk(t *testing.T) {
 		case strings.HasSuffix(req.URL.Path, "/log"):
 			_, _ = fmt.Fprintf(w, "written\nsize %d\n", size)
 		case req.Method == http.MethodPatch:
-			size *= 2
+			size *= grows
 			fallthrough
 		default:
 			f.answer(w, object{"spec": object{"volumeName": "pv-1"}, "status": object{"capacity": object{"storage": "4Gi"}}})
@@ -424,6 +425,11 @@ func TestTrialOfADisk(t *testing.T) {
 	grown := check.Value(r.growth(t.Context()))(t)
 	f.wants(grown, "8GiB, before 4GiB")
 	f.wants(strings.Join(bodies, "\n"), `"storage":"8Gi"`)
+	f.node("node-a", nil, &adminv1.Volume{PodUid: "uid", GrowToBytes: 16 << 30, GrowWaits: "it grows with a new pod"})
+	r.pod.Spec.NodeName, r.pod.Metadata.UID, grows = "node-a", "uid", 1 // as with Kata
+	_, err = r.growth(t.Context())
+	_, left := errors.AsType[skipped](err)
+	check.That(t, left && strings.Contains(err.Error(), "16GiB, and the filesystem waits: it grows with a new pod"), "growth that waits: %v", err)
 	for now, want := range map[string]string{"Delete": "<nil>", "Retain": "pv-1 and its disk are retained", "": "pv-1 may be left"} {
 		policy, gets = now, 0
 		_, err := r.clean(t.Context())

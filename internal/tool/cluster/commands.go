@@ -141,7 +141,7 @@ func testCmd(out *printer.Printer) *cobra.Command {
 		Use: "test --storage-class NAME", Short: "Try the whole way of a volume with a throw-away claim and pod",
 		Long: `Make a claim and a pod in a namespace of their own, and see that the pod writes,
 that the volume is deferred, that the host does not see it, that there are
-stats, that it grows if the class allows that, and that all of it goes. What
+stats, that it grows if class and sandbox do that, and that all of it goes. What
 was made is removed whatever happens, also after an interrupt.`,
 		Example: "  kubectl crust test --storage-class fast --runtime-class kata",
 		Args: func(cmd *cobra.Command, args []string) error {

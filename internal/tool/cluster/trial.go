@@ -118,7 +118,8 @@ func (r *trial) until(ctx context.Context, what string, try func(context.Context
 	defer cancel()
 	for {
 		err := try(ctx)
-		if _, final := errors.AsType[failure](err); err == nil || final {
+		_, final := errors.AsType[failure](err)
+		if _, left := errors.AsType[skipped](err); err == nil || final || left {
 			return err
 		}
 		if !sys.Sleep(ctx, time.Second) {
@@ -329,6 +330,9 @@ func (r *trial) growth(ctx context.Context) (string, error) {
 		now, err = r.seen(ctx)
 		if err == nil && (now <= before || now < want*4/5) { // a filesystem needs some of its device
 			err = fmt.Errorf("it has %s: %s", show.Size(now), r.lastEvent(ctx))
+			if r.look(ctx) == nil && r.volume.GetGrowWaits() != "" {
+				err = skipped("its device has " + show.Size(r.volume.GetGrowToBytes()) + ", and the filesystem waits: " + r.volume.GetGrowWaits())
+			}
 		}
 		return err
 	})
