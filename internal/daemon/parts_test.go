@@ -20,6 +20,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/disk/ondisk"
 	"github.com/crust-proxy/crust-proxy/internal/ground/telemetry"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+	"github.com/crust-proxy/crust-proxy/pkg/deferral/claim"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime"
 	"github.com/crust-proxy/crust-proxy/pkg/stats"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
@@ -38,15 +39,20 @@ func (idleHandler) Orphans(func(volume.Key) bool) ([]*volume.Volume, error) { re
 
 // TestSeverities: what keeps pods from their volumes now or soon is an error, what one pod has to do with is a warning.
 func TestSeverities(t *testing.T) {
-	errors, warnings := severities(&telemetry.NodeState{
-		Volumes: []telemetry.VolumeCount{
-			{State: "bound", Count: 100}, {State: "degraded", Count: 2}, {State: "refused", Count: 3}, {State: "held", Count: 4},
-		},
+	state := telemetry.NodeState{
 		Abnormal: []telemetry.VolumeCount{{Count: 5}}, GroupIgnored: []telemetry.VolumeCount{{Count: 6}},
 		Handlers: map[string]bool{"kata": true, "crust": false}, Drivers: map[string]bool{"ebs": true, "lvm": false},
 		Missing: map[string]bool{"ebs": true, "lvm": false},
-	})
-	check.That(t, errors == 2+1+1+1 && warnings == 3+4+5+6, "%d errors, %d warnings", errors, warnings)
+	}
+	for _, name := range []string{"bound", "degraded", "refused"} {
+		addVolume(deferral.Status{}, name, &state)
+	}
+	for _, name := range []string{"bound", "held", "degraded"} {
+		addVolume(deferral.Status{Held: &claim.Held{}}, name, &state)
+		addVolume(deferral.Status{Held: &claim.Held{Forced: true}}, name, &state)
+	}
+	addSeverities(&state)
+	check.That(t, state.Errors == 1+1+3+1+1+1 && state.Warnings == 1+2+5+6, "%d errors, %d warnings", state.Errors, state.Warnings)
 }
 
 // TestLacksGroup: what is not known of the root directory counts as not writable. What is known is

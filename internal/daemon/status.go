@@ -53,36 +53,38 @@ func (all parts) state() telemetry.NodeState {
 	for _, one := range all {
 		one.measure(ctx, &state)
 	}
-	state.Errors, state.Warnings = severities(&state)
+	addSeverities(&state)
 	failed, warned := all.findings()
 	state.Errors, state.Warnings = state.Errors+len(failed), state.Warnings+len(warned)
 	return state
 }
 
-// severities counts what the numbers say to be wrong, with the severities of crustctl doctor.
-func severities(state *telemetry.NodeState) (errors, warnings int) {
-	for _, v := range state.Volumes {
-		switch v.State {
-		case "degraded":
-			errors += v.Count
-		case "refused", "held":
-			warnings += v.Count
-		}
+// addVolume counts a volume that something is wrong with, with the severity of crustctl doctor
+// (volumeFindings there).
+func addVolume(status deferral.Status, state string, into *telemetry.NodeState) {
+	switch {
+	case status.Held != nil && status.Held.Forced, state == "degraded":
+		into.Errors++
+	case status.Held != nil, state == "refused":
+		into.Warnings++
 	}
+}
+
+// addSeverities counts what the other numbers say to be wrong, with the severities of crustctl doctor.
+func addSeverities(state *telemetry.NodeState) {
 	for _, v := range slices.Concat(state.Abnormal, state.GroupIgnored) {
-		warnings += v.Count
+		state.Warnings += v.Count
 	}
 	for _, good := range slices.Concat(slices.Collect(maps.Values(state.Handlers)), slices.Collect(maps.Values(state.Drivers))) {
 		if !good {
-			errors++
+			state.Errors++
 		}
 	}
 	for _, missing := range state.Missing {
 		if missing {
-			errors++
+			state.Errors++
 		}
 	}
-	return errors, warnings
 }
 
 // volumes are those on record, and what stays staged for volumes without a record.
@@ -111,7 +113,11 @@ func (v *volumes) findings() (_, out []string) {
 func (v *volumes) measure(ctx context.Context, into *telemetry.NodeState) {
 	all, calls := v.node.Each(), v.node.Sandboxes
 	into.BadRecords = len(v.node.Broker.Problems())
-	into.Volumes = count(v.node.EachShown(), func(status deferral.Status) (string, bool) { return v.node.StateOf(status), true })
+	into.Volumes = count(v.node.EachShown(), func(status deferral.Status) (string, bool) {
+		state := v.node.StateOf(status)
+		addVolume(status, state, into)
+		return state, true
+	})
 	// The sandboxes' last stats; kubelet requests them regularly.
 	into.Abnormal = count(all, func(status deferral.Status) (string, bool) {
 		known, ok := calls.Known(status.Volume)

@@ -30,7 +30,7 @@ func TestHostIsKeptFromWhatWasReleasedByForce(t *testing.T) {
 	_, err := n.Admin().ReleaseVolume(t.Context(), &adminv1.ReleaseVolumeRequest{Volume: v.TargetOf("pod-1"), Force: true})
 	check.Must(t, err)
 	metrics := check.Value(n.HTTP("/metrics"))(t)
-	check.Says(t, "the metrics", metrics, "\ncrust_proxy_devices_held 1\n", "\ncrust_proxy_forced_releases_total 1\n")
+	check.Says(t, "the metrics", metrics, "\ncrust_proxy_devices_held 1\n", "\ncrust_proxy_findings{severity=\"error\"} 1\n", "\ncrust_proxy_forced_releases_total 1\n")
 	check.Must(t, n.unpublish(v, "pod-1"))
 	// Nothing but the calls themselves asks who has the device.
 	n.Extra = strings.Replace(n.Extra, "defer: true", "drivers: [other.example.com], defer: true", 1) + "\nreconcileInterval: 0s"
