@@ -43,7 +43,7 @@ func (g *growth) run(ctx context.Context) error {
 	if err != nil || !needed {
 		return err
 	}
-	log := g.j.f.cfg.Log.With(zap.String("volume", g.j.req.Volume), zap.String("device", g.j.req.Path), zap.Int64("size", size))
+	log := g.j.f.cfg.Log.With(zap.String("target", g.j.req.Volume), zap.String("device", g.j.req.Path), zap.Int64("size", size))
 	began := time.Now()
 	why, err := g.grow(ctx)
 	if err != nil {
@@ -53,7 +53,7 @@ func (g *growth) run(ctx context.Context) error {
 		log.Warn("the filesystem of a device could not be grown, or not completely: the sandbox gets it as it is", zap.String("reason", why))
 		return nil
 	}
-	log.Info("grew a filesystem to the size of its device", zap.Duration("took", time.Since(began)))
+	log.Info("grew a filesystem to the size of its device", zap.Duration("duration", time.Since(began)))
 	return nil
 }
 

@@ -98,7 +98,7 @@ func (j *job) attempt(ctx context.Context) (formatted bool, err error) {
 	}
 	if found.labelled() {
 		j.f.cfg.Log.Warn("the label of an ext4 says that mkfs was interrupted, but there is no record of it: the filesystem is handed "+
-			"over as it is, and its root directory may lack its mode", zap.String("volume", j.req.Volume), zap.String("device", j.req.Path))
+			"over as it is, and its root directory may lack its mode", zap.String("target", j.req.Volume), zap.String("device", j.req.Path))
 	}
 	if !found.blank(j.f.cfg.AcceptLeftovers) {
 		return false, (&growth{j: j}).run(ctx)

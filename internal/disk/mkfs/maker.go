@@ -33,15 +33,15 @@ func (j *job) make(ctx context.Context, mkfs program, args arguments) (bool, err
 	}
 	defer closeFile(witness)
 	uuid := newUUID()
-	log := j.f.cfg.Log.With(zap.String("volume", j.req.Volume), zap.String("device", j.req.Path), zap.String("fsType", j.req.FSType))
+	log := j.f.cfg.Log.With(zap.String("target", j.req.Volume), zap.String("device", j.req.Path), zap.String("fs_type", j.req.FSType))
 	log.Info("the device is blank: making a filesystem")
 	began := time.Now()
 	if err := j.mkfs(ctx, mkfs, args, uuid, witness); err != nil {
 		err = j.clearFailed(ctx, uuid, err)
-		log.Warn("no filesystem was made", zap.Duration("took", time.Since(began)), zap.Error(err))
+		log.Warn("no filesystem was made", zap.Duration("duration", time.Since(began)), zap.Error(err))
 		return false, err
 	}
-	log.Info("made a filesystem", zap.Duration("took", time.Since(began)))
+	log.Info("made a filesystem", zap.Duration("duration", time.Since(began)))
 	return true, nil
 }
 
@@ -210,7 +210,7 @@ func (j *job) complete(ctx context.Context) error {
 	if err := j.setRootMode(ctx); err != nil {
 		return err
 	}
-	j.f.cfg.Log.Info("completed a filesystem whose making was interrupted", zap.String("volume", j.req.Volume), zap.String("device", j.req.Path))
+	j.f.cfg.Log.Info("completed a filesystem whose making was interrupted", zap.String("target", j.req.Volume), zap.String("device", j.req.Path))
 	if err := j.sync(witness); err != nil {
 		return err
 	}

@@ -94,7 +94,7 @@ func logHealth(p *driverProxy, volumeID string, err error) {
 		if p.failed.Store(&now); failing {
 			level = zap.DebugLevel
 		}
-		p.log.Log(level, "the driver does not report health or capabilities", zap.String("volume", refusal.Clip(volumeID)), zap.Error(err))
+		p.log.Log(level, "the driver does not report health or capabilities", zap.String(telemetry.FieldCSIVolume, refusal.Clip(volumeID)), zap.Error(err))
 	case last != nil && !failing && p.failed.CompareAndSwap(last, nil):
 		p.log.Warn("the driver reports health again")
 	}

@@ -206,7 +206,7 @@ func warnings(t *testing.T, pod decision.Pod, lacksGroup bool) *observer.Observe
 	r.restart()
 	r.begin("p1")
 	r.ok(nil, r.publish("p1"))
-	named := logs.FilterField(zap.String("pod", "ns/name-of-p1")).FilterField(zap.String("volume", r.target("p1")))
+	named := logs.FilterField(zap.String("pod", "ns/name-of-p1")).FilterField(zap.String("target", r.target("p1")))
 	check.That(t, named.Len() == logs.Len(), "said: %+v", logs.All())
 	return named
 }

@@ -40,7 +40,7 @@ func (b *blockPublish) run(ctx context.Context) ([]byte, error) {
 		b.staging = private.Staging(p.id, p.req.GetStagingTargetPath())
 	}
 	if ignored := decision.IgnoredParameters(p.w.Context); len(ignored) > 0 && p.state.Published == nil && len(p.verdict.MakeFS.Options) == 0 {
-		p.proxy.log.Warn(parametersIgnored, zap.String("volume", p.target), zap.Strings("parameters", ignored), zap.String("rule", p.verdict.Rule))
+		p.proxy.log.Warn(parametersIgnored, zap.String("target", p.target), zap.Strings("parameters", ignored), zap.String("rule", p.verdict.Rule))
 	}
 	if err := b.publishDevice(ctx); err != nil {
 		return nil, err

@@ -140,10 +140,10 @@ func (p *publishCall) logHazards(v *volume.Volume) {
 		return
 	}
 	handler := p.pod.Pod.RuntimeHandler
-	log := p.proxy.log.With(zap.String("pod", podName(p.w.PodNamespace, p.w.PodName)), zap.String("volume", p.target),
-		zap.String("runtimeHandler", refusal.OneLine(handler)))
+	log := p.proxy.log.With(zap.String("pod", podName(p.w.PodNamespace, p.w.PodName)), zap.String("target", p.target),
+		zap.String("runtime_handler", refusal.OneLine(handler)))
 	for _, hazard := range decision.Hazards(p.verdict.Handler, p.pod) {
-		log.Warn(hazard.Text, zap.Strings("containers", hazard.Containers), zap.String("nameInPod", refusal.OneLine(p.pod.Volume.Name)))
+		log.Warn(hazard.Text, zap.Strings("containers", hazard.Containers), zap.String("name_in_pod", refusal.OneLine(p.pod.Volume.Name)))
 	}
 	// Where the handler's name does not say runtime-rs this is known with the first stats.
 	disks := p.proxy.cfg.Disks

@@ -70,7 +70,7 @@ func (c *cleaner) do(ctx context.Context, j job) {
 	// If no sandbox lives, this already removes the files of the dead ones.
 	live, err := c.inUse(ctx, e.Volume)
 	if err != nil {
-		c.log.Debug("a volume's sandbox cannot be asked", zap.String("volume", e.Volume.Target), zap.Error(err))
+		c.log.Debug("a volume's sandbox cannot be asked", zap.String("target", e.Volume.Target), zap.Error(err))
 	}
 	if live == "" {
 		return
@@ -90,7 +90,7 @@ func (c *cleaner) do(ctx context.Context, j job) {
 func (c *cleaner) clearThose(v *volume.Volume, dead func(ids []string) []string) {
 	seen, err := c.bindings.readDir(v)
 	if err != nil {
-		c.log.Warn("dead sandboxes cannot be cleared away", zap.String("volume", v.Target), zap.Error(err))
+		c.log.Warn("dead sandboxes cannot be cleared away", zap.String("target", v.Target), zap.Error(err))
 		return
 	}
 	seen.ids = dead(seen.ids)
@@ -125,12 +125,12 @@ func (c *cleaner) clear(v *volume.Volume, seen *dirSnapshot) (another bool) {
 	}
 	defer func() { _ = dir.Close() }()
 	if err := dir.Lock(lockTime); err != nil {
-		c.log.Warn("dead sandboxes cannot be cleared away", zap.String("volume", v.Target), zap.Error(err))
+		c.log.Warn("dead sandboxes cannot be cleared away", zap.String("target", v.Target), zap.Error(err))
 		return false
 	}
 	left, err := c.clearLocked(v, dir, seen)
 	if err != nil {
-		c.log.Warn("dead sandboxes cannot be cleared away", zap.String("volume", v.Target), zap.Error(err))
+		c.log.Warn("dead sandboxes cannot be cleared away", zap.String("target", v.Target), zap.Error(err))
 	}
 	if len(left) == 0 {
 		c.bindings.table.Unbind(v.Key)

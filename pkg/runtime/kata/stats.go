@@ -96,7 +96,7 @@ func (h *Handler) groupIgnored(v *volume.Volume, b shim) bool {
 	if v.Origin != nil && v.Origin.PodName != "" {
 		pod = v.Origin.PodNamespace + "/" + v.Origin.PodName
 	}
-	h.log.Warn(runtime.GroupIgnored, zap.String("pod", pod), zap.String("volume", v.Target), zap.String("group", v.Group),
+	h.log.Warn(runtime.GroupIgnored, zap.String("pod", pod), zap.String("target", v.Target), zap.String("group", v.Group),
 		zap.String("sandbox", b.id))
 	return true
 }

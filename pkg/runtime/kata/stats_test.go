@@ -61,7 +61,7 @@ func TestGroupIgnored(t *testing.T) {
 				report, err := b.h.Stats(t.Context(), v)
 				check.Require(t, err == nil && report.GroupIgnored == c.ignored, "%+v, %v", report, err)
 			}
-			said := logs.FilterMessage(runtime.GroupIgnored).FilterField(zap.String("pod", "ns/web")).FilterField(zap.String("group", "2000"))
+			said := logs.FilterMessage(runtime.GroupIgnored).FilterField(zap.String("pod", "ns/web")).FilterField(zap.String("target", v.Target)).FilterField(zap.String("group", "2000"))
 			check.That(t, (said.Len() == 1) == c.ignored && said.Len() <= 1, "said: %+v", logs.All())
 		})
 	}

@@ -148,14 +148,14 @@ func (s *Store) AdoptForeign() {
 func (s *Store) adopt(dir string) {
 	v := s.format.Read(dir)
 	if v.Device.Path == "" {
-		s.Tree.Log.Debug("the mountInfo.json of another program's volume cannot be read (yet)", zap.String("volume", v.Target))
+		s.Tree.Log.Debug("the mountInfo.json of another program's volume cannot be read (yet)", zap.String("target", v.Target))
 		return
 	}
 	v.Adopted = true
 	before, tracked := s.Bindings.Get(v.Key)
 	s.Bindings.Track(Entry{Volume: v, Dir: dir, Owner: Foreign})
 	if !tracked || !before.Volume.Adopted {
-		s.Tree.Log.Info("a volume that another program published is served, and left as it is", zap.String("volume", v.Target))
+		s.Tree.Log.Info("a volume that another program published is served, and left as it is", zap.String("target", v.Target))
 	}
 	s.Bindings.changed(v.Key)
 }
