@@ -138,10 +138,9 @@ func (b *bench) Projection(t *testing.T, v *volume.Volume) (string, bool) {
 func (b *bench) PublishForeign(t *testing.T, v *volume.Volume) {
 	t.Helper()
 	check.Must(t, os.MkdirAll(b.dir(v), 0o700))
-	raw, err := json.Marshal(map[string]any{
+	raw := check.Value(json.Marshal(map[string]any{
 		"volume-type": "directvol", "device": v.Device.Path, "fstype": "ext4", "metadata": nil, "options": []string{},
-	})
-	check.Must(t, err)
+	}))(t)
 	check.Must(t, os.WriteFile(filepath.Join(b.dir(v), infoName), raw, 0o600))
 }
 
@@ -262,10 +261,8 @@ func (f *fakeSandboxes) PodOf(id string) (string, bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for pod, ids := range f.pods {
-		for _, have := range ids {
-			if have == id {
-				return pod, true
-			}
+		if slices.Contains(ids, id) {
+			return pod, true
 		}
 	}
 	return "", false

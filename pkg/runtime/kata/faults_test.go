@@ -50,8 +50,7 @@ func TestShimFaults(t *testing.T) {
 				}
 				defer cancel()
 				shim.SetFault(c.fault)
-				_, err := b.h.Stats(ctx, v)
-				handlers.WantError(t, err, c.kind, v, "sb1", c.text)
+				handlers.WantError(t, check.Err(b.h.Stats(ctx, v)), c.kind, v, "sb1", c.text)
 				shim.SetFault(kataemu.NoFault)
 				b.stats(t, v)
 			})
@@ -62,16 +61,13 @@ func TestShimFaults(t *testing.T) {
 func TestSocketMissingAndRefusing(t *testing.T) {
 	b := newBench(t, kataemu.Go)
 	v := published(t, b, "a")
-	_, err := b.h.Stats(t.Context(), v)
-	handlers.WantError(t, err, volume.NoSandbox, v, "no Kata sandbox has used it")
+	handlers.WantError(t, check.Err(b.h.Stats(t.Context(), v)), volume.NoSandbox, v, "no Kata sandbox has used it")
 	shim := b.startShim(t, v, "sb1")
 	check.Must(t, shim.Stop())
-	_, err = b.h.Stats(t.Context(), v)
-	handlers.WantError(t, err, volume.NoSandbox, v, "sb1", "has no management socket")
+	handlers.WantError(t, check.Err(b.h.Stats(t.Context(), v)), volume.NoSandbox, v, "sb1", "has no management socket")
 	shim = b.startShim(t, v, "sb1")
 	shim.Kill(t)
-	_, err = b.h.Stats(t.Context(), v)
-	handlers.WantError(t, err, volume.NoSandbox, v, "sb1", "refuses connections")
+	handlers.WantError(t, check.Err(b.h.Stats(t.Context(), v)), volume.NoSandbox, v, "sb1", "refuses connections")
 }
 
 // A full queue of connections is a sandbox that hangs, not one that is gone.
@@ -82,13 +78,11 @@ func TestFullBacklogIsHung(t *testing.T) {
 	fillBacklog(t, b.h.cfg.socketOf("sb1", goShim))
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
-	_, err := b.h.Stats(ctx, v)
-	handlers.WantError(t, err, volume.Timeout, v, "sb1")
+	handlers.WantError(t, check.Err(b.h.Stats(ctx, v)), volume.Timeout, v, "sb1")
 	wantForgotten(t, b, v, "sb1")
 	ctx, cancel = context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
-	_, err = b.h.Stats(dueContext{ctx}, v)
-	handlers.WantError(t, err, volume.Timeout, v, "sb1")
+	handlers.WantError(t, check.Err(b.h.Stats(dueContext{ctx}, v)), volume.Timeout, v, "sb1")
 }
 
 // dueContext has reached its deadline, and its own timer has not fired yet.
@@ -116,8 +110,7 @@ func TestForeignSandboxIDIsNotBelieved(t *testing.T) {
 	v, other := published(t, b, "a"), published(t, b, "b")
 	b.startShim(t, other, "other")
 	check.Must(t, kataemu.WriteID(b.cfg.DirectVolumes, v.Target, "other"))
-	_, err := b.h.Stats(t.Context(), v)
-	handlers.WantError(t, err, volume.NoSandbox, v)
+	handlers.WantError(t, check.Err(b.h.Stats(t.Context(), v)), volume.NoSandbox, v)
 	for _, name := range []string{".hidden", "a b", strings.Repeat("x", 200), "ä"} {
 		check.Must(t, os.WriteFile(filepath.Join(b.dir(v), name), nil, 0o600))
 	}
@@ -182,23 +175,20 @@ func TestNotFoundInSandbox(t *testing.T) {
 	b.stats(t, v)
 	check.Eventually(t, "bound", boundTo(b, v, "sb1"))
 	shim.Unmount()
-	_, err := b.h.Stats(t.Context(), v)
-	handlers.WantError(t, err, volume.NoSandbox, v, "sb1", "not found in sandbox", "/data", "disable_block_device_use")
+	handlers.WantError(t, check.Err(b.h.Stats(t.Context(), v)), volume.NoSandbox, v, "sb1", "not found in sandbox", "/data", "disable_block_device_use")
 	check.That(t, boundTo(b, v, "")(), "bound to a sandbox that does not have the volume")
 	for _, text := range []string{ // after a container's end: unmounted, and the disk is still attached
 		`rpc error: code = Internal desc = Os { code: 2, kind: NotFound, message: "No such file or directory" }`,
 		"rpc error: code = Internal desc = ENOENT: No such file or directory",
 	} {
 		shim.Mount(v.Device.Path, func() (unix.Statfs_t, error) { return unix.Statfs_t{}, errors.New(text) })
-		_, err := b.h.Stats(t.Context(), v)
-		handlers.WantError(t, err, volume.NoSandbox, v, "sb1", "does not have it mounted now", "disable_block_device_use")
+		handlers.WantError(t, check.Err(b.h.Stats(t.Context(), v)), volume.NoSandbox, v, "sb1", "does not have it mounted now", "disable_block_device_use")
 	}
 	wantUse(t, b, v, "sb1") // which is no reason to give the device away
 	b.destinations = nil
-	_, err = b.h.Stats(t.Context(), v)
-	handlers.WantError(t, err, volume.NoSandbox, v, "subPath")
+	handlers.WantError(t, check.Err(b.h.Stats(t.Context(), v)), volume.NoSandbox, v, "subPath")
 	shim.Mount(v.Device.Path, kataemu.MountedAt("/"))
-	_, err = b.h.Stats(t.Context(), v)
+	_, err := b.h.Stats(t.Context(), v)
 	check.That(t, err == nil && boundTo(b, v, "sb1")(), "not bound again: %v", err)
 }
 
@@ -213,8 +203,7 @@ func TestStartingSandboxIsNotBound(t *testing.T) {
 	check.That(t, boundTo(b, v, "sb1")(), "not bound")
 	b.h.guests.drop(v.Key)
 	b.err = errors.New("no containerd")
-	_, err := b.h.Stats(t.Context(), v)
-	handlers.WantError(t, err, volume.NoSandbox, v, "sb1", "no containerd")
+	handlers.WantError(t, check.Err(b.h.Stats(t.Context(), v)), volume.NoSandbox, v, "sb1", "no containerd")
 	b.err = nil
 	check.That(t, boundTo(b, v, "sb1")(), "unbound by a container runtime that does not answer")
 	check.Must(t, shim.Stop())
@@ -222,7 +211,7 @@ func TestStartingSandboxIsNotBound(t *testing.T) {
 	b.h.SandboxGone("sb1")
 	b.Restart(t)
 	b.publish(t, v)
-	_, err = b.h.Stats(t.Context(), v)
+	_, err := b.h.Stats(t.Context(), v)
 	handlers.WantError(t, err, volume.NoSandbox, v, "sb1", "has ended")
 	check.That(t, !strings.Contains(err.Error(), "yet"), "a sandbox had it: %v", err)
 }

@@ -207,8 +207,7 @@ func (r *replay) create(s step) {
 		r.t.Fatalf("%s: the agent was asked %d times; not plugged in: %v", s.Container, len(r.asked), r.plugs)
 	}
 	want := kataemu.Request{Container: s.Container, Storages: s.Storages, Mounts: s.Mounts}
-	diff := cmp.Diff(plain(r.t, want), plain(r.t, r.asked[0]))
-	check.That(r.t, diff == "", "%s (-Kata +emulation):\n%s", s.Container, diff)
+	check.Same(r.t, cmp.Diff(plain(r.t, want), plain(r.t, r.asked[0])), "%s (-Kata +emulation)", s.Container)
 }
 
 // publish publishes a volume. One with an option that the handler would leave out is
@@ -219,8 +218,7 @@ func (r *replay) publish(v *volume.Volume) {
 		r.publishAs(v, "blk")
 		return
 	}
-	_, err := r.h.Publish(r.t.Context(), v)
-	check.Must(r.t, err)
+	r.bench.publish(r.t, v)
 	if slices.Contains(v.MountFlags, "_netdev") {
 		r.publishAs(v, "directvol")
 	}
@@ -228,16 +226,11 @@ func (r *replay) publish(v *volume.Volume) {
 
 func (r *replay) publishAs(v *volume.Volume, volumeType string) {
 	r.t.Helper()
-	raw, err := json.Marshal(map[string]any{
+	raw := check.Value(json.Marshal(map[string]any{
 		"volume-type": volumeType, "device": v.Device.Path, "fstype": v.FSType, "options": v.MountFlags,
-	})
-	if err == nil {
-		err = os.MkdirAll(r.dir(v), 0o700)
-	}
-	if err == nil {
-		err = os.WriteFile(filepath.Join(r.dir(v), infoName), raw, 0o600)
-	}
-	check.Must(r.t, err)
+	}))(r.t)
+	check.Must(r.t, os.MkdirAll(r.dir(v), 0o700))
+	check.Must(r.t, os.WriteFile(filepath.Join(r.dir(v), infoName), raw, 0o600))
 }
 
 func ownEmptyDir(device string) bool { return filepath.Base(device) == "disk.img" }

@@ -185,8 +185,7 @@ func sane(t *testing.T, report volume.Report, err error) {
 func FuzzStatsJSON(f *testing.F) {
 	files := check.Value(filepath.Glob("testdata/stats/*.json"))(f)
 	for _, file := range files {
-		raw := check.Value(os.ReadFile(file))(f)
-		f.Add(raw)
+		f.Add(check.Value(os.ReadFile(file))(f))
 	}
 	f.Add([]byte(`{"usage": [{"available": 1, "total": 2, "used": 1, "unit": 1}]}`))
 	f.Fuzz(func(t *testing.T, body []byte) {

@@ -127,11 +127,10 @@ func startRust(t *testing.T, resize func(string, uint64) error) (shim *kataemu.S
 	dir := handlers.ShortDir(t)
 	shared = filepath.Join(dir, "shared/sb1/rw/passthrough")
 	check.Must(t, os.MkdirAll(shared, 0o700))
-	shim, err := kataemu.Start(kataemu.Options{
+	shim = check.Value(kataemu.Start(kataemu.Options{
 		Flavor: kataemu.Rust, SandboxID: "sb1", Sandboxes: filepath.Join(dir, "rs"), Shared: filepath.Join(dir, "shared"), Resize: resize,
 		Mounts: map[string]kataemu.Statfs{recordedPath: func() (unix.Statfs_t, error) { return recordedFS, nil }},
-	})
-	check.Must(t, err)
+	}))(t)
 	t.Cleanup(func() { _ = shim.Stop() })
 	return shim, shared
 }
