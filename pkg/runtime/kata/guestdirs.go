@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"path"
 	"path/filepath"
 	"regexp"
@@ -18,7 +19,9 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
-const maxShared = 4096
+// maxShared bounds a listing of a sandbox's shared directory, in which runtime-rs leaves a directory for each
+// volume whenever a container starts. Tests change it.
+var maxShared = 1 << 16
 
 // sharedForm is the form of the names in a sandbox's shared directory: an id, some random hex
 // digits, and the last element of a mount's path.
@@ -30,7 +33,7 @@ type sharedDir struct {
 }
 
 // listShared lists the directories in which the guest may have mounted devices, the newest
-// first. They are no mount points, as directories are that the host shares.
+// first, without the dead ones. They are no mount points, as directories are that the host shares.
 func (s *guestSearch) listShared() ([]sharedDir, error) {
 	var found []sharedDir
 	seen := make(map[string]bool)
@@ -40,11 +43,14 @@ func (s *guestSearch) listShared() ([]sharedDir, error) {
 		if errors.Is(err, unix.ENOENT) {
 			continue
 		}
-		if err != nil || len(names) > maxShared {
+		if len(names) > maxShared {
+			err = fmt.Errorf("it has more than %d entries, which Kata leaves there whenever a container starts: delete the pod", maxShared)
+		}
+		if err != nil {
 			return nil, volume.Errorf(volume.Internal, "volume %s: what Kata sandbox %s shares with the host, in %s, "+
 				"cannot be listed: %w", s.v.Target, s.shim.id, dir, err)
 		}
-		for _, name := range names {
+		for _, name := range s.h.guests.withoutDead(s.v.Key, names) {
 			if seen[name] || !sys.IsText(name) || !sharedForm.MatchString(name) {
 				continue
 			}
@@ -102,15 +108,9 @@ func (s *guestSearch) ofVolume(ctx context.Context, dirs []sharedDir) ([]sharedD
 // container's id, or with its first ten characters.
 func ofContainer(name string, containers []string) bool {
 	head, _, _ := strings.Cut(name, "-")
-	for _, container := range containers {
-		if container == "" {
-			continue
-		}
-		if strings.HasPrefix(name, container) || head == container[:min(len(container), 10)] {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(containers, func(id string) bool {
+		return strings.HasPrefix(name, id) || head == id[:min(len(id), 10)]
+	})
 }
 
 // endsIn reports whether a name was made for one of the mount destinations.
@@ -184,11 +184,11 @@ func (m *guestMemory) markDead(key volume.Key, dir string) {
 	})
 }
 
-func (m *guestMemory) withoutDead(key volume.Key, dirs []sharedDir) []sharedDir {
+func (m *guestMemory) withoutDead(key volume.Key, names []string) []string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	dead := m.volumes[key].dead
-	return slices.DeleteFunc(dirs, func(d sharedDir) bool { return dead[d.name] })
+	return slices.DeleteFunc(names, func(name string) bool { return dead[name] })
 }
 
 // firstGroupless records that a sandbox ignores the volume's group, and reports whether that

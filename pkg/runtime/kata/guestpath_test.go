@@ -71,6 +71,23 @@ func TestGuestPath(t *testing.T) {
 	}
 }
 
+// TestManySharedDirectories: those of other volumes and of ended containers keep no volume from being found.
+func TestManySharedDirectories(t *testing.T) {
+	b, dirs := newBench(t, kataemu.Rust), []string{"rw/dev1-0a1b-data"}
+	for i := range 4096 {
+		dirs = append(dirs, fmt.Sprintf("rw/dev%d-0a1b-other", i))
+	}
+	makeShared(t, filepath.Join(b.cfg.SharedSandboxes, "sb1"), dirs, nil)
+	search := &guestSearch{h: b.h, v: b.Volume("a"), shim: shim{"sb1", rustShim}}
+	found, err := search.list(t.Context())
+	check.That(t, err == nil && len(found) == 1 && found[0].name == "dev1-0a1b-data", "found %v, %v", found, err)
+	most := maxShared
+	t.Cleanup(func() { maxShared = most })
+	maxShared = 4096
+	_, err = search.list(t.Context())
+	handlers.WantError(t, err, volume.Internal, search.v, "sb1", "listed: it has more than 4096", "delete the pod")
+}
+
 // TestSharedVolumeThatHangs: another volume of the pod that a sandbox shares is on a server that has gone, and delays nobody.
 func TestSharedVolumeThatHangs(t *testing.T) {
 	if os.Geteuid() != 0 && os.Getenv("CI") != "true" {
@@ -113,13 +130,11 @@ func makeShared(t *testing.T, root string, dirs, files []string) {
 	for _, name := range append(slices.Clone(dirs), files...) {
 		path := filepath.Join(root, name[:2], "passthrough", name[3:])
 		check.Must(t, os.MkdirAll(filepath.Dir(path), 0o700))
-		var err error
 		if slices.Contains(files, name) {
-			err = os.WriteFile(path, nil, 0o600)
+			check.Must(t, os.WriteFile(path, nil, 0o600))
 		} else {
-			err = os.Mkdir(path, 0o700)
+			check.Must(t, os.Mkdir(path, 0o700))
 		}
-		check.Must(t, err)
 	}
 }
 
@@ -199,12 +214,8 @@ func TestStatsBesideAContainerThatCrashes(t *testing.T) {
 	}
 	_, err := g.h.Stats(t.Context(), v)
 	handlers.WantError(t, err, volume.NoSandbox, v, "sb1") // and no more than a bounded number was asked for
-	dead := func() int {
-		g.h.guests.mu.Lock()
-		defer g.h.guests.mu.Unlock()
-		return len(g.h.guests.volumes[v.Key].dead)
-	}
-	check.Equal(t, dead(), 0, "directories are given up for good that may be mounted yet")
+	dead := len(g.h.guests.volumes[v.Key].dead)
+	check.Equal(t, dead, 0, "directories are given up for good that may be mounted yet")
 	// A minute later they are old enough to be left out for good.
 	settled = 0
 	t.Cleanup(func() { settled = time.Minute })
@@ -238,15 +249,9 @@ func TestStatsOfVolumesThatEndAlike(t *testing.T) {
 			g.sized(t, second, c.sizes[1])
 			g.publish(t, second)
 			g.h.SandboxAdded(second.PodUID, "sb1")
-			which := func(v *volume.Volume) int {
-				if v.Key == first.Key {
-					return 0
-				}
-				return 1
-			}
+			inodesOf := map[volume.Key]int64{first.Key: c.inodes[0], second.Key: c.inodes[1]}
 			g.h.cfg.Disks = &fakeDisks{matches: func(v *volume.Volume, _, inodes int64) (bool, bool) {
-				have := c.inodes[which(v)]
-				return have == inodes, have != 0
+				return inodesOf[v.Key] == inodes, inodesOf[v.Key] != 0
 			}}
 			for i := range 2 {
 				if c.only < 0 || c.only == i {

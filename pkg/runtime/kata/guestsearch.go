@@ -70,13 +70,13 @@ func (s *guestSearch) stats(ctx context.Context) (volume.Report, error) {
 	return volume.Report{}, s.notMounted()
 }
 
-// list lists the directories that can be the volume's, without the dead ones.
+// list lists the directories that can be the volume's.
 func (s *guestSearch) list(ctx context.Context) ([]sharedDir, error) {
 	dirs, err := s.listShared()
 	if err != nil {
 		return nil, err
 	}
-	return s.ofVolume(ctx, s.h.guests.withoutDead(s.v.Key, dirs))
+	return s.ofVolume(ctx, dirs)
 }
 
 func (s *guestSearch) ask(ctx context.Context, path string) (volume.Report, error) {
