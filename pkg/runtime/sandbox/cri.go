@@ -12,6 +12,7 @@ import (
 	"sync"
 	"time"
 
+	"go.uber.org/zap"
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -86,19 +87,25 @@ func majorMinor(version string) []int {
 	return v
 }
 
-// live lists the sandboxes that kubelet made and that may live.
+// live lists the sandboxes that kubelet made and that may live. It logs the others once, not at each listing.
 func (c *client) live(ctx context.Context) (live map[string]sandbox, err error) {
 	all, err := c.sandboxes(ctx, false)
 	if err != nil {
 		return nil, err
 	}
-	live = make(map[string]sandbox, len(all))
+	live, odd := make(map[string]sandbox, len(all)), make(map[string]bool)
 	for _, item := range all {
 		s := sandbox{id: item.GetId(), pod: item.GetMetadata().GetUid(), created: time.Unix(0, item.GetCreatedAt())}
-		if c.t.good(s) {
+		if abi.IsSandboxID(s.id) && sys.IsPodUID(s.pod) {
 			live[s.id] = s
+			continue
+		}
+		odd[s.id] = true
+		if !c.t.odd[s.id] {
+			c.t.log.Warn("a sandbox with an odd id or pod UID is ignored", zap.String("id", clip(s.id)), zap.String("pod", clip(s.pod)))
 		}
 	}
+	c.t.odd = odd
 	return live, nil
 }
 

@@ -19,10 +19,10 @@ func TestTheRuntimeIsAskedRarelyWhenIdle(t *testing.T) {
 		var busy atomic.Bool
 		tracker, _ := track(t, fake, Config{Busy: busy.Load})
 		settle()
-		before := fake.listings()
+		before := fake.lists.Load()
 		fake.put("sb-1", "pod-1")
 		time.Sleep(idleTime / 2)
-		check.Equal(t, fake.listings(), before, "listings")
+		check.Equal(t, fake.lists.Load(), before, "listings")
 		busy.Store(true)
 		time.Sleep(2 * pollTime)
 		check.That(t, has(tracker, "pod-1", "sb-1")(), "sb-1 is not known")
@@ -38,10 +38,10 @@ func TestCRIRestartBetweenListingsIsNoticed(t *testing.T) {
 		fake.stop()
 		fake.forgetful = 1
 		fake.start()
-		before := fake.listings()
+		before := fake.lists.Load()
 		time.Sleep(5 * pollTime)
-		check.That(t, fake.listings() >= before+2 && tracker.Ready() && !told.has("gone sb-1"),
-			"%d listings; told: %q", fake.listings()-before, told.lines)
+		check.That(t, fake.lists.Load() >= before+2 && tracker.Ready() && !told.has("gone sb-1"),
+			"%d listings; told: %q", fake.lists.Load()-before, told.lines)
 	})
 }
 
@@ -107,10 +107,10 @@ func TestNotReadyMayLive(t *testing.T) {
 				delete(fake.processes, "sb-1")
 				fake.mu.Unlock()
 				time.Sleep(2 * pollTime)
-				asked := fake.statuses()
+				asked := fake.asked.Load()
 				time.Sleep(2 * pollTime)
-				check.That(t, has(tracker, "pod-1")() && fake.statuses() == asked,
-					"pod-1 has %q; asked %d times more", tracker.OfPod("pod-1"), fake.statuses()-asked)
+				check.That(t, has(tracker, "pod-1")() && fake.asked.Load() == asked,
+					"pod-1 has %q; asked %d times more", tracker.OfPod("pod-1"), fake.asked.Load()-asked)
 			})
 		})
 	}

@@ -9,6 +9,7 @@ import (
 	"net"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 
@@ -49,12 +50,12 @@ type fakeRuntime struct {
 
 	mu         sync.Mutex
 	listener   *bufconn.Listener
-	lists      int           // how often sandboxes were listed
+	lists      atomic.Int32  // how often sandboxes were listed
 	hang       chan struct{} // nothing answers until it is closed; nil is at once
 	order      int64
 	sandboxes  map[string]*runtimeapi.PodSandbox
 	processes  map[string]string // the status of a sandbox's process, if it is not deleted; "hangs" is no answer
-	asked      int               // how often such a status was asked for
+	asked      atomic.Int32      // how often such a status was asked for
 	containers map[string]*runtimeapi.Container
 	mounts     map[string][]*runtimeapi.Mount
 	vanished   map[string]bool // containers that are listed and then gone
@@ -91,19 +92,6 @@ func (f *fakeRuntime) dial(ctx context.Context, _ string) (net.Conn, error) {
 		return nil, errors.New("no such socket")
 	}
 	return listener.DialContext(ctx)
-}
-
-func (f *fakeRuntime) listings() int {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.lists
-}
-
-// statuses returns how often the status of a sandbox's process was asked for.
-func (f *fakeRuntime) statuses() int {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.asked
 }
 
 // block makes everything hang until the returned function is called.
@@ -230,7 +218,7 @@ func (f *fakeRuntime) ListPodSandbox(ctx context.Context, _ *runtimeapi.ListPodS
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.lists++
+	f.lists.Add(1)
 	reply := &runtimeapi.ListPodSandboxResponse{}
 	if f.forgetful > 0 {
 		f.forgetful--
@@ -246,7 +234,7 @@ func (f *fakeRuntime) PodSandboxStatus(ctx context.Context, req *runtimeapi.PodS
 		return nil, err
 	}
 	f.mu.Lock()
-	f.asked++
+	f.asked.Add(1)
 	process, listed := cmp.Or(f.processes[req.GetPodSandboxId()], "deleted"), f.sandboxes[req.GetPodSandboxId()] != nil
 	f.mu.Unlock()
 	switch {

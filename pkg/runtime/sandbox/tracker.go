@@ -23,7 +23,6 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
-	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
@@ -54,6 +53,7 @@ type Tracker struct {
 	party string // the container runtime, and where it is
 	log   *zap.Logger
 	dial  func(ctx context.Context, socket string) (net.Conn, error)
+	odd   map[string]bool // ids in the last listing that are ignored; only client.live uses it
 
 	mu    sync.RWMutex
 	by    *client // the connection, once it has delivered a listing
@@ -105,15 +105,6 @@ func (t *Tracker) LastError() error {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
 	return t.last
-}
-
-// good reports whether a sandbox can be one of kubelet's, and logs one that cannot.
-func (t *Tracker) good(s sandbox) bool {
-	if abi.IsSandboxID(s.id) && sys.IsPodUID(s.pod) {
-		return true
-	}
-	t.log.Warn("a sandbox with an odd id or pod UID is ignored", zap.String("id", clip(s.id)), zap.String("pod", clip(s.pod)))
-	return false
 }
 
 func (t *Tracker) add(s sandbox) {

@@ -12,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -86,21 +88,21 @@ func TestAnEmptyFirstAnswerIsDoubted(t *testing.T) {
 		f.start()
 		tracker, told := track(t, f, Config{})
 		check.Eventually(t, "ready", tracker.Ready)
-		check.Equal(t, f.listings(), 2, "listings until it is ready")
-		restart := func() (before int) {
+		check.Equal(t, f.lists.Load(), 2, "listings until it is ready")
+		restart := func() (before int32) {
 			f.stop()
 			check.Eventually(t, "not ready", func() bool { return !tracker.Ready() })
-			before = f.listings()
+			before = f.lists.Load()
 			f.start()
 			check.Eventually(t, "ready", tracker.Ready)
 			return before
 		}
 		f.put("sb-1", "pod-1")
 		before := restart()
-		check.That(t, f.listings() == before+1, "an answer that is not empty is not believed at once")
+		check.That(t, f.lists.Load() == before+1, "an answer that is not empty is not believed at once")
 		f.drop("sb-1")
 		before = restart()
-		check.That(t, f.listings() == before+2 && told.has("gone sb-1"), "%d listings, told: %q", f.listings()-before, told.lines)
+		check.That(t, f.lists.Load() == before+2 && told.has("gone sb-1"), "%d listings, told: %q", f.lists.Load()-before, told.lines)
 	})
 }
 
@@ -203,6 +205,8 @@ func TestHostileSandboxesAreIgnored(t *testing.T) {
 		f.put("sb-empty", "")
 		f.put(strings.Repeat("x", 200), "pod-1")
 		f.put("sb-1", "pod-1")
+		core, logs := observer.New(zap.WarnLevel)
+		f.log = zap.New(core)
 		tracker, _ := ready(t, f)
 		f.put("../../usr", "pod-1")
 		f.put("sb-other", "pod/../1")
@@ -210,6 +214,7 @@ func TestHostileSandboxesAreIgnored(t *testing.T) {
 		check.Eventually(t, "sb-2", has(tracker, "pod-1", "sb-2", "sb-1"))
 		got := slices.Sorted(maps.Keys(tracker.known))
 		check.That(t, slices.Equal(got, []string{"sb-1", "sb-2"}), "known are %q", got)
+		check.Equal(t, logs.Len(), 6, "lines, one for each that is ignored")
 	})
 }
 
