@@ -41,14 +41,11 @@ func (b *bindings) current(v *volume.Volume) shim {
 	return shim{id: e.Live.Sandbox, flavor: flavor(e.Live.Runtime)}
 }
 
+// propose sets the sandbox to ask about the volume. If that is adopted and not tracked, its program has removed it
+// since the call began, and nobody would forget it again.
 func (b *bindings) propose(v *volume.Volume, s shim) {
-	if _, tracked := b.table.Get(v.Key); !tracked {
-		owner := projection.OwnedByUs
-		if v.Adopted {
-			owner = projection.Foreign
-		}
-		dir, _ := b.layout.DirOf(v)
-		b.table.Track(projection.Entry{Volume: v, Dir: dir, Owner: owner})
+	if _, tracked := b.table.Get(v.Key); !tracked && !v.Adopted {
+		b.table.Track(projection.Entry{Volume: v, Owner: projection.OwnedByUs})
 	}
 	b.noteUse(v.Key, s.id)
 	b.table.Propose(v.Key, s.id, string(s.flavor))

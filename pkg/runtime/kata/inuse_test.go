@@ -133,9 +133,14 @@ func TestSocketThatCannotBeTriedIsUnknown(t *testing.T) {
 // followed, and count beside one: a directory that cannot be read proves nothing.
 func TestDirectoryThatCannotBeReadIsUnknown(t *testing.T) {
 	b := newBench(t, kataemu.Go)
+	b.stop() // its watch reads what is set here
 	v := published(t, b, "a")
 	followed := b.h.bindings.sandboxes
 	b.h.bindings.sandboxes = nil
+	wantUse(t, b, v, "")
+	shim := b.startShim(t, v, "sb1")
+	wantUse(t, b, v, "sb1")
+	shim.Kill(t)
 	wantUse(t, b, v, "")
 	check.Must(t, os.Rename(b.dir(v), b.dir(v)+".away"))
 	wantUse(t, b, v, "") // no directory, no id
@@ -239,18 +244,8 @@ func TestQuestionThatOutlivesTheVolume(t *testing.T) {
 	check.That(t, err == nil && len(noteFiles(t, b)) == 0, "%v, left %q", err, noteFiles(t, b))
 	_, tracked := b.h.store.Bindings.Get(v.Key)
 	check.That(t, !tracked, "it is tracked for ever")
-}
-
-// Where no container runtime is configured, a volume can still be given back.
-func TestWithoutARuntime(t *testing.T) {
-	b := newBench(t, kataemu.Go)
-	b.stop()
-	h := check.Value(New(b.cfg, nil, b.h.log))(t)
-	b.h = h
-	v := published(t, b, "a")
-	wantUse(t, b, v, "")
-	shim := b.startShim(t, v, "sb1")
-	wantUse(t, b, v, "sb1")
-	shim.Kill(t)
-	wantUse(t, b, v, "")
+	foreign := b.Volume("foreign") // its program has removed it, and nobody would retract it
+	foreign.Adopted = true
+	b.h.bindings.propose(foreign, shim{id: "sb1", flavor: rustShim})
+	check.That(t, len(b.h.Adopted()) == 0, "adopted: %v", b.h.Adopted())
 }

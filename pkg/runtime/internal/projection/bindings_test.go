@@ -1,8 +1,11 @@
 package projection
 
 import (
+	"os"
 	"slices"
 	"testing"
+
+	"go.uber.org/zap"
 
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 	"github.com/crust-proxy/crust-proxy/test/check"
@@ -85,4 +88,27 @@ func TestSandboxesOfAPod(t *testing.T) {
 	wantChanged(t, b.DropSandbox("sb1"), "c")
 	wantChanged(t, changed(), "c")
 	wantShown(t, b, "b", "sb2")
+}
+
+// vanishing is the format of a tree in which another program removes each volume as soon as it was read.
+type vanishing struct {
+	Format
+	tree *Tree
+}
+
+func (vanishing) KeyOf(dir string) (volume.Key, bool) { return volume.Key(dir), true }
+
+func (f vanishing) Read(dir string) *volume.Volume {
+	_ = os.Remove(f.tree.Path(dir))
+	return &volume.Volume{Key: volume.Key(dir), Device: volume.Device{Path: "/dev/vdq"}}
+}
+
+// TestRemovedWhileItIsAdopted: the end of the directory is not handled again, and its device would stay taken.
+func TestRemovedWhileItIsAdopted(t *testing.T) {
+	dir := t.TempDir()
+	tree := check.Value(OpenTree(TreeConfig{Root: dir + "/tree", Temp: dir + "/temp", Log: zap.NewNop()}))(t)
+	s := New(tree, vanishing{tree: tree}, Hooks{})
+	check.Must(t, os.Mkdir(tree.Path("a"), 0o700))
+	s.AdoptForeign()
+	check.That(t, len(s.Adopted()) == 0, "adopted: %v", s.Adopted())
 }

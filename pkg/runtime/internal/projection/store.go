@@ -154,6 +154,10 @@ func (s *Store) adopt(dir string) {
 	v.Adopted = true
 	before, tracked := s.Bindings.Get(v.Key)
 	s.Bindings.Track(Entry{Volume: v, Dir: dir, Owner: Foreign})
+	if owner, _, err := s.Tree.OwnerOf(dir); err == nil && owner == Missing { // its end may have been handled already
+		s.forget(v.Key)
+		return
+	}
 	if !tracked || !before.Volume.Adopted {
 		s.Tree.Log.Info("a volume that another program published is served, and left as it is", zap.String("target", v.Target))
 	}
