@@ -21,15 +21,15 @@ import (
 
 // inUse returns a sandbox that has the volume or may have it, or "".
 //
-// A sandbox has ended when the container runtime does not list it and nobody listens on its
-// shim's socket. One that is not listed and whose shim answers is forgotten, if the container runtime is
-// being followed. Another process can still have the device, such as a VMM that outlived its shim: the
-// broker checks that.
+// A sandbox has ended when the container runtime does not list it and nobody listens on its shim's socket. One that
+// is not listed and whose shim answers is forgotten, if the container runtime is being followed. Another process can
+// still have the device, such as a VMM that outlived its shim: the broker checks that.
 func (b *bindings) inUse(ctx context.Context, v *volume.Volume) (string, error) {
 	if err := ctx.Err(); err != nil {
 		return "", guest.ContextError(v, "", err)
 	}
-	// Read before the list of the pod's sandboxes: if it was ready, the list is complete.
+	// Read before the list of the pod's sandboxes: if it was ready, only those are missing that are newer than the
+	// tracker's last listing. Of such a sandbox of runtime-rs, only its open device shows.
 	ready := b.sandboxes != nil && b.sandboxes.Ready()
 	candidates, unread := b.candidates(v)
 	id, forgotten, err := b.living(ctx, v, candidates, ready)
@@ -42,7 +42,7 @@ func (b *bindings) inUse(ctx context.Context, v *volume.Volume) (string, error) 
 		return "", nil // there are only the files of Kata's Go runtime
 	case !ready:
 		return "", b.refuseUnknown(v)
-	case v.PodUID == "" && v.Target != "": // an orphan of which only notes are left has neither
+	case v.PodUID == "" && v.ResolvedTarget != "": // of an orphan, only notes may be left
 		if id, err := b.mountedBy(ctx, v); id != "" || err != nil {
 			return id, err
 		}

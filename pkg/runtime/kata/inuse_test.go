@@ -227,6 +227,9 @@ func TestNotesOfUnknownVolumes(t *testing.T) {
 	b.remove("sb1")
 	check.Must(t, os.RemoveAll(filepath.Join(b.cfg.RustSandboxes, "sb1")))
 	wantUse(t, b, orphans[0], "")
+	lost := *orphans[0]
+	lost.Target = "(unknown target, id " + v.Key.Short() + ")" // as the broker names it without a record
+	wantUse(t, b, &lost, "")
 	err = b.h.Retract(t.Context(), orphans[0])
 	check.That(t, err == nil && len(noteFiles(t, b)) == 0, "%v, left %q", err, noteFiles(t, b))
 }
