@@ -219,10 +219,7 @@ func (h *History) writeFile(events []*adminv1.VolumeEvent) error {
 	if fs.Bavail*uint64(fs.Bsize) < uint64(len(raw))+leaveFree { //nolint:gosec // no block has a negative size
 		return errors.New("the filesystem of the run directory is almost full")
 	}
-	if err = os.WriteFile(h.path+".new", raw, 0o600); err == nil {
-		err = os.Rename(h.path+".new", h.path)
-	}
-	return err
+	return sys.WriteSynced(h.path, raw)
 }
 
 // List returns the newest events of the volumes that have an event which is one of those, the newest first.

@@ -191,15 +191,11 @@ func (r *Records) Put(rec Record) error {
 		return nil
 	}
 	raw, err := sys.EncodeJSON(rec, maxRecord)
+	if err == nil {
+		err = sys.WriteSynced(path, raw)
+	}
 	if err != nil {
 		return recordError(id, err)
-	}
-	tmp := path + ".new"
-	if err = os.WriteFile(tmp, raw, 0o600); err == nil {
-		err = os.Rename(tmp, path)
-	}
-	if err != nil {
-		return recordError(id, errors.Join(err, os.Remove(tmp)))
 	}
 	r.putInMemory(rec)
 	return nil
