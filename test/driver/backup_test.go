@@ -96,16 +96,14 @@ func newBackedUp(t *testing.T) *backedUp {
 	check.Must(t, err)
 	defer func() { _ = device.Close() }()
 	for _, at := range []int64{0, 128 * mib} {
-		_, err = io.CopyN(io.NewOffsetWriter(device, at), rand.Reader, 32*mib)
-		check.Must(t, err)
+		check.Must(t, check.Err(io.CopyN(io.NewOffsetWriter(device, at), rand.Reader, 32*mib)))
 	}
 	check.Must(t, device.Sync())
 	v.first = v.mustTake("first")
 	for range 160 {
 		block := make([]byte, 4096)
 		_, _ = rand.Read(block) // it never fails
-		_, err := device.WriteAt(block, mathrand.Int64N(32*mib/4096)*4096)
-		check.Must(t, err)
+		check.Must(t, check.Err(device.WriteAt(block, mathrand.Int64N(32*mib/4096)*4096)))
 	}
 	_, err = device.WriteAt(make([]byte, mib), 130*mib) // zeros
 	check.Must(t, err)

@@ -110,8 +110,7 @@ func (h *history) write() {
 		}
 		copy(part, bytes.Repeat([]byte{fill}, len(part)))
 	}
-	_, err := h.file.WriteAt(part, int64(at))
-	check.Must(h.t, err)
+	check.Must(h.t, check.Err(h.file.WriteAt(part, int64(at))))
 }
 
 func (h *history) discard() {
@@ -176,8 +175,7 @@ func (h *history) apply(backup []byte, ranges []blockRange, of kept) []byte {
 	defer func() { _ = image.Close() }()
 	result := append(bytes.Clone(backup), bytes.Repeat([]byte{0xee}, len(of.content)-len(backup))...)
 	for _, one := range ranges {
-		_, err := image.ReadAt(result[one.from:one.to], one.from)
-		check.Must(h.t, err)
+		check.Must(h.t, check.Err(image.ReadAt(result[one.from:one.to], one.from)))
 	}
 	return result
 }

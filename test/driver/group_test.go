@@ -47,8 +47,7 @@ func (r *testDriver) mustGroup(name string, of ...*volume) (*csi.VolumeGroupSnap
 }
 
 func (r *testDriver) removeGroup(id string, members ...string) error {
-	_, err := r.DeleteVolumeGroupSnapshot(r.t.Context(), &csi.DeleteVolumeGroupSnapshotRequest{GroupSnapshotId: id, SnapshotIds: members})
-	return err
+	return check.Err(r.DeleteVolumeGroupSnapshot(r.t.Context(), &csi.DeleteVolumeGroupSnapshotRequest{GroupSnapshotId: id, SnapshotIds: members}))
 }
 
 // TestGroupSnapshots takes groups of two volumes to which somebody writes in turns, and of an
@@ -96,24 +95,19 @@ func TestGroupErrors(t *testing.T) {
 		v.must(v.create)
 	}
 	missing := &volume{id: "missing"}
-	_, err := r.group("g")
-	check.Code(t, err, codes.InvalidArgument)
-	_, err = r.group("g", a, missing)
-	check.Code(t, err, codes.NotFound)
+	check.Code(t, check.Err(r.group("g")), codes.InvalidArgument)
+	check.Code(t, check.Err(r.group("g", a, missing)), codes.NotFound)
 	made, members := r.mustGroup("g", a, b)
 	again, _ := r.mustGroup("g", b, a)
 	check.That(t, again.GetGroupSnapshotId() == made.GetGroupSnapshotId(), "%v is not %v", again, made)
-	_, err = r.group("g", a, b, c)
-	check.Code(t, err, codes.AlreadyExists)
-	_, err = r.group("more", b, c)
-	check.Code(t, err, codes.ResourceExhausted) // there is room for one of them
+	check.Code(t, check.Err(r.group("g", a, b, c)), codes.AlreadyExists)
+	check.Code(t, check.Err(r.group("more", b, c)), codes.ResourceExhausted) // there is room for one of them
 	r.wantVolumes(5)
 	ids := []string{members[1].GetSnapshotId(), members[0].GetSnapshotId()}
 	check.Code(t, r.removeSnapshot(ids[0]), codes.InvalidArgument)
 	check.Code(t, r.removeGroup(made.GetGroupSnapshotId(), ids[0]), codes.InvalidArgument)
 	get := func(id string, members ...string) error {
-		_, err := r.GetVolumeGroupSnapshot(t.Context(), &csi.GetVolumeGroupSnapshotRequest{GroupSnapshotId: id, SnapshotIds: members})
-		return err
+		return check.Err(r.GetVolumeGroupSnapshot(t.Context(), &csi.GetVolumeGroupSnapshotRequest{GroupSnapshotId: id, SnapshotIds: members}))
 	}
 	check.Code(t, get(made.GetGroupSnapshotId(), ids[0], "other"), codes.InvalidArgument)
 	check.Must(t, get(made.GetGroupSnapshotId(), ids...))
@@ -139,11 +133,9 @@ func TestGroupIsOfOneMoment(t *testing.T) {
 	for _, v := range all {
 		v.up()
 	}
-	_, err := r.group("g", fs, device, other)
-	check.Code(t, err, codes.FailedPrecondition)
+	check.Code(t, check.Err(r.group("g", fs, device, other)), codes.FailedPrecondition)
 	r.restart("CRUST_FAILPOINTS=driver-taken=sleep:3s")
-	_, err = r.group("g", fs, more)
-	check.Code(t, err, codes.Aborted)
+	check.Code(t, check.Err(r.group("g", fs, more)), codes.Aborted)
 	r.restart()
 	r.wantVolumes(len(all))
 	fs.wantWrites()

@@ -80,8 +80,7 @@ func TestVolumeHealth(t *testing.T) {
 	block.wantHealth(inaccessible, "ImageMissing")
 	block.must(block.remove)
 	for id, code := range map[string]codes.Code{"": codes.InvalidArgument, block.id: codes.NotFound} {
-		_, err := r.NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{VolumeId: id})
-		check.Code(t, err, code)
+		check.Code(t, check.Err(r.NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{VolumeId: id})), code)
 	}
 }
 

@@ -132,8 +132,7 @@ func TestBlock(t *testing.T) {
 	v.must(v.publish)
 	device, err := os.OpenFile(v.target, os.O_RDWR, 0)
 	check.Must(t, err)
-	_, err = device.WriteAt([]byte("raw"), 4096)
-	check.Must(t, err)
+	check.Must(t, check.Err(device.WriteAt([]byte("raw"), 4096)))
 	v.grow(2 * size)
 	check.Must(t, v.growNode(v.target, 2*size))
 	end, err := device.Seek(0, 2)
@@ -148,8 +147,7 @@ func TestBlock(t *testing.T) {
 	request := reader.request()
 	request.Readonly = true
 	for range 2 {
-		_, err := r.NodePublishVolume(t.Context(), request)
-		check.Must(t, err)
+		check.Must(t, check.Err(r.NodePublishVolume(t.Context(), request)))
 	}
 	if f, err := os.OpenFile(reader.target, os.O_RDWR, 0); err == nil {
 		_, err = f.WriteAt([]byte("x"), 0)
@@ -182,8 +180,7 @@ func TestReadOnlyAndSecondPod(t *testing.T) {
 	second.target += "-2"
 	request := second.request()
 	request.Readonly = true
-	_, err := r.NodePublishVolume(t.Context(), request)
-	check.Must(t, err)
+	check.Must(t, check.Err(r.NodePublishVolume(t.Context(), request)))
 	second.wantKept("data")
 	check.That(t, os.WriteFile(second.target+"/x", nil, 0o600) != nil, "a read-only publish was written to")
 	v.put("data") // the first still writes
@@ -212,8 +209,7 @@ func TestEphemeral(t *testing.T) {
 			request.VolumeContext = map[string]string{"csi.storage.k8s.io/ephemeral": "true", "csi.storage.k8s.io/pod.name": "p"}
 			maps.Copy(request.VolumeContext, attributes)
 			request.Readonly = readOnly
-			_, err := r.NodePublishVolume(t.Context(), request)
-			return err
+			return check.Err(r.NodePublishVolume(t.Context(), request))
 		}
 		check.Code(t, publish(map[string]string{"size": "lots"}), codes.InvalidArgument)
 		check.Code(t, publish(map[string]string{"colour": "red"}), codes.InvalidArgument)
@@ -229,8 +225,7 @@ func TestEphemeral(t *testing.T) {
 		check.Must(t, unix.Mount("tmpfs", foreign.target, "tmpfs", 0, ""))
 		request := foreign.request()
 		request.VolumeContext = map[string]string{"csi.storage.k8s.io/ephemeral": "true"}
-		_, err := r.NodePublishVolume(t.Context(), request)
-		check.Code(t, err, codes.FailedPrecondition)
+		check.Code(t, check.Err(r.NodePublishVolume(t.Context(), request)), codes.FailedPrecondition)
 		r.wantVolumes(1)
 		check.Must(t, errors.Join(unix.Unmount(foreign.target, 0), os.Remove(foreign.target)))
 		list, err := r.ListVolumes(t.Context(), &csi.ListVolumesRequest{})

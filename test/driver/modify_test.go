@@ -17,8 +17,7 @@ import (
 )
 
 func (v *volume) modify(parameters map[string]string) error {
-	_, err := v.ControllerModifyVolume(v.t.Context(), &csi.ControllerModifyVolumeRequest{VolumeId: v.id, MutableParameters: parameters})
-	return err
+	return check.Err(v.ControllerModifyVolume(v.t.Context(), &csi.ControllerModifyVolumeRequest{VolumeId: v.id, MutableParameters: parameters}))
 }
 
 func directIO(on string) map[string]string { return map[string]string{"directIO": on} }

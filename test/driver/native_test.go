@@ -35,19 +35,17 @@ func TestDeferredReaders(t *testing.T) {
 	r := newDriver(t, true)
 	v := r.volume("v", rig.MountAccess("ext4"))
 	v.must(v.create, v.stage)
-	_, err := v.publishDeferred(false)
-	check.Must(t, err)
+	check.Must(t, check.Err(v.publishDeferred(false)))
 	second := *v
 	second.target += "-2"
-	_, err = second.publishDeferred(true)
+	_, err := second.publishDeferred(true)
 	check.That(t, err != nil, "a reader beside a writer")
 	// A filesystem is mounted on the node or in a sandbox, also where both only read.
 	check.Code(t, second.publish(), codes.FailedPrecondition)
 	plain := v.request()
 	plain.Readonly = true
 	v.must(v.unpublish, func() error { _, err := v.NodePublishVolume(t.Context(), plain); return err })
-	_, err = second.publishDeferred(true)
-	check.Code(t, err, codes.FailedPrecondition)
+	check.Code(t, check.Err(second.publishDeferred(true)), codes.FailedPrecondition)
 	v.must(v.unpublish)
 	// A volume of one pod has no other pod beside it, whichever comes first.
 	sole := second
@@ -66,8 +64,7 @@ func TestDeferredReaders(t *testing.T) {
 	v.down()
 	block := r.volume("b", rig.BlockAccess())
 	block.must(block.create, block.stage)
-	_, err = block.publishDeferred(false)
-	check.Code(t, err, codes.InvalidArgument)
+	check.Code(t, check.Err(block.publishDeferred(false)), codes.InvalidArgument)
 	block.must(block.unstage, block.remove)
 }
 
@@ -114,7 +111,6 @@ func TestPlainRefusesDeferral(t *testing.T) {
 	r := newDriver(t, false)
 	v := r.volume("v", rig.MountAccess("ext4"))
 	v.must(v.create, v.stage)
-	_, err := v.publishDeferred(false)
-	check.Code(t, err, codes.InvalidArgument)
+	check.Code(t, check.Err(v.publishDeferred(false)), codes.InvalidArgument)
 	v.must(v.unstage, v.remove)
 }

@@ -134,19 +134,12 @@ func (r *testDriver) volume(name string, access *csi.VolumeCapability) *volume {
 	return &volume{testDriver: r, name: name, staging: r.dir + "/staging/" + name, target: r.dir + "/pods/" + name, access: access}
 }
 
-func (v *volume) create() error {
-	reply, err := v.CreateVolume(v.t.Context(), &csi.CreateVolumeRequest{
-		Name: v.name, CapacityRange: &csi.CapacityRange{RequiredBytes: size}, VolumeCapabilities: []*csi.VolumeCapability{v.access},
-	})
-	v.id = reply.GetVolume().GetVolumeId()
-	return err
-}
+func (v *volume) create() error { return v.createFrom(nil, size) }
 
 func (v *volume) stage() error {
-	_, err := v.NodeStageVolume(v.t.Context(), &csi.NodeStageVolumeRequest{
+	return check.Err(v.NodeStageVolume(v.t.Context(), &csi.NodeStageVolumeRequest{
 		VolumeId: v.id, StagingTargetPath: v.staging, VolumeCapability: v.access,
-	})
-	return err
+	}))
 }
 
 func (v *volume) request() *csi.NodePublishVolumeRequest {
@@ -154,23 +147,19 @@ func (v *volume) request() *csi.NodePublishVolumeRequest {
 }
 
 func (v *volume) publish() error {
-	_, err := v.NodePublishVolume(v.t.Context(), v.request())
-	return err
+	return check.Err(v.NodePublishVolume(v.t.Context(), v.request()))
 }
 
 func (v *volume) unpublish() error {
-	_, err := v.NodeUnpublishVolume(v.t.Context(), &csi.NodeUnpublishVolumeRequest{VolumeId: v.id, TargetPath: v.target})
-	return err
+	return check.Err(v.NodeUnpublishVolume(v.t.Context(), &csi.NodeUnpublishVolumeRequest{VolumeId: v.id, TargetPath: v.target}))
 }
 
 func (v *volume) unstage() error {
-	_, err := v.NodeUnstageVolume(v.t.Context(), &csi.NodeUnstageVolumeRequest{VolumeId: v.id, StagingTargetPath: v.staging})
-	return err
+	return check.Err(v.NodeUnstageVolume(v.t.Context(), &csi.NodeUnstageVolumeRequest{VolumeId: v.id, StagingTargetPath: v.staging}))
 }
 
 func (v *volume) remove() error {
-	_, err := v.DeleteVolume(v.t.Context(), &csi.DeleteVolumeRequest{VolumeId: v.id})
-	return err
+	return check.Err(v.DeleteVolume(v.t.Context(), &csi.DeleteVolumeRequest{VolumeId: v.id}))
 }
 
 // must makes calls that have to succeed.

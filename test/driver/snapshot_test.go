@@ -30,8 +30,7 @@ func (v *volume) mustSnapshot(name string) *csi.Snapshot {
 }
 
 func (r *testDriver) removeSnapshot(id string) error {
-	_, err := r.DeleteSnapshot(r.t.Context(), &csi.DeleteSnapshotRequest{SnapshotId: id})
-	return err
+	return check.Err(r.DeleteSnapshot(r.t.Context(), &csi.DeleteSnapshotRequest{SnapshotId: id}))
 }
 
 func snapshotSource(id string) *csi.VolumeContentSource {
@@ -100,10 +99,8 @@ func TestSnapshotIsNoVolume(t *testing.T) {
 	v.must(v.create)
 	other.must(other.create)
 	made := v.mustSnapshot("s")
-	_, err := other.snapshot("s")
-	check.Code(t, err, codes.AlreadyExists)
-	_, err = (&volume{testDriver: r, id: "missing"}).snapshot("t")
-	check.Code(t, err, codes.NotFound)
+	check.Code(t, check.Err(other.snapshot("s")), codes.AlreadyExists)
+	check.Code(t, check.Err((&volume{testDriver: r, id: "missing"}).snapshot("t")), codes.NotFound)
 	check.Code(t, clone.createFrom(snapshotSource(v.id), 0), codes.NotFound)
 	check.Code(t, clone.createFrom((&volume{id: made.GetSnapshotId()}).asSource(), 0), codes.NotFound)
 	check.Code(t, clone.createFrom(snapshotSource(made.GetSnapshotId()), size-mib), codes.OutOfRange)
@@ -114,10 +111,9 @@ func TestSnapshotIsNoVolume(t *testing.T) {
 	check.Code(t, as.stage(), codes.NotFound)
 	check.Code(t, as.growController(2*size), codes.NotFound)
 	as.must(as.unpublish, as.unstage, as.remove) // there is no such volume
-	_, err = r.GetSnapshot(t.Context(), &csi.GetSnapshotRequest{SnapshotId: made.GetSnapshotId()})
+	_, err := r.GetSnapshot(t.Context(), &csi.GetSnapshotRequest{SnapshotId: made.GetSnapshotId()})
 	check.That(t, err == nil, "%v", err)
-	_, err = r.GetSnapshot(t.Context(), &csi.GetSnapshotRequest{SnapshotId: v.id})
-	check.Code(t, err, codes.NotFound)
+	check.Code(t, check.Err(r.GetSnapshot(t.Context(), &csi.GetSnapshotRequest{SnapshotId: v.id})), codes.NotFound)
 	check.Must(t, r.removeSnapshot(v.id)) // there is no such snapshot
 	ids := r.volumeIDs()
 	check.That(t, len(ids) == 3, "%v", ids)

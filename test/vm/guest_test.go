@@ -150,8 +150,7 @@ func spec(script string) *specs.Spec {
 func (g *guest) create(id string, is *specs.Spec, volumes ...*wire.VolumeMount) error {
 	raw, err := json.Marshal(is)
 	check.Must(g.t, err)
-	_, err = g.CreateContainer(context.Background(), &wire.CreateContainerRequest{Container: id, Spec: raw, Volumes: volumes})
-	return err
+	return check.Err(g.CreateContainer(context.Background(), &wire.CreateContainerRequest{Container: id, Spec: raw, Volumes: volumes}))
 }
 
 // run runs a container to its end and gives what it said.
@@ -168,14 +167,12 @@ func (g *guest) run(t *testing.T, id string, is *specs.Spec, volumes ...*wire.Vo
 
 func (g *guest) start(t *testing.T, id string) {
 	t.Helper()
-	_, err := g.StartContainer(context.Background(), &wire.StartContainerRequest{Container: id})
-	check.Must(t, err)
+	check.Must(t, check.Err(g.StartContainer(context.Background(), &wire.StartContainerRequest{Container: id})))
 }
 
 func (g *guest) remove(t *testing.T, id string) {
 	t.Helper()
-	_, err := g.DeleteProcess(context.Background(), &wire.DeleteProcessRequest{Process: &wire.Process{Container: id}})
-	check.Must(t, err)
+	check.Must(t, check.Err(g.DeleteProcess(context.Background(), &wire.DeleteProcessRequest{Process: &wire.Process{Container: id}})))
 }
 
 // output reads a process' output to its end, in small pieces.
@@ -202,14 +199,11 @@ func TestGuest(t *testing.T) {
 	}
 	g := bootGuest(t, disks)
 	check.Must(t, check.Until(10*time.Minute, time.Second, func() error {
-		_, err := g.Ping(t.Context(), &wire.PingRequest{})
-		return err
+		return check.Err(g.Ping(t.Context(), &wire.PingRequest{}))
 	}))
 	t.Logf("it was up after %v", time.Since(began))
-	_, err := g.StartSandbox(t.Context(), &wire.StartSandboxRequest{Hostname: "pod-name", UnixNanos: time.Now().UnixNano(), Sysctls: map[string]string{"net.core.somaxconn": "1234"}})
-	check.Must(t, err)
-	_, err = g.add("root", "ext4")
-	check.Must(t, err)
+	check.Must(t, check.Err(g.StartSandbox(t.Context(), &wire.StartSandboxRequest{Hostname: "pod-name", UnixNanos: time.Now().UnixNano(), Sysctls: map[string]string{"net.core.somaxconn": "1234"}})))
+	check.Must(t, check.Err(g.add("root", "ext4")))
 	for _, fs := range filesystems {
 		t.Run(fs, func(t *testing.T) { g.tryVolume(t, fs) })
 	}
@@ -223,14 +217,13 @@ func TestGuest(t *testing.T) {
 	// A freeze that comes after its caller has gone does not last.
 	hurried, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 	defer cancel()
-	_, err = g.FreezeVolume(hurried, &wire.FreezeVolumeRequest{Volume: rootVolume, TimeoutMillis: 600000})
+	_, err := g.FreezeVolume(hurried, &wire.FreezeVolumeRequest{Volume: rootVolume, TimeoutMillis: 600000})
 	check.Fails(t, err)
 	// A writer that nobody can kill is in the way of the end.
 	check.Must(t, g.create("blocked", spec("while :; do echo x >>/file; done")))
 	g.start(t, "blocked")
 	check.Succeeds(t, "the volume is frozen", func() error {
-		_, err := g.FreezeVolume(t.Context(), &wire.FreezeVolumeRequest{Volume: rootVolume, TimeoutMillis: 600000})
-		return err
+		return check.Err(g.FreezeVolume(t.Context(), &wire.FreezeVolumeRequest{Volume: rootVolume, TimeoutMillis: 600000}))
 	})
 	began = time.Now()
 	left := check.Value(g.Shutdown(t.Context(), &wire.ShutdownRequest{}))(t)
@@ -249,30 +242,24 @@ func TestGuest(t *testing.T) {
 // tryVolume: mount, growth, statistics, and the end. The rest is demanded by crust-conformance.
 func (g *guest) tryVolume(t *testing.T, fs string) {
 	volume := abi.DirName("/" + fs)
-	_, err := g.GetVolumeStats(t.Context(), &wire.GetVolumeStatsRequest{Volume: volume})
-	check.Code(t, err, codes.NotFound)
+	check.Code(t, check.Err(g.GetVolumeStats(t.Context(), &wire.GetVolumeStatsRequest{Volume: volume})), codes.NotFound)
 	added := check.Value(g.add(fs, fs, "noatime", "_netdev"))(t)
 	check.That(t, added.GetWarning() == "", "added: %v", added)
-	_, err = g.add(fs, fs)
-	check.Code(t, err, codes.AlreadyExists)
+	check.Code(t, check.Err(g.add(fs, fs)), codes.AlreadyExists)
 	stats := check.Value(g.GetVolumeStats(t.Context(), &wire.GetVolumeStatsRequest{Volume: volume}))(t)
 	total := stats.GetUsage()[0].GetTotal()
 	check.That(t, total >= 400*mib && total <= guestDisk && !stats.GetAbnormal(), "it did not grow to its disk, or is not well: %v", stats)
-	_, err = g.ResizeVolume(t.Context(), &wire.ResizeVolumeRequest{Volume: volume, SizeBytes: guestDisk})
-	check.Must(t, err)
+	check.Must(t, check.Err(g.ResizeVolume(t.Context(), &wire.ResizeVolumeRequest{Volume: volume, SizeBytes: guestDisk})))
 
 	data := &wire.VolumeMount{Mount: 7, Volume: volume, SubPath: "a/b"}
 	writer := spec("exec 2>&1; id -u >/data/file && cat /data/file && stat -c %a /data && echo done")
 	writer.Mounts = append(writer.Mounts, specs.Mount{Destination: "/data", Options: []string{"rbind", "rprivate", "rw"}})
 	out, code := g.run(t, "writer", writer, data)
 	check.That(t, code == 0 && strings.HasSuffix(out, "done\n"), "a container with the volume: %d, %q", code, out)
-	_, err = g.RemoveVolume(t.Context(), &wire.RemoveVolumeRequest{Volume: volume})
-	check.Must(t, err)
-	_, err = g.RemoveVolume(t.Context(), &wire.RemoveVolumeRequest{Volume: volume})
-	check.Code(t, err, codes.NotFound)
+	check.Must(t, check.Err(g.RemoveVolume(t.Context(), &wire.RemoveVolumeRequest{Volume: volume})))
+	check.Code(t, check.Err(g.RemoveVolume(t.Context(), &wire.RemoveVolumeRequest{Volume: volume})), codes.NotFound)
 	// Read-only, without a replay of its journal, and still there at the end of the machine.
-	_, err = g.add(fs, fs, "ro", mountopt.NoReplay(fs))
-	check.Must(t, err)
+	check.Must(t, check.Err(g.add(fs, fs, "ro", mountopt.NoReplay(fs))))
 	reader := spec("cat /data/a/b/file; touch /data/x 2>&1")
 	reader.Mounts = append(reader.Mounts, specs.Mount{Destination: "/data"})
 	if out, code := g.run(t, "reader", reader, &wire.VolumeMount{Mount: 7, Volume: volume}); code == 0 || !strings.HasPrefix(out, "0\n") || !strings.Contains(out, "Read-only") {
@@ -367,11 +354,9 @@ func (g *guest) tryUser(t *testing.T) {
 func (g *guest) tryStreams(t *testing.T) {
 	check.Must(t, g.create("cat", spec("cat; echo end >&2; trap 'exit 9' TERM; while :; do sleep 0.1; done")))
 	process := &wire.Process{Container: "cat"}
-	_, err := g.ExecProcess(t.Context(), &wire.ExecProcessRequest{Process: &wire.Process{Container: "cat", Exec: "early"}, Spec: []byte(`{"args":["true"]}`)})
-	check.Code(t, err, codes.FailedPrecondition)
+	check.Code(t, check.Err(g.ExecProcess(t.Context(), &wire.ExecProcessRequest{Process: &wire.Process{Container: "cat", Exec: "early"}, Spec: []byte(`{"args":["true"]}`)})), codes.FailedPrecondition)
 	g.start(t, "cat")
-	_, err = g.StartContainer(t.Context(), &wire.StartContainerRequest{Container: "cat"})
-	check.Code(t, err, codes.FailedPrecondition)
+	check.Code(t, check.Err(g.StartContainer(t.Context(), &wire.StartContainerRequest{Container: "cat"})), codes.FailedPrecondition)
 	const size = 300 << 10 // more than a pipe has
 	sent := make(chan error)
 	go func() {
@@ -394,24 +379,21 @@ func (g *guest) tryStreams(t *testing.T) {
 		}
 		got += len(said.GetData())
 	}
-	err = <-sent
+	err := <-sent
 	check.That(t, err == nil && got == size, "%d of %d bytes came back: %v", got, size, err)
 	said, err := g.ReadOutput(t.Context(), &wire.ReadOutputRequest{Process: process, Stream: wire.Stream_STREAM_STDERR, Max: 100})
 	if check.Must(t, err); string(said.GetData()) != "end\n" {
 		t.Errorf("its errors are %q", said.GetData())
 	}
 	g.tryExec(t)
-	_, err = g.SignalProcess(t.Context(), &wire.SignalProcessRequest{Process: process, Signal: 15})
-	check.Must(t, err)
+	check.Must(t, check.Err(g.SignalProcess(t.Context(), &wire.SignalProcessRequest{Process: process, Signal: 15})))
 	ended, err := g.WaitProcess(t.Context(), &wire.WaitProcessRequest{Process: process})
 	if check.Must(t, err); ended.GetExitCode() != 9 {
 		t.Errorf("it ended with %v", ended)
 	}
-	_, err = g.SignalProcess(t.Context(), &wire.SignalProcessRequest{Process: process, Signal: 9})
-	check.Must(t, err)
+	check.Must(t, check.Err(g.SignalProcess(t.Context(), &wire.SignalProcessRequest{Process: process, Signal: 9})))
 	g.remove(t, "cat")
-	_, err = g.WaitProcess(t.Context(), &wire.WaitProcessRequest{Process: process})
-	check.Code(t, err, codes.NotFound)
+	check.Code(t, check.Err(g.WaitProcess(t.Context(), &wire.WaitProcessRequest{Process: process})), codes.NotFound)
 }
 
 func (g *guest) tryExec(t *testing.T) {
@@ -419,18 +401,15 @@ func (g *guest) tryExec(t *testing.T) {
 	beside := &wire.Process{Container: "cat", Exec: "beside"}
 	raw, err := json.Marshal(&specs.Process{Args: []string{"sh", "-c", "ps | grep -c '[c]at; echo'; id -u; cat /proc/self/cgroup; exit 3"}, Cwd: "/", Env: []string{"PATH=/bin"}, User: specs.User{UID: 1000}})
 	check.Must(t, err)
-	_, err = g.ExecProcess(t.Context(), &wire.ExecProcessRequest{Process: beside, Spec: raw})
-	check.Must(t, err)
-	_, err = g.ExecProcess(t.Context(), &wire.ExecProcessRequest{Process: beside, Spec: raw})
-	check.Code(t, err, codes.AlreadyExists)
+	check.Must(t, check.Err(g.ExecProcess(t.Context(), &wire.ExecProcessRequest{Process: beside, Spec: raw})))
+	check.Code(t, check.Err(g.ExecProcess(t.Context(), &wire.ExecProcessRequest{Process: beside, Spec: raw})), codes.AlreadyExists)
 	out := g.output(t, beside)
 	check.That(t, out == "1\n1000\n0::/\n", "a process beside says %q", out)
 	ended, err := g.WaitProcess(t.Context(), &wire.WaitProcessRequest{Process: beside})
 	if check.Must(t, err); ended.GetExitCode() != 3 {
 		t.Errorf("it ended with %v", ended)
 	}
-	_, err = g.DeleteProcess(t.Context(), &wire.DeleteProcessRequest{Process: beside})
-	check.Must(t, err)
+	check.Must(t, check.Err(g.DeleteProcess(t.Context(), &wire.DeleteProcessRequest{Process: beside})))
 	_, err = g.ExecProcess(t.Context(), &wire.ExecProcessRequest{Process: beside, Spec: []byte(`{"args":["/no/such/program"],"cwd":"/"}`)})
 	check.That(t, err != nil && strings.Contains(err.Error(), "/no/such/program"), "a program that is not there: %v", err)
 }
@@ -442,10 +421,8 @@ func (g *guest) tryTerminal(t *testing.T) {
 	check.Must(t, g.create("tty", is))
 	g.start(t, "tty")
 	process := &wire.Process{Container: "tty"}
-	_, err := g.ResizeTerminal(t.Context(), &wire.ResizeTerminalRequest{Process: process, Columns: 111, Rows: 44})
-	check.Must(t, err)
-	_, err = g.WriteInput(t.Context(), &wire.WriteInputRequest{Process: process, Data: []byte("hello\n")})
-	check.Must(t, err)
+	check.Must(t, check.Err(g.ResizeTerminal(t.Context(), &wire.ResizeTerminalRequest{Process: process, Columns: 111, Rows: 44})))
+	check.Must(t, check.Err(g.WriteInput(t.Context(), &wire.WriteInputRequest{Process: process, Data: []byte("hello\n")})))
 	out := g.output(t, process)
 	// The echo of the input may come before the end of the first line.
 	check.Says(t, "the terminal", out, "/dev/pts/0", "<hello>\n", "44 111\n")
@@ -461,8 +438,7 @@ func (g *guest) tryEnds(t *testing.T) {
 		ended, _ := g.WaitProcess(context.Background(), &wire.WaitProcessRequest{Process: &wire.Process{Container: "stubborn"}})
 		waiting <- ended.GetExitCode()
 	}()
-	_, err := g.SignalProcess(t.Context(), &wire.SignalProcessRequest{Process: &wire.Process{Container: "stubborn"}, Signal: 9, All: true})
-	check.Must(t, err)
+	check.Must(t, check.Err(g.SignalProcess(t.Context(), &wire.SignalProcessRequest{Process: &wire.Process{Container: "stubborn"}, Signal: 9, All: true})))
 	code := <-waiting
 	check.That(t, code == 137, "it ended with %d", code)
 	g.remove(t, "stubborn")

@@ -110,43 +110,35 @@ func bytesUsage(total, used, available int64) *Usage {
 type question func(context.Context, *Client) error
 
 func shutdown(ctx context.Context, c *Client) error {
-	_, err := c.Shutdown(ctx, &ShutdownRequest{})
-	return err
+	return check.Err(c.Shutdown(ctx, &ShutdownRequest{}))
 }
 
 func addVolume(ctx context.Context, c *Client) error {
-	_, err := c.AddVolume(ctx, &AddVolumeRequest{})
-	return err
+	return check.Err(c.AddVolume(ctx, &AddVolumeRequest{}))
 }
 
 func stats(ctx context.Context, c *Client) error {
-	_, err := c.GetVolumeStats(ctx, &GetVolumeStatsRequest{})
-	return err
+	return check.Err(c.GetVolumeStats(ctx, &GetVolumeStatsRequest{}))
 }
 
 func resize(ctx context.Context, c *Client) error {
-	_, err := c.ResizeVolume(ctx, &ResizeVolumeRequest{})
-	return err
+	return check.Err(c.ResizeVolume(ctx, &ResizeVolumeRequest{}))
 }
 
 func wait(ctx context.Context, c *Client) error {
-	_, err := c.WaitProcess(ctx, &WaitProcessRequest{})
-	return err
+	return check.Err(c.WaitProcess(ctx, &WaitProcessRequest{}))
 }
 
 func read(ctx context.Context, c *Client) error {
-	_, err := c.ReadOutput(ctx, &ReadOutputRequest{Max: 10})
-	return err
+	return check.Err(c.ReadOutput(ctx, &ReadOutputRequest{Max: 10}))
 }
 
 func write(ctx context.Context, c *Client) error {
-	_, err := c.WriteInput(ctx, &WriteInputRequest{Data: []byte("1234")})
-	return err
+	return check.Err(c.WriteInput(ctx, &WriteInputRequest{Data: []byte("1234")}))
 }
 
 func ping(ctx context.Context, c *Client) error {
-	_, err := c.Ping(ctx, &PingRequest{})
-	return err
+	return check.Err(c.Ping(ctx, &PingRequest{}))
 }
 
 // TestLiesAreNotBelieved: each false answer is refused, and the true one beside it is not.
@@ -308,8 +300,7 @@ func TestDeathOfTheGuest(t *testing.T) {
 		go func() { ended <- one(t.Context(), c) }()
 	}
 	check.Value(io.ReadFull(guest, make([]byte, headerSize)))(t)
-	_, err := guest.Write(frame(1, typeResponse, make([]byte, 100))[:50])
-	check.Must(t, err)
+	check.Must(t, check.Err(guest.Write(frame(1, typeResponse, make([]byte, 100))[:50])))
 	check.Must(t, guest.Close())
 	for range questions {
 		check.That(t, <-ended != nil, "a dead guest has answered")
