@@ -33,8 +33,12 @@ type Options struct {
 	Dir string
 }
 
-// cleanupTimeout bounds the removal of what a run has made.
-const cleanupTimeout = 2 * time.Minute
+const (
+	// setupTimeout bounds the making of volumes and snapshots.
+	setupTimeout = 15 * time.Minute
+	// cleanupTimeout bounds the removal of what a run has made.
+	cleanupTimeout = 2 * time.Minute
+)
 
 // spec is a requirement. F is what all requirements of a suite look at.
 type spec[F any] struct {
@@ -47,12 +51,14 @@ type spec[F any] struct {
 func run[F any](ctx context.Context, conn grpc.ClientConnInterface, opts Options, section string, specs []spec[F],
 	fixture func(context.Context, *driver) (F, error), onResult func(conformance.Result),
 ) (conformance.Report, error) {
-	d, err := newDriver(ctx, conn, opts)
+	setup, done := context.WithTimeout(ctx, setupTimeout)
+	defer done()
+	d, err := newDriver(setup, conn, opts)
 	if err != nil {
 		return conformance.Report{}, err
 	}
 	report := conformance.Report{Run: d.run}
-	f, err := fixture(ctx, d)
+	f, err := fixture(setup, d)
 	for _, s := range specs {
 		if err = errors.Join(err, ctx.Err()); err != nil {
 			break // also when it is interrupted: each spec would fail

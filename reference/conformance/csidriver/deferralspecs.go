@@ -74,30 +74,30 @@ func deferralSpecs() []spec[*deferral] {
 		}},
 		{"filesystems", "NodeGetInfo names the filesystem among those that can be deferred, or names none", tryFileSystems},
 		{"answer", "if asked to defer, NodePublishVolume answers with a device, the filesystem and the flags that were asked for", tryAnswer},
-		{"target", "if asked to defer, it creates and mounts nothing at the target", func(_ context.Context, f *deferral) error {
+		{"target", "if asked to defer, it creates and mounts nothing at the target", answered(func(_ context.Context, f *deferral) error {
 			if _, err := os.Lstat(f.target); err == nil {
 				return fmt.Errorf("%s exists", f.target)
 			}
-			return f.answered()
-		}},
-		{"not-mounted", "if asked to defer, it mounts the device nowhere on the node", tryNotMounted},
-		{"device", "the answer names a block device, which has the filesystem", tryDevice},
-		{"secrets", "the flags contain no secrets", func(_ context.Context, f *deferral) error {
+			return nil
+		})},
+		{"not-mounted", "if asked to defer, it mounts the device nowhere on the node", answered(tryNotMounted)},
+		{"device", "the answer names a block device, which has the filesystem", answered(tryDevice)},
+		{"secrets", "the flags contain no secrets", answered(func(_ context.Context, f *deferral) error {
 			if strings.Contains(strings.Join(f.mount.GetMountFlags(), ","), secret) {
 				return errors.New("they contain the secret of NodePublishVolume")
 			}
-			return f.answered()
-		}},
-		{"repeated", "a repeated publish gives the same answer while another program has the device exclusively", tryRepeated},
-		{"other-fs", "a request for another filesystem than the device has is FAILED_PRECONDITION, and changes nothing", tryOtherFS},
+			return nil
+		})},
+		{"repeated", "a repeated publish gives the same answer while another program has the device exclusively", answered(tryRepeated)},
+		{"other-fs", "a request for another filesystem than the device has is FAILED_PRECONDITION, and changes nothing", answered(tryOtherFS)},
 		{"unknown-fs", "a request for a filesystem that the driver cannot make is INVALID_ARGUMENT", func(ctx context.Context, f *deferral) error {
-			return f.wantCode(ctx, codes.InvalidArgument, "no-such-fs")
+			return f.wantCode(ctx, "no-such-fs", codes.InvalidArgument)
 		}},
-		{"grown", "NodeExpandVolume grows the device, and leaves the filesystem alone", tryGrownDevice},
+		{"grown", "NodeExpandVolume grows the device, and leaves the filesystem alone", answered(tryGrownDevice)},
 		{"unpublish", "NodeUnpublishVolume leaves alone what is at the target, and can be repeated", tryUnpublish},
-		{"kept", "the next publish finds what the device had", func(ctx context.Context, f *deferral) error {
+		{"kept", "the next publish finds what the device had", answered(func(ctx context.Context, f *deferral) error {
 			return f.unchanged(func() error { _, err := f.publish(ctx, nil); return first(err, f.unpublish(ctx)) })
-		}},
+		})},
 		{"not-asked", "if not asked to defer, the driver mounts the volume at the target", tryNotAsked},
 		{"unstage", "NodeUnstageVolume succeeds after the last unpublish, and can be repeated", func(ctx context.Context, f *deferral) error {
 			if !f.v.d.nodeCan[csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME] {
@@ -138,11 +138,13 @@ func (f *deferral) publish(ctx context.Context, change func(*csi.NodePublishVolu
 }
 
 // answered skips what is about an answer that there is not.
-func (f *deferral) answered() error {
-	if f.err != nil {
-		return errNoAnswer
+func answered(try func(context.Context, *deferral) error) func(context.Context, *deferral) error {
+	return func(ctx context.Context, f *deferral) error {
+		if f.err != nil {
+			return errNoAnswer
+		}
+		return try(ctx, f)
 	}
-	return nil
 }
 
 func (f *deferral) unpublish(ctx context.Context) error {
@@ -152,15 +154,19 @@ func (f *deferral) unpublish(ctx context.Context) error {
 	return err
 }
 
-func tryFileSystems(_ context.Context, f *deferral) error {
+// fileSystems are those that NodeGetInfo names.
+func (f *deferral) fileSystems() ([]string, error) {
 	fields := &csiv1.NodeGetInfoResponseFields{}
-	if err := proto.Unmarshal(f.v.d.info.ProtoReflect().GetUnknown(), fields); err != nil {
-		return err
+	err := proto.Unmarshal(f.v.d.info.ProtoReflect().GetUnknown(), fields)
+	return fields.GetSupportedFileSystems(), err
+}
+
+func tryFileSystems(_ context.Context, f *deferral) error {
+	has, err := f.fileSystems()
+	if err == nil && len(has) > 0 && !slices.Contains(has, f.v.d.opts.FSType) {
+		err = fmt.Errorf("it names %v", has)
 	}
-	if has := fields.GetSupportedFileSystems(); len(has) > 0 && !slices.Contains(has, f.v.d.opts.FSType) {
-		return fmt.Errorf("it names %v", has)
-	}
-	return nil
+	return err
 }
 
 func tryAnswer(_ context.Context, f *deferral) error {
@@ -174,9 +180,6 @@ func tryAnswer(_ context.Context, f *deferral) error {
 }
 
 func tryNotMounted(_ context.Context, f *deferral) error {
-	if err := f.answered(); err != nil {
-		return err
-	}
 	var is unix.Stat_t
 	if err := unix.Stat(f.mount.GetVolumeBackingPath(), &is); err != nil {
 		return err
@@ -191,9 +194,6 @@ func tryNotMounted(_ context.Context, f *deferral) error {
 }
 
 func tryDevice(_ context.Context, f *deferral) error {
-	if err := f.answered(); err != nil {
-		return err
-	}
 	device, err := f.open(os.O_RDONLY)
 	if err != nil {
 		return err
@@ -228,9 +228,6 @@ func (f *deferral) unchanged(do func() error) error {
 		_, err = io.ReadFull(device, raw[:superblocks])
 		return raw[:superblocks], err
 	}
-	if err := f.answered(); err != nil {
-		return err
-	}
 	before, err := read()
 	if err == nil {
 		err = do()
@@ -246,9 +243,6 @@ func (f *deferral) unchanged(do func() error) error {
 }
 
 func tryRepeated(ctx context.Context, f *deferral) error {
-	if err := f.answered(); err != nil {
-		return err
-	}
 	held, err := f.open(os.O_RDWR | unix.O_EXCL)
 	if err != nil {
 		return fmt.Errorf("nobody may have the device: %w", err)
@@ -262,20 +256,28 @@ func tryRepeated(ctx context.Context, f *deferral) error {
 }
 
 // wantCode checks the code of a publish that asks for a filesystem.
-func (f *deferral) wantCode(ctx context.Context, want codes.Code, fsType string) error {
+func (f *deferral) wantCode(ctx context.Context, fsType string, want ...codes.Code) error {
 	_, err := f.publish(ctx, func(req *csi.NodePublishVolumeRequest) { req.GetVolumeCapability().GetMount().FsType = fsType })
-	if status.Code(err) != want {
+	if !slices.Contains(want, status.Code(err)) {
 		return fmt.Errorf("asked for %s: %v (%v), and not %v", fsType, status.Code(err), err, want) //nolint:errorlint // it may be nil
 	}
 	return nil
 }
 
 func tryOtherFS(ctx context.Context, f *deferral) error {
-	other := "xfs"
-	if f.v.d.opts.FSType == other {
-		other = "ext4"
+	others, err := f.fileSystems()
+	if err != nil {
+		return err
 	}
-	return f.unchanged(func() error { return f.wantCode(ctx, codes.FailedPrecondition, other) })
+	wanted := []codes.Code{codes.FailedPrecondition}
+	if len(others) == 0 { // the driver may be unable to make either
+		others, wanted = []string{"xfs", "ext4"}, append(wanted, codes.InvalidArgument)
+	}
+	others = slices.DeleteFunc(others, func(name string) bool { return name == f.v.d.opts.FSType })
+	if len(others) == 0 {
+		return fmt.Errorf("%w: the driver names no other filesystem", errSkipped)
+	}
+	return f.unchanged(func() error { return f.wantCode(ctx, others[0], wanted...) })
 }
 
 func tryGrownDevice(ctx context.Context, f *deferral) error {

@@ -3,12 +3,14 @@ package csidriver
 import (
 	"bytes"
 	"context"
+	"errors"
 	"math"
 	"net"
 	"os"
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/google/go-cmp/cmp"
@@ -296,6 +298,32 @@ func TestEachFaultIsFound(t *testing.T) {
 		"volumes do not grow":     {fault{neverGrows: true}, []string{"grown"}},
 	} {
 		t.Run(name, func(t *testing.T) { check.Same(t, cmp.Diff(c.finds, try(t, c.fault)), "-want +got") })
+	}
+}
+
+// mute is a driver that answers nothing, and never answers one call.
+type mute struct{ never string }
+
+func (m mute) Invoke(ctx context.Context, method string, _, _ any, _ ...grpc.CallOption) error {
+	if !strings.HasSuffix(method, m.never) {
+		return nil
+	}
+	<-ctx.Done()
+	return ctx.Err()
+}
+
+func (mute) NewStream(context.Context, *grpc.StreamDesc, string, ...grpc.CallOption) (grpc.ClientStream, error) {
+	return nil, errors.New("unexpected")
+}
+
+// TestADriverThatHangs hangs nothing, also before there is a volume to look at.
+func TestADriverThatHangs(t *testing.T) {
+	dir := t.TempDir()
+	for _, call := range []string{"NodeGetInfo", "CreateVolume", "NodeUnpublishVolume"} {
+		synctest.Test(t, func(t *testing.T) {
+			_, err := RunMetadata(t.Context(), mute{call}, Options{Dir: dir, Size: leastSize}, nil)
+			check.That(t, errors.Is(err, context.DeadlineExceeded), "%s: %v", call, err)
+		})
 	}
 }
 

@@ -145,8 +145,10 @@ func (v *volume) write(ctx context.Context, blocks content) (err error) {
 	target := filepath.Join(v.d.dir, v.name)
 	down, err := v.publish(ctx, target)
 	defer func() {
+		ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
+		defer cancel()
 		for _, undo := range slices.Backward(down) {
-			err = errors.Join(err, undo(context.WithoutCancel(ctx)))
+			err = errors.Join(err, undo(ending))
 		}
 	}()
 	if err != nil {
