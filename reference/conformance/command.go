@@ -160,17 +160,14 @@ func (c *command) printResult(r Result) error {
 // printEnd prints the sums, or for a program all results. It fails if a demand is not met.
 func (c *command) printEnd(report Report) error {
 	failed := report.Count(Fail)
-	write := func() error {
-		return c.out.Line(fmt.Sprintf("\n%d passed, %d failed, %d skipped", report.Count(Pass), failed, report.Count(Skip)))
-	}
+	var err error
 	if c.out.Machine() {
-		write = func() error { return c.out.JSON(report) }
+		err = c.out.JSON(report)
+	} else {
+		err = c.out.Line(fmt.Sprintf("\n%d passed, %d failed, %d skipped", report.Count(Pass), failed, report.Count(Skip)))
 	}
-	if err := write(); err != nil {
-		return err
+	if err == nil && failed > 0 {
+		err = fmt.Errorf("the handler does not meet %d of %d demands", failed, len(report.Results))
 	}
-	if failed > 0 {
-		return fmt.Errorf("the handler does not meet %d of %d demands", failed, len(report.Results))
-	}
-	return nil
+	return err
 }

@@ -124,15 +124,12 @@ func (n *node) layOut() error {
 	if err := unix.Mount("", kubelet, "", unix.MS_SHARED, ""); err != nil {
 		return fmt.Errorf("share the mount %s: %w", kubelet, err)
 	}
+	n.removeRootLater()
 	program, err := os.ReadFile(n.opts.Self)
 	if err == nil {
 		err = os.WriteFile(n.path("rootfs/probe"), program, 0o755) //nolint:gosec // it is run by containers
 	}
-	if err != nil {
-		return err
-	}
-	n.removeRootLater()
-	return nil
+	return err
 }
 
 // removeRootLater lets the directory of volumes be removed at the end, if it did not exist

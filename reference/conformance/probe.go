@@ -11,6 +11,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
@@ -97,17 +98,13 @@ func write(path string, words []string) error {
 	if err != nil {
 		return err
 	}
-	for _, word := range words {
-		if _, err := io.WriteString(file, word); err != nil {
-			return errors.Join(err, file.Close())
-		}
-	}
-	return errors.Join(file.Sync(), file.Close())
+	_, err = io.WriteString(file, strings.Join(words, ""))
+	return errors.Join(err, file.Sync(), file.Close())
 }
 
 // churn writes for a while, then reads all of it and compares.
 func churn(path string) error {
-	file, err := os.OpenFile(path, os.O_CREATE|os.O_TRUNC|os.O_RDWR, 0o644) //nolint:gosec // a file of the test's
+	file, err := os.OpenFile(path, os.O_CREATE|os.O_TRUNC|os.O_RDWR|os.O_SYNC, 0o644) //nolint:gosec // a file of the test's
 	if err != nil {
 		return err
 	}
@@ -115,9 +112,6 @@ func churn(path string) error {
 	var blocks int64
 	for end := time.Now().Add(churnTime); time.Now().Before(end); blocks++ {
 		if _, err := file.Write(blockOf(blocks)); err != nil {
-			return err
-		}
-		if err := file.Sync(); err != nil {
 			return err
 		}
 	}
@@ -227,10 +221,7 @@ func plantTree(root string) error {
 	}
 	for name, mode := range map[string]uint32{plainFile: 0o600, setIDFile: 0o4755, innerFile: 0o604} {
 		path := filepath.Join(root, name)
-		if err := os.WriteFile(path, []byte(name), 0o600); err != nil {
-			return err
-		}
-		if err := unix.Chmod(path, mode); err != nil {
+		if err := errors.Join(os.WriteFile(path, []byte(name), 0o600), unix.Chmod(path, mode)); err != nil {
 			return err
 		}
 	}
@@ -247,13 +238,7 @@ func own(path string, words []string) error {
 	if err := errors.Join(errUID, errGID, errMode); err != nil {
 		return err
 	}
-	if err := os.Lchown(path, uid, gid); err != nil {
-		return err
-	}
-	if err := unix.Chmod(path, uint32(mode)); err != nil {
-		return fmt.Errorf("chmod %s: %w", path, err)
-	}
-	return nil
+	return errors.Join(os.Lchown(path, uid, gid), unix.Chmod(path, uint32(mode)))
 }
 
 // immutable is FS_IMMUTABLE_FL of the kernel's linux/fs.h.
