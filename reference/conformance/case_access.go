@@ -152,6 +152,7 @@ func notGiven(t *trial, path string) {
 // runRefuse publishes volumes that no container may get.
 func runRefuse(t *trial, s *suite) {
 	f := newFixture(t, s.node, s.node.podUID())
+	other := newPod(t, s.node, s.node.podUID())
 	for _, one := range []struct {
 		name   string
 		change func(*abi.Info)
@@ -165,7 +166,7 @@ func runRefuse(t *trial, s *suite) {
 		s.check(t, one.name, f.refuses)
 	}
 	s.check(t, "refuse-option", func(t *trial) {
-		for _, option := range []string{"no-such-option=1", "bind", "loop"} {
+		for _, option := range []string{"no-such-option=1", "bind", "loop", "rshared"} {
 			f.vol.publishOdd(t, func(info *abi.Info) { info.Options = []string{option} })
 			if err := try(t.ctx, f.refuses); err != nil {
 				t.must(fmt.Errorf("the option %q: %w", option, err))
@@ -177,10 +178,16 @@ func runRefuse(t *trial, s *suite) {
 	s.check(t, "refuse-others", func(t *trial) { startsPlain(t, f.pod) }, "plain-container")
 	t.must(f.vol.publish())
 	s.check(t, "refuse-alone", func(t *trial) { refusesAlone(t, f) })
+	s.check(t, "refuse-sandbox", func(t *trial) { refusesSandboxes(t, f, other) })
 	s.check(t, "refuse-clean", func(t *trial) { isUntouched(t, f) })
 	t.must(os.RemoveAll(f.vol.dir)) // the guard stays
 	s.check(t, "refuse-unpublished", f.refuses)
-	runRefuseSecond(t, s)
+	t.must(f.vol.publish())
+	second := newVolume(t, s.node, f.disk, other.uid, "pv") // of the same device
+	s.check(t, "refuse-second", func(t *trial) {
+		f.container(t, "main")
+		other.refuses(t, all(second))
+	}, "mount-inside")
 }
 
 // refusesAlone asks for a container without a sandbox, and for a sandbox that mounts the
@@ -195,6 +202,22 @@ func refusesAlone(t *trial, f *fixture) {
 	self.sandbox.isRefused(t, spec)
 }
 
+// refusesSandboxes asks for containers whose annotations name a wrong sandbox, or two.
+func refusesSandboxes(t *trial, f *fixture, other *pod) {
+	plain := t.container(f.pod, "plain")
+	for what, note := range map[string][2]string{
+		"another pod's sandbox":           {"io.kubernetes.cri.sandbox-id", other.sandbox.id},
+		"a container in place of one":     {"io.kubernetes.cri.sandbox-id", plain.id},
+		"the annotations of two runtimes": {"io.kubernetes.cri-o.SandboxID", f.pod.sandbox.id},
+	} {
+		spec := f.pod.containerSpec("refused", []bind{all(f.vol)})
+		spec.Annotations[note[0]] = note[1]
+		if err := try(t.ctx, func(t *trial) { newContainer(f.pod.n, "refused").isRefused(t, spec) }); err != nil {
+			t.must(fmt.Errorf("%s: %w", what, err))
+		}
+	}
+}
+
 func isUntouched(t *trial, f *fixture) {
 	dir, err := f.vol.open()
 	t.must(err)
@@ -204,17 +227,6 @@ func isUntouched(t *trial, f *fixture) {
 		err = fmt.Errorf("there are files named by sandboxes: %q", ids)
 	}
 	t.must(errors.Join(err, f.disk.free(), f.pod.n.mounts.CheckNone()))
-}
-
-// runRefuseSecond publishes one device to two pods.
-func runRefuseSecond(t *trial, s *suite) {
-	f := newFixture(t, s.node, s.node.podUID())
-	second := newVolume(t, s.node, f.disk, s.node.podUID(), "pv")
-	other := newPod(t, s.node, second.owner)
-	s.check(t, "refuse-second", func(t *trial) {
-		f.container(t, "main")
-		other.refuses(t, all(second))
-	}, "mount-inside")
 }
 
 func runSub(t *trial, s *suite) {

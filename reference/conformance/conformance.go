@@ -180,6 +180,7 @@ func requirements() map[string]requirement {
 		"refuse-pod":         {"10", "a volume of another pod is refused"},
 		"refuse-unpublished": {"10", "a guard whose volume has no directory is refused"},
 		"refuse-alone":       {"10", "a volume is refused to a container without a sandbox, and to the sandbox itself"},
+		"refuse-sandbox":     {"10", "a sandbox that is another pod's, is a container, or is named for two container runtimes, is refused"},
 		"refuse-device":      {"10", "a device that is not crust.device is refused"},
 		"refuse-target":      {"5", "a mountInfo.json of another target path is refused"},
 		"refuse-type":        {"18", "an unknown volume-type is refused"},

@@ -101,7 +101,7 @@ func TestRunc(t *testing.T) {
 	b.handler = "runc"
 	o := b.run("ext4")
 	o.wantFailed(t, "mount-inside", "refuse-pod", "refuse-device", "refuse-target", "refuse-type", "refuse-option",
-		"refuse-broken", "refuse-alone", "refuse-unpublished")
+		"refuse-broken", "refuse-alone", "refuse-sandbox", "refuse-unpublished")
 	got := o.of(conformance.Pass)
 	check.That(t, slices.Equal(got, []string{"plain-container", "refuse-others", "refuse-clean"}), "passed: %q", got)
 }
@@ -118,6 +118,13 @@ func TestNoRuntime(t *testing.T) {
 	}
 	_, err := os.Lstat(b.root)
 	check.That(t, os.IsNotExist(err), "the directory of volumes is left: %v", err)
+}
+
+// onSpec is a script that edits the specs of containers.
+func onSpec(sed string) string {
+	return `for last; do :; done; for f in $ROOT/../crust-conformance-*/bundles/$last/config.json; do
+		case "$*" in *" create "*) sed -i '` + sed + `' $f;; esac
+	done`
 }
 
 // TestWrongHandlers: handlers that do one thing wrong fail in that one.
@@ -172,31 +179,30 @@ func TestWrongHandlers(t *testing.T) {
 			"sub,readonly,refuse", []string{
 				// Not sub-deleted: runc cannot bind it either.
 				"sub-link", "sub-file", "sub-race", "ro-sub", "refuse-pod", "refuse-device", "refuse-target", "refuse-type",
-				"refuse-option", "refuse-broken", "refuse-alone", "refuse-unpublished", "refuse-second",
+				"refuse-option", "refuse-broken", "refuse-alone", "refuse-sandbox", "refuse-unpublished", "refuse-second",
 			},
 		},
 		"refuses without a word": {
 			`case "$*" in *" create "*) exec $REAL "$@" 2>/dev/null;; esac`, "sub", []string{"sub-link", "sub-file", "sub-deleted"},
 		},
 		"all can write": {
-			`for last; do :; done; for f in $ROOT/../crust-conformance-*/bundles/$last/config.json; do
-				case "$*" in *" create "*) sed -i 's/"rprivate","ro"/"rprivate","rw"/' $f;; esac
-			done`, "readonly", []string{"ro-mount"},
+			onSpec(`s/"rprivate","ro"/"rprivate","rw"/`), "readonly", []string{"ro-mount"},
 		},
 		"does not know of rro": {
-			`for last; do :; done; for f in $ROOT/../crust-conformance-*/bundles/$last/config.json; do
-				case "$*" in *" create "*) sed -i 's/"rprivate","rro"/"rprivate"/' $f;; esac
-			done`, "readonly", []string{"ro-recursive"},
+			onSpec(`s/"rprivate","rro"/"rprivate"/`), "readonly", []string{"ro-recursive"},
 		},
 		"leaves owners as they are": {
-			`for last; do :; done; for f in $ROOT/../crust-conformance-*/bundles/$last/config.json; do
-				case "$*" in *" create "*) sed -i 's/"[ug]idMappings":[^]]*\],*//g; s/,}/}/' $f;; esac
-			done`, "users", []string{"users-mapped"},
+			onSpec(`s/"[ug]idMappings":[^]]*\],*//g; s/,}/}/`), "users", []string{"users-mapped"},
 		},
 		"shows all of the volume": {
-			`for last; do :; done; for f in $ROOT/../crust-conformance-*/bundles/$last/config.json; do
-				case "$*" in *" create "*) sed -i 's|"source":"\([^"]*\)/volume-subpaths/[^"]*"|"source":"\1/volumes/kubernetes.io~csi/pv/mount"|' $f;; esac
-			done`, "sub", []string{"sub-bound"},
+			onSpec(`s|"source":"\([^"]*\)/volume-subpaths/[^"]*"|"source":"\1/volumes/kubernetes.io~csi/pv/mount"|`), "sub", []string{"sub-bound"},
+		},
+		"believes containerd's annotations": {
+			onSpec(`s/"io.kubernetes.cri-o.SandboxID":"[^"]*",//`), "refuse", []string{"refuse-sandbox", "refuse-clean"},
+		},
+		"does not know whose sandbox it is": {
+			onSpec(`/container-type":"sandbox"/s/,"io.kubernetes.cri.sandbox-uid":"[^"]*"//`), "refuse",
+			[]string{"refuse-sandbox", "refuse-clean", "refuse-second"},
 		},
 		"never thaws by itself": {
 			`if [ "$1 $2" = "crust freeze" ]; then set -- crust freeze "$3" 60; fi`, "freeze", []string{"freeze-auto"},
