@@ -113,9 +113,9 @@ func surviveKills(t *trial, f *fixture) {
 	// As a container runtime does, it retries: the kernel unmounts what a killed attempt had
 	// mounted only some time after its end.
 	var c *container
-	t.must(eventually(t.ctx, endsWithin, func(ctx context.Context) (err error) {
-		c, err = f.pod.container(ctx, "main", all(f.vol))
-		return err
+	t.must(eventually(t.ctx, endsWithin, func(ctx context.Context) error {
+		c = newContainer(f.pod.n, "main")
+		return c.run(ctx, f.pod.containerSpec("main", []bind{all(f.vol)}))
 	}))
 	seesFilesystem(t, c)
 }

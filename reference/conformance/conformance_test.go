@@ -14,7 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/crust-proxy/crust-proxy/internal/tool/printer"
-	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
+	runtimev1 "github.com/crust-proxy/crust-proxy/proto/crust/runtime/v1"
 	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
@@ -69,9 +69,8 @@ func TestExec(t *testing.T) {
 
 func TestUsages(t *testing.T) {
 	got := seenUsage{Unit: 512, Blocks: 10, Free: 6, Avail: 5, Files: 4, FFree: 3}.usages()
-	want := []abi.Usage{
-		{Unit: abi.UnitBytes, Total: 5120, Used: 2048, Available: 2560},
-		{Unit: abi.UnitInodes, Total: 4, Used: 1, Available: 3},
+	want := usages{
+		runtimev1.VolumeUsage_BYTES: {Total: 5120, Used: 2048, Available: 2560}, runtimev1.VolumeUsage_INODES: {Total: 4, Used: 1, Available: 3},
 	}
 	check.Same(t, cmp.Diff(want, got), "-want +got")
 	check.Equal(t, len((seenUsage{Unit: 512, Blocks: 10}).usages()), 1, "usages of a filesystem without inodes")
@@ -80,19 +79,22 @@ func TestUsages(t *testing.T) {
 func TestWantStatus(t *testing.T) {
 	var no unsupported
 	for _, c := range []struct {
+		words string
 		ended programResult
 		want  int
 		ok    bool
 		skip  bool
 	}{
-		{programResult{code: 0}, 0, true, false},
-		{programResult{code: 3, stderr: "gone"}, 3, true, false},
-		{programResult{code: 3}, 3, false, false},
-		{programResult{code: 1, stderr: "x"}, 3, false, false},
-		{programResult{code: 4, stderr: "x"}, 0, false, true},
-		{programResult{code: 4, stderr: "x"}, 2, false, false},
+		{"stats", programResult{code: 0}, 0, true, false},
+		{"stats", programResult{code: 3, stderr: "gone"}, 3, true, false},
+		{"stats", programResult{code: 3}, 3, false, false},
+		{"stats", programResult{code: 1, stderr: "x"}, 3, false, false},
+		{"stats", programResult{code: 4, stderr: "x"}, 0, false, false}, // it is not optional
+		{"resize", programResult{code: 4, stderr: "x"}, 0, false, true},
+		{"freeze", programResult{code: 4, stderr: "x"}, 2, false, true},
+		{"", programResult{code: 4, stderr: "x"}, 2, false, false},
 	} {
-		err := wantStatus(c.ended, c.want, []string{"stats"})
+		err := wantStatus(c.ended, c.want, strings.Fields(c.words))
 		check.That(t, (err == nil) == c.ok && errors.As(err, &no) == c.skip, "%+v: %v", c, err)
 	}
 }

@@ -35,14 +35,6 @@ func newPod(t *trial, n *node, uid string) *pod {
 	return p
 }
 
-func (p *pod) container(ctx context.Context, name string, binds ...bind) (*container, error) {
-	c := newContainer(p.n, name)
-	if err := c.run(ctx, p.containerSpec(name, binds)); err != nil {
-		return nil, fmt.Errorf("the container %q: %w", name, err)
-	}
-	return c, nil
-}
-
 func (p *pod) refuses(t *trial, binds ...bind) {
 	newContainer(p.n, "refused").isRefused(t, p.containerSpec("refused", binds))
 }
@@ -98,7 +90,7 @@ func (f *fixture) refuses(t *trial) { f.pod.refuses(t, all(f.vol)) }
 func (f *fixture) restartPod(t *trial, containers ...*container) {
 	f.pod.end(t, containers...)
 	t.must(f.disk.waitFree(t.ctx))
-	t.must(f.vol.unbind())
+	f.vol.unbind(t)
 	f.pod = newPod(t, f.pod.n, f.vol.owner)
 }
 
@@ -156,8 +148,10 @@ func (t *trial) must(err error) {
 }
 
 func (t *trial) container(p *pod, name string, binds ...bind) *container {
-	c, err := p.container(t.ctx, name, binds...)
-	t.must(err)
+	c := newContainer(p.n, name)
+	if err := c.run(t.ctx, p.containerSpec(name, binds)); err != nil {
+		t.must(fmt.Errorf("the container %q: %w", name, err))
+	}
 	return c
 }
 

@@ -73,15 +73,6 @@ func TestCrun(t *testing.T) {
 	check.That(t, len(got) == 0, "skipped: %q", got)
 }
 
-// TestWithoutSocket: the socket is optional.
-func TestWithoutSocket(t *testing.T) {
-	t.Parallel()
-	o := newBench(t).crustRunc("").run("ext4", "--only", "volume,life")
-	o.wantFailed(t)
-	got := o.of(conformance.Skip)
-	check.That(t, slices.Equal(got, []string{"socket-same", "socket-codes"}), "skipped: %q", got)
-}
-
 // TestSocketAndProgramDiffer: the socket's answers are compared with the program's as a whole.
 func TestSocketAndProgramDiffer(t *testing.T) {
 	t.Parallel()
@@ -125,6 +116,33 @@ func onSpec(sed string) string {
 	return `for last; do :; done; for f in $ROOT/../crust-conformance-*/bundles/$last/config.json; do
 		case "$*" in *" create "*) sed -i '` + sed + `' $f;; esac
 	done`
+}
+
+// TestOtherHandlers: handlers may do in another way what the page leaves to them.
+func TestOtherHandlers(t *testing.T) {
+	socket, freeze := []string{"socket-same", "socket-codes"}, slices.DeleteFunc(conformance.RequirementNames(), func(name string) bool {
+		return !strings.HasPrefix(name, "freeze-") && !strings.HasPrefix(name, "thaw-")
+	})
+	for name, other := range map[string]struct {
+		script, scenes string
+		skipped        []string
+	}{
+		"have no socket": {"", "volume,life", socket},
+		"bound a freeze": {`if [ "$1 $2" = "crust freeze" ] && [ "$4" -gt 20 ]; then echo "at most 20 s" >&2; exit 5; fi`, "freeze", nil},
+		"cannot freeze":  {`case "$1 $2" in "crust freeze" | "crust thaw") echo unsupported >&2; exit 4;; esac`, "volume,freeze", append(socket, freeze...)},
+		"print protojson": {`if [ "$1" = crust ]; then
+				out=$($REAL "$@") || exit
+				echo "$out" | sed -E 's/volume_condition/volumeCondition/; s/capacity_bytes/capacityBytes/; s/:([0-9]+)/:"\1"/g;
+					s/"usage":\[(\{[^}]*\}),(\{[^}]*\})\]/"usage":[{"unit":"TREES","total":"1"},\2,\1]/'; exit
+			fi`, "volume,resize", socket},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			o := newBench(t).crustRunc(other.script).run("xfs", "--only", other.scenes)
+			o.wantFailed(t)
+			check.Same(t, cmp.Diff(slices.Sorted(slices.Values(other.skipped)), slices.Sorted(slices.Values(o.of(conformance.Skip)))), "skipped (-want +got)")
+		})
+	}
 }
 
 // TestWrongHandlers: handlers that do one thing wrong fail in that one.
@@ -203,6 +221,10 @@ func TestWrongHandlers(t *testing.T) {
 		"does not know whose sandbox it is": {
 			onSpec(`/container-type":"sandbox"/s/,"io.kubernetes.cri.sandbox-uid":"[^"]*"//`), "refuse",
 			[]string{"refuse-sandbox", "refuse-clean", "refuse-second"},
+		},
+		"has no stats": {
+			`if [ "$1 $2" = "crust stats" ]; then $REAL "$@" >/dev/null 2>&1; [ $? = 2 ] || { echo unsupported >&2; exit 4; }; fi`,
+			"volume,freeze,life", []string{"stats-true", "stats-sane", "cli-unknown", "freeze-stats", "life-container"},
 		},
 		"never thaws by itself": {
 			`if [ "$1 $2" = "crust freeze" ]; then set -- crust freeze "$3" 60; fi`, "freeze", []string{"freeze-auto"},
