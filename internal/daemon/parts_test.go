@@ -164,5 +164,6 @@ func mountedVolumes(t *testing.T) []deferral.Status {
 func TestLookAtHostMountsEndsInTime(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	check.Fails(t, check.Err(deferral.HostMounts(ctx, slices.Values(mountedVolumes(t))))) // or the mount table was read for a caller who has gone
+	h := &hostMounts{volumes: func() iter.Seq[deferral.Status] { return slices.Values(mountedVolumes(t)) }}
+	check.Fails(t, check.Err(h.scan(ctx))) // or the mount table was read for a caller who has gone
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/front/csi/staging"
 	"github.com/crust-proxy/crust-proxy/internal/front/pods"
 	"github.com/crust-proxy/crust-proxy/internal/ground/openers"
+	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	"github.com/crust-proxy/crust-proxy/internal/ground/systemd"
 	"github.com/crust-proxy/crust-proxy/internal/ground/telemetry"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
@@ -255,12 +256,13 @@ func (f *driverFront) measure(_ context.Context, into *telemetry.NodeState) {
 	}
 }
 
-// hostMountsTime bounds one scan of the mount table. With 10,000 volumes it takes a
-// fraction of a second.
+// hostMountsTime bounds one scan of the mount table. With 10,000 volumes it takes a fraction of a second.
 const hostMountsTime = 5 * time.Second
 
-// hostMounts finds volumes whose device is mounted on the host. Concurrent callers share
-// one scan.
+// maxHostMounts bounds how many mounts of one volume are listed.
+const maxHostMounts = 8
+
+// hostMounts finds volumes whose device is mounted on the host. Concurrent callers share one scan.
 type hostMounts struct {
 	volumes func() iter.Seq[deferral.Status]
 	scans   singleflight.Group
@@ -284,18 +286,21 @@ func (h *hostMounts) findings(ctx context.Context) (errors, warnings []string) {
 	return errors, nil
 }
 
-func (h *hostMounts) scan(ctx context.Context) ([]string, error) {
-	volumes := h.volumes()
-	points, err := deferral.HostMounts(ctx, volumes)
-	if err != nil {
-		return nil, err
-	}
-	var out []string
+// scan reads the mount table of this mount namespace once.
+func (h *hostMounts) scan(ctx context.Context) (out []string, err error) {
+	volumes, devices := h.volumes(), make(map[string]bool)
+	number := func(v deferral.Status) string { return openers.Number(v.Device.Major, v.Device.Minor) }
 	for v := range volumes {
-		if at := points[v.Key]; len(at) > 0 {
-			out = append(out, fmt.Sprintf("volume %s: its device %s is mounted on the host at %s: unmount it",
-				v.Target, v.Device.Path, strings.Join(at, ", ")))
+		if v.Device.Kind == volume.BlockDevice {
+			devices[number(v)] = true
 		}
 	}
-	return out, nil
+	points, err := sys.MountPoints(ctx, sys.MountTable, func(device string) bool { return devices[device] })
+	for v := range volumes {
+		if at := points[number(v)]; v.Device.Kind == volume.BlockDevice && len(at) > 0 {
+			out = append(out, fmt.Sprintf("volume %s: its device %s is mounted on the host at %s: unmount it",
+				v.Target, v.Device.Path, strings.Join(at[:min(maxHostMounts, len(at))], ", ")))
+		}
+	}
+	return out, err
 }

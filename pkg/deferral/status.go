@@ -2,15 +2,11 @@ package deferral
 
 import (
 	"cmp"
-	"context"
-	"fmt"
 	"iter"
 	"slices"
 	"strings"
 	"time"
 
-	"github.com/crust-proxy/crust-proxy/internal/ground/openers"
-	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral/claim"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
@@ -135,34 +131,3 @@ func (b *Broker) KeptClaims() int { return b.claims.Kept() }
 
 // DeviceSize returns the current size of a volume's device in bytes.
 func (b *Broker) DeviceSize(v *volume.Volume) (int64, bool) { return claim.DeviceSize(v.Device) }
-
-// maxHostMounts bounds how many mounts of one volume are listed.
-const maxHostMounts = 8
-
-// HostMounts lists, by volume, where this mount namespace has the devices of volumes
-// mounted: each such mount is a fault. It reads the mount table once.
-func HostMounts(ctx context.Context, volumes iter.Seq[Status]) (map[volume.Key][]string, error) {
-	users := make(map[string][]volume.Key)
-	for v := range volumes {
-		if v.Device.Kind == volume.BlockDevice {
-			number := openers.Number(v.Device.Major, v.Device.Minor)
-			users[number] = append(users[number], v.Key)
-		}
-	}
-	if len(users) == 0 {
-		return nil, nil
-	}
-	mounts, err := sys.Mounts(ctx, sys.MountTable, func(line string) bool { return users[sys.DeviceOfMount(line)] != nil })
-	if err != nil {
-		return nil, err
-	}
-	found := make(map[volume.Key][]string)
-	for _, m := range mounts {
-		for _, key := range users[fmt.Sprintf("%d:%d", m.Major, m.Minor)] {
-			if len(found[key]) < maxHostMounts {
-				found[key] = append(found[key], m.Mountpoint)
-			}
-		}
-	}
-	return found, nil
-}

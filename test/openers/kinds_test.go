@@ -51,6 +51,7 @@ var openersOfEachKind = []opener{
 	{"a descriptor that is being passed", device, unnamed("passing"), true, false},
 	{"a fixed file of io_uring", device, unnamed("ring"), true, false},
 	{"a mount", device, mount, true, true},
+	{"a mount of btrfs", mixedBtrfs, mount, true, true},
 	{"a mount in another namespace", device, mountElsewhere, true, true},
 	{"a loop device", device, loop(loopdev.Options{}), true, true},
 	{"a loop device that reads", device, loop(loopdev.Options{ReadOnly: true}), true, true},
@@ -116,6 +117,15 @@ func device(t *testing.T) subject {
 	return subject{open(t, disk), disk}
 }
 
+// mixedBtrfs is small.
+func mixedBtrfs(t *testing.T) subject {
+	t.Helper()
+	image := rig.Image(t, 32*mib)
+	rig.Mkfs(t, "btrfs", image, "--mixed")
+	disk := rig.Loop(t, image, loopdev.Options{})
+	return subject{open(t, disk), disk}
+}
+
 func loopOverImage(t *testing.T) subject {
 	t.Helper()
 	image := rig.Image(t, 16*mib)
@@ -168,7 +178,7 @@ func unnamed(role string) func(*testing.T, subject) (string, func()) {
 
 func mount(t *testing.T, s subject) (string, func()) {
 	point := t.TempDir()
-	check.Must(t, unix.Mount(s.path, point, "ext4", 0, ""))
+	rig.Command(t, "mount", s.path, point)
 	t.Cleanup(func() { _ = unix.Unmount(point, unix.MNT_DETACH) })
 	return "mounted at " + point, func() { check.Must(t, unix.Unmount(point, 0)) }
 }

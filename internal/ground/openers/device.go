@@ -71,13 +71,9 @@ func KernelUsers(file File) string {
 		return "the kernel itself (a loop device), " + other
 	}
 	number := Number(file.Major, file.Minor)
-	mounts, err := sys.Mounts(context.Background(), sys.MountTable, func(line string) bool { return sys.DeviceOfMount(line) == number })
-	if err == nil && len(mounts) > 0 {
-		var points []string
-		for _, m := range mounts[:min(maxNames, len(mounts))] {
-			points = append(points, m.Mountpoint)
-		}
-		return "this node's kernel: " + NodeOf(file) + " is mounted at " + strings.Join(points, ", ") + "; unmount it"
+	mounts, err := sys.MountPoints(context.Background(), sys.MountTable, func(device string) bool { return device == number })
+	if points := mounts[number]; err == nil && len(points) > 0 {
+		return "this node's kernel: " + NodeOf(file) + " is mounted at " + strings.Join(points[:min(maxNames, len(points))], ", ") + "; unmount it"
 	}
 	if upper, err := filepath.Glob("/sys/dev/block/" + number + "/holders/*"); err == nil && len(upper) > 0 {
 		return "this node's kernel: " + NodeOf(file) + " is part of " + filepath.Base(upper[0])

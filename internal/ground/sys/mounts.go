@@ -111,11 +111,31 @@ func mountTypes() (types map[string]string, err error) {
 
 var escapedInTable = strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\043`, "#", `\134`, `\`)
 
-// DeviceOfMount returns the third field of a line of a mount table, the device number "major:minor".
-func DeviceOfMount(line string) string {
-	for range 2 {
-		_, line, _ = strings.Cut(line, " ")
+// MountPoints returns where filesystems are mounted, by the numbers "major:minor" of the wanted devices.
+func MountPoints(ctx context.Context, table string, wanted func(device string) bool) (map[string][]string, error) {
+	points := make(map[string][]string)
+	_, err := Mounts(ctx, table, func(line string) bool {
+		if of := strings.SplitN(line, " ", 6); len(of) == 6 {
+			if device := deviceOfMount(of[2], of[5]); wanted(device) {
+				points[device] = append(points[device], escapedInTable.Replace(of[4]))
+			}
+		}
+		return false
+	})
+	return points, err
+}
+
+// deviceOfMount returns the number of a mount's device. The table has another number for btrfs, whose source is the device.
+func deviceOfMount(number, rest string) string {
+	_, source, isBtrfs := strings.Cut(rest, " - btrfs ")
+	if !isBtrfs {
+		return number
 	}
-	number, _, _ := strings.Cut(line, " ")
-	return number
+	source, _, _ = strings.Cut(source, " ")
+	source = escapedInTable.Replace(source)
+	var st unix.Stat_t
+	if _, below := Below("/dev", source); !below || unix.Stat(source, &st) != nil { // another path may hang
+		return number
+	}
+	return fmt.Sprintf("%d:%d", unix.Major(st.Rdev), unix.Minor(st.Rdev))
 }
