@@ -73,7 +73,10 @@ func (a *agent) intercept(ctx context.Context, in any, _ *grpc.UnaryServerInfo, 
 		return nil, status.Error(codes.NotFound, "no sandbox has it")
 	}
 	switch string(mode) {
-	case "hang":
+	case "hang", "end":
+		if string(mode) == "end" {
+			go a.server.Stop()
+		}
 		<-ctx.Done()
 		return nil, ctx.Err()
 	case "refuse":

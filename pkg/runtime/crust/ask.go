@@ -19,6 +19,8 @@ type question struct {
 	words  []string
 	in     proto.Message
 	out    proto.Message
+	// once is set if the call fails where the same was done before: the program must not repeat it.
+	once bool
 }
 
 // askTime bounds a question, as the contract with authors of runtimes says.
@@ -70,19 +72,14 @@ func (a *asker) ask(ctx context.Context, v *volume.Volume, q *question) (id stri
 // askOnce prefers the socket, which costs no process, and falls back to the program if
 // nobody serves the socket.
 func (a *asker) askOnce(ctx context.Context, v *volume.Volume, id string, seen *dirSnapshot, q *question) error {
-	var unserved error
+	unserved := seen.unread
 	if seen.socket != "" {
-		err := a.askSocket(ctx, v, id, seen.socket, q)
-		if !errors.Is(err, errNobodyThere) {
-			return err
+		if unserved = a.askSocket(ctx, v, id, seen.socket, q); !errors.Is(unserved, errNobodyThere) {
+			return unserved
 		}
-		unserved = err
 	}
 	if seen.cli != "" {
 		return a.askProgram(ctx, v, id, seen.cli, q)
-	}
-	if unserved == nil {
-		unserved = seen.unread
 	}
 	if unserved == nil {
 		return volume.Errorf(volume.Unsupported, "volume %s: the handler of sandbox %s left neither %s nor %s, "+

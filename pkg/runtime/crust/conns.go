@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/encoding"
 	"google.golang.org/grpc/mem"
+	"google.golang.org/grpc/peer"
 	"google.golang.org/protobuf/proto"
 )
 
@@ -52,24 +53,22 @@ func (c *conns) run(ctx context.Context) {
 func (c *conns) setKeep(keep bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.keep = keep
-	if !keep {
-		for path, kept := range c.open {
-			_ = kept.conn.Close()
-			delete(c.open, path)
-		}
+	if c.keep = keep; !keep {
+		c.closeUnused(true)
 	}
 }
 
-func (c *conns) invoke(ctx context.Context, path, method string, in proto.Message) ([]byte, error) {
+// invoke makes a call. It reports whether the call was sent to somebody, also if there is no answer.
+func (c *conns) invoke(ctx context.Context, path, method string, in proto.Message) (raw []byte, sent bool, err error) {
 	conn, done, err := c.get(path)
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	defer done()
 	var out answer
-	err = conn.Invoke(ctx, method, in, &out)
-	return out, err
+	var server peer.Peer // gRPC sets it for a call that had a connection
+	err = conn.Invoke(ctx, method, in, &out, grpc.Peer(&server))
+	return out, server.Addr != nil, err
 }
 
 // get returns a connection, kept or for one call. The caller calls done after its call.
@@ -94,21 +93,28 @@ func (c *conns) get(path string) (conn *grpc.ClientConn, done func(), err error)
 func (c *conns) release(kept *keptConn) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	kept.users--
+	if kept.users--; !c.keep {
+		c.closeUnused(true)
+	}
 }
 
-// makeRoom reports whether one more connection can be kept. Where there is no room, it
-// drops those that nobody uses and that are not connected: their sandboxes may have ended.
-func (c *conns) makeRoom() bool {
-	if len(c.open) < maxConns {
-		return true
-	}
+// closeUnused closes connections without a call under way: all, or those that are not connected.
+func (c *conns) closeUnused(all bool) {
 	for path, kept := range c.open {
-		if kept.users == 0 && kept.conn.GetState() != connectivity.Ready {
+		if kept.users == 0 && (all || kept.conn.GetState() != connectivity.Ready) {
 			_ = kept.conn.Close()
 			delete(c.open, path)
 		}
 	}
+}
+
+// makeRoom reports whether one more connection can be kept. Where there is no room, it
+// drops those that are not connected: their sandboxes may have ended.
+func (c *conns) makeRoom() bool {
+	if len(c.open) < maxConns {
+		return true
+	}
+	c.closeUnused(false)
 	return len(c.open) < maxConns
 }
 

@@ -108,7 +108,7 @@ func (h *Handler) Health(context.Context) error {
 		if err != nil {
 			return volume.Errorf(volume.KindOf(err), "crust: %w", err)
 		}
-		closeFile(file)
+		_ = file.Close()
 	}
 	return h.store.Health()
 }

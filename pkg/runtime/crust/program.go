@@ -112,7 +112,7 @@ func newRunner(most int) *runner {
 // run is runProgram, unless too many programs of the same key hang. It closes the file, when no start can use it any more.
 func (r *runner) run(ctx context.Context, key string, file *os.File, path string, words []string) (capture.Output, error) {
 	if !r.mayRun(key) {
-		closeFile(file)
+		_ = file.Close()
 		return capture.Output{}, errHangs
 	}
 	type outcome struct {
@@ -123,7 +123,7 @@ func (r *runner) run(ctx context.Context, key string, file *os.File, path string
 	left := make(chan struct{})
 	go func() {
 		out, err := runProgram(ctx, r.kill, file, path, words)
-		closeFile(file)
+		_ = file.Close()
 		select {
 		case done <- outcome{out, err}:
 		case <-left:
@@ -174,6 +174,3 @@ func runProgram(ctx context.Context, kill func(group int) error, file *os.File, 
 	}
 	return ran, err
 }
-
-// closeFile closes a file that nothing was written to.
-func closeFile(file *os.File) { _ = file.Close() }

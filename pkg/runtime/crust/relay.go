@@ -69,7 +69,7 @@ func (h *Handler) Freeze(ctx context.Context, v *volume.Volume, timeout time.Dur
 		in: &handlerv1.FreezeVolumeRequest{
 			TargetPath: v.ResolvedTarget, Timeout: durationpb.New(timeout.Truncate(time.Second)),
 		},
-		out: &handlerv1.FreezeVolumeResponse{},
+		out: &handlerv1.FreezeVolumeResponse{}, once: true,
 	})
 	return err
 }

@@ -27,9 +27,9 @@ func (a *asker) askSocket(ctx context.Context, v *volume.Volume, id, path string
 		return fmt.Errorf("%w: %w", errNobodyThere, err)
 	}
 	sys.CloseFD(fd)
-	raw, err := a.conns.invoke(ctx, path, q.method, q.in)
+	raw, sent, err := a.conns.invoke(ctx, path, q.method, q.in)
 	if err != nil {
-		return socketError(ctx, v, id, q, err)
+		return socketError(ctx, v, id, q, sent, err)
 	}
 	if err := proto.Unmarshal(raw, q.out); err != nil {
 		return malformed(v, id, err)
@@ -37,7 +37,7 @@ func (a *asker) askSocket(ctx context.Context, v *volume.Volume, id, path string
 	return nil
 }
 
-func socketError(ctx context.Context, v *volume.Volume, id string, q *question, err error) error {
+func socketError(ctx context.Context, v *volume.Volume, id string, q *question, sent bool, err error) error {
 	if ctx.Err() != nil {
 		return contextError(v, id, ctx.Err())
 	}
@@ -45,6 +45,9 @@ func socketError(ctx context.Context, v *volume.Volume, id string, q *question, 
 	kind := volume.Refused
 	switch said.Code() {
 	case codes.Unavailable, codes.Canceled:
+		if sent && q.once {
+			return volume.Errorf(volume.Timeout, "volume %s: the handler of sandbox %s went away before it answered %s: try again", v.Target, id, q.words[0])
+		}
 		return fmt.Errorf("%w: %s", errNobodyThere, guest.Printable(oneLine(said.Message()), guest.MaxErrorText))
 	case codes.NotFound:
 		kind = volume.NoSandbox

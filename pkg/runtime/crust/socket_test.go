@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/status"
 
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
@@ -142,7 +143,11 @@ func TestConnectionsAreKept(t *testing.T) {
 		_, err := b.h.Stats(t.Context(), v)
 		return err == nil
 	})
+	conn, done, err := b.h.asker.conns.get(b.agent.path)
+	check.Must(t, err)
 	b.stop()
+	check.That(t, conn.GetState() != connectivity.Shutdown, "the end of Run cuts off a call under way")
+	done()
 	check.Value(b.h.Stats(t.Context(), v))(t) // without Run
 	check.That(t, kept(b) == 0, "connections are kept without Run")
 }
@@ -156,9 +161,11 @@ func TestConnectionsOfEndedSandboxesAreDropped(t *testing.T) {
 	for i := range maxConns {
 		_, done, err := c.get(fmt.Sprintf("%s/ended-%d", b.cfg.SocketDirs[0], i))
 		check.Must(t, err)
-		if i > 0 { // the first one is still in use
-			done()
+		if i == 0 { // it is still in use
+			defer done()
+			continue
 		}
+		done()
 	}
 	b.stats(t, v)
 	c.mu.Lock()
@@ -210,6 +217,16 @@ func TestFreezeAndThaw(t *testing.T) {
 		sandbox.Refuse()
 		handlers.WantError(t, b.h.Thaw(t.Context(), v), volume.Refused, v, "sb1", "thaw")
 	}
+}
+
+// TestFreezeWithoutAnswer: the volume may be frozen, and the program, which would find it so, is not asked: its refusal
+// would say that this freeze holds no writes.
+func TestFreezeWithoutAnswer(t *testing.T) {
+	b := newBench(t, bySocket|byProgram)
+	v := published(t, b, "a")
+	b.startSandbox(t, v, "sb1").set("end")
+	handlers.WantError(t, b.h.Freeze(t.Context(), v, time.Minute), volume.Timeout, v, "sb1", "try again")
+	check.Must(t, b.h.Freeze(t.Context(), v, time.Minute)) // nobody serves the socket now
 }
 
 // A filesystem that a dead sandbox left frozen is thawed by whoever can.
