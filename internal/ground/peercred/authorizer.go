@@ -2,11 +2,16 @@ package peercred
 
 import (
 	"context"
+	"net"
 	"slices"
+	"sync"
 	"sync/atomic"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/status"
 	"google.golang.org/grpc/tap"
 )
@@ -17,18 +22,29 @@ type Policy struct {
 	GIDs []uint32
 }
 
+const (
+	// idleTime is how long a connection without calls stays open: a client may forget to close it.
+	idleTime = 5 * time.Minute
+	// maxStrangers bounds the connections of peers that may not call, and only get to know that.
+	maxStrangers = 64
+)
+
 // Authorizer enforces a policy on the calls of one server.
 type Authorizer struct {
 	key     string
 	refused func(Peer)
 	policy  atomic.Pointer[Policy]
+	idle    time.Duration
+
+	mu        sync.Mutex
+	strangers []net.Conn // the latest ones, open or not
 }
 
 // NewAuthorizer returns an Authorizer. Key is the configuration key that refusals name, such
 // as "authorization.runtime". Refused, which may be nil, is called for each refused call; it
 // runs on the connection's own goroutine and must not block.
 func NewAuthorizer(key string, policy Policy, refused func(Peer)) *Authorizer {
-	a := &Authorizer{key: key, refused: refused}
+	a := &Authorizer{key: key, refused: refused, idle: idleTime}
 	a.SetPolicy(policy)
 	return a
 }
@@ -40,14 +56,34 @@ func (a *Authorizer) SetPolicy(policy Policy) {
 
 // ServerOptions returns the options by which a gRPC server identifies its peers and enforces
 // the policy. The check is gRPC's tap: it runs before any byte of the request is decoded, and
-// for every service, health and reflection as well.
+// for every service, health and reflection as well. Connections are bounded, too.
 func (a *Authorizer) ServerOptions() []grpc.ServerOption {
-	return []grpc.ServerOption{grpc.Creds(Credentials()), grpc.InTapHandle(a.tap)}
+	return []grpc.ServerOption{grpc.Creds(transport{insecure.NewCredentials(), a}), grpc.InTapHandle(a.tap),
+		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionIdle: a.idle})}
+}
+
+func (a *Authorizer) allows(who Peer) bool {
+	p := a.policy.Load()
+	return slices.Contains(p.UIDs, who.UID) || slices.ContainsFunc(p.GIDs, who.inGroup)
+}
+
+// connected ends the oldest connection of a peer that may not call, if the new one is of such a peer too.
+func (a *Authorizer) connected(conn net.Conn, who Peer) {
+	if a.allows(who) {
+		return
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if len(a.strangers) == maxStrangers {
+		_ = a.strangers[0].Close()
+		a.strangers = a.strangers[1:]
+	}
+	a.strangers = append(a.strangers, conn)
 }
 
 func (a *Authorizer) tap(ctx context.Context, _ *tap.Info) (context.Context, error) {
 	who, ok := FromContext(ctx)
-	if p := a.policy.Load(); ok && (slices.Contains(p.UIDs, who.UID) || slices.ContainsFunc(p.GIDs, who.inGroup)) {
+	if ok && a.allows(who) {
 		return ctx, nil
 	}
 	if a.refused != nil {

@@ -3,13 +3,13 @@ package peercred
 import (
 	"context"
 	"errors"
+	"io"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
-	"strings"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -20,6 +20,7 @@ import (
 	"go.uber.org/goleak"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/encoding"
 	"google.golang.org/grpc/encoding/proto"
@@ -27,6 +28,8 @@ import (
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/mem"
 	"google.golang.org/grpc/status"
+
+	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
 func TestMain(m *testing.M) {
@@ -58,12 +61,15 @@ type served struct {
 
 func serve(t *testing.T, policy Policy, dir string) *served {
 	t.Helper()
+	return serveIdle(t, policy, dir, idleTime)
+}
+
+func serveIdle(t *testing.T, policy Policy, dir string, idle time.Duration) *served {
+	t.Helper()
 	s := &served{path: filepath.Join(dir, "test.sock"), refusals: make(chan Peer, 64), peers: make(chan Peer, 64)}
 	s.allowed = NewAuthorizer("authorization.test", policy, func(who Peer) { s.refusals <- who })
-	listener, err := Listen(s.path, 0o660, "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	s.allowed.idle = idle
+	listener := check.Value(Listen(s.path, 0o660, ""))(t)
 	options := append(s.allowed.ServerOptions(),
 		grpc.ForceServerCodecV2(countingCodec{encoding.GetCodecV2(proto.Name), &s.decoded}),
 		grpc.UnaryInterceptor(func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
@@ -87,82 +93,101 @@ func serve(t *testing.T, policy Policy, dir string) *served {
 
 func dial(t *testing.T, path string) healthv1.HealthClient {
 	t.Helper()
-	conn, err := grpc.NewClient("unix:"+path, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	return healthv1.NewHealthClient(connect(t, path))
+}
+
+func connect(t *testing.T, path string) *grpc.ClientConn {
+	t.Helper()
+	conn := check.Value(grpc.NewClient("unix:"+path, grpc.WithTransportCredentials(insecure.NewCredentials())))(t)
 	t.Cleanup(func() { _ = conn.Close() })
-	return healthv1.NewHealthClient(conn)
+	return conn
 }
 
 func self() uint32 { return uint32(os.Getuid()) } //nolint:gosec // a uid
 
 func TestAllowedPeerIsKnownToTheHandler(t *testing.T) {
 	s := serve(t, Policy{UIDs: []uint32{self()}}, t.TempDir())
-	if _, err := dial(t, s.path).Check(t.Context(), &healthv1.HealthCheckRequest{}); err != nil {
-		t.Fatal(err)
-	}
+	check.Value(dial(t, s.path).Check(t.Context(), &healthv1.HealthCheckRequest{}))(t)
 	got := <-s.peers
-	groups, err := os.Getgroups()
-	if err != nil {
-		t.Fatal(err)
-	}
+	groups := check.Value(os.Getgroups())(t)
 	want := Peer{PID: int32(os.Getpid()), UID: self(), GID: uint32(os.Getgid())} //nolint:gosec // ids
 	for _, gid := range groups {
 		want.Groups = append(want.Groups, uint32(gid)) //nolint:gosec // an id
 	}
 	slices.Sort(want.Groups)
 	slices.Sort(got.Groups)
-	if diff := cmp.Diff(want, got, cmpopts.EquateEmpty()); diff != "" {
-		t.Error(diff)
-	}
+	check.Same(t, cmp.Diff(want, got, cmpopts.EquateEmpty()), "the peer")
 }
 
 func TestOtherPeerIsRefusedBeforeAnythingIsDecoded(t *testing.T) {
 	s := serve(t, Policy{UIDs: []uint32{self() + 1}, GIDs: []uint32{4294967294}}, t.TempDir())
 	client := dial(t, s.path)
 	_, err := client.Check(t.Context(), &healthv1.HealthCheckRequest{Service: "x"})
-	if status.Code(err) != codes.PermissionDenied {
-		t.Fatalf("got %v", err)
-	}
-	for _, want := range []string{"uid " + strconv.Itoa(os.Getuid()), "gid " + strconv.Itoa(os.Getgid()), "authorization.test.uids"} {
-		if !strings.Contains(err.Error(), want) {
-			t.Errorf("%q is not in %v", want, err)
-		}
-	}
+	check.Code(t, err, codes.PermissionDenied, "uid "+strconv.Itoa(os.Getuid()), "gid "+strconv.Itoa(os.Getgid()), "authorization.test.uids")
 	watch, err := client.Watch(t.Context(), &healthv1.HealthCheckRequest{Service: "x"})
 	if err == nil {
 		_, err = watch.Recv()
 	}
-	if status.Code(err) != codes.PermissionDenied {
-		t.Errorf("a stream: %v", err)
-	}
-	if s.decoded.Load() != 0 || s.handled.Load() != 0 {
-		t.Errorf("%d requests were decoded, %d handled", s.decoded.Load(), s.handled.Load())
-	}
-	if got := <-s.refusals; got.UID != self() {
-		t.Errorf("the hook was told %+v", got)
-	}
+	check.Code(t, err, codes.PermissionDenied)
+	check.That(t, s.decoded.Load() == 0 && s.handled.Load() == 0, "%d requests were decoded, %d handled", s.decoded.Load(), s.handled.Load())
+	got := <-s.refusals
+	check.Equal(t, got.UID, self(), "the hook was told the uid")
 }
 
 func TestPolicyChangesForOpenConnections(t *testing.T) {
 	s := serve(t, Policy{}, t.TempDir())
 	client := dial(t, s.path)
-	check := func() codes.Code {
+	wantCode := func(want codes.Code) {
+		t.Helper()
 		_, err := client.Check(t.Context(), &healthv1.HealthCheckRequest{})
-		return status.Code(err)
+		check.Code(t, err, want)
 	}
-	if got := check(); got != codes.PermissionDenied {
-		t.Errorf("an empty policy: %v", got)
-	}
+	wantCode(codes.PermissionDenied)
 	s.allowed.SetPolicy(Policy{GIDs: []uint32{uint32(os.Getgid())}}) //nolint:gosec // an id
-	if got := check(); got != codes.OK {
-		t.Errorf("allowed by group: %v", got)
-	}
+	wantCode(codes.OK)
 	s.allowed.SetPolicy(Policy{UIDs: []uint32{self() + 1}})
-	if got := check(); got != codes.PermissionDenied {
-		t.Errorf("no longer allowed: %v", got)
+	wantCode(codes.PermissionDenied)
+}
+
+// TestStrangersAreFew: a peer that may not call cannot use up the server's descriptors, and keeps out nobody who may.
+func TestStrangersAreFew(t *testing.T) {
+	s := serve(t, Policy{UIDs: []uint32{self()}}, t.TempDir())
+	open := func() net.Conn {
+		conn := check.Value(net.Dial("unix", s.path))(t)
+		t.Cleanup(func() { _ = conn.Close() })
+		check.Value(conn.Read(make([]byte, 9)))(t) // the server has begun
+		return conn
 	}
+	ends := func(conn net.Conn, within time.Duration) bool {
+		_ = conn.SetReadDeadline(time.Now().Add(within))
+		_, err := io.Copy(io.Discard, conn)
+		return !errors.Is(err, os.ErrDeadlineExceeded)
+	}
+	friend := open()
+	s.allowed.SetPolicy(Policy{})
+	var strangers []net.Conn
+	for range maxStrangers + 1 {
+		strangers = append(strangers, open())
+	}
+	check.That(t, ends(strangers[0], 20*time.Second), "the oldest stranger stays")
+	for i, conn := range append(strangers[1:], friend) {
+		check.That(t, !ends(conn, time.Millisecond), "connection %d has ended", i)
+	}
+}
+
+// TestIdleConnectionsEnd, and the client's next call makes another one. A watch goes on.
+func TestIdleConnectionsEnd(t *testing.T) {
+	s := serveIdle(t, Policy{UIDs: []uint32{self()}}, t.TempDir(), 100*time.Millisecond)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	watching, calling := connect(t, s.path), connect(t, s.path)
+	watch := check.Value(healthv1.NewHealthClient(watching).Watch(ctx, &healthv1.HealthCheckRequest{}))(t)
+	check.Value(watch.Recv())(t)
+	for range 2 {
+		check.Value(healthv1.NewHealthClient(calling).Check(ctx, &healthv1.HealthCheckRequest{}))(t)
+		check.Require(t, calling.WaitForStateChange(ctx, connectivity.Ready), "the connection stays")
+	}
+	check.Equal(t, watching.GetState(), connectivity.Ready, "the watch's connection")
 }
 
 // TestAnotherUser calls as a user of another uid, and of a group by membership.
@@ -170,21 +195,15 @@ func TestAnotherUser(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("only root can call as another user")
 	}
-	dir, err := os.MkdirTemp("", "peercred") // t.TempDir is closed to others
-	if err != nil {
-		t.Fatal(err)
-	}
+	dir := check.Value(os.MkdirTemp("", "peercred"))(t) // t.TempDir is closed to others
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	if err := os.Chmod(dir, 0o755); err != nil { //nolint:gosec // the other user must reach the socket
-		t.Fatal(err)
-	}
+	check.Must(t, os.Chmod(dir, 0o755)) //nolint:gosec // the other user must reach the socket
 	s := serve(t, Policy{UIDs: []uint32{0}}, dir)
 	program := filepath.Join(dir, "dialer")
-	copyFile(t, program)
-	if err := os.Chmod(s.path, 0o666); err != nil { //nolint:gosec // past the file's mode: the second line must hold alone
-		t.Fatal(err)
-	}
-	groups := make([]uint32, 100) // more than the first buffer of peerGroups holds
+	content := check.Value(os.ReadFile(os.Args[0]))(t)
+	check.Must(t, os.WriteFile(program, content, 0o755)) //nolint:gosec // the other user runs it
+	check.Must(t, os.Chmod(s.path, 0o666))               //nolint:gosec // past the file's mode: the second line must hold alone
+	groups := make([]uint32, 100)                        // more than the first buffer of peerGroups holds
 	for i := range groups {
 		groups[i] = 60000 + uint32(i) //nolint:gosec // a small number
 	}
@@ -195,29 +214,13 @@ func TestAnotherUser(t *testing.T) {
 		cmd.Env = append(os.Environ(), "PEERCRED_TEST_DIAL="+s.path)
 		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 54321, Gid: 54322, Groups: groups}}
 		out, err := cmd.CombinedOutput()
-		if err != nil {
-			t.Errorf("%v: %s", err, out)
-		}
+		check.That(t, err == nil, "%v: %s", err, out)
 		return string(out)
 	}
-	if got := call(); got != "PermissionDenied" || s.handled.Load() != 0 {
-		t.Errorf("another uid got %q", got)
-	}
+	got := call()
+	check.That(t, got == "PermissionDenied" && s.handled.Load() == 0, "another uid got %q", got)
 	s.allowed.SetPolicy(Policy{UIDs: []uint32{0}, GIDs: []uint32{60099}})
-	if got := call(); got != "OK" {
-		t.Errorf("a member of an allowed group got %q", got)
-	}
-}
-
-func copyFile(t *testing.T, to string) {
-	t.Helper()
-	content, err := os.ReadFile(os.Args[0])
-	if err == nil {
-		err = os.WriteFile(to, content, 0o755) //nolint:gosec // the other user runs it
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Equal(t, call(), "OK", "a member of an allowed group")
 }
 
 func childDials(path string) int {
@@ -238,10 +241,8 @@ func childDials(path string) int {
 func TestOnlyUnixSockets(t *testing.T) {
 	a, b := net.Pipe()
 	defer func() { _ = errors.Join(a.Close(), b.Close()) }()
-	if _, _, err := Credentials().ServerHandshake(a); err == nil {
-		t.Error("a connection of another kind was taken")
-	}
-	if _, ok := FromContext(t.Context()); ok {
-		t.Error("a context outside of a call has a peer")
-	}
+	_, _, err := (transport{}).ServerHandshake(a)
+	check.That(t, err != nil, "a connection of another kind was taken")
+	_, ok := FromContext(t.Context())
+	check.That(t, !ok, "a context outside of a call has a peer")
 }

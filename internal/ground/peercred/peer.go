@@ -39,8 +39,6 @@ func FromContext(ctx context.Context) (Peer, bool) {
 	return info.Peer, ok
 }
 
-const authType = "peercred"
-
 // AuthInfo is what gRPC keeps about a connection.
 type AuthInfo struct {
 	credentials.CommonAuthInfo
@@ -48,32 +46,17 @@ type AuthInfo struct {
 }
 
 // AuthType names the kind of credentials.
-func (AuthInfo) AuthType() string { return authType }
+func (AuthInfo) AuthType() string { return "peercred" }
 
-type transport struct{}
-
-// Credentials returns gRPC transport credentials for unix sockets. Nothing is sent: the
-// kernel knows the peer. Any other kind of connection is refused.
-func Credentials() credentials.TransportCredentials { return transport{} }
-
-// ClientHandshake identifies the server.
-func (t transport) ClientHandshake(_ context.Context, _ string, conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
-	return t.ServerHandshake(conn)
+// transport identifies the clients of unix sockets. Nothing is sent: the kernel knows the peer. Any other kind of
+// connection is refused.
+type transport struct {
+	credentials.TransportCredentials // only clients use the rest of it
+	to                               *Authorizer
 }
-
-// Info describes the credentials.
-func (transport) Info() credentials.ProtocolInfo {
-	return credentials.ProtocolInfo{SecurityProtocol: authType}
-}
-
-// Clone returns the same credentials: they have no state.
-func (t transport) Clone() credentials.TransportCredentials { return t }
-
-// OverrideServerName does nothing.
-func (transport) OverrideServerName(string) error { return nil }
 
 // ServerHandshake identifies the client.
-func (transport) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
+func (t transport) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	local, ok := conn.(*net.UnixConn)
 	if !ok {
 		return nil, nil, fmt.Errorf("peer credentials need a unix socket, not %T", conn)
@@ -82,6 +65,7 @@ func (transport) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInfo,
 	if err != nil {
 		return nil, nil, err
 	}
+	t.to.connected(conn, who)
 	// The bytes never leave the kernel of this node.
 	level := credentials.CommonAuthInfo{SecurityLevel: credentials.PrivacyAndIntegrity}
 	return conn, AuthInfo{CommonAuthInfo: level, Peer: who}, nil
