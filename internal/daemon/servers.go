@@ -152,7 +152,7 @@ func (d *daemon) denied(who peercred.Peer) {
 }
 
 // Describe describes the daemon.
-func (d *daemon) Describe(ctx context.Context) *adminv1.GetNodeResponse {
+func (d *daemon) Describe(ctx context.Context, public bool) *adminv1.GetNodeResponse {
 	proof, reason := describeProof(d.openers)
 	path, yaml := d.settings.shown()
 	file := d.settings.file()
@@ -161,7 +161,7 @@ func (d *daemon) Describe(ctx context.Context) *adminv1.GetNodeResponse {
 	if err := d.http.Problem(); err != nil {
 		problem = err.Error()
 	}
-	failed, warned := d.parts.findings()
+	failed, warned := d.parts.findings(public)
 	mounted, unknown := d.mounted.findings(ctx)
 	failed = append(failed, mounted...)
 	return &adminv1.GetNodeResponse{

@@ -296,6 +296,23 @@ func TestUnusableAddressIsReported(t *testing.T) {
 	d := &daemon{settings: n.start(), openers: openers.New(), mounted: &hostMounts{volumes: func() iter.Seq[deferral.Status] { return slices.Values([]deferral.Status{}) }}}
 	d.http = &telemetry.Server{Listen: d.settings.get().HTTP.Listen, Log: zap.NewNop()}
 	d.http.Bind(t.Context())
-	got := d.Describe(t.Context()).GetHttpProblem()
+	got := d.Describe(t.Context(), false).GetHttpProblem()
 	check.That(t, strings.Contains(got, "192.0.2.1:9814"), "reported is %q", got)
+}
+
+// TestPublicFindingsQuoteNothing: the page without login says that the configuration is bad, or has warnings, and no more.
+func TestPublicFindingsQuoteNothing(t *testing.T) {
+	n := newNode(t)
+	n.write(oldRules) // without the front
+	s := n.start()
+	all := parts{s}
+	_, warned := all.findings(false)
+	_, public := all.findings(true)
+	check.That(t, strings.Contains(warned[0], "front.enabled") && len(public) == 1 && !strings.Contains(public[0], "front.enabled"), "%q %q", warned, public)
+	n.write("policy: {rules: [{name: secret-of-shop, handler: gone}]}\n")
+	s.reload()
+	bad, _ := all.findings(false)
+	hidden, _ := all.findings(true)
+	check.That(t, strings.Contains(bad[0], "secret-of-shop") && len(hidden) == 1 && strings.Contains(hidden[0], "see crustctl doctor") &&
+		!strings.Contains(hidden[0], "secret-of-shop"), "%q %q", bad, hidden)
 }

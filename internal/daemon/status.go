@@ -36,12 +36,25 @@ type part interface {
 // parts are those of the daemon, in the order in which doctor shows them.
 type parts []part
 
-func (all parts) findings() (errors, warnings []string) {
+// findings are those of all parts. Public ones do not quote the configuration.
+func (all parts) findings(public bool) (errors, warnings []string) {
 	for _, one := range all {
 		bad, others := one.findings()
+		if _, quotes := one.(*settings); quotes && public {
+			bad, others = unquoted(bad), unquoted(others)
+		}
 		errors, warnings = append(errors, bad...), append(warnings, others...)
 	}
 	return errors, warnings
+}
+
+// unquoted cuts off what follows the first colon of findings of the configuration.
+func unquoted(findings []string) (out []string) {
+	for _, finding := range findings {
+		what, _, _ := strings.Cut(finding, ": ")
+		out = append(out, what+": see crustctl doctor on the node")
+	}
+	return slices.Compact(out)
 }
 
 // state asks all parts for their numbers.
@@ -55,7 +68,7 @@ func (all parts) state() telemetry.NodeState {
 		one.measure(ctx, &state)
 	}
 	addSeverities(&state)
-	failed, warned := all.findings()
+	failed, warned := all.findings(false)
 	state.Errors, state.Warnings = state.Errors+len(failed), state.Warnings+len(warned)
 	return state
 }

@@ -36,8 +36,8 @@ type AdminServer struct {
 
 // Daemon is what the Admin API needs of the daemon itself.
 type Daemon interface {
-	// Describe describes the daemon, without its volumes.
-	Describe(ctx context.Context) *adminv1.GetNodeResponse
+	// Describe describes the daemon, without its volumes. Public findings do not quote the configuration.
+	Describe(ctx context.Context, public bool) *adminv1.GetNodeResponse
 	// Drivers returns the CSI drivers that registered with the front, without their numbers of
 	// volumes; on is false if the front is off.
 	Drivers() (all []*adminv1.Driver, on bool)
@@ -64,12 +64,16 @@ func Statuses(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handle grpc
 
 // GetNode describes the daemon.
 func (s *AdminServer) GetNode(ctx context.Context, _ *adminv1.GetNodeRequest) (*adminv1.GetNodeResponse, error) {
-	out := s.Daemon.Describe(ctx)
+	return s.describe(ctx, false), nil
+}
+
+func (s *AdminServer) describe(ctx context.Context, public bool) *adminv1.GetNodeResponse {
+	out := s.Daemon.Describe(ctx, public)
 	out.VolumesByState = make(map[string]int64)
 	for status := range s.Node.EachShown() {
 		out.VolumesByState[s.Node.StateOf(status)]++
 	}
-	return out, nil
+	return out
 }
 
 const (

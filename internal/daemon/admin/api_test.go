@@ -121,7 +121,7 @@ func serve(t *testing.T, pods ...string) *served {
 	return s
 }
 
-func (s *served) Describe(context.Context) *adminv1.GetNodeResponse {
+func (s *served) Describe(context.Context, bool) *adminv1.GetNodeResponse {
 	return &adminv1.GetNodeResponse{Version: "v1", Findings: []string{"something is wrong"}}
 }
 

@@ -46,7 +46,8 @@ const (
 func (s *AdminServer) View() http.Handler {
 	mux := http.NewServeMux()
 	for path, answer := range map[string]func(*http.Request) (content string, body []byte, err error){
-		"/v1/node": s.viewNode, "/v1/volumes": s.viewVolumes, "/{$}": s.page,
+		"/v1/volumes": s.viewVolumes, "/{$}": s.page,
+		"/v1/node": func(req *http.Request) (string, []byte, error) { return asJSON(s.nodeView(req.Context())) },
 	} {
 		last := &shared{turn: make(chan struct{}, 1), answer: answer}
 		mux.HandleFunc("GET "+path, func(w http.ResponseWriter, req *http.Request) {
@@ -117,29 +118,16 @@ func asJSON(m proto.Message) (string, []byte, error) {
 	return "application/json", body, err
 }
 
-func (s *AdminServer) viewNode(req *http.Request) (string, []byte, error) {
-	view, err := s.nodeView(req.Context())
-	if err != nil {
-		return "", nil, err
-	}
-	return asJSON(view)
-}
-
-func (s *AdminServer) nodeView(ctx context.Context) (view *adminv1.NodeView, err error) {
-	view = &adminv1.NodeView{}
-	if view.Node, err = s.GetNode(ctx, &adminv1.GetNodeRequest{}); err != nil {
-		return nil, err
-	}
+func (s *AdminServer) nodeView(ctx context.Context) *adminv1.NodeView {
+	view := &adminv1.NodeView{Node: s.describe(ctx, true)}
 	view.Node.Config, view.Node.Errors = "", view.Node.Errors[:min(len(view.Node.Errors), mostFindings)]
 	if all := view.GetNode().GetFindings(); len(all) > mostFindings {
 		view.Node.Findings = all[:mostFindings]
 		view.Node.Findings = append(view.Node.Findings, fmt.Sprintf("and %d more: see crustctl doctor on the node", len(all)-mostFindings))
 	}
-	if view.Handlers, err = s.ListHandlers(ctx, &adminv1.ListHandlersRequest{}); err != nil {
-		return nil, err
-	}
-	view.Drivers, err = s.ListDrivers(ctx, &adminv1.ListDriversRequest{})
-	return view, err
+	view.Handlers, _ = s.ListHandlers(ctx, &adminv1.ListHandlersRequest{}) // these two never fail
+	view.Drivers, _ = s.ListDrivers(ctx, &adminv1.ListDriversRequest{})
+	return view
 }
 
 // viewVolumes answers with a page of volumes, by the fields of ListVolumesRequest in the query.
@@ -175,13 +163,9 @@ var styleHash = func() string {
 }()
 
 func (s *AdminServer) page(req *http.Request) (string, []byte, error) {
-	view, err := s.nodeView(req.Context())
-	if err != nil {
-		return "", nil, err
-	}
 	volumes, total := s.worstVolumes()
 	var out bytes.Buffer
-	err = pageTemplate.Execute(&out, map[string]any{"View": view, "Volumes": volumes, "Total": total, "Now": time.Now().UTC().Format(time.RFC3339)})
+	err := pageTemplate.Execute(&out, map[string]any{"View": s.nodeView(req.Context()), "Volumes": volumes, "Total": total, "Now": time.Now().UTC().Format(time.RFC3339)})
 	return "text/html; charset=utf-8", out.Bytes(), err
 }
 
