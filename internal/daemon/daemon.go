@@ -224,7 +224,7 @@ func (d *daemon) buildBroker(cfg *config.Config) error {
 	if err != nil {
 		return err
 	}
-	relay := stats.New(relayLimits(cfg), func(v *volume.Volume, call string, took time.Duration, err error) {
+	relay := stats.New(stats.Limits(cfg.Relay), func(v *volume.Volume, call string, took time.Duration, err error) {
 		d.metrics.SandboxAsked(v.Handler, call, resultOf(err), took)
 	})
 	d.sandboxes = &sandboxes.Sandboxes{
@@ -431,7 +431,7 @@ func (d *daemon) apply(cfg *config.Config) {
 		d.front.front.SetPolicy(cfg.DeferralPolicy())
 	}
 	d.broker.SetDevices(claim.DevicePolicy(cfg.Devices))
-	d.sandboxes.Relay.SetLimits(relayLimits(cfg))
+	d.sandboxes.Relay.SetLimits(stats.Limits(cfg.Relay))
 }
 
 // volumeObserver is told by the broker and the front what happens to volumes.

@@ -18,7 +18,6 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/daemon/config"
 	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	"github.com/crust-proxy/crust-proxy/internal/ground/telemetry"
-	"github.com/crust-proxy/crust-proxy/pkg/stats"
 )
 
 // settings holds the configuration in force. The file may change while the daemon runs.
@@ -244,11 +243,4 @@ func (s *settings) digest() string {
 		return ""
 	}
 	return fmt.Sprintf("%x", sha256.Sum256([]byte(text)))
-}
-
-func relayLimits(cfg *config.Config) stats.Limits {
-	return stats.Limits{
-		StatsTimeout: cfg.Relay.StatsTimeout, ExpandTimeout: cfg.Relay.ExpandTimeout,
-		Concurrency: cfg.Relay.Concurrency, SlowAfter: cfg.Relay.SlowAfter, MaxSlow: cfg.Relay.MaxSlow,
-	}
 }

@@ -96,8 +96,12 @@ func New(limits Limits, asked func(v *volume.Volume, call string, took time.Dura
 	return r
 }
 
-// SetLimits changes the limits of new requests.
-func (r *Relay) SetLimits(limits Limits) { r.slots.Store(newSlots(limits)) }
+// SetLimits changes the limits of new requests. Requests under way count as long as the limits stay.
+func (r *Relay) SetLimits(limits Limits) {
+	if now := r.slots.Load(); now == nil || now.limits != limits {
+		r.slots.Store(newSlots(limits))
+	}
+}
 
 // Stats asks the sandbox of a volume, or waits for a request that is in flight. The
 // caller's deadline ends only its own wait.

@@ -154,6 +154,7 @@ func TestTooManySlowSandboxes(t *testing.T) {
 			hung.Go(func() { _, _ = relay.Stats(t.Context(), src, testVolume(key)) })
 		}
 		time.Sleep(2 * time.Second)
+		relay.SetLimits(tight) // other keys of the configuration were changed
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		_, err := relay.Stats(ctx, src, testVolume("quick"))
