@@ -179,7 +179,7 @@ func (d *daemon) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	defer servers.close()
+	defer servers.close(d.passed.Listeners)
 	d.settings.settled = true
 	if err := d.loadRecords(ctx); err != nil {
 		return err

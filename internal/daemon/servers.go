@@ -68,7 +68,7 @@ func (d *daemon) newServers(cfg *config.Config) (*servers, error) {
 	} {
 		listener, err := d.listen(part.name, part.socket)
 		if err != nil {
-			out.close()
+			out.close(d.passed.Listeners)
 			return nil, err
 		}
 		s := d.newServer(part.name, part.desc.ServiceName, part.callers, listener)
@@ -220,11 +220,13 @@ func (s *servers) start(group *run.Group, d *daemon) {
 	})
 }
 
-// close closes listeners that were not served.
-func (s *servers) close() {
+// close closes listeners that were not served, unless systemd passed them: a second start serves those.
+func (s *servers) close(passed map[string]net.Listener) {
 	for _, one := range s.all {
 		one.grpc.Stop()
-		_ = one.listener.Close() // the error of a second close does not matter
+		if passed[one.name] == nil {
+			_ = one.listener.Close() // the error of a second close does not matter
+		}
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -16,8 +17,10 @@ import (
 	"go.uber.org/zap/zapcore"
 	"go.uber.org/zap/zaptest/observer"
 
+	"github.com/crust-proxy/crust-proxy/internal/daemon/admin"
 	"github.com/crust-proxy/crust-proxy/internal/daemon/config"
 	"github.com/crust-proxy/crust-proxy/internal/ground/openers"
+	"github.com/crust-proxy/crust-proxy/internal/ground/systemd"
 	"github.com/crust-proxy/crust-proxy/internal/ground/telemetry"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
 	"github.com/crust-proxy/crust-proxy/test/check"
@@ -315,4 +318,20 @@ func TestPublicFindingsQuoteNothing(t *testing.T) {
 	hidden, _ := all.findings(true)
 	check.That(t, strings.Contains(bad[0], "secret-of-shop") && len(hidden) == 1 && strings.Contains(hidden[0], "see crustctl doctor") &&
 		!strings.Contains(hidden[0], "secret-of-shop"), "%q %q", bad, hidden)
+}
+
+// TestPassedSocketOutlivesAFailedStart: the second start, with the accepted configuration, serves it.
+func TestPassedSocketOutlivesAFailedStart(t *testing.T) {
+	n := newNode(t)
+	n.write("adminSocket: {path: /proc/none/admin.sock}\n")
+	passed := check.Value(net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(t.TempDir(), "s")}))(t)
+	defer func() { check.Must(t, passed.Close()) }()
+	d := &daemon{
+		settings: n.start(), log: zap.NewNop(), metrics: telemetry.NewMetrics("v"), node: &admin.Node{}, http: &telemetry.Server{},
+		passed: &systemd.Inherited{Listeners: map[string]net.Listener{"runtime": passed}},
+	}
+	check.Fails(t, check.Err(d.newServers(d.settings.get())))
+	check.Must(t, passed.SetDeadline(time.Now()))
+	_, err := passed.Accept()
+	check.That(t, errors.Is(err, os.ErrDeadlineExceeded), "nobody can serve it any more: %v", err)
 }
