@@ -253,6 +253,10 @@ func TestRulesWaitForWhatTheyNeed(t *testing.T) {
 		{cluster, policy.Rule{Namespaces: []string{"a"}}, []string{"policy.rules", "cluster.kubeconfig"}},
 		{cluster, policy.Rule{Drivers: []string{"a"}, Defer: true}, []string{"cluster.kubeconfig"}},
 		{func(*Config) {}, policy.Rule{RuntimeHandlers: []string{"kata"}, Defer: true}, nil}, // its error is what the file asks for
+		{
+			func(c *Config) { c.Handlers.Crust.Enabled, c.Policy.Runtimes = true, map[string]string{"own": "crust"} },
+			policy.Rule{Drivers: []string{"a"}, Defer: true}, []string{"handlers.crust.enabled", "policy.runtimes", "policy.rules"},
+		},
 		{func(c *Config) { c.Handlers.Crust.Enabled = true }, policy.Rule{Handler: "crust", Defer: true}, []string{"handlers.crust.enabled", "policy.rules"}},
 		{
 			func(c *Config) { c.Handlers.Crust.Enabled, c.Handlers.Default = true, "crust" },

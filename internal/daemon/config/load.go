@@ -133,7 +133,8 @@ func Reloadable(old, next Config) (applied Config, needRestart []string) {
 	applied.Policy = next.Policy
 	byPod := func(r policy.Rule) bool { return len(r.ByPod()) > 0 }
 	noPods := !old.Cluster.On() && next.Cluster.On() && slices.ContainsFunc(next.Policy.Rules, byPod)
-	if noPods || old.Handlers.Default != next.Handlers.Default || applied.Validate() != nil {
+	sameHandlers := old.Handlers.Default == next.Handlers.Default && slices.Equal(old.Handlers.names(), next.Handlers.names())
+	if noPods || !sameHandlers || applied.Validate() != nil {
 		applied.Policy = old.Policy
 	}
 	return applied, differences(reflect.ValueOf(applied), reflect.ValueOf(next), "")
