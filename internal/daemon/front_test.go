@@ -79,9 +79,8 @@ func TestTheConfigurationSaysWhoTellsOfSandboxes(t *testing.T) {
 	tracker = newTracker(&cfg, sandbox.Config{}, zap.NewNop())
 	check.That(t, tracker == nil, "nobody is configured, and there is %T", tracker)
 	cfg.CRI.Socket = "/run/crio/crio.sock"
-	if tracker := newTracker(&cfg, sandbox.Config{}, zap.NewNop()); !strings.HasPrefix(tracker.LastError().Error(), "the container runtime at /run/crio/") {
-		t.Errorf("with a CRI socket it is %v", tracker.LastError())
-	}
+	tracker = newTracker(&cfg, sandbox.Config{}, zap.NewNop())
+	check.Fails(t, tracker.LastError(), "the container runtime at /run/crio/")
 }
 
 // TestWhatAPodIsTold: refusals and repairs of volumes whose pod is known, and of what repeats not every time.

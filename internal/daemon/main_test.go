@@ -27,9 +27,9 @@ func TestWrongCommandLinesSayWhatIsRight(t *testing.T) {
 // TestHelpCanBePaged: what is asked for goes to stdout.
 func TestHelpCanBePaged(t *testing.T) {
 	var out, complaints strings.Builder
-	if code := Main([]string{"--help"}, &out, &complaints); code != exitOK || complaints.Len() > 0 || !strings.Contains(out.String(), "--config") {
-		t.Errorf("exit code %d, %q on stdout, %q on stderr", code, out.String(), complaints.String())
-	}
+	code := Main([]string{"--help"}, &out, &complaints)
+	check.That(t, code == exitOK && complaints.Len() == 0 && strings.Contains(out.String(), "--config"),
+		"exit code %d, %q on stdout, %q on stderr", code, out.String(), complaints.String())
 }
 
 // TestValidateSaysWhatItChecked: without --config it is not the service's file.

@@ -210,9 +210,8 @@ func TestBadForANewerProgram(t *testing.T) {
 	check.Must(t, os.MkdirAll(filepath.Dir(n.accepted), 0o700))
 	time.Sleep(20 * time.Millisecond) // the kernel's clock for files has ticks
 	check.Must(t, os.WriteFile(n.accepted, []byte(oldRules), 0o600))
-	if s := n.start(); !s.file().badSince.Equal(s.file().accepted) || !s.file().badSince.After(changedAt(n.file)) {
-		t.Errorf("changed at %v, it is %+v", changedAt(n.file), s.file())
-	}
+	file := n.start().file()
+	check.That(t, file.badSince.Equal(file.accepted) && file.badSince.After(changedAt(n.file)), "changed at %v, it is %+v", changedAt(n.file), file)
 }
 
 // TestWhatCannotBeKept is a finding until it can.

@@ -4,6 +4,9 @@ package check
 import (
 	"errors"
 	"fmt"
+	"net"
+	"os"
+	"path/filepath"
 	"strings"
 	"time"
 
@@ -120,6 +123,26 @@ func Says(t failing, what, text string, words ...string) {
 			t.Errorf("%s does not say %q:\n%s", what, word, text)
 		}
 	}
+}
+
+// ShortDir makes a directory for sockets, whose paths have 107 bytes at most.
+func ShortDir(t interface {
+	fatal
+	Cleanup(end func())
+},
+) string {
+	t.Helper()
+	dir := Value(os.MkdirTemp("", "t"))(t)
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	return Value(filepath.EvalSymlinks(dir))(t)
+}
+
+// StaleSocket leaves a socket that nobody serves.
+func StaleSocket(t fatal, path string) {
+	t.Helper()
+	l := Value(net.ListenUnix("unix", &net.UnixAddr{Name: path}))(t)
+	l.SetUnlinkOnClose(false)
+	Must(t, l.Close())
 }
 
 // Eventually waits until a condition holds, and ends the test when it never does.

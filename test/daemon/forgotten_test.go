@@ -41,10 +41,7 @@ type containerRuntime struct {
 func followed(t *testing.T, pod string, env ...string) (*rig.Daemon, *containerRuntime) {
 	t.Helper()
 	d, r := rig.NewDaemon(t), &containerRuntime{pods: map[string]string{sandboxID: pod}}
-	short, err := os.MkdirTemp("/tmp", "k") // the id is long, and the path of a socket is not
-	check.Must(t, err)
-	t.Cleanup(func() { _ = os.RemoveAll(short) })
-	d.GoSandboxes = short
+	d.GoSandboxes = check.ShortDir(t) // the id is long
 	listener := check.Value(net.Listen("unix", d.Dir+"/cri.sock"))(t)
 	server := grpc.NewServer()
 	runtimeapi.RegisterRuntimeServiceServer(server, r)

@@ -4,7 +4,6 @@ package front
 
 import (
 	"context"
-	"os"
 	"strings"
 	"sync"
 	"testing"
@@ -46,8 +45,7 @@ func startStacking(t *testing.T, saysOK bool) (*stacking, []string) {
 // its place, and gives that driver's arguments.
 func startBefore(t *testing.T, local map[string]passthrough.Local) []string {
 	t.Helper()
-	dir := check.Value(os.MkdirTemp("", "before"))(t)
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	dir := check.ShortDir(t)
 	rig.Before(t, rig.Dial(t, dir+"/real.sock"), dir+"/csi.sock", local)
 	return []string{"--endpoint", "unix://" + dir + "/real.sock", "--kubelet-endpoint", dir + "/csi.sock"}
 }

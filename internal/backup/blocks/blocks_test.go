@@ -197,12 +197,7 @@ func (oneBlock) GetMetadataAllocated(_ *csi.GetMetadataAllocatedRequest, stream 
 // TestAServerThatIsStartedAgain has nobody at the socket until the stream broke some times.
 func TestAServerThatIsStartedAgain(t *testing.T) {
 	socket := t.TempDir() + "/csi.sock"
-	listen := func() *net.UnixListener {
-		return check.Value(net.ListenUnix("unix", &net.UnixAddr{Name: socket, Net: "unix"}))(t)
-	}
-	gone := listen()
-	gone.SetUnlinkOnClose(false)
-	check.Must(t, gone.Close())
+	check.StaleSocket(t, socket)
 	conn := check.Value(blocks.DialCSI(socket))(t)
 	defer func() { check.Must(t, conn.Close()) }()
 	server := grpc.NewServer()
@@ -212,7 +207,7 @@ func TestAServerThatIsStartedAgain(t *testing.T) {
 	reader := &blocks.Reader{Source: blocks.FromCSI(conn, "", "snapshot", nil), Wait: 50 * time.Millisecond, Tries: blocks.MinutesOfTries, Broken: func(error, int64, time.Duration) {
 		if broken++; broken == 3 {
 			check.Must(t, os.Remove(socket))
-			listener := listen()
+			listener := check.Value(net.Listen("unix", socket))(t)
 			go func() { _ = server.Serve(listener) }()
 		}
 	}}

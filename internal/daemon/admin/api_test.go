@@ -320,9 +320,9 @@ func TestStatsAndExpandAreRelayed(t *testing.T) {
 	check.That(t, err == nil && strings.Contains(shown.GetVolume().GetLastError(), "no sandbox") && len(shown.GetVolume().GetUsage()) == 1,
 		"the last error, beside the last usage, is not shown: %v, %v", shown, err)
 	check.That(t, shown.GetVolume().GetCondition() == nil, "a condition stands beside stats that fail: %v", shown)
-	if got := shown.GetVolume(); got.GetStatsRequests() != 2 || got.GetStatsFailures() != 1 || got.GetStatsAt() == nil || got.GetStatsTook() == nil {
-		t.Errorf("what the relay counted is not shown: %v", shown)
-	}
+	counted := shown.GetVolume()
+	check.That(t, counted.GetStatsRequests() == 2 && counted.GetStatsFailures() == 1 && counted.GetStatsAt() != nil && counted.GetStatsTook() != nil,
+		"what the relay counted is not shown: %v", shown)
 	handlers, err := s.admin().ListHandlers(t.Context(), &adminv1.ListHandlersRequest{})
 	check.That(t, err == nil && len(handlers.GetHandlers()) == 1 && !handlers.GetHandlers()[0].GetHealthy() && handlers.GetHandlers()[0].GetBound() == 1,
 		"%v, %v", handlers, err)
@@ -535,9 +535,8 @@ func TestFreeze(t *testing.T) {
 	}
 	const open = "as after a crash, unless frozen: crustctl freeze"
 	check.That(t, snapshots() == open, "before a freeze: %s", snapshots())
-	if err := freeze(durationpb.New(time.Minute)); err != nil || able.frozen != time.Minute || shown() != time.Minute {
-		t.Errorf("%v, frozen for %v, shown as %v", err, able.frozen, shown())
-	}
+	check.Must(t, freeze(durationpb.New(time.Minute)))
+	check.That(t, able.frozen == time.Minute && shown() == time.Minute, "frozen for %v, shown as %v", able.frozen, shown())
 	check.That(t, snapshots() == "clean (frozen by the Admin API)", "frozen: %s", snapshots())
 	able.volumes[0].PodUID = "b"
 	check.That(t, snapshots() == open, "a later sandbox, which nobody froze: %s", snapshots())
@@ -545,21 +544,18 @@ func TestFreeze(t *testing.T) {
 	check.Must(t, freeze(durationpb.New(time.Minute)))
 	check.That(t, snapshots() == open, "a sandbox that came while another one was frozen: %s", snapshots())
 	able.replaced = ""
-	if err := thaw(); err != nil || able.frozen != 0 || shown() != 0 {
-		t.Errorf("%v, frozen for %v, shown as %v", err, able.frozen, shown())
-	}
-	if err := freeze(durationpb.New(time.Nanosecond)); err != nil || shown() != 0 || snapshots() != open {
-		t.Errorf("%v: a freeze whose time is over is shown as %v, %s", err, shown(), snapshots())
-	}
+	check.Must(t, thaw())
+	check.That(t, able.frozen == 0 && shown() == 0, "frozen for %v, shown as %v", able.frozen, shown())
+	check.Must(t, freeze(durationpb.New(time.Nanosecond)))
+	check.That(t, shown() == 0 && snapshots() == open, "a freeze whose time is over is shown as %v, %s", shown(), snapshots())
 	for _, wrong := range []*durationpb.Duration{nil, durationpb.New(-time.Second), {Seconds: 1, Nanos: -1}} {
 		err := freeze(wrong)
 		check.That(t, status.Code(err) == codes.InvalidArgument, "timeout %v: %v", wrong, err)
 	}
 	able.err, able.thaws = volume.Errorf(volume.Timeout, "volume %s: no answer", target), 0
 	for range 2 { // the second one's caller does not know of the first
-		if err := freeze(durationpb.New(time.Minute)); err == nil || shown() != time.Minute || snapshots() != open || able.thaws != 1 {
-			t.Errorf("%v: a freeze that may be is shown as %v, %s; %d thaws", err, shown(), snapshots(), able.thaws)
-		}
+		check.Fails(t, freeze(durationpb.New(time.Minute)))
+		check.That(t, shown() == time.Minute && snapshots() == open && able.thaws == 1, "a freeze that may be is shown as %v, %s; %d thaws", shown(), snapshots(), able.thaws)
 	}
 	able.err = volume.Errorf(volume.InUse, "volume %s: it is not frozen", target)
 	check.Code(t, thaw(), codes.FailedPrecondition)

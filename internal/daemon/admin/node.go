@@ -98,8 +98,10 @@ func (n *Node) others() []deferral.Status {
 			others = append(others, status)
 		}
 	}
-	for _, one := range n.refused() {
-		add(statusOfRefusal(&one))
+	if n.Refusals != nil {
+		for _, one := range n.Refusals.Refused() {
+			add(statusOfRefusal(&one))
+		}
 	}
 	for _, one := range n.Broker.Users().Held() {
 		add(deferral.HeldStatus(one))
@@ -156,13 +158,6 @@ func (n *Node) selects(req *adminv1.ListVolumesRequest, status deferral.Status) 
 	want := req.GetState()
 	return matches(status, req.GetDriver(), req.GetHandler()) &&
 		(want == adminv1.VolumeState_VOLUME_STATE_UNSPECIFIED || want == n.state(status))
-}
-
-func (n *Node) refused() []refusal.Refusal {
-	if n.Refusals == nil {
-		return nil
-	}
-	return n.Refusals.Refused()
 }
 
 // refusal is nil if the volume was not refused.

@@ -49,14 +49,10 @@ func noteSize(ctx context.Context, size int64, later bool) {
 
 func instructionOf(req *runtimev1.RuntimeStageVolumeRequest) volume.Instruction {
 	return volume.Instruction{
-		Type:        volumeTypes[req.GetVolumeType().GetType()],
-		Target:      req.GetVolumeTargetPath(),
-		Backing:     req.GetVolumeBackingPath(),
-		FSType:      req.GetFsType(),
-		MountFlags:  req.GetMountFlags(),
-		Group:       req.GetVolumeSupplementalGroup(),
-		GroupPolicy: groupPolicyOf(req.GetVolumeSupplementalGroupChangePolicy()),
-		Format:      volume.FormatDriver, KeepSize: true,
+		Type: volumeTypes[req.GetVolumeType().GetType()], Target: req.GetVolumeTargetPath(), Backing: req.GetVolumeBackingPath(),
+		FSType: req.GetFsType(), MountFlags: req.GetMountFlags(),
+		Group: req.GetVolumeSupplementalGroup(), GroupPolicy: groupPolicyOf(req.GetVolumeSupplementalGroupChangePolicy()),
+		Format: volume.FormatDriver, KeepSize: true,
 	}
 }
 

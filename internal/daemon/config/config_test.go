@@ -136,9 +136,7 @@ func TestBadFilesAreRefusedByKey(t *testing.T) {
 	} {
 		_, err := load(t, file)
 		for line := range strings.SplitSeq(want, "\n") {
-			if err == nil || !strings.Contains(err.Error(), line) || !strings.Contains(err.Error(), "config.yaml:") {
-				t.Errorf("%q: got %v; want %q", file, err, line)
-			}
+			check.That(t, err != nil && strings.Contains(err.Error(), line) && strings.Contains(err.Error(), "config.yaml:"), "%q: got %v; want %q", file, err, line)
 		}
 	}
 	_, err := load(t, "", "--config", "/does/not/exist")
@@ -153,9 +151,8 @@ func TestEitherHandlerCanBeOff(t *testing.T) {
 		"handlers: {crust: {enabled: false, programs: [/opt/a, /b]}}": "kata [kata]",
 	} {
 		got, err := load(t, file)
-		if err != nil || fmt.Sprint(got.Handlers.Default, " ", got.Handlers.names()) != want {
-			t.Errorf("%s: %v %v, %v", file, got.Handlers.Default, got.Handlers.names(), err)
-		}
+		check.Must(t, err)
+		check.Equal(t, fmt.Sprint(got.Handlers.Default, " ", got.Handlers.names()), want, "%s", file)
 	}
 	_, restart := Reloadable(Default(), Config{Handlers: Handlers{Crust: Crust{Root: "/x"}}})
 	check.That(t, slices.Contains(restart, "handlers.crust.root"), "a change of the root is not told to need a restart: %v", restart)
@@ -187,9 +184,7 @@ func TestOneKeyMovesADaemon(t *testing.T) {
 	paths := []string{got.RuntimeSocket.Path, got.AdminSocket.Path, f.Registry, f.MarksDir, f.KubeletRegistry, f.PrivateDir}
 	diff := cmp.Diff(want, append(paths, got.Devices.Roots...))
 	check.That(t, diff == "", "%v", diff)
-	if got, err = load(t, "devices: {roots: [/dev]}\nruntimeSocket: {path: /run/own}\n", "--run-dir", "/run/b"); err != nil {
-		t.Fatal(err)
-	}
+	got = check.Value(load(t, "devices: {roots: [/dev]}\nruntimeSocket: {path: /run/own}\n", "--run-dir", "/run/b"))(t)
 	check.That(t, got.RuntimeSocket.Path == "/run/own" && len(got.Devices.Roots) == 1, "what was set is not kept: %+v", got)
 }
 
@@ -211,9 +206,7 @@ func TestSampleFileSaysTheDefaults(t *testing.T) {
 	text := check.Value(Default().YAML())(t)
 	for line := range strings.SplitSeq(text, "\n") {
 		key, _, _ := strings.Cut(strings.TrimSpace(line), ":")
-		if key != "" && !strings.HasPrefix(key, "-") && !strings.Contains(string(raw), key+":") {
-			t.Errorf("the sample does not show %s", key)
-		}
+		check.That(t, key == "" || strings.HasPrefix(key, "-") || strings.Contains(string(raw), key+":"), "the sample does not show %s", key)
 	}
 }
 

@@ -464,8 +464,7 @@ var deferAsked = &policy.Policy{Rules: []policy.Rule{
 
 func newRig(t *testing.T, policy *policy.Policy) *rig {
 	t.Helper()
-	dir := check.Value(os.MkdirTemp("", "front"))(t)
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	dir := check.ShortDir(t)
 	broker := &fakeBroker{root: dir + "/kubelet", volumes: make(map[string]*volume.Volume), bound: make(map[string]string), size: 1 << 30}
 	r := &rig{
 		t: t, dir: dir, broker: broker, sandboxes: &fakeSandboxes{broker: broker},

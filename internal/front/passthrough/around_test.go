@@ -218,8 +218,7 @@ func TestLocalChangesAStatusWithDetails(t *testing.T) {
 		"/l/none": nil, "/l/same": failed,
 	} {
 		_, err := ask(patience(t), r.proxied, method, []byte("request"))
-		if got := status.Convert(err); got.String() != want.String() || len(got.Details()) != len(want.Details()) {
-			t.Errorf("%s: got %v, want %v", method, got.Proto(), want.Proto())
-		}
+		got := status.Convert(err)
+		check.That(t, got.String() == want.String() && len(got.Details()) == len(want.Details()), "%s: got %v, want %v", method, got.Proto(), want.Proto())
 	}
 }

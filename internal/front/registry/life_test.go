@@ -35,9 +35,7 @@ func TestTimesOfAState(t *testing.T) {
 		t.Errorf("ready at %v, down at %+v, then %+v", ready, down, now)
 	}
 	s.setKubelet(registered)
-	if now := s.state(); !now.Waiting.IsZero() {
-		t.Errorf("registered, and waiting since %v", now.Waiting)
-	}
+	check.That(t, s.state().Waiting.IsZero(), "registered, and waiting since %v", s.state().Waiting)
 }
 
 func TestUpgradeToAnotherEndpoint(t *testing.T) {
@@ -84,9 +82,8 @@ func TestOurRestartIsNoDeregistration(t *testing.T) {
 	w.stop()
 	check.Require(t, exists(w.csi()) && exists(w.offered()), "a socket went with us")
 	time.Sleep(quiet)
-	if w.kubelet.Endpoint(name) != w.csi() || w.kubelet.Count(kubelet.Deregistered) > 0 {
-		t.Fatalf("kubelet did not keep the driver: %+v", w.kubelet.Events())
-	}
+	kept := w.kubelet.Endpoint(name) == w.csi() && w.kubelet.Count(kubelet.Deregistered) == 0
+	check.Require(t, kept, "kubelet did not keep the driver: %+v", w.kubelet.Events())
 	before := len(r.Verdicts())
 	w.startRegistry()
 	check.Eventually(t, "it registers again", func() bool { return len(r.Verdicts()) > before })
@@ -152,7 +149,7 @@ func TestStaleRegistrationsGoAfterGrace(t *testing.T) {
 	gone := filepath.Join(w.kubeletDir(), "gone.csi.example.com"+Suffix)
 	foreign := filepath.Join(w.kubeletDir(), "foreign-reg.sock")
 	for _, path := range []string{gone, foreign} {
-		deadSocket(t, path)
+		check.StaleSocket(t, path)
 	}
 	cfg := w.config()
 	cfg.Grace = 20 * turn
@@ -160,19 +157,10 @@ func TestStaleRegistrationsGoAfterGrace(t *testing.T) {
 	w.startRegistryWith(cfg)
 	w.pair()
 	w.served("driver.sock")
-	if !exists(gone) && time.Since(begin) < cfg.Grace {
-		t.Error("it was removed too early")
-	}
+	check.That(t, exists(gone) || time.Since(begin) >= cfg.Grace, "it was removed too early")
 	check.Eventually(t, "the stale one goes", func() bool { return !exists(gone) })
 	time.Sleep(quiet)
 	check.That(t, exists(foreign) && exists(w.offered()), "another's went too, or that of a driver that is here")
-}
-
-func deadSocket(t *testing.T, path string) {
-	t.Helper()
-	l := check.Value(net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"}))(t)
-	l.SetUnlinkOnClose(false)
-	check.Must(t, l.Close())
 }
 
 func TestKubeletDirectoryComesLateAndAnew(t *testing.T) {
@@ -304,9 +292,8 @@ func TestKubeletThatSaysNothingIsAskedAnew(t *testing.T) {
 func TestLongestNameBelowALongDirectory(t *testing.T) {
 	for _, dir := range []string{"/run", "/" + strings.Repeat("d", 84)} { // a hash has 16 characters
 		path := socketPath(dir, strings.Repeat("n", 63))
-		if len(path) > sys.MaxSocketPath || filepath.Dir(path) != dir || path == socketPath(dir, strings.Repeat("n", 62)+"m") {
-			t.Errorf("%s has %d bytes", path, len(path))
-		}
+		other := socketPath(dir, strings.Repeat("n", 62)+"m")
+		check.That(t, len(path) <= sys.MaxSocketPath && filepath.Dir(path) == dir && path != other, "%s has %d bytes", path, len(path))
 	}
 }
 
@@ -332,8 +319,8 @@ func TestNothingIsStaleWhenTheDaemonEnds(t *testing.T) {
 func TestWithdraw(t *testing.T) {
 	w := newWorld(t)
 	dead, foreign, served := w.offered(), filepath.Join(w.kubeletDir(), "foreign-reg.sock"), filepath.Join(w.kubeletDir(), "served"+Suffix)
-	deadSocket(t, dead)
-	deadSocket(t, foreign)
+	check.StaleSocket(t, dead)
+	check.StaleSocket(t, foreign)
 	l, err := net.Listen("unix", served)
 	check.Must(t, err)
 	defer func() { _ = l.Close() }()

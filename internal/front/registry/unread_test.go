@@ -20,9 +20,7 @@ import (
 // TestDirectoryThatCannotBeRead is a node without free descriptors for a moment, and one where a directory hangs: no
 // driver has gone, and none is taken from kubelet.
 func TestDirectoryThatCannotBeRead(t *testing.T) {
-	dir, err := os.MkdirTemp("", "reg") // t.TempDir is too long for a socket
-	check.Must(t, err)
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	dir := check.ShortDir(t)
 	r := New(Config{Registry: dir + "/ours", KubeletRegistry: dir + "/kubelet", Sockets: dir, Log: zap.NewNop(), Front: &world{}})
 	gone := 0
 	for _, of := range []string{r.cfg.Registry, r.cfg.KubeletRegistry} {
@@ -56,9 +54,7 @@ func TestDirectoryThatCannotBeRead(t *testing.T) {
 // TestDirectoryThatCannotBeReadHidesNoOther has a directory below kubelet's that nobody can
 // read, for its path is too long. Drivers that come meanwhile are followed, and those that go.
 func TestDirectoryThatCannotBeReadHidesNoOther(t *testing.T) {
-	dir, err := os.MkdirTemp("", "reg") // t.TempDir is too long for a socket
-	check.Must(t, err)
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	dir := check.ShortDir(t)
 	r := New(Config{Registry: dir + "/ours", KubeletRegistry: dir + "/kubelet", Sockets: dir, Log: zap.NewNop(), Front: &world{}})
 	ctx, cancel := context.WithCancel(t.Context())
 	defer func() { cancel(); r.parts.Wait() }()
@@ -84,7 +80,7 @@ func TestDirectoryThatCannotBeReadHidesNoOther(t *testing.T) {
 	}
 	got = follows()
 	check.That(t, got == 0, "%d sockets are followed that have gone", got)
-	_, err = socketsIn(r.cfg.KubeletRegistry, true, r.notices[""].watch)
+	_, err := socketsIn(r.cfg.KubeletRegistry, true, r.notices[""].watch)
 	check.That(t, err != nil, "all directories could be read")
 }
 

@@ -55,9 +55,7 @@ type alarm struct {
 
 func newWorld(t *testing.T) *world {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "reg") // t.TempDir is too long for a socket
-	check.Must(t, err)
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	dir := check.ShortDir(t)
 	w := &world{t: t, dir: dir, deferred: make(map[string]bool), times: times{
 		// These are for a busy machine: a test that does not want them to end must not meet their end.
 		call: 10 * time.Second, untold: time.Minute, silence: 3 * time.Minute,

@@ -18,14 +18,6 @@ import (
 	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
-// stale leaves a socket that nobody serves.
-func stale(t *testing.T, path string) {
-	t.Helper()
-	l := check.Value(net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"}))(t)
-	l.SetUnlinkOnClose(false)
-	check.Must(t, l.Close())
-}
-
 // tempOf is a socket's name until it is renamed into place.
 func tempOf(t *testing.T, path string) string {
 	t.Helper()
@@ -73,9 +65,9 @@ func TestListen(t *testing.T) {
 func TestListenReplacesStaleSocketOnly(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "a.sock")
-	stale(t, path)
+	check.StaleSocket(t, path)
 	// A process that was killed while it listened left this.
-	stale(t, tempOf(t, path))
+	check.StaleSocket(t, tempOf(t, path))
 	first := mustListen(t, path, 0o600, "")
 	_, err := Listen(path, 0o600, "")
 	check.That(t, err != nil && strings.Contains(err.Error(), "another process serves"), "a live socket: %v", err)
@@ -104,7 +96,7 @@ func TestALockOfOthersStopsNobody(t *testing.T) {
 	defer func() { _ = locked.Close() }()
 	check.Must(t, unix.Flock(int(locked.Fd()), unix.LOCK_EX))
 	path, owned := filepath.Join(dir, "a.sock"), filepath.Join(dir, "b.sock")
-	stale(t, path)
+	check.StaleSocket(t, path)
 	mustListen(t, path, 0o600, "")
 	began := time.Now()
 	l, err := Replace(owned)
@@ -172,8 +164,7 @@ func TestListenRefuses(t *testing.T) {
 }
 
 func TestListenOnTheLongestPath(t *testing.T) {
-	dir := check.Value(os.MkdirTemp("/tmp", "l"))(t)
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	dir := check.ShortDir(t)
 	path := filepath.Join(dir, strings.Repeat("x", sys.MaxSocketPath-len(dir)-1))
 	mustListen(t, path, 0o600, "")
 	conn := check.Value(net.Dial("unix", path))(t)
@@ -182,7 +173,7 @@ func TestListenOnTheLongestPath(t *testing.T) {
 
 func TestManyListenAtOnce(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "a.sock")
-	stale(t, path)
+	check.StaleSocket(t, path)
 	var mu sync.Mutex
 	var won []*Listener
 	var wg sync.WaitGroup

@@ -186,11 +186,10 @@ func TestOnePeerDoesNotKeepProbesOut(t *testing.T) {
 }
 
 func TestTracingOffAndAway(t *testing.T) {
-	if tracer, end, err := (Tracing{}).Start(t.Context()); tracer != nil || err != nil || end(t.Context()) != nil {
-		t.Errorf("off: %v, %v", tracer, err)
-	}
+	tracer, end, err := (Tracing{}).Start(t.Context())
+	check.That(t, tracer == nil && err == nil && end(t.Context()) == nil, "off: %v, %v", tracer, err)
 	// Nobody listens there: calls do not notice.
-	tracer, end, err := Tracing{Endpoint: "127.0.0.1:1", Insecure: true, SampleRatio: 1, Log: zap.NewNop()}.Start(t.Context())
+	tracer, end, err = Tracing{Endpoint: "127.0.0.1:1", Insecure: true, SampleRatio: 1, Log: zap.NewNop()}.Start(t.Context())
 	check.Must(t, err)
 	began := time.Now()
 	_, span := tracer.Start(t.Context(), "call")

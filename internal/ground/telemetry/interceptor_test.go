@@ -89,9 +89,7 @@ func TestALongTargetIsClipped(t *testing.T) {
 	})
 	_ = w.call(t.Context())
 	lines := w.lines(t)
-	if len(lines) != 1 || len(w.log.Bytes()) > 8<<10 || !strings.HasPrefix(fmt.Sprint(lines[0][FieldTarget]), "/xxx") {
-		t.Errorf("%d bytes are logged", len(w.log.Bytes()))
-	}
+	check.That(t, len(lines) == 1 && len(w.log.Bytes()) <= 8<<10 && strings.HasPrefix(fmt.Sprint(lines[0][FieldTarget]), "/xxx"), "%d bytes are logged", len(w.log.Bytes()))
 }
 
 // call makes a call and waits until the server is done with it.
@@ -166,17 +164,15 @@ func TestACallIsLoggedCountedAndTraced(t *testing.T) {
 	} {
 		check.That(t, line[field] == want, "the log's %s is %v, want %v", field, line[field], want)
 	}
-	if took, ok := line[FieldDuration].(float64); !ok || took <= 0 || took > 5 {
-		t.Errorf("the duration is %v", line[FieldDuration])
-	}
+	took, ok := line[FieldDuration].(float64)
+	check.That(t, ok && took > 0 && took <= 5, "the duration is %v", line[FieldDuration])
 	wantMetric(t, w.metrics, "crust_proxy_calls_total",
 		"code=NotFound,driver=ebs.csi.aws.com,handler=kata,method=Check,service=grpc.health.v1.Health 1")
 	wantMetric(t, w.metrics, "crust_proxy_call_duration_seconds",
 		"driver=ebs.csi.aws.com,handler=kata,method=Check,service=grpc.health.v1.Health 1")
 	span := w.spans.Ended()[0]
-	if span.SpanContext().TraceID().String() != parent || span.Name() != "grpc.health.v1.Health/Check" {
-		t.Errorf("the span %s has the trace %s", span.Name(), span.SpanContext().TraceID())
-	}
+	check.Equal(t, span.SpanContext().TraceID().String(), parent, "the trace")
+	check.Equal(t, span.Name(), "grpc.health.v1.Health/Check", "the span")
 	for _, attribute := range span.Attributes() {
 		check.That(t, !strings.Contains(attribute.Value.String(), "/target"), "the span tells the path: %v", attribute)
 	}
@@ -195,9 +191,7 @@ func TestRequestsAreNeverLogged(t *testing.T) {
 		}
 		check.That(t, w.log.Len() != 0, "%s: nothing was logged at all", name)
 		for _, span := range w.spans.Ended() {
-			if strings.Contains(fmt.Sprint(span.Attributes(), span.Events(), span.Status()), secret) {
-				t.Errorf("%s: the request is in the span", name)
-			}
+			check.That(t, !strings.Contains(fmt.Sprint(span.Attributes(), span.Events(), span.Status()), secret), "%s: the request is in the span", name)
 		}
 	}
 }

@@ -51,9 +51,8 @@ func TestPrioritiesAreForTheJournal(t *testing.T) {
 	for line := range strings.Lines(string(raw)) {
 		first, _, _ := strings.Cut(line, `"`)
 		begin = append(begin, first)
-		if !strings.HasSuffix(line, "}\n") || strings.Contains(line, `"e"`) == strings.Contains(line, `"part":"x"`) {
-			t.Errorf("the line is not whole: %q", line)
-		}
+		whole := strings.HasSuffix(line, "}\n") && strings.Contains(line, `"e"`) != strings.Contains(line, `"part":"x"`)
+		check.That(t, whole, "the line is not whole: %q", line)
 	}
 	got := strings.Join(begin, " ")
 	check.That(t, got == "<7>{ <6>{ <4>{ <3>{ {", "the lines begin with %s", got)

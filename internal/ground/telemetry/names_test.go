@@ -102,9 +102,7 @@ func TestQueriesNameKnownValues(t *testing.T) {
 	for _, found := range form.FindAllStringSubmatch(queries, -1) {
 		for value := range strings.SplitSeq(found[2], "|") {
 			count++
-			if !known[found[1]][value] {
-				t.Errorf("%s: the label %s never has the value %q", found[0], found[1], value)
-			}
+			check.That(t, known[found[1]][value], "%s: the label %s never has the value %q", found[0], found[1], value)
 		}
 	}
 	check.That(t, count >= 15, "only %d values were found", count)

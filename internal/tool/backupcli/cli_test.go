@@ -2,7 +2,6 @@ package backupcli
 
 import (
 	"bytes"
-	"os"
 	"path/filepath"
 	"testing"
 
@@ -24,8 +23,7 @@ type bench struct {
 
 func newBench(t *testing.T) *bench {
 	t.Helper()
-	dir := check.Value(os.MkdirTemp("", "backup"))(t) // short: a socket's path has 107 bytes
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	dir := check.ShortDir(t)
 	return &bench{t: t, socket: filepath.Join(dir, "csi.sock"), env: map[string]string{}, width: 80}
 }
 

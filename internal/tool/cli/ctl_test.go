@@ -163,12 +163,11 @@ func TestYAMLIsTheSameAsJSON(t *testing.T) {
 
 func TestExpandSendsSizes(t *testing.T) {
 	b := newBench(t).serve()
-	if r := b.run("expand", "aa11bb", "--size", "20Gi", "--limit", "1.5Ti"); r.code != command.ExitOK {
-		t.Fatal(r.err)
-	}
+	r := b.run("expand", "aa11bb", "--size", "20Gi", "--limit", "1.5Ti")
+	check.Require(t, r.code == command.ExitOK, "%s", r.err)
 	check.That(t, b.admin.expanded.RequiredBytes == 20<<30 && b.admin.expanded.LimitBytes == 3<<39, "sent %v", b.admin.expanded)
 	b.admin.later = true
-	r := b.run("expand", "aa11bb")
+	r = b.run("expand", "aa11bb")
 	check.That(t, strings.Contains(r.out, "No sandbox has volume data of pod shop/web-0 (aa11bb22cc33): the next one grows"), "got %+v", r)
 }
 
@@ -188,9 +187,8 @@ func TestFreezeSendsATime(t *testing.T) {
 func TestReleaseForcesOnlyWhenTold(t *testing.T) {
 	b := newBench(t).serve()
 	r := b.run("release", idA)
-	if r.code != command.ExitOK || r.out != "Released: volume data of pod shop/web-0 (aa11bb22cc33).\n" || b.admin.released.GetVolume() != idA || b.admin.released.GetForce() {
-		t.Errorf("%+v, sent %v", r, b.admin.released)
-	}
+	check.That(t, r.code == command.ExitOK && r.out == "Released: volume data of pod shop/web-0 (aa11bb22cc33).\n" &&
+		b.admin.released.GetVolume() == idA && !b.admin.released.GetForce(), "%+v, sent %v", r, b.admin.released)
 	b.admin.heldBy, b.admin.released = `process 4711 ("qemu")`, nil
 	r = b.run("release", idA, "--force") // there is no terminal to ask at
 	if r.code != command.ExitUsage || !strings.Contains(r.err, "volume data of pod shop/web-0") || !strings.Contains(r.err, "sandbox 5a5a") || b.admin.released != nil {
@@ -502,9 +500,7 @@ func TestRefusedVolumesAreShown(t *testing.T) {
 	check.That(t, all.out == b.run("list").out && strings.Contains(all.out, "REFUSED (handler)"), "get without a volume shows %s %s", all.out, all.err)
 	got := b.run("get", "dddddd", "-o", "json").out
 	check.That(t, strings.Contains(got, `"refusedBy": "handler"`) && strings.Contains(got, `"podName": "db-0"`), "JSON: %s", got)
-	if got := b.run("doctor", "--quiet").out; !strings.Contains(got, "refused by the handler: volume /var/lib/kubelet/pods/d/mount of pod team/db-0") {
-		t.Errorf("doctor does not tell of it: %s", got)
-	}
+	check.Says(t, "doctor", b.run("doctor", "--quiet").out, "refused by the handler: volume /var/lib/kubelet/pods/d/mount of pod team/db-0")
 	b = newBench(t)
 	b.admin.volumes[0] = refusedVolume()
 	b.serve()

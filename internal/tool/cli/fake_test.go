@@ -264,8 +264,7 @@ type bench struct {
 
 func newBench(t *testing.T) *bench {
 	t.Helper()
-	dir := check.Value(os.MkdirTemp("", "ctl"))(t) // short: a socket's path has 107 bytes
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	dir := check.ShortDir(t)
 	b := &bench{t: t, admin: &fakeAdmin{volumes: volumes(), drivers: drivers()}, socket: filepath.Join(dir, "admin.sock"), env: map[string]string{}, width: 80}
 	b.node = doctor.DefaultNode()
 	b.node.Root = filepath.Join(dir, "root")

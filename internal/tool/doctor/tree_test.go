@@ -35,8 +35,7 @@ type tree struct {
 
 func newTree(t *testing.T) tree {
 	t.Helper()
-	root := check.Value(os.MkdirTemp("", "doc"))(t) // short: a socket's path has 107 bytes
-	t.Cleanup(func() { _ = os.RemoveAll(root) })
+	root := check.ShortDir(t)
 	n := DefaultNode()
 	n.Root, n.Config.Front.Enabled, n.Config.Front.MarksDir = root, true, "/var/lib/kubelet/crust-proxy/marks"
 	n.Config.Policy.Rules = []policy.Rule{{Name: "kata", RuntimeHandlers: []string{"kata"}}}

@@ -3,7 +3,6 @@ package top
 import (
 	"context"
 	"net"
-	"os"
 	"path/filepath"
 	"sync"
 	"testing"
@@ -42,8 +41,7 @@ type fakeAdmin struct {
 
 func newFake(t *testing.T, volumes []*adminv1.Volume) *fakeAdmin {
 	t.Helper()
-	dir := check.Value(os.MkdirTemp("", "top"))(t) // short: a socket's path has 107 bytes
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	dir := check.ShortDir(t)
 	f := &fakeAdmin{t: t, socket: filepath.Join(dir, "s"), volumes: volumes, end: make(chan struct{}),
 		watchers: make(map[chan *adminv1.WatchVolumesResponse]bool)}
 	f.start()

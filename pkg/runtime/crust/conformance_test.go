@@ -50,7 +50,7 @@ type bench struct {
 
 func newBench(t testing.TB, w way) *bench {
 	t.Helper()
-	dir := handlers.ShortDir(t)
+	dir := check.ShortDir(t)
 	b := &bench{way: w, dir: dir, stop: func() {}, cfg: Config{Filesystems: []string{"ext4", "xfs", "btrfs"}}}
 	b.cfg.Root, b.cfg.TempDir = filepath.Join(dir, "root"), filepath.Join(dir, "tmp")
 	b.cfg.Programs = []string{b.program(t, "runtime", fakeScript(dir))}

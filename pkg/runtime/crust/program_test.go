@@ -92,7 +92,7 @@ func TestLyingResize(t *testing.T) {
 // TestProgramsSurroundings has the program tell what it was given.
 func TestProgramsSurroundings(t *testing.T) {
 	t.Setenv("SECRET_OF_OURS", "1")
-	out := filepath.Join(handlers.ShortDir(t), "out")
+	out := filepath.Join(check.ShortDir(t), "out")
 	b, v := askedBy(t, `{ echo "$@"; env; pwd; cat; ls -l /proc/self/fd; } > `+out+` 2>&1; echo '{}'`)
 	check.Must(t, b.h.Freeze(t.Context(), v, 3*time.Second+time.Millisecond))
 	raw := check.Value(os.ReadFile(out))(t)
@@ -108,7 +108,7 @@ func TestProgramsSurroundings(t *testing.T) {
 
 // A program that hangs goes at the deadline, and all its children with it.
 func TestHungProgramIsKilledWithItsChildren(t *testing.T) {
-	pids := filepath.Join(handlers.ShortDir(t), "pids")
+	pids := filepath.Join(check.ShortDir(t), "pids")
 	b, v := askedBy(t, `sleep 1000 & echo $! > `+pids+`; echo $$ >> `+pids+`; trap "" TERM INT HUP; wait; sleep 1000`)
 	var found []string
 	for allowed := 300 * time.Millisecond; len(found) < 2; allowed *= 2 { // until it has come to hang
@@ -142,7 +142,7 @@ func alive(pid int) bool {
 // TestProgramThatDoesNotEnd: a killed program that hangs in the kernel is left behind. The same question is not put
 // again until it has ended; other questions are.
 func TestProgramThatDoesNotEnd(t *testing.T) {
-	goes := filepath.Join(handlers.ShortDir(t), "goes")
+	goes := filepath.Join(check.ShortDir(t), "goes")
 	b, v := askedBy(t, `[ $2 = stats ] && until [ -e `+goes+` ]; do sleep 0.01; done; echo '{"usage":[{"total":10,"unit":"BYTES"}]}'`)
 	programs := b.h.asker.programs
 	programs.kill, programs.patience = func(int) error { return nil }, time.Millisecond
@@ -196,7 +196,7 @@ func TestChildThatStaysBehind(t *testing.T) {
 }
 
 func TestProgramsThatAreNotRun(t *testing.T) {
-	ran := filepath.Join(handlers.ShortDir(t), "ran")
+	ran := filepath.Join(check.ShortDir(t), "ran")
 	for name, c := range map[string]struct {
 		spoil func(t *testing.T, path string)
 		kind  volume.Kind

@@ -76,6 +76,7 @@ func TestSocketsThatAreNotUsed(t *testing.T) {
 	check.Must(t, os.Symlink(outside, filepath.Join(dir, "link")))
 	check.Must(t, os.Symlink(b.dir, filepath.Join(dir, "up")))
 	check.Must(t, os.WriteFile(filepath.Join(dir, "file"), nil, 0o600))
+	check.StaleSocket(t, filepath.Join(dir, "dead"))
 	for name, c := range map[string]struct{ path, text string }{
 		"outside":           {outside, "below none of"},
 		"climbing":          {dir + "/../outside", "below none of"},
@@ -85,7 +86,7 @@ func TestSocketsThatAreNotUsed(t *testing.T) {
 		"missing":           {dir + "/missing", "no such file"},
 		"the directory":     {dir, "below none of"},
 		"a similar name":    {dir + "x/agent", "below none of"},
-		"nobody listens":    {deadSocket(t, dir), "refused"},
+		"nobody listens":    {dir + "/dead", "refused"},
 		"a path by halves":  {dir + "//agent", "below none of"},
 		"the agent's child": {dir + "/agent/x", "not a directory"},
 	} {
@@ -105,15 +106,6 @@ func TestSocketsThatAreNotUsed(t *testing.T) {
 			handlers.WantError(t, err, kind, v, "sb1", c.text)
 		})
 	}
-}
-
-func deadSocket(t *testing.T, dir string) string {
-	t.Helper()
-	path := filepath.Join(dir, "dead")
-	listener := check.Value(net.ListenUnix("unix", &net.UnixAddr{Name: path}))(t)
-	listener.SetUnlinkOnClose(false)
-	check.Must(t, listener.Close())
-	return path
 }
 
 func TestWhoServesTheSocket(t *testing.T) {
@@ -231,7 +223,7 @@ func TestFreezeWithoutAnswer(t *testing.T) {
 
 // A filesystem that a dead sandbox left frozen is thawed by whoever can.
 func TestThawOfADeadSandboxsVolume(t *testing.T) {
-	mark := filepath.Join(handlers.ShortDir(t), "frozen")
+	mark := filepath.Join(check.ShortDir(t), "frozen")
 	b, v := askedBy(t, `[ "$2" = thaw ] && [ "$(cat `+mark+` 2>/dev/null)" = "$3" ] && { echo '{}'; exit 0; }; echo "not frozen" >&2; exit 6`)
 	check.Must(t, os.Remove(b.path(v, "sb1")))
 	handlers.WantError(t, b.h.Thaw(t.Context(), v), volume.InUse, v, "not frozen")

@@ -56,7 +56,7 @@ func testConfig(dir string) Config {
 
 func newBench(t testing.TB, flavor kataemu.Flavor) *bench {
 	t.Helper()
-	b := &bench{cfg: testConfig(handlers.ShortDir(t)), flavor: flavor, fakeSandboxes: newFakeSandboxes(), stop: func() {}}
+	b := &bench{cfg: testConfig(check.ShortDir(t)), flavor: flavor, fakeSandboxes: newFakeSandboxes(), stop: func() {}}
 	b.start(t)
 	t.Cleanup(func() { b.stop() })
 	return b

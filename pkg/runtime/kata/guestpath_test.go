@@ -284,7 +284,7 @@ func TestStatsOfVolumesThatEndOtherwise(t *testing.T) {
 
 // Without a tracker nobody knows of a runtime-rs sandbox, and the error says so.
 func TestRustNeedsTracker(t *testing.T) {
-	h := check.Value(New(testConfig(handlers.ShortDir(t)), nil, zap.NewNop()))(t)
+	h := check.Value(New(testConfig(check.ShortDir(t)), nil, zap.NewNop()))(t)
 	v := plainVolume()
 	check.Value(h.Publish(t.Context(), v))(t)
 	_, err := h.Stats(t.Context(), v)

@@ -130,7 +130,7 @@ func TestRootIsMadeAgain(t *testing.T) {
 }
 
 func TestPlaces(t *testing.T) {
-	dir := handlers.ShortDir(t)
+	dir := check.ShortDir(t)
 	inside := testConfig(dir)
 	inside.TempDir = filepath.Join(inside.DirectVolumes, "tmp")
 	check.Kind(t, check.Err(New(inside, nil, zap.NewNop())), volume.Invalid) // a TempDir in Kata's tree

@@ -124,7 +124,7 @@ func TestTheEmulationAnswersForAnEndedContainer(t *testing.T) {
 // returns the directory that it shares with the node.
 func startRust(t *testing.T, resize func(string, uint64) error) (shim *kataemu.Shim, shared string) {
 	t.Helper()
-	dir := handlers.ShortDir(t)
+	dir := check.ShortDir(t)
 	shared = filepath.Join(dir, "shared/sb1/rw/passthrough")
 	check.Must(t, os.MkdirAll(shared, 0o700))
 	shim = check.Value(kataemu.Start(kataemu.Options{
@@ -356,9 +356,7 @@ func TestSocketAtEitherPath(t *testing.T) {
 				check.Must(t, os.MkdirAll(filepath.Join(other, "sb1"), 0o700))
 			}
 			if left == "a dead socket" {
-				dead := check.Value(net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(other, "sb1", "shim-monitor.sock")}))(t)
-				dead.SetUnlinkOnClose(false)
-				check.Must(t, dead.Close())
+				check.StaleSocket(t, filepath.Join(other, "sb1", "shim-monitor.sock"))
 			}
 			b.startShim(t, v, "sb1")
 			b.stats(t, v)

@@ -4,7 +4,6 @@ package handlers
 import (
 	"context"
 	"os"
-	"path/filepath"
 	"slices"
 	"sync"
 	"testing"
@@ -15,15 +14,6 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 	"github.com/crust-proxy/crust-proxy/test/check"
 )
-
-// ShortDir makes a directory whose sockets' paths stay under the kernel's limit.
-func ShortDir(t testing.TB) string {
-	t.Helper()
-	dir := check.Value(os.MkdirTemp("", "h"))(t)
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	dir = check.Value(filepath.EvalSymlinks(dir))(t)
-	return dir
-}
 
 // Run runs a handler until stop is called.
 func Run(t testing.TB, h runtime.Handler) (stop func()) {

@@ -29,14 +29,11 @@ func TestTargetsThatWentAreForgotten(t *testing.T) {
 	} {
 		check.Must(t, records.Put(rec))
 	}
-	if records, err = openRecords(dir+"/csi", zap.NewNop()); err != nil {
-		t.Fatal(err)
-	}
+	records = check.Value(openRecords(dir+"/csi", zap.NewNop()))(t)
 	got := records.Get(VolumeID{"d", "both"}).OnHost
 	check.That(t, slices.Equal(got, []string{here, mount}), "kept: %q", got)
-	if got := records.Get(VolumeID{"d", "staged"}); len(got.OnHost) != 0 || got.Stage == nil {
-		t.Errorf("kept: %+v", got)
-	}
+	of := records.Get(VolumeID{"d", "staged"})
+	check.That(t, len(of.OnHost) == 0 && of.Stage != nil, "kept: %+v", of)
 	left, err := os.ReadDir(dir + "/csi")
 	check.That(t, err == nil && len(left) == 2, "records: %q", left)
 }
@@ -46,13 +43,10 @@ func TestTargetsThatWentAreForgotten(t *testing.T) {
 func TestRecordsThatCannotBeUsed(t *testing.T) {
 	state, id := t.TempDir(), VolumeID{"d", "v"}
 	dir := filepath.Join(state, RecordDir)
-	if staged, err := StagedDevices(state); err != nil || len(staged) != 0 {
-		t.Errorf("without records: %v, %v", staged, err)
-	}
+	none := check.Value(StagedDevices(state))(t)
+	check.That(t, len(none) == 0, "without records: %v", none)
 	check.Must(t, os.WriteFile(dir, nil, 0o600))
-	if _, err := StagedDevices(state); err == nil {
-		t.Error("no directory counts as no records")
-	}
+	check.Fails(t, check.Err(StagedDevices(state))) // or no directory counts as no records
 	check.Must(t, os.Remove(dir))
 	records, err := openRecords(dir, zap.NewNop())
 	check.Must(t, err)
@@ -64,15 +58,13 @@ func TestRecordsThatCannotBeUsed(t *testing.T) {
 	check.Must(t, os.WriteFile(dir+"/half.new", raw[:9], 0o600))
 	core, logged := observer.New(zap.ErrorLevel)
 	records, err = openRecords(dir, zap.New(core))
-	if left, _ := os.ReadDir(dir); err != nil || len(left) != 3 || logged.Len() != 1 || records.Get(id).Stage == nil {
-		t.Errorf("%v, left are %v, and logged %v", err, left, logged.All())
-	}
+	left, _ := os.ReadDir(dir)
+	check.That(t, err == nil && len(left) == 3 && logged.Len() == 1 && records.Get(id).Stage != nil, "%v, left are %v, and logged %v", err, left, logged.All())
 	staged, err := StagedDevices(state)
 	check.That(t, len(staged) == 1 && err != nil && strings.Contains(err.Error(), "newer.json"), "%v, %v", staged, err)
 	check.Must(t, errors.Join(os.Remove(file), os.MkdirAll(file+"/x", 0o700)))
-	if records.Put(Record{Driver: "d", ID: "v"}) == nil || records.Get(id).Stage == nil {
-		t.Error("a record that is still there was removed from memory")
-	}
+	check.Fails(t, records.Put(Record{Driver: "d", ID: "v"}))
+	check.That(t, records.Get(id).Stage != nil, "a record that is still there was removed from memory")
 	check.Must(t, os.RemoveAll(file))
 	check.Must(t, records.Put(Record{Driver: "d", ID: "v"}))
 }
