@@ -190,7 +190,7 @@ func (b *Broker) Load(ctx context.Context) error {
 		problems = append(problems, err)
 	}
 	b.table.setLoadProblems(problems, err != nil)
-	b.reconciler.listed.Store(err == nil)
+	b.reconciler.listed.Store(err == nil && len(b.Lost()) == 0)
 	// A removal that waits for a process keeps its claim too. If its device has another
 	// owner by now, that one comes first. A device that hangs has its owner before it is claimed again.
 	parts := [2][]*entry{}

@@ -88,8 +88,8 @@ type reconciler struct {
 	remover  *remover
 	lost     *lostVolumes
 	late     collector // what volumes that were left behind came to: it is in the next report
-	// listed is set after a Load that found all that is on the node without a record: the first run, right after
-	// it, need not look again.
+	// listed is set after a Load that found nothing on the node without a record: the first run, right after it, need
+	// not look again.
 	listed atomic.Bool
 }
 

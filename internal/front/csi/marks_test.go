@@ -126,6 +126,8 @@ func TestMarksThatAreGone(t *testing.T) {
 	r.ok(nil, r.use("kata", false)) // starts anew, with a directory of an earlier version
 	r.ok(nil, os.Rename(marks, r.dir+"/unmounted"))
 	r.refused(r.use("runc", false), codes.Internal, "not known whether", marks)
+	r.ok(nil, os.Symlink(r.dir+"/not-mounted", marks))
+	r.refused(r.use("runc", false), codes.Internal, "not known whether", marks)
 	r.cfg.MarksDir = elsewhere
 	r.refused(r.use("runc", false), codes.Internal, "not known whether", elsewhere)
 	r.ok(nil, os.MkdirAll(filepath.Dir(elsewhere), 0o700))

@@ -83,7 +83,7 @@ type Seen struct {
 	at    time.Time
 }
 
-// examineEvery is how long that counts: what root changes within the notice does not show.
+// examineEvery is how long that counts: neither what root changes within the notice nor a remount shows.
 const examineEvery = 10 * time.Minute
 
 // Stands reports whether the guard that was examined is still what is mounted on a path, unchanged.

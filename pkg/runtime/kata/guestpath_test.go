@@ -214,7 +214,9 @@ func TestStatsBesideAContainerThatCrashes(t *testing.T) {
 	}
 	_, err := g.h.Stats(t.Context(), v)
 	handlers.WantError(t, err, volume.NoSandbox, v, "sb1") // and no more than a bounded number was asked for
+	g.h.guests.mu.Lock()
 	dead := len(g.h.guests.volumes[v.Key].dead)
+	g.h.guests.mu.Unlock()
 	check.Equal(t, dead, 0, "directories are given up for good that may be mounted yet")
 	// A minute later they are old enough to be left out for good.
 	settled = 0

@@ -3,6 +3,7 @@ package staging
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -31,7 +32,7 @@ func OpenMarks(dir, made string, log *zap.Logger) *Marks {
 		err = marksGone(made, err)
 	}
 	if err != nil {
-		log.Error("the directory of marks cannot be used: while it is missing, each volume that needs a mark is refused", zap.String("path", dir), zap.Error(err))
+		log.Error("the directory of marks is not as it should be: while it is missing, each volume that needs a mark is refused", zap.String("path", dir), zap.Error(err))
 	}
 	return &Marks{dir: dir}
 }
@@ -42,7 +43,9 @@ func createMarks(dir, made string) error {
 		err = sys.SyncDir(filepath.Dir(dir)) // else a power cut could take the whole directory
 	}
 	if err == nil && made != "" {
-		err = errors.Join(os.MkdirAll(filepath.Dir(made), 0o700), sys.WriteSynced(made, []byte(dir+"\n")))
+		if err = errors.Join(os.MkdirAll(filepath.Dir(made), 0o700), sys.WriteSynced(made, []byte(dir+"\n"))); err != nil {
+			err = fmt.Errorf("it is there, but a start without it would create it anew: %w", err)
+		}
 	}
 	return err
 }
@@ -55,7 +58,7 @@ func (m *Marks) Get(id VolumeID) *decision.Mark {
 	raw, err := sys.ReadSmall(path, maxMark)
 	if errors.Is(err, fs.ErrNotExist) {
 		// If the directory is missing, it is not known.
-		if _, err = os.Lstat(m.dir); err == nil {
+		if _, err = os.Stat(m.dir); err == nil {
 			return nil
 		}
 	}

@@ -40,8 +40,9 @@ type Entry struct {
 	// Owner is who published its directory, and Dir the name of that, if it is not ours.
 	Owner Owner
 	Dir   string
-	// right are the stamps of what is ours, when it was right.
-	right stamps
+	// right are the stamps of what is ours, when it was looked at and was right.
+	right  stamps
+	looked time.Time
 	// Live is the sandbox to ask about it, proven or not; its id is "" for none.
 	Live Binding
 }
@@ -70,7 +71,7 @@ func (b *Bindings) setRight(v *volume.Volume, right stamps) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if e, ok := b.entries[v.Key]; ok && e.Volume == v {
-		e.right = right
+		e.right, e.looked = right, time.Now()
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"time"
 
 	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
@@ -21,6 +22,9 @@ import (
 )
 
 const maxFile = 64 << 10
+
+// lookEvery is how long it counts that a projection was found right: not every change shows in the times of its files.
+const lookEvery = 10 * time.Minute
 
 type outcome uint8
 
@@ -41,7 +45,7 @@ func (s *Store) Publish(ctx context.Context, v *volume.Volume) (changed bool, er
 	known := before.Volume == v && before.Owner == OwnedByUs
 	var now stamps
 	if known {
-		if now = s.Tree.stamps(dir); now != (stamps{}) && now == before.right {
+		if now = s.Tree.stamps(dir); now != (stamps{}) && now == before.right && time.Since(before.looked) < lookEvery {
 			return false, nil
 		}
 	}
