@@ -61,7 +61,7 @@ func worksOnDisks(t *testing.T) {
 			var err error
 			l.marker, err = cuts.NewMarker(device, cutDisk)
 			check.Must(t, err)
-			process, conn := rig.NewDriver(t, "/usr/local/bin/crust-driver", l.run+"/csi.sock", l.dir+"/driver")
+			process, conn := rig.NewDriver(t, "/usr/local/bin/crust-driver", l.run+"/csi.sock", l.dir+"/driver", "--freeze-limit", "60s")
 			l.ControllerClient, l.NodeClient = csi.NewControllerClient(conn), csi.NewNodeClient(conn)
 			l.GroupControllerClient = csi.NewGroupControllerClient(conn)
 			check.Must(t, process.Start())

@@ -60,13 +60,13 @@ func OfAnotherBoot(t T, data string) {
 }
 
 // NewDriver prepares crust-driver, which serves on a socket, and a connection to it. The
-// log lies beside the socket. Freezes may last long: a slow machine takes seconds to begin one.
+// log lies beside the socket.
 func NewDriver(t T, program, socket, data string, args ...string) (*Process, *grpc.ClientConn) {
 	t.Helper()
 	conn := Dial(t, socket)
 	p := &Process{
 		Name: "crust-driver", Program: program, LogFile: filepath.Dir(socket) + "/crust-driver.log",
-		Args: append([]string{"--endpoint", "unix://" + socket, "--data-dir", data, "--freeze-limit", "60s"}, args...),
+		Args: append([]string{"--endpoint", "unix://" + socket, "--data-dir", data}, args...),
 		Ready: func() error { // the socket of an earlier life is there before the new one: only an answer counts
 			ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 			defer cancel()

@@ -43,7 +43,8 @@ func New(t rig.T, programs string, driver ...string) *Node {
 	n.CRI = cri.New(t, cri.Options{
 		Handlers: map[string]string{Handler: n.Program}, Env: n.Env(), Others: n.IsMachine,
 	})
-	n.start(t, n.Program, fmt.Sprintf("socketDirs: [%s], ", n.State), driver...)
+	// An emulated guest takes seconds to begin a freeze.
+	n.start(t, n.Program, fmt.Sprintf("socketDirs: [%s], ", n.State), append(driver, "--freeze-limit", "60s")...)
 	return n
 }
 
