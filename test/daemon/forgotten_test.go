@@ -41,7 +41,8 @@ type containerRuntime struct {
 func followed(t *testing.T, pod string, env ...string) (*rig.Daemon, *containerRuntime) {
 	t.Helper()
 	d, r := rig.NewDaemon(t), &containerRuntime{pods: map[string]string{sandboxID: pod}}
-	d.GoSandboxes = check.ShortDir(t) // the id is long
+	d.GoSandboxes = check.Value(os.MkdirTemp("/tmp", "k"))(t) // the id is long, and the path of a socket is not
+	t.Cleanup(func() { _ = os.RemoveAll(d.GoSandboxes) })
 	listener := check.Value(net.Listen("unix", d.Dir+"/cri.sock"))(t)
 	server := grpc.NewServer()
 	runtimeapi.RegisterRuntimeServiceServer(server, r)
