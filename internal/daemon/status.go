@@ -308,6 +308,9 @@ func (h *hostMounts) scan(ctx context.Context) (out []string, err error) {
 			devices[number(v)] = true
 		}
 	}
+	if len(devices) == 0 {
+		return nil, ctx.Err()
+	}
 	points, err := sys.MountPoints(ctx, sys.MountTable, func(device string) bool { return devices[device] })
 	for v := range volumes {
 		if at := points[number(v)]; v.Device.Kind == volume.BlockDevice && len(at) > 0 {

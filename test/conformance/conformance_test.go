@@ -128,7 +128,7 @@ func TestOtherHandlers(t *testing.T) {
 		skipped        []string
 	}{
 		"have no socket": {"", "volume,life", socket},
-		"bound a freeze": {`if [ "$1 $2" = "crust freeze" ] && [ "$4" -gt 20 ]; then echo "at most 20 s" >&2; exit 5; fi`, "freeze", nil},
+		"bound a freeze": {`if [ "$1 $2" = "crust freeze" ] && [ "$4" -gt 30 ]; then echo "at most 30 s" >&2; exit 5; fi`, "freeze", nil},
 		"cannot freeze":  {`case "$1 $2" in "crust freeze" | "crust thaw") echo unsupported >&2; exit 4;; esac`, "volume,freeze", append(socket, freeze...)},
 		"print protojson": {`if [ "$1" = crust ]; then
 				out=$($REAL "$@") || exit

@@ -37,7 +37,7 @@ type Authorizer struct {
 	idle    time.Duration
 
 	mu        sync.Mutex
-	strangers []net.Conn // the latest ones, open or not
+	strangers []stranger // the latest ones, open or not
 }
 
 // NewAuthorizer returns an Authorizer. Key is the configuration key that refusals name, such
@@ -67,6 +67,12 @@ func (a *Authorizer) allows(who Peer) bool {
 	return slices.Contains(p.UIDs, who.UID) || slices.ContainsFunc(p.GIDs, who.inGroup)
 }
 
+// stranger is a peer that may not call, or might not when it connected.
+type stranger struct {
+	conn net.Conn
+	who  Peer
+}
+
 // connected ends the oldest connection of a peer that may not call, if the new one is of such a peer too.
 func (a *Authorizer) connected(conn net.Conn, who Peer) {
 	if a.allows(who) {
@@ -74,11 +80,12 @@ func (a *Authorizer) connected(conn net.Conn, who Peer) {
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	a.strangers = slices.DeleteFunc(a.strangers, func(s stranger) bool { return a.allows(s.who) }) // since a reload
 	if len(a.strangers) == maxStrangers {
-		_ = a.strangers[0].Close()
+		_ = a.strangers[0].conn.Close()
 		a.strangers = a.strangers[1:]
 	}
-	a.strangers = append(a.strangers, conn)
+	a.strangers = append(a.strangers, stranger{conn, who})
 }
 
 func (a *Authorizer) tap(ctx context.Context, _ *tap.Info) (context.Context, error) {

@@ -177,7 +177,7 @@ func TestStrangersAreFew(t *testing.T) {
 
 // TestIdleConnectionsEnd, and the client's next call makes another one. A watch goes on.
 func TestIdleConnectionsEnd(t *testing.T) {
-	s := serveIdle(t, Policy{UIDs: []uint32{self()}}, t.TempDir(), 100*time.Millisecond)
+	s := serveIdle(t, Policy{UIDs: []uint32{self()}}, t.TempDir(), time.Second)
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	watching, calling := connect(t, s.path), connect(t, s.path)

@@ -115,8 +115,9 @@ var escapedInTable = strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n"
 func MountPoints(ctx context.Context, table string, wanted func(device string) bool) (map[string][]string, error) {
 	points := make(map[string][]string)
 	_, err := Mounts(ctx, table, func(line string) bool {
-		if of := strings.SplitN(line, " ", 6); len(of) == 6 {
-			if device := deviceOfMount(of[2], of[5]); wanted(device) {
+		device := deviceOfMount(line)
+		if wanted(device) {
+			if of := strings.SplitN(line, " ", 6); len(of) == 6 {
 				points[device] = append(points[device], escapedInTable.Replace(of[4]))
 			}
 		}
@@ -126,7 +127,12 @@ func MountPoints(ctx context.Context, table string, wanted func(device string) b
 }
 
 // deviceOfMount returns the number of a mount's device. The table has another number for btrfs, whose source is the device.
-func deviceOfMount(number, rest string) string {
+func deviceOfMount(line string) string {
+	rest := line
+	for range 2 {
+		_, rest, _ = strings.Cut(rest, " ")
+	}
+	number, _, _ := strings.Cut(rest, " ")
 	_, source, isBtrfs := strings.Cut(rest, " - btrfs ")
 	if !isBtrfs {
 		return number
@@ -134,7 +140,7 @@ func deviceOfMount(number, rest string) string {
 	source, _, _ = strings.Cut(source, " ")
 	source = escapedInTable.Replace(source)
 	var st unix.Stat_t
-	if _, below := Below("/dev", source); !below || unix.Stat(source, &st) != nil { // another path may hang
+	if _, below := Below("/dev", path.Clean(source)); !below || unix.Stat(source, &st) != nil { // another path may hang
 		return number
 	}
 	return fmt.Sprintf("%d:%d", unix.Major(st.Rdev), unix.Minor(st.Rdev))

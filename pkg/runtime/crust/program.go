@@ -46,6 +46,8 @@ func (a *asker) askProgram(ctx context.Context, v *volume.Volume, id, path strin
 		return volume.Errorf(volume.Timeout, "volume %s: the program %s of sandbox %s is not run, because an earlier one hangs: %w", v.Target, path, id, err)
 	case err != nil:
 		return volume.Errorf(volume.Internal, "volume %s: the program %s of sandbox %s cannot be run: %w", v.Target, path, id, err)
+	case q.once && (ended.Full || ended.Code < 0):
+		return volume.Errorf(volume.Timeout, "volume %s: the program %s of sandbox %s was killed: it is not known whether it did what it was asked", v.Target, path, id)
 	case ended.Full:
 		return volume.Errorf(volume.Exhausted, "volume %s: the program %s of sandbox %s wrote more than the %d bytes "+
 			"that an answer may have", v.Target, path, id, maxAnswer)

@@ -106,6 +106,14 @@ func TestProgramsSurroundings(t *testing.T) {
 	}
 }
 
+// TestFreezeThatIsKilled may have frozen the volume, and Timeout has the caller thaw it.
+func TestFreezeThatIsKilled(t *testing.T) {
+	for _, script := range []string{"kill -9 $$", "cat /dev/zero"} {
+		b, v := askedBy(t, script)
+		handlers.WantError(t, b.h.Freeze(t.Context(), v, 3*time.Second), volume.Timeout, v, "sb1", "was killed")
+	}
+}
+
 // A program that hangs goes at the deadline, and all its children with it.
 func TestHungProgramIsKilledWithItsChildren(t *testing.T) {
 	pids := filepath.Join(check.ShortDir(t), "pids")
