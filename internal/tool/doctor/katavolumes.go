@@ -133,7 +133,7 @@ func (v kataVolume) sandboxLives(id string) bool {
 // other refuses.
 func (v kataVolume) checkInfo() []Finding {
 	path := filepath.Join(v.path, abi.InfoName)
-	data, err := v.node.read(path)
+	data, err := sys.ReadSmall(v.node.at(path), maxFile)
 	if err != nil {
 		if _, there := os.Lstat(v.node.at(path)); errors.Is(there, fs.ErrNotExist) {
 			return nil // it was removed meanwhile
