@@ -73,6 +73,10 @@ var stories = map[string]story{
 		quiet: `crust_proxy_volumes_abnormal{AT,driver="ebs",handler="kata"} 1 1 stale _x57`,
 		loud:  `crust_proxy_volumes_abnormal{AT,driver="ebs",handler="kata"} 1x60`, after: 5, says: "1 volumes of ebs",
 	},
+	"CrustProxyVolumesLeftWithErrors": {
+		quiet: `crust_proxy_volumes_left_with_errors_total{AT,driver="ebs",handler="kata"} 1x60`,
+		loud:  `crust_proxy_volumes_left_with_errors_total{AT,driver="ebs",handler="kata"} 0x9 1x50`, after: 10, says: "A volume of ebs on n1",
+	},
 	"CrustProxyVolumesRefused": {
 		quiet: `crust_proxy_refusals_total{AT,driver="ebs",party="pods"} 0 0 1 2x58`,
 		loud: `crust_proxy_refusals_total{AT,driver="ebs",party="policy"} 0+1x60
