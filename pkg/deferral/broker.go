@@ -312,8 +312,8 @@ func (b *Broker) release(ctx context.Context, path string) (*volume.Volume, erro
 			return &known.rec.Volume, err
 		}
 	}
-	if known, err := b.lost.ofTarget(t); known != nil && !known.removing {
-		if err == nil {
+	if known, err := b.lost.ofTarget(t); known != nil {
+		if err == nil && !known.removing {
 			forgotten, err = b.remover.refuseRelease(ctx, known)
 		}
 		if err != nil {
@@ -373,6 +373,10 @@ func (b *Broker) ReleaseKey(ctx context.Context, key volume.Key, force bool) (*v
 	defer cancel()
 	v := &known.rec.Volume
 	if !force { // a lost volume whose target is not known
+		_, err := readRecord(known.file)
+		if b.lost.mustStay(known, err) {
+			return v, known.lost
+		}
 		if err := b.remover.refuseUsed(ctx, known.rec); err != nil {
 			return v, err
 		}

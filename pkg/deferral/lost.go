@@ -38,12 +38,18 @@ func (l *lostVolumes) enter(ctx context.Context, files []unusable) error {
 			rec = l.record(&volume.Volume{Key: file.key})
 		}
 		delete(standing, file.key)
-		l.table.enter(&entry{rec: rec, removing: file.dir == removingDir, lost: l.cause(rec, notClaimed, file.err), unread: file.err})
+		l.enterOne(rec, file.dir, file.err)
 	}
 	for _, rec := range standing {
-		l.table.enter(&entry{rec: rec, lost: l.cause(rec, notClaimed, errNoRecord), unread: errNoRecord})
+		l.enterOne(rec, volumesDir, errNoRecord)
 	}
 	return err
+}
+
+func (l *lostVolumes) enterOne(rec *record, dir string, unread error) {
+	e := &entry{rec: rec, removing: dir == removingDir, file: l.store.path(dir, rec.Key), unread: unread}
+	e.lost = e.cause(notClaimed)
+	l.table.enter(e)
 }
 
 // standing returns what is known of volumes with a projection or a guard that are not in the table.
@@ -82,8 +88,8 @@ func (l *lostVolumes) record(v *volume.Volume) *record {
 
 const notClaimed = "is not claimed"
 
-func (l *lostVolumes) cause(rec *record, device string, err error) error {
-	return volume.Errorf(volume.Busy, "volume %s: %w", rec.Target, &lostError{l.store.path(volumesDir, rec.Key), device, err})
+func (e *entry) cause(device string) error {
+	return volume.Errorf(volume.Busy, "volume %s: %w", e.rec.Target, &lostError{e.file, device, e.unread})
 }
 
 // lostError is part of the error for a volume without a usable record.
@@ -110,27 +116,38 @@ func (l *lostVolumes) reclaim(ctx context.Context, known *entry) error {
 	} else if err = l.claims.Reclaim(ctx, known.rec.claim()); err != nil {
 		device = known.rec.Device.Path + " " + notClaimed
 	}
-	lost := l.cause(known.rec, device, known.unread)
+	lost := known.cause(device)
 	l.table.replace(known.rec.Key, func(e *entry) { e.lost = lost })
 	return errors.Join(lost, err)
 }
 
 // ofTarget returns the volume of a target. If its record was unusable, it is read again. The
-// error is that of a record which only reconcile can use.
+// error is that of a record which only reconcile can use, or of a removal that nothing may end.
 func (l *lostVolumes) ofTarget(t *guard.Target) (*entry, error) {
 	known := l.table.get(t.Key)
-	if known == nil || known.lost == nil || known.removing {
+	if known == nil || known.lost == nil {
 		return known, nil
 	}
-	if rec, err := l.store.read(t.Key); err == nil && isElsewhere(known, rec) {
+	rec, err := readRecord(known.file)
+	switch {
+	case err == nil && isElsewhere(known, rec):
 		return known, volume.Errorf(volume.Busy, "volume %s: its record was lost, and can be read again: it is of the device %s, and %s was "+
 			"claimed for it, which has to be free first: repeat", known.rec.Target, rec.Device.Path, known.rec.Device.Path)
-	} else if err == nil {
+	case err == nil:
 		l.found(rec)
-	} else if known.rec.ResolvedTarget == "" {
+	case l.mustStay(known, err):
+		return known, known.lost
+	case known.rec.ResolvedTarget == "":
 		l.table.replace(t.Key, func(e *entry) { e.rec = l.record(l.targets.volume(t)) })
 	}
 	return l.table.get(t.Key), nil
+}
+
+// mustStay reports whether a removal that was begun may be ended by force alone, because its record cannot be read: a
+// sandbox may have the device, and which one that is, or what else a newer daemon did with it, is not known.
+func (l *lostVolumes) mustStay(known *entry, unread error) bool {
+	return known.removing && known.rec.Boot == l.boot && !errors.Is(unread, fs.ErrNotExist) &&
+		(known.rec.Device.Kind == "" || errors.Is(unread, errNewerRecord))
 }
 
 // isElsewhere reports whether the device that was assumed for a lost volume differs from the
@@ -141,15 +158,18 @@ func isElsewhere(known *entry, rec *record) bool {
 
 // found replaces what was known of a lost volume by its record.
 func (l *lostVolumes) found(rec *record) {
-	l.table.replace(rec.Key, func(e *entry) { *e = entry{rec: rec, removing: rec.Boot != l.boot} })
+	l.table.replace(rec.Key, func(e *entry) { *e = entry{rec: rec, removing: e.removing || rec.Boot != l.boot} })
 }
 
-// reconcile reads a lost volume's record again, and reports whether it is usable now. If
+// reconcile reads a lost volume's record again, and reports whether reconciler goes on with the volume. If
 // there is no file and no sandbox has the volume, reconcile removes what is left of it.
-func (l *lostVolumes) reconcile(ctx context.Context, known *entry, report *collector) (usable bool) {
+func (l *lostVolumes) reconcile(ctx context.Context, known *entry, report *collector) (goOn bool) {
 	key := known.rec.Key
-	rec, err := l.store.read(key)
+	rec, err := readRecord(known.file)
 	gone := errors.Is(err, fs.ErrNotExist)
+	if err != nil && !gone && known.removing && !l.mustStay(known, err) {
+		return true // its device is known, and undo asks the kernel who has it
+	}
 	if gone || err == nil && isElsewhere(known, rec) {
 		err = l.remover.refuseUsed(ctx, known.rec)
 	}
@@ -191,6 +211,9 @@ func (l *lostVolumes) useRecord(ctx context.Context, known *entry, rec *record) 
 		}
 	}
 	l.found(rec)
+	if known.removing && rec.Boot == l.boot {
+		_ = l.claims.Reclaim(ctx, rec.claim()) // as at the start: undo asks the kernel who has the device
+	}
 	return nil
 }
 

@@ -250,7 +250,7 @@ func TestGrowthIsOnRecordFirst(t *testing.T) {
 	check.Is(t, s.b.GrowAtMount(t.Context(), s.key, 2<<30), errStep)
 	for _, c := range []struct{ ended, left int64 }{{1 << 30, 2 << 30}, {2 << 30, 0}} {
 		check.Must(t, s.b.EndGrowth(s.key, c.ended))
-		rec, err := s.b.store.read(s.key)
+		rec, err := readRecord(s.b.store.path(volumesDir, s.key))
 		check.That(t, err == nil && rec.GrowTo == c.left, "after the end of a growth to %d: %d, %v", c.ended, rec.GrowTo, err)
 	}
 	s.said = nil

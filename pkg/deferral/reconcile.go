@@ -148,7 +148,7 @@ func (r *reconciler) run(ctx context.Context) (ReconcileReport, error) {
 }
 
 func (r *reconciler) reconcile(ctx context.Context, key volume.Key, report *collector) {
-	if known := r.table.get(key); known != nil && known.lost != nil && !known.removing && !r.lost.reconcile(ctx, known, report) {
+	if known := r.table.get(key); known != nil && known.lost != nil && !r.lost.reconcile(ctx, known, report) {
 		report.checked()
 		return
 	}

@@ -3,6 +3,7 @@ package deferral
 import (
 	"bytes"
 	"cmp"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -306,22 +307,72 @@ func TestLostRecord(t *testing.T) {
 	})
 }
 
-// TestNewerRecordIsLeftAlone when the orchestrator publishes its volume again.
+// TestNewerRecordIsLeftAlone whether a field has another type or not, until the node boots. Its volume is published again.
 func TestNewerRecordIsLeftAlone(t *testing.T) {
-	s := newBench(t, plain)
-	s.published()
-	newer := *s.b.table.get(s.key).rec
-	newer.Version++
-	check.Must(t, s.b.store.put(&newer))
-	path := s.b.store.path(volumesDir, s.key)
-	before := check.Value(os.ReadFile(path))(t)
-	s.start(s.b.cfg)
-	check.Must(t, s.b.Load(t.Context()))
-	_, err := s.b.Defer(t.Context(), s.asked())
-	s.wants(err, volume.Busy, errNewerRecord.Error())
-	s.saw()
-	after, err := os.ReadFile(path)
-	check.That(t, bytes.Equal(before, after), "the record is %s, %v", after, err)
+	for _, boot := range []string{"", "another"} {
+		for _, flags := range []any{[]string{"noatime"}, "of another type"} {
+			for _, dir := range []string{volumesDir, removingDir} {
+				s := newBench(t, plain)
+				s.published()
+				path, fields := s.b.store.path(volumesDir, s.key), map[string]any{}
+				check.Must(t, json.Unmarshal(check.Value(os.ReadFile(path))(t), &fields))
+				fields["version"], fields["mountFlags"], fields["boot"] = recordVersion+1, flags, cmp.Or(boot, s.b.boot)
+				before := check.Value(json.Marshal(fields))(t)
+				check.Must(t, errors.Join(os.Remove(path), os.WriteFile(s.b.store.path(dir, s.key), before, 0o600)))
+				s.start(s.b.cfg)
+				check.Must(t, s.b.Load(t.Context()))
+				check.Value(s.b.Reconcile(t.Context()))(t)
+				if _, same := flags.([]string); boot != "" && same && dir == removingDir {
+					s.is("")
+					continue
+				}
+				_, err := s.b.Defer(t.Context(), s.asked())
+				s.wants(err, volume.Busy, errNewerRecord.Error(), dir)
+				s.saw()
+				after, err := os.ReadFile(s.b.store.path(dir, s.key))
+				check.That(t, bytes.Equal(before, after), "the record is %s, %v", after, err)
+			}
+		}
+	}
+}
+
+// TestBegunRemovalWithoutARecord: a sandbox may have a device that is not known any more.
+func TestBegunRemovalWithoutARecord(t *testing.T) {
+	for name, c := range map[string]struct {
+		end func(s *bench, path string, whole []byte)
+		is  string // while somebody has the device
+	}{
+		"read again": {end: func(s *bench, path string, whole []byte) { check.Must(s, os.WriteFile(path, whole, 0o600)) }, is: "claimed removing"},
+		"no file":    {end: func(s *bench, path string, _ []byte) { check.Must(s, os.Remove(path)) }},
+		"by force":   {end: func(s *bench, _ string, _ []byte) { check.Value(s.b.ReleaseKey(s.Context(), s.key, true))(s) }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newBench(t, plain)
+			s.published()
+			check.Must(t, s.b.store.beginRemoval(s.key))
+			path := s.b.store.path(removingDir, s.key)
+			whole := check.Value(os.ReadFile(path))(t)
+			check.Must(t, os.WriteFile(path, whole[1:], 0o600))
+			s.fail["free"] = errOpen
+			s.start(s.b.cfg)
+			check.Must(t, s.b.Load(t.Context()))
+			check.Value(s.b.Reconcile(t.Context()))(t)
+			_, byKey := s.b.ReleaseKey(t.Context(), s.key, false)
+			_, byTarget := s.b.Release(t.Context(), s.asked().Target)
+			_, again := s.b.Defer(t.Context(), s.asked())
+			for _, err := range []error{byKey, byTarget, again} {
+				s.wants(err, volume.Busy, path)
+			}
+			s.saw()
+			s.is("removing")
+			c.end(s, path, whole)
+			check.Value(s.b.Reconcile(t.Context()))(t)
+			s.is(c.is)
+			s.fail = nil
+			check.Value(s.b.Reconcile(t.Context()))(t)
+			s.is("")
+		})
+	}
 }
 
 // TestWhenAReleaseEndsOrphans: only if it may, and somebody has had the device of a known user open for a while.

@@ -244,8 +244,6 @@ func (s *store) setAside(dir, name string, cause error) error {
 	return volume.Errorf(volume.Internal, "the file %s is no record and was set aside in %s: %w", name, bad, cause)
 }
 
-func (s *store) read(key volume.Key) (*record, error) { return readRecord(s.path(volumesDir, key)) }
-
 var errNewerRecord = errors.New("it was written by a newer crust-proxy")
 
 // readRecord reads one record. Of a newer version it returns the fields it knows, and errNewerRecord.
@@ -287,15 +285,15 @@ func pointers(all []string) (out []*string) {
 
 func parseRecord(raw []byte) (*record, error) {
 	var rec record
-	if err := json.Unmarshal(raw, &rec); err != nil {
-		return nil, fmt.Errorf("not a record: %w", err)
-	}
+	unread := json.Unmarshal(raw, &rec) // a field of another type does not keep the others from being read
 	err := rec.check()
 	switch {
-	case rec.Version > recordVersion && err == nil:
+	case rec.Version > recordVersion && err == nil && unread == nil:
 		return &rec, errNewerRecord
 	case rec.Version > recordVersion:
 		return nil, errNewerRecord
+	case unread != nil:
+		return nil, fmt.Errorf("not a record: %w", unread)
 	case rec.Version != recordVersion:
 		return nil, fmt.Errorf("unknown version %d", rec.Version)
 	case err != nil:

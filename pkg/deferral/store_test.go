@@ -154,7 +154,7 @@ func TestEveryRecordThatIsWrittenIsRead(t *testing.T) {
 		rec.Origin = &volume.Origin{VolumeID: text(1 + 300_000*(i%2)), Rule: text(1000), Private: "/" + text(4000), Way: volume.WayBlock, AccessMode: "SINGLE_NODE_WRITER"}
 		rec.GrowTo = int64(i) << 30
 		err := s.put(rec)
-		read, readErr := s.read(rec.Key)
+		read, readErr := readRecord(s.path(volumesDir, rec.Key))
 		switch {
 		case err == nil:
 			diff := cmp.Diff(rec, read, cmpopts.IgnoreUnexported(record{}))

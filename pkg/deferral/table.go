@@ -43,9 +43,10 @@ type entry struct {
 	since    time.Time
 	// refusal is why the volume was not released when it was to be, or nil.
 	refusal error
-	// lost is set if the volume has no usable record, and says so with the cause, unread. rec
-	// is then made of what else is known, and never written.
+	// lost is set if the volume has no usable record, and says so with the cause, unread. File is that
+	// record; rec is made of what else is known, and never written.
 	lost, unread error
+	file         string
 }
 
 // origin is a volume of a driver.

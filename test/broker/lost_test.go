@@ -161,7 +161,7 @@ func TestLostRecordLeavesADeviceReadOnly(t *testing.T) {
 	n.noLeftovers()
 }
 
-// TestLostRemovalIsEnded: once begun, a removal is ended whatever became of its record.
+// TestLostRemovalIsEnded: once begun, a removal is ended whatever became of its record, if the projection names the device.
 func TestLostRemovalIsEnded(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
