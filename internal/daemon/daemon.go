@@ -466,17 +466,21 @@ func (o volumeObserver) Leaving(v *volume.Volume) {
 }
 
 // OrphanEnded is called for a process that was ended, and for one that could not be.
-func (o volumeObserver) OrphanEnded(v *volume.Volume, one deferral.Orphan, err error) {
+func (o volumeObserver) OrphanEnded(v *volume.Volume, one deferral.Orphan, by string, err error) {
 	d := o.daemon
 	d.metrics.OrphanEnded(err == nil)
-	d.history.Did(v, history.Ended, "crust-proxy", fmt.Sprintf("process %d (%q) of %s", one.PID, one.Program, one.Sandbox), err)
-	fields := about(v)
+	text := "a process that is not known"
+	if one.PID != 0 {
+		text = fmt.Sprintf("process %d (%q) of sandbox %s", one.PID, one.Program, one.Sandbox)
+	}
+	d.history.Did(v, history.Ended, by, text, err)
+	fields := append(about(v), zap.String("by", by), zap.Int("pid", one.PID), zap.String("program", one.Program),
+		zap.String("control_group", one.ControlGroup), zap.String("sandbox", one.Sandbox), zap.String("why", one.Why))
 	if err != nil {
 		d.log.Error("an orphan keeps a volume", append(fields, zap.Error(err))...)
 		return
 	}
-	d.log.Warn("an orphan that kept a volume was ended", append(fields, zap.Int("pid", one.PID), zap.String("program", one.Program),
-		zap.String("control_group", one.ControlGroup), zap.String("sandbox", one.Sandbox), zap.String("why", one.Why))...)
+	d.log.Warn("an orphan that kept a volume was ended", fields...)
 }
 
 // Refused counts and records a refusal of the front.

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -35,7 +36,8 @@ type bench struct {
 	counted int
 
 	standing *volume.Volume
-	holders  []openers.Holder // processes that have the image open, and cannot be opened
+	holders  []openers.Holder // processes that have the image open; those without a number cannot be opened
+	ended    []string         // what the observer was told of orphans
 }
 
 var errStep = errors.New("it failed")
@@ -108,7 +110,7 @@ type tracked struct{ projector }
 
 func (p tracked) Tracking() Tracking                                       { return p }
 func (p tracked) Withdraw(context.Context, *volume.Volume) error           { return p.step("withdraw") }
-func (tracked) Sandboxes(*volume.Volume) []string                          { return nil }
+func (tracked) Sandboxes(*volume.Volume) []string                          { return []string{sandboxID} }
 func (p tracked) Disowned(context.Context, *volume.Volume, []string) error { return p.step("disowned") }
 
 // finder is the bench's kernel: who has the image open.
@@ -124,7 +126,12 @@ func (f finder) Await(context.Context, openers.Query, time.Duration) (openers.Us
 func (f finder) Holders(context.Context, openers.Query) ([]openers.Holder, error) {
 	return f.holders, nil
 }
-func (finder) OpenProcess(openers.Holder) (*openers.Process, error)          { return nil, errStep }
+func (finder) OpenProcess(of openers.Holder) (*openers.Process, error) {
+	if of.PID == 0 {
+		return nil, errStep
+	}
+	return (&openers.Finder{}).OpenProcess(of)
+}
 func (finder) Mark(int) openers.Mark                                         { return openers.Mark{} }
 func (finder) AwaitClosed(context.Context, openers.Mark, time.Duration) bool { return true }
 func (finder) Layers(file openers.File, _ int) ([]openers.File, error) {
@@ -139,6 +146,11 @@ type leaving struct {
 
 func (l leaving) Leaving(*volume.Volume)   { _ = l.bench.step("leaving") }
 func (l leaving) Published(*volume.Volume) { l.bench.counted++ }
+func (l leaving) OrphanEnded(_ *volume.Volume, one Orphan, by string, err error) {
+	l.bench.ended = append(l.bench.ended, fmt.Sprint(one.PID, " by ", by, ": ", err))
+}
+
+var sandboxID = strings.Repeat("5a", 32)
 
 // errOpen is the answer that somebody has the image open.
 var errOpen = errors.New("process 4711")

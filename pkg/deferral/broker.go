@@ -67,8 +67,8 @@ type Observer interface {
 	Published(*volume.Volume)
 	// Leaving is called for a volume that no sandbox has any more, while its device is still claimed.
 	Leaving(*volume.Volume)
-	// OrphanEnded is called for each orphan that was ended, or that could not be.
-	OrphanEnded(*volume.Volume, Orphan, error)
+	// OrphanEnded is called for each orphan that somebody has ended, or could not end; one without PID is not known.
+	OrphanEnded(v *volume.Volume, one Orphan, by string, err error)
 	// ClaimRefused is called with the kind of each refused claim.
 	ClaimRefused(volume.Kind)
 }
@@ -86,7 +86,7 @@ func (NoObserver) Published(*volume.Volume) {}
 func (NoObserver) Leaving(*volume.Volume) {}
 
 // OrphanEnded implements Observer.
-func (NoObserver) OrphanEnded(*volume.Volume, Orphan, error) {}
+func (NoObserver) OrphanEnded(*volume.Volume, Orphan, string, error) {}
 
 // ClaimRefused implements Observer.
 func (NoObserver) ClaimRefused(volume.Kind) {}

@@ -1,6 +1,7 @@
 package deferral
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -135,10 +136,13 @@ func examine(p *openers.Process, v *volume.Volume, known []string) candidate {
 	return one
 }
 
-// end ends the orphans of a volume with these process ids (nil: all of them), waits until no process has
-// the device open, and returns the orphans that it has ended.
-func (o *orphans) end(ctx context.Context, rec *record, pids []int) (ended []Orphan, err error) {
+// end kills the orphans of a volume with these process ids (nil: all of them) for somebody, waits until no process
+// has the device open, and returns the orphans that it has killed.
+func (o *orphans) end(ctx context.Context, rec *record, pids []int, by string) (killed []Orphan, err error) {
 	found, handler, err := o.find(ctx, rec)
+	if errors.Is(err, errCannotEnd) {
+		o.observer.OrphanEnded(&rec.Volume, Orphan{}, by, err)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -146,16 +150,37 @@ func (o *orphans) end(ctx context.Context, rec *record, pids []int) (ended []Orp
 		if pids != nil && !slices.Contains(pids, one.PID) {
 			continue
 		}
-		if err = o.kill(ctx, rec, handler, one); err != nil {
-			return ended, err
+		if err = o.kill(ctx, rec, handler, one); errors.Is(err, errCannotEnd) {
+			o.observer.OrphanEnded(&rec.Volume, one, by, err)
 		}
-		ended = append(ended, one)
-		o.observer.OrphanEnded(&rec.Volume, one, nil)
+		if err != nil {
+			break
+		}
+		killed = append(killed, one)
 	}
-	if len(ended) == 0 {
-		return nil, volume.Errorf(volume.NotFound, "volume %s: the process has ended, or is not an orphan any more: repeat", rec.Target)
+	if len(killed) == 0 {
+		return nil, cmp.Or(err, volume.Errorf(volume.NotFound, "volume %s: the process has ended, or is not an orphan any more: repeat", rec.Target))
 	}
-	return ended, o.claims.RefuseUsed(ctx, rec.claim(), claim.EndTime)
+	held := o.claims.RefuseUsed(context.WithoutCancel(ctx), rec.claim(), claim.EndTime)
+	for _, one := range killed {
+		o.observer.OrphanEnded(&rec.Volume, one, by, o.survived(ctx, rec, one, held))
+	}
+	return killed, cmp.Or(err, held)
+}
+
+// survived returns the error for a process that was killed and still has the device open. held is that of RefuseUsed.
+func (o *orphans) survived(ctx context.Context, rec *record, one Orphan, held error) error {
+	if held == nil {
+		return nil
+	}
+	holders, err := o.claims.Holders(context.WithoutCancel(ctx), rec.claim())
+	for _, p := range holders {
+		p.Close()
+	}
+	if err == nil && !slices.ContainsFunc(holders, func(p *openers.Process) bool { return p.PID == one.PID }) {
+		return nil // another process has it
+	}
+	return fmt.Errorf("it was killed and has not ended in %v, as where its storage does not answer: restore that, or reboot the node: %w", claim.EndTime, held)
 }
 
 // kill ends one orphan. Another process may have got its id meanwhile. So kill opens a pidfd first, and
@@ -198,12 +223,8 @@ func (o *orphans) clear(ctx context.Context, rec *record, cause error) error {
 	if !o.auto || !isHeld || held == nil || time.Since(held.Since) < orphanTime || rec.PodUID == "" || rec.Boot != o.boot {
 		return cause
 	}
-	ended, err := o.end(ctx, rec, nil)
-	switch {
-	case len(ended) > 0:
-		return err
-	case errors.Is(err, errCannotEnd):
-		o.observer.OrphanEnded(&rec.Volume, Orphan{}, err)
+	killed, err := o.end(ctx, rec, nil, "crust-proxy")
+	if len(killed) > 0 || errors.Is(err, errCannotEnd) {
 		return err
 	}
 	return cause // it is no orphan, or not known to be one
@@ -219,13 +240,13 @@ func (u Users) Orphans(ctx context.Context, key volume.Key) ([]Orphan, error) {
 	return found, err
 }
 
-// EndOrphans ends the orphans of a volume with these process ids.
-func (u Users) EndOrphans(ctx context.Context, key volume.Key, pids []int) ([]Orphan, error) {
+// EndOrphans ends the orphans of a volume with these process ids. The observer is told by whom.
+func (u Users) EndOrphans(ctx context.Context, key volume.Key, pids []int, by string) ([]Orphan, error) {
 	rec, err := u.orphans.record(key)
 	if err != nil {
 		return nil, err
 	}
-	return u.orphans.end(ctx, rec, pids)
+	return u.orphans.end(ctx, rec, pids, by)
 }
 
 // record is the record of a volume, or of one that is known only because its device is held.

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -407,8 +408,28 @@ func TestWhenAReleaseEndsOrphans(t *testing.T) {
 			s.b.table.replace(s.key, func(e *entry) { e.rec = &rec })
 			_, err := s.b.Release(t.Context(), s.asked().Target)
 			s.wants(err, volume.Busy, errCannotEnd.Error(), "kill -9")
+			check.That(t, len(s.ended) == 2 && strings.HasPrefix(s.ended[1], "0 by crust-proxy: volume "), "told: %q", s.ended)
 		}
 	}
+}
+
+// TestOrphanThatSurvives is no orphan that was ended, as where its storage hangs. It is told by whom.
+func TestOrphanThatSurvives(t *testing.T) {
+	s := newBench(t, tracking)
+	s.published()
+	for open, want := range map[error]string{nil: "<nil>", errOpen: "it was killed and has not ended in 10s"} {
+		vmm := exec.Command("sh", "-c", "read line", sandboxID)
+		_ = check.Value(vmm.StdinPipe())(t)
+		check.Must(t, vmm.Start())
+		s.holders, s.ended, s.fail["free"] = []openers.Holder{{PID: vmm.Process.Pid}}, nil, open
+		_, err := s.b.Users().EndOrphans(t.Context(), s.key, []int{vmm.Process.Pid}, "hand")
+		told := fmt.Sprint(vmm.Process.Pid, " by hand: ", want)
+		check.That(t, (err == nil) == (open == nil) && len(s.ended) == 1 && strings.HasPrefix(s.ended[0], told), "%v; told: %q", err, s.ended)
+		check.Fails(t, vmm.Wait(), "killed")
+	}
+	s.holders = []openers.Holder{{PID: 1}}
+	err := s.b.orphans.survived(t.Context(), s.b.table.get(s.key).rec, Orphan{PID: 4711}, errOpen)
+	check.That(t, err == nil, "another process has the device: %v", err)
 }
 
 // TestHeldOfAVolume are those of the driver's volume alone.

@@ -12,6 +12,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/crust-proxy/crust-proxy/internal/front/csi/refusal"
+	"github.com/crust-proxy/crust-proxy/internal/ground/peercred"
 	"github.com/crust-proxy/crust-proxy/internal/ground/rpccode"
 	"github.com/crust-proxy/crust-proxy/internal/ground/telemetry"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
@@ -339,7 +340,8 @@ func (s *AdminServer) EndOrphans(ctx context.Context, req *adminv1.EndOrphansReq
 	if pids == nil {
 		all, err = users.Orphans(ctx, found.Key)
 	} else {
-		all, err = users.EndOrphans(ctx, found.Key, pids)
+		who, _ := peercred.FromContext(ctx)
+		all, err = users.EndOrphans(ctx, found.Key, pids, who.CallerOf("Admin"))
 	}
 	out := &adminv1.EndOrphansResponse{}
 	for _, one := range all {

@@ -78,7 +78,7 @@ func (h *History) Call(ctx context.Context, method string, call *telemetry.Call,
 		e.What, e.Text = word[0], describe(word[0], call)
 	}
 	if who, ok := peercred.FromContext(ctx); ok && !ofFront {
-		e.By = fmt.Sprintf("%s API, uid %d", strings.TrimPrefix(path.Ext(path.Dir(method)), "."), who.UID)
+		e.By = who.CallerOf(strings.TrimPrefix(path.Ext(path.Dir(method)), "."))
 	}
 	h.Add(e)
 }

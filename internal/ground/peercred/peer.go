@@ -39,6 +39,9 @@ func FromContext(ctx context.Context) (Peer, bool) {
 	return info.Peer, ok
 }
 
+// CallerOf names the peer as a caller of an API.
+func (p Peer) CallerOf(api string) string { return fmt.Sprintf("%s API, uid %d", api, p.UID) }
+
 // AuthInfo is what gRPC keeps about a connection.
 type AuthInfo struct {
 	credentials.CommonAuthInfo
