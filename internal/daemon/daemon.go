@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/signal"
@@ -287,6 +288,9 @@ func (d *daemon) loadRecords(ctx context.Context) error {
 	if err := d.broker.Load(ctx); err != nil {
 		return err
 	}
+	for known := range d.broker.Each() {
+		d.metrics.Deferred(known.Driver, known.Handler)
+	}
 	for _, problem := range d.broker.Problems() {
 		d.log.Error("a record cannot be used", zap.Error(problem))
 	}
@@ -463,6 +467,7 @@ func (o volumeObserver) Leaving(v *volume.Volume) {
 	}
 	o.daemon.log.Warn("a volume is given back with errors on record", append(about(v), zap.String("condition", super.Errors.Words()))...)
 	o.daemon.metrics.LeftWithErrors(v.Driver, v.Handler)
+	o.daemon.history.Did(v, history.Left, "crust-proxy", v.FSType, errors.New(super.Errors.Words()))
 }
 
 // OrphanEnded is called for a process that was ended, and for one that could not be.

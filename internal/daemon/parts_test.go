@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"context"
+	"fmt"
 	"iter"
 	"os"
 	"path/filepath"
@@ -16,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crust-proxy/crust-proxy/internal/daemon/admin"
+	"github.com/crust-proxy/crust-proxy/internal/daemon/history"
 	"github.com/crust-proxy/crust-proxy/internal/daemon/sandboxes"
 	"github.com/crust-proxy/crust-proxy/internal/disk/ondisk"
 	"github.com/crust-proxy/crust-proxy/internal/ground/telemetry"
@@ -24,6 +26,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/runtime"
 	"github.com/crust-proxy/crust-proxy/pkg/stats"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
+	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
 	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
@@ -66,6 +69,36 @@ func TestLacksGroup(t *testing.T) {
 	d := &disks{reader: ondisk.New()}
 	check.That(t, d.LacksGroup(&volume.Volume{Key: "blank", Device: device, FSType: "ext4", Group: "2000"}),
 		"nothing is known of a blank device")
+}
+
+// TestWhatIsToldOfTheEnd of a volume and of the VMs that kept it.
+func TestWhatIsToldOfTheEnd(t *testing.T) {
+	path, raw := filepath.Join(t.TempDir(), "image"), make([]byte, 8192)
+	copy(raw[1024:], []byte{1, 0, 0, 0, 1})               // inodes, blocks
+	copy(raw[1024+0x38:], []byte{0x53, 0xef, 2, 0, 1, 0}) // an ext4 with errors
+	check.Must(t, os.WriteFile(path, raw, 0o600))
+	d := &daemon{
+		metrics: telemetry.NewMetrics("v"), history: history.Open(t.TempDir(), nil, zap.NewNop()), log: zap.NewNop(), disks: &disks{reader: ondisk.New()},
+	}
+	defer d.history.Close()
+	o, v := volumeObserver{d}, &volume.Volume{Key: "k", Device: claim.Identify(path), FSType: "ext4", Driver: "ebs", Handler: "kata"}
+	o.Published(v)
+	series := fmt.Sprint(check.Value(d.metrics.Registry.Gather())(t))
+	for _, name := range []string{"crust_proxy_volumes_left_with_errors_total", "crust_proxy_orphans_total"} {
+		check.That(t, strings.Contains(series, name), "%s begins at its first event", name)
+	}
+	o.Leaving(v)
+	o.OrphanEnded(v, deferral.Orphan{PID: 7, Program: "qemu", Sandbox: "sb"}, "Admin API, uid 0", nil)
+	o.OrphanEnded(v, deferral.Orphan{PID: 7, Program: "qemu", Sandbox: "sb"}, "crust-proxy", unix.EPERM)
+	o.OrphanEnded(v, deferral.Orphan{}, "crust-proxy", unix.EPERM)
+	var told []string
+	for _, e := range d.history.List(func(*adminv1.VolumeEvent) bool { return true }, 9) {
+		told = append(told, e.GetWhat()+" by "+e.GetBy()+": "+e.GetText())
+	}
+	check.Equal(t, strings.Join(told, "\n"), `end failed by crust-proxy: a process that is not known: operation not permitted
+end failed by crust-proxy: process 7 ("qemu") of sandbox sb: operation not permitted
+ended by Admin API, uid 0: process 7 ("qemu") of sandbox sb
+left with errors by crust-proxy: ext4: the filesystem has errors on record: run e2fsck while no pod has the volume`, "what is told")
 }
 
 // boundHandler has every volume in one sandbox.

@@ -54,6 +54,8 @@ const Refused = "refused"
 var (
 	Repaired = [2]string{"repaired", "repair failed"}
 	Ended    = [2]string{"ended", "end failed"}
+	// Left is a volume that was given back with errors on record.
+	Left = [2]string{"left", "left with errors"}
 )
 
 // Call records a call that changed a volume, or failed to: it is telemetry.Interceptors.Ended. Refusals of the front

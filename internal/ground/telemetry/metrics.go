@@ -122,7 +122,15 @@ func (m *Metrics) Repaired(action string, ok bool) {
 
 // Published counts a volume that was deferred.
 func (m *Metrics) Published(driver, handler string) {
+	m.Deferred(driver, handler)
 	m.published.WithLabelValues(m.drivers.label(driver), handler).Inc()
+}
+
+// Deferred starts the counters of a volume that is deferred at 0: Prometheus sees no increase in a first value.
+func (m *Metrics) Deferred(driver, handler string) {
+	m.withErrors.WithLabelValues(m.drivers.label(driver), handler)
+	m.orphans.WithLabelValues(okOrFailed(true))
+	m.orphans.WithLabelValues(okOrFailed(false))
 }
 
 // SandboxAsked records how long a sandbox took to answer; result is "ok" or an error's kind.
