@@ -156,13 +156,11 @@ func (h *History) write() {
 
 // prune forgets the events that are too old or too many, and returns the others, the oldest first.
 func (h *History) prune() []*adminv1.VolumeEvent {
-	all := h.of(every)
-	gone := evicted(all, mostEvents)
-	all = slices.DeleteFunc(all, func(e *adminv1.VolumeEvent) bool { return gone[e] })
+	all, gone := h.of(every)
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for name, of := range h.volumes {
-		of = slices.DeleteFunc(of, func(e *adminv1.VolumeEvent) bool { return gone[e] || tooOld(e) })
+		of = slices.DeleteFunc(of, func(e *adminv1.VolumeEvent) bool { return gone[e] })
 		if h.volumes[name] = of; len(of) == 0 {
 			delete(h.volumes, name)
 		}
@@ -170,21 +168,22 @@ func (h *History) prune() []*adminv1.VolumeEvent {
 	return all
 }
 
-// evicted returns which events, of those from the oldest to the newest, are over the limit: refusals first, which are
-// as many as a tenant pleases; last, releases by hand, and which sandbox has a volume that is still there.
+// evicted returns which events, of those from the oldest to the newest, are too old or over the limit: refusals first,
+// which are as many as a tenant pleases; then releases by hand; last, and never for its age, which sandbox has a volume
+// that is still there.
 func evicted(all []*adminv1.VolumeEvent, most int) map[*adminv1.VolumeEvent]bool {
-	if len(all) <= most {
+	if len(all) <= most && !slices.ContainsFunc(all, tooOld) {
 		return nil
 	}
 	ranks, later := make(map[*adminv1.VolumeEvent]int, len(all)), make(map[string]bool)
 	for _, e := range slices.Backward(all) {
-		id := cmp.Or(e.GetId(), nameOf(e))
+		id := cmp.Or(e.GetTargetPath(), e.GetId()) // a repeated call may have no id
 		switch e.GetWhat() {
 		case Refused:
 		case released:
 			ranks[e], later[id] = 2, true
 		case bound, unbound:
-			if ranks[e] = 2; later[id] {
+			if ranks[e] = 3; later[id] {
 				ranks[e] = 1
 			}
 			later[id] = true
@@ -196,9 +195,11 @@ func evicted(all []*adminv1.VolumeEvent, most int) map[*adminv1.VolumeEvent]bool
 	}
 	order := slices.Clone(all)
 	slices.SortStableFunc(order, func(a, b *adminv1.VolumeEvent) int { return cmp.Compare(ranks[a], ranks[b]) })
-	gone := make(map[*adminv1.VolumeEvent]bool, len(all)-most)
-	for _, e := range order[:len(all)-most] {
-		gone[e] = true
+	gone := make(map[*adminv1.VolumeEvent]bool)
+	for i, e := range order {
+		if i < len(all)-most || tooOld(e) && ranks[e] < 3 {
+			gone[e] = true
+		}
 	}
 	return gone
 }
@@ -224,14 +225,15 @@ func (h *History) writeFile(events []*adminv1.VolumeEvent) error {
 
 // List returns the newest events of the volumes that have an event which is one of those, the newest first.
 func (h *History) List(is func(*adminv1.VolumeEvent) bool, limit int) []*adminv1.VolumeEvent {
-	found := h.of(is)
+	found, _ := h.of(is)
 	slices.Reverse(found)
 	return found[:min(limit, len(found))]
 }
 
 func every(*adminv1.VolumeEvent) bool { return true }
 
-func (h *History) of(is func(*adminv1.VolumeEvent) bool) (found []*adminv1.VolumeEvent) {
+// of returns the events of the volumes with one that is wanted, the oldest first, but for those that are to be forgotten.
+func (h *History) of(is func(*adminv1.VolumeEvent) bool) (found []*adminv1.VolumeEvent, gone map[*adminv1.VolumeEvent]bool) {
 	h.mu.Lock()
 	for _, of := range h.volumes {
 		if slices.ContainsFunc(of, is) {
@@ -239,9 +241,9 @@ func (h *History) of(is func(*adminv1.VolumeEvent) bool) (found []*adminv1.Volum
 		}
 	}
 	h.mu.Unlock()
-	found = slices.DeleteFunc(found, tooOld)
 	slices.SortFunc(found, func(a, b *adminv1.VolumeEvent) int { return cmp.Compare(a.GetNumber(), b.GetNumber()) })
-	return found
+	gone = evicted(found, mostEvents)
+	return slices.DeleteFunc(found, func(e *adminv1.VolumeEvent) bool { return gone[e] }), gone
 }
 
 // repeated returns the place of the event that a failure or a repair repeats, or -1. Between them are only such: kubelet

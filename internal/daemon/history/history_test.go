@@ -30,7 +30,8 @@ const target = "/var/lib/kubelet/pods/0f0e/volumes/kubernetes.io~csi/pvc-1/mount
 // told is a history in words, the oldest first.
 func told(h *History, name string) string {
 	var out []string
-	for _, e := range h.of(func(e *adminv1.VolumeEvent) bool { return name == "" || nameOf(e) == name }) {
+	all, _ := h.of(func(e *adminv1.VolumeEvent) bool { return name == "" || nameOf(e) == name })
+	for _, e := range all {
 		out = append(out, fmt.Sprintf("%d %s %s: %s", e.GetCount(), e.GetWhat(), e.GetBy(), e.GetText()))
 	}
 	return strings.Join(out, "\n")
@@ -109,14 +110,14 @@ func TestBounds(t *testing.T) {
 	for i := range 2 * mostPerVolume {
 		h.Add(&adminv1.VolumeEvent{Id: "busy", What: "refused", Failed: true, Text: fmt.Sprint(i, strings.Repeat("é", 2*mostText))})
 	}
-	busy := h.of(every)
+	busy, _ := h.of(every)
 	check.That(t, len(busy) == mostPerVolume && strings.HasPrefix(busy[0].GetText(), fmt.Sprint(mostPerVolume)) && len(busy[0].GetText()) <= mostText+3,
 		"%d events, the first is %v", len(busy), busy[0])
 	for i := range mostEvents {
 		h.Add(&adminv1.VolumeEvent{Id: fmt.Sprintf("volume-%d", i), What: "published"})
 	}
 	h.Close()
-	got := h.of(every)
+	got, _ := h.of(every)
 	check.That(t, len(got) == mostEvents && got[0].GetId() != "busy", "%d events, the oldest is of %s", len(got), got[0].GetId())
 	h.Add(&adminv1.VolumeEvent{Id: "ancient", What: "published"})
 	h.volumes["ancient"][0].LastAt = timestamppb.New(time.Now().Add(-mostAge - time.Second))
@@ -149,11 +150,11 @@ func TestRefusalsGoFirst(t *testing.T) {
 	h = open(dir)
 	defer h.Close()
 	want(t, h, "lost", "1 released : by force")
-	before := len(h.of(every))
+	before := len(h.List(every, 2*mostEvents))
 	for i := range many {
 		h.Bound(v(i), runtime.Binding{Sandbox: "sb"})
 	}
-	after := len(h.of(every))
+	after := len(h.List(every, 2*mostEvents))
 	check.That(t, before == mostEvents && after == before, "%d events, and %d after the restart", before, after)
 	for i := range mostEvents { // others than refusals push out others, but not who has a volume
 		h.Add(&adminv1.VolumeEvent{Id: fmt.Sprint("other-", i), What: published})
@@ -162,6 +163,30 @@ func TestRefusalsGoFirst(t *testing.T) {
 	if n := len(all); n != mostEvents || all[0].GetId() != "lost" || all[many].GetWhat() != bound {
 		t.Errorf("%d events, the first are %v, %v", n, all[0], all[many])
 	}
+}
+
+// TestWhoHasAVolumeIsNeverTooOld: a restart finds the sandbox again, and it looked new. What ended is forgotten.
+func TestWhoHasAVolumeIsNeverTooOld(t *testing.T) {
+	dir := t.TempDir()
+	h := open(dir)
+	of := &volume.Origin{VolumeID: "vol-1"}
+	lives, left := &volume.Volume{Key: "lives", Target: "/a", Driver: "ebs", Origin: of}, &volume.Volume{Key: "left", Target: "/b", Driver: "ebs", Origin: of}
+	for _, v := range []*volume.Volume{lives, left} {
+		h.Did(v, Repaired, "reconcile", "mount guard", nil)
+		h.Bound(v, runtime.Binding{Sandbox: "sb-1"})
+	}
+	h.Add(&adminv1.VolumeEvent{What: unpublished, TargetPath: "/b", Driver: "ebs", VolumeId: "vol-1"})
+	h.Close()
+	old, _ := h.of(every)
+	for _, e := range old {
+		e.LastAt = timestamppb.New(time.Now().Add(-mostAge - time.Second))
+	}
+	check.Must(t, h.writeFile(old))
+	h = open(dir)
+	defer h.Close()
+	h.Bound(lives, runtime.Binding{Sandbox: "sb-1"})
+	want(t, h, "", "1 bound sandbox: sb-1")
+	check.That(t, h.latest(old[0], every).GetNumber() == old[1].GetNumber(), "bound again")
 }
 
 // TestRepairsThatRepeat are counted, and what a volume went through before stays.

@@ -367,7 +367,7 @@ func (w *volumeView) stats(v *adminv1.Volume, got *adminv1.GetVolumeStatsRespons
 }
 
 func (w *volumeView) sandbox(s *adminv1.Sandbox) string {
-	return show.When(s.GetId() != "", s.GetId()+" ("+s.GetRuntime()+", for "+w.age(s.GetBoundAt())+")")
+	return show.When(s.GetId() != "", s.GetId()+" ("+s.GetRuntime()+", known for "+w.age(s.GetBoundAt())+")")
 }
 
 func number(n int64) string { return strconv.FormatInt(n, 10) }

@@ -173,7 +173,7 @@ func (p *sheet) facts() {
 	p.text("Handler", show.Plain, v.GetHandler())
 	if p.row.hasSandbox() {
 		p.text("Sandbox", show.Plain, show.WithDetail(v.GetSandbox().GetId(), v.GetSandbox().GetRuntime()))
-		p.text("Bound", show.Plain, p.ago(v.GetSandbox().GetBoundAt()))
+		p.text("Known", show.Plain, p.ago(v.GetSandbox().GetBoundAt()))
 	}
 	p.text("Device", show.Plain, show.WithDetail(v.GetDevice(), v.GetDeviceId()))
 	p.text("Filesystem", show.Plain, v.GetFsType())
