@@ -45,6 +45,8 @@ func TestBadFileIsNoOutage(t *testing.T) {
 		unstage(t, d, second)
 	}
 	d.Extra, d.Handlers, d.SocketOptions = "", "", ""
+	told := fmt.Sprint(check.Value(d.Admin().ListEvents(t.Context(), &adminv1.ListEventsRequest{Volume: first.GetVolumeTargetPath()}))(t))
+	check.That(t, strings.Count(told, "what:\"published\"") < 2, "repeated stages are told: %s", told)
 	roots := strings.Replace(d.Config(), "roots: [/dev,", "roots: [/nowhere,", 1)
 	check.Must(t, os.WriteFile(d.Dir+"/config.yaml", []byte(roots), 0o600))
 	check.Eventually(t, "the mended file is in force", func() bool { return strings.Contains(d.Log(), "configuration reloaded") })

@@ -23,8 +23,10 @@ func (s *RuntimeServer) RuntimeStageVolume(
 ) (*runtimev1.RuntimeStageVolumeResponse, error) {
 	call := telemetry.CallFrom(ctx)
 	call.Target = req.GetVolumeTargetPath()
+	before, _ := s.Node.byTarget(req.GetVolumeTargetPath(), s.Node.byKey)
 	v, err := s.Node.Broker.Defer(ctx, instructionOf(req))
 	note(call, v)
+	call.Repeated = v == before.Volume // a new or changed volume is another object
 	return &runtimev1.RuntimeStageVolumeResponse{}, refusal.WithAdvice(err)
 }
 
