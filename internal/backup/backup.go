@@ -37,12 +37,9 @@ type Result struct {
 
 // ReadBase reads what an increment needs to know of the backup before it.
 func ReadBase(path string) (*Base, error) {
-	file, err := os.Open(path) //nolint:gosec // the caller names it
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = file.Close() }()
-	header, last, err := tail(file)
+	var c chain
+	defer func() { c.close() }()
+	header, last, err := c.open(path)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
@@ -110,10 +107,13 @@ func (w *writer) resume(ctx context.Context, from *os.File) error {
 		return otherBackup(w.file.Name())
 	}
 	for has := make([]byte, mostData); err == nil && !s.done; {
-		var f frame
-		var data []byte
-		if f, data, err = s.frame(); err == nil {
-			err = errors.Join(ctx.Err(), compare(from, f.offset, data, has[:len(data)]))
+		f, data, failed := s.frame()
+		err = failed
+		for at := f.offset; err == nil && !s.done && at < f.end(); at += mostData {
+			if f.kind == kindZero {
+				data = zeros[:min(f.end()-at, mostData)]
+			}
+			err = errors.Join(ctx.Err(), compare(from, at, data, has[:len(data)]))
 		}
 	}
 	if err != nil && !errors.As(err, &torn) {

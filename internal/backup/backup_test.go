@@ -133,8 +133,7 @@ func (r *rig) restore(target string, names ...string) error {
 func (r *rig) wantRestored(names ...string) {
 	r.t.Helper()
 	r.must(r.restore(r.path("restored"), names...))
-	got, err := os.ReadFile(r.path("restored"))
-	r.must(err)
+	got := check.Value(os.ReadFile(r.path("restored")))(r.t)
 	check.Require(r.t, bytes.Equal(got, r.volume), "%v restore something else", names)
 	r.must(os.Remove(r.path("restored")))
 }
@@ -208,8 +207,7 @@ func TestResume(t *testing.T) {
 	ranges := r.change(8)
 	r.volume[ranges[0].Offset] = 1 // zeros are written only when something follows
 	r.backUp("whole", "", ranges)
-	whole, err := os.ReadFile(r.path("whole"))
-	r.must(err)
+	whole := check.Value(os.ReadFile(r.path("whole")))(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	job := r.job("snap", "", ranges)
 	job.Snapshot, job.Blocks = "whole", named(8*mib, ranges, len(ranges)/2, cancel)
@@ -234,24 +232,36 @@ func TestResume(t *testing.T) {
 	}
 }
 
+// TestResumeFromAnotherDisk: what the first --from had, also its zeros, must be in that of the second.
+func TestResumeFromAnotherDisk(t *testing.T) {
+	r := newRig(t, 4*mib)
+	r.volume[3*mib] = 1
+	ranges := []blocks.Range{{Offset: 0, Size: 2 * mib}, {Offset: 3 * mib, Size: mib}}
+	r.backUp("snap", "", ranges)
+	r.must(os.Rename(r.path("snap"), r.path("snap.part")))
+	for _, at := range []int{2*mib - 1, 3 * mib} {
+		r.volume[at]++
+		check.Fails(t, check.Err(r.job("snap", "", ranges).Run(t.Context())), "begun with other data", fmt.Sprintf("at byte %d:", at/mib*mib))
+		r.volume[at]--
+	}
+}
+
 // TestResumeAtTheEnd: a driver may refuse to begin where nothing is left.
 func TestResumeAtTheEnd(t *testing.T) {
 	r := newRig(t, 2*mib)
 	r.volume[2*mib-1] = 1
 	all := []blocks.Range{{Offset: 0, Size: 2 * mib}}
 	r.backUp("snap", "", all)
-	whole, err := os.ReadFile(r.path("snap"))
-	r.must(err)
+	whole := check.Value(os.ReadFile(r.path("snap")))(t)
 	job := r.job("snap", "", nil)
 	job.Blocks = &blocks.Reader{Source: func(_ context.Context, from int64) (blocks.Stream, error) {
 		return nil, fmt.Errorf("asked from byte %d on", from)
 	}}
 	r.must(os.Remove(r.path("snap")))
 	r.must(os.WriteFile(r.path("snap.part"), whole[:len(whole)-1], 0o600))
-	_, err = job.Run(t.Context())
-	r.must(err)
-	again, err := os.ReadFile(r.path("snap"))
-	check.That(t, err == nil && bytes.Equal(again, whole), "not the same: %v", err)
+	r.must(check.Err(job.Run(t.Context())))
+	again := check.Value(os.ReadFile(r.path("snap")))(t)
+	check.That(t, bytes.Equal(again, whole), "not the same")
 }
 
 func TestBackupRefuses(t *testing.T) {
@@ -259,22 +269,14 @@ func TestBackupRefuses(t *testing.T) {
 	ranges := r.change(3)
 	r.volume[ranges[0].Offset] = 1
 	r.backUp("full", "", ranges)
-	begun := func(b *backup.Backup) {
-		whole, err := os.ReadFile(r.path("full"))
-		r.must(err)
-		r.must(os.WriteFile(b.File+".part", whole[:len(whole)-1], 0o600))
-	}
 	for text, change := range map[string]func(*backup.Backup){
 		"exists already": func(b *backup.Backup) { b.File = r.path("full") },
 		"is it the right one": func(b *backup.Backup) {
 			b.From = r.path("small")
 			r.must(os.WriteFile(b.From, make([]byte, mib), 0o600))
 		},
-		"unfinished backup of another": begun,
-		"begun with other data": func(b *backup.Backup) {
-			begun(b)
-			b.Snapshot, b.From = "full", r.path("other")
-			r.must(os.WriteFile(b.From, make([]byte, 4*mib), 0o600))
+		"unfinished backup of another": func(b *backup.Backup) {
+			r.must(os.WriteFile(b.File+".part", check.Value(os.ReadFile(r.path("full")))(t), 0o600))
 		},
 		"snap.part: it exists": func(b *backup.Backup) { r.must(os.WriteFile(b.File+".part", []byte("my dissertation"), 0o600)) },
 		"part: it exists": func(b *backup.Backup) {
@@ -311,8 +313,7 @@ func TestRestoreResumes(t *testing.T) {
 		r.must(os.WriteFile(r.path("restored.part"), left, 0o600))
 		got, err := backup.Restore(t.Context(), []string{r.path("full"), r.path("one")}, r.path("restored"))
 		r.must(err)
-		is, err := os.ReadFile(r.path("restored"))
-		r.must(err)
+		is := check.Value(os.ReadFile(r.path("restored")))(t)
 		check.Require(t, bytes.Equal(is, r.volume), "something else was restored to %d bytes", len(left))
 		r.must(os.Remove(r.path("restored")))
 		return got.Resumed
@@ -365,8 +366,7 @@ func TestRestoreRefuses(t *testing.T) {
 func TestDamage(t *testing.T) {
 	r := newRig(t, 4*mib)
 	r.three()
-	whole, err := os.ReadFile(r.path("one"))
-	r.must(err)
+	whole := check.Value(os.ReadFile(r.path("one")))(t)
 	for i := range 150 {
 		bad := bytes.Clone(whole)
 		at := r.random.IntN(len(bad))
