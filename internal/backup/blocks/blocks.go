@@ -11,6 +11,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
+	"net/http"
+	"slices"
 	"strings"
 	"time"
 
@@ -18,6 +21,7 @@ import (
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 )
@@ -145,18 +149,22 @@ func (r *Reader) once(ctx context.Context, seen *checker, each func(Message) err
 	}
 }
 
-// mayPass reports whether a new stream may succeed after an error. The sidecar ends a stream
-// that takes long with DEADLINE_EXCEEDED.
+// mayPass reports whether a new stream may succeed after an error, also one of the API server's. The sidecar
+// ends a stream that takes long with DEADLINE_EXCEEDED.
 func mayPass(ctx context.Context, err error) bool {
 	if ctx.Err() != nil || IsCertificate(err) {
 		return false
 	}
-	switch status.Code(err) {
-	case codes.Unavailable, codes.Aborted, codes.ResourceExhausted, codes.DeadlineExceeded, codes.Canceled:
-		return true
+	var answer apierrors.APIStatus
+	if errors.As(err, &answer) {
+		code := answer.Status().Code
+		return code == http.StatusTooManyRequests || code >= http.StatusInternalServerError
 	}
-	return false
+	var network net.Error
+	return errors.As(err, &network) || slices.Contains(passing, status.Code(err))
 }
+
+var passing = []codes.Code{codes.Unavailable, codes.Aborted, codes.ResourceExhausted, codes.DeadlineExceeded, codes.Canceled}
 
 // ServerError means that a server sent something that CSI does not allow.
 type ServerError struct{ text string }

@@ -6,9 +6,11 @@ import (
 	"io"
 	"math"
 	"net"
+	"net/url"
 	"os"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -16,6 +18,8 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/crust-proxy/crust-proxy/internal/backup/blocks"
 	"github.com/crust-proxy/crust-proxy/test/check"
@@ -79,13 +83,15 @@ func TestBrokenStreamsAreResumed(t *testing.T) {
 		{err: away},
 		{messages: []blocks.Message{message(fixed, 100, 0, 10, 20, 10)}, err: away},
 		{err: status.Error(codes.DeadlineExceeded, "too long")},
+		// The API server is away, or overloaded.
+		{err: &url.Error{Op: "Get", Err: syscall.ECONNREFUSED}}, {err: apierrors.NewTooManyRequests("later", 1)}, {err: apierrors.NewInternalError(io.EOF)},
 		// It may begin before the offset that was asked for.
 		{messages: []blocks.Message{message(fixed, 100, 24, 10), message(fixed, 100)}, err: away},
 		{messages: []blocks.Message{message(fixed, 100, 50, 10, 96, 4)}},
 	}}
 	got, err := s.read(t, 0)
 	check.That(t, err == nil && slices.Equal(got, []int64{0, 10, 20, 10, 30, 4, 50, 10, 96, 4}), "%v, %v", got, err)
-	check.That(t, slices.Equal(s.began, []int64{0, 0, 30, 30, 34}), "began at %v", s.began)
+	check.That(t, slices.Equal(s.began, []int64{0, 0, 30, 30, 30, 30, 30, 34}), "began at %v", s.began)
 }
 
 // TestNothingIsLeft breaks the stream after the last byte: a server may refuse to begin there.
@@ -121,7 +127,9 @@ func TestFinalErrorsAreNotTriedAgain(t *testing.T) {
 		_, err := s.read(t, 0)
 		check.That(t, status.Code(err) == code && len(s.began) == 1, "%v after %d streams", err, len(s.began))
 	}
-	s := &script{streams: []stream{{messages: []blocks.Message{message(variable, 100, 0, 10)}, err: away}}}
+	s := &script{streams: []stream{{err: apierrors.NewForbidden(schema.GroupResource{}, "snap", own)}}}
+	check.That(t, check.Err(s.read(t, 0)) != nil && len(s.began) == 1, "the API server refuses after %d streams", len(s.began))
+	s = &script{streams: []stream{{messages: []blocks.Message{message(variable, 100, 0, 10)}, err: away}}}
 	reader := &blocks.Reader{Source: s.source}
 	check.Is(t, reader.Read(t.Context(), 0, func(blocks.Message) error { return own }), own)
 	check.Equal(t, len(s.began), 1, "streams")
