@@ -206,10 +206,7 @@ func snapshots(t *testing.T, conn *grpc.ClientConn, images string) (first, later
 		check.Must(t, err)
 		return reply.GetVolume().GetVolumeId()
 	}
-	take := func(name, volume string) string {
-		reply := check.Value(controller.CreateSnapshot(t.Context(), &csi.CreateSnapshotRequest{Name: name, SourceVolumeId: volume}))(t)
-		return reply.GetSnapshot().GetSnapshotId()
-	}
+	take := func(name, volume string) string { return takeSnapshot(t, controller, name, volume) }
 	volume, other := create("v"), create("other")
 	first, foreign = take("first", volume), take("foreign", other)
 	_, err := controller.ControllerExpandVolume(t.Context(), &csi.ControllerExpandVolumeRequest{
@@ -221,6 +218,50 @@ func snapshots(t *testing.T, conn *grpc.ClientConn, images string) (first, later
 	_, err = file.WriteAt(bytes.Repeat([]byte("x"), block), 8*block)
 	check.Must(t, errors.Join(err, file.Close()))
 	return first, take("later", volume), foreign
+}
+
+func takeSnapshot(t *testing.T, controller csi.ControllerClient, name, volume string) (id string) {
+	t.Helper()
+	reply := check.Value(controller.CreateSnapshot(t.Context(), &csi.CreateSnapshotRequest{Name: name, SourceVolumeId: volume}))(t)
+	return reply.GetSnapshot().GetSnapshotId()
+}
+
+// TestIDsOfSnapshotsAreNotUsedAgain: an increment would be added to the backup of another snapshot with the same name.
+func TestIDsOfSnapshotsAreNotUsedAgain(t *testing.T) {
+	config, conn, _ := start(t, func(c *Config) { c.CopyLimit = 1 << 30 })
+	controller, groups := csi.NewControllerClient(conn), csi.NewGroupControllerClient(conn)
+	v := check.Value(created(t, controller, "v", source{}))(t).GetVolumeId()
+	remove := func(id string) {
+		t.Helper()
+		check.Value(controller.DeleteSnapshot(t.Context(), &csi.DeleteSnapshotRequest{SnapshotId: id}))(t)
+	}
+	first := takeSnapshot(t, controller, "s", v)
+	check.Equal(t, takeSnapshot(t, controller, "s", v), first, "the id when it is asked for again")
+	remove(first)
+	second := takeSnapshot(t, controller, "s", v)
+	check.That(t, second != first, "%s is used again", first)
+	remove(first) // again, which is not the second one
+	check.Equal(t, takeSnapshot(t, controller, "s", v), second, "the id of the second")
+	// One that an earlier version has made.
+	records := store{dir: config.DataDir + "/volumes"}
+	r := check.Value(records.load(second))(t)
+	r.ID = "snap-" + fileName("s")[:32]
+	check.Must(t, records.save(r))
+	check.Equal(t, takeSnapshot(t, controller, "s", v), r.ID, "the id by an earlier version")
+	remove(r.ID)
+	check.That(t, takeSnapshot(t, controller, "s", v) != r.ID, "%s is used again", r.ID)
+
+	group := func() *csi.VolumeGroupSnapshot {
+		t.Helper()
+		reply, err := groups.CreateVolumeGroupSnapshot(t.Context(), &csi.CreateVolumeGroupSnapshotRequest{Name: "g", SourceVolumeIds: []string{v}})
+		check.Must(t, err)
+		return reply.GetGroupSnapshot()
+	}
+	one := group()
+	check.Equal(t, group().GetGroupSnapshotId(), one.GetGroupSnapshotId(), "the group's id when it is asked for again")
+	check.Value(groups.DeleteVolumeGroupSnapshot(t.Context(), &csi.DeleteVolumeGroupSnapshotRequest{GroupSnapshotId: one.GetGroupSnapshotId()}))(t)
+	two := group()
+	check.That(t, two.GetGroupSnapshotId() != one.GetGroupSnapshotId() && two.GetSnapshots()[0].GetSnapshotId() != one.GetSnapshots()[0].GetSnapshotId(), "%v", two)
 }
 
 type deltaStream interface {
@@ -323,19 +364,15 @@ func TestOrderOfSnapshotsIsNotTheClocks(t *testing.T) {
 
 // TestNobodyReadsAStream, and the driver stops all the same.
 func TestNobodyReadsAStream(t *testing.T) {
-	dir := check.Value(os.MkdirTemp("", "cd"))(t)
-	defer func() { _ = os.RemoveAll(dir) }()
-	d, err := New(Config{
-		Endpoint: dir + "/csi.sock", DataDir: dir + "/data", FreezeLimit: time.Second, NodeID: "n", Name: DefaultName, Log: zap.NewNop(),
-	})
-	check.Must(t, err)
+	config := alone(t)
+	d := check.Value(New(config))(t)
 	manyRanges(t, d.metadata.pool)
 	d.patience = 50 * time.Millisecond
 
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- d.Run(ctx) }()
-	conn := dial(t, dir+"/csi.sock", grpc.WithInitialWindowSize(1<<16)) // no more is sent until it is read
+	conn := dial(t, config.Endpoint, grpc.WithInitialWindowSize(1<<16)) // no more is sent until it is read
 	defer func() { _ = conn.Close() }()
 	stream, err := csi.NewSnapshotMetadataClient(conn).GetMetadataAllocated(t.Context(), &csi.GetMetadataAllocatedRequest{SnapshotId: "many", MaxResults: 1})
 	check.Must(t, err)

@@ -36,12 +36,8 @@ import (
 // start runs a driver; what it does without devices needs no root.
 func start(t *testing.T, change func(*Config)) (Config, *grpc.ClientConn, *bytes.Buffer) {
 	t.Helper()
-	dir := check.Value(os.MkdirTemp("", "cd"))(t) // unix socket paths are short
-	log := &bytes.Buffer{}
-	config := Config{
-		Endpoint: "unix://" + dir + "/csi.sock", DataDir: dir + "/data", FreezeLimit: 2 * time.Second, NodeID: "n", Name: DefaultName,
-		Log: telemetry.NewLogger(log, zap.NewAtomicLevelAt(zapcore.DebugLevel)),
-	}
+	log, config := &bytes.Buffer{}, alone(t)
+	config.Log = telemetry.NewLogger(log, zap.NewAtomicLevelAt(zapcore.DebugLevel))
 	if change != nil {
 		change(&config)
 	}
@@ -49,12 +45,11 @@ func start(t *testing.T, change func(*Config)) (Config, *grpc.ClientConn, *bytes
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- d.Run(ctx) }()
-	conn := dial(t, dir+"/csi.sock")
+	conn := dial(t, config.Endpoint)
 	t.Cleanup(func() {
 		_ = conn.Close()
 		cancel()
 		check.Must(t, <-done)
-		_ = os.RemoveAll(dir)
 	})
 	return config, conn, log
 }
@@ -184,7 +179,7 @@ func TestTopology(t *testing.T) {
 
 // alone gives the configuration of a driver that is not started.
 func alone(t *testing.T) Config {
-	dir := t.TempDir()
+	dir := check.ShortDir(t)
 	return Config{Endpoint: dir + "/csi.sock", DataDir: dir + "/data", FreezeLimit: time.Second, NodeID: "n", Name: DefaultName, Log: zap.NewNop()}
 }
 

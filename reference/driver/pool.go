@@ -367,10 +367,10 @@ func (l *pool) volume(id string) (*record, error) {
 	return r, nil
 }
 
-// existing returns the record of what an earlier call has made, or nil. What was made or
-// removed only in part is removed, with the data that is in it.
+// existing returns the record of what an earlier call has made for the name of an id, or nil. What was
+// made or removed only in part is removed, with the data that is in it.
 func (l *pool) existing(id string) (*record, error) {
-	r, err := l.store.load(id)
+	r, err := l.store.named(id)
 	if err != nil || r == nil || r.Ready {
 		return r, err
 	}

@@ -29,7 +29,7 @@ func (c *controller) CreateSnapshot(ctx context.Context, req *csi.CreateSnapshot
 		return nil, err
 	}
 	of := source{Volume: req.GetSourceVolumeId()}
-	id := "snap-" + fileName(req.GetName())[:32] // as volumeID
+	id := newID("snap-", req.GetName())
 	release, err := c.locks.take(ctx, id, of.Volume)
 	if err != nil {
 		return nil, err
@@ -40,7 +40,7 @@ func (c *controller) CreateSnapshot(ctx context.Context, req *csi.CreateSnapshot
 		return nil, err
 	}
 	if r != nil && r.Source != of {
-		return nil, status.Errorf(codes.AlreadyExists, "snapshot %q exists and is of %v, not of %v", id, r.Source, of)
+		return nil, status.Errorf(codes.AlreadyExists, "snapshot %q exists and is of %v, not of %v", r.ID, r.Source, of)
 	}
 	if r == nil {
 		if r, err = c.snapshot(ctx, id, of); err != nil {
@@ -133,10 +133,10 @@ func (r *record) members() (ids []string) {
 	return ids
 }
 
-// existing returns a group that an earlier call has made, or nil. A group that was made or
-// removed only in part is removed.
+// existing returns a group that an earlier call has made for the name of an id, or nil. A group
+// that was made or removed only in part is removed.
 func (g *groups) existing(id string) (*record, error) {
-	r, err := g.store.load(id)
+	r, err := g.store.named(id)
 	if err != nil || r == nil || r.Ready {
 		return r, err
 	}
@@ -327,7 +327,7 @@ func readGroup(req *csi.CreateVolumeGroupSnapshotRequest) (*record, error) {
 	case len(volumes) > mostVolumes:
 		return nil, status.Errorf(codes.InvalidArgument, "source_volume_ids has %d volumes, at most are %d", len(volumes), mostVolumes)
 	}
-	return &record{Version: recordVersion, ID: "group-" + fileName(req.GetName())[:32], Volumes: volumes}, nil
+	return &record{Version: recordVersion, ID: newID("group-", req.GetName()), Volumes: volumes}, nil
 }
 
 func (g *groupController) describe(r *record) (*csi.VolumeGroupSnapshot, error) {

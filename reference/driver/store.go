@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -13,6 +14,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -43,15 +45,34 @@ func fileName(id string) string {
 	return hex.EncodeToString(sum[:])
 }
 
-func (s store) path(id string) string { return filepath.Join(s.dir, fileName(id)+recordSuffix) }
+func (s store) path(id string) string { return filepath.Join(s.dir, fileName(nameOf(id))+recordSuffix) }
+
+// newID returns the id of a snapshot, or of a group, with a name. It is never used again: backup software would take a
+// snapshot that is made anew under a name for the one before it.
+func newID(kind, name string) string { return kind + fileName(name)[:32] + "." + rand.Text() }
+
+var randomPart = regexp.MustCompile(`^((?:snap|group)-[0-9a-f]{32})\.[0-9A-Z]{26}`)
+
+// nameOf returns an id without its random part, which those of earlier versions lack. Of all ids with one name at most
+// one exists: they share a record and a lock.
+func nameOf(id string) string { return randomPart.ReplaceAllString(id, "$1") }
 
 // load returns nil if there is no such volume.
 func (s store) load(id string) (*record, error) {
+	r, err := s.named(id)
+	if r != nil && r.ID != id {
+		return nil, nil
+	}
+	return r, err
+}
+
+// named is load for any id with the same name.
+func (s store) named(id string) (*record, error) {
 	r, err := read(s.path(id))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
-	if err == nil && r.ID != id {
+	if err == nil && nameOf(r.ID) != nameOf(id) {
 		return nil, fmt.Errorf("the record of volume %q is one of %q", id, r.ID)
 	}
 	return r, err
@@ -336,7 +357,12 @@ func (l *locks) take(ctx context.Context, ids ...string) (release func(), err er
 			unlock()
 		}
 	}
-	for _, id := range slices.DeleteFunc(slices.Compact(slices.Sorted(slices.Values(ids))), func(id string) bool { return id == "" }) {
+	names := make([]string, 0, len(ids))
+	for _, id := range ids {
+		names = append(names, nameOf(id))
+	}
+	slices.Sort(names)
+	for _, id := range slices.DeleteFunc(slices.Compact(names), func(id string) bool { return id == "" }) {
 		unlock, err := l.Lock(ctx, id)
 		if err != nil {
 			release()
