@@ -10,6 +10,7 @@ import (
 	"runtime"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -264,6 +265,31 @@ func TestIDsOfSnapshotsAreNotUsedAgain(t *testing.T) {
 	check.That(t, two.GetGroupSnapshotId() != one.GetGroupSnapshotId() && two.GetSnapshots()[0].GetSnapshotId() != one.GetSnapshots()[0].GetSnapshotId(), "%v", two)
 }
 
+// TestSlowComparison: what a stream has found is sent while it compares, and when the driver stops.
+func TestSlowComparison(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := &snapshotMetadata{log: zap.NewNop(), metrics: newMetrics(), slots: make(chan struct{}, 1), stopping: make(chan struct{})}
+		sent := 0
+		err := m.stream(t.Context(), opened{record: &record{Capacity: 100}}, &csi.GetMetadataDeltaRequest{}, func(blocks []*csi.BlockMetadata) error {
+			sent += len(blocks)
+			return nil
+		}, func(w walk) error {
+			check.Must(t, errors.Join(w.report(0, 1), w.alive()))
+			check.Equal(t, sent, 0, "ranges sent at once")
+			time.Sleep(flushEvery)
+			check.Must(t, errors.Join(w.alive(), w.report(2, 3), w.alive()))
+			check.Equal(t, sent, 1, "ranges sent after a while")
+			close(m.stopping)
+			return w.alive()
+		})
+		check.Code(t, err, codes.Unavailable)
+		check.Equal(t, sent, 2, "ranges sent in the end")
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		check.Code(t, m.alive(ctx), codes.Canceled)
+	})
+}
+
 type deltaStream interface {
 	Recv() (*csi.GetMetadataDeltaResponse, error)
 }
@@ -405,17 +431,6 @@ func manyRanges(t *testing.T, in *pool) {
 		}
 		return errors.Join(err, image.Close())
 	}))
-}
-
-// TestStreamsEnd: with the caller, and with the driver.
-func TestStreamsEnd(t *testing.T) {
-	m := &snapshotMetadata{stopping: make(chan struct{})}
-	ctx, cancel := context.WithCancel(t.Context())
-	check.Must(t, m.alive(ctx))
-	cancel()
-	check.Code(t, m.alive(ctx), codes.Canceled)
-	close(m.stopping)
-	check.Code(t, m.alive(t.Context()), codes.Unavailable)
 }
 
 func compareOf(base, target io.ReaderAt) *comparison {

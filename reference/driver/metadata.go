@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"os"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"go.uber.org/zap"
@@ -129,9 +130,9 @@ func (m *snapshotMetadata) stream(ctx context.Context, of opened, req interface 
 	case from < 0 || from > of.record.Capacity:
 		return status.Errorf(codes.OutOfRange, "starting_offset: %d is not in the %d bytes of snapshot %q", from, of.record.Capacity, of.record.ID)
 	}
-	blocks := &reporter{most: min(cmp.Or(most, blocksAtOnce), blocksAtOnce), send: send}
+	blocks := &reporter{most: min(cmp.Or(most, blocksAtOnce), blocksAtOnce), send: send, flushed: time.Now()}
 	defer func() { m.metrics.named(ctx, blocks.bytes) }()
-	err := run(walk{from: from, to: of.record.Capacity, alive: func() error { return m.alive(ctx) }, report: blocks.report})
+	err := run(walk{from: from, to: of.record.Capacity, alive: func() error { return blocks.pass(m.alive(ctx)) }, report: blocks.report})
 	if err != nil {
 		return err
 	}
@@ -257,6 +258,19 @@ type reporter struct {
 	// What was reported, for the log and the metrics.
 	sent          bool
 	ranges, bytes int64
+	flushed       time.Time
+}
+
+// flushEvery bounds what a client has to ask for again whose stream is cut by a proxy, as the sidecar does after some
+// minutes. If comparing that takes longer, it would never get on.
+const flushEvery = 5 * time.Second
+
+// pass sends what has waited for long, or all if the stream has to stop.
+func (r *reporter) pass(stop error) error {
+	if len(r.batch) == 0 || stop == nil && time.Since(r.flushed) < flushEvery {
+		return stop
+	}
+	return cmp.Or(stop, r.flush())
 }
 
 // report adds a range, which begins where the last one ended or later.
@@ -281,7 +295,7 @@ func (r *reporter) report(from, to int64) error {
 
 func (r *reporter) flush() error {
 	batch := r.batch
-	r.batch, r.sent = nil, true
+	r.batch, r.sent, r.flushed = nil, true, time.Now()
 	return r.send(batch)
 }
 
