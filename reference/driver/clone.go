@@ -162,7 +162,7 @@ func (c *cloner) capture(ctx context.Context, jobs []*job) error {
 		if err != nil {
 			break
 		}
-		frozen := !slices.Contains(free, j.from.ID) && (j.device != "" || !needsReplay(j.image))
+		frozen := !slices.Contains(free, j.from.ID) && (j.device != "" || !needsReplay(j.image) && isClean(j.image))
 		if is := frozen || j.from.consistent(); j.to.Snapshot != nil {
 			j.to.Snapshot.Consistent = is
 		} else {
@@ -196,6 +196,12 @@ func needsReplay(image *os.File) bool {
 		dirty, err := superblock.NeedsReplay(image, fsType)
 		return err == nil && dirty // an error: it is another filesystem, or none
 	})
+}
+
+// isClean reports whether an ext4 was unmounted, also if it has no journal, and has no errors on record.
+func isClean(image *os.File) bool {
+	super, err := superblock.Read(image, "ext4")
+	return err != nil || super.Clean
 }
 
 // copy copies the data of an image that nobody writes to, if it is not too much.

@@ -277,3 +277,19 @@ func TestHoldWithoutCrustProxy(t *testing.T) {
 		check.That(t, len(free) == 1 && err == nil && taken, "%q: free %v, taken %v, %v", socket, free, taken, err)
 	}
 }
+
+// TestCleanWithoutJournal: an ext4 without a journal that was not unmounted is as after a crash.
+func TestCleanWithoutJournal(t *testing.T) {
+	config, conn, _ := start(t, func(c *Config) { c.CopyLimit = 1 << 30 })
+	controller := csi.NewControllerClient(conn)
+	v := check.Value(created(t, controller, "v", source{}))(t).GetVolumeId()
+	pool := &pool{images: config.DataDir + "/images", store: store{dir: config.DataDir + "/volumes"}}
+	super := make([]byte, 1024)
+	super[0x4], super[0x38], super[0x39] = 1, 0x53, 0xef // blocks and magic
+	for _, super[0x3a] = range []byte{0, 1} {            // state
+		image := check.Value(pool.openImage(&record{ID: v}, os.O_WRONLY))(t)
+		check.Must(t, errors.Join(check.Err(image.WriteAt(super, 1024)), image.Close()))
+		r := check.Value(pool.store.load(takeSnapshot(t, controller, string('a'+super[0x3a]), v)))(t)
+		check.That(t, r.consistent() == (super[0x3a] == 1), "state %d: %v", super[0x3a], r.Snapshot)
+	}
+}
