@@ -21,6 +21,7 @@ import (
 
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
 	"github.com/crust-proxy/crust-proxy/reference/fsops"
+	"github.com/crust-proxy/crust-proxy/reference/loopdev"
 	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
@@ -128,6 +129,9 @@ func TestNoClonesWithoutReflinksAndLimit(t *testing.T) {
 	check.Code(t, check.Err(created(t, controller, "clone", source{Volume: "v"})), codes.InvalidArgument)
 }
 
+// someFile is a device that is not mounted, and can be synced.
+const someFile = "/proc/self/exe"
+
 // admin is crust-proxy, with one volume a page.
 type admin struct {
 	adminv1.UnimplementedAdminServer
@@ -139,6 +143,8 @@ type admin struct {
 	until time.Time
 	// dirty is the volume that is written to the disk for a while when it is first frozen.
 	dirty string
+	// freezes, if it is set, is called for each freeze.
+	freezes func()
 
 	mu    sync.Mutex
 	calls []string
@@ -172,6 +178,9 @@ func (a *admin) syncs(volume string) bool {
 func (a *admin) FreezeVolume(_ context.Context, req *adminv1.FreezeVolumeRequest) (*adminv1.FreezeVolumeResponse, error) {
 	if a.syncs(req.GetVolume()) {
 		time.Sleep(300 * time.Millisecond)
+	}
+	if a.freezes != nil {
+		a.freezes()
 	}
 	a.called("freeze " + req.GetVolume() + " " + req.GetTimeout().AsDuration().String())
 	if req.GetVolume() == a.left && time.Now().Before(a.until) {
@@ -208,9 +217,9 @@ func TestHoldInSandbox(t *testing.T) {
 		calls             []string
 		held              bool
 	}{
-		"all the time":  {"v", nil, nil, []string{"freeze 2 2s", "take", "thaw 2"}, true},
-		"never":         {"v", status.Error(codes.Unimplemented, "Kata"), nil, []string{"freeze 2 2s", "take"}, false},
-		"too short":     {"v", nil, status.Error(codes.FailedPrecondition, "not frozen"), []string{"freeze 2 2s", "take", "thaw 2"}, false},
+		"all the time":  {"v", nil, nil, []string{"freeze 2 2s", "thaw 2", "freeze 2 2s", "take", "thaw 2"}, true},
+		"never":         {"v", status.Error(codes.Unimplemented, "Kata"), nil, []string{"freeze 2 2s", "freeze 2 2s", "take"}, false},
+		"too short":     {"v", nil, status.Error(codes.FailedPrecondition, "not frozen"), []string{"freeze 2 2s", "thaw 2", "freeze 2 2s", "take", "thaw 2"}, false},
 		"unknown to it": {"w", nil, nil, []string{"take"}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -222,7 +231,7 @@ func TestHoldInSandbox(t *testing.T) {
 			}
 			f := &freezer{log: zaptest.NewLogger(t), limit: 2 * time.Second, sandboxes: sandboxes{socket: a.serve(t), driver: "d"}}
 			failed := errors.New("take failed")
-			free, err := f.hold(t.Context(), []inUse{{c.volume, "/dev/none"}}, func() error { a.called("take"); return failed })
+			free, err := f.hold(t.Context(), []inUse{{c.volume, someFile}}, func() error { a.called("take"); return failed })
 			held := len(free) == 0
 			check.That(t, held == c.held && errors.Is(err, failed) && slices.Equal(a.calls, c.calls), "free %v after %v: %v", free, a.calls, err)
 		})
@@ -240,7 +249,7 @@ func TestHoldWaitsForAnEarlierFreeze(t *testing.T) {
 			t.Parallel()
 			a := &admin{volumes: []*adminv1.Volume{{Id: "1", VolumeId: "v"}, {Id: "2", VolumeId: "w"}}, left: "2", until: time.Now().Add(c.left)}
 			f := &freezer{log: zaptest.NewLogger(t), limit: time.Second, sandboxes: sandboxes{socket: a.serve(t), driver: "d"}}
-			free, err := f.hold(t.Context(), []inUse{{"v", "/dev/none"}, {"w", "/dev/none"}}, func() error { a.called("take"); return nil })
+			free, err := f.hold(t.Context(), []inUse{{"v", someFile}, {"w", someFile}}, func() error { a.called("take"); return nil })
 			check.That(t, err == nil && (len(free) == 0) == c.held, "free %q: %v", free, err)
 			at := slices.Index(a.calls, "take")
 			if before := a.calls[:at]; !slices.Equal(slices.Sorted(slices.Values(before)), []string{
@@ -257,7 +266,7 @@ func TestHoldWaitsForAnEarlierFreeze(t *testing.T) {
 func TestHoldSyncsFirst(t *testing.T) {
 	a := &admin{volumes: []*adminv1.Volume{{Id: "1", VolumeId: "clean"}, {Id: "2", VolumeId: "busy"}}, dirty: "2"}
 	f := &freezer{log: zaptest.NewLogger(t), limit: time.Second, sandboxes: sandboxes{socket: a.serve(t), driver: "d"}}
-	free, err := f.hold(t.Context(), []inUse{{"clean", "/dev/none"}, {"busy", "/dev/none"}}, func() error { a.called("take"); return nil })
+	free, err := f.hold(t.Context(), []inUse{{"clean", someFile}, {"busy", someFile}}, func() error { a.called("take"); return nil })
 	check.That(t, len(free) == 0 && err == nil, "free %q: %v", free, err)
 	synced := slices.Index(a.calls, "freeze 2 1s")
 	check.That(t, slices.Equal(a.calls[:synced], []string{"freeze 1 1s", "thaw 1"}), "%q", a.calls)
@@ -273,9 +282,58 @@ func TestHoldWithoutCrustProxy(t *testing.T) {
 	for _, socket := range []string{"", t.TempDir() + "/nobody"} {
 		f := &freezer{log: zaptest.NewLogger(t), limit: time.Second, sandboxes: sandboxes{socket: socket}}
 		taken := false
-		free, err := f.hold(t.Context(), []inUse{{"v", "/dev/none"}}, func() error { taken = true; return nil })
+		free, err := f.hold(t.Context(), []inUse{{"v", someFile}}, func() error { taken = true; return nil })
 		check.That(t, len(free) == 1 && err == nil && taken, "%q: free %v, taken %v, %v", socket, free, taken, err)
 	}
+}
+
+// TestHoldFailsIfItMayPass: a snapshot stays as it was made, and would be a better one a moment later.
+func TestHoldFailsIfItMayPass(t *testing.T) {
+	restarting := t.TempDir() + "/s"
+	check.StaleSocket(t, restarting)
+	cancelled, cancel := context.WithCancel(t.Context())
+	cancel()
+	for code, c := range map[codes.Code]struct {
+		ctx    context.Context //nolint:containedctx // of one call
+		socket string
+	}{codes.Canceled: {cancelled, ""}, codes.Unavailable: {t.Context(), restarting}} {
+		f := &freezer{log: zaptest.NewLogger(t), limit: time.Second, sandboxes: sandboxes{socket: c.socket}}
+		_, err := f.hold(c.ctx, []inUse{{"v", someFile}}, func() error { t.Error("it was taken"); return nil })
+		check.Code(t, err, code)
+	}
+}
+
+// TestHoldOutlastsItsFreeze: what is thawed late is another caller's freeze.
+func TestHoldOutlastsItsFreeze(t *testing.T) {
+	a := &admin{volumes: []*adminv1.Volume{{Id: "1", VolumeId: "v"}}}
+	f := &freezer{log: zaptest.NewLogger(t), limit: 20 * time.Millisecond, sandboxes: sandboxes{socket: a.serve(t), driver: "d"}}
+	free, err := f.hold(t.Context(), []inUse{{"v", someFile}}, func() error { time.Sleep(2 * f.limit); return nil })
+	check.That(t, len(free) == 1 && err == nil, "free %q: %v", free, err)
+}
+
+// TestHoldFlushesTheDevice: a VMM without direct I/O leaves in the node's cache what the guest has not flushed.
+func TestHoldFlushesTheDevice(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("loop devices need root")
+	}
+	image := sparse(t, 1<<20)
+	device := check.Value(loopdev.Attach(image.Name(), loopdev.Options{DirectIO: true}))(t)
+	defer func() { check.Must(t, loopdev.DetachFrom(image.Name(), device)) }()
+	guest := check.Value(os.OpenFile(device, os.O_WRONLY, 0))(t)
+	defer func() { check.Must(t, guest.Close()) }()
+	var last byte
+	a := &admin{volumes: []*adminv1.Volume{{Id: "1", VolumeId: "v"}}, freezes: func() {
+		last++
+		_, _ = guest.WriteAt(bytes.Repeat([]byte{last}, block), 0)
+	}}
+	f := &freezer{log: zaptest.NewLogger(t), limit: time.Minute, sandboxes: sandboxes{socket: a.serve(t), driver: "d"}}
+	free, err := f.hold(t.Context(), []inUse{{"v", device}}, func() error {
+		is := make([]byte, block)
+		_, err := image.ReadAt(is, 0)
+		check.That(t, last == 2 && is[0] == last, "the image has %d, and %d was written", is[0], last)
+		return err
+	})
+	check.That(t, len(free) == 0 && err == nil, "free %q: %v", free, err)
 }
 
 // TestCleanWithoutJournal: an ext4 without a journal that was not unmounted is as after a crash.

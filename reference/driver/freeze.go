@@ -81,6 +81,9 @@ func (f *freezer) hold(ctx context.Context, volumes []inUse, capture func() erro
 	held, free, err := f.freezeAll(ctx, volumes)
 	failpoint.Hit("driver-frozen")
 	if err == nil {
+		err = flushDevices(volumes)
+	}
+	if err == nil {
 		err = capture()
 	}
 	failpoint.Hit("driver-taken")
@@ -100,11 +103,9 @@ func (f *freezer) hold(ctx context.Context, volumes []inUse, capture func() erro
 // freezeAll freezes volumes in parallel, so that their freezes end at the same time. It fails
 // if two of them cannot be frozen. Volumes that are held must be thawed in any case.
 func (f *freezer) freezeAll(ctx context.Context, volumes []inUse) (held map[string]func() error, free []string, err error) {
-	if len(volumes) > 1 {
-		f.syncAll(ctx, volumes)
-	}
+	f.syncAll(ctx, volumes)
 	held, failed := f.tryAll(ctx, volumes)
-	if errors.Is(errors.Join(slices.Collect(maps.Values(failed))...), fsops.ErrFrozen) {
+	if errors.Is(joined(failed), fsops.ErrFrozen) {
 		f.log.Info("a volume is frozen already, as a driver leaves it that is killed: waiting for the end of that", zap.Duration("time", f.limit+lateEnd))
 		f.thawAll(held)
 		if !sys.Sleep(ctx, f.limit+lateEnd) {
@@ -112,21 +113,49 @@ func (f *freezer) freezeAll(ctx context.Context, volumes []inUse) (held map[stri
 		}
 		held, failed = f.tryAll(ctx, volumes)
 	}
+	switch {
+	case ctx.Err() != nil:
+		return held, nil, status.FromContextError(ctx.Err()).Err() // it may be why they are not frozen
+	case errors.Is(joined(failed), errAway):
+		return held, nil, status.Errorf(codes.Unavailable, "a snapshot made now would be as after a crash: start crust-proxy, or remove its socket: %v", joined(failed))
+	}
 	for id, err := range failed {
 		f.log.Warn("the volume cannot be frozen: what is taken of it is as after a crash", zap.String("volume", id), zap.Error(err))
 	}
 	if free = slices.Sorted(maps.Keys(failed)); len(free) > 1 {
 		err = status.Errorf(codes.FailedPrecondition, "volumes %q are in use and cannot be frozen: what is taken of them is not of one moment: %v",
-			free, errors.Join(slices.Collect(maps.Values(failed))...))
+			free, joined(failed))
 	}
 	return held, free, err
+}
+
+func joined(failed map[string]error) error {
+	return errors.Join(slices.Collect(maps.Values(failed))...)
+}
+
+// flushDevices writes what the node's page cache has of devices to their images. It is little if the guest has synced
+// its own, unless a VMM without direct I/O ignores that, or the guest mounts without barriers.
+func flushDevices(volumes []inUse) error {
+	for _, v := range volumes {
+		device, err := os.Open(v.device)
+		if err == nil {
+			err = errors.Join(device.Sync(), device.Close())
+		}
+		if err != nil {
+			return fmt.Errorf("write what the node has cached of volume %q: %w", v.id, err)
+		}
+	}
+	return nil
 }
 
 // lateEnd is how long after its limit a freeze may end.
 const lateEnd = 500 * time.Millisecond
 
+// syncTime is longer than a freeze may take, as nothing else waits then.
+const syncTime = 30 * time.Second
+
 // syncAll writes most of the dirty data to the disk, so that no volume stays frozen while
-// another one's data is written. The only way to make a sandbox do so is to freeze and thaw the
+// another one's data is written, and a sandbox freezes in time. The only way to make a sandbox do so is to freeze and thaw the
 // volume. Errors are ignored: the freeze that follows reports them.
 func (f *freezer) syncAll(ctx context.Context, volumes []inUse) {
 	var all sync.WaitGroup
@@ -136,10 +165,11 @@ func (f *freezer) syncAll(ctx context.Context, volumes []inUse) {
 				_ = unix.Syncfs(int(root.Fd()))
 				_ = root.Close()
 			} else if err == nil {
-				if thaw, err := f.sandboxes.freeze(ctx, v.id, f.limit); err == nil {
+				if thaw, err := f.sandboxes.freeze(ctx, v.id, f.limit, syncTime); err == nil {
 					_ = thaw()
 				}
 			}
+			_ = flushDevices([]inUse{v})
 		})
 	}
 	all.Wait()
@@ -194,7 +224,7 @@ func (f *freezer) freeze(ctx context.Context, id, device string) (thaw func() er
 		return nil, err
 	}
 	if root == nil {
-		return f.sandboxes.freeze(ctx, id, f.limit)
+		return f.sandboxes.freeze(ctx, id, f.limit, f.limit+answerTime)
 	}
 	fd := int(root.Fd())
 	if err := f.node.Freeze(id, fd, f.limit); err != nil {
@@ -259,8 +289,11 @@ type sandboxes struct{ socket, driver string }
 // answerTime is how long crust-proxy may take to answer, in addition to the time of a freeze.
 const answerTime = 5 * time.Second
 
-// freeze asks the sandbox that has a volume to freeze its filesystem for at most limit.
-func (s sandboxes) freeze(ctx context.Context, id string, limit time.Duration) (thaw func() error, err error) {
+// errAway means that crust-proxy has a socket, and does not answer: it is started again.
+var errAway = errors.New("crust-proxy does not answer")
+
+// freeze asks the sandbox that has a volume to freeze its filesystem for at most limit, and waits for that.
+func (s sandboxes) freeze(ctx context.Context, id string, limit, wait time.Duration) (thaw func() error, err error) {
 	if s.socket == "" {
 		return nil, errors.New("it is not mounted on this node, and without --crust-proxy-socket no sandbox can be asked")
 	}
@@ -269,9 +302,12 @@ func (s sandboxes) freeze(ctx context.Context, id string, limit time.Duration) (
 		return nil, err
 	}
 	admin := adminv1.NewAdminClient(conn)
-	asking, cancel := context.WithTimeout(ctx, limit+answerTime)
+	asking, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
 	volume, err := s.find(asking, admin, id)
+	if _, missing := os.Stat(pathOf(s.socket)); status.Code(err) == codes.Unavailable && missing == nil {
+		err = fmt.Errorf("%w: %w", errAway, err)
+	}
 	if err == nil {
 		_, err = admin.FreezeVolume(asking, &adminv1.FreezeVolumeRequest{Volume: volume, Timeout: durationpb.New(limit)})
 	}
@@ -281,11 +317,16 @@ func (s sandboxes) freeze(ctx context.Context, id string, limit time.Duration) (
 	if err != nil {
 		return nil, errors.Join(err, conn.Close())
 	}
+	frozen := time.Now()
 	return func() error {
 		// Also if the caller no longer waits.
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), answerTime)
 		defer cancel()
+		took := time.Since(frozen)
 		_, err := admin.ThawVolume(ctx, &adminv1.ThawVolumeRequest{Volume: volume})
+		if err == nil && took > limit {
+			err = fmt.Errorf("the freeze had ended when it was thawed after %v: somebody else has frozen it since", took)
+		}
 		return errors.Join(err, conn.Close())
 	}, nil
 }
