@@ -216,8 +216,8 @@ func TestResume(t *testing.T) {
 	job.Blocks = named(8*mib, ranges, -1, nil)
 	got, err := job.Run(t.Context())
 	r.must(err)
-	again, err := os.ReadFile(r.path("snap"))
-	check.That(t, err == nil && bytes.Equal(again, whole) && got.Resumed != 0, "resumed at %d: %v", got.Resumed, err)
+	again := check.Value(os.ReadFile(r.path("snap")))(t)
+	check.That(t, bytes.Equal(again, whole) && got.Resumed != 0, "resumed at %d", got.Resumed)
 	for range 25 {
 		r.must(os.Remove(r.path("snap")))
 		torn := bytes.Clone(whole[:r.random.IntN(len(whole)+1)])
@@ -225,10 +225,9 @@ func TestResume(t *testing.T) {
 			clear(torn[len(torn)-12:]) // as after a power failure
 		}
 		r.must(os.WriteFile(r.path("snap.part"), torn, 0o600))
-		_, err := job.Run(t.Context())
-		r.must(err)
-		again, err := os.ReadFile(r.path("snap"))
-		check.Require(t, err == nil && bytes.Equal(again, whole), "not the same after %d bytes: %v", len(torn), err)
+		r.must(check.Err(job.Run(t.Context())))
+		again := check.Value(os.ReadFile(r.path("snap")))(t)
+		check.Require(t, bytes.Equal(again, whole), "not the same after %d bytes", len(torn))
 	}
 }
 

@@ -199,14 +199,7 @@ func TestManyRanges(t *testing.T) {
 func snapshots(t *testing.T, conn *grpc.ClientConn, images string) (first, later, foreign string) {
 	t.Helper()
 	controller := csi.NewControllerClient(conn)
-	create := func(name string) string {
-		reply, err := controller.CreateVolume(t.Context(), &csi.CreateVolumeRequest{
-			Name: name, VolumeCapabilities: []*csi.VolumeCapability{mountCapability()},
-			CapacityRange: &csi.CapacityRange{RequiredBytes: leastSize},
-		})
-		check.Must(t, err)
-		return reply.GetVolume().GetVolumeId()
-	}
+	create := func(name string) string { return check.Value(created(t, controller, name, source{}))(t).GetVolumeId() }
 	take := func(name, volume string) string { return takeSnapshot(t, controller, name, volume) }
 	volume, other := create("v"), create("other")
 	first, foreign = take("first", volume), take("foreign", other)
@@ -383,9 +376,7 @@ func TestOrderOfSnapshotsIsNotTheClocks(t *testing.T) {
 	wantOrder(first, later)
 	controller := csi.NewControllerClient(conn)
 	check.Value(controller.DeleteSnapshot(t.Context(), &csi.DeleteSnapshotRequest{SnapshotId: later}))(t)
-	latest, err := controller.CreateSnapshot(t.Context(), &csi.CreateSnapshotRequest{Name: "latest", SourceVolumeId: volumeID("v")})
-	check.Must(t, err)
-	wantOrder(first, latest.GetSnapshot().GetSnapshotId())
+	wantOrder(first, takeSnapshot(t, controller, "latest", volumeID("v")))
 }
 
 // TestNobodyReadsAStream, and the driver stops all the same.

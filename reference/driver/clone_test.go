@@ -86,6 +86,7 @@ func created(t *testing.T, controller csi.ControllerClient, name string, from so
 	t.Helper()
 	reply, err := controller.CreateVolume(t.Context(), &csi.CreateVolumeRequest{
 		Name: name, VolumeCapabilities: []*csi.VolumeCapability{mountCapability()}, VolumeContentSource: from.content(),
+		CapacityRange: &csi.CapacityRange{RequiredBytes: leastSize},
 	})
 	return reply.GetVolume(), err
 }
