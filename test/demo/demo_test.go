@@ -42,8 +42,7 @@ func TestPods(t *testing.T) {
 func TestKilledHalfWay(t *testing.T) {
 	program := build(t)
 	first := demo(t, program)
-	out, err := first.StdoutPipe()
-	check.Must(t, err)
+	out := check.Value(first.StdoutPipe())(t)
 	check.Must(t, first.Start())
 	lines := bufio.NewScanner(out)
 	for lines.Scan() && !strings.Contains(lines.Text(), "A second pod wants the same disk") {

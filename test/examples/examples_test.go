@@ -46,10 +46,8 @@ func TestBoth(t *testing.T) {
 	v.Publish()
 	check.That(t, os.WriteFile(v.Target+"/file", []byte("data"), 0o600) != nil, "there is no guard at the target")
 	for _, text := range []string{"first", "second"} { // the second pod finds what the first one wrote
-		pod, err := node.RunPod(t.Context(), v.Pod, "example", 0)
-		check.Must(t, err)
-		container, err := pod.Run(t.Context(), cri.Container{Name: "app", Mounts: []cri.Mount{{Host: v.Target, Container: "/data"}}})
-		check.Must(t, err)
+		pod := check.Value(node.RunPod(t.Context(), v.Pod, "example", 0))(t)
+		container := check.Value(pod.Run(t.Context(), cri.Container{Name: "app", Mounts: []cri.Mount{{Host: v.Target, Container: "/data"}}}))(t)
 		run := func(script string) string {
 			return check.Value(node.Exec(t.Context(), container, script))(t)
 		}

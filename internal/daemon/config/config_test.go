@@ -150,8 +150,7 @@ func TestEitherHandlerCanBeOff(t *testing.T) {
 		"handlers: {default: crust, crust: {enabled: true}}":          "crust [kata crust]",
 		"handlers: {crust: {enabled: false, programs: [/opt/a, /b]}}": "kata [kata]",
 	} {
-		got, err := load(t, file)
-		check.Must(t, err)
+		got := check.Value(load(t, file))(t)
 		check.Equal(t, fmt.Sprint(got.Handlers.Default, " ", got.Handlers.names()), want, "%s", file)
 	}
 	_, restart := Reloadable(Default(), Config{Handlers: Handlers{Crust: Crust{Root: "/x"}}})
@@ -174,8 +173,7 @@ func TestGoodFiles(t *testing.T) {
 }
 
 func TestOneKeyMovesADaemon(t *testing.T) {
-	got, err := load(t, "kubeletRoot: /k\n", "--run-dir", "/run/b")
-	check.Must(t, err)
+	got := check.Value(load(t, "kubeletRoot: /k\n", "--run-dir", "/run/b"))(t)
 	want := []string{
 		"/run/b/runtime.sock", "/run/b/admin.sock", "/k/crust-proxy/registry", "/k/crust-proxy/marks", "/k/plugins_registry",
 		"/k/plugins/kubernetes.io/csi/volumeDevices", "/dev", "/k/plugins",
@@ -324,8 +322,7 @@ func TestWarnings(t *testing.T) {
 // TestConffileNeverChanges: a package that brings another one has dpkg ask each administrator who edited
 // it, and an unattended upgrade stop half-configured.
 func TestConffileNeverChanges(t *testing.T) {
-	raw, err := os.ReadFile("../../../packaging/config.yaml")
-	check.Must(t, err)
+	raw := check.Value(os.ReadFile("../../../packaging/config.yaml"))(t)
 	sum := fmt.Sprintf("%x", sha256.Sum256(raw))
 	check.That(t, sum == "0bc7e818ed02ed7961de39980eff833b7c6b529b8aa7a5107cad2501a9e821c6", "it is another file: %s", sum)
 	got, err := load(t, string(raw))
@@ -334,8 +331,7 @@ func TestConffileNeverChanges(t *testing.T) {
 
 // TestSampleRulesAreGood reads the example that the sample file shows as a comment.
 func TestSampleRulesAreGood(t *testing.T) {
-	raw, err := os.ReadFile("../../../systemd/config.yaml")
-	check.Must(t, err)
+	raw := check.Value(os.ReadFile("../../../systemd/config.yaml"))(t)
 	example := "policy:\n"
 	for line := range strings.SplitSeq(string(raw), "\n") {
 		if text, ok := strings.CutPrefix(line, "  #   "); ok {

@@ -43,8 +43,7 @@ func TestUpgradeToAnotherEndpoint(t *testing.T) {
 	w := running(t)
 	_, r := w.pair()
 	w.served("driver.sock")
-	socket, err := os.Lstat(w.csi())
-	check.Must(t, err)
+	socket := check.Value(os.Lstat(w.csi()))(t)
 	r.Kill() // the old driver still runs for a while
 	next := w.driver(name, "next.sock")
 	next.Version = "v8"
@@ -321,8 +320,7 @@ func TestWithdraw(t *testing.T) {
 	dead, foreign, served := w.offered(), filepath.Join(w.kubeletDir(), "foreign-reg.sock"), filepath.Join(w.kubeletDir(), "served"+Suffix)
 	check.StaleSocket(t, dead)
 	check.StaleSocket(t, foreign)
-	l, err := net.Listen("unix", served)
-	check.Must(t, err)
+	l := check.Value(net.Listen("unix", served))(t)
 	defer func() { _ = l.Close() }()
 	check.Must(t, os.WriteFile(filepath.Join(w.kubeletDir(), "file"+Suffix), nil, 0o600))
 	gone := Withdraw(w.kubeletDir())
