@@ -66,8 +66,7 @@ func newBecame(t *testing.T, program string, env []string, args ...string) *beca
 	extra := check.Value(os.CreateTemp(dir, "extra"))(t)
 	t.Cleanup(func() { _ = extra.Close() })
 	check.Value(extra.WriteString("a third descriptor\n"))(t)
-	_, err := extra.Seek(0, 0)
-	check.Must(t, err)
+	check.Must(t, check.Err(extra.Seek(0, 0)))
 	b.cmd.ExtraFiles = []*os.File{extra}
 	return b
 }

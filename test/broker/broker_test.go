@@ -115,12 +115,10 @@ func newNode(t testing.TB) *node {
 // start makes a fresh broker over the same directories, as a restart does.
 func (n *node) start() {
 	n.t.Helper()
-	b, err := deferral.NewBroker(n.cfg)
-	check.Must(n.t, err)
+	b := check.Value(deferral.NewBroker(n.cfg))(n.t)
 	check.Must(n.t, b.Load(context.Background()))
 	n.Broker = b
-	_, err = b.Reconcile(context.Background())
-	check.Must(n.t, err)
+	check.Must(n.t, check.Err(b.Reconcile(context.Background())))
 }
 
 // restart forgets everything in memory.
@@ -151,8 +149,7 @@ func (n *node) stage(in volume.Instruction) *volume.Volume {
 
 func (n *node) unstage(target string) {
 	n.t.Helper()
-	_, err := n.Release(context.Background(), target)
-	check.Must(n.t, err)
+	check.Must(n.t, check.Err(n.Release(context.Background(), target)))
 }
 
 // wantKind checks the class of an error and that it names what it is about.

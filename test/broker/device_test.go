@@ -221,8 +221,7 @@ func TestDeviceSwappedBetweenCheckAndUse(t *testing.T) {
 		}
 	})
 	for range 300 {
-		v, err := n.Defer(ctx, n.instruction("pod-1", name))
-		check.Must(t, err)
+		v := check.Value(n.Defer(ctx, n.instruction("pod-1", name)))(t)
 		got := rdev(t, v.Device.Path)
 		check.Require(t, got == int(unix.Mkdev(v.Device.Major, v.Device.Minor)), "handed over %s, which is not the claimed %s", v.Device.Path, v.Device)
 		fd, err := unix.Open(v.Device.Path, unix.O_RDONLY|unix.O_EXCL, 0)

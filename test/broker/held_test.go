@@ -82,16 +82,14 @@ func TestReleaseByForceConcernsOneDevice(t *testing.T) {
 	v, second := n.stage(n.instruction("pod-1", disk, "ro")), n.stage(n.instruction("pod-2", disk, "ro"))
 	rig.Hold(t, "<", disk)
 	for _, key := range []volume.Key{v.Key, second.Key} {
-		_, err := n.ReleaseKey(t.Context(), key, true)
-		check.Must(t, err)
+		check.Must(t, check.Err(n.ReleaseKey(t.Context(), key, true)))
 	}
 	held := n.Users().Held()
 	check.That(t, len(held) == 2, "two readers were released by force, and held are %+v", held)
 	if claim.SequenceOf(v.Device) == "" {
 		rig.Missing(t, "the kernel's diskseq")
 	}
-	loop, err := os.Open(disk)
-	check.Must(t, err)
+	loop := check.Value(os.Open(disk))(t)
 	other := check.Value(os.Open(rig.Image(t, 16*mib)))(t)
 	const changeFD = 0x4C06 // LOOP_CHANGE_FD of the kernel's <linux/loop.h>
 	check.Must(t, unix.IoctlSetInt(int(loop.Fd()), changeFD, int(other.Fd())))

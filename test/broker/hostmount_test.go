@@ -54,8 +54,7 @@ func mountAway(t *testing.T, disk string) (end func()) {
 		}
 	})
 	t.Cleanup(end)
-	_, err = stdout.Read(make([]byte, 16))
-	check.Must(t, err)
+	check.Must(t, check.Err(stdout.Read(make([]byte, 16))))
 	return end
 }
 

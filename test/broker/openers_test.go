@@ -150,8 +150,7 @@ func testOpener(t *testing.T, finder *openers.Finder, kind opener) {
 	}
 	end()
 	n.goesOn(func() error { _, err := n.Release(t.Context(), in.Target); return err })
-	_, err = n.Reconcile(t.Context())
-	check.Must(t, err)
+	check.Must(t, check.Err(n.Reconcile(t.Context())))
 	held := n.Users().Held()
 	check.That(t, len(held) == 0, "still held: %+v", held)
 	wantHeld(t, disk, false)

@@ -147,11 +147,9 @@ func TestPartitionsAndTheirDisk(t *testing.T) {
 func (n *node) node(device string) string {
 	n.t.Helper()
 	name := filepath.Base(device)
-	raw, err := os.ReadFile("/sys/class/block/" + name + "/dev")
-	check.Must(n.t, err)
+	raw := check.Value(os.ReadFile("/sys/class/block/" + name + "/dev"))(n.t)
 	var major, minor uint32
-	_, err = fmt.Sscanf(string(raw), "%d:%d", &major, &minor)
-	check.Must(n.t, err)
+	check.Must(n.t, check.Err(fmt.Sscanf(string(raw), "%d:%d", &major, &minor)))
 	path := filepath.Join(n.kubelet, name)
 	check.Must(n.t, unix.Mknod(path, unix.S_IFBLK|0o600, int(unix.Mkdev(major, minor)))) //nolint:gosec // small
 	return path

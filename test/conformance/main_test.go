@@ -81,11 +81,10 @@ func (b *bench) crustVM() *bench {
 	actual := rig.Program(b.t, "crust-vm")
 	rig.Program(b.t, "crust-vm-agent")
 	b.handler, b.limit = b.dir+"/handler", 20*time.Minute // where machines are emulated
-	raw, err := json.Marshal(map[string]any{
+	raw := check.Value(json.Marshal(map[string]any{
 		"kernel": vmnode.Kernel(b.t), "root": b.root, "stateDir": b.dir + "/state", "program": b.handler,
 		"agentProgram": filepath.Dir(actual) + "/crust-vm-agent", "bootTimeoutSeconds": 110, "memoryMiB": 320,
-	})
-	check.Must(b.t, err)
+	}))(b.t)
 	check.Must(b.t, os.WriteFile(b.dir+"/config.json", raw, 0o600))
 	script := fmt.Sprintf("#!/bin/sh\nexport CRUST_VM_CONFIG=%s/config.json\nexec %s \"$@\"\n", b.dir, actual)
 	check.Must(b.t, os.WriteFile(b.handler, []byte(script), 0o755))

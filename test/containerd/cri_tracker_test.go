@@ -116,8 +116,7 @@ func TestContainersOverCRI(t *testing.T) {
 	target := node.Dir + "/real" + below
 	check.Must(t, os.MkdirAll(target, 0o755))
 	check.Must(t, os.Symlink("real", node.Dir+"/kubelet"))
-	pod, err := node.RunPod(t.Context(), "pod-1", "", 0)
-	check.Must(t, err)
+	pod := check.Value(node.RunPod(t.Context(), "pod-1", "", 0))(t)
 	other := check.Value(node.RunPod(t.Context(), "pod-2", "", 0))(t)
 	linked, err := pod.Run(t.Context(), cri.Container{
 		Name: "linked", Mounts: []cri.Mount{{Host: node.Dir + "/kubelet" + below, Container: "/data"}}})
@@ -125,8 +124,7 @@ func TestContainersOverCRI(t *testing.T) {
 	direct, err := pod.Run(t.Context(), cri.Container{
 		Name: "direct", Mounts: []cri.Mount{{Host: target, Container: "/copy"}, {Host: node.Dir, Container: "/tmp"}}})
 	check.Must(t, err)
-	_, err = other.Run(t.Context(), cri.Container{Name: "other", Mounts: []cri.Mount{{Host: target, Container: "/stolen"}}})
-	check.Must(t, err)
+	check.Must(t, check.Err(other.Run(t.Context(), cri.Container{Name: "other", Mounts: []cri.Mount{{Host: target, Container: "/stolen"}}})))
 	check.Eventually(t, "the sandbox", func() bool { return len(tracker.OfPod("pod-1")) == 1 })
 	want := []string{pod.ID, linked, direct}
 	slices.Sort(want)

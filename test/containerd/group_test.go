@@ -71,10 +71,9 @@ func TestGroupOutlivesAKilledAttempt(t *testing.T) {
 	r.killedInTheGroup(pod, v, where)
 	// What mounts a volume once more dies here.
 	check.Must(t, os.WriteFile(where, []byte("crust-runc-mounted"), 0o600))
-	id, err := pod.Run(r.ctx(), cri.Container{
+	id := check.Value(pod.Run(r.ctx(), cri.Container{
 		Name: "main", Attempt: 1, Mounts: []cri.Mount{at(v.target)}, User: 1000, Groups: []int64{groupID},
-	})
-	check.Must(t, err)
+	}))(t)
 	check.Must(t, os.Remove(where))
 	r.exec(id, "echo mine > /data/tree/29/999")
 	r.remove(pod)

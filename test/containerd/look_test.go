@@ -74,8 +74,7 @@ func (r *testNode) df(container string) usage {
 	r.t.Helper()
 	out := r.exec(container, "stat -f -c '%b %f %a %S %c %d' /data")
 	var blocks, free, available, size, inodes, inodesFree int64
-	_, err := fmt.Sscan(out, &blocks, &free, &available, &size, &inodes, &inodesFree)
-	check.Must(r.t, err)
+	check.Must(r.t, check.Err(fmt.Sscan(out, &blocks, &free, &available, &size, &inodes, &inodesFree)))
 	return usage{
 		bytesTotal: blocks * size, bytesAvailable: available * size, bytesUsed: (blocks - free) * size,
 		inodesTotal: inodes, inodesAvailable: inodesFree, inodesUsed: inodes - inodesFree,
@@ -130,11 +129,9 @@ func (r *testNode) write(container, path string) string {
 }
 func checksum(t *testing.T, path string) [sha256.Size]byte {
 	t.Helper()
-	file, err := os.Open(path)
-	check.Must(t, err)
+	file := check.Value(os.Open(path))(t)
 	defer func() { _ = file.Close() }()
 	sum := sha256.New()
-	_, err = io.Copy(sum, file)
-	check.Must(t, err)
+	check.Must(t, check.Err(io.Copy(sum, file)))
 	return [sha256.Size]byte(sum.Sum(nil))
 }

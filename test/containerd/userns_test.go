@@ -92,8 +92,7 @@ func (u *usersTest) lives(fs string) {
 	u.crust("thaw", u.v.target)
 	if rig.MayGrow(u.t, fs) {
 		rig.Enlarge(u.t, u.v.image, u.v.disk, grownSize)
-		_, err = u.v.expand(grownSize)
-		check.Must(u.t, err)
+		check.Must(u.t, check.Err(u.v.expand(grownSize)))
 	}
 	u.v.wantStats(id)
 	u.remove(pod)

@@ -32,8 +32,7 @@ func TestUIDOutsideTheSetIsRefused(t *testing.T) {
 	d.SocketOptions = `, mode: "0660", group: "65534"`
 	d.Start()
 	check.Must(t, os.Chmod(d.Dir+"/run", 0o755)) //nolint:gosec // the stranger must reach the sockets
-	self, err := os.ReadFile("/proc/self/exe")
-	check.Must(t, err)
+	self := check.Value(os.ReadFile("/proc/self/exe"))(t)
 	stranger := d.Dir + "/stranger"
 	check.Must(t, os.WriteFile(stranger, self, 0o755)) //nolint:gosec // another user runs it
 	cmd := exec.Command(stranger, "-test.run=TestStranger", "-test.v")

@@ -133,8 +133,7 @@ func unstageRequest(req *runtimev1.RuntimeStageVolumeRequest) *runtimev1.Runtime
 
 func unstage(t *testing.T, d *rig.Daemon, req *runtimev1.RuntimeStageVolumeRequest) {
 	t.Helper()
-	_, err := d.Runtime().RuntimeUnstageVolume(t.Context(), unstageRequest(req))
-	check.Must(t, err)
+	check.Must(t, check.Err(d.Runtime().RuntimeUnstageVolume(t.Context(), unstageRequest(req))))
 }
 
 // wantStaged checks everything that a staged read-only volume consists of.

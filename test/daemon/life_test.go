@@ -27,8 +27,7 @@ func metric(t *testing.T, d *rig.Daemon, name string) (value float64) {
 	body := check.Value(d.HTTP("/metrics"))(t)
 	for line := range strings.SplitSeq(body, "\n") {
 		if text, ok := strings.CutPrefix(line, name); ok {
-			_, err := fmt.Sscan(text, &value)
-			check.Must(t, err)
+			check.Must(t, check.Err(fmt.Sscan(text, &value)))
 		}
 	}
 	return value
@@ -79,8 +78,7 @@ func TestOpenStreamsDoNotHoldUpTheEnd(t *testing.T) {
 	d.Start()
 	for _, socket := range []string{d.RuntimeSocket, d.AdminSocket} {
 		conn := d.Dial(socket)
-		health, err := healthv1.NewHealthClient(conn).Watch(t.Context(), &healthv1.HealthCheckRequest{})
-		check.Must(t, err)
+		health := check.Value(healthv1.NewHealthClient(conn).Watch(t.Context(), &healthv1.HealthCheckRequest{}))(t)
 		served := check.Value(health.Recv())(t)
 		check.That(t, served.GetStatus() == healthv1.HealthCheckResponse_SERVING, "%s: %v", socket, served)
 		stream := check.Value(reflectionv1.NewServerReflectionClient(conn).ServerReflectionInfo(t.Context()))(t)
@@ -112,8 +110,7 @@ func TestNothingLeaks(t *testing.T) {
 			})
 			check.Must(t, err)
 			check.Must(t, shim.Stop())
-			_, err = client.RuntimeUnstageVolume(t.Context(), unstageRequest(req))
-			check.Must(t, err)
+			check.Must(t, check.Err(client.RuntimeUnstageVolume(t.Context(), unstageRequest(req))))
 		}
 	}
 	work(5)

@@ -23,10 +23,9 @@ func (v *volume) wantHealth(kind csi.VolumeHealthErrorType, reason string) {
 	v.t.Helper()
 	// The kernel counts errors a moment after they happen.
 	check.Eventually(v.t, fmt.Sprintf("health of %s is %s %q", v.name, kind, reason), func() bool {
-		reply, err := v.NodeGetVolumeHealth(v.t.Context(), &csi.NodeGetVolumeHealthRequest{
+		reply := check.Value(v.NodeGetVolumeHealth(v.t.Context(), &csi.NodeGetVolumeHealthRequest{
 			VolumeId: v.id, VolumePublishPath: v.target, StagingTargetPath: v.staging,
-		})
-		check.Must(v.t, err)
+		}))(v.t)
 		got := reply.GetVolumeHealth().GetHealthStatuses()
 		if reason == "" {
 			return reply.GetVolumeHealth().GetVolumeId() == v.id && len(got) == 0

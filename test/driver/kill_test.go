@@ -219,8 +219,7 @@ func (r *testDriver) pretendReboot() {
 func TestADeviceLeftReadOnly(t *testing.T) {
 	image := rig.Image(t, mib)
 	for range 10 { // others may be faster
-		left, err := loopdev.Attach(image, loopdev.Options{})
-		check.Must(t, err)
+		left := check.Value(loopdev.Attach(image, loopdev.Options{}))(t)
 		device := check.Value(os.Open(left))(t)
 		check.Must(t, unix.IoctlSetPointerInt(int(device.Fd()), unix.BLKROSET, 1))
 		check.Must(t, errors.Join(device.Close(), loopdev.Detach(left)))

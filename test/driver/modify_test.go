@@ -42,11 +42,10 @@ func (r *testDriver) wantDirectIO(want string) {
 func TestDirectIO(t *testing.T) {
 	r := newDriverOn(t, "xfs", false)
 	v := r.volume("v", rig.MountAccess("xfs"))
-	reply, err := r.CreateVolume(t.Context(), &csi.CreateVolumeRequest{
+	reply := check.Value(r.CreateVolume(t.Context(), &csi.CreateVolumeRequest{
 		Name: "v", CapacityRange: &csi.CapacityRange{RequiredBytes: size}, VolumeCapabilities: []*csi.VolumeCapability{v.access},
 		MutableParameters: directIO("false"),
-	})
-	check.Must(t, err)
+	}))(t)
 	v.id = reply.GetVolume().GetVolumeId()
 	v.must(v.stage, v.publish)
 	r.wantDirectIO("0")

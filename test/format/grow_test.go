@@ -104,8 +104,7 @@ func TestADamagedFilesystemKeepsNoPodWaiting(t *testing.T) {
 	rig.Need(t, "e2fsck", "resize2fs", "debugfs")
 	device := smallOnLarge(t, "clri <2>")                                  // no root directory
 	check.Must(t, newFormatter(t).growing(device, func(*mkfs.Request) {})) // or a filesystem that cannot be grown is refused
-	file, err := os.Open(device)
-	check.Must(t, err)
+	file := check.Value(os.Open(device))(t)
 	defer func() { _ = file.Close() }()
 	super, err := superblock.Read(file, "ext4")
 	check.That(t, err == nil && super.Bytes <= 100*mib, "it was grown: %+v, %v", super, err)
@@ -149,8 +148,7 @@ func TestACheckThatCannotBeKilledKeepsNoOtherVolume(t *testing.T) {
 	check.Must(t, errors.Join(err, tracer.Start()))
 	end := sync.OnceFunc(func() { _ = errors.Join(tracer.Process.Kill(), tracer.Wait()) })
 	defer end()
-	_, err = io.ReadFull(said, make([]byte, len("seized")))
-	check.Must(t, err)
+	check.Must(t, check.Err(io.ReadFull(said, make([]byte, len("seized")))))
 	err = <-done
 	check.That(t, volume.KindOf(err) == volume.Timeout, "e2fsck was ended: %v", err)
 	other := newFormatter(t, func(c *mkfs.Config) { c.LockFile = r.conf.LockFile })

@@ -146,14 +146,12 @@ func (r *testFormatter) blank() (device, backing string) {
 // write puts bytes into a backing file before it is attached.
 func write(t testing.TB, backing string, at int64, data []byte) {
 	t.Helper()
-	file, err := os.OpenFile(backing, os.O_WRONLY, 0)
-	check.Must(t, err)
+	file := check.Value(os.OpenFile(backing, os.O_WRONLY, 0))(t)
 	defer func() { _ = file.Close() }()
 	if at < 0 {
 		at += size
 	}
-	_, err = file.WriteAt(data, at)
-	check.Must(t, err)
+	check.Must(t, check.Err(file.WriteAt(data, at)))
 }
 
 func run(t testing.TB, input, name string, args ...string) {

@@ -55,8 +55,7 @@ func (n *node) wantRegistered(watcher *kubelet.Kubelet) {
 		}
 		return err
 	})
-	_, err := csi.NewIdentityClient(n.driver.Conn).Probe(n.t.Context(), &csi.ProbeRequest{})
-	check.Must(n.t, err)
+	check.Must(n.t, check.Err(csi.NewIdentityClient(n.driver.Conn).Probe(n.t.Context(), &csi.ProbeRequest{})))
 }
 
 // waitFindings waits until the daemon finds fault with the node in some words.

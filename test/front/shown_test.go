@@ -33,8 +33,7 @@ func TestEventsOfAVolume(t *testing.T) {
 	n.up(v, "pod-1")
 	check.Must(t, n.publish(v, "pod-1")) // kubelet repeats it
 	sandbox := n.boot("sandbox-1", v, "pod-1")
-	_, err := n.stats(v, "pod-1")
-	check.Must(t, err)
+	check.Must(t, check.Err(n.stats(v, "pod-1")))
 	for range 3 {
 		check.Code(t, n.publish(v, "pod-2"), codes.FailedPrecondition, "wait until the other pod is gone")
 	}
@@ -125,8 +124,7 @@ func (s *spans) below(method string) (names []string, attributes map[string]stri
 func TestATraceShowsWhereAPublishIs(t *testing.T) {
 	t.Parallel()
 	got := &spans{}
-	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	check.Must(t, err)
+	listener := check.Value((&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0"))(t)
 	server := grpc.NewServer()
 	collector.RegisterTraceServiceServer(server, got)
 	go func() { _ = server.Serve(listener) }()
@@ -135,8 +133,7 @@ func TestATraceShowsWhereAPublishIs(t *testing.T) {
 	v := n.create("pv-1", "ext4", 400*mib)
 	n.up(v, "pod-1")
 	sandbox := n.boot("sandbox-1", v, "pod-1")
-	_, err = n.stats(v, "pod-1")
-	check.Must(t, err)
+	check.Must(t, check.Err(n.stats(v, "pod-1")))
 	n.end(sandbox)
 	n.down(v, "pod-1")
 	n.Stop() // it sends what is left

@@ -147,8 +147,7 @@ func TestPoliciesOfAGroup(t *testing.T) {
 	apply := func(policy volume.GroupPolicy) (gid uint32) {
 		check.Must(t, os.WriteFile(file, nil, 0o600))
 		check.Must(t, os.Lchown(file, 0, 0))
-		_, err := fsops.ApplyGroup(t.Context(), f.root, group, policy)
-		check.Must(t, err)
+		check.Must(t, check.Err(fsops.ApplyGroup(t.Context(), f.root, group, policy)))
 		return files(t, f.dir)["file"].GID
 	}
 	check.That(t, apply(volume.GroupOnMismatch) == group, "the root does not match, and the file was not changed")
@@ -206,8 +205,7 @@ func TestGroupCrossesNoMount(t *testing.T) {
 	check.Must(t, unix.Mount(other.dir, filepath.Join(f.dir, "mnt"), "", unix.MS_BIND, ""))
 	check.Must(t, unix.Mount(filepath.Join(other.dir, "file"), filepath.Join(f.dir, "bound"), "", unix.MS_BIND, ""))
 	before := files(t, other.dir)
-	_, err := fsops.ApplyGroup(t.Context(), f.root, group, volume.GroupAlways)
-	check.Must(t, err)
+	check.Must(t, check.Err(fsops.ApplyGroup(t.Context(), f.root, group, volume.GroupAlways)))
 	d := cmp.Diff(before, files(t, other.dir))
 	check.That(t, d == "", "files of another mount have changed:\n%s", d)
 }
@@ -342,8 +340,7 @@ func (f *filesystem) killInTheMiddle(dir string) (cuts int) {
 			cuts++
 		}
 	}
-	_, err := fsops.ApplyGroup(t.Context(), openFD(t, dir, unix.O_PATH), group, volume.GroupOnMismatch)
-	check.Must(t, err)
+	check.Must(t, check.Err(fsops.ApplyGroup(t.Context(), openFD(t, dir, unix.O_PATH), group, volume.GroupOnMismatch)))
 	d := cmp.Diff(asKubelet(before), files(t, dir))
 	check.That(t, d == "", "not as kubelet does (-want +got):\n%s", d)
 	return cuts

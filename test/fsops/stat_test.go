@@ -135,8 +135,7 @@ func overwrite(t testing.TB, device, text string) {
 		_, err = file.ReadAt(block, at)
 		check.Require(t, err == nil, "%q is not on %s: %v", text, device, err)
 		if strings.HasPrefix(string(block), text) {
-			_, err := file.WriteAt([]byte("spoiled"), at)
-			check.Must(t, err)
+			check.Must(t, check.Err(file.WriteAt([]byte("spoiled"), at)))
 			return
 		}
 	}

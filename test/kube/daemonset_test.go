@@ -356,11 +356,9 @@ func packed(t *testing.T, files map[string]string) []byte {
 	// As in hack/image.sh: a directory, and no link to /run, which is the node's.
 	check.Must(t, w.WriteHeader(&tar.Header{Name: "var/run/secrets/", Typeflag: tar.TypeDir, Mode: 0o755}))
 	for _, name := range slices.Sorted(maps.Keys(files)) {
-		raw, err := os.ReadFile(files[name])
-		check.Must(t, err)
+		raw := check.Value(os.ReadFile(files[name]))(t)
 		check.Must(t, w.WriteHeader(&tar.Header{Name: name, Typeflag: tar.TypeReg, Mode: 0o755, Size: int64(len(raw))}))
-		_, err = w.Write(raw)
-		check.Must(t, err)
+		check.Must(t, check.Err(w.Write(raw)))
 	}
 	check.Must(t, w.Close())
 	return out.Bytes()

@@ -37,8 +37,7 @@ import (
 // machine works on disks whose every write is logged, and each log is cut at each flush, at each acknowledgement and at
 // random writes. A disk loses any part of what it has in its cache, and tears one write apart.
 func TestPowerCuts(t *testing.T) {
-	self, err := os.Executable()
-	check.Must(t, err)
+	self := check.Value(os.Executable())(t)
 	files := map[string]string{self: program}
 	for _, name := range []string{"crust-driver", "crust-backup", "crust-proxy"} {
 		files[rig.Program(t, name)] = "/usr/local/bin/" + name
@@ -64,8 +63,7 @@ func makeCutDisk(t *testing.T, path, fs string) *cuts.Disk {
 	check.Must(t, os.Truncate(path, cutDisk-cuts.MarkSpace))
 	rig.Mkfs(t, fs, path)
 	check.Must(t, os.Truncate(path, cutDisk))
-	disk, err := cuts.OpenDisk(path)
-	check.Must(t, err)
+	disk := check.Value(cuts.OpenDisk(path))(t)
 	t.Cleanup(func() { check.Must(t, disk.Close()) })
 	return disk
 }
@@ -95,10 +93,8 @@ func randomCuts() int {
 const mostFaults = 5
 
 func cutAll(t *testing.T, fs string, disk *cuts.Disk, path string) {
-	log, err := cuts.OpenLog(path)
-	check.Must(t, err)
-	marks, err := cuts.Marks(log, cutDisk)
-	check.Must(t, err)
+	log := check.Value(cuts.OpenLog(path))(t)
+	marks := check.Value(cuts.Marks(log, cutDisk))(t)
 	r := rand.New(rand.NewPCG(rig.Seed(t), 0))
 	points, faults, expected, next := cuts.Points(log, marks, randomCuts(), r), 0, new(cuts.Expected), 0
 	image, err := os.OpenFile(filepath.Join(rig.Tmpfs(t, ""), "image"), os.O_RDWR|os.O_CREATE, 0o600)
@@ -136,8 +132,7 @@ type cutLook struct {
 // look mounts a disk as after a boot, starts the driver on it, and compares all with what is expected.
 func (l *cutLook) look(expected *cuts.Expected) []string {
 	l.found, l.faults = make(map[string]string), nil
-	device, err := loopdev.Attach(l.image, loopdev.Options{})
-	check.Must(l.t, err)
+	device := check.Value(loopdev.Attach(l.image, loopdev.Options{}))(l.t)
 	defer func() { check.Must(l.t, loopdev.Detach(device)) }()
 	check.Must(l.t, fsops.Forget(device, l.fs))
 	if err := unix.Mount(device, l.dir, l.fs, 0, ""); err != nil {

@@ -165,11 +165,9 @@ func (v *cutVolume) write() {
 	v.publish()
 	v.content = cutSum(content)
 	v.call(cuts.Mark{Sets: facts{"content " + v.id: v.content}, Loose: true}, func() error {
-		device, err := os.OpenFile(v.target, os.O_WRONLY, 0)
-		check.Must(v.t, err)
+		device := check.Value(os.OpenFile(v.target, os.O_WRONLY, 0))(v.t)
 		defer func() { _ = device.Close() }()
-		_, err = device.WriteAt(content, 0)
-		check.Must(v.t, err)
+		check.Must(v.t, check.Err(device.WriteAt(content, 0)))
 		return device.Sync()
 	})
 }
@@ -286,8 +284,7 @@ func (l *cutLoad) pod(fs string) {
 		for i := range 5 {
 			check.Must(l.t, os.WriteFile(fmt.Sprintf("%s/%d/%d", v.target, round, i), l.noise(9000), 0o600))
 		}
-		sum, err := treeSum(v.target)
-		check.Must(l.t, err)
+		sum := check.Value(treeSum(v.target))(l.t)
 		id := v.snapshot("p"+fs+strconv.Itoa(round), facts{"frozen " + fs: sum})
 		check.That(l.t, snapshots.Consistent(l.t, l.dir+"/driver", id), "%s is not consistent", id)
 	}

@@ -59,8 +59,7 @@ func TestKubernetesNode(t *testing.T) {
 // join boots the node of a new cluster.
 func join(t *testing.T) *member {
 	k, ports := cluster.Elsewhere(t)
-	programs, err := cluster.Programs()
-	check.Must(t, err)
+	programs := check.Value(cluster.Programs())(t)
 	files := ourFiles(t)
 	files["testdata/kubernetes/."], files[filepath.Join(programs, "kubelet")] = "/etc", "/usr/local/bin/"
 	files[k.NodeAccess], files[k.Dir+"/ca.crt"] = "/etc/kubernetes/kubelet.conf", "/etc/kubernetes/"

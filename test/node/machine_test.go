@@ -100,8 +100,7 @@ func makeDisk(t *testing.T, disk, suite, kernel string, files map[string]string)
 	if err != nil {
 		rig.Missing(t, err.Error())
 	}
-	programs, err := cri.Programs()
-	check.Must(t, err)
+	programs := check.Value(cri.Programs())(t)
 	files[kernel+"/lib/modules"] = "/usr/lib/modules"
 	for _, name := range []string{"containerd", "containerd-shim-runc-v2", "runc"} {
 		files[filepath.Join(programs, name)] = "/usr/local/bin/"

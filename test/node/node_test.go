@@ -42,8 +42,7 @@ func TestNode(t *testing.T) {
 // ourFiles are the packages and this program, and where they are in the machine.
 func ourFiles(t *testing.T) map[string]string {
 	t.Helper()
-	self, err := os.Executable()
-	check.Must(t, err)
+	self := check.Value(os.Executable())(t)
 	files := map[string]string{self: program}
 	for _, name := range packages {
 		files[rig.Package(t, name, "deb")] = "/root/" + name + ".deb"

@@ -105,22 +105,19 @@ func (l life) wantStats() {
 func (l life) run(c cri.Container) string {
 	l.t.Helper()
 	c.Mounts = []cri.Mount{{Host: l.target, Container: "/data"}}
-	id, err := l.pod.Run(l.ctx(), c)
-	check.Must(l.t, err)
+	id := check.Value(l.pod.Run(l.ctx(), c))(l.t)
 	return id
 }
 
 func (l life) exec(script string) string {
 	l.t.Helper()
-	out, err := l.node.Exec(l.ctx(), l.main, script)
-	check.Must(l.t, err)
+	out := check.Value(l.node.Exec(l.ctx(), l.main, script))(l.t)
 	return strings.TrimSpace(out)
 }
 
 // groups: the pod is in its slice, and what serves all pods in no pod's and in no service's group.
 func (l life) groups() {
-	pid, err := l.node.Pid(l.ctx(), l.main)
-	check.Must(l.t, err)
+	pid := check.Value(l.node.Pid(l.ctx(), l.main))(l.t)
 	group := groupOf(l.t, pid)
 	check.That(l.t, strings.HasPrefix(group, "0::/kubepods.slice/kubepods-pod") && strings.Contains(group, ".slice/cri-containerd-"), "the container is in %s", group)
 	l.wantAside("-agent", "")
@@ -148,8 +145,7 @@ func (l life) wantAside(program, word string) {
 
 func groupOf(t *testing.T, pid int) string {
 	t.Helper()
-	raw, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "cgroup"))
-	check.Must(t, err)
+	raw := check.Value(os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "cgroup")))(t)
 	return strings.TrimSpace(string(raw))
 }
 
@@ -188,8 +184,7 @@ func (l life) frozen() {
 	check.Must(l.t, err)
 	l.wantAside("", "watch-frozen\x00")
 	check.Succeeds(l.t, "nothing is written", func() error { _, err := l.node.Exec(l.ctx(), l.main, still); return err })
-	_, err = admin.ThawVolume(l.ctx(), &adminv1.ThawVolumeRequest{Volume: l.target})
-	check.Must(l.t, err)
+	check.Must(l.t, check.Err(admin.ThawVolume(l.ctx(), &adminv1.ThawVolumeRequest{Volume: l.target})))
 	l.wantWrites()
 }
 

@@ -59,11 +59,9 @@ func partition(t *testing.T, disk, number, start string) string {
 	rig.Command(t, "addpart", disk, number, start, "24576")
 	t.Cleanup(func() { _ = exec.Command("delpart", disk, number).Run() })
 	name := filepath.Base(disk) + "p" + number
-	raw, err := os.ReadFile("/sys/class/block/" + name + "/dev")
-	check.Must(t, err)
+	raw := check.Value(os.ReadFile("/sys/class/block/" + name + "/dev"))(t)
 	var major, minor uint32
-	_, err = fmt.Sscanf(string(raw), "%d:%d", &major, &minor)
-	check.Must(t, err)
+	check.Must(t, check.Err(fmt.Sscanf(string(raw), "%d:%d", &major, &minor)))
 	node := filepath.Join(t.TempDir(), name)
 	check.Must(t, unix.Mknod(node, unix.S_IFBLK|0o600, int(unix.Mkdev(major, minor)))) //nolint:gosec // small
 	return node

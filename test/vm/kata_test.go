@@ -88,8 +88,7 @@ type kataGuest struct {
 // bootKata boots the machine of a sandbox and starts its shim.
 func bootKata(flavor kata.Flavor, id string, v *volume) *kataGuest {
 	t, d := v.b.t, v.b.Daemon
-	program, err := exec.LookPath("qemu-system-x86_64")
-	check.Must(t, err)
+	program := check.Value(exec.LookPath("qemu-system-x86_64"))(t)
 	kernel, archive, err := initramfs.Build(vmnode.Kernel(t), rig.Program(t, "crust-vm-agent"), t.TempDir())
 	check.Must(t, err)
 	g := &kataGuest{guest: guest{t: t}, v: v}
@@ -176,15 +175,13 @@ func (g *kataGuest) exec(script string) string {
 	raw, err := json.Marshal(spec(script).Process)
 	check.Must(g.t, err)
 	process := &wire.Process{Container: g.container, Exec: "script"}
-	_, err = g.ExecProcess(g.t.Context(), &wire.ExecProcessRequest{Process: process, Spec: raw})
-	check.Must(g.t, err)
+	check.Must(g.t, check.Err(g.ExecProcess(g.t.Context(), &wire.ExecProcessRequest{Process: process, Spec: raw})))
 	out := g.output(g.t, process)
 	ended, err := g.WaitProcess(g.t.Context(), &wire.WaitProcessRequest{Process: process})
 	if check.Must(g.t, err); ended.GetExitCode() != 0 {
 		g.t.Fatalf("%s: %v, %s", script, ended, out)
 	}
-	_, err = g.DeleteProcess(g.t.Context(), &wire.DeleteProcessRequest{Process: process})
-	check.Must(g.t, err)
+	check.Must(g.t, check.Err(g.DeleteProcess(g.t.Context(), &wire.DeleteProcessRequest{Process: process})))
 	return out
 }
 

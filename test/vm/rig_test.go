@@ -148,8 +148,7 @@ func at(v *volume) cri.Mount { return cri.Mount{Host: v.Target, Container: "/dat
 func (b *bench) df(container string) (total, used, available int64) {
 	b.t.Helper()
 	var blocks, free, open, size int64
-	_, err := fmt.Sscan(b.exec(container, "stat -f -c '%b %f %a %S' /data"), &blocks, &free, &open, &size)
-	check.Must(b.t, err)
+	check.Must(b.t, check.Err(fmt.Sscan(b.exec(container, "stat -f -c '%b %f %a %S' /data"), &blocks, &free, &open, &size)))
 	return blocks * size, (blocks - free) * size, open * size
 }
 

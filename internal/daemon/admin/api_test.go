@@ -100,11 +100,10 @@ func serve(t *testing.T, pods ...string) *served {
 			Device: volume.Device{Kind: volume.BlockDevice, Path: "/dev/x"}, Adopted: true,
 		})
 	}
-	broker, err := deferral.NewBroker(deferral.Config{
+	broker := check.Value(deferral.NewBroker(deferral.Config{
 		StateDir: t.TempDir(), Root: s.kubelet, Describe: kubelet.Describe, Handlers: []deferral.Projector{s.handler}, DefaultHandler: "kata",
 		Devices: claim.DevicePolicy{Roots: []string{"/dev"}},
-	})
-	check.Must(t, err)
+	}))(t)
 	limits := stats.Limits{StatsTimeout: time.Second, ExpandTimeout: time.Second, Concurrency: 4, SlowAfter: time.Second, MaxSlow: 4}
 	node := &Node{Broker: broker, Sandboxes: &sandboxes.Sandboxes{
 		Handlers: sandboxes.Handlers{s.handler}, Relay: stats.New(limits, nil), Broker: broker, Missing: volume.Unsupported,

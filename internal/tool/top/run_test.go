@@ -81,8 +81,7 @@ func (p *play) press(keys string) {
 	p.mu.Lock()
 	p.shown.Reset()
 	p.mu.Unlock()
-	_, err := p.keys.WriteString(keys)
-	check.Must(p.t, err)
+	check.Must(p.t, check.Err(p.keys.WriteString(keys)))
 }
 
 func (p *play) ends() {

@@ -77,8 +77,7 @@ func TestManifestsAreAccepted(t *testing.T) {
 		check.Must(t, err)
 		_, err = r.Kubectl("apply", "--server-side", "--dry-run=server", "--validate=strict", "-f", "../../../examples/kubernetes/"+file)
 		check.That(t, err == nil, "%s: %v", file, err)
-		_, err = r.Kubectl("delete", "runtimeclass", class)
-		check.Must(t, err)
+		check.Must(t, check.Err(r.Kubectl("delete", "runtimeclass", class)))
 	}
 	for _, dir := range []string{
 		"admission", "daemonset", served, "examples/behind-the-front/behind", "examples/behind-the-front/direct",
@@ -98,8 +97,7 @@ func TestManifestsAreAccepted(t *testing.T) {
 func (r *rig) makeNamespaces(t *testing.T, names ...string) {
 	t.Helper()
 	for _, name := range names {
-		_, err := r.Kubectl("create", "namespace", name)
-		check.Must(t, err)
+		check.Must(t, check.Err(r.Kubectl("create", "namespace", name)))
 	}
 }
 
@@ -131,8 +129,7 @@ func TestChartComesAndGoes(t *testing.T) {
 			t.Errorf("%s: %v", filepath.Base(file), err)
 		}
 	}
-	_, err = render.Helm(t, "uninstall", "crust-proxy", "--namespace=crust-proxy", "--kubeconfig="+r.AdminKubeconfig)
-	check.Must(t, err)
+	check.Must(t, check.Err(render.Helm(t, "uninstall", "crust-proxy", "--namespace=crust-proxy", "--kubeconfig="+r.AdminKubeconfig)))
 	left, err := r.Kubectl("get", "--all-namespaces", "--ignore-not-found", "--selector=app.kubernetes.io/name=crust-proxy", "--output=name",
 		"daemonsets,statefulsets,snapshotmetadataservices,certificates,configmaps,serviceaccounts,services,clusterroles,clusterrolebindings,runtimeclasses,csidrivers,"+
 			"validatingadmissionpolicies,validatingadmissionpolicybindings,mutatingadmissionpolicies,mutatingadmissionpolicybindings,"+

@@ -76,8 +76,7 @@ func onlySome(t *testing.T, r *rig) {
 	t.Helper()
 	for name, labels := range map[string]map[string]string{"inside": {"volumes": "deferred"}, "outside": nil} {
 		space := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels}}
-		_, err := r.client.CoreV1().Namespaces().Create(t.Context(), space, metav1.CreateOptions{})
-		check.Must(t, err)
+		check.Must(t, check.Err(r.client.CoreV1().Namespaces().Create(t.Context(), space, metav1.CreateOptions{})))
 	}
 	r.install(t, "--set=admission.mutate.enabled=true", "--set=admission.namespaceSelector.matchLabels.volumes=deferred")
 	in := func(space string) (map[string]string, error) {

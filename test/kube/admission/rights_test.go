@@ -72,8 +72,7 @@ func (r *rig) podWithDisk(t *testing.T) *corev1.Pod {
 	}}, metav1.CreateOptions{})
 	check.Must(t, err)
 	bound.Status.Phase = corev1.ClaimBound
-	_, err = claims.UpdateStatus(t.Context(), bound, metav1.UpdateOptions{})
-	check.Must(t, err)
+	check.Must(t, check.Err(claims.UpdateStatus(t.Context(), bound, metav1.UpdateOptions{})))
 	_, err = core.PersistentVolumes().Create(t.Context(), &corev1.PersistentVolume{ObjectMeta: named("disk"), Spec: corev1.PersistentVolumeSpec{
 		Capacity: size, AccessModes: modes, ClaimRef: &corev1.ObjectReference{Namespace: "default", Name: "data", UID: bound.UID},
 		PersistentVolumeSource: corev1.PersistentVolumeSource{

@@ -89,8 +89,7 @@ func (f *fixture) define() {
 	check.Must(f.t, f.Apply(fmt.Sprintf(types, "snapshot.storage.k8s.io", "v1", "volumesnapshots", "VolumeSnapshot", "Namespaced")+
 		fmt.Sprintf(types, "snapshot.storage.k8s.io", "v1", "volumesnapshotcontents", "VolumeSnapshotContent", "Cluster")+
 		fmt.Sprintf(types, "cbt.storage.k8s.io", "v1beta1", "snapshotmetadataservices", "SnapshotMetadataService", "Cluster")))
-	_, err := f.Kubectl("wait", "--for=condition=Established", "--timeout=60s", "crd", "--all")
-	check.Must(f.t, err)
+	check.Must(f.t, check.Err(f.Kubectl("wait", "--for=condition=Established", "--timeout=60s", "crd", "--all")))
 	client := check.Value(os.ReadFile("../../../deploy/kustomize/examples/changed-blocks/client.yaml"))(f.t)
 	check.Must(f.t, f.Apply(`{apiVersion: v1, kind: Namespace, metadata: {name: backup}}
 ---
@@ -118,8 +117,7 @@ func (f *fixture) write(fill byte, at ...int64) {
 	file := check.Value(os.OpenFile(f.image(f.volume.ID), os.O_WRONLY, 0))(f.t)
 	defer func() { _ = file.Close() }()
 	for _, one := range at {
-		_, err := file.WriteAt(bytes.Repeat([]byte{fill}, int(mib)), one*mib)
-		check.Must(f.t, err)
+		check.Must(f.t, check.Err(file.WriteAt(bytes.Repeat([]byte{fill}, int(mib)), one*mib)))
 	}
 }
 

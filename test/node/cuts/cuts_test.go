@@ -50,8 +50,7 @@ func (l *logged) raw() []byte {
 
 func (l *logged) read(t *testing.T) *Log {
 	t.Helper()
-	read, err := ReadLog(bytes.NewReader(l.raw()))
-	check.Must(t, err)
+	read := check.Value(ReadLog(bytes.NewReader(l.raw())))(t)
 	return read
 }
 
@@ -75,17 +74,14 @@ func TestTheCacheIsLost(t *testing.T) {
 	l.add(0, 0, fill('d', 1))
 	l.add(flagFlush, 0, nil)
 	log := l.read(t)
-	disk, err := OpenDisk(image(t, fill('x', 8)))
-	check.Must(t, err)
+	disk := check.Value(OpenDisk(image(t, fill('x', 8))))(t)
 	defer func() { check.Must(t, disk.Close()) }()
-	into, err := os.OpenFile(image(t, fill('y', 20)), os.O_RDWR, 0)
-	check.Must(t, err)
+	into := check.Value(os.OpenFile(image(t, fill('y', 20)), os.O_RDWR, 0))(t)
 	r, seen := rand.New(rand.NewPCG(1, 1)), make(map[string]bool)
 	state := func() string {
 		check.Must(t, disk.Cut(r, into))
 		content := make([]byte, 10*BlockSize)
-		_, err := into.ReadAt(content, 0)
-		check.Must(t, err)
+		check.Must(t, check.Err(into.ReadAt(content, 0)))
 		var firsts []byte
 		for at := 0; at < len(content); at += BlockSize {
 			firsts = append(firsts, content[at]|' ')
@@ -147,8 +143,7 @@ func TestWhatMayBe(t *testing.T) {
 	l.mark(3, Mark{Sets: writes, Done: true})
 	l.mark(4, Mark{Sets: removes})
 	log := l.read(t)
-	marks, err := Marks(log, diskSize)
-	check.Must(t, err)
+	marks := check.Value(Marks(log, diskSize))(t)
 	points := Points(log, marks, 0, rand.New(rand.NewPCG(1, 1)))
 	check.That(t, slices.Equal(points, []int{1, 3, 5}), "the power is cut at %v", points)
 	expected := new(Expected)
@@ -177,19 +172,16 @@ func TestWhatMayBe(t *testing.T) {
 // TestMarks are what a marker wrote.
 func TestMarks(t *testing.T) {
 	path := image(t, nil)
-	marker, err := NewMarker(path, diskSize)
-	check.Must(t, err)
+	marker := check.Value(NewMarker(path, diskSize))(t)
 	first, second := Mark{Sets: map[string]string{"a long one": string(fill('l', 1)[:2000])}}, Mark{Sets: map[string]string{"a": "1"}, Done: true}
 	check.Must(t, marker.Put(first))
 	check.Must(t, marker.Put(second))
 	check.That(t, marker.Put(Mark{Sets: map[string]string{"a": string(fill('l', 1))}}) != nil, "a mark that is too long is put")
-	raw, err := os.ReadFile(path)
-	check.Must(t, err)
+	raw := check.Value(os.ReadFile(path))(t)
 	var l logged
 	l.add(0, 0, raw[:BlockSize])
 	l.add(0, diskSize-MarkSpace, raw[diskSize-MarkSpace:][:BlockSize])
 	l.add(0, diskSize-MarkSpace+BlockSize, raw[diskSize-MarkSpace+BlockSize:][:BlockSize])
-	marks, err := Marks(l.read(t), diskSize)
-	check.Must(t, err)
+	marks := check.Value(Marks(l.read(t), diskSize))(t)
 	check.That(t, len(marks) == 2 && marks[1].Sets["a long one"] == first.Sets["a long one"] && marks[2].Done && marks[2].Sets["a"] == "1", "%v", marks)
 }

@@ -20,8 +20,7 @@ func TestTargetsThatWentAreForgotten(t *testing.T) {
 	dir := t.TempDir()
 	here, gone, mount := dir+"/pods/a/mount", dir+"/pods/b/mount", "/proc"
 	check.Must(t, os.MkdirAll(filepath.Dir(here), 0o750))
-	records, err := openRecords(dir+"/csi", zap.NewNop())
-	check.Must(t, err)
+	records := check.Value(openRecords(dir+"/csi", zap.NewNop()))(t)
 	for _, rec := range []Record{
 		{Driver: "d", ID: "both", OnHost: []string{gone, here, mount}},
 		{Driver: "d", ID: "gone", OnHost: []string{gone}},
