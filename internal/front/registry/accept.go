@@ -1,6 +1,7 @@
 package registry
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"path/filepath"
@@ -52,8 +53,9 @@ func refusef(format string, args ...any) error { return refusal{fmt.Errorf(forma
 
 // driverCheck asks registrars and drivers who they are, as kubelet would.
 type driverCheck struct {
-	sockets string        // the directory of our own CSI sockets
-	timeout time.Duration // of one exchange
+	sockets      string        // the directory of our own CSI sockets
+	timeout      time.Duration // of one exchange
+	infoDeadline time.Duration // of NodeGetInfo
 }
 
 func (c driverCheck) info(ctx context.Context, socket string) (*registration.PluginInfo, error) {
@@ -73,7 +75,7 @@ func (c driverCheck) info(ctx context.Context, socket string) (*registration.Plu
 
 // accept validates the answer of a registrar, as kubelet does.
 func (c driverCheck) accept(socket string, info *registration.PluginInfo) (*Driver, error) {
-	endpoint := strings.TrimPrefix(info.GetEndpoint(), "unix://")
+	endpoint := cmp.Or(strings.TrimPrefix(info.GetEndpoint(), "unix://"), socket)
 	switch {
 	case info.GetType() != registration.CSIPlugin:
 		return nil, refusef("%s registers a plugin of type %q: only %s is taken here", socket, clip(info.GetType()), registration.CSIPlugin)
@@ -111,9 +113,19 @@ func isVersion1(version string) bool {
 	return version == "1" || strings.HasPrefix(version, "1.")
 }
 
-// probe asks the driver for its name, node and capabilities. A driver whose NodeGetInfo fails
-// must not be registered with kubelet, which would not retry.
-func (c driverCheck) probe(ctx context.Context, conn grpc.ClientConnInterface, info Driver) (*Driver, error) {
+// nodeInfo asks what kubelet asks at a registration, and for as long as kubelet waits. A driver that
+// fails must not be registered: kubelet would not retry.
+func (c driverCheck) nodeInfo(ctx context.Context, conn grpc.ClientConnInterface, info *Driver) error {
+	ctx, cancel := context.WithTimeout(ctx, c.infoDeadline)
+	defer cancel()
+	if _, err := csi.NewNodeClient(conn).NodeGetInfo(ctx, &csi.NodeGetInfoRequest{}, grpc.MaxCallRecvMsgSize(maxAnswer)); err != nil {
+		return info.failed("NodeGetInfo", err)
+	}
+	return nil
+}
+
+// identify asks the driver for its name and capabilities. Then calls can be passed to it.
+func (c driverCheck) identify(ctx context.Context, conn grpc.ClientConnInterface, info Driver) (*Driver, error) {
 	ctx, cancel := context.WithTimeout(ctx, c.timeout)
 	defer cancel()
 	small := grpc.MaxCallRecvMsgSize(maxAnswer)
@@ -125,11 +137,7 @@ func (c driverCheck) probe(ctx context.Context, conn grpc.ClientConnInterface, i
 		return nil, refusef("driver %s: the driver at %s calls itself %q: the registrar's --csi-address or the driver's name is wrong",
 			info.Name, info.Endpoint, clip(plugin.GetName()))
 	}
-	node := csi.NewNodeClient(conn)
-	if _, err := node.NodeGetInfo(ctx, &csi.NodeGetInfoRequest{}, small); err != nil {
-		return nil, info.failed("NodeGetInfo", err)
-	}
-	has, err := node.NodeGetCapabilities(ctx, &csi.NodeGetCapabilitiesRequest{}, small)
+	has, err := csi.NewNodeClient(conn).NodeGetCapabilities(ctx, &csi.NodeGetCapabilitiesRequest{}, small)
 	if err != nil {
 		return nil, info.failed("NodeGetCapabilities", err)
 	}

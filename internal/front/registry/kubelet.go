@@ -17,14 +17,20 @@ import (
 
 // register offers the driver to kubelet until ctx ends. kubelet does not retry a driver that
 // it has refused until the socket is re-created, so that is done. Where it cannot be, the socket
-// of before stays, and kubelet keeps the driver.
-func (s *session) register(ctx context.Context, front *served) {
+// of before stays, and kubelet keeps the driver: also one of an earlier process whose driver fails now.
+// Without one it returns the driver's error.
+func (s *session) register(ctx context.Context, front *served) error {
 	times := s.registry.times
+	isNew := idAt(registrationPath(s.registry.cfg.KubeletRegistry, front.name)) == socketID{}
 	defer s.withdraw(front)
 	var standing *offer // it serves until the next one listens
 	defer func() { standing.end() }()
-	for wait := times.away; ctx.Err() == nil; {
-		if !s.answers(ctx, front) {
+	for wait := times.away; ctx.Err() == nil; isNew = false {
+		err := s.ask(ctx, front, true)
+		if err != nil && isNew {
+			return err
+		}
+		if err != nil {
 			sys.Sleep(ctx, times.rescan)
 			continue
 		}
@@ -50,6 +56,7 @@ func (s *session) register(ctx context.Context, front *served) {
 		s.pause(ctx, wait)
 		wait = min(2*wait, times.lastRefusal)
 	}
+	return nil
 }
 
 // withdraw removes the registration socket if the registrar has gone. The socket stays when
@@ -177,24 +184,24 @@ func (s *session) watchDriver(ctx context.Context, front *served) {
 		s.setProblem(info.failed("the connection", errors.New("nobody listens there: is the driver's container running?")))
 	case connectivity.Ready:
 		if !s.state().Ready {
-			s.answers(ctx, front)
+			_ = s.ask(ctx, front, false)
 		}
 	default: // connecting, or closed
 	}
 }
 
-// answers reports whether the driver is up. kubelet calls it as soon as it is registered.
-func (s *session) answers(ctx context.Context, front *served) bool {
-	known, err := s.registry.check.probe(ctx, front.driverConn(), s.state().Driver)
-	switch {
-	case ctx.Err() != nil:
-		return false
-	case err != nil:
-		s.setProblem(err)
-		return false
+// ask asks whether the driver is up, and notes it. kubelet calls the driver as soon as it is registered.
+func (s *session) ask(ctx context.Context, front *served, toRegister bool) error {
+	known, err := s.registry.check.identify(ctx, front.driverConn(), s.state().Driver)
+	if err == nil && toRegister {
+		err = s.registry.check.nodeInfo(ctx, front.driverConn(), known)
 	}
-	s.setReady(known)
-	return true
+	if err == nil {
+		s.setReady(known)
+	} else if ctx.Err() == nil {
+		s.setProblem(err)
+	}
+	return err
 }
 
 // pause waits after a refusal, or until a socket of others has gone that may have been the

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/container-storage-interface/spec/lib/go/csi"
 	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
 
@@ -89,6 +90,32 @@ func TestOurRestartIsNoDeregistration(t *testing.T) {
 	w.served("driver.sock")
 	w.neverRefused()
 	w.steady()
+}
+
+// TestOurRestartWhileNodeGetInfoFails: kubelet asks for it at a registration alone, and keeps calling the driver for
+// the volumes that there are.
+func TestOurRestartWhileNodeGetInfoFails(t *testing.T) {
+	t.Parallel()
+	w := running(t)
+	d, r := w.pair()
+	w.served("driver.sock")
+	w.stop()
+	d.FailNodeGetInfo(errors.New("the array is down"))
+	check.Must(t, os.Remove(w.csi()))
+	w.times.untold = turn
+	before := len(r.Verdicts())
+	w.startRegistry()
+	check.Eventually(t, "its problem is listed", func() bool { one, _ := w.shown(name); return strings.Contains(one.Problem, "the array is down") })
+	time.Sleep(w.config().Grace + quiet)
+	conn := check.Value(connect(w.csi()))(t)
+	defer func() { _ = conn.Close() }()
+	_, err := csi.NewIdentityClient(conn).Probe(t.Context(), &csi.ProbeRequest{})
+	check.That(t, err == nil, "calls are not passed on: %v", err)
+	check.That(t, w.kubelet.Endpoint(name) == w.csi() && w.kubelet.Count(kubelet.Deregistered) == 0, "events: %+v", w.kubelet.Events())
+	check.That(t, len(r.Verdicts()) == before, "the registrar was told, and would exit: %+v", r.Verdicts())
+	d.FailNodeGetInfo(nil)
+	w.served("driver.sock")
+	w.neverRefused()
 }
 
 // TestRegistrationThatCannotBeMadeAnew: kubelet keeps the driver while no socket can be made, and whoever

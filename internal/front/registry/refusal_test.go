@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
 	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/rig/kubelet"
 )
@@ -115,8 +117,26 @@ func TestRegistrarHearsOfADriverThatStaysAway(t *testing.T) {
 	r := w.registrar(d)
 	check.Must(t, r.Start())
 	refusedWith(t, r, name, d.Socket, "NodeGetInfo", "no label")
-	w.nothingMade()
+	check.That(t, !exists(w.offered()), "kubelet heard of it")
 	d.FailNodeGetInfo(nil)
+	w.served("driver.sock")
+	w.neverRefused()
+}
+
+// TestNodeGetInfoHasAsLongAsWithKubelet: some drivers ask their array first.
+func TestNodeGetInfoHasAsLongAsWithKubelet(t *testing.T) {
+	t.Parallel()
+	w := runningWith(t, func(w *world) { w.times.call = 20 * turn })
+	d := w.driver(name, "driver.sock")
+	answers := make(chan struct{})
+	d.Hang.Store(&answers)
+	check.Must(t, d.Start())
+	r := w.registrar(d)
+	check.Must(t, r.Start())
+	time.Sleep(30 * turn)
+	one, _ := w.shown(name)
+	check.That(t, one.Problem == "" && len(r.Verdicts()) == 0, "given up: %+v, %v", one, r.Verdicts())
+	close(answers)
 	w.served("driver.sock")
 	w.neverRefused()
 }
@@ -173,4 +193,10 @@ func TestWrongRegistrarDivertsNothing(t *testing.T) {
 	refusedWith(t, wrong, name, "other.csi.example.com")
 	node, err := askNode(w.csi())
 	check.That(t, err == nil && node == "driver.sock", "the CSI socket leads to %q, %v", node, err)
+}
+
+// TestRegistrarWithoutEndpoint: as with kubelet, its own socket is the driver's then.
+func TestRegistrarWithoutEndpoint(t *testing.T) {
+	info, err := driverCheck{}.accept("/r/a.sock", &registration.PluginInfo{Type: registration.CSIPlugin, Name: name, SupportedVersions: []string{"1.0.0"}})
+	check.That(t, err == nil && info.Endpoint == "/r/a.sock", "%+v, %v", info, err)
 }

@@ -109,7 +109,7 @@ func newRegistry(cfg Config, times times) *Registry {
 		cfg: cfg, times: times, whose: controlGroup, alarmed: make(map[string]bool), sessions: make(map[string]*session),
 		names: make(map[string]*session), served: make(map[string]*served), direct: make(map[string]*bypass),
 		departures: cache.NewLRUExpireCache(maxSockets), changed: make(chan struct{}),
-		check: driverCheck{sockets: cfg.Sockets, timeout: times.call}, due: make(chan struct{}, 1),
+		check: driverCheck{sockets: cfg.Sockets, timeout: times.call, infoDeadline: times.nodeInfo}, due: make(chan struct{}, 1),
 	}
 	r.node = newNodeCheck(r)
 	return r

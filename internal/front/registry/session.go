@@ -82,8 +82,7 @@ func (s *session) attempt(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	s.register(ctx, front)
-	return nil
+	return s.register(ctx, front)
 }
 
 // reserve reserves the driver's name for this session. It waits for the session of a
@@ -132,13 +131,13 @@ func (s *session) release(name string) {
 }
 
 // serve connects the driver's CSI socket to the driver, once that has proved to be the right
-// one.
+// one. What fails before a registration must not keep kubelet from the volumes that there are.
 func (s *session) serve(ctx context.Context, info *Driver) (*served, error) {
 	link, err := s.registry.reach(info)
 	if err != nil {
 		return nil, err
 	}
-	known, err := s.registry.check.probe(ctx, link.conn, *info)
+	known, err := s.registry.check.identify(ctx, link.conn, *info)
 	var front *served
 	if err == nil {
 		front, err = s.registry.serve(known, link)
@@ -147,7 +146,7 @@ func (s *session) serve(ctx context.Context, info *Driver) (*served, error) {
 		s.registry.drop(info.Name, link)
 		return nil, err
 	}
-	s.setReady(known)
+	s.setInfo(known)
 	return front, nil
 }
 

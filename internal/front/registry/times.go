@@ -7,8 +7,9 @@ type times struct {
 	// rescan is the time between two scans of directories that cannot be watched, and watched of
 	// those that are. gather is the pause after a notice, in which more may follow.
 	rescan, watched, gather time.Duration
-	// call bounds each call to a registrar or driver.
-	call time.Duration
+	// call bounds each call to a registrar or driver, and nodeInfo the driver's NodeGetInfo: kubelet
+	// waits for as long.
+	call, nodeInfo time.Duration
 	// firstRetry doubles with each attempt, up to lastRetry.
 	firstRetry, lastRetry time.Duration
 	// untold is how long a driver may take to come up before its registrar is notified. The
@@ -37,7 +38,8 @@ type times struct {
 
 func defaultTimes() times {
 	return times{
-		rescan: time.Second, watched: 30 * time.Second, gather: 50 * time.Millisecond, call: 10 * time.Second, firstRetry: 100 * time.Millisecond, lastRetry: 5 * time.Second,
+		rescan: time.Second, watched: 30 * time.Second, gather: 50 * time.Millisecond, call: 10 * time.Second, nodeInfo: 2 * time.Minute,
+		firstRetry: 100 * time.Millisecond, lastRetry: 5 * time.Second,
 		untold: time.Minute, away: 1500 * time.Millisecond, silence: 3 * time.Minute, lastRefusal: 30 * time.Second,
 		settle: 10 * time.Second, unsettled: time.Minute,
 		nodeCheck: time.Minute, nodeCheckSoon: 5 * time.Second, lastRenewal: 30 * time.Minute,

@@ -21,6 +21,8 @@ type Driver struct {
 	// More are further capabilities.
 	More []csi.NodeServiceCapability_RPC_Type
 
+	// Hang, if set, holds up NodeGetInfo until the channel is closed or the caller goes.
+	Hang atomic.Pointer[chan struct{}]
 	fail atomic.Pointer[error]
 
 	mu      sync.Mutex
@@ -71,7 +73,13 @@ func (d *Driver) Probe(context.Context, *csi.ProbeRequest) (*csi.ProbeResponse, 
 }
 
 // NodeGetInfo answers with its node.
-func (d *Driver) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.NodeGetInfoResponse, error) {
+func (d *Driver) NodeGetInfo(ctx context.Context, _ *csi.NodeGetInfoRequest) (*csi.NodeGetInfoResponse, error) {
+	if hang := d.Hang.Load(); hang != nil {
+		select {
+		case <-*hang:
+		case <-ctx.Done():
+		}
+	}
 	if failure := d.fail.Load(); failure != nil {
 		return nil, *failure
 	}
