@@ -40,7 +40,7 @@ if [ "$first" = yes ]; then
 	start="start --no-block" outcome=started
 fi
 if /usr/bin/crust-proxy validate --quiet --config /etc/crust-proxy/config.yaml; then
-	# The sockets stay open meanwhile: calls wait, none is refused.
+	# The two sockets stay open meanwhile: their calls wait, none is refused.
 	systemctl $start crust-proxy.service
 else
 	# No error: it would leave the package half-configured. The old daemon has the configuration

@@ -92,6 +92,38 @@ func TestOurRestartIsNoDeregistration(t *testing.T) {
 	w.steady()
 }
 
+// TestCallThatTakesLongWhenWeEnd: meanwhile kubelet's calls to other drivers get through.
+func TestCallThatTakesLongWhenWeEnd(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.startKubelet()
+	cfg := w.config()
+	cfg.Patience = time.Minute
+	w.startRegistryWith(cfg)
+	d, _ := w.pair()
+	other := w.driver("other.csi.example.com", "other.sock")
+	check.Must(t, other.Start())
+	check.Must(t, w.registrar(other).Start())
+	w.served("driver.sock")
+	check.Eventually(t, "the other driver is registered", func() bool { return w.kubelet.Endpoint(other.Name) != "" })
+	answers, answered, ended := make(chan struct{}), make(chan error, 1), make(chan struct{})
+	d.Hang.Store(&answers)
+	conn := check.Value(connect(w.csi()))(t)
+	defer func() { _ = conn.Close() }()
+	go func() {
+		_, err := csi.NewNodeClient(conn).NodeGetInfo(t.Context(), &csi.NodeGetInfoRequest{})
+		answered <- err
+	}()
+	check.Eventually(t, "the call is under way", w.registry.busy)
+	go func() { w.stop(); close(ended) }()
+	time.Sleep(quiet)
+	_, err := askNode(filepath.Join(w.sockets(), other.Name+".sock"))
+	check.That(t, err == nil, "the other driver cannot be called: %v", err)
+	close(answers)
+	check.Must(t, <-answered)
+	<-ended
+}
+
 // TestOurRestartWhileNodeGetInfoFails: kubelet asks for it at a registration alone, and keeps calling the driver for
 // the volumes that there are.
 func TestOurRestartWhileNodeGetInfoFails(t *testing.T) {

@@ -154,14 +154,18 @@ func (r *Registry) Run(ctx context.Context) error {
 	return nil
 }
 
+// end lets calls end. Until all have, or Patience has passed, every driver is served: kubelet's calls to
+// others must not fail because one takes long.
 func (r *Registry) end(cancel context.CancelFunc) {
 	cancel()
-	r.parts.Wait()
-	r.mu.Lock()
-	for _, one := range r.served {
-		r.parts.Go(func() { one.stop(r.cfg.Patience) })
+	r.parts.Wait() // nobody changes what is served any more
+	deadline := time.Now().Add(r.cfg.Patience)
+	for time.Now().Before(deadline) && r.busy() {
+		time.Sleep(r.times.gather)
 	}
-	r.mu.Unlock()
+	for _, one := range r.served {
+		r.parts.Go(func() { one.stop(time.Until(deadline)) })
+	}
 	r.parts.Wait()
 	for _, one := range r.notices {
 		go one.close()

@@ -31,6 +31,7 @@ type served struct {
 	socket string
 	server *grpc.Server
 	ended  chan struct{}
+	calls  atomic.Int32 // under way
 	driver atomic.Pointer[connection]
 }
 
@@ -147,7 +148,8 @@ func (r *Registry) serve(info *Driver, link *connection) (*served, error) {
 	if err != nil {
 		return nil, err
 	}
-	front.server = grpc.NewServer(r.cfg.Front.ServerOptions(info.Name, info.reply, front)...)
+	options := append(r.cfg.Front.ServerOptions(info.Name, info.reply, front), grpc.ChainStreamInterceptor(front.count))
+	front.server = grpc.NewServer(options...)
 	go func() {
 		defer close(front.ended)
 		if err := front.server.Serve(listener); err != nil {
@@ -156,6 +158,17 @@ func (r *Registry) serve(info *Driver, link *connection) (*served, error) {
 	}()
 	r.served[info.Name] = front
 	return front, nil
+}
+
+// count sees all calls: of a passthrough.Proxy each is a stream to gRPC.
+func (f *served) count(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
+	f.calls.Add(1)
+	defer f.calls.Add(-1)
+	return handler(srv, stream)
+}
+
+func (r *Registry) busy() bool {
+	return slices.ContainsFunc(slices.Collect(maps.Values(r.served)), func(one *served) bool { return one.calls.Load() > 0 })
 }
 
 func (f *served) driverConn() *grpc.ClientConn { return f.driver.Load().conn }
