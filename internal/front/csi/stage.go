@@ -22,6 +22,7 @@ type stageCall struct {
 	req     *csi.NodeStageVolumeRequest
 	w       *decision.VolumeRequest
 	rec     staging.Record
+	state   decision.State
 	verdict policy.Verdict
 }
 
@@ -56,6 +57,10 @@ func (s *stageCall) run(ctx context.Context, forward forwardFunc) ([]byte, error
 	if err != nil {
 		return nil, s.proxy.recordRefusal(s.w, &s.verdict, s.notBegun(err))
 	}
+	if s.state.PathOnHost {
+		// A pod may have it. Without a record no later call has the driver unstage it but kubelet's.
+		return forward(ctx)
+	}
 	reply, err := s.proxy.stager.Stage(ctx, &s.rec, s.req, asDevice, s.verdict.Rule, forward)
 	if err != nil && s.rec.Stage != nil && s.rec.Stage.At == staging.NotStaged {
 		err = s.removeRecord(err)
@@ -69,11 +74,12 @@ func (s *stageCall) run(ctx context.Context, forward forwardFunc) ([]byte, error
 // decide sets the verdict, and reports whether the driver has to stage the volume as a device.
 func (s *stageCall) decide(ctx context.Context) (asDevice bool, err error) {
 	var kept bool
-	state := &decision.State{Elsewhere: s.proxy.volumes.OfOrigin(s.id.Driver, s.id.ID), OnHost: s.rec.OnHost}
+	state := &s.state
+	state.Elsewhere, state.OnHost = s.proxy.volumes.OfOrigin(s.id.Driver, s.id.ID), s.rec.OnHost
 	if s.rec.Stage != nil {
 		state.Staged = &decision.Staged{AsDevice: s.rec.StagedAsDevice(), Rule: s.rec.Stage.Rule}
 	} else if len(state.Elsewhere) == 0 { // else the server of a mount at the staging path may have gone
-		state.PathOnHost = staging.IsMountPoint(s.w.Path)
+		state.PathOnHost = len(state.OnHost) > 0 || staging.IsMountPoint(s.w.Path)
 	}
 	if s.verdict, asDevice, kept = s.rules.KeptAtStage(state); kept {
 		if len(state.Elsewhere) > 0 {

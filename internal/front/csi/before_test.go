@@ -1,0 +1,71 @@
+package csi
+
+import (
+	"os"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/crust-proxy/crust-proxy/internal/front/policy"
+	"github.com/crust-proxy/crust-proxy/test/check"
+)
+
+// mounted mounts a filesystem, as the driver did before the front came, or before its records were lost.
+func (r *rig) mounted(path string) {
+	r.t.Helper()
+	if os.Geteuid() != 0 && os.Getenv("CI") != "true" {
+		r.t.Skip("only root mounts")
+	}
+	r.ok(nil, os.MkdirAll(path, 0o750))
+	r.ok(nil, unix.Mount("none", path, "ramfs", 0, ""))
+	r.t.Cleanup(func() { _ = unix.Unmount(path, unix.MNT_DETACH) })
+}
+
+// TestStageOfAVolumeThatAPodHasOnTheHost: kubelet repeats the stage after its restart, and the driver
+// does not unstage the volume under the pod, whatever it has answered and the rules say.
+func TestStageOfAVolumeThatAPodHasOnTheHost(t *testing.T) {
+	for name, c := range map[string]struct {
+		first error
+		rules *policy.Policy
+		then  error
+	}{
+		"uncertain, then deferred":                 {first: status.Error(codes.Unavailable, "gone"), rules: deferAll},
+		"done, then deferred":                      {rules: deferAll},
+		"uncertain, then refused":                  {first: status.Error(codes.DeadlineExceeded, "slow"), rules: &policy.Policy{}, then: status.Error(codes.Internal, "broken")},
+		"refused, then deferred":                   {first: status.Error(codes.Internal, "broken"), rules: deferAll},
+		"uncertain, then deferred and not certain": {first: status.Error(codes.Unavailable, "gone"), rules: deferAll, then: status.Error(codes.Unavailable, "gone")},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t, &policy.Policy{})
+			r.mounted(r.staging())
+			r.driver.fail("stage-mount", c.first)
+			check.Equal(t, codeOf(r.tryStage(r.stageReq())), codeOf(c.first), "the first answer")
+			r.cfg.Policy = c.rules
+			r.restart()
+			r.driver.fail("stage-mount", c.then)
+			check.Equal(t, codeOf(r.tryStage(r.stageReq())), codeOf(c.then), "the second answer")
+			r.said("stage-mount kubelet", "stage-mount kubelet")
+			if c.rules == deferAll { // another pod
+				r.refused(r.publish("p2"), codes.FailedPrecondition, "before crust-proxy", "delete every pod")
+			}
+			r.said()
+			r.unstage()
+			r.said("unstage kubelet")
+			r.clean()
+		})
+	}
+}
+
+// TestStageOfAVolumeThatIsOnlyPublished: the driver mounts nothing at the staging path.
+func TestStageOfAVolumeThatIsOnlyPublished(t *testing.T) {
+	r := newRig(t, &policy.Policy{})
+	r.ok(nil, r.publish("p1"))
+	r.front.SetPolicy(deferAll)
+	r.stage()
+	calls := strings.Join(r.driver.said(), " ")
+	check.That(t, strings.Contains(calls, "stage-mount") && !strings.Contains(calls, "stage-block"), "the driver was asked for %s", calls)
+	r.end("p1")
+}
