@@ -9,7 +9,9 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/crust-proxy/crust-proxy/internal/front/csi/staging"
 	"github.com/crust-proxy/crust-proxy/internal/front/policy"
+	"github.com/crust-proxy/crust-proxy/pkg/deferral/guard"
 	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
@@ -68,4 +70,48 @@ func TestStageOfAVolumeThatIsOnlyPublished(t *testing.T) {
 	calls := strings.Join(r.driver.said(), " ")
 	check.That(t, strings.Contains(calls, "stage-mount") && !strings.Contains(calls, "stage-block"), "the driver was asked for %s", calls)
 	r.end("p1")
+}
+
+// TestPublishOfAVolumeThatAPodHasOnTheHost: kubelet repeats the publish, and the driver has no STAGE, or mounts nothing at
+// the staging path.
+func TestPublishOfAVolumeThatAPodHasOnTheHost(t *testing.T) {
+	for name, stages := range map[string]bool{"without STAGE": false, "attached at stage": true} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t, deferAll)
+			r.mounted(r.target("p1"))
+			if stages {
+				r.stage()
+			} else {
+				r.driver.setCaps()
+			}
+			r.driver.said()
+			req := r.publishReq("p1")
+			if !stages {
+				req.StagingTargetPath = ""
+			}
+			for range 2 {
+				r.ok(nil, r.tryPublish(req))
+				r.said("publish-mount kubelet")
+			}
+			check.Must(t, unix.Unmount(r.target("p1"), 0)) // in the driver's place
+			r.ok(nil, r.unpublish("p1"))
+			r.said("unpublish kubelet")
+			req.TargetPath, req.VolumeContext = r.target("p2"), nil
+			r.ok(nil, r.tryPublish(req))
+			r.said("publish-block private")
+		})
+	}
+}
+
+// TestMountsThatAreNoPods: a guard without a record, and what a driver mounted that was to defer.
+func TestMountsThatAreNoPods(t *testing.T) {
+	r := nativeRig(t)
+	r.mounted(r.target("p1"))
+	r.ok(nil, r.front.store.Records.Put(staging.Record{Driver: driverName, ID: "vol-1", Uncertain: []string{r.target("p1")}}))
+	r.ok(nil, r.publish("p1"))
+	r.said("publish-deferred kubelet")
+	r.ok(nil, os.MkdirAll(r.target("p2"), 0o750))
+	r.ok(nil, guard.Mount("key", r.target("p2")))
+	t.Cleanup(func() { _ = unix.Unmount(r.target("p2"), unix.MNT_DETACH) })
+	check.That(t, !staging.MountedOnHost(t.Context(), r.target("p2")), "a guard is taken for a volume on the host")
 }

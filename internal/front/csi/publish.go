@@ -110,7 +110,8 @@ func (p *publishCall) decide(ctx context.Context) (err error) {
 		return err
 	}
 	if p.state.Published == nil {
-		p.state.PathOnHost = slices.Contains(p.rec.OnHost, p.target) || staging.DriverMounted(p.req.GetStagingTargetPath(), p.target)
+		uncertain := slices.Contains(p.rec.Uncertain, p.target) // then what is mounted is no pod's yet
+		p.state.PathOnHost = slices.Contains(p.rec.OnHost, p.target) || !uncertain && staging.MountedOnHost(ctx, p.target)
 	}
 	var kept bool
 	if p.verdict, kept = p.rules.KeptAtPublish(&p.state); kept {

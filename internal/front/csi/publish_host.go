@@ -55,6 +55,9 @@ func (p *publishCall) ensureStagedOnHost(ctx context.Context) error {
 			return interrupted(p.target, err)
 		}
 	}
+	if p.rec.StagedAsDevice() && staging.MountedOnHost(ctx, p.target) {
+		return nil // the stage could not show that a pod has it, and to unstage it could detach the device
+	}
 	if p.rec.Stage != nil {
 		return p.proxy.stager.Restage(ctx, &p.rec, false, p.verdict.Rule)
 	}

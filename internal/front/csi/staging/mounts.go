@@ -1,9 +1,14 @@
 package staging
 
 import (
+	"context"
 	"errors"
+	"strconv"
+	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 )
 
 // statAt asks no server for anything: the server of a mount may have gone.
@@ -37,15 +42,16 @@ func IsMountPoint(path string) bool {
 	return mounted
 }
 
-// DriverMounted reports whether a target shows what the driver has mounted at the staging
-// path: a pod has had the volume since before the front, or the records were lost.
-func DriverMounted(staging, target string) bool {
-	staged, isStaged := mountAt(staging)
-	if !isStaged {
+// MountedOnHost reports whether a filesystem is mounted at a target, and no guard: a pod has had the volume since before
+// the front, or the records were lost.
+func MountedOnHost(ctx context.Context, target string) bool {
+	top := topMount(target)
+	if top == 0 {
 		return false
 	}
-	shown, mounted := mountAt(target)
-	return mounted && shown.Dev_major == staged.Dev_major && shown.Dev_minor == staged.Dev_minor
+	id := strconv.FormatUint(top, 10) + " "
+	found, err := sys.Mounts(ctx, sys.MountTable, func(line string) bool { return strings.HasPrefix(line, id) })
+	return err == nil && len(found) == 1 && found[0].FSType != "tmpfs"
 }
 
 // topMount is the id of the topmost mount at a path, or 0 where none is.
