@@ -28,8 +28,8 @@ const (
 	nothingAbnormal = "the sandbox answers and reports nothing abnormal"
 )
 
-// failedPrecondition is the error after which nothing is left and kubelet goes on: it is
-// the only one that does not keep a pod from starting when growth fails.
+// failedPrecondition is the error after which nothing is left and kubelet goes on, without asking again: it is the
+// only one that does not keep a pod from starting when growth fails.
 func failedPrecondition(format string, args ...any) error {
 	return status.Errorf(codes.FailedPrecondition, format, args...)
 }
@@ -111,12 +111,12 @@ func checkRange(target string, wanted *csi.CapacityRange) error {
 }
 
 func deviceNotGrown(v *volume.Volume, driver string, size, required int64) error {
-	return failedPrecondition("volume %s: the driver %s has not grown the device %s: it has %d bytes, and %d are wanted; "+
+	return volume.Errorf(volume.Busy, "volume %s: the driver %s has not grown the device %s: it has %d bytes, and %d are wanted; "+
 		"look at the driver's log, and whether the volume was grown by its controller", v.Target, driver, v.Device.Path, size, required)
 }
 
 func sizeUnknown(v *volume.Volume) error {
-	return failedPrecondition("volume %s: the size of its device %s cannot be read, so its filesystem is not grown: is the device "+
+	return volume.Errorf(volume.Busy, "volume %s: the size of its device %s cannot be read, so its filesystem is not grown: is the device "+
 		"still there? See the kernel's log", v.Target, v.Device.Path)
 }
 

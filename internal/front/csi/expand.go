@@ -17,8 +17,6 @@ import (
 )
 
 // expandVolume grows a deferred volume: the driver its device, the sandbox its filesystem.
-// kubelet also calls before there is a sandbox, and then any error but FAILED_PRECONDITION
-// keeps the pod from ever starting.
 func expandVolume(ctx context.Context, p *driverProxy, req *csi.NodeExpandVolumeRequest, forward forwardFunc) ([]byte, error) {
 	has := p.driver.LastCapabilities()
 	found, err := p.find(ctx, req.GetVolumeId(), req.GetVolumePath(), req.GetStagingTargetPath())
@@ -97,10 +95,10 @@ func (e *expandCall) run(ctx context.Context) (int64, error) {
 		e.log.Warn(grownDespiteError, zap.String(telemetry.FieldTarget, e.v.Target), zap.Int64("size", size), zap.Error(refused))
 	}
 	if !known {
-		return 0, sizeUnknown(e.v)
+		return 0, e.notGrown(sizeUnknown(e.v))
 	}
 	if size < required {
-		return 0, deviceNotGrown(e.v, e.driver.Name, size, required)
+		return 0, e.notGrown(deviceNotGrown(e.v, e.driver.Name, size, required))
 	}
 	if e.v.ReadOnly {
 		return size, nil // nobody can grow a filesystem that nobody may write
@@ -121,9 +119,18 @@ func (e *expandCall) growDevice(ctx context.Context) error {
 	_, err = e.driver.Node.NodeExpandVolume(ctx, ask)
 	err = e.driver.Error("asked to grow the device", err, e.req.GetSecrets())
 	if err != nil && refusal.IsFinal(err) {
-		return failedPrecondition("%s", refusal.Plain(err)) // a pod without its growth is better than no pod
+		return e.notGrown(err)
 	}
 	return err
+}
+
+// notGrown is the error of a device that has not grown. kubelet also calls before there is a sandbox, and then any code but
+// FAILED_PRECONDITION keeps the pod from starting. After that code it never asks again, so a pod that runs gets another one.
+func (e *expandCall) notGrown(err error) error {
+	if _, runs := e.cfg.Sandboxes.Binding(e.v); runs {
+		return err
+	}
+	return failedPrecondition("%s", refusal.Plain(err)) // a pod without its growth is better than no pod
 }
 
 func (e *expandCall) deviceRequest(has *staging.Capabilities) (*csi.NodeExpandVolumeRequest, error) {

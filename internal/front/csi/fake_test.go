@@ -30,6 +30,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/ground/telemetry"
 	"github.com/crust-proxy/crust-proxy/pkg/csidefer"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+	"github.com/crust-proxy/crust-proxy/pkg/runtime"
 	"github.com/crust-proxy/crust-proxy/pkg/stats"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 	"github.com/crust-proxy/crust-proxy/test/check"
@@ -339,6 +340,10 @@ func (s *fakeSandboxes) has(v *volume.Volume) bool {
 	s.broker.mu.Lock()
 	defer s.broker.mu.Unlock()
 	return s.broker.bound[v.Target] != ""
+}
+
+func (s *fakeSandboxes) Binding(v *volume.Volume) (runtime.Binding, bool) {
+	return runtime.Binding{}, s.has(v)
 }
 
 func (s *fakeSandboxes) Stats(ctx context.Context, v *volume.Volume) (stats.Answer, error) {

@@ -21,6 +21,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	"github.com/crust-proxy/crust-proxy/internal/ground/telemetry"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+	"github.com/crust-proxy/crust-proxy/pkg/runtime"
 	"github.com/crust-proxy/crust-proxy/pkg/stats"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
@@ -45,6 +46,8 @@ type Sandboxes interface {
 	Stats(ctx context.Context, v *volume.Volume) (stats.Answer, error)
 	Known(v *volume.Volume) (stats.Known, bool)
 	Expand(ctx context.Context, v *volume.Volume, wish volume.Range) (int64, error)
+	// Binding returns the sandbox that is known to have the volume.
+	Binding(v *volume.Volume) (runtime.Binding, bool)
 }
 
 // Disks is what the front asks about the devices of volumes.

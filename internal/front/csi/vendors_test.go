@@ -103,9 +103,9 @@ func TestGrowthOfADeviceWithoutASize(t *testing.T) {
 		r.broker.abilities.GrowsAtMount = atMount
 		r.begin("p1")
 		r.broker.volumes[r.target("p1")].GrowTo = 2 << 30 // asked for before
-		for _, sandbox := range []string{"", "s1"} {
+		for sandbox, code := range map[string]codes.Code{"": codes.FailedPrecondition, "s1": codes.Aborted} {
 			r.broker.bound[r.target("p1")], r.broker.size = sandbox, 0
-			r.refused(r.expand("p1"), codes.FailedPrecondition, r.target("p1"), "/dev/fake", "cannot be read")
+			r.refused(r.expand("p1"), code, r.target("p1"), "/dev/fake", "cannot be read")
 			check.Equal(t, r.broker.volumes[r.target("p1")].GrowTo, 2<<30, "the growth on record")
 		}
 	}
@@ -117,23 +117,28 @@ func TestGrowthGoesByTheDevicesSize(t *testing.T) {
 	r := newRig(t, deferAll)
 	r.driver.setCaps(csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME, csi.NodeServiceCapability_RPC_EXPAND_VOLUME)
 	r.begin("p1")
-	r.broker.bound[r.target("p1")] = "s1"
 	ask := &csi.NodeExpandVolumeRequest{
 		VolumeId: "vol-1", VolumePath: r.target("p1"), VolumeCapability: mountCap(rwo, "ext4"),
 		CapacityRange: &csi.CapacityRange{RequiredBytes: 2 << 30},
 	}
-	for _, code := range []codes.Code{codes.Internal, codes.Unavailable} {
-		r.driver.fail("expand-block", status.Error(code, "devtmpfs has no filesystem"))
+	for _, c := range []struct {
+		sandbox   string
+		code, not codes.Code // of the driver, and where the device has not grown
+		says      string
+	}{
+		{"", codes.Internal, codes.FailedPrecondition, "devtmpfs has no filesystem"}, // which keeps no pod from starting
+		{"s1", codes.Internal, codes.Internal, "devtmpfs has no filesystem"},         // which kubelet repeats
+		{"s1", codes.OK, codes.Aborted, "has not grown"},
+		{"s1", codes.Unavailable, codes.Unavailable, "devtmpfs has no filesystem"},
+	} {
+		r.broker.bound[r.target("p1")], r.broker.abilities.GrowsAtMount = c.sandbox, c.sandbox == ""
+		r.driver.fail("expand-block", status.Error(c.code, "devtmpfs has no filesystem"))
 		r.broker.size = 1 << 30
 		_, err := r.kubelet.NodeExpandVolume(t.Context(), ask)
-		want := code
-		if want == codes.Internal {
-			want = codes.FailedPrecondition // which keeps no pod from starting
-		}
-		r.refused(err, want, "devtmpfs has no filesystem")
+		r.refused(err, c.not, c.says)
 		r.broker.size = 2 << 30
 		reply, err := r.kubelet.NodeExpandVolume(t.Context(), ask)
-		check.That(t, err == nil && reply.GetCapacityBytes() == 2<<30, "%v: %v, %v", code, reply, err)
+		check.That(t, err == nil && reply.GetCapacityBytes() == 2<<30, "%v: %v, %v", c, reply, err)
 	}
 	ask.CapacityRange = nil
 	_, err := r.kubelet.NodeExpandVolume(t.Context(), ask)
