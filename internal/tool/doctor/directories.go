@@ -123,7 +123,9 @@ func checkMarks(_ context.Context, n Node, _ Daemon) []Finding {
 		names, err = file.Readdirnames(manyMarks)
 		_ = file.Close()
 	}
-	if err != nil && !errors.Is(err, io.EOF) {
+	if errors.Is(err, fs.ErrPermission) {
+		return []Finding{warning("run crustctl doctor as root", "the marks in %s cannot be counted: %v", dir, err)}
+	} else if err != nil && !errors.Is(err, io.EOF) {
 		return []Finding{failure("mount or restore the directory, or move the old one there if front.marksDir or kubeletRoot was changed; if it is "+
 			"lost for good, as after kubeadm reset, the node's kernel will mount what guests wrote before, after: mkdir -p -m 0700 "+quoted(dir),
 			"the marks in %s cannot be read, so no volume that a rule could defer is mounted on the host: %v", dir, err)}

@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -568,6 +569,22 @@ func TestAzureDiskAndWeHandVolumesToKata(t *testing.T) {
 			check.That(t, len(got) == 1, "%d findings: %+v", len(got), got)
 		})
 	}
+}
+
+// TestMarksWithoutRoot: whoever may not list the marks is not told to restore them.
+func TestMarksWithoutRoot(t *testing.T) {
+	tr, found := newTree(t), make(chan Finding)
+	dir := tr.node.at(tr.node.Config.Front.MarksDir)
+	check.Must(t, os.Chmod(dir, 0))
+	defer func() { check.Must(t, os.Chmod(dir, 0o700)) }() // so that it can be removed
+	go func() {
+		runtime.LockOSThread() // it ends with this function
+		_, err := unix.SetfsuidRetUid(65534)
+		check.Must(t, err)
+		found <- checkMarks(t.Context(), tr.node, Daemon{})[0]
+	}()
+	got := <-found
+	check.That(t, got.Severity == Warn && got.Do == "run crustctl doctor as root", "got %+v", got)
 }
 
 // TestRulesByThePod: each condition that another pod of the volume need not meet.
