@@ -24,7 +24,7 @@ import (
 )
 
 const (
-	mostFile    = 4 << 20      // of one file, which is cut off at the end of a line
+	mostFile    = 4 << 20      // of one file, which is cut at the end of a line
 	mostArchive = 256 << 20    // of all files, before they are compressed
 	mostList    = 2 * mostFile // of the list of what is not included, for which room is kept
 	logLines    = 2000
@@ -180,7 +180,13 @@ func (a *archive) node(ctx context.Context, s *state) (p part) {
 	events, err := list[event](ctx, a.k, base+"/events", url.Values{"fieldSelector": {"involvedObject.name=" + s.pod.Metadata.Name}})
 	p.json(dir+"/events.json", events, err)
 	for name, query := range map[string]string{"log.txt": "", "log-previous.txt": "&previous=true"} {
-		raw, err := a.k.raw(ctx, fmt.Sprintf("%s/pods/%s/log?tailLines=%d&limitBytes=%d%s", base, url.PathEscape(s.pod.Metadata.Name), logLines, mostFile, query))
+		// limitBytes would cut off the newest lines. Before a cut a secret may begin.
+		raw, err := a.k.raw(ctx, fmt.Sprintf("%s/pods/%s/log?tailLines=%d%s", base, url.PathEscape(s.pod.Metadata.Name), logLines, query))
+		if raw = redact(raw); len(raw) > mostFile {
+			p.skip = append(p.skip, fmt.Sprintf("%s/%s: the beginning of %d bytes is cut off", dir, name, len(raw)))
+			raw = raw[len(raw)-mostFile:]
+			raw = raw[bytes.IndexByte(raw, '\n')+1:]
+		}
 		p.try(dir+"/"+name, raw, err)
 	}
 	return p

@@ -70,7 +70,7 @@ func TestNoSecretInABundle(t *testing.T) {
 	const space = "GET /api/v1/namespaces/system"
 	serve(space+"/pods/crust-node-a:99/proxy/metrics", all+"\n"+strings.Repeat("x_total{volume=\"abcdefgh\"} 1\n", mostFile/25))
 	serve(space+"/pods/crust-node-a:99/proxy/readyz", all)
-	serve(space+"/pods/crust-node-a/log", all+fmt.Sprintf("\n{\"msg\":%q}\n{\"error\":%q}\n", all, fmt.Sprintf("%q", all)))
+	serve(space+"/pods/crust-node-a/log", strings.Repeat("old\n", mostFile/4)+all+fmt.Sprintf("\n{\"msg\":%q}\n{\"error\":%q}\nthe newest\n", all, fmt.Sprintf("%q", all)))
 	f.mux.HandleFunc(space+"/events", func(w http.ResponseWriter, _ *http.Request) {
 		f.answer(w, map[string]any{"items": []any{map[string]any{"reason": "Failed", "message": all}}})
 	})
@@ -86,9 +86,10 @@ func TestNoSecretInABundle(t *testing.T) {
 	for name, text := range files {
 		check.That(t, !strings.Contains(strings.ToLower(text), strings.ToLower(hidden)), "%s has a secret:\n%.2000s", name, text)
 	}
+	f.wants(files["crust-bundle/not-included.txt"], "nodes/node-a/log.txt: the beginning of 4")
 	for name, words := range map[string]string{
 		"check.txt": "fail driver lvm", "nodes/node-a/node.json": `"configDigest": "cdcd`, "nodes/node-a/volumes.json": `"lastError": `,
-		"nodes/node-a/metrics.txt": "... cut off", "nodes/node-a/readyz.txt": removed, "nodes/node-a/log.txt": "next: shown", "nodes/node-a/log-previous.txt": removed,
+		"nodes/node-a/metrics.txt": "... cut off", "nodes/node-a/readyz.txt": removed, "nodes/node-a/log.txt": "next: shown", "nodes/node-a/log-previous.txt": "\nthe newest\n",
 		"nodes/node-a/pod.json": `"NodeName": "node-a"`, "nodes/node-a/events.json": `"Failed"`, "config/conf/config.yaml": "log: {level: debug}",
 		"not-included.txt": "nodes/node-c/volumes.json: pod crust-node-c does not run", "version.txt": "kubectl crust",
 	} {
