@@ -44,7 +44,7 @@ func (idleHandler) Orphans(func(volume.Key) bool) ([]*volume.Volume, error) { re
 func TestSeverities(t *testing.T) {
 	state := telemetry.NodeState{
 		Abnormal: []telemetry.VolumeCount{{Count: 5}}, GroupIgnored: []telemetry.VolumeCount{{Count: 6}},
-		Handlers: map[string]bool{"kata": true, "crust": false}, Drivers: map[string]bool{"ebs": true, "lvm": false},
+		Handlers: map[string]bool{"kata": true, "crust": false}, Drivers: map[string]bool{"ebs": true, "lvm": false, "": false},
 		Missing: map[string]bool{"ebs": true, "lvm": false},
 	}
 	for _, name := range []string{"bound", "degraded", "refused"} {
@@ -55,7 +55,7 @@ func TestSeverities(t *testing.T) {
 		addVolume(deferral.Status{Held: &claim.Held{Forced: true}}, name, &state)
 	}
 	addSeverities(&state)
-	check.That(t, state.Errors == 1+1+3+1+1+1 && state.Warnings == 1+2+5+6, "%d errors, %d warnings", state.Errors, state.Warnings)
+	check.That(t, state.Errors == 1+1+3+1+1+1 && state.Warnings == 1+2+5+6+1, "%d errors, %d warnings", state.Errors, state.Warnings)
 }
 
 // TestLacksGroup: what is not known of the root directory counts as not writable. What is known is

@@ -89,14 +89,14 @@ func addSeverities(state *telemetry.NodeState) {
 	for _, v := range slices.Concat(state.Abnormal, state.GroupIgnored) {
 		state.Warnings += v.Count
 	}
-	for _, good := range slices.Concat(slices.Collect(maps.Values(state.Handlers)), slices.Collect(maps.Values(state.Drivers))) {
-		if !good {
-			state.Errors++
-		}
-	}
-	for _, missing := range state.Missing {
-		if missing {
-			state.Errors++
+	for _, working := range []map[string]bool{state.Handlers, state.Drivers} {
+		for name, good := range working {
+			switch {
+			case !good && name == "": // a registrar that has not said its driver's name
+				state.Warnings++
+			case !good, state.Missing[name]:
+				state.Errors++
+			}
 		}
 	}
 }

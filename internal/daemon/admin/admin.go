@@ -70,10 +70,7 @@ func (s *AdminServer) GetNode(ctx context.Context, _ *adminv1.GetNodeRequest) (*
 
 func (s *AdminServer) describe(ctx context.Context, public bool) *adminv1.GetNodeResponse {
 	out := s.Daemon.Describe(ctx, public)
-	out.VolumesByState = make(map[string]int64)
-	for status := range s.Node.EachShown() {
-		out.VolumesByState[s.Node.StateOf(status)]++
-	}
+	s.Node.count(s.Node.EachShown(), out)
 	return out
 }
 

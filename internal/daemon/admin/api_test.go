@@ -412,6 +412,9 @@ func TestNodeAndReconcile(t *testing.T) {
 	node, err := s.admin().GetNode(t.Context(), &adminv1.GetNodeRequest{})
 	check.That(t, err == nil && node.GetVersion() == "v1" && node.GetVolumesByState()["adopted"] == 1 && len(node.GetFindings()) == 1,
 		"%v, %v", node, err)
+	one, other := claim.Held{Volume: s.handler.volumes[0], Forced: true}, claim.Held{Volume: s.handler.volumes[0]}
+	s.node.count(slices.Values([]deferral.Status{deferral.HeldStatus(one), deferral.HeldStatus(other)}), node)
+	check.That(t, node.GetVolumesByState()["held"] == 2 && node.GetVolumesReleasedByForce() == 1, "%v", node)
 	report, err := s.admin().Reconcile(t.Context(), &adminv1.ReconcileRequest{})
 	check.That(t, err == nil && report.GetChecked() == 0, "%v, %v", report, err)
 }

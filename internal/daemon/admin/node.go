@@ -74,6 +74,16 @@ func (n *Node) EachShown() iter.Seq[deferral.Status] { return both(n.Broker.Each
 // Shown returns the volumes of EachShown, ordered by target.
 func (n *Node) Shown() []deferral.Status { return merged(slices.Collect(n.Broker.Each()), n.others()) }
 
+func (n *Node) count(all iter.Seq[deferral.Status], into *adminv1.GetNodeResponse) {
+	into.VolumesByState = make(map[string]int64)
+	for status := range all {
+		into.VolumesByState[n.StateOf(status)]++
+		if status.Held != nil && status.Held.Forced {
+			into.VolumesReleasedByForce++
+		}
+	}
+}
+
 func both(first iter.Seq[deferral.Status], others []deferral.Status) iter.Seq[deferral.Status] {
 	return func(yield func(deferral.Status) bool) {
 		for status := range first {

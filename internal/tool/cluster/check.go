@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
 	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	"github.com/crust-proxy/crust-proxy/internal/tool/command"
 	"github.com/crust-proxy/crust-proxy/internal/tool/doctor"
@@ -52,7 +54,8 @@ func checkAll(ctx context.Context, a *access, k *api, states []*state) (all []ch
 	for _, s := range states {
 		if s.err != nil {
 			silent = append(silent, checked{"daemons", resultFail, fmt.Sprintf("node %s does not answer: %v", s.node, s.err),
-				"kubectl describe and logs of its pod; with the package: systemctl status crust-proxy, http.listen"})
+				show.Either(apierrors.IsForbidden(s.err), "have yourself given the right to get pods/proxy, or nodes/proxy for --node-selector",
+					"kubectl describe and logs of its pod; with the package: systemctl status crust-proxy, http.listen")})
 		}
 	}
 	if all = append(all, capped(silent)...); len(answered) == 0 {
@@ -62,17 +65,8 @@ func checkAll(ctx context.Context, a *access, k *api, states []*state) (all []ch
 		func(s *state) string { return s.view.GetNode().GetVersion() }, sys.Version()))
 	all = append(all, compare("configuration", answered, "in force", "crustctl nodes -o wide; a change is taken up within two minutes, or needs a restart",
 		func(s *state) string { return show.ShortID(s.view.GetNode().GetConfigDigest()) }, ""))
-	all = append(all, checkParts("driver", answered, func(s *state, add func(string, string)) {
-		for _, d := range s.view.GetDrivers().GetDrivers() {
-			add(d.GetName(), cmp.Or(show.When(d.GetDirectlyRegistered(), "it is registered with kubelet directly, too"), d.GetProblem(),
-				show.When(!d.GetReady(), "not ready"), show.When(strings.HasPrefix(d.GetKubeletStatus(), "refused: "), d.GetKubeletStatus())))
-		}
-	})...)
-	all = append(all, checkParts("handler", answered, func(s *state, add func(string, string)) {
-		for _, h := range s.view.GetHandlers().GetHandlers() {
-			add(h.GetName(), show.When(!h.GetHealthy(), cmp.Or(h.GetProblem(), "cannot work")))
-		}
-	})...)
+	all = append(all, checkParts("driver", answered, (*state).driverProblems)...)
+	all = append(all, checkParts("handler", answered, (*state).handlerProblems)...)
 	return append(append(all, checkVolumes(answered)), checkFindings(answered)...)
 }
 
@@ -113,18 +107,37 @@ func compare(component string, states []*state, what, do string, value func(*sta
 	return checked{component, worse(differ, resultWarn), strings.Join(parts, "; ") + " " + what, show.When(differ, do)}
 }
 
+// driverProblems has each driver's name, with what is wrong with it or "". Of two registrars the ready one counts:
+// checkFindings warns of the other, and of one without a name.
+func (s *state) driverProblems() map[string]string {
+	problems := map[string]string{}
+	for _, d := range s.view.GetDrivers().GetDrivers() {
+		if _, another := problems[d.GetName()]; d.GetName() != "" && (d.GetReady() || !another) {
+			problems[d.GetName()] = cmp.Or(show.When(d.GetDirectlyRegistered(), "it is registered with kubelet directly, too"), d.GetProblem(),
+				show.When(!d.GetReady(), "not ready"), show.When(strings.HasPrefix(d.GetKubeletStatus(), "refused: "), d.GetKubeletStatus()))
+		}
+	}
+	return problems
+}
+
+func (s *state) handlerProblems() map[string]string {
+	problems := map[string]string{}
+	for _, h := range s.view.GetHandlers().GetHandlers() {
+		problems[h.GetName()] = show.When(!h.GetHealthy(), cmp.Or(h.GetProblem(), "cannot work"))
+	}
+	return problems
+}
+
 // checkParts has a line for each driver or handler, with the nodes where it does not work.
-func checkParts(kind string, states []*state, each func(s *state, add func(name, problem string))) (all []checked) {
+func checkParts(kind string, states []*state, problems func(*state) map[string]string) (all []checked) {
 	works, fails, why := map[string]int{}, map[string][]string{}, map[string]string{}
 	for _, s := range states {
-		each(s, func(name, problem string) {
-			works[name] += 0 // so that it is known
-			if problem == "" {
-				works[name]++
-				return
+		for name, problem := range problems(s) {
+			works[name] += show.Either(problem == "", 1, 0) // also so that it is known
+			if problem != "" {
+				fails[name], why[name] = append(fails[name], s.node), problem
 			}
-			fails[name], why[name] = append(fails[name], s.node), problem
-		})
+		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(works)) {
 		one := checked{kind + " " + name, resultOK, fmt.Sprintf("works on %d nodes", works[name]), ""}
@@ -138,8 +151,9 @@ func checkParts(kind string, states []*state, each func(s *state, add func(name,
 }
 
 func checkVolumes(states []*state) checked {
-	sums, total := map[string]int64{}, int64(0)
+	sums, total, forced := map[string]int64{}, int64(0), int64(0)
 	for _, s := range states {
+		forced += s.view.GetNode().GetVolumesReleasedByForce()
 		for state, n := range s.view.GetNode().GetVolumesByState() {
 			sums[state], total = sums[state]+n, total+n
 		}
@@ -148,7 +162,8 @@ func checkVolumes(states []*state) checked {
 	for _, state := range slices.Sorted(maps.Keys(sums)) {
 		text += fmt.Sprintf(", %d %s", sums[state], state)
 	}
-	result := show.Either(sums["degraded"] > 0, resultFail, worse(sums["refused"]+sums["held"] > 0, resultWarn))
+	text += show.When(forced > 0, fmt.Sprintf(" (%d released by force)", forced))
+	result := show.Either(sums["degraded"]+forced > 0, resultFail, worse(sums["refused"]+sums["held"] > 0, resultWarn))
 	return checked{"volumes", result, text, "kubectl crust volumes --state degraded (or refused, held) -o wide"}
 }
 
@@ -170,7 +185,7 @@ func checkFindings(states []*state) []checked {
 	nodes, found := map[string][]string{}, map[string]doctor.Finding{}
 	for _, s := range states {
 		for _, f := range s.findings {
-			if f.Check == "daemon-findings" || f.Check == "proof" {
+			if f.Check == "daemon-findings" || f.Check == "proof" || f.Check == "drivers" && f.Severity == doctor.Warn {
 				seen := someTime().ReplaceAllString(f.Seen, "(a time)")
 				nodes[seen], found[seen] = append(nodes[seen], s.node), f
 			}

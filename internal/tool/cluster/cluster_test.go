@@ -166,9 +166,7 @@ func TestNodes(t *testing.T) {
 	f.mux.HandleFunc(f.pod("node-d", "Running")+"/v1/node", func(_ http.ResponseWriter, req *http.Request) { <-req.Context().Done() })
 	f.pod("node-e", "Running") // of an older version
 	f.mux.HandleFunc(f.pod("node-f", "Running")+"/v1/node", func(w http.ResponseWriter, _ *http.Request) {
-		w.Header().Set("Content-Type", "application/json")
-		w.WriteHeader(http.StatusNotFound)
-		f.answer(w, object{"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "NotFound", "code": 404, "details": object{"kind": "pods"}})
+		f.refuse(w, http.StatusNotFound, "NotFound", `"details": {"kind": "pods"}`)
 	})
 	evil := newFake(t)
 	evil.mux.HandleFunc("GET /", func(http.ResponseWriter, *http.Request) { t.Error("a daemon's redirection is followed") })
@@ -177,6 +175,9 @@ func TestNodes(t *testing.T) {
 	})
 	f.pod("node-h", "Running") // of somebody, with our label
 	delete(f.metadata(len(f.pods)-1), "ownerReferences")
+	f.mux.HandleFunc(f.pod("node-i", "Running")+"/v1/node", func(w http.ResponseWriter, _ *http.Request) {
+		f.refuse(w, http.StatusForbidden, "Forbidden", `"message": "cannot get resource pods/proxy"`)
+	})
 	got := f.run("nodes", "--request-timeout=2s")
 	lines := strings.Split(got, "\n")
 	for i, want := range []string{
@@ -188,6 +189,7 @@ func TestNodes(t *testing.T) {
 		"node-e - - - - - - - - no answer: there is no view of it: http.view is off",
 		"node-f - - - - - - - - no answer: it has gone meanwhile",
 		"node-g - - - - - - - - no answer: ",
+		"node-i - - - - - - - - no answer: you may not ask it: cannot get resource pods/proxy",
 		"exit 3",
 	} {
 		is := strings.Join(strings.Fields(lines[i]), " ")
@@ -195,6 +197,8 @@ func TestNodes(t *testing.T) {
 	}
 	f.wants(f.run("nodes", "--node=node-a", "-o", "wide"), "abababababab", "system/crust-node-a", "exit 0\n")
 	f.wants(f.run("nodes", "--node=node-a,node-z"), "v1.2.3", "no answer: no crust-proxy is known there", "exit 3\n")
+	got = f.run("check", "--node=node-i")
+	check.That(t, strings.Contains(got, "do: have yourself given the right to get pods/proxy, or nodes/proxy") && !strings.Contains(got, "describe and logs"), "it is called down:\n%s", got)
 	f.wants(f.run("nodes", "-o", "json", "--request-timeout=2s"), `"configDigest": "abab`, `"error": "pod crust-node-c does not run: Pending"`, `"check": "drivers"`)
 	f.metadata(0)["namespace"] = "evil"
 	f.wants(f.run("nodes", "--node=node-a,node-b"), "warning: ", "in the namespaces evil, system: ")
@@ -244,6 +248,13 @@ func TestVolumesThatAreBad(t *testing.T) {
 	for _, state := range []string{"bogus", "bound,held"} {
 		f.wants(f.run("volumes", "--state", state), "is none of ", "degraded", "exit 2\n")
 	}
+	worst.State, worst.ReleasedByForce = adminv1.VolumeState_VOLUME_STATE_HELD, true
+	f.wants(f.run("volumes"), "HELD", "exit 3\n")
+	forced := healthy()
+	forced.Node.VolumesByState["held"], forced.Node.VolumesReleasedByForce = 2, 1
+	f.view = forced
+	f.wants(f.run("nodes"), "exit 3\n")
+	f.wants(f.run("check"), "fail volumes                5 volumes, 2 bound, 2 held, 1 published (1 released by force)", "exit 3\n")
 	pages, page := 0, &adminv1.ListVolumesResponse{Volumes: []*adminv1.Volume{{LastError: strings.Repeat("a", mostAnswer/3)}}}
 	f.mux.HandleFunc(f.pod("node-b", "Running")+"/v1/volumes", func(w http.ResponseWriter, _ *http.Request) {
 		pages++
@@ -294,6 +305,10 @@ func TestCheck(t *testing.T) {
 		f.wants(f.run("check"), "fail driver lvm             works on 0 nodes, not on node-a: ", problem, "exit 3\n")
 	}
 	f.view = healthy()
+	f.view.Drivers.Drivers = append(f.view.Drivers.Drivers, &adminv1.Driver{Name: "lvm", Problem: "registered already"}, &adminv1.Driver{Problem: "refused"})
+	f.wants(f.run("check"), "ok   driver lvm             works on 1 nodes", "warn findings               node-a: a registrar has not said its driver's name",
+		"warn findings               node-a: driver lvm is served, and a second registrar is not taken", "exit 0\n")
+	f.view = healthy()
 	for i := range 30 {
 		f.view.Node.Findings = append(f.view.Node.Findings, fmt.Sprintf("sick since 2026-01-01T00:00:%02dZ", i), fmt.Sprint("odd ", i))
 	}
@@ -336,7 +351,7 @@ func (f *fake) trialServer(onGet func()) (left func() []string) {
 			check.Must(f.t, json.NewDecoder(req.Body).Decode(&made))
 			objects[path+"/"+made.Metadata.Name] = true
 		default:
-			f.notFound(w)
+			f.refuse(w, http.StatusNotFound, "NotFound", `"details": {}`)
 			return
 		}
 		f.answer(w, map[string]any{})
@@ -350,10 +365,11 @@ func (f *fake) trialServer(onGet func()) (left func() []string) {
 	}
 }
 
-func (f *fake) notFound(w http.ResponseWriter) {
+// refuse answers with an error of the API server, with one more field.
+func (f *fake) refuse(w http.ResponseWriter, code int, reason, field string) {
 	w.Header().Set("Content-Type", "application/json")
-	w.WriteHeader(http.StatusNotFound)
-	_, _ = io.WriteString(w, `{"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "NotFound", "code": 404}`)
+	w.WriteHeader(code)
+	_, _ = fmt.Fprintf(w, `{"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": %q, "code": %d, %s}`, reason, code, field)
 }
 
 // TestTrialCleansUp: what a test has made is deleted after a step that failed, and after an interrupt.
@@ -388,7 +404,7 @@ func TestTrialOfADisk(t *testing.T) {
 		case policy == "":
 			w.WriteHeader(http.StatusForbidden)
 		case policy == "Delete" && gets > 1:
-			f.notFound(w)
+			f.refuse(w, http.StatusNotFound, "NotFound", `"details": {}`)
 		default:
 			f.answer(w, object{"spec": object{"persistentVolumeReclaimPolicy": policy}, "status": object{"phase": "Released"}})
 		}
@@ -398,7 +414,7 @@ func TestTrialOfADisk(t *testing.T) {
 		raw := check.Value(io.ReadAll(req.Body))(t)
 		switch bodies = append(bodies, string(raw)); {
 		case req.Method == http.MethodDelete:
-			f.notFound(w)
+			f.refuse(w, http.StatusNotFound, "NotFound", `"details": {}`)
 		case strings.HasSuffix(req.URL.Path, "/log"):
 			_, _ = fmt.Fprintf(w, "written\nsize %d\n", size)
 		case req.Method == http.MethodPatch:
@@ -409,9 +425,7 @@ func TestTrialOfADisk(t *testing.T) {
 		}
 	})
 	f.mux.HandleFunc("POST /api/v1/namespaces", func(w http.ResponseWriter, _ *http.Request) {
-		w.Header().Set("Content-Type", "application/json")
-		w.WriteHeader(http.StatusConflict)
-		_, _ = io.WriteString(w, `{"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "AlreadyExists", "code": 409}`)
+		f.refuse(w, http.StatusConflict, "AlreadyExists", `"details": {}`)
 	})
 	r := &trial{t: &tool{access: access{kubeconfig: f.kubeconfig, patience: 10 * time.Second, nodes: []string{"node-a", "node-b"}}}, name: "x", storage: "1Gi", stepTime: 10 * time.Second}
 	var err error

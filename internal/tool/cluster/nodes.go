@@ -62,6 +62,8 @@ func (s *state) read(ctx context.Context, path string, into proto.Message) error
 		return fmt.Errorf("it has gone meanwhile: %w", err)
 	case apierrors.IsNotFound(err) || err != nil && strings.HasSuffix(err.Error(), "404 Not Found"):
 		return errors.New("there is no view of it: http.view is off, its version is older, or that is no crust-proxy")
+	case apierrors.IsForbidden(err):
+		return fmt.Errorf("you may not ask it: %w", err)
 	case err != nil:
 		return err
 	}
@@ -125,8 +127,10 @@ func (s *state) count(severity doctor.Severity) int {
 
 // bad reports whether the node has an error, or is not known.
 func (s *state) bad() bool {
-	degraded := func(v *adminv1.Volume) bool { return v.GetState() == adminv1.VolumeState_VOLUME_STATE_DEGRADED }
-	return s.err != nil || s.count(doctor.Error) > 0 || s.view.GetNode().GetVolumesByState()["degraded"] > 0 || slices.ContainsFunc(s.volumes, degraded)
+	n, bad := s.view.GetNode(), func(v *adminv1.Volume) bool {
+		return v.GetState() == adminv1.VolumeState_VOLUME_STATE_DEGRADED || v.GetReleasedByForce()
+	}
+	return s.err != nil || s.count(doctor.Error) > 0 || n.GetVolumesByState()["degraded"]+n.GetVolumesReleasedByForce() > 0 || slices.ContainsFunc(s.volumes, bad)
 }
 
 // document is what a program reads of a node.

@@ -909,9 +909,11 @@ type GetNodeResponse struct {
 	ConfigDigest string `protobuf:"bytes,13,opt,name=config_digest,json=configDigest,proto3" json:"config_digest,omitempty"`
 	// errors are those of the findings that are errors: volumes cannot be served, or not safely,
 	// or the configuration file is not in force.
-	Errors        []string `protobuf:"bytes,14,rep,name=errors,proto3" json:"errors,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Errors []string `protobuf:"bytes,14,rep,name=errors,proto3" json:"errors,omitempty"`
+	// volumes_released_by_force counts those of the held volumes that were released by force.
+	VolumesReleasedByForce int64 `protobuf:"varint,15,opt,name=volumes_released_by_force,json=volumesReleasedByForce,proto3" json:"volumes_released_by_force,omitempty"`
+	unknownFields          protoimpl.UnknownFields
+	sizeCache              protoimpl.SizeCache
 }
 
 func (x *GetNodeResponse) Reset() {
@@ -1040,6 +1042,13 @@ func (x *GetNodeResponse) GetErrors() []string {
 		return x.Errors
 	}
 	return nil
+}
+
+func (x *GetNodeResponse) GetVolumesReleasedByForce() int64 {
+	if x != nil {
+		return x.VolumesReleasedByForce
+	}
+	return 0
 }
 
 // NodeView is what is shown of a node at the port of its metrics. It has no secrets, and the
@@ -3251,7 +3260,7 @@ const file_crust_admin_v1_admin_proto_rawDesc = "" +
 	"\x0fVolumeCondition\x12\x1a\n" +
 	"\babnormal\x18\x01 \x01(\bR\babnormal\x12\x18\n" +
 	"\amessage\x18\x02 \x01(\tR\amessage\"\x10\n" +
-	"\x0eGetNodeRequest\"\xa3\x05\n" +
+	"\x0eGetNodeRequest\"\xde\x05\n" +
 	"\x0fGetNodeResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x129\n" +
 	"\n" +
@@ -3269,7 +3278,8 @@ const file_crust_admin_v1_admin_proto_rawDesc = "" +
 	"\fhttp_problem\x18\v \x01(\tR\vhttpProblem\x12\x1b\n" +
 	"\tnode_name\x18\f \x01(\tR\bnodeName\x12#\n" +
 	"\rconfig_digest\x18\r \x01(\tR\fconfigDigest\x12\x16\n" +
-	"\x06errors\x18\x0e \x03(\tR\x06errors\x1aA\n" +
+	"\x06errors\x18\x0e \x03(\tR\x06errors\x129\n" +
+	"\x19volumes_released_by_force\x18\x0f \x01(\x03R\x16volumesReleasedByForce\x1aA\n" +
 	"\x13VolumesByStateEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\x03R\x05value:\x028\x01\"\xc0\x01\n" +
