@@ -1,6 +1,7 @@
 package blocks
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -29,11 +30,8 @@ func (s *Service) Dial(address string) (*grpc.ClientConn, error) {
 	if !roots.AppendCertsFromPEM(s.CA) {
 		return nil, errNoCA
 	}
-	if address == "" {
-		address = s.Address
-	}
 	dialer := net.Dialer{KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: aliveTime, Interval: aliveTime / 3}}
-	return grpc.NewClient("passthrough:///"+address, reconnect(), grpc.WithNoProxy(),
+	return grpc.NewClient("passthrough:///"+cmp.Or(address, s.Address), reconnect(), grpc.WithNoProxy(),
 		grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{RootCAs: roots, ServerName: host, MinVersion: tls.VersionTLS12})),
 		grpc.WithContextDialer(func(ctx context.Context, address string) (net.Conn, error) {
 			return dialer.DialContext(ctx, "tcp", address)

@@ -1,6 +1,7 @@
 package mkfs
 
 import (
+	"cmp"
 	"context"
 	"io"
 	"sync/atomic"
@@ -235,10 +236,7 @@ func (j *job) checkGiven(ctx context.Context) error {
 	case !known:
 		return nil
 	}
-	what := found.signatures()
-	if what == "" {
-		what = "no known signature"
-	}
+	what := cmp.Or(found.signatures(), "no known signature")
 	return j.dev.errorf(unmet, "holds %s, but the driver, which defers by itself, reports %s: correct the filesystem "+
 		"type that it reports, or the device", what, j.req.FSType)
 }

@@ -262,10 +262,7 @@ func readHits(all io.Reader, most int, until time.Time) (found []hit, err error)
 var errManyHits = errors.New("there are too many")
 
 func (h *hit) holder() Holder {
-	program := textOf(h.Program[:])
-	if program == "" {
-		program = textOf(h.Comm[:])
-	}
+	program := cmp.Or(textOf(h.Program[:]), textOf(h.Comm[:]))
 	return Holder{PID: int(h.Process), Program: program, Group: textOf(h.ControlSet[:])}
 }
 

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"time"
 
@@ -142,12 +143,8 @@ func isRead(method string) bool {
 	for _, prefix := range [...]string{"Runtime", "Node", "Controller"} {
 		short = strings.TrimPrefix(short, prefix)
 	}
-	for _, verb := range [...]string{"Get", "List", "Watch", "Check", "Probe"} {
-		if strings.HasPrefix(short, verb) {
-			return true
-		}
-	}
-	return false
+	reads := []string{"Get", "List", "Watch", "Check", "Probe"}
+	return slices.ContainsFunc(reads, func(verb string) bool { return strings.HasPrefix(short, verb) })
 }
 
 // failure is why a call failed, or "". The text of an error that may repeat a secret is replaced.

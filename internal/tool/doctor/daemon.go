@@ -150,16 +150,13 @@ func checkCluster(ctx context.Context, n Node, d Daemon) []Finding {
 		found = append(found, failure("kubectl get nodes shows the names; the rights that it takes are in docs/front.md. "+
 			"The daemon goes on and serves the pods that it knows", "this is not the case: %s: %v", one.What, one.Err))
 	}
-	if len(found) == 0 && daemonCannotReach(d) {
+	unreachable := func(text string) bool {
+		return strings.Contains(text, "pods cannot be looked up") && strings.Contains(text, "cannot be reached")
+	}
+	if len(found) == 0 && d.up() && slices.ContainsFunc(d.Node.GetFindings(), unreachable) {
 		found = append(found, show.Either(n.Service.InPod, warning(n.Service.Logs(), "the API server answers here and not to the daemon in the same pod"), warning("copy /usr/share/crust-proxy/cluster.conf into /etc/systemd/system/crust-proxy.service.d/, then "+
 			"systemctl daemon-reload and restart crust-proxy",
 			"the API server answers here and not to the daemon: systemd's IP filter may keep the daemon off the network")))
 	}
 	return orOK(found, "the API server answers, knows node %s and gives the rights to look up its pods", node)
-}
-
-func daemonCannotReach(d Daemon) bool {
-	return d.up() && slices.ContainsFunc(d.Node.GetFindings(), func(text string) bool {
-		return strings.Contains(text, "pods cannot be looked up") && strings.Contains(text, "cannot be reached")
-	})
 }

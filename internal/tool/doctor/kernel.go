@@ -3,9 +3,8 @@ package doctor
 import (
 	"context"
 	"errors"
+	"io/fs"
 	"strings"
-
-	"golang.org/x/sys/unix"
 )
 
 // Probe tries kernel features. Each function leaves nothing behind, and returns an error that
@@ -32,14 +31,10 @@ func feature(version, since, name, without string, tried error) Finding {
 	switch {
 	case tried == nil:
 		return okay("kernel %s: %s was tried and works", version, name)
-	case mayNotTry(tried):
+	case errors.Is(tried, fs.ErrPermission):
 		return okay("kernel %s: %s was not tried (run as root); it comes with %s", version, name, since)
 	}
 	return failure("run kernel "+since+" or later", "kernel %s: %s was tried and fails, so %s: %v", version, name, without, tried)
-}
-
-func mayNotTry(err error) bool {
-	return errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES)
 }
 
 func checkPrograms(_ context.Context, n Node, _ Daemon) []Finding {

@@ -1,6 +1,7 @@
 package crust
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"slices"
@@ -167,10 +168,7 @@ func refusal(v *volume.Volume, id string, kind volume.Kind, verb, text string) e
 	for _, known := range []string{"volume " + v.ResolvedTarget + ": ", "sandbox " + id + ": "} { // our error says so itself
 		text = strings.Replace(text, known, "", 1)
 	}
-	text = guest.Printable(oneLine(text), guest.MaxErrorText)
-	if text == "" {
-		text = "it gave no reason"
-	}
+	text = cmp.Or(guest.Printable(oneLine(text), guest.MaxErrorText), "it gave no reason")
 	switch kind {
 	case volume.NoSandbox:
 		return volume.Errorf(kind, "volume %s: the sandbox %s does not have it any more: %s", v.Target, id, text)

@@ -1,6 +1,7 @@
 package kata
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"slices"
@@ -167,10 +168,7 @@ func containsOneOf(text string, parts []string) bool {
 }
 
 func statusError(v *volume.Volume, what string, s shim, rep reply) error {
-	text := guest.Printable(string(rep.body), guest.MaxErrorText)
-	if text == "" {
-		text = "no text"
-	}
+	text := cmp.Or(guest.Printable(string(rep.body), guest.MaxErrorText), "no text")
 	kind, hint := volume.Refused, ""
 	lower := strings.ToLower(text)
 	switch {

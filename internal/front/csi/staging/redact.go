@@ -94,12 +94,8 @@ var withoutMarks = strings.NewReplacer("-", "", "_", "", ".", "")
 // error after a restart, one that is kept may be somebody's password.
 func secretName(key string) bool {
 	key = strings.ToLower(withoutMarks.Replace(key))
-	for _, part := range []string{"pass", "secret", "token", "cred", "key", "auth", "chap"} {
-		if strings.Contains(key, part) {
-			return true
-		}
-	}
-	return false
+	parts := []string{"pass", "secret", "token", "cred", "key", "auth", "chap"}
+	return slices.ContainsFunc(parts, func(part string) bool { return strings.Contains(key, part) })
 }
 
 // redact removes the values of secrets from a text, also where a program wrote them
