@@ -382,7 +382,7 @@ func (b *Broker) ReleaseKey(ctx context.Context, key volume.Key, force bool) (*v
 		}
 	}
 	if force {
-		if err := b.remover.noteForced(v); err != nil {
+		if err := b.remover.noteForced(known.rec); err != nil {
 			return v, err
 		}
 	}

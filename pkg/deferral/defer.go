@@ -71,6 +71,7 @@ func (a *attempt) again(ctx context.Context, known *entry) (*volume.Volume, erro
 	if err != nil {
 		return nil, err
 	}
+	rec.Sequence = claim.SequenceOf(rec.Device)
 	if err = a.b.store.put(rec); err != nil && fresh {
 		err = errors.Join(err, a.b.claims.Release(rec.claim(), nil)) // the table does not know whose device it is
 	}
@@ -171,6 +172,7 @@ func (a *attempt) claim(ctx context.Context, rec *record) (err error) {
 		return pending.Abandon(err)
 	}
 	rec.DeviceWasReadOnly, err = pending.Keep()
+	rec.Sequence = claim.SequenceOf(rec.Device) // it stays while the device is open here
 	return err
 }
 

@@ -314,11 +314,11 @@ func (s *store) loadHeld(boot string) (all []claim.Held, problems []error) {
 var errNoHeld = errors.New("crustctl cannot show whether a process still has that device open, and the host is not kept from mounting it")
 
 // noteForced records that the device of a volume is released by force.
-func (r *remover) noteForced(v *volume.Volume) error {
-	if v.Device.Kind == "" {
+func (r *remover) noteForced(rec *record) error {
+	if rec.Device.Kind == "" {
 		return nil // it is not known
 	}
-	h := claim.Held{Volume: v, Sequence: claim.SequenceOf(v.Device), Since: time.Now().UTC()}
+	h := claim.Held{Volume: &rec.Volume, Sequence: cmp.Or(rec.Sequence, claim.SequenceOf(rec.Device)), Since: time.Now().UTC()}
 	if err := r.store.putHeld(h, r.boot); err != nil {
 		return err
 	}

@@ -2,6 +2,7 @@ package deferral
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"sync/atomic"
 
@@ -35,6 +36,9 @@ type restorer struct {
 func (r *restorer) restore(ctx context.Context, rec *record, t *guard.Target) (repaired []string, err error) {
 	if !r.claims.Has(rec.claim()) {
 		if err := r.claims.Reclaim(ctx, rec.claim()); err != nil {
+			if errors.Is(err, claim.ErrReplaced) { // no sandbox may find it under the name
+				err = errors.Join(err, r.handlers.withdraw(ctx, &rec.Volume, false))
+			}
 			return nil, err
 		}
 		repaired = append(repaired, "claim device")

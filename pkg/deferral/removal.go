@@ -182,7 +182,9 @@ func (r *remover) steps(ctx context.Context, rec *record, t *guard.Target, force
 	failpoint.Hit("unstage-unguarded")
 	// Release the claim before the record: while the record exists, a restart knows
 	// that there may be a kept claim to give up.
-	err := r.claims.Release(rec.claim(), func(last bool) (err error) {
+	request := rec.claim()
+	request.WasReadOnly = request.WasReadOnly || rec.Boot != r.boot // another device may have the number by now
+	err := r.claims.Release(request, func(last bool) (err error) {
 		if last && !force {
 			err = r.refuseHeld(ctx, rec)
 		}

@@ -42,6 +42,8 @@ type record struct {
 	// DeviceWasReadOnly is the device's own read-only flag before a read-only volume set
 	// it, so that it can be restored.
 	DeviceWasReadOnly bool `json:"deviceWasReadOnly,omitempty"`
+	// Sequence tells the device from a later one with its number: see claim.Request. Older records have none.
+	Sequence string `json:"sequence,omitempty"`
 	// HostMounts is the ability of the handler when the device was claimed: a restart
 	// claims it in the same way, whatever is configured then.
 	HostMounts bool `json:"hostMounts,omitempty"`
@@ -53,7 +55,7 @@ type record struct {
 
 // claim is the record as the table of claims needs it.
 func (r *record) claim() claim.Request {
-	return claim.Request{Volume: &r.Volume, Mountable: r.HostMounts, WasReadOnly: r.DeviceWasReadOnly}
+	return claim.Request{Volume: &r.Volume, Mountable: r.HostMounts, WasReadOnly: r.DeviceWasReadOnly, Sequence: r.Sequence}
 }
 
 // The directories of the store.

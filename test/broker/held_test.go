@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral/claim"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 	"github.com/crust-proxy/crust-proxy/reference/loopdev"
@@ -71,6 +72,50 @@ func TestReadOnlyVolumesThatEndAtOnceKeepADevice(t *testing.T) {
 		wantReadOnly(t, disk, false)
 	}
 	n.noLeftovers()
+}
+
+// TestFlagOfAnEarlierBoot is not undone: another device may have the number by now.
+func TestFlagOfAnEarlierBoot(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	disk := rig.Disk(t, 16*mib, "")
+	v := n.stage(n.instruction("pod-1", disk, "ro"))
+	n.Close()
+	raw, boot := string(check.Value(os.ReadFile(n.recordOf(v)))(t)), check.Value(sys.BootID())(t)
+	check.Must(t, os.WriteFile(n.recordOf(v), []byte(strings.Replace(raw, boot, "another", 1)), 0o600))
+	n.start()
+	n.noLeftovers()
+	wantReadOnly(t, disk, true)
+}
+
+// TestAnotherDeviceOfTheNumber: after a start, what has the number of a volume's device by now is not that volume's.
+func TestAnotherDeviceOfTheNumber(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	disk := rig.Disk(t, 16*mib, "")
+	v := n.stage(n.instruction("pod-1", disk, "ro"))
+	n.Close()
+	check.Must(t, loopdev.Detach(disk))
+	other := check.Value(os.OpenFile(rig.Image(t, 16*mib), os.O_RDWR, 0))(t)
+	t.Cleanup(func() { check.Must(t, errors.Join(loopdev.DetachFrom(other.Name(), disk), other.Close())) })
+	check.Eventually(t, "its number is free", func() bool {
+		loop := check.Value(os.OpenFile(disk, os.O_RDWR, 0))(t)
+		err := unix.IoctlLoopConfigure(int(loop.Fd()), &unix.LoopConfig{Fd: uint32(other.Fd())})
+		return errors.Join(err, unix.IoctlSetPointerInt(int(loop.Fd()), unix.BLKROSET, 0), loop.Close()) == nil
+	})
+	n.start()
+	check.That(t, !n.runtime.published[v.Key], "a sandbox of the volume can find the other device")
+	wantReadOnly(t, disk, false)
+	wantHeld(t, disk, false)
+	second := n.stage(n.instruction("pod-2", disk))
+	rig.Hold(t, "<>", disk)
+	n.restart()
+	status, _ := n.Get(v.Key)
+	check.That(t, errors.Is(status.Problem, claim.ErrReplaced), "the volume is shown with %v", status.Problem)
+	n.unstage(v.Target)
+	wantHeld(t, disk, true)
+	_, err := n.Release(t.Context(), second.Target)
+	wantKind(t, err, volume.Busy)
 }
 
 // TestReleaseByForceConcernsOneDevice has the number of a device that two readers released by force stand

@@ -28,6 +28,21 @@ type Request struct {
 	// WasReadOnly is the device's read-only flag before the first read-only volume set
 	// it, as it is on record.
 	WasReadOnly bool
+	// Sequence is what SequenceOf was when the device was claimed, as it is on record. It tells the device from a later
+	// one with the same number; "" is not known.
+	Sequence string
+}
+
+// ErrReplaced is part of the error for a device that has gone, and whose number another one has.
+var ErrReplaced = errors.New("it was detached, and another device has its number now")
+
+// isReplaced is asked of a device that is not open here: one that is keeps its number.
+func (r Request) isReplaced() bool {
+	now := ""
+	if r.Sequence != "" {
+		now = SequenceOf(r.Device)
+	}
+	return now != "" && now != r.Sequence
 }
 
 // Table is the table of claims. An owner is entered under what its device is, so that
@@ -270,6 +285,9 @@ func (t *Table) restoreFlag(r Request, id identity) error {
 	}
 	if held := t.open.get(id); held != nil {
 		return makeWritable(r.Volume, held.fd)
+	}
+	if r.isReplaced() {
+		return nil
 	}
 	fd, err := openByIdentity(r.Device, 0)
 	if _, failed := errors.AsType[unix.Errno](err); failed && !errors.Is(err, unix.ENOENT) && !isGone(r.Device, err) {

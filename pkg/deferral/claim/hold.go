@@ -188,7 +188,8 @@ func (t *Table) Reclaim(ctx context.Context, r Request) error {
 	}
 	t.Expect(r.Volume)
 	err := t.reclaim(ctx, r)
-	if gone := volume.KindOf(err) == volume.NotFound && t.open.get(identityOf(r.Device)) == nil; err == nil || gone {
+	gone := errors.Is(err, ErrReplaced) || volume.KindOf(err) == volume.NotFound && t.open.get(identityOf(r.Device)) == nil
+	if err == nil || gone {
 		t.owners.confirm(r.Key, err == nil)
 	}
 	return err
@@ -203,6 +204,9 @@ func (t *Table) reclaim(ctx context.Context, r Request) error {
 	}
 	if r.Device.Kind == "" {
 		return volume.Errorf(volume.Internal, "volume %s: its device is not known", r.Target)
+	}
+	if r.isReplaced() {
+		return volume.Errorf(volume.NotFound, "volume %s: its device %s (%s) is not there: %w", r.Target, r.Device.Path, r.Device, ErrReplaced)
 	}
 	fd, err := openByIdentity(r.Device, unix.O_PATH)
 	if err != nil {

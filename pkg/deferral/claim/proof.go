@@ -54,6 +54,10 @@ func (t *Table) Holders(ctx context.Context, r Request) (all []*openers.Process,
 // RefuseUsed fails while anybody but this table has the volume's device open or mounted. It waits for those
 // who are ending.
 func (t *Table) RefuseUsed(ctx context.Context, r Request, patience time.Duration) error {
+	if r.isReplaced() && len(t.owners.owned(r.Key)) == 0 {
+		t.users.clear(r.Volume)
+		return nil // who has the number open uses the other device
+	}
 	q, err := t.open.question(r.Device)
 	if err != nil && isGone(r.Device, err) {
 		t.users.clear(r.Volume)
