@@ -217,8 +217,8 @@ func (l *lostVolumes) useRecord(ctx context.Context, known *entry, rec *record) 
 	return nil
 }
 
-// dropKept gives up kept descriptors that belong to no volume. While a volume is lost, its
-// device is not known for certain, and each of them may be that device.
+// dropKept gives up kept descriptors that belong to no volume. While the device of a lost volume is not known, each of
+// them may be that device.
 func (l *lostVolumes) dropKept(ctx context.Context) {
 	if devices, ok := l.table.claimed(); ok {
 		l.claims.DropKept(ctx, devices)

@@ -131,6 +131,20 @@ func TestKeptClaimOfNoVolume(t *testing.T) {
 	}
 }
 
+// TestKeptClaimBesideALostVolume of another device is that of a call that was killed before it wrote a record.
+func TestKeptClaimBesideALostVolume(t *testing.T) {
+	s := newBench(t, plain)
+	s.published()
+	v := s.b.table.get(s.key).rec.Volume
+	s.standing = &v
+	check.Must(t, os.WriteFile(s.b.store.path(volumesDir, s.key), nil, 0o600))
+	cfg := s.b.cfg
+	cfg.Kept = map[string]*os.File{"OTHER": check.Value(os.Open(os.DevNull))(t)}
+	s.start(cfg)
+	check.Must(t, s.b.Load(t.Context()))
+	check.That(t, s.b.table.get(s.key).lost != nil && s.b.claims.Kept() == 0, "a claim that belongs to no volume is kept for a lost one")
+}
+
 // TestRemovalBesideTheNextOwner: the volume has its device, whichever record is read first.
 func TestRemovalBesideTheNextOwner(t *testing.T) {
 	s := newBench(t, plain)

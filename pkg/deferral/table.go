@@ -294,13 +294,13 @@ func (t *table) allProblems() []error {
 }
 
 // claimed returns the devices whose kept descriptors are still needed. Not ok means all:
-// the device of a lost volume is not known for certain.
+// the device of a lost volume may be any.
 func (t *table) claimed() (devices []volume.Device, ok bool) {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
 	ok = !t.keepAll
 	for _, known := range t.volumes {
-		ok = ok && known.lost == nil
+		ok = ok && (known.lost == nil || known.rec.Device.Kind != "" || known.rec.HostMounts)
 		if !known.rec.HostMounts {
 			devices = append(devices, known.rec.Device)
 		}
