@@ -1,9 +1,11 @@
 package csi
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -270,6 +272,36 @@ func TestGrowth(t *testing.T) {
 	r.refused(expand(), codes.DeadlineExceeded)
 	ask.CapacityRange.LimitBytes = 1
 	r.refused(expand(), codes.InvalidArgument)
+}
+
+// TestRepeatedPublishOfAnEditedVolume: somebody edits the mount options of the persistent volume, and the driver is
+// upgraded and takes groups. What the pod has stays, unless it would be writable or not.
+func TestRepeatedPublishOfAnEditedVolume(t *testing.T) {
+	for name, native := range map[string]bool{"as a device": false, "by the driver": true} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t, deferAll)
+			if native {
+				r = nativeRig(t)
+			}
+			r.begin("p1")
+			first := r.broker.asked
+			edited := func(pod string, flags ...string) volume.Instruction {
+				req := r.publishReq(pod)
+				req.GetVolumeCapability().GetMount().MountFlags, req.GetVolumeCapability().GetMount().VolumeMountGroup = flags, "2000"
+				if native {
+					r.driver.answer.Flags = flags
+				}
+				r.ok(nil, r.tryPublish(req))
+				return r.broker.asked
+			}
+			again := edited("p1", "nodiscard", "noatime")
+			check.That(t, slices.Equal(again.MountFlags, first.MountFlags) && again.Group == "", "again: %+v", again)
+			check.Equal(t, fmt.Sprint(edited("p1", "ro").MountFlags), "[ro]", "which the broker refuses")
+			r.ok(nil, r.unpublish("p1"))
+			next := edited("p2", "nodiscard")
+			check.That(t, slices.Contains(next.MountFlags, "nodiscard") && next.Group == "2000", "the next pod: %+v", next)
+		})
+	}
 }
 
 func TestSecretsStayInMemory(t *testing.T) {

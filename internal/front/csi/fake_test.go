@@ -236,7 +236,7 @@ func (b *fakeBroker) Defer(_ context.Context, in volume.Instruction) (*volume.Vo
 	}
 	v := &volume.Volume{FSType: in.FSType,
 		Key: volume.KeyOf(in.Target), Target: in.Target, Driver: in.Driver, Origin: in.Origin, Handler: cmp.Or(in.Handler, "kata"),
-		Group: in.Group, GroupPolicy: in.GroupPolicy, KeepSize: in.KeepSize,
+		Group: in.Group, GroupPolicy: in.GroupPolicy, KeepSize: in.KeepSize, MountFlags: in.MountFlags,
 		ReadOnly: slices.Contains(in.MountFlags, "ro"), Device: volume.Device{Path: "/dev/fake"},
 	}
 	b.volumes[in.Target] = v

@@ -10,6 +10,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/front/csi/decision"
 	"github.com/crust-proxy/crust-proxy/internal/front/csi/refusal"
 	"github.com/crust-proxy/crust-proxy/internal/front/csi/staging"
+	"github.com/crust-proxy/crust-proxy/pkg/deferral"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral/claim"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
@@ -79,6 +80,9 @@ func (p *publishCall) way(has *staging.Capabilities) (string, error) {
 func (p *publishCall) handOver(ctx context.Context, in volume.Instruction, readOnly bool, has *staging.Capabilities) error {
 	in.MountFlags = decision.MountFlags(in.MountFlags, readOnly, p.rules.Abilities(p.verdict.Handler).SELinux)
 	in.Group, in.GroupPolicy = p.group()
+	if on := p.onRecord(); on != nil && on.ReadOnly == slices.Contains(in.MountFlags, "ro") {
+		in.MountFlags = on.MountFlags
+	}
 	in.Target, in.Driver, in.Handler = p.target, p.id.Driver, p.verdict.Handler
 	in.Origin.VolumeID, in.Origin.Rule, in.Origin.AccessMode = p.id.ID, p.verdict.Rule, p.w.AccessMode
 	in.Origin.PodNamespace, in.Origin.PodName, in.Origin.PVC = p.w.PodNamespace, p.w.PodName, p.w.PVC
@@ -123,14 +127,21 @@ func (p *publishCall) namingOwner(err error) error {
 	return volume.Errorf(volume.KindOf(err), "%w (that volume is of %s)", err, decision.PodText(other.Origin.PodNamespace, other.Origin.PodName))
 }
 
-// group returns the group that must own the files. For a published volume the group is on
-// record, so the cluster is not asked again.
+// group returns the group that must own the files.
 func (p *publishCall) group() (string, volume.GroupPolicy) {
-	group, change := decision.Group(p.w, p.pod)
-	if on := p.state.Published; on != nil && change == "" && (group == "" || group == on.Group) {
-		return on.Group, on.GroupPolicy // kubelet sends no policy, and may send no group either
+	if on := p.onRecord(); on != nil {
+		return on.Group, on.GroupPolicy
 	}
-	return group, change
+	return decision.Group(p.w, p.pod)
+}
+
+// onRecord is the volume of a repeated publish, whose mount options and group stay as they are: those of the persistent
+// volume, and what kubelet and the driver make of them, may change while a pod has it. Of a lost volume they are not known.
+func (p *publishCall) onRecord() *deferral.Status {
+	if on := p.state.Published; on != nil && on.Origin != nil {
+		return on
+	}
+	return nil
 }
 
 // logHazards logs what the pod's runtime will do wrong with the volume, before the pod's
