@@ -387,3 +387,21 @@ func wantFree(t *testing.T, finder *openers.Finder, disk string) {
 	sys.CloseAlone(fd)
 	check.That(t, err == nil && users.Names == "", "the released device is open in %q: %v", users.Names, err)
 }
+
+// TestServerThatStoresOnADevice is a user of it, although its opens of the device that it serves do not count.
+func TestServerThatStoresOnADevice(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.cfg.Devices.Servers = []string{"qemu-nbd"}
+	server := filepath.Join(t.TempDir(), "qemu-nbd")
+	check.Must(t, os.WriteFile(server, check.Value(os.ReadFile("/bin/cat"))(t), 0o700)) //nolint:gosec // a program
+	disk := rig.Disk(t, 16*mib, "")
+	for _, finder := range finders(t) {
+		n.use(finder)
+		holder := rig.HoldBy(t, exec.Command("sh", "-c", `exec 3<>"$0"; echo open; exec "$1"`, disk, server))
+		_, err := n.Defer(t.Context(), n.instruction("pod-1", disk))
+		wantKind(t, err, volume.Busy)
+		holder.End()
+	}
+	n.noLeftovers()
+}

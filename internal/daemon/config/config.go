@@ -199,7 +199,7 @@ func base() Config {
 		Authorization: Authorization{Runtime: root, Admin: root, CSI: root},
 		Devices: Devices{
 			Images: []string{}, Classes: []string{},
-			Servers: []string{"multipathd", "nbd-client", "qemu-nbd", "rbd-nbd", "tcmu-runner"},
+			Servers: []string{"multipathd", "nbd-client", "qemu-nbd", "rbd-nbd"},
 		},
 		Handlers: Handlers{
 			Kata: Kata{

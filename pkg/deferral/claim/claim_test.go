@@ -393,6 +393,17 @@ func TestSizeOfWhatHangs(t *testing.T) {
 	}
 }
 
+// TestServersOfADevice: what a server has open besides the device that it serves holds the data of one.
+func TestServersOfADevice(t *testing.T) {
+	all := []string{"multipathd", "qemu-nbd"}
+	u := NewUsers(&fakeOpeners{}, func() []string { return all }, func(volume.Key) {})
+	for id, want := range map[identity][]string{block(43, 1): all, block(8, 1): all[:1], block(7, 1): nil, {Major: 8, Inode: 5}: nil} {
+		got := u.serversOf(id)
+		check.That(t, slices.Equal(got, want), "of %v: %q, want %q", id, got, want)
+	}
+	check.That(t, all[1] == "qemu-nbd", "the configuration was changed: %q", all)
+}
+
 // TestKeptClaimOfALostVolume: nobody knows any more which volume had the device, and a sandbox may
 // still write to it.
 func TestKeptClaimOfALostVolume(t *testing.T) {

@@ -38,7 +38,7 @@ func (t *Table) Holders(ctx context.Context, r Request) (all []*openers.Process,
 		return nil, err
 	}
 	defer sys.CloseAlone(q.FD)
-	q.Beside, q.Servers = t.owners.beside(r.Key), t.users.servers()
+	q.Beside, q.Servers = t.owners.beside(r.Key), t.users.serversOf(identityOf(r.Device))
 	holders, err := t.users.openers.Holders(ctx, q)
 	for _, one := range holders {
 		p, openErr := t.users.openers.OpenProcess(one)
@@ -74,7 +74,7 @@ func (t *Table) RefuseUsed(ctx context.Context, r Request, patience time.Duratio
 
 // askOthers asks who but this table has the device of the query open.
 func (t *Table) askOthers(ctx context.Context, v *volume.Volume, q openers.Query, patience time.Duration) (openers.Users, error) {
-	q.Beside, q.Servers = t.owners.beside(v.Key), t.users.servers()
+	q.Beside, q.Servers = t.owners.beside(v.Key), t.users.serversOf(identityOf(v.Device))
 	return t.users.openers.Await(ctx, q, patience)
 }
 

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -54,6 +55,19 @@ type Users struct {
 	// forced are the devices that were released by force, until nobody has them. Freed is called then.
 	forced map[forcedKey]Held
 	freed  func(*volume.Volume)
+}
+
+// serversOf returns the programs whose opens of a device do not count, because they are the device. What else they
+// have open holds the data of one: nobody serves an image or a loop device, and a program for nbd serves nothing else.
+func (u *Users) serversOf(id identity) []string {
+	const nbdMajor = 43 // NBD_MAJOR of the kernel's <linux/major.h>
+	switch {
+	case !id.Block || openers.IsLoop(id):
+		return nil
+	case id.Major == nbdMajor:
+		return u.servers()
+	}
+	return slices.DeleteFunc(slices.Clone(u.servers()), func(program string) bool { return strings.Contains(program, "nbd") })
 }
 
 // forcedKey is a device and its volume: several read-only ones may have had it.
@@ -138,7 +152,7 @@ func (u *Users) refuse(v *volume.Volume, others openers.Users, err error) error 
 
 // ofKept returns who else has the device of a kept descriptor open.
 func (u *Users) ofKept(ctx context.Context, file *os.File, patience time.Duration) (openers.Users, error) {
-	return u.openers.Await(ctx, openers.Query{FD: int(file.Fd()), Own: 1, Claimed: true, Servers: u.servers()}, patience)
+	return u.openers.Await(ctx, openers.Query{FD: int(file.Fd()), Own: 1, Claimed: true, Servers: u.serversOf(fileOf(file))}, patience)
 }
 
 func unprovenError(v *volume.Volume, err error) error {
