@@ -107,6 +107,23 @@ func TestDeviceOfAVolumeThatIsNotClaimedYet(t *testing.T) {
 	check.Must(t, c.owners.refuseExpected(&volume.Volume{Key: "b", Device: byName}))
 }
 
+// TestDataOfAVolumeThatIsNotClaimedYet goes to nobody else by another device either: nobody may have its loop device open.
+func TestDataOfAVolumeThatIsNotClaimedYet(t *testing.T) {
+	finder := &fakeOpeners{under: []openers.File{block(240, 77)}}
+	o := newOwners(finder)
+	expected := &volume.Volume{Key: "a", Target: "/a", Device: deviceAs(block(7, 4077))}
+	v := &volume.Volume{Key: "b", Target: "/b", Device: deviceAs(block(240, 77))}
+	o.expect(expected)
+	ask := func() error {
+		return check.Err(o.reserveData(v, &OpenedDevice{Device: v.Device, FD: sys.NoFD}))
+	}
+	check.Kind(t, ask(), volume.InUse)
+	v.ReadOnly, expected.ReadOnly = true, true
+	check.Must(t, ask())
+	v.ReadOnly, finder.under = false, []openers.File{block(240, 78)}
+	check.Must(t, ask())
+}
+
 // TestKeptClaimIsTakenUp without asking the keeper, and with what lies under a loop device.
 func TestKeptClaimIsTakenUp(t *testing.T) {
 	if os.Geteuid() != 0 && os.Getenv("CI") != "true" {

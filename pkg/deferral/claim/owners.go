@@ -2,6 +2,7 @@ package claim
 
 import (
 	"errors"
+	"maps"
 	"slices"
 	"sync"
 
@@ -111,11 +112,34 @@ func (o *owners) refuseExpected(v *volume.Volume) error {
 	defer o.mu.Unlock()
 	for _, other := range o.expected {
 		if other.Key != v.Key && (identityOf(other.Device) == identityOf(v.Device) || other.Device.Path == v.Device.Path) {
-			return volume.Errorf(volume.InUse, "volume %s: its device %s (%s) %w, for which it could not be claimed again yet",
-				v.Target, v.Device.Path, v.Device, &OwnedError{Target: other.Target})
+			return expectedError(v, other)
 		}
 	}
 	return nil
+}
+
+// refuseUnder refuses a device whose layers are under a loop device that another volume is expected to have. What is under
+// one that still hangs is not known: then its loop driver counts as a user of that.
+func (o *owners) refuseUnder(v *volume.Volume, layers []identity) error {
+	o.mu.Lock()
+	expected := slices.Collect(maps.Values(o.expected))
+	o.mu.Unlock()
+	for _, other := range expected {
+		id := identityOf(other.Device)
+		if other.Key == v.Key || other.ReadOnly && v.ReadOnly || !openers.IsLoop(id) {
+			continue
+		}
+		theirs, err := o.openers.Layers(id, sys.NoFD)
+		if err == nil && slices.ContainsFunc(theirs, func(id identity) bool { return slices.Contains(layers, id) }) {
+			return expectedError(v, other)
+		}
+	}
+	return nil
+}
+
+func expectedError(v, other *volume.Volume) error {
+	return volume.Errorf(volume.InUse, "volume %s: its device %s (%s) %w, for which it could not be claimed again yet",
+		v.Target, v.Device.Path, v.Device, &OwnedError{Target: other.Target})
 }
 
 // has reports whether the volume has the device, and all that it was to claim of it.
@@ -181,6 +205,9 @@ func (o *owners) reserveData(v *volume.Volume, dev *OpenedDevice) (stack []ident
 	}
 	if dev.known {
 		return nil, nil
+	}
+	if err = o.refuseUnder(v, layers); err != nil {
+		return nil, err
 	}
 	if stack, err = stackOf(blockDevices, o.openers, layers...); err != nil {
 		return nil, unprovenError(v, err)
