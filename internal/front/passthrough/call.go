@@ -22,19 +22,6 @@ type call struct {
 	ctx     context.Context //nolint:containedctx // it lives as long as the call
 }
 
-func newCall(conn grpc.ClientConnInterface, method string, caller grpc.ServerStream) *call {
-	c := &call{conn: conn, method: method, caller: caller, ctx: caller.Context()}
-	came, _ := metadata.FromIncomingContext(c.ctx)
-	if contentType := came.Get("content-type"); len(contentType) == 1 {
-		_, c.subtype, _ = strings.Cut(contentType[0], "+")
-	}
-	maps.DeleteFunc(came, ofConnection) // gRPC made the map for us
-	if len(came) > 0 {
-		c.ctx = metadata.NewOutgoingContext(c.ctx, came)
-	}
-	return c
-}
-
 // options returns the options of every call to a driver, which has the caller's content type.
 func (c *call) options(more ...grpc.CallOption) []grpc.CallOption {
 	more = append(more, grpc.ForceCodecV2(unnamed{}), grpc.MaxCallRecvMsgSize(maxMessage), grpc.MaxCallSendMsgSize(maxMessage))

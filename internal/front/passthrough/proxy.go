@@ -6,6 +6,7 @@ package passthrough
 import (
 	"context"
 	"maps"
+	"strings"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -13,6 +14,7 @@ import (
 	"google.golang.org/grpc/codes"
 	_ "google.golang.org/grpc/encoding/gzip" // callers and drivers may compress
 	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 )
 
@@ -92,9 +94,17 @@ func (p *Proxy) handle(_ any, caller grpc.ServerStream) error {
 	if !ok {
 		return status.Error(codes.Internal, "a call without a method")
 	}
-	call := newCall(p.conn, method, caller)
-	if answer := p.unary[method]; answer != nil {
-		return call.unary(answer)
+	c := &call{conn: p.conn, method: method, caller: caller, ctx: caller.Context()}
+	came, _ := metadata.FromIncomingContext(c.ctx)
+	if contentType := came.Get("content-type"); len(contentType) == 1 {
+		_, c.subtype, _ = strings.Cut(contentType[0], "+")
 	}
-	return call.stream()
+	maps.DeleteFunc(came, ofConnection) // gRPC made the map for us
+	if len(came) > 0 {
+		c.ctx = metadata.NewOutgoingContext(c.ctx, came)
+	}
+	if answer := p.unary[method]; answer != nil {
+		return c.unary(answer)
+	}
+	return c.stream()
 }

@@ -92,7 +92,7 @@ func (s *session) offer(front *served) (*offer, error) {
 func (s *session) awaitKubelet(ctx context.Context, offer *offer, front *served) (refused bool) {
 	following, cancel := context.WithCancel(ctx)
 	defer cancel()
-	reconnects := follow(following, front.driverConn())
+	reconnects := follow(following, front.driver.Load().conn)
 	silence := time.NewTimer(s.registry.times.silence)
 	defer silence.Stop()
 	defer s.confirmed.Store(nil)
@@ -176,7 +176,7 @@ func (s *session) forwardVerdict(ctx context.Context, offer *offer, verdict *reg
 // another version. Meanwhile the driver stays registered with kubelet, as it would without
 // us.
 func (s *session) watchDriver(ctx context.Context, front *served) {
-	switch conn := front.driverConn(); conn.GetState() {
+	switch conn := front.driver.Load().conn; conn.GetState() {
 	case connectivity.Idle:
 		conn.Connect()
 	case connectivity.TransientFailure:
@@ -192,9 +192,9 @@ func (s *session) watchDriver(ctx context.Context, front *served) {
 
 // ask asks whether the driver is up, and notes it. kubelet calls the driver as soon as it is registered.
 func (s *session) ask(ctx context.Context, front *served, toRegister bool) error {
-	known, err := s.registry.check.identify(ctx, front.driverConn(), s.state().Driver)
+	known, err := s.registry.check.identify(ctx, front.driver.Load().conn, s.state().Driver)
 	if err == nil && toRegister {
-		err = s.registry.check.nodeInfo(ctx, front.driverConn(), known)
+		err = s.registry.check.nodeInfo(ctx, front.driver.Load().conn, known)
 	}
 	if err == nil {
 		s.setReady(known)

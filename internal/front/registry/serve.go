@@ -171,18 +171,16 @@ func (r *Registry) busy() bool {
 	return slices.ContainsFunc(slices.Collect(maps.Values(r.served)), func(one *served) bool { return one.calls.Load() > 0 })
 }
 
-func (f *served) driverConn() *grpc.ClientConn { return f.driver.Load().conn }
-
 // Invoke calls the driver over the present connection, which can change with an upgrade.
 func (f *served) Invoke(ctx context.Context, method string, args, reply any, options ...grpc.CallOption) error {
 	ctx, end := step.Begin(ctx, "driver"+method)
 	defer end()
-	return f.driverConn().Invoke(ctx, method, args, reply, options...)
+	return f.driver.Load().conn.Invoke(ctx, method, args, reply, options...)
 }
 
 // NewStream begins a stream to the driver over the present connection.
 func (f *served) NewStream(ctx context.Context, desc *grpc.StreamDesc, method string, options ...grpc.CallOption) (grpc.ClientStream, error) {
-	return f.driverConn().NewStream(ctx, desc, method, options...)
+	return f.driver.Load().conn.NewStream(ctx, desc, method, options...)
 }
 
 // listen makes a socket for root only. It appears at its path when it is listening already:
@@ -201,7 +199,7 @@ func listen(path string) (*net.UnixListener, error) {
 func (f *served) stop(patience time.Duration) {
 	run.Drain(f.server, patience, func() {})
 	<-f.ended
-	_ = f.driverConn().Close()
+	_ = f.driver.Load().conn.Close()
 }
 
 // dialOther connects to a socket unless this process serves it. A registrar's endpoint can be
