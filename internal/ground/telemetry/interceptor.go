@@ -95,9 +95,9 @@ func (i *Interceptors) serve(
 		if cause := recover(); cause != nil {
 			err = i.panicked(method, cause)
 		}
-		code, took := codeOf(err), time.Since(start)
+		took := time.Since(start)
+		code, text := i.outcome(method, call, err)
 		i.Metrics.called(method, call, code, timed, took)
-		text := i.failure(method, call, code, err)
 		i.log(ctx, method, call, code, took, text)
 		if i.Ended != nil {
 			i.Ended(ctx, method, call, text)
@@ -111,14 +111,6 @@ func (i *Interceptors) serve(
 
 // otherMethod stands for all methods that are not known.
 const otherMethod = "/other/other"
-
-// codeOf is the code that gRPC will answer, also for the error of a context.
-func codeOf(err error) codes.Code {
-	if known, ok := status.FromError(err); ok {
-		return known.Code()
-	}
-	return status.FromContextError(err).Code()
-}
 
 // streamWithContext is a stream whose context knows its call.
 type streamWithContext struct {
@@ -147,16 +139,20 @@ func isRead(method string) bool {
 	return slices.ContainsFunc(reads, func(verb string) bool { return strings.HasPrefix(short, verb) })
 }
 
-// failure is why a call failed, or "". The text of an error that may repeat a secret is replaced.
-func (i *Interceptors) failure(method string, call *Call, code codes.Code, err error) string {
-	switch {
-	case err == nil:
-		return ""
-	case i.Front == nil || i.Front.Ours[method] && !call.Forwarded:
-		return cmp.Or(status.Convert(err).Message(), code.String())
-	default:
-		return "the driver answered " + code.String()
+// outcome is the code that gRPC will answer, also for the error of a context, and why the call failed, or "". The
+// text of an error that may repeat a secret is replaced.
+func (i *Interceptors) outcome(method string, call *Call, err error) (code codes.Code, failure string) {
+	if err == nil {
+		return codes.OK, ""
 	}
+	known, ok := status.FromError(err)
+	if !ok {
+		known = status.FromContextError(err)
+	}
+	if i.Front == nil || i.Front.Ours[method] && !call.Forwarded {
+		return known.Code(), cmp.Or(known.Message(), known.Code().String())
+	}
+	return known.Code(), "the driver answered " + known.Code().String()
 }
 
 func (i *Interceptors) log(ctx context.Context, method string, call *Call, code codes.Code, took time.Duration, failure string) {

@@ -236,7 +236,7 @@ func TestContextErrorsHaveTheirCode(t *testing.T) {
 		codes.Canceled: context.Canceled, codes.DeadlineExceeded: context.DeadlineExceeded, codes.Unknown: errors.New("other"),
 		codes.Aborted: status.Error(codes.Aborted, "aborted"), codes.OK: nil,
 	} {
-		got := codeOf(err)
+		got, _ := (&Interceptors{}).outcome(checkMethod, &Call{}, err)
 		check.That(t, got == want, "%v: got %v, want %v", err, got, want)
 	}
 }
