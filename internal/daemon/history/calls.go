@@ -88,7 +88,7 @@ func (h *History) Call(ctx context.Context, method string, call *telemetry.Call,
 // follows reports whether a call is for a volume that is deferred, kept on the host by a rule, or has a history.
 func (h *History) follows(call *telemetry.Call) bool {
 	return call.Volume != "" || call.Handler != "" || policy.IsRule(call.Rule) ||
-		h.latest(&adminv1.VolumeEvent{Driver: call.Driver, VolumeId: call.CSIVolume}, every) != nil
+		h.latest(&adminv1.VolumeEvent{Driver: call.Driver, VolumeId: call.CSIVolume}, nil) != nil
 }
 
 func describe(what string, call *telemetry.Call) string {
@@ -144,12 +144,12 @@ func (h *History) Bound(v *volume.Volume, binding runtime.Binding) {
 	}
 }
 
-// latest returns the newest event of a volume that matches, or nil.
+// latest returns the newest event of a volume that matches, or nil. A nil match is that of any.
 func (h *History) latest(of *adminv1.VolumeEvent, match func(*adminv1.VolumeEvent) bool) *adminv1.VolumeEvent {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, e := range slices.Backward(h.volumes[nameOf(of)]) {
-		if match(e) {
+		if match == nil || match(e) {
 			return e
 		}
 	}

@@ -108,16 +108,12 @@ func (h *History) Add(e *adminv1.VolumeEvent) {
 	}
 	h.put(e)
 	h.mu.Unlock()
-	h.unwritten()
-	if h.observe != nil {
-		h.observe(e)
-	}
-}
-
-func (h *History) unwritten() {
 	select {
 	case h.wake <- struct{}{}:
 	default:
+	}
+	if h.observe != nil {
+		h.observe(e)
 	}
 }
 
@@ -130,22 +126,22 @@ func (h *History) put(e *adminv1.VolumeEvent) {
 }
 
 func (h *History) write() {
-	failed := false
+	var retry <-chan time.Time // has a value after a write that failed
 	for open := true; open; {
 		select {
 		case <-h.wake:
+		case <-retry:
 		case <-h.quit:
 			open = false
 		}
-		start := time.Now()
+		start, least := time.Now(), pause
 		err := h.writeFile(h.prune())
-		if err != nil && !failed {
+		if err != nil && retry == nil {
 			h.log.Warn("events of volumes are kept in memory only", zap.Error(err))
 		}
-		least := pause
-		if failed = err != nil; failed {
-			least = failedPause
-			h.unwritten()
+		retry = nil
+		if err != nil {
+			least, retry = failedPause, time.After(0)
 		}
 		select {
 		case <-time.After(max(least, 19*time.Since(start))):
@@ -156,7 +152,7 @@ func (h *History) write() {
 
 // prune forgets the events that are too old or too many, and returns the others, the oldest first.
 func (h *History) prune() []*adminv1.VolumeEvent {
-	all, gone := h.of(every)
+	all, gone := h.of(nil)
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for name, of := range h.volumes {
@@ -230,13 +226,12 @@ func (h *History) List(is func(*adminv1.VolumeEvent) bool, limit int) []*adminv1
 	return found[:min(limit, len(found))]
 }
 
-func every(*adminv1.VolumeEvent) bool { return true }
-
-// of returns the events of the volumes with one that is wanted, the oldest first, but for those that are to be forgotten.
+// of returns the events of the volumes with one that is wanted, or of all for nil: the oldest first, and without those
+// that are to be forgotten.
 func (h *History) of(is func(*adminv1.VolumeEvent) bool) (found []*adminv1.VolumeEvent, gone map[*adminv1.VolumeEvent]bool) {
 	h.mu.Lock()
 	for _, of := range h.volumes {
-		if slices.ContainsFunc(of, is) {
+		if is == nil || slices.ContainsFunc(of, is) {
 			found = append(found, of...)
 		}
 	}

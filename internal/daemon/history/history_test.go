@@ -91,7 +91,7 @@ func TestLifeOfAVolume(t *testing.T) {
 	h = open(dir)
 	defer h.Close()
 	want(t, h, "ebs/vol-1", all)
-	got := h.List(every, 2)
+	got := h.List(nil, 2)
 	check.That(t, len(got) == 2 && got[0].GetWhat() == "unstaged" && got[1].GetWhat() == "unstage failed", "the newest are %v", got)
 	host := &telemetry.Call{Driver: "ebs", CSIVolume: "vol-2", Target: "/other", Rule: `rule "sub-paths"`}
 	h.Call(t.Context(), csi.Node_NodePublishVolume_FullMethodName, host, "")
@@ -110,14 +110,14 @@ func TestBounds(t *testing.T) {
 	for i := range 2 * mostPerVolume {
 		h.Add(&adminv1.VolumeEvent{Id: "busy", What: "refused", Failed: true, Text: fmt.Sprint(i, strings.Repeat("é", 2*mostText))})
 	}
-	busy, _ := h.of(every)
+	busy, _ := h.of(nil)
 	check.That(t, len(busy) == mostPerVolume && strings.HasPrefix(busy[0].GetText(), fmt.Sprint(mostPerVolume)) && len(busy[0].GetText()) <= mostText+3,
 		"%d events, the first is %v", len(busy), busy[0])
 	for i := range mostEvents {
 		h.Add(&adminv1.VolumeEvent{Id: fmt.Sprintf("volume-%d", i), What: "published"})
 	}
 	h.Close()
-	got, _ := h.of(every)
+	got, _ := h.of(nil)
 	check.That(t, len(got) == mostEvents && got[0].GetId() != "busy", "%d events, the oldest is of %s", len(got), got[0].GetId())
 	h.Add(&adminv1.VolumeEvent{Id: "ancient", What: "published"})
 	h.volumes["ancient"][0].LastAt = timestamppb.New(time.Now().Add(-mostAge - time.Second))
@@ -150,11 +150,11 @@ func TestRefusalsGoFirst(t *testing.T) {
 	h = open(dir)
 	defer h.Close()
 	want(t, h, "lost", "1 released : by force")
-	before := len(h.List(every, 2*mostEvents))
+	before := len(h.List(nil, 2*mostEvents))
 	for i := range many {
 		h.Bound(v(i), runtime.Binding{Sandbox: "sb"})
 	}
-	after := len(h.List(every, 2*mostEvents))
+	after := len(h.List(nil, 2*mostEvents))
 	check.That(t, before == mostEvents && after == before, "%d events, and %d after the restart", before, after)
 	for i := range mostEvents { // others than refusals push out others, but not who has a volume
 		h.Add(&adminv1.VolumeEvent{Id: fmt.Sprint("other-", i), What: published})
@@ -177,7 +177,7 @@ func TestWhoHasAVolumeIsNeverTooOld(t *testing.T) {
 	}
 	h.Add(&adminv1.VolumeEvent{What: unpublished, TargetPath: "/b", Driver: "ebs", VolumeId: "vol-1"})
 	h.Close()
-	old, _ := h.of(every)
+	old, _ := h.of(nil)
 	for _, e := range old {
 		e.LastAt = timestamppb.New(time.Now().Add(-mostAge - time.Second))
 	}
@@ -186,7 +186,7 @@ func TestWhoHasAVolumeIsNeverTooOld(t *testing.T) {
 	defer h.Close()
 	h.Bound(lives, runtime.Binding{Sandbox: "sb-1"})
 	want(t, h, "", "1 bound sandbox: sb-1")
-	check.That(t, h.latest(old[0], every).GetNumber() == old[1].GetNumber(), "bound again")
+	check.That(t, h.latest(old[0], nil).GetNumber() == old[1].GetNumber(), "bound again")
 }
 
 // TestRepairsThatRepeat are counted, and what a volume went through before stays.
