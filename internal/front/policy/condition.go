@@ -39,18 +39,19 @@ func (r *Rule) conditions(w *Input) []condition {
 		{"annotated", "", nil, annotated, []string{strconv.FormatBool(w.Annotated)}, equal, true},
 		{"drivers", "a CSI driver's name, or one with * in it", ruleDriverForm().MatchString, r.Drivers, []string{w.Driver}, globMatches, true},
 		{"filesystems", "a filesystem's name", volume.IsFSType, r.Filesystems, []string{w.FSType}, equal, true},
-		{"accessModes", oneOfModes, in(modeNames), r.AccessModes, []string{w.AccessMode}, matchesMode, true},
+		{"accessModes", oneOfModes, isMode, r.AccessModes, []string{w.AccessMode}, matchesMode, true},
 		{"runtimeHandlers", "a handler of a RuntimeClass", dnsLabelForm().MatchString, r.RuntimeHandlers, []string{w.RuntimeHandler}, equal, w.PodKnown},
 		{"namespaces", "a namespace", dnsLabelForm().MatchString, r.Namespaces, []string{w.Namespace}, equal, w.PodKnown},
 		{"storageClasses", "a StorageClass's name", classForm().MatchString, r.StorageClasses, []string{w.StorageClass}, equal, known},
-		{"needs", "one of fsGroup, subPath", in(needNames), r.Needs, w.Needs, equal, known},
+		{"needs", "one of fsGroup, subPath", isNeed, r.Needs, w.Needs, equal, known},
 	}
 }
 
 var (
 	modeNames  = append(slices.Sorted(maps.Keys(claimModes)), accessModes...)
 	oneOfModes = "one of " + strings.Join(modeNames, ", ")
-	needNames  = []string{NeedFSGroup, NeedSubPath}
+	isMode     = in(modeNames)
+	isNeed     = in([]string{NeedFSGroup, NeedSubPath})
 )
 
 func in(list []string) func(string) bool {

@@ -83,12 +83,6 @@ const (
 	HostRefused ThenOnHost = "refuse"
 )
 
-// makeFS returns how the rule has a filesystem made. Validate has checked the mode.
-func (r *Rule) makeFS() volume.MakeFS {
-	mode, _ := strconv.ParseUint(r.RootMode, 8, 12)
-	return volume.MakeFS{Options: r.MkfsOptions, RootMode: uint32(mode)}
-}
-
 // Policy decides which volumes are deferred. It is immutable: a new configuration makes another one.
 type Policy struct {
 	// Rules are tried in order; the first that matches decides.
@@ -271,9 +265,10 @@ func (p *Policy) byRules(w Input) (Verdict, error) {
 
 // deferred is the verdict for a volume that is deferred as a rule says.
 func (p *Policy) deferred(how *Rule, label string) Verdict {
+	mode, _ := strconv.ParseUint(how.RootMode, 8, 12) // Validate has checked it
 	return Verdict{
 		Defer: true, Rule: label, Handler: how.Handler, Format: cmp.Or(how.Format, p.Format, volume.FormatHost),
-		MakeFS: how.makeFS(), KeepSize: how.Grow != nil && !*how.Grow,
+		MakeFS: volume.MakeFS{Options: how.MkfsOptions, RootMode: uint32(mode)}, KeepSize: how.Grow != nil && !*how.Grow,
 	}
 }
 

@@ -81,7 +81,7 @@ func (r *Rule) checkWords(wrong func(format string, args ...any)) {
 	if !r.Defer && (r.Handler != "" || r.Format != volume.FormatUnset || len(r.MkfsOptions) > 0 || r.RootMode != "" || r.ThenOnHost != "") {
 		wrong(": handler, format, mkfsOptions, rootMode and thenOnHost have no effect in a rule that does not defer: set defer: true, or remove them")
 	}
-	if r.RootMode != "" && (!rootModeForm().MatchString(r.RootMode) || r.makeFS().RootMode == 0) {
+	if r.RootMode != "" && (!rootModeForm().MatchString(r.RootMode) || strings.Trim(r.RootMode, "0") == "") {
 		wrong(".rootMode: %q is not of the form \"0775\" or \"2775\": permissions in octal, in quotes, with the setgid bit at the most",
 			sys.Clip(r.RootMode))
 	}
