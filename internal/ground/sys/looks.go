@@ -50,7 +50,7 @@ func Look[K comparable, V any](l *Looks[K], key K, see func() (V, error)) (seen 
 	if err != nil {
 		return seen, err
 	}
-	late := time.NewTimer(l.time() - time.Since(began))
+	late := time.NewTimer(cmp.Or(l.Time, lookTime) - time.Since(began))
 	defer late.Stop()
 	type result struct {
 		seen V
@@ -73,8 +73,6 @@ func Look[K comparable, V any](l *Looks[K], key K, see func() (V, error)) (seen 
 	}
 	return seen, ErrHangs
 }
-
-func (l *Looks[K]) time() time.Duration { return cmp.Or(l.Time, lookTime) }
 
 // Leave says that the call hangs, and is false if it has ended.
 func (r *Running[K]) Leave() bool {
@@ -124,7 +122,7 @@ func (l *Looks[K]) changed(key K) {
 
 // Begin begins a call that its caller makes and ends himself, when no other call for the key is running.
 func (l *Looks[K]) Begin(key K) (*Running[K], error) {
-	for late := time.Now().Add(l.time()); ; {
+	for late := time.Now().Add(cmp.Or(l.Time, lookTime)); ; {
 		l.mu.Lock()
 		before := l.last[key]
 		if before != nil && before.hung {
