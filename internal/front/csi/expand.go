@@ -44,7 +44,7 @@ func expandDeferred(
 	if found.Removing {
 		return nil, beingRemoved(found.Target)
 	}
-	id := p.driver.ID(req.GetVolumeId())
+	id := staging.VolumeID{Driver: p.driver.Name, ID: req.GetVolumeId()}
 	if found.Origin == nil {
 		if asDevice, err := p.private.Published(id, req.GetVolumePath()); asDevice || err != nil {
 			return nil, recordUnusable(found.Target)

@@ -71,7 +71,7 @@ func TestExplanationsAreTrue(t *testing.T) {
 						check.Must(t, r.front.store.Marks.Put(&decision.Mark{Driver: driverName, VolumeID: "vol-1", Rule: "old", Handler: "kata"}))
 					}
 					pod.Volumes[0].Mark = r.front.Mark(driverName, "vol-1")
-					e := r.front.rules().Explain(&pod, &pod.Volumes[0], known, "ext4", driver)
+					e := r.front.rules.Load().Explain(&pod, &pod.Volumes[0], known, "ext4", driver)
 					if got := r.outcome(&pod.Volumes[0], group); !strings.HasPrefix(e.Outcome, got.outcome) || !strings.HasSuffix(e.Because[len(e.Because)-1], got.because) {
 						t.Fatalf("%+v: explained as\n%s, and it was %+v", pod, e.String(), got)
 					}

@@ -104,10 +104,10 @@ type Config struct {
 
 // Front decides which volumes are deferred, and defers them.
 type Front struct {
-	cfg    Config
-	policy atomic.Pointer[policy.Policy]
-	store  *staging.Store
-	locks  sys.KeyLocks[staging.VolumeID]
+	cfg   Config
+	rules atomic.Pointer[decision.Rules]
+	store *staging.Store
+	locks sys.KeyLocks[staging.VolumeID]
 }
 
 // New reads the records that an earlier process left.
@@ -122,7 +122,9 @@ func New(cfg Config) (*Front, error) {
 }
 
 // SetPolicy replaces the rules for later decisions. Volumes that a pod has keep their verdict.
-func (f *Front) SetPolicy(p *policy.Policy) { f.policy.Store(p) }
+func (f *Front) SetPolicy(p *policy.Policy) {
+	f.rules.Store(&decision.Rules{Policy: p, DefaultHandler: f.cfg.DefaultHandler, Abilities: f.cfg.Volumes.Abilities})
+}
 
 // StagedDevices returns the volumes that are staged as devices: only the front can have them unstaged.
 func (f *Front) StagedDevices() []staging.Staged { return f.store.Records.StagedDevices() }
@@ -197,10 +199,6 @@ func (f *Front) refuseHeld(ctx context.Context, id staging.VolumeID) error {
 		return refusal.WithParty(refusal.PartyVolume, stillHeld(id, &held))
 	}
 	return nil
-}
-
-func (f *Front) rules() *decision.Rules {
-	return &decision.Rules{Policy: f.policy.Load(), DefaultHandler: f.cfg.DefaultHandler, Abilities: f.cfg.Volumes.Abilities}
 }
 
 // find looks up the volume at a target, and returns nil if there is none. A target outside the

@@ -49,7 +49,7 @@ func getVolumeHealth(ctx context.Context, p *driverProxy, req *csi.NodeGetVolume
 		annotate(ctx, found)
 		return deferredHealth(ctx, p, id, found.Volume)
 	}
-	if rec := p.records.Get(p.driver.ID(id)); rec.StagedAsDevice() && !kubelet.IsRawBlock(req.GetVolumePublishPath()) {
+	if rec := p.records.Get(staging.VolumeID{Driver: p.driver.Name, ID: id}); rec.StagedAsDevice() && !kubelet.IsRawBlock(req.GetVolumePublishPath()) {
 		return healthReply(id, deviceHealth(ctx, p, &csi.NodeGetVolumeHealthRequest{VolumeId: id, StagingTargetPath: rec.Stage.Private}))
 	}
 	telemetry.CallFrom(ctx).Expected = p.driver.Silent() // the call that took too long was logged

@@ -52,7 +52,7 @@ func (p *driverProxy) markReleased(v *volume.Volume) {
 	}
 	mark := &decision.Mark{Driver: v.Driver, VolumeID: v.Origin.VolumeID, Rule: v.Origin.Rule, Handler: v.Handler}
 	known := p.marks.Get(staging.VolumeID{Driver: v.Driver, ID: v.Origin.VolumeID})
-	if _, err := p.mark(p.front.rules(), w, known, mark, true); err != nil {
+	if _, err := p.mark(p.front.rules.Load(), w, known, mark, true); err != nil {
 		p.log.Error("the volume cannot be marked, so this node may mount it although a sandbox had it read-write", zap.String("target", v.Target), zap.Error(err))
 	}
 }

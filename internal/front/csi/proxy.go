@@ -93,8 +93,8 @@ func Answered() map[string]bool {
 
 func (p *driverProxy) couldDefer(req *csi.NodeStageVolumeRequest) bool {
 	has, w := p.driver.LastCapabilities(), decision.StageRequest(p.driver.Name, p.cfg.DefaultFSType, req)
-	rules := p.front.policy.Load()
-	return has == nil || has.Native || rules.CouldDefer(w.Input) // nil: it has not told yet
+	rules := p.front.rules.Load()
+	return has == nil || has.Native || rules.Policy.CouldDefer(w.Input) // nil: it has not told yet
 }
 
 // withLock runs a call that changes a volume under the volume's lock. The driver itself
@@ -105,7 +105,7 @@ func (p *driverProxy) withLock(
 	if volumeID == "" || path == "" {
 		return forward(ctx)
 	}
-	id := p.driver.ID(volumeID)
+	id := staging.VolumeID{Driver: p.driver.Name, ID: volumeID}
 	unlock, err := p.front.lock(ctx, id)
 	if err != nil {
 		return nil, err
@@ -167,7 +167,7 @@ func (p *driverProxy) findStaged(volumeID string, is func(stagingPath string) bo
 // isStagedAsDevice reports whether the driver has staged the volume as a device. Then it
 // knows nothing of kubelet's paths, also while no pod has the volume.
 func (p *driverProxy) isStagedAsDevice(volumeID, path string) bool {
-	rec := p.records.Get(p.driver.ID(volumeID))
+	rec := p.records.Get(staging.VolumeID{Driver: p.driver.Name, ID: volumeID})
 	return rec.StagedAsDevice() && !kubelet.IsRawBlock(path)
 }
 

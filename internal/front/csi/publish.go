@@ -62,7 +62,7 @@ func newPublishCall(
 	proxy *driverProxy, id staging.VolumeID, req *csi.NodePublishVolumeRequest, w *decision.VolumeRequest, forward forwardFunc,
 ) (*publishCall, error) {
 	p := &publishCall{
-		proxy: proxy, rules: proxy.front.rules(), id: id, req: req, w: w, target: w.Path, forward: forward,
+		proxy: proxy, rules: proxy.front.rules.Load(), id: id, req: req, w: w, target: w.Path, forward: forward,
 		device: proxy.private.Publish(id, w.Path), rec: proxy.records.Get(id),
 	}
 	key, found, err := proxy.front.find(p.target)

@@ -97,7 +97,7 @@ func (b *blockPublish) ensureStaged(ctx context.Context) error {
 	case p.rec.Stage != nil:
 		return p.proxy.stager.Restage(ctx, &p.rec, true, p.verdict.Rule)
 	}
-	if staged, err := p.proxy.stager.StagedDevice(p.id.ID, path); err != nil || staged {
+	if staged, err := p.proxy.stager.StagedDevice(p.id, path); err != nil || staged {
 		return err
 	}
 	return stagedBeforeFront(p.w, &p.verdict)

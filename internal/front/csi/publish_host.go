@@ -62,7 +62,8 @@ func (p *publishCall) ensureStagedOnHost(ctx context.Context) error {
 		return p.proxy.stager.Restage(ctx, &p.rec, false, p.verdict.Rule)
 	}
 	path := p.req.GetStagingTargetPath()
-	if asDevice, err := p.proxy.stager.StagedDevice(p.id.ID, path); err != nil || !asDevice || staging.IsMountPoint(path) {
+	_, mounted := staging.MountAt(path)
+	if asDevice, err := p.proxy.stager.StagedDevice(p.id, path); err != nil || !asDevice || mounted {
 		return err
 	}
 	return stageLost(p.w) // the driver could show the pod the bare directory

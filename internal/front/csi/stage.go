@@ -32,7 +32,7 @@ func stageVolume(ctx context.Context, p *driverProxy, req *csi.NodeStageVolumeRe
 		return forward(ctx) // a raw block volume has no filesystem
 	}
 	return p.withLock(ctx, req.GetVolumeId(), req.GetStagingTargetPath(), forward, func(id staging.VolumeID) ([]byte, error) {
-		s := &stageCall{proxy: p, rules: p.front.rules(), id: id, req: req, rec: p.records.Get(id)}
+		s := &stageCall{proxy: p, rules: p.front.rules.Load(), id: id, req: req, rec: p.records.Get(id)}
 		s.w = decision.StageRequest(p.driver.Name, p.cfg.DefaultFSType, req)
 		s.w.Mark = p.marks.Get(id)
 		reply, err := s.run(ctx, forward)
@@ -79,7 +79,8 @@ func (s *stageCall) decide(ctx context.Context) (asDevice bool, err error) {
 	if s.rec.Stage != nil {
 		state.Staged = &decision.Staged{AsDevice: s.rec.StagedAsDevice(), Rule: s.rec.Stage.Rule}
 	} else if len(state.Elsewhere) == 0 { // else the server of a mount at the staging path may have gone
-		state.PathOnHost = len(state.OnHost) > 0 || staging.IsMountPoint(s.w.Path)
+		_, mounted := staging.MountAt(s.w.Path)
+		state.PathOnHost = mounted || len(state.OnHost) > 0
 	}
 	if s.verdict, asDevice, kept = s.rules.KeptAtStage(state); kept {
 		if len(state.Elsewhere) > 0 {

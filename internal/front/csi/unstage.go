@@ -57,11 +57,11 @@ func (p *driverProxy) checkUnstage(id staging.VolumeID) error {
 // is lost, that is the private path, which derives from the request alone, or kubelet's path. The
 // driver is not asked at a path where nothing is staged: some would unstage the disk around it.
 func (p *driverProxy) askToUnstage(ctx context.Context, rec *staging.Record, stagingPath string, forward forwardFunc) ([]byte, error) {
-	asDevice, err := p.stager.UnstageDevice(ctx, rec.ID, stagingPath)
+	asDevice, err := p.stager.UnstageDevice(ctx, rec.VolumeID, stagingPath)
 	if err != nil {
 		return nil, err
 	}
-	mounted := staging.IsMountPoint(stagingPath)
+	_, mounted := staging.MountAt(stagingPath)
 	onHost := mounted || !asDevice
 	if stage := rec.Stage; stage != nil && stage.Path == stagingPath {
 		onHost = stage.At == staging.StagedOnHost

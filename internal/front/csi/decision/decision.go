@@ -213,7 +213,7 @@ func (r *Rules) StageForPods(req *VolumeRequest, pods []Pod) (policy.Verdict, er
 // CheckDeferrable refuses a volume that several nodes may write: with block access it would
 // lose the protection that the driver gives to a filesystem that several nodes mount.
 func CheckDeferrable(req *VolumeRequest, verdict *policy.Verdict) error {
-	if !req.ReadOnly && slices.Contains(severalNodes, req.Mode()) {
+	if !req.ReadOnly && slices.Contains(severalNodes, req.Capability.GetAccessMode().GetMode()) {
 		return refusal.WithParty(refusal.PartyVolume, severalNodesWrite(req, verdict))
 	}
 	return nil

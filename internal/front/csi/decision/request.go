@@ -67,7 +67,7 @@ type Mark struct {
 func StageRequest(driver, defaultFSType string, req *csi.NodeStageVolumeRequest) *VolumeRequest {
 	r := newRequest(driver, defaultFSType, req)
 	r.Path = req.GetStagingTargetPath()
-	r.ReadOnly = slices.Contains(readerOnly, r.Mode())
+	r.ReadOnly = slices.Contains(readerOnly, r.Capability.GetAccessMode().GetMode())
 	return r
 }
 
@@ -79,7 +79,7 @@ func PublishRequest(driver, defaultFSType, rel string, req *csi.NodePublishVolum
 	group, change, err := csidefer.Group(r.Capability)
 	r.group, r.groupPolicy = cmp.Or(group, r.group), volume.GroupPolicy(change)
 	r.Path, r.Requested, r.Inline = req.GetTargetPath(), csidefer.Requested(req), isInline(req)
-	r.ReadOnly = req.GetReadonly() || slices.Contains(readerOnly, r.Mode())
+	r.ReadOnly = req.GetReadonly() || slices.Contains(readerOnly, r.Capability.GetAccessMode().GetMode())
 	named, ofTarget := r.Context[PodUIDKey], kubelet.PodUID(rel)
 	if named != "" && ofTarget != "" && named != ofTarget {
 		r.PodProblem = podsDiffer(named, ofTarget)
@@ -143,11 +143,6 @@ func IsInlineID(id string) bool { return inlineIDForm().MatchString(id) }
 func isInline(req *csi.NodePublishVolumeRequest) bool {
 	return req.GetVolumeContext()[EphemeralKey] == "true" ||
 		(req.GetStagingTargetPath() == "" && IsInlineID(req.GetVolumeId()))
-}
-
-// Mode is the access mode.
-func (r *VolumeRequest) Mode() csi.VolumeCapability_AccessMode_Mode {
-	return r.Capability.GetAccessMode().GetMode()
 }
 
 // readerOnly are the access modes that forbid writing.

@@ -37,7 +37,7 @@ func NewDriver(name string, conn grpc.ClientConnInterface, writing func(driver, 
 // the host: it could detach the device, or mount it.
 func (d *Driver) CheckWriting(volumeID string) error {
 	if err := d.writing(d.Name, volumeID); err != nil {
-		return stillWritten(d.ID(volumeID), err)
+		return stillWritten(VolumeID{d.Name, volumeID}, err)
 	}
 	return nil
 }
@@ -72,9 +72,6 @@ func Within[Reply any](ctx context.Context, d *Driver, limit time.Duration, call
 
 // atDeadline is the part of its time in which a driver's DEADLINE_EXCEEDED is that of the call, and not its own.
 const atDeadline = 10
-
-// ID names a volume of this driver.
-func (d *Driver) ID(volumeID string) VolumeID { return VolumeID{Driver: d.Name, ID: volumeID} }
 
 // Error adds the driver and what it was asked for to its error, if there is one, and keeps
 // the code and details. It removes secrets of the request that the driver repeats: errors
@@ -142,9 +139,9 @@ const maxLayers = 100
 // fails, or answers OK, once for each, and kubelet would wait longer after every time.
 func (d *Driver) unpublishLayers(ctx context.Context, volumeID, device string) error {
 	for range maxLayers {
-		before := topMount(device)
+		before, _ := MountAt(device)
 		err := d.unpublish(ctx, volumeID, device, false)
-		if after := topMount(device); after == 0 || after == before || ctx.Err() != nil {
+		if after, mounted := MountAt(device); !mounted || after.Mnt_id == before.Mnt_id || ctx.Err() != nil {
 			return err
 		}
 	}

@@ -22,9 +22,9 @@ func TestTargetsThatWentAreForgotten(t *testing.T) {
 	check.Must(t, os.MkdirAll(filepath.Dir(here), 0o750))
 	records := check.Value(openRecords(dir+"/csi", zap.NewNop()))(t)
 	for _, rec := range []Record{
-		{Driver: "d", ID: "both", OnHost: []string{gone, here, mount}},
-		{Driver: "d", ID: "gone", OnHost: []string{gone}},
-		{Driver: "d", ID: "staged", OnHost: []string{gone}, Stage: &StageRecord{Path: "/s", At: StagedOnHost}},
+		{VolumeID: VolumeID{"d", "both"}, OnHost: []string{gone, here, mount}},
+		{VolumeID: VolumeID{"d", "gone"}, OnHost: []string{gone}},
+		{VolumeID: VolumeID{"d", "staged"}, OnHost: []string{gone}, Stage: &StageRecord{Path: "/s", At: StagedOnHost}},
 	} {
 		check.Must(t, records.Put(rec))
 	}
@@ -49,8 +49,8 @@ func TestRecordsThatCannotBeUsed(t *testing.T) {
 	check.Must(t, os.Remove(dir))
 	records, err := openRecords(dir, zap.NewNop())
 	check.Must(t, err)
-	check.Must(t, records.Put(Record{Driver: "d", ID: "v", Stage: &StageRecord{Path: "/s", At: StagedAsDevice}}))
-	check.Must(t, records.Put(Record{Driver: "d", ID: "on-host", OnHost: []string{"/proc/mount"}}))
+	check.Must(t, records.Put(Record{VolumeID: VolumeID{"d", "v"}, Stage: &StageRecord{Path: "/s", At: StagedAsDevice}}))
+	check.Must(t, records.Put(Record{VolumeID: VolumeID{"d", "on-host"}, OnHost: []string{"/proc/mount"}}))
 	file := filepath.Join(dir, FileName(id))
 	raw := check.Value(os.ReadFile(file))(t)
 	check.Must(t, os.WriteFile(dir+"/newer.json", []byte(strings.Replace(string(raw), `"version":1`, `"version":2`, 1)), 0o600))
@@ -62,10 +62,10 @@ func TestRecordsThatCannotBeUsed(t *testing.T) {
 	staged, err := StagedDevices(state)
 	check.That(t, len(staged) == 1 && err != nil && strings.Contains(err.Error(), "newer.json"), "%v, %v", staged, err)
 	check.Must(t, errors.Join(os.Remove(file), os.MkdirAll(file+"/x", 0o700)))
-	check.Fails(t, records.Put(Record{Driver: "d", ID: "v"}))
+	check.Fails(t, records.Put(Record{VolumeID: VolumeID{"d", "v"}}))
 	check.That(t, records.Get(id).Stage != nil, "a record that is still there was removed from memory")
 	check.Must(t, os.RemoveAll(file))
-	check.Must(t, records.Put(Record{Driver: "d", ID: "v"}))
+	check.Must(t, records.Put(Record{VolumeID: VolumeID{"d", "v"}}))
 }
 
 // TestAPipeAmongTheRecords has a record's name lead to a pipe that nobody writes to: the

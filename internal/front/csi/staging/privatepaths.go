@@ -46,28 +46,23 @@ func hashOf(id VolumeID, where string) [sha256.Size]byte {
 	return sha256.Sum256(fmt.Appendf(nil, "%x/%x/%x/", id.Driver, id.ID, where))
 }
 
-// privateName is the name of a volume's directory. It looks like the name of a provisioned
-// persistent volume, because some drivers search for such names. It ends with a hyphen, which no
-// persistent volume's name does, so kubelet never creates the same directory.
-func privateName(id VolumeID, where string) string {
-	sum := hashOf(id, where)
-	return fmt.Sprintf("pvc-%x-%x-%x-%x-%x-", sum[:4], sum[4:6], sum[6:8], sum[8:10], sum[10:16])
-}
-
 // Staging names the private staging directory for kubelet's staging path.
 func (p *PrivatePaths) Staging(id VolumeID, kubeletPath string) string {
-	return p.find(stagingDir, privateName(id, kubeletPath))
+	return p.find(stagingDir, id, kubeletPath)
 }
 
 // Publish names the private publish path for kubelet's target path: by the pod's UID, as kubelet does.
 func (p *PrivatePaths) Publish(id VolumeID, target string) string {
-	return path.Join(p.find(publishDir, privateName(id, target)), cmp.Or(kubelet.PodOf(target), deviceName))
+	return path.Join(p.find(publishDir, id, target), cmp.Or(kubelet.PodOf(target), deviceName))
 }
 
 // find returns the directory of a volume, or where an earlier configuration has staged or published it, because the
 // driver must unstage or unpublish it there. If that directory cannot be examined it is returned too: its next user
-// gets the error.
-func (p *PrivatePaths) find(kind, name string) string {
+// gets the error. Its name looks like that of a provisioned persistent volume, because some drivers search for such
+// names. It ends with a hyphen, which no persistent volume's name does, so kubelet never creates the same directory.
+func (p *PrivatePaths) find(kind string, id VolumeID, where string) string {
+	sum := hashOf(id, where)
+	name := fmt.Sprintf("pvc-%x-%x-%x-%x-%x-", sum[:4], sum[4:6], sum[6:8], sum[8:10], sum[10:16])
 	for _, dir := range p.used {
 		earlier := path.Join(dir, kind, name)
 		if there, err := p.Exists(earlier); there || err != nil {

@@ -43,7 +43,8 @@ func TestPrivatePathsAreAPureHash(t *testing.T) {
 func TestPathsOfAnEarlierConfiguration(t *testing.T) {
 	root, id := t.TempDir(), VolumeID{"d", "v"}
 	p := NewPrivatePaths(root, root+"/new", root+"/used", root+"/new")
-	now, staging := root+"/new/staging/"+privateName(id, "/s"), root+"/used/staging/"+privateName(id, "/s")
+	name := filepath.Base(p.Staging(id, "/s"))
+	now, staging := root+"/new/staging/"+name, root+"/used/staging/"+name
 	for _, want := range []string{now, staging, now} {
 		got := p.Staging(id, "/s")
 		check.That(t, got == want, "%s, and not %s", got, want)

@@ -34,7 +34,7 @@ func (s *Stager) CheckRawBlock(rule string) error {
 // CheckStaged returns an error if the driver mounted a filesystem where it had to stage a
 // device.
 func (s *Stager) CheckStaged(private, rule string) error {
-	if st, mounted := mountAt(private); mounted && isDirectory(&st) {
+	if st, mounted := MountAt(private); mounted && isDirectory(&st) {
 		return s.foundFilesystem(private, rule, &st)
 	}
 	return nil
@@ -43,7 +43,7 @@ func (s *Stager) CheckStaged(private, rule string) error {
 // CheckPublished returns an error if the driver mounted a filesystem, or made a directory,
 // where it had to publish a device. A directory says nothing of the driver's other volumes.
 func (s *Stager) CheckPublished(device, rule string) error {
-	st, mounted := mountAt(device)
+	st, mounted := MountAt(device)
 	switch {
 	case !isDirectory(&st):
 		return nil
@@ -83,7 +83,7 @@ func (s *Stager) undoFilesystem(ctx context.Context, rec *Record, before *StageR
 	defer cancel()
 	private := rec.Stage.Private
 	err := s.Unstage(ctx, rec)
-	if err == nil && IsMountPoint(private) {
+	if _, mounted := MountAt(private); err == nil && mounted {
 		err = stillMounted(s.driver.Name, private)
 	}
 	if err == nil && before == nil { // kubelet does not regard it as staged

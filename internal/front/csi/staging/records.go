@@ -35,8 +35,7 @@ const maxRecord = 32 << 20
 type Record struct {
 	Version int    `json:"version"`
 	Boot    string `json:"boot"`
-	Driver  string `json:"driver"`
-	ID      string `json:"volumeID"`
+	VolumeID
 	// Stage is nil where the volume is not staged.
 	Stage *StageRecord `json:"stage,omitempty"`
 	// OnHost are the targets that the driver itself has mounted.
@@ -103,12 +102,22 @@ func (r *Record) AssumeStaged(path string, asDevice bool) {
 	}
 }
 
+// newStage is the record of a request, without its secrets. Service account tokens come in the volume context.
 func newStage(req *csi.NodeStageVolumeRequest, rule string) *StageRecord {
-	stage := &StageRecord{Path: req.GetStagingTargetPath(), Rule: rule}
-	clean, incomplete := withoutSecrets(req)
+	clean := &csi.NodeStageVolumeRequest{
+		VolumeId: req.GetVolumeId(), StagingTargetPath: req.GetStagingTargetPath(), VolumeCapability: req.GetVolumeCapability(),
+		PublishContext: plainValues(req.GetPublishContext()), VolumeContext: plainValues(req.GetVolumeContext()),
+	}
+	incomplete := len(req.GetSecrets()) > 0 || len(clean.GetPublishContext()) != len(req.GetPublishContext()) ||
+		len(clean.GetVolumeContext()) != len(req.GetVolumeContext()) ||
+		slices.ContainsFunc(clean.GetVolumeCapability().GetMount().GetMountFlags(), secretName)
+	if incomplete {
+		clean.VolumeCapability = nil
+	}
 	raw, err := proto.Marshal(clean)
-	stage.Request, stage.Incomplete = raw, incomplete || err != nil
-	return stage
+	return &StageRecord{
+		Path: req.GetStagingTargetPath(), Rule: rule, Request: raw, Incomplete: incomplete || err != nil || len(req.ProtoReflect().GetUnknown()) > 0,
+	}
 }
 
 // dropRequest removes the request from the record. Then only kubelet can have the volume
@@ -127,7 +136,10 @@ func Without(targets []string, target string) []string {
 }
 
 // VolumeID names a CSI volume on this node.
-type VolumeID struct{ Driver, ID string }
+type VolumeID struct {
+	Driver string `json:"driver"`
+	ID     string `json:"volumeID"`
+}
 
 // Records keeps one file per volume below the state directory, written atomically. Like the
 // broker's records they mean nothing after a reboot.
@@ -153,7 +165,7 @@ func openRecords(dir string, log *zap.Logger) (*Records, error) {
 		case errors.Is(err, errHalfWritten), err == nil && rec.Boot != boot: // by a kill, or before a reboot
 			err = os.Remove(path)
 		case err == nil:
-			r.all[VolumeID{rec.Driver, rec.ID}] = rec
+			r.all[rec.VolumeID] = rec
 		}
 		if err != nil {
 			log.Error("a record of the front cannot be used and is left where it is", zap.String("file", filepath.Base(path)), zap.Error(err))
@@ -172,7 +184,7 @@ func (r *Records) Get(id VolumeID) Record {
 	defer r.mu.Unlock()
 	rec, ok := r.all[id]
 	if !ok {
-		return Record{Driver: id.Driver, ID: id.ID}
+		return Record{VolumeID: id}
 	}
 	rec.OnHost, rec.Uncertain, rec.Raw = slices.Clone(rec.OnHost), slices.Clone(rec.Uncertain), maps.Clone(rec.Raw)
 	return rec
@@ -181,11 +193,10 @@ func (r *Records) Get(id VolumeID) Record {
 // Put writes a record, or removes it where it is empty. The caller holds the volume's lock.
 func (r *Records) Put(rec Record) error {
 	rec.Version, rec.Boot = recordVersion, r.boot
-	id := VolumeID{rec.Driver, rec.ID}
-	path := filepath.Join(r.dir, FileName(id))
+	path := filepath.Join(r.dir, FileName(rec.VolumeID))
 	if rec.empty() {
 		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return recordError(id, err)
+			return recordError(rec.VolumeID, err)
 		}
 		r.putInMemory(rec)
 		return nil
@@ -195,7 +206,7 @@ func (r *Records) Put(rec Record) error {
 		err = sys.WriteSynced(path, raw)
 	}
 	if err != nil {
-		return recordError(id, err)
+		return recordError(rec.VolumeID, err)
 	}
 	r.putInMemory(rec)
 	return nil
@@ -204,14 +215,13 @@ func (r *Records) Put(rec Record) error {
 // putInMemory stores a record in memory only, until the next restart. A full run directory
 // must not keep a volume that is not deferred from its pod, nor the pod from ending.
 func (r *Records) putInMemory(rec Record) {
-	id := VolumeID{rec.Driver, rec.ID}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if rec.empty() {
-		delete(r.all, id)
+		delete(r.all, rec.VolumeID)
 		return
 	}
-	r.all[id] = rec
+	r.all[rec.VolumeID] = rec
 }
 
 // FileName is the name of a volume's record.

@@ -64,23 +64,6 @@ func addOptions(secrets map[string]string, flag string) {
 	}
 }
 
-// withoutSecrets is the request as a record may hold it, and whether a part of it is missing.
-// Service account tokens come in the volume context.
-func withoutSecrets(req *csi.NodeStageVolumeRequest) (clean *csi.NodeStageVolumeRequest, incomplete bool) {
-	clean = &csi.NodeStageVolumeRequest{
-		VolumeId: req.GetVolumeId(), StagingTargetPath: req.GetStagingTargetPath(),
-		VolumeCapability: req.GetVolumeCapability(),
-		PublishContext:   plainValues(req.GetPublishContext()), VolumeContext: plainValues(req.GetVolumeContext()),
-	}
-	incomplete = len(req.GetSecrets()) > 0 || len(clean.GetPublishContext()) != len(req.GetPublishContext()) ||
-		len(clean.GetVolumeContext()) != len(req.GetVolumeContext()) ||
-		slices.ContainsFunc(clean.GetVolumeCapability().GetMount().GetMountFlags(), secretName)
-	if incomplete {
-		clean.VolumeCapability = nil
-	}
-	return clean, incomplete || len(req.ProtoReflect().GetUnknown()) > 0
-}
-
 func plainValues(all map[string]string) map[string]string {
 	kept := maps.Clone(all)
 	maps.DeleteFunc(kept, func(key, _ string) bool { return secretName(key) })

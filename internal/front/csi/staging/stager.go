@@ -85,7 +85,7 @@ func (s *Stager) Stage(
 		rec.Stage.dropRequest()
 	}
 	if asDevice {
-		rec.Stage.Private = s.store.Private.Staging(s.driver.ID(rec.ID), req.GetStagingTargetPath())
+		rec.Stage.Private = s.store.Private.Staging(rec.VolumeID, req.GetStagingTargetPath())
 		ask := proto.CloneOf(req)
 		ask.StagingTargetPath, ask.VolumeCapability = rec.Stage.Private, AsBlock(req.GetVolumeCapability())
 		forward = func(ctx context.Context) ([]byte, error) {
@@ -96,7 +96,7 @@ func (s *Stager) Stage(
 			return nil, s.notAsked(rec, before, err)
 		}
 	}
-	s.cacheRequest(req, rec.Stage)
+	s.cacheRequest(rec.VolumeID, req, rec.Stage)
 	if err := s.put(rec, asDevice); err != nil {
 		return nil, s.notAsked(rec, before, err)
 	}
@@ -130,8 +130,7 @@ func (s *Stager) notAsked(rec *Record, before *StageRecord, cause error) error {
 
 // cacheRequest stores in memory what a record lacks of its request, for as long as it may
 // be needed. A pending stage needs it, whatever the policy says.
-func (s *Stager) cacheRequest(req *csi.NodeStageVolumeRequest, stage *StageRecord) {
-	id := s.driver.ID(req.GetVolumeId())
+func (s *Stager) cacheRequest(id VolumeID, req *csi.NodeStageVolumeRequest, stage *StageRecord) {
 	if stage.Incomplete && (stage.Pending || !stage.lacksRequest()) {
 		s.store.requests.Store(id, req)
 	} else {
@@ -159,7 +158,7 @@ func (s *Stager) succeeded(rec *Record, asDevice, keep bool) error {
 	stage.Pending = false
 	if !keep {
 		stage.dropRequest()
-		s.store.ForgetRequest(s.driver.ID(rec.ID))
+		s.store.ForgetRequest(rec.VolumeID)
 	}
 	rec.Stage = &stage
 	if err := s.put(rec, asDevice); err != nil {
@@ -254,7 +253,7 @@ func (s *Stager) Restage(ctx context.Context, rec *Record, asDevice bool, rule s
 
 // storedRequest is kubelet's stage request, from memory or from the record.
 func (s *Stager) storedRequest(rec *Record) (*csi.NodeStageVolumeRequest, error) {
-	held, _ := s.store.requests.Load(s.driver.ID(rec.ID))
+	held, _ := s.store.requests.Load(rec.VolumeID)
 	if req, ok := held.(*csi.NodeStageVolumeRequest); ok {
 		return req, nil
 	}
@@ -273,19 +272,19 @@ func (s *Stager) storedRequest(rec *Record) (*csi.NodeStageVolumeRequest, error)
 
 // StagedDevice reports whether a driver was asked to stage a device at the private path of
 // kubelet's staging path, and has not unstaged it since. It works without a record.
-func (s *Stager) StagedDevice(volumeID, stagingPath string) (bool, error) {
-	return s.store.Private.Exists(s.store.Private.Staging(s.driver.ID(volumeID), stagingPath))
+func (s *Stager) StagedDevice(id VolumeID, stagingPath string) (bool, error) {
+	return s.store.Private.Exists(s.store.Private.Staging(id, stagingPath))
 }
 
 // UnstageDevice has the driver unstage a device at the private path of kubelet's staging
 // path, if one was ever asked for there, and reports whether one was. It works without a
 // record.
-func (s *Stager) UnstageDevice(ctx context.Context, volumeID, stagingPath string) (was bool, err error) {
-	private := s.store.Private.Staging(s.driver.ID(volumeID), stagingPath)
+func (s *Stager) UnstageDevice(ctx context.Context, id VolumeID, stagingPath string) (was bool, err error) {
+	private := s.store.Private.Staging(id, stagingPath)
 	if was, err = s.store.Private.Exists(private); err != nil || !was {
 		return false, err
 	}
-	if err := s.unstagePrivate(ctx, volumeID, private); err != nil {
+	if err := s.unstagePrivate(ctx, id.ID, private); err != nil {
 		return true, err
 	}
 	return true, s.store.Private.removeStaging(private)
