@@ -125,21 +125,16 @@ func (d *descriptors) release(id identity) error {
 	d.mu.Unlock()
 	mark := d.openers.Mark(held.fd)
 	sys.CloseAlone(held.fd)
-	d.waitClosed(held, mark)
-	return nil
-}
-
-// waitClosed waits until no copy of the descriptor of a claim is open any more, because a driver that
-// detaches the device right after us must not find it busy. systemd closes its copy in a thread of its
-// own, and a program that is being started has one until a moment after it runs.
-func (d *descriptors) waitClosed(held *heldDevice, mark openers.Mark) {
+	// A driver that detaches the device right after us must not find it busy by a copy of the descriptor: systemd closes
+	// its own in a thread, and a program that is being started has one until a moment after it runs.
 	ctx := context.Background()
 	if d.openers.AwaitClosed(ctx, mark, ReleaseTime) || held.mountable {
-		return
+		return nil
 	}
 	// If it stays busy, somebody else has it by now.
 	fd, _ := openFree(ctx, ReleaseTime, func() (int, error) { return openByIdentity(held.device, unix.O_EXCL) })
 	sys.CloseAlone(fd)
+	return nil
 }
 
 // question is about a device that is open here, with a copy of a descriptor, which is no further open, or is opened for

@@ -149,16 +149,11 @@ func (o *owners) has(key volume.Key, id identity) bool {
 	return o.expected[key] == nil && slices.Contains(o.byKey[key], id)
 }
 
-// of returns the owners of a device, those of loop devices over it among them.
-func (o *owners) of(id identity) []owner {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return slices.Clone(o.byID[id])
-}
-
 // ofDevice returns the owners whose own device it is: the kernel's claim is held for them.
 func (o *owners) ofDevice(id identity) []owner {
-	return slices.DeleteFunc(o.of(id), func(of owner) bool { return of.below })
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return slices.DeleteFunc(slices.Clone(o.byID[id]), func(of owner) bool { return of.below })
 }
 
 func (o *owners) owned(key volume.Key) []identity {
@@ -242,8 +237,10 @@ func (o *owners) reserveBacking(v *volume.Volume, fd int, id identity) ([]identi
 
 // refuseStacked refuses a device while another volume has one of those that share its data.
 func (o *owners) refuseStacked(v *volume.Volume, stack []identity) error {
+	o.mu.Lock()
+	defer o.mu.Unlock()
 	for _, id := range stack {
-		for _, other := range o.of(id) {
+		for _, other := range o.byID[id] {
 			if other.key != v.Key && (!other.readOnly || !v.ReadOnly) {
 				return volume.Errorf(volume.InUse, "volume %s: its device %s (%s) shares data with %s, as a disk does with its partition, or a "+
 					"logical volume with what it lies on; that device %w", v.Target, v.Device.Path, v.Device, id, &OwnedError{Target: other.target})
