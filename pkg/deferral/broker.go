@@ -127,6 +127,9 @@ func NewBroker(cfg Config) (*Broker, error) {
 	if err != nil {
 		return nil, err
 	}
+	if cfg.Describe == nil {
+		cfg.Describe = func(*volume.Volume, string, int) {}
+	}
 	if cfg.Openers == nil {
 		cfg.Openers = openers.New()
 	}
@@ -234,7 +237,11 @@ func (b *Broker) Reconcile(ctx context.Context) (ReconcileReport, error) {
 // Defer defers a volume. It is idempotent, and a failure changes nothing: the error of a volume that stays on record is
 // one to retry, for a final one would promise that nothing is left. Another volume on its target is a Conflict.
 func (b *Broker) Defer(ctx context.Context, in volume.Instruction) (v *volume.Volume, err error) {
-	defer func() { err = b.table.notFinal(in.Target, b.KeyOfTarget, err) }()
+	defer func() {
+		if err != nil {
+			err = b.table.notFinal(in.Target, b.KeyOfTarget, err)
+		}
+	}()
 	if err := Validate(&in); err != nil {
 		return nil, err
 	}
@@ -266,16 +273,18 @@ func (b *Broker) Defer(ctx context.Context, in volume.Instruction) (v *volume.Vo
 	switch {
 	case err != nil:
 		return nil, err
-	case known != nil && !known.removing && known.lost != nil:
-		return a.again(ctx, known)
-	case known != nil && !known.removing:
-		return a.repeat(ctx, known.rec)
-	case known != nil:
+	case known == nil:
+		return a.begin(ctx)
+	case known.removing:
 		if err := b.remover.undo(ctx, known.rec, t, false); err != nil {
 			return nil, volume.Errorf(volume.Busy, "volume %s: its removal was begun and cannot be ended yet: %w", in.Target, err)
 		}
+		return a.begin(ctx)
+	case known.lost != nil:
+		return a.again(ctx, known)
+	default:
+		return a.repeat(ctx, known.rec)
 	}
-	return a.begin(ctx)
 }
 
 // refused counts a claim that was refused by a party or by policy.
@@ -475,12 +484,6 @@ type targets struct {
 // volume returns a volume with what is known from its target path alone.
 func (ts *targets) volume(t *guard.Target) *volume.Volume {
 	v := &volume.Volume{Key: t.Key, Target: t.Given, ResolvedTarget: t.Resolved}
-	ts.addTo(v, t, sys.NoFD)
+	ts.describe(v, t.Rel, sys.NoFD)
 	return v
-}
-
-func (ts *targets) addTo(v *volume.Volume, t *guard.Target, dir int) {
-	if ts.describe != nil {
-		ts.describe(v, t.Rel, dir)
-	}
 }

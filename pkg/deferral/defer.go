@@ -141,7 +141,7 @@ func (a *attempt) record(dir int) *record {
 			Origin: a.in.Origin.Clone(), KeepSize: a.in.KeepSize, Created: time.Now().UTC().Truncate(time.Millisecond),
 		},
 	}
-	a.b.targets.addTo(&rec.Volume, a.target, dir)
+	a.b.targets.describe(&rec.Volume, a.target.Rel, dir)
 	rec.share()
 	return rec
 }

@@ -74,7 +74,7 @@ func TestValidate(t *testing.T) {
 }
 
 func recordOf(in *volume.Instruction) *record {
-	a := attempt{b: &Broker{targets: &targets{}}, in: in, handler: able{}, target: &guard.Target{}, dev: &claim.OpenedDevice{}}
+	a := attempt{b: &Broker{targets: &targets{describe: func(*volume.Volume, string, int) {}}}, in: in, handler: able{}, target: &guard.Target{}, dev: &claim.OpenedDevice{}}
 	return a.record(sys.NoFD)
 }
 

@@ -267,7 +267,11 @@ func readRecord(path string) (*record, error) {
 
 // share lets equal texts share memory: a node has thousands of records after a restart.
 func (r *record) share() {
-	for _, text := range append([]*string{&r.Boot, &r.FSType, &r.Group, &r.Handler, &r.Driver}, pointers(r.MountFlags)...) {
+	texts := []*string{&r.Boot, &r.FSType, &r.Group, &r.Handler, &r.Driver}
+	for i := range r.MountFlags {
+		texts = append(texts, &r.MountFlags[i])
+	}
+	for _, text := range texts {
 		*text = unique.Make(*text).Value()
 	}
 	if r.ResolvedTarget == r.Target {
@@ -276,13 +280,6 @@ func (r *record) share() {
 	if r.Backing == r.Device.Path {
 		r.Backing = r.Device.Path
 	}
-}
-
-func pointers(all []string) (out []*string) {
-	for i := range all {
-		out = append(out, &all[i])
-	}
-	return out
 }
 
 func parseRecord(raw []byte) (*record, error) {

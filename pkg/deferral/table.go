@@ -195,11 +195,8 @@ func (t *table) refuseHung(key volume.Key) error {
 	return nil
 }
 
-// notFinal returns the error of a call, if any, as one to retry while the volume on its target is on record or may be.
+// notFinal returns the error of a call as one to retry while the volume on its target is on record or may be.
 func (t *table) notFinal(target string, keyOf func(target string) (volume.Key, error), err error) error {
-	if err == nil {
-		return nil
-	}
 	switch volume.KindOf(err) {
 	case volume.Busy, volume.Timeout, volume.Canceled, volume.Exhausted, volume.NoSandbox, volume.Conflict:
 		return err
