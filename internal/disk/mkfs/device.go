@@ -32,13 +32,11 @@ type device struct {
 	intent intent
 }
 
-// box is what a program that is given the device may have, and may be ended at any time.
+// box is what a program that is given the device may have, and may be ended at any time. No limit of ours may end mkfs
+// or resize2fs half-way.
 func (d *device) box() confine.Box {
 	return confine.Box{Device: d.file, Memory: confine.Memory(d.size), CPU: d.f.cfg.Timeout}
 }
-
-// writerBox is for mkfs and resize2fs, which no limit of ours may end half-way.
-func (d *device) writerBox() confine.Box { return confine.Box{Device: d.file} }
 
 func (d *device) errorf(kind volume.Kind, format string, args ...any) error {
 	return volume.Errorf(kind, "volume %s: the device %s: %w", d.req.Volume, d.req.Path, fmt.Errorf(format, args...))

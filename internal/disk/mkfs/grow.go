@@ -12,6 +12,7 @@ import (
 	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
 
+	"github.com/crust-proxy/crust-proxy/internal/disk/confine"
 	"github.com/crust-proxy/crust-proxy/internal/disk/superblock"
 	"github.com/crust-proxy/crust-proxy/internal/ground/failpoint"
 	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
@@ -166,7 +167,7 @@ func (g *growth) resize(ctx context.Context, turn *os.File) (why string, sound b
 		return err.Error(), true
 	}
 	failpoint.Hit("format-before-resize")
-	ran, err := program.run(ctx, g.j.dev.writerBox(), []*os.File{g.j.dev.file, g.j.dev.lock}, childDevice)
+	ran, err := program.run(ctx, confine.Box{Device: g.j.dev.file}, []*os.File{g.j.dev.file, g.j.dev.lock}, childDevice)
 	switch {
 	case err != nil:
 		why = "resize2fs could not be run: " + err.Error()

@@ -15,6 +15,7 @@ import (
 	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
 
+	"github.com/crust-proxy/crust-proxy/internal/disk/confine"
 	"github.com/crust-proxy/crust-proxy/internal/disk/superblock"
 	"github.com/crust-proxy/crust-proxy/internal/ground/capture"
 	"github.com/crust-proxy/crust-proxy/internal/ground/failpoint"
@@ -86,7 +87,7 @@ func (j *job) runMkfs(ctx context.Context, mkfs program, arguments arguments, uu
 		defer closeFile(file)
 		files = append(files, file)
 	}
-	ran, err := mkfs.run(ctx, j.dev.writerBox(), files, append(args, childDevice)...)
+	ran, err := mkfs.run(ctx, confine.Box{Device: j.dev.file}, files, append(args, childDevice)...)
 	if err != nil {
 		return nil, j.dev.errorf(volume.Internal, "mkfs.%s could not be run: %w", j.req.FSType, err)
 	}

@@ -79,14 +79,6 @@ func (s *state) get(maxAge time.Duration) (super *superblock.Super, fresh bool) 
 	return s.super, !s.at.IsZero() && time.Since(s.at) < maxAge
 }
 
-func (s *state) put(super *superblock.Super, err error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.at = time.Now(); err == nil || errors.Is(err, superblock.ErrNone) { // else what was read before still counts
-		s.super = super
-	}
-}
-
 // read reads a device, unless too many reads are under way.
 func (r *Reader) read(d volume.Device, fsType string, into *state) {
 	select {
@@ -95,13 +87,18 @@ func (r *Reader) read(d volume.Device, fsType string, into *state) {
 	default:
 		return
 	}
+	var super *superblock.Super
 	file, closeFile, err := r.open(d)
-	if err != nil {
-		into.put(nil, err)
-		return
+	if err == nil {
+		super, err = superblock.Read(file, fsType)
+		closeFile()
 	}
-	defer closeFile()
-	into.put(superblock.Read(file, fsType))
+	into.mu.Lock()
+	defer into.mu.Unlock()
+	into.at = time.Now()
+	if err == nil || errors.Is(err, superblock.ErrNone) { // else what was read before still counts
+		into.super = super
+	}
 }
 
 // Forget drops what is known about a volume that was released.

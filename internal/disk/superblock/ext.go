@@ -68,19 +68,16 @@ func readExt(device io.ReaderAt) (*Super, error) {
 	if blocks == 0 || blocks > math.MaxInt64/size {
 		return nil, ErrNone
 	}
+	id := raw[extUUID:]
 	return &Super{
 		Bytes:  int64(blocks * size), //nolint:gosec // bounded above
 		Inodes: int64(le.Uint32(raw[extInodes:])),
 		Errors: extErrors(raw),
 		Clean:  le.Uint16(raw[extState:])&(extValidState|extErrorState) == extValidState,
 		Replay: le.Uint32(raw[extIncompat:])&extRecover != 0,
-		UUID:   uuid(raw[extUUID:]),
+		UUID:   fmt.Sprintf("%x-%x-%x-%x-%x", id[:4], id[4:6], id[6:8], id[8:10], id[10:16]),
 		Root:   extRoot(device, raw, size, blocks),
 	}, nil
-}
-
-func uuid(b []byte) string {
-	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:16])
 }
 
 func extErrors(raw []byte) *Errors {

@@ -26,15 +26,11 @@ type Holder = scan.Holder
 func FileOf(st *unix.Stat_t) File {
 	switch st.Mode & unix.S_IFMT {
 	case unix.S_IFBLK:
-		return blockFile(st.Rdev)
+		return File{Block: true, Major: unix.Major(st.Rdev), Minor: unix.Minor(st.Rdev)}
 	case unix.S_IFREG:
 		return File{Major: unix.Major(st.Dev), Minor: unix.Minor(st.Dev), Inode: st.Ino}
 	}
 	return File{}
-}
-
-func blockFile(number uint64) File {
-	return File{Block: true, Major: unix.Major(number), Minor: unix.Minor(number)}
 }
 
 // Number is how the kernel writes the number of a block device: "7:3".

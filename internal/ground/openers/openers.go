@@ -216,7 +216,7 @@ func (f *Finder) under(loop File, fd int) (File, error) {
 		return File{}, err
 	}
 	if info.Rdevice != 0 {
-		return blockFile(info.Rdevice), nil
+		return File{Block: true, Major: unix.Major(info.Rdevice), Minor: unix.Minor(info.Rdevice)}, nil
 	}
 	return File{Major: unix.Major(info.Device), Minor: unix.Minor(info.Device), Inode: info.Inode}, nil
 }
