@@ -62,7 +62,7 @@ func (s *Store) Publish(ctx context.Context, v *volume.Volume) (changed bool, er
 		if done == again {
 			continue
 		}
-		s.track(v)
+		s.Bindings.Track(Entry{Volume: v, Owner: OwnedByUs})
 		if known && done == asItWas {
 			s.Bindings.setRight(v, now)
 		}
@@ -70,8 +70,6 @@ func (s *Store) Publish(ctx context.Context, v *volume.Volume) (changed bool, er
 	}
 	return false, volume.Errorf(volume.Busy, "volume %s: another program keeps changing %s: try again", v.Target, s.Tree.Path(dir))
 }
-
-func (s *Store) track(v *volume.Volume) { s.Bindings.Track(Entry{Volume: v, Owner: OwnedByUs}) }
 
 // stamps are those of a volume's directory and of its file.
 type stamps [2]sys.Stamp
@@ -113,7 +111,7 @@ func (s *Store) publishNew(v *volume.Volume, dir string, raw []byte) (outcome, e
 	}
 	// The watch is set before any runtime can reach the directory, so that no sandbox id is
 	// missed. If that fails, Health reports it and the tree is read regularly.
-	s.track(v)
+	s.Bindings.Track(Entry{Volume: v, Owner: OwnedByUs})
 	_ = s.Watch.Add(v.Key, temp, OwnedByUs)
 	failpoint.Hit(t.Name + "-built")
 	err = unix.Renameat2(unix.AT_FDCWD, temp, unix.AT_FDCWD, t.Path(dir), unix.RENAME_NOREPLACE)
