@@ -92,14 +92,15 @@ func (j *job) runMkfs(ctx context.Context, mkfs program, arguments arguments, uu
 		return nil, j.dev.errorf(volume.Internal, "mkfs.%s could not be run: %w", j.req.FSType, err)
 	}
 	failpoint.Hit("format-after-mkfs")
-	if ran.refusedBusy() {
+	switch {
+	case !ran.failed():
+		return ran, nil
+	case ran.refusedBusy():
 		return nil, j.dev.errorf(volume.Busy, "was opened by another program before mkfs.%s could open it (%s): "+
 			"repeat the call", j.req.FSType, ran.text())
-	}
-	if ran.failed() {
+	default:
 		return nil, j.dev.errorf(volume.Internal, "mkfs.%s failed (%s): %s", j.req.FSType, ran.how(), ran.text())
 	}
-	return ran, nil
 }
 
 // endIntent removes the intent: what was begun on the filesystem is complete.

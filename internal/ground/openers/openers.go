@@ -188,13 +188,15 @@ func (f *Finder) Layers(file File, fd int) ([]File, error) {
 		if !IsLoop(file) {
 			return layers, nil
 		}
-		var err error
-		if file, err = f.under(file, fd); IsNoDevice(err) {
+		below, err := f.under(file, fd)
+		switch {
+		case err == nil:
+			layers, file, fd = append(layers, below), below, sys.NoFD
+		case IsNoDevice(err):
 			return layers, nil // it has no backing
-		} else if err != nil {
-			return layers, fmt.Errorf("the image of loop device %d cannot be read: %w", layers[len(layers)-1].Minor, err)
+		default:
+			return layers, fmt.Errorf("the image of loop device %d cannot be read: %w", file.Minor, err)
 		}
-		layers, fd = append(layers, file), sys.NoFD
 	}
 	return layers, fmt.Errorf("more than %d loop devices are stacked", maxLayers)
 }
