@@ -58,9 +58,10 @@ func (r *remover) refuseUsed(ctx context.Context, rec *record) error {
 // made again, nor for a shared device, because the kernel's count does not say which volume has it open.
 func (r *remover) refuseRelease(ctx context.Context, known *entry) (*ForgottenError, error) {
 	err := r.refuseUsed(ctx, known.rec)
-	if err != nil {
-		err = r.orphans.clear(ctx, known.rec, err)
+	if err == nil {
+		return nil, nil //nolint:nilnil // none is in the way
 	}
+	err = r.orphans.clear(ctx, known.rec, err)
 	if of := forgottenIn(err); of != nil && known.lost == nil && !r.claims.IsShared(known.rec.Device) {
 		return of, nil
 	}

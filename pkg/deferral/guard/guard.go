@@ -48,7 +48,7 @@ func (t *Target) Mount(parent int, missing bool) (mounted bool, err error) {
 	}
 	dir, err := t.openIn(parent)
 	if err != nil {
-		return false, err
+		return false, t.openError(t.Resolved, err)
 	}
 	defer sys.CloseFD(dir)
 	failpoint.Hit("stage-made-target")
@@ -157,12 +157,11 @@ func (t *Target) Remove(directory bool) error {
 
 func (t *Target) removeTop(parent int) (gone bool, err error) {
 	dir, err := t.openIn(parent)
-	if err != nil {
-		kind := volume.KindOf(err)
-		if kind == volume.NotFound || kind == volume.Invalid || kind == volume.Denied {
-			return true, nil // not a directory: not a guard
-		}
-		return false, err
+	switch {
+	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENOTDIR), errors.Is(err, unix.ELOOP), errors.Is(err, unix.EXDEV):
+		return true, nil // not a directory: not a guard
+	case err != nil:
+		return false, t.openError(t.Resolved, err)
 	}
 	defer sys.CloseFD(dir)
 	_, ours, err := t.inspect(dir)

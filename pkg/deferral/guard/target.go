@@ -150,13 +150,9 @@ func (t *Target) OpenParent() (int, error) {
 	return fd, nil
 }
 
-// openIn opens the target in its parent, or what is mounted on it.
+// openIn opens the target in its parent, or what is mounted on it. openError words its error.
 func (t *Target) openIn(parent int) (int, error) {
-	fd, err := sys.OpenBeneath(parent, t.base, unix.O_PATH|unix.O_DIRECTORY, unix.RESOLVE_NO_SYMLINKS)
-	if err != nil {
-		return sys.NoFD, t.openError(t.Resolved, err)
-	}
-	return fd, nil
+	return sys.OpenBeneath(parent, t.base, unix.O_PATH|unix.O_DIRECTORY, unix.RESOLVE_NO_SYMLINKS)
 }
 
 func (t *Target) openError(where string, err error) error {
@@ -177,10 +173,10 @@ func (t *Target) openError(where string, err error) error {
 func (t *Target) Missing(parent int) (bool, error) {
 	fd, err := t.openIn(parent)
 	sys.CloseFD(fd)
-	if err != nil && volume.KindOf(err) == volume.NotFound {
-		return true, nil
+	if err != nil && !errors.Is(err, unix.ENOENT) {
+		return false, t.openError(t.Resolved, err)
 	}
-	return false, err
+	return err != nil, nil
 }
 
 // removeDir removes the empty target directory, and reports whether it is gone.
