@@ -446,8 +446,11 @@ type volumeObserver struct{ daemon *daemon }
 func (o volumeObserver) Changed(key volume.Key) {
 	d := o.daemon
 	if d.sandboxes != nil {
-		_, there := d.broker.Get(key)
-		if _, bound := d.handlers.Binding(&volume.Volume{Key: key}); !there && !bound {
+		_, known := d.broker.Get(key)
+		if !known {
+			_, known = d.handlers.Binding(&volume.Volume{Key: key})
+		}
+		if !known {
 			d.sandboxes.Relay.Forget(key)
 			d.disks.reader.Forget(key)
 		}

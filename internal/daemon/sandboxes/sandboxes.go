@@ -93,7 +93,7 @@ func (s *Sandboxes) Stats(ctx context.Context, v *volume.Volume) (stats.Answer, 
 	if err == nil && v.GrowTo > 0 {
 		s.endGrowth(ctx, handler, v)
 	}
-	telemetry.CallFrom(ctx).Expected = volume.KindOf(err) == volume.NoSandbox && err != nil
+	telemetry.CallFrom(ctx).Expected = err != nil && volume.KindOf(err) == volume.NoSandbox
 	return answer, err
 }
 

@@ -48,7 +48,7 @@ func unpublishVolume(ctx context.Context, p *driverProxy, req *csi.NodeUnpublish
 		u := &unpublishCall{proxy: p, id: id, target: target, rec: p.records.Get(id), forward: forward, device: device, asDevice: asDevice}
 		released, err := u.release(ctx)
 		if err != nil {
-			return nil, namingPod(released, err)
+			return nil, namingPod(released, refusal.WithAdvice(err))
 		}
 		failpoint.Hit("front-unpublish-unstaged")
 		reply, err := u.askDriver(ctx, released)
@@ -88,7 +88,7 @@ func (u *unpublishCall) release(ctx context.Context) (*volume.Volume, error) {
 	if released == nil && volume.KindOf(err) == volume.Invalid {
 		return nil, nil //nolint:nilnil // a target that lies elsewhere is no deferred one
 	}
-	return released, refusal.WithAdvice(err)
+	return released, err
 }
 
 // recordDeferred records, before the broker forgets the volume, that the driver published it
