@@ -5,11 +5,14 @@ package deploy
 import (
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -193,9 +196,55 @@ func TestEventsByTheConfiguration(t *testing.T) {
 	}
 }
 
-// TestListenOnOneAddress is right where it has the probes' port.
-func TestListenOnOneAddress(t *testing.T) {
-	render.Template(t, "--set=config.http.listen=192.0.2.7:9900,daemonset.port=9900")
+// rendered is the DaemonSet's pod.
+func rendered(t *testing.T, args ...string) corev1.PodSpec {
+	return daemonSet(t, render.Objects(t, render.Template(t, args...))).Spec.Template.Spec
+}
+
+// TestListenWhereTheProbesAsk: the accepted configuration, or a ConfigMap that is newer than the pod, has another port.
+func TestListenWhereTheProbesAsk(t *testing.T) {
+	for set, want := range map[string]string{
+		"daemonset.port=9900": ":9900", "config.http.listen=192.0.2.7:9900,daemonset.port=9900": "192.0.2.7:9900",
+	} {
+		args := rendered(t, "--set="+set).Containers[0].Args
+		check.That(t, slices.Contains(args, "--http-listen="+want), "%s: the arguments are %q", set, args)
+	}
+}
+
+// TestInstalledProgramsStay where no new ones can be written: without an exit of 0, the daemon does not start.
+func TestInstalledProgramsStay(t *testing.T) {
+	script := rendered(t, "--set=crustRunc.install=true").InitContainers[0].Command[2]
+	from, dir := t.TempDir(), t.TempDir()
+	write := func(dir, text string) {
+		for _, name := range []string{"crust-runc", "crust-runc-agent"} {
+			check.Must(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o700)) //nolint:gosec // a program
+		}
+	}
+	install := func() (string, error) {
+		cmd := exec.Command("busybox", "sh", "-ec", strings.ReplaceAll(script, "/usr/bin/", from+"/"))
+		cmd.Env = append(os.Environ(), "DIRECTORY="+dir)
+		out, err := cmd.CombinedOutput()
+		return string(out), err
+	}
+	check.Must(t, unix.Mount("tmpfs", dir, "tmpfs", 0, ""))
+	t.Cleanup(func() { check.Must(t, unix.Unmount(dir, 0)) })
+	for _, version := range []string{"old", "new", "new"} {
+		write(from, version)
+		out, err := install()
+		got := check.Value(os.ReadFile(filepath.Join(dir, "crust-runc")))(t)
+		check.That(t, err == nil && out == "" && string(got) == version, "%s: %q, %v, %s", version, got, err, out)
+	}
+	check.Must(t, unix.Mount("", dir, "", unix.MS_REMOUNT|unix.MS_RDONLY, ""))
+	out, err := install()
+	check.That(t, err == nil && out == "", "the same programs: %v, %s", err, out)
+	write(from, "newer")
+	out, err = install()
+	check.That(t, err == nil && strings.Contains(out, "stays as it was"), "other programs: %v, %s", err, out)
+	check.Must(t, unix.Mount("", dir, "", unix.MS_REMOUNT, ""))
+	check.Must(t, os.Remove(filepath.Join(dir, "crust-runc")))
+	check.Must(t, unix.Mount("", dir, "", unix.MS_REMOUNT|unix.MS_RDONLY, ""))
+	_, err = install()
+	check.That(t, err != nil, "it went on without a program")
 }
 
 // TestLongNamesAreCut: names of Jobs and Services become labels and have at most 63
