@@ -76,6 +76,9 @@ func TestClusterAway(t *testing.T) {
 	r.driver.said()
 	r.refused(r.tryStage(r.stageReq()), codes.Unavailable, "the cluster does not answer", "volume "+r.staging()+": ")
 	r.said()
+	r.front.SetPolicy(&policy.Policy{}) // a pod that requests deferral by its annotation is refused, never on the host
+	r.refused(r.tryStage(r.stageReq()), codes.Unavailable, "the cluster does not answer")
+	r.said()
 	got := r.cfg.Refusals.Refused()
 	check.That(t, len(got) == 1 && got[0].Party == refusal.PartyPods && got[0].Target == r.staging(), "listed: %+v", got)
 	r.clean()
@@ -135,6 +138,27 @@ func TestSubPaths(t *testing.T) {
 	check.That(t, len(got) == 1 && got[0].PVC == "all", "listed: %+v", got)
 	r.broker.abilities.SubPaths = true
 	r.ok(nil, r.publish("p1"))
+}
+
+// TestReadersOfAVolumeOfSeveralNodes: a stage does not say whether its pod only reads.
+func TestReadersOfAVolumeOfSeveralNodes(t *testing.T) {
+	for _, reads := range []bool{true, false} {
+		r := podRig(t, deferAll, decision.Pod{UID: "p1", Volumes: one(decision.PodVolume{ReadOnly: reads})})
+		stage, publish := r.stageReq(), r.publishReq("p1")
+		stage.VolumeCapability = mountCap(csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER, "ext4")
+		if !reads {
+			r.refused(r.tryStage(stage), codes.Unimplemented, "lets several nodes write")
+			continue
+		}
+		r.ok(nil, r.tryStage(stage))
+		publish.VolumeCapability, publish.Readonly = stage.VolumeCapability, true
+		r.ok(nil, r.tryPublish(publish))
+		r.said("stage-block private", "publish-block private")
+		publish.Readonly = false
+		publish.TargetPath, publish.VolumeContext = r.target("p2"), nil
+		r.front.cfg.Pods = nil
+		r.refused(r.tryPublish(publish), codes.Unimplemented, "lets several nodes write")
+	}
 }
 
 func TestPodOfTheTarget(t *testing.T) {

@@ -192,11 +192,12 @@ func (r *Rules) Stage(req *VolumeRequest, pod *PodContext) (policy.Verdict, erro
 // first of them that is not refused decides; each publish then decides for itself.
 func (r *Rules) StageForPods(req *VolumeRequest, pods []Pod) (policy.Verdict, error) {
 	var first policy.Verdict
-	refused := refusal.WithParty(refusal.PartyPods, noPodKnown(req))
+	refused, readOnly := refusal.WithParty(refusal.PartyPods, noPodKnown(req)), req.ReadOnly
 	for i := range pods {
 		var verdict policy.Verdict
 		found, err := pods[i].ForVolume(req.Driver, req.VolumeID, "")
 		if err == nil {
+			req.ReadOnly = readOnly || found.Volume != nil && found.Volume.ReadOnly // as its publish will say
 			verdict, err = r.Stage(req, found)
 		}
 		if err == nil || i == 0 {

@@ -149,13 +149,13 @@ func (p *Pod) missingVolume(driver, volumeID string) error {
 
 // mergeVolumes merges what the containers do with a volume under each of its names.
 func mergeVolumes(all []PodVolume) *PodVolume {
-	out := &PodVolume{Name: all[0].Name, StorageClass: all[0].StorageClass, ReadOnlyMounts: true}
+	out := &PodVolume{Name: all[0].Name, StorageClass: all[0].StorageClass, ReadOnly: true, ReadOnlyMounts: true}
 	for _, v := range all {
 		out.SubPaths = append(out.SubPaths, v.SubPaths...)
 		out.Together = mergeNames(out.Together, v.Together)
 		out.Spaced = mergeNames(out.Spaced, v.Spaced)
 		out.Mounts = append(out.Mounts, v.Mounts...)
-		out.ReadOnlyMounts = out.ReadOnlyMounts && v.ReadOnlyMounts
+		out.ReadOnly, out.ReadOnlyMounts = out.ReadOnly && v.ReadOnly, out.ReadOnlyMounts && v.ReadOnlyMounts
 	}
 	return out
 }
