@@ -381,21 +381,18 @@ func (b *Broker) ReleaseKey(ctx context.Context, key volume.Key, force bool) (*v
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTime)
 	defer cancel()
 	v := &known.rec.Volume
-	if !force { // a lost volume whose target is not known
-		_, err := readRecord(known.file)
-		if b.lost.mustStay(known, err) {
-			return v, known.lost
-		}
-		if err := b.remover.refuseUsed(ctx, known.rec); err != nil {
-			return v, err
-		}
+	switch _, unread := readRecord(known.file); {
+	case force:
+		err = b.remover.noteForced(known.rec)
+	case b.lost.mustStay(known, unread):
+		err = known.lost
+	default: // a lost volume whose target is not known
+		err = b.remover.refuseUsed(ctx, known.rec)
 	}
-	if force {
-		if err := b.remover.noteForced(known.rec); err != nil {
-			return v, err
-		}
+	if err == nil {
+		err = b.remover.undo(ctx, known.rec, nil, force)
 	}
-	if err := b.remover.undo(ctx, known.rec, nil, force); err != nil {
+	if err != nil {
 		return v, err
 	}
 	if known.lost != nil {
