@@ -65,8 +65,8 @@ func lockDir(ctx context.Context, log *zap.Logger, dir, taken string, patience t
 	case err == nil:
 		return file, nil
 	case errors.Is(err, unix.EWOULDBLOCK):
-		err = fmt.Errorf("%s, %w: %s: stop it (a package and a DaemonSet on one node?), or give this one a runDir and a kubeletRoot of its own",
-			taken, errOtherDaemon, holder())
+		err = fmt.Errorf("%s, %w: %s: stop it (the package's: systemctl disable --now crust-proxy.service crust-proxy-runtime.socket "+
+			"crust-proxy-admin.socket), or give this one a runDir and a kubeletRoot of its own", taken, errOtherDaemon, holder())
 	case ctx.Err() == nil:
 		err = fmt.Errorf("lock %s: %w", file.Name(), err)
 	}

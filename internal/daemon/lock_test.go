@@ -57,7 +57,7 @@ func TestOneDaemonHasAKubeletRoot(t *testing.T) {
 	link := filepath.Join(t.TempDir(), "link")
 	check.Must(t, os.Symlink(root, link))
 	first := check.Value(lockRunDir(t.Context(), zap.NewNop(), t.TempDir(), root, 0))(t)
-	check.Fails(t, check.Err(lockRunDir(t.Context(), zap.NewNop(), t.TempDir(), link, 0)), link, "of its own") // a second daemon
+	check.Fails(t, check.Err(lockRunDir(t.Context(), zap.NewNop(), t.TempDir(), link, 0)), link, "of its own", "--now crust-proxy.service crust-proxy-runtime.socket") // a second daemon
 	first()
 	second := check.Value(lockRunDir(t.Context(), zap.NewNop(), t.TempDir(), link, 0))(t)
 	second()

@@ -147,7 +147,7 @@ func (d socketDir) clear(path string) error {
 		return fmt.Errorf("cannot tell whether another process serves it: %w", err)
 	}
 	if served {
-		return errors.New("another process serves this socket: stop it, or choose another path")
+		return errors.New("another process serves this socket (systemd, for a .socket unit?): stop it, or choose another path")
 	}
 	return unix.Unlinkat(d.fd, d.name, 0)
 }
