@@ -154,7 +154,7 @@ func (d *daemon) run(ctx context.Context) error {
 		return err
 	}
 	defer release()
-	if err := leaveFront(cfg, d.log); err != nil {
+	if err := leaveFront(d.settings.flags, cfg, d.log); err != nil {
 		return err
 	}
 	if err := d.prepareFront(cfg); err != nil {

@@ -27,8 +27,8 @@ Usage:
   crust-proxy removable [DRIVER...] [flags]
                                  check whether crust-proxy can be removed from this
                                  node, or drivers from behind it: exit code 1 and
-                                 a list if deferred volumes live. It reads the
-                                 records, so the daemon need not run
+                                 a list of deferred volumes that live, and drivers
+                                 behind the front. The daemon need not run
   crust-proxy removable-nodes HOST:PORT [COMMAND]
                                  the same for all nodes whose daemons have their
                                  metrics at the addresses of HOST; a node that

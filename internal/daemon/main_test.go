@@ -161,6 +161,6 @@ func TestValidateRefusesWhatAStartRefuses(t *testing.T) {
 			"a start: exit code %d, %q", code, said)
 	}
 	code, said = askMain(t, "validate", "-q", "--run-dir", stateWith(t, "lvm/p1"))
-	check.That(t, code == exitError && strings.Contains(said, "front.enabled: false cannot be put in force: 1 deferred volume(s)"),
+	check.That(t, code == exitError && strings.Contains(said, "front.enabled: false (the default) cannot be put in force: 1 deferred volume(s)"),
 		"a front with volumes is left: exit code %d, %q", code, said)
 }

@@ -5,6 +5,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
+	"os"
 	"slices"
 	"strings"
 
@@ -19,10 +21,11 @@ import (
 
 const mostNamed = 20
 
-// living is what a removal would abandon: deferred volumes, and devices that only the front
-// can unstage. It is read from the records, because the daemon may be down.
+// living is what a removal would abandon: deferred volumes, devices that only the front can
+// unstage, and drivers behind it. It is read from files, because the daemon may be down.
 type living struct {
 	volumes []string // one line each
+	drivers []string // registered with kubelet through the front
 	// unsure is why there may be more, or nil.
 	unsure error
 }
@@ -70,64 +73,80 @@ func describe(v *volume.Volume) string {
 }
 
 // none reports whether it is certain that nothing lives.
-func (l living) none() bool { return len(l.volumes) == 0 && l.unsure == nil }
+func (l living) none() bool { return len(l.volumes)+len(l.drivers) == 0 && l.unsure == nil }
 
 func (l living) text() string {
-	if len(l.volumes) == 0 && l.unsure != nil {
-		return fmt.Sprintf("deferred volumes may live on this node: %v", l.unsure)
-	}
-	var b strings.Builder
-	fmt.Fprintf(&b, "%d deferred volume(s) live on this node:", len(l.volumes))
-	for i, line := range l.volumes {
-		if i == mostNamed {
-			fmt.Fprintf(&b, "\n  and %d more", len(l.volumes)-i)
-			break
+	var lines []string
+	if n := len(l.volumes); n > 0 {
+		lines = append(lines, fmt.Sprintf("%d deferred volume(s) live on this node:\n  %s", n, strings.Join(l.volumes[:min(n, mostNamed)], "\n  ")))
+		if n > mostNamed {
+			lines = append(lines, fmt.Sprintf("  and %d more", n-mostNamed))
 		}
-		b.WriteString("\n  " + line)
+	}
+	if len(l.drivers) > 0 {
+		lines = append(lines, fmt.Sprintf("%d CSI driver(s) are behind the front: %s", len(l.drivers), strings.Join(l.drivers, ", ")))
 	}
 	if l.unsure != nil {
-		fmt.Fprintf(&b, "\nand there may be more: %v", l.unsure)
+		lines = append(lines, fmt.Sprintf("deferred volumes may live on this node, as not all records can be read: %v", l.unsure))
 	}
-	return b.String()
+	return strings.Join(lines, "\n")
 }
 
-const (
-	whatToDo = "\nDelete their pods, or drain the node, and try again."
-	whatItIs = "\nTheir pods keep running and no data is lost; but without crust-proxy the volumes have neither stats nor growth, and nobody " +
-		"takes their devices back when the pods go, until it is there again."
-)
+// refusal is text, with what to do; the override leaves all as it is.
+func (l living) refusal(override string) string {
+	text := l.text()
+	if len(l.drivers) > 0 {
+		text += "\nWithout the front kubelet has these drivers for no volume. Move them back (docs/kubernetes.md, Removal), and try again. " +
+			"Those of a crust-proxy that has ended for good: crust-proxy withdraw."
+	}
+	if len(l.volumes) > 0 || l.unsure != nil {
+		text += "\nDelete the pods of the volumes, or drain the node, and try again." + whatItIs
+	}
+	return text + "\nTo leave all as it is: " + override
+}
 
-// mayLeave returns an error for a configuration without the front while volumes live that
-// came through it.
-func mayLeave(cfg *config.Config) error {
-	if cfg.Front.Enabled || cfg.Front.AbandonVolumes {
+const whatItIs = "\nTheir pods keep running and no data is lost; but without crust-proxy the volumes have neither stats nor growth, and nobody " +
+	"takes their devices back when the pods go, until it is there again."
+
+// mayLeave returns an error for a configuration without the front that follows one with it, while volumes live that
+// came through it, or drivers are behind it. After a boot it is not known which are, until the front has run.
+func mayLeave(before, next *config.Config) error {
+	if next.Front.Enabled || next.Front.AbandonVolumes {
 		return nil
 	}
-	found := livingOf(cfg.StateDir(), true)
+	found := livingOf(before.StateDir(), true)
+	found.drivers = registry.Registered(before.Front.KubeletRegistry)
+	why := found.refusal("front.abandonVolumes: true")
 	if found.none() {
-		return nil
+		if _, err := os.Stat(before.CSISockets()); !errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		why = "the front was on until this boot, and drivers may be behind it. Restart crust-proxy when crustctl drivers lists none."
 	}
-	return errors.New("front.enabled: false cannot be put in force: " + found.text() + whatToDo +
-		" To leave them as they are, set front.abandonVolumes: true." + whatItIs)
+	return errors.New("front.enabled: false (the default) cannot be put in force: " + why)
 }
 
-// mayStart is mayLeave for a start, which a record that cannot be read does not prevent: the daemon
-// has to hold the device of its volume, and to serve the others.
-func mayStart(cfg *config.Config) error {
-	if len(livingOf(cfg.StateDir(), true).volumes) == 0 {
-		return nil
+// mayStart is mayLeave for a start after the configuration that was accepted last. If that has no front, or there is
+// none to start with instead, only a volume that is known to live prevents the start: the daemon has to hold the
+// devices of the others.
+func mayStart(flags *config.Flags, cfg *config.Config) error {
+	before, _, err := flags.LoadAccepted()
+	if err != nil || !before.Front.Enabled {
+		if before = *cfg; len(livingOf(cfg.StateDir(), true).volumes) == 0 {
+			return nil
+		}
 	}
-	return mayLeave(cfg)
+	return mayLeave(&before, cfg)
 }
 
 // leaveFront prepares a start without the front. It removes the registrations of the drivers
 // that were behind it: kubelet would call sockets that nobody serves, and would not accept
 // the drivers from anybody else.
-func leaveFront(cfg *config.Config, log *zap.Logger) error {
+func leaveFront(flags *config.Flags, cfg *config.Config, log *zap.Logger) error {
 	if cfg.Front.Enabled {
 		return nil
 	}
-	if err := mayStart(cfg); err != nil {
+	if err := mayStart(flags, cfg); err != nil {
 		return err
 	}
 	if found := livingOf(cfg.StateDir(), true); !found.none() {
@@ -140,13 +159,16 @@ func leaveFront(cfg *config.Config, log *zap.Logger) error {
 }
 
 // removable checks whether crust-proxy can be removed from this node, or drivers from behind
-// it, without abandoning volumes.
+// it, without abandoning volumes or other drivers.
 func removable(_ context.Context, call invocation) error {
 	cfg, err := call.flags.Load()
 	if err != nil {
 		return err
 	}
 	found := livingOf(cfg.StateDir(), len(call.args) > 0, call.args...)
+	if len(call.args) == 0 {
+		found.drivers = registry.Registered(cfg.Front.KubeletRegistry)
+	}
 	switch {
 	case found.none():
 		_, err = fmt.Fprintf(call.stdout, "No deferred volume lives on this node, by the records below %s.\n", cfg.StateDir())
@@ -155,7 +177,7 @@ func removable(_ context.Context, call invocation) error {
 		_, err = fmt.Fprintln(call.stderr, "crust-proxy: warning: "+found.text()+whatItIs)
 		return err
 	}
-	return errors.New(found.text() + whatToDo + " To leave them as they are: --abandon-volumes." + whatItIs)
+	return errors.New(found.refusal("--abandon-volumes"))
 }
 
 func withdraw(_ context.Context, call invocation) error {

@@ -55,9 +55,23 @@ func stateWith(t *testing.T, volumes ...string) (runDir string) {
 	return runDir
 }
 
+// rootWith makes a kubelet root in whose registry our sockets for these drivers are.
+func rootWith(t *testing.T, drivers ...string) (root, registry string) {
+	t.Helper()
+	root = t.TempDir()
+	registry = filepath.Join(root, "plugins_registry")
+	check.Must(t, os.Mkdir(registry, 0o700))
+	for _, driver := range drivers {
+		check.StaleSocket(t, filepath.Join(registry, driver+".crust-proxy-reg.sock"))
+	}
+	return root, registry
+}
+
 func TestRemovable(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "left.yaml")
 	check.Must(t, os.WriteFile(file, []byte("front: {enabled: true, abandonVolumes: true}"), 0o600))
+	root, _ := rootWith(t, "ebs")
+	behind := []string{"--kubelet-root", root}
 	var many []string
 	for i := range mostNamed + 3 {
 		many = append(many, fmt.Sprintf("lvm/p%02d", i))
@@ -78,11 +92,14 @@ func TestRemovable(t *testing.T) {
 		"insisted":                    {[]string{"lvm/p1"}, []string{"--abandon-volumes"}, exitOK, []string{"warning", "/k/pods/p1/mount", "no data is lost"}, ""},
 		"the key of an earlier start": {[]string{"lvm/p1"}, []string{"--config", file}, exitError, []string{"1 deferred", "--abandon-volumes"}, ""},
 		"many":                        {many, nil, exitError, []string{"23 deferred", "and 3 more"}, "p22"},
+		"a driver behind":             {nil, behind, exitError, []string{"1 CSI driver(s) are behind the front: ebs", "crust-proxy withdraw", "--abandon-volumes"}, "pods"},
+		"a driver to be moved back":   {nil, append(behind, "ebs"), exitOK, []string{"No deferred volume"}, "behind"},
+		"insisted, a driver behind":   {nil, append(behind, "--abandon-volumes"), exitOK, []string{"warning", "ebs"}, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var out bytes.Buffer
 			run := stateWith(t, c.volumes...)
-			check.Equal(t, Main(append([]string{"removable", "--run-dir", run}, c.args...), &out, &out), c.code, "%s", out.String())
+			check.Equal(t, Main(append([]string{"removable", "--run-dir", run, "--kubelet-root", run}, c.args...), &out, &out), c.code, "%s", out.String())
 			for _, word := range c.says {
 				check.That(t, strings.Contains(out.String(), word), "it does not say %q: %s", word, out.String())
 			}
@@ -100,24 +117,46 @@ func TestUnreadableRecordsCountAsVolumes(t *testing.T) {
 	check.That(t, code == exitError && strings.Contains(out.String(), "may live"), "%d: %s", code, out.String())
 }
 
-func TestMayLeaveTheFront(t *testing.T) {
-	cfg := config.Default()
+// TestFrontStaysOverABoot, and a restart, when the file that had it on loses it: drivers may be behind it. The
+// configuration that was accepted last is used instead.
+func TestFrontStaysOverABoot(t *testing.T) {
+	const on, off, insisted = "front: {enabled: true}\n", "front: {enabled: false}\n", "front: {abandonVolumes: true}\n"
+	ebs, lvm := []string{"ebs"}, []string{"lvm/p1"}
 	for name, c := range map[string]struct {
-		volume  string
-		enabled bool
-		abandon bool
-		ok      bool
+		accepted, file   string
+		booted           bool
+		drivers, volumes []string
+		stays            string
 	}{
-		"front on":        {volume: "lvm/p1", enabled: true, ok: true},
-		"front off":       {volume: "lvm/p1"},
-		"insisted":        {volume: "lvm/p1", abandon: true, ok: true},
-		"none through it": {volume: "lvm*/p1", ok: true},
+		"a boot":                 {on, "", true, ebs, nil, "behind the front: ebs"},
+		"a boot, shut down":      {on, off, true, nil, nil, "when crustctl drivers lists none"},
+		"a restart":              {on, off, false, ebs, nil, "behind the front: ebs"},
+		"the rest of a file":     {on, "", false, ebs, nil, "(the default)"},
+		"volumes":                {on, off, false, nil, lvm, "/k/pods/p1/mount"},
+		"what to do":             {on, off, false, nil, lvm, "front.abandonVolumes: true"},
+		"nothing is behind":      {on, off, false, nil, []string{"lvm*/p1"}, ""},
+		"insisted":               {on, insisted, true, ebs, lvm, ""},
+		"never on":               {off, "", true, ebs, nil, ""},
+		"nothing accepted":       {"", off, true, ebs, nil, ""},
+		"none, but with volumes": {"", off, true, nil, lvm, "/k/pods/p1/mount"},
+		"the accepted is bad":    {on + "gone: 1", off, true, ebs, nil, ""},
 	} {
-		cfg.RunDir, cfg.Front.Enabled, cfg.Front.AbandonVolumes = stateWith(t, c.volume), c.enabled, c.abandon
-		err := mayLeave(&cfg)
-		check.That(t, (err == nil) == c.ok, "%s: %v", name, err)
-		check.That(t, err == nil || strings.Contains(err.Error(), "/k/pods/p1/mount") && strings.Contains(err.Error(), "front.abandonVolumes: true"),
-			"%s: it says %v", name, err)
+		n, run := newNode(t), stateWith(t, c.volumes...)
+		root, registry := rootWith(t, c.drivers...)
+		check.Must(t, os.MkdirAll(filepath.Dir(n.accepted), 0o700))
+		if n.write(c.file); c.accepted != "" {
+			check.Must(t, os.WriteFile(n.accepted, []byte(c.accepted), 0o600))
+		}
+		s := check.Value(n.load("--accepted", n.accepted, "--run-dir", run, "--kubelet-root", root))(t)
+		if !c.booted {
+			check.Must(t, os.MkdirAll(s.get().CSISockets(), 0o700))
+		}
+		err := leaveFront(s.flags, s.get(), zap.NewNop())
+		left := check.Value(os.ReadDir(registry))(t)
+		check.That(t, (err == nil) == (c.stays == "") && (err == nil || strings.Contains(err.Error(), c.stays)), "%s: %v", name, err)
+		check.That(t, err == nil && len(left) == 0 || err != nil && len(left) == len(c.drivers), "%s: the registrations are %v", name, left)
+		cfg, failed := s.fallBack(err)
+		check.That(t, err == nil || c.accepted == "" || failed == nil && cfg.Front.Enabled, "%s: it starts with %+v, %v", name, cfg.Front, failed)
 	}
 }
 
@@ -142,7 +181,9 @@ func TestUnreadableRecordsDoNotPreventTheStart(t *testing.T) {
 		path := filepath.Join(cfg.StateDir(), c.file)
 		check.Must(t, errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, []byte(c.content), 0o600)))
 		core, logs := observer.New(zapcore.DebugLevel)
-		err := leaveFront(&cfg, zap.New(core))
+		n := newNode(t)
+		n.write("")
+		err := leaveFront(check.Value(n.load())(t).flags, &cfg, zap.New(core))
 		check.That(t, (err == nil) == c.ok, "%s with %q: %v", c.file, c.volume, err)
 		told := logs.FilterLevelExact(zapcore.WarnLevel).All()
 		check.That(t, !c.ok || len(told) == 1 && strings.Contains(told[0].Message, filepath.Base(c.file)), "%s: told %+v", c.file, told)
@@ -152,8 +193,13 @@ func TestUnreadableRecordsDoNotPreventTheStart(t *testing.T) {
 // nodeWith serves the metrics of a daemon with these volumes.
 func nodeWith(t *testing.T, volumes ...telemetry.VolumeCount) (address string) {
 	t.Helper()
+	return nodeIn(t, telemetry.NodeState{Volumes: volumes})
+}
+
+func nodeIn(t *testing.T, state telemetry.NodeState) (address string) {
+	t.Helper()
 	metrics := telemetry.NewMetrics("test")
-	metrics.WatchNode(func() telemetry.NodeState { return telemetry.NodeState{Volumes: volumes} })
+	metrics.WatchNode(func() telemetry.NodeState { return state })
 	return served(t, promhttp.HandlerFor(metrics.Registry, promhttp.HandlerOpts{}))
 }
 
@@ -173,11 +219,7 @@ func nodeWithStaged(t *testing.T, badFront error, published []deferral.Status, i
 		staged = append(staged, staging.Staged{Driver: "ebs.csi.aws.com", VolumeID: id, Path: "/k/staging"})
 	}
 	onRecord := &volumes{badFront: badFront, staged: func() []staging.Staged { return staged }}
-	metrics := telemetry.NewMetrics("test")
-	metrics.WatchNode(func() telemetry.NodeState {
-		return telemetry.NodeState{Staged: onRecord.stagedOnly(slices.Values(published))}
-	})
-	return served(t, promhttp.HandlerFor(metrics.Registry, promhttp.HandlerOpts{}))
+	return nodeIn(t, telemetry.NodeState{Staged: onRecord.stagedOnly(slices.Values(published))})
 }
 
 func askMain(t *testing.T, args ...string) (code int, said string) {
@@ -192,8 +234,10 @@ func TestNodesAreAskedWhetherVolumesLive(t *testing.T) {
 	kept := telemetry.VolumeCount{State: "bound", Driver: "ebs.csi.aws.com", Handler: "kata", Count: 2}
 	for address, want := range map[string][]string{
 		nodeWith(t): {"0", "No deferred volume lives on any of 1 nodes", "has no address was not asked"},
-		nodeWith(t, telemetry.VolumeCount{State: "adopted", Driver: "x", Handler: "kata", Count: 1}): {"0", "any of 1 nodes"},
-		nodeWith(t, telemetry.VolumeCount{State: "refused", Driver: "x", Count: 4}):                  {"0", "any of 1 nodes"},
+		nodeIn(t, telemetry.NodeState{Drivers: map[string]bool{"": false}}):                            {"0", "no driver is behind the front"},
+		nodeIn(t, telemetry.NodeState{Drivers: map[string]bool{"": false, "lvm": true, "ebs": false}}): {"1", "2 CSI driver(s) are behind the front there: ebs, lvm", "move the drivers back"},
+		nodeWith(t, telemetry.VolumeCount{State: "adopted", Driver: "x", Handler: "kata", Count: 1}):   {"0", "any of 1 nodes"},
+		nodeWith(t, telemetry.VolumeCount{State: "refused", Driver: "x", Count: 4}):                    {"0", "any of 1 nodes"},
 		nodeWith(t, kept, telemetry.VolumeCount{State: "removing", Driver: "b", Handler: "kata", Count: 1}): {
 			"1", "node 127.0.0.1: 3 deferred volume(s) live there, of b, ebs.csi.aws.com", "crustctl list",
 		},

@@ -5,13 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"slices"
 	"strings"
 	"time"
 
-	dto "github.com/prometheus/client_model/go"
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
 	"golang.org/x/sync/errgroup"
@@ -24,9 +24,9 @@ const (
 	mostMetrics = 16 << 20
 )
 
-// removableNodes resolves a host name to the addresses of all daemons, and reads from their
-// metrics whether they have deferred volumes, before crust-proxy is removed from a cluster. A
-// daemon that does not answer counts as having some. The command reads no objects of the
+// removableNodes resolves a host name to the addresses of all daemons, and reads from their metrics whether they have
+// deferred volumes, or drivers behind the front, before crust-proxy is removed from a cluster. A daemon that does not
+// answer counts as having some. The command reads no objects of the
 // cluster, so it cannot know of a node whose pod has no address, and says so. The second argument is
 // the command that restores a Helm release that a refusal left half uninstalled.
 func removableNodes(ctx context.Context, call invocation) error {
@@ -40,10 +40,11 @@ func removableNodes(ctx context.Context, call invocation) error {
 		return fmt.Errorf("no node can be asked whether deferred volumes live there: %w%s", err, afterRefusal(repair))
 	}
 	if err := askNodes(ctx, nodes, port); err != nil {
-		return fmt.Errorf("%w\nDelete their pods, or drain the nodes, and try again; on a node, crustctl list and crust-proxy removable name the volumes.%s%s",
+		return fmt.Errorf("%w\nDelete the pods of the volumes, or drain the nodes, move the drivers back (docs/kubernetes.md, Removal), and try again; "+
+			"on a node, crustctl list and crust-proxy removable name the volumes.%s%s",
 			err, whatItIs, afterRefusal(repair))
 	}
-	_, err = fmt.Fprintf(call.stdout, "No deferred volume lives on any of %d nodes. A node whose crust-proxy pod is missing or has no address was not asked.\n", len(nodes))
+	_, err = fmt.Fprintf(call.stdout, "No deferred volume lives on any of %d nodes, and no driver is behind the front there. A node whose crust-proxy pod is missing or has no address was not asked.\n", len(nodes))
 	return err
 }
 
@@ -52,7 +53,7 @@ func afterRefusal(repair []string) string {
 		return ""
 	}
 	return "\nNothing was removed, but Helm now calls the release uninstalling: helm list hides it, and helm upgrade fails. " +
-		"To go on with the release:\n  " + repair[0] + "\nTo remove it, run helm uninstall again when the volumes are gone."
+		"To go on with the release:\n  " + repair[0] + "\nTo remove it, run helm uninstall again when they are gone."
 }
 
 // askNodes asks all nodes. Its error has a line for each node with volumes, and for each that
@@ -96,28 +97,42 @@ func askNode(ctx context.Context, address string) error {
 	if families["crust_proxy_build_info"] == nil {
 		return errors.New("what answers there is no crust-proxy")
 	}
-	return livesThere(slices.Concat(families["crust_proxy_volumes"].GetMetric(), families["crust_proxy_devices_staged"].GetMetric()))
+	samples, err := expfmt.ExtractSamples(&expfmt.DecodeOptions{}, slices.Collect(maps.Values(families))...)
+	if err != nil {
+		return fmt.Errorf("its answer cannot be read: %w", err)
+	}
+	return livesThere(samples)
 }
 
 // notLiving holds the states of volumes that a removal does not abandon: those of other
 // programs, and those that were never deferred.
-var notLiving = []string{"adopted", "refused"}
+var notLiving = []model.LabelValue{"adopted", "refused"}
 
-func livesThere(volumes []*dto.Metric) error {
-	count, drivers := 0, []string{}
-	for _, one := range volumes {
-		labels := map[string]string{}
-		for _, label := range one.GetLabel() {
-			labels[label.GetName()] = label.GetValue()
-		}
-		if n := int(one.GetGauge().GetValue()); n > 0 && !slices.Contains(notLiving, labels["state"]) {
-			count += n
-			drivers = append(drivers, labels["driver"])
+func livesThere(samples model.Vector) error {
+	count, of, behind := 0, []string{}, []string{}
+	for _, one := range samples {
+		driver := string(one.Metric["driver"])
+		switch one.Metric[model.MetricNameLabel] {
+		case "crust_proxy_driver_ready":
+			if driver != "unknown" { // of a registrar that does not answer
+				behind = append(behind, driver)
+			}
+		case "crust_proxy_volumes", "crust_proxy_devices_staged":
+			if one.Value > 0 && !slices.Contains(notLiving, one.Metric["state"]) {
+				count += int(one.Value)
+				of = append(of, driver)
+			}
 		}
 	}
-	if count == 0 {
+	var found []string
+	if slices.Sort(of); count > 0 {
+		found = append(found, fmt.Sprintf("%d deferred volume(s) live there, of %s", count, strings.Join(slices.Compact(of), ", ")))
+	}
+	if slices.Sort(behind); len(behind) > 0 {
+		found = append(found, fmt.Sprintf("%d CSI driver(s) are behind the front there: %s", len(behind), strings.Join(behind, ", ")))
+	}
+	if found == nil {
 		return nil
 	}
-	slices.Sort(drivers)
-	return fmt.Errorf("%d deferred volume(s) live there, of %s", count, strings.Join(slices.Compact(drivers), ", "))
+	return errors.New(strings.Join(found, "; "))
 }

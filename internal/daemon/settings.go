@@ -84,9 +84,7 @@ func (s *settings) fallBack(cause error) (config.Config, error) {
 	if s.settled || errors.Is(cause, errOtherDaemon) || s.file().bad != nil || s.flags.File == "" || s.flags.Accepted == "" {
 		return config.Config{}, cause
 	}
-	other := *s.flags
-	other.File = s.flags.Accepted
-	cfg, err := other.Load()
+	cfg, raw, err := s.flags.LoadAccepted()
 	if errors.Is(err, os.ErrNotExist) {
 		return config.Config{}, cause
 	}
@@ -95,7 +93,7 @@ func (s *settings) fallBack(cause error) (config.Config, error) {
 		return config.Config{}, cause
 	}
 	if s.state.Load() != nil { // it was loaded
-		if bytes.Equal(other.Raw, s.flags.Raw) {
+		if bytes.Equal(raw, s.flags.Raw) {
 			return config.Config{}, cause
 		}
 		s.failed, s.failedFor = s.flags.Raw, cause
@@ -193,7 +191,7 @@ func (s *settings) reload() {
 	case err == nil && s.failed != nil && bytes.Equal(s.flags.Raw, s.failed):
 		err = s.failedFor
 	case err == nil && s.get().Front.Enabled:
-		err = mayLeave(&next)
+		err = mayLeave(s.get(), &next)
 	}
 	if err != nil {
 		s.reject(err, old)

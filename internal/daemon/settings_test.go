@@ -267,6 +267,22 @@ func TestChangeThatNeedsARestart(t *testing.T) {
 	n.wantKept(newRules)
 }
 
+// TestFileThatLosesTheFront, as one that a full disk has cut, leaves the rules in force, whether drivers are behind the
+// front or not.
+func TestFileThatLosesTheFront(t *testing.T) {
+	n, run := newNode(t), t.TempDir()
+	root, registry := rootWith(t, "ebs")
+	n.write("front: {enabled: true}\n" + oldRules)
+	s := n.start("--run-dir", run, "--kubelet-root", root)
+	check.Must(t, os.MkdirAll(s.get().CSISockets(), 0o700))
+	n.write("")
+	s.reload()
+	n.want("with a driver behind the front", s, "old", "is bad since", "behind the front: ebs")
+	check.Must(t, os.RemoveAll(registry))
+	s.reload()
+	n.want("without", s, "old", "restarted", "front.enabled", "policy.rules")
+}
+
 // TestWhatIsRarelyMeantIsReported at the start and at each reload, not by validate alone.
 func TestWhatIsRarelyMeantIsReported(t *testing.T) {
 	n := newNode(t)

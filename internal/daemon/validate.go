@@ -24,7 +24,7 @@ func validate(_ context.Context, call invocation) error {
 	if err != nil {
 		return err
 	}
-	if err := mayStart(&cfg); err != nil {
+	if err := mayStart(call.flags, &cfg); err != nil {
 		return err
 	}
 	text, err := cfg.YAML()

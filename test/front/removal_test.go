@@ -53,11 +53,11 @@ func TestFrontIsNotRemovedUnderItsVolumes(t *testing.T) {
 func notRemoved(n *node, native bool) {
 	t := n.t
 	withFront := n.Extra
-	n.wantRemovable(0, []string{"No deferred volume"})
+	n.wantRemovable(1, []string{"1 CSI driver(s) are behind the front: " + driverName})
 	v := n.create("pv-1", "ext4", 16*mib)
 	check.Must(t, n.stage(v))
 	if native {
-		n.wantRemovable(0, nil) // the driver staged it by itself, and defers nothing yet
+		n.wantRemovable(0, nil, driverName) // the driver staged it by itself, and defers nothing yet
 	} else {
 		n.wantRemovable(1, []string{v.ID, "staged at"}) // only the front can have it unstaged
 	}
@@ -87,7 +87,7 @@ func notRemoved(n *node, native bool) {
 	n.podWrites(s, "start refused")
 	n.startByAccepted(withFront)
 	check.Must(t, os.Remove(n.Dir+"/marks-made")) // the front records that it created its marks
-	n.waitFindings("the start with the file is refused", "front.enabled: false cannot be put in force: 1 deferred volume(s) live on this node: "+target)
+	n.waitFindings("the start with the file is refused", "front.enabled: false (the default) cannot be put in force: 1 deferred volume(s) live on this node: "+target)
 	check.Must(t, n.publish(v, "pod-1"))
 	n.Kill()
 	n.Accepted = ""
@@ -113,7 +113,7 @@ func notRemoved(n *node, native bool) {
 	check.Must(t, n.unpublish(v, "pod-1"))
 	check.Must(t, n.unpublish(v, "pod-2"))
 	check.Must(t, n.unstage(v))
-	n.wantRemovable(0, nil)
+	n.wantRemovable(0, nil, driverName)
 	n.remove(v)
 	n.wantClean()
 

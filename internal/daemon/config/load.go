@@ -89,6 +89,15 @@ func (f *Flags) Load() (Config, error) {
 	return cfg, doc.err(f.File)
 }
 
+// LoadAccepted is Load for the file that was accepted last, which is also returned. Without --accepted there are the
+// defaults.
+func (f *Flags) LoadAccepted() (cfg Config, raw []byte, err error) {
+	other := *f
+	other.File, other.Raw = f.Accepted, nil
+	cfg, err = other.Load()
+	return cfg, other.Raw, err
+}
+
 // apply sets what is set by flags, which has no place in the file.
 func (f *Flags) apply(cfg *Config, places map[string]place) {
 	cfg.Front.AbandonVolumes = cfg.Front.AbandonVolumes || f.Abandon
@@ -120,7 +129,7 @@ func Parse(raw []byte) (Config, error) {
 
 // Reloadable returns old with what a running daemon can take over from next, and the keys
 // of what needs a restart. What refers to something that needs one waits with it: the rules for
-// handlers and a cluster, and the devices for the directory of private paths.
+// handlers, the front and a cluster, and the devices for the directory of private paths.
 func Reloadable(old, next Config) (applied Config, needRestart []string) {
 	applied = old
 	applied.Log = next.Log
@@ -134,7 +143,8 @@ func Reloadable(old, next Config) (applied Config, needRestart []string) {
 	byPod := func(r policy.Rule) bool { return len(r.ByPod()) > 0 }
 	noPods := !old.Cluster.On() && next.Cluster.On() && slices.ContainsFunc(next.Policy.Rules, byPod)
 	sameHandlers := old.Handlers.Default == next.Handlers.Default && slices.Equal(old.Handlers.names(), next.Handlers.names())
-	if noPods || !sameHandlers || applied.Validate() != nil {
+	leaves := old.Front.Enabled && !next.Front.Enabled
+	if leaves || noPods || !sameHandlers || applied.Validate() != nil {
 		applied.Policy = old.Policy
 	}
 	return applied, differences(reflect.ValueOf(applied), reflect.ValueOf(next), "")

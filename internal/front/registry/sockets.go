@@ -97,18 +97,29 @@ func fitting(dir, name, suffix string) string {
 	return filepath.Join(dir, hex.EncodeToString(sum[:8])+suffix)
 }
 
+// Registered names the drivers with a registration socket of ours in kubelet's directory, whether somebody serves it
+// or not. One with a very long name appears as its hash.
+func Registered(kubeletRegistry string) (drivers []string) {
+	now, _ := socketsIn(kubeletRegistry, false, func(string) bool { return false }) // those that cannot be listed stay
+	for path := range now.found {
+		if name, ours := strings.CutSuffix(filepath.Base(path), Suffix); ours {
+			drivers = append(drivers, name)
+		}
+	}
+	slices.Sort(drivers)
+	return drivers
+}
+
 // Withdraw removes our registration sockets that nobody serves from kubelet's directory, and
 // returns their paths. kubelet then deregisters their drivers. Otherwise it would call CSI
 // sockets that nobody serves either, and refuse the drivers' own registrations, because their
 // names are taken.
 func Withdraw(kubeletRegistry string) (gone []string) {
-	now, _ := socketsIn(kubeletRegistry, false, func(string) bool { return false }) // those that cannot be listed stay
-	for path := range now.found {
-		served, err := sys.IsServed(path)
-		if strings.HasSuffix(path, Suffix) && !served && err == nil && os.Remove(path) == nil {
+	for _, driver := range Registered(kubeletRegistry) {
+		path := filepath.Join(kubeletRegistry, driver+Suffix)
+		if served, err := sys.IsServed(path); !served && err == nil && os.Remove(path) == nil {
 			gone = append(gone, path)
 		}
 	}
-	slices.Sort(gone)
 	return gone
 }
