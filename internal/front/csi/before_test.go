@@ -107,7 +107,7 @@ func TestPublishOfAVolumeThatAPodHasOnTheHost(t *testing.T) {
 func TestMountsThatAreNoPods(t *testing.T) {
 	r := nativeRig(t)
 	r.mounted(r.target("p1"))
-	r.ok(nil, r.front.store.Records.Put(staging.Record{Driver: driverName, ID: "vol-1", Uncertain: []string{r.target("p1")}}))
+	r.ok(nil, r.front.store.Records.Put(staging.Record{VolumeID: staging.VolumeID{Driver: driverName, ID: "vol-1"}, Uncertain: []string{r.target("p1")}}))
 	r.ok(nil, r.publish("p1"))
 	r.said("publish-deferred kubelet")
 	r.ok(nil, os.MkdirAll(r.target("p2"), 0o750))
