@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"maps"
 	"runtime"
-	"slices"
 	"strconv"
 	"sync"
 	"syscall"
@@ -321,14 +320,10 @@ func (c *container) releaseMounts() error {
 	return nil
 }
 
-// removeAll removes all containers.
-func (cs *containers) removeAll(ctx context.Context) {
+func (cs *containers) all() map[string]*container {
 	cs.mu.Lock()
-	ids := slices.Collect(maps.Keys(cs.byID))
-	cs.mu.Unlock()
-	for _, id := range ids {
-		_ = cs.remove(ctx, id)
-	}
+	defer cs.mu.Unlock()
+	return maps.Clone(cs.byID)
 }
 
 // kill kills all processes of a container and waits for their end.

@@ -22,6 +22,7 @@ func initProcess() error {
 		_, _ = fmt.Fprintln(os.Stderr, initramfs.MachineEnds, err)
 		time.Sleep(100 * time.Millisecond) // until the console has printed it
 	}
+	syncAll(volumesDir, syncVolume)
 	return powerOff()
 }
 

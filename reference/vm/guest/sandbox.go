@@ -12,6 +12,7 @@ import (
 	"github.com/containerd/ttrpc"
 	"golang.org/x/sys/unix"
 
+	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	"github.com/crust-proxy/crust-proxy/reference/vm/initramfs"
 	"github.com/crust-proxy/crust-proxy/reference/vm/wire"
 )
@@ -105,18 +106,63 @@ func upLoopback() error {
 const replyTime = 200 * time.Millisecond
 
 func (s *sandbox) Shutdown(ctx context.Context, _ *wire.ShutdownRequest) (*wire.ShutdownResponse, error) {
-	volumes := s.volumes.names()
-	for _, name := range volumes {
-		// A process that waits to write to a frozen filesystem cannot be killed.
-		_ = freezer().Thaw(name, -1)
+	ctx, cancel := whileBusy(ctx, completedRequests)
+	defer cancel()
+	failed := s.endAll(ctx, s.volumes.end)
+	time.AfterFunc(replyTime, func() { _ = powerOff() })
+	return &wire.ShutdownResponse{Errors: failed[:min(len(failed), 64)]}, nil
+}
+
+// endAll ends all containers and volumes at once, and waits for ctx at most: a device that hangs must cost the volumes of
+// other devices nothing. The containers are killed first, so that all that they wrote is synced.
+func (s *sandbox) endAll(ctx context.Context, endVolume func(ctx context.Context, name string) error) (failed []string) {
+	calls := make(map[string]func() error)
+	for id, c := range s.containers.all() {
+		_ = c.cgroup.signal(unix.SIGKILL)
+		calls["container "+id] = func() error { return s.containers.remove(ctx, id) }
 	}
-	s.containers.removeAll(ctx)
-	reply := new(wire.ShutdownResponse)
-	for _, name := range volumes {
-		if err := s.volumes.remove(ctx, name); err != nil && len(reply.Errors) < 64 {
-			reply.Errors = append(reply.Errors, wire.Text("volume "+name+": "+err.Error()))
+	for _, name := range s.volumes.names() {
+		calls["volume "+name] = func() error { return endVolume(ctx, name) }
+	}
+	type end struct {
+		of  string
+		err error
+	}
+	ends := make(chan end, len(calls))
+	for of, call := range calls {
+		go func() { ends <- end{of, call()} }()
+	}
+	for len(calls) > 0 {
+		select {
+		case one := <-ends:
+			delete(calls, one.of)
+			if one.err != nil {
+				failed = append(failed, wire.Text(one.of+": "+one.err.Error()))
+			}
+		case <-ctx.Done():
+			for of := range calls {
+				failed = append(failed, of+": it does not end")
+			}
+			return failed
 		}
 	}
-	time.AfterFunc(replyTime, func() { _ = powerOff() })
-	return reply, nil
+	return failed
+}
+
+// stallTime is how long disks that write nothing are waited for: as long as they write, nothing that a container wrote shall
+// be lost.
+const stallTime = 30 * time.Second
+
+// whileBusy returns a context that ends when progress has not changed for stallTime.
+func whileBusy(ctx context.Context, progress func() string) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancel(ctx)
+	go func() {
+		defer cancel()
+		for last, since := progress(), time.Now(); time.Since(since) < stallTime && sys.Sleep(ctx, time.Second); {
+			if now := progress(); now != last {
+				last, since = now, time.Now()
+			}
+		}
+	}()
+	return ctx, cancel
 }

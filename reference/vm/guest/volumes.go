@@ -168,6 +168,44 @@ func (v *volumes) remove(ctx context.Context, name string) error {
 	return nil
 }
 
+// end syncs a volume, and unmounts it once no container uses it any more.
+func (v *volumes) end(ctx context.Context, name string) error {
+	// A process that waits to write to a frozen filesystem cannot be killed.
+	_ = freezer().Thaw(name, -1)
+	synced := syncVolume(name)
+	err := retry(ctx, errState, func() error { return v.remove(ctx, name) })
+	if errors.Is(err, errNotFound) {
+		err = nil // a call that was busy with it has removed it
+	}
+	return errors.Join(synced, err)
+}
+
+// syncVolume makes the filesystem write all that is dirty.
+func syncVolume(name string) error {
+	root, err := unix.Open(volumePath(name), unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0) // not O_PATH
+	if err != nil {
+		return err
+	}
+	defer sys.CloseFD(root)
+	if err := unix.Syncfs(root); err != nil {
+		return fmt.Errorf("sync: %w", err)
+	}
+	return nil
+}
+
+// syncTime bounds syncAll. It is shorter than the time in which the host kills a guest without an agent.
+const syncTime = 20 * time.Second
+
+// syncAll syncs all volumes at once, without those whose devices hang.
+func syncAll(dir string, sync func(name string) error) {
+	entries, _ := os.ReadDir(dir)
+	names := make([]string, len(entries))
+	for i, entry := range entries {
+		names[i] = entry.Name()
+	}
+	_, _ = sys.All(names, syncTime, sync)
+}
+
 // unmountVolume unmounts a volume and waits until its disk is free.
 func unmountVolume(ctx context.Context, name, device string) error {
 	// The kernel keeps a frozen filesystem after its last unmount.

@@ -1,0 +1,92 @@
+package guest
+
+import (
+	"context"
+	"os"
+	"slices"
+	"strconv"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/crust-proxy/crust-proxy/test/check"
+)
+
+// sandboxOf is a sandbox with containers, each of which has a volume of its name.
+func sandboxOf(names ...string) *sandbox {
+	s := &sandbox{volumes: newVolumes(), containers: &containers{byID: make(map[string]*container)}}
+	s.containers.volumes = s.volumes
+	for _, name := range names {
+		vol := new(guestVolume)
+		vol.users.Store(1)
+		s.volumes.byName[name] = vol
+		s.containers.byID[name] = &container{cgroup: cgroup("crust-vm-no-such-" + name), mountNS: -1, volumes: []*guestVolume{vol}}
+	}
+	return s
+}
+
+// TestDeviceThatHangsAtTheEnd: the volumes of other devices are unmounted.
+func TestDeviceThatHangsAtTheEnd(t *testing.T) {
+	s := sandboxOf("a", "b", "c", "d")
+	s.containers.byID["a"].mu.Lock() // its process cannot be killed
+	defer s.containers.byID["a"].mu.Unlock()
+	unmounted := make(chan string, 4)
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+	defer cancel()
+	failed := s.endAll(ctx, func(ctx context.Context, name string) error {
+		if name == "b" {
+			select {} // its sync hangs
+		}
+		err := retry(ctx, errState, func() error {
+			if s.volumes.byName[name].users.Load() > 0 {
+				return errState
+			}
+			return nil
+		})
+		if err == nil {
+			unmounted <- name
+		}
+		return err
+	})
+	slices.Sort(failed)
+	check.That(t, len(failed) > 1 && slices.Contains(failed, "container a: it does not end") && slices.Contains(failed, "volume b: it does not end"), "failed: %q", failed)
+	got := []string{<-unmounted, <-unmounted}
+	slices.Sort(got)
+	check.That(t, slices.Equal(got, []string{"c", "d"}) && len(unmounted) == 0, "unmounted: %q", got)
+}
+
+// TestAgentThatEnds: init syncs all volumes at once before it turns the machine off.
+func TestAgentThatEnds(t *testing.T) {
+	dir := t.TempDir()
+	for _, name := range []string{"a", "b"} {
+		check.Must(t, os.Mkdir(dir+"/"+name, 0o700))
+	}
+	synctest.Test(t, func(t *testing.T) {
+		synced, hangs := make(chan string, 2), make(chan struct{})
+		began := time.Now()
+		syncAll(dir, func(name string) error {
+			if name == "a" {
+				<-hangs
+			}
+			synced <- name
+			return nil
+		})
+		check.That(t, time.Since(began) == syncTime && len(synced) == 1 && <-synced == "b", "after %v, %d were synced", time.Since(began), len(synced))
+		close(hangs)
+	})
+}
+
+// TestSlowDiskIsWaitedFor, and one that does nothing any more is not.
+func TestSlowDiskIsWaitedFor(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const busy = 4 * time.Minute
+		began := time.Now()
+		ctx, cancel := whileBusy(t.Context(), func() string { // one request in 20 s
+			return strconv.Itoa(int(min(time.Since(began), busy) / (20 * time.Second)))
+		})
+		defer cancel()
+		<-ctx.Done()
+		took := time.Since(began)
+		check.That(t, took >= busy+stallTime && took < busy+stallTime+5*time.Second, "it ended after %v", took)
+	})
+}
