@@ -68,24 +68,33 @@ func (cs *containers) CreateContainer(ctx context.Context, req *wire.CreateConta
 		return nil, err
 	}
 	c := &container{cgroup: cgroup(id), mountNS: -1, processes: make(map[string]*process)}
-	if err := cs.reserve(id, c); err != nil {
+	if err := cs.create(ctx, id, c, &setup{Process: spec.Process, Spec: spec, Namespaces: flags}, req.GetVolumes()); err != nil {
+		if !errors.Is(err, errExists) {
+			_ = cs.remove(context.WithoutCancel(ctx), id)
+		}
 		return nil, err
 	}
-	s := &setup{Process: spec.Process, Spec: spec, Namespaces: flags}
-	s.Volumes, err = cs.useVolumes(c, req.GetVolumes(), len(spec.Mounts))
+	return new(wire.Empty), nil
+}
+
+// create holds the container's lock: once it is reserved, Shutdown may remove it, and waits until it is complete.
+func (cs *containers) create(ctx context.Context, id string, c *container, s *setup, requested []*wire.VolumeMount) (err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if err := cs.reserve(id, c); err != nil {
+		return err
+	}
+	if s.Volumes, err = cs.useVolumes(c, requested, len(s.Spec.Mounts)); err != nil {
+		return err
+	}
+	if err := c.cgroup.create(s.Spec); err != nil {
+		return err
+	}
+	p, err := c.startProcess(ctx, "", s)
 	if err == nil {
-		err = c.cgroup.create(spec)
+		c.mountNS, err = openNamespace(p.pid(), "mnt")
 	}
-	if err == nil {
-		_, err = c.startProcess(ctx, "", s)
-	}
-	if err == nil {
-		c.mountNS, err = openNamespace(c.processes[""].pid(), "mnt")
-	}
-	if err != nil {
-		_ = cs.remove(context.WithoutCancel(ctx), id)
-	}
-	return new(wire.Empty), err
+	return err
 }
 
 // useVolumes counts the container as a user of its volumes, and returns them by the index of

@@ -2,6 +2,7 @@ package guest
 
 import (
 	"context"
+	"errors"
 	"os"
 	"slices"
 	"strconv"
@@ -9,6 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/crust-proxy/crust-proxy/reference/vm/wire"
 	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
@@ -89,4 +91,26 @@ func TestSlowDiskIsWaitedFor(t *testing.T) {
 		took := time.Since(began)
 		check.That(t, took >= busy+stallTime && took < busy+stallTime+5*time.Second, "it ended after %v", took)
 	})
+}
+
+// TestContainerThatIsRemovedWhileItIsCreated is no user of its volumes any more.
+func TestContainerThatIsRemovedWhileItIsCreated(t *testing.T) {
+	s := sandboxOf("a")
+	cs, vol := s.containers, s.volumes.byName["a"]
+	s.volumes.mu.Lock() // it waits for its volumes
+	created := make(chan error)
+	go func() {
+		_, err := cs.CreateContainer(t.Context(), &wire.CreateContainerRequest{
+			Container: "new", Spec: []byte(`{"process":{},"root":{},"mounts":[{},{}]}`), Volumes: []*wire.VolumeMount{{Volume: "a"}, {Volume: "gone", Mount: 1}},
+		})
+		created <- err
+	}()
+	check.Eventually(t, "it is known", func() bool { return cs.all()["new"] != nil })
+	removed := make(chan error, 1)
+	go func() { removed <- cs.remove(t.Context(), "new") }()
+	time.Sleep(100 * time.Millisecond) // until that has found it
+	s.volumes.mu.Unlock()
+	check.That(t, errors.Is(<-created, errNotFound), "a container whose volume is gone was created")
+	check.Must(t, <-removed)
+	check.Equal(t, vol.users.Load(), 1, "users of the volume")
 }
