@@ -27,8 +27,8 @@ type Config struct {
 	CPUs      int `json:"cpus"`
 	// BootTimeoutSeconds bounds the time until a machine's agent answers.
 	BootTimeoutSeconds int `json:"bootTimeoutSeconds"`
-	// HangTimeoutSeconds is how long an agent may leave pings unanswered, or a killed container
-	// may run on, before the machine is killed.
+	// HangTimeoutSeconds is how long an agent may leave pings unanswered before the machine is killed, or a killed
+	// container may run on before the sandbox ends.
 	HangTimeoutSeconds int `json:"hangTimeoutSeconds"`
 	// FirstUser is the first of four million user ids, which nothing else may use: each QEMU
 	// gets one of its own.

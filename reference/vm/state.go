@@ -1,6 +1,7 @@
 package vm
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -11,6 +12,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 	"github.com/crust-proxy/crust-proxy/reference/process"
+	"github.com/crust-proxy/crust-proxy/reference/vm/wire"
 )
 
 // sandboxDir is the directory of a sandbox below stateDir. Only root can enter it.
@@ -192,10 +194,26 @@ func (c Config) removeIfAbandoned(id string) error {
 	if _, err := os.Stat(r.Bundle); !errors.Is(err, os.ErrNotExist) && !r.Shim.Ended() {
 		return nil
 	}
+	if dir.end() == nil {
+		return nil // its supervisor lets the guest write its volumes, and bounds the time for it
+	}
 	if err := kill(r.Process, killTimeout); err != nil {
 		return err
 	}
 	return dir.remove()
+}
+
+// end has the supervisor end the sandbox. It fails within a second if the supervisor has ended or hangs.
+func (d sandboxDir) end() error {
+	s, err := d.dial()
+	if err != nil {
+		return err
+	}
+	defer func() { _ = s.rpc.Close() }()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	_, err = s.EndSandbox(ctx, new(wire.EndSandboxRequest))
+	return err
 }
 
 // remove removes the directory of a sandbox whose supervisor has ended.

@@ -109,8 +109,9 @@ func needRoot(t *testing.T) {
 // What nobody knows any more is ended, and what somebody knows is not.
 func TestRemoveAbandoned(t *testing.T) {
 	needRoot(t)
-	for name, c := range map[string]struct{ shimLives, bundle, stays bool }{
-		"known": {true, true, true}, "shim gone": {false, true, false}, "bundle gone": {true, false, false},
+	for name, c := range map[string]struct{ shimLives, bundle, answers, stays bool }{
+		"known": {true, true, false, true}, "shim gone": {false, true, false, false}, "bundle gone": {true, false, false, false},
+		"ends in order": {false, true, true, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			cfg := Config{StateDir: t.TempDir()}
@@ -126,6 +127,11 @@ func TestRemoveAbandoned(t *testing.T) {
 			}
 			check.Must(t, os.Mkdir(string(cfg.sandbox("sb")), 0o700))
 			check.Must(t, cfg.writeRecord(r))
+			s := &sandbox{stop: make(chan struct{})}
+			if c.answers {
+				go func() { _ = s.serveControl(t.Context(), check.Value(listen(cfg.sandbox("sb").controlSocket()))(t)) }()
+				check.Eventually(t, "its supervisor answers", func() bool { return cfg.sandbox("sb").end() == nil })
+			}
 			check.Must(t, cfg.removeAbandoned())
 			_, err := os.Stat(string(cfg.sandbox("sb")))
 			check.That(t, supervisor.Lives() == c.stays && (err == nil) == c.stays,

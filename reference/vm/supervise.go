@@ -67,9 +67,13 @@ func supervise(cfg Config, id, bundle string, shim process.Process, ready io.Wri
 	if err := errors.Join(err, writeErr, ready.Close()); err != nil {
 		return err
 	}
+	ctx = s.whileAnswering(ctx)
 	why := s.watch(ctx)
 	s.requestStop()
-	if !errors.Is(why, errHung) {
+	select {
+	case <-s.machine.Done():
+	case <-s.guest.Done():
+	default:
 		s.shutdownGuest(ctx)
 	}
 	return why
@@ -196,13 +200,12 @@ func (s *sandbox) serve(ctx context.Context) error {
 
 func (s *sandbox) requestStop() { s.stopOnce.Do(func() { close(s.stop) }) }
 
-// watch returns when the sandbox is to end, with the reason if it is an error.
+// watch returns when the sandbox is to end, with the reason if it is an error. ctx ends when the agent does not answer.
 func (s *sandbox) watch(ctx context.Context) error {
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
 	tick := time.NewTicker(shimCheckInterval)
 	defer tick.Stop()
-	go func() { s.declareHung(s.monitorPings(ctx)) }()
 	for {
 		select {
 		case <-s.stop:
@@ -215,6 +218,8 @@ func (s *sandbox) watch(ctx context.Context) error {
 			return s.connectionLost()
 		case err := <-s.hung:
 			return err
+		case <-ctx.Done():
+			return context.Cause(ctx)
 		case <-tick.C:
 			if s.shim.Ended() {
 				return errors.New("the shim of the sandbox is gone")
@@ -242,12 +247,20 @@ const (
 
 var errHung = errors.New("the guest hangs")
 
-// declareHung ends the sandbox without an orderly shutdown of its guest.
+// declareHung ends the sandbox because of a container that does not end. The agent may answer: then it still syncs the
+// volumes, as a process whose fsync is slow cannot be killed either.
 func (s *sandbox) declareHung(why error) {
 	select {
 	case s.hung <- why:
 	default: // it is ending
 	}
+}
+
+// whileAnswering returns a context that ends when the guest's agent does not answer any more.
+func (s *sandbox) whileAnswering(ctx context.Context) context.Context {
+	ctx, cancel := context.WithCancelCause(ctx)
+	go func() { cancel(s.monitorPings(ctx)) }()
+	return ctx
 }
 
 // monitorPings returns when the guest's agent does not answer any more.
@@ -302,22 +315,15 @@ func (s *sandbox) ping(ctx context.Context) error {
 }
 
 const (
-	// shutdownTimeout bounds the orderly shutdown of a guest, powerOffTimeout the end of its
-	// machine after that.
-	shutdownTimeout = 30 * time.Second
+	// shutdownTimeout bounds the orderly shutdown of a guest, whose volumes may be slow to write what is dirty.
+	// powerOffTimeout bounds the end of its machine after that.
+	shutdownTimeout = 5 * time.Minute
 	powerOffTimeout = 5 * time.Second
 )
 
-// shutdownGuest lets the guest unmount its volumes and unplugs its disks, if the guest still
+// shutdownGuest lets the guest write and unmount its volumes and unplugs its disks, until ctx ends: as long as the agent
 // answers. What it does not release is released when the machine is killed.
 func (s *sandbox) shutdownGuest(ctx context.Context) {
-	select {
-	case <-s.machine.Done():
-		return
-	case <-s.guest.Done():
-		return
-	default:
-	}
 	ctx, cancel := context.WithTimeout(ctx, shutdownTimeout)
 	defer cancel()
 	if err := s.volumes.detachAll(ctx); err != nil {

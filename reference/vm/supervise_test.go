@@ -10,6 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	"github.com/crust-proxy/crust-proxy/reference/process"
 	"github.com/crust-proxy/crust-proxy/reference/vm/initramfs"
 	"github.com/crust-proxy/crust-proxy/reference/vm/wire"
@@ -43,6 +44,45 @@ func TestHangTimeout(t *testing.T) {
 			err := s.monitorPings(ctx)
 			if took := time.Since(began); errors.Is(err, errHung) != hangs || hangs && took != timeout*time.Second {
 				t.Errorf("one of %d pings answered: %v after %v", nth, err, took)
+			}
+		})
+	}
+}
+
+// writing is a guest that takes a while to write its volumes, and answers pings for some time.
+type writing struct {
+	wire.SandboxService
+	began          time.Time
+	takes, answers time.Duration
+	done           bool
+}
+
+func (w *writing) Ping(ctx context.Context, _ *wire.PingRequest) (*wire.PingResponse, error) {
+	if time.Since(w.began) < w.answers {
+		return new(wire.PingResponse), nil
+	}
+	<-ctx.Done()
+	return nil, ctx.Err()
+}
+
+func (w *writing) Shutdown(ctx context.Context, _ *wire.ShutdownRequest) (*wire.ShutdownResponse, error) {
+	w.done = sys.Sleep(ctx, w.takes)
+	return nil, errors.New("the connection is lost")
+}
+
+// TestSlowGuestIsNotKilled: a guest writes what its containers wrote for as long as its agent answers, within bounds.
+func TestSlowGuestIsNotKilled(t *testing.T) {
+	for _, c := range []struct{ takes, answers, want time.Duration }{
+		{4 * time.Minute, time.Hour, 4 * time.Minute}, {4 * time.Minute, time.Minute, 150 * time.Second}, {time.Hour, time.Hour, shutdownTimeout},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			w := &writing{began: time.Now(), takes: c.takes, answers: c.answers}
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			s := &sandbox{cfg: Config{HangTimeoutSeconds: 90}, guest: &wire.Client{SandboxService: w}, volumes: new(volumes)}
+			s.shutdownGuest(s.whileAnswering(ctx))
+			if took := time.Since(w.began); w.done != (c.want == c.takes) || took < c.want-15*time.Second || took > c.want {
+				t.Errorf("%+v: it was waited for %v, and ended: %t", c, took, w.done)
 			}
 		})
 	}

@@ -18,7 +18,7 @@ import (
 // deadlines bound the calls; a caller's own deadline may be shorter. Methods that are not listed
 // block until there is something to return.
 var deadlines = map[string]time.Duration{
-	"StartSandbox": 60 * time.Second, "Ping": 20 * time.Second, "Shutdown": 60 * time.Second,
+	"StartSandbox": 60 * time.Second, "Ping": 20 * time.Second, "Shutdown": 5 * time.Minute,
 	"AddVolume": 5 * time.Minute, "RemoveVolume": 60 * time.Second,
 	"GetVolumeStats": 20 * time.Second, "ResizeVolume": 90 * time.Second,
 	"FreezeVolume": 60 * time.Second, "ThawVolume": 30 * time.Second,
