@@ -30,6 +30,16 @@ var stories = map[string]story{
 			up{job="other",instance="x"} 0x60`,
 		loud: `up{AT} 0x60`, after: 5, says: "n1 does not answer",
 	},
+	"CrustProxyDown without a target": { // quiet: a pod and a node that were replaced, a target without a node
+		quiet: `up{AT} 1x10 stale _x48
+			up{job="crust-proxy",instance="10.0.0.2:9814",node="n1"} _x12 1x47
+			up{job="crust-proxy",instance="10.0.0.3:9814",node="n3"} 1x10 stale _x48
+			up{job="crust-proxy",instance="10.0.0.4:9814"} 1x10 stale _x48
+			kube_node_info{node="n3"} 1x12 stale _x46
+			kube_node_info{node="n4"} 1x60`,
+		loud: `up{AT} 1x10 stale _x48
+			kube_node_info{node="n1"} 1x10 stale _x48`, after: 16, says: "n1 does not answer",
+	},
 	"CrustProxyRestarts": {
 		quiet: `process_start_time_seconds{AT} 100x30 200x30`,
 		loud:  `process_start_time_seconds{AT} 100 160 220 280 340 400x60`, after: 4, says: "4 times",
@@ -129,7 +139,7 @@ var stories = map[string]story{
 	"CrustProxyPodsUnknown": {
 		quiet: `crust_proxy_source_synced{AT,source="pods"} 0x5 1x55
 			crust_proxy_source_synced{AT,source="sandboxes"} 0x60
-			crust_proxy_cluster_pods_incomplete{AT} 0 0 3 3 0x60`,
+			crust_proxy_cluster_pods_incomplete{AT} 3x60`,
 		loud: `crust_proxy_source_synced{AT,source="pods"} 1x60
 			crust_proxy_source_synced{AT,source="csidrivers"} 0x60`,
 		after: 10, says: "pods of its node",

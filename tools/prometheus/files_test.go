@@ -54,7 +54,7 @@ func dashboard(t *testing.T) board {
 // histogram, and of nothing else, ends in _duration_seconds.
 func metrics(t *testing.T) map[string]metric {
 	t.Helper()
-	out := map[string]metric{"up": {name: "up"}} // Prometheus' own
+	out := map[string]metric{"up": {name: "up"}, "kube_node_info": {name: "kube_node_info"}} // of Prometheus and kube-state-metrics
 	for _, name := range ofTheProcess {
 		out[name] = metric{name: name}
 	}
