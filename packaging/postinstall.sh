@@ -11,12 +11,17 @@ esac
 sockets="crust-proxy-runtime.socket crust-proxy-admin.socket"
 units="crust-proxy.service $sockets"
 
+# Beside another daemon, such as a DaemonSet's, nothing is enabled either: at the next boot this one would be first,
+# and kubelet would lose the drivers behind the other.
+other=no
+[ "$first" = no ] || [ ! -e /run/crust-proxy/daemon.lock ] || flock --nonblock /run/crust-proxy/daemon.lock true || other=yes
+
 # What an operator has masked is neither enabled nor started.
 managed=no
 if command -v systemctl >/dev/null && ! systemctl is-enabled $units 2>/dev/null | grep -q ^masked; then
 	managed=yes
 	# Also in a chroot or an image build: what is installed there starts at the first boot.
-	[ "$first" = no ] || systemctl enable $units
+	[ "$first$other" != yesno ] || systemctl enable $units
 fi
 rm -f /run/crust-proxy.reinstalled
 
@@ -28,13 +33,13 @@ if [ "$managed" != yes ]; then
 	echo "crust-proxy: a unit of it is masked: nothing was started or restarted" >&2
 	exit 0
 fi
+if [ "$other" = yes ]; then
+	echo "crust-proxy: another daemon runs, which may be a DaemonSet's: nothing was enabled or started. To change to the package," >&2
+	echo "crust-proxy: stop that one on this node, then: systemctl enable --now $units" >&2
+	exit 0
+fi
 start=try-restart outcome=restarted
 if [ "$first" = yes ]; then
-	# Whoever changes from the DaemonSet to the package stops its daemon first: the sockets would be taken from it.
-	if [ -e /run/crust-proxy/daemon.lock ] && ! flock --nonblock /run/crust-proxy/daemon.lock true; then
-		echo "crust-proxy: another daemon runs, which may be a DaemonSet's: nothing was started" >&2
-		exit 0
-	fi
 	systemctl start $sockets
 	# kubelet calls sockets of drivers that the daemon makes: they start nothing.
 	start="start --no-block" outcome=started

@@ -7,7 +7,8 @@ purge)
 	# dpkg removed config.yaml; what an operator put beside it goes too.
 	rm -rf /etc/crust-proxy /var/lib/crust-proxy
 	;;
-remove) ;;
+# Nothing is behind what it ran with, by which an empty file would start with the front after the next install.
+remove) [ -n "${CRUST_PROXY_ABANDON_VOLUMES:-}" ] || rm -f /var/lib/crust-proxy/accepted.yaml ;;
 0) rm -rf /var/lib/crust-proxy ;; # rpm purges
 *) exit 0 ;;
 esac

@@ -7,6 +7,18 @@ remove | 0) ;;
 *) exit 0 ;; # an upgrade: the new version restarts the daemon
 esac
 
+units="crust-proxy-runtime.socket crust-proxy-admin.socket crust-proxy.service"
+
+# Beside another daemon, such as a DaemonSet's, all volumes are in its care.
+if [ -d /run/systemd/system ] && [ -e /run/crust-proxy/daemon.lock ] && ! flock --nonblock /run/crust-proxy/daemon.lock true; then
+	case $(systemctl is-active crust-proxy.service) in
+	inactive | failed)
+		systemctl disable --now $units
+		exit 0
+		;;
+	esac
+fi
+
 insisted() { [ -n "${CRUST_PROXY_ABANDON_VOLUMES:-}" ]; }
 
 refuse() {
@@ -23,7 +35,6 @@ set --
 ! insisted || set -- "$@" --abandon-volumes
 /usr/bin/crust-proxy removable "$@" >/dev/null || insisted || refuse
 
-units="crust-proxy-runtime.socket crust-proxy-admin.socket crust-proxy.service"
 if [ ! -d /run/systemd/system ]; then
 	! command -v systemctl >/dev/null || systemctl disable --quiet $units
 	exit 0

@@ -39,16 +39,20 @@ printf %s "$config" >/etc/crust-proxy/config.yaml
 }
 
 // TestRemovalBesideAnotherDaemon: the package goes after a change to the DaemonSet, whose
-// daemon has the same run directory.
+// daemon has the same run directory, and the volumes.
 func TestRemovalBesideAnotherDaemon(t *testing.T) {
-	const directory = "mkdir -p /run/crust-proxy/state/tmp; : >/run/crust-proxy/daemon.lock\n"
-	said, err := onNode(t, "", directory+`
-exec 9>/run/crust-proxy/daemon.lock; flock 9
+	const directory = "mkdir -p /run/crust-proxy/state/tmp /run/crust-proxy/state/volumes; : >/run/crust-proxy/daemon.lock\n"
+	const living = "exec 9>/run/crust-proxy/daemon.lock; flock 9; echo { >/run/crust-proxy/state/volumes/v.json\n"
+	is := func(state string) string { return "atCall=[ $1 != is-active ] || { echo " + state + "; exit; }" }
+	said, err := onNode(t, "", directory+living+"$scripts/preremove.sh remove", is("active"))
+	check.That(t, err != nil && !strings.Contains(said, "disable"), "under its own volumes: %v\n%s", err, said)
+	said, err = onNode(t, "", directory+living+`
+$scripts/preremove.sh remove
 $scripts/postremove.sh remove
-[ -d /run/crust-proxy/state/tmp ] && [ -e /run/crust-proxy/daemon.lock ]`)
-	check.That(t, err == nil, "the directory of the other daemon was cleared: %v\n%s", err, said)
-	said, err = onNode(t, "", directory+"$scripts/postremove.sh remove; [ ! -e /run/crust-proxy ]")
-	check.That(t, err == nil, "without another daemon the directory was left: %v\n%s", err, said)
+[ -d /run/crust-proxy/state/tmp ] && [ -e /run/crust-proxy/daemon.lock ]`, is("inactive"))
+	check.That(t, err == nil && strings.Contains(said, "systemctl disable --now crust-proxy-runtime.socket"), "the directory of the other daemon was cleared, or a unit stays: %v\n%s", err, said)
+	said, err = onNode(t, "", directory+"mkdir -p /var/lib/crust-proxy; : >/var/lib/crust-proxy/accepted.yaml; $scripts/postremove.sh remove; [ ! -e /run/crust-proxy ] && [ ! -e /var/lib/crust-proxy/accepted.yaml ]")
+	check.That(t, err == nil, "without another daemon the directory, or the accepted configuration, was left: %v\n%s", err, said)
 }
 
 // TestRemovalWhileAVolumeComes: the daemon serves until it is stopped, and the volume came
@@ -95,7 +99,7 @@ func TestFirstInstall(t *testing.T) {
 		"an image":                {"", offline + "$scripts/postinstall.sh 1", "", "systemctl enable " + all + "\n"},
 		"an image's removal":      {"", offline + "$scripts/preremove.sh 0", "", "systemctl disable --quiet crust-proxy-runtime.socket crust-proxy-admin.socket crust-proxy.service\n"},
 		"an image's upgrade":      {"", offline + "$scripts/postinstall.sh configure 1.0", "", ""},
-		"another daemon runs":     {"", locked + "$scripts/postinstall.sh 1", "", online + "crust-proxy: another daemon"},
+		"another daemon runs":     {"", locked + "$scripts/postinstall.sh 1", "", "systemctl daemon-reload\ncrust-proxy: another daemon"},
 		"a masked unit":           {"", "$scripts/postinstall.sh 1", "[ $1 != is-enabled ] || echo masked", "systemctl daemon-reload\n"},
 		"an upgrade of a masked":  {"", "$scripts/postinstall.sh 2", "[ $1 != is-enabled ] || echo masked-runtime", "systemctl daemon-reload\n"},
 		"units cannot be enabled": {"", mark + "$scripts/postinstall.sh configure 1.0 || " + marked, "[ $1 != enable ] || exit 1", "marked\n"},
