@@ -62,7 +62,8 @@ func (s sandbox) open(volume string, info abi.Info) (int, error) {
 }
 
 // mount mounts a volume in the sandbox, unless it is mounted there already (7).
-func (s sandbox) mount(volume string, info abi.Info) error {
+func (s sandbox) mount(m *oci.Mount) error {
+	volume, info := m.Volume, m.Info
 	lock, err := os.OpenFile("/run/"+name+".lock", os.O_CREATE|os.O_RDWR, 0o600)
 	if err == nil {
 		defer func() { _ = lock.Close() }()
@@ -78,7 +79,7 @@ func (s sandbox) mount(volume string, info abi.Info) error {
 	if fd, err := s.open(volume, info); !errors.Is(err, unix.ENOENT) && !errors.Is(err, fsops.ErrElsewhere) {
 		return errors.Join(err, unix.Close(fd))
 	}
-	device, err := handler.OpenDevice(info)
+	device, err := handler.OpenPublished(m.Dir(), info, handler.OpenDevice)
 	if err != nil {
 		return err
 	}

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -35,7 +36,7 @@ func ReadSpec(bundle string) (*specs.Spec, error) {
 
 // Attach calls mount once for each volume of a container, and then records the binding for
 // the broker. process is stored as the note that identifies the sandbox later.
-func Attach(found []*oci.Mount, binding oci.Binding, process any, mount func(volume string, info abi.Info) error) (err error) {
+func Attach(found []*oci.Mount, binding oci.Binding, process any, mount func(m *oci.Mount) error) (err error) {
 	if binding.Note, err = json.Marshal(process); err != nil {
 		return err
 	}
@@ -45,7 +46,7 @@ func Attach(found []*oci.Mount, binding oci.Binding, process any, mount func(vol
 			continue
 		}
 		done[m.Volume] = true
-		if err := mount(m.Volume, m.Info); err != nil {
+		if err := mount(m); err != nil {
 			return VolumeError(m, err)
 		}
 		failpoint.Hit("volume-attached")
@@ -85,6 +86,22 @@ func VolumeError(m *oci.Mount, err error) error {
 		name = m.Volume
 	}
 	return fmt.Errorf("volume %s (for %s): %w", name, m.Destination, err)
+}
+
+// OpenPublished opens the device of a volume, by OpenDevice or ClaimDevice, and fails if the volume was released since it
+// was found: the device may be another volume's by now. With the device open, the broker's claim cannot end after that.
+func OpenPublished(dir *abi.Dir, info abi.Info, open func(abi.Info) (int, error)) (int, error) {
+	fd, err := open(info)
+	if err != nil {
+		return -1, err
+	}
+	if _, err = dir.Info(); err == nil {
+		return fd, nil
+	}
+	if errors.Is(err, fs.ErrNotExist) {
+		err = fmt.Errorf("%w any more: it was released meanwhile", oci.ErrNoDirectory)
+	}
+	return -1, errors.Join(err, unix.Close(fd))
 }
 
 // OpenDevice opens the volume's device for reading and checks that it is the one that the

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/oci"
 	"github.com/crust-proxy/crust-proxy/reference/fsops"
 	"github.com/crust-proxy/crust-proxy/test/check"
 )
@@ -136,4 +137,29 @@ func TestRemovableUnderContainers(t *testing.T) {
 		})
 	}
 	check.That(t, unused(filepath.Join(t.TempDir(), "proc"), "/usr/bin/crust-runc") != nil, "removable where nothing can be told")
+}
+
+// TestReleasedVolumeIsNotOpened: while a runtime waited, another volume can have got the directory's name, and the device.
+func TestReleasedVolumeIsNotOpened(t *testing.T) {
+	root, key := t.TempDir(), abi.DirName("/a/target")
+	publish := func() {
+		check.Must(t, os.Mkdir(filepath.Join(root, key), 0o700))
+		check.Must(t, os.WriteFile(filepath.Join(root, key, abi.InfoName), []byte(`{"volume-type":"block","device":"/dev/null","fstype":"ext4"}`), 0o600))
+	}
+	publish()
+	dir := check.Value(abi.Open(root, key))(t)
+	defer func() { _ = dir.Close() }()
+	device := check.Value(os.Open("/dev/null"))(t)
+	open := func(abi.Info) (int, error) { return unix.Dup(int(device.Fd())) }
+	check.Must(t, unix.Close(check.Value(OpenPublished(dir, abi.Info{}, open))(t)))
+	opened := -1
+	_, err := OpenPublished(dir, abi.Info{}, func(info abi.Info) (int, error) {
+		check.Must(t, os.RemoveAll(filepath.Join(root, key)))
+		publish()
+		fd, err := open(info)
+		opened = fd
+		return fd, err
+	})
+	check.Is(t, err, oci.ErrNoDirectory)
+	check.Is(t, unix.Close(opened), unix.EBADF) // or the device stays in use
 }

@@ -70,10 +70,7 @@ func (c *creator) mount(process pause, sandbox string, found []*oci.Mount) error
 	if c.cfg.Agent {
 		binding.Socket = c.cfg.AgentSocket()
 	}
-	if err := handler.Attach(found, binding, process, func(volume string, _ abi.Info) error {
-		i := slices.IndexFunc(found, func(m *oci.Mount) bool { return m.Volume == volume })
-		return process.ensure(found[i], c.report.Warn)
-	}); err != nil {
+	if err := handler.Attach(found, binding, process, func(m *oci.Mount) error { return process.ensure(m, c.report.Warn) }); err != nil {
 		return err
 	}
 	if c.cfg.Agent {
@@ -179,14 +176,11 @@ func (p pause) ensure(m *oci.Mount, warn func(string)) error {
 	if there, err := p.has(volume, info); err != nil || there {
 		return err
 	}
-	device, err := handler.OpenDevice(info)
+	device, err := handler.OpenPublished(m.Dir(), info, handler.OpenDevice)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = unix.Close(device) }()
-	if err := checkPublished(m.Dir()); err != nil {
-		return err
-	}
 	if !info.ReadOnly() {
 		if err := handler.RefuseMounted(info); err != nil {
 			return err
@@ -199,16 +193,6 @@ func (p pause) ensure(m *oci.Mount, warn func(string)) error {
 	defer func() { _ = unix.Close(mount) }()
 	failpoint.Hit("crust-runc-mounted")
 	return attachWithGroup(p, lock, mount, volume, info)
-}
-
-// checkPublished fails if the volume was released since it was found, as while this process
-// waited for the lock. With the device open, the broker's claim cannot end after that.
-func checkPublished(dir *abi.Dir) error {
-	_, err := dir.Info()
-	if errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("%w any more: it was released meanwhile", oci.ErrNoDirectory)
-	}
-	return err
 }
 
 func (p pause) has(volume string, info abi.Info) (bool, error) {

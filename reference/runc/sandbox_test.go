@@ -201,18 +201,6 @@ func publishedDir(t *testing.T) (dir *abi.Dir, name string) {
 	return dir, name
 }
 
-// TestReleasedVolumeIsNotMounted: while crust-runc waited for the lock, another volume can
-// have got the directory's name.
-func TestReleasedVolumeIsNotMounted(t *testing.T) {
-	dir, name := publishedDir(t)
-	check.Must(t, checkPublished(dir))
-	check.Must(t, os.Rename(name, name+"-old"))
-	check.Must(t, os.RemoveAll(name+"-old"))
-	check.Must(t, os.Mkdir(name, 0o700))
-	check.Must(t, os.WriteFile(filepath.Join(name, abi.InfoName), []byte(`{"volume-type":"block","device":"/dev/null","fstype":"ext4"}`), 0o600))
-	check.Is(t, checkPublished(dir), oci.ErrNoDirectory)
-}
-
 func TestDirectoriesHaveTheirModeAtOnce(t *testing.T) {
 	const umask = 0o027
 	before := unix.Umask(umask)

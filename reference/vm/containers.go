@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 
-	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/oci"
 	"github.com/crust-proxy/crust-proxy/reference/handler"
 	"github.com/crust-proxy/crust-proxy/reference/vm/wire"
@@ -34,9 +33,12 @@ func (s *sandbox) createContainer(ctx context.Context, id, bundle string) (warni
 	}
 	s.volumes.warn = func(text string) { warnings = append(warnings, text) }
 	binding := oci.Binding{Sandbox: s.id, Program: s.cfg.Program, Socket: s.dir.volumesSocket()}
-	if err := handler.Attach(found, binding, s.self, func(volume string, info abi.Info) error {
-		return s.volumes.attach(ctx, volume, info, func() (*os.File, error) { return openDevice(info) })
+	attached := ""
+	if err := handler.Attach(found, binding, s.self, func(m *oci.Mount) error {
+		attached = m.Volume
+		return s.volumes.attach(ctx, m.Volume, m.Info, func() (*os.File, error) { return openDevice(m.Dir(), m.Info) })
 	}); err != nil {
+		s.volumes.detachUnused(ctx, attached) // it may have been released before it was bound
 		return nil, err
 	}
 	req := &wire.CreateContainerRequest{Container: id, Spec: raw}

@@ -93,6 +93,15 @@ func (v *volumes) attach(ctx context.Context, name string, info abi.Info, open f
 	return nil
 }
 
+// detachUnused unplugs a disk, unless a container uses it: then the guest refuses.
+func (v *volumes) detachUnused(ctx context.Context, name string) {
+	v.plugging.Lock()
+	defer v.plugging.Unlock()
+	if a, err := v.get(name); err == nil {
+		_ = v.unplug(ctx, name, a)
+	}
+}
+
 // unplugTimeout bounds the wait for a guest to release a disk.
 const unplugTimeout = 15 * time.Second
 
@@ -155,12 +164,12 @@ func (v *volumes) mount(ctx context.Context, name string, info abi.Info, serial 
 
 // openDevice opens the volume's device. While this process or QEMU has it open for writing,
 // no other sandbox can claim it, and no mount namespace of this node can mount it.
-func openDevice(info abi.Info) (*os.File, error) {
+func openDevice(dir *abi.Dir, info abi.Info) (*os.File, error) {
 	open := handler.ClaimDevice
 	if info.ReadOnly() {
 		open = handler.OpenDevice
 	}
-	fd, err := open(info)
+	fd, err := handler.OpenPublished(dir, info, open)
 	if err != nil {
 		return nil, err
 	}

@@ -81,6 +81,17 @@ func TestMountThatFails(t *testing.T) {
 	check.Must(t, p.attach(t, v, nil))
 }
 
+// TestVolumeThatIsNotBound is unplugged again, unless a container has it.
+func TestVolumeThatIsNotBound(t *testing.T) {
+	p, v := playedVolumes()
+	check.Must(t, p.attach(t, v, nil, "open", "plug", "add"))
+	p.fails = map[string]error{"remove": status.Error(codes.FailedPrecondition, "it is in use")}
+	v.detachUnused(t.Context(), abi.DirName(target))
+	check.Must(t, p.attach(t, v, nil))
+	v.detachUnused(t.Context(), abi.DirName(target))
+	check.Must(t, p.attach(t, v, nil, "open", "plug", "add"))
+}
+
 // TestFreezeThatFails: the volume counts as frozen only if it may be.
 func TestFreezeThatFails(t *testing.T) {
 	p, v := playedVolumes()
