@@ -36,7 +36,7 @@ type volumes struct {
 type disks interface {
 	Plug(ctx context.Context, serial string, file *os.File, readOnly bool) (*qemu.Disk, error)
 	Unplug(ctx context.Context, d *qemu.Disk) error
-	Resize(ctx context.Context, d *qemu.Disk) (int64, error)
+	Resize(ctx context.Context, d *qemu.Disk, accept func(size int64) error) (int64, error)
 }
 
 type attachedVolume struct {
@@ -227,12 +227,14 @@ func (v *volumes) Resize(target string, required, limit int64) (size int64, err 
 		}
 		v.plugging.Lock()
 		defer v.plugging.Unlock()
-		size, err = v.machine.Resize(ctx, a.disk)
+		size, err = v.machine.Resize(ctx, a.disk, func(size int64) error {
+			if size < required || limit > 0 && size > limit {
+				return fmt.Errorf("%w: the device has %d bytes", fsops.ErrOutOfRange, size)
+			}
+			return nil
+		})
 		if err != nil {
 			return err
-		}
-		if size < required || limit > 0 && size > limit {
-			return fmt.Errorf("%w: the device has %d bytes", fsops.ErrOutOfRange, size)
 		}
 		_, err = v.guest.ResizeVolume(ctx, &wire.ResizeVolumeRequest{Volume: name, SizeBytes: size})
 		return err

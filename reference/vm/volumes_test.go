@@ -12,11 +12,15 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
+	"github.com/crust-proxy/crust-proxy/reference/fsops"
 	"github.com/crust-proxy/crust-proxy/reference/handler"
 	"github.com/crust-proxy/crust-proxy/reference/vm/qemu"
 	"github.com/crust-proxy/crust-proxy/reference/vm/wire"
 	"github.com/crust-proxy/crust-proxy/test/check"
 )
+
+// deviceSize is the size of the device of each volume.
+const deviceSize = 1 << 30
 
 // played is a machine and its guest, whose calls fail as the test says.
 type played struct {
@@ -34,8 +38,15 @@ func (p *played) Plug(_ context.Context, serial string, _ *os.File, _ bool) (*qe
 	return &qemu.Disk{Serial: serial}, p.call("plug")
 }
 func (p *played) Unplug(context.Context, *qemu.Disk) error { return p.call("unplug") }
-func (p *played) Resize(context.Context, *qemu.Disk) (int64, error) {
-	return 0, p.call("resize")
+func (p *played) Resize(_ context.Context, _ *qemu.Disk, accept func(int64) error) (int64, error) {
+	if err := accept(deviceSize); err != nil {
+		return 0, err
+	}
+	return deviceSize, p.call("resize")
+}
+
+func (p *played) ResizeVolume(context.Context, *wire.ResizeVolumeRequest) (*wire.Empty, error) {
+	return nil, p.call("grow")
 }
 
 func (p *played) AddVolume(context.Context, *wire.AddVolumeRequest) (*wire.AddVolumeResponse, error) {
@@ -90,6 +101,18 @@ func TestVolumeThatIsNotBound(t *testing.T) {
 	check.Must(t, p.attach(t, v, nil))
 	v.detachUnused(t.Context(), abi.DirName(target))
 	check.Must(t, p.attach(t, v, nil, "open", "plug", "add"))
+}
+
+// TestSizeThatIsRefused changes nothing, neither in the machine nor in its guest.
+func TestSizeThatIsRefused(t *testing.T) {
+	p, v := playedVolumes()
+	check.Must(t, p.attach(t, v, nil, "open", "plug", "add"))
+	p.calls = nil
+	check.Is(t, check.Err(v.Resize(target, deviceSize+1, 0)), fsops.ErrOutOfRange)
+	check.Is(t, check.Err(v.Resize(target, 0, deviceSize-1)), fsops.ErrOutOfRange)
+	check.That(t, len(p.calls) == 0, "calls: %q", p.calls)
+	size, err := v.Resize(target, deviceSize, deviceSize)
+	check.That(t, err == nil && size == deviceSize && slices.Equal(p.calls, []string{"resize", "grow"}), "%d, %v, calls: %q", size, err, p.calls)
 }
 
 // TestFreezeThatFails: the volume counts as frozen only if it may be.

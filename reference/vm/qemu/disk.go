@@ -108,11 +108,14 @@ func (m *Machine) removeDisk(ctx context.Context, d *Disk) error {
 	return d.file.Close()
 }
 
-// Resize passes the new size of the host's device to the machine, and returns it.
-func (m *Machine) Resize(ctx context.Context, d *Disk) (int64, error) {
+// Resize passes the new size of the host's device to the machine, and returns it, unless accept refuses the size.
+func (m *Machine) Resize(ctx context.Context, d *Disk, accept func(size int64) error) (int64, error) {
 	size, err := unix.Seek(int(d.file.Fd()), 0, unix.SEEK_END)
 	if err != nil {
 		return 0, fmt.Errorf("the size of the device cannot be read: %w", err)
+	}
+	if err := accept(size); err != nil {
+		return 0, err
 	}
 	return size, m.qmp.execute(ctx, "block_resize", object{"node-name": d.node(), "size": size}, nil)
 }

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
+	"errors"
 	"net"
 	"os"
 	"strings"
@@ -112,6 +113,17 @@ func TestADeviceIsGoneWhenQEMUSaysSo(t *testing.T) {
 	case <-soon(t).Done():
 		t.Fatal("the device is not gone")
 	}
+}
+
+// TestSizeThatIsRefused: QEMU is not told of it.
+func TestSizeThatIsRefused(t *testing.T) {
+	q, conn := played(t)
+	m, d := &Machine{qmp: q}, &Disk{Serial: "a", file: check.Value(os.Open(os.DevNull))(t)}
+	refused := errors.New("it is too large")
+	_, err := m.Resize(shortly(t), d, func(int64) error { return refused })
+	check.Is(t, err, refused)
+	answers(t, conn, `{"return":{},"id":1}`+"\n")
+	check.Must(t, check.Err(m.Resize(soon(t), d, func(int64) error { return nil })))
 }
 
 func TestTailKeepsTheLast(t *testing.T) {
