@@ -131,9 +131,16 @@ func (r *record) takeOver(dir *os.File) ([]process.Process, error) {
 		return nil, err
 	}
 	if was.Frozen && clock() < was.Deadline {
-		return nil, fmt.Errorf("it was frozen before and will be for another %v: %w", time.Duration(was.Deadline-clock()).Round(time.Second), ErrFrozen)
+		// The record is still there for who would thaw it if this process is killed before it does.
+		err := freezeFS(fdOf(dir))
+		if errors.Is(err, ErrFrozen) {
+			return nil, fmt.Errorf("it was frozen before and will be for another %v: %w", time.Duration(was.Deadline-clock()).Round(time.Second), ErrFrozen)
+		}
+		if err != nil {
+			return nil, err
+		}
 	}
-	// Its freezer died before it could report success, or both watchdogs died.
+	// Its freezer died before it could report success, both watchdogs died, or somebody else has thawed it.
 	_, err = thawFS(fdOf(dir))
 	return was.Watchdogs, err
 }

@@ -200,6 +200,16 @@ func TestFreezeRefuses(t *testing.T) {
 	r.wantNothingLeft()
 }
 
+// TestThawedBySomebodyElse: it can be frozen again at once, although a freeze of it is on record.
+func TestThawedBySomebodyElse(t *testing.T) {
+	r := newFreezeRig(t, "xfs")
+	check.Must(t, r.Freeze("key", r.root, time.Minute))
+	rig.Command(t, "fsfreeze", "--unfreeze", r.dir)
+	check.Must(t, r.Freeze("key", r.root, time.Minute))
+	r.wantFrozen()
+	r.thaw(r.root)
+}
+
 func TestTwoKeysOfOneFilesystem(t *testing.T) {
 	t.Parallel()
 	r := newFreezeRig(t, "btrfs")
