@@ -42,7 +42,13 @@ func (s share) open() error {
 	if err := unix.MoveMount(clone, "", unix.AT_FDCWD, s.mount, unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
 		return err
 	}
-	return unix.MountSetattr(unix.AT_FDCWD, s.mount, 0, &unix.MountAttr{Propagation: unix.MS_SHARED})
+	// In a directory that is shared, such as /run, it has become a peer of copies in other namespaces.
+	for _, propagation := range []uint64{unix.MS_PRIVATE, unix.MS_SHARED} {
+		if err := unix.MountSetattr(unix.AT_FDCWD, s.mount, 0, &unix.MountAttr{Propagation: propagation}); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // bind is a file or a directory of the host that the guest sees under name.
