@@ -33,6 +33,7 @@ type scene struct {
 	pod       *cri.Pod
 	container string
 	sum       string // of the file "blob", which was synced
+	late      bool   // whether the file "late" was not, and must be there nevertheless
 }
 
 func (b *bench) scene(name, fs string) *scene {
@@ -68,7 +69,11 @@ func (s *scene) over() {
 	s.t.Helper()
 	vmnode.End(s.ctx(), s.t, s.pod)
 	s.wantOver()
-	s.v.unmounted(func(dir string) { s.wantSum(dir+"/blob", s.sum) })
+	s.v.unmounted(func(dir string) {
+		s.wantSum(dir+"/blob", s.sum)
+		late, err := os.ReadFile(dir + "/late")
+		check.That(s.t, !s.late || string(late) == "late\n", "what was not synced is %q, %v", late, err)
+	})
 	rig.Fsck(s.v.T, s.v.FS, s.v.device)
 	s.v.For(s.v.Pod + "-next")
 	s.v.publish()
@@ -142,7 +147,8 @@ var victims = map[string]func(m machine) error{
 const killAgent, panicGuest = "echo i >/proc/sysrq-trigger", "echo c >/proc/sysrq-trigger"
 
 // TestKilledMachines kills what a sandbox consists of, while its pod writes. Each time the
-// machine is over, containerd learns of it, and nothing that was synced is lost.
+// machine is over, containerd learns of it, and nothing that was synced is lost. If only the
+// agent has ended, nothing at all is.
 func TestKilledMachines(t *testing.T) {
 	b := newBench(t)
 	b.CRI.ShimsAreKilled = true
@@ -167,7 +173,7 @@ func TestKilledMachines(t *testing.T) {
 			s.wantOver()
 			check.Must(s.t, s.CRI.Process.Start())
 		}, "shim of the sandbox is gone"},
-		{"agent", nil, inGuest(killAgent), "agent has ended"},
+		{"agent", nil, func(s *scene) { s.late = true; inGuest("echo late >/data/late; " + killAgent)(s) }, "agent has ended"},
 		{"guest", nil, inGuest(panicGuest), "Kernel panic"},
 		{"hung guest", map[string]any{"hangTimeoutSeconds": hang}, func(s *scene) {
 			s.survivesAFreeze()
