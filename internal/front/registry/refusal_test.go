@@ -126,14 +126,15 @@ func TestRegistrarHearsOfADriverThatStaysAway(t *testing.T) {
 // TestNodeGetInfoHasAsLongAsWithKubelet: some drivers ask their array first.
 func TestNodeGetInfoHasAsLongAsWithKubelet(t *testing.T) {
 	t.Parallel()
-	w := runningWith(t, func(w *world) { w.times.call = 20 * turn })
+	w := runningWith(t, func(w *world) { w.times.call = 2 * time.Second })
 	d := w.driver(name, "driver.sock")
 	answers := make(chan struct{})
 	d.Hang.Store(&answers)
 	check.Must(t, d.Start())
 	r := w.registrar(d)
 	check.Must(t, r.Start())
-	time.Sleep(30 * turn)
+	check.Eventually(t, "NodeGetInfo is under way", d.Hangs.Load)
+	time.Sleep(w.times.call + quiet)
 	one, _ := w.shown(name)
 	check.That(t, one.Problem == "" && len(r.Verdicts()) == 0, "given up: %+v, %v", one, r.Verdicts())
 	close(answers)

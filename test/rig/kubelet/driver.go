@@ -21,9 +21,10 @@ type Driver struct {
 	// More are further capabilities.
 	More []csi.NodeServiceCapability_RPC_Type
 
-	// Hang, if set, holds up NodeGetInfo until the channel is closed or the caller goes.
-	Hang atomic.Pointer[chan struct{}]
-	fail atomic.Pointer[error]
+	// Hang, if set, holds up NodeGetInfo until the channel is closed or the caller goes. Hangs tells that it has.
+	Hang  atomic.Pointer[chan struct{}]
+	Hangs atomic.Bool
+	fail  atomic.Pointer[error]
 
 	mu      sync.Mutex
 	process *rig.Server
@@ -75,6 +76,7 @@ func (d *Driver) Probe(context.Context, *csi.ProbeRequest) (*csi.ProbeResponse, 
 // NodeGetInfo answers with its node.
 func (d *Driver) NodeGetInfo(ctx context.Context, _ *csi.NodeGetInfoRequest) (*csi.NodeGetInfoResponse, error) {
 	if hang := d.Hang.Load(); hang != nil {
+		d.Hangs.Store(true)
 		select {
 		case <-*hang:
 		case <-ctx.Done():
