@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -139,11 +140,12 @@ type admin struct {
 
 	volumes           []*adminv1.Volume
 	freezing, thawing error
-	// left is the volume that a driver has left frozen, and until when.
-	left  string
-	until time.Time
-	// dirty is the volume that is written to the disk for a while when it is first frozen.
-	dirty string
+	// left is the volume that a driver has left frozen, and refusals how often a freeze is refused for that.
+	left     string
+	refusals atomic.Int32
+	// dirty is the volume that is written to the disk when it is first frozen, until another one is thawed.
+	dirty  string
+	thawed chan struct{}
 	// freezes, if it is set, is called for each freeze.
 	freezes func()
 
@@ -178,13 +180,16 @@ func (a *admin) syncs(volume string) bool {
 
 func (a *admin) FreezeVolume(_ context.Context, req *adminv1.FreezeVolumeRequest) (*adminv1.FreezeVolumeResponse, error) {
 	if a.syncs(req.GetVolume()) {
-		time.Sleep(300 * time.Millisecond)
+		select {
+		case <-a.thawed:
+		case <-time.After(10 * time.Second):
+		}
 	}
 	if a.freezes != nil {
 		a.freezes()
 	}
 	a.called("freeze " + req.GetVolume() + " " + req.GetTimeout().AsDuration().String())
-	if req.GetVolume() == a.left && time.Now().Before(a.until) {
+	if req.GetVolume() == a.left && a.refusals.Add(-1) >= 0 {
 		return nil, status.Error(codes.FailedPrecondition, "frozen already")
 	}
 	return &adminv1.FreezeVolumeResponse{}, a.freezing
@@ -192,6 +197,10 @@ func (a *admin) FreezeVolume(_ context.Context, req *adminv1.FreezeVolumeRequest
 
 func (a *admin) ThawVolume(_ context.Context, req *adminv1.ThawVolumeRequest) (*adminv1.ThawVolumeResponse, error) {
 	a.called("thaw " + req.GetVolume())
+	select {
+	case a.thawed <- struct{}{}:
+	default:
+	}
 	return &adminv1.ThawVolumeResponse{}, a.thawing
 }
 
@@ -218,9 +227,9 @@ func TestHoldInSandbox(t *testing.T) {
 		calls             []string
 		held              bool
 	}{
-		"all the time":  {"v", nil, nil, []string{"freeze 2 2s", "thaw 2", "freeze 2 2s", "take", "thaw 2"}, true},
-		"never":         {"v", status.Error(codes.Unimplemented, "Kata"), nil, []string{"freeze 2 2s", "freeze 2 2s", "take"}, false},
-		"too short":     {"v", nil, status.Error(codes.FailedPrecondition, "not frozen"), []string{"freeze 2 2s", "thaw 2", "freeze 2 2s", "take", "thaw 2"}, false},
+		"all the time":  {"v", nil, nil, []string{"freeze 2 1m0s", "thaw 2", "freeze 2 1m0s", "take", "thaw 2"}, true},
+		"never":         {"v", status.Error(codes.Unimplemented, "Kata"), nil, []string{"freeze 2 1m0s", "freeze 2 1m0s", "take"}, false},
+		"too short":     {"v", nil, status.Error(codes.FailedPrecondition, "not frozen"), []string{"freeze 2 1m0s", "thaw 2", "freeze 2 1m0s", "take", "thaw 2"}, false},
 		"unknown to it": {"w", nil, nil, []string{"take"}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -230,7 +239,7 @@ func TestHoldInSandbox(t *testing.T) {
 				},
 				freezing: c.freezing, thawing: c.thawing,
 			}
-			f := &freezer{log: zaptest.NewLogger(t), limit: 2 * time.Second, sandboxes: sandboxes{socket: a.serve(t), driver: "d"}}
+			f := &freezer{log: zaptest.NewLogger(t), limit: time.Minute, sandboxes: sandboxes{socket: a.serve(t), driver: "d"}}
 			failed := errors.New("take failed")
 			free, err := f.hold(t.Context(), []inUse{{c.volume, someFile}}, func() error { a.called("take"); return failed })
 			held := len(free) == 0
@@ -243,18 +252,20 @@ func TestHoldInSandbox(t *testing.T) {
 // Its end is waited for once, while nothing is held, and both are frozen together then.
 func TestHoldWaitsForAnEarlierFreeze(t *testing.T) {
 	for name, c := range map[string]struct {
-		left time.Duration
-		held bool
-	}{"by a driver": {1300 * time.Millisecond, true}, "by somebody, for long": {time.Hour, false}} {
+		refusals int32
+		held     bool
+	}{"by a driver": {2, true}, "by somebody, for long": {9, false}} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			a := &admin{volumes: []*adminv1.Volume{{Id: "1", VolumeId: "v"}, {Id: "2", VolumeId: "w"}}, left: "2", until: time.Now().Add(c.left)}
-			f := &freezer{log: zaptest.NewLogger(t), limit: time.Second, sandboxes: sandboxes{socket: a.serve(t), driver: "d"}}
+			a := &admin{volumes: []*adminv1.Volume{{Id: "1", VolumeId: "v"}, {Id: "2", VolumeId: "w"}}, left: "2"}
+			a.refusals.Store(c.refusals)
+			began := time.Now()
+			f := &freezer{log: zaptest.NewLogger(t), limit: 5 * time.Second, sandboxes: sandboxes{socket: a.serve(t), driver: "d"}}
 			free, err := f.hold(t.Context(), []inUse{{"v", someFile}, {"w", someFile}}, func() error { a.called("take"); return nil })
-			check.That(t, err == nil && (len(free) == 0) == c.held, "free %q: %v", free, err)
+			check.That(t, err == nil && (len(free) == 0) == c.held && time.Since(began) > f.limit, "free %q: %v", free, err)
 			at := slices.Index(a.calls, "take")
 			if before := a.calls[:at]; !slices.Equal(slices.Sorted(slices.Values(before)), []string{
-				"freeze 1 1s", "freeze 1 1s", "freeze 1 1s", "freeze 2 1s", "freeze 2 1s", "freeze 2 1s", "thaw 1", "thaw 1",
+				"freeze 1 5s", "freeze 1 5s", "freeze 1 5s", "freeze 2 5s", "freeze 2 5s", "freeze 2 5s", "thaw 1", "thaw 1",
 			}) || !slices.Contains(a.calls[at:], "thaw 1") || slices.Contains(a.calls, "thaw 2") == !c.held {
 				t.Errorf("%q", a.calls)
 			}
@@ -265,12 +276,12 @@ func TestHoldWaitsForAnEarlierFreeze(t *testing.T) {
 // TestHoldSyncsFirst: a clean volume does not wait, frozen, until another one has been written
 // to the disk.
 func TestHoldSyncsFirst(t *testing.T) {
-	a := &admin{volumes: []*adminv1.Volume{{Id: "1", VolumeId: "clean"}, {Id: "2", VolumeId: "busy"}}, dirty: "2"}
-	f := &freezer{log: zaptest.NewLogger(t), limit: time.Second, sandboxes: sandboxes{socket: a.serve(t), driver: "d"}}
+	a := &admin{volumes: []*adminv1.Volume{{Id: "1", VolumeId: "clean"}, {Id: "2", VolumeId: "busy"}}, dirty: "2", thawed: make(chan struct{}, 1)}
+	f := &freezer{log: zaptest.NewLogger(t), limit: time.Minute, sandboxes: sandboxes{socket: a.serve(t), driver: "d"}}
 	free, err := f.hold(t.Context(), []inUse{{"clean", someFile}, {"busy", someFile}}, func() error { a.called("take"); return nil })
 	check.That(t, len(free) == 0 && err == nil, "free %q: %v", free, err)
-	synced := slices.Index(a.calls, "freeze 2 1s")
-	check.That(t, slices.Equal(a.calls[:synced], []string{"freeze 1 1s", "thaw 1"}), "%q", a.calls)
+	synced := slices.Index(a.calls, "freeze 2 1m0s")
+	check.That(t, slices.Equal(a.calls[:synced], []string{"freeze 1 1m0s", "thaw 1"}), "%q", a.calls)
 }
 
 // TestAnotherFilesystemIsNotFrozen: it may have come between the look at the mounts and the freeze.
