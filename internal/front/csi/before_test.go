@@ -1,6 +1,7 @@
 package csi
 
 import (
+	"context"
 	"os"
 	"strings"
 	"testing"
@@ -113,5 +114,9 @@ func TestMountsThatAreNoPods(t *testing.T) {
 	r.ok(nil, os.MkdirAll(r.target("p2"), 0o750))
 	r.ok(nil, guard.Mount("key", r.target("p2")))
 	t.Cleanup(func() { _ = unix.Unmount(r.target("p2"), unix.MNT_DETACH) })
-	check.That(t, !staging.MountedOnHost(t.Context(), r.target("p2")), "a guard is taken for a volume on the host")
+	mounted, err := staging.MountedOnHost(t.Context(), r.target("p2"))
+	check.That(t, !mounted && err == nil, "a guard is taken for a volume on the host: %v", err)
+	ended, end := context.WithCancel(t.Context())
+	end()
+	check.That(t, check.Err(staging.MountedOnHost(ended, r.target("p1"))) != nil, "nothing mounted, by a table that could not be read")
 }

@@ -111,7 +111,12 @@ func (p *publishCall) decide(ctx context.Context) (err error) {
 	}
 	if p.state.Published == nil {
 		uncertain := slices.Contains(p.rec.Uncertain, p.target) // then what is mounted is no pod's yet
-		p.state.PathOnHost = slices.Contains(p.rec.OnHost, p.target) || !uncertain && staging.MountedOnHost(ctx, p.target)
+		p.state.PathOnHost = slices.Contains(p.rec.OnHost, p.target)
+		if !p.state.PathOnHost && !uncertain {
+			if p.state.PathOnHost, err = staging.MountedOnHost(ctx, p.target); err != nil {
+				return err
+			}
+		}
 	}
 	var kept bool
 	if p.verdict, kept = p.rules.KeptAtPublish(&p.state); kept {

@@ -55,8 +55,10 @@ func (p *publishCall) ensureStagedOnHost(ctx context.Context) error {
 			return interrupted(p.target, err)
 		}
 	}
-	if p.rec.StagedAsDevice() && staging.MountedOnHost(ctx, p.target) {
-		return nil // the stage could not show that a pod has it, and to unstage it could detach the device
+	if p.rec.StagedAsDevice() {
+		if mounted, err := staging.MountedOnHost(ctx, p.target); mounted || err != nil {
+			return err // if it is mounted, the stage could not show that a pod has it: to unstage it could detach the device
+		}
 	}
 	if p.rec.Stage != nil {
 		return p.proxy.stager.Restage(ctx, &p.rec, false, p.verdict.Rule)

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
 // askNobody has no server asked for anything: the server of a mount may have gone.
@@ -34,12 +35,15 @@ func IsUnpublished(target string) bool {
 
 // MountedOnHost reports whether a filesystem is mounted at a target, and no guard: a pod has had the volume since before
 // the front, or the records were lost.
-func MountedOnHost(ctx context.Context, target string) bool {
+func MountedOnHost(ctx context.Context, target string) (bool, error) {
 	top, mounted := MountAt(target)
 	if !mounted {
-		return false
+		return false, nil
 	}
 	id := strconv.FormatUint(top.Mnt_id, 10) + " "
 	found, err := sys.Mounts(ctx, sys.MountTable, func(line string) bool { return strings.HasPrefix(line, id) })
-	return err == nil && len(found) == 1 && found[0].FSType != "tmpfs"
+	if err != nil {
+		return false, volume.Errorf(volume.Busy, "whether a pod has the volume at %s cannot be told: %w", target, err)
+	}
+	return len(found) == 1 && found[0].FSType != "tmpfs", nil
 }
