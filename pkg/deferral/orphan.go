@@ -90,7 +90,7 @@ type candidate struct {
 
 // named lists the processes that have the device and name a sandbox of the volume.
 func (o *orphans) named(ctx context.Context, rec *record, handler Tracking) (found []candidate, err error) {
-	holders, err := o.claims.Holders(ctx, rec.claim())
+	holders, err := o.claims.OpenHolders(ctx, rec.claim())
 	known := handler.Sandboxes(&rec.Volume)
 	var others []string
 	for _, p := range holders {
@@ -173,11 +173,10 @@ func (o *orphans) survived(ctx context.Context, rec *record, one Orphan, held er
 	if held == nil {
 		return nil
 	}
-	holders, err := o.claims.Holders(context.WithoutCancel(ctx), rec.claim())
-	for _, p := range holders {
-		p.Close()
-	}
-	if err == nil && !slices.ContainsFunc(holders, func(p *openers.Process) bool { return p.PID == one.PID }) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), claim.ReleaseTime)
+	defer cancel()
+	holders, err := o.claims.Holders(ctx, rec.claim()) // not opened: to read the arguments of one that is ending may hang
+	if err == nil && !slices.ContainsFunc(holders, func(h openers.Holder) bool { return h.PID == one.PID }) {
 		return nil // another process has it
 	}
 	return fmt.Errorf("it was killed and has not ended in %v, as where its storage does not answer: restore that, or reboot the node: %w", claim.EndTime, held)
@@ -186,7 +185,7 @@ func (o *orphans) survived(ctx context.Context, rec *record, one Orphan, held er
 // kill ends one orphan. Another process may have got its id meanwhile. So kill opens a pidfd first, and
 // then checks again that the process is an orphan.
 func (o *orphans) kill(ctx context.Context, rec *record, handler Tracking, one Orphan) error {
-	holders, err := o.claims.Holders(ctx, rec.claim())
+	holders, err := o.claims.OpenHolders(ctx, rec.claim())
 	defer func() {
 		for _, p := range holders {
 			p.Close()

@@ -441,7 +441,7 @@ func TestOrphanThatSurvives(t *testing.T) {
 		check.That(t, (err == nil) == (open == nil) && len(s.ended) == 1 && strings.HasPrefix(s.ended[0], told), "%v; told: %q", err, s.ended)
 		check.Fails(t, vmm.Wait(), "killed")
 	}
-	s.holders = []openers.Holder{{PID: 1}}
+	s.holders = []openers.Holder{{}} // it has ended before it could be opened
 	err := s.b.orphans.survived(t.Context(), s.b.table.get(s.key).rec, Orphan{PID: 4711}, errOpen)
 	check.That(t, err == nil, "another process has the device: %v", err)
 }

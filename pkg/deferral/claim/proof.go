@@ -31,15 +31,20 @@ func (t *Table) Note(ctx context.Context, v *volume.Volume) {
 	_ = t.RefuseUsed(ctx, Request{Volume: v}, 0) // the list of held devices has it
 }
 
-// Holders opens the processes that have the volume's device open. The caller closes them.
-func (t *Table) Holders(ctx context.Context, r Request) (all []*openers.Process, err error) {
+// Holders lists the processes that have the volume's device open.
+func (t *Table) Holders(ctx context.Context, r Request) ([]openers.Holder, error) {
 	q, err := t.open.question(r.Device)
 	if err != nil {
 		return nil, err
 	}
 	defer sys.CloseAlone(q.FD)
 	q.Beside, q.Servers = t.owners.beside(r.Key), t.users.serversOf(identityOf(r.Device))
-	holders, err := t.users.openers.Holders(ctx, q)
+	return t.users.openers.Holders(ctx, q)
+}
+
+// OpenHolders opens the processes that have the volume's device open. The caller closes them.
+func (t *Table) OpenHolders(ctx context.Context, r Request) (all []*openers.Process, err error) {
+	holders, err := t.Holders(ctx, r)
 	for _, one := range holders {
 		p, openErr := t.users.openers.OpenProcess(one)
 		if openErr != nil {
