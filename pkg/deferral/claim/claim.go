@@ -36,8 +36,8 @@ type Request struct {
 // ErrReplaced is part of the error for a device that has gone, and whose number another one has.
 var ErrReplaced = errors.New("it was detached, and another device has its number now")
 
-// isReplaced is asked of a device that is not open here: one that is keeps its number.
-func (r Request) isReplaced() bool {
+// IsReplaced is asked of a device that is not open here: one that is keeps its number.
+func (r Request) IsReplaced() bool {
 	now := ""
 	if r.Sequence != "" {
 		now = SequenceOf(r.Device)
@@ -286,7 +286,7 @@ func (t *Table) restoreFlag(r Request, id identity) error {
 	if held := t.open.get(id); held != nil {
 		return makeWritable(r.Volume, held.fd)
 	}
-	if r.isReplaced() {
+	if r.IsReplaced() {
 		return nil
 	}
 	fd, err := openByIdentity(r.Device, 0)

@@ -107,6 +107,20 @@ func TestDeviceOfAVolumeThatIsNotClaimedYet(t *testing.T) {
 	check.Must(t, c.owners.refuseExpected(&volume.Volume{Key: "b", Device: byName}))
 }
 
+// TestReleaseOfAReplacedDevice says nothing of the other device, which another volume has had.
+func TestReleaseOfAReplacedDevice(t *testing.T) {
+	numbers, _ := filepath.Glob(blockDevices + "*/diskseq")
+	if len(numbers) == 0 {
+		t.Skip("the kernel numbers no attachments")
+	}
+	d := volume.Device{Kind: volume.BlockDevice}
+	check.Value(fmt.Sscanf(filepath.Base(filepath.Dir(numbers[0])), "%d:%d", &d.Major, &d.Minor))(t)
+	c := newTable(t, nil, nil, &fakeOpeners{})
+	c.users.Force(Held{Volume: &volume.Volume{Key: "b", Device: d}, Sequence: SequenceOf(d)}, func(*volume.Volume) {})
+	check.Must(t, c.RefuseUsed(t.Context(), Request{Volume: &volume.Volume{Key: "a", Device: d}, Sequence: "0"}, 0))
+	check.That(t, len(c.users.Forced()) == 1, "what another volume released by force is forgotten")
+}
+
 // TestDataOfAVolumeThatIsNotClaimedYet goes to nobody else by another device either: nobody may have its loop device open.
 func TestDataOfAVolumeThatIsNotClaimedYet(t *testing.T) {
 	finder := &fakeOpeners{under: []openers.File{block(240, 77)}}

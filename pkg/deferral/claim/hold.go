@@ -205,7 +205,7 @@ func (t *Table) reclaim(ctx context.Context, r Request) error {
 	if r.Device.Kind == "" {
 		return volume.Errorf(volume.Internal, "volume %s: its device is not known", r.Target)
 	}
-	if r.isReplaced() {
+	if r.IsReplaced() {
 		return volume.Errorf(volume.NotFound, "volume %s: its device %s (%s) is not there: %w", r.Target, r.Device.Path, r.Device, ErrReplaced)
 	}
 	fd, err := openByIdentity(r.Device, unix.O_PATH)

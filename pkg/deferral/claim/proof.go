@@ -59,9 +59,9 @@ func (t *Table) OpenHolders(ctx context.Context, r Request) (all []*openers.Proc
 // RefuseUsed fails while anybody but this table has the volume's device open or mounted. It waits for those
 // who are ending.
 func (t *Table) RefuseUsed(ctx context.Context, r Request, patience time.Duration) error {
-	if r.isReplaced() && len(t.owners.owned(r.Key)) == 0 {
-		t.users.clear(r.Volume)
-		return nil // who has the number open uses the other device
+	if r.IsReplaced() && len(t.owners.owned(r.Key)) == 0 {
+		t.users.clearOwn(r.Key)
+		return nil // who has the number open uses the other device, which may be held for another volume
 	}
 	q, err := t.open.question(r.Device)
 	if err != nil && isGone(r.Device, err) {

@@ -186,12 +186,17 @@ func (u *Users) clear(v *volume.Volume) {
 			u.free(h.Volume)
 		}
 	}
+	u.clearOwn(v.Key)
+}
+
+// clearOwn forgets the held device of a volume alone.
+func (u *Users) clearOwn(key volume.Key) {
 	u.mu.Lock()
-	_, known := u.held[v.Key]
-	delete(u.held, v.Key)
+	_, known := u.held[key]
+	delete(u.held, key)
 	u.mu.Unlock()
 	if known {
-		u.changed(v.Key)
+		u.changed(key)
 	}
 }
 
