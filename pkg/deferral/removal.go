@@ -189,7 +189,7 @@ func (r *remover) steps(ctx context.Context, rec *record, t *guard.Target, force
 		if last && !force {
 			err = r.refuseHeld(ctx, rec)
 		}
-		if err == nil {
+		if err == nil && rec.Boot == r.boot && !request.IsReplaced() { // else another device may have the number
 			r.observer.Leaving(&rec.Volume)
 		}
 		return err
