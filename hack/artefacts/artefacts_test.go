@@ -45,9 +45,8 @@ func TestVerify(t *testing.T) {
 	} {
 		dir, public := release(t)
 		change(dir)
-		if err := verify(public, dir); (err == nil) != (name == "") || err != nil && !strings.Contains(err.Error(), name) {
-			t.Errorf("want %q, got %v", name, err)
-		}
+		err := verify(public, dir)
+		check.That(t, (err == nil) == (name == "") && (err == nil || strings.Contains(err.Error(), name)), "want %q, got %v", name, err)
 	}
 	dir, _ := release(t)
 	_, other := release(t)

@@ -79,9 +79,8 @@ func TestMessages(t *testing.T) {
 		"top: " + strings.Repeat("x", mostSubject): "72",
 	} {
 		found := checkMessage("abc", subject, "why")
-		if want == "" && len(found) > 0 || want != "" && (len(found) != 1 || !strings.Contains(found[0], want)) {
-			t.Errorf("%q: %q", subject, found)
-		}
+		check.That(t, (want != "" || len(found) == 0) && (want == "" || len(found) == 1 && strings.Contains(found[0], want)),
+			"%q: %q", subject, found)
 	}
 	wantOne(t, checkMessage("abc", "top: define colours once", " \n"), "say why")
 }

@@ -106,18 +106,14 @@ func (r *rig) job(snapshot, base string, ranges []blocks.Range) *backup.Backup {
 		Snapshot: snapshot, From: r.image(), File: r.path(snapshot), Blocks: named(int64(len(r.volume)), ranges, -1, nil),
 	}
 	if base != "" {
-		var err error
-		b.Base, err = backup.ReadBase(r.path(base))
-		r.must(err)
+		b.Base = check.Value(backup.ReadBase(r.path(base)))(r.t)
 	}
 	return b
 }
 
 func (r *rig) backUp(snapshot, base string, ranges []blocks.Range) *backup.Result {
 	r.t.Helper()
-	got, err := r.job(snapshot, base, ranges).Run(r.t.Context())
-	r.must(err)
-	return got
+	return check.Value(r.job(snapshot, base, ranges).Run(r.t.Context()))(r.t)
 }
 
 func (r *rig) restore(target string, names ...string) error {
@@ -214,8 +210,7 @@ func TestResume(t *testing.T) {
 	check.Is(t, check.Err(job.Run(ctx)), context.Canceled)
 	check.Fails(t, check.Err(os.Stat(r.path("snap")))) // or the file has its name already
 	job.Blocks = named(8*mib, ranges, -1, nil)
-	got, err := job.Run(t.Context())
-	r.must(err)
+	got := check.Value(job.Run(t.Context()))(r.t)
 	again := check.Value(os.ReadFile(r.path("snap")))(t)
 	check.That(t, bytes.Equal(again, whole) && got.Resumed != 0, "resumed at %d", got.Resumed)
 	for range 25 {
@@ -283,8 +278,7 @@ func TestBackupRefuses(t *testing.T) {
 			r.must(os.WriteFile(b.File+".part", disk, 0o600))
 		},
 		"another process": func(b *backup.Backup) {
-			file, err := os.Create(b.File + ".part")
-			r.must(err)
+			file := check.Value(os.Create(b.File + ".part"))(r.t)
 			t.Cleanup(func() { _ = file.Close() })
 			r.must(syscall.Flock(int(file.Fd()), syscall.LOCK_EX))
 		},
@@ -310,8 +304,7 @@ func TestRestoreResumes(t *testing.T) {
 	restore := func(left []byte) int64 {
 		t.Helper()
 		r.must(os.WriteFile(r.path("restored.part"), left, 0o600))
-		got, err := backup.Restore(t.Context(), []string{r.path("full"), r.path("one")}, r.path("restored"))
-		r.must(err)
+		got := check.Value(backup.Restore(t.Context(), []string{r.path("full"), r.path("one")}, r.path("restored")))(r.t)
 		is := check.Value(os.ReadFile(r.path("restored")))(t)
 		check.Require(t, bytes.Equal(is, r.volume), "something else was restored to %d bytes", len(left))
 		r.must(os.Remove(r.path("restored")))

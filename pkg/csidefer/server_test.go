@@ -89,14 +89,11 @@ func TestCapabilitiesAreReported(t *testing.T) {
 			reply, err := client.NodeGetCapabilities(t.Context(), &csi.NodeGetCapabilitiesRequest{})
 			check.That(t, err == nil && len(reply.GetCapabilities()) == len(c.want), "what the driver reports itself is doubled: %v, %v", reply, err)
 			info, err := client.NodeGetInfo(t.Context(), &csi.NodeGetInfoRequest{})
-			if err != nil || info.GetNodeId() != "n" {
-				t.Fatal(info, err)
-			}
+			check.Require(t, err == nil && info.GetNodeId() == "n", "%v %v", info, err)
 			fields := &csiv1.NodeGetInfoResponseFields{}
 			err = proto.Unmarshal(info.ProtoReflect().GetUnknown(), fields)
-			if diff := cmp.Diff(c.options.FileSystems, fields.GetSupportedFileSystems()); diff != "" || err != nil {
-				t.Error(diff, err)
-			}
+			diff := cmp.Diff(c.options.FileSystems, fields.GetSupportedFileSystems())
+			check.That(t, diff == "" && err == nil, "%v %v", diff, err)
 		})
 	}
 }

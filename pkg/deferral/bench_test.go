@@ -194,8 +194,7 @@ func (s *bench) asked() volume.Instruction {
 // published defers the volume, and forgets the steps.
 func (s *bench) published() {
 	s.Helper()
-	_, err := s.b.Defer(s.Context(), s.asked())
-	check.Must(s, err)
+	check.Must(s, check.Err(s.b.Defer(s.Context(), s.asked())))
 	s.said = nil
 }
 

@@ -230,9 +230,9 @@ func TestRefusedRelease(t *testing.T) {
 			check.Fails(t, check.Err(s.b.Release(t.Context(), s.asked().Target))) // or it was released
 			s.saw(c.steps...)
 			s.is(c.want)
-			if known := s.b.table.get(s.key); (known.refusal != nil) == known.removing || (known.problem != nil) != known.removing {
-				t.Errorf("it is shown with the refusal %v and the problem %v", known.refusal, known.problem)
-			}
+			known := s.b.table.get(s.key)
+			check.That(t, (known.refusal != nil) != known.removing && (known.problem != nil) == known.removing,
+				"it is shown with the refusal %v and the problem %v", known.refusal, known.problem)
 			s.fail, s.who = nil, ""
 			check.Value(s.b.Release(t.Context(), s.asked().Target))(t)
 			s.is("")

@@ -114,16 +114,16 @@ func TestKeptClaimOfNoVolume(t *testing.T) {
 		cfg.Kept = map[string]*os.File{"OTHER": file}
 		s.start(cfg)
 		check.Must(t, s.b.Load(t.Context()))
-		if n, problems := s.b.claims.Kept(), s.b.table.allProblems(); n != c.kept || len(problems) != c.kept || c.release != nil && c.kept > 0 != strings.Contains(fmt.Sprint(problems), "(unknown target") {
-			t.Errorf("%s: %d are kept, and the problems are %v", name, n, problems)
-		}
+		n, problems := s.b.claims.Kept(), s.b.table.allProblems()
+		check.That(t, n == c.kept && len(problems) == c.kept && (c.release == nil || c.kept > 0 == strings.Contains(fmt.Sprint(problems), "(unknown target")),
+			"%s: %d are kept, and the problems are %v", name, n, problems)
 		if c.release == nil {
 			continue
 		}
 		s.fail["free"] = errOpen
-		if _, err := c.release(s); c.kept > 0 && (volume.KindOf(err) != volume.Busy || s.b.claims.Kept() == 0) {
-			t.Errorf("%s: while somebody has a kept device open: %v", name, err)
-		}
+		_, err := c.release(s)
+		check.That(t, c.kept <= 0 || volume.KindOf(err) == volume.Busy && s.b.claims.Kept() != 0,
+			"%s: while somebody has a kept device open: %v", name, err)
 		s.fail = nil
 		v, err := c.release(s)
 		check.That(t, err == nil && s.b.claims.Kept() == 0 && (v.Target == s.asked().Target) != (name == "lost, by its key"),
@@ -232,8 +232,7 @@ func TestLostRecord(t *testing.T) {
 	reconcile := func(s *bench, who string, free error, want string, steps ...string) {
 		s.Helper()
 		s.who, s.fail = who, map[string]error{"free": free}
-		_, err := s.b.Reconcile(s.Context())
-		check.Must(s, err)
+		check.Must(s, check.Err(s.b.Reconcile(s.Context())))
 		s.saw(steps...)
 		s.is(want)
 	}

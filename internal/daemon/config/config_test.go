@@ -284,9 +284,8 @@ func TestNoHandlerLeft(t *testing.T) {
 	_, err := load(t, "{handlers: {kata: {enabled: false}, default: kata}, policy: {rules: [{name: r, defer: true, handler: kata}]}}")
 	check.Require(t, err != nil, "it was accepted")
 	for line := range strings.Lines(err.Error()) {
-		if line = strings.TrimSpace(line); strings.HasSuffix(line, " of") || strings.HasSuffix(line, ":") {
-			t.Errorf("it is said of an empty list: %s", line)
-		}
+		line = strings.TrimSpace(line)
+		check.That(t, !strings.HasSuffix(line, " of") && !strings.HasSuffix(line, ":"), "it is said of an empty list: %s", line)
 	}
 }
 
@@ -373,9 +372,8 @@ func TestRulesForPodsThatAskNeedACluster(t *testing.T) {
 		"front: {enabled: true}\ncluster: {inCluster: true}\n":    true,
 	} {
 		_, err := load(t, text+rules)
-		if (err == nil) != ok || (err != nil && !strings.Contains(err.Error(), "policy.rules[0] (\"asked\").annotated")) {
-			t.Errorf("%q: %v", text, err)
-		}
+		check.That(t, (err == nil) == ok && (err == nil || strings.Contains(err.Error(), "policy.rules[0] (\"asked\").annotated")),
+			"%q: %v", text, err)
 	}
 }
 

@@ -26,9 +26,8 @@ func TestRuntimeClassesOfKata(t *testing.T) {
 		verdict, err := rules.Decide(policy.Input{Driver: "d", RuntimeHandler: runtime, PodKnown: true})
 		switch {
 		case want == "refused":
-			if volume.KindOf(err) != volume.Unsupported || !strings.Contains(err.Error(), runtime) {
-				t.Errorf("%s: got handler %q, %v; want a refusal that names it", runtime, verdict.Handler, err)
-			}
+			check.That(t, volume.KindOf(err) == volume.Unsupported && strings.Contains(err.Error(), runtime),
+				"%s: got handler %q, %v; want a refusal that names it", runtime, verdict.Handler, err)
 		case err != nil || verdict.Handler != want:
 			t.Errorf("%s: got handler %q, %v; want %q", runtime, verdict.Handler, err, want)
 		}
@@ -48,9 +47,8 @@ policy:
 		"kata-old": "the configuration says so", "kata-qemu-tdx": "confidential", "crust": "handlers.crust.enabled",
 	} {
 		verdict, err := rules.Decide(policy.Input{Driver: "d", RuntimeHandler: runtime, PodKnown: true})
-		if verdict.Handler != want && (err == nil || !strings.Contains(err.Error(), want)) {
-			t.Errorf("%s: got handler %q, %v; want %s", runtime, verdict.Handler, err, want)
-		}
+		check.That(t, verdict.Handler == want || err != nil && strings.Contains(err.Error(), want),
+			"%s: got handler %q, %v; want %s", runtime, verdict.Handler, err, want)
 	}
 }
 

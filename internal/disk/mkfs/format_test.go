@@ -159,9 +159,8 @@ func FuzzParseProbe(f *testing.F) {
 	f.Add("DEVNAME=/dev/x\nTYPE=ext4\n", "", 0)
 	f.Fuzz(func(t *testing.T, stdout, stderr string, code int) {
 		got, ok := parseProbe(&result{Code: code, Stdout: stdout, Stderr: stderr})
-		if ok && got.nothing() && (code != blkidNothing || strings.Trim(stdout, "\n") != "" && !strings.HasPrefix(strings.Trim(stdout, "\n"), "DEVNAME=") || stderr != "") {
-			t.Errorf("blank by %d, %q, %q", code, stdout, stderr)
-		}
+		check.That(t, !ok || !got.nothing() || code == blkidNothing && (strings.Trim(stdout, "\n") == "" || strings.HasPrefix(strings.Trim(stdout, "\n"), "DEVNAME=")) && stderr == "",
+			"blank by %d, %q, %q", code, stdout, stderr)
 	})
 }
 
@@ -208,9 +207,7 @@ func TestMkfsOptions(t *testing.T) {
 func TestArgumentsOfMkfs(t *testing.T) {
 	root := Root{Group: 2000, Mode: 0o2775}
 	args, _ := ext4Args("u", []string{"-E", "stride=16", "-i", "16384"}, root)
-	if got := strings.Join(args, " "); got != "-q -m0 -U u -L crust-unfinished -i 16384 -E lazy_itable_init=1,lazy_journal_init=1,root_owner=0:2000,stride=16" {
-		t.Errorf("ext4: %s", got)
-	}
+	check.Equal(t, strings.Join(args, " "), "-q -m0 -U u -L crust-unfinished -i 16384 -E lazy_itable_init=1,lazy_journal_init=1,root_owner=0:2000,stride=16", "ext4")
 	args, prototype := xfsArgs("u", nil, root)
 	check.That(t, slices.Contains(args, "-p") && prototype == "/\n0 0\nd-g775 0 2000\n$\n", "xfs: %q, %q", args, prototype)
 	args, prototype = xfsArgs("u", nil, Root{})

@@ -68,9 +68,8 @@ func TestExtState(t *testing.T) {
 	raw := extImage(nil)
 	binary.LittleEndian.PutUint16(raw[extStart+extState:], extErrorState)
 	super, err := Read(bytesAt(raw), "ext4")
-	if err != nil || super.Errors == nil || super.Clean || super.Errors.Words() != "the filesystem has errors on record: run e2fsck while no pod has the volume" {
-		t.Errorf("%+v, %v", super, err)
-	}
+	check.That(t, err == nil && super.Errors != nil && !super.Clean && super.Errors.Words() == "the filesystem has errors on record: run e2fsck while no pod has the volume",
+		"%+v, %v", super, err)
 }
 
 func TestXFSAndBtrfsTellTheirSize(t *testing.T) {

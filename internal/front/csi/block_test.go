@@ -140,9 +140,8 @@ func TestStatsComeFromTheSandbox(t *testing.T) {
 	reply, err := r.kubelet.NodeGetVolumeStats(t.Context(), ask)
 	r.ok(nil, err)
 	old, err := kubelet.Condition(reply)
-	if err != nil || old.GetAbnormal() || old.GetMessage() == "" || reply.GetUsage()[0].GetTotal() != 10 || reply.GetUsage()[0].GetUnit() != csi.VolumeUsage_BYTES {
-		t.Errorf("fresh: %v, %v", reply, err)
-	}
+	check.That(t, err == nil && !old.GetAbnormal() && old.GetMessage() != "" && reply.GetUsage()[0].GetTotal() == 10 && reply.GetUsage()[0].GetUnit() == csi.VolumeUsage_BYTES,
+		"fresh: %v, %v", reply, err)
 	calls := r.driver.said()
 	check.That(t, len(calls) == 2, "the driver was asked: %q", calls)
 }

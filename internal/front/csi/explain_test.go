@@ -72,9 +72,9 @@ func TestExplanationsAreTrue(t *testing.T) {
 					}
 					pod.Volumes[0].Mark = r.front.Mark(driverName, "vol-1")
 					e := r.front.rules.Load().Explain(&pod, &pod.Volumes[0], known, "ext4", driver)
-					if got := r.outcome(&pod.Volumes[0], group); !strings.HasPrefix(e.Outcome, got.outcome) || !strings.HasSuffix(e.Because[len(e.Because)-1], got.because) {
-						t.Fatalf("%+v: explained as\n%s, and it was %+v", pod, e.String(), got)
-					}
+					got := r.outcome(&pod.Volumes[0], group)
+					check.Require(t, strings.HasPrefix(e.Outcome, got.outcome) && strings.HasSuffix(e.Because[len(e.Because)-1], got.because),
+						"%+v: explained as\n%s, and it was %+v", pod, e.String(), got)
 					seen[strings.Fields(e.Outcome)[0]]++
 				}
 			})

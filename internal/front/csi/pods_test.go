@@ -167,9 +167,9 @@ func TestPodOfTheTarget(t *testing.T) {
 	publish := r.publishReq("p1")
 	publish.VolumeContext = nil // a driver without podInfoOnMount
 	r.ok(nil, r.tryPublish(publish))
-	if in := r.broker.asked; in.Group != "1000" || in.Origin.PodName != "name-of-p1" || in.Origin.PodNamespace != "ns" || in.Origin.PVC != "data" {
-		t.Errorf("instruction: %+v", in)
-	}
+	in := r.broker.asked
+	check.That(t, in.Group == "1000" && in.Origin.PodName == "name-of-p1" && in.Origin.PodNamespace == "ns" && in.Origin.PVC == "data",
+		"instruction: %+v", in)
 	r.ok(nil, r.unpublish("p1"))
 	r.driver.said()
 	publish.VolumeContext = map[string]string{decision.PodUIDKey: "p2"}

@@ -48,9 +48,8 @@ func outcomeOf(ctx context.Context, conn *grpc.ClientConn, method string, option
 
 func failure(t *testing.T) error {
 	t.Helper()
-	detailed, err := status.New(codes.ResourceExhausted, "the pool is full: ünïcode, %25\n").
-		WithDetails(&errdetails.RetryInfo{}, &errdetails.ErrorInfo{Reason: "FULL", Domain: "driver.example"})
-	check.Must(t, err)
+	detailed := check.Value(status.New(codes.ResourceExhausted, "the pool is full: ünïcode, %25\n").
+		WithDetails(&errdetails.RetryInfo{}, &errdetails.ErrorInfo{Reason: "FULL", Domain: "driver.example"}))(t)
 	return detailed.Err()
 }
 

@@ -73,9 +73,8 @@ func TestTheAPIServerIsAway(t *testing.T) {
 	n := f.count("get persistentvolumeclaimsdefault/open")
 	check.That(t, n == gets, "a server that is away was asked for a claim %d times", n-gets)
 	s := c.State()
-	if s.Synced["pods"] || s.LastHeard.Before(heard) || !strings.Contains(s.Problems[0], "cannot be reached") || c.Problem() == nil {
-		t.Errorf("state %+v", s)
-	}
+	check.That(t, !s.Synced["pods"] && !s.LastHeard.Before(heard) && strings.Contains(s.Problems[0], "cannot be reached") && c.Problem() != nil,
+		"state %+v", s)
 
 	f.setAway(false)
 	synced(t, c)

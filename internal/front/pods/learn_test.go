@@ -24,9 +24,7 @@ func unknownOf(t *testing.T, p decision.Pod, name string) error {
 	t.Helper()
 	for _, v := range p.Volumes {
 		if v.Name == name {
-			if v.Unknown != nil && (v.Driver != "" || v.VolumeID != "") {
-				t.Errorf("unknown and named: %+v", v)
-			}
+			check.That(t, v.Unknown == nil || v.Driver == "" && v.VolumeID == "", "unknown and named: %+v", v)
 			return v.Unknown
 		}
 	}
@@ -291,13 +289,12 @@ func TestHostileTextIsBounded(t *testing.T) {
 	_, err := policy.ParseAnnotation(got.Asks)
 	check.That(t, err != nil && len(got.Asks) <= policy.MaxAnnotation+8, "%d bytes of the annotation", len(got.Asks))
 	check.That(t, len(got.Volumes) == maxVolumes, "%d volumes", len(got.Volumes))
-	if v := got.Volumes[0]; len(v.Together) != maxSubPaths || len(v.Spaced) != maxSubPaths || len(v.Mounts) != 2*maxSubPaths {
-		t.Errorf("%d and %d containers, %d mounts", len(v.Together), len(v.Spaced), len(v.Mounts))
-	}
+	v := got.Volumes[0]
+	check.That(t, len(v.Together) == maxSubPaths && len(v.Spaced) == maxSubPaths && len(v.Mounts) == 2*maxSubPaths,
+		"%d and %d containers, %d mounts", len(v.Together), len(v.Spaced), len(v.Mounts))
 	paths := got.Volumes[0].SubPaths
-	if len(paths) == 0 || len(paths) > maxSubPaths || len(paths[0]) > maxSubPath || strings.ContainsRune(paths[0], '\uFFFD') {
-		t.Errorf("%d subPaths", len(paths))
-	}
+	check.That(t, len(paths) != 0 && len(paths) <= maxSubPaths && len(paths[0]) <= maxSubPath && !strings.ContainsRune(paths[0], '\uFFFD'),
+		"%d subPaths", len(paths))
 	long := apiserver.Clipped(errors.New(strings.Repeat("x", 10_000)))
 	check.That(t, len(long.Error()) <= 300+8, "%d bytes of an error", len(long.Error()))
 }

@@ -76,9 +76,7 @@ func TestAllThatIsToldOfAPod(t *testing.T) {
 	}
 	diff := cmp.Diff(want, got, cmpopts.EquateErrors())
 	check.That(t, diff == "", "%v", diff)
-	if got := f.selectorOf("pods"); got != "spec.nodeName="+thisNode {
-		t.Errorf("pods were asked for by %q", got)
-	}
+	check.Equal(t, f.selectorOf("pods"), "spec.nodeName="+thisNode, "pods were asked for by")
 	users := usersOf(t, c, "vol-data")
 	check.That(t, slices.Equal(users, []string{"web-0"}), "using: %v", users)
 }

@@ -71,7 +71,6 @@ func TestQuestionsAreTimed(t *testing.T) {
 		}})
 	_, _ = c.ByUID(t.Context(), "uid-a")
 	_, _ = c.Using(t.Context(), driver, "vol-a")
-	if a, b := <-asked, <-asked; a != "pod failed" || b != "volume failed" {
-		t.Errorf("got %q, %q", a, b)
-	}
+	a, b := <-asked, <-asked
+	check.That(t, a == "pod failed" && b == "volume failed", "got %q, %q", a, b)
 }

@@ -46,9 +46,9 @@ func TestParseAnnotation(t *testing.T) {
 			t.Errorf("%.40q: got %+v, %v", value, got, err)
 			continue
 		}
-		if text := err.Error(); len(text) > 700 || strings.ContainsAny(text, "\x1b\n") || !strings.Contains(text, AnnotationKey) {
-			t.Errorf("%.40q: the error is %q", value, text)
-		}
+		text := err.Error()
+		check.That(t, len(text) <= 700 && !strings.ContainsAny(text, "\x1b\n") && strings.Contains(text, AnnotationKey),
+			"%.40q: the error is %q", value, text)
 	}
 }
 
@@ -134,18 +134,18 @@ func TestInlineVolumesAttributesOnlyAsk(t *testing.T) {
 				Driver: c.driver, RuntimeHandler: c.handler, PodKnown: true, Inline: true, AccessMode: "SINGLE_NODE_WRITER",
 				Context: map[string]string{ContextKey: c.word},
 			})
-			if diff := cmp.Diff(c.want, got, noTrace); diff != "" || (err != nil) != (c.says != nil) || (err != nil && volume.KindOf(err) != volume.Denied) {
-				t.Fatalf("%v\n%s", err, diff)
-			}
+			diff := cmp.Diff(c.want, got, noTrace)
+			check.Require(t, diff == "" && (err != nil) == (c.says != nil) && (err == nil || volume.KindOf(err) == volume.Denied),
+				"%v\n%s", err, diff)
 			for _, want := range c.says {
 				check.That(t, strings.Contains(err.Error(), want), "%q does not say %q", err, want)
 			}
 		})
 	}
 	inline := Input{Driver: "ebs", Inline: true, Context: map[string]string{ContextKey: "false"}}
-	if _, err := p.Decide(inline); volume.KindOf(err) != volume.Unsupported || strings.Contains(err.Error(), ContextKey) {
-		t.Errorf("the pod is not known, and its author is told to decide: %v", err)
-	}
+	_, err := p.Decide(inline)
+	check.That(t, volume.KindOf(err) == volume.Unsupported && !strings.Contains(err.Error(), ContextKey),
+		"the pod is not known, and its author is told to decide: %v", err)
 }
 
 // FuzzAnnotation: whatever a pod asks for, parsing ends, is bounded, and changes

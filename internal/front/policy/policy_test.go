@@ -197,9 +197,9 @@ func TestRulesByThePod(t *testing.T) {
 			"%s: it is classed %s, so kubelet may give up", name, volume.KindOf(err))
 	}
 	p.Rules[0].Format = volume.FormatNever
-	if _, err := p.Decide(Input{Requested: true}); volume.KindOf(err) != volume.Unsupported || !strings.Contains(err.Error(), "goes by namespaces of the pod") {
-		t.Errorf("how it is deferred depends on the pod: %v", err)
-	}
+	_, err := p.Decide(Input{Requested: true})
+	check.That(t, volume.KindOf(err) == volume.Unsupported && strings.Contains(err.Error(), "goes by namespaces of the pod"),
+		"how it is deferred depends on the pod: %v", err)
 }
 
 func TestDecideNeverGuesses(t *testing.T) {

@@ -76,9 +76,8 @@ func TestDriverThatIsMissingInTheCSINodeIsRenewed(t *testing.T) {
 	w.served("driver.sock")
 	check.Eventually(t, "it is shown as missing no more", func() bool { return !w.missing() })
 	w.steady()
-	if w.renewals.Load() != 1 || !w.shownMissing.Load() {
-		t.Errorf("it was renewed %d times; it was shown as missing: %t", w.renewals.Load(), w.shownMissing.Load())
-	}
+	check.That(t, w.renewals.Load() == 1 && w.shownMissing.Load(),
+		"it was renewed %d times; it was shown as missing: %t", w.renewals.Load(), w.shownMissing.Load())
 }
 
 // TestNoRenewalOfAMissingDriverWhileAnotherSocketStands: kubelet could take that one.
@@ -163,9 +162,8 @@ func TestOneLookProvesNothing(t *testing.T) {
 		between(w)
 		check.That(t, !w.look(false, nil), "%s: it is renewed", what)
 		check.That(t, w.look(false, nil) && w.missing(name), "%s: it is not renewed after two looks", what)
-		if w.look(false, errors.New("the API server is away")); w.missing(name) {
-			t.Errorf("%s: it is shown as missing while that is not known", what)
-		}
+		w.look(false, errors.New("the API server is away"))
+		check.That(t, !w.missing(name), "%s: it is shown as missing while that is not known", what)
 	}
 }
 

@@ -32,9 +32,9 @@ func TestTimesOfAState(t *testing.T) {
 	down := s.state()
 	s.setProblem(errors.New("another name"))
 	s.setKubelet("refused: the same name")
-	if now := s.state(); !down.Since.After(ready) || now.Since != down.Since || down.Waiting.IsZero() || now.Waiting != down.Waiting {
-		t.Errorf("ready at %v, down at %+v, then %+v", ready, down, now)
-	}
+	now := s.state()
+	check.That(t, down.Since.After(ready) && now.Since == down.Since && !down.Waiting.IsZero() && now.Waiting == down.Waiting,
+		"ready at %v, down at %+v, then %+v", ready, down, now)
 	s.setKubelet(registered)
 	check.That(t, s.state().Waiting.IsZero(), "registered, and waiting since %v", s.state().Waiting)
 }

@@ -68,8 +68,8 @@ func TestFailpoints(t *testing.T) {
 	check.That(t, err == nil && took >= 150*time.Millisecond, "sleep: took %v, %v", took, err)
 	for _, wrong := range []string{"x", "x=", "x=error", "x@0=kill", "x@a=kill", "x=sleep:soon"} {
 		var exit *exec.ExitError
-		if _, _, err := runIt(wrong); !errors.As(err, &exit) || exit.ExitCode() != 2 || !strings.Contains(string(exit.Stderr), "CRUST_FAILPOINTS") {
-			t.Errorf("%q is taken: %v", wrong, err)
-		}
+		_, _, err := runIt(wrong)
+		check.That(t, errors.As(err, &exit) && exit.ExitCode() == 2 && strings.Contains(string(exit.Stderr), "CRUST_FAILPOINTS"),
+			"%q is taken: %v", wrong, err)
 	}
 }

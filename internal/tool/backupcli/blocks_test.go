@@ -93,9 +93,8 @@ func TestBlocksFormats(t *testing.T) {
 	}
 	f.ranges = f.ranges[2:3]
 	r := b.run("blocks", "snap", "--base", "before", "--csi-socket", "unix://"+socket, "-o", "qemu-img-map")
-	if r.code != command.ExitOK || !strings.HasPrefix(r.out, `[{ "start": 0, "length": 1048576, "depth": 1,`) || len(f.deltas) != 1 || f.deltas[0] != "before snap" {
-		t.Errorf("%v, %+v", f.deltas, r)
-	}
+	check.That(t, r.code == command.ExitOK && strings.HasPrefix(r.out, `[{ "start": 0, "length": 1048576, "depth": 1,`) && len(f.deltas) == 1 && f.deltas[0] == "before snap",
+		"%v, %+v", f.deltas, r)
 }
 
 func TestBlocksPicture(t *testing.T) {
@@ -122,9 +121,8 @@ A character is 8KiB: . nothing, : + * some, # all of it.
 		for _, b.width = range []int{1, 40, 100, 1000} {
 			r := b.run("blocks", "snap\x1b[2J", "--csi-socket", socket, "--base", "b")
 			lines := strings.Split(r.out, "\n")
-			if r.code != command.ExitOK || len(lines) > 8+3 || !strings.Contains(r.out, "\x1b[33m█") || strings.Contains(r.out, "\x1b[2J") || strings.Contains(r.out, "·\x1b") {
-				t.Fatalf("%d bytes, width %d: %+v", capacity, b.width, r)
-			}
+			check.Require(t, r.code == command.ExitOK && len(lines) <= 8+3 && strings.Contains(r.out, "\x1b[33m█") && !strings.Contains(r.out, "\x1b[2J") && !strings.Contains(r.out, "·\x1b"),
+				"%d bytes, width %d: %+v", capacity, b.width, r)
 			for _, line := range lines[1 : len(lines)-2] {
 				plain := strings.ReplaceAll(strings.ReplaceAll(line, "\x1b[33m", ""), "\x1b[0m", "")
 				n := utf8.RuneCountInString(plain)

@@ -191,9 +191,8 @@ func TestReleaseForcesOnlyWhenTold(t *testing.T) {
 		b.admin.released.GetVolume() == idA && !b.admin.released.GetForce(), "%+v, sent %v", r, b.admin.released)
 	b.admin.heldBy, b.admin.released = `process 4711 ("qemu")`, nil
 	r = b.run("release", idA, "--force") // there is no terminal to ask at
-	if r.code != command.ExitUsage || !strings.Contains(r.err, "volume data of pod shop/web-0") || !strings.Contains(r.err, "sandbox 5a5a") || b.admin.released != nil {
-		t.Errorf("%+v, sent %v", r, b.admin.released)
-	}
+	check.That(t, r.code == command.ExitUsage && strings.Contains(r.err, "volume data of pod shop/web-0") && strings.Contains(r.err, "sandbox 5a5a") && b.admin.released == nil,
+		"%+v, sent %v", r, b.admin.released)
 	r = b.run("release", idA, "--force", "--yes")
 	check.That(t, r.code == command.ExitOK && strings.Contains(r.out, "4711") && b.admin.released.GetForce(), "%+v, sent %v", r, b.admin.released)
 	r = b.run("release")
@@ -233,9 +232,8 @@ func TestEndAsks(t *testing.T) {
 		check.Must(t, errors.Join(err, answers.Close()))
 		b.keys, b.admin.ended = keys, nil
 		r := b.run("end", "aa11bb")
-		if (r.code == command.ExitOK) != ended || slices.Equal(b.admin.ended, []int32{4711}) != ended || !strings.Contains(r.err, `process 4711 ("qemu"), control group /kata/5a`) || !strings.Contains(r.err, "volume data of pod shop/web-0") {
-			t.Errorf("answer %q: %+v, ended %v", answer, r, b.admin.ended)
-		}
+		check.That(t, (r.code == command.ExitOK) == ended && slices.Equal(b.admin.ended, []int32{4711}) == ended && strings.Contains(r.err, `process 4711 ("qemu"), control group /kata/5a`) && strings.Contains(r.err, "volume data of pod shop/web-0"),
+			"answer %q: %+v, ended %v", answer, r, b.admin.ended)
 		_ = keys.Close()
 	}
 }
@@ -248,9 +246,8 @@ func TestBareNames(t *testing.T) {
 		for _, args := range []string{"release", "release --yes", "release --force", "release --force --yes", "end", "end --yes"} {
 			b.admin.released, b.admin.ended = nil, nil
 			r := b.run(append(strings.Fields(args), name)...)
-			if r.code != command.ExitUsage || !strings.Contains(r.err, "the whole id") || !strings.Contains(r.err, idA) || b.admin.released != nil || b.admin.ended != nil {
-				t.Errorf("%s %s: %+v, sent %v, %v", args, name, r, b.admin.released, b.admin.ended)
-			}
+			check.That(t, r.code == command.ExitUsage && strings.Contains(r.err, "the whole id") && strings.Contains(r.err, idA) && b.admin.released == nil && b.admin.ended == nil,
+				"%s %s: %+v, sent %v, %v", args, name, r, b.admin.released, b.admin.ended)
 		}
 	}
 	for _, name := range []string{idA, "/var/lib/kubelet/pods/a/mount", "shop/web-0", "shop/data"} {

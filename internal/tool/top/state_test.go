@@ -292,9 +292,9 @@ func TestFilter(t *testing.T) {
 	check.That(t, slices.Equal(got, []string{"vol-99ff"}) && s.list.filter.text == "web", "kept: %v by %q", got, s.list.filter.text)
 	press(s, "/", "q", "esc")
 	check.That(t, s.list.filter.text == "web" && len(s.list.rows) == 1, "not as before: %q", s.list.filter.text)
-	if effects := press(s, "esc"); s.list.filter.text != "" || len(s.list.rows) != 6 || len(effects) > 0 && effects[0] == (Quit{}) {
-		t.Errorf("the filter is not off: %q, %v", s.list.filter.text, effects)
-	}
+	effects := press(s, "esc")
+	check.That(t, s.list.filter.text == "" && len(s.list.rows) == 6 && (len(effects) == 0 || effects[0] != (Quit{})),
+		"the filter is not off: %q, %v", s.list.filter.text, effects)
 	press(s, "/")
 	s.Apply(Key{Name: "paste", Text: strings.Repeat("容", 1000)})
 	check.Equal(t, len([]rune(*s.list.filter.typed)), maxFilter, "signs that were taken")

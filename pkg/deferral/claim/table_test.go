@@ -115,9 +115,9 @@ func TestKeptClaimOfAnotherDevice(t *testing.T) {
 			}
 			file := check.Value(os.Open(os.DevNull))(t)
 			r, table := Request{Volume: v, Mountable: mountable}, newTable(t, nil, map[string]*os.File{name: file}, &fakeOpeners{})
-			if err := table.Reclaim(t.Context(), r); err == nil || volume.KindOf(err) != want || table.Has(r) || table.Kept() != 1 {
-				t.Errorf("%s, mountable %v: claimed by the descriptor of another device: %v", name, mountable, err)
-			}
+			err := table.Reclaim(t.Context(), r)
+			check.That(t, err != nil && volume.KindOf(err) == want && !table.Has(r) && table.Kept() == 1,
+				"%s, mountable %v: claimed by the descriptor of another device: %v", name, mountable, err)
 		}
 	}
 }
@@ -178,9 +178,9 @@ func TestTwoLoopDevicesOfOneImage(t *testing.T) {
 		for n, allowed := range []bool{true, readOnly} {
 			id := block(7, uint32(n))
 			v := &volume.Volume{Key: volume.Key(rune('a' + n)), Target: "/t", ReadOnly: readOnly, Device: deviceAs(id)}
-			if _, err := o.reserveBacking(v, sys.NoFD, id); (err == nil) != allowed || err != nil && volume.KindOf(err) != volume.InUse {
-				t.Errorf("read-only %v, loop device %d: %v", readOnly, n, err)
-			}
+			_, err := o.reserveBacking(v, sys.NoFD, id)
+			check.That(t, (err == nil) == allowed && (err == nil || volume.KindOf(err) == volume.InUse),
+				"read-only %v, loop device %d: %v", readOnly, n, err)
 		}
 		writer := &volume.Volume{Key: "w", Target: "/w", Device: deviceAs(image)}
 		check.Kind(t, o.reserve(writer, image), volume.InUse) // the image itself

@@ -353,10 +353,9 @@ func TestOddThingsInTheTree(t *testing.T) {
 	check.Must(t, unix.Mkfifo(b.path(v, "pipe"), 0o600))
 	b.stop()
 	b.start(t)
-	if orphans, err := b.h.Orphans(func(volume.Key) bool { return false }); err != nil || len(orphans) != 1 {
-		t.Errorf("orphans: %v, %v", orphans, err)
-	}
-	_, err := b.h.Stats(t.Context(), v)
+	orphans, err := b.h.Orphans(func(volume.Key) bool { return false })
+	check.That(t, err == nil && len(orphans) == 1, "orphans: %v, %v", orphans, err)
+	_, err = b.h.Stats(t.Context(), v)
 	handlers.WantError(t, err, volume.NoSandbox, v)
 	check.Equal(t, len(b.h.Adopted()), 0, "adopted devices")
 }

@@ -86,9 +86,9 @@ func TestUnseenSandboxIsUnknown(t *testing.T) {
 func wantForgotten(t *testing.T, b *bench, v *volume.Volume, id string) {
 	t.Helper()
 	_, err := b.h.InUse(t.Context(), v)
-	if of, is := errors.AsType[*deferral.ForgottenError](err); !is || !slices.Equal(of.Sandboxes, []string{id}) || volume.KindOf(err) != volume.Busy {
-		t.Errorf("in use: %v, want the forgotten sandbox %s", err, id)
-	}
+	of, is := errors.AsType[*deferral.ForgottenError](err)
+	check.That(t, is && slices.Equal(of.Sandboxes, []string{id}) && volume.KindOf(err) == volume.Busy,
+		"in use: %v, want the forgotten sandbox %s", err, id)
 }
 
 // A shim that died is no proof while the container runtime still lists its sandbox. A list without it

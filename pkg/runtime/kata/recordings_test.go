@@ -174,9 +174,8 @@ func (r *replay) wantRefused(s step) {
 	r.t.Helper()
 	r.plugs, r.asked = append(r.plugs, s), nil
 	err := r.vm.CreateContainer(s.Container, []kataemu.Mount{{Destination: "/data", Source: r.volume(s.Device).Target}})
-	if err == nil || !strings.Contains(err.Error(), s.Error) || len(r.asked) > 0 || len(r.plugs) > 0 {
-		r.t.Fatalf("%s: %v, and Kata: %q; the agent was asked %v; not plugged in: %v", s.Container, err, s.Error, r.asked, r.plugs)
-	}
+	check.Require(r.t, err != nil && strings.Contains(err.Error(), s.Error) && len(r.asked) == 0 && len(r.plugs) == 0,
+		"%s: %v, and Kata: %q; the agent was asked %v; not plugged in: %v", s.Container, err, s.Error, r.asked, r.plugs)
 }
 
 func (r *replay) wantUnplugged() {
@@ -203,9 +202,8 @@ func (r *replay) create(s step) {
 	r.asked, r.refusal = nil, s.Error
 	err := r.vm.CreateContainer(s.Container, mounts)
 	check.Require(r.t, (err != nil) == (s.Error != ""), "%s: %v, and Kata: %q", s.Container, err, s.Error)
-	if len(r.plugs) > 0 || len(r.asked) != 1 {
-		r.t.Fatalf("%s: the agent was asked %d times; not plugged in: %v", s.Container, len(r.asked), r.plugs)
-	}
+	check.Require(r.t, len(r.plugs) == 0 && len(r.asked) == 1,
+		"%s: the agent was asked %d times; not plugged in: %v", s.Container, len(r.asked), r.plugs)
 	want := kataemu.Request{Container: s.Container, Storages: s.Storages, Mounts: s.Mounts}
 	check.Same(r.t, cmp.Diff(plain(r.t, want), plain(r.t, r.asked[0])), "%s (-Kata +emulation)", s.Container)
 }

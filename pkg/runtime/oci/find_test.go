@@ -70,8 +70,7 @@ func bind(source string, options ...string) *specs.Spec {
 // find looks for exactly one volume.
 func (n *node) find(spec *specs.Spec, pod string) *Mount {
 	n.t.Helper()
-	found, err := Find(n.cfg, spec, pod)
-	n.must(err)
+	found := check.Value(Find(n.cfg, spec, pod))(n.t)
 	check.Require(n.t, len(found) == 1, "found %d", len(found))
 	n.t.Cleanup(func() { _ = found[0].Close() })
 	return found[0]
@@ -80,9 +79,7 @@ func (n *node) find(spec *specs.Spec, pod string) *Mount {
 func (n *node) refused(spec *specs.Spec, pod string, want error) {
 	n.t.Helper()
 	found, err := Find(n.cfg, spec, pod)
-	if err == nil || found != nil || (want != nil && !errors.Is(err, want)) {
-		n.t.Fatalf("found %d, error %v, want %v", len(found), err, want)
-	}
+	check.Require(n.t, err != nil && found == nil && (want == nil || errors.Is(err, want)), "found %d, error %v, want %v", len(found), err, want)
 }
 
 func TestByPath(t *testing.T) {
@@ -206,8 +203,7 @@ func TestAnUnknownTypeIsRefused(t *testing.T) {
 	n := newNode(t)
 	target := n.publish("a", "pod")
 	file := filepath.Join(n.cfg.Root, abi.DirName(target), abi.InfoName)
-	raw, err := os.ReadFile(file)
-	n.must(err)
+	raw := check.Value(os.ReadFile(file))(n.t)
 	n.must(os.WriteFile(file, []byte(strings.Replace(string(raw), `"block"`, `"block2"`, 1)), 0o600))
 	n.refused(bind(target), "pod", ErrType)
 }

@@ -95,9 +95,9 @@ func TestNotReadyMayLive(t *testing.T) {
 				fake.processes["sb-1"] = process
 				tracker, told := ready(t, fake)
 				_, known := tracker.PodOf("sb-1")
-				if listed, err := tracker.Listed(t.Context()); err != nil || known != lives || listed["sb-1"] != (lives || process == "none") {
-					t.Errorf("known: %v; listed: %v, %v", known, listed, err)
-				}
+				listed, err := tracker.Listed(t.Context())
+				check.That(t, err == nil && known == lives && listed["sb-1"] == (lives || process == "none"),
+					"known: %v; listed: %v, %v", known, listed, err)
 				begin := time.Now()
 				fake.end("sb-0")
 				check.Eventually(t, "the other one's end", func() bool { return told.has("gone sb-0") })

@@ -195,16 +195,15 @@ func TestPublishWithoutPodFollowsOtherPods(t *testing.T) {
 	all := &Rules{Policy: &policy.Policy{Rules: []policy.Rule{{Name: "all", Defer: true}}}}
 	none := &Rules{Policy: &policy.Policy{}}
 	onHost := &State{OnHost: []string{"/other"}, Holder: func(target string) string { return target }}
-	if got, err := all.Publish(request(nil), onHost, nil); err != nil || got.Defer || got.Rule != heldOnHost {
-		t.Errorf("held on the host: %+v, %v", got, err)
-	}
+	got, err := all.Publish(request(nil), onHost, nil)
+	check.That(t, err == nil && !got.Defer && got.Rule == heldOnHost, "held on the host: %+v, %v", got, err)
 	elsewhere := &State{Elsewhere: []deferral.Status{deferredFor("", false)}}
 	if got, err := none.Publish(request(nil), elsewhere, nil); err != nil || !got.Defer || got.Rule != `rule "kata"` || got.Format != volume.FormatNever {
 		t.Errorf("deferred: %+v, %v", got, err)
 	}
 	asked := request(nil)
 	asked.Requested = true
-	_, err := none.Publish(asked, onHost, nil)
+	_, err = none.Publish(asked, onHost, nil)
 	refused(t, err, volume.InUse, refusal.PartyVolume, policy.RuleRequested, "/other")
 	elsewhere.Elsewhere[0].Origin.Rule = policy.RuleRequested
 	_, err = none.Publish(request(nil), elsewhere, nil)

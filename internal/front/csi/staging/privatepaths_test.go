@@ -20,9 +20,8 @@ func TestPrivatePathsAreAPureHash(t *testing.T) {
 	} {
 		id := VolumeID{parts[0], parts[1]}
 		path := p.Publish(id, parts[2])
-		if path != p.Publish(id, parts[2]) || filepath.Clean(path) != path || !strings.HasPrefix(path, "/var/lib/kubelet/plugins/") {
-			t.Errorf("%q: %s", parts, path)
-		}
+		check.That(t, path == p.Publish(id, parts[2]) && filepath.Clean(path) == path && strings.HasPrefix(path, "/var/lib/kubelet/plugins/"),
+			"%q: %s", parts, path)
 		other, double := seen[path]
 		check.That(t, !double, "%q and %s have one path", parts, other)
 		seen[path] = strings.Join(parts[:], " ")
@@ -34,9 +33,8 @@ func TestPrivatePathsAreAPureHash(t *testing.T) {
 	for _, name := range []string{filepath.Base(filepath.Dir(path)), filepath.Base(staging)} {
 		check.That(t, len(validation.NameIsDNSSubdomain(name, false)) != 0, "a persistent volume can be called %s", name)
 	}
-	if !forDrivers.MatchString(path) || !strings.Contains(staging, "/csi/volumeDevices/staging/pvc-") {
-		t.Errorf("published at %s, staged at %s", path, staging)
-	}
+	check.That(t, forDrivers.MatchString(path) && strings.Contains(staging, "/csi/volumeDevices/staging/pvc-"),
+		"published at %s, staged at %s", path, staging)
 }
 
 // TestPathsOfAnEarlierConfiguration stay a volume's while it is there, and while it cannot be seen whether it is.

@@ -76,9 +76,9 @@ func TestDetailsOfADriversError(t *testing.T) {
 func TestMountOptionsWithSecrets(t *testing.T) {
 	req := withFlags("noatime", "vers=3,password=hunter2,x", "auth_token=a,b", "secret=c=,d")
 	err := (&Driver{Name: "d"}).Error("asked", status.Error(codes.Internal, "mount -o noatime,vers=3,password=hunter2,x,auth_token=a,b,secret=c=,d /dev/x: exit 32"), SecretsOf(req))
-	if text := status.Convert(err).Message(); strings.Contains(text, "hunter2") || strings.Contains(text, "a,b") || strings.Contains(text, "c=,d") || !strings.Contains(text, "noatime,vers=3") {
-		t.Errorf("got %q", text)
-	}
+	text := status.Convert(err).Message()
+	check.That(t, !strings.Contains(text, "hunter2") && !strings.Contains(text, "a,b") && !strings.Contains(text, "c=,d") && strings.Contains(text, "noatime,vers=3"),
+		"got %q", text)
 }
 
 // TestSecretsAreBounded: who may create a PersistentVolume cannot have the daemon make gigabytes of forms of its
@@ -103,9 +103,8 @@ func TestSecretsAreBounded(t *testing.T) {
 // TestManyMountFlags: what looks for secrets in each of half a million flags must allocate nothing for one.
 func TestManyMountFlags(t *testing.T) {
 	req := withFlags(make([]string, 10_000)...)
-	if n := testing.AllocsPerRun(1, func() { newStage(req, "") }); n > 100 {
-		t.Errorf("%v allocations", n)
-	}
+	n := testing.AllocsPerRun(1, func() { newStage(req, "") })
+	check.That(t, n <= 100, "%v allocations", n)
 }
 
 func withFlags(flags ...string) *csi.NodeStageVolumeRequest {

@@ -55,12 +55,10 @@ func expect(t *testing.T, s *Scanner, f File, holder, failed int) {
 	began := time.Now()
 	found, err := s.Find(t.Context(), nil, f)
 	t.Logf("%v: %v, %v after %v", f, found, err, time.Since(began).Round(time.Millisecond/10))
-	if holder == 0 && len(found) > 0 || holder != 0 && (len(found) == 0 || found[0].PID != holder) {
-		t.Errorf("%v: found %v, want process %d", f, found, holder)
-	}
-	if (err != nil) != (failed != 0) || err != nil && !strings.Contains(err.Error(), "process "+strconv.Itoa(failed)) {
-		t.Errorf("%v: error %v, want one that names process %d", f, err, failed)
-	}
+	check.That(t, (holder != 0 || len(found) == 0) && (holder == 0 || len(found) != 0 && found[0].PID == holder),
+		"%v: found %v, want process %d", f, found, holder)
+	check.That(t, (err != nil) == (failed != 0) && (err == nil || strings.Contains(err.Error(), "process "+strconv.Itoa(failed))),
+		"%v: error %v, want one that names process %d", f, err, failed)
 }
 
 func openMany(many string) error {
@@ -365,9 +363,8 @@ func TestAHangingLook(t *testing.T) {
 		expect(t, s, device, 0, 0)
 		expect(t, s, other, second.Process.Pid, 0)
 	}
-	if s.mu.Lock(); len(s.hung) != 1 {
-		t.Errorf("%d looks hang", len(s.hung))
-	}
+	s.mu.Lock()
+	check.That(t, len(s.hung) == 1, "%d looks hang", len(s.hung))
 	s.mu.Unlock()
 	release()
 	check.Eventually(t, "the look has returned", func() bool { s.mu.Lock(); defer s.mu.Unlock(); return len(s.hung) == 0 })
@@ -389,9 +386,7 @@ func TestADeviceIsNotPassedOver(t *testing.T) {
 			break
 		}
 	}
-	if path == "" && os.Getenv("CI") == "true" {
-		t.Fatal("this machine has no block device")
-	}
+	check.Require(t, path != "" || os.Getenv("CI") != "true", "this machine has no block device")
 	if path == "" {
 		t.Skip("this machine has no block device")
 	}

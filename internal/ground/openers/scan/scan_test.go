@@ -90,13 +90,12 @@ func TestWhoHasAnImageOpen(t *testing.T) {
 	for _, how := range []string{"ro", "path"} {
 		start(t, how, path)
 	}
-	if found := find(t, s, f); len(found) > 0 {
-		t.Errorf("this process, a reader, or a mere name counts: %v", found)
-	}
+	found := find(t, s, f)
+	check.That(t, len(found) == 0, "this process, a reader, or a mere name counts: %v", found)
 	link := path + ".link"
 	check.Must(t, os.Link(path, link))
 	writer := start(t, "rw", link)
-	found := find(t, s, f)
+	found = find(t, s, f)
 	if len(found) != 1 || found[0].PID != writer.Process.Pid || found[0].Program != filepath.Base(os.Args[0]) {
 		t.Errorf("found %v, want process %d (%s)", found, writer.Process.Pid, os.Args[0])
 	}
@@ -149,9 +148,8 @@ func TestSharedScans(t *testing.T) {
 	for i := range 64 {
 		group.Go(func() {
 			found, err := s.Find(t.Context(), nil, files[i%4])
-			if held := len(found) > 0; held != (i%4 == 0) || err != nil && !errors.Is(err, unix.EACCES) {
-				t.Errorf("file %d: %v, %v", i%4, found, err)
-			}
+			held := len(found) > 0
+			check.That(t, held == (i%4 == 0) && (err == nil || errors.Is(err, unix.EACCES)), "file %d: %v, %v", i%4, found, err)
 		})
 	}
 	group.Wait()
