@@ -247,8 +247,7 @@ func TestIDsOfSnapshotsAreNotUsedAgain(t *testing.T) {
 
 	group := func() *csi.VolumeGroupSnapshot {
 		t.Helper()
-		reply, err := groups.CreateVolumeGroupSnapshot(t.Context(), &csi.CreateVolumeGroupSnapshotRequest{Name: "g", SourceVolumeIds: []string{v}})
-		check.Must(t, err)
+		reply := check.Value(groups.CreateVolumeGroupSnapshot(t.Context(), &csi.CreateVolumeGroupSnapshotRequest{Name: "g", SourceVolumeIds: []string{v}}))(t)
 		return reply.GetGroupSnapshot()
 	}
 	one := group()
@@ -527,9 +526,9 @@ func TestComparisonWaitsForItsClient(t *testing.T) {
 		return gone
 	}
 	check.Is(t, compare.all(t.Context(), w), gone)
-	if n := reads.Load(); n > knownAhead+comparedAtOnce+1 || len(compare.free) != comparedAtOnce {
-		t.Errorf("%d steps were read, %d buffers are free", n, len(compare.free))
-	}
+	n := reads.Load()
+	check.That(t, n <= knownAhead+comparedAtOnce+1 && len(compare.free) == comparedAtOnce,
+		"%d steps were read, %d buffers are free", n, len(compare.free))
 }
 
 // TestComparisonEndsWithItsCaller, also while all buffers are in use elsewhere.

@@ -318,9 +318,9 @@ func TestWrongFlagsAreToldAsText(t *testing.T) {
 // TestHelpCanBePaged: what is asked for goes to stdout.
 func TestHelpCanBePaged(t *testing.T) {
 	var out, complaints strings.Builder
-	if code := Main([]string{"--help"}, &out, &complaints); code != 0 || complaints.Len() > 0 || !strings.Contains(out.String(), "--copy-limit size") {
-		t.Errorf("exit code %d, %q on stdout, %q on stderr", code, out.String(), complaints.String())
-	}
+	code := Main([]string{"--help"}, &out, &complaints)
+	check.That(t, code == 0 && complaints.Len() == 0 && strings.Contains(out.String(), "--copy-limit size"),
+		"exit code %d, %q on stdout, %q on stderr", code, out.String(), complaints.String())
 }
 
 func TestReadRange(t *testing.T) {
@@ -361,8 +361,7 @@ func scrape(t *testing.T, socket string) string {
 		return new(net.Dialer).DialContext(ctx, "unix", socket)
 	}}
 	defer transport.CloseIdleConnections()
-	reply, err := (&http.Client{Transport: transport}).Get("http://driver/metrics")
-	check.Must(t, err)
+	reply := check.Value((&http.Client{Transport: transport}).Get("http://driver/metrics"))(t)
 	defer func() { _ = reply.Body.Close() }()
 	text := check.Value(io.ReadAll(reply.Body))(t)
 	return string(text)

@@ -53,9 +53,9 @@ func TestThawThatHangs(t *testing.T) {
 			time.Sleep(time.Second)
 			return "key of " + name, 0, nil
 		})
-		if took := time.Since(began); took != thawTime || !slices.Equal(keys, []string{"key of a", "key of b"}) || next != nextTry {
-			t.Errorf("%q after %v, next after %v", keys, took, next)
-		}
+		took := time.Since(began)
+		check.That(t, took == thawTime && slices.Equal(keys, []string{"key of a", "key of b"}) && next == nextTry,
+			"%q after %v, next after %v", keys, took, next)
 		check.That(t, err != nil && strings.Contains(err.Error(), "thaw hangs if its time is over: it hangs") && strings.Contains(err.Error(), "thaw fails"),
 			"got %v", err)
 	})

@@ -42,9 +42,9 @@ func TestHangTimeout(t *testing.T) {
 			defer cancel()
 			began := time.Now()
 			err := s.monitorPings(ctx)
-			if took := time.Since(began); errors.Is(err, errHung) != hangs || hangs && took != timeout*time.Second {
-				t.Errorf("one of %d pings answered: %v after %v", nth, err, took)
-			}
+			took := time.Since(began)
+			check.That(t, errors.Is(err, errHung) == hangs && (!hangs || took == timeout*time.Second),
+				"one of %d pings answered: %v after %v", nth, err, took)
 		})
 	}
 }
@@ -81,9 +81,9 @@ func TestSlowGuestIsNotKilled(t *testing.T) {
 			defer cancel()
 			s := &sandbox{cfg: Config{HangTimeoutSeconds: 90}, guest: &wire.Client{SandboxService: w}, volumes: new(volumes)}
 			s.shutdownGuest(s.whileAnswering(ctx))
-			if took := time.Since(w.began); w.done != (c.want == c.takes) || took < c.want-15*time.Second || took > c.want {
-				t.Errorf("%+v: it was waited for %v, and ended: %t", c, took, w.done)
-			}
+			took := time.Since(w.began)
+			check.That(t, w.done == (c.want == c.takes) && took >= c.want-15*time.Second && took <= c.want,
+				"%+v: it was waited for %v, and ended: %t", c, took, w.done)
 		})
 	}
 }

@@ -43,9 +43,9 @@ func TestNobodyIsLeftToThaw(t *testing.T) {
 	_, err := s.FreezeVolume(ctx, req)
 	check.That(t, err == nil && slices.Equal(v.asked, []string{"freeze /target"}), "while the caller waits: %q, %v", v.asked, err)
 	v.asked, v.giveUp = nil, cancel
-	if _, err := s.FreezeVolume(ctx, req); !errors.Is(err, context.Canceled) || !slices.Equal(v.asked, []string{"freeze /target", "thaw /target"}) {
-		t.Errorf("after the caller has gone: %q, %v", v.asked, err)
-	}
+	_, err = s.FreezeVolume(ctx, req)
+	check.That(t, errors.Is(err, context.Canceled) && slices.Equal(v.asked, []string{"freeze /target", "thaw /target"}),
+		"after the caller has gone: %q, %v", v.asked, err)
 }
 
 // TestCallsThatHangAreBounded: they keep neither other volumes waiting nor a thaw, and as

@@ -328,16 +328,16 @@ func TestAGuestThatHangs(t *testing.T) {
 			"WriteInput": write, "Ping": ping,
 		} {
 			began := time.Now()
-			if err := one(t.Context(), c); !errors.Is(err, context.DeadlineExceeded) || time.Since(began) != deadlines[method] {
-				t.Errorf("%s ended after %v with %v", method, time.Since(began), err)
-			}
+			err := one(t.Context(), c)
+			check.That(t, errors.Is(err, context.DeadlineExceeded) && time.Since(began) == deadlines[method],
+				"%s ended after %v with %v", method, time.Since(began), err)
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), 24*time.Hour)
 		defer cancel()
 		began := time.Now()
-		if err := read(ctx, c); !errors.Is(err, context.DeadlineExceeded) || time.Since(began) != 24*time.Hour {
-			t.Errorf("a quiet workload: %v after %v", err, time.Since(began))
-		}
+		err := read(ctx, c)
+		check.That(t, errors.Is(err, context.DeadlineExceeded) && time.Since(began) == 24*time.Hour,
+			"a quiet workload: %v after %v", err, time.Since(began))
 	})
 }
 
