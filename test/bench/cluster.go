@@ -45,11 +45,8 @@ func inCluster(r *testbed) {
 			v.Publish()
 		}
 	}
-	records, err := os.ReadDir(r.daemon.Dir + "/run/state/volumes")
-	r.must(err)
-	if len(records) != count*volumesOfPod {
-		r.t.Fatalf("%d volumes are deferred and not %d", len(records), count*volumesOfPod)
-	}
+	records := check.Value(os.ReadDir(r.daemon.Dir + "/run/state/volumes"))(r.t)
+	check.Require(r.t, len(records) == count*volumesOfPod, "%d volumes are deferred and not %d", len(records), count*volumesOfPod)
 	settled(r, count)
 	r.sheet.mib(what, "<= 80 MiB", r.memory(), 80)
 	r.daemon.Stop()

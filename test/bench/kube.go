@@ -115,8 +115,7 @@ func kubePods(r *testbed) {
 
 // measureOnNode has another process measure in namespaces of its own, as a node has them.
 func measureOnNode(r *testbed, o order) (is onNode) {
-	told, err := json.Marshal(o)
-	r.must(err)
+	told := check.Value(json.Marshal(o))(r.t)
 	out := r.daemon.Dir + "/laps.json"
 	p := r.again(roleNode, string(told), out)
 	cmd := exec.CommandContext(r.ctx, p.Program, p.Args...) //nolint:gosec // ourselves
@@ -125,8 +124,7 @@ func measureOnNode(r *testbed, o order) (is onNode) {
 	// So it can tidy up.
 	cmd.Cancel, cmd.WaitDelay = func() error { return cmd.Process.Signal(syscall.SIGTERM) }, time.Minute
 	r.must(cmd.Run())
-	raw, err := os.ReadFile(out)
-	r.must(err)
+	raw := check.Value(os.ReadFile(out))(r.t)
 	r.must(json.Unmarshal(raw, &is))
 	return is
 }
@@ -151,8 +149,7 @@ func serveNode(rawOrder, out string) error {
 				t.Log(k.Logs())
 			}
 		})
-		raw, err := json.Marshal(o.run(k))
-		check.Must(t, err)
+		raw := check.Value(json.Marshal(o.run(k)))(t)
 		check.Must(t, os.WriteFile(out, raw, 0o600))
 	})
 }
@@ -235,9 +232,9 @@ func (o order) lap(k *cluster.Kube, kind crowdKind, crowd *cluster.Crowd) (one l
 	one.Start = time.Since(began)
 	records, err := filepath.Glob(cluster.ProxyRunDir + "/state/volumes/*.json")
 	k.Must(err)
-	if deferred := kind.class == cluster.Crust; deferred != (len(records) == o.Pods) || (!deferred && len(records) > 0) {
-		k.T.Fatalf("%s: %d of %d volumes are deferred", kind.name, len(records), o.Pods)
-	}
+	deferred := kind.class == cluster.Crust
+	check.Require(k.T, deferred == (len(records) == o.Pods) && (deferred || len(records) == 0),
+		"%s: %d of %d volumes are deferred", kind.name, len(records), o.Pods)
 	began = time.Now()
 	k.Must(crowd.End(ctx))
 	one.End = time.Since(began)

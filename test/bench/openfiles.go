@@ -19,10 +19,8 @@ const manyFiles = 50_000
 func openFiles(t rig.T) (holders []*rig.Process) {
 	var limit unix.Rlimit
 	check.Must(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &limit))
-	self, err := os.Executable()
-	check.Must(t, err)
-	dir, err := os.MkdirTemp("", "crust-files-")
-	check.Must(t, err)
+	self := check.Value(os.Executable())(t)
+	dir := check.Value(os.MkdirTemp("", "crust-files-"))(t)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	most := int(limit.Max) - 100 // of one process
 	for left := manyFiles; left > 0; left -= most {

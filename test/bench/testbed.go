@@ -50,8 +50,7 @@ func (r *testbed) run(name string, args ...string) time.Duration {
 
 // again prepares the bench in another role.
 func (r *testbed) again(role string, args ...string) *rig.Process {
-	self, err := os.Executable()
-	r.must(err)
+	self := check.Value(os.Executable())(r.t)
 	return &rig.Process{Name: role, Program: self, Args: append([]string{role}, args...), LogFile: r.daemon.Dir + "/log/" + role}
 }
 
@@ -78,8 +77,7 @@ func served(path string) error {
 }
 
 func (r *testbed) http(path string) string {
-	page, err := r.daemon.HTTP(path)
-	r.must(err)
+	page := check.Value(r.daemon.HTTP(path))(r.t)
 	return page
 }
 
@@ -131,8 +129,7 @@ func (r *testbed) volume(n int, device string) *volume {
 // writes.
 func (r *testbed) bound(n int, device string) *volume {
 	v := r.volume(n, device)
-	_, err := r.daemon.Runtime().RuntimeStageVolume(r.ctx, v.request)
-	r.must(err)
+	r.must(check.Err(r.daemon.Runtime().RuntimeStageVolume(r.ctx, v.request)))
 	r.must(kata.WriteID(r.daemon.Kata, v.request.GetVolumeTargetPath(), sandboxID(n)))
 	return v
 }
@@ -195,7 +192,6 @@ func (r *testbed) fields(path string) map[string]float64 {
 
 // size is that of the release build.
 func size(r *testbed) {
-	info, err := os.Stat(r.daemon.Program("crust-proxy"))
-	r.must(err)
+	info := check.Value(os.Stat(r.daemon.Program("crust-proxy")))(r.t)
 	r.sheet.mib("the daemon's binary", "< 35 MiB", float64(info.Size()), 35)
 }

@@ -165,9 +165,7 @@ func (n *node) noLeftovers() {
 	n.t.Helper()
 	for _, part := range []string{"volumes", "removing", "tmp", "bad"} {
 		entries, err := os.ReadDir(filepath.Join(n.cfg.StateDir, part))
-		if err == nil && len(entries) > 0 {
-			n.t.Errorf("%s holds %v", part, entries)
-		}
+		check.That(n.t, err != nil || len(entries) == 0, "%s holds %v", part, entries)
 	}
 	mounts := rig.MountPoints(n.kubelet)
 	check.That(n.t, len(mounts) == 0, "still mounted: %v", mounts)

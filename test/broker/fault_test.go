@@ -60,9 +60,8 @@ func TestReconcileRebuildsWhatIsMissing(t *testing.T) {
 	check.Must(t, err)
 	want := []deferral.Repair{{Volume: v, Action: "mount guard"}, {Volume: v, Action: "publish to runtime"}}
 	check.That(t, slices.Equal(report.Repairs, want), "repairs: %+v", report.Repairs)
-	if report, err = n.Reconcile(t.Context()); err != nil || len(report.Repairs) != 0 {
-		t.Errorf("nothing is missing, and repaired was %+v, %v", report.Repairs, err)
-	}
+	report, err = n.Reconcile(t.Context())
+	check.That(t, err == nil && len(report.Repairs) == 0, "nothing is missing, and repaired was %+v, %v", report.Repairs, err)
 	check.That(t, len(rig.MountPoints(in.Target)) == 1 && n.runtime.published[v.Key], "guard or projection was not rebuilt")
 	n.unstage(in.Target)
 	n.noLeftovers()

@@ -49,9 +49,8 @@ func mountAway(t *testing.T, disk string) (end func()) {
 	stdout := check.Value(holder.StdoutPipe())(t)
 	check.Must(t, holder.Start())
 	end = sync.OnceFunc(func() {
-		if err := errors.Join(stdin.Close(), holder.Wait()); err != nil {
-			t.Error(err)
-		}
+		err := errors.Join(stdin.Close(), holder.Wait())
+		check.That(t, err == nil, "%v", err)
 	})
 	t.Cleanup(end)
 	check.Must(t, check.Err(stdout.Read(make([]byte, 16))))

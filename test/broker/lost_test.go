@@ -68,8 +68,7 @@ func wantHeld(t *testing.T, disk string, want bool) {
 // TestLostRecordFreesNothing: whatever became of a record, the device of a sandbox
 // that lives stays claimed, and guard and projection stay, until it is unpublished.
 func TestLostRecordFreesNothing(t *testing.T) {
-	other, err := os.ReadFile("/proc/self/stat") // anything but a record
-	check.Must(t, err)
+	other := check.Value(os.ReadFile("/proc/self/stat"))(t)
 	for name, damage := range map[string]func(t *testing.T, record string){
 		"truncated": func(t *testing.T, record string) { check.Must(t, os.Truncate(record, 70)) },
 		"empty":     func(t *testing.T, record string) { check.Must(t, os.Truncate(record, 0)) },
@@ -113,9 +112,8 @@ func testLostRecord(t *testing.T, damage func(*testing.T, string), known string)
 		mounts := rig.MountPoints(v.Target)
 		check.That(t, len(mounts) == 1 && n.runtime.published[v.Key], "guard or projection went: %v", mounts)
 		status, ok := n.Get(v.Key)
-		if !ok || status.Problem == nil || status.Target != v.Target || !strings.Contains(status.Problem.Error(), n.recordOf(v)) {
-			t.Errorf("listed: %v, with %+v", ok, status)
-		}
+		check.That(t, ok && status.Problem != nil && status.Target == v.Target && strings.Contains(status.Problem.Error(), n.recordOf(v)),
+			"listed: %v, with %+v", ok, status)
 		claimed := map[string]string{"projection": disk + " stays claimed", "claim": "is not known: only a claim that systemd kept"}[known]
 		problems := n.Problems()
 		check.That(t, len(problems) == 1 && strings.Contains(problems[0].Error(), claimed), "told: %v", problems)

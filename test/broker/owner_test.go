@@ -51,9 +51,8 @@ func TestForeignLoopDeviceOverTheSameImage(t *testing.T) {
 	_ = vm.Process.Kill()
 	_ = vm.Wait()
 	wantKind(t, err, volume.InUse)
-	if !strings.Contains(err.Error(), foreign) || !strings.Contains(err.Error(), strconv.Itoa(vm.Process.Pid)) || prepared.calls != 0 {
-		t.Errorf("after %d preparations: %v", prepared.calls, err)
-	}
+	check.That(t, strings.Contains(err.Error(), foreign) && strings.Contains(err.Error(), strconv.Itoa(vm.Process.Pid)) && prepared.calls == 0,
+		"after %d preparations: %v", prepared.calls, err)
 	n.stage(in)
 	by := rig.Hold(t, "<>", foreign)
 	_, err = n.Release(t.Context(), in.Target)
@@ -92,9 +91,8 @@ func TestForeignLoopDeviceOverTheDevice(t *testing.T) {
 		check.Must(t, unix.Mount(foreign, point, "ext4", 0, ""))
 		for _, device := range []string{disk, part} {
 			_, err := n.Defer(t.Context(), n.instruction("pod-1", device))
-			if wantKind(t, err, volume.InUse); err != nil && !strings.Contains(err.Error(), foreign) {
-				t.Errorf("%s under %s: %v", device, foreign, err)
-			}
+			wantKind(t, err, volume.InUse)
+			check.That(t, err == nil || strings.Contains(err.Error(), foreign), "%s under %s: %v", device, foreign, err)
 		}
 		check.Must(t, unix.Unmount(point, 0))
 		n.stage(n.instruction("pod-1", under)) // a loop device that nobody uses is no obstacle
@@ -229,9 +227,8 @@ func TestLoopDeviceOverAMountedDevice(t *testing.T) {
 	check.Must(t, unix.Mount(disk, point, "ext4", 0, ""))
 	_, err := n.Defer(t.Context(), n.instruction("pod-1", upper))
 	check.Must(t, unix.Unmount(point, 0))
-	if wantKind(t, err, volume.InUse); !strings.Contains(err.Error(), disk) {
-		t.Errorf("the error does not name %s: %v", disk, err)
-	}
+	wantKind(t, err, volume.InUse)
+	check.That(t, strings.Contains(err.Error(), disk), "the error does not name %s: %v", disk, err)
 	n.stage(n.instruction("pod-1", upper))
 	_, err = n.Defer(t.Context(), n.instruction("pod-2", disk))
 	wantKind(t, err, volume.InUse)

@@ -78,9 +78,8 @@ func TestSymlinkedKubeletRoot(t *testing.T) {
 	resolved := in.Target
 	in.Target = link + strings.TrimPrefix(in.Target, n.kubelet)
 	v := n.stage(in)
-	if v.ResolvedTarget != resolved || v.Target != in.Target || v.Key != volume.KeyOf(resolved) {
-		t.Errorf("target %s resolved to %s", v.Target, v.ResolvedTarget)
-	}
+	check.That(t, v.ResolvedTarget == resolved && v.Target == in.Target && v.Key == volume.KeyOf(resolved),
+		"target %s resolved to %s", v.Target, v.ResolvedTarget)
 	n.unstage(resolved) // either form names it
 	n.noLeftovers()
 }

@@ -123,9 +123,8 @@ func startFlapper(t *testing.T, role, disk string) *flapper {
 	f.end = sync.OnceFunc(func() {
 		_ = stdin.Close()
 		<-told
-		if err := cmd.Wait(); err != nil {
-			t.Error(err)
-		}
+		err := cmd.Wait()
+		check.That(t, err == nil, "%v", err)
 	})
 	t.Cleanup(f.end)
 	return f

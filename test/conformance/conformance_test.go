@@ -32,9 +32,7 @@ func TestCrustRunc(t *testing.T) {
 			o.wantFailed(t)
 			for _, r := range o.report.Results {
 				// Root without CAP_SYS_RESOURCE cannot grow an ext4 in use.
-				if r.Status == conformance.Skip && (fs != "ext4" || r.Name != "resize-online") {
-					t.Errorf("%s was skipped: %s", r.Name, r.Seen)
-				}
+				check.That(t, r.Status != conformance.Skip || fs == "ext4" && r.Name == "resize-online", "%s was skipped: %s", r.Name, r.Seen)
 			}
 			if len(args) > 0 {
 				return
@@ -104,9 +102,8 @@ func TestNoRuntime(t *testing.T) {
 	b.handler = "/bin/true"
 	o := b.run("ext4")
 	o.wantFailed(t, "plain-container")
-	if !strings.Contains(o.stderr, "/bin/true cannot run a plain sandbox") || !strings.Contains(o.stderr, "is it a container runtime?") {
-		t.Errorf("it says %q", o.stderr)
-	}
+	check.That(t, strings.Contains(o.stderr, "/bin/true cannot run a plain sandbox") && strings.Contains(o.stderr, "is it a container runtime?"),
+		"it says %q", o.stderr)
 	_, err := os.Lstat(b.root)
 	check.That(t, os.IsNotExist(err), "the directory of volumes is left: %v", err)
 }
@@ -315,9 +312,7 @@ func endWithin(t *testing.T, cmd *exec.Cmd, most time.Duration) int {
 	late := time.AfterFunc(most, func() { _ = cmd.Process.Kill() })
 	defer late.Stop()
 	err := cmd.Wait()
-	if err != nil && !strings.Contains(err.Error(), "exit status") && !strings.Contains(err.Error(), "signal") {
-		t.Fatal(err)
-	}
+	check.Require(t, err == nil || strings.Contains(err.Error(), "exit status") || strings.Contains(err.Error(), "signal"), "%v", err)
 	return cmd.ProcessState.ExitCode()
 }
 

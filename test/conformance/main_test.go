@@ -130,9 +130,8 @@ func (b *bench) run(fs string, args ...string) outcome {
 	err := cmd.Run()
 	check.Require(b.t, err == nil || errors.As(err, &exit), "%v", err)
 	o := outcome{code: cmd.ProcessState.ExitCode(), stderr: told.String()}
-	if err := json.Unmarshal(out.Bytes(), &o.report); err != nil {
-		b.t.Fatalf("the report: %v\n%s\n%s", err, out.String(), told.String())
-	}
+	err = json.Unmarshal(out.Bytes(), &o.report)
+	check.Require(b.t, err == nil, "the report: %v\n%s\n%s", err, out.String(), told.String())
 	b.runs = append(b.runs, o.report.Run)
 	b.wantClean()
 	return o

@@ -100,8 +100,7 @@ func TestDaemonThawsWhatNobodyElseDoes(t *testing.T) {
 
 func (v *volume) freeze(timeout time.Duration) {
 	v.r.t.Helper()
-	_, err := v.r.d.Admin().FreezeVolume(v.r.ctx(), &adminv1.FreezeVolumeRequest{Volume: v.target, Timeout: durationpb.New(timeout)})
-	check.Must(v.r.t, err)
+	check.Must(v.r.t, check.Err(v.r.d.Admin().FreezeVolume(v.r.ctx(), &adminv1.FreezeVolumeRequest{Volume: v.target, Timeout: durationpb.New(timeout)})))
 }
 
 // watchdogs lists the processes that thaw what this node has frozen.

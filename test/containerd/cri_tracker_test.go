@@ -118,12 +118,10 @@ func TestContainersOverCRI(t *testing.T) {
 	check.Must(t, os.Symlink("real", node.Dir+"/kubelet"))
 	pod := check.Value(node.RunPod(t.Context(), "pod-1", "", 0))(t)
 	other := check.Value(node.RunPod(t.Context(), "pod-2", "", 0))(t)
-	linked, err := pod.Run(t.Context(), cri.Container{
-		Name: "linked", Mounts: []cri.Mount{{Host: node.Dir + "/kubelet" + below, Container: "/data"}}})
-	check.Must(t, err)
-	direct, err := pod.Run(t.Context(), cri.Container{
-		Name: "direct", Mounts: []cri.Mount{{Host: target, Container: "/copy"}, {Host: node.Dir, Container: "/tmp"}}})
-	check.Must(t, err)
+	linked := check.Value(pod.Run(t.Context(), cri.Container{
+		Name: "linked", Mounts: []cri.Mount{{Host: node.Dir + "/kubelet" + below, Container: "/data"}}}))(t)
+	direct := check.Value(pod.Run(t.Context(), cri.Container{
+		Name: "direct", Mounts: []cri.Mount{{Host: target, Container: "/copy"}, {Host: node.Dir, Container: "/tmp"}}}))(t)
 	check.Must(t, check.Err(other.Run(t.Context(), cri.Container{Name: "other", Mounts: []cri.Mount{{Host: target, Container: "/stolen"}}})))
 	check.Eventually(t, "the sandbox", func() bool { return len(tracker.OfPod("pod-1")) == 1 })
 	want := []string{pod.ID, linked, direct}

@@ -32,8 +32,7 @@ func TestContainerThatNobodyKnows(t *testing.T) {
 	v.unstage()
 	v.check()
 	v.wantSum("blob", sum)
-	_, err := os.Stat(stays)
-	check.Must(t, err) // the other pod's is waiting still
+	check.Must(t, check.Err(os.Stat(stays))) // the other pod's is waiting still
 	r.remove(beside)
 	other.unstage()
 	r.wantClean()

@@ -84,8 +84,7 @@ func (u *usersTest) lives(fs string) {
 	u.wantOwners(id, "theirs 1000:2000", "suid 0:2000", ". 0:2000")
 	u.exec(id, "touch /data/root && touch /data/given && chown 1234:1234 /data/given")
 	u.wantOwners(id, "given 1234:1234")
-	member, err := pod.Run(u.ctx(), cri.Container{Name: "member", User: 1000, Groups: []int64{groupID}, Mounts: []cri.Mount{at(u.v.target)}})
-	check.Must(u.t, err)
+	member := check.Value(pod.Run(u.ctx(), cri.Container{Name: "member", User: 1000, Groups: []int64{groupID}, Mounts: []cri.Mount{at(u.v.target)}}))(u.t)
 	u.exec(member, "touch /data/members")
 	u.wantNoHostRoot(pod, id)
 	u.v.freeze(time.Minute)
@@ -163,9 +162,8 @@ func (u *usersTest) wantNoHostRoot(pod *cri.Pod, container string) {
 		out, err := exec.Command("nsenter", "-t", strconv.Itoa(u.pause(pod, u.v)), "-U", "-m", "-S", "0", "-G", "0", "/bin/sh", "-c", script).CombinedOutput()
 		return string(out), err
 	}
-	if out, err := inSandbox(kept + "/suid"); err != nil || out != "0 0\n" {
-		u.t.Errorf("in the sandbox it is run as %q, %v", out, err)
-	}
+	out, err := inSandbox(kept + "/suid")
+	check.That(u.t, err == nil && out == "0 0\n", "in the sandbox it is run as %q, %v", out, err)
 	if out, err := inSandbox("echo x > " + kept + "/theirs"); err == nil || !strings.Contains(out, "denied") {
 		u.t.Errorf("the sandbox's mount can be written to: %q, %v", out, err)
 	}

@@ -65,9 +65,8 @@ func TestStranger(t *testing.T) {
 	}
 	_, err := runtimev1.NewRuntimeClient(dial(runtimeSocket)).RuntimeStageVolume(ctx, &runtimev1.RuntimeStageVolumeRequest{})
 	check.Code(t, err, codes.PermissionDenied)
-	if !strings.Contains(err.Error(), "12345") || !strings.Contains(err.Error(), "authorization") {
-		t.Errorf("the error does not say who and what to do: %v", err)
-	}
+	check.That(t, strings.Contains(err.Error(), "12345") && strings.Contains(err.Error(), "authorization"),
+		"the error does not say who and what to do: %v", err)
 	_, err = adminv1.NewAdminClient(dial(adminSocket)).ListVolumes(ctx, &adminv1.ListVolumesRequest{})
 	check.Code(t, err, codes.PermissionDenied)
 	stream := check.Value(adminv1.NewAdminClient(dial(adminSocket)).WatchVolumes(ctx, &adminv1.WatchVolumesRequest{}))(t)

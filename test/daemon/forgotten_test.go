@@ -144,9 +144,8 @@ func TestForgottenShim(t *testing.T) {
 func wantLeaving(t *testing.T, d *rig.Daemon, req *runtimev1.RuntimeStageVolumeRequest, texts ...string) {
 	t.Helper()
 	v := shown(t, d, req.GetVolumeTargetPath())
-	if v.GetState() != adminv1.VolumeState_VOLUME_STATE_REMOVING || v.GetLastErrorAt() == nil {
-		t.Errorf("a volume whose release was refused is %v since %v", v.GetState(), v.GetLastErrorAt())
-	}
+	check.That(t, v.GetState() == adminv1.VolumeState_VOLUME_STATE_REMOVING && v.GetLastErrorAt() != nil,
+		"a volume whose release was refused is %v since %v", v.GetState(), v.GetLastErrorAt())
 	check.Says(t, "the last error", v.GetLastError(), texts...)
 }
 
@@ -204,9 +203,8 @@ func TestOrphansAreEnded(t *testing.T) {
 		return err == nil
 	})
 	for _, vmm := range all {
-		if err := vmm.Wait(); !strings.Contains(fmt.Sprint(err), "killed") {
-			t.Errorf("an orphan ended with %v", err)
-		}
+		err := vmm.Wait()
+		check.That(t, strings.Contains(fmt.Sprint(err), "killed"), "an orphan ended with %v", err)
 	}
 	n := metric(t, d, `crust_proxy_orphans_total{result="ok"}`)
 	check.That(t, n == float64(len(all)) && strings.Contains(d.Log(), "an orphan that kept a volume was ended"), "%v orphans were counted and logged", n)
@@ -292,9 +290,8 @@ func TestEndByHand(t *testing.T) {
 	check.Must(t, shim.Kill())
 	cri.forget(t, d, req.GetVolumeTargetPath())
 	out, err := d.Crustctl("end", req.GetVolumeTargetPath()).CombinedOutput()
-	if err == nil || !strings.Contains(string(out), "--yes") || vmm.Process.Signal(syscall.Signal(0)) != nil {
-		t.Errorf("without a terminal: %v\n%s", err, out)
-	}
+	check.That(t, err != nil && strings.Contains(string(out), "--yes") && vmm.Process.Signal(syscall.Signal(0)) == nil,
+		"without a terminal: %v\n%s", err, out)
 	check.Says(t, "crustctl end", string(out), fmt.Sprintf("process %d", vmm.Process.Pid), "/kata_overhead/"+sandboxID, "its control group is that of the sandbox")
 	out, err = d.Crustctl("end", req.GetVolumeTargetPath(), "--yes").CombinedOutput()
 	check.That(t, err == nil && strings.Contains(string(out), "1 processes were ended"), "crustctl end: %v\n%s", err, out)

@@ -95,12 +95,8 @@ func TestErrorsOnRecordAreShown(t *testing.T) {
 		reply := check.Value(volumeStats(t.Context(), d, target))(t)
 		const words = "errors on record since 2026-01-02T03:04:05Z"
 		said := reply.GetVolumeCondition()
-		if !broken && said != nil {
-			t.Errorf("of a whole filesystem nothing is known, and the reply says %v", said)
-		}
-		if broken && (!said.GetAbnormal() || !strings.Contains(said.GetMessage(), words)) {
-			t.Errorf("of a broken filesystem the reply says %v", said)
-		}
+		check.That(t, broken || said == nil, "of a whole filesystem nothing is known, and the reply says %v", said)
+		check.That(t, !broken || said.GetAbnormal() && strings.Contains(said.GetMessage(), words), "of a broken filesystem the reply says %v", said)
 		got := shown(t, d, target).GetCondition()
 		check.That(t, got.GetAbnormal() == broken, "%s: it is shown as %v", name, got)
 		check.Must(t, shim.Stop())

@@ -77,8 +77,7 @@ func diedAt(t *testing.T, d *rig.Daemon, err error) {
 	t.Helper()
 	check.Code(t, err, codes.Unavailable)
 	d.WaitEnd(20 * time.Second)
-	_, err = kata.Scan(d.Kata)
-	check.Must(t, err)
+	check.Must(t, check.Err(kata.Scan(d.Kata)))
 }
 
 func TestKilledAtEveryStepOfStage(t *testing.T) {

@@ -105,10 +105,9 @@ func TestNothingLeaks(t *testing.T) {
 			_, err := client.RuntimeStageVolume(t.Context(), req)
 			check.Must(t, err)
 			shim := boot(t, d, "sandbox", req.GetVolumeTargetPath(), disk, mounted)
-			_, err = client.RuntimeGetVolumeStats(t.Context(), &runtimev1.RuntimeGetVolumeStatsRequest{
+			check.Must(t, check.Err(client.RuntimeGetVolumeStats(t.Context(), &runtimev1.RuntimeGetVolumeStatsRequest{
 				VolumeTargetPath: req.GetVolumeTargetPath(),
-			})
-			check.Must(t, err)
+			})))
 			check.Must(t, shim.Stop())
 			check.Must(t, check.Err(client.RuntimeUnstageVolume(t.Context(), unstageRequest(req))))
 		}

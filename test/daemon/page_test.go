@@ -53,9 +53,7 @@ func TestPageInABrowser(t *testing.T) {
 		var errs strings.Builder
 		browser.Stderr = &errs
 		out, err := browser.Output()
-		if err != nil {
-			t.Fatalf("%v:\n%s", err, errs.String())
-		}
+		check.Require(t, err == nil, "%v:\n%s", err, errs.String())
 		return string(out), errs.String()
 	}
 	dom, log := browse("--dump-dom")
@@ -70,9 +68,7 @@ func TestPageInABrowser(t *testing.T) {
 	check.That(t, err == nil && info.Size() >= 10<<10, "no picture: %v", err)
 	server.Close()
 	for _, path := range asked {
-		if path != "/" && path != "/favicon.ico" {
-			t.Errorf("the browser asks for %s", path)
-		}
+		check.That(t, path == "/" || path == "/favicon.ico", "the browser asks for %s", path)
 	}
 	d.Kill()
 	config := filepath.Join(t.TempDir(), "config.yaml")

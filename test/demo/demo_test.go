@@ -95,9 +95,8 @@ func TestAsksFirst(t *testing.T) {
 			out := string(raw)
 			check.Says(t, "it", out, c.says...)
 			_, installed := os.Stat(dir + "/installed")
-			if err == nil || installed == nil || strings.Contains(out, "Building") || strings.Count(out, "\n") > 5 {
-				t.Errorf("%v, installed: %v\n%s", err, installed == nil, out)
-			}
+			check.That(t, err != nil && installed != nil && !strings.Contains(out, "Building") && strings.Count(out, "\n") <= 5,
+				"%v, installed: %v\n%s", err, installed == nil, out)
 		})
 	}
 }

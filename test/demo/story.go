@@ -95,10 +95,8 @@ func (p *telling) startPod(context.Context) {
 
 func (p *telling) measure(context.Context) {
 	p.begin("kubelet asks how full it is. The sandbox answers.")
-	reply, err := p.v.Stats()
-	p.must(err)
-	inside, err := df(p.sandbox.Dir())
-	p.must(err)
+	reply := check.Value(p.v.Stats())(p.t)
+	inside := check.Value(df(p.sandbox.Dir()))(p.t)
 	bytes := reply.GetUsage()[0]
 	outside := fmt.Sprint(bytes.GetTotal(), " ", bytes.GetUsed())
 	p.check(outside == inside, "total and used through crust-proxy: %s; df in the sandbox: %s", outside, inside)

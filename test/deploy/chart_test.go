@@ -28,9 +28,7 @@ import (
 func variants(t *testing.T) map[string][]string {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join(render.Chart(), "ci/*-values.yaml"))
-	if err != nil || len(files) == 0 {
-		t.Fatal("no values files in the chart's ci directory: ", err)
-	}
+	check.Require(t, err == nil && len(files) != 0, "no values files in the chart's ci directory: %v", err)
 	all := map[string][]string{"defaults": nil}
 	for _, file := range files {
 		all[strings.TrimSuffix(filepath.Base(file), "-values.yaml")] = []string{"--values=" + file}
@@ -75,9 +73,8 @@ func validate(t *testing.T, configMap *unstructured.Unstructured) {
 	file := filepath.Join(t.TempDir(), "config.yaml")
 	check.Must(t, os.WriteFile(file, []byte(text), 0o600))
 	var out, complaints strings.Builder
-	if code := daemon.Main([]string{"validate", "--config", file}, &out, &complaints); code != 0 {
-		t.Errorf("crust-proxy validate says %d: %s\n%s", code, complaints.String(), text)
-	}
+	code := daemon.Main([]string{"validate", "--config", file}, &out, &complaints)
+	check.That(t, code == 0, "crust-proxy validate says %d: %s\n%s", code, complaints.String(), text)
 }
 
 func TestOnlyTheDaemonSetVariantRuns(t *testing.T) {
@@ -109,16 +106,14 @@ func TestPathsAreTheHosts(t *testing.T) {
 			for _, mount := range pod.Containers[0].VolumeMounts {
 				check.That(t, !taken[mount.MountPath], "two mounts are at %s", mount.MountPath)
 				taken[mount.MountPath] = true
-				if path := host[mount.Name]; path != "" && path != mount.MountPath {
-					t.Errorf("%s of the node is %s in the container", path, mount.MountPath)
-				}
+				path := host[mount.Name]
+				check.That(t, path == "" || path == mount.MountPath, "%s of the node is %s in the container", path, mount.MountPath)
 				if mount.MountPropagation != nil {
 					propagation[mount.Name] = *mount.MountPropagation
 				}
 			}
-			if propagation["kubelet"] != corev1.MountPropagationBidirectional || propagation["run"] != corev1.MountPropagationHostToContainer {
-				t.Errorf("mounts are propagated so: %v", propagation)
-			}
+			check.That(t, propagation["kubelet"] == corev1.MountPropagationBidirectional && propagation["run"] == corev1.MountPropagationHostToContainer,
+				"mounts are propagated so: %v", propagation)
 			check.That(t, *pod.Containers[0].SecurityContext.Privileged, "the container may not mount for the node")
 			if want := name == "daemonset"; pod.HostPID != want { // that one installs crust-runc
 				t.Errorf("the container sees the node's processes: %v, want %v", pod.HostPID, want)
@@ -256,9 +251,8 @@ func TestLongNamesAreCut(t *testing.T) {
 	for _, one := range render.Objects(t, render.Template(t, args...)) {
 		kind, name := one.GetKind(), one.GetName()
 		seen[kind] = true
-		if limit := most[kind]; limit > 0 && len(name) > limit {
-			t.Errorf("a %s is called %s, with %d characters", kind, name, len(name))
-		}
+		limit := most[kind]
+		check.That(t, limit <= 0 || len(name) <= limit, "a %s is called %s, with %d characters", kind, name, len(name))
 	}
 	for kind := range most {
 		check.That(t, seen[kind], "there is no %s", kind)
@@ -291,9 +285,8 @@ func TestMonitoringIsTheProjects(t *testing.T) {
 	kustomize := render.Kustomizations(t) // made of the packaged chart
 	all := render.Objects(t, render.Kustomize(t, filepath.Join(kustomize, "monitoring")))
 	board, _, err := unstructured.NestedString(render.Find(t, all, "ConfigMap", "crust-proxy-dashboard").Object, "data", "crust-proxy.json")
-	if err != nil || board != read(t, filepath.Join(render.Root(), "deploy/monitoring/dashboard.json")) {
-		t.Errorf("the packaged dashboard is not deploy/monitoring/dashboard.json: %v", err)
-	}
+	check.That(t, err == nil && board == read(t, filepath.Join(render.Root(), "deploy/monitoring/dashboard.json")),
+		"the packaged dashboard is not deploy/monitoring/dashboard.json: %v", err)
 	want := map[string]any{}
 	check.Must(t, yaml.Unmarshal([]byte(read(t, filepath.Join(render.Root(), "deploy/monitoring/alerts.yaml"))), &want))
 	diff := cmp.Diff(want, render.Find(t, all, "PrometheusRule", "crust-proxy").Object["spec"])

@@ -66,9 +66,8 @@ func (d crustDriver) flag(t *testing.T, container, name string) string {
 func TestCrustDriverIsFound(t *testing.T) {
 	d := renderDriver(t)
 	var complaints strings.Builder
-	if code := driver.Main(append(slices.Clone(d.containers["crust-driver"].Args), "--version"), &complaints, &complaints); code != 0 {
-		t.Errorf("crust-driver does not take its arguments: %s", complaints.String())
-	}
+	code := driver.Main(append(slices.Clone(d.containers["crust-driver"].Args), "--version"), &complaints, &complaints)
+	check.That(t, code == 0, "crust-driver does not take its arguments: %s", complaints.String())
 	got := d.text(t, "CSIDriver", driver.DefaultName, "metadata", "name")
 	check.That(t, got == driver.DefaultName, "the CSIDriver is %q", got)
 	socket := d.flag(t, "crust-driver", "kubelet-endpoint")
@@ -79,9 +78,7 @@ func TestCrustDriverIsFound(t *testing.T) {
 	plugin := d.volume(t, "plugin").HostPath
 	check.That(t, plugin != nil && plugin.Path == filepath.Dir(socket), "the sidecars see %v at /csi, and the driver's socket is %s", plugin, socket)
 	for name := range d.containers {
-		if name != "crust-driver" && d.flag(t, name, "csi-address") != "/csi/csi.sock" {
-			t.Errorf("%s looks elsewhere", name)
-		}
+		check.That(t, name == "crust-driver" || d.flag(t, name, "csi-address") == "/csi/csi.sock", "%s looks elsewhere", name)
 	}
 }
 
@@ -131,9 +128,9 @@ func (d crustDriver) wantServed(t *testing.T, name string) {
 	check.Must(t, runtime.DefaultUnstructuredConverter.FromUnstructured(render.Find(t, d.all, "Service", name).Object, service))
 	for _, port := range d.containers["csi-snapshot-metadata"].Ports {
 		if port.Name == service.Spec.Ports[0].TargetPort.StrVal {
-			if got := d.flag(t, "csi-snapshot-metadata", "port"); got != "50051" || port.ContainerPort != 50051 {
-				t.Errorf("the sidecar serves on %s, and the Service leads to %d", got, port.ContainerPort)
-			}
+			got := d.flag(t, "csi-snapshot-metadata", "port")
+			check.That(t, got == "50051" && port.ContainerPort == 50051,
+				"the sidecar serves on %s, and the Service leads to %d", got, port.ContainerPort)
 			return
 		}
 	}

@@ -110,9 +110,8 @@ func TestNamespaceAndNetworkPolicy(t *testing.T) {
 	made := render.Find(t, render.Objects(t, render.Kustomize(t, root+"/networkpolicy")), "NetworkPolicy", "crust-proxy")
 	check.Must(t, runtime.DefaultUnstructuredConverter.FromUnstructured(made.Object, policy))
 	selector := check.Value(metav1.LabelSelectorAsSelector(&policy.Spec.PodSelector))(t)
-	if policy.Namespace != set.Namespace || selector.Empty() || !selector.Matches(k8slabels.Set(set.Spec.Template.Labels)) {
-		t.Errorf("it selects %v in %s", selector, policy.Namespace)
-	}
+	check.That(t, policy.Namespace == set.Namespace && !selector.Empty() && selector.Matches(k8slabels.Set(set.Spec.Template.Labels)),
+		"it selects %v in %s", selector, policy.Namespace)
 	port := networkingv1.NetworkPolicyPort{Protocol: new(corev1.ProtocolTCP), Port: new(intstr.FromString(set.Spec.Template.Spec.Containers[0].Ports[0].Name))}
 	monitoring := &metav1.LabelSelector{MatchLabels: map[string]string{corev1.LabelMetadataName: "monitoring"}}
 	want := networkingv1.NetworkPolicySpec{

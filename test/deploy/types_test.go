@@ -56,9 +56,8 @@ func TestExamples(t *testing.T) {
 		strictlyTyped(t, all)
 		for _, one := range all {
 			got, found, _ := unstructured.NestedString(one.Object, "spec", "runtimeClassName")
-			if found && (got != class || !slices.Contains(chosen, got)) {
-				t.Errorf("%s: the pod's class is %q, and the rule's are %q", file, got, chosen)
-			}
+			check.That(t, !found || got == class && slices.Contains(chosen, got),
+				"%s: the pod's class is %q, and the rule's are %q", file, got, chosen)
 		}
 	}
 	verdicts := cfg.DeferralPolicy()

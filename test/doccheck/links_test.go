@@ -83,9 +83,8 @@ func TestEveryPageIsInTheIndex(t *testing.T) {
 		listed = append(listed, path)
 	}
 	for _, p := range pages(t) {
-		if p.path != "README.md" && !strings.HasPrefix(p.path, "deploy/") && !slices.Contains(listed, p.path) {
-			t.Errorf("%s is not in README.md", p.path)
-		}
+		check.That(t, p.path == "README.md" || strings.HasPrefix(p.path, "deploy/") || slices.Contains(listed, p.path),
+			"%s is not in README.md", p.path)
 	}
 }
 
@@ -96,9 +95,8 @@ func TestPagesStayFewAndShort(t *testing.T) {
 	count, lines := 0, 0
 	for _, p := range pages(t) {
 		for line := range strings.Lines(p.text) {
-			if len([]rune(line)) > longest+1 && !strings.HasPrefix(line, "|") && !strings.HasPrefix(line, "    ") {
-				t.Errorf("%s has a line of more than %d characters: %s", p.path, longest, line)
-			}
+			check.That(t, len([]rune(line)) <= longest+1 || strings.HasPrefix(line, "|") || strings.HasPrefix(line, "    "),
+				"%s has a line of more than %d characters: %s", p.path, longest, line)
 		}
 		if !strings.HasPrefix(p.path, "docs/") {
 			continue

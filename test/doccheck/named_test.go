@@ -74,9 +74,7 @@ func TestNamedMetricsExist(t *testing.T) {
 	}
 	for _, p := range pages(t) {
 		for _, name := range regexp.MustCompile(`\bcrust_proxy_[a-z0-9_]+`).FindAllString(p.text, -1) {
-			if !known[name] {
-				t.Errorf("%s names the metric %s, which is not there", p.path, name)
-			}
+			check.That(t, known[name], "%s names the metric %s, which is not there", p.path, name)
 		}
 	}
 }
@@ -98,9 +96,7 @@ func TestConfigurationsOfPagesAreGood(t *testing.T) {
 			if err == nil {
 				err = cfg.Validate()
 			}
-			if err != nil {
-				t.Errorf("%s: %v\n%s", p.path, err, b.text)
-			}
+			check.That(t, err == nil, "%s: %v\n%s", p.path, err, b.text)
 		}
 	}
 	check.That(t, count >= 3, "only %d configurations were found", count)
@@ -110,8 +106,8 @@ func TestConfigurationsOfPagesAreGood(t *testing.T) {
 func TestRollOutNamesEachAlert(t *testing.T) {
 	roll := read(t, "docs/kubernetes.md").text
 	for line := range strings.Lines(read(t, "docs/runbooks.md").text) {
-		if alert, is := strings.CutPrefix(line, "## CrustProxy"); is && !strings.Contains(roll, "["+strings.TrimSpace(alert)+"](runbooks.md#crustproxy") {
-			t.Errorf("docs/kubernetes.md does not say what to do at %s", alert)
-		}
+		alert, is := strings.CutPrefix(line, "## CrustProxy")
+		check.That(t, !is || strings.Contains(roll, "["+strings.TrimSpace(alert)+"](runbooks.md#crustproxy"),
+			"docs/kubernetes.md does not say what to do at %s", alert)
 	}
 }

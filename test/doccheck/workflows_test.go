@@ -19,9 +19,8 @@ func TestWorkflows(t *testing.T) {
 	for _, file := range files {
 		raw := check.Value(os.ReadFile(file))(t)
 		for line := range strings.Lines(string(raw)) {
-			if _, action, found := strings.Cut(strings.TrimSpace(line), "uses: "); found && !pinned.MatchString(action) {
-				t.Errorf("%s: %s is not pinned by a commit", file, action)
-			}
+			_, action, found := strings.Cut(strings.TrimSpace(line), "uses: ")
+			check.That(t, !found || pinned.MatchString(action), "%s: %s is not pinned by a commit", file, action)
 			for _, target := range regexp.MustCompile(`\bmake ([a-z-]+)`).FindAllStringSubmatch(line, -1) {
 				check.That(t, strings.Contains(string(makefile), "\n"+target[1]+":"), "%s: make has no target %s", file, target[1])
 			}

@@ -105,8 +105,7 @@ func newBackedUp(t *testing.T) *backedUp {
 		_, _ = rand.Read(block) // it never fails
 		check.Must(t, check.Err(device.WriteAt(block, mathrand.Int64N(32*mib/4096)*4096)))
 	}
-	_, err = device.WriteAt(make([]byte, mib), 130*mib) // zeros
-	check.Must(t, err)
+	check.Must(t, check.Err(device.WriteAt(make([]byte, mib), 130*mib)))
 	check.Must(t, device.Sync())
 	v.grow(300 * mib)
 	check.Must(t, v.growNode(v.target, 300*mib))
@@ -136,9 +135,8 @@ func TestBackup(t *testing.T) {
 	blocks := func(args ...string) string {
 		return v.mustBackup(append(append([]string{"blocks", "-o", "raw"}, args...), server...)...)
 	}
-	if got, want := blocks(v.first), raw(v.allocated(v.first, 0, 0)); got != want || got == "" {
-		t.Errorf("allocated: %s, instead of %s", got, want)
-	}
+	got, want := blocks(v.first), raw(v.allocated(v.first, 0, 0))
+	check.That(t, got == want && got != "", "allocated: %s, instead of %s", got, want)
 	if got, want := blocks(v.second, "--base", v.first), raw(v.delta(v.first, v.second, 0, 0)); got != want || got == "" {
 		t.Errorf("changed: %s, instead of %s", got, want)
 	}
@@ -261,9 +259,8 @@ func TestRestoreLeavesDevicesInUse(t *testing.T) {
 	before := check.Value(os.ReadFile(device))(t)
 	refused := func(to, text string) {
 		t.Helper()
-		if out, err := r.crustBackup("", "restore", file, "--to", to); err == nil || !strings.Contains(out, text) {
-			t.Errorf("%s: %v, %s", to, err, out)
-		}
+		out, err := r.crustBackup("", "restore", file, "--to", to)
+		check.That(t, err != nil && strings.Contains(out, text), "%s: %v, %s", to, err, out)
 	}
 	check.Must(t, os.Mkdir(dir+"/mnt", 0o700))
 	check.Must(t, unix.Mount(device, dir+"/mnt", "ext4", unix.MS_RDONLY|unix.MS_NOATIME, "noload"))

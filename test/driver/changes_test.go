@@ -47,9 +47,8 @@ func readStream[M blockMessage](t *testing.T, receive func() (M, error), from in
 		}
 		for _, one := range message.GetBlockMetadata() {
 			next := blockRange{one.GetByteOffset(), one.GetByteOffset() + one.GetSizeBytes()}
-			if next.from <= last || next.to <= max(next.from, from) || next.to > capacity {
-				t.Fatalf("%v after %d, from %d of %d bytes", next, last, from, capacity)
-			}
+			check.Require(t, next.from > last && next.to > max(next.from, from) && next.to <= capacity,
+				"%v after %d, from %d of %d bytes", next, last, from, capacity)
 			last, all = next.to, append(all, next)
 		}
 	}
@@ -57,18 +56,16 @@ func readStream[M blockMessage](t *testing.T, receive func() (M, error), from in
 
 func (r *testDriver) allocated(id string, from int64, most int32) []blockRange {
 	r.t.Helper()
-	stream, err := csi.NewSnapshotMetadataClient(r.conn).GetMetadataAllocated(r.t.Context(),
-		&csi.GetMetadataAllocatedRequest{SnapshotId: id, StartingOffset: from, MaxResults: most})
-	check.Must(r.t, err)
+	stream := check.Value(csi.NewSnapshotMetadataClient(r.conn).GetMetadataAllocated(r.t.Context(),
+		&csi.GetMetadataAllocatedRequest{SnapshotId: id, StartingOffset: from, MaxResults: most}))(r.t)
 	_, all := readStream(r.t, stream.Recv, from, most)
 	return all
 }
 
 func (r *testDriver) delta(base, target string, from int64, most int32) []blockRange {
 	r.t.Helper()
-	stream, err := csi.NewSnapshotMetadataClient(r.conn).GetMetadataDelta(r.t.Context(),
-		&csi.GetMetadataDeltaRequest{BaseSnapshotId: base, TargetSnapshotId: target, StartingOffset: from, MaxResults: most})
-	check.Must(r.t, err)
+	stream := check.Value(csi.NewSnapshotMetadataClient(r.conn).GetMetadataDelta(r.t.Context(),
+		&csi.GetMetadataDeltaRequest{BaseSnapshotId: base, TargetSnapshotId: target, StartingOffset: from, MaxResults: most}))(r.t)
 	_, all := readStream(r.t, stream.Recv, from, most)
 	return all
 }
@@ -206,9 +203,8 @@ func (h *history) check() {
 	h.wantResumed(base, target, changed)
 	for _, one := range changed {
 		for at := one.from; h.exact && at < min(one.to, int64(len(base.content))); at += 4096 {
-			if bytes.Equal(base.content[at:at+4096], target.content[at:at+4096]) {
-				h.t.Fatalf("%v is named, and did not change at byte %d", one, at)
-			}
+			check.Require(h.t, !bytes.Equal(base.content[at:at+4096], target.content[at:at+4096]),
+				"%v is named, and did not change at byte %d", one, at)
 		}
 	}
 }

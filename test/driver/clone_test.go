@@ -63,9 +63,8 @@ func (v *volume) putRandom(bytes int64) []byte {
 
 func (v *volume) wantRandom(content []byte) {
 	v.t.Helper()
-	if got, err := os.ReadFile(v.target + "/random"); err != nil || !bytes.Equal(got, content) {
-		v.t.Errorf("%s: %d bytes that are not those written: %v", v.name, len(got), err)
-	}
+	got, err := os.ReadFile(v.target + "/random")
+	check.That(v.t, err == nil && bytes.Equal(got, content), "%s: %d bytes that are not those written: %v", v.name, len(got), err)
 }
 
 // TestClones clones each filesystem on each pool, as large as the source and larger. All

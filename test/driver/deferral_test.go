@@ -44,9 +44,7 @@ func runDeferral(t *testing.T, socket, dir, fs string) (failed []string) {
 			failed = append(failed, "skipped: "+r.Name)
 		}
 	}
-	if len(report.Results) != 15 || err != nil && len(failed) == 0 {
-		t.Errorf("%+v, %v", report, err)
-	}
+	check.That(t, len(report.Results) == 15 && (err == nil || len(failed) != 0), "%+v, %v", report, err)
 	return failed
 }
 

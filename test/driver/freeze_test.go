@@ -48,9 +48,8 @@ func (v *volume) crash(fs string) {
 		_, err = file.WriteString("synced")
 		check.Must(v.t, errors.Join(err, file.Sync()))
 		out, err := exec.Command("cp", "--sparse=always", v.image(), crashed).CombinedOutput()
-		if check.Must(v.t, file.Close()); err != nil {
-			v.t.Fatalf("%v: %s", err, out)
-		}
+		check.Must(v.t, file.Close())
+		check.Require(v.t, err == nil, "%v: %s", err, out)
 		if snapshots.NeedsReplay(v.t, crashed, fs) {
 			v.must(v.unpublish, v.unstage)
 			check.Must(v.t, os.Rename(crashed, v.image()))

@@ -32,15 +32,12 @@ func (r *testDriver) mustGroup(name string, of ...*volume) (*csi.VolumeGroupSnap
 	var members []*csi.Snapshot
 	for _, v := range of {
 		i := slices.IndexFunc(made.GetSnapshots(), func(s *csi.Snapshot) bool { return s.GetSourceVolumeId() == v.id })
-		if i < 0 {
-			r.t.Fatalf("no snapshot of %s in %v", v.id, made)
-		}
+		check.Require(r.t, i >= 0, "no snapshot of %s in %v", v.id, made)
 		members = append(members, made.GetSnapshots()[i])
 	}
 	for _, m := range members {
-		if !m.GetReadyToUse() || m.GetGroupSnapshotId() != made.GetGroupSnapshotId() || !m.GetCreationTime().AsTime().Equal(made.GetCreationTime().AsTime()) {
-			r.t.Errorf("%v in %v", m, made)
-		}
+		check.That(r.t, m.GetReadyToUse() && m.GetGroupSnapshotId() == made.GetGroupSnapshotId() && m.GetCreationTime().AsTime().Equal(made.GetCreationTime().AsTime()),
+			"%v in %v", m, made)
 	}
 	check.That(r.t, made.GetReadyToUse() && len(made.GetSnapshots()) == len(of) && !made.GetCreationTime().AsTime().IsZero(), "%v", made)
 	return made, members
@@ -112,9 +109,8 @@ func TestGroupErrors(t *testing.T) {
 	check.Code(t, get(made.GetGroupSnapshotId(), ids[0], "other"), codes.InvalidArgument)
 	check.Must(t, get(made.GetGroupSnapshotId(), ids...))
 	list, err := r.ListSnapshots(t.Context(), &csi.ListSnapshotsRequest{SourceVolumeId: a.id})
-	if err != nil || len(list.GetEntries()) != 1 || list.GetEntries()[0].GetSnapshot().GetGroupSnapshotId() != made.GetGroupSnapshotId() {
-		t.Errorf("%v, %v", list, err)
-	}
+	check.That(t, err == nil && len(list.GetEntries()) == 1 && list.GetEntries()[0].GetSnapshot().GetGroupSnapshotId() == made.GetGroupSnapshotId(),
+		"%v, %v", list, err)
 	check.Must(t, r.removeGroup(made.GetGroupSnapshotId(), ids...))
 	check.Must(t, r.removeGroup(made.GetGroupSnapshotId(), ids...))
 	check.Code(t, get(made.GetGroupSnapshotId()), codes.NotFound)
@@ -208,9 +204,8 @@ var groupSteps = []string{
 func (r *testDriver) wantAllOrNone(members int, point string) {
 	r.t.Helper()
 	reply, err := r.ListSnapshots(r.t.Context(), &csi.ListSnapshotsRequest{})
-	if n := len(reply.GetEntries()); err != nil || n != 0 && n != members {
-		r.t.Errorf("killed at %s: %d snapshots of %d are left: %v", point, n, members, err)
-	}
+	n := len(reply.GetEntries())
+	check.That(r.t, err == nil && (n == 0 || n == members), "killed at %s: %d snapshots of %d are left: %v", point, n, members, err)
 }
 
 // wantNoGroup removes the group of volumes if it is there.

@@ -94,9 +94,8 @@ func TestStorageHealth(t *testing.T) {
 		if reason == "" && len(got) == 0 {
 			return
 		}
-		if len(got) != 1 || got[0].GetStatus() != kind || got[0].GetReason() != reason || got[0].GetMessage() == "" {
-			t.Errorf("storage health: %v; want %s %q", got, kind, reason)
-		}
+		check.That(t, len(got) == 1 && got[0].GetStatus() == kind && got[0].GetReason() == reason && got[0].GetMessage() != "",
+			"storage health: %v; want %s %q", got, kind, reason)
 	}
 	want(0, "")
 	fill(t, r.data)

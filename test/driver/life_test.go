@@ -296,9 +296,8 @@ func TestPagination(t *testing.T) {
 			}
 		}
 	}
-	if slices.Sort(seen); len(slices.Compact(seen)) != 5 {
-		t.Errorf("seen: %v", seen)
-	}
+	slices.Sort(seen)
+	check.That(t, len(slices.Compact(seen)) == 5, "seen: %v", seen)
 	// A record that cannot be read costs its own volume only.
 	records, _ := filepath.Glob(r.data + "/volumes/*.json")
 	check.Must(t, os.WriteFile(records[0], []byte("{"), 0o600))

@@ -101,9 +101,8 @@ func TestLargeSectors(t *testing.T) {
 		check.Must(t, v.modify(directIO(on.say)))
 		v.must(v.stage, v.publish)
 		r.wantDirectIO(on.dio)
-		if sectors := r.loopSays("/queue/logical_block_size"); sectors != "4096" {
-			t.Errorf("with direct I/O %s the sectors have %s bytes", on.say, sectors)
-		}
+		sectors := r.loopSays("/queue/logical_block_size")
+		check.That(t, sectors == "4096", "with direct I/O %s the sectors have %s bytes", on.say, sectors)
 		v.must(v.unpublish, v.unstage)
 	}
 	v.must(v.remove)

@@ -23,9 +23,8 @@ func (v *volume) snapshot(name string) (*csi.Snapshot, error) {
 func (v *volume) mustSnapshot(name string) *csi.Snapshot {
 	v.t.Helper()
 	made := check.Value(v.snapshot(name))(v.t)
-	if !made.GetReadyToUse() || made.GetSourceVolumeId() != v.id || made.GetSizeBytes() < size || made.GetCreationTime().AsTime().IsZero() {
-		v.t.Errorf("%v", made)
-	}
+	check.That(v.t, made.GetReadyToUse() && made.GetSourceVolumeId() == v.id && made.GetSizeBytes() >= size && !made.GetCreationTime().AsTime().IsZero(),
+		"%v", made)
 	return made
 }
 

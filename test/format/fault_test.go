@@ -359,9 +359,8 @@ func TestFullStorage(t *testing.T) {
 				if err == nil {
 					return
 				}
-				if formatted, err = r.prepare(device, fs, volume.FormatHost, false); err == nil {
-					t.Errorf("what a failed mkfs left is taken: formatted %v", formatted)
-				}
+				formatted, err = r.prepare(device, fs, volume.FormatHost, false)
+				check.That(t, err != nil, "what a failed mkfs left is taken: formatted %v", formatted)
 				check.Must(t, unix.Mount("", dir, "", unix.MS_REMOUNT, "size=600m"))
 				r.want(true, device, fs, volume.FormatHost, false)
 				mounts(t, device, fs)
@@ -387,16 +386,14 @@ func TestMkfsThatLies(t *testing.T) {
 			r := newFormatter(t, tools(t, "ext4", c.script))
 			device, backing := r.blank()
 			formatted, err := r.prepare(device, "ext4", volume.FormatHost, false)
-			if formatted || volume.KindOf(err) != volume.Internal || !strings.Contains(fmt.Sprint(err), c.says) {
-				t.Fatalf("formatted %v: %v", formatted, err)
-			}
+			check.Require(t, !formatted && volume.KindOf(err) == volume.Internal && strings.Contains(fmt.Sprint(err), c.says),
+				"formatted %v: %v", formatted, err)
 			unix.Sync()
 			before := hash(t, backing)
 			formatted, err = newFormatter(t).prepare(device, "ext4", volume.FormatHost, false)
 			check.That(t, formatted == c.then, "next: formatted %v: %v", formatted, err)
-			if unix.Sync(); !c.then && before != hash(t, backing) {
-				t.Error("what was not ours was written over")
-			}
+			unix.Sync()
+			check.That(t, c.then || before == hash(t, backing), "what was not ours was written over")
 		})
 	}
 }

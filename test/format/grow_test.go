@@ -181,9 +181,9 @@ func TestOneCheckAtATime(t *testing.T) {
 	fd := openPath(t, devices[1])
 	defer func() { _ = unix.Close(fd) }()
 	_, err := other.f.Prepare(ctx, mkfs.Request{Device: fd, Volume: "/v", Path: devices[1], FSType: "ext4", Policy: volume.FormatNever, Grow: true})
-	if info, statErr := os.Stat(second + "/begun"); volume.KindOf(err) != volume.Timeout || statErr != nil || info.ModTime().Unix() != 0 {
-		t.Errorf("while another one is checked: %v, %v", err, statErr)
-	}
+	info, statErr := os.Stat(second + "/begun")
+	check.That(t, volume.KindOf(err) == volume.Timeout && statErr == nil && info.ModTime().Unix() == 0,
+		"while another one is checked: %v, %v", err, statErr)
 	for _, dir := range []string{first, second} {
 		check.Must(t, os.WriteFile(dir+"/taken", nil, 0o600))
 	}
@@ -236,9 +236,8 @@ func TestAGrowthThatIsCutOff(t *testing.T) {
 
 func wantCutOff(t *testing.T, err error) {
 	t.Helper()
-	if volume.KindOf(err) != volume.InUse || !strings.Contains(fmt.Sprint(err), "growth was cut off") || !strings.Contains(err.Error(), "/unfinished/") {
-		t.Fatalf("damaged while it grew: %v", err)
-	}
+	check.Require(t, volume.KindOf(err) == volume.InUse && strings.Contains(fmt.Sprint(err), "growth was cut off") && strings.Contains(err.Error(), "/unfinished/"),
+		"damaged while it grew: %v", err)
 }
 
 // byHand does what the error says. It ends with 1, as it repairs something.
@@ -263,9 +262,8 @@ func TestACraftedFilesystemTakesOnlySoMuchMemory(t *testing.T) {
 	check.That(t, len(entries) == 1 && strings.Contains(fmt.Sprint(entries[0].ContextMap()["reason"]), "e2fsck"), "it was not checked: %v", entries)
 	var used unix.Rusage
 	check.Must(t, unix.Getrusage(unix.RUSAGE_CHILDREN, &used))
-	if most := used.Maxrss << 10; most < 64*mib || most > 200*mib {
-		t.Errorf("a program took %d MiB", most/mib)
-	}
+	most := used.Maxrss << 10
+	check.That(t, most >= 64*mib && most <= 200*mib, "a program took %d MiB", most/mib)
 }
 
 // confined complains about what a program of the node may do beside its work.

@@ -77,9 +77,8 @@ func (r *testFormatter) prepare(device, fsType string, policy volume.FormatPolic
 	before := rig.FDs(r.t, os.Getpid())
 	formatted, err := r.f.Prepare(ctx, mkfs.Request{Device: fd, Volume: "/target/of/volume", ID: r.id, Path: device, FSType: fsType, Policy: policy, ReadOnly: readOnly,
 		Root: r.root})
-	if after := rig.FDs(r.t, os.Getpid()); len(after) > len(before) && !r.others {
-		r.t.Errorf("descriptors before: %q, after: %q", before, after)
-	}
+	after := rig.FDs(r.t, os.Getpid())
+	check.That(r.t, len(after) <= len(before) || r.others, "descriptors before: %q, after: %q", before, after)
 	return formatted, err
 }
 
@@ -93,9 +92,8 @@ func (r *testFormatter) want(formatted bool, device, fsType string, policy volum
 // wantSame wants a device to hold what it held before.
 func wantSame(t testing.TB, backing string, before [sha256.Size]byte, what string) {
 	t.Helper()
-	if unix.Sync(); before != hash(t, backing) {
-		t.Error(what)
-	}
+	unix.Sync()
+	check.That(t, before == hash(t, backing), "%v", what)
 }
 
 // refused wants an error of a kind that names the volume, the device and more,

@@ -82,9 +82,7 @@ func (n *node) wantData(s *kata.Guest) {
 			continue
 		}
 		raw, err := os.ReadFile(s.Dir() + "/" + name.Name())
-		if err != nil || string(raw) != name.Name() {
-			n.t.Errorf("%s holds %q, %v", name.Name(), raw, err)
-		}
+		check.That(n.t, err == nil && string(raw) == name.Name(), "%s holds %q, %v", name.Name(), raw, err)
 	}
 	want := n.pods + 1
 	if got := len(names); got != want && got != want+1 { // lost+found
@@ -256,9 +254,9 @@ func (n *node) restart() {
 func (n *node) wantMounted(v *volume, pod string) {
 	n.t.Helper()
 	mounts := rig.Mounts(v.TargetOf(pod))
-	if last := len(mounts) - 1; last < 0 || mounts[last].FSType != "ext4" || !strings.HasPrefix(mounts[last].Source, "/dev/loop") {
-		n.t.Errorf("the target does not show the volume: %+v", mounts)
-	}
+	last := len(mounts) - 1
+	check.That(n.t, last >= 0 && mounts[last].FSType == "ext4" && strings.HasPrefix(mounts[last].Source, "/dev/loop"),
+		"the target does not show the volume: %+v", mounts)
 }
 
 // wantCleanSoFar asserts that only the driver's own data of a volume is left.

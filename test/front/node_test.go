@@ -105,9 +105,7 @@ func (n *node) wantClean() {
 		}
 	}
 	left = append(left, rig.LoopsLeft(n.driver.Data)...)
-	if len(left) > 0 {
-		n.t.Errorf("left behind:\n  %s", strings.Join(left, "\n  "))
-	}
+	check.That(n.t, len(left) == 0, "left behind:\n  %s", strings.Join(left, "\n  "))
 }
 
 // loops lists the loop devices over the driver's images.

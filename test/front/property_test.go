@@ -128,16 +128,14 @@ func (c *chaos) use(v *chaosVolume, pod string) {
 	if _, err := os.Stat(filepath.Join(c.kataDir(v.volume, pod), "mountInfo.json")); err != nil {
 		return
 	}
-	if len(v.sandboxes) > 0 {
-		c.t.Fatalf("%s: an instruction for %s stands while the sandbox of %v writes", v.Name, pod, slices.Collect(maps.Keys(v.sandboxes)))
-	}
+	check.Require(c.t, len(v.sandboxes) == 0,
+		"%s: an instruction for %s stands while the sandbox of %v writes", v.Name, pod, slices.Collect(maps.Keys(v.sandboxes)))
 	c.wantNotMountable(v, pod)
 	s := c.boot(fmt.Sprintf("sandbox-%d", c.random.Uint32()), v.volume, pod)
 	v.sandboxes[pod] = s
 	for _, name := range v.files {
-		if raw, err := os.ReadFile(filepath.Join(s.Dir(), name)); err != nil || string(raw) != name {
-			c.t.Fatalf("%s: the file %s holds %q, %v", v.Name, name, raw, err)
-		}
+		raw, err := os.ReadFile(filepath.Join(s.Dir(), name))
+		check.Require(c.t, err == nil && string(raw) == name, "%s: the file %s holds %q, %v", v.Name, name, raw, err)
 	}
 	name := fmt.Sprintf("file-%d", len(v.files))
 	check.Must(c.t, os.WriteFile(filepath.Join(s.Dir(), name), []byte(name), 0o600))
@@ -149,9 +147,8 @@ func (c *chaos) use(v *chaosVolume, pod string) {
 func (c *chaos) wantNotMountable(v *chaosVolume, pod string) {
 	c.t.Helper()
 	device, fs := c.mountInfo(v.volume, pod)
-	if err := unix.Mount(device, c.t.TempDir(), fs, 0, ""); err != unix.EBUSY {
-		c.t.Fatalf("%s: the host could mount the claimed device %s: %v", v.Name, device, err)
-	}
+	err := unix.Mount(device, c.t.TempDir(), fs, 0, "")
+	check.Require(c.t, err == unix.EBUSY, "%s: the host could mount the claimed device %s: %v", v.Name, device, err)
 }
 
 // foreignMount has somebody mount something of his own on a target, or take it

@@ -60,22 +60,18 @@ func TestEventsOfAVolume(t *testing.T) {
 		"1 staged by kubelet", "1 published by kubelet", "1 bound by sandbox", "3 refused by kubelet", "1 unpublish failed by kubelet",
 		"1 unbound by sandbox", "1 unpublished by kubelet", "1 unpublished by kubelet", "1 unstaged by kubelet",
 	}
-	if told = slices.DeleteFunc(told, func(text string) bool { return strings.Contains(text, "repair") }); !slices.Equal(told, want) {
-		t.Errorf("told was\n%s\nwant\n%s", strings.Join(told, "\n"), strings.Join(want, "\n"))
-	}
+	told = slices.DeleteFunc(told, func(text string) bool { return strings.Contains(text, "repair") })
+	check.That(t, slices.Equal(told, want), "told was\n%s\nwant\n%s", strings.Join(told, "\n"), strings.Join(want, "\n"))
 	for _, name := range []string{v.TargetOf("pod-1"), v.Name, "pod-1"} {
-		if other, err := n.Admin().ListEvents(t.Context(), &adminv1.ListEventsRequest{Volume: name}); err != nil || len(other.GetEvents()) != len(got.GetEvents()) {
-			t.Errorf("%s has %d events, %v", name, len(other.GetEvents()), err)
-		}
+		other, err := n.Admin().ListEvents(t.Context(), &adminv1.ListEventsRequest{Volume: name})
+		check.That(t, err == nil && len(other.GetEvents()) == len(got.GetEvents()), "%s has %d events, %v", name, len(other.GetEvents()), err)
 	}
 	out, err := n.Crustctl("events", v.TargetOf("pod-1")).Output()
-	if check.Must(t, err); !strings.Contains(string(out), "sandbox-1 kata-go") {
-		t.Errorf("crustctl shows\n%s", out)
-	}
+	check.Must(t, err)
+	check.That(t, strings.Contains(string(out), "sandbox-1 kata-go"), "crustctl shows\n%s", out)
 	raw, err := os.ReadFile(file)
-	if check.Must(t, err); strings.Contains(string(raw)+string(out), "hunter2xyz") {
-		t.Error("the secret is in the events")
-	}
+	check.Must(t, err)
+	check.That(t, !strings.Contains(string(raw)+string(out), "hunter2xyz"), "the secret is in the events")
 }
 
 // spans is a collector of OpenTelemetry.

@@ -88,7 +88,6 @@ func (n *node) wantStats(v *volume, pod string, s *kata.Guest) {
 	var st unix.Statfs_t
 	check.Must(n.t, unix.Statfs(s.Dir(), &st))
 	old := check.Value(kubelet.Condition(reply))(n.t)
-	if len(reply.GetUsage()) == 0 || reply.GetUsage()[0].GetTotal() != int64(st.Blocks)*st.Bsize || old == nil || old.GetAbnormal() {
-		n.t.Errorf("stats: %v; statfs: %+v", reply, st)
-	}
+	check.That(n.t, len(reply.GetUsage()) != 0 && reply.GetUsage()[0].GetTotal() == int64(st.Blocks)*st.Bsize && old != nil && !old.GetAbnormal(),
+		"stats: %v; statfs: %+v", reply, st)
 }

@@ -42,9 +42,8 @@ func newFreezeRig(t testing.TB, kind string) *freezeRig {
 	r := &freezeRig{Freezer: newFreezer(t)}
 	r.filesystem = newFilesystem(t, kind, size)
 	t.Cleanup(func() {
-		if dogs := r.watchdogs(); len(dogs) > 0 && r.root >= 0 {
-			t.Errorf("watchdogs are left: %v", dogs)
-		}
+		dogs := r.watchdogs()
+		check.That(t, len(dogs) == 0 || r.root < 0, "watchdogs are left: %v", dogs)
 		for _, dog := range r.watchdogs() {
 			_ = syscall.Kill(dog, syscall.SIGKILL)
 		}
@@ -350,9 +349,8 @@ func TestExpiredFreezeIsThawed(t *testing.T) {
 		check.Must(t, err)
 		return keys, next
 	}
-	if keys, next := expired(); len(keys) != 0 || next != 0 {
-		t.Errorf("nothing was frozen: %v, %v", keys, next)
-	}
+	keys, next := expired()
+	check.That(t, len(keys) == 0 && next == 0, "nothing was frozen: %v, %v", keys, next)
 	check.Must(t, r.Freeze("key", r.root, time.Minute))
 	if keys, next := expired(); len(keys) != 0 || next < time.Second || !r.frozen(100*time.Millisecond) {
 		t.Errorf("within its time: %v, %v", keys, next)
@@ -361,7 +359,7 @@ func TestExpiredFreezeIsThawed(t *testing.T) {
 	r.wantThawed()
 
 	r.forgotten(brief)
-	keys, next := expired()
+	keys, next = expired()
 	for deadline := time.Now().Add(time.Minute); len(keys) == 0 && next > 0 && time.Now().Before(deadline); keys, next = expired() {
 		time.Sleep(next)
 	}

@@ -329,9 +329,8 @@ func (f *filesystem) killInTheMiddle(dir string) (cuts int) {
 		time.Sleep(wait)
 		_ = worker.Process.Kill()
 		err := worker.Wait()
-		if status, ok := worker.ProcessState.Sys().(syscall.WaitStatus); err != nil && (!ok || !status.Signaled()) {
-			t.Fatal("it failed:", err)
-		}
+		status, ok := worker.ProcessState.Sys().(syscall.WaitStatus)
+		check.Require(t, err == nil || ok && status.Signaled(), "it failed: %v", err)
 		now := files(t, dir)
 		if now["."].GID == group {
 			break // it had ended

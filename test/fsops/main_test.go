@@ -70,9 +70,7 @@ func (f *filesystem) unmount() {
 func openFD(t testing.TB, path string, flags int) int {
 	t.Helper()
 	fd, err := unix.Open(path, flags|unix.O_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal("open", path, err)
-	}
+	check.Require(t, err == nil, "open %v %v", path, err)
 	t.Cleanup(func() { _ = unix.Close(fd) })
 	return fd
 }

@@ -38,9 +38,7 @@ func (f *filesystem) df(unit string) abi.Usage {
 func (f *filesystem) stat() abi.StatsReply {
 	f.t.Helper()
 	report, err := fsops.Stat(f.root, false)
-	if err != nil {
-		f.t.Fatalf("%s: %v", f.kind, err)
-	}
+	check.Require(f.t, err == nil, "%s: %v", f.kind, err)
 	return report
 }
 
@@ -52,9 +50,7 @@ func (f *filesystem) wantAbnormal(reason string, words ...string) {
 		time.Sleep(10 * time.Millisecond)
 		report = f.stat().Condition
 	}
-	if !report.Abnormal || report.Reason != reason {
-		f.t.Errorf("%s: not abnormal by %s: %+v", f.kind, reason, report)
-	}
+	check.That(f.t, report.Abnormal && report.Reason == reason, "%s: not abnormal by %s: %+v", f.kind, reason, report)
 	check.Says(f.t, f.kind, report.Message, words...)
 }
 

@@ -38,9 +38,8 @@ func newHandler(t *testing.T, root string) (*kata.Handler, kata.Config) {
 	go func() { done <- h.Run(ctx) }()
 	t.Cleanup(func() {
 		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
+		err := <-done
+		check.That(t, err == nil, "%v", err)
 	})
 	return h, cfg
 }
@@ -96,8 +95,7 @@ func projections(t *testing.T, cfg kata.Config) []string {
 func TestNoForeignFileEver(t *testing.T) {
 	root := rig.Tmpfs(t, "")
 	h, cfg := newHandler(t, root)
-	watcher, err := fsnotify.NewBufferedWatcher(1 << 16)
-	check.Must(t, err)
+	watcher := check.Value(fsnotify.NewBufferedWatcher(1 << 16))(t)
 	var reader sync.WaitGroup
 	defer reader.Wait()
 	defer func() { _ = watcher.Close() }()
@@ -106,9 +104,7 @@ func TestNoForeignFileEver(t *testing.T) {
 	v := testVolume("kept")
 	check.Must(t, check.Err(h.Publish(t.Context(), v)))
 	kept, err := filepath.Glob(cfg.DirectVolumes + "/*")
-	if err != nil || len(kept) != 1 {
-		t.Fatal(kept, err)
-	}
+	check.Require(t, err == nil && len(kept) == 1, "%v %v", kept, err)
 	check.Must(t, watcher.Add(kept[0]))
 	for i, began := 0, time.Now(); i < 100 || time.Since(began) < rig.RaceTime(); i++ {
 		changed := *v
@@ -140,9 +136,7 @@ func wantOnlyInfo(t *testing.T, watcher *fsnotify.Watcher, root string) {
 				return
 			}
 			inRoot := filepath.Dir(event.Name) == root
-			if !inRoot && event.Name != root && filepath.Base(event.Name) != "mountInfo.json" {
-				t.Errorf("a foreign file: %v", event)
-			}
+			check.That(t, inRoot || event.Name == root || filepath.Base(event.Name) == "mountInfo.json", "a foreign file: %v", event)
 			if event.Op.Has(fsnotify.Create) && inRoot {
 				wantWhole(t, event.Name)
 			}

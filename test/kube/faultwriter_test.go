@@ -147,9 +147,8 @@ func (w *writer) promise() (int, error) {
 // goesOn waits until the very process that wrote has written once more.
 func (w *writer) goesOn(k *cluster.Kube) {
 	k.T.Helper()
-	if _, err := born(w.pid); err != nil {
-		k.T.Fatalf("pod %s: its process has gone: %v", w.Name, err)
-	}
+	_, err := born(w.pid)
+	check.Require(k.T, err == nil, "pod %s: its process has gone: %v", w.Name, err)
 	before := w.on.promised
 	k.Eventually("pod "+w.Name+" goes on writing", func(context.Context) error { return w.wrote(before) })
 }
@@ -183,9 +182,9 @@ func (w *writer) keeps(k *cluster.Kube) {
 			k.T.Errorf("pod %s, container %s: %s: %v", w.Name, container, out, err)
 			continue
 		}
-		if lines, err := strconv.Atoi(strings.TrimSpace(out)); err != nil || lines < w.on.promised {
-			k.T.Errorf("pod %s, container %s: LOST: %q lines, and %d were promised", w.Name, container, out, w.on.promised)
-		}
+		lines, err := strconv.Atoi(strings.TrimSpace(out))
+		check.That(k.T, err == nil && lines >= w.on.promised,
+			"pod %s, container %s: LOST: %q lines, and %d were promised", w.Name, container, out, w.on.promised)
 	}
 }
 

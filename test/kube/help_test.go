@@ -99,9 +99,8 @@ func wantDeferred(k *cluster.Kube, p *cluster.Pod, v *cluster.Volume, rule strin
 	k.T.Helper()
 	is, err := crustctl(k, p.Target(v))
 	k.Must(err)
-	if is.State != "VOLUME_STATE_BOUND" || is.Rule != fmt.Sprintf("rule %q", rule) || is.PodName != p.Name || ways[is.Way] != v.Driver {
-		k.T.Errorf("crustctl shows %+v", is)
-	}
+	check.That(k.T, is.State == "VOLUME_STATE_BOUND" && is.Rule == fmt.Sprintf("rule %q", rule) && is.PodName == p.Name && ways[is.Way] == v.Driver,
+		"crustctl shows %+v", is)
 }
 
 // wantGuarded wants the volume's filesystem in the pod, and nowhere on the node.
@@ -114,9 +113,7 @@ func wantGuarded(k *cluster.Kube, p *cluster.Pod, v *cluster.Volume) {
 	mounts, err := os.ReadFile("/proc/self/mountinfo")
 	k.Must(err)
 	for line := range strings.SplitSeq(string(mounts), "\n") {
-		if strings.Contains(line, p.Target(v)) && !strings.Contains(line, " tmpfs crust:") {
-			k.T.Errorf("at the target is no guard: %s", line)
-		}
+		check.That(k.T, !strings.Contains(line, p.Target(v)) || strings.Contains(line, " tmpfs crust:"), "at the target is no guard: %s", line)
 		check.That(k.T, !strings.Contains(line, " - "+v.FS+" "+is.Device+" "), "it is mounted on the node: %s", line)
 	}
 }
@@ -124,9 +121,8 @@ func wantGuarded(k *cluster.Kube, p *cluster.Pod, v *cluster.Volume) {
 // wantOnHost wants a pod's volume mounted by the driver, on the node.
 func wantOnHost(k *cluster.Kube, p *cluster.Pod, v *cluster.Volume) {
 	k.T.Helper()
-	if is, err := crustctl(k, p.Target(v)); err == nil {
-		k.T.Errorf("crustctl shows %+v", is)
-	}
+	is, err := crustctl(k, p.Target(v))
+	check.That(k.T, err != nil, "crustctl shows %+v", is)
 	mounts, err := os.ReadFile("/proc/self/mountinfo")
 	k.Must(err)
 	for line := range strings.SplitSeq(string(mounts), "\n") {

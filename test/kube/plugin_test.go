@@ -106,7 +106,6 @@ func wantPage(k *cluster.Kube) {
 	_, rest, _ := strings.Cut(string(raw), "<style>")
 	style, _, _ := strings.Cut(rest, "</style>")
 	hash := sha256.Sum256([]byte(style))
-	if !strings.Contains(policy, "'sha256-"+base64.StdEncoding.EncodeToString(hash[:])+"'") || !strings.Contains(string(raw), "default/shown") {
-		k.T.Errorf("with the policy %q, through the API server the page is:\n%s", policy, raw)
-	}
+	check.That(k.T, strings.Contains(policy, "'sha256-"+base64.StdEncoding.EncodeToString(hash[:])+"'") && strings.Contains(string(raw), "default/shown"),
+		"with the policy %q, through the API server the page is:\n%s", policy, raw)
 }

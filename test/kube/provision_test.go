@@ -67,9 +67,8 @@ func wantPlaced(k *cluster.Kube, v *cluster.Volume) {
 	core := k.Client.CoreV1()
 	claim, err := core.PersistentVolumeClaims(cluster.Namespace).Get(k.T.Context(), v.Name, metav1.GetOptions{})
 	k.Must(err)
-	if node := claim.Annotations["volume.kubernetes.io/selected-node"]; node != cluster.NodeName {
-		k.T.Errorf("claim %s was made for node %q", v.Name, node)
-	}
+	node := claim.Annotations["volume.kubernetes.io/selected-node"]
+	check.That(k.T, node == cluster.NodeName, "claim %s was made for node %q", v.Name, node)
 	pv, err := core.PersistentVolumes().Get(k.T.Context(), v.PV, metav1.GetOptions{})
 	k.Must(err)
 	check.That(k.T, pv.Spec.NodeAffinity != nil && pv.Spec.NodeAffinity.Required != nil, "volume %s may be anywhere", v.PV)
@@ -230,17 +229,14 @@ func wantUnbound(k *cluster.Kube, v *cluster.Volume) {
 	})
 	claim, err := k.Client.CoreV1().PersistentVolumeClaims(cluster.Namespace).Get(k.T.Context(), v.Name, metav1.GetOptions{})
 	k.Must(err)
-	if claim.Spec.VolumeName != "" {
-		k.T.Errorf("claim %s has volume %s before any pod", v.Name, claim.Spec.VolumeName)
-	}
+	check.That(k.T, claim.Spec.VolumeName == "", "claim %s has volume %s before any pod", v.Name, claim.Spec.VolumeName)
 }
 
 // wantSize wants a pod to see the volume with its size.
 func wantSize(k *cluster.Kube, p *cluster.Pod, v *cluster.Volume) {
 	k.T.Helper()
-	if has := p.DF("/data"); has.Total < v.Size*8/10 || has.Total > v.Size {
-		k.T.Errorf("pod %s has %+v of %d bytes", p.Name, has, v.Size)
-	}
+	has := p.DF("/data")
+	check.That(k.T, has.Total >= v.Size*8/10 && has.Total <= v.Size, "pod %s has %+v of %d bytes", p.Name, has, v.Size)
 }
 
 // wantClaim wants the claim to say the volume's size, and that nothing is pending.
@@ -249,7 +245,6 @@ func wantClaim(k *cluster.Kube, v *cluster.Volume) {
 	claim, err := k.Client.CoreV1().PersistentVolumeClaims(cluster.Namespace).Get(k.T.Context(), v.Name, metav1.GetOptions{})
 	k.Must(err)
 	has := claim.Status.Capacity[corev1.ResourceStorage]
-	if has.Value() != v.Size || cluster.Resizes(claim) || len(claim.Status.AllocatedResourceStatuses) != 0 {
-		k.T.Errorf("the claim says %+v", claim.Status)
-	}
+	check.That(k.T, has.Value() == v.Size && !cluster.Resizes(claim) && len(claim.Status.AllocatedResourceStatuses) == 0,
+		"the claim says %+v", claim.Status)
 }

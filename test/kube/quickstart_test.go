@@ -32,14 +32,12 @@ func TestQuickStart(t *testing.T) {
 	onTheNode, inTheSandbox := page.pods["on-the-node"], page.pods["in-the-sandbox"]
 	for _, pod := range []*corev1.Pod{onTheNode, inTheSandbox} {
 		p := page.start(k, pod)
-		if got := p.Exec("cat /data/greeting && grep -c ' /data ext4 ' /proc/mounts"); got != "hello\n1\n" {
-			t.Errorf("%s has %q", p.Name, got)
-		}
+		got := p.Exec("cat /data/greeting && grep -c ' /data ext4 ' /proc/mounts")
+		check.That(t, got == "hello\n1\n", "%s has %q", p.Name, got)
 		filesystem := mountedAt(t, filepath.Join(cluster.KubeletRoot, "pods", string(p.UID), "volumes/kubernetes.io~csi/data/mount"))
 		deferred := pod == inTheSandbox
-		if strings.HasPrefix(filesystem, "tmpfs crust:") != deferred || strings.HasPrefix(filesystem, "ext4 /dev/") == deferred {
-			t.Errorf("%s has on the node %q", p.Name, filesystem)
-		}
+		check.That(t, strings.HasPrefix(filesystem, "tmpfs crust:") == deferred && strings.HasPrefix(filesystem, "ext4 /dev/") != deferred,
+			"%s has on the node %q", p.Name, filesystem)
 		p.Delete()
 	}
 }
@@ -86,9 +84,8 @@ func (q *quickStart) take(t *testing.T, document string) {
 	switch kind.Kind {
 	case "RuntimeClass":
 		class := &nodev1.RuntimeClass{}
-		if err = yaml.UnmarshalStrict([]byte(document), class); class.Name != cluster.Crust || class.Handler != cluster.Crust {
-			t.Errorf("the runtime class is %+v", class)
-		}
+		err = yaml.UnmarshalStrict([]byte(document), class)
+		check.That(t, class.Name == cluster.Crust && class.Handler == cluster.Crust, "the runtime class is %+v", class)
 	case "CSIDriver":
 		err = yaml.UnmarshalStrict([]byte(document), &storagev1.CSIDriver{})
 	case "Pod":

@@ -44,9 +44,8 @@ func TestPodsThatShareAVolume(t *testing.T) {
 			second.Spec.NodeName = cluster.NodeName // the scheduler would refuse it before kubelet does
 			second.Create()
 			said := second.WaitEvent("FailedMount", c.says...)
-			if c.first == cluster.Crust && !strings.Contains(said, "for the pod default/"+first.Name+":") {
-				k.T.Errorf("it does not name the other pod: %s", said)
-			}
+			check.That(k.T, c.first != cluster.Crust || strings.Contains(said, "for the pod default/"+first.Name+":"),
+				"it does not name the other pod: %s", said)
 			wantRefusedBy(k, second, c.second)
 			first.Exec("cat /data/file && touch /data/still && sync")
 			first.Delete()

@@ -58,9 +58,7 @@ func worksOnDisks(t *testing.T) {
 			device := "/dev/disk/by-id/virtio-cut-" + name
 			check.Must(t, errors.Join(os.MkdirAll(l.dir, 0o755), os.MkdirAll(l.run, 0o755)))
 			check.Must(t, unix.Mount(device, l.dir, name, 0, options))
-			var err error
-			l.marker, err = cuts.NewMarker(device, cutDisk)
-			check.Must(t, err)
+			l.marker = check.Value(cuts.NewMarker(device, cutDisk))(t)
 			process, conn := rig.NewDriver(t, "/usr/local/bin/crust-driver", l.run+"/csi.sock", l.dir+"/driver", "--freeze-limit", "60s")
 			l.ControllerClient, l.NodeClient = csi.NewControllerClient(conn), csi.NewNodeClient(conn)
 			l.GroupControllerClient = csi.NewGroupControllerClient(conn)
@@ -142,10 +140,9 @@ func (v *cutVolume) publish() {
 	}
 	_, err := v.NodeStageVolume(v.t.Context(), &csi.NodeStageVolumeRequest{VolumeId: v.id, StagingTargetPath: v.staging, VolumeCapability: v.access})
 	check.Must(v.t, err)
-	_, err = v.NodePublishVolume(v.t.Context(), &csi.NodePublishVolumeRequest{
+	check.Must(v.t, check.Err(v.NodePublishVolume(v.t.Context(), &csi.NodePublishVolumeRequest{
 		VolumeId: v.id, StagingTargetPath: v.staging, TargetPath: v.target, VolumeCapability: v.access,
-	})
-	check.Must(v.t, err)
+	})))
 	v.up = true
 }
 
@@ -153,8 +150,7 @@ func (v *cutVolume) unpublish() {
 	v.t.Helper()
 	_, err := v.NodeUnpublishVolume(v.t.Context(), &csi.NodeUnpublishVolumeRequest{VolumeId: v.id, TargetPath: v.target})
 	check.Must(v.t, err)
-	_, err = v.NodeUnstageVolume(v.t.Context(), &csi.NodeUnstageVolumeRequest{VolumeId: v.id, StagingTargetPath: v.staging})
-	check.Must(v.t, err)
+	check.Must(v.t, check.Err(v.NodeUnstageVolume(v.t.Context(), &csi.NodeUnstageVolumeRequest{VolumeId: v.id, StagingTargetPath: v.staging})))
 	v.up = false
 }
 

@@ -64,8 +64,7 @@ func install(t *testing.T, suite string, files map[string]string, qemu ...string
 	rig.Mkfs(t, "ext4", second)
 	m, cpu := &machine{t: t}, processor(image)
 	t.Logf("%s with %q", suite, cpu)
-	m.listener, err = net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(dir, "port"), Net: "unix"})
-	check.Must(t, err)
+	m.listener = check.Value(net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(dir, "port"), Net: "unix"}))(t)
 	m.qemu = &rig.Process{Name: "QEMU", Program: "qemu-system-x86_64", LogFile: filepath.Join(dir, "console"), Args: append([]string{
 		"-smp", "2", "-m", "2G", "-kernel", image, "-initrd", archive, "-append", kernelArguments,
 		"-drive", "if=virtio,format=raw,cache=unsafe,discard=unmap,file=" + disk, "-drive", "if=virtio,format=raw,cache=unsafe,file=" + second, "-serial", "stdio",
@@ -143,9 +142,8 @@ func (m *machine) boot() {
 // reboot has systemd end everything, and turns the machine on again.
 func (m *machine) reboot() {
 	m.t.Helper()
-	_, _ = m.try("systemctl", "reboot")   // it may end what answers
-	_, err := m.qemu.WaitEnd(commandTime) // it does not reboot by itself
-	check.Must(m.t, err)
+	_, _ = m.try("systemctl", "reboot") // it may end what answers
+	check.Must(m.t, check.Err(m.qemu.WaitEnd(commandTime)))
 	m.qemu.Kill()
 	check.Must(m.t, m.conn.Close())
 	m.boot()
@@ -191,8 +189,7 @@ func (m *machine) try(args ...string) (string, error) {
 // run runs a command that must succeed.
 func (m *machine) run(args ...string) string {
 	m.t.Helper()
-	out, err := m.try(args...)
-	check.Must(m.t, err)
+	out := check.Value(m.try(args...))(m.t)
 	return out
 }
 

@@ -118,9 +118,7 @@ func (m *machine) exposure() {
 	const limit = 4.5
 	said := m.run("systemd-analyze", "security", "--no-pager", "crust-proxy.service")
 	found := regexp.MustCompile(`exposure level for crust-proxy.service: ([0-9.]+)`).FindStringSubmatch(said)
-	if len(found) != 2 {
-		m.t.Fatal(said)
-	}
+	check.Require(m.t, len(found) == 2, "%v", said)
 	level, err := strconv.ParseFloat(found[1], 64)
 	check.That(m.t, err == nil && level <= limit, "the exposure is %v, more than %v: %v\n%s", level, limit, err, said)
 }

@@ -153,9 +153,7 @@ func startsToLast(t *testing.T) {
 
 func (l *life) attach() {
 	l.image = lasting
-	var err error
-	l.device, err = loopdev.Attach(l.image, loopdev.Options{})
-	check.Must(l.t, err)
+	l.device = check.Value(loopdev.Attach(l.image, loopdev.Options{}))(l.t)
 }
 
 // lasts runs in the machine after its reboot, and does what kubelet then does: it publishes again, and makes another

@@ -80,11 +80,9 @@ func (l *life) start(attempt uint32) {
 		_, err := l.d.Runtime().RuntimeStageVolume(l.ctx(), request)
 		return err
 	})
-	var err error
-	l.pod, err = l.node.RunPod(l.ctx(), uid, "crust", attempt, func(config *runtimeapi.PodSandboxConfig) {
+	l.pod = check.Value(l.node.RunPod(l.ctx(), uid, "crust", attempt, func(config *runtimeapi.PodSandboxConfig) {
 		config.Linux.CgroupParent = "/kubepods.slice/kubepods-pod" + strings.ReplaceAll(uid, "-", "_") + ".slice"
-	})
-	check.Must(l.t, err)
+	}))(l.t)
 	l.main = l.run(cri.Container{Name: "main", Script: "i=0; while :; do i=$((i+1)); echo $i >/data/count; echo $i >/tmp/count; sleep 0.1; done"})
 	l.wantStats()
 	mounted := rig.MountsOf(l.device)

@@ -34,9 +34,9 @@ func (m *machine) enforceDevices() {
 	if _, err := os.Stat(filepath.Dir(deviceGroup) + "/devices.deny"); err != nil {
 		return
 	}
-	if policy, allowed := m.property("DevicePolicy"), m.property("DeviceAllow"); policy != "closed" || !strings.Contains(allowed, "block-* rw") {
-		m.t.Fatalf("the unit's devices are %q %q, which this test cannot enforce", policy, allowed)
-	}
+	policy, allowed := m.property("DevicePolicy"), m.property("DeviceAllow")
+	check.Require(m.t, policy == "closed" && strings.Contains(allowed, "block-* rw"),
+		"the unit's devices are %q %q, which this test cannot enforce", policy, allowed)
 	check.Must(m.t, os.MkdirAll(deviceGroup, 0o755))
 	control := func(file, text string) {
 		m.t.Helper()

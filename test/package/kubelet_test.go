@@ -40,11 +40,9 @@ func (m *machine) register() string {
 	plugin := registration.NewRegistrationClient(m.dial(path))
 	info, err := plugin.GetInfo(ctx, &registration.InfoRequest{})
 	check.Must(m.t, err)
-	if info.GetType() != registration.CSIPlugin || info.GetName() != driverName || info.GetEndpoint() != csiSocket {
-		m.t.Fatalf("registered as %v", info)
-	}
-	_, err = plugin.NotifyRegistrationStatus(ctx, &registration.RegistrationStatus{PluginRegistered: true})
-	check.Must(m.t, err)
+	check.Require(m.t, info.GetType() == registration.CSIPlugin && info.GetName() == driverName && info.GetEndpoint() == csiSocket,
+		"registered as %v", info)
+	check.Must(m.t, check.Err(plugin.NotifyRegistrationStatus(ctx, &registration.RegistrationStatus{PluginRegistered: true})))
 	return path
 }
 

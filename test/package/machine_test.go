@@ -78,12 +78,11 @@ func overlay(t *testing.T, lower, size string) string {
 		dirs[name] = filepath.Join(layer, name)
 		check.Must(t, os.Mkdir(dirs[name], 0o755))
 	}
-	if err := unix.Mount("overlay", dirs["root"], "overlay", 0, "lowerdir="+lower+",upperdir="+dirs["upper"]+",workdir="+dirs["work"]); err != nil {
-		t.Fatal("mount overlay:", err)
-	}
+	err := unix.Mount("overlay", dirs["root"], "overlay", 0, "lowerdir="+lower+",upperdir="+dirs["upper"]+",workdir="+dirs["work"])
+	check.Require(t, err == nil, "mount overlay: %v", err)
 	// With this machine's id nspawn takes the container for this machine.
 	id := filepath.Join(dirs["root"], "etc/machine-id")
-	err := os.Remove(id)
+	err = os.Remove(id)
 	check.Require(t, err == nil || errors.Is(err, fs.ErrNotExist), "%v", err)
 	check.Must(t, os.WriteFile(id, []byte("c0ffee00c0ffee00c0ffee00c0ffee00\n"), 0o444))
 	return dirs["root"]
@@ -145,9 +144,7 @@ func (m *machine) command(program string, args ...string) *exec.Cmd {
 func (m *machine) run(program string, args ...string) string {
 	m.t.Helper()
 	out, err := m.command(program, args...).CombinedOutput()
-	if err != nil {
-		m.t.Fatalf("in the machine: %s %s: %v\n%s", program, strings.Join(args, " "), err, out)
-	}
+	check.Require(m.t, err == nil, "in the machine: %s %s: %v\n%s", program, strings.Join(args, " "), err, out)
 	return strings.TrimSpace(string(out))
 }
 

@@ -159,9 +159,8 @@ func testDeb(t *testing.T) {
 	t.Run("an edited config survives removal and a new install", func(t *testing.T) { testReinstall(t, deb) })
 
 	run(t, "dpkg", append([]string{"--remove"}, names...)...)
-	if left := leftovers(t); !slices.Equal(left, []string{filepath.Dir(config), config}) {
-		t.Errorf("removal left %q, want only the config", left)
-	}
+	left := leftovers(t)
+	check.That(t, slices.Equal(left, []string{filepath.Dir(config), config}), "removal left %q, want only the config", left)
 	run(t, "dpkg", append([]string{"--purge"}, names...)...)
 	if left := leftovers(t); len(left) > 0 {
 		t.Errorf("purge left %q", left)
@@ -176,9 +175,9 @@ func checkInstalled(t *testing.T) {
 	run(t, "/usr/bin/crust-conformance", "--help")
 	run(t, "/usr/bin/crust-vm", "crust", "removable")
 	for _, program := range []string{"crust-proxy", "crustctl", "crust-backup", "crust-runc-agent", "crust-vm", "crust-conformance"} {
-		if said := run(t, "/usr/bin/"+program, "--version"); !strings.HasPrefix(said, program+" version v") && !strings.HasPrefix(said, program+" version (devel)") {
-			t.Errorf("%s --version says %q", program, said)
-		}
+		said := run(t, "/usr/bin/"+program, "--version")
+		check.That(t, strings.HasPrefix(said, program+" version v") || strings.HasPrefix(said, program+" version (devel)"),
+			"%s --version says %q", program, said)
 	}
 	for _, program := range []string{"crustctl", "crust-backup"} {
 		run(t, "bash", "-c", "source /usr/share/bash-completion/completions/"+program+" && complete -p "+program)
@@ -282,9 +281,7 @@ func run(t *testing.T, program string, args ...string) string {
 	cmd := exec.CommandContext(t.Context(), program, args...)
 	cmd.Env = append(os.Environ(), "DEBIAN_FRONTEND=noninteractive")
 	out, err := cmd.CombinedOutput()
-	if err != nil {
-		t.Fatalf("%s %s: %v\n%s", program, strings.Join(args, " "), err, out)
-	}
+	check.Require(t, err == nil, "%s %s: %v\n%s", program, strings.Join(args, " "), err, out)
 	return string(out)
 }
 
@@ -313,9 +310,8 @@ func testManPages(t *testing.T, dir string) {
 		var complaints strings.Builder
 		cmd.Stderr = &complaints
 		page, err := cmd.Output()
-		if err != nil || complaints.Len() > 0 || !strings.Contains(string(page), "\nNAME\n       "+name+" ") {
-			t.Errorf("%s: %v, %s\n%s", name, err, complaints.String(), page)
-		}
+		check.That(t, err == nil && complaints.Len() == 0 && strings.Contains(string(page), "\nNAME\n       "+name+" "),
+			"%s: %v, %s\n%s", name, err, complaints.String(), page)
 		said := run(t, "lexgrog", found[0])
 		check.That(t, strings.Contains(said, `"`+name+" - "), "whatis reads %q", said)
 	}

@@ -21,8 +21,7 @@ func onNode(t *testing.T, config, commands string, env ...string) (said string, 
 	rig.Need(t, "unshare", "flock")
 	const systemctl = "#!/bin/sh\neval \"$atCall\"\necho systemctl $*\n"
 	programs := t.TempDir()
-	daemon, err := os.ReadFile(rig.Program(t, "crust-proxy"))
-	check.Must(t, err)
+	daemon := check.Value(os.ReadFile(rig.Program(t, "crust-proxy")))(t)
 	check.Must(t, os.WriteFile(filepath.Join(programs, "crust-proxy"), daemon, 0o700))
 	check.Must(t, os.WriteFile(filepath.Join(programs, "systemctl"), []byte(systemctl), 0o700))
 	const node = `
@@ -60,9 +59,8 @@ $scripts/postremove.sh remove
 func TestRemovalWhileAVolumeComes(t *testing.T) {
 	const atStop = "atCall=[ $1 != stop ] || { mkdir -p /run/crust-proxy/state/volumes; echo { >/run/crust-proxy/state/volumes/v.json; }"
 	said, err := onNode(t, "", "$scripts/preremove.sh remove", atStop)
-	if err == nil || !strings.Contains(said, "deferred volumes may live") || !strings.Contains(said, "systemctl start") || strings.Contains(said, "disable") {
-		t.Errorf("%v, it says %s", err, said)
-	}
+	check.That(t, err != nil && strings.Contains(said, "deferred volumes may live") && strings.Contains(said, "systemctl start") && !strings.Contains(said, "disable"),
+		"%v, it says %s", err, said)
 	said, err = onNode(t, "", "$scripts/preremove.sh remove", atStop, "CRUST_PROXY_ABANDON_VOLUMES=1")
 	check.That(t, err == nil && strings.Contains(said, "systemctl disable"), "insisted: %v, it says %s", err, said)
 	said, err = onNode(t, "", "$scripts/preremove.sh remove")
@@ -105,9 +103,8 @@ func TestFirstInstall(t *testing.T) {
 		"units cannot be enabled": {"", mark + "$scripts/postinstall.sh configure 1.0 || " + marked, "[ $1 != enable ] || exit 1", "marked\n"},
 	} {
 		said, err := onNode(t, c.config, c.commands, "atCall="+c.atCall)
-		if err != nil || !strings.HasPrefix(said, c.want) || strings.Contains(said, start) != strings.Contains(c.want, start) || strings.Contains(said, "marked\n") != (c.want == "marked\n") || c.want == "" && said != "" {
-			t.Errorf("%s: %v, it says %s", what, err, said)
-		}
+		check.That(t, err == nil && strings.HasPrefix(said, c.want) && strings.Contains(said, start) == strings.Contains(c.want, start) && strings.Contains(said, "marked\n") == (c.want == "marked\n") && (c.want != "" || said == ""),
+			"%s: %v, it says %s", what, err, said)
 	}
 }
 
@@ -115,9 +112,8 @@ func TestFirstInstall(t *testing.T) {
 func TestUpgradeWithABadConfiguration(t *testing.T) {
 	for _, upgrade := range []string{"configure 1.0", "2"} { // dpkg, rpm
 		said, err := onNode(t, "no-such-key: 1", "$scripts/postinstall.sh "+upgrade)
-		if err != nil || strings.Contains(said, "restart crust-proxy.service") || !strings.Contains(said, "config.yaml:1:1: no-such-key") {
-			t.Errorf("%s: %v\n%s", upgrade, err, said)
-		}
+		check.That(t, err == nil && !strings.Contains(said, "restart crust-proxy.service") && strings.Contains(said, "config.yaml:1:1: no-such-key"),
+			"%s: %v\n%s", upgrade, err, said)
 		said, err = onNode(t, "", "$scripts/postinstall.sh "+upgrade)
 		check.That(t, err == nil && strings.Contains(said, "try-restart crust-proxy.service"), "%s with a good one: %v\n%s", upgrade, err, said)
 	}
@@ -139,9 +135,8 @@ func TestUpgradeFromOnePackage(t *testing.T) {
 			return string(out), err
 		}
 		next := func(name string) string { return m.bring(rig.Package(t, name, format)) }
-		if said, err := upgrade(m.bring(onePackage(t, format))); err != nil {
-			t.Fatal(err, said)
-		}
+		said, err := upgrade(m.bring(onePackage(t, format)))
+		check.Require(t, err == nil, "%v %v", err, said)
 		m.run("touch", "/run/a-pod-runs")
 		if said, err := upgrade(next(name)); !strings.Contains(said, "in the package crust-runtimes now") || (err != nil) != (format == "deb") {
 			t.Errorf("%s: an upgrade under a pod: %v\n%s", format, err, said)

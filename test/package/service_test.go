@@ -65,9 +65,7 @@ func (s *service) stage() {
 		VolumeBackingPath: s.device,
 		FsType:            "ext4",
 	})
-	if err != nil {
-		s.t.Fatal("stage:", err)
-	}
+	check.Require(s.t, err == nil, "stage: %v", err)
 	s.wantVolume()
 }
 
@@ -76,9 +74,7 @@ func (s *service) unstage() {
 	ctx, cancel := context.WithTimeout(s.t.Context(), 2*time.Minute)
 	defer cancel()
 	_, err := runtimev1.NewRuntimeClient(s.dial("/run/crust-proxy/runtime.sock")).RuntimeUnstageVolume(ctx, &runtimev1.RuntimeUnstageVolumeRequest{VolumeTargetPath: target})
-	if err != nil {
-		s.t.Fatal("unstage:", err)
-	}
+	check.Require(s.t, err == nil, "unstage: %v", err)
 	check.That(s.t, !s.guarded(), "the guard is still there after unstage")
 	err = rig.Exclusive(s.device)
 	check.That(s.t, err == nil, "the device is still held after unstage: %v", err)
@@ -147,9 +143,9 @@ func (s *service) call() error {
 func (s *service) testRemovedUnderVolume() {
 	s.t.Helper()
 	out, err := s.command("dpkg", "--remove", name).CombinedOutput()
-	if said := string(out); err == nil || !strings.Contains(said, target) || !strings.Contains(said, "CRUST_PROXY_ABANDON_VOLUMES=1") {
-		s.t.Errorf("removal under a live volume: %v\n%s", err, said)
-	}
+	said := string(out)
+	check.That(s.t, err != nil && strings.Contains(said, target) && strings.Contains(said, "CRUST_PROXY_ABANDON_VOLUMES=1"),
+		"removal under a live volume: %v\n%s", err, said)
 	if said := s.run("env", "CRUST_PROXY_ABANDON_VOLUMES=1", "dpkg", "--remove", name); !strings.Contains(said, target) {
 		s.t.Errorf("removal of which somebody insists does not name the volume:\n%s", said)
 	}
@@ -172,31 +168,29 @@ func (s *service) testMasked() {
 // from the volume.
 func (s *service) testBadConfiguration() {
 	s.t.Helper()
-	good, err := os.ReadFile(s.path(config))
-	check.Must(s.t, err)
+	good := check.Value(os.ReadFile(s.path(config)))(s.t)
 	write := func(text string) { check.Must(s.t, os.WriteFile(s.path(config), []byte(text), 0o644)) }
 	write("no-such-key: 1\n")
 	pid := s.property("MainPID")
 	out, err := s.command("systemctl", "reload", "crust-proxy").CombinedOutput()
 	check.That(s.t, err != nil, "a bad file was reloaded: %s", out)
 	s.run("journalctl", "--sync")
-	if said := s.run("systemctl", "status", "--no-pager", "crust-proxy"); !strings.Contains(said, "no-such-key") {
-		s.t.Errorf("systemctl status does not say why the reload failed:\n%s", said)
-	}
-	said := s.run("dpkg", "-i", s.bring(rig.Package(s.t, name, "deb")))
+	said := s.run("systemctl", "status", "--no-pager", "crust-proxy")
+	check.That(s.t, strings.Contains(said, "no-such-key"), "systemctl status does not say why the reload failed:\n%s", said)
+	said = s.run("dpkg", "-i", s.bring(rig.Package(s.t, name, "deb")))
 	status := s.run("dpkg-query", "--show", "--showformat=${Status}", name)
 	check.That(s.t, status == "install ok installed", "after an upgrade the package is %q", status)
-	if now := s.property("MainPID"); now != pid || !strings.Contains(said, "no-such-key") || !strings.Contains(said, "systemctl restart") {
-		s.t.Errorf("the upgrade replaced daemon %s by %s, and says:\n%s", pid, now, said)
-	}
+	now := s.property("MainPID")
+	check.That(s.t, now == pid && strings.Contains(said, "no-such-key") && strings.Contains(said, "systemctl restart"),
+		"the upgrade replaced daemon %s by %s, and says:\n%s", pid, now, said)
 	for _, text := range []string{"no-such-key: 1\n", "front: {enabled: true, registry: /proc/no}\n"} {
 		write(text)
 		s.kill()
 		check.Must(s.t, s.call())
 		s.wantVolume()
-		if said := s.run("crustctl", "version"); !strings.Contains(said, "is bad since") || !strings.Contains(said, "was accepted at") {
-			s.t.Errorf("with %q crustctl version says:\n%s", text, said)
-		}
+		said := s.run("crustctl", "version")
+		check.That(s.t, strings.Contains(said, "is bad since") && strings.Contains(said, "was accepted at"),
+			"with %q crustctl version says:\n%s", text, said)
 	}
 	write(string(good))
 	s.run("systemctl", "reload", "crust-proxy")

@@ -187,9 +187,7 @@ func (d *Daemon) Signal(s os.Signal) {
 // WaitEnd waits until the daemon has ended by itself and tells its exit code.
 func (d *Daemon) WaitEnd(limit time.Duration) int {
 	d.T.Helper()
-	code, err := d.process.WaitEnd(limit)
-	d.must(err)
-	return code
+	return check.Value(d.process.WaitEnd(limit))(d.T)
 }
 
 // Crustctl prepares the operator's tool.
@@ -253,7 +251,6 @@ func (d *Daemon) Leftovers() []string {
 func (d *Daemon) WantClean() {
 	d.T.Helper()
 	notes, _ := filepath.Glob(d.Dir + "/run/state/kata/*") // of sandboxes
-	if left := append(d.Leftovers(), notes...); len(left) > 0 {
-		d.T.Errorf("left behind:\n  %s", strings.Join(left, "\n  "))
-	}
+	left := append(d.Leftovers(), notes...)
+	check.That(d.T, len(left) == 0, "left behind:\n  %s", strings.Join(left, "\n  "))
 }

@@ -30,8 +30,7 @@ func HoldBy(t T, cmd *exec.Cmd) *Holder {
 	check.Must(t, cmd.Start())
 	h := &Holder{Cmd: cmd, End: sync.OnceFunc(func() { _ = stdin.Close(); _ = cmd.Wait() })}
 	t.Cleanup(h.End)
-	if _, err := stdout.Read(make([]byte, 16)); err != nil {
-		t.Fatalf("%v did not open its device: %v", cmd.Args, err)
-	}
+	_, err := stdout.Read(make([]byte, 16))
+	check.Require(t, err == nil, "%v did not open its device: %v", cmd.Args, err)
 	return h
 }

@@ -83,9 +83,8 @@ func Pool(t T, fs, disk string) string {
 // it is no longer listed a moment before the kernel closes its file.
 func unmountImages(t T, dir string) {
 	t.Helper()
-	if err := check.Until(30*time.Second, 10*time.Millisecond, func() error { return unix.Unmount(dir, 0) }); err != nil {
-		t.Fatalf("unmount %s: %v", dir, err)
-	}
+	err := check.Until(30*time.Second, 10*time.Millisecond, func() error { return unix.Unmount(dir, 0) })
+	check.Require(t, err == nil, "unmount %s: %v", dir, err)
 }
 
 // Loops maps the loop devices of the machine over files whose path contains a text to

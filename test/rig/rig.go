@@ -129,9 +129,7 @@ func Need(t T, programs ...string) {
 // Missing says that a part is missing: a failure in CI, a skip elsewhere.
 func Missing(t T, what string) {
 	t.Helper()
-	if os.Getenv("CI") == "true" {
-		t.Fatal(what)
-	}
+	check.Require(t, os.Getenv("CI") != "true", "%v", what)
 	t.Skip(what)
 }
 
@@ -140,9 +138,8 @@ func Missing(t T, what string) {
 func Tmpfs(t T, options string) string {
 	t.Helper()
 	dir := t.TempDir()
-	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, options); err != nil {
-		t.Fatal("mount tmpfs:", err)
-	}
+	err := unix.Mount("tmpfs", dir, "tmpfs", 0, options)
+	check.Require(t, err == nil, "mount tmpfs: %v", err)
 	t.Cleanup(func() { UnmountAll(t, dir) })
 	return dir
 }
@@ -226,9 +223,7 @@ func Command(t T, name string, args ...string) string {
 	t.Helper()
 	Need(t, name)
 	out, err := exec.Command(name, args...).CombinedOutput() //nolint:gosec // a test's own words
-	if err != nil {
-		t.Fatalf("%s %q: %v\n%s", name, args, err, out)
-	}
+	check.Require(t, err == nil, "%s %q: %v\n%s", name, args, err, out)
 	return string(out)
 }
 

@@ -25,8 +25,7 @@ import (
 // Program builds csi-sanity, which is pinned in a module of its own, if it has changed.
 func Program(t testing.TB) string {
 	t.Helper()
-	root, err := filepath.Abs("../..")
-	check.Must(t, err)
+	root := check.Value(filepath.Abs("../.."))(t)
 	program := filepath.Join(root, "bin/tests/csi-sanity")
 	cmd := exec.Command("go", "build", "-modfile="+root+"/tools/csi-sanity/go.mod", "-o", program, "github.com/kubernetes-csi/csi-test/v5/cmd/csi-sanity")
 	out, err := cmd.CombinedOutput()

@@ -24,8 +24,7 @@ func (v *volume) damage(from, to int64) {
 	v.b.t.Helper()
 	device, err := os.OpenFile(v.device, os.O_WRONLY, 0)
 	check.Must(v.b.t, err)
-	_, err = device.WriteAt(make([]byte, to-from), from)
-	check.Must(v.b.t, err)
+	check.Must(v.b.t, check.Err(device.WriteAt(make([]byte, to-from), from)))
 	check.Must(v.b.t, device.Sync())
 	check.Must(v.b.t, device.Close())
 }

@@ -148,8 +148,7 @@ func spec(script string) *specs.Spec {
 }
 
 func (g *guest) create(id string, is *specs.Spec, volumes ...*wire.VolumeMount) error {
-	raw, err := json.Marshal(is)
-	check.Must(g.t, err)
+	raw := check.Value(json.Marshal(is))(g.t)
 	return check.Err(g.CreateContainer(context.Background(), &wire.CreateContainerRequest{Container: id, Spec: raw, Volumes: volumes}))
 }
 
@@ -180,8 +179,7 @@ func (g *guest) output(t *testing.T, process *wire.Process) string {
 	t.Helper()
 	var all strings.Builder
 	for {
-		said, err := g.ReadOutput(context.Background(), &wire.ReadOutputRequest{Process: process, Stream: wire.Stream_STREAM_STDOUT, Max: 512})
-		check.Must(t, err)
+		said := check.Value(g.ReadOutput(context.Background(), &wire.ReadOutputRequest{Process: process, Stream: wire.Stream_STREAM_STDOUT, Max: 512}))(t)
 		if len(said.GetData()) == 0 {
 			return strings.ReplaceAll(all.String(), "\r", "")
 		}
@@ -291,9 +289,8 @@ ls -l /dev/null /dev/fd; echo x >/dev/null; grep -c . /proc/self/mountinfo; cat 
 	check.Must(t, g.create("hungry", hungry))
 	g.start(t, "hungry")
 	ended, err := g.WaitProcess(t.Context(), &wire.WaitProcessRequest{Process: &wire.Process{Container: "hungry"}})
-	if check.Must(t, err); !ended.GetOomKilled() || ended.GetExitCode() == 0 {
-		t.Errorf("without memory it ended with %v", ended)
-	}
+	check.Must(t, err)
+	check.That(t, ended.GetOomKilled() && ended.GetExitCode() != 0, "without memory it ended with %v", ended)
 	g.remove(t, "hungry")
 }
 
@@ -322,9 +319,8 @@ echo >/dev/null && head -c1 /dev/urandom >/dev/zero && exec 4<>/dev/ptmx && cat 
 		is.Linux.Resources = &specs.LinuxResources{Devices: c.rules, CPU: &specs.LinuxCPU{Quota: &quota, Period: &period}}
 		out, code := g.run(t, name, is)
 		lines := strings.SplitAfter(out, "\n")
-		if code != 0 || len(lines) != 5 || lines[0] != made || !strings.Contains(lines[1], c.read) || !strings.Contains(lines[2], c.write) || lines[3] != "90000 100000\n" {
-			t.Errorf("%s: it ended with %d and said:\n%s", name, code, out)
-		}
+		check.That(t, code == 0 && len(lines) == 5 && lines[0] == made && strings.Contains(lines[1], c.read) && strings.Contains(lines[2], c.write) && lines[3] == "90000 100000\n",
+			"%s: it ended with %d and said:\n%s", name, code, out)
 	}
 }
 
@@ -382,15 +378,13 @@ func (g *guest) tryStreams(t *testing.T) {
 	err := <-sent
 	check.That(t, err == nil && got == size, "%d of %d bytes came back: %v", got, size, err)
 	said, err := g.ReadOutput(t.Context(), &wire.ReadOutputRequest{Process: process, Stream: wire.Stream_STREAM_STDERR, Max: 100})
-	if check.Must(t, err); string(said.GetData()) != "end\n" {
-		t.Errorf("its errors are %q", said.GetData())
-	}
+	check.Must(t, err)
+	check.That(t, string(said.GetData()) == "end\n", "its errors are %q", said.GetData())
 	g.tryExec(t)
 	check.Must(t, check.Err(g.SignalProcess(t.Context(), &wire.SignalProcessRequest{Process: process, Signal: 15})))
 	ended, err := g.WaitProcess(t.Context(), &wire.WaitProcessRequest{Process: process})
-	if check.Must(t, err); ended.GetExitCode() != 9 {
-		t.Errorf("it ended with %v", ended)
-	}
+	check.Must(t, err)
+	check.That(t, ended.GetExitCode() == 9, "it ended with %v", ended)
 	check.Must(t, check.Err(g.SignalProcess(t.Context(), &wire.SignalProcessRequest{Process: process, Signal: 9})))
 	g.remove(t, "cat")
 	check.Code(t, check.Err(g.WaitProcess(t.Context(), &wire.WaitProcessRequest{Process: process})), codes.NotFound)
@@ -399,16 +393,14 @@ func (g *guest) tryStreams(t *testing.T) {
 func (g *guest) tryExec(t *testing.T) {
 	t.Helper()
 	beside := &wire.Process{Container: "cat", Exec: "beside"}
-	raw, err := json.Marshal(&specs.Process{Args: []string{"sh", "-c", "ps | grep -c '[c]at; echo'; id -u; cat /proc/self/cgroup; exit 3"}, Cwd: "/", Env: []string{"PATH=/bin"}, User: specs.User{UID: 1000}})
-	check.Must(t, err)
+	raw := check.Value(json.Marshal(&specs.Process{Args: []string{"sh", "-c", "ps | grep -c '[c]at; echo'; id -u; cat /proc/self/cgroup; exit 3"}, Cwd: "/", Env: []string{"PATH=/bin"}, User: specs.User{UID: 1000}}))(t)
 	check.Must(t, check.Err(g.ExecProcess(t.Context(), &wire.ExecProcessRequest{Process: beside, Spec: raw})))
 	check.Code(t, check.Err(g.ExecProcess(t.Context(), &wire.ExecProcessRequest{Process: beside, Spec: raw})), codes.AlreadyExists)
 	out := g.output(t, beside)
 	check.That(t, out == "1\n1000\n0::/\n", "a process beside says %q", out)
 	ended, err := g.WaitProcess(t.Context(), &wire.WaitProcessRequest{Process: beside})
-	if check.Must(t, err); ended.GetExitCode() != 3 {
-		t.Errorf("it ended with %v", ended)
-	}
+	check.Must(t, err)
+	check.That(t, ended.GetExitCode() == 3, "it ended with %v", ended)
 	check.Must(t, check.Err(g.DeleteProcess(t.Context(), &wire.DeleteProcessRequest{Process: beside})))
 	_, err = g.ExecProcess(t.Context(), &wire.ExecProcessRequest{Process: beside, Spec: []byte(`{"args":["/no/such/program"],"cwd":"/"}`)})
 	check.That(t, err != nil && strings.Contains(err.Error(), "/no/such/program"), "a program that is not there: %v", err)

@@ -56,9 +56,8 @@ func (b *bench) kataLife(name string, flavor kata.Flavor) {
 	empty := g.wantStats()
 	sum := g.exec("dd if=/dev/urandom of=/data/blob bs=64k count=320 2>/dev/null && for i in 1 2 3; do touch /data/$i; done && sync && busybox sha256sum </data/blob")
 	full := g.wantStats()
-	if full[0].GetUsed() < empty[0].GetUsed()+20*mib || full[1].GetUsed() != empty[1].GetUsed()+4 {
-		b.t.Errorf("before it wrote %v, after it %v", empty, full)
-	}
+	check.That(b.t, full[0].GetUsed() >= empty[0].GetUsed()+20*mib && full[1].GetUsed() == empty[1].GetUsed()+4,
+		"before it wrote %v, after it %v", empty, full)
 
 	// The shim outlives its machine for a moment.
 	g.machine.Kill()
@@ -101,9 +100,7 @@ func bootKata(flavor kata.Flavor, id string, v *volume) *kataGuest {
 	t.Cleanup(g.machine.Kill)
 	g.Client = wire.NewClient(g.machine.Agent)
 	_, err = g.StartSandbox(t.Context(), &wire.StartSandboxRequest{Hostname: "pod", UnixNanos: time.Now().UnixNano(), SharedTag: "shared"})
-	if err != nil {
-		t.Fatalf("%v\n%s", err, g.machine.Console)
-	}
+	check.Require(t, err == nil, "%v\n%s", err, g.machine.Console)
 	sockets := map[kata.Flavor]string{kata.Go: d.GoSandboxes, kata.Rust: d.RustSandboxes}
 	g.shim = check.Value(kata.Start(kata.Options{Flavor: flavor, SandboxID: id, Sandboxes: sockets[flavor], Shared: d.SharedSandboxes}))(t)
 	t.Cleanup(func() { _ = g.shim.Stop() })
@@ -172,15 +169,13 @@ func (g *kataGuest) statfs() (st unix.Statfs_t, err error) {
 // exec runs a script in the container.
 func (g *kataGuest) exec(script string) string {
 	g.t.Helper()
-	raw, err := json.Marshal(spec(script).Process)
-	check.Must(g.t, err)
+	raw := check.Value(json.Marshal(spec(script).Process))(g.t)
 	process := &wire.Process{Container: g.container, Exec: "script"}
 	check.Must(g.t, check.Err(g.ExecProcess(g.t.Context(), &wire.ExecProcessRequest{Process: process, Spec: raw})))
 	out := g.output(g.t, process)
 	ended, err := g.WaitProcess(g.t.Context(), &wire.WaitProcessRequest{Process: process})
-	if check.Must(g.t, err); ended.GetExitCode() != 0 {
-		g.t.Fatalf("%s: %v, %s", script, ended, out)
-	}
+	check.Must(g.t, err)
+	check.Require(g.t, ended.GetExitCode() == 0, "%s: %v, %s", script, ended, out)
 	check.Must(g.t, check.Err(g.DeleteProcess(g.t.Context(), &wire.DeleteProcessRequest{Process: process})))
 	return out
 }

@@ -64,9 +64,8 @@ func TestLifeOfAVolume(t *testing.T) {
 		got := b.exec(id, "sha256sum </data/blob")
 		check.That(t, got == sums[v.FS], "the next sandbox reads %q in %s", got, v.FS)
 		_, err := b.CRI.Exec(b.ctx(), id, "echo x > /data/new")
-		if v.ReadOnly != (err != nil && strings.Contains(err.Error(), "Read-only")) {
-			t.Errorf("of a volume that is read-only: %t, a write ended with: %v", v.ReadOnly, err)
-		}
+		check.That(t, v.ReadOnly == (err != nil && strings.Contains(err.Error(), "Read-only")),
+			"of a volume that is read-only: %t, a write ended with: %v", v.ReadOnly, err)
 		v.wantStats(id)
 		b.seesChanges(id, shared)
 	}
@@ -158,9 +157,8 @@ func (b *bench) wantGroups(pod *cri.Pod, container string) {
 	nodes := check.Value(os.Readlink("/proc/self/ns/net"))(b.t)
 	for _, pid := range append(rig.Children(supervisor), supervisor) {
 		b.wantGroup(pid, groups+pod.ID)
-		if net, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/net", pid)); pid != supervisor && (err != nil || net == nodes) {
-			b.t.Errorf("process %d of the machine has the node's network: %s, %v", pid, net, err)
-		}
+		net, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/net", pid))
+		check.That(b.t, pid == supervisor || err == nil && net != nodes, "process %d of the machine has the node's network: %s, %v", pid, net, err)
 	}
 	proxy := check.Value(b.CRI.Pid(b.ctx(), container))(b.t)
 	b.wantGroup(proxy, groups+container)

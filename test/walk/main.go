@@ -76,9 +76,7 @@ func (w *walker) build() {
 	build := exec.Command("go", "build", "-cover", "-covermode=atomic", "-coverpkg=./internal/...,./pkg/...,./test/walk/daemon", //nolint:gosec // our own path
 		"-o", w.daemon.Programs+"/crust-proxy", "./test/walk/daemon")
 	out, err := build.CombinedOutput()
-	if err != nil {
-		w.t.Fatalf("%s%v", out, err)
-	}
+	check.Require(w.t, err == nil, "%s%v", out, err)
 }
 
 func (w *walker) live(v *csivolume.Volume) {
@@ -109,17 +107,15 @@ func (w *walker) counted() (ran []string) {
 	w.daemon.Signal(syscall.SIGUSR1)
 	files := w.dir + "/covcounters.*"
 	check.Eventually(w.t, "counters", func() bool { written, _ := filepath.Glob(files); return len(written) > 0 })
-	time.Sleep(100 * time.Millisecond)                                              // for the file to be complete
-	out, err := exec.Command("go", "tool", "covdata", "func", "-i", w.dir).Output() //nolint:gosec // our own path
-	w.must(err)
+	time.Sleep(100 * time.Millisecond) // for the file to be complete
+	out := check.Value(exec.Command("go", "tool", "covdata", "func", "-i", w.dir).Output())(w.t)
 	for line := range strings.Lines(string(out)) {
 		fields := strings.Fields(line)
 		if len(fields) == 3 && strings.HasPrefix(line, module) && !strings.HasPrefix(line, module+"test/") && fields[2] != "0.0%" {
 			ran = append(ran, strings.TrimPrefix(fields[0], module)+" "+fields[1])
 		}
 	}
-	written, err := filepath.Glob(files)
-	w.must(err)
+	written := check.Value(filepath.Glob(files))(w.t)
 	for _, file := range written {
 		w.must(os.Remove(file))
 	}

@@ -60,8 +60,7 @@ func complaints(err error) []byte {
 // Helm runs helm and gives what it wrote; its complaints are in the error.
 func Helm(t rig.T, args ...string) (string, error) {
 	t.Helper()
-	path, err := helm()
-	check.Must(t, err)
+	path := check.Value(helm())(t)
 	cmd := exec.Command(path, args...)
 	home := t.TempDir() // helm keeps its files of the user out of the way
 	cmd.Env = append(os.Environ(), "HELM_CACHE_HOME="+home, "HELM_CONFIG_HOME="+home, "HELM_DATA_HOME="+home)
@@ -75,10 +74,9 @@ func Helm(t rig.T, args ...string) (string, error) {
 // Template renders the chart as a release crust-proxy; args are helm's.
 func Template(t rig.T, args ...string) string {
 	t.Helper()
-	out, err := Helm(t, append([]string{
+	out := check.Value(Helm(t, append([]string{
 		"template", "crust-proxy", Chart(), "--namespace=crust-proxy", "--kube-version=" + KubeVersion,
-	}, args...)...)
-	check.Must(t, err)
+	}, args...)...))(t)
 	return out
 }
 
@@ -86,8 +84,7 @@ func Template(t rig.T, args ...string) string {
 func Kustomizations(t rig.T) string {
 	t.Helper()
 	out := filepath.Join(t.TempDir(), "kustomize")
-	path, err := helm()
-	check.Must(t, err)
+	path := check.Value(helm())(t)
 	cmd := exec.Command(filepath.Join(Root(), "hack/kustomize.sh"), out)
 	cmd.Env = append(os.Environ(), "HELM="+path)
 	said, err := cmd.CombinedOutput()
@@ -98,8 +95,7 @@ func Kustomizations(t rig.T) string {
 // Kustomize builds a directory.
 func Kustomize(t rig.T, dir string) string {
 	t.Helper()
-	path, err := kustomize()
-	check.Must(t, err)
+	path := check.Value(kustomize())(t)
 	out, err := exec.Command(path, "build", dir).Output()
 	if err != nil {
 		t.Fatalf("kustomize build %s: %v: %s", dir, err, complaints(err))

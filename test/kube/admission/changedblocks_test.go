@@ -93,13 +93,11 @@ func (a account) tokenOf(t *testing.T, name string, audiences ...string) (string
 // review gives whose token that is, or nobody, if it is not valid for the service.
 func (a account) review(t *testing.T, token string) authenticationv1.UserInfo {
 	t.Helper()
-	got, err := a.client.AuthenticationV1().TokenReviews().Create(t.Context(), &authenticationv1.TokenReview{
+	got := check.Value(a.client.AuthenticationV1().TokenReviews().Create(t.Context(), &authenticationv1.TokenReview{
 		Spec: authenticationv1.TokenReviewSpec{Token: token, Audiences: []string{callersAudience}},
-	}, metav1.CreateOptions{})
-	check.Must(t, err)
-	if got.Status.Authenticated != slices.Contains(got.Status.Audiences, callersAudience) {
-		t.Errorf("the token is valid: %v, for %q", got.Status.Authenticated, got.Status.Audiences)
-	}
+	}, metav1.CreateOptions{}))(t)
+	check.That(t, got.Status.Authenticated == slices.Contains(got.Status.Audiences, callersAudience),
+		"the token is valid: %v, for %q", got.Status.Authenticated, got.Status.Audiences)
 	return got.Status.User
 }
 

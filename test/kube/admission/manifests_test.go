@@ -118,16 +118,13 @@ func TestChartComesAndGoes(t *testing.T) {
 		version = "v1beta1"
 	}
 	files, err := filepath.Glob(filepath.Join(render.Chart(), "ci/*-values.yaml"))
-	if err != nil || len(files) == 0 {
-		t.Fatal("no values files: ", err)
-	}
+	check.Require(t, err == nil && len(files) != 0, "no values files: %v", err)
 	for _, file := range files {
 		// What the cluster serves is asked of the cluster.
 		r.install(t, "--reset-values", "--values="+file, "--set=admission.mutate.apiVersion=")
 		policy := manifest(t, render.Template(t, "--values="+file, "--set=admission.mutate.apiVersion=admissionregistration.k8s.io/"+version))
-		if _, err := r.Kubectl("apply", "--dry-run=server", "--validate=strict", "--namespace=crust-proxy", "-f", policy); err != nil {
-			t.Errorf("%s: %v", filepath.Base(file), err)
-		}
+		_, err := r.Kubectl("apply", "--dry-run=server", "--validate=strict", "--namespace=crust-proxy", "-f", policy)
+		check.That(t, err == nil, "%s: %v", filepath.Base(file), err)
 	}
 	check.Must(t, check.Err(render.Helm(t, "uninstall", "crust-proxy", "--namespace=crust-proxy", "--kubeconfig="+r.AdminKubeconfig)))
 	left, err := r.Kubectl("get", "--all-namespaces", "--ignore-not-found", "--selector=app.kubernetes.io/name=crust-proxy", "--output=name",

@@ -56,11 +56,11 @@ func TestAnnotatedByClass(t *testing.T) {
 	}
 	other := pod("kata", claim("data"))
 	other.Annotations = map[string]string{"example.com/other": "word"}
-	if made, err := r.dry(t, other); err != nil || made.Annotations["example.com/other"] != "word" || asks(made) != "data" {
-		t.Errorf("other annotations: %v, %v", made.Annotations, err)
-	}
+	made, err := r.dry(t, other)
+	check.That(t, err == nil && made.Annotations["example.com/other"] == "word" && asks(made) == "data",
+		"other annotations: %v, %v", made.Annotations, err)
 	// What it says is looked at like what a person says.
-	_, err := r.dry(t, pod("kata", claim("data", subPath)))
+	_, err = r.dry(t, pod("kata", claim("data", subPath)))
 	err = says(err, "pods", "the volume data is to be deferred")
 	check.That(t, err == nil, "%v", err)
 	// So is what it will say of a workload's pods.
@@ -89,10 +89,9 @@ func onlySome(t *testing.T, r *rig) {
 		_, err := r.client.CoreV1().Pods("outside").Create(t.Context(), bad, keepNone)
 		return err == nil
 	})
-	if got, err := in("inside"); err != nil || got[policy.AnnotationKey] != "data" {
-		t.Errorf("inside: %v, %v", got, err)
-	}
-	_, err := r.client.CoreV1().Pods("inside").Create(t.Context(), bad, keepNone)
+	got, err := in("inside")
+	check.That(t, err == nil && got[policy.AnnotationKey] == "data", "inside: %v, %v", got, err)
+	_, err = r.client.CoreV1().Pods("inside").Create(t.Context(), bad, keepNone)
 	err = says(err, "pods", "cannot be read")
 	check.That(t, err == nil, "%v", err)
 }

@@ -118,8 +118,7 @@ func livingPods(t *testing.T, r *rig) {
 		if is.want != "" {
 			words = []string{is.want, "Delete the pod"}
 		}
-		if err := says(patch(made.Name, is.change), "living-pods", words...); err != nil {
-			t.Errorf("%q changed by %s: %v", is.before, is.change, err)
-		}
+		err := says(patch(made.Name, is.change), "living-pods", words...)
+		check.That(t, err == nil, "%q changed by %s: %v", is.before, is.change, err)
 	}
 }

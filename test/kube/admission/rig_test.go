@@ -45,9 +45,8 @@ func start(t *testing.T) *rig {
 	config := rest.CopyConfig(r.Admin)
 	config.WarningHandler = r.warnings
 	var err error
-	if r.client, err = kubernetes.NewForConfig(config); err != nil {
-		t.Fatal(err)
-	}
+	r.client, err = kubernetes.NewForConfig(config)
+	check.Must(t, err)
 	return r
 }
 
@@ -55,11 +54,10 @@ func start(t *testing.T) *rig {
 // serves.
 func (r *rig) install(t *testing.T, args ...string) {
 	t.Helper()
-	_, err := render.Helm(t, append([]string{
+	check.Must(t, check.Err(render.Helm(t, append([]string{
 		"upgrade", "--install", "crust-proxy", render.Chart(), "--kubeconfig=" + r.AdminKubeconfig,
 		"--namespace=crust-proxy", "--create-namespace", "--set-json", classes,
-	}, args...)...)
-	check.Must(t, err)
+	}, args...)...)))
 }
 
 // dry creates a pod and keeps nothing.

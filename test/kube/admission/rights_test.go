@@ -47,9 +47,8 @@ func TestTheRoleIsEnough(t *testing.T) {
 	go func() { ended <- looksUp.Run(ctx) }()
 	got, err := looksUp.ByUID(t.Context(), string(made.UID))
 	check.That(t, err == nil, "%v", err)
-	if len(got.Volumes) != 1 || got.Volumes[0].Driver != diskDriver || got.Volumes[0].VolumeID != "vol-1" || got.RuntimeHandler != "crust" {
-		t.Errorf("it knows of the pod: %+v", got)
-	}
+	check.That(t, len(got.Volumes) == 1 && got.Volumes[0].Driver == diskDriver && got.Volumes[0].VolumeID == "vol-1" && got.RuntimeHandler == "crust",
+		"it knows of the pod: %+v", got)
 	using, err := looksUp.Using(t.Context(), diskDriver, "vol-1")
 	check.That(t, err == nil && len(using) == 1, "pods that use the volume: %v, %v", using, err)
 	_, err = looksUp.NodeDrivers(t.Context())

@@ -27,24 +27,21 @@ func TestBlocks(t *testing.T) {
 	f.server.MaxResults = 2
 	for _, most := range []int{0, 1} { // the second time each stream ends after a message
 		f.server.MaxMessages = most
-		if got, want := ask("blocks", "monday"), itself(first); got != want || strings.Count(got, "\n") != 5 {
-			t.Errorf("allocated: %q, instead of %q", got, want)
-		}
-		want := itself(second, "--base", first)
-		got := ask("blocks", "tuesday", "--base", "monday")
+		got, want := ask("blocks", "monday"), itself(first)
+		check.That(t, got == want && strings.Count(got, "\n") == 5, "allocated: %q, instead of %q", got, want)
+		got, want = ask("blocks", "tuesday", "--base", "monday"), itself(second, "--base", first)
 		check.That(t, got == want && strings.Count(got, "\n") == 2, "changed: %q, instead of %q", got, want)
 		got = ask("blocks", "tuesday", "--base-id", first)
 		check.That(t, got == want, "changed since an id: %q, instead of %q", got, want)
 	}
-	if tokens := f.server.Tokens(); len(tokens) < 8 || len(slices.Compact(slices.Sorted(slices.Values(tokens)))) != len(tokens) {
-		t.Errorf("%d streams began with tokens that were used before", len(tokens))
-	}
+	tokens := f.server.Tokens()
+	check.That(t, len(tokens) >= 8 && len(slices.Compact(slices.Sorted(slices.Values(tokens)))) == len(tokens),
+		"%d streams began with tokens that were used before", len(tokens))
 
 	dir := t.TempDir()
 	full, increment, restored := dir+"/full", dir+"/increment", dir+"/restored"
 	f.must(append([]string{"backup", "monday", "--from", f.image(first), "--file", full}, f.client()...)...)
-	_, err := f.Kubectl("-n", "shop", "delete", "volumesnapshot", "monday") // its content may be gone too
-	check.Must(t, err)
+	check.Must(t, check.Err(f.Kubectl("-n", "shop", "delete", "volumesnapshot", "monday")))
 	f.must(append([]string{"backup", "tuesday", "--from", f.image(second), "--file", increment, "--base-file", full}, f.client()...)...)
 	f.must("restore", full, increment, "--to", restored)
 	got := check.Value(os.ReadFile(restored))(t)
@@ -97,9 +94,9 @@ func TestRefusals(t *testing.T) {
 	}
 	// Who may write the object must not get the account's rights.
 	before := len(f.server.Tokens())
-	if out, err := f.run(append([]string{"blocks", "greedy"}, client...)...); err == nil || !strings.Contains(out, "the API server accepts too") || len(f.server.Tokens()) != before {
-		t.Errorf("a token for the API server: %v, %s", err, out)
-	}
+	out, err := f.run(append([]string{"blocks", "greedy"}, client...)...)
+	check.That(t, err != nil && strings.Contains(out, "the API server accepts too") && len(f.server.Tokens()) == before,
+		"a token for the API server: %v, %s", err, out)
 	f.server.Audience = "another.audience"
 	if out, err := f.run(append([]string{"blocks", "monday"}, client...)...); err == nil || !strings.Contains(out, "see the audience") {
 		t.Errorf("a token for another audience: %v, %s", err, out)

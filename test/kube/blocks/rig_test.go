@@ -56,8 +56,7 @@ func newFixture(t *testing.T) *fixture {
 
 func (f *fixture) startDriver() *grpc.ClientConn {
 	f.t.Helper()
-	dir, err := os.MkdirTemp("", rig.Prefix("kb")) // short: a socket's path has 107 bytes
-	check.Must(f.t, err)
+	dir := check.Value(os.MkdirTemp("", rig.Prefix("kb")))(f.t)
 	f.socket = dir + "/csi.sock"
 	f.t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	process, conn := rig.NewDriver(f.t, rig.Program(f.t, "crust-driver"), f.socket, f.data, "--node-id", "node-a", "--driver-name", driver)

@@ -82,9 +82,7 @@ func Shared(t rig.T) *Cluster {
 		shared.started = true // what is missing is missing for the next test, too
 		shared.err = shared.stage.Do(func(stage rig.T) { shared.cluster = open(stage, ours, "debug") })
 	}
-	if shared.err != nil {
-		t.Fatal("the cluster cannot be used:", shared.err)
-	}
+	check.Require(t, shared.err == nil, "the cluster cannot be used: %v", shared.err)
 	return shared.cluster
 }
 

@@ -99,9 +99,8 @@ func TestTheCacheIsLost(t *testing.T) {
 	check.That(t, len(seen) == 0, "%v happens", seen)
 	check.Must(t, disk.Advance(log, 6))
 	for range 20 {
-		if got := state(); got != "dbbxccxx  " {
-			t.Errorf("%q after a flush", got)
-		}
+		got := state()
+		check.That(t, got == "dbbxccxx  ", "%q after a flush", got)
 	}
 }
 
@@ -122,9 +121,8 @@ func TestLogsThatAreNone(t *testing.T) {
 	for name, raw := range map[string][]byte{
 		"empty": nil, "zeros": make([]byte, BlockSize), "cut off": good[:sector], "with a discard": l.raw(),
 	} {
-		if _, err := ReadLog(bytes.NewReader(raw)); err == nil {
-			t.Errorf("%s: it is read", name)
-		}
+		_, err := ReadLog(bytes.NewReader(raw))
+		check.That(t, err != nil, "%s: it is read", name)
 	}
 	log, err := ReadLog(io.NewSectionReader(bytes.NewReader(good), 0, 3*sector))
 	check.Must(t, err)

@@ -87,9 +87,8 @@ func New(t rig.T, opts Options) *Node {
 	}
 	t.Cleanup(func() {
 		log := n.Process.Log()
-		if err := n.close(); err != nil {
-			t.Error(err)
-		}
+		err := n.close()
+		check.That(t, err == nil, "%v", err)
 		if t.Failed() {
 			t.Logf("log of containerd:\n%s", rig.Tail(log))
 		}

@@ -66,10 +66,9 @@ func (c *Client) Create(t rig.T, name, fs string, size int64) *Volume {
 	t.Helper()
 	v := c.Volume(t, name, fs)
 	c.Wait(t)
-	reply, err := c.Controller.CreateVolume(context.Background(), &csi.CreateVolumeRequest{
+	reply := check.Value(c.Controller.CreateVolume(context.Background(), &csi.CreateVolumeRequest{
 		Name: name, CapacityRange: &csi.CapacityRange{RequiredBytes: size}, VolumeCapabilities: []*csi.VolumeCapability{v.Access()},
-	})
-	check.Must(t, err)
+	}))(t)
 	v.ID, v.Context = reply.GetVolume().GetVolumeId(), reply.GetVolume().GetVolumeContext()
 	return v
 }

@@ -156,10 +156,9 @@ func (v *Volume) Grow(size int64) error {
 // GrowDevice has the driver grow the device.
 func (v *Volume) GrowDevice(size int64) {
 	v.T.Helper()
-	_, err := v.Controller.ControllerExpandVolume(context.Background(), &csi.ControllerExpandVolumeRequest{
+	check.Must(v.T, check.Err(v.Controller.ControllerExpandVolume(context.Background(), &csi.ControllerExpandVolumeRequest{
 		VolumeId: v.ID, CapacityRange: &csi.CapacityRange{RequiredBytes: size}, VolumeCapability: v.Access(),
-	})
-	check.Must(v.T, err)
+	})))
 }
 
 // Expand is kubelet's call for the filesystem.
@@ -213,6 +212,5 @@ func (v *Volume) Snapshot(name string) (id string, err error) {
 // DeleteSnapshot deletes one.
 func (v *Volume) DeleteSnapshot(id string) {
 	v.T.Helper()
-	_, err := v.Controller.DeleteSnapshot(context.Background(), &csi.DeleteSnapshotRequest{SnapshotId: id})
-	check.Must(v.T, err)
+	check.Must(v.T, check.Err(v.Controller.DeleteSnapshot(context.Background(), &csi.DeleteSnapshotRequest{SnapshotId: id})))
 }

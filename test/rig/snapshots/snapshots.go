@@ -89,8 +89,7 @@ func AsItIs(t rig.T, image, fs string, look func(dir string)) error {
 // NeedsReplay tells whether a filesystem is repaired when it is mounted.
 func NeedsReplay(t rig.T, image, fs string) bool {
 	t.Helper()
-	file, err := os.Open(image) //nolint:gosec // a test's own
-	check.Must(t, err)
+	file := check.Value(os.Open(image))(t)
 	dirty, err := superblock.NeedsReplay(file, fs)
 	check.Must(t, errors.Join(err, file.Close()))
 	return dirty
@@ -106,9 +105,8 @@ func WantClean(t rig.T, v *csivolume.Volume, data string) {
 		t.Errorf("the snapshot of %s is consistent: %t, or a journal has to be replayed", v.FS, consistent)
 	}
 	check.Must(t, AsItIs(t, image, v.FS, func(dir string) {
-		if raw, err := os.ReadFile(dir + "/unsynced"); string(raw) != "written\n" {
-			t.Errorf("the snapshot of %s has %q, %v", v.FS, raw, err)
-		}
+		raw, err := os.ReadFile(dir + "/unsynced")
+		check.That(t, string(raw) == "written\n", "the snapshot of %s has %q, %v", v.FS, raw, err)
 	}))
 	v.DeleteSnapshot(id)
 }
