@@ -164,7 +164,7 @@ func (r *Registry) end(cancel context.CancelFunc) {
 		time.Sleep(r.times.gather)
 	}
 	for _, one := range r.served {
-		r.parts.Go(func() { one.stop(time.Until(deadline)) })
+		r.parts.Go(func() { one.stop(max(time.Until(deadline), r.times.lastCalls)) })
 	}
 	r.parts.Wait()
 	for _, one := range r.notices {

@@ -31,6 +31,8 @@ type times struct {
 	// nodeCheck is the time between two checks of the node's CSINode, and nodeCheckSoon the
 	// time after a registration, or after the first check that missed a driver.
 	nodeCheck, nodeCheckSoon time.Duration
+	// lastCalls is how long a call may take, when we end, that began while Patience was used up by another one.
+	lastCalls time.Duration
 	// lastRenewal bounds the wait between renewals of a driver that stays missing in the
 	// CSINode. The wait begins with nodeCheck, and doubles.
 	lastRenewal time.Duration
@@ -42,6 +44,6 @@ func defaultTimes() times {
 		firstRetry: 100 * time.Millisecond, lastRetry: 5 * time.Second,
 		untold: time.Minute, away: 1500 * time.Millisecond, silence: 3 * time.Minute, lastRefusal: 30 * time.Second,
 		settle: 10 * time.Second, unsettled: time.Minute,
-		nodeCheck: time.Minute, nodeCheckSoon: 5 * time.Second, lastRenewal: 30 * time.Minute,
+		nodeCheck: time.Minute, nodeCheckSoon: 5 * time.Second, lastRenewal: 30 * time.Minute, lastCalls: time.Second,
 	}
 }

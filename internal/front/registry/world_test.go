@@ -59,7 +59,7 @@ func newWorld(t *testing.T) *world {
 	w := &world{t: t, dir: dir, deferred: make(map[string]bool), times: times{
 		// These are for a busy machine: a test that does not want them to end must not meet their end.
 		call: 10 * time.Second, nodeInfo: time.Minute, untold: time.Minute, silence: 3 * time.Minute,
-		nodeCheck: time.Hour, nodeCheckSoon: time.Hour, lastRenewal: time.Hour,
+		nodeCheck: time.Hour, nodeCheckSoon: time.Hour, lastRenewal: time.Hour, lastCalls: 10 * time.Second,
 		rescan: turn, watched: time.Hour, gather: turn / 4, firstRetry: turn / 2, lastRetry: 2 * turn, away: 3 * turn, lastRefusal: 8 * turn, settle: turn,
 		unsettled: time.Nanosecond, // no renewals
 	}}
