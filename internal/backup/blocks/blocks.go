@@ -152,7 +152,7 @@ func (r *Reader) once(ctx context.Context, seen *checker, each func(Message) err
 // mayPass reports whether a new stream may succeed after an error, also one of the API server's. The sidecar
 // ends a stream that takes long with DEADLINE_EXCEEDED.
 func mayPass(ctx context.Context, err error) bool {
-	if ctx.Err() != nil || IsCertificate(err) {
+	if ctx.Err() != nil || IsCertificate(err) || strings.Contains(err.Error(), "getting credentials: ") { // by a kubeconfig's program
 		return false
 	}
 	var answer apierrors.APIStatus

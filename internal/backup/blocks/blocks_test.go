@@ -127,9 +127,13 @@ func TestFinalErrorsAreNotTriedAgain(t *testing.T) {
 		_, err := s.read(t, 0)
 		check.That(t, status.Code(err) == code && len(s.began) == 1, "%v after %d streams", err, len(s.began))
 	}
-	s := &script{streams: []stream{{err: apierrors.NewForbidden(schema.GroupResource{}, "snap", own)}}}
-	check.That(t, check.Err(s.read(t, 0)) != nil && len(s.began) == 1, "the API server refuses after %d streams", len(s.began))
-	s = &script{streams: []stream{{messages: []blocks.Message{message(variable, 100, 0, 10)}, err: away}}}
+	for _, err := range []error{
+		apierrors.NewForbidden(schema.GroupResource{}, "snap", own), &url.Error{Op: "Get", Err: errors.New("getting credentials: exec: not found")},
+	} {
+		s := &script{streams: []stream{{err: err}}}
+		check.That(t, check.Err(s.read(t, 0)) != nil && len(s.began) == 1, "%v after %d streams", err, len(s.began))
+	}
+	s := &script{streams: []stream{{messages: []blocks.Message{message(variable, 100, 0, 10)}, err: away}}}
 	reader := &blocks.Reader{Source: s.source}
 	check.Is(t, reader.Read(t.Context(), 0, func(blocks.Message) error { return own }), own)
 	check.Equal(t, len(s.began), 1, "streams")
