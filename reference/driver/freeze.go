@@ -133,19 +133,26 @@ func joined(failed map[string]error) error {
 	return errors.Join(slices.Collect(maps.Values(failed))...)
 }
 
+// flushes are bounded: the storage below a device may hang, and the volume is locked meanwhile.
+var flushes = sys.Looks[string]{Time: syncTime}
+
 // flushDevices writes what the node's page cache has of devices to their images. It is little if the guest has synced
 // its own, unless a VMM without direct I/O ignores that, or the guest mounts without barriers.
 func flushDevices(volumes []inUse) error {
 	for _, v := range volumes {
-		device, err := os.Open(v.device)
-		if err == nil {
-			err = errors.Join(device.Sync(), device.Close())
-		}
-		if err != nil {
+		if _, err := sys.Look(&flushes, v.device, func() (struct{}, error) { return struct{}{}, flush(v.device) }); err != nil {
 			return fmt.Errorf("write what the node has cached of volume %q: %w", v.id, err)
 		}
 	}
 	return nil
+}
+
+func flush(path string) error {
+	device, err := os.Open(path) //nolint:gosec // a loop device of ours
+	if err != nil {
+		return err
+	}
+	return errors.Join(device.Sync(), device.Close())
 }
 
 // lateEnd is how long after its limit a freeze may end.
