@@ -29,12 +29,13 @@ Usage:
                                  node, or drivers from behind it: exit code 1 and
                                  a list of deferred volumes that live, and drivers
                                  behind the front. The daemon need not run
-  crust-proxy removable-nodes HOST:PORT [COMMAND]
+  crust-proxy removable-nodes HOST:PORT [COMMAND [DRIVER]]
                                  the same for all nodes whose daemons have their
                                  metrics at the addresses of HOST; a node that
                                  does not answer counts as one with volumes. A
                                  refusal names COMMAND, which makes a Helm release
-                                 usable again
+                                 usable again. DRIVER goes with the release: it may
+                                 be behind the front, without volumes
   crust-proxy withdraw [flags]   when the daemon has gone for good: make kubelet
                                  forget the drivers that were registered through it
 
@@ -124,7 +125,7 @@ var subcommands = []struct {
 	{name: "validate", run: validate},
 	{name: "version", run: showVersion},
 	{name: "removable", most: math.MaxInt, run: removable},
-	{name: "removable-nodes", least: 1, most: 2, arguments: "HOST:PORT, such as crust-proxy.crust-proxy.svc:9814, and perhaps a COMMAND", run: removableNodes},
+	{name: "removable-nodes", least: 1, most: 3, arguments: "HOST:PORT, such as crust-proxy.crust-proxy.svc:9814, and perhaps a COMMAND and a DRIVER", run: removableNodes},
 	{name: "withdraw", run: withdraw},
 }
 

@@ -11,12 +11,12 @@ import (
 
 func TestWrongCommandLinesSayWhatIsRight(t *testing.T) {
 	for line, want := range map[string]string{
-		"valdate":               `no command "valdate"; there are validate, version, removable, removable-nodes, withdraw`,
-		"version now":           "version takes no arguments",
-		"removable-nodes":       "removable-nodes takes HOST:PORT",
-		"removable-nodes a b c": "removable-nodes takes HOST:PORT",
-		"--no-such-flag":        "--no-such-flag",
-		"version --pod x":       "--pod is for validate",
+		"valdate":                 `no command "valdate"; there are validate, version, removable, removable-nodes, withdraw`,
+		"version now":             "version takes no arguments",
+		"removable-nodes":         "removable-nodes takes HOST:PORT",
+		"removable-nodes a b c d": "removable-nodes takes HOST:PORT",
+		"--no-such-flag":          "--no-such-flag",
+		"version --pod x":         "--pod is for validate",
 	} {
 		code, said := askMain(t, strings.Fields(line)...)
 		check.That(t, code == exitUsage && strings.Contains(said, want) && strings.Contains(said, "see crust-proxy --help"),

@@ -268,4 +268,9 @@ func TestARefusalNamesTheWayBack(t *testing.T) {
 	}
 	code, said := askMain(t, "removable-nodes", nodeWith(t), repair)
 	check.That(t, code == 0 && !strings.Contains(said, repair), "without volumes: %d, %s", code, said)
+	own := nodeIn(t, telemetry.NodeState{Drivers: map[string]bool{"own": true}})
+	code, said = askMain(t, "removable-nodes", own, repair, "own")
+	check.That(t, code == 0, "with the release's own driver: %d, %s", code, said)
+	code, said = askMain(t, "removable-nodes", own, repair, "other")
+	check.That(t, code == 1 && strings.Contains(said, "there: own"), "with a driver of others: %d, %s", code, said)
 }

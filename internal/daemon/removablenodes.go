@@ -28,9 +28,11 @@ const (
 // deferred volumes, or drivers behind the front, before crust-proxy is removed from a cluster. A daemon that does not
 // answer counts as having some. The command reads no objects of the
 // cluster, so it cannot know of a node whose pod has no address, and says so. The second argument is
-// the command that restores a Helm release that a refusal left half uninstalled.
+// the command that restores a Helm release that a refusal left half uninstalled, and the third the release's own
+// driver, which goes with it.
 func removableNodes(ctx context.Context, call invocation) error {
-	address, repair := call.args[0], call.args[1:]
+	args := append(call.args, "", "")
+	address, repair, own := args[0], args[1], args[2]
 	host, port, err := net.SplitHostPort(address)
 	if err != nil {
 		return fmt.Errorf("%q is not host:port: %w", address, err)
@@ -39,7 +41,7 @@ func removableNodes(ctx context.Context, call invocation) error {
 	if err != nil {
 		return fmt.Errorf("no node can be asked whether deferred volumes live there: %w%s", err, afterRefusal(repair))
 	}
-	if err := askNodes(ctx, nodes, port); err != nil {
+	if err := askNodes(ctx, nodes, port, own); err != nil {
 		return fmt.Errorf("%w\nDelete the pods of the volumes, or drain the nodes, move the drivers back (docs/kubernetes.md, Removal), and try again; "+
 			"on a node, crustctl list and crust-proxy removable name the volumes.%s%s",
 			err, whatItIs, afterRefusal(repair))
@@ -48,24 +50,24 @@ func removableNodes(ctx context.Context, call invocation) error {
 	return err
 }
 
-func afterRefusal(repair []string) string {
-	if len(repair) == 0 {
+func afterRefusal(repair string) string {
+	if repair == "" {
 		return ""
 	}
 	return "\nNothing was removed, but Helm now calls the release uninstalling: helm list hides it, and helm upgrade fails. " +
-		"To go on with the release:\n  " + repair[0] + "\nTo remove it, run helm uninstall again when they are gone."
+		"To go on with the release:\n  " + repair + "\nTo remove it, run helm uninstall again when they are gone."
 }
 
 // askNodes asks all nodes. Its error has a line for each node with volumes, and for each that
 // did not answer.
-func askNodes(ctx context.Context, nodes []string, port string) error {
+func askNodes(ctx context.Context, nodes []string, port, own string) error {
 	slices.Sort(nodes)
 	problems := make([]error, len(nodes))
 	var group errgroup.Group
 	group.SetLimit(askedAtOnce)
 	for i, node := range nodes {
 		group.Go(func() error {
-			if problems[i] = askNode(ctx, net.JoinHostPort(node, port)); problems[i] != nil {
+			if problems[i] = askNode(ctx, net.JoinHostPort(node, port), own); problems[i] != nil {
 				problems[i] = fmt.Errorf("node %s: %w", node, problems[i])
 			}
 			return nil
@@ -74,7 +76,7 @@ func askNodes(ctx context.Context, nodes []string, port string) error {
 	return errors.Join(group.Wait(), errors.Join(problems...))
 }
 
-func askNode(ctx context.Context, address string) error {
+func askNode(ctx context.Context, address, own string) error {
 	ctx, cancel := context.WithTimeout(ctx, askTime)
 	defer cancel()
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+"/metrics", nil)
@@ -101,20 +103,20 @@ func askNode(ctx context.Context, address string) error {
 	if err != nil {
 		return fmt.Errorf("its answer cannot be read: %w", err)
 	}
-	return livesThere(samples)
+	return livesThere(samples, own)
 }
 
 // notLiving holds the states of volumes that a removal does not abandon: those of other
 // programs, and those that were never deferred.
 var notLiving = []model.LabelValue{"adopted", "refused"}
 
-func livesThere(samples model.Vector) error {
+func livesThere(samples model.Vector, own string) error {
 	count, of, behind := 0, []string{}, []string{}
 	for _, one := range samples {
 		driver := string(one.Metric["driver"])
 		switch one.Metric[model.MetricNameLabel] {
 		case "crust_proxy_driver_ready":
-			if driver != "unknown" { // of a registrar that does not answer
+			if driver != own && driver != "unknown" { // of a registrar that does not answer
 				behind = append(behind, driver)
 			}
 		case "crust_proxy_volumes", "crust_proxy_devices_staged":
