@@ -24,6 +24,7 @@ insisted() { [ -n "${CRUST_PROXY_ABANDON_VOLUMES:-}" ]; }
 refuse() {
 	echo "crust-proxy: not removed. To remove it all the same, set CRUST_PROXY_ABANDON_VOLUMES=1 in the environment" >&2
 	echo "crust-proxy: of dpkg, apt or rpm." >&2
+	echo "crust-proxy: Where a DaemonSet's daemon has the volumes, first: systemctl disable --now $units" >&2
 	exit 1
 }
 

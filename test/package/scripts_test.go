@@ -44,7 +44,9 @@ func TestRemovalBesideAnotherDaemon(t *testing.T) {
 	const living = "exec 9>/run/crust-proxy/daemon.lock; flock 9; echo { >/run/crust-proxy/state/volumes/v.json\n"
 	is := func(state string) string { return "atCall=[ $1 != is-active ] || { echo " + state + "; exit; }" }
 	said, err := onNode(t, "", directory+living+"$scripts/preremove.sh remove", is("active"))
-	check.That(t, err != nil && !strings.Contains(said, "disable"), "under its own volumes: %v\n%s", err, said)
+	check.That(t, err != nil && !strings.Contains(said, "\nsystemctl disable"), "under its own volumes: %v\n%s", err, said)
+	said, err = onNode(t, "", directory+living+"$scripts/preremove.sh remove", is("activating"))
+	check.That(t, err != nil && strings.Contains(said, "first: systemctl disable --now crust-proxy-runtime.socket"), "while it waits for the lock: %v\n%s", err, said)
 	said, err = onNode(t, "", directory+living+`
 $scripts/preremove.sh remove
 $scripts/postremove.sh remove
@@ -59,7 +61,7 @@ $scripts/postremove.sh remove
 func TestRemovalWhileAVolumeComes(t *testing.T) {
 	const atStop = "atCall=[ $1 != stop ] || { mkdir -p /run/crust-proxy/state/volumes; echo { >/run/crust-proxy/state/volumes/v.json; }"
 	said, err := onNode(t, "", "$scripts/preremove.sh remove", atStop)
-	check.That(t, err != nil && strings.Contains(said, "deferred volumes may live") && strings.Contains(said, "systemctl start") && !strings.Contains(said, "disable"),
+	check.That(t, err != nil && strings.Contains(said, "deferred volumes may live") && strings.Contains(said, "systemctl start") && !strings.Contains(said, "\nsystemctl disable"),
 		"%v, it says %s", err, said)
 	said, err = onNode(t, "", "$scripts/preremove.sh remove", atStop, "CRUST_PROXY_ABANDON_VOLUMES=1")
 	check.That(t, err == nil && strings.Contains(said, "systemctl disable"), "insisted: %v, it says %s", err, said)
