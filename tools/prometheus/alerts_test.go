@@ -76,8 +76,8 @@ var stories = map[string]story{
 	},
 	"CrustProxyOrphanStays": {
 		quiet: `crust_proxy_orphans_total{AT,result="ok"} 0+1x60
-			crust_proxy_orphans_total{AT,result="failed"} 3x60`,
-		loud: `crust_proxy_orphans_total{AT,result="failed"} 0+1x60`, after: 6, says: "still runs on n1",
+			crust_proxy_orphans_total{AT,result="failed"} 3x9 4x50`, // a huge VM that takes long to end
+		loud: `crust_proxy_orphans_total{AT,result="failed"} 0+1x60`, after: 7, says: "still runs on n1",
 	},
 	"CrustProxyVolumesAbnormal": {
 		quiet: `crust_proxy_volumes_abnormal{AT,driver="ebs",handler="kata"} 1 1 stale _x57`,
