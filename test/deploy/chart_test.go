@@ -235,7 +235,11 @@ func TestInstalledProgramsStay(t *testing.T) {
 	write(from, "newer")
 	out, err = install()
 	check.That(t, err == nil && strings.Contains(out, "stays as it was"), "other programs: %v, %s", err, out)
-	check.Must(t, unix.Mount("", dir, "", unix.MS_REMOUNT, ""))
+	check.Must(t, unix.Mount("", dir, "", unix.MS_REMOUNT, "size=64k"))
+	check.Must(t, os.WriteFile(filepath.Join(from, "crust-runc"), make([]byte, 1<<20), 0o700)) //nolint:gosec // a program
+	out, err = install()
+	agent := check.Value(os.ReadFile(filepath.Join(dir, "crust-runc-agent")))(t)
+	check.That(t, err == nil && string(agent) == "new", "room for the agent alone: the agent is %q, %v, %s", agent, err, out)
 	check.Must(t, os.Remove(filepath.Join(dir, "crust-runc")))
 	check.Must(t, unix.Mount("", dir, "", unix.MS_REMOUNT|unix.MS_RDONLY, ""))
 	_, err = install()
