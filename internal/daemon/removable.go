@@ -5,10 +5,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"slices"
 	"strings"
+	"time"
 
 	"go.uber.org/zap"
 
@@ -109,7 +109,7 @@ const whatItIs = "\nTheir pods keep running and no data is lost; but without cru
 	"takes their devices back when the pods go, until it is there again."
 
 // mayLeave returns an error for a configuration without the front that follows one with it, while volumes live that
-// came through it, or drivers are behind it. After a boot it is not known which are, until the front has run.
+// came through it, or drivers are behind it. After a boot it is not known which are, until they had time to come.
 func mayLeave(before, next *config.Config) error {
 	if next.Front.Enabled || next.Front.AbandonVolumes {
 		return nil
@@ -118,12 +118,23 @@ func mayLeave(before, next *config.Config) error {
 	found.drivers = registry.Registered(before.Front.KubeletRegistry)
 	why := found.refusal("front.abandonVolumes: true")
 	if found.none() {
-		if _, err := os.Stat(before.CSISockets()); !errors.Is(err, fs.ErrNotExist) {
+		if driversCame(before.CSISockets()) {
 			return nil
 		}
-		why = "the front was on until this boot, and drivers may be behind it. Restart crust-proxy when crustctl drivers lists none."
+		why = "no driver has come to the front since the boot, and some may still come. " +
+			"Restart crust-proxy when crustctl drivers has listed none for ten minutes."
 	}
-	return errors.New("front.enabled: false (the default) cannot be put in force: " + why)
+	return fmt.Errorf("%w: %s", errFrontStays, why)
+}
+
+var errFrontStays = errors.New("front.enabled: false (the default) cannot be put in force")
+
+// driversCame reports whether a driver was behind the front since the boot (its CSI socket stays), or none came in ten
+// minutes. The daemon makes the directory at its first start.
+func driversCame(sockets string) bool {
+	found, err := os.ReadDir(sockets)
+	made, statErr := os.Stat(sockets)
+	return len(found) > 0 || err == nil && statErr == nil && time.Since(made.ModTime()) > 10*time.Minute
 }
 
 // mayStart is mayLeave for a start after the configuration that was accepted last. If that has no front, or there is

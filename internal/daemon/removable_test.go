@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"go.uber.org/zap"
@@ -117,6 +118,13 @@ func TestUnreadableRecordsCountAsVolumes(t *testing.T) {
 	check.That(t, code == exitError && strings.Contains(out.String(), "may live"), "%d: %s", code, out.String())
 }
 
+// driverWasHere makes what is left of a driver that was behind the front since the boot.
+func driverWasHere(t *testing.T, s *settings) {
+	t.Helper()
+	check.Must(t, os.MkdirAll(s.get().CSISockets(), 0o700))
+	check.StaleSocket(t, filepath.Join(s.get().CSISockets(), "ebs.sock"))
+}
+
 // TestFrontStaysOverABoot, and a restart, when the file that had it on loses it: drivers may be behind it. The
 // configuration that was accepted last is used instead.
 func TestFrontStaysOverABoot(t *testing.T) {
@@ -129,7 +137,7 @@ func TestFrontStaysOverABoot(t *testing.T) {
 		stays            string
 	}{
 		"a boot":                 {on, "", true, ebs, nil, "behind the front: ebs"},
-		"a boot, shut down":      {on, off, true, nil, nil, "when crustctl drivers lists none"},
+		"a boot, shut down":      {on, off, true, nil, nil, "has listed none for ten minutes"},
 		"a restart":              {on, off, false, ebs, nil, "behind the front: ebs"},
 		"the rest of a file":     {on, "", false, ebs, nil, "(the default)"},
 		"volumes":                {on, off, false, nil, lvm, "/k/pods/p1/mount"},
@@ -149,7 +157,7 @@ func TestFrontStaysOverABoot(t *testing.T) {
 		}
 		s := check.Value(n.load("--accepted", n.accepted, "--run-dir", run, "--kubelet-root", root))(t)
 		if !c.booted {
-			check.Must(t, os.MkdirAll(s.get().CSISockets(), 0o700))
+			driverWasHere(t, s)
 		}
 		err := leaveFront(s.flags, s.get(), zap.NewNop())
 		left := check.Value(os.ReadDir(registry))(t)
@@ -157,6 +165,20 @@ func TestFrontStaysOverABoot(t *testing.T) {
 		check.That(t, err == nil && len(left) == 0 || err != nil && len(left) == len(c.drivers), "%s: the registrations are %v", name, left)
 		cfg, failed := s.fallBack(err)
 		check.That(t, err == nil || c.accepted == "" || failed == nil && cfg.Front.Enabled, "%s: it starts with %+v, %v", name, cfg.Front, failed)
+		if err == nil || c.accepted == "" {
+			continue
+		}
+		s.put(&cfg)
+		s.apply = func(*config.Config) {}
+		check.Must(t, os.RemoveAll(filepath.Join(run, "state")))
+		check.Must(t, os.RemoveAll(registry))
+		check.Must(t, os.MkdirAll(s.get().CSISockets(), 0o700)) // as prepareFront does
+		s.reload()
+		check.That(t, (s.file().bad == nil) == !c.booted, "%s: just restarted, all gone: %v", name, s.file().bad)
+		before := time.Now().Add(-11 * time.Minute)
+		check.Must(t, os.Chtimes(s.get().CSISockets(), before, before))
+		s.reload()
+		check.That(t, s.file().bad == nil, "%s: later: %v", name, s.file().bad)
 	}
 }
 

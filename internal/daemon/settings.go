@@ -30,7 +30,8 @@ type settings struct {
 	hangups <-chan os.Signal
 	// settled is set when a start begins to change the node: later errors are not the configuration's.
 	settled bool
-	// failed is the file with which the daemon could not start, and why: it stays bad until it is changed.
+	// failed is the file with which the daemon could not start, and why: it stays bad until it is changed,
+	// or the drivers that were behind the front have moved back.
 	failed    []byte
 	failedFor error
 
@@ -188,7 +189,7 @@ func (s *settings) reload() {
 	old := s.file()
 	next, err := s.flags.Load()
 	switch {
-	case err == nil && s.failed != nil && bytes.Equal(s.flags.Raw, s.failed):
+	case err == nil && s.failed != nil && bytes.Equal(s.flags.Raw, s.failed) && !errors.Is(s.failedFor, errFrontStays):
 		err = s.failedFor
 	case err == nil && s.get().Front.Enabled:
 		err = mayLeave(s.get(), &next)

@@ -274,7 +274,7 @@ func TestFileThatLosesTheFront(t *testing.T) {
 	root, registry := rootWith(t, "ebs")
 	n.write("front: {enabled: true}\n" + oldRules)
 	s := n.start("--run-dir", run, "--kubelet-root", root)
-	check.Must(t, os.MkdirAll(s.get().CSISockets(), 0o700))
+	driverWasHere(t, s)
 	n.write("")
 	s.reload()
 	n.want("with a driver behind the front", s, "old", "is bad since", "behind the front: ebs")
