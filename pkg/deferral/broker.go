@@ -269,7 +269,7 @@ func (b *Broker) Defer(ctx context.Context, in volume.Instruction) (v *volume.Vo
 	}
 	defer dev.Close()
 	a := &attempt{b: b, in: &in, handler: handler, target: t, dev: dev}
-	known, err := b.lost.ofTarget(t)
+	known, err := b.lost.ofTarget(ctx, t)
 	switch {
 	case err != nil:
 		return nil, err
@@ -321,7 +321,7 @@ func (b *Broker) release(ctx context.Context, path string) (*volume.Volume, erro
 			return &known.rec.Volume, err
 		}
 	}
-	if known, err := b.lost.ofTarget(t); known != nil {
+	if known, err := b.lost.ofTarget(ctx, t); known != nil {
 		if err == nil && !known.removing {
 			forgotten, err = b.remover.refuseRelease(ctx, known)
 		}

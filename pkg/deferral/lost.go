@@ -123,7 +123,7 @@ func (l *lostVolumes) reclaim(ctx context.Context, known *entry) error {
 
 // ofTarget returns the volume of a target. If its record was unusable, it is read again. The
 // error is that of a record which only reconcile can use, or of a removal that nothing may end.
-func (l *lostVolumes) ofTarget(t *guard.Target) (*entry, error) {
+func (l *lostVolumes) ofTarget(ctx context.Context, t *guard.Target) (*entry, error) {
 	known := l.table.get(t.Key)
 	if known == nil || known.lost == nil {
 		return known, nil
@@ -135,6 +135,9 @@ func (l *lostVolumes) ofTarget(t *guard.Target) (*entry, error) {
 			"claimed for it, which has to be free first: repeat", known.rec.Target, rec.Device.Path, known.rec.Device.Path)
 	case err == nil:
 		l.found(rec)
+		if rec.Boot == l.boot {
+			_ = l.claims.Reclaim(ctx, rec.claim()) // else a claim that was kept stays in the way of the call
+		}
 	case l.mustStay(known, err):
 		return known, known.lost
 	case known.rec.ResolvedTarget == "":

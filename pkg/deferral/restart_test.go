@@ -293,18 +293,25 @@ func TestLostRecord(t *testing.T) {
 		s.saw("check volumes", "free claimed volumes", "guard claimed volumes", "publish claimed volumes")
 		s.is("claimed volumes")
 	})
-	t.Run("unreadable for a moment", func(t *testing.T) {
-		s := newBench(t, plain)
-		s.published()
-		path, away := s.b.store.path(volumesDir, s.key), filepath.Join(s.b.cfg.StateDir, "away")
-		check.Must(t, os.Rename(path, away))
-		check.Must(t, os.Mkdir(path, 0o700))
-		s.start(s.b.cfg)
-		check.Must(t, s.b.Load(t.Context()))
-		reconcile(s, "", nil, "volumes")
-		check.Must(t, errors.Join(os.Remove(path), os.Rename(away, path)))
-		reconcile(s, "abc", nil, "claimed volumes", "guard claimed volumes", "publish claimed volumes")
-	})
+	for _, released := range []bool{false, true} {
+		t.Run(fmt.Sprint("unreadable for a moment, and released: ", released), func(t *testing.T) {
+			s := newBench(t, plain)
+			s.published()
+			path, away := s.b.store.path(volumesDir, s.key), filepath.Join(s.b.cfg.StateDir, "away")
+			check.Must(t, os.Rename(path, away))
+			check.Must(t, os.Mkdir(path, 0o700))
+			s.start(s.b.cfg)
+			check.Must(t, s.b.Load(t.Context()))
+			reconcile(s, "", nil, "volumes")
+			check.Must(t, errors.Join(os.Remove(path), os.Rename(away, path)))
+			if released {
+				_, err := s.b.Release(t.Context(), s.asked().Target)
+				check.That(t, err == nil && slices.Contains(s.said, "leaving claimed removing"), "%v; steps: %q", err, s.said)
+				return
+			}
+			reconcile(s, "abc", nil, "claimed volumes", "guard claimed volumes", "publish claimed volumes")
+		})
+	}
 	t.Run("another device", func(t *testing.T) {
 		s := lose(t)
 		rec := &record{Version: recordVersion, Boot: s.b.boot, Volume: *s.standing}
