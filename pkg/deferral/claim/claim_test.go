@@ -136,6 +136,10 @@ func TestDataOfAVolumeThatIsNotClaimedYet(t *testing.T) {
 	check.Must(t, ask())
 	v.ReadOnly, finder.under = false, []openers.File{block(240, 78)}
 	check.Must(t, ask())
+	finder.unknown = sys.ErrHangs
+	check.Must(t, ask()) // its loop driver counts as a user of what is under it
+	finder.unknown = sys.ErrManyHang
+	check.Kind(t, ask(), volume.Busy)
 }
 
 // TestKeptClaimIsTakenUp without asking the keeper, and with what lies under a loop device.
@@ -274,6 +278,8 @@ type fakeOpeners struct {
 	err    error
 	asked  int
 	under  []openers.File // of a loop device; nil asks the kernel
+	// unknown is why what is under a loop device is not known.
+	unknown error
 }
 
 func (f *fakeOpeners) Await(context.Context, openers.Query, time.Duration) (openers.Users, error) {
@@ -292,6 +298,9 @@ func (f *fakeOpeners) Mark(int) openers.Mark { return openers.Mark{} }
 func (f *fakeOpeners) AwaitClosed(context.Context, openers.Mark, time.Duration) bool { return true }
 
 func (f *fakeOpeners) Layers(file openers.File, fd int) ([]openers.File, error) {
+	if f.unknown != nil && openers.IsLoop(file) {
+		return []openers.File{file}, f.unknown
+	}
 	if f.under != nil {
 		return slices.Concat([]openers.File{file}, f.under), nil
 	}

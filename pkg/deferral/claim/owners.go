@@ -118,8 +118,8 @@ func (o *owners) refuseExpected(v *volume.Volume) error {
 	return nil
 }
 
-// refuseUnder refuses a device whose layers are under a loop device that another volume is expected to have. What is under
-// one that still hangs is not known: then its loop driver counts as a user of that.
+// refuseUnder refuses a device whose layers are, or may be, under a loop device that another volume is expected to have.
+// One that itself hangs excludes nothing, or it would stop every volume: its loop driver counts as a user of what is under it.
 func (o *owners) refuseUnder(v *volume.Volume, layers []identity) error {
 	o.mu.Lock()
 	expected := slices.Collect(maps.Values(o.expected))
@@ -130,8 +130,12 @@ func (o *owners) refuseUnder(v *volume.Volume, layers []identity) error {
 			continue
 		}
 		theirs, err := o.openers.Layers(id, sys.NoFD)
-		if err == nil && slices.ContainsFunc(theirs, func(id identity) bool { return slices.Contains(layers, id) }) {
+		switch {
+		case slices.ContainsFunc(theirs, func(id identity) bool { return slices.Contains(layers, id) }):
 			return expectedError(v, other)
+		case err != nil && (!errors.Is(err, sys.ErrHangs) || errors.Is(err, sys.ErrManyHang)):
+			return volume.Errorf(volume.Busy, "volume %s: its device %s (%s) may be under %s of volume %s, which could not be claimed again yet: %w: put that right and repeat",
+				v.Target, v.Device.Path, v.Device, other.Device.Path, other.Target, err)
 		}
 	}
 	return nil
