@@ -203,9 +203,17 @@ func flushSpans(ctx context.Context, end func(context.Context) error, log *zap.L
 func (d *daemon) buildBroker(cfg *config.Config) error {
 	// The callbacks use the handlers and the broker, which are set before the tracker runs.
 	d.tracker = newTracker(cfg, sandbox.Config{
-		OnAdded: func(podUID, id string) { d.handlers.SandboxAdded(podUID, id) },
-		OnGone:  func(id string) { d.handlers.SandboxGone(id) },
-		Busy:    func() bool { return len(d.broker.After(deferral.Status{Volume: &volume.Volume{}}, 1)) > 0 },
+		OnAdded: func(podUID, id string) {
+			for _, h := range d.handlers {
+				h.SandboxAdded(podUID, id)
+			}
+		},
+		OnGone: func(id string) {
+			for _, h := range d.handlers {
+				h.SandboxGone(id)
+			}
+		},
+		Busy: func() bool { return len(d.broker.After(deferral.Status{Volume: &volume.Volume{}}, 1)) > 0 },
 	}, d.log)
 	var keeper claim.Keeper // nil if systemd keeps no descriptors
 	if d.notify.CanStore() {
@@ -458,7 +466,6 @@ func (o volumeObserver) Changed(key volume.Key) {
 	d.hub.Changed(key)
 }
 
-// Published counts.
 func (o volumeObserver) Published(v *volume.Volume) { o.daemon.metrics.Published(v.Driver, v.Handler) }
 
 // Leaving looks for errors in a filesystem that its sandbox has unmounted: by then the guest's kernel has recorded
@@ -497,5 +504,4 @@ func (o volumeObserver) Refused(one *refusal.Refusal) {
 	o.daemon.history.Refused(one)
 }
 
-// ClaimRefused counts.
 func (o volumeObserver) ClaimRefused(kind volume.Kind) { o.daemon.metrics.ClaimRefused(kind.String()) }

@@ -131,7 +131,6 @@ type endingStream struct {
 	ctx context.Context //nolint:containedctx // this is how gRPC hands a stream its context
 }
 
-// Context ends when the daemon stops.
 func (s *endingStream) Context() context.Context { return s.ctx }
 
 // RecvMsg receives a message, or fails when the daemon stops.
@@ -151,7 +150,6 @@ func (d *daemon) denied(who peercred.Peer) {
 	d.deniedLog.Warn("caller refused", zap.Uint32(telemetry.FieldPeerUID, who.UID), zap.Int32(telemetry.FieldPeerPID, who.PID))
 }
 
-// Describe describes the daemon.
 func (d *daemon) Describe(ctx context.Context, public bool) *adminv1.GetNodeResponse {
 	proof, reason := describeProof(d.openers)
 	path, yaml := d.settings.shown()
@@ -180,7 +178,6 @@ func (d *daemon) Drivers() (all []*adminv1.Driver, on bool) {
 	return d.front.shown(), true
 }
 
-// Explain explains the volumes of a pod of this node.
 func (d *daemon) Explain(ctx context.Context, pod string) ([]*adminv1.ExplainedVolume, error) {
 	if d.cluster == nil {
 		return nil, volume.Errorf(volume.Unsupported, "no pod is known here: set front.enabled and cluster, or use crust-proxy validate --pod FILE")
@@ -188,7 +185,6 @@ func (d *daemon) Explain(ctx context.Context, pod string) ([]*adminv1.ExplainedV
 	return d.front.explain(ctx, d.settings.get(), pod)
 }
 
-// Forced logs and counts a volume that was released by force.
 func (d *daemon) Forced(v *volume.Volume, heldBy string) {
 	d.metrics.ReleasedByForce()
 	d.log.Warn("a volume was released by force", append(about(v), zap.String("held_by", heldBy))...)
@@ -237,18 +233,12 @@ func (s *server) Run(ctx context.Context) error {
 	go func() {
 		defer close(drained)
 		<-ctx.Done()
-		s.drain()
+		s.health.Shutdown()
+		run.Drain(s.grpc, s.patience, func() { s.log.Warn("calls did not end in time and are cut off", zap.String("server", s.name)) })
 	}()
 	if err := s.grpc.Serve(s.listener); err != nil && !errors.Is(err, grpc.ErrServerStopped) {
 		return err
 	}
 	<-drained
 	return nil
-}
-
-func (s *server) drain() {
-	s.health.Shutdown()
-	run.Drain(s.grpc, s.patience, func() {
-		s.log.Warn("calls did not end in time and are cut off", zap.String("server", s.name))
-	})
 }

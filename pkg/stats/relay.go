@@ -99,7 +99,7 @@ func New(limits Limits, asked func(v *volume.Volume, call string, took time.Dura
 // SetLimits changes the limits of new requests. Requests under way count as long as the limits stay.
 func (r *Relay) SetLimits(limits Limits) {
 	if now := r.slots.Load(); now == nil || now.limits != limits {
-		r.slots.Store(newSlots(limits))
+		r.slots.Store(&slots{limits: limits, quick: make(chan struct{}, max(1, limits.Concurrency)), slow: make(chan struct{}, max(1, limits.MaxSlow))})
 	}
 }
 

@@ -17,11 +17,6 @@ type slots struct {
 	slow   chan struct{}
 }
 
-func newSlots(l Limits) *slots {
-	return &slots{limits: l, quick: make(chan struct{}, max(1, l.Concurrency)), slow: make(chan struct{}, max(1, l.MaxSlow))}
-}
-
-// run waits for a quick slot and runs the request in it.
 func (s *slots) run(ctx context.Context, v *volume.Volume, request func() error) error {
 	select {
 	case s.quick <- struct{}{}:

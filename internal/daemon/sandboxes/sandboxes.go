@@ -45,20 +45,6 @@ func (all Handlers) Binding(v *volume.Volume) (runtime.Binding, bool) {
 	return runtime.Binding{}, false
 }
 
-// SandboxAdded and SandboxGone pass on what the container runtime reports.
-func (all Handlers) SandboxAdded(podUID, sandbox string) {
-	for _, h := range all {
-		h.SandboxAdded(podUID, sandbox)
-	}
-}
-
-// SandboxGone is the other half of SandboxAdded.
-func (all Handlers) SandboxGone(sandbox string) {
-	for _, h := range all {
-		h.SandboxGone(sandbox)
-	}
-}
-
 // Sandboxes calls the sandboxes of volumes.
 type Sandboxes struct {
 	Handlers

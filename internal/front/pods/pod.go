@@ -51,11 +51,6 @@ type source struct {
 	owner string // the uid of the pod whose ephemeral volume it is, or ""
 }
 
-// sameAs reports whether both are the same CSI volume.
-func (s source) sameAs(other source) bool {
-	return s.driver != "" && s.driver == other.driver && s.id == other.id
-}
-
 func (p *pod) String() string { return p.shown.Namespace + "/" + p.shown.Name }
 
 func podOf(api *corev1.Pod) *pod {

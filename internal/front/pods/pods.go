@@ -49,7 +49,6 @@ func (k known) unlearned() (out []podVolume) {
 // incomplete reports whether the pod has not ended and has a volume whose source is not known.
 func (k known) incomplete() bool { return !k.pod.ended && len(k.unlearned()) > 0 }
 
-// sourceOf returns the source of a volume, if it is known.
 func (k known) sourceOf(v podVolume) (source, bool) {
 	if v.Claim == "" {
 		return v.given, true
@@ -62,7 +61,7 @@ func (k known) sourceOf(v podVolume) (source, bool) {
 func (k known) wants(want source) bool {
 	return slices.ContainsFunc(k.pod.volumes, func(v podVolume) bool {
 		s, _ := k.sourceOf(v)
-		return v.used && s.sameAs(want)
+		return v.used && s.driver != "" && s.driver == want.driver && s.id == want.id
 	})
 }
 

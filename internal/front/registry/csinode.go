@@ -21,7 +21,6 @@ const NotInNode = "registered with kubelet and not in the node's CSINode: pods w
 // registration is renewed.
 const missesToRenew = 2
 
-// absence is a driver that is missing in the CSINode.
 type absence struct {
 	registration time.Time // the one that was checked
 	misses       int       // how many checks in a row missed it
@@ -59,7 +58,6 @@ func (c *nodeCheck) checkSoon() {
 	}
 }
 
-// missing reports whether a driver is known to be missing in the CSINode.
 func (c *nodeCheck) missing(driver string) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -125,7 +123,10 @@ func (c *nodeCheck) compare(registrations map[string]time.Time, drivers map[stri
 	})
 	for driver, at := range registrations {
 		if drivers[driver] {
-			c.found(driver)
+			if one := c.absent[driver]; one != nil && one.missing {
+				c.registry.cfg.Log.Info("a driver is in the node's CSINode again", zap.String("driver", driver))
+			}
+			delete(c.absent, driver)
 			continue
 		}
 		misses := c.missed(driver, at)
@@ -136,14 +137,6 @@ func (c *nodeCheck) compare(registrations map[string]time.Time, drivers map[stri
 	}
 	c.renewals.GC()
 	return due, again
-}
-
-// found notes that a driver is in the CSINode. The caller holds the lock.
-func (c *nodeCheck) found(driver string) {
-	if one := c.absent[driver]; one != nil && one.missing {
-		c.registry.cfg.Log.Info("a driver is in the node's CSINode again", zap.String("driver", driver))
-	}
-	delete(c.absent, driver)
 }
 
 // missed notes that a driver is not in the CSINode, and returns how many checks in a row have

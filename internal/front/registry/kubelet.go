@@ -120,7 +120,7 @@ func (s *session) awaitKubelet(ctx context.Context, offer *offer, front *served)
 		case <-s.renew:
 			return false
 		case <-s.scanned:
-			if !offer.stands() {
+			if idAt(offer.path) != offer.id {
 				return false
 			}
 		case <-reconnects:
@@ -248,8 +248,6 @@ func (o *offer) NotifyRegistrationStatus(
 	o.verdict <- verdict
 	return &registration.RegistrationStatusResponse{}, nil
 }
-
-func (o *offer) stands() bool { return idAt(o.path) == o.id }
 
 // end may be called of none.
 func (o *offer) end() {

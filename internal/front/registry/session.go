@@ -46,7 +46,10 @@ func (s *session) run(ctx context.Context) {
 		var refused refusal
 		var taken errTaken
 		if errors.As(err, &taken) || errors.As(err, &refused) || time.Now().After(untold) {
-			s.refuse(ctx, err)
+			// The registrar is notified once for each reason. It then exits, and its container is started again.
+			if text := err.Error(); text != s.notified && s.notify(ctx, &registration.RegistrationStatus{Error: text}) {
+				s.notified = text
+			}
 		}
 		select {
 		case <-ctx.Done():
@@ -148,14 +151,6 @@ func (s *session) serve(ctx context.Context, info *Driver) (*served, error) {
 	}
 	s.setInfo(known)
 	return front, nil
-}
-
-// refuse notifies the registrar, once for each reason. It then exits, and its container is
-// started again.
-func (s *session) refuse(ctx context.Context, why error) {
-	if text := why.Error(); text != s.notified && s.notify(ctx, &registration.RegistrationStatus{Error: text}) {
-		s.notified = text
-	}
 }
 
 // notify sends a verdict to the registrar, and reports whether the registrar got it.

@@ -89,7 +89,11 @@ const maxAsked = 64
 
 // Refresh asks again who has the held devices of these volumes open.
 func (t *Table) Refresh(ctx context.Context, of func(*volume.Volume) bool) {
-	t.users.dropOthers()
+	for _, h := range t.users.Forced() { // their numbers may belong to other devices by now
+		if now := SequenceOf(h.Volume.Device); now != h.Sequence && now != "" {
+			t.users.free(h.Volume)
+		}
+	}
 	byDevice := make(map[identity][]*volume.Volume) // two questions at once would count each other's descriptor
 	for _, held := range t.users.All() {
 		if of(held.Volume) {
@@ -160,7 +164,6 @@ func (t *Table) DropKept(ctx context.Context, wanted []volume.Device) {
 	_ = group.Wait() // none fails
 }
 
-// fileOf is what an open file is.
 func fileOf(file *os.File) identity {
 	var st unix.Stat_t
 	_ = unix.Fstat(int(file.Fd()), &st) // it cannot fail: the file is open

@@ -112,15 +112,6 @@ func SequenceOf(d volume.Device) string {
 	return line
 }
 
-// dropOthers forgets devices released by force if their numbers now belong to other devices.
-func (u *Users) dropOthers() {
-	for _, h := range u.Forced() {
-		if now := SequenceOf(h.Volume.Device); now != h.Sequence && now != "" {
-			u.free(h.Volume)
-		}
-	}
-}
-
 // Forced lists the devices that were released by force.
 func (u *Users) Forced() []Held {
 	u.mu.Lock()

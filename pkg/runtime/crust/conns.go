@@ -42,8 +42,6 @@ type keptConn struct {
 	users int // calls under way
 }
 
-func newConns(s sockets) *conns { return &conns{sockets: s, open: make(map[string]*keptConn)} }
-
 func (c *conns) run(ctx context.Context) {
 	c.setKeep(true)
 	<-ctx.Done()

@@ -87,7 +87,8 @@ func New(cfg Config, sandboxes Sandboxes, log *zap.Logger) (*Handler, error) {
 	h.bindings.table = h.store.Bindings
 	h.cleaner = &cleaner{bindings: h.bindings, log: log, inUse: h.InUse, jobs: make(chan job, maxJobs)}
 	h.asker = &asker{
-		cfg: &h.cfg, bindings: h.bindings, cleaner: h.cleaner, conns: newConns(sockets{dirs: cfg.SocketDirs, owner: cfg.Owner}),
+		cfg: &h.cfg, bindings: h.bindings, cleaner: h.cleaner,
+		conns:    &conns{sockets: sockets{dirs: cfg.SocketDirs, owner: cfg.Owner}, open: make(map[string]*keptConn)},
 		programs: newRunner(1),
 	}
 	return h, nil

@@ -59,7 +59,9 @@ type Store struct {
 // New makes the store of a tree.
 func New(t *Tree, format Format, hooks Hooks) *Store {
 	s := &Store{Tree: t, format: format, hooks: hooks, Bindings: newBindings(hooks.OnChange)}
-	s.Watch = newWatch(t, s)
+	s.Watch = &Watch{
+		tree: t, store: s, again: make(chan struct{}, 1), byWD: make(map[int32]volume.Key), byKey: make(map[volume.Key]int32),
+	}
 	return s
 }
 
@@ -172,7 +174,6 @@ func (s *Store) forget(key volume.Key) {
 	}
 }
 
-// scan reads the whole tree.
 func (s *Store) scan() {
 	names, err := s.Tree.Names()
 	if err != nil {

@@ -45,13 +45,6 @@ type Watch struct {
 	again  chan struct{}
 }
 
-func newWatch(t *Tree, s *Store) *Watch {
-	return &Watch{
-		tree: t, store: s, again: make(chan struct{}, 1),
-		byWD: make(map[int32]volume.Key), byKey: make(map[volume.Key]int32),
-	}
-}
-
 // Add watches the directory of a volume. If that is gone, the error is ENOENT.
 func (w *Watch) Add(key volume.Key, path string, whose Owner) error {
 	events := uint32(ownEvents)
