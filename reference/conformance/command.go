@@ -18,6 +18,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	"github.com/crust-proxy/crust-proxy/internal/tool/printer"
 	"github.com/crust-proxy/crust-proxy/internal/tool/show"
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 )
 
 const help = `Test a runtime handler that has runc's command line against the demands of
@@ -62,7 +63,7 @@ func Main(args []string) int {
 }
 
 func runCommand(ctx context.Context, args []string, out *printer.Printer, stderr io.Writer) int {
-	c := &command{opts: Default(), out: out}
+	c := &command{opts: Options{Root: abi.DefaultRoot, FSType: "ext4", Self: "/proc/self/exe", Dir: "/var/tmp"}, out: out}
 	usage, err := c.parse(args)
 	switch {
 	case errors.Is(err, pflag.ErrHelp):

@@ -10,8 +10,6 @@ import (
 	"maps"
 	"slices"
 	"time"
-
-	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 )
 
 // Options say what is tested, and how.
@@ -29,11 +27,6 @@ type Options struct {
 	Dir string
 	// Only are the names of the test cases to run; none is all.
 	Only []string
-}
-
-// Default has the usual directories of a node.
-func Default() Options {
-	return Options{Root: abi.DefaultRoot, FSType: "ext4", Self: "/proc/self/exe", Dir: "/var/tmp"}
 }
 
 // Check refuses invalid options.

@@ -50,14 +50,6 @@ func (c *container) isRefused(t *trial, spec *specs.Spec) {
 	}
 }
 
-// end kills the pod and removes its containers.
-func (p *pod) end(t *trial, containers ...*container) {
-	for _, c := range append(containers, p.sandbox) {
-		t.must(c.kill(t.ctx, unix.SIGKILL))
-		t.must(c.remove(t.ctx))
-	}
-}
-
 // fixture is what most test cases begin with: a volume, and a sandbox of its pod.
 type fixture struct {
 	disk *disk
@@ -77,7 +69,6 @@ func newFixture(t *trial, n *node, uid string) *fixture {
 	return f
 }
 
-// container runs a container that has the whole volume.
 func (f *fixture) container(t *trial, name string) *container {
 	return t.container(f.pod, name, all(f.vol))
 }
@@ -88,7 +79,10 @@ func (f *fixture) refuses(t *trial) { f.pod.refuses(t, all(f.vol)) }
 // restartPod ends the pod and runs a new sandbox for it, as kubelet does without any CSI
 // call, after the broker has removed what the dead one left.
 func (f *fixture) restartPod(t *trial, containers ...*container) {
-	f.pod.end(t, containers...)
+	for _, c := range append(containers, f.pod.sandbox) {
+		t.must(c.kill(t.ctx, unix.SIGKILL))
+		t.must(c.remove(t.ctx))
+	}
 	t.must(f.disk.waitFree(t.ctx))
 	f.vol.unbind(t)
 	f.pod = newPod(t, f.pod.n, f.vol.owner)

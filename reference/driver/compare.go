@@ -190,11 +190,6 @@ type piece struct {
 	end     int64
 }
 
-// same reports whether two pieces are known to hold the same bytes.
-func (p piece) same(as piece) bool {
-	return p.content == as.content && (p.content == zeros || p.content == shared && p.place == as.place)
-}
-
 // layout describes where an image has data.
 type layout interface {
 	// piece returns the piece that begins at an offset. Offsets ascend from call to call.

@@ -28,7 +28,11 @@ const DefaultName = "driver.crust-proxy.dev"
 // Main runs the command line and returns the exit code.
 func Main(args []string, stdout, stderr io.Writer) int {
 	if len(args) > 0 && args[0] == commandWatch {
-		return watch(args[1:], stderr)
+		if err := fsops.Watch(args[1:]); err != nil {
+			_, _ = fmt.Fprintln(stderr, "crust-driver:", err)
+			return 1
+		}
+		return 0
 	}
 	ctx, stop := run.UntilSignal(context.Background())
 	defer stop()
@@ -55,15 +59,6 @@ func Main(args []string, stdout, stderr io.Writer) int {
 	}
 	if err != nil {
 		config.Log.Error("ended", zap.Error(err))
-		return 1
-	}
-	return 0
-}
-
-// watch thaws a filesystem that nobody else has thawed in time. Its arguments say which.
-func watch(args []string, stderr io.Writer) int {
-	if err := fsops.Watch(args); err != nil {
-		_, _ = fmt.Fprintln(stderr, "crust-driver:", err)
 		return 1
 	}
 	return 0

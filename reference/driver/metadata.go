@@ -111,7 +111,6 @@ func (m *snapshotMetadata) delta(ctx context.Context, base, target opened, w wal
 	return nil
 }
 
-// stream sends what a walk through a snapshot reports.
 func (m *snapshotMetadata) stream(ctx context.Context, of opened, req interface {
 	GetStartingOffset() int64
 	GetMaxResults() int32
@@ -232,7 +231,7 @@ func (w walk) changed(base, target layout, compare func(part walk, before, after
 		part := w
 		part.from, part.to = at, min(before.end, after.end, w.to)
 		switch {
-		case before.same(after):
+		case before.content == after.content && (before.content == zeros || before.content == shared && before.place == after.place):
 		case before.content == unknown || after.content == unknown:
 			err = compare(part, before, after)
 		default:

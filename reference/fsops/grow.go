@@ -23,8 +23,6 @@ type plan struct {
 	grow      func() error
 }
 
-func (p *plan) full() bool { return p.has >= p.most }
-
 // Grow makes a mounted filesystem fill its device, and returns the size of the device; a
 // filesystem may leave a small rest of it unused. The device must have at least minimum
 // bytes and, unless maximum is 0, at most maximum bytes; otherwise nothing is changed. It
@@ -49,7 +47,7 @@ func Grow(root, device int, minimum, maximum int64) (int64, error) {
 	if err != nil {
 		return 0, err
 	}
-	if p.full() {
+	if p.has >= p.most {
 		return bytes, nil
 	}
 	if err := p.grow(); err != nil {

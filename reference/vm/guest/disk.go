@@ -52,14 +52,12 @@ func findDisk(ctx context.Context, serial string) (device string, err error) {
 // waitSize waits until the kernel has noticed that the host made a disk larger.
 func waitSize(ctx context.Context, device int, required int64) error {
 	for {
-		size, err := diskSize(device)
+		size, err := unix.Seek(device, 0, unix.SEEK_END)
 		if err != nil || size >= required || !sys.Sleep(ctx, pollInterval) {
 			return err
 		}
 	}
 }
-
-func diskSize(device int) (int64, error) { return unix.Seek(device, 0, unix.SEEK_END) }
 
 // completedRequests changes whenever a disk has completed a request.
 func completedRequests() (counts string) {

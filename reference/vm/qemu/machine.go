@@ -103,7 +103,7 @@ func (m *Machine) start(ctx context.Context, cfg Config) error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", cfg.Program, err)
 	}
-	if err := m.qmp.negotiate(ctx); err != nil {
+	if err := m.qmp.execute(ctx, "qmp_capabilities", nil, nil); err != nil {
 		return m.withExit(fmt.Errorf("%s does not answer: %w", cfg.Program, err))
 	}
 	return nil
@@ -208,7 +208,6 @@ func (l *commandLine) file(f *os.File) int {
 	return 2 + len(l.files)
 }
 
-// chardev makes a connected socket a character device.
 func (l *commandLine) chardev(id string, f *os.File) {
 	l.add("-chardev", "socket,id="+id+",fd="+strconv.Itoa(l.file(f)))
 }

@@ -52,11 +52,6 @@ func newQMP(conn *net.UnixConn) *qmp {
 // errNoDevice is a device that the machine does not have.
 var errNoDevice = errors.New("the machine has no such device")
 
-// negotiate is the first command of the protocol.
-func (q *qmp) negotiate(ctx context.Context) error {
-	return q.execute(ctx, "qmp_capabilities", nil, nil)
-}
-
 // commandTimeout bounds a command whose caller would wait longer.
 const commandTimeout = 2 * time.Minute
 
