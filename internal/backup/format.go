@@ -19,7 +19,6 @@ const (
 	mostData = 1 << 20
 )
 
-// kind is the kind of a frame.
 type kind string
 
 const (
@@ -64,7 +63,6 @@ func (d digest) after(parts ...[]byte) digest {
 	return digest(h.Sum(nil))
 }
 
-// frame is the head of a frame.
 type frame struct {
 	kind         kind
 	offset, size int64

@@ -46,7 +46,6 @@ func explainFile(cfg *config.Config, file string) (text string, err error) {
 	return text, nil
 }
 
-// explain explains the volumes of a pod of this node.
 func (f *driverFront) explain(ctx context.Context, cfg *config.Config, name string) (out []*adminv1.ExplainedVolume, err error) {
 	pod, err := f.cluster.ByName(ctx, name)
 	drivers := f.shown()

@@ -85,7 +85,6 @@ func (f *driverFront) ServerOptions(name string, has *csi.NodeGetCapabilitiesRes
 	return append(options, f.front.Driver(name, has, conn).ServerOptions()...)
 }
 
-// Deferred names the deferred volumes of a driver.
 func (f *driverFront) Deferred(driver string) (targets []string) {
 	for status := range f.volumes() {
 		if status.Driver == driver {

@@ -61,7 +61,6 @@ func (s *settings) file() fileState {
 	return fileState{}
 }
 
-// put puts a configuration in force, and logs its warnings.
 func (s *settings) put(cfg *config.Config) {
 	s.inForce.Store(cfg)
 	for _, line := range cfg.Warnings() {

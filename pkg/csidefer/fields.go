@@ -74,7 +74,6 @@ type Mount struct {
 	Flags []string
 }
 
-// deferredMountField is the number of NodePublishVolumeResponse.deferred_mount.
 const deferredMountField = 1000
 
 // Respond adds the deferred instruction to the answer of NodePublishVolume. Device and FSType

@@ -159,7 +159,6 @@ func isElsewhere(known *entry, rec *record) bool {
 	return known.rec.Device.Kind != "" && !known.rec.Device.Same(rec.Device)
 }
 
-// found replaces what was known of a lost volume by its record.
 func (l *lostVolumes) found(rec *record) {
 	l.table.replace(rec.Key, func(e *entry) { *e = entry{rec: rec, removing: e.removing || rec.Boot != l.boot} })
 }

@@ -312,7 +312,6 @@ func (s *store) loadHeld(boot string) (all []claim.Held, problems []error) {
 
 var errNoHeld = errors.New("crustctl cannot show whether a process still has that device open, and the host is not kept from mounting it")
 
-// noteForced records that the device of a volume is released by force.
 func (r *remover) noteForced(rec *record) error {
 	if rec.Device.Kind == "" {
 		return nil // it is not known

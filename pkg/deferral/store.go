@@ -192,7 +192,6 @@ func (s *store) load() (out loaded, err error) {
 	return out, nil
 }
 
-// readAll reads the records in one directory.
 func (s *store) readAll(dir string) (records []*record, unread []unusable, err error) {
 	entries, err := os.ReadDir(filepath.Join(s.dir, dir))
 	if err != nil {

@@ -125,7 +125,6 @@ func (t *table) remove(key volume.Key) {
 	t.observer.Changed(key)
 }
 
-// replace changes a volume, if it exists.
 func (t *table) replace(key volume.Key, change func(*entry)) {
 	t.mu.Lock()
 	old, ok := t.volumes[key]

@@ -308,7 +308,6 @@ func (v *testVolume) socketAnswers(ctx context.Context, sandbox string) error {
 	})
 }
 
-// socketRefuses makes calls that the handler has to refuse.
 func (v *testVolume) socketRefuses(ctx context.Context) error {
 	return v.overSocket(ctx, func(ctx context.Context, c handlerv1.HandlerClient) error {
 		_, unknown := c.GetVolumeStats(ctx, &handlerv1.GetVolumeStatsRequest{TargetPath: v.target + "-other"})

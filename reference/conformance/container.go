@@ -136,7 +136,6 @@ func (c *container) remove(ctx context.Context) error {
 	return err
 }
 
-// removeByForce removes a container in any state.
 func (c *container) removeByForce(ctx context.Context) error {
 	_, err := c.n.handler.must(ctx, "delete", "--force", c.id)
 	// If create was killed, the runtime does not know the container any more, but its

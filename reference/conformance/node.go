@@ -205,7 +205,6 @@ func unmountAll(place string) error {
 	return fmt.Errorf("%s cannot be unmounted: mounts keep coming back", place)
 }
 
-// poll is the interval of retries.
 const poll = 20 * time.Millisecond
 
 // eventually retries until it succeeds, ctx ends, or the time is over.

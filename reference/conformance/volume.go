@@ -78,7 +78,6 @@ func (v *testVolume) publishRaw(raw []byte) error {
 	return errors.Join(err, os.RemoveAll(temp))
 }
 
-// publishOdd publishes a mountInfo.json with a change.
 func (v *testVolume) publishOdd(t *trial, change func(*abi.Info)) {
 	raw, err := abi.Encode(&v.published)
 	t.must(err)

@@ -55,7 +55,6 @@ func reflink(to, from *os.File) error {
 // able reports whether clones can be made at all.
 func (c *cloner) able() bool { return c.reflinks || c.limit > 0 }
 
-// job makes one image from the image of another record.
 type job struct {
 	from, to        *record
 	original, image *os.File

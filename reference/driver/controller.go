@@ -105,7 +105,6 @@ func (c *controller) clone(ctx context.Context, want *record, req *csi.CreateVol
 	return c.cloner.provision(ctx, from, want)
 }
 
-// readCreate returns the record of the volume that the request asks for.
 func (c *controller) readCreate(req *csi.CreateVolumeRequest) (*record, error) {
 	if err := checkName(req.GetName()); err != nil {
 		return nil, err

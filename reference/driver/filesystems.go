@@ -24,7 +24,6 @@ import (
 	"github.com/crust-proxy/crust-proxy/reference/loopdev"
 )
 
-// filesystems makes, mounts and grows the filesystems of volumes.
 type filesystems struct {
 	pool      *pool
 	formatter *mkfs.Formatter
@@ -119,7 +118,6 @@ func (f *filesystems) growUnmounted(ctx context.Context, id, device, fsType stri
 	return nil
 }
 
-// growFS grows a mounted filesystem to its device.
 func (f *filesystems) growFS(id, device, path string) error {
 	failed := func(err error) error { return fmt.Errorf("volume %q: grow its filesystem: %w", id, err) }
 	root, err := unix.Open(path, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
@@ -138,7 +136,6 @@ func (f *filesystems) growFS(id, device, path string) error {
 	return nil
 }
 
-// makeFS makes the filesystem if the device is blank.
 func (f *filesystems) makeFS(ctx context.Context, id, device string, want access) error {
 	fd, err := unix.Open(device, unix.O_PATH|unix.O_CLOEXEC|unix.O_NOFOLLOW, 0)
 	if err != nil {
@@ -151,7 +148,6 @@ func (f *filesystems) makeFS(ctx context.Context, id, device string, want access
 	return err
 }
 
-// mountAt returns the topmost mount at a path, or nil.
 func mountAt(path string) (*mountinfo.Info, error) {
 	path, err := resolve(path)
 	if err != nil {

@@ -21,7 +21,6 @@ import (
 
 const ephemeralKey = "csi.storage.k8s.io/ephemeral"
 
-// publishing is one NodePublishVolume.
 type publishing struct {
 	node                *nodeServer
 	id, staging, target string

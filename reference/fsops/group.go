@@ -348,7 +348,6 @@ func gone(err error) bool {
 	return isAny(err, unix.ENOENT, unix.ELOOP, unix.ENOTDIR, unix.EXDEV, unix.ESTALE)
 }
 
-// mostPath bounds the path in an error.
 const mostPath = 256
 
 // failed adds the path to an error. It is quoted because the workload chose the names.

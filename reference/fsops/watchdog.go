@@ -27,7 +27,6 @@ const (
 // watchdogs is the number of watchdogs of a freeze.
 const watchdogs = 2
 
-// startTime bounds the start of the watchdogs.
 const startTime = 10 * time.Second
 
 // arm starts the watchdogs of a freeze and waits until they are running.

@@ -137,7 +137,6 @@ func isMapped(mount specs.Mount, users bool) (bool, error) {
 	return is, nil
 }
 
-// featuresTime bounds `runc features`.
 const featuresTime = 10 * time.Second
 
 // checkIDMapSupport fails if runc does not support ID mappings, which it would then ignore.

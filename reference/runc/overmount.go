@@ -93,7 +93,6 @@ func mountID(fd int) (int, error) {
 	return int(st.Mnt_id), err //nolint:gosec // the kernel's ids are ints
 }
 
-// mountEntry returns the entry in mountinfo of the mount of a descriptor.
 func mountEntry(fd int) (*mountinfo.Info, error) {
 	id, err := mountID(fd)
 	if err != nil {

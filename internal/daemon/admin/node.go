@@ -180,7 +180,6 @@ func (n *Node) refusal(key volume.Key) *refusal.Refusal {
 	return nil
 }
 
-// shownByKey finds one of the volumes of Shown.
 func (n *Node) shownByKey(key volume.Key) (deferral.Status, bool) {
 	if status, ok := n.byKey(key); ok {
 		return status, ok

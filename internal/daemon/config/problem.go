@@ -78,7 +78,6 @@ func (d *document) err(file string) error {
 // keyForm is how an error of Validate begins: the key's path, with a rule's name behind its index.
 var keyForm = regexp.MustCompile(`^(\w[\w.]*(?:\[(?:\d+|"(?:[^"\\]|\\.)*")\](?: \("(?:[^"\\]|\\.)*"\))?[\w.]*)*): (.*)$`)
 
-// problemsOf returns each of the joined errors.
 func problemsOf(err error) []Problem {
 	if joined, ok := err.(interface{ Unwrap() []error }); ok {
 		var all []Problem

@@ -27,7 +27,6 @@ const (
 // tries bounds how often a device is examined that another program opened in between.
 const tries = 4
 
-// job is one Prepare.
 type job struct {
 	f     *Formatter
 	req   Request

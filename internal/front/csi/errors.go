@@ -56,7 +56,6 @@ func beingRemoved(target string) error {
 	return volume.Errorf(volume.Busy, "volume %s: its removal was begun, so it is not grown", target)
 }
 
-// interrupted is the error of undoing an earlier publish in another way.
 func interrupted(target string, err error) error {
 	return refusal.WithParty(refusal.PartyDriver, volume.Errorf(volume.Busy, "volume %s: an earlier publish in another way was interrupted and cannot "+
 		"be undone yet: %w", target, refusal.Plain(err)))

@@ -35,7 +35,6 @@ const (
 	storageGroup = "/apis/storage.k8s.io/v1"
 )
 
-// kind is a kind of objects that is watched.
 type kind struct {
 	what            string // its name in errors
 	group, resource string
@@ -96,7 +95,6 @@ func (a *api) ask(group, resource string) *rest.Request {
 	return a.client.Get().MaxRetries(0).AbsPath(group).Resource(resource)
 }
 
-// list gets the objects of a kind.
 func (a *api) list(ctx context.Context, of kind, options metav1.ListOptions) (runtime.Object, error) {
 	ctx, cancel := context.WithTimeout(ctx, listTime)
 	defer cancel()

@@ -140,7 +140,6 @@ func (c *Cluster) learnAll(ctx context.Context, some []known, tried map[string]e
 	parts.Wait()
 }
 
-// noUser is the error of a volume that no known pod uses.
 func (c *Cluster) noUser(want source, tried map[string]error) error {
 	what := "the pod that wants volume " + sys.Clip(want.id) + " of driver " + sys.Clip(want.driver)
 	for _, uid := range slices.Sorted(maps.Keys(tried)) {
@@ -151,7 +150,6 @@ func (c *Cluster) noUser(want source, tried map[string]error) error {
 	return c.unknownPod(what)
 }
 
-// unknownPod is the error of a pod that is not known.
 func (c *Cluster) unknownPod(what string) error {
 	if !c.pods.table.current() {
 		return c.notReady(what, allPods)

@@ -44,7 +44,6 @@ func (t *table[T]) update(change func()) error {
 	return nil
 }
 
-// Add adds an object.
 func (t *table[T]) Add(object any) error {
 	return t.update(func() { t.put(object, t.all) })
 }
@@ -63,13 +62,11 @@ func (t *table[T]) put(object any, old map[string]T) {
 // Update replaces an object that changed.
 func (t *table[T]) Update(object any) error { return t.Add(object) }
 
-// Delete removes an object.
 func (t *table[T]) Delete(object any) error {
 	key, _ := t.read(object)
 	return t.update(func() { delete(t.all, key) })
 }
 
-// Replace replaces all objects.
 func (t *table[T]) Replace(objects []any, _ string) error {
 	return t.update(func() {
 		old := t.all

@@ -84,7 +84,6 @@ func (r *Rule) mismatch(w *Input) (open *condition) {
 	return open
 }
 
-// matchesVolume reports whether the rule matches the volume for some pod.
 func (r *Rule) matchesVolume(w *Input) bool {
 	return !slices.ContainsFunc(r.conditions(w)[:ofVolume], condition.unmet)
 }
@@ -99,7 +98,6 @@ func (r *Rule) ByPod() (keys []string) {
 	return keys
 }
 
-// undecidable is the error of a rule that goes by what is not known of a volume.
 func (w *Input) undecidable(r *Rule, by *condition, what, advice string) error {
 	text := "the policy's rule %q cannot be decided for this volume of driver %s" + what + ": it goes by " + by.key
 	if w.PodKnown {

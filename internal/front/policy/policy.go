@@ -263,7 +263,6 @@ func (p *Policy) byRules(w Input) (Verdict, error) {
 	return Verdict{Rule: byNoRule, Passed: passed}, nil
 }
 
-// deferred is the verdict for a volume that is deferred as a rule says.
 func (p *Policy) deferred(how *Rule, label string) Verdict {
 	mode, _ := strconv.ParseUint(how.RootMode, 8, 12) // Validate has checked it
 	return Verdict{

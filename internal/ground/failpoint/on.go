@@ -12,7 +12,6 @@ import (
 	"time"
 )
 
-// point is the action at one point.
 type point struct {
 	at    uint64 // the hit that counts; 0 means each
 	kill  bool

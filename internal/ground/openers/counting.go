@@ -111,7 +111,6 @@ func (c *counter) idleLoops(q *Query, of *counted) (idle []File, opens int, err 
 	return idle, opens, err
 }
 
-// isOver reports whether a loop device lies on one of the inodes.
 func (c *count) isOver(inodes []uint64) bool {
 	return len(c.inodes) > 1 && slices.Contains(inodes, c.inodes[1])
 }
@@ -237,7 +236,6 @@ func (c *counter) nameUnseen(ctx context.Context, of *counted, q *Query) string 
 	return KernelUsers(of.at)
 }
 
-// namesOf names some of the processes.
 func namesOf(processes []Holder) (names []string) {
 	for _, who := range processes[:min(maxNames, len(processes))] {
 		names = append(names, who.String())

@@ -94,7 +94,6 @@ func mayWait(loop File, devices []File) bool {
 	return strings.Trim(busy, " 0") != "" && !mayLieOn(loop, devices)
 }
 
-// mayLieOn reports whether a loop device's backing file has the name of one of the block devices.
 func mayLieOn(loop File, devices []File) bool {
 	name := path.Base(attribute(loop, "loop/backing_file"))
 	return name != "." && slices.ContainsFunc(devices, func(of File) bool {

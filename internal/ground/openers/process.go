@@ -58,7 +58,6 @@ func openProcess(of Holder) (*Process, error) {
 // Close closes the pidfd.
 func (p *Process) Close() { sys.CloseFD(p.fd) }
 
-// maxNameBytes bounds what is read of a process.
 const maxNameBytes = 256 << 10
 
 func (p *Process) readNames() error {

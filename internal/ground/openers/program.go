@@ -40,7 +40,6 @@ func (c *code) save(at int16, base asm.Register, f field) {
 	c.add(asm.StoreMem(args, at, scratch, asm.DWord))
 }
 
-// exit ends the program if a register is 0.
 func (c *code) exitIfZero(r asm.Register) { c.add(asm.JEq.Imm(r, 0, "end")) }
 
 // inodeReport is what the program says of an inode, in the order of its stores.

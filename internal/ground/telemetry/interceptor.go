@@ -118,7 +118,6 @@ type streamWithContext struct {
 	ctx context.Context //nolint:containedctx // this is how gRPC hands a stream its context
 }
 
-// Context returns the context with the call.
 func (s *streamWithContext) Context() context.Context { return s.ctx }
 
 // panicked keeps the value of a panic out of log and reply: it may hold anything.

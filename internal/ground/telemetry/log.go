@@ -65,10 +65,8 @@ func isJournal(out io.Writer) bool {
 // prioritized puts the priority of syslog before each line.
 type prioritized struct{ zapcore.Encoder }
 
-// Clone copies the encoder with its fields.
 func (p prioritized) Clone() zapcore.Encoder { return prioritized{p.Encoder.Clone()} }
 
-// EncodeEntry encodes one line.
 func (p prioritized) EncodeEntry(entry zapcore.Entry, fields []zapcore.Field) (*buffer.Buffer, error) {
 	line, err := p.Encoder.EncodeEntry(entry, fields)
 	if err != nil {
@@ -112,12 +110,10 @@ func (s *logrSink) Error(err error, message string, values ...any) {
 	s.log.Warn(message, append(fieldsOf(values), zap.Error(err))...)
 }
 
-// WithValues adds fields.
 func (s *logrSink) WithValues(values ...any) logr.LogSink {
 	return &logrSink{log: s.log.With(fieldsOf(values)...)}
 }
 
-// WithName adds a name.
 func (s *logrSink) WithName(name string) logr.LogSink { return &logrSink{log: s.log.Named(name)} }
 
 func fieldsOf(values []any) []zap.Field {

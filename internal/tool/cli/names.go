@@ -46,7 +46,6 @@ func (d *daemon) find(cmd *cobra.Command, name string) (v *adminv1.Volume, err e
 	return v, err
 }
 
-// named is a volume in a sentence.
 func named(v *adminv1.Volume) string { return namedBy(v, show.ShortID(v.GetId())) }
 
 // whole is a volume with all that tells it from others.

@@ -255,7 +255,6 @@ func (t *Table) Close() {
 	}
 }
 
-// closeTime bounds Close.
 const closeTime = 2 * time.Second
 
 // SetReadOnly makes the kernel refuse every write to the device of a read-only volume.

@@ -57,7 +57,6 @@ func claimName(id identity) string {
 	return strings.ToUpper(strconv.FormatUint(uint64(id.Major)<<20|uint64(id.Minor), 36))
 }
 
-// get returns a copy of the held device, or nil.
 func (d *descriptors) get(id identity) *heldDevice {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -92,7 +92,6 @@ func (a *asker) askOnce(ctx context.Context, v *volume.Volume, id string, seen *
 	return volume.Errorf(kind, "volume %s: the handler of sandbox %s cannot be asked: %w", v.Target, id, unserved)
 }
 
-// oneLine returns the first line of a text.
 func oneLine(s string) string {
 	first, _, _ := strings.Cut(strings.TrimSpace(s), "\n")
 	return first

@@ -16,12 +16,10 @@ import (
 // layout is the tree of the directory ABI: a directory for each volume, named by its key.
 type layout struct{ tree *projection.Tree }
 
-// DirOf returns the name of a volume's directory.
 func (l layout) DirOf(v *volume.Volume) (string, bool) {
 	return string(v.Key), abi.IsDirName(string(v.Key))
 }
 
-// KeyOf returns the key that a directory is named for.
 func (l layout) KeyOf(dir string) (volume.Key, bool) { return volume.Key(dir), abi.IsDirName(dir) }
 
 // Encode returns a volume's mountInfo.json.

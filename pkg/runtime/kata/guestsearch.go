@@ -154,7 +154,6 @@ func (s *guestSearch) ofHost(report volume.Report) bool {
 	return bytes == int64(st.Blocks)*st.Bsize && inodes == int64(st.Files) //nolint:gosec // the node's own sizes
 }
 
-// totals returns the totals of a report, 0 for a unit that is missing.
 func totals(report volume.Report) (bytes, inodes int64) {
 	for _, usage := range report.Usage {
 		switch usage.Unit {

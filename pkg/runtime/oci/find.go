@@ -237,7 +237,6 @@ type guards map[int]guard
 // removed.
 const deleted = "//deleted"
 
-// readGuards reads them from a mount table.
 func readGuards(table string) (guards, error) {
 	mounts, err := sys.Mounts(context.Background(), table, func(line string) bool { return strings.Contains(line, " "+abi.GuardPrefix) })
 	if err != nil {

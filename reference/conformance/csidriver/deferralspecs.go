@@ -108,7 +108,6 @@ func deferralSpecs() []spec[*deferral] {
 	}
 }
 
-// first returns the first error.
 func first(all ...error) error {
 	for _, err := range all {
 		if err != nil {

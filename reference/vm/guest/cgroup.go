@@ -19,7 +19,6 @@ type cgroup string
 
 func (g cgroup) file(name string) string { return filepath.Join("/sys/fs/cgroup", string(g), name) }
 
-// create creates the group with the limits of a spec.
 func (g cgroup) create(spec *specs.Spec) error {
 	if err := os.Mkdir(g.file(""), 0o755); err != nil { //nolint:gosec // as the kernel's own are
 		return fmt.Errorf("create a control group: %w", err)

@@ -26,7 +26,6 @@ var codeOfKind = map[error]codes.Code{
 	fsops.ErrFrozen: codes.FailedPrecondition, fsops.ErrNotFrozen: codes.FailedPrecondition,
 }
 
-// codeOf returns the code of an error on the wire.
 func codeOf(err error) codes.Code {
 	for kind, code := range codeOfKind {
 		if errors.Is(err, kind) {

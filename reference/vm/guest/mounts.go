@@ -106,7 +106,6 @@ func parseMount(m specs.Mount) mountOptions {
 	return o
 }
 
-// attribute parses an option that is an attribute of the mount.
 func (o *mountOptions) attribute(option string) bool {
 	sets, clears, ofMount := fsmount.Attr(option)
 	switch option {

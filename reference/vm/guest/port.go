@@ -42,7 +42,6 @@ func (p *ports) Accept() (net.Conn, error) {
 // Close does nothing.
 func (p *ports) Close() error { return nil }
 
-// Addr is the name of the port.
 func (p *ports) Addr() net.Addr { return &net.UnixAddr{Name: p.name} }
 
 // port is a virtio-serial port as a connection.

@@ -24,7 +24,6 @@ func (a *archive) add(name string, mode uint32, major, minor int, data []byte) {
 
 func (a *archive) pad() { a.buf.Write(make([]byte, -a.buf.Len()&3)) }
 
-// bytes ends the archive.
 func (a *archive) bytes() []byte {
 	a.add("TRAILER!!!", 0, 0, 0, nil)
 	return a.buf.Bytes()

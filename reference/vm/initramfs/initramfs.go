@@ -105,7 +105,6 @@ func removeOld(cacheDir, current string) {
 	}
 }
 
-// write creates a file atomically.
 func write(path string, raw []byte) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return err

@@ -10,7 +10,6 @@ import (
 	"strings"
 )
 
-// kernel is a kernel image and the directory of its modules.
 type kernel struct{ image, modules string }
 
 // findKernel finds the only kernel in a directory that is laid out like the root of a Debian

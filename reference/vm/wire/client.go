@@ -50,7 +50,6 @@ func (c *Client) Close() error { return c.rpc.Close() }
 // Done is closed when the connection has ended, also because the guest broke the protocol.
 func (c *Client) Done() <-chan struct{} { return c.done }
 
-// checkedCall sets the deadline of a call and checks the response.
 func checkedCall(ctx context.Context, req *ttrpc.Request, resp *ttrpc.Response, info *ttrpc.UnaryClientInfo, invoke ttrpc.Invoker) error {
 	method := path.Base(info.FullMethod)
 	if limit, bounded := deadlines[method]; bounded {

@@ -134,7 +134,6 @@ func (p *PrivatePaths) RemovePublish(device string) error {
 	})
 }
 
-// removeStaging removes an empty private staging directory.
 func (p *PrivatePaths) removeStaging(dir string) error { return p.inRoot(dir, removeEmpty) }
 
 // removeEmpty removes a directory of ours if it is empty. What a driver left in it is its own,

@@ -142,7 +142,6 @@ func (i fdInfo) counts(f File) bool {
 	return i.flags&unix.O_PATH == 0 && (f.Block || i.flags&unix.O_ACCMODE != unix.O_RDONLY)
 }
 
-// filesystem is that of a mount.
 type filesystem struct {
 	known        bool
 	major, minor uint32

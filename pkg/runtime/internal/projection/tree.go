@@ -132,7 +132,6 @@ func (t *Tree) clearTemp() error {
 	return nil
 }
 
-// maxVolumes bounds a listing of the tree.
 const maxVolumes = 1 << 20
 
 // Names lists what is below the root.
