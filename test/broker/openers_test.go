@@ -396,6 +396,9 @@ func TestServerThatStoresOnADevice(t *testing.T) {
 	for _, finder := range finders(t) {
 		n.use(finder)
 		holder := rig.HoldBy(t, exec.Command("sh", "-c", `exec 3<>"$0"; echo open; exec "$1"`, disk, server))
+		check.Eventually(t, "the shell has become the server", func() bool {
+			return check.Value(sys.ReadLine(fmt.Sprintf("/proc/%d/comm", holder.Process.Pid)))(t) == "qemu-nbd"
+		})
 		_, err := n.Defer(t.Context(), n.instruction("pod-1", disk))
 		wantKind(t, err, volume.Busy)
 		holder.End()
