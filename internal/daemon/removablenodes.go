@@ -31,7 +31,7 @@ const (
 // the command that restores a Helm release that a refusal left half uninstalled, and the third the release's own
 // driver, which goes with it.
 func removableNodes(ctx context.Context, call invocation) error {
-	args := append(call.args, "", "")
+	args := slices.Concat(call.args, []string{"", ""})
 	address, repair, own := args[0], args[1], args[2]
 	host, port, err := net.SplitHostPort(address)
 	if err != nil {

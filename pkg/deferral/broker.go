@@ -399,7 +399,7 @@ func (b *Broker) ReleaseKey(ctx context.Context, key volume.Key, force bool) (*v
 		b.lost.dropKept(ctx)
 	}
 	if force {
-		b.claims.Note(ctx, v)
+		_ = b.claims.RefuseUsed(ctx, claim.Request{Volume: v}, 0) // for Users
 	}
 	return v, nil
 }

@@ -441,10 +441,15 @@ func TestOrphanThatSurvives(t *testing.T) {
 		vmm := exec.Command("sh", "-c", "read line", sandboxID)
 		_ = check.Value(vmm.StdinPipe())(t)
 		check.Must(t, vmm.Start())
+		t.Cleanup(func() { _ = vmm.Process.Kill() })
+		check.Eventually(t, "its arguments", func() bool { // which follow the exec that Start waits for
+			args, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", vmm.Process.Pid))
+			return strings.Contains(string(args), sandboxID)
+		})
 		s.holders, s.ended, s.fail["free"] = []openers.Holder{{PID: vmm.Process.Pid}}, nil, open
 		_, err := s.b.Users().EndOrphans(t.Context(), s.key, []int{vmm.Process.Pid}, "hand")
 		told := fmt.Sprint(vmm.Process.Pid, " by hand: ", want)
-		check.That(t, (err == nil) == (open == nil) && len(s.ended) == 1 && strings.HasPrefix(s.ended[0], told), "%v; told: %q", err, s.ended)
+		check.Require(t, (err == nil) == (open == nil) && len(s.ended) == 1 && strings.HasPrefix(s.ended[0], told), "%v; told: %q", err, s.ended)
 		check.Fails(t, vmm.Wait(), "killed")
 	}
 	s.holders = []openers.Holder{{}} // it has ended before it could be opened

@@ -361,7 +361,8 @@ func scrape(t *testing.T, socket string) string {
 		return new(net.Dialer).DialContext(ctx, "unix", socket)
 	}}
 	defer transport.CloseIdleConnections()
-	reply := check.Value((&http.Client{Transport: transport}).Get("http://driver/metrics"))(t)
+	reply, err := (&http.Client{Transport: transport}).Get("http://driver/metrics")
+	check.Must(t, err)
 	defer func() { _ = reply.Body.Close() }()
 	text := check.Value(io.ReadAll(reply.Body))(t)
 	return string(text)

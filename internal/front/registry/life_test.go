@@ -33,7 +33,7 @@ func TestTimesOfAState(t *testing.T) {
 	s.setProblem(errors.New("another name"))
 	s.setKubelet("refused: the same name")
 	now := s.state()
-	check.That(t, down.Since.After(ready) && now.Since == down.Since && !down.Waiting.IsZero() && now.Waiting == down.Waiting,
+	check.That(t, down.Since.After(ready) && now.Since.Equal(down.Since) && !down.Waiting.IsZero() && now.Waiting.Equal(down.Waiting),
 		"ready at %v, down at %+v, then %+v", ready, down, now)
 	s.setKubelet(registered)
 	check.That(t, s.state().Waiting.IsZero(), "registered, and waiting since %v", s.state().Waiting)

@@ -26,11 +26,6 @@ const (
 	EndTime = 10 * time.Second
 )
 
-// Note checks once who has the volume's device open, for Users.
-func (t *Table) Note(ctx context.Context, v *volume.Volume) {
-	_ = t.RefuseUsed(ctx, Request{Volume: v}, 0) // the list of held devices has it
-}
-
 // Holders lists the processes that have the volume's device open.
 func (t *Table) Holders(ctx context.Context, r Request) ([]openers.Holder, error) {
 	q, err := t.open.question(r.Device)
@@ -107,7 +102,7 @@ func (t *Table) Refresh(ctx context.Context, of func(*volume.Volume) bool) {
 		group.Go(func() error {
 			look(&t.looks, identityOf(volumes[0].Device), func() {
 				for _, v := range volumes {
-					t.Note(context.WithoutCancel(ctx), v)
+					_ = t.RefuseUsed(context.WithoutCancel(ctx), Request{Volume: v}, 0) // the list of held devices has it
 				}
 			})
 			return nil
