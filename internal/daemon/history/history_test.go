@@ -97,7 +97,9 @@ func TestLifeOfAVolume(t *testing.T) {
 	h.Call(t.Context(), csi.Node_NodePublishVolume_FullMethodName, host, "")
 	h.Call(t.Context(), csi.Node_NodePublishVolume_FullMethodName, &telemetry.Call{Driver: "ebs", CSIVolume: "vol-2", Repeated: true}, "")
 	want(t, h, "ebs/vol-2", `1 published kubelet: not deferred, by rule "sub-paths"`)
+	h.mu.Lock() // the writer reads it
 	delete(h.volumes, "ebs/vol-2")
+	h.mu.Unlock()
 	h.Bound(v, runtime.Binding{}) // as before
 	h.Did(v, Repaired, "reconcile", "end removal", volume.Errorf(volume.Busy, "still open"))
 	want(t, h, "", all+"\n1 repair failed reconcile: end removal: still open")
