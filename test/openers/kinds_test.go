@@ -92,6 +92,21 @@ func TestEveryKindOfOpener(t *testing.T) {
 	}
 }
 
+// TestLoopDeviceThatIsExpected counts although nobody has it open, over this very image alone.
+func TestLoopDeviceThatIsExpected(t *testing.T) {
+	for _, f := range []*openers.Finder{counting(t), scanning()} {
+		s := loopOverImage(t)
+		q := openers.Query{FD: s.fd, Own: 1}
+		used := rig.Loop(t, s.path, loopdev.Options{})
+		for over, want := range map[string]string{used: used, rig.Disk(t, 16*mib, ""): ""} {
+			var st unix.Stat_t
+			check.Must(t, unix.Stat(over, &st))
+			q.Expected = []openers.File{{Block: true, Major: unix.Major(st.Rdev), Minor: unix.Minor(st.Rdev)}}
+			wantUsers(t, f, q, want)
+		}
+	}
+}
+
 func nameIf(name string, seen bool) string {
 	if seen {
 		return name

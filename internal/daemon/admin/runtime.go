@@ -26,7 +26,7 @@ func (s *RuntimeServer) RuntimeStageVolume(
 	before, _ := s.Node.byTarget(req.GetVolumeTargetPath(), s.Node.byKey)
 	v, err := s.Node.Broker.Defer(ctx, instructionOf(req))
 	note(call, v)
-	call.Repeated = v == before.Volume // a new or changed volume is another object
+	call.Repeated = err == nil && v == before.Volume // a new or changed volume is another object
 	return &runtimev1.RuntimeStageVolumeResponse{}, refusal.WithAdvice(err)
 }
 

@@ -99,7 +99,7 @@ func (c *counter) withoutIdle(q *Query, got counted) (counted, error) {
 func (c *counter) idleLoops(q *Query, of *counted) (idle []File, opens int, err error) {
 	err = eachLoop(slices.Concat(of.layers, q.Beside), func(loop File) (more bool, err error) {
 		const ours = 1
-		if mayWait(loop, nil) {
+		if slices.Contains(q.Expected, loop) || mayWait(loop, nil) {
 			return true, nil // it is not idle
 		}
 		// One that cannot be counted is not known to be idle: that stops no other volume.
@@ -131,7 +131,7 @@ func (c *counter) lookAtStack(ctx context.Context, q *Query, of counted) (found,
 			return found{count: got.below, users: func() Users { return c.name(ctx, &under, *q) }}, nil
 		}
 	}
-	loop, used, err := c.loopOver(nil, q.Stack, of.layers, q.Beside)
+	loop, used, err := c.loopOver(q, nil, q.Stack, of.layers)
 	if err != nil || !used {
 		return found{}, err
 	}
@@ -148,10 +148,10 @@ func union(all, more []uint64) []uint64 {
 }
 
 // loopOver finds a loop device over one of the inodes or block devices, other than those to skip, and reports
-// whether somebody has it open. What it lies on is read from the kernel's memory: a filesystem that hangs is not
-// asked.
-func (c *counter) loopOver(inodes []uint64, devices []File, skip ...[]File) (over *counted, used bool, err error) {
-	err = eachLoop(slices.Concat(skip...), func(loop File) (more bool, err error) {
+// whether somebody has it open, or is expected to. What it lies on is read from the kernel's memory: a filesystem
+// that hangs is not asked.
+func (c *counter) loopOver(q *Query, inodes []uint64, devices, skip []File) (over *counted, used bool, err error) {
+	err = eachLoop(slices.Concat(skip, q.Beside), func(loop File) (more bool, err error) {
 		if mayWait(loop, devices) {
 			return true, nil
 		}
@@ -162,7 +162,7 @@ func (c *counter) loopOver(inodes []uint64, devices []File, skip ...[]File) (ove
 		if err != nil || !slices.Contains(devices, got.under) && !got.isOver(inodes) {
 			return true, nil // an unknown device of others stops no volume
 		}
-		over, used = &counted{count: got, file: loop}, got.opens > 1 // ours
+		over, used = &counted{count: got, file: loop}, got.opens > 1 || slices.Contains(q.Expected, loop) // one open is ours
 		return !used, nil
 	})
 	return over, used, err
@@ -229,7 +229,7 @@ func (c *counter) name(ctx context.Context, of *counted, q Query) Users {
 
 // nameUnseen says for a person what has a device open besides processes.
 func (c *counter) nameUnseen(ctx context.Context, of *counted, q *Query) string {
-	loop, _, err := c.loopOver(of.inodes, append(slices.Clone(q.Stack), of.at), of.layers, q.Beside)
+	loop, _, err := c.loopOver(q, of.inodes, append(slices.Clone(q.Stack), of.at), of.layers)
 	if err == nil && loop != nil {
 		return c.nameLoop(ctx, loop) + "; detach it"
 	}

@@ -39,6 +39,8 @@ type Query struct {
 	// Beside are devices of the caller's other volumes that lie on the device, or on what that lies
 	// on. They do not count.
 	Beside []File
+	// Expected are loop devices that others may use although nobody has them open. One that lies on the device counts.
+	Expected []File
 	// Stack are other devices with the same data, such as the disk of a partition. Loop devices over them count.
 	Stack []File
 	// Servers are programs that serve devices and so have them open, such as rbd-nbd. They do not count.

@@ -74,7 +74,7 @@ func (s *scanning) loopOver(ctx context.Context, layers []File, q *Query) (name 
 			return true, nil // an unknown device of others stops no volume
 		}
 		by, err := s.usersOf(ctx, loop)
-		if err == nil && (by != "" || !layers[0].Block) {
+		if err == nil && (by != "" || !layers[0].Block || slices.Contains(q.Expected, loop)) {
 			name = "this node's kernel: the loop device " + NodeOf(loop) + " lies on it, or on the same data" + by
 		}
 		return name == "", err

@@ -56,6 +56,7 @@ func (p *Pending) claimImage(ctx context.Context) error {
 // VM is to be ended.
 func (p *Pending) proveFree(ctx context.Context, q openers.Query) error {
 	v := p.request.Volume
+	q.Expected = p.table.owners.expectedLoops(v)
 	users, err := p.table.askOthers(ctx, v, q, momentTime)
 	if err == nil && users.Kernel {
 		return inUseError(v, users.Names)

@@ -2,7 +2,6 @@ package claim
 
 import (
 	"errors"
-	"maps"
 	"slices"
 	"sync"
 
@@ -118,27 +117,16 @@ func (o *owners) refuseExpected(v *volume.Volume) error {
 	return nil
 }
 
-// refuseUnder refuses a device whose layers are, or may be, under a loop device that another volume is expected to have.
-// One that itself hangs excludes nothing, or it would stop every volume: its loop driver counts as a user of what is under it.
-func (o *owners) refuseUnder(v *volume.Volume, layers []identity) error {
+// expectedLoops are the loop devices that other volumes had, and have not claimed again yet: nobody may have one open.
+func (o *owners) expectedLoops(v *volume.Volume) (loops []identity) {
 	o.mu.Lock()
-	expected := slices.Collect(maps.Values(o.expected))
-	o.mu.Unlock()
-	for _, other := range expected {
-		id := identityOf(other.Device)
-		if other.Key == v.Key || other.ReadOnly && v.ReadOnly || !openers.IsLoop(id) {
-			continue
-		}
-		theirs, err := o.openers.Layers(id, sys.NoFD)
-		switch {
-		case slices.ContainsFunc(theirs, func(id identity) bool { return slices.Contains(layers, id) }):
-			return expectedError(v, other)
-		case err != nil && (!errors.Is(err, sys.ErrHangs) || errors.Is(err, sys.ErrManyHang)):
-			return volume.Errorf(volume.Busy, "volume %s: its device %s (%s) may be under %s of volume %s, which could not be claimed again yet: %w: put that right and repeat",
-				v.Target, v.Device.Path, v.Device, other.Device.Path, other.Target, err)
+	defer o.mu.Unlock()
+	for _, other := range o.expected {
+		if id := identityOf(other.Device); other.Key != v.Key && !(other.ReadOnly && v.ReadOnly) && openers.IsLoop(id) {
+			loops = append(loops, id)
 		}
 	}
-	return nil
+	return loops
 }
 
 func expectedError(v, other *volume.Volume) error {
@@ -204,9 +192,6 @@ func (o *owners) reserveData(v *volume.Volume, dev *OpenedDevice) (stack []ident
 	}
 	if dev.known {
 		return nil, nil
-	}
-	if err = o.refuseUnder(v, layers); err != nil {
-		return nil, err
 	}
 	if stack, err = stackOf(blockDevices, o.openers, layers...); err != nil {
 		return nil, unprovenError(v, err)
