@@ -122,7 +122,7 @@ func (o *owners) expectedLoops(v *volume.Volume) (loops []identity) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	for _, other := range o.expected {
-		if id := identityOf(other.Device); other.Key != v.Key && !(other.ReadOnly && v.ReadOnly) && openers.IsLoop(id) {
+		if id := identityOf(other.Device); other.Key != v.Key && (!other.ReadOnly || !v.ReadOnly) && openers.IsLoop(id) {
 			loops = append(loops, id)
 		}
 	}
