@@ -20,8 +20,6 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
 	"github.com/crust-proxy/crust-proxy/internal/backup"
 	"github.com/crust-proxy/crust-proxy/reference/driver"
@@ -125,13 +123,14 @@ func cutAll(t *testing.T, fs string, disk *cuts.Disk, path string) {
 type cutLook struct {
 	t                   *testing.T
 	fs, image, dir, run string
+	ids                 map[string]string // whole ids, by cutName
 	found               map[string]string
 	faults              []string
 }
 
 // look mounts a disk as after a boot, starts the driver on it, and compares all with what is expected.
 func (l *cutLook) look(expected *cuts.Expected) []string {
-	l.found, l.faults = make(map[string]string), nil
+	l.ids, l.found, l.faults = make(map[string]string), make(map[string]string), nil
 	device := check.Value(loopdev.Attach(l.image, loopdev.Options{}))(l.t)
 	defer func() { check.Must(l.t, loopdev.Detach(device)) }()
 	check.Must(l.t, fsops.Forget(device, l.fs))
@@ -140,7 +139,7 @@ func (l *cutLook) look(expected *cuts.Expected) []string {
 	}
 	// Whoever looks through the machine's loop devices or processes may be in a file on it for a moment.
 	defer func() { check.Succeeds(l.t, "unmount", func() error { return unix.Unmount(l.dir, 0) }) }()
-	if err := l.driver(expected); err != nil {
+	if err := l.driver(); err != nil {
 		l.faults = append(l.faults, err.Error())
 	}
 	l.contents(expected)
@@ -148,7 +147,7 @@ func (l *cutLook) look(expected *cuts.Expected) []string {
 }
 
 // driver starts the driver, which clears away what it had begun, and asks it for all that it has.
-func (l *cutLook) driver(expected *cuts.Expected) error {
+func (l *cutLook) driver() error {
 	config := driver.Config{
 		Endpoint: l.run + "/csi.sock", DataDir: l.dir + "/driver", NodeID: "node", Name: driver.DefaultName, FreezeLimit: time.Second, Log: zap.NewNop(),
 	}
@@ -184,14 +183,15 @@ func (l *cutLook) driver(expected *cuts.Expected) error {
 			groups[group] = append(groups[group], one.GetSnapshot().GetSnapshotId())
 		}
 	}
-	for _, id := range expected.Named("group") {
-		_, err := csi.NewGroupControllerClient(conn).GetVolumeGroupSnapshot(ctx, &csi.GetVolumeGroupSnapshotRequest{GroupSnapshotId: id})
-		if is := err == nil; is != (groups[id] != nil) || err != nil && status.Code(err) != codes.NotFound {
-			l.faults = append(l.faults, fmt.Sprintf("the group %s has the snapshots %q: %v", id, groups[id], err))
-		}
+	if records, _ := filepath.Glob(config.DataDir + "/groups/*.json"); len(records) != len(groups) {
+		l.faults = append(l.faults, fmt.Sprintf("there are the records %q of the groups %v", records, groups))
 	}
 	for id, members := range groups {
-		l.found["group "+id] = strings.Join(members, " ")
+		if _, err := csi.NewGroupControllerClient(conn).GetVolumeGroupSnapshot(ctx, &csi.GetVolumeGroupSnapshotRequest{GroupSnapshotId: id}); err != nil {
+			l.faults = append(l.faults, fmt.Sprintf("the group %s has the snapshots %q: %v", id, members, err))
+		}
+		l.ids[cutName(id)] = id
+		l.found["group "+cutName(id)] = cutName(strings.Join(members, " "))
 	}
 	return nil
 }
@@ -206,9 +206,11 @@ func dialable(socket string) error {
 
 // listed is a volume or a snapshot that the driver has.
 func (l *cutLook) listed(id string, size int64) {
-	l.found["size "+id] = strconv.FormatInt(size, 10)
+	named := cutName(id)
+	l.ids[named] = id
+	l.found["size "+named] = strconv.FormatInt(size, 10)
 	if info, err := os.Stat(snapshots.Image(l.dir+"/driver", id)); err == nil {
-		l.found["image "+id] = strconv.FormatInt(info.Size(), 10)
+		l.found["image "+named] = strconv.FormatInt(info.Size(), 10)
 	}
 }
 
@@ -221,17 +223,20 @@ func (l *cutLook) contents(expected *cuts.Expected) {
 	if len(images) != len(records) || len(left) > 0 {
 		l.faults = append(l.faults, fmt.Sprintf("there are %d images of %d records, and %q", len(images), len(records), left))
 	}
-	for _, id := range expected.Named("content") {
-		if file, err := os.Open(snapshots.Image(data, id)); err == nil {
+	for _, named := range expected.Named("id") {
+		l.found["id "+named] = l.ids[named]
+	}
+	for _, named := range expected.Named("content") {
+		if file, err := os.Open(snapshots.Image(data, l.ids[named])); err == nil {
 			content := make([]byte, cutContent)
 			_, _ = file.ReadAt(content, 0) // what is missing stays zero
-			l.found["content "+id] = cutSum(content)
+			l.found["content "+named] = cutSum(content)
 			_ = file.Close()
 		}
 	}
 	for _, fs := range []string{"ext4", "xfs"} {
-		for _, id := range expected.Named("frozen " + fs) {
-			l.frozen(fs, id)
+		for _, named := range expected.Named("frozen " + fs) {
+			l.frozen(fs, named)
 		}
 	}
 	l.backups(expected)
@@ -241,8 +246,8 @@ func (l *cutLook) contents(expected *cuts.Expected) {
 }
 
 // frozen looks at a filesystem without its log.
-func (l *cutLook) frozen(fs, id string) {
-	image := snapshots.Image(l.dir+"/driver", id)
+func (l *cutLook) frozen(fs, named string) {
+	image := snapshots.Image(l.dir+"/driver", l.ids[named])
 	if _, err := os.Stat(image); err != nil {
 		return
 	}
@@ -250,7 +255,7 @@ func (l *cutLook) frozen(fs, id string) {
 	if failed := snapshots.AsItIs(l.t, image, fs, func(dir string) { sum, err = treeSum(dir) }); failed != nil || err != nil {
 		sum = fmt.Sprint(failed, err)
 	}
-	l.found["frozen "+fs+" "+id] = sum
+	l.found["frozen "+fs+" "+named] = sum
 }
 
 // backups checks those that have their names, with all before them.

@@ -10,6 +10,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -99,12 +100,26 @@ func (f facts) volume(id string, size int64, content string) facts {
 
 func (f facts) gone(ids ...string) facts {
 	for _, id := range ids {
-		f["size "+id], f["image "+id], f["content "+id] = "", "", ""
+		for _, kind := range []string{"id", "size", "image", "content"} {
+			f[kind+" "+cutName(id)] = ""
+		}
 	}
 	return f
 }
 
-// cutID is the id that crust-driver makes of a name.
+// made are whole ids, which are known when a call was acknowledged: those of snapshots and groups have a random part.
+func (f facts) made(ids ...string) {
+	for _, id := range ids {
+		f["id "+cutName(id)] = id
+	}
+}
+
+var cutRandom = regexp.MustCompile(`\.[0-9A-Z]{26}`)
+
+// cutName is an id without its random part.
+func cutName(id string) string { return cutRandom.ReplaceAllString(id, "") }
+
+// cutID is the id that crust-driver makes of a name, without what is random.
 func cutID(kind, name string) string {
 	return fmt.Sprintf("%s-%.16x", kind, sha256.Sum256([]byte(name)))
 }
@@ -124,10 +139,12 @@ type cutVolume struct {
 func (l *cutLoad) create(name string, size int64, access *csi.VolumeCapability, from *csi.VolumeContentSource, content string) *cutVolume {
 	l.t.Helper()
 	v := &cutVolume{cutLoad: l, id: cutID("vol", name), staging: l.run + "/staging-" + name, target: l.run + "/target-" + name, access: access, size: size, content: content}
-	l.call(cuts.Mark{Sets: facts{}.volume(v.id, size, content)}, func() error {
-		_, err := l.CreateVolume(l.t.Context(), &csi.CreateVolumeRequest{
+	sets := facts{}.volume(v.id, size, content)
+	l.call(cuts.Mark{Sets: sets}, func() error {
+		made, err := l.CreateVolume(l.t.Context(), &csi.CreateVolumeRequest{
 			Name: name, CapacityRange: &csi.CapacityRange{RequiredBytes: size}, VolumeCapabilities: []*csi.VolumeCapability{access}, VolumeContentSource: from,
 		})
+		sets.made(made.GetVolume().GetVolumeId())
 		return err
 	})
 	return v
@@ -182,13 +199,15 @@ func (v *cutVolume) snapshot(name string, and facts) (id string) {
 	if v.fs == "ext4" && v.up {
 		v.unpublish()
 	}
-	id = cutID("snap", name)
-	sets := facts{}.volume(id, v.size, v.content)
+	named := cutID("snap", name)
+	sets := facts{}.volume(named, v.size, v.content)
 	for fact, value := range and {
-		sets[fact+" "+id] = value
+		sets[fact+" "+named] = value
 	}
 	v.call(cuts.Mark{Sets: sets}, func() error {
-		_, err := v.CreateSnapshot(v.t.Context(), &csi.CreateSnapshotRequest{Name: name, SourceVolumeId: v.id})
+		made, err := v.CreateSnapshot(v.t.Context(), &csi.CreateSnapshotRequest{Name: name, SourceVolumeId: v.id})
+		id = made.GetSnapshot().GetSnapshotId()
+		sets.made(id)
 		return err
 	})
 	return id
@@ -246,24 +265,30 @@ func (l *cutLoad) volumes(round string) {
 // group makes a snapshot of volumes at one moment.
 func (l *cutLoad) group(name string, volumes ...*cutVolume) (remove func()) {
 	l.t.Helper()
-	id, sets, sources, members := cutID("group", name), facts{}, []string(nil), []string(nil)
+	named, sets, sources, members := cutID("group", name), facts{}, []string(nil), []string(nil)
 	for _, v := range volumes {
 		if l.fs == "ext4" && v.up {
 			v.unpublish()
 		}
-		member := cutID(id, v.id)
+		member := cutID(named, v.id)
 		sources, members = append(sources, v.id), append(members, member)
 		sets.volume(member, v.size, v.content)
 	}
 	slices.Sort(members)
-	sets["group "+id] = strings.Join(members, " ")
+	sets["group "+named] = strings.Join(members, " ")
+	var id string
 	l.call(cuts.Mark{Sets: sets}, func() error {
-		_, err := l.CreateVolumeGroupSnapshot(l.t.Context(), &csi.CreateVolumeGroupSnapshotRequest{Name: name, SourceVolumeIds: sources})
+		made, err := l.CreateVolumeGroupSnapshot(l.t.Context(), &csi.CreateVolumeGroupSnapshotRequest{Name: name, SourceVolumeIds: sources})
+		id, members = made.GetGroupSnapshot().GetGroupSnapshotId(), nil
+		for _, one := range made.GetGroupSnapshot().GetSnapshots() {
+			members = append(members, one.GetSnapshotId())
+		}
+		sets.made(append(members, id)...)
 		return err
 	})
 	return func() {
 		l.t.Helper()
-		sets := facts{"group " + id: ""}.gone(members...)
+		sets := facts{"group " + named: "", "id " + named: ""}.gone(members...)
 		l.call(cuts.Mark{Sets: sets}, func() error {
 			_, err := l.DeleteVolumeGroupSnapshot(l.t.Context(), &csi.DeleteVolumeGroupSnapshotRequest{GroupSnapshotId: id, SnapshotIds: members})
 			return err
