@@ -1,6 +1,7 @@
 package deferral
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
@@ -253,7 +254,8 @@ func TestGrowthIsOnRecordFirst(t *testing.T) {
 		check.That(t, err == nil && rec.GrowTo == c.left, "after the end of a growth to %d: %d, %v", c.ended, rec.GrowTo, err)
 	}
 	s.said = nil
-	check.Must(t, os.RemoveAll(filepath.Join(s.b.cfg.StateDir, tmpDir))) // no record can be written
+	tmp := filepath.Join(s.b.cfg.StateDir, tmpDir)
+	check.Must(t, errors.Join(os.RemoveAll(tmp), os.WriteFile(tmp, nil, 0o600))) // no record can be written
 	s.wants(s.b.GrowAtMount(t.Context(), s.key, 2<<30), volume.Internal, "cannot be written")
 	s.saw()
 	s.fail["unguard"] = errStep
@@ -266,18 +268,20 @@ func TestGrowthIsOnRecordFirst(t *testing.T) {
 	}
 }
 
-// TestRemovalThatCannotBeRecorded does not begin: a restart would bring the volume back without its device.
+// TestRemovalThatCannotBeRecorded does not begin: a restart would bring the volume back without its device. A directory
+// that somebody removed is made again.
 func TestRemovalThatCannotBeRecorded(t *testing.T) {
 	s := newBench(t, plain)
 	s.published()
 	removing := filepath.Join(s.b.cfg.StateDir, removingDir)
-	check.Must(t, os.Remove(removing))
+	check.Must(t, errors.Join(os.Remove(removing), os.WriteFile(removing, nil, 0o600)))
 	_, err := s.b.Release(t.Context(), s.asked().Target)
 	s.wants(err, volume.Internal, "cannot be recorded")
 	s.saw("in-use claimed volumes", "free claimed volumes")
 	s.is("claimed volumes")
-	check.Must(t, os.Mkdir(removing, 0o700))
+	check.Must(t, os.Remove(removing))
 	check.Value(s.b.Release(t.Context(), s.asked().Target))(t)
+	s.saw("retract claimed removing", "unguard claimed removing", "free claimed removing", "leaving claimed removing")
 	s.is("")
 }
 

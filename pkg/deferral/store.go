@@ -122,7 +122,7 @@ func (s *store) put(r *record) error {
 
 func (s *store) write(v *volume.Volume, path string, raw []byte) error {
 	tmp := filepath.Join(s.dir, tmpDir, fmt.Sprintf("%s.%d", v.Key, s.serial.Add(1)))
-	err := sys.WriteNew(unix.AT_FDCWD, tmp, raw)
+	err := sys.InDir(filepath.Dir(tmp), func() error { return sys.WriteNew(unix.AT_FDCWD, tmp, raw) })
 	if err == nil {
 		if err = unix.Rename(tmp, path); err != nil {
 			_ = unix.Unlink(tmp)
@@ -137,8 +137,9 @@ func (s *store) write(v *volume.Volume, path string, raw []byte) error {
 // beginRemoval marks the volume as being removed. From now on a restart ends the removal
 // instead of restoring the volume.
 func (s *store) beginRemoval(key volume.Key) error {
-	err := unix.Rename(s.path(volumesDir, key), s.path(removingDir, key))
-	if errors.Is(err, unix.ENOENT) && errors.Is(unix.Access(s.path(volumesDir, key), unix.F_OK), unix.ENOENT) {
+	begun := s.path(removingDir, key)
+	err := sys.InDir(filepath.Dir(begun), func() error { return unix.Rename(s.path(volumesDir, key), begun) })
+	if errors.Is(err, unix.ENOENT) {
 		return nil // begun before
 	}
 	if err != nil {

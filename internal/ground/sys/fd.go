@@ -159,6 +159,18 @@ func WriteNew(dir int, name string, raw []byte) error {
 	return err
 }
 
+// InDir calls do, which puts something into dir. Where that fails because dir is missing, it makes dir and calls do
+// again: somebody may remove a directory of ours. ENOENT then means that what do moves there is missing.
+func InDir(dir string, do func() error) error {
+	err := do()
+	if errors.Is(err, unix.ENOENT) {
+		if err = os.MkdirAll(dir, 0o700); err == nil {
+			err = do()
+		}
+	}
+	return err
+}
+
 // ReadSmall reads a regular file of at most limit bytes, with as few system calls as
 // possible. It does not follow a symbolic link in the last component.
 func ReadSmall(path string, limit int64) ([]byte, error) {

@@ -120,13 +120,19 @@ func TestForeignEmptyDirectory(t *testing.T) {
 	check.Value(os.Stat(b.dir(v)))(t) // or a foreign directory was removed
 }
 
-func TestRootIsMadeAgain(t *testing.T) {
+// Somebody removes a directory that all volumes need.
+func TestDirectoriesAreMadeAgain(t *testing.T) {
 	b := newBench(t, kataemu.Go)
-	published(t, b, "a")
-	check.Must(t, os.RemoveAll(b.cfg.DirectVolumes))
 	v := published(t, b, "a")
-	_, exists := b.Projection(t, v)
-	check.Require(t, exists, "not published")
+	for _, gone := range []string{b.cfg.DirectVolumes, filepath.Join(b.dir(v), infoName)} {
+		check.Must(t, errors.Join(os.RemoveAll(gone), os.RemoveAll(b.cfg.TempDir)))
+		published(t, b, "a")
+		_, exists := b.Projection(t, v)
+		check.Require(t, exists, "not published")
+	}
+	check.Must(t, os.RemoveAll(b.cfg.TempDir))
+	check.Must(t, b.h.Retract(t.Context(), v))
+	check.Is(t, check.Err(os.Stat(b.dir(v))), os.ErrNotExist) // or a sandbox finds a device whose claim ends
 }
 
 func TestPlaces(t *testing.T) {

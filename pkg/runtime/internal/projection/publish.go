@@ -114,27 +114,24 @@ func (s *Store) publishNew(v *volume.Volume, dir string, raw []byte) (outcome, e
 	s.Bindings.Track(Entry{Volume: v, Owner: OwnedByUs})
 	_ = s.Watch.Add(v.Key, temp, OwnedByUs)
 	failpoint.Hit(t.Name + "-built")
-	err = unix.Renameat2(unix.AT_FDCWD, temp, unix.AT_FDCWD, t.Path(dir), unix.RENAME_NOREPLACE)
+	err = sys.InDir(t.Root, func() error {
+		return unix.Renameat2(unix.AT_FDCWD, temp, unix.AT_FDCWD, t.Path(dir), unix.RENAME_NOREPLACE)
+	})
 	if err == nil {
 		return written, nil
 	}
 	t.discard(temp)
 	s.forget(v.Key)
-	switch {
-	case errors.Is(err, unix.EEXIST):
+	if errors.Is(err, unix.EEXIST) || errors.Is(err, unix.ENOENT) {
 		return again, nil
-	case errors.Is(err, unix.ENOENT):
-		// Somebody removed the whole root: make it again.
-		return again, t.remake(v)
-	default:
-		return again, t.Error(v, "put in place", err)
 	}
+	return again, t.Error(v, "put in place", err)
 }
 
 // Build makes a directory of ours in Temp.
 func (t *Tree) Build(key volume.Key, raw []byte) (temp string, err error) {
 	temp = t.tempName()
-	if err := unix.Mkdir(temp, 0o700); err != nil {
+	if err := sys.InDir(t.Temp, func() error { return unix.Mkdir(temp, 0o700) }); err != nil {
 		return temp, err
 	}
 	failpoint.Hit(t.Name + "-directory-made")
@@ -155,7 +152,7 @@ func (t *Tree) rewrite(v *volume.Volume, dir string, raw []byte) (outcome, error
 		return asItWas, nil
 	}
 	temp := t.tempName()
-	if err := sys.WriteNew(unix.AT_FDCWD, temp, raw); err != nil {
+	if err := sys.InDir(t.Temp, func() error { return sys.WriteNew(unix.AT_FDCWD, temp, raw) }); err != nil {
 		return again, t.Error(v, "written", err)
 	}
 	failpoint.Hit(t.Name + "-rewritten")
@@ -172,7 +169,7 @@ func (t *Tree) rewrite(v *volume.Volume, dir string, raw []byte) (outcome, error
 // Remove removes a directory of ours with all files in it.
 func (t *Tree) Remove(v *volume.Volume, dir string) error {
 	temp := t.tempName()
-	if err := unix.Rename(t.Path(dir), temp); err != nil {
+	if err := sys.InDir(t.Temp, func() error { return unix.Rename(t.Path(dir), temp) }); err != nil {
 		if errors.Is(err, unix.ENOENT) {
 			return nil
 		}
@@ -195,15 +192,6 @@ func (t *Tree) discard(temp string) {
 	if err != nil {
 		t.Log.Warn("a leftover directory cannot be removed", zap.String("path", temp), zap.Error(err))
 	}
-}
-
-func (t *Tree) remake(v *volume.Volume) error {
-	for _, dir := range []string{t.Root, t.Temp} {
-		if err := os.MkdirAll(dir, 0o700); err != nil {
-			return t.Error(v, "put in place", err)
-		}
-	}
-	return nil
 }
 
 // Error is the error if something could not be done with a volume's directory. verb is the
