@@ -203,14 +203,14 @@ func (c Config) removeIfAbandoned(id string) error {
 	return dir.remove()
 }
 
-// end has the supervisor end the sandbox. It fails within a second if the supervisor has ended or hangs.
+// end has the supervisor end the sandbox. It fails within five seconds if the supervisor has ended or hangs.
 func (d sandboxDir) end() error {
 	s, err := d.dial()
 	if err != nil {
 		return err
 	}
 	defer func() { _ = s.rpc.Close() }()
-	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
 	_, err = s.EndSandbox(ctx, new(wire.EndSandboxRequest))
 	return err

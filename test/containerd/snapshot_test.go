@@ -14,7 +14,7 @@ import (
 func TestSnapshotsInASandbox(t *testing.T) {
 	r := layOut(t)
 	images := rig.Pool(t, "xfs", rig.Disk(t, 8<<30, "xfs")) // which shares data, so that volumes in use have snapshots
-	driver := csivolume.Start(t, r.d, "--data-dir", images)
+	driver := csivolume.Start(t, r.d, "--data-dir", images, "--freeze-limit", "60s")
 	for _, fs := range filesystems {
 		v := driver.Create(t, "pv-"+fs, fs, diskSize)
 		v.Publish()

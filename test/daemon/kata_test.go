@@ -106,6 +106,6 @@ func TestErrorsOnRecordAreShown(t *testing.T) {
 			check.Eventually(t, "the log says so when it left", func() bool { return strings.Contains(d.Log(), "given back with errors on record") })
 		}
 	}
-	metrics := check.Value(d.HTTP("/metrics"))(t)
-	check.That(t, strings.Contains(metrics, "crust_proxy_volumes_left_with_errors_total{"), "the metric of volumes that left with errors is not there")
+	left := metric(t, d, `crust_proxy_volumes_left_with_errors_total{driver="disk.example.com",handler="kata"}`)
+	check.That(t, left == 1, "%v volumes are counted that left with errors", left)
 }

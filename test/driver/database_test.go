@@ -65,7 +65,7 @@ func (w *writer) snapshots(v *volume) (all []snapshots.Moment) {
 func TestSnapshotsOfADatabase(t *testing.T) {
 	for _, fs := range []string{"ext4", "xfs", "btrfs"} {
 		t.Run(fs, func(t *testing.T) {
-			r := newDriverOn(t, "xfs", false)
+			r := newDriverOn(t, "xfs", false, aMinute...)
 			v := r.volume("v", rig.MountAccess(fs))
 			v.up()
 			w := startWriter(t, v.target, v.target, true, 0)

@@ -86,7 +86,7 @@ func TestSnapshotAfterACrash(t *testing.T) {
 // TestKilledWhileFrozen kills the driver between freeze and thaw: the filesystem goes on,
 // and the same call makes the snapshot.
 func TestKilledWhileFrozen(t *testing.T) {
-	r := newDriverOn(t, "xfs", false)
+	r := newDriverOn(t, "xfs", false, "--freeze-limit", "8s")
 	v := r.volume("v", rig.MountAccess("ext4"))
 	v.up()
 	for _, point := range []string{"driver-frozen", "driver-taken"} {

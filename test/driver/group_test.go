@@ -52,7 +52,7 @@ func (r *testDriver) removeGroup(id string, members ...string) error {
 func TestGroupSnapshots(t *testing.T) {
 	for _, c := range rig.Sample([]struct{ pool, fs string }{{"btrfs", "xfs"}, {"xfs", "ext4"}, {"xfs", "btrfs"}}, 3) {
 		t.Run(c.fs+" on "+c.pool, func(t *testing.T) {
-			r := newDriverOn(t, c.pool, false)
+			r := newDriverOn(t, c.pool, false, aMinute...)
 			a, b, idle := r.volume("a", rig.MountAccess(c.fs)), r.volume("b", rig.MountAccess("ext4")), r.volume("idle", rig.MountAccess("ext4"))
 			a.up()
 			b.up()
@@ -123,14 +123,14 @@ func TestGroupErrors(t *testing.T) {
 // TestGroupIsOfOneMoment: of two volumes that cannot be frozen there is no group, and of two
 // that were frozen for a part of the time neither. With one of them there is.
 func TestGroupIsOfOneMoment(t *testing.T) {
-	r := newDriverOn(t, "xfs", false, "--freeze-limit", "1s")
+	r := newDriverOn(t, "xfs", false, "--freeze-limit", "5s")
 	fs, more, device, other := r.volume("fs", rig.MountAccess("ext4")), r.volume("more", rig.MountAccess("ext4")), r.volume("device", rig.BlockAccess()), r.volume("other", rig.BlockAccess())
 	all := []*volume{fs, more, device, other}
 	for _, v := range all {
 		v.up()
 	}
 	check.Code(t, check.Err(r.group("g", fs, device, other)), codes.FailedPrecondition)
-	r.restart("CRUST_FAILPOINTS=driver-taken=sleep:3s")
+	r.restart("CRUST_FAILPOINTS=driver-taken=sleep:7s")
 	check.Code(t, check.Err(r.group("g", fs, more)), codes.Aborted)
 	r.restart()
 	r.wantVolumes(len(all))

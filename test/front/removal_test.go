@@ -53,6 +53,7 @@ func TestFrontIsNotRemovedUnderItsVolumes(t *testing.T) {
 func notRemoved(n *node, native bool) {
 	t := n.t
 	withFront := n.Extra
+	check.Eventually(t, "kubelet is offered the driver", func() bool { return check.Err(os.Stat(n.registration())) == nil })
 	n.wantRemovable(1, []string{"1 CSI driver(s) are behind the front: " + driverName})
 	v := n.create("pv-1", "ext4", 16*mib)
 	check.Must(t, n.stage(v))

@@ -314,7 +314,7 @@ func proxyLayer(t *testing.T) []byte {
 	for _, name := range []string{"crust-proxy", "crustctl", "crust-runc", "crust-runc-agent"} {
 		files["usr/bin/"+name] = rig.Program(t, name)
 	}
-	for _, name := range []string{"blkid", "mkfs.ext4", "mkfs.xfs", "sh", "cp", "mv", "chmod"} {
+	for _, name := range []string{"blkid", "mkfs.ext4", "mkfs.xfs", "sh", "busybox", "cp", "mv", "rm", "chmod"} {
 		files["bin/"+name] = lookUp(t, name)
 	}
 	for _, program := range slices.Collect(maps.Values(files)) {

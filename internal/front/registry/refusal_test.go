@@ -126,7 +126,7 @@ func TestRegistrarHearsOfADriverThatStaysAway(t *testing.T) {
 // TestNodeGetInfoHasAsLongAsWithKubelet: some drivers ask their array first.
 func TestNodeGetInfoHasAsLongAsWithKubelet(t *testing.T) {
 	t.Parallel()
-	w := runningWith(t, func(w *world) { w.times.call = 2 * time.Second })
+	w := runningWith(t, func(w *world) { w.times.call = 5 * time.Second })
 	d := w.driver(name, "driver.sock")
 	answers := make(chan struct{})
 	d.Hang.Store(&answers)
