@@ -1,6 +1,7 @@
 package handler
 
 import (
+	"bytes"
 	"cmp"
 	"encoding/json"
 	"errors"
@@ -14,18 +15,31 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 )
 
+// errUnknownKey is that of a configuration that is read, but for a key that a newer version may know.
+var errUnknownKey = errors.New("unknown key")
+
+// Tolerate returns an error of ReadConfig unless all that is wrong is a key that is not known. Only what makes a container
+// is refused then: after a rollback those that there are have to end, and their volumes.
+func Tolerate(err error) error {
+	if errors.Is(err, errUnknownKey) {
+		return nil
+	}
+	return err
+}
+
 // ReadConfig reads a JSON file into a configuration that holds the defaults: the named file,
-// or else the usual one, which may be missing. Unknown keys are errors.
+// or else the usual one, which may be missing. Unknown keys are errors, after all others.
 func ReadConfig(named, usual string, into any) (file string, err error) {
 	if file = named; file == "" {
 		file = usual
 	}
-	f, err := os.Open(file) //nolint:gosec // whoever starts us says which
+	raw, err := os.ReadFile(file) //nolint:gosec // whoever starts us says which
 	switch {
 	case err == nil:
-		defer func() { _ = f.Close() }()
-		if err := decodeOne(f, into); err != nil {
-			return file, fmt.Errorf("the configuration %s cannot be read: %w", file, err)
+		for _, strict := range []bool{false, true} {
+			if err := decodeOne(raw, strict, into); err != nil {
+				return file, fmt.Errorf("the configuration %s cannot be read: %w", file, err)
+			}
 		}
 	case errors.Is(err, fs.ErrNotExist) && named == "":
 	default:
@@ -35,9 +49,11 @@ func ReadConfig(named, usual string, into any) (file string, err error) {
 }
 
 // decodeOne reads a JSON object that has nothing after it.
-func decodeOne(from io.Reader, into any) error {
-	dec := json.NewDecoder(from)
-	dec.DisallowUnknownFields()
+func decodeOne(raw []byte, strict bool, into any) error {
+	dec := json.NewDecoder(bytes.NewReader(raw))
+	if strict {
+		dec.DisallowUnknownFields()
+	}
 	err := dec.Decode(into)
 	if errors.Is(err, io.EOF) {
 		return errors.New("it is empty; {} leaves all keys at their defaults")
@@ -55,7 +71,7 @@ func decodeOne(from io.Reader, into any) error {
 func inTermsOfTheFile(err error) error {
 	text := err.Error()
 	if key, unknown := strings.CutPrefix(text, "json: unknown field "); unknown {
-		return fmt.Errorf("%s: unknown key", strings.Trim(key, `"`))
+		return fmt.Errorf("%s: %w", strings.Trim(key, `"`), errUnknownKey)
 	}
 	wrong, ok := errors.AsType[*json.UnmarshalTypeError](err)
 	switch {

@@ -32,6 +32,10 @@ func Main(args []string, stdout, stderr io.Writer) int {
 	in := handler.ParseArgs(args[1:])
 	report := handler.Reporter{Name: name, In: in, Stderr: stderr}
 	cfg, err := LoadConfig(os.Getenv)
+	creates := slices.Contains([]string{"create", "run", "restore"}, in.Command) // runc sets up mounts
+	if !creates {
+		err = handler.Tolerate(err)
+	}
 	if err != nil {
 		report.Fail(err)
 		return 1
@@ -44,7 +48,7 @@ func Main(args []string, stdout, stderr io.Writer) int {
 	if slices.Equal(args[1:], []string{"--version"}) {
 		return printVersions(path, stdout, stderr)
 	}
-	if slices.Contains([]string{"create", "run", "restore"}, in.Command) { // runc sets up mounts
+	if creates {
 		c := &creator{cfg: cfg, runtime: path, in: in, report: report}
 		if err := c.prepare(); err != nil {
 			report.Fail(err)
@@ -88,7 +92,7 @@ func crustMain(args []string, stdout, stderr io.Writer) int {
 		Config: defaultConfig + ", or the file that " + configVariable + " names",
 		Open: func() (handler.Volumes, string, error) {
 			cfg, err := LoadConfig(os.Getenv)
-			return OpenVolumes(cfg), cfg.Program, err
+			return OpenVolumes(cfg), cfg.Program, handler.Tolerate(err)
 		},
 	}.Main(args, stdout, stderr)
 }
@@ -115,14 +119,17 @@ const (
 	defaultConfig  = "/etc/crust-proxy/crust-runc.json"
 )
 
-// LoadConfig reads the configuration. Unknown keys are errors.
+// LoadConfig reads the configuration. Its error for an unknown key may be tolerated.
 func LoadConfig(getenv func(string) string) (Config, error) {
 	cfg := Config{Root: abi.DefaultRoot, StateDir: "/run/crust-runc", Agent: true}
 	file, err := handler.ReadConfig(getenv(configVariable), defaultConfig, &cfg)
-	if err != nil {
+	if handler.Tolerate(err) != nil {
 		return Config{}, err
 	}
-	return cfg, cfg.complete(file)
+	if wrong := cfg.complete(file); wrong != nil {
+		err = wrong
+	}
+	return cfg, err
 }
 
 func (c *Config) complete(file string) (err error) {

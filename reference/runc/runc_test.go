@@ -168,7 +168,7 @@ func TestFeaturesHaveALinuxSection(t *testing.T) {
 func crust(t *testing.T, root string, args ...string) (status int, stdout, stderr string) {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "c.json")
-	raw := check.Value(json.Marshal(map[string]any{"root": root, "stateDir": filepath.Join(filepath.Dir(root), "state")}))(t)
+	raw := check.Value(json.Marshal(map[string]any{"root": root, "stateDir": filepath.Join(filepath.Dir(root), "state"), "ofANewerVersion": true}))(t)
 	check.Must(t, os.WriteFile(file, raw, 0o600))
 	t.Setenv(configVariable, file)
 	var out, told bytes.Buffer

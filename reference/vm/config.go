@@ -71,11 +71,14 @@ func LoadConfig(getenv func(string) string) (Config, error) {
 		}
 	}
 	file, err := handler.ReadConfig(getenv(configVariable), defaultConfig, &cfg)
-	if err != nil {
+	if handler.Tolerate(err) != nil {
 		return Config{}, err
 	}
 	cfg.file = file
-	return cfg, cfg.complete()
+	if wrong := cfg.complete(); wrong != nil {
+		err = wrong
+	}
+	return cfg, err
 }
 
 func (c *Config) complete() (err error) {

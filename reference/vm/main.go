@@ -41,6 +41,9 @@ func Main(args []string, stdout, stderr io.Writer) int {
 		return 0
 	}
 	cfg, err := LoadConfig(os.Getenv)
+	if in.Command != "create" {
+		err = handler.Tolerate(err)
+	}
 	if err != nil {
 		report.Fail(err)
 		return 1
@@ -63,7 +66,7 @@ var volumeCommands = handler.CLI{
 	Config: defaultConfig + ", or the file that " + configVariable + " names",
 	Open: func() (handler.Volumes, string, error) {
 		cfg, err := LoadConfig(os.Getenv)
-		return supervisorVolumes{cfg}, cfg.Program, err
+		return supervisorVolumes{cfg}, cfg.Program, handler.Tolerate(err)
 	},
 }
 

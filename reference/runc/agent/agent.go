@@ -21,6 +21,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/ground/peercred"
 	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
+	"github.com/crust-proxy/crust-proxy/reference/handler"
 	"github.com/crust-proxy/crust-proxy/reference/handler/serve"
 	"github.com/crust-proxy/crust-proxy/reference/process"
 	"github.com/crust-proxy/crust-proxy/reference/runc"
@@ -99,7 +100,7 @@ func Main(args []string, stdout, stderr io.Writer) int {
 		runtime.GOMAXPROCS(1)
 	}
 	cfg, err := runc.LoadConfig(os.Getenv)
-	if err == nil {
+	if err = handler.Tolerate(err); err == nil {
 		err = Run(cfg)
 	}
 	if err != nil {
