@@ -14,7 +14,9 @@ units="crust-proxy.service $sockets"
 # Beside another daemon, such as a DaemonSet's, nothing is enabled either: at the next boot this one would be first,
 # and kubelet would lose the drivers behind the other.
 other=no
-[ "$first" = no ] || [ ! -e /run/crust-proxy/daemon.lock ] || flock --nonblock /run/crust-proxy/daemon.lock true || other=yes
+for lock in /run/crust-proxy/daemon.lock /var/lib/kubelet/crust-proxy/daemon.lock; do
+	[ "$first" = no ] || [ ! -e $lock ] || flock --nonblock $lock true || other=yes
+done
 
 # What an operator has masked is neither enabled nor started.
 managed=no

@@ -4,8 +4,10 @@ set -e
 
 case "$1" in
 purge)
-	# dpkg removed config.yaml; what an operator put beside it goes too.
-	rm -rf /etc/crust-proxy /var/lib/crust-proxy
+	# dpkg removed config.yaml; what an operator put beside it goes too, but not what the runtimes read, which may stay.
+	rm -rf /var/lib/crust-proxy
+	find /etc/crust-proxy -depth -mindepth 1 ! -name 'crust-*.json' -delete 2>/dev/null || true
+	rmdir /etc/crust-proxy 2>/dev/null || true
 	;;
 # Nothing is behind what it ran with, by which an empty file would start with the front after the next install.
 remove) [ -n "${CRUST_PROXY_ABANDON_VOLUMES:-}" ] || rm -f /var/lib/crust-proxy/accepted.yaml ;;

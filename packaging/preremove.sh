@@ -9,8 +9,9 @@ esac
 
 units="crust-proxy-runtime.socket crust-proxy-admin.socket crust-proxy.service"
 
-# Beside another daemon, such as a DaemonSet's, all volumes are in its care.
-if [ -d /run/systemd/system ] && [ -e /run/crust-proxy/daemon.lock ] && ! flock --nonblock /run/crust-proxy/daemon.lock true; then
+# Beside another daemon, such as a DaemonSet's, all volumes are in its care. Its run directory may be another one.
+held() { [ -e "$1" ] && ! flock --nonblock "$1" true; }
+if [ -d /run/systemd/system ] && { held /run/crust-proxy/daemon.lock || held /var/lib/kubelet/crust-proxy/daemon.lock; }; then
 	case $(systemctl is-active crust-proxy.service) in
 	inactive | failed)
 		systemctl disable --now $units

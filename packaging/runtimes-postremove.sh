@@ -13,3 +13,6 @@ rmdir /sys/fs/cgroup/crust-runc /sys/fs/cgroup/*/crust-runc 2>/dev/null || true
 # What crust-vm has made of the guest's kernel; a sandbox's directory stays.
 rm -rf /run/crust-vm/.cache
 rmdir /run/crust-vm 2>/dev/null || true
+
+[ "$1" != purge ] || rm -f /etc/crust-proxy/crust-runc.json /etc/crust-proxy/crust-vm.json
+[ "$1" != purge ] || rmdir /etc/crust-proxy 2>/dev/null || true

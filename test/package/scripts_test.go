@@ -52,6 +52,17 @@ $scripts/preremove.sh remove
 $scripts/postremove.sh remove
 [ -d /run/crust-proxy/state/tmp ] && [ -e /run/crust-proxy/daemon.lock ]`, is("inactive"))
 	check.That(t, err == nil && strings.Contains(said, "systemctl disable --now crust-proxy-runtime.socket"), "the directory of the other daemon was cleared, or a unit stays: %v\n%s", err, said)
+	said, err = onNode(t, "", `mkdir -p /var/lib/kubelet/crust-proxy
+exec 9>/var/lib/kubelet/crust-proxy/daemon.lock
+flock 9
+$scripts/preremove.sh remove`, is("inactive"))
+	check.That(t, err == nil && strings.Contains(said, "systemctl disable --now"), "the other daemon has a run directory of its own: %v\n%s", err, said)
+	said, err = onNode(t, "", `: >/etc/crust-proxy/crust-vm.json
+$scripts/postremove.sh purge
+ls /etc/crust-proxy
+$scripts/runtimes-postremove.sh purge
+[ ! -e /etc/crust-proxy ]`)
+	check.That(t, err == nil && strings.Contains(said, "crust-vm.json\n") && !strings.Contains(said, "config.yaml"), "a purge beside the runtimes, and of them: %v\n%s", err, said)
 	said, err = onNode(t, "", directory+"mkdir -p /var/lib/crust-proxy; : >/var/lib/crust-proxy/accepted.yaml; $scripts/postremove.sh remove; [ ! -e /run/crust-proxy ] && [ ! -e /var/lib/crust-proxy/accepted.yaml ]")
 	check.That(t, err == nil, "without another daemon the directory, or the accepted configuration, was left: %v\n%s", err, said)
 }
@@ -88,21 +99,23 @@ func TestFirstInstall(t *testing.T) {
 		offline = "rmdir /run/systemd/system\n"
 		start   = "systemctl start --no-block crust-proxy.service\n"
 		locked  = "mkdir /run/crust-proxy; exec 9>/run/crust-proxy/daemon.lock; flock 9\n"
+		apart   = "mkdir -p /var/lib/kubelet/crust-proxy; exec 9>/var/lib/kubelet/crust-proxy/daemon.lock; flock 9\n"
 	)
 	online := "systemctl enable " + all + "\nsystemctl daemon-reload\n"
 	started := online + "systemctl start crust-proxy-runtime.socket crust-proxy-admin.socket\n" + start
 	for what, c := range map[string]struct{ config, commands, atCall, want string }{
-		"dpkg":                    {"", "$scripts/postinstall.sh configure ''", "", started},
-		"rpm":                     {"", "$scripts/postinstall.sh 1", "", started},
-		"again, without a purge":  {"", mark + "$scripts/postinstall.sh configure 1.0; " + marked, "", started},
-		"a bad configuration":     {"no-such-key: 1", "$scripts/postinstall.sh 1", "", strings.TrimSuffix(started, start)},
-		"an image":                {"", offline + "$scripts/postinstall.sh 1", "", "systemctl enable " + all + "\n"},
-		"an image's removal":      {"", offline + "$scripts/preremove.sh 0", "", "systemctl disable --quiet crust-proxy-runtime.socket crust-proxy-admin.socket crust-proxy.service\n"},
-		"an image's upgrade":      {"", offline + "$scripts/postinstall.sh configure 1.0", "", ""},
-		"another daemon runs":     {"", locked + "$scripts/postinstall.sh 1", "", "systemctl daemon-reload\ncrust-proxy: another daemon"},
-		"a masked unit":           {"", "$scripts/postinstall.sh 1", "[ $1 != is-enabled ] || echo masked", "systemctl daemon-reload\n"},
-		"an upgrade of a masked":  {"", "$scripts/postinstall.sh 2", "[ $1 != is-enabled ] || echo masked-runtime", "systemctl daemon-reload\n"},
-		"units cannot be enabled": {"", mark + "$scripts/postinstall.sh configure 1.0 || " + marked, "[ $1 != enable ] || exit 1", "marked\n"},
+		"dpkg":                       {"", "$scripts/postinstall.sh configure ''", "", started},
+		"rpm":                        {"", "$scripts/postinstall.sh 1", "", started},
+		"again, without a purge":     {"", mark + "$scripts/postinstall.sh configure 1.0; " + marked, "", started},
+		"a bad configuration":        {"no-such-key: 1", "$scripts/postinstall.sh 1", "", strings.TrimSuffix(started, start)},
+		"an image":                   {"", offline + "$scripts/postinstall.sh 1", "", "systemctl enable " + all + "\n"},
+		"an image's removal":         {"", offline + "$scripts/preremove.sh 0", "", "systemctl disable --quiet crust-proxy-runtime.socket crust-proxy-admin.socket crust-proxy.service\n"},
+		"an image's upgrade":         {"", offline + "$scripts/postinstall.sh configure 1.0", "", ""},
+		"another daemon runs":        {"", locked + "$scripts/postinstall.sh 1", "", "systemctl daemon-reload\ncrust-proxy: another daemon"},
+		"with its own run directory": {"", apart + "$scripts/postinstall.sh 1", "", "systemctl daemon-reload\ncrust-proxy: another daemon"},
+		"a masked unit":              {"", "$scripts/postinstall.sh 1", "[ $1 != is-enabled ] || echo masked", "systemctl daemon-reload\n"},
+		"an upgrade of a masked":     {"", "$scripts/postinstall.sh 2", "[ $1 != is-enabled ] || echo masked-runtime", "systemctl daemon-reload\n"},
+		"units cannot be enabled":    {"", mark + "$scripts/postinstall.sh configure 1.0 || " + marked, "[ $1 != enable ] || exit 1", "marked\n"},
 	} {
 		said, err := onNode(t, c.config, c.commands, "atCall="+c.atCall)
 		check.That(t, err == nil && strings.HasPrefix(said, c.want) && strings.Contains(said, start) == strings.Contains(c.want, start) && strings.Contains(said, "marked\n") == (c.want == "marked\n") && (c.want != "" || said == ""),
