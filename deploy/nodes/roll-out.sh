@@ -53,6 +53,9 @@ for node; do
 	fi
 	$ssh "$node" "rm -rf $dir" || failed "$node" "$dir cannot be removed"
 	$ssh "$node" "crustctl doctor --quiet --wait ${WAIT:-2m}" || failed "$node" "crustctl doctor finds errors"
+	# A package whose daemon cannot start with the configuration leaves the one before it running.
+	$ssh "$node" '[ "$(crustctl version | awk "NR < 3 { print \$2 }" | uniq | wc -l)" = 1 ]' ||
+		failed "$node" "another version than the installed one runs"
 	echo "$node: installed and healthy"
 	sleep "${PAUSE:-0}"
 done

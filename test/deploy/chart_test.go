@@ -174,6 +174,7 @@ func TestWrongValuesAreRefused(t *testing.T) {
 		"no authority":                      {metadata("tls.secretName=tls"), "caCert"},
 		"a certificate's name for its text": {metadata("tls.secretName=tls", "tls.caCert=ca.crt"), "caCert"},
 		"the API server's audience":         {metadata("audience=https://kubernetes.default.svc"), "audience"},
+		"a daemon beside the one before":    {[]string{"--set=daemonset.updateStrategy.rollingUpdate.maxSurge=1"}, "maxSurge"},
 		"a class with quote":                {[]string{"--set-json", `runtimeClasses=[{"name":"x'","handler":"x"}]`}, "name"},
 	} {
 		args := append([]string{"template", "crust-proxy", render.Chart(), "--kube-version=" + render.KubeVersion}, wrong.args...)

@@ -58,9 +58,11 @@ func TestRollOutAsks(t *testing.T) {
 	check.Must(t, os.WriteFile(dir+"/ssh", []byte(note+`case $2 in
 mktemp*) echo ${MADE:-/var/tmp/crust-proxy.a1B2c3D4} ;;
 *"$REFUSE"*) exit 1 ;;
+*version*) PATH=`+dir+`:$PATH exec sh -c "$2" ;;
 esac
 `), 0o755)) //nolint:gosec // a program
-	check.Must(t, os.WriteFile(dir+"/scp", []byte(note), 0o755)) //nolint:gosec // a program
+	check.Must(t, os.WriteFile(dir+"/crustctl", []byte("#!/bin/sh\nprintf 'crustctl     1\ncrust-proxy  %s\n' ${RUNS:-1}\n"), 0o755)) //nolint:gosec // a program
+	check.Must(t, os.WriteFile(dir+"/scp", []byte(note), 0o755))                                                                      //nolint:gosec // a program
 	ask := func(env ...string) (said, asked string) {
 		check.Must(t, os.WriteFile(dir+"/asked", nil, 0o600))
 		cmd := exec.Command(repository(t)+"/deploy/nodes/roll-out.sh", "new.rpm", "new.yaml", "--", "a")
@@ -76,6 +78,8 @@ esac
 		said, asked = ask("REFUSE=" + refused)
 		check.That(t, strings.Contains(said, want) && strings.HasSuffix(asked, removes), "%s: %s%s", refused, said, asked)
 	}
+	said, _ = ask("RUNS=2")
+	check.That(t, strings.Contains(said, "another version than the installed one"), "another version runs: %s", said)
 	said, asked = ask("MADE=/etc")
 	check.That(t, strings.Contains(said, "no directory") && !strings.Contains(asked, "rm"), "%s%s", said, asked)
 }

@@ -56,6 +56,9 @@ func TestLocalChecksRunWithTheDaemonDown(t *testing.T) {
 	down := Daemon{Err: errors.New("connection refused"), Advice: "start it"}
 	report := Run(t.Context(), tr.node, down)
 	check.That(t, report.Count(Error) == 1, "who does not answer and may listen is to be ended: %+v", report.Findings)
+	report = Run(t.Context(), tr.node, Daemon{Node: &adminv1.GetNodeResponse{Version: "v0"}})
+	check.That(t, strings.Contains(report.Findings[0].Seen, "crust-proxy v0 answers") && report.Findings[0].Severity == Warn,
+		"a daemon of another version is %+v", report.Findings[0])
 	known := down
 	known.Node = &adminv1.GetNodeResponse{Findings: []string{"no xfs"}}
 	report = Run(t.Context(), tr.node, known)

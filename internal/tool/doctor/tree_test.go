@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/crust-proxy/crust-proxy/internal/front/policy"
+	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
@@ -114,7 +115,7 @@ func (tr tree) mount(id, at, fstype, source string) {
 func idOf(target string) string { return string(volume.KeyOf(target)) }
 
 func healthyDaemon() Daemon {
-	return Daemon{Node: &adminv1.GetNodeResponse{Version: "v1"}, Handlers: []*adminv1.Handler{{Name: "kata", Healthy: true}}}
+	return Daemon{Node: &adminv1.GetNodeResponse{Version: sys.Version()}, Handlers: []*adminv1.Handler{{Name: "kata", Healthy: true}}}
 }
 
 func withVolume(state adminv1.VolumeState, lastError string) Daemon {
