@@ -2,7 +2,6 @@ package conformance
 
 import (
 	"errors"
-	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -40,9 +39,7 @@ func runReadOnly(t *trial, s *suite) {
 	}, "ro-recursive")
 	s.check(t, "ro-group", func(t *trial) {
 		for path, is := range asked[map[string]seen](t, c, "look", "/data", "/data/greeting") {
-			if is.GID == podGroup {
-				t.must(fmt.Errorf("%s of the read-only volume is %v", path, is))
-			}
+			t.that(is.GID != podGroup, "%s of the read-only volume is %v", path, is)
 		}
 	}, "ro-volume")
 	s.check(t, "ro-sub", func(t *trial) { f.refusesSub(t, "missing") }, "ro-volume")
@@ -51,33 +48,26 @@ func runReadOnly(t *trial, s *suite) {
 // reads fails unless the container can read the file and cannot write to it.
 func reads(t *trial, c *container, name, content string) {
 	t.wantText(c, "/data/"+name, "what it reads", content)
-	if _, err := c.exec(t.ctx, "write", "/data/"+name, "more"); err == nil {
-		t.must(errors.New("the container can write where it may only read"))
-	}
+	_, err := c.exec(t.ctx, "write", "/data/"+name, "more")
+	t.that(err != nil, "the container can write where it may only read")
 }
 
-// runUsers asks for what a pod with a user namespace needs.
+// runUsers asks for what a pod with a user namespace needs. It fails if a container is created
+// whose mount has other owners than its mappings ask for.
 func runUsers(t *trial, s *suite) {
 	f := newFixture(t, s.node, s.node.podUID())
-	s.check(t, "users-mapped", f.mapsOwners, "mount-inside")
+	s.check(t, "users-mapped", func(t *trial) {
+		const root = 200000
+		mapped := all(f.vol)
+		mapped.owners = []specs.LinuxIDMapping{{ContainerID: 0, HostID: root, Size: 65536}}
+		c := newContainer(s.node, "mapped")
+		if c.startsUnlessRefused(t, f.pod.containerSpec("mapped", []bind{mapped})) {
+			is := asked[map[string]seen](t, c, "look", "/data")["/data"]
+			t.that(is.UID == root && is.GID == root, "the volume's root is %v, and should belong to %d", is, root)
+		}
+	}, "mount-inside")
 }
 
-// mapsOwners fails if a container is created whose mount has other owners than its
-// mappings ask for.
-func (f *fixture) mapsOwners(t *trial) {
-	const root = 200000
-	mapped := all(f.vol)
-	mapped.owners = []specs.LinuxIDMapping{{ContainerID: 0, HostID: root, Size: 65536}}
-	c := newContainer(f.pod.n, "mapped")
-	if !c.startsUnlessRefused(t, f.pod.containerSpec("mapped", []bind{mapped})) {
-		return
-	}
-	if is := asked[map[string]seen](t, c, "look", "/data")["/data"]; is.UID != root || is.GID != root {
-		t.must(fmt.Errorf("the volume's root is %v, and should belong to %d", is, root))
-	}
-}
-
-// podGroup is the fsGroup.
 const podGroup = 4242
 
 // runGroup publishes a volume with an fsGroup, under both policies.
@@ -101,12 +91,12 @@ func runGroup(t *trial, s *suite) {
 		looks(t, c, map[string]seen{setIDFile: {Mode: unix.S_IFREG | 0o4775, GID: podGroup}})
 	}, "group-always")
 	s.check(t, "group-link", func(t *trial) {
-		notGiven(t, canary)
+		var st unix.Stat_t
+		t.must(unix.Stat(canary, &st))
+		t.that(st.Gid != podGroup, "the handler followed a link in the volume to %s of the host, and changed its group", canary)
 		looks(t, c, map[string]seen{linkFile: {Mode: unix.S_IFLNK | 0o777, GID: podGroup}})
 	}, "group-always")
-	s.check(t, "group-fixed", func(t *trial) {
-		looks(t, c, map[string]seen{fixedFile: {Mode: unix.S_IFREG | 0o600}})
-	}, "group-always")
+	s.check(t, "group-fixed", func(t *trial) { looks(t, c, map[string]seen{fixedFile: {Mode: unix.S_IFREG | 0o600}}) }, "group-always")
 	s.check(t, "group-match", func(t *trial) {
 		t.exec(c, "own", "/data/"+plainFile, "7", "8", "600")
 		c = inGroup(t, f, volume.GroupOnMismatch, c)
@@ -140,15 +130,6 @@ func looks(t *trial, c *container, wanted map[string]seen) {
 	}
 }
 
-// notGiven fails if a file of the host got the group through a link.
-func notGiven(t *trial, path string) {
-	var st unix.Stat_t
-	t.must(unix.Stat(path, &st))
-	if st.Gid == podGroup {
-		t.must(fmt.Errorf("the handler followed a link in the volume to %s of the host, and changed its group", path))
-	}
-}
-
 // runRefuse publishes volumes that no container may get.
 func runRefuse(t *trial, s *suite) {
 	f := newFixture(t, s.node, s.node.podUID())
@@ -168,9 +149,8 @@ func runRefuse(t *trial, s *suite) {
 	s.check(t, "refuse-option", func(t *trial) {
 		for _, option := range []string{"no-such-option=1", "bind", "loop", "rshared"} {
 			f.vol.publishOdd(t, func(info *abi.Info) { info.Options = []string{option} })
-			if err := try(t.ctx, f.refuses); err != nil {
-				t.must(fmt.Errorf("the option %q: %w", option, err))
-			}
+			err := try(t.ctx, f.refuses)
+			t.that(err == nil, "the option %q: %w", option, err)
 		}
 	})
 	t.must(f.vol.publishRaw([]byte(`{"volume-type":"block","device":`)))
@@ -179,7 +159,14 @@ func runRefuse(t *trial, s *suite) {
 	t.must(f.vol.publish())
 	s.check(t, "refuse-alone", func(t *trial) { refusesAlone(t, f) })
 	s.check(t, "refuse-sandbox", func(t *trial) { refusesSandboxes(t, f, other) })
-	s.check(t, "refuse-clean", func(t *trial) { isUntouched(t, f) })
+	s.check(t, "refuse-clean", func(t *trial) {
+		dir, err := f.vol.open()
+		t.must(err)
+		defer func() { _ = dir.Close() }()
+		ids, err := dir.Sandboxes()
+		t.that(err != nil || len(ids) == 0, "there are files named by sandboxes: %q", ids)
+		t.must(errors.Join(err, f.disk.free(), s.node.mounts.CheckNone()))
+	})
 	t.must(os.RemoveAll(f.vol.dir)) // the guard stays
 	s.check(t, "refuse-unpublished", f.refuses)
 	t.must(f.vol.publish())
@@ -212,21 +199,9 @@ func refusesSandboxes(t *trial, f *fixture, other *pod) {
 	} {
 		spec := f.pod.containerSpec("refused", []bind{all(f.vol)})
 		spec.Annotations[note[0]] = note[1]
-		if err := try(t.ctx, func(t *trial) { newContainer(f.pod.n, "refused").isRefused(t, spec) }); err != nil {
-			t.must(fmt.Errorf("%s: %w", what, err))
-		}
+		err := try(t.ctx, func(t *trial) { newContainer(f.pod.n, "refused").isRefused(t, spec) })
+		t.that(err == nil, "%s: %w", what, err)
 	}
-}
-
-func isUntouched(t *trial, f *fixture) {
-	dir, err := f.vol.open()
-	t.must(err)
-	defer func() { _ = dir.Close() }()
-	ids, err := dir.Sandboxes()
-	if err == nil && len(ids) > 0 {
-		err = fmt.Errorf("there are files named by sandboxes: %q", ids)
-	}
-	t.must(errors.Join(err, f.disk.free(), f.pod.n.mounts.CheckNone()))
 }
 
 func runSub(t *trial, s *suite) {
@@ -241,14 +216,25 @@ func runSub(t *trial, s *suite) {
 		t.must(os.MkdirAll(filepath.Join(f.vol.target, "logs"), 0o750))
 		shows(t, f, filepath.Join(f.vol.target, "logs"), "logs")
 	}, "sub-bound")
-	s.check(t, "sub-made", func(t *trial) { makesSub(t, f, main) }, "sub-bound")
+	s.check(t, "sub-made", func(t *trial) {
+		c := t.container(f.pod, "sub", bind{source: f.vol.bindSub(t, "new/deep"), at: "/data"})
+		t.exec(c, "write", "/data/here", "new")
+		t.wantText(main, "/data/new/deep/here", "what was written into the new sub-directory", "new")
+		for path, is := range asked[map[string]seen](t, main, "look", "/data/new", "/data/new/deep") {
+			t.that(is.UID == 0 && is.Mode&0o7777 == 0o751, "%s was made %v and should be root's with mode 751", path, is)
+		}
+	}, "sub-bound")
 	s.check(t, "sub-link", func(t *trial) {
 		f.refusesSub(t, "out")
 		f.refusesSub(t, "out/proc")
 	}, "sub-bound")
 	s.check(t, "sub-file", func(t *trial) { f.refusesSub(t, "plain-file") }, "sub-bound")
 	s.check(t, "sub-race", func(t *trial) { racesSub(t, f, main) }, "sub-bound")
-	s.check(t, "sub-deleted", func(t *trial) { refusesDeleted(t, f) }, "sub-bound")
+	s.check(t, "sub-deleted", func(t *trial) {
+		place := f.vol.bindSub(t, "short-lived")
+		t.must(unix.Rmdir(filepath.Join(f.vol.target, "short-lived")))
+		f.pod.refuses(t, bind{source: place, at: "/data"})
+	}, "sub-bound")
 }
 
 // oddName has characters that mountinfo escapes.
@@ -274,29 +260,9 @@ func plantSubs(t *trial, f *fixture) *container {
 // shows fails unless a container that mounts source sees only the sub-directory.
 func shows(t *trial, f *fixture, source, content string) {
 	c := t.container(f.pod, "sub", bind{source: source, at: "/data"})
-	if found := asked[[]string](t, c, "names", "/data"); !slices.Equal(found, []string{"here"}) {
-		t.must(fmt.Errorf("the container sees %q in the sub-directory and should see \"here\" alone", found))
-	}
+	found := asked[[]string](t, c, "names", "/data")
+	t.that(slices.Equal(found, []string{"here"}), "the container sees %q in the sub-directory and should see \"here\" alone", found)
 	t.wantText(c, "/data/here", "what is in the sub-directory", content)
-}
-
-// makesSub mounts a sub-directory that exists only in the guard.
-func makesSub(t *trial, f *fixture, main *container) {
-	c := t.container(f.pod, "sub", bind{source: f.vol.bindSub(t, "new/deep"), at: "/data"})
-	t.exec(c, "write", "/data/here", "new")
-	t.wantText(main, "/data/new/deep/here", "what was written into the new sub-directory", "new")
-	for path, is := range asked[map[string]seen](t, main, "look", "/data/new", "/data/new/deep") {
-		if is.UID != 0 || is.Mode&0o7777 != 0o751 {
-			t.must(fmt.Errorf("%s was made %v and should be root's with mode 751", path, is))
-		}
-	}
-}
-
-// refusesDeleted binds a sub-directory and removes it.
-func refusesDeleted(t *trial, f *fixture) {
-	place := f.vol.bindSub(t, "short-lived")
-	t.must(unix.Rmdir(filepath.Join(f.vol.target, "short-lived")))
-	f.pod.refuses(t, bind{source: place, at: "/data"})
 }
 
 // racesSub mounts a directory while the workload swaps it for a link.
@@ -316,10 +282,8 @@ func racesSub(t *trial, f *fixture, main *container) {
 // showsInside fails if a container sees something outside of the volume.
 func showsInside(t *trial, f *fixture, place string) {
 	c := newContainer(f.pod.n, "race")
-	if !c.startsUnlessRefused(t, f.pod.containerSpec("race", []bind{{source: place, at: "/data"}})) {
-		return
-	}
-	if found := asked[[]string](t, c, "names", "/data"); !slices.Equal(found, []string{"here"}) {
-		t.must(fmt.Errorf("the container sees %q, which is not in the directory", found))
+	if c.startsUnlessRefused(t, f.pod.containerSpec("race", []bind{{source: place, at: "/data"}})) {
+		found := asked[[]string](t, c, "names", "/data")
+		t.that(slices.Equal(found, []string{"here"}), "the container sees %q, which is not in the directory", found)
 	}
 }

@@ -19,9 +19,7 @@ import (
 )
 
 func runPlain(t *trial, s *suite) {
-	s.check(t, "plain-container", func(t *trial) {
-		startsPlain(t, newPod(t, s.node, s.node.podUID()))
-	})
+	s.check(t, "plain-container", func(t *trial) { startsPlain(t, newPod(t, s.node, s.node.podUID())) })
 }
 
 func startsPlain(t *trial, p *pod) {
@@ -44,7 +42,14 @@ func runVolume(t *trial, s *suite) {
 	s.check(t, "binding-files", func(t *trial) { f.vol.hasBinding(t, f.pod.sandbox.id) }, "mount-inside")
 	s.check(t, "binding-program", f.vol.namesProgram, "binding-files")
 	s.check(t, "binding-info", f.vol.infoIsWhole, "mount-inside")
-	s.check(t, "mount-shared", func(t *trial) { shares(t, f, main) }, "mount-inside")
+	s.check(t, "mount-shared", func(t *trial) {
+		const path = "/data/from-second"
+		second := f.container(t, "second")
+		t.exec(second, "write", path, "second")
+		t.wantText(main, path, "what the first container reads of the second one", "second")
+		first, other := asked[map[string]seen](t, main, "look", path), asked[map[string]seen](t, second, "look", path)
+		t.must(want("the file that the first container sees", first[path], other[path]))
+	}, "mount-inside")
 	s.check(t, "stats-true", func(t *trial) { t.must(f.statsAreTrue(t.ctx, main)) }, "binding-program")
 	s.check(t, "stats-sane", f.statsAreSane, "binding-program")
 	s.check(t, "cli-unknown", func(t *trial) {
@@ -54,17 +59,6 @@ func runVolume(t *trial, s *suite) {
 	s.check(t, "socket-same", func(t *trial) { t.must(f.vol.socketAnswers(t.ctx, f.pod.sandbox.id)) }, "stats-sane")
 	s.check(t, "socket-codes", func(t *trial) { t.must(f.vol.socketRefuses(t.ctx)) }, "stats-sane")
 	s.check(t, "mount-host", func(t *trial) { t.must(errors.Join(s.node.mounts.CheckNone(), f.vol.covered())) }, "mount-inside")
-}
-
-// shares fails unless a second container sees the same mount.
-func shares(t *trial, f *fixture, main *container) {
-	const path = "/data/from-second"
-	second := f.container(t, "second")
-	t.exec(second, "write", path, "second")
-	t.wantText(main, path, "what the first container reads of the second one", "second")
-	first := asked[map[string]seen](t, main, "look", path)
-	other := asked[map[string]seen](t, second, "look", path)
-	t.must(want("the file that the first container sees", first[path], other[path]))
 }
 
 // runKeys mounts volumes with more and fewer keys than our broker writes, in one pod.
@@ -88,7 +82,16 @@ func runMany(t *trial, s *suite) {
 	t.must(second.publish())
 	f := newFixture(t, s.node, uid)
 	s.check(t, "mount-killed", func(t *trial) { surviveKills(t, f) }, "mount-inside")
-	s.check(t, "mount-two", func(t *trial) { hasTwo(t, f, second) }, "mount-killed")
+	s.check(t, "mount-two", func(t *trial) {
+		place := f.vol.bindSub(t, "part")
+		c := t.container(f.pod, "two", all(f.vol), bind{source: second.target, at: "/other"}, bind{source: place, at: "/mnt"})
+		t.exec(c, "write", "/other/mark", "second")
+		t.exec(c, "write", "/mnt/mark", "part")
+		t.exec(c, "write", "/data/mark", "first")
+		for path, wanted := range map[string]string{"/data/mark": "first", "/other/mark": "second", "/mnt/mark": "part", "/data/part/mark": "part"} {
+			t.wantText(c, path, "what is in "+path, wanted)
+		}
+	}, "mount-killed")
 	s.check(t, "mount-options", func(t *trial) {
 		hasOptions(t, f, bind{source: second.target, at: "/data"})
 		hasOptions(t, f, bind{source: second.target, at: "/data", mode: "ro"})
@@ -120,18 +123,6 @@ func surviveKills(t *trial, f *fixture) {
 	seesFilesystem(t, c)
 }
 
-// hasTwo runs a container with both volumes and a sub-directory of the first one.
-func hasTwo(t *trial, f *fixture, second *testVolume) {
-	place := f.vol.bindSub(t, "part")
-	c := t.container(f.pod, "two", all(f.vol), bind{source: second.target, at: "/other"}, bind{source: place, at: "/mnt"})
-	t.exec(c, "write", "/other/mark", "second")
-	t.exec(c, "write", "/mnt/mark", "part")
-	t.exec(c, "write", "/data/mark", "first")
-	for path, wanted := range map[string]string{"/data/mark": "first", "/other/mark": "second", "/mnt/mark": "part", "/data/part/mark": "part"} {
-		t.wantText(c, path, "what is in "+path, wanted)
-	}
-}
-
 // mountOptions are options of the mount, which a runtime can lose when it binds the mount.
 var mountOptions = []string{"noatime", "nosuid", "nodev", "noexec"}
 
@@ -144,9 +135,7 @@ func hasOptions(t *trial, f *fixture, b bind) {
 		}
 	}
 	for _, option := range mountOptions {
-		if !slices.Contains(has, option) {
-			t.must(fmt.Errorf("the option %s is not among those of the mount: %s", option, has))
-		}
+		t.that(slices.Contains(has, option), "the option %s is not among those of the mount: %s", option, has)
 	}
 }
 
@@ -173,9 +162,8 @@ func runLife(t *trial, s *suite) {
 		c = f.container(t, "main")
 		seesFilesystem(t, c)
 		t.must(errors.Join(c.kill(t.ctx, unix.SIGKILL), c.remove(t.ctx)))
-		if _, err := f.vol.stats(t.ctx); err != nil {
-			t.must(fmt.Errorf("when the pod's only container had ended: %w", err))
-		}
+		_, err := f.vol.stats(t.ctx)
+		t.that(err == nil, "when the pod's only container had ended: %w", err)
 		c = f.container(t, "main")
 		t.exec(c, "read", "/data/greeting")
 	}, "mount-inside", "binding-program")

@@ -1,6 +1,7 @@
 package conformance
 
 import (
+	"bytes"
 	"context"
 	"debug/elf"
 	"errors"
@@ -279,20 +280,13 @@ func newDisk(t *trial, n *node) *disk {
 	t.must(unix.Fstat(int(hold.Fd()), &st))
 	d.major, d.minor = unix.Major(st.Rdev), unix.Minor(st.Rdev)
 	n.mounts.Add(d.names()...)
-	t.must(d.makeFilesystem(t.ctx, n.opts.FSType))
+	mkfs := exec.CommandContext(t.ctx, "mkfs."+n.opts.FSType, mkfsArguments(d.path, madeSize)[n.opts.FSType]...) //nolint:gosec // one of three
+	out, err := mkfs.CombinedOutput()
+	t.that(err == nil, "%s: %w: %s", mkfs, err, bytes.TrimSpace(out))
 	return d
 }
 
 func (d *disk) names() []string { return []string{d.path, fmt.Sprintf("%d:%d", d.major, d.minor)} }
-
-func (d *disk) makeFilesystem(ctx context.Context, fsType string) error {
-	args := mkfsArguments(d.path, madeSize)[fsType]
-	cmd := exec.CommandContext(ctx, "mkfs."+fsType, args...) //nolint:gosec // one of three
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("%s: %w: %s", cmd, err, strings.TrimSpace(string(out)))
-	}
-	return nil
-}
 
 // mkfsArguments are those of each filesystem's mkfs, for one of a size on a device.
 func mkfsArguments(device string, size int) map[string][]string {

@@ -2,8 +2,9 @@ package conformance
 
 import (
 	"context"
-	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"runtime"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
@@ -29,9 +30,8 @@ func all(v *testVolume) bind { return bind{source: v.target, at: "/data"} }
 
 func newPod(t *trial, n *node, uid string) *pod {
 	p := &pod{n: n, uid: uid, sandbox: newContainer(n, "sandbox")}
-	if err := p.sandbox.run(t.ctx, p.sandboxSpec()); err != nil {
-		t.must(fmt.Errorf("the sandbox: %w", err))
-	}
+	err := p.sandbox.run(t.ctx, p.sandboxSpec())
+	t.that(err == nil, "the sandbox: %w", err)
 	return p
 }
 
@@ -42,12 +42,8 @@ func (p *pod) refuses(t *trial, binds ...bind) {
 func (c *container) isRefused(t *trial, spec *specs.Spec) {
 	ended, err := c.create(t.ctx, spec)
 	t.must(err)
-	if ended.code == 0 {
-		t.must(errors.New("the runtime created the container; it should have refused it"))
-	}
-	if ended.stderr == "" {
-		t.must(fmt.Errorf("the runtime refused the container (status %d) and does not say why", ended.code))
-	}
+	t.that(ended.code != 0, "the runtime created the container; it should have refused it")
+	t.that(ended.stderr != "", "the runtime refused the container (status %d) and does not say why", ended.code)
 }
 
 // fixture is what most test cases begin with: a volume, and a sandbox of its pod.
@@ -63,9 +59,7 @@ func newFixture(t *trial, n *node, uid string) *fixture {
 	d := newDisk(t, n)
 	f := &fixture{disk: d, vol: newVolume(t, n, d, uid, "pv")}
 	err := try(t.ctx, func(t *trial) { f.pod = newPod(t, n, uid) })
-	if err != nil {
-		t.must(fmt.Errorf("%s cannot run a plain sandbox: %w", n.opts.Runtime, err))
-	}
+	t.that(err == nil, "%s cannot run a plain sandbox: %w", n.opts.Runtime, err)
 	return f
 }
 
@@ -84,7 +78,9 @@ func (f *fixture) restartPod(t *trial, containers ...*container) {
 		t.must(c.remove(t.ctx))
 	}
 	t.must(f.disk.waitFree(t.ctx))
-	f.vol.unbind(t)
+	for name := range f.vol.handlerFiles(t) {
+		t.must(os.Remove(filepath.Join(f.vol.dir, name)))
+	}
 	f.pod = newPod(t, f.pod.n, f.vol.owner)
 }
 
@@ -92,12 +88,8 @@ func (f *fixture) restartPod(t *trial, containers ...*container) {
 func seesFilesystem(t *trial, c *container) {
 	magic := map[string]int64{"ext4": unix.EXT4_SUPER_MAGIC, "xfs": unix.XFS_SUPER_MAGIC, "btrfs": unix.BTRFS_SUPER_MAGIC}
 	use := asked[seenUsage](t, c, "usage", "/data")
-	if use.Type == unix.TMPFS_MAGIC {
-		t.must(errors.New("the container sees the guard"))
-	}
-	if use.Type != magic[c.n.opts.FSType] {
-		t.must(fmt.Errorf("the container sees another filesystem (magic %#x) than the volume's %s", use.Type, c.n.opts.FSType))
-	}
+	t.that(use.Type != unix.TMPFS_MAGIC, "the container sees the guard")
+	t.that(use.Type == magic[c.n.opts.FSType], "the container sees another filesystem (magic %#x) than the volume's %s", use.Type, c.n.opts.FSType)
 	t.exec(c, "write", "/data/greeting", "hello")
 	t.wantText(c, "/data/greeting", "what was written", "hello")
 }
@@ -105,17 +97,14 @@ func seesFilesystem(t *trial, c *container) {
 // isLarger fails if the filesystem still has its old size.
 func isLarger(t *trial, c *container, than int64) {
 	use := asked[seenUsage](t, c, "usage", "/data")
-	if total := int64(use.Blocks) * use.Unit; total <= than { //nolint:gosec // a small disk
-		t.must(fmt.Errorf("the filesystem has %d bytes, as before; its device is larger", total))
-	}
+	total := int64(use.Blocks) * use.Unit //nolint:gosec // a small disk
+	t.that(total > than, "the filesystem has %d bytes, as before; its device is larger", total)
 }
 
 func (f *fixture) refusesSub(t *trial, sub string) {
 	place := f.vol.bindSub(t, sub)
 	err := try(t.ctx, func(t *trial) { f.pod.refuses(t, bind{source: place, at: "/data"}) })
-	if err != nil {
-		t.must(fmt.Errorf("the sub-directory %q: %w", sub, err))
-	}
+	t.that(err == nil, "the sub-directory %q: %w", sub, err)
 }
 
 // trial tests one requirement, or sets up what several need.
@@ -141,11 +130,17 @@ func (t *trial) must(err error) {
 	}
 }
 
+// that ends the trial with an error, unless what it should find holds.
+func (t *trial) that(holds bool, format string, args ...any) {
+	if !holds {
+		t.must(fmt.Errorf(format, args...))
+	}
+}
+
 func (t *trial) container(p *pod, name string, binds ...bind) *container {
 	c := newContainer(p.n, name)
-	if err := c.run(t.ctx, p.containerSpec(name, binds)); err != nil {
-		t.must(fmt.Errorf("the container %q: %w", name, err))
-	}
+	err := c.run(t.ctx, p.containerSpec(name, binds))
+	t.that(err == nil, "the container %q: %w", name, err)
 	return c
 }
 

@@ -214,7 +214,6 @@ const (
 	fixedFile = "fixed"
 )
 
-// plantTree makes them, owned by root.
 func plantTree(root string) error {
 	if err := os.Mkdir(filepath.Join(root, directory), 0o700); err != nil {
 		return err

@@ -41,9 +41,8 @@ func newVolume(t *trial, n *node, d *disk, pod, name string) *testVolume {
 		ResolvedTarget: v.target, FSType: n.opts.FSType, PodUID: pod,
 		Device: volume.Device{Kind: volume.BlockDevice, Path: d.path, Major: d.major, Minor: d.minor},
 	}
-	if err := guard.Mount(volume.Key(key), v.target); err != nil {
-		t.must(fmt.Errorf("mount the guard at %s: %w", v.target, err))
-	}
+	err := guard.Mount(volume.Key(key), v.target)
+	t.that(err == nil, "mount the guard at %s: %w", v.target, err)
 	n.scratch.add(func(context.Context) error { return unmountAll(v.target) })
 	n.scratch.add(func(context.Context) error { return os.RemoveAll(v.dir) })
 	t.must(v.publish())
@@ -89,13 +88,6 @@ func (v *testVolume) publishOdd(t *trial, change func(*abi.Info)) {
 	t.must(v.publishRaw(raw))
 }
 
-// unbind removes the files of dead sandboxes, as the broker does.
-func (v *testVolume) unbind(t *trial) {
-	for name := range v.handlerFiles(t) {
-		t.must(os.Remove(filepath.Join(v.dir, name)))
-	}
-}
-
 // open opens the directory as the broker does.
 func (v *testVolume) open() (*abi.Dir, error) { return abi.Open(v.n.opts.Root, filepath.Base(v.dir)) }
 
@@ -132,9 +124,8 @@ func (v *testVolume) bindSub(t *trial, sub string) (place string) {
 	fd, err := unix.Open(inside, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	t.must(err)
 	defer func() { _ = unix.Close(fd) }()
-	if err := unix.Mount(fmt.Sprintf("/proc/self/fd/%d", fd), place, "", unix.MS_BIND, ""); err != nil {
-		t.must(fmt.Errorf("bind %s: %w", inside, err))
-	}
+	err = unix.Mount(fmt.Sprintf("/proc/self/fd/%d", fd), place, "", unix.MS_BIND, "")
+	t.that(err == nil, "bind %s: %w", inside, err)
 	v.n.scratch.add(func(context.Context) error { return unmountAll(place) })
 	return place
 }
@@ -175,15 +166,12 @@ func (v *testVolume) hasBinding(t *trial, sandbox string) {
 	defer func() { _ = dir.Close() }()
 	ids, err := dir.Sandboxes()
 	t.must(err)
-	if !slices.Equal(ids, []string{sandbox}) {
-		t.must(fmt.Errorf("the files named by sandboxes are %q and should be %q alone", ids, sandbox))
-	}
+	t.that(slices.Equal(ids, []string{sandbox}), "the files named by sandboxes are %q and should be %q alone", ids, sandbox)
 	_, err = dir.Line(abi.CLIName)
 	t.must(err)
 	for name := range v.handlerFiles(t) {
-		if known := []string{sandbox, abi.CLIName, abi.SocketName}; !slices.Contains(known, name) {
-			t.must(fmt.Errorf("there is a file %q, which has no meaning", name))
-		}
+		known := []string{sandbox, abi.CLIName, abi.SocketName}
+		t.that(slices.Contains(known, name), "there is a file %q, which has no meaning", name)
 	}
 }
 
@@ -192,9 +180,7 @@ func (v *testVolume) namesProgram(t *trial) {
 	path, err := v.line(abi.CLIName)
 	t.must(err)
 	program, err := sys.OpenProgram(path, 0)
-	if err != nil {
-		t.must(fmt.Errorf("the program %s, which no symbolic link may lead to: %w", path, err))
-	}
+	t.that(err == nil, "the program %s, which no symbolic link may lead to: %w", path, err)
 	_ = program.Close()
 }
 
@@ -203,9 +189,7 @@ func (v *testVolume) infoIsWhole(t *trial) {
 	t.must(err)
 	raw, err := os.ReadFile(filepath.Join(v.dir, abi.InfoName))
 	t.must(err)
-	if !bytes.Equal(raw, wanted) {
-		t.must(fmt.Errorf("%s was changed", abi.InfoName))
-	}
+	t.that(bytes.Equal(raw, wanted), "%s was changed", abi.InfoName)
 }
 
 // settles bounds the wait for a filesystem's background writes. The calls of a slow machine
@@ -293,16 +277,11 @@ func (s stats) String() string {
 func (f *fixture) statsAreSane(t *trial) {
 	reply, err := f.vol.stats(t.ctx)
 	t.must(err)
-	if len(reply.usages) == 0 {
-		t.must(errors.New("it answers without any usage"))
-	}
+	t.that(len(reply.usages) > 0, "it answers without any usage")
 	for unit, u := range reply.usages {
-		if u.Total <= 0 || min(u.Used, u.Available) < 0 || max(u.Used, u.Available) > u.Total {
-			t.must(fmt.Errorf("it answers %+v in %s, which cannot be", u, unit))
-		}
-		if unit == runtimev1.VolumeUsage_BYTES && u.Total > diskSize {
-			t.must(fmt.Errorf("it answers %+v, of a device of %d bytes", u, diskSize))
-		}
+		possible := u.Total > 0 && min(u.Used, u.Available) >= 0 && max(u.Used, u.Available) <= u.Total
+		t.that(possible, "it answers %+v in %s, which cannot be", u, unit)
+		t.that(unit != runtimev1.VolumeUsage_BYTES || u.Total <= diskSize, "it answers %+v, of a device of %d bytes", u, diskSize)
 	}
 }
 

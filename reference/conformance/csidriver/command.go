@@ -8,7 +8,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"os/signal"
+	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -70,7 +73,10 @@ func run[F any](ctx context.Context, conn grpc.ClientConnInterface, opts Options
 	}
 	ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
 	defer cancel()
-	return report, errors.Join(err, d.cleanUp(ending))
+	for _, undo := range slices.Backward(d.undo) {
+		err = errors.Join(err, undo(ending))
+	}
+	return report, errors.Join(err, os.RemoveAll(filepath.Join(d.dir, "staging")), os.Remove(d.dir))
 }
 
 // errSkipped is the answer of a spec that does not apply.

@@ -2,6 +2,7 @@ package csidriver
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -96,25 +97,16 @@ func deferralSpecs() []spec[*deferral] {
 		{"grown", "NodeExpandVolume grows the device, and leaves the filesystem alone", answered(tryGrownDevice)},
 		{"unpublish", "NodeUnpublishVolume leaves alone what is at the target, and can be repeated", tryUnpublish},
 		{"kept", "the next publish finds what the device had", answered(func(ctx context.Context, f *deferral) error {
-			return f.unchanged(func() error { _, err := f.publish(ctx, nil); return first(err, f.unpublish(ctx)) })
+			return f.unchanged(func() error { _, err := f.publish(ctx, nil); return cmp.Or(err, f.unpublish(ctx)) })
 		})},
 		{"not-asked", "if not asked to defer, the driver mounts the volume at the target", tryNotAsked},
 		{"unstage", "NodeUnstageVolume succeeds after the last unpublish, and can be repeated", func(ctx context.Context, f *deferral) error {
 			if !f.v.d.nodeCan[csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME] {
 				return errNotReported
 			}
-			return first(f.v.unstage(ctx), f.v.unstage(ctx))
+			return cmp.Or(f.v.unstage(ctx), f.v.unstage(ctx))
 		}},
 	}
-}
-
-func first(all ...error) error {
-	for _, err := range all {
-		if err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // publish asks to defer. change may change the request.
@@ -313,11 +305,11 @@ func tryGrownDevice(ctx context.Context, f *deferral) error {
 
 // tryUnpublish has a mount at the target, as crust-proxy's guard is.
 func tryUnpublish(ctx context.Context, f *deferral) error {
-	if err := first(os.MkdirAll(f.target, 0o700), unix.Mount("guard", f.target, "tmpfs", 0, "size=4k")); err != nil {
+	if err := cmp.Or(os.MkdirAll(f.target, 0o700), unix.Mount("guard", f.target, "tmpfs", 0, "size=4k")); err != nil {
 		return err
 	}
 	defer func() { _, _ = unix.Unmount(f.target, unix.MNT_DETACH), os.Remove(f.target) }()
-	if err := first(f.unpublish(ctx), f.unpublish(ctx)); err != nil {
+	if err := cmp.Or(f.unpublish(ctx), f.unpublish(ctx)); err != nil {
 		return err
 	}
 	there, err := mountinfo.Mounted(f.target)
@@ -343,5 +335,5 @@ func tryNotAsked(ctx context.Context, f *deferral) error {
 	if given || !there {
 		return fmt.Errorf("the answer has a deferred_mount: %t; the volume is mounted at the target: %t", given, there)
 	}
-	return first(err, unpublished)
+	return cmp.Or(err, unpublished)
 }

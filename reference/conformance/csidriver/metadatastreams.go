@@ -78,7 +78,7 @@ func rangesOf(all []message) (ranges []blockRange) {
 }
 
 // checkOrder: tuples are not empty, ascend, and do not overlap, also over messages.
-func checkOrder(all []message) error {
+func checkOrder(all []message, _ int64) error {
 	last := int64(0)
 	for _, one := range rangesOf(all) {
 		if one.from < last || one.to <= one.from {
@@ -90,7 +90,7 @@ func checkOrder(all []message) error {
 }
 
 // checkType: all messages have one type. With fixed length, all tuples have one size.
-func checkType(all []message) error {
+func checkType(all []message, _ int64) error {
 	for _, one := range all {
 		kind := one.GetBlockMetadataType()
 		if kind != all[0].GetBlockMetadataType() || kind == csi.BlockMetadataType_UNKNOWN {

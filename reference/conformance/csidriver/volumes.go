@@ -62,14 +62,6 @@ func newDriver(ctx context.Context, conn grpc.ClientConnInterface, opts Options)
 	return d, err
 }
 
-// cleanUp removes what was made. It goes on after an error.
-func (d *driver) cleanUp(ctx context.Context) (err error) {
-	for _, undo := range slices.Backward(d.undo) {
-		err = errors.Join(err, undo(ctx))
-	}
-	return errors.Join(err, os.RemoveAll(filepath.Join(d.dir, "staging")), os.Remove(d.dir))
-}
-
 // block is the unit of what is written and looked for.
 const block = 4096
 
@@ -101,7 +93,6 @@ func (c content) changes(base content) content {
 	return all
 }
 
-// volume is one that the run has made.
 type volume struct {
 	d        *driver
 	id, name string
