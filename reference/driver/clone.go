@@ -32,11 +32,6 @@ type cloner struct {
 
 const noClones = "the filesystem of --data-dir has no reflinks and --copy-limit is 0: there are no clones and snapshots"
 
-func newCloner(disks *pool, freezes *freezer) (*cloner, error) {
-	reflinks, err := hasReflinks(disks.config.DataDir)
-	return &cloner{pool: disks, log: disks.log, freezer: freezes, reflinks: reflinks, limit: disks.config.CopyLimit}, err
-}
-
 // hasReflinks reports whether files can share data. It tries, because that depends on how an
 // xfs was made.
 func hasReflinks(dir string) (bool, error) {
@@ -52,7 +47,6 @@ func reflink(to, from *os.File) error {
 	return unix.IoctlFileClone(int(to.Fd()), int(from.Fd()))
 }
 
-// able reports whether clones can be made at all.
 func (c *cloner) able() bool { return c.reflinks || c.limit > 0 }
 
 type job struct {

@@ -1,6 +1,7 @@
 package driver
 
 import (
+	"cmp"
 	"context"
 	"encoding/base64"
 	"os"
@@ -106,25 +107,15 @@ func (c *controller) clone(ctx context.Context, want *record, req *csi.CreateVol
 }
 
 func (c *controller) readCreate(req *csi.CreateVolumeRequest) (*record, error) {
-	if err := checkName(req.GetName()); err != nil {
-		return nil, err
-	}
 	buffered, err := readMutable(req.GetMutableParameters(), false)
-	if err != nil {
+	if err := cmp.Or(checkName(req.GetName()), err, readAccesses(req.GetVolumeCapabilities()), checkParameters(req.GetParameters()),
+		c.config.checkTopology(req.GetAccessibilityRequirements())); err != nil {
 		return nil, err
 	}
-	if err := readAccesses(req.GetVolumeCapabilities()); err != nil {
-		return nil, err
-	}
-	if err := checkParameters(req.GetParameters()); err != nil {
-		return nil, err
-	}
-	if err := c.config.checkTopology(req.GetAccessibilityRequirements()); err != nil {
-		return nil, err
-	}
-	from, err := readSource(req.GetVolumeContentSource())
-	if err != nil {
-		return nil, err
+	content := req.GetVolumeContentSource()
+	from := source{Volume: content.GetVolume().GetVolumeId(), Snapshot: content.GetSnapshot().GetSnapshotId()}
+	if content != nil && from.id() == "" {
+		return nil, status.Error(codes.InvalidArgument, "volume_content_source names neither a volume nor a snapshot")
 	}
 	size, err := readRange(req.GetCapacityRange())
 	return &record{
@@ -168,14 +159,13 @@ func (c *controller) DeleteVolume(ctx context.Context, req *csi.DeleteVolumeRequ
 	if id == "" {
 		return nil, status.Error(codes.InvalidArgument, "volume_id is missing")
 	}
-	release, err := c.locks.take(ctx, id)
+	r, release, err := c.locks.record(ctx, id, c.pool.volume)
 	if err != nil {
 		return nil, err
 	}
 	defer release()
-	r, err := c.pool.volume(id)
-	if err != nil || r == nil {
-		return &csi.DeleteVolumeResponse{}, err
+	if r == nil {
+		return &csi.DeleteVolumeResponse{}, nil
 	}
 	devices, _, err := c.pool.settled(id)
 	if err != nil {
@@ -212,15 +202,11 @@ func (c *controller) ControllerExpandVolume(ctx context.Context, req *csi.Contro
 	if req.GetCapacityRange() == nil {
 		return nil, status.Errorf(codes.InvalidArgument, "volume %q: capacity_range is missing", id)
 	}
-	release, err := c.locks.take(ctx, id)
+	r, release, err := c.locks.record(ctx, id, c.pool.find)
 	if err != nil {
 		return nil, err
 	}
 	defer release()
-	r, err := c.pool.find(id)
-	if err != nil {
-		return nil, err
-	}
 	size, err := readRange(req.GetCapacityRange())
 	if err != nil {
 		return nil, err
@@ -255,16 +241,11 @@ func (c *controller) notGrown(r *record, before int64, err error) error {
 // ControllerModifyVolume changes the attributes of a volume: those of its loop devices at
 // once, and on record for the next attach.
 func (c *controller) ControllerModifyVolume(ctx context.Context, req *csi.ControllerModifyVolumeRequest) (*csi.ControllerModifyVolumeResponse, error) {
-	id := req.GetVolumeId()
-	release, err := c.locks.take(ctx, id)
+	r, release, err := c.locks.record(ctx, req.GetVolumeId(), c.pool.find)
 	if err != nil {
 		return nil, err
 	}
 	defer release()
-	r, err := c.pool.find(id)
-	if err != nil {
-		return nil, err
-	}
 	if r.Buffered, err = readMutable(req.GetMutableParameters(), r.Buffered); err != nil {
 		return nil, err
 	}

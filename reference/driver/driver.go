@@ -103,9 +103,10 @@ func open(config Config) (*Driver, error) {
 	}
 	fs := newFilesystems(disks)
 	freezes, notFreezes := newFreezer(config, boot)
-	clones, notClones := newCloner(disks, freezes)
-	kept, notKept := openGroups(disks, clones)
-	if err := errors.Join(notFreezes, notClones, notKept); err != nil {
+	reflinks, notTried := hasReflinks(config.DataDir)
+	clones := &cloner{pool: disks, log: config.Log, freezer: freezes, reflinks: reflinks, limit: config.CopyLimit}
+	kept := &groups{pool: disks, cloner: clones, store: store{dir: filepath.Join(config.DataDir, "groups"), spare: disks.store.spare}}
+	if err := errors.Join(notFreezes, notTried, os.MkdirAll(kept.store.dir, 0o700)); err != nil {
 		return nil, err
 	}
 	calls, counts := new(locks), newMetrics()
@@ -133,7 +134,11 @@ func (d *Driver) Run(ctx context.Context) error {
 	}
 	group := run.New(ctx)
 	group.Go("csi", func(ctx context.Context) error { return d.serve(ctx, listener) })
-	group.Go("metrics", d.serveMetrics)
+	metrics := &telemetry.Server{
+		Listen: d.config.MetricsListen, Metrics: d.metrics.registry, Log: d.log,
+		Ready: func() error { _, err := d.identity.Probe(ctx, nil); return err },
+	}
+	group.Go("metrics", metrics.Run)
 	group.Go("thaw", d.controller.cloner.freezer.thawLeft)
 	if d.config.RegistrationSocket != "" {
 		group.Go("registration", d.register)
@@ -142,19 +147,10 @@ func (d *Driver) Run(ctx context.Context) error {
 }
 
 func (d *Driver) listen() (net.Listener, error) {
-	if err := os.MkdirAll(filepath.Dir(d.config.socket()), 0o750); err != nil {
+	if err := os.MkdirAll(filepath.Dir(pathOf(d.config.Endpoint)), 0o750); err != nil {
 		return nil, err
 	}
-	return peercred.Listen(d.config.socket(), 0o600, "")
-}
-
-// serveMetrics serves metrics and health where --metrics-listen says, until ctx ends.
-func (d *Driver) serveMetrics(ctx context.Context) error {
-	server := &telemetry.Server{
-		Listen: d.config.MetricsListen, Metrics: d.metrics.registry, Log: d.log,
-		Ready: func() error { _, err := d.identity.Probe(ctx, nil); return err },
-	}
-	return server.Run(ctx)
+	return peercred.Listen(pathOf(d.config.Endpoint), 0o600, "")
 }
 
 func (d *Driver) serve(ctx context.Context, listener net.Listener) error {

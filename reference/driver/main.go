@@ -129,7 +129,7 @@ type Config struct {
 
 func (c Config) validate() error {
 	switch {
-	case !filepath.IsAbs(c.socket()):
+	case !filepath.IsAbs(pathOf(c.Endpoint)):
 		return fmt.Errorf("--endpoint %q: give unix:///path/of/the.sock, or its absolute path", c.Endpoint)
 	case !filepath.IsAbs(c.DataDir):
 		return fmt.Errorf("--data-dir %q: give an absolute path", c.DataDir)
@@ -149,7 +149,5 @@ func (c Config) validate() error {
 	return nil
 }
 
-func (c Config) socket() string { return pathOf(c.Endpoint) }
-
-// pathOf returns the path of a socket, which is given as a path or as unix:///path.
+// pathOf takes a path, or unix:///path.
 func pathOf(socket string) string { return strings.TrimPrefix(socket, "unix://") }

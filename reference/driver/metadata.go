@@ -74,26 +74,19 @@ func (m *snapshotMetadata) GetMetadataDelta(req *csi.GetMetadataDeltaRequest, st
 		return err
 	}
 	defer func() { _ = base.image.Close(); _ = target.image.Close() }() // nothing was written
-	if err := m.checkBase(base.record, target.record); err != nil {
-		return err
+	// Only the driver can check that: backup software names the base by its CSI id, whoever it belongs to.
+	was, is := base.record, target.record
+	switch {
+	case was.Source != is.Source:
+		return status.Errorf(codes.InvalidArgument, "base_snapshot_id: %q is a snapshot of another volume than %q", was.ID, is.ID)
+	case was.Snapshot.Number >= is.Snapshot.Number || was.Capacity > is.Capacity:
+		return status.Errorf(codes.InvalidArgument, "base_snapshot_id: %q is not older than %q", was.ID, is.ID)
 	}
 	return m.stream(stream.Context(), target, req, func(blocks []*csi.BlockMetadata) error {
 		return stream.Send(&csi.GetMetadataDeltaResponse{
 			BlockMetadataType: csi.BlockMetadataType_VARIABLE_LENGTH, VolumeCapacityBytes: target.record.Capacity, BlockMetadata: blocks,
 		})
 	}, func(w walk) error { return m.delta(stream.Context(), base, target, w) })
-}
-
-// checkBase refuses a base that is not an earlier snapshot of the same volume. Only the driver
-// can check that: backup software names the base by its CSI id, whoever it belongs to.
-func (m *snapshotMetadata) checkBase(base, target *record) error {
-	switch {
-	case base.Source != target.Source:
-		return status.Errorf(codes.InvalidArgument, "base_snapshot_id: %q is a snapshot of another volume than %q", base.ID, target.ID)
-	case base.Snapshot.Number >= target.Snapshot.Number || base.Capacity > target.Capacity:
-		return status.Errorf(codes.InvalidArgument, "base_snapshot_id: %q is not older than %q", base.ID, target.ID)
-	}
-	return nil
 }
 
 // delta reports what has changed. Everything beyond the end of the base has changed.

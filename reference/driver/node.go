@@ -1,8 +1,8 @@
 package driver
 
 import (
+	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -86,15 +86,11 @@ func (n *nodeServer) NodeExpandVolume(ctx context.Context, req *csi.NodeExpandVo
 	if path == "" {
 		return nil, status.Errorf(codes.InvalidArgument, "volume %q: volume_path is missing", id)
 	}
-	release, err := n.locks.take(ctx, id)
+	r, release, err := n.locks.record(ctx, id, n.pool.find)
 	if err != nil {
 		return nil, err
 	}
 	defer release()
-	r, err := n.pool.find(id)
-	if err != nil {
-		return nil, err
-	}
 	if err := n.checkExpand(r, path, req); err != nil {
 		return nil, err
 	}
@@ -193,19 +189,15 @@ func (n *nodeServer) NodeGetStorageHealth(context.Context, *csi.NodeGetStorageHe
 // is native, mounts its filesystem at the staging path.
 func (n *nodeServer) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeRequest) (*csi.NodeStageVolumeResponse, error) {
 	id, path := req.GetVolumeId(), req.GetStagingTargetPath()
-	want, err := checkStage(req)
-	if err != nil {
+	want, err := readAccess(req.GetVolumeCapability())
+	if err := cmp.Or(checkID(id), checkPath("staging_target_path", path), err); err != nil {
 		return nil, err
 	}
-	release, err := n.locks.take(ctx, id)
+	r, release, err := n.locks.record(ctx, id, n.pool.find)
 	if err != nil {
 		return nil, err
 	}
 	defer release()
-	r, err := n.pool.find(id)
-	if err != nil {
-		return nil, err
-	}
 	if r.Ephemeral {
 		return nil, status.Errorf(codes.InvalidArgument, "volume %q is ephemeral, and those are not staged", id)
 	}
@@ -227,16 +219,6 @@ func (n *nodeServer) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolu
 		return nil, afterUndo(err, n.unstage(r, path))
 	}
 	return &csi.NodeStageVolumeResponse{}, nil
-}
-
-func checkStage(req *csi.NodeStageVolumeRequest) (access, error) {
-	if err := checkID(req.GetVolumeId()); err != nil {
-		return access{}, err
-	}
-	if err := checkPath("staging_target_path", req.GetStagingTargetPath()); err != nil {
-		return access{}, err
-	}
-	return readAccess(req.GetVolumeCapability())
 }
 
 // checkRestage checks that a volume that is staged already is staged as requested.
@@ -275,17 +257,16 @@ func (n *nodeServer) stage(ctx context.Context, r *record, path string, want acc
 // NodeUnstageVolume undoes NodeStageVolume. It succeeds for a volume that is not staged there.
 func (n *nodeServer) NodeUnstageVolume(ctx context.Context, req *csi.NodeUnstageVolumeRequest) (*csi.NodeUnstageVolumeResponse, error) {
 	id, path := req.GetVolumeId(), req.GetStagingTargetPath()
-	if err := errors.Join(checkID(id), checkPath("staging_target_path", path)); err != nil {
+	if err := cmp.Or(checkID(id), checkPath("staging_target_path", path)); err != nil {
 		return nil, err
 	}
-	release, err := n.locks.take(ctx, id)
+	r, release, err := n.locks.record(ctx, id, n.pool.volume)
 	if err != nil {
 		return nil, err
 	}
 	defer release()
-	r, err := n.pool.volume(id)
-	if err != nil || r == nil || r.Ephemeral {
-		return &csi.NodeUnstageVolumeResponse{}, err
+	if r == nil || r.Ephemeral {
+		return &csi.NodeUnstageVolumeResponse{}, nil
 	}
 	staged := n.current(r)
 	if staged != nil && staged.Staging != "" && staged.Staging != path {

@@ -367,15 +367,7 @@ func (l *pool) volume(id string) (*record, error) {
 	return r, nil
 }
 
-// existing returns the record of what an earlier call has made for the name of an id, or nil. What was
-// made or removed only in part is removed, with the data that is in it.
-func (l *pool) existing(id string) (*record, error) {
-	r, err := l.store.named(id)
-	if err != nil || r == nil || r.Ready {
-		return r, err
-	}
-	return nil, l.erase(r)
-}
+func (l *pool) existing(id string) (*record, error) { return l.store.existing(id, l.erase) }
 
 // find returns the record of a volume that exists, or NOT_FOUND.
 func (l *pool) find(id string) (*record, error) {

@@ -1,6 +1,7 @@
 package driver
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -84,15 +85,12 @@ func (p *publishing) record(r *record) error {
 }
 
 func (n *nodeServer) readPublish(req *csi.NodePublishVolumeRequest) (*publishing, error) {
+	want, err := readAccess(req.GetVolumeCapability())
 	p := &publishing{
-		node: n, id: req.GetVolumeId(), staging: req.GetStagingTargetPath(), target: req.GetTargetPath(),
+		node: n, id: req.GetVolumeId(), staging: req.GetStagingTargetPath(), target: req.GetTargetPath(), want: want,
 		attributes: req.GetVolumeContext(),
 	}
-	if err := errors.Join(checkID(p.id), checkPath("target_path", p.target)); err != nil {
-		return nil, err
-	}
-	var err error
-	if p.want, err = readAccess(req.GetVolumeCapability()); err != nil {
+	if err := cmp.Or(checkID(p.id), checkPath("target_path", p.target), err); err != nil {
 		return nil, err
 	}
 	p.as = publication{
@@ -269,18 +267,14 @@ func (p *publishing) undo(r *record) error {
 // NodeUnpublishVolume undoes NodePublishVolume. It succeeds for unknown volumes and targets.
 func (n *nodeServer) NodeUnpublishVolume(ctx context.Context, req *csi.NodeUnpublishVolumeRequest) (*csi.NodeUnpublishVolumeResponse, error) {
 	id, target := req.GetVolumeId(), req.GetTargetPath()
-	if err := errors.Join(checkID(id), checkPath("target_path", target)); err != nil {
+	if err := cmp.Or(checkID(id), checkPath("target_path", target)); err != nil {
 		return nil, err
 	}
-	release, err := n.locks.take(ctx, id)
+	r, release, err := n.locks.record(ctx, id, n.pool.volume)
 	if err != nil {
 		return nil, err
 	}
 	defer release()
-	r, err := n.pool.volume(id)
-	if err != nil {
-		return nil, err
-	}
 	return &csi.NodeUnpublishVolumeResponse{}, n.unpublish(r, id, target, csidefer.Requested(req))
 }
 
@@ -360,7 +354,6 @@ func (n *nodeServer) release(id string, there *node) error {
 // sizeKey is the one attribute that a pod gives its inline volume.
 const sizeKey = "size"
 
-// ephemeralVolume returns the record of an ephemeral volume, which it makes if there is none.
 func (p *publishing) ephemeralVolume() (*record, error) {
 	size, err := p.ephemeralSize()
 	if err != nil {

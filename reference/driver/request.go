@@ -144,14 +144,6 @@ func (c Config) describe(r *record) *csi.Volume {
 	}
 }
 
-func readSource(content *csi.VolumeContentSource) (source, error) {
-	from := source{Volume: content.GetVolume().GetVolumeId(), Snapshot: content.GetSnapshot().GetSnapshotId()}
-	if content != nil && from.id() == "" {
-		return from, status.Error(codes.InvalidArgument, "volume_content_source names neither a volume nor a snapshot")
-	}
-	return from, nil
-}
-
 func (s source) content() *csi.VolumeContentSource {
 	switch {
 	case s.Volume != "":

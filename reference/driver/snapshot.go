@@ -1,10 +1,9 @@
 package driver
 
 import (
+	"cmp"
 	"context"
 	"errors"
-	"os"
-	"path/filepath"
 	"slices"
 	"time"
 
@@ -19,14 +18,11 @@ import (
 
 // CreateSnapshot makes a snapshot, also of a volume in use.
 func (c *controller) CreateSnapshot(ctx context.Context, req *csi.CreateSnapshotRequest) (*csi.CreateSnapshotResponse, error) {
-	if err := checkName(req.GetName()); err != nil {
+	if err := cmp.Or(checkName(req.GetName()), checkParameters(req.GetParameters())); err != nil {
 		return nil, err
 	}
 	if req.GetSourceVolumeId() == "" {
 		return nil, status.Error(codes.InvalidArgument, "source_volume_id is missing")
-	}
-	if err := checkParameters(req.GetParameters()); err != nil {
-		return nil, err
 	}
 	of := source{Volume: req.GetSourceVolumeId()}
 	id := newID("snap-", req.GetName())
@@ -86,14 +82,13 @@ func (c *controller) findSnapshot(id string) (*record, error) {
 
 // DeleteSnapshot removes a snapshot. Volumes made from it do not depend on it.
 func (c *controller) DeleteSnapshot(ctx context.Context, req *csi.DeleteSnapshotRequest) (*csi.DeleteSnapshotResponse, error) {
-	release, err := c.locks.take(ctx, req.GetSnapshotId())
+	r, release, err := c.locks.record(ctx, req.GetSnapshotId(), c.findSnapshot)
 	if err != nil {
 		return nil, err
 	}
 	defer release()
-	r, err := c.findSnapshot(req.GetSnapshotId())
-	if err != nil || r == nil {
-		return &csi.DeleteSnapshotResponse{}, err
+	if r == nil {
+		return &csi.DeleteSnapshotResponse{}, nil
 	}
 	if r.Snapshot.Group != "" {
 		return nil, status.Errorf(codes.InvalidArgument, "snapshot %q is a part of the group snapshot %q: delete that", r.ID, r.Snapshot.Group)
@@ -121,26 +116,11 @@ type groups struct {
 	store  store
 }
 
-func openGroups(disks *pool, clones *cloner) (*groups, error) {
-	g := &groups{pool: disks, cloner: clones, store: store{dir: filepath.Join(disks.config.DataDir, "groups"), spare: disks.store.spare}}
-	return g, os.MkdirAll(g.store.dir, 0o700)
-}
-
 func (r *record) members() (ids []string) {
 	for _, volume := range r.Volumes {
 		ids = append(ids, r.ID+"-"+fileName(volume)[:32])
 	}
 	return ids
-}
-
-// existing returns a group that an earlier call has made for the name of an id, or nil. A group
-// that was made or removed only in part is removed.
-func (g *groups) existing(id string) (*record, error) {
-	r, err := g.store.named(id)
-	if err != nil || r == nil || r.Ready {
-		return r, err
-	}
-	return nil, g.erase(r)
 }
 
 // create makes the snapshots of a group. If it fails, nothing is left.
@@ -299,7 +279,7 @@ func (g *groupController) CreateVolumeGroupSnapshot(ctx context.Context, req *cs
 		return nil, err
 	}
 	defer release()
-	r, err := g.groups.existing(want.ID)
+	r, err := g.groups.store.existing(want.ID, g.groups.erase)
 	if err != nil {
 		return nil, err
 	}
@@ -349,25 +329,17 @@ func (g *groupController) find(ctx context.Context, req interface {
 	if id == "" {
 		return nil, nil, status.Error(codes.InvalidArgument, "group_snapshot_id is missing")
 	}
-	if release, err = g.locks.take(ctx, id); err != nil {
-		return nil, nil, err
-	}
-	r, err = g.groups.store.load(id)
-	if err == nil && r != nil {
-		err = checkMembers(r, req.GetSnapshotIds())
-	}
-	if err != nil {
-		release()
-	}
-	return r, release, err
-}
-
-func checkMembers(r *record, named []string) error {
-	members := slices.Sorted(slices.Values(r.members()))
-	if len(named) > 0 && !slices.Equal(slices.Sorted(slices.Values(named)), members) {
-		return status.Errorf(codes.InvalidArgument, "snapshot_ids: group snapshot %q has %q, not %q", r.ID, members, named)
-	}
-	return nil
+	named := req.GetSnapshotIds()
+	return g.locks.record(ctx, id, func(id string) (*record, error) {
+		r, err := g.groups.store.load(id)
+		if err != nil || r == nil || len(named) == 0 {
+			return r, err
+		}
+		if members := slices.Sorted(slices.Values(r.members())); !slices.Equal(slices.Sorted(slices.Values(named)), members) {
+			return nil, status.Errorf(codes.InvalidArgument, "snapshot_ids: group snapshot %q has %q, not %q", r.ID, members, named)
+		}
+		return r, nil
+	})
 }
 
 func (g *groupController) DeleteVolumeGroupSnapshot(ctx context.Context, req *csi.DeleteVolumeGroupSnapshotRequest) (

@@ -78,6 +78,16 @@ func (s store) named(id string) (*record, error) {
 	return r, err
 }
 
+// existing returns the record of what an earlier call has made for the name of an id, or nil. What was made or removed
+// only in part is erased, with the data that is in it.
+func (s store) existing(id string, erase func(*record) error) (*record, error) {
+	r, err := s.named(id)
+	if err != nil || r == nil || r.Ready {
+		return r, err
+	}
+	return nil, erase(r)
+}
+
 func read(path string) (*record, error) {
 	raw, err := os.ReadFile(path) //nolint:gosec // below the data directory, by a hash
 	if err != nil {
@@ -371,6 +381,17 @@ func (l *locks) take(ctx context.Context, ids ...string) (release func(), err er
 		held = append(held, unlock)
 	}
 	return release, nil
+}
+
+// record locks a volume, a snapshot or a group, and finds its record. Without an error the caller has to call release.
+func (l *locks) record(ctx context.Context, id string, find func(string) (*record, error)) (r *record, release func(), err error) {
+	if release, err = l.take(ctx, id); err != nil {
+		return nil, nil, err
+	}
+	if r, err = find(id); err != nil {
+		release()
+	}
+	return r, release, err
 }
 
 // lockWait is how long an earlier driver of the data directory may take to end.
