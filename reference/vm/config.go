@@ -1,6 +1,7 @@
 package vm
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math"
@@ -85,9 +86,7 @@ func (c *Config) complete() (err error) {
 	if c.Program, err = handler.OwnProgram(c.Program); err != nil {
 		return err
 	}
-	if c.AgentProgram == "" {
-		c.AgentProgram = filepath.Join(filepath.Dir(c.Program), "crust-vm-agent")
-	}
+	c.AgentProgram = cmp.Or(c.AgentProgram, filepath.Join(filepath.Dir(c.Program), "crust-vm-agent"))
 	if c.MemoryMiB < 128 || c.CPUs < 1 || c.BootTimeoutSeconds < 1 || c.HangTimeoutSeconds < 1 {
 		return fmt.Errorf("the configuration %s: memoryMiB must be 128 or more, cpus, bootTimeoutSeconds and hangTimeoutSeconds 1 or more", c.file)
 	}
@@ -139,5 +138,4 @@ func (c Config) pingTime() time.Duration { return c.hangTime() / (2 * maxFailedP
 // cache is a directory that all sandboxes share. No sandbox can have this name.
 func (c Config) cache() string { return filepath.Join(c.StateDir, ".cache") }
 
-// sandbox is the directory of a sandbox.
 func (c Config) sandbox(id string) sandboxDir { return sandboxDir(filepath.Join(c.StateDir, id)) }

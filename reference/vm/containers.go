@@ -45,7 +45,12 @@ func (s *sandbox) createContainer(ctx context.Context, id, bundle string) (warni
 	for _, m := range found {
 		req.Volumes = append(req.Volumes, &wire.VolumeMount{Mount: uint32(m.Index), Volume: m.Volume, SubPath: m.Sub}) //nolint:gosec // a small index
 	}
-	if err = s.shareFiles(binds); err == nil {
+	for _, b := range binds {
+		if err == nil {
+			err = s.share.add(b)
+		}
+	}
+	if err == nil {
 		_, err = s.guest.CreateContainer(ctx, req)
 	}
 	if err != nil {
@@ -73,14 +78,4 @@ func (s *sandbox) removeContainer(ctx context.Context, id string) error {
 		err = fmt.Errorf("%w: container %s cannot be deleted: %w", errHung, id, err)
 	}
 	return errors.Join(err, s.share.remove(id))
-}
-
-// shareFiles makes files visible to the guest.
-func (s *sandbox) shareFiles(binds []bind) error {
-	for _, b := range binds {
-		if err := s.share.add(b); err != nil {
-			return err
-		}
-	}
-	return nil
 }

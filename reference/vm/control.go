@@ -29,7 +29,6 @@ const (
 	callTimeout = 10 * time.Minute
 )
 
-// dial connects to the supervisor.
 func (d sandboxDir) dial() (*supervisor, error) {
 	conn, err := net.DialTimeout("unix", d.controlSocket(), dialTimeout)
 	if err != nil {
@@ -39,7 +38,6 @@ func (d sandboxDir) dial() (*supervisor, error) {
 	return &supervisor{wire.NewSupervisorClient(rpc), wire.NewContainersClient(rpc), rpc}, nil
 }
 
-// call makes one call to the supervisor.
 func call[Q, A any](d sandboxDir, method func(*supervisor, context.Context, *Q) (*A, error), req *Q) (*A, error) {
 	s, err := d.dial()
 	if err != nil {

@@ -5,9 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 
-	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
 	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
@@ -18,7 +16,6 @@ import (
 // are mounted. So the guest can write to those mounts alone.
 type share struct{ tree, mount string }
 
-// path returns where the files of a container are mounted.
 func (s share) path(container string) string { return filepath.Join(s.mount, container) }
 
 // open creates the tree. Mounts that are added later propagate to virtiofsd, and to nobody
@@ -58,7 +55,6 @@ type bind struct {
 	slave               bool // later mounts below the source appear in it
 }
 
-// add mounts it.
 func (s share) add(b bind) error {
 	clone, err := unix.OpenTree(unix.AT_FDCWD, b.source, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_RECURSIVE)
 	if err != nil {
@@ -151,15 +147,4 @@ func remove(paths ...string) error {
 		}
 	}
 	return nil
-}
-
-// bindOf converts a mount of a container.
-func bindOf(name string, m specs.Mount) bind {
-	has := func(options ...string) bool {
-		return slices.ContainsFunc(options, func(o string) bool { return slices.Contains(m.Options, o) })
-	}
-	return bind{
-		name: name, source: m.Source, readOnly: has("ro", "rro"), recursive: has("rro"),
-		slave: has("rslave", "slave", "rshared", "shared"),
-	}
 }

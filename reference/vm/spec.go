@@ -42,13 +42,18 @@ func guestSpec(id, bundle string, spec *specs.Spec, found []*oci.Mount) (raw []b
 	inGuest.Mounts = slices.Clone(spec.Mounts)
 	for i := range inGuest.Mounts {
 		m := &inGuest.Mounts[i]
+		has := func(options ...string) bool {
+			return slices.ContainsFunc(options, func(o string) bool { return slices.Contains(m.Options, o) })
+		}
 		switch {
 		case slices.ContainsFunc(found, func(f *oci.Mount) bool { return f.Index == i }):
 			m.Source = ""
-		case m.Type != "bind" && !slices.Contains(m.Options, "bind") && !slices.Contains(m.Options, "rbind"):
-		default:
+		case m.Type == "bind" || has("bind", "rbind"):
 			name := path.Join(id, strconv.Itoa(i))
-			binds = append(binds, bindOf(name, *m))
+			binds = append(binds, bind{
+				name: name, source: m.Source, readOnly: has("ro", "rro"), recursive: has("rro"),
+				slave: has("rslave", "slave", "rshared", "shared"),
+			})
 			m.Source = path.Join(wire.SharedDir, name)
 		}
 	}

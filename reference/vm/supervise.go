@@ -119,7 +119,12 @@ func (s *sandbox) start(ctx context.Context, bundle string) (err error) {
 
 // boot starts the machine and waits until its agent answers.
 func (s *sandbox) boot(ctx context.Context) (err error) {
-	raiseFileLimit()
+	// virtiofsd keeps a file open for each file that the guest has looked up.
+	var files unix.Rlimit
+	if unix.Getrlimit(unix.RLIMIT_NOFILE, &files) == nil {
+		files.Cur = files.Max
+		_ = unix.Setrlimit(unix.RLIMIT_NOFILE, &files)
+	}
 	user := s.cfg.FirstUser + uint32(os.Getpid()) //nolint:gosec // at most four million
 	kvm, err := s.cfg.usesKVM(user)
 	if err != nil {
@@ -357,16 +362,6 @@ func (s *sandbox) close() {
 	}
 	for _, path := range []string{s.dir.controlSocket(), s.dir.volumesSocket()} {
 		_ = os.Remove(path)
-	}
-}
-
-// raiseFileLimit is for virtiofsd, which keeps a file open for each file that the guest has
-// looked up.
-func raiseFileLimit() {
-	var limit unix.Rlimit
-	if unix.Getrlimit(unix.RLIMIT_NOFILE, &limit) == nil {
-		limit.Cur = limit.Max
-		_ = unix.Setrlimit(unix.RLIMIT_NOFILE, &limit)
 	}
 }
 

@@ -23,7 +23,6 @@ import (
 // calls its supervisor over the Handler API, as crust-proxy does.
 type supervisorVolumes struct{ cfg Config }
 
-// supervisorError is an error that a supervisor returned.
 type supervisorError struct {
 	text string
 	kind error

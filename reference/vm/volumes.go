@@ -48,7 +48,6 @@ type attachedVolume struct {
 	frozenUntil atomic.Pointer[time.Time]
 }
 
-// frozen reports whether a volume may be frozen.
 func (v *volumes) frozen() bool {
 	v.mu.RLock()
 	defer v.mu.RUnlock()

@@ -19,7 +19,6 @@ import (
 	"github.com/crust-proxy/crust-proxy/reference/vm/wire"
 )
 
-// containers are the containers of the sandbox.
 type containers struct {
 	volumes *volumes
 

@@ -77,7 +77,6 @@ func finishRoot(spec *specs.Spec, namespaces uintptr) error {
 	return nil
 }
 
-// mountOptions are the options of a mount in a container.
 type mountOptions struct {
 	set, clear    uint64 // attributes
 	recursiveAttr bool   // set and clear apply to the mounts below, too

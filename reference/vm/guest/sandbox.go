@@ -58,19 +58,13 @@ func (s *sandbox) StartSandbox(_ context.Context, req *wire.StartSandboxRequest)
 	if err := upLoopback(); err != nil {
 		return nil, fmt.Errorf("the loopback interface: %w", err)
 	}
-	if err := mountShared(req.GetSharedTag()); err != nil {
-		return nil, fmt.Errorf("mount the shared directory: %w", err)
+	if tag := req.GetSharedTag(); tag != "" {
+		if err := errors.Join(initramfs.Load("virtiofs"), os.MkdirAll(wire.SharedDir, 0o755), //nolint:gosec // as roots are
+			unix.Mount(tag, wire.SharedDir, "virtiofs", unix.MS_NODEV, "")); err != nil {
+			return nil, fmt.Errorf("mount the shared directory: %w", err)
+		}
 	}
 	return new(wire.Empty), nil
-}
-
-// mountShared mounts the host's virtio-fs, if it has one.
-func mountShared(tag string) error {
-	if tag == "" {
-		return nil
-	}
-	return errors.Join(initramfs.Load("virtiofs"), os.MkdirAll(wire.SharedDir, 0o755), //nolint:gosec // as roots are
-		unix.Mount(tag, wire.SharedDir, "virtiofs", unix.MS_NODEV, ""))
 }
 
 // setSysctls sets kernel parameters by their names with dots.

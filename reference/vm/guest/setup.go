@@ -34,7 +34,6 @@ type (
 	}
 )
 
-// volumeMount is a directory of a volume.
 type volumeMount struct {
 	Path, Sub string
 	Info      abi.Info

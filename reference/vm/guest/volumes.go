@@ -30,7 +30,6 @@ const (
 	frozenDir  = "/run/crust/frozen"
 )
 
-// volumes are the mounted volumes.
 type volumes struct {
 	locks sys.KeyLocks[string]
 
@@ -38,7 +37,6 @@ type volumes struct {
 	byName map[string]*guestVolume
 }
 
-// guestVolume is a mounted volume.
 type guestVolume struct {
 	info  abi.Info
 	users atomic.Int32 // how many containers mount it

@@ -85,7 +85,12 @@ func Build(kernelDir, program, cacheDir string) (image, path string, err error) 
 	}
 	raw := a.bytes()
 	path = filepath.Join(cacheDir, fmt.Sprintf("initramfs-%x", sha256.Sum256(raw)))
-	removeOld(cacheDir, path)
+	all, _ := filepath.Glob(cacheDir + "/*initramfs-*")
+	for _, old := range all {
+		if info, err := os.Stat(old); err == nil && old != path && time.Since(info.ModTime()) > unusedTime {
+			_ = os.Remove(old) // the next build tries again
+		}
+	}
 	if info, err := os.Stat(path); err == nil && info.Size() == int64(len(raw)) {
 		now := time.Now()
 		return k.image, path, os.Chtimes(path, now, now) // it is in use
@@ -95,15 +100,6 @@ func Build(kernelDir, program, cacheDir string) (image, path string, err error) 
 
 // unusedTime is how long archives of other versions, and incomplete ones, stay.
 const unusedTime = 24 * time.Hour
-
-func removeOld(cacheDir, current string) {
-	all, _ := filepath.Glob(cacheDir + "/*initramfs-*")
-	for _, path := range all {
-		if info, err := os.Stat(path); err == nil && path != current && time.Since(info.ModTime()) > unusedTime {
-			_ = os.Remove(path) // the next build tries again
-		}
-	}
-}
 
 func write(path string, raw []byte) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {

@@ -30,7 +30,6 @@ func findKernel(dir string) (kernel, error) {
 	return kernel{image: images[0], modules: modules}, nil
 }
 
-// errNoModule means that the kernel does not have a module.
 var errNoModule = errors.New("the kernel has no such module")
 
 // table describes a kernel's modules: the file of each module, which is empty if the module is

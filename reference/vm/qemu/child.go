@@ -1,6 +1,7 @@
 package qemu
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -22,9 +23,7 @@ type child struct {
 func startChild(cmd *exec.Cmd) (*child, error) {
 	stderr := new(Tail)
 	cmd.Stderr, cmd.Dir, cmd.Env = stderr, "/", []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"}
-	if cmd.SysProcAttr == nil {
-		cmd.SysProcAttr = new(syscall.SysProcAttr)
-	}
+	cmd.SysProcAttr = cmp.Or(cmd.SysProcAttr, new(syscall.SysProcAttr))
 	cmd.SysProcAttr.Pdeathsig, cmd.WaitDelay = syscall.SIGKILL, killTimeout
 	c := &child{cmd: cmd, done: make(chan struct{})}
 	started := make(chan error)

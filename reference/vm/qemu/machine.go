@@ -185,15 +185,6 @@ func blocking(conn *net.UnixConn) (*os.File, error) {
 	return file, unix.SetNonblock(int(file.Fd()), false)
 }
 
-// kvmGroup is the group that may open /dev/kvm.
-func kvmGroup(kvm bool) []uint32 {
-	var st unix.Stat_t
-	if !kvm || unix.Stat(kvmDevice, &st) != nil || st.Gid == 0 {
-		return nil
-	}
-	return []uint32{st.Gid}
-}
-
 // commandLine is QEMU's command line, with the files that it refers to.
 type commandLine struct {
 	args  []string
@@ -254,10 +245,12 @@ func (l *commandLine) close() {
 
 // isolated runs QEMU as an unprivileged user, without network or IPC.
 func isolated(user uint32, kvm bool) *syscall.SysProcAttr {
-	return &syscall.SysProcAttr{
-		Credential: &syscall.Credential{Uid: user, Gid: user, Groups: kvmGroup(kvm)},
-		Cloneflags: syscall.CLONE_NEWNET | syscall.CLONE_NEWIPC,
+	who := &syscall.Credential{Uid: user, Gid: user}
+	var st unix.Stat_t
+	if kvm && unix.Stat(kvmDevice, &st) == nil && st.Gid != 0 {
+		who.Groups = []uint32{st.Gid} // which may open the device
 	}
+	return &syscall.SysProcAttr{Credential: who, Cloneflags: syscall.CLONE_NEWNET | syscall.CLONE_NEWIPC}
 }
 
 // baseArgs are the arguments of every QEMU that this package starts.

@@ -49,7 +49,6 @@ func newQMP(conn *net.UnixConn) *qmp {
 	return q
 }
 
-// errNoDevice is a device that the machine does not have.
 var errNoDevice = errors.New("the machine has no such device")
 
 // commandTimeout bounds a command whose caller would wait longer.

@@ -1,6 +1,7 @@
 package wire
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math"
@@ -17,9 +18,15 @@ var checks = map[string]func(req, resp []byte) error{
 	"Shutdown":       checkOf(checkShutdown),
 	"AddVolume":      checkOf(func(_ *AddVolumeRequest, resp *AddVolumeResponse) error { return checkText(resp.GetWarning()) }),
 	"GetVolumeStats": checkOf(checkStats),
-	"WaitProcess":    checkOf(checkExit),
-	"ReadOutput":     checkOf(checkOutput),
-	"WriteInput":     checkOf(checkWritten),
+	"WaitProcess": checkOf(func(_ *WaitProcessRequest, resp *WaitProcessResponse) error {
+		return demand(resp.GetExitCode() <= math.MaxUint8, "the exit code %d", resp.GetExitCode())
+	}),
+	"ReadOutput": checkOf(func(req *ReadOutputRequest, resp *ReadOutputResponse) error {
+		return demand(len(resp.GetData()) <= int(req.GetMax()), "%d bytes instead of at most %d", len(resp.GetData()), req.GetMax())
+	}),
+	"WriteInput": checkOf(func(req *WriteInputRequest, resp *WriteInputResponse) error {
+		return demand(int(resp.GetWritten()) <= len(req.GetData()), "%d bytes written of %d", resp.GetWritten(), len(req.GetData()))
+	}),
 }
 
 // checkOf decodes request and response for a check.
@@ -53,12 +60,9 @@ func checkPing(_ *PingRequest, resp *PingResponse) error {
 }
 
 func checkShutdown(_ *ShutdownRequest, resp *ShutdownResponse) error {
-	if len(resp.GetErrors()) > 64 {
-		return errors.New("too many errors")
-	}
-	var err error
+	err := demand(len(resp.GetErrors()) <= 64, "too many errors")
 	for _, text := range resp.GetErrors() {
-		err = errors.Join(err, checkText(text))
+		err = cmp.Or(err, checkText(text))
 	}
 	return err
 }
@@ -82,18 +86,6 @@ func checkStats(_ *GetVolumeStatsRequest, resp *GetVolumeStatsResponse) error {
 		return errors.New("an unknown condition")
 	}
 	return checkText(resp.GetMessage())
-}
-
-func checkExit(_ *WaitProcessRequest, resp *WaitProcessResponse) error {
-	return demand(resp.GetExitCode() <= math.MaxUint8, "the exit code %d", resp.GetExitCode())
-}
-
-func checkOutput(req *ReadOutputRequest, resp *ReadOutputResponse) error {
-	return demand(len(resp.GetData()) <= int(req.GetMax()), "%d bytes instead of at most %d", len(resp.GetData()), req.GetMax())
-}
-
-func checkWritten(req *WriteInputRequest, resp *WriteInputResponse) error {
-	return demand(int(resp.GetWritten()) <= len(req.GetData()), "%d bytes written of %d", resp.GetWritten(), len(req.GetData()))
 }
 
 func checkText(text string) error {

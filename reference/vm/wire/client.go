@@ -63,9 +63,11 @@ func checkedCall(ctx context.Context, req *ttrpc.Request, resp *ttrpc.Response, 
 	if err := invoke(ctx, req, resp); err != nil {
 		return fmt.Errorf("ask the guest for %s: %w", method, err)
 	}
-	if resp.GetStatus().GetCode() != int32(codes.OK) {
-		resp.Status = sanitized(resp.GetStatus())
-		resp.Payload = nil
+	if code := resp.GetStatus().GetCode(); code != int32(codes.OK) {
+		if code < 0 || code > int32(codes.Unauthenticated) {
+			code = int32(codes.Unknown)
+		}
+		resp.Status, resp.Payload = &status.Status{Code: code, Message: "the guest: " + Text(resp.GetStatus().GetMessage())}, nil
 		return nil
 	}
 	if check := checks[method]; check != nil {
@@ -74,15 +76,6 @@ func checkedCall(ctx context.Context, req *ttrpc.Request, resp *ttrpc.Response, 
 		}
 	}
 	return nil
-}
-
-// sanitized makes an error of the guest fit for a log: one short line, and a known code.
-func sanitized(is *status.Status) *status.Status {
-	code := is.GetCode()
-	if code < 0 || code > int32(codes.Unauthenticated) {
-		code = int32(codes.Unknown)
-	}
-	return &status.Status{Code: code, Message: "the guest: " + Text(is.GetMessage())}
 }
 
 // Text makes untrusted text fit for a log and for the wire: one short line.
