@@ -25,7 +25,6 @@ import (
 
 var fileSystems = []string{"ext4", "xfs"} // the first is the default
 
-// image is the file of a volume.
 func (d *driver) image(id string) string { return filepath.Join(d.data, filepath.Base(id)+".img") }
 
 // marker names the filesystem of a volume. Deferred: a repeated publish must not open the device to look,

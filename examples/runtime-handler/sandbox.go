@@ -26,7 +26,6 @@ type sandbox struct{ process.Process }
 
 const place = "dev/volumes"
 
-// proc opens a file of the process in /proc.
 func (s sandbox) proc(file string, mode int) (int, error) {
 	dir, err := s.Open()
 	if err != nil {

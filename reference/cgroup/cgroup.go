@@ -124,7 +124,6 @@ func enter(m *mountinfo.Info, name string, pid int) error {
 	return os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte(strconv.Itoa(pid)), 0o600)
 }
 
-// isIn reports whether a mount is of the hierarchy of the group.
 func (g group) isIn(m *mountinfo.Info) bool {
 	if g.controllers == "" {
 		return m.FSType == "cgroup2"

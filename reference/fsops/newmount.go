@@ -18,9 +18,14 @@ func NewMount(fsType, source string, options []string, attrs int) (int, error) {
 		return -1, fsError(fs, "the device "+source+" is not taken", err)
 	}
 	for _, option := range options {
-		if err := setOption(fs, option); err != nil {
-			// Without the value, which can be a secret.
-			name, _, _ := strings.Cut(option, "=")
+		name, value, given := strings.Cut(option, "=")
+		if given {
+			// kubelet quotes an SELinux label because it contains commas; mount(8) would remove the quotes.
+			err = unix.FsconfigSetString(fs, name, strings.Trim(value, `"`))
+		} else {
+			err = unix.FsconfigSetFlag(fs, name)
+		}
+		if err != nil { // without the value, which can be a secret
 			return -1, fsError(fs, fmt.Sprintf("the mount option %q is not taken", name), err)
 		}
 	}
@@ -32,16 +37,6 @@ func NewMount(fsType, source string, options []string, attrs int) (int, error) {
 		return -1, fsError(fs, "the filesystem on "+source+" cannot be mounted", err)
 	}
 	return mount, nil
-}
-
-func setOption(fs int, option string) error {
-	name, value, given := strings.Cut(option, "=")
-	if !given {
-		return unix.FsconfigSetFlag(fs, name)
-	}
-	// kubelet quotes an SELinux label because it contains commas; mount(8) would remove
-	// the quotes.
-	return unix.FsconfigSetString(fs, name, strings.Trim(value, `"`))
 }
 
 // fsError adds the kernel's messages about the failed mount, which are read from its

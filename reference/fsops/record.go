@@ -36,7 +36,6 @@ const (
 	mostState = 64 << 10
 )
 
-// errLocked: another process has locked the record.
 var errLocked = errors.New("another process is freezing or thawing it")
 
 // lockRecord locks a record, and waits at most this long for it.
@@ -132,5 +131,5 @@ func (r *record) remove() {
 	_ = unix.Unlinkat(r.places, r.name, unix.AT_REMOVEDIR)
 }
 
-// removeEmpty removes a record that has no state.
+// removeEmpty leaves a record that has a state.
 func (r *record) removeEmpty() { _ = unix.Unlinkat(r.places, r.name, unix.AT_REMOVEDIR) }

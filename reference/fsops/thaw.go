@@ -159,7 +159,6 @@ func (f Freezer) ThawExpired() (keys []string, next time.Duration, err error) {
 	return keys, next, err
 }
 
-// thawTime bounds ThawExpired.
 const thawTime = 20 * time.Second
 
 // thawAll calls thaw for all records at once, and does not wait for one that hangs in the kernel: the others would stay

@@ -1,6 +1,7 @@
 package handler
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -81,11 +82,7 @@ func CloseAll(found []*oci.Mount) error {
 
 // VolumeError names the volume of a mount in an error.
 func VolumeError(m *oci.Mount, err error) error {
-	name := m.Info.Target()
-	if name == "" {
-		name = m.Volume
-	}
-	return fmt.Errorf("volume %s (for %s): %w", name, m.Destination, err)
+	return fmt.Errorf("volume %s (for %s): %w", cmp.Or(m.Info.Target(), m.Volume), m.Destination, err)
 }
 
 // OpenPublished opens the device of a volume, by OpenDevice or ClaimDevice, and fails if the volume was released since it

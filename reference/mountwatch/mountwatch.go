@@ -55,7 +55,10 @@ func (w *Watch) Close() error {
 func (w *Watch) follow() {
 	defer close(w.done)
 	runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
-	raisePriority()
+	// It takes precedence over all ordinary ones. If that is not allowed, short-lived mounts may be missed on a busy machine.
+	_ = unix.SchedSetAttr(0, &unix.SchedAttr{
+		Size: unix.SizeofSchedAttr, Policy: unix.SCHED_FIFO, Priority: 1, Flags: unix.SCHED_FLAG_RESET_ON_FORK,
+	}, 0)
 	fds := []unix.PollFd{
 		{Fd: int32(w.file.Fd()), Events: unix.POLLPRI}, //nolint:gosec // descriptors are small
 		{Fd: int32(w.stop), Events: unix.POLLIN},       //nolint:gosec // descriptors are small
@@ -73,14 +76,6 @@ func (w *Watch) follow() {
 			return
 		}
 	}
-}
-
-// raisePriority gives this thread precedence over all ordinary ones. If that is not
-// allowed, short-lived mounts may be missed on a busy machine.
-func raisePriority() {
-	_ = unix.SchedSetAttr(0, &unix.SchedAttr{
-		Size: unix.SizeofSchedAttr, Policy: unix.SCHED_FIFO, Priority: 1, Flags: unix.SCHED_FLAG_RESET_ON_FORK,
-	}, 0)
 }
 
 // read reads the whole list, unless the wait for it has failed.

@@ -116,9 +116,7 @@ func (v Volumes) freezer() fsops.Freezer {
 
 // Freeze blocks all writes until Thaw, or until the timeout.
 func (v Volumes) Freeze(target string, timeout time.Duration) error {
-	return v.ask(target, func(at holder, _ abi.Info) error {
-		return v.freezer().Freeze(abi.DirName(target), at.root, timeout)
-	})
+	return v.ask(target, func(at holder, _ abi.Info) error { return v.freezer().Freeze(abi.DirName(target), at.root, timeout) })
 }
 
 // Thaw ends a freeze. It needs no live sandbox: one that was killed while frozen must be able
@@ -166,8 +164,10 @@ func startAgent(cfg Config) error {
 		return isolateAgent(int(agent.Pid))
 	}
 	cmd := exec.Command(cfg.AgentProgram) //nolint:gosec // by our own configuration
-	cmd.Dir = "/"
-	cmd.Env = childEnvironment()
+	cmd.Dir, cmd.Env = "/", []string{"PATH=" + os.Getenv("PATH")}
+	if file := os.Getenv(configVariable); file != "" {
+		cmd.Env = append(cmd.Env, configVariable+"="+file)
+	}
 	// It must not keep the container's streams or console open.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := cmd.Start(); err != nil {
@@ -183,13 +183,4 @@ func isolateAgent(pid int) error {
 			"are thawed by crust-proxy when their time is over: %w", err)
 	}
 	return nil
-}
-
-// childEnvironment is the environment by which our child processes find the configuration.
-func childEnvironment() []string {
-	env := []string{"PATH=" + os.Getenv("PATH")}
-	if file := os.Getenv(configVariable); file != "" {
-		env = append(env, configVariable+"="+file)
-	}
-	return env
 }

@@ -194,7 +194,6 @@ func (v *volume) unstage(ctx context.Context) error {
 	return err
 }
 
-// request asks for the volume at a target.
 func (v *volume) request(target string) *csi.NodePublishVolumeRequest {
 	return &csi.NodePublishVolumeRequest{
 		VolumeId: v.id, StagingTargetPath: v.staging, TargetPath: target, VolumeCapability: v.access,

@@ -53,22 +53,17 @@ func Run(cfg runc.Config) error {
 	ctx, cancel := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer cancel()
 	go func() {
-		waitIdle(ctx, volumes)
+		for idle := 0; idle < idleChecks && sys.Sleep(ctx, idleCheck); {
+			if idle++; volumes.Any() {
+				idle = 0
+			}
+		}
 		served.GracefulStop()
 	}()
 	if err := served.Serve(listener); err != nil && !errors.Is(err, grpc.ErrServerStopped) {
 		return fmt.Errorf("%s cannot be served: %w", cfg.AgentSocket(), err)
 	}
 	return nil
-}
-
-// waitIdle waits until no sandbox has had a volume for a while, or ctx ends.
-func waitIdle(ctx context.Context, volumes runc.Volumes) {
-	for idle := 0; idle < idleChecks && sys.Sleep(ctx, idleCheck); {
-		if idle++; volumes.Any() {
-			idle = 0
-		}
-	}
 }
 
 const usage = `crust-runc-agent answers on a socket what ` + "`crust-runc crust`" + ` answers as a program.
