@@ -40,24 +40,15 @@ func Mount(info abi.Info, device int, warn func(string)) (int, error) {
 	if err != nil {
 		return -1, err
 	}
-	if err := checkMounted(mount, device, info); err != nil {
+	// The kernel took the device by its name, and we by the descriptor.
+	err = fsops.OnDevice(mount, device)
+	if errors.Is(err, fsops.ErrElsewhere) {
+		err = fmt.Errorf("another device took the name %s while it was mounted: try again", info.Device)
+	}
+	if err != nil {
 		return -1, errors.Join(err, unix.Close(mount))
 	}
 	return mount, nil
-}
-
-// checkMounted sees that the name of the device led the kernel to the same device
-// as us.
-func checkMounted(mount, device int, info abi.Info) error {
-	var dev unix.Stat_t
-	if err := unix.Fstat(device, &dev); err != nil {
-		return err
-	}
-	err := fsops.LiesOn(mount, uint64(dev.Rdev)) //nolint:unconvert // narrower on other architectures
-	if errors.Is(err, fsops.ErrElsewhere) {
-		return fmt.Errorf("another device took the name %s while it was mounted: try again", info.Device)
-	}
-	return err
 }
 
 // growTime bounds the check of a filesystem that is to grow and is not mounted.

@@ -101,6 +101,15 @@ func LiesOn(root int, device uint64) error {
 	return nil
 }
 
+// OnDevice is LiesOn for an open device.
+func OnDevice(root, device int) error {
+	var dev unix.Stat_t
+	if err := unix.Fstat(device, &dev); err != nil {
+		return err
+	}
+	return LiesOn(root, uint64(dev.Rdev)) //nolint:unconvert // narrower on other architectures
+}
+
 // btrfsDevice returns the device number of a btrfs that has one device, found by the path
 // under which btrfs knows it.
 func btrfsDevice(root int) (uint64, error) {

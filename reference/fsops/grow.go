@@ -88,14 +88,6 @@ func deviceSize(device int) (int64, error) {
 	return times(bytes, 1), nil
 }
 
-func sameDevice(root, device int) error {
-	var dev unix.Stat_t
-	if err := unix.Fstat(device, &dev); err != nil {
-		return err
-	}
-	return LiesOn(root, uint64(dev.Rdev)) //nolint:unconvert // narrower on other architectures
-}
-
 func planBtrfs(dir *os.File, device int, size int64) (*plan, error) {
 	fs, devices, err := btrfsDevices(fdOf(dir))
 	if err != nil {
@@ -144,7 +136,7 @@ func (fd fdReader) ReadAt(p []byte, at int64) (int, error) {
 
 // planExt uses the superblock: statfs does not count the blocks that ext4 needs itself.
 func planExt(dir *os.File, device int, bytes int64) (*plan, error) {
-	if err := sameDevice(fdOf(dir), device); err != nil {
+	if err := OnDevice(fdOf(dir), device); err != nil {
 		return nil, err
 	}
 	super, err := readExt(fdReader(device))
@@ -201,7 +193,7 @@ type xfsGrowData struct {
 }
 
 func planXFS(dir *os.File, device int, bytes int64) (*plan, error) {
-	if err := sameDevice(fdOf(dir), device); err != nil {
+	if err := OnDevice(fdOf(dir), device); err != nil {
 		return nil, err
 	}
 	var is xfsGeometry
