@@ -223,7 +223,6 @@ func verifyBundle(key *ecdsa.PublicKey, file string) ([]byte, error) {
 	return content, nil
 }
 
-// verifySums returns the sums by file.
 func verifySums(dir string) (map[string]string, error) {
 	sums, err := readSums(filepath.Join(dir, sumsFile))
 	if err != nil {

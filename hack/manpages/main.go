@@ -169,7 +169,6 @@ func body(help string, sections bool) string {
 	return beforeHeading.ReplaceAllString(afterHeading.ReplaceAllString(out.String(), "$1"), "$2")
 }
 
-// roff escapes a line.
 func roff(line string) string {
 	line = strings.NewReplacer(`\`, `\e`, "-", `\-`, "`", `\(ga`, "'", `\(aq`).Replace(line)
 	if strings.HasPrefix(line, ".") {

@@ -9,7 +9,6 @@ import (
 	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
-// write makes a module of one directory.
 func write(t *testing.T, files map[string]string) *module {
 	t.Helper()
 	t.Chdir(t.TempDir())

@@ -183,7 +183,6 @@ func (s *bench) start(cfg Config) {
 func plain(s *bench) Projector    { return projector{s, "kata"} }
 func tracking(s *bench) Projector { return tracked{projector{s, "kata"}} }
 
-// asked is the instruction of the bench's volume.
 func (s *bench) asked() volume.Instruction {
 	return volume.Instruction{
 		Type: volume.Block, Target: s.b.cfg.Root + "/mount", Backing: s.image, FSType: "ext4", MountFlags: []string{"noatime", "discard"},

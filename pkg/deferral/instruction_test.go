@@ -199,5 +199,4 @@ func TestWhatIsPrepared(t *testing.T) {
 	}
 }
 
-// noPreparer is a preparer that is not asked.
 type noPreparer struct{ Preparer }

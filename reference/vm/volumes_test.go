@@ -19,7 +19,6 @@ import (
 	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
-// deviceSize is the size of the device of each volume.
 const deviceSize = 1 << 30
 
 // played is a machine and its guest, whose calls fail as the test says.

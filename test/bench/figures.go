@@ -97,7 +97,6 @@ func millis(d time.Duration) string {
 	return fmt.Sprintf("%.1f ms", float64(d)/float64(time.Millisecond))
 }
 
-// durations is a sample.
 type durations []time.Duration
 
 func (d durations) p99() time.Duration { return d.sorted()[len(d)*99/100] }

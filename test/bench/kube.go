@@ -20,7 +20,6 @@ import (
 	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
-// nodePrograms are ours on a node.
 var nodePrograms = []string{"crust-proxy", "crust-driver", "crust-runc", "crust-runc-agent"}
 
 const (

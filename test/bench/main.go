@@ -84,7 +84,6 @@ func report(err error) int {
 	return 0
 }
 
-// settings are the flags.
 type settings struct {
 	quick, check bool
 	only         string
@@ -105,7 +104,6 @@ func names() (all []string) {
 	return all
 }
 
-// wanted are the parts to measure.
 func (s settings) wanted() ([]part, error) {
 	if s.only == "" {
 		return slices.DeleteFunc(slices.Clone(parts), func(one part) bool { return one.name == inVMs }), nil

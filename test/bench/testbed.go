@@ -36,10 +36,8 @@ func newTestbed(t rig.T, set settings, s *sheet) *testbed {
 
 func (r *testbed) must(err error) { check.Must(r.t, err) }
 
-// build builds programs as a release has them.
 func (r *testbed) build(programs ...string) { r.must(rig.BuildRelease(r.daemon.Programs, programs...)) }
 
-// run times a program.
 func (r *testbed) run(name string, args ...string) time.Duration {
 	start := time.Now()
 	if out, err := exec.CommandContext(r.ctx, name, args...).CombinedOutput(); err != nil {

@@ -31,7 +31,6 @@ import (
 // counting is one for all tests: to make it takes some time.
 var counting = sync.OnceValue(openers.New)
 
-// finders are the two methods.
 func finders(t *testing.T) map[openers.Method]*openers.Finder {
 	t.Helper()
 	if method, why := counting().Method(); method != openers.Counts {
@@ -47,7 +46,6 @@ func (n *node) use(finder *openers.Finder) {
 	n.restart()
 }
 
-// opener is a kind of opener.
 type opener struct {
 	name string
 	// open has somebody open the disk until end is called. The refusals say who.

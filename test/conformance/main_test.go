@@ -109,7 +109,6 @@ func (b *bench) waitBegun() {
 	})
 }
 
-// outcome is what it reports.
 type outcome struct {
 	code   int
 	stderr string

@@ -40,7 +40,6 @@ func (s *scene) kills() map[string]func() {
 	}
 }
 
-// orders are all orders of the victims.
 func orders(of []string) (all [][]string) {
 	if len(of) == 0 {
 		return [][]string{nil}

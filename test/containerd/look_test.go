@@ -66,10 +66,8 @@ func (v *volume) wantUnseen() {
 	check.That(t, len(looked) != 0, "no mount namespace was found")
 }
 
-// usage is what df tells.
 type usage struct{ bytesTotal, bytesAvailable, bytesUsed, inodesTotal, inodesAvailable, inodesUsed int64 }
 
-// df asks in a container.
 func (r *testNode) df(container string) usage {
 	r.t.Helper()
 	out := r.exec(container, "stat -f -c '%b %f %a %S %c %d' /data")

@@ -74,7 +74,6 @@ func (r *testNode) newDaemon(handler string) {
 	r.d.Handlers = "default: crust\ncrust: {enabled: true, programs: [" + r.program + "], " + handler + "}"
 }
 
-// of is the node in a subtest.
 func (r *testNode) of(t *testing.T) *testNode {
 	other := *r
 	other.t = t

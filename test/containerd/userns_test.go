@@ -131,7 +131,6 @@ func ownersOf(t *testing.T, dir, name string) string {
 	return fmt.Sprintf("%s %d:%d", name, st.Uid, st.Gid)
 }
 
-// wantOwners asks in the container.
 func (r *testNode) wantOwners(container string, owners ...string) {
 	r.t.Helper()
 	for _, want := range owners {

@@ -44,7 +44,6 @@ func (r *testNode) volume(pod, fs string, size int64) *volume {
 	return v
 }
 
-// staged makes a volume and stages it.
 func (r *testNode) staged(pod, fs string) *volume {
 	r.t.Helper()
 	v := r.volume(pod, fs, diskSize)

@@ -54,7 +54,6 @@ const (
 	emulated = "emulated"
 )
 
-// cast says what plays which part.
 func (t *teller) cast(parts ...part) {
 	fmt.Printf("%sWhat plays which part%s\n", bold, plain)
 	for _, p := range parts {

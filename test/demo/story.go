@@ -71,7 +71,6 @@ func (p *telling) guard(context.Context) {
 	p.check(errors.Is(err, unix.EBUSY), "mounting the device on the host gives: %v", err)
 }
 
-// guards counts them.
 func (p *telling) guards() (count int) {
 	for _, m := range rig.Mounts(p.daemon.Kubelet) {
 		if strings.HasPrefix(m.Source, abi.GuardPrefix) {

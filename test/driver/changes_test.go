@@ -70,7 +70,6 @@ func (r *testDriver) delta(base, target string, from int64, most int32) []blockR
 	return all
 }
 
-// kept is a snapshot and what is in it.
 type kept struct {
 	id      string
 	content []byte

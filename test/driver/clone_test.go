@@ -30,7 +30,6 @@ func some(pool int) []string {
 	return all[pool : pool+1]
 }
 
-// request asks for a volume with the content of a source.
 func (v *volume) requestFrom(source *csi.VolumeContentSource, bytes int64) *csi.CreateVolumeRequest {
 	return &csi.CreateVolumeRequest{
 		Name: v.name, CapacityRange: &csi.CapacityRange{RequiredBytes: bytes},

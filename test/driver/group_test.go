@@ -14,7 +14,6 @@ import (
 	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
-// group makes a group snapshot of volumes.
 func (r *testDriver) group(name string, of ...*volume) (*csi.VolumeGroupSnapshot, error) {
 	r.t.Helper()
 	req := &csi.CreateVolumeGroupSnapshotRequest{Name: name}

@@ -54,7 +54,6 @@ func newDriverOn(t *testing.T, pool string, native bool, args ...string) *testDr
 	return r
 }
 
-// layOut makes the directories.
 func layOut(t *testing.T, pool string) *testDriver {
 	t.Helper()
 	rig.Need(t, "mkfs.ext4", "mkfs.xfs", "mkfs.btrfs", "blkid", "resize2fs", "xfs_growfs", "btrfs")
@@ -165,7 +164,6 @@ func (v *volume) remove() error {
 	return check.Err(v.DeleteVolume(v.t.Context(), &csi.DeleteVolumeRequest{VolumeId: v.id}))
 }
 
-// must makes calls that have to succeed.
 func (v *volume) must(calls ...func() error) {
 	v.t.Helper()
 	for _, call := range calls {

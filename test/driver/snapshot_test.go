@@ -13,7 +13,6 @@ import (
 	"github.com/crust-proxy/crust-proxy/test/rig/snapshots"
 )
 
-// snapshot makes a snapshot of a volume.
 func (v *volume) snapshot(name string) (*csi.Snapshot, error) {
 	v.t.Helper()
 	reply, err := v.CreateSnapshot(v.t.Context(), &csi.CreateSnapshotRequest{Name: name, SourceVolumeId: v.id})

@@ -82,7 +82,6 @@ func (r *testFormatter) prepare(device, fsType string, policy volume.FormatPolic
 	return formatted, err
 }
 
-// want wants a device to be accepted, and to be formatted or not.
 func (r *testFormatter) want(formatted bool, device, fsType string, policy volume.FormatPolicy, readOnly bool) {
 	r.t.Helper()
 	got, err := r.prepare(device, fsType, policy, readOnly)

@@ -34,7 +34,6 @@ func again(t testing.TB, what string, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// other is that other program.
 func other(what string, args []string) error {
 	switch what {
 	case "group":

@@ -20,7 +20,6 @@ import (
 	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
-// df asks df for a unit.
 func (f *filesystem) df(unit string) abi.Usage {
 	f.t.Helper()
 	args := []string{"-B1", "--output=avail,size,used", f.dir}

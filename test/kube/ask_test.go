@@ -94,7 +94,6 @@ func wantRefused(k *cluster.Kube, p *cluster.Pod, words ...string) shown {
 	return is
 }
 
-// refusalOf is what crustctl shows of a pod that is refused.
 func refusalOf(k *cluster.Kube, p *cluster.Pod) (shown, error) {
 	k.T.Helper()
 	all, err := listed(k, "--state", "refused")

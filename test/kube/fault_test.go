@@ -41,7 +41,6 @@ func newLanes(k *cluster.Kube) []*lane {
 	return lanes
 }
 
-// of is the pod of a generation.
 func (l *lane) of(generation int) *writer { return l.pods[generation%len(l.pods)] }
 
 // start makes a pod for one of the volumes, and waits for nothing.
@@ -87,7 +86,6 @@ func (m *matrix) of(generation int) []*writer {
 	return out
 }
 
-// running are all pods that there are.
 func (m *matrix) running() []*writer { return append(m.of(m.generation), m.of(m.generation-1)...) }
 
 // well wants every volume on record as it should be, and stats of it.

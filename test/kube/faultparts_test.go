@@ -27,7 +27,6 @@ type faults struct {
 	logf func(format string, args ...any)
 }
 
-// components are what a part is made of.
 func (f *faults) components(part string) []*rig.Process {
 	if part == "driver" {
 		return []*rig.Process{f.k.Drivers[cluster.Block].Process, f.k.Drivers[cluster.Native].Process}

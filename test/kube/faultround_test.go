@@ -40,7 +40,6 @@ type round struct {
 
 func (r round) String() string { return strings.Join(r.parts, "+") + "/" + r.how }
 
-// has tells whether a part goes in the round.
 func (r round) has(part string) bool { return slices.Contains(r.parts, part) }
 
 // rounds are all pairs: killed, and restarted. Which one is first changes. Without a soak they
@@ -111,7 +110,6 @@ func (w *writer) left() []string {
 // found says what a pod has on the node, to be read after a failure.
 func (w *writer) found() string { return w.Name + " has [" + strings.Join(w.left(), ", ") + "]" }
 
-// play is one round.
 func (m *matrix) play(k *cluster.Kube, number int, r round) {
 	began := time.Now()
 	logf := func(format string, args ...any) {

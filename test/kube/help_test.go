@@ -36,7 +36,6 @@ func inEachWay(k *cluster.Kube, t *testing.T, name string, part func(k *cluster.
 	}
 }
 
-// subPath mounts a directory of a volume.
 func subPath(dir string) func(*corev1.VolumeMount) {
 	return func(m *corev1.VolumeMount) { m.SubPath = dir }
 }
@@ -75,7 +74,6 @@ func crustctl(k *cluster.Kube, target string) (shown, error) {
 	return is, err
 }
 
-// listed is what crustctl lists.
 func listed(k *cluster.Kube, flags ...string) ([]shown, error) {
 	k.T.Helper()
 	var all struct{ Volumes []shown }

@@ -130,7 +130,6 @@ func clones(k *cluster.Kube, way, driver string) {
 	writer.Delete()
 }
 
-// snapshot is what a claim is made from.
 func snapshot(name string) *corev1.TypedLocalObjectReference {
 	group := "snapshot.storage.k8s.io"
 	return &corev1.TypedLocalObjectReference{APIGroup: &group, Kind: "VolumeSnapshot", Name: name}
@@ -232,7 +231,6 @@ func wantUnbound(k *cluster.Kube, v *cluster.Volume) {
 	check.That(k.T, claim.Spec.VolumeName == "", "claim %s has volume %s before any pod", v.Name, claim.Spec.VolumeName)
 }
 
-// wantSize wants a pod to see the volume with its size.
 func wantSize(k *cluster.Kube, p *cluster.Pod, v *cluster.Volume) {
 	k.T.Helper()
 	has := p.DF("/data")

@@ -132,7 +132,6 @@ func (m *machine) halt(cmd *exec.Cmd, ended <-chan struct{}, console *bytes.Buff
 	_ = os.Remove("/run/systemd/nspawn/propagate/" + machineName)
 }
 
-// command is to be run in the machine.
 func (m *machine) command(program string, args ...string) *exec.Cmd {
 	all := append([]string{"--all", "--target=" + strconv.Itoa(m.init), "--", program}, args...)
 	cmd := exec.Command("nsenter", all...)
@@ -168,7 +167,6 @@ func (m *machine) bring(file string) string {
 	return inside
 }
 
-// waitForDaemon has calls wait for it.
 var waitForDaemon = grpc.WithDefaultCallOptions(grpc.WaitForReady(true))
 
 // dial connects to a socket in the machine for the time of the test.

@@ -98,7 +98,6 @@ func image(t *testing.T, fs string, args ...string) string {
 	return file
 }
 
-// rootImage is rootDir as a filesystem.
 func rootImage(t *testing.T) string { t.Helper(); return image(t, "ext4", "-d", rootDir(t)) }
 
 // rootDir has busybox and a few files.

@@ -41,7 +41,6 @@ func newBench(t *testing.T, driver ...string) *bench {
 	return &bench{Node: vmnode.New(t, "", driver...), t: t}
 }
 
-// of is the node in a subtest.
 func (b *bench) of(t *testing.T) *bench { return &bench{Node: b.Node, t: t} }
 
 func (b *bench) ctx() context.Context {

@@ -565,7 +565,6 @@ func (r *rig) ok(_ any, err error) {
 	check.Must(r.t, err)
 }
 
-// refused asserts a code and words of the error.
 func (r *rig) refused(err error, code codes.Code, words ...string) {
 	r.t.Helper()
 	check.Require(r.t, status.Code(err) == code, "got %v, want %v", err, code)

@@ -100,7 +100,6 @@ var bytesAsTheyAre = []grpc.CallOption{
 	grpc.ForceCodecV2(codec{}), grpc.MaxCallRecvMsgSize(64 << 20), grpc.MaxCallSendMsgSize(64 << 20),
 }
 
-// ask makes a unary call of bytes.
 func ask(ctx context.Context, conn *grpc.ClientConn, method string, request []byte, options ...grpc.CallOption) ([]byte, error) {
 	var reply []byte
 	err := conn.Invoke(ctx, method, &request, &reply, append(options, bytesAsTheyAre...)...)

@@ -28,7 +28,6 @@ func (w *world) parties() (start, restart map[string]func()) {
 		}
 }
 
-// startOrders are all orders of the four.
 func startOrders(of []string) (out [][]string) {
 	if len(of) == 0 {
 		return [][]string{nil}

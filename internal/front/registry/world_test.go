@@ -176,7 +176,6 @@ func (w *world) registrar(d *kubelet.Driver) *kubelet.Registrar {
 	return r
 }
 
-// pair starts a driver and its registrar.
 func (w *world) pair() (*kubelet.Driver, *kubelet.Registrar) {
 	d := w.driver(name, "driver.sock")
 	r := w.registrar(d)

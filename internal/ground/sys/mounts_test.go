@@ -12,7 +12,6 @@ import (
 	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
-// tableOf makes a mount table of this text.
 func tableOf(t *testing.T, text string) string {
 	t.Helper()
 	table := filepath.Join(t.TempDir(), "mountinfo")

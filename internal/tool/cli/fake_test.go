@@ -90,7 +90,6 @@ type fakeAdmin struct {
 	runtime     fakeRuntime
 }
 
-// fakeRuntime is the Runtime API.
 type fakeRuntime struct {
 	runtimev1.UnimplementedRuntimeServer
 	asked proto.Message

@@ -309,7 +309,6 @@ func newTable(t *testing.T, keeper Keeper, kept map[string]*os.File, finder *fak
 	return c
 }
 
-// imageOf makes an image, opened as for a claim.
 func imageOf(t *testing.T) (*volume.Volume, *OpenedDevice) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "image")

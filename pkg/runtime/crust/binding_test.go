@@ -46,7 +46,6 @@ func (k *tracker) set(id, pod string) {
 	}
 }
 
-// newWatchedBench has a tracker and a watch that runs.
 func newWatchedBench(t *testing.T) (*bench, *tracker, *handlers.Changes) {
 	t.Helper()
 	var seen handlers.Changes

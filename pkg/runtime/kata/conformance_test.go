@@ -101,7 +101,6 @@ func (b *bench) stats(t testing.TB, v *volume.Volume) volume.Report {
 	return check.Value(b.h.Stats(t.Context(), v))(t)
 }
 
-// sized gives a volume a device of this size.
 func (b *bench) sized(t testing.TB, v *volume.Volume, size int64) {
 	t.Helper()
 	handlers.Sized(t, v, filepath.Join(filepath.Dir(b.cfg.TempDir), filepath.Base(v.Device.Path)), size)
@@ -167,7 +166,6 @@ func filesystem(bytes, inodes uint64) kataemu.Statfs {
 	}
 }
 
-// startShim starts an emulated sandbox that has the volume.
 func (b *bench) startShim(t testing.TB, v *volume.Volume, id string) *sandbox {
 	t.Helper()
 	opts := kataemu.Options{Flavor: b.flavor, SandboxID: id, Sandboxes: b.cfg.GoSandboxes, Resize: b.resize, Mounts: map[string]kataemu.Statfs{

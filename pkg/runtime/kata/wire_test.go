@@ -32,7 +32,6 @@ const (
 	recordedPath = "/run/kata-containers/shared/containers/passthrough/91a12d9664-8ab33669-data"
 )
 
-// recordedFS is the volume's filesystem.
 var recordedFS = unix.Statfs_t{Bsize: 1024, Blocks: 56037, Bfree: 37683, Files: 16384, Ffree: 16350}
 
 // exchanged is a request to a real shim's management socket, and its answer.

@@ -27,7 +27,6 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// onBoth runs a test with a fake of each runtime.
 func onBoth(t *testing.T, test func(t *testing.T, f *fakeRuntime)) {
 	t.Run("containerd", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) { test(t, newFakeRuntime("containerd", "v2.4.1")) })

@@ -83,7 +83,6 @@ func connected(t *testing.T) (host, guest net.Conn) {
 	return host, guest
 }
 
-// ask has a client of the liar.
 func ask(t *testing.T, l *liar) *Client {
 	t.Helper()
 	listener := check.Value(net.Listen("unix", filepath.Join(t.TempDir(), "s")))(t)
@@ -222,7 +221,6 @@ func TestErrorsOfTheGuestFitALog(t *testing.T) {
 	check.That(t, status.Code(err) == codes.Unknown, "a code that is none became %v", status.Code(err))
 }
 
-// frame makes a frame of ttrpc.
 func frame(stream uint32, kind byte, body []byte) []byte {
 	out := binary.BigEndian.AppendUint32(nil, uint32(len(body))) //nolint:gosec // a test's
 	out = binary.BigEndian.AppendUint32(out, stream)

@@ -77,7 +77,6 @@ func eachFile(dir string, count, together int, do func(path string) error) error
 
 func write(path string) error { return os.WriteFile(path, make([]byte, 1024), 0o600) }
 
-// walk looks at each file.
 func walk(dir string, files int) error {
 	found := 0
 	err := filepath.WalkDir(dir, func(_ string, entry fs.DirEntry, err error) error {

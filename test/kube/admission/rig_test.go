@@ -136,7 +136,6 @@ func annotated(value string) func(*corev1.Pod) {
 	return func(p *corev1.Pod) { p.Annotations = map[string]string{policy.AnnotationKey: value} }
 }
 
-// volume adds a volume and a mount of it.
 func volume(name string, source corev1.VolumeSource, mount ...func(*corev1.VolumeMount)) func(*corev1.Pod) {
 	return func(p *corev1.Pod) {
 		p.Spec.Volumes = append(p.Spec.Volumes, corev1.Volume{Name: name, VolumeSource: source})

@@ -91,7 +91,6 @@ func (c *ControlPlane) process(name string, args ...string) *rig.Process {
 	return &rig.Process{Name: name, Program: filepath.Join(c.programs, name), Args: args, LogFile: c.Dir + "/" + name + ".log"}
 }
 
-// controllers are the controller manager and the scheduler.
 func (c *ControlPlane) controllers() (manager, scheduler *rig.Process) {
 	manager = c.process("kube-controller-manager", "--kubeconfig="+c.Kubeconfig("system:kube-controller-manager", "system:masters"),
 		"--leader-elect=false", "--secure-port=0", "--service-account-private-key-file="+c.Dir+"/service-accounts.pem",

@@ -61,7 +61,6 @@ func (c *Cluster) newDriver(program, name, registry string, flags ...string) *Dr
 	return d
 }
 
-// dataDir has the images of a driver.
 func (c *Cluster) dataDir(driver string) string { return filepath.Join(c.Dir, "data", driver) }
 
 // Controller is the driver's, asked directly, as its sidecars do.

@@ -99,7 +99,6 @@ func (k *Kube) Settings(settings ProxySettings) {
 	k.Must(k.ConfigureProxy(settings))
 }
 
-// collection is the objects of one kind.
 type collection[T metav1.Object] interface {
 	Get(ctx context.Context, name string, options metav1.GetOptions) (T, error)
 	Delete(ctx context.Context, name string, options metav1.DeleteOptions) error

@@ -41,7 +41,6 @@ const (
 
 type object map[string]any
 
-// importImages makes the images and gives them to containerd.
 func (n *Node) importImages() error {
 	layer, err := busyboxLayer()
 	if err != nil {

@@ -58,7 +58,6 @@ func rulesFor(subPaths bool) *Rules {
 	}
 }
 
-// podWith is a pod with one volume.
 func podWith(runtimeHandler, asks string, v PodVolume) Pod {
 	v.Name, v.Driver, v.VolumeID = "data", driver, volumeID
 	return Pod{UID: runtimeHandler, RuntimeHandler: runtimeHandler, Asks: asks, Volumes: []PodVolume{v}}

@@ -15,7 +15,6 @@ func refusalOf(i int) Refusal {
 	return Refusal{Key: volume.KeyOf(target), Target: target, Driver: "d", VolumeID: fmt.Sprintf("vol-%d", i%10)}
 }
 
-// counted counts the changes of each volume.
 type counted map[volume.Key]int
 
 func (c counted) Refused(*Refusal) {}

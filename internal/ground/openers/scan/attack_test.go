@@ -49,7 +49,6 @@ func openDir(t *testing.T) string {
 	return dir
 }
 
-// expect asks for one file.
 func expect(t *testing.T, s *Scanner, f File, holder, failed int) {
 	t.Helper()
 	began := time.Now()
@@ -256,7 +255,6 @@ func TestAnothersFUSE(t *testing.T) {
 	expect(t, s, File{Major: on.major, Minor: on.minor, Inode: fuse.Inode}, 0, holder.Process.Pid)
 }
 
-// descriptorOf returns the descriptor that a process has of a path.
 func descriptorOf(t *testing.T, pid int, path string) string {
 	t.Helper()
 	all := check.Value(filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid)))(t)
