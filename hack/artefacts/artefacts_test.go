@@ -20,10 +20,9 @@ func release(t *testing.T) (dir, public string) {
 	write(t, filepath.Join(dir, sumsFile), hex.EncodeToString(sum[:])+"  package.deb\n")
 	check.Must(t, makeKey(key))
 	stdout := os.Stdout
-	out, err := os.Create(filepath.Join(dir, "crust-proxy-1.2.3.intoto.json"))
-	check.Must(t, err)
+	out := check.Value(os.Create(filepath.Join(dir, "crust-proxy-1.2.3.intoto.json")))(t)
 	os.Stdout = out
-	err = provenance("v1.2.3", "c0ffee", filepath.Join(dir, sumsFile))
+	err := provenance("v1.2.3", "c0ffee", filepath.Join(dir, sumsFile))
 	os.Stdout = stdout
 	check.Must(t, err)
 	check.Must(t, out.Close())

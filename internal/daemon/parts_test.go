@@ -121,10 +121,9 @@ func (h *boundHandler) Stats(context.Context, *volume.Volume) (volume.Report, er
 // Nobody but its handler tells that a volume of another program is gone.
 func TestNothingIsKeptOfAForeignVolumeThatIsGone(t *testing.T) {
 	handler := &boundHandler{sandbox: "sb1"}
-	broker, err := deferral.NewBroker(deferral.Config{
+	broker := check.Value(deferral.NewBroker(deferral.Config{
 		StateDir: t.TempDir(), Root: t.TempDir(), Handlers: []deferral.Projector{handler}, DefaultHandler: "kata",
-	})
-	check.Must(t, err)
+	}))(t)
 	t.Cleanup(broker.Close)
 	relay := stats.New(stats.Limits{Concurrency: 1, MaxSlow: 1, StatsTimeout: time.Minute}, nil)
 	d := &daemon{
@@ -132,7 +131,7 @@ func TestNothingIsKeptOfAForeignVolumeThatIsGone(t *testing.T) {
 		disks: &disks{reader: ondisk.New()}, log: zap.NewNop(),
 	}
 	// The watch, which finds such volumes too, begins beside the servers.
-	err = d.loadRecords(t.Context())
+	err := d.loadRecords(t.Context())
 	check.That(t, err == nil && handler.adopted, "volumes of other programs are not known before anything is served: %v", err)
 	v := &volume.Volume{Key: "a", Adopted: true}
 	check.Value(relay.Stats(t.Context(), handler, v))(t)

@@ -45,12 +45,11 @@ func stateWith(t *testing.T, volumes ...string) (runDir string) {
 		if !strings.HasSuffix(driver, "*") {
 			v.Origin = &volume.Origin{VolumeID: pod, PodNamespace: "ns", PodName: "name-of-" + pod}
 		}
-		raw, err := json.Marshal(struct {
+		raw := check.Value(json.Marshal(struct {
 			Version int    `json:"version"`
 			Boot    string `json:"boot"`
 			volume.Volume
-		}{1, strings.TrimSpace(string(boot)), v})
-		check.Must(t, err)
+		}{1, strings.TrimSpace(string(boot)), v}))(t)
 		check.Must(t, os.WriteFile(filepath.Join(dir, string(v.Key)+".json"), raw, 0o600))
 	}
 	return runDir

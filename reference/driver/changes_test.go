@@ -203,13 +203,12 @@ func snapshots(t *testing.T, conn *grpc.ClientConn, images string) (first, later
 	take := func(name, volume string) string { return takeSnapshot(t, controller, name, volume) }
 	volume, other := create("v"), create("other")
 	first, foreign = take("first", volume), take("foreign", other)
-	_, err := controller.ControllerExpandVolume(t.Context(), &csi.ControllerExpandVolumeRequest{
+	check.Must(t, check.Err(controller.ControllerExpandVolume(t.Context(), &csi.ControllerExpandVolumeRequest{
 		VolumeId: volume, CapacityRange: &csi.CapacityRange{RequiredBytes: 2 * leastSize},
-	})
-	check.Must(t, err)
+	})))
 	image := &pool{images: images}
 	file := check.Value(image.openImage(&record{ID: volume}, os.O_WRONLY))(t)
-	_, err = file.WriteAt(bytes.Repeat([]byte("x"), block), 8*block)
+	_, err := file.WriteAt(bytes.Repeat([]byte("x"), block), 8*block)
 	check.Must(t, errors.Join(err, file.Close()))
 	return first, take("later", volume), foreign
 }
@@ -390,10 +389,8 @@ func TestNobodyReadsAStream(t *testing.T) {
 	go func() { ended <- d.Run(ctx) }()
 	conn := dial(t, config.Endpoint, grpc.WithInitialWindowSize(1<<16)) // no more is sent until it is read
 	defer func() { _ = conn.Close() }()
-	stream, err := csi.NewSnapshotMetadataClient(conn).GetMetadataAllocated(t.Context(), &csi.GetMetadataAllocatedRequest{SnapshotId: "many", MaxResults: 1})
-	check.Must(t, err)
-	_, err = stream.Recv()
-	check.Must(t, err)
+	stream := check.Value(csi.NewSnapshotMetadataClient(conn).GetMetadataAllocated(t.Context(), &csi.GetMetadataAllocatedRequest{SnapshotId: "many", MaxResults: 1}))(t)
+	check.Must(t, check.Err(stream.Recv()))
 	check.Eventually(t, "the driver waits for its client", func() bool {
 		stacks := make([]byte, 1<<20)
 		return bytes.Contains(stacks[:runtime.Stack(stacks, true)], []byte("transport.(*writeQuota).get"))

@@ -361,8 +361,7 @@ func scrape(t *testing.T, socket string) string {
 		return new(net.Dialer).DialContext(ctx, "unix", socket)
 	}}
 	defer transport.CloseIdleConnections()
-	reply, err := (&http.Client{Transport: transport}).Get("http://driver/metrics")
-	check.Must(t, err)
+	reply := check.Value((&http.Client{Transport: transport}).Get("http://driver/metrics"))(t)
 	defer func() { _ = reply.Body.Close() }()
 	text := check.Value(io.ReadAll(reply.Body))(t)
 	return string(text)

@@ -60,8 +60,7 @@ func TestWhatIsInheritedByAccidentIsClosed(t *testing.T) {
 	stdout := check.Value(cmd.StdoutPipe())(t)
 	check.Must(t, cmd.Start())
 	_, _ = wantedEnd.Close(), leftEnd.Close()
-	_, err = bufio.NewReader(stdout).ReadString('\n')
-	check.Must(t, err)
+	check.Must(t, check.Err(bufio.NewReader(stdout).ReadString('\n')))
 	ended := func(pipe *os.File) bool {
 		n, err := unix.Poll([]unix.PollFd{{Fd: int32(pipe.Fd()), Events: unix.POLLIN}}, 0) //nolint:gosec // descriptors are small
 		return err == nil && n == 1

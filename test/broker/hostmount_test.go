@@ -44,8 +44,7 @@ func (n *node) forHost(pod, device string, flags ...string) volume.Instruction {
 func mountAway(t *testing.T, disk string) (end func()) {
 	t.Helper()
 	holder := inOtherNamespace("sh", "-c", `mount "$0" "$1" && echo mounted && cat`, disk, t.TempDir())
-	stdin, err := holder.StdinPipe()
-	check.Must(t, err)
+	stdin := check.Value(holder.StdinPipe())(t)
 	stdout := check.Value(holder.StdoutPipe())(t)
 	check.Must(t, holder.Start())
 	end = sync.OnceFunc(func() {

@@ -136,11 +136,10 @@ func testOpener(t *testing.T, finder *openers.Finder, kind opener) {
 	if kind.thorough {
 		n.restartWith(store)
 		n.keeps(in.Target, who)
-		_, err := n.ReleaseKey(t.Context(), volume.KeyOf(in.Target), true)
-		check.Must(t, err)
+		check.Must(t, check.Err(n.ReleaseKey(t.Context(), volume.KeyOf(in.Target), true)))
 		n.noLeftovers()
 		n.wantHeld(in.Target, who)
-		_, err = n.Defer(t.Context(), next)
+		_, err := n.Defer(t.Context(), next)
 		wantRefused(t, err, kind.atStage, who)
 		end()
 		n.goesOn(func() error { _, err := n.Defer(t.Context(), next); return err })

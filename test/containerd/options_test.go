@@ -67,8 +67,7 @@ func (r *testNode) propagation() {
 	v.flags = []string{"noexec"}
 	v.stage()
 	check.Must(r.t, unix.Mount("", "/run", "", unix.MS_SHARED, "")) // as on a node with systemd
-	host, err := os.MkdirTemp("/run", "follows")
-	check.Must(r.t, err)
+	host := check.Value(os.MkdirTemp("/run", "follows"))(r.t)
 	r.t.Cleanup(func() { check.Must(r.t, os.RemoveAll(host)) })
 	check.Must(r.t, os.Mkdir(host+"/sub", 0o755))
 	pod := r.pod(v.pod)
@@ -76,7 +75,7 @@ func (r *testNode) propagation() {
 	check.Must(r.t, unix.Mount("tmpfs", host+"/sub", "tmpfs", 0, ""))
 	r.t.Cleanup(func() { check.Must(r.t, unix.Unmount(host+"/sub", unix.MNT_DETACH)) })
 	check.Must(r.t, os.WriteFile(host+"/sub/later", nil, 0o644))
-	_, err = r.node.Exec(r.ctx(), id, "ls /host/sub/later")
+	_, err := r.node.Exec(r.ctx(), id, "ls /host/sub/later")
 	check.That(r.t, err == nil, "what the host mounted later cannot be seen: %v", err)
 	v.wantUnseen()
 	r.remove(pod)

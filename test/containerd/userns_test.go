@@ -145,8 +145,7 @@ func (r *testNode) wantOwners(container string, owners ...string) {
 func (u *usersTest) wantNoHostRoot(pod *cri.Pod, container string) {
 	u.t.Helper()
 	u.wantAttributes(pod, u.v, container)
-	id, err := pod.Run(u.ctx(), cri.Container{Name: "suid", User: 1000, Script: "exec /data/suid stay", Mounts: []cri.Mount{at(u.v.target)}})
-	check.Must(u.t, err)
+	id := check.Value(pod.Run(u.ctx(), cri.Container{Name: "suid", User: 1000, Script: "exec /data/suid stay", Mounts: []cri.Mount{at(u.v.target)}}))(u.t)
 	pid := check.Value(u.node.Pid(u.ctx(), id))(u.t)
 	users := fmt.Sprintf("Uid:\t%d\t%d\t%d\t%d\n", firstRoot+1000, firstRoot, firstRoot, firstRoot)
 	check.Eventually(u.t, "the program of root's is the pod's root", func() bool {

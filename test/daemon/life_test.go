@@ -39,9 +39,8 @@ func TestTerminationLetsCallsEnd(t *testing.T) {
 	d.Start("CRUST_FAILPOINTS=stage-recorded=sleep:700ms")
 	req := d.StageRequest("pod-1", rig.Disk(t, 16*mib, "ext4"))
 	client := d.Runtime()
-	watch, err := d.Admin().WatchVolumes(t.Context(), &adminv1.WatchVolumesRequest{})
-	check.Must(t, err)
-	_, err = watch.Recv() // SYNCED
+	watch := check.Value(d.Admin().WatchVolumes(t.Context(), &adminv1.WatchVolumesRequest{}))(t)
+	_, err := watch.Recv() // SYNCED
 	check.Must(t, err)
 	done := make(chan error, 1)
 	go func() {
@@ -102,8 +101,7 @@ func TestNothingLeaks(t *testing.T) {
 	client := d.Runtime()
 	work := func(times int) {
 		for range times {
-			_, err := client.RuntimeStageVolume(t.Context(), req)
-			check.Must(t, err)
+			check.Must(t, check.Err(client.RuntimeStageVolume(t.Context(), req)))
 			shim := boot(t, d, "sandbox", req.GetVolumeTargetPath(), disk, mounted)
 			check.Must(t, check.Err(client.RuntimeGetVolumeStats(t.Context(), &runtimev1.RuntimeGetVolumeStatsRequest{
 				VolumeTargetPath: req.GetVolumeTargetPath(),

@@ -34,9 +34,8 @@ func strictlyTyped(t *testing.T, all []*unstructured.Unstructured) {
 			}
 			continue
 		}
-		raw, err := one.MarshalJSON()
-		check.Must(t, err)
-		_, _, err = decoder.Decode(raw, nil, nil)
+		raw := check.Value(one.MarshalJSON())(t)
+		_, _, err := decoder.Decode(raw, nil, nil)
 		check.That(t, err == nil, "%s %s: %v", one.GetKind(), one.GetName(), err)
 		known++
 	}

@@ -38,15 +38,14 @@ func allCode(t *testing.T) string {
 	t.Helper()
 	var out strings.Builder
 	for _, dir := range []string{"pkg", "internal", "cmd"} {
-		err := filepath.WalkDir(filepath.Join(root, dir), func(path string, entry fs.DirEntry, err error) error {
+		check.Must(t, filepath.WalkDir(filepath.Join(root, dir), func(path string, entry fs.DirEntry, err error) error {
 			if err != nil || entry.IsDir() || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {
 				return err
 			}
 			raw, err := os.ReadFile(path)
 			out.Write(raw)
 			return err
-		})
-		check.Must(t, err)
+		}))
 	}
 	return regexp.MustCompile(`"\s*\+\s*"`).ReplaceAllString(out.String(), "")
 }

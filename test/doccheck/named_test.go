@@ -31,7 +31,7 @@ func testFunctions(t *testing.T) map[string]bool {
 	t.Helper()
 	form := regexp.MustCompile(`(?m)^func ((?:Test|Fuzz)\w+)\(`)
 	there := make(map[string]bool)
-	err := filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
+	check.Must(t, filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
 		if err != nil || entry.IsDir() || !strings.HasSuffix(path, "_test.go") {
 			return err
 		}
@@ -40,8 +40,7 @@ func testFunctions(t *testing.T) map[string]bool {
 			there[string(found[1])] = true
 		}
 		return err
-	})
-	check.Must(t, err)
+	}))
 	return there
 }
 

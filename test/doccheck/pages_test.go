@@ -33,14 +33,13 @@ func pages(t *testing.T) []page {
 		found = append(found, read(t, filepath.Base(path)))
 	}
 	for _, dir := range []string{"docs", "deploy"} {
-		err := filepath.WalkDir(filepath.Join(root, dir), func(path string, entry fs.DirEntry, err error) error {
+		check.Must(t, filepath.WalkDir(filepath.Join(root, dir), func(path string, entry fs.DirEntry, err error) error {
 			if err == nil && !entry.IsDir() && strings.HasSuffix(path, ".md") {
 				below, _ := filepath.Rel(root, path)
 				found = append(found, read(t, below))
 			}
 			return err
-		})
-		check.Must(t, err)
+		}))
 	}
 	check.Require(t, len(found) >= 15, "only %d pages were found", len(found))
 	return found

@@ -92,8 +92,7 @@ func newBackedUp(t *testing.T) *backedUp {
 	r := newDriverOn(t, "xfs", false)
 	v := &backedUp{volume: r.volume("v", rig.BlockAccess())}
 	v.upFrom(nil, 256*mib)
-	device, err := os.OpenFile(v.target, os.O_RDWR, 0)
-	check.Must(t, err)
+	device := check.Value(os.OpenFile(v.target, os.O_RDWR, 0))(t)
 	defer func() { _ = device.Close() }()
 	for _, at := range []int64{0, 128 * mib} {
 		check.Must(t, check.Err(io.CopyN(io.NewOffsetWriter(device, at), rand.Reader, 32*mib)))

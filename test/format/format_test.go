@@ -229,10 +229,9 @@ func TestWhateverTheBytesWere(t *testing.T) {
 			}
 			write(t, backing, at, data)
 		}
-		device, err := loopdev.Attach(backing, loopdev.Options{})
-		check.Must(t, err)
+		device := check.Value(loopdev.Attach(backing, loopdev.Options{}))(t)
 		r.refused(device, backing, filesystems[i%3], volume.FormatHost, i%5 == 0, volume.InUse)
-		err = loopdev.Detach(device)
+		err := loopdev.Detach(device)
 		check.That(t, err == nil, "%v", err)
 	}
 }
@@ -279,12 +278,11 @@ func TestWriteProtectedDevice(t *testing.T) {
 func TestDeviceThatIsGone(t *testing.T) {
 	r := newFormatter(t)
 	backing := rig.Image(t, size)
-	device, err := loopdev.Attach(backing, loopdev.Options{})
-	check.Must(t, err)
+	device := check.Value(loopdev.Attach(backing, loopdev.Options{}))(t)
 	fd := openPath(t, device)
 	defer func() { _ = unix.Close(fd) }()
 	check.Must(t, loopdev.Detach(device))
-	_, err = r.f.Prepare(t.Context(), mkfs.Request{Device: fd, Volume: "/v", Path: device, FSType: "ext4", Policy: volume.FormatHost})
+	_, err := r.f.Prepare(t.Context(), mkfs.Request{Device: fd, Volume: "/v", Path: device, FSType: "ext4", Policy: volume.FormatHost})
 	check.That(t, volume.KindOf(err) == volume.NotFound && err != nil, "kind %v: %v", volume.KindOf(err), err)
 }
 

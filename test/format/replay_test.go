@@ -22,14 +22,13 @@ func TestReadOnlyVolumeOfAKilledGuest(t *testing.T) {
 		t.Run(fs, func(t *testing.T) {
 			r := newFormatter(t)
 			device, backing := r.blank()
-			_, err := r.prepare(device, fs, volume.FormatHost, false)
-			check.Must(t, err)
+			check.Must(t, check.Err(r.prepare(device, fs, volume.FormatHost, false)))
 			look := func(device string) error {
 				fd := openPath(t, device)
 				defer func() { _ = unix.Close(fd) }()
 				return r.f.CheckReplay(t.Context(), mkfs.Request{Device: fd, Volume: "/v", Path: device, FSType: fs})
 			}
-			err = look(device)
+			err := look(device)
 			check.That(t, err == nil, "a new one: %v", err)
 			where := t.TempDir()
 			mount := func(device string, flags uintptr) error { return unix.Mount(device, where, fs, flags, "") }
@@ -62,8 +61,7 @@ func TestReadOnlyVolumeOfAKilledGuest(t *testing.T) {
 func TestJournalsAreLookedAtOneByOne(t *testing.T) {
 	r := newFormatter(t)
 	device, _ := r.blank()
-	_, err := r.prepare(device, "ext4", volume.FormatHost, false)
-	check.Must(t, err)
+	check.Must(t, check.Err(r.prepare(device, "ext4", volume.FormatHost, false)))
 	fd := openPath(t, device)
 	defer func() { _ = unix.Close(fd) }()
 	look := func() error {
@@ -71,7 +69,7 @@ func TestJournalsAreLookedAtOneByOne(t *testing.T) {
 	}
 	hanging := check.Value(os.OpenFile(r.conf.LockFile, os.O_RDWR, 0))(t)
 	check.Must(t, unix.FcntlFlock(hanging.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_WRLCK}))
-	err = look()
+	err := look()
 	check.That(t, volume.KindOf(err) == volume.Busy, "beside a look that hangs: kind %v: %v", volume.KindOf(err), err)
 	check.Must(t, hanging.Close())
 	check.Must(t, look())

@@ -67,9 +67,8 @@ func hungLoop(t *testing.T) *hungDisk {
 // scanPartitions has the kernel read the partitions of a loop device that hangs: who opens it, hangs too.
 func scanPartitions(t *testing.T, of *hungDisk) {
 	t.Helper()
-	disk, err := os.OpenFile(of.path, os.O_RDWR, 0)
-	check.Must(t, err)
-	_, err = disk.WriteAt(make([]byte, 4096), 0) // the kernel writes that first
+	disk := check.Value(os.OpenFile(of.path, os.O_RDWR, 0))(t)
+	_, err := disk.WriteAt(make([]byte, 4096), 0) // the kernel writes that first
 	check.Must(t, err)
 	of.hang(&of.server.Silent)
 	go func() {
@@ -97,8 +96,7 @@ func TestLoopDevicesThatHang(t *testing.T) {
 	scanPartitions(t, scanned)
 	own := hungLoop(t)
 	request := n.StageRequest("pod-3", own.path)
-	_, err := n.Runtime().RuntimeStageVolume(t.Context(), request)
-	check.Must(t, err)
+	check.Must(t, check.Err(n.Runtime().RuntimeStageVolume(t.Context(), request)))
 	own.hang(&own.server.Silent)
 	n.life(second, "pod-2")
 	n.driver.Process.Kill()
@@ -116,7 +114,7 @@ func TestLoopDevicesThatHang(t *testing.T) {
 	by.End()
 	check.Must(t, n.unpublish(first, "pod-1"))
 	check.Must(t, n.unstage(first))
-	_, err = n.Runtime().RuntimeUnstageVolume(t.Context(), &runtimev1.RuntimeUnstageVolumeRequest{VolumeTargetPath: request.GetVolumeTargetPath()})
+	_, err := n.Runtime().RuntimeUnstageVolume(t.Context(), &runtimev1.RuntimeUnstageVolumeRequest{VolumeTargetPath: request.GetVolumeTargetPath()})
 	t.Logf("unstage of the volume that hangs: %v", err)
 }
 
@@ -127,11 +125,9 @@ func TestCloseThatHangs(t *testing.T) {
 	n.leaves = true
 	own := hungLoop(t)
 	request := n.StageRequest("pod-1", own.path)
-	_, err := n.Runtime().RuntimeStageVolume(t.Context(), request)
-	check.Must(t, err)
+	check.Must(t, check.Err(n.Runtime().RuntimeStageVolume(t.Context(), request)))
 	disk := check.Value(os.OpenFile(own.path, os.O_RDWR, 0))(t)
-	_, err = disk.WriteAt([]byte("what a program of this node has left in the cache"), fuse.Size/2)
-	check.Must(t, err)
+	check.Must(t, check.Err(disk.WriteAt([]byte("what a program of this node has left in the cache"), fuse.Size/2)))
 	own.hang(&own.server.Full)
 	check.Must(t, disk.Close()) // it is not the last one
 	unstage := func(within time.Duration) error {
@@ -157,8 +153,7 @@ func TestVolumesThatHangAreLeftBehind(t *testing.T) {
 	n.up(good, "pod-1")
 	own := hungLoop(t)
 	request := n.StageRequest("pod-2", own.path)
-	_, err := n.Runtime().RuntimeStageVolume(t.Context(), request)
-	check.Must(t, err)
+	check.Must(t, check.Err(n.Runtime().RuntimeStageVolume(t.Context(), request)))
 	target := request.GetVolumeTargetPath()
 	n.Kill()
 	scanPartitions(t, own)
@@ -180,7 +175,7 @@ func TestVolumesThatHangAreLeftBehind(t *testing.T) {
 	check.That(t, state() == adminv1.VolumeState_VOLUME_STATE_DEGRADED, "it is shown as %v", state())
 	reconcile := func() { _, err := n.Admin().Reconcile(t.Context(), &adminv1.ReconcileRequest{}); check.Must(t, err) }
 	reconcile()
-	_, err = n.Runtime().RuntimeStageVolume(t.Context(), request)
+	_, err := n.Runtime().RuntimeStageVolume(t.Context(), request)
 	check.Code(t, err, codes.Aborted, "has not answered")
 	_, err = n.Runtime().RuntimeStageVolume(t.Context(), n.StageRequest("pod-3", own.path))
 	check.Code(t, err, codes.FailedPrecondition, target)

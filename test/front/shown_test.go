@@ -66,11 +66,9 @@ func TestEventsOfAVolume(t *testing.T) {
 		other, err := n.Admin().ListEvents(t.Context(), &adminv1.ListEventsRequest{Volume: name})
 		check.That(t, err == nil && len(other.GetEvents()) == len(got.GetEvents()), "%s has %d events, %v", name, len(other.GetEvents()), err)
 	}
-	out, err := n.Crustctl("events", v.TargetOf("pod-1")).Output()
-	check.Must(t, err)
+	out := check.Value(n.Crustctl("events", v.TargetOf("pod-1")).Output())(t)
 	check.That(t, strings.Contains(string(out), "sandbox-1 kata-go"), "crustctl shows\n%s", out)
-	raw, err := os.ReadFile(file)
-	check.Must(t, err)
+	raw := check.Value(os.ReadFile(file))(t)
 	check.That(t, !strings.Contains(string(raw)+string(out), "hunter2xyz"), "the secret is in the events")
 }
 

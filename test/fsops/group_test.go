@@ -305,12 +305,11 @@ func TestReadOnlySubvolume(t *testing.T) {
 	rig.Command(t, "btrfs", "subvolume", "create", f.dir+"/sub")
 	check.Must(t, os.WriteFile(f.dir+"/sub/file", nil, 0o600))
 	rig.Command(t, "btrfs", "subvolume", "snapshot", "-r", f.dir+"/sub", f.dir+"/snapshot")
-	_, err := fsops.ApplyGroup(t.Context(), f.root, group, volume.GroupAlways)
-	check.Must(t, err)
+	check.Must(t, check.Err(fsops.ApplyGroup(t.Context(), f.root, group, volume.GroupAlways)))
 	all := files(t, f.dir)
 	check.That(t, all["sub/file"].GID == group && all["snapshot/file"].GID != group && all["."].GID == group, "%+v", all)
 	check.Must(t, unix.Mount("", f.dir, "", unix.MS_REMOUNT|unix.MS_RDONLY, ""))
-	_, err = fsops.ApplyGroup(t.Context(), f.root, group+1, volume.GroupAlways)
+	_, err := fsops.ApplyGroup(t.Context(), f.root, group+1, volume.GroupAlways)
 	check.That(t, errors.Is(err, unix.EROFS), "a btrfs that is read-only: %v", err)
 }
 

@@ -58,10 +58,9 @@ func TestFullTmpfs(t *testing.T) {
 	root := rig.Tmpfs(t, "size=256k")
 	h, cfg := newHandler(t, root)
 	old := testVolume("old")
-	_, err := h.Publish(t.Context(), old)
-	check.Must(t, err)
+	check.Must(t, check.Err(h.Publish(t.Context(), old)))
 	before := projections(t, cfg)
-	err = os.WriteFile(filepath.Join(root, "fill"), make([]byte, 1<<20), 0o600)
+	err := os.WriteFile(filepath.Join(root, "fill"), make([]byte, 1<<20), 0o600)
 	check.Require(t, errors.Is(err, unix.ENOSPC), "the tmpfs is not full: %v", err)
 	changed := *old
 	changed.MountFlags = []string{strings.Repeat("x", 1000)}

@@ -178,8 +178,7 @@ func (l life) grow(to int64) {
 
 func (l life) frozen() {
 	admin := l.d.Admin()
-	_, err := admin.FreezeVolume(l.ctx(), &adminv1.FreezeVolumeRequest{Volume: l.target, Timeout: durationpb.New(5 * time.Minute)})
-	check.Must(l.t, err)
+	check.Must(l.t, check.Err(admin.FreezeVolume(l.ctx(), &adminv1.FreezeVolumeRequest{Volume: l.target, Timeout: durationpb.New(5 * time.Minute)})))
 	l.wantAside("", "watch-frozen\x00")
 	check.Succeeds(l.t, "nothing is written", func() error { _, err := l.node.Exec(l.ctx(), l.main, still); return err })
 	check.Must(l.t, check.Err(admin.ThawVolume(l.ctx(), &adminv1.ThawVolumeRequest{Volume: l.target})))

@@ -38,8 +38,7 @@ func (m *machine) register() string {
 	ctx, cancel := context.WithTimeout(m.t.Context(), time.Minute)
 	defer cancel()
 	plugin := registration.NewRegistrationClient(m.dial(path))
-	info, err := plugin.GetInfo(ctx, &registration.InfoRequest{})
-	check.Must(m.t, err)
+	info := check.Value(plugin.GetInfo(ctx, &registration.InfoRequest{}))(m.t)
 	check.Require(m.t, info.GetType() == registration.CSIPlugin && info.GetName() == driverName && info.GetEndpoint() == csiSocket,
 		"registered as %v", info)
 	check.Must(m.t, check.Err(plugin.NotifyRegistrationStatus(ctx, &registration.RegistrationStatus{PluginRegistered: true})))

@@ -189,8 +189,7 @@ func checkInstalled(t *testing.T) {
 
 func testReinstall(t *testing.T, deb string) {
 	const note = "# a word of the operator\n"
-	before, err := os.ReadFile(config)
-	check.Must(t, err)
+	before := check.Value(os.ReadFile(config))(t)
 	edited := append(slices.Clone(before), note...)
 	check.Must(t, os.WriteFile(config, edited, 0o644))
 	run(t, "dpkg", "--remove", name)
@@ -198,7 +197,7 @@ func testReinstall(t *testing.T, deb string) {
 	run(t, "dpkg", "-i", deb) // as an upgrade
 	after := check.Value(os.ReadFile(config))(t)
 	check.That(t, string(after) == string(edited), "the operator's edit of %s is gone", config)
-	_, err = os.Lstat("/run/crust-proxy.reinstalled")
+	_, err := os.Lstat("/run/crust-proxy.reinstalled")
 	check.That(t, errors.Is(err, fs.ErrNotExist), "the mark between the install scripts was left: %v", err)
 }
 

@@ -142,8 +142,7 @@ func detachOver(t *testing.T, open []*os.File) {
 func (s *shell) typed(command string) (said, status string) {
 	s.t.Helper()
 	const end = "\x04end "
-	_, err := fmt.Fprintf(s.in, "{ %s\n} </dev/null\nprintf '%s%%s\\n' $?\n", command, end)
-	check.Must(s.t, err)
+	check.Must(s.t, check.Err(fmt.Fprintf(s.in, "{ %s\n} </dev/null\nprintf '%s%%s\\n' $?\n", command, end)))
 	limit := time.Now().Add(10 * time.Minute)
 	if end, has := s.t.Deadline(); has && limit.After(end.Add(-time.Minute)) {
 		limit = end.Add(-time.Minute) // leaves time to clean up
@@ -231,8 +230,7 @@ func TestDetachOver(t *testing.T) {
 	root, other := overlay(t, "/", "size=8m"), rig.Image(t, 1<<20)
 	image := filepath.Join(root, "image")
 	check.Must(t, os.WriteFile(image, make([]byte, 1<<20), 0o600))
-	ours, err := loopdev.Attach(image, loopdev.Options{})
-	check.Must(t, err)
+	ours := check.Value(loopdev.Attach(image, loopdev.Options{}))(t)
 	defer func() { _ = loopdev.DetachFrom(image, ours) }()
 	others := check.Value(loopdev.Attach(other, loopdev.Options{}))(t)
 	defer func() { check.Must(t, loopdev.DetachFrom(other, others)) }()

@@ -22,8 +22,7 @@ import (
 // damage zeroes a part of the device.
 func (v *volume) damage(from, to int64) {
 	v.b.t.Helper()
-	device, err := os.OpenFile(v.device, os.O_WRONLY, 0)
-	check.Must(v.b.t, err)
+	device := check.Value(os.OpenFile(v.device, os.O_WRONLY, 0))(v.b.t)
 	check.Must(v.b.t, check.Err(device.WriteAt(make([]byte, to-from), from)))
 	check.Must(v.b.t, device.Sync())
 	check.Must(v.b.t, device.Close())

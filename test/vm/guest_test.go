@@ -287,8 +287,7 @@ ls -l /dev/null /dev/fd; echo x >/dev/null; grep -c . /proc/self/mountinfo; cat 
 	hungry.Linux.Resources = &specs.LinuxResources{Memory: &specs.LinuxMemory{Limit: &small}}
 	check.Must(t, g.create("hungry", hungry))
 	g.start(t, "hungry")
-	ended, err := g.WaitProcess(t.Context(), &wire.WaitProcessRequest{Process: &wire.Process{Container: "hungry"}})
-	check.Must(t, err)
+	ended := check.Value(g.WaitProcess(t.Context(), &wire.WaitProcessRequest{Process: &wire.Process{Container: "hungry"}}))(t)
 	check.That(t, ended.GetOomKilled() && ended.GetExitCode() != 0, "without memory it ended with %v", ended)
 	g.remove(t, "hungry")
 }
@@ -376,13 +375,11 @@ func (g *guest) tryStreams(t *testing.T) {
 	}
 	err := <-sent
 	check.That(t, err == nil && got == size, "%d of %d bytes came back: %v", got, size, err)
-	said, err := g.ReadOutput(t.Context(), &wire.ReadOutputRequest{Process: process, Stream: wire.Stream_STREAM_STDERR, Max: 100})
-	check.Must(t, err)
+	said := check.Value(g.ReadOutput(t.Context(), &wire.ReadOutputRequest{Process: process, Stream: wire.Stream_STREAM_STDERR, Max: 100}))(t)
 	check.That(t, string(said.GetData()) == "end\n", "its errors are %q", said.GetData())
 	g.tryExec(t)
 	check.Must(t, check.Err(g.SignalProcess(t.Context(), &wire.SignalProcessRequest{Process: process, Signal: 15})))
-	ended, err := g.WaitProcess(t.Context(), &wire.WaitProcessRequest{Process: process})
-	check.Must(t, err)
+	ended := check.Value(g.WaitProcess(t.Context(), &wire.WaitProcessRequest{Process: process}))(t)
 	check.That(t, ended.GetExitCode() == 9, "it ended with %v", ended)
 	check.Must(t, check.Err(g.SignalProcess(t.Context(), &wire.SignalProcessRequest{Process: process, Signal: 9})))
 	g.remove(t, "cat")
@@ -397,11 +394,10 @@ func (g *guest) tryExec(t *testing.T) {
 	check.Code(t, check.Err(g.ExecProcess(t.Context(), &wire.ExecProcessRequest{Process: beside, Spec: raw})), codes.AlreadyExists)
 	out := g.output(t, beside)
 	check.That(t, out == "1\n1000\n0::/\n", "a process beside says %q", out)
-	ended, err := g.WaitProcess(t.Context(), &wire.WaitProcessRequest{Process: beside})
-	check.Must(t, err)
+	ended := check.Value(g.WaitProcess(t.Context(), &wire.WaitProcessRequest{Process: beside}))(t)
 	check.That(t, ended.GetExitCode() == 3, "it ended with %v", ended)
 	check.Must(t, check.Err(g.DeleteProcess(t.Context(), &wire.DeleteProcessRequest{Process: beside})))
-	_, err = g.ExecProcess(t.Context(), &wire.ExecProcessRequest{Process: beside, Spec: []byte(`{"args":["/no/such/program"],"cwd":"/"}`)})
+	_, err := g.ExecProcess(t.Context(), &wire.ExecProcessRequest{Process: beside, Spec: []byte(`{"args":["/no/such/program"],"cwd":"/"}`)})
 	check.That(t, err != nil && strings.Contains(err.Error(), "/no/such/program"), "a program that is not there: %v", err)
 }
 

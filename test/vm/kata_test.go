@@ -45,8 +45,7 @@ func TestKataBeforeARealGuest(t *testing.T) {
 func (b *bench) kataLife(name string, flavor kata.Flavor) {
 	v := &volume{Volume: b.Driver.Create(b.t, name, "ext4", diskSize), b: b}
 	v.Publish()
-	pod, err := b.CRI.RunPod(b.ctx(), v.Pod, "", 0)
-	check.Must(b.t, err)
+	pod := check.Value(b.CRI.RunPod(b.ctx(), v.Pod, "", 0))(b.t)
 	b.run(pod, "app", at(v)) // for containerd to have the pod's containers and mounts
 	g := bootKata(flavor, pod.ID, v)
 	app := []kata.Mount{{Destination: "/data", Source: v.Target}}
@@ -61,7 +60,7 @@ func (b *bench) kataLife(name string, flavor kata.Flavor) {
 
 	// The shim outlives its machine for a moment.
 	g.machine.Kill()
-	_, err = v.Stats()
+	_, err := v.Stats()
 	check.Code(b.t, err, codes.Unavailable)
 	check.Code(b.t, v.TryUnpublish(), codes.Aborted)
 	check.Must(b.t, g.shim.Stop())
@@ -91,12 +90,11 @@ func bootKata(flavor kata.Flavor, id string, v *volume) *kataGuest {
 	kernel, archive, err := initramfs.Build(vmnode.Kernel(t), rig.Program(t, "crust-vm-agent"), t.TempDir())
 	check.Must(t, err)
 	g := &kataGuest{guest: guest{t: t}, v: v}
-	g.machine, err = qemu.Start(t.Context(), qemu.Config{
+	g.machine = check.Value(qemu.Start(t.Context(), qemu.Config{
 		Program: program, Virtiofsd: "/usr/lib/qemu/virtiofsd", Kernel: kernel, Initramfs: archive, Append: initramfs.KernelArguments,
 		MemoryMiB: 320, CPUs: 1, User: 1_900_000_000 + uint32(os.Getpid()), //nolint:gosec // at most four million
 		Shared: rootDir(t), Tag: "shared", Port: wire.Port, Dir: t.TempDir(),
-	})
-	check.Must(t, err)
+	}))(t)
 	t.Cleanup(g.machine.Kill)
 	g.Client = wire.NewClient(g.machine.Agent)
 	_, err = g.StartSandbox(t.Context(), &wire.StartSandboxRequest{Hostname: "pod", UnixNanos: time.Now().UnixNano(), SharedTag: "shared"})
@@ -173,8 +171,7 @@ func (g *kataGuest) exec(script string) string {
 	process := &wire.Process{Container: g.container, Exec: "script"}
 	check.Must(g.t, check.Err(g.ExecProcess(g.t.Context(), &wire.ExecProcessRequest{Process: process, Spec: raw})))
 	out := g.output(g.t, process)
-	ended, err := g.WaitProcess(g.t.Context(), &wire.WaitProcessRequest{Process: process})
-	check.Must(g.t, err)
+	ended := check.Value(g.WaitProcess(g.t.Context(), &wire.WaitProcessRequest{Process: process}))(g.t)
 	check.Require(g.t, ended.GetExitCode() == 0, "%s: %v, %s", script, ended, out)
 	check.Must(g.t, check.Err(g.DeleteProcess(g.t.Context(), &wire.DeleteProcessRequest{Process: process})))
 	return out
@@ -187,8 +184,7 @@ func (g *kataGuest) wantStats() []*csi.VolumeUsage {
 	check.Eventually(g.t, "stats are what the container sees", func() (is bool) {
 		var err error
 		var seen [5]int64
-		_, scanErr := fmt.Sscan(g.exec("stat -f -c '%S %b %f %c %d' /data"), &seen[0], &seen[1], &seen[2], &seen[3], &seen[4])
-		check.Must(g.t, scanErr)
+		check.Must(g.t, check.Err(fmt.Sscan(g.exec("stat -f -c '%S %b %f %c %d' /data"), &seen[0], &seen[1], &seen[2], &seen[3], &seen[4])))
 		reply, err = g.v.Stats()
 		return err == nil && slices.EqualFunc(reply.GetUsage(), [][3]int64{
 			{seen[0] * seen[1], seen[0] * seen[2], int64(csi.VolumeUsage_BYTES)}, {seen[3], seen[4], int64(csi.VolumeUsage_INODES)},

@@ -343,15 +343,14 @@ func TestSampleRulesAreGood(t *testing.T) {
 }
 
 func TestPolicyForTheCore(t *testing.T) {
-	got, err := load(t, `
+	got := check.Value(load(t, `
 policy:
   format: never
   rules:
     - {name: a, drivers: [d], filesystems: [xfs], runtimeHandlers: [kata], accessModes: [SINGLE_NODE_WRITER], defer: true, handler: kata, format: guest, mkfsOptions: ["-i", "size=1024"], rootMode: "2777", grow: false}
     - {name: asked, annotated: true, runtimeHandlers: [crust, kata-clh], defer: true}
     - {name: b, defer: false}
-`)
-	check.Must(t, err)
+`))(t)
 	want := &policy.Policy{Format: volume.FormatNever, Rules: []policy.Rule{
 		{Name: "a", Drivers: []string{"d"}, Filesystems: []string{"xfs"}, RuntimeHandlers: []string{"kata"},
 			AccessModes: []string{"SINGLE_NODE_WRITER"}, Defer: true, Handler: "kata", Format: volume.FormatGuest,

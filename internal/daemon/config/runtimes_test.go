@@ -35,12 +35,11 @@ func TestRuntimeClassesOfKata(t *testing.T) {
 }
 
 func TestRuntimesAreTheAdministrators(t *testing.T) {
-	cfg, err := load(t, `
+	cfg := check.Value(load(t, `
 policy:
   runtimes: {kata-qemu-snp: kata, "my-*": kata, kata-old: none}
   rules: [{name: all, defer: true}]
-`)
-	check.Must(t, err)
+`))(t)
 	rules := cfg.DeferralPolicy()
 	for runtime, want := range map[string]string{
 		"kata-qemu-snp": "kata", "my-vm": "kata", "kata-qemu": "kata",

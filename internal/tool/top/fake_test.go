@@ -65,9 +65,8 @@ func (f *fakeAdmin) stop() {
 
 func (f *fakeAdmin) daemon() Daemon {
 	f.t.Helper()
-	conn, err := grpc.NewClient("unix:"+f.socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithConnectParams(grpc.ConnectParams{MinConnectTimeout: time.Second, Backoff: backoff.Config{BaseDelay: 10 * time.Millisecond, Multiplier: 1.6, MaxDelay: 50 * time.Millisecond}}))
-	check.Must(f.t, err)
+	conn := check.Value(grpc.NewClient("unix:"+f.socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithConnectParams(grpc.ConnectParams{MinConnectTimeout: time.Second, Backoff: backoff.Config{BaseDelay: 10 * time.Millisecond, Multiplier: 1.6, MaxDelay: 50 * time.Millisecond}})))(f.t)
 	f.t.Cleanup(func() { _ = conn.Close() })
 	return Daemon{AdminClient: adminv1.NewAdminClient(conn), Timeout: 10 * time.Second,
 		Explain: func(err error) string { return "explained: " + status.Code(err).String() }}

@@ -83,10 +83,9 @@ func TestOneKindOfHandler(t *testing.T) {
 		table := newTable(t, nil, nil, &fakeOpeners{})
 		check.Must(t, heldAs(t, table, v.Device))
 		check.Must(t, table.owners.reserve(v, identityOf(v.Device)))
-		pending, err := table.Begin(t.Context(), Request{Volume: other, Mountable: mountable}, &OpenedDevice{Device: other.Device, FD: sys.NoFD})
-		check.Must(t, err)
+		pending := check.Value(table.Begin(t.Context(), Request{Volume: other, Mountable: mountable}, &OpenedDevice{Device: other.Device, FD: sys.NoFD}))(t)
 		check.That(t, !pending.First, "the second reader is the first owner")
-		_, err = pending.Keep()
+		_, err := pending.Keep()
 		check.That(t, (err != nil) == mountable && (err == nil || volume.KindOf(err) == volume.InUse) && (len(table.owners.owned(other.Key)) > 0) != mountable,
 			"mountable %v beside a claim: %v", mountable, err)
 	}

@@ -157,8 +157,7 @@ func exchange(t *testing.T, w io.Writer, reader *bufio.Reader, request string) (
 	if _, err := reader.Peek(1); err != nil {
 		return 0, ""
 	}
-	response, err := http.ReadResponse(reader, nil)
-	check.Must(t, err)
+	response := check.Value(http.ReadResponse(reader, nil))(t)
 	defer func() { _ = response.Body.Close() }()
 	raw := check.Value(io.ReadAll(response.Body))(t)
 	return response.StatusCode, string(raw)

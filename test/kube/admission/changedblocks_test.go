@@ -31,8 +31,7 @@ func TestChangedBlocksRights(t *testing.T) {
 	r.install(t, "--reset-values", "--values="+filepath.Join(render.Chart(), "ci/crust-driver-values.yaml"))
 	r.makeNamespaces(t, "backup", "shop")
 	example := filepath.Join(render.Kustomizations(t), "examples/changed-blocks")
-	_, err := r.Kubectl("apply", "-f", manifest(t, render.Kustomize(t, example)))
-	check.Must(t, err)
+	check.Must(t, check.Err(r.Kubectl("apply", "-f", manifest(t, render.Kustomize(t, example)))))
 	sidecar, client := r.as(t, "crust-proxy", "crust-proxy-driver"), r.as(t, "backup", "backup-client")
 	await(t, "the client's role", func() bool { return client.may(t, "shop", "get", "volumesnapshots") })
 
@@ -53,7 +52,7 @@ func TestChangedBlocksRights(t *testing.T) {
 	sidecar.mayNot(t, "crust-proxy", "delete", "volumesnapshots", "volumesnapshotcontents")
 	client.mayNot(t, "shop", "get", "secrets", "persistentvolumeclaims", "pods")
 	client.mayNot(t, "backup", "get", "secrets")
-	_, err = client.tokenOf(t, "default", callersAudience)
+	_, err := client.tokenOf(t, "default", callersAudience)
 	check.That(t, apierrors.IsForbidden(err), "the client asks for a token of another account: %v", err)
 }
 
@@ -104,15 +103,14 @@ func (a account) review(t *testing.T, token string) authenticationv1.UserInfo {
 // wouldAllow asks, as the sidecar does, whether a caller may read the snapshots there.
 func (a account) wouldAllow(t *testing.T, user authenticationv1.UserInfo, namespace string) bool {
 	t.Helper()
-	got, err := a.client.AuthorizationV1().SubjectAccessReviews().Create(t.Context(), &authorizationv1.SubjectAccessReview{
+	got := check.Value(a.client.AuthorizationV1().SubjectAccessReviews().Create(t.Context(), &authorizationv1.SubjectAccessReview{
 		Spec: authorizationv1.SubjectAccessReviewSpec{
 			User: user.Username, Groups: user.Groups, UID: user.UID,
 			ResourceAttributes: &authorizationv1.ResourceAttributes{
 				Verb: "get", Namespace: namespace, Group: "snapshot.storage.k8s.io", Version: "v1", Resource: "volumesnapshots",
 			},
 		},
-	}, metav1.CreateOptions{})
-	check.Must(t, err)
+	}, metav1.CreateOptions{}))(t)
 	return got.Status.Allowed
 }
 
@@ -133,11 +131,10 @@ func (a account) may(t *testing.T, namespace, verb, resource string) bool {
 	case strings.HasPrefix(resource, "volumegroupsnapshot"):
 		group = "groupsnapshot.storage.k8s.io"
 	}
-	got, err := a.client.AuthorizationV1().SelfSubjectAccessReviews().Create(t.Context(), &authorizationv1.SelfSubjectAccessReview{
+	got := check.Value(a.client.AuthorizationV1().SelfSubjectAccessReviews().Create(t.Context(), &authorizationv1.SelfSubjectAccessReview{
 		Spec: authorizationv1.SelfSubjectAccessReviewSpec{ResourceAttributes: &authorizationv1.ResourceAttributes{
 			Verb: verb, Namespace: namespace, Group: group, Resource: resource,
 		}},
-	}, metav1.CreateOptions{})
-	check.Must(t, err)
+	}, metav1.CreateOptions{}))(t)
 	return got.Status.Allowed
 }

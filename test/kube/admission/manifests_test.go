@@ -73,9 +73,8 @@ func TestManifestsAreAccepted(t *testing.T) {
 	}
 	for file, class := range map[string]string{"kata.yaml": "kata-qemu", "crust.yaml": "crust"} {
 		made := "apiVersion: node.k8s.io/v1\nkind: RuntimeClass\nmetadata: {name: " + class + "}\nhandler: " + class + "\n"
-		_, err := r.Kubectl("apply", "--server-side", "-f", manifest(t, made))
-		check.Must(t, err)
-		_, err = r.Kubectl("apply", "--server-side", "--dry-run=server", "--validate=strict", "-f", "../../../examples/kubernetes/"+file)
+		check.Must(t, check.Err(r.Kubectl("apply", "--server-side", "-f", manifest(t, made))))
+		_, err := r.Kubectl("apply", "--server-side", "--dry-run=server", "--validate=strict", "-f", "../../../examples/kubernetes/"+file)
 		check.That(t, err == nil, "%s: %v", file, err)
 		check.Must(t, check.Err(r.Kubectl("delete", "runtimeclass", class)))
 	}

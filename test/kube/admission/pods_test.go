@@ -79,10 +79,9 @@ func TestPods(t *testing.T) {
 	}
 	// A class that is there, and that nobody said mounts volumes.
 	plain := &nodev1.RuntimeClass{ObjectMeta: metav1.ObjectMeta{Name: "plain"}, Handler: "runc"}
-	_, err := r.client.NodeV1().RuntimeClasses().Create(t.Context(), plain, metav1.CreateOptions{})
-	check.Must(t, err)
+	check.Must(t, check.Err(r.client.NodeV1().RuntimeClasses().Create(t.Context(), plain, metav1.CreateOptions{})))
 	await(t, "the runtime class", func() bool { _, err := r.dry(t, pod("plain", claim("data"))); return err == nil })
-	_, err = r.dry(t, pod("plain", annotated("data"), claim("data")))
+	_, err := r.dry(t, pod("plain", annotated("data"), claim("data")))
 	err = says(err, "pods", "the runtime class plain is not known to mount volumes by itself", "one of kata, crust, vm")
 	check.That(t, err == nil, "%v", err)
 	livingPods(t, r)

@@ -66,19 +66,17 @@ func (r *rig) podWithDisk(t *testing.T) *corev1.Pod {
 	modes := []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}
 	class := ""
 	claims := core.PersistentVolumeClaims("default")
-	bound, err := claims.Create(t.Context(), &corev1.PersistentVolumeClaim{ObjectMeta: named("data"), Spec: corev1.PersistentVolumeClaimSpec{
+	bound := check.Value(claims.Create(t.Context(), &corev1.PersistentVolumeClaim{ObjectMeta: named("data"), Spec: corev1.PersistentVolumeClaimSpec{
 		AccessModes: modes, Resources: corev1.VolumeResourceRequirements{Requests: size}, VolumeName: "disk", StorageClassName: &class,
-	}}, metav1.CreateOptions{})
-	check.Must(t, err)
+	}}, metav1.CreateOptions{}))(t)
 	bound.Status.Phase = corev1.ClaimBound
 	check.Must(t, check.Err(claims.UpdateStatus(t.Context(), bound, metav1.UpdateOptions{})))
-	_, err = core.PersistentVolumes().Create(t.Context(), &corev1.PersistentVolume{ObjectMeta: named("disk"), Spec: corev1.PersistentVolumeSpec{
+	check.Must(t, check.Err(core.PersistentVolumes().Create(t.Context(), &corev1.PersistentVolume{ObjectMeta: named("disk"), Spec: corev1.PersistentVolumeSpec{
 		Capacity: size, AccessModes: modes, ClaimRef: &corev1.ObjectReference{Namespace: "default", Name: "data", UID: bound.UID},
 		PersistentVolumeSource: corev1.PersistentVolumeSource{
 			CSI: &corev1.CSIPersistentVolumeSource{Driver: diskDriver, VolumeHandle: "vol-1"},
 		},
-	}}, metav1.CreateOptions{})
-	check.Must(t, err)
+	}}, metav1.CreateOptions{})))
 	p := pod("crust", claim("data"))
 	p.Spec.NodeName = "node-a"
 	return check.Value(core.Pods("default").Create(t.Context(), p, metav1.CreateOptions{}))(t)

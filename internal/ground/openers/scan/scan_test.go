@@ -54,12 +54,11 @@ func startAs(t testing.TB, attr *syscall.SysProcAttr, how, path string) *exec.Cm
 	t.Helper()
 	cmd := exec.Command("/proc/self/exe")
 	cmd.Env, cmd.SysProcAttr, cmd.Stderr = append(os.Environ(), holderEnv+"="+how+":"+path), attr, os.Stderr
-	_, err := cmd.StdinPipe()
-	check.Must(t, err)
+	check.Must(t, check.Err(cmd.StdinPipe()))
 	out := check.Value(cmd.StdoutPipe())(t)
 	check.Must(t, cmd.Start())
 	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
-	_, err = out.Read(make([]byte, 8))
+	_, err := out.Read(make([]byte, 8))
 	check.Require(t, err == nil, "the holder did not open %s: %v", path, err)
 	return cmd
 }
