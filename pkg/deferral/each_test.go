@@ -87,14 +87,10 @@ func TestVolumeThatHangsIsLeftBehind(t *testing.T) {
 			s.wants(report.Repairs[0].Err, volume.Busy, "has not answered")
 			status, _ := s.b.Get(s.key)
 			s.wants(status.Problem, volume.Busy, "has not answered")
-			_, err := s.b.Release(t.Context(), s.asked().Target)
-			s.wants(err, volume.Busy, "has not answered")
-			_, err = s.b.ReleaseKey(t.Context(), s.key, true)
-			s.wants(err, volume.Busy, "has not answered")
-			_, err = s.b.Defer(t.Context(), s.asked())
-			s.wants(err, volume.Busy, "has not answered")
-			_, err = s.b.Defer(t.Context(), next)
-			s.wants(err, volume.InUse, s.asked().Target)
+			s.wants(check.Err(s.b.Release(t.Context(), s.asked().Target)), volume.Busy, "has not answered")
+			s.wants(check.Err(s.b.ReleaseKey(t.Context(), s.key, true)), volume.Busy, "has not answered")
+			s.wants(check.Err(s.b.Defer(t.Context(), s.asked())), volume.Busy, "has not answered")
+			s.wants(check.Err(s.b.Defer(t.Context(), next)), volume.InUse, s.asked().Target)
 		}
 		s.said = nil
 		unlock()

@@ -90,8 +90,7 @@ func TestFailedStepOfDefer(t *testing.T) {
 			}
 			s.wants(err, volume.Busy, "could not be undone yet")
 			s.is("claimed removing")
-			_, err = s.b.Defer(t.Context(), in)
-			s.wants(err, volume.Busy, "its removal was begun")
+			s.wants(check.Err(s.b.Defer(t.Context(), in)), volume.Busy, "its removal was begun")
 			s.is("claimed removing")
 			clear(s.fail)
 			check.Value(s.b.Defer(t.Context(), in))(t)
@@ -130,8 +129,7 @@ func TestRepeatedDefer(t *testing.T) {
 	} {
 		in := s.asked()
 		change(&in)
-		_, err := s.b.Defer(t.Context(), in)
-		s.wants(err, volume.Conflict)
+		s.wants(check.Err(s.b.Defer(t.Context(), in)), volume.Conflict)
 		check.Require(t, !t.Failed(), "another %v", name)
 		s.saw()
 	}
@@ -160,8 +158,7 @@ func TestRepeatedDefer(t *testing.T) {
 	s.saw(restored...)
 	for i, step := range []string{"guard", "publish"} {
 		s.fail = map[string]error{step: volume.Errorf(volume.Conflict, "%w", errStep)}
-		_, err := s.b.Defer(t.Context(), in)
-		s.wants(err, volume.Busy)
+		s.wants(check.Err(s.b.Defer(t.Context(), in)), volume.Busy)
 		s.saw(restored[:i+1]...)
 		s.is("claimed volumes")
 		check.That(t, s.b.table.get(s.key).problem != nil, "the volume is not shown with its problem")
@@ -176,8 +173,7 @@ func TestTwoVolumesOfOneDevice(t *testing.T) {
 	s.published()
 	in := s.asked()
 	in.Target = s.b.cfg.Root + "/second"
-	_, err := s.b.Defer(t.Context(), in)
-	s.wants(err, volume.InUse, s.asked().Target)
+	s.wants(check.Err(s.b.Defer(t.Context(), in)), volume.InUse, s.asked().Target)
 	s.saw("check claimed volumes")
 	check.That(t, !s.b.table.has(volume.KeyOf(in.Target)), "the refused volume is in the table")
 	check.Value(s.b.Release(t.Context(), s.asked().Target))(t)
@@ -275,8 +271,7 @@ func TestRemovalThatCannotBeRecorded(t *testing.T) {
 	s.published()
 	removing := filepath.Join(s.b.cfg.StateDir, removingDir)
 	check.Must(t, errors.Join(os.Remove(removing), os.WriteFile(removing, nil, 0o600)))
-	_, err := s.b.Release(t.Context(), s.asked().Target)
-	s.wants(err, volume.Internal, "cannot be recorded")
+	s.wants(check.Err(s.b.Release(t.Context(), s.asked().Target)), volume.Internal, "cannot be recorded")
 	s.saw("in-use claimed volumes", "free claimed volumes")
 	s.is("claimed volumes")
 	check.Must(t, os.Remove(removing))

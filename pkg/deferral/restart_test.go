@@ -44,8 +44,7 @@ func TestReadOnlyDeviceThatCannotBeSetAgain(t *testing.T) {
 	check.Must(t, s.b.store.put(rec))
 	s.b.table.add(rec)
 	check.Must(t, s.b.claims.Reclaim(t.Context(), rec.claim()))
-	_, err := s.b.restorer.restoreRecord(t.Context(), rec)
-	s.wants(err, volume.Internal, "cannot be made read-only")
+	s.wants(check.Err(s.b.restorer.restoreRecord(t.Context(), rec)), volume.Internal, "cannot be made read-only")
 	s.saw()
 }
 
@@ -181,11 +180,10 @@ func TestForcedRelease(t *testing.T) {
 	s := newBench(t, tracking)
 	s.published()
 	s.who, s.fail["free"] = "abc", errOpen
-	_, err := s.b.ReleaseKey(t.Context(), s.key, false)
-	s.wants(err, volume.Busy, "abc")
+	s.wants(check.Err(s.b.ReleaseKey(t.Context(), s.key, false)), volume.Busy, "abc")
 	held := filepath.Join(s.b.cfg.StateDir, heldDir)
 	check.Must(t, os.Remove(held)) // what cannot be remembered is not done
-	_, err = s.b.ReleaseKey(t.Context(), s.key, true)
+	_, err := s.b.ReleaseKey(t.Context(), s.key, true)
 	s.wants(err, volume.Internal, "cannot be written")
 	s.is("claimed volumes")
 	check.Must(t, os.Mkdir(held, 0o700))
@@ -251,13 +249,11 @@ func TestLostRecord(t *testing.T) {
 		} {
 			in := s.asked()
 			change(&in)
-			_, err := s.b.Defer(t.Context(), in)
-			s.wants(err, volume.Busy)
+			s.wants(check.Err(s.b.Defer(t.Context(), in)), volume.Busy)
 			s.is("claimed")
 		}
 		check.Must(t, os.Remove(filepath.Join(s.b.cfg.StateDir, volumesDir)))
-		_, err := s.b.Defer(t.Context(), s.asked())
-		s.wants(err, volume.Busy, "cannot be written", "stays")
+		s.wants(check.Err(s.b.Defer(t.Context(), s.asked())), volume.Busy, "cannot be written", "stays")
 		s.saw("check claimed")
 		s.is("claimed")
 		check.Must(t, os.Mkdir(filepath.Join(s.b.cfg.StateDir, volumesDir), 0o700))
@@ -273,19 +269,16 @@ func TestLostRecord(t *testing.T) {
 		check.Must(t, s.b.Load(t.Context()))
 		in := s.asked()
 		in.MountFlags = []string{"rbind"}
-		_, err := s.b.Defer(t.Context(), in)
-		s.wants(err, volume.Busy, "rbind")
+		s.wants(check.Err(s.b.Defer(t.Context(), in)), volume.Busy, "rbind")
 		for step, fails := range map[string]error{"check": volume.Errorf(volume.Unsupported, "%w", errStep), "free": errOpen} {
 			s.fail = map[string]error{step: fails}
-			_, err := s.b.Defer(t.Context(), s.asked())
-			s.wants(err, volume.Busy, fails.Error())
+			s.wants(check.Err(s.b.Defer(t.Context(), s.asked())), volume.Busy, fails.Error())
 			s.is("volumes")
 		}
 		s.fail = nil
 		records := filepath.Join(s.b.cfg.StateDir, volumesDir)
 		check.Must(t, os.Rename(records, records+".away"))
-		_, err = s.b.Defer(t.Context(), s.asked())
-		s.wants(err, volume.Busy, "cannot be written")
+		s.wants(check.Err(s.b.Defer(t.Context(), s.asked())), volume.Busy, "cannot be written")
 		check.Must(t, os.Rename(records+".away", records))
 		s.is("volumes")
 		s.said = nil
@@ -318,10 +311,8 @@ func TestLostRecord(t *testing.T) {
 		rec.Device = claim.Identify(filepath.Join(filepath.Dir(s.image), "other"))
 		check.Must(t, s.b.store.put(rec))
 		reconcile(s, "abc", nil, "claimed volumes", "in-use claimed volumes")
-		_, err := s.b.Defer(t.Context(), s.asked())
-		s.wants(err, volume.Busy, "which has to be free first")
-		_, err = s.b.Release(t.Context(), s.asked().Target)
-		s.wants(err, volume.Busy, "which has to be free first")
+		s.wants(check.Err(s.b.Defer(t.Context(), s.asked())), volume.Busy, "which has to be free first")
+		s.wants(check.Err(s.b.Release(t.Context(), s.asked().Target)), volume.Busy, "which has to be free first")
 		reconcile(s, "", errOpen, "claimed volumes", "in-use claimed volumes", "free claimed volumes", "free claimed volumes")
 		reconcile(s, "", nil, "volumes", "in-use claimed volumes", "free claimed volumes", "free claimed volumes", "guard volumes", "publish volumes")
 		check.That(t, s.b.claims.Has(rec.claim()), "the device of the record is not claimed")
@@ -347,8 +338,7 @@ func TestNewerRecordIsLeftAlone(t *testing.T) {
 					s.is("")
 					continue
 				}
-				_, err := s.b.Defer(t.Context(), s.asked())
-				s.wants(err, volume.Busy, errNewerRecord.Error(), dir)
+				s.wants(check.Err(s.b.Defer(t.Context(), s.asked())), volume.Busy, errNewerRecord.Error(), dir)
 				s.saw()
 				after, err := os.ReadFile(s.b.store.path(dir, s.key))
 				check.That(t, bytes.Equal(before, after), "the record is %s, %v", after, err)
@@ -426,8 +416,7 @@ func TestWhenAReleaseEndsOrphans(t *testing.T) {
 		check.That(t, errors.Is(err, errCannotEnd) == c.tried && (c.tried || errors.Is(err, c.cause)), "%s: %v", name, err)
 		if s.fail["free"] = errOpen; c.tried {
 			s.b.table.replace(s.key, func(e *entry) { e.rec = &rec })
-			_, err := s.b.Release(t.Context(), s.asked().Target)
-			s.wants(err, volume.Busy, errCannotEnd.Error(), "kill -9")
+			s.wants(check.Err(s.b.Release(t.Context(), s.asked().Target)), volume.Busy, errCannotEnd.Error(), "kill -9")
 			check.That(t, len(s.ended) == 2 && strings.HasPrefix(s.ended[1], "0 by crust-proxy: volume "), "told: %q", s.ended)
 		}
 	}

@@ -73,7 +73,6 @@ func TestExecWithoutAProxy(t *testing.T) {
 	process := filepath.Join(t.TempDir(), "process")
 	check.Must(t, os.WriteFile(process, []byte(`{"args":["sh"],"terminal":true}`), 0o600))
 	c := &command{cfg: cfg, in: handler.ParseArgs([]string{"exec", "--detach", "--process", process, "c"})}
-	_, err := c.exec()
-	check.Fails(t, err, "--console-socket is missing")
+	check.Fails(t, check.Err(c.exec()), "--console-socket is missing")
 	check.That(t, len(guest.asked) == 2 && guest.asked[1] == strings.Replace(guest.asked[0], "exec", "delete", 1), "asked: %q", guest.asked)
 }

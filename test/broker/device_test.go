@@ -38,8 +38,7 @@ func TestSecondOwnerIsRefusedWhateverTheDeviceIsCalled(t *testing.T) {
 		check.That(t, strings.Contains(err.Error(), first.Target), "%s: the error does not name the owner: %v", name, err)
 	}
 	n.restart()
-	_, err := n.Defer(t.Context(), n.instruction("pod-2", disk))
-	wantKind(t, err, volume.InUse)
+	wantKind(t, check.Err(n.Defer(t.Context(), n.instruction("pod-2", disk))), volume.InUse)
 	n.unstage(first.Target)
 	n.stage(n.instruction("pod-2", disk))
 	n.unstage(n.target("pod-2"))
@@ -71,8 +70,7 @@ func TestImageFiles(t *testing.T) {
 	_, err = n.Defer(t.Context(), n.instruction("pod-2", image))
 	wantKind(t, err, volume.InUse)
 	check.That(t, strings.Contains(err.Error(), loop), "the error does not name the loop device: %v", err)
-	_, err = n.Defer(t.Context(), n.instruction("pod-2", image, "ro"))
-	wantKind(t, err, volume.Unsupported)
+	wantKind(t, check.Err(n.Defer(t.Context(), n.instruction("pod-2", image, "ro"))), volume.Unsupported)
 	n.noLeftovers()
 }
 
@@ -126,13 +124,12 @@ func TestDeviceMountedElsewhereIsRefused(t *testing.T) {
 	n := newNode(t)
 	disk := rig.Disk(t, 32*mib, "ext4")
 	end := mountAway(t, disk)
-	_, err := n.Defer(t.Context(), n.instruction("pod-1", disk))
-	wantKind(t, err, volume.InUse)
+	wantKind(t, check.Err(n.Defer(t.Context(), n.instruction("pod-1", disk))), volume.InUse)
 	end()
 
 	point := t.TempDir()
 	check.Must(t, unix.Mount(disk, point, "ext4", 0, ""))
-	_, err = n.Defer(t.Context(), n.instruction("pod-1", disk))
+	_, err := n.Defer(t.Context(), n.instruction("pod-1", disk))
 	wantKind(t, err, volume.InUse)
 	check.That(t, strings.Contains(err.Error(), point), "the error does not say where it is mounted: %v", err)
 	check.Must(t, unix.Unmount(point, 0))
@@ -148,8 +145,7 @@ func TestReadOnlyIsEnforcedAtTheDevice(t *testing.T) {
 	n.stage(n.instruction("pod-1", disk, "ro"))
 	n.stage(n.instruction("pod-2", disk, "ro")) // read-only beside read-only is fine
 	wantReadOnly(t, disk, true)
-	_, err := n.Defer(t.Context(), n.instruction("pod-3", disk))
-	wantKind(t, err, volume.InUse)
+	wantKind(t, check.Err(n.Defer(t.Context(), n.instruction("pod-3", disk))), volume.InUse)
 	n.restart()
 	wantReadOnly(t, disk, true)
 	n.unstage(n.target("pod-1"))
@@ -163,8 +159,7 @@ func TestReadOnlyStateIsPutBackAsItWas(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	disk := rig.Loop(t, rig.Image(t, 16*mib), loopdev.Options{ReadOnly: true})
-	_, err := n.Defer(t.Context(), n.instruction("pod-1", disk))
-	wantKind(t, err, volume.Invalid)
+	wantKind(t, check.Err(n.Defer(t.Context(), n.instruction("pod-1", disk))), volume.Invalid)
 	n.stage(n.instruction("pod-1", disk, "ro"))
 	n.restart()
 	n.unstage(n.target("pod-1"))
@@ -190,8 +185,7 @@ func TestWrongDevices(t *testing.T) {
 		check.That(t, err != nil && volume.KindOf(err) == want, "%s: got %v; want %v", device, err, want)
 	}
 	n.SetDevices(claim.DevicePolicy{Roots: []string{"/dev"}, Classes: []string{"nvme"}})
-	_, err := n.Defer(t.Context(), n.instruction("pod-1", rig.Disk(t, 16*mib, "")))
-	wantKind(t, err, volume.Denied)
+	wantKind(t, check.Err(n.Defer(t.Context(), n.instruction("pod-1", rig.Disk(t, 16*mib, "")))), volume.Denied)
 	n.noLeftovers()
 }
 

@@ -120,8 +120,7 @@ func TestAnotherDeviceOfTheNumber(t *testing.T) {
 	check.That(t, errors.Is(status.Problem, claim.ErrReplaced), "the volume is shown with %v", status.Problem)
 	n.unstage(v.Target)
 	wantHeld(t, disk, true)
-	_, err := n.Release(t.Context(), second.Target)
-	wantKind(t, err, volume.Busy)
+	wantKind(t, check.Err(n.Release(t.Context(), second.Target)), volume.Busy)
 }
 
 // TestReleaseByForceConcernsOneDevice has the number of a device that two readers released by force stand

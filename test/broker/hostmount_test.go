@@ -67,8 +67,7 @@ func TestDeviceOfAMountingHandlerCanBeMounted(t *testing.T) {
 	check.That(t, ok && size == 32*mib, "the device's size is %d, %v", size, ok)
 	n.stage(n.forHost("pod-1", disk)) // kubelet's call comes again after its restart
 	for _, in := range []volume.Instruction{n.forHost("pod-2", disk), n.instruction("pod-2", disk)} {
-		_, err := n.Defer(t.Context(), in)
-		wantKind(t, err, volume.InUse)
+		wantKind(t, check.Err(n.Defer(t.Context(), in)), volume.InUse)
 	}
 	end()
 	n.unstage(v.Target)
@@ -106,8 +105,7 @@ func TestReadOnlyVolumesOfMountingHandlers(t *testing.T) {
 	check.Must(t, unix.Mount(disk, point, "ext4", unix.MS_RDONLY, ""))
 	t.Cleanup(func() { _ = unix.Unmount(point, unix.MNT_DETACH) })
 	n.stage(n.forHost("pod-2", disk, "ro")) // read-only beside read-only, mounted or not
-	_, err := n.Defer(t.Context(), n.instruction("pod-3", disk, "ro"))
-	wantKind(t, err, volume.InUse)
+	wantKind(t, check.Err(n.Defer(t.Context(), n.instruction("pod-3", disk, "ro"))), volume.InUse)
 	n.restart()
 	wantReadOnly(t, disk, true)
 	n.unstage(n.target("pod-1")) // the other's sandbox may go on
@@ -116,8 +114,7 @@ func TestReadOnlyVolumesOfMountingHandlers(t *testing.T) {
 	wantReadOnly(t, disk, false)
 
 	n.stage(n.instruction("pod-3", disk, "ro"))
-	_, err = n.Defer(t.Context(), n.forHost("pod-1", disk, "ro"))
-	wantKind(t, err, volume.InUse)
+	wantKind(t, check.Err(n.Defer(t.Context(), n.forHost("pod-1", disk, "ro"))), volume.InUse)
 	n.unstage(n.target("pod-3"))
 	n.noLeftovers()
 }

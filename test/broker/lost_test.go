@@ -116,10 +116,8 @@ func testLostRecord(t *testing.T, damage func(*testing.T, string), known string)
 		claimed := map[string]string{"projection": disk + " stays claimed", "claim": "is not known: only a claim that systemd kept"}[known]
 		problems := n.Problems()
 		check.That(t, len(problems) == 1 && strings.Contains(problems[0].Error(), claimed), "told: %v", problems)
-		_, err := n.Defer(t.Context(), n.instruction("pod-2", disk))
-		wantKind(t, err, volume.InUse)
-		_, err = n.Release(t.Context(), v.Target)
-		wantKind(t, err, volume.Busy)
+		wantKind(t, check.Err(n.Defer(t.Context(), n.instruction("pod-2", disk))), volume.InUse)
+		wantKind(t, check.Err(n.Release(t.Context(), v.Target)), volume.Busy)
 		n.Close()
 	}
 	n.startWith(store)

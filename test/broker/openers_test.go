@@ -125,8 +125,7 @@ func testOpener(t *testing.T, finder *openers.Finder, kind opener) {
 	in.Handler = kind.handler
 
 	end, who := kind.open(t, disk)
-	_, err := n.Defer(t.Context(), in)
-	wantRefused(t, err, kind.atStage, who)
+	wantRefused(t, check.Err(n.Defer(t.Context(), in)), kind.atStage, who)
 	n.noLeftovers()
 	end()
 	n.goesOn(func() error { _, err := n.Defer(t.Context(), in); return err })
@@ -139,8 +138,7 @@ func testOpener(t *testing.T, finder *openers.Finder, kind opener) {
 		check.Must(t, check.Err(n.ReleaseKey(t.Context(), volume.KeyOf(in.Target), true)))
 		n.noLeftovers()
 		n.wantHeld(in.Target, who)
-		_, err := n.Defer(t.Context(), next)
-		wantRefused(t, err, kind.atStage, who)
+		wantRefused(t, check.Err(n.Defer(t.Context(), next)), kind.atStage, who)
 		end()
 		n.goesOn(func() error { _, err := n.Defer(t.Context(), next); return err })
 		in = next
@@ -396,8 +394,7 @@ func TestServerThatStoresOnADevice(t *testing.T) {
 		check.Eventually(t, "the shell has become the server", func() bool {
 			return check.Value(sys.ReadLine(fmt.Sprintf("/proc/%d/comm", holder.Process.Pid)))(t) == "qemu-nbd"
 		})
-		_, err := n.Defer(t.Context(), n.instruction("pod-1", disk))
-		wantKind(t, err, volume.Busy)
+		wantKind(t, check.Err(n.Defer(t.Context(), n.instruction("pod-1", disk))), volume.Busy)
 		holder.End()
 	}
 	n.noLeftovers()

@@ -55,15 +55,13 @@ func TestForeignLoopDeviceOverTheSameImage(t *testing.T) {
 		"after %d preparations: %v", prepared.calls, err)
 	n.stage(in)
 	by := rig.Hold(t, "<>", foreign)
-	_, err = n.Release(t.Context(), in.Target)
-	wantRefused(t, err, volume.Busy, foreign)
+	wantRefused(t, check.Err(n.Release(t.Context(), in.Target)), volume.Busy, foreign)
 	by.End()
 
 	// A volume of ours over the same image is refused before its device is looked at.
 	second := n.instruction("pod-2", foreign)
 	second.Format = volume.FormatNever
-	_, err = n.Defer(t.Context(), second)
-	wantKind(t, err, volume.InUse)
+	wantKind(t, check.Err(n.Defer(t.Context(), second)), volume.InUse)
 	check.That(t, prepared.calls == 1, "%d preparations", prepared.calls)
 	n.unstage(in.Target)
 
@@ -71,8 +69,7 @@ func TestForeignLoopDeviceOverTheSameImage(t *testing.T) {
 		return []*volume.Volume{{Target: "/theirs", Device: volume.Device{Path: foreign}}}
 	}
 	n.restart()
-	_, err = n.Defer(t.Context(), in)
-	wantKind(t, err, volume.InUse)
+	wantKind(t, check.Err(n.Defer(t.Context(), in)), volume.InUse)
 	n.noLeftovers()
 }
 
@@ -135,8 +132,7 @@ func TestPartitionsAndTheirDisk(t *testing.T) {
 	n.unstage(n.target("pod-2"))
 	n.unstage(first.Target)
 	n.stage(n.forHost("pod-3", disk))
-	_, err = n.Defer(t.Context(), n.forHost("pod-1", one))
-	wantKind(t, err, volume.InUse)
+	wantKind(t, check.Err(n.Defer(t.Context(), n.forHost("pod-1", one))), volume.InUse)
 	n.unstage(n.target("pod-3"))
 	n.noLeftovers()
 }
@@ -205,12 +201,10 @@ func TestLoopDevicesOverLoopDevices(t *testing.T) {
 	}
 	over, end := upper()
 	by := rig.Hold(t, "<>", image)
-	_, err := n.Defer(t.Context(), n.instruction("pod-1", over))
-	wantOpenIn(t, err, by)
+	wantOpenIn(t, check.Err(n.Defer(t.Context(), n.instruction("pod-1", over))), by)
 	end()
 	one, endPart := part()
-	_, err = n.Defer(t.Context(), n.instruction("pod-1", one))
-	wantOpenIn(t, err, by)
+	wantOpenIn(t, check.Err(n.Defer(t.Context(), n.instruction("pod-1", one))), by)
 	by.End()
 	endPart()
 	n.noLeftovers()
@@ -230,8 +224,7 @@ func TestLoopDeviceOverAMountedDevice(t *testing.T) {
 	wantKind(t, err, volume.InUse)
 	check.That(t, strings.Contains(err.Error(), disk), "the error does not name %s: %v", disk, err)
 	n.stage(n.instruction("pod-1", upper))
-	_, err = n.Defer(t.Context(), n.instruction("pod-2", disk))
-	wantKind(t, err, volume.InUse)
+	wantKind(t, check.Err(n.Defer(t.Context(), n.instruction("pod-2", disk))), volume.InUse)
 	n.unstage(n.target("pod-1"))
 
 	// Read-only volumes share it.

@@ -67,11 +67,8 @@ func TestStranger(t *testing.T) {
 	check.Code(t, err, codes.PermissionDenied)
 	check.That(t, strings.Contains(err.Error(), "12345") && strings.Contains(err.Error(), "authorization"),
 		"the error does not say who and what to do: %v", err)
-	_, err = adminv1.NewAdminClient(dial(adminSocket)).ListVolumes(ctx, &adminv1.ListVolumesRequest{})
-	check.Code(t, err, codes.PermissionDenied)
+	check.Code(t, check.Err(adminv1.NewAdminClient(dial(adminSocket)).ListVolumes(ctx, &adminv1.ListVolumesRequest{})), codes.PermissionDenied)
 	stream := check.Value(adminv1.NewAdminClient(dial(adminSocket)).WatchVolumes(ctx, &adminv1.WatchVolumesRequest{}))(t)
-	_, err = stream.Recv()
-	check.Code(t, err, codes.PermissionDenied)
-	_, err = healthv1.NewHealthClient(dial(runtimeSocket)).Check(ctx, &healthv1.HealthCheckRequest{})
-	check.Code(t, err, codes.PermissionDenied)
+	check.Code(t, check.Err(stream.Recv()), codes.PermissionDenied)
+	check.Code(t, check.Err(healthv1.NewHealthClient(dial(runtimeSocket)).Check(ctx, &healthv1.HealthCheckRequest{})), codes.PermissionDenied)
 }

@@ -115,8 +115,7 @@ func TestForgottenShim(t *testing.T) {
 			startShim(t, d, req.GetVolumeTargetPath())
 
 			// A half-made sandbox that the container runtime goes on listing may be about to use it.
-			_, err := d.Runtime().RuntimeUnstageVolume(t.Context(), unstageRequest(req))
-			check.Code(t, err, codes.Aborted)
+			check.Code(t, check.Err(d.Runtime().RuntimeUnstageVolume(t.Context(), unstageRequest(req))), codes.Aborted)
 			wantLeaving(t, d, req, "the sandbox "+sandboxID+" has not ended", "crictl stopp")
 			wantStaged(t, d, req, disk)
 
@@ -192,8 +191,7 @@ func TestOrphansAreEnded(t *testing.T) {
 	cri.forget(t, d, req.GetVolumeTargetPath())
 
 	// Too early: one that ends by itself is left alone.
-	_, err = d.Runtime().RuntimeUnstageVolume(t.Context(), unstageRequest(req))
-	check.Code(t, err, codes.Aborted)
+	check.Code(t, check.Err(d.Runtime().RuntimeUnstageVolume(t.Context(), unstageRequest(req))), codes.Aborted)
 	wantLeaving(t, d, req, "process ", "crustctl end")
 	_, err = d.Runtime().RuntimeStageVolume(t.Context(), d.StageRequest("pod-2", disk))
 	check.Code(t, err, codes.FailedPrecondition)
@@ -226,8 +224,7 @@ func TestOrphanOfARemovalIsEnded(t *testing.T) {
 	shim := startShim(t, d, req.GetVolumeTargetPath())
 	check.Must(t, shim.Kill())
 	cri.forget(t, d, req.GetVolumeTargetPath())
-	_, err := d.Runtime().RuntimeUnstageVolume(t.Context(), unstageRequest(req))
-	diedAt(t, d, err)
+	diedAt(t, d, check.Err(d.Runtime().RuntimeUnstageVolume(t.Context(), unstageRequest(req))))
 	vmm := holdIn(t, disk, "/kata_overhead/"+sandboxID)
 	d.Start()
 	check.Eventually(t, "crustctl end knows the orphan", func() bool {
@@ -238,7 +235,7 @@ func TestOrphanOfARemovalIsEnded(t *testing.T) {
 		_, err := d.Runtime().RuntimeUnstageVolume(t.Context(), unstageRequest(req))
 		return err
 	})
-	err = vmm.Wait()
+	err := vmm.Wait()
 	check.That(t, strings.Contains(fmt.Sprint(err), "killed"), "the orphan ended with %v", err)
 	wantGone(t, d, disk)
 }
@@ -263,8 +260,7 @@ func TestOnlyOrphansAreEnded(t *testing.T) {
 	cri.list(map[string]string{other: "pod-2"})
 	check.Eventually(t, "forgotten", func() bool { return shown(t, d, req.GetVolumeTargetPath()).GetSandbox().GetId() == "" })
 	for start := time.Now(); time.Since(start) < 13*time.Second; { // longer than one that ends by itself is waited for
-		_, err := d.Runtime().RuntimeUnstageVolume(t.Context(), unstageRequest(req))
-		check.Code(t, err, codes.Aborted)
+		check.Code(t, check.Err(d.Runtime().RuntimeUnstageVolume(t.Context(), unstageRequest(req))), codes.Aborted)
 	}
 	out, err := d.Crustctl("end", req.GetVolumeTargetPath(), "--yes").CombinedOutput()
 	check.That(t, err != nil, "crustctl end: %s", out)

@@ -68,8 +68,7 @@ func TestVolumesOfOtherProgramsAreAdopted(t *testing.T) {
 	check.Must(t, os.WriteFile(info, []byte(`{"volume-type":"directvol","device":"`+disk+`","fstype":"ext4"}`), 0o600))
 	for range 2 {
 		d.Start()
-		_, err := d.Runtime().RuntimeStageVolume(t.Context(), d.StageRequest("pod-2", disk))
-		check.Code(t, err, codes.FailedPrecondition)
+		check.Code(t, check.Err(d.Runtime().RuntimeStageVolume(t.Context(), d.StageRequest("pod-2", disk))), codes.FailedPrecondition)
 		check.Must(t, check.Err(d.Runtime().RuntimeUnstageVolume(t.Context(), &runtimev1.RuntimeUnstageVolumeRequest{VolumeTargetPath: target})))
 		d.Kill()
 	}

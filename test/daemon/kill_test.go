@@ -89,8 +89,7 @@ func TestKilledAtEveryStepOfStage(t *testing.T) {
 				disk := rig.Disk(t, 16*mib, "ext4")
 				req := d.StageRequest("pod-1", disk, "ro")
 				d.Start(killAt(step))
-				_, err := d.Runtime().RuntimeStageVolume(t.Context(), req)
-				diedAt(t, d, err)
+				diedAt(t, d, check.Err(d.Runtime().RuntimeStageVolume(t.Context(), req)))
 				d.Start()
 				if next == "stage" {
 					stage(t, d, req)
@@ -112,8 +111,7 @@ func TestKilledAtEveryStepOfUnstage(t *testing.T) {
 			req := d.StageRequest("pod-1", disk, "ro")
 			d.Start(killAt(step))
 			stage(t, d, req)
-			_, err := d.Runtime().RuntimeUnstageVolume(t.Context(), unstageRequest(req))
-			diedAt(t, d, err)
+			diedAt(t, d, check.Err(d.Runtime().RuntimeUnstageVolume(t.Context(), unstageRequest(req))))
 			// The start ends what was begun, whether the call comes again or not.
 			d.Start()
 			wantGone(t, d, disk)

@@ -97,12 +97,10 @@ func TestDaemonWithoutBPF(t *testing.T) {
 		by.End()
 	}
 	by := rig.Hold(t, "<>", disk)
-	_, err := d.Runtime().RuntimeStageVolume(t.Context(), req)
-	refused(by, err)
+	refused(by, check.Err(d.Runtime().RuntimeStageVolume(t.Context(), req)))
 	stage(t, d, req)
 	by = rig.Hold(t, "<", disk)
-	_, err = d.Runtime().RuntimeUnstageVolume(t.Context(), unstageRequest(req))
-	refused(by, err)
+	refused(by, check.Err(d.Runtime().RuntimeUnstageVolume(t.Context(), unstageRequest(req))))
 	unstage(t, d, req)
 	wantGone(t, d, disk)
 }

@@ -51,8 +51,7 @@ func TestBadFileIsNoOutage(t *testing.T) {
 	check.Must(t, os.WriteFile(d.Dir+"/config.yaml", []byte(roots), 0o600))
 	check.Eventually(t, "the mended file is in force", func() bool { return strings.Contains(d.Log(), "configuration reloaded") })
 	wantConfig(t, d, "1")
-	_, err := d.Runtime().RuntimeStageVolume(t.Context(), second)
-	check.Code(t, err, codes.PermissionDenied)
+	check.Code(t, check.Err(d.Runtime().RuntimeStageVolume(t.Context(), second)), codes.PermissionDenied)
 	unstage(t, d, first)
 	d.WantClean()
 }

@@ -175,10 +175,8 @@ func TestVolumesThatHangAreLeftBehind(t *testing.T) {
 	check.That(t, state() == adminv1.VolumeState_VOLUME_STATE_DEGRADED, "it is shown as %v", state())
 	reconcile := func() { _, err := n.Admin().Reconcile(t.Context(), &adminv1.ReconcileRequest{}); check.Must(t, err) }
 	reconcile()
-	_, err := n.Runtime().RuntimeStageVolume(t.Context(), request)
-	check.Code(t, err, codes.Aborted, "has not answered")
-	_, err = n.Runtime().RuntimeStageVolume(t.Context(), n.StageRequest("pod-3", own.path))
-	check.Code(t, err, codes.FailedPrecondition, target)
+	check.Code(t, check.Err(n.Runtime().RuntimeStageVolume(t.Context(), request)), codes.Aborted, "has not answered")
+	check.Code(t, check.Err(n.Runtime().RuntimeStageVolume(t.Context(), n.StageRequest("pod-3", own.path))), codes.FailedPrecondition, target)
 	n.life(later, "pod-4")
 	check.Must(t, n.unpublish(good, "pod-1"))
 	check.Must(t, n.unstage(good))

@@ -39,8 +39,7 @@ func wholeWay(t *testing.T, fs string, args []string) {
 	v := n.create("pv-1", fs, 400*mib)
 	n.up(v, "pod-1")
 	n.wantGuarded(v, "pod-1")
-	_, err := n.stats(v, "pod-1")
-	check.Code(t, err, codes.Unavailable)
+	check.Code(t, check.Err(n.stats(v, "pod-1")), codes.Unavailable)
 
 	first := n.boot("sandbox-1", v, "pod-1")
 	data := strings.Repeat("the data of the pod\n", 50_000)

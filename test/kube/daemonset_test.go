@@ -269,8 +269,7 @@ func (d *daemonSet) wantRemovalRefused() {
 		check.That(d.k.T, err != nil && strings.Contains(err.Error(), words), "helm removes it while a volume lives, or does not say %q: %v", words, err)
 	}
 	d.rollback(err)
-	_, err = d.k.Kubectl("delete", "--namespace="+proxySpace, "job/crust-proxy-removal")
-	d.k.Must(err)
+	d.k.Must(check.Err(d.k.Kubectl("delete", "--namespace="+proxySpace, "job/crust-proxy-removal")))
 	is, err := d.find(d.k.T.Context())
 	check.That(d.k.T, err == nil && is.Name != "" && is.DeletionTimestamp == nil, "the DaemonSet's pod goes: %v", err)
 }
@@ -284,8 +283,7 @@ func (d *daemonSet) rollback(refusal error) {
 	list := func() string { return strings.TrimSpace(d.helm("list", "--short")) }
 	is := list()
 	check.That(d.k.T, is == "", "helm lists %q after a refused removal: the advice to roll back may not be needed any more", is)
-	_, err := render.Helm(d.k.T, append(append([]string{"rollback"}, strings.Fields(command)...), "--kubeconfig="+d.k.AdminKubeconfig)...)
-	d.k.Must(err)
+	d.k.Must(check.Err(render.Helm(d.k.T, append(append([]string{"rollback"}, strings.Fields(command)...), "--kubeconfig="+d.k.AdminKubeconfig)...)))
 	is = list()
 	check.That(d.k.T, is == "crust-proxy", "after the rollback helm lists %q", is)
 }

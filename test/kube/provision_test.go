@@ -176,8 +176,7 @@ func frozenSnapshots(k *cluster.Kube, way, driver string) {
 	k.Must(err)
 	check.That(k.T, strings.HasPrefix(is.Snapshots, "clean (frozen by"), "crustctl shows %+v", is)
 	k.Snapshot(name, source)
-	_, err = k.Kubectl("wait", "--for=jsonpath={.status.creationTime}", "--timeout="+cluster.Patience.String(), "volumesnapshot/"+name)
-	k.Must(err)
+	k.Must(check.Err(k.Kubectl("wait", "--for=jsonpath={.status.creationTime}", "--timeout="+cluster.Patience.String(), "volumesnapshot/"+name)))
 	k.Must(ask(k, none, "thaw", target)) // it was frozen all the time
 	writer.Exec("echo after > /data/file && sync")
 	copied := k.NewClaim(cluster.VolumeOptions{Name: name + "-restored", Driver: driver, From: snapshot(name)})
@@ -194,8 +193,7 @@ func groupSnapshots(k *cluster.Kube, way, driver string) {
 	var sources []*cluster.Volume
 	for _, at := range []string{"/one", "/two"} {
 		v := k.NewClaim(cluster.VolumeOptions{Name: name + "-" + at[1:], Driver: driver})
-		_, err := k.Kubectl("label", "persistentvolumeclaim/"+v.Name, "group="+name)
-		k.Must(err)
+		k.Must(check.Err(k.Kubectl("label", "persistentvolumeclaim/"+v.Name, "group="+name)))
 		writer.With(v, at)
 		sources = append(sources, v)
 	}

@@ -80,8 +80,7 @@ func sandboxAgain(k *cluster.Kube, p *cluster.Pod, v *cluster.Volume) {
 	k.T.Helper()
 	heard, sandbox := callsFrom(k, v.Driver), sandboxOf(k, p)
 	p.Exec("echo before the end > /data/end && sync")
-	_, err := k.Containerd.CRI.StopPodSandbox(k.T.Context(), &runtimeapi.StopPodSandboxRequest{PodSandboxId: sandbox})
-	k.Must(err)
+	k.Must(check.Err(k.Containerd.CRI.StopPodSandbox(k.T.Context(), &runtimeapi.StopPodSandboxRequest{PodSandboxId: sandbox})))
 	k.Eventually("pod "+p.Name+" gets another sandbox", func(context.Context) error {
 		if is, err := p.Sandbox(); err != nil || is == sandbox {
 			return fmt.Errorf("it has %s, %w", is, err)

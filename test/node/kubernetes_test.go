@@ -192,8 +192,7 @@ func restarts(pod *corev1.Pod) (all int32) {
 
 // drained: pods are evicted by the API, and leave nothing on the node. The set's next ones find none.
 func (n *member) drained() {
-	_, err := n.k.Kubectl("drain", cluster.NodeName, "--timeout="+cluster.Patience.String())
-	n.k.Must(err)
+	n.k.Must(check.Err(n.k.Kubectl("drain", cluster.NodeName, "--timeout="+cluster.Patience.String())))
 	n.wantEmpty()
 }
 
@@ -209,8 +208,7 @@ find /sys/fs/cgroup/kubepods.slice -name '*-pod*.slice'`)
 
 // back: other pods come, with the data.
 func (n *member) back() {
-	_, err := n.k.Kubectl("uncordon", cluster.NodeName)
-	n.k.Must(err)
+	n.k.Must(check.Err(n.k.Kubectl("uncordon", cluster.NodeName)))
 	n.pods = n.set.Ready(n.pods...)
 	n.wantData(3)
 }

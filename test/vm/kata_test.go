@@ -60,8 +60,7 @@ func (b *bench) kataLife(name string, flavor kata.Flavor) {
 
 	// The shim outlives its machine for a moment.
 	g.machine.Kill()
-	_, err := v.Stats()
-	check.Code(b.t, err, codes.Unavailable)
+	check.Code(b.t, check.Err(v.Stats()), codes.Unavailable)
 	check.Code(b.t, v.TryUnpublish(), codes.Aborted)
 	check.Must(b.t, g.shim.Stop())
 	vmnode.End(b.ctx(), b.t, pod)

@@ -131,11 +131,9 @@ func TestStatsComeFromTheSandbox(t *testing.T) {
 	r := newRig(t, deferAll)
 	r.begin("p1")
 	ask := &csi.NodeGetVolumeStatsRequest{VolumeId: "vol-1", VolumePath: r.target("p1")}
-	_, err := r.kubelet.NodeGetVolumeStats(t.Context(), ask)
-	r.refused(err, codes.Unavailable)
+	r.refused(check.Err(r.kubelet.NodeGetVolumeStats(t.Context(), ask)), codes.Unavailable)
 	r.sandboxes.known = &stats.Known{At: time.Unix(1e9, 0), Report: volume.Report{Usage: []volume.Usage{{Total: 5}}}}
-	_, err = r.kubelet.NodeGetVolumeStats(t.Context(), ask)
-	r.refused(err, codes.Unavailable) // what was true of an earlier sandbox is no answer
+	r.refused(check.Err(r.kubelet.NodeGetVolumeStats(t.Context(), ask)), codes.Unavailable) // what was true of an earlier sandbox is no answer
 	r.broker.bound[r.target("p1")] = "s1"
 	reply, err := r.kubelet.NodeGetVolumeStats(t.Context(), ask)
 	r.ok(nil, err)
@@ -180,15 +178,13 @@ func TestAGrownFilesystemNeedsNoSandbox(t *testing.T) {
 		CapacityRange: &csi.CapacityRange{RequiredBytes: 2 << 30},
 	}
 	r.filesystem = 1 << 30
-	_, err := r.kubelet.NodeExpandVolume(t.Context(), ask)
-	r.refused(err, codes.FailedPrecondition, "when the pod is deleted and started again")
+	r.refused(check.Err(r.kubelet.NodeExpandVolume(t.Context(), ask)), codes.FailedPrecondition, "when the pod is deleted and started again")
 	r.filesystem = 2<<30 - 4096
 	reply, err := r.kubelet.NodeExpandVolume(t.Context(), ask)
 	r.ok(nil, err)
 	check.That(t, reply.GetCapacityBytes() == 2<<30, "got %d bytes", reply.GetCapacityBytes())
 	r.filesystem = 3 << 30 // a superblock that the guest has forged
-	_, err = r.kubelet.NodeExpandVolume(t.Context(), ask)
-	r.refused(err, codes.FailedPrecondition, "kata")
+	r.refused(check.Err(r.kubelet.NodeExpandVolume(t.Context(), ask)), codes.FailedPrecondition, "kata")
 }
 
 // TestGrowthThatARuleForbids: nobody is told that the pod has to be started again.

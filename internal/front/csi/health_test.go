@@ -375,8 +375,7 @@ func TestHealthOfOtherVolumes(t *testing.T) {
 	r.restart() // it is not asked again: it may hang
 	r.wantHealth("p1", "")
 	r.said()
-	_, err = r.kubelet.NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{})
-	r.refused(err, codes.InvalidArgument, "volume_id")
+	r.refused(check.Err(r.kubelet.NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{})), codes.InvalidArgument, "volume_id")
 	storage, err := r.kubelet.NodeGetStorageHealth(t.Context(), &csi.NodeGetStorageHealthRequest{})
 	check.That(t, err == nil && storage.GetBackendHealth()[0].GetReason() == "PathLost", "storage: %v, %v", storage, err)
 }

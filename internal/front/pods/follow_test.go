@@ -66,10 +66,8 @@ func TestTheAPIServerIsAway(t *testing.T) {
 		refused(t, unknownOf(t, half, "open"), volume.Timeout, "default/open", "cannot be reached", f.server.URL, "since 20")
 	}
 	f.put(aPod("new", "later"))
-	_, err := c.ByUID(t.Context(), "uid-new")
-	refused(t, err, volume.Timeout, "uid-new", allPods, "since 20", "cannot be reached", f.server.URL)
-	_, err = c.Using(t.Context(), driver, "vol-later")
-	refused(t, err, volume.Timeout, "vol-later", "since 20", "cannot be reached")
+	refused(t, check.Err(c.ByUID(t.Context(), "uid-new")), volume.Timeout, "uid-new", allPods, "since 20", "cannot be reached", f.server.URL)
+	refused(t, check.Err(c.Using(t.Context(), driver, "vol-later")), volume.Timeout, "vol-later", "since 20", "cannot be reached")
 	n := f.count("get persistentvolumeclaimsdefault/open")
 	check.That(t, n == gets, "a server that is away was asked for a claim %d times", n-gets)
 	s := c.State()
@@ -109,8 +107,7 @@ func TestIdentityThatIsNotTaken(t *testing.T) {
 		f.setRefused("list pods", code)
 		c := start(t, f, hasty)
 		eventually(t, c, "the failure is seen", func() bool { return c.health.problem(allPods) != nil })
-		_, err := c.ByUID(t.Context(), "uid-a")
-		refused(t, err, volume.Timeout, append(words, "since 20", allPods)...)
+		refused(t, check.Err(c.ByUID(t.Context(), "uid-a")), volume.Timeout, append(words, "since 20", allPods)...)
 	}
 }
 

@@ -127,31 +127,24 @@ func TestWhatDoesNotComeIsRefused(t *testing.T) {
 	f.put(idle)
 	c := start(t, f, hasty)
 	synced(t, c)
-	_, err := c.ByUID(t.Context(), "uid-nobody")
-	refused(t, err, volume.Busy, "uid-nobody", thisNode)
-	_, err = c.ByUID(t.Context(), "")
-	refused(t, err, volume.Busy)
-	_, err = c.Using(t.Context(), driver, "vol-nobody")
-	refused(t, err, volume.Busy, "vol-nobody", driver)
+	refused(t, check.Err(c.ByUID(t.Context(), "uid-nobody")), volume.Busy, "uid-nobody", thisNode)
+	refused(t, check.Err(c.ByUID(t.Context(), "")), volume.Busy)
+	refused(t, check.Err(c.Using(t.Context(), driver, "vol-nobody")), volume.Busy, "vol-nobody", driver)
 	refusedInTheEnd(t, c, func() error {
 		_, err := c.Using(t.Context(), driver, "vol-data")
 		return err
 	}, volume.Busy, "vol-data", "not known on node "+thisNode)
-	_, err = c.Using(t.Context(), "", "")
-	refused(t, err, volume.Busy)
+	refused(t, check.Err(c.Using(t.Context(), "", "")), volume.Busy)
 	gone, cancel := context.WithCancel(t.Context())
 	cancel()
-	_, err = c.ByUID(gone, "uid-nobody")
-	refused(t, err, volume.Canceled, "uid-nobody")
+	refused(t, check.Err(c.ByUID(gone, "uid-nobody")), volume.Canceled, "uid-nobody")
 }
 
 func TestNothingIsKnownBeforeItRuns(t *testing.T) {
 	c := New(Config{Identity: apiserver.Identity{Kubeconfig: "/does/not/exist"}, NodeName: thisNode, Patience: hasty, Log: zap.NewNop()})
-	_, err := c.ByUID(t.Context(), "uid-a")
-	refused(t, err, volume.Timeout, "not told")
+	refused(t, check.Err(c.ByUID(t.Context(), "uid-a")), volume.Timeout, "not told")
 	check.That(t, c.Problem() != nil, "all is said to be known")
-	_, err = c.NodeDrivers(t.Context())
-	refused(t, err, volume.Timeout, "no API server was asked yet")
+	refused(t, check.Err(c.NodeDrivers(t.Context())), volume.Timeout, "no API server was asked yet")
 }
 
 func TestRuntimeClassIsNeverGuessed(t *testing.T) {
@@ -160,8 +153,7 @@ func TestRuntimeClassIsNeverGuessed(t *testing.T) {
 	f.put(ofClass(aPod("a", "data"), "kata"), aPod("plain"))
 	c := start(t, f, hasty)
 	synced(t, c)
-	_, err := c.ByUID(t.Context(), "uid-a")
-	refused(t, err, volume.Busy, "default/a", "runtime class kata", "does not exist")
+	refused(t, check.Err(c.ByUID(t.Context(), "uid-a")), volume.Busy, "default/a", "runtime class kata", "does not exist")
 	refusedInTheEnd(t, c, func() error {
 		_, err := c.Using(t.Context(), driver, "vol-data")
 		return err
@@ -306,8 +298,7 @@ func TestGroupWaitsForDrivers(t *testing.T) {
 	f.put(p, aPod("plain"))
 	c := start(t, f, hasty)
 	eventually(t, c, "the failure is seen", func() bool { return c.health.problem(allDrivers) != nil && c.pods.table.ready() })
-	_, err := c.ByUID(t.Context(), "uid-grouped")
-	refused(t, err, volume.Timeout, "fsGroup", allDrivers, "does not allow", "Forbidden")
+	refused(t, check.Err(c.ByUID(t.Context(), "uid-grouped")), volume.Timeout, "fsGroup", allDrivers, "does not allow", "Forbidden")
 	check.Value(c.ByUID(t.Context(), "uid-plain"))(t)
 	s := c.State()
 	check.That(t, !s.Synced["csidrivers"] && s.Synced["pods"] && len(s.Problems) == 1 && strings.Contains(s.Problems[0], thisNode), "state %+v", s)

@@ -139,8 +139,7 @@ func TestPolicyChangesForOpenConnections(t *testing.T) {
 	client := dial(t, s.path)
 	wantCode := func(want codes.Code) {
 		t.Helper()
-		_, err := client.Check(t.Context(), &healthv1.HealthCheckRequest{})
-		check.Code(t, err, want)
+		check.Code(t, check.Err(client.Check(t.Context(), &healthv1.HealthCheckRequest{})), want)
 	}
 	wantCode(codes.PermissionDenied)
 	s.allowed.SetPolicy(Policy{GIDs: []uint32{uint32(os.Getgid())}}) //nolint:gosec // an id

@@ -129,11 +129,9 @@ func TestDeadSandboxIsClearedAwayByItsAnswer(t *testing.T) {
 		b := newBench(t, w)
 		v := published(t, b, "a")
 		b.startSandbox(t, v, "sb1").Kill(t)
-		_, err := b.h.Stats(t.Context(), v)
-		handlers.WantError(t, err, volume.NoSandbox, v, "sb1")
+		handlers.WantError(t, check.Err(b.h.Stats(t.Context(), v)), volume.NoSandbox, v, "sb1")
 		check.That(t, onlyInfo(t, b, v)(), "left: %v", b.files(t, v))
-		_, err = b.h.Stats(t.Context(), v)
-		handlers.WantError(t, err, volume.NoSandbox, v, "no sandbox")
+		handlers.WantError(t, check.Err(b.h.Stats(t.Context(), v)), volume.NoSandbox, v, "no sandbox")
 	}
 }
 
@@ -240,8 +238,7 @@ func TestHalfABindingIsWaitedFor(t *testing.T) {
 	check.Must(t, dir.Unlock())
 	check.Must(t, <-done)
 	check.Must(t, dir.Remove(abi.CLIName))
-	_, err := b.h.Stats(t.Context(), v)
-	handlers.WantError(t, err, volume.Unsupported, v, "sb1", "cannot be asked")
+	handlers.WantError(t, check.Err(b.h.Stats(t.Context(), v)), volume.Unsupported, v, "sb1", "cannot be asked")
 }
 
 func TestSandboxOfAnotherPodIsNotBelieved(t *testing.T) {
@@ -249,8 +246,7 @@ func TestSandboxOfAnotherPodIsNotBelieved(t *testing.T) {
 	v := published(t, b, "a")
 	known.set("other", "pod-of-others")
 	b.startSandbox(t, v, "other")
-	_, err := b.h.Stats(t.Context(), v)
-	handlers.WantError(t, err, volume.NoSandbox, v)
+	handlers.WantError(t, check.Err(b.h.Stats(t.Context(), v)), volume.NoSandbox, v)
 	check.That(t, boundTo(b, v, "")(), "bound to it")
 }
 
@@ -299,8 +295,7 @@ func TestSandboxesThatChangeAllTheTimeAreInUse(t *testing.T) {
 	b.program(t, "runtime", "sleep 0.01; echo > "+dir+"/.new; mv "+dir+"/.new "+dir+"/sb-$$; exit 3")
 	b.startSandbox(t, v, "sb1")
 	check.That(t, check.Value(b.h.InUse(t.Context(), v))(t) != "", "it is not in use")
-	_, err := b.h.Stats(t.Context(), v)
-	handlers.WantError(t, err, volume.Busy, v, "try again")
+	handlers.WantError(t, check.Err(b.h.Stats(t.Context(), v)), volume.Busy, v, "try again")
 }
 
 func TestAdoptionFollowsTheOtherProgram(t *testing.T) {
@@ -329,8 +324,7 @@ func TestAdoptionFollowsTheOtherProgram(t *testing.T) {
 	sandbox := b.startSandbox(t, v, "sb1")
 	check.Eventually(t, "bound", boundTo(b, v, "sb1"))
 	sandbox.Kill(t)
-	_, err := b.h.Stats(t.Context(), got)
-	handlers.WantError(t, err, volume.NoSandbox, v, "sb1")
+	handlers.WantError(t, check.Err(b.h.Stats(t.Context(), got)), volume.NoSandbox, v, "sb1")
 	check.That(t, len(b.files(t, v)) == 4, "left of it: %v", b.files(t, v))
 	check.Must(t, os.RemoveAll(b.path(v, "")))
 	check.Eventually(t, "no longer adopted", func() bool { return len(b.h.Adopted()) == 0 })
@@ -354,8 +348,7 @@ func TestOddThingsInTheTree(t *testing.T) {
 	b.start(t)
 	orphans, err := b.h.Orphans(func(volume.Key) bool { return false })
 	check.That(t, err == nil && len(orphans) == 1, "orphans: %v, %v", orphans, err)
-	_, err = b.h.Stats(t.Context(), v)
-	handlers.WantError(t, err, volume.NoSandbox, v)
+	handlers.WantError(t, check.Err(b.h.Stats(t.Context(), v)), volume.NoSandbox, v)
 	check.Equal(t, len(b.h.Adopted()), 0, "adopted devices")
 }
 

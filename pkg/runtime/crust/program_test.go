@@ -68,8 +68,7 @@ func TestAnswersOfPrograms(t *testing.T) {
 			b.sized(t, v, 4096)
 			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 			defer cancel()
-			_, err := b.h.Stats(ctx, v)
-			handlers.WantError(t, err, c.kind, v, "sb1", c.text)
+			handlers.WantError(t, check.Err(b.h.Stats(ctx, v)), c.kind, v, "sb1", c.text)
 		})
 	}
 }
@@ -81,8 +80,7 @@ func TestLyingResize(t *testing.T) {
 	} {
 		b, v := askedBy(t, "echo '"+answer+"'")
 		b.sized(t, v, 2048)
-		_, err := b.h.Resize(t.Context(), v, volume.Range{Required: 1024, Limit: 4096})
-		handlers.WantError(t, err, volume.Absurd, v, "sb1", text)
+		handlers.WantError(t, check.Err(b.h.Resize(t.Context(), v, volume.Range{Required: 1024, Limit: 4096})), volume.Absurd, v, "sb1", text)
 	}
 	b, v := askedBy(t, `echo '{"capacityBytes":"'$4'"}'`)
 	size, err := b.h.Resize(t.Context(), v, volume.Range{Required: 5})
@@ -160,8 +158,7 @@ func TestProgramThatDoesNotEnd(t *testing.T) {
 		cancel()
 		handlers.WantError(t, err, volume.Timeout, v, "sb1", "in time")
 	}
-	_, err := b.h.Stats(t.Context(), v)
-	handlers.WantError(t, err, volume.Timeout, v, "sb1", "an earlier one hangs")
+	handlers.WantError(t, check.Err(b.h.Stats(t.Context(), v)), volume.Timeout, v, "sb1", "an earlier one hangs")
 	check.Must(t, b.h.Thaw(t.Context(), v))
 	check.Must(t, os.WriteFile(goes, nil, 0o600))
 	check.Succeeds(t, "it has ended", func() error { _, err := b.h.Stats(t.Context(), v); return err })
@@ -230,21 +227,18 @@ func TestProgramsThatAreNotRun(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			b, v := askedBy(t, "touch "+ran)
 			c.spoil(t, b.cfg.Programs[0])
-			_, err := b.h.Stats(t.Context(), v)
-			handlers.WantError(t, err, c.kind, v, "sb1", c.text)
+			handlers.WantError(t, check.Err(b.h.Stats(t.Context(), v)), c.kind, v, "sb1", c.text)
 			check.Kind(t, b.h.Health(t.Context()), c.kind)
-			_, err = newExpiry(b.cfg, zap.NewNop()).ask(t.Context(), b.cfg.Programs[0])
+			_, err := newExpiry(b.cfg, zap.NewNop()).ask(t.Context(), b.cfg.Programs[0])
 			check.That(t, (err == nil) == (name == "missing"), "whether it thaws what has expired is not known: %v", err)
 		})
 	}
 	b, v := askedBy(t, "touch "+ran)
 	b.h.cfg.Owner = uint32(os.Getuid()) + 1
-	_, err := b.h.Stats(t.Context(), v)
-	handlers.WantError(t, err, volume.Denied, v, "sb1", "chown")
+	handlers.WantError(t, check.Err(b.h.Stats(t.Context(), v)), volume.Denied, v, "sb1", "chown")
 	b.h.cfg.Owner = b.cfg.Owner
 	b.leave(t, v, "sb1", b.program(t, "another", "touch "+ran), "")
-	_, err = b.h.Stats(t.Context(), v)
-	handlers.WantError(t, err, volume.Denied, v, "sb1", "another", "handlers.crust.programs")
+	handlers.WantError(t, check.Err(b.h.Stats(t.Context(), v)), volume.Denied, v, "sb1", "another", "handlers.crust.programs")
 	check.Fails(t, check.Err(os.Stat(ran))) // or one of them was run
 }
 

@@ -50,13 +50,11 @@ func TestCodesOfSockets(t *testing.T) {
 	} {
 		path := serveOdd(t, b, code.String(), &odd{err: status.Error(code, "so\x1b]0;it\x07 is\nand more")})
 		b.leave(t, v, "sb1", "", path)
-		_, err := b.h.Stats(t.Context(), v)
-		handlers.WantError(t, err, want, v, "sb1", "so?]0;it? is")
+		handlers.WantError(t, check.Err(b.h.Stats(t.Context(), v)), want, v, "sb1", "so?]0;it? is")
 	}
 	huge := serveOdd(t, b, "huge", &odd{reply: &handlerv1.GetVolumeStatsResponse{SandboxId: strings.Repeat("x", maxAnswer)}})
 	b.leave(t, v, "sb1", "", huge)
-	_, err := b.h.Stats(t.Context(), v)
-	handlers.WantError(t, err, volume.Exhausted, v, "sb1", "larger")
+	handlers.WantError(t, check.Err(b.h.Stats(t.Context(), v)), volume.Exhausted, v, "sb1", "larger")
 }
 
 func serveOdd(t *testing.T, b *bench, name string, o *odd) string {
@@ -111,8 +109,7 @@ func TestSocketsThatAreNotUsed(t *testing.T) {
 func TestWhoServesTheSocket(t *testing.T) {
 	b, v := socketOnly(t)
 	b.h.asker.conns.sockets.owner++
-	_, err := b.h.Stats(t.Context(), v)
-	handlers.WantError(t, err, volume.Denied, v, "sb1", "belongs to user")
+	handlers.WantError(t, check.Err(b.h.Stats(t.Context(), v)), volume.Denied, v, "sb1", "belongs to user")
 	conn := check.Value(net.Dial("unix", b.agent.path))(t)
 	defer func() { check.Must(t, conn.Close()) }()
 	check.Kind(t, b.h.asker.conns.sockets.checkPeer(conn, b.agent.path), volume.Denied, "served by user") // another user's server
@@ -128,8 +125,7 @@ func TestConnectionsAreKept(t *testing.T) {
 	})
 	// An agent ends when no sandbox is left, and starts anew with the next.
 	b.agent.server.Stop()
-	_, err := b.h.Stats(t.Context(), v)
-	handlers.WantError(t, err, volume.Internal, v, "sb1", "cannot be asked")
+	handlers.WantError(t, check.Err(b.h.Stats(t.Context(), v)), volume.Internal, v, "sb1", "cannot be asked")
 	b.agent.start(t)
 	check.Eventually(t, "the new agent is found", func() bool {
 		_, err := b.h.Stats(t.Context(), v)

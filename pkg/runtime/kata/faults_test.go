@@ -162,8 +162,7 @@ func TestDyingAgent(t *testing.T) {
 		err := statusError(v, "stats", shim{id: "sb1", flavor: goShim}, reply{status: 500, body: []byte(text)})
 		handlers.WantError(t, err, volume.NoSandbox, v, "sb1", text, "ending")
 	}
-	err := exchangeError(t.Context(), v, "sb1", fmt.Errorf("%w: %w", errNotHTTP, unix.ECONNRESET))
-	handlers.WantError(t, err, volume.NoSandbox, v, "sb1", "ending")
+	handlers.WantError(t, exchangeError(t.Context(), v, "sb1", fmt.Errorf("%w: %w", errNotHTTP, unix.ECONNRESET)), volume.NoSandbox, v, "sb1", "ending")
 }
 
 // A sandbox that lives and does not have the volume is not one that has it, and not

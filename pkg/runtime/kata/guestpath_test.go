@@ -84,8 +84,7 @@ func TestManySharedDirectories(t *testing.T) {
 	most := maxShared
 	t.Cleanup(func() { maxShared = most })
 	maxShared = 4096
-	_, err = search.list(t.Context())
-	handlers.WantError(t, err, volume.Internal, search.v, "sb1", "listed: it has more than 4096", "delete the pod")
+	handlers.WantError(t, check.Err(search.list(t.Context())), volume.Internal, search.v, "sb1", "listed: it has more than 4096", "delete the pod")
 }
 
 // TestSharedVolumeThatHangs: another volume of the pod that a sandbox shares is on a server that has gone, and delays nobody.
@@ -121,8 +120,7 @@ func TestStatsOfKatasOwnEmptyDir(t *testing.T) {
 	b.PublishForeign(t, v)
 	check.Eventually(t, "adopted", func() bool { return len(b.h.Adopted()) == 1 })
 	b.startShim(t, v, "sb1")
-	_, err := b.h.Stats(t.Context(), b.h.Adopted()[0])
-	handlers.WantError(t, err, volume.Unsupported, v, "emptyDir", "inside the pod")
+	handlers.WantError(t, check.Err(b.h.Stats(t.Context(), b.h.Adopted()[0])), volume.Unsupported, v, "emptyDir", "inside the pod")
 }
 
 func makeShared(t *testing.T, root string, dirs, files []string) {
@@ -189,8 +187,7 @@ func TestStatsAfterAContainerEnded(t *testing.T) {
 			initial := g.start(filesystem(60<<20, 1000))
 			g.wantStats(v, 60<<20)
 			g.end(initial)
-			_, err := g.h.Stats(t.Context(), v)
-			handlers.WantError(t, err, volume.NoSandbox, v, "sb1", "does not have it mounted now")
+			handlers.WantError(t, check.Err(g.h.Stats(t.Context(), v)), volume.NoSandbox, v, "sb1", "does not have it mounted now")
 			app := g.start(filesystem(61<<20, 1000))
 			g.wantStats(v, 61<<20)
 
@@ -199,8 +196,7 @@ func TestStatsAfterAContainerEnded(t *testing.T) {
 			g.publish(t, v)
 			g.wantStats(v, 61<<20)
 			g.end(app)
-			_, err = g.h.Stats(t.Context(), v)
-			handlers.WantError(t, err, volume.NoSandbox, v, "sb1", "does not have it mounted now")
+			handlers.WantError(t, check.Err(g.h.Stats(t.Context(), v)), volume.NoSandbox, v, "sb1", "does not have it mounted now")
 		})
 	}
 }
@@ -212,8 +208,7 @@ func TestStatsBesideAContainerThatCrashes(t *testing.T) {
 	for range 2*maxAsked - 1 {
 		g.end(g.start(filesystem(61<<20, 1000)))
 	}
-	_, err := g.h.Stats(t.Context(), v)
-	handlers.WantError(t, err, volume.NoSandbox, v, "sb1") // and no more than a bounded number was asked for
+	handlers.WantError(t, check.Err(g.h.Stats(t.Context(), v)), volume.NoSandbox, v, "sb1") // and no more than a bounded number was asked for
 	g.h.guests.mu.Lock()
 	dead := len(g.h.guests.volumes[v.Key].dead)
 	g.h.guests.mu.Unlock()
@@ -221,8 +216,7 @@ func TestStatsBesideAContainerThatCrashes(t *testing.T) {
 	// A minute later they are old enough to be left out for good.
 	settled = 0
 	t.Cleanup(func() { settled = time.Minute })
-	_, err = g.h.Stats(t.Context(), v)
-	handlers.WantError(t, err, volume.NoSandbox, v, "sb1")
+	handlers.WantError(t, check.Err(g.h.Stats(t.Context(), v)), volume.NoSandbox, v, "sb1")
 	g.wantStats(v, 60<<20)
 }
 
@@ -265,8 +259,7 @@ func TestStatsOfVolumesThatEndAlike(t *testing.T) {
 					g.wantStats(v, int64(c.mounts[i]))
 					continue
 				}
-				_, err := g.h.Stats(t.Context(), v)
-				handlers.WantError(t, err, c.want[i], v, "sb1")
+				handlers.WantError(t, check.Err(g.h.Stats(t.Context(), v)), c.want[i], v, "sb1")
 			}
 		})
 	}
@@ -289,6 +282,5 @@ func TestRustNeedsTracker(t *testing.T) {
 	h := check.Value(New(testConfig(check.ShortDir(t)), nil, zap.NewNop()))(t)
 	v := plainVolume()
 	check.Value(h.Publish(t.Context(), v))(t)
-	_, err := h.Stats(t.Context(), v)
-	handlers.WantError(t, err, volume.NoSandbox, v, "container runtime is not followed")
+	handlers.WantError(t, check.Err(h.Stats(t.Context(), v)), volume.NoSandbox, v, "container runtime is not followed")
 }

@@ -26,8 +26,7 @@ func wantUse(t *testing.T, b *bench, v *volume.Volume, want string) {
 // wantUnknown wants the answer that it is not known, with the words.
 func wantUnknown(t *testing.T, b *bench, v *volume.Volume, words ...string) {
 	t.Helper()
-	_, err := b.h.InUse(t.Context(), v)
-	handlers.WantError(t, err, volume.Busy, v, append(words, "not known")...)
+	handlers.WantError(t, check.Err(b.h.InUse(t.Context(), v)), volume.Busy, v, append(words, "not known")...)
 }
 
 // noteFiles lists what is on record of all volumes' sandboxes.

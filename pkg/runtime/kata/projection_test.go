@@ -114,8 +114,7 @@ func TestForeignEmptyDirectory(t *testing.T) {
 	b := newBench(t, kataemu.Go)
 	v := b.Volume("a")
 	check.Must(t, os.Mkdir(b.dir(v), 0o700))
-	_, err := b.h.Publish(t.Context(), v)
-	handlers.WantError(t, err, volume.Conflict, v, "another program")
+	handlers.WantError(t, check.Err(b.h.Publish(t.Context(), v)), volume.Conflict, v, "another program")
 	check.Must(t, b.h.Retract(t.Context(), v))
 	check.Value(os.Stat(b.dir(v)))(t) // or a foreign directory was removed
 }

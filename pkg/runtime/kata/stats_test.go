@@ -81,8 +81,7 @@ func TestResizeWhereTheAgentCannot(t *testing.T) {
 	_, err = b.h.Resize(t.Context(), v, volume.Range{Required: 1 << 30})
 	handlers.WantError(t, err, volume.Unsupported, v, "sb1", "cannot grow a filesystem")
 	shim.SetFault(kataemu.ServerError)
-	_, err = b.h.Resize(t.Context(), v, volume.Range{Required: 1 << 30})
-	handlers.WantError(t, err, volume.Refused, v, "sb1", "ill")
+	handlers.WantError(t, check.Err(b.h.Resize(t.Context(), v, volume.Range{Required: 1 << 30})), volume.Refused, v, "sb1", "ill")
 }
 
 // runtime-rs closes the connection where it means "error". That is final, and the
@@ -105,8 +104,7 @@ func TestResizeThatIsHungUpOn(t *testing.T) {
 	}
 	b.resize = nil
 	check.Must(t, shim.Stop())
-	_, err := b.h.Resize(t.Context(), v, volume.Range{Required: 1 << 30})
-	handlers.WantError(t, err, volume.NoSandbox, v, "sb1")
+	handlers.WantError(t, check.Err(b.h.Resize(t.Context(), v, volume.Range{Required: 1 << 30})), volume.NoSandbox, v, "sb1")
 }
 
 // A future agent that can is believed.
@@ -136,8 +134,7 @@ func TestResizeRange(t *testing.T) {
 	b := newBench(t, kataemu.Go)
 	v := published(t, b, "a")
 	for _, r := range []volume.Range{{}, {Limit: 1}} {
-		_, err := b.h.Resize(t.Context(), v, r)
-		handlers.WantError(t, err, volume.Invalid, v)
+		handlers.WantError(t, check.Err(b.h.Resize(t.Context(), v, r)), volume.Invalid, v)
 	}
 }
 
@@ -145,6 +142,5 @@ func TestStatsLargerThanTheDevice(t *testing.T) {
 	b := newBench(t, kataemu.Go)
 	v := published(t, b, "a", func(v *volume.Volume) { b.sized(t, v, 4096) })
 	b.startShim(t, v, "sb1")
-	_, err := b.h.Stats(t.Context(), v)
-	handlers.WantError(t, err, volume.Absurd, v, "sb1", "on a device of 4096")
+	handlers.WantError(t, check.Err(b.h.Stats(t.Context(), v)), volume.Absurd, v, "sb1", "on a device of 4096")
 }

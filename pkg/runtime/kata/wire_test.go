@@ -195,8 +195,7 @@ func TestRequestsToRuntimeRS(t *testing.T) {
 	check.Same(t, cmp.Diff([]string{known["stats ok"].Request}, wire.take()), "stats (-Kata +handler)")
 
 	wire.answer("") // recorded as <EOF>
-	_, err := b.h.Resize(t.Context(), v, volume.Range{Required: recordedSize})
-	handlers.WantError(t, err, volume.Unsupported, v, "sb1", "without an answer")
+	handlers.WantError(t, check.Err(b.h.Resize(t.Context(), v, volume.Range{Required: recordedSize})), volume.Unsupported, v, "sb1", "without an answer")
 	got := wire.take()
 	check.Require(t, len(got) == 1, "resize: %q", got)
 	check.Same(t, cmp.Diff(essence(t, known["resize"].Request), essence(t, got[0])), "resize (-Kata +handler)")

@@ -120,8 +120,7 @@ func TestSizeThatIsRefused(t *testing.T) {
 	q, conn := played(t)
 	m, d := &Machine{qmp: q}, &Disk{Serial: "a", file: check.Value(os.Open(os.DevNull))(t)}
 	refused := errors.New("it is too large")
-	_, err := m.Resize(shortly(t), d, func(int64) error { return refused })
-	check.Is(t, err, refused)
+	check.Is(t, check.Err(m.Resize(shortly(t), d, func(int64) error { return refused })), refused)
 	answers(t, conn, `{"return":{},"id":1}`+"\n")
 	check.Must(t, check.Err(m.Resize(soon(t), d, func(int64) error { return nil })))
 }

@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
@@ -28,10 +29,8 @@ func (k *Kube) StartSidecars(drivers ...string) {
 	k.T.Helper()
 	programs, err := sidecars()
 	k.Must(err)
-	_, err = k.Kubectl("apply", "--server-side", "--kustomize", programs+"/crd")
-	k.Must(err)
-	_, err = k.Kubectl("wait", "--for=condition=established", "--timeout="+Patience.String(), "customresourcedefinitions", "--all")
-	k.Must(err)
+	k.Must(check.Err(k.Kubectl("apply", "--server-side", "--kustomize", programs+"/crd")))
+	k.Must(check.Err(k.Kubectl("wait", "--for=condition=established", "--timeout="+Patience.String(), "customresourcedefinitions", "--all")))
 	for _, driver := range drivers {
 		if !k.elsewhere() {
 			k.giveReflinks(driver)
@@ -157,8 +156,7 @@ func (s snapshotKind) take(k *Kube, name, manifest string) {
 	k.T.Helper()
 	k.Must(k.Apply(manifest))
 	k.T.Cleanup(func() { k.check(s.remove(k, name)) })
-	_, err := k.Kubectl("wait", "--for=jsonpath={.status.readyToUse}=true", "--timeout="+Patience.String(), s.name+"/"+name)
-	k.Must(err)
+	k.Must(check.Err(k.Kubectl("wait", "--for=jsonpath={.status.readyToUse}=true", "--timeout="+Patience.String(), s.name+"/"+name)))
 }
 
 func (s snapshotKind) remove(k *Kube, name string) error {

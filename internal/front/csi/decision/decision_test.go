@@ -183,8 +183,7 @@ func TestDeferralFields(t *testing.T) {
 			AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{}},
 		}}
 		change(req)
-		_, err := PublishRequest(driver, "ext4", "", req)
-		refused(t, err, volume.Invalid, refusal.PartyNode, want)
+		refused(t, check.Err(PublishRequest(driver, "ext4", "", req)), volume.Invalid, refusal.PartyNode, want)
 	}
 }
 
@@ -202,11 +201,9 @@ func TestPublishWithoutPodFollowsOtherPods(t *testing.T) {
 	}
 	asked := request(nil)
 	asked.Requested = true
-	_, err = none.Publish(asked, onHost, nil)
-	refused(t, err, volume.InUse, refusal.PartyVolume, policy.RuleRequested, "/other")
+	refused(t, check.Err(none.Publish(asked, onHost, nil)), volume.InUse, refusal.PartyVolume, policy.RuleRequested, "/other")
 	elsewhere.Elsewhere[0].Origin.Rule = policy.RuleRequested
-	_, err = none.Publish(request(nil), elsewhere, nil)
-	refused(t, err, volume.InUse, refusal.PartyVolume, "/pods/p2/data")
+	refused(t, check.Err(none.Publish(request(nil), elsewhere, nil)), volume.InUse, refusal.PartyVolume, "/pods/p2/data")
 }
 
 func TestVolumesThatPodsHaveKeepTheirVerdict(t *testing.T) {
@@ -294,8 +291,7 @@ func TestInlineVolumesAreNoDevices(t *testing.T) {
 	} {
 		req := request(c.change)
 		check.That(t, req.Inline == c.inline, "%s: %v", name, req.Inline)
-		err := InlineAsDevice(req, &policy.Verdict{Defer: true, Rule: "r"})
-		refused(t, err, volume.Unsupported, refusal.PartyDriver, driver, "generic ephemeral")
+		refused(t, InlineAsDevice(req, &policy.Verdict{Defer: true, Rule: "r"}), volume.Unsupported, refusal.PartyDriver, driver, "generic ephemeral")
 	}
 }
 
