@@ -95,6 +95,13 @@ type node struct {
 	mounting *hostRuntime
 }
 
+// parallelNode is newNode for a test that runs beside others.
+func parallelNode(t *testing.T) *node {
+	t.Helper()
+	t.Parallel()
+	return newNode(t)
+}
+
 func newNode(t testing.TB) *node {
 	t.Helper()
 	dir := rig.Tmpfs(t, "mode=0755")
@@ -150,14 +157,6 @@ func (n *node) stage(in volume.Instruction) *volume.Volume {
 func (n *node) unstage(target string) {
 	n.t.Helper()
 	check.Must(n.t, check.Err(n.Release(context.Background(), target)))
-}
-
-// wantKind checks the class of an error and that it names what it is about.
-func wantKind(t *testing.T, err error, kind volume.Kind) {
-	t.Helper()
-	check.Require(t, err != nil, "no error; want %v", kind)
-	got := volume.KindOf(err)
-	check.Require(t, got == kind, "got %v: %v; want %v", got, err, kind)
 }
 
 // noLeftovers checks that nothing of any volume is left.

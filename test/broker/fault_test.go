@@ -7,7 +7,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -20,8 +19,7 @@ import (
 )
 
 func TestFullStateDirectory(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	disk := rig.Disk(t, 16*mib, "")
 	first := n.stage(n.instruction("pod-1", disk))
 	small := rig.Tmpfs(t, "size=64k")
@@ -30,9 +28,7 @@ func TestFullStateDirectory(t *testing.T) {
 	n.cfg.StateDir = small
 	n.start()
 	check.Must(t, errIgnoring(unix.ENOSPC, os.WriteFile(filepath.Join(small, "fill"), make([]byte, 1<<20), 0o600)))
-	_, err := n.Defer(t.Context(), n.instruction("pod-2", rig.Disk(t, 16*mib, "")))
-	wantKind(t, err, volume.Exhausted)
-	check.That(t, strings.Contains(err.Error(), "pod-2") && strings.Contains(err.Error(), small), "the error names neither volume nor place: %v", err)
+	check.Kind(t, check.Err(n.Defer(t.Context(), n.instruction("pod-2", rig.Disk(t, 16*mib, "")))), volume.Exhausted, "pod-2", small)
 	n.restart()
 	status, ok := n.Get(first.Key)
 	check.That(t, ok && status.Problem == nil, "the old volume suffered: %+v", status)
@@ -50,8 +46,7 @@ func errIgnoring(ignored, err error) error {
 }
 
 func TestReconcileRebuildsWhatIsMissing(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	in := n.instruction("pod-1", rig.Disk(t, 16*mib, ""))
 	v := n.stage(in)
 	check.Must(t, unix.Unmount(in.Target, unix.MNT_DETACH))
@@ -69,8 +64,7 @@ func TestReconcileRebuildsWhatIsMissing(t *testing.T) {
 
 // A guard that was found whole is not examined anew while nothing about it has changed.
 func TestReconcileSeesWhatBecameOfAGuard(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	unmount := func(target string) error { return unix.Unmount(target, unix.MNT_DETACH) }
 	other := n.stage(n.instruction("pod-other", rig.Disk(t, 16*mib, ""))).Target
 	cases := map[string]struct {
@@ -115,8 +109,7 @@ func TestReconcileSeesWhatBecameOfAGuard(t *testing.T) {
 }
 
 func TestLostRecordsLeaveNoGuards(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	in := n.instruction("pod-1", rig.Disk(t, 16*mib, ""))
 	n.stage(in)
 	n.Close()

@@ -138,8 +138,7 @@ func fillInodes(t *testing.T, dir string) {
 }
 
 func TestUnstageLeavesForeignMountsAlone(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	in := n.instruction("pod-1", rig.Disk(t, 16<<20, ""))
 	check.Must(t, os.MkdirAll(in.Target, 0o750))
 	check.Must(t, unix.Mount("tmpfs", in.Target, "tmpfs", 0, ""))

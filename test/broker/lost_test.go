@@ -116,8 +116,8 @@ func testLostRecord(t *testing.T, damage func(*testing.T, string), known string)
 		claimed := map[string]string{"projection": disk + " stays claimed", "claim": "is not known: only a claim that systemd kept"}[known]
 		problems := n.Problems()
 		check.That(t, len(problems) == 1 && strings.Contains(problems[0].Error(), claimed), "told: %v", problems)
-		wantKind(t, check.Err(n.Defer(t.Context(), n.instruction("pod-2", disk))), volume.InUse)
-		wantKind(t, check.Err(n.Release(t.Context(), v.Target)), volume.Busy)
+		check.Kind(t, check.Err(n.Defer(t.Context(), n.instruction("pod-2", disk))), volume.InUse)
+		check.Kind(t, check.Err(n.Release(t.Context(), v.Target)), volume.Busy)
 		n.Close()
 	}
 	n.startWith(store)
@@ -130,8 +130,7 @@ func testLostRecord(t *testing.T, damage func(*testing.T, string), known string)
 
 // TestLostRecordLeavesADeviceReadOnly: only the record said whether it was so by itself.
 func TestLostRecordLeavesADeviceReadOnly(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	disk := rig.Disk(t, 16*mib, "")
 	set := func(flag int) {
 		fd := check.Value(unix.Open(disk, unix.O_RDONLY|unix.O_CLOEXEC, 0))(t)
@@ -158,8 +157,7 @@ func TestLostRecordLeavesADeviceReadOnly(t *testing.T) {
 
 // TestLostRemovalIsEnded: once begun, a removal is ended whatever became of its record, if the projection names the device.
 func TestLostRemovalIsEnded(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	disk := rig.Disk(t, 16*mib, "")
 	v := n.stage(n.instruction("pod-1", disk))
 	n.Close()

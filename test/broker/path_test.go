@@ -18,8 +18,7 @@ import (
 )
 
 func TestTargetsThatLeadElsewhere(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	disk := rig.Disk(t, 16*mib, "")
 	outside := filepath.Join(n.dir, "outside")
 	check.Must(t, os.MkdirAll(filepath.Join(outside, "mount"), 0o755))
@@ -68,8 +67,7 @@ func TestTargetsThatLeadElsewhere(t *testing.T) {
 }
 
 func TestSymlinkedKubeletRoot(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	link := filepath.Join(n.dir, "var-lib-kubelet")
 	check.Must(t, os.Symlink(n.kubelet, link))
 	n.cfg.Root = link
@@ -133,8 +131,7 @@ func (w *winnerSet) add(target string) {
 }
 
 func TestManyPodsRaceForOneDevice(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	disk := rig.Disk(t, 16*mib, "")
 	for range 20 {
 		won := winnerSet{targets: make(map[string]bool)}
