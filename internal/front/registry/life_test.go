@@ -251,15 +251,22 @@ func TestKubeletDirectoryComesLateAndAnew(t *testing.T) {
 	}
 }
 
-func TestRegistrationThatSomebodyRemoved(t *testing.T) {
+func TestSocketsThatSomebodyRemoved(t *testing.T) {
 	t.Parallel()
-	w := running(t)
+	w := runningWith(t, func(w *world) { w.times.watched = turn })
 	w.pair()
 	w.served("driver.sock")
 	for path, want := range map[string]os.FileMode{w.sockets(): 0o700, w.csi(): 0o600, w.offered(): 0o600} {
 		info, err := os.Lstat(path)
 		check.That(t, err == nil && info.Mode().Perm() == want, "%s: %v, %v", path, info.Mode(), err)
 	}
+	check.Must(t, os.RemoveAll(w.sockets()))
+	w.served("driver.sock")
+	w.registry.mu.Lock()
+	err := w.registry.served[name].listener.Close() // as the kernel's errors have it closed
+	w.registry.mu.Unlock()
+	check.Must(t, err)
+	w.served("driver.sock")
 	check.Must(t, os.Remove(w.offered()))
 	check.Eventually(t, "it is made anew", func() bool { return w.kubelet.Count(kubelet.Registered) == 2 })
 	w.served("driver.sock")

@@ -174,6 +174,7 @@ func (r *Registry) end(cancel context.CancelFunc) {
 
 // scan reads the directories, and returns how long that is enough if no change is noticed.
 func (r *Registry) scan(ctx context.Context) time.Duration {
+	r.serveAgain()
 	registrars, err := r.list(r.cfg.Registry, false)
 	others, othersErr := r.list(r.cfg.KubeletRegistry, true)
 	r.logUnread(errors.Join(err, othersErr))

@@ -27,12 +27,14 @@ import (
 // when the registrar has gone: the driver may still answer, and is served there again when
 // its registrar comes back.
 type served struct {
-	name   string
-	socket string
-	server *grpc.Server
-	ended  chan struct{}
-	calls  atomic.Int32 // under way
-	driver atomic.Pointer[connection]
+	name     string
+	socket   string
+	made     socketID // of the file that listener has
+	listener *net.UnixListener
+	server   *grpc.Server
+	ended    chan struct{} // closed when no connection is accepted on listener any more
+	calls    atomic.Int32  // under way
+	driver   atomic.Pointer[connection]
 }
 
 // connection leads to the driver at an endpoint.
@@ -142,22 +144,54 @@ func (r *Registry) serve(info *Driver, link *connection) (*served, error) {
 	if err := r.makeRoom(info.Name); err != nil {
 		return nil, err
 	}
-	front = &served{name: info.Name, socket: socketPath(r.cfg.Sockets, info.Name), ended: make(chan struct{})}
+	front = &served{name: info.Name, socket: socketPath(r.cfg.Sockets, info.Name)}
 	front.driver.Store(link)
-	listener, err := listen(front.socket)
-	if err != nil {
-		return nil, err
-	}
 	options := append(r.cfg.Front.ServerOptions(info.Name, info.reply, front), grpc.ChainStreamInterceptor(front.count))
 	front.server = grpc.NewServer(options...)
+	if err := r.listen(front); err != nil {
+		return nil, err
+	}
+	r.served[info.Name] = front
+	return front, nil
+}
+
+// listen makes the socket, and serves it until the listener is closed or fails. The caller holds the lock.
+func (r *Registry) listen(front *served) error {
+	listener, err := listen(front.socket)
+	if err != nil {
+		return err
+	}
+	ended := make(chan struct{})
+	front.listener, front.made, front.ended = listener, idAt(front.socket), ended
 	go func() {
-		defer close(front.ended)
-		if err := front.server.Serve(listener); err != nil {
+		defer close(ended)
+		if err := front.server.Serve(listener); err != nil && !errors.Is(err, net.ErrClosed) {
 			r.cfg.Log.Error("a CSI socket is not served any more", zap.String("socket", front.socket), zap.Error(err))
 		}
 	}()
-	r.served[info.Name] = front
-	return front, nil
+	return nil
+}
+
+// serveAgain makes each socket anew that somebody removed, or on which no connection can be accepted any more.
+func (r *Registry) serveAgain() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, front := range r.served {
+		select {
+		case <-front.ended:
+		default:
+			if idAt(front.socket) == front.made {
+				continue
+			}
+		}
+		_ = front.listener.Close()
+		<-front.ended
+		err := r.cfg.MakeDirs()
+		if err == nil {
+			err = r.listen(front)
+		}
+		r.cfg.Log.Warn("a CSI socket had gone, and is made anew", zap.String("socket", front.socket), zap.Error(err))
+	}
 }
 
 // count sees all calls: of a passthrough.Proxy each is a stream to gRPC.
