@@ -73,7 +73,13 @@ func deferralSpecs() []spec[*deferral] {
 			}
 			return nil
 		}},
-		{"filesystems", "NodeGetInfo names the filesystem among those that can be deferred, or names none", tryFileSystems},
+		{"filesystems", "NodeGetInfo names the filesystem among those that can be deferred, or names none", func(_ context.Context, f *deferral) error {
+			has, err := f.fileSystems()
+			if err == nil && len(has) > 0 && !slices.Contains(has, f.v.d.opts.FSType) {
+				err = fmt.Errorf("it names %v", has)
+			}
+			return err
+		}},
 		{"answer", "if asked to defer, NodePublishVolume answers with a device, the filesystem and the flags that were asked for", tryAnswer},
 		{"target", "if asked to defer, it creates and mounts nothing at the target", answered(func(_ context.Context, f *deferral) error {
 			if _, err := os.Lstat(f.target); err == nil {
@@ -150,14 +156,6 @@ func (f *deferral) fileSystems() ([]string, error) {
 	fields := &csiv1.NodeGetInfoResponseFields{}
 	err := proto.Unmarshal(f.v.d.info.ProtoReflect().GetUnknown(), fields)
 	return fields.GetSupportedFileSystems(), err
-}
-
-func tryFileSystems(_ context.Context, f *deferral) error {
-	has, err := f.fileSystems()
-	if err == nil && len(has) > 0 && !slices.Contains(has, f.v.d.opts.FSType) {
-		err = fmt.Errorf("it names %v", has)
-	}
-	return err
 }
 
 func tryAnswer(_ context.Context, f *deferral) error {

@@ -107,8 +107,14 @@ func metadataSpecs() []spec[*fixture] {
 		{"offset", "tuples end after starting_offset, and none after it is lost", tryOffset},
 		{"resume", "a stream that was cut off goes on at the end of what came", tryResume},
 		{"offset-beyond", "a starting_offset that is negative or beyond the capacity is OUT_OF_RANGE", tryBeyond},
-		{"unknown", "an unknown snapshot is NOT_FOUND", tryUnknown},
-		{"missing", "a request without a snapshot is INVALID_ARGUMENT", tryMissing},
+		{"unknown", "an unknown snapshot is NOT_FOUND", func(ctx context.Context, f *fixture) error {
+			unknown := f.d.run + "-unknown"
+			return f.wantCode(ctx, codes.NotFound, question{target: unknown},
+				question{delta: true, base: unknown, target: f.later}, question{delta: true, base: f.first, target: unknown})
+		}},
+		{"missing", "a request without a snapshot is INVALID_ARGUMENT", func(ctx context.Context, f *fixture) error {
+			return f.wantCode(ctx, codes.InvalidArgument, question{}, question{delta: true, target: f.later}, question{delta: true, base: f.first})
+		}},
 		{"other-volume", "a base of another volume is INVALID_ARGUMENT", func(ctx context.Context, f *fixture) error {
 			return f.wantCode(ctx, codes.InvalidArgument, question{delta: true, base: f.foreign, target: f.later})
 		}},
@@ -237,16 +243,6 @@ func tryBeyond(ctx context.Context, f *fixture) error {
 		}
 	}
 	return nil
-}
-
-func tryUnknown(ctx context.Context, f *fixture) error {
-	unknown := f.d.run + "-unknown"
-	return f.wantCode(ctx, codes.NotFound, question{target: unknown},
-		question{delta: true, base: unknown, target: f.later}, question{delta: true, base: f.first, target: unknown})
-}
-
-func tryMissing(ctx context.Context, f *fixture) error {
-	return f.wantCode(ctx, codes.InvalidArgument, question{}, question{delta: true, target: f.later}, question{delta: true, base: f.first})
 }
 
 func tryGrown(ctx context.Context, f *fixture) error {
