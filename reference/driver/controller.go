@@ -316,9 +316,10 @@ func (c *controller) page(req interface {
 	if req.GetMaxEntries() < 0 {
 		return nil, "", status.Error(codes.InvalidArgument, "max_entries is negative")
 	}
-	after, err := readToken(req.GetStartingToken())
-	if err != nil {
-		return nil, "", err
+	raw, err := base64.RawURLEncoding.DecodeString(req.GetStartingToken())
+	after, ours := strings.CutPrefix(string(raw), tokenPrefix)
+	if req.GetStartingToken() != "" && (err != nil || !ours) {
+		return nil, "", status.Error(codes.Aborted, "starting_token is none of this driver's: list from the start")
 	}
 	all, err := c.pool.store.list()
 	if err != nil {
@@ -330,18 +331,6 @@ func (c *controller) page(req interface {
 		next = base64.RawURLEncoding.EncodeToString([]byte(tokenPrefix + all[most-1].ID))
 	}
 	return all, next, nil
-}
-
-func readToken(token string) (after string, err error) {
-	if token == "" {
-		return "", nil
-	}
-	raw, err := base64.RawURLEncoding.DecodeString(token)
-	after, ok := strings.CutPrefix(string(raw), tokenPrefix)
-	if err != nil || !ok {
-		return "", status.Error(codes.Aborted, "starting_token is none of this driver's: list from the start")
-	}
-	return after, nil
 }
 
 // directIOKey is the only attribute of a VolumeAttributesClass. With "true", the default, loop

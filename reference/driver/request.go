@@ -1,6 +1,7 @@
 package driver
 
 import (
+	"cmp"
 	"os"
 	"slices"
 
@@ -43,9 +44,7 @@ func readAccess(capability *csi.VolumeCapability) (access, error) {
 	case capability.GetMount() != nil:
 		mount := capability.GetMount()
 		a.flags = mount.GetMountFlags()
-		if a.fsType = mount.GetFsType(); a.fsType == "" {
-			a.fsType = fileSystems[0]
-		}
+		a.fsType = cmp.Or(mount.GetFsType(), fileSystems[0])
 		if !slices.Contains(fileSystems, a.fsType) {
 			return refuse("the filesystem is not one of ext4, xfs and btrfs")
 		}
@@ -83,12 +82,9 @@ func readRange(r *csi.CapacityRange) (int64, error) {
 	if required < 0 || limit < 0 || limit > 0 && required > limit {
 		return 0, status.Errorf(codes.InvalidArgument, "capacity_range: %d bytes are required and %d are the limit", required, limit)
 	}
-	size := required
-	if size == 0 {
-		size = defaultSize
-		if limit > 0 {
-			size = min(size, limit/sizeGrain*sizeGrain)
-		}
+	size := cmp.Or(required, defaultSize)
+	if required == 0 && limit > 0 {
+		size = min(size, limit/sizeGrain*sizeGrain)
 	}
 	if size > mostSize {
 		return 0, status.Errorf(codes.OutOfRange, "capacity_range: %d bytes are more than the %d a volume can have", size, int64(mostSize))
