@@ -1,6 +1,7 @@
 package fsops
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -65,11 +66,7 @@ func readExt(device io.ReaderAt) (*extSuper, error) {
 		// among its default mount options, as journal_dev=.
 		journalElsewhere: u32(extCompat)&extHasJournal != 0 && (u32(extJournalDev) != 0 || u32(extJournalIno) == 0),
 	}
-	inode := int64(128)
-	if size := u16(extInodeSize); size != 0 {
-		inode = size
-	}
-	s.inodeTable = (u32(extGroupInodes)*inode + s.block - 1) / s.block
+	s.inodeTable = (u32(extGroupInodes)*cmp.Or(u16(extInodeSize), 128) + s.block - 1) / s.block
 	if u32(extFeatures)&ext64Bit != 0 {
 		s.blocks |= u32(extBlocksTop) << 32
 		s.descSize = max(u16(extDescSize), 64)

@@ -132,9 +132,13 @@ func askVolume(v Volumes, command string, args []string) (any, error) {
 	if !path.IsAbs(target) {
 		return nil, fmt.Errorf("%w: the target %q is not an absolute path", ErrUsage, target)
 	}
-	numbers, err := readNumbers(args[1:])
-	if err != nil {
-		return nil, err
+	var numbers []int64
+	for _, arg := range args[1:] {
+		n, err := strconv.ParseInt(arg, 10, 64)
+		if err != nil || n < 0 {
+			return nil, fmt.Errorf("%w: %q is not a number of 0 or more", ErrUsage, arg)
+		}
+		numbers = append(numbers, n)
 	}
 	switch command {
 	case abi.Stats:
@@ -150,18 +154,6 @@ func askVolume(v Volumes, command string, args []string) (any, error) {
 	default:
 		return struct{}{}, v.Thaw(target)
 	}
-}
-
-func readNumbers(args []string) ([]int64, error) {
-	var numbers []int64
-	for _, arg := range args {
-		n, err := strconv.ParseInt(arg, 10, 64)
-		if err != nil || n < 0 {
-			return nil, fmt.Errorf("%w: %q is not a number of 0 or more", ErrUsage, arg)
-		}
-		numbers = append(numbers, n)
-	}
-	return numbers, nil
 }
 
 // ExitStatus returns the exit status for a kind of error.

@@ -30,9 +30,7 @@ func Tolerate(err error) error {
 // ReadConfig reads a JSON file into a configuration that holds the defaults: the named file,
 // or else the usual one, which may be missing. Unknown keys are errors, after all others.
 func ReadConfig(named, usual string, into any) (file string, err error) {
-	if file = named; file == "" {
-		file = usual
-	}
+	file = cmp.Or(named, usual)
 	raw, err := os.ReadFile(file) //nolint:gosec // whoever starts us says which
 	switch {
 	case err == nil:

@@ -180,12 +180,7 @@ func (c *command) exec() (code int, err error) {
 // arguments of the command line.
 func (c *command) process(r *record) (*specs.Process, error) {
 	if file := c.in.Option("process", "p"); file != "" {
-		raw, err := os.ReadFile(file) //nolint:gosec // named by the caller, who is root
-		if err != nil {
-			return nil, err
-		}
-		process := new(specs.Process)
-		return process, json.Unmarshal(raw, process)
+		return readJSON[specs.Process](file)
 	}
 	spec, err := readSpec(r.Bundle)
 	if err != nil {

@@ -56,7 +56,7 @@ func (c Config) findRecord(id string) (*record, error) {
 		return nil, fmt.Errorf("the sandboxes of crust-vm cannot be listed (only root can): %w", err)
 	}
 	for _, sandbox := range sandboxes {
-		r, err := readRecord(filepath.Join(c.sandbox(sandbox.Name()).records(), id))
+		r, err := readJSON[record](filepath.Join(c.sandbox(sandbox.Name()).records(), id))
 		if !errors.Is(err, os.ErrNotExist) {
 			return r, err
 		}
@@ -64,13 +64,14 @@ func (c Config) findRecord(id string) (*record, error) {
 	return nil, fmt.Errorf("%q: %w", id, errUnknown)
 }
 
-func readRecord(file string) (*record, error) {
+// readJSON reads a record, or what the caller of a command, who is root, names.
+func readJSON[T any](file string) (*T, error) {
 	raw, err := os.ReadFile(file) //nolint:gosec // only root can write there
 	if err != nil {
 		return nil, err
 	}
-	r := new(record)
-	return r, json.Unmarshal(raw, r)
+	into := new(T)
+	return into, json.Unmarshal(raw, into)
 }
 
 // writeRecord replaces the record atomically.
@@ -180,7 +181,7 @@ func removeAll(ids []string, remove func(id string) error) error {
 // `create` was killed before the supervisor wrote one, or its `delete` was killed.
 func (c Config) removeIfAbandoned(id string) error {
 	dir := c.sandbox(id)
-	r, err := readRecord(filepath.Join(dir.records(), id))
+	r, err := readJSON[record](filepath.Join(dir.records(), id))
 	if errors.Is(err, os.ErrNotExist) {
 		info, err := os.Stat(string(dir))
 		if err != nil || time.Since(info.ModTime()) < c.bootTime()+readyTimeout {
@@ -226,7 +227,7 @@ func (d sandboxDir) remove() error {
 		return err
 	}
 	for _, file := range files {
-		if r, err := readRecord(file); err == nil {
+		if r, err := readJSON[record](file); err == nil {
 			if err := r.removeGroup(); err != nil {
 				return err
 			}

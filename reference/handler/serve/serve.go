@@ -2,6 +2,7 @@
 package serve
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"path"
@@ -146,10 +147,6 @@ func toStatus(err error) error {
 		abi.ExitUsage: codes.InvalidArgument, abi.ExitNoSandbox: codes.NotFound,
 		abi.ExitUnsupported: codes.Unimplemented, abi.ExitOutOfRange: codes.OutOfRange,
 		abi.ExitWrongState: codes.FailedPrecondition,
-	}
-	is, known := code[handler.ExitStatus(err)]
-	if !known {
-		is = codes.Internal
-	}
-	return status.Error(is, err.Error())
+	}[handler.ExitStatus(err)]
+	return status.Error(cmp.Or(code, codes.Internal), err.Error())
 }
