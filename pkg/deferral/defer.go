@@ -29,7 +29,7 @@ type attempt struct {
 // repeat answers a repeated call. It restores what is missing of the same volume, and
 // refuses a different one.
 func (a *attempt) repeat(ctx context.Context, rec *record) (*volume.Volume, error) {
-	if !rec.same(a.in, a.dev.Device, a.b.handlers.byDefault) {
+	if !rec.same(a.in, a.dev.Device) {
 		return nil, volume.Errorf(volume.Conflict, "volume %s: the target already holds %s with filesystem %s; "+
 			"this call asks for something else: unstage it first", a.in.Target, rec.Device.Path, rec.FSType)
 	}
@@ -43,16 +43,19 @@ func (a *attempt) repeat(ctx context.Context, rec *record) (*volume.Volume, erro
 	return &rec.Volume, nil
 }
 
-// same reports whether an instruction asks for what is on record.
-func (r *record) same(in *volume.Instruction, dev volume.Device, defaultHandler string) bool {
+// same reports whether an instruction asks for what is on record. The default handler may have changed since.
+func (r *record) same(in *volume.Instruction, dev volume.Device) bool {
 	return r.Device.Same(dev) && r.FSType == in.FSType && slices.Equal(mountopt.Split(r.MountFlags), mountopt.Split(in.MountFlags)) &&
-		r.Group == in.Group && r.GroupPolicy == in.GroupPolicy && r.Handler == cmp.Or(in.Handler, defaultHandler)
+		r.Group == in.Group && r.GroupPolicy == in.GroupPolicy && (in.Handler == "" || r.Handler == in.Handler)
 }
 
 // again writes a new record for a lost volume. The orchestrator repeats its calls for a
 // volume that is in use, and the instruction then has all that the record had, except for
 // fields that a newer daemon wrote.
 func (a *attempt) again(ctx context.Context, known *entry) (*volume.Volume, error) {
+	if handler := a.b.handlers.byName[known.rec.Handler]; handler != nil && a.in.Handler == "" {
+		a.handler = handler
+	}
 	rec, was := a.record(sys.NoFD), known.rec
 	if errors.Is(known.lost, errNewerRecord) || was.Device.Kind != "" && !was.Device.Same(rec.Device) || was.Handler != "" && was.Handler != rec.Handler {
 		return nil, known.lost

@@ -153,9 +153,11 @@ func TestRepeatedDefer(t *testing.T) {
 	}
 	restored := []string{"guard claimed volumes", "publish claimed volumes"}
 	in := s.asked()
-	in.MountFlags, in.Handler = []string{"noatime,discard"}, "kata"
-	check.Value(s.b.Defer(t.Context(), in))(t)
-	s.saw(restored...)
+	in.MountFlags, s.b.handlers.byDefault = []string{"noatime,discard"}, "other" // which is the default by now
+	for _, in.Handler = range []string{"kata", ""} {
+		check.Value(s.b.Defer(t.Context(), in))(t)
+		s.saw(restored...)
+	}
 	for i, step := range []string{"guard", "publish"} {
 		s.fail = map[string]error{step: volume.Errorf(volume.Conflict, "%w", errStep)}
 		s.wants(check.Err(s.b.Defer(t.Context(), in)), volume.Busy)

@@ -257,9 +257,11 @@ func TestLostRecord(t *testing.T) {
 		s.saw("check claimed")
 		s.is("claimed")
 		check.Must(t, os.Mkdir(filepath.Join(s.b.cfg.StateDir, volumesDir), 0o700))
+		s.b.handlers.byDefault = "other" // by now
 		check.Value(s.b.Defer(t.Context(), s.asked()))(t)
 		s.saw("check claimed", "guard claimed volumes", "publish claimed volumes")
 		s.is("claimed volumes")
+		check.Equal(t, s.b.table.get(s.key).rec.Handler, "kata", "the handler")
 	})
 	t.Run("published again, of a device that was not known", func(t *testing.T) {
 		s := newBench(t, plain)
