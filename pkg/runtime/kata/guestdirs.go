@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -140,8 +141,8 @@ type guestMemory struct {
 type guestVolume struct {
 	// path is where the sandbox's guest has the volume mounted, or "".
 	sandbox, path string
-	// dead are names of directories in which nothing will be mounted again.
-	dead map[string]bool
+	// empty are names of directories with nothing mounted, and since when: no time, if nothing will be mounted again.
+	empty map[string]time.Time
 	// groupless is the sandbox that was logged to ignore the volume's group.
 	groupless string
 }
@@ -174,21 +175,28 @@ func (m *guestMemory) update(key volume.Key, change func(*guestVolume)) {
 	m.volumes[key] = g
 }
 
-// markDead remembers a directory in which nothing will be mounted again.
-func (m *guestMemory) markDead(key volume.Key, dir string) {
+// markEmpty remembers a directory without a mount: for good, if it has been known for long enough.
+func (m *guestMemory) markEmpty(key volume.Key, dir string) {
 	m.update(key, func(g *guestVolume) {
-		if g.dead == nil || len(g.dead) >= maxShared {
-			g.dead = make(map[string]bool)
+		if g.empty == nil || len(g.empty) >= maxShared {
+			g.empty = make(map[string]time.Time)
 		}
-		g.dead[dir] = true
+		since := cmp.Or(g.empty[dir], time.Now())
+		if time.Since(since) >= settled {
+			since = time.Time{}
+		}
+		g.empty[dir] = since
 	})
 }
 
 func (m *guestMemory) withoutDead(key volume.Key, names []string) []string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	dead := m.volumes[key].dead
-	return slices.DeleteFunc(names, func(name string) bool { return dead[name] })
+	empty := m.volumes[key].empty
+	return slices.DeleteFunc(names, func(name string) bool {
+		since, known := empty[name]
+		return known && since.IsZero()
+	})
 }
 
 // firstGroupless records that a sandbox ignores the volume's group, and reports whether that

@@ -17,8 +17,8 @@ import (
 // maxAsked bounds the paths that one call asks for.
 const maxAsked = 32
 
-// settled is how old a directory is in which the guest has mounted what it ever
-// will: it does so right after the directory was made. Tests change it.
+// settled is how long a directory is known in which the guest has mounted what it ever will: it does so right after
+// the directory was made. When that was, a clock that was set does not say. Tests change it.
 var settled = time.Minute
 
 // guestSearch finds the path at which a runtime-rs sandbox has a volume mounted, for one
@@ -101,7 +101,7 @@ func (s *guestSearch) try(ctx context.Context, path string) (report volume.Repor
 		return report, true, err
 	}
 	if s.ofHost(report) {
-		s.markDead(path)
+		s.markEmpty(path)
 		return report, false, nil
 	}
 	others, failed := s.others(ctx, path, report)
@@ -230,14 +230,9 @@ func (s *guestSearch) ofPod() []*volume.Volume {
 	})
 }
 
-// markDead records that nothing will be mounted at a path again, if that is certain.
-func (s *guestSearch) markDead(at string) {
-	name := path.Base(at)
-	born, plain := plainDir(path.Join(s.passthrough("rw"), name))
-	if !plain || time.Since(time.Unix(0, born)) < settled {
-		return
-	}
+// markEmpty records that nothing is mounted at a path, of a volume that is not forgotten yet.
+func (s *guestSearch) markEmpty(at string) {
 	if _, tracked := s.h.store.Bindings.Get(s.v.Key); tracked {
-		s.h.guests.markDead(s.v.Key, name)
+		s.h.guests.markEmpty(s.v.Key, path.Base(at))
 	}
 }
