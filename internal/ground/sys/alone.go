@@ -2,7 +2,9 @@ package sys
 
 import (
 	"os"
+	"sync/atomic"
 	"syscall"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -42,8 +44,28 @@ func closeAlone(fd int, closeFD func() error) {
 		_ = closeFD()
 		return
 	}
-	syscall.ForkLock.RLock()
+	locked := lockFork()
 	_ = closeFD()
-	syscall.ForkLock.RUnlock()
+	if locked {
+		syscall.ForkLock.RUnlock()
+	}
 	_ = unix.MunmapPtr(kept, length)
+}
+
+// startTime bounds the wait for programs that are being started. One has the lock until it is read, for ever if its
+// storage hangs, and keeps its copies anyhow. With RLock, which lets nobody pass, no other could be started either.
+const startTime = 2 * time.Second
+
+// startHangs is set once startTime has passed, so that later calls do not wait as well.
+var startHangs atomic.Bool
+
+func lockFork() bool {
+	for begin := time.Now(); !syscall.ForkLock.TryRLock(); time.Sleep(time.Millisecond) {
+		if startHangs.Load() || time.Since(begin) > startTime {
+			startHangs.Store(true)
+			return false
+		}
+	}
+	startHangs.Store(false)
+	return true
 }

@@ -4,6 +4,8 @@ import (
 	"errors"
 	"net"
 	"os"
+	"slices"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -88,6 +90,28 @@ func TestCloseBesideAStart(t *testing.T) {
 	}
 	CloseFileAlone(nil)
 	CloseAlone(NoFD)
+}
+
+// TestCloseBesideAStartThatHangs: the program is on storage that does not answer.
+func TestCloseBesideAStartThatHangs(t *testing.T) {
+	syscall.ForkLock.Lock()
+	defer func() {
+		syscall.ForkLock.Unlock()
+		startHangs.Store(false)
+	}()
+	var ended atomic.Int32
+	fds := make([]int, 100)
+	for i := range fds {
+		fds[i] = check.Value(unix.Open("/dev/zero", unix.O_CLOEXEC, 0))(t)
+	}
+	go func() {
+		for _, fd := range fds {
+			CloseAlone(fd)
+			ended.Add(1)
+		}
+	}()
+	check.Eventually(t, "all are closed", func() bool { return ended.Load() == 100 }) // only the first has waited
+	check.That(t, !slices.ContainsFunc(fds, isOpen), "a descriptor is still open")
 }
 
 // TestCloseOfAnImage: its server may not answer, so it does not wait for programs that are being started, nor they for it.
