@@ -23,6 +23,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/ground/systemd"
 	"github.com/crust-proxy/crust-proxy/internal/ground/telemetry"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+	"github.com/crust-proxy/crust-proxy/pkg/deferral/claim"
 	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
@@ -349,4 +350,14 @@ func TestPassedSocketOutlivesAFailedStart(t *testing.T) {
 	check.Must(t, passed.SetDeadline(time.Now()))
 	_, err := passed.Accept()
 	check.That(t, errors.Is(err, os.ErrDeadlineExceeded), "nobody can serve it any more: %v", err)
+}
+
+// TestTasksOfTheUnit: where its tasks end Go ends the daemon, however many threads and programs hang.
+func TestTasksOfTheUnit(t *testing.T) {
+	_, rest, _ := strings.Cut(string(check.Value(os.ReadFile("../../systemd/crust-proxy.service"))(t)), "\nTasksMax=")
+	var tasks int
+	check.Must(t, check.Err(fmt.Sscan(rest, &tasks)))
+	relay, programs, calls := config.Default().Relay, 8, 4096
+	least := 2*claim.MostHung + (relay.Concurrency+relay.MaxSlow)*(1+programs) + calls
+	check.That(t, tasks >= least, "TasksMax=%d is less than %d", tasks, least)
 }
