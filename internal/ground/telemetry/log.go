@@ -38,7 +38,8 @@ const (
 )
 
 // NewLogger returns the JSON logger. The level can be changed later. For the journal each line begins with
-// its priority, so that `journalctl -p warning` works; the journal takes it off.
+// its priority, so that `journalctl -p warning` works; the journal takes it off. While nobody reads a file, its lines
+// are dropped.
 func NewLogger(out io.Writer, level zap.AtomicLevel) *zap.Logger {
 	encoding := zap.NewProductionEncoderConfig()
 	encoding.TimeKey = "time"
@@ -48,7 +49,11 @@ func NewLogger(out io.Writer, level zap.AtomicLevel) *zap.Logger {
 	if isJournal(out) {
 		encoder = prioritized{encoder}
 	}
-	return zap.New(zapcore.NewCore(encoder, zapcore.Lock(zapcore.AddSync(out)), level))
+	to := zapcore.Lock(zapcore.AddSync(out))
+	if file, ok := out.(*os.File); ok {
+		to = &sink{file: file, encoder: encoder}
+	}
+	return zap.New(zapcore.NewCore(encoder, to, level))
 }
 
 // isJournal reports whether a file is the one that systemd connected to its journal.

@@ -1,12 +1,15 @@
 package telemetry
 
 import (
+	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest/observer"
@@ -56,4 +59,60 @@ func TestPrioritiesAreForTheJournal(t *testing.T) {
 	}
 	got := strings.Join(begin, " ")
 	check.That(t, got == "<7>{ <6>{ <4>{ <3>{ {", "the lines begin with %s", got)
+}
+
+// TestLogThatNobodyReads, as where journald or containerd hangs, stops no call. The next line that is read says so.
+func TestLogThatNobodyReads(t *testing.T) {
+	socket := func(fds []int) error {
+		pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM, 0)
+		copy(fds, pair[:])
+		return err
+	}
+	for name, c := range map[string]struct {
+		open func(fds []int) error
+		long int
+	}{"a pipe": {unix.Pipe, 10}, "long lines": {unix.Pipe, 20 << 10}, "the journal": {socket, 10}} {
+		t.Run(name, func(t *testing.T) {
+			const lines = 5000
+			fds := make([]int, 2)
+			check.Must(t, c.open(fds))
+			file := os.NewFile(uintptr(fds[1]), "stderr")
+			t.Cleanup(func() { _ = errors.Join(unix.Close(fds[0]), file.Close()) })
+			log, ended := NewLogger(file, zap.NewAtomicLevel()), make(chan struct{})
+			go func() {
+				for range lines {
+					log.Info("line", zap.String("text", strings.Repeat("x", c.long)))
+				}
+				close(ended)
+			}()
+			select {
+			case <-ended:
+			case <-time.After(20 * time.Second):
+				t.Fatal("whoever logs waits for a reader")
+			}
+			var read []byte
+			check.Must(t, unix.SetNonblock(fds[0], true))
+			for range 2 {
+				buf := make([]byte, 1<<20)
+				for n, _ := unix.Read(fds[0], buf); n > 0; n, _ = unix.Read(fds[0], buf) {
+					read = append(read, buf[:n]...)
+				}
+				log.Info("line")
+			}
+			whole, torn, dropped := 0, 0, 0
+			for raw := range bytes.Lines(read) {
+				var line struct {
+					Msg   string
+					Lines int
+				}
+				if json.Unmarshal(raw, &line) != nil {
+					torn++
+				} else if dropped += line.Lines; line.Msg == "line" {
+					whole++
+				}
+			}
+			check.That(t, whole+dropped == lines+1 && dropped > 0 && torn <= 1 && bytes.HasSuffix(read, []byte("\"line\"}\n")),
+				"of %d lines %d are whole, %d torn and %d dropped, and the last is %q", lines+1, whole, torn, dropped, read[max(0, len(read)-200):])
+		})
+	}
 }
