@@ -92,7 +92,9 @@ func releaseCmd(d *daemon, out *printer.Printer, keys *os.File) *cobra.Command {
 	cmd := volumeCmd(d, &cobra.Command{
 		Use: "release VOLUME", Short: "Take a volume back, as unpublishing it would",
 		Long: `Take a volume back, as unpublishing it would: its device is free afterwards. It is
-refused while a sandbox or a process has the device: end the VM, and repeat.
+refused while a sandbox or a process has the device: end the VM, and repeat. Delete its
+pod first: kubelet does not publish it anew for a pod that stays, and a container that
+starts later then writes to the node's own disk.
 
 --force asks no sandbox. A VM that has the device goes on writing to it, beside the
 pod or node that gets the device next, and destroys the filesystem. Use it only where

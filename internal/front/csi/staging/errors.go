@@ -15,8 +15,8 @@ func markError(id VolumeID, dir string, err error) error {
 		refusal.Clip(id.ID), id.Driver, dir, err)
 }
 
-func marksGone(made string, err error) error {
-	return volume.Errorf(volume.Internal, "this node had marks (%s says where), and a new directory would forget them: mount or move the old one there: %w", made, err)
+func marksGone(made, dir string, err error) error {
+	return volume.Errorf(volume.Internal, "this node had marks (%s says where), and a new directory would forget them: mount or move the old one there, or mkdir -m 700 %s if this node was reset, or is a copy of another: %w", made, dir, err)
 }
 
 func stateDirError(kind volume.Kind, step string, err error) error {

@@ -29,7 +29,7 @@ func OpenMarks(dir, made string, log *zap.Logger) *Marks {
 	if _, before := os.Lstat(made); errors.Is(before, fs.ErrNotExist) {
 		err = createMarks(dir, made)
 	} else if _, err = os.Stat(dir); err != nil {
-		err = marksGone(made, err)
+		err = marksGone(made, dir, err)
 	}
 	if err != nil {
 		log.Error("the directory of marks is not as it should be: while it is missing, each volume that needs a mark is refused", zap.String("path", dir), zap.Error(err))
