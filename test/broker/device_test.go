@@ -154,6 +154,21 @@ func TestReadOnlyStateIsPutBackAsItWas(t *testing.T) {
 	n.noLeftovers()
 }
 
+// TestDeviceThatTurnedReadOnly by an error is claimed again for its volume, whose sandbox may have it.
+func TestDeviceThatTurnedReadOnly(t *testing.T) {
+	n := parallelNode(t)
+	disk := rig.Disk(t, 16*mib, "")
+	v := n.stage(n.instruction("pod-1", disk))
+	rig.Command(t, "blockdev", "--setro", disk)
+	n.restart()
+	status, _ := n.Get(v.Key)
+	check.Is(t, rig.Exclusive(disk), unix.EBUSY)
+	check.That(t, status.Problem == nil && n.runtime.published[v.Key], "the volume is shown with %v", status.Problem)
+	n.unstage(v.Target)
+	wantReadOnly(t, disk, true)
+	n.noLeftovers()
+}
+
 // wantReadOnly opens the device directly, as a program on the host would.
 func wantReadOnly(t *testing.T, device string, want bool) {
 	t.Helper()

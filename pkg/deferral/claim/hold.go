@@ -88,12 +88,14 @@ func (t *Table) openHeld(ctx context.Context, r Request, dev *OpenedDevice) (*he
 		return nil, holdError(r.Volume, err)
 	}
 	wasReadOnly, err := checkHeld(r.Volume, fd)
+	if dev.known { // the flag may be the one that we had set, or by now that of an error
+		wasReadOnly = r.WasReadOnly
+	} else if err == nil && wasReadOnly && !r.ReadOnly {
+		err = volume.Errorf(volume.Invalid, "volume %s: the device %s (%s) is read-only: ask for a read-only volume", r.Target, dev.Path, dev.Device)
+	}
 	if err != nil {
 		sys.CloseAlone(fd)
 		return nil, err
-	}
-	if dev.known { // the flag that was read now may be the one that we had set
-		wasReadOnly = r.WasReadOnly
 	}
 	return &heldDevice{fd: fd, device: dev.Device, mountable: r.Mountable, wasReadOnly: wasReadOnly}, nil
 }
@@ -147,14 +149,7 @@ func checkHeld(v *volume.Volume, fd int) (readOnly bool, err error) {
 			v.Target, v.Device.Path, v.Device)
 	}
 	flag, err := unix.IoctlGetInt(fd, unix.BLKROGET)
-	if err != nil {
-		return false, err
-	}
-	if flag != 0 && !v.ReadOnly {
-		return false, volume.Errorf(volume.Invalid, "volume %s: the device %s (%s) is read-only: ask for a read-only volume",
-			v.Target, v.Device.Path, v.Device)
-	}
-	return flag != 0, nil
+	return flag != 0, err
 }
 
 func inUseError(v *volume.Volume, by string) error {
