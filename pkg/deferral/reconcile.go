@@ -32,7 +32,8 @@ type restorer struct {
 	handlers *handlerSet
 }
 
-// restore restores what is missing of a volume, and reports what that was. Without a target its guard stands.
+// restore restores what is missing of a volume, and reports what that was. Without a target its guard stands. A claim
+// does not show that its device is there.
 func (r *restorer) restore(ctx context.Context, rec *record, t *guard.Target) (repaired []string, err error) {
 	if !r.claims.Has(rec.claim()) {
 		if err := r.claims.Reclaim(ctx, rec.claim()); err != nil {
@@ -63,6 +64,10 @@ func (r *restorer) restore(ctx context.Context, rec *record, t *guard.Target) (r
 	published, err := handler.Publish(ctx, &rec.Volume)
 	if published && err == nil {
 		repaired = append(repaired, "publish to runtime")
+	}
+	if err == nil && claim.HasVanished(rec.Device) {
+		err = volume.Errorf(volume.NotFound, "volume %s: its device %s (%s) is not there any more, although a sandbox may use it: "+
+			"find out what detached it", rec.Target, rec.Device.Path, rec.Device)
 	}
 	return repaired, err
 }

@@ -175,6 +175,25 @@ func TestRestartWithoutTheDevice(t *testing.T) {
 	s.is("")
 }
 
+// TestDeviceThatVanishedUnderItsVolume is shown, although the claim is still open. Its pod goes on behind guard and projection.
+func TestDeviceThatVanishedUnderItsVolume(t *testing.T) {
+	if os.Geteuid() != 0 && os.Getenv("CI") != "true" {
+		t.Skip("a block device node can be made by root only")
+	}
+	s := newBench(t, plain)
+	rec := testRecord(s.asked().Target)
+	rec.Boot, rec.Device = s.b.boot, volume.Device{Kind: volume.BlockDevice, Path: filepath.Join(t.TempDir(), "gone"), Major: 240, Minor: 77}
+	check.Must(t, unix.Mknod(rec.Device.Path, unix.S_IFBLK|0o600, int(unix.Mkdev(240, 77))))
+	fd := check.Value(unix.Open(rec.Device.Path, unix.O_PATH|unix.O_CLOEXEC, 0))(t)
+	cfg := s.b.cfg
+	cfg.Kept = map[string]*os.File{strings.ToUpper(strconv.FormatUint(240<<20|77, 36)): os.NewFile(uintptr(fd), "kept")}
+	s.start(cfg)
+	s.b.table.add(rec)
+	repaired, err := s.b.restorer.restoreRecord(t.Context(), rec)
+	s.wants(err, volume.NotFound, "is not there")
+	check.Equal(t, strings.Join(repaired, ", "), "claim device, mount guard, publish to runtime", "repairs")
+}
+
 // TestForcedRelease asks nobody, and remembers who has the device until nobody has, over a restart too.
 func TestForcedRelease(t *testing.T) {
 	s := newBench(t, tracking)

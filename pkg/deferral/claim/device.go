@@ -285,6 +285,12 @@ func isGone(d volume.Device, err error) bool {
 		(errors.Is(unix.Lstat(d.Path, &file), unix.ENOENT) || openers.FileOf(&file) != identityOf(d) && file.Mode != 0)
 }
 
+// HasVanished reports whether the kernel has a block device no more, which a descriptor that is open does not show.
+func HasVanished(d volume.Device) bool {
+	return d.Kind == volume.BlockDevice && errors.Is(unix.Access(blockDevices+openers.Number(d.Major, d.Minor), unix.F_OK), unix.ENOENT) &&
+		unix.Access(blockDevices, unix.F_OK) == nil
+}
+
 // OpenDevice opens the device of a volume for reading, claimed or not, and bypasses the page cache if possible.
 // Close it soon, with sys.CloseFileAlone: an open device cannot be detached.
 func OpenDevice(d volume.Device) (*os.File, error) {
