@@ -131,6 +131,21 @@ func TestCallsWaitShortlyForTheirVolume(t *testing.T) {
 	})
 }
 
+// TestDriversErrorsPassAsTheyAre: also those that hold another program's error.
+func TestDriversErrorsPassAsTheyAre(t *testing.T) {
+	r := newRig(t, &policy.Policy{})
+	r.ok(nil, r.tryStage(r.stageReq()))
+	for step, call := range map[string]func() error{
+		"publish-mount": func() error { return r.tryPublish(r.publishReq("p1")) },
+		"unstage":       r.tryUnstage,
+	} {
+		const text = "attach: rpc error: code = NotFound desc = no LUN 7"
+		r.driver.fail(step, status.Error(codes.Internal, text))
+		err := call()
+		check.That(t, status.Code(err) == codes.Internal && status.Convert(err).Message() == text, "%s: %v", step, err)
+	}
+}
+
 // TestVolumeIDsCannotForgeALog: errors of volumes that are not deferred are logged as they are.
 func TestVolumeIDsCannotForgeALog(t *testing.T) {
 	id := "vol-1\nforged" + strings.Repeat("x", 1<<20)

@@ -147,11 +147,15 @@ func (f *Front) Driver(name string, has *csi.NodeGetCapabilitiesResponse, conn g
 				ctx, cancel = context.WithTimeout(ctx, f.cfg.DriverTimeout)
 				defer cancel()
 			}
-			reply, err := answer(ctx, p, raw, func(ctx context.Context) ([]byte, error) {
-				reply, err := forward(ctx, raw)
-				telemetry.CallFrom(ctx).Forwarded = err != nil
-				return reply, err
+			var drivers error
+			reply, err := answer(ctx, p, raw, func(ctx context.Context) (reply []byte, err error) {
+				reply, drivers = forward(ctx, raw)
+				telemetry.CallFrom(ctx).Forwarded = drivers != nil
+				return reply, drivers
 			})
+			if err == drivers { //nolint:errorlint // the driver's own answer, which passes as it is; one that is wrapped is ours
+				return reply, err
+			}
 			return reply, rpccode.Status(err)
 		}
 	}

@@ -20,6 +20,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"sigs.k8s.io/yaml"
 
+	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	"github.com/crust-proxy/crust-proxy/internal/tool/command"
 	"github.com/crust-proxy/crust-proxy/internal/tool/doctor"
 	"github.com/crust-proxy/crust-proxy/internal/tool/show"
@@ -122,7 +123,7 @@ func TestOutputForPrograms(t *testing.T) {
 		"get web-0 -o jsonpath={.nothing}":                                           "",
 		"list -o go-template={{range.volumes}}{{.podName}},{{end}}":                  ",c\\x1b[2J,web-0,\n",
 		"handlers -o go-template={{range.handlers}}{{.volumes}};{{end}}":             "0;2;\n",
-		"version -o jsonpath={.daemon}":                                              "v1.2.3\n",
+		"version -o jsonpath={.daemon}":                                              sys.Version() + "\n",
 		"watch --timeout 200ms --handler crust -o jsonpath={.type}:{.volume.device}": "TYPE_CHANGED:/dev/vg/b\nTYPE_SYNCED:\n",
 	} {
 		r := b.run(strings.Fields(args)...)
@@ -423,7 +424,7 @@ func TestDoctorExitCodes(t *testing.T) {
 	err := json.Unmarshal([]byte(r.out), &report)
 	check.Require(t, err == nil && len(report.Findings) >= 10, "%v in %s", err, r.out)
 	first := report.Findings[0]
-	check.That(t, first.Check == "daemon" && first.Severity == "ok" && strings.Contains(first.Seen, "v1.2.3"), "got %+v", first)
+	check.That(t, first.Check == "daemon" && first.Severity == "ok" && strings.Contains(first.Seen, sys.Version()), "got %+v", first)
 }
 
 func TestFailureToWriteIsAFailure(t *testing.T) {

@@ -19,6 +19,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	"github.com/crust-proxy/crust-proxy/internal/tool/doctor"
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
 	runtimev1 "github.com/crust-proxy/crust-proxy/proto/crust/runtime/v1"
@@ -116,7 +117,7 @@ func (f *fakeAdmin) check(ctx context.Context) error {
 
 func (f *fakeAdmin) GetNode(ctx context.Context, _ *adminv1.GetNodeRequest) (*adminv1.GetNodeResponse, error) {
 	f.asked++
-	return &adminv1.GetNodeResponse{Version: "v1.2.3", Findings: f.findings, Config: f.config, StartedAt: f.started, HttpProblem: f.httpProblem}, f.check(ctx)
+	return &adminv1.GetNodeResponse{Version: sys.Version(), Findings: f.findings, Config: f.config, StartedAt: f.started, HttpProblem: f.httpProblem}, f.check(ctx)
 }
 
 func (f *fakeAdmin) ListVolumes(ctx context.Context, req *adminv1.ListVolumesRequest) (*adminv1.ListVolumesResponse, error) {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/creack/pty"
 
+	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	"github.com/crust-proxy/crust-proxy/internal/tool/command"
 	"github.com/crust-proxy/crust-proxy/test/check"
 )
@@ -19,7 +20,7 @@ func TestTopPrintsOnePictureWhereThereIsNoTerminal(t *testing.T) {
 		b.env["LANG"] = "C.UTF-8"
 		r := b.run(args...)
 		check.Require(t, r.code == command.ExitOK && r.err == "", "%v: %+v", args, r)
-		for _, part := range []string{"crust-proxy v1.2.3", "Volumes 3  1 degraded  1 published  1 bound", "Handlers 1/2", "Drivers 1/2",
+		for _, part := range []string{"crust-proxy " + sys.Version(), "Volumes 3  1 degraded  1 published  1 bound", "Handlers 1/2", "Drivers 1/2",
 			"! handler crust: no runtime-cli is allowed", "━", " 13%", "1.2ms", `sandbox said: \x1b[31mred\nEVENT fake row`} {
 			check.That(t, strings.Contains(r.out, part), "%v: no %q in\n%s", args, part, r.out)
 		}
@@ -64,7 +65,7 @@ func TestTopAsJSON(t *testing.T) {
 	}
 	err := json.Unmarshal([]byte(r.out), &got)
 	check.Require(t, err == nil, "%v in %+v", err, r)
-	if got.Node.Version != "v1.2.3" || !got.FrontEnabled || len(got.Handlers) != 2 || len(got.Drivers) != 2 ||
+	if got.Node.Version != sys.Version() || !got.FrontEnabled || len(got.Handlers) != 2 || len(got.Drivers) != 2 ||
 		len(got.Volumes) != 1 || got.Volumes[0].ID != idA || got.Volumes[0].StatsTook != "0.001234567s" {
 		t.Errorf("%+v", got)
 	}
