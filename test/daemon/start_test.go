@@ -3,14 +3,12 @@
 package daemon
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
-	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
@@ -135,11 +133,7 @@ func TestStartWithoutFreeInodes(t *testing.T) {
 	req := d.StageRequest("pod-1", rig.Disk(t, 16*mib, "ext4"))
 	stage(t, d, req)
 	d.Kill()
-	var fs unix.Statfs_t
-	check.Must(t, unix.Statfs(d.Dir, &fs))
-	check.Must(t, unix.Mount("", d.Point, "", unix.MS_REMOUNT, fmt.Sprintf("nr_inodes=%d", fs.Files-fs.Ffree)))
-	err := os.Mkdir(filepath.Join(d.Dir, "one-more"), 0o700)
-	check.Require(t, errors.Is(err, unix.ENOSPC), "there is an inode left: %v", err)
+	rig.UseUpInodes(d)
 	d.Start()
 	shown(t, d, req.GetVolumeTargetPath())
 	unstage(t, d, req)

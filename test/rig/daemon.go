@@ -80,6 +80,19 @@ func (d *Daemon) close() {
 	check.That(d.T, err == nil, "%v", err)
 }
 
+// UseUpInodes leaves no inode free on the tmpfs with Dir. Since Linux 6.6 extended attributes are taken from the same room.
+func UseUpInodes(d *Daemon) {
+	d.T.Helper()
+	var fs unix.Statfs_t
+	check.Must(d.T, unix.Statfs(d.Dir, &fs))
+	check.Must(d.T, unix.Mount("", d.Point, "", unix.MS_REMOUNT, fmt.Sprintf("nr_inodes=%d", fs.Files-fs.Ffree)))
+	for size := 512; size > 0; size /= 2 {
+		_ = unix.Setxattr(d.Dir, fmt.Sprintf("user.%d", size), make([]byte, size), 0)
+	}
+	err := os.Mkdir(filepath.Join(d.Dir, "one-more"), 0o700)
+	check.Require(d.T, errors.Is(err, unix.ENOSPC), "there is an inode left: %v", err)
+}
+
 // Log is all that the daemon has logged.
 func (d *Daemon) Log() string { return d.process.Log() }
 

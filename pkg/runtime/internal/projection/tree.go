@@ -157,12 +157,12 @@ func (t *Tree) tempName() string {
 var markNames = []string{"trusted.crust-proxy", "user.crust-proxy"}
 
 // chooseMark finds the attribute that the filesystem supports. It tries it on Temp itself: a
-// start must succeed on a filesystem without a free inode.
+// start must succeed on a filesystem without a free inode, or without room for the attribute.
 func (t *Tree) chooseMark() (string, error) {
 	var err error
 	for _, name := range markNames {
 		probe := name + "-probe"
-		if err = unix.Lsetxattr(t.Temp, probe, []byte("probe"), 0); err == nil {
+		if err = unix.Lsetxattr(t.Temp, probe, []byte("probe"), 0); err == nil || volume.DiskKind(err) == volume.Exhausted {
 			_ = unix.Lremovexattr(t.Temp, probe)
 			return name, nil
 		}
