@@ -36,6 +36,19 @@ func TestIdleDaemonSleeps(t *testing.T) {
 	n.down(v, "pod-1")
 }
 
+// TestRestartWithoutFreeInodes: the socket of before has the inode that its successor needs.
+func TestRestartWithoutFreeInodes(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, deferAll)
+	watcher := n.kubelet()
+	n.wantRegistered(watcher)
+	n.Kill()
+	rig.UseUpInodes(n.Daemon)
+	n.Start()
+	n.waitServed()
+	check.That(t, watcher.Count(kubelet.Deregistered) == 0, "kubelet lost the driver: %+v", watcher.Events())
+}
+
 func (n *node) kubelet() *kubelet.Kubelet {
 	n.t.Helper()
 	watcher := check.Value(kubelet.Start(n.Kubelet+"/plugins_registry", 100*time.Millisecond))(n.t)

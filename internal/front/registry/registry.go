@@ -174,7 +174,6 @@ func (r *Registry) end(cancel context.CancelFunc) {
 
 // scan reads the directories, and returns how long that is enough if no change is noticed.
 func (r *Registry) scan(ctx context.Context) time.Duration {
-	r.serveAgain()
 	registrars, err := r.list(r.cfg.Registry, false)
 	others, othersErr := r.list(r.cfg.KubeletRegistry, true)
 	r.logUnread(errors.Join(err, othersErr))
@@ -230,6 +229,9 @@ const maxSockets = 128
 func (r *Registry) followRegistrars(ctx context.Context, now *listing) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	for _, front := range r.served {
+		front.repair(&r.cfg)
+	}
 	for path, one := range r.sessions {
 		signal(one.scanned)
 		if now.gone(path, one.id) {

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/credentials/insecure"
@@ -148,7 +149,7 @@ func (r *Registry) serve(info *Driver, link *connection) (*served, error) {
 	front.driver.Store(link)
 	options := append(r.cfg.Front.ServerOptions(info.Name, info.reply, front), grpc.ChainStreamInterceptor(front.count))
 	front.server = grpc.NewServer(options...)
-	if err := r.listen(front); err != nil {
+	if err := front.listen(r.cfg.Log); err != nil {
 		return nil, err
 	}
 	r.served[info.Name] = front
@@ -156,42 +157,43 @@ func (r *Registry) serve(info *Driver, link *connection) (*served, error) {
 }
 
 // listen makes the socket, and serves it until the listener is closed or fails. The caller holds the lock.
-func (r *Registry) listen(front *served) error {
-	listener, err := listen(front.socket)
+func (f *served) listen(log *zap.Logger) error {
+	listener, err := listen(f.socket)
+	if errors.Is(err, unix.ENOSPC) { // the socket of before may have the last inode, and nobody serves it
+		_ = os.Remove(f.socket)
+		listener, err = listen(f.socket)
+	}
 	if err != nil {
 		return err
 	}
 	ended := make(chan struct{})
-	front.listener, front.made, front.ended = listener, idAt(front.socket), ended
+	f.listener, f.made, f.ended = listener, idAt(f.socket), ended
 	go func() {
 		defer close(ended)
-		if err := front.server.Serve(listener); err != nil && !errors.Is(err, net.ErrClosed) {
-			r.cfg.Log.Error("a CSI socket is not served any more", zap.String("socket", front.socket), zap.Error(err))
+		if err := f.server.Serve(listener); err != nil && !errors.Is(err, net.ErrClosed) {
+			log.Error("a CSI socket is not served any more", zap.String("socket", f.socket), zap.Error(err))
 		}
 	}()
 	return nil
 }
 
-// serveAgain makes each socket anew that somebody removed, or on which no connection can be accepted any more.
-func (r *Registry) serveAgain() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for _, front := range r.served {
-		select {
-		case <-front.ended:
-		default:
-			if idAt(front.socket) == front.made {
-				continue
-			}
+// repair makes the socket anew if somebody removed it, or no connection can be accepted on it any more. The
+// caller holds the lock.
+func (f *served) repair(cfg *Config) {
+	select {
+	case <-f.ended:
+	default:
+		if idAt(f.socket) == f.made {
+			return
 		}
-		_ = front.listener.Close()
-		<-front.ended
-		err := r.cfg.MakeDirs()
-		if err == nil {
-			err = r.listen(front)
-		}
-		r.cfg.Log.Warn("a CSI socket had gone, and is made anew", zap.String("socket", front.socket), zap.Error(err))
 	}
+	_ = f.listener.Close()
+	<-f.ended
+	err := cfg.MakeDirs()
+	if err == nil {
+		err = f.listen(cfg.Log)
+	}
+	cfg.Log.Warn("a CSI socket had gone, and is made anew", zap.String("socket", f.socket), zap.Error(err))
 }
 
 // count sees all calls: of a passthrough.Proxy each is a stream to gRPC.
