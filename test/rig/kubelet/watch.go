@@ -37,7 +37,7 @@ func (k *Kubelet) watch(watcher *fsnotify.Watcher, dir string) {
 		case err != nil: // gone meanwhile
 		case entry.IsDir():
 			_ = watcher.Add(path)
-		case entry.Type() == fs.ModeSocket:
+		case entry.Type() == fs.ModeSocket && !strings.HasPrefix(entry.Name(), "."):
 			k.want(path)
 		}
 		return nil
