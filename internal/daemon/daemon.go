@@ -83,7 +83,6 @@ func serve(ctx context.Context, call invocation) error {
 	defer signal.Stop(hangups)
 	level := zap.NewAtomicLevel()
 	log := telemetry.NewLogger(call.stderr, level)
-	defer func() { _ = log.Sync() }()
 	// It watches before the file is read.
 	set := &settings{flags: call.flags, log: log, watcher: config.Watch(call.flags.File), hangups: hangups}
 	cfg, err := set.load()

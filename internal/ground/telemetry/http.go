@@ -177,12 +177,10 @@ func (s *Server) writeTime() time.Duration {
 }
 
 func (s *Server) listen(ctx context.Context) (net.Listener, error) {
-	var config net.ListenConfig
-	path, isUnix := strings.CutPrefix(s.Listen, "unix:")
-	if !isUnix {
-		return config.Listen(ctx, "tcp", s.Listen)
+	if path, isUnix := strings.CutPrefix(s.Listen, "unix:"); isUnix {
+		return peercred.Listen(path, 0o600, "")
 	}
-	return peercred.Listen(path, 0o600, "")
+	return new(net.ListenConfig).Listen(ctx, "tcp", s.Listen)
 }
 
 func (s *Server) handler() http.Handler {

@@ -49,11 +49,10 @@ func NewLogger(out io.Writer, level zap.AtomicLevel) *zap.Logger {
 	if isJournal(out) {
 		encoder = prioritized{encoder}
 	}
-	to := zapcore.Lock(zapcore.AddSync(out))
 	if file, ok := out.(*os.File); ok {
-		to = &sink{file: file, encoder: encoder}
+		out = &sink{file: file, encoder: encoder}
 	}
-	return zap.New(zapcore.NewCore(encoder, to, level))
+	return zap.New(zapcore.NewCore(encoder, zapcore.Lock(zapcore.AddSync(out)), level))
 }
 
 // isJournal reports whether a file is the one that systemd connected to its journal.

@@ -3,7 +3,7 @@ package telemetry
 import (
 	"errors"
 	"os"
-	"sync"
+	"slices"
 	"time"
 
 	"go.uber.org/zap"
@@ -21,55 +21,42 @@ const (
 )
 
 // sink writes the lines of a log, and drops them while nobody reads it. A call logs before it answers, and must not
-// wait for journald or for a container runtime. The file is not made non-blocking: other processes share that.
+// wait for journald or for a container runtime. The file is not made non-blocking: other processes share that. One
+// goroutine at a time writes.
 type sink struct {
 	file    *os.File
 	encoder zapcore.Encoder
-
-	mu      sync.Mutex
 	dropped int
-	torn    bool // the first of those was written in part
 }
 
 // Write drops what it cannot write, without an error: zap would write that to stderr, which may be this file.
 func (s *sink) Write(line []byte) (int, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.dropped > 0 && !s.reportDropped() {
-		s.dropped++
-		return len(line), nil
+	if s.dropped > 0 && s.reportDropped() {
+		s.dropped = 0
 	}
-	s.dropped = 0
-	if n := s.write(line); n < len(line) {
-		s.dropped, s.torn = 1, n > 0
+	if s.dropped > 0 || !s.write(line) {
+		s.dropped++
 	}
 	return len(line), nil
 }
 
-// reportDropped logs how many lines were dropped, if somebody reads that.
+// reportDropped logs how many lines were dropped, if somebody reads that. The first may have been written in part.
 func (s *sink) reportDropped() bool {
 	entry := zapcore.Entry{Level: zap.WarnLevel, Time: time.Now(), Message: "lines of the log were dropped, because nobody read it"}
 	line, err := s.encoder.EncodeEntry(entry, []zap.Field{zap.Int("lines", s.dropped)})
-	if err != nil {
-		return false
-	}
-	defer line.Free()
-	text := line.Bytes()
-	if s.torn {
-		text = append([]byte("\n"), text...)
-	}
-	return s.write(text) == len(text)
+	return err == nil && s.write([]byte("\n"+line.String()))
 }
 
-// write returns how much of the text was written.
-func (s *sink) write(text []byte) (n int) {
-	for n < len(text) && sys.OnFD(s.file, s.awaitReader) == nil {
-		wrote, err := s.file.Write(text[n:min(len(text), n+pipeBuf)])
-		if n += wrote; err != nil {
-			break
+func (s *sink) write(text []byte) (whole bool) {
+	for part := range slices.Chunk(text, pipeBuf) {
+		if err := sys.OnFD(s.file, s.awaitReader); err != nil {
+			return false
+		}
+		if _, err := s.file.Write(part); err != nil {
+			return false
 		}
 	}
-	return n
+	return true
 }
 
 func (s *sink) awaitReader(fd int) error {
@@ -88,6 +75,3 @@ func (s *sink) awaitReader(fd int) error {
 		}
 	}
 }
-
-// Sync is for a log that is a file.
-func (s *sink) Sync() error { return s.file.Sync() }
