@@ -51,12 +51,7 @@ func newNodeCheck(r *Registry) *nodeCheck {
 }
 
 // checkSoon must be called when kubelet has registered a driver.
-func (c *nodeCheck) checkSoon() {
-	select {
-	case c.soon <- struct{}{}:
-	default: // a check is pending already
-	}
-}
+func (c *nodeCheck) checkSoon() { signal(c.soon) }
 
 func (c *nodeCheck) missing(driver string) bool {
 	c.mu.Lock()

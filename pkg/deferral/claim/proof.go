@@ -99,13 +99,10 @@ func (t *Table) Refresh(ctx context.Context, of func(*volume.Volume) bool) {
 	var group errgroup.Group
 	group.SetLimit(maxAsked)
 	for _, volumes := range byDevice {
-		group.Go(func() error {
-			look(&t.looks, identityOf(volumes[0].Device), func() {
-				for _, v := range volumes {
-					_ = t.RefuseUsed(context.WithoutCancel(ctx), Request{Volume: v}, 0) // the list of held devices has it
-				}
-			})
-			return nil
+		t.look(&group, identityOf(volumes[0].Device), func() {
+			for _, v := range volumes {
+				_ = t.RefuseUsed(context.WithoutCancel(ctx), Request{Volume: v}, 0) // the list of held devices has it
+			}
 		})
 	}
 	_ = group.Wait() // none fails
@@ -114,11 +111,11 @@ func (t *Table) Refresh(ctx context.Context, of func(*volume.Volume) bool) {
 // MostHung is how many volumes or devices may hang before no other is looked at. Each occupies a thread.
 const MostHung = 256
 
-// look runs see, and leaves a device behind that hangs.
-func look(all *sys.Looks[identity], id identity, see func()) {
-	_, _ = sys.Look(all, id, func() (struct{}, error) {
-		see()
-		return struct{}{}, nil
+// look runs see in the group, and leaves a device behind that hangs.
+func (t *Table) look(group *errgroup.Group, id identity, see func()) {
+	group.Go(func() error {
+		_, _ = sys.Look(&t.looks, id, func() (struct{}, error) { see(); return struct{}{}, nil })
+		return nil
 	})
 }
 
@@ -132,28 +129,22 @@ func (t *Table) DropKept(ctx context.Context, wanted []volume.Device) {
 		if len(t.owners.ofDevice(id)) > 0 {
 			continue
 		}
-		group.Go(func() error {
-			look(&t.looks, id, func() {
-				unlock, free := t.devices.TryLock(id)
-				if !free {
-					return
-				}
-				defer unlock()
-				if len(t.owners.ofDevice(id)) == 0 {
-					_ = t.open.release(id) // the next call tries again
-				}
-			})
-			return nil
+		t.look(&group, id, func() {
+			unlock, free := t.devices.TryLock(id)
+			if !free {
+				return
+			}
+			defer unlock()
+			if len(t.owners.ofDevice(id)) == 0 {
+				_ = t.open.release(id) // the next call tries again
+			}
 		})
 	}
 	for name, file := range t.open.keptExcept(claimNames(wanted)) {
-		group.Go(func() error {
-			look(&t.looks, fileOf(file), func() {
-				if who, err := t.users.ofKept(ctx, file, 0); err == nil && who.Names == "" {
-					t.open.dropKept(name)
-				}
-			})
-			return nil
+		t.look(&group, fileOf(file), func() {
+			if who, err := t.users.ofKept(ctx, file, 0); err == nil && who.Names == "" {
+				t.open.dropKept(name)
+			}
 		})
 	}
 	_ = group.Wait() // none fails

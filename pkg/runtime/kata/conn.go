@@ -3,6 +3,7 @@ package kata
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -61,14 +62,8 @@ func dial(ctx context.Context, socket string) (*conn, error) {
 		if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, os.ErrDeadlineExceeded) {
 			<-ctx.Done() // the dialer's own timer, which has ctx's deadline, can fire just before that of ctx
 		}
-		if ctx.Err() != nil {
-			return nil, ctx.Err()
-		}
-		if !errors.Is(err, unix.EAGAIN) {
-			return nil, err
-		}
-		if !sys.Sleep(ctx, wait) {
-			return nil, ctx.Err()
+		if !errors.Is(err, unix.EAGAIN) || !sys.Sleep(ctx, wait) {
+			return nil, cmp.Or(ctx.Err(), err)
 		}
 	}
 }
@@ -234,18 +229,10 @@ func (k *kept) put(c *conn) {
 }
 
 // isQuiet reports whether the other side has neither closed the connection nor sent anything unasked.
-func (c *conn) isQuiet() (quiet bool) {
+func (c *conn) isQuiet() bool {
 	socket, ok := c.Conn.(*net.UnixConn)
-	if !ok {
-		return false
-	}
-	raw, err := socket.SyscallConn()
-	if err != nil {
-		return false
-	}
-	err = raw.Control(func(fd uintptr) {
-		_, _, err := unix.Recvfrom(int(fd), make([]byte, 1), unix.MSG_PEEK|unix.MSG_DONTWAIT)
-		quiet = errors.Is(err, unix.EAGAIN)
-	})
-	return err == nil && quiet
+	return ok && errors.Is(sys.OnFD(socket, func(fd int) error {
+		_, _, err := unix.Recvfrom(fd, make([]byte, 1), unix.MSG_PEEK|unix.MSG_DONTWAIT)
+		return err
+	}), unix.EAGAIN)
 }
