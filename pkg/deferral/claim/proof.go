@@ -99,7 +99,7 @@ func (t *Table) Refresh(ctx context.Context, of func(*volume.Volume) bool) {
 	var group errgroup.Group
 	group.SetLimit(maxAsked)
 	for _, volumes := range byDevice {
-		t.look(&group, identityOf(volumes[0].Device), func() {
+		look(&group, &t.looks, identityOf(volumes[0].Device), func() {
 			for _, v := range volumes {
 				_ = t.RefuseUsed(context.WithoutCancel(ctx), Request{Volume: v}, 0) // the list of held devices has it
 			}
@@ -112,9 +112,9 @@ func (t *Table) Refresh(ctx context.Context, of func(*volume.Volume) bool) {
 const MostHung = 256
 
 // look runs see in the group, and leaves a device behind that hangs.
-func (t *Table) look(group *errgroup.Group, id identity, see func()) {
+func look(group *errgroup.Group, all *sys.Looks[identity], id identity, see func()) {
 	group.Go(func() error {
-		_, _ = sys.Look(&t.looks, id, func() (struct{}, error) { see(); return struct{}{}, nil })
+		_, _ = sys.Look(all, id, func() (struct{}, error) { see(); return struct{}{}, nil })
 		return nil
 	})
 }
@@ -129,7 +129,7 @@ func (t *Table) DropKept(ctx context.Context, wanted []volume.Device) {
 		if len(t.owners.ofDevice(id)) > 0 {
 			continue
 		}
-		t.look(&group, id, func() {
+		look(&group, &t.looks, id, func() {
 			unlock, free := t.devices.TryLock(id)
 			if !free {
 				return
@@ -141,7 +141,7 @@ func (t *Table) DropKept(ctx context.Context, wanted []volume.Device) {
 		})
 	}
 	for name, file := range t.open.keptExcept(claimNames(wanted)) {
-		t.look(&group, fileOf(file), func() {
+		look(&group, &t.looks, fileOf(file), func() {
 			if who, err := t.users.ofKept(ctx, file, 0); err == nil && who.Names == "" {
 				t.open.dropKept(name)
 			}
