@@ -261,6 +261,9 @@ func TestWhatIsStillWrittenToIsKnown(t *testing.T) {
 	check.That(t, err == nil, "before the first look: %v", err)
 	daemon := r.daemon(device, "ext4", "ID="+r.id)
 	waitBegun(dir)
+	locks := filepath.Dir(r.conf.LockFile)
+	check.Must(t, unix.Mount(locks, locks, "", unix.MS_BIND, ""))
+	check.Must(t, unix.Mount("", locks, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, "")) // volumes can go nevertheless
 	for _, state := range []string{"alive", "killed"} {
 		err := r.f.CheckWriting(r.id)
 		check.That(t, volume.KindOf(err) == volume.Busy, "the daemon is %s, and mkfs writes: %v", state, err)
@@ -269,6 +272,7 @@ func TestWhatIsStillWrittenToIsKnown(t *testing.T) {
 		_ = daemon.Process.Kill()
 		_ = daemon.Wait()
 	}
+	check.Must(t, unix.Unmount(locks, 0))
 	other, _ := r.blank()
 	_, err = r.prepare(other, "ext4", volume.FormatHost, false)
 	check.That(t, volume.KindOf(err) == volume.Busy, "the volume at another device: %v", err)

@@ -112,7 +112,7 @@ func (f *Formatter) Prepare(ctx context.Context, r Request) (formatted bool, err
 // CheckWriting returns an error while a program writes to the device of the volume with
 // this ID, also one that an earlier daemon started, and if that is not known. It needs no device.
 func (f *Formatter) CheckWriting(id string) error {
-	file, err := os.OpenFile(f.cfg.LockFile, os.O_RDWR|unix.O_NOFOLLOW, 0)
+	file, err := os.OpenFile(f.cfg.LockFile, os.O_RDONLY|unix.O_NOFOLLOW, 0)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil // no device was ever examined
 	}
