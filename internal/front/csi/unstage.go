@@ -30,10 +30,15 @@ func unstageVolume(ctx context.Context, p *driverProxy, req *csi.NodeUnstageVolu
 		failpoint.Hit("front-unstage-driver")
 		if kubelet.IsRawBlock(stagingPath) { // of another persistent volume: what is known of the filesystem stays
 			rec.Raw = nil
-			return reply, p.records.Put(rec)
+			p.stager.RecordOnHost(&rec)
+			return reply, nil
 		}
+		// After a restart a stale record has the driver asked to unstage once more. Most have nothing to do then.
+		onHost := !rec.StagedAsDevice() && len(rec.Uncertain) == 0 && !p.driver.TakesDiskAround(stagingPath)
 		rec.Stage, rec.OnHost, rec.Uncertain = nil, nil, nil
-		if err := p.records.Put(rec); err != nil {
+		if onHost {
+			p.stager.RecordOnHost(&rec)
+		} else if err := p.records.Put(rec); err != nil {
 			return nil, err
 		}
 		p.front.store.ForgetRequest(id)

@@ -1,8 +1,10 @@
 package csi
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -165,8 +167,10 @@ func TestFullRunDirectory(t *testing.T) {
 	r.front.cfg.Pods = fakePods{"p3": {UID: "p3", RuntimeHandler: "kata"}}
 	r.refused(r.publish("p3"), codes.FailedPrecondition, r.target("p2"), "wait until the other pod is gone")
 	r.ok(nil, r.unpublish("p2"))
+	record := strings.TrimSuffix(filepath.Dir(full), ".new")
+	r.ok(nil, errors.Join(os.Remove(record), os.MkdirAll(record+"/x", 0o700))) // nor can the old one be removed
 	r.unstage()
-	r.ok(nil, os.RemoveAll(filepath.Dir(full)))
+	r.ok(nil, errors.Join(os.RemoveAll(filepath.Dir(full)), os.RemoveAll(record)))
 	r.clean()
 }
 
