@@ -301,19 +301,19 @@ const undoTime = 30 * time.Second
 // Release releases a volume that its user has left. A target that is unknown is a success. A refusal is
 // shown with the volume until it is released or published again.
 func (b *Broker) Release(ctx context.Context, path string) (*volume.Volume, error) {
-	v, err := b.release(ctx, path)
+	t, err := b.targets.root.Resolve(path)
+	if err != nil {
+		return nil, err
+	}
+	defer t.Close()
+	v, err := b.release(ctx, t)
 	if v != nil && err != nil && volume.KindOf(err) != volume.Canceled {
 		b.table.setRefusal(v.Key, err)
 	}
 	return v, err
 }
 
-func (b *Broker) release(ctx context.Context, path string) (*volume.Volume, error) {
-	t, err := b.targets.root.Resolve(path)
-	if err != nil {
-		return nil, err
-	}
-	defer t.Close()
+func (b *Broker) release(ctx context.Context, t *guard.Target) (*volume.Volume, error) {
 	var asked *record
 	var forgotten *ForgottenError
 	if known := b.table.get(t.Key); known != nil {
@@ -340,7 +340,7 @@ func (b *Broker) release(ctx context.Context, path string) (*volume.Volume, erro
 		return nil, b.remover.cleanUnknown(ctx, t)
 	}
 	if !known.removing && known.rec != asked { // it may have a sandbox by now
-		return &known.rec.Volume, volume.Errorf(volume.Busy, "volume %s: it was published or changed meanwhile: repeat", path)
+		return &known.rec.Volume, volume.Errorf(volume.Busy, "volume %s: it was published or changed meanwhile: repeat", t.Given)
 	}
 	if forgotten != nil {
 		if err := b.remover.disown(ctx, known.rec, forgotten); err != nil {
@@ -365,7 +365,12 @@ func (b *Broker) ReleaseKey(ctx context.Context, key volume.Key, force bool) (*v
 		return nil, volume.Errorf(volume.NotFound, "volume %s is not on record: there is nothing to release", key.Short())
 	}
 	if !force && known.rec.ResolvedTarget != "" {
-		return b.release(ctx, known.rec.ResolvedTarget)
+		t, err := b.targets.ofRecord(known.rec)
+		if err != nil {
+			return &known.rec.Volume, err
+		}
+		defer t.Close()
+		return b.release(ctx, t)
 	}
 	if err := b.table.refuseHung(key); err != nil { // also by force: what hangs may still change the device
 		return &known.rec.Volume, err
@@ -483,4 +488,14 @@ func (ts *targets) volume(t *guard.Target) *volume.Volume {
 	v := &volume.Volume{Key: t.Key, Target: t.Given, ResolvedTarget: t.Resolved}
 	ts.describe(v, t.Rel, sys.NoFD)
 	return v
+}
+
+// ofRecord resolves the target of a volume on record. The error is Invalid if that leads elsewhere today.
+func (ts *targets) ofRecord(rec *record) (*guard.Target, error) {
+	t, err := ts.root.Resolve(rec.ResolvedTarget)
+	if err == nil && t.Key != rec.Key {
+		t.Close()
+		return nil, volume.Errorf(volume.Invalid, "volume %s: its target leads to %s today: put the root directory back to where it was", rec.Target, t.Resolved)
+	}
+	return t, err
 }

@@ -336,3 +336,20 @@ func TestGuardThatCannotBeReached(t *testing.T) {
 	check.Must(t, s.b.remover.unguard(&rec, nil))
 	s.saw()
 }
+
+// TestRootThatLeadsElsewhere today, by a link that replaced it: what is on record is neither released nor restored there.
+func TestRootThatLeadsElsewhere(t *testing.T) {
+	s := newBench(t, plain)
+	s.published()
+	check.Must(t, errors.Join(os.Rename(s.b.cfg.Root, s.b.cfg.Root+"-was"), os.Symlink(t.TempDir(), s.b.cfg.Root)))
+	_, released := s.b.ReleaseKey(t.Context(), s.key, false)
+	_, restored := s.b.restorer.restoreRecord(t.Context(), s.b.table.get(s.key).rec)
+	for _, err := range []error{released, restored} {
+		s.wants(err, volume.Invalid, s.asked().Target, "leads to")
+	}
+	s.saw()
+	s.is("claimed volumes")
+	check.Value(s.b.ReleaseKey(t.Context(), s.key, true))(t)
+	s.saw("retract claimed removing", "leaving claimed removing", "free")
+	s.is("")
+}

@@ -78,7 +78,7 @@ func (r *restorer) restoreRecord(ctx context.Context, rec *record) (repaired []s
 	if rec.guard.Stands(rec.ResolvedTarget) {
 		return r.restore(ctx, rec, nil)
 	}
-	t, err := r.targets.root.Resolve(rec.ResolvedTarget)
+	t, err := r.targets.ofRecord(rec)
 	if err != nil {
 		return nil, err
 	}

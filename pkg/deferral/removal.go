@@ -207,7 +207,7 @@ func (r *remover) steps(ctx context.Context, rec *record, t *guard.Target, force
 // unguard removes the guard, and the target directory if we made it.
 func (r *remover) unguard(rec *record, t *guard.Target) error {
 	if t == nil {
-		resolved, err := r.targets.root.Resolve(rec.ResolvedTarget)
+		resolved, err := r.targets.ofRecord(rec)
 		if volume.KindOf(err) == volume.Invalid && err != nil {
 			return nil // below another root: not ours to reach any more
 		}

@@ -43,6 +43,11 @@ func notLookedUp(target string, err error) error {
 	return volume.Errorf(volume.Busy, "volume %s: it cannot be looked up, so nothing is done with it: %w", target, err)
 }
 
+func rootMoved(target, root string) error {
+	return volume.Errorf(volume.Busy, "volume %s: it is on record, published while kubeletRoot was not what %s is today: put kubeletRoot back to release it",
+		target, root)
+}
+
 func stillPublished(id staging.VolumeID, target string) error {
 	return volume.Errorf(volume.Busy, "volume %s of driver %s: it is still published at %s: unpublish it first",
 		refusal.Clip(id.ID), id.Driver, target)

@@ -119,6 +119,17 @@ func TestForeignEmptyDirectory(t *testing.T) {
 	check.Value(os.Stat(b.dir(v)))(t) // or a foreign directory was removed
 }
 
+// TestRetractOfAnotherKey leaves the directory of a volume that was published on the path while that led elsewhere.
+func TestRetractOfAnotherKey(t *testing.T) {
+	b := newBench(t, kataemu.Go)
+	v := published(t, b, "a")
+	other := *v
+	other.Key = "another"
+	check.Must(t, b.h.Retract(t.Context(), &other))
+	_, exists := b.Projection(t, v)
+	check.That(t, exists, "the projection of a live volume is gone")
+}
+
 // Somebody removes a directory that all volumes need.
 func TestDirectoriesAreMadeAgain(t *testing.T) {
 	b := newBench(t, kataemu.Go)

@@ -77,7 +77,7 @@ func (s *Store) Health() error {
 }
 
 // Retract removes the volume's directory with all that runtimes left in it. A
-// directory of another program stays.
+// directory of another program, or of another key, stays.
 func (s *Store) Retract(ctx context.Context, v *volume.Volume) error {
 	if err := ctx.Err(); err != nil {
 		return guest.ContextError(v, "", err)
@@ -87,7 +87,7 @@ func (s *Store) Retract(ctx context.Context, v *volume.Volume) error {
 		s.forget(v.Key)
 		return nil
 	}
-	owner, _, err := s.Tree.OwnerOf(dir)
+	owner, key, err := s.Tree.OwnerOf(dir)
 	if err != nil {
 		return s.Tree.Error(v, "looked at", err)
 	}
@@ -95,7 +95,7 @@ func (s *Store) Retract(ctx context.Context, v *volume.Volume) error {
 		return nil
 	}
 	s.forget(v.Key)
-	if owner == Missing {
+	if owner == Missing || key != v.Key {
 		return nil
 	}
 	err = s.Tree.Remove(v, dir)
