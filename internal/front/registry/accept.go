@@ -59,7 +59,7 @@ type driverCheck struct {
 }
 
 func (c driverCheck) info(ctx context.Context, socket string) (*registration.PluginInfo, error) {
-	conn, err := dial(socket, 0)
+	conn, err := dial(socket, dialSocket)
 	if err != nil {
 		return nil, err
 	}

@@ -39,22 +39,29 @@ func TestTimesOfAState(t *testing.T) {
 	check.That(t, s.state().Waiting.IsZero(), "registered, and waiting since %v", s.state().Waiting)
 }
 
-func TestUpgradeToAnotherEndpoint(t *testing.T) {
-	t.Parallel()
+func TestUpgradeBesideTheOldDriver(t *testing.T) {
+	for _, endpoint := range []string{"next.sock", "driver.sock"} {
+		t.Run(endpoint, func(t *testing.T) { t.Parallel(); upgradesBesideTheOld(t, endpoint) })
+	}
+}
+
+func upgradesBesideTheOld(t *testing.T, endpoint string) {
 	w := running(t)
 	_, r := w.pair()
 	w.served("driver.sock")
 	socket := check.Value(os.Lstat(w.csi()))(t)
 	r.Kill() // the old driver still runs for a while
-	next := w.driver(name, "next.sock")
+	next := w.driver(name, endpoint)
 	next.Version = "v8"
 	check.Must(t, next.Start())
 	check.Must(t, w.registrar(next).Start())
-	w.served("next.sock")
+	w.served(endpoint)
 	now, err := os.Lstat(w.csi())
 	check.That(t, err == nil && os.SameFile(socket, now), "the CSI socket was made anew, or has gone: %v", err)
-	one, _ := w.shown(name)
-	check.That(t, one.Version == "v8" && one.Endpoint == next.Socket, "listed: %+v", one)
+	check.Eventually(t, "the new one is listed", func() bool {
+		one, _ := w.shown(name)
+		return one.Ready && one.Version == "v8" && one.Endpoint == next.Socket
+	})
 	w.neverRefused()
 }
 

@@ -42,6 +42,14 @@ type served struct {
 type connection struct {
 	endpoint string
 	conn     *grpc.ClientConn
+	reached  atomic.Pointer[socketID] // by the last dial
+}
+
+// replaced reports whether another socket has come in place of the one that it leads to. The process behind that one may
+// hang, and keeps the connection then.
+func (c *connection) replaced() bool {
+	now, reached := idAt(c.endpoint), c.reached.Load()
+	return reached != nil && now != (socketID{}) && now != *reached
 }
 
 // maxServed bounds the drivers that have a socket, and so the descriptors. A node has a
@@ -91,7 +99,7 @@ func tooManyNames(name, socket string) error {
 // controlGroup returns the control group of the process that made a socket, or "" if it is not
 // known, as in a container without the node's process namespace.
 func controlGroup(ctx context.Context, socket string) string {
-	conn, err := (&net.Dialer{}).DialContext(ctx, "unix", socket)
+	conn, err := dialSocket(ctx, socket)
 	if err != nil {
 		return ""
 	}
@@ -111,15 +119,21 @@ func (r *Registry) reach(info *Driver) (*connection, error) {
 	front := r.served[info.Name]
 	r.mu.Unlock()
 	if front != nil {
-		if link := front.driver.Load(); link.endpoint == info.Endpoint {
+		if link := front.driver.Load(); link.endpoint == info.Endpoint && !link.replaced() {
 			return link, nil
 		}
 	}
-	conn, err := dial(info.Endpoint, r.cfg.Self)
+	link := &connection{endpoint: info.Endpoint}
+	conn, err := dial(info.Endpoint, func(ctx context.Context, socket string) (net.Conn, error) {
+		id := idAt(socket)
+		link.reached.Store(&id)
+		return dialOther(ctx, socket, r.cfg.Self)
+	})
 	if err != nil {
 		return nil, fmt.Errorf("driver %s: the endpoint %s cannot be dialled: %w", info.Name, info.Endpoint, err)
 	}
-	return &connection{endpoint: info.Endpoint, conn: conn}, nil
+	link.conn = conn
+	return link, nil
 }
 
 func (r *Registry) drop(name string, link *connection) {
@@ -241,7 +255,7 @@ func (f *served) stop(patience time.Duration) {
 // dialOther connects to a socket unless this process serves it. A registrar's endpoint can be
 // a link to a socket of ours: each call would then call itself until memory is exhausted.
 func dialOther(ctx context.Context, socket string, self int) (net.Conn, error) {
-	conn, err := (&net.Dialer{}).DialContext(ctx, "unix", socket)
+	conn, err := dialSocket(ctx, socket)
 	if err != nil || self == 0 {
 		return conn, err
 	}
@@ -255,13 +269,16 @@ func dialOther(ctx context.Context, socket string, self int) (net.Conn, error) {
 	return conn, nil
 }
 
+func dialSocket(ctx context.Context, socket string) (net.Conn, error) {
+	return (&net.Dialer{}).DialContext(ctx, "unix", socket)
+}
+
 // dial returns a connection that connects at the first call. Short retries find a restarted
-// driver soon. The path is not part of the target, where gRPC would parse it. It does not
-// connect to a process with the pid self; 0 disables that check.
-func dial(socket string, self int) (*grpc.ClientConn, error) {
+// driver soon. The path is not part of the target, where gRPC would parse it.
+func dial(socket string, by func(ctx context.Context, socket string) (net.Conn, error)) (*grpc.ClientConn, error) {
 	return grpc.NewClient("passthrough:///localhost", append(passthrough.DialOptions(),
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return dialOther(ctx, socket, self) }),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return by(ctx, socket) }),
 		grpc.WithIdleTimeout(0), grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff:           backoff.Config{BaseDelay: 20 * time.Millisecond, Multiplier: 2, Jitter: 0.2, MaxDelay: 500 * time.Millisecond},
 			MinConnectTimeout: 5 * time.Second,

@@ -155,7 +155,7 @@ func (s *session) serve(ctx context.Context, info *Driver) (*served, error) {
 
 // notify sends a verdict to the registrar, and reports whether the registrar got it.
 func (s *session) notify(ctx context.Context, verdict *registration.RegistrationStatus) bool {
-	conn, err := dial(s.socket, 0)
+	conn, err := dial(s.socket, dialSocket)
 	if err == nil {
 		defer func() { _ = conn.Close() }()
 		var cancel context.CancelFunc
