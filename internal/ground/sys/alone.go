@@ -5,7 +5,6 @@ import (
 	"sync/atomic"
 	"syscall"
 	"time"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -34,22 +33,15 @@ func CloseFileAlone(file *os.File) { closeAlone(int(file.Fd()), file.Close) } //
 func closeAlone(fd int, closeFD func() error) {
 	const length = 1 // of which nobody reads a byte
 	var st unix.Stat_t
-	err := unix.Fstat(fd, &st)
-	image := err == nil && st.Mode&unix.S_IFMT == unix.S_IFREG
-	var kept unsafe.Pointer
-	if err == nil && !image {
-		kept, err = unix.MmapPtr(fd, 0, nil, length, unix.PROT_NONE, unix.MAP_PRIVATE)
+	if err := unix.Fstat(fd, &st); err == nil && st.Mode&unix.S_IFMT != unix.S_IFREG {
+		if kept, err := unix.MmapPtr(fd, 0, nil, length, unix.PROT_NONE, unix.MAP_PRIVATE); err == nil {
+			defer func() { _ = unix.MunmapPtr(kept, length) }() // without the lock
+			if lockFork() {
+				defer syscall.ForkLock.RUnlock()
+			}
+		}
 	}
-	if err != nil || image {
-		_ = closeFD()
-		return
-	}
-	locked := lockFork()
 	_ = closeFD()
-	if locked {
-		syscall.ForkLock.RUnlock()
-	}
-	_ = unix.MunmapPtr(kept, length)
 }
 
 // startTime bounds the wait for programs that are being started. One has the lock until it is read, for ever if its
