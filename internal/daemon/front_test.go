@@ -50,10 +50,8 @@ func TestIdentityInTheCluster(t *testing.T) {
 	c := config.Cluster{Kubeconfig: "/etc/kubernetes/kubelet.conf", NodeName: "node-1"}
 	identity := identityOf(c)
 	name, err := c.Node()
-	if err != nil || name != "node-1" || identity.Kubeconfig != c.Kubeconfig || identity.InCluster ||
-		!strings.HasPrefix(identity.UserAgent, "crust-proxy/") {
-		t.Errorf("%+v, %q, %v", identity, name, err)
-	}
+	check.That(t, err == nil && name == "node-1" && identity.Kubeconfig == c.Kubeconfig && !identity.InCluster &&
+		strings.HasPrefix(identity.UserAgent, "crust-proxy/"), "%+v, %q, %v", identity, name, err)
 	c.NodeName = ""
 	host := check.Value(apiserver.NodeName())(t)
 	name, err = c.Node()

@@ -161,10 +161,8 @@ func TestLookAtHostMountsIsShared(t *testing.T) {
 		for range 8 {
 			all.Go(func() {
 				found, warnings := h.findings(t.Context())
-				if len(found) != 2 || len(warnings) > 0 || !strings.HasPrefix(found[0], "volume /pods/a/mount: ") ||
-					!strings.Contains(found[1], "is mounted on the host at /proc") || !strings.Contains(found[1], "unmount it") {
-					t.Errorf("found %q", found)
-				}
+				check.That(t, len(found) == 2 && len(warnings) == 0 && strings.HasPrefix(found[0], "volume /pods/a/mount: ") &&
+					strings.Contains(found[1], "is mounted on the host at /proc") && strings.Contains(found[1], "unmount it"), "found %q", found)
 			})
 		}
 		synctest.Wait()

@@ -159,10 +159,9 @@ func TestStartWithoutAnAcceptedFile(t *testing.T) {
 		n := newNode(t)
 		n.write("nam: 1")
 		check.Must(t, errors.Join(os.MkdirAll(filepath.Dir(n.accepted), 0o700), prepare(n)))
-		if _, err := n.load("--accepted", n.accepted); err == nil || !strings.Contains(err.Error(), "nam: ") ||
-			(name != "none") != (n.logs.FilterMessageSnippet("cannot be used either").Len() == 1) {
-			t.Errorf("%s: %v; log %v", name, err, n.logs.All())
-		}
+		_, err := n.load("--accepted", n.accepted)
+		check.That(t, err != nil && strings.Contains(err.Error(), "nam: ") &&
+			(name != "none") == (n.logs.FilterMessageSnippet("cannot be used either").Len() == 1), "%s: %v; log %v", name, err, n.logs.All())
 	}
 	n := newNode(t)
 	n.write(oldRules)

@@ -348,10 +348,8 @@ func wantAllocated(t *testing.T, client csi.SnapshotMetadataClient, id string) {
 		stream := check.Value(client.GetMetadataAllocated(t.Context(), &csi.GetMetadataAllocatedRequest{SnapshotId: c.id, StartingOffset: c.from}))(t)
 		reply, err := stream.Recv()
 		check.That(t, status.Code(err) == c.want, "%q from %d: %v", c.id, c.from, err)
-		if err == nil && (reply.GetVolumeCapacityBytes() != 2*leastSize || reply.GetBlockMetadataType() != csi.BlockMetadataType_VARIABLE_LENGTH ||
-			len(reply.GetBlockMetadata()) != 1 || reply.GetBlockMetadata()[0].GetByteOffset() != 8*block) {
-			t.Errorf("%v", reply)
-		}
+		check.That(t, err != nil || reply.GetVolumeCapacityBytes() == 2*leastSize && reply.GetBlockMetadataType() == csi.BlockMetadataType_VARIABLE_LENGTH &&
+			len(reply.GetBlockMetadata()) == 1 && reply.GetBlockMetadata()[0].GetByteOffset() == 8*block, "%v", reply)
 	}
 }
 

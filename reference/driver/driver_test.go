@@ -84,10 +84,8 @@ func TestRegistersAsARegistrarDoes(t *testing.T) {
 		conn := dial(t, socket)
 		client := registration.NewRegistrationClient(conn)
 		info := check.Value(client.GetInfo(t.Context(), &registration.InfoRequest{}))(t)
-		if info.GetName() != config.Name || info.GetType() != registration.CSIPlugin || info.GetEndpoint() != config.KubeletEndpoint ||
-			len(info.GetSupportedVersions()) != 1 {
-			t.Errorf("%v", info)
-		}
+		check.That(t, info.GetName() == config.Name && info.GetType() == registration.CSIPlugin && info.GetEndpoint() == config.KubeletEndpoint &&
+			len(info.GetSupportedVersions()) == 1, "%v", info)
 		there := check.Value(os.Lstat(socket))(t)
 		seen = append(seen, there)
 		// The answer may be lost: refused, the driver ends the connection.
@@ -308,10 +306,9 @@ func TestWrongFlagsAreToldAsText(t *testing.T) {
 	} {
 		var out, complaints strings.Builder
 		code := Main(strings.Fields(line), &out, &complaints)
-		if code != 2 || !strings.HasPrefix(complaints.String(), "crust-driver: ") ||
-			!strings.HasSuffix(complaints.String(), "\nSee 'crust-driver --help'.\n") || !strings.Contains(complaints.String(), want) {
-			t.Errorf("%s: exit code %d, %s", line, code, complaints.String())
-		}
+		check.That(t, code == 2 && strings.HasPrefix(complaints.String(), "crust-driver: ") &&
+			strings.HasSuffix(complaints.String(), "\nSee 'crust-driver --help'.\n") && strings.Contains(complaints.String(), want),
+			"%s: exit code %d, %s", line, code, complaints.String())
 	}
 }
 

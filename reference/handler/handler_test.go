@@ -38,10 +38,8 @@ func TestParseArgs(t *testing.T) {
 		"create --bundle":                                   {Command: "create"},
 	} {
 		got := ParseArgs(strings.Fields(line))
-		if got.Command != want.Command || got.Root != want.Root || got.Log != want.Log || got.LogFormat != want.LogFormat ||
-			got.Bundle != want.Bundle || !slices.Equal(got.Words, want.Words) {
-			t.Errorf("%q: %+v", line, got)
-		}
+		check.That(t, got.Command == want.Command && got.Root == want.Root && got.Log == want.Log && got.LogFormat == want.LogFormat &&
+			got.Bundle == want.Bundle && slices.Equal(got.Words, want.Words), "%q: %+v", line, got)
 	}
 	in := ParseArgs(strings.Fields("delete -f id --pid-file=/p"))
 	check.That(t, in.Has("force", "f") && !in.Has("all", "a") && in.Option("pid-file", "") == "/p", "%+v", in)

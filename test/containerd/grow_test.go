@@ -43,9 +43,8 @@ func grownWhileItIsMounted(t *testing.T, fs string) {
 		})
 	})
 	rig.Enlarge(t, v.image, v.disk, grownSize)
-	if size, err := v.expand(grownSize); err != nil || size != grownSize {
-		t.Errorf("%d, %v", size, err)
-	}
+	size, err := v.expand(grownSize)
+	check.That(t, err == nil && size == grownSize, "%d, %v", size, err)
 	check.Must(t, <-started)
 	check.Eventually(t, "it has grown", func() bool {
 		_, err := v.stats()

@@ -102,9 +102,8 @@ func (v *volume) wantStats(container string) {
 			v.r.t.Logf("stats: %v", err)
 			return false
 		}
-		if reply.GetVolumeCondition().GetAbnormal() {
-			v.r.t.Fatalf("the volume is told to be abnormal: %s", reply.GetVolumeCondition().GetMessage())
-		}
+		check.Require(v.r.t, !reply.GetVolumeCondition().GetAbnormal(),
+			"the volume is told to be abnormal: %s", reply.GetVolumeCondition().GetMessage())
 		told, inside = usageOf(reply), v.r.df(container)
 		return told == inside && told.bytesTotal > 0
 	})

@@ -83,9 +83,7 @@ func (r *testNode) wantNothingFrom(v *volume, what string) {
 	r.t.Helper()
 	for _, args := range [][]string{{"stats", v.target}, {"resize", v.target, "0", "0"}, {"freeze", v.target, "60"}} {
 		out, err := exec.Command(r.program, append([]string{"crust"}, args...)...).CombinedOutput()
-		if err == nil || !strings.Contains(string(out), "delete the pod") {
-			r.t.Errorf("%s: %s: %v\n%s", what, args[0], err, out)
-		}
+		check.That(r.t, err != nil && strings.Contains(string(out), "delete the pod"), "%s: %s: %v\n%s", what, args[0], err, out)
 	}
 	_, err := v.stats()
 	check.That(r.t, err != nil, "%s: the agent answers for it", what)

@@ -104,9 +104,7 @@ func (v *volume) whenFree(do func() error) {
 	v.r.t.Helper()
 	check.Eventually(v.r.t, v.disk+" is free", func() bool {
 		err := do()
-		if err != nil && !errors.Is(err, unix.EBUSY) {
-			v.r.t.Fatalf("%s: %v", v.disk, err)
-		}
+		check.Require(v.r.t, err == nil || errors.Is(err, unix.EBUSY), "%s: %v", v.disk, err)
 		return err == nil
 	})
 }

@@ -52,9 +52,8 @@ func TestTerminationLetsCallsEnd(t *testing.T) {
 		return len(records) == 1
 	})
 	d.Signal(syscall.SIGTERM)
-	if err := <-done; err != nil {
-		t.Errorf("a call under way was cut off: %v", err)
-	}
+	err = <-done
+	check.That(t, err == nil, "a call under way was cut off: %v", err)
 	for err == nil {
 		_, err = watch.Recv()
 	}

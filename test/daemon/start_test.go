@@ -66,10 +66,9 @@ func wantConfig(t *testing.T, d *rig.Daemon, good string, says ...string) {
 	}
 	check.Says(t, "crustctl", said.String(), says...)
 	body := check.Value(d.HTTP("/metrics"))(t)
-	if since := strings.Contains(body, "\ncrust_proxy_config_bad_since_timestamp_seconds 0\n"); !strings.Contains(body,
-		"\ncrust_proxy_config_last_reload_successful "+good+"\n") || since != (good == "1") {
-		t.Errorf("the metrics are wrong:\n%s", body)
-	}
+	since := strings.Contains(body, "\ncrust_proxy_config_bad_since_timestamp_seconds 0\n")
+	check.That(t, strings.Contains(body, "\ncrust_proxy_config_last_reload_successful "+good+"\n") && since == (good == "1"),
+		"the metrics are wrong:\n%s", body)
 }
 
 // TestStartBesideUnreadableRecords: whichever file cannot be read, the daemon starts,

@@ -111,9 +111,7 @@ func TestChangedBlocksAreFound(t *testing.T) {
 		"address":  {d.text(t, "SnapshotMetadataService", driver.DefaultName, "spec", "address"), host + ":6443"},
 		"secret":   {d.text(t, "Certificate", name, "spec", "secretName"), d.volume(t, "tls").Secret.SecretName},
 	} {
-		if is[0] == "" || is[0] != is[1] {
-			t.Errorf("the %s is %q here and %q there", what, is[0], is[1])
-		}
+		check.That(t, is[0] != "" && is[0] == is[1], "the %s is %q here and %q there", what, is[0], is[1])
 	}
 	names, _, _ := unstructured.NestedStringSlice(render.Find(t, d.all, "Certificate", name).Object, "spec", "dnsNames")
 	check.That(t, slices.Contains(names, host), "the certificate is for %q, and callers want %s", names, host)

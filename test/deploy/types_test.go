@@ -29,9 +29,8 @@ func strictlyTyped(t *testing.T, all []*unstructured.Unstructured) {
 	known := 0
 	for _, one := range all {
 		if !scheme.Scheme.IsGroupRegistered(one.GroupVersionKind().Group) {
-			if !slices.Contains(foreign, one.GroupVersionKind().Group) {
-				t.Errorf("%s %s: nobody knows the group %q", one.GetKind(), one.GetName(), one.GroupVersionKind().Group)
-			}
+			check.That(t, slices.Contains(foreign, one.GroupVersionKind().Group),
+				"%s %s: nobody knows the group %q", one.GetKind(), one.GetName(), one.GroupVersionKind().Group)
 			continue
 		}
 		raw := check.Value(one.MarshalJSON())(t)

@@ -20,9 +20,8 @@ func TestLinksLeadSomewhere(t *testing.T) {
 	count := 0
 	for _, p := range pages(t) {
 		for _, found := range link.FindAllStringSubmatch(withoutSpans(p.text), -1) {
-			if problem := follow(t, p, found[1]); problem != "" {
-				t.Errorf("%s: the link %s %s", p.path, found[1], problem)
-			}
+			problem := follow(t, p, found[1])
+			check.That(t, problem == "", "%s: the link %s %s", p.path, found[1], problem)
 			count++
 		}
 	}

@@ -19,9 +19,7 @@ func TestNamedTestsExist(t *testing.T) {
 	for _, p := range pages(t) {
 		for _, found := range regexp.MustCompile("`((?:Test|Fuzz)[A-Z]\\w*)`").FindAllStringSubmatch(p.text, -1) {
 			count++
-			if !there[found[1]] {
-				t.Errorf("%s names %s, which is not there", p.path, found[1])
-			}
+			check.That(t, there[found[1]], "%s names %s, which is not there", p.path, found[1])
 		}
 	}
 	check.That(t, count >= 20, "only %d tests are named", count)
@@ -52,14 +50,11 @@ func TestNamedPlacesExist(t *testing.T) {
 	makefile := check.Value(os.ReadFile(filepath.Join(root, "Makefile")))(t)
 	for _, p := range pages(t) {
 		for _, found := range place.FindAllStringSubmatch(p.text, -1) {
-			if _, err := os.Stat(filepath.Join(root, strings.TrimSuffix(found[1], "/..."))); err != nil {
-				t.Errorf("%s names %s, which is not there", p.path, found[1])
-			}
+			_, err := os.Stat(filepath.Join(root, strings.TrimSuffix(found[1], "/...")))
+			check.That(t, err == nil, "%s names %s, which is not there", p.path, found[1])
 		}
 		for _, found := range target.FindAllStringSubmatch(p.text, -1) {
-			if !strings.Contains(string(makefile), "\n"+found[1]+":") {
-				t.Errorf("%s names make %s, which is not there", p.path, found[1])
-			}
+			check.That(t, strings.Contains(string(makefile), "\n"+found[1]+":"), "%s names make %s, which is not there", p.path, found[1])
 		}
 	}
 }

@@ -136,9 +136,8 @@ func TestBackup(t *testing.T) {
 	}
 	got, want := blocks(v.first), raw(v.allocated(v.first, 0, 0))
 	check.That(t, got == want && got != "", "allocated: %s, instead of %s", got, want)
-	if got, want := blocks(v.second, "--base", v.first), raw(v.delta(v.first, v.second, 0, 0)); got != want || got == "" {
-		t.Errorf("changed: %s, instead of %s", got, want)
-	}
+	got, want = blocks(v.second, "--base", v.first), raw(v.delta(v.first, v.second, 0, 0))
+	check.That(t, got == want && got != "", "changed: %s, instead of %s", got, want)
 	out, err := v.crustBackup("", append([]string{"blocks", v.first, "--base", v.second}, server...)...)
 	check.That(t, err != nil && strings.Contains(out, "must be an earlier snapshot"), "the wrong way round: %v, %s", err, out)
 

@@ -35,9 +35,8 @@ func TestGrowsWhileAWriterWrites(t *testing.T) {
 			device, image := growable(t, kind, size)
 			f := mounted(t, kind, device, 0, "")
 			fd := openFD(t, device, unix.O_RDONLY)
-			if has, err := fsops.Grow(f.root, fd, 0, 0); err != nil || has != size {
-				t.Errorf("as large as the device: %d, %v", has, err)
-			}
+			has, err := fsops.Grow(f.root, fd, 0, 0)
+			check.That(t, err == nil && has == size, "as large as the device: %d, %v", has, err)
 			var busy sync.WaitGroup
 			done, block := make(chan struct{}), bytes.Repeat([]byte("writer\n"), 16384)
 			busy.Go(func() {
@@ -53,7 +52,7 @@ func TestGrowsWhileAWriterWrites(t *testing.T) {
 			})
 			before := f.stat().Usage[0].Total
 			rig.Enlarge(t, image, device, 3*size)
-			has, err := fsops.Grow(f.root, fd, 2*size, 3*size)
+			has, err = fsops.Grow(f.root, fd, 2*size, 3*size)
 			close(done)
 			busy.Wait()
 			if !rig.MayGrow(t, kind) {

@@ -83,10 +83,8 @@ func wantRefused(k *cluster.Kube, p *cluster.Pod, words ...string) shown {
 	said := p.WaitEvent("FailedMount", words...)
 	k.T.Log(said)
 	_, sentence, _ := strings.Cut(said, " desc = ")
-	if strings.Count(sentence, "of pod "+cluster.Namespace+"/"+p.Name+": ") != 1 || strings.Count(sentence, "volume /") != 1 ||
-		strings.ContainsAny(sentence, "\n\t") || len(sentence) > 700 {
-		k.T.Errorf("it is not one sentence: %q", sentence)
-	}
+	check.That(k.T, strings.Count(sentence, "of pod "+cluster.Namespace+"/"+p.Name+": ") == 1 && strings.Count(sentence, "volume /") == 1 &&
+		!strings.ContainsAny(sentence, "\n\t") && len(sentence) <= 700, "it is not one sentence: %q", sentence)
 	check.That(k.T, strings.Contains(p.Describe(), sentence), "kubectl describe does not show it:\n%s", p.Describe())
 	is, err := refusalOf(k, p)
 	k.Must(err)

@@ -57,9 +57,8 @@ func readQuickStart(t *testing.T) quickStart {
 	for _, found := range regexp.MustCompile("(?s)```yaml\n(.*?)```").FindAllStringSubmatch(section, -1) {
 		if strings.HasPrefix(found[1], "# /etc/crust-proxy/config.yaml") {
 			cfg, err := config.Parse([]byte(found[1]))
-			if err != nil || !cfg.Front.Enabled || !cfg.Handlers.Crust.Enabled || !cfg.Cluster.On() {
-				t.Fatalf("the configuration cannot be meant: %v\n%s", err, found[1])
-			}
+			check.Require(t, err == nil && cfg.Front.Enabled && cfg.Handlers.Crust.Enabled && cfg.Cluster.On(),
+				"the configuration cannot be meant: %v\n%s", err, found[1])
 			rules, err := yamlv4.Marshal(cfg.Policy.Rules)
 			if err == nil {
 				rules, err = yaml.YAMLToJSON(rules) // which fits into a line

@@ -207,7 +207,7 @@ func (m *model) compare(disk int) {
 	defer sys.CloseFD(fd)
 	opens := m.opens(disk)
 	// Other programs of this machine look at loop devices: the count may be higher for a moment.
-	if err := check.Until(patience, 10*time.Millisecond, func() error {
+	err := check.Until(patience, 10*time.Millisecond, func() error {
 		right := openers.Query{FD: fd, Own: opens + 1}
 		if users, err := m.f.Await(m.t.Context(), right, 0); err != nil || users.Names != "" {
 			return fmt.Errorf("disk %d is open in %+v besides the model's %d, %w", disk, users, opens, err)
@@ -217,9 +217,8 @@ func (m *model) compare(disk int) {
 			return fmt.Errorf("disk %d is open in %+v besides one more than the model's %d", disk, users, opens)
 		}
 		return nil
-	}); err != nil {
-		m.t.Error(err)
-	}
+	})
+	check.That(m.t, err == nil, "%v", err)
 	if m.rand.IntN(200) > 0 {
 		return // names take longer
 	}
@@ -233,15 +232,14 @@ func (m *model) compareScan() {
 	m.t.Helper()
 	for i, disk := range m.disks {
 		isVisible := slices.ContainsFunc(m.references, func(k reference) bool { return k.disk == i && k.visible })
-		if err := check.Until(patience, 10*time.Millisecond, func() error {
+		err := check.Until(patience, 10*time.Millisecond, func() error {
 			out, err := inRole("scan", disk).Output()
 			if err == nil && (len(out) > 0) != isVisible {
 				err = fmt.Errorf("a scan sees %q on the disk %d; the model has descriptors: %v", out, i, isVisible)
 			}
 			return err
-		}); err != nil {
-			m.t.Error(err)
-		}
+		})
+		check.That(m.t, err == nil, "%v", err)
 	}
 }
 

@@ -118,9 +118,8 @@ func testLinks(t *testing.T, dir string) {
 				continue
 			}
 			count++
-			if _, err := os.Stat(target); err != nil {
-				t.Errorf("%s: the link %s leads to nothing", page, link[1])
-			}
+			_, err := os.Stat(target)
+			check.That(t, err == nil, "%s: the link %s leads to nothing", page, link[1])
 		}
 	}
 	check.That(t, len(pages) >= 15 && count >= 100, "%d pages have %d links", len(pages), count)
@@ -162,9 +161,8 @@ func testDeb(t *testing.T) {
 	left := leftovers(t)
 	check.That(t, slices.Equal(left, []string{filepath.Dir(config), config}), "removal left %q, want only the config", left)
 	run(t, "dpkg", append([]string{"--purge"}, names...)...)
-	if left := leftovers(t); len(left) > 0 {
-		t.Errorf("purge left %q", left)
-	}
+	left = leftovers(t)
+	check.That(t, len(left) == 0, "purge left %q", left)
 }
 
 // checkInstalled runs the programs from where the package put them.
@@ -212,12 +210,10 @@ func testRPM(t *testing.T, name, rpm string) {
 	if name != "crust-proxy" {
 		return
 	}
-	if got := lines(run(t, "rpm", "-qcp", rpm)); !slices.Equal(got, []string{config}) {
-		t.Errorf("config files of the .rpm: %q", got)
-	}
-	if got := lines(run(t, "rpm", "-qp", "--recommends", rpm)); !slices.Equal(got, []string{"util-linux", "e2fsprogs", "xfsprogs", "btrfs-progs"}) {
-		t.Errorf("the .rpm recommends %q", got)
-	}
+	configs := lines(run(t, "rpm", "-qcp", rpm))
+	check.That(t, slices.Equal(configs, []string{config}), "config files of the .rpm: %q", configs)
+	recommends := lines(run(t, "rpm", "-qp", "--recommends", rpm))
+	check.That(t, slices.Equal(recommends, []string{"util-linux", "e2fsprogs", "xfsprogs", "btrfs-progs"}), "the .rpm recommends %q", recommends)
 	scripts := run(t, "rpm", "-qp", "--scripts", rpm)
 	check.Says(t, "the .rpm", scripts, "preinstall scriptlet", "postinstall scriptlet", "preuninstall scriptlet", "postuninstall scriptlet")
 }
@@ -231,9 +227,8 @@ func checkModes(t *testing.T, files []string) {
 			t.Errorf("the package lists what is not there: %v", err)
 			continue
 		}
-		if info.Mode()&fs.ModeSymlink == 0 && info.Mode().Perm()&0o022 != 0 || info.Mode()&(fs.ModeSetuid|fs.ModeSetgid) != 0 {
-			t.Errorf("%s has mode %v", path, info.Mode())
-		}
+		check.That(t, (info.Mode()&fs.ModeSymlink != 0 || info.Mode().Perm()&0o022 == 0) && info.Mode()&(fs.ModeSetuid|fs.ModeSetgid) == 0,
+			"%s has mode %v", path, info.Mode())
 	}
 }
 

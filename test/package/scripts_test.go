@@ -153,18 +153,16 @@ func TestUpgradeFromOnePackage(t *testing.T) {
 		said, err := upgrade(m.bring(onePackage(t, format)))
 		check.Require(t, err == nil, "%v %v", err, said)
 		m.run("touch", "/run/a-pod-runs")
-		if said, err := upgrade(next(name)); !strings.Contains(said, "in the package crust-runtimes now") || (err != nil) != (format == "deb") {
-			t.Errorf("%s: an upgrade under a pod: %v\n%s", format, err, said)
-		}
-		if said := m.run("crust-runc", "crust", "version"); said != "one package" {
-			t.Errorf("%s: after it crust-runc is %q", format, said)
-		}
+		said, err = upgrade(next(name))
+		check.That(t, strings.Contains(said, "in the package crust-runtimes now") && (err != nil) == (format == "deb"),
+			"%s: an upgrade under a pod: %v\n%s", format, err, said)
+		said = m.run("crust-runc", "crust", "version")
+		check.That(t, said == "one package", "%s: after it crust-runc is %q", format, said)
 		if format == "rpm" {
 			m.run("rpm", "--force-debian", "--nodeps", "-U", "--oldpackage", m.bring(onePackage(t, format)))
 		}
-		if said, err := upgrade(next("crust-runtimes"), next("crust-backup"), next(name)); err != nil {
-			t.Errorf("%s: %v\n%s", format, err, said)
-		}
+		said, err = upgrade(next("crust-runtimes"), next("crust-backup"), next(name))
+		check.That(t, err == nil, "%s: %v\n%s", format, err, said)
 		for program, owner := range map[string]string{"crustctl": name, "crust-backup": "crust-backup", "crust-runc": "crust-runtimes"} {
 			got := m.run("sh", "-c", tool.owner+" /usr/bin/"+program)
 			check.That(t, strings.HasPrefix(got, owner+":"), "%s: %s is of %q", format, program, got)

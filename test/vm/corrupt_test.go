@@ -51,9 +51,8 @@ func (v *volume) wantUnmountable(pod *cri.Pod) {
 	_, err := pod.Run(v.b.ctx(), cri.Container{Name: "damaged-" + v.FS, Mounts: []cri.Mount{at(v)}})
 	check.That(v.b.t, err != nil && strings.Contains(err.Error(), v.Target) && strings.Contains(err.Error(), "the guest: "), "the container: %v", err)
 	v.b.t.Logf("the pod's error: %v", err)
-	if reply, err := v.Stats(); err == nil && len(reply.GetUsage()) > 0 {
-		v.b.t.Errorf("nobody has it mounted, and its use is %v", reply.GetUsage())
-	}
+	reply, err := v.Stats()
+	check.That(v.b.t, err != nil || len(reply.GetUsage()) == 0, "nobody has it mounted, and its use is %v", reply.GetUsage())
 }
 
 // latent is damage that a kernel finds when a pod uses the filesystem, not when it mounts it.
@@ -175,9 +174,7 @@ func (b *bench) published(uid string, volumes map[string]*volume) *cri.Pod {
 func (l latent) mend(v *volume) {
 	v.b.t.Helper()
 	out, err := exec.Command(l.repair[0], append(l.repair[1:], v.device)...).CombinedOutput() //nolint:gosec // ours
-	if err != nil && (l.repaired == "" || !strings.Contains(string(out), l.repaired)) {
-		v.b.t.Fatalf("%q: %v\n%s", l.repair, err, out)
-	}
+	check.Require(v.b.t, err == nil || l.repaired != "" && strings.Contains(string(out), l.repaired), "%q: %v\n%s", l.repair, err, out)
 }
 
 // wantAbnormal waits until stats report that something is wrong, and wants health to have the

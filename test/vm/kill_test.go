@@ -358,9 +358,8 @@ func (s *scene) survivesAFreeze() {
 	}()
 	m := s.machine()
 	time.Sleep((hang + 10) * time.Second)
-	if unix.Kill(m.qemu, 0) != nil || unix.Kill(process, 0) != nil {
-		s.t.Errorf("of a pod with a frozen volume the container ended (%v), or the machine (%v)", unix.Kill(process, 0), unix.Kill(m.qemu, 0))
-	}
+	check.That(s.t, unix.Kill(m.qemu, 0) == nil && unix.Kill(process, 0) == nil,
+		"of a pod with a frozen volume the container ended (%v), or the machine (%v)", unix.Kill(process, 0), unix.Kill(m.qemu, 0))
 	crust("thaw", s.v.Target)
 	check.Eventually(s.t, "the container has ended", func() bool { return unix.Kill(process, 0) != nil })
 	s.t.Logf("containerd says: %v", <-stopped)

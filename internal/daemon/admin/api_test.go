@@ -298,10 +298,8 @@ func TestStatsAndExpandAreRelayed(t *testing.T) {
 	}
 	reply, err := runtimev1.NewRuntimeClient(s.conn).RuntimeGetVolumeStats(t.Context(),
 		&runtimev1.RuntimeGetVolumeStatsRequest{VolumeTargetPath: v.Target})
-	if err != nil || len(reply.GetUsage()) != 1 || reply.GetUsage()[0].GetUsed() != 4 ||
-		reply.GetUsage()[0].GetUnit() != runtimev1.VolumeUsage_BYTES || !reply.GetVolumeCondition().GetAbnormal() {
-		t.Errorf("%v, %v", reply, err)
-	}
+	check.That(t, err == nil && len(reply.GetUsage()) == 1 && reply.GetUsage()[0].GetUsed() == 4 &&
+		reply.GetUsage()[0].GetUnit() == runtimev1.VolumeUsage_BYTES && reply.GetVolumeCondition().GetAbnormal(), "%v, %v", reply, err)
 	shown, err := s.admin().GetVolume(t.Context(), &adminv1.GetVolumeRequest{Volume: v.Target})
 	check.That(t, err == nil && len(shown.GetVolume().GetUsage()) == 1 && shown.GetVolume().GetUsageAt() != nil,
 		"the last known usage is not shown: %v, %v", shown, err)
@@ -593,9 +591,7 @@ func TestVolumesShowTheirOrigin(t *testing.T) {
 	v.GrowTo = 1 << 30
 	got := check.Value(s.admin().GetVolume(t.Context(), &adminv1.GetVolumeRequest{Volume: v.Target}))(t)
 	shown := got.GetVolume()
-	if shown.GetVolumeId() != "vol-1" || shown.GetWay() != "block" || shown.GetRule() != `rule "a"` ||
-		shown.GetAccessMode() != "SINGLE_NODE_WRITER" || shown.GetGrowToBytes() != 1<<30 ||
-		!strings.Contains(shown.GetGrowWaits(), "thenOnHost: allow") {
-		t.Errorf("got %v", shown)
-	}
+	check.That(t, shown.GetVolumeId() == "vol-1" && shown.GetWay() == "block" && shown.GetRule() == `rule "a"` &&
+		shown.GetAccessMode() == "SINGLE_NODE_WRITER" && shown.GetGrowToBytes() == 1<<30 &&
+		strings.Contains(shown.GetGrowWaits(), "thenOnHost: allow"), "got %v", shown)
 }

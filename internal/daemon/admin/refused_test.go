@@ -66,12 +66,10 @@ func TestRefusedVolumesAreShown(t *testing.T) {
 	first, got := list.GetVolumes()[0], list.GetVolumes()[1]
 	check.That(t, first.GetState() == adminv1.VolumeState_VOLUME_STATE_ADOPTED && first.GetRefusedBy() == "driver" && strings.Contains(first.GetLastError(), "subPath"),
 		"the one that is there: %v", first)
-	if got.GetState() != adminv1.VolumeState_VOLUME_STATE_REFUSED || got.GetTargetPath() != target || got.GetRefusedBy() != "handler" ||
-		got.GetRule() != `rule "disks"` || got.GetHandler() != "kata" || got.GetPodNamespace() != "ns" || got.GetPodName() != "db-0" ||
-		got.GetPodUid() != "u9" || got.GetRefusals() != 7 || got.GetVolumeId() != "vol-9" || got.GetCreatedAt().GetSeconds() != 100 ||
-		got.GetLastErrorAt().GetSeconds() != 200 || got.GetDeviceId() != "" || got.GetSandbox() != nil {
-		t.Errorf("listed: %v", got)
-	}
+	check.That(t, got.GetState() == adminv1.VolumeState_VOLUME_STATE_REFUSED && got.GetTargetPath() == target && got.GetRefusedBy() == "handler" &&
+		got.GetRule() == `rule "disks"` && got.GetHandler() == "kata" && got.GetPodNamespace() == "ns" && got.GetPodName() == "db-0" &&
+		got.GetPodUid() == "u9" && got.GetRefusals() == 7 && got.GetVolumeId() == "vol-9" && got.GetCreatedAt().GetSeconds() == 100 &&
+		got.GetLastErrorAt().GetSeconds() == 200 && got.GetDeviceId() == "" && got.GetSandbox() == nil, "listed: %v", got)
 	for want, req := range map[int]*adminv1.ListVolumesRequest{
 		1: {State: adminv1.VolumeState_VOLUME_STATE_REFUSED}, 2: {State: adminv1.VolumeState_VOLUME_STATE_ADOPTED}, 3: {Handler: "kata"}, 0: {Driver: "other"},
 	} {
@@ -81,10 +79,8 @@ func TestRefusedVolumesAreShown(t *testing.T) {
 	for _, ref := range []string{target, got.GetId(), got.GetId()[:8]} {
 		one, err := s.admin().GetVolume(t.Context(), &adminv1.GetVolumeRequest{Volume: ref})
 		check.That(t, err == nil && one.GetVolume().GetRefusals() == 7, "%s: %v, %v", ref, one, err)
-		if _, err := s.admin().GetVolumeStats(t.Context(), &adminv1.GetVolumeStatsRequest{Volume: ref}); status.Code(err) != codes.Unavailable ||
-			!strings.Contains(err.Error(), "no subPath") {
-			t.Errorf("stats of %s: %v", ref, err)
-		}
+		_, err = s.admin().GetVolumeStats(t.Context(), &adminv1.GetVolumeStatsRequest{Volume: ref})
+		check.That(t, status.Code(err) == codes.Unavailable && strings.Contains(err.Error(), "no subPath"), "stats of %s: %v", ref, err)
 	}
 	node, err := s.admin().GetNode(t.Context(), &adminv1.GetNodeRequest{})
 	check.That(t, err == nil && node.GetVolumesByState()["refused"] == 1 && node.GetVolumesByState()["adopted"] == 2,

@@ -43,10 +43,8 @@ func TestDefaultsAreValidAndSurviveTheirYAML(t *testing.T) {
 
 func TestFlagsWinOverTheFile(t *testing.T) {
 	got := check.Value(load(t, "runDir: /run/a\nlog: {level: warn}\nrelay: {statsTimeout: 3s}\n", "--run-dir", "/run/b"))(t)
-	if got.RunDir != "/run/b" || got.Log.Level != "warn" || got.Relay.StatsTimeout != 3*time.Second ||
-		got.Relay.ExpandTimeout != Default().Relay.ExpandTimeout {
-		t.Errorf("got %+v", got)
-	}
+	check.That(t, got.RunDir == "/run/b" && got.Log.Level == "warn" && got.Relay.StatsTimeout == 3*time.Second &&
+		got.Relay.ExpandTimeout == Default().Relay.ExpandTimeout, "got %+v", got)
 }
 
 func TestBadFilesAreRefusedByKey(t *testing.T) {

@@ -30,10 +30,9 @@ func TestUnmodifiedDriverIsAskedForADevice(t *testing.T) {
 	r.ok(nil, r.publish("p1"))
 	r.said("publish-block private")
 	got := r.broker.asked
-	if !strings.HasPrefix(got.Backing, r.cfg.PrivateDir+"/") || got.FSType != "ext4" || got.Format != volume.FormatHost ||
-		got.Origin.Rule != `rule "all"` || got.Origin.Way != volume.WayBlock || got.Origin.VolumeID != "vol-1" || got.Driver != driverName {
-		t.Errorf("instruction: %+v, %+v", got, got.Origin)
-	}
+	check.That(t, strings.HasPrefix(got.Backing, r.cfg.PrivateDir+"/") && got.FSType == "ext4" && got.Format == volume.FormatHost &&
+		got.Origin.Rule == `rule "all"` && got.Origin.Way == volume.WayBlock && got.Origin.VolumeID == "vol-1" && got.Driver == driverName,
+		"instruction: %+v, %+v", got, got.Origin)
 	asked, _ := r.driver.last("publish-block").(*csi.NodePublishVolumeRequest)
 	check.That(t, asked.GetStagingTargetPath() == got.Origin.PrivateStaging && asked.GetVolumeCapability().GetAccessMode().GetMode() == rwo,
 		"the driver was asked %v", asked)

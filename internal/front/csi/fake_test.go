@@ -660,14 +660,13 @@ func (r *rig) clean() {
 func files(t *testing.T, dir string) []string {
 	t.Helper()
 	var names []string
-	if err := filepath.WalkDir(dir, func(path string, entry os.DirEntry, err error) error {
+	err := filepath.WalkDir(dir, func(path string, entry os.DirEntry, err error) error {
 		if err == nil && !entry.IsDir() {
 			names = append(names, path)
 		}
 		return err
-	}); err != nil || len(names) == 0 {
-		t.Fatalf("no files in %s: %v", dir, err)
-	}
+	})
+	check.Require(t, err == nil && len(names) > 0, "no files in %s: %v", dir, err)
 	return names
 }
 

@@ -43,10 +43,8 @@ func TestNativeDriverAnswersWhatToMount(t *testing.T) {
 	check.Equal(t, proto.Size(reply), 0, "bytes that kubelet was told")
 	r.said("stage-mount kubelet", "publish-deferred kubelet")
 	in := r.broker.asked
-	if in.Backing != "/dev/fake" || in.FSType != "xfs" || len(in.MountFlags) != 2 || in.MountFlags[1] != "ro" ||
-		in.Origin.Way != volume.WayNative || in.Format != volume.FormatDriver {
-		t.Errorf("instruction: %+v", in)
-	}
+	check.That(t, in.Backing == "/dev/fake" && in.FSType == "xfs" && len(in.MountFlags) == 2 && in.MountFlags[1] == "ro" &&
+		in.Origin.Way == volume.WayNative && in.Format == volume.FormatDriver, "instruction: %+v", in)
 	r.ok(nil, r.unpublish("p1"))
 	asked, _ := r.driver.last("unpublish").(*csi.NodeUnpublishVolumeRequest)
 	check.That(t, csidefer.Requested(asked), "the driver was not told that the volume was deferred")

@@ -33,11 +33,9 @@ func TestRefusalsComeAndGo(t *testing.T) {
 		check.That(t, !strings.Contains(err.Error(), "\n") && len(err.Error()) <= 2000, "not one sentence: %d bytes of %.200q", len(err.Error()), err)
 	}
 	got := listed()
-	if len(got) != 1 || got[0].Party != refusal.PartyDriver || got[0].Count != 2 || got[0].Target != r.staging() ||
-		got[0].Rule != `rule "all"` || got[0].Handler != "kata" || got[0].VolumeID != "vol-1" || got[0].AccessMode != "SINGLE_NODE_WRITER" ||
-		strings.Contains(got[0].Error, "hunter2") {
-		t.Fatalf("listed: %+v", got)
-	}
+	check.Require(t, len(got) == 1 && got[0].Party == refusal.PartyDriver && got[0].Count == 2 && got[0].Target == r.staging() &&
+		got[0].Rule == `rule "all"` && got[0].Handler == "kata" && got[0].VolumeID == "vol-1" && got[0].AccessMode == "SINGLE_NODE_WRITER" &&
+		!strings.Contains(got[0].Error, "hunter2"), "listed: %+v", got)
 	one, ok := r.cfg.Refusals.Refusal(volume.KeyOf(r.staging()))
 	check.That(t, ok && one.Error == got[0].Error, "by key: %+v, %v", one, ok)
 	r.driver.fail("stage-block", nil)
@@ -149,10 +147,8 @@ func TestEachRefusalIsOneSentence(t *testing.T) {
 			c.prepare(r, req)
 			_, err := r.kubelet.NodePublishVolume(t.Context(), req)
 			text := status.Convert(err).Message()
-			if err == nil || !strings.HasPrefix(text, "volume "+r.target("p1")+": ") || strings.Count(text, r.target("p1")+": ") != 1 ||
-				strings.Contains(text, "\n") || !strings.Contains(text, c.todo) || strings.Contains(text, "hunter2") {
-				t.Errorf("it says %q", text)
-			}
+			check.That(t, err != nil && strings.HasPrefix(text, "volume "+r.target("p1")+": ") && strings.Count(text, r.target("p1")+": ") == 1 &&
+				!strings.Contains(text, "\n") && strings.Contains(text, c.todo) && !strings.Contains(text, "hunter2"), "it says %q", text)
 			got := r.cfg.Refusals.Refused()
 			check.That(t, len(got) == 1 && got[0].Party == c.party && got[0].Error == text, "listed: %+v", got)
 			r.ok(nil, r.unpublish("p1"))

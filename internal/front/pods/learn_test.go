@@ -219,10 +219,8 @@ func TestVolumesOfFormerKindsAreTheirDrivers(t *testing.T) {
 	}})
 	f.put(pvc, pv, share, sharePV, p)
 	got := check.Value(start(t, f, patient).ByUID(t.Context(), "uid-a"))(t)
-	if len(got.Volumes) != 2 || got.Volumes[0].Driver != "ebs.csi.aws.com" || got.Volumes[0].VolumeID != "vol-0123" ||
-		got.Volumes[1].Driver != "cinder.csi.openstack.org" || got.Volumes[1].VolumeID != "c-1" {
-		t.Errorf("got %+v", got.Volumes)
-	}
+	check.That(t, len(got.Volumes) == 2 && got.Volumes[0].Driver == "ebs.csi.aws.com" && got.Volumes[0].VolumeID == "vol-0123" &&
+		got.Volumes[1].Driver == "cinder.csi.openstack.org" && got.Volumes[1].VolumeID == "c-1", "got %+v", got.Volumes)
 }
 
 func TestStaticPodsAreKnownByKubeletsUID(t *testing.T) {

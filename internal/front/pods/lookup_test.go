@@ -312,18 +312,16 @@ func TestDriversOfTheCSINode(t *testing.T) {
 		t.Helper()
 		got, err := c.NodeDrivers(t.Context())
 		refused(t, err, kind, words...)
-		if got != nil || c.State().CSINode == nil || !strings.Contains(c.State().CSINode.Error(), err.Error()) {
-			t.Errorf("got %v, and the state says %v", got, c.State().CSINode)
-		}
+		check.That(t, got == nil && c.State().CSINode != nil && strings.Contains(c.State().CSINode.Error(), err.Error()),
+			"got %v, and the state says %v", got, c.State().CSINode)
 	}
 	fails(volume.Busy, "the CSINode "+thisNode, "does not exist")
 	f.put(&storagev1.CSINode{ObjectMeta: metav1.ObjectMeta{Name: thisNode}, Spec: storagev1.CSINodeSpec{
 		Drivers: []storagev1.CSINodeDriver{{Name: driver, NodeID: "n"}},
 	}})
 	got, err := c.NodeDrivers(t.Context())
-	if err != nil || len(got) != 1 || !got[driver] || c.State().CSINode != nil {
-		t.Errorf("got %v, %v; the state says %v", got, err, c.State().CSINode)
-	}
+	check.That(t, err == nil && len(got) == 1 && got[driver] && c.State().CSINode == nil,
+		"got %v, %v; the state says %v", got, err, c.State().CSINode)
 	f.setRefused("get csinodes", 403)
 	fails(volume.Busy, "may not be read by our identity")
 	f.setAway(true)

@@ -428,8 +428,6 @@ func TestAccessModesAreExplained(t *testing.T) {
 		{Name: "once", AccessModes: []string{"SINGLE_NODE_WRITER"}, Defer: true},
 	}}
 	got := policy.Explain()
-	if len(got) != 2 || !strings.HasPrefix(got[0], `policy.rules[0] ("pod").accessModes: ReadWriteOncePod matches SINGLE_NODE_SINGLE_WRITER`) ||
-		!strings.Contains(got[1], "SINGLE_NODE_MULTI_WRITER") {
-		t.Errorf("got %q", got)
-	}
+	check.That(t, len(got) == 2 && strings.HasPrefix(got[0], `policy.rules[0] ("pod").accessModes: ReadWriteOncePod matches SINGLE_NODE_SINGLE_WRITER`) &&
+		strings.Contains(got[1], "SINGLE_NODE_MULTI_WRITER"), "got %q", got)
 }

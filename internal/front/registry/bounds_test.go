@@ -95,9 +95,8 @@ func TestDriverNamesAreBounded(t *testing.T) {
 	check.Must(t, registrars[0].Stop())
 	check.Eventually(t, last+" is registered in its place", registered(last))
 	left := check.Value(os.ReadDir(w.sockets()))(t)
-	if len(left) != 64 || !exists(w.csi()) || exists(filepath.Join(w.sockets(), names[0]+".sock")) {
-		t.Errorf("%d sockets are left, that of the driver with deferred volumes: %t", len(left), exists(w.csi()))
-	}
+	check.That(t, len(left) == 64 && exists(w.csi()) && !exists(filepath.Join(w.sockets(), names[0]+".sock")),
+		"%d sockets are left, that of the driver with deferred volumes: %t", len(left), exists(w.csi()))
 }
 
 // TestOneRegistrarLeavesNamesToOthers: what takes many names is one container, whose control group

@@ -68,9 +68,8 @@ func (w *checked) missing() bool {
 func TestDriverThatIsMissingInTheCSINodeIsRenewed(t *testing.T) {
 	t.Parallel()
 	w := newChecked(t)
-	if w.renewals.Load() != 0 || w.missing() {
-		t.Fatalf("a driver that is there: %d renewals, shown as missing: %t", w.renewals.Load(), w.missing())
-	}
+	check.Require(t, w.renewals.Load() == 0 && !w.missing(),
+		"a driver that is there: %d renewals, shown as missing: %t", w.renewals.Load(), w.missing())
 	w.kubelet.LoseFromNode(name)
 	check.Eventually(t, "it is in the CSINode again", func() bool { return w.kubelet.InNode(name) })
 	w.served("driver.sock")

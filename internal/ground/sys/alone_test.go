@@ -54,15 +54,14 @@ func TestCloseThatHangs(t *testing.T) {
 		close(ended)
 	}()
 	check.Eventually(t, "the descriptor is no more", func() bool { return !isOpen(fd) })
-	if err := check.Until(20*time.Second, time.Millisecond, func() error {
+	err := check.Until(20*time.Second, time.Millisecond, func() error {
 		if !syscall.ForkLock.TryLock() {
 			return errors.New("no program can be started")
 		}
 		syscall.ForkLock.Unlock()
 		return nil
-	}); err != nil {
-		t.Error(err)
-	}
+	})
+	check.That(t, err == nil, "%v", err)
 	select {
 	case <-ended:
 		t.Error("it did not hang")

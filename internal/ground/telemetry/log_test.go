@@ -27,10 +27,9 @@ func TestWhatKubernetesLibrariesSay(t *testing.T) {
 	got := logs.AllUntimed()
 	check.Require(t, len(got) == 2, "%d entries: %+v", len(got), got)
 	check.That(t, got[0].Level == zap.DebugLevel && got[0].Message == "small talk" && got[0].ContextMap()["count"] == int64(3), "got %+v", got[0])
-	if fields := got[1].ContextMap(); got[1].Level != zap.WarnLevel || got[1].LoggerName != "client" || fields["error"] != "gone" ||
-		fields["what"] != "pods" || fields["node"] != "n" {
-		t.Errorf("got %+v", got[1])
-	}
+	fields := got[1].ContextMap()
+	check.That(t, got[1].Level == zap.WarnLevel && got[1].LoggerName == "client" && fields["error"] == "gone" &&
+		fields["what"] == "pods" && fields["node"] == "n", "got %+v", got[1])
 }
 
 // TestPrioritiesAreForTheJournal: it reads them from lines that it gets itself, and nobody else does.

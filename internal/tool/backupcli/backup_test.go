@@ -28,10 +28,8 @@ func TestBackupAndRestore(t *testing.T) {
 	}
 	write()
 	r := b.run("backup", "one", "--from", image, "--file", full, "--csi-socket", socket)
-	if r.code != command.ExitOK || !strings.HasPrefix(r.out, full+": 1MiB of data of a volume of 4MiB. SHA-256 ") ||
-		r.err != "crust-backup: the stream broke at 12KiB: the driver stops; retrying in 250ms\n" {
-		t.Fatalf("%+v", r)
-	}
+	check.Require(t, r.code == command.ExitOK && strings.HasPrefix(r.out, full+": 1MiB of data of a volume of 4MiB. SHA-256 ") &&
+		r.err == "crust-backup: the stream broke at 12KiB: the driver stops; retrying in 250ms\n", "%+v", r)
 	copy(content[8192:], "changed")
 	write()
 	r = b.run("backup", "two", "--from", image, "--file", increment, "--base-file", full, "--csi-socket", socket, "-o", "json")

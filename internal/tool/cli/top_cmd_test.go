@@ -65,10 +65,8 @@ func TestTopAsJSON(t *testing.T) {
 	}
 	err := json.Unmarshal([]byte(r.out), &got)
 	check.Require(t, err == nil, "%v in %+v", err, r)
-	if got.Node.Version != sys.Version() || !got.FrontEnabled || len(got.Handlers) != 2 || len(got.Drivers) != 2 ||
-		len(got.Volumes) != 1 || got.Volumes[0].ID != idA || got.Volumes[0].StatsTook != "0.001234567s" {
-		t.Errorf("%+v", got)
-	}
+	check.That(t, got.Node.Version == sys.Version() && got.FrontEnabled && len(got.Handlers) == 2 && len(got.Drivers) == 2 &&
+		len(got.Volumes) == 1 && got.Volumes[0].ID == idA && got.Volumes[0].StatsTook == "0.001234567s", "%+v", got)
 	check.That(t, !strings.Contains(r.out, "secret"), "the configuration is in the picture")
 	r = b.run("top", "-o", "yaml", "--state", "bound")
 	check.That(t, strings.Contains(r.out, "\nvolumes:\n"), "%+v", r)

@@ -33,10 +33,8 @@ func TestEncode(t *testing.T) {
 	info := check.Value(abi.Parse(raw))(t)
 	gid, wanted, err := info.Group()
 	major, minor, known, _ := info.DeviceNumber()
-	if !info.ReadOnly() || info.PodUID() != "1" || info.Target() != target || gid != 2000 || !wanted || err != nil ||
-		info.GroupPolicy() != volume.GroupOnMismatch || major != 8 || minor != 16 || !known {
-		t.Fatalf("%+v", info)
-	}
+	check.Require(t, info.ReadOnly() && info.PodUID() == "1" && info.Target() == target && gid == 2000 && wanted && err == nil &&
+		info.GroupPolicy() == volume.GroupOnMismatch && major == 8 && minor == 16 && known, "%+v", info)
 	check.Require(t, string(volume.KeyOf(target)) == abi.DirName(target), "a volume's directory is not named by its key")
 }
 

@@ -40,10 +40,8 @@ func TestOptionsOfMounts(t *testing.T) {
 			list = strings.Split(options, ",")
 		}
 		got := parseMount(specs.Mount{Options: list})
-		if got.set != want.set || got.clear != want.clear || got.bind != want.bind || got.recursiveBind != want.recursiveBind ||
-			got.recursiveAttr != want.recursiveAttr || !slices.Equal(got.rest, want.rest) {
-			t.Errorf("%s: %+v", options, got)
-		}
+		check.That(t, got.set == want.set && got.clear == want.clear && got.bind == want.bind && got.recursiveBind == want.recursiveBind &&
+			got.recursiveAttr == want.recursiveAttr && slices.Equal(got.rest, want.rest), "%s: %+v", options, got)
 	}
 	check.That(t, parseMount(specs.Mount{Type: "bind"}).bind, "the type bind is no bind mount")
 }

@@ -211,10 +211,8 @@ func TestErrorsOfTheGuestFitALog(t *testing.T) {
 		l.answers["GetVolumeStats"] = status.Error(codes.FailedPrecondition, said)
 		err := stats(t.Context(), client)
 		text := status.Convert(err).Message()
-		if status.Code(err) != codes.FailedPrecondition || !strings.HasPrefix(text, "the guest: ") || len(text) > maxText+20 ||
-			strings.ContainsAny(text, "\n\x1b\x07") {
-			t.Errorf("%.20q became %.80q (%v, %d bytes)", said, text, status.Code(err), len(text))
-		}
+		check.That(t, status.Code(err) == codes.FailedPrecondition && strings.HasPrefix(text, "the guest: ") && len(text) <= maxText+20 &&
+			!strings.ContainsAny(text, "\n\x1b\x07"), "%.20q became %.80q (%v, %d bytes)", said, text, status.Code(err), len(text))
 	}
 	l.answers["GetVolumeStats"] = status.ErrorProto(&rpcstatus.Status{Code: 9999, Message: "x"})
 	err := stats(t.Context(), client)

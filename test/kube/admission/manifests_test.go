@@ -34,7 +34,7 @@ func (r *rig) defineForeignTypes(t *testing.T) {
 	var plurals []string
 	for _, one := range foreignTypes {
 		plurals = append(plurals, one.plural)
-		if err := r.Apply(fmt.Sprintf(`apiVersion: apiextensions.k8s.io/v1
+		check.Must(t, r.Apply(fmt.Sprintf(`apiVersion: apiextensions.k8s.io/v1
 kind: CustomResourceDefinition
 metadata:
   name: %[4]s.%[1]s
@@ -49,9 +49,7 @@ spec:
       storage: true
       schema:
         openAPIV3Schema: %[6]s
-`, one.group, one.version, one.kind, one.plural, one.scope, strings.ReplaceAll(one.schema, "\t", " "))); err != nil {
-			t.Fatal(err)
-		}
+`, one.group, one.version, one.kind, one.plural, one.scope, strings.ReplaceAll(one.schema, "\t", " "))))
 	}
 	// Established is one thing, to be found by clients another.
 	await(t, "the types of other projects", func() bool {

@@ -98,15 +98,12 @@ func TestRefusals(t *testing.T) {
 	check.That(t, err != nil && strings.Contains(out, "the API server accepts too") && len(f.server.Tokens()) == before,
 		"a token for the API server: %v, %s", err, out)
 	f.server.Audience = "another.audience"
-	if out, err := f.run(append([]string{"blocks", "monday"}, client...)...); err == nil || !strings.Contains(out, "see the audience") {
-		t.Errorf("a token for another audience: %v, %s", err, out)
-	}
+	out, err = f.run(append([]string{"blocks", "monday"}, client...)...)
+	check.That(t, err != nil && strings.Contains(out, "see the audience"), "a token for another audience: %v, %s", err, out)
 	f.server.Audience = audience
 	f.service(driver, "elsewhere.storage.svc:6443", audience)
-	if out, err := f.run(append([]string{"blocks", "monday"}, client...)...); err == nil || !strings.Contains(out, "certificate is valid for") {
-		t.Errorf("a certificate of another name: %v, %s", err, out)
-	}
-	if out := f.must("blocks", second, "--csi-socket", f.socket); !strings.Contains(out, "have data") {
-		t.Error(out)
-	}
+	out, err = f.run(append([]string{"blocks", "monday"}, client...)...)
+	check.That(t, err != nil && strings.Contains(out, "certificate is valid for"), "a certificate of another name: %v, %s", err, out)
+	out = f.must("blocks", second, "--csi-socket", f.socket)
+	check.That(t, strings.Contains(out, "have data"), "%v", out)
 }

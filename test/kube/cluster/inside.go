@@ -21,9 +21,7 @@ import (
 func (p *Pod) Exec(script string) string {
 	p.k.T.Helper()
 	out, err := p.TryExec("main", script)
-	if err != nil {
-		p.k.T.Fatalf("pod %s: %s: %v", p.Name, script, err)
-	}
+	check.Require(p.k.T, err == nil, "pod %s: %s: %v", p.Name, script, err)
 	return out
 }
 

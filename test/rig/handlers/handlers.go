@@ -54,9 +54,7 @@ func CountFiles(t testing.TB, dir string) int {
 // WantError wants an error of a kind whose text names the volume and has these parts.
 func WantError(t testing.TB, err error, kind volume.Kind, v *volume.Volume, parts ...string) {
 	t.Helper()
-	if err == nil || volume.KindOf(err) != kind {
-		t.Fatalf("%v of kind %v, want %v", err, volume.KindOf(err), kind)
-	}
+	check.Require(t, err != nil && volume.KindOf(err) == kind, "%v of kind %v, want %v", err, volume.KindOf(err), kind)
 	check.Says(t, "the error", err.Error(), append(parts, v.Target)...)
 	check.That(t, sys.IsText(err.Error()) && len(err.Error()) <= 2048, "the error is not short plain text: %q", err)
 }

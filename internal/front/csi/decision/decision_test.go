@@ -196,9 +196,8 @@ func TestPublishWithoutPodFollowsOtherPods(t *testing.T) {
 	got, err := all.Publish(request(nil), onHost, nil)
 	check.That(t, err == nil && !got.Defer && got.Rule == heldOnHost, "held on the host: %+v, %v", got, err)
 	elsewhere := &State{Elsewhere: []deferral.Status{deferredFor("", false)}}
-	if got, err := none.Publish(request(nil), elsewhere, nil); err != nil || !got.Defer || got.Rule != `rule "kata"` || got.Format != volume.FormatNever {
-		t.Errorf("deferred: %+v, %v", got, err)
-	}
+	got, err = none.Publish(request(nil), elsewhere, nil)
+	check.That(t, err == nil && got.Defer && got.Rule == `rule "kata"` && got.Format == volume.FormatNever, "deferred: %+v, %v", got, err)
 	asked := request(nil)
 	asked.Requested = true
 	refused(t, check.Err(none.Publish(asked, onHost, nil)), volume.InUse, refusal.PartyVolume, policy.RuleRequested, "/other")

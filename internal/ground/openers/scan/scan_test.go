@@ -95,9 +95,8 @@ func TestWhoHasAnImageOpen(t *testing.T) {
 	check.Must(t, os.Link(path, link))
 	writer := start(t, "rw", link)
 	found = find(t, s, f)
-	if len(found) != 1 || found[0].PID != writer.Process.Pid || found[0].Program != filepath.Base(os.Args[0]) {
-		t.Errorf("found %v, want process %d (%s)", found, writer.Process.Pid, os.Args[0])
-	}
+	check.That(t, len(found) == 1 && found[0].PID == writer.Process.Pid && found[0].Program == filepath.Base(os.Args[0]),
+		"found %v, want process %d (%s)", found, writer.Process.Pid, os.Args[0])
 	skipping := New()
 	skipping.skip = append(skipping.skip, writer.Process.Pid)
 	found = find(t, skipping, f)
