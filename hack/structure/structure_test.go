@@ -22,9 +22,7 @@ func write(t *testing.T, files map[string]string) *module {
 func wantOne(t *testing.T, found []string, words ...string) {
 	t.Helper()
 	check.Require(t, len(found) == 1, "found %q, want one", found)
-	for _, word := range words {
-		check.That(t, strings.Contains(found[0], word), "%q does not say %q", found[0], word)
-	}
+	check.Says(t, "the finding", found[0], words...)
 }
 
 func TestWideTypes(t *testing.T) {

@@ -100,9 +100,7 @@ func TestRemovable(t *testing.T) {
 			var out bytes.Buffer
 			run := stateWith(t, c.volumes...)
 			check.Equal(t, Main(append([]string{"removable", "--run-dir", run, "--kubelet-root", run}, c.args...), &out, &out), c.code, "%s", out.String())
-			for _, word := range c.says {
-				check.That(t, strings.Contains(out.String(), word), "it does not say %q: %s", word, out.String())
-			}
+			check.Says(t, "it", out.String(), c.says...)
 			check.That(t, c.not == "" || !strings.Contains(out.String(), c.not), "it says %q: %s", c.not, out.String())
 		})
 	}
@@ -273,9 +271,7 @@ func TestNodesAreAskedWhetherVolumesLive(t *testing.T) {
 		"no-such-host.invalid:80": {"1", "no node can be asked"},
 	} {
 		code, said := askMain(t, "removable-nodes", address)
-		for _, word := range want[1:] {
-			check.That(t, strings.Contains(said, word), "%s: %q is not in %q", address, word, said)
-		}
+		check.Says(t, address, said, want[1:]...)
 		check.That(t, fmt.Sprint(code) == want[0], "%s: the exit code is %d, want %s", address, code, want[0])
 	}
 }

@@ -567,10 +567,7 @@ func (r *rig) ok(_ any, err error) {
 
 func (r *rig) refused(err error, code codes.Code, words ...string) {
 	r.t.Helper()
-	check.Require(r.t, status.Code(err) == code, "got %v, want %v", err, code)
-	for _, word := range words {
-		check.That(r.t, err == nil || strings.Contains(err.Error(), word), "the error does not say %q: %v", word, err)
-	}
+	check.Code(r.t, err, code, words...)
 }
 
 // askCapabilities is what kubelet does before each stage and publish.

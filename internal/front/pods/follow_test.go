@@ -63,11 +63,11 @@ func TestTheAPIServerIsAway(t *testing.T) {
 		users := usersOf(t, c, "vol-data")
 		check.That(t, slices.Equal(users, []string{"a", "half"}), "using: %v", users)
 		half := check.Value(c.ByUID(t.Context(), "uid-half"))(t)
-		refused(t, unknownOf(t, half, "open"), volume.Timeout, "default/open", "cannot be reached", f.server.URL, "since 20")
+		check.Kind(t, unknownOf(t, half, "open"), volume.Timeout, "default/open", "cannot be reached", f.server.URL, "since 20")
 	}
 	f.put(aPod("new", "later"))
-	refused(t, check.Err(c.ByUID(t.Context(), "uid-new")), volume.Timeout, "uid-new", allPods, "since 20", "cannot be reached", f.server.URL)
-	refused(t, check.Err(c.Using(t.Context(), driver, "vol-later")), volume.Timeout, "vol-later", "since 20", "cannot be reached")
+	check.Kind(t, check.Err(c.ByUID(t.Context(), "uid-new")), volume.Timeout, "uid-new", allPods, "since 20", "cannot be reached", f.server.URL)
+	check.Kind(t, check.Err(c.Using(t.Context(), driver, "vol-later")), volume.Timeout, "vol-later", "since 20", "cannot be reached")
 	n := f.count("get persistentvolumeclaimsdefault/open")
 	check.That(t, n == gets, "a server that is away was asked for a claim %d times", n-gets)
 	s := c.State()
@@ -107,7 +107,7 @@ func TestIdentityThatIsNotTaken(t *testing.T) {
 		f.setRefused("list pods", code)
 		c := start(t, f, hasty)
 		eventually(t, c, "the failure is seen", func() bool { return c.health.problem(allPods) != nil })
-		refused(t, check.Err(c.ByUID(t.Context(), "uid-a")), volume.Timeout, append(words, "since 20", allPods)...)
+		check.Kind(t, check.Err(c.ByUID(t.Context(), "uid-a")), volume.Timeout, append(words, "since 20", allPods)...)
 	}
 }
 

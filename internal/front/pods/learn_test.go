@@ -148,9 +148,9 @@ func TestAGetThatHangsHoldsUpNobody(t *testing.T) {
 	f.put(aPod("a", "data"), aPod("plain"))
 	c := start(t, f, hasty)
 	synced(t, c)
-	refused(t, check.Err(c.Using(t.Context(), driver, "vol-data")), volume.Timeout, "default/data", "did not answer in time")
+	check.Kind(t, check.Err(c.Using(t.Context(), driver, "vol-data")), volume.Timeout, "default/data", "did not answer in time")
 	got := check.Value(c.ByUID(t.Context(), "uid-a"))(t)
-	refused(t, unknownOf(t, got, "data"), volume.Timeout)
+	check.Kind(t, unknownOf(t, got, "data"), volume.Timeout)
 	check.Value(c.ByUID(t.Context(), "uid-plain"))(t)
 }
 
@@ -243,7 +243,7 @@ func TestStaticPodsAreKnownByKubeletsUID(t *testing.T) {
 	check.That(t, got.Name == "static" && got.UID == hash && got.Volumes[0].VolumeID == inlineID(hash, "v"), "got %+v", got)
 	check.Value(c.ByUID(t.Context(), "uid-static"))(t)
 	for _, uid := range []string{victim, "aaaa402abc4b2a76b9719d911017c592", "twins"} {
-		refused(t, check.Err(c.ByUID(t.Context(), uid)), volume.Busy, uid)
+		check.Kind(t, check.Err(c.ByUID(t.Context(), uid)), volume.Busy, uid)
 	}
 }
 
@@ -258,7 +258,7 @@ func TestPodsOfAnotherNodeAreNotTaken(t *testing.T) {
 	changed := aPod("here", "data")
 	f.put(changed)
 	eventually(t, c, "the node's own is known", func() bool { s := c.State(); return s.Pods == 1 && s.Incomplete == 0 })
-	refused(t, check.Err(c.ByUID(t.Context(), "uid-stranger")), volume.Busy, "uid-stranger")
+	check.Kind(t, check.Err(c.ByUID(t.Context(), "uid-stranger")), volume.Busy, "uid-stranger")
 	users := usersOf(t, c, "vol-data")
 	check.That(t, slices.Equal(users, []string{"here"}), "using: %v", users)
 }

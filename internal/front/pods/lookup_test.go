@@ -81,17 +81,6 @@ func TestAllThatIsToldOfAPod(t *testing.T) {
 	check.That(t, slices.Equal(users, []string{"web-0"}), "using: %v", users)
 }
 
-func refused(t *testing.T, err error, kind volume.Kind, words ...string) {
-	t.Helper()
-	if err == nil || volume.KindOf(err) != kind {
-		t.Errorf("got %v (%v), want one of kind %v", err, volume.KindOf(err), kind)
-		return
-	}
-	for _, word := range words {
-		check.That(t, strings.Contains(err.Error(), word), "%q does not say %q", err, word)
-	}
-}
-
 // refusedInTheEnd asks again until the error is what it comes to be: a get may take
 // longer than a hasty question.
 func refusedInTheEnd(t *testing.T, c *Cluster, ask func() error, kind volume.Kind, words ...string) {
@@ -101,7 +90,7 @@ func refusedInTheEnd(t *testing.T, c *Cluster, ask func() error, kind volume.Kin
 		err = ask()
 		return err != nil && volume.KindOf(err) == kind
 	})
-	refused(t, err, kind, words...)
+	check.Kind(t, err, kind, words...)
 }
 
 func TestAPodThatComesLateIsWaitedFor(t *testing.T) {
@@ -127,24 +116,24 @@ func TestWhatDoesNotComeIsRefused(t *testing.T) {
 	f.put(idle)
 	c := start(t, f, hasty)
 	synced(t, c)
-	refused(t, check.Err(c.ByUID(t.Context(), "uid-nobody")), volume.Busy, "uid-nobody", thisNode)
-	refused(t, check.Err(c.ByUID(t.Context(), "")), volume.Busy)
-	refused(t, check.Err(c.Using(t.Context(), driver, "vol-nobody")), volume.Busy, "vol-nobody", driver)
+	check.Kind(t, check.Err(c.ByUID(t.Context(), "uid-nobody")), volume.Busy, "uid-nobody", thisNode)
+	check.Kind(t, check.Err(c.ByUID(t.Context(), "")), volume.Busy)
+	check.Kind(t, check.Err(c.Using(t.Context(), driver, "vol-nobody")), volume.Busy, "vol-nobody", driver)
 	refusedInTheEnd(t, c, func() error {
 		_, err := c.Using(t.Context(), driver, "vol-data")
 		return err
 	}, volume.Busy, "vol-data", "not known on node "+thisNode)
-	refused(t, check.Err(c.Using(t.Context(), "", "")), volume.Busy)
+	check.Kind(t, check.Err(c.Using(t.Context(), "", "")), volume.Busy)
 	gone, cancel := context.WithCancel(t.Context())
 	cancel()
-	refused(t, check.Err(c.ByUID(gone, "uid-nobody")), volume.Canceled, "uid-nobody")
+	check.Kind(t, check.Err(c.ByUID(gone, "uid-nobody")), volume.Canceled, "uid-nobody")
 }
 
 func TestNothingIsKnownBeforeItRuns(t *testing.T) {
 	c := New(Config{Identity: apiserver.Identity{Kubeconfig: "/does/not/exist"}, NodeName: thisNode, Patience: hasty, Log: zap.NewNop()})
-	refused(t, check.Err(c.ByUID(t.Context(), "uid-a")), volume.Timeout, "not told")
+	check.Kind(t, check.Err(c.ByUID(t.Context(), "uid-a")), volume.Timeout, "not told")
 	check.That(t, c.Problem() != nil, "all is said to be known")
-	refused(t, check.Err(c.NodeDrivers(t.Context())), volume.Timeout, "no API server was asked yet")
+	check.Kind(t, check.Err(c.NodeDrivers(t.Context())), volume.Timeout, "no API server was asked yet")
 }
 
 func TestRuntimeClassIsNeverGuessed(t *testing.T) {
@@ -153,7 +142,7 @@ func TestRuntimeClassIsNeverGuessed(t *testing.T) {
 	f.put(ofClass(aPod("a", "data"), "kata"), aPod("plain"))
 	c := start(t, f, hasty)
 	synced(t, c)
-	refused(t, check.Err(c.ByUID(t.Context(), "uid-a")), volume.Busy, "default/a", "runtime class kata", "does not exist")
+	check.Kind(t, check.Err(c.ByUID(t.Context(), "uid-a")), volume.Busy, "default/a", "runtime class kata", "does not exist")
 	refusedInTheEnd(t, c, func() error {
 		_, err := c.Using(t.Context(), driver, "vol-data")
 		return err
@@ -298,7 +287,7 @@ func TestGroupWaitsForDrivers(t *testing.T) {
 	f.put(p, aPod("plain"))
 	c := start(t, f, hasty)
 	eventually(t, c, "the failure is seen", func() bool { return c.health.problem(allDrivers) != nil && c.pods.table.ready() })
-	refused(t, check.Err(c.ByUID(t.Context(), "uid-grouped")), volume.Timeout, "fsGroup", allDrivers, "does not allow", "Forbidden")
+	check.Kind(t, check.Err(c.ByUID(t.Context(), "uid-grouped")), volume.Timeout, "fsGroup", allDrivers, "does not allow", "Forbidden")
 	check.Value(c.ByUID(t.Context(), "uid-plain"))(t)
 	s := c.State()
 	check.That(t, !s.Synced["csidrivers"] && s.Synced["pods"] && len(s.Problems) == 1 && strings.Contains(s.Problems[0], thisNode), "state %+v", s)
@@ -311,7 +300,7 @@ func TestDriversOfTheCSINode(t *testing.T) {
 	fails := func(kind volume.Kind, words ...string) {
 		t.Helper()
 		got, err := c.NodeDrivers(t.Context())
-		refused(t, err, kind, words...)
+		check.Kind(t, err, kind, words...)
 		check.That(t, got == nil && c.State().CSINode != nil && strings.Contains(c.State().CSINode.Error(), err.Error()),
 			"got %v, and the state says %v", got, c.State().CSINode)
 	}

@@ -104,9 +104,7 @@ func TestDecideForPodsThatAsk(t *testing.T) {
 				return
 			}
 			check.That(t, volume.KindOf(err) == volume.Denied, "it is classed %s", volume.KindOf(err))
-			for _, want := range append(c.says, AnnotationKey) {
-				check.That(t, strings.Contains(err.Error(), want), "%q does not say %q", err, want)
-			}
+			check.Says(t, "the error", err.Error(), append(c.says, AnnotationKey)...)
 		})
 	}
 	_, err := p.Decide(Input{Driver: "ebs", Annotated: true})

@@ -327,9 +327,7 @@ func TestExitCodesAndErrors(t *testing.T) {
 			}
 			r := b.run(strings.Fields(c.args)...)
 			check.That(t, r.code == c.code, "exit code %d, want %d (%s)", r.code, c.code, r.err)
-			for _, want := range c.says {
-				check.That(t, strings.Contains(r.err, want), "%q does not say %q", r.err, want)
-			}
+			check.Says(t, "the error", r.err, c.says...)
 		})
 	}
 }

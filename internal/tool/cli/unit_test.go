@@ -63,9 +63,8 @@ func TestWithoutADaemonSystemdIsAsked(t *testing.T) {
 			c.set(b)
 			begin := time.Now()
 			r := b.run(strings.Fields(c.args)...)
-			for _, want := range c.want {
-				check.That(t, r.code == command.ExitFailure && strings.Contains(r.err, want), "%d: %q does not say %q", r.code, r.err, want)
-			}
+			check.Equal(t, r.code, command.ExitFailure, "the exit code")
+			check.Says(t, "the error", r.err, c.want...)
 			for _, never := range c.never {
 				check.That(t, !strings.Contains(r.err, never), "%q says %q", r.err, never)
 			}

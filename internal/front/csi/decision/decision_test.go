@@ -83,9 +83,7 @@ func refused(t *testing.T, err error, kind volume.Kind, party refusal.Party, wor
 	t.Helper()
 	check.Require(t, err != nil && volume.KindOf(err) == kind && refusal.PartyOf(err) == party,
 		"got %v (%v by %v), want %v by %v", err, volume.KindOf(err), refusal.PartyOf(err), kind, party)
-	for _, word := range words {
-		check.That(t, strings.Contains(err.Error(), word), "%q lacks %q", err, word)
-	}
+	check.Says(t, "the error", err.Error(), words...)
 }
 
 func TestPublishVerdicts(t *testing.T) {
