@@ -76,8 +76,12 @@ func (c *controller) CreateVolume(ctx context.Context, req *csi.CreateVolumeRequ
 		return nil, err
 	}
 	if r != nil {
-		if err := checkSame(r, want, req.GetCapacityRange()); err != nil {
-			return nil, err
+		asked := req.GetCapacityRange()
+		switch {
+		case r.Source != want.Source:
+			return nil, status.Errorf(codes.AlreadyExists, "volume %q exists and was made from %v, not from %v", r.ID, r.Source, want.Source)
+		case r.Capacity < asked.GetRequiredBytes() || asked.GetLimitBytes() > 0 && r.Capacity > asked.GetLimitBytes():
+			return nil, status.Errorf(codes.AlreadyExists, "volume %q exists with %d bytes, which is not in the range asked for", r.ID, r.Capacity)
 		}
 		return &csi.CreateVolumeResponse{Volume: c.config.describe(r)}, nil
 	}
@@ -138,17 +142,6 @@ func checkParameters(parameters map[string]string) error {
 		if !strings.HasPrefix(key, kubernetesKey) {
 			return status.Errorf(codes.InvalidArgument, "parameter %q is not known; this driver has none", key)
 		}
-	}
-	return nil
-}
-
-// checkSame checks that an existing volume is what a request for the same name asks for.
-func checkSame(r, want *record, wanted *csi.CapacityRange) error {
-	switch {
-	case r.Source != want.Source:
-		return status.Errorf(codes.AlreadyExists, "volume %q exists and was made from %v, not from %v", r.ID, r.Source, want.Source)
-	case r.Capacity < wanted.GetRequiredBytes() || wanted.GetLimitBytes() > 0 && r.Capacity > wanted.GetLimitBytes():
-		return status.Errorf(codes.AlreadyExists, "volume %q exists with %d bytes, which is not in the range asked for", r.ID, r.Capacity)
 	}
 	return nil
 }
