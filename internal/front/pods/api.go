@@ -12,7 +12,6 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apimachinery/pkg/watch"
@@ -50,13 +49,6 @@ var (
 		what: allDrivers, group: storageGroup, resource: "csidrivers", example: &storagev1.CSIDriver{}, list: &storagev1.CSIDriverList{},
 	}
 )
-
-func podKind(node string) kind {
-	return kind{
-		what: allPods, group: coreGroup, resource: "pods", selector: fields.OneTermEqualSelector("spec.nodeName", node).String(),
-		example: &corev1.Pod{}, list: &corev1.PodList{},
-	}
-}
 
 // api is a client of the API server. It knows only the kinds that we need: a typed client
 // for all of Kubernetes would cost the daemon much memory.

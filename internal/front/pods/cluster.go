@@ -6,6 +6,7 @@
 package pods
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"time"
@@ -14,6 +15,7 @@ import (
 	nodev1 "k8s.io/api/node/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/util/flowcontrol"
 
 	csifront "github.com/crust-proxy/crust-proxy/internal/front/csi"
 	"github.com/crust-proxy/crust-proxy/internal/front/csi/decision"
@@ -60,19 +62,21 @@ type Cluster struct {
 
 // New returns a Cluster, which knows nothing until it runs.
 func New(cfg Config) *Cluster {
-	if cfg.Patience == 0 {
-		cfg.Patience = patience
-	}
+	cfg.Patience = cmp.Or(cfg.Patience, patience)
 	if cfg.Asked == nil {
 		cfg.Asked = func(string, time.Duration, error) {}
 	}
 	changes, health, server := &notifier{}, newWatchHealth(cfg.Log), &server{node: cfg.NodeName}
 	pods := newPods(cfg.NodeName, health, changes)
-	resolver := newResolver(pods, server)
+	resolver := &resolver{pods: pods, server: server, slots: make(chan struct{}, getsAtOnce), missing: newRetries(missingFirst, missingLast)}
+	prefetch := &prefetcher{
+		pods: pods, resolver: resolver, tried: newRetries(prefetchFirst, prefetchLast),
+		rate: flowcontrol.NewTokenBucketRateLimiter(prefetchRate, prefetchBurst), spread: prefetchSpread,
+	}
 	return &Cluster{
 		cfg: cfg, changes: changes, health: health, csiNode: newWatchHealth(cfg.Log), server: server,
 		pods: pods, classes: newTable(classKind, health, changes, attributeOf, nil), drivers: newTable(driverKind, health, changes, attributeOf, nil),
-		resolver: resolver, prefetch: newPrefetcher(pods, resolver), recheck: lastRetry, backoff: watchBackoff,
+		resolver: resolver, prefetch: prefetch, recheck: lastRetry, backoff: watchBackoff,
 	}
 }
 

@@ -113,7 +113,13 @@ func (c *Cluster) users(ctx context.Context, want source, tried map[string]error
 	if found := c.pods.choose(func(k known) bool { return !k.pod.ended && k.wants(want) }); len(found) > 0 {
 		return found, nil
 	}
-	return nil, c.noUser(want, tried)
+	what := "the pod that wants volume " + sys.Clip(want.id) + " of driver " + sys.Clip(want.driver)
+	for _, uid := range slices.Sorted(maps.Keys(tried)) {
+		if err := tried[uid]; err != nil {
+			return nil, volume.Errorf(volume.KindOf(err), "%s is not known; it may be one of those of which a volume is not known: %w", what, err)
+		}
+	}
+	return nil, c.unknownPod(what)
 }
 
 // podsAtOnce is for how many pods one lookup gets claims at a time.
@@ -138,16 +144,6 @@ func (c *Cluster) learnAll(ctx context.Context, some []known, tried map[string]e
 		})
 	}
 	parts.Wait()
-}
-
-func (c *Cluster) noUser(want source, tried map[string]error) error {
-	what := "the pod that wants volume " + sys.Clip(want.id) + " of driver " + sys.Clip(want.driver)
-	for _, uid := range slices.Sorted(maps.Keys(tried)) {
-		if err := tried[uid]; err != nil {
-			return volume.Errorf(volume.KindOf(err), "%s is not known; it may be one of those of which a volume is not known: %w", what, err)
-		}
-	}
-	return c.unknownPod(what)
 }
 
 func (c *Cluster) unknownPod(what string) error {
@@ -258,11 +254,12 @@ type State struct {
 func (c *Cluster) State() State {
 	count := len(c.pods.table.values()) // before those that are incomplete, which are some of them
 	open := c.pods.choose(known.incomplete)
+	problems, last := c.health.state()
 	return State{
 		Synced: map[string]bool{
 			c.pods.table.of.resource: c.pods.table.current(), classKind.resource: c.classes.current(), driverKind.resource: c.drivers.current(),
 		},
-		Problems: c.health.problems(), LastHeard: c.health.lastHeard(), CSINode: c.csiNode.problem(ownCSINode),
+		Problems: problems, LastHeard: last, CSINode: c.csiNode.problem(ownCSINode),
 		Pods: count, Incomplete: len(open), Unknown: c.prefetch.problems(open),
 	}
 }

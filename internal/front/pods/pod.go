@@ -105,11 +105,9 @@ const hashAnnotation = "kubernetes.io/config.hash"
 
 // ended reports whether no container of the pod runs or will run.
 func ended(status *corev1.PodStatus) bool {
-	if status.Phase != corev1.PodSucceeded && status.Phase != corev1.PodFailed {
-		return false
-	}
-	return !slices.ContainsFunc(slices.Concat(status.InitContainerStatuses, status.ContainerStatuses, status.EphemeralContainerStatuses),
-		func(s corev1.ContainerStatus) bool { return s.State.Running != nil })
+	return (status.Phase == corev1.PodSucceeded || status.Phase == corev1.PodFailed) &&
+		!slices.ContainsFunc(slices.Concat(status.InitContainerStatuses, status.ContainerStatuses, status.EphemeralContainerStatuses),
+			func(s corev1.ContainerStatus) bool { return s.State.Running != nil })
 }
 
 // volumeOf returns a volume that may be a CSI volume; ok is false for all others.

@@ -6,15 +6,26 @@ import (
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/fields"
 )
 
 // pods holds the pods of this node by uid, with what was learned about their volumes.
 type pods struct{ table *table[known] }
 
 func newPods(node string, health *watchHealth, changes *notifier) *pods {
-	read := func(object any) (string, known) { return readPod(object, node) }
+	of := kind{
+		what: allPods, group: coreGroup, resource: "pods", selector: fields.OneTermEqualSelector("spec.nodeName", node).String(),
+		example: &corev1.Pod{}, list: &corev1.PodList{},
+	}
+	read := func(object any) (uid string, k known) {
+		found, ok := object.(*corev1.Pod)
+		if !ok || found.Spec.NodeName != node { // a pod of another node is left out, even if the API server sends it
+			return "", known{}
+		}
+		return string(found.UID), known{pod: podOf(found)}
+	}
 	renew := func(now, before known) known { return known{pod: now.pod, learned: before.learned} }
-	return &pods{newTable(podKind(node), health, changes, read, renew)}
+	return &pods{newTable(of, health, changes, read, renew)}
 }
 
 // problem is why this node's pods cannot be followed, or nil.
@@ -25,15 +36,6 @@ func (s *pods) problem() error { return s.table.health.problem(identity, allPods
 type known struct {
 	pod     *pod
 	learned map[string]source // by the volume's name in the pod
-}
-
-// readPod reads a pod of this node. A pod of another node is left out, even if the API server sends it.
-func readPod(object any, node string) (uid string, k known) {
-	found, ok := object.(*corev1.Pod)
-	if !ok || found.Spec.NodeName != node {
-		return "", known{}
-	}
-	return string(found.UID), known{pod: podOf(found)}
 }
 
 // unlearned returns the volumes whose source is not known yet.

@@ -37,13 +37,6 @@ type prefetcher struct {
 	tried    retries // by the pod's uid
 }
 
-func newPrefetcher(pods *pods, resolver *resolver) *prefetcher {
-	return &prefetcher{
-		pods: pods, resolver: resolver, tried: newRetries(prefetchFirst, prefetchLast),
-		rate: flowcontrol.NewTokenBucketRateLimiter(prefetchRate, prefetchBurst), spread: prefetchSpread,
-	}
-}
-
 // run learns until ctx ends.
 func (p *prefetcher) run(ctx context.Context) {
 	sys.Sleep(ctx, rand.N(p.spread+1)) // #nosec G404 -- no secret

@@ -37,10 +37,6 @@ type resolver struct {
 	missing retries       // of claims that did not exist, or were not bound
 }
 
-func newResolver(pods *pods, server *server) *resolver {
-	return &resolver{pods: pods, server: server, slots: make(chan struct{}, getsAtOnce), missing: newRetries(missingFirst, missingLast)}
-}
-
 // learn requests the unknown sources of a pod's volumes, and records them. It returns the
 // errors by volume name. It stops when ctx ends, and after several unknown claims.
 func (r *resolver) learn(ctx context.Context, k known) map[string]error {

@@ -44,9 +44,7 @@ func (t *table[T]) update(change func()) error {
 	return nil
 }
 
-func (t *table[T]) Add(object any) error {
-	return t.update(func() { t.put(object, t.all) })
-}
+func (t *table[T]) Add(object any) error { return t.update(func() { t.put(object, t.all) }) }
 
 // put stores an object. Old holds what was known about it before.
 func (t *table[T]) put(object any, old map[string]T) {
@@ -125,7 +123,6 @@ func (t *table[T]) get(key string) (value T, there bool) {
 	return value, there
 }
 
-// values returns all, in no order.
 func (t *table[T]) values() []T {
 	t.mu.Lock()
 	defer t.mu.Unlock()

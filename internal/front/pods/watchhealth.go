@@ -68,19 +68,12 @@ func (h *watchHealth) problem(whats ...string) error {
 	return nil
 }
 
-// problems lists all problems.
-func (h *watchHealth) problems() []string {
+// state lists all problems, and returns when the API server last answered.
+func (h *watchHealth) state() (problems []string, last time.Time) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	var out []string
 	for _, what := range slices.Sorted(maps.Keys(h.bad)) {
-		out = append(out, h.bad[what].err.Error())
+		problems = append(problems, h.bad[what].err.Error())
 	}
-	return out
-}
-
-func (h *watchHealth) lastHeard() time.Time {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return h.last
+	return problems, h.last
 }

@@ -147,7 +147,12 @@ func (c driverCheck) identify(ctx context.Context, conn grpc.ClientConnInterface
 	info.Version = clip(plugin.GetVendorVersion())
 	info.Capabilities, info.reply = nil, has
 	for _, one := range has.GetCapabilities() {
-		info.Capabilities = append(info.Capabilities, capabilityName(one.GetRpc().GetType()))
+		kind := one.GetRpc().GetType()
+		name := kind.String()
+		if known, ok := csiv1.NodeCapability_name[int32(kind)]; ok && kind != 0 {
+			name = strings.TrimPrefix(known, "NODE_CAPABILITY_")
+		}
+		info.Capabilities = append(info.Capabilities, name)
 	}
 	return &info, nil
 }
@@ -160,13 +165,6 @@ func (d *Driver) failed(call string, err error) error {
 		return refusal{err}
 	}
 	return err
-}
-
-func capabilityName(kind csi.NodeServiceCapability_RPC_Type) string {
-	if name, ok := csiv1.NodeCapability_name[int32(kind)]; ok && kind != 0 {
-		return strings.TrimPrefix(name, "NODE_CAPABILITY_")
-	}
-	return kind.String()
 }
 
 // clip bounds a text of another program, which could fill the log.

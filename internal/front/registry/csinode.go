@@ -43,13 +43,6 @@ type nodeCheck struct {
 	known  bool // the last check could read the CSINode
 }
 
-func newNodeCheck(r *Registry) *nodeCheck {
-	return &nodeCheck{
-		registry: r, soon: make(chan struct{}, 1), absent: make(map[string]*absence),
-		renewals: flowcontrol.NewBackOff(r.times.nodeCheck, r.times.lastRenewal),
-	}
-}
-
 // checkSoon must be called when kubelet has registered a driver.
 func (c *nodeCheck) checkSoon() { signal(c.soon) }
 

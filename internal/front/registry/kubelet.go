@@ -160,8 +160,7 @@ func (s *session) forwardVerdict(ctx context.Context, offer *offer, verdict *reg
 	log := s.registry.cfg.Log.With(zap.String("driver", offer.name))
 	if verdict.GetPluginRegistered() {
 		s.setKubelet(registered)
-		now := time.Now()
-		s.confirmed.Store(&now)
+		s.confirmed.Store(new(time.Now()))
 		s.registry.node.checkSoon()
 		log.Info("kubelet has registered a driver")
 	} else {

@@ -21,6 +21,7 @@ import (
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
 	"k8s.io/apimachinery/pkg/util/cache"
+	"k8s.io/client-go/util/flowcontrol"
 
 	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
@@ -111,7 +112,10 @@ func newRegistry(cfg Config, times times) *Registry {
 		departures: cache.NewLRUExpireCache(maxSockets), changed: make(chan struct{}),
 		check: driverCheck{sockets: cfg.Sockets, timeout: times.call, infoDeadline: times.nodeInfo}, due: make(chan struct{}, 1),
 	}
-	r.node = newNodeCheck(r)
+	r.node = &nodeCheck{
+		registry: r, soon: make(chan struct{}, 1), absent: make(map[string]*absence),
+		renewals: flowcontrol.NewBackOff(times.nodeCheck, times.lastRenewal),
+	}
 	return r
 }
 

@@ -92,10 +92,6 @@ func (r *Registry) hasMany(from string) bool {
 	return count >= mostNames
 }
 
-func tooManyNames(name, socket string) error {
-	return refusef("driver %s: the container or service behind %s has registered %d drivers already, which is the limit", name, socket, mostNames)
-}
-
 // controlGroup returns the control group of the process that made a socket, or "" if it is not
 // known, as in a container without the node's process namespace.
 func controlGroup(ctx context.Context, socket string) string {

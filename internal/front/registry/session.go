@@ -100,7 +100,7 @@ func (s *session) reserve(ctx context.Context, info *Driver) error {
 		other, changed := r.names[info.Name], r.changed
 		if s.from = from; other == nil && r.hasMany(from) {
 			r.mu.Unlock()
-			return tooManyNames(info.Name, s.socket)
+			return refusef("driver %s: the container or service behind %s has registered %d drivers already, which is the limit", info.Name, s.socket, mostNames)
 		}
 		if other == nil {
 			r.names[info.Name] = s

@@ -77,7 +77,11 @@ func (p *Pod) ForVolume(driver, volumeID, inlineName string) (*PodContext, error
 	}
 	found := p.volumesOf(driver, volumeID, inlineName)
 	if len(found) == 0 {
-		out.Missing = refusal.WithParty(refusal.PartyPods, p.missingVolume(driver, volumeID))
+		missing := volumeNotInPod(driver, volumeID)
+		if i := slices.IndexFunc(p.Volumes, func(v PodVolume) bool { return v.Unknown != nil }); i >= 0 {
+			missing = volumeUnknown(p.Volumes[i].Unknown)
+		}
+		out.Missing = refusal.WithParty(refusal.PartyPods, missing)
 		if !asked.Nothing() {
 			return out, out.Missing
 		}
@@ -136,15 +140,6 @@ func (p *Pod) volumesOf(driver, volumeID, inlineName string) (found []PodVolume)
 		}
 	}
 	return found
-}
-
-func (p *Pod) missingVolume(driver, volumeID string) error {
-	for _, v := range p.Volumes {
-		if v.Unknown != nil {
-			return volumeUnknown(v.Unknown)
-		}
-	}
-	return volumeNotInPod(driver, volumeID)
 }
 
 // mergeVolumes merges what the containers do with a volume under each of its names.

@@ -31,15 +31,6 @@ func (s *Stager) CheckRawBlock(rule string) error {
 	return noRawBlock(s.driver.Name, rule, "")
 }
 
-// CheckStaged returns an error if the driver mounted a filesystem where it had to stage a
-// device.
-func (s *Stager) CheckStaged(private, rule string) error {
-	if st, mounted := MountAt(private); mounted && isDirectory(&st) {
-		return s.foundFilesystem(private, rule, &st)
-	}
-	return nil
-}
-
 // CheckPublished returns an error if the driver mounted a filesystem, or made a directory,
 // where it had to publish a device. A directory says nothing of the driver's other volumes.
 func (s *Stager) CheckPublished(device, rule string) error {

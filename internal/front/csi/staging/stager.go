@@ -110,8 +110,8 @@ func (s *Stager) Stage(
 		return reply, s.failed(ctx, rec, before, err)
 	}
 	if asDevice {
-		if err := s.CheckStaged(rec.Stage.Private, rule); err != nil {
-			return nil, s.undoFilesystem(ctx, rec, before, err)
+		if st, mounted := MountAt(rec.Stage.Private); mounted && isDirectory(&st) {
+			return nil, s.undoFilesystem(ctx, rec, before, s.foundFilesystem(rec.Stage.Private, rule, &st))
 		}
 	}
 	return reply, s.succeeded(rec, asDevice, keep)
