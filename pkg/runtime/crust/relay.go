@@ -55,7 +55,16 @@ func (h *Handler) Resize(ctx context.Context, v *volume.Volume, r volume.Range) 
 	if err != nil {
 		return 0, err
 	}
-	return checkSize(v, id, r, out.GetCapacityBytes())
+	size := out.GetCapacityBytes()
+	if size <= 0 || size < r.Required || (r.Limit > 0 && size > r.Limit) {
+		return 0, volume.Errorf(volume.Absurd, "volume %s: the handler of sandbox %s says that it has %d bytes now, "+
+			"and was asked for %d to %d", v.Target, id, size, r.Required, r.Limit)
+	}
+	if device, known := claim.DeviceSize(v.Device); known && size > device {
+		return 0, volume.Errorf(volume.Absurd, "volume %s: the handler of sandbox %s says that it has %d bytes now, "+
+			"on a device of %d", v.Target, id, size, device)
+	}
+	return size, nil
 }
 
 // Freeze holds all writes to the volume until Thaw, or until the timeout is over.
@@ -150,18 +159,6 @@ func readReport(said *handlerv1.GetVolumeStatsResponse) (volume.Report, error) {
 		condition = &volume.Condition{Abnormal: c.GetAbnormal(), Message: c.GetMessage(), Reason: c.GetReason()}
 	}
 	return guest.Report(usages, condition)
-}
-
-func checkSize(v *volume.Volume, id string, r volume.Range, size int64) (int64, error) {
-	if size <= 0 || size < r.Required || (r.Limit > 0 && size > r.Limit) {
-		return 0, volume.Errorf(volume.Absurd, "volume %s: the handler of sandbox %s says that it has %d bytes now, "+
-			"and was asked for %d to %d", v.Target, id, size, r.Required, r.Limit)
-	}
-	if device, known := claim.DeviceSize(v.Device); known && size > device {
-		return 0, volume.Errorf(volume.Absurd, "volume %s: the handler of sandbox %s says that it has %d bytes now, "+
-			"on a device of %d", v.Target, id, size, device)
-	}
-	return size, nil
 }
 
 func refusal(v *volume.Volume, id string, kind volume.Kind, verb, text string) error {

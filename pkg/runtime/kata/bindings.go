@@ -109,12 +109,3 @@ func (b *bindings) candidates(v *volume.Volume) (ids []string, err error) {
 		return again || !b.mayHave(id, v.PodUID)
 	}), err
 }
-
-// trackerHint is the part of an error that says that sandboxes of runtime-rs cannot be found
-// now, or "".
-func (b *bindings) trackerHint() string {
-	if b.sandboxes != nil && b.sandboxes.Ready() {
-		return ""
-	}
-	return " (the container runtime is not followed now, so that sandboxes of runtime-rs cannot be found: check its socket)"
-}

@@ -66,7 +66,11 @@ func (cl *client) unreached(ctx context.Context, v *volume.Volume, failures ...f
 	if len(failures) > 0 && ctx.Err() != nil {
 		return contextError(v, failures[len(failures)-1].id, ctx.Err())
 	}
-	return noSandbox(v, failures, cl.bindings.trackerHint())
+	hint := ""
+	if tracked := cl.bindings.sandboxes; tracked == nil || !tracked.Ready() {
+		hint = " (the container runtime is not followed now, so that sandboxes of runtime-rs cannot be found: check its socket)"
+	}
+	return noSandbox(v, failures, hint)
 }
 
 // reachAny tries the socket of the Go runtime, then that of runtime-rs, as Kata's own tools

@@ -88,7 +88,9 @@ func (s *guestSearch) ask(ctx context.Context, path string) (volume.Report, erro
 			return volume.Report{}, s.h.client.unreached(ctx, s.v, failure{s.shim.id, err})
 		}
 	}
-	return s.h.askStats(ctx, s.v, s.shim, c, statsRequestRust(path))
+	// The target has the absolute form: the shim parses it as a URL, which needs a host.
+	request := "POST http://shim" + statsPath + escape(path) + " HTTP/1.1\r\nHost: shim\r\nContent-Length: 0\r\n\r\n"
+	return s.h.askStats(ctx, s.v, s.shim, c, []byte(request))
 }
 
 // guestShared is where the guest sees the directory that its sandbox shares with the host.

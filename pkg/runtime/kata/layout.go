@@ -21,13 +21,6 @@ const maxIDs = 64
 
 var podOfTarget = regexp.MustCompile(`/pods/([A-Za-z0-9][A-Za-z0-9-]{0,63})/volumes/`)
 
-func podUIDOf(target string) string {
-	if parts := podOfTarget.FindStringSubmatch(target); parts != nil {
-		return parts[1]
-	}
-	return ""
-}
-
 // layout is Kata's tree of volumes: a directory for each, named by its target path, with
 // mountInfo.json and a file for each sandbox.
 type layout struct{ root string }
@@ -50,9 +43,9 @@ func (l layout) KeyOf(dir string) (volume.Key, bool) {
 // is wrong in other parts, the device is set as well.
 func (l layout) Read(dir string) *volume.Volume {
 	target, _ := targetOf(dir)
-	v := &volume.Volume{
-		Key: volume.KeyOf(target), Target: target, ResolvedTarget: target,
-		Handler: Name, PodUID: podUIDOf(target),
+	v := &volume.Volume{Key: volume.KeyOf(target), Target: target, ResolvedTarget: target, Handler: Name}
+	if parts := podOfTarget.FindStringSubmatch(target); parts != nil {
+		v.PodUID = parts[1]
 	}
 	file := filepath.Join(l.root, dir, infoName)
 	raw, err := sys.ReadSmall(file, abi.MaxInfo)

@@ -18,9 +18,12 @@ func (h *Handler) Resize(ctx context.Context, v *volume.Volume, r volume.Range) 
 	if err := ctx.Err(); err != nil {
 		return 0, guest.ContextError(v, "", err)
 	}
-	size, err := h.wishedSize(v, r)
-	if err != nil {
-		return 0, err
+	size := r.Required
+	if size <= 0 {
+		var known bool
+		if size, known = claim.DeviceSize(v.Device); !known || r.Limit != 0 && size > r.Limit {
+			return 0, volume.Errorf(volume.Invalid, "volume %s: the wished size is missing: give required_bytes", v.Target)
+		}
 	}
 	c, b, err := h.client.connect(ctx, v)
 	if err != nil {
@@ -45,16 +48,6 @@ func (h *Handler) Resize(ctx context.Context, v *volume.Volume, r volume.Range) 
 		return 0, volume.Errorf(volume.Unsupported, "%w", fmt.Errorf("%w: %w", err, volume.ErrNeverGrows))
 	}
 	return 0, err
-}
-
-func (h *Handler) wishedSize(v *volume.Volume, r volume.Range) (int64, error) {
-	if r.Required > 0 {
-		return r.Required, nil
-	}
-	if size, known := claim.DeviceSize(v.Device); known && (r.Limit == 0 || size <= r.Limit) {
-		return size, nil
-	}
-	return 0, volume.Errorf(volume.Invalid, "volume %s: the wished size is missing: give required_bytes", v.Target)
 }
 
 func (h *Handler) resizeRequest(ctx context.Context, v *volume.Volume, b shim, size int64) ([]byte, error) {

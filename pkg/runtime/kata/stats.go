@@ -40,7 +40,9 @@ func (h *Handler) Stats(ctx context.Context, v *volume.Volume) (volume.Report, e
 			search.conn.close()
 		}
 	} else {
-		report, err = h.askStats(ctx, v, b, c, statsRequestGo(v.Device.Path))
+		// The shim unescapes the value of the query once too often.
+		request := "GET " + statsPath + escape(escape(v.Device.Path)) + " HTTP/1.1\r\nHost: shim\r\n\r\n"
+		report, err = h.askStats(ctx, v, b, c, []byte(request))
 	}
 	switch {
 	case unknown: // the sandbox has not said whether it has the volume
@@ -122,18 +124,6 @@ func (h *Handler) askStats(ctx context.Context, v *volume.Volume, b shim, c *con
 		return report, badStats(v, b, err)
 	}
 	return report, nil
-}
-
-// statsRequestGo names the device. It is escaped twice, because the shim unescapes the value
-// of the query once too often.
-func statsRequestGo(device string) []byte {
-	return []byte("GET " + statsPath + escape(escape(device)) + " HTTP/1.1\r\nHost: shim\r\n\r\n")
-}
-
-// statsRequestRust names the path in the guest. The request's target has the absolute form:
-// the shim parses it as a URL, which needs a host.
-func statsRequestRust(guest string) []byte {
-	return []byte("POST http://shim" + statsPath + escape(guest) + " HTTP/1.1\r\nHost: shim\r\nContent-Length: 0\r\n\r\n")
 }
 
 // escape escapes everything that any unescaper could change, a space as %20 and a plus as

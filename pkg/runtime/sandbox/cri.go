@@ -72,19 +72,11 @@ func (c *client) check(ctx context.Context) error {
 // checkSupported returns an error if a version of containerd is too old. A version that
 // cannot be read is that of a development build.
 func checkSupported(version string) error {
-	if v := majorMinor(version); v != nil && v[0] < 2 {
+	var major, minor int
+	if _, err := fmt.Sscanf(strings.TrimPrefix(version, "v"), "%d.%d", &major, &minor); err == nil && major < 2 {
 		return volume.Errorf(volume.NoSandbox, "containerd %s is not supported: upgrade to 2.0 or newer", clip(strings.TrimPrefix(version, "v")))
 	}
 	return nil
-}
-
-// majorMinor returns the first two numbers of a version, or nil.
-func majorMinor(version string) []int {
-	v := make([]int, 2)
-	if _, err := fmt.Sscanf(strings.TrimPrefix(version, "v"), "%d.%d", &v[0], &v[1]); err != nil {
-		return nil
-	}
-	return v
 }
 
 // live lists the sandboxes that kubelet made and that may live. It logs the others once, not at each listing.

@@ -46,16 +46,16 @@ func Report(said []volume.Usage, condition *volume.Condition) (report volume.Rep
 		return volume.Report{}, errors.New("it lists too many usages")
 	}
 	for _, u := range said {
-		if u.Unit == volume.UnitUnknown {
+		switch {
+		case u.Unit == volume.UnitUnknown:
 			continue
-		}
-		if err := checkUsage(u); err != nil {
-			return volume.Report{}, err
-		}
-		if u.Total == 0 && u.Unit == volume.UnitInodes {
+		case min(u.Available, u.Used, u.Total) < 0 || u.Available > u.Total || u.Used > u.Total:
+			return volume.Report{}, Absurdf("%d available and %d used of %d in all", u.Available, u.Used, u.Total)
+		case u.Total == 0 && u.Unit == volume.UnitBytes:
+			return volume.Report{}, Absurdf("a filesystem of no size")
+		case u.Total == 0:
 			continue // a filesystem without inodes, such as btrfs
-		}
-		if slices.ContainsFunc(report.Usage, func(before volume.Usage) bool { return before.Unit == u.Unit }) {
+		case slices.ContainsFunc(report.Usage, func(before volume.Usage) bool { return before.Unit == u.Unit }):
 			return volume.Report{}, errors.New("it gives the same unit twice")
 		}
 		report.Usage = append(report.Usage, u)
@@ -81,16 +81,6 @@ func word(s string) string {
 		return ""
 	}
 	return s
-}
-
-func checkUsage(u volume.Usage) error {
-	if min(u.Available, u.Used, u.Total) < 0 || u.Available > u.Total || u.Used > u.Total {
-		return Absurdf("%d available and %d used of %d in all", u.Available, u.Used, u.Total)
-	}
-	if u.Total == 0 && u.Unit == volume.UnitBytes {
-		return Absurdf("a filesystem of no size")
-	}
-	return nil
 }
 
 // CheckSize compares a report with the volume's device: a filesystem is never larger.

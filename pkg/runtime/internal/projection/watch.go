@@ -95,15 +95,6 @@ func (w *Watch) Forget(key volume.Key) {
 	delete(w.byKey, key)
 }
 
-// forgetAll drops all watches of volumes, so that the next scan reads every directory
-// again: events of any can be lost. The kernel gives the same numbers again.
-func (w *Watch) forgetAll() {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	clear(w.byWD)
-	clear(w.byKey)
-}
-
 // Run follows the tree until ctx ends.
 func (w *Watch) Run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
@@ -178,12 +169,15 @@ const gone = unix.IN_IGNORED | unix.IN_DELETE_SELF | unix.IN_MOVE_SELF | unix.IN
 // Event handles one event of the kernel.
 func (w *Watch) Event(wd int32, mask uint32, name string) {
 	w.mu.Lock()
+	if mask&unix.IN_Q_OVERFLOW != 0 { // events of any volume can be lost: the next scan reads all directories anew
+		clear(w.byWD) // the kernel gives the same numbers again
+		clear(w.byKey)
+	}
 	key, known := w.byWD[wd]
 	ofRoot := wd == w.rootWD
 	w.mu.Unlock()
 	switch {
 	case mask&unix.IN_Q_OVERFLOW != 0:
-		w.forgetAll()
 		w.rescan()
 	case ofRoot && mask&gone != 0:
 		if mask&unix.IN_IGNORED == 0 {
