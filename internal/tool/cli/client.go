@@ -43,7 +43,6 @@ type client struct {
 	dial error
 }
 
-// forEver is the timeout for --timeout 0.
 const forEver = 100 * 365 * 24 * time.Hour
 
 // The APIs, as the configuration calls them.

@@ -117,24 +117,22 @@ func printReport(out *printer.Printer, r doctor.Report, quiet bool) error {
 	if quiet {
 		r.Findings = slices.DeleteFunc(r.Findings, func(f doctor.Finding) bool { return f.Severity == doctor.OK })
 	}
-	err := out.Result(r, func() error { return printFindings(out, r, counts) })
+	err := out.Result(r, func() error {
+		colours := map[doctor.Severity]string{doctor.Error: show.Red, doctor.Warn: show.Yellow, doctor.Wait: show.Yellow, doctor.OK: show.Green}
+		for _, f := range r.Findings {
+			line := fmt.Sprintf("%s %s %s", out.Paint(colours[f.Severity], fmt.Sprintf("%-5s", f.Severity)),
+				out.Paint(show.Faint, fmt.Sprintf("%-17s", f.Check)), show.Escape(f.Seen)) + show.When(f.Do != "", out.Field(24, "do:", f.Do)) +
+				show.When(f.Severity == doctor.Warn || f.Severity == doctor.Error, out.Field(24, "see:", f.URL))
+			if _, err := fmt.Fprintln(out.Out, line); err != nil {
+				return err
+			}
+		}
+		return out.Line(counts)
+	})
 	if err == nil && r.Count(doctor.Error) > 0 {
 		return command.ErrFindings
 	}
 	return err
-}
-
-func printFindings(out *printer.Printer, r doctor.Report, counts string) error {
-	colours := map[doctor.Severity]string{doctor.Error: show.Red, doctor.Warn: show.Yellow, doctor.Wait: show.Yellow, doctor.OK: show.Green}
-	for _, f := range r.Findings {
-		line := fmt.Sprintf("%s %s %s", out.Paint(colours[f.Severity], fmt.Sprintf("%-5s", f.Severity)),
-			out.Paint(show.Faint, fmt.Sprintf("%-17s", f.Check)), show.Escape(f.Seen)) + show.When(f.Do != "", out.Field(24, "do:", f.Do)) +
-			show.When(f.Severity == doctor.Warn || f.Severity == doctor.Error, out.Field(24, "see:", f.URL))
-		if _, err := fmt.Fprintln(out.Out, line); err != nil {
-			return err
-		}
-	}
-	return out.Line(counts)
 }
 
 // usualConfig is the daemon's configuration file if its unit does not name another one.

@@ -4,9 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -48,7 +46,6 @@ func (d *daemon) find(cmd *cobra.Command, name string) (v *adminv1.Volume, err e
 
 func named(v *adminv1.Volume) string { return namedBy(v, show.ShortID(v.GetId())) }
 
-// whole is a volume with all that tells it from others.
 func whole(v *adminv1.Volume) string {
 	return namedBy(v, v.GetId()) + show.Escape(", device "+v.GetDevice()+", target "+v.GetTargetPath())
 }
@@ -66,12 +63,6 @@ func isBare(cmd *cobra.Command, v *adminv1.Volume) bool {
 		exact = append(exact, of+"/"+v.GetPodName(), of+"/"+v.GetPvcName())
 	}
 	return !slices.Contains(exact, cmd.Flags().Arg(0))
-}
-
-// bareName refuses to do what cannot be undone to a volume of a bare name without a person who agrees.
-func bareName(cmd *cobra.Command, v *adminv1.Volume) error {
-	return command.WrongUsage(cmd, fmt.Errorf("%s is a name that other volumes may have, so nothing is done without a person at a terminal who "+
-		"confirms it: give namespace/name, the target path or the whole id. It is now that of %s", show.Escape(strconv.Quote(cmd.Flags().Arg(0))), whole(v)))
 }
 
 // selection is which volumes are shown. Of an empty list all are.

@@ -22,7 +22,6 @@ import (
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
 )
 
-// listCmd is list, or watch, which is list with --watch.
 func listCmd(d *daemon, view *volumeView, watch bool) *cobra.Command {
 	var which selection
 	cmd := &cobra.Command{
@@ -285,7 +284,10 @@ var volumeColumns = []string{
 
 func (w *volumeView) row(v *adminv1.Volume) []printer.Cell {
 	text := printer.Text
-	used, total := usedOf(v)
+	used, total := "", "" // a table cannot show how old they are
+	if u := show.Usage(v, adminv1.VolumeUsage_UNIT_BYTES); u != nil && !isStale(v) {
+		used, total = show.Size(u.GetUsed()), show.Size(u.GetTotal())
+	}
 	return []printer.Cell{
 		text(show.ShortPod(v)), text(show.VolumeName(v)), stateCell(v), text(used), text(total), text(w.age(v.GetCreatedAt())),
 		text(v.GetDevice()), text(show.ShortID(v.GetId())),
@@ -336,7 +338,8 @@ func (w *volumeView) describe(v *adminv1.Volume) error {
 		t.Add(printer.Text("Frozen:"), printer.Painted(show.Yellow, "for "+w.age(v.GetFrozenSince())+"; crustctl thaw ends that"))
 	}
 	t.Pair("Snapshots:", v.GetSnapshots())
-	t.Pair("Grow to:", growText(v))
+	how := show.Either(v.GetGrowWaits() != "", "waits: "+v.GetGrowWaits(), "at the next mount")
+	t.Pair("Grow to:", show.When(v.GetGrowToBytes() != 0, show.WithDetail(show.Size(v.GetGrowToBytes()), how)))
 	t.Add(printer.Text("Condition:"), conditionCell(v.GetCondition()))
 	if n := v.GetRefusals(); n > 0 {
 		t.Pair("Refused by:", v.GetRefusedBy()+" ("+show.Either(n == 1, "once", number(n)+" times")+")")
@@ -346,10 +349,6 @@ func (w *volumeView) describe(v *adminv1.Volume) error {
 	if err := w.out.Table(t); err != nil || refused {
 		return err
 	}
-	return w.describeUsage(v)
-}
-
-func (w *volumeView) describeUsage(v *adminv1.Volume) error {
 	if len(v.GetUsage()) == 0 {
 		return w.out.Line("Usage:         not known yet; ask with: crustctl stats " + show.ShortID(v.GetId()))
 	}
@@ -379,23 +378,9 @@ func stateCell(v *adminv1.Volume) printer.Cell {
 
 var ways = map[string]string{"native": "the driver deferred by itself", "block": "the driver was asked for block access"}
 
-func growText(v *adminv1.Volume) string {
-	how := show.Either(v.GetGrowWaits() != "", "waits: "+v.GetGrowWaits(), "at the next mount")
-	return show.When(v.GetGrowToBytes() != 0, show.WithDetail(show.Size(v.GetGrowToBytes()), how))
-}
-
 // isStale reports whether the sandbox has failed to answer since the usage was learned.
 func isStale(v *adminv1.Volume) bool {
 	return v.GetStatsAt().AsTime().After(v.GetUsageAt().AsTime())
-}
-
-// usedOf is a volume's usage for a table that cannot show how old it is.
-func usedOf(v *adminv1.Volume) (used, total string) {
-	u := show.Usage(v, adminv1.VolumeUsage_UNIT_BYTES)
-	if u == nil || isStale(v) {
-		return "", ""
-	}
-	return show.Size(u.GetUsed()), show.Size(u.GetTotal())
 }
 
 func access(v *adminv1.Volume) string { return show.Either(v.GetReadOnly(), "ro", "rw") }

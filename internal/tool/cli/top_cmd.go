@@ -40,7 +40,13 @@ terminal, or 80 columns, or with -o wide as wide as it needs to be.`,
 			if once || out.Machine() || !env.screen() {
 				return topOnce(cmd.Context(), d, out, settings, env.Width)
 			}
-			return topLive(cmd.Context(), env, d, settings)
+			// If the daemon does not answer at the start, that is an error as for every command; later, top waits for it.
+			if _, err := ask(cmd.Context(), d, adminv1.AdminClient.GetNode, &adminv1.GetNodeRequest{}); err != nil {
+				return err
+			}
+			return d.within(forEver).call(cmd.Context(), func(ctx context.Context, c *client) error {
+				return top.Run(ctx, topDaemon(c, d.timeout), top.Terminal{In: env.Keys, Out: env.Out, Env: env.Environ}, settings)
+			})
 		},
 	}
 	flags := cmd.Flags()
@@ -77,17 +83,6 @@ func topDaemon(c *client, timeout time.Duration) top.Daemon {
 		line, _, _ := strings.Cut(c.explain(err).Error(), "\n")
 		return line
 	}}
-}
-
-// topLive shows the volumes until the user ends it. If the daemon does not answer at the
-// start, that is an error as for every command; later, top waits for it.
-func topLive(ctx context.Context, env Env, d *daemon, settings top.Settings) error {
-	if _, err := ask(ctx, d, adminv1.AdminClient.GetNode, &adminv1.GetNodeRequest{}); err != nil {
-		return err
-	}
-	return d.within(forEver).call(ctx, func(ctx context.Context, c *client) error {
-		return top.Run(ctx, topDaemon(c, d.timeout), top.Terminal{In: env.Keys, Out: env.Out, Env: env.Environ}, settings)
-	})
 }
 
 func topOnce(ctx context.Context, d *daemon, out *printer.Printer, settings top.Settings, width int) error {

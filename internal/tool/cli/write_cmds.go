@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -175,7 +176,8 @@ func describeOrphans(v *adminv1.Volume, found *adminv1.EndOrphansResponse, now t
 // only a person's answer counts.
 func confirm(cmd *cobra.Command, keys *os.File, yes bool, v *adminv1.Volume, what, question, refused string) error {
 	if (yes || keys == nil) && isBare(cmd, v) {
-		return bareName(cmd, v)
+		return command.WrongUsage(cmd, fmt.Errorf("%s is a name that other volumes may have, so nothing is done without a person at a terminal who "+
+			"confirms it: give namespace/name, the target path or the whole id. It is now that of %s", show.Escape(strconv.Quote(cmd.Flags().Arg(0))), whole(v)))
 	}
 	if _, err := fmt.Fprint(cmd.ErrOrStderr(), what); err != nil || yes {
 		return err

@@ -157,7 +157,11 @@ func (r *trial) create(ctx context.Context) (string, error) {
 		"while :; do set -- $(df -Pk /data | tail -n 1); echo size $2; sleep 1 & wait $!; done"
 	spec := r.podSpec(script, "/data", object{"persistentVolumeClaim": object{"claimName": r.name}})
 	if len(r.t.nodes) > 0 {
-		spec["affinity"] = object{"nodeAffinity": object{"requiredDuringSchedulingIgnoredDuringExecution": object{"nodeSelectorTerms": r.nodeTerms()}}}
+		var terms []object
+		for _, name := range r.t.nodes {
+			terms = append(terms, object{"matchFields": []object{{"key": "metadata.name", "operator": "In", "values": []string{name}}}})
+		}
+		spec["affinity"] = object{"nodeAffinity": object{"requiredDuringSchedulingIgnoredDuringExecution": object{"nodeSelectorTerms": terms}}}
 	}
 	if r.runtimeClass != "" {
 		spec["runtimeClassName"] = r.runtimeClass
@@ -167,13 +171,6 @@ func (r *trial) create(ctx context.Context) (string, error) {
 		metadata["annotations"] = map[string]string{deferAnnotation: "data"}
 	}
 	return "pod and claim in namespace " + r.namespace, r.k.send(ctx, http.MethodPost, r.core("pods"), object{"metadata": metadata, "spec": spec})
-}
-
-func (r *trial) nodeTerms() (terms []object) {
-	for _, name := range r.t.nodes {
-		terms = append(terms, object{"matchFields": []object{{"key": "metadata.name", "operator": "In", "values": []string{name}}}})
-	}
-	return terms
 }
 
 func (r *trial) podSpec(script, path string, volume object) object {
@@ -428,7 +425,6 @@ func (r *trial) clean(ctx context.Context) (string, error) {
 	return text, r.diskGone(ctx)
 }
 
-// object is one of Kubernetes'.
 type object = map[string]any
 
 func (k *api) send(ctx context.Context, verb, uri string, body object) error {

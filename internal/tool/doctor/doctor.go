@@ -202,19 +202,13 @@ func ServiceOf(getenv func(string) string) Service {
 }
 
 // Status shows the daemon's state.
-func (s Service) Status() string {
-	return s.either("systemctl status crust-proxy", "describe pod ")
-}
+func (s Service) Status() string { return s.either("systemctl status crust-proxy", "describe pod ") }
 
 // Logs shows its log.
-func (s Service) Logs() string {
-	return s.either("journalctl -u crust-proxy", "logs ")
-}
+func (s Service) Logs() string { return s.either("journalctl -u crust-proxy", "logs ") }
 
 // Restart restarts it on this node, and on no other.
-func (s Service) Restart() string {
-	return s.either("systemctl restart crust-proxy", "delete pod ")
-}
+func (s Service) Restart() string { return s.either("systemctl restart crust-proxy", "delete pod ") }
 
 func (s Service) either(systemd, kubectl string) string {
 	return show.Either(s.InPod, "kubectl -n "+cmp.Or(s.Namespace, "NAMESPACE")+" "+kubectl+cmp.Or(s.Pod, "POD"), systemd)

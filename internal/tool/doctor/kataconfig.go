@@ -26,7 +26,10 @@ func checkKataConfig(_ context.Context, n Node, d Daemon) (found []Finding) {
 	}
 	switch {
 	case len(files) > 0:
-		return orOK(found, "%d Kata configuration files%s let block devices through", len(files), kataVersion(n))
+		raw, err := n.read("/opt/kata/VERSION") // which Kata's own installer makes
+		version := strings.TrimSpace(string(raw))
+		return orOK(found, "%d Kata configuration files%s let block devices through", len(files),
+			show.When(err == nil && versionForm.MatchString(version), " of Kata "+version))
 	case n.Service.InPod:
 		return []Finding{okay("not looked at: Kata's configuration on the node cannot be seen from this pod")}
 	case d.has("kata"):
@@ -37,13 +40,6 @@ func checkKataConfig(_ context.Context, n Node, d Daemon) (found []Finding) {
 }
 
 var versionForm = regexp.MustCompile(`^[0-9][0-9A-Za-z.+-]{0,40}$`)
-
-// kataVersion returns " of Kata VERSION" for a Kata that its own installer put there, else "".
-func kataVersion(n Node) string {
-	raw, err := n.read("/opt/kata/VERSION")
-	version := strings.TrimSpace(string(raw))
-	return show.When(err == nil && versionForm.MatchString(version), " of Kata "+version)
-}
 
 func (c kataConfig) check(n Node) (found []Finding) {
 	files := append([]string{c.real}, n.glob(filepath.Join(filepath.Dir(c.real), "config.d/*"))...)

@@ -221,9 +221,7 @@ const Nothing = "-"
 type Cell struct{ text, code string }
 
 // Text is a cell without a colour.
-func Text(s string) Cell {
-	return Cell{text: show.Escape(cmp.Or(s, Nothing))}
-}
+func Text(s string) Cell { return Cell{text: show.Escape(cmp.Or(s, Nothing))} }
 
 // Painted is a cell with a colour, unless it is empty.
 func Painted(code, s string) Cell {

@@ -25,7 +25,7 @@ var (
 	listActions = []action{
 		{"? h f1", "help", showHelp},
 		{"enter right", "details", (*State).open},
-		{"/", "filter", startFilter},
+		{"/", "filter", func(s *State) { s.list.filter.typed = new(s.list.filter.text) }},
 		{"s", "sort", func(s *State) { s.list.sortBy((s.list.order + 1) % Order(len(orders))) }},
 		{"r S", "reverse", func(s *State) { s.list.reversed = !s.list.reversed }},
 		{"p space", "pause", (*State).pause},
@@ -58,11 +58,6 @@ var (
 )
 
 func showHelp(s *State) { s.page, s.back = pageHelp, s.page }
-
-func startFilter(s *State) {
-	text := s.list.filter.text
-	s.list.filter.typed = &text
-}
 
 // key does what a key is for on the page. Only ending and suspending is left to others.
 func (s *State) key(k Key) Effect {

@@ -32,9 +32,7 @@ func Once(ctx context.Context, d Daemon, settings Settings) (*Picture, error) {
 	if err != nil {
 		return nil, err
 	}
-	if polled.Node == nil {
-		polled.Node = &adminv1.GetNodeResponse{} // the rest is worth showing
-	}
+	polled.Node = cmp.Or(polled.Node, &adminv1.GetNodeResponse{}) // the rest is worth showing
 	s.Apply(Size{Width: unbounded, Height: unbounded})
 	for _, v := range polled.Volumes {
 		s.node.put(v, s.now)

@@ -158,9 +158,7 @@ func (s *State) onScreen() []*row {
 }
 
 // pause freezes the volumes on the screen, or shows them as they are again.
-func (s *State) pause() {
-	s.paused = show.When(s.paused == nil, maps.Clone(s.node.volumes))
-}
+func (s *State) pause() { s.paused = show.When(s.paused == nil, maps.Clone(s.node.volumes)) }
 
 // open shows the volume under the cursor, with fresh numbers.
 func (s *State) open() {
