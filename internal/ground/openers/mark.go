@@ -50,10 +50,7 @@ func (f *Finder) AwaitClosed(ctx context.Context, m Mark, patience time.Duration
 		if err != nil {
 			return false
 		}
-		if opens <= m.others {
-			return true
-		}
-		if time.Now().After(deadline) || !sys.Sleep(ctx, pause) {
+		if opens <= m.others || time.Now().After(deadline) || !sys.Sleep(ctx, pause) {
 			return true
 		}
 	}

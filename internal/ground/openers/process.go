@@ -101,6 +101,7 @@ func (p *Process) InGroups() []string { return idsIn(p.groups) }
 func (p *Process) InArguments() []string { return idsIn(p.args) }
 
 func idsIn(texts []string) (ids []string) {
+	isSeparator := func(r rune) bool { return !unicode.IsLetter(r) && !unicode.IsDigit(r) }
 	for _, text := range texts {
 		for _, part := range strings.FieldsFunc(text, isSeparator) {
 			if sandboxID.MatchString(part) && !slices.Contains(ids, part) {
@@ -109,10 +110,6 @@ func idsIn(texts []string) (ids []string) {
 		}
 	}
 	return ids
-}
-
-func isSeparator(r rune) bool {
-	return !unicode.IsLetter(r) && !unicode.IsDigit(r)
 }
 
 // IsOfPod reports whether one of the process's control groups is in that of a pod, as kubelet names it.

@@ -25,9 +25,7 @@ type Peer struct {
 	Groups   []uint32 // the supplementary ones
 }
 
-func (p Peer) inGroup(gid uint32) bool {
-	return p.GID == gid || slices.Contains(p.Groups, gid)
-}
+func (p Peer) inGroup(gid uint32) bool { return p.GID == gid || slices.Contains(p.Groups, gid) }
 
 // FromContext returns the peer of a gRPC call.
 func FromContext(ctx context.Context) (Peer, bool) {

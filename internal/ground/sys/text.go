@@ -31,11 +31,8 @@ func ClipTo(s string, most int) string {
 
 // IsText reports whether s is valid UTF-8 of printable characters.
 func IsText(s string) bool {
-	isASCII := func(r rune) bool { return ' ' <= r && r <= '~' } // most texts are
-	if strings.IndexFunc(s, func(r rune) bool { return !isASCII(r) }) < 0 {
-		return true
-	}
-	return utf8.ValidString(s) && strings.IndexFunc(s, func(r rune) bool { return !IsPrintable(r) }) < 0
+	notASCII := func(r rune) bool { return r < ' ' || r > '~' } // most texts have none
+	return !strings.ContainsFunc(s, notASCII) || utf8.ValidString(s) && !strings.ContainsFunc(s, func(r rune) bool { return !IsPrintable(r) })
 }
 
 // IsPrintable reports whether a character can be seen, or is the ASCII space. Controls, marks of direction,

@@ -33,10 +33,13 @@ func classify(files []*os.File, sockets []string) (*Inherited, error) {
 	in := &Inherited{Listeners: map[string]net.Listener{}, Stored: map[string]*os.File{}}
 	var problems []error
 	for _, file := range files {
-		if slices.Contains(sockets, file.Name()) {
+		switch name := file.Name(); {
+		case slices.Contains(sockets, name):
 			problems = append(problems, in.addListener(file))
-		} else {
-			in.addStored(file)
+		case in.Stored[name] != nil: // a leftover: a descriptor is removed from the store before another one of its name is stored
+			_ = file.Close()
+		default:
+			in.Stored[name] = file
 		}
 	}
 	if err := errors.Join(problems...); err != nil {
@@ -78,16 +81,6 @@ func mustListen(fd int) error {
 		}
 	}
 	return nil
-}
-
-// addStored keeps the first descriptor of a name. A second one is a leftover: a descriptor
-// is removed from the store before another one of its name is stored.
-func (in *Inherited) addStored(file *os.File) {
-	if in.Stored[file.Name()] != nil {
-		_ = file.Close()
-		return
-	}
-	in.Stored[file.Name()] = file
 }
 
 // Close closes everything that was passed, after a failed start.

@@ -46,24 +46,17 @@ func NewLogger(out io.Writer, level zap.AtomicLevel) *zap.Logger {
 	encoding.EncodeTime = zapcore.RFC3339NanoTimeEncoder
 	encoding.EncodeDuration = zapcore.SecondsDurationEncoder
 	encoder := zapcore.NewJSONEncoder(encoding)
-	if isJournal(out) {
-		encoder = prioritized{encoder}
+	if file, ok := out.(*os.File); ok {
+		var st unix.Stat_t
+		err := sys.OnFD(file, func(fd int) error { return unix.Fstat(fd, &st) })
+		if err == nil && os.Getenv("JOURNAL_STREAM") == fmt.Sprintf("%d:%d", st.Dev, st.Ino) { // systemd connected it to the journal
+			encoder = prioritized{encoder}
+		}
 	}
 	if file, ok := out.(*os.File); ok {
 		out = &sink{file: file, encoder: encoder}
 	}
 	return zap.New(zapcore.NewCore(encoder, zapcore.Lock(zapcore.AddSync(out)), level))
-}
-
-// isJournal reports whether a file is the one that systemd connected to its journal.
-func isJournal(out io.Writer) bool {
-	file, ok := out.(*os.File)
-	if !ok {
-		return false
-	}
-	var st unix.Stat_t
-	return sys.OnFD(file, func(fd int) error { return unix.Fstat(fd, &st) }) == nil &&
-		os.Getenv("JOURNAL_STREAM") == fmt.Sprintf("%d:%d", st.Dev, st.Ino)
 }
 
 // prioritized puts the priority of syslog before each line.

@@ -54,34 +54,22 @@ func NewMetrics(version string) *Metrics {
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	gauge("crust_proxy_build_info", "1, labelled by version.", "version").WithLabelValues(version).Set(1)
 	return &Metrics{
-		Registry: registry,
-		calls: counter("crust_proxy_calls_total",
-			"Calls answered, by gRPC code.", "service", "method", "driver", "handler", "code"),
-		durations: histogram("crust_proxy_call", "Time taken by calls.", "service", "method", "driver", "handler"),
-		refused:   counter("crust_proxy_claims_refused_total", "Devices that were not given to a volume, by reason.", "reason"),
-		denied: counter("crust_proxy_callers_denied_total",
-			"Calls refused because of the caller's uid and gids.").WithLabelValues(),
-		repairs: counter("crust_proxy_reconcile_repairs_total", "What reconciling put right, or could not.", "action", "result"),
-		published: counter("volumes_published_with_deferred_ops_total",
-			"Volumes published with deferred filesystem operations.", "driver", "handler"),
-		lookups: histogram("crust_proxy_pod_lookup",
-			"Time taken to look up a pod, or the pods that use a volume.", "question", "result"),
-		sandbox: histogram("crust_proxy_sandbox_call",
-			"Time sandboxes took to answer.", "handler", "call", "result"),
-		bypassed: counter("crust_proxy_driver_bypasses_total",
-			"Times a driver registered with kubelet directly, past the front.", "driver"),
-		bypassing: gauge("crust_proxy_driver_bypassed",
-			"1 while a driver is registered with kubelet directly, past the front.", "driver"),
-		renewed: counter("crust_proxy_driver_registrations_renewed_total",
-			"Registrations with kubelet that were renewed because kubelet may have lost them.", "driver"),
-		refusals: counter("crust_proxy_refusals_total",
-			"Times a volume that a pod waits for could not be deferred, by who said no.", "driver", "party"),
-		withErrors: counter("crust_proxy_volumes_left_with_errors_total",
-			"Volumes given back whose filesystem had errors on record.", "driver", "handler"),
-		orphans: counter("crust_proxy_orphans_total",
-			"Processes of forgotten sandboxes that kept a volume, by whether they could be ended.", "result"),
-		forced: counter("crust_proxy_forced_releases_total",
-			"Volumes released by force, whoever had their device.").WithLabelValues(),
+		Registry:   registry,
+		calls:      counter("crust_proxy_calls_total", "Calls answered, by gRPC code.", "service", "method", "driver", "handler", "code"),
+		durations:  histogram("crust_proxy_call", "Time taken by calls.", "service", "method", "driver", "handler"),
+		refused:    counter("crust_proxy_claims_refused_total", "Devices that were not given to a volume, by reason.", "reason"),
+		denied:     counter("crust_proxy_callers_denied_total", "Calls refused because of the caller's uid and gids.").WithLabelValues(),
+		repairs:    counter("crust_proxy_reconcile_repairs_total", "What reconciling put right, or could not.", "action", "result"),
+		published:  counter("volumes_published_with_deferred_ops_total", "Volumes published with deferred filesystem operations.", "driver", "handler"),
+		lookups:    histogram("crust_proxy_pod_lookup", "Time taken to look up a pod, or the pods that use a volume.", "question", "result"),
+		sandbox:    histogram("crust_proxy_sandbox_call", "Time sandboxes took to answer.", "handler", "call", "result"),
+		bypassed:   counter("crust_proxy_driver_bypasses_total", "Times a driver registered with kubelet directly, past the front.", "driver"),
+		bypassing:  gauge("crust_proxy_driver_bypassed", "1 while a driver is registered with kubelet directly, past the front.", "driver"),
+		renewed:    counter("crust_proxy_driver_registrations_renewed_total", "Registrations with kubelet that were renewed because kubelet may have lost them.", "driver"),
+		refusals:   counter("crust_proxy_refusals_total", "Times a volume that a pod waits for could not be deferred, by who said no.", "driver", "party"),
+		withErrors: counter("crust_proxy_volumes_left_with_errors_total", "Volumes given back whose filesystem had errors on record.", "driver", "handler"),
+		orphans:    counter("crust_proxy_orphans_total", "Processes of forgotten sandboxes that kept a volume, by whether they could be ended.", "result"),
+		forced:     counter("crust_proxy_forced_releases_total", "Volumes released by force, whoever had their device.").WithLabelValues(),
 	}
 }
 
@@ -211,10 +199,7 @@ func (d *drivers) label(name string) string {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.seen[name] {
-		return name
-	}
-	if len(d.seen) >= maxDrivers {
+	if !d.seen[name] && len(d.seen) >= maxDrivers {
 		return otherDriver
 	}
 	if d.seen == nil {
