@@ -64,7 +64,9 @@ func openDevice(path string, size int64) (*target, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := refuseOpened(path, file); err != nil {
+	// Who has it open, not exclusively, may be a VM that writes to it.
+	users, err := openers.New().Await(context.Background(), openers.Query{FD: int(file.Fd()), Own: 1, Claimed: true}, openedWait)
+	if err := refusal(path, users, err, openers.NewScanner(nil).Blind()); err != nil {
 		return nil, errors.Join(err, file.Close())
 	}
 	has, err := file.Seek(0, io.SeekEnd)
@@ -85,16 +87,8 @@ func openDevice(path string, size int64) (*target, error) {
 // openedWait bounds the wait for a program that only probes the device.
 const openedWait = time.Second
 
-// refuseOpened refuses a device that somebody else has open, not exclusively: a VM may write to it.
-// Where that cannot be told, as in a container without rights, O_EXCL has to do.
-func refuseOpened(path string, file *os.File) error {
-	query := openers.Query{FD: int(file.Fd()), Own: 1, Claimed: true}
-	users, err := openers.New().Await(context.Background(), query, openedWait)
-	return refusal(path, users, err, openers.NewScanner(nil).Blind())
-}
-
 // refusal decides by who has the device open, and by why that is not known. blind is not nil where this process
-// does not see those of the node.
+// does not see those of the node. Where it cannot be told, as in a container without rights, O_EXCL has to do.
 func refusal(path string, users openers.Users, err, blind error) error {
 	switch {
 	case err == nil && users.Names != "":

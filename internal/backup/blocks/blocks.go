@@ -171,9 +171,7 @@ type ServerError struct{ text string }
 
 func (e *ServerError) Error() string { return "the server broke the protocol: " + e.text }
 
-func wrong(format string, args ...any) error {
-	return &ServerError{fmt.Sprintf(format, args...)}
-}
+func wrong(format string, args ...any) error { return &ServerError{fmt.Sprintf(format, args...)} }
 
 var errNoCA = errors.New("the SnapshotMetadataService has no certificate in caCert that can be read")
 

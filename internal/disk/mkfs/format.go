@@ -24,6 +24,7 @@
 package mkfs
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io/fs"
@@ -66,9 +67,7 @@ func New(c Config) *Formatter {
 	if c.Timeout <= 0 {
 		c.Timeout = defaultTimeout
 	}
-	if c.Log == nil {
-		c.Log = zap.NewNop()
-	}
+	c.Log = cmp.Or(c.Log, zap.NewNop())
 	if c.ToolDirs == nil {
 		c.ToolDirs = []string{"/usr/sbin", "/usr/bin", "/sbin", "/bin"}
 	}

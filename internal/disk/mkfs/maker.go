@@ -92,10 +92,11 @@ func (j *job) runMkfs(ctx context.Context, mkfs program, arguments arguments, uu
 		return nil, j.dev.errorf(volume.Internal, "mkfs.%s could not be run: %w", j.req.FSType, err)
 	}
 	failpoint.Hit("format-after-mkfs")
+	isBusy := func(says string) bool { return ran.Code > 0 && strings.Contains(ran.Stderr, says) }
 	switch {
 	case !ran.failed():
 		return ran, nil
-	case ran.refusedBusy():
+	case isBusy("Device or resource busy") || isBusy("apparently in use by the system"): // only a hint: the device is examined again
 		return nil, j.dev.errorf(volume.Busy, "was opened by another program before mkfs.%s could open it (%s): "+
 			"repeat the call", j.req.FSType, ran.text())
 	default:

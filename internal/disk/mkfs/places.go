@@ -27,10 +27,7 @@ type mark struct {
 
 func (m mark) within(data []byte, start int64) bool {
 	from := m.at - start
-	if from < 0 || from >= int64(len(data)) {
-		return false
-	}
-	return bytes.HasPrefix(data[from:], m.bytes)
+	return from >= 0 && from < int64(len(data)) && bytes.HasPrefix(data[from:], m.bytes)
 }
 
 // The marks of the filesystems that can be made.

@@ -25,7 +25,6 @@ const (
 	maxQuoted   = 1 << 10
 )
 
-// program is the path of a program.
 type program string
 
 // tool finds a program. One that is missing is no error until it is needed.
@@ -49,13 +48,6 @@ func Installed(fsType string) error {
 type result capture.Output
 
 func (r *result) failed() bool { return r.Code != 0 || r.Signal != 0 }
-
-// refusedBusy reports whether mkfs could not open the device alone. It is only a hint: the device
-// is examined again.
-func (r *result) refusedBusy() bool {
-	return r.Code > 0 && (strings.Contains(r.Stderr, "Device or resource busy") ||
-		strings.Contains(r.Stderr, "apparently in use by the system"))
-}
 
 func (r *result) how() string {
 	if r.Signal != 0 {

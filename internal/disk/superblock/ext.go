@@ -52,12 +52,9 @@ func readExt(device io.ReaderAt) (*Super, error) {
 	}
 	raw = raw[extStart : extStart+extSize]
 	le := binary.LittleEndian
-	if le.Uint16(raw[extMagic:]) != 0xef53 || le.Uint32(raw[extLogBlock:]) > extMostLogSize {
-		return nil, ErrNone
-	}
-	// Torn, while the guest writes it, or damaged.
-	if le.Uint32(raw[extROCompat:])&extMetadataCsum != 0 &&
-		^crc32.Checksum(raw[:extChecksum], crc32.MakeTable(crc32.Castagnoli)) != le.Uint32(raw[extChecksum:]) {
+	torn := le.Uint32(raw[extROCompat:])&extMetadataCsum != 0 && // while the guest writes it, or damaged
+		^crc32.Checksum(raw[:extChecksum], crc32.MakeTable(crc32.Castagnoli)) != le.Uint32(raw[extChecksum:])
+	if le.Uint16(raw[extMagic:]) != 0xef53 || le.Uint32(raw[extLogBlock:]) > extMostLogSize || torn {
 		return nil, ErrNone
 	}
 	blocks := uint64(le.Uint32(raw[extBlocks:]))
