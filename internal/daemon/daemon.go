@@ -222,10 +222,14 @@ func (d *daemon) buildBroker(cfg *config.Config) error {
 	if d.handlers, err = newHandlers(d, cfg); err != nil {
 		return err
 	}
+	projectors := make([]deferral.Projector, len(d.handlers))
+	for i, h := range d.handlers {
+		projectors[i] = h
+	}
 	d.openers = newOpeners(d.log)
 	d.broker, err = deferral.NewBroker(deferral.Config{
 		StateDir: cfg.StateDir(), Root: cfg.KubeletRoot, Notice: kubelet.GuardNotice, Describe: kubelet.Describe, Devices: claim.DevicePolicy(cfg.Devices),
-		Handlers: d.handlers.Projectors(), DefaultHandler: cfg.Handlers.Default,
+		Handlers: projectors, DefaultHandler: cfg.Handlers.Default,
 		Openers: d.openers, Keeper: keeper, Kept: d.passed.Stored, Adopted: d.handlers.Adopted, Preparer: d.disks,
 		EndOrphans: cfg.Handlers.Kata.EndOrphans, Observer: volumeObserver{d},
 	})
@@ -355,18 +359,12 @@ func (d *daemon) reconcileRegularly(ctx context.Context) error {
 		<-ctx.Done()
 		return nil
 	}
-	ticker := time.NewTicker(interval)
-	defer ticker.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-ticker.C:
-		}
+	for sys.Sleep(ctx, interval) {
 		if _, err := d.Reconcile(ctx); err != nil && ctx.Err() == nil {
 			d.log.Error("reconcile failed", zap.Error(err))
 		}
 	}
+	return nil
 }
 
 // Reconcile compares all records with the node, and logs what was repaired.

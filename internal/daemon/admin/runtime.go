@@ -50,10 +50,13 @@ func noteSize(ctx context.Context, size int64, later bool) {
 }
 
 func instructionOf(req *runtimev1.RuntimeStageVolumeRequest) volume.Instruction {
+	policy, known := groupPolicies[req.GetVolumeSupplementalGroupChangePolicy()]
+	if !known { // a number that the broker refuses
+		policy = volume.GroupPolicy(req.GetVolumeSupplementalGroupChangePolicy().String())
+	}
 	return volume.Instruction{
 		Type: volumeTypes[req.GetVolumeType().GetType()], Target: req.GetVolumeTargetPath(), Backing: req.GetVolumeBackingPath(),
-		FSType: req.GetFsType(), MountFlags: req.GetMountFlags(),
-		Group: req.GetVolumeSupplementalGroup(), GroupPolicy: groupPolicyOf(req.GetVolumeSupplementalGroupChangePolicy()),
+		FSType: req.GetFsType(), MountFlags: req.GetMountFlags(), Group: req.GetVolumeSupplementalGroup(), GroupPolicy: policy,
 		Format: volume.FormatDriver, KeepSize: true,
 	}
 }
@@ -67,13 +70,6 @@ var groupPolicies = map[runtimev1.VolumeSupplementalGroupChangePolicy]volume.Gro
 	runtimev1.VolumeSupplementalGroupChangePolicy_UNKNOWN:          volume.GroupPolicyUnset,
 	runtimev1.VolumeSupplementalGroupChangePolicy_ALWAYS:           volume.GroupAlways,
 	runtimev1.VolumeSupplementalGroupChangePolicy_ON_ROOT_MISMATCH: volume.GroupOnMismatch,
-}
-
-func groupPolicyOf(p runtimev1.VolumeSupplementalGroupChangePolicy) volume.GroupPolicy {
-	if policy, known := groupPolicies[p]; known {
-		return policy
-	}
-	return volume.GroupPolicy(p.String()) // an unknown number, which is refused later
 }
 
 // RuntimeUnstageVolume releases a volume.

@@ -249,9 +249,7 @@ func (h *Handlers) complete() {
 	if h.Default == "" && !h.Kata.Enabled && h.Crust.Enabled {
 		h.Default = crustName
 	}
-	if h.Default == "" {
-		h.Default = kataName
-	}
+	h.Default = cmp.Or(h.Default, kataName)
 }
 
 func (h Handlers) names() (names []string) {

@@ -14,15 +14,6 @@ import (
 // Handlers are the runtime handlers of this node.
 type Handlers []runtime.Handler
 
-// Projectors are the handlers as the broker needs them.
-func (all Handlers) Projectors() []deferral.Projector {
-	out := make([]deferral.Projector, 0, len(all))
-	for _, h := range all {
-		out = append(out, h)
-	}
-	return out
-}
-
 // Adopted lists the volumes that other programs published.
 func (all Handlers) Adopted() (out []*volume.Volume) {
 	for _, h := range all {
