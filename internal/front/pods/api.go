@@ -116,9 +116,7 @@ type server struct {
 }
 
 // explain turns an error of the API server, or of the connection to it, into a sentence.
-func (s *server) explain(err error) error {
-	return apiserver.Explain(err, s.host(), s.node)
-}
+func (s *server) explain(err error) error { return apiserver.Explain(err, s.host(), s.node) }
 
 func (s *server) host() string {
 	if client := s.client.Load(); client != nil {

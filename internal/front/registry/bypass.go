@@ -27,8 +27,16 @@ func (r *Registry) followBypass(ctx context.Context, now *listing) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for path, one := range r.direct {
-		if now.gone(path, one.id) {
-			r.dropBypass(path, one)
+		if !now.gone(path, one.id) {
+			continue
+		}
+		one.cancel()
+		delete(r.direct, path)
+		r.departures.Add(cmp.Or(one.driver, strings.TrimSuffix(filepath.Base(path), "-reg.sock")), true, r.times.unsettled)
+		// kubelet deregisters by name: our registration of the same driver may have gone with it, and kubelet ignores our
+		// socket until it is re-created.
+		if ours := r.names[one.driver]; one.driver != "" && ours != nil {
+			ours.registerAgain()
 		}
 	}
 	for path, id := range now.found {
@@ -39,18 +47,6 @@ func (r *Registry) followBypass(ctx context.Context, now *listing) {
 		one := &bypass{id: id, cancel: cancel}
 		r.direct[path] = one
 		r.parts.Go(func() { r.askBypass(ctx, path, one) })
-	}
-}
-
-// dropBypass forgets a socket that has gone. kubelet deregisters by name: our registration of
-// the same driver may have gone with it, and kubelet ignores our socket until it is
-// re-created.
-func (r *Registry) dropBypass(path string, one *bypass) {
-	one.cancel()
-	delete(r.direct, path)
-	r.departures.Add(cmp.Or(one.driver, strings.TrimSuffix(filepath.Base(path), "-reg.sock")), true, r.times.unsettled)
-	if ours := r.names[one.driver]; one.driver != "" && ours != nil {
-		ours.registerAgain()
 	}
 }
 
