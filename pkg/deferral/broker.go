@@ -11,6 +11,7 @@
 package deferral
 
 import (
+	"cmp"
 	"context"
 	"os"
 	"sync/atomic"
@@ -133,9 +134,7 @@ func NewBroker(cfg Config) (*Broker, error) {
 	if cfg.Openers == nil {
 		cfg.Openers = openers.New()
 	}
-	if cfg.Observer == nil {
-		cfg.Observer = NoObserver{}
-	}
+	cfg.Observer = cmp.Or[Observer](cfg.Observer, NoObserver{})
 	b := &Broker{
 		cfg: cfg, boot: boot, store: files, handlers: handlers, locks: &volumeLocks{}, table: newTable(cfg.Observer),
 		targets: &targets{

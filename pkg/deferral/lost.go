@@ -77,9 +77,7 @@ func (l *lostVolumes) standing(ctx context.Context) (map[volume.Key]*record, err
 // record makes a record in memory from what is known of a volume without one. Its removal
 // leaves the device's read-only flag as it is: it is not known any more whether we set it.
 func (l *lostVolumes) record(v *volume.Volume) *record {
-	if v.Target == "" {
-		v.Target = "(unknown target, id " + v.Key.Short() + ")"
-	}
+	v.Target = cmp.Or(v.Target, "(unknown target, id "+v.Key.Short()+")")
 	return &record{
 		Version: recordVersion, Boot: l.boot, Volume: *v, HostMounts: l.handlers.abilities(v.Handler).HostMounts,
 		DeviceWasReadOnly: true,

@@ -234,10 +234,7 @@ func (t *table) position(target string, key volume.Key) (at int, found bool) {
 }
 
 func (e *entry) compare(target string, key volume.Key) int {
-	if order := strings.Compare(e.rec.Target, target); order != 0 {
-		return order
-	}
-	return strings.Compare(string(e.rec.Key), string(key))
+	return cmp.Or(strings.Compare(e.rec.Target, target), strings.Compare(string(e.rec.Key), string(key)))
 }
 
 func (t *table) all() []*entry { return t.after("", "", math.MaxInt32) }

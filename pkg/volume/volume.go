@@ -134,8 +134,7 @@ func (o *Origin) Clone() *Origin {
 	if o == nil {
 		return nil
 	}
-	own := *o
-	return &own
+	return new(*o)
 }
 
 // String describes the identity.

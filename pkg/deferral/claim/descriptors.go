@@ -61,8 +61,7 @@ func (d *descriptors) get(id identity) *heldDevice {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if held := d.held[id]; held != nil {
-		out := *held
-		return &out
+		return new(*held)
 	}
 	return nil
 }

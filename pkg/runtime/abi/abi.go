@@ -70,10 +70,8 @@ func IsDirName(name string) bool {
 // path.
 func IsSandboxID(name string) bool {
 	const letters = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
-	if name == "" || len(name) > 128 || name == InfoName || name == CLIName || name == SocketName {
-		return false
-	}
-	return strings.IndexByte(letters, name[0]) >= 0 && strings.Trim(name, letters+"_.-") == ""
+	return name != "" && len(name) <= 128 && name != InfoName && name != CLIName && name != SocketName &&
+		strings.IndexByte(letters, name[0]) >= 0 && strings.Trim(name, letters+"_.-") == ""
 }
 
 // StatsReply is what a program prints for stats.

@@ -103,11 +103,8 @@ func (c *cleaner) clearThose(v *volume.Volume, dead func(ids []string) []string)
 // if none is followed.
 func (c *cleaner) suspect(v *volume.Volume) {
 	ids, _ := c.bindings.layout.Sandboxes(string(v.Key))
-	for _, id := range ids {
-		if c.bindings.isGone(id) || c.bindings.sandboxes == nil {
-			c.enqueue(job{key: v.Key})
-			return
-		}
+	if slices.ContainsFunc(ids, func(id string) bool { return c.bindings.sandboxes == nil || c.bindings.isGone(id) }) {
+		c.enqueue(job{key: v.Key})
 	}
 }
 
