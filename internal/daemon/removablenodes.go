@@ -14,7 +14,8 @@ import (
 
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
-	"golang.org/x/sync/errgroup"
+
+	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 )
 
 const (
@@ -63,17 +64,12 @@ func afterRefusal(repair string) string {
 func askNodes(ctx context.Context, nodes []string, port, own string) error {
 	slices.Sort(nodes)
 	problems := make([]error, len(nodes))
-	var group errgroup.Group
-	group.SetLimit(askedAtOnce)
-	for i, node := range nodes {
-		group.Go(func() error {
-			if problems[i] = askNode(ctx, net.JoinHostPort(node, port), own); problems[i] != nil {
-				problems[i] = fmt.Errorf("node %s: %w", node, problems[i])
-			}
-			return nil
-		})
-	}
-	return errors.Join(group.Wait(), errors.Join(problems...))
+	sys.Each(askedAtOnce, slices.All(nodes), func(i int, node string) {
+		if problems[i] = askNode(ctx, net.JoinHostPort(node, port), own); problems[i] != nil {
+			problems[i] = fmt.Errorf("node %s: %w", node, problems[i])
+		}
+	})
+	return errors.Join(problems...)
 }
 
 func askNode(ctx context.Context, address, own string) error {

@@ -17,7 +17,6 @@ import (
 	"time"
 	"unique"
 
-	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
 	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
@@ -199,24 +198,19 @@ func (s *store) readAll(dir string) (records []*record, unread []unusable, err e
 		return nil, nil, volume.Errorf(volume.Internal, "the records cannot be read: %w", err)
 	}
 	var mu sync.Mutex
-	var readers errgroup.Group
-	readers.SetLimit(2 * runtime.GOMAXPROCS(0))
-	for part := range slices.Chunk(entries, 64) {
-		readers.Go(func() error {
-			for _, entry := range part {
-				rec, err := readRecord(filepath.Join(s.dir, dir, entry.Name()))
-				mu.Lock()
-				if err == nil {
-					records = append(records, rec)
-				} else {
-					unread = append(unread, unusable{dir: dir, name: entry.Name(), key: keyOfFile(entry.Name()), hint: rec, err: err})
-				}
-				mu.Unlock()
+	parts := slices.Collect(slices.Chunk(entries, 64))
+	sys.Each(2*runtime.GOMAXPROCS(0), slices.All(parts), func(_ int, part []os.DirEntry) {
+		for _, entry := range part {
+			rec, err := readRecord(filepath.Join(s.dir, dir, entry.Name()))
+			mu.Lock()
+			if err == nil {
+				records = append(records, rec)
+			} else {
+				unread = append(unread, unusable{dir: dir, name: entry.Name(), key: keyOfFile(entry.Name()), hint: rec, err: err})
 			}
-			return nil
-		})
-	}
-	_ = readers.Wait() // every error is in unread
+			mu.Unlock()
+		}
+	})
 	return records, unread, nil
 }
 

@@ -8,7 +8,6 @@ import (
 	"slices"
 	"time"
 
-	"golang.org/x/sync/errgroup"
 	"k8s.io/client-go/util/flowcontrol"
 
 	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
@@ -62,20 +61,11 @@ func (p *prefetcher) round(ctx context.Context) time.Duration {
 	if len(open) == 0 {
 		return prefetchLast
 	}
-	var group errgroup.Group
-	group.SetLimit(prefetchAtOnce)
-	for _, k := range slices.Backward(open) {
-		if p.tried.recentError(k.pod.uid) != nil {
-			continue
+	sys.Each(prefetchAtOnce, slices.Backward(open), func(_ int, k known) {
+		if p.tried.recentError(k.pod.uid) == nil && p.rate.Wait(ctx) == nil {
+			p.tried.note(k.pod.uid, firstError(p.resolver.learn(ctx, k)))
 		}
-		group.Go(func() error {
-			if p.rate.Wait(ctx) == nil {
-				p.tried.note(k.pod.uid, firstError(p.resolver.learn(ctx, k)))
-			}
-			return nil
-		})
-	}
-	_ = group.Wait() // no part of it gives an error
+	})
 	return prefetchFirst
 }
 

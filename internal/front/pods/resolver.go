@@ -2,16 +2,17 @@ package pods
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"time"
 
-	"golang.org/x/sync/errgroup"
 	"golang.org/x/sync/singleflight"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/cache"
 	"k8s.io/client-go/util/flowcontrol"
 
+	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
@@ -42,25 +43,19 @@ type resolver struct {
 func (r *resolver) learn(ctx context.Context, k known) map[string]error {
 	var mu sync.Mutex
 	failed := make(map[string]error)
-	var group errgroup.Group
-	group.SetLimit(atOnce)
-	for _, v := range k.unlearned() {
-		group.Go(func() error {
+	sys.Each(atOnce, slices.All(k.unlearned()), func(_ int, v podVolume) {
+		mu.Lock()
+		enough := len(failed) >= maxMissing
+		mu.Unlock()
+		if enough || ctx.Err() != nil {
+			return
+		}
+		if err := r.learnOne(ctx, k.pod, v); err != nil {
 			mu.Lock()
-			enough := len(failed) >= maxMissing
+			failed[v.Name] = err
 			mu.Unlock()
-			if enough || ctx.Err() != nil {
-				return nil
-			}
-			if err := r.learnOne(ctx, k.pod, v); err != nil {
-				mu.Lock()
-				failed[v.Name] = err
-				mu.Unlock()
-			}
-			return nil // go on with the others
-		})
-	}
-	_ = group.Wait() // no part of it gives an error
+		}
+	})
 	return failed
 }
 

@@ -1,8 +1,11 @@
 package sys
 
 import (
+	"iter"
 	"slices"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 )
 
 // All makes a call for each key, all at once, and returns what they came to. Those that take longer, as in a kernel that
@@ -26,4 +29,14 @@ func All[K comparable, V any](keys []K, within time.Duration, call func(K) V) (e
 		}
 	}
 	return ended, nil
+}
+
+// Each makes a call for each of all, at most so many at once, and returns when all have ended.
+func Each[K, V any](atOnce int, all iter.Seq2[K, V], call func(K, V)) {
+	var group errgroup.Group
+	group.SetLimit(atOnce)
+	for k, v := range all {
+		group.Go(func() error { call(k, v); return nil })
+	}
+	_ = group.Wait() // no call fails
 }

@@ -16,8 +16,6 @@ import (
 	"strings"
 	"time"
 
-	"golang.org/x/sync/errgroup"
-
 	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	"github.com/crust-proxy/crust-proxy/internal/tool/printer"
 	"github.com/crust-proxy/crust-proxy/internal/tool/show"
@@ -144,14 +142,7 @@ func (a *archive) check(ctx context.Context, states []*state) (p part) {
 func (a *archive) nodes(ctx context.Context, states []*state) {
 	for some := range slices.Chunk(states, askedAtOnce) {
 		parts := make([]part, len(some))
-		var group errgroup.Group
-		for i, s := range some {
-			group.Go(func() error {
-				parts[i] = a.node(ctx, s)
-				return nil
-			})
-		}
-		_ = group.Wait()
+		sys.Each(askedAtOnce, slices.All(some), func(i int, s *state) { parts[i] = a.node(ctx, s) })
 		for _, p := range parts {
 			a.write(p)
 		}

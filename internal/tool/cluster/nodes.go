@@ -10,12 +10,11 @@ import (
 	"strconv"
 	"strings"
 
-	"golang.org/x/sync/errgroup"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
-
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
+	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	"github.com/crust-proxy/crust-proxy/internal/tool/doctor"
 	"github.com/crust-proxy/crust-proxy/internal/tool/printer"
 	"github.com/crust-proxy/crust-proxy/internal/tool/show"
@@ -34,22 +33,16 @@ type state struct {
 // ask asks all places, some at a time and each for a bounded time, and returns their states in the same order.
 func (a *access) ask(ctx context.Context, all []place, question func(context.Context, *state) error) []*state {
 	states := make([]*state, len(all))
-	var group errgroup.Group
-	group.SetLimit(askedAtOnce)
-	for i, at := range all {
+	sys.Each(askedAtOnce, slices.All(all), func(i int, at place) {
 		states[i] = &state{place: at}
-		group.Go(func() error {
-			if at.why != "" {
-				states[i].err = errors.New(at.why)
-				return nil
-			}
-			ctx, cancel := context.WithTimeout(ctx, a.patience)
-			defer cancel()
-			states[i].err = question(ctx, states[i])
-			return nil
-		})
-	}
-	_ = group.Wait()
+		if at.why != "" {
+			states[i].err = errors.New(at.why)
+			return
+		}
+		ctx, cancel := context.WithTimeout(ctx, a.patience)
+		defer cancel()
+		states[i].err = question(ctx, states[i])
+	})
 	return states
 }
 

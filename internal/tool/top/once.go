@@ -7,8 +7,7 @@ import (
 	"strings"
 	"time"
 
-	"golang.org/x/sync/errgroup"
-
+	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
 )
 
@@ -53,17 +52,11 @@ func fetchAll(ctx context.Context, d Daemon, s *State) {
 	defer cancel()
 	rows := slices.DeleteFunc(slices.Clone(s.list.rows), func(r *row) bool { return !r.hasSandbox() })
 	answers := make([]StatsFetched, len(rows))
-	var group errgroup.Group
-	group.SetLimit(s.schedule.limit)
-	for i, r := range rows {
-		group.Go(func() error {
-			if answer := d.fetchStats(ctx, r.id()); ctx.Err() == nil { // else the failure is ours
-				answers[i] = answer
-			}
-			return nil
-		})
-	}
-	_ = group.Wait()
+	sys.Each(s.schedule.limit, slices.All(rows), func(i int, r *row) {
+		if answer := d.fetchStats(ctx, r.id()); ctx.Err() == nil { // else the failure is ours
+			answers[i] = answer
+		}
+	})
 	for _, answer := range answers {
 		if answer.ID != "" {
 			s.fetched(answer)

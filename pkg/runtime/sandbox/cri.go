@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"go.uber.org/zap"
-	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -131,29 +130,23 @@ func (c *client) endedOf(ctx context.Context, all []*runtimeapi.PodSandbox) map[
 	slices.SortStableFunc(all, func(a, b *runtimeapi.PodSandbox) int { return hung[a.GetId()].Compare(hung[b.GetId()]) })
 	var mu sync.Mutex
 	ended, hangs := make(map[string]bool), make(map[string]time.Time)
-	var group errgroup.Group
-	group.SetLimit(endsAtOnce)
-	for _, p := range all {
-		group.Go(func() error {
-			proven, over := before[p.GetId()]
-			silent, begun := false, time.Now()
-			if !over {
-				over, proven, silent = c.hasEnded(ctx, p.GetId())
-			}
-			mu.Lock()
-			defer mu.Unlock()
-			switch last, hung := hung[p.GetId()]; {
-			case over:
-				ended[p.GetId()] = proven
-			case silent && time.Since(begun) >= endTime:
-				hangs[p.GetId()] = begun
-			case silent && hung: // it was given no time
-				hangs[p.GetId()] = last
-			}
-			return nil
-		})
-	}
-	_ = group.Wait()
+	sys.Each(endsAtOnce, slices.All(all), func(_ int, p *runtimeapi.PodSandbox) {
+		proven, over := before[p.GetId()]
+		silent, begun := false, time.Now()
+		if !over {
+			over, proven, silent = c.hasEnded(ctx, p.GetId())
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		switch last, hung := hung[p.GetId()]; {
+		case over:
+			ended[p.GetId()] = proven
+		case silent && time.Since(begun) >= endTime:
+			hangs[p.GetId()] = begun
+		case silent && hung: // it was given no time
+			hangs[p.GetId()] = last
+		}
+	})
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.ended, c.hung = ended, hangs
