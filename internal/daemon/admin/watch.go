@@ -5,6 +5,7 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
@@ -30,10 +31,7 @@ func (h *Hub) Changed(key volume.Key) {
 	defer h.mu.Unlock()
 	for w := range h.watchers {
 		w.pending[key] = struct{}{}
-		select {
-		case w.wake <- struct{}{}:
-		default:
-		}
+		sys.Wake(w.wake)
 	}
 }
 

@@ -108,10 +108,7 @@ func (h *History) Add(e *adminv1.VolumeEvent) {
 	}
 	h.put(e)
 	h.mu.Unlock()
-	select {
-	case h.wake <- struct{}{}:
-	default:
-	}
+	sys.Wake(h.wake)
 	if h.observe != nil {
 		h.observe(e)
 	}

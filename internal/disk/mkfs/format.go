@@ -112,15 +112,14 @@ func (f *Formatter) Prepare(ctx context.Context, r Request) (formatted bool, err
 // this ID, also one that an earlier daemon started, and if that is not known. It needs no device.
 func (f *Formatter) CheckWriting(id string) error {
 	file, err := os.OpenFile(f.cfg.LockFile, os.O_RDONLY|unix.O_NOFOLLOW, 0)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil // no device was ever examined
-	}
-	if err != nil {
-		return volume.Errorf(volume.Busy, "it cannot be seen whether mkfs still writes to the device: %w", err)
-	}
-	defer closeFile(file)
 	lock := writingLock(id)
-	switch err := unix.FcntlFlock(file.Fd(), unix.F_OFD_GETLK, &lock); {
+	if err == nil {
+		defer closeFile(file)
+		err = unix.FcntlFlock(file.Fd(), unix.F_OFD_GETLK, &lock)
+	}
+	switch {
+	case errors.Is(err, fs.ErrNotExist): // no device was ever examined
+		return nil
 	case err != nil:
 		return volume.Errorf(volume.Busy, "it cannot be seen whether mkfs still writes to the device: %w", err)
 	case lock.Type != unix.F_UNLCK:

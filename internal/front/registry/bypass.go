@@ -62,8 +62,8 @@ func (r *Registry) askBypass(ctx context.Context, path string, one *bypass) {
 			r.mu.Lock()
 			one.driver, one.since = info.GetName(), time.Now()
 			r.mu.Unlock()
-			r.node.checkSoon()
-			signal(r.due)
+			sys.Wake(r.node.soon)
+			sys.Wake(r.due)
 		}
 		return
 	}
@@ -115,14 +115,14 @@ func (r *Registry) lostBy(driver string) string {
 const mostNamed = 5
 
 func liveHere(volumes []string) string {
-	switch n := len(volumes); {
-	case n == 0:
+	n := len(volumes)
+	if n == 0 {
 		return ""
-	case n > mostNamed:
-		return fmt.Sprintf(", while %d deferred volumes of it live here (%s, ...)", n, strings.Join(volumes[:mostNamed], ", "))
-	default:
-		return fmt.Sprintf(", while %d deferred volumes of it live here (%s)", n, strings.Join(volumes, ", "))
 	}
+	if n > mostNamed {
+		volumes = append(volumes[:mostNamed:mostNamed], "...")
+	}
+	return fmt.Sprintf(", while %d deferred volumes of it live here (%s)", n, strings.Join(volumes, ", "))
 }
 
 func (r *Registry) directly() map[string]string {

@@ -33,7 +33,7 @@ type absence struct {
 // to kubelet's directory can be lost in the same way: that is only reported.
 type nodeCheck struct {
 	registry *Registry
-	soon     chan struct{} // a driver was registered
+	soon     chan struct{} // kubelet has registered a driver
 
 	// renewals delays the renewals of a driver, also of one that is lost again and again.
 	renewals *flowcontrol.Backoff
@@ -42,9 +42,6 @@ type nodeCheck struct {
 	absent map[string]*absence
 	known  bool // the last check could read the CSINode
 }
-
-// checkSoon must be called when kubelet has registered a driver.
-func (c *nodeCheck) checkSoon() { signal(c.soon) }
 
 func (c *nodeCheck) missing(driver string) bool {
 	c.mu.Lock()

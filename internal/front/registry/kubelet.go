@@ -145,10 +145,10 @@ func (s *session) settle(offer *offer, settled <-chan time.Time) <-chan time.Tim
 // have gone just now.
 func follow(ctx context.Context, conn *grpc.ClientConn) <-chan struct{} {
 	changed := make(chan struct{}, 1)
-	signal(changed)
+	sys.Wake(changed)
 	go func() {
 		for state := conn.GetState(); conn.WaitForStateChange(ctx, state); state = conn.GetState() {
-			signal(changed)
+			sys.Wake(changed)
 		}
 	}()
 	return changed
@@ -161,7 +161,7 @@ func (s *session) forwardVerdict(ctx context.Context, offer *offer, verdict *reg
 	if verdict.GetPluginRegistered() {
 		s.setKubelet(registered)
 		s.confirmed.Store(new(time.Now()))
-		s.registry.node.checkSoon()
+		sys.Wake(s.registry.node.soon)
 		log.Info("kubelet has registered a driver")
 	} else {
 		s.setKubelet("refused: " + verdict.GetError())

@@ -1,6 +1,10 @@
 package registry
 
-import "github.com/fsnotify/fsnotify"
+import (
+	"github.com/fsnotify/fsnotify"
+
+	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
+)
 
 // notice reports that entries came or went in a directory or below it, so that this need not be read
 // each second. It can miss changes, so the directory is also read from time to time.
@@ -27,13 +31,13 @@ func (n *notice) run() {
 				return
 			}
 			if event.Op&entries != 0 {
-				signal(n.changed)
+				sys.Wake(n.changed)
 			}
 		case _, open := <-n.watcher.Errors: // events were lost
 			if !open {
 				return
 			}
-			signal(n.changed)
+			sys.Wake(n.changed)
 		}
 	}
 }
@@ -47,13 +51,5 @@ func (n *notice) watch(dir string) bool {
 func (n *notice) close() {
 	if n.watcher != nil {
 		_ = n.watcher.Close()
-	}
-}
-
-// signal leaves one message in a channel that has room for one.
-func signal(c chan<- struct{}) {
-	select {
-	case c <- struct{}{}:
-	default: // it is pending already
 	}
 }

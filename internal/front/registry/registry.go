@@ -237,7 +237,7 @@ func (r *Registry) followRegistrars(ctx context.Context, now *listing) {
 		front.repair(&r.cfg)
 	}
 	for path, one := range r.sessions {
-		signal(one.scanned)
+		sys.Wake(one.scanned)
 		if now.gone(path, one.id) {
 			one.cancel()
 			delete(r.sessions, path)

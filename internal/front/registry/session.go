@@ -12,6 +12,8 @@ import (
 
 	"go.uber.org/zap"
 	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
+	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 )
 
 // session follows one registrar from when its socket appears until the socket has gone.
@@ -109,7 +111,7 @@ func (s *session) reserve(ctx context.Context, info *Driver) error {
 		r.mu.Unlock()
 		switch {
 		case other == nil:
-			signal(r.due) // others may have registered it with kubelet directly
+			sys.Wake(r.due) // others may have registered it with kubelet directly
 			return nil
 		case !gone:
 			return errTaken{changed: changed, error: fmt.Errorf("the driver %s is registered by %s already, with the endpoint %s: "+
@@ -227,7 +229,7 @@ func (s *session) setReady(info *Driver) {
 	})
 }
 
-func (s *session) registerAgain() { signal(s.renew) }
+func (s *session) registerAgain() { sys.Wake(s.renew) }
 
 func (s *session) state() State {
 	s.mu.Lock()

@@ -18,3 +18,11 @@ func UntilInterrupted() (context.Context, context.CancelFunc) {
 	hung, stopHung := signal.NotifyContext(ctx, syscall.SIGHUP)
 	return hung, func() { stopHung(); stop() }
 }
+
+// Wake leaves one message in a channel that has room for one. It never blocks.
+func Wake(c chan<- struct{}) {
+	select {
+	case c <- struct{}{}:
+	default: // it is pending already
+	}
+}

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
+	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
@@ -99,10 +100,8 @@ func (w *Watch) Forget(key volume.Key) {
 func (w *Watch) Run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
 	in, err := newInotify()
-	if err != nil {
-		w.start(nil, err)
-	} else {
-		w.start(in, nil)
+	w.start(in, err)
+	if err == nil {
 		group.Go(func() error { return in.read(ctx, w.Event) })
 	}
 	group.Go(func() error { w.rescans(ctx); return nil })
@@ -157,13 +156,6 @@ func (w *Watch) scan() {
 	w.store.scan()
 }
 
-func (w *Watch) rescan() {
-	select {
-	case w.again <- struct{}{}:
-	default:
-	}
-}
-
 const gone = unix.IN_IGNORED | unix.IN_DELETE_SELF | unix.IN_MOVE_SELF | unix.IN_UNMOUNT
 
 // Event handles one event of the kernel.
@@ -178,10 +170,10 @@ func (w *Watch) Event(wd int32, mask uint32, name string) {
 	w.mu.Unlock()
 	switch {
 	case mask&unix.IN_Q_OVERFLOW != 0:
-		w.rescan()
+		sys.Wake(w.again)
 	case ofRoot && mask&gone != 0:
 		if mask&unix.IN_IGNORED == 0 {
-			time.AfterFunc(rescanRetry, w.rescan)
+			time.AfterFunc(rescanRetry, func() { sys.Wake(w.again) })
 		}
 	case ofRoot && mask&unix.IN_ISDIR != 0:
 		w.store.dirAdded(name)
