@@ -93,14 +93,12 @@ func bound(look func() (*unix.LoopInfo64, error), mayBeOver func() bool) (info *
 }
 
 func look(device string) (*unix.LoopInfo64, error) {
-	return sys.Look(&looks, device, func() (*unix.LoopInfo64, error) { return status(device) })
-}
-
-func status(path string) (*unix.LoopInfo64, error) {
-	loop, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0) //nolint:gosec // a name from the kernel
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = loop.Close() }()
-	return unix.IoctlLoopGetStatus64(int(loop.Fd()))
+	return sys.Look(&looks, device, func() (*unix.LoopInfo64, error) {
+		loop, err := os.OpenFile(device, os.O_RDONLY|unix.O_NONBLOCK, 0) //nolint:gosec // a name from the kernel
+		if err != nil {
+			return nil, err
+		}
+		defer func() { _ = loop.Close() }()
+		return unix.IoctlLoopGetStatus64(int(loop.Fd()))
+	})
 }

@@ -14,7 +14,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crust-proxy/crust-proxy/internal/ground/failpoint"
-	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/oci"
 	"github.com/crust-proxy/crust-proxy/reference/fsmount"
 	"github.com/crust-proxy/crust-proxy/reference/handler"
@@ -43,7 +42,12 @@ func (c *creator) prepare() error {
 	if err != nil || len(found) == 0 {
 		return err
 	}
-	process, err := c.sandbox(sandbox, known)
+	var process pause // its mount namespace has the pod's volumes
+	if known && !sandbox.Self {
+		process, err = sandboxProcess(c.runtime, c.in, sandbox)
+	} else {
+		err = errors.New("it mounts a deferred volume, and has no sandbox that could hold it: only a pod's containers can")
+	}
 	if err == nil {
 		err = checkMounts(c.runtime, spec, found)
 	}
@@ -54,14 +58,6 @@ func (c *creator) prepare() error {
 		return err
 	}
 	return c.mountOverSources(spec, sandbox.PodUID, process, len(found))
-}
-
-// sandbox finds the process whose mount namespace has the pod's volumes.
-func (c *creator) sandbox(of oci.Sandbox, known bool) (pause, error) {
-	if !known || of.Self {
-		return pause{}, errors.New("it mounts a deferred volume, and has no sandbox that could hold it: only a pod's containers can")
-	}
-	return sandboxProcess(c.runtime, c.in, of)
 }
 
 // mount mounts every volume in the sandbox, and records that for the broker.
@@ -172,7 +168,9 @@ func (p pause) ensure(m *oci.Mount, warn func(string)) error {
 		return err
 	}
 	defer func() { _ = unix.Close(lock) }()
-	if there, err := p.has(volume, info); err != nil || there {
+	if there, err := p.open(volume, info); err == nil {
+		return unix.Close(there)
+	} else if !errors.Is(err, unix.ENOENT) {
 		return err
 	}
 	device, err := handler.OpenPublished(m.Dir(), info, handler.OpenDevice)
@@ -192,15 +190,4 @@ func (p pause) ensure(m *oci.Mount, warn func(string)) error {
 	defer func() { _ = unix.Close(mount) }()
 	failpoint.Hit("crust-runc-mounted")
 	return attachWithGroup(p, lock, mount, volume, info)
-}
-
-func (p pause) has(volume string, info abi.Info) (bool, error) {
-	fd, err := p.open(volume, info)
-	if errors.Is(err, unix.ENOENT) {
-		return false, nil
-	}
-	if err != nil {
-		return false, err
-	}
-	return true, unix.Close(fd)
 }

@@ -274,8 +274,10 @@ func (s *sandbox) monitorPings(ctx context.Context) error {
 		if !sys.Sleep(ctx, s.cfg.pingTime()) {
 			return ctx.Err()
 		}
-		failed++
-		if s.ping(ctx) == nil {
+		asking, cancel := context.WithTimeout(ctx, s.cfg.pingTime())
+		_, err := s.guest.Ping(asking, &wire.PingRequest{})
+		cancel()
+		if failed++; err == nil {
 			failed = 0
 		}
 	}
@@ -310,13 +312,6 @@ func (s *sandbox) enforceEnd(ctx context.Context, container string) {
 			return
 		}
 	}
-}
-
-func (s *sandbox) ping(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, s.cfg.pingTime())
-	defer cancel()
-	_, err := s.guest.Ping(ctx, &wire.PingRequest{})
-	return err
 }
 
 const (

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"io"
 	"os/exec"
 	"runtime"
 	"strings"
@@ -104,9 +103,4 @@ func (t *Tail) String() string {
 		}
 		return -1
 	}, string(t.all))
-}
-
-func (t *Tail) follow(from io.ReadCloser) {
-	_, _ = io.Copy(t, from)
-	_ = from.Close()
 }

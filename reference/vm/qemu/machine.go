@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"math"
 	"net"
 	"os"
@@ -86,7 +87,7 @@ func (m *Machine) start(ctx context.Context, cfg Config) error {
 	if err != nil {
 		return err
 	}
-	go m.Console.follow(console)
+	go func() { _, _ = io.Copy(m.Console, console); _ = console.Close() }()
 	monitor, err := line.pair("monitor")
 	if err != nil {
 		return err
