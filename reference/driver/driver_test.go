@@ -358,10 +358,10 @@ func scrape(t *testing.T, socket string) string {
 		return new(net.Dialer).DialContext(ctx, "unix", socket)
 	}}
 	defer transport.CloseIdleConnections()
-	reply := check.Value((&http.Client{Transport: transport}).Get("http://driver/metrics"))(t)
+	reply, err := (&http.Client{Transport: transport}).Get("http://driver/metrics")
+	check.Must(t, err)
 	defer func() { _ = reply.Body.Close() }()
-	text := check.Value(io.ReadAll(reply.Body))(t)
-	return string(text)
+	return string(check.Value(io.ReadAll(reply.Body))(t))
 }
 
 // TestStreamsAreCounted: those that end well, and those that fail.
