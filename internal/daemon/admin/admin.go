@@ -154,9 +154,7 @@ func (s *AdminServer) ListEvents(_ context.Context, req *adminv1.ListEventsReque
 }
 
 // GetVolumeStats asks the sandbox.
-func (s *AdminServer) GetVolumeStats(
-	ctx context.Context, req *adminv1.GetVolumeStatsRequest,
-) (*adminv1.GetVolumeStatsResponse, error) {
+func (s *AdminServer) GetVolumeStats(ctx context.Context, req *adminv1.GetVolumeStatsRequest) (*adminv1.GetVolumeStatsResponse, error) {
 	found, err := s.live(ctx, req.GetVolume())
 	if err != nil {
 		return nil, err
@@ -172,9 +170,7 @@ func (s *AdminServer) GetVolumeStats(
 }
 
 // ExpandVolume asks the sandbox to grow.
-func (s *AdminServer) ExpandVolume(
-	ctx context.Context, req *adminv1.ExpandVolumeRequest,
-) (*adminv1.ExpandVolumeResponse, error) {
+func (s *AdminServer) ExpandVolume(ctx context.Context, req *adminv1.ExpandVolumeRequest) (*adminv1.ExpandVolumeResponse, error) {
 	found, err := s.live(ctx, req.GetVolume())
 	if err != nil {
 		return nil, err
@@ -186,9 +182,7 @@ func (s *AdminServer) ExpandVolume(
 }
 
 // ListHandlers shows the handlers.
-func (s *AdminServer) ListHandlers(
-	ctx context.Context, _ *adminv1.ListHandlersRequest,
-) (*adminv1.ListHandlersResponse, error) {
+func (s *AdminServer) ListHandlers(ctx context.Context, _ *adminv1.ListHandlersRequest) (*adminv1.ListHandlersResponse, error) {
 	ctx, cancel := context.WithTimeout(ctx, healthTime)
 	defer cancel()
 	out := &adminv1.ListHandlersResponse{}
@@ -247,9 +241,7 @@ func (s *AdminServer) Reconcile(ctx context.Context, _ *adminv1.ReconcileRequest
 }
 
 // WatchVolumes sends all volumes, and then each change.
-func (s *AdminServer) WatchVolumes(
-	req *adminv1.WatchVolumesRequest, stream grpc.ServerStreamingServer[adminv1.WatchVolumesResponse],
-) error {
+func (s *AdminServer) WatchVolumes(req *adminv1.WatchVolumesRequest, stream grpc.ServerStreamingServer[adminv1.WatchVolumesResponse]) error {
 	// Subscribed before the listing, so that no change falls between the two.
 	changes, unsubscribe, err := s.Hub.subscribe()
 	if err != nil {
@@ -352,9 +344,7 @@ func (s *AdminServer) EndOrphans(ctx context.Context, req *adminv1.EndOrphansReq
 
 // ReleaseVolume releases a volume as RuntimeUnstageVolume does; with force also while a
 // process may have its device open.
-func (s *AdminServer) ReleaseVolume(
-	ctx context.Context, req *adminv1.ReleaseVolumeRequest,
-) (*adminv1.ReleaseVolumeResponse, error) {
+func (s *AdminServer) ReleaseVolume(ctx context.Context, req *adminv1.ReleaseVolumeRequest) (*adminv1.ReleaseVolumeResponse, error) {
 	out := &adminv1.ReleaseVolumeResponse{}
 	found, err := s.find(ctx, req.GetVolume())
 	switch {
@@ -384,9 +374,7 @@ func (s *AdminServer) ReleaseVolume(
 }
 
 // FreezeVolume blocks all writes to a volume, for at most the given time.
-func (s *AdminServer) FreezeVolume(
-	ctx context.Context, req *adminv1.FreezeVolumeRequest,
-) (*adminv1.FreezeVolumeResponse, error) {
+func (s *AdminServer) FreezeVolume(ctx context.Context, req *adminv1.FreezeVolumeRequest) (*adminv1.FreezeVolumeResponse, error) {
 	able, v, err := s.freezerOf(ctx, req.GetVolume())
 	if err != nil {
 		return nil, err

@@ -235,9 +235,7 @@ func (o *offer) GetInfo(context.Context, *registration.InfoRequest) (*registrati
 
 // NotifyRegistrationStatus receives kubelet's verdict; the latest one counts. It does not
 // wait for the registrar, which may hang.
-func (o *offer) NotifyRegistrationStatus(
-	_ context.Context, verdict *registration.RegistrationStatus,
-) (*registration.RegistrationStatusResponse, error) {
+func (o *offer) NotifyRegistrationStatus(_ context.Context, verdict *registration.RegistrationStatus) (*registration.RegistrationStatusResponse, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	select {

@@ -53,9 +53,7 @@ func (i *Interceptors) Options() []grpc.ServerOption {
 	return []grpc.ServerOption{grpc.UnaryInterceptor(i.unary), grpc.StreamInterceptor(i.stream)}
 }
 
-func (i *Interceptors) unary(
-	ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler,
-) (reply any, err error) {
+func (i *Interceptors) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (reply any, err error) {
 	err = i.serve(ctx, info.FullMethod, true, func(ctx context.Context) (err error) {
 		reply, err = handle(ctx, req)
 		return err
@@ -65,9 +63,7 @@ func (i *Interceptors) unary(
 
 // stream counts streams, and does not time them: how long a client watches says nothing
 // about the daemon. The known methods of a driver are single calls, and are timed.
-func (i *Interceptors) stream(
-	srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handle grpc.StreamHandler,
-) error {
+func (i *Interceptors) stream(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
 	method := info.FullMethod
 	if i.Front != nil && !i.Front.Known[method] {
 		method = otherMethod
@@ -78,9 +74,7 @@ func (i *Interceptors) stream(
 	})
 }
 
-func (i *Interceptors) serve(
-	ctx context.Context, method string, timed bool, handle func(context.Context) error,
-) (err error) {
+func (i *Interceptors) serve(ctx context.Context, method string, timed bool, handle func(context.Context) error) (err error) {
 	start := time.Now()
 	call := &Call{}
 	if i.Front != nil {
