@@ -90,6 +90,24 @@ func TestHostDoesNotMountWhatASandboxHad(t *testing.T) {
 	r.ok(nil, r.use("runc", false))
 }
 
+// TestMountOverTheTargetIsNoPublish of a volume that a guest wrote: an inline volume of the pod may be named like it.
+func TestMountOverTheTargetIsNoPublish(t *testing.T) {
+	r := markRig(t)
+	r.ok(nil, r.use("kata", false))
+	r.mounted(r.target("runc"))
+	r.driver.setCaps()
+	r.restart()
+	publish := r.publishReq("runc")
+	publish.StagingTargetPath = ""
+	r.driver.said()
+	r.refused(r.tryPublish(publish), codes.PermissionDenied, "guest may have written")
+	r.said()
+	r.cfg.Policy = markPolicy(policy.HostAllowed)
+	r.restart()
+	r.ok(nil, r.tryPublish(publish))
+	r.said("publish-mount kubelet")
+}
+
 // TestRuleThatComesToRefuse counts for the volumes that sandboxes have.
 func TestRuleThatComesToRefuse(t *testing.T) {
 	for _, then := range []policy.ThenOnHost{policy.HostAllowed, ""} {

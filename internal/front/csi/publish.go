@@ -109,17 +109,22 @@ func (p *publishCall) decide(ctx context.Context) (err error) {
 	if err := p.checkTarget(ctx); err != nil {
 		return err
 	}
+	mounted := false
 	if p.state.Published == nil {
 		uncertain := slices.Contains(p.rec.Uncertain, p.target) // then what is mounted is no pod's yet
 		p.state.PathOnHost = slices.Contains(p.rec.OnHost, p.target)
 		if !p.state.PathOnHost && !uncertain {
-			if p.state.PathOnHost, err = staging.MountedOnHost(ctx, p.target); err != nil {
+			if mounted, err = staging.MountedOnHost(ctx, p.target); err != nil {
 				return err
 			}
+			p.state.PathOnHost = mounted
 		}
 	}
 	var kept bool
 	if p.verdict, kept = p.rules.KeptAtPublish(&p.state); kept {
+		if mounted { // also by a volume of the pod's own choice, which it may name like this one
+			return p.rules.CheckMark(p.w, &p.verdict)
+		}
 		return nil
 	}
 	if p.pod, err = p.proxy.front.podFor(ctx, p.w); err != nil {

@@ -81,16 +81,16 @@ func (r *Rules) Publish(req *VolumeRequest, state *State, pod *PodContext) (poli
 	if verdict, err = r.alignWithOtherPods(req, state, pod, verdict); err != nil {
 		return verdict, err
 	}
-	if err := r.checkMark(req, &verdict); err != nil {
+	if err := r.CheckMark(req, &verdict); err != nil {
 		return verdict, err
 	}
 	return verdict, r.checkContainers(req, &verdict, pod)
 }
 
-// checkMark refuses a mount by this node's kernel of what a guest may have written, unless the
+// CheckMark refuses a mount by this node's kernel of what a guest may have written, unless the
 // policy allows it. The sandboxes of the handler that had the volume may have it again: which
 // of them are virtual machines is not known here.
-func (r *Rules) checkMark(req *VolumeRequest, verdict *policy.Verdict) error {
+func (r *Rules) CheckMark(req *VolumeRequest, verdict *policy.Verdict) error {
 	mark := req.Mark
 	if mark == nil || verdict.Defer && (!r.Abilities(verdict.Handler).HostMounts || verdict.Handler == mark.Handler) {
 		return nil
@@ -182,7 +182,7 @@ func (r *Rules) KeptAtStage(state *State) (verdict policy.Verdict, asDevice, kep
 func (r *Rules) Stage(req *VolumeRequest, pod *PodContext) (policy.Verdict, error) {
 	verdict, err := r.byPolicy(req, pod)
 	if err == nil {
-		err = r.checkMark(req, &verdict)
+		err = r.CheckMark(req, &verdict)
 	}
 	return verdict, err
 }
