@@ -14,6 +14,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/front/csi/staging"
 	"github.com/crust-proxy/crust-proxy/internal/ground/failpoint"
 	"github.com/crust-proxy/crust-proxy/internal/ground/telemetry"
+	"github.com/crust-proxy/crust-proxy/pkg/deferral"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
@@ -85,12 +86,7 @@ func (u *unpublishCall) release(ctx context.Context) (*volume.Volume, error) {
 			return nil, err
 		}
 		annotate(ctx, found)
-		deferred := found.Origin == nil && !u.asDevice || found.Origin != nil && found.Origin.Way == volume.WayNative
-		if deferred && !slices.Contains(u.rec.Uncertain, u.target) {
-			// Now, before the broker forgets the volume: if the driver fails to unpublish, the repeated call asks it in the same way.
-			u.rec.Uncertain = append(u.rec.Uncertain, u.target)
-			u.proxy.stager.RecordOnHost(&u.rec)
-		}
+		u.recordDeferred(found)
 		u.proxy.markReleased(found.Volume)
 	}
 	released, err := u.proxy.volumes.Release(ctx, u.target)
@@ -98,6 +94,16 @@ func (u *unpublishCall) release(ctx context.Context) (*volume.Volume, error) {
 		return nil, nil //nolint:nilnil // a target that lies elsewhere is no deferred one
 	}
 	return released, err
+}
+
+// recordDeferred notes what the driver itself deferred before the broker forgets it: if the driver fails to unpublish,
+// the repeated call asks it in the same way.
+func (u *unpublishCall) recordDeferred(found *deferral.Status) {
+	deferred := found.Origin == nil && !u.asDevice || found.Origin != nil && found.Origin.Way == volume.WayNative
+	if deferred && !slices.Contains(u.rec.Uncertain, u.target) {
+		u.rec.Uncertain = append(u.rec.Uncertain, u.target)
+		u.proxy.stager.RecordOnHost(&u.rec)
+	}
 }
 
 // askDriver has the driver unpublish what it published: at the private path, at kubelet's own,

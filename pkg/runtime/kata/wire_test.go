@@ -157,7 +157,8 @@ func exchange(t *testing.T, w io.Writer, reader *bufio.Reader, request string) (
 	if _, err := reader.Peek(1); err != nil {
 		return 0, ""
 	}
-	response := check.Value(http.ReadResponse(reader, nil))(t)
+	response, err := http.ReadResponse(reader, nil)
+	check.Must(t, err)
 	defer func() { _ = response.Body.Close() }()
 	raw := check.Value(io.ReadAll(response.Body))(t)
 	return response.StatusCode, string(raw)
