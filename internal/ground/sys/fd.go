@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -127,6 +128,14 @@ func WriteSynced(path string, raw []byte) error {
 		return errors.Join(err, unix.Unlink(temp))
 	}
 	return SyncDir(filepath.Dir(path))
+}
+
+// UnlessMissing drops the error of a file that does not exist, or has just gone.
+func UnlessMissing(err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
 }
 
 // SyncDir makes the names in a directory survive a power cut.

@@ -3,7 +3,6 @@ package claim
 import (
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path"
 	"slices"
@@ -61,7 +60,7 @@ func stackOf(sysfs string, finder Openers, layers ...identity) ([]identity, erro
 func stackIn(sysfs string, major, minor uint32) (out []identity, err error) {
 	link, err := os.Readlink(sysfs + openers.Number(major, minor))
 	if err != nil {
-		return nil, unlessMissing(err)
+		return nil, sys.UnlessMissing(err) // the device has just gone
 	}
 	// A partition's directory is inside its disk's.
 	start := path.Join(sysfs, link)
@@ -80,7 +79,7 @@ func stackIn(sysfs string, major, minor uint32) (out []identity, err error) {
 				out = append(out, device)
 			}
 			more, nextErr := next(dir)
-			todo, err = append(todo, more...), errors.Join(unlessMissing(lineErr), nextErr)
+			todo, err = append(todo, more...), errors.Join(sys.UnlessMissing(lineErr), nextErr)
 		}
 		if err != nil {
 			return nil, err
@@ -100,15 +99,6 @@ func parseNumber(text string) (device identity, ok bool) {
 	return identity{Block: true, Major: uint32(major), Minor: uint32(minor)}, ok && errA == nil && errB == nil
 }
 
-// unlessMissing drops the error of a file that does not exist: the device has just gone, or
-// has no such attribute.
-func unlessMissing(err error) error {
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	return err
-}
-
 func lowerDevices(dir string) ([]string, error) {
 	lower, err := linkedDevices(dir + "/slaves")
 	if isPartition(dir) {
@@ -124,7 +114,7 @@ func upperDevices(dir string) ([]string, error) {
 	}
 	entries, err := os.ReadDir(dir)
 	if err != nil {
-		return upper, unlessMissing(err)
+		return upper, sys.UnlessMissing(err)
 	}
 	for _, entry := range entries {
 		if sub := dir + "/" + entry.Name(); entry.IsDir() && isPartition(sub) {
@@ -140,7 +130,7 @@ func isPartition(dir string) bool { return unix.Access(dir+"/partition", unix.F_
 func linkedDevices(dir string) ([]string, error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
-		return nil, unlessMissing(err) // a device without that directory has none
+		return nil, sys.UnlessMissing(err) // a device without that directory has none
 	}
 	var out []string
 	for _, entry := range entries {

@@ -1,7 +1,6 @@
 package kata
 
 import (
-	"errors"
 	"maps"
 	"os"
 	"path/filepath"
@@ -12,6 +11,7 @@ import (
 	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
 
+	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/internal/projection"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
@@ -127,8 +127,5 @@ func (n *notes) forget(key volume.Key) error {
 }
 
 func (n *notes) remove(key volume.Key, id string) error {
-	if err := unix.Unlink(n.file(key, id)); err != nil && !errors.Is(err, unix.ENOENT) {
-		return err
-	}
-	return nil
+	return sys.UnlessMissing(unix.Unlink(n.file(key, id)))
 }

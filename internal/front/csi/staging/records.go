@@ -194,15 +194,11 @@ func (r *Records) Get(id VolumeID) Record {
 func (r *Records) Put(rec Record) error {
 	rec.Version, rec.Boot = recordVersion, r.boot
 	path := filepath.Join(r.dir, FileName(rec.VolumeID))
-	if rec.empty() {
-		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return recordError(rec.VolumeID, err)
-		}
-		r.putInMemory(rec)
-		return nil
-	}
 	raw, err := sys.EncodeJSON(rec, maxRecord)
-	if err == nil {
+	switch {
+	case rec.empty():
+		err = sys.UnlessMissing(os.Remove(path))
+	case err == nil:
 		err = sys.WriteSynced(path, raw)
 	}
 	if err != nil {

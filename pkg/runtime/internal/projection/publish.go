@@ -184,7 +184,7 @@ func (t *Tree) Remove(v *volume.Volume, dir string) error {
 func (t *Tree) discard(temp string) {
 	err := unix.Unlink(temp + "/" + t.File)
 	if err == nil || errors.Is(err, unix.ENOENT) {
-		err = ignoreMissing(unix.Rmdir(temp))
+		err = sys.UnlessMissing(unix.Rmdir(temp))
 	}
 	if errors.Is(err, unix.ENOTEMPTY) {
 		err = removeFlat(temp)
@@ -210,21 +210,14 @@ func (t *Tree) Error(v *volume.Volume, verb string, err error) error {
 func removeFlat(dir string) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
-		return ignoreMissing(err)
+		return sys.UnlessMissing(err)
 	}
 	for _, entry := range entries {
-		if err := ignoreMissing(os.Remove(filepath.Join(dir, entry.Name()))); err != nil {
+		if err := sys.UnlessMissing(os.Remove(filepath.Join(dir, entry.Name()))); err != nil {
 			return err
 		}
 	}
-	return ignoreMissing(unix.Rmdir(dir))
-}
-
-func ignoreMissing(err error) error {
-	if errors.Is(err, unix.ENOENT) {
-		return nil
-	}
-	return err
+	return sys.UnlessMissing(unix.Rmdir(dir))
 }
 
 // ReadNames lists a directory, at most limit names of it.
