@@ -19,7 +19,6 @@ func (w *world) direct(d *kubelet.Driver, dir string) *kubelet.Registrar {
 }
 
 func TestDirectRegistrationIsAnAlarm(t *testing.T) {
-	t.Parallel()
 	w := running(t)
 	d, _ := w.pair()
 	w.served("driver.sock")
@@ -41,7 +40,6 @@ func TestDirectRegistrationIsAnAlarm(t *testing.T) {
 }
 
 func TestDirectRegistrationWithDeferredVolumesOnly(t *testing.T) {
-	t.Parallel()
 	w := runningWith(t, func(w *world) { w.times.watched = turn })
 	d := w.driver(name, "driver.sock")
 	check.Must(t, d.Start())
@@ -69,7 +67,6 @@ func (w *world) setDeferred(on bool) {
 // TestDirectRegistrationThatWasFirst has kubelet refuse ours, of an equal version,
 // until the other has gone.
 func TestDirectRegistrationThatWasFirst(t *testing.T) {
-	t.Parallel()
 	w := running(t)
 	d := w.driver(name, "driver.sock")
 	check.Must(t, d.Start())

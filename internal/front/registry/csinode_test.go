@@ -28,6 +28,7 @@ type checked struct {
 
 func newChecked(t *testing.T) *checked {
 	t.Helper()
+	t.Parallel()
 	w := &checked{world: newWorld(t)}
 	w.tells()
 	w.startKubelet()
@@ -66,7 +67,6 @@ func (w *checked) missing() bool {
 // TestDriverThatIsMissingInTheCSINodeIsRenewed: kubelet loses the driver long after it
 // has confirmed the registration.
 func TestDriverThatIsMissingInTheCSINodeIsRenewed(t *testing.T) {
-	t.Parallel()
 	w := newChecked(t)
 	check.Require(t, w.renewals.Load() == 0 && !w.missing(),
 		"a driver that is there: %d renewals, shown as missing: %t", w.renewals.Load(), w.missing())
@@ -81,7 +81,6 @@ func TestDriverThatIsMissingInTheCSINodeIsRenewed(t *testing.T) {
 
 // TestNoRenewalOfAMissingDriverWhileAnotherSocketStands: kubelet could take that one.
 func TestNoRenewalOfAMissingDriverWhileAnotherSocketStands(t *testing.T) {
-	t.Parallel()
 	w := newChecked(t)
 	d := w.driver(name, "other.sock")
 	check.Must(t, d.Start())
@@ -97,7 +96,6 @@ func TestNoRenewalOfAMissingDriverWhileAnotherSocketStands(t *testing.T) {
 // late removal of our registration takes its new one out of the CSINode. That socket is
 // not ours to make anew.
 func TestDriverThatIsLostOnItsWayPastUs(t *testing.T) {
-	t.Parallel()
 	w := newChecked(t)
 	check.Must(t, w.registrar.Stop())
 	check.Eventually(t, "kubelet has forgotten ours", func() bool { return w.kubelet.Endpoint(name) == "" })

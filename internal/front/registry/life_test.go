@@ -41,7 +41,7 @@ func TestTimesOfAState(t *testing.T) {
 
 func TestUpgradeBesideTheOldDriver(t *testing.T) {
 	for _, endpoint := range []string{"next.sock", "driver.sock"} {
-		t.Run(endpoint, func(t *testing.T) { t.Parallel(); upgradesBesideTheOld(t, endpoint) })
+		t.Run(endpoint, func(t *testing.T) { upgradesBesideTheOld(t, endpoint) })
 	}
 }
 
@@ -66,7 +66,6 @@ func upgradesBesideTheOld(t *testing.T, endpoint string) {
 }
 
 func TestDriverAloneRestarts(t *testing.T) {
-	t.Parallel()
 	w := running(t)
 	d, _ := w.pair()
 	w.served("driver.sock")
@@ -82,7 +81,6 @@ func TestDriverAloneRestarts(t *testing.T) {
 }
 
 func TestOurRestartIsNoDeregistration(t *testing.T) {
-	t.Parallel()
 	w := running(t)
 	_, r := w.pair()
 	w.served("driver.sock")
@@ -144,7 +142,6 @@ func callWhenWeEnd(t *testing.T, patience time.Duration, others bool) {
 // TestOurRestartWhileNodeGetInfoFails: kubelet asks for it at a registration alone, and keeps calling the driver for
 // the volumes that there are.
 func TestOurRestartWhileNodeGetInfoFails(t *testing.T) {
-	t.Parallel()
 	w := running(t)
 	d, r := w.pair()
 	w.served("driver.sock")
@@ -170,7 +167,6 @@ func TestOurRestartWhileNodeGetInfoFails(t *testing.T) {
 // TestRegistrationThatCannotBeMadeAnew: kubelet keeps the driver while no socket can be made, and whoever
 // has a lock on kubelet's directory, as each can who can read it, hinders nobody.
 func TestRegistrationThatCannotBeMadeAnew(t *testing.T) {
-	t.Parallel()
 	w := running(t)
 	_, r := w.pair()
 	w.served("driver.sock")
@@ -259,7 +255,6 @@ func TestKubeletDirectoryComesLateAndAnew(t *testing.T) {
 }
 
 func TestSocketsThatSomebodyRemoved(t *testing.T) {
-	t.Parallel()
 	w := runningWith(t, func(w *world) { w.times.watched = turn })
 	w.pair()
 	w.served("driver.sock")
@@ -281,7 +276,6 @@ func TestSocketsThatSomebodyRemoved(t *testing.T) {
 }
 
 func TestOurDirectoryAnew(t *testing.T) {
-	t.Parallel()
 	w := running(t)
 	_, r := w.pair()
 	w.served("driver.sock")
@@ -298,7 +292,6 @@ func TestOurDirectoryAnew(t *testing.T) {
 func TestKubeletStartsWhileTheDriverIsDown(t *testing.T) {
 	for _, restart := range []time.Duration{0, 2 * turn} {
 		t.Run(restart.String(), func(t *testing.T) {
-			t.Parallel()
 			w := running(t)
 			d, r := w.pair()
 			w.served("driver.sock")
@@ -320,7 +313,6 @@ func TestKubeletStartsWhileTheDriverIsDown(t *testing.T) {
 // TestRegistrarThatRestartsAtOnceIsNotRefused makes its socket anew while what we
 // did for the old one is still ending, and has the driver's name.
 func TestRegistrarThatRestartsAtOnceIsNotRefused(t *testing.T) {
-	t.Parallel()
 	w := running(t)
 	_, r := w.pair()
 	w.served("driver.sock")
@@ -343,7 +335,6 @@ func TestRegistrarThatRestartsAtOnceIsNotRefused(t *testing.T) {
 // TestSocketThatChangesItsModeIsTheSame is of registrars that bind first and
 // close their socket to others then.
 func TestSocketThatChangesItsModeIsTheSame(t *testing.T) {
-	t.Parallel()
 	w := running(t)
 	_, r := w.pair()
 	w.served("driver.sock")

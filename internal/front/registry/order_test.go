@@ -94,7 +94,6 @@ func TestRestartWhileServing(t *testing.T) {
 }
 
 func TestRegistrarThatGoesIsDeregisteredAndComesBack(t *testing.T) {
-	t.Parallel()
 	w := running(t)
 	_, r := w.pair()
 	w.served("driver.sock")

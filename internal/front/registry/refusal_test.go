@@ -32,7 +32,6 @@ func TestRefusalsSayWhy(t *testing.T) {
 		"name of a path": {func(_ *world, r *kubelet.Registrar) { r.File, r.Name = "odd", "../odd" }, []string{"../odd", "no CSI driver's name"}},
 	} {
 		t.Run(what, func(t *testing.T) {
-			t.Parallel()
 			w := running(t)
 			d := w.driver(name, "driver.sock")
 			check.Must(t, d.Start())
@@ -61,7 +60,6 @@ func (w *world) nothingMade() {
 }
 
 func TestSecondDriverOfOneNameWaits(t *testing.T) {
-	t.Parallel()
 	w := running(t)
 	_, first := w.pair()
 	w.served("driver.sock")
@@ -93,7 +91,6 @@ func TestDriverThatComesUpLate(t *testing.T) {
 		},
 	} {
 		t.Run(what, func(t *testing.T) {
-			t.Parallel()
 			w := running(t)
 			d := w.driver(name, "driver.sock")
 			mend := start(d)
@@ -109,7 +106,6 @@ func TestDriverThatComesUpLate(t *testing.T) {
 }
 
 func TestRegistrarHearsOfADriverThatStaysAway(t *testing.T) {
-	t.Parallel()
 	w := runningWith(t, func(w *world) { w.times.untold = 10 * turn })
 	d := w.driver(name, "driver.sock")
 	d.FailNodeGetInfo(errors.New("no label"))
@@ -125,7 +121,6 @@ func TestRegistrarHearsOfADriverThatStaysAway(t *testing.T) {
 
 // TestNodeGetInfoHasAsLongAsWithKubelet: some drivers ask their array first.
 func TestNodeGetInfoHasAsLongAsWithKubelet(t *testing.T) {
-	t.Parallel()
 	w := runningWith(t, func(w *world) { w.times.call = 5 * time.Second })
 	d := w.driver(name, "driver.sock")
 	answers := make(chan struct{})
@@ -145,7 +140,6 @@ func TestNodeGetInfoHasAsLongAsWithKubelet(t *testing.T) {
 func TestKubeletRefusesAtFirst(t *testing.T) {
 	for _, restart := range []time.Duration{0, 5 * turn} {
 		t.Run(restart.String(), func(t *testing.T) {
-			t.Parallel()
 			w := running(t)
 			w.kubelet.RefuseNext(2)
 			d := w.driver(name, "driver.sock")
@@ -161,7 +155,6 @@ func TestKubeletRefusesAtFirst(t *testing.T) {
 }
 
 func TestHangingRegistrarHurtsOnlyItself(t *testing.T) {
-	t.Parallel()
 	w := runningWith(t, func(w *world) { w.times.call = time.Second })
 	hung := w.registrar(w.driver("a.csi.example.com", "hung.sock"))
 	hung.Hang = make(chan struct{})
@@ -180,7 +173,6 @@ func TestHangingRegistrarHurtsOnlyItself(t *testing.T) {
 }
 
 func TestWrongRegistrarDivertsNothing(t *testing.T) {
-	t.Parallel()
 	w := running(t)
 	_, r := w.pair()
 	w.served("driver.sock")

@@ -25,7 +25,6 @@ func settlingWorld(t *testing.T, settle time.Duration) (w *world, renewed *atomi
 // directly, and moves behind the front. The removal that belongs to the direct socket
 // comes after our registration.
 func TestRegistrationThatKubeletLosesIsRenewed(t *testing.T) {
-	t.Parallel()
 	w, renewed := settlingWorld(t, 50*turn)
 	d := w.driver(name, "driver.sock")
 	check.Must(t, d.Start())
@@ -48,7 +47,6 @@ func TestRegistrationThatKubeletLosesIsRenewed(t *testing.T) {
 // TestRegistrationAfterTheStartIsRenewedOnce where no socket of ours stood, and not
 // when the daemon starts again.
 func TestRegistrationAfterTheStartIsRenewedOnce(t *testing.T) {
-	t.Parallel()
 	w, renewed := settlingWorld(t, 15*turn)
 	w.pair()
 	check.Eventually(t, "it is renewed", func() bool { return renewed.Load() == 1 })

@@ -66,10 +66,11 @@ func newWorld(t *testing.T) *world {
 	return w
 }
 
-// running is a world where all but the driver runs.
+// running is a world where all but the driver runs. Its test runs beside others.
 func running(t *testing.T) *world { return runningWith(t, func(*world) {}) }
 
 func runningWith(t *testing.T, change func(*world)) *world {
+	t.Parallel()
 	w := newWorld(t)
 	w.tells()
 	w.startKubelet()
