@@ -170,6 +170,21 @@ func newBench(t *testing.T, handler func(*bench) Projector) *bench {
 	return s
 }
 
+// publishedBench is a bench whose volume is deferred.
+func publishedBench(t *testing.T, handler func(*bench) Projector) *bench {
+	t.Helper()
+	s := newBench(t, handler)
+	s.published()
+	return s
+}
+
+// restart starts the broker again with the records that there are.
+func (s *bench) restart() {
+	s.Helper()
+	s.start(s.b.cfg)
+	check.Must(s, s.b.Load(s.Context()))
+}
+
 // start starts a broker, or starts it again.
 func (s *bench) start(cfg Config) {
 	s.Helper()
@@ -199,13 +214,5 @@ func (s *bench) published() {
 
 func (s *bench) wants(err error, kind volume.Kind, words ...string) {
 	s.Helper()
-	if err == nil || volume.KindOf(err) != kind {
-		s.Errorf("%v, want the kind %s", err, kind)
-		return
-	}
-	for _, word := range words {
-		if !strings.Contains(err.Error(), word) {
-			s.Errorf("the error does not say %q: %v", word, err)
-		}
-	}
+	check.Kind(s, err, kind, words...)
 }

@@ -73,8 +73,7 @@ func TestMostVolumesThatHang(t *testing.T) {
 // answers. Then it goes on from what is true by then.
 func TestVolumeThatHangsIsLeftBehind(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newBench(t, plain)
-		s.published()
+		s := publishedBench(t, plain)
 		s.start(s.b.cfg)
 		unlock := check.Value(s.b.locks.lock(t.Context(), s.key))(t) // the claim at the start hangs here
 		check.Must(t, s.b.Load(t.Context()))

@@ -116,8 +116,7 @@ func TestReadOnlyDeviceThatCannotBeSet(t *testing.T) {
 // TestRepeatedDefer restores what is missing of the same volume, refuses another one, and promises with no
 // final error that nothing is left.
 func TestRepeatedDefer(t *testing.T) {
-	s := newBench(t, plain)
-	s.published()
+	s := publishedBench(t, plain)
 	for name, change := range map[string]func(*volume.Instruction){
 		"filesystem": func(in *volume.Instruction) { in.FSType = "xfs" },
 		"flags":      func(in *volume.Instruction) { in.MountFlags = in.MountFlags[:1] },
@@ -171,8 +170,7 @@ func TestRepeatedDefer(t *testing.T) {
 // TestTwoVolumesOfOneDevice: the second one is refused before anything of it exists, and gets the device
 // when the first has gone.
 func TestTwoVolumesOfOneDevice(t *testing.T) {
-	s := newBench(t, plain)
-	s.published()
+	s := publishedBench(t, plain)
 	in := s.asked()
 	in.Target = s.b.cfg.Root + "/second"
 	s.wants(check.Err(s.b.Defer(t.Context(), in)), volume.InUse, s.asked().Target)
@@ -220,8 +218,7 @@ func TestRefusedRelease(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := newBench(t, c.handler)
-			s.published()
+			s := publishedBench(t, c.handler)
 			s.who = c.who
 			if c.fail != nil {
 				s.fail = c.fail
@@ -242,8 +239,7 @@ func TestRefusedRelease(t *testing.T) {
 // TestGrowthIsOnRecordFirst: a sandbox that starts meanwhile grows the filesystem once, and the end of one
 // growth ends no other.
 func TestGrowthIsOnRecordFirst(t *testing.T) {
-	s := newBench(t, plain)
-	s.published()
+	s := publishedBench(t, plain)
 	s.fail["publish"] = errStep
 	check.Is(t, s.b.GrowAtMount(t.Context(), s.key, 2<<30), errStep)
 	for _, c := range []struct{ ended, left int64 }{{1 << 30, 2 << 30}, {2 << 30, 0}} {
@@ -269,8 +265,7 @@ func TestGrowthIsOnRecordFirst(t *testing.T) {
 // TestRemovalThatCannotBeRecorded does not begin: a restart would bring the volume back without its device. A directory
 // that somebody removed is made again.
 func TestRemovalThatCannotBeRecorded(t *testing.T) {
-	s := newBench(t, plain)
-	s.published()
+	s := publishedBench(t, plain)
 	removing := filepath.Join(s.b.cfg.StateDir, removingDir)
 	check.Must(t, errors.Join(os.Remove(removing), os.WriteFile(removing, nil, 0o600)))
 	s.wants(check.Err(s.b.Release(t.Context(), s.asked().Target)), volume.Internal, "cannot be recorded")
@@ -328,8 +323,7 @@ func releaseThatWaited(t *testing.T) {
 
 // TestGuardThatCannotBeReached: its removal is tried again, unless it is below a former root.
 func TestGuardThatCannotBeReached(t *testing.T) {
-	s := newBench(t, plain)
-	s.published()
+	s := publishedBench(t, plain)
 	rec := *s.b.table.get(s.key).rec
 	check.WithoutDescriptors(t, func() { check.That(t, s.b.remover.unguard(&rec, nil) != nil, "it counts as removed") })
 	rec.ResolvedTarget = "/former-root/mount"
@@ -339,8 +333,7 @@ func TestGuardThatCannotBeReached(t *testing.T) {
 
 // TestRootThatLeadsElsewhere today, by a link that replaced it: what is on record is neither released nor restored there.
 func TestRootThatLeadsElsewhere(t *testing.T) {
-	s := newBench(t, plain)
-	s.published()
+	s := publishedBench(t, plain)
 	check.Must(t, errors.Join(os.Rename(s.b.cfg.Root, s.b.cfg.Root+"-was"), os.Symlink(t.TempDir(), s.b.cfg.Root)))
 	_, released := s.b.ReleaseKey(t.Context(), s.key, false)
 	_, restored := s.b.restorer.restoreRecord(t.Context(), s.b.table.get(s.key).rec)

@@ -72,11 +72,9 @@ func TestRestart(t *testing.T) {
 		}, "volumes", "volumes", nil},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := newBench(t, plain)
-			s.published()
+			s := publishedBench(t, plain)
 			c.before(s)
-			s.start(s.b.cfg)
-			check.Must(t, s.b.Load(t.Context()))
+			s.restart()
 			s.is(c.loaded)
 			s.saw()
 			check.Value(s.b.Reconcile(t.Context()))(t)
@@ -105,8 +103,7 @@ func TestKeptClaimOfNoVolume(t *testing.T) {
 		"lost, by its key":   {lose, 1, byKey},
 		"lost, by its mount": {lose, 1, byTarget},
 	} {
-		s := newBench(t, plain)
-		s.published()
+		s := publishedBench(t, plain)
 		c.before(s)
 		cfg := s.b.cfg
 		file := check.Value(os.Open(os.DevNull))(t)
@@ -132,8 +129,7 @@ func TestKeptClaimOfNoVolume(t *testing.T) {
 
 // TestKeptClaimBesideALostVolume of another device is that of a call that was killed before it wrote a record.
 func TestKeptClaimBesideALostVolume(t *testing.T) {
-	s := newBench(t, plain)
-	s.published()
+	s := publishedBench(t, plain)
 	v := s.b.table.get(s.key).rec.Volume
 	s.standing = &v
 	check.Must(t, os.WriteFile(s.b.store.path(volumesDir, s.key), nil, 0o600))
@@ -146,25 +142,21 @@ func TestKeptClaimBesideALostVolume(t *testing.T) {
 
 // TestRemovalBesideTheNextOwner: the volume has its device, whichever record is read first.
 func TestRemovalBesideTheNextOwner(t *testing.T) {
-	s := newBench(t, plain)
-	s.published()
+	s := publishedBench(t, plain)
 	check.Must(t, s.b.store.beginRemoval(s.key))
 	next := *s.b.table.get(s.key).rec
 	next.Target, next.ResolvedTarget = s.b.cfg.Root+"/next", s.b.cfg.Root+"/next"
 	next.Key = volume.KeyOf(next.Target)
 	check.Must(t, s.b.store.put(&next))
-	s.start(s.b.cfg)
-	check.Must(t, s.b.Load(t.Context()))
+	s.restart()
 	check.That(t, s.b.claims.Has(next.claim()), "its problem: %v", s.b.table.get(next.Key).problem)
 }
 
 // TestRestartWithoutTheDevice: nothing is made again for a device that has gone, and a release succeeds.
 func TestRestartWithoutTheDevice(t *testing.T) {
-	s := newBench(t, plain)
-	s.published()
+	s := publishedBench(t, plain)
 	check.Must(t, os.Remove(s.image))
-	s.start(s.b.cfg)
-	check.Must(t, s.b.Load(t.Context()))
+	s.restart()
 	check.Value(s.b.Reconcile(t.Context()))(t)
 	s.saw()
 	s.is("volumes")
@@ -196,8 +188,7 @@ func TestDeviceThatVanishedUnderItsVolume(t *testing.T) {
 
 // TestForcedRelease asks nobody, and remembers who has the device until nobody has, over a restart too.
 func TestForcedRelease(t *testing.T) {
-	s := newBench(t, tracking)
-	s.published()
+	s := publishedBench(t, tracking)
 	s.who, s.fail["free"] = "abc", errOpen
 	s.wants(check.Err(s.b.ReleaseKey(t.Context(), s.key, false)), volume.Busy, "abc")
 	held := filepath.Join(s.b.cfg.StateDir, heldDir)
@@ -223,8 +214,7 @@ func TestForcedRelease(t *testing.T) {
 		heldAre(0, "another")
 		_, err = s.b.Defer(t.Context(), s.asked())
 		s.wants(err, volume.Busy, errOpen.Error())
-		s.start(s.b.cfg)
-		check.Must(t, s.b.Load(t.Context()))
+		s.restart()
 	}
 	s.fail = nil
 	heldAre(0, "volume")
@@ -236,13 +226,11 @@ func TestForcedRelease(t *testing.T) {
 // device counts only when the one that was assumed is free.
 func TestLostRecord(t *testing.T) {
 	lose := func(t *testing.T) *bench {
-		s := newBench(t, plain)
-		s.published()
+		s := publishedBench(t, plain)
 		v := s.b.table.get(s.key).rec.Volume
 		s.standing = &v
 		check.Must(t, os.Remove(s.b.store.path(volumesDir, s.key)))
-		s.start(s.b.cfg)
-		check.Must(t, s.b.Load(t.Context()))
+		s.restart()
 		s.wants(s.b.table.get(s.key).lost, volume.Busy, "stays claimed", v.Target)
 		return s
 	}
@@ -283,11 +271,9 @@ func TestLostRecord(t *testing.T) {
 		check.Equal(t, s.b.table.get(s.key).rec.Handler, "kata", "the handler")
 	})
 	t.Run("published again, of a device that was not known", func(t *testing.T) {
-		s := newBench(t, plain)
-		s.published()
+		s := publishedBench(t, plain)
 		check.Must(t, os.WriteFile(s.b.store.path(volumesDir, s.key), []byte("{"), 0o600))
-		s.start(s.b.cfg)
-		check.Must(t, s.b.Load(t.Context()))
+		s.restart()
 		in := s.asked()
 		in.MountFlags = []string{"rbind"}
 		s.wants(check.Err(s.b.Defer(t.Context(), in)), volume.Busy, "rbind")
@@ -309,13 +295,11 @@ func TestLostRecord(t *testing.T) {
 	})
 	for _, released := range []bool{false, true} {
 		t.Run(fmt.Sprint("unreadable for a moment, and released: ", released), func(t *testing.T) {
-			s := newBench(t, plain)
-			s.published()
+			s := publishedBench(t, plain)
 			path, away := s.b.store.path(volumesDir, s.key), filepath.Join(s.b.cfg.StateDir, "away")
 			check.Must(t, os.Rename(path, away))
 			check.Must(t, os.Mkdir(path, 0o700))
-			s.start(s.b.cfg)
-			check.Must(t, s.b.Load(t.Context()))
+			s.restart()
 			reconcile(s, "", nil, "volumes")
 			check.Must(t, errors.Join(os.Remove(path), os.Rename(away, path)))
 			if released {
@@ -345,15 +329,13 @@ func TestNewerRecordIsLeftAlone(t *testing.T) {
 	for _, boot := range []string{"", "another"} {
 		for _, flags := range []any{[]string{"noatime"}, "of another type"} {
 			for _, dir := range []string{volumesDir, removingDir} {
-				s := newBench(t, plain)
-				s.published()
+				s := publishedBench(t, plain)
 				path, fields := s.b.store.path(volumesDir, s.key), map[string]any{}
 				check.Must(t, json.Unmarshal(check.Value(os.ReadFile(path))(t), &fields))
 				fields["version"], fields["mountFlags"], fields["boot"] = recordVersion+1, flags, cmp.Or(boot, s.b.boot)
 				before := check.Value(json.Marshal(fields))(t)
 				check.Must(t, errors.Join(os.Remove(path), os.WriteFile(s.b.store.path(dir, s.key), before, 0o600)))
-				s.start(s.b.cfg)
-				check.Must(t, s.b.Load(t.Context()))
+				s.restart()
 				check.Value(s.b.Reconcile(t.Context()))(t)
 				if _, same := flags.([]string); boot != "" && same && dir == removingDir {
 					s.is("")
@@ -379,15 +361,13 @@ func TestBegunRemovalWithoutARecord(t *testing.T) {
 		"by force":   {end: func(s *bench, _ string, _ []byte) { check.Value(s.b.ReleaseKey(s.Context(), s.key, true))(s) }},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := newBench(t, plain)
-			s.published()
+			s := publishedBench(t, plain)
 			check.Must(t, s.b.store.beginRemoval(s.key))
 			path := s.b.store.path(removingDir, s.key)
 			whole := check.Value(os.ReadFile(path))(t)
 			check.Must(t, os.WriteFile(path, whole[1:], 0o600))
 			s.fail["free"] = errOpen
-			s.start(s.b.cfg)
-			check.Must(t, s.b.Load(t.Context()))
+			s.restart()
 			check.Value(s.b.Reconcile(t.Context()))(t)
 			_, byKey := s.b.ReleaseKey(t.Context(), s.key, false)
 			_, byTarget := s.b.Release(t.Context(), s.asked().Target)
@@ -425,8 +405,7 @@ func TestWhenAReleaseEndsOrphans(t *testing.T) {
 		"no user":        {true, held, time.Hour, "", "", false},
 		"another boot":   {true, held, time.Hour, "uid", "another", false},
 	} {
-		s := newBench(t, tracking)
-		s.published()
+		s := publishedBench(t, tracking)
 		s.holders, s.b.orphans.auto = []openers.Holder{{}}, c.auto
 		rec := *s.b.table.get(s.key).rec
 		rec.PodUID, rec.Boot = c.user, cmp.Or(c.boot, rec.Boot)
@@ -445,8 +424,7 @@ func TestWhenAReleaseEndsOrphans(t *testing.T) {
 
 // TestOrphanThatSurvives is no orphan that was ended, as where its storage hangs. It is told by whom.
 func TestOrphanThatSurvives(t *testing.T) {
-	s := newBench(t, tracking)
-	s.published()
+	s := publishedBench(t, tracking)
 	for open, want := range map[error]string{nil: "<nil>", errOpen: "it was killed and has not ended in 10s"} {
 		vmm := exec.Command("sh", "-c", "read line", sandboxID)
 		_ = check.Value(vmm.StdinPipe())(t)
@@ -469,8 +447,7 @@ func TestOrphanThatSurvives(t *testing.T) {
 
 // TestHeldOfAVolume are those of the driver's volume alone.
 func TestHeldOfAVolume(t *testing.T) {
-	s := newBench(t, plain)
-	s.published()
+	s := publishedBench(t, plain)
 	s.fail["free"] = errOpen
 	v := s.b.table.get(s.key).rec.Volume
 	unknown := v
