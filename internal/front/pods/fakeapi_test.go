@@ -48,7 +48,8 @@ type event struct {
 	object   runtime.Object
 }
 
-func newFakeAPI(t *testing.T) *fakeAPI {
+// newFakeAPI makes an API server that has these claims, each bound.
+func newFakeAPI(t *testing.T, claims ...string) *fakeAPI {
 	t.Helper()
 	f := &fakeAPI{
 		t: t, objects: make(map[string]map[string]runtime.Object), news: make(chan struct{}), cut: make(chan struct{}), version: 10,
@@ -56,6 +57,7 @@ func newFakeAPI(t *testing.T) *fakeAPI {
 	}
 	f.server = httptest.NewServer(f)
 	t.Cleanup(func() { f.cutWatches(); f.server.Close() })
+	f.putBound(claims...)
 	return f
 }
 

@@ -15,8 +15,7 @@ const floodingPods = 12
 
 // flood has pods that name claims which do not exist, and one older pod that a stage is about.
 func flood(t *testing.T) (*fakeAPI, *Cluster) {
-	f := newFakeAPI(t)
-	f.putBound("data")
+	f := newFakeAPI(t, "data")
 	for n := range floodingPods {
 		names := numbered("none", 256)
 		for i := range names {
@@ -24,8 +23,7 @@ func flood(t *testing.T) (*fakeAPI, *Cluster) {
 		}
 		f.put(aPod(fmt.Sprintf("flood-%d", n), names...))
 	}
-	c := start(t, f, patient)
-	synced(t, c)
+	c := startSynced(t, f, patient)
 	return f, c
 }
 
@@ -63,8 +61,7 @@ func TestPodsWithClaimsThatDoNotExist(t *testing.T) {
 // TestNobodyIsAskedForACallerWhoHasGone, and no more than a few claims at a time.
 func TestNobodyIsAskedForACallerWhoHasGone(t *testing.T) {
 	f := newFakeAPI(t)
-	c := start(t, f, patient)
-	synced(t, c)
+	c := startSynced(t, f, patient)
 	release := f.holdGets("persistentvolumeclaims")
 	defer release()
 	for n := range floodingPods {

@@ -46,8 +46,7 @@ func TestTheAPIServerIsAway(t *testing.T) {
 	f.put(class("kata", "kata-qemu"), unbound("open"))
 	f.putBound("data", "later")
 	f.put(ofClass(aPod("a", "data"), "kata"), aPod("half", "data", "open"))
-	c := start(t, f, hasty)
-	synced(t, c)
+	c := startSynced(t, f, hasty)
 	eventually(t, c, "all is learned that can be", func() bool {
 		users, err := c.Using(t.Context(), driver, "vol-data")
 		return err == nil && len(users) == 2 && c.State().Incomplete == 1

@@ -33,11 +33,9 @@ func unknownOf(t *testing.T, p decision.Pod, name string) error {
 }
 
 func TestAClaimThatIsBoundLate(t *testing.T) {
-	f := newFakeAPI(t)
-	f.putBound("data")
+	f := newFakeAPI(t, "data")
 	f.put(unbound("late"), aPod("a", "data", "late"))
-	c := start(t, f, hasty)
-	synced(t, c)
+	c := startSynced(t, f, hasty)
 	eventually(t, c, "the other volume is known", func() bool {
 		return unknownOf(t, check.Value(c.ByUID(t.Context(), "uid-a"))(t), "data") == nil
 	})
@@ -59,8 +57,7 @@ func TestAClaimThatIsBoundLate(t *testing.T) {
 
 // TestLookupsDoNotWaitForPrefetching, which begins late; what it cannot learn again and again is said of the pod.
 func TestLookupsDoNotWaitForPrefetching(t *testing.T) {
-	f := newFakeAPI(t)
-	f.putBound("data")
+	f := newFakeAPI(t, "data")
 	f.put(aPod("a", "data"), aPod("b", "data"))
 	c := New(Config{Identity: apiserver.Identity{Kubeconfig: f.kubeconfig()}, NodeName: thisNode, Log: zaptest.NewLogger(t)})
 	check.That(t, c.prefetch.spread > 0, "all nodes begin at once")
@@ -78,8 +75,7 @@ func TestLookupsDoNotWaitForPrefetching(t *testing.T) {
 }
 
 func TestClaimsAreAskedForOnceInAPodsLife(t *testing.T) {
-	f := newFakeAPI(t)
-	f.putBound("data")
+	f := newFakeAPI(t, "data")
 	f.put(aPod("a", "data"))
 	c := start(t, f, patient)
 	for range 3 {
@@ -102,8 +98,7 @@ func TestClaimsAreAskedForOnceInAPodsLife(t *testing.T) {
 
 // TestAPodMadeAnewIsLearnedAnew: a stateful set's pod comes again under its name.
 func TestAPodMadeAnewIsLearnedAnew(t *testing.T) {
-	f := newFakeAPI(t)
-	f.putBound("data")
+	f := newFakeAPI(t, "data")
 	f.put(aPod("web-0", "data"))
 	c := start(t, f, patient)
 	check.Value(c.ByUID(t.Context(), "uid-web-0"))(t)
@@ -119,12 +114,10 @@ func TestAPodMadeAnewIsLearnedAnew(t *testing.T) {
 }
 
 func TestThoseWhoAskAtOnceShareOneGet(t *testing.T) {
-	f := newFakeAPI(t)
-	f.putBound("data")
+	f := newFakeAPI(t, "data")
 	release := f.holdGets("persistentvolumeclaims")
 	f.put(aPod("a", "data"), aPod("b", "data"))
-	c := start(t, f, patient)
-	synced(t, c)
+	c := startSynced(t, f, patient)
 	const claim = "get persistentvolumeclaimsdefault/data"
 	eventually(t, c, "the claim is asked for", func() bool { return f.count(claim) > 0 })
 	var asking sync.WaitGroup
@@ -141,13 +134,11 @@ func TestThoseWhoAskAtOnceShareOneGet(t *testing.T) {
 
 // TestAGetThatHangsHoldsUpNobody: who asks gets an answer in his own time.
 func TestAGetThatHangsHoldsUpNobody(t *testing.T) {
-	f := newFakeAPI(t)
-	f.putBound("data")
+	f := newFakeAPI(t, "data")
 	release := f.holdGets("persistentvolumes")
 	defer release()
 	f.put(aPod("a", "data"), aPod("plain"))
-	c := start(t, f, hasty)
-	synced(t, c)
+	c := startSynced(t, f, hasty)
 	check.Kind(t, check.Err(c.Using(t.Context(), driver, "vol-data")), volume.Timeout, "default/data", "did not answer in time")
 	got := check.Value(c.ByUID(t.Context(), "uid-a"))(t)
 	check.Kind(t, unknownOf(t, got, "data"), volume.Timeout)
@@ -192,8 +183,7 @@ func TestVolumesThatAreNotThePods(t *testing.T) {
 			p := aPod("a", "data")
 			one.change(f, p)
 			f.put(p)
-			c := start(t, f, hasty)
-			synced(t, c)
+			c := startSynced(t, f, hasty)
 			refusedInTheEnd(t, c, func() error {
 				return unknownOf(t, check.Value(c.ByUID(t.Context(), "uid-a"))(t), "data")
 			}, volume.Busy, one.want...)
@@ -237,8 +227,7 @@ func TestStaticPodsAreKnownByKubeletsUID(t *testing.T) {
 	orphan.OwnerReferences = nil
 	victim := "1b4e28ba-2fa1-11d2-883f-0016d3cca427"
 	f.put(mirror("static", hash), orphan, mirror("liar", victim), mirror("twin-a", "twins"), mirror("twin-b", "twins"))
-	c := start(t, f, hasty)
-	synced(t, c)
+	c := startSynced(t, f, hasty)
 	got := check.Value(c.ByUID(t.Context(), hash))(t)
 	check.That(t, got.Name == "static" && got.UID == hash && got.Volumes[0].VolumeID == inlineID(hash, "v"), "got %+v", got)
 	check.Value(c.ByUID(t.Context(), "uid-static"))(t)
@@ -248,13 +237,11 @@ func TestStaticPodsAreKnownByKubeletsUID(t *testing.T) {
 }
 
 func TestPodsOfAnotherNodeAreNotTaken(t *testing.T) {
-	f := newFakeAPI(t)
-	f.putBound("data")
+	f := newFakeAPI(t, "data")
 	stranger := aPod("stranger", "data")
 	stranger.Spec.NodeName = "node-2"
 	f.put(stranger)
-	c := start(t, f, hasty)
-	synced(t, c)
+	c := startSynced(t, f, hasty)
 	changed := aPod("here", "data")
 	f.put(changed)
 	eventually(t, c, "the node's own is known", func() bool { s := c.State(); return s.Pods == 1 && s.Incomplete == 0 })

@@ -94,10 +94,8 @@ func refusedInTheEnd(t *testing.T, c *Cluster, ask func() error, kind volume.Kin
 }
 
 func TestAPodThatComesLateIsWaitedFor(t *testing.T) {
-	f := newFakeAPI(t)
-	f.putBound("data")
-	c := start(t, f, patient)
-	synced(t, c)
+	f := newFakeAPI(t, "data")
+	c := startSynced(t, f, patient)
 	byUID, using := make(chan error, 1), make(chan error, 1)
 	go func() { _, err := c.ByUID(t.Context(), "uid-late"); byUID <- err }()
 	go func() { _, err := c.Using(t.Context(), driver, "vol-data"); using <- err }()
@@ -109,13 +107,11 @@ func TestAPodThatComesLateIsWaitedFor(t *testing.T) {
 }
 
 func TestWhatDoesNotComeIsRefused(t *testing.T) {
-	f := newFakeAPI(t)
-	f.putBound("data")
+	f := newFakeAPI(t, "data")
 	idle := aPod("idle", "data")
 	idle.Spec.Containers[0].VolumeMounts = nil // no container uses the volume
 	f.put(idle)
-	c := start(t, f, hasty)
-	synced(t, c)
+	c := startSynced(t, f, hasty)
 	check.Kind(t, check.Err(c.ByUID(t.Context(), "uid-nobody")), volume.Busy, "uid-nobody", thisNode)
 	check.Kind(t, check.Err(c.ByUID(t.Context(), "")), volume.Busy)
 	check.Kind(t, check.Err(c.Using(t.Context(), driver, "vol-nobody")), volume.Busy, "vol-nobody", driver)
@@ -137,11 +133,9 @@ func TestNothingIsKnownBeforeItRuns(t *testing.T) {
 }
 
 func TestRuntimeClassIsNeverGuessed(t *testing.T) {
-	f := newFakeAPI(t)
-	f.putBound("data")
+	f := newFakeAPI(t, "data")
 	f.put(ofClass(aPod("a", "data"), "kata"), aPod("plain"))
-	c := start(t, f, hasty)
-	synced(t, c)
+	c := startSynced(t, f, hasty)
 	check.Kind(t, check.Err(c.ByUID(t.Context(), "uid-a")), volume.Busy, "default/a", "runtime class kata", "does not exist")
 	refusedInTheEnd(t, c, func() error {
 		_, err := c.Using(t.Context(), driver, "vol-data")
@@ -157,19 +151,16 @@ func TestRuntimeClassIsNeverGuessed(t *testing.T) {
 
 // TestAPodWhoseClassIsMissingDoesNotHoldUpOthers: it cannot start anyway.
 func TestAPodWhoseClassIsMissingDoesNotHoldUpOthers(t *testing.T) {
-	f := newFakeAPI(t)
-	f.putBound("data")
+	f := newFakeAPI(t, "data")
 	f.put(ofClass(aPod("a", "data"), "nowhere"), aPod("b", "data"))
-	c := start(t, f, patient)
-	synced(t, c)
+	c := startSynced(t, f, patient)
 	eventually(t, c, "both are learned", func() bool { return c.State().Incomplete == 0 })
 	users := usersOf(t, c, "vol-data")
 	check.That(t, slices.Equal(users, []string{"b"}), "using: %v", users)
 }
 
 func TestOrderOfThoseWhoWantAVolume(t *testing.T) {
-	f := newFakeAPI(t)
-	f.putBound("data")
+	f := newFakeAPI(t, "data")
 	now := metav1.NewTime(born.Add(time.Hour))
 	young, old, dying, ended, still := aPod("a-young", "data"), aPod("old", "data"), aPod("dying", "data"), aPod("ended", "data"), aPod("still", "data")
 	young.CreationTimestamp = now
@@ -180,8 +171,7 @@ func TestOrderOfThoseWhoWantAVolume(t *testing.T) {
 		{State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}},
 	}}
 	f.put(young, dying, ended)
-	c := start(t, f, patient)
-	synced(t, c)
+	c := startSynced(t, f, patient)
 	eventually(t, c, "all are learned", func() bool { return c.State().Incomplete == 0 })
 	users := usersOf(t, c, "vol-data")
 	check.That(t, slices.Equal(users, []string{"a-young"}), "using: %v", users)
@@ -202,8 +192,7 @@ func TestOrderOfThoseWhoWantAVolume(t *testing.T) {
 // TestOfSeveralPodsOfAName the newest that is to live is explained: its predecessor may still be known, and dying.
 func TestOfSeveralPodsOfAName(t *testing.T) {
 	f := newFakeAPI(t)
-	c := start(t, f, patient)
-	synced(t, c)
+	c := startSynced(t, f, patient)
 	for n, change := range []func(*corev1.Pod){
 		func(p *corev1.Pod) { p.DeletionTimestamp = new(metav1.NewTime(born)) },
 		func(*corev1.Pod) {},
@@ -295,8 +284,7 @@ func TestGroupWaitsForDrivers(t *testing.T) {
 
 func TestDriversOfTheCSINode(t *testing.T) {
 	f := newFakeAPI(t)
-	c := start(t, f, hasty)
-	synced(t, c)
+	c := startSynced(t, f, hasty)
 	fails := func(kind volume.Kind, words ...string) {
 		t.Helper()
 		got, err := c.NodeDrivers(t.Context())

@@ -56,6 +56,14 @@ func start(t *testing.T, f *fakeAPI, patience time.Duration) *Cluster {
 	return startWith(t, f.kubeconfig(), patience)
 }
 
+// startSynced waits until the Cluster knows everything.
+func startSynced(t *testing.T, f *fakeAPI, patience time.Duration) *Cluster {
+	t.Helper()
+	c := start(t, f, patience)
+	synced(t, c)
+	return c
+}
+
 func startWith(t *testing.T, kubeconfig string, patience time.Duration) *Cluster {
 	t.Helper()
 	c := New(Config{Identity: apiserver.Identity{Kubeconfig: kubeconfig}, NodeName: thisNode, Patience: patience, Log: zaptest.NewLogger(t)})

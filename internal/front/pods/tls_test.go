@@ -42,8 +42,7 @@ func clientPEM(t *testing.T, serial int64) []byte {
 // never tells anybody. One asks at a time: of two handshakes at once client-go reads
 // what it has cached beside its lock, which the race detector sees.
 func TestKubeletsCertificateIsRotated(t *testing.T) {
-	f := newFakeAPI(t)
-	f.putBound("data")
+	f := newFakeAPI(t, "data")
 	var mu sync.Mutex
 	var serial int64
 	secure := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
