@@ -62,6 +62,13 @@ func newBench(t testing.TB, flavor kataemu.Flavor) *bench {
 	return b
 }
 
+// publishedBench has a volume that is published.
+func publishedBench(t testing.TB, flavor kataemu.Flavor) (*bench, *volume.Volume) {
+	t.Helper()
+	b := newBench(t, flavor)
+	return b, published(t, b, "a")
+}
+
 func (b *bench) start(t testing.TB) {
 	t.Helper()
 	h := check.Value(New(b.cfg, b.fakeSandboxes, zap.NewNop()))(t)

@@ -22,8 +22,7 @@ import (
 
 func TestShimFaults(t *testing.T) {
 	for _, flavor := range []kataemu.Flavor{kataemu.Go, kataemu.Rust} {
-		b := newBench(t, flavor)
-		v := published(t, b, "a")
+		b, v := publishedBench(t, flavor)
 		shim := b.startShim(t, v, "sb1")
 		for name, c := range map[string]struct {
 			fault kataemu.Fault
@@ -59,8 +58,7 @@ func TestShimFaults(t *testing.T) {
 }
 
 func TestSocketMissingAndRefusing(t *testing.T) {
-	b := newBench(t, kataemu.Go)
-	v := published(t, b, "a")
+	b, v := publishedBench(t, kataemu.Go)
 	handlers.WantError(t, check.Err(b.h.Stats(t.Context(), v)), volume.NoSandbox, v, "no Kata sandbox has used it")
 	shim := b.startShim(t, v, "sb1")
 	check.Must(t, shim.Stop())
@@ -72,8 +70,7 @@ func TestSocketMissingAndRefusing(t *testing.T) {
 
 // A full queue of connections is a sandbox that hangs, not one that is gone.
 func TestFullBacklogIsHung(t *testing.T) {
-	b := newBench(t, kataemu.Go)
-	v := published(t, b, "a")
+	b, v := publishedBench(t, kataemu.Go)
 	check.Must(t, kataemu.WriteID(b.cfg.DirectVolumes, v.Target, "sb1"))
 	fillBacklog(t, b.h.cfg.socketOf("sb1", goShim))
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
@@ -92,8 +89,7 @@ func (dueContext) Deadline() (time.Time, bool) { return time.Unix(1, 0), true }
 
 func TestTwoIDsOneDead(t *testing.T) {
 	for _, dead := range []string{"aaa", "zzz"} {
-		b := newBench(t, kataemu.Go)
-		v := published(t, b, "a")
+		b, v := publishedBench(t, kataemu.Go)
 		b.startShim(t, v, "mmm")
 		// The dead one's file is the newer one, too.
 		time.Sleep(5 * time.Millisecond)
@@ -152,8 +148,7 @@ func fillBacklog(t *testing.T, socket string) {
 // What a shim says of its agent's end, or of its own, is that there is no sandbox to
 // ask: kubelet asks again, and no alert follows.
 func TestDyingAgent(t *testing.T) {
-	b := newBench(t, kataemu.Go)
-	v := published(t, b, "a")
+	b, v := publishedBench(t, kataemu.Go)
 	b.startShim(t, v, "sb1")
 	for _, text := range []string{
 		"rpc error: code = Unknown desc = ttrpc: closed: unknown",
@@ -168,8 +163,7 @@ func TestDyingAgent(t *testing.T) {
 // A sandbox that lives and does not have the volume is not one that has it, and not
 // a failure: so it is between two containers, and where Kata did not take it.
 func TestNotFoundInSandbox(t *testing.T) {
-	b := newBench(t, kataemu.Go)
-	v := published(t, b, "a")
+	b, v := publishedBench(t, kataemu.Go)
 	shim := b.startShim(t, v, "sb1")
 	b.stats(t, v)
 	check.Eventually(t, "bound", boundTo(b, v, "sb1"))
@@ -194,8 +188,7 @@ func TestNotFoundInSandbox(t *testing.T) {
 // A sandbox of runtime-rs is not known to have the pod's volume when it has merely
 // started, and one that had it is named after its end.
 func TestStartingSandboxIsNotBound(t *testing.T) {
-	b := newBench(t, kataemu.Rust)
-	v := published(t, b, "a")
+	b, v := publishedBench(t, kataemu.Rust)
 	shim := b.startShim(t, v, "sb1")
 	check.That(t, boundTo(b, v, "")(), "bound before anybody asked")
 	check.Value(b.h.Stats(t.Context(), v))(t)

@@ -38,8 +38,7 @@ func noteFiles(t *testing.T, b *bench) []string {
 // A container runtime that cannot be asked does not mean that no sandbox has a
 // volume, also after a restart with empty hands.
 func TestRuntimeAwayIsUnknown(t *testing.T) {
-	b := newBench(t, kataemu.Rust)
-	v := published(t, b, "a")
+	b, v := publishedBench(t, kataemu.Rust)
 	shim := b.startShim(t, v, "sb1")
 	wantUse(t, b, v, "sb1")
 	b.setAway(errAway)
@@ -53,8 +52,7 @@ func TestRuntimeAwayIsUnknown(t *testing.T) {
 // TestMemoryIsOlderThanTheEnd: a release asks the runtime itself about a sandbox that was listed, and
 // without an answer that lives.
 func TestMemoryIsOlderThanTheEnd(t *testing.T) {
-	b := newBench(t, kataemu.Rust)
-	v := published(t, b, "a")
+	b, v := publishedBench(t, kataemu.Rust)
 	shim := b.startShim(t, v, "sb1")
 	shim.Kill(t)
 	b.add(v.PodUID, "sb1") // in memory it is still there
@@ -94,8 +92,7 @@ func wantForgotten(t *testing.T, b *bench, v *volume.Volume, id string) {
 // while the shim answers is none by itself, and is asked for twice.
 func TestBothWordsAreNeeded(t *testing.T) {
 	for _, flavor := range []kataemu.Flavor{kataemu.Go, kataemu.Rust} {
-		b := newBench(t, flavor)
-		v := published(t, b, "a")
+		b, v := publishedBench(t, flavor)
 		shim := b.startShim(t, v, "sb1")
 		b.remove("sb1")
 		wantForgotten(t, b, v, "sb1")
@@ -117,8 +114,7 @@ func TestBothWordsAreNeeded(t *testing.T) {
 
 // What is not a socket that refuses is not proof of a dead shim.
 func TestSocketThatCannotBeTriedIsUnknown(t *testing.T) {
-	b := newBench(t, kataemu.Go)
-	v := published(t, b, "a")
+	b, v := publishedBench(t, kataemu.Go)
 	b.startShim(t, v, "sb1")
 	wantUse(t, b, v, "sb1")
 	b.remove("sb1")
@@ -201,8 +197,7 @@ func TestNotesSurvive(t *testing.T) {
 // A pod whose sandbox is made again and again leaves the record of the last one,
 // and of those that may live.
 func TestNotesDoNotGrow(t *testing.T) {
-	b := newBench(t, kataemu.Rust)
-	v := published(t, b, "a")
+	b, v := publishedBench(t, kataemu.Rust)
 	for _, id := range []string{"one", "two", "three"} {
 		shim := b.startShim(t, v, id)
 		wantUse(t, b, v, id)
@@ -215,8 +210,7 @@ func TestNotesDoNotGrow(t *testing.T) {
 
 // The record of a volume that nobody knows is an orphan.
 func TestNotesOfUnknownVolumes(t *testing.T) {
-	b := newBench(t, kataemu.Rust)
-	v := published(t, b, "a")
+	b, v := publishedBench(t, kataemu.Rust)
 	b.startShim(t, v, "sb1")
 	wantUse(t, b, v, "sb1")
 	check.Must(t, os.RemoveAll(b.dir(v)))
@@ -236,8 +230,7 @@ func TestNotesOfUnknownVolumes(t *testing.T) {
 // A question that is under way while the volume is retracted tracks it once more. That is
 // an orphan, and goes as one.
 func TestQuestionThatOutlivesTheVolume(t *testing.T) {
-	b := newBench(t, kataemu.Rust)
-	v := published(t, b, "a")
+	b, v := publishedBench(t, kataemu.Rust)
 	check.Must(t, b.h.Retract(t.Context(), v))
 	b.h.bindings.propose(v, shim{id: "sb1", flavor: rustShim})
 	orphans, err := b.h.Orphans(func(volume.Key) bool { return false })

@@ -25,8 +25,7 @@ import (
 )
 
 func TestModes(t *testing.T) {
-	b := newBench(t, kataemu.Go)
-	v := published(t, b, "a")
+	b, v := publishedBench(t, kataemu.Go)
 	for path, want := range map[string]fs.FileMode{
 		b.cfg.DirectVolumes: fs.ModeDir | 0o700, b.dir(v): fs.ModeDir | 0o700, filepath.Join(b.dir(v), infoName): 0o600,
 	} {
@@ -44,8 +43,7 @@ func statOf(t *testing.T, path string) unix.Stat_t {
 
 // A sandbox that has the volume keeps its id file over a change.
 func TestRepublishKeepsIDs(t *testing.T) {
-	b := newBench(t, kataemu.Go)
-	v := published(t, b, "a")
+	b, v := publishedBench(t, kataemu.Go)
 	b.startShim(t, v, "sb1")
 	changed := *v
 	changed.MountFlags = []string{"noatime"}
@@ -93,8 +91,7 @@ func TestChangeAfterALook(t *testing.T) {
 
 // Retract never goes into a directory that somebody filled.
 func TestRetractIsNotRecursive(t *testing.T) {
-	b := newBench(t, kataemu.Go)
-	v := published(t, b, "a")
+	b, v := publishedBench(t, kataemu.Go)
 	precious := filepath.Join(b.dir(v), "sub", "precious")
 	for _, dir := range []string{filepath.Dir(precious), filepath.Join(b.dir(v), "empty")} {
 		check.Must(t, os.Mkdir(dir, 0o700))
@@ -121,8 +118,7 @@ func TestForeignEmptyDirectory(t *testing.T) {
 
 // TestRetractOfAnotherKey leaves the directory of a volume that was published on the path while that led elsewhere.
 func TestRetractOfAnotherKey(t *testing.T) {
-	b := newBench(t, kataemu.Go)
-	v := published(t, b, "a")
+	b, v := publishedBench(t, kataemu.Go)
 	other := *v
 	other.Key = "another"
 	check.Must(t, b.h.Retract(t.Context(), &other))
@@ -132,8 +128,7 @@ func TestRetractOfAnotherKey(t *testing.T) {
 
 // Somebody removes a directory that all volumes need.
 func TestDirectoriesAreMadeAgain(t *testing.T) {
-	b := newBench(t, kataemu.Go)
-	v := published(t, b, "a")
+	b, v := publishedBench(t, kataemu.Go)
 	for _, gone := range []string{b.cfg.DirectVolumes, filepath.Join(b.dir(v), infoName)} {
 		check.Must(t, errors.Join(os.RemoveAll(gone), os.RemoveAll(b.cfg.TempDir)))
 		published(t, b, "a")

@@ -18,8 +18,7 @@ import (
 // The agent's word is a constant, unless it says that something is wrong.
 func TestConditionIsNotTheAgents(t *testing.T) {
 	for _, flavor := range []kataemu.Flavor{kataemu.Go, kataemu.Rust} {
-		b := newBench(t, flavor)
-		v := published(t, b, "a")
+		b, v := publishedBench(t, flavor)
 		shim := b.startShim(t, v, "sb1")
 		report, err := b.h.Stats(t.Context(), v)
 		check.That(t, err == nil && report.Condition == nil, "%v: %+v, %v", flavor, report.Condition, err)
@@ -50,8 +49,7 @@ func TestGroupIgnored(t *testing.T) {
 		"Go":                       {kataemu.Go, "2000", true, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			b := newBench(t, c.flavor)
-			v := published(t, b, "a")
+			b, v := publishedBench(t, c.flavor)
 			v.Group, v.Origin = c.group, &volume.Origin{PodNamespace: "ns", PodName: "web"}
 			b.startShim(t, v, "sb1")
 			core, logs := observer.New(zap.WarnLevel)
@@ -131,8 +129,7 @@ func TestResizeWhereTheAgentCan(t *testing.T) {
 }
 
 func TestResizeRange(t *testing.T) {
-	b := newBench(t, kataemu.Go)
-	v := published(t, b, "a")
+	b, v := publishedBench(t, kataemu.Go)
 	for _, r := range []volume.Range{{}, {Limit: 1}} {
 		handlers.WantError(t, check.Err(b.h.Resize(t.Context(), v, r)), volume.Invalid, v)
 	}

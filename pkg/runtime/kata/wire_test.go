@@ -344,8 +344,7 @@ func (s *rawShim) take() []string {
 func TestSocketAtEitherPath(t *testing.T) {
 	for _, flavor := range []kataemu.Flavor{kataemu.Go, kataemu.Rust} {
 		for _, left := range []string{"nothing", "a directory", "a dead socket"} {
-			b := newBench(t, flavor)
-			v := published(t, b, "a")
+			b, v := publishedBench(t, flavor)
 			other, want := b.cfg.RustSandboxes, goShim
 			if flavor == kataemu.Rust {
 				other, want = b.cfg.GoSandboxes, rustShim
