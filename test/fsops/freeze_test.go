@@ -37,6 +37,13 @@ func newFreezer(t testing.TB) fsops.Freezer {
 	return fsops.Freezer{Dir: dir, Watchdog: []string{self, watchdogMode}}
 }
 
+// parallelFreezeRig is newFreezeRig for a test that runs beside others.
+func parallelFreezeRig(t *testing.T, kind string) *freezeRig {
+	t.Helper()
+	t.Parallel()
+	return newFreezeRig(t, kind)
+}
+
 func newFreezeRig(t testing.TB, kind string) *freezeRig {
 	t.Helper()
 	r := &freezeRig{Freezer: newFreezer(t)}
@@ -174,8 +181,7 @@ func TestFreezeEndsByItself(t *testing.T) {
 }
 
 func TestFreezeRefuses(t *testing.T) {
-	t.Parallel()
-	r := newFreezeRig(t, "ext4")
+	r := parallelFreezeRig(t, "ext4")
 	for _, wrong := range []time.Duration{0, -1, fsops.MostFrozen + 1} {
 		err := r.Freeze("key", r.root, wrong)
 		check.That(t, errors.Is(err, fsops.ErrOutOfRange), "%v: %v", wrong, err)
@@ -210,8 +216,7 @@ func TestThawedBySomebodyElse(t *testing.T) {
 }
 
 func TestTwoKeysOfOneFilesystem(t *testing.T) {
-	t.Parallel()
-	r := newFreezeRig(t, "btrfs")
+	r := parallelFreezeRig(t, "btrfs")
 	rig.Command(t, "btrfs", "subvolume", "create", r.dir+"/sub")
 	second := mounted(t, "btrfs", r.device, 0, "subvol=sub")
 	check.Must(t, r.Freeze("one", r.root, time.Minute))
@@ -229,8 +234,7 @@ func TestKilledWhileFreezing(t *testing.T) {
 	for _, kind := range filesystems {
 		for place, frozen := range map[string]bool{"freeze-armed": false, "freeze-frozen": true} {
 			t.Run(kind+"/"+place, func(t *testing.T) {
-				t.Parallel()
-				r := newFreezeRig(t, kind)
+				r := parallelFreezeRig(t, kind)
 				r.other("freeze", place, "1s")
 				r.wantOver()
 				before := written(t, r.device)
@@ -264,8 +268,7 @@ func (r *freezeRig) other(what, place, timeout string) {
 }
 
 func TestKilledWhileThawing(t *testing.T) {
-	t.Parallel()
-	r := newFreezeRig(t, "xfs")
+	r := parallelFreezeRig(t, "xfs")
 	check.Must(t, r.Freeze("key", r.root, time.Minute))
 	r.other("thaw", "thaw-thawed", "")
 	r.wantThawed()
@@ -326,8 +329,7 @@ func TestBothWatchdogsAreKilled(t *testing.T) {
 // TestThawWithoutARecord: the kernel says whether it is frozen. That nobody knows for how
 // long is an error.
 func TestThawWithoutARecord(t *testing.T) {
-	t.Parallel()
-	r := newFreezeRig(t, "xfs")
+	r := parallelFreezeRig(t, "xfs")
 	r.forgotten(time.Minute)
 	check.Must(t, os.RemoveAll(r.Dir))
 	err := r.Thaw("key", r.root)
@@ -341,8 +343,7 @@ func TestThawWithoutARecord(t *testing.T) {
 // TestExpiredFreezeIsThawed: what nobody thaws in time, ThawExpired does, and nothing
 // else.
 func TestExpiredFreezeIsThawed(t *testing.T) {
-	t.Parallel()
-	r := newFreezeRig(t, "ext4")
+	r := parallelFreezeRig(t, "ext4")
 	expired := func() ([]string, time.Duration) {
 		t.Helper()
 		keys, next, err := r.ThawExpired()
@@ -369,8 +370,7 @@ func TestExpiredFreezeIsThawed(t *testing.T) {
 // TestNewFreezeIsNotExpired: a filesystem that is frozen anew while ThawExpired waits for its
 // record stays frozen.
 func TestNewFreezeIsNotExpired(t *testing.T) {
-	t.Parallel()
-	r := newFreezeRig(t, "ext4")
+	r := parallelFreezeRig(t, "ext4")
 	r.forgotten(time.Second)
 	record := r.onRecord()
 	freezer := openFD(t, filepath.Dir(record), unix.O_DIRECTORY)
@@ -404,8 +404,7 @@ func (r *freezeRig) onRecord() string {
 
 // TestRecordThatCannotBeRead: what may be frozen is asked for again.
 func TestRecordThatCannotBeRead(t *testing.T) {
-	t.Parallel()
-	r := newFreezeRig(t, "ext4")
+	r := parallelFreezeRig(t, "ext4")
 	r.forgotten(time.Minute)
 	record := r.onRecord()
 	check.Must(t, os.Rename(record, record+"x"))
@@ -419,8 +418,7 @@ func TestRecordThatCannotBeRead(t *testing.T) {
 // TestTwoFilesystemsOfOneKey: a volume can have got another device while the filesystem on
 // the one before was frozen.
 func TestTwoFilesystemsOfOneKey(t *testing.T) {
-	t.Parallel()
-	one := newFreezeRig(t, "ext4")
+	one := parallelFreezeRig(t, "ext4")
 	other := &freezeRig{Freezer: one.Freezer, filesystem: newFilesystem(t, "ext4", size)}
 	for _, order := range [][]*freezeRig{{one, other}, {other, one}} {
 		for _, r := range order {
@@ -455,8 +453,7 @@ func TestFrozenAndUnmounted(t *testing.T) {
 // TestFrozenNoMore: a record that was left over touches no other filesystem that has
 // the device by now, mounted or not.
 func TestFrozenNoMore(t *testing.T) {
-	t.Parallel()
-	r := newFreezeRig(t, "ext4")
+	r := parallelFreezeRig(t, "ext4")
 	r.forgotten(time.Minute)
 	rig.Command(t, "fsfreeze", "--unfreeze", r.dir)
 	r.unmount()
@@ -484,8 +481,7 @@ func written(t *testing.T, device string) int {
 // TestFreezeOutlivesItsControlGroup: everything in the control group in which the
 // freeze began is killed, as a pod's is.
 func TestFreezeOutlivesItsControlGroup(t *testing.T) {
-	t.Parallel()
-	r := newFreezeRig(t, "ext4")
+	r := parallelFreezeRig(t, "ext4")
 	pod, own := rig.ControlGroups(t, "pod"), rig.ControlGroups(t, "own")
 	// The program is there from the beginning, as what a shim starts is.
 	enter := "for group in " + strings.Join(pod, " ") + `; do echo $$ >"$group/cgroup.procs" || exit; done; exec "$@"`
@@ -505,8 +501,7 @@ func TestFreezeOutlivesItsControlGroup(t *testing.T) {
 }
 
 func TestWatchdogThatIsToldToEndThaws(t *testing.T) {
-	t.Parallel()
-	r := newFreezeRig(t, "ext4")
+	r := parallelFreezeRig(t, "ext4")
 	check.Must(t, r.Freeze("key", r.root, time.Minute))
 	check.Must(t, syscall.Kill(r.watchdogs()[0], syscall.SIGTERM))
 	r.wantOver()
@@ -515,8 +510,7 @@ func TestWatchdogThatIsToldToEndThaws(t *testing.T) {
 
 // TestOldWatchdogLeavesALaterFreezeAlone: one that Thaw could not end.
 func TestOldWatchdogLeavesALaterFreezeAlone(t *testing.T) {
-	t.Parallel()
-	r := newFreezeRig(t, "ext4")
+	r := parallelFreezeRig(t, "ext4")
 	check.Must(t, r.Freeze("key", r.root, brief))
 	old := r.watchdogs()
 	// It is out of reach of Thaw: its pid on record is not its own.
@@ -550,8 +544,7 @@ func TestRecordIsLost(t *testing.T) {
 
 // TestFreezerThatHangs holds the record for ever.
 func TestFreezerThatHangs(t *testing.T) {
-	t.Parallel()
-	r := newFreezeRig(t, "ext4")
+	r := parallelFreezeRig(t, "ext4")
 	check.Must(t, r.Freeze("key", r.root, brief))
 	records := check.Value(filepath.Glob(r.Dir + "/*"))(t)
 	hangs := openFD(t, records[0], unix.O_DIRECTORY)
@@ -592,8 +585,7 @@ func wantFree(t testing.TB, device string) {
 }
 
 func TestWatchdogsAreIndependent(t *testing.T) {
-	t.Parallel()
-	r := newFreezeRig(t, "ext4")
+	r := parallelFreezeRig(t, "ext4")
 	// A descriptor that somebody left open for whatever is started.
 	left := check.Value(unix.Open("/dev/zero", unix.O_RDONLY, 0))(t)
 	defer func() { _ = unix.Close(left) }()
