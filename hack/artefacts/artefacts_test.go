@@ -55,8 +55,7 @@ func TestVerify(t *testing.T) {
 // TestPreAuth is the example of DSSE's specification.
 func TestPreAuth(t *testing.T) {
 	e := envelope{Payload: []byte("hello world"), PayloadType: "http://example.com/HelloWorld"}
-	got := string(e.preAuth())
-	check.That(t, got == "DSSEv1 29 http://example.com/HelloWorld 11 hello world", "%v", got)
+	check.Equal(t, string(e.preAuth()), "DSSEv1 29 http://example.com/HelloWorld 11 hello world", "the encoding")
 }
 
 func write(t *testing.T, path, text string) {

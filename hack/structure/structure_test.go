@@ -34,8 +34,7 @@ func TestWideTypes(t *testing.T) {
 	b := &limits{ceilings: map[string]int{"product": 9}}
 	wantOne(t, b.check(m), "a.T", "4 methods in 4 files")
 	b.types = map[string][2]int{"a.T": {4, 4}}
-	found := b.check(m)
-	check.That(t, len(found) == 0, "%v", found)
+	check.Empty(t, b.check(m), "found")
 	b.types["a.Gone"] = [2]int{30, 4}
 	wantOne(t, b.check(m), "a.Gone", "is gone")
 	b.types = map[string][2]int{"a.T": {4, 4}}

@@ -314,8 +314,7 @@ func TestUnusableAddressIsReported(t *testing.T) {
 	d := &daemon{settings: n.start(), openers: openers.New(), mounted: &hostMounts{volumes: func() iter.Seq[deferral.Status] { return slices.Values([]deferral.Status{}) }}}
 	d.http = &telemetry.Server{Listen: d.settings.get().HTTP.Listen, Log: zap.NewNop()}
 	d.http.Bind(t.Context())
-	got := d.Describe(t.Context(), false).GetHttpProblem()
-	check.That(t, strings.Contains(got, "192.0.2.1:9814"), "reported is %q", got)
+	check.Says(t, "the reported problem", d.Describe(t.Context(), false).GetHttpProblem(), "192.0.2.1:9814")
 }
 
 // TestPublicFindingsQuoteNothing: the page without login says that the configuration is bad, or has warnings, and no more.

@@ -441,8 +441,7 @@ func TestOrphanThatSurvives(t *testing.T) {
 		check.Fails(t, vmm.Wait(), "killed")
 	}
 	s.holders = []openers.Holder{{}} // it has ended before it could be opened
-	err := s.b.orphans.survived(t.Context(), s.b.table.get(s.key).rec, Orphan{PID: 4711}, errOpen)
-	check.That(t, err == nil, "another process has the device: %v", err)
+	check.NoError(t, s.b.orphans.survived(t.Context(), s.b.table.get(s.key).rec, Orphan{PID: 4711}, errOpen), "another process has the device")
 }
 
 // TestHeldOfAVolume are those of the driver's volume alone.

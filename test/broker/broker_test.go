@@ -166,9 +166,7 @@ func (n *node) noLeftovers() {
 		entries, err := os.ReadDir(filepath.Join(n.cfg.StateDir, part))
 		check.That(n.t, err != nil || len(entries) == 0, "%s holds %v", part, entries)
 	}
-	mounts := rig.MountPoints(n.kubelet)
-	check.That(n.t, len(mounts) == 0, "still mounted: %v", mounts)
+	check.Empty(n.t, rig.MountPoints(n.kubelet), "still mounted")
 	check.That(n.t, len(n.runtime.published) == 0, "still published: %v", n.runtime.published)
-	all := slices.Collect(n.Each())
-	check.That(n.t, len(all) == 0, "still listed: %v", all)
+	check.Empty(n.t, slices.Collect(n.Each()), "still listed")
 }

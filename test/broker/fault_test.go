@@ -116,8 +116,7 @@ func TestLostRecordsLeaveNoGuards(t *testing.T) {
 	check.Must(t, os.RemoveAll(n.cfg.StateDir))
 	n.runtime.published = nil
 	n.start() // reconciles
-	mounts := rig.MountPoints(n.kubelet)
-	check.That(t, len(mounts) == 0, "stray guards stay: %v", mounts)
+	check.Empty(t, rig.MountPoints(n.kubelet), "stray guards stay")
 	n.unstage(in.Target)
 	n.noLeftovers()
 }

@@ -47,8 +47,7 @@ func TestGuardKeepsRootOfAContainerFromWriting(t *testing.T) {
 	bound := t.TempDir() // as kubelet binds a subPath, and takes the bind away by itself, before or after
 	check.Must(t, unix.Mount(filepath.Join(in.Target, "subpath"), bound, "", unix.MS_BIND, ""))
 	n.unstage(in.Target)
-	left := rig.MountPoints(in.Target)
-	check.That(t, len(left) == 0, "under a bind of its subPath the guard stays: %q", left)
+	check.Empty(t, rig.MountPoints(in.Target), "under a bind of its subPath the guard stays")
 	check.Must(t, unix.Unmount(bound, 0))
 	n.noLeftovers()
 }
@@ -82,8 +81,7 @@ func TestAttacker(t *testing.T) {
 	check.That(t, errors.Is(err, unix.ENOSPC), "writing data: %v; want ENOSPC", err)
 	err = os.Symlink(strings.Repeat("x", 4000), filepath.Join(dir, "long"))
 	check.That(t, errors.Is(err, unix.ENOSPC), "a symbolic link of a page: %v; want ENOSPC", err)
-	err = os.Mkdir(filepath.Join(dir, "subpath"), 0o755)
-	check.That(t, err == nil, "kubelet's subPath directory: %v", err)
+	check.NoError(t, os.Mkdir(filepath.Join(dir, "subpath"), 0o755), "kubelet's subPath directory")
 	fillInodes(t, dir)
 	err = writeSome(filepath.Join(dir, "subpath", "data"))
 	check.That(t, errors.Is(err, unix.ENOSPC), "writing after all inodes are taken: %v; want ENOSPC", err)

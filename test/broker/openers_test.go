@@ -146,8 +146,7 @@ func testOpener(t *testing.T, finder *openers.Finder, kind opener) {
 	end()
 	n.goesOn(func() error { _, err := n.Release(t.Context(), in.Target); return err })
 	check.Must(t, check.Err(n.Reconcile(t.Context())))
-	held := n.Users().Held()
-	check.That(t, len(held) == 0, "still held: %+v", held)
+	check.Empty(t, n.Users().Held(), "still held")
 	wantHeld(t, disk, false)
 	n.noLeftovers()
 }
@@ -302,8 +301,7 @@ func covered(times []span, groups [][]span) (out []span) {
 func (w *window) check(groups [][]span, exclusive []span) {
 	w.t.Helper()
 	w.t.Logf("%d calls succeeded, and %d of %d had to be refused", len(w.got), len(covered(w.refused, groups)), len(w.refused))
-	wrong := covered(w.got, groups)
-	check.That(w.t, len(wrong) == 0, "calls succeeded, and somebody always had the device open: %v", wrong)
+	check.Empty(w.t, covered(w.got, groups), "calls succeeded, and somebody always had the device open")
 	for _, staged := range w.staged {
 		for _, had := range exclusive {
 			check.That(w.t, had.from >= staged.to || staged.from >= had.to,

@@ -109,6 +109,18 @@ func Equal[T comparable](t failing, got, want T, what string, args ...any) {
 	That(t, got == want, "%s: got %v; want %v", fmt.Sprintf(what, args...), got, want)
 }
 
+// NoError has the test fail, and go on, where there is an error, and says of what.
+func NoError(t failing, err error, what string, args ...any) {
+	t.Helper()
+	That(t, err == nil, "%s: %v", fmt.Sprintf(what, args...), err)
+}
+
+// Empty has the test fail where a list has elements, and says which.
+func Empty[E any](t failing, list []E, what string, args ...any) {
+	t.Helper()
+	That(t, len(list) == 0, "%s: %+v", fmt.Sprintf(what, args...), list)
+}
+
 // Same has the test fail where there is a difference, as cmp.Diff shows it.
 func Same(t failing, diff, what string, args ...any) {
 	t.Helper()

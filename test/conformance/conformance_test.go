@@ -42,8 +42,7 @@ func TestCrustRunc(t *testing.T) {
 				tried = append(tried, r.Name)
 			}
 			slices.Sort(tried)
-			diff := cmp.Diff(conformance.RequirementNames(), tried)
-			check.That(t, diff == "", "requirements, and what was tried (+):\n%s", diff)
+			check.Same(t, cmp.Diff(conformance.RequirementNames(), tried), "requirements, and what was tried (+)")
 		})
 	}
 }
@@ -67,8 +66,7 @@ func TestCrun(t *testing.T) {
 	check.Must(t, os.WriteFile(b.runtime, []byte(script), 0o755))
 	o := b.crustRunc("").run("xfs", otherFilesystem()...)
 	o.wantFailed(t)
-	got := o.of(conformance.Skip)
-	check.That(t, len(got) == 0, "skipped: %q", got)
+	check.Empty(t, o.of(conformance.Skip), "skipped")
 }
 
 // TestSocketAndProgramDiffer: the socket's answers are compared with the program's as a whole.
@@ -267,8 +265,7 @@ func TestInterrupted(t *testing.T) {
 		b.waitBegun()
 		time.Sleep(after)
 		check.Must(t, cmd.Process.Signal(syscall.SIGINT))
-		code := endWithin(t, cmd, time.Minute)
-		check.That(t, code == 1, "after %v: exit code %d", after, code)
+		check.Equal(t, endWithin(t, cmd, time.Minute), 1, "after %v: exit code", after)
 		check.That(t, strings.Contains(told.String(), "interrupted"), "after %v: it says %q", after, told.String())
 		if out.Len() > 0 { // there is nothing to report before the first scene
 			var report conformance.Report
@@ -329,8 +326,7 @@ func TestCrustVM(t *testing.T) {
 		t.Run(fs, func(t *testing.T) {
 			o := newBench(t).crustVM().run(fs, args...)
 			o.wantFailed(t)
-			got := o.of(conformance.Skip)
-			check.That(t, len(got) == 0, "skipped: %q", got)
+			check.Empty(t, o.of(conformance.Skip), "skipped")
 		})
 	}
 }

@@ -172,11 +172,9 @@ func (b *bench) wantClean() {
 		patterns = append(patterns, "/sys/fs/cgroup/conformance-"+run+"-*", "/sys/fs/cgroup/*/conformance-"+run+"-*")
 	}
 	for _, pattern := range patterns {
-		found := check.Value(filepath.Glob(pattern))(b.t)
-		check.That(b.t, len(found) == 0, "left behind: %q", found)
+		check.Empty(b.t, check.Value(filepath.Glob(pattern))(b.t), "left behind")
 	}
-	left := rig.MountPoints(b.dir)
-	check.That(b.t, len(left) == 0, "left mounted: %q", left)
+	check.Empty(b.t, rig.MountPoints(b.dir), "left mounted")
 	b.wantNoDisk()
 }
 
@@ -184,8 +182,7 @@ func (b *bench) wantClean() {
 // and all containers have ended.
 func (b *bench) wantNoDisk() {
 	b.t.Helper()
-	left := check.Left(30*time.Second, 100*time.Millisecond, func() []string { return append(b.disks(), b.processes()...) })
-	check.That(b.t, len(left) == 0, "left behind: %q", left)
+	check.Empty(b.t, check.Left(30*time.Second, 100*time.Millisecond, func() []string { return append(b.disks(), b.processes()...) }), "left behind")
 }
 
 func (b *bench) disks() []string { return slices.Collect(maps.Values(rig.Loops(b.dir + "/"))) }

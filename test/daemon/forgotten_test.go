@@ -265,8 +265,7 @@ func TestOnlyOrphansAreEnded(t *testing.T) {
 	out, err := d.Crustctl("end", req.GetVolumeTargetPath(), "--yes").CombinedOutput()
 	check.That(t, err != nil, "crustctl end: %s", out)
 	for name, process := range all {
-		err := process.Process.Signal(syscall.Signal(0))
-		check.That(t, err == nil, "a process that %s was ended: %v", name, err)
+		check.NoError(t, process.Process.Signal(syscall.Signal(0)), "a process that %s was ended", name)
 		process.End()
 	}
 	unstage(t, d, req)

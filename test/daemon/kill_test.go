@@ -160,9 +160,7 @@ func wantClaimed(t *testing.T, disk string, want bool) {
 func wantGone(t *testing.T, d *rig.Daemon, disk string) {
 	t.Helper()
 	d.WantClean()
-	left := ofCrust(t, d)
-	check.That(t, len(left) == 0, "left: %v", left)
+	check.Empty(t, ofCrust(t, d), "left")
 	wantClaimed(t, disk, false)
-	err := rig.TryWrite(disk)
-	check.That(t, err == nil, "the device was not put back: %v", err)
+	check.NoError(t, rig.TryWrite(disk), "the device was not put back")
 }

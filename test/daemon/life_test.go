@@ -58,8 +58,7 @@ func TestTerminationLetsCallsEnd(t *testing.T) {
 		_, err = watch.Recv()
 	}
 	check.Code(t, err, codes.Unavailable)
-	code := d.WaitEnd(10 * time.Second)
-	check.That(t, code == 0, "exit code %d", code)
+	check.Equal(t, d.WaitEnd(10*time.Second), 0, "exit code")
 	for _, socket := range []string{d.RuntimeSocket, d.AdminSocket} {
 		_, err = os.Lstat(socket)
 		check.That(t, err != nil, "%s is left", socket)
@@ -85,8 +84,7 @@ func TestOpenStreamsDoNotHoldUpTheEnd(t *testing.T) {
 		check.That(t, strings.Contains(reply.String(), "crust."), "%s: reflection lists %v", socket, reply)
 	}
 	d.Signal(syscall.SIGTERM)
-	code := d.WaitEnd(10 * time.Second)
-	check.That(t, code == 0, "exit code %d", code)
+	check.Equal(t, d.WaitEnd(10*time.Second), 0, "exit code")
 	check.That(t, !strings.Contains(d.Log(), "cut off"), "the streams were waited for:\n%s", d.Log())
 }
 

@@ -66,8 +66,7 @@ func TestDaemonWithoutOpenat2(t *testing.T) {
 	d := rig.NewDaemon(t)
 	denyCall(t, d, unix.SYS_OPENAT2)
 	d.Launch()
-	code := d.WaitEnd(time.Minute)
-	check.That(t, code == 1, "it ended with %d", code)
+	check.Equal(t, d.WaitEnd(time.Minute), 1, "it ended with")
 	log := d.Log()
 	check.That(t, strings.Contains(log, "without it paths cannot be resolved safely") && !strings.Contains(log, `"msg":"serving"`), "the log:\n%s", log)
 }

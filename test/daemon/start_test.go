@@ -107,8 +107,7 @@ func TestStartBesideUnreadableRecords(t *testing.T) {
 			`volumes{driver="disk.example.com",handler="kata",state="published"}`,
 			`volumes{driver="unknown",handler="kata",state="degraded"}`, `handler_healthy{handler="kata"}`,
 		} {
-			value := metric(t, d, "crust_proxy_"+one)
-			check.That(t, value == 1, "%s is %v", one, value)
+			check.Equal(t, metric(t, d, "crust_proxy_"+one), 1, "%s is", one)
 		}
 		d.Kill()
 	}

@@ -68,8 +68,7 @@ func TestCrustDriverIsFound(t *testing.T) {
 	var complaints strings.Builder
 	code := driver.Main(append(slices.Clone(d.containers["crust-driver"].Args), "--version"), &complaints, &complaints)
 	check.That(t, code == 0, "crust-driver does not take its arguments: %s", complaints.String())
-	got := d.text(t, "CSIDriver", driver.DefaultName, "metadata", "name")
-	check.That(t, got == driver.DefaultName, "the CSIDriver is %q", got)
+	check.Equal(t, d.text(t, "CSIDriver", driver.DefaultName, "metadata", "name"), driver.DefaultName, "the CSIDriver is")
 	check.Equal(t, d.flag(t, "csi-snapshotter", "timeout"), "2m", "the time of a snapshot, for which a sandbox has to write its data first")
 	socket := d.flag(t, "crust-driver", "kubelet-endpoint")
 	endpoint := d.flag(t, "crust-driver", "endpoint")

@@ -64,10 +64,8 @@ func TestBehindTheFront(t *testing.T) {
 	for what, path := range map[string]string{"the stock driver": stock.takeRegistrationDir(t), "the way back": direct.takeRegistrationDir(t)} {
 		check.That(t, path == front.KubeletRegistry, "%s registers in %s", what, path)
 	}
-	diff := cmp.Diff(stock, behind)
-	check.That(t, diff == "", "the patch changes something else: %s", diff)
-	diff = cmp.Diff(stock, direct)
-	check.That(t, diff == "", "the way back does not lead back: %s", diff)
+	check.Same(t, cmp.Diff(stock, behind), "the patch changes something else")
+	check.Same(t, cmp.Diff(stock, direct), "the way back does not lead back")
 }
 
 // stockDriver is a driver's DaemonSet, with its volumes apart.
@@ -121,8 +119,7 @@ func TestNamespaceAndNetworkPolicy(t *testing.T) {
 			From:  []networkingv1.NetworkPolicyPeer{{PodSelector: &metav1.LabelSelector{}}, {NamespaceSelector: monitoring}},
 		}},
 	}
-	diff := cmp.Diff(want, policy.Spec)
-	check.That(t, diff == "", "-want +got:\n%s", diff)
+	check.Same(t, cmp.Diff(want, policy.Spec), "-want +got")
 }
 
 // TestServiceOfAllDaemons: docs/kubernetes.md has all daemons asked by it before a removal.

@@ -20,8 +20,7 @@ func TestLinksLeadSomewhere(t *testing.T) {
 	count := 0
 	for _, p := range pages(t) {
 		for _, found := range link.FindAllStringSubmatch(withoutSpans(p.text), -1) {
-			problem := follow(t, p, found[1])
-			check.That(t, problem == "", "%s: the link %s %s", p.path, found[1], problem)
+			check.Equal(t, follow(t, p, found[1]), "", "%s: the link %s", p.path, found[1])
 			count++
 		}
 	}

@@ -52,8 +52,7 @@ func runDeferral(t *testing.T, socket, dir, fs string) (failed []string) {
 func TestDeferralIsMetByTheReferenceDriver(t *testing.T) {
 	r := newDriver(t, true)
 	for _, fs := range []string{"ext4", "xfs", "btrfs"} {
-		failed := runDeferral(t, r.socket(), r.dir, fs)
-		check.That(t, len(failed) == 0, "%s: failed: %q", fs, failed)
+		check.Empty(t, runDeferral(t, r.socket(), r.dir, fs), "%s: failed", fs)
 	}
 }
 
@@ -76,8 +75,7 @@ func TestDeferralIsMetByTheExample(t *testing.T) {
 	r := layOut(t, "")
 	startExample(t, r.dir, r.data+"/images", r.dir+"/registry.sock")
 	for _, fs := range []string{"ext4", "xfs"} {
-		failed := runDeferral(t, r.dir+"/csi.sock", r.dir, fs)
-		check.That(t, len(failed) == 0, "%s: failed: %q", fs, failed)
+		check.Empty(t, runDeferral(t, r.dir+"/csi.sock", r.dir, fs), "%s: failed", fs)
 	}
 }
 
@@ -243,8 +241,7 @@ func TestWrongDrivers(t *testing.T) {
 			r := newDriver(t, true)
 			r.leaves = true
 			rig.Before(t, r.conn, r.dir+"/wrong.sock", wrongly.calls)
-			diff := cmp.Diff(wrongly.failed, runDeferral(t, r.dir+"/wrong.sock", r.dir, "ext4"))
-			check.That(t, diff == "", "-want +got:\n%s", diff)
+			check.Same(t, cmp.Diff(wrongly.failed, runDeferral(t, r.dir+"/wrong.sock", r.dir, "ext4")), "-want +got")
 		})
 	}
 }

@@ -242,6 +242,5 @@ func TestADeviceThatIsAnothersByNow(t *testing.T) {
 	check.That(t, len(rig.Loops("")[theirs]) != 0, "the device of another file is gone")
 	ours := rig.Loop(t, image, loopdev.Options{})
 	check.Must(t, loopdev.DetachFrom(image, ours))
-	left := rig.LoopsLeft(image)
-	check.That(t, len(left) == 0, "still there: %v", left)
+	check.Empty(t, rig.LoopsLeft(image), "still there")
 }

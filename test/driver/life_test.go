@@ -257,8 +257,7 @@ func TestForeignThingsStay(t *testing.T) {
 	other := *v
 	other.access = rig.MountAccess("xfs")
 	check.Code(t, other.stage(), codes.FailedPrecondition)
-	left := rig.LoopsLeft(r.data + "/images/")
-	check.That(t, len(left) == 0, "loop devices after a stage that failed: %v", left)
+	check.Empty(t, rig.LoopsLeft(r.data+"/images/"), "loop devices after a stage that failed")
 	v.must(v.stage, v.publish)
 	v.down()
 	// Unknown volumes and places are fine to undo.
@@ -323,8 +322,7 @@ func TestLargerThanAnyFile(t *testing.T) {
 func TestStopsInOrder(t *testing.T) {
 	r := newDriver(t, false)
 	check.Must(t, r.process.Signal(unix.SIGTERM))
-	code := r.wait()
-	check.That(t, code == 0, "exit code %d", code)
+	check.Equal(t, r.wait(), 0, "exit code")
 	check.Fails(t, check.Err(os.Lstat(r.socket()))) // or the socket is still there
 	out, err := exec.Command(rig.Program(t, "crust-driver"), "--version").Output()
 	check.That(t, err == nil && len(out) >= 2, "%q, %v", out, err)

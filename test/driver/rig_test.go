@@ -188,10 +188,8 @@ func (r *testDriver) wantNothing() {
 		left, _ := filepath.Glob(pattern)
 		check.That(r.t, len(left) == 0, "left: %v", left)
 	}
-	left := rig.MountPoints(r.dir)
-	check.That(r.t, len(left) == 0, "still mounted: %v", left)
-	left = rig.LoopsLeft(r.data + "/images/")
-	check.That(r.t, len(left) == 0, "still attached: %v", left)
+	check.Empty(r.t, rig.MountPoints(r.dir), "still mounted")
+	check.Empty(r.t, rig.LoopsLeft(r.data+"/images/"), "still attached")
 }
 
 // loops lists the loop devices over images of this driver.

@@ -257,8 +257,7 @@ func TestWhatIsStillWrittenToIsKnown(t *testing.T) {
 	r := newFormatter(t, tools(t, "ext4", held(t, dir)))
 	r.others, r.id = true, "a driver/a volume"
 	device, _ := r.blank()
-	err := r.f.CheckWriting(r.id)
-	check.That(t, err == nil, "before the first look: %v", err)
+	check.NoError(t, r.f.CheckWriting(r.id), "before the first look")
 	daemon := r.daemon(device, "ext4", "ID="+r.id)
 	waitBegun(dir)
 	locks := filepath.Dir(r.conf.LockFile)
@@ -267,19 +266,17 @@ func TestWhatIsStillWrittenToIsKnown(t *testing.T) {
 	for _, state := range []string{"alive", "killed"} {
 		err := r.f.CheckWriting(r.id)
 		check.That(t, volume.KindOf(err) == volume.Busy, "the daemon is %s, and mkfs writes: %v", state, err)
-		err = r.f.CheckWriting("a driver/another volume")
-		check.That(t, err == nil, "another volume: %v", err)
+		check.NoError(t, r.f.CheckWriting("a driver/another volume"), "another volume")
 		_ = daemon.Process.Kill()
 		_ = daemon.Wait()
 	}
 	check.Must(t, unix.Unmount(locks, 0))
 	other, _ := r.blank()
-	_, err = r.prepare(other, "ext4", volume.FormatHost, false)
+	_, err := r.prepare(other, "ext4", volume.FormatHost, false)
 	check.That(t, volume.KindOf(err) == volume.Busy, "the volume at another device: %v", err)
 	check.Must(t, os.WriteFile(dir+"/taken", nil, 0o600))
 	r.wantSettled(false, device, "ext4")
-	err = r.f.CheckWriting(r.id)
-	check.That(t, err == nil, "when mkfs has ended: %v", err)
+	check.NoError(t, r.f.CheckWriting(r.id), "when mkfs has ended")
 	mounts(t, device, "ext4")
 }
 

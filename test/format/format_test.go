@@ -231,8 +231,7 @@ func TestWhateverTheBytesWere(t *testing.T) {
 		}
 		device := check.Value(loopdev.Attach(backing, loopdev.Options{}))(t)
 		r.refused(device, backing, filesystems[i%3], volume.FormatHost, i%5 == 0, volume.InUse)
-		err := loopdev.Detach(device)
-		check.That(t, err == nil, "%v", err)
+		check.Must(t, loopdev.Detach(device))
 	}
 }
 

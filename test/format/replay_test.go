@@ -28,8 +28,7 @@ func TestReadOnlyVolumeOfAKilledGuest(t *testing.T) {
 				defer func() { _ = unix.Close(fd) }()
 				return r.f.CheckReplay(t.Context(), mkfs.Request{Device: fd, Volume: "/v", Path: device, FSType: fs})
 			}
-			err := look(device)
-			check.That(t, err == nil, "a new one: %v", err)
+			check.NoError(t, look(device), "a new one")
 			where := t.TempDir()
 			mount := func(device string, flags uintptr) error { return unix.Mount(device, where, fs, flags, "") }
 			unmount := func() {
@@ -37,17 +36,15 @@ func TestReadOnlyVolumeOfAKilledGuest(t *testing.T) {
 				check.Must(t, unix.Unmount(where, 0))
 			}
 			killed := rig.Crashed(t, device, backing, fs, "data")
-			err = look(device)
-			check.That(t, err == nil, "unmounted cleanly: %v", err)
+			check.NoError(t, look(device), "unmounted cleanly")
 
 			readOnly := rig.Loop(t, killed, loopdev.Options{ReadOnly: true})
-			err = look(readOnly)
+			err := look(readOnly)
 			check.That(t, volume.KindOf(err) == volume.InUse, "of a killed guest: %v", err)
 			writable := rig.Loop(t, killed, loopdev.Options{})
 			check.Must(t, mount(writable, 0))
 			unmount()
-			err = look(readOnly)
-			check.That(t, err == nil, "after it was mounted read-write once: %v", err)
+			check.NoError(t, look(readOnly), "after it was mounted read-write once")
 			if err := mount(readOnly, unix.MS_RDONLY); err != nil {
 				t.Errorf("the kernel does not mount what was let pass: %v", err)
 			} else {

@@ -32,8 +32,7 @@ func TestSanityIsTheSameWithTheFront(t *testing.T) {
 			directRan, directSkipped := sanity.Run(t, program, n.sanityDir("direct"), n.driver.Socket, kind)
 			ran, skipped := sanity.Run(t, program, n.sanityDir("front"), n.driver.Front, kind)
 			check.That(t, ran == directRan && ran >= 45, "%d specs ran directly, and %d through the front", directRan, ran)
-			diff := cmp.Diff(directSkipped, skipped)
-			check.That(t, diff == "", "skipped -directly +through the front:\n%s", diff)
+			check.Same(t, cmp.Diff(directSkipped, skipped), "skipped -directly +through the front")
 		})
 	}
 }

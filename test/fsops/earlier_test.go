@@ -45,8 +45,7 @@ func TestEarlierRunIsCleared(t *testing.T) {
 	check.Require(t, len(rig.Loops(temp)) == 1, "nothing was left: %v\n%s", rig.Loops(temp), out)
 	out = run("^$")
 	check.That(t, strings.Contains(out, "clearing what an earlier run left"), "it says %s", out)
-	left := rig.LoopsLeft(temp)
-	check.That(t, len(left) == 0, "left: %v", left)
+	check.Empty(t, rig.LoopsLeft(temp), "left")
 }
 
 // TestOthersAreNotCleared: a directory is no run's for its name, nor for a stamp that somebody else wrote. The names

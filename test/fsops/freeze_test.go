@@ -313,8 +313,7 @@ func TestBothWatchdogsAreKilled(t *testing.T) {
 		for what, root := range map[string]int{"by its root": r.root, "by a mount": -1} {
 			r.forgotten(time.Minute)
 			r.wantNotFrozen("other", -1)
-			err := r.Thaw("key", root)
-			check.That(t, err == nil, "%s: %s: %v", kind, what, err)
+			check.NoError(t, r.Thaw("key", root), "%s: %s", kind, what)
 			r.wantOver()
 		}
 		check.That(t, !r.Forgotten("key"), "%s: forgotten after it was thawed", kind)
@@ -442,8 +441,7 @@ func TestFrozenAndUnmounted(t *testing.T) {
 		r.forgotten(time.Minute)
 		r.unmount()
 		check.Require(t, rig.Exclusive(r.device) != nil, "%s: the device is free", kind)
-		err := r.Thaw("key", -1)
-		check.That(t, err == nil, "%s: %v", kind, err)
+		check.NoError(t, r.Thaw("key", -1), "%s", kind)
 		wantFree(t, r.device)
 		whole(t, kind, r.device)
 		r.wantNothingLeft()

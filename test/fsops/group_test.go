@@ -129,10 +129,8 @@ func TestGroupIsGivenAsKubeletDoes(t *testing.T) {
 			check.Must(t, err)
 			// A hard link is one file of two names.
 			check.That(t, changed == len(before)-1, "%d of %d files were changed", changed, len(before)-1)
-			d := cmp.Diff(asKubelet(before), files(t, f.dir))
-			check.That(t, d == "", "not as kubelet does (-want +got):\n%s", d)
-			d = cmp.Diff(untouched, files(t, other))
-			check.That(t, d == "", "files outside have changed:\n%s", d)
+			check.Same(t, cmp.Diff(asKubelet(before), files(t, f.dir)), "not as kubelet does (-want +got)")
+			check.Same(t, cmp.Diff(untouched, files(t, other)), "files outside have changed")
 			for _, policy := range []volume.GroupPolicy{volume.GroupOnMismatch, volume.GroupAlways} {
 				changed, err = fsops.ApplyGroup(t.Context(), f.root, group, policy)
 				check.That(t, err == nil && changed == 0, "%s, again: %d changed: %v", policy, changed, err)
@@ -206,8 +204,7 @@ func TestGroupCrossesNoMount(t *testing.T) {
 	check.Must(t, unix.Mount(filepath.Join(other.dir, "file"), filepath.Join(f.dir, "bound"), "", unix.MS_BIND, ""))
 	before := files(t, other.dir)
 	check.Must(t, check.Err(fsops.ApplyGroup(t.Context(), f.root, group, volume.GroupAlways)))
-	d := cmp.Diff(before, files(t, other.dir))
-	check.That(t, d == "", "files of another mount have changed:\n%s", d)
+	check.Same(t, cmp.Diff(before, files(t, other.dir)), "files of another mount have changed")
 }
 
 func TestFileThatNobodyMayChange(t *testing.T) {
@@ -262,8 +259,7 @@ func TestWorkloadMovesFilesMeanwhile(t *testing.T) {
 	}
 	close(done)
 	busy.Wait()
-	d := cmp.Diff(before, files(t, other))
-	check.That(t, d == "", "files outside have changed:\n%s", d)
+	check.Same(t, cmp.Diff(before, files(t, other)), "files outside have changed")
 }
 
 // TestKilledInTheMiddle: OnRootMismatch does again what was cut off. On a busy machine a
@@ -339,7 +335,6 @@ func (f *filesystem) killInTheMiddle(dir string) (cuts int) {
 		}
 	}
 	check.Must(t, check.Err(fsops.ApplyGroup(t.Context(), openFD(t, dir, unix.O_PATH), group, volume.GroupOnMismatch)))
-	d := cmp.Diff(asKubelet(before), files(t, dir))
-	check.That(t, d == "", "not as kubelet does (-want +got):\n%s", d)
+	check.Same(t, cmp.Diff(asKubelet(before), files(t, dir)), "not as kubelet does (-want +got)")
 	return cuts
 }

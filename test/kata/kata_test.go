@@ -72,8 +72,7 @@ func TestFullTmpfs(t *testing.T) {
 	check.That(t, slices.Equal(before, after), "before %q\nafter %q", before, after)
 	left, err := os.ReadDir(cfg.TempDir)
 	check.That(t, err == nil && len(left) == 0, "leftovers %v, %v", left, err)
-	err = h.Retract(t.Context(), old)
-	check.That(t, err == nil, "%v", err)
+	check.Must(t, h.Retract(t.Context(), old))
 	after = projections(t, cfg)
 	check.That(t, len(after) == 0, "after Retract: %q", after)
 }

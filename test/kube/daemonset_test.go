@@ -55,8 +55,7 @@ func TestDaemonSet(t *testing.T) {
 	old := d.pod()
 	d.install("--set=config.policy.format=never")
 	d.waitLog("configuration reloaded")
-	now := d.pod()
-	check.That(t, now == old, "a changed policy made another pod of the DaemonSet: %s", now)
+	check.Equal(t, d.pod(), old, "a changed policy made another pod of the DaemonSet")
 
 	// An upgrade: another container, under pods that run on; and with another identity,
 	// that of the chart's service account.
@@ -77,8 +76,7 @@ func TestDaemonSet(t *testing.T) {
 	d.remove()
 	k.Must(k.Proxy.Start())
 	wantGuarded(k, during, second)
-	got := during.Exec("cat /data/file")
-	check.That(t, got == "kept\n", "the pod reads %q", got)
+	check.Equal(t, during.Exec("cat /data/file"), "kept\n", "the pod reads")
 	is, err := during.Get(t.Context())
 	k.Must(err)
 	restarts := is.Status.ContainerStatuses[0].RestartCount
@@ -236,10 +234,8 @@ func (d *daemonSet) wantInstalled() {
 // wantHealthy has crustctl in the container look at the node.
 func (d *daemonSet) wantHealthy() {
 	d.k.T.Helper()
-	out := d.crustctl("list")
-	check.That(d.k.T, strings.Contains(out, "BOUND"), "crustctl shows no volume that is bound:\n%s", out)
-	found := d.crustctl("doctor", "--wait", "2m")
-	check.That(d.k.T, strings.Contains(found, " 0 errors"), "crustctl doctor finds errors:\n%s", found)
+	check.Says(d.k.T, "crustctl list", d.crustctl("list"), "BOUND")
+	check.Says(d.k.T, "crustctl doctor", d.crustctl("doctor", "--wait", "2m"), " 0 errors")
 }
 
 func (d *daemonSet) crustctl(args ...string) string {

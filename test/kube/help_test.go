@@ -106,8 +106,7 @@ func wantGuarded(k *cluster.Kube, p *cluster.Pod, v *cluster.Volume) {
 	k.T.Helper()
 	is, err := crustctl(k, p.Target(v))
 	k.Must(err)
-	got := p.Exec("grep ' /data ' /proc/mounts")
-	check.That(k.T, strings.Contains(got, " "+v.FS+" "), "the pod has %q", got)
+	check.Says(k.T, "/proc/mounts", p.Exec("grep ' /data ' /proc/mounts"), " "+v.FS+" ")
 	mounts, err := os.ReadFile("/proc/self/mountinfo")
 	k.Must(err)
 	for line := range strings.SplitSeq(string(mounts), "\n") {

@@ -33,8 +33,7 @@ func TestAsIfItWereNotThere(t *testing.T) {
 			want := recall(&found, name+" "+cluster.Plain)
 			t.Log(want)
 			for _, driver := range drivers {
-				got := recall(&found, name+" "+driver)
-				check.That(t, got == want, "%s:\n%s", driver, got)
+				check.Equal(t, recall(&found, name+" "+driver), want, "%s", driver)
 			}
 		}
 	})

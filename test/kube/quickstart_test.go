@@ -32,8 +32,7 @@ func TestQuickStart(t *testing.T) {
 	onTheNode, inTheSandbox := page.pods["on-the-node"], page.pods["in-the-sandbox"]
 	for _, pod := range []*corev1.Pod{onTheNode, inTheSandbox} {
 		p := page.start(k, pod)
-		got := p.Exec("cat /data/greeting && grep -c ' /data ext4 ' /proc/mounts")
-		check.That(t, got == "hello\n1\n", "%s has %q", p.Name, got)
+		check.Equal(t, p.Exec("cat /data/greeting && grep -c ' /data ext4 ' /proc/mounts"), "hello\n1\n", "%s has", p.Name)
 		filesystem := mountedAt(t, filepath.Join(cluster.KubeletRoot, "pods", string(p.UID), "volumes/kubernetes.io~csi/data/mount"))
 		deferred := pod == inTheSandbox
 		check.That(t, strings.HasPrefix(filesystem, "tmpfs crust:") == deferred && strings.HasPrefix(filesystem, "ext4 /dev/") != deferred,

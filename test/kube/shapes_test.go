@@ -104,8 +104,7 @@ func sandboxOf(k *cluster.Kube, p *cluster.Pod) string {
 // wantNone wants that the driver was called for nothing of a volume but its stats.
 func (c *calls) wantNone(v *cluster.Volume) {
 	c.k.T.Helper()
-	got := slices.DeleteFunc(c.of(v), func(call string) bool { return call == "NodeGetVolumeStats" })
-	check.That(c.k.T, len(got) == 0, "the driver was called: %s", got)
+	check.Empty(c.k.T, slices.DeleteFunc(c.of(v), func(call string) bool { return call == "NodeGetVolumeStats" }), "the driver was called")
 }
 
 func wantOut(k *cluster.Kube, p *cluster.Pod, container, script, want string) {

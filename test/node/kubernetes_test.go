@@ -115,8 +115,7 @@ func (n *member) wantData(times int) {
 		said, err := p.TryExec("second", fmt.Sprintf("cat /data/name && test $(wc -l </data/init) -ge %d", times))
 		check.That(n.t, err == nil && said == p.Name+"\n", "pod %s reads %q: %v", p.Name, said, err)
 	}
-	mounted := n.sh("grep -e ' - xfs ' /proc/self/mountinfo || true")
-	check.That(n.t, mounted == "", "the node has mounted:\n%s", mounted)
+	check.Equal(n.t, n.sh("grep -e ' - xfs ' /proc/self/mountinfo || true"), "", "the node has mounted")
 	check.Says(n.t, "crustctl", n.run("crustctl", "list", "--output=wide"), "BOUND")
 }
 

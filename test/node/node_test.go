@@ -148,8 +148,7 @@ func (m *machine) wantWell() {
 // rebooted: the units start in order, no volume is left, and all is well. Who has volumes publishes them again.
 func (m *machine) rebooted() {
 	m.reboot()
-	state := m.sh("systemctl is-system-running || systemctl --failed --no-pager")
-	check.That(m.t, state == "running", "the machine is %s", state)
+	check.Equal(m.t, m.sh("systemctl is-system-running || systemctl --failed --no-pager"), "running", "the machine is")
 	var last int
 	for _, unit := range []string{"local-fs.target", "crust-proxy-runtime.socket", "containerd.service", "crust-proxy.service"} {
 		said := m.run("systemctl", "show", "--value", "--property=ActiveEnterTimestampMonotonic", unit)
@@ -180,8 +179,7 @@ func (m *machine) removed() {
 // wantNoneKilled wants that the unit's filter of system calls has killed nothing since configure.
 func (m *machine) wantNoneKilled() {
 	m.t.Helper()
-	refused := m.sh("journalctl --no-pager | grep -e type=1326 -e status=31/SYS || true")
-	check.That(m.t, refused == "", "the filter of system calls has killed:\n%s", refused)
+	check.Equal(m.t, m.sh("journalctl --no-pager | grep -e type=1326 -e status=31/SYS || true"), "", "the filter of system calls has killed")
 }
 
 // property is one of the service's.

@@ -166,7 +166,6 @@ func lasts(t *testing.T) {
 	l.attach()
 	t.Cleanup(func() { check.Must(t, loopdev.Detach(l.device)) })
 	l.start(1)
-	said := l.exec("cat /data/lasts")
-	check.That(t, said == "lasts", "the volume has %q", said)
+	check.Equal(t, l.exec("cat /data/lasts"), "lasts", "the volume has")
 	l.end()
 }

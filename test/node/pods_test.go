@@ -85,8 +85,7 @@ func (l *life) start(attempt uint32) {
 	}))(l.t)
 	l.main = l.run(cri.Container{Name: "main", Script: "i=0; while :; do i=$((i+1)); echo $i >/data/count; echo $i >/tmp/count; sleep 0.1; done"})
 	l.wantStats()
-	mounted := rig.MountsOf(l.device)
-	check.That(l.t, len(mounted) == 0, "the node has the volume mounted: %v", mounted)
+	check.Empty(l.t, rig.MountsOf(l.device), "the node has the volume mounted")
 }
 
 func (l life) wantStats() {
@@ -136,8 +135,7 @@ func (l life) wantAside(program, word string) {
 	pids := ours(program, word)
 	check.That(l.t, len(pids) > 0, "there is no crust-runc%s %s", program, word)
 	for _, pid := range pids {
-		group := groupOf(l.t, pid)
-		check.That(l.t, group == "0::/crust-runc", "%s is in %s", rig.DescribeProcess(pid), group)
+		check.Equal(l.t, groupOf(l.t, pid), "0::/crust-runc", "%s is in", rig.DescribeProcess(pid))
 	}
 }
 
@@ -204,8 +202,7 @@ func (l life) outOfMemory() {
 		}
 		return err
 	})
-	said := l.exec("cat /data/greedy")
-	check.That(l.t, said == "greedy", "the other container reads %q", said)
+	check.Equal(l.t, l.exec("cat /data/greedy"), "greedy", "the other container reads")
 	l.wantStats()
 	l.wantAside("-agent", "")
 }
@@ -221,6 +218,5 @@ func (l *life) end() {
 	check.Retried(l.t, "unstage", unstage)
 	check.Succeeds(l.t, "the device is free", func() error { return rig.Exclusive(l.device) })
 	rig.Fsck(l.t, l.fs, l.device)
-	left := check.Left(2*time.Minute, 100*time.Millisecond, func() []string { return rig.MountPoints("/run/crust") })
-	check.That(l.t, len(left) == 0, "it left %q", left)
+	check.Empty(l.t, check.Left(2*time.Minute, 100*time.Millisecond, func() []string { return rig.MountPoints("/run/crust") }), "it left")
 }

@@ -76,8 +76,7 @@ func TestCountInAGuest(t *testing.T) {
 			facts.WriteString(strings.ReplaceAll(line, "process "+pid+" ", "process N "))
 		}
 	}
-	diff := cmp.Diff(wantOfGuest, facts.String())
-	check.That(t, diff == "", "%v", diff)
+	check.Same(t, cmp.Diff(wantOfGuest, facts.String()), "-want +got")
 }
 
 // guestDisk makes a disk with two partitions. The second has a filesystem with modules on it.

@@ -134,8 +134,7 @@ func (f *frontService) testStopDuringMkfs(v *volume) {
 	f.run("systemctl", "stop", "crust-proxy.service")
 	err := <-ended
 	check.That(f.t, status.Code(err) == codes.Unavailable, "the service was stopped under a publish, which gave %v", err)
-	group := f.run("cat", "/proc/"+pid+"/cgroup")
-	check.That(f.t, strings.Contains(group, "crust-proxy.service"), "mkfs runs in %s", group)
+	check.Says(f.t, "the control group of mkfs", f.run("cat", "/proc/"+pid+"/cgroup"), "crust-proxy.service")
 	f.wantSockets()
 	f.run("systemctl", "start", "crust-proxy.service")
 	f.waitServed()
@@ -147,8 +146,7 @@ func (f *frontService) testStopDuringMkfs(v *volume) {
 	f.wait("end mkfs", func() bool { return f.command("kill", "-0", pid).Run() != nil })
 	check.Retried(f.t, "publish", v.TryPublish)
 	f.wantHandedOver(v)
-	last := f.mkfsPid()
-	check.That(f.t, last == pid, "mkfs was run more than once: %s, %s", pid, last)
+	check.Equal(f.t, f.mkfsPid(), pid, "the process of mkfs")
 }
 
 // mkfsPid is the last mkfs: it can write to no file, but it can set the times of one.
@@ -203,8 +201,7 @@ func (f *frontService) testRestart(volumes []*volume) {
 	check.That(f.t, kept == strconv.Itoa(len(volumes)), "systemd keeps %s descriptors for %d volumes", kept, len(volumes))
 	loops := loopsOf(driverData)
 	check.That(f.t, len(loops) == len(volumes), "the driver has the loop devices %q for %d volumes", loops, len(volumes))
-	said := f.run("crustctl", "drivers")
-	check.That(f.t, strings.Contains(said, driverName), "crustctl drivers says:\n%s", said)
+	check.Says(f.t, "crustctl drivers", f.run("crustctl", "drivers"), driverName)
 }
 
 func (f *frontService) wantNothingLeft() {
@@ -217,8 +214,7 @@ func (f *frontService) wantNothingLeft() {
 		"!", "-path", driverData+"/probe", "!", "-path", driverData+"/driver.lock", "!", "-path", driverData+"/spare", // the driver's own
 		"!", "-path", "/run/crust-proxy/state/events.pb") // what happened to them
 	check.That(f.t, left == "", "left behind:\n%s", left)
-	loops := rig.LoopsLeft(driverData + "/")
-	check.That(f.t, len(loops) == 0, "loop devices left behind: %q", loops)
+	check.Empty(f.t, rig.LoopsLeft(driverData+"/"), "loop devices left behind")
 }
 
 // loopsOf lists the loop devices over files of a directory of the machine.

@@ -143,8 +143,7 @@ func testDeb(t *testing.T) {
 	t.Cleanup(func() { purge(t) })
 
 	// blkid is in util-linux, which is essential.
-	got := strings.TrimSpace(run(t, "dpkg-deb", "--field", deb, "Recommends"))
-	check.That(t, got == "e2fsprogs, xfsprogs, btrfs-progs", "the .deb recommends %q", got)
+	check.Equal(t, strings.TrimSpace(run(t, "dpkg-deb", "--field", deb, "Recommends")), "e2fsprogs, xfsprogs, btrfs-progs", "the .deb recommends")
 	installAll(t)
 	for _, name := range names {
 		files := lines(run(t, "dpkg-query", "--listfiles", name))
@@ -204,8 +203,7 @@ func testRPM(t *testing.T, name, rpm string) {
 	for _, path := range append(wanted[name], "/usr/share/licenses/"+name+"/LICENSE", "/usr/share/doc/"+name+"/NOTICE") {
 		check.That(t, slices.Contains(files, path), "the .rpm has no %s", path)
 	}
-	got := strings.TrimSpace(run(t, "rpm", "-qp", "--queryformat", "%{NAME} %{LICENSE}", rpm))
-	check.That(t, got == name+" Apache-2.0", "the .rpm calls itself %q", got)
+	check.Equal(t, strings.TrimSpace(run(t, "rpm", "-qp", "--queryformat", "%{NAME} %{LICENSE}", rpm)), name+" Apache-2.0", "the .rpm calls itself")
 	run(t, "rpm", "-K", "--nosignature", rpm)
 	if name != "crust-proxy" {
 		return
@@ -306,7 +304,6 @@ func testManPages(t *testing.T, dir string) {
 		page, err := cmd.Output()
 		check.That(t, err == nil && complaints.Len() == 0 && strings.Contains(string(page), "\nNAME\n       "+name+" "),
 			"%s: %v, %s\n%s", name, err, complaints.String(), page)
-		said := run(t, "lexgrog", found[0])
-		check.That(t, strings.Contains(said, `"`+name+" - "), "whatis reads %q", said)
+		check.Says(t, "whatis", run(t, "lexgrog", found[0]), `"`+name+" - ")
 	}
 }

@@ -37,14 +37,12 @@ func TestRollOut(t *testing.T) {
 		!strings.Contains(said, "node-1: installed and healthy") || strings.Count(said, "healthy") != 1 || !strings.Contains(said, "unreachable: ") {
 		t.Errorf("%v: %s", err, said)
 	}
-	got := m.run("cat", "/etc/crust-proxy/config.yaml")
-	check.That(t, got == `http: {listen: ""}`, "the configuration is %q", got)
+	check.Equal(t, m.run("cat", "/etc/crust-proxy/config.yaml"), `http: {listen: ""}`, "the configuration is")
 	left := m.run("sh", "-c", "ls -d /var/tmp/crust-proxy.* 2>/dev/null || true; ls /etc/crust-proxy/config.yaml.old")
 	check.That(t, left == "/etc/crust-proxy/config.yaml.old", "left: %s", left)
 	said, err := rollOut(deb, bad, "--", "node-1", "node-1")
 	check.That(t, err != nil && strings.Contains(said, "was not accepted") && strings.Count(said, "Stopped") == 1, "%v: %s", err, said)
-	got = m.run("cat", "/etc/crust-proxy/config.yaml")
-	check.That(t, got == `http: {listen: ""}`, "a configuration that was not accepted is %q", got)
+	check.Equal(t, m.run("cat", "/etc/crust-proxy/config.yaml"), `http: {listen: ""}`, "a configuration that was not accepted is")
 	for _, args := range [][]string{{}, {deb}, {deb, "--"}, {"file.zip", "--", "node-1"}} {
 		said, err := rollOut(args...)
 		check.That(t, err != nil && strings.Contains(said, "usage: roll-out.sh"), "%q: %v: %s", args, err, said)

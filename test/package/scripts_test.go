@@ -168,8 +168,7 @@ func TestUpgradeFromOnePackage(t *testing.T) {
 			check.That(t, strings.HasPrefix(got, owner+":"), "%s: %s is of %q", format, program, got)
 		}
 		m.run("crustctl", "version", "--client")
-		left := m.run("sh", "-c", "crust-runc crust removable && find /usr/bin -name '*.kept'")
-		check.That(t, left == "", "%s left %s", format, left)
+		check.Equal(t, m.run("sh", "-c", "crust-runc crust removable && find /usr/bin -name '*.kept'"), "", "%s left", format)
 		m.run("rm", "/run/a-pod-runs")
 		m.run("sh", "-c", tool.remove+" "+strings.Join(names, " "))
 	}

@@ -151,8 +151,7 @@ func TestDamageThatIsFoundLater(t *testing.T) {
 	}
 	pod = b.published(uid, volumes)
 	for name, v := range volumes {
-		got := b.exec(b.run(pod, name, at(v)), "cat /data/good")
-		check.That(t, got == "kept\n", "%s: it reads %q", name, got)
+		check.Equal(t, b.exec(b.run(pod, name, at(v)), "cat /data/good"), "kept\n", "%s: it reads", name)
 	}
 	b.remove(pod)
 	for _, v := range volumes {

@@ -88,8 +88,7 @@ func (v *volume) inUse(pod *cri.Pod) (sum string) {
 	b.exec(first, "echo written >/data/unsynced")
 	snapshots.WantClean(b.t, v.Volume, b.Driver.Data)
 	second := b.run(pod, "second-"+v.FS, at(v), cri.Mount{Host: v.Target, Container: "/read", ReadOnly: true})
-	got := b.exec(second, "sha256sum </data/blob")
-	check.That(b.t, got == sum, "the second container reads %q", got)
+	check.Equal(b.t, b.exec(second, "sha256sum </data/blob"), sum, "the second container reads")
 	_, err := b.CRI.Exec(b.ctx(), second, "echo x > /read/new")
 	check.That(b.t, err != nil && strings.Contains(err.Error(), "Read-only"), "a write into the mount that is read-only: %v", err)
 	b.exec(first, cri.Writer)
@@ -110,8 +109,7 @@ func (v *volume) wantOneOwner(other string) {
 	v.For(other)
 	check.Code(v.b.t, v.TryPublish(), codes.FailedPrecondition, owner)
 	v.For(owner)
-	now := len(v.b.Machines())
-	check.That(v.b.t, now == machines, "there were %d machines, and are %d", machines, now)
+	check.Equal(v.b.t, len(v.b.Machines()), machines, "machines")
 	check.Code(v.b.t, v.TryUnpublish(), codes.Aborted)
 }
 

@@ -187,8 +187,7 @@ func TestServersThatBehave(t *testing.T) {
 		{message(variable, math.MaxInt64, math.MaxInt64-1, 1)},
 	} {
 		s := &script{streams: []stream{{messages: sent}}}
-		_, err := s.read(t, 0)
-		check.That(t, err == nil, "%v: %v", sent, err)
+		check.NoError(t, check.Err(s.read(t, 0)), "%v", sent)
 	}
 	s := &script{streams: []stream{{messages: []blocks.Message{message(variable, 100, 0, 100)}}}}
 	got, err := s.read(t, 50)

@@ -163,8 +163,7 @@ func TestGoodFiles(t *testing.T) {
 		"containerd: {socket: /run/c.sock}",
 		"containerd: {socket: ''}",
 	} {
-		_, err := load(t, file)
-		check.That(t, err == nil, "%s: %v", file, err)
+		check.NoError(t, check.Err(load(t, file)), "%s", file)
 	}
 	cfg, err := load(t, "", "--kubeconfig", "/etc/k", "--node-name", "a")
 	check.That(t, err == nil && cfg.Cluster.On() && cfg.Cluster.NodeName == "a", "got %+v, %v", cfg.Cluster, err)
@@ -178,8 +177,7 @@ func TestOneKeyMovesADaemon(t *testing.T) {
 	}
 	f := got.Front
 	paths := []string{got.RuntimeSocket.Path, got.AdminSocket.Path, f.Registry, f.MarksDir, f.KubeletRegistry, f.PrivateDir}
-	diff := cmp.Diff(want, append(paths, got.Devices.Roots...))
-	check.That(t, diff == "", "%v", diff)
+	check.Same(t, cmp.Diff(want, append(paths, got.Devices.Roots...)), "-want +got")
 	got = check.Value(load(t, "devices: {roots: [/dev]}\nruntimeSocket: {path: /run/own}\n", "--run-dir", "/run/b"))(t)
 	check.That(t, got.RuntimeSocket.Path == "/run/own" && len(got.Devices.Roots) == 1, "what was set is not kept: %+v", got)
 }
@@ -197,8 +195,7 @@ func TestSampleFileSaysTheDefaults(t *testing.T) {
 		}
 	}
 	got := check.Value(Parse([]byte(strings.Join(live, "\n"))))(t)
-	diff := cmp.Diff(Default(), got)
-	check.That(t, diff == "", "%v", diff)
+	check.Same(t, cmp.Diff(Default(), got), "-want +got")
 	text := check.Value(Default().YAML())(t)
 	for line := range strings.SplitSeq(text, "\n") {
 		key, _, _ := strings.Cut(strings.TrimSpace(line), ":")
@@ -219,10 +216,8 @@ func TestReloadable(t *testing.T) {
 	applied, restart := Reloadable(Default(), next)
 	want := next
 	want.RunDir, want.Handlers, want.Front = Default().RunDir, Default().Handlers, Default().Front
-	diff := cmp.Diff(want, applied)
-	check.That(t, diff == "", "%v", diff)
-	diff = cmp.Diff([]string{"runDir", "handlers.kata.filesystems", "front.enabled"}, restart)
-	check.That(t, diff == "", "%v", diff)
+	check.Same(t, cmp.Diff(want, applied), "-want +got")
+	check.Same(t, cmp.Diff([]string{"runDir", "handlers.kata.filesystems", "front.enabled"}, restart), "-want +got")
 }
 
 // TestRulesWaitForWhatTheyNeed: without the cluster no pod is known, and without its handler a rule can do nothing.
@@ -263,8 +258,7 @@ func TestRulesWaitForWhatTheyNeed(t *testing.T) {
 			want = "before"
 		}
 		check.That(t, err == nil && applied.Policy.Rules[0].Name == want, "in force is %+v: %v", applied.Policy.Rules, err)
-		diff := cmp.Diff(test.restart, restart)
-		check.That(t, diff == "", "%v", diff)
+		check.Same(t, cmp.Diff(test.restart, restart), "-want +got")
 	}
 }
 
@@ -320,8 +314,7 @@ func TestWarnings(t *testing.T) {
 // it, and an unattended upgrade stop half-configured.
 func TestConffileNeverChanges(t *testing.T) {
 	raw := check.Value(os.ReadFile("../../../packaging/config.yaml"))(t)
-	sum := fmt.Sprintf("%x", sha256.Sum256(raw))
-	check.That(t, sum == "0bc7e818ed02ed7961de39980eff833b7c6b529b8aa7a5107cad2501a9e821c6", "it is another file: %s", sum)
+	check.Equal(t, fmt.Sprintf("%x", sha256.Sum256(raw)), "0bc7e818ed02ed7961de39980eff833b7c6b529b8aa7a5107cad2501a9e821c6", "it is another file")
 	got, err := load(t, string(raw))
 	check.That(t, err == nil && reflect.DeepEqual(got, Default()), "it sets something: %v, %+v", err, got)
 }
@@ -356,8 +349,7 @@ policy:
 		{Name: "asked", Annotated: true, RuntimeHandlers: []string{"crust", "kata-clh"}, Defer: true},
 		{Name: "b"},
 	}, Runtimes: got.DeferralPolicy().Runtimes}
-	diff := cmp.Diff(want, got.DeferralPolicy())
-	check.That(t, diff == "", "%v", diff)
+	check.Same(t, cmp.Diff(want, got.DeferralPolicy()), "-want +got")
 }
 
 func TestRulesForPodsThatAskNeedACluster(t *testing.T) {

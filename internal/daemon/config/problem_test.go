@@ -106,8 +106,7 @@ more: 1
 			t.Errorf("%s: got %v", c.name, err)
 			continue
 		}
-		diff := cmp.Diff(c.want, strings.ReplaceAll("\n"+bad.Error(), "\n"+bad.File+":", "\n"))
-		check.That(t, diff == "", "%s: %s", c.name, diff)
+		check.Same(t, cmp.Diff(c.want, strings.ReplaceAll("\n"+bad.Error(), "\n"+bad.File+":", "\n")), "%s", c.name)
 	}
 }
 
@@ -120,6 +119,5 @@ func TestAFlagHasNoPlaceInTheFile(t *testing.T) {
 		{0, 0, "runDir", `"x" is not an absolute, clean path`},
 		{0, 0, "adminSocket.path", `"y" is not an absolute, clean path`},
 	}
-	diff := cmp.Diff(want, bad.Problems)
-	check.That(t, diff == "", "%v", diff)
+	check.Same(t, cmp.Diff(want, bad.Problems), "-want +got")
 }

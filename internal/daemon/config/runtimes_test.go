@@ -69,8 +69,7 @@ func TestRulesThatCannotWorkAreRefused(t *testing.T) {
 		"policy: {rules: [{name: a, runtimeHandlers: [crust], defer: false}]}",
 		"policy: {rules: [{name: a, runtimeHandlers: [other], defer: true}]}",
 	} {
-		_, err := load(t, text)
-		check.That(t, err == nil, "%s\n%v", text, err)
+		check.NoError(t, check.Err(load(t, text)), "%s", text)
 	}
 	cfg := check.Value(load(t, "policy: {rules: [{name: a, runtimeHandlers: [crust, kata], defer: true}]}"))(t)
 	lines := cfg.DeferralPolicy().Explain()

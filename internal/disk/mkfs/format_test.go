@@ -109,9 +109,8 @@ func TestBlank(t *testing.T) {
 }
 
 func TestClip(t *testing.T) {
-	got := clip("a\n\x1b[31mb\xff\t c")
-	check.That(t, got == "a [31mb? c", "%q", got)
-	got = clip(strings.Repeat("ä", maxQuoted))
+	check.Equal(t, clip("a\n\x1b[31mb\xff\t c"), "a [31mb? c", "clipped")
+	got := clip(strings.Repeat("ä", maxQuoted))
 	check.That(t, len(got) <= maxQuoted+10, "%d bytes", len(got))
 }
 
@@ -171,8 +170,7 @@ func TestMkfsOptions(t *testing.T) {
 		{"xfs", "-i", "size=1024", "-m", "reflink=0", "-d", "agcount=4", "-l", "size=64m"},
 		{"btrfs", "-n", "32768", "-m", "dup"},
 	} {
-		err := CheckOptions(good[0], good[1:])
-		check.That(t, err == nil, "%q: %v", good, err)
+		check.NoError(t, CheckOptions(good[0], good[1:]), "%q", good)
 	}
 	for _, bad := range [][]string{
 		{"ext4", "-i"},

@@ -59,8 +59,7 @@ func TestExtOnRecord(t *testing.T) {
 		"with errors: %+v, %+v", super, e)
 	want := "the filesystem has errors on record since 2026-01-02T03:04:05Z (3, the last one of ext4_find_entry at " +
 		"2026-02-03T04:05:06Z): run e2fsck while no pod has the volume"
-	got := e.Words()
-	check.That(t, got == want, "%s", got)
+	check.Equal(t, e.Words(), want, "the words")
 }
 
 // Only the state tells of an error that nothing else is recorded of.

@@ -86,8 +86,7 @@ func TestRequestIsKeptOnlyWhereItMayBeNeeded(t *testing.T) {
 			for range 2 { // kubelet repeats it when it was restarted
 				r.ok(nil, r.tryStage(stage))
 				check.Equal(t, holdsPortal(r.recordOnDisk()), test.kept, "whether it holds the publish context:\n%s", r.recordOnDisk())
-				got := r.front.store.HoldsRequest(staging.VolumeID{Driver: driverName, ID: "vol-1"})
-				check.That(t, got == test.kept, "the memory holds the request: %v", got)
+				check.Equal(t, r.front.store.HoldsRequest(staging.VolumeID{Driver: driverName, ID: "vol-1"}), test.kept, "the memory holds the request")
 			}
 			r.unstage()
 			r.clean()

@@ -97,12 +97,11 @@ func TestStageOfPodsThatDisagree(t *testing.T) {
 	r.refused(r.publish("p1"), codes.FailedPrecondition, "mounted on the host for the pod ns/name-of-p2:")
 	r.ok(nil, r.unpublish("p2"))
 	r.unstage()
-	got := r.cfg.Refusals.Refused()
-	check.That(t, len(got) == 0, "listed after the unstage: %+v", got)
+	check.Empty(t, r.cfg.Refusals.Refused(), "listed after the unstage")
 	r.cfg.Pods = fakePods{"p0": bad}
 	r.restart()
 	r.refused(r.tryStage(r.stageReq()), codes.InvalidArgument, "nothing-like-it")
-	got = r.cfg.Refusals.Refused()
+	got := r.cfg.Refusals.Refused()
 	check.That(t, len(got) == 1 && got[0].Party == refusal.PartyPod && got[0].PodUID == "p0", "listed: %+v", got)
 	r.clean()
 }

@@ -105,8 +105,7 @@ func TestADriversOwnErrorIsNoRefusal(t *testing.T) {
 	r.driver.fail("publish-mount", status.Error(codes.Internal, "more\nlines"))
 	err = r.publish("p1")
 	check.That(t, status.Convert(err).Message() == "more\nlines", "got %v", err)
-	got := r.cfg.Refusals.Refused()
-	check.That(t, len(got) == 0, "listed: %+v", got)
+	check.Empty(t, r.cfg.Refusals.Refused(), "listed")
 }
 
 // TestEachRefusalIsOneSentence of the volume, who says no, and what to do.

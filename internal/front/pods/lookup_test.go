@@ -74,8 +74,7 @@ func TestAllThatIsToldOfAPod(t *testing.T) {
 			{Name: "idle", Claim: "idle", Driver: driver, VolumeID: "vol-idle", StorageClass: "class-of-idle", FSType: "ext4", AccessMode: "ReadWriteOnce"},
 		},
 	}
-	diff := cmp.Diff(want, got, cmpopts.EquateErrors())
-	check.That(t, diff == "", "%v", diff)
+	check.Same(t, cmp.Diff(want, got, cmpopts.EquateErrors()), "-want +got")
 	check.Equal(t, f.selectorOf("pods"), "spec.nodeName="+thisNode, "pods were asked for by")
 	users := usersOf(t, c, "vol-data")
 	check.That(t, slices.Equal(users, []string{"web-0"}), "using: %v", users)

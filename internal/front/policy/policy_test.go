@@ -351,8 +351,7 @@ func TestRulesThatOnlyOverlapMayStandTogether(t *testing.T) {
 		"CSI's names":     {{Name: "a", AccessModes: []string{"SINGLE_NODE_WRITER"}}, {Name: "b", AccessModes: []string{"SINGLE_NODE_MULTI_WRITER"}}},
 		"shorter pattern": {{Name: "a", Drivers: []string{"a*b*"}}, {Name: "b", Drivers: []string{"a*"}}},
 	} {
-		err := (&Policy{Rules: rules}).Validate(nil)
-		check.That(t, err == nil, "%s: %v", name, err)
+		check.NoError(t, (&Policy{Rules: rules}).Validate(nil), "%s", name)
 	}
 }
 
@@ -407,8 +406,7 @@ func TestAccessModesOfClaims(t *testing.T) {
 		"MULTI_NODE_SINGLE_WRITER":  nil,
 	} {
 		policy := &Policy{Rules: []Rule{{Name: "r", AccessModes: []string{word}, Defer: true}}}
-		err := policy.Validate([]string{"kata"})
-		check.That(t, err == nil, "%s is refused in a rule: %v", word, err)
+		check.NoError(t, policy.Validate([]string{"kata"}), "%s is refused in a rule", word)
 		for claim, modes := range sent {
 			for i, mode := range modes {
 				check.Equal(t, ModeOf(claim, i == 0), mode, "how %s is sent", claim)

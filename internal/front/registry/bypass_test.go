@@ -48,8 +48,7 @@ func TestDirectRegistrationWithDeferredVolumesOnly(t *testing.T) {
 	check.Must(t, w.direct(d, below).Start())
 	check.Eventually(t, "kubelet has it", func() bool { return w.kubelet.Endpoint(name) == d.Socket })
 	time.Sleep(quiet)
-	got := w.lastAlarm()
-	check.That(t, got == (alarm{}), "an alarm of a driver that is none of ours: %+v", got)
+	check.Equal(t, w.lastAlarm(), (alarm{}), "an alarm of a driver that is none of ours")
 	w.setDeferred(true)
 	check.Eventually(t, "the alarm", func() bool { return w.lastAlarm() == alarm{name, true} })
 	text := w.registry.Bypassed()[name]

@@ -155,8 +155,7 @@ func TestOurRestartWhileNodeGetInfoFails(t *testing.T) {
 	time.Sleep(w.config().Grace + quiet)
 	conn := check.Value(connect(w.csi()))(t)
 	defer func() { _ = conn.Close() }()
-	_, err := csi.NewIdentityClient(conn).Probe(t.Context(), &csi.ProbeRequest{})
-	check.That(t, err == nil, "calls are not passed on: %v", err)
+	check.NoError(t, check.Err(csi.NewIdentityClient(conn).Probe(t.Context(), &csi.ProbeRequest{})), "calls are not passed on")
 	check.That(t, w.kubelet.Endpoint(name) == w.csi() && w.kubelet.Count(kubelet.Deregistered) == 0, "events: %+v", w.kubelet.Events())
 	check.That(t, len(r.Verdicts()) == before, "the registrar was told, and would exit: %+v", r.Verdicts())
 	d.FailNodeGetInfo(nil)
@@ -382,10 +381,9 @@ func TestNothingIsStaleWhenTheDaemonEnds(t *testing.T) {
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
 	r.dropStale(ended, found)
-	_, err := os.Lstat(path)
-	check.That(t, err == nil, "it was removed when the daemon ended: %v", err)
+	check.NoError(t, check.Err(os.Lstat(path)), "it was removed when the daemon ended")
 	r.dropStale(t.Context(), found)
-	_, err = os.Lstat(path)
+	_, err := os.Lstat(path)
 	check.That(t, err != nil, "nobody serves it, and it stays")
 }
 

@@ -56,8 +56,7 @@ func TestListen(t *testing.T) {
 		conn := check.Value(net.Dial("unix", path))(t)
 		_ = conn.Close()
 		onlyEntries(t, dir, "a.sock")
-		err = errors.Join(l.Close(), l.Close())
-		check.That(t, err == nil, "%v", err)
+		check.Must(t, errors.Join(l.Close(), l.Close()))
 		onlyEntries(t, dir)
 	}
 }
@@ -133,8 +132,7 @@ func TestCloseRemovesOnlyItsOwn(t *testing.T) {
 	first := mustListen(t, path, 0o600, "")
 	check.Must(t, os.Remove(path))
 	second := mustListen(t, path, 0o600, "")
-	err := first.Close()
-	check.That(t, err == nil, "%v", err)
+	check.Must(t, first.Close())
 	if conn, err := net.Dial("unix", path); err != nil {
 		t.Errorf("the other's socket is gone: %v", err)
 	} else {

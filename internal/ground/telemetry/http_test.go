@@ -85,8 +85,7 @@ func TestServerThatCannotListen(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	err = (&Server{}).Run(ctx)
-	check.That(t, err == nil, "off: %v", err)
+	check.NoError(t, (&Server{}).Run(ctx), "off")
 }
 
 // TestAddressThatComesFree is served as soon as it can be.
@@ -207,7 +206,6 @@ func (brokenExporter) ExportSpans(context.Context, []sdktrace.ReadOnlySpan) erro
 func TestLostSpansAreLogged(t *testing.T) {
 	core, logged := observer.New(zap.WarnLevel)
 	exporter := &loggedExporter{SpanExporter: brokenExporter{}, log: zap.New(core)}
-	err := exporter.ExportSpans(t.Context(), nil)
-	check.That(t, err == nil, "the failure went on to OpenTelemetry: %v", err)
+	check.NoError(t, exporter.ExportSpans(t.Context(), nil), "the failure went on to OpenTelemetry")
 	check.That(t, logged.FilterMessageSnippet("spans are lost").Len() == 1, "the loss was not logged: %v", logged.All())
 }

@@ -56,8 +56,7 @@ func TestPrioritiesAreForTheJournal(t *testing.T) {
 		whole := strings.HasSuffix(line, "}\n") && strings.Contains(line, `"e"`) != strings.Contains(line, `"part":"x"`)
 		check.That(t, whole, "the line is not whole: %q", line)
 	}
-	got := strings.Join(begin, " ")
-	check.That(t, got == "<7>{ <6>{ <4>{ <3>{ {", "the lines begin with %s", got)
+	check.Equal(t, strings.Join(begin, " "), "<7>{ <6>{ <4>{ <3>{ {", "the lines begin with")
 }
 
 // TestLogThatNobodyReads, as where journald or containerd hangs, stops no call. The next line that is read says so.

@@ -382,8 +382,7 @@ func TestVolumesThatGoMeanwhile(t *testing.T) {
 	entries := check.Value(os.ReadDir(tr.node.at(tr.node.Config.Handlers.Kata.DirectVolumes)))(t)
 	v := kataVolume{tr.node, dir, targetA}
 	tr.remove(dir)
-	found := append(checkKataVolume(tr.node, entries[0]), v.checkInfo()...)
-	check.That(t, len(found) == 0, "%v", found)
+	check.Empty(t, append(checkKataVolume(tr.node, entries[0]), v.checkInfo()...), "found")
 }
 
 func TestAdviceIsSafeToPaste(t *testing.T) {

@@ -49,8 +49,7 @@ func answer(id string, at time.Time) StatsFetched {
 func TestOnlyWhatIsOnTheScreenIsAsked(t *testing.T) {
 	s := crowd(100, 20)
 	press(s, "n") // answers change no order
-	got := asked(s.requests())
-	check.That(t, len(got) == 0, "asked before the listing is whole: %v", got)
+	check.Empty(t, asked(s.requests()), "asked before the listing is whole")
 	waiting := asked(s.Apply(Watched{Changes: []*adminv1.WatchVolumesResponse{syncedEvent}}))
 	seen := map[string]bool{}
 	for now := now; len(waiting) > 0; now = now.Add(time.Millisecond) {
@@ -65,9 +64,8 @@ func TestOnlyWhatIsOnTheScreenIsAsked(t *testing.T) {
 	}
 	rows := s.frame().rows
 	check.That(t, len(seen) <= rows+maxConcurrent, "%d were asked, and %d are on the screen", len(seen), rows)
-	got = asked(s.Apply(Clock{Now: now.Add(time.Second)}))
-	check.That(t, len(got) == 0, "asked before the interval is over: %v", got)
-	got = asked(s.Apply(Clock{Now: now.Add(DefaultInterval + time.Second)}))
+	check.Empty(t, asked(s.Apply(Clock{Now: now.Add(time.Second)})), "asked before the interval is over")
+	got := asked(s.Apply(Clock{Now: now.Add(DefaultInterval + time.Second)}))
 	check.That(t, len(got) == maxConcurrent, "not asked again after the interval: %v", got)
 }
 
@@ -88,8 +86,7 @@ func TestALongIntervalIsKept(t *testing.T) {
 func TestNobodyIsAskedWhilePaused(t *testing.T) {
 	s := full(plainSettings(), 80, 24)
 	press(s, "p")
-	effects := s.Apply(Clock{Now: now.Add(time.Hour)})
-	check.That(t, len(effects) == 0, "%v", effects)
+	check.Empty(t, s.Apply(Clock{Now: now.Add(time.Hour)}), "effects")
 	picture := s.View()
 	s.Apply(Watched{Changes: append(changed(many(3)...), removed(id(1)))})
 	check.That(t, s.View() == picture, "the picture changed:\n%s", s.View())

@@ -159,8 +159,7 @@ func TestKeptClaimIsTakenUp(t *testing.T) {
 		name := claimName(identityOf(v.Device))
 		keeper := &brokenKeeper{keptNames: keptNames{name: true, "OTHER": true}, broken: c.broken}
 		table := newTable(t, keeper, map[string]*os.File{name: os.NewFile(uintptr(fd), "kept")}, &fakeOpeners{under: []openers.File{image}})
-		err := table.Reclaim(t.Context(), Request{Volume: v})
-		check.That(t, err == nil, "%+v: %v", c, err)
+		check.NoError(t, table.Reclaim(t.Context(), Request{Volume: v}), "%+v", c)
 		got, want := fmt.Sprint(keeper.keptNames), fmt.Sprint(keptNames{name: true, "OTHER": true})
 		check.That(t, c.broken || got == want, "%+v: kept: %v, want %v", c, got, want)
 		check.Equal(t, slices.Contains(table.owners.owned(v.Key), image), c.major == 7, "%+v: the volume owns the image", c)

@@ -190,8 +190,7 @@ func TestNotesSurvive(t *testing.T) {
 	shim.Kill(t)
 	wantUse(t, b, v, "")
 	check.Must(t, b.h.Retract(t.Context(), v))
-	left := noteFiles(t, b)
-	check.That(t, len(left) == 0, "after Retract: %q", left)
+	check.Empty(t, noteFiles(t, b), "after Retract")
 }
 
 // A pod whose sandbox is made again and again leaves the record of the last one,

@@ -236,8 +236,7 @@ func try(t *testing.T, with fault) (failed []string) {
 }
 
 func TestARightDriverPasses(t *testing.T) {
-	failed := try(t, fault{})
-	check.That(t, len(failed) == 0, "failed: %v", failed)
+	check.Empty(t, try(t, fault{}), "failed")
 }
 
 // TestEachFaultIsFound, by the demand that names it.

@@ -90,8 +90,7 @@ func TestCapabilities(t *testing.T) {
 		capability.BOUNDING: "chown, checkpoint_restore", capability.EFFECTIVE: "sys_admin", capability.AMBIENT: "audit_write",
 		capability.PERMITTED: "", capability.INHERITABLE: "",
 	} {
-		got := got.StringCap(set)
-		check.That(t, got == want, "%v: %s", set, got)
+		check.Equal(t, got.StringCap(set), want, "%v", set)
 	}
 	got, err = parseCapabilities(nil)
 	check.That(t, err == nil && got.Empty(capability.BOUNDING) && got.Empty(capability.PERMITTED), "without any: %v, %v", got, err)

@@ -191,8 +191,7 @@ func TestLiesAreNotBelieved(t *testing.T) {
 		client := ask(t, l)
 		for _, truth := range c.truth {
 			l.answers[method] = truth
-			err := c.ask(t.Context(), client)
-			check.That(t, err == nil, "%s: {%v} is true, and was refused: %v", method, truth, err)
+			check.NoError(t, c.ask(t.Context(), client), "%s: {%v} is true, and was refused", method, truth)
 		}
 		for _, lie := range c.lies {
 			l.answers[method] = lie

@@ -40,8 +40,7 @@ func TestChangedBlocksRights(t *testing.T) {
 	other := sidecar.review(t, client.token(t))
 	check.That(t, other.Username == "", "a token for the API server opens the service, to %s", other.Username)
 	for namespace, want := range map[string]bool{"shop": true, "default": false} {
-		got := sidecar.wouldAllow(t, user, namespace)
-		check.That(t, got == want, "the client may read snapshots of %s: %v", namespace, got)
+		check.Equal(t, sidecar.wouldAllow(t, user, namespace), want, "the client may read snapshots of %s", namespace)
 	}
 	for _, what := range []string{"volumesnapshotcontents", "volumegroupsnapshotcontents", "volumegroupsnapshotclasses"} {
 		if !sidecar.may(t, "", "list", what) { // else the snapshotter goes without

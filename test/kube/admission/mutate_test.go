@@ -64,10 +64,8 @@ func TestAnnotatedByClass(t *testing.T) {
 	err = says(err, "pods", "the volume data is to be deferred")
 	check.That(t, err == nil, "%v", err)
 	// So is what it will say of a workload's pods.
-	err = says(r.makes(t, deployment(2, pod("kata", claim("data")), "Recreate")), "workloads", "has 2 pods")
-	check.That(t, err == nil, "%v", err)
-	err = r.makes(t, deployment(2, pod("kata", annotated(""), claim("data")), "Recreate"))
-	check.That(t, err == nil, "two pods that ask for nothing: %v", err)
+	check.Must(t, says(r.makes(t, deployment(2, pod("kata", claim("data")), "Recreate")), "workloads", "has 2 pods"))
+	check.NoError(t, r.makes(t, deployment(2, pod("kata", annotated(""), claim("data")), "Recreate")), "two pods that ask for nothing")
 	onlySome(t, r)
 }
 

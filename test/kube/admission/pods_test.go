@@ -117,7 +117,6 @@ func livingPods(t *testing.T, r *rig) {
 		if is.want != "" {
 			words = []string{is.want, "Delete the pod"}
 		}
-		err := says(patch(made.Name, is.change), "living-pods", words...)
-		check.That(t, err == nil, "%q changed by %s: %v", is.before, is.change, err)
+		check.NoError(t, says(patch(made.Name, is.change), "living-pods", words...), "%q changed by %s", is.before, is.change)
 	}
 }

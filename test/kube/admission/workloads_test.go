@@ -86,8 +86,7 @@ func TestWorkloads(t *testing.T) {
 		"a Job": {&batchv1.Job{ObjectMeta: named("x"), Spec: batchv1.JobSpec{Parallelism: &one, Completions: &two, Template: always}}, nil},
 	} {
 		t.Run(what, func(t *testing.T) {
-			err := says(r.makes(t, is.object), "workloads", is.want...)
-			check.That(t, err == nil, "%v", err)
+			check.Must(t, says(r.makes(t, is.object), "workloads", is.want...))
 		})
 	}
 	rollouts(t, r)
@@ -130,8 +129,7 @@ func rollouts(t *testing.T, r *rig) {
 		"nothing to wait": {deployment(1, pod("kata", claim("data")), ""), false},
 	} {
 		r.warnings.take()
-		err := r.makes(t, is.made)
-		check.That(t, err == nil, "%s: %v", what, err)
+		check.NoError(t, r.makes(t, is.made), "%s", what)
 		said := strings.Join(r.warnings.take(), "\n")
 		check.That(t, strings.Contains(said, "Set strategy.type: Recreate") == is.want, "%s: the warnings are %q", what, said)
 	}
@@ -167,8 +165,6 @@ func livingWorkloads(t *testing.T, r *rig) {
 		err = says(patch(change), "workloads", words...)
 		check.That(t, err == nil, "%s: %v", change, err)
 	}
-	err = patch(`{"spec":{"replicas":1}}`)
-	check.That(t, err == nil, "%v", err)
-	err = sets.Delete(t.Context(), "x", metav1.DeleteOptions{})
-	check.That(t, err == nil, "%v", err)
+	check.Must(t, patch(`{"spec":{"replicas":1}}`))
+	check.Must(t, sets.Delete(t.Context(), "x", metav1.DeleteOptions{}))
 }

@@ -164,6 +164,5 @@ func (n *Node) WantClean(t rig.T) {
 		left, err := filepath.Glob(pattern)
 		check.That(t, err == nil && len(left) == 0, "left behind: %q, %v", left, err)
 	}
-	left := n.Machines()
-	check.That(t, len(left) == 0, "machines that still run: %v", left)
+	check.Empty(t, n.Machines(), "machines that still run")
 }

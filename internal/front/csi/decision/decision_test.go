@@ -397,8 +397,7 @@ func TestHazards(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			pod := contextOf(t, Pod{RuntimeHandler: c.runtime, Volumes: c.volumes})
-			other := Hazards("crust", pod)
-			check.That(t, len(other) == 0, "of another handler: %+v", other)
+			check.Empty(t, Hazards("crust", pod), "of another handler")
 			got := Hazards("kata", pod)
 			if c.says == "" && len(got) == 0 {
 				return

@@ -42,8 +42,7 @@ func TestTargetsThatWentAreForgotten(t *testing.T) {
 func TestRecordsThatCannotBeUsed(t *testing.T) {
 	state, id := t.TempDir(), VolumeID{"d", "v"}
 	dir := filepath.Join(state, RecordDir)
-	none := check.Value(StagedDevices(state))(t)
-	check.That(t, len(none) == 0, "without records: %v", none)
+	check.Empty(t, check.Value(StagedDevices(state))(t), "without records")
 	check.Must(t, os.WriteFile(dir, nil, 0o600))
 	check.Fails(t, check.Err(StagedDevices(state))) // or no directory counts as no records
 	check.Must(t, os.Remove(dir))

@@ -89,12 +89,11 @@ func TestWhoHasAnImageOpen(t *testing.T) {
 	for _, how := range []string{"ro", "path"} {
 		start(t, how, path)
 	}
-	found := find(t, s, f)
-	check.That(t, len(found) == 0, "this process, a reader, or a mere name counts: %v", found)
+	check.Empty(t, find(t, s, f), "this process, a reader, or a mere name counts")
 	link := path + ".link"
 	check.Must(t, os.Link(path, link))
 	writer := start(t, "rw", link)
-	found = find(t, s, f)
+	found := find(t, s, f)
 	check.That(t, len(found) == 1 && found[0].PID == writer.Process.Pid && found[0].Program == filepath.Base(os.Args[0]),
 		"found %v, want process %d (%s)", found, writer.Process.Pid, os.Args[0])
 	skipping := New()
