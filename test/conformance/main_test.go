@@ -175,13 +175,7 @@ func (b *bench) wantClean() {
 		check.Empty(b.t, check.Value(filepath.Glob(pattern))(b.t), "left behind")
 	}
 	check.Empty(b.t, rig.MountPoints(b.dir), "left mounted")
-	b.wantNoDisk()
-}
-
-// wantNoDisk waits until the kernel has let go of all loop devices over our disks,
-// and all containers have ended.
-func (b *bench) wantNoDisk() {
-	b.t.Helper()
+	// The kernel lets go of loop devices, and containers end, a moment later.
 	check.Empty(b.t, check.Left(30*time.Second, 100*time.Millisecond, func() []string { return append(b.disks(), b.processes()...) }), "left behind")
 }
 

@@ -105,8 +105,9 @@ func (u *usersTest) lives(fs string) {
 	u.v.onHost(func(dir string) {
 		for _, want := range owners {
 			name, _, _ := strings.Cut(want, " ")
-			got := ownersOf(u.t, dir, name)
-			check.That(u.t, got == want, "on the device: %q, want %q", got, want)
+			var st unix.Stat_t
+			check.Must(u.t, unix.Lstat(filepath.Join(dir, name), &st))
+			check.Equal(u.t, fmt.Sprintf("%s %d:%d", name, st.Uid, st.Gid), want, "on the device")
 		}
 	})
 	u.v.check()
@@ -122,13 +123,6 @@ func (u *usersTest) fill() {
 		check.Must(u.t, os.WriteFile(dir+"/suid", raw, 0o755)) //nolint:gosec // it is run by others
 		check.Must(u.t, os.Chmod(dir+"/suid", 0o755|os.ModeSetuid))
 	})
-}
-
-func ownersOf(t *testing.T, dir, name string) string {
-	t.Helper()
-	var st unix.Stat_t
-	check.Must(t, unix.Lstat(filepath.Join(dir, name), &st))
-	return fmt.Sprintf("%s %d:%d", name, st.Uid, st.Gid)
 }
 
 func (r *testNode) wantOwners(container string, owners ...string) {

@@ -3,7 +3,6 @@
 package daemon
 
 import (
-	"context"
 	"os"
 	"path/filepath"
 	"strings"
@@ -47,10 +46,6 @@ func stage(t *testing.T, d *rig.Daemon, req *runtimev1.RuntimeStageVolumeRequest
 	})
 }
 
-func volumeStats(ctx context.Context, d *rig.Daemon, target string) (*runtimev1.RuntimeGetVolumeStatsResponse, error) {
-	return d.Runtime().RuntimeGetVolumeStats(ctx, &runtimev1.RuntimeGetVolumeStatsRequest{VolumeTargetPath: target})
-}
-
 func shown(t *testing.T, d *rig.Daemon, target string) *adminv1.Volume {
 	t.Helper()
 	reply := check.Value(d.Admin().GetVolume(t.Context(), &adminv1.GetVolumeRequest{Volume: target}))(t)
@@ -91,7 +86,7 @@ func TestErrorsOnRecordAreShown(t *testing.T) {
 		stage(t, d, req)
 		mounted, end := guest(t, disk)
 		shim := boot(t, d, "sandbox-"+name, target, disk, mounted)
-		reply := check.Value(volumeStats(t.Context(), d, target))(t)
+		reply := check.Value(d.Runtime().RuntimeGetVolumeStats(t.Context(), &runtimev1.RuntimeGetVolumeStatsRequest{VolumeTargetPath: target}))(t)
 		const words = "errors on record since 2026-01-02T03:04:05Z"
 		said := reply.GetVolumeCondition()
 		check.That(t, broken || said == nil, "of a whole filesystem nothing is known, and the reply says %v", said)

@@ -67,11 +67,3 @@ func other(what string, args []string) error {
 func otherFreezer(dir string) fsops.Freezer {
 	return fsops.Freezer{Dir: dir, Watchdog: []string{"/proc/self/exe", watchdogMode}}
 }
-
-func asProgram() int {
-	if err := other(os.Getenv(asOther), os.Args[1:]); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	return 0
-}

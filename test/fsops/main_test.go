@@ -3,6 +3,7 @@
 package fsops_test
 
 import (
+	"fmt"
 	"os"
 	"testing"
 
@@ -20,8 +21,12 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
-	if os.Getenv(asOther) != "" {
-		os.Exit(asProgram())
+	if what := os.Getenv(asOther); what != "" {
+		if err := other(what, os.Args[1:]); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
 	}
 	os.Exit(rig.Main(m))
 }

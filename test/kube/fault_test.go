@@ -180,7 +180,8 @@ func (m *matrix) haveLeft(k *cluster.Kube, r round, leaving []*writer, logf func
 		return
 	}
 	for _, w := range leaving {
-		k.Eventually("pod "+w.Name+" has gone", w.hasGoneButStaged)
+		// The volume may stay staged.
+		k.Eventually("pod "+w.Name+" has gone", func(ctx context.Context) error { return w.hasGoneBut(ctx, stage, device, directory) })
 	}
 	var staged []*writer
 	for end := time.Now().Add(forgetTime); ; time.Sleep(100 * time.Millisecond) {
@@ -218,9 +219,3 @@ const (
 	device    = "device"
 	directory = "staging directory"
 )
-
-// hasGoneButStaged tells whether nothing of the pod is left, but for the volume's
-// stage perhaps.
-func (w *writer) hasGoneButStaged(ctx context.Context) error {
-	return w.hasGoneBut(ctx, stage, device, directory)
-}

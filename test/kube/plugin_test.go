@@ -29,11 +29,6 @@ type plugin struct {
 	dir string
 }
 
-func newPlugin(k *cluster.Kube, dir string) *plugin {
-	k.Must(os.Symlink(rig.Program(k.T, "crustctl"), filepath.Join(dir, "kubectl-crust")))
-	return &plugin{k, dir}
-}
-
 // run returns what is printed, with the error if there is one.
 func (p *plugin) run(args ...string) string {
 	cmd := exec.Command(filepath.Join(p.dir, "kubectl-crust"), args...)
@@ -55,7 +50,8 @@ func TestKubectlCrust(t *testing.T) {
 	k := cluster.On(t)
 	k.StartSidecars(cluster.Block)
 	d := newDaemonSet(k)
-	p := newPlugin(k, t.TempDir())
+	p := &plugin{k, t.TempDir()}
+	k.Must(os.Symlink(rig.Program(t, "crustctl"), filepath.Join(p.dir, "kubectl-crust")))
 	v := k.NewClaim(cluster.VolumeOptions{Name: "shown", Driver: cluster.Block, FS: "xfs"})
 	k.Must(k.Proxy.Stop())
 	pod := k.NewPod("shown", cluster.Crust).With(v, "/data")

@@ -75,16 +75,12 @@ func Pool(t T, fs, disk string) string {
 	t.Helper()
 	dir := t.TempDir()
 	check.Must(t, unix.Mount(disk, dir, fs, 0, ""))
-	t.Cleanup(func() { unmountImages(t, dir) })
+	t.Cleanup(func() {
+		// The last loop device over the images is no longer listed a moment before the kernel closes its file.
+		err := check.Until(30*time.Second, 10*time.Millisecond, func() error { return unix.Unmount(dir, 0) })
+		check.Require(t, err == nil, "unmount %s: %v", dir, err)
+	})
 	return dir
-}
-
-// unmountImages unmounts a directory of images when the last loop device over them has gone:
-// it is no longer listed a moment before the kernel closes its file.
-func unmountImages(t T, dir string) {
-	t.Helper()
-	err := check.Until(30*time.Second, 10*time.Millisecond, func() error { return unix.Unmount(dir, 0) })
-	check.Require(t, err == nil, "unmount %s: %v", dir, err)
 }
 
 // Loops maps the loop devices of the machine over files whose path contains a text to

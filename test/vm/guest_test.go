@@ -98,8 +98,6 @@ func image(t *testing.T, fs string, args ...string) string {
 	return file
 }
 
-func rootImage(t *testing.T) string { t.Helper(); return image(t, "ext4", "-d", rootDir(t)) }
-
 // rootDir has busybox and a few files.
 func rootDir(t *testing.T) string {
 	t.Helper()
@@ -190,7 +188,7 @@ func (g *guest) output(t *testing.T, process *wire.Process) string {
 func TestGuest(t *testing.T) {
 	rig.Need(t, "qemu-system-x86_64", "mkfs.ext4", "mkfs.xfs", "mkfs.btrfs", "busybox")
 	began := time.Now()
-	disks := map[string]string{"root": rootImage(t)}
+	disks := map[string]string{"root": image(t, "ext4", "-d", rootDir(t))}
 	for _, fs := range filesystems {
 		disks[fs] = image(t, fs)
 	}

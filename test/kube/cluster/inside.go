@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -139,7 +140,8 @@ func (p *Pod) WaitEvent(reason string, words ...string) string {
 	p.k.Eventually(fmt.Sprintf("pod %s has an event %s with %q", p.Name, reason, words), func(context.Context) error {
 		all := p.Events()
 		for _, one := range all {
-			if message, is := strings.CutPrefix(one, reason+": "); is && hasAll(message, words) {
+			message, is := strings.CutPrefix(one, reason+": ")
+			if is && !slices.ContainsFunc(words, func(word string) bool { return !strings.Contains(message, word) }) {
 				found = message
 				return nil
 			}
@@ -147,15 +149,6 @@ func (p *Pod) WaitEvent(reason string, words ...string) string {
 		return fmt.Errorf("it has %s", strings.Join(all, "; "))
 	})
 	return found
-}
-
-func hasAll(text string, words []string) bool {
-	for _, word := range words {
-		if !strings.Contains(text, word) {
-			return false
-		}
-	}
-	return true
 }
 
 // Describe is what `kubectl describe pod` shows.

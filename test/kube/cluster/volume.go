@@ -164,16 +164,11 @@ func (v *Volume) volume(attributes map[string]string) *corev1.PersistentVolume {
 
 func (v *Volume) claim() *corev1.PersistentVolumeClaim {
 	return &corev1.PersistentVolumeClaim{
-		ObjectMeta: metav1.ObjectMeta{Name: v.Name, Namespace: Namespace}, Spec: v.ClaimSpec(),
-	}
-}
-
-// ClaimSpec is what a claim says that wants this volume and no other.
-func (v *Volume) ClaimSpec() corev1.PersistentVolumeClaimSpec {
-	return corev1.PersistentVolumeClaimSpec{
-		AccessModes: []corev1.PersistentVolumeAccessMode{v.Mode}, VolumeMode: v.mode(),
-		StorageClassName: &v.Driver, VolumeName: v.Name,
-		Resources: corev1.VolumeResourceRequirements{Requests: storage(v.Size)},
+		ObjectMeta: metav1.ObjectMeta{Name: v.Name, Namespace: Namespace}, Spec: corev1.PersistentVolumeClaimSpec{
+			AccessModes: []corev1.PersistentVolumeAccessMode{v.Mode}, VolumeMode: v.mode(),
+			StorageClassName: &v.Driver, VolumeName: v.Name,
+			Resources: corev1.VolumeResourceRequirements{Requests: storage(v.Size)},
+		},
 	}
 }
 

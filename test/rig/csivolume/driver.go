@@ -37,7 +37,7 @@ func New(d *rig.Daemon, policy string, args ...string) *Driver {
 	}
 	driver.Process, _ = rig.NewDriver(d.T, d.Program("crust-driver"), driver.Socket, driver.Data, append([]string{
 		"--node-id", "node-1", "--capacity", "100000000000", "--crust-proxy-socket", d.AdminSocket,
-		"--kubelet-registration-socket", driver.Registration(), "--kubelet-endpoint", driver.Socket + ".vendors",
+		"--kubelet-registration-socket", driver.Registry + "/" + DriverName + "-reg.sock", "--kubelet-endpoint", driver.Socket + ".vendors",
 	}, args...)...)
 	rig.ServeVendors(d.T, driver.Socket, driver.Socket+".vendors")
 	driver.Client = NewClient(d.Dial(driver.Front), DriverName, d.Kubelet)
@@ -54,6 +54,3 @@ func Start(t rig.T, d *rig.Daemon, args ...string) *Driver {
 	driver.Wait(t)
 	return driver
 }
-
-// Registration is the socket by which it registers with the daemon.
-func (d *Driver) Registration() string { return d.Registry + "/" + DriverName + "-reg.sock" }

@@ -145,20 +145,14 @@ func (v *Volume) Remove() error {
 // Grow has the driver grow the device, and kubelet the filesystem.
 func (v *Volume) Grow(size int64) error {
 	v.T.Helper()
-	v.GrowDevice(size)
+	check.Must(v.T, check.Err(v.Controller.ControllerExpandVolume(context.Background(), &csi.ControllerExpandVolumeRequest{
+		VolumeId: v.ID, CapacityRange: &csi.CapacityRange{RequiredBytes: size}, VolumeCapability: v.Access(),
+	})))
 	reply, err := v.Expand(v.Target, size)
 	if err == nil && reply.GetCapacityBytes() < size {
 		err = fmt.Errorf("it was grown to %d, not %d", reply.GetCapacityBytes(), size)
 	}
 	return err
-}
-
-// GrowDevice has the driver grow the device.
-func (v *Volume) GrowDevice(size int64) {
-	v.T.Helper()
-	check.Must(v.T, check.Err(v.Controller.ControllerExpandVolume(context.Background(), &csi.ControllerExpandVolumeRequest{
-		VolumeId: v.ID, CapacityRange: &csi.CapacityRange{RequiredBytes: size}, VolumeCapability: v.Access(),
-	})))
 }
 
 // Expand is kubelet's call for the filesystem.
