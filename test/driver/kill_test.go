@@ -85,7 +85,8 @@ func killedAt(t *testing.T, r *testDriver, point, call string, abandon bool) {
 	v.down()
 }
 
-// TestKilledInExpand kills between record, image and answer.
+// TestKilledInExpand kills between record, image and answer, and when the loop device has grown and
+// its filesystem not yet.
 func TestKilledInExpand(t *testing.T) {
 	r := newDriver(t, false)
 	v := r.volume("v", rig.MountAccess("xfs"))
@@ -104,6 +105,12 @@ func TestKilledInExpand(t *testing.T) {
 		check.That(t, after >= before+size/2, "%s: from %d to %d", point, before, after)
 		v.wantKept("data")
 	}
+	v.grow(4 * size)
+	r.killed("driver-devices-grown", func() error { return v.growNode(v.target, 4*size) })
+	check.Must(t, v.growNode(v.target, 4*size))
+	total := v.bytesOf().GetTotal()
+	check.That(t, total >= size*38/10, "it has %d bytes", total)
+	v.wantKept("data")
 	v.down()
 }
 
@@ -137,21 +144,6 @@ func TestKilledBeforeGrowth(t *testing.T) {
 	check.That(t, total >= size*18/10, "it has %d bytes", total)
 	clone.down()
 	v.must(v.remove)
-}
-
-// TestKilledInNodeExpand kills when the loop device has grown, and its filesystem not yet.
-func TestKilledInNodeExpand(t *testing.T) {
-	r := newDriver(t, false)
-	v := r.volume("v", rig.MountAccess("xfs"))
-	v.up()
-	v.put("data")
-	v.grow(2 * size)
-	r.killed("driver-devices-grown", func() error { return v.growNode(v.target, 2*size) })
-	check.Must(t, v.growNode(v.target, 2*size))
-	total := v.bytesOf().GetTotal()
-	check.That(t, total >= size*18/10, "it has %d bytes", total)
-	v.wantKept("data")
-	v.down()
 }
 
 // TestKilledInDeferredPublish kills when the filesystem was made, and that is not on record.
