@@ -289,8 +289,6 @@ func timeOf(t *timestamppb.Timestamp) time.Time { return show.When(t != nil, t.A
 
 // errorOf is what is wrong with the volume, without the volume's name.
 func errorOf(v *adminv1.Volume) string {
-	if v.GetLastError() != "" {
-		return strings.TrimPrefix(v.GetLastError(), "volume "+v.GetTargetPath()+": ")
-	}
-	return show.When(v.GetCondition().GetAbnormal(), "abnormal: "+v.GetCondition().GetMessage())
+	return cmp.Or(strings.TrimPrefix(v.GetLastError(), "volume "+v.GetTargetPath()+": "),
+		show.When(v.GetCondition().GetAbnormal(), "abnormal: "+v.GetCondition().GetMessage()))
 }
