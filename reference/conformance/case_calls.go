@@ -18,7 +18,6 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/crust-proxy/crust-proxy/internal/ground/capture"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 	handlerv1 "github.com/crust-proxy/crust-proxy/proto/crust/handler/v1"
 	runtimev1 "github.com/crust-proxy/crust-proxy/proto/crust/runtime/v1"
@@ -84,7 +83,7 @@ func runFreeze(t *trial, s *suite) {
 		// The freeze of a virtual machine has ended with it.
 		thawed, err := f.vol.ask(t.ctx, abi.Thaw, f.vol.target)
 		t.must(err)
-		if thawed.Code != abi.ExitWrongState {
+		if thawed.code != abi.ExitWrongState {
 			t.must(wantStatus(thawed, abi.ExitOK, []string{abi.Thaw, f.vol.target}))
 		}
 		t.must(f.disk.waitFree(t.ctx))
@@ -96,7 +95,7 @@ func freezeVolume(t *trial, f *fixture, most time.Duration) {
 	words := []string{abi.Freeze, f.vol.target, strconv.Itoa(int(most / time.Second))}
 	ended, err := f.vol.ask(t.ctx, words...)
 	t.must(err)
-	if ended.Code == abi.ExitOutOfRange && most > shortFreeze {
+	if ended.code == abi.ExitOutOfRange && most > shortFreeze {
 		freezeVolume(t, f, max(most/2, shortFreeze))
 		return
 	}
@@ -195,15 +194,16 @@ func (a *aside) ended(ctx context.Context, limit time.Duration) (bool, error) {
 const askTime = 30 * time.Second
 
 // ask runs the handler's program for a volume, as the broker does.
-func (v *testVolume) ask(ctx context.Context, words ...string) (capture.Output, error) {
+func (v *testVolume) ask(ctx context.Context, words ...string) (programResult, error) {
 	program, err := v.line(abi.CLIName)
 	if err != nil {
-		return capture.Output{}, err
+		return programResult{}, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, askTime)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, program, append([]string{abi.Word}, words...)...) //nolint:gosec // the program that is tested
-	return runProgram(ctx, cmd, (*exec.Cmd).Start)
+	cmd.Dir, cmd.Env = "/", []string{"LC_ALL=C", "PATH=/usr/sbin:/usr/bin:/sbin:/bin"}
+	return runProgram(ctx, v.n.dir, cmd)
 }
 
 func (v *testVolume) wantExit(ctx context.Context, status int, words ...string) error {
@@ -214,17 +214,17 @@ func (v *testVolume) wantExit(ctx context.Context, status int, words ...string) 
 	return wantStatus(ended, status, words)
 }
 
-func wantStatus(ended capture.Output, status int, words []string) error {
+func wantStatus(ended programResult, status int, words []string) error {
 	optional := len(words) > 0 && slices.Contains([]string{abi.Resize, abi.Freeze, abi.Thaw}, words[0])
 	switch {
-	case ended.Code == status && (status == abi.ExitOK || ended.Stderr != ""):
+	case ended.code == status && (status == abi.ExitOK || ended.stderr != ""):
 		return nil
-	case ended.Code == status:
-		return fmt.Errorf("%v ended with status %d, as it should, and says nothing on standard error", words, ended.Code)
-	case ended.Code == abi.ExitUnsupported && optional:
-		return unsupported{reason: lastLine(ended.Stderr)}
+	case ended.code == status:
+		return fmt.Errorf("%v ended with status %d, as it should, and says nothing on standard error", words, ended.code)
+	case ended.code == abi.ExitUnsupported && optional:
+		return unsupported{reason: lastLine(ended.stderr)}
 	default:
-		return fmt.Errorf("%v ended with status %d and should with %d: %q", words, ended.Code, status, lastLine(ended.Stderr))
+		return fmt.Errorf("%v ended with status %d and should with %d: %q", words, ended.code, status, lastLine(ended.stderr))
 	}
 }
 
@@ -237,8 +237,8 @@ func (v *testVolume) answer(ctx context.Context, reply proto.Message, words ...s
 	if err != nil {
 		return err
 	}
-	if err := (protojson.UnmarshalOptions{DiscardUnknown: true}).Unmarshal([]byte(ended.Stdout), reply); err != nil {
-		return fmt.Errorf("%v printed %q: %w", words, ended.Stdout, err)
+	if err := (protojson.UnmarshalOptions{DiscardUnknown: true}).Unmarshal([]byte(ended.stdout), reply); err != nil {
+		return fmt.Errorf("%v printed %q: %w", words, ended.stdout, err)
 	}
 	return nil
 }

@@ -270,7 +270,7 @@ func clearOne(dir string) error {
 		// Killed before it had made anything.
 		return os.RemoveAll(dir)
 	}
-	left.handler = newHandler(left.opts, left.path("state"), nil)
+	left.handler = newHandler(left.opts, left.dir, left.path("state"), nil)
 	return left.clear()
 }
 

@@ -13,7 +13,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/crust-proxy/crust-proxy/internal/ground/capture"
 	"github.com/crust-proxy/crust-proxy/internal/tool/printer"
 	runtimev1 "github.com/crust-proxy/crust-proxy/proto/crust/runtime/v1"
 	"github.com/crust-proxy/crust-proxy/test/check"
@@ -61,7 +60,7 @@ func TestExec(t *testing.T) {
 		dir := t.TempDir()
 		script := fmt.Sprintf("#!/bin/sh\necho >>%s/tries; echo '%s' >&2; exit 1\n", dir, says)
 		check.Must(t, os.WriteFile(dir+"/runtime", []byte(script), 0o700)) //nolint:gosec // a program
-		c := &container{n: &node{handler: &handler{program: dir + "/runtime"}}}
+		c := &container{n: &node{handler: &handler{program: dir + "/runtime", dir: dir}}}
 		_, err := c.exec(t.Context(), "write", "/data/a")
 		tries, _ := os.ReadFile(dir + "/tries")
 		check.That(t, len(tries) == want && err != nil && strings.Contains(err.Error(), says), "%q: %d tries, %v", says, len(tries), err)
@@ -80,19 +79,20 @@ func TestUsages(t *testing.T) {
 func TestWantStatus(t *testing.T) {
 	var no unsupported
 	for _, c := range []struct {
-		words    string
-		ended    capture.Output
-		want     int
-		ok, skip bool
+		words string
+		ended programResult
+		want  int
+		ok    bool
+		skip  bool
 	}{
-		{"stats", capture.Output{Code: 0}, 0, true, false},
-		{"stats", capture.Output{Code: 3, Stderr: "gone"}, 3, true, false},
-		{"stats", capture.Output{Code: 3}, 3, false, false},
-		{"stats", capture.Output{Code: 1, Stderr: "x"}, 3, false, false},
-		{"stats", capture.Output{Code: 4, Stderr: "x"}, 0, false, false}, // it is not optional
-		{"resize", capture.Output{Code: 4, Stderr: "x"}, 0, false, true},
-		{"freeze", capture.Output{Code: 4, Stderr: "x"}, 2, false, true},
-		{"", capture.Output{Code: 4, Stderr: "x"}, 2, false, false},
+		{"stats", programResult{code: 0}, 0, true, false},
+		{"stats", programResult{code: 3, stderr: "gone"}, 3, true, false},
+		{"stats", programResult{code: 3}, 3, false, false},
+		{"stats", programResult{code: 1, stderr: "x"}, 3, false, false},
+		{"stats", programResult{code: 4, stderr: "x"}, 0, false, false}, // it is not optional
+		{"resize", programResult{code: 4, stderr: "x"}, 0, false, true},
+		{"freeze", programResult{code: 4, stderr: "x"}, 2, false, true},
+		{"", programResult{code: 4, stderr: "x"}, 2, false, false},
 	} {
 		err := wantStatus(c.ended, c.want, strings.Fields(c.words))
 		check.That(t, (err == nil) == c.ok && errors.As(err, &no) == c.skip, "%+v: %v", c, err)

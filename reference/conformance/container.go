@@ -16,8 +16,6 @@ import (
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
-
-	"github.com/crust-proxy/crust-proxy/internal/ground/capture"
 )
 
 // container is one that the handler runs.
@@ -33,10 +31,10 @@ func newContainer(n *node, kind string) *container { return &container{n: n, id:
 const endsWithin = time.Minute
 
 // create creates the container. It is removed at the end, even if creating it fails.
-func (c *container) create(ctx context.Context, spec *specs.Spec) (capture.Output, error) {
+func (c *container) create(ctx context.Context, spec *specs.Spec) (programResult, error) {
 	bundle, err := writeBundle(c.n.path("bundles", c.id), spec)
 	if err != nil {
-		return capture.Output{}, err
+		return programResult{}, err
 	}
 	c.n.scratch.add(func(ctx context.Context) error {
 		return errors.Join(c.removeByForce(ctx), os.RemoveAll(bundle))
@@ -48,7 +46,7 @@ func (c *container) create(ctx context.Context, spec *specs.Spec) (capture.Outpu
 func (c *container) startsUnlessRefused(t *trial, spec *specs.Spec) bool {
 	ended, err := c.create(t.ctx, spec)
 	t.must(err)
-	if ended.Code != 0 {
+	if ended.code != 0 {
 		return false
 	}
 	_, err = c.n.handler.must(t.ctx, "start", c.id)
@@ -61,8 +59,8 @@ func (c *container) run(ctx context.Context, spec *specs.Spec) error {
 	if err != nil {
 		return err
 	}
-	if ended.Code != 0 {
-		return fmt.Errorf("create: status %d: %s", ended.Code, lastLine(ended.Stderr))
+	if ended.code != 0 {
+		return fmt.Errorf("create: status %d: %s", ended.code, lastLine(ended.stderr))
 	}
 	if _, err := c.n.handler.must(ctx, "start", c.id); err != nil {
 		return err
@@ -100,11 +98,11 @@ func (c *container) exec(ctx context.Context, words ...string) (string, error) {
 	args := append([]string{"exec", c.id, "/probe", ProbeWord}, words...)
 	for try := 1; ; try++ {
 		ended, err := c.n.handler.run(ctx, args...)
-		if err != nil || ended.Code == 0 {
-			return ended.Stdout, err
+		if err != nil || ended.code == 0 {
+			return ended.stdout, err
 		}
-		if strings.Contains(ended.Stderr, probeSays) || try == execTries {
-			return ended.Stdout, fmt.Errorf("%s in the container: %s", strings.Join(words, " "), ended.Stderr)
+		if strings.Contains(ended.stderr, probeSays) || try == execTries {
+			return ended.stdout, fmt.Errorf("%s in the container: %s", strings.Join(words, " "), ended.stderr)
 		}
 	}
 }
@@ -183,49 +181,79 @@ const handlerTimeout = 2 * time.Minute
 type handler struct {
 	program string
 	args    []string // before each command
+	dir     string   // for the output of programs
 	stdin   *os.File // of the containers
 }
 
-func newHandler(opts Options, state string, stdin *os.File) *handler {
-	return &handler{program: opts.Runtime, args: append(append([]string{}, opts.Args...), "--root", state), stdin: stdin}
+func newHandler(opts Options, dir, state string, stdin *os.File) *handler {
+	return &handler{program: opts.Runtime, args: append(append([]string{}, opts.Args...), "--root", state), dir: dir, stdin: stdin}
 }
 
-func (h *handler) run(ctx context.Context, words ...string) (capture.Output, error) {
+func (h *handler) run(ctx context.Context, words ...string) (programResult, error) {
 	ctx, cancel := context.WithTimeout(ctx, handlerTimeout)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, h.program, append(h.args[:len(h.args):len(h.args)], words...)...) //nolint:gosec // the program that is tested
 	cmd.Stdin = h.stdin
-	return runProgram(ctx, cmd, func(cmd *exec.Cmd) error {
-		cmd.Dir, cmd.Env = "", nil // ours, unlike that of the broker's programs
-		return cmd.Start()
-	})
+	return runProgram(ctx, h.dir, cmd)
 }
 
 func (h *handler) must(ctx context.Context, words ...string) (string, error) {
 	got, err := h.run(ctx, words...)
-	if err == nil && got.Code != 0 {
-		err = fmt.Errorf("%s: status %d: %s", words[0], got.Code, lastLine(got.Stderr))
+	if err == nil && got.code != 0 {
+		err = fmt.Errorf("%s: status %d: %s", words[0], got.code, lastLine(got.stderr))
 	}
-	return got.Stdout, err
+	return got.stdout, err
 }
 
-// maxOutput bounds what a program may print.
-const maxOutput = 1 << 20
+// programResult is how a program ended, and what it printed.
+type programResult struct {
+	code           int
+	stdout, stderr string
+}
 
 // runProgram runs a program in a process group of its own, so that an interrupt at the
-// terminal reaches only us. What the program starts may keep its streams open.
-func runProgram(ctx context.Context, cmd *exec.Cmd, start func(*exec.Cmd) error) (capture.Output, error) {
+// terminal reaches only us. What the program starts keeps its streams open: they are
+// files, because the end of a pipe would be waited for.
+func runProgram(ctx context.Context, dir string, cmd *exec.Cmd) (programResult, error) {
+	stdout, err := outputFile(dir)
+	if err != nil {
+		return programResult{}, err
+	}
+	defer func() { _ = stdout.Close() }()
+	stderr, err := outputFile(dir)
+	if err != nil {
+		return programResult{}, err
+	}
+	defer func() { _ = stderr.Close() }()
+	cmd.Stdout, cmd.Stderr = stdout, stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return unix.Kill(-cmd.Process.Pid, unix.SIGKILL) }
-	ended, err := capture.Run(cmd, start, maxOutput, maxOutput)
-	if err != nil {
-		return ended, fmt.Errorf("%s cannot be run: %w", cmd.Path, err)
+	var exit *exec.ExitError
+	if err := cmd.Run(); err != nil && !errors.As(err, &exit) {
+		return programResult{}, fmt.Errorf("%s cannot be run: %w", cmd.Path, err)
 	}
 	if err := ctx.Err(); err != nil {
-		return ended, fmt.Errorf("%s did not end in time: %w", strings.Join(cmd.Args, " "), err)
+		return programResult{}, fmt.Errorf("%s did not end in time: %w", strings.Join(cmd.Args, " "), err)
 	}
-	ended.Stderr = strings.TrimSpace(ended.Stderr)
-	return ended, nil
+	return programResult{code: cmd.ProcessState.ExitCode(), stdout: content(stdout), stderr: strings.TrimSpace(content(stderr))}, nil
+}
+
+// outputFile is a file without a name: it goes when its last user closes it.
+func outputFile(dir string) (*os.File, error) {
+	file, err := os.CreateTemp(dir, "output-")
+	if err != nil {
+		return nil, err
+	}
+	return file, os.Remove(file.Name())
+}
+
+// maxOutput bounds what is read of a program's output.
+const maxOutput = 1 << 20
+
+func content(file *os.File) string {
+	text := make([]byte, maxOutput)
+	read, _ := file.ReadAt(text, 0)
+	return string(text[:read])
 }
 
 func lastLine(text string) string {

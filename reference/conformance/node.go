@@ -75,7 +75,7 @@ func newNode(opts Options) (_ *node, err error) {
 		return nil, err
 	}
 	n.base.add(func(context.Context) error { return errors.Join(n.lease.Close(), stdin.Close()) })
-	n.handler = newHandler(opts, n.path("state"), stdin)
+	n.handler = newHandler(opts, n.dir, n.path("state"), stdin)
 	n.mounts, err = mountwatch.New()
 	return n, err
 }

@@ -42,8 +42,8 @@ func (p *pod) refuses(t *trial, binds ...bind) {
 func (c *container) isRefused(t *trial, spec *specs.Spec) {
 	ended, err := c.create(t.ctx, spec)
 	t.must(err)
-	t.that(ended.Code != 0, "the runtime created the container; it should have refused it")
-	t.that(ended.Stderr != "", "the runtime refused the container (status %d) and does not say why", ended.Code)
+	t.that(ended.code != 0, "the runtime created the container; it should have refused it")
+	t.that(ended.stderr != "", "the runtime refused the container (status %d) and does not say why", ended.code)
 }
 
 // fixture is what most test cases begin with: a volume, and a sandbox of its pod.
