@@ -52,8 +52,8 @@ func TestTerminationLetsCallsEnd(t *testing.T) {
 		return len(records) == 1
 	})
 	d.Signal(syscall.SIGTERM)
-	err = <-done
-	check.That(t, err == nil, "a call under way was cut off: %v", err)
+	ended := <-done
+	check.That(t, ended == nil, "a call under way was cut off: %v", ended)
 	for err == nil {
 		_, err = watch.Recv()
 	}
