@@ -38,6 +38,7 @@ type bench struct {
 	standing *volume.Volume
 	holders  []openers.Holder // processes that have the image open; those without a number cannot be opened
 	ended    []string         // what the observer was told of orphans
+	several  bool             // whether the volume had several sandboxes
 }
 
 var errStep = errors.New("it failed")
@@ -112,6 +113,10 @@ func (p tracked) Tracking() Tracking                                       { ret
 func (p tracked) Withdraw(context.Context, *volume.Volume) error           { return p.step("withdraw") }
 func (tracked) Sandboxes(*volume.Volume) []string                          { return []string{sandboxID} }
 func (p tracked) Disowned(context.Context, *volume.Volume, []string) error { return p.step("disowned") }
+func (p tracked) Several(*volume.Volume) bool                              { return p.several }
+func (p tracked) ForgetEnded(_ *volume.Volume, hasDevice func(string) bool) {
+	_ = p.step(fmt.Sprint("forget-ended ", hasDevice(sandboxID)))
+}
 
 // finder is the bench's kernel: who has the image open.
 type finder struct{ *bench }

@@ -137,7 +137,7 @@ func examine(p *openers.Process, v *volume.Volume, known []string) candidate {
 }
 
 // end kills the orphans of a volume with these process ids (nil: all of them) for somebody, waits until no process
-// has the device open, and returns the orphans that it has killed.
+// has the device open, and returns the orphans that it has killed. A volume that is in use stays so.
 func (o *orphans) end(ctx context.Context, rec *record, pids []int, by string) (killed []Orphan, err error) {
 	found, handler, err := o.find(ctx, rec)
 	if errors.Is(err, errCannotEnd) {
@@ -163,9 +163,15 @@ func (o *orphans) end(ctx context.Context, rec *record, pids []int, by string) (
 	}
 	held := o.claims.RefuseUsed(context.WithoutCancel(ctx), rec.claim(), claim.EndTime)
 	for _, one := range killed {
-		o.observer.OrphanEnded(&rec.Volume, one, by, o.survived(ctx, rec, one, held))
+		survived := o.survived(ctx, rec, one, held)
+		o.observer.OrphanEnded(&rec.Volume, one, by, survived)
+		err = cmp.Or(err, survived)
 	}
-	return killed, cmp.Or(err, held)
+	if known := o.table.get(rec.Key); err != nil || held == nil || known == nil || known.removing || known.refusal != nil {
+		return killed, cmp.Or(err, held)
+	}
+	o.users.Drop(rec.Key) // a sandbox that is to have the volume has it
+	return killed, nil
 }
 
 // survived returns the error for a process that was killed and still has the device open. held is that of RefuseUsed.
@@ -223,10 +229,68 @@ func (o *orphans) clear(ctx context.Context, rec *record, cause error) error {
 		return cause
 	}
 	killed, err := o.end(ctx, rec, nil, "crust-proxy")
-	if len(killed) > 0 || errors.Is(err, errCannotEnd) {
+	switch {
+	case errors.Is(err, errCannotEnd):
 		return err
+	case len(killed) > 0: // others may have it
+		return cmp.Or(err, o.claims.RefuseUsed(ctx, rec.claim(), 0))
 	}
 	return cause // it is no orphan, or not known to be one
+}
+
+// lookTime bounds a look by reconcile, which holds the volume's lock.
+const lookTime = 3 * time.Second
+
+// orphanError is part of the problem of a volume that orphans have beside the sandbox that came after theirs.
+type orphanError struct {
+	pids  []int
+	since time.Time
+}
+
+func (e *orphanError) Error() string { return "which the container runtime does not know any more" }
+
+// look fails if a volume in use has orphans. Its user may get another sandbox without a release that would end them, and
+// two VMs then have one disk.
+func (o *orphans) look(ctx context.Context, known *entry) error {
+	rec := known.rec
+	handler, able := o.handlers.tracking(&rec.Volume)
+	if !able || rec.PodUID == "" || !handler.Several(&rec.Volume) {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, lookTime)
+	defer cancel()
+	found, _, err := o.find(ctx, rec)
+	if err != nil {
+		if named, err := o.named(ctx, rec, handler); err == nil || volume.KindOf(err) == volume.NotFound {
+			handler.ForgetEnded(&rec.Volume, func(id string) bool {
+				return slices.ContainsFunc(named, func(c candidate) bool { return slices.Contains(c.ids, id) })
+			})
+		}
+		return nil //nolint:nilerr // the VM of the other sandbox has the device, or it is not known who has
+	}
+	now := &orphanError{since: time.Now()}
+	for _, one := range found {
+		now.pids = append(now.pids, one.PID)
+	}
+	if before, is := errors.AsType[*orphanError](known.problem); is && slices.Equal(before.pids, now.pids) {
+		now = before
+	}
+	return volume.Errorf(volume.Busy, "volume %s: process %d (%q) of sandbox %s, %w, has its device %s open beside the sandbox that came after it: "+
+		"`crustctl end` ends it", rec.Target, found[0].PID, found[0].Program, found[0].Sandbox, now, rec.Device.Path)
+}
+
+// endSeen ends the orphans that look has found twice, orphanTime apart, and returns their volumes.
+func (o *orphans) endSeen(ctx context.Context) (of []volume.Key) {
+	for _, known := range o.table.where(func(e *entry) bool { return o.auto && e.problem != nil && !e.removing }) {
+		seen, is := errors.AsType[*orphanError](known.problem)
+		if !is || time.Since(seen.since) < orphanTime {
+			continue
+		}
+		if killed, _ := o.end(ctx, known.rec, seen.pids, "crust-proxy"); len(killed) > 0 { // an error is with the observer
+			of = append(of, known.rec.Key)
+		}
+	}
+	return of
 }
 
 // Orphans lists the orphans that have the device of a volume open. If there are none, the error says why.

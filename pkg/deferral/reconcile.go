@@ -144,6 +144,9 @@ func (r *reconciler) run(ctx context.Context) (ReconcileReport, error) {
 	if err != nil {
 		return found.take(true), err
 	}
+	for _, key := range r.remover.orphans.endSeen(ctx) {
+		r.reconcile(ctx, key, &found)
+	}
 	for _, known := range r.table.left() {
 		found.add(&known.rec.Volume, "restore volume", r.table.refuseHung(known.rec.Key))
 	}
@@ -178,6 +181,9 @@ func (r *reconciler) reconcile(ctx context.Context, key volume.Key, report *coll
 	repaired, err := r.restorer.restoreRecord(ctx, known.rec)
 	for _, action := range repaired {
 		report.add(&known.rec.Volume, action, nil)
+	}
+	if err == nil {
+		err = r.remover.orphans.look(ctx, known)
 	}
 	if err != nil {
 		report.add(&known.rec.Volume, "restore volume", err)

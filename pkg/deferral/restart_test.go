@@ -422,18 +422,63 @@ func TestWhenAReleaseEndsOrphans(t *testing.T) {
 	}
 }
 
+// startVMM starts a process that names the sandbox.
+func startVMM(t *testing.T) *exec.Cmd {
+	t.Helper()
+	vmm := exec.Command("sh", "-c", "read line", sandboxID)
+	_ = check.Value(vmm.StdinPipe())(t)
+	check.Must(t, vmm.Start())
+	t.Cleanup(func() { _ = vmm.Process.Kill() })
+	check.Eventually(t, "its arguments", func() bool { // which follow the exec that Start waits for
+		args, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", vmm.Process.Pid))
+		return strings.Contains(string(args), sandboxID)
+	})
+	return vmm
+}
+
+// TestOrphanBesideTheNextSandbox of a pod that stays is shown, and ended if it is still one a while later.
+func TestOrphanBesideTheNextSandbox(t *testing.T) {
+	s := newBench(t, tracking)
+	s.published()
+	vmm := startVMM(t)
+	s.holders, s.b.orphans.auto = []openers.Holder{{PID: vmm.Process.Pid}}, true
+	reconcile := func(problem bool, steps ...string) {
+		t.Helper()
+		check.Value(s.b.Reconcile(t.Context()))(t)
+		if got := s.b.table.get(s.key).problem; problem {
+			s.wants(got, volume.Busy, fmt.Sprint("process ", vmm.Process.Pid), sandboxID, "crustctl end")
+		} else {
+			check.Must(t, got)
+		}
+		s.saw(steps...)
+	}
+	s.b.table.replace(s.key, func(e *entry) {
+		rec := *e.rec
+		rec.PodUID, e.rec = "uid", &rec
+	})
+	restored := []string{"guard claimed volumes", "publish claimed volumes", "disowned claimed volumes"}
+	reconcile(false, restored[:2]...)
+	s.several, s.fail["disowned"] = true, errStep
+	reconcile(false, append(restored[:3:3], "forget-ended true claimed volumes")...)
+	s.fail["disowned"] = nil
+	for range 2 {
+		reconcile(true, restored...)
+	}
+	check.Equal(t, len(s.ended), 0, "orphans that were ended")
+	seen, _ := errors.AsType[*orphanError](s.b.table.get(s.key).problem)
+	seen.since = seen.since.Add(-orphanTime)
+	check.Value(s.b.Reconcile(t.Context()))(t)
+	check.Fails(t, vmm.Wait(), "killed")
+	check.Equal(t, strings.Join(s.ended, ", "), fmt.Sprint(vmm.Process.Pid, " by crust-proxy: <nil>"), "told")
+	s.holders, s.said = nil, nil
+	reconcile(false, append(restored[:2:2], "forget-ended false claimed volumes")...)
+}
+
 // TestOrphanThatSurvives is no orphan that was ended, as where its storage hangs. It is told by whom.
 func TestOrphanThatSurvives(t *testing.T) {
 	s := publishedBench(t, tracking)
 	for open, want := range map[error]string{nil: "<nil>", errOpen: "it was killed and has not ended in 10s"} {
-		vmm := exec.Command("sh", "-c", "read line", sandboxID)
-		_ = check.Value(vmm.StdinPipe())(t)
-		check.Must(t, vmm.Start())
-		t.Cleanup(func() { _ = vmm.Process.Kill() })
-		check.Eventually(t, "its arguments", func() bool { // which follow the exec that Start waits for
-			args, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", vmm.Process.Pid))
-			return strings.Contains(string(args), sandboxID)
-		})
+		vmm := startVMM(t)
 		s.holders, s.ended, s.fail["free"] = []openers.Holder{{PID: vmm.Process.Pid}}, nil, open
 		_, err := s.b.Users().EndOrphans(t.Context(), s.key, []int{vmm.Process.Pid}, "hand")
 		told := fmt.Sprint(vmm.Process.Pid, " by hand: ", want)

@@ -240,6 +240,39 @@ func TestOrphanOfARemovalIsEnded(t *testing.T) {
 	wantGone(t, d, disk)
 }
 
+// TestVMBesideTheNextOne of a pod that stays, as after its shim was killed: no call of CSI comes with the next sandbox.
+func TestVMBesideTheNextOne(t *testing.T) {
+	t.Parallel()
+	d, cri := followed(t, "pod-1")
+	disk := rig.Disk(t, 16*mib, "ext4")
+	req := d.StageRequest("pod-1", disk)
+	stage(t, d, req)
+	shim := startShim(t, d, req.GetVolumeTargetPath())
+	vmm := holdIn(t, disk, "/kata_overhead/"+sandboxID)
+	check.Must(t, shim.Kill())
+	cri.forget(t, d, req.GetVolumeTargetPath())
+	next := strings.Repeat("6b", 32)
+	cri.list(map[string]string{next: "pod-1"})
+	nextVMM := holdIn(t, disk, "/next/"+next)
+	degraded := func() bool {
+		_ = d.Crustctl("reconcile").Run() // it fails for the volume
+		v := shown(t, d, req.GetVolumeTargetPath())
+		return v.GetState() == adminv1.VolumeState_VOLUME_STATE_DEGRADED && strings.Contains(v.GetLastError(), fmt.Sprintf("process %d ", vmm.Process.Pid))
+	}
+	check.Eventually(t, "the volume is shown with its two VMs", degraded)
+	check.That(t, vmm.Process.Signal(syscall.Signal(0)) == nil, "a VM that may just be ending was ended")
+	check.Eventually(t, "the first VM is ended", func() bool { return !degraded() })
+	check.Fails(t, vmm.Wait(), "killed")
+	v := shown(t, d, req.GetVolumeTargetPath())
+	check.That(t, nextVMM.Process.Signal(syscall.Signal(0)) == nil && v.GetLastError() == "" && v.GetHeldBy() == "",
+		"the next VM was ended, or is shown as in the way: %v", v)
+	check.Equal(t, metric(t, d, `crust_proxy_orphans_total{result="ok"}`), 1, "orphans that were ended")
+	nextVMM.End()
+	cri.list(nil)
+	unstage(t, d, req)
+	wantGone(t, d, disk)
+}
+
 // TestOnlyOrphansAreEnded has processes that have the device, and are not known to be the volume's.
 func TestOnlyOrphansAreEnded(t *testing.T) {
 	t.Parallel()

@@ -154,7 +154,7 @@ may be another volume's next time.`,
 			return err
 		}
 		return run(cmd, d, out, adminv1.AdminClient.EndOrphans, req, func(got *adminv1.EndOrphansResponse) error {
-			return out.Line(fmt.Sprintf("%d processes were ended. No process has the device of %s open any more.", len(got.GetOrphans()), named(v)))
+			return out.Line(fmt.Sprintf("%d processes were ended. They do not have the device of %s open any more.", len(got.GetOrphans()), named(v)))
 		})
 	})
 	cmd.Flags().BoolVar(&yes, "yes", false, "end it without asking; refused for a bare name")

@@ -55,7 +55,7 @@ func (t *Table) OpenHolders(ctx context.Context, r Request) (all []*openers.Proc
 // who are ending.
 func (t *Table) RefuseUsed(ctx context.Context, r Request, patience time.Duration) error {
 	if r.IsReplaced() && len(t.owners.owned(r.Key)) == 0 {
-		t.users.clearOwn(r.Key)
+		t.users.Drop(r.Key)
 		return nil // who has the number open uses the other device, which may be held for another volume
 	}
 	q, err := t.open.question(r.Device)

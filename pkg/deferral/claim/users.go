@@ -177,11 +177,11 @@ func (u *Users) clear(v *volume.Volume) {
 			u.free(h.Volume)
 		}
 	}
-	u.clearOwn(v.Key)
+	u.Drop(v.Key)
 }
 
-// clearOwn forgets the held device of a volume alone.
-func (u *Users) clearOwn(key volume.Key) {
+// Drop forgets the held device of a volume alone.
+func (u *Users) Drop(key volume.Key) {
 	u.mu.Lock()
 	_, known := u.held[key]
 	delete(u.held, key)

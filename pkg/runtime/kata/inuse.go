@@ -247,3 +247,14 @@ func (b *bindings) Sandboxes(v *volume.Volume) []string {
 	ids, _ := b.candidates(v) // without those in a directory that cannot be read
 	return ids
 }
+
+// Several reports whether other sandboxes than one that is listed were seen to have the volume.
+func (b *bindings) Several(v *volume.Volume) bool {
+	ids := b.notes.of(v.Key)
+	return len(ids) > 1 && slices.ContainsFunc(ids, b.isListed)
+}
+
+// ForgetEnded forgets those that have ended, unless a VM has outlived them.
+func (b *bindings) ForgetEnded(v *volume.Volume, hasDevice func(id string) bool) {
+	b.notes.dropEnded(v.Key, func(id string) bool { return !hasDevice(id) && b.ended(id) })
+}

@@ -2,9 +2,11 @@ package kata
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
@@ -193,18 +195,38 @@ func TestNotesSurvive(t *testing.T) {
 	check.Empty(t, noteFiles(t, b), "after Retract")
 }
 
-// A pod whose sandbox is made again and again leaves the record of the last one,
-// and of those that may live.
+// Sandboxes that have ended stay on record while a VM may have outlived them, and not without bound.
 func TestNotesDoNotGrow(t *testing.T) {
 	b, v := publishedBench(t, kataemu.Rust)
-	for _, id := range []string{"one", "two", "three"} {
+	left := func(want ...string) {
+		t.Helper()
+		var got []string
+		for _, file := range noteFiles(t, b) {
+			got = append(got, strings.TrimPrefix(filepath.Ext(file), "."))
+		}
+		slices.Sort(got)
+		check.Equal(t, strings.Join(got, " "), strings.Join(want, " "), "on record")
+	}
+	for i, id := range []string{"one", "three", "two"} {
 		shim := b.startShim(t, v, id)
 		wantUse(t, b, v, id)
 		b.stats(t, v)
-		shim.Kill(t)
+		check.Equal(t, b.h.Tracking().Several(v), i > 0, "several at %s", id)
+		if id != "two" {
+			shim.Kill(t)
+		}
 	}
-	left := noteFiles(t, b)
-	check.That(t, len(left) == 1 && filepath.Base(left[0]) == string(v.Key)+".three", "on record: %q", left)
+	left("one", "three", "two")
+	b.h.Tracking().ForgetEnded(v, func(id string) bool { return id == "one" })
+	left("one", "two")
+	check.That(t, b.h.Tracking().Several(v), "the sandbox whose VM may live is forgotten")
+	b.h.Tracking().ForgetEnded(v, func(string) bool { return false })
+	left("two")
+	for i := range 2 * maxNoted {
+		b.h.bindings.noteUse(v.Key, fmt.Sprint("never-started-", i))
+	}
+	n, last := len(noteFiles(t, b)), b.h.bindings.notes.of(v.Key)
+	check.That(t, n <= maxNoted && last[len(last)-1] == fmt.Sprint("never-started-", 2*maxNoted-1), "%d are on record, the last is %v", n, last)
 }
 
 // The record of a volume that nobody knows is an orphan.

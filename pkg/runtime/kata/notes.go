@@ -72,17 +72,15 @@ func (n *notes) keys() []volume.Key {
 	return slices.Collect(maps.Keys(n.ids))
 }
 
-// add records a sandbox and drops those of the others that have ended. It is called for each
-// sandbox attempt, so the notes of a pod that never starts do not grow.
+// add records a sandbox. Those that have ended stay: a VM of theirs may have outlived them. Only where a pod that never
+// starts would leave too many, they are dropped.
 func (n *notes) add(key volume.Key, id string, ended func(id string) bool) {
 	others := n.of(key)
 	if slices.Contains(others, id) {
 		return
 	}
-	for _, other := range others {
-		if ended(other) {
-			n.drop(key, other)
-		}
+	if len(others) >= maxNoted {
+		n.dropEnded(key, ended)
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -102,6 +100,14 @@ func (n *notes) add(key volume.Key, id string, ended func(id string) bool) {
 	if err != nil {
 		n.log.Error("a sandbox that has a volume cannot be recorded: it may be forgotten at the next restart",
 			zap.String("volume", string(key)), zap.String("sandbox", id), zap.Error(err))
+	}
+}
+
+func (n *notes) dropEnded(key volume.Key, ended func(id string) bool) {
+	for _, id := range n.of(key) {
+		if ended(id) {
+			n.drop(key, id)
+		}
 	}
 }
 
