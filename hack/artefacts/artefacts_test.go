@@ -65,6 +65,5 @@ func write(t *testing.T, path, text string) {
 
 func replace(t *testing.T, path, old, text string) {
 	t.Helper()
-	raw := check.Value(os.ReadFile(path))(t)
-	write(t, path, strings.ReplaceAll(string(raw), old, text))
+	write(t, path, strings.ReplaceAll(string(check.Value(os.ReadFile(path))(t)), old, text))
 }

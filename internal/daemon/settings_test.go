@@ -165,8 +165,7 @@ func TestStartWithoutAnAcceptedFile(t *testing.T) {
 	}
 	n := newNode(t)
 	n.write(oldRules)
-	s := check.Value(n.load())(t)
-	s.keep()
+	check.Value(n.load())(t).keep()
 	left, err := os.ReadDir(filepath.Dir(n.file))
 	check.That(t, err == nil && len(left) == 1, "without --accepted there is %v, %v", left, err)
 }

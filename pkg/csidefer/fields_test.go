@@ -19,8 +19,7 @@ import (
 // wire sends a message over the wire, as a program with other protos sees it.
 func wire(t testing.TB, from, to proto.Message) {
 	t.Helper()
-	raw := check.Value(proto.Marshal(from))(t)
-	check.Must(t, proto.Unmarshal(raw, to))
+	check.Must(t, proto.Unmarshal(check.Value(proto.Marshal(from))(t), to))
 }
 
 // TestRequested also shows that the numbers are those of the overlay proto.

@@ -106,8 +106,7 @@ func TestKeptClaimOfNoVolume(t *testing.T) {
 		s := publishedBench(t, plain)
 		c.before(s)
 		cfg := s.b.cfg
-		file := check.Value(os.Open(os.DevNull))(t)
-		cfg.Kept = map[string]*os.File{"OTHER": file}
+		cfg.Kept = map[string]*os.File{"OTHER": check.Value(os.Open(os.DevNull))(t)}
 		s.start(cfg)
 		check.Must(t, s.b.Load(t.Context()))
 		n, problems := s.b.claims.Kept(), s.b.table.allProblems()

@@ -113,15 +113,13 @@ func TestParseRecordRefuses(t *testing.T) {
 	} {
 		rec := *whole
 		change(&rec)
-		raw := check.Value(json.Marshal(&rec))(t)
-		_, err := parseRecord(raw)
+		_, err := parseRecord(check.Value(json.Marshal(&rec))(t))
 		check.That(t, err != nil, "%s: taken", name)
 	}
 }
 
 func FuzzRecord(f *testing.F) {
-	raw := check.Value(json.Marshal(testRecord("/a")))(f)
-	f.Add(raw)
+	f.Add(check.Value(json.Marshal(testRecord("/a")))(f))
 	f.Add([]byte(`{"version":1,"key":"","device":{"kind":"image"}}`))
 	f.Add([]byte(`null`))
 	f.Fuzz(func(t *testing.T, raw []byte) {
@@ -191,8 +189,7 @@ func TestRecordsOfForcedReleases(t *testing.T) {
 		"no device":    {heldRecord{Version: recordVersion, Boot: "boot", Volume: &volume.Volume{Key: v.Key}}, 0, 1},
 	} {
 		s := newTestStore(t)
-		raw := check.Value(json.Marshal(&c.rec))(t)
-		check.Must(t, os.WriteFile(s.heldPath(v), raw, 0o600))
+		check.Must(t, os.WriteFile(s.heldPath(v), check.Value(json.Marshal(&c.rec))(t), 0o600))
 		held, problems := s.loadHeld("boot")
 		check.That(t, len(held) == c.held && len(problems) == c.problems, "%s: %v, %v", name, held, problems)
 	}

@@ -21,8 +21,7 @@ func descendIn(t *testing.T, root, sub string) (string, error) {
 		return "", err
 	}
 	defer func() { _ = unix.Close(fd) }()
-	path := check.Value(os.Readlink("/proc/self/fd/" + strconv.Itoa(fd)))(t)
-	return path, nil
+	return check.Value(os.Readlink("/proc/self/fd/" + strconv.Itoa(fd)))(t), nil
 }
 
 func TestDescend(t *testing.T) {

@@ -18,8 +18,7 @@ func TestPartRewritesItsRowsOnly(t *testing.T) {
 	s := &sheet{part: "lives", slack: 1}
 	s.atMost("e", "<= 2x", 3, 2, "3x")
 	check.Must(t, s.write(file, "make bench", names()))
-	raw := check.Value(os.ReadFile(file))(t)
-	_, table, _ := strings.Cut(string(raw), columns)
+	_, table, _ := strings.Cut(string(check.Value(os.ReadFile(file))(t)), columns)
 	_, table, _ = strings.Cut(table, "--- |\n")
 	want := s.all[0].row() + "| pods | b | 2 |  |  | 2026-01-01 |\n| pods | d | 4 |  |  | 2026-01-02 |\n\n" + endMark + "\nafter\n"
 	check.That(t, table == want, "the table is\n%s\nand not\n%s", table, want)

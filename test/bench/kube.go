@@ -123,8 +123,7 @@ func measureOnNode(r *testbed, o order) (is onNode) {
 	// So it can tidy up.
 	cmd.Cancel, cmd.WaitDelay = func() error { return cmd.Process.Signal(syscall.SIGTERM) }, time.Minute
 	r.must(cmd.Run())
-	raw := check.Value(os.ReadFile(out))(r.t)
-	r.must(json.Unmarshal(raw, &is))
+	r.must(json.Unmarshal(check.Value(os.ReadFile(out))(r.t), &is))
 	return is
 }
 
@@ -148,8 +147,7 @@ func serveNode(rawOrder, out string) error {
 				t.Log(k.Logs())
 			}
 		})
-		raw := check.Value(json.Marshal(o.run(k)))(t)
-		check.Must(t, os.WriteFile(out, raw, 0o600))
+		check.Must(t, os.WriteFile(out, check.Value(json.Marshal(o.run(k)))(t), 0o600))
 	})
 }
 

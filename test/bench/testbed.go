@@ -75,8 +75,7 @@ func served(path string) error {
 }
 
 func (r *testbed) http(path string) string {
-	page := check.Value(r.daemon.HTTP(path))(r.t)
-	return page
+	return check.Value(r.daemon.HTTP(path))(r.t)
 }
 
 // image makes a disk image of a volume.

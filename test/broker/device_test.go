@@ -96,8 +96,7 @@ func TestClaimedDeviceCannotBeMountedInAnotherNamespace(t *testing.T) {
 	check.That(t, err != nil && (strings.Contains(strings.ToLower(string(out)), "busy") || strings.Contains(string(out), "already mounted")),
 		"mounting a claimed device elsewhere: %v\n%s", err, out)
 	// A VMM opens it plainly, read-write.
-	fd := check.Value(unix.Open(disk, unix.O_RDWR, 0))(t)
-	check.Must(t, unix.Close(fd))
+	check.Must(t, unix.Close(check.Value(unix.Open(disk, unix.O_RDWR, 0))(t)))
 	n.unstage(n.target("pod-1"))
 	out, err = inOtherNamespace("mount", disk, point).CombinedOutput()
 	check.That(t, err == nil, "mounting it after unstage: %v\n%s", err, out)

@@ -68,8 +68,7 @@ func copyOfRunc(t *testing.T) string {
 // killPause kills the process that is a sandbox.
 func killPause(t testing.TB, pod *cri.Pod) {
 	t.Helper()
-	pid := check.Value(pod.Pid(t.Context()))(t)
-	check.Must(t, syscall.Kill(pid, syscall.SIGKILL))
+	check.Must(t, syscall.Kill(check.Value(pod.Pid(t.Context()))(t), syscall.SIGKILL))
 }
 
 // A pod through CRI: its sandbox, its handler, its containers, its end and the

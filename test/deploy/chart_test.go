@@ -300,6 +300,5 @@ func TestMonitoringIsTheProjects(t *testing.T) {
 
 func read(t *testing.T, path string) string {
 	t.Helper()
-	raw := check.Value(os.ReadFile(path))(t)
-	return string(raw)
+	return string(check.Value(os.ReadFile(path))(t))
 }

@@ -33,8 +33,7 @@ func strictlyTyped(t *testing.T, all []*unstructured.Unstructured) {
 				"%s %s: nobody knows the group %q", one.GetKind(), one.GetName(), one.GroupVersionKind().Group)
 			continue
 		}
-		raw := check.Value(one.MarshalJSON())(t)
-		_, _, err := decoder.Decode(raw, nil, nil)
+		_, _, err := decoder.Decode(check.Value(one.MarshalJSON())(t), nil, nil)
 		check.That(t, err == nil, "%s %s: %v", one.GetKind(), one.GetName(), err)
 		known++
 	}
@@ -49,8 +48,7 @@ func TestExamples(t *testing.T) {
 	cfg := check.Value(config.Parse(text))(t)
 	chosen := cfg.Policy.Rules[0].RuntimeHandlers
 	for file, class := range map[string]string{"kata.yaml": "kata-qemu", "crust.yaml": "crust"} {
-		raw := check.Value(os.ReadFile(dir + file))(t)
-		all := render.Objects(t, string(raw))
+		all := render.Objects(t, string(check.Value(os.ReadFile(dir+file))(t)))
 		strictlyTyped(t, all)
 		for _, one := range all {
 			got, found, _ := unstructured.NestedString(one.Object, "spec", "runtimeClassName")

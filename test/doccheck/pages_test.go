@@ -47,8 +47,7 @@ func pages(t *testing.T) []page {
 
 func read(t *testing.T, path string) page {
 	t.Helper()
-	raw := check.Value(os.ReadFile(filepath.Join(root, path)))(t)
-	return parse(path, string(raw))
+	return parse(path, string(check.Value(os.ReadFile(filepath.Join(root, path)))(t)))
 }
 
 // parse takes the fenced blocks out of a page.

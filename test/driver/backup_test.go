@@ -114,8 +114,7 @@ func newBackedUp(t *testing.T) *backedUp {
 
 func (v *backedUp) mustTake(name string) string {
 	v.t.Helper()
-	made := check.Value(v.snapshot(name))(v.t)
-	return made.GetSnapshotId()
+	return check.Value(v.snapshot(name))(v.t).GetSnapshotId()
 }
 
 func (v *backedUp) clean() {
@@ -272,8 +271,7 @@ func TestRestoreLeavesDevicesInUse(t *testing.T) {
 	check.Must(t, other.Close())
 	refused(small, "is it the right one?")
 	refused(image, "exists already")
-	after := check.Value(os.ReadFile(device))(t)
-	check.That(t, bytes.Equal(before, after), "something was written")
+	check.That(t, bytes.Equal(before, check.Value(os.ReadFile(device))(t)), "something was written")
 	r.mustBackup("restore", file, "--to", device)
 	wantSame(t, device, image)
 	check.Must(t, r.removeSnapshot(made.GetSnapshotId()))

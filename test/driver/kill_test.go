@@ -164,8 +164,7 @@ func TestEveryStepIsKilledAt(t *testing.T) {
 	read := func(pattern string) (all string) {
 		paths := check.Value(filepath.Glob(pattern))(t)
 		for _, path := range paths {
-			raw := check.Value(os.ReadFile(path))(t)
-			all += string(raw)
+			all += string(check.Value(os.ReadFile(path))(t))
 		}
 		return all
 	}

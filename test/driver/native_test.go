@@ -84,8 +84,7 @@ func TestReadersOfAFrozenXFS(t *testing.T) {
 		t.Helper()
 		v.access.AccessMode.Mode = csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY
 		v.must(v.stage)
-		mount := check.Value(v.publishDeferred(false))(t)
-		whole := slices.Contains(mount.GetMountFlags(), "norecovery")
+		whole := slices.Contains(check.Value(v.publishDeferred(false))(t).GetMountFlags(), "norecovery")
 		taken := v.mustSnapshot("taken").GetSnapshotId()
 		check.That(t, r.consistent(taken), "nobody writes, and a snapshot that is taken meanwhile is not consistent")
 		check.Must(t, r.removeSnapshot(taken))

@@ -26,8 +26,7 @@ func TestRunIsKilled(t *testing.T) {
 	}
 	r := newFreezeRig(t, "ext4")
 	r.forgotten(10 * time.Minute)
-	parent := check.Value(os.FindProcess(os.Getppid()))(t)
-	check.Must(t, parent.Kill()) // and this process with it
+	check.Must(t, check.Value(os.FindProcess(os.Getppid()))(t).Kill()) // and this process with it
 	time.Sleep(time.Minute)
 }
 

@@ -544,8 +544,7 @@ func TestRecordIsLost(t *testing.T) {
 func TestFreezerThatHangs(t *testing.T) {
 	r := parallelFreezeRig(t, "ext4")
 	check.Must(t, r.Freeze("key", r.root, brief))
-	records := check.Value(filepath.Glob(r.Dir + "/*"))(t)
-	hangs := openFD(t, records[0], unix.O_DIRECTORY)
+	hangs := openFD(t, check.Value(filepath.Glob(r.Dir + "/*"))(t)[0], unix.O_DIRECTORY)
 	check.Must(t, unix.Flock(hangs, unix.LOCK_EX))
 	r.wantThawed()
 	check.Must(t, unix.Flock(hangs, unix.LOCK_UN))

@@ -123,8 +123,7 @@ func extBytes(t testing.TB, device string) (bytes int64) {
 	for line := range strings.SplitSeq(rig.Command(t, "dumpe2fs", "-h", device), "\n") {
 		name, value, _ := strings.Cut(line, ":")
 		if name == "Block count" || name == "Block size" {
-			n := check.Value(strconv.ParseInt(strings.TrimSpace(value), 10, 64))(t)
-			bytes *= n
+			bytes *= check.Value(strconv.ParseInt(strings.TrimSpace(value), 10, 64))(t)
 		}
 	}
 	return bytes

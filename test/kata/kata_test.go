@@ -82,8 +82,7 @@ func projections(t *testing.T, cfg kata.Config) []string {
 	t.Helper()
 	files := check.Value(filepath.Glob(filepath.Join(cfg.DirectVolumes, "*", "*")))(t)
 	for i, file := range files {
-		raw := check.Value(os.ReadFile(file))(t)
-		files[i] += ": " + string(raw)
+		files[i] += ": " + string(check.Value(os.ReadFile(file))(t))
 	}
 	return files
 }

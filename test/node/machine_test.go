@@ -188,8 +188,7 @@ func (m *machine) try(args ...string) (string, error) {
 // run runs a command that must succeed.
 func (m *machine) run(args ...string) string {
 	m.t.Helper()
-	out := check.Value(m.try(args...))(m.t)
-	return out
+	return check.Value(m.try(args...))(m.t)
 }
 
 // sh runs a shell script that must succeed.

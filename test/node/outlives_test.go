@@ -115,8 +115,7 @@ func answers() error {
 func (l life) another(signal unix.Signal) {
 	l.t.Helper()
 	pid := property(l.t, "MainPID")
-	number := check.Value(strconv.Atoi(pid))(l.t)
-	check.Must(l.t, unix.Kill(number, signal))
+	check.Must(l.t, unix.Kill(check.Value(strconv.Atoi(pid))(l.t), signal))
 	check.Eventually(l.t, "another daemon runs", func() bool {
 		now := property(l.t, "MainPID")
 		return now != pid && now != "0" && property(l.t, "ActiveState") == "active"

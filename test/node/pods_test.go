@@ -102,20 +102,17 @@ func (l life) wantStats() {
 func (l life) run(c cri.Container) string {
 	l.t.Helper()
 	c.Mounts = []cri.Mount{{Host: l.target, Container: "/data"}}
-	id := check.Value(l.pod.Run(l.ctx(), c))(l.t)
-	return id
+	return check.Value(l.pod.Run(l.ctx(), c))(l.t)
 }
 
 func (l life) exec(script string) string {
 	l.t.Helper()
-	out := check.Value(l.node.Exec(l.ctx(), l.main, script))(l.t)
-	return strings.TrimSpace(out)
+	return strings.TrimSpace(check.Value(l.node.Exec(l.ctx(), l.main, script))(l.t))
 }
 
 // groups: the pod is in its slice, and what serves all pods in no pod's and in no service's group.
 func (l life) groups() {
-	pid := check.Value(l.node.Pid(l.ctx(), l.main))(l.t)
-	group := groupOf(l.t, pid)
+	group := groupOf(l.t, check.Value(l.node.Pid(l.ctx(), l.main))(l.t))
 	check.That(l.t, strings.HasPrefix(group, "0::/kubepods.slice/kubepods-pod") && strings.Contains(group, ".slice/cri-containerd-"), "the container is in %s", group)
 	l.wantAside("-agent", "")
 }

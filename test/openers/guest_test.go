@@ -87,8 +87,7 @@ func guestDisk(t *testing.T, kernel string) string {
 	for _, name := range []string{"loop.ko", "dm-mod.ko"} {
 		found, err := filepath.Glob(kernel + "/lib/modules/*/kernel/drivers/*/" + name)
 		check.Require(t, err == nil && len(found) == 1, "%s: %q, %v", name, found, err)
-		raw := check.Value(os.ReadFile(found[0]))(t)
-		check.Must(t, os.WriteFile(filepath.Join(modules, name), raw, 0o600))
+		check.Must(t, os.WriteFile(filepath.Join(modules, name), check.Value(os.ReadFile(found[0]))(t), 0o600))
 	}
 	files := rig.Image(t, 16*mib)
 	rig.Mkfs(t, "ext4", files, "-d", modules)

@@ -316,8 +316,7 @@ func registerWithRing(fd int) error {
 // TestServersOfDevices is about programs that have a device open because they are the device.
 func TestServersOfDevices(t *testing.T) {
 	server := filepath.Join(t.TempDir(), "rbd-nbd")
-	raw := check.Value(os.ReadFile("/bin/cat"))(t)
-	check.Must(t, os.WriteFile(server, raw, 0o700)) //nolint:gosec // a program
+	check.Must(t, os.WriteFile(server, check.Value(os.ReadFile("/bin/cat"))(t), 0o700)) //nolint:gosec // a program
 	f, s := counting(t), device(t)
 	q := openers.Query{FD: s.fd, Own: 1, Servers: []string{"nbd-client", "rbd-nbd"}}
 	start := func(program string) *rig.Holder { return rig.HoldBy(t, opening(t, program, "<>", s.path)) }

@@ -101,8 +101,7 @@ func newcomer(t *testing.T) *shell {
 	check.Must(t, os.WriteFile(m.path("/root/.gitconfig"), []byte(config), 0o644))
 	check.Must(t, os.WriteFile(m.path("/etc/apt/apt.conf.d/retries"), []byte("Acquire::Retries \"5\";\n"), 0o644))
 	for _, path := range []string{"/root/.gitconfig", "/tmp", "/run", "/dev/shm"} { // on each of the machine's filesystems
-		file := check.Value(os.Open(m.path(path)))(t)
-		open = append(open, file)
+		open = append(open, check.Value(os.Open(m.path(path)))(t))
 	}
 	// Control groups of version 1, where this machine has them, can be read only.
 	m.run("sh", "-c", "for n in $(seq 0 255); do mknod /dev/loop$n b 7 $n; done; "+

@@ -186,8 +186,7 @@ func checkInstalled(t *testing.T) {
 
 func testReinstall(t *testing.T, deb string) {
 	const note = "# a word of the operator\n"
-	before := check.Value(os.ReadFile(config))(t)
-	edited := append(slices.Clone(before), note...)
+	edited := append(slices.Clone(check.Value(os.ReadFile(config))(t)), note...)
 	check.Must(t, os.WriteFile(config, edited, 0o644))
 	run(t, "dpkg", "--remove", name)
 	run(t, "dpkg", "-i", deb)
@@ -244,8 +243,7 @@ func leftovers(t *testing.T) []string {
 		"/usr/share/*/*/*crustctl*", "/usr/share/zsh/*/*crustctl*", "/usr/share/*/*/*crust-backup*", "/usr/share/zsh/*/*crust-backup*", "/usr/share/man/man*/*crust*",
 		"/var/lib/systemd/*/crust-proxy*", "/var/lib/crust-proxy",
 	} {
-		paths := check.Value(filepath.Glob(pattern))(t)
-		found = append(found, paths...)
+		found = append(found, check.Value(filepath.Glob(pattern))(t)...)
 	}
 	slices.Sort(found)
 	return slices.Compact(found)

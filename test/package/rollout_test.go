@@ -66,8 +66,7 @@ esac
 		cmd := exec.Command(repository(t)+"/deploy/nodes/roll-out.sh", "new.rpm", "new.yaml", "--", "a")
 		cmd.Env = append(append(os.Environ(), "SSH="+dir+"/ssh", "SCP="+dir+"/scp", "REFUSE=no-such"), env...)
 		out, _ := cmd.CombinedOutput()
-		notes := check.Value(os.ReadFile(dir + "/asked"))(t)
-		return string(out), string(notes)
+		return string(out), string(check.Value(os.ReadFile(dir + "/asked"))(t))
 	}
 	const own, removes = "/var/tmp/crust-proxy.a1B2c3D4", "rm -rf /var/tmp/crust-proxy.a1B2c3D4\n"
 	said, asked := ask()

@@ -234,9 +234,7 @@ func TestDetachOver(t *testing.T) {
 	defer func() { _ = loopdev.DetachFrom(image, ours) }()
 	others := check.Value(loopdev.Attach(other, loopdev.Options{}))(t)
 	defer func() { check.Must(t, loopdev.DetachFrom(other, others)) }()
-	file := check.Value(os.Open(filepath.Join(root, "etc/machine-id")))(t)
-
-	detachOver(t, []*os.File{file})
+	detachOver(t, []*os.File{check.Value(os.Open(filepath.Join(root, "etc/machine-id")))(t)})
 	check.Eventually(t, "detach", func() bool {
 		left, err := loopdev.Over(image)
 		return err == nil && len(left) == 0

@@ -180,6 +180,5 @@ func ControlGroups(t T, name string) []string {
 // InGroup lists the processes of a control group, by its directory.
 func InGroup(t T, dir string) []string {
 	t.Helper()
-	procs := check.Value(os.ReadFile(dir + "/cgroup.procs"))(t)
-	return strings.Fields(string(procs))
+	return strings.Fields(string(check.Value(os.ReadFile(dir + "/cgroup.procs"))(t)))
 }

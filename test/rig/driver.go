@@ -87,8 +87,7 @@ func NewDriver(t T, program, socket, data string, args ...string) (*Process, *gr
 func Before(t T, conn grpc.ClientConnInterface, socket string, local map[string]passthrough.Local) {
 	t.Helper()
 	proxy := passthrough.New(conn, local)
-	server := check.Value(Serve(socket, func(*grpc.Server) {}, proxy.ServerOptions()...))(t)
-	t.Cleanup(server.Kill)
+	t.Cleanup(check.Value(Serve(socket, func(*grpc.Server) {}, proxy.ServerOptions()...))(t).Kill)
 }
 
 // Hide answers NodeGetCapabilities without some that the driver has, and counts them.

@@ -131,8 +131,7 @@ func WakeUps(t T, pid int) (sum int) {
 		status, _ := os.ReadFile(file) // a thread may end
 		if _, rest, found := strings.Cut(string(status), "\nvoluntary_ctxt_switches:"); found {
 			count, _, _ := strings.Cut(strings.TrimSpace(rest), "\n")
-			one := check.Value(strconv.Atoi(count))(t)
-			sum += one
+			sum += check.Value(strconv.Atoi(count))(t)
 		}
 	}
 	return sum

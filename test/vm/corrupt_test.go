@@ -112,8 +112,7 @@ func (v *volume) damageUnlinkedLists() {
 func (v *volume) damageData() {
 	v.b.t.Helper()
 	pattern := []byte(strings.Repeat("damage\n", 1000))
-	raw := check.Value(os.ReadFile(v.device))(v.b.t)
-	at := int64(bytes.Index(raw, pattern))
+	at := int64(bytes.Index(check.Value(os.ReadFile(v.device))(v.b.t), pattern))
 	check.Require(v.b.t, at >= 0, "the data is not on the device")
 	v.damage(at, at+100)
 }

@@ -61,8 +61,7 @@ func bootGuest(t *testing.T, disks map[string]string) *guest {
 	check.Must(t, g.qemu.Start())
 	go func() { _ = g.qemu.Wait(); close(g.ended) }()
 	t.Cleanup(g.kill)
-	conn := check.Value(listener.Accept())(t)
-	g.Client = wire.NewClient(conn)
+	g.Client = wire.NewClient(check.Value(listener.Accept())(t))
 	return g
 }
 
@@ -106,8 +105,7 @@ func rootDir(t *testing.T) string {
 		check.Must(t, os.MkdirAll(dir+"/"+sub, 0o755)) //nolint:gosec // a root directory
 	}
 	busybox := check.Value(exec.LookPath("busybox"))(t)
-	raw := check.Value(os.ReadFile(busybox))(t)
-	check.Must(t, os.WriteFile(dir+"/bin/busybox", raw, 0o755)) //nolint:gosec // a program
+	check.Must(t, os.WriteFile(dir+"/bin/busybox", check.Value(os.ReadFile(busybox))(t), 0o755)) //nolint:gosec // a program
 	for _, name := range strings.Fields("sh cat id grep sleep ls stat hostname dd tty ps mount echo wc kill head tr umask nproc touch mkdir true") {
 		check.Must(t, os.Symlink("busybox", dir+"/bin/"+name))
 	}

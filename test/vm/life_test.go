@@ -203,8 +203,7 @@ func (b *bench) memory(group string) (bytes int64) {
 	for _, dir := range rig.GroupDirs(group) {
 		for _, file := range []string{"/memory.usage_in_bytes", "/memory.current"} {
 			if raw, err := os.ReadFile(dir + file); err == nil {
-				used := check.Value(strconv.ParseInt(strings.TrimSpace(string(raw)), 10, 64))(b.t)
-				bytes += used
+				bytes += check.Value(strconv.ParseInt(strings.TrimSpace(string(raw)), 10, 64))(b.t)
 			}
 		}
 	}

@@ -166,7 +166,6 @@ func (v *volume) wantStats(container string) (total int64) {
 // wantSum wants a file on this machine to have the checksum that a container printed.
 func (b *bench) wantSum(path, printed string) {
 	b.t.Helper()
-	raw := check.Value(os.ReadFile(path))(b.t)
-	sum := fmt.Sprintf("%x", sha256.Sum256(raw))
+	sum := fmt.Sprintf("%x", sha256.Sum256(check.Value(os.ReadFile(path))(b.t)))
 	check.That(b.t, strings.HasPrefix(printed, sum), "%s has the checksum %s, not %s", path, sum, printed)
 }

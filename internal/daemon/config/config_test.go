@@ -194,8 +194,7 @@ func TestSampleFileSaysTheDefaults(t *testing.T) {
 			live = append(live, line)
 		}
 	}
-	got := check.Value(Parse([]byte(strings.Join(live, "\n"))))(t)
-	check.Same(t, cmp.Diff(Default(), got), "-want +got")
+	check.Same(t, cmp.Diff(Default(), check.Value(Parse([]byte(strings.Join(live, "\n"))))(t)), "-want +got")
 	text := check.Value(Default().YAML())(t)
 	for line := range strings.SplitSeq(text, "\n") {
 		key, _, _ := strings.Cut(strings.TrimSpace(line), ":")
@@ -265,8 +264,7 @@ func TestRulesWaitForWhatTheyNeed(t *testing.T) {
 // TestDevicesWaitForPrivatePaths: until the restart drivers are asked for devices below the old directory.
 func TestDevicesWaitForPrivatePaths(t *testing.T) {
 	old := Default()
-	next := check.Value(Parse([]byte("kubeletRoot: /kubelet")))(t)
-	applied, restart := Reloadable(old, next)
+	applied, restart := Reloadable(old, check.Value(Parse([]byte("kubeletRoot: /kubelet")))(t))
 	diff := cmp.Diff(old, applied)
 	check.That(t, diff == "" && slices.Contains(restart, "devices.roots") && slices.Contains(restart, "kubeletRoot"), "%v %v", restart, diff)
 }
@@ -304,8 +302,7 @@ func TestWarnings(t *testing.T) {
 		"containerd: {namespace: moby}":                   "containerd.namespace: it has no effect",
 		"front: {privateDir: /var/lib/kubelet/plugins/x}": "front.privateDir: it is not below",
 	} {
-		cfg := check.Value(load(t, file))(t)
-		got := strings.Join(cfg.Warnings(), "\n")
+		got := strings.Join(check.Value(load(t, file))(t).Warnings(), "\n")
 		check.That(t, (want == "") == (got == "") && strings.Contains(got, want), "%s\ngot %q\nwant %q", file, got, want)
 	}
 }
@@ -367,8 +364,7 @@ func TestRulesForPodsThatAskNeedACluster(t *testing.T) {
 }
 
 func FuzzParse(f *testing.F) {
-	text := check.Value(Default().YAML())(f)
-	f.Add(text)
+	f.Add(check.Value(Default().YAML())(f))
 	f.Add("relay: {statsTimeout: 1e9}")
 	f.Add("reconcileInterval: null\nrelay:\n")
 	f.Add("? [a]\n: b")

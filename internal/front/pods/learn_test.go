@@ -140,8 +140,7 @@ func TestAGetThatHangsHoldsUpNobody(t *testing.T) {
 	f.put(aPod("a", "data"), aPod("plain"))
 	c := startSynced(t, f, hasty)
 	check.Kind(t, check.Err(c.Using(t.Context(), driver, "vol-data")), volume.Timeout, "default/data", "did not answer in time")
-	got := check.Value(c.ByUID(t.Context(), "uid-a"))(t)
-	check.Kind(t, unknownOf(t, got, "data"), volume.Timeout)
+	check.Kind(t, unknownOf(t, check.Value(c.ByUID(t.Context(), "uid-a"))(t), "data"), volume.Timeout)
 	check.Value(c.ByUID(t.Context(), "uid-plain"))(t)
 }
 

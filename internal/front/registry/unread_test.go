@@ -64,8 +64,7 @@ func TestDirectoryThatCannotBeReadHidesNoOther(t *testing.T) {
 	check.Must(t, os.MkdirAll(r.cfg.Registry, 0o750))
 	for _, of := range []string{r.cfg.Registry, r.cfg.KubeletRegistry} {
 		path := filepath.Join(of, "disk.sock")
-		listener := check.Value(net.Listen("unix", path))(t)
-		came[path] = listener
+		came[path] = check.Value(net.Listen("unix", path))(t)
 	}
 	follows := func() int {
 		r.scan(ctx)

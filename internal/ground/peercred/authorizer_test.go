@@ -198,10 +198,9 @@ func TestAnotherUser(t *testing.T) {
 	check.Must(t, os.Chmod(dir, 0o755)) //nolint:gosec // the other user must reach the socket
 	s := serve(t, Policy{UIDs: []uint32{0}}, dir)
 	program := filepath.Join(dir, "dialer")
-	content := check.Value(os.ReadFile(os.Args[0]))(t)
-	check.Must(t, os.WriteFile(program, content, 0o755)) //nolint:gosec // the other user runs it
-	check.Must(t, os.Chmod(s.path, 0o666))               //nolint:gosec // past the file's mode: the second line must hold alone
-	groups := make([]uint32, 100)                        // more than the first buffer of peerGroups holds
+	check.Must(t, os.WriteFile(program, check.Value(os.ReadFile(os.Args[0]))(t), 0o755)) //nolint:gosec // the other user runs it
+	check.Must(t, os.Chmod(s.path, 0o666))                                               //nolint:gosec // past the file's mode: the second line must hold alone
+	groups := make([]uint32, 100)                                                        // more than the first buffer of peerGroups holds
 	for i := range groups {
 		groups[i] = 60000 + uint32(i) //nolint:gosec // a small number
 	}

@@ -53,8 +53,7 @@ func TestListen(t *testing.T) {
 		info, err := os.Lstat(path)
 		check.That(t, err == nil && info.Mode() == fs.ModeSocket|mode, "got %v, %v", info.Mode(), err)
 		check.That(t, l.Addr().String() == path, "the address is %v", l.Addr())
-		conn := check.Value(net.Dial("unix", path))(t)
-		_ = conn.Close()
+		_ = check.Value(net.Dial("unix", path))(t).Close()
 		onlyEntries(t, dir, "a.sock")
 		check.Must(t, errors.Join(l.Close(), l.Close()))
 		onlyEntries(t, dir)
@@ -117,8 +116,7 @@ func TestReplace(t *testing.T) {
 	check.Must(t, os.Mkdir(block, 0o700))
 	_, err := Replace(path)
 	check.That(t, err != nil, "it listens where the socket cannot be made")
-	served := check.Value(sys.IsServed(path))(t)
-	check.That(t, served, "the socket of before has gone")
+	check.That(t, check.Value(sys.IsServed(path))(t), "the socket of before has gone")
 	check.Must(t, os.Remove(block))
 	second := check.Value(Replace(path))(t)
 	check.Must(t, first.Close())
@@ -165,8 +163,7 @@ func TestListenOnTheLongestPath(t *testing.T) {
 	dir := check.ShortDir(t)
 	path := filepath.Join(dir, strings.Repeat("x", sys.MaxSocketPath-len(dir)-1))
 	mustListen(t, path, 0o600, "")
-	conn := check.Value(net.Dial("unix", path))(t)
-	_ = conn.Close()
+	_ = check.Value(net.Dial("unix", path))(t).Close()
 }
 
 func TestManyListenAtOnce(t *testing.T) {

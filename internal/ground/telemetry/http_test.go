@@ -100,8 +100,7 @@ func TestAddressThatComesFree(t *testing.T) {
 	for s.Problem() != nil && t.Context().Err() == nil {
 		time.Sleep(time.Millisecond)
 	}
-	reply := check.Value(http.Get("http://" + s.Listen + "/readyz"))(t)
-	_ = reply.Body.Close()
+	_ = check.Value(http.Get("http://" + s.Listen + "/readyz"))(t).Body.Close()
 	told := logged.FilterLevelExact(zap.ErrorLevel).Len()
 	check.That(t, told == 1, "the problem was logged %d times", told)
 	check.That(t, logged.FilterMessageSnippet("served again").Len() == 1, "its end was not logged: %v", logged.All())

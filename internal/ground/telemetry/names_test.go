@@ -22,8 +22,7 @@ const root = "../../.."
 
 func readFile(t *testing.T, path string) string {
 	t.Helper()
-	raw := check.Value(os.ReadFile(root + "/" + path))(t)
-	return string(raw)
+	return string(check.Value(os.ReadFile(root + "/" + path))(t))
 }
 
 var (

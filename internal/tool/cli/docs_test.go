@@ -17,8 +17,7 @@ import (
 // The page must name every command, flag, exit code and check that there is.
 func TestDocsAreInStepWithHelp(t *testing.T) {
 	for _, root := range roots() {
-		data := check.Value(os.ReadFile("../../../docs/" + root.Name() + ".md"))(t)
-		page := string(data)
+		page := string(check.Value(os.ReadFile("../../../docs/" + root.Name() + ".md"))(t))
 		for _, cmd := range root.Commands() {
 			if cmd.Hidden || cmd.Name() == "help" || cmd.Name() == "completion" {
 				continue

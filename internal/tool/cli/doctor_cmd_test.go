@@ -23,8 +23,7 @@ func TestPlacesOfTheClusterAreThoseOfTheFront(t *testing.T) {
 	const named = "\ncluster: {kubeconfig: /x/kubelet.conf, nodeName: node-1}\n"
 	for text, want := range map[string]string{named: " ", named + "front: {enabled: true}": "/x/kubelet.conf node-1"} {
 		node := doctor.DefaultNode()
-		c := check.Value(configuration(text+"\nkeyOfANewerDaemon: 1", ""))(t)
-		node.Configure(c)
+		node.Configure(check.Value(configuration(text+"\nkeyOfANewerDaemon: 1", ""))(t))
 		check.Equal(t, node.Config.Cluster.Kubeconfig+" "+node.Config.Cluster.NodeName, want, "kubeconfig and node")
 	}
 }

@@ -274,8 +274,7 @@ func newBench(t *testing.T) *bench {
 
 func (b *bench) serve() *bench {
 	b.t.Helper()
-	l := check.Value(net.Listen("unix", b.socket))(b.t)
-	b.serveOn(l)
+	b.serveOn(check.Value(net.Listen("unix", b.socket))(b.t))
 	return b
 }
 

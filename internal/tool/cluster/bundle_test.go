@@ -146,8 +146,7 @@ func unpack(t *testing.T, name string) map[string]string {
 			return files
 		}
 		check.Must(t, err)
-		body := check.Value(io.ReadAll(reader))(t)
-		files[header.Name] = string(body)
+		files[header.Name] = string(check.Value(io.ReadAll(reader))(t))
 	}
 }
 

@@ -69,8 +69,7 @@ clusters: [{name: a, cluster: {server: %q}}], users: [{name: a}], contexts: [{na
 func (f *fake) answer(w http.ResponseWriter, value any) {
 	w.Header().Set("Content-Type", "application/json")
 	if message, is := value.(proto.Message); is {
-		raw := check.Value(protojson.Marshal(message))(f.t)
-		_, _ = w.Write(raw)
+		_, _ = w.Write(check.Value(protojson.Marshal(message))(f.t))
 		return
 	}
 	check.Must(f.t, json.NewEncoder(w).Encode(value))

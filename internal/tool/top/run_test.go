@@ -55,8 +55,7 @@ func begin(ctx context.Context, f *fakeAdmin, settings Settings) *play {
 
 func (p *play) modes() unix.Termios {
 	p.t.Helper()
-	modes := check.Value(unix.IoctlGetTermios(int(p.screen.Fd()), unix.TCGETS))(p.t)
-	return *modes
+	return *check.Value(unix.IoctlGetTermios(int(p.screen.Fd()), unix.TCGETS))(p.t)
 }
 
 func (p *play) text() string {

@@ -25,8 +25,7 @@ func golden(t *testing.T, name, got string) {
 	if *update {
 		check.Must(t, os.WriteFile(file, []byte(got+"\n"), 0o600))
 	}
-	want := check.Value(os.ReadFile(file))(t)
-	check.Same(t, cmp.Diff(string(want), got+"\n"), "%s (-want +got)", name)
+	check.Same(t, cmp.Diff(string(check.Value(os.ReadFile(file))(t)), got+"\n"), "%s (-want +got)", name)
 }
 
 func TestPictures(t *testing.T) {

@@ -183,8 +183,7 @@ func TestQuestionAboutADevice(t *testing.T) {
 	}{{own: 1}, {held: true, own: 1, count: 1}, {held: true, mountable: true, own: 1}, {kept: true, own: 1, count: 1}, {kept: true, held: true, mountable: true, own: 2, count: 1}} {
 		var kept map[string]*os.File
 		if c.kept {
-			file := check.Value(os.Open(os.DevNull))(t)
-			kept = map[string]*os.File{claimName(id): file}
+			kept = map[string]*os.File{claimName(id): check.Value(os.Open(os.DevNull))(t)}
 		}
 		table := newTable(t, nil, kept, &fakeOpeners{})
 		if c.held {

@@ -73,8 +73,7 @@ func TestNames(t *testing.T) {
 }
 
 func FuzzParse(f *testing.F) {
-	raw := check.Value(abi.Encode(testVolume()))(f)
-	f.Add(raw)
+	f.Add(check.Value(abi.Encode(testVolume()))(f))
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		info, err := abi.Parse(raw)
 		if err != nil {

@@ -93,8 +93,7 @@ func TestProgramsSurroundings(t *testing.T) {
 	out := filepath.Join(check.ShortDir(t), "out")
 	b, v := askedBy(t, `{ echo "$@"; env; pwd; cat; ls -l /proc/self/fd; } > `+out+` 2>&1; echo '{}'`)
 	check.Must(t, b.h.Freeze(t.Context(), v, 3*time.Second+time.Millisecond))
-	raw := check.Value(os.ReadFile(out))(t)
-	said := string(raw)
+	said := string(check.Value(os.ReadFile(out))(t))
 	check.That(t, strings.HasPrefix(said, "crust freeze "+v.ResolvedTarget+" 3\n"), "arguments: %s", said)
 	for _, bad := range []string{"SECRET_OF_OURS", "HOME=", "socket:", "inotify"} {
 		check.That(t, !strings.Contains(said, bad), "it was given %s:\n%s", bad, said)

@@ -111,8 +111,7 @@ func TestStatsJSON(t *testing.T) {
 
 func TestConditionIsBoundedAndPrintable(t *testing.T) {
 	body := `{"volume_condition":{"message":"` + strings.Repeat(`ä\u001b\n`, 2000) + `"}}`
-	report := check.Value(parseStatsJSON([]byte(body)))(t)
-	message := report.Condition.Message
+	message := check.Value(parseStatsJSON([]byte(body)))(t).Condition.Message
 	check.That(t, len(message) <= guest.MaxMessage && utf8.ValidString(message) && !strings.ContainsAny(message, "\x1b\n") && message != "",
 		"%d bytes: %q", len(message), sys.ClipTo(message, 64))
 }

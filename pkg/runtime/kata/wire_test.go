@@ -160,8 +160,7 @@ func exchange(t *testing.T, w io.Writer, reader *bufio.Reader, request string) (
 	response, err := http.ReadResponse(reader, nil)
 	check.Must(t, err)
 	defer func() { _ = response.Body.Close() }()
-	raw := check.Value(io.ReadAll(response.Body))(t)
-	return response.StatusCode, string(raw)
+	return response.StatusCode, string(check.Value(io.ReadAll(response.Body))(t))
 }
 
 // parse reads the recorded answer.
@@ -190,8 +189,7 @@ func TestRequestsToRuntimeRS(t *testing.T) {
 	b.h.SandboxAdded(v.PodUID, "sb1")
 
 	wire.answer(strings.TrimSuffix(known["stats ok"].Answer, "<open>"))
-	report := check.Value(b.h.Stats(t.Context(), v))(t)
-	bytes, inodes := totals(report)
+	bytes, inodes := totals(check.Value(b.h.Stats(t.Context(), v))(t))
 	check.That(t, bytes == int64(recordedFS.Blocks)*recordedFS.Bsize && inodes == int64(recordedFS.Files), "%d bytes and %d inodes", bytes, inodes)
 	check.Same(t, cmp.Diff([]string{known["stats ok"].Request}, wire.take()), "stats (-Kata +handler)")
 

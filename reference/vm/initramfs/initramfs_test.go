@@ -69,8 +69,7 @@ func TestArchive(t *testing.T) {
 	check.Must(t, os.WriteFile(program, []byte("the program"), 0o600))
 	_, path, err := Build(kernelTree(t), program, t.TempDir()+"/cache")
 	check.Must(t, err)
-	raw := check.Value(os.ReadFile(path))(t)
-	data, modes := read(t, raw)
+	data, modes := read(t, check.Value(os.ReadFile(path))(t))
 	for file, want := range map[string]string{
 		"init": "the program", "modules/virtio-blk.ko": "virtio-blk", "modules/xfs.ko": "xfs",
 		"modules/list": "boot virtio_ring.ko virtio.ko virtio_pci_modern_dev.ko virtio_pci.ko virtio-blk.ko virtio_console.ko\n" +

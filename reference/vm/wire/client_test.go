@@ -95,8 +95,7 @@ func ask(t *testing.T, l *liar) *Client {
 			RegisterContainersService(s, l)
 		})
 	}()
-	host := check.Value(net.Dial("unix", listener.Addr().String()))(t)
-	c := NewClient(host)
+	c := NewClient(check.Value(net.Dial("unix", listener.Addr().String()))(t))
 	t.Cleanup(func() { _ = c.Close(); _ = listener.Close(); <-ended })
 	return c
 }

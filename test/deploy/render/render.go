@@ -60,8 +60,7 @@ func complaints(err error) []byte {
 // Helm runs helm and gives what it wrote; its complaints are in the error.
 func Helm(t rig.T, args ...string) (string, error) {
 	t.Helper()
-	path := check.Value(helm())(t)
-	cmd := exec.Command(path, args...)
+	cmd := exec.Command(check.Value(helm())(t), args...)
 	home := t.TempDir() // helm keeps its files of the user out of the way
 	cmd.Env = append(os.Environ(), "HELM_CACHE_HOME="+home, "HELM_CONFIG_HOME="+home, "HELM_DATA_HOME="+home)
 	out, err := cmd.Output()
@@ -95,8 +94,7 @@ func Kustomizations(t rig.T) string {
 // Kustomize builds a directory.
 func Kustomize(t rig.T, dir string) string {
 	t.Helper()
-	path := check.Value(kustomize())(t)
-	out, err := exec.Command(path, "build", dir).Output()
+	out, err := exec.Command(check.Value(kustomize())(t), "build", dir).Output()
 	if err != nil {
 		t.Fatalf("kustomize build %s: %v: %s", dir, err, complaints(err))
 	}

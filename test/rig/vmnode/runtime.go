@@ -27,8 +27,7 @@ func Install(t rig.T, dir string, program func(name string) string) *Runtime {
 	t.Helper()
 	r := &Runtime{Program: dir + "/crust-vm", State: "/run/" + rig.Prefix("vm"), Config: dir + "/crust-vm.json"}
 	for _, name := range []string{"crust-vm", "crust-vm-agent"} {
-		raw := check.Value(os.ReadFile(program(name)))(t)
-		check.Must(t, os.WriteFile(dir+"/"+name, raw, 0o755)) //nolint:gosec // a program
+		check.Must(t, os.WriteFile(dir+"/"+name, check.Value(os.ReadFile(program(name)))(t), 0o755)) //nolint:gosec // a program
 	}
 	r.Configure(t, map[string]any{})
 	return r
@@ -65,8 +64,7 @@ func (r *Runtime) Configure(t rig.T, changes map[string]any) {
 	t.Helper()
 	keys := map[string]any{"kernel": Kernel(t), "stateDir": r.State, "program": r.Program, "bootTimeoutSeconds": 180, "memoryMiB": 320}
 	maps.Copy(keys, changes)
-	raw := check.Value(json.Marshal(keys))(t)
-	check.Must(t, os.WriteFile(r.Config, raw, 0o600))
+	check.Must(t, os.WriteFile(r.Config, check.Value(json.Marshal(keys))(t), 0o600))
 }
 
 // IsMachine tells whether a process is a virtual machine of these tests: its command line
