@@ -320,7 +320,6 @@ func TestOptionsOfAMountAlone(t *testing.T) {
 	check.Must(t, json.Unmarshal([]byte(want), &wanted))
 	check.That(t, reflect.DeepEqual(is, wanted), "%s", got)
 	for _, other := range []string{`{}`, `{"mounts":[]}`, `{"mounts":`} {
-		_, err := withOptions([]byte(other), map[int][]string{1: nil})
-		check.That(t, err != nil, "%s is taken", other)
+		check.That(t, check.Err(withOptions([]byte(other), map[int][]string{1: nil})) != nil, "%s is taken", other)
 	}
 }

@@ -85,8 +85,7 @@ func (r *testNode) wantNothingFrom(v *volume, what string) {
 		out, err := exec.Command(r.program, append([]string{"crust"}, args...)...).CombinedOutput()
 		check.That(r.t, err != nil && strings.Contains(string(out), "delete the pod"), "%s: %s: %v\n%s", what, args[0], err, out)
 	}
-	_, err := v.stats()
-	check.That(r.t, err != nil, "%s: the agent answers for it", what)
+	check.That(r.t, check.Err(v.stats()) != nil, "%s: the agent answers for it", what)
 }
 
 func (r *testNode) refusesContainer(pod *cri.Pod, v *volume, what string) {

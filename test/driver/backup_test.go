@@ -144,8 +144,7 @@ func TestBackup(t *testing.T) {
 	first := append([]string{"backup", v.first, "--from", v.imageOf(v.first), "--file", full}, server...)
 	v.wantKilled("backup-frame@1", first...)
 	v.wantKilled("backup-frame@20", first...)
-	_, err = os.Stat(full)
-	check.That(t, err != nil, "the backup has its name before it is complete")
+	check.That(t, check.Err(os.Stat(full)) != nil, "the backup has its name before it is complete")
 	v.restart() // the driver may end as well
 	v.mustBackup(first...)
 	second := append([]string{"backup", v.second, "--from", v.imageOf(v.second), "--file", increment, "--base-file", full}, server...)
@@ -201,8 +200,7 @@ func restoreBoth(t *testing.T, v *backedUp, full, increment string) {
 	image := v.dir + "/restored"
 	inFile := []string{"restore", full, increment, "--to", image}
 	v.wantKilled("restore-frame@30", inFile...)
-	_, err := os.Stat(image)
-	check.That(t, err != nil, "the image has its name before it is complete")
+	check.That(t, check.Err(os.Stat(image)) != nil, "the image has its name before it is complete")
 	got := resumed(t, v.mustBackup(append(inFile, "-o", "json")...))
 	check.That(t, got >= 20*mib, "only %d bytes of the image were not written again", got)
 	wantSame(t, image, v.imageOf(v.second))

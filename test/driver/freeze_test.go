@@ -91,8 +91,7 @@ func TestKilledWhileFrozen(t *testing.T) {
 	for _, point := range []string{"driver-frozen", "driver-taken"} {
 		for _, again := range []bool{true, false} { // while it is frozen still, or afterwards
 			r.restart("CRUST_FAILPOINTS=" + point + "=kill")
-			_, err := v.snapshot("s")
-			check.Require(t, err != nil, "%s: not hit", point)
+			check.Require(t, check.Err(v.snapshot("s")) != nil, "%s: not hit", point)
 			r.wait()
 			if !again {
 				v.wantWrites()

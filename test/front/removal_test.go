@@ -146,8 +146,7 @@ func (n *node) forceOff(v *volume, s *kata.Guest) {
 	n.Extra = "front: {enabled: false, abandonVolumes: true}\n" + deferAll
 	n.Start()
 	check.That(n.t, strings.Contains(n.Log(), "not all volumes that came through it are known to be gone"), "the log does not warn")
-	_, err := os.Stat(n.registration())
-	check.That(n.t, err != nil, "kubelet still has the registration, of a socket that nobody serves")
+	check.That(n.t, check.Err(os.Stat(n.registration())) != nil, "kubelet still has the registration, of a socket that nobody serves")
 	n.podWrites(s, "forced off")
 	n.wantGuarded(v, "pod-1")
 	got, err := n.Admin().GetVolume(n.t.Context(), &adminv1.GetVolumeRequest{Volume: v.TargetOf("pod-1")})

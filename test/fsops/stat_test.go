@@ -144,7 +144,6 @@ func TestDamageThatBtrfsCountsIsAbnormal(t *testing.T) {
 	wantFree(t, f.device)
 	overwrite(t, f.device, text[:100])
 	f = mounted(t, "btrfs", f.device, 0, "")
-	_, err := os.ReadFile(filepath.Join(f.dir, "file"))
-	check.Require(t, err != nil, "btrfs did not see it")
+	check.Require(t, check.Err(os.ReadFile(filepath.Join(f.dir, "file"))) != nil, "btrfs did not see it")
 	f.wantAbnormal(abi.ReasonErrors, "corruptions of its device 1")
 }

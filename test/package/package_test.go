@@ -118,8 +118,7 @@ func testLinks(t *testing.T, dir string) {
 				continue
 			}
 			count++
-			_, err := os.Stat(target)
-			check.That(t, err == nil, "%s: the link %s leads to nothing", page, link[1])
+			check.That(t, check.Err(os.Stat(target)) == nil, "%s: the link %s leads to nothing", page, link[1])
 		}
 	}
 	check.That(t, len(pages) >= 15 && count >= 100, "%d pages have %d links", len(pages), count)

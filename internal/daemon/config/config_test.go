@@ -137,8 +137,7 @@ func TestBadFilesAreRefusedByKey(t *testing.T) {
 			check.That(t, err != nil && strings.Contains(err.Error(), line) && strings.Contains(err.Error(), "config.yaml:"), "%q: got %v; want %q", file, err, line)
 		}
 	}
-	_, err := load(t, "", "--config", "/does/not/exist")
-	check.That(t, err != nil, "a missing file was taken")
+	check.That(t, check.Err(load(t, "", "--config", "/does/not/exist")) != nil, "a missing file was taken")
 }
 
 func TestEitherHandlerCanBeOff(t *testing.T) {
