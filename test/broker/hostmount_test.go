@@ -55,6 +55,7 @@ func mountAway(t *testing.T, disk string) (end func()) {
 	return end
 }
 
+// TestDeviceOfAMountingHandlerCanBeMounted, and its claim is taken up while it is.
 func TestDeviceOfAMountingHandlerCanBeMounted(t *testing.T) {
 	t.Parallel()
 	n := newMountingNode(t)
@@ -68,17 +69,6 @@ func TestDeviceOfAMountingHandlerCanBeMounted(t *testing.T) {
 	for _, in := range []volume.Instruction{n.forHost("pod-2", disk), n.instruction("pod-2", disk)} {
 		check.Kind(t, check.Err(n.Defer(t.Context(), in)), volume.InUse)
 	}
-	end()
-	n.unstage(v.Target)
-	n.noLeftovers()
-}
-
-func TestClaimOfAMountedDeviceIsTakenUp(t *testing.T) {
-	t.Parallel()
-	n := newMountingNode(t)
-	disk := rig.Disk(t, 32*mib, "ext4")
-	v := n.stage(n.forHost("pod-1", disk))
-	end := mountAway(t, disk)
 	n.restart()
 	for known := range n.Each() {
 		check.That(t, known.Problem == nil, "%s: %v", known.Target, known.Problem)
