@@ -18,9 +18,7 @@ import (
 	snapshotrig "github.com/crust-proxy/crust-proxy/test/rig/snapshots"
 )
 
-const (
-	thinSize = int64(1) << 40
-)
+const thinSize = int64(1) << 40
 
 // snapshots measures the streams of a volume of 1 TiB with 1 GiB of data, and the backups
 // made from them, against what else finds changes between two files or copies one.
