@@ -100,7 +100,9 @@ func TestAddressThatComesFree(t *testing.T) {
 	for s.Problem() != nil && t.Context().Err() == nil {
 		time.Sleep(time.Millisecond)
 	}
-	_ = check.Value(http.Get("http://" + s.Listen + "/readyz"))(t).Body.Close()
+	reply, err := http.Get("http://" + s.Listen + "/readyz")
+	check.Must(t, err)
+	_ = reply.Body.Close()
 	told := logged.FilterLevelExact(zap.ErrorLevel).Len()
 	check.That(t, told == 1, "the problem was logged %d times", told)
 	check.That(t, logged.FilterMessageSnippet("served again").Len() == 1, "its end was not logged: %v", logged.All())
@@ -138,7 +140,8 @@ func TestIdleConnectionsDoNotKeepProbesOut(t *testing.T) {
 		began := time.Now()
 		probe := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: listener.dial}}
 		// It waits for a place among maxConns, and no longer than the idle ones may take.
-		reply := check.Value(probe.Get("http://node/healthz"))(t)
+		reply, err := probe.Get("http://node/healthz")
+		check.Must(t, err)
 		_ = reply.Body.Close()
 		check.That(t, reply.StatusCode == http.StatusOK && time.Since(began) == headerTime, "got %d after %v", reply.StatusCode, time.Since(began))
 	})
@@ -171,7 +174,8 @@ func TestOnePeerDoesNotKeepProbesOut(t *testing.T) {
 		}
 		began := time.Now()
 		for n := range 2 * maxPerPeer { // also of the peer itself, as of kubelet on its node
-			reply := check.Value(client(byte(1 + n%2)).Get("http://node/healthz"))(t)
+			reply, err := client(byte(1 + n%2)).Get("http://node/healthz")
+			check.Must(t, err)
 			check.That(t, reply.StatusCode == http.StatusOK && reply.Close && time.Since(began) == 0, "got %+v after %v", reply, time.Since(began))
 			check.Must(t, reply.Body.Close())
 			synctest.Wait() // its place is free
