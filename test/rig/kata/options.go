@@ -3,9 +3,7 @@
 // the demo and the benchmarks use it; the daemon does not.
 package kata
 
-import (
-	"golang.org/x/sys/unix"
-)
+import "golang.org/x/sys/unix"
 
 // Flavor is one of Kata's two runtimes.
 type Flavor uint8
