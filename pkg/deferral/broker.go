@@ -300,11 +300,19 @@ const undoTime = 30 * time.Second
 // Release releases a volume that its user has left. A target that is unknown is a success. A refusal is
 // shown with the volume until it is released or published again.
 func (b *Broker) Release(ctx context.Context, path string) (*volume.Volume, error) {
+	var key volume.Key
 	t, err := b.targets.root.Resolve(path)
+	if err == nil {
+		defer t.Close()
+		key = t.Key
+	}
+	if known := b.table.movedFrom(path, key); known != nil && (err == nil || volume.KindOf(err) == volume.Invalid) {
+		return &known.rec.Volume, volume.Errorf(volume.Busy, "volume %s: it is on record, published while the kubelet root was not "+
+			"what it is today: put that back to release it", path)
+	}
 	if err != nil {
 		return nil, err
 	}
-	defer t.Close()
 	v, err := b.release(ctx, t)
 	if v != nil && err != nil && volume.KindOf(err) != volume.Canceled {
 		b.table.setRefusal(v.Key, err)

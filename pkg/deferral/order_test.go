@@ -10,6 +10,7 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral/claim"
+	"github.com/crust-proxy/crust-proxy/pkg/deferral/guard"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 	"github.com/crust-proxy/crust-proxy/test/check"
 )
@@ -340,6 +341,11 @@ func TestRootThatLeadsElsewhere(t *testing.T) {
 	for _, err := range []error{released, restored} {
 		s.wants(err, volume.Invalid, s.asked().Target, "leads to")
 	}
+	s.wants(check.Err(s.b.Release(t.Context(), s.asked().Target)), volume.Busy, "kubelet root")
+	was := s.b.targets.root
+	s.b.targets.root = guard.NewRoot(t.TempDir(), "") // of another configuration
+	s.wants(check.Err(s.b.Release(t.Context(), s.asked().Target)), volume.Busy, "kubelet root")
+	s.b.targets.root = was
 	s.saw()
 	s.is("claimed volumes")
 	check.Value(s.b.ReleaseKey(t.Context(), s.key, true))(t)

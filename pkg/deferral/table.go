@@ -228,6 +228,16 @@ func (t *table) after(target string, key volume.Key, most int) []*entry {
 	return slices.Clone(t.ordered[at:min(len(t.ordered), at+most)])
 }
 
+// movedFrom returns the volume that was published at a target while that led to another key, or nil.
+func (t *table) movedFrom(target string, key volume.Key) *entry {
+	for _, e := range t.after(target, "", 1) {
+		if e.rec.Target == target && e.rec.ResolvedTarget != "" && !t.has(key) {
+			return e
+		}
+	}
+	return nil
+}
+
 // position needs the lock.
 func (t *table) position(target string, key volume.Key) (at int, found bool) {
 	return slices.BinarySearchFunc(t.ordered, key, func(e *entry, key volume.Key) int { return e.compare(target, key) })

@@ -76,11 +76,6 @@ func (u *unpublishCall) release(ctx context.Context) (*volume.Volume, error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, on := range u.proxy.volumes.OfOrigin(u.id.Driver, u.id.ID) {
-		if found == nil && on.Target == u.target {
-			return on.Volume, rootMoved(u.target, u.proxy.cfg.KubeletRoot)
-		}
-	}
 	if found != nil {
 		if err := decision.CheckSameVolume(found.Volume, u.id.Driver, u.id.ID); err != nil {
 			return nil, err
