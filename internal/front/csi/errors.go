@@ -43,9 +43,8 @@ func notLookedUp(target string, err error) error {
 	return volume.Errorf(volume.Busy, "volume %s: it cannot be looked up, so nothing is done with it: %w", target, err)
 }
 
-func rootMoved(target, root string) error {
-	return volume.Errorf(volume.Busy, "volume %s: it is on record, published while kubeletRoot was not what %s is today: put kubeletRoot back to release it",
-		target, root)
+func inlineAtTarget(target string) error {
+	return volume.Errorf(volume.Denied, "volume %s: the pod has an inline volume that is named like this one, and mounted there: give that another name", target)
 }
 
 func stillPublished(id staging.VolumeID, target string) error {

@@ -9,6 +9,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/crust-proxy/crust-proxy/internal/front/csi/decision"
+	"github.com/crust-proxy/crust-proxy/internal/front/kubelet"
 	"github.com/crust-proxy/crust-proxy/internal/front/policy"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 	"github.com/crust-proxy/crust-proxy/test/check"
@@ -96,14 +97,20 @@ func TestMountOverTheTargetIsNoPublish(t *testing.T) {
 	r.ok(nil, r.use("kata", false))
 	r.mounted(r.target("runc"))
 	r.driver.setCaps()
-	r.restart()
 	publish := r.publishReq("runc")
 	publish.StagingTargetPath = ""
-	r.driver.said()
+	with := func(then policy.ThenOnHost, volumes ...decision.PodVolume) {
+		r.cfg.Policy, r.cfg.Pods = markPolicy(then), fakePods{"runc": {UID: "runc", RuntimeHandler: "runc", Volumes: volumes}}
+		r.restart()
+		r.driver.said()
+	}
+	own := one(decision.PodVolume{Claim: "data"})[0]
+	with(policy.HostAllowed, own, decision.PodVolume{Name: kubelet.VolumeName(r.target("runc")), Driver: "nfs.example.com"})
+	r.refused(r.tryPublish(publish), codes.PermissionDenied, "inline volume")
+	with("", own)
 	r.refused(r.tryPublish(publish), codes.PermissionDenied, "guest may have written")
 	r.said()
-	r.cfg.Policy = markPolicy(policy.HostAllowed)
-	r.restart()
+	with(policy.HostAllowed, own)
 	r.ok(nil, r.tryPublish(publish))
 	r.said("publish-mount kubelet")
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/front/csi/decision"
 	"github.com/crust-proxy/crust-proxy/internal/front/csi/refusal"
 	"github.com/crust-proxy/crust-proxy/internal/front/csi/staging"
+	"github.com/crust-proxy/crust-proxy/internal/front/kubelet"
 	"github.com/crust-proxy/crust-proxy/internal/front/policy"
 	"github.com/crust-proxy/crust-proxy/internal/ground/telemetry"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
@@ -122,8 +123,8 @@ func (p *publishCall) decide(ctx context.Context) (err error) {
 	}
 	var kept bool
 	if p.verdict, kept = p.rules.KeptAtPublish(&p.state); kept {
-		if mounted { // also by a volume of the pod's own choice, which it may name like this one
-			return p.rules.CheckMark(p.w, &p.verdict)
+		if mounted {
+			return p.checkMounted(ctx)
 		}
 		return nil
 	}
@@ -133,6 +134,16 @@ func (p *publishCall) decide(ctx context.Context) (err error) {
 	p.state.Holder = func(target string) string { return p.proxy.front.podAt(ctx, target) }
 	p.verdict, err = p.rules.Publish(p.w, &p.state, p.pod)
 	return err
+}
+
+// checkMounted asks whether the mount at the target is the volume's, of which nothing is on record: the pod may have an
+// inline volume that is named like this one, and so has its target. Where the pod is not known, it counts as this one's.
+func (p *publishCall) checkMounted(ctx context.Context) error {
+	pod, _ := p.proxy.front.podFor(ctx, p.w)
+	if pod != nil && p.w.InlineName == "" && pod.Pod.HasInline(kubelet.VolumeName(p.target)) {
+		return refusal.WithParty(refusal.PartyPod, inlineAtTarget(p.target))
+	}
+	return p.rules.CheckMark(p.w, &p.verdict)
 }
 
 // checkTarget refuses a target that has another volume, and finishes a removal of the same

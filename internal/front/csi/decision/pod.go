@@ -67,6 +67,11 @@ type PodContext struct {
 	Annotated bool
 }
 
+// HasInline reports whether the pod has an inline volume of a name.
+func (p *Pod) HasInline(name string) bool {
+	return slices.ContainsFunc(p.Volumes, func(v PodVolume) bool { return v.Claim == "" && v.Name == name })
+}
+
 // ForVolume finds a volume in the pod, and reads what the pod's annotation asks for. An
 // inline volume is found by its name in the pod.
 func (p *Pod) ForVolume(driver, volumeID, inlineName string) (*PodContext, error) {
