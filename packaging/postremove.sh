@@ -6,7 +6,7 @@ case "$1" in
 purge)
 	# dpkg removed config.yaml; what an operator put beside it goes too, but not what the runtimes read, which may stay.
 	rm -rf /var/lib/crust-proxy
-	find /etc/crust-proxy -depth -mindepth 1 ! -name 'crust-*.json' -delete 2>/dev/null || true
+	find /etc/crust-proxy -depth -mindepth 1 ! -name crust-runc.json ! -name crust-vm.json -delete 2>/dev/null || true
 	rmdir /etc/crust-proxy 2>/dev/null || true
 	;;
 # Nothing is behind what it ran with, by which an empty file would start with the front after the next install.

@@ -48,7 +48,7 @@ type connection struct {
 // replaced reports whether another socket has come in place of the one that it leads to. The process behind that one may
 // hang, and keeps the connection then.
 func (c *connection) replaced() bool {
-	now, reached := idAt(c.endpoint), c.reached.Load()
+	now, reached := idBehind(c.endpoint), c.reached.Load()
 	return reached != nil && now != (socketID{}) && now != *reached
 }
 
@@ -121,7 +121,7 @@ func (r *Registry) reach(info *Driver) (*connection, error) {
 	}
 	link := &connection{endpoint: info.Endpoint}
 	conn, err := dial(info.Endpoint, func(ctx context.Context, socket string) (net.Conn, error) {
-		id := idAt(socket)
+		id := idBehind(socket)
 		link.reached.Store(&id)
 		return dialOther(ctx, socket, r.cfg.Self)
 	})
@@ -193,13 +193,13 @@ func (f *served) repair(cfg *Config) {
 	select {
 	case <-f.ended:
 	default:
-		if idAt(f.socket) == f.made {
+		if id := idAt(f.socket); id == f.made && id != (socketID{}) {
 			return
 		}
 	}
 	_ = f.listener.Close()
 	<-f.ended
-	err := cfg.MakeDirs()
+	err := os.MkdirAll(cfg.Sockets, 0o700)
 	if err == nil {
 		err = f.listen(cfg.Log)
 	}

@@ -23,9 +23,14 @@ type socketID struct {
 }
 
 // idAt returns the id of the socket at a path, or the zero id where none is.
-func idAt(path string) socketID {
+func idAt(path string) socketID { return idBy(unix.Lstat, path) }
+
+// idBehind is idAt for a path that may be a link.
+func idBehind(path string) socketID { return idBy(unix.Stat, path) }
+
+func idBy(stat func(path string, st *unix.Stat_t) error, path string) socketID {
 	var st unix.Stat_t
-	if unix.Lstat(path, &st) != nil {
+	if stat(path, &st) != nil {
 		return socketID{}
 	}
 	return socketID{inode: st.Ino, made: st.Mtim}

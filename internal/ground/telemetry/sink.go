@@ -31,20 +31,25 @@ type sink struct {
 
 // Write drops what it cannot write, without an error: zap would write that to stderr, which may be this file.
 func (s *sink) Write(line []byte) (int, error) {
-	if s.dropped > 0 && s.reportDropped() {
+	if s.write(append(s.reportDropped(), line...)) {
 		s.dropped = 0
-	}
-	if s.dropped > 0 || !s.write(line) {
+	} else {
 		s.dropped++
 	}
 	return len(line), nil
 }
 
-// reportDropped logs how many lines were dropped, if somebody reads that. The first may have been written in part.
-func (s *sink) reportDropped() bool {
+// reportDropped says how many lines were dropped. The first may have been written in part.
+func (s *sink) reportDropped() []byte {
+	if s.dropped == 0 {
+		return nil
+	}
 	entry := zapcore.Entry{Level: zap.WarnLevel, Time: time.Now(), Message: "lines of the log were dropped, because nobody read it"}
 	line, err := s.encoder.EncodeEntry(entry, []zap.Field{zap.Int("lines", s.dropped)})
-	return err == nil && s.write([]byte("\n"+line.String()))
+	if err != nil {
+		return nil
+	}
+	return append([]byte{'\n'}, line.Bytes()...)
 }
 
 func (s *sink) write(text []byte) (whole bool) {

@@ -30,7 +30,7 @@ func checkDaemon(_ context.Context, n Node, d Daemon) []Finding {
 		return found
 	}
 	if is := d.Node.GetVersion(); is != sys.Version() {
-		return []Finding{warning("finish the upgrade: crust-proxy validate says why the installed one may not start",
+		return []Finding{warning("finish the upgrade (crust-proxy validate says why the package's may not start), or use the crustctl beside that daemon",
 			"crust-proxy %s answers, and this program is %s", is, sys.Version())}
 	}
 	return []Finding{okay("crust-proxy %s answers, %d volumes", d.Node.GetVersion(), len(d.Volumes))}

@@ -181,11 +181,11 @@ func (m *guestMemory) markEmpty(key volume.Key, dir string) {
 		if g.empty == nil || len(g.empty) >= maxShared {
 			g.empty = make(map[string]time.Time)
 		}
-		since := cmp.Or(g.empty[dir], time.Now())
-		if time.Since(since) >= settled {
-			since = time.Time{}
+		if since, known := g.empty[dir]; !known {
+			g.empty[dir] = time.Now()
+		} else if time.Since(since) >= settled {
+			g.empty[dir] = time.Time{}
 		}
-		g.empty[dir] = since
 	})
 }
 
