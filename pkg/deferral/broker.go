@@ -306,8 +306,8 @@ func (b *Broker) Release(ctx context.Context, path string) (*volume.Volume, erro
 		defer t.Close()
 		key = t.Key
 	}
-	if known := b.table.movedFrom(path, key); known != nil && (err == nil || volume.KindOf(err) == volume.Invalid) {
-		return &known.rec.Volume, volume.Errorf(volume.Busy, "volume %s: it is on record, published while the kubelet root was not "+
+	if known := movedFrom(b.table, path, key); known != nil && (err == nil || volume.KindOf(err) == volume.Invalid) {
+		return &known.rec.Volume, volume.Errorf(volume.Busy, "volume %s: it is on record, published while the root directory was not "+
 			"what it is today: put that back to release it", path)
 	}
 	if err != nil {

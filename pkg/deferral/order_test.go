@@ -341,10 +341,10 @@ func TestRootThatLeadsElsewhere(t *testing.T) {
 	for _, err := range []error{released, restored} {
 		s.wants(err, volume.Invalid, s.asked().Target, "leads to")
 	}
-	s.wants(check.Err(s.b.Release(t.Context(), s.asked().Target)), volume.Busy, "kubelet root")
+	s.wants(check.Err(s.b.Release(t.Context(), s.asked().Target)), volume.Busy, "root directory")
 	was := s.b.targets.root
 	s.b.targets.root = guard.NewRoot(t.TempDir(), "") // of another configuration
-	s.wants(check.Err(s.b.Release(t.Context(), s.asked().Target)), volume.Busy, "kubelet root")
+	s.wants(check.Err(s.b.Release(t.Context(), s.asked().Target)), volume.Busy, "root directory")
 	s.b.targets.root = was
 	s.saw()
 	s.is("claimed volumes")
