@@ -34,7 +34,9 @@ func (a *attempt) repeat(ctx context.Context, rec *record) (*volume.Volume, erro
 			"this call asks for something else: unstage it first", a.in.Target, rec.Device.Path, rec.FSType)
 	}
 	_, err := a.b.restorer.restore(ctx, rec, a.target)
-	a.b.table.setProblem(rec.Key, err)
+	if known := a.b.table.get(rec.Key); err != nil || known == nil || !known.hasOrphans() {
+		a.b.table.setProblem(rec.Key, err)
+	}
 	if err != nil {
 		// A final code would promise that nothing is left.
 		return nil, volume.Errorf(volume.Busy, "volume %s: it is published, and cannot be put right yet: %w", a.in.Target, err)

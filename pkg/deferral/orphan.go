@@ -88,11 +88,11 @@ type candidate struct {
 	ids []string
 }
 
-// named lists the processes that have the device and name a sandbox of the volume.
-func (o *orphans) named(ctx context.Context, rec *record, handler Tracking) (found []candidate, err error) {
+// ask lists the processes that have the device and name a sandbox of the volume, and the others. With an error they may
+// not be all.
+func (o *orphans) ask(ctx context.Context, rec *record, handler Tracking) (found []candidate, others []string, err error) {
 	holders, err := o.claims.OpenHolders(ctx, rec.claim())
 	known := handler.Sandboxes(&rec.Volume)
-	var others []string
 	for _, p := range holders {
 		one := examine(p, &rec.Volume, known)
 		p.Close()
@@ -105,6 +105,12 @@ func (o *orphans) named(ctx context.Context, rec *record, handler Tracking) (fou
 		}
 		found = append(found, one)
 	}
+	return found, others, err
+}
+
+// named lists the processes that have the device and name a sandbox of the volume.
+func (o *orphans) named(ctx context.Context, rec *record, handler Tracking) (found []candidate, err error) {
+	found, others, err := o.ask(ctx, rec, handler)
 	switch {
 	case len(found) > 0:
 		return found, nil
@@ -167,11 +173,11 @@ func (o *orphans) end(ctx context.Context, rec *record, pids []int, by string) (
 		o.observer.OrphanEnded(&rec.Volume, one, by, survived)
 		err = cmp.Or(err, survived)
 	}
-	if known := o.table.get(rec.Key); err != nil || held == nil || known == nil || known.removing || known.refusal != nil {
-		return killed, cmp.Or(err, held)
+	if known := o.table.get(rec.Key); held != nil && known != nil && !known.removing && known.refusal == nil {
+		o.users.Drop(rec.Key) // a sandbox that is to have the volume has it
+		held = nil
 	}
-	o.users.Drop(rec.Key) // a sandbox that is to have the volume has it
-	return killed, nil
+	return killed, cmp.Or(err, held)
 }
 
 // survived returns the error for a process that was killed and still has the device open. held is that of RefuseUsed.
@@ -243,11 +249,17 @@ const lookTime = 3 * time.Second
 
 // orphanError is part of the problem of a volume that orphans have beside the sandbox that came after theirs.
 type orphanError struct {
+	text  string
 	pids  []int
 	since time.Time
 }
 
-func (e *orphanError) Error() string { return "which the container runtime does not know any more" }
+func (e *orphanError) Error() string { return e.text }
+
+func (e *entry) hasOrphans() bool {
+	_, is := errors.AsType[*orphanError](e.problem)
+	return is
+}
 
 // look fails if a volume in use has orphans. Its user may get another sandbox without a release that would end them, and
 // two VMs then have one disk.
@@ -259,38 +271,48 @@ func (o *orphans) look(ctx context.Context, known *entry) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, lookTime)
 	defer cancel()
+	before, shown := errors.AsType[*orphanError](known.problem)
 	found, _, err := o.find(ctx, rec)
 	if err != nil {
-		if named, err := o.named(ctx, rec, handler); err == nil || volume.KindOf(err) == volume.NotFound {
+		// The VM of the other sandbox has the device, or it is not known who has.
+		if now, others, err := o.ask(ctx, rec, handler); err == nil && len(now)+len(others) > 0 {
 			handler.ForgetEnded(&rec.Volume, func(id string) bool {
-				return slices.ContainsFunc(named, func(c candidate) bool { return slices.Contains(c.ids, id) })
+				return slices.ContainsFunc(now, func(c candidate) bool { return slices.Contains(c.ids, id) })
 			})
 		}
-		return nil //nolint:nilerr // the VM of the other sandbox has the device, or it is not known who has
+		if shown && volume.KindOf(err) == volume.Busy { // it may still be one, but was not found twice in turn
+			return volume.Errorf(volume.Busy, "%w", &orphanError{text: before.text, pids: before.pids, since: time.Now()})
+		}
+		return nil
 	}
-	now := &orphanError{since: time.Now()}
+	now := &orphanError{since: time.Now(), text: fmt.Sprintf("volume %s: process %d (%q) of sandbox %s, which the container runtime does not know any more, "+
+		"has its device %s open beside the sandbox that came after it: `crustctl end` ends it",
+		rec.Target, found[0].PID, found[0].Program, found[0].Sandbox, rec.Device.Path)}
 	for _, one := range found {
 		now.pids = append(now.pids, one.PID)
 	}
-	if before, is := errors.AsType[*orphanError](known.problem); is && slices.Equal(before.pids, now.pids) {
+	if shown && slices.Equal(before.pids, now.pids) {
 		now = before
 	}
-	return volume.Errorf(volume.Busy, "volume %s: process %d (%q) of sandbox %s, %w, has its device %s open beside the sandbox that came after it: "+
-		"`crustctl end` ends it", rec.Target, found[0].PID, found[0].Program, found[0].Sandbox, now, rec.Device.Path)
+	return volume.Errorf(volume.Busy, "%w", now)
 }
 
-// endSeen ends the orphans that look has found twice, orphanTime apart, and returns their volumes.
-func (o *orphans) endSeen(ctx context.Context) (of []volume.Key) {
-	for _, known := range o.table.where(func(e *entry) bool { return o.auto && e.problem != nil && !e.removing }) {
-		seen, is := errors.AsType[*orphanError](known.problem)
-		if !is || time.Since(seen.since) < orphanTime {
-			continue
-		}
-		if killed, _ := o.end(ctx, known.rec, seen.pids, "crust-proxy"); len(killed) > 0 { // an error is with the observer
-			of = append(of, known.rec.Key)
-		}
+// seen are the volumes with orphans that look has found twice in turn, orphanTime apart.
+func (o *orphans) seen() []*entry {
+	return o.table.where(func(e *entry) bool {
+		seen, is := errors.AsType[*orphanError](e.problem)
+		return is && o.auto && !e.removing && time.Since(seen.since) >= orphanTime
+	})
+}
+
+// endSeen ends those orphans, and reports whether one was killed.
+func (o *orphans) endSeen(ctx context.Context, known *entry) bool {
+	seen, is := errors.AsType[*orphanError](known.problem)
+	if !is {
+		return false
 	}
-	return of
+	killed, _ := o.end(ctx, known.rec, seen.pids, "crust-proxy") // an error is with the observer
+	return len(killed) > 0
 }
 
 // Orphans lists the orphans that have the device of a volume open. If there are none, the error says why.

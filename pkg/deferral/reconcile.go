@@ -144,8 +144,14 @@ func (r *reconciler) run(ctx context.Context) (ReconcileReport, error) {
 	if err != nil {
 		return found.take(true), err
 	}
-	for _, key := range r.remover.orphans.endSeen(ctx) {
-		r.reconcile(ctx, key, &found)
+	orphans := r.remover.orphans
+	err = r.table.each(ctx, orphans.seen(), func(ctx context.Context, known *entry) {
+		if orphans.endSeen(ctx, known) {
+			r.reconcile(ctx, known.rec.Key, &found)
+		}
+	})
+	if err != nil {
+		return found.take(true), err
 	}
 	for _, known := range r.table.left() {
 		found.add(&known.rec.Volume, "restore volume", r.table.refuseHung(known.rec.Key))

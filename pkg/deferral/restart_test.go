@@ -464,13 +464,20 @@ func TestOrphanBesideTheNextSandbox(t *testing.T) {
 		reconcile(true, restored...)
 	}
 	check.Equal(t, len(s.ended), 0, "orphans that were ended")
+	s.fail["disowned"] = volume.Errorf(volume.Busy, "the runtime cannot be asked")
+	reconcile(true, append(restored[:3:3], "forget-ended true claimed volumes")...)
+	s.fail["disowned"] = nil
+	in := s.asked()
+	check.Must(t, check.Err(s.b.Defer(t.Context(), in)))
+	s.said = nil
+	reconcile(true, restored...)
 	seen, _ := errors.AsType[*orphanError](s.b.table.get(s.key).problem)
 	seen.since = seen.since.Add(-orphanTime)
 	check.Value(s.b.Reconcile(t.Context()))(t)
 	check.Fails(t, vmm.Wait(), "killed")
 	check.Equal(t, strings.Join(s.ended, ", "), fmt.Sprint(vmm.Process.Pid, " by crust-proxy: <nil>"), "told")
 	s.holders, s.said = nil, nil
-	reconcile(false, append(restored[:2:2], "forget-ended false claimed volumes")...)
+	reconcile(false, restored[:2]...) // who sees no process, as without the host's PIDs, forgets no sandbox
 }
 
 // TestOrphanThatSurvives is no orphan that was ended, as where its storage hangs. It is told by whom.

@@ -248,10 +248,10 @@ func (b *bindings) Sandboxes(v *volume.Volume) []string {
 	return ids
 }
 
-// Several reports whether other sandboxes than one that is listed were seen to have the volume.
+// Several reports whether sandboxes were seen to have the volume before one that is listed.
 func (b *bindings) Several(v *volume.Volume) bool {
 	ids := b.notes.of(v.Key)
-	return len(ids) > 1 && slices.ContainsFunc(ids, b.isListed)
+	return len(ids) > 1 && b.isListed(ids[len(ids)-1])
 }
 
 // ForgetEnded forgets those that have ended, unless a VM has outlived them.

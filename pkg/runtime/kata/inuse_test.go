@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
@@ -220,6 +221,12 @@ func TestNotesDoNotGrow(t *testing.T) {
 	b.h.Tracking().ForgetEnded(v, func(id string) bool { return id == "one" })
 	left("one", "two")
 	check.That(t, b.h.Tracking().Several(v), "the sandbox whose VM may live is forgotten")
+	notes := b.h.bindings.notes
+	notes.add(v.Key, "again", b.h.bindings.ended)
+	check.That(t, !b.h.Tracking().Several(v), "the last sandbox is not listed, and others are orphans beside it")
+	later := time.Now().Add(time.Minute)
+	check.Must(t, os.Chtimes(notes.file(v.Key, "again"), later, later))
+	check.Equal(t, strings.Join(check.Value(openNotes(notes.dir, notes.log))(t).of(v.Key), " "), "one two again", "after a restart")
 	b.h.Tracking().ForgetEnded(v, func(string) bool { return false })
 	left("two")
 	for i := range 2 * maxNoted {

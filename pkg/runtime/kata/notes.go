@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
@@ -53,7 +54,20 @@ func openNotes(dir string, log *zap.Logger) (*notes, error) {
 			n.ids[volume.Key(key)] = append(n.ids[volume.Key(key)], id)
 		}
 	}
+	for key, ids := range n.ids {
+		if len(ids) > 1 { // in the order in which they came, as in memory
+			slices.SortStableFunc(ids, func(a, b string) int { return n.made(key, a).Compare(n.made(key, b)) })
+		}
+	}
 	return n, nil
+}
+
+// made is when a sandbox was recorded, or zero.
+func (n *notes) made(key volume.Key, id string) (at time.Time) {
+	if info, err := os.Lstat(n.file(key, id)); err == nil {
+		at = info.ModTime()
+	}
+	return at
 }
 
 func (n *notes) file(key volume.Key, id string) string {
