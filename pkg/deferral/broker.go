@@ -146,7 +146,7 @@ func NewBroker(cfg Config) (*Broker, error) {
 	b.claims = claim.NewTable(cfg.Keeper, cfg.Kept, b.users)
 	b.restorer = &restorer{claims: b.claims, targets: b.targets, handlers: handlers}
 	b.orphans = &orphans{
-		boot: boot, claims: b.claims, users: b.users, handlers: handlers, table: b.table, auto: cfg.EndOrphans, observer: cfg.Observer,
+		boot: boot, claims: b.claims, users: b.users, handlers: handlers, table: b.table, auto: cfg.EndOrphans, observer: cfg.Observer, patience: claim.EndTime,
 	}
 	b.remover = &remover{
 		boot: boot, targets: b.targets, store: files, claims: b.claims, users: b.users, handlers: handlers, table: b.table,

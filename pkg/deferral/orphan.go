@@ -49,6 +49,7 @@ type orphans struct {
 	table    *table
 	// auto is set if a release ends the orphans that block it.
 	auto     bool
+	patience time.Duration // with those that were killed
 	observer Observer
 }
 
@@ -167,7 +168,7 @@ func (o *orphans) end(ctx context.Context, rec *record, pids []int, by string) (
 	if len(killed) == 0 {
 		return nil, cmp.Or(err, volume.Errorf(volume.NotFound, "volume %s: the process has ended, or is not an orphan any more: repeat", rec.Target))
 	}
-	held := o.claims.RefuseUsed(context.WithoutCancel(ctx), rec.claim(), claim.EndTime)
+	held := o.awaitEnd(context.WithoutCancel(ctx), rec, killed)
 	for _, one := range killed {
 		survived := o.survived(ctx, rec, one, held)
 		o.observer.OrphanEnded(&rec.Volume, one, by, survived)
@@ -180,15 +181,32 @@ func (o *orphans) end(ctx context.Context, rec *record, pids []int, by string) (
 	return killed, cmp.Or(err, held)
 }
 
-// survived returns the error for a process that was killed and still has the device open. held is that of RefuseUsed.
-func (o *orphans) survived(ctx context.Context, rec *record, one Orphan, held error) error {
-	if held == nil {
-		return nil
+// awaitEnd waits until none of those that were killed has the device, and returns the error of RefuseUsed: the next
+// sandbox may have it.
+func (o *orphans) awaitEnd(ctx context.Context, rec *record, killed []Orphan) (held error) {
+	waiting, cancel := context.WithTimeout(ctx, o.patience)
+	defer cancel()
+	for pause := 50 * time.Millisecond; ; pause *= 2 {
+		held = o.claims.RefuseUsed(ctx, rec.claim(), 0)
+		if held == nil || !o.haveDevice(ctx, rec, killed) || !sys.Sleep(waiting, pause) {
+			return held
+		}
 	}
+}
+
+// haveDevice reports whether one of those that were killed may still have the device open.
+func (o *orphans) haveDevice(ctx context.Context, rec *record, killed []Orphan) bool {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), claim.ReleaseTime)
 	defer cancel()
 	holders, err := o.claims.Holders(ctx, rec.claim()) // not opened: to read the arguments of one that is ending may hang
-	if err == nil && !slices.ContainsFunc(holders, func(h openers.Holder) bool { return h.PID == one.PID }) {
+	return err != nil || slices.ContainsFunc(killed, func(one Orphan) bool {
+		return slices.ContainsFunc(holders, func(h openers.Holder) bool { return h.PID == one.PID })
+	})
+}
+
+// survived returns the error for a process that was killed and still has the device open. held is that of RefuseUsed.
+func (o *orphans) survived(ctx context.Context, rec *record, one Orphan, held error) error {
+	if held == nil || !o.haveDevice(ctx, rec, []Orphan{one}) {
 		return nil // another process has it
 	}
 	return fmt.Errorf("it was killed and has not ended in %v, as where its storage does not answer: restore that, or reboot the node: %w", claim.EndTime, held)
@@ -251,7 +269,7 @@ const lookTime = 3 * time.Second
 type orphanError struct {
 	text  string
 	pids  []int
-	since time.Time
+	since time.Time // zero if the last look could not tell
 }
 
 func (e *orphanError) Error() string { return e.text }
@@ -275,13 +293,14 @@ func (o *orphans) look(ctx context.Context, known *entry) error {
 	found, _, err := o.find(ctx, rec)
 	if err != nil {
 		// The VM of the other sandbox has the device, or it is not known who has.
-		if now, others, err := o.ask(ctx, rec, handler); err == nil && len(now)+len(others) > 0 {
+		now, others, err := o.ask(ctx, rec, handler)
+		if err == nil && len(now)+len(others) > 0 {
 			handler.ForgetEnded(&rec.Volume, func(id string) bool {
 				return slices.ContainsFunc(now, func(c candidate) bool { return slices.Contains(c.ids, id) })
 			})
 		}
-		if shown && volume.KindOf(err) == volume.Busy { // it may still be one, but was not found twice in turn
-			return volume.Errorf(volume.Busy, "%w", &orphanError{text: before.text, pids: before.pids, since: time.Now()})
+		if shown && (err != nil || slices.ContainsFunc(now, func(c candidate) bool { return slices.Contains(before.pids, c.PID) })) {
+			return volume.Errorf(volume.Busy, "%w", &orphanError{text: before.text, pids: before.pids}) // it may still be one
 		}
 		return nil
 	}
@@ -291,7 +310,8 @@ func (o *orphans) look(ctx context.Context, known *entry) error {
 	for _, one := range found {
 		now.pids = append(now.pids, one.PID)
 	}
-	if shown && slices.Equal(before.pids, now.pids) {
+	slices.Sort(now.pids)
+	if shown && !before.since.IsZero() && slices.Equal(before.pids, now.pids) {
 		now = before
 	}
 	return volume.Errorf(volume.Busy, "%w", now)
@@ -301,7 +321,7 @@ func (o *orphans) look(ctx context.Context, known *entry) error {
 func (o *orphans) seen() []*entry {
 	return o.table.where(func(e *entry) bool {
 		seen, is := errors.AsType[*orphanError](e.problem)
-		return is && o.auto && !e.removing && time.Since(seen.since) >= orphanTime
+		return is && o.auto && !e.removing && !seen.since.IsZero() && time.Since(seen.since) >= orphanTime
 	})
 }
 
@@ -311,6 +331,8 @@ func (o *orphans) endSeen(ctx context.Context, known *entry) bool {
 	if !is {
 		return false
 	}
+	ctx, cancel := context.WithTimeout(ctx, lookTime)
+	defer cancel()
 	killed, _ := o.end(ctx, known.rec, seen.pids, "crust-proxy") // an error is with the observer
 	return len(killed) > 0
 }

@@ -466,6 +466,7 @@ func TestOrphanBesideTheNextSandbox(t *testing.T) {
 	check.Equal(t, len(s.ended), 0, "orphans that were ended")
 	s.fail["disowned"] = volume.Errorf(volume.Busy, "the runtime cannot be asked")
 	reconcile(true, append(restored[:3:3], "forget-ended true claimed volumes")...)
+	check.Empty(t, s.b.orphans.seen(), "volumes whose orphans were found twice in turn")
 	s.fail["disowned"] = nil
 	in := s.asked()
 	check.Must(t, check.Err(s.b.Defer(t.Context(), in)))
@@ -476,13 +477,18 @@ func TestOrphanBesideTheNextSandbox(t *testing.T) {
 	check.Value(s.b.Reconcile(t.Context()))(t)
 	check.Fails(t, vmm.Wait(), "killed")
 	check.Equal(t, strings.Join(s.ended, ", "), fmt.Sprint(vmm.Process.Pid, " by crust-proxy: <nil>"), "told")
-	s.holders, s.said = nil, nil
+	next := startVMM(t) // of the sandbox that came after it
+	s.holders, s.said = []openers.Holder{{PID: next.Process.Pid}}, nil
+	s.fail["disowned"] = volume.Errorf(volume.Busy, "the runtime lists it")
+	reconcile(false, append(restored[:3:3], "forget-ended true claimed volumes")...)
+	s.holders = nil
 	reconcile(false, restored[:2]...) // who sees no process, as without the host's PIDs, forgets no sandbox
 }
 
 // TestOrphanThatSurvives is no orphan that was ended, as where its storage hangs. It is told by whom.
 func TestOrphanThatSurvives(t *testing.T) {
 	s := publishedBench(t, tracking)
+	s.b.orphans.patience = 0
 	for open, want := range map[error]string{nil: "<nil>", errOpen: "it was killed and has not ended in 10s"} {
 		vmm := startVMM(t)
 		s.holders, s.ended, s.fail["free"] = []openers.Holder{{PID: vmm.Process.Pid}}, nil, open
