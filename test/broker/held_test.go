@@ -115,6 +115,8 @@ func TestAnotherDeviceOfTheNumber(t *testing.T) {
 	n.restart()
 	status, _ := n.Get(v.Key)
 	check.That(t, errors.Is(status.Problem, claim.ErrReplaced), "the volume is shown with %v", status.Problem)
+	status, _ = n.Get(second.Key)
+	check.That(t, status.Problem == nil, "the other volume is shown with %v", status.Problem)
 	n.unstage(v.Target)
 	wantHeld(t, disk, true)
 	check.Kind(t, check.Err(n.Release(t.Context(), second.Target)), volume.Busy)

@@ -48,12 +48,16 @@ func closeAlone(fd int, closeFD func() error) {
 // storage hangs, and keeps its copies anyhow. With RLock, which lets nobody pass, no other could be started either.
 const startTime = 2 * time.Second
 
-// startHangs is set once startTime has passed, so that later calls do not wait as well.
+// startHangs is set once startTime has passed, so that later calls wait for little more than a start that does not hang.
 var startHangs atomic.Bool
 
 func lockFork() bool {
-	for begin := time.Now(); !syscall.ForkLock.TryRLock(); time.Sleep(time.Millisecond) {
-		if startHangs.Load() || time.Since(begin) > startTime {
+	patience := startTime
+	if startHangs.Load() {
+		patience = 100 * time.Millisecond
+	}
+	for begin := time.Now(); !syscall.ForkLock.TryRLock(); time.Sleep(100 * time.Microsecond) {
+		if time.Since(begin) > patience {
 			startHangs.Store(true)
 			return false
 		}
