@@ -113,6 +113,7 @@ func TestAnotherDeviceOfTheNumber(t *testing.T) {
 	second := n.stage(n.instruction("pod-2", disk))
 	rig.Hold(t, "<>", disk)
 	n.restart()
+	check.Value(n.Reconcile(t.Context()))(t) // as the daemon does: while it is not known whose the number is, nobody has it
 	status, _ := n.Get(v.Key)
 	check.That(t, errors.Is(status.Problem, claim.ErrReplaced), "the volume is shown with %v", status.Problem)
 	status, _ = n.Get(second.Key)
