@@ -170,14 +170,21 @@ func holdIn(t *testing.T, disk, group string, args ...string) *rig.Holder {
 	return h
 }
 
+// staged is a volume of pod-1 on a new disk.
+func staged(t *testing.T, d *rig.Daemon) (disk string, req *runtimev1.RuntimeStageVolumeRequest) {
+	t.Helper()
+	disk = rig.Disk(t, 16*mib, "ext4")
+	req = d.StageRequest("pod-1", disk)
+	stage(t, d, req)
+	return disk, req
+}
+
 // TestOrphansAreEnded has VMMs that outlived their shims: kubelet would end them with the pod's control
 // group, and does that only after its volumes are unmounted.
 func TestOrphansAreEnded(t *testing.T) {
 	t.Parallel()
 	d, cri := followed(t, "pod-1")
-	disk := rig.Disk(t, 16*mib, "ext4")
-	req := d.StageRequest("pod-1", disk)
-	stage(t, d, req)
+	disk, req := staged(t, d)
 	shim := startShim(t, d, req.GetVolumeTargetPath())
 	all := []*rig.Holder{
 		holdIn(t, disk, "/kata_overhead/"+sandboxID),                     // of the Go runtime
@@ -218,9 +225,7 @@ func TestOrphansAreEnded(t *testing.T) {
 func TestOrphanOfARemovalIsEnded(t *testing.T) {
 	t.Parallel()
 	d, cri := followed(t, "pod-1", "CRUST_FAILPOINTS=unstage-retracted=kill")
-	disk := rig.Disk(t, 16*mib, "ext4")
-	req := d.StageRequest("pod-1", disk)
-	stage(t, d, req)
+	disk, req := staged(t, d)
 	shim := startShim(t, d, req.GetVolumeTargetPath())
 	check.Must(t, shim.Kill())
 	cri.forget(t, d, req.GetVolumeTargetPath())
@@ -244,9 +249,7 @@ func TestOrphanOfARemovalIsEnded(t *testing.T) {
 func TestVMBesideTheNextOne(t *testing.T) {
 	t.Parallel()
 	d, cri := followed(t, "pod-1")
-	disk := rig.Disk(t, 16*mib, "ext4")
-	req := d.StageRequest("pod-1", disk)
-	stage(t, d, req)
+	disk, req := staged(t, d)
 	shim := startShim(t, d, req.GetVolumeTargetPath())
 	vmm := holdIn(t, disk, "/kata_overhead/"+sandboxID)
 	check.Must(t, shim.Kill())
@@ -278,9 +281,7 @@ func TestOnlyOrphansAreEnded(t *testing.T) {
 	t.Parallel()
 	other := strings.Repeat("c7", 32)
 	d, cri := followed(t, "pod-1")
-	disk := rig.Disk(t, 16*mib, "ext4")
-	req := d.StageRequest("pod-1", disk)
-	stage(t, d, req)
+	disk, req := staged(t, d)
 	shim := startShim(t, d, req.GetVolumeTargetPath())
 	all := map[string]*rig.Holder{
 		"names no sandbox":            holdIn(t, disk, "", "x"),
@@ -310,9 +311,7 @@ func TestEndByHand(t *testing.T) {
 	t.Parallel()
 	d, cri := followed(t, "pod-1")
 	d.Handlers = "default: kata"
-	disk := rig.Disk(t, 16*mib, "ext4")
-	req := d.StageRequest("pod-1", disk)
-	stage(t, d, req)
+	disk, req := staged(t, d)
 	shim := startShim(t, d, req.GetVolumeTargetPath())
 	vmm := holdIn(t, disk, "/kata_overhead/"+sandboxID)
 	check.Must(t, shim.Kill())
