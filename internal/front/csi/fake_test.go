@@ -53,11 +53,11 @@ type fakeDriver struct {
 	answer *csidefer.Mount
 	grown  func()
 	block  chan struct{} // publishes wait for it, where it is set
-	// directory: it makes a directory where it is asked to publish a device.
-	directory bool
-	health    codes.Code // of a health call without a volume; OK: the driver has no health calls
-	faults    []*healthEntry
-	staged    func() // it is called by each stage, where it is set
+	// wrongly makes what is no device where it is asked to publish one.
+	wrongly func(path string) error
+	health  codes.Code // of a health call without a volume; OK: the driver has no health calls
+	faults  []*healthEntry
+	staged  func() // it is called by each stage, where it is set
 }
 
 func (d *fakeDriver) NodeGetVolumeHealth(_ context.Context, req *csi.NodeGetVolumeHealthRequest) (*csi.NodeGetVolumeHealthResponse, error) {
@@ -163,8 +163,8 @@ func (d *fakeDriver) NodePublishVolume(ctx context.Context, req *csi.NodePublish
 	if method == "publish-block" && req.GetReadonly() {
 		return nil, status.Error(codes.Internal, "read only is not supported for block volumes")
 	}
-	if d.directory && method == "publish-block" {
-		return &csi.NodePublishVolumeResponse{}, os.Mkdir(req.GetTargetPath(), 0o700)
+	if d.wrongly != nil && method == "publish-block" {
+		return &csi.NodePublishVolumeResponse{}, d.wrongly(req.GetTargetPath())
 	}
 	if d.block != nil {
 		select {

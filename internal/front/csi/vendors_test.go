@@ -36,7 +36,7 @@ func TestNoDriverIsAskedForAReadOnlyDevice(t *testing.T) {
 // TestDriverThatMakesADirectory cannot give this volume as a device. Its other volumes are deferred.
 func TestDriverThatMakesADirectory(t *testing.T) {
 	r := newRig(t, deferAll)
-	r.driver.directory = true
+	r.driver.wrongly = func(path string) error { return os.Mkdir(path, 0o700) }
 	r.stage()
 	r.refused(r.publish("p1"), codes.Unimplemented, driverName, "no raw block volumes", "made a directory", "defer: false", `rule "all"`)
 	refused := r.cfg.Refusals.Refused()
@@ -53,6 +53,16 @@ func TestDriverThatMakesADirectory(t *testing.T) {
 	r.end("p1")
 }
 
+// TestDriverThatMakesALink, as HPE's does: it would lead out of kubelet's directory.
+func TestDriverThatMakesALink(t *testing.T) {
+	r := newRig(t, deferAll)
+	r.driver.wrongly = func(path string) error { return os.Symlink("/dev/null", path) }
+	r.stage()
+	r.refused(r.publish("p1"), codes.Unimplemented, driverName, "no raw block volumes", "made a link", "defer: false")
+	r.said("stage-block private", "publish-block private", "unpublish private")
+	r.ok(r.kubelet.NodeUnstageVolume(t.Context(), &csi.NodeUnstageVolumeRequest{VolumeId: "vol-1", StagingTargetPath: r.staging()}))
+}
+
 // as is kubelet's connection to the driver by another name.
 func (r *rig) as(name string) csi.NodeClient {
 	r.t.Helper()
@@ -61,12 +71,14 @@ func (r *rig) as(name string) csi.NodeClient {
 	return csi.NewNodeClient(dial(r.t, socket))
 }
 
-// TestDriversKnownByName: Vultr's would format the volume, and Proxmox' would take the node's
-// disk offline where nothing is mounted.
+// TestDriversKnownByName: Vultr's and Trident would format the volume, and Proxmox' would take the
+// node's disk offline where nothing is mounted.
 func TestDriversKnownByName(t *testing.T) {
 	r := newRig(t, deferAll)
-	_, err := r.as("block.csi.vultr.com").NodeStageVolume(t.Context(), r.stageReq())
-	r.refused(err, codes.Unimplemented, "block.csi.vultr.com has no raw block volumes", "defer: false")
+	for _, name := range []string{"block.csi.vultr.com", "csi.trident.netapp.io"} {
+		_, err := r.as(name).NodeStageVolume(t.Context(), r.stageReq())
+		r.refused(err, codes.Unimplemented, name+" has no raw block volumes", "defer: false")
+	}
 	const proxmox = "csi.proxmox.sinextra.dev"
 	r.cfg.PrivateDir = r.broker.root + "/plugins/other"
 	r.restart()

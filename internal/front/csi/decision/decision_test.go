@@ -363,9 +363,9 @@ func TestMountFlags(t *testing.T) {
 func TestDroppedParameters(t *testing.T) {
 	got := IgnoredParameters(map[string]string{
 		"blockSize": "4096", "mkfsOptions": "-m0", "numberOfInodes": "", "type": "gp3", "fsType": "xfs", "ext4BigAlloc": "true",
-		"fsFormatOptions": "-O quota", "inodeSize": "512",
+		"fsFormatOptions": "-O quota", "inodeSize": "512", "formatOptions": "-K",
 	})
-	want := []string{"blockSize", "ext4BigAlloc", "fsFormatOptions", "inodeSize", "mkfsOptions"}
+	want := []string{"blockSize", "ext4BigAlloc", "formatOptions", "fsFormatOptions", "inodeSize", "mkfsOptions"}
 	check.That(t, slices.Equal(got, want), "got %q, want %q", got, want)
 	got = IgnoredParameters(nil)
 	check.That(t, len(got) == 0, "got %q of nothing", got)

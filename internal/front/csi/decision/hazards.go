@@ -68,6 +68,7 @@ var mkfsParameters = []string{
 	"mkfsoptions",     // Ceph RBD
 	"mkfsparams",      // Longhorn
 	"fsformatoptions", // Hetzner; Proxmox has blockSize and inodeSize
+	"formatoptions",   // Synology
 }
 
 // IgnoredParameters lists the parameters of a volume that have no effect once it is

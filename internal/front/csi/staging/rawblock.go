@@ -14,8 +14,8 @@ import (
 )
 
 // withoutRawBlock are drivers that ignore the access type of a call: asked for a device, they
-// format and mount the volume.
-var withoutRawBlock = []string{"block.csi.vultr.com", "csi.civo.com"}
+// format and mount the volume. Trident goes by what ControllerPublish was asked.
+var withoutRawBlock = []string{"block.csi.vultr.com", "csi.civo.com", "csi.trident.netapp.io"}
 
 // proxmox is a driver that regards a volume as raw block only if its staging path lies among
 // kubelet's raw block volumes. Otherwise its unstage takes the disk around the path offline.
@@ -31,11 +31,13 @@ func (s *Stager) CheckRawBlock(rule string) error {
 	return noRawBlock(s.driver.Name, rule, "")
 }
 
-// CheckPublished returns an error if the driver mounted a filesystem, or made a directory,
-// where it had to publish a device. A directory says nothing of the driver's other volumes.
+// CheckPublished returns an error if the driver mounted a filesystem, or made a directory or a link,
+// where it had to publish a device. Neither of these two says anything of the driver's other volumes.
 func (s *Stager) CheckPublished(device, rule string) error {
 	st, mounted := MountAt(device)
 	switch {
+	case st.Mode&unix.S_IFMT == unix.S_IFLNK:
+		return noRawBlock(s.driver.Name, rule, "made a link at "+device)
 	case !isDirectory(&st):
 		return nil
 	case mounted:
