@@ -252,9 +252,9 @@ func (c *command) kill() error {
 	dir := c.cfg.sandbox(r.Sandbox)
 	if r.isSandbox() {
 		// A sandbox has no process to be signalled: every signal ends it.
-		_, err = call(dir, (*supervisor).EndSandbox, new(wire.EndSandboxRequest))
+		err = dir.end()
 	} else {
-		_, err = call(dir, (*supervisor).SignalProcess, &wire.SignalProcessRequest{
+		_, err = callWithin(c.cfg.hangTime(), dir, (*supervisor).SignalProcess, &wire.SignalProcessRequest{
 			Process: &wire.Process{Container: r.ID}, Signal: uint32(number), All: c.in.Has("all", "a"),
 		})
 	}
@@ -262,7 +262,22 @@ func (c *command) kill() error {
 	if err != nil && waitEnded(r.Process, proxyEndTimeout) {
 		return errNotRunning
 	}
+	if number == unix.SIGKILL && errors.Is(err, errUnanswered) {
+		return c.killUnanswered(r)
+	}
 	return err
+}
+
+// killUnanswered ends a machine whose supervisor hangs, as nobody else would, and then the proxy, which may be stopped.
+func (c *command) killUnanswered(r *record) error {
+	sandbox, err := c.cfg.findRecord(r.Sandbox)
+	if err == nil {
+		err = kill(sandbox.Process, killTimeout)
+	}
+	if err != nil && !errors.Is(err, errUnknown) {
+		return err // the container may run
+	}
+	return kill(r.Process, killTimeout)
 }
 
 // proxyEndTimeout is how long a proxy may take to end after its machine has ended.
@@ -315,7 +330,7 @@ func (c *command) delete() error {
 func (c *command) deleteSandbox(r *record) error {
 	dir := c.cfg.sandbox(r.ID)
 	if !r.Process.Ended() {
-		if _, err := call(dir, (*supervisor).EndSandbox, new(wire.EndSandboxRequest)); err == nil {
+		if dir.end() == nil {
 			waitEnded(r.Process, shutdownTimeout+powerOffTimeout+killTimeout)
 		}
 	}

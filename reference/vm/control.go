@@ -32,19 +32,26 @@ const (
 func (d sandboxDir) dial() (*supervisor, error) {
 	conn, err := net.DialTimeout("unix", d.controlSocket(), dialTimeout)
 	if err != nil {
-		return nil, fmt.Errorf("the sandbox does not answer: %w", err)
+		return nil, fmt.Errorf("%w: %w", errUnanswered, err)
 	}
 	rpc := ttrpc.NewClient(conn)
 	return &supervisor{wire.NewSupervisorClient(rpc), wire.NewContainersClient(rpc), rpc}, nil
 }
 
+// errUnanswered is the error of a call that has no response, neither of the supervisor nor of the guest.
+var errUnanswered = errors.New("the sandbox does not answer")
+
 func call[Q, A any](d sandboxDir, method func(*supervisor, context.Context, *Q) (*A, error), req *Q) (*A, error) {
+	return callWithin(callTimeout, d, method, req)
+}
+
+func callWithin[Q, A any](timeout time.Duration, d sandboxDir, method func(*supervisor, context.Context, *Q) (*A, error), req *Q) (*A, error) {
 	s, err := d.dial()
 	if err != nil {
 		return nil, err
 	}
 	defer func() { _ = s.rpc.Close() }()
-	ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
 	reply, err := method(s, ctx, req)
 	return reply, withoutStatus(err)
@@ -57,11 +64,11 @@ func withoutStatus(err error) error {
 	case err == nil:
 		return nil
 	case errors.Is(err, ttrpc.ErrClosed):
-		return fmt.Errorf("the sandbox has ended: %w", err)
+		return fmt.Errorf("%w: it has ended: %w", errUnanswered, err)
 	case ok:
 		return errors.New(is.Message())
 	}
-	return err
+	return fmt.Errorf("%w: %w", errUnanswered, err)
 }
 
 // controlServer serves the commands. It passes calls that concern the guest alone on to the

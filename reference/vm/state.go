@@ -1,7 +1,6 @@
 package vm
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -206,14 +205,7 @@ func (c Config) removeIfAbandoned(id string) error {
 
 // end has the supervisor end the sandbox. It fails within five seconds if the supervisor has ended or hangs.
 func (d sandboxDir) end() error {
-	s, err := d.dial()
-	if err != nil {
-		return err
-	}
-	defer func() { _ = s.rpc.Close() }()
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
-	defer cancel()
-	_, err = s.EndSandbox(ctx, new(wire.EndSandboxRequest))
+	_, err := callWithin(5*time.Second, d, (*supervisor).EndSandbox, new(wire.EndSandboxRequest))
 	return err
 }
 

@@ -1,0 +1,46 @@
+package vm
+
+import (
+	"net"
+	"os"
+	"syscall"
+	"testing"
+
+	"github.com/crust-proxy/crust-proxy/reference/handler"
+	"github.com/crust-proxy/crust-proxy/test/check"
+)
+
+// TestSupervisorThatHangs is killed when its sandbox or a container is to be killed or deleted, and so is a proxy that is
+// stopped. Any other signal kills nothing.
+func TestSupervisorThatHangs(t *testing.T) {
+	needRoot(t)
+	for _, c := range []struct {
+		name              string
+		args              []string
+		supervisor, proxy bool // whether it lives then
+	}{
+		{"sandbox", []string{"kill", "sb", "KILL"}, false, true},
+		{"container", []string{"kill", "c", "9"}, false, false},
+		{"term", []string{"kill", "c", "TERM"}, true, true},
+		{"delete", []string{"delete", "--force", "sb"}, false, true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			cfg := Config{StateDir: t.TempDir(), HangTimeoutSeconds: 1}
+			check.Must(t, os.Mkdir(string(cfg.sandbox("sb")), 0o700))
+			listener := check.Value(net.Listen("unix", cfg.sandbox("sb").controlSocket()))(t)
+			defer func() { _ = listener.Close() }()
+			supervisor, cmd := sleeper(t)
+			proxy, other := sleeper(t)
+			check.Must(t, cmd.Process.Signal(syscall.SIGSTOP))
+			check.Must(t, other.Process.Signal(syscall.SIGSTOP))
+			check.Must(t, cfg.writeRecord(&record{ID: "sb", Sandbox: "sb", Process: supervisor}))
+			check.Must(t, cfg.writeRecord(&record{ID: "c", Sandbox: "sb", Process: proxy}))
+			cmdline := &command{cfg: cfg, in: handler.ParseArgs(c.args)}
+			run := map[string]func() error{"kill": cmdline.kill, "delete": cmdline.delete}[c.args[0]]
+			err := run()
+			check.That(t, (err != nil) == c.supervisor && supervisor.Lives() == c.supervisor && proxy.Lives() == c.proxy,
+				"%v; the supervisor lives: %v, the proxy: %v", err, supervisor.Lives(), proxy.Lives())
+		})
+	}
+}
