@@ -22,14 +22,18 @@ import (
 // pings at nearly every request.
 const maxRequest = 64 << 10
 
-// maxCalls bounds the calls about one volume that are under way. A device that hangs keeps
-// a call, and a thread with it, long after its caller has gone.
-const maxCalls = 32
+// A device that hangs keeps a call, and a thread with it, long after its caller has gone. gRPC
+// stops reading a connection, the only one of its caller, that has maxStreams calls under way.
+const (
+	maxStreams = 1024
+	maxCalls   = 4                  // about one volume
+	manyCalls  = maxStreams * 3 / 4 // about all volumes; then one about each volume. The rest is for thaws
+)
 
 // New creates a server of the volumes.
 func New(volumes handler.Volumes) *grpc.Server {
 	underWay := calls{count: make(map[string]int)}
-	served := grpc.NewServer(grpc.UnaryInterceptor(underWay.answer), grpc.MaxRecvMsgSize(maxRequest), grpc.MaxConcurrentStreams(1024),
+	served := grpc.NewServer(grpc.UnaryInterceptor(underWay.answer), grpc.MaxRecvMsgSize(maxRequest), grpc.MaxConcurrentStreams(maxStreams),
 		grpc.InitialWindowSize(maxRequest), grpc.InitialConnWindowSize(maxRequest))
 	handlerv1.RegisterHandlerServer(served, &server{volumes: volumes})
 	return served
@@ -96,22 +100,25 @@ func (s *server) ThawVolume(_ context.Context, req *handlerv1.ThawVolumeRequest)
 type calls struct {
 	mu    sync.Mutex
 	count map[string]int
+	all   int
 }
 
 // enter counts a call, unless its volume has too many. The caller must call leave.
 func (c *calls) enter(target string) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.count[target] >= maxCalls {
+	if n := c.count[target]; n >= maxCalls || n > 0 && c.all >= manyCalls {
 		return false
 	}
 	c.count[target]++
+	c.all++
 	return true
 }
 
 func (c *calls) leave(target string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.all--
 	if c.count[target]--; c.count[target] == 0 {
 		delete(c.count, target)
 	}
@@ -130,7 +137,7 @@ func (c *calls) answer(ctx context.Context, req any, info *grpc.UnaryServerInfo,
 	}
 	if info.FullMethod != handlerv1.Handler_ThawVolume_FullMethodName {
 		if !c.enter(target) {
-			return nil, status.Errorf(codes.ResourceExhausted, "volume %s: %d calls about it have not ended: its filesystem or its device hangs", target, maxCalls)
+			return nil, status.Errorf(codes.ResourceExhausted, "volume %s: calls about it have not ended: its filesystem or its device hangs", target)
 		}
 		defer c.leave(target)
 	}

@@ -3,15 +3,21 @@ package serve
 import (
 	"context"
 	"errors"
+	"fmt"
+	"net"
 	"slices"
+	"sync"
 	"testing"
 	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
+	"google.golang.org/grpc/test/bufconn"
 	"google.golang.org/protobuf/types/known/durationpb"
 
+	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 	handlerv1 "github.com/crust-proxy/crust-proxy/proto/crust/handler/v1"
 	"github.com/crust-proxy/crust-proxy/reference/handler"
 	"github.com/crust-proxy/crust-proxy/test/check"
@@ -79,4 +85,52 @@ func TestCallsThatHangAreBounded(t *testing.T) {
 	}
 	err = ask(handlerv1.Handler_GetVolumeStats_FullMethodName, "/hangs", done)
 	check.That(t, err == nil && len(underWay.count) == 0, "after they have ended: %v; under way: %v", err, underWay.count)
+}
+
+// hanging are volumes of which all but /healthy hang until they are told to end.
+type hanging struct {
+	handler.Volumes
+	end chan struct{}
+}
+
+func (v *hanging) Stats(target string) (reply abi.StatsReply, sandbox string, err error) {
+	if target != "/healthy" {
+		<-v.end
+	}
+	return abi.StatsReply{Condition: &abi.Condition{}}, "", nil
+}
+
+func (v *hanging) Thaw(string) error { return nil }
+
+// TestStorageOutageLeavesHealthyVolumes: the one connection of crust-proxy is read on while most volumes hang, and
+// are asked again and again.
+func TestStorageOutageLeavesHealthyVolumes(t *testing.T) {
+	listener, volumes := bufconn.Listen(1<<20), &hanging{end: make(chan struct{})}
+	server := New(volumes)
+	go server.Serve(listener) //nolint:errcheck // it ends with the test
+	defer server.Stop()       // which waits for the calls
+	defer close(volumes.end)
+	conn, err := grpc.NewClient("passthrough:///", grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return listener.DialContext(ctx) }))
+	check.Must(t, err)
+	defer conn.Close() //nolint:errcheck // the test is over
+	client := handlerv1.NewHandlerClient(conn)
+	for range 2 * maxCalls {
+		var all sync.WaitGroup
+		for i := range manyCalls / 4 {
+			all.Go(func() {
+				ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+				defer cancel()
+				_, err := client.GetVolumeStats(ctx, &handlerv1.GetVolumeStatsRequest{TargetPath: fmt.Sprintf("/hangs-%d", i)})
+				check.That(t, err != nil, "a volume that hangs answered")
+			})
+		}
+		all.Wait()
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	_, err = client.GetVolumeStats(ctx, &handlerv1.GetVolumeStatsRequest{TargetPath: "/healthy"})
+	check.NoError(t, err, "stats of a healthy volume")
+	_, err = client.ThawVolume(ctx, &handlerv1.ThawVolumeRequest{TargetPath: "/hangs-1"})
+	check.NoError(t, err, "a thaw")
 }
