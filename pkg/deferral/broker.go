@@ -199,7 +199,7 @@ func (b *Broker) Load(ctx context.Context) error {
 	for n, removing := range []bool{false, true} {
 		parts[n] = b.table.where(func(e *entry) bool { return e.removing == removing && e.rec.Boot == b.boot })
 		for _, known := range parts[n] {
-			b.claims.Expect(&known.rec.Volume)
+			b.claims.Expect(known.rec.claim())
 		}
 	}
 	for _, part := range parts {

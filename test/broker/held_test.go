@@ -85,10 +85,15 @@ func TestFlagOfAnEarlierBoot(t *testing.T) {
 	wantReadOnly(t, disk, true)
 }
 
-// TestAnotherDeviceOfTheNumber: after a start, what has the number of a volume's device by now is not that volume's.
-// It does not run beside tests that could get the number.
+// TestAnotherDeviceOfTheNumber: after a start, what has the number of a volume's device by now is not that volume's,
+// whoever reads or writes it. It does not run beside tests that could get the number.
 func TestAnotherDeviceOfTheNumber(t *testing.T) {
-	n := newNode(t)
+	t.Run("writer", func(t *testing.T) { testAnotherDevice(t) })
+	t.Run("reader", func(t *testing.T) { testAnotherDevice(t, "ro") })
+}
+
+func testAnotherDevice(t *testing.T, flags ...string) {
+	n, store := newNode(t), &fdStore{files: make(map[string]*os.File)}
 	disk := rig.Disk(t, 16*mib, "")
 	v := n.stage(n.instruction("pod-1", disk, "ro"))
 	n.Close()
@@ -106,18 +111,21 @@ func TestAnotherDeviceOfTheNumber(t *testing.T) {
 		}
 		return errors.Join(err, loop.Close()) == nil
 	})
-	n.start()
-	check.That(t, !n.runtime.published[v.Key], "a sandbox of the volume can find the other device")
+	n.cfg.Keeper = store
+	n.startWith(store)
 	wantReadOnly(t, disk, false)
 	wantHeld(t, disk, false)
-	second := n.stage(n.instruction("pod-2", disk))
-	rig.Hold(t, "<>", disk)
-	n.restart()
-	check.Value(n.Reconcile(t.Context()))(t) // as the daemon does: while it is not known whose the number is, nobody has it
-	status, _ := n.Get(v.Key)
-	check.That(t, errors.Is(status.Problem, claim.ErrReplaced), "the volume is shown with %v", status.Problem)
-	status, _ = n.Get(second.Key)
-	check.That(t, status.Problem == nil, "the other volume is shown with %v", status.Problem)
+	second := n.stage(n.instruction("pod-2", disk, flags...))
+	rig.Hold(t, "<", disk)
+	for range 16 { // the volumes are taken up in any order
+		check.Must(t, check.Err(n.Reconcile(t.Context())))
+		status, _ := n.Get(v.Key)
+		check.That(t, errors.Is(status.Problem, claim.ErrReplaced), "the volume is shown with %v", status.Problem)
+		check.That(t, !n.runtime.published[v.Key], "a sandbox of the volume can find the other device")
+		status, _ = n.Get(second.Key)
+		check.That(t, status.Problem == nil, "the other volume is shown with %v", status.Problem)
+		n.restartWith(store)
+	}
 	n.unstage(v.Target)
 	wantHeld(t, disk, true)
 	check.Kind(t, check.Err(n.Release(t.Context(), second.Target)), volume.Busy)

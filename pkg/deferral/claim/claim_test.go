@@ -85,7 +85,7 @@ func TestDeviceOfAVolumeThatIsNotClaimedYet(t *testing.T) {
 	byName := dev.Device
 	byName.Inode++
 	c := newTable(t, nil, nil, &fakeOpeners{})
-	c.Expect(v)
+	c.Expect(Request{Volume: v})
 	unlock := check.Value(c.lock(t.Context(), v, identityOf(v.Device)))(t) // as the call that hangs
 	refused := func(d volume.Device) {
 		t.Helper()
@@ -102,7 +102,7 @@ func TestDeviceOfAVolumeThatIsNotClaimedYet(t *testing.T) {
 	check.That(t, c.Has(Request{Volume: v}), "it was not claimed")
 	check.Must(t, c.owners.refuseExpected(&volume.Volume{Key: "b", Device: byName}))
 	c = newTable(t, nil, nil, &fakeOpeners{})
-	c.Expect(v)
+	c.Expect(Request{Volume: v})
 	check.Must(t, c.Release(Request{Volume: v}, nil))
 	check.Must(t, c.owners.refuseExpected(&volume.Volume{Key: "b", Device: byName}))
 }
@@ -127,7 +127,7 @@ func TestDataOfAVolumeThatIsNotClaimedYet(t *testing.T) {
 	finder := &fakeOpeners{}
 	c := newTable(t, nil, nil, finder)
 	expected := &volume.Volume{Key: "b", Target: "/b", Device: deviceAs(block(7, 4077))}
-	c.Expect(expected)
+	c.Expect(Request{Volume: expected})
 	v, dev := imageOf(t)
 	claim := func() {
 		t.Helper()

@@ -169,10 +169,10 @@ func holdError(v *volume.Volume, err error) error {
 }
 
 // Expect makes a volume on record the owner of its device until Reclaim has claimed that again, which may hang.
-// Nobody else gets the device meanwhile.
-func (t *Table) Expect(v *volume.Volume) {
-	if v.Device.Kind != "" {
-		t.owners.expect(v)
+// Nobody else gets the device meanwhile. It owns nothing of another device that has the number now.
+func (t *Table) Expect(r Request) {
+	if r.Device.Kind != "" && !r.IsReplaced() {
+		t.owners.expect(r.Volume)
 	}
 }
 
@@ -182,7 +182,7 @@ func (t *Table) Reclaim(ctx context.Context, r Request) error {
 	if t.Has(r) {
 		return nil
 	}
-	t.Expect(r.Volume)
+	t.Expect(r)
 	err := t.reclaim(ctx, r)
 	gone := errors.Is(err, ErrReplaced) || volume.KindOf(err) == volume.NotFound && t.open.get(identityOf(r.Device)) == nil
 	if err == nil || gone {
@@ -192,6 +192,9 @@ func (t *Table) Reclaim(ctx context.Context, r Request) error {
 }
 
 func (t *Table) reclaim(ctx context.Context, r Request) error {
+	if r.IsReplaced() { // before anything of it is adopted: that is of the other device
+		return volume.Errorf(volume.NotFound, "volume %s: its device %s (%s) is not there: %w", r.Target, r.Device.Path, r.Device, ErrReplaced)
+	}
 	id := identityOf(r.Device)
 	if r.Device.Kind == volume.BlockDevice && !r.Mountable {
 		if adopted, err := t.adoptKept(ctx, r, id); adopted || err != nil {
@@ -200,9 +203,6 @@ func (t *Table) reclaim(ctx context.Context, r Request) error {
 	}
 	if r.Device.Kind == "" {
 		return volume.Errorf(volume.Internal, "volume %s: its device is not known", r.Target)
-	}
-	if r.IsReplaced() {
-		return volume.Errorf(volume.NotFound, "volume %s: its device %s (%s) is not there: %w", r.Target, r.Device.Path, r.Device, ErrReplaced)
 	}
 	fd, err := openByIdentity(r.Device, unix.O_PATH)
 	if err != nil {
