@@ -1,13 +1,16 @@
 package vm
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"os/signal"
+	"slices"
 	"strconv"
 	"sync"
 	"syscall"
@@ -41,10 +44,11 @@ type proxy struct {
 	process    *wire.Process
 	group      string
 	supervisor *supervisor
+	progress   chan struct{} // gets a value when output was written
 }
 
 func (c *command) proxy(r *record, exec string) *proxy {
-	return &proxy{dir: c.cfg.sandbox(r.Sandbox), process: &wire.Process{Container: r.ID, Exec: exec}, group: r.Group}
+	return &proxy{dir: c.cfg.sandbox(r.Sandbox), process: &wire.Process{Container: r.ID, Exec: exec}, group: r.Group, progress: make(chan struct{}, 1)}
 }
 
 // killedCode is the exit code of a killed process, and of one whose machine is gone.
@@ -55,24 +59,25 @@ func (p *proxy) run() (code int, err error) {
 		return killedCode, err
 	}
 	defer func() { _ = p.supervisor.rpc.Close() }()
-	ctx := context.Background() // everything ends with this process
+	ctx, cancel := context.WithCancelCause(context.Background())
+	defer cancel(nil)
 	go p.forwardSignals(ctx)
 	go p.copyInput(ctx)
 	var outputs sync.WaitGroup
 	for stream, to := range map[wire.Stream]*os.File{wire.Stream_STREAM_STDOUT: os.Stdout, wire.Stream_STREAM_STDERR: os.Stderr} {
-		outputs.Go(func() { p.copyOutput(ctx, stream, to) })
+		outputs.Go(func() {
+			if err := p.copyOutput(ctx, stream, to); err != nil {
+				time.AfterFunc(drainTimeout, func() { cancel(err) }) // unless the process has ended
+			}
+		})
 	}
 	reply, err := p.supervisor.WaitProcess(ctx, &wire.WaitProcessRequest{Process: p.process})
 	if err != nil {
-		return killedCode, withoutStatus(err)
+		return killedCode, withoutStatus(cmp.Or(context.Cause(ctx), err))
 	}
-	// A child of the process may keep the streams open.
 	drained := make(chan struct{})
 	go func() { outputs.Wait(); close(drained) }()
-	select {
-	case <-drained:
-	case <-time.After(drainTimeout):
-	}
+	p.waitDrained(drained)
 	code = int(reply.GetExitCode())
 	if p.process.GetExec() != "" {
 		_, _ = p.supervisor.DeleteProcess(ctx, &wire.DeleteProcessRequest{Process: p.process})
@@ -82,20 +87,40 @@ func (p *proxy) run() (code int, err error) {
 	return code, nil
 }
 
-// drainTimeout bounds the wait for the end of the output.
+// drainTimeout bounds the wait for more output of a process that has ended: a child of it may keep the streams open.
 const drainTimeout = 5 * time.Second
 
-func (p *proxy) copyOutput(ctx context.Context, stream wire.Stream, to *os.File) {
+func (p *proxy) waitDrained(drained <-chan struct{}) {
 	for {
-		reply, err := p.supervisor.ReadOutput(ctx, &wire.ReadOutputRequest{Process: p.process, Stream: stream, Max: wire.MaxData})
-		if err == nil && len(reply.GetData()) > 0 {
-			_, err = to.Write(reply.GetData())
-		} else if err == nil {
-			_ = to.Close()
+		select {
+		case <-drained:
+			return
+		case <-p.progress:
+		case <-time.After(drainTimeout):
 			return
 		}
+	}
+}
+
+// copyOutput returns at the end of the output, or with an error.
+func (p *proxy) copyOutput(ctx context.Context, stream wire.Stream, to io.WriteCloser) error {
+	for {
+		reply, err := p.supervisor.ReadOutput(ctx, &wire.ReadOutputRequest{Process: p.process, Stream: stream, Max: wire.MaxData})
 		if err != nil {
-			return
+			return err
+		}
+		if len(reply.GetData()) == 0 {
+			_ = to.Close()
+			return nil
+		}
+		for piece := range slices.Chunk(reply.GetData(), 4<<10) { // which a slow reader reads in time
+			if _, err := to.Write(piece); err != nil {
+				return err
+			}
+			select {
+			case p.progress <- struct{}{}:
+			default:
+			}
 		}
 	}
 }

@@ -8,9 +8,12 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/containerd/ttrpc"
 	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	"github.com/crust-proxy/crust-proxy/reference/handler"
@@ -56,6 +59,52 @@ func (e *execs) ExecProcess(_ context.Context, req *wire.ExecProcessRequest) (*w
 func (e *execs) DeleteProcess(_ context.Context, req *wire.DeleteProcessRequest) (*wire.Empty, error) {
 	e.asked = append(e.asked, "delete "+req.GetProcess().GetExec())
 	return new(wire.Empty), nil
+}
+
+// mute is a supervisor whose process does not end, and has no output any more.
+type mute struct{ wire.ContainersService }
+
+func (mute) WriteInput(context.Context, *wire.WriteInputRequest) (*wire.WriteInputResponse, error) {
+	return new(wire.WriteInputResponse), nil
+}
+
+func (mute) ReadOutput(_ context.Context, req *wire.ReadOutputRequest) (*wire.ReadOutputResponse, error) {
+	return nil, status.Error(codes.Internal, "no more calls")
+}
+
+func (mute) WaitProcess(ctx context.Context, _ *wire.WaitProcessRequest) (*wire.WaitProcessResponse, error) {
+	<-ctx.Done()
+	return nil, ctx.Err()
+}
+
+// TestOutputThatIsLost ends the proxy, and so the process: it would hang when its pipe is full.
+func TestOutputThatIsLost(t *testing.T) {
+	cfg := Config{StateDir: t.TempDir()}
+	check.Must(t, os.Mkdir(string(cfg.sandbox("pod")), 0o700))
+	listener := check.Value(listen(cfg.sandbox("pod").controlSocket()))(t)
+	defer func() { _ = listener.Close() }()
+	go func() {
+		_ = wire.Serve(t.Context(), listener, status.Code, func(s *ttrpc.Server) { wire.RegisterContainersService(s, mute{}) })
+	}()
+	code, err := (&command{cfg: cfg}).proxy(&record{ID: "c", Sandbox: "pod"}, "").run()
+	check.That(t, code == killedCode && err != nil && strings.Contains(err.Error(), "no more calls"), "%d, %v", code, err)
+}
+
+// TestSlowReader gets the whole output of a process that has ended, for as long as it reads.
+func TestSlowReader(t *testing.T) {
+	for pieces, want := range map[int]time.Duration{0: drainTimeout, 5: 20*time.Second + drainTimeout} {
+		synctest.Test(t, func(t *testing.T) {
+			p, began := &proxy{progress: make(chan struct{}, 1)}, time.Now()
+			go func() {
+				for range pieces {
+					time.Sleep(4 * time.Second)
+					p.progress <- struct{}{}
+				}
+			}()
+			p.waitDrained(make(chan struct{}))
+			check.Equal(t, time.Since(began), want, "after %d pieces", pieces)
+		})
+	}
 }
 
 // TestExecWithoutAProxy is deleted: nobody would.

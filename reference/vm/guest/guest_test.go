@@ -181,6 +181,19 @@ func TestProcessPipes(t *testing.T) {
 	check.That(t, codeOf(err) == codes.InvalidArgument, "a piece that is too large: %v", err)
 }
 
+// TestManySmallWrites are one piece of output, which comes at once at its end: the host's calls are numbered.
+func TestManySmallWrites(t *testing.T) {
+	for reads, script := range map[int64]string{0: "printf a; printf b; exec sleep 100", 1 << 20: "printf a; sleep 0.1; printf b; exec sleep 100", 1 << 21: "printf ab"} {
+		p := check.Value(newProcess(false))(t)
+		p.cmd.Path, p.cmd.Args = "/bin/sh", []string{"sh", "-c", script}
+		p.reads.Store(reads)
+		check.Must(t, p.start(&syscall.SysProcAttr{}))
+		data, err := p.read(t.Context(), &wire.ReadOutputRequest{Max: 100})
+		check.That(t, string(data) == "ab" && err == nil, "%s: %q, %v", script, data, err)
+		p.end(context.Background())
+	}
+}
+
 // TestInputThatNobodyReads comes back after a while, with what was taken.
 func TestInputThatNobodyReads(t *testing.T) {
 	p := check.Value(newProcess(false))(t)

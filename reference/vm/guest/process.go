@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"strconv"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -29,6 +30,8 @@ type process struct {
 	opened                chan struct{}
 	terminal              bool
 	childEnds             []*os.File // the other ends, until it has started
+
+	reads atomic.Int64 // of its output
 
 	done chan struct{} // closed when it has ended; then code is valid
 	code uint32
@@ -225,6 +228,15 @@ func (p *process) close() {
 	}
 }
 
+// gatherTime is how long more output is waited for. The host's calls are numbered with 31 bits for the life of the sandbox:
+// a process that has written a lot, in small pieces, costs two calls a second at most.
+func (p *process) gatherTime() time.Duration {
+	if p.reads.Add(1) <= 100_000 {
+		return 10 * time.Millisecond
+	}
+	return 500 * time.Millisecond
+}
+
 // read reads output. It returns no data at its end.
 func (p *process) read(ctx context.Context, req *wire.ReadOutputRequest) ([]byte, error) {
 	if err := p.waitOpened(ctx); err != nil {
@@ -234,12 +246,20 @@ func (p *process) read(ctx context.Context, req *wire.ReadOutputRequest) ([]byte
 	if req.GetStream() == wire.Stream_STREAM_STDERR {
 		file = p.stderr
 	}
+	if file == nil && p.terminal {
+		return nil, nil // a terminal has one output
+	}
 	if file == nil || req.GetMax() == 0 || req.GetMax() > wire.MaxData {
 		return nil, fmt.Errorf("the stream or the size: %w", errInvalid)
 	}
 	defer interruptible(ctx, file.SetReadDeadline)()
 	data := make([]byte, req.GetMax())
 	n, err := file.Read(data)
+	if n > 0 {
+		_ = file.SetReadDeadline(time.Now().Add(p.gatherTime()))
+		more, _ := io.ReadFull(file, data[n:]) // the next call has its error
+		n += more
+	}
 	switch {
 	case errors.Is(err, io.EOF), errors.Is(err, unix.EIO) && p.terminal: // no process has the terminal open any more
 		err = nil
