@@ -48,6 +48,19 @@ type attachedVolume struct {
 	frozenUntil atomic.Pointer[time.Time]
 }
 
+// checkSame refuses what was published again as something else while the machine has the volume: its claim was released by
+// force, and the disk would be the old one.
+func (a *attachedVolume) checkSame(info abi.Info) error {
+	device := func(i abi.Info) string {
+		major, minor, _, err := i.DeviceNumber()
+		return fmt.Sprint(i.Device, major, minor, err, i.FSType, i.ReadOnly())
+	}
+	if device(a.info) != device(info) {
+		return errors.New("it was released by force, and published again with another device, filesystem or access: delete the pod")
+	}
+	return nil
+}
+
 func (v *volumes) frozen() bool {
 	v.mu.RLock()
 	defer v.mu.RUnlock()
@@ -64,8 +77,8 @@ func (v *volumes) frozen() bool {
 func (v *volumes) attach(ctx context.Context, name string, info abi.Info, open func() (*os.File, error)) error {
 	v.plugging.Lock()
 	defer v.plugging.Unlock()
-	if _, err := v.get(name); err == nil {
-		return nil
+	if a, err := v.get(name); err == nil {
+		return a.checkSame(info)
 	}
 	if left := v.byName[name]; left != nil {
 		if err := v.unplug(ctx, name, left); err != nil {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -88,6 +89,21 @@ func TestMountThatFails(t *testing.T) {
 	check.Is(t, p.attach(t, v, map[string]error{"unplug": late}, "remove", "unplug"), late)
 	check.Must(t, p.attach(t, v, nil, "remove", "unplug", "open", "plug", "add"))
 	check.Must(t, p.attach(t, v, nil))
+}
+
+// TestVolumeThatWasReplaced is not the one that the machine has, and is refused.
+func TestVolumeThatWasReplaced(t *testing.T) {
+	for replaced, info := range map[bool]abi.Info{
+		false: {Device: "/dev/sda", FSType: "ext4", Options: []string{"noatime"}, Metadata: map[string]string{"crust.device": "8:0", "fsGroup": "7"}},
+		true:  {Device: "/dev/sda", FSType: "ext4", Metadata: map[string]string{"crust.device": "8:1"}},
+	} {
+		_, v := playedVolumes()
+		first := abi.Info{Device: "/dev/sda", FSType: "ext4", Metadata: map[string]string{"crust.device": "8:0"}}
+		open := func() (*os.File, error) { return nil, nil }
+		check.Must(t, v.attach(t.Context(), abi.DirName(target), first, open))
+		err := v.attach(t.Context(), abi.DirName(target), info, open)
+		check.That(t, (err != nil) == replaced && (err == nil || strings.Contains(err.Error(), "delete the pod")), "replaced %v: %v", replaced, err)
+	}
 }
 
 // TestVolumeThatIsNotBound is unplugged again, unless a container has it.
