@@ -52,7 +52,7 @@ func guestSpec(id, bundle string, spec *specs.Spec, found []*oci.Mount) (raw []b
 			name := path.Join(id, strconv.Itoa(i))
 			binds = append(binds, bind{
 				name: name, source: m.Source, readOnly: has("ro", "rro"), recursive: has("rro"),
-				slave: has("rslave", "slave", "rshared", "shared"),
+				slave: has("rslave", "slave"),
 			})
 			m.Source = path.Join(wire.SharedDir, name)
 		}
@@ -81,10 +81,17 @@ func checkSpec(spec *specs.Spec, found []*oci.Mount) error {
 			return errors.New("its pod has a user namespace, which crust-vm does not make: set hostUsers to true")
 		}
 	}
+	if err := handler.RefuseShared(spec, found); err != nil {
+		return err // which names the volume
+	}
 	for _, m := range spec.Mounts {
+		if slices.Contains(m.Options, "rshared") || slices.Contains(m.Options, "shared") {
+			return fmt.Errorf("what is mounted below its mount at %s cannot be seen outside of the virtual machine: "+
+				"set mountPropagation to HostToContainer or None", m.Destination)
+		}
 		if len(m.UIDMappings)+len(m.GIDMappings) > 0 {
 			return fmt.Errorf("its mount at %s maps owners, which crust-vm does not: set hostUsers to true", m.Destination)
 		}
 	}
-	return handler.RefuseShared(spec, found)
+	return nil
 }

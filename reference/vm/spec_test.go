@@ -58,6 +58,7 @@ func TestWhatAContainerCannotHave(t *testing.T) {
 		"maps owners":      func(s *specs.Spec) { s.Mounts[1].UIDMappings = []specs.LinuxIDMapping{{Size: 1}} },
 		"volume /target":   func(s *specs.Spec) { s.Mounts[2].Options = []string{"rbind", "rshared"} },
 		"mountPropagation": func(s *specs.Spec) { s.Mounts[2].Options = []string{"rbind", "shared"} },
+		"mount at /sub":    func(s *specs.Spec) { s.Mounts[3].Options = []string{"rbind", "rshared"} },
 		"":                 func(*specs.Spec) {},
 	} {
 		spec := testSpec()
