@@ -4,8 +4,10 @@ import (
 	"os"
 	"runtime"
 	"strconv"
+	"strings"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
 
 	"github.com/crust-proxy/crust-proxy/reference/cgroup"
 )
@@ -26,10 +28,21 @@ func (r *record) joinGroup(pid int) error {
 	return cgroup.Join(pid, r.Group)
 }
 
-// removeGroup removes the group, whose processes have ended or are about to end.
+// removeGroup removes the group, whose processes have ended or are about to end. A QEMU that was taken over may not be.
 func (r *record) removeGroup() error {
 	if r.Group == "" {
 		return nil
+	}
+	if cgroup.Remove(r.Group, proxyEndTimeout) == nil {
+		return nil
+	}
+	for _, file := range cgroup.Files(r.Group, "cgroup.procs") {
+		raw, err := os.ReadFile(file) //nolint:gosec // of a control group
+		for pid := range strings.FieldsSeq(string(raw)) {
+			if n, convErr := strconv.Atoi(pid); err == nil && convErr == nil && n > 1 {
+				_ = unix.Kill(n, unix.SIGKILL)
+			}
+		}
 	}
 	return cgroup.Remove(r.Group, killTimeout)
 }

@@ -55,6 +55,9 @@ func (c Config) findRecord(id string) (*record, error) {
 		return nil, fmt.Errorf("the sandboxes of crust-vm cannot be listed (only root can): %w", err)
 	}
 	for _, sandbox := range sandboxes {
+		if sandbox.Type().IsRegular() {
+			continue
+		}
 		r, err := readJSON[record](filepath.Join(c.sandbox(sandbox.Name()).records(), id))
 		if !errors.Is(err, os.ErrNotExist) {
 			return r, err

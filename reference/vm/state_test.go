@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -62,6 +63,7 @@ func TestRecords(t *testing.T) {
 	r := &record{ID: "c1", Sandbox: "sb", Bundle: "/b", Process: process}
 	check.Must(t, os.Mkdir(string(cfg.sandbox("sb")), 0o700))
 	check.Must(t, cfg.writeRecord(r))
+	check.Must(t, os.WriteFile(cfg.StateDir+"/a-stray-file", nil, 0o600))
 	found := check.Value(cfg.findRecord("c1"))(t)
 	check.That(t, *found == *r && found.status() == "created" && !found.isSandbox(), "%+v", found)
 	r.Started = true
@@ -138,6 +140,17 @@ func TestRemoveAbandoned(t *testing.T) {
 				"the supervisor lives: %v, its directory: %v", supervisor.Lives(), err)
 		})
 	}
+}
+
+// TestGroupOfAProcessThatStays: whoever is left in the control group is killed, or the pod could never be deleted.
+func TestGroupOfAProcessThatStays(t *testing.T) {
+	needRoot(t)
+	r := &record{Group: "/crust-vm-test-" + strconv.Itoa(os.Getpid())}
+	process, cmd := sleeper(t)
+	check.Must(t, r.joinGroup(process.PID))
+	go func() { _ = cmd.Wait() }()
+	check.Must(t, r.removeGroup())
+	check.That(t, process.Ended(), "it lives")
 }
 
 // A killed `create` or `delete` leaves a directory without the sandbox's record. It is removed
