@@ -1,6 +1,7 @@
 package handler
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -212,14 +213,26 @@ func usersOf(proc, program string) (users []string, err error) {
 		if strings.Trim(entry.Name(), "0123456789") != "" {
 			continue
 		}
+		if !isRootsOwn(proc, dir) {
+			continue
+		}
 		if id := shimsSandbox(dir, program); id != "" {
-			users = append(users, fmt.Sprintf("sandbox %.64s (shim %s)", id, entry.Name()))
+			users = append(users, fmt.Sprintf("sandbox %.64q (shim %s)", id, entry.Name()))
 		} else if id := conmonsContainer(dir, program); id != "" {
-			users = append(users, fmt.Sprintf("container %.64s (conmon %s)", id, entry.Name()))
+			users = append(users, fmt.Sprintf("container %.64q (conmon %s)", id, entry.Name()))
 		}
 	}
 	slices.Sort(users)
 	return slices.Compact(users), nil
+}
+
+// isRootsOwn reports whether a process is root's and in no container. Others could look like a shim on purpose. containerd
+// may have a mount namespace of its own, but not one of processes.
+func isRootsOwn(proc, dir string) bool {
+	status, err := sys.ReadSmall(dir+"/status", 64<<10)
+	own, _ := os.Readlink(proc + "/self/ns/pid")
+	its, _ := os.Readlink(dir + "/ns/pid")
+	return err == nil && its == own && bytes.Contains(status, []byte("\nUid:\t0\t"))
 }
 
 // shimsSandbox returns the sandbox of a containerd shim that uses the program, or "". The
@@ -274,8 +287,8 @@ func flagOf(args []string, short, long string) string {
 // isProgram reports whether a configured runtime is the program: by its path, by a link to
 // it, or by name in PATH.
 func isProgram(configured, program string) bool {
-	if configured == "" {
-		return false
+	if configured == "" || configured == program {
+		return configured != ""
 	}
 	if !filepath.IsAbs(configured) {
 		found, err := exec.LookPath(configured)
@@ -286,5 +299,5 @@ func isProgram(configured, program string) bool {
 	}
 	one, oneErr := os.Stat(configured) //nolint:gosec // only compared
 	other, otherErr := os.Stat(program)
-	return configured == program || oneErr == nil && otherErr == nil && os.SameFile(one, other)
+	return oneErr == nil && otherErr == nil && os.SameFile(one, other)
 }

@@ -78,7 +78,8 @@ func newNode(t *testing.T) *node {
 	t.Helper()
 	dir := t.TempDir()
 	n := &node{t: t, dir: dir, proc: dir + "/proc", program: dir + "/crust-runc", link: dir + "/link"}
-	check.Must(t, os.MkdirAll(n.proc+"/sys", 0o755))
+	check.Must(t, os.MkdirAll(n.proc+"/self/ns", 0o755))
+	check.Must(t, os.Symlink("pid:[1]", n.proc+"/self/ns/pid"))
 	check.Must(t, os.WriteFile(n.program, nil, 0o600))
 	check.Must(t, os.WriteFile(dir+"/runc", nil, 0o600))
 	check.Must(t, os.Symlink(n.program, n.link))
@@ -88,7 +89,9 @@ func newNode(t *testing.T) *node {
 func (n *node) process(cwd string, args ...string) {
 	n.last++
 	dir := fmt.Sprintf("%s/%d", n.proc, n.last)
-	check.Must(n.t, os.MkdirAll(dir, 0o755))
+	check.Must(n.t, os.MkdirAll(dir+"/ns", 0o755))
+	check.Must(n.t, os.Symlink("pid:[1]", dir+"/ns/pid"))
+	check.Must(n.t, os.WriteFile(dir+"/status", []byte("Name:\tx\nUid:\t0\t0\t0\t0\n"), 0o600))
 	check.Must(n.t, os.WriteFile(dir+"/cmdline", []byte(strings.Join(args, "\x00")+"\x00"), 0o600))
 	check.Must(n.t, os.Symlink(cwd, dir+"/cwd"))
 }
@@ -106,16 +109,26 @@ func TestRemovableUnderContainers(t *testing.T) {
 		add  func(n *node)
 		says string
 	}{
-		"nobody":            {func(*node) {}, ""},
-		"another program":   {func(n *node) { n.shim("a", n.dir+"/runc") }, ""},
-		"containerd":        {func(n *node) { n.shim("sandbox-a", n.program) }, "sandbox sandbox-a (shim 1)"},
-		"by a link":         {func(n *node) { n.shim("sandbox-a", n.link) }, "sandbox sandbox-a (shim 1)"},
-		"by its name":       {func(n *node) { n.shim("sandbox-a", "crust-runc") }, "sandbox sandbox-a (shim 1)"},
-		"CRI-O":             {func(n *node) { n.process("/", "/usr/bin/conmon", "-b", "/b", "-c", "c1", "-r", n.program) }, "container c1 (conmon 1)"},
-		"podman":            {func(n *node) { n.process("/", "/usr/bin/conmon", "--runtime="+n.program, "--cid", "c2") }, "container c2 (conmon 1)"},
-		"CRI-O with runc":   {func(n *node) { n.process("/", "/usr/bin/conmon", "-c", "c1", "-r", "/usr/bin/runc") }, ""},
-		"an editor":         {func(n *node) { n.process("/", "vi", "-r", n.program) }, ""},
-		"the program":       {func(n *node) { n.process("/", n.program, "crust", "removable") }, ""},
+		"nobody":          {func(*node) {}, ""},
+		"another program": {func(n *node) { n.shim("a", n.dir+"/runc") }, ""},
+		"containerd":      {func(n *node) { n.shim("sandbox-a", n.program) }, `sandbox "sandbox-a" (shim 1)`},
+		"by a link":       {func(n *node) { n.shim("sandbox-a", n.link) }, `sandbox "sandbox-a" (shim 1)`},
+		"by its name":     {func(n *node) { n.shim("sandbox-a", "crust-runc") }, `sandbox "sandbox-a" (shim 1)`},
+		"CRI-O":           {func(n *node) { n.process("/", "/usr/bin/conmon", "-b", "/b", "-c", "c1", "-r", n.program) }, `container "c1" (conmon 1)`},
+		"podman":          {func(n *node) { n.process("/", "/usr/bin/conmon", "--runtime="+n.program, "--cid", "c2") }, `container "c2" (conmon 1)`},
+		"CRI-O with runc": {func(n *node) { n.process("/", "/usr/bin/conmon", "-c", "c1", "-r", "/usr/bin/runc") }, ""},
+		"an editor":       {func(n *node) { n.process("/", "vi", "-r", n.program) }, ""},
+		"the program":     {func(n *node) { n.process("/", n.program, "crust", "removable") }, ""},
+		"escapes":         {func(n *node) { n.shim("\x1b[2J", n.program) }, `sandbox "\x1b[2J" (shim 1)`},
+		"a user": {func(n *node) {
+			n.shim("sandbox-a", n.program)
+			check.Must(n.t, os.WriteFile(n.proc+"/1/status", []byte("Name:\tx\nUid:\t1000\t0\t0\t0\n"), 0o600))
+		}, ""},
+		"a container": {func(n *node) {
+			n.shim("sandbox-a", n.program)
+			check.Must(n.t, os.Remove(n.proc+"/1/ns/pid"))
+			check.Must(n.t, os.Symlink("pid:[2]", n.proc+"/1/ns/pid"))
+		}, ""},
 		"a kernel's thread": {func(n *node) { n.process("/") }, ""},
 		"a pipe": {func(n *node) {
 			check.Must(n.t, unix.Mkfifo(n.dir+"/options.json", 0o600))
