@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -12,6 +13,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/opencontainers/runtime-spec/specs-go"
@@ -322,4 +324,22 @@ func TestOptionsOfAMountAlone(t *testing.T) {
 	for _, other := range []string{`{}`, `{"mounts":[]}`, `{"mounts":`} {
 		check.That(t, check.Err(withOptions([]byte(other), map[int][]string{1: nil})) != nil, "%s is taken", other)
 	}
+}
+
+// TestAgentThatHangs is killed, and another one is started.
+func TestAgentThatHangs(t *testing.T) {
+	const variable = "CRUST_TEST_LISTEN"
+	if path := os.Getenv(variable); path != "" { // it is the agent, which accepts nothing
+		check.Value(net.Listen("unix", path))(t)
+		time.Sleep(time.Minute)
+	}
+	cfg := Config{StateDir: t.TempDir(), AgentProgram: "/no/such/agent"}
+	agent := exec.Command(os.Args[0], "-test.run=^TestAgentThatHangs$") //nolint:gosec // this program
+	agent.Env = append(os.Environ(), variable+"="+cfg.AgentSocket())
+	check.Must(t, agent.Start())
+	ended := make(chan error, 1)
+	go func() { ended <- agent.Wait() }()
+	check.Eventually(t, "it listens", func() bool { _, err := os.Stat(cfg.AgentSocket()); return err == nil })
+	check.Fails(t, startAgent(cfg), "no agent could be started")
+	check.Fails(t, <-ended, "signal: killed")
 }

@@ -152,7 +152,7 @@ func (v Volumes) ThawExpired() abi.ThawExpiredReply {
 const controlGroup = "crust-runc"
 
 // startAgent starts an agent if none is running. It does not wait for it: the broker runs the
-// program until the agent serves. A running agent that is not yet isolated is isolated.
+// program until the agent serves. A running agent that is not yet isolated is isolated; one that hangs is killed.
 func startAgent(cfg Config) error {
 	conn, err := net.DialTimeout("unix", cfg.AgentSocket(), time.Second)
 	if err == nil {
@@ -161,7 +161,12 @@ func startAgent(cfg Config) error {
 		if err != nil {
 			return err
 		}
-		return isolateAgent(int(agent.Pid))
+		// A server of gRPC writes first, at once. The kernel alone accepts for one that is stopped.
+		if !isSilent(conn) {
+			return isolateAgent(int(agent.Pid))
+		}
+		_ = unix.Kill(int(agent.Pid), unix.SIGKILL)
+		_ = isSilent(conn) // until it has ended: another one would find it serving
 	}
 	cmd := exec.Command(cfg.AgentProgram) //nolint:gosec // by our own configuration
 	cmd.Dir, cmd.Env = "/", []string{"PATH=" + os.Getenv("PATH")}
@@ -175,6 +180,13 @@ func startAgent(cfg Config) error {
 		return fmt.Errorf("no agent could be started: %w", err)
 	}
 	return errors.Join(isolateAgent(cmd.Process.Pid), cmd.Process.Release())
+}
+
+// isSilent reports whether the other end neither writes nor ends within a second.
+func isSilent(conn net.Conn) bool {
+	_ = conn.SetReadDeadline(time.Now().Add(time.Second))
+	_, err := conn.Read(make([]byte, 1))
+	return errors.Is(err, os.ErrDeadlineExceeded)
 }
 
 func isolateAgent(pid int) error {
