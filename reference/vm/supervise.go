@@ -117,14 +117,24 @@ func (s *sandbox) start(ctx context.Context, bundle string) (err error) {
 	return s.serve(context.WithoutCancel(ctx))
 }
 
+// limit limits this process, and so QEMU and virtiofsd: a core has the guest's memory, and virtiofsd keeps a file open for
+// each that the guest has looked up, at most as many as fit into half of its memory. The shim's oom_score_adj is nearly
+// containerd's, which is hardly ever killed.
+func (s *sandbox) limit() {
+	for resource, most := range map[int]uint64{unix.RLIMIT_CORE: 0, unix.RLIMIT_NOFILE: uint64(s.cfg.MemoryMiB) << 9} { //nolint:gosec // checked
+		var is unix.Rlimit
+		if unix.Getrlimit(resource, &is) == nil {
+			is.Max = min(is.Max, most)
+			is.Cur = is.Max
+			_ = unix.Setrlimit(resource, &is)
+		}
+	}
+	_ = os.WriteFile("/proc/self/oom_score_adj", []byte("0"), 0)
+}
+
 // boot starts the machine and waits until its agent answers.
 func (s *sandbox) boot(ctx context.Context) (err error) {
-	// virtiofsd keeps a file open for each file that the guest has looked up.
-	var files unix.Rlimit
-	if unix.Getrlimit(unix.RLIMIT_NOFILE, &files) == nil {
-		files.Cur = files.Max
-		_ = unix.Setrlimit(unix.RLIMIT_NOFILE, &files)
-	}
+	s.limit()
 	user := s.cfg.FirstUser + uint32(os.Getpid()) //nolint:gosec // at most four million
 	kvm, err := s.cfg.usesKVM(user)
 	if err != nil {
@@ -168,6 +178,8 @@ func (s *sandbox) waitForAgent(ctx context.Context) error {
 		return err
 	case <-s.machine.Done():
 		return errors.New("the machine ended while it booted")
+	case <-s.machine.FSDone():
+		return errNoFiles
 	}
 }
 
@@ -218,9 +230,11 @@ func (s *sandbox) watch(ctx context.Context) error {
 		case <-signals:
 			return nil
 		case <-s.machine.Done():
-			return s.connectionLost()
+			return s.connectionLost(nil)
 		case <-s.guest.Done():
-			return s.connectionLost()
+			return s.connectionLost(wire.ErrBroken)
+		case <-s.machine.FSDone():
+			return s.connectionLost(errNoFiles)
 		case err := <-s.hung:
 			return err
 		case <-ctx.Done():
@@ -233,14 +247,15 @@ func (s *sandbox) watch(ctx context.Context) error {
 	}
 }
 
-// connectionLost returns why the connection to the guest has ended: the machine has, or the
-// guest has broken the wire protocol.
-func (s *sandbox) connectionLost() error {
+var errNoFiles = errors.New("virtiofsd has ended")
+
+// connectionLost returns why the connection to the guest or to virtiofsd has ended: the machine has, or the other reason.
+func (s *sandbox) connectionLost(other error) error {
 	select {
 	case <-s.machine.Done():
 		return s.withConsole(fmt.Errorf("the machine has ended: %w", s.machine.Err()))
 	case <-time.After(20 * time.Second): // on a busy node QEMU takes as long from closing the connection to its end
-		return wire.ErrBroken
+		return other
 	}
 }
 

@@ -140,6 +140,15 @@ func (m machine) hasOpen(device string) bool {
 var victims = map[string]func(m machine) error{
 	"qemu":       func(m machine) error { return unix.Kill(m.qemu, unix.SIGKILL) },
 	"supervisor": func(m machine) error { return unix.Kill(m.supervisor, unix.SIGKILL) },
+	// Of its two processes, one is the child of the other.
+	"virtiofsd": func(m machine) (err error) {
+		for _, pid := range rig.Children(m.supervisor) {
+			if pid != m.qemu {
+				err = errors.Join(err, unix.Kill(pid, unix.SIGKILL))
+			}
+		}
+		return err
+	},
 	// The machine must not write on when nobody knows it any more.
 	"shim": func(m machine) error { return unix.Kill(m.shim, unix.SIGKILL) },
 }
@@ -150,6 +159,7 @@ const killAgent, panicGuest = "echo i >/proc/sysrq-trigger", "echo c >/proc/sysr
 // machine is over, containerd learns of it, and nothing that was synced is lost. If only the
 // agent has ended, nothing at all is.
 func TestKilledMachines(t *testing.T) {
+	check.Must(t, os.WriteFile("/proc/self/oom_score_adj", []byte("-500"), 0)) // containerd's, and so the shims'
 	b := newBench(t)
 	b.CRI.ShimsAreKilled = true
 	kill := func(victim string) func(*scene) {
@@ -165,6 +175,16 @@ func TestKilledMachines(t *testing.T) {
 		says   string // in the sandbox's log
 	}{
 		{"qemu", nil, kill("qemu"), "signal: killed"},
+		{"virtiofsd", nil, func(s *scene) {
+			m := s.machine()
+			for _, pid := range rig.Children(m.supervisor) {
+				adj := check.Value(os.ReadFile(fmt.Sprintf("/proc/%d/oom_score_adj", pid)))(s.t)
+				var files, core unix.Rlimit
+				check.Must(s.t, errors.Join(unix.Prlimit(pid, unix.RLIMIT_NOFILE, nil, &files), unix.Prlimit(pid, unix.RLIMIT_CORE, nil, &core)))
+				check.That(s.t, string(adj) == "0\n" && files.Max <= 512<<9 && core.Max == 0, "%s: %s %v %v", rig.DescribeProcess(pid), adj, files, core)
+			}
+			check.Must(s.t, victims["virtiofsd"](m))
+		}, "virtiofsd has ended"},
 		{"supervisor", nil, kill("supervisor"), ""},
 		{"shim", nil, func(s *scene) {
 			m := s.machine()

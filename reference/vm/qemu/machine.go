@@ -126,6 +126,9 @@ func (m *Machine) withExit(err error) error {
 // Done is closed when QEMU has ended.
 func (m *Machine) Done() <-chan struct{} { return m.qemu.done }
 
+// FSDone is closed when virtiofsd has ended: without it, every access to the shared directory hangs.
+func (m *Machine) FSDone() <-chan struct{} { return m.fs.done }
+
 // Err returns how QEMU ended.
 func (m *Machine) Err() error { return m.qemu.err }
 
@@ -281,7 +284,7 @@ func (l *commandLine) build(cfg Config) error {
 	memory := strconv.Itoa(cfg.MemoryMiB) + "M"
 	l.add(baseArgs(cfg.KVM)...)
 	l.add(
-		"-machine", "pc,memory-backend=memory,vmport=off,hpet=off",
+		"-machine", "pc,memory-backend=memory,vmport=off,hpet=off,dump-guest-core=off",
 		"-object", "memory-backend-memfd,id=memory,share=on,size="+memory, "-m", memory, "-smp", strconv.Itoa(cfg.CPUs),
 		"-kernel", kernel, "-initrd", initramfs, "-append", cfg.Append,
 		"-mon", "chardev=monitor,mode=control", "-serial", "chardev:console",
