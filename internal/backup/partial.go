@@ -27,20 +27,34 @@ func openPartial(name string) (*partial, error) {
 		}
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}
-	file, err := os.OpenFile(name+".part", os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0o600) //nolint:gosec // the caller names it
+	const flags = os.O_RDWR | unix.O_NOFOLLOW | unix.O_NONBLOCK
+	file, err := os.OpenFile(name+".part", flags|os.O_CREATE|os.O_EXCL, 0o600) //nolint:gosec // the caller names it
+	made := err == nil
+	if errors.Is(err, fs.ErrExist) {
+		file, err = os.OpenFile(name+".part", flags, 0) //nolint:gosec // the same
+	}
 	if err != nil {
 		return nil, err
 	}
 	p := &partial{file, name}
-	if err := p.lock(); err != nil {
+	if err = p.lock(made); err == nil {
+		err = uncache(file)
+	}
+	if err != nil {
 		return nil, errors.Join(err, file.Close())
 	}
 	return p, nil
 }
 
+// uncache drops what the kernel's cache has of a file or device. That may be data that an earlier process
+// failed to write: the kernel reports that once, and then shows it as if it were on the disk.
+func uncache(file *os.File) error {
+	return unix.Fadvise(int(file.Fd()), 0, 0, unix.FADV_DONTNEED)
+}
+
 // lock keeps other processes out. It also checks that the file still has its name: a process
-// that has just completed it has renamed it.
-func (p *partial) lock() error {
+// that has just completed it has renamed it. What this process made may still belong to another user, as on NFS.
+func (p *partial) lock(made bool) error {
 	if err := unix.Flock(int(p.file.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		return fmt.Errorf("another process is at work on %s: %w", p.file.Name(), err)
 	}
@@ -54,7 +68,7 @@ func (p *partial) lock() error {
 	}
 	stat, ok := mine.Sys().(*syscall.Stat_t)
 	switch {
-	case ok && int(stat.Uid) != os.Geteuid():
+	case ok && !made && int(stat.Uid) != os.Geteuid():
 		return ofAnother(p.file.Name(), stat.Uid)
 	case ok && stat.Nlink > 1:
 		return twoNames(p.file.Name()) // left by giveName
@@ -64,8 +78,7 @@ func (p *partial) lock() error {
 
 func (p *partial) complete() error {
 	if err := p.file.Sync(); err != nil {
-		// The kernel reports this once. From then on its cache shows the data as if it were on
-		// the disk, so nothing of it may be resumed.
+		// See uncache: nothing of it may be resumed.
 		return errors.Join(err, p.file.Truncate(0))
 	}
 	if err := giveName(p.file.Name(), p.name, renameNew); err != nil {

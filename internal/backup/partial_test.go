@@ -2,8 +2,11 @@ package backup
 
 import (
 	"errors"
+	"io"
 	"io/fs"
 	"os"
+	"runtime"
+	"syscall"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -24,6 +27,29 @@ func TestPartOfACompleteFile(t *testing.T) {
 	check.Must(t, p.file.Close())
 }
 
+// TestOnlyTheDiskCounts: data that a disk has refused stays in the kernel's cache, and is not reported again.
+func TestOnlyTheDiskCounts(t *testing.T) {
+	name := t.TempDir() + "/file"
+	cached := func(file *os.File) error {
+		return check.Err(unix.Preadv2(int(file.Fd()), [][]byte{make([]byte, 4096)}, 4*mostData, unix.RWF_NOWAIT))
+	}
+	file := check.Value(os.Create(name + ".part"))(t)
+	defer func() { _ = file.Close() }()
+	check.Must(t, check.Err(file.Write(make([]byte, 8*mostData))))
+	var fs unix.Statfs_t
+	if err := errors.Join(file.Sync(), cached(file), unix.Fstatfs(int(file.Fd()), &fs)); err != nil || fs.Type == unix.TMPFS_MAGIC {
+		t.Skip("the cache cannot be observed here:", err)
+	}
+	p := check.Value(openPartial(name))(t)
+	check.Is(t, cached(file), unix.EAGAIN)
+	check.Must(t, p.file.Close())
+	check.Must(t, check.Err(io.Copy(io.Discard, io.NewSectionReader(file, 0, 8*mostData))))
+	var c chain
+	_, _, _ = c.open(file.Name()) // it is no backup
+	check.Is(t, cached(file), unix.EAGAIN)
+	c.close()
+}
+
 // TestPartOfSomebodyElse: in a directory that others can write, they could have made it before.
 func TestPartOfSomebodyElse(t *testing.T) {
 	for text, place := range map[string]func(part string) error{
@@ -39,6 +65,20 @@ func TestPartOfSomebodyElse(t *testing.T) {
 		}
 		check.Fails(t, check.Err(openPartial(name)), text)
 	}
+}
+
+// TestAPartIsMadeAsAnotherUser: an export of NFS makes nobody of root.
+func TestAPartIsMadeAsAnotherUser(t *testing.T) {
+	t.Chdir(t.TempDir())
+	if err := os.Chown(".", 12345, -1); err != nil {
+		t.Skip("only root can:", err)
+	}
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	check.Must(t, syscall.Setfsuid(12345))
+	p, err := openPartial("file")
+	check.Must(t, errors.Join(err, syscall.Setfsuid(0)))
+	check.Must(t, p.file.Close())
 }
 
 // TestADeviceThatMayBeOpen is refused, unless this process may not see who has it open.

@@ -81,6 +81,9 @@ func (c *chain) open(path string) (*Header, digest, error) {
 		return nil, digest{}, err
 	}
 	*c = append(*c, file)
+	if err := uncache(file); err != nil {
+		return nil, digest{}, err
+	}
 	return tail(file)
 }
 

@@ -74,9 +74,7 @@ func openDevice(path string, size int64) (*target, error) {
 		err = tooSmall(path, has, size)
 	}
 	if err == nil {
-		// The kernel's cache may still have data that an earlier restore failed to write to the
-		// device. It must not be taken for what is on the device.
-		err = unix.Fadvise(int(file.Fd()), 0, 0, unix.FADV_DONTNEED)
+		err = uncache(file)
 	}
 	if err != nil {
 		return nil, errors.Join(err, file.Close())
