@@ -179,7 +179,7 @@ func (d *driver) format(ctx context.Context, id, device, fsType string) error {
 		err = nil
 	}
 	holds := string(marker)
-	if err == nil && holds == "" { // An empty marker says nothing of the device.
+	if err == nil && holds == "" { // an empty marker is one of a driver that was killed
 		holds, err = d.mounter.GetDiskFormat(device)
 	}
 	if err == nil && holds == "" {
@@ -194,7 +194,7 @@ func (d *driver) format(ctx context.Context, id, device, fsType string) error {
 	if err != nil || len(marker) > 0 {
 		return err
 	}
-	return writeFile(d.marker(id), holds)
+	return os.WriteFile(d.marker(id), []byte(holds), 0o600)
 }
 
 // checkBlank refuses a device that holds something where filesystems begin. "Nothing found" of blkid, which GetDiskFormat
@@ -219,23 +219,6 @@ func mkfs(ctx context.Context, device, fsType string) error {
 		return status.Errorf(codes.Internal, "mkfs.%s %s: %v: %s", fsType, device, err, out)
 	}
 	return nil
-}
-
-// writeFile writes all of a file or nothing, whatever happens.
-func writeFile(path, text string) error {
-	file, err := os.Create(path + ".tmp") //nolint:gosec // a path of our own
-	if err != nil {
-		return err
-	}
-	_, err = file.WriteString(text)
-	if err = errors.Join(err, file.Sync(), file.Close()); err == nil {
-		err = os.Rename(file.Name(), path)
-	}
-	dir, opened := os.Open(filepath.Dir(path))
-	if opened == nil {
-		opened = errors.Join(dir.Sync(), dir.Close())
-	}
-	return errors.Join(err, opened)
 }
 
 func (d *driver) NodeUnpublishVolume(_ context.Context, req *csi.NodeUnpublishVolumeRequest) (*csi.NodeUnpublishVolumeResponse, error) {
