@@ -35,10 +35,7 @@ type store struct {
 	spare *spare
 }
 
-const (
-	recordSuffix = ".json"
-	tempPrefix   = ".new-"
-)
+const recordSuffix = ".json"
 
 func fileName(id string) string {
 	sum := sha256.Sum256([]byte(id))
@@ -112,7 +109,7 @@ func (s store) list() ([]*record, error) {
 	var all []*record
 	var bad []error
 	for _, entry := range entries {
-		if !strings.HasSuffix(entry.Name(), recordSuffix) || strings.HasPrefix(entry.Name(), tempPrefix) {
+		if !strings.HasSuffix(entry.Name(), recordSuffix) {
 			continue
 		}
 		r, err := read(filepath.Join(s.dir, entry.Name()))
@@ -128,12 +125,12 @@ func (s store) list() ([]*record, error) {
 	return all, errors.Join(bad...)
 }
 
-// save replaces the record, so that after a crash there is the old or the new one. On a full
-// disk a record that is there can still be replaced.
+// save replaces the record. The caller holds its lock. On a full disk a record that is there can still be replaced.
 func (s store) save(r *record) error {
 	raw, err := json.Marshal(r)
+	failpoint.Hit("driver-recording")
 	if err == nil {
-		err = s.write(s.path(r.ID), raw)
+		err = sys.WriteSynced(s.path(r.ID), raw)
 	}
 	if volume.DiskKind(err) == volume.Exhausted && s.spare.replace(s.path(r.ID), raw) == nil {
 		err = sys.SyncDir(s.dir)
@@ -142,21 +139,6 @@ func (s store) save(r *record) error {
 		return fmt.Errorf("write the record of volume %q: %w", r.ID, err)
 	}
 	return nil
-}
-
-func (s store) write(path string, raw []byte) error {
-	temp, err := os.CreateTemp(s.dir, tempPrefix)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = os.Remove(temp.Name()) }() // gone already when it was moved
-	_, err = temp.Write(raw)
-	err = errors.Join(err, temp.Sync(), temp.Close())
-	failpoint.Hit("driver-record-temp")
-	if err == nil {
-		err = os.Rename(temp.Name(), path)
-	}
-	return errors.Join(err, sys.SyncDir(s.dir))
 }
 
 // spare is a file that has its room on the disk already. Without it no pod could leave a
@@ -226,7 +208,7 @@ func (s store) remove(id string) error {
 
 // clean removes the temporary files of a driver that was killed.
 func (s store) clean() error {
-	left, err := filepath.Glob(filepath.Join(s.dir, tempPrefix+"*"))
+	left, err := filepath.Glob(filepath.Join(s.dir, "*.new")) // of sys.WriteSynced
 	for _, path := range left {
 		err = errors.Join(err, os.Remove(path))
 	}

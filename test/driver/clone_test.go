@@ -218,7 +218,7 @@ func fillUp(t *testing.T, path string) {
 
 // fillSteps are those of making a volume or a snapshot from another one.
 var fillSteps = []string{
-	"driver-record-temp", "driver-recorded", "driver-fill-begun", "driver-filled", "driver-image-made", "driver-record-temp@2",
+	"driver-recording", "driver-recorded", "driver-fill-begun", "driver-filled", "driver-image-made", "driver-recording@2",
 }
 
 // TestKilledInClone kills at each step. The same call then succeeds; or it never comes

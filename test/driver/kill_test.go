@@ -26,12 +26,12 @@ func TestKilledAnywhere(t *testing.T) {
 		point string
 		call  string // the call in which it dies
 	}{
-		{"driver-record-temp", "create"}, {"driver-recorded", "create"}, {"driver-image-made", "create"}, {"driver-record-temp@2", "create"},
-		{"driver-record-temp", "stage"}, {"driver-stage-recorded", "stage"}, {"driver-attached", "stage"}, {"driver-mounted", "stage"},
-		{"driver-record-temp", "publish"}, {"driver-publish-recorded", "publish"}, {"driver-published", "publish"}, {"driver-mounted", "publish"},
-		{"driver-target-cleared", "unpublish"}, {"driver-record-temp", "unpublish"},
-		{"driver-unmounted", "unstage"}, {"driver-detached", "unstage"}, {"driver-record-temp", "unstage"},
-		{"driver-record-temp", "remove"}, {"driver-erasing", "remove"}, {"driver-image-removed", "remove"},
+		{"driver-recording", "create"}, {"driver-recorded", "create"}, {"driver-image-made", "create"}, {"driver-recording@2", "create"},
+		{"driver-recording", "stage"}, {"driver-stage-recorded", "stage"}, {"driver-attached", "stage"}, {"driver-mounted", "stage"},
+		{"driver-recording", "publish"}, {"driver-publish-recorded", "publish"}, {"driver-published", "publish"}, {"driver-mounted", "publish"},
+		{"driver-target-cleared", "unpublish"}, {"driver-recording", "unpublish"},
+		{"driver-unmounted", "unstage"}, {"driver-detached", "unstage"}, {"driver-recording", "unstage"},
+		{"driver-recording", "remove"}, {"driver-erasing", "remove"}, {"driver-image-removed", "remove"},
 	}
 	for _, native := range []bool{false, true} {
 		r := newDriver(t, native)
@@ -92,7 +92,7 @@ func TestKilledInExpand(t *testing.T) {
 	v := r.volume("v", rig.MountAccess("xfs"))
 	v.up()
 	v.put("data")
-	for i, point := range []string{"driver-record-temp", "driver-expand-recorded"} {
+	for i, point := range []string{"driver-recording", "driver-expand-recorded"} {
 		bytes := size * int64(i+2)
 		r.restart("CRUST_FAILPOINTS=" + point + "=kill")
 		before := v.bytesOf().GetTotal()
@@ -151,7 +151,7 @@ func TestKilledInDeferredPublish(t *testing.T) {
 	r := newDriver(t, true)
 	v := r.volume("v", rig.MountAccess("ext4"))
 	v.must(v.create, v.stage)
-	for _, point := range []string{"driver-prepared", "driver-record-temp@2"} {
+	for _, point := range []string{"driver-prepared", "driver-recording@2"} {
 		r.killed(point, func() error { _, err := v.publishDeferred(false); return err })
 		v.must(v.unpublish)
 	}

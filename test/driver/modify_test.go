@@ -74,7 +74,7 @@ func TestKilledInModify(t *testing.T) {
 	r := newDriverOn(t, "xfs", false)
 	v := r.volume("v", rig.MountAccess("ext4"))
 	v.up()
-	for _, point := range []string{"driver-modified", "driver-record-temp"} {
+	for _, point := range []string{"driver-modified", "driver-recording"} {
 		r.killed(point, func() error { return v.modify(directIO("false")) })
 		check.Must(t, v.modify(directIO("false")))
 		r.wantDirectIO("0")

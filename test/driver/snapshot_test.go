@@ -139,7 +139,7 @@ func TestKilledInSnapshot(t *testing.T) {
 			restored.down()
 			check.Must(t, r.removeSnapshot(made.GetSnapshotId()))
 		}
-		for _, point := range []string{"driver-record-temp", "driver-erasing", "driver-image-removed"} {
+		for _, point := range []string{"driver-recording", "driver-erasing", "driver-image-removed"} {
 			made := v.mustSnapshot("s")
 			r.killed(point, func() error { return r.removeSnapshot(made.GetSnapshotId()) })
 			check.Must(t, r.removeSnapshot(made.GetSnapshotId()))

@@ -219,7 +219,7 @@ func (l *cutLook) contents(expected *cuts.Expected) {
 	data := l.dir + "/driver"
 	images, _ := filepath.Glob(data + "/images/*")
 	records, _ := filepath.Glob(data + "/volumes/*.json")
-	left, _ := filepath.Glob(data + "/*/.new-*")
+	left, _ := filepath.Glob(data + "/*/*.new")
 	if len(images) != len(records) || len(left) > 0 {
 		l.faults = append(l.faults, fmt.Sprintf("there are %d images of %d records, and %q", len(images), len(records), left))
 	}
