@@ -259,7 +259,7 @@ func TestIDsOfSnapshotsAreNotUsedAgain(t *testing.T) {
 // TestSlowComparison: what a stream has found is sent while it compares, and when the driver stops.
 func TestSlowComparison(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		m := &snapshotMetadata{log: zap.NewNop(), metrics: newMetrics(), slots: make(chan struct{}, 1), stopping: make(chan struct{})}
+		m := &snapshotMetadata{config: Config{Log: zap.NewNop()}, metrics: newMetrics(), slots: make(chan struct{}, 1), stopping: make(chan struct{})}
 		sent := 0
 		err := m.stream(t.Context(), opened{record: &record{Capacity: 100}}, &csi.GetMetadataDeltaRequest{}, func(blocks []*csi.BlockMetadata) error {
 			sent += len(blocks)

@@ -24,7 +24,6 @@ import (
 // data until one of them is written to; otherwise the data is copied, up to a limit.
 type cloner struct {
 	pool     *pool
-	log      *zap.Logger
 	freezer  *freezer
 	reflinks bool
 	limit    int64
@@ -211,10 +210,10 @@ func (c *cloner) copy(ctx context.Context, from *record, image, original *os.Fil
 	copied, err := copySparse(ctx, image, original, func(copied int64) {
 		if time.Since(shown) > progressEvery {
 			shown = time.Now()
-			c.log.Info("copying an image", zap.String("source", from.ID), zap.Int64("copied", copied), zap.Int64("of", stat.Blocks*512))
+			c.pool.log.Info("copying an image", zap.String("source", from.ID), zap.Int64("copied", copied), zap.Int64("of", stat.Blocks*512))
 		}
 	})
-	c.log.Info("copied an image", zap.String("source", from.ID), zap.Int64("bytes", copied), zap.Duration("took", time.Since(began)), zap.Error(err))
+	c.pool.log.Info("copied an image", zap.String("source", from.ID), zap.Int64("bytes", copied), zap.Duration("took", time.Since(began)), zap.Error(err))
 	return err
 }
 

@@ -23,7 +23,6 @@ type controller struct {
 	csi.UnimplementedControllerServer
 
 	config Config
-	log    *zap.Logger
 	locks  *locks
 	pool   *pool
 	cloner *cloner
@@ -316,7 +315,7 @@ func (c *controller) page(req interface {
 	}
 	all, err := c.pool.store.list()
 	if err != nil {
-		c.log.Error("volumes and snapshots whose records cannot be read are not listed", zap.Error(err))
+		c.config.Log.Error("volumes and snapshots whose records cannot be read are not listed", zap.Error(err))
 	}
 	all = slices.DeleteFunc(all, func(r *record) bool { return !r.Ready || r.ID <= after || !wanted(r) })
 	if most := int(req.GetMaxEntries()); most > 0 && most < len(all) {

@@ -56,7 +56,6 @@ var fileSystems = []string{"ext4", "xfs", "btrfs"}
 // Driver serves CSI's Identity, Controller, GroupController, Node and SnapshotMetadata services.
 type Driver struct {
 	config     Config
-	log        *zap.Logger
 	identity   *identity
 	controller *controller
 	node       *nodeServer
@@ -104,19 +103,19 @@ func open(config Config) (*Driver, error) {
 	fs := newFilesystems(disks)
 	freezes, notFreezes := newFreezer(config, boot)
 	reflinks, notTried := hasReflinks(config.DataDir)
-	clones := &cloner{pool: disks, log: config.Log, freezer: freezes, reflinks: reflinks, limit: config.CopyLimit}
+	clones := &cloner{pool: disks, freezer: freezes, reflinks: reflinks, limit: config.CopyLimit}
 	kept := &groups{pool: disks, cloner: clones, store: store{dir: filepath.Join(config.DataDir, "groups"), spare: disks.store.spare}}
 	if err := errors.Join(notFreezes, notTried, os.MkdirAll(kept.store.dir, 0o700)); err != nil {
 		return nil, err
 	}
 	calls, counts := new(locks), newMetrics()
 	return &Driver{
-		config: config, patience: patience, log: config.Log, identity: &identity{config: config, pool: disks, snapshots: clones.able()},
-		controller: &controller{config: config, log: config.Log, locks: calls, pool: disks, cloner: clones},
+		config: config, patience: patience, identity: &identity{config: config, pool: disks, snapshots: clones.able()},
+		controller: &controller{config: config, locks: calls, pool: disks, cloner: clones},
 		node:       &nodeServer{config: config, boot: boot, locks: calls, pool: disks, fs: fs},
 		groups:     &groupController{locks: calls, groups: kept},
 		metadata: &snapshotMetadata{
-			config: config, log: config.Log, locks: calls, pool: disks, reflinks: clones.reflinks, metrics: counts,
+			config: config, locks: calls, pool: disks, reflinks: clones.reflinks, metrics: counts,
 			slots: make(chan struct{}, mostStreams), free: newBuffers(), stopping: make(chan struct{}),
 		},
 		metrics: counts,
@@ -135,7 +134,7 @@ func (d *Driver) Run(ctx context.Context) error {
 	group := run.New(ctx)
 	group.Go("csi", func(ctx context.Context) error { return d.serve(ctx, listener) })
 	metrics := &telemetry.Server{
-		Listen: d.config.MetricsListen, Metrics: d.metrics.registry, Log: d.log,
+		Listen: d.config.MetricsListen, Metrics: d.metrics.registry, Log: d.config.Log,
 		Ready: func() error { _, err := d.identity.Probe(ctx, nil); return err },
 	}
 	group.Go("metrics", metrics.Run)
@@ -168,10 +167,10 @@ func (d *Driver) serve(ctx context.Context, listener net.Listener) error {
 	stop := context.AfterFunc(ctx, func() {
 		defer close(drained)
 		close(d.metadata.stopping)
-		run.Drain(server, d.patience, func() { d.log.Warn("some calls did not end in time and are cut off") })
+		run.Drain(server, d.patience, func() { d.config.Log.Warn("some calls did not end in time and are cut off") })
 	})
 	defer stop()
-	d.log.Info("serving", zap.String("driver", d.config.Name), zap.String("version", sys.Version()),
+	d.config.Log.Info("serving", zap.String("driver", d.config.Name), zap.String("version", sys.Version()),
 		zap.String("endpoint", d.config.Endpoint), zap.Bool("defer", d.config.Defer),
 		zap.Bool("reflinks", d.controller.cloner.reflinks))
 	err := server.Serve(listener)
@@ -276,10 +275,10 @@ func (d *Driver) logCall(method string, began time.Time, err error, fields ...za
 		zap.String("method", path.Base(method)), zap.Stringer("code", status.Code(err)), zap.Duration("took", time.Since(began)),
 	}, fields...)
 	if err != nil {
-		d.log.Warn("call failed", append(fields, zap.Error(err))...)
+		d.config.Log.Warn("call failed", append(fields, zap.Error(err))...)
 		return
 	}
-	d.log.Debug("call", fields...)
+	d.config.Log.Debug("call", fields...)
 }
 
 // metrics are the metrics of the streams of changed and allocated blocks.
@@ -380,9 +379,9 @@ func (a *registrationServer) GetInfo(context.Context, *registration.InfoRequest)
 
 func (a *registrationServer) NotifyRegistrationStatus(_ context.Context, s *registration.RegistrationStatus) (*registration.RegistrationStatusResponse, error) {
 	if s.GetPluginRegistered() {
-		a.driver.log.Info("registered")
+		a.driver.config.Log.Info("registered")
 	} else {
-		a.driver.log.Error("kubelet refused the driver; registering again", zap.String("reason", s.GetError()), zap.Duration("in", againAfter))
+		a.driver.config.Log.Error("kubelet refused the driver; registering again", zap.String("reason", s.GetError()), zap.Duration("in", againAfter))
 		a.refused()
 	}
 	return &registration.RegistrationStatusResponse{}, nil

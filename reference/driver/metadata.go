@@ -18,7 +18,6 @@ type snapshotMetadata struct {
 	csi.UnimplementedSnapshotMetadataServer
 
 	config Config
-	log    *zap.Logger
 	locks  *locks
 	pool   *pool
 	// reflinks: snapshots share extents, so that less has to be compared.
@@ -128,7 +127,7 @@ func (m *snapshotMetadata) stream(ctx context.Context, of opened, req interface 
 	if err != nil {
 		return err
 	}
-	m.log.Debug("reported blocks", zap.String("snapshot", of.record.ID), zap.Int64("from", from),
+	m.config.Log.Debug("reported blocks", zap.String("snapshot", of.record.ID), zap.Int64("from", from),
 		zap.Int64("ranges", blocks.ranges), zap.Int64("bytes", blocks.bytes))
 	return blocks.end()
 }

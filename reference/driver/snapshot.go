@@ -56,7 +56,7 @@ func (c *controller) snapshot(ctx context.Context, id string, of source) (*recor
 	if err := c.cloner.provision(ctx, from, r); err != nil {
 		return nil, err
 	}
-	c.log.Info("made a snapshot", zap.String("snapshot", id), zap.String("volume", of.Volume),
+	c.config.Log.Info("made a snapshot", zap.String("snapshot", id), zap.String("volume", of.Volume),
 		zap.Stringer("consistent", r.Snapshot), zap.Duration("took", time.Since(began)))
 	return r, nil
 }
