@@ -19,6 +19,7 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/internal/disk/mkfs"
 	"github.com/crust-proxy/crust-proxy/internal/ground/failpoint"
+	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 	"github.com/crust-proxy/crust-proxy/reference/fsops"
 	"github.com/crust-proxy/crust-proxy/reference/loopdev"
@@ -120,16 +121,16 @@ func (f *filesystems) growUnmounted(ctx context.Context, id, device, fsType stri
 
 func (f *filesystems) growFS(id, device, path string) error {
 	failed := func(err error) error { return fmt.Errorf("volume %q: grow its filesystem: %w", id, err) }
-	root, err := unix.Open(path, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	root, err := sys.OpenDir(path)
 	if err != nil {
 		return failed(err)
 	}
-	defer func() { _ = unix.Close(root) }()
+	defer sys.CloseFD(root)
 	disk, err := unix.Open(device, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return failed(err)
 	}
-	defer func() { _ = unix.Close(disk) }()
+	defer sys.CloseFD(disk)
 	if _, err := fsops.Grow(root, disk, 0, 0); err != nil {
 		return failed(err)
 	}

@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/crust-proxy/crust-proxy/internal/ground/failpoint"
+	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/csidefer"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 	"github.com/crust-proxy/crust-proxy/reference/fsops"
@@ -43,7 +44,6 @@ func (n *nodeServer) NodeGetCapabilities(context.Context, *csi.NodeGetCapabiliti
 		csi.NodeServiceCapability_RPC_GET_VOLUME_STATS,
 		csi.NodeServiceCapability_RPC_EXPAND_VOLUME,
 		csi.NodeServiceCapability_RPC_GET_VOLUME_HEALTH,
-		csi.NodeServiceCapability_RPC_GET_STORAGE_HEALTH,
 		csi.NodeServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER,
 	} {
 		reply.Capabilities = append(reply.Capabilities, &csi.NodeServiceCapability{
@@ -180,11 +180,6 @@ func (n *nodeServer) NodeGetVolumeHealth(_ context.Context, req *csi.NodeGetVolu
 	return &csi.NodeGetVolumeHealthResponse{VolumeHealth: &csi.VolumeHealth{VolumeId: r.ID, HealthStatuses: found}}, nil
 }
 
-// NodeGetStorageHealth returns what is wrong with the filesystem that holds all images.
-func (n *nodeServer) NodeGetStorageHealth(context.Context, *csi.NodeGetStorageHealthRequest) (*csi.NodeGetStorageHealthResponse, error) {
-	return &csi.NodeGetStorageHealthResponse{BackendHealth: checkStorage(n.pool.images)}, nil
-}
-
 // NodeStageVolume attaches a volume and, unless it is a block volume or the driver
 // is native, mounts its filesystem at the staging path.
 func (n *nodeServer) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeRequest) (*csi.NodeStageVolumeResponse, error) {
@@ -296,10 +291,7 @@ func (n *nodeServer) unstage(r *record, path string) error {
 	return n.pool.store.save(r)
 }
 
-type (
-	volumeFaults  = []*csi.VolumeHealth_VolumeHealthEntry
-	storageFaults = []*csi.NodeGetStorageHealthResponse_StorageBackendHealth
-)
+type volumeFaults = []*csi.VolumeHealth_VolumeHealthEntry
 
 func volumeFault(kind csi.VolumeHealthErrorType, reason, message string) volumeFaults {
 	return volumeFaults{{Status: kind, Reason: reason, Message: message}}
@@ -345,7 +337,12 @@ func (l *pool) checkNode(r *record, there *node, target string) volumeFaults {
 // checkMount asks the kernel for the state of a mounted filesystem.
 func checkMount(m *mountinfo.Info) volumeFaults {
 	// After the kernel stopped writing, the mount itself is still read-write.
-	report, err := statfs(m.Mountpoint, slices.Contains(strings.Split(m.Options, ","), "ro"))
+	root, err := sys.OpenDir(m.Mountpoint)
+	if err != nil {
+		return nil
+	}
+	defer sys.CloseFD(root)
+	report, err := fsops.Stat(root, slices.Contains(strings.Split(m.Options, ","), "ro"))
 	if err != nil || !report.Condition.Abnormal {
 		return nil // or it is being unmounted
 	}
@@ -354,33 +351,4 @@ func checkMount(m *mountinfo.Info) volumeFaults {
 		kind = csi.VolumeHealthErrorType_INACCESSIBLE
 	}
 	return volumeFault(kind, report.Condition.Reason, report.Condition.Message)
-}
-
-func statfs(path string, readOnly bool) (abi.StatsReply, error) {
-	root, err := unix.Open(path, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return abi.StatsReply{}, err
-	}
-	defer func() { _ = unix.Close(root) }()
-	return fsops.Stat(root, readOnly)
-}
-
-func checkStorage(images string) storageFaults {
-	report, err := statfs(images, false)
-	switch {
-	case err != nil:
-		return storageFault(csi.StorageHealthErrorType_STORAGE_UNREACHABLE, "PoolUnreachable", "the images cannot be seen: "+err.Error())
-	case report.Condition.Reason == abi.ReasonShutDown:
-		return storageFault(csi.StorageHealthErrorType_STORAGE_UNREACHABLE, report.Condition.Reason, report.Condition.Message)
-	case report.Condition.Abnormal:
-		return storageFault(csi.StorageHealthErrorType_STORAGE_DEGRADED, report.Condition.Reason, report.Condition.Message)
-	case len(report.Usage) > 0 && report.Usage[0].Available < report.Usage[0].Total/100:
-		return storageFault(csi.StorageHealthErrorType_STORAGE_DEGRADED, "PoolFull",
-			"less than 1 % of the filesystem that holds the images is free: writes to volumes will fail")
-	}
-	return nil
-}
-
-func storageFault(kind csi.StorageHealthErrorType, reason, message string) storageFaults {
-	return storageFaults{{Status: kind, Reason: reason, Message: message}}
 }

@@ -82,34 +82,3 @@ func TestVolumeHealth(t *testing.T) {
 		check.Code(t, check.Err(r.NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{VolumeId: id})), code)
 	}
 }
-
-// TestStorageHealth is that of the filesystem which holds the images.
-func TestStorageHealth(t *testing.T) {
-	r := newDriverOn(t, "xfs", false)
-	r.leaves = true
-	want := func(kind csi.StorageHealthErrorType, reason string) {
-		t.Helper()
-		reply := check.Value(r.NodeGetStorageHealth(t.Context(), &csi.NodeGetStorageHealthRequest{}))(t)
-		got := reply.GetBackendHealth()
-		if reason == "" && len(got) == 0 {
-			return
-		}
-		check.That(t, len(got) == 1 && got[0].GetStatus() == kind && got[0].GetReason() == reason && got[0].GetMessage() != "",
-			"storage health: %v; want %s %q", got, kind, reason)
-	}
-	want(0, "")
-	fill(t, r.data)
-	want(csi.StorageHealthErrorType_STORAGE_DEGRADED, "PoolFull")
-	shutdown(t, r.data)
-	want(csi.StorageHealthErrorType_STORAGE_UNREACHABLE, abi.ReasonShutDown)
-}
-
-// fill leaves half a percent of a filesystem free.
-func fill(t *testing.T, dir string) {
-	t.Helper()
-	var fs unix.Statfs_t
-	check.Must(t, unix.Statfs(dir, &fs))
-	file := check.Value(os.Create(dir + "/fill"))(t)
-	defer func() { check.Must(t, file.Close()) }()
-	check.Must(t, unix.Fallocate(int(file.Fd()), 0, 0, int64(fs.Bavail-fs.Blocks/200)*fs.Bsize))
-}
