@@ -59,7 +59,7 @@ type Driver struct {
 	identity   *identity
 	controller *controller
 	node       *nodeServer
-	groups     *groupController
+	groups     *groups
 	metadata   *snapshotMetadata
 	metrics    *metrics
 	// patience is how long calls under way may take once the driver stops.
@@ -104,16 +104,16 @@ func open(config Config) (*Driver, error) {
 	freezes, notFreezes := newFreezer(config, boot)
 	reflinks, notTried := hasReflinks(config.DataDir)
 	clones := &cloner{pool: disks, freezer: freezes, reflinks: reflinks, limit: config.CopyLimit}
-	kept := &groups{pool: disks, cloner: clones, store: store{dir: filepath.Join(config.DataDir, "groups"), spare: disks.store.spare}}
+	calls, counts := new(locks), newMetrics()
+	kept := &groups{locks: calls, pool: disks, cloner: clones, store: store{dir: filepath.Join(config.DataDir, "groups"), spare: disks.store.spare}}
 	if err := errors.Join(notFreezes, notTried, os.MkdirAll(kept.store.dir, 0o700)); err != nil {
 		return nil, err
 	}
-	calls, counts := new(locks), newMetrics()
 	return &Driver{
 		config: config, patience: patience, identity: &identity{config: config, pool: disks, snapshots: clones.able()},
 		controller: &controller{config: config, locks: calls, pool: disks, cloner: clones},
 		node:       &nodeServer{config: config, boot: boot, locks: calls, pool: disks, fs: fs},
-		groups:     &groupController{locks: calls, groups: kept},
+		groups:     kept,
 		metadata: &snapshotMetadata{
 			config: config, locks: calls, pool: disks, reflinks: clones.reflinks, metrics: counts,
 			slots: make(chan struct{}, mostStreams), free: newBuffers(), stopping: make(chan struct{}),
@@ -127,7 +127,11 @@ func open(config Config) (*Driver, error) {
 func (d *Driver) Run(ctx context.Context) error {
 	defer d.release()
 	// Before the registration: kubelet calls the driver at once.
-	listener, err := d.listen()
+	socket := pathOf(d.config.Endpoint)
+	if err := os.MkdirAll(filepath.Dir(socket), 0o750); err != nil {
+		return err
+	}
+	listener, err := peercred.Listen(socket, 0o600, "")
 	if err != nil {
 		return err
 	}
@@ -143,13 +147,6 @@ func (d *Driver) Run(ctx context.Context) error {
 		group.Go("registration", d.register)
 	}
 	return group.Wait()
-}
-
-func (d *Driver) listen() (net.Listener, error) {
-	if err := os.MkdirAll(filepath.Dir(pathOf(d.config.Endpoint)), 0o750); err != nil {
-		return nil, err
-	}
-	return peercred.Listen(pathOf(d.config.Endpoint), 0o600, "")
 }
 
 func (d *Driver) serve(ctx context.Context, listener net.Listener) error {

@@ -107,10 +107,13 @@ func (c *controller) GetSnapshot(_ context.Context, req *csi.GetSnapshotRequest)
 	return &csi.GetSnapshotResponse{Snapshot: describeSnapshot(r)}, nil
 }
 
-// groups keeps a record for each group of snapshots, beside the records of its members. The
-// group's record is written before those of the members and removed after them. It alone says
-// whether the group exists: if it is ready, its members become ready, else they are removed.
+// groups serves CSI's GroupController: snapshots of several volumes at one moment. It keeps a record for each group,
+// beside the records of its members. The group's record is written before those of the members and removed after them.
+// It alone says whether the group exists: if it is ready, its members become ready, else they are removed.
 type groups struct {
+	csi.UnimplementedGroupControllerServer
+
+	locks  *locks
 	pool   *pool
 	cloner *cloner
 	store  store
@@ -241,22 +244,14 @@ func (g *groups) sweep() error {
 	return nil
 }
 
-// groupController serves CSI's GroupController: snapshots of several volumes at one moment.
-type groupController struct {
-	csi.UnimplementedGroupControllerServer
-
-	locks  *locks
-	groups *groups
-}
-
 // mostVolumes bounds a group, as each volume of it costs two processes while it is frozen.
 const mostVolumes = 32
 
-func (g *groupController) GroupControllerGetCapabilities(context.Context, *csi.GroupControllerGetCapabilitiesRequest) (
+func (g *groups) GroupControllerGetCapabilities(context.Context, *csi.GroupControllerGetCapabilitiesRequest) (
 	*csi.GroupControllerGetCapabilitiesResponse, error,
 ) {
 	reply := &csi.GroupControllerGetCapabilitiesResponse{}
-	if g.groups.cloner.able() {
+	if g.cloner.able() {
 		reply.Capabilities = []*csi.GroupControllerServiceCapability{{
 			Type: &csi.GroupControllerServiceCapability_Rpc{Rpc: &csi.GroupControllerServiceCapability_RPC{
 				Type: csi.GroupControllerServiceCapability_RPC_CREATE_DELETE_GET_VOLUME_GROUP_SNAPSHOT,
@@ -267,7 +262,7 @@ func (g *groupController) GroupControllerGetCapabilities(context.Context, *csi.G
 }
 
 // CreateVolumeGroupSnapshot makes snapshots of volumes, also of those in use: all or none.
-func (g *groupController) CreateVolumeGroupSnapshot(ctx context.Context, req *csi.CreateVolumeGroupSnapshotRequest) (
+func (g *groups) CreateVolumeGroupSnapshot(ctx context.Context, req *csi.CreateVolumeGroupSnapshotRequest) (
 	*csi.CreateVolumeGroupSnapshotResponse, error,
 ) {
 	want, err := readGroup(req)
@@ -279,7 +274,7 @@ func (g *groupController) CreateVolumeGroupSnapshot(ctx context.Context, req *cs
 		return nil, err
 	}
 	defer release()
-	r, err := g.groups.store.existing(want.ID, g.groups.erase)
+	r, err := g.store.existing(want.ID, g.erase)
 	if err != nil {
 		return nil, err
 	}
@@ -288,7 +283,7 @@ func (g *groupController) CreateVolumeGroupSnapshot(ctx context.Context, req *cs
 	}
 	if r == nil {
 		r = want
-		if err := g.groups.create(ctx, r); err != nil {
+		if err := g.create(ctx, r); err != nil {
 			return nil, err
 		}
 	}
@@ -310,8 +305,8 @@ func readGroup(req *csi.CreateVolumeGroupSnapshotRequest) (*record, error) {
 	return &record{Version: recordVersion, ID: newID("group-", req.GetName()), Volumes: volumes}, nil
 }
 
-func (g *groupController) describe(r *record) (*csi.VolumeGroupSnapshot, error) {
-	members, err := g.groups.complete(r)
+func (g *groups) describe(r *record) (*csi.VolumeGroupSnapshot, error) {
+	members, err := g.complete(r)
 	reply := &csi.VolumeGroupSnapshot{GroupSnapshotId: r.ID, CreationTime: timestamppb.New(r.Created), ReadyToUse: true}
 	for _, m := range members {
 		reply.Snapshots = append(reply.Snapshots, describeSnapshot(m))
@@ -321,7 +316,7 @@ func (g *groupController) describe(r *record) (*csi.VolumeGroupSnapshot, error) 
 
 // find locks and returns a group, or nil if there is none. If the request names snapshots,
 // they must be those of the group.
-func (g *groupController) find(ctx context.Context, req interface {
+func (g *groups) find(ctx context.Context, req interface {
 	GetGroupSnapshotId() string
 	GetSnapshotIds() []string
 }) (r *record, release func(), err error) {
@@ -331,7 +326,7 @@ func (g *groupController) find(ctx context.Context, req interface {
 	}
 	named := req.GetSnapshotIds()
 	return g.locks.record(ctx, id, func(id string) (*record, error) {
-		r, err := g.groups.store.load(id)
+		r, err := g.store.load(id)
 		if err != nil || r == nil || len(named) == 0 {
 			return r, err
 		}
@@ -342,7 +337,7 @@ func (g *groupController) find(ctx context.Context, req interface {
 	})
 }
 
-func (g *groupController) DeleteVolumeGroupSnapshot(ctx context.Context, req *csi.DeleteVolumeGroupSnapshotRequest) (
+func (g *groups) DeleteVolumeGroupSnapshot(ctx context.Context, req *csi.DeleteVolumeGroupSnapshotRequest) (
 	*csi.DeleteVolumeGroupSnapshotResponse, error,
 ) {
 	r, release, err := g.find(ctx, req)
@@ -359,10 +354,10 @@ func (g *groupController) DeleteVolumeGroupSnapshot(ctx context.Context, req *cs
 		return nil, err
 	}
 	defer releaseAll()
-	return &csi.DeleteVolumeGroupSnapshotResponse{}, g.groups.erase(r)
+	return &csi.DeleteVolumeGroupSnapshotResponse{}, g.erase(r)
 }
 
-func (g *groupController) GetVolumeGroupSnapshot(ctx context.Context, req *csi.GetVolumeGroupSnapshotRequest) (
+func (g *groups) GetVolumeGroupSnapshot(ctx context.Context, req *csi.GetVolumeGroupSnapshotRequest) (
 	*csi.GetVolumeGroupSnapshotResponse, error,
 ) {
 	r, release, err := g.find(ctx, req)
@@ -371,7 +366,7 @@ func (g *groupController) GetVolumeGroupSnapshot(ctx context.Context, req *csi.G
 	}
 	defer release()
 	if r == nil || !r.Ready {
-		return nil, status.Errorf(codes.NotFound, "there is no group snapshot %q on node %s", req.GetGroupSnapshotId(), g.groups.pool.config.NodeID)
+		return nil, status.Errorf(codes.NotFound, "there is no group snapshot %q on node %s", req.GetGroupSnapshotId(), g.pool.config.NodeID)
 	}
 	found, err := g.describe(r)
 	return &csi.GetVolumeGroupSnapshotResponse{GroupSnapshot: found}, err
