@@ -206,55 +206,38 @@ func (c *cloner) copy(ctx context.Context, from *record, image, original *os.Fil
 		return status.Errorf(codes.FailedPrecondition, "%q has %d bytes of data and at most %d are copied: raise --copy-limit, "+
 			"or put --data-dir on xfs or btrfs, where nothing is copied", from.ID, bytes, c.limit)
 	}
-	began, shown := time.Now(), time.Now()
-	copied, err := copySparse(ctx, image, original, func(copied int64) {
-		if time.Since(shown) > progressEvery {
-			shown = time.Now()
-			c.pool.log.Info("copying an image", zap.String("source", from.ID), zap.Int64("copied", copied), zap.Int64("of", stat.Blocks*512))
-		}
-	})
+	began := time.Now()
+	copied, err := copySparse(ctx, image, original, stat.Size)
 	c.pool.log.Info("copied an image", zap.String("source", from.ID), zap.Int64("bytes", copied), zap.Duration("took", time.Since(began)), zap.Error(err))
 	return err
 }
 
-const progressEvery = 5 * time.Second
-
 // copyStep is how much is copied before the context is checked again.
 const copyStep = 16 << 20
 
-// copySparse copies the data of a file and keeps its holes. It stops when the context ends.
-func copySparse(ctx context.Context, to, from *os.File, progress func(copied int64)) (copied int64, err error) {
-	size, err := from.Seek(0, io.SeekEnd)
-	if err != nil {
-		return 0, err
-	}
+// copySparse copies the data of a file of this size and keeps its holes. It stops when the context ends.
+func copySparse(ctx context.Context, to, from *os.File, size int64) (copied int64, err error) {
 	if err := to.Truncate(size); err != nil {
 		return 0, err
 	}
-	for at := int64(0); ; {
-		data, err := unix.Seek(int(from.Fd()), at, unix.SEEK_DATA)
-		if errors.Is(err, unix.ENXIO) { // only a hole is left
-			return copied, nil
-		}
-		if err != nil {
-			return copied, err
-		}
-		if at, err = unix.Seek(int(from.Fd()), data, unix.SEEK_HOLE); err != nil {
-			return copied, err
-		}
-		for source, target := data, data; source < at; progress(copied) {
-			if ctx.Err() != nil {
-				return copied, status.FromContextError(ctx.Err()).Err()
+	alive := func() error { return status.FromContextError(ctx.Err()).Err() }
+	data := walk{to: size, alive: alive, report: func(at, end int64) error {
+		for source, target := at, at; source < end; {
+			if err := alive(); err != nil {
+				return err
 			}
-			n, err := unix.CopyFileRange(int(from.Fd()), &source, int(to.Fd()), &target, int(min(at-source, copyStep)), 0)
+			n, err := unix.CopyFileRange(int(from.Fd()), &source, int(to.Fd()), &target, int(min(end-source, copyStep)), 0)
 			copied += int64(n)
 			switch {
 			case errors.Is(err, unix.EINTR):
 			case err != nil:
-				return copied, err
+				return err
 			case n == 0:
-				return copied, io.ErrUnexpectedEOF
+				return io.ErrUnexpectedEOF
 			}
 		}
-	}
+		return nil
+	}}
+	err = data.allocated(&regions{file: from, size: size})
+	return copied, err
 }

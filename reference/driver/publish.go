@@ -312,7 +312,9 @@ func (n *nodeServer) clearTarget(id, target string) error {
 
 // forget releases what only this publication needed, and removes it from the record.
 func (n *nodeServer) forget(r *record, target string) error {
-	r.unpublish(target)
+	if r.Node != nil {
+		delete(r.Node.Published, target)
+	}
 	there := n.current(r)
 	if r.Ephemeral {
 		if there != nil && len(there.Published) > 0 {

@@ -317,23 +317,10 @@ type publication struct {
 }
 
 func (r *record) publish(target string, p publication) {
-	n := *r.Node
-	n.Published = maps.Clone(n.Published)
-	if n.Published == nil {
-		n.Published = make(map[string]publication)
+	if r.Node.Published == nil {
+		r.Node.Published = make(map[string]publication)
 	}
-	n.Published[target] = p
-	r.Node = &n
-}
-
-func (r *record) unpublish(target string) {
-	if r.Node == nil {
-		return
-	}
-	n := *r.Node
-	n.Published = maps.Clone(n.Published)
-	delete(n.Published, target)
-	r.Node = &n
+	r.Node.Published[target] = p
 }
 
 // locks has one lock for each volume. A call waits for a lock only as long as its caller waits
