@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	"github.com/crust-proxy/crust-proxy/reference/process"
 )
 
@@ -90,14 +91,15 @@ func openLeft(name string) (*os.File, error) {
 		if strings.HasPrefix(name, "btrfs-") != (as.kind == "btrfs") {
 			continue
 		}
-		found, err := mountAgain(as.kind, device, as.options)
+		mount, err := NewMount(as.kind, device, as.options, 0)
 		if err != nil {
 			continue
 		}
-		if is, err := recordName(fdOf(found)); err == nil && is == name {
+		found, err := openNamed(mount, name)
+		sys.CloseFD(mount)
+		if err == nil {
 			return found, nil
 		}
-		_ = found.Close()
 	}
 	return nil, errNobodyHasIt
 }
@@ -124,14 +126,4 @@ func deviceOf(name string) (string, error) {
 		link = devices[0].Name()
 	}
 	return "/dev/" + strings.ReplaceAll(filepath.Base(link), "!", "/"), nil
-}
-
-// mountAgain mounts, detached, a filesystem that the kernel still has.
-func mountAgain(kind, device string, options []string) (*os.File, error) {
-	mount, err := NewMount(kind, device, options, 0)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = unix.Close(mount) }()
-	return openDir(mount, ".")
 }

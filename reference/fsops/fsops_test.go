@@ -178,7 +178,7 @@ func TestWalkHasAnEnd(t *testing.T) {
 	check.Must(t, os.Mkdir(dir.Name()+"/sub", 0o700))
 	entries := make([]byte, 4096)
 	n := check.Value(unix.Getdents(fdOf(dir), entries))(t)
-	w = walk{ctx: t.Context(), rule: groupRule{gid: uint32(os.Getegid())}, levels: []level{{dir: dir, entries: entries[:n], resumed: math.MaxInt64}}}
+	w = walk{ctx: t.Context(), gid: uint32(os.Getegid()), levels: []level{{dir: dir, entries: entries[:n], resumed: math.MaxInt64}}}
 	defer w.close()
 	err := w.step()
 	for err == nil && len(w.levels) == 1 {

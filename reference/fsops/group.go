@@ -26,19 +26,25 @@ import (
 // directory gets the group last and fits no group until then: after a walk that was
 // killed, or ended by ctx, GroupOnMismatch starts again, whichever group it is for.
 func ApplyGroup(ctx context.Context, root int, gid uint32, policy volume.GroupPolicy) (changed int, err error) {
-	w := walk{ctx: ctx, rule: groupRule{gid: gid}}
+	w := walk{ctx: ctx, gid: gid}
 	dir, err := openDir(root, ".")
 	if err != nil {
 		return 0, fmt.Errorf("give the volume to group %d: open its root directory: %w", gid, err)
 	}
 	defer func() { _ = dir.Close() }()
-	if policy == volume.GroupOnMismatch {
-		if fits, err := w.rule.fits(fdOf(dir)); fits || err != nil {
-			return 0, err
-		}
+	var st unix.Stat_t
+	if err := unix.Fstat(fdOf(dir), &st); err != nil {
+		return 0, fmt.Errorf("give the volume to group %d: look at its root directory: %w", gid, err)
 	}
-	if err := w.rule.unfit(fdOf(dir)); err != nil {
-		return 0, fmt.Errorf("give the volume to group %d: its root directory: %w", gid, err)
+	fits := st.Mode&needs(&st) == needs(&st)
+	if fits && st.Gid == gid && policy == volume.GroupOnMismatch {
+		return 0, nil
+	}
+	if fits && st.Gid != gid { // a walk that is killed leaves files of both groups
+		err := unix.Fchmod(fdOf(dir), st.Mode&0o7777&^unix.S_ISGID)
+		if err := excuse(fdOf(dir), err); err != nil {
+			return 0, fmt.Errorf("give the volume to group %d: its root directory: %w", gid, err)
+		}
 	}
 	if err := w.below(dir); err != nil {
 		return w.changed, fmt.Errorf("give the volume to group %d: %w", gid, err)
@@ -49,72 +55,12 @@ func ApplyGroup(ctx context.Context, root int, gid uint32, policy volume.GroupPo
 	return w.changed, nil
 }
 
-// groupRule says how each file has to be.
-type groupRule struct{ gid uint32 }
-
 // needs returns the permissions that a file must have in addition to its own.
 func needs(st *unix.Stat_t) uint32 {
 	if st.Mode&unix.S_IFMT == unix.S_IFDIR {
 		return 0o770 | unix.S_ISGID
 	}
 	return 0o660
-}
-
-// fits reports whether the root directory is as ApplyGroup leaves it.
-func (r groupRule) fits(root int) (bool, error) {
-	var st unix.Stat_t
-	if err := unix.Fstat(root, &st); err != nil {
-		return false, fmt.Errorf("give the volume to group %d: look at its root directory: %w", r.gid, err)
-	}
-	want := needs(&st)
-	return st.Gid == r.gid && st.Mode&want == want, nil
-}
-
-// unfit clears the setgid bit of a root directory that fits another group: a walk that is
-// killed leaves files of both groups.
-func (r groupRule) unfit(root int) error {
-	var st unix.Stat_t
-	if err := unix.Fstat(root, &st); err != nil {
-		return err
-	}
-	want := needs(&st)
-	if st.Gid == r.gid || st.Mode&want != want {
-		return nil
-	}
-	if err := unix.Fchmod(root, st.Mode&0o7777&^unix.S_ISGID); err != nil {
-		return excuse(root, err)
-	}
-	return nil
-}
-
-// apply changes one file to be as the rule says. It reports whether the file is a
-// directory, and whether anything had to be changed.
-func (r groupRule) apply(fd int) (isDir, did bool, err error) {
-	var st unix.Stat_t
-	if err := unix.Fstat(fd, &st); err != nil {
-		return false, false, err
-	}
-	kind, mode := st.Mode&unix.S_IFMT, st.Mode&0o7777
-	isDir = kind == unix.S_IFDIR
-	given := st.Gid != r.gid
-	if given {
-		if err := unix.Fchownat(fd, "", -1, int(r.gid), unix.AT_EMPTY_PATH); err != nil {
-			return isDir, false, excuse(fd, err)
-		}
-	}
-	if kind == unix.S_IFLNK {
-		return false, given, nil
-	}
-	want := mode | needs(&st)
-	// The kernel clears setuid and setgid when the group changes: set them again.
-	dropped := given && !isDir && mode&(unix.S_ISUID|unix.S_ISGID) != 0
-	if want == mode && !dropped {
-		return isDir, given, nil
-	}
-	if err := chmod(fd, want); err != nil {
-		return isDir, given, excuse(fd, err)
-	}
-	return isDir, true, nil
 }
 
 // excuse ignores the error if the file cannot be changed by anybody.
@@ -157,11 +103,11 @@ const mostLevels = 100_000
 // entriesAtOnce is how many bytes of a directory's entries are read at a time.
 const entriesAtOnce = 32 << 10
 
-// walk applies a rule to all files below a directory. It goes down into each directory as
+// walk gives all files below a directory to a group. It goes down into each directory as
 // soon as it meets it: the names that it keeps are bounded, whatever the tree is like.
 type walk struct {
 	ctx     context.Context //nolint:containedctx // a walk is one call
-	rule    groupRule
+	gid     uint32
 	changed int
 	levels  []level
 	buf     []byte
@@ -291,13 +237,31 @@ func (w *walk) entry(dir int, name string) (*os.File, error) {
 	return below, err
 }
 
-// change applies the rule to a file, and reports whether it is a directory.
+// change gives a file to the group, and reports whether it is a directory.
 func (w *walk) change(fd int) (isDir bool, err error) {
-	isDir, did, err := w.rule.apply(fd)
-	if did {
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return false, err
+	}
+	kind, mode := st.Mode&unix.S_IFMT, st.Mode&0o7777
+	isDir = kind == unix.S_IFDIR
+	changed := st.Gid != w.gid
+	if changed {
+		if err := unix.Fchownat(fd, "", -1, int(w.gid), unix.AT_EMPTY_PATH); err != nil {
+			return isDir, excuse(fd, err)
+		}
+	}
+	want := mode | needs(&st)
+	// The kernel clears setuid and setgid when the group changes: set them again.
+	dropped := changed && !isDir && mode&(unix.S_ISUID|unix.S_ISGID) != 0
+	if kind != unix.S_IFLNK && (want != mode || dropped) {
+		err = chmod(fd, want)
+		changed = changed || err == nil
+	}
+	if changed {
 		w.changed++
 	}
-	return isDir, err
+	return isDir, excuse(fd, err)
 }
 
 func (w *walk) leave() error {

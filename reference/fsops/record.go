@@ -1,6 +1,7 @@
 package fsops
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -40,16 +41,6 @@ var errLocked = errors.New("another process is freezing or thawing it")
 
 // lockRecord locks a record, and waits at most this long for it.
 func lockRecord(places int, name string, within time.Duration) (*record, error) {
-	for until := clock() + within.Nanoseconds(); ; time.Sleep(5 * time.Millisecond) {
-		r, err := tryRecord(places, name)
-		if !errors.Is(err, errLocked) || clock() >= until {
-			return r, err
-		}
-	}
-}
-
-// tryRecord locks a record unless another process has.
-func tryRecord(places int, name string) (*record, error) {
 	for {
 		if err := unix.Mkdirat(places, name, 0o700); err != nil && !errors.Is(err, unix.EEXIST) {
 			return nil, fmt.Errorf("make a record of it: %w", err)
@@ -61,30 +52,23 @@ func tryRecord(places int, name string) (*record, error) {
 		if err != nil {
 			return nil, fmt.Errorf("open the record of it: %w", err)
 		}
-		linked, err := lock(fdOf(dir))
-		if err == nil && linked {
+		err = sys.Lock(context.Background(), fdOf(dir), within)
+		if errors.Is(err, unix.EWOULDBLOCK) {
+			err = errLocked
+		}
+		var st unix.Stat_t
+		if err == nil {
+			err = unix.Fstat(fdOf(dir), &st)
+		}
+		if err == nil && st.Nlink > 0 {
 			return &record{dir: dir, places: places, name: name}, nil
 		}
 		_ = dir.Close()
 		if err != nil {
-			return nil, err
+			return nil, fmt.Errorf("lock the record of it: %w", err)
 		}
+		// The process that had locked it has removed it.
 	}
-}
-
-// lock locks a directory and reports whether it still exists: the previous owner of the
-// lock may have removed it.
-func lock(dir int) (linked bool, err error) {
-	err = unix.Flock(dir, unix.LOCK_EX|unix.LOCK_NB)
-	if errors.Is(err, unix.EWOULDBLOCK) {
-		return false, errLocked
-	}
-	if err != nil {
-		return false, fmt.Errorf("lock the record of it: %w", err)
-	}
-	var st unix.Stat_t
-	err = unix.Fstat(dir, &st)
-	return st.Nlink > 0, err
 }
 
 func (r *record) close() { _ = r.dir.Close() }

@@ -7,11 +7,11 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 )
 
@@ -129,39 +129,24 @@ func extHealth(root int) []fault {
 		return nil
 	}
 	var wrong []fault
-	options := "\n" + contents("/proc/fs/ext4/"+device+"/options") + "\n"
-	if strings.Contains(options, "\nshutdown\n") {
+	raw, _ := os.ReadFile("/proc/fs/ext4/" + device + "/options")
+	options := strings.Split(string(raw), "\n")
+	if slices.Contains(options, "shutdown") {
 		wrong = append(wrong, fault{abi.ReasonShutDown, "the filesystem was shut down: it reads and writes nothing until it is mounted anew"})
 	}
-	if strings.Contains(options, "\nemergency_ro\n") {
+	if slices.Contains(options, "emergency_ro") {
 		wrong = append(wrong, fault{abi.ReasonReadOnly, "the kernel has stopped writing to the filesystem after an error"})
 	}
 	place := "/sys/fs/ext4/" + device + "/"
-	n, err := strconv.ParseUint(contents(place+"errors_count"), 10, 64)
-	if err != nil || n == 0 {
+	n, _ := sys.ReadLine(place + "errors_count")
+	if n == "" || n == "0" {
 		return wrong
 	}
-	text := fmt.Sprintf("ext4 has errors on record (%d)", n)
-	if where := contents(place + "last_error_func"); where != "" {
+	text := fmt.Sprintf("ext4 has errors on record (%s)", n)
+	if where, _ := sys.ReadLine(place + "last_error_func"); where != "" {
 		text += ", the last one of " + where
 	}
 	return append(wrong, fault{abi.ReasonErrors, text + ": it needs e2fsck while it is not mounted"})
-}
-
-// contents reads a small file of /proc or /sys; a missing one counts as empty. It runs for
-// each stats request: an os.File would double its cost, by registering with the poller.
-func contents(path string) string {
-	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return ""
-	}
-	defer func() { _ = unix.Close(fd) }()
-	var raw [4096]byte // one page, the most that the kernel returns
-	n, err := unix.Read(fd, raw[:])
-	if err != nil {
-		return ""
-	}
-	return strings.TrimSpace(string(raw[:n]))
 }
 
 // deviceName returns the kernel's name of a filesystem's device.

@@ -26,25 +26,21 @@ import (
 // ErrNotFrozen means that the filesystem is not frozen now, or was not all the time: data
 // that was read from its device meanwhile may be inconsistent.
 func (f Freezer) Thaw(key string, root int) error {
-	if err := f.thawKey(key, root); err != nil {
+	places, err := f.open()
+	if err != nil {
+		return fmt.Errorf("thaw the filesystem: %w", err)
+	}
+	defer func() { _ = places.Close() }()
+	var dogs []process.Process
+	name, err := recordToThaw(places, key, root)
+	if err == nil {
+		dogs, err = thaw(places, name, func(now state) bool { return now.Key == key }, root, recordTimeout)
+	}
+	end(dogs)
+	if err != nil {
 		return fmt.Errorf("thaw the filesystem: %w", err)
 	}
 	return nil
-}
-
-func (f Freezer) thawKey(key string, root int) error {
-	places, err := f.open()
-	if err != nil {
-		return err
-	}
-	defer func() { _ = places.Close() }()
-	name, err := recordToThaw(places, key, root)
-	if err != nil {
-		return err
-	}
-	dogs, err := thaw(places, name, func(now state) bool { return now.Key == key }, root, recordTimeout)
-	end(dogs)
-	return err
 }
 
 // recordToThaw returns the name of the record to thaw: that of the root directory's

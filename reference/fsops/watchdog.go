@@ -138,7 +138,7 @@ func (w watchdog) finish(late bool) error {
 // try reports whether nothing is left to do. Without the lock that is so only after a
 // thaw that had an effect: a process that hangs may be about to freeze the filesystem.
 func (w watchdog) try(late, desperate bool) (done bool, err error) {
-	rec, lockErr := tryRecord(placesFD, w.name)
+	rec, lockErr := lockRecord(placesFD, w.name, 0)
 	if errors.Is(lockErr, errLocked) && !desperate {
 		return false, lockErr
 	}
