@@ -10,10 +10,6 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 )
 
-// within keeps every step inside the volume: a link that leads out of it, or to
-// another mount, is refused; one that stays inside is followed, as kubelet does.
-const within = unix.RESOLVE_NO_XDEV
-
 // Descend opens a sub-directory of a volume, and makes what is missing of it with
 // the mode and the group that the volume's root has, as kubelet does. The workload
 // can write to the volume meanwhile.
@@ -47,8 +43,10 @@ func Descend(root int, sub string) (int, error) {
 	return at, nil
 }
 
+// openBelow refuses a link that leads out of the volume, or to another mount. It follows one that stays inside, as
+// kubelet does.
 func openBelow(root int, sub string) (int, error) {
-	return sys.OpenBeneath(root, sub, unix.O_PATH|unix.O_DIRECTORY, within)
+	return sys.OpenBeneath(root, sub, unix.O_PATH|unix.O_DIRECTORY, unix.RESOLVE_NO_XDEV)
 }
 
 // makeBelow makes one directory where there is nothing. Its mode does not hang on

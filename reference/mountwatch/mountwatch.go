@@ -8,9 +8,9 @@ import (
 	"io"
 	"os"
 	"runtime"
-	"strings"
 	"sync"
 
+	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 )
 
@@ -23,7 +23,7 @@ type Watch struct {
 
 	mu      sync.Mutex
 	devices map[string]bool // by name, and by major:minor
-	seen    []string
+	seen    []*mountinfo.Info
 	err     error // why not all of it was seen
 }
 
@@ -84,26 +84,14 @@ func (w *Watch) read(failed error) {
 	defer w.mu.Unlock()
 	_, err := w.file.Seek(0, io.SeekStart)
 	raw, readErr := io.ReadAll(w.file)
-	w.err = errors.Join(w.err, failed, err, readErr)
-	for line := range bytes.Lines(raw) {
-		if w.forbidden(string(line)) {
-			w.seen = append(w.seen, strings.TrimSpace(string(line)))
-		}
-	}
+	found, parseErr := mountinfo.GetMountsFromReader(bytes.NewReader(raw), w.others)
+	w.seen = append(w.seen, found...)
+	w.err = errors.Join(w.err, failed, err, readErr, parseErr)
 }
 
-// forbidden tells whether the line is a mount of one of the devices, by number or name.
-func (w *Watch) forbidden(line string) bool {
-	fields := strings.Fields(line)
-	if len(fields) < 7 {
-		return false
-	}
-	if w.devices[fields[2]] {
-		return true
-	}
-	_, tail, _ := strings.Cut(line, " - ")
-	of := strings.Fields(tail)
-	return len(of) > 1 && w.devices[of[1]]
+// others filters out the mounts that are not of one of the devices, by number or name.
+func (w *Watch) others(m *mountinfo.Info) (skip, stop bool) {
+	return !w.devices[m.Source] && !w.devices[fmt.Sprintf("%d:%d", m.Major, m.Minor)], false
 }
 
 // Add names a device whose mounts are forbidden, by path or as major:minor.
@@ -138,5 +126,5 @@ func (w *Watch) CheckNone() error {
 	if len(seen) == 0 {
 		return nil
 	}
-	return fmt.Errorf("the host's mountinfo showed: %s", seen[0])
+	return fmt.Errorf("the host's mountinfo showed: %+v", *seen[0])
 }
