@@ -31,8 +31,7 @@ type cloner struct {
 
 const noClones = "the filesystem of --data-dir has no reflinks and --copy-limit is 0: there are no clones and snapshots"
 
-// hasReflinks reports whether files can share data. It tries, because that depends on how an
-// xfs was made.
+// hasReflinks reports whether files can share data. It tries, because that depends on how an xfs was made.
 func hasReflinks(dir string) (bool, error) {
 	empty, err := openProbe(dir)
 	if err != nil {
@@ -99,8 +98,7 @@ func (c *cloner) provision(ctx context.Context, from, to *record) error {
 	return c.pool.provision(to, needed, func() error { return c.fill(ctx, &job{from: from, to: to}) })
 }
 
-// needs returns how much room on the disk an image needs that is made from another one: what
-// is copied, and by how much it is larger.
+// needs returns how much room an image needs that is made from another one: what is copied, and what it is larger by.
 func (c *cloner) needs(from, to *record) (int64, error) {
 	needed := to.Capacity - from.Capacity
 	if c.reflinks {
@@ -113,8 +111,7 @@ func (c *cloner) needs(from, to *record) (int64, error) {
 	return needed + stat.Blocks*512, nil // of a lost image, fill says that
 }
 
-// fill makes images from those of other records, all at one moment. The caller holds the locks
-// of all records.
+// fill makes images from those of other records, all at one moment. The caller holds the locks of all records.
 func (c *cloner) fill(ctx context.Context, jobs ...*job) (err error) {
 	for _, j := range jobs {
 		defer func() { err = errors.Join(err, j.close()) }()
@@ -181,8 +178,7 @@ func (c *cloner) copyAll(ctx context.Context, jobs []*job) (err error) {
 	return nil
 }
 
-// needsReplay reports whether the filesystem in an image that is not in use has to be repaired
-// at the next mount, because its last user was killed.
+// needsReplay reports whether the filesystem in an idle image is repaired at the next mount: its last user was killed.
 func needsReplay(image *os.File) bool {
 	return slices.ContainsFunc(fileSystems, func(fsType string) bool {
 		dirty, err := superblock.NeedsReplay(image, fsType)

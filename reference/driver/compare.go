@@ -7,14 +7,14 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/reference/fsops"
 )
 
 const (
-	// compareStep is how much of each image is read at once: as many blocks as step.changed
-	// has bits.
+	// compareStep is how much of each image is read at once: as many blocks as step.changed has bits.
 	compareStep = 64 * sizeGrain
 	// comparedAtOnce is how many steps all streams together read at the same time.
 	comparedAtOnce = 4
@@ -22,7 +22,6 @@ const (
 	knownAhead = 64
 )
 
-// buffers hold a step of both images.
 type buffers struct{ was, is [compareStep]byte }
 
 // newBuffers makes the buffers that all streams share. A step is read when one is free.
@@ -34,8 +33,7 @@ func newBuffers() chan *buffers {
 	return free
 }
 
-// comparison finds what has changed between two images. It reads several steps at the same
-// time, but reports in order.
+// comparison finds what has changed between two images. It reads several steps at the same time, but reports in order.
 type comparison struct {
 	base, target io.ReaderAt
 	free         chan *buffers
@@ -107,7 +105,6 @@ func (c *comparison) compare(ctx context.Context, w walk, before, after content,
 	return nil
 }
 
-// wait waits until the step has been read.
 func (s *step) wait() {
 	if s.read != nil {
 		<-s.read
@@ -236,8 +233,7 @@ type extents struct {
 	all   bool // no others follow
 }
 
-// layoutOf returns the layout that is known in most detail: the extents, unless nothing can be
-// shared or the filesystem does not list them.
+// layoutOf returns the extents of a file, unless nothing can be shared or the filesystem does not list them.
 func layoutOf(file *os.File, size int64, reflinks bool) layout {
 	if reflinks {
 		if _, _, err := fiemap(file, 0, sizeGrain); err == nil {
@@ -267,7 +263,6 @@ func (e *extents) piece(at int64) (piece, error) {
 	return piece{content: first.content(), place: first.Physical + uint64(at) - first.Logical, end: first.end()}, nil //nolint:gosec // at is in the extent
 }
 
-// skip drops the extents before an offset.
 func (e *extents) skip(at int64) {
 	for len(e.found) > 0 && e.found[0].end() <= at {
 		e.found = e.found[1:]
@@ -326,14 +321,8 @@ func fiemap(file *os.File, from, to int64) (found []extent, all bool, err error)
 		flags, mapped, count, reserved uint32
 		extents                        [extentsAtOnce]extent
 	}{start: uint64(from), length: uint64(to - from), flags: fiemapSync, count: extentsAtOnce} //nolint:gosec // from is in the file
-	for {
-		_, _, errno := unix.Syscall(unix.SYS_IOCTL, file.Fd(), fsIocFiemap, uintptr(unsafe.Pointer(&request))) //nolint:gosec // the kernel's interface
-		if errno == 0 {
-			break
-		}
-		if errno != unix.EINTR {
-			return nil, false, fmt.Errorf("list the extents of %s from byte %d on: %w", file.Name(), from, errno)
-		}
+	if _, err := fsops.Ioctl(int(file.Fd()), fsIocFiemap, &request); err != nil {
+		return nil, false, fmt.Errorf("list the extents of %s from byte %d on: %w", file.Name(), from, err)
 	}
 	found = request.extents[:min(request.mapped, extentsAtOnce)]
 	all = len(found) < extentsAtOnce || found[len(found)-1].Flags&extentLast != 0

@@ -56,8 +56,7 @@ const (
 	kubernetesKey = "csi.storage.k8s.io/"
 )
 
-// volumeID derives the id from the name, so that the same request finds the same
-// volume.
+// volumeID derives the id from the name, so that the same request finds the same volume.
 func volumeID(name string) string { return "vol-" + fileName(name)[:32] }
 
 func (c *controller) CreateVolume(ctx context.Context, req *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
@@ -145,7 +144,6 @@ func checkParameters(parameters map[string]string) error {
 	return nil
 }
 
-// DeleteVolume removes a volume that nobody uses.
 func (c *controller) DeleteVolume(ctx context.Context, req *csi.DeleteVolumeRequest) (*csi.DeleteVolumeResponse, error) {
 	id := req.GetVolumeId()
 	if id == "" {
@@ -170,7 +168,6 @@ func (c *controller) DeleteVolume(ctx context.Context, req *csi.DeleteVolumeRequ
 	return &csi.DeleteVolumeResponse{}, c.pool.erase(r)
 }
 
-// ValidateVolumeCapabilities confirms the capabilities that the driver supports.
 func (c *controller) ValidateVolumeCapabilities(_ context.Context, req *csi.ValidateVolumeCapabilitiesRequest) (*csi.ValidateVolumeCapabilitiesResponse, error) {
 	if len(req.GetVolumeCapabilities()) == 0 {
 		return nil, status.Error(codes.InvalidArgument, "volume_capabilities are missing")
@@ -187,8 +184,7 @@ func (c *controller) ValidateVolumeCapabilities(_ context.Context, req *csi.Vali
 	}}, nil
 }
 
-// ControllerExpandVolume grows the image. NodeExpandVolume then grows the loop device and the
-// filesystem.
+// ControllerExpandVolume grows the image. NodeExpandVolume then grows the loop device and the filesystem.
 func (c *controller) ControllerExpandVolume(ctx context.Context, req *csi.ControllerExpandVolumeRequest) (*csi.ControllerExpandVolumeResponse, error) {
 	id := req.GetVolumeId()
 	if req.GetCapacityRange() == nil {
@@ -230,8 +226,7 @@ func (c *controller) notGrown(r *record, before int64, err error) error {
 	return afterUndo(err, c.pool.store.save(r))
 }
 
-// ControllerModifyVolume changes the attributes of a volume: those of its loop devices at
-// once, and on record for the next attach.
+// ControllerModifyVolume changes the attributes of a volume: of its loop devices, and on record for the next attach.
 func (c *controller) ControllerModifyVolume(ctx context.Context, req *csi.ControllerModifyVolumeRequest) (*csi.ControllerModifyVolumeResponse, error) {
 	r, release, err := c.locks.record(ctx, req.GetVolumeId(), c.pool.find)
 	if err != nil {
@@ -266,8 +261,7 @@ func (c *controller) GetCapacity(_ context.Context, req *csi.GetCapacityRequest)
 	}, nil
 }
 
-// tokenPrefix is before the id in a token, which is the last id of a page. So a token stays
-// valid whatever is created and deleted meanwhile.
+// tokenPrefix is before the last id of a page in a token, which stays valid whatever is created and deleted meanwhile.
 const tokenPrefix = "after:"
 
 // ListVolumes lists volumes by id, without ephemeral ones, which belong to their pods.
@@ -325,13 +319,11 @@ func (c *controller) page(req interface {
 	return all, next, nil
 }
 
-// directIOKey is the only attribute of a VolumeAttributesClass. With "true", the default, loop
-// devices bypass the node's page cache if the data directory allows that; with "false" they
-// use it.
+// directIOKey is the only attribute of a VolumeAttributesClass. With "true", the default, loop devices bypass the
+// node's page cache if the data directory allows that; with "false" they use it.
 const directIOKey = "directIO"
 
-// readMutable returns whether loop devices are to use the page cache: as the parameters say,
-// else as before.
+// readMutable returns whether loop devices are to use the page cache: as the parameters say, else as before.
 func readMutable(parameters map[string]string, buffered bool) (bool, error) {
 	for key, value := range parameters {
 		if key != directIOKey {

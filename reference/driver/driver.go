@@ -1,23 +1,12 @@
-// Package driver is crust-proxy's reference CSI driver. A volume is a sparse
-// image file in a data directory, attached by a loop device.
+// Package driver is crust-proxy's reference CSI driver: docs/crust-runc.md says what it does.
 //
-// Its state is in two places only: one record file for each volume in the data directory,
-// and the kernel (which loop device is over which image, what is mounted where). Nothing is
-// kept in memory, so the driver may be killed at any point; when the same call is repeated,
-// it completes the missing steps. A step is recorded before it is done, and the record is
-// removed after the step was undone.
+// Its state is in two places only: one record file for each volume in the data directory, and the kernel (which loop
+// device is over which image, what is mounted where). Nothing is kept in memory, so the driver may be killed at any
+// point; when the same call is repeated, it completes the missing steps. A step is recorded before it is done, and the
+// record is removed after the step was undone.
 //
-// A clone is a file of its own that shares its data with its source (FICLONE). Where the
-// filesystem of the data directory cannot share data, it is a copy that keeps the holes.
-// Either of the two may be deleted first. A snapshot is a clone that is never attached. The
-// filesystem of a volume in use is frozen while its data is shared, if that is possible. The
-// record of a snapshot says whether the filesystem in it is consistent, or as after a crash.
-// The snapshots of a group are all made, or none of them is.
-//
-// Changed blocks are found by comparing the extents of two snapshots: an extent at the same
-// place of the disk in both has not changed. Nothing is tracked, so no change is lost when a
-// snapshot in between is deleted or the driver does not run. Where nothing is shared, or the
-// place of an extent proves nothing, as with compression, the data is compared.
+// Changed blocks are found by comparing the extents of two snapshots: an extent at the same place of the disk in both
+// has not changed. Nothing is tracked, so no change is lost when a snapshot in between is deleted.
 package driver
 
 import (
@@ -122,8 +111,7 @@ func open(config Config) (*Driver, error) {
 	}, errors.Join(kept.sweep(), disks.sweep())
 }
 
-// Run serves until ctx ends, and then waits for the calls in progress. A call that takes too
-// long, such as a stream that nobody reads, is cut off.
+// Run serves until ctx ends, and then waits for the calls in progress. One that takes too long is cut off.
 func (d *Driver) Run(ctx context.Context) error {
 	defer d.release()
 	// Before the registration: kubelet calls the driver at once.
@@ -268,14 +256,12 @@ func afterUndo(err, undo error) error {
 func notUndone(err error) error { return status.Error(codes.Aborted, status.Convert(err).Message()) }
 
 func (d *Driver) logCall(method string, began time.Time, err error, fields ...zap.Field) {
-	fields = append([]zap.Field{
-		zap.String("method", path.Base(method)), zap.Stringer("code", status.Code(err)), zap.Duration("took", time.Since(began)),
-	}, fields...)
+	level, message := zap.DebugLevel, "call"
 	if err != nil {
-		d.config.Log.Warn("call failed", append(fields, zap.Error(err))...)
-		return
+		level, message = zap.WarnLevel, "call failed"
 	}
-	d.config.Log.Debug("call", fields...)
+	d.config.Log.Log(level, message, append(fields, zap.String("method", path.Base(method)), zap.Stringer("code", status.Code(err)),
+		zap.Duration("took", time.Since(began)), zap.Error(err))...)
 }
 
 // metrics are the metrics of the streams of changed and allocated blocks.
@@ -322,18 +308,15 @@ func (m *metrics) begin(fullMethod string) (end func(codes.Code)) {
 	}
 }
 
-// named counts the bytes of the blocks that a stream has named.
 func (m *metrics) named(stream context.Context, bytes int64) {
 	fullMethod, _ := grpc.Method(stream)
 	m.bytes.WithLabelValues(path.Base(fullMethod)).Add(float64(bytes))
 }
 
-// againAfter is the wait after a refusal. kubelet tries a socket only once, so that it has to
-// be made anew.
+// againAfter is the wait after a refusal. kubelet tries a socket only once, so that it has to be made anew.
 const againAfter = time.Second
 
-// register registers the driver with kubelet, as the sidecar node-driver-registrar does, until
-// ctx ends.
+// register registers the driver with kubelet, as the sidecar node-driver-registrar does, until ctx ends.
 func (d *Driver) register(ctx context.Context) error {
 	for {
 		if err := d.offer(ctx); err != nil || !sys.Sleep(ctx, againAfter) {
@@ -359,7 +342,6 @@ func (d *Driver) offer(ctx context.Context) error {
 	return nil
 }
 
-// registrationServer answers kubelet on one socket.
 type registrationServer struct {
 	registration.UnimplementedRegistrationServer
 

@@ -56,8 +56,7 @@ func (f *filesystems) growMounted(id, path string) error {
 	return f.growFS(id, m.Source, path)
 }
 
-// mountFS mounts a volume's filesystem, which it makes if the device is blank, and grows it to
-// the device.
+// mountFS mounts a volume's filesystem, which it makes if the device is blank, and grows it to the device.
 func (f *filesystems) mountFS(ctx context.Context, id, device, path string, want access) error {
 	m, err := f.pool.mountedAt(id, path)
 	if err == nil && m == nil {
@@ -68,8 +67,7 @@ func (f *filesystems) mountFS(ctx context.Context, id, device, path string, want
 	}
 	err = f.growFS(id, device, path)
 	if m != nil && err != nil {
-		// Growing was repeated in case the driver was killed before it had. A pod that has the
-		// volume already must not fail for it.
+		// It is repeated in case the driver was killed before. A pod that has the volume already must not fail for it.
 		f.pool.log.Warn("a mounted filesystem does not grow", zap.String("volume", id), zap.Error(err))
 		return nil
 	}
@@ -161,8 +159,7 @@ func mountAt(path string) (*mountinfo.Info, error) {
 	return found[len(found)-1], nil
 }
 
-// resolve resolves the links in the directory of a path, as mountinfo does. The last element
-// may not exist.
+// resolve resolves the links in the directory of a path, as mountinfo does. The last element may not exist.
 func resolve(path string) (string, error) {
 	dir, err := filepath.EvalSymlinks(filepath.Dir(path))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -171,8 +168,7 @@ func resolve(path string) (string, error) {
 	return filepath.Join(dir, filepath.Base(path)), err
 }
 
-// isOf reports whether a mount is of one of the devices: the filesystem on it, or a bind mount
-// of its device node.
+// isOf reports whether a mount is of one of the devices: the filesystem on it, or a bind mount of its device node.
 func isOf(m *mountinfo.Info, devices []loopdev.Attached) bool {
 	var node unix.Stat_t
 	statErr := unix.Stat(m.Mountpoint, &node)
@@ -188,8 +184,7 @@ func isOf(m *mountinfo.Info, devices []loopdev.Attached) bool {
 	return false
 }
 
-// mountedAt returns the volume's mount at a path, or nil. The error is a foreignError if
-// something else is mounted there.
+// mountedAt returns the volume's mount at a path, or nil. It is a foreignError if something else is mounted there.
 func (l *pool) mountedAt(id, path string) (*mountinfo.Info, error) {
 	m, err := mountAt(path)
 	if err != nil || m == nil {
@@ -205,7 +200,6 @@ func (l *pool) mountedAt(id, path string) (*mountinfo.Info, error) {
 	return m, nil
 }
 
-// foreignError: something else is mounted at the path of a volume.
 type foreignError struct{ volume, path string }
 
 func (e foreignError) Error() string {
@@ -228,8 +222,7 @@ func (l *pool) unmountVolume(id, path string) error {
 	}
 }
 
-// bind mounts a directory or a device node at a target. A read-only mount is never writable
-// there, not even if the driver is killed in between.
+// bind mounts a directory or a device node at a target. A read-only mount is never writable there, whatever is killed.
 func bind(source, target string, readOnly bool) error {
 	mount, err := unix.OpenTree(unix.AT_FDCWD, source, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
 	if err != nil {

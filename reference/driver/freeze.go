@@ -37,8 +37,7 @@ type freezer struct {
 }
 
 const (
-	// commandWatch is the command with which this program starts itself as a watchdog, which
-	// thaws a filesystem if the driver is killed.
+	// commandWatch starts this program as a watchdog, which thaws a filesystem if the driver is killed.
 	commandWatch = "watch-frozen"
 	// controlGroup is the control group of the watchdogs, which must outlive the driver.
 	controlGroup = "crust-driver"
@@ -54,8 +53,7 @@ func newFreezer(config Config, boot string) (*freezer, error) {
 	}, err
 }
 
-// frozenDir returns the directory for the records of freezes, which are valid for one boot. It
-// removes the records of earlier boots.
+// frozenDir returns the directory for the records of freezes, and removes those of earlier boots.
 func frozenDir(dataDir, boot string) (string, error) {
 	dir := filepath.Join(dataDir, "frozen")
 	earlier, err := os.ReadDir(dir)
@@ -73,9 +71,8 @@ func frozenDir(dataDir, boot string) (string, error) {
 // inUse is a volume in use, with the loop device by which it may be written to.
 type inUse struct{ id, device string }
 
-// hold calls capture while the volumes are frozen. It returns the volumes that were not frozen
-// all the time: what is captured of them is as after a crash. If there are two of them, hold
-// fails, because their contents would be of different moments.
+// hold calls capture while the volumes are frozen. It returns those that were not frozen all the time: what is captured
+// of them is as after a crash. With two of them hold fails, because their contents would be of different moments.
 func (f *freezer) hold(ctx context.Context, volumes []inUse, capture func() error) (free []string, err error) {
 	began := time.Now()
 	held, free, err := f.freezeAll(ctx, volumes)
@@ -140,19 +137,18 @@ var flushes = sys.Looks[string]{Time: syncTime}
 // its own, unless a VMM without direct I/O ignores that, or the guest mounts without barriers.
 func flushDevices(volumes []inUse) error {
 	for _, v := range volumes {
-		if _, err := sys.Look(&flushes, v.device, func() (struct{}, error) { return struct{}{}, flush(v.device) }); err != nil {
+		_, err := sys.Look(&flushes, v.device, func() (_ struct{}, err error) {
+			device, err := os.Open(v.device) //nolint:gosec // a loop device of ours
+			if err == nil {
+				err = errors.Join(device.Sync(), device.Close())
+			}
+			return struct{}{}, err
+		})
+		if err != nil {
 			return fmt.Errorf("write what the node has cached of volume %q: %w", v.id, err)
 		}
 	}
 	return nil
-}
-
-func flush(path string) error {
-	device, err := os.Open(path) //nolint:gosec // a loop device of ours
-	if err != nil {
-		return err
-	}
-	return errors.Join(device.Sync(), device.Close())
 }
 
 // lateEnd is how long after its limit a freeze may end.
@@ -184,22 +180,20 @@ func (f *freezer) syncAll(ctx context.Context, volumes []inUse) {
 
 // tryAll freezes volumes in parallel, and returns the errors of those that are not frozen.
 func (f *freezer) tryAll(ctx context.Context, volumes []inUse) (held map[string]func() error, failed map[string]error) {
-	held, failed = make(map[string]func() error), make(map[string]error)
+	thaws, errs := make([]func() error, len(volumes)), make([]error, len(volumes))
 	var all sync.WaitGroup
-	var mu sync.Mutex
-	for _, v := range volumes {
-		all.Go(func() {
-			thaw, err := f.freeze(ctx, v.id, v.device)
-			mu.Lock()
-			defer mu.Unlock()
-			if err != nil {
-				failed[v.id] = err
-			} else {
-				held[v.id] = thaw
-			}
-		})
+	for i, v := range volumes {
+		all.Go(func() { thaws[i], errs[i] = f.freeze(ctx, v.id, v.device) })
 	}
 	all.Wait()
+	held, failed = make(map[string]func() error), make(map[string]error)
+	for i, v := range volumes {
+		if errs[i] != nil {
+			failed[v.id] = errs[i]
+		} else {
+			held[v.id] = thaws[i]
+		}
+	}
 	return held, failed
 }
 
@@ -240,8 +234,7 @@ func (f *freezer) freeze(ctx context.Context, id, device string) (thaw func() er
 	return func() error { return errors.Join(f.node.Thaw(id, fd), root.Close()) }, nil
 }
 
-// openMounted opens the root of the filesystem on a device, or returns nil if it is not mounted
-// on this node.
+// openMounted opens the root of the filesystem on a device, or returns nil if it is not mounted on this node.
 func openMounted(device string) (*os.File, error) {
 	found, err := mountinfo.GetMounts(func(m *mountinfo.Info) (skip, stop bool) {
 		return m.Source != device || !slices.Contains(fileSystems, m.FSType), false
@@ -273,8 +266,7 @@ func openRoot(path, device string) (*os.File, error) {
 	return root, nil
 }
 
-// thawLeft thaws, until ctx ends, the filesystems that were left frozen because an earlier
-// driver and its watchdogs were killed.
+// thawLeft thaws, until ctx ends, what was left frozen because an earlier driver and its watchdogs were killed.
 func (f *freezer) thawLeft(ctx context.Context) error {
 	for {
 		thawed, next, err := f.node.ThawExpired()

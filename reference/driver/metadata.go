@@ -40,7 +40,6 @@ type opened struct {
 	image  *os.File
 }
 
-// GetMetadataAllocated streams the ranges in which a snapshot has data.
 func (m *snapshotMetadata) GetMetadataAllocated(req *csi.GetMetadataAllocatedRequest, stream csi.SnapshotMetadata_GetMetadataAllocatedServer) error {
 	ctx := stream.Context()
 	if req.GetSnapshotId() == "" {
@@ -184,7 +183,6 @@ type walk struct {
 	report func(from, to int64) error
 }
 
-// allocated reports the ranges in which an image has data.
 func (w walk) allocated(image layout) error {
 	for at := w.from; at < w.to; {
 		if err := w.alive(); err != nil {
@@ -205,8 +203,7 @@ func (w walk) allocated(image layout) error {
 	return nil
 }
 
-// changed reports the ranges in which an image differs from its base. It calls compare for
-// those of which the layouts do not say it.
+// changed reports the ranges in which an image differs from its base. It calls compare where the layouts do not say it.
 func (w walk) changed(base, target layout, compare func(part walk, before, after piece) error) error {
 	for at := w.from; at < w.to; {
 		if err := w.alive(); err != nil {
@@ -237,8 +234,7 @@ func (w walk) changed(base, target layout, compare func(part walk, before, after
 	return nil
 }
 
-// blocksAtOnce is how many ranges a message has at most. It bounds the memory, and a client
-// that has to resume has lost little.
+// blocksAtOnce is the most ranges of a message: it bounds the memory, and what a client loses that has to resume.
 const blocksAtOnce = 1024
 
 // reporter merges ranges and sends them in messages.
@@ -290,8 +286,7 @@ func (r *reporter) flush() error {
 	return r.send(batch)
 }
 
-// end sends what is left. If nothing was sent, it sends an empty message, which has the
-// capacity.
+// end sends what is left. If nothing was sent, it sends an empty message, which has the capacity.
 func (r *reporter) end() error {
 	if r.sent && len(r.batch) == 0 {
 		return nil

@@ -79,8 +79,7 @@ func checkID(id string) error {
 	return nil
 }
 
-// NodeExpandVolume grows the loop devices to the size of the image, and the filesystem if it is
-// mounted on the node.
+// NodeExpandVolume grows the loop devices to the size of the image, and the filesystem if it is mounted on the node.
 func (n *nodeServer) NodeExpandVolume(ctx context.Context, req *csi.NodeExpandVolumeRequest) (*csi.NodeExpandVolumeResponse, error) {
 	id, path := req.GetVolumeId(), req.GetVolumePath()
 	if path == "" {
@@ -123,8 +122,7 @@ func (n *nodeServer) checkExpand(r *record, path string, req *csi.NodeExpandVolu
 	return nil
 }
 
-// NodeGetVolumeStats returns the usage of a volume. Of a deferred volume, only the size is known
-// on the node.
+// NodeGetVolumeStats returns the usage of a volume. Of a deferred volume, only the size is known on the node.
 func (n *nodeServer) NodeGetVolumeStats(_ context.Context, req *csi.NodeGetVolumeStatsRequest) (*csi.NodeGetVolumeStatsResponse, error) {
 	id, path := req.GetVolumeId(), req.GetVolumePath()
 	if path == "" {
@@ -166,8 +164,7 @@ func fsStats(id, path string) (*csi.NodeGetVolumeStatsResponse, error) {
 	return &csi.NodeGetVolumeStatsResponse{Usage: usage}, nil
 }
 
-// NodeGetVolumeHealth returns what is wrong with a volume. It takes no lock, so that it answers
-// even while another call on the volume hangs.
+// NodeGetVolumeHealth returns what is wrong with a volume. It takes no lock: another call on the volume may hang.
 func (n *nodeServer) NodeGetVolumeHealth(_ context.Context, req *csi.NodeGetVolumeHealthRequest) (*csi.NodeGetVolumeHealthResponse, error) {
 	r, err := n.pool.find(req.GetVolumeId())
 	if err != nil {
@@ -180,8 +177,7 @@ func (n *nodeServer) NodeGetVolumeHealth(_ context.Context, req *csi.NodeGetVolu
 	return &csi.NodeGetVolumeHealthResponse{VolumeHealth: &csi.VolumeHealth{VolumeId: r.ID, HealthStatuses: found}}, nil
 }
 
-// NodeStageVolume attaches a volume and, unless it is a block volume or the driver
-// is native, mounts its filesystem at the staging path.
+// NodeStageVolume attaches a volume, and mounts its filesystem unless it is a block volume or the driver is native.
 func (n *nodeServer) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeRequest) (*csi.NodeStageVolumeResponse, error) {
 	id, path := req.GetVolumeId(), req.GetStagingTargetPath()
 	want, err := readAccess(req.GetVolumeCapability())
@@ -216,7 +212,6 @@ func (n *nodeServer) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolu
 	return &csi.NodeStageVolumeResponse{}, nil
 }
 
-// checkRestage checks that a volume that is staged already is staged as requested.
 func checkRestage(id string, staged *node, path string, want access) error {
 	switch {
 	case staged == nil || staged.Staging == "":
@@ -275,7 +270,6 @@ func (n *nodeServer) NodeUnstageVolume(ctx context.Context, req *csi.NodeUnstage
 	return &csi.NodeUnstageVolumeResponse{}, n.unstage(r, path)
 }
 
-// unstage unmounts and detaches the volume, and then updates its record.
 func (n *nodeServer) unstage(r *record, path string) error {
 	if err := n.pool.unmountVolume(r.ID, path); err != nil {
 		return err
@@ -297,7 +291,6 @@ func volumeFault(kind csi.VolumeHealthErrorType, reason, message string) volumeF
 	return volumeFaults{{Status: kind, Reason: reason, Message: message}}
 }
 
-// checkImage checks the image of a volume, which need not be attached.
 func (l *pool) checkImage(r *record) volumeFaults {
 	info, err := os.Stat(l.image(r.ID))
 	if err != nil {
@@ -334,7 +327,6 @@ func (l *pool) checkNode(r *record, there *node, target string) volumeFaults {
 	return nil
 }
 
-// checkMount asks the kernel for the state of a mounted filesystem.
 func checkMount(m *mountinfo.Info) volumeFaults {
 	// After the kernel stopped writing, the mount itself is still read-write.
 	root, err := sys.OpenDir(m.Mountpoint)

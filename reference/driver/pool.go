@@ -50,11 +50,9 @@ func openPool(config Config) (*pool, error) {
 	return l, err
 }
 
-// sectorSize returns the sector size of loop devices: the smallest with which a new image
-// allows direct I/O. It is the same for all of them, because a filesystem may not be mounted
-// with another one. The kernel would choose another one with direct I/O than without, and
-// for a clone: on xfs an image that shares data needs sectors of a whole block. Such a volume
-// does without direct I/O.
+// sectorSize returns the sector size of loop devices: the smallest with which a new image allows direct I/O. All have
+// the same, because a filesystem may not be mounted with another one, and the kernel chooses another one without direct
+// I/O, and for a clone on xfs, which does without direct I/O.
 func sectorSize(dir string) (uint32, error) {
 	empty, err := openProbe(dir)
 	if err != nil {
@@ -135,8 +133,7 @@ func (l *pool) writable(id string) (path string, err error) {
 	return path, err
 }
 
-// leavingTries and leavingPause bound the wait for a device that goes away when
-// its last user, say a probe of udev's, has closed it.
+// leavingTries and leavingPause bound the wait for a device that goes away when its last user, such as udev, closes it.
 const (
 	leavingTries = 20
 	leavingPause = 50 * time.Millisecond
@@ -232,8 +229,7 @@ func (l *pool) setDirectIO(r *record) error {
 	return nil
 }
 
-// erase removes a volume that is not attached. The record says so before the image is
-// removed, so that a missing image is not taken for lost data.
+// erase removes a volume that is not attached. The record says so first: a missing image is not taken for lost data.
 func (l *pool) erase(r *record) error {
 	if err := l.store.unready(r); err != nil {
 		return err
@@ -273,8 +269,7 @@ func (l *pool) sweep() error {
 	return nil
 }
 
-// available returns how many bytes can still be reserved: of the configured capacity or, if
-// there is none, the free space of the filesystem.
+// available returns how many bytes can be reserved: of the configured capacity or, if there is none, of the filesystem.
 func (l *pool) available() (int64, error) {
 	if l.config.Capacity == 0 {
 		var fs unix.Statfs_t
@@ -357,8 +352,7 @@ func (l *pool) provisionBlank(r *record) error {
 	return l.provision(r, r.Capacity, func() error { return nil })
 }
 
-// volume returns the record of a volume, which may be unfinished, or nil. Snapshots are not
-// volumes.
+// volume returns the record of a volume, which may be unfinished, or nil. Snapshots are not volumes.
 func (l *pool) volume(id string) (*record, error) {
 	r, err := l.store.load(id)
 	if err != nil || r == nil || r.Snapshot != nil {

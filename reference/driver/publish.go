@@ -31,8 +31,7 @@ type publishing struct {
 	made                bool // the target did not exist
 }
 
-// NodePublishVolume mounts a staged volume at a target, or answers what the sandbox has to
-// mount.
+// NodePublishVolume mounts a staged volume at a target, or answers what the sandbox has to mount.
 func (n *nodeServer) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolumeRequest) (*csi.NodePublishVolumeResponse, error) {
 	p, err := n.readPublish(req)
 	if err != nil {
@@ -66,8 +65,7 @@ func (n *nodeServer) NodePublishVolume(ctx context.Context, req *csi.NodePublish
 	return reply, nil
 }
 
-// record records the publication. If that fails, an ephemeral volume is removed again, which
-// was made for it.
+// record records the publication. If that fails, an ephemeral volume is removed again, which was made for it.
 func (p *publishing) record(r *record) error {
 	_, err := p.node.pool.mountedAt(p.id, p.target) // refuses a foreign mount before anything is recorded
 	if err == nil {
@@ -179,8 +177,7 @@ func (p *publishing) carryOut(ctx context.Context, r *record, reply *csi.NodePub
 	return p.bindTarget(p.staging)
 }
 
-// deferred answers what the sandbox has to mount. The filesystem must not be mounted at the
-// staging path.
+// deferred answers what the sandbox has to mount. The filesystem must not be mounted at the staging path.
 func (p *publishing) deferred(ctx context.Context, r *record, device string, reply *csi.NodePublishVolumeResponse) error {
 	if !p.ephemeral() {
 		if err := p.node.pool.unmountVolume(p.id, p.staging); err != nil {
@@ -234,7 +231,6 @@ func (p *publishing) bindTarget(source string) error {
 	return nil
 }
 
-// makeTarget makes the target, unless it exists.
 func (p *publishing) makeTarget() (err error) {
 	if p.as.Block {
 		var f *os.File
@@ -334,8 +330,7 @@ func (n *nodeServer) forget(r *record, target string) error {
 	return n.pool.store.save(r)
 }
 
-// release detaches read-only devices that no publication needs any more. A native driver also
-// unmounts the filesystem from the staging path.
+// release detaches read-only devices that are not needed any more. A native driver also unmounts the staging path.
 func (n *nodeServer) release(id string, there *node) error {
 	reader, mounted := false, false
 	for _, one := range there.Published {

@@ -97,8 +97,7 @@ func readRange(r *csi.CapacityRange) (int64, error) {
 	return size, nil
 }
 
-// sizeOfClone chooses the size of a clone: that of its source, unless the request asks for
-// more.
+// sizeOfClone chooses the size of a clone: that of its source, unless the request asks for more.
 func sizeOfClone(least int64, r *csi.CapacityRange) (int64, error) {
 	size := least
 	if r.GetRequiredBytes() > 0 {
@@ -170,9 +169,8 @@ func (c *cloner) find(s source) (*record, error) {
 	return from, nil
 }
 
-// checkContent refuses a clone that is to be mounted as another filesystem than the source
-// holds: it could never be mounted. How the source itself is used does not matter, so that a
-// filesystem can be cloned as a block volume.
+// checkContent refuses a clone that is to be mounted as another filesystem than the source holds: it could never be
+// mounted. How the source itself is used does not matter, so that a filesystem can be cloned as a block volume.
 func (c *cloner) checkContent(from *record, capabilities []*csi.VolumeCapability) error {
 	image, err := c.pool.openImage(from, os.O_RDONLY)
 	if err != nil {

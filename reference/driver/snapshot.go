@@ -155,8 +155,7 @@ func (g *groups) create(ctx context.Context, r *record) error {
 	return nil
 }
 
-// fill makes the members of a group, and then the group's record ready. The members' records
-// are not ready yet.
+// fill makes the members of a group, and then the group's record ready. The members' records are not ready yet.
 func (g *groups) fill(ctx context.Context, r *record, jobs []*job) error {
 	for _, j := range jobs {
 		needed, err := g.cloner.needs(j.from, j.to)
@@ -314,8 +313,7 @@ func (g *groups) describe(r *record) (*csi.VolumeGroupSnapshot, error) {
 	return reply, err
 }
 
-// find locks and returns a group, or nil if there is none. If the request names snapshots,
-// they must be those of the group.
+// find locks and returns a group, or nil if there is none. Snapshots that the request names must be those of the group.
 func (g *groups) find(ctx context.Context, req interface {
 	GetGroupSnapshotId() string
 	GetSnapshotIds() []string

@@ -164,8 +164,7 @@ func openSpare(path string) (*spare, error) {
 	return &spare{path: path}, err
 }
 
-// replace writes a record into the spare and exchanges the two files: the old record is the
-// next spare. It fails where there is no old record.
+// replace writes a record into the spare and exchanges the two files. It fails where there is no old record.
 func (s *spare) replace(path string, raw []byte) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -173,8 +172,7 @@ func (s *spare) replace(path string, raw []byte) error {
 	if err != nil {
 		return err
 	}
-	// What is longer is overwritten by spaces, with which JSON may end: a file that is cut
-	// would lose its room.
+	// What is longer is overwritten by spaces, with which JSON may end: a file that is cut would lose its room.
 	info, err := file.Stat()
 	if err == nil {
 		_, err = file.WriteAt(append(raw, bytes.Repeat([]byte{' '}, max(0, int(info.Size())-len(raw)))...), 0)
@@ -185,9 +183,8 @@ func (s *spare) replace(path string, raw []byte) error {
 	return unix.Renameat2(unix.AT_FDCWD, s.path, unix.AT_FDCWD, path, unix.RENAME_EXCHANGE)
 }
 
-// unready records that a volume is about to be removed. A full disk may have no room for the
-// record, and the removal makes some, so it goes on. If the driver is killed then, the removal
-// has to be repeated.
+// unready records that a volume is about to be removed. A full disk may have no room for the record, and the removal
+// makes some, so it goes on. If the driver is killed then, the removal has to be repeated.
 func (s store) unready(r *record) error {
 	if !r.Ready {
 		return nil // the record on the disk says so already
@@ -227,8 +224,7 @@ type record struct {
 	Ephemeral bool `json:"ephemeral,omitempty"`
 	// Source is what the image was made from. A volume without a source was blank at first.
 	Source source `json:"source,omitzero"`
-	// AsFrozen: the filesystem of a volume is that of a consistent source, and nobody has mounted
-	// it since where that writes.
+	// AsFrozen: the filesystem is that of a consistent source, and nobody has mounted it since where that writes.
 	AsFrozen bool `json:"asFrozen,omitempty"`
 	// Snapshot is set if this is a snapshot.
 	Snapshot *snapshot `json:"snapshot,omitempty"`
@@ -243,8 +239,7 @@ type record struct {
 
 const recordVersion = 1
 
-// snapshot has the fields of a snapshot. Its image is never attached; its Source is the
-// volume.
+// snapshot has the fields of a snapshot. Its image is never attached; its Source is the volume.
 type snapshot struct {
 	// Consistent: the filesystem was frozen or not in use. Otherwise the snapshot is as after
 	// a loss of power, and the filesystem is repaired when it is mounted.
@@ -263,8 +258,7 @@ func (s *snapshot) String() string {
 	return "crash"
 }
 
-// consistent reports whether the filesystem on the image is complete without its log, because
-// it was frozen or not in use when the image was made.
+// consistent reports whether the filesystem was frozen or not in use when the image was made: it does not need its log.
 func (r *record) consistent() bool {
 	return r.AsFrozen || r.Snapshot != nil && r.Snapshot.Consistent
 }
@@ -287,8 +281,7 @@ func (s source) String() string {
 	return "nothing"
 }
 
-// node says how a volume is staged and published on this node. It is valid for one boot, as
-// mounts are.
+// node says how a volume is staged and published on this node. It is valid for one boot, as mounts are.
 type node struct {
 	Boot      string                 `json:"boot"`
 	Staging   string                 `json:"staging,omitempty"`
@@ -323,8 +316,7 @@ func (r *record) publish(target string, p publication) {
 	r.Node.Published[target] = p
 }
 
-// locks has one lock for each volume. A call waits for a lock only as long as its caller waits
-// for the call.
+// locks has one lock for each volume. A call waits for a lock only as long as its caller waits for the call.
 type locks struct{ sys.KeyLocks[string] }
 
 // take acquires the locks of volumes, or of a volume and its source; "" is no volume. The
@@ -366,9 +358,8 @@ func (l *locks) record(ctx context.Context, id string, find func(string) (*recor
 // lockWait is how long an earlier driver of the data directory may take to end.
 const lockWait = 2 * time.Second
 
-// lockDataDir locks the data directory until release is called or the process dies. A second
-// driver would mistake unfinished volumes of this one for those of a driver that was killed,
-// and remove them.
+// lockDataDir locks the data directory until release is called or the process dies. A second driver would mistake
+// unfinished volumes of this one for those of a driver that was killed, and remove them.
 func lockDataDir(dir string) (release func(), err error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("make the data directory: %w", err)

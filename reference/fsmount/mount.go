@@ -37,9 +37,8 @@ var mountAttrs = map[string]struct{ set, clear int }{
 	"defaults":      {},
 }
 
-// withOurs adds to the options of a volume what its filesystem needs on a node that
-// other pods share. A superblock can ask for a panic of the kernel at its first
-// error, and a clone has the UUID of its original, beside which xfs refuses it.
+// withOurs adds to the options of a volume what its filesystem needs on a shared node. A superblock can ask for a panic
+// of the kernel at its first error, and a clone has the UUID of its original, beside which xfs refuses it.
 func withOurs(fsType string, options []string) []string {
 	name, ours := "", ""
 	switch fsType {
@@ -75,8 +74,7 @@ func Restrictions(info abi.Info) (options []string, err error) {
 	return options, err
 }
 
-// splitOptions divides the volume's options into those of the mount and those of
-// the filesystem.
+// splitOptions divides the volume's options into those of the mount and those of the filesystem.
 func splitOptions(fsType string, options []string) (attrs int, rest []string, err error) {
 	for _, option := range withOurs(fsType, mountopt.Strip(options)) {
 		if err := mountopt.CheckForHost(fsType, option); err != nil {
@@ -110,8 +108,7 @@ func mountDetached(info abi.Info) (int, error) {
 	return mount, err
 }
 
-// Clone gives a detached copy of a volume's mount at a directory of it. Its attributes
-// are those that the volume's options ask for.
+// Clone gives a detached copy of a volume's mount at a directory of it, with the attributes that its options ask for.
 func Clone(dir int, info abi.Info) (int, error) {
 	attrs, _, err := splitOptions(info.FSType, info.Options)
 	if err != nil {

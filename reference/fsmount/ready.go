@@ -13,10 +13,9 @@ import (
 	"github.com/crust-proxy/crust-proxy/reference/fsops"
 )
 
-// Ready mounts an open device nowhere, grown to its size and with the group of the pod:
-// all that changes the filesystem is done before anybody can see it. Whoever has the
-// descriptor has the mount, and with the last one it goes. Files are given to the group until ctx
-// is done.
+// Ready mounts an open device nowhere, grown to its size and with the group of the pod: all that changes the filesystem
+// is done before anybody can see it. Whoever has the descriptor has the mount, and with the last one it goes. Files are
+// given to the group until ctx is done.
 func Ready(ctx context.Context, info abi.Info, device int, warn func(string)) (int, error) {
 	mount, err := Mount(info, device, warn)
 	if err != nil {
@@ -54,8 +53,7 @@ func Mount(info abi.Info, device int, warn func(string)) (int, error) {
 // growTime bounds the check of a filesystem that is to grow and is not mounted.
 const growTime = 90 * time.Second
 
-// mountGrown mounts the device, and makes a filesystem that is smaller than it
-// grow. A filesystem that cannot grow does not keep the pod from starting.
+// mountGrown mounts the device, and grows its filesystem to it. If that fails, the pod starts all the same.
 func mountGrown(info abi.Info, device int, warn func(string)) (int, error) {
 	mount, err := mountDetached(info)
 	if err != nil || info.ReadOnly() {

@@ -10,9 +10,8 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 )
 
-// Descend opens a sub-directory of a volume, and makes what is missing of it with
-// the mode and the group that the volume's root has, as kubelet does. The workload
-// can write to the volume meanwhile.
+// Descend opens a sub-directory of a volume, and makes what is missing of it with the mode and the group that the
+// volume's root has, as kubelet does. The workload can write to the volume meanwhile.
 func Descend(root int, sub string) (int, error) {
 	at, err := openBelow(root, ".")
 	if err != nil || sub == "" {
@@ -43,14 +42,12 @@ func Descend(root int, sub string) (int, error) {
 	return at, nil
 }
 
-// openBelow refuses a link that leads out of the volume, or to another mount. It follows one that stays inside, as
-// kubelet does.
+// openBelow refuses a link that leads out of the volume, or to another mount. It follows others, as kubelet does.
 func openBelow(root int, sub string) (int, error) {
 	return sys.OpenBeneath(root, sub, unix.O_PATH|unix.O_DIRECTORY, unix.RESOLVE_NO_XDEV)
 }
 
-// makeBelow makes one directory where there is nothing. Its mode does not hang on
-// the umask of whoever started us.
+// makeBelow makes one directory where there is nothing. Its mode does not hang on the umask of whoever started us.
 func makeBelow(at int, name string, mode uint32) error {
 	if name == "" || name == "." || name == ".." {
 		return fmt.Errorf("%q is not the name of a directory", name)

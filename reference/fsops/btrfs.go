@@ -52,12 +52,12 @@ type btrfsVolArgs struct {
 }
 
 func btrfsDevices(dir int) (fs btrfsFSInfo, all []btrfsDevInfo, err error) {
-	if _, err := ioctl(dir, btrfsIocFSInfo, &fs); err != nil {
+	if _, err := Ioctl(dir, btrfsIocFSInfo, &fs); err != nil {
 		return fs, nil, fmt.Errorf("ask btrfs for its devices: %w", err)
 	}
 	for id := uint64(1); id <= min(fs.MaxID, btrfsMostDevices); id++ {
 		info := btrfsDevInfo{DevID: id}
-		if _, err := ioctl(dir, btrfsIocDevInfo, &info); err == nil { // else there is no such device, or not any more
+		if _, err := Ioctl(dir, btrfsIocDevInfo, &info); err == nil { // else there is no such device, or not any more
 			all = append(all, info)
 		}
 	}
@@ -91,7 +91,7 @@ func Forget(path, fsType string) error {
 	if copy(args.Name[:len(args.Name)-1], path) < len(path) {
 		return fmt.Errorf("the path %s is too long", path)
 	}
-	_, err = ioctl(fdOf(control), btrfsIocForgetDev, &args)
+	_, err = Ioctl(fdOf(control), btrfsIocForgetDev, &args)
 	if err == nil || errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EBUSY) { // nothing to forget, or mounted
 		return nil
 	}

@@ -37,7 +37,6 @@ const (
 	extSparseSuper = 0x1
 )
 
-// extSuper holds the fields of an ext superblock about sizes and devices.
 type extSuper struct {
 	blocks, block, first    int64 // block is the size of one
 	groupBlocks, inodeTable int64
@@ -116,10 +115,9 @@ const (
 	btrfsMagic     = "_BHRfS_M"
 )
 
-// OneDevice checks, before a filesystem is mounted, that its superblock names no other
-// device. The journal of an ext4 can be on another device, and a btrfs can have several:
-// the kernel then writes to those as well. An xfs does not name other devices; the kernel
-// refuses to mount one that needs them, unless a mount option names them.
+// OneDevice checks, before a filesystem is mounted, that its superblock names no other device. The journal of an ext4
+// can be on another device, and a btrfs can have several: the kernel then writes to those as well. An xfs does not name
+// other devices; the kernel refuses to mount one that needs them, unless a mount option names them.
 func OneDevice(device int, fsType string) error {
 	return oneDevice(fdReader(device), fsType)
 }

@@ -14,26 +14,21 @@ import (
 	"github.com/crust-proxy/crust-proxy/reference/process"
 )
 
-// Freezer stops all writes to filesystems for a bounded time. Its records outlive the
-// process, so that another process can thaw.
+// Freezer stops all writes to filesystems for a bounded time. By its records, another process can thaw.
 type Freezer struct {
-	// Dir holds the records. It is on a tmpfs: a reboot ends records and frozen
-	// filesystems together. It is created if it is missing.
+	// Dir holds the records. It is on a tmpfs: a reboot ends records and freezes together. It is made if it is missing.
 	Dir string
-	// Watchdog is the command line that makes this program call Watch, with the three
-	// arguments that are appended to it.
+	// Watchdog is the command line that makes this program call Watch, with three arguments that are appended to it.
 	Watchdog []string
-	// ControlGroup is the control group to which watchdogs are moved, if set, so that
-	// they are not killed with the group of the process that started them. A watchdog
-	// that cannot be moved still works.
+	// ControlGroup is the control group to which watchdogs are moved, if set, so that they are not killed with the
+	// group of the process that started them. A watchdog that cannot be moved still works.
 	ControlGroup string
 }
 
 // MostFrozen is the longest time for which a filesystem can be frozen.
 const MostFrozen = 10 * time.Minute
 
-// recordTimeout bounds the wait for a record that another process has locked: a freeze
-// writes all dirty data first.
+// recordTimeout bounds the wait for a record that another process has locked: a freeze writes all dirty data first.
 const recordTimeout = 20 * time.Second
 
 // From the kernel's linux/fs.h.
@@ -42,10 +37,9 @@ const (
 	fiThaw   = 0xc0045878
 )
 
-// Freeze writes all dirty data and then stops all writes to the filesystem of a root
-// directory, until Thaw is called with the same key or the time is over. Two watchdog
-// processes are running before anything stops: one of them is enough to thaw the
-// filesystem, whatever else dies. A watchdog that gets SIGTERM thaws at once.
+// Freeze writes all dirty data and then stops all writes to the filesystem of a root directory, until Thaw is called
+// with the same key or the time is over. Two watchdog processes are running before anything stops: one of them is
+// enough to thaw the filesystem, whatever else dies. A watchdog that gets SIGTERM thaws at once.
 func (f Freezer) Freeze(key string, root int, timeout time.Duration) error {
 	if timeout <= 0 || timeout > MostFrozen {
 		return fmt.Errorf("freeze the filesystem: for %v: it is possible for at most %v: %w", timeout, MostFrozen, ErrOutOfRange)
@@ -58,8 +52,7 @@ func (f Freezer) Freeze(key string, root int, timeout time.Duration) error {
 	return nil
 }
 
-// freeze also returns the watchdogs that are no longer needed. It has unlocked the record
-// by then, because they lock it before they end.
+// freeze unlocks the record before it returns the watchdogs that are no longer needed: they lock it before they end.
 func (f Freezer) freeze(key string, root int, timeout time.Duration) (useless []process.Process, err error) {
 	dir, err := openDir(root, ".")
 	if err != nil {
@@ -99,8 +92,7 @@ func (f Freezer) freeze(key string, root int, timeout time.Duration) (useless []
 	return useless, err
 }
 
-// freeze stops the writes and records that. What it records before is enough for the
-// watchdogs to thaw.
+// freeze stops the writes and records that. What it records before is enough for the watchdogs to thaw.
 func (r *record) freeze(dir *os.File, now *state) error {
 	if err := r.write(now); err != nil {
 		return err
@@ -147,7 +139,7 @@ func (r *record) takeOver(dir *os.File) ([]process.Process, error) {
 
 func freezeFS(root int) error {
 	var unused int32
-	_, err := ioctl(root, fiFreeze, &unused)
+	_, err := Ioctl(root, fiFreeze, &unused)
 	switch {
 	case errors.Is(err, unix.EBUSY):
 		return fmt.Errorf("another program has frozen it: %w", ErrFrozen)
@@ -162,7 +154,7 @@ func freezeFS(root int) error {
 // thawFS lets writes continue, and reports whether they were stopped.
 func thawFS(root int) (was bool, err error) {
 	var unused int32
-	_, err = ioctl(root, fiThaw, &unused)
+	_, err = Ioctl(root, fiThaw, &unused)
 	if errors.Is(err, unix.EINVAL) {
 		return false, nil
 	}
@@ -183,7 +175,7 @@ func recordName(root int) (string, error) {
 		}
 		defer func() { _ = unix.Close(dir) }()
 		var info btrfsFSInfo
-		_, err = ioctl(dir, btrfsIocFSInfo, &info)
+		_, err = Ioctl(dir, btrfsIocFSInfo, &info)
 		return "btrfs-" + hex.EncodeToString(info.FSID[:]), err
 	}
 	var st unix.Stat_t

@@ -19,10 +19,9 @@ import (
 var errNobodyHasIt = errors.New("its watchdogs have been killed, and it cannot be mounted again: mount its device and run " +
 	"fsfreeze --unfreeze there")
 
-// mountable lists the options with which a filesystem can be opened that the kernel has,
-// mounted or, being frozen, not: a mount of its device returns it whatever the options are.
-// They let the mount of any other filesystem fail, or write nothing: the device may hold a
-// different one by now. The mode must match, except that of a btrfs.
+// mountable lists the options with which a filesystem can be opened that the kernel has, mounted or, being frozen, not:
+// a mount of its device returns it whatever the options are. They let the mount of any other filesystem fail, or write
+// nothing: the device may hold a different one by now. The mode must match, except that of a btrfs.
 var mountable = []struct {
 	kind    string
 	options []string
@@ -34,8 +33,7 @@ var mountable = []struct {
 	{"btrfs", []string{"ro", "rescue=nologreplay"}},
 }
 
-// openFrozen opens the root directory of a filesystem: through one of its watchdogs, the
-// caller's descriptor, or another mount of its device.
+// openFrozen opens a root directory: through a watchdog, the caller's descriptor, or another mount of its device.
 func openFrozen(dogs []process.Process, root int, name string) (*os.File, error) {
 	if found, err := openHeld(dogs); err == nil {
 		return found, nil
@@ -73,8 +71,7 @@ func openNamed(root int, name string) (*os.File, error) {
 	return openDir(root, ".")
 }
 
-// openLeft opens a frozen filesystem by its device. ErrNotFrozen: its device is gone, or is
-// not in use.
+// openLeft opens a frozen filesystem by its device. ErrNotFrozen: its device is gone, or is not in use.
 func openLeft(name string) (*os.File, error) {
 	device, err := deviceOf(name)
 	if errors.Is(err, os.ErrNotExist) {

@@ -1,9 +1,7 @@
-// Package fsops works on a mounted filesystem, given a descriptor of its root directory:
-// it changes the group of all files, measures usage and health, grows, freezes and thaws.
-// It never resolves a path outside of that directory.
+// Package fsops works on a mounted filesystem, given a descriptor of its root directory: it changes the group of all
+// files, measures usage and health, grows, freezes and thaws. It never resolves a path outside of that directory.
 //
-// It uses system calls only and has few dependencies, because crust-runc, which starts
-// thousands of times a day, imports it.
+// It uses system calls only and has few dependencies: crust-runc, which starts thousands of times a day, imports it.
 package fsops
 
 import (
@@ -17,8 +15,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 )
 
-// The kinds of errors that callers distinguish; every other error is a plain failure.
-// Messages are for people and do not begin with the kind.
+// The kinds of errors that callers distinguish; every other error is a plain failure. Messages are for people.
 var (
 	// ErrUnsupported: the filesystem or the kernel cannot do this.
 	ErrUnsupported = errors.New("not supported")
@@ -34,9 +31,8 @@ var (
 	ErrNotFrozen = errors.New("not frozen")
 )
 
-// ioctl passes a structure to the kernel and returns the result, of which a positive one
-// is an error for some requests.
-func ioctl[T any](fd int, request uint, arg *T) (int, error) {
+// Ioctl passes a structure to the kernel and returns the result, of which a positive one is an error for some requests.
+func Ioctl[T any](fd int, request uint, arg *T) (int, error) {
 	for {
 		n, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), uintptr(request), uintptr(unsafe.Pointer(arg))) //nolint:gosec // the kernel's interface
 		if errno == 0 {
@@ -48,14 +44,12 @@ func ioctl[T any](fd int, request uint, arg *T) (int, error) {
 	}
 }
 
-// openAt opens a path below a directory. It follows no links, enters no other mount and
-// does not leave the directory.
+// openAt opens a path below a directory. It follows no links, enters no other mount and does not leave the directory.
 func openAt(dir int, name string, flags uint64) (int, error) {
 	return sys.OpenBeneath(dir, name, flags|unix.O_NOFOLLOW, unix.RESOLVE_NO_XDEV|unix.RESOLVE_NO_SYMLINKS)
 }
 
-// openDir opens a directory for reading. With the name ".", it opens an O_PATH descriptor,
-// such as that of a new mount, again for reading.
+// openDir opens a directory for reading. With the name ".", it opens an O_PATH descriptor again for reading.
 func openDir(dir int, name string) (*os.File, error) {
 	fd, err := openAt(dir, name, unix.O_RDONLY|unix.O_DIRECTORY)
 	if err != nil {
@@ -78,8 +72,7 @@ func identify(fd int) (identity, error) {
 // ErrElsewhere means that the filesystem is not on the device that it should be on.
 var ErrElsewhere = errors.New("it is another filesystem")
 
-// LiesOn checks that the filesystem of a root directory is on the block device with this
-// number. The descriptor may be an O_PATH one.
+// LiesOn checks that the filesystem of a root directory, which may be an O_PATH descriptor, is on this block device.
 func LiesOn(root int, device uint64) error {
 	var st unix.Stat_t
 	var fs unix.Statfs_t
@@ -110,8 +103,7 @@ func OnDevice(root, device int) error {
 	return LiesOn(root, uint64(dev.Rdev)) //nolint:unconvert // narrower on other architectures
 }
 
-// btrfsDevice returns the device number of a btrfs that has one device, found by the path
-// under which btrfs knows it.
+// btrfsDevice returns the device number of a btrfs that has one device, found by the path under which btrfs knows it.
 func btrfsDevice(root int) (uint64, error) {
 	dir, err := openDir(root, ".")
 	if err != nil {

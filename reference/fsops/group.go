@@ -16,15 +16,13 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
-// ApplyGroup changes the group of root and of everything below it, as kubelet does: the
-// group owns each file and may read and write it; directories can be entered and pass
-// their group on. With GroupOnMismatch nothing changes if the root directory is already as
-// it should be. ApplyGroup returns how many files it has changed.
+// ApplyGroup changes the group of root and of everything below it, as kubelet does: the group owns each file and may
+// read and write it; directories can be entered and pass their group on. With GroupOnMismatch nothing changes if the
+// root directory is already as it should be. ApplyGroup returns how many files it has changed.
 //
-// Links get the group and are never followed; other mounts are not entered. A file that
-// cannot be changed (chattr +i, a read-only subvolume of btrfs) stays as it is. The root
-// directory gets the group last and fits no group until then: after a walk that was
-// killed, or ended by ctx, GroupOnMismatch starts again, whichever group it is for.
+// Links get the group and are never followed; other mounts are not entered. A file that cannot be changed (chattr +i, a
+// read-only subvolume of btrfs) stays as it is. The root directory gets the group last and fits no group until then:
+// after a walk that was killed, or ended by ctx, GroupOnMismatch starts again, whichever group it is for.
 func ApplyGroup(ctx context.Context, root int, gid uint32, policy volume.GroupPolicy) (changed int, err error) {
 	w := walk{ctx: ctx, gid: gid}
 	dir, err := openDir(root, ".")
@@ -93,8 +91,7 @@ func chmod(fd int, mode uint32) error {
 	return err
 }
 
-// openLevels is how many directories stay open. Those further up are opened again, through
-// "..", on the way back.
+// openLevels is how many directories stay open. Those further up are opened again, through "..", on the way back.
 const openLevels = 64
 
 // mostLevels bounds the depth of a tree: each level takes memory, of the kernel too.
@@ -118,8 +115,7 @@ type level struct {
 	dir  *os.File // nil while it is closed
 	id   identity
 	name string
-	// entries is what was read of the directory, as the kernel returns it, and is still to
-	// be changed. It is dropped while the directory is closed.
+	// entries is what was read of the directory and is still to be changed. A closed directory has none.
 	entries []byte
 	// next is the offset in the directory after the last file that was changed, and resumed
 	// the one from which it was read after it was opened again.
@@ -154,8 +150,7 @@ func (w *walk) close() {
 	w.levels = nil
 }
 
-// step changes the next file of the current directory and enters it if it is a directory
-// itself. If there is none, it goes up.
+// step changes the next file of the current directory, and enters it if it is one itself. If there is none, it goes up.
 func (w *walk) step() error {
 	top := &w.levels[len(w.levels)-1]
 	if len(top.entries) == 0 {
@@ -214,9 +209,8 @@ func (w *walk) enter(dir *os.File, name string) error {
 	return nil
 }
 
-// entry changes one file, and opens it if it is a directory. It works on a descriptor, so
-// that the file that was examined is the one that is changed, whatever gets its name
-// meanwhile.
+// entry changes one file, and opens it if it is a directory. It works on a descriptor, so that the file that was
+// examined is the one that is changed, whatever gets its name meanwhile.
 func (w *walk) entry(dir int, name string) (*os.File, error) {
 	fd, err := openAt(dir, name, unix.O_PATH)
 	if gone(err) {
@@ -276,34 +270,21 @@ func (w *walk) leave() error {
 	return below.dir.Close()
 }
 
-// reopen opens a closed directory from one below it, to go on after the entry that was the
-// last one changed.
+// reopen opens a closed directory from one below it, to go on after the entry that was the last one changed.
 func (l *level) reopen(below int) error {
-	above, err := openAbove(below, l.id)
+	fd, err := unix.Openat(below, "..", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return err
 	}
-	l.dir, l.resumed = above, l.next
-	_, err = unix.Seek(fdOf(above), l.next, io.SeekStart)
-	return err
-}
-
-// openAbove opens the parent directory if it is still the same one.
-func openAbove(dir int, want identity) (*os.File, error) {
-	fd, err := unix.Openat(dir, "..", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return nil, err
-	}
-	above := os.NewFile(uintptr(fd), "..")
+	l.dir, l.resumed = os.NewFile(uintptr(fd), ".."), l.next
 	is, err := identify(fd)
-	if err == nil && is != want {
+	if err == nil && is != l.id {
 		err = fmt.Errorf("the directory was moved to another one by somebody else: %w", ErrChanged)
 	}
-	if err != nil {
-		_ = above.Close()
-		return nil, err
+	if err == nil {
+		_, err = unix.Seek(fd, l.next, io.SeekStart)
 	}
-	return above, nil
+	return err
 }
 
 // gone reports whether an error means that the file was removed or replaced, or that

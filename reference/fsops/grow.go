@@ -17,16 +17,14 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/ground/capture"
 )
 
-// plan says how far a filesystem can grow, and how.
 type plan struct {
 	has, most int64 // bytes: now, and on this device
 	grow      func() error
 }
 
-// Grow makes a mounted filesystem fill its device, and returns the size of the device; a
-// filesystem may leave a small rest of it unused. The device must have at least minimum
-// bytes and, unless maximum is 0, at most maximum bytes; otherwise nothing is changed. It
-// is a success if the filesystem fills the device already.
+// Grow makes a mounted filesystem fill its device, and returns the size of the device; a filesystem may leave a small
+// rest of it unused. The device must have at least minimum bytes and, unless maximum is 0, at most maximum bytes;
+// otherwise nothing is changed. It is a success if the filesystem fills the device already.
 func Grow(root, device int, minimum, maximum int64) (int64, error) {
 	bytes, err := deviceSize(device)
 	if err != nil {
@@ -82,7 +80,7 @@ func planFor(dir *os.File, device int, bytes int64) (*plan, error) {
 
 func deviceSize(device int) (int64, error) {
 	var bytes uint64
-	if _, err := ioctl(device, unix.BLKGETSIZE64, &bytes); err != nil {
+	if _, err := Ioctl(device, unix.BLKGETSIZE64, &bytes); err != nil {
 		return 0, fmt.Errorf("ask for the size of the device: %w", err)
 	}
 	return times(bytes, 1), nil
@@ -98,8 +96,7 @@ func planBtrfs(dir *os.File, device int, size int64) (*plan, error) {
 		return nil, err
 	}
 	i := slices.IndexFunc(devices, func(info btrfsDevInfo) bool {
-		// A single device needs no comparison. Its name may be one of another mount
-		// namespace.
+		// A single device needs no comparison. Its name may be one of another mount namespace.
 		number, err := info.number()
 		return fs.Devices == 1 || err == nil && number == want.Rdev
 	})
@@ -112,7 +109,7 @@ func planBtrfs(dir *os.File, device int, size int64) (*plan, error) {
 		args := btrfsVolArgs{}
 		copy(args.Name[:], fmt.Sprintf("%d:max", member.DevID))
 		// A positive result is an error too.
-		busy, err := ioctl(fdOf(dir), btrfsIocResize, &args)
+		busy, err := Ioctl(fdOf(dir), btrfsIocResize, &args)
 		if err == nil && busy != 0 {
 			return fmt.Errorf("btrfs is at work on its devices (balance, replace or the like); try again when that has ended: %w", unix.EBUSY)
 		}
@@ -148,7 +145,7 @@ func planExt(dir *os.File, device int, bytes int64) (*plan, error) {
 	}
 	blocks := uint64(super.fill(bytes)) //nolint:gosec // no size is negative
 	return &plan{has: super.blocks * super.block, most: super.fill(bytes) * super.block, grow: func() error {
-		_, err := ioctl(fdOf(dir), extIocResizeFS, &blocks)
+		_, err := Ioctl(fdOf(dir), extIocResizeFS, &blocks)
 		if errors.Is(err, unix.EPERM) && !MayGrowMounted() {
 			return fmt.Errorf("the kernel lets a mounted ext4 grow only with CAP_SYS_RESOURCE, which this process lacks: give it to containerd, or have the volume mounted anew, so that it grows before (%w): %w", err, ErrDenied)
 		}
@@ -174,8 +171,7 @@ func MayGrowMounted() bool {
 const (
 	xfsIocGeometry = 0x8070587c // version 4, which every kernel has
 	xfsIocGrowData = 0x4010586e
-	// xfsLeastGroup is the smallest size, in blocks, of the last allocation group; a
-	// smaller rest of the device stays unused.
+	// xfsLeastGroup is the least size, in blocks, of the last group; a smaller rest of the device stays unused.
 	xfsLeastGroup = 64
 )
 
@@ -197,12 +193,12 @@ func planXFS(dir *os.File, device int, bytes int64) (*plan, error) {
 		return nil, err
 	}
 	var is xfsGeometry
-	if _, err := ioctl(fdOf(dir), xfsIocGeometry, &is); err != nil {
+	if _, err := Ioctl(fdOf(dir), xfsIocGeometry, &is); err != nil {
 		return nil, fmt.Errorf("ask xfs for its geometry: %w", err)
 	}
 	blocks := is.fill(bytes)
 	return &plan{has: times(is.DataBlocks, uint64(is.Block)), most: times(blocks, uint64(is.Block)), grow: func() error {
-		_, err := ioctl(fdOf(dir), xfsIocGrowData, &xfsGrowData{Blocks: blocks, MostInodes: is.MostInodes})
+		_, err := Ioctl(fdOf(dir), xfsIocGrowData, &xfsGrowData{Blocks: blocks, MostInodes: is.MostInodes})
 		return err
 	}}, nil
 }
@@ -219,14 +215,12 @@ func (is *xfsGeometry) fill(device int64) uint64 {
 	return blocks
 }
 
-// GrowUnmounted makes an ext4 that is not mounted fill its device. To grow a mounted ext4
-// takes CAP_SYS_RESOURCE, which root in a container may lack. Other filesystems can only
-// grow while they are mounted, and nothing is done.
+// GrowUnmounted makes an ext4 that is not mounted fill its device. To grow a mounted ext4 takes CAP_SYS_RESOURCE, which
+// root in a container may lack. Other filesystems can only grow while they are mounted, and nothing is done.
 //
-// It needs e2fsck and resize2fs, which run confined. The end of ctx kills e2fsck, which can
-// be run again, but never resize2fs, which has no limits of memory and time: a filesystem may be lost if its
-// growth is interrupted.
-// The path may be that of an open descriptor, /proc/PID/fd/N.
+// It needs e2fsck and resize2fs, which run confined. The end of ctx kills e2fsck, which can be run again, but never
+// resize2fs, which has no limits of memory and time: a filesystem may be lost if its growth is interrupted. The path
+// may be that of an open descriptor, /proc/PID/fd/N.
 func GrowUnmounted(ctx context.Context, device, fsType string) error {
 	if !strings.HasPrefix(fsType, "ext") {
 		return nil
@@ -262,8 +256,7 @@ const (
 	mostOutput = 16 << 10
 )
 
-// runTool runs a program so that it survives this process: it has its own session, and
-// writes to memory and not to a pipe.
+// runTool runs a program so that it survives this process: in its own session, and writing to memory, not to a pipe.
 func runTool(cmd *exec.Cmd, box confine.Box) error {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	cmd.ExtraFiles = []*os.File{box.Device}
@@ -277,8 +270,7 @@ func runTool(cmd *exec.Cmd, box confine.Box) error {
 // extRepaired is the exit status of e2fsck after it has repaired all errors.
 const extRepaired = 1
 
-// extFull returns the size of a device, and whether there is nothing to grow: the filesystem
-// fills the device, or there is no filesystem.
+// extFull returns the size of a device, and whether its filesystem fills it, or there is none.
 func extFull(device string) (size int64, full bool, err error) {
 	file, err := os.Open(device) //nolint:gosec // the caller names the device
 	if err != nil {

@@ -39,8 +39,7 @@ func NewMount(fsType, source string, options []string, attrs int) (int, error) {
 	return mount, nil
 }
 
-// fsError adds the kernel's messages about the failed mount, which are read from its
-// filesystem context.
+// fsError adds the kernel's messages about the failed mount, which are read from its filesystem context.
 func fsError(fs int, text string, err error) error {
 	var told []string
 	buf := make([]byte, 512)

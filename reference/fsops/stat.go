@@ -15,7 +15,6 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 )
 
-// fault is one thing that is wrong with a filesystem.
 type fault struct{ reason, text string }
 
 // Stat reports usage and health of the filesystem of a root directory; readOnly means that
@@ -83,8 +82,7 @@ func times(n, unit uint64) int64 {
 	return int64(n * unit) //nolint:gosec // just checked
 }
 
-// less subtracts, and returns 0 instead of a negative number: the counters are not read at
-// one moment.
+// less subtracts, and returns 0 instead of a negative number: the counters are not read at one moment.
 func less(n, m uint64) uint64 { return n - min(n, m) }
 
 // broken reports whether an error means that the filesystem or its device fails.
@@ -149,7 +147,6 @@ func extHealth(root int) []fault {
 	return append(wrong, fault{abi.ReasonErrors, text + ": it needs e2fsck while it is not mounted"})
 }
 
-// deviceName returns the kernel's name of a filesystem's device.
 func deviceName(root int) (string, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(root, &st); err != nil {
@@ -162,13 +159,13 @@ func deviceName(root int) (string, error) {
 
 func btrfsHealth(root int) []fault {
 	var fs btrfsFSInfo
-	if _, err := ioctl(root, btrfsIocFSInfo, &fs); err != nil {
+	if _, err := Ioctl(root, btrfsIocFSInfo, &fs); err != nil {
 		return nil
 	}
 	var wrong []fault
 	for id := uint64(1); id <= min(fs.MaxID, btrfsMostDevices); id++ {
 		stats := btrfsDevStats{DevID: id, Items: uint64(len(btrfsCounters))}
-		if _, err := ioctl(root, btrfsIocGetDevStats, &stats); err != nil {
+		if _, err := Ioctl(root, btrfsIocGetDevStats, &stats); err != nil {
 			continue // there is no such device
 		}
 		for i, name := range btrfsCounters {

@@ -23,8 +23,7 @@ import (
 // The record only helps to find the filesystem. Whether it is frozen, the kernel decides:
 // a filesystem whose record or watchdogs were lost is thawed as well.
 //
-// ErrNotFrozen means that the filesystem is not frozen now, or was not all the time: data
-// that was read from its device meanwhile may be inconsistent.
+// ErrNotFrozen means that it was not frozen all the time: data read from its device may be inconsistent.
 func (f Freezer) Thaw(key string, root int) error {
 	places, err := f.open()
 	if err != nil {
@@ -43,9 +42,8 @@ func (f Freezer) Thaw(key string, root int) error {
 	return nil
 }
 
-// recordToThaw returns the name of the record to thaw: that of the root directory's
-// filesystem, or else the one with the key. After the device of a volume was replaced, the
-// two can differ.
+// recordToThaw returns the name of the record to thaw: that of the root directory's filesystem, or else the one with
+// the key. After the device of a volume was replaced, the two can differ.
 func recordToThaw(places *os.File, key string, root int) (string, error) {
 	own, err := "", error(nil)
 	if root >= 0 {
@@ -78,8 +76,7 @@ func findRecord(places *os.File, key string) (name string, was state, err error)
 	return "", state{}, nil
 }
 
-// thaw thaws the recorded freeze if it is still the wanted one. It returns the watchdogs
-// that are no longer needed, and has unlocked the record by then.
+// thaw thaws the recorded freeze if it is the wanted one. It returns the watchdogs that are no longer needed.
 func thaw(places *os.File, name string, wanted func(state) bool, root int, within time.Duration) (useless []process.Process, err error) {
 	rec, err := lockRecord(fdOf(places), name, within)
 	if err != nil {
@@ -117,8 +114,7 @@ func thaw(places *os.File, name string, wanted func(state) bool, root int, withi
 	return now.Watchdogs, nil
 }
 
-// thawUnrecorded thaws a filesystem without a record: the record was lost, or another
-// program has frozen it. For how long it was frozen is not known.
+// thawUnrecorded thaws a filesystem without a record: that was lost, or another program has frozen it.
 func thawUnrecorded(root int, name string) error {
 	if found, err := openNamed(root, name); err == nil {
 		was, err := thawFS(fdOf(found))
@@ -133,9 +129,8 @@ func thawUnrecorded(root int, name string) error {
 	return fmt.Errorf("it has been thawed meanwhile, or was never frozen: %w", ErrNotFrozen)
 }
 
-// ThawExpired thaws the filesystems that are still frozen after their time, because their
-// watchdogs are gone. It returns the keys of those that it has thawed, and when to call it
-// again: after the end of the next recorded freeze, or 0 if there is none.
+// ThawExpired thaws filesystems that are still frozen after their time: their watchdogs are gone. It returns their
+// keys, and when to call it again: after the end of the next recorded freeze, or 0 if there is none.
 func (f Freezer) ThawExpired() (keys []string, next time.Duration, err error) {
 	places, err := f.open()
 	if err != nil {
@@ -222,15 +217,13 @@ func thawIfExpired(places *os.File, name string) (key string, left time.Duration
 }
 
 const (
-	// overdue is how long after the end of a freeze a living watchdog has certainly thawed
-	// it: watchdogs wait for a locked record.
+	// overdue is how long after its end a living watchdog has certainly thawed a freeze: it waits for a locked record.
 	overdue = 3 * time.Second
 	// nextTry is when to retry a thaw that failed.
 	nextTry = 30 * time.Second
 )
 
-// Stat is Stat for a filesystem that may be frozen under a key. It also reports a freeze
-// that no watchdog is left to end.
+// Stat is Stat for a filesystem that may be frozen under a key. It also reports a freeze without a watchdog to end it.
 func (f Freezer) Stat(key string, root int, readOnly bool) (abi.StatsReply, error) {
 	reply, err := Stat(root, readOnly)
 	if err == nil && f.Forgotten(key) {
@@ -249,8 +242,7 @@ func addHeld(is *abi.Condition) {
 	*is = abi.Condition{Abnormal: true, Reason: abi.ReasonFrozen, Message: text}
 }
 
-// Forgotten reports whether a freeze with this key is recorded of which no watchdog is
-// left to end it.
+// Forgotten reports whether a freeze with this key is recorded of which no watchdog is left to end it.
 func (f Freezer) Forgotten(key string) bool {
 	places, err := os.Open(f.Dir)
 	if err != nil {

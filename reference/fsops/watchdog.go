@@ -81,9 +81,8 @@ func (f Freezer) startWatchdog(files []*os.File, name string, s *state) (process
 	return dog, err
 }
 
-// Watch is the main function of a watchdog: it waits until the time of its freeze is over
-// and thaws the filesystem, unless that has been done. It takes the three arguments that
-// Freeze appended to the command line, and the open files.
+// Watch is the main function of a watchdog: it waits until the time of its freeze is over and thaws the filesystem,
+// unless that has been done. It takes the three arguments that Freeze appended to the command line, and the open files.
 func Watch(args []string) error {
 	if len(args) != 3 {
 		return fmt.Errorf("a watchdog of a freeze takes 3 arguments and not %d", len(args))
@@ -116,8 +115,7 @@ func Watch(args []string) error {
 type watchdog struct{ name, token string }
 
 const (
-	// stuck is how long the record may stay locked at the end of the time. After that the
-	// process that has locked it counts as hung.
+	// stuck is how long the record may stay locked after the time. Then the process that has locked it counts as hung.
 	stuck = time.Second
 	// lastTry is how long a watchdog retries the thaw.
 	lastTry = 10 * time.Minute
@@ -166,9 +164,8 @@ func (w watchdog) try(late, desperate bool) (done bool, err error) {
 	return err == nil, err
 }
 
-// onRecord reports whether this freeze is the recorded one, and returns its other
-// watchdogs. Without a record it has been thawed; at the end of its time it still counts as
-// recorded, and is thawed once more, in case the record was lost.
+// onRecord reports whether this freeze is the recorded one, and returns its other watchdogs. Without a record it has
+// been thawed; at the end of its time it counts as recorded all the same, in case the record was lost.
 func (w watchdog) onRecord(late bool) (mine bool, other []process.Process) {
 	now, err := readState(placesFD, w.name+"/"+stateFile)
 	if err != nil {
@@ -188,8 +185,7 @@ func end(all []process.Process) {
 		if err != nil {
 			continue
 		}
-		// The pidfd refers to the process that has the pid now. If that is p, the pidfd
-		// stays p's.
+		// The pidfd refers to the process that has the pid now. If that is p, the pidfd stays p's.
 		if !p.Lives() {
 			_ = unix.Close(fd)
 			continue

@@ -61,15 +61,13 @@ func Over(path string) ([]Attached, error) {
 	return found, nil
 }
 
-// mayBeOver reports whether a disk is a loop device over a file of this name. The kernel says nothing of a name
-// that is too long for it.
+// mayBeOver reports whether a disk is a loop device over a file of this name, which may be too long for the kernel.
 func mayBeOver(disk, name string) bool {
 	raw, err := os.ReadFile("/sys/block/" + disk + "/loop/backing_file") //nolint:gosec // a file of the kernel's
 	return errors.Is(err, syscall.ENAMETOOLONG) || err == nil && strings.HasSuffix(string(raw), "/"+name+"\n")
 }
 
-// freeing and freeingPause bound the wait for a device that the kernel is freeing: it still names its backing, and
-// answers ENXIO or EBUSY.
+// freeing and freeingPause bound the wait for a device that is being freed, and answers ENXIO or EBUSY until it is.
 const (
 	freeing      = 100
 	freeingPause = 20 * time.Millisecond

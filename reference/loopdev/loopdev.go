@@ -1,5 +1,4 @@
-// Package loopdev attaches files and block devices to loop devices with the
-// kernel's own calls: it needs neither losetup nor udev.
+// Package loopdev attaches files and block devices to loop devices. It needs neither losetup nor udev.
 package loopdev
 
 import (
@@ -13,20 +12,17 @@ import (
 // Options says how a loop device is made.
 type Options struct {
 	ReadOnly bool
-	// DirectIO asks for direct I/O to the backing file; where that cannot do it
-	// the device works without.
+	// DirectIO asks for direct I/O to the backing file; where that cannot do it the device works without.
 	DirectIO bool
 	// SectorSize is that of the device, in bytes; 0 leaves it to the kernel. One that
 	// the backing cannot do direct I/O with makes the device work without.
 	SectorSize uint32
 }
 
-// attachTries bounds the race for a free device: between the asking and the
-// taking of one, another program may take it.
+// attachTries bounds the race for a free device: between the asking and the taking of one, another program may take it.
 const attachTries = 64
 
-// Attach makes a loop device over a file or block device and gives its path.
-// The backing is opened plainly, as a VMM opens a disk.
+// Attach makes a loop device over a file or block device, which is opened as a VMM opens a disk, and gives its path.
 func Attach(backing string, opts Options) (string, error) {
 	loop, err := attach(backing, opts, 0)
 	if err != nil {
@@ -69,8 +65,7 @@ func attach(backing string, opts Options, asked uint32) (*os.File, error) {
 	return nil, fmt.Errorf("attach %s: no loop device stayed free in %d tries", backing, attachTries)
 }
 
-// open is os.OpenFile, but has epoll not ask the file's filesystem: if its server hangs then, Go can run
-// no other goroutine.
+// open is os.OpenFile without epoll, which asks the file's filesystem: if that hangs, Go can run no other goroutine.
 func open(path string, flags int) (fd int, err error) {
 	for {
 		fd, err = unix.Open(path, flags|unix.O_CLOEXEC, 0)
@@ -147,8 +142,7 @@ func DetachFrom(backing, path string) error {
 	return nil
 }
 
-// SetDirectIO turns direct I/O to the backing on or off. It is unix.EINVAL where the backing
-// cannot do it with the sectors of the device.
+// SetDirectIO turns direct I/O on or off. It is unix.EINVAL where the backing cannot do it with the device's sectors.
 func SetDirectIO(path string, on bool) error {
 	value := 0
 	if on {

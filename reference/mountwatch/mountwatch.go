@@ -14,8 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Watch reads the host's list of mounts at each change, and keeps those that must
-// not be there.
+// Watch reads the host's list of mounts at each change, and keeps those that must not be there.
 type Watch struct {
 	file *os.File
 	stop int
@@ -112,8 +111,7 @@ func (w *Watch) Remove(names ...string) {
 	}
 }
 
-// CheckNone fails if a filesystem of a device was mounted on the host since the last call,
-// or may have been while nobody watched.
+// CheckNone fails if a device was mounted on the host since the last call, or may have been while nobody watched.
 func (w *Watch) CheckNone() error {
 	w.read(nil)
 	w.mu.Lock()
