@@ -237,16 +237,20 @@ func TestHoldInSandbox(t *testing.T) {
 		freezing, thawing error
 		calls             []string
 		held              bool
+		state             adminv1.VolumeState
 	}{
-		"all the time":  {"v", nil, nil, []string{"freeze 2 1m0s", "thaw 2", "freeze 2 1m0s", "take", "thaw 2"}, true},
-		"never":         {"v", status.Error(codes.Unimplemented, "Kata"), nil, []string{"freeze 2 1m0s", "freeze 2 1m0s", "take"}, false},
-		"too short":     {"v", nil, status.Error(codes.FailedPrecondition, "not frozen"), []string{"freeze 2 1m0s", "thaw 2", "freeze 2 1m0s", "take", "thaw 2"}, false},
-		"unknown to it": {"w", nil, nil, []string{"take"}, false},
+		"all the time":  {"v", nil, nil, []string{"freeze 2 1m0s", "thaw 2", "freeze 2 1m0s", "take", "thaw 2"}, true, adminv1.VolumeState_VOLUME_STATE_BOUND},
+		"never":         {"v", status.Error(codes.Unimplemented, "Kata"), nil, []string{"freeze 2 1m0s", "freeze 2 1m0s", "take"}, false, adminv1.VolumeState_VOLUME_STATE_BOUND},
+		"too short":     {"v", nil, status.Error(codes.FailedPrecondition, "not frozen"), []string{"freeze 2 1m0s", "thaw 2", "freeze 2 1m0s", "take", "thaw 2"}, false, adminv1.VolumeState_VOLUME_STATE_PUBLISHED},
+		"unknown to it": {"w", nil, nil, []string{"take"}, false, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			a := &admin{
 				volumes: []*adminv1.Volume{
-					{Id: "0", VolumeId: "other"}, {Id: "1", VolumeId: "v", ReadOnly: true}, {Id: "2", VolumeId: "v"},
+					{Id: "0", VolumeId: "other"}, {Id: "1", VolumeId: "v", ReadOnly: true},
+					{Id: "refused", VolumeId: "v", State: adminv1.VolumeState_VOLUME_STATE_REFUSED},
+					{Id: "removing", VolumeId: "v", State: adminv1.VolumeState_VOLUME_STATE_REMOVING},
+					{Id: "2", VolumeId: "v", State: c.state}, {Id: "held", VolumeId: "v", State: adminv1.VolumeState_VOLUME_STATE_HELD},
 				},
 				freezing: c.freezing, thawing: c.thawing,
 			}

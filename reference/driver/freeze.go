@@ -1,6 +1,7 @@
 package driver
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -330,20 +331,33 @@ func (s sandboxes) freeze(ctx context.Context, id string, limit, wait time.Durat
 	}, nil
 }
 
-// find returns crust-proxy's id of the volume, at the target where it may be written to.
-func (s sandboxes) find(ctx context.Context, admin adminv1.AdminClient, id string) (string, error) {
+// find returns crust-proxy's id of the volume, at the target where it may be written to: not where
+// another pod was refused, or where it was released. The one that a sandbox has comes first.
+func (s sandboxes) find(ctx context.Context, admin adminv1.AdminClient, id string) (found string, err error) {
 	for token := ""; ; {
 		page, err := admin.ListVolumes(ctx, &adminv1.ListVolumesRequest{Driver: s.driver, PageToken: token})
 		if err != nil {
 			return "", err
 		}
 		for _, v := range page.GetVolumes() {
-			if v.GetVolumeId() == id && !v.GetReadOnly() {
+			if v.GetVolumeId() != id || v.GetReadOnly() {
+				continue
+			}
+			switch v.GetState() {
+			case adminv1.VolumeState_VOLUME_STATE_BOUND:
 				return v.GetId(), nil
+			case adminv1.VolumeState_VOLUME_STATE_REFUSED, adminv1.VolumeState_VOLUME_STATE_HELD:
+			case adminv1.VolumeState_VOLUME_STATE_REMOVING:
+				found = cmp.Or(found, v.GetId()) // its sandbox may not have ended
+			default:
+				found = v.GetId()
 			}
 		}
-		if token = page.GetNextPageToken(); token == "" {
-			return "", fmt.Errorf("no sandbox has it, by crust-proxy at %s", s.socket)
+		if token = page.GetNextPageToken(); token == "" && found == "" {
+			err = fmt.Errorf("no sandbox has it, by crust-proxy at %s", s.socket)
+		}
+		if token == "" {
+			return found, err
 		}
 	}
 }
