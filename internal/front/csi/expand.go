@@ -6,10 +6,13 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"go.uber.org/zap"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/crust-proxy/crust-proxy/internal/front/csi/refusal"
 	"github.com/crust-proxy/crust-proxy/internal/front/csi/staging"
+	"github.com/crust-proxy/crust-proxy/internal/ground/rpccode"
 	"github.com/crust-proxy/crust-proxy/internal/ground/telemetry"
 	"github.com/crust-proxy/crust-proxy/pkg/csidefer"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
@@ -68,7 +71,7 @@ func expandDeferred(
 	call := &expandCall{cfg: p.cfg, driver: p.driver, volumes: p.volumes, log: p.log, req: req, v: found.Volume}
 	size, err := call.run(ctx)
 	if err != nil {
-		return nil, namingPod(found.Volume, err)
+		return nil, namingPod(found.Volume, repeated(err))
 	}
 	telemetry.CallFrom(ctx).Detail = fmt.Sprintf("to %d bytes", size)
 	return proto.Marshal(&csi.NodeExpandVolumeResponse{CapacityBytes: size})
@@ -131,6 +134,17 @@ func (e *expandCall) notGrown(err error) error {
 		return err
 	}
 	return failedPrecondition("%s", refusal.Plain(err)) // a pod without its growth is better than no pod
+}
+
+// repeated is an error after which kubelet asks again. From 1.34 on it takes three codes of a driver or a sandbox for
+// "never": it marks the claim as infeasible.
+func repeated(err error) error {
+	switch status.Code(rpccode.Status(err)) {
+	case codes.InvalidArgument, codes.OutOfRange, codes.NotFound:
+		return refusal.WithParty(refusal.PartyOf(err), volume.Errorf(volume.Busy, "%w", refusal.Plain(err)))
+	default:
+		return err
+	}
 }
 
 func (e *expandCall) deviceRequest(has *staging.Capabilities) (*csi.NodeExpandVolumeRequest, error) {

@@ -13,6 +13,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/front/csi/refusal"
 	"github.com/crust-proxy/crust-proxy/internal/front/csi/staging"
 	"github.com/crust-proxy/crust-proxy/internal/front/policy"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
 	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
@@ -142,6 +143,9 @@ func TestGrowthGoesByTheDevicesSize(t *testing.T) {
 		{"s1", codes.Internal, codes.Internal, "devtmpfs has no filesystem"},         // which kubelet repeats
 		{"s1", codes.OK, codes.Aborted, "has not grown"},
 		{"s1", codes.Unavailable, codes.Unavailable, "devtmpfs has no filesystem"},
+		{"s1", codes.InvalidArgument, codes.Aborted, "devtmpfs has no filesystem"}, // kubelet takes these three for "never"
+		{"s1", codes.OutOfRange, codes.Aborted, "devtmpfs has no filesystem"},
+		{"s1", codes.NotFound, codes.Aborted, "devtmpfs has no filesystem"},
 	} {
 		r.broker.bound[r.target("p1")], r.broker.abilities.GrowsAtMount = c.sandbox, c.sandbox == ""
 		r.driver.fail("expand-block", status.Error(c.code, "devtmpfs has no filesystem"))
@@ -151,6 +155,11 @@ func TestGrowthGoesByTheDevicesSize(t *testing.T) {
 		reply, err := r.kubelet.NodeExpandVolume(t.Context(), ask)
 		check.That(t, err == nil && reply.GetCapacityBytes() == 2<<30, "%v: %v, %v", c, reply, err)
 	}
+	for _, kind := range []volume.Kind{volume.OutOfRange, volume.Invalid} {
+		r.sandboxes.err = volume.Errorf(kind, "volume v: the sandbox is in the wrong state")
+		r.refused(check.Err(r.kubelet.NodeExpandVolume(t.Context(), ask)), codes.Aborted, "wrong state")
+	}
+	r.driver.fail("expand-block", status.Error(codes.Unavailable, "devtmpfs has no filesystem"))
 	ask.CapacityRange = nil
 	r.refused(check.Err(r.kubelet.NodeExpandVolume(t.Context(), ask)), codes.Unavailable)
 }
