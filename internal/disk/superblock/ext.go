@@ -21,11 +21,14 @@ const (
 	extInodes      = 0x00
 	extBlocks      = 0x04
 	extLogBlock    = 0x18
+	extGroupBlocks = 0x20
+	extGroupInodes = 0x28
 	extMagic       = 0x38
 	extState       = 0x3a
 	extIncompat    = 0x60
 	extROCompat    = 0x64
 	extUUID        = 0x68
+	extReservedGDT = 0xce
 	extBlocksTop   = 0x150
 	extErrorCount  = 0x194
 	extFirstError  = 0x198
@@ -74,7 +77,19 @@ func readExt(device io.ReaderAt) (*Super, error) {
 		Replay: le.Uint32(raw[extIncompat:])&extRecover != 0,
 		UUID:   fmt.Sprintf("%x-%x-%x-%x-%x", id[:4], id[4:6], id[6:8], id[8:10], id[10:16]),
 		Root:   extRoot(device, raw, size, blocks),
+		rest:   extRest(raw, int64(size), int64(blocks)), //nolint:gosec // bounded above
 	}, nil
+}
+
+// extRest is about what e2fsprogs require of a last group: its tables and 50 blocks.
+func extRest(raw []byte, size, blocks int64) int64 {
+	le := binary.LittleEndian
+	group := int64(le.Uint32(raw[extGroupBlocks:]))
+	if group == 0 || (blocks-int64(le.Uint32(raw[extFirstBlock:])))%group != 0 {
+		return 0
+	}
+	inodes := int64(le.Uint32(raw[extGroupInodes:])) * int64(le.Uint16(raw[extInodeSize:])) / size
+	return size * min(group, inodes+blocks/group*64/size+int64(le.Uint16(raw[extReservedGDT:]))+5+50)
 }
 
 func extErrors(raw []byte) *Errors {

@@ -42,6 +42,9 @@ type Super struct {
 	UUID string
 	// Root is nil if the root directory was not found, and for btrfs.
 	Root *Root
+	// log is what Bytes leaves out of an xfs. rest is what a group may have that is left out behind the last one: it is too
+	// small. If the last one is not whole, nothing is.
+	log, rest int64
 }
 
 // Errors are the errors that a filesystem keeps on record until it is checked.
@@ -89,8 +92,9 @@ func (s *Super) Is(bytes, inodes int64) bool {
 
 // Fills reports whether the filesystem is as large as its device, whose size is given.
 func (s *Super) Fills(device int64) bool {
-	const leftOut = 16 << 20 // what mkfs and resize2fs may leave out at the end of a device
-	return s.Bytes <= device && device-s.Bytes < leftOut
+	const page = 64 << 10 // the largest one: all may leave out parts of it
+	left := device - s.Bytes - s.log
+	return left >= 0 && left < max(s.rest, page)
 }
 
 // Words describes the errors to a person; "" means none.

@@ -81,6 +81,23 @@ func TestXFSAndBtrfsTellTheirSize(t *testing.T) {
 	check.That(t, super.Bytes == 256<<20 && !super.Exact && !super.Replay && super.Is(256<<20, 0), "btrfs: %+v", super)
 }
 
+// TestFills: an xfs counts with its log, a small growth is seen, and what is left out of a device is no growth.
+func TestFills(t *testing.T) {
+	for _, c := range []struct {
+		fsType     string
+		size, more int64 // MiB, of what it fills, and of what it does not
+		mkfs       []string
+	}{
+		{"xfs", 320, 340, []string{"mkfs.xfs", "-q"}}, {"xfs", 321, 322, []string{"mkfs.xfs", "-q", "-d", "agsize=96m"}},
+		{"xfs", 330, 350, []string{"mkfs.xfs", "-q", "-d", "agsize=80m"}}, {"btrfs", 256, 257, []string{"mkfs.btrfs", "-q"}},
+		{"ext4", 100, 110, []string{"mkfs.ext4", "-q", "-b", "1024"}}, {"ext4", 100, 110, []string{"mkfs.ext4", "-q"}},
+		{"ext4", 129, 136, []string{"mkfs.ext4", "-q", "-i", "4096", "-b", "4096"}}, // a group of 1 MiB is too small
+	} {
+		super := read(t, image(t, c.size<<20, c.mkfs[0], c.mkfs[1:]...), c.fsType)
+		check.That(t, super.Fills(c.size<<20) && !super.Fills(c.more<<20) && !super.Fills(super.Bytes-1), "%v: %+v", c, super)
+	}
+}
+
 type bytesAt []byte
 
 func (b bytesAt) ReadAt(p []byte, at int64) (int, error) {

@@ -32,8 +32,12 @@ func readXFS(device io.ReaderAt) (*Super, error) {
 	if err != nil {
 		return nil, err
 	}
+	log, rest := g.logBlocks*512, int64(0)
+	if group := int64(binary.BigEndian.Uint32(g.raw[xfsAGBlocks:])); group > 0 && g.blocks%group == 0 {
+		rest = 16 << 20 // mkfs makes no smaller group
+	}
 	// statfs leaves out an internal log.
-	return &Super{Bytes: g.blocks*g.block - g.logBlocks*512, Exact: true, Root: xfsRoot(device, g)}, nil
+	return &Super{Bytes: g.blocks*g.block - log, Exact: true, Root: xfsRoot(device, g), log: log, rest: rest}, nil
 }
 
 func readXFSGeometry(device io.ReaderAt) (*xfsGeometry, error) {
