@@ -237,14 +237,14 @@ func (v *volumes) Resize(target string, required, limit int64) (size int64, err 
 		if a.info.ReadOnly() {
 			return fmt.Errorf("%w: the volume is read-only", fsops.ErrUnsupported)
 		}
-		v.plugging.Lock()
-		defer v.plugging.Unlock()
+		v.plugging.Lock() // not while the guest grows it, which may take long: it locks this volume alone
 		size, err = v.machine.Resize(ctx, a.disk, func(size int64) error {
 			if size < required || limit > 0 && size > limit {
 				return fmt.Errorf("%w: the device has %d bytes", fsops.ErrOutOfRange, size)
 			}
 			return nil
 		})
+		v.plugging.Unlock()
 		if err != nil {
 			return err
 		}

@@ -27,6 +27,7 @@ type played struct {
 	wire.VolumesService
 	calls []string
 	fails map[string]error
+	grows func()
 }
 
 func (p *played) call(name string) error {
@@ -46,6 +47,7 @@ func (p *played) Resize(_ context.Context, _ *qemu.Disk, accept func(int64) erro
 }
 
 func (p *played) ResizeVolume(context.Context, *wire.ResizeVolumeRequest) (*wire.Empty, error) {
+	p.grows()
 	return nil, p.call("grow")
 }
 
@@ -117,7 +119,8 @@ func TestVolumeThatIsNotBound(t *testing.T) {
 	check.Must(t, p.attach(t, v, nil, "open", "plug", "add"))
 }
 
-// TestSizeThatIsRefused changes nothing, neither in the machine nor in its guest.
+// TestSizeThatIsRefused changes nothing, neither in the machine nor in its guest. While the guest grows a filesystem, which
+// may take long, other disks are plugged and unplugged.
 func TestSizeThatIsRefused(t *testing.T) {
 	p, v := playedVolumes()
 	check.Must(t, p.attach(t, v, nil, "open", "plug", "add"))
@@ -125,8 +128,11 @@ func TestSizeThatIsRefused(t *testing.T) {
 	check.Is(t, check.Err(v.Resize(target, deviceSize+1, 0)), fsops.ErrOutOfRange)
 	check.Is(t, check.Err(v.Resize(target, 0, deviceSize-1)), fsops.ErrOutOfRange)
 	check.That(t, len(p.calls) == 0, "calls: %q", p.calls)
+	p.grows = func() {
+		check.Must(t, v.detachAll(t.Context()))
+	}
 	size, err := v.Resize(target, deviceSize, deviceSize)
-	check.That(t, err == nil && size == deviceSize && slices.Equal(p.calls, []string{"resize", "grow"}), "%d, %v, calls: %q", size, err, p.calls)
+	check.That(t, err == nil && size == deviceSize && slices.Equal(p.calls, []string{"resize", "remove", "unplug", "grow"}), "%d, %v, calls: %q", size, err, p.calls)
 }
 
 // TestFreezeThatFails: the volume counts as frozen only if it may be.
