@@ -72,7 +72,8 @@ func (h *Handler) Freeze(ctx context.Context, v *volume.Volume, timeout time.Dur
 	if timeout < time.Second {
 		return volume.Errorf(volume.Invalid, "volume %s: a freeze of %v is too short: give a second or more", v.Target, timeout)
 	}
-	h.expiry.frozen(timeout) // even if the answer gets lost
+	h.expiry.frozen(timeout)       // even if the answer gets lost
+	defer h.expiry.frozen(timeout) // its time begins when the dirty data is written
 	_, err := h.asker.ask(ctx, v, &question{
 		method: handlerv1.Handler_FreezeVolume_FullMethodName,
 		words:  []string{abi.Freeze, v.ResolvedTarget, strconv.FormatInt(int64(timeout/time.Second), 10)},

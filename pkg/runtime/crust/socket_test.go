@@ -207,6 +207,18 @@ func TestFreezeAndThaw(t *testing.T) {
 	}
 }
 
+// TestSweepAfterASlowFreeze: its time begins when the dirty data is written.
+func TestSweepAfterASlowFreeze(t *testing.T) {
+	b := newBench(t, bySocket)
+	v := published(t, b, "a")
+	b.startSandbox(t, v, "sb1")
+	b.h.expiry = &expiry{ends: make(chan time.Time, 2)}
+	check.Must(t, b.h.Freeze(t.Context(), v, time.Minute))
+	check.Require(t, len(b.h.expiry.ends) == 2, "sweeps: %d", len(b.h.expiry.ends))
+	before, after := <-b.h.expiry.ends, <-b.h.expiry.ends
+	check.That(t, after.After(before), "swept at %v and %v", before, after)
+}
+
 // TestFreezeWithoutAnswer: the volume may be frozen, and the program, which would find it so, is not asked: its refusal
 // would say that this freeze holds no writes.
 func TestFreezeWithoutAnswer(t *testing.T) {
