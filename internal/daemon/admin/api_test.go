@@ -434,7 +434,7 @@ func TestGrowthBeforeThereIsASandbox(t *testing.T) {
 	}
 }
 
-// growing is a handler that tells what it was asked to grow to.
+// growing is a handler that tells what it was asked to grow to, and cannot yet.
 type growing struct {
 	*adopting
 	asked chan int64
@@ -442,7 +442,7 @@ type growing struct {
 
 func (g *growing) Resize(_ context.Context, _ *volume.Volume, r volume.Range) (int64, error) {
 	g.asked <- r.Required
-	return r.Required, nil
+	return 0, volume.Errorf(volume.Refused, "volume a: busy")
 }
 
 // A sandbox that was mounting the volume while it was expanded had not left its id, so
@@ -459,16 +459,26 @@ func TestGrowthThatTheMountMissed(t *testing.T) {
 		t.Helper()
 		check.Value(calls.Stats(t.Context(), v))(t)
 	}
+	asked := func(of string) {
+		t.Helper()
+		select {
+		case size := <-handler.asked:
+			check.That(t, size == 7, "%s was asked to grow to %d", of, size)
+		case <-time.After(20 * time.Second):
+			t.Errorf("%s was not asked to grow", of)
+		}
+	}
+	v.GrowTo = 0
+	ask() // before the growth is on record
+	v.GrowTo = 7
 	for range 3 {
 		ask()
 	}
-	select {
-	case size := <-handler.asked:
-		check.That(t, size == 7, "it was asked to grow to %d", size)
-	case <-time.After(20 * time.Second):
-		t.Error("the sandbox was not asked to grow")
-	}
-	calls.Relay.Rebound("a", "next")
+	asked("the sandbox")
+	handler.report.Sandbox = "next"
+	ask()
+	asked("the next one")
+	check.Equal(t, len(handler.asked), 0, "requests within a minute")
 	grown = true
 	ask()
 	check.Equal(t, len(handler.asked), 0, "further requests")

@@ -3,6 +3,9 @@ package sandboxes
 
 import (
 	"context"
+	"maps"
+	"sync"
+	"time"
 
 	"github.com/crust-proxy/crust-proxy/internal/ground/telemetry"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
@@ -45,6 +48,42 @@ type Sandboxes struct {
 	HasGrown func(v *volume.Volume) bool
 	// Missing is the kind of the error for a volume whose handler is not configured any more.
 	Missing volume.Kind
+
+	mu    sync.Mutex
+	tried map[attempt]time.Time // until when each is not made again
+}
+
+// attempt is to have one sandbox grow a volume to the size on record.
+type attempt struct {
+	key     volume.Key
+	sandbox string
+	size    int64
+}
+
+// begin counts an attempt as under way, unless it is or was made less than retryTime ago.
+func (s *Sandboxes) begin(a attempt) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	maps.DeleteFunc(s.tried, func(_ attempt, until time.Time) bool { return time.Now().After(until) })
+	if _, tried := s.tried[a]; tried {
+		return false
+	}
+	if s.tried == nil {
+		s.tried = make(map[attempt]time.Time)
+	}
+	s.tried[a] = time.Now().Add(24 * time.Hour)
+	return true
+}
+
+const retryTime = time.Minute
+
+// end allows another attempt after a pause, unless the sandbox cannot do it.
+func (s *Sandboxes) end(a attempt, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if volume.KindOf(err) != volume.Unsupported {
+		s.tried[a] = time.Now().Add(retryTime)
+	}
 }
 
 // Handler returns the handler of a volume.
@@ -68,23 +107,24 @@ func (s *Sandboxes) Stats(ctx context.Context, v *volume.Volume) (stats.Answer, 
 	}
 	answer, err := s.Relay.Stats(ctx, handler, v)
 	if err == nil && v.GrowTo > 0 {
-		s.endGrowth(ctx, handler, v)
+		s.endGrowth(ctx, handler, v, answer.Sandbox)
 	}
 	telemetry.CallFrom(ctx).Expected = err != nil && volume.KindOf(err) == volume.NoSandbox
 	return answer, err
 }
 
 // endGrowth removes a growth from the record when it is done. A sandbox that was mounting
-// the volume when the device grew may have seen the old size, so each is asked once to grow.
-func (s *Sandboxes) endGrowth(ctx context.Context, handler runtime.Handler, v *volume.Volume) {
+// the volume when the device grew may have seen the old size, so each is asked to grow.
+func (s *Sandboxes) endGrowth(ctx context.Context, handler runtime.Handler, v *volume.Volume, sandbox string) {
 	if s.HasGrown(v) {
 		_ = s.Broker.EndGrowth(v.Key, v.GrowTo) // the next stats try again, and only people read it
 		return
 	}
-	known, _ := s.Known(v)
-	if first := known.Requests-known.Failures == 1; first && handler.Abilities().GrowsAtMount {
-		wish := volume.Range{Required: v.GrowTo}
-		go func() { _, _ = s.Relay.Expand(context.WithoutCancel(ctx), handler, v, wish) }() // the relay keeps an error
+	if a := (attempt{v.Key, sandbox, v.GrowTo}); handler.Abilities().GrowsAtMount && s.begin(a) {
+		go func() {
+			_, err := s.Expand(context.WithoutCancel(ctx), v, volume.Range{Required: v.GrowTo})
+			s.end(a, err) // the relay keeps the error
+		}()
 	}
 }
 
