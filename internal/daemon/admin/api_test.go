@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -502,9 +503,13 @@ type freezing struct {
 	frozen   time.Duration
 	thaws    int
 	replaced string // the sandbox that comes meanwhile
+	waits    func() error
 }
 
 func (f *freezing) Freeze(_ context.Context, _ *volume.Volume, timeout time.Duration) error {
+	if f.waits != nil {
+		return f.waits()
+	}
 	f.frozen = timeout
 	if f.replaced != "" {
 		f.volumes[0].PodUID = f.replaced
@@ -515,6 +520,33 @@ func (f *freezing) Freeze(_ context.Context, _ *volume.Volume, timeout time.Dura
 func (f *freezing) Thaw(context.Context, *volume.Volume) error {
 	f.frozen, f.thaws = 0, f.thaws+1
 	return f.err
+}
+
+// TestFreezeOfTwoCallers: one who waited for the other in vain does not thaw that one's freeze.
+func TestFreezeOfTwoCallers(t *testing.T) {
+	s := serve(t, "a")
+	first, second, frozen := make(chan struct{}), make(chan error), make(chan error)
+	able := &freezing{adopting: adopting{volumes: s.handler.volumes}}
+	s.node.Sandboxes.Handlers[0] = able
+	freeze := func() error {
+		return check.Err(s.admin().FreezeVolume(t.Context(), &adminv1.FreezeVolumeRequest{
+			Volume: able.volumes[0].Target, Timeout: durationpb.New(time.Minute),
+		}))
+	}
+	var calls atomic.Int32
+	able.waits = func() error {
+		if calls.Add(1) == 1 {
+			close(first)
+			return <-frozen
+		}
+		return volume.Errorf(volume.Timeout, "volume a: another call holds its record")
+	}
+	go func() { second <- freeze() }()
+	<-first
+	check.Code(t, freeze(), codes.DeadlineExceeded)
+	frozen <- nil
+	check.Must(t, <-second)
+	check.Equal(t, able.thaws, 0, "thaws")
 }
 
 func TestFreeze(t *testing.T) {

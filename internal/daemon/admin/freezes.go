@@ -11,8 +11,32 @@ import (
 // freezes are the volumes that were frozen by this API since the daemon started. If nobody is left to thaw one, the
 // condition in its stats says so.
 type freezes struct {
-	mu    sync.Mutex
-	known map[volume.Key]freeze
+	mu       sync.Mutex
+	known    map[volume.Key]freeze
+	underWay map[volume.Key]*overlap
+}
+
+// overlap is the calls for one volume of which each began before the one before it had ended.
+type overlap struct {
+	calls  int
+	shared bool // they are several, or the volume was frozen before
+}
+
+// begin counts a freeze as under way, until note.
+func (f *freezes) begin(key volume.Key) *overlap {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.known == nil {
+		f.known, f.underWay = make(map[volume.Key]freeze), make(map[volume.Key]*overlap)
+	}
+	with := f.underWay[key]
+	if with == nil {
+		with = &overlap{shared: time.Now().Before(f.known[key].until)}
+		f.underWay[key] = with
+	}
+	with.calls++
+	with.shared = with.shared || with.calls > 1
+	return with
 }
 
 // freeze is of the filesystem in one sandbox, which is empty if it is not known whether that is frozen.
@@ -21,12 +45,13 @@ type freeze struct {
 	sandbox      string
 }
 
-// note records the result of a freeze. Without an answer the volume may be frozen.
-func (f *freezes) note(key volume.Key, is freeze, err error) {
+// note records the result of a freeze. Without an answer the volume may be frozen, and alone is whether that cannot be
+// another caller's freeze.
+func (f *freezes) note(key volume.Key, with *overlap, is freeze, err error) (alone bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.known == nil {
-		f.known = make(map[volume.Key]freeze)
+	if with.calls--; with.calls == 0 {
+		delete(f.underWay, key)
 	}
 	maps.DeleteFunc(f.known, func(_ volume.Key, was freeze) bool { return time.Now().After(was.until) })
 	if err != nil {
@@ -35,6 +60,7 @@ func (f *freezes) note(key volume.Key, is freeze, err error) {
 	if mayBeFrozen(err) {
 		f.known[key] = is
 	}
+	return !with.shared
 }
 
 // thawTime bounds the thaw of a freeze that was cut off.
