@@ -10,6 +10,9 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+
+	"github.com/crust-proxy/crust-proxy/internal/ground/redact"
 )
 
 // DialCSI returns a connection to a driver's socket.
@@ -27,18 +30,34 @@ func DialCSI(socket string) (*grpc.ClientConn, error) {
 }
 
 // FromCSI asks a CSI driver. base and target are CSI's ids of snapshots; base may be empty. A
-// driver may need secrets.
+// driver may need secrets. Its errors do not repeat them.
 func FromCSI(conn grpc.ClientConnInterface, base, target string, secrets map[string]string) Source {
 	client := csi.NewSnapshotMetadataClient(conn)
+	redacted := func(err error) error {
+		if st, ok := status.FromError(err); ok && err != nil {
+			return status.Error(st.Code(), redact.Secrets(st.Message(), secrets))
+		}
+		return err
+	}
 	return func(ctx context.Context, from int64) (Stream, error) {
+		var next Stream
+		var err error
 		if base == "" {
-			return received(client.GetMetadataAllocated(ctx, &csi.GetMetadataAllocatedRequest{
+			next, err = received(client.GetMetadataAllocated(ctx, &csi.GetMetadataAllocatedRequest{
 				SnapshotId: target, StartingOffset: from, MaxResults: mostResults, Secrets: secrets,
 			}))
+		} else {
+			next, err = received(client.GetMetadataDelta(ctx, &csi.GetMetadataDeltaRequest{
+				BaseSnapshotId: base, TargetSnapshotId: target, StartingOffset: from, MaxResults: mostResults, Secrets: secrets,
+			}))
 		}
-		return received(client.GetMetadataDelta(ctx, &csi.GetMetadataDeltaRequest{
-			BaseSnapshotId: base, TargetSnapshotId: target, StartingOffset: from, MaxResults: mostResults, Secrets: secrets,
-		}))
+		if err != nil {
+			return nil, redacted(err)
+		}
+		return func() (Message, error) {
+			message, err := next()
+			return message, redacted(err)
+		}, nil
 	}
 }
 

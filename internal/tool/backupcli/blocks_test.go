@@ -202,7 +202,10 @@ func TestBlocksSecrets(t *testing.T) {
 		check.That(t, r.code == command.ExitFailure && strings.Contains(r.err, file) && !strings.Contains(r.out+r.err, "hunter2") && len(f.secrets) == 0,
 			"%.40q: %+v", text, r)
 	}
-	r := run("a: b")
+	f.fail = status.Error(codes.Internal, "no such user, hunter2")
+	r := run("password: hunter2", "--csi-socket", socket)
+	check.That(t, r.code == command.ExitFailure && strings.Contains(r.err, "no such user, [redacted]") && !strings.Contains(r.err, "hunter2"), "%+v", r)
+	r = run("a: b")
 	check.That(t, r.code == command.ExitUsage && strings.Contains(r.err, "--csi-socket"), "%+v", r)
 	for _, args := range [][]string{{"blocks", "snap"}, {"backup", "snap", "--from", file, "--file", file + "2"}} {
 		r := b.run(append(args, "--csi-socket", socket, "--secrets-file", file+".missing")...)

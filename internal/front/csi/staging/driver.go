@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/crust-proxy/crust-proxy/internal/front/csi/refusal"
+	"github.com/crust-proxy/crust-proxy/internal/ground/redact"
 	"github.com/crust-proxy/crust-proxy/pkg/csidefer"
 )
 
@@ -81,7 +82,7 @@ func (d *Driver) Error(doing string, err error, secrets map[string]string) error
 		return nil
 	}
 	out := status.Convert(err).Proto()
-	out.Message = fmt.Sprintf("driver %s, %s: %s", d.Name, doing, refusal.OneLine(redact(out.GetMessage(), secrets)))
+	out.Message = fmt.Sprintf("driver %s, %s: %s", d.Name, doing, refusal.OneLine(redact.Secrets(out.GetMessage(), secrets)))
 	if len(secrets) > 0 {
 		out.Details = nil // nobody reads them, and they may hold a secret in any encoding
 	}

@@ -27,9 +27,6 @@ func bootIDError(err error) error {
 	return volume.Errorf(volume.Internal, "the boot id cannot be read: %w", err)
 }
 
-// redactedWhole stands in place of a driver's text.
-const redactedWhole = "[redacted as a whole: the request has too many secrets, or mount options like secrets, to search for: see the driver's log]"
-
 func noBlockAdvice(rule string) string {
 	return " (it is to be deferred by " + rule + "; where the driver cannot give this volume as a block device, exclude it by " +
 		"a policy rule with defer: false before that one)"

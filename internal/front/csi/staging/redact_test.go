@@ -1,12 +1,8 @@
 package staging
 
 import (
-	"encoding/base64"
-	"encoding/json"
 	"maps"
-	"net/url"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 
@@ -14,52 +10,9 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/crust-proxy/crust-proxy/internal/ground/redact"
 	"github.com/crust-proxy/crust-proxy/test/check"
 )
-
-func TestRedactedForms(t *testing.T) {
-	const password = `p"ss <wörd>/with & %all+of=it`
-	const key = "-----BEGIN KEY-----\nMIIEvQIBADANBgkq\nhkiG9w0BAQEFAASC\n-----END KEY-----\n"
-	secrets := map[string]string{"pin": "007", "eight": "8 digits", "short": "hunter", "long": "hunter2-and-more", "password": password, "key": key,
-		"tokens": `{"vault":{"token":"eyJhbGciOi.J9-abc","expirationTimestamp":"2026-01-01T00:00:00Z"}}`}
-	asJSON := check.Value(json.Marshal(map[string]string{"k": password}))(t)
-	for name, test := range map[string]struct{ text, leak string }{
-		"a secret that begins with another one": {"login hunter2-and-more failed", "2-and-more"},
-		"as it is":                              {"login " + password + " failed", "ss <w"},
-		"quoted":                                {"login " + strconv.Quote(password) + " failed", "ss <w"},
-		"quoted as ASCII":                       {"login " + strconv.QuoteToASCII(password) + " failed", "ss <w"},
-		"JSON":                                  {"sent " + string(asJSON), "with"},
-		"a query":                               {"GET /?p=" + url.QueryEscape(password), "with"},
-		"a path":                                {"GET /" + url.PathEscape(password), "with"},
-		"base64":                                {"basic " + base64.StdEncoding.EncodeToString([]byte(password)), base64.StdEncoding.EncodeToString([]byte(password))[:20]},
-		"base64 for URLs":                       {"basic " + base64.URLEncoding.EncodeToString([]byte(password)), base64.URLEncoding.EncodeToString([]byte(password))[:20]},
-		"base64 behind a user":                  {base64.StdEncoding.EncodeToString([]byte("me:hunter2-and-more")), base64.StdEncoding.EncodeToString([]byte("me:hunter2-and-more"))[6:20]},
-		"base64 behind a long user":             {base64.StdEncoding.EncodeToString([]byte("root:hunter2-and-more")), base64.StdEncoding.EncodeToString([]byte("root:hunter2-and-more"))[8:20]},
-		"all lines in one":                      {"bad key " + strings.ReplaceAll(key, "\n", " "), "hkiG9w0"},
-		"one of several tokens":                 {"401 for eyJhbGciOi.J9-abc", "eyJ"},
-		"one line":                              {"line 2: hkiG9w0BAQEFAASC", "hkiG9w0"},
-		"escaped line ends":                     {"bad key " + strconv.Quote(key), "MIIEvQ"},
-		"cut within a secret":                   {"hunter2-and-more" + strings.Repeat(".", longestText-22) + password, password[:6]},
-		"the shortest":                          {"pin 007", "007"},
-		"base64 of the shortest":                {base64.StdEncoding.EncodeToString([]byte("8 digits")), base64.StdEncoding.EncodeToString([]byte("8 digits"))[:9]},
-	} {
-		t.Run(name, func(t *testing.T) {
-			check.Require(t, strings.Contains(test.text, test.leak), "the test looks for %q, which is not in its text %q", test.leak, test.text)
-			got := redact(test.text, secrets)
-			check.That(t, !strings.Contains(got, test.leak), "%q was left in %q", test.leak, got)
-			check.That(t, strings.Contains(got, "[redacted]"), "nothing is marked as redacted in %q", got)
-		})
-	}
-}
-
-func TestRedactLeavesOtherText(t *testing.T) {
-	const text = "the volume vol-1 is of another zone: no such device"
-	got := redact(strings.Repeat(".", longestText+1), nil)
-	check.That(t, len(got) == longestText, "%d bytes are left of a long text", len(got))
-	secrets := map[string]string{"empty": "", "two": "no", "lines": "a\n\nzone\nof"}
-	got = redact(text, secrets)
-	check.That(t, got == text, "%q became %q", text, got)
-}
 
 // TestDetailsOfADriversError may hold a secret in any form: they are kept where there is none.
 func TestDetailsOfADriversError(t *testing.T) {
@@ -86,16 +39,16 @@ func TestMountOptionsWithSecrets(t *testing.T) {
 func TestSecretsAreBounded(t *testing.T) {
 	for name, req := range map[string]*csi.NodeStageVolumeRequest{
 		"one flag":     withFlags(strings.Repeat("key=", 2<<10)),
-		"a long flag":  withFlags("key=" + strings.Repeat("x", mostBytes+1)),
-		"many flags":   withFlags(slices.Repeat([]string{"key=,"}, mostValues)...),
-		"many secrets": {Secrets: map[string]string{"bundle": strings.Repeat("a-line-of-it\n", mostBytes/10)}},
+		"a long flag":  withFlags("key=" + strings.Repeat("x", redact.MostBytes+1)),
+		"many flags":   withFlags(slices.Repeat([]string{"key=,"}, redact.MostValues)...),
+		"many secrets": {Secrets: map[string]string{"bundle": strings.Repeat("a-line-of-it\n", redact.MostBytes/10)}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			secrets := SecretsOf(req)
-			check.That(t, len(secrets) <= mostValues+2, "%d values are to be searched for", len(secrets))
+			check.That(t, len(secrets) <= redact.MostValues+2, "%d values are to be searched for", len(secrets))
 			err := status.Error(codes.Internal, "no such key=x")
 			got := status.Convert((&Driver{Name: "d"}).Error("asked", err, secrets))
-			check.That(t, got.Code() == codes.Internal && got.Message() == "driver d, asked: "+redactedWhole, "got %v", got)
+			check.That(t, got.Code() == codes.Internal && got.Message() == "driver d, asked: "+redact.Whole, "got %v", got)
 		})
 	}
 }
