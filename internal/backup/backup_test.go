@@ -170,10 +170,23 @@ func TestHolesAreKept(t *testing.T) {
 }
 
 func TestNothingIsNamed(t *testing.T) {
-	r := newRig(t, mib)
+	r := newRig(t, 2*mib)
+	r.change(3)
+	r.volume[2*mib-1] = 1
 	r.backUp("full", "", nil)
 	r.backUp("one", "full", nil)
 	r.wantRestored("full", "one")
+	r.volume = append(r.volume, make([]byte, mib)...)
+	r.volume[3*mib-1] = 1
+	r.backUp("two", "one", nil)
+	r.wantRestored("full", "one", "two")
+	r.must(os.Rename(r.path("full"), r.path("again.part"))) // all but its end is there
+	r.must(os.Truncate(r.path("again.part"), mib+200))
+	r.volume = r.volume[:2*mib]
+	job := r.job("full", "", nil)
+	job.File = r.path("again")
+	r.must(check.Err(job.Run(t.Context())))
+	r.wantRestored("again")
 }
 
 // TestIncrementsFit: what is wrong with the size of an increment shows when it is made, and

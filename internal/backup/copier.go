@@ -22,6 +22,7 @@ type copier struct {
 	to     *writer
 
 	begun bool              // the header is written, or on its way
+	heard bool              // the server has sent a message
 	size  int64             // of the volume, once begun
 	steps chan func() error // of the writer
 	free  chan []byte       // buffers for data
@@ -76,10 +77,49 @@ func (c *copier) read(ctx context.Context, from int64) error {
 			return err
 		}
 	}
-	return c.end(ctx)
+	if !c.heard {
+		if err := c.unnamed(ctx, from); err != nil {
+			return err
+		}
+	}
+	return send(ctx, c.steps, c.to.end)
+}
+
+// unnamed copies what a server has not named that sent no message, which proves nothing: all without a base, else
+// what is beyond the base. Zeros there do not mean that the volume has grown: From may be larger.
+func (c *copier) unnamed(ctx context.Context, from int64) error {
+	size := c.has
+	if base := c.backup.Base; base != nil {
+		from = max(from, base.size)
+		zero, err := c.onlyZeros(base.size, c.has)
+		if err != nil {
+			return err
+		}
+		if zero {
+			size = base.size
+		}
+	}
+	if c.begun {
+		size = c.size
+	}
+	return c.message(ctx, blocks.Message{Capacity: size, Ranges: []blocks.Range{{Offset: from, Size: size - from}}})
+}
+
+func (c *copier) onlyZeros(at, to int64) (bool, error) {
+	for buf := make([]byte, mostData); at < to; at += int64(len(buf)) {
+		buf = buf[:min(mostData, to-at)]
+		if n, err := c.from.ReadAt(buf, at); n < len(buf) {
+			return false, fmt.Errorf("read %s at byte %d: %w", c.backup.From, at+int64(n), err)
+		}
+		if !bytes.Equal(buf, zeros[:len(buf)]) {
+			return false, nil
+		}
+	}
+	return true, nil
 }
 
 func (c *copier) message(ctx context.Context, m blocks.Message) error {
+	c.heard = true
 	if err := c.begin(ctx, m.Capacity); err != nil {
 		return err
 	}
@@ -130,21 +170,6 @@ func (c *copier) copy(ctx context.Context, at, size int64) error {
 		return send(ctx, c.steps, func() error { return c.to.zero(at, size) })
 	}
 	return send(ctx, c.steps, func() error { return c.to.write(frame{kindData, at, size}, buf) })
-}
-
-// end writes the last frame. A server that named no blocks may not have named the size either:
-// then the volume has not grown since its base.
-func (c *copier) end(ctx context.Context) error {
-	if !c.begun {
-		size := c.has
-		if base := c.backup.Base; base != nil {
-			size = base.size
-		}
-		if err := c.begin(ctx, size); err != nil {
-			return err
-		}
-	}
-	return send(ctx, c.steps, c.to.end)
 }
 
 // write writes frames, and frees the buffers of their data.

@@ -39,7 +39,7 @@ func Restore(ctx context.Context, paths []string, target string) (*Result, error
 	if err != nil {
 		return nil, err
 	}
-	err = c.apply(ctx, t, result.Size)
+	err = c.apply(ctx, t)
 	if err == nil {
 		err = t.complete()
 	}
@@ -129,13 +129,14 @@ func each(ctx context.Context, file *os.File, do func(frame, []byte) error) (*st
 	return s, nil
 }
 
-func (c chain) apply(ctx context.Context, t *target, size int64) error {
+func (c chain) apply(ctx context.Context, t *target) error {
 	for i, file := range c {
 		var next int64
 		_, err := each(ctx, file, func(f frame, data []byte) error {
 			defer failpoint.Hit("restore-frame")
 			if i == 0 {
-				// In a full backup, bytes in no frame are zero.
+				// In a full backup, bytes in no frame are zero. So is the rest of a larger device: at its end may be
+				// the copy of a partition table, or the superblock of a RAID.
 				if err := t.zero(ctx, next, f.offset); err != nil {
 					return err
 				}
@@ -147,7 +148,7 @@ func (c chain) apply(ctx context.Context, t *target, size int64) error {
 			return t.write(data, f.offset)
 		})
 		if err == nil && i == 0 {
-			err = t.zero(ctx, next, size)
+			err = t.zero(ctx, next, t.size)
 		}
 		if err != nil {
 			return err

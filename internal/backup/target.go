@@ -15,10 +15,12 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crust-proxy/crust-proxy/internal/ground/openers"
+	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 )
 
 type target struct {
 	file *os.File
+	size int64 // of a device it may be more than the volume's
 	// complete syncs it, and gives a file its name.
 	complete func() error
 
@@ -51,7 +53,7 @@ func openTarget(path string, size int64) (*target, error) {
 	if err != nil {
 		return nil, errors.Join(err, part.file.Close())
 	}
-	return &target{file: part.file, complete: part.complete}, nil
+	return &target{file: part.file, size: size, complete: part.complete}, nil
 }
 
 // openDevice opens a device exclusively. The kernel refuses that if the device is mounted, or
@@ -65,7 +67,11 @@ func openDevice(path string, size int64) (*target, error) {
 		return nil, err
 	}
 	// Who has it open, not exclusively, may be a VM that writes to it.
-	users, err := openers.New().Await(context.Background(), openers.Query{FD: int(file.Fd()), Own: 1, Claimed: true}, openedWait)
+	finder := openers.New()
+	users, err := finder.Await(context.Background(), openers.Query{FD: int(file.Fd()), Own: 1, Claimed: true}, openedWait)
+	if err == nil && users.Names == "" {
+		users.Names, err = usersOfDisk(finder, file)
+	}
 	if err := refusal(path, users, err, openers.NewScanner(nil).Blind()); err != nil {
 		return nil, errors.Join(err, file.Close())
 	}
@@ -79,7 +85,43 @@ func openDevice(path string, size int64) (*target, error) {
 	if err != nil {
 		return nil, errors.Join(err, file.Close())
 	}
-	return &target{file: file, complete: file.Sync}, nil
+	return &target{file: file, size: has, complete: file.Sync}, nil
+}
+
+// usersOfDisk names a process that has the disk of a partition open: the partition's own count does not have it.
+// The users of other partitions are none.
+func usersOfDisk(finder *openers.Finder, partition *os.File) (string, error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(int(partition.Fd()), &st); err != nil {
+		return "", err
+	}
+	dir := "/sys/dev/block/" + openers.Number(unix.Major(st.Rdev), unix.Minor(st.Rdev))
+	if _, err := os.Stat(dir + "/partition"); errors.Is(err, fs.ErrNotExist) {
+		return "", nil
+	}
+	name, err := sys.ReadLine(dir + "/../dev")
+	if err != nil {
+		return "", err
+	}
+	number := openers.File{Block: true}
+	if _, err := fmt.Sscanf(name, "%d:%d", &number.Major, &number.Minor); err != nil {
+		return "", err
+	}
+	disk, err := os.Open(openers.NodeOf(number))
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = disk.Close() }() // only asked about
+	for deadline := time.Now().Add(openedWait); ; {
+		users, err := finder.Holders(context.Background(), openers.Query{FD: int(disk.Fd()), Own: 1})
+		if err != nil || len(users) == 0 {
+			return "", err
+		}
+		if !time.Now().Before(deadline) {
+			return users[0].String() + ", which has its disk open", nil
+		}
+		time.Sleep(openedWait / 20)
+	}
 }
 
 // openedWait bounds the wait for a program that only probes the device.

@@ -196,6 +196,8 @@ func restoreBoth(t *testing.T, v *backedUp, full, increment string) {
 	}
 	v.mustBackup("restore", full, "--to", device)
 	wantSame(t, device, v.imageOf(v.first))
+	rest := check.Value(os.ReadFile(device))(t)[256*mib:]
+	check.That(t, len(rest) == 64<<20 && len(bytes.Trim(rest, "\x00")) == 0, "the rest of a larger device is left as it was")
 
 	image := v.dir + "/restored"
 	inFile := []string{"restore", full, increment, "--to", image}
@@ -267,6 +269,12 @@ func TestRestoreLeavesDevicesInUse(t *testing.T) {
 	other := check.Value(os.OpenFile(device, os.O_RDWR, 0))(t)
 	refused(device, "is open in process")
 	check.Must(t, other.Close())
+	check.Must(t, exec.Command("addpart", device, "1", "2048", "65536").Run())
+	t.Cleanup(func() { _ = exec.Command("delpart", device, "1").Run() }) // it may be gone
+	other = check.Value(os.OpenFile(device, os.O_RDWR, 0))(t)
+	refused(device+"p1", "which has its disk open")
+	check.Must(t, other.Close())
+	check.Must(t, exec.Command("delpart", device, "1").Run())
 	refused(small, "is it the right one?")
 	refused(image, "exists already")
 	check.That(t, bytes.Equal(before, check.Value(os.ReadFile(device))(t)), "something was written")

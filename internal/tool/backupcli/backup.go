@@ -81,7 +81,7 @@ block device that nobody uses, all of whose content is lost, or a new file. All
 files are checked before anything is written; --check does no more than that.
 
 After a failure the target is incomplete: run the same command again. What the
-target has already is not written again.`,
+target has already is not written again, but where files have the same blocks.`,
 		Example: "  crust-backup restore mon.backup tue.backup --to /dev/vdc",
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 {
