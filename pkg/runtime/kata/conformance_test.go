@@ -273,7 +273,7 @@ func (f *fakeSandboxes) PodOf(id string) (string, bool) {
 	return "", false
 }
 
-func (f *fakeSandboxes) Listed(context.Context) (map[string]bool, error) {
+func (f *fakeSandboxes) Listed(context.Context, ...string) (map[string]bool, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	ids := make(map[string]bool)

@@ -84,8 +84,9 @@ type Sandboxes interface {
 	// Mounting lists the live sandboxes of all pods with a container that mounts one of
 	// the sources, and those of which that cannot be told, with the reason.
 	Mounting(ctx context.Context, sources ...string) (found []string, unread map[string]error, err error)
-	// Listed asks the container runtime itself for the live sandboxes: nothing comes from memory.
-	Listed(ctx context.Context) (map[string]bool, error)
+	// Listed asks the container runtime itself for the live sandboxes: nothing comes from memory. Those that
+	// are not in only, if that is given, may have ended.
+	Listed(ctx context.Context, only ...string) (map[string]bool, error)
 	// Ready reports whether the above can be relied on now; LastError returns why not.
 	Ready() bool
 	LastError() error

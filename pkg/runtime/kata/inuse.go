@@ -85,7 +85,7 @@ func (b *bindings) Disowned(ctx context.Context, v *volume.Volume, ids []string)
 		if again > 0 && !sys.Sleep(ctx, askAgain) {
 			return guest.ContextError(v, "", ctx.Err())
 		}
-		live, err := b.sandboxes.Listed(ctx)
+		live, err := b.sandboxes.Listed(ctx, ids...)
 		if err != nil {
 			return unknown(v, what, "the container runtime cannot be asked", err)
 		}
@@ -170,7 +170,7 @@ func (b *bindings) lists(ctx context.Context, id string) bool {
 	}
 	ctx, cancel := context.WithTimeout(ctx, listTime)
 	defer cancel()
-	live, err := b.sandboxes.Listed(ctx)
+	live, err := b.sandboxes.Listed(ctx, id)
 	return err != nil || live[id]
 }
 

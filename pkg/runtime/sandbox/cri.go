@@ -101,15 +101,15 @@ func (c *client) live(ctx context.Context) (live map[string]sandbox, err error) 
 }
 
 // sandboxes lists those that may live, also those that kubelet did not make: with doubtful also those whose end
-// is not proven.
-func (c *client) sandboxes(ctx context.Context, doubtful bool) ([]*runtimeapi.PodSandbox, error) {
+// is not proven. Only asks about the end of these alone, which no other shim delays.
+func (c *client) sandboxes(ctx context.Context, doubtful bool, only ...string) ([]*runtimeapi.PodSandbox, error) {
 	ctx, cancel := context.WithTimeout(ctx, listTime)
 	defer cancel()
 	reply, err := c.api.ListPodSandbox(ctx, &runtimeapi.ListPodSandboxRequest{})
 	if err != nil {
 		return nil, fmt.Errorf("list sandboxes: %w", err)
 	}
-	ended := c.endedOf(ctx, reply.GetItems())
+	ended := c.endedOf(ctx, reply.GetItems(), only)
 	return slices.DeleteFunc(reply.GetItems(), func(p *runtimeapi.PodSandbox) bool {
 		proven, ended := ended[p.GetId()]
 		return ended && (proven || !doubtful)
@@ -122,11 +122,13 @@ func isReady(p *runtimeapi.PodSandbox) bool {
 
 // endedOf returns the sandboxes that have ended, and whether that is proven. Those whose shims hang are asked last, and
 // first the one that was asked longest ago: they may use up the time, and another one may have ended just now.
-func (c *client) endedOf(ctx context.Context, all []*runtimeapi.PodSandbox) map[string]bool {
+func (c *client) endedOf(ctx context.Context, all []*runtimeapi.PodSandbox, only []string) map[string]bool {
 	c.mu.Lock()
 	before, hung := c.ended, c.hung
 	c.mu.Unlock()
-	all = slices.DeleteFunc(slices.Clone(all), isReady)
+	all = slices.DeleteFunc(slices.Clone(all), func(p *runtimeapi.PodSandbox) bool {
+		return isReady(p) || len(only) > 0 && !slices.Contains(only, p.GetId())
+	})
 	slices.SortStableFunc(all, func(a, b *runtimeapi.PodSandbox) int { return hung[a.GetId()].Compare(hung[b.GetId()]) })
 	var mu sync.Mutex
 	ended, hangs := make(map[string]bool), make(map[string]time.Time)
@@ -147,9 +149,11 @@ func (c *client) endedOf(ctx context.Context, all []*runtimeapi.PodSandbox) map[
 			hangs[p.GetId()] = last
 		}
 	})
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.ended, c.hung = ended, hangs
+	if len(only) == 0 {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.ended, c.hung = ended, hangs
+	}
 	return ended
 }
 
@@ -179,8 +183,8 @@ func (c *client) hasEnded(ctx context.Context, id string) (ended, proven, silent
 	return proven || *info.ProcessStatus == "", proven, false
 }
 
-func (c *client) listed(ctx context.Context) (map[string]bool, error) {
-	all, err := c.sandboxes(ctx, true)
+func (c *client) listed(ctx context.Context, only ...string) (map[string]bool, error) {
+	all, err := c.sandboxes(ctx, true, only...)
 	ids := make(map[string]bool, len(all))
 	for _, item := range all {
 		ids[item.GetId()] = true

@@ -67,6 +67,12 @@ func TestShimsThatHangAreAskedLast(t *testing.T) {
 			cancel()
 			check.That(t, err == nil && !listed[fmt.Sprintf("sb-%d", many)] && len(listed) == many, "%d listed, %v", len(listed), err)
 		}
+		for id, want := range map[string]time.Duration{fmt.Sprintf("sb-%d", many): 0, "sb-0": endTime} { // one that others do not delay
+			begin := time.Now()
+			listed, err := tracker.Listed(t.Context(), id)
+			took := time.Since(begin)
+			check.That(t, err == nil && listed[id] == (want > 0) && took == want, "%s is listed: %v, %v, after %v", id, listed[id], err, took)
+		}
 		check.Eventually(t, "its end", func() bool { return told.has(fmt.Sprintf("gone sb-%d", many)) })
 		for _, i := range []int{0, many - 1} {
 			fake.mu.Lock()

@@ -276,8 +276,9 @@ func (t *Tracker) Mounting(ctx context.Context, paths ...string) (found []string
 }
 
 // Listed asks the container runtime itself for its live sandboxes, those that kubelet did not make
-// included. It is an error if the runtime is not being followed all the while.
-func (t *Tracker) Listed(ctx context.Context) (map[string]bool, error) {
+// included. Of others than only, if that is given, it is not asked whether they have ended. It is an error if the
+// runtime is not being followed all the while.
+func (t *Tracker) Listed(ctx context.Context, only ...string) (map[string]bool, error) {
 	following := func() (by *client, err error) {
 		t.mu.RLock()
 		defer t.mu.RUnlock()
@@ -292,7 +293,7 @@ func (t *Tracker) Listed(ctx context.Context) (map[string]bool, error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, askTime)
 	defer cancel()
-	ids, err := by.listed(ctx)
+	ids, err := by.listed(ctx, only...)
 	if err != nil {
 		return nil, askError(ctx, t.party, "", err)
 	}
