@@ -39,6 +39,7 @@ type bench struct {
 	holders  []openers.Holder // processes that have the image open; those without a number cannot be opened
 	ended    []string         // what the observer was told of orphans
 	several  bool             // whether the volume had several sandboxes
+	timeUp   func()           // the container runtime takes all the time of the caller, if it is set
 }
 
 var errStep = errors.New("it failed")
@@ -109,11 +110,16 @@ func (p projector) InUse(context.Context, *volume.Volume) (string, error) {
 // tracked is a runtime handler that tracks sandboxes.
 type tracked struct{ projector }
 
-func (p tracked) Tracking() Tracking                                       { return p }
-func (p tracked) Withdraw(context.Context, *volume.Volume) error           { return p.step("withdraw") }
-func (tracked) Sandboxes(*volume.Volume) []string                          { return []string{sandboxID} }
-func (p tracked) Disowned(context.Context, *volume.Volume, []string) error { return p.step("disowned") }
-func (p tracked) Several(*volume.Volume) bool                              { return p.several }
+func (p tracked) Tracking() Tracking                             { return p }
+func (p tracked) Withdraw(context.Context, *volume.Volume) error { return p.step("withdraw") }
+func (tracked) Sandboxes(*volume.Volume) []string                { return []string{sandboxID} }
+func (p tracked) Disowned(context.Context, *volume.Volume, []string) error {
+	if p.timeUp != nil {
+		p.timeUp()
+	}
+	return p.step("disowned")
+}
+func (p tracked) Several(*volume.Volume) bool { return p.several }
 func (p tracked) ForgetEnded(_ *volume.Volume, hasDevice func(string) bool) {
 	_ = p.step(fmt.Sprint("forget-ended ", hasDevice(sandboxID)))
 }
@@ -128,8 +134,11 @@ func (f finder) Await(context.Context, openers.Query, time.Duration) (openers.Us
 	}
 	return openers.Users{}, err
 }
-func (f finder) Holders(context.Context, openers.Query) ([]openers.Holder, error) {
-	return f.holders, nil
+func (f finder) Holders(ctx context.Context, _ openers.Query) ([]openers.Holder, error) {
+	if ctx.Err() != nil {
+		return nil, ctx.Err()
+	}
+	return f.holders, f.fail["holders"]
 }
 func (finder) OpenProcess(of openers.Holder) (*openers.Process, error) {
 	if of.PID == 0 {

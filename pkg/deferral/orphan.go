@@ -115,6 +115,8 @@ func (o *orphans) named(ctx context.Context, rec *record, handler Tracking) (fou
 	switch {
 	case len(found) > 0:
 		return found, nil
+	case ctx.Err() != nil:
+		return nil, volume.Errorf(volume.Busy, "volume %s: there was no time to find out who has its device %s open: repeat", rec.Target, rec.Device.Path)
 	case err != nil:
 		return nil, volume.Errorf(volume.Busy, "volume %s: the process that has its device %s open %w: if its sandbox has ended, `kill -9` it on the node",
 			rec.Target, rec.Device.Path, fmt.Errorf("%w: %w", errCannotEnd, err))
@@ -153,24 +155,31 @@ func (o *orphans) end(ctx context.Context, rec *record, pids []int, by string) (
 	if err != nil {
 		return nil, err
 	}
+	var processes []*openers.Process // of those that were killed
+	defer func() { closeAll(processes) }()
 	for _, one := range found {
 		if pids != nil && !slices.Contains(pids, one.PID) {
 			continue
 		}
-		if err = o.kill(ctx, rec, handler, one); errors.Is(err, errCannotEnd) {
+		process, failed := o.kill(ctx, rec, handler, one)
+		if err = failed; errors.Is(err, errCannotEnd) {
 			o.observer.OrphanEnded(&rec.Volume, one, by, err)
 		}
 		if err != nil {
 			break
 		}
-		killed = append(killed, one)
+		killed, processes = append(killed, one), append(processes, process)
 	}
 	if len(killed) == 0 {
 		return nil, cmp.Or(err, volume.Errorf(volume.NotFound, "volume %s: the process has ended, or is not an orphan any more: repeat", rec.Target))
 	}
-	held := o.awaitEnd(context.WithoutCancel(ctx), rec, killed)
-	for _, one := range killed {
-		survived := o.survived(ctx, rec, one, held)
+	held := o.awaitEnd(context.WithoutCancel(ctx), rec, processes)
+	for i, one := range killed {
+		var survived error
+		if held != nil && !processes[i].Ended() {
+			survived = fmt.Errorf("it was killed and has not ended in %v, as where its storage does not answer: "+
+				"restore that, or reboot the node: %w", claim.EndTime, held)
+		}
 		o.observer.OrphanEnded(&rec.Volume, one, by, survived)
 		err = cmp.Or(err, survived)
 	}
@@ -181,62 +190,48 @@ func (o *orphans) end(ctx context.Context, rec *record, pids []int, by string) (
 	return killed, cmp.Or(err, held)
 }
 
-// awaitEnd waits until none of those that were killed has the device, and returns the error of RefuseUsed: the next
-// sandbox may have it.
-func (o *orphans) awaitEnd(ctx context.Context, rec *record, killed []Orphan) (held error) {
+// awaitEnd waits until nobody has the device, or those that were killed have ended: the next sandbox may have it then.
+// It returns the error of RefuseUsed.
+func (o *orphans) awaitEnd(ctx context.Context, rec *record, killed []*openers.Process) (held error) {
 	waiting, cancel := context.WithTimeout(ctx, o.patience)
 	defer cancel()
 	for pause := 50 * time.Millisecond; ; pause *= 2 {
+		ended := !slices.ContainsFunc(killed, func(p *openers.Process) bool { return !p.Ended() })
 		held = o.claims.RefuseUsed(ctx, rec.claim(), 0)
-		if held == nil || !o.haveDevice(ctx, rec, killed) || !sys.Sleep(waiting, pause) {
+		if held == nil || ended || !sys.Sleep(waiting, pause) {
 			return held
 		}
 	}
 }
 
-// haveDevice reports whether one of those that were killed may still have the device open.
-func (o *orphans) haveDevice(ctx context.Context, rec *record, killed []Orphan) bool {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), claim.ReleaseTime)
-	defer cancel()
-	holders, err := o.claims.Holders(ctx, rec.claim()) // not opened: to read the arguments of one that is ending may hang
-	return err != nil || slices.ContainsFunc(killed, func(one Orphan) bool {
-		return slices.ContainsFunc(holders, func(h openers.Holder) bool { return h.PID == one.PID })
-	})
-}
-
-// survived returns the error for a process that was killed and still has the device open. held is that of RefuseUsed.
-func (o *orphans) survived(ctx context.Context, rec *record, one Orphan, held error) error {
-	if held == nil || !o.haveDevice(ctx, rec, []Orphan{one}) {
-		return nil // another process has it
-	}
-	return fmt.Errorf("it was killed and has not ended in %v, as where its storage does not answer: restore that, or reboot the node: %w", claim.EndTime, held)
-}
+// killTime bounds the two scans of kill.
+const killTime = 2 * claim.ReleaseTime
 
 // kill ends one orphan. Another process may have got its id meanwhile. So kill opens a pidfd first, and
-// then checks again that the process is an orphan.
-func (o *orphans) kill(ctx context.Context, rec *record, handler Tracking, one Orphan) error {
+// then checks again that the process is an orphan. The time of its caller may have been used up by the search.
+func (o *orphans) kill(ctx context.Context, rec *record, handler Tracking, one Orphan) (*openers.Process, error) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), killTime)
+	defer cancel()
 	holders, err := o.claims.OpenHolders(ctx, rec.claim())
-	defer func() {
-		for _, p := range holders {
-			p.Close()
-		}
-	}()
+	defer func() { closeAll(holders) }()
 	at := slices.IndexFunc(holders, func(p *openers.Process) bool { return p.PID == one.PID })
-	if at < 0 {
-		return volume.Errorf(volume.Busy, "volume %s: process %d: %w: repeat", rec.Target, one.PID, errors.Join(err, errNotHeld))
+	again, _, askErr := o.ask(ctx, rec, handler)
+	if at < 0 || !slices.ContainsFunc(again, func(c candidate) bool { return c.PID == one.PID && c.Sandbox == one.Sandbox }) {
+		return nil, volume.Errorf(volume.Busy, "volume %s: process %d: %w: repeat", rec.Target, one.PID, errors.Join(err, askErr, errNotHeld))
 	}
-	again, err := o.named(ctx, rec, handler)
-	if err == nil && !slices.ContainsFunc(again, func(c candidate) bool { return c.PID == one.PID && c.Sandbox == one.Sandbox }) {
-		err = errNotHeld
-	}
-	if err == nil {
-		err = holders[at].Kill()
-	}
-	if err != nil {
-		return volume.Errorf(volume.Busy, "volume %s: process %d of sandbox %s, which the container runtime does not know any more, has its device %s open, "+
+	if err := holders[at].Kill(); err != nil {
+		return nil, volume.Errorf(volume.Busy, "volume %s: process %d of sandbox %s, which the container runtime does not know any more, has its device %s open, "+
 			"and %w: `kill -9 %d` on the node", rec.Target, one.PID, one.Sandbox, rec.Device.Path, fmt.Errorf("%w: %w", errCannotEnd, err), one.PID)
 	}
-	return nil
+	process := holders[at]
+	holders = slices.Delete(holders, at, at+1)
+	return process, nil
+}
+
+func closeAll(processes []*openers.Process) {
+	for _, p := range processes {
+		p.Close()
+	}
 }
 
 var (
@@ -301,6 +296,10 @@ func (o *orphans) look(ctx context.Context, known *entry) error {
 		}
 		if shown && (err != nil || slices.ContainsFunc(now, func(c candidate) bool { return slices.Contains(before.pids, c.PID) })) {
 			return volume.Errorf(volume.Busy, "%w", &orphanError{text: before.text, pids: before.pids}) // it may still be one
+		}
+		if ctx.Err() != nil {
+			return volume.Errorf(volume.Busy, "volume %s: it could not be found out in %v whether a VM of an earlier sandbox has its device %s open "+
+				"beside the sandbox that came after it: see whether the container runtime answers", rec.Target, lookTime, rec.Device.Path)
 		}
 		return nil
 	}

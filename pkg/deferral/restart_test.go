@@ -3,15 +3,18 @@ package deferral
 import (
 	"bytes"
 	"cmp"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -421,12 +424,19 @@ func TestWhenAReleaseEndsOrphans(t *testing.T) {
 	}
 }
 
-// startVMM starts a process that names the sandbox.
-func startVMM(t *testing.T) *exec.Cmd {
+// startVMM starts a process that names the sandbox. One that survives a kill is stopped in its exit, by the thread
+// of the caller.
+func startVMM(t *testing.T, survives bool) *exec.Cmd {
 	t.Helper()
 	vmm := exec.Command("sh", "-c", "read line", sandboxID)
+	vmm.SysProcAttr = &syscall.SysProcAttr{Ptrace: survives}
 	_ = check.Value(vmm.StdinPipe())(t)
 	check.Must(t, vmm.Start())
+	if survives {
+		check.Value(unix.Wait4(vmm.Process.Pid, nil, 0, nil))(t) // its exec
+		check.Must(t, syscall.PtraceSetOptions(vmm.Process.Pid, unix.PTRACE_O_TRACEEXIT))
+		check.Must(t, syscall.PtraceCont(vmm.Process.Pid, 0))
+	}
 	t.Cleanup(func() { _ = vmm.Process.Kill() })
 	check.Eventually(t, "its arguments", func() bool { // which follow the exec that Start waits for
 		args, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", vmm.Process.Pid))
@@ -439,7 +449,7 @@ func startVMM(t *testing.T) *exec.Cmd {
 func TestOrphanBesideTheNextSandbox(t *testing.T) {
 	s := newBench(t, tracking)
 	s.published()
-	vmm := startVMM(t)
+	vmm := startVMM(t, false)
 	s.holders, s.b.orphans.auto = []openers.Holder{{PID: vmm.Process.Pid}}, true
 	reconcile := func(problem bool, steps ...string) {
 		t.Helper()
@@ -459,7 +469,10 @@ func TestOrphanBesideTheNextSandbox(t *testing.T) {
 	reconcile(false, restored[:2]...)
 	s.several, s.fail["disowned"] = true, errStep
 	reconcile(false, append(restored[:3:3], "forget-ended true claimed volumes")...)
-	s.fail["disowned"] = nil
+	ctx, cancel := context.WithCancel(t.Context())
+	s.timeUp = cancel
+	s.wants(s.b.orphans.look(ctx, s.b.table.get(s.key)), volume.Busy, "could not be found out")
+	s.timeUp, s.said, s.fail["disowned"] = nil, nil, nil
 	for range 2 {
 		reconcile(true, restored...)
 	}
@@ -477,7 +490,7 @@ func TestOrphanBesideTheNextSandbox(t *testing.T) {
 	check.Value(s.b.Reconcile(t.Context()))(t)
 	check.Fails(t, vmm.Wait(), "killed")
 	check.Equal(t, strings.Join(s.ended, ", "), fmt.Sprint(vmm.Process.Pid, " by crust-proxy: <nil>"), "told")
-	next := startVMM(t) // of the sandbox that came after it
+	next := startVMM(t, false) // of the sandbox that came after it
 	s.holders, s.said = []openers.Holder{{PID: next.Process.Pid}}, nil
 	s.fail["disowned"] = volume.Errorf(volume.Busy, "the runtime lists it")
 	reconcile(false, append(restored[:3:3], "forget-ended true claimed volumes")...)
@@ -485,20 +498,31 @@ func TestOrphanBesideTheNextSandbox(t *testing.T) {
 	reconcile(false, restored[:2]...) // who sees no process, as without the host's PIDs, forgets no sandbox
 }
 
-// TestOrphanThatSurvives is no orphan that was ended, as where its storage hangs. It is told by whom.
+// TestOrphanThatSurvives is no orphan that was ended, as where its storage hangs. It is told by whom. Of one that has
+// ended, another process having the device, that is known without a scan of all processes.
 func TestOrphanThatSurvives(t *testing.T) {
 	s := publishedBench(t, tracking)
-	s.b.orphans.patience = 0
-	for open, want := range map[error]string{nil: "<nil>", errOpen: "it was killed and has not ended in 10s"} {
-		vmm := startVMM(t)
+	s.fail["holders"] = errors.New("others may have it too")
+	end := func(open error, survives bool, want string) (vmm *exec.Cmd) {
+		t.Helper()
+		vmm = startVMM(t, survives)
 		s.holders, s.ended, s.fail["free"] = []openers.Holder{{PID: vmm.Process.Pid}}, nil, open
-		_, err := s.b.Users().EndOrphans(t.Context(), s.key, []int{vmm.Process.Pid}, "hand")
+		ctx, cancel := context.WithCancel(t.Context())
+		s.timeUp = cancel
+		_, err := s.b.Users().EndOrphans(ctx, s.key, []int{vmm.Process.Pid}, "hand")
 		told := fmt.Sprint(vmm.Process.Pid, " by hand: ", want)
-		check.Require(t, (err == nil) == (open == nil) && len(s.ended) == 1 && strings.HasPrefix(s.ended[0], told), "%v; told: %q", err, s.ended)
-		check.Fails(t, vmm.Wait(), "killed")
+		check.Require(t, (err != nil) == survives && len(s.ended) == 1 && strings.HasPrefix(s.ended[0], told), "%v; told: %q", err, s.ended)
+		return vmm
 	}
-	s.holders = []openers.Holder{{}} // it has ended before it could be opened
-	check.NoError(t, s.b.orphans.survived(t.Context(), s.b.table.get(s.key).rec, Orphan{PID: 4711}, errOpen), "another process has the device")
+	for _, open := range []error{nil, errOpen} {
+		check.Fails(t, end(open, false, "<nil>").Wait(), "killed")
+	}
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	s.b.orphans.patience = 0
+	vmm := end(errOpen, true, "it was killed and has not ended in 10s")
+	check.Must(t, syscall.PtraceDetach(vmm.Process.Pid))
+	check.Fails(t, vmm.Wait(), "killed")
 }
 
 // TestHeldOfAVolume are those of the driver's volume alone.

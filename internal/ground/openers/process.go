@@ -123,6 +123,12 @@ func (p *Process) IsOfPod(uid string) bool {
 	})
 }
 
+// Ended reports whether all threads of the process have ended: then it has nothing open.
+func (p *Process) Ended() bool {
+	ready, err := unix.Poll([]unix.PollFd{{Fd: int32(p.fd), Events: unix.POLLIN}}, 0) //nolint:gosec // a descriptor
+	return err == nil && ready > 0
+}
+
 // Kill ends the process, if it has not ended.
 func (p *Process) Kill() error {
 	if err := p.signal(unix.SIGKILL); !errors.Is(err, unix.ESRCH) {
