@@ -120,9 +120,6 @@ func (c *comparison) compareBlocks(b *buffers, s *step, before, after content) e
 	if err := readPart(c.target, after, is, s.from); err != nil {
 		return err
 	}
-	if bytes.Equal(was, is) {
-		return nil
-	}
 	s.eachBlock(func(from, to int64, bit uint64) {
 		if !bytes.Equal(was[from-s.from:to-s.from], is[from-s.from:to-s.from]) {
 			s.changed |= bit
@@ -224,8 +221,7 @@ func (r *regions) find(at int64) (err error) {
 	return err
 }
 
-// extents is the layout of a file by the places of its data on the disk. Two files that
-// share an extent have the same data there.
+// extents is the layout of a file by the places of its data on the disk, which files that share data have in common.
 type extents struct {
 	size  int64
 	fetch func(from, to int64) (found []extent, all bool, err error)
@@ -313,8 +309,7 @@ func (e extent) content() content {
 // extentsAtOnce bounds the memory, whatever the size of an image.
 const extentsAtOnce = 256
 
-// fiemap lists the first extents of a range of a file, and reports whether these are all. Dirty
-// data is written to the disk first: it would have no place.
+// fiemap lists the first extents of a range and whether these are all. It writes dirty data first: that has no place.
 func fiemap(file *os.File, from, to int64) (found []extent, all bool, err error) {
 	request := struct { // the kernel's struct fiemap
 		start, length                  uint64

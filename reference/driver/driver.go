@@ -29,7 +29,9 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+	"k8s.io/mount-utils"
 
+	"github.com/crust-proxy/crust-proxy/internal/disk/mkfs"
 	"github.com/crust-proxy/crust-proxy/internal/ground/peercred"
 	"github.com/crust-proxy/crust-proxy/internal/ground/rpccode"
 	"github.com/crust-proxy/crust-proxy/internal/ground/run"
@@ -37,6 +39,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/ground/telemetry"
 	"github.com/crust-proxy/crust-proxy/pkg/csidefer"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
+	"github.com/crust-proxy/crust-proxy/reference/fsops"
 )
 
 // fileSystems are those that the driver makes; the first is the default.
@@ -60,9 +63,8 @@ type Driver struct {
 // patience is shorter than the grace period of a pod in Kubernetes.
 const patience = 20 * time.Second
 
-// New makes a driver over its data directory, which no other one may have, and removes what
-// an earlier life had begun to make or to remove. Run ends the driver.
-func New(config Config) (*Driver, error) {
+// New makes a driver over its data directory, and removes what an earlier life left unfinished. Run ends the driver.
+func New(config Config) (_ *Driver, err error) {
 	if err := config.validate(); err != nil {
 		return nil, err
 	}
@@ -70,17 +72,11 @@ func New(config Config) (*Driver, error) {
 	if err != nil {
 		return nil, err
 	}
-	driver, err := open(config)
-	if err != nil {
-		release()
-		return nil, err
-	}
-	driver.release = release
-	return driver, nil
-}
-
-// open makes a driver over a data directory that is locked.
-func open(config Config) (*Driver, error) {
+	defer func() {
+		if err != nil {
+			release()
+		}
+	}()
 	disks, err := openPool(config)
 	if err != nil {
 		return nil, err
@@ -89,13 +85,14 @@ func open(config Config) (*Driver, error) {
 	if err != nil {
 		return nil, err
 	}
-	fs := newFilesystems(disks)
+	formatter := mkfs.New(mkfs.Config{Log: config.Log, LockFile: filepath.Join(config.DataDir, "format.lock")})
+	fs := &filesystems{pool: disks, formatter: formatter, mounter: mount.New(""), mayGrowMounted: fsops.MayGrowMounted}
 	freezes, notFreezes := newFreezer(config, boot)
 	reflinks, notTried := hasReflinks(config.DataDir)
 	clones := &cloner{pool: disks, freezer: freezes, reflinks: reflinks, limit: config.CopyLimit}
 	calls, counts := new(locks), newMetrics()
 	kept := &groups{locks: calls, pool: disks, cloner: clones, store: store{dir: filepath.Join(config.DataDir, "groups"), spare: disks.store.spare}}
-	if err := errors.Join(notFreezes, notTried, os.MkdirAll(kept.store.dir, 0o700)); err != nil {
+	if err := errors.Join(notFreezes, notTried, os.MkdirAll(kept.store.dir, 0o700), kept.sweep(), disks.sweep()); err != nil {
 		return nil, err
 	}
 	return &Driver{
@@ -108,7 +105,8 @@ func open(config Config) (*Driver, error) {
 			slots: make(chan struct{}, mostStreams), free: newBuffers(), stopping: make(chan struct{}),
 		},
 		metrics: counts,
-	}, errors.Join(kept.sweep(), disks.sweep())
+		release: release,
+	}, nil
 }
 
 // Run serves until ctx ends, and then waits for the calls in progress. One that takes too long is cut off.
@@ -208,8 +206,7 @@ func (i *identity) Probe(context.Context, *csi.ProbeRequest) (*csi.ProbeResponse
 	return &csi.ProbeResponse{Ready: wrapperspb.Bool(true)}, nil
 }
 
-// logCalls logs each call by its method, volume, code and duration, but never the request,
-// which may hold secrets. It also turns classed errors into codes.
+// logCalls logs each call, but never its request, which may hold secrets. It also turns classed errors into codes.
 func (d *Driver) logCalls(ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
 	began := time.Now()
 	reply, err := handle(ctx, req)
@@ -273,9 +270,6 @@ type metrics struct {
 	bytes     *prometheus.CounterVec
 }
 
-// streamBuckets range from the listing of extents to the comparison of a whole disk.
-var streamBuckets = []float64{.001, .01, .1, 1, 10, 60, 600, 3600}
-
 func newMetrics() *metrics {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
@@ -289,7 +283,8 @@ func newMetrics() *metrics {
 			Name: "crust_driver_metadata_streams_total", Help: "Streams that have ended, by gRPC code.",
 		}, []string{"method", "code"}),
 		durations: auto.NewHistogramVec(prometheus.HistogramOpts{
-			Name: "crust_driver_metadata_stream_duration_seconds", Help: "Time that streams took.", Buckets: streamBuckets,
+			Name: "crust_driver_metadata_stream_duration_seconds", Help: "Time that streams took.",
+			Buckets: []float64{.001, .01, .1, 1, 10, 60, 600, 3600}, // from the listing of extents to the comparison of a whole disk
 		}, []string{"method"}),
 		bytes: auto.NewCounterVec(prometheus.CounterOpts{
 			Name: "crust_driver_metadata_bytes_total", Help: "Bytes of the blocks that streams have named.",

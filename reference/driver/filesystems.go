@@ -33,13 +33,6 @@ type filesystems struct {
 	mayGrowMounted func() bool
 }
 
-func newFilesystems(disks *pool) *filesystems {
-	formatter := mkfs.New(mkfs.Config{Log: disks.log, LockFile: filepath.Join(disks.config.DataDir, "format.lock")})
-	return &filesystems{
-		pool: disks, formatter: formatter, mounter: mount.New(""), mayGrowMounted: fsops.MayGrowMounted,
-	}
-}
-
 // sharedUUID lets an xfs be mounted beside its clone or original, which has the same UUID.
 // ext4 needs nothing of the kind; Linux refuses such a btrfs before 6.7.
 const sharedUUID = "nouuid"
@@ -118,19 +111,16 @@ func (f *filesystems) growUnmounted(ctx context.Context, id, device, fsType stri
 }
 
 func (f *filesystems) growFS(id, device, path string) error {
-	failed := func(err error) error { return fmt.Errorf("volume %q: grow its filesystem: %w", id, err) }
-	root, err := sys.OpenDir(path)
-	if err != nil {
-		return failed(err)
-	}
+	root, noRoot := sys.OpenDir(path)
 	defer sys.CloseFD(root)
-	disk, err := unix.Open(device, unix.O_RDONLY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return failed(err)
-	}
+	disk, noDisk := unix.Open(device, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	defer sys.CloseFD(disk)
-	if _, err := fsops.Grow(root, disk, 0, 0); err != nil {
-		return failed(err)
+	err := errors.Join(noRoot, noDisk)
+	if err == nil {
+		_, err = fsops.Grow(root, disk, 0, 0)
+	}
+	if err != nil {
+		return fmt.Errorf("volume %q: grow its filesystem: %w", id, err)
 	}
 	return nil
 }
@@ -237,13 +227,6 @@ func bind(source, target string, readOnly bool) error {
 	failpoint.Hit("driver-bind-made")
 	if err := unix.MoveMount(mount, "", unix.AT_FDCWD, target, unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
 		return fmt.Errorf("bind to %s: %w", target, err)
-	}
-	return nil
-}
-
-func removeTarget(target string) error {
-	if err := os.Remove(target); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("remove the target: %w", err)
 	}
 	return nil
 }

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
@@ -28,8 +27,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/reference/fsops"
 )
 
-// freezer freezes the filesystems of volumes in use while their content is captured, so that
-// it is consistent. A freeze ends after a time, whichever process dies.
+// freezer freezes volumes in use while their content is captured. A freeze ends after a time, whichever process dies.
 type freezer struct {
 	log       *zap.Logger
 	limit     time.Duration
@@ -58,9 +56,7 @@ func newFreezer(config Config, boot string) (*freezer, error) {
 func frozenDir(dataDir, boot string) (string, error) {
 	dir := filepath.Join(dataDir, "frozen")
 	earlier, err := os.ReadDir(dir)
-	if errors.Is(err, fs.ErrNotExist) {
-		err = nil
-	}
+	err = sys.UnlessMissing(err)
 	for _, one := range earlier {
 		if one.Name() != boot {
 			err = errors.Join(err, os.RemoveAll(filepath.Join(dir, one.Name())))
@@ -158,9 +154,8 @@ const lateEnd = 500 * time.Millisecond
 // syncTime is longer than a freeze may take, as nothing else waits then.
 const syncTime = 30 * time.Second
 
-// syncAll writes most of the dirty data to the disk, so that no volume stays frozen while
-// another one's data is written, and a sandbox freezes in time. The only way to make a sandbox do so is to freeze and thaw the
-// volume. Errors are ignored: the freeze that follows reports them.
+// syncAll writes most of the dirty data, so that no volume stays frozen while another one's data is written. The only way
+// to make a sandbox do so is to freeze and thaw the volume. Errors are ignored: the freeze that follows reports them.
 func (f *freezer) syncAll(ctx context.Context, volumes []inUse) {
 	var all sync.WaitGroup
 	for _, v := range volumes {

@@ -304,8 +304,7 @@ func (l *pool) checkImage(r *record) volumeFaults {
 	return nil
 }
 
-// checkNode checks the loop device of a volume that is staged on this node, and its filesystem
-// if that is mounted here, which that of a deferred volume is not.
+// checkNode checks a staged volume's loop device, and its filesystem if that is mounted here, and not deferred.
 func (l *pool) checkNode(r *record, there *node, target string) volumeFaults {
 	if _, err := os.Stat(l.image(r.ID)); err != nil {
 		return nil // it was removed a moment ago

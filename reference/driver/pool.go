@@ -51,8 +51,8 @@ func openPool(config Config) (*pool, error) {
 }
 
 // sectorSize returns the sector size of loop devices: the smallest with which a new image allows direct I/O. All have
-// the same, because a filesystem may not be mounted with another one, and the kernel chooses another one without direct
-// I/O, and for a clone on xfs, which does without direct I/O.
+// the same, because a filesystem may not be mounted with another one. A clone on xfs, which shares data, would need
+// larger sectors: it does without direct I/O.
 func sectorSize(dir string) (uint32, error) {
 	empty, err := openProbe(dir)
 	if err != nil {
@@ -139,8 +139,7 @@ const (
 	leavingPause = 50 * time.Millisecond
 )
 
-// settled returns the volume's loop devices as attached does, after waiting for those that are
-// going away. leaving reports whether one of them is still there.
+// settled is attached, after waiting for devices that are going away. leaving reports whether one is still there.
 func (l *pool) settled(id string) (found []loopdev.Attached, leaving bool, err error) {
 	for range leavingTries {
 		found, err = l.attached(id)

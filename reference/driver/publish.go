@@ -16,6 +16,7 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/internal/ground/failpoint"
 	"github.com/crust-proxy/crust-proxy/internal/ground/size"
+	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/csidefer"
 	"github.com/crust-proxy/crust-proxy/pkg/volume/mountopt"
 )
@@ -202,8 +203,7 @@ func (p *publishing) deferred(ctx context.Context, r *record, device string, rep
 	return nil
 }
 
-// prepare makes the filesystem if the device is blank. It reads the device only once: when the
-// same publish is repeated, the sandbox may be writing to it.
+// prepare makes the filesystem if the device is blank. It reads that only once: later a sandbox may be writing to it.
 func (p *publishing) prepare(ctx context.Context, r *record, device string) error {
 	if r.Holds == p.want.fsType {
 		return nil
@@ -249,13 +249,12 @@ func (p *publishing) makeTarget() (err error) {
 }
 
 func (p *publishing) undo(r *record) error {
-	if err := p.node.pool.unmountVolume(p.id, p.target); err != nil {
-		return err
-	}
+	remove := p.node.pool.unmountVolume
 	if p.made {
-		if err := removeTarget(p.target); err != nil {
-			return err
-		}
+		remove = p.node.clearTarget
+	}
+	if err := remove(p.id, p.target); err != nil {
+		return err
 	}
 	return p.node.forget(r, p.target)
 }
@@ -300,8 +299,8 @@ func (n *nodeServer) clearTarget(id, target string) error {
 	if err := n.pool.unmountVolume(id, target); err != nil {
 		return err
 	}
-	if err := removeTarget(target); err != nil {
-		return fmt.Errorf("volume %q: %w", id, err)
+	if err := sys.UnlessMissing(os.Remove(target)); err != nil {
+		return fmt.Errorf("volume %q: remove the target: %w", id, err)
 	}
 	return nil
 }

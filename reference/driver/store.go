@@ -246,8 +246,7 @@ type snapshot struct {
 	Consistent bool `json:"consistent"`
 	// Group is the id of the group snapshot that it belongs to, or "".
 	Group string `json:"group,omitempty"`
-	// Number is larger than the numbers of all earlier snapshots of the volume that still
-	// exist. It shows which of two is older, independent of the clock.
+	// Number is larger than those of all earlier snapshots of the volume: it orders them independent of the clock.
 	Number int64 `json:"number"`
 }
 
@@ -319,8 +318,7 @@ func (r *record) publish(target string, p publication) {
 // locks has one lock for each volume. A call waits for a lock only as long as its caller waits for the call.
 type locks struct{ sys.KeyLocks[string] }
 
-// take acquires the locks of volumes, or of a volume and its source; "" is no volume. The
-// order is always the same, so that no two callers wait for each other.
+// take acquires the locks of volumes; "" is none. The order is always the same, so that nobody waits in a circle.
 func (l *locks) take(ctx context.Context, ids ...string) (release func(), err error) {
 	var held []func()
 	release = func() {
@@ -328,12 +326,12 @@ func (l *locks) take(ctx context.Context, ids ...string) (release func(), err er
 			unlock()
 		}
 	}
-	names := make([]string, 0, len(ids))
+	names := make(map[string]struct{})
 	for _, id := range ids {
-		names = append(names, nameOf(id))
+		names[nameOf(id)] = struct{}{}
 	}
-	slices.Sort(names)
-	for _, id := range slices.DeleteFunc(slices.Compact(names), func(id string) bool { return id == "" }) {
+	delete(names, "")
+	for _, id := range slices.Sorted(maps.Keys(names)) {
 		unlock, err := l.Lock(ctx, id)
 		if err != nil {
 			release()

@@ -13,9 +13,8 @@ import (
 	"github.com/crust-proxy/crust-proxy/reference/fsops"
 )
 
-// Ready mounts an open device nowhere, grown to its size and with the group of the pod: all that changes the filesystem
-// is done before anybody can see it. Whoever has the descriptor has the mount, and with the last one it goes. Files are
-// given to the group until ctx is done.
+// Ready mounts an open device nowhere, grown to its size. It gives files to the group of the pod until ctx is done. All
+// that changes the filesystem is done before anybody can see it. The mount goes with its last descriptor.
 func Ready(ctx context.Context, info abi.Info, device int, warn func(string)) (int, error) {
 	mount, err := Mount(info, device, warn)
 	if err != nil {
@@ -59,25 +58,19 @@ func mountGrown(info abi.Info, device int, warn func(string)) (int, error) {
 	if err != nil || info.ReadOnly() {
 		return mount, err
 	}
-	_, err = fsops.Grow(mount, device, 0, 0)
-	if err == nil {
-		return mount, nil
+	_, failed := fsops.Grow(mount, device, 0, 0)
+	if errors.Is(failed, fsops.ErrDenied) && info.FSType == "ext4" {
+		// Root without CAP_SYS_RESOURCE can grow an unmounted ext4, by its descriptor: the name may be another device's.
+		sys.CloseFD(mount)
+		ctx, cancel := context.WithTimeout(context.Background(), growTime)
+		defer cancel()
+		failed = fsops.GrowUnmounted(ctx, sys.ProcFD(device), info.FSType)
+		mount, err = mountDetached(info)
 	}
-	if !errors.Is(err, fsops.ErrDenied) || info.FSType != "ext4" {
-		warn(fmt.Sprintf("volume %s: its filesystem is smaller than its device and does not grow: %v", info.Target(), err))
-		return mount, nil
+	if failed != nil {
+		warn(fmt.Sprintf("volume %s: its filesystem is smaller than its device and does not grow: %v", info.Target(), failed))
 	}
-	// Root without CAP_SYS_RESOURCE can grow an ext4 that is not mounted.
-	if err := unix.Close(mount); err != nil {
-		return -1, err
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), growTime)
-	defer cancel()
-	// Not by its name, which can be another device's by now.
-	if err := fsops.GrowUnmounted(ctx, sys.ProcFD(device), info.FSType); err != nil {
-		warn(fmt.Sprintf("volume %s: its filesystem is smaller than its device and does not grow: %v", info.Target(), err))
-	}
-	return mountDetached(info)
+	return mount, err
 }
 
 // ApplyGroup gives the files of a volume to the group that the volume wants, if any.

@@ -72,9 +72,8 @@ func (info *btrfsDevInfo) number() (uint64, error) {
 	return uint64(st.Rdev), err //nolint:unconvert // narrower on other architectures
 }
 
-// Forget makes the kernel forget which btrfs it saw on a device that is not mounted. The
-// device number may have belonged to another disk then: if that was part of a btrfs of
-// several devices, the kernel would refuse to mount what is on the device now.
+// Forget makes the kernel forget which btrfs it saw on a device that is not mounted. If another disk had that device
+// number, in a btrfs of several devices, the kernel would refuse to mount what is on the device now.
 func Forget(path, fsType string) error {
 	if fsType != "btrfs" {
 		return nil

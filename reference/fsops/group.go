@@ -117,13 +117,11 @@ type level struct {
 	name string
 	// entries is what was read of the directory and is still to be changed. A closed directory has none.
 	entries []byte
-	// next is the offset in the directory after the last file that was changed, and resumed
-	// the one from which it was read after it was opened again.
+	// next is the offset after the last file that was changed; resumed is where it went on after it was opened again.
 	next, resumed int64
 }
 
-// below walks through everything below dir, which stays open. It keeps its path in a list
-// and does not recurse, because the workload decides how deep the tree is.
+// below walks through everything below dir. It does not recurse: the workload decides how deep the tree is.
 func (w *walk) below(dir *os.File) error {
 	defer w.close()
 	// A separate descriptor, because levels are closed.
@@ -287,8 +285,7 @@ func (l *level) reopen(below int) error {
 	return err
 }
 
-// gone reports whether an error means that the file was removed or replaced, or that
-// another filesystem is mounted on it. Another pod may be using the volume.
+// gone reports whether a file was removed, replaced or mounted on meanwhile: another pod may be using the volume.
 func gone(err error) bool {
 	return isAny(err, unix.ENOENT, unix.ELOOP, unix.ENOTDIR, unix.EXDEV, unix.ESTALE)
 }

@@ -26,10 +26,11 @@ type plan struct {
 // rest of it unused. The device must have at least minimum bytes and, unless maximum is 0, at most maximum bytes;
 // otherwise nothing is changed. It is a success if the filesystem fills the device already.
 func Grow(root, device int, minimum, maximum int64) (int64, error) {
-	bytes, err := deviceSize(device)
-	if err != nil {
-		return 0, err
+	var size uint64
+	if _, err := Ioctl(device, unix.BLKGETSIZE64, &size); err != nil {
+		return 0, fmt.Errorf("ask for the size of the device: %w", err)
 	}
+	bytes := times(size, 1)
 	if bytes < minimum {
 		return 0, fmt.Errorf("grow the filesystem: its device has %d bytes, and at least %d are asked for: the device has to grow first: %w", bytes, minimum, ErrOutOfRange)
 	}
@@ -76,14 +77,6 @@ func planFor(dir *os.File, device int, bytes int64) (*plan, error) {
 		return nil, fmt.Errorf("compare the filesystem with its device: %w", err)
 	}
 	return p, nil
-}
-
-func deviceSize(device int) (int64, error) {
-	var bytes uint64
-	if _, err := Ioctl(device, unix.BLKGETSIZE64, &bytes); err != nil {
-		return 0, fmt.Errorf("ask for the size of the device: %w", err)
-	}
-	return times(bytes, 1), nil
 }
 
 func planBtrfs(dir *os.File, device int, size int64) (*plan, error) {

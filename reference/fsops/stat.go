@@ -20,8 +20,7 @@ type fault struct{ reason, text string }
 // Stat reports usage and health of the filesystem of a root directory; readOnly means that
 // it was mounted read-only. A filesystem that fails is not an error: the report says so.
 //
-// Usage is counted as CSI and df do: blocks reserved for root are neither available nor
-// used. What the filesystem does not count is omitted, such as btrfs inodes.
+// Usage is as of CSI and df: blocks reserved for root are neither available nor used. btrfs does not count inodes.
 func Stat(root int, readOnly bool) (abi.StatsReply, error) {
 	var fs unix.Statfs_t
 	err := unix.Fstatfs(root, &fs)

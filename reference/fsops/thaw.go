@@ -15,13 +15,9 @@ import (
 	"github.com/crust-proxy/crust-proxy/reference/process"
 )
 
-// Thaw ends the freeze with the same key. The root directory is that of the filesystem, or
-// -1 if none is known, as when the sandbox is gone: then the filesystem is opened through
-// its watchdogs, or by another mount of its device. After a thaw no watchdog is left that
-// could keep the filesystem busy.
-//
-// The record only helps to find the filesystem. Whether it is frozen, the kernel decides:
-// a filesystem whose record or watchdogs were lost is thawed as well.
+// Thaw ends the freeze with the same key. If no root directory of the filesystem is known (-1), as when the sandbox is
+// gone, it is opened through its watchdogs, or by another mount of its device. Afterwards no watchdog is left that could
+// keep the filesystem busy. A filesystem whose record or watchdogs were lost is thawed as well: the kernel knows.
 //
 // ErrNotFrozen means that it was not frozen all the time: data read from its device may be inconsistent.
 func (f Freezer) Thaw(key string, root int) error {

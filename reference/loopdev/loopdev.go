@@ -31,8 +31,7 @@ func Attach(backing string, opts Options) (string, error) {
 	return loop.Name(), loop.Close()
 }
 
-// AttachHeld makes a loop device that goes away when its last user closes it, as the
-// kernel does for a process that is killed. The caller is its first user.
+// AttachHeld makes a loop device that goes away when its last user closes it. The caller is its first user.
 func AttachHeld(backing string, opts Options) (*os.File, error) {
 	return attach(backing, opts, unix.LO_FLAGS_AUTOCLEAR)
 }

@@ -49,8 +49,7 @@ func (w *Watch) Close() error {
 	return errors.Join(err, unix.Close(w.stop), w.file.Close())
 }
 
-// follow waits for changes, which the kernel reports by POLLPRI. A mount may last a
-// millisecond: this thread must not wait for a processor, even on a busy machine.
+// follow waits for changes (POLLPRI). A mount may last a millisecond: this thread must not wait for a processor.
 func (w *Watch) follow() {
 	defer close(w.done)
 	runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
