@@ -175,13 +175,13 @@ func TestKilledInGroup(t *testing.T) {
 				r.wantVolumes(2)
 			}
 			for _, point := range []string{
-				"driver-record-temp", "driver-group-erasing", "driver-record-temp@2", "driver-image-removed", "driver-erasing@2",
+				"driver-recording", "driver-group-erasing", "driver-recording@2", "driver-image-removed", "driver-erasing@2",
 				"driver-image-removed@2", "driver-group-emptied",
 			} {
 				made, _ := r.mustGroup("g", a, b)
 				r.killed(point, func() error { return r.removeGroup(made.GetGroupSnapshotId()) })
 				r.wantAllOrNone(2, point)
-				if !abandon || point == "driver-record-temp" { // the intent was not on record
+				if !abandon || point == "driver-recording" { // the intent was not on record
 					check.Must(t, r.removeGroup(made.GetGroupSnapshotId()))
 				}
 				r.wantVolumes(2)
@@ -194,9 +194,9 @@ func TestKilledInGroup(t *testing.T) {
 
 // groupSteps are those of making a group of two volumes.
 var groupSteps = []string{
-	"driver-record-temp", "driver-group-recorded", "driver-record-temp@2", "driver-recorded", "driver-recorded@2", "driver-fill-begun",
-	"driver-frozen", "driver-taken", "driver-filled", "driver-record-temp@4", "driver-image-made", "driver-record-temp@6", "driver-group-made",
-	"driver-record-temp@7", "driver-record-temp@8",
+	"driver-recording", "driver-group-recorded", "driver-recording@2", "driver-recorded", "driver-recorded@2", "driver-fill-begun",
+	"driver-frozen", "driver-taken", "driver-filled", "driver-recording@4", "driver-image-made", "driver-recording@6", "driver-group-made",
+	"driver-recording@7", "driver-recording@8",
 }
 
 // wantAllOrNone fails where a part of a group is there.
