@@ -3,6 +3,7 @@ package pods
 import (
 	"context"
 	"errors"
+	"net/http"
 	"reflect"
 	"sync/atomic"
 	"time"
@@ -14,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/rest"
 
@@ -26,6 +28,9 @@ const (
 	getTime  = 5 * time.Second
 	listTime = 30 * time.Second
 )
+
+// requestsAtOnce is how many requests of a client may wait for the beginning of their answer.
+const requestsAtOnce = 2 * getsAtOnce
 
 // The API groups that are asked for, by their paths.
 const (
@@ -72,7 +77,12 @@ func newAPI(config *rest.Config) (*api, error) {
 	config.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
 	config.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
 	config.GroupVersion = &corev1.SchemeGroupVersion // parameters of requests are the same in all groups
-	client, err := rest.UnversionedRESTClientFor(config)
+	transport, err := rest.TransportFor(config)
+	if err != nil {
+		return nil, err
+	}
+	transport = &bounded{transport, make(chan struct{}, requestsAtOnce)}
+	client, err := rest.UnversionedRESTClientForConfigAndClient(config, &http.Client{Transport: transport})
 	if err != nil {
 		return nil, err
 	}
@@ -80,6 +90,43 @@ func newAPI(config *rest.Config) (*api, error) {
 }
 
 func (a *api) close() { a.client.Client.CloseIdleConnections() }
+
+// bounded ends each request with its context, also while the kubeconfig's credential program hangs, which
+// nothing cancels. So many goroutines wait for it.
+type bounded struct {
+	next  http.RoundTripper
+	slots chan struct{}
+}
+
+func (b *bounded) RoundTrip(request *http.Request) (response *http.Response, err error) {
+	ended := request.Context().Done()
+	select {
+	case b.slots <- struct{}{}:
+	case <-ended:
+		return nil, request.Context().Err()
+	}
+	done := make(chan func())
+	go func() {
+		defer func() { <-b.slots }()
+		late, failed := b.next.RoundTrip(request)
+		select {
+		case done <- func() { response, err = late, failed }:
+		case <-ended:
+			if failed == nil {
+				_ = late.Body.Close()
+			}
+		}
+	}()
+	select {
+	case take := <-done:
+		take()
+		return response, err
+	case <-ended:
+		return nil, request.Context().Err()
+	}
+}
+
+func (b *bounded) CloseIdleConnections() { net.CloseIdleConnectionsFor(b.next) }
 
 // ask begins a request that is not retried. client-go would retry for ten seconds while a
 // server closes connections, and our caller would not learn that the server is away.

@@ -93,17 +93,8 @@ func (c *Cluster) follow(ctx context.Context, client *api, stamp [sha256.Size]by
 			}
 		}
 	}
-	done := make(chan struct{})
-	go func() { parts.Wait(); close(done) }()
-	select {
-	case <-done:
-	case <-time.After(lastWords):
-	}
+	parts.Wait()
 }
-
-// lastWords is how long watches may take to end. The kubeconfig's credential program may
-// hang, and cannot be cancelled.
-const lastWords = 3 * time.Second
 
 // reflector keeps a table up to date. Its lists and watches report the health of the contact.
 func (c *Cluster) reflector(client *api, of kind, into cache.ReflectorStore) *cache.Reflector {

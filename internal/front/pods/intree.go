@@ -2,6 +2,7 @@ package pods
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
 
 	"github.com/go-logr/logr"
@@ -18,7 +19,9 @@ func inTreeInline(api *corev1.Volume, namespace string) source {
 	if !inTree.IsInlineMigratable(api) {
 		return source{}
 	}
-	pv, err := inTree.TranslateInTreeInlineVolumeToCSI(logr.Discard(), api, namespace)
+	pv, err := translated(func() (*corev1.PersistentVolume, error) {
+		return inTree.TranslateInTreeInlineVolumeToCSI(logr.Discard(), api, namespace)
+	})
 	if err != nil {
 		return source{} // kubelet cannot mount it either
 	}
@@ -28,13 +31,24 @@ func inTreeInline(api *corev1.Volume, namespace string) source {
 // sourceOfPV returns the CSI volume of a persistent volume, or the zero source.
 func sourceOfPV(pv *corev1.PersistentVolume) (source, error) {
 	if pv.Spec.CSI == nil && inTree.IsPVMigratable(pv) {
-		translated, err := inTree.TranslateInTreePVToCSI(logr.Discard(), pv)
+		migrated, err := translated(func() (*corev1.PersistentVolume, error) { return inTree.TranslateInTreePVToCSI(logr.Discard(), pv) })
 		if err != nil {
 			return source{}, err
 		}
-		pv = translated
+		pv = migrated
 	}
 	return sourceOf(pv), nil
+}
+
+// translated is what the library makes of a volume whose fields anyone may have written. It panics over some,
+// and one pod must not end the daemon at each start.
+func translated(translate func() (*corev1.PersistentVolume, error)) (pv *corev1.PersistentVolume, err error) {
+	defer func() {
+		if reason := recover(); reason != nil {
+			err = fmt.Errorf("it cannot be translated: %v", reason)
+		}
+	}()
+	return translate()
 }
 
 func sourceOf(pv *corev1.PersistentVolume) source {

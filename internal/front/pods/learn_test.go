@@ -1,7 +1,10 @@
 package pods
 
 import (
+	"context"
 	"errors"
+	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -9,6 +12,7 @@ import (
 	"time"
 
 	"go.uber.org/zap/zaptest"
+	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -144,6 +148,30 @@ func TestAGetThatHangsHoldsUpNobody(t *testing.T) {
 	check.Value(c.ByUID(t.Context(), "uid-plain"))(t)
 }
 
+// TestACredentialProgramThatHangs holds up nobody, and nothing once there is another kubeconfig.
+func TestACredentialProgramThatHangs(t *testing.T) {
+	f := newFakeAPI(t, "data")
+	f.put(aPod("a", "data"))
+	kubeconfig, fifo := f.kubeconfig(), t.TempDir()+"/fifo"
+	good := check.Value(os.ReadFile(kubeconfig))(t) //nolint:gosec // our own
+	check.Must(t, unix.Mkfifo(fifo, 0o600))
+	silent := check.Value(os.OpenFile(fifo, os.O_RDWR, 0))(t) //nolint:gosec // our own
+	t.Cleanup(func() { check.Must(t, os.Remove(fifo)); check.Must(t, silent.Close()) })
+	program := fmt.Sprintf("{exec: {apiVersion: client.authentication.k8s.io/v1, interactiveMode: Never, command: cat, args: [%q]}}", fifo)
+	hangs := strings.NewReplacer("{token: t}", program, "http:", "https:").Replace(string(good)) // plain HTTP has no credentials
+	check.Must(t, os.WriteFile(kubeconfig, []byte(hangs), 0o600))
+	c := startWith(t, kubeconfig, hasty)
+	eventually(t, c, "it is asked", func() bool { return c.server.client.Load() != nil })
+	for range 2 * requestsAtOnce {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+		check.Fails(t, check.Err(c.NodeDrivers(ctx)))
+		cancel()
+	}
+	check.Must(t, os.WriteFile(kubeconfig, good, 0o600))
+	synced(t, c)
+	check.That(t, len(usersOf(t, c, "vol-data")) == 1, "the claim is not known")
+}
+
 func TestVolumesThatAreNotThePods(t *testing.T) {
 	yes := true
 	pod := []metav1.OwnerReference{{Kind: "Pod", Name: "a", UID: "uid-other", Controller: &yes}}
@@ -205,6 +233,8 @@ func TestVolumesOfFormerKindsAreTheirDrivers(t *testing.T) {
 	p := aPod("a", "disk", "share")
 	p.Spec.Volumes = append(p.Spec.Volumes, corev1.Volume{Name: "in-pod", VolumeSource: corev1.VolumeSource{
 		Cinder: &corev1.CinderVolumeSource{VolumeID: "c-1", FSType: "xfs"},
+	}}, corev1.Volume{Name: "panics", VolumeSource: corev1.VolumeSource{ // in the library
+		VsphereVolume: &corev1.VsphereVirtualDiskVolumeSource{VolumePath: "v", StoragePolicyName: "p"},
 	}})
 	f.put(pvc, pv, share, sharePV, p)
 	got := check.Value(start(t, f, patient).ByUID(t.Context(), "uid-a"))(t)
