@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"strings"
 	"sync"
 	"time"
 
@@ -81,7 +82,9 @@ func (s *session) offer(front *served) (*offer, error) {
 			Type: registration.CSIPlugin, Name: front.name, Endpoint: front.socket, SupportedVersions: s.state().Versions,
 		},
 	}
-	s.setKubelet("waiting for kubelet")
+	if !strings.HasPrefix(s.state().Kubelet, refusedBy) { // that lasts until kubelet says another thing
+		s.setKubelet("waiting for kubelet")
+	}
 	registration.RegisterRegistrationServer(made.server, made)
 	go func() { defer close(made.ended); _ = made.server.Serve(listener) }()
 	return made, nil
@@ -163,8 +166,8 @@ func (s *session) forwardVerdict(ctx context.Context, offer *offer, verdict *reg
 		s.confirmed.Store(new(time.Now()))
 		sys.Wake(s.registry.node.soon)
 		log.Info("kubelet has registered a driver")
-	} else {
-		s.setKubelet("refused: " + verdict.GetError())
+	} else if text := refusedBy + verdict.GetError(); s.state().Kubelet != clip(text) {
+		s.setKubelet(text)
 		log.Error("kubelet refused a driver", zap.String("problem", clip(verdict.GetError())))
 	}
 	s.notify(ctx, verdict)

@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
 	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"github.com/crust-proxy/crust-proxy/test/check"
@@ -152,6 +154,31 @@ func TestKubeletRefusesAtFirst(t *testing.T) {
 			w.steady()
 		})
 	}
+}
+
+// TestDriverThatKubeletRefusesIsNotReady, also while it is offered again; the log has it once.
+func TestDriverThatKubeletRefusesIsNotReady(t *testing.T) {
+	core, logs := observer.New(zap.ErrorLevel)
+	w := newWorld(t)
+	w.startKubelet()
+	w.kubelet.RefuseNext(1000)
+	cfg := w.config()
+	cfg.Log = zap.New(core)
+	w.startRegistryWith(cfg)
+	d := w.driver(name, "driver.sock")
+	check.Must(t, d.Start())
+	r := w.registrar(d)
+	r.Restart = 0
+	check.Must(t, r.Start())
+	refusedWith(t, r, "refused for the test")
+	check.Eventually(t, "kubelet refuses it again and again", func() bool {
+		one, _ := w.shown(name)
+		check.That(t, !one.Ready && strings.HasPrefix(one.Problem, "kubelet refused: ") && one.Socket != "", "shown is %+v", one)
+		return w.kubelet.Count(kubelet.Refused) > 3
+	})
+	check.That(t, logs.FilterMessage("kubelet refused a driver").Len() == 1, "the log has %+v", logs.All())
+	w.kubelet.RefuseNext(0)
+	check.Eventually(t, "it is ready", func() bool { one, _ := w.shown(name); return one.Ready && one.Problem == "" })
 }
 
 func TestHangingRegistrarHurtsOnlyItself(t *testing.T) {

@@ -314,7 +314,7 @@ type State struct {
 	// Registrar is the registrar's socket, and Socket the CSI socket of ours.
 	Registrar string
 	Socket    string
-	Ready     bool
+	Ready     bool // it answers, and kubelet has not refused it
 	Problem   string
 	Since     time.Time // when Ready changed, or else when the registrar was found
 	// Kubelet is the state of the registration with kubelet. Waiting is since when there has been none, or zero.
@@ -336,6 +336,9 @@ func (r *Registry) List() []State {
 	for _, one := range sessions {
 		state := one.state()
 		_, state.Bypassed = bypassed[state.Name]
+		if state.Ready && strings.HasPrefix(state.Kubelet, refusedBy) {
+			state.Ready, state.Problem = false, "kubelet "+state.Kubelet
+		}
 		state.Missing = state.Ready && r.node.missing(state.Name)
 		out = append(out, state)
 	}

@@ -179,8 +179,11 @@ func (s *session) update(change func(now *State)) {
 
 func (s *session) setInfo(info *Driver) { s.update(func(now *State) { now.Driver = *info }) }
 
-// registered begins the state of a driver that kubelet has registered.
-const registered = "registered"
+// registered begins the state of a driver that kubelet has registered, and refusedBy of one that it has not.
+const (
+	registered = "registered"
+	refusedBy  = "refused: "
+)
 
 func (s *session) setKubelet(text string) {
 	s.update(func(now *State) {

@@ -206,6 +206,7 @@ func driverFaults() []bad {
 		{"kubelet is slow", "drivers", is(&adminv1.Driver{Name: "a", Ready: true, WaitingSince: fresh, KubeletStatus: waits}), Wait, waits, ""},
 		{"kubelet is away", "drivers", is(&adminv1.Driver{Name: "a", Ready: true, WaitingSince: older, KubeletStatus: waits}), Warn, "for 2d: " + waits, "kubeletRegistry"},
 		{"kubelet refuses", "drivers", is(&adminv1.Driver{Name: "a", Ready: true, WaitingSince: fresh, KubeletStatus: "refused: the same name"}), Error, "the same name", "remove"},
+		{"kubelet refuses, said by the daemon", "drivers", is(&adminv1.Driver{Name: "a", Since: older, Problem: "kubelet refused: no", KubeletStatus: "refused: no"}), Error, "register driver a: kubelet refused: no", "remove"},
 		{"bypasses us", "drivers", is(&adminv1.Driver{Name: "a", Ready: true, DirectlyRegistered: true}), Error, "driver a is registered with kubelet directly", "CrustProxyDriverBypassed"},
 		{"a second registrar", "drivers", func(_ tree, _ *Node, d *Daemon) {
 			d.Drivers = []*adminv1.Driver{{Name: "a", Ready: true}, {Name: "a", Since: older, Problem: "registered already"}}

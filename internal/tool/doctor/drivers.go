@@ -49,6 +49,8 @@ func driverFindings(d *adminv1.Driver, served bool) []Finding {
 	case d.GetName() == "" && down >= readyTime: // kubelet never had it from us
 		return []Finding{warning(look+"; if it was removed for good, remove the socket of its registrar",
 			"a registrar has not said its driver's name for %s: %s", show.Duration(down), problem)}
+	case strings.HasPrefix(kubelet, "refused: "):
+		return []Finding{failure("remove what kubelet names, or "+look, "kubelet does not register driver %s: %s", name, cmp.Or(d.GetProblem(), kubelet))}
 	case d.GetReady() && d.GetProblem() != "":
 		return []Finding{failure("kubectl get csinode NODE -o yaml, and kubelet's log: what removes the driver there", "driver %s: %s", name, problem)}
 	case !d.GetReady() && served:
@@ -60,8 +62,6 @@ func driverFindings(d *adminv1.Driver, served bool) []Finding {
 			"driver %s has not been ready for %s, and kubelet's calls to it fail: %s", name, show.Duration(down), problem)}
 	case d.GetWaitingSince() == nil:
 		return nil
-	case strings.HasPrefix(kubelet, "refused: "):
-		return []Finding{failure("remove what kubelet names, or "+look, "kubelet does not register driver %s: %s", name, kubelet)}
 	case waited < kubeletTime:
 		return []Finding{waiting("driver %s: %s", name, kubelet)}
 	}
