@@ -48,7 +48,7 @@ func explainFile(cfg *config.Config, file string) (text string, err error) {
 
 func (f *driverFront) explain(ctx context.Context, cfg *config.Config, name string) (out []*adminv1.ExplainedVolume, err error) {
 	pod, err := f.cluster.ByName(ctx, name)
-	drivers := f.shown()
+	drivers := shown(f.drivers.List())
 	ready := slices.DeleteFunc(slices.Clone(drivers), func(one *adminv1.Driver) bool { return !one.GetReady() })
 	drivers = append(ready, drivers...) // of two registrars, the one that serves the driver
 	for i := range pod.Volumes {

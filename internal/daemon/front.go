@@ -94,8 +94,7 @@ func (f *driverFront) Deferred(driver string) (targets []string) {
 	return targets
 }
 
-func (f *driverFront) shown() []*adminv1.Driver {
-	all := f.drivers.List()
+func shown(all []registry.State) []*adminv1.Driver {
 	out := make([]*adminv1.Driver, 0, len(all))
 	for _, one := range all {
 		if one.Missing && one.Problem == "" {

@@ -175,7 +175,7 @@ func (d *daemon) Drivers() (all []*adminv1.Driver, on bool) {
 	if d.front == nil {
 		return nil, false
 	}
-	return d.front.shown(), true
+	return shown(d.front.list()), true
 }
 
 func (d *daemon) Explain(ctx context.Context, pod string) ([]*adminv1.ExplainedVolume, error) {

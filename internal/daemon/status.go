@@ -15,6 +15,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/front/csi/refusal"
 	"github.com/crust-proxy/crust-proxy/internal/front/csi/staging"
 	"github.com/crust-proxy/crust-proxy/internal/front/pods"
+	"github.com/crust-proxy/crust-proxy/internal/front/registry"
 	"github.com/crust-proxy/crust-proxy/internal/ground/openers"
 	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	"github.com/crust-proxy/crust-proxy/internal/ground/systemd"
@@ -238,31 +239,33 @@ func (a address) findings() (_, out []string) {
 
 func (address) measure(context.Context, *telemetry.NodeState) {}
 
-// findings reports drivers that bypass the front, and that have left it with volumes. What is wrong with those behind
-// it, ListDrivers tells.
+// findings reports drivers that bypass the front. What is wrong with those behind it, ListDrivers tells.
 func (f *driverFront) findings() (bypassed, out []string) {
-	here := make(map[string]bool)
-	for _, one := range f.drivers.List() {
-		here[one.Name] = true
-	}
-	away := make(map[string][]string) // volumes that kubelet cannot unpublish
-	for status := range f.volumes() {
-		if status.Origin != nil && !here[status.Driver] {
-			away[status.Driver] = append(away[status.Driver], describe(status.Volume))
-		}
-	}
-	for _, driver := range slices.Sorted(maps.Keys(away)) {
-		out = append(out, fmt.Sprintf("driver %s is not behind crust-proxy any more, and its volumes cannot be given back until it is: %s",
-			driver, living{volumes: away[driver]}.text()))
-	}
 	if f.cluster != nil {
-		out = append(out, csiNodeFindings(f.cluster.State())...)
+		out = csiNodeFindings(f.cluster.State())
 	}
 	return slices.Collect(maps.Values(f.drivers.Bypassed())), out
 }
 
+// list returns the drivers behind the front, and those that have left it with volumes, as not ready.
+func (f *driverFront) list() []registry.State {
+	all := f.drivers.List()
+	away := make(map[string][]string) // volumes that kubelet cannot unpublish
+	for status := range f.volumes() {
+		here := func(one registry.State) bool { return one.Name == status.Driver }
+		if status.Origin != nil && !slices.ContainsFunc(all, here) {
+			away[status.Driver] = append(away[status.Driver], describe(status.Volume))
+		}
+	}
+	for driver, volumes := range away {
+		all = append(all, registry.State{Driver: registry.Driver{Name: driver}, Since: f.drivers.Left(driver), Problem: "it is not behind " +
+			"crust-proxy any more, and its volumes cannot be given back until it is: " + living{volumes: volumes}.text()})
+	}
+	return all
+}
+
 func (f *driverFront) measure(_ context.Context, into *telemetry.NodeState) {
-	for _, driver := range f.drivers.List() {
+	for _, driver := range f.list() {
 		// A second registrar of the same name is refused and does no harm.
 		into.Drivers[driver.Name] = into.Drivers[driver.Name] || driver.Ready
 		into.Missing[driver.Name] = into.Missing[driver.Name] || driver.Missing

@@ -97,6 +97,7 @@ type Registry struct {
 
 	check      driverCheck
 	departures *cache.LRUExpireCache // drivers of which a socket of others has lately gone from kubelet's directory
+	left       *cache.LRUExpireCache // when the last registrar of a driver went
 	node       *nodeCheck
 
 	parts sync.WaitGroup
@@ -107,9 +108,9 @@ func New(cfg Config) *Registry { return newRegistry(cfg, defaultTimes()) }
 
 func newRegistry(cfg Config, times times) *Registry {
 	r := &Registry{
-		cfg: cfg, times: times, whose: controlGroup, alarmed: make(map[string]bool), sessions: make(map[string]*session),
+		cfg: cfg, times: times, whose: controlGroup, started: time.Now(), alarmed: make(map[string]bool), sessions: make(map[string]*session),
 		names: make(map[string]*session), served: make(map[string]*served), direct: make(map[string]*bypass),
-		departures: cache.NewLRUExpireCache(maxSockets), changed: make(chan struct{}),
+		departures: cache.NewLRUExpireCache(maxSockets), left: cache.NewLRUExpireCache(maxSockets), changed: make(chan struct{}),
 		check: driverCheck{sockets: cfg.Sockets, timeout: times.call, infoDeadline: times.nodeInfo}, due: make(chan struct{}, 1),
 	}
 	r.node = &nodeCheck{
@@ -137,7 +138,6 @@ func (c Config) MakeDirs() error {
 // notice of a change, and from time to time: a directory can be removed and made again. The
 // sockets stay at the end: kubelet would deregister a driver whose socket goes.
 func (r *Registry) Run(ctx context.Context) error {
-	r.started = time.Now()
 	if err := r.cfg.MakeDirs(); err != nil {
 		return err
 	}
@@ -324,6 +324,15 @@ type State struct {
 	Bypassed bool
 	// Missing is set where the driver is NotInNode.
 	Missing bool
+}
+
+// Left returns when the last registrar of a driver went, or when r was made.
+func (r *Registry) Left(driver string) time.Time {
+	at, _ := r.left.Get(driver)
+	if left, known := at.(time.Time); known {
+		return left
+	}
+	return r.started
 }
 
 // List returns the state of every registrar, also of refused ones, ordered by driver.

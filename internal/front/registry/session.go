@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -131,6 +132,7 @@ func (s *session) release(name string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	delete(r.names, name)
+	r.left.Add(name, time.Now(), math.MaxInt64)
 	close(r.changed)
 	r.changed = make(chan struct{})
 }
