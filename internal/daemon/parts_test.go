@@ -20,6 +20,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/daemon/history"
 	"github.com/crust-proxy/crust-proxy/internal/daemon/sandboxes"
 	"github.com/crust-proxy/crust-proxy/internal/disk/ondisk"
+	"github.com/crust-proxy/crust-proxy/internal/front/registry"
 	"github.com/crust-proxy/crust-proxy/internal/ground/telemetry"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral/claim"
@@ -40,7 +41,7 @@ func (idleHandler) Binding(*volume.Volume) (binding runtime.Binding, is bool) { 
 
 func (idleHandler) Orphans(func(volume.Key) bool) ([]*volume.Volume, error) { return nil, nil }
 
-// TestSeverities: what keeps pods from their volumes now or soon is an error, what one pod has to do with is a warning.
+// TestSeverities: what keeps pods from their volumes or is wrong with data is an error, what a pod has to do with is a warning.
 func TestSeverities(t *testing.T) {
 	state := telemetry.NodeState{
 		Abnormal: []telemetry.VolumeCount{{Count: 5}}, GroupIgnored: []telemetry.VolumeCount{{Count: 6}},
@@ -55,7 +56,25 @@ func TestSeverities(t *testing.T) {
 		addVolume(deferral.Status{Held: &claim.Held{Forced: true}}, name, &state)
 	}
 	addSeverities(&state)
-	check.That(t, state.Errors == 1+1+3+1+1+1 && state.Warnings == 1+2+5+6+1, "%d errors, %d warnings", state.Errors, state.Warnings)
+	check.That(t, state.Errors == 1+1+3+5+1+1+1 && state.Warnings == 1+2+6+1, "%d errors, %d warnings", state.Errors, state.Warnings)
+}
+
+// TestDriverThatLeftItsVolumes is one that is not ready, and no driver that is missed without a volume behind the front.
+func TestDriverThatLeftItsVolumes(t *testing.T) {
+	f := &driverFront{drivers: registry.New(registry.Config{}), volumes: func() iter.Seq[deferral.Status] {
+		return slices.Values([]deferral.Status{
+			{Volume: &volume.Volume{Driver: "ebs", Target: "/pods/a", Origin: &volume.Origin{PodNamespace: "shop", PodName: "db-0"}}},
+			{Volume: &volume.Volume{Driver: "native", Target: "/pods/b"}},
+		})
+	}}
+	state := telemetry.NodeState{Drivers: map[string]bool{}, Missing: map[string]bool{}}
+	f.measure(t.Context(), &state)
+	addSeverities(&state)
+	ready, known := state.Drivers["ebs"]
+	check.That(t, known && !ready && len(state.Drivers) == 1 && state.Errors == 1, "measured is %+v", state)
+	all := shown(f.list())
+	check.That(t, len(all) == 1 && !all[0].GetReady() && time.Since(all[0].GetSince().AsTime()) < time.Minute, "shown is %v", all)
+	check.Says(t, "the problem", all[0].GetProblem(), "not behind crust-proxy any more", "/pods/a", "pod shop/db-0")
 }
 
 // TestLacksGroup: what is not known of the root directory counts as not writable. What is known is

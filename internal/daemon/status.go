@@ -87,7 +87,10 @@ func addVolume(status deferral.Status, state string, into *telemetry.NodeState) 
 
 // addSeverities counts what the other numbers say to be wrong, with the severities of crustctl doctor.
 func addSeverities(state *telemetry.NodeState) {
-	for _, v := range slices.Concat(state.Abnormal, state.GroupIgnored) {
+	for _, v := range state.Abnormal {
+		state.Errors += v.Count
+	}
+	for _, v := range state.GroupIgnored {
 		state.Warnings += v.Count
 	}
 	for _, working := range []map[string]bool{state.Handlers, state.Drivers} {

@@ -62,12 +62,9 @@ func (n *Node) message(s deferral.Status) *adminv1.Volume {
 	}
 	known, ok := n.Sandboxes.Known(v)
 	if ok && !known.At.IsZero() {
-		out.Usage, out.UsageAt = usageMessages(known.Report), Stamp(known.At)
+		out.Usage, out.UsageAt, out.Condition = usageMessages(known.Report), Stamp(known.At), conditionMessage(known.Report)
 		if known.GroupIgnored {
 			out.GroupProblem = runtime.GroupIgnored
-		}
-		if known.Err == nil { // otherwise it may have changed; the usage is shown with its age
-			out.Condition = conditionMessage(known.Report)
 		}
 	}
 	out.LastError, out.LastErrorAt = lastError(s, known, out.GetSandbox() != nil)

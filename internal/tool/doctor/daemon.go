@@ -101,6 +101,9 @@ func volumeFindings(v *adminv1.Volume) []Finding {
 			v.GetTargetPath(), since(v.GetHeldSince()), v.GetDevice(), v.GetHeldBy())}
 	case v.GetState() == adminv1.VolumeState_VOLUME_STATE_DEGRADED:
 		return []Finding{failure("crustctl reconcile, then "+look, "volume %s is degraded: %s", v.GetTargetPath(), cmp.Or(v.GetLastError(), noReason))}
+	case v.GetCondition().GetAbnormal():
+		return []Finding{failure(look+"; the sandbox reports this, look into the pod",
+			"volume %s is abnormal: %s", v.GetTargetPath(), cmp.Or(v.GetCondition().GetMessage(), noReason))}
 	case v.GetHeldBy() != "":
 		return []Finding{warning("if that is the VM of a pod that has gone: crustctl end "+v.GetId(),
 			"volume %s: its device %s is to be released or claimed, and has been open in %s for %s", v.GetTargetPath(), v.GetDevice(),
@@ -113,9 +116,6 @@ func volumeFindings(v *adminv1.Volume) []Finding {
 	case v.GetLastError() != "" && !sys.IsEmptyDir(v.GetTargetPath()): // runtime-rs has no stats of Kata's own emptyDirs
 		named := "volume " + v.GetTargetPath() + ": " // most errors name it already
 		return []Finding{warning(look, "%s%s", named, strings.TrimPrefix(v.GetLastError(), named))}
-	case v.GetCondition().GetAbnormal():
-		return []Finding{warning(look+"; the sandbox reports this, look into the pod",
-			"volume %s is abnormal: %s", v.GetTargetPath(), cmp.Or(v.GetCondition().GetMessage(), noReason))}
 	case v.GetGroupProblem() != "":
 		return []Finding{warning("correct that; then "+look, "volume %s of pod %s with group %s: %s", v.GetTargetPath(),
 			show.Pod(v), v.GetSupplementalGroup(), v.GetGroupProblem())}

@@ -160,9 +160,9 @@ func daemonFaults() []bad {
 			*d = withVolume(adminv1.VolumeState_VOLUME_STATE_BOUND, "stats timed out")
 		}, Warn, "stats timed out", "crustctl get"},
 		{"abnormal", "volumes", func(_ tree, _ *Node, d *Daemon) {
-			*d = withVolume(adminv1.VolumeState_VOLUME_STATE_BOUND, "")
+			*d = withVolume(adminv1.VolumeState_VOLUME_STATE_BOUND, "no answer since")
 			d.Volumes[0].Condition = &adminv1.VolumeCondition{Abnormal: true, Message: "bad blocks"}
-		}, Warn, "bad blocks", "sandbox"},
+		}, Error, "bad blocks", "sandbox"},
 		{"released by force", "volumes", func(_ tree, _ *Node, d *Daemon) {
 			*d = withVolume(adminv1.VolumeState_VOLUME_STATE_HELD, "its device is open")
 			d.Volumes[0].ReleasedByForce, d.Volumes[0].HeldBy, d.Volumes[0].Device = true, "process 7", "/dev/x"
