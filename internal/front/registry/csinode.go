@@ -39,15 +39,14 @@ type nodeCheck struct {
 	renewals *flowcontrol.Backoff
 
 	mu     sync.Mutex
-	absent map[string]*absence
-	known  bool // the last check could read the CSINode
+	absent map[string]*absence // as of the last check that could read the CSINode
 }
 
 func (c *nodeCheck) missing(driver string) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	one := c.absent[driver]
-	return c.known && one != nil && one.missing
+	return one != nil && one.missing
 }
 
 func (c *nodeCheck) run(ctx context.Context) {
@@ -96,7 +95,7 @@ func (c *nodeCheck) check(ctx context.Context) (again bool) {
 func (c *nodeCheck) compare(registrations map[string]time.Time, drivers map[string]bool, known bool) (due []string, again bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.known = known; !known {
+	if !known {
 		for _, one := range c.absent {
 			one.misses = 0
 		}

@@ -160,7 +160,7 @@ func TestOneLookProvesNothing(t *testing.T) {
 		check.That(t, !w.look(false, nil), "%s: it is renewed", what)
 		check.That(t, w.look(false, nil) && w.missing(name), "%s: it is not renewed after two looks", what)
 		w.look(false, errors.New("the API server is away"))
-		check.That(t, !w.missing(name), "%s: it is shown as missing while that is not known", what)
+		check.That(t, w.missing(name), "%s: it is not shown as missing any more, because one look failed", what)
 	}
 }
 
