@@ -367,20 +367,21 @@ func (d *daemon) reconcileRegularly(ctx context.Context) error {
 	return nil
 }
 
-// Reconcile compares all records with the node, and logs what was repaired.
+// Reconcile compares all records with the node, and logs what was repaired, and rarely what fails again and again.
 func (d *daemon) Reconcile(ctx context.Context) (deferral.ReconcileReport, error) {
 	report, err := d.broker.Reconcile(ctx)
 	for _, repair := range report.Repairs {
 		d.metrics.Repaired(repair.Action, repair.Err == nil)
+		var times int64
 		if repair.Volume.Key != "" {
-			d.history.Did(repair.Volume, history.Repaired, "reconcile", repair.Action, repair.Err)
+			times = d.history.Did(repair.Volume, history.Repaired, "reconcile", repair.Action, repair.Err)
 		}
-		fields := []zap.Field{zap.String(telemetry.FieldVolume, string(repair.Volume.Key)), zap.String(telemetry.FieldAction, repair.Action)}
-		if repair.Err != nil {
-			d.log.Error("repair failed", append(fields, zap.Error(repair.Err))...)
-			continue
+		fields := append(about(repair.Volume), zap.String(telemetry.FieldAction, repair.Action))
+		if repair.Err == nil {
+			d.log.Info("repaired", fields...)
+		} else if sys.Rarely(times) {
+			d.log.Error("repair failed", append(fields, zap.Error(repair.Err), zap.Int64("times", times))...)
 		}
-		d.log.Info("repaired", fields...)
 	}
 	return report, err
 }

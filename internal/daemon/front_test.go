@@ -81,7 +81,7 @@ func TestTheConfigurationSaysWhoTellsOfSandboxes(t *testing.T) {
 	check.Fails(t, tracker.LastError(), "the container runtime at /run/crio/")
 }
 
-// TestWhatAPodIsTold: refusals and repairs of volumes whose pod is known, and of what repeats not every time.
+// TestWhatAPodIsTold: refusals, repairs and bad ends of volumes whose pod is known, and of what repeats not every time.
 func TestWhatAPodIsTold(t *testing.T) {
 	var told []string
 	observe := podObserver(func(e pods.Event) {
@@ -91,10 +91,14 @@ func TestWhatAPodIsTold(t *testing.T) {
 		observe(&adminv1.VolumeEvent{What: "refused", Failed: true, Count: n + 1, PodNamespace: "shop", PodName: "db-0", PodUid: "0f0e", Text: "no"})
 	}
 	observe(&adminv1.VolumeEvent{What: "repaired", Count: 1, PodNamespace: "shop", PodName: "db-0", PodUid: "0f0e", Text: "claim device"})
+	for _, what := range []string{"unpublish failed", "left with errors", "ended", "end failed"} {
+		observe(&adminv1.VolumeEvent{What: what, Count: 1, PodNamespace: "shop", PodName: "db-0", PodUid: "0f0e"})
+	}
 	observe(&adminv1.VolumeEvent{What: "published", Count: 1, PodNamespace: "shop", PodName: "db-0", PodUid: "0f0e"})
 	observe(&adminv1.VolumeEvent{What: "refused", Count: 1, PodUid: "0f0e"})
 	const of = "shop/db-0 0f0e "
 	want := []string{of + "true VolumeRefused no 1", of + "true VolumeRefused no 2", of + "true VolumeRefused no 4", of + "true VolumeRefused no 8",
-		of + "false VolumeRepaired claim device 1"}
+		of + "false VolumeRepaired claim device 1", of + "false VolumeReleaseFailed  1", of + "false VolumeLeftWithErrors  1",
+		of + "false VolumeOrphanEnded  1", of + "false VolumeOrphanStays  1"}
 	check.That(t, slices.Equal(told, want), "got %q, want %q", told, want)
 }

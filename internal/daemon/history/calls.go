@@ -25,10 +25,10 @@ var words = map[string][2]string{
 	csi.Node_NodeStageVolume_FullMethodName:               {staged, "stage failed"},
 	csi.Node_NodeUnstageVolume_FullMethodName:             {unstaged, "unstage failed"},
 	csi.Node_NodePublishVolume_FullMethodName:             {published, "publish failed"},
-	csi.Node_NodeUnpublishVolume_FullMethodName:           {unpublished, "unpublish failed"},
+	csi.Node_NodeUnpublishVolume_FullMethodName:           {unpublished, UnpublishFailed},
 	csi.Node_NodeExpandVolume_FullMethodName:              {"grown", "growth failed"},
 	runtimev1.Runtime_RuntimeStageVolume_FullMethodName:   {published, "publish failed"},
-	runtimev1.Runtime_RuntimeUnstageVolume_FullMethodName: {unpublished, "unpublish failed"},
+	runtimev1.Runtime_RuntimeUnstageVolume_FullMethodName: {unpublished, UnpublishFailed},
 	runtimev1.Runtime_RuntimeExpandVolume_FullMethodName:  {"grown", "growth failed"},
 	adminv1.Admin_ExpandVolume_FullMethodName:             {"grown", "growth failed"},
 	adminv1.Admin_FreezeVolume_FullMethodName:             {"frozen", "freeze failed"},
@@ -47,8 +47,11 @@ const (
 	released    = "released"
 )
 
-// Refused is a volume that could not be staged or published.
-const Refused = "refused"
+// Refused is a volume that could not be staged or published, UnpublishFailed one that could not be given back.
+const (
+	Refused         = "refused"
+	UnpublishFailed = "unpublish failed"
+)
 
 // Repaired and Ended name what crust-proxy does by itself.
 var (
@@ -118,14 +121,15 @@ func (h *History) Refused(r *refusal.Refusal) {
 	})
 }
 
-// Did records what crust-proxy itself did to a volume, or failed to do: what[1].
-func (h *History) Did(v *volume.Volume, what [2]string, by, text string, err error) {
+// Did records what crust-proxy itself did to a volume, or failed to do: what[1]. It returns how often it did by now.
+func (h *History) Did(v *volume.Volume, what [2]string, by, text string, err error) int64 {
 	e := eventOf(v)
 	e.What, e.By, e.Text = what[0], by, text
 	if err != nil {
 		e.What, e.Failed, e.Text = what[1], true, text+": "+err.Error()
 	}
 	h.Add(e)
+	return e.GetCount()
 }
 
 // Bound records that a sandbox has a volume, or with an empty id that none has, unless the history says so already:

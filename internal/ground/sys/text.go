@@ -15,6 +15,9 @@ import (
 	"unicode/utf8"
 )
 
+// Rarely reports whether what happens the n-th time is worth a line: the first, second, fourth, eighth time and so on.
+func Rarely(n int64) bool { return n&(n-1) == 0 }
+
 // Clip shortens a long value, so that a hostile value cannot fill a log.
 func Clip(s string) string { return ClipTo(s, 256) }
 

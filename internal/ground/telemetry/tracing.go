@@ -62,12 +62,16 @@ func (t Tracing) Start(ctx context.Context) (trace.Tracer, func(context.Context)
 // which writes plain text between the lines of JSON.
 type loggedExporter struct {
 	sdktrace.SpanExporter
-	log *zap.Logger
+	log    *zap.Logger
+	failed int64 // how often in a row; it is called by one goroutine
 }
 
-// ExportSpans sends spans, or logs that it could not.
+// ExportSpans sends spans, or logs that it could not, rarely while that lasts.
 func (e *loggedExporter) ExportSpans(ctx context.Context, spans []sdktrace.ReadOnlySpan) error {
-	if err := e.SpanExporter.ExportSpans(ctx, spans); err != nil {
+	err := e.SpanExporter.ExportSpans(ctx, spans)
+	if e.failed++; err == nil {
+		e.failed = 0
+	} else if sys.Rarely(e.failed) {
 		e.log.Warn("spans are lost: the collector did not take them", zap.Int("spans", len(spans)), zap.Error(err))
 	}
 	return nil
