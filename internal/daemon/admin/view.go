@@ -175,7 +175,8 @@ func (s *AdminServer) worstVolumes() (rows []*adminv1.Volume, total int) {
 	all := s.Node.Shown()
 	for _, status := range all {
 		switch s.Node.state(status) {
-		case adminv1.VolumeState_VOLUME_STATE_DEGRADED, adminv1.VolumeState_VOLUME_STATE_REFUSED, adminv1.VolumeState_VOLUME_STATE_HELD:
+		case adminv1.VolumeState_VOLUME_STATE_DEGRADED, adminv1.VolumeState_VOLUME_STATE_REFUSED, adminv1.VolumeState_VOLUME_STATE_HELD,
+			adminv1.VolumeState_VOLUME_STATE_REMOVING:
 			bad = append(bad, status)
 		default:
 			good = append(good, status)

@@ -163,8 +163,8 @@ func checkVolumes(states []*state) checked {
 		text += fmt.Sprintf(", %d %s", sums[state], state)
 	}
 	text += show.When(forced > 0, fmt.Sprintf(" (%d released by force)", forced))
-	result := show.Either(sums["degraded"]+forced > 0, resultFail, worse(sums["refused"]+sums["held"] > 0, resultWarn))
-	return checked{"volumes", result, text, "kubectl crust volumes --state degraded (or refused, held) -o wide"}
+	result := show.Either(sums["degraded"]+forced > 0, resultFail, worse(sums["refused"]+sums["held"]+sums["removing"] > 0, resultWarn))
+	return checked{"volumes", result, text, "kubectl crust volumes --state degraded (or refused, held, removing: no fault for a moment) -o wide"}
 }
 
 // capped cuts off lines of one component, the worst of which are first.

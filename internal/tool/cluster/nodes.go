@@ -192,7 +192,7 @@ func (s *state) drivers() string {
 		return ""
 	}
 	all := s.view.GetDrivers().GetDrivers()
-	ready := slices.DeleteFunc(slices.Clone(all), func(d *adminv1.Driver) bool { return !d.GetReady() })
+	ready := slices.DeleteFunc(slices.Clone(all), func(d *adminv1.Driver) bool { return !d.GetReady() || d.GetProblem() != "" })
 	return fmt.Sprintf("%d/%d", len(ready), len(all))
 }
 

@@ -12,6 +12,8 @@ import (
 	"strings"
 	"syscall"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/crust-proxy/crust-proxy/internal/tool/show"
 )
 
@@ -32,6 +34,9 @@ func checkKataDir(_ context.Context, n Node, _ Daemon) []Finding {
 	return orOK(found, "%s has mode 0700", dir)
 }
 
+// What records and the history need at least: with less, the daemon does not write that.
+const leastFree, leastInodes = 16 << 20, 100
+
 // checkRunDir: records must die with a reboot, as the mounts they speak of do.
 func checkRunDir(_ context.Context, n Node, _ Daemon) []Finding {
 	dir := n.Config.RunDir
@@ -42,6 +47,14 @@ func checkRunDir(_ context.Context, n Node, _ Daemon) []Finding {
 	}
 	if !info.IsDir() {
 		return []Finding{failure("remove the file, then: "+n.Service.Restart(), "%s is not a directory", dir)}
+	}
+	var st unix.Statfs_t
+	if err := unix.Statfs(n.at(dir), &st); err == nil {
+		free := st.Bavail * uint64(st.Bsize)                                                            //nolint:gosec // no block has a negative size
+		if st.Flags&unix.ST_RDONLY != 0 || free < leastFree || st.Files > 0 && st.Ffree < leastInodes { // some have no inodes to count
+			return []Finding{failure("mount it read-write, or find out what fills it: du -xs, du -xs --inodes", "the run directory %s is "+
+				"almost full or read-only, and no volume can be published: %d MiB and %d inodes are free", dir, free>>20, st.Ffree)}
+		}
 	}
 	m, problem := n.mountOf(dir)
 	if m == nil {

@@ -242,6 +242,7 @@ func fileFaults() []bad {
 		{"foreign owner", "sockets", run(func(tr tree, n *Node) { chownOrSkip(tr, n.AdminSocket) }), Error, "uid 12345", "SocketMode"},
 		{"writable parent", "sockets", run(func(tr tree, n *Node) { tr.chmod(n.Config.RunDir, 0o777) }), Error, "replace the socket", "chmod"},
 		{"missing", "run-dir", run(func(tr tree, n *Node) { tr.remove(n.Config.RunDir) }), Error, "cannot be used", "RuntimeDirectory"},
+		{"full", "run-dir", run(func(tr tree, n *Node) { tr.remove(n.Config.RunDir); tr.symlink("/proc", n.Config.RunDir) }), Error, "0 MiB", "du -xs"},
 		{"on disk", "run-dir", run(func(tr tree, _ *Node) { tr.write("/proc/self/mountinfo", notOnTmpfs) }), Error, "not on tmpfs", "/run"},
 		{"no openat2", "kernel", run(func(_ tree, n *Node) { n.Probe.Openat2 = func() error { return unix.ENOSYS } }), Error, "openat2", "5.6"},
 		{"no guard", "kernel", run(func(_ tree, n *Node) { n.Probe.Guard = func() error { return unix.EOPNOTSUPP } }), Error, "immutable", "6.0"},
