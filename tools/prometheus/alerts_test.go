@@ -99,15 +99,25 @@ var stories = map[string]story{
 			crust_proxy_calls_total{AT,method="NodePublishVolume",handler="kata",code="Aborted"} 0+30x60
 			crust_proxy_calls_total{AT,method="NodePublishVolume",handler="kata",code="FailedPrecondition"} 0+30x60
 			crust_proxy_calls_total{AT,method="NodePublishVolume",handler="",code="Internal"} 0+90x60
-			crust_proxy_calls_total{AT,method="NodeGetVolumeStats",handler="kata",code="Internal"} 0+90x60`,
+			crust_proxy_calls_total{AT,method="NodeGetVolumeStats",handler="kata",code="Internal"} 0+90x60
+			crust_proxy_calls_total{AT,method="NodeStageVolume",handler="kata",code="Internal"} 0x9 0+9x4 36x45`, // a short burst
 		loud: `crust_proxy_calls_total{AT,method="NodePublishVolume",handler="kata",code="OK"} 0+9x60
 			crust_proxy_calls_total{AT,method="NodePublishVolume",handler="kata",code="Unavailable"} 0+1x60`,
 		after: 16, says: "10% of NodePublishVolume",
+	},
+	"CrustProxyCallsFail at the end": { // the front has released the volume; kubelet repeats the call every two minutes or later
+		quiet: `crust_proxy_calls_total{AT,driver="ebs",method="NodeUnpublishVolume",handler="",code="Aborted"} 0+1x60`,
+		loud: `crust_proxy_calls_total{AT,driver="ebs",method="NodeUnpublishVolume",handler="kata",code="OK"} 0+1x60
+			crust_proxy_calls_total{AT,driver="ebs",method="NodeUnpublishVolume",handler="",code="Internal"} 0 1 1 1 1 2 2 2 2 3 3 3 3 4 4 4 4 5 5 5 5 6x40`,
+		after: 16, says: "of NodeUnpublishVolume of ebs",
 	},
 	"CrustProxyCallsSlow": {
 		quiet: `crust_proxy_call_duration_seconds_bucket{AT,method="NodeStageVolume",handler="kata",le="5"} 0+100x60
 			crust_proxy_call_duration_seconds_bucket{AT,method="NodeStageVolume",handler="kata",le="60"} 0+100x60
 			crust_proxy_call_duration_seconds_bucket{AT,method="NodeStageVolume",handler="kata",le="+Inf"} 0+100x60
+			crust_proxy_call_duration_seconds_bucket{AT,method="NodePublishVolume",handler="kata",le="10"} 0x60
+			crust_proxy_call_duration_seconds_bucket{AT,method="NodePublishVolume",handler="kata",le="60"} 0x9 0+9x4 36x45
+			crust_proxy_call_duration_seconds_bucket{AT,method="NodePublishVolume",handler="kata",le="+Inf"} 0x9 0+9x4 36x45
 			crust_proxy_call_duration_seconds_bucket{AT,method="NodeStageVolume",handler="",le="60"} 0x60
 			crust_proxy_call_duration_seconds_bucket{AT,method="NodeStageVolume",handler="",le="+Inf"} 0+9x60`,
 		loud: `crust_proxy_call_duration_seconds_bucket{AT,method="NodeStageVolume",handler="kata",le="10"} 0+8x60
@@ -153,7 +163,7 @@ var stories = map[string]story{
 		after: 16, says: "40%",
 	},
 	"CrustProxyCallersDenied": {
-		quiet: `crust_proxy_callers_denied_total{AT} 0 0 1x60`,
+		quiet: `crust_proxy_callers_denied_total{AT} 0 0 1 2 3 4x60`,
 		loud:  `crust_proxy_callers_denied_total{AT} 0+1x60`, after: 16, says: "without permission",
 	},
 }

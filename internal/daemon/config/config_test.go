@@ -296,6 +296,7 @@ func TestWarnings(t *testing.T) {
 		front + cluster + "policy: {rules: [{name: a, needs: [fsGroup], defer: false}]}": "",
 		front + cluster + rule:                            "",
 		"reconcileInterval: 0s":                           "reconcileInterval: 0 is never",
+		"reconcileInterval: 6m":                           "CrustProxyRepairsFail",
 		"containerd: {socket: ''}":                        "handlers.kata: sandboxes of runtime-rs are not found",
 		"containerd: {namespace: k8s.io}":                 "", // older files have it
 		"containerd: {namespace: moby}":                   "containerd.namespace: it has no effect",

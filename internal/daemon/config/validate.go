@@ -215,6 +215,8 @@ func (c Config) annotatedNeedsCluster() error {
 func (c Config) Warnings() (lines []string) {
 	if c.ReconcileInterval == 0 {
 		lines = append(lines, "reconcileInterval: 0 is never: what a crash leaves stays until somebody runs crustctl reconcile")
+	} else if c.ReconcileInterval > 5*time.Minute {
+		lines = append(lines, "reconcileInterval: with more than 5m the alert CrustProxyRepairsFail comes and goes while a repair fails")
 	}
 	if rawBlock := filepath.Join(c.KubeletRoot, "plugins/kubernetes.io/csi/volumeDevices"); !sys.Within(rawBlock, c.Front.PrivateDir) {
 		lines = append(lines, fmt.Sprintf("front.privateDir: it is not below %s, and some drivers (Proxmox) treat volumes elsewhere as "+
