@@ -118,6 +118,7 @@ func (c *cloner) fill(ctx context.Context, jobs ...*job) (err error) {
 		if err := j.open(c.pool); err != nil {
 			return err
 		}
+		j.to.Sector = j.from.Sector
 	}
 	failpoint.Hit("driver-fill-begun")
 	if err := c.capture(ctx, jobs); err != nil {
@@ -182,15 +183,18 @@ func (c *cloner) copyAll(ctx context.Context, jobs []*job) (err error) {
 func needsReplay(image *os.File) bool {
 	return slices.ContainsFunc(fileSystems, func(fsType string) bool {
 		dirty, err := superblock.NeedsReplay(image, fsType)
-		return err == nil && dirty // an error: it is another filesystem, or none
+		return dirty || isUnread(err)
 	})
 }
 
 // isClean reports whether an ext4 was unmounted, also if it has no journal, and has no errors on record.
 func isClean(image *os.File) bool {
 	super, err := superblock.Read(image, "ext4")
-	return err != nil || super.Clean
+	return err == nil && super.Clean || err != nil && !isUnread(err)
 }
+
+// isUnread reports whether an error is none of another filesystem, or of no filesystem.
+func isUnread(err error) bool { return err != nil && !errors.Is(err, superblock.ErrNone) }
 
 // copy copies the data of an image that nobody writes to, if it is not too much.
 func (c *cloner) copy(ctx context.Context, from *record, image, original *os.File) error {

@@ -20,6 +20,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
 	"github.com/crust-proxy/crust-proxy/reference/fsops"
 	"github.com/crust-proxy/crust-proxy/reference/loopdev"
@@ -328,12 +329,24 @@ func TestHoldFailsIfItMayPass(t *testing.T) {
 	}
 }
 
-// TestHoldOutlastsItsFreeze: what is thawed late is another caller's freeze.
+// TestHoldOutlastsItsFreeze: what is thawed late is another caller's freeze. A freeze may begin long before its answer.
 func TestHoldOutlastsItsFreeze(t *testing.T) {
-	a := &admin{volumes: []*adminv1.Volume{{Id: "1", VolumeId: "v"}}}
-	f := &freezer{log: zaptest.NewLogger(t), limit: 20 * time.Millisecond, sandboxes: sandboxes{socket: a.serve(t), driver: "d"}}
-	free, err := f.hold(t.Context(), []inUse{{"v", someFile}}, func() error { time.Sleep(2 * f.limit); return nil })
-	check.That(t, len(free) == 1 && err == nil, "free %q: %v", free, err)
+	const limit = 20 * time.Millisecond
+	for _, late := range []bool{false, true} {
+		a := &admin{volumes: []*adminv1.Volume{{Id: "1", VolumeId: "v"}}, freezes: func() {
+			if late {
+				time.Sleep(2 * limit)
+			}
+		}}
+		f := &freezer{log: zaptest.NewLogger(t), limit: limit, sandboxes: sandboxes{socket: a.serve(t), driver: "d"}}
+		free, err := f.hold(t.Context(), []inUse{{"v", someFile}}, func() error {
+			if !late {
+				time.Sleep(2 * limit)
+			}
+			return nil
+		})
+		check.That(t, len(free) == 1 && err == nil, "late %v: free %q: %v", late, free, err)
+	}
 }
 
 // TestHoldFlushesTheDevice: a VMM without direct I/O leaves in the node's cache what the guest has not flushed.
@@ -359,6 +372,38 @@ func TestHoldFlushesTheDevice(t *testing.T) {
 		return err
 	})
 	check.That(t, len(free) == 0 && err == nil, "free %q: %v", free, err)
+}
+
+// TestAnImageThatCannotBeRead is not known to be clean.
+func TestAnImageThatCannotBeRead(t *testing.T) {
+	image := sparse(t, 1<<20)
+	check.That(t, !needsReplay(image) && isClean(image), "no filesystem")
+	check.Must(t, image.Close())
+	check.That(t, needsReplay(image) && !isClean(image), "it was not read")
+}
+
+// TestSectorsAreOnRecord: a filesystem may not be mounted with others, as after the data directory has moved.
+func TestSectorsAreOnRecord(t *testing.T) {
+	config, conn, _ := start(t, func(c *Config) { c.CopyLimit = 1 << 30 })
+	controller := csi.NewControllerClient(conn)
+	pool := check.Value(openPool(config))(t)
+	of := func(name string, from source) *record {
+		t.Helper()
+		return check.Value(pool.store.load(check.Value(created(t, controller, name, from))(t).GetVolumeId()))(t)
+	}
+	v := of("v", source{})
+	check.Equal(t, v.Sector, pool.sectorSize, "sectors of a new volume")
+	v.Sector = 2048
+	check.Must(t, pool.store.save(v))
+	clone := of("clone", source{Volume: v.ID})
+	check.Equal(t, clone.Sector, 2048, "sectors of a clone")
+	if os.Getuid() != 0 {
+		t.Skip("loop devices need root")
+	}
+	device := check.Value(pool.attach(clone, false))(t)
+	defer func() { check.Must(t, pool.detach(clone.ID, false)) }()
+	size := check.Value(sys.ReadLine("/sys/class/block/" + filepath.Base(device) + "/queue/logical_block_size"))(t)
+	check.Equal(t, size, "2048", "sectors of its device")
 }
 
 // TestCleanWithoutJournal: an ext4 without a journal that was not unmounted is as after a crash.

@@ -238,7 +238,7 @@ func (n *nodeServer) stage(ctx context.Context, r *record, path string, want acc
 	if want.block || n.config.Defer {
 		return nil
 	}
-	if err := n.pool.beginWriting(r); err != nil {
+	if err := n.pool.beginWriting(r, false); err != nil {
 		return err
 	}
 	return n.fs.mountFS(ctx, r.ID, device, path, want)

@@ -1,6 +1,7 @@
 package driver
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -26,7 +27,7 @@ type pool struct {
 	log    *zap.Logger
 	store  store
 	images string
-	// sectorSize is the sector size of all loop devices; with 0 the kernel chooses it.
+	// sectorSize is the sector size of the loop devices of new volumes; with 0 the kernel chooses it.
 	sectorSize uint32
 	// provisioning is held while capacity is reserved, so that two calls do not get the same.
 	provisioning sync.Mutex
@@ -166,7 +167,7 @@ func (l *pool) attach(r *record, readOnly bool) (string, error) {
 	if leaving {
 		return "", status.Errorf(codes.Aborted, "volume %q: another program still uses the loop device of its last use", r.ID)
 	}
-	path, err := loopdev.Attach(l.image(r.ID), loopdev.Options{ReadOnly: readOnly, DirectIO: !r.Buffered, SectorSize: l.sectorSize})
+	path, err := loopdev.Attach(l.image(r.ID), loopdev.Options{ReadOnly: readOnly, DirectIO: !r.Buffered, SectorSize: cmp.Or(r.Sector, l.sectorSize)})
 	failpoint.Hit("driver-attached")
 	return path, err
 }
@@ -187,12 +188,15 @@ func (l *pool) detach(id string, onlyReadOnly bool) error {
 	return err
 }
 
-// beginWriting records, before somebody may write to a volume, that it is not as it was frozen.
-func (l *pool) beginWriting(r *record) error {
-	if !r.AsFrozen {
+// beginWriting records, before somebody may write to a volume, that it is not as it was frozen, and if any program may
+// write to its device, not even known to have its filesystem.
+func (l *pool) beginWriting(r *record, block bool) error {
+	if !r.AsFrozen && (!block || r.Holds == "") {
 		return nil
 	}
-	r.AsFrozen = false
+	if r.AsFrozen = false; block {
+		r.Holds = ""
+	}
 	return l.store.save(r)
 }
 
@@ -312,6 +316,7 @@ func (l *pool) reserve(r *record, more, needed int64) error {
 // provision reserves the capacity, records the volume and makes its image, which fill gives
 // its content, and which needs room on the disk. If it fails, nothing is left.
 func (l *pool) provision(r *record, needed int64, fill func() error) error {
+	r.Sector = l.sectorSize
 	err := l.reserve(r, r.Capacity, needed)
 	if err == nil {
 		failpoint.Hit("driver-recorded")

@@ -156,7 +156,7 @@ func (p *publishing) compare(current *node) (known bool, err error) {
 
 func (p *publishing) carryOut(ctx context.Context, r *record, reply *csi.NodePublishVolumeResponse) error {
 	if !p.as.ReadOnly || !p.as.Block && !p.as.Deferred { // a mount on the node replays the log
-		if err := p.node.pool.beginWriting(r); err != nil {
+		if err := p.node.pool.beginWriting(r, p.as.Block); err != nil {
 			return err
 		}
 	}

@@ -232,6 +232,8 @@ type record struct {
 	Volumes []string `json:"volumes,omitempty"`
 	// Buffered: its loop devices use the node's page cache.
 	Buffered bool `json:"buffered,omitempty"`
+	// Sector is the sector size of its loop devices, which its content may depend on: 0 is the pool's.
+	Sector uint32 `json:"sector,omitempty"`
 	// Holds is the filesystem that was found or made on the volume when it was deferred.
 	Holds string `json:"holds,omitempty"`
 	Node  *node  `json:"node,omitempty"`

@@ -3,12 +3,16 @@
 package driver_test
 
 import (
+	"errors"
+	"os"
 	"slices"
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 
+	"github.com/crust-proxy/crust-proxy/internal/disk/superblock"
 	"github.com/crust-proxy/crust-proxy/pkg/csidefer"
 	csiv1 "github.com/crust-proxy/crust-proxy/proto/crust/csi/v1"
 	"github.com/crust-proxy/crust-proxy/test/check"
@@ -65,6 +69,25 @@ func TestDeferredReaders(t *testing.T) {
 	block.must(block.create, block.stage)
 	check.Code(t, check.Err(block.publishDeferred(false)), codes.InvalidArgument)
 	block.must(block.unstage, block.remove)
+}
+
+// TestDeferredAfterABlock: what a pod has written to the device itself is examined again.
+func TestDeferredAfterABlock(t *testing.T) {
+	r := newDriver(t, true)
+	v := r.volume("v", rig.MountAccess("ext4"))
+	deferred := func() error { return check.Err(v.publishDeferred(false)) }
+	v.must(v.create, v.stage, deferred, v.unpublish, v.unstage)
+	block := *v
+	block.access = rig.BlockAccess()
+	block.must(block.stage, block.publish)
+	device := check.Value(os.OpenFile(block.target, os.O_RDWR, 0))(t)
+	check.Must(t, errors.Join(unix.Fallocate(int(device.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 0, size), device.Close()))
+	block.must(block.unpublish, block.unstage)
+	v.must(v.stage, deferred, v.unpublish, v.unstage)
+	image := check.Value(os.Open(r.imageOf(v.id)))(t)
+	check.Must(t, check.Err(superblock.Read(image, "ext4")))
+	check.Must(t, image.Close())
+	v.must(v.remove)
 }
 
 // TestReadersOfAFrozenXFS: a frozen xfs always has something in its log, which is not replayed
