@@ -13,30 +13,23 @@ import (
 type freezes struct {
 	mu       sync.Mutex
 	known    map[volume.Key]freeze
-	underWay map[volume.Key]*overlap
+	underWay map[volume.Key]int
 }
 
-// overlap is the calls for one volume of which each began before the one before it had ended.
-type overlap struct {
-	calls  int
-	shared bool // they are several, or the volume was frozen before
-}
-
-// begin counts a freeze as under way, until note.
-func (f *freezes) begin(key volume.Key) *overlap {
+// begin counts a freeze as under way until note, and reports whether it is alone.
+func (f *freezes) begin(key volume.Key) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.known == nil {
-		f.known, f.underWay = make(map[volume.Key]freeze), make(map[volume.Key]*overlap)
+		f.known, f.underWay = make(map[volume.Key]freeze), make(map[volume.Key]int)
 	}
-	with := f.underWay[key]
-	if with == nil {
-		with = &overlap{shared: time.Now().Before(f.known[key].until)}
-		f.underWay[key] = with
-	}
-	with.calls++
-	with.shared = with.shared || with.calls > 1
-	return with
+	f.underWay[key]++
+	return f.alone(key)
+}
+
+// alone reports whether no freeze but the caller's is under way or noted. The caller holds the lock.
+func (f *freezes) alone(key volume.Key) bool {
+	return f.underWay[key] == 1 && !time.Now().Before(f.known[key].until)
 }
 
 // freeze is of the filesystem in one sandbox, which is empty if it is not known whether that is frozen.
@@ -45,12 +38,12 @@ type freeze struct {
 	sandbox      string
 }
 
-// note records the result of a freeze. Without an answer the volume may be frozen, and alone is whether that cannot be
-// another caller's freeze.
-func (f *freezes) note(key volume.Key, with *overlap, is freeze, err error) (alone bool) {
+// note records the result of a freeze, and reports whether it is alone. Without an answer the volume may be frozen.
+func (f *freezes) note(key volume.Key, is freeze, err error) (alone bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if with.calls--; with.calls == 0 {
+	alone = f.alone(key)
+	if f.underWay[key]--; f.underWay[key] == 0 {
 		delete(f.underWay, key)
 	}
 	maps.DeleteFunc(f.known, func(_ volume.Key, was freeze) bool { return time.Now().After(was.until) })
@@ -60,7 +53,7 @@ func (f *freezes) note(key volume.Key, with *overlap, is freeze, err error) (alo
 	if mayBeFrozen(err) {
 		f.known[key] = is
 	}
-	return !with.shared
+	return alone
 }
 
 // thawTime bounds the thaw of a freeze that was cut off.

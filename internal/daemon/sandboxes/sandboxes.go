@@ -3,10 +3,9 @@ package sandboxes
 
 import (
 	"context"
-	"maps"
-	"sync"
 	"time"
 
+	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	"github.com/crust-proxy/crust-proxy/internal/ground/telemetry"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime"
@@ -49,8 +48,8 @@ type Sandboxes struct {
 	// Missing is the kind of the error for a volume whose handler is not configured any more.
 	Missing volume.Kind
 
-	mu    sync.Mutex
-	tried map[attempt]time.Time // until when each is not made again
+	// growing is held for an attempt to grow, and for a pause after it.
+	growing sys.KeyLocks[attempt]
 }
 
 // attempt is to have one sandbox grow a volume to the size on record.
@@ -58,32 +57,6 @@ type attempt struct {
 	key     volume.Key
 	sandbox string
 	size    int64
-}
-
-// begin counts an attempt as under way, unless it is or was made less than retryTime ago.
-func (s *Sandboxes) begin(a attempt) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	maps.DeleteFunc(s.tried, func(_ attempt, until time.Time) bool { return time.Now().After(until) })
-	if _, tried := s.tried[a]; tried {
-		return false
-	}
-	if s.tried == nil {
-		s.tried = make(map[attempt]time.Time)
-	}
-	s.tried[a] = time.Now().Add(24 * time.Hour)
-	return true
-}
-
-const retryTime = time.Minute
-
-// end allows another attempt after a pause, unless the sandbox cannot do it.
-func (s *Sandboxes) end(a attempt, err error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if volume.KindOf(err) != volume.Unsupported {
-		s.tried[a] = time.Now().Add(retryTime)
-	}
 }
 
 // Handler returns the handler of a volume.
@@ -120,10 +93,17 @@ func (s *Sandboxes) endGrowth(ctx context.Context, handler runtime.Handler, v *v
 		_ = s.Broker.EndGrowth(v.Key, v.GrowTo) // the next stats try again, and only people read it
 		return
 	}
-	if a := (attempt{v.Key, sandbox, v.GrowTo}); handler.Abilities().GrowsAtMount && s.begin(a) {
+	if !handler.Abilities().GrowsAtMount {
+		return
+	}
+	if unlock, free := s.growing.TryLock(attempt{v.Key, sandbox, v.GrowTo}); free {
 		go func() {
-			_, err := s.Expand(context.WithoutCancel(ctx), v, volume.Range{Required: v.GrowTo})
-			s.end(a, err) // the relay keeps the error
+			pause := time.Minute
+			_, err := s.Expand(context.WithoutCancel(ctx), v, volume.Range{Required: v.GrowTo}) // the relay keeps the error
+			if volume.KindOf(err) == volume.Unsupported {
+				pause = 24 * time.Hour
+			}
+			time.AfterFunc(pause, unlock)
 		}()
 	}
 }
