@@ -177,8 +177,7 @@ func runRefuse(t *trial, s *suite) {
 	}, "mount-inside")
 }
 
-// refusesAlone asks for a container without a sandbox, and for a sandbox that mounts the
-// volume itself.
+// refusesAlone asks for a container without a sandbox, and for a sandbox that mounts the volume itself.
 func refusesAlone(t *trial, f *fixture) {
 	spec := f.pod.containerSpec("alone", []bind{all(f.vol)})
 	spec.Annotations = nil

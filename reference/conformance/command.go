@@ -11,7 +11,6 @@ import (
 	"path/filepath"
 	"slices"
 	"syscall"
-	"time"
 
 	"github.com/spf13/pflag"
 
@@ -41,9 +40,8 @@ Flags:
 
 // command is one command line of crust-conformance.
 type command struct {
-	opts    Options
-	out     *printer.Printer
-	timeout time.Duration
+	opts Options
+	out  *printer.Printer
 }
 
 // Main runs crust-conformance and returns its exit code. In the containers of a test case the
@@ -63,7 +61,7 @@ func Main(args []string) int {
 }
 
 func runCommand(ctx context.Context, args []string, out *printer.Printer, stderr io.Writer) int {
-	c := &command{opts: Options{Root: abi.DefaultRoot, FSType: "ext4", Self: "/proc/self/exe", Dir: "/var/tmp"}, out: out}
+	c := &command{opts: Options{Root: abi.DefaultRoot, FSType: "ext4", Dir: "/var/tmp"}, out: out}
 	usage, err := c.parse(args)
 	switch {
 	case errors.Is(err, pflag.ErrHelp):
@@ -85,12 +83,10 @@ func (c *command) parse(args []string) (usage string, err error) {
 	flags := pflag.NewFlagSet("crust-conformance", pflag.ContinueOnError)
 	flags.Usage = func() {} // runCommand prints it
 	flags.StringVar(&c.opts.Runtime, "runtime", "", "the handler's program")
-	flags.StringArrayVar(&c.opts.Args, "runtime-arg", nil, "an argument before the handler's command; may be repeated")
 	flags.StringVar(&c.opts.Root, "root", c.opts.Root, "where the handler looks for the directories of volumes")
 	flags.StringVar(&c.opts.FSType, "fs", c.opts.FSType, "the volumes' filesystem: ext4, xfs or btrfs")
 	flags.StringVar(&c.opts.Dir, "dir", c.opts.Dir, "where the simulated node gets its directory")
 	flags.StringSliceVar(&c.opts.Only, "only", nil, fmt.Sprintf("run only these test cases: %v", CaseNames()))
-	flags.DurationVar(&c.timeout, "timeout", 0, "how long the run may take; 0 is for ever")
 	flags.StringVarP(&c.out.Format, "output", "o", printer.FormatTable, "table, wide, json or yaml")
 	if err := flags.Parse(args); err != nil {
 		return flags.FlagUsages(), err
@@ -101,9 +97,6 @@ func (c *command) parse(args []string) (usage string, err error) {
 func (c *command) check(args []string) error {
 	if len(args) > 0 {
 		return fmt.Errorf("crust-conformance does not take %q", args[0])
-	}
-	if c.timeout < 0 {
-		return fmt.Errorf("--timeout %s is negative", c.timeout)
 	}
 	if err := errors.Join(c.out.Check(), c.opts.Check()); err != nil {
 		return err
@@ -119,56 +112,50 @@ func (c *command) check(args []string) error {
 }
 
 func (c *command) run(ctx context.Context) error {
-	if c.timeout > 0 {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, c.timeout)
-		defer cancel()
-	}
-	lines := Lines{Print: c.printResult}
-	report, err := Run(ctx, c.opts, func(r Result) {
-		if !c.out.Machine() {
-			lines.Add(r)
+	return Print(c.out, "the handler", func(onResult func(Result)) (Report, error) {
+		report, err := Run(ctx, c.opts, onResult)
+		switch {
+		case errors.Is(err, context.Canceled):
+			err = errors.New("interrupted: what was made is removed again")
+		case err != nil && ctx.Err() != nil: // the error of a program that was killed
+			err = fmt.Errorf("interrupted: %w", err)
+		}
+		return report, err
+	})
+}
+
+// Print prints each result of a run, and the sums, or for a program all results at the end. It fails if a demand is
+// not met; tested is the subject of that error.
+func Print(out *printer.Printer, tested string, run func(onResult func(Result)) (Report, error)) error {
+	report, err := run(func(r Result) {
+		if !out.Machine() {
+			printResult(out, r)
 		}
 	})
-	printing := lines.End()
-	switch {
-	case errors.Is(err, context.Canceled):
-		err = errors.New("interrupted: what was made is removed again")
-	case err != nil && errors.Is(ctx.Err(), context.Canceled): // the error of a program that was killed
-		err = fmt.Errorf("interrupted: %w", err)
-	case errors.Is(err, context.DeadlineExceeded):
-		err = fmt.Errorf("it did not end within --timeout %s: what was made is removed again", c.timeout)
-	}
-	if err = errors.Join(err, printing); err != nil && len(report.Results) == 0 {
+	if err != nil && len(report.Results) == 0 {
 		return err
 	}
-	return errors.Join(err, c.printEnd(report))
-}
-
-func (c *command) printResult(r Result) error {
-	colour := map[Status]string{Pass: show.Green, Fail: show.Red, Skip: show.Yellow}[r.Status]
-	line := fmt.Sprintf("%s %s %s", c.out.Paint(colour, string(r.Status)), c.out.Paint(show.Faint, fmt.Sprintf("%-18s", r.Name)), r.Demand)
-	if r.Seen != "" {
-		line += c.out.Field(24, "seen:", r.Seen)
-	}
-	if r.Status == Fail {
-		line += c.out.Field(24, "see:", "docs/runtime-authors.md, section "+r.Section)
-	}
-	_, err := fmt.Fprintln(c.out.Out, line)
-	return err
-}
-
-// printEnd prints the sums, or for a program all results. It fails if a demand is not met.
-func (c *command) printEnd(report Report) error {
 	failed := report.Count(Fail)
-	var err error
-	if c.out.Machine() {
-		err = c.out.JSON(report)
+	var printing error
+	if out.Machine() {
+		printing = out.JSON(report)
 	} else {
-		err = c.out.Line(fmt.Sprintf("\n%d passed, %d failed, %d skipped", report.Count(Pass), failed, report.Count(Skip)))
+		printing = out.Line(fmt.Sprintf("\n%d passed, %d failed, %d skipped", report.Count(Pass), failed, report.Count(Skip)))
 	}
-	if err == nil && failed > 0 {
-		err = fmt.Errorf("the handler does not meet %d of %d demands", failed, len(report.Results))
+	if err = errors.Join(err, printing); failed > 0 {
+		err = errors.Join(err, fmt.Errorf("%s does not meet %d of %d demands", tested, failed, len(report.Results)))
 	}
 	return err
+}
+
+func printResult(out *printer.Printer, r Result) {
+	colour := map[Status]string{Pass: show.Green, Fail: show.Red, Skip: show.Yellow}[r.Status]
+	line := fmt.Sprintf("%s %s %s", out.Paint(colour, string(r.Status)), out.Paint(show.Faint, fmt.Sprintf("%-18s", r.Name)), r.Demand)
+	if r.Seen != "" {
+		line += out.Field(24, "seen:", r.Seen)
+	}
+	if r.Status == Fail && r.Section != "" {
+		line += out.Field(24, "see:", "docs/runtime-authors.md, section "+r.Section)
+	}
+	_, _ = fmt.Fprintln(out.Out, line) // the sums fail, too
 }

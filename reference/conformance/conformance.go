@@ -1,6 +1,5 @@
-// Package conformance tests a runtime handler that has runc's command line against
-// docs/runtime-authors.md: on a device, a guard and a volume of its own, without a
-// container runtime and without the broker.
+// Package conformance tests a runtime handler that has runc's command line against docs/runtime-authors.md: on a
+// device, a guard and a volume of its own, without a container runtime and without the broker.
 package conformance
 
 import (
@@ -14,15 +13,12 @@ import (
 
 // Options say what is tested, and how.
 type Options struct {
-	// Runtime is the handler's program; Args are added before its command.
+	// Runtime is the handler's program.
 	Runtime string
-	Args    []string
 	// Root holds the directories of volumes, where the handler looks for them.
 	Root string
 	// FSType is the filesystem of the volumes: ext4, xfs or btrfs.
 	FSType string
-	// Self is the program that runs Probe in the containers. It is static.
-	Self string
 	// Dir is where the simulated node gets its directory.
 	Dir string
 	// Only are the names of the test cases to run; none is all.
@@ -216,8 +212,8 @@ const (
 type Result struct {
 	Name   string `json:"name"`
 	Status Status `json:"status"`
-	// Section is the section of docs/runtime-authors.md that has the requirement, and
-	// Demand is its text.
+	// Section is the section of docs/runtime-authors.md that has the requirement, if it is of a runtime handler. Demand
+	// is its text.
 	Section string `json:"section"`
 	Demand  string `json:"demand"`
 	// Seen is what was seen, unless it passed.

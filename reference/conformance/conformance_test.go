@@ -159,20 +159,6 @@ func TestSleepEndsWithItsLease(t *testing.T) {
 	check.Equal(t, <-done, 0, "exit code")
 }
 
-// A directory whose run is gone is cleared away; one of a run that lives is not.
-func TestClearKilled(t *testing.T) {
-	below := t.TempDir()
-	dead, living := &node{dir: below + "/" + dirPrefix + "1"}, &node{dir: below + "/" + dirPrefix + "2"}
-	for _, n := range []*node{dead, living} {
-		check.Must(t, errors.Join(os.Mkdir(n.dir, 0o700), n.claim()))
-	}
-	check.Must(t, dead.base.run(t.Context()))
-	check.Must(t, clearKilled(below))
-	left, _ := filepath.Glob(below + "/*")
-	check.That(t, len(left) == 1 && left[0] == living.dir, "left: %q", left)
-	check.Must(t, living.base.run(t.Context()))
-}
-
 func TestUsage(t *testing.T) {
 	for args, wanted := range map[string]string{
 		"":                               "--runtime is missing",
@@ -181,7 +167,6 @@ func TestUsage(t *testing.T) {
 		"--runtime /no/such/program":     "/no/such/program",
 		"--runtime sh more":              `does not take "more"`,
 		"--runtime sh -o xml":            `"xml"`,
-		"--runtime sh --timeout -1s":     "negative",
 		"--nope":                         "--nope",
 	} {
 		var out, stderr bytes.Buffer
@@ -192,29 +177,27 @@ func TestUsage(t *testing.T) {
 	var out, stderr bytes.Buffer
 	code := runCommand(t.Context(), []string{"--help"}, &printer.Printer{Out: &out}, &stderr)
 	check.That(t, code == 0 && stderr.Len() == 0, "--help: status %d, %s", code, stderr.String())
-	check.Says(t, "--help", out.String(), "--runtime", "--runtime-arg", "--root", "--fs", "--dir", "--only", "--timeout", "--output")
+	check.Says(t, "--help", out.String(), "--runtime", "--root", "--fs", "--dir", "--only", "--output")
 }
 
 func TestReportText(t *testing.T) {
 	var out bytes.Buffer
-	c := &command{out: &printer.Printer{Out: &out, Format: printer.FormatTable}}
 	report := Report{Results: []Result{
 		{Name: "mount-inside", Status: Pass, Section: "7", Demand: "it is mounted"},
 		{Name: "sub-link", Status: Fail, Section: "9", Demand: "it is refused", Seen: "it was\x1b[31m not"},
 		{Name: "socket-same", Status: Skip, Section: "13", Demand: "it is the same", Seen: "no socket"},
-		{Name: "freeze-holds", Status: Skip, Seen: "not supported"},
-		{Name: "freeze-thaw", Status: Skip, Seen: "not supported"},
-		{Name: "mount-host", Status: Pass, Demand: "it is not on the host"},
-		{Name: "life-free", Status: Skip, Demand: "it is free", Seen: "not supported"},
 	}}
-	lines := Lines{Print: c.printResult}
-	for _, r := range report.Results {
-		lines.Add(r)
+	printed := func(of Report) error {
+		return Print(&printer.Printer{Out: &out, Format: printer.FormatTable}, "the handler", func(onResult func(Result)) (Report, error) {
+			for _, r := range of.Results {
+				onResult(r)
+			}
+			return of, nil
+		})
 	}
-	check.Must(t, lines.End())
-	err := c.printEnd(report)
-	check.That(t, err != nil && err.Error() == "the handler does not meet 1 of 7 demands", "the end: %v", err)
+	err := printed(report)
+	check.That(t, err != nil && err.Error() == "the handler does not meet 1 of 3 demands", "the end: %v", err)
 	want := check.Value(os.ReadFile("testdata/report.txt"))(t)
 	check.Same(t, cmp.Diff(string(want), out.String()), "report (-want +got)")
-	check.That(t, c.printEnd(Report{Results: report.Results[:1]}) == nil, "a handler that meets all demands is an error")
+	check.That(t, printed(Report{Results: report.Results[:1]}) == nil, "a handler that meets all demands is an error")
 }

@@ -16,6 +16,8 @@ import (
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
+
+	"github.com/crust-proxy/crust-proxy/reference/cgroup"
 )
 
 // container is one that the handler runs.
@@ -138,40 +140,23 @@ func (c *container) remove(ctx context.Context) error {
 
 func (c *container) removeByForce(ctx context.Context) error {
 	_, err := c.n.handler.must(ctx, "delete", "--force", c.id)
-	// If create was killed, the runtime does not know the container any more, but its
-	// control groups are left, and perhaps a process in them.
-	for _, pattern := range []string{"/sys/fs/cgroup/", "/sys/fs/cgroup/*/"} {
-		groups, globErr := filepath.Glob(pattern + c.id)
-		err = errors.Join(err, globErr)
-		for _, group := range groups {
-			err = errors.Join(err, eventually(ctx, endsWithin, func(context.Context) error { return removeGroup(group) }))
+	// If create was killed, the runtime does not know the container any more, but its control groups are left, and
+	// perhaps a process in them.
+	return errors.Join(err, eventually(ctx, endsWithin, func(context.Context) error {
+		for _, file := range cgroup.Files(c.id, "cgroup.procs") {
+			killAll(file)
 		}
-	}
-	return err
+		return cgroup.Remove(c.id, poll)
+	}))
 }
 
-func removeGroup(group string) error {
-	err := unix.Rmdir(group)
-	switch {
-	case err == nil, errors.Is(err, unix.ENOENT):
-		return nil
-	case errors.Is(err, unix.EBUSY):
-		err = errors.Join(err, killGroup(group))
-	}
-	return fmt.Errorf("remove the control group %s: %w", group, err)
-}
-
-func killGroup(group string) error {
-	raw, err := os.ReadFile(filepath.Join(group, "cgroup.procs")) //nolint:gosec // a group of ours
-	if err != nil {
-		return err
-	}
+func killAll(procs string) {
+	raw, _ := os.ReadFile(procs) //nolint:gosec // of a group of ours; if it is gone, so are its processes
 	for _, word := range strings.Fields(string(raw)) {
 		if pid, err := strconv.Atoi(word); err == nil && pid > 1 {
 			_ = unix.Kill(pid, unix.SIGKILL) // it may have ended by itself
 		}
 	}
-	return nil
 }
 
 // handlerTimeout bounds one call of the handler.
@@ -180,19 +165,15 @@ const handlerTimeout = 2 * time.Minute
 // handler is the program that is tested, with runc's command line.
 type handler struct {
 	program string
-	args    []string // before each command
+	state   string   // its --root
 	dir     string   // for the output of programs
 	stdin   *os.File // of the containers
-}
-
-func newHandler(opts Options, dir, state string, stdin *os.File) *handler {
-	return &handler{program: opts.Runtime, args: append(append([]string{}, opts.Args...), "--root", state), dir: dir, stdin: stdin}
 }
 
 func (h *handler) run(ctx context.Context, words ...string) (programResult, error) {
 	ctx, cancel := context.WithTimeout(ctx, handlerTimeout)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, h.program, append(h.args[:len(h.args):len(h.args)], words...)...) //nolint:gosec // the program that is tested
+	cmd := exec.CommandContext(ctx, h.program, append([]string{"--root", h.state}, words...)...) //nolint:gosec // the program that is tested
 	cmd.Stdin = h.stdin
 	return runProgram(ctx, h.dir, cmd)
 }
@@ -211,9 +192,8 @@ type programResult struct {
 	stdout, stderr string
 }
 
-// runProgram runs a program in a process group of its own, so that an interrupt at the
-// terminal reaches only us. What the program starts keeps its streams open: they are
-// files, because the end of a pipe would be waited for.
+// runProgram runs a program in a process group of its own, so that an interrupt at the terminal reaches only us. What
+// the program starts keeps its streams open: they are files, because the end of a pipe would be waited for.
 func runProgram(ctx context.Context, dir string, cmd *exec.Cmd) (programResult, error) {
 	stdout, err := outputFile(dir)
 	if err != nil {
@@ -261,8 +241,7 @@ func lastLine(text string) string {
 	return lines[len(lines)-1]
 }
 
-// writeBundle writes a bundle like that of containerd's CRI plugin, as far as volumes are
-// concerned.
+// writeBundle writes a bundle like that of containerd's CRI plugin, as far as volumes are concerned.
 func writeBundle(bundle string, spec *specs.Spec) (string, error) {
 	if err := os.MkdirAll(bundle, 0o700); err != nil {
 		return "", err

@@ -3,10 +3,8 @@ package conformance
 import (
 	"bytes"
 	"context"
-	"debug/elf"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -19,6 +17,7 @@ import (
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
+	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 	"github.com/crust-proxy/crust-proxy/reference/loopdev"
 	"github.com/crust-proxy/crust-proxy/reference/mountwatch"
@@ -42,31 +41,18 @@ func newNode(opts Options) (_ *node, err error) {
 	if err := checkHost(opts); err != nil {
 		return nil, err
 	}
-	begun, err := beginAlone(opts.Dir)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = begun.Close() }()
-	if err := clearKilled(opts.Dir); err != nil {
-		return nil, err
-	}
 	n := &node{opts: opts}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, n.close())
 		}
 	}()
-	if n.dir, err = os.MkdirTemp(opts.Dir, dirPrefix); err != nil {
+	const prefix = "crust-conformance-"
+	if n.dir, err = os.MkdirTemp(opts.Dir, prefix); err != nil {
 		return nil, err
 	}
 	n.base.add(func(context.Context) error { return n.removeDir() })
-	n.run = strings.TrimPrefix(filepath.Base(n.dir), dirPrefix)
-	if err = n.claim(); err != nil {
-		return nil, err
-	}
-	if err = begun.Close(); err != nil {
-		return nil, err
-	}
+	n.run = strings.TrimPrefix(filepath.Base(n.dir), prefix)
 	if err := n.layOut(); err != nil {
 		return nil, err
 	}
@@ -75,7 +61,7 @@ func newNode(opts Options) (_ *node, err error) {
 		return nil, err
 	}
 	n.base.add(func(context.Context) error { return errors.Join(n.lease.Close(), stdin.Close()) })
-	n.handler = newHandler(opts, n.dir, n.path("state"), stdin)
+	n.handler = &handler{program: opts.Runtime, state: n.path("state"), dir: n.dir, stdin: stdin}
 	n.mounts, err = mountwatch.New()
 	return n, err
 }
@@ -90,21 +76,6 @@ func checkHost(opts Options) error {
 	}
 	if _, err := exec.LookPath("mkfs." + opts.FSType); err != nil {
 		return fmt.Errorf("the filesystem %q cannot be made here: %w", opts.FSType, err)
-	}
-	return isStatic(opts.Self)
-}
-
-// isStatic returns an error for a program that needs libraries: the image has none.
-func isStatic(path string) error {
-	program, err := elf.Open(path)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = program.Close() }()
-	for _, part := range program.Progs {
-		if part.Type == elf.PT_INTERP {
-			return errors.New("this program is linked dynamically and cannot run in the containers: build it with CGO_ENABLED=0")
-		}
 	}
 	return nil
 }
@@ -125,26 +96,11 @@ func (n *node) layOut() error {
 	if err := unix.Mount("", kubelet, "", unix.MS_SHARED, ""); err != nil {
 		return fmt.Errorf("share the mount %s: %w", kubelet, err)
 	}
-	n.removeRootLater()
-	program, err := os.ReadFile(n.opts.Self)
+	program, err := os.ReadFile("/proc/self/exe") // a static program, which runs Probe in the containers
 	if err == nil {
 		err = os.WriteFile(n.path("rootfs/probe"), program, 0o755) //nolint:gosec // it is run by containers
 	}
 	return err
-}
-
-// removeRootLater lets the directory of volumes be removed at the end, if it did not exist
-// before and nobody else uses it.
-func (n *node) removeRootLater() {
-	if _, err := os.Lstat(n.opts.Root); !errors.Is(err, fs.ErrNotExist) {
-		return
-	}
-	n.base.add(func(context.Context) error {
-		if err := os.Remove(n.opts.Root); !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ENOTEMPTY) {
-			return err
-		}
-		return nil
-	})
 }
 
 func (n *node) path(elem ...string) string {
@@ -171,9 +127,8 @@ func (n *node) close() error {
 	return errors.Join(err, n.base.run(ctx))
 }
 
-// removeDir removes our directory with the mounts that are left in it, and the volumes
-// whose guards are among them. A killed runtime may have left one in its state directory:
-// runc binds its program there for a moment.
+// removeDir removes our directory with the mounts that are left in it, and the volumes whose guards are among them. A
+// killed runtime may have left one in its state directory: runc binds its program there for a moment.
 func (n *node) removeDir() error {
 	left, err := mountinfo.GetMounts(mountinfo.PrefixFilter(n.dir))
 	if err != nil {
@@ -214,13 +169,8 @@ func eventually(ctx context.Context, most time.Duration, try func(context.Contex
 	defer cancel()
 	for {
 		err := try(ctx)
-		if err == nil {
-			return nil
-		}
-		select {
-		case <-ctx.Done():
+		if err == nil || !sys.Sleep(ctx, poll) {
 			return err
-		case <-time.After(poll):
 		}
 	}
 }
@@ -251,8 +201,7 @@ func (c *cleanup) run(ctx context.Context) error {
 
 const mib = 1 << 20
 
-// The sizes of the new filesystem, of the device, and of the grown device. mkfs.xfs
-// refuses less than 300 MiB.
+// The sizes of the new filesystem, of the device, and of the grown device. mkfs.xfs refuses less than 300 MiB.
 const (
 	madeSize  = 320 * mib
 	diskSize  = 448 * mib

@@ -192,8 +192,7 @@ func (v *testVolume) infoIsWhole(t *trial) {
 	t.that(bytes.Equal(raw, wanted), "%s was changed", abi.InfoName)
 }
 
-// settles bounds the wait for a filesystem's background writes. The calls of a slow machine
-// take their time beside it.
+// settles bounds the wait for a filesystem's background writes. The calls of a slow machine take their time beside it.
 const settles = time.Minute
 
 func (f *fixture) statsAreTrue(ctx context.Context, c *container) error {

@@ -21,6 +21,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
+	"github.com/crust-proxy/crust-proxy/internal/tool/printer"
 	"github.com/crust-proxy/crust-proxy/reference/conformance"
 )
 
@@ -51,7 +52,7 @@ type spec[F any] struct {
 
 // run tries each requirement and reports its result at once. An error says that volumes or
 // snapshots could not be made or removed, and nothing of the requirements.
-func run[F any](ctx context.Context, conn grpc.ClientConnInterface, opts Options, section string, specs []spec[F],
+func run[F any](ctx context.Context, conn grpc.ClientConnInterface, opts Options, specs []spec[F],
 	fixture func(context.Context, *driver) (F, error), onResult func(conformance.Result),
 ) (conformance.Report, error) {
 	setup, done := context.WithTimeout(ctx, setupTimeout)
@@ -67,7 +68,6 @@ func run[F any](ctx context.Context, conn grpc.ClientConnInterface, opts Options
 			break // also when it is interrupted: each spec would fail
 		}
 		result := s.result(ctx, f)
-		result.Section = section
 		report.Results = append(report.Results, result)
 		onResult(result)
 	}
@@ -177,20 +177,8 @@ func (s suite) print(ctx context.Context, socket string, opts Options, out io.Wr
 		return err
 	}
 	defer func() { _ = conn.Close() }()
-	lines := conformance.Lines{Print: func(r conformance.Result) error {
-		text := fmt.Sprintf("%s %-14s %s\n", r.Status, r.Name, r.Demand)
-		if r.Seen != "" {
-			text += fmt.Sprintf("     %-14s seen: %s\n", "", r.Seen)
-		}
-		_, err := io.WriteString(out, text)
-		return err
-	}}
-	report, err := s.run(ctx, conn, opts, lines.Add)
-	err = errors.Join(err, lines.End())
-	failed := report.Count(conformance.Fail)
-	_, _ = fmt.Fprintf(out, "\n%d passed, %d failed, %d skipped\n", report.Count(conformance.Pass), failed, report.Count(conformance.Skip))
-	if failed > 0 {
-		err = errors.Join(err, fmt.Errorf("the driver does not meet %d of %d demands", failed, len(report.Results)))
-	}
-	return err
+	table := &printer.Printer{Out: out, Format: printer.FormatTable}
+	return conformance.Print(table, "the driver", func(onResult func(conformance.Result)) (conformance.Report, error) {
+		return s.run(ctx, conn, opts, onResult)
+	})
 }

@@ -28,7 +28,7 @@ import (
 
 // RunDeferral runs the suite of what docs/driver-authors.md requires of a driver that defers by itself.
 func RunDeferral(ctx context.Context, conn grpc.ClientConnInterface, opts Options, onResult func(conformance.Result)) (conformance.Report, error) {
-	return run(ctx, conn, opts, "A driver that defers by itself", deferralSpecs(), newDeferral, onResult)
+	return run(ctx, conn, opts, deferralSpecs(), newDeferral, onResult)
 }
 
 // deferral is a volume that is attached, and published to be deferred.

@@ -17,7 +17,7 @@ import (
 
 // RunMetadata runs the suite of the SnapshotMetadata service.
 func RunMetadata(ctx context.Context, conn grpc.ClientConnInterface, opts Options, onResult func(conformance.Result)) (conformance.Report, error) {
-	return run(ctx, conn, opts, "SnapshotMetadata", metadataSpecs(), newFixture, onResult)
+	return run(ctx, conn, opts, metadataSpecs(), newFixture, onResult)
 }
 
 // fixture is two snapshots of a volume, one of it when it has grown, and one of another.

@@ -130,8 +130,7 @@ func (d *driver) volume(ctx context.Context, name string, access *csi.VolumeCapa
 	return v, nil
 }
 
-// write publishes the volume, fills blocks, and unpublishes it, so that a snapshot needs no
-// freeze.
+// write publishes the volume, fills blocks, and unpublishes it, so that a snapshot needs no freeze.
 func (v *volume) write(ctx context.Context, blocks content) (err error) {
 	target := filepath.Join(v.d.dir, v.name)
 	down, err := v.publish(ctx, target)
