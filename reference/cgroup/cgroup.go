@@ -17,12 +17,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Move moves a process into the group with this name at the top of each hierarchy (cgroup
-// v2, and all of v1), and creates the groups. A process in the root group of a hierarchy
-// stays there: nobody ends or freezes that group.
+// Move moves a process into the group with this name at the top of each hierarchy (cgroup v2, and all of v1), and
+// creates the groups. A process in the root group of a hierarchy stays there: nobody ends or freezes that group.
 //
-// The error names the hierarchies that failed; the others are done. A process that has
-// ended is not an error.
+// The error names the hierarchies that failed; the others are done. A process that has ended is not an error.
 func Move(pid int, name string) error { return move("/proc", pid, name) }
 
 func move(proc string, pid int, name string) error {
@@ -147,9 +145,12 @@ func inherit(parent, child, file string) error {
 	return os.WriteFile(filepath.Join(child, file), value, 0o600) //nolint:gosec // below the hierarchy's mount
 }
 
-// Path returns the path of a group from the top of its hierarchy for the cgroupsPath of an
-// OCI spec. For the form slice:prefix:name it is the group that systemd would make.
+// Path returns the path of a group from the top of its hierarchy for the cgroupsPath of an OCI spec. For the form
+// slice:prefix:name it is the group that systemd would make. Without a cgroupsPath it is "", which is no group.
 func Path(cgroupsPath string) string {
+	if cgroupsPath == "" {
+		return ""
+	}
 	parts := strings.Split(cgroupsPath, ":")
 	if len(parts) != 3 {
 		return filepath.Join("/", cgroupsPath)
@@ -172,6 +173,9 @@ func Path(cgroupsPath string) string {
 
 // Join moves a process into the group at a path in each hierarchy, and creates the groups.
 func Join(pid int, path string) error {
+	if path == "" {
+		return nil
+	}
 	mounts, err := writable("/proc")
 	for _, m := range mounts {
 		if err := enter(m, path, pid); err != nil {
@@ -183,6 +187,9 @@ func Join(pid int, path string) error {
 
 // Remove removes the groups at a path. It waits at most this long for killed processes.
 func Remove(path string, most time.Duration) error {
+	if path == "" {
+		return nil
+	}
 	mounts, err := writable("/proc")
 	errs := []error{err}
 	until := time.Now().Add(most)
@@ -199,8 +206,23 @@ func Remove(path string, most time.Duration) error {
 	return errors.Join(errs...)
 }
 
+// Kill kills the processes in the groups at a path.
+func Kill(path string) {
+	for _, file := range Files(path, "cgroup.procs") {
+		raw, _ := os.ReadFile(file) //nolint:gosec // the kernel's own; if it is gone, so are its processes
+		for word := range strings.FieldsSeq(string(raw)) {
+			if pid, err := strconv.Atoi(word); err == nil && pid > 1 {
+				_ = unix.Kill(pid, unix.SIGKILL) // it may have ended by itself
+			}
+		}
+	}
+}
+
 // Files lists the existing files with this name in the groups at a path.
 func Files(path, name string) (files []string) {
+	if filepath.Join("/", path) == "/" {
+		return nil // of no group, and not of the root group
+	}
 	mounts, _ := writable("/proc") // without any there is no such file
 	for _, m := range mounts {
 		file := filepath.Join(m.Mountpoint, path, name)

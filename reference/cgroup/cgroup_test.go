@@ -107,6 +107,7 @@ func TestMoveIntoWhatIsNoControlGroup(t *testing.T) {
 
 func TestPath(t *testing.T) {
 	for in, want := range map[string]string{
+		"":                             "",
 		"/kubepods/burstable/podx/abc": "/kubepods/burstable/podx/abc",
 		"kubepods/podx":                "/kubepods/podx",
 		"../../etc":                    "/etc",

@@ -143,20 +143,9 @@ func (c *container) removeByForce(ctx context.Context) error {
 	// If create was killed, the runtime does not know the container any more, but its control groups are left, and
 	// perhaps a process in them.
 	return errors.Join(err, eventually(ctx, endsWithin, func(context.Context) error {
-		for _, file := range cgroup.Files(c.id, "cgroup.procs") {
-			killAll(file)
-		}
+		cgroup.Kill(c.id)
 		return cgroup.Remove(c.id, poll)
 	}))
-}
-
-func killAll(procs string) {
-	raw, _ := os.ReadFile(procs) //nolint:gosec // of a group of ours; if it is gone, so are its processes
-	for _, word := range strings.Fields(string(raw)) {
-		if pid, err := strconv.Atoi(word); err == nil && pid > 1 {
-			_ = unix.Kill(pid, unix.SIGKILL) // it may have ended by itself
-		}
-	}
 }
 
 // handlerTimeout bounds one call of the handler.

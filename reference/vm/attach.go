@@ -24,8 +24,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/reference/vm/wire"
 )
 
-// attach is the proxy of a process in the guest: it carries its streams and signals, and exits
-// with its exit code.
+// attach is the proxy of a process in the guest: it carries its streams and signals, and exits with its exit code.
 func (c *command) attach() (code int, err error) {
 	if len(c.in.Words) != 3 {
 		return 1, errors.New("attach: its arguments are a sandbox, a container and a process")

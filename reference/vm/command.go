@@ -18,6 +18,7 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/oci"
+	"github.com/crust-proxy/crust-proxy/reference/cgroup"
 	"github.com/crust-proxy/crust-proxy/reference/handler"
 	"github.com/crust-proxy/crust-proxy/reference/process"
 	"github.com/crust-proxy/crust-proxy/reference/vm/wire"
@@ -92,7 +93,7 @@ func (c *command) startSupervisor(dir sandboxDir, id, bundle string, shim proces
 		return 0, err
 	}
 	defer func() { _ = result.Close() }()
-	cmd := selfCommand(superviseArgs(id, bundle, shim)...)
+	cmd := selfCommand(superviseCommand, id, bundle, strconv.Itoa(shim.PID), strconv.FormatUint(shim.Start, 10))
 	// containerd passes no streams to a sandbox.
 	cmd.Stderr, cmd.ExtraFiles = log, []*os.File{ready}
 	err = cmd.Start()
@@ -123,8 +124,7 @@ const readyTimeout = 30 * time.Second
 // readyWord is what a supervisor writes when its guest is up. Without a word it was killed.
 const readyWord = "ready"
 
-// waitForReady waits until a supervisor has written readyWord, or returns the error that it has
-// written instead.
+// waitForReady waits until a supervisor has written readyWord, or returns the error that it has written instead.
 func waitForReady(result *os.File, timeout time.Duration) error {
 	if err := result.SetReadDeadline(time.Now().Add(timeout)); err != nil {
 		return err
@@ -157,7 +157,7 @@ func (c *command) createContainer(id, bundle, sandbox string, spec *specs.Spec) 
 		return err
 	}
 	// With the record, a container that is only half created when this process is killed can be deleted.
-	r := &record{ID: id, Sandbox: sandbox, Bundle: bundle, Group: groupOf(spec)}
+	r := &record{ID: id, Sandbox: sandbox, Bundle: bundle, Group: cgroup.Path(spec.Linux.CgroupsPath)}
 	if err := c.cfg.writeRecord(r); err != nil {
 		return err
 	}
@@ -199,7 +199,7 @@ func (c *command) startProxy(r *record, terminal bool, process string) (pid int,
 	if err := cmd.Start(); err != nil {
 		return 0, err
 	}
-	if err := r.joinGroup(cmd.Process.Pid); err != nil {
+	if err := cgroup.Join(cmd.Process.Pid, r.Group); err != nil {
 		return 0, errors.Join(err, cmd.Process.Kill(), cmd.Process.Release())
 	}
 	return cmd.Process.Pid, nil

@@ -59,8 +59,7 @@ func (s *sandbox) createContainer(ctx context.Context, id, bundle string) (warni
 	return warnings, nil
 }
 
-// deleteContainer deletes a container. If the guest cannot, it is killed: the pod could never
-// be deleted.
+// deleteContainer deletes a container. If the guest cannot, it is killed: the pod could never be deleted.
 func (s *sandbox) deleteContainer(ctx context.Context, id string) error {
 	s.changing.Lock()
 	defer s.changing.Unlock()

@@ -71,8 +71,7 @@ func withoutStatus(err error) error {
 	return fmt.Errorf("%w: %w", errUnanswered, err)
 }
 
-// controlServer serves the commands. It passes calls that concern the guest alone on to the
-// guest.
+// controlServer serves the commands. It passes calls that concern the guest alone on to the guest.
 type controlServer struct {
 	wire.ContainersService
 	sandbox *sandbox

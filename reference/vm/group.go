@@ -4,46 +4,16 @@ import (
 	"os"
 	"runtime"
 	"strconv"
-	"strings"
-
-	"github.com/opencontainers/runtime-spec/specs-go"
-	"golang.org/x/sys/unix"
 
 	"github.com/crust-proxy/crust-proxy/reference/cgroup"
 )
 
-// groupOf returns the control group that a bundle asks for. The sandbox's group holds the
-// machine and the processes that serve it; a container's group holds its proxies.
-func groupOf(spec *specs.Spec) string {
-	if spec.Linux.CgroupsPath == "" {
-		return ""
-	}
-	return cgroup.Path(spec.Linux.CgroupsPath)
-}
-
-func (r *record) joinGroup(pid int) error {
-	if r.Group == "" {
-		return nil
-	}
-	return cgroup.Join(pid, r.Group)
-}
-
 // removeGroup removes the group, whose processes have ended or are about to end. A QEMU that was taken over may not be.
 func (r *record) removeGroup() error {
-	if r.Group == "" {
-		return nil
-	}
 	if cgroup.Remove(r.Group, proxyEndTimeout) == nil {
 		return nil
 	}
-	for _, file := range cgroup.Files(r.Group, "cgroup.procs") {
-		raw, err := os.ReadFile(file) //nolint:gosec // of a control group
-		for pid := range strings.FieldsSeq(string(raw)) {
-			if n, convErr := strconv.Atoi(pid); err == nil && convErr == nil && n > 1 {
-				_ = unix.Kill(n, unix.SIGKILL)
-			}
-		}
-	}
+	cgroup.Kill(r.Group)
 	return cgroup.Remove(r.Group, killTimeout)
 }
 

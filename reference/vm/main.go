@@ -1,3 +1,9 @@
+// Package vm is the reference runtime handler for virtual machines: an OCI runtime, crust-vm, that runs a pod in a QEMU
+// machine of its own and hands deferred volumes to the guest as disks, whose filesystems the guest's kernel mounts.
+//
+// A sandbox is a process, `crust-vm supervise`, with QEMU and virtiofsd as its children; none outlives the other. A
+// container, and each further process of it, is a process `crust-vm attach` on the host, which carries its streams and
+// ends as it ends. docs/crust-runc.md describes the rest.
 package vm
 
 import (
@@ -112,11 +118,6 @@ func (c *command) unsupported() error {
 		return errors.New("a command is missing; see `crust-vm --help`")
 	}
 	return fmt.Errorf("the command %q is not supported by crust-vm; see `crust-vm --help`", c.in.Command)
-}
-
-// superviseArgs are the arguments of a new supervisor, which supervise parses.
-func superviseArgs(id, bundle string, shim process.Process) []string {
-	return []string{superviseCommand, id, bundle, strconv.Itoa(shim.PID), strconv.FormatUint(shim.Start, 10)}
 }
 
 func (c *command) supervise() error {

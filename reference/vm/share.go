@@ -18,8 +18,7 @@ type share struct{ tree, mount string }
 
 func (s share) path(container string) string { return filepath.Join(s.mount, container) }
 
-// open creates the tree. Mounts that are added later propagate to virtiofsd, and to nobody
-// else.
+// open creates the tree. Mounts that are added later propagate to virtiofsd, and to nobody else.
 func (s share) open() error {
 	for _, dir := range []string{s.tree, s.mount} {
 		if err := os.Mkdir(dir, 0o755); err != nil { //nolint:gosec // only root can enter the directory above
@@ -98,8 +97,7 @@ func createMountPoint(mount int, path string) error {
 	return os.WriteFile(path, nil, 0o644) //nolint:gosec // as above
 }
 
-// remove unmounts what a container had. It removes no directory in which something is still
-// mounted.
+// remove unmounts what a container had. It removes no directory in which something is still mounted.
 func (s share) remove(container string) error {
 	names, err := filepath.Glob(filepath.Join(s.tree, container, "*"))
 	if err != nil {

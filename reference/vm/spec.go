@@ -24,8 +24,7 @@ func readSpec(bundle string) (*specs.Spec, error) {
 	return spec, err
 }
 
-// guestSpec converts a container's spec into the guest's, and returns which files the guest
-// needs for it.
+// guestSpec converts a container's spec into the guest's, and returns which files the guest needs for it.
 func guestSpec(id, bundle string, spec *specs.Spec, found []*oci.Mount) (raw []byte, binds []bind, err error) {
 	if err := checkSpec(spec, found); err != nil {
 		return nil, nil, err

@@ -31,8 +31,7 @@ type record struct {
 	Bundle  string `json:"bundle"`
 	// Group is its control group on the host, or "" if it has none.
 	Group string `json:"group,omitempty"`
-	// Process represents it on the host: the supervisor of a sandbox, or the proxy of a
-	// container.
+	// Process represents it on the host: the supervisor of a sandbox, or the proxy of a container.
 	Process process.Process `json:"process"`
 	// Shim created the sandbox. When the shim is gone, no one manages the sandbox any more.
 	Shim    process.Process `json:"shim"`
@@ -44,8 +43,7 @@ func (r *record) isSandbox() bool { return r.ID == r.Sandbox }
 // errUnknown has the text of runc's error, which its callers search for.
 var errUnknown = errors.New("container does not exist")
 
-// findRecord reads the record of a container. A command gets the container's id alone, so
-// all sandboxes are searched.
+// findRecord reads the record of a container. A command gets the container's id alone, so all sandboxes are searched.
 func (c Config) findRecord(id string) (*record, error) {
 	if !abi.IsSandboxID(id) {
 		return nil, fmt.Errorf("%q cannot be the id of a container", id)
@@ -113,8 +111,7 @@ func (r *record) status() string {
 	}
 }
 
-// kill kills a process and waits for its end. It never kills another process that got the
-// same pid.
+// kill kills a process and waits for its end. It never kills another process that got the same pid.
 func kill(p process.Process, timeout time.Duration) error {
 	held, err := os.FindProcess(p.PID) // before the check: from now on the pid is not reused
 	if err == nil && p.Lives() {

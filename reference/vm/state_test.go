@@ -14,6 +14,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/crust-proxy/crust-proxy/reference/cgroup"
 	"github.com/crust-proxy/crust-proxy/reference/process"
 	"github.com/crust-proxy/crust-proxy/test/check"
 )
@@ -147,7 +148,7 @@ func TestGroupOfAProcessThatStays(t *testing.T) {
 	needRoot(t)
 	r := &record{Group: "/crust-vm-test-" + strconv.Itoa(os.Getpid())}
 	process, cmd := sleeper(t)
-	check.Must(t, r.joinGroup(process.PID))
+	check.Must(t, cgroup.Join(process.PID, r.Group))
 	go func() { _ = cmd.Wait() }()
 	check.Must(t, r.removeGroup())
 	check.That(t, process.Ended(), "it lives")

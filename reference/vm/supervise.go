@@ -18,6 +18,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/ground/failpoint"
 	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/oci"
+	"github.com/crust-proxy/crust-proxy/reference/cgroup"
 	"github.com/crust-proxy/crust-proxy/reference/handler"
 	"github.com/crust-proxy/crust-proxy/reference/handler/serve"
 	"github.com/crust-proxy/crust-proxy/reference/process"
@@ -97,8 +98,8 @@ func (s *sandbox) start(ctx context.Context, bundle string) (err error) {
 	if s.self, err = process.Of(os.Getpid()); err != nil {
 		return err
 	}
-	r := &record{ID: s.id, Sandbox: s.id, Bundle: bundle, Process: s.self, Shim: s.shim, Group: groupOf(spec)}
-	if err := errors.Join(s.cfg.writeRecord(r), r.joinGroup(s.self.PID)); err != nil {
+	r := &record{ID: s.id, Sandbox: s.id, Bundle: bundle, Process: s.self, Shim: s.shim, Group: cgroup.Path(spec.Linux.CgroupsPath)}
+	if err := errors.Join(s.cfg.writeRecord(r), cgroup.Join(s.self.PID, r.Group)); err != nil {
 		return err
 	}
 	if err := s.share.open(); err != nil {

@@ -96,8 +96,7 @@ func (cs *containers) create(ctx context.Context, id string, c *container, s *se
 	return err
 }
 
-// useVolumes counts the container as a user of its volumes, and returns them by the index of
-// their mount.
+// useVolumes counts the container as a user of its volumes, and returns them by the index of their mount.
 func (cs *containers) useVolumes(c *container, requested []*wire.VolumeMount, mounts int) (map[int]*volumeMount, error) {
 	all := make(map[int]*volumeMount)
 	for _, m := range requested {
@@ -310,10 +309,9 @@ func (cs *containers) remove(ctx context.Context, id string) error {
 	return nil
 }
 
-// releaseMounts releases the mount namespace, and with it the container's mounts. The virtiofs
-// of Linux 6.1 crashes if it is unmounted while it still reads ahead for a killed process.
-// virtiofsd serves requests in order: after its first reply all reads are done, after the second
-// all files are closed.
+// releaseMounts releases the mount namespace, and with it the container's mounts. The virtiofs of Linux 6.1 crashes if
+// it is unmounted while it still reads ahead for a killed process. virtiofsd serves requests in order: after its first
+// reply all reads are done, after the second all files are closed.
 func (c *container) releaseMounts() error {
 	var fs unix.Statfs_t
 	for range 2 {

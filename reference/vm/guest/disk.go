@@ -71,8 +71,7 @@ func completedRequests() (counts string) {
 	return counts
 }
 
-// waitFree waits until nothing uses a disk any more: the kernel releases a filesystem some time
-// after its last unmount.
+// waitFree waits until nothing uses a disk any more: the kernel releases a filesystem some time after its last unmount.
 func waitFree(ctx context.Context, device string) error {
 	err := retry(ctx, unix.EBUSY, func() error {
 		fd, err := unix.Open(device, unix.O_RDONLY|unix.O_EXCL|unix.O_CLOEXEC, 0)

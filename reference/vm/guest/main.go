@@ -1,3 +1,7 @@
+// Package guest is the program in crust-vm's virtual machines. As the init process it starts the agent and reaps orphans.
+// The agent serves the host (package wire): it mounts volumes with the guest's kernel and runs the containers of the
+// pod. When it ends, init turns the machine off. The machine is the sandbox: a container has its own PID and mount
+// namespace, and shares network, host name and IPC unless its spec asks for its own.
 package guest
 
 import (

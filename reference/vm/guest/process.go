@@ -127,8 +127,7 @@ func (p *process) execute(ctx context.Context, own int) error {
 	return err
 }
 
-// send sends a message and waits for the reply. It is empty if the process has executed the
-// workload, or has ended.
+// send sends a message and waits for the reply. It is empty if the process has executed the workload, or has ended.
 func (p *process) send(ctx context.Context, message any) (r reply, err error) {
 	defer interruptible(ctx, p.control.SetDeadline)()
 	if err = json.NewEncoder(p.control).Encode(message); err == nil {

@@ -39,8 +39,7 @@ type volumeMount struct {
 	Info      abi.Info
 }
 
-// workload sets itself up as a process of a container, then executes the container's program.
-// Errors go to the agent.
+// workload sets itself up as a process of a container, then executes the container's program. Errors go to the agent.
 func workload() error {
 	// No process of the container may reach this program through /proc, or change it.
 	_ = unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0)

@@ -12,9 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// groups are modules that are loaded together, with their dependencies: Boot when the guest
-// boots, the others when such a filesystem is mounted. If the kernel lacks a module, the group is
-// left out, unless it is Boot.
+// groups are modules that are loaded together, with their dependencies: Boot when the guest boots, the others when such
+// a filesystem is mounted. If the kernel lacks a module, the group is left out, unless it is Boot.
 var groups = []struct {
 	name    string
 	modules []string

@@ -60,8 +60,7 @@ func (k kernel) table() (*table, error) {
 	return t, nil
 }
 
-// order returns the files of modules, each once, in the order of loading. A built-in module has
-// no file.
+// order returns the files of modules, each once, in the order of loading. A built-in module has no file.
 func (t *table) order(names []string) ([]string, error) {
 	var order []string
 	for _, name := range names {

@@ -28,8 +28,7 @@ func ProbeKVM(program string, user uint32) error {
 	return probe(program, user, true)
 }
 
-// probe runs a guest that is a ROM of 64 KiB. Its code at the reset vector ends the machine with
-// a status.
+// probe runs a guest that is a ROM of 64 KiB. Its code at the reset vector ends the machine with a status.
 func probe(program string, user uint32, kvm bool) error {
 	const (
 		romSize, resetVector = 64 << 10, 64<<10 - 16

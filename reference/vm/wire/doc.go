@@ -1,6 +1,5 @@
-// Package wire is the protocol between crust-vm's supervisor and the agent in the guest.
-// wire.proto is its document. Client is the host's side, which bounds and checks everything that
-// the guest sends; Serve is the guest's.
+// Package wire is the protocol between crust-vm's supervisor and the agent in the guest. wire.proto is its document.
+// Client is the host's side, which bounds and checks everything that the guest sends; Serve is the guest's.
 package wire
 
 // Protocol is the version of the protocol.
