@@ -32,9 +32,10 @@ type config struct{ Root, Program string }
 
 func readConfig() (c config, err error) {
 	c.Root = abi.DefaultRoot
-	if _, err = handler.ReadConfig(os.Getenv("RUNTIME_HANDLER_CONFIG"), configFile, &c); err == nil {
+	err = handler.ReadConfig(os.Getenv("RUNTIME_HANDLER_CONFIG"), configFile, &c, func(string) (err error) {
 		c.Program, err = handler.OwnProgram(c.Program)
-	}
+		return err
+	})
 	return c, err
 }
 
@@ -116,7 +117,7 @@ func find(runc string, in handler.Invocation, of oci.Sandbox) (sandbox, error) {
 		err = json.Unmarshal(out, &state)
 	}
 	if err != nil || !abi.IsSandboxID(of.ID) || state.Status == "stopped" {
-		return sandbox{}, fmt.Errorf("sandbox %s does not live: %w", of.ID, cmp.Or(err, handler.ErrGone))
+		return sandbox{}, fmt.Errorf("sandbox %s does not live: %w", of.ID, cmp.Or(err, process.ErrEnded))
 	}
 	spec, err := handler.ReadSpec(state.Bundle)
 	if err != nil {
@@ -132,7 +133,10 @@ func find(runc string, in handler.Invocation, of oci.Sandbox) (sandbox, error) {
 // show gives runc a mount namespace of its own, in which the volumes are mounted over their guards. What it mounts
 // does not propagate to the node.
 func (c config) show(bundle string, spec *specs.Spec, podUID string, s sandbox) error {
-	err := errors.Join(unix.Unshare(unix.CLONE_NEWNS), unix.Mount("", "/", "", unix.MS_REC|unix.MS_SLAVE, ""))
+	err := unix.Unshare(unix.CLONE_NEWNS)
+	if err == nil { // or the node's own mounts would not propagate any more
+		err = unix.Mount("", "/", "", unix.MS_REC|unix.MS_SLAVE, "")
+	}
 	if err != nil {
 		return err
 	}

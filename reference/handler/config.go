@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -27,50 +26,40 @@ func Tolerate(err error) error {
 	return err
 }
 
-// ReadConfig reads a JSON file into a configuration that holds the defaults: the named file,
-// or else the usual one, which may be missing. Unknown keys are errors, after all others.
-func ReadConfig(named, usual string, into any) (file string, err error) {
-	file = cmp.Or(named, usual)
+// ReadConfig reads a JSON file into a configuration that holds the defaults, and completes it: the named file, or else
+// the usual one, which may be missing. Unknown keys are errors, after all others.
+func ReadConfig(named, usual string, into any, complete func(file string) error) error {
+	file := cmp.Or(named, usual)
 	raw, err := os.ReadFile(file) //nolint:gosec // whoever starts us says which
 	switch {
 	case err == nil:
-		for _, strict := range []bool{false, true} {
-			if err := decodeOne(raw, strict, into); err != nil {
-				return file, fmt.Errorf("the configuration %s cannot be read: %w", file, err)
-			}
-		}
+		err = decode(raw, into)
 	case errors.Is(err, fs.ErrNotExist) && named == "":
-	default:
-		return file, fmt.Errorf("the configuration cannot be read: %w", err)
-	}
-	return file, nil
-}
-
-// decodeOne reads a JSON object that has nothing after it.
-func decodeOne(raw []byte, strict bool, into any) error {
-	dec := json.NewDecoder(bytes.NewReader(raw))
-	if strict {
-		dec.DisallowUnknownFields()
-	}
-	err := dec.Decode(into)
-	if errors.Is(err, io.EOF) {
-		return errors.New("it is empty; {} leaves all keys at their defaults")
+		err = nil
 	}
 	if err != nil {
+		err = fmt.Errorf("the configuration %s cannot be read: %w", file, err)
+	}
+	if Tolerate(err) != nil {
+		return err
+	}
+	return cmp.Or(complete(file), err)
+}
+
+func decode(raw []byte, into any) error {
+	if err := json.Unmarshal(raw, into); err != nil {
 		return inTermsOfTheFile(err)
 	}
-	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
-		return errors.New("something follows its object")
+	strict := json.NewDecoder(bytes.NewReader(raw))
+	strict.DisallowUnknownFields()
+	if err := strict.Decode(into); err != nil { // nothing else can be wrong
+		return fmt.Errorf("%s: %w", strings.TrimPrefix(err.Error(), "json: unknown field "), errUnknownKey)
 	}
 	return nil
 }
 
 // inTermsOfTheFile rewords an error of the decoder: which key is wrong, and what it accepts.
 func inTermsOfTheFile(err error) error {
-	text := err.Error()
-	if key, unknown := strings.CutPrefix(text, "json: unknown field "); unknown {
-		return fmt.Errorf("%s: %w", strings.Trim(key, `"`), errUnknownKey)
-	}
 	wrong, ok := errors.AsType[*json.UnmarshalTypeError](err)
 	switch {
 	case !ok:

@@ -97,20 +97,14 @@ func crustMain(args []string, stdout, stderr io.Writer) int {
 	}.Main(args, stdout, stderr)
 }
 
-// Config is the configuration of a node. It is read at every start, from a JSON file that may
-// be missing.
+// Config is the configuration of a node, a JSON file that may be missing and that every start reads. docs/crust-runc.md
+// has what its keys mean.
 type Config struct {
-	// Runtime is the OCI runtime that does the work; by default the first runc in PATH.
-	Runtime string `json:"runtime"`
-	// Root holds the directories of volumes.
-	Root string `json:"root"`
-	// StateDir holds the agent's socket and the records of freezes.
-	StateDir string `json:"stateDir"`
-	// Program is the path of this program that the broker is told to run.
-	Program string `json:"program"`
-	// Agent is false to start no agent; every question then setsUpMounts a program.
-	Agent bool `json:"agent"`
-	// AgentProgram is the agent's path; unless set, it is beside this program.
+	Runtime      string `json:"runtime"`
+	Root         string `json:"root"`
+	StateDir     string `json:"stateDir"`
+	Program      string `json:"program"`
+	Agent        bool   `json:"agent"`
 	AgentProgram string `json:"agentProgram"`
 }
 
@@ -122,13 +116,7 @@ const (
 // LoadConfig reads the configuration. Its error for an unknown key may be tolerated.
 func LoadConfig(getenv func(string) string) (Config, error) {
 	cfg := Config{Root: abi.DefaultRoot, StateDir: "/run/crust-runc", Agent: true}
-	file, err := handler.ReadConfig(getenv(configVariable), defaultConfig, &cfg)
-	if handler.Tolerate(err) != nil {
-		return Config{}, err
-	}
-	if wrong := cfg.complete(file); wrong != nil {
-		err = wrong
-	}
+	err := handler.ReadConfig(getenv(configVariable), defaultConfig, &cfg, cfg.complete)
 	return cfg, err
 }
 

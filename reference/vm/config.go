@@ -13,41 +13,27 @@ import (
 	"github.com/crust-proxy/crust-proxy/reference/handler"
 )
 
-// Config is the configuration. Every command reads it, from a small JSON file.
+// Config is the configuration, a small JSON file that every command reads. docs/crust-runc.md has what its keys mean.
 type Config struct {
-	// Kernel is a directory with boot/vmlinuz-* and lib/modules of one kernel, laid out as in
-	// a distribution's kernel package.
-	Kernel string `json:"kernel"`
-	// QEMU and Virtiofsd are the programs.
-	QEMU      string `json:"qemu"`
-	Virtiofsd string `json:"virtiofsd"`
-	// Accel is "kvm" or "tcg". If it is empty, a trial decides whether KVM works.
-	Accel string `json:"accel"`
-	// MemoryMiB and CPUs size each virtual machine.
-	MemoryMiB int `json:"memoryMiB"`
-	CPUs      int `json:"cpus"`
-	// BootTimeoutSeconds bounds the time until a machine's agent answers.
-	BootTimeoutSeconds int `json:"bootTimeoutSeconds"`
-	// HangTimeoutSeconds is how long an agent may leave pings unanswered before the machine is killed, or a killed
-	// container may run on before the sandbox ends.
-	HangTimeoutSeconds int `json:"hangTimeoutSeconds"`
-	// FirstUser is the first of four million user ids, which nothing else may use: each QEMU
-	// gets one of its own.
-	FirstUser uint32 `json:"firstUser"`
-	// Root holds the directories of volumes, StateDir those of sandboxes.
-	Root     string `json:"root"`
-	StateDir string `json:"stateDir"`
-	// Program is the path by which crust-proxy runs this program. AgentProgram is the guest's
-	// program; by default it is beside this one.
-	Program      string `json:"program"`
-	AgentProgram string `json:"agentProgram"`
+	Kernel             string `json:"kernel"`
+	QEMU               string `json:"qemu"`
+	Virtiofsd          string `json:"virtiofsd"`
+	Accel              string `json:"accel"` // if it is empty, a trial decides whether KVM works
+	MemoryMiB          int    `json:"memoryMiB"`
+	CPUs               int    `json:"cpus"`
+	BootTimeoutSeconds int    `json:"bootTimeoutSeconds"`
+	HangTimeoutSeconds int    `json:"hangTimeoutSeconds"`
+	FirstUser          uint32 `json:"firstUser"` // of `users` ids
+	Root               string `json:"root"`
+	StateDir           string `json:"stateDir"`
+	Program            string `json:"program"`
+	AgentProgram       string `json:"agentProgram"`
 	// ImageDir and MaxImageMiB were keys of earlier versions, and are ignored: machines that run
 	// during an upgrade are still to be ended.
 	ImageDir    any `json:"imageDir"`
 	MaxImageMiB any `json:"maxImageMiB"`
 
-	// file is the path of the configuration file.
-	file string
+	file string // the path of the configuration file
 }
 
 const (
@@ -71,18 +57,12 @@ func LoadConfig(getenv func(string) string) (Config, error) {
 			break
 		}
 	}
-	file, err := handler.ReadConfig(getenv(configVariable), defaultConfig, &cfg)
-	if handler.Tolerate(err) != nil {
-		return Config{}, err
-	}
-	cfg.file = file
-	if wrong := cfg.complete(); wrong != nil {
-		err = wrong
-	}
+	err := handler.ReadConfig(getenv(configVariable), defaultConfig, &cfg, cfg.complete)
 	return cfg, err
 }
 
-func (c *Config) complete() (err error) {
+func (c *Config) complete(file string) (err error) {
+	c.file = file
 	if c.Program, err = handler.OwnProgram(c.Program); err != nil {
 		return err
 	}

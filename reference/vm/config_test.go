@@ -22,7 +22,7 @@ func read(t *testing.T, content string) (Config, error) {
 // TestMistakesInTheConfiguration: each is refused by words that name its key.
 func TestMistakesInTheConfiguration(t *testing.T) {
 	for content, want := range map[string]string{
-		`{"kernl":"/k","stateDir":"/s"}`: "kernl: unknown key",
+		`{"kernl":"/k","stateDir":"/s"}`: `"kernl": unknown key`,
 		`{"kernl":"/k","cpus":"two"}`:    "cpus: text",
 		`{"kernl":"/k","cpus":-1}`:       "cpus",
 		`{"memoryMiB":"512"}`:            "memoryMiB: text cannot stand here; it takes a whole number",
@@ -36,8 +36,8 @@ func TestMistakesInTheConfiguration(t *testing.T) {
 		`{"firstUser":4290772992}`:       "firstUser must be 1 to 4290772991",
 		`{"accel":"xen"}`:                `accel: "xen" is neither kvm nor tcg`,
 		`{"kernel":"boot"}`:              `kernel: "boot" is not an absolute`,
-		``:                               "it is empty",
-		`{"cpus":2} {"cpus":4}`:          "something follows its object",
+		``:                               "it is not valid JSON: ",
+		`{"cpus":2} {"cpus":4}`:          "it is not valid JSON: ",
 		`{"bootTimeoutSeconds":-1}`:      "bootTimeoutSeconds",
 	} {
 		cfg, err := read(t, content)
@@ -93,7 +93,7 @@ func TestKeyOfANewerVersion(t *testing.T) {
 	for words, refused := range map[string]bool{"create --bundle /b a": true, "state a": false, "kill a": false, "delete --force a": false} {
 		var out, told bytes.Buffer
 		code := Main(append([]string{"crust-vm"}, strings.Fields(words)...), &out, &told)
-		check.That(t, strings.Contains(told.String(), "new: unknown key") == refused && (code == 0) == strings.HasPrefix(words, "delete"),
+		check.That(t, strings.Contains(told.String(), `"new": unknown key`) == refused && (code == 0) == strings.HasPrefix(words, "delete"),
 			"%s: exit status %d, %s", words, code, told.String())
 	}
 }
