@@ -99,7 +99,7 @@ func refuse(spec *specs.Spec, found []*oci.Mount, inSandbox bool) error {
 			return handler.VolumeError(m, errors.New("the owners of its files cannot be mapped: set hostUsers to true"))
 		}
 	}
-	return handler.RefuseShared(spec, found)
+	return handler.RefuseShared(spec)
 }
 
 // find asks runc for the process of the sandbox, and checks by its bundle that it is one, of the same pod (10).

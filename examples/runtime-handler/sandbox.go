@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"hash/fnv"
 	"os"
-	"runtime"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -26,19 +25,15 @@ type sandbox struct{ process.Process }
 
 const place = "dev/volumes"
 
-func (s sandbox) proc(file string, mode int) (int, error) {
-	dir, err := s.Open()
-	if err != nil {
-		return -1, handler.ErrGone
-	}
-	defer func() { _ = unix.Close(dir) }()
-	return unix.Openat(dir, file, mode|unix.O_CLOEXEC, 0)
-}
-
 // open opens the volume's mount in the sandbox. A process of the pod may have put a link or another filesystem
 // there (15).
 func (s sandbox) open(volume string, info abi.Info) (int, error) {
-	top, err := s.proc("root", unix.O_PATH)
+	dir, err := s.Open()
+	if err != nil {
+		return -1, err
+	}
+	defer func() { _ = unix.Close(dir) }()
+	top, err := unix.Openat(dir, "root", unix.O_PATH|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return -1, err
 	}
@@ -94,7 +89,7 @@ func (s sandbox) mount(m *oci.Mount) error {
 		return err
 	}
 	defer func() { _ = unix.Close(mount) }()
-	return s.inside(func() error {
+	return s.Inside(func() error {
 		dir := "/" + place + "/" + volume
 		if err := os.MkdirAll(dir, 0o700); err != nil {
 			return err
@@ -114,25 +109,6 @@ func move(mount, over int) error {
 	return unix.MoveMount(mount, "", over, "", unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH)
 }
 
-// inside runs f in the sandbox's mount namespace, in a thread that ends afterwards.
-func (s sandbox) inside(f func() error) error {
-	ns, err := s.proc("ns/mnt", unix.O_RDONLY)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = unix.Close(ns) }()
-	done := make(chan error)
-	go func() {
-		runtime.LockOSThread()
-		err := errors.Join(unix.Unshare(unix.CLONE_FS), unix.Setns(ns, unix.CLONE_NEWNS))
-		if err == nil {
-			err = f()
-		}
-		done <- err
-	}()
-	return <-done
-}
-
 // show mounts the volume, or the container's sub-directory of it (9), over the guard.
 func (s sandbox) show(m *oci.Mount) error {
 	volume, err := s.open(m.Volume, m.Info)
@@ -141,7 +117,7 @@ func (s sandbox) show(m *oci.Mount) error {
 	}
 	defer func() { _ = unix.Close(volume) }()
 	var mount int
-	if err := s.inside(func() error {
+	if err := s.Inside(func() error {
 		dir, err := fsmount.Descend(volume, m.Sub)
 		if err != nil {
 			return err

@@ -16,8 +16,7 @@ import (
 type Invocation struct {
 	// Command is the sub-command, or "".
 	Command string
-	// Root is passed on with queries to runc. Log and LogFormat say where containerd reads
-	// the error of a failure.
+	// Root is passed on with queries to runc. Log and LogFormat say where containerd reads the error of a failure.
 	Root, Log, LogFormat string
 	// Bundle is the container's bundle, as given.
 	Bundle string
@@ -26,8 +25,7 @@ type Invocation struct {
 	Words   []string
 }
 
-// The options of runc that take a value, before and after the command. All others
-// are switches.
+// The options of runc that take a value, before and after the command. All others are switches.
 var (
 	globalValues  = []string{"log", "log-format", "root", "criu", "rootless"}
 	commandValues = []string{

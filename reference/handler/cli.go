@@ -19,6 +19,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 	"github.com/crust-proxy/crust-proxy/reference/fsops"
+	"github.com/crust-proxy/crust-proxy/reference/process"
 )
 
 // Volumes are the operations on volumes in sandboxes.
@@ -64,8 +65,6 @@ Configuration: %[3]s.
 var (
 	// ErrUsage: the command line is invalid.
 	ErrUsage = errors.New("bad arguments")
-	// ErrGone: the sandbox has ended.
-	ErrGone = errors.New("the sandbox has ended")
 	// ErrNoSandbox: no live sandbox has the volume.
 	ErrNoSandbox = errors.New("no live sandbox has the volume mounted")
 )
@@ -102,11 +101,7 @@ func (c CLI) command(args []string, stdout io.Writer) error {
 	case !known:
 		return fmt.Errorf("%w: there is no command %q", ErrUsage, command)
 	case len(args) != wanted:
-		word := "arguments"
-		if wanted == 1 {
-			word = "argument"
-		}
-		return fmt.Errorf("%w: %s takes %d %s, not %d", ErrUsage, command, wanted, word, len(args))
+		return fmt.Errorf("%w: %s takes %d, not %d", ErrUsage, command, wanted, len(args))
 	}
 	volumes, program, err := c.Open()
 	if err != nil {
@@ -164,7 +159,7 @@ func ExitStatus(err error) int {
 		return abi.ExitOK
 	case errors.Is(err, ErrUsage):
 		return abi.ExitUsage
-	case errors.Is(err, ErrNoSandbox), errors.Is(err, ErrGone):
+	case errors.Is(err, ErrNoSandbox), errors.Is(err, process.ErrEnded):
 		return abi.ExitNoSandbox
 	case errors.Is(err, fsops.ErrUnsupported), errors.Is(err, fsops.ErrDenied):
 		return abi.ExitUnsupported
@@ -199,10 +194,9 @@ func unused(proc, program string) error {
 		"delete their pods, or drain the node, and try again", program, text)
 }
 
-// usersOf lists the processes that will call the program again: containerd's shims, by the
-// options file in their working directory, and conmon, which CRI-O and podman run for each
-// container, by its command line. A process may end at any time: only an error of reading
-// /proc as a whole is returned.
+// usersOf lists the processes that will call the program again: containerd's shims, by the options file in their
+// working directory, and conmon, which CRI-O and podman run for each container, by its command line. A process may end
+// at any time: only an error of reading /proc as a whole is returned.
 func usersOf(proc, program string) (users []string, err error) {
 	entries, err := os.ReadDir(proc)
 	if err != nil {
@@ -284,8 +278,7 @@ func flagOf(args []string, short, long string) string {
 	return ""
 }
 
-// isProgram reports whether a configured runtime is the program: by its path, by a link to
-// it, or by name in PATH.
+// isProgram reports whether a configured runtime is the program: by its path, by a link to it, or by name in PATH.
 func isProgram(configured, program string) bool {
 	if configured == "" || configured == program {
 		return configured != ""

@@ -59,13 +59,13 @@ func Attach(found []*oci.Mount, binding oci.Binding, process any, mount func(m *
 	return nil
 }
 
-// RefuseShared refuses mounts of volumes that would propagate mounts to the node.
-func RefuseShared(spec *specs.Spec, found []*oci.Mount) error {
-	for _, m := range found {
-		options := spec.Mounts[m.Index].Options
-		if slices.Contains(options, "rshared") || slices.Contains(options, "shared") {
-			return VolumeError(m, errors.New("what is mounted in it cannot be seen outside of the container, as the volume is not there: "+
-				"set mountPropagation to HostToContainer or None, or do not defer the volume"))
+// RefuseShared refuses a container with deferred volumes in whose mounts, of volumes or not, mounts would propagate to
+// the node.
+func RefuseShared(spec *specs.Spec) error {
+	for _, m := range spec.Mounts {
+		if slices.Contains(m.Options, "rshared") || slices.Contains(m.Options, "shared") {
+			return fmt.Errorf("its mount at %s: what is mounted in it cannot be seen outside of a container with deferred volumes: "+
+				"set mountPropagation to HostToContainer or None, or do not defer its volumes", m.Destination)
 		}
 	}
 	return nil
@@ -136,9 +136,8 @@ func checkDevice(fd int, info abi.Info) error {
 }
 
 const (
-	// busyTime is how long a device may still be in use after an attempt was killed or a
-	// sandbox has ended: the kernel unmounts a filesystem some time after its last process
-	// has ended.
+	// busyTime is how long a device may still be in use after an attempt was killed or a sandbox has ended: the kernel
+	// unmounts a filesystem some time after its last process has ended.
 	busyTime = 3 * time.Second
 	busyPoll = 20 * time.Millisecond
 )
@@ -153,8 +152,7 @@ func RefuseMounted(info abi.Info) error {
 	return unix.Close(fd)
 }
 
-// ClaimDevice is OpenDevice for writing. Nobody else can mount or claim the device while the
-// descriptor is open.
+// ClaimDevice is OpenDevice for writing. Nobody else can mount or claim the device while the descriptor is open.
 func ClaimDevice(info abi.Info) (int, error) {
 	fd, err := claim(info, unix.O_RDWR)
 	if err != nil {

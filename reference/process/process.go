@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"runtime"
 	"strconv"
 	"strings"
 
@@ -61,6 +62,44 @@ func (p Process) look() error {
 	return err
 }
 
+// Inside runs f in the mount namespace of the process, in a thread that ends afterwards: a thread in another namespace
+// must not run anything else. Its umask is 0, so that a new directory has its final mode at once, also if this program is
+// killed.
+func (p Process) Inside(f func() error) error {
+	dir, err := p.Open()
+	if err != nil {
+		return err
+	}
+	defer func() { _ = unix.Close(dir) }()
+	ns, err := unix.Openat(dir, "ns/mnt", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if errors.Is(err, unix.ESRCH) || errors.Is(err, unix.ENOENT) {
+		return ErrEnded
+	}
+	if err != nil {
+		return fmt.Errorf("the mount namespace of process %d cannot be opened: %w", p.PID, err)
+	}
+	defer func() { _ = unix.Close(ns) }()
+	done := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
+		if err := enter(ns); err != nil {
+			done <- fmt.Errorf("the mount namespace of process %d cannot be entered: %w", p.PID, err)
+			return
+		}
+		done <- f()
+	}()
+	return <-done
+}
+
+// enter moves this thread, which gets a root and an umask of its own, into a mount namespace.
+func enter(ns int) error {
+	if err := unix.Unshare(unix.CLONE_FS); err != nil {
+		return err
+	}
+	unix.Umask(0)
+	return unix.Setns(ns, unix.CLONE_NEWNS)
+}
+
 // open opens the directory of the process that has a PID now, and returns its start time.
 func open(pid int) (dir int, start uint64, err error) {
 	dir, err = unix.Open("/proc/"+strconv.Itoa(pid), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
@@ -100,10 +139,9 @@ func startOf(dir int) (uint64, error) {
 	return strconv.ParseUint(fields[start], 10, 64)
 }
 
-// CloseInherited closes the descriptors above last that this process inherited by accident,
-// such as a pipe whose reader waits for its end. A process that outlives the one that started
-// it calls this first. They are the ones without close-on-exec, which a Go program sets on
-// all of its own.
+// CloseInherited closes the descriptors above last that this process inherited by accident, such as a pipe whose reader
+// waits for its end. A process that outlives the one that started it calls this first. They are the ones without
+// close-on-exec, which a Go program sets on all of its own.
 func CloseInherited(last int) {
 	dir, err := os.Open("/proc/self/fd")
 	if err != nil {

@@ -34,6 +34,23 @@ func TestWhatCannotBeExaminedHasNotEnded(t *testing.T) {
 	check.That(t, self.Lives() && !self.Ended(), "it does not live")
 }
 
+func TestDirectoriesHaveTheirModeAtOnce(t *testing.T) {
+	if os.Geteuid() != 0 && os.Getenv("CI") != "true" {
+		t.Skip("only root enters a mount namespace")
+	}
+	const umask = 0o027
+	before := unix.Umask(umask)
+	defer unix.Umask(before)
+	dir := t.TempDir() + "/apart"
+	self := check.Value(process.Of(os.Getpid()))(t)
+	check.Must(t, self.Inside(func() error { return unix.Mkdir(dir, 0o777) }))
+	is := check.Value(os.Stat(dir))(t)
+	check.Equal(t, is.Mode().Perm(), 0o777, "the mode")
+	check.Equal(t, unix.Umask(umask), umask, "the umask of all others")
+	self.Start++
+	check.Is(t, self.Inside(func() error { return nil }), process.ErrEnded)
+}
+
 // asChild is set in the environment of a process that closes what it has inherited.
 const asChild = "CRUST_TEST_CLOSE_INHERITED"
 

@@ -83,6 +83,10 @@ func (c *creator) mountOverSources(spec *specs.Spec, podUID string, process paus
 	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
 		return fmt.Errorf("no mount namespace can be made: %w", err)
 	}
+	// The node sees nothing that is mounted here, and the containers still see what it mounts.
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SLAVE, ""); err != nil {
+		return fmt.Errorf("the mount namespace cannot be cut off from the node: %w", err)
+	}
 	found, err := oci.Find(oci.Config{Root: c.cfg.Root}, spec, podUID)
 	if err != nil {
 		return err
@@ -101,7 +105,7 @@ func (c *creator) mountOverSources(spec *specs.Spec, podUID string, process paus
 
 // checkMounts refuses mounts that could not be made as requested.
 func checkMounts(runtime string, spec *specs.Spec, found []*oci.Mount) error {
-	if err := handler.RefuseShared(spec, found); err != nil {
+	if err := handler.RefuseShared(spec); err != nil {
 		return err
 	}
 	users := spec.Linux != nil && slices.ContainsFunc(spec.Linux.Namespaces, func(ns specs.LinuxNamespace) bool {
@@ -158,9 +162,8 @@ func checkIDMapSupport(runtime string) error {
 	return nil
 }
 
-// ensure mounts the volume in the sandbox, unless it is mounted. Everything that changes the
-// filesystem is done before the mount is visible: if this process is killed, no mount is left,
-// and the next attempt repeats all of it.
+// ensure mounts the volume in the sandbox, unless it is mounted. Everything that changes the filesystem is done before
+// the mount is visible: if this process is killed, no mount is left, and the next attempt repeats all of it.
 func (p pause) ensure(m *oci.Mount, warn func(string)) error {
 	volume, info := m.Volume, m.Info
 	lock, err := p.lockVolumesDir()
@@ -168,7 +171,7 @@ func (p pause) ensure(m *oci.Mount, warn func(string)) error {
 		return err
 	}
 	defer func() { _ = unix.Close(lock) }()
-	if there, err := p.open(volume, info); err == nil {
+	if there, err := p.openVolume(volume, info); err == nil {
 		return unix.Close(there)
 	} else if !errors.Is(err, unix.ENOENT) {
 		return err

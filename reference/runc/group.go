@@ -25,9 +25,8 @@ import (
 	"github.com/crust-proxy/crust-proxy/reference/process"
 )
 
-// groupTime is how long this process itself changes the group of files. The container runtime
-// kills it after about two minutes, and its mount ends with it: with millions of files it
-// would never finish.
+// groupTime is how long this process itself changes the group of files. The container runtime kills it after about two
+// minutes, and its mount ends with it: with millions of files it would never finish.
 const groupTime = 20 * time.Second
 
 // commandGroup is the command with which this program starts itself to change the group of all
@@ -92,8 +91,7 @@ func startGroup(p pause, lock, mount int, volume string, info abi.Info) error {
 	return nil
 }
 
-// groupMain is the main function of that process. It ends with the sandbox, because its mount
-// keeps the device busy.
+// groupMain is the main function of that process. It ends with the sandbox, because its mount keeps the device busy.
 func groupMain(args []string, stderr io.Writer) int {
 	err := attachGroup(args)
 	if err != nil {
@@ -110,35 +108,22 @@ func attachGroup(args []string) error {
 	if err := errors.Join(gidErr, pidErr, startErr); err != nil {
 		return fmt.Errorf("%w: %w", handler.ErrUsage, err)
 	}
-	p := pause{PID: pid, Start: start}
-	ctx, err := sandboxContext(p)
-	if err != nil {
-		return err
-	}
+	p := pause{process.Process{PID: pid, Start: start}}
+	ctx := sandboxContext(p)
 	if _, err := fsops.ApplyGroup(ctx, mountFD, uint32(gid), volume.GroupPolicy(args[2])); err != nil {
 		return cmp.Or(context.Cause(ctx), err)
 	}
 	return p.attach(lockFD, mountFD, args[0])
 }
 
-// sandboxContext returns a context that is cancelled when the sandbox ends.
-func sandboxContext(p pause) (context.Context, error) {
-	fd, err := unix.PidfdOpen(p.PID, 0)
-	if errors.Is(err, unix.ESRCH) || err == nil && p.ended() {
-		return nil, handler.ErrGone
-	}
-	if err != nil {
-		return nil, err
-	}
+// sandboxContext returns a context that ends with the sandbox, within a second.
+func sandboxContext(p pause) context.Context {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	go func() {
-		fds := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}} //nolint:gosec // descriptors are small
-		for {
-			if n, err := unix.Poll(fds, -1); n > 0 || err != nil && !errors.Is(err, unix.EINTR) {
-				cancel(handler.ErrGone)
-				return
-			}
+		for !p.Ended() {
+			time.Sleep(time.Second)
 		}
+		cancel(process.ErrEnded)
 	}()
-	return ctx, nil
+	return ctx
 }

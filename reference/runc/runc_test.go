@@ -190,8 +190,8 @@ func TestExitStatus(t *testing.T) {
 	}{
 		"nothing":            {nil, abi.ExitUsage, "a command is missing; see `crust-runc crust help`"},
 		"unknown":            {[]string{"eat", target}, abi.ExitUsage, `there is no command "eat"; see`},
-		"too few":            {[]string{"resize", target, "1"}, abi.ExitUsage, "resize takes 3 arguments, not 2; see"},
-		"too many":           {[]string{"stats", target, "1"}, abi.ExitUsage, "stats takes 1 argument, not 2; see"},
+		"too few":            {[]string{"resize", target, "1"}, abi.ExitUsage, "resize takes 3, not 2; see"},
+		"too many":           {[]string{"stats", target, "1"}, abi.ExitUsage, "stats takes 1, not 2; see"},
 		"negative":           {[]string{"resize", target, "-1", "0"}, abi.ExitUsage, "-1"},
 		"no number":          {[]string{"freeze", target, "soon"}, abi.ExitUsage, "soon"},
 		"relative":           {[]string{"stats", "a"}, abi.ExitUsage, "absolute"},
@@ -268,6 +268,9 @@ func TestSharedMountsAreRefused(t *testing.T) {
 		spec := &specs.Spec{Mounts: []specs.Mount{{Options: []string{"rbind", option, "rw"}}}}
 		err := checkMounts("runc", spec, []*oci.Mount{{Destination: "/data"}})
 		check.That(t, (err != nil) == refused, "%s: %v", option, err)
+		spec.Mounts = append([]specs.Mount{{}}, spec.Mounts...) // an ordinary mount is shared beside a volume
+		err = checkMounts("runc", spec, []*oci.Mount{{Destination: "/data"}})
+		check.That(t, (err != nil) == refused, "%s beside a volume: %v", option, err)
 	}
 }
 

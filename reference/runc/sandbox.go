@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"path"
-	"runtime"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -21,18 +20,7 @@ import (
 )
 
 // pause is the process of a sandbox. Its mount namespace has the volumes of the pod.
-type pause process.Process
-
-// proc opens the directory of the process in /proc, unless it has ended.
-func (p pause) proc() (int, error) {
-	dir, err := process.Process(p).Open()
-	if errors.Is(err, process.ErrEnded) {
-		err = handler.ErrGone
-	}
-	return dir, err
-}
-
-func (p pause) ended() bool { return process.Process(p).Ended() }
+type pause struct{ process.Process }
 
 // volumesDir is the directory for volumes in the sandbox: its /dev is a tmpfs of its
 // own, however read-only the rest of it is.
@@ -42,17 +30,16 @@ const volumesDir = "/dev/crust"
 // process namespace, root in one of them can write to the sandbox's /dev.
 const noSymlinks = unix.RESOLVE_NO_SYMLINKS
 
-// open opens the root of the sandbox's mount of a volume. The error is ENOENT if the sandbox
-// has no mount of it.
-func (p pause) open(volume string, info abi.Info) (int, error) {
-	proc, err := p.proc()
+// openVolume opens the root of the sandbox's mount of a volume. The error is ENOENT if the sandbox has no mount of it.
+func (p pause) openVolume(volume string, info abi.Info) (int, error) {
+	proc, err := p.Open()
 	if err != nil {
 		return -1, err
 	}
 	defer func() { _ = unix.Close(proc) }()
 	fd, err := openIn(proc, volume, info)
-	if errors.Is(err, unix.ESRCH) || errors.Is(err, unix.ENOENT) && p.ended() {
-		return -1, handler.ErrGone
+	if errors.Is(err, unix.ESRCH) || errors.Is(err, unix.ENOENT) && p.Ended() {
+		return -1, process.ErrEnded
 	}
 	return fd, err
 }
@@ -125,8 +112,7 @@ func hint(err error) string {
 	return ""
 }
 
-// findHolder finds the newest live sandbox that has the volume. The caller closes its
-// descriptor.
+// findHolder finds the newest live sandbox that has the volume. The caller closes its descriptor.
 func findHolder(dir *abi.Dir, info abi.Info) (holder, error) {
 	ids, err := dir.Sandboxes()
 	if err != nil {
@@ -141,8 +127,8 @@ func findHolder(dir *abi.Dir, info abi.Info) (holder, error) {
 		if err != nil || json.Unmarshal(raw, &p) != nil {
 			continue // of another program, or being removed
 		}
-		fd, err := p.open(dir.Name(), info)
-		if errors.Is(err, handler.ErrGone) || errors.Is(err, unix.ENOENT) {
+		fd, err := p.openVolume(dir.Name(), info)
+		if errors.Is(err, process.ErrEnded) || errors.Is(err, unix.ENOENT) {
 			continue
 		}
 		if err != nil {
@@ -153,72 +139,22 @@ func findHolder(dir *abi.Dir, info abi.Info) (holder, error) {
 	return holder{}, handler.ErrNoSandbox
 }
 
-// inside runs f in the sandbox's mount namespace, in a thread that ends afterwards: a thread
-// in another namespace must not run anything else.
-func (p pause) inside(f func() error) error {
-	ns, err := p.namespace()
-	if err != nil {
-		return fmt.Errorf("the sandbox's mount namespace cannot be opened: %w", err)
-	}
-	defer func() { _ = unix.Close(ns) }()
-	done := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
-		done <- enter(ns, f)
-	}()
-	return <-done
-}
-
-func enter(ns int, f func() error) error {
-	if err := setApart(); err != nil {
-		return fmt.Errorf("a thread cannot be set apart: %w", err)
-	}
-	if err := unix.Setns(ns, unix.CLONE_NEWNS); err != nil {
-		return fmt.Errorf("the sandbox's mount namespace cannot be entered: %w", err)
-	}
-	return f()
-}
-
-// setApart separates this thread's root and umask from the others'. A new directory then has
-// its final mode at once, also if this process is killed.
-func setApart() error {
-	err := unix.Unshare(unix.CLONE_FS)
-	if err == nil {
-		unix.Umask(0)
-	}
-	return err
-}
-
-func (p pause) namespace() (int, error) {
-	proc, err := p.proc()
-	if err != nil {
-		return -1, err
-	}
-	defer func() { _ = unix.Close(proc) }()
-	ns, err := unix.Openat(proc, "ns/mnt", unix.O_RDONLY|unix.O_CLOEXEC, 0)
-	if errors.Is(err, unix.ESRCH) || errors.Is(err, unix.ENOENT) {
-		return -1, handler.ErrGone
-	}
-	return ns, err
-}
-
-// lockTime bounds the wait for the lock of a sandbox's volumes. Another container of the pod
-// may hold it while it grows a filesystem or changes its group; a malicious process of the pod
-// may hold it for ever.
+// lockTime bounds the wait for the lock of a sandbox's volumes. Another container of the pod may hold it while it grows
+// a filesystem or changes its group; a malicious process of the pod may hold it for ever.
 const lockTime = 90 * time.Second
 
 // lockVolumesDir makes the directory for volumes in the sandbox and locks it, so that one
 // container at a time mounts what is missing. Closing the descriptor unlocks it.
 func (p pause) lockVolumesDir() (lock int, err error) {
-	err = p.inside(func() (err error) {
+	err = p.Inside(func() (err error) {
 		lock, err = makeVolumesDir()
 		return err
 	})
 	if err != nil {
 		return -1, err
 	}
-	if err = lockWithin(lock, lockTime); err == nil && p.ended() {
-		err = handler.ErrGone
+	if err = lockWithin(lock, lockTime); err == nil && p.Ended() {
+		err = process.ErrEnded
 	}
 	if err != nil {
 		return -1, errors.Join(err, unix.Close(lock))
@@ -276,9 +212,8 @@ func makeDir(in int, name string, flags uint64) (int, error) {
 	return fd, nil
 }
 
-// mkdirAsOwner makes a directory as the owner of its parent: in the /dev of a sandbox with a
-// user namespace, the node's root has no rights. It changes credentials of the thread, and so
-// must run in a thread of inside.
+// mkdirAsOwner makes a directory as the owner of its parent: in the /dev of a sandbox with a user namespace, the node's
+// root has no rights. It changes credentials of the thread, and so must run in a thread of Inside.
 func mkdirAsOwner(in int, name string) error {
 	var st unix.Stat_t
 	if err := unix.Fstat(in, &st); err != nil {
@@ -296,7 +231,7 @@ func setFSOwner(uid, gid int) error {
 
 // attach moves a detached mount into the directory for volumes in the sandbox.
 func (p pause) attach(dir, mount int, volume string) error {
-	return p.inside(func() error {
+	return p.Inside(func() error {
 		point, err := makeDir(dir, volume, unix.O_PATH)
 		if err != nil {
 			return err
@@ -309,16 +244,16 @@ func (p pause) attach(dir, mount int, volume string) error {
 	})
 }
 
-// clone returns a detached copy of the sandbox's mount of a volume, or of a sub-directory,
-// which is made if it is missing. It has the mount attributes of the volume's options.
-func (p pause) clone(m *oci.Mount) (mount int, err error) {
-	root, err := p.open(m.Volume, m.Info)
+// show mounts a copy of the sandbox's mount of a volume, or of a sub-directory, which is made if it is missing, over the
+// source of a mount. It has the mount attributes of the volume's options.
+func (p pause) show(m *oci.Mount) error {
+	root, err := p.openVolume(m.Volume, m.Info)
 	if err != nil {
-		return -1, fmt.Errorf("the volume is not mounted in the sandbox: %w", err)
+		return fmt.Errorf("the volume is not mounted in the sandbox: %w", err)
 	}
 	defer func() { _ = unix.Close(root) }()
-	mount = -1
-	err = p.inside(func() error {
+	mount := -1
+	if err := p.Inside(func() error {
 		dir, err := fsmount.Descend(root, m.Sub)
 		if err != nil {
 			return err
@@ -326,14 +261,12 @@ func (p pause) clone(m *oci.Mount) (mount int, err error) {
 		defer func() { _ = unix.Close(dir) }()
 		mount, err = fsmount.Clone(dir, m.Info)
 		return err
-	})
-	return mount, err
-}
-
-func (p pause) show(m *oci.Mount) error {
-	mount, err := p.clone(m)
-	if err != nil {
+	}); err != nil {
 		return err
 	}
-	return errors.Join(overmount(mount, m.Source), unix.Close(mount))
+	defer func() { _ = unix.Close(mount) }()
+	if err := moveMount(mount, m.Source); err != nil {
+		return fmt.Errorf("the volume cannot be put in its place: %w", err)
+	}
+	return nil
 }

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -70,12 +69,12 @@ func TestSandboxProcess(t *testing.T) {
 		"ended": "has ended", "nobody": "unknown", "../known": "id of a sandbox",
 	} {
 		p, err := sandboxProcess(asked, handler.Invocation{Root: root}, oci.Sandbox{ID: sandbox, PodUID: "pod"})
-		check.That(t, (want != "" || err == nil && p == pause(self)) && (want == "" || err != nil && strings.Contains(err.Error(), want)),
+		check.That(t, (want != "" || err == nil && p == pause{self}) && (want == "" || err != nil && strings.Contains(err.Error(), want)),
 			"%s: %+v, %v", sandbox, p, err)
 	}
 	// What is on record is not asked.
 	p, err := sandboxProcess("/does/not/exist", handler.Invocation{Root: root}, oci.Sandbox{ID: "known", PodUID: "pod"})
-	check.That(t, err == nil && p == pause(self), "%+v, %v", p, err)
+	check.That(t, err == nil && p == pause{self}, "%+v, %v", p, err)
 }
 
 // TestSandboxThatEndsWhileItIsLookedAt: its number may be another process's by then.
@@ -123,12 +122,12 @@ func TestOnlyThePodsOwnSandboxHoldsItsVolumes(t *testing.T) {
 
 func TestPauseIsToldByItsStart(t *testing.T) {
 	found := check.Value(process.Of(os.Getpid()))(t)
-	self := pause(found)
-	check.Require(t, !self.ended(), "this process does not live")
+	self := pause{found}
+	check.Require(t, !self.Ended(), "this process does not live")
 	other := self
 	other.Start++
-	check.Require(t, other.ended() && (pause{}).ended(), "a process of another start is taken for the same")
-	check.Fails(t, check.Err(other.open("x", abi.Info{}))) // or it is opened in a process of another start
+	check.Require(t, other.Ended() && (pause{}).Ended(), "a process of another start is taken for the same")
+	check.Fails(t, check.Err(other.openVolume("x", abi.Info{}))) // or it is opened in a process of another start
 }
 
 // A process of the pod may write to the sandbox's /dev.
@@ -199,21 +198,6 @@ func publishedDir(t *testing.T) (dir *abi.Dir, name string) {
 	dir = check.Value(abi.Open(root, filepath.Base(name)))(t)
 	t.Cleanup(func() { _ = dir.Close() })
 	return dir, name
-}
-
-func TestDirectoriesHaveTheirModeAtOnce(t *testing.T) {
-	const umask = 0o027
-	before := unix.Umask(umask)
-	defer unix.Umask(before)
-	dir, done := t.TempDir(), make(chan error, 1)
-	go func() {
-		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
-		done <- errors.Join(setApart(), unix.Mkdir(dir+"/apart", 0o777))
-	}()
-	check.Must(t, <-done)
-	is, err := os.Stat(dir + "/apart")
-	check.That(t, err == nil && is.Mode().Perm() == 0o777, "%v, %v", is.Mode(), err)
-	check.Equal(t, unix.Umask(umask), umask, "the umask of all others")
 }
 
 // Only what was created for the sandbox and waits to be started ends with it.

@@ -90,8 +90,8 @@ func recordedProcess(root, sandbox string) (p pause, bundle string, ok bool) {
 			bundle = path // the last is runc's own
 		}
 	}
-	p = pause{PID: r.PID, Start: r.Start}
-	return p, bundle, bundle != "" && process.Process(p).Lives()
+	p = pause{process.Process{PID: r.PID, Start: r.Start}}
+	return p, bundle, bundle != "" && p.Lives()
 }
 
 // queryProcess runs `runc state`. Before we read the start time, the process may have ended and
@@ -109,7 +109,7 @@ func queryProcess(runtime string, in handler.Invocation, sandbox string) (p paus
 	if err == nil && again != pid {
 		err = fmt.Errorf("sandbox %s: its process was %d, and is %d now: try again", sandbox, pid, again)
 	}
-	return pause(found), bundle, err
+	return pause{found}, bundle, err
 }
 
 func runcState(runtime string, in handler.Invocation, sandbox string) (pid int, bundle string, err error) {
@@ -134,7 +134,7 @@ func runcState(runtime string, in handler.Invocation, sandbox string) (pid int, 
 	}
 	if state.PID <= 0 || state.Status == "stopped" {
 		return 0, "", fmt.Errorf("sandbox %s: %w: kubelet makes a new one; where the container runtime says for long that the sandbox "+
-			"is ready, as CRI-O does when conmon was killed too, run `crictl stopp %s`, or delete the pod", sandbox, handler.ErrGone, sandbox)
+			"is ready, as CRI-O does when conmon was killed too, run `crictl stopp %s`, or delete the pod", sandbox, process.ErrEnded, sandbox)
 	}
 	return state.PID, state.Bundle, nil
 }

@@ -119,8 +119,7 @@ func (v Volumes) Freeze(target string, timeout time.Duration) error {
 	return v.ask(target, func(at holder, _ abi.Info) error { return v.freezer().Freeze(abi.DirName(target), at.root, timeout) })
 }
 
-// Thaw ends a freeze. It needs no live sandbox: one that was killed while frozen must be able
-// to end.
+// Thaw ends a freeze. It needs no live sandbox: one that was killed while frozen must be able to end.
 func (v Volumes) Thaw(target string) error {
 	volume, root := abi.DirName(target), -1
 	if at, _, err := v.open(volume); err == nil {

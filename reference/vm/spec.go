@@ -26,7 +26,7 @@ func readSpec(bundle string) (*specs.Spec, error) {
 
 // guestSpec converts a container's spec into the guest's, and returns which files the guest needs for it.
 func guestSpec(id, bundle string, spec *specs.Spec, found []*oci.Mount) (raw []byte, binds []bind, err error) {
-	if err := checkSpec(spec, found); err != nil {
+	if err := checkSpec(spec); err != nil {
 		return nil, nil, err
 	}
 	inGuest := *spec
@@ -64,7 +64,7 @@ func guestSpec(id, bundle string, spec *specs.Spec, found []*oci.Mount) (raw []b
 }
 
 // checkSpec refuses what crust-vm does not support and the container cannot do without.
-func checkSpec(spec *specs.Spec, found []*oci.Mount) error {
+func checkSpec(spec *specs.Spec) error {
 	if spec.Hooks != nil {
 		h := spec.Hooks
 		if len(h.Prestart)+len(h.CreateRuntime)+len(h.CreateContainer)+len(h.StartContainer)+len(h.Poststart)+len(h.Poststop) > 0 { //nolint:staticcheck // also the deprecated hooks
@@ -79,9 +79,6 @@ func checkSpec(spec *specs.Spec, found []*oci.Mount) error {
 		if ns.Type == specs.UserNamespace {
 			return errors.New("its pod has a user namespace, which crust-vm does not make: set hostUsers to true")
 		}
-	}
-	if err := handler.RefuseShared(spec, found); err != nil {
-		return err // which names the volume
 	}
 	for _, m := range spec.Mounts {
 		if slices.Contains(m.Options, "rshared") || slices.Contains(m.Options, "shared") {

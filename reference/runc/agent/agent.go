@@ -1,7 +1,6 @@
-// Package agent serves the volumes of all sandboxes of crust-runc on a socket, so that
-// crust-proxy need not start a program for each call. It is a separate program because
-// crust-runc is started for each step of each container, and linking gRPC alone would double
-// its start time.
+// Package agent serves the volumes of all sandboxes of crust-runc on a socket, so that crust-proxy need not start a
+// program for each call. It is a separate program because crust-runc is started for each step of each container, and
+// linking gRPC alone would double its start time.
 package agent
 
 import (
@@ -34,9 +33,8 @@ const (
 	idleChecks = 2
 )
 
-// Run serves until no sandbox is left, or until a signal. If another agent is running, it
-// returns nil at once. The agent has no mounts and no state, so it may die at any time: the
-// next container with a volume starts another one.
+// Run serves until no sandbox is left, or until a signal. If another agent is running, it returns nil at once. The
+// agent has no mounts and no state, so it may die at any time: the next container with a volume starts another one.
 func Run(cfg runc.Config) error {
 	if err := os.MkdirAll(cfg.StateDir, 0o700); err != nil {
 		return fmt.Errorf("the directory %s cannot be made: %w", cfg.StateDir, err)
