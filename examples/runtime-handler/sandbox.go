@@ -101,12 +101,8 @@ func (s sandbox) mount(m *oci.Mount) error {
 		if err != nil {
 			return err
 		}
-		return errors.Join(move(mount, point), unix.Close(point))
+		return errors.Join(fsmount.Move(mount, point), unix.Close(point))
 	})
-}
-
-func move(mount, over int) error {
-	return unix.MoveMount(mount, "", over, "", unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH)
 }
 
 // show mounts the volume, or the container's sub-directory of it (9), over the guard.
@@ -127,7 +123,7 @@ func (s sandbox) show(m *oci.Mount) error {
 	}); err != nil {
 		return err
 	}
-	return errors.Join(move(mount, m.Source), unix.Close(mount))
+	return errors.Join(fsmount.Move(mount, m.Source), unix.Close(mount))
 }
 
 // volumes answers the broker's questions (12).

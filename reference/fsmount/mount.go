@@ -108,6 +108,11 @@ func mountDetached(info abi.Info) (int, error) {
 	return mount, err
 }
 
+// Move moves a detached mount over a file or a directory.
+func Move(mount, over int) error {
+	return unix.MoveMount(mount, "", over, "", unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH)
+}
+
 // Clone gives a detached copy of a volume's mount at a directory of it, with the attributes that its options ask for.
 func Clone(dir int, info abi.Info) (int, error) {
 	attrs, _, err := splitOptions(info.FSType, info.Options)

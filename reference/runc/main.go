@@ -5,6 +5,7 @@
 package runc
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"os"
@@ -124,9 +125,7 @@ func (c *Config) complete(file string) (err error) {
 	if c.Program, err = handler.OwnProgram(c.Program); err != nil {
 		return err
 	}
-	if c.AgentProgram == "" {
-		c.AgentProgram = filepath.Join(filepath.Dir(c.Program), "crust-runc-agent")
-	}
+	c.AgentProgram = cmp.Or(c.AgentProgram, filepath.Join(filepath.Dir(c.Program), "crust-runc-agent"))
 	return handler.CheckPaths(file, map[string]string{
 		"root": c.Root, "stateDir": c.StateDir, "program": c.Program, "agentProgram": c.AgentProgram, "runtime": c.Runtime,
 	})

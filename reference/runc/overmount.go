@@ -18,11 +18,6 @@ import (
 	"github.com/crust-proxy/crust-proxy/reference/handler"
 )
 
-// moveMount moves a detached mount over a file or a directory.
-func moveMount(mount, over int) error {
-	return unix.MoveMount(mount, "", over, "", unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH)
-}
-
 // restrict adds restrictions of the volumes' mount options, such as nosuid, to the spec: runc mounts the sources again,
 // with the options of the spec only. config.json is replaced in this thread's mount namespace only.
 func (c *creator) restrict(spec *specs.Spec, found []*oci.Mount) error {
@@ -104,7 +99,7 @@ func (c *creator) replace(name string, raw []byte) error {
 func overmountAt(mount int, place string) error {
 	over, err := unix.Open(place, unix.O_PATH|unix.O_CLOEXEC, 0)
 	if err == nil {
-		err = errors.Join(moveMount(mount, over), unix.Close(over))
+		err = errors.Join(fsmount.Move(mount, over), unix.Close(over))
 	}
 	return errors.Join(err, unix.Close(mount))
 }

@@ -70,11 +70,11 @@ func openIn(proc int, volume string, info abi.Info) (int, error) {
 
 // checkHeld checks that a descriptor is the root of a mount of the volume's device.
 func checkHeld(fd int, info abi.Info) error {
-	mounted, err := isMounted(fd)
-	if err != nil {
+	var is unix.Statx_t
+	if err := unix.Statx(fd, "", unix.AT_EMPTY_PATH|unix.AT_STATX_DONT_SYNC, unix.STATX_TYPE, &is); err != nil {
 		return err
 	}
-	if !mounted {
+	if is.Attributes&unix.STATX_ATTR_MOUNT_ROOT == 0 {
 		return fmt.Errorf("nothing is mounted: %w", unix.ENOENT)
 	}
 	major, minor, known, err := info.DeviceNumber()
@@ -90,12 +90,6 @@ func checkHeld(fd int, info abi.Info) error {
 		number = uint64(st.Rdev) //nolint:unconvert // narrower on other architectures
 	}
 	return fsops.LiesOn(fd, number)
-}
-
-func isMounted(fd int) (bool, error) {
-	var st unix.Statx_t
-	err := unix.Statx(fd, "", unix.AT_EMPTY_PATH|unix.AT_STATX_DONT_SYNC, unix.STATX_TYPE, &st)
-	return st.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0, err
 }
 
 // holder is a live sandbox that has a volume mounted.
@@ -237,7 +231,7 @@ func (p pause) attach(dir, mount int, volume string) error {
 			return err
 		}
 		defer func() { _ = unix.Close(point) }()
-		if err := moveMount(mount, point); err != nil {
+		if err := fsmount.Move(mount, point); err != nil {
 			return fmt.Errorf("the volume cannot be mounted in the sandbox: %w", err)
 		}
 		return nil
@@ -265,7 +259,7 @@ func (p pause) show(m *oci.Mount) error {
 		return err
 	}
 	defer func() { _ = unix.Close(mount) }()
-	if err := moveMount(mount, m.Source); err != nil {
+	if err := fsmount.Move(mount, m.Source); err != nil {
 		return fmt.Errorf("the volume cannot be put in its place: %w", err)
 	}
 	return nil

@@ -80,7 +80,6 @@ func (v supervisorVolumes) sandbox(target string) (string, error) {
 	return "", fmt.Errorf("volume %s: %w", target, handler.ErrNoSandbox)
 }
 
-// Stats measures the filesystem.
 func (v supervisorVolumes) Stats(target string) (reply abi.StatsReply, sandbox string, err error) {
 	stats, sandbox, err := callSupervisor(v, target, handlerv1.HandlerClient.GetVolumeStats, &handlerv1.GetVolumeStatsRequest{TargetPath: target})
 	if err != nil {
@@ -98,7 +97,6 @@ func (v supervisorVolumes) Stats(target string) (reply abi.StatsReply, sandbox s
 	return reply, sandbox, nil
 }
 
-// Resize grows the filesystem to the size of its device.
 func (v supervisorVolumes) Resize(target string, required, limit int64) (int64, error) {
 	reply, _, err := callSupervisor(v, target, handlerv1.HandlerClient.ResizeVolume, &handlerv1.ResizeVolumeRequest{
 		TargetPath: target, CapacityRange: &runtimev1.CapacityRange{RequiredBytes: required, LimitBytes: limit},
@@ -106,7 +104,6 @@ func (v supervisorVolumes) Resize(target string, required, limit int64) (int64, 
 	return reply.GetCapacityBytes(), err
 }
 
-// Freeze blocks all writes until Thaw, or until the timeout.
 func (v supervisorVolumes) Freeze(target string, timeout time.Duration) error {
 	_, _, err := callSupervisor(v, target, handlerv1.HandlerClient.FreezeVolume,
 		&handlerv1.FreezeVolumeRequest{TargetPath: target, Timeout: durationpb.New(timeout)})

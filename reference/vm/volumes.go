@@ -215,7 +215,6 @@ func (v *volumes) withVolume(target string, f func(ctx context.Context, name str
 
 const volumeCallTimeout = 2 * time.Minute
 
-// Stats measures the filesystem.
 func (v *volumes) Stats(target string) (reply abi.StatsReply, sandbox string, err error) {
 	err = v.withVolume(target, func(ctx context.Context, name string, _ *attachedVolume) error {
 		stats, err := v.guest.GetVolumeStats(ctx, &wire.GetVolumeStatsRequest{Volume: name})
@@ -254,7 +253,6 @@ func (v *volumes) Resize(target string, required, limit int64) (size int64, err 
 	return size, err
 }
 
-// Freeze blocks all writes until Thaw, or until the timeout.
 func (v *volumes) Freeze(target string, timeout time.Duration) error {
 	return v.withVolume(target, func(ctx context.Context, name string, a *attachedVolume) error {
 		if timeout < time.Millisecond || timeout > fsops.MostFrozen {
@@ -273,7 +271,6 @@ func (v *volumes) Freeze(target string, timeout time.Duration) error {
 	})
 }
 
-// Thaw ends a freeze.
 func (v *volumes) Thaw(target string) error {
 	return v.withVolume(target, func(ctx context.Context, name string, a *attachedVolume) error {
 		_, err := v.guest.ThawVolume(ctx, &wire.ThawVolumeRequest{Volume: name})

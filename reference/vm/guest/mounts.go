@@ -145,11 +145,7 @@ func mountInto(root int, m specs.Mount, volume *volumeMount) error {
 		return err
 	}
 	defer sys.CloseFD(at)
-	return moveMount(mount, at)
-}
-
-func moveMount(mount, at int) error {
-	return unix.MoveMount(mount, "", at, "", unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH)
+	return fsmount.Move(mount, at)
 }
 
 // open creates a detached mount.
@@ -275,7 +271,7 @@ func overmount(name string, with func(at int) (int, error)) error {
 		return err
 	}
 	defer sys.CloseFD(mount)
-	return moveMount(mount, at)
+	return fsmount.Move(mount, at)
 }
 
 func readOnlyCopy(at int) (int, error) {
