@@ -45,11 +45,12 @@ type connection struct {
 	reached  atomic.Pointer[socketID] // by the last dial
 }
 
-// replaced reports whether another socket has come in place of the one that it leads to. The process behind that one may
-// hang, and keeps the connection then.
-func (c *connection) replaced() bool {
-	now, reached := idBehind(c.endpoint), c.reached.Load()
-	return reached != nil && now != (socketID{}) && now != *reached
+// isReplaced reports whether another socket has come in place of the one that a connection leads to. The process behind
+// that one may hang, and keeps the connection then.
+func (r *Registry) isReplaced(c *connection) bool {
+	now, err := r.idBehind(c.endpoint)
+	reached := c.reached.Load()
+	return err == nil && reached != nil && now != (socketID{}) && now != *reached
 }
 
 // maxServed bounds the drivers that have a socket, and so the descriptors. A node has a
@@ -115,13 +116,16 @@ func (r *Registry) reach(info *Driver) (*connection, error) {
 	front := r.served[info.Name]
 	r.mu.Unlock()
 	if front != nil {
-		if link := front.driver.Load(); link.endpoint == info.Endpoint && !link.replaced() {
+		if link := front.driver.Load(); link.endpoint == info.Endpoint && !r.isReplaced(link) {
 			return link, nil
 		}
 	}
 	link := &connection{endpoint: info.Endpoint}
 	conn, err := dial(info.Endpoint, func(ctx context.Context, socket string) (net.Conn, error) {
-		id := idBehind(socket)
+		id, err := r.idBehind(socket)
+		if err != nil {
+			return nil, err // to connect to it would hang too
+		}
 		link.reached.Store(&id)
 		return dialOther(ctx, socket, r.cfg.Self)
 	})

@@ -25,8 +25,10 @@ type socketID struct {
 // idAt returns the id of the socket at a path, or the zero id where none is.
 func idAt(path string) socketID { return idBy(unix.Lstat, path) }
 
-// idBehind is idAt for a path that may be a link.
-func idBehind(path string) socketID { return idBy(unix.Stat, path) }
+// idBehind is idAt for an endpoint, which may be a link to a filesystem that hangs.
+func (r *Registry) idBehind(endpoint string) (socketID, error) {
+	return sys.Look(&r.endpoints, endpoint, func() (socketID, error) { return idBy(unix.Stat, endpoint), nil })
+}
 
 func idBy(stat func(path string, st *unix.Stat_t) error, path string) socketID {
 	var st unix.Stat_t

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/container-storage-interface/spec/lib/go/csi"
 	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
 
@@ -49,6 +50,28 @@ func TestDirectoryThatCannotBeRead(t *testing.T) {
 		check.Must(t, os.RemoveAll(of))
 	}
 	check.Eventually(t, "the directories are listed again", func() bool { r.scan(t.Context()); return gone == 2 })
+}
+
+// TestEndpointThatHangs, as a link to a filesystem whose server does not answer, holds up no session, and is not
+// connected to.
+func TestEndpointThatHangs(t *testing.T) {
+	r := New(Config{Log: zap.NewNop(), Front: &world{}})
+	r.endpoints.Time = time.Millisecond
+	info := &Driver{Name: "driver", Endpoint: check.ShortDir(t) + "/csi.sock"}
+	listener := check.Value(net.Listen("unix", info.Endpoint))(t)
+	defer func() { _ = listener.Close() }()
+	answer := make(chan struct{})
+	defer close(answer)
+	_, _ = sys.Look(&r.endpoints, info.Endpoint, func() (int, error) { <-answer; return 0, nil })
+	link := check.Value(r.reach(info))(t)
+	defer func() { _ = link.conn.Close() }()
+	err := link.conn.Invoke(t.Context(), "/csi.v1.Identity/Probe", &csi.ProbeRequest{}, &csi.ProbeResponse{})
+	check.Fails(t, err, "it hangs")
+	link.reached.Store(&socketID{})
+	r.served[info.Name] = &served{}
+	r.served[info.Name].driver.Store(link)
+	again := check.Value(r.reach(info))(t)
+	check.That(t, again == link, "another socket counts as in its place")
 }
 
 // TestDirectoryThatCannotBeReadHidesNoOther has a directory below kubelet's that nobody can
