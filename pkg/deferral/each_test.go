@@ -153,3 +153,13 @@ func TestOrder(t *testing.T) {
 			"%d listed by pages, %d in all, want %d", len(got), len(made.all()), len(order))
 	}
 }
+
+// TestReleasedMeanwhileIsNotMoved: a release that ends between the two looks of another one leaves no volume elsewhere.
+func TestReleasedMeanwhileIsNotMoved(t *testing.T) {
+	made, rec := newTable(NoObserver{}), testRecord("/mount")
+	made.add(rec)
+	made.all()
+	check.That(t, movedFrom(made, "/mount", "other") != nil, "one that has moved is not found")
+	delete(made.volumes, rec.Key) // it is in the list that the first look read
+	check.That(t, movedFrom(made, "/mount", rec.Key) == nil, "it counts as moved")
+}

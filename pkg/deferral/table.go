@@ -231,7 +231,7 @@ func (t *table) after(target string, key volume.Key, most int) []*entry {
 // movedFrom returns the volume that was published at a target while that led to another key, or nil.
 func movedFrom(t *table, target string, key volume.Key) *entry {
 	for _, e := range t.after(target, "", 1) {
-		if e.rec.Target == target && e.rec.ResolvedTarget != "" && !t.has(key) {
+		if e.rec.Key != key && e.rec.Target == target && e.rec.ResolvedTarget != "" && !t.has(key) {
 			return e
 		}
 	}
