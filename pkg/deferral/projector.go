@@ -48,7 +48,8 @@ type Tracking interface {
 	Disowned(ctx context.Context, v *volume.Volume, sandboxes []string) error
 	// Sandboxes lists those that are known to have had the volume.
 	Sandboxes(v *volume.Volume) []string
-	// Several reports, from memory, whether they are several, of which the container runtime lists the last.
+	// Several reports, from memory, whether they are several, of which the container runtime lists the last or, where
+	// that is not known, any.
 	Several(v *volume.Volume) bool
 	// ForgetEnded forgets those that have ended, and of which no process has the device.
 	ForgetEnded(v *volume.Volume, hasDevice func(sandbox string) bool)

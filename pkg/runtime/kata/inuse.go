@@ -250,8 +250,7 @@ func (b *bindings) Sandboxes(v *volume.Volume) []string {
 
 // Several reports whether sandboxes were seen to have the volume before one that is listed.
 func (b *bindings) Several(v *volume.Volume) bool {
-	ids := b.notes.of(v.Key)
-	return len(ids) > 1 && b.isListed(ids[len(ids)-1])
+	return slices.ContainsFunc(b.notes.last(v.Key), b.isListed)
 }
 
 // ForgetEnded forgets those that have ended, unless a VM has outlived them.

@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"time"
 
 	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
@@ -38,6 +37,9 @@ type notes struct {
 
 	mu  sync.Mutex
 	ids map[volume.Key][]string
+	// unordered are the volumes whose sandboxes were read from files: which one is the last is not known, because the
+	// node's clock may have been set back between two of them. Of others the last is the newest.
+	unordered map[volume.Key]bool
 }
 
 func openNotes(dir string, log *zap.Logger) (*notes, error) {
@@ -48,26 +50,13 @@ func openNotes(dir string, log *zap.Logger) (*notes, error) {
 	if err != nil {
 		return nil, volume.Errorf(volume.Internal, "kata: the directory %s cannot be read: %w", dir, err)
 	}
-	n := &notes{dir: dir, log: log, ids: make(map[volume.Key][]string)}
+	n := &notes{dir: dir, log: log, ids: make(map[volume.Key][]string), unordered: make(map[volume.Key]bool)}
 	for _, name := range names {
 		if key, id, ok := strings.Cut(name, "."); ok && abi.IsSandboxID(id) {
-			n.ids[volume.Key(key)] = append(n.ids[volume.Key(key)], id)
-		}
-	}
-	for key, ids := range n.ids {
-		if len(ids) > 1 { // in the order in which they came, as in memory
-			slices.SortStableFunc(ids, func(a, b string) int { return n.made(key, a).Compare(n.made(key, b)) })
+			n.ids[volume.Key(key)], n.unordered[volume.Key(key)] = append(n.ids[volume.Key(key)], id), true
 		}
 	}
 	return n, nil
-}
-
-// made is when a sandbox was recorded, or zero.
-func (n *notes) made(key volume.Key, id string) (at time.Time) {
-	if info, err := os.Lstat(n.file(key, id)); err == nil {
-		at = info.ModTime()
-	}
-	return at
 }
 
 func (n *notes) file(key volume.Key, id string) string {
@@ -78,6 +67,20 @@ func (n *notes) of(key volume.Key) []string {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return slices.Clone(n.ids[key])
+}
+
+// last returns those of several sandboxes that may be the last.
+func (n *notes) last(key volume.Key) []string {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	ids := slices.Clone(n.ids[key])
+	switch {
+	case len(ids) < 2:
+		return nil
+	case n.unordered[key]:
+		return ids
+	}
+	return ids[len(ids)-1:]
 }
 
 func (n *notes) keys() []volume.Key {
@@ -107,6 +110,7 @@ func (n *notes) add(key volume.Key, id string, ended func(id string) bool) {
 		return
 	}
 	n.ids[key] = append(n.ids[key], id)
+	delete(n.unordered, key)
 	fd, err := unix.Open(n.file(key, id), unix.O_CREAT|unix.O_WRONLY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
 	if err == nil {
 		err = unix.Close(fd)
@@ -143,6 +147,7 @@ func (n *notes) forget(key volume.Key) error {
 		}
 	}
 	delete(n.ids, key)
+	delete(n.unordered, key)
 	return nil
 }
 
