@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -255,6 +256,7 @@ func TestKubeletDirectoryComesLateAndAnew(t *testing.T) {
 
 func TestSocketsThatSomebodyRemoved(t *testing.T) {
 	w := runningWith(t, func(w *world) { w.times.watched = turn })
+	check.Must(t, os.RemoveAll(w.sockets())) // before there is one to be made anew
 	w.pair()
 	w.served("driver.sock")
 	for path, want := range map[string]os.FileMode{w.sockets(): 0o700, w.csi(): 0o600, w.offered(): 0o600} {
@@ -272,6 +274,20 @@ func TestSocketsThatSomebodyRemoved(t *testing.T) {
 	check.Eventually(t, "it is made anew", func() bool { return w.kubelet.Count(kubelet.Registered) == 2 })
 	w.served("driver.sock")
 	w.neverRefused()
+}
+
+// TestSocketThatCannotBeMade leaves nothing behind, for it is tried every few seconds.
+func TestSocketThatCannotBeMade(t *testing.T) {
+	cfg := newWorld(t).config()
+	cfg.Sockets = filepath.Join(cfg.Sockets, "file")
+	check.Must(t, os.MkdirAll(filepath.Dir(cfg.Sockets), 0o700))
+	check.Must(t, os.WriteFile(cfg.Sockets, nil, 0o600))
+	driver := &Driver{Name: name, reply: &csi.NodeGetCapabilitiesResponse{Capabilities: []*csi.NodeServiceCapability{{}}}}
+	r, before := New(cfg), runtime.NumGoroutine()
+	for range 10 {
+		check.Fails(t, check.Err(r.serve(driver, &connection{})))
+	}
+	check.Eventually(t, "nothing of them runs", func() bool { return runtime.NumGoroutine() <= before })
 }
 
 func TestOurDirectoryAnew(t *testing.T) {

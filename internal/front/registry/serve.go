@@ -7,6 +7,7 @@ import (
 	"maps"
 	"net"
 	"os"
+	"path/filepath"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -138,8 +139,10 @@ func (r *Registry) reach(info *Driver) (*connection, error) {
 
 func (r *Registry) drop(name string, link *connection) {
 	r.mu.Lock()
-	defer r.mu.Unlock()
-	if front := r.served[name]; front == nil || front.driver.Load() != link {
+	front := r.served[name]
+	inUse := front != nil && front.driver.Load() == link
+	r.mu.Unlock()
+	if !inUse {
 		_ = link.conn.Close() // nothing is under way on it
 	}
 }
@@ -152,7 +155,7 @@ func (r *Registry) serve(info *Driver, link *connection) (*served, error) {
 	front := r.served[info.Name]
 	if front != nil {
 		if old := front.driver.Swap(link); old != link {
-			_ = old.conn.Close()
+			r.parts.Go(func() { _ = old.conn.Close() }) // it waits for a driver that reads no more
 		}
 		return front, nil
 	}
@@ -164,6 +167,7 @@ func (r *Registry) serve(info *Driver, link *connection) (*served, error) {
 	options := append(r.cfg.Front.ServerOptions(info.Name, info.reply, front), grpc.ChainStreamInterceptor(front.count))
 	front.server = grpc.NewServer(options...)
 	if err := front.listen(r.cfg.Log); err != nil {
+		front.server.Stop() // it has goroutines from the beginning
 		return nil, err
 	}
 	r.served[info.Name] = front
@@ -172,6 +176,9 @@ func (r *Registry) serve(info *Driver, link *connection) (*served, error) {
 
 // listen makes the socket, and serves it until the listener is closed or fails. The caller holds the lock.
 func (f *served) listen(log *zap.Logger) error {
+	if err := os.MkdirAll(filepath.Dir(f.socket), 0o700); err != nil {
+		return err
+	}
 	listener, err := listen(f.socket)
 	if errors.Is(err, unix.ENOSPC) { // the socket of before may have the last inode, and nobody serves it
 		_ = os.Remove(f.socket)
@@ -203,10 +210,7 @@ func (f *served) repair(cfg *Config) {
 	}
 	_ = f.listener.Close()
 	<-f.ended
-	err := os.MkdirAll(cfg.Sockets, 0o700)
-	if err == nil {
-		err = f.listen(cfg.Log)
-	}
+	err := f.listen(cfg.Log)
 	cfg.Log.Warn("a CSI socket had gone, and is made anew", zap.String("socket", f.socket), zap.Error(err))
 }
 
