@@ -85,10 +85,10 @@ type Registry struct {
 	alarmed map[string]bool // the drivers that were reported as bypassing; of Run alone
 	unread  string          // why sockets could not be listed the last time; of Run alone
 	looks   sys.Looks[string]
-	// endpoints has those of drivers: any number of them hides no directory.
-	endpoints sys.Looks[string]
-	due       chan struct{}      // has the directories read now
-	notices   map[string]*notice // of each directory its own, as one may hang; of Run
+	due     chan struct{}      // has the directories read now
+	notices map[string]*notice // of each directory its own, as one may hang; of Run
+
+	endpoints endpoints // any number that hangs hides no directory
 
 	mu       sync.Mutex
 	sessions map[string]*session // by the registrar's socket

@@ -48,8 +48,8 @@ type connection struct {
 
 // isReplaced reports whether another socket has come in place of the one that a connection leads to. The process behind
 // that one may hang, and keeps the connection then.
-func (r *Registry) isReplaced(c *connection) bool {
-	now, err := r.idBehind(c.endpoint)
+func (e *endpoints) isReplaced(c *connection) bool {
+	now, err := e.idBehind(c.endpoint)
 	reached := c.reached.Load()
 	return err == nil && reached != nil && now != (socketID{}) && now != *reached
 }
@@ -117,13 +117,13 @@ func (r *Registry) reach(info *Driver) (*connection, error) {
 	front := r.served[info.Name]
 	r.mu.Unlock()
 	if front != nil {
-		if link := front.driver.Load(); link.endpoint == info.Endpoint && !r.isReplaced(link) {
+		if link := front.driver.Load(); link.endpoint == info.Endpoint && !r.endpoints.isReplaced(link) {
 			return link, nil
 		}
 	}
 	link := &connection{endpoint: info.Endpoint}
 	conn, err := dial(info.Endpoint, func(ctx context.Context, socket string) (net.Conn, error) {
-		id, err := r.idBehind(socket)
+		id, err := r.endpoints.idBehind(socket)
 		if err != nil {
 			return nil, err // to connect to it would hang too
 		}

@@ -25,9 +25,12 @@ type socketID struct {
 // idAt returns the id of the socket at a path, or the zero id where none is.
 func idAt(path string) socketID { return idBy(unix.Lstat, path) }
 
-// idBehind is idAt for an endpoint, which may be a link to a filesystem that hangs.
-func (r *Registry) idBehind(endpoint string) (socketID, error) {
-	return sys.Look(&r.endpoints, endpoint, func() (socketID, error) { return idBy(unix.Stat, endpoint), nil })
+// endpoints are those of drivers, which may be links to filesystems that hang.
+type endpoints struct{ looks sys.Looks[string] }
+
+// idBehind is idAt for an endpoint.
+func (e *endpoints) idBehind(path string) (socketID, error) {
+	return sys.Look(&e.looks, path, func() (socketID, error) { return idBy(unix.Stat, path), nil })
 }
 
 func idBy(stat func(path string, st *unix.Stat_t) error, path string) socketID {

@@ -56,13 +56,13 @@ func TestDirectoryThatCannotBeRead(t *testing.T) {
 // connected to.
 func TestEndpointThatHangs(t *testing.T) {
 	r := New(Config{Log: zap.NewNop(), Front: &world{}})
-	r.endpoints.Time = time.Millisecond
+	r.endpoints.looks.Time = time.Millisecond
 	info := &Driver{Name: "driver", Endpoint: check.ShortDir(t) + "/csi.sock"}
 	listener := check.Value(net.Listen("unix", info.Endpoint))(t)
 	defer func() { _ = listener.Close() }()
 	answer := make(chan struct{})
 	defer close(answer)
-	_, _ = sys.Look(&r.endpoints, info.Endpoint, func() (int, error) { <-answer; return 0, nil })
+	_, _ = sys.Look(&r.endpoints.looks, info.Endpoint, func() (int, error) { <-answer; return 0, nil })
 	link := check.Value(r.reach(info))(t)
 	defer func() { _ = link.conn.Close() }()
 	err := link.conn.Invoke(t.Context(), "/csi.v1.Identity/Probe", &csi.ProbeRequest{}, &csi.ProbeResponse{})
