@@ -68,7 +68,7 @@ func (mute) WriteInput(context.Context, *wire.WriteInputRequest) (*wire.WriteInp
 	return new(wire.WriteInputResponse), nil
 }
 
-func (mute) ReadOutput(_ context.Context, req *wire.ReadOutputRequest) (*wire.ReadOutputResponse, error) {
+func (mute) ReadOutput(_ context.Context, _ *wire.ReadOutputRequest) (*wire.ReadOutputResponse, error) {
 	return nil, status.Error(codes.Internal, "no more calls")
 }
 
