@@ -13,7 +13,6 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/internal/daemon/admin"
 	"github.com/crust-proxy/crust-proxy/internal/daemon/config"
-	"github.com/crust-proxy/crust-proxy/internal/daemon/sandboxes"
 	csifront "github.com/crust-proxy/crust-proxy/internal/front/csi"
 	"github.com/crust-proxy/crust-proxy/internal/front/csi/refusal"
 	"github.com/crust-proxy/crust-proxy/internal/front/passthrough"
@@ -44,15 +43,15 @@ func (d *daemon) newFront(cfg *config.Config) (*driverFront, error) {
 	if !cfg.Front.Enabled {
 		return nil, nil
 	}
-	all := d.sandboxes
-	calls := &sandboxes.Sandboxes{Handlers: all.Handlers, Relay: all.Relay, Broker: all.Broker, HasGrown: all.HasGrown, Missing: volume.NoSandbox}
+	calls := *d.sandboxes
+	calls.Missing = volume.NoSandbox // as if there were no sandbox
 	made := d.settings.flags.Accepted
 	if made != "" {
 		made = filepath.Join(filepath.Dir(made), "marks-made")
 	}
 	refused := refusal.NewList(volumeObserver{d})
 	front, err := csifront.New(csifront.Config{
-		Volumes: d.broker, Pods: podSource(d.cluster), Sandboxes: calls, Disks: d.disks, Refusals: refused,
+		Volumes: d.broker, Pods: podSource(d.cluster), Sandboxes: &calls, Disks: d.disks, Refusals: refused,
 		StateDir: cfg.StateDir(), KubeletRoot: cfg.KubeletRoot, PrivateDir: cfg.Front.PrivateDir, MarksDir: cfg.Front.MarksDir,
 		DefaultFSType: cfg.Front.DefaultFSType, VolumeCondition: cfg.Front.VolumeCondition, DriverTimeout: cfg.Front.DriverTimeout,
 		MarksMade: made, DefaultHandler: cfg.Handlers.Default, Policy: cfg.DeferralPolicy(), Log: d.log.Named("front"),

@@ -73,6 +73,8 @@ type Relay struct {
 	known   map[volume.Key]Known
 	growing map[volume.Key]*int // how many growths of a volume are under way
 	hung    map[volume.Key]int  // how many requests of a volume were left behind; also of those that were forgotten
+	// attempts are those that somebody makes, or made a moment ago.
+	attempts sys.KeyLocks[attempt]
 	// asked is called after every request; it may be nil.
 	asked func(v *volume.Volume, call string, took time.Duration, err error)
 }
@@ -263,6 +265,18 @@ func (r *Relay) Forget(key volume.Key) {
 	delete(r.known, key)
 	delete(r.flights, key)
 	delete(r.growing, key)
+}
+
+// attempt is to have a sandbox grow a volume to a size that is on record.
+type attempt struct {
+	key     volume.Key
+	sandbox string
+	size    int64
+}
+
+// BeginAttempt reports whether nobody makes the attempt yet. Then it lasts until the caller calls end.
+func (r *Relay) BeginAttempt(key volume.Key, sandbox string, size int64) (end func(), first bool) {
+	return r.attempts.TryLock(attempt{key, sandbox, size})
 }
 
 // Expand asks the sandbox of a volume to grow its filesystem. Growing is not

@@ -472,8 +472,10 @@ func TestGrowthThatTheMountMissed(t *testing.T) {
 	v.GrowTo = 0
 	ask() // before the growth is on record
 	v.GrowTo = 7
+	front := *calls // as the daemon makes it
 	for range 3 {
 		ask()
+		check.Value(front.Stats(t.Context(), v))(t)
 	}
 	asked("the sandbox")
 	handler.report.Sandbox = "next"

@@ -5,7 +5,6 @@ import (
 	"context"
 	"time"
 
-	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	"github.com/crust-proxy/crust-proxy/internal/ground/telemetry"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime"
@@ -47,16 +46,6 @@ type Sandboxes struct {
 	HasGrown func(v *volume.Volume) bool
 	// Missing is the kind of the error for a volume whose handler is not configured any more.
 	Missing volume.Kind
-
-	// growing is held for an attempt to grow, and for a pause after it.
-	growing sys.KeyLocks[attempt]
-}
-
-// attempt is to have one sandbox grow a volume to the size on record.
-type attempt struct {
-	key     volume.Key
-	sandbox string
-	size    int64
 }
 
 // Handler returns the handler of a volume.
@@ -96,14 +85,14 @@ func (s *Sandboxes) endGrowth(ctx context.Context, handler runtime.Handler, v *v
 	if !handler.Abilities().GrowsAtMount {
 		return
 	}
-	if unlock, free := s.growing.TryLock(attempt{v.Key, sandbox, v.GrowTo}); free {
+	if end, first := s.Relay.BeginAttempt(v.Key, sandbox, v.GrowTo); first {
 		go func() {
 			pause := time.Minute
 			_, err := s.Expand(context.WithoutCancel(ctx), v, volume.Range{Required: v.GrowTo}) // the relay keeps the error
 			if volume.KindOf(err) == volume.Unsupported {
 				pause = 24 * time.Hour
 			}
-			time.AfterFunc(pause, unlock)
+			time.AfterFunc(pause, end)
 		}()
 	}
 }
