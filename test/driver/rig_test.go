@@ -200,7 +200,7 @@ func (r *testDriver) loops() []string {
 func TestMain(m *testing.M) { os.Exit(rig.Main(m)) }
 
 // notOffered are csi-sanity's specs of what the driver does not advertise:
-// publishing by a controller; the health calls of the controller and
+// publishing by a controller; the health calls of the controller and of storage, and
 // topology of snapshots; the limit of attached volumes, which has no meaning without a controller that attaches;
 // and the spec of pagination that csi-sanity itself has switched off (TestPagination has
 // its place).
@@ -221,5 +221,6 @@ func notOffered() []string {
 		"ControllerGetVolumeHealth [Controller Server] should return health for a valid volume",
 		"ControllerListVolumeHealth [Controller Server] should return appropriate response",
 		"CreateSnapshot [Controller Server] should succeed when creating a snapshot with accessibility requirements",
+		"Node Service NodeGetStorageHealth should return appropriate response",
 	}
 }
