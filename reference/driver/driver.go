@@ -54,14 +54,11 @@ type Driver struct {
 	groups     *groups
 	metadata   *snapshotMetadata
 	metrics    *metrics
-	// patience is how long calls under way may take once the driver stops.
+	// patience is how long calls under way may take once the driver stops: less than the grace period of a pod.
 	patience time.Duration
 	// release unlocks the data directory.
 	release func()
 }
-
-// patience is shorter than the grace period of a pod in Kubernetes.
-const patience = 20 * time.Second
 
 // New makes a driver over its data directory, and removes what an earlier life left unfinished. Run ends the driver.
 func New(config Config) (_ *Driver, err error) {
@@ -96,7 +93,7 @@ func New(config Config) (_ *Driver, err error) {
 		return nil, err
 	}
 	return &Driver{
-		config: config, patience: patience, identity: &identity{config: config, pool: disks, snapshots: clones.able()},
+		config: config, patience: 20 * time.Second, identity: &identity{config: config, pool: disks, snapshots: clones.able()},
 		controller: &controller{config: config, locks: calls, pool: disks, cloner: clones},
 		node:       &nodeServer{config: config, boot: boot, locks: calls, pool: disks, fs: fs},
 		groups:     kept,

@@ -64,13 +64,11 @@ func sectorSize(dir string) (uint32, error) {
 	if err := unix.Statx(int(empty.Fd()), "", unix.AT_EMPTY_PATH, unix.STATX_DIOALIGN, &stat); err != nil {
 		return 0, err
 	}
-	if stat.Dio_offset_align > largestSector {
+	if stat.Dio_offset_align > 4096 { // no device has larger sectors
 		return 0, nil
 	}
 	return stat.Dio_offset_align, nil
 }
-
-const largestSector = 4096
 
 // openProbe opens an empty file with which the features of the filesystem are tried. It is
 // kept after the first start, so that the driver can start on a full disk and remove volumes.

@@ -35,14 +35,12 @@ type store struct {
 	spare *spare
 }
 
-const recordSuffix = ".json"
-
 func fileName(id string) string {
 	sum := sha256.Sum256([]byte(id))
 	return hex.EncodeToString(sum[:])
 }
 
-func (s store) path(id string) string { return filepath.Join(s.dir, fileName(nameOf(id))+recordSuffix) }
+func (s store) path(id string) string { return filepath.Join(s.dir, fileName(nameOf(id))+".json") }
 
 // newID returns the id of a snapshot, or of a group, with a name. It is never used again: backup software would take a
 // snapshot that is made anew under a name for the one before it.
@@ -109,7 +107,7 @@ func (s store) list() ([]*record, error) {
 	var all []*record
 	var bad []error
 	for _, entry := range entries {
-		if !strings.HasSuffix(entry.Name(), recordSuffix) {
+		if !strings.HasSuffix(entry.Name(), ".json") {
 			continue
 		}
 		r, err := read(filepath.Join(s.dir, entry.Name()))
@@ -148,16 +146,13 @@ type spare struct {
 	path string
 }
 
-// spareSize is a block of most filesystems, and more than most records have.
-const spareSize = 4096
-
 // openSpare makes the file; on a disk that is full already, there may be none.
 func openSpare(path string) (*spare, error) {
 	info, err := os.Stat(path)
 	if err == nil && info.Size() > 0 {
 		return &spare{path: path}, nil
 	}
-	err = os.WriteFile(path, make([]byte, spareSize), 0o600)
+	err = os.WriteFile(path, make([]byte, 4096), 0o600) // a block of most filesystems, and more than most records have
 	if volume.DiskKind(err) == volume.Exhausted {
 		err = nil
 	}

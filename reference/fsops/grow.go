@@ -232,7 +232,8 @@ func GrowUnmounted(ctx context.Context, device, fsType string) error {
 	defer func() { _ = file.Close() }()
 	box := confine.Box{Device: file, Memory: confine.Memory(size), CPU: mostCPU}
 	check := exec.CommandContext(ctx, "e2fsck", "-f", "-p", childDevice)
-	if err := runTool(check, box); err != nil && (check.ProcessState == nil || check.ProcessState.ExitCode() != extRepaired) {
+	err = runTool(check, box)
+	if repaired := check.ProcessState != nil && check.ProcessState.ExitCode() == 1; err != nil && !repaired {
 		return fmt.Errorf("check the filesystem of %s before it grows: %w", device, err)
 	}
 	if err := runTool(exec.Command("resize2fs", childDevice), confine.Box{Device: file}); err != nil {
@@ -259,9 +260,6 @@ func runTool(cmd *exec.Cmd, box confine.Box) error {
 	}
 	return err
 }
-
-// extRepaired is the exit status of e2fsck after it has repaired all errors.
-const extRepaired = 1
 
 // extFull returns the size of a device, and whether its filesystem fills it, or there is none.
 func extFull(device string) (size int64, full bool, err error) {

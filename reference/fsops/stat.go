@@ -126,8 +126,7 @@ func extHealth(root int) []fault {
 		return nil
 	}
 	var wrong []fault
-	raw, _ := os.ReadFile("/proc/fs/ext4/" + device + "/options")
-	options := strings.Split(string(raw), "\n")
+	options := strings.Split(contents("/proc/fs/ext4/"+device+"/options"), "\n")
 	if slices.Contains(options, "shutdown") {
 		wrong = append(wrong, fault{abi.ReasonShutDown, "the filesystem was shut down: it reads and writes nothing until it is mounted anew"})
 	}
@@ -135,15 +134,24 @@ func extHealth(root int) []fault {
 		wrong = append(wrong, fault{abi.ReasonReadOnly, "the kernel has stopped writing to the filesystem after an error"})
 	}
 	place := "/sys/fs/ext4/" + device + "/"
-	n, _ := sys.ReadLine(place + "errors_count")
+	n := contents(place + "errors_count")
 	if n == "" || n == "0" {
 		return wrong
 	}
 	text := fmt.Sprintf("ext4 has errors on record (%s)", n)
-	if where, _ := sys.ReadLine(place + "last_error_func"); where != "" {
+	if where := contents(place + "last_error_func"); where != "" {
 		text += ", the last one of " + where
 	}
 	return append(wrong, fault{abi.ReasonErrors, text + ": it needs e2fsck while it is not mounted"})
+}
+
+// contents reads a small file of the kernel; a missing one is empty. With an os.File, stats would take longer.
+func contents(path string) string {
+	fd, _ := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	defer sys.CloseFD(fd)
+	var raw [4096]byte // one page, the most that the kernel returns
+	n, _ := unix.Read(fd, raw[:])
+	return strings.TrimSpace(string(raw[:max(n, 0)]))
 }
 
 func deviceName(root int) (string, error) {
