@@ -175,11 +175,7 @@ func (o *orphans) end(ctx context.Context, rec *record, pids []int, by string) (
 	}
 	held := o.awaitEnd(context.WithoutCancel(ctx), rec, processes)
 	for i, one := range killed {
-		var survived error
-		if held != nil && !processes[i].Ended() {
-			survived = fmt.Errorf("it was killed and has not ended in %v, as where its storage does not answer: "+
-				"restore that, or reboot the node: %w", claim.EndTime, held)
-		}
+		survived := survival(processes[i], held)
 		o.observer.OrphanEnded(&rec.Volume, one, by, survived)
 		err = cmp.Or(err, survived)
 	}
@@ -188,6 +184,14 @@ func (o *orphans) end(ctx context.Context, rec *record, pids []int, by string) (
 		held = nil
 	}
 	return killed, cmp.Or(err, held)
+}
+
+// survival returns the error for a process that was killed and may still have the device. held is that of RefuseUsed.
+func survival(killed *openers.Process, held error) error {
+	if held == nil || killed.Ended() {
+		return nil // another process has it
+	}
+	return fmt.Errorf("it was killed and has not ended in %v, as where its storage does not answer: restore that, or reboot the node: %w", claim.EndTime, held)
 }
 
 // awaitEnd waits until nobody has the device, or those that were killed have ended: the next sandbox may have it then.
