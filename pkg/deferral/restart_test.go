@@ -521,6 +521,7 @@ func TestOrphanThatSurvives(t *testing.T) {
 	defer runtime.UnlockOSThread()
 	s.b.orphans.patience = 0
 	vmm := end(errOpen, true, "it was killed and has not ended in 10s")
+	check.Value(unix.Wait4(vmm.Process.Pid, nil, 0, nil))(t) // its exit
 	check.Must(t, syscall.PtraceDetach(vmm.Process.Pid))
 	check.Fails(t, vmm.Wait(), "killed")
 }
