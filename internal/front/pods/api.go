@@ -108,7 +108,7 @@ func (b *bounded) RoundTrip(request *http.Request) (response *http.Response, err
 	done := make(chan func())
 	go func() {
 		defer func() { <-b.slots }()
-		late, failed := b.next.RoundTrip(request)
+		late, failed := b.next.RoundTrip(request) //nolint:bodyclose // by the caller, if it is still there
 		select {
 		case done <- func() { response, err = late, failed }:
 		case <-ended:

@@ -15,14 +15,15 @@ import (
 const (
 	// shortestSecret: shorter values would take half of a text with them.
 	shortestSecret = 3
-	// ShortestValue: shorter values of a context, and shorter lines of a secret, are
-	// words such as "none", whatever their key.
+	// ShortestValue is that of a context, and the shortest line of a secret: shorter ones are words such as "none".
 	ShortestValue = 8
 	// longestText bounds the text that is searched for secrets. Its first 1 KiB is shown.
 	longestText = 16 << 10
-	// MostValues and MostBytes bound the secrets that are searched for, in about 12 forms each: who may
-	// create a PersistentVolume writes a mount option that is a thousand of them.
-	MostValues, MostBytes = 1024, 64 << 10
+	// MostValues bounds the secrets that are searched for, in about 12 forms each: who may create a
+	// PersistentVolume writes a mount option that is a thousand of them.
+	MostValues = 1024
+	// MostBytes bounds all of them together.
+	MostBytes = 64 << 10
 	// Whole stands in place of a driver's text.
 	Whole = "[redacted as a whole: the request has too many secrets, or mount options like secrets, to search for: see the driver's log]"
 )
