@@ -16,8 +16,7 @@ import (
 
 const repository = "https://github.com/crust-proxy/crust-proxy"
 
-// sbom prints what programs contain, as they themselves say, and which of Debian's packages an
-// image has.
+// sbom prints what programs contain, as they themselves say, and which of Debian's packages an image has.
 func sbom(version, packages string, programs []string) error {
 	components := make(map[string]object) // by bom-ref
 	dependsOn := make(map[string][]string)

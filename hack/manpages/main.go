@@ -1,5 +1,4 @@
-// Manpages writes the man pages of the package's programs, from what the programs
-// themselves print as their help.
+// Manpages writes the man pages of the package's programs, from what the programs themselves print as their help.
 //
 //	manpages VERSION DATE PROGRAMS-DIR MAN-DIR
 package main

@@ -11,8 +11,7 @@ const mostSubject = 72
 
 var subjectForm = regexp.MustCompile(`^[a-z0-9][a-z0-9 ,/._-]*: \S`)
 
-// checkCommits looks at the messages of the commits after base. A clone that does not
-// have base has nothing to check.
+// checkCommits looks at the messages of the commits after base. A clone that does not have base has nothing to check.
 func checkCommits(base string) ([]string, error) {
 	if exec.Command("git", "merge-base", "--is-ancestor", base, "HEAD").Run() != nil { //nolint:gosec // a commit of the budget
 		return nil, nil

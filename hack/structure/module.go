@@ -17,8 +17,7 @@ import (
 
 const modulePath = "github.com/crust-proxy/crust-proxy/"
 
-// module is the code of this module without generated files; its types are those outside
-// of tests.
+// module is the code of this module without generated files; its types are those outside of tests.
 type module struct {
 	lines  map[string]int       // by part: product, reference, tests
 	dirs   map[string]int       // by package directory, without tests
@@ -177,9 +176,8 @@ func (m *module) addTypes(fset *token.FileSet, dir string, imports map[string]st
 	}
 }
 
-// embedded lists the structs that embed a pointer to a struct of this module that has
-// methods, because a reader cannot tell where a method comes from, and the structs that
-// more than two others embed: each of those names what it uses.
+// embedded lists the structs that embed a pointer to a struct of this module that has methods, because a reader cannot
+// tell where a method comes from, and the structs that more than two others embed: each of those names what it uses.
 func (m *module) embedded() []string {
 	var found []string
 	shared := make(map[string][]string)

@@ -45,8 +45,7 @@ type daemon struct {
 	settings *settings
 	log      *zap.Logger
 	level    zap.AtomicLevel
-	// deniedLog is rate-limited: callers that are refused must not be able to fill
-	// the log.
+	// deniedLog is rate-limited: callers that are refused must not be able to fill the log.
 	deniedLog *zap.Logger
 	metrics   *telemetry.Metrics
 	tracer    trace.Tracer
@@ -393,9 +392,8 @@ func (d *daemon) readiness() error {
 	return nil
 }
 
-// alive reports whether the core answers. systemd's watchdog and, in a DaemonSet, kubelet's
-// probe restart a daemon whose core is stuck. Its locks are tried by one goroutine at a time,
-// which never ends then.
+// alive reports whether the core answers. systemd's watchdog and, in a DaemonSet, kubelet's probe restart a daemon
+// whose core is stuck. Its locks are tried by one goroutine at a time, which never ends then.
 func (d *daemon) alive(ctx context.Context) error {
 	answered := d.aliveCheck.DoChan("", func() (any, error) {
 		d.broker.Get("")

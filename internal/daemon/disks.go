@@ -17,8 +17,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
-// How old a superblock in the cache may be. While a growth is on record, which is rare, it is
-// read more often.
+// How old a superblock in the cache may be. While a growth is on record, which is rare, it is read more often.
 const (
 	diskAge   = time.Minute
 	growthAge = 5 * time.Second
@@ -69,8 +68,7 @@ func (d *disks) Condition(v *volume.Volume) *volume.Condition {
 	return &volume.Condition{Abnormal: true, Message: super.Errors.Words(), Reason: abi.ReasonErrors}
 }
 
-// LacksGroup reports whether the root directory of a volume is not known to be writable for
-// the volume's group.
+// LacksGroup reports whether the root directory of a volume is not known to be writable for the volume's group.
 func (d *disks) LacksGroup(v *volume.Volume) bool {
 	super := d.reader.Super(v, diskAge)
 	return super == nil || super.Root == nil || !super.Root.WritableFor(v.Group)
@@ -105,8 +103,7 @@ func (d *disks) Prepare(ctx context.Context, asked deferral.Preparation) error {
 	return d.formatter.CheckReplay(ctx, request)
 }
 
-// Writing returns an error while a program that was started by Prepare writes to the device
-// of a CSI volume.
+// Writing returns an error while a program that was started by Prepare writes to the device of a CSI volume.
 func (d *disks) Writing(driver, volumeID string) error {
 	return d.formatter.CheckWriting(writerID(driver, volumeID))
 }

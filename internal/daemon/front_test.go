@@ -58,8 +58,7 @@ func TestIdentityInTheCluster(t *testing.T) {
 	check.That(t, err == nil && name == host, "got %q, %v; want %q", name, err, host)
 }
 
-// TestWithoutAClusterThereIsNoSourceOfPods: an interface around a nil pointer would
-// be one.
+// TestWithoutAClusterThereIsNoSourceOfPods: an interface around a nil pointer would be one.
 func TestWithoutAClusterThereIsNoSourceOfPods(t *testing.T) {
 	cfg := config.Default()
 	for name, change := range map[string]func(){"off": func() {}, "front off": func() { cfg.Cluster.Kubeconfig = "/k" }} {

@@ -110,8 +110,7 @@ type tracker interface {
 	kata.Sandboxes
 }
 
-// newTracker completes the configuration with the container runtime. It returns nil if none
-// is configured.
+// newTracker completes the configuration with the container runtime. It returns nil if none is configured.
 func newTracker(cfg *config.Config, of sandbox.Config, log *zap.Logger) tracker {
 	switch {
 	case cfg.Containerd.Socket != "":

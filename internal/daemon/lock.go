@@ -44,10 +44,9 @@ func lockRunDir(ctx context.Context, log *zap.Logger, runDir, kubeletRoot string
 // errOtherDaemon is part of the error of a lock that another daemon has. No configuration is to blame.
 var errOtherDaemon = errors.New("so this one cannot start")
 
-// lockDir takes the lock in a directory. It is a file that only root can open, because whoever can
-// open a file or directory, if only to read it, can lock it. It is opened for reading, which works on
-// a filesystem that has become read-only. While an earlier daemon ends, it waits and logs which
-// process has the lock.
+// lockDir takes the lock in a directory. It is a file that only root can open, because whoever can open a file or
+// directory, if only to read it, can lock it. It is opened for reading, which works on a filesystem that has become
+// read-only. While an earlier daemon ends, it waits and logs which process has the lock.
 func lockDir(ctx context.Context, log *zap.Logger, dir, taken string, patience time.Duration) (*os.File, error) {
 	file, err := os.OpenFile(filepath.Join(dir, "daemon.lock"), os.O_CREATE|os.O_RDONLY|unix.O_NOFOLLOW, 0o600) //nolint:gosec // our own directory
 	if err != nil {

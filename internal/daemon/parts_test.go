@@ -192,8 +192,7 @@ func TestLookAtHostMountsIsShared(t *testing.T) {
 	})
 }
 
-// mountedVolumes are two volumes of one device, which is that of /proc, and one of
-// a device that is mounted nowhere.
+// mountedVolumes are two volumes of one device, which is that of /proc, and one of a device that is mounted nowhere.
 func mountedVolumes(t *testing.T) []deferral.Status {
 	var st unix.Stat_t
 	check.Must(t, unix.Stat("/proc", &st))

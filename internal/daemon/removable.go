@@ -150,9 +150,8 @@ func mayStart(flags *config.Flags, cfg *config.Config) error {
 	return mayLeave(&before, cfg)
 }
 
-// leaveFront prepares a start without the front. It removes the registrations of the drivers
-// that were behind it: kubelet would call sockets that nobody serves, and would not accept
-// the drivers from anybody else.
+// leaveFront prepares a start without the front. It removes the registrations of the drivers that were behind it:
+// kubelet would call sockets that nobody serves, and would not accept the drivers from anybody else.
 func leaveFront(flags *config.Flags, cfg *config.Config, log *zap.Logger) error {
 	if cfg.Front.Enabled {
 		return nil

@@ -229,8 +229,7 @@ func served(t *testing.T, handler http.Handler) string {
 	return strings.TrimPrefix(server.URL, "http://")
 }
 
-// nodeWithStaged serves the metrics of a daemon whose front has a device staged of each of
-// these CSI volumes.
+// nodeWithStaged serves the metrics of a daemon whose front has a device staged of each of these CSI volumes.
 func nodeWithStaged(t *testing.T, badFront error, published []deferral.Status, ids ...string) (address string) {
 	t.Helper()
 	var staged []staging.Staged

@@ -27,10 +27,9 @@ const (
 
 // removableNodes resolves a host name to the addresses of all daemons, and reads from their metrics whether they have
 // deferred volumes, or drivers behind the front, before crust-proxy is removed from a cluster. A daemon that does not
-// answer counts as having some. The command reads no objects of the
-// cluster, so it cannot know of a node whose pod has no address, and says so. The second argument is
-// the command that restores a Helm release that a refusal left half uninstalled, and the third the release's own
-// driver, which goes with it.
+// answer counts as having some. The command reads no objects of the cluster, so it cannot know of a node whose pod has
+// no address, and says so. The second argument is the command that restores a Helm release that a refusal left half
+// uninstalled, and the third the release's own driver, which goes with it.
 func removableNodes(ctx context.Context, call invocation) error {
 	args := slices.Concat(call.args, []string{"", ""})
 	address, repair, own := args[0], args[1], args[2]
@@ -59,8 +58,7 @@ func afterRefusal(repair string) string {
 		"To go on with the release:\n  " + repair + "\nTo remove it, run helm uninstall again when they are gone."
 }
 
-// askNodes asks all nodes. Its error has a line for each node with volumes, and for each that
-// did not answer.
+// askNodes asks all nodes. Its error has a line for each node with volumes, and for each that did not answer.
 func askNodes(ctx context.Context, nodes []string, port, own string) error {
 	slices.Sort(nodes)
 	problems := make([]error, len(nodes))

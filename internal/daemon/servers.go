@@ -106,9 +106,8 @@ func (d *daemon) newServer(name, service string, allowed *peercred.Authorizer, l
 	return s
 }
 
-// endWithDaemon ends streams of gRPC's own services when the daemon stops. A health watch
-// and reflection end when their client ends them: they would hold up each stop until
-// shutdownTimeout.
+// endWithDaemon ends streams of gRPC's own services when the daemon stops. A health watch and reflection end when their
+// client ends them: they would hold up each stop until shutdownTimeout.
 func (d *daemon) endWithDaemon(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
 	if !strings.HasPrefix(info.FullMethod, "/grpc.") {
 		return handle(srv, stream)

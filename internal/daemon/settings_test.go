@@ -246,8 +246,7 @@ func TestReloadIsToldWhenItIsKept(t *testing.T) {
 	check.That(t, told, "nothing was told of the reload")
 }
 
-// TestChangeThatNeedsARestart is a finding until it is reverted, and is not kept: a start with it was
-// never tried.
+// TestChangeThatNeedsARestart is a finding until it is reverted, and is not kept: a start with it was never tried.
 func TestChangeThatNeedsARestart(t *testing.T) {
 	n := newNode(t)
 	n.write(oldRules)

@@ -74,8 +74,7 @@ func (all parts) state() telemetry.NodeState {
 	return state
 }
 
-// addVolume counts a volume that something is wrong with, with the severity of crustctl doctor
-// (volumeFindings there).
+// addVolume counts a volume that something is wrong with, with the severity of crustctl doctor (volumeFindings there).
 func addVolume(status deferral.Status, state string, into *telemetry.NodeState) {
 	switch {
 	case status.Held != nil && status.Held.Forced, state == "degraded":

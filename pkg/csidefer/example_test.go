@@ -35,8 +35,7 @@ func (tinyDriver) NodePublishVolume(_ context.Context, req *csi.NodePublishVolum
 	return reply, nil
 }
 
-// A driver reports that it can leave the filesystem to the pod's sandbox, and
-// answers what the sandbox shall mount.
+// A driver reports that it can leave the filesystem to the pod's sandbox, and answers what the sandbox shall mount.
 func Example() {
 	server := grpc.NewServer(csidefer.ServerOption(csidefer.Options{}))
 	csi.RegisterNodeServer(server, tinyDriver{})

@@ -69,8 +69,7 @@ type Mount struct {
 	Device string
 	// FSType is the filesystem. The driver has formatted a blank device already.
 	FSType string
-	// Flags are the mount options. They are stored in clear text: with a secret among them
-	// the volume is refused.
+	// Flags are the mount options. They are stored in clear text: with a secret among them the volume is refused.
 	Flags []string
 }
 
@@ -83,9 +82,8 @@ func Respond(reply *csi.NodePublishVolumeResponse, mount Mount) {
 	appendUnknown(reply, appendMessage(nil, deferredMountField, mount.encode()))
 }
 
-// encode encodes a csiv1.DeferredMount. It does not use protobuf's encoder, which drops the
-// whole message where a text is not UTF-8: this way the reader sees the text and can report
-// what is wrong.
+// encode encodes a csiv1.DeferredMount. It does not use protobuf's encoder, which drops the whole message where a text
+// is not UTF-8: this way the reader sees the text and can report what is wrong.
 func (m Mount) encode() []byte {
 	kind := protowire.AppendTag(nil, 1, protowire.VarintType)
 	kind = protowire.AppendVarint(kind, uint64(runtimev1.VolumeType_BLOCK))
@@ -98,8 +96,7 @@ func (m Mount) encode() []byte {
 	return raw
 }
 
-// DeferredMount reads the deferred instruction from an answer of NodePublishVolume, and
-// reports whether there is one.
+// DeferredMount reads the deferred instruction from an answer of NodePublishVolume, and reports whether there is one.
 func DeferredMount(reply *csi.NodePublishVolumeResponse) (mount *csiv1.DeferredMount, given bool, err error) {
 	fields := &csiv1.NodePublishVolumeResponseFields{}
 	if err := proto.Unmarshal(reply.ProtoReflect().GetUnknown(), fields); err != nil {
@@ -119,8 +116,7 @@ const (
 	policyField = 5
 )
 
-// Group reads the supplemental group and its change policy from a volume capability; each is
-// empty if it is not set.
+// Group reads the supplemental group and its change policy from a volume capability; each is empty if it is not set.
 func Group(capability *csi.VolumeCapability) (group, policy string, err error) {
 	mount := capability.GetMount()
 	if mount == nil {

@@ -15,21 +15,17 @@ import (
 
 // Options describe what a driver can do besides leaving a filesystem to the sandbox.
 type Options struct {
-	// SupplementalGroup: the driver passes on the group that must own the files to the
-	// program that mounts. A driver that answers with Respond need not: its caller knows
-	// the group.
+	// SupplementalGroup: the driver passes on the group that must own the files to the program that mounts. A driver
+	// that answers with Respond need not: its caller knows the group.
 	SupplementalGroup bool
-	// SupplementalGroupChangePolicy: it passes the change policy on too. This
-	// includes SupplementalGroup.
+	// SupplementalGroupChangePolicy: it passes the change policy on too. This includes SupplementalGroup.
 	SupplementalGroupChangePolicy bool
-	// FileSystems are those that the driver can leave to the sandbox; none means
-	// any.
+	// FileSystems are those that the driver can leave to the sandbox; none means any.
 	FileSystems []string
 }
 
-// ServerOption makes a gRPC server report that its driver can defer: it adds the options to
-// the answers of NodeGetCapabilities and NodeGetInfo, and refuses publish requests that
-// contradict themselves.
+// ServerOption makes a gRPC server report that its driver can defer: it adds the options to the answers of
+// NodeGetCapabilities and NodeGetInfo, and refuses publish requests that contradict themselves.
 func ServerOption(options Options) grpc.ServerOption {
 	return grpc.ChainUnaryInterceptor(UnaryInterceptor(options))
 }
@@ -93,8 +89,7 @@ func addCapability(reply *csi.NodeGetCapabilitiesResponse, kind csiv1.NodeCapabi
 	})
 }
 
-// check refuses a group that the driver would not pass on: the files would silently get
-// another owner.
+// check refuses a group that the driver would not pass on: the files would silently get another owner.
 func (o Options) check(req *csi.NodePublishVolumeRequest) error {
 	group, policy, err := Group(req.GetVolumeCapability())
 	refuse := func(why string) error {

@@ -1,13 +1,10 @@
-// Package deferral defers volumes: it validates an instruction, claims the device,
-// writes the record, guards the target, and has a runtime handler publish the volume;
-// and it undoes all of that in the opposite order.
+// Package deferral defers volumes: it validates an instruction, claims the device, writes the record, guards the
+// target, and has a runtime handler publish the volume; and it undoes all of that in the opposite order.
 //
-// Package claim has the first of these steps, and package guard the third. This package
-// has the records, and the order.
+// Package claim has the first of these steps, and package guard the third. This package has the records, and the order.
 //
-// It knows no gRPC and no runtime. Runtime handlers are reached through the small
-// Projector interface. It is for this project's daemon; nothing in it is promised to
-// others.
+// It knows no gRPC and no runtime. Runtime handlers are reached through the small Projector interface. It is for this
+// project's daemon; nothing in it is promised to others.
 package deferral
 
 import (
@@ -32,14 +29,12 @@ type Config struct {
 	Root string
 	// Notice is in each guard, for a person who finds it.
 	Notice string
-	// Describe, which may be nil, adds to a volume what follows from its target path, such
-	// as who uses it. Rel is the path below Root. Unless dir is sys.NoFD, it is a descriptor of
-	// the directory that holds the target.
+	// Describe, which may be nil, adds to a volume what follows from its target path, such as who uses it. Rel is the
+	// path below Root. Unless dir is sys.NoFD, it is a descriptor of the directory that holds the target.
 	Describe func(v *volume.Volume, rel string, dir int)
 	// Devices is which devices are accepted; SetDevices changes it later.
 	Devices claim.DevicePolicy
-	// Handlers are the runtime handlers, and DefaultHandler the one for an
-	// instruction that names none.
+	// Handlers are the runtime handlers, and DefaultHandler the one for an instruction that names none.
 	Handlers       []Projector
 	DefaultHandler string
 	// Openers answers who has a device open; nil is openers.New().
@@ -48,11 +43,9 @@ type Config struct {
 	Keeper claim.Keeper
 	// Kept are the descriptors that the keeper gave back, by name.
 	Kept map[string]*os.File
-	// Adopted lists volumes that other programs published; their devices are
-	// owned too. It may be nil.
+	// Adopted lists volumes that other programs published; their devices are owned too. It may be nil.
 	Adopted func() []*volume.Volume
-	// Preparer checks devices before they are handed over; nil refuses instructions
-	// that ask for it.
+	// Preparer checks devices before they are handed over; nil refuses instructions that ask for it.
 	Preparer Preparer
 	// Observer, which may be nil, is told what happens to volumes.
 	Observer Observer
@@ -92,9 +85,8 @@ func (NoObserver) OrphanEnded(*volume.Volume, Orphan, string, error) {}
 // ClaimRefused implements Observer.
 func (NoObserver) ClaimRefused(volume.Kind) {}
 
-// Broker defers volumes and releases them, in the order that makes a kill at any point
-// harmless: claim the device, write the record, mount the guard, publish the
-// projection; and the opposite order to release.
+// Broker defers volumes and releases them, in the order that makes a kill at any point harmless: claim the device,
+// write the record, mount the guard, publish the projection; and the opposite order to release.
 type Broker struct {
 	cfg      Config
 	boot     string
@@ -416,9 +408,8 @@ func (b *Broker) ReleaseKey(ctx context.Context, key volume.Key, force bool) (*v
 	return v, nil
 }
 
-// GrowAtMount records that the filesystem of a volume is to be grown to its device at the
-// next mount, and publishes that to the handler. If the handler's sandboxes do not grow
-// filesystems, the record is only shown to people.
+// GrowAtMount records that the filesystem of a volume is to be grown to its device at the next mount, and publishes
+// that to the handler. If the handler's sandboxes do not grow filesystems, the record is only shown to people.
 func (b *Broker) GrowAtMount(ctx context.Context, key volume.Key, size int64) error {
 	unlock, err := b.locks.lock(ctx, key)
 	if err != nil {

@@ -26,8 +26,7 @@ type attempt struct {
 	dev     *claim.OpenedDevice
 }
 
-// repeat answers a repeated call. It restores what is missing of the same volume, and
-// refuses a different one.
+// repeat answers a repeated call. It restores what is missing of the same volume, and refuses a different one.
 func (a *attempt) repeat(ctx context.Context, rec *record) (*volume.Volume, error) {
 	if !rec.same(a.in, a.dev.Device) {
 		return nil, volume.Errorf(volume.Conflict, "volume %s: the target already holds %s with filesystem %s; "+
@@ -51,9 +50,8 @@ func (r *record) same(in *volume.Instruction, dev volume.Device) bool {
 		r.Group == in.Group && r.GroupPolicy == in.GroupPolicy && (in.Handler == "" || r.Handler == in.Handler)
 }
 
-// again writes a new record for a lost volume. The orchestrator repeats its calls for a
-// volume that is in use, and the instruction then has all that the record had, except for
-// fields that a newer daemon wrote.
+// again writes a new record for a lost volume. The orchestrator repeats its calls for a volume that is in use, and the
+// instruction then has all that the record had, except for fields that a newer daemon wrote.
 func (a *attempt) again(ctx context.Context, known *entry) (*volume.Volume, error) {
 	if handler := a.b.handlers.byName[known.rec.Handler]; handler != nil && a.in.Handler == "" {
 		a.handler = handler
@@ -115,9 +113,8 @@ func (a *attempt) begin(ctx context.Context) (*volume.Volume, error) {
 	return &rec.Volume, nil
 }
 
-// check refuses what the handler does not take, and mount options that its sandboxes may not be given.
-// Where this node's kernel makes the mount, only options are taken that are known to
-// concern nothing but the filesystem.
+// check refuses what the handler does not take, and mount options that its sandboxes may not be given. Where this
+// node's kernel makes the mount, only options are taken that are known to concern nothing but the filesystem.
 func (a *attempt) check(v *volume.Volume) error {
 	if err := a.handler.Check(v); err != nil {
 		return err

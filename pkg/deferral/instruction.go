@@ -130,6 +130,5 @@ func secretLike(flag string) (string, bool) {
 	return "", false
 }
 
-// optionForm is a plain word. A "name" such as "password:hunter2", which holds its value,
-// is not repeated.
+// optionForm is a plain word. A "name" such as "password:hunter2", which holds its value, is not repeated.
 var optionForm = sys.LazyRegexp(`^[A-Za-z0-9_.-]{0,32}$`)

@@ -139,8 +139,7 @@ func (a able) Abilities() Abilities     { return a.abilities }
 func (able) Name() string               { return "able" }
 func (able) Check(*volume.Volume) error { return nil }
 
-// Whoever's kernel makes the mount of a handler's sandboxes decides which options
-// they can be given.
+// Whoever's kernel makes the mount of a handler's sandboxes decides which options they can be given.
 func TestOptionsOfAHandlersSandboxes(t *testing.T) {
 	host, guest := able{abilities: Abilities{HostMounts: true}}, able{}
 	for _, c := range []struct {

@@ -14,10 +14,9 @@ import (
 // errNoRecord is the cause for a volume that has only a guard or a projection.
 var errNoRecord = errors.New("there is no such file")
 
-// lostVolumes handles the volumes that have no usable record: the file is damaged, was
-// written by a newer daemon, cannot be read at the moment, or is gone although there is a
-// projection or a guard. A sandbox may have such a volume, so its claim, guard and
-// projection stay until it is released or its record can be read again.
+// lostVolumes handles the volumes that have no usable record: the file is damaged, was written by a newer daemon,
+// cannot be read at the moment, or is gone although there is a projection or a guard. A sandbox may have such a volume,
+// so its claim, guard and projection stay until it is released or its record can be read again.
 type lostVolumes struct {
 	boot     string
 	targets  *targets
@@ -151,8 +150,7 @@ func (l *lostVolumes) mustStay(known *entry, unread error) bool {
 		(known.rec.Device.Kind == "" || errors.Is(unread, errNewerRecord))
 }
 
-// isElsewhere reports whether the device that was assumed for a lost volume differs from the
-// one in its record.
+// isElsewhere reports whether the device that was assumed for a lost volume differs from the one in its record.
 func isElsewhere(known *entry, rec *record) bool {
 	return known.rec.Device.Kind != "" && !known.rec.Device.Same(rec.Device)
 }

@@ -31,8 +31,7 @@ type Projector interface {
 	// InUse names a live sandbox that may have the volume, or returns "". The error is a ForgottenError
 	// if there are only sandboxes that the container runtime has forgotten.
 	InUse(ctx context.Context, v *volume.Volume) (sandbox string, err error)
-	// Orphans lists projections of this handler whose volumes are not known, so that
-	// they can be retracted.
+	// Orphans lists projections of this handler whose volumes are not known, so that they can be retracted.
 	Orphans(known func(volume.Key) bool) ([]*volume.Volume, error)
 }
 
@@ -80,16 +79,14 @@ func forgottenIn(err error) *ForgottenError {
 // Abilities are what the sandboxes of a handler can do beyond mounting a
 // filesystem. The zero value is a handler that can do nothing more.
 type Abilities struct {
-	// GrowsAtMount: a filesystem that is smaller than its device is grown when
-	// it is mounted.
+	// GrowsAtMount: a filesystem that is smaller than its device is grown when it is mounted.
 	GrowsAtMount bool
 	// SELinux: mount options such as context= mean something in the sandbox.
 	SELinux bool
 	// HostMounts: the sandboxes' mounts are made by this node's own kernel. The
 	// device must then stay mountable; the mount itself keeps others out.
 	HostMounts bool
-	// SubPaths: a container can be given a sub-directory of the volume, as a bind mount
-	// of the guard.
+	// SubPaths: a container can be given a sub-directory of the volume, as a bind mount of the guard.
 	SubPaths bool
 }
 
@@ -199,9 +196,8 @@ func refuseInUse(ctx context.Context, handler Projector, v *volume.Volume) error
 	return nil
 }
 
-// Preparer makes sure that a device holds the filesystem that the sandbox is to mount. It
-// is called before the device is claimed for good, and is the only part of the daemon that
-// writes to a device.
+// Preparer makes sure that a device holds the filesystem that the sandbox is to mount. It is called before the device
+// is claimed for good, and is the only part of the daemon that writes to a device.
 type Preparer interface {
 	Prepare(ctx context.Context, p Preparation) error
 }

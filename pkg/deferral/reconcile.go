@@ -231,8 +231,7 @@ func (r *reconciler) removeStrayGuards(ctx context.Context, report *collector) {
 	}
 }
 
-// removeUnknown removes what is left of a volume without a record, unless a sandbox may
-// have the volume.
+// removeUnknown removes what is left of a volume without a record, unless a sandbox may have the volume.
 func (r *reconciler) removeUnknown(v *volume.Volume, action string, report *collector, refuse, remove func() error) {
 	if err := refuse(); err != nil {
 		report.add(v, action, err)

@@ -107,10 +107,9 @@ func (r *remover) refuseOthers(ctx context.Context, rec *record, ended *Forgotte
 	return nil
 }
 
-// refuseHeld returns an error while anybody has the device mounted or open. Of several
-// read-only volumes, the last one waits for the processes of all. No process of an earlier
-// boot exists any more. If a lost volume's device is not known, it may be any that the keeper
-// has kept for a volume without a record.
+// refuseHeld returns an error while anybody has the device mounted or open. Of several read-only volumes, the last one
+// waits for the processes of all. No process of an earlier boot exists any more. If a lost volume's device is not
+// known, it may be any that the keeper has kept for a volume without a record.
 func (r *remover) refuseHeld(ctx context.Context, rec *record) error {
 	if rec.Boot != r.boot {
 		return nil

@@ -18,14 +18,12 @@ type Status struct {
 	Removing bool
 	// Leaving is set if the volume was to be released, and that was refused because of Problem.
 	Leaving bool
-	// Problem is what is wrong with the volume, or nil; ProblemSince is when it was
-	// seen first.
+	// Problem is what is wrong with the volume, or nil; ProblemSince is when it was seen first.
 	Problem      error
 	ProblemSince time.Time
 	// Refused is set for a volume that could not be deferred: it is not on record.
 	Refused bool
-	// Held is set while a process has the device open and so keeps it from being
-	// released or claimed.
+	// Held is set while a process has the device open and so keeps it from being released or claimed.
 	Held *claim.Held
 	// OffRecord is set for a volume that is known only because its device is held: it was
 	// released by force, its record was lost, or it could not be deferred.
@@ -78,14 +76,12 @@ func (b *Broker) statuses(all []*entry) []Status {
 	return out
 }
 
-// OfOrigin returns the deferred volumes of one volume of a driver: one for each target
-// that it is published on.
+// OfOrigin returns the deferred volumes of one volume of a driver: one for each target that it is published on.
 func (b *Broker) OfOrigin(driver, volumeID string) []Status {
 	return b.statuses(b.table.ofOrigin(origin{driver, volumeID}))
 }
 
-// Lost returns the volumes without a usable record: which volumes of a driver they are is not
-// known.
+// Lost returns the volumes without a usable record: which volumes of a driver they are is not known.
 func (b *Broker) Lost() []Status { return b.statuses(b.table.allLost()) }
 
 // SortByTarget orders volumes by their targets.

@@ -34,8 +34,7 @@ const maxRecord = 256 << 10
 // record is one volume on disk: the volume and what is needed to undo it.
 type record struct {
 	Version int `json:"version"`
-	// Boot is the kernel's boot id. Mounts and claims end with a boot, and with them the
-	// meaning of a record.
+	// Boot is the kernel's boot id. Mounts and claims end with a boot, and with them the meaning of a record.
 	Boot string `json:"boot"`
 	volume.Volume
 	// DeviceWasReadOnly is the device's own read-only flag before a read-only volume set
@@ -164,8 +163,7 @@ type loaded struct {
 // unusable is a file among the records that cannot be read as one.
 type unusable struct {
 	dir, name string
-	// key is the volume's, from the name of the file, or "". The name alone proves that
-	// the volume exists.
+	// key is the volume's, from the name of the file, or "". The name alone proves that the volume exists.
 	key volume.Key
 	// hint is the record of a newer daemon as far as this one understands it, or nil.
 	hint *record
@@ -223,8 +221,7 @@ func keyOfFile(name string) volume.Key {
 	return volume.Key(key)
 }
 
-// setAside moves a file whose name is not that of a record into bad/, unless a newer daemon
-// wrote it.
+// setAside moves a file whose name is not that of a record into bad/, unless a newer daemon wrote it.
 func (s *store) setAside(dir, name string, cause error) error {
 	if errors.Is(cause, errNewerRecord) {
 		return volume.Errorf(volume.Internal, "the file %s is left alone: %w", filepath.Join(s.dir, dir, name), cause)
@@ -315,10 +312,9 @@ func bootID() (string, error) {
 	return id, nil
 }
 
-// OnRecord lists the volumes of this boot that a state directory has on record, those that
-// are being removed among them. It changes nothing, and the daemon may be running or not.
-// After an error the list is incomplete: the caller must treat each record that cannot be
-// read as a volume in use.
+// OnRecord lists the volumes of this boot that a state directory has on record, those that are being removed among
+// them. It changes nothing, and the daemon may be running or not. After an error the list is incomplete: the caller
+// must treat each record that cannot be read as a volume in use.
 func OnRecord(stateDir string) ([]*volume.Volume, error) {
 	boot, err := bootID()
 	if err != nil {

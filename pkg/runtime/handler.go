@@ -1,9 +1,8 @@
 // Package runtime defines the interface of a runtime handler: the part of the daemon that
 // hands volumes to one kind of container runtime and sends requests to its sandboxes.
 //
-// It is for the daemon and for authors of handlers in this module. The interfaces may change
-// with any release. Authors of container runtimes use the packages abi and oci instead;
-// those are stable.
+// It is for the daemon and for authors of handlers in this module. The interfaces may change with any release. Authors
+// of container runtimes use the packages abi and oci instead; those are stable.
 package runtime
 
 import (
@@ -24,10 +23,9 @@ type Binding struct {
 	Since time.Time
 }
 
-// Handler hands volumes to one kind of runtime and sends requests to its sandboxes. It is the
-// whole contract between the daemon and a handler. A handler that can freeze volumes also
-// implements Freezer. Every error has a volume.Kind and names the volume, the sandbox and
-// the cause.
+// Handler hands volumes to one kind of runtime and sends requests to its sandboxes. It is the whole contract between
+// the daemon and a handler. A handler that can freeze volumes also implements Freezer. Every error has a volume.Kind
+// and names the volume, the sandbox and the cause.
 type Handler interface {
 	// Projector is the part that the broker calls.
 	deferral.Projector
@@ -39,14 +37,12 @@ type Handler interface {
 
 	// Binding returns the last known binding from memory. It never blocks.
 	Binding(v *volume.Volume) (Binding, bool)
-	// AdoptForeign finds the volumes that other programs published to this runtime. It is
-	// called once before anything is served: their devices have an owner, and already the
-	// first call must respect it. Run finds later ones.
+	// AdoptForeign finds the volumes that other programs published to this runtime. It is called once before anything
+	// is served: their devices have an owner, and already the first call must respect it. Run finds later ones.
 	AdoptForeign()
 	// Adopted lists the volumes that other programs published, from memory.
 	Adopted() []*volume.Volume
-	// SandboxAdded and SandboxGone report what the container runtime says. They never
-	// block on a sandbox.
+	// SandboxAdded and SandboxGone report what the container runtime says. They never block on a sandbox.
 	SandboxAdded(podUID, sandboxID string)
 	SandboxGone(sandboxID string)
 	// Health returns what keeps the handler from working, or nil.

@@ -1,7 +1,6 @@
-// Package stats relays usage and growth between callers and the sandboxes of
-// deferred volumes. A sandbox that hangs hurts only its own volume: each volume has at
-// most one usage request in flight, which all callers share; each caller has its own
-// deadline; concurrency is bounded, and slow requests are counted apart.
+// Package stats relays usage and growth between callers and the sandboxes of deferred volumes. A sandbox that hangs
+// hurts only its own volume: each volume has at most one usage request in flight, which all callers share; each caller
+// has its own deadline; concurrency is bounded, and slow requests are counted apart.
 package stats
 
 import (
@@ -29,8 +28,7 @@ type Limits struct {
 	ExpandTimeout time.Duration
 	// Concurrency is how many quick requests are under way at once.
 	Concurrency int
-	// SlowAfter is when a request frees its slot and goes on as a slow one; MaxSlow is how
-	// many slow ones there may be.
+	// SlowAfter is when a request frees its slot and goes on as a slow one; MaxSlow is how many slow ones there may be.
 	SlowAfter time.Duration
 	MaxSlow   int
 }
@@ -51,11 +49,9 @@ type Known struct {
 	// Took is how long the last request took, and AskedAt when it ended, also if it failed.
 	Took    time.Duration
 	AskedAt time.Time
-	// Requests counts the requests to the volume's current sandbox; Failures counts
-	// those that failed.
+	// Requests counts the requests to the volume's current sandbox; Failures counts those that failed.
 	Requests, Failures int64
-	// GrowErr is why the last attempt to grow the filesystem failed, or nil. Later
-	// usage reports do not clear it.
+	// GrowErr is why the last attempt to grow the filesystem failed, or nil. Later usage reports do not clear it.
 	GrowErr   error
 	GrowErrAt time.Time
 	// LostAt is when the volume lost the sandbox that had answered, if it has no other.
@@ -90,8 +86,7 @@ type flight struct {
 	err     error
 }
 
-// New makes a relay. It calls asked, which may be nil, after every request to a
-// sandbox.
+// New makes a relay. It calls asked, which may be nil, after every request to a sandbox.
 func New(limits Limits, asked func(v *volume.Volume, call string, took time.Duration, err error)) *Relay {
 	r := &Relay{asked: asked, flights: make(map[volume.Key]*flight), known: make(map[volume.Key]Known), growing: make(map[volume.Key]*int), hung: make(map[volume.Key]int)}
 	r.SetLimits(limits)
@@ -115,8 +110,7 @@ func (r *Relay) Stats(ctx context.Context, src Source, v *volume.Volume) (Answer
 	defer end()
 	f, first := r.join(v.Key)
 	if first {
-		// The request outlives a caller that gives up: others may have joined, and
-		// its answer is still worth keeping.
+		// The request outlives a caller that gives up: others may have joined, and its answer is still worth keeping.
 		go r.run(context.WithoutCancel(ctx), src, v, f)
 	}
 	select {
@@ -209,8 +203,7 @@ func hangError(kind volume.Kind, v *volume.Volume) error {
 		"until that returns: %w", v.Target, sys.ErrHangs)
 }
 
-// learn stores the answer, unless the volume was forgotten meanwhile or the answer is
-// from its previous sandbox.
+// learn stores the answer, unless the volume was forgotten meanwhile or the answer is from its previous sandbox.
 func (r *Relay) learn(v *volume.Volume, f *flight) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -329,10 +322,9 @@ func (r *Relay) endGrowth(key volume.Key, others *int, err error) {
 	r.learnGrowth(key, err)
 }
 
-// learnGrowth stores how the last growth ended: kubelet emits no event for one that has to
-// wait until the volume is out of use. An impossible size is a mistake of the caller, who
-// gets that error. Neither that, nor a missing sandbox, nor one that cannot grow any volume
-// says anything about this one. The caller holds the lock.
+// learnGrowth stores how the last growth ended: kubelet emits no event for one that has to wait until the volume is out
+// of use. An impossible size is a mistake of the caller, who gets that error. Neither that, nor a missing sandbox, nor
+// one that cannot grow any volume says anything about this one. The caller holds the lock.
 func (r *Relay) learnGrowth(key volume.Key, err error) {
 	kind := volume.KindOf(err) // of nil Internal
 	if kind == volume.Invalid || kind == volume.OutOfRange || kind == volume.NoSandbox || errors.Is(err, volume.ErrNeverGrows) {

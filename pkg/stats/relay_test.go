@@ -110,8 +110,7 @@ func TestHungSandboxesLeaveOthersTheirPlaces(t *testing.T) {
 			})
 		}
 		synctest.Wait()
-		// All slots are taken: the next waits for them to turn out slow, not
-		// for the hung ones to end.
+		// All slots are taken: the next waits for them to turn out slow, not for the hung ones to end.
 		start := time.Now()
 		for _, key := range []volume.Key{"a", "b", "c"} {
 			check.Value(relay.Stats(t.Context(), src, testVolume(key)))(t)

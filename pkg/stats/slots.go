@@ -8,9 +8,8 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
-// slots bounds how many requests run at once. A request that turns out to be slow
-// moves to a slot of its own kind, so that any number of hung sandboxes leaves all
-// quick slots to the others.
+// slots bounds how many requests run at once. A request that turns out to be slow moves to a slot of its own kind, so
+// that any number of hung sandboxes leaves all quick slots to the others.
 type slots struct {
 	limits Limits
 	quick  chan struct{}

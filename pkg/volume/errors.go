@@ -7,9 +7,8 @@ import (
 	"syscall"
 )
 
-// Kind classifies an error by what its caller can do about it. Every error that
-// leaves this module's inner packages has a kind; internal/ground/rpccode is the one place that
-// turns it into a gRPC code.
+// Kind classifies an error by what its caller can do about it. Every error that leaves this module's inner packages has
+// a kind; internal/ground/rpccode is the one place that turns it into a gRPC code.
 type Kind uint8
 
 // The kinds of error.
@@ -62,8 +61,7 @@ func (k Kind) String() string {
 	return names[k]
 }
 
-// Error is an error with a kind. Its text is written for a person: it names the volume, the party,
-// and what to do.
+// Error is an error with a kind. Its text is written for a person: it names the volume, the party, and what to do.
 type Error struct {
 	Kind Kind
 	msg  string

@@ -2,8 +2,7 @@
 // key, the instruction that it was made from, its device, what a sandbox reports about
 // it, and the kinds of errors. It imports only the standard library.
 //
-// It is for authors of runtime handlers, who get a *Volume for each call. Its types
-// only gain fields.
+// It is for authors of runtime handlers, who get a *Volume for each call. Its types only gain fields.
 package volume
 
 import (
@@ -88,8 +87,7 @@ type Origin struct {
 	AccessMode string `json:"accessMode"`
 	// Staging is the orchestrator's staging path.
 	Staging string `json:"staging,omitempty"`
-	// Private is where the driver published the device, PrivateStaging where it
-	// staged it.
+	// Private is where the driver published the device, PrivateStaging where it staged it.
 	Private        string `json:"private,omitempty"`
 	PrivateStaging string `json:"privateStaging,omitempty"`
 	// PodNamespace and PodName are empty if they are not known.
@@ -119,8 +117,7 @@ const (
 // Device is the backing of a volume, identified by what it is and not by its name.
 type Device struct {
 	Kind DeviceKind `json:"kind"`
-	// Path leads to the device: the kernel's own name of a block device, or the resolved
-	// path of an image.
+	// Path leads to the device: the kernel's own name of a block device, or the resolved path of an image.
 	Path string `json:"path"`
 	// Major and Minor number a block device, and the filesystem of an image.
 	Major uint32 `json:"major"`
@@ -177,8 +174,7 @@ type Volume struct {
 	GrowTo int64 `json:"growTo,omitempty"`
 	// KeepSize: its filesystem is not grown on this node, see Instruction.
 	KeepSize bool `json:"keepSize,omitempty"`
-	// Adopted is set for a volume that another program published; it has no
-	// record and is never changed.
+	// Adopted is set for a volume that another program published; it has no record and is never changed.
 	Adopted bool `json:"-"`
 }
 
@@ -192,8 +188,7 @@ const (
 	UnitInodes  Unit = 2
 )
 
-// Usage is one measure of a filesystem. None of its numbers is negative, and
-// neither Available nor Used exceeds Total.
+// Usage is one measure of a filesystem. None of its numbers is negative, and neither Available nor Used exceeds Total.
 type Usage struct {
 	Available int64
 	Total     int64
@@ -201,8 +196,7 @@ type Usage struct {
 	Unit      Unit
 }
 
-// Condition is the health of a volume, as its sandbox reports it or its device
-// shows it.
+// Condition is the health of a volume, as its sandbox reports it or its device shows it.
 type Condition struct {
 	Abnormal bool
 	Message  string
@@ -210,8 +204,7 @@ type Condition struct {
 	Reason string
 }
 
-// Report is a sandbox's answer about a volume, after its checks. The Condition is nil if
-// it is not known.
+// Report is a sandbox's answer about a volume, after its checks. The Condition is nil if it is not known.
 type Report struct {
 	Usage     []Usage
 	Condition *Condition
@@ -243,9 +236,8 @@ const (
 	FormatHost  FormatPolicy = "host"
 	FormatGuest FormatPolicy = "guest"
 	FormatNever FormatPolicy = "never"
-	// FormatDriver is for drivers that defer by themselves; it cannot be configured. The
-	// driver is responsible for what is on the device: only a blank one, and one that holds
-	// something else than it says, are refused.
+	// FormatDriver is for drivers that defer by themselves; it cannot be configured. The driver is responsible for what
+	// is on the device: only a blank one, and one that holds something else than it says, are refused.
 	FormatDriver FormatPolicy = "driver"
 )
 

@@ -92,9 +92,8 @@ type Reader struct {
 	Broken func(err error, at int64, pause time.Duration)
 }
 
-// Read calls each with every message from an offset on. Ranges ascend, are inside the volume
-// and begin at the offset or later. A stream that breaks is resumed. If the server has nothing
-// to report, there may be no message.
+// Read calls each with every message from an offset on. Ranges ascend, are inside the volume and begin at the offset or
+// later. A stream that breaks is resumed. If the server has nothing to report, there may be no message.
 func (r *Reader) Read(ctx context.Context, from int64, each func(Message) error) error {
 	seen := &checker{next: from}
 	for tries := 0; ; {

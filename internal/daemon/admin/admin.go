@@ -30,8 +30,7 @@ type AdminServer struct {
 	Hub     *Hub
 	History History
 	Daemon  Daemon
-	// Stopping is closed when the daemon drains: watches end, so that the daemon does not
-	// wait for them.
+	// Stopping is closed when the daemon drains: watches end, so that the daemon does not wait for them.
 	Stopping <-chan struct{}
 }
 
@@ -46,8 +45,7 @@ type Daemon interface {
 	Explain(ctx context.Context, pod string) ([]*adminv1.ExplainedVolume, error)
 	// Reconcile repairs now.
 	Reconcile(ctx context.Context) (deferral.ReconcileReport, error)
-	// Forced reports a volume that was released by force, with the processes that still have
-	// its device open.
+	// Forced reports a volume that was released by force, with the processes that still have its device open.
 	Forced(v *volume.Volume, heldBy string)
 }
 
@@ -311,8 +309,7 @@ func (s *AdminServer) ExplainPod(ctx context.Context, req *adminv1.ExplainPodReq
 	return &adminv1.ExplainPodResponse{Volumes: found}, err
 }
 
-// EndOrphans ends processes that keep the device of a volume although their sandbox is over, or lists
-// them.
+// EndOrphans ends processes that keep the device of a volume although their sandbox is over, or lists them.
 func (s *AdminServer) EndOrphans(ctx context.Context, req *adminv1.EndOrphansRequest) (*adminv1.EndOrphansResponse, error) {
 	found, err := s.find(ctx, req.GetVolume())
 	if err != nil {

@@ -202,9 +202,8 @@ func (n *Node) expand(ctx context.Context, v *volume.Volume, wish volume.Range) 
 	return size, false, err
 }
 
-// growLater answers while no sandbox has the volume and the next one grows the filesystem
-// when it mounts it. kubelet expands a volume before its pod has a sandbox, and does not
-// start the pod after an error.
+// growLater answers while no sandbox has the volume and the next one grows the filesystem when it mounts it. kubelet
+// expands a volume before its pod has a sandbox, and does not start the pod after an error.
 func (n *Node) growLater(ctx context.Context, v *volume.Volume, wish volume.Range) (int64, error) {
 	size, known := n.Broker.DeviceSize(v)
 	if !known {

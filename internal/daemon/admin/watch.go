@@ -35,8 +35,7 @@ func (h *Hub) Changed(key volume.Key) {
 	}
 }
 
-// maxWatchers bounds the watchers. Each costs memory for every volume, some megabytes with
-// 10,000 of them.
+// maxWatchers bounds the watchers. Each costs memory for every volume, some megabytes with 10,000 of them.
 const maxWatchers = 128
 
 func (h *Hub) subscribe() (w *watcher, unsubscribe func(), err error) {

@@ -176,8 +176,7 @@ type Log struct {
 // Default is the configuration of a daemon without file and flags.
 func Default() Config { return base().complete() }
 
-// complete sets the defaults that depend on other keys, so that one key moves a whole
-// daemon.
+// complete sets the defaults that depend on other keys, so that one key moves a whole daemon.
 func (c Config) complete() Config {
 	c.RuntimeSocket.Path = cmp.Or(c.RuntimeSocket.Path, filepath.Join(c.RunDir, "runtime.sock"))
 	c.AdminSocket.Path = cmp.Or(c.AdminSocket.Path, filepath.Join(c.RunDir, "admin.sock"))

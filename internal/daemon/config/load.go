@@ -14,8 +14,7 @@ import (
 
 const maxFile = 1 << 20
 
-// Flags are the command line's part of the configuration. A flag that is set overrides the
-// file.
+// Flags are the command line's part of the configuration. A flag that is set overrides the file.
 type Flags struct {
 	set  *pflag.FlagSet
 	File string

@@ -33,8 +33,7 @@ func neverServed() map[string]string {
 	}
 }
 
-// runtimes returns the entries by precedence: names before patterns, and the longest, most
-// specific pattern first.
+// runtimes returns the entries by precedence: names before patterns, and the longest, most specific pattern first.
 func runtimes(all map[string]string, handlers []string) []policy.Runtime {
 	patterns := slices.SortedFunc(maps.Keys(all), func(a, b string) int {
 		isPattern := func(s string) int { return min(strings.Count(s, "*"), 1) }

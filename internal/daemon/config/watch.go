@@ -41,8 +41,7 @@ func sameState(a, b os.FileInfo) bool {
 	return os.SameFile(a, b) && a.ModTime().Equal(b.ModTime()) && a.Size() == b.Size()
 }
 
-// Watch begins to watch. A caller that reads the file after that misses no change of it. No
-// file ("") never changes.
+// Watch begins to watch. A caller that reads the file after that misses no change of it. No file ("") never changes.
 func Watch(file string) *Watcher { return &Watcher{file: file, seen: stateOf(file)} }
 
 // Run calls changed for each change since Watch, and for each signal, until ctx ends. A change

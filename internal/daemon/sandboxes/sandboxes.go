@@ -23,8 +23,7 @@ func (all Handlers) Adopted() (out []*volume.Volume) {
 	return out
 }
 
-// Binding returns the sandbox that has a volume, from memory of its handler, or of all if only
-// its key is known.
+// Binding returns the sandbox that has a volume, from memory of its handler, or of all if only its key is known.
 func (all Handlers) Binding(v *volume.Volume) (runtime.Binding, bool) {
 	for _, h := range all {
 		if v.Handler != "" && h.Name() != v.Handler {

@@ -109,17 +109,15 @@ func dropCapabilities(device *os.File) error {
 }
 
 const (
-	// mostWritten bounds a file that is written to: a program's output. The kernel does
-	// not apply it to block devices.
+	// mostWritten bounds a file that is written to: a program's output. The kernel does not apply it to block devices.
 	mostWritten = 1 << 20
 	mostFiles   = 256
 	// firstToGo is the largest oom_score_adj.
 	firstToGo = 1000
 )
 
-// Memory is the limit for a filesystem of this many bytes. It is less than what systemd's unit allows,
-// and up to 80 GiB enough for e2fsck with as many files as mkfs provides for. e2fsck fails if a larger
-// filesystem needs more.
+// Memory is the limit for a filesystem of this many bytes. It is less than what systemd's unit allows, and up to 80 GiB
+// enough for e2fsck with as many files as mkfs provides for. e2fsck fails if a larger filesystem needs more.
 func Memory(size int64) uint64 {
 	const least, most, share = 128 << 20, 768 << 20, 128
 	return uint64(min(least+size/share, most)) //nolint:gosec // no size is negative

@@ -12,8 +12,7 @@ import (
 const (
 	read = unix.LANDLOCK_ACCESS_FS_READ_FILE | unix.LANDLOCK_ACCESS_FS_READ_DIR
 	run  = read | unix.LANDLOCK_ACCESS_FS_EXECUTE
-	// change is the access to the device. Kernels know the right to use ioctl on it from
-	// Landlock's version 5 on.
+	// change is the access to the device. Kernels know the right to use ioctl on it from Landlock's version 5 on.
 	change = unix.LANDLOCK_ACCESS_FS_READ_FILE | unix.LANDLOCK_ACCESS_FS_WRITE_FILE | unix.LANDLOCK_ACCESS_FS_IOCTL_DEV
 	// ofFiles are the rights that a rule for a file may have.
 	ofFiles = unix.LANDLOCK_ACCESS_FS_EXECUTE | change | unix.LANDLOCK_ACCESS_FS_TRUNCATE
@@ -26,8 +25,7 @@ var accessible = map[string]uint64{
 	"/proc": read, "/sys": read, "/dev/null": change,
 }
 
-// restrictFiles allows this thread and its children only the accessible files, the directory
-// programs, and the device.
+// restrictFiles allows this thread and its children only the accessible files, the directory programs, and the device.
 func restrictFiles(device *os.File, programs string) error {
 	version, _, errno := unix.Syscall(unix.SYS_LANDLOCK_CREATE_RULESET, 0, 0, unix.LANDLOCK_CREATE_RULESET_VERSION)
 	if errno == unix.ENOSYS || errno == unix.EOPNOTSUPP || errno == unix.EPERM {

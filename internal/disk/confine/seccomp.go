@@ -95,9 +95,8 @@ func filter(arch uint32) []unix.SockFilter {
 	program = append(program, is(ifEqual, unix.SYS_CLONE3, absent)...)
 	program = append(program, is(ifEqual, unix.SYS_CLONE, slices.Concat([]unix.SockFilter{argument(0)},
 		is(ifHas, unix.CLONE_NEWUSER, refuse), []unix.SockFilter{allow})...)...)
-	// mkfs.xfs fails if one of these fails, and both need CAP_SYS_ADMIN. It does not depend on
-	// either: its direct I/O ignores the kernel's block size, and it empties the page cache
-	// only after an fsync.
+	// mkfs.xfs fails if one of these fails, and both need CAP_SYS_ADMIN. It does not depend on either: its direct I/O
+	// ignores the kernel's block size, and it empties the page cache only after an fsync.
 	program = append(program, is(ifEqual, unix.SYS_IOCTL, slices.Concat([]unix.SockFilter{argument(1)},
 		is(ifEqual, unix.BLKBSZSET, ignore), is(ifEqual, unix.BLKFLSBUF, ignore),
 		is(ifEqual, unix.FS_IOC_SETFLAGS, refuse), is(ifEqual, setXAttr, refuse), is(ifEqual, unix.FS_IOC_ENABLE_VERITY, refuse),

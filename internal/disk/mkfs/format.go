@@ -1,6 +1,5 @@
-// Package mkfs examines a block device before a sandbox gets it and, if the policy says so
-// and the device is blank, makes a filesystem on it. Nothing else in this module writes to
-// devices of volumes.
+// Package mkfs examines a block device before a sandbox gets it and, if the policy says so and the device is blank,
+// makes a filesystem on it. Nothing else in this module writes to devices of volumes.
 //
 // How it protects data:
 //
@@ -37,8 +36,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
-// unmet is the kind of each refusal because of the contents of a device. In gRPC it is
-// FAILED_PRECONDITION.
+// unmet is the kind of each refusal because of the contents of a device. In gRPC it is FAILED_PRECONDITION.
 const unmet = volume.InUse
 
 const defaultTimeout = 10 * time.Minute
@@ -131,9 +129,8 @@ func (f *Formatter) CheckWriting(id string) error {
 // closeFile closes a file that is read-only, O_PATH or synced; nil is allowed.
 func closeFile(file *os.File) { _ = file.Close() }
 
-// CheckReplay refuses a read-only device whose filesystem was not unmounted cleanly: a mount
-// has to replay the journal, and cannot write to the device. Nothing is written, and the
-// caller's context ends the examination.
+// CheckReplay refuses a read-only device whose filesystem was not unmounted cleanly: a mount has to replay the journal,
+// and cannot write to the device. Nothing is written, and the caller's context ends the examination.
 func (f *Formatter) CheckReplay(ctx context.Context, r Request) error {
 	r.ReadOnly, r.Policy = true, volume.FormatNever
 	j := &job{f: f, req: r, dev: &device{f: f, req: r}}

@@ -22,10 +22,9 @@ import (
 // checkWait is how long a volume waits for e2fsck to end for another one.
 const checkWait = time.Minute
 
-// growth grows an ext4 that is smaller than its device, for example after a restore or a clone
-// into a larger volume. A failure does not stop the pod: the sandbox gets the filesystem as it
-// is, and the log has the reason. Only a filesystem whose growth was interrupted, and that
-// e2fsck cannot repair by itself, is refused.
+// growth grows an ext4 that is smaller than its device, for example after a restore or a clone into a larger volume. A
+// failure does not stop the pod: the sandbox gets the filesystem as it is, and the log has the reason. Only a
+// filesystem whose growth was interrupted, and that e2fsck cannot repair by itself, is refused.
 //
 // Here programs of this node parse a filesystem that somebody else wrote. e2fsck is killed when
 // it takes too long, and only one runs at a time; resize2fs is never killed.
@@ -153,8 +152,7 @@ func (g *growth) refuse(why string) error {
 		"or restore the volume. This is on record in %s", why, g.j.dev.intent)
 }
 
-// resize grows the filesystem. If that failed, why has the reason; sound is false if the
-// filesystem must not be used.
+// resize grows the filesystem. If that failed, why has the reason; sound is false if the filesystem must not be used.
 func (g *growth) resize(ctx context.Context, turn *os.File) (why string, sound bool) {
 	program, err := g.j.f.tool("resize2fs")
 	if err != nil {

@@ -157,8 +157,7 @@ func (j *job) checkContents(found *contents) error {
 	}
 }
 
-// checkMode refuses a filesystem that lacks the mode of its root directory, where that
-// is not to be set.
+// checkMode refuses a filesystem that lacks the mode of its root directory, where that is not to be set.
 func (j *job) checkMode(found *contents) error {
 	if !found.lacksMode || j.req.Policy == volume.FormatHost && !j.req.ReadOnly && !found.writeProtected {
 		return nil

@@ -23,8 +23,7 @@ type contents struct {
 	marks      []string // signatures that we know of ourselves
 	dataAt     int64    // the first byte in the first or last MiB that is not zero; -1 means none
 	unfinished bool     // its mkfs says that it did not end
-	// lacksMode: it is an ext4 of ours whose making was interrupted before its root
-	// directory got its mode.
+	// lacksMode: it is an ext4 of ours whose making was interrupted before its root directory got its mode.
 	lacksMode      bool
 	writeProtected bool
 }
@@ -38,8 +37,7 @@ func (c *contents) is(fsType string) bool {
 // filesystem can set the label, so it proves nothing.
 func (c *contents) labelled() bool { return c.is("ext4") && c.probe.tags["LABEL"] == labelNoMode }
 
-// blank reports whether the device holds nothing. leftovers ignores bytes that are part of no
-// signature.
+// blank reports whether the device holds nothing. leftovers ignores bytes that are part of no signature.
 func (c *contents) blank(leftovers bool) bool {
 	return c.probe.nothing() && len(c.marks) == 0 && (leftovers || c.dataAt < 0)
 }
@@ -203,8 +201,7 @@ func (d *device) blkid(ctx context.Context) (probe, error) {
 	return found, nil
 }
 
-// parseProbe accepts an answer only if its parts agree: "nothing" with an error text, or with
-// a finding, is no answer.
+// parseProbe accepts an answer only if its parts agree: "nothing" with an error text, or with a finding, is no answer.
 func parseProbe(r *result) (probe, bool) {
 	if r.Signal != 0 || r.Stderr != "" && r.Code != blkidAmbivalent {
 		return probe{}, false

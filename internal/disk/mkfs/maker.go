@@ -23,8 +23,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
-// make runs mkfs, and checks that the filesystem exists, is the new one, and has reached the
-// device.
+// make runs mkfs, and checks that the filesystem exists, is the new one, and has reached the device.
 func (j *job) make(ctx context.Context, mkfs program, args arguments) (bool, error) {
 	// Opened before the first write: fsync of this descriptor reports all later failures of
 	// writeback, even if mkfs does not call it.
@@ -132,10 +131,9 @@ func newUUID() string {
 	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
 }
 
-// clearFailed makes a device blank again after mkfs failed, so that its remains are not used, and
-// the next attempt can start again. It clears only if the device has the UUID of this mkfs, or
-// no signature, as before. Any other filesystem stays, and everything if mkfs could not open
-// the device.
+// clearFailed makes a device blank again after mkfs failed, so that its remains are not used, and the next attempt can
+// start again. It clears only if the device has the UUID of this mkfs, or no signature, as before. Any other filesystem
+// stays, and everything if mkfs could not open the device.
 func (j *job) clearFailed(ctx context.Context, uuid string, cause error) error {
 	if volume.KindOf(cause) == volume.Busy {
 		return cause
@@ -183,8 +181,7 @@ func (j *job) clear(ctx context.Context, uuid string) error {
 	return file.Sync()
 }
 
-// clearExtent writes only over bytes that are not zero: on a thin device that is full, zeros need
-// space too.
+// clearExtent writes only over bytes that are not zero: on a thin device that is full, zeros need space too.
 func clearExtent(file *os.File, e extent, buffer []byte, size int64) error {
 	data, err := e.read(file, buffer, size)
 	if err != nil {

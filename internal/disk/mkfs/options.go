@@ -17,17 +17,15 @@ type Root struct {
 	Mode uint32
 }
 
-// arguments are what the mkfs of one filesystem is given, and a text that it reads from
-// descriptor 5.
+// arguments are what the mkfs of one filesystem is given, and a text that it reads from descriptor 5.
 type arguments func(uuid string, options []string, root Root) (args []string, prototype string)
 
 // childPrototype is the text as mkfs sees it, behind the device and the lock.
 const childPrototype = "/proc/self/fd/5"
 
-// makers of each filesystem. None has a force option: each mkfs then refuses a device
-// that is in use, and xfs and btrfs one that holds a filesystem, by their own check.
-// ext4 goes without blocks reserved for root, as is usual for volumes, and leaves to
-// the kernel that mounts it what can be initialized later.
+// makers of each filesystem. None has a force option: each mkfs then refuses a device that is in use, and xfs and btrfs
+// one that holds a filesystem, by their own check. ext4 goes without blocks reserved for root, as is usual for volumes,
+// and leaves to the kernel that mounts it what can be initialized later.
 var makers = map[string]arguments{"ext4": ext4Args, "xfs": xfsArgs, "btrfs": btrfsArgs}
 
 func (f *Formatter) maker(fsType string) (program, arguments, error) {
@@ -86,24 +84,21 @@ func btrfsArgs(uuid string, options []string, _ Root) ([]string, string) {
 	return append([]string{"-q", "-U", uuid}, options...), ""
 }
 
-// knownOptions are the arguments of each mkfs that a rule may set, with a value. What
-// names another device or file, forces, sets the UUID or makes no filesystem is not
-// among them.
+// knownOptions are the arguments of each mkfs that a rule may set, with a value. What names another device or file,
+// forces, sets the UUID or makes no filesystem is not among them.
 var knownOptions = map[string][]string{
 	"ext4":  {"-b", "-C", "-E", "-g", "-G", "-i", "-I", "-J", "-m", "-N", "-O", "-T"},
 	"xfs":   {"-b", "-d", "-i", "-l", "-m", "-n", "-s"},
 	"btrfs": {"-d", "-m", "-n", "-O", "-R", "-s"},
 }
 
-// forbiddenParts are parts of values that name a device or file, or take away what we
-// set or rely on.
+// forbiddenParts are parts of values that name a device or file, or take away what we set or rely on.
 var forbiddenParts = []string{
 	"device", "offset", "root_owner", "root_perms", "test_fs", "journal_dev", // ext4
 	"file", "logdev", "internal", "name", "rtdev", "size", "uuid", // xfs; size is checked by itself
 }
 
-// CheckOptions says what is wrong with arguments for the mkfs of a filesystem: pairs of
-// an option and its value.
+// CheckOptions says what is wrong with arguments for the mkfs of a filesystem: pairs of an option and its value.
 func CheckOptions(fsType string, options []string) error {
 	known, ok := knownOptions[fsType]
 	if len(options) > 0 && !ok {

@@ -18,8 +18,7 @@ import (
 )
 
 const (
-	// childDevice is the device as a program sees it: os/exec makes the first extra
-	// file descriptor 3.
+	// childDevice is the device as a program sees it: os/exec makes the first extra file descriptor 3.
 	childDevice = "/proc/self/fd/3"
 	maxOutput   = 64 << 10
 	maxQuoted   = 1 << 10

@@ -1,6 +1,5 @@
-// Package ondisk reads the superblocks of volumes on the host, while sandboxes have the
-// filesystems mounted. Each request for stats needs them, so it reads a device rarely, and
-// no caller waits for a device that hangs.
+// Package ondisk reads the superblocks of volumes on the host, while sandboxes have the filesystems mounted. Each
+// request for stats needs them, so it reads a device rarely, and no caller waits for a device that hangs.
 package ondisk
 
 import (

@@ -12,8 +12,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 )
 
-// Where an ext2, ext3 or ext4 superblock has what is read of it (the kernel's
-// struct ext4_super_block).
+// Where an ext2, ext3 or ext4 superblock has what is read of it (the kernel's struct ext4_super_block).
 const (
 	extStart = 1024
 	extSize  = 1024
@@ -115,8 +114,7 @@ func extTime(raw []byte, low, top int) time.Time {
 
 var functionForm = sys.LazyRegexp(`^[0-9A-Za-z_]*$`)
 
-// printable returns the name of a kernel function in a C string, or "" if that has other
-// characters than such a name.
+// printable returns the name of a kernel function in a C string, or "" if that has other characters than such a name.
 func printable(raw []byte) string {
 	name, _, _ := bytes.Cut(raw, []byte{0})
 	if !functionForm().Match(name) {

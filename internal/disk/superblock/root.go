@@ -13,8 +13,7 @@ type Root struct {
 	Mode  uint16
 }
 
-// WritableFor reports whether members of a group, given in decimal, can write to the
-// directory.
+// WritableFor reports whether members of a group, given in decimal, can write to the directory.
 func (r *Root) WritableFor(group string) bool {
 	const byGroup, byAll = 0o020, 0o002
 	gid, err := strconv.ParseUint(group, 10, 32)
@@ -60,8 +59,7 @@ func extRoot(device io.ReaderAt, super []byte, size, blocks uint64) *Root {
 	return &Root{Group: uint32(le.Uint16(raw[extGroup:])) | uint32(le.Uint16(raw[extGroupTop:]))<<16, Mode: le.Uint16(raw)}
 }
 
-// Where xfs has its root directory's inode: its number holds the group, the block in
-// it, and the inode in that.
+// Where xfs has its root directory's inode: its number holds the group, the block in it, and the inode in that.
 const (
 	xfsRootInode = 56
 	xfsInodeSize = 104

@@ -1,6 +1,5 @@
-// Package superblock reads what a filesystem says about itself from its device,
-// without mounting it. A sandbox writes that device, so every byte is the input
-// of an attacker: only fixed offsets are read, lengths and ranges are checked,
+// Package superblock reads what a filesystem says about itself from its device, without mounting it. A sandbox writes
+// that device, so every byte is the input of an attacker: only fixed offsets are read, lengths and ranges are checked,
 // and text is cut to printable ASCII.
 //
 // A filesystem may be mounted elsewhere while it is read. What is read is therefore only
@@ -17,18 +16,15 @@ import (
 	"unsafe"
 )
 
-// ErrNone is the error for a device without a readable superblock of the filesystem that
-// was asked for.
+// ErrNone is the error for a device without a readable superblock of the filesystem that was asked for.
 var ErrNone = errors.New("there is no readable superblock of it")
 
 // Super is the contents of a superblock.
 type Super struct {
-	// Bytes is the filesystem's size as statfs returns it if Exact is set, and an upper
-	// bound of that otherwise.
+	// Bytes is the filesystem's size as statfs returns it if Exact is set, and an upper bound of that otherwise.
 	Bytes int64
 	Exact bool
-	// Inodes is the number of inodes of a filesystem that has a fixed number, and 0 if it
-	// has none or it is not known.
+	// Inodes is the number of inodes of a filesystem that has a fixed number, and 0 if it has none or it is not known.
 	Inodes int64
 	// Errors are the errors that the filesystem has on record; nil means none, or a
 	// filesystem that keeps no such record.
@@ -61,9 +57,8 @@ type Error struct {
 	Function string
 }
 
-// Read reads the superblock of a filesystem of fsType. It makes at most three
-// reads, each aligned to 4 KiB, so that device may be open with O_DIRECT; only a
-// log of xfs is not looked at here (see XFSLogDirty).
+// Read reads the superblock of a filesystem of fsType. It makes at most three reads, each aligned to 4 KiB, so that
+// device may be open with O_DIRECT; only a log of xfs is not looked at here (see XFSLogDirty).
 func Read(device io.ReaderAt, fsType string) (*Super, error) {
 	switch fsType {
 	case "ext2", "ext3", "ext4":
@@ -85,8 +80,7 @@ func (s *Super) Is(bytes, inodes int64) bool {
 	if s.Exact {
 		return bytes == s.Bytes
 	}
-	// statfs leaves out what an ext4 uses itself (journal, inode tables), which is never
-	// more than half.
+	// statfs leaves out what an ext4 uses itself (journal, inode tables), which is never more than half.
 	return bytes <= s.Bytes && bytes >= s.Bytes/2
 }
 
@@ -121,8 +115,7 @@ func (e *Errors) Words() string {
 
 const pageSize = 4096
 
-// page reads the aligned 4 KiB that begin at start. A device may be shorter, as
-// long as it holds need bytes of them.
+// page reads the aligned 4 KiB that begin at start. A device may be shorter, as long as it holds need bytes of them.
 func page(device io.ReaderAt, start int64, need int) ([]byte, error) {
 	raw := Aligned(pageSize)
 	n, err := device.ReadAt(raw, start)

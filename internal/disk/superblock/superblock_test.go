@@ -123,8 +123,7 @@ func extImage(change func(super []byte)) []byte {
 	return raw
 }
 
-// What a guest writes there is believed only as far as it can be true, and shown
-// only where it can harm no terminal.
+// What a guest writes there is believed only as far as it can be true, and shown only where it can harm no terminal.
 func TestHostileSuperblocks(t *testing.T) {
 	le := binary.LittleEndian
 	for name, change := range map[string]func([]byte){
@@ -193,8 +192,7 @@ func FuzzRead(f *testing.F) {
 	})
 }
 
-// A new xfs has a clean log. Without the mark of an unmount at the log's head it
-// is one of a guest that was killed.
+// A new xfs has a clean log. Without the mark of an unmount at the log's head it is one of a guest that was killed.
 func TestXFSLog(t *testing.T) {
 	for headers, stripe := range map[int64]string{1: "4k", 2: "64k"} { // a header covers 32 KiB
 		name := "log stripes of " + stripe

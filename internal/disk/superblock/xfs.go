@@ -70,9 +70,8 @@ func readXFSGeometry(device io.ReaderAt) (*xfsGeometry, error) {
 	return g, nil
 }
 
-// NeedsReplay reports whether a filesystem can be used only after its journal or log was
-// replayed, which writes to the device: it was not unmounted cleanly. It returns false if
-// that is not known.
+// NeedsReplay reports whether a filesystem can be used only after its journal or log was replayed, which writes to the
+// device: it was not unmounted cleanly. It returns false if that is not known.
 func NeedsReplay(device io.ReaderAt, fsType string) (bool, error) {
 	if fsType != "xfs" {
 		super, err := Read(device, fsType)
@@ -85,9 +84,8 @@ func NeedsReplay(device io.ReaderAt, fsType string) (bool, error) {
 	return (&xfsLog{device: device, geometry: g}).dirty()
 }
 
-// What the kernel's xfs_log_format.h says. The log is a ring of blocks of 512
-// bytes. Each begins with the number of the round in which it was written, or is
-// the header of a record, which has that number after its magic.
+// What the kernel's xfs_log_format.h says. The log is a ring of blocks of 512 bytes. Each begins with the number of the
+// round in which it was written, or is the header of a record, which has that number after its magic.
 const (
 	xlogBlock       = 512
 	xlogMagic       = 0xfeedbabe

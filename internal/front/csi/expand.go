@@ -39,8 +39,7 @@ func expandVolume(ctx context.Context, p *driverProxy, req *csi.NodeExpandVolume
 	return forward(ctx)
 }
 
-// expandDeferred is expandVolume for a deferred volume. native is whether the driver defers by
-// itself.
+// expandDeferred is expandVolume for a deferred volume. native is whether the driver defers by itself.
 func expandDeferred(
 	ctx context.Context, p *driverProxy, req *csi.NodeExpandVolumeRequest, found *deferral.Status, native bool, forward forwardFunc,
 ) ([]byte, error) {

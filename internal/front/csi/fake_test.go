@@ -623,8 +623,7 @@ func (r *rig) unpublish(pod string) error {
 	return err
 }
 
-// said asserts the driver's calls, whose paths may be shortened to "private" and
-// "kubelet".
+// said asserts the driver's calls, whose paths may be shortened to "private" and "kubelet".
 func (r *rig) said(want ...string) {
 	r.t.Helper()
 	var got []string

@@ -52,8 +52,7 @@ type Sandboxes interface {
 
 // Disks is what the front asks about the devices of volumes.
 type Disks interface {
-	// Writing returns an error while a program of this node, such as mkfs, writes to the
-	// device of a volume.
+	// Writing returns an error while a program of this node, such as mkfs, writes to the device of a volume.
 	Writing(driver, volumeID string) error
 	// FillsDevice reports whether a volume's filesystem is known to be as large as its
 	// device, which has that many bytes.
@@ -63,8 +62,7 @@ type Disks interface {
 	LacksGroup(v *volume.Volume) bool
 }
 
-// Pods looks up the pods of this node. Its errors are classed; a pod that it does
-// not know is an error, never a guess.
+// Pods looks up the pods of this node. Its errors are classed; a pod that it does not know is an error, never a guess.
 type Pods interface {
 	// ByUID returns the pod that a volume is published for.
 	ByUID(ctx context.Context, uid string) (decision.Pod, error)
@@ -205,9 +203,8 @@ func (f *Front) refuseHeld(ctx context.Context, id staging.VolumeID) error {
 	return nil
 }
 
-// find looks up the volume at a target, and returns nil if there is none. A target outside the
-// kubelet root has none. After any other error it is not known whether the volume is deferred, so
-// the driver must not be asked to act on it.
+// find looks up the volume at a target, and returns nil if there is none. A target outside the kubelet root has none.
+// After any other error it is not known whether the volume is deferred, so the driver must not be asked to act on it.
 func (f *Front) find(target string) (key volume.Key, found *deferral.Status, err error) {
 	key, err = f.cfg.Volumes.KeyOfTarget(target)
 	switch {

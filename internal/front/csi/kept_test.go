@@ -163,8 +163,7 @@ func TestRuleThatComesAfterTheStageAndKubeletRestarts(t *testing.T) {
 	r.end("p1")
 }
 
-// TestUncertainStageOfAVolumeThatIsNeverDeferred: kubelet repeats the stage. Until then
-// the request is in memory alone.
+// TestUncertainStageOfAVolumeThatIsNeverDeferred: kubelet repeats the stage. Until then the request is in memory alone.
 func TestUncertainStageOfAVolumeThatIsNeverDeferred(t *testing.T) {
 	for name, restart := range map[string]bool{"in one life": false, "with a restart": true} {
 		t.Run(name, func(t *testing.T) {

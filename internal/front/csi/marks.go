@@ -17,10 +17,9 @@ func (f *Front) Mark(driver, volumeID string) *decision.Mark {
 	return f.store.Marks.Get(staging.VolumeID{Driver: driver, ID: volumeID})
 }
 
-// mark marks a volume that a sandbox gets read-write, unless the policy allows the host to mount
-// it later. It reports whether the mark is new; known is the one that the volume has. Inline volumes
-// are not marked: they end with their only pod. The mark of a virtual machine replaces that of a
-// handler with HostMounts.
+// mark marks a volume that a sandbox gets read-write, unless the policy allows the host to mount it later. It reports
+// whether the mark is new; known is the one that the volume has. Inline volumes are not marked: they end with their
+// only pod. The mark of a virtual machine replaces that of a handler with HostMounts.
 //
 // If the volume is published already, its first publish has decided. It is marked then only if a rule
 // refuses explicitly, which may be a rule that has allowed it before.

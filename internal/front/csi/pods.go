@@ -47,8 +47,7 @@ func (f *Front) podAt(ctx context.Context, target string) string {
 	return decision.PodText(refusal.OneLine(pod.Namespace), refusal.OneLine(pod.Name))
 }
 
-// belowKubeletRoot is the part of a path below the kubelet root, which the caller may name
-// by a link, or "".
+// belowKubeletRoot is the part of a path below the kubelet root, which the caller may name by a link, or "".
 func (f *Front) belowKubeletRoot(target string) string {
 	if rel, err := filepath.Rel(f.cfg.KubeletRoot, target); err == nil && filepath.IsLocal(rel) {
 		return rel

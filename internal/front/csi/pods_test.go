@@ -27,8 +27,7 @@ var askingPolicy = &policy.Policy{Rules: []policy.Rule{
 	{Name: "crust", RuntimeHandlers: []string{"crust"}, Defer: true, Handler: "crust", ThenOnHost: policy.HostAllowed},
 }}
 
-// podRig is a rig whose pods are known, each with the volume of the tests as
-// "data" unless it has volumes of its own.
+// podRig is a rig whose pods are known, each with the volume of the tests as "data" unless it has volumes of its own.
 func podRig(t *testing.T, policy *policy.Policy, pods ...decision.Pod) *rig {
 	t.Helper()
 	r := newRig(t, policy)
@@ -58,8 +57,7 @@ func (awayPods) Using(context.Context, string, string) ([]decision.Pod, error) {
 	return nil, volume.Errorf(volume.NoSandbox, "the cluster does not answer")
 }
 
-// TestClusterAway: what is published already waits for nobody, and what is not is
-// never guessed.
+// TestClusterAway: what is published already waits for nobody, and what is not is never guessed.
 func TestClusterAway(t *testing.T) {
 	r := podRig(t, deferAll, decision.Pod{UID: "p1", FSGroup: "2000"})
 	r.begin("p1")
@@ -210,8 +208,7 @@ func TestInlineVolumesAreKnownByTheirName(t *testing.T) {
 	check.That(t, len(got) == 1 && got[0].Party == refusal.PartyDriver, "listed: %+v", got)
 	csidefer.SetRequested(publish)
 	r.refused(r.tryPublish(publish), codes.Unimplemented, "defer_fs_ops of the request")
-	// A driver without podInfoOnMount is not told that the volume is inline, which
-	// is known by its id then.
+	// A driver without podInfoOnMount is not told that the volume is inline, which is known by its id then.
 	r.cfg.Pods = fakePods{"p1": {UID: "p1", RuntimeHandler: "kata", Volumes: []decision.PodVolume{{Name: "pv1", Driver: driverName, VolumeID: "csi-0123"}}}}
 	r.restart()
 	publish.VolumeContext = nil
@@ -234,8 +231,7 @@ func warnings(t *testing.T, pod decision.Pod, lacksGroup bool) *observer.Observe
 	return named
 }
 
-// TestHazardsAreNamedBeforehand: what runtime-rs does wrong is in the log with pod and
-// containers, once.
+// TestHazardsAreNamedBeforehand: what runtime-rs does wrong is in the log with pod and containers, once.
 func TestHazardsAreNamedBeforehand(t *testing.T) {
 	logs := warnings(t, decision.Pod{Volumes: one(decision.PodVolume{Together: []string{"app", "sidecar"}})}, false)
 	check.That(t, logs.FilterField(zap.Strings("containers", []string{"app", "sidecar"})).Len() == 1 && logs.Len() == 1, "said: %+v", logs.All())

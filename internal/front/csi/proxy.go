@@ -153,8 +153,7 @@ func podName(namespace, name string) string {
 	return namespace + "/" + name
 }
 
-// findStaged looks up a deferred volume by its id and staging path; one that is not being
-// removed comes first.
+// findStaged looks up a deferred volume by its id and staging path; one that is not being removed comes first.
 func (p *driverProxy) findStaged(volumeID string, is func(stagingPath string) bool) (found *deferral.Status) {
 	for _, status := range p.volumes.OfOrigin(p.driver.Name, volumeID) {
 		if is(status.Origin.Staging) && (found == nil || !status.Removing) {

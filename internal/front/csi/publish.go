@@ -16,8 +16,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
-// publishCall is one NodePublishVolume of a filesystem volume. Its caller holds the
-// volume's lock.
+// publishCall is one NodePublishVolume of a filesystem volume. Its caller holds the volume's lock.
 type publishCall struct {
 	proxy    *driverProxy
 	rules    *decision.Rules
@@ -104,8 +103,7 @@ func (p *publishCall) run(ctx context.Context) ([]byte, error) {
 	return reply, p.proxy.recordRefusal(p.w, &p.verdict, p.finishError(ctx, err))
 }
 
-// decide sets the verdict: that of an earlier publish at the target, else one by the policy
-// and the other pods.
+// decide sets the verdict: that of an earlier publish at the target, else one by the policy and the other pods.
 func (p *publishCall) decide(ctx context.Context) (err error) {
 	if err := p.checkTarget(ctx); err != nil {
 		return err
@@ -146,8 +144,7 @@ func (p *publishCall) checkMounted(ctx context.Context) error {
 	return p.rules.CheckMark(p.w, &p.verdict)
 }
 
-// checkTarget refuses a target that has another volume, and finishes a removal of the same
-// one that was begun.
+// checkTarget refuses a target that has another volume, and finishes a removal of the same one that was begun.
 func (p *publishCall) checkTarget(ctx context.Context) error {
 	if p.state.Published != nil {
 		return decision.CheckSameVolume(p.state.Published.Volume, p.id.Driver, p.id.ID)

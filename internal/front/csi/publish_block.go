@@ -16,8 +16,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
-// blockPublish has a driver that cannot defer publish a device at a private path, and
-// hands the device over.
+// blockPublish has a driver that cannot defer publish a device at a private path, and hands the device over.
 type blockPublish struct {
 	call *publishCall
 	has  *staging.Capabilities
@@ -57,9 +56,8 @@ func (b *blockPublish) run(ctx context.Context) ([]byte, error) {
 	return proto.Marshal(&csi.NodePublishVolumeResponse{})
 }
 
-// publishDevice has the driver publish the device. If that of an earlier publish is still there, the
-// driver is not asked again: kubelet repeats its publish after each restart, and some drivers add
-// one more bind mount each time.
+// publishDevice has the driver publish the device. If that of an earlier publish is still there, the driver is not
+// asked again: kubelet repeats its publish after each restart, and some drivers add one more bind mount each time.
 func (b *blockPublish) publishDevice(ctx context.Context) error {
 	p, private := b.call, b.call.proxy.private
 	begun, err := private.Exists(path.Dir(p.device))

@@ -71,9 +71,8 @@ func (p *publishCall) ensureStagedOnHost(ctx context.Context) error {
 	return stageLost(p.w) // the driver could show the pod the bare directory
 }
 
-// publishRaw lets the driver publish a raw block volume. The target is recorded before: its
-// pod may open the device at any time, so no sandbox gets it then. The caller holds the
-// volume's lock.
+// publishRaw lets the driver publish a raw block volume. The target is recorded before: its pod may open the device at
+// any time, so no sandbox gets it then. The caller holds the volume's lock.
 func publishRaw(ctx context.Context, p *driverProxy, id staging.VolumeID, w *decision.VolumeRequest, forward forwardFunc) ([]byte, error) {
 	if err := decision.CheckRawDevice(w, p.volumes.OfOrigin(id.Driver, id.ID)); err != nil {
 		return nil, err

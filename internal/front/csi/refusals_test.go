@@ -67,8 +67,7 @@ func TestRefusalsComeAndGo(t *testing.T) {
 	}
 }
 
-// TestErrorsNameThePodOnRecord: also those of calls in which kubelet names no pod, and
-// those about another volume.
+// TestErrorsNameThePodOnRecord: also those of calls in which kubelet names no pod, and those about another volume.
 func TestErrorsNameThePodOnRecord(t *testing.T) {
 	r := newRig(t, deferAll)
 	r.driver.setCaps(csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME, csi.NodeServiceCapability_RPC_EXPAND_VOLUME)
@@ -93,8 +92,7 @@ func TestErrorsNameThePodOnRecord(t *testing.T) {
 	r.refused(r.tryPublish(publish), codes.FailedPrecondition, "belongs to volume "+r.target("p1"), "(that volume is of the pod team/db-0)")
 }
 
-// TestADriversOwnErrorIsNoRefusal: the volume is none of ours, and the error is
-// passed on as it is.
+// TestADriversOwnErrorIsNoRefusal: the volume is none of ours, and the error is passed on as it is.
 func TestADriversOwnErrorIsNoRefusal(t *testing.T) {
 	r := newRig(t, &policy.Policy{})
 	r.driver.fail("stage-mount", status.Error(codes.Internal, "two\nlines"))

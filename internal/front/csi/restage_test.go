@@ -14,10 +14,9 @@ import (
 	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
-// TestInterruptedRestageIsNotTakenForDone changes the verdict of a staged volume.
-// The driver stages it anew, and its answer is uncertain, or never comes. The driver
-// of this test publishes whatever is at the staging path: the next publish must not
-// reach it before it has staged the volume.
+// TestInterruptedRestageIsNotTakenForDone changes the verdict of a staged volume. The driver stages it anew, and its
+// answer is uncertain, or never comes. The driver of this test publishes whatever is at the staging path: the next
+// publish must not reach it before it has staged the volume.
 func TestInterruptedRestageIsNotTakenForDone(t *testing.T) {
 	none := &policy.Policy{}
 	for name, test := range map[string]struct {
@@ -100,8 +99,7 @@ func TestUnstageWhoseAnswerIsLost(t *testing.T) {
 	}
 }
 
-// TestRestageThatIsInterruptedAndThenChangedBack has the rules changed back before
-// the driver has answered.
+// TestRestageThatIsInterruptedAndThenChangedBack has the rules changed back before the driver has answered.
 func TestRestageThatIsInterruptedAndThenChangedBack(t *testing.T) {
 	r := newRig(t, deferAsked)
 	r.stage()

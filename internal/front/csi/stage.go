@@ -13,8 +13,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/ground/telemetry"
 )
 
-// stageCall is one NodeStageVolume of a filesystem volume. Its caller holds the volume's
-// lock.
+// stageCall is one NodeStageVolume of a filesystem volume. Its caller holds the volume's lock.
 type stageCall struct {
 	proxy   *driverProxy
 	rules   *decision.Rules
@@ -116,9 +115,8 @@ func (s *stageCall) applyPolicy(ctx context.Context) (err error) {
 	return err
 }
 
-// undoOtherStaging unstages the volume if it is staged as a filesystem and a device is
-// needed now, or the reverse. Without a record, a sandbox may have the device all the same,
-// and the driver must not mount it on the host.
+// undoOtherStaging unstages the volume if it is staged as a filesystem and a device is needed now, or the reverse.
+// Without a record, a sandbox may have the device all the same, and the driver must not mount it on the host.
 func (s *stageCall) undoOtherStaging(ctx context.Context, asDevice bool) error {
 	staged := s.rec.Stage
 	stagedOtherwise := staged != nil && staged.Path == s.w.Path && staged.StagedOtherwise(asDevice)

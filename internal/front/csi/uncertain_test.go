@@ -125,8 +125,7 @@ func TestDeviceThatIsStillWrittenToIsNotGivenBack(t *testing.T) {
 	}
 }
 
-// TestRepeatedStageThatIsRefused: the volume is staged, and after a final code kubelet
-// would not ask to unstage it.
+// TestRepeatedStageThatIsRefused: the volume is staged, and after a final code kubelet would not ask to unstage it.
 func TestRepeatedStageThatIsRefused(t *testing.T) {
 	r := newRig(t, deferAll)
 	r.stage()
@@ -172,8 +171,7 @@ func TestPublishWhileItsOwnRemovalIsUnderWay(t *testing.T) {
 	}
 }
 
-// TestTargetOfAnotherVolume: a call names a target and a volume that do not belong
-// together.
+// TestTargetOfAnotherVolume: a call names a target and a volume that do not belong together.
 func TestTargetOfAnotherVolume(t *testing.T) {
 	r := newRig(t, deferAll)
 	r.driver.setCaps(csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME, csi.NodeServiceCapability_RPC_EXPAND_VOLUME)

@@ -25,8 +25,7 @@ type unpublishCall struct {
 	target  string
 	rec     staging.Record
 	forward forwardFunc
-	// device is the private path, and asDevice is set where the driver was asked for a device
-	// there.
+	// device is the private path, and asDevice is set where the driver was asked for a device there.
 	device   string
 	asDevice bool
 }
@@ -62,9 +61,8 @@ func unpublishVolume(ctx context.Context, p *driverProxy, req *csi.NodeUnpublish
 	})
 }
 
-// release takes a deferred volume, or what is left of one whose record was lost, from its
-// handler. It does not touch a target that the driver is known to have mounted: its
-// server may have gone, and the call would hang.
+// release takes a deferred volume, or what is left of one whose record was lost, from its handler. It does not touch a
+// target that the driver is known to have mounted: its server may have gone, and the call would hang.
 func (u *unpublishCall) release(ctx context.Context) (*volume.Volume, error) {
 	if slices.Contains(u.rec.OnHost, u.target) {
 		return nil, nil //nolint:nilnil // there is none, which is no failure
@@ -119,9 +117,8 @@ func (u *unpublishCall) askDriver(ctx context.Context, released *volume.Volume) 
 	return proto.Marshal(&csi.NodeUnpublishVolumeResponse{})
 }
 
-// forgetTarget removes the target from the record of the volume. The driver has
-// unpublished it: a record that cannot be written does not keep the pod from ending, and a
-// restart drops targets whose directories have gone.
+// forgetTarget removes the target from the record of the volume. The driver has unpublished it: a record that cannot be
+// written does not keep the pod from ending, and a restart drops targets whose directories have gone.
 func (u *unpublishCall) forgetTarget() {
 	rec := &u.rec
 	if _, raw := rec.Raw[u.target]; !raw && !slices.Contains(rec.OnHost, u.target) && !slices.Contains(rec.Uncertain, u.target) {

@@ -16,9 +16,8 @@ const GuardNotice = "This directory stands in for a volume whose filesystem is m
 	"that does not know of the volume: check the pod's runtimeClassName and, for Kata,\n" +
 	"that disable_block_device_use is not true. Nothing can be written here.\n"
 
-// Describe adds to a volume what follows from its target path: the UID of its pod and, if it
-// has no driver yet and dir is the directory that holds the target, the name of its CSI driver.
-// Rel is the path below kubelet's root directory.
+// Describe adds to a volume what follows from its target path: the UID of its pod and, if it has no driver yet and dir
+// is the directory that holds the target, the name of its CSI driver. Rel is the path below kubelet's root directory.
 func Describe(v *volume.Volume, rel string, dir int) {
 	v.PodUID = PodUID(rel)
 	if v.Driver == "" && dir != sys.NoFD {
@@ -50,14 +49,12 @@ func VolumeName(target string) string {
 	return ""
 }
 
-// IsRawBlock reports whether a path is one at which kubelet has raw block volumes staged and
-// published.
+// IsRawBlock reports whether a path is one at which kubelet has raw block volumes staged and published.
 func IsRawBlock(path string) bool {
 	return strings.Contains(path, "/plugins/kubernetes.io/csi/volumeDevices/")
 }
 
-// driver reads the name of the CSI driver from the vol_data.json that kubelet writes beside
-// each target, or returns "".
+// driver reads the name of the CSI driver from the vol_data.json that kubelet writes beside each target, or returns "".
 func driver(dir int) string {
 	raw, err := sys.ReadSmall(sys.ProcFD(dir)+"/vol_data.json", 64<<10)
 	if err != nil {

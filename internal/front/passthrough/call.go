@@ -63,10 +63,9 @@ func (c *call) unary(answer Local) error {
 // statusDetails is the trailer in which gRPC repeats a whole status that has details.
 const statusDetails = "grpc-status-details-bin"
 
-// forward asks the driver, and passes header and trailer of its answer on. Its error is
-// the driver's own, with its details: gRPC adds their trailer again. The driver's trailer is
-// not passed on, for a Local may answer with another status, and a client takes the trailer
-// for the status, or for a protocol error where the codes differ.
+// forward asks the driver, and passes header and trailer of its answer on. Its error is the driver's own, with its
+// details: gRPC adds their trailer again. The driver's trailer is not passed on, for a Local may answer with another
+// status, and a client takes the trailer for the status, or for a protocol error where the codes differ.
 func (c *call) forward(ctx context.Context, request []byte) (reply []byte, err error) {
 	var header, trailer metadata.MD
 	err = c.conn.Invoke(ctx, c.method, &request, &reply, c.options(grpc.Header(&header), grpc.Trailer(&trailer))...)

@@ -7,8 +7,7 @@ import (
 	"google.golang.org/grpc/mem"
 )
 
-// codec passes messages unchanged, each as a *[]byte. It has protobuf's name, because the bytes are
-// protobuf.
+// codec passes messages unchanged, each as a *[]byte. It has protobuf's name, because the bytes are protobuf.
 type codec struct{}
 
 // Name is part of the content type.

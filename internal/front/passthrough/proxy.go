@@ -1,6 +1,5 @@
-// Package passthrough is a gRPC proxy that does not decode messages: the driver gets what the
-// caller sends, and the caller what the driver answers, byte for byte. Methods that are
-// answered locally are registered by name.
+// Package passthrough is a gRPC proxy that does not decode messages: the driver gets what the caller sends, and the
+// caller what the driver answers, byte for byte. Methods that are answered locally are registered by name.
 package passthrough
 
 import (
@@ -30,8 +29,7 @@ type Proxy struct {
 	unary map[string]Local // by method; all others may be streams
 }
 
-// New makes a proxy to the driver behind a connection. The functions in local answer the
-// methods of those full names.
+// New makes a proxy to the driver behind a connection. The functions in local answer the methods of those full names.
 func New(conn grpc.ClientConnInterface, local map[string]Local) *Proxy {
 	unary := make(map[string]Local)
 	for method := range UnaryMethods() {
@@ -65,8 +63,7 @@ const (
 	connWindow   = 4 << 20
 )
 
-// streamWorkers handle calls on stacks that have grown already; calls beyond them get
-// goroutines of their own.
+// streamWorkers handle calls on stacks that have grown already; calls beyond them get goroutines of their own.
 const streamWorkers = 4
 
 // DialOptions are for the connection to a driver.

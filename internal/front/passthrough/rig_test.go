@@ -19,8 +19,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// rig is a driver on a socket, and the proxy to it on another one. A test makes
-// the same call by both ways.
+// rig is a driver on a socket, and the proxy to it on another one. A test makes the same call by both ways.
 type rig struct {
 	driver          *grpc.Server
 	direct, proxied *grpc.ClientConn

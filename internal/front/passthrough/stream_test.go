@@ -36,8 +36,7 @@ func TestTalk(t *testing.T) {
 	check.That(t, len(rest) == 0 && err == nil, "after the end: %q, %v", rest, err)
 }
 
-// TestAroundStreams: headers before any message, and the last word with all that
-// belongs to it.
+// TestAroundStreams: headers before any message, and the last word with all that belongs to it.
 func TestAroundStreams(t *testing.T) {
 	t.Parallel()
 	failed, proceed := failure(t), make(chan struct{}, 2)
@@ -61,8 +60,7 @@ func TestAroundStreams(t *testing.T) {
 	check.That(t, diff == "" && got[0].Header.Get("h") != nil, "(-direct +proxied):\n%s\n%+v", diff, got[0])
 }
 
-// TestDriverEnds in the middle of a stream, with a word of its own or by dying: the caller is
-// not kept waiting.
+// TestDriverEnds in the middle of a stream, with a word of its own or by dying: the caller is not kept waiting.
 func TestDriverEnds(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, parts{driver: raw(func(srv any, s grpc.ServerStream) error {

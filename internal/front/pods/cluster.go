@@ -25,8 +25,7 @@ import (
 // The front asks a Cluster.
 var _ csifront.Pods = (*Cluster)(nil)
 
-// patience is how long a lookup waits for what is not known yet: kubelet may learn of a
-// pod a moment before we do.
+// patience is how long a lookup waits for what is not known yet: kubelet may learn of a pod a moment before we do.
 const patience = 2 * time.Second
 
 // Config is what a Cluster is made of.
@@ -101,9 +100,8 @@ func (c *Cluster) ByUID(ctx context.Context, uid string) (decision.Pod, error) {
 	return pod, err
 }
 
-// Using returns the pods of this node that use a volume, the oldest first. A pod that is
-// being deleted is returned only if no other pod uses the volume: its containers may still
-// run. Pods that have ended use nothing.
+// Using returns the pods of this node that use a volume, the oldest first. A pod that is being deleted is returned only
+// if no other pod uses the volume: its containers may still run. Pods that have ended use nothing.
 func (c *Cluster) Using(ctx context.Context, driver, volumeID string) ([]decision.Pod, error) {
 	start := time.Now()
 	found, err := c.using(ctx, source{driver: driver, id: volumeID})

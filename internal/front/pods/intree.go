@@ -10,8 +10,7 @@ import (
 	translation "k8s.io/csi-translation-lib"
 )
 
-// inTree translates Kubernetes' former in-tree volumes to the CSI driver and volume id by
-// which kubelet asks for them.
+// inTree translates Kubernetes' former in-tree volumes to the CSI driver and volume id by which kubelet asks for them.
 var inTree = translation.New()
 
 // inTreeInline returns the CSI volume of an inline in-tree volume, or the zero source.

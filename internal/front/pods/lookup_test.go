@@ -80,8 +80,7 @@ func TestAllThatIsToldOfAPod(t *testing.T) {
 	check.That(t, slices.Equal(users, []string{"web-0"}), "using: %v", users)
 }
 
-// refusedInTheEnd asks again until the error is what it comes to be: a get may take
-// longer than a hasty question.
+// refusedInTheEnd asks again until the error is what it comes to be: a get may take longer than a hasty question.
 func refusedInTheEnd(t *testing.T, c *Cluster, ask func() error, kind volume.Kind, words ...string) {
 	t.Helper()
 	var err error

@@ -38,9 +38,8 @@ func clientPEM(t *testing.T, serial int64) []byte {
 		pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: keyDER})...)
 }
 
-// TestKubeletsCertificateIsRotated: kubelet moves a link to its new certificate, and
-// never tells anybody. One asks at a time: of two handshakes at once client-go reads
-// what it has cached beside its lock, which the race detector sees.
+// TestKubeletsCertificateIsRotated: kubelet moves a link to its new certificate, and never tells anybody. One asks at a
+// time: of two handshakes at once client-go reads what it has cached beside its lock, which the race detector sees.
 func TestKubeletsCertificateIsRotated(t *testing.T) {
 	f := newFakeAPI(t, "data")
 	var mu sync.Mutex

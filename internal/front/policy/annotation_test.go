@@ -146,9 +146,8 @@ func TestInlineVolumesAttributesOnlyAsk(t *testing.T) {
 		"the pod is not known, and its author is told to decide: %v", err)
 }
 
-// FuzzAnnotation: whatever a pod asks for, parsing ends, is bounded, and changes
-// nothing about a volume but to have a rule for those who ask defer it, or to
-// have it refused.
+// FuzzAnnotation: whatever a pod asks for, parsing ends, is bounded, and changes nothing about a volume but to have a
+// rule for those who ask defer it, or to have it refused.
 func FuzzAnnotation(f *testing.F) {
 	f.Add("data,logs", "data", "lvm", "kata", "", uint8(0))
 	f.Add("*", "x", "ebs", "crust", "true", uint8(3))

@@ -354,9 +354,8 @@ func TestRulesThatOnlyOverlapMayStandTogether(t *testing.T) {
 	}
 }
 
-// FuzzPolicy: whatever the rules are, checking and deciding end, a policy that is
-// valid decides every volume the same way twice, and no rule decides that an
-// earlier one covers.
+// FuzzPolicy: whatever the rules are, checking and deciding end, a policy that is valid decides every volume the same
+// way twice, and no rule decides that an earlier one covers.
 func FuzzPolicy(f *testing.F) {
 	f.Add("*.com", "a.com", "xfs", "kata", "a.com", "", "true", true, true)
 	f.Add("a*b*c", "a*", "", "", "aXbYc", "kata", "x", false, false)
@@ -386,8 +385,7 @@ func FuzzPolicy(f *testing.F) {
 
 // TestAccessModesOfClaims goes over what kubelet sends for each mode of a claim.
 func TestAccessModesOfClaims(t *testing.T) {
-	// By the claim's mode: what a driver gets that reports SINGLE_NODE_MULTI_WRITER,
-	// and what every other driver gets.
+	// By the claim's mode: what a driver gets that reports SINGLE_NODE_MULTI_WRITER, and what every other driver gets.
 	sent := map[string][2]string{
 		"ReadWriteOnce":    {"SINGLE_NODE_MULTI_WRITER", "SINGLE_NODE_WRITER"},
 		"ReadWriteOncePod": {"SINGLE_NODE_SINGLE_WRITER", "SINGLE_NODE_WRITER"},

@@ -42,8 +42,7 @@ const (
 // any other error the registrar or driver may not be up yet.
 type refusal struct{ error }
 
-// errTaken refuses a driver whose name another registrar has. The channel is closed when
-// any name is released.
+// errTaken refuses a driver whose name another registrar has. The channel is closed when any name is released.
 type errTaken struct {
 	error
 	changed <-chan struct{}

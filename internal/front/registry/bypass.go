@@ -14,8 +14,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 )
 
-// bypass is a socket of others in kubelet's directory. kubelet calls the driver behind it
-// directly.
+// bypass is a socket of others in kubelet's directory. kubelet calls the driver behind it directly.
 type bypass struct {
 	id     socketID
 	cancel context.CancelFunc

@@ -63,8 +63,7 @@ func (w *world) setDeferred(on bool) {
 	w.deferred[name] = on
 }
 
-// TestDirectRegistrationThatWasFirst has kubelet refuse ours, of an equal version,
-// until the other has gone.
+// TestDirectRegistrationThatWasFirst has kubelet refuse ours, of an equal version, until the other has gone.
 func TestDirectRegistrationThatWasFirst(t *testing.T) {
 	w := running(t)
 	d := w.driver(name, "driver.sock")

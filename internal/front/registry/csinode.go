@@ -17,8 +17,7 @@ import (
 const NotInNode = "registered with kubelet and not in the node's CSINode: pods with its volumes are not scheduled to this node; " +
 	"crust-proxy renews the registration"
 
-// missesToRenew is how many checks in a row must miss a driver in the CSINode before its
-// registration is renewed.
+// missesToRenew is how many checks in a row must miss a driver in the CSINode before its registration is renewed.
 const missesToRenew = 2
 
 type absence struct {
@@ -27,10 +26,9 @@ type absence struct {
 	missing      bool      // stays set during renewals, until the driver is in the CSINode
 }
 
-// nodeCheck compares the drivers that kubelet has registered through us with those in
-// the node's CSINode, and renews the registration of one that is missing there. It
-// finds what settling misses: a removal that takes kubelet longer. A driver that has moved
-// to kubelet's directory can be lost in the same way: that is only reported.
+// nodeCheck compares the drivers that kubelet has registered through us with those in the node's CSINode, and renews
+// the registration of one that is missing there. It finds what settling misses: a removal that takes kubelet longer. A
+// driver that has moved to kubelet's directory can be lost in the same way: that is only reported.
 type nodeCheck struct {
 	registry *Registry
 	soon     chan struct{} // kubelet has registered a driver
@@ -56,9 +54,8 @@ func (c *nodeCheck) run(ctx context.Context) {
 	}
 }
 
-// pause waits until the next check: a short time after a registration and after the first
-// check that missed a driver, else a long one. Either is up to a fifth longer or shorter, so
-// that not all nodes of a cluster ask at once.
+// pause waits until the next check: a short time after a registration and after the first check that missed a driver,
+// else a long one. Either is up to a fifth longer or shorter, so that not all nodes of a cluster ask at once.
 func (c *nodeCheck) pause(ctx context.Context, again bool) {
 	times := c.registry.times
 	if !again {
@@ -89,9 +86,8 @@ func (c *nodeCheck) check(ctx context.Context) (again bool) {
 	return again
 }
 
-// compare notes which of the registered drivers are in the CSINode, if that could be read; else
-// all counts begin again. It returns the drivers whose registration must be renewed now, and
-// whether the next check decides about one.
+// compare notes which of the registered drivers are in the CSINode, if that could be read; else all counts begin again.
+// It returns the drivers whose registration must be renewed now, and whether the next check decides about one.
 func (c *nodeCheck) compare(registrations map[string]time.Time, drivers map[string]bool, known bool) (due []string, again bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -162,8 +158,7 @@ func (c *nodeCheck) registrations() map[string]time.Time {
 	return out
 }
 
-// renew has the driver's session renew its registration, if that is still the one that was
-// checked.
+// renew has the driver's session renew its registration, if that is still the one that was checked.
 func (c *nodeCheck) renew(driver string, at time.Time) bool {
 	c.registry.mu.Lock()
 	one := c.registry.names[driver]

@@ -64,8 +64,7 @@ func (w *checked) missing() bool {
 	return one.Missing
 }
 
-// TestDriverThatIsMissingInTheCSINodeIsRenewed: kubelet loses the driver long after it
-// has confirmed the registration.
+// TestDriverThatIsMissingInTheCSINodeIsRenewed: kubelet loses the driver long after it has confirmed the registration.
 func TestDriverThatIsMissingInTheCSINodeIsRenewed(t *testing.T) {
 	w := newChecked(t)
 	check.Require(t, w.renewals.Load() == 0 && !w.missing(),
@@ -92,9 +91,8 @@ func TestNoRenewalOfAMissingDriverWhileAnotherSocketStands(t *testing.T) {
 	check.That(t, w.renewals.Load() == 0, "it was renewed %d times", w.renewals.Load())
 }
 
-// TestDriverThatIsLostOnItsWayPastUs: the driver moves to kubelet's directory, and the
-// late removal of our registration takes its new one out of the CSINode. That socket is
-// not ours to make anew.
+// TestDriverThatIsLostOnItsWayPastUs: the driver moves to kubelet's directory, and the late removal of our registration
+// takes its new one out of the CSINode. That socket is not ours to make anew.
 func TestDriverThatIsLostOnItsWayPastUs(t *testing.T) {
 	w := newChecked(t)
 	check.Must(t, w.registrar.Stop())

@@ -16,10 +16,9 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 )
 
-// register offers the driver to kubelet until ctx ends. kubelet does not retry a driver that
-// it has refused until the socket is re-created, so that is done. Where it cannot be, the socket
-// of before stays, and kubelet keeps the driver: also one of an earlier process whose driver fails now.
-// Without one it returns the driver's error.
+// register offers the driver to kubelet until ctx ends. kubelet does not retry a driver that it has refused until the
+// socket is re-created, so that is done. Where it cannot be, the socket of before stays, and kubelet keeps the driver:
+// also one of an earlier process whose driver fails now. Without one it returns the driver's error.
 func (s *session) register(ctx context.Context, front *served) error {
 	times := s.registry.times
 	isNew := idAt(registrationPath(s.registry.cfg.KubeletRegistry, front.name)) == socketID{}
@@ -157,8 +156,7 @@ func follow(ctx context.Context, conn *grpc.ClientConn) <-chan struct{} {
 	return changed
 }
 
-// forwardVerdict forwards kubelet's verdict to the registrar, and reports whether the driver
-// is registered.
+// forwardVerdict forwards kubelet's verdict to the registrar, and reports whether the driver is registered.
 func (s *session) forwardVerdict(ctx context.Context, offer *offer, verdict *registration.RegistrationStatus) bool {
 	log := s.registry.cfg.Log.With(zap.String("driver", offer.name))
 	if verdict.GetPluginRegistered() {
@@ -174,9 +172,8 @@ func (s *session) forwardVerdict(ctx context.Context, offer *offer, verdict *reg
 	return verdict.GetPluginRegistered()
 }
 
-// watchDriver notices that the driver's process has gone, and that it is back, perhaps as
-// another version. Meanwhile the driver stays registered with kubelet, as it would without
-// us.
+// watchDriver notices that the driver's process has gone, and that it is back, perhaps as another version. Meanwhile
+// the driver stays registered with kubelet, as it would without us.
 func (s *session) watchDriver(ctx context.Context, front *served) {
 	switch conn := front.driver.Load().conn; conn.GetState() {
 	case connectivity.Idle:
@@ -206,8 +203,7 @@ func (s *session) ask(ctx context.Context, front *served, toRegister bool) error
 	return err
 }
 
-// pause waits after a refusal, or until a socket of others has gone that may have been the
-// reason for it.
+// pause waits after a refusal, or until a socket of others has gone that may have been the reason for it.
 func (s *session) pause(ctx context.Context, d time.Duration) {
 	select {
 	case <-ctx.Done():

@@ -347,8 +347,7 @@ func TestRegistrarThatRestartsAtOnceIsNotRefused(t *testing.T) {
 	}
 }
 
-// TestSocketThatChangesItsModeIsTheSame is of registrars that bind first and
-// close their socket to others then.
+// TestSocketThatChangesItsModeIsTheSame is of registrars that bind first and close their socket to others then.
 func TestSocketThatChangesItsModeIsTheSame(t *testing.T) {
 	w := running(t)
 	_, r := w.pair()
@@ -385,9 +384,8 @@ func TestLongestNameBelowALongDirectory(t *testing.T) {
 	}
 }
 
-// TestNothingIsStaleWhenTheDaemonEnds: sessions give their drivers' names back then, while
-// a last look at the directories may still be under way. The registrations must stay, or
-// kubelet would take the drivers from the node.
+// TestNothingIsStaleWhenTheDaemonEnds: sessions give their drivers' names back then, while a last look at the
+// directories may still be under way. The registrations must stay, or kubelet would take the drivers from the node.
 func TestNothingIsStaleWhenTheDaemonEnds(t *testing.T) {
 	dir := t.TempDir()
 	path := dir + "/disk.csi.example.com" + Suffix

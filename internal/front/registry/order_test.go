@@ -8,9 +8,8 @@ import (
 	"github.com/crust-proxy/crust-proxy/test/rig/kubelet"
 )
 
-// parties are the driver, its registrar, crust-proxy and kubelet, not started yet: how each is
-// started, and how it is restarted. A crust-proxy that is stopped leaves what one that is killed
-// does: its sockets.
+// parties are the driver, its registrar, crust-proxy and kubelet, not started yet: how each is started, and how it is
+// restarted. A crust-proxy that is stopped leaves what one that is killed does: its sockets.
 func (w *world) parties() (start, restart map[string]func()) {
 	d := w.driver(name, "driver.sock")
 	r := w.registrar(d)
@@ -57,8 +56,7 @@ func TestEveryStartOrder(t *testing.T) {
 	}
 }
 
-// registersAgain waits until kubelet has heard of a restart. One of the driver
-// alone does not concern it.
+// registersAgain waits until kubelet has heard of a restart. One of the driver alone does not concern it.
 func (w *world) registersAgain(who string, before int) {
 	w.t.Helper()
 	switch who {

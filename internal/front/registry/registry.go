@@ -44,13 +44,11 @@ type Config struct {
 	// its driver has come back, and Patience how long calls under way may take when Run ends.
 	Grace, Patience time.Duration
 	Log             *zap.Logger
-	// Self is the pid of this daemon: an endpoint that leads back to it is refused. 0
-	// disables the check.
+	// Self is the pid of this daemon: an endpoint that leads back to it is refused. 0 disables the check.
 	Self    int
 	Front   Front
 	Metrics Metrics
-	// CSINode is nil where no cluster is asked; then a registration that kubelet loses late is
-	// not noticed.
+	// CSINode is nil where no cluster is asked; then a registration that kubelet loses late is not noticed.
 	CSINode CSINode
 }
 
@@ -64,8 +62,7 @@ type Front interface {
 
 // Metrics counts what went wrong with registrations.
 type Metrics interface {
-	// DriverBypassed is called when a driver has registered with kubelet directly, and when that
-	// is over.
+	// DriverBypassed is called when a driver has registered with kubelet directly, and when that is over.
 	DriverBypassed(driver string, on bool)
 	// RegistrationRenewed is called when a registration that kubelet may have lost is renewed.
 	RegistrationRenewed(driver string)
@@ -226,12 +223,10 @@ func (r *Registry) logUnread(err error) {
 	r.unread = text
 }
 
-// maxSockets bounds how many sockets are followed in a directory: a program that can write
-// there could make any number.
+// maxSockets bounds how many sockets are followed in a directory: a program that can write there could make any number.
 const maxSockets = 128
 
-// followRegistrars starts a session for each new socket of a registrar, and ends those whose
-// socket has gone.
+// followRegistrars starts a session for each new socket of a registrar, and ends those whose socket has gone.
 func (r *Registry) followRegistrars(ctx context.Context, now *listing) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -25,9 +25,8 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 )
 
-// served is the CSI socket that stands in for a driver. It stays while the daemon runs, also
-// when the registrar has gone: the driver may still answer, and is served there again when
-// its registrar comes back.
+// served is the CSI socket that stands in for a driver. It stays while the daemon runs, also when the registrar has
+// gone: the driver may still answer, and is served there again when its registrar comes back.
 type served struct {
 	name     string
 	socket   string
@@ -54,8 +53,7 @@ func (e *endpoints) isReplaced(c *connection) bool {
 	return err == nil && reached != nil && now != (socketID{}) && now != *reached
 }
 
-// maxServed bounds the drivers that have a socket, and so the descriptors. A node has a
-// handful of drivers.
+// maxServed bounds the drivers that have a socket, and so the descriptors. A node has a handful of drivers.
 const maxServed = 64
 
 // makeRoom makes room for the socket of one more driver. If there are too many, it closes one
@@ -82,8 +80,7 @@ func (r *Registry) makeRoom(name string) error {
 // all others. It is recognized by its control group, because a container cannot create another one.
 const mostNames = 16
 
-// hasMany reports whether one container or service has as many names as it may. The caller
-// holds the lock.
+// hasMany reports whether one container or service has as many names as it may. The caller holds the lock.
 func (r *Registry) hasMany(from string) bool {
 	count := 0
 	for _, one := range r.names {

@@ -64,8 +64,7 @@ func (s *session) run(ctx context.Context) {
 	}
 }
 
-// attempt checks the driver, serves it and registers it with kubelet. It returns an error, or
-// when ctx ends.
+// attempt checks the driver, serves it and registers it with kubelet. It returns an error, or when ctx ends.
 func (s *session) attempt(ctx context.Context) error {
 	answer, err := s.registry.check.info(ctx, s.socket)
 	if err != nil && s.notified != "" { // it has exited, as it does
@@ -246,14 +245,12 @@ func (s *session) state() State {
 	return state
 }
 
-// settling decides for one session whether its registration is renewed because kubelet may
-// lose it.
+// settling decides for one session whether its registration is renewed because kubelet may lose it.
 //
-// When a socket goes, kubelet forgets the driver's name, and only then removes the
-// driver from the CSINode, with retries against the API server. It accepts another
-// socket of that driver as soon as the name is forgotten. So the removal that belongs
-// to the old socket can come after the registration of the new one, and undo it.
-// Kubelet does not report that, and does not try again.
+// When a socket goes, kubelet forgets the driver's name, and only then removes the driver from the CSINode, with
+// retries against the API server. It accepts another socket of that driver as soon as the name is forgotten. So the
+// removal that belongs to the old socket can come after the registration of the new one, and undo it. Kubelet does not
+// report that, and does not try again.
 type settling struct {
 	registry *Registry
 	begun    bool
@@ -278,10 +275,9 @@ func (s *settling) needed(driver string) bool {
 	return left || moved
 }
 
-// beginRenewal logs and counts a renewal. The caller has the registration socket made
-// again. That has no such race: kubelet runs one operation at a time for a path, so it
-// registers the new socket after it has finished the removal of the old one, and by now the
-// removal for the other path has ended.
+// beginRenewal logs and counts a renewal. The caller has the registration socket made again. That has no such race:
+// kubelet runs one operation at a time for a path, so it registers the new socket after it has finished the removal of
+// the old one, and by now the removal for the other path has ended.
 //
 // It returns false while a socket of others is there: kubelet could register that one
 // instead. When it goes, needed reports it.

@@ -10,8 +10,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/test/rig/kubelet"
 )
 
-// settlingWorld is a world where registrations that may be lost are renewed, and counts
-// the renewals.
+// settlingWorld is a world where registrations that may be lost are renewed, and counts the renewals.
 func settlingWorld(t *testing.T, settle time.Duration) (w *world, renewed *atomic.Int64) {
 	t.Helper()
 	renewed = new(atomic.Int64)
@@ -21,9 +20,8 @@ func settlingWorld(t *testing.T, settle time.Duration) (w *world, renewed *atomi
 	}), renewed
 }
 
-// TestRegistrationThatKubeletLosesIsRenewed: the driver was registered with kubelet
-// directly, and moves behind the front. The removal that belongs to the direct socket
-// comes after our registration.
+// TestRegistrationThatKubeletLosesIsRenewed: the driver was registered with kubelet directly, and moves behind the
+// front. The removal that belongs to the direct socket comes after our registration.
 func TestRegistrationThatKubeletLosesIsRenewed(t *testing.T) {
 	w, renewed := settlingWorld(t, 50*turn)
 	d := w.driver(name, "driver.sock")
@@ -44,8 +42,7 @@ func TestRegistrationThatKubeletLosesIsRenewed(t *testing.T) {
 	check.That(t, w.kubelet.InNode(name) && renewed.Load() == 1, "the CSINode has it: %t, after %d renewals", w.kubelet.InNode(name), renewed.Load())
 }
 
-// TestRegistrationAfterTheStartIsRenewedOnce where no socket of ours stood, and not
-// when the daemon starts again.
+// TestRegistrationAfterTheStartIsRenewedOnce where no socket of ours stood, and not when the daemon starts again.
 func TestRegistrationAfterTheStartIsRenewedOnce(t *testing.T) {
 	w, renewed := settlingWorld(t, 15*turn)
 	w.pair()

@@ -64,10 +64,9 @@ func (l *listing) gone(path string, id socketID) bool {
 	return !slices.ContainsFunc(l.unread, func(dir string) bool { return sys.Within(dir, path) })
 }
 
-// socketsIn lists the sockets in a directory, and in those below it if that is wanted, as
-// kubelet does in its own. watch is called for each directory before it is read. A name that
-// begins with a dot is not meant for us, as with kubelet. A directory that cannot be read does
-// not hide the others.
+// socketsIn lists the sockets in a directory, and in those below it if that is wanted, as kubelet does in its own.
+// watch is called for each directory before it is read. A name that begins with a dot is not meant for us, as with
+// kubelet. A directory that cannot be read does not hide the others.
 func socketsIn(dir string, below bool, watch func(dir string) bool) (*listing, error) {
 	out, watched, dirs := &listing{found: make(map[string]socketID)}, true, 0
 	var unread []error
@@ -120,10 +119,9 @@ func Registered(kubeletRegistry string) (drivers []string) {
 	return drivers
 }
 
-// Withdraw removes our registration sockets that nobody serves from kubelet's directory, and
-// returns their paths. kubelet then deregisters their drivers. Otherwise it would call CSI
-// sockets that nobody serves either, and refuse the drivers' own registrations, because their
-// names are taken.
+// Withdraw removes our registration sockets that nobody serves from kubelet's directory, and returns their paths.
+// kubelet then deregisters their drivers. Otherwise it would call CSI sockets that nobody serves either, and refuse the
+// drivers' own registrations, because their names are taken.
 func Withdraw(kubeletRegistry string) (gone []string) {
 	for _, driver := range Registered(kubeletRegistry) {
 		path := filepath.Join(kubeletRegistry, driver+Suffix)

@@ -7,8 +7,7 @@ type times struct {
 	// rescan is the time between two scans of directories that cannot be watched, and watched of
 	// those that are. gather is the pause after a notice, in which more may follow.
 	rescan, watched, gather time.Duration
-	// call bounds each call to a registrar or driver, and nodeInfo the driver's NodeGetInfo: kubelet
-	// waits for as long.
+	// call bounds each call to a registrar or driver, and nodeInfo the driver's NodeGetInfo: kubelet waits for as long.
 	call, nodeInfo time.Duration
 	// firstRetry doubles with each attempt, up to lastRetry.
 	firstRetry, lastRetry time.Duration
@@ -18,15 +17,13 @@ type times struct {
 	// away is the pause between two registrations. After a refusal the socket stays away for it, and
 	// kubelet, whose loop takes a second, forgets it.
 	away time.Duration
-	// silence is how long kubelet may take to send a verdict before the socket is made
-	// again: kubelet may have given up, or the verdict may be lost. It is longer than
-	// kubelet's own timeout for a driver, which is two minutes.
+	// silence is how long kubelet may take to send a verdict before the socket is made again: kubelet may have given
+	// up, or the verdict may be lost. It is longer than kubelet's own timeout for a driver, which is two minutes.
 	silence time.Duration
 	// lastRefusal bounds the wait after kubelet refused again and again.
 	lastRefusal time.Duration
-	// settle is how long after a registration that kubelet may lose it is renewed.
-	// unsettled is how long after another socket of the driver has gone kubelet may lose a
-	// registration; see settling.
+	// settle is how long after a registration that kubelet may lose it is renewed. unsettled is how long after another
+	// socket of the driver has gone kubelet may lose a registration; see settling.
 	settle, unsettled time.Duration
 	// nodeCheck is the time between two checks of the node's CSINode, and nodeCheckSoon the
 	// time after a registration, or after the first check that missed a driver.

@@ -129,8 +129,7 @@ func TestStaleRegistrationWhereKubeletsDirectoryHangs(t *testing.T) {
 	check.That(t, !now.gone(theirs+"2", socketID{}) && now.gone(ours+"2", socketID{}) && now.gone(dir+"/below2", socketID{}), "what has gone")
 }
 
-// makeTooLong makes directories in one another until their path is longer than the kernel
-// takes.
+// makeTooLong makes directories in one another until their path is longer than the kernel takes.
 func makeTooLong(t *testing.T, dir string) {
 	t.Helper()
 	name := strings.Repeat("x", 200)

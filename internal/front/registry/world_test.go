@@ -212,8 +212,7 @@ func (w *world) tells() {
 	})
 }
 
-// steady says that kubelet becomes content, and stays so without a new
-// registration.
+// steady says that kubelet becomes content, and stays so without a new registration.
 func (w *world) steady() {
 	w.t.Helper()
 	check.Eventually(w.t, "it holds", func() bool {

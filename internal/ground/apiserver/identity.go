@@ -31,8 +31,7 @@ type Identity struct {
 	UserAgent string
 }
 
-// Config reads the identity. client-go itself reads certificates, keys and tokens again
-// when their files change.
+// Config reads the identity. client-go itself reads certificates, keys and tokens again when their files change.
 func (i Identity) Config() (*rest.Config, error) {
 	config, err := i.read()
 	if err != nil {

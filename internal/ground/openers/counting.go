@@ -11,9 +11,8 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 )
 
-// look counts the openers of a device, of what it lies on if it is a loop device, and of loop devices
-// over its stack. A loop device that nobody has open is no user of a block device: it is looked for if
-// the caller says so.
+// look counts the openers of a device, of what it lies on if it is a loop device, and of loop devices over its stack. A
+// loop device that nobody has open is no user of a block device: it is looked for if the caller says so.
 func (c *counter) look(ctx context.Context, q Query, file File, idle bool) (found, error) {
 	got, err := c.others(&q, file)
 	if err == nil && got.others > 0 && idle && file.Block {

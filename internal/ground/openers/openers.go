@@ -1,5 +1,4 @@
-// Package openers answers one question: does anybody besides the caller have a block device, or a
-// disk image, open?
+// Package openers answers one question: does anybody besides the caller have a block device, or a disk image, open?
 //
 // The kernel counts that itself: block_device.bd_openers is how often a block device is open, by whatever
 // name, in whatever namespace, and by the kernel's own users too (mounts, loop devices, device mapper). A
@@ -8,10 +7,9 @@
 // descriptor store) is no second open, and a descriptor that only names the device (O_PATH) is none. Of a
 // regular file, inode.i_writecount is how often it is open for writing.
 //
-// A small BPF program reads the count, at constant cost whatever the node's processes have open. It
-// takes CAP_SYS_ADMIN (or CAP_BPF and CAP_PERFMON) and a kernel that describes its structures
-// (/sys/kernel/btf). Where it cannot be had, package scan reads the descriptors of all processes
-// instead; its comment tells what it does not see.
+// A small BPF program reads the count, at constant cost whatever the node's processes have open. It takes CAP_SYS_ADMIN
+// (or CAP_BPF and CAP_PERFMON) and a kernel that describes its structures (/sys/kernel/btf). Where it cannot be had,
+// package scan reads the descriptors of all processes instead; its comment tells what it does not see.
 package openers
 
 import (
@@ -93,8 +91,7 @@ func (f *Finder) Method() (Method, error) {
 	return Scans, f.why
 }
 
-// Blind returns why a scan does not see the node's processes, or nil. While it returns an error, no
-// query is answered.
+// Blind returns why a scan does not see the node's processes, or nil. While it returns an error, no query is answered.
 func (f *Finder) Blind() error {
 	if f.count != nil {
 		return nil

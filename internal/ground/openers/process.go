@@ -93,8 +93,7 @@ func readHead(path string) ([]byte, error) {
 // sandboxID is the form of the ids that containerd and CRI-O give to sandboxes.
 var sandboxID = regexp.MustCompile(`^[0-9a-f]{64}$`)
 
-// InGroups returns the ids of sandboxes and containers in the process's control groups. Parts of ids do not
-// count.
+// InGroups returns the ids of sandboxes and containers in the process's control groups. Parts of ids do not count.
 func (p *Process) InGroups() []string { return idsIn(p.groups) }
 
 // InArguments returns those in its arguments.

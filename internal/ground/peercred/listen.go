@@ -21,8 +21,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 )
 
-// Listener is a unix socket that removes its file when it is closed, unless another file
-// has replaced it.
+// Listener is a unix socket that removes its file when it is closed, unless another file has replaced it.
 type Listener struct {
 	*net.UnixListener
 	path string
@@ -31,10 +30,9 @@ type Listener struct {
 	err  error
 }
 
-// Listen creates a unix socket at path with a mode of 0600 or 0660 and, unless empty, the
-// given group. It appears with its final mode and owner: it is created under another name
-// with mode 0600, and renamed into place. A stale socket is replaced; a socket that is
-// served, a symbolic link and any other file never are.
+// Listen creates a unix socket at path with a mode of 0600 or 0660 and, unless empty, the given group. It appears with
+// its final mode and owner: it is created under another name with mode 0600, and renamed into place. A stale socket is
+// replaced; a socket that is served, a symbolic link and any other file never are.
 func Listen(path string, mode fs.FileMode, group string) (*Listener, error) {
 	return listen(path, mode, group, false)
 }
@@ -152,8 +150,7 @@ func (d socketDir) clear(path string) error {
 	return unix.Unlinkat(d.fd, d.name, 0)
 }
 
-// install binds under a temporary name, sets mode and group, and renames the socket into
-// place.
+// install binds under a temporary name, sets mode and group, and renames the socket into place.
 func (d socketDir) install(path string, mode uint32, gid int, rename uint) (*Listener, error) {
 	_ = unix.Unlinkat(d.fd, d.temp, 0) // a killed process may have left it
 	// By descriptor: the path of the temporary name may not fit sun_path.

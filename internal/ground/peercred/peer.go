@@ -17,8 +17,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 )
 
-// Peer is the process that connected: the credentials that the kernel recorded when the
-// connection was made.
+// Peer is the process that connected: the credentials that the kernel recorded when the connection was made.
 type Peer struct {
 	PID      int32
 	UID, GID uint32
@@ -107,8 +106,7 @@ func peerGroups(fd int) ([]uint32, error) {
 	}
 }
 
-// getGroups is getsockopt(SO_PEERGROUPS), which x/sys/unix lacks. It returns the number of
-// groups, also with ERANGE.
+// getGroups is getsockopt(SO_PEERGROUPS), which x/sys/unix lacks. It returns the number of groups, also with ERANGE.
 func getGroups(fd int, into []uint32) (int, error) {
 	size := uint32(len(into) * 4) //nolint:gosec // at most maxGroups
 	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), unix.SOL_SOCKET, unix.SO_PEERGROUPS,

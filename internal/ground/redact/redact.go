@@ -104,9 +104,8 @@ func partsOfJSON(value string) (parts []string) {
 
 func inQuotes(quoted string) string { return quoted[1 : len(quoted)-1] }
 
-// base64Of is the part of a longer base64 text that the value alone decides, where a
-// number of bytes stand before the value in its first group of three. So
-// "user:password" is found by the password.
+// base64Of is the part of a longer base64 text that the value alone decides, where a number of bytes stand before the
+// value in its first group of three. So "user:password" is found by the password.
 func base64Of(value string, before int, encoding *base64.Encoding) string {
 	padded := strings.Repeat("\x00", before) + value
 	encoded := encoding.EncodeToString([]byte(padded))

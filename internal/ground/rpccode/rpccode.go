@@ -12,10 +12,9 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
-// codeOf is the whole table. What kubelet does next depends on it: only Canceled,
-// DeadlineExceeded, Unavailable, ResourceExhausted and Aborted mean to it that the call may
-// have had an effect. After any other error of a first publish it never calls Unpublish. So
-// errors of the other kinds are returned only if nothing is left of the call.
+// codeOf is the whole table. What kubelet does next depends on it: only Canceled, DeadlineExceeded, Unavailable,
+// ResourceExhausted and Aborted mean to it that the call may have had an effect. After any other error of a first
+// publish it never calls Unpublish. So errors of the other kinds are returned only if nothing is left of the call.
 var codeOf = map[volume.Kind]codes.Code{
 	volume.Internal:    codes.Internal,
 	volume.Invalid:     codes.InvalidArgument,

@@ -1,5 +1,4 @@
-// Package run runs the components of the daemon concurrently: the first that fails ends all
-// others.
+// Package run runs the components of the daemon concurrently: the first that fails ends all others.
 package run
 
 import (
@@ -25,8 +24,7 @@ func New(parent context.Context) *Group {
 	return &Group{ctx: ctx, parts: parts}
 }
 
-// Go starts a component. Its name is part of its error. The function run must return nil when
-// its ctx ends.
+// Go starts a component. Its name is part of its error. The function run must return nil when its ctx ends.
 func (g *Group) Go(name string, run func(ctx context.Context) error) {
 	g.parts.Go(func() error {
 		if err := run(g.ctx); err != nil {
@@ -47,13 +45,11 @@ func UntilSignal(parent context.Context) (ctx context.Context, stop func()) {
 	return ctx, stop
 }
 
-// rollBackTime is how long calls that were cut off may take to undo what they began. A call
-// that hangs in the kernel, or makes a filesystem, is not waited for any longer: what it
-// leaves is the same as after a kill.
+// rollBackTime is how long calls that were cut off may take to undo what they began. A call that hangs in the kernel,
+// or makes a filesystem, is not waited for any longer: what it leaves is the same as after a kill.
 const rollBackTime = 2 * time.Second
 
-// Drain lets the calls of a server end. If some have not ended in time, it calls cutOff and
-// cancels them.
+// Drain lets the calls of a server end. If some have not ended in time, it calls cutOff and cancels them.
 func Drain(server *grpc.Server, patience time.Duration, cutOff func()) {
 	ended := make(chan struct{})
 	go func() { server.GracefulStop(); close(ended) }()

@@ -10,8 +10,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
-// TestLooksThatHang: each key has one look at most, and no caller waits longer than lookTime, also not if
-// many hang.
+// TestLooksThatHang: each key has one look at most, and no caller waits longer than lookTime, also not if many hang.
 func TestLooksThatHang(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var looks Looks[int]

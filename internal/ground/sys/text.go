@@ -55,8 +55,7 @@ var (
 	podUIDForm = LazyRegexp(`^[A-Za-z0-9][A-Za-z0-9-]{0,63}$`)
 )
 
-// IsDriverName reports whether CSI allows a text as the name of a driver. Such a name is safe
-// as a part of a path.
+// IsDriverName reports whether CSI allows a text as the name of a driver. Such a name is safe as a part of a path.
 func IsDriverName(s string) bool { return driverForm().MatchString(s) }
 
 // IsEmptyDir reports whether a volume's target is that of an emptyDir. Kata itself puts those on

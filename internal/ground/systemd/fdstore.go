@@ -9,14 +9,12 @@ import (
 	"time"
 )
 
-// nameForm is stricter than systemd's rule: no name can contain a separator of the protocol
-// or of $LISTEN_FDNAMES.
+// nameForm is stricter than systemd's rule: no name can contain a separator of the protocol or of $LISTEN_FDNAMES.
 var nameForm = regexp.MustCompile(`^[A-Za-z0-9-]{1,255}$`)
 
-// StoreFD stores a duplicate of a descriptor in the service manager, which passes it to the
-// next start of the service. It returns when the manager has processed the message, so that
-// a kill right afterwards loses nothing. FDPOLL=0: systemd must not drop a device's
-// descriptor because poll reports an error on it.
+// StoreFD stores a duplicate of a descriptor in the service manager, which passes it to the next start of the service.
+// It returns when the manager has processed the message, so that a kill right afterwards loses nothing. FDPOLL=0:
+// systemd must not drop a device's descriptor because poll reports an error on it.
 func (n *Notifier) StoreFD(name string, file *os.File) error {
 	return n.storeOrRemove("store", name, "FDSTORE=1\nFDNAME="+name+"\nFDPOLL=0", file)
 }

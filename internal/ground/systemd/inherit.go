@@ -15,8 +15,7 @@ import (
 
 // Inherited holds the descriptors that the service manager passed at the start.
 type Inherited struct {
-	// Listeners are the sockets, by the names of their socket units'
-	// FileDescriptorName=.
+	// Listeners are the sockets, by the names of their socket units' FileDescriptorName=.
 	Listeners map[string]net.Listener
 	// Stored are the descriptors of the file-descriptor store, by name.
 	Stored map[string]*os.File
@@ -66,8 +65,7 @@ func (in *Inherited) addListener(file *os.File) error {
 	return nil
 }
 
-// mustListen accepts only listening unix stream sockets: for no others does the kernel know
-// the peer.
+// mustListen accepts only listening unix stream sockets: for no others does the kernel know the peer.
 func mustListen(fd int) error {
 	for option, want := range map[int]int{
 		unix.SO_DOMAIN: unix.AF_UNIX, unix.SO_TYPE: unix.SOCK_STREAM, unix.SO_ACCEPTCONN: 1,

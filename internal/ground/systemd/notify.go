@@ -91,8 +91,7 @@ func write(conn *net.UnixConn, state string, file *os.File) error {
 	return sys.OnFD(file, func(fd int) error { return writeWithRights(conn, state, fd) })
 }
 
-// writeWithRights sends a descriptor on a connected datagram socket, which
-// net.UnixConn.WriteMsgUnix refuses to do.
+// writeWithRights sends a descriptor on a connected datagram socket, which net.UnixConn.WriteMsgUnix refuses to do.
 func writeWithRights(conn *net.UnixConn, state string, fd int) error {
 	raw, err := conn.SyscallConn()
 	if err != nil {

@@ -229,8 +229,7 @@ func drain(m *manager) {
 	}
 }
 
-// TestInherit starts this test program as systemd starts a service: with
-// descriptors from 3 on.
+// TestInherit starts this test program as systemd starts a service: with descriptors from 3 on.
 func TestInherit(t *testing.T) {
 	listener := check.Value(net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(t.TempDir(), "runtime.sock"), Net: "unix"}))(t)
 	defer func() { _ = listener.Close() }()

@@ -32,24 +32,21 @@ type Server struct {
 	// Alive is why the daemon has to be restarted, or nil. It ends with its context. Without
 	// it the daemon is alive as long as it answers.
 	Alive func(ctx context.Context) error
-	// Remarks follow the answer "ok" of /readyz, one per line: what does not work, although the
-	// daemon serves.
+	// Remarks follow the answer "ok" of /readyz, one per line: what does not work, although the daemon serves.
 	Remarks func() []string
 	Pprof   bool
 	// View serves what none of the paths above is, or is nil.
 	View http.Handler
 	Log  *zap.Logger
-	// Retry is how often a listen address that cannot be used is tried again; zero
-	// is every five seconds.
+	// Retry is how often a listen address that cannot be used is tried again; zero is every five seconds.
 	Retry time.Duration
 
 	listener net.Listener // from Bind, until Run serves it
 	problem  atomic.Pointer[error]
 }
 
-// Bind listens before the daemon reports that it is ready. An address that cannot be used
-// must not stop volumes: it becomes the Problem, and Run tries again. Call it before Run or
-// not at all.
+// Bind listens before the daemon reports that it is ready. An address that cannot be used must not stop volumes: it
+// becomes the Problem, and Run tries again. Call it before Run or not at all.
 func (s *Server) Bind(ctx context.Context) {
 	if s.Listen == "" {
 		return

@@ -21,8 +21,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 )
 
-// Interceptors log, count, time and trace each call, and turn a panic into an
-// error of that call alone.
+// Interceptors log, count, time and trace each call, and turn a panic into an error of that call alone.
 type Interceptors struct {
 	Log     *zap.Logger
 	Metrics *Metrics
@@ -35,8 +34,7 @@ type Interceptors struct {
 	Ended func(ctx context.Context, method string, call *Call, failure string)
 }
 
-// Front is what differs for the calls of a driver: they may have methods and error texts that
-// we do not know.
+// Front is what differs for the calls of a driver: they may have methods and error texts that we do not know.
 type Front struct {
 	// Driver is the driver's name.
 	Driver string
@@ -180,14 +178,12 @@ func (i *Interceptors) log(ctx context.Context, method string, call *Call, code 
 	entry.Write(fields...)
 }
 
-// Call is what is known about a gRPC call besides its method. The API fills it in while it
-// serves; log, metrics and span are made from it at the end. It belongs to the goroutine
-// that serves the call.
+// Call is what is known about a gRPC call besides its method. The API fills it in while it serves; log, metrics and
+// span are made from it at the end. It belongs to the goroutine that serves the call.
 type Call struct {
-	// Volume is the volume's key, Target the path that the call is about. CSIVolume is the driver's
-	// own id of the volume, Driver the driver's name, as the caller gives it. Handler is the runtime
-	// handler's name, Pod a namespace and name, Rule the policy's that decides, and Sandbox the one
-	// that answered.
+	// Volume is the volume's key, Target the path that the call is about. CSIVolume is the driver's own id of the
+	// volume, Driver the driver's name, as the caller gives it. Handler is the runtime handler's name, Pod a namespace
+	// and name, Rule the policy's that decides, and Sandbox the one that answered.
 	Volume, Target, CSIVolume, Driver, Handler, Pod, Rule, Sandbox string
 	// Detail says what a call has done, where its method does not: for the volume's history. Repeated is
 	// set if everything was done already.
@@ -205,8 +201,7 @@ const maxName = 256
 
 type callKey struct{}
 
-// CallFrom returns the call that a context belongs to, or else a call that nobody reads, so
-// that callers need no check.
+// CallFrom returns the call that a context belongs to, or else a call that nobody reads, so that callers need no check.
 func CallFrom(ctx context.Context) *Call {
 	if call, ok := ctx.Value(callKey{}).(*Call); ok {
 		return call

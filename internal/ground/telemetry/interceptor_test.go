@@ -285,8 +285,7 @@ func TestMetrics(t *testing.T) {
 	check.That(t, !prometheus.DefaultRegisterer.Unregister(m.calls), "the global registry is used")
 }
 
-// TestExpectedErrorsAreQuiet: kubelet asks some things over and over, and counts on the
-// refusal.
+// TestExpectedErrorsAreQuiet: kubelet asks some things over and over, and counts on the refusal.
 func TestExpectedErrorsAreQuiet(t *testing.T) {
 	for expected, want := range map[bool]string{true: "debug", false: "warn"} {
 		w := watch(t, "debug", func(ctx context.Context) error {

@@ -1,6 +1,5 @@
-// Package telemetry makes the daemon observable: logs with constant field names, metrics,
-// spans, and the gRPC interceptors that produce all three for each call. Nothing here ever
-// reads the content of a request.
+// Package telemetry makes the daemon observable: logs with constant field names, metrics, spans, and the gRPC
+// interceptors that produce all three for each call. Nothing here ever reads the content of a request.
 package telemetry
 
 import (

@@ -131,8 +131,7 @@ func (m *Metrics) PodLookedUp(question, result string, took time.Duration) {
 	m.lookups.WithLabelValues(question, result).Observe(took.Seconds())
 }
 
-// VolumeRefused counts a volume that could not be deferred. The party is one of a few fixed
-// words.
+// VolumeRefused counts a volume that could not be deferred. The party is one of a few fixed words.
 func (m *Metrics) VolumeRefused(driver, party string) {
 	m.refusals.WithLabelValues(m.drivers.label(driver), party).Inc()
 }
@@ -142,8 +141,7 @@ func (m *Metrics) RegistrationRenewed(driver string) {
 	m.renewed.WithLabelValues(m.drivers.label(driver)).Inc()
 }
 
-// DriverBypassed records that a driver registered with kubelet directly, or that this has
-// ended.
+// DriverBypassed records that a driver registered with kubelet directly, or that this has ended.
 func (m *Metrics) DriverBypassed(driver string, on bool) {
 	label := m.drivers.label(driver)
 	if on {

@@ -37,8 +37,7 @@ type NodeState struct {
 // ClusterState is the state of the lookup of pods.
 type ClusterState struct {
 	LastHeard time.Time // when the API server last answered; zero is never
-	// Pods counts the known pods, Incomplete those of them with a volume whose CSI driver is not
-	// known yet.
+	// Pods counts the known pods, Incomplete those of them with a volume whose CSI driver is not known yet.
 	Pods, Incomplete int
 }
 

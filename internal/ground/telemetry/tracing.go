@@ -30,9 +30,8 @@ type Tracing struct {
 	Log *zap.Logger
 }
 
-// Start returns a tracer and the function that ends it. Without an endpoint the tracer is
-// nil. Spans are sent in the background: while the collector is away, spans are lost, and no
-// call waits.
+// Start returns a tracer and the function that ends it. Without an endpoint the tracer is nil. Spans are sent in the
+// background: while the collector is away, spans are lost, and no call waits.
 func (t Tracing) Start(ctx context.Context) (trace.Tracer, func(context.Context) error, error) {
 	if t.Endpoint == "" {
 		return nil, func(context.Context) error { return nil }, nil

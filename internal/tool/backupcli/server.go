@@ -131,8 +131,7 @@ func (s *blockServer) secrets() (map[string]string, error) {
 // secretName is the form that CSI requires.
 var secretName = regexp.MustCompile(`^[A-Za-z0-9._-]+$`)
 
-// withCluster does what backup software does: find the snapshot's driver and its service, and
-// request a token.
+// withCluster does what backup software does: find the snapshot's driver and its service, and request a token.
 func (s *blockServer) withCluster(ctx context.Context, of question, do blocksOf) error {
 	cluster, err := blocks.OpenCluster(s.kubeconfig, s.kubeContext, s.namespace)
 	if err != nil {

@@ -570,8 +570,7 @@ func TestGetShowsAnIgnoredGroup(t *testing.T) {
 		"Group:         2000 (OnRootMismatch)\n-              fsGroup is ignored", "\x1b[2J")
 }
 
-// Numbers that a sandbox did not confirm when it was asked last are not shown as if
-// they were true now.
+// Numbers that a sandbox did not confirm when it was asked last are not shown as if they were true now.
 func TestStaleUsage(t *testing.T) {
 	getShows(t, func(v *adminv1.Volume) { v.StatsAt = before(time.Second) }, "not again since", "no usage")
 	b := newBench(t).serve()

@@ -54,8 +54,7 @@ func TestHelpFitsATerminal(t *testing.T) {
 	}
 }
 
-// sectionOf returns what the page has on a command: its section, or its row in the table
-// of short ones.
+// sectionOf returns what the page has on a command: its section, or its row in the table of short ones.
 func sectionOf(page, program, command string) string {
 	if _, row, found := strings.Cut(page, "\n| `"+program+" "+command); found {
 		row, _, _ = strings.Cut(row, "\n")

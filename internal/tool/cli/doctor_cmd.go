@@ -80,8 +80,7 @@ func examine(ctx context.Context, d *daemon, node doctor.Node, file string) (doc
 	return doctor.Run(ctx, node, known), err
 }
 
-// askForDoctor collects what the daemon reports. If it does not answer, that is doctor's first
-// finding.
+// askForDoctor collects what the daemon reports. If it does not answer, that is doctor's first finding.
 func askForDoctor(ctx context.Context, d *daemon) (known doctor.Daemon) {
 	known.Err = d.call(ctx, func(ctx context.Context, c *client) (err error) {
 		if known.Node, err = c.GetNode(ctx, &adminv1.GetNodeRequest{}); err != nil {

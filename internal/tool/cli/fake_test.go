@@ -64,8 +64,7 @@ func usage() []*adminv1.VolumeUsage {
 	}
 }
 
-// fakeAdmin answers from memory. Its pages hold one volume each, so that every
-// listing has to go on to the last page.
+// fakeAdmin answers from memory. Its pages hold one volume each, so that every listing has to go on to the last page.
 type fakeAdmin struct {
 	adminv1.UnimplementedAdminServer
 	volumes  []*adminv1.Volume

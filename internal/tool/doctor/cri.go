@@ -76,8 +76,7 @@ func checkInfra(n Node) []Finding {
 	return []Finding{okay("CRI-O gives each sandbox a process (drop_infra_ctr = false, %s)", where)}
 }
 
-// crioFiles lists CRI-O's configuration in the order in which it is read: a later file
-// overrides an earlier one.
+// crioFiles lists CRI-O's configuration in the order in which it is read: a later file overrides an earlier one.
 func crioFiles(n Node) ([]string, error) {
 	files := []string{crioConfig}
 	entries, err := os.ReadDir(n.at(crioDropIn)) // sorted by name

@@ -98,8 +98,7 @@ func checkSocket(n Node, name, path string) []Finding {
 	return orOK(append(found, checkParent(n, filepath.Dir(path))...), "the %s socket %s has mode %04o", name, path, mode)
 }
 
-// checkParent checks the directory of a socket: whoever can write to it can replace the
-// socket.
+// checkParent checks the directory of a socket: whoever can write to it can replace the socket.
 func checkParent(n Node, dir string) []Finding {
 	info, err := os.Stat(n.at(dir))
 	if err != nil {
@@ -119,8 +118,7 @@ func ownerOf(info fs.FileInfo) int {
 	return -1
 }
 
-// manyMarks is how many marks are counted: a node that has more keeps those of volumes that no
-// longer exist.
+// manyMarks is how many marks are counted: a node that has more keeps those of volumes that no longer exist.
 const manyMarks = 100_000
 
 // checkMarks counts the volumes that the host does not mount after a sandbox. Rules that depend

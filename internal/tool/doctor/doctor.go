@@ -1,6 +1,5 @@
-// Package doctor checks one node for what would keep deferred volumes from working on it. Every
-// check is a small function of a Node, whose paths are injected, and of what the daemon
-// reported, which may be nothing.
+// Package doctor checks one node for what would keep deferred volumes from working on it. Every check is a small
+// function of a Node, whose paths are injected, and of what the daemon reported, which may be nothing.
 package doctor
 
 import (
@@ -83,8 +82,7 @@ func Reported(ctx context.Context, service Service, daemon Daemon) Report {
 	return run(ctx, Node{Service: service, Root: os.DevNull}, daemon, func(needs scope) bool { return needs == reported }) // below it there are no files
 }
 
-// Run runs all checks in parallel: on a node with thousands of volumes some of them read
-// thousands of files.
+// Run runs all checks in parallel: on a node with thousands of volumes some of them read thousands of files.
 func Run(ctx context.Context, node Node, daemon Daemon) Report {
 	node.readTableOnce(ctx)
 	return run(ctx, node, daemon, func(needs scope) bool { return needs == before || !node.Before })
@@ -186,8 +184,7 @@ func quoted(name string) string {
 	return "'" + strings.ReplaceAll(name, "'", `'\''`) + "'"
 }
 
-// Service has the commands with which an operator manages the daemon: systemd's, or kubectl's if
-// it runs in a pod.
+// Service has the commands with which an operator manages the daemon: systemd's, or kubectl's if it runs in a pod.
 type Service struct {
 	InPod bool
 	// Namespace and Pod are empty where they are not known.

@@ -93,15 +93,13 @@ var kataConfigDirs = []string{
 }
 
 type kataConfig struct {
-	// path is its name, and real the file after all links are resolved. Kata reads the drop-ins
-	// beside the latter.
+	// path is its name, and real the file after all links are resolved. Kata reads the drop-ins beside the latter.
 	path, real string
 	// shadow is the default file that is read instead of it, if any.
 	shadow string
 	// usedBy is the runtime of containerd or CRI-O that names the file, if any.
 	usedBy string
-	// unused is set if the runtimes are known, each of them names another file, and this file
-	// is not read by default.
+	// unused is set if the runtimes are known, each of them names another file, and this file is not read by default.
 	unused bool
 }
 
@@ -184,8 +182,7 @@ func imports(n Node, from string, list any) (files []string) {
 	return files
 }
 
-// kataRuntimesIn finds the tables of runtimes, whose place differs between the
-// versions of containerd, and CRI-O.
+// kataRuntimesIn finds the tables of runtimes, whose place differs between the versions of containerd, and CRI-O.
 func kataRuntimesIn(table map[string]any) (found []kataRuntime) {
 	for _, key := range slices.Sorted(maps.Keys(table)) {
 		inner, _ := table[key].(map[string]any)
@@ -202,8 +199,7 @@ func kataRuntimesIn(table map[string]any) (found []kataRuntime) {
 	return found
 }
 
-// kataRuntimeOf reads one runtime. Other runtimes, such as gVisor's, have a ConfigPath
-// too.
+// kataRuntimeOf reads one runtime. Other runtimes, such as gVisor's, have a ConfigPath too.
 func kataRuntimeOf(name string, table any) (kataRuntime, bool) {
 	settings, _ := table.(map[string]any)
 	options, _ := settings["options"].(map[string]any)

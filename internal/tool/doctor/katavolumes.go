@@ -129,8 +129,7 @@ func (v kataVolume) sandboxLives(id string) bool {
 	})
 }
 
-// checkInfo checks a mountInfo.json for mistakes that one of Kata's two runtimes accepts and the
-// other refuses.
+// checkInfo checks a mountInfo.json for mistakes that one of Kata's two runtimes accepts and the other refuses.
 func (v kataVolume) checkInfo() []Finding {
 	path := filepath.Join(v.path, abi.InfoName)
 	data, err := sys.ReadSmall(v.node.at(path), maxFile)

@@ -7,8 +7,7 @@ import (
 	"strings"
 )
 
-// Probe tries kernel features. Each function leaves nothing behind, and returns an error that
-// says why it failed.
+// Probe tries kernel features. Each function leaves nothing behind, and returns an error that says why it failed.
 type Probe struct {
 	Openat2 func() error
 	Guard   func() error // makes a guard that is mounted nowhere: fsopen and an immutable file on tmpfs

@@ -96,8 +96,7 @@ func mountViews(ctx context.Context, n Node, names ...string) map[string][]strin
 	return views
 }
 
-// sharedGroup is the field of a mount that names the peer group with which it shares
-// mounts; "" if there is none.
+// sharedGroup is the field of a mount that names the peer group with which it shares mounts; "" if there is none.
 func sharedGroup(m *mountinfo.Info) string {
 	for field := range strings.FieldsSeq(m.Optional) {
 		if strings.HasPrefix(field, "shared:") {
@@ -108,8 +107,7 @@ func sharedGroup(m *mountinfo.Info) string {
 }
 
 type guardMounts struct {
-	// target is where the guard itself is mounted, empty where only binds of it
-	// are left.
+	// target is where the guard itself is mounted, empty where only binds of it are left.
 	target string
 	binds  []string
 	// over is what is mounted over the target, on top of the guard.

@@ -129,8 +129,7 @@ func (n Node) mountOf(path string) (*mountinfo.Info, Finding) {
 	return mountOf(table, n.resolve(path)), warning("", "no mount holds %s", path)
 }
 
-// mountOf finds the mount that a path is on: the deepest one, and of several at one mount point
-// the last.
+// mountOf finds the mount that a path is on: the deepest one, and of several at one mount point the last.
 func mountOf(table []*mountinfo.Info, path string) (best *mountinfo.Info) {
 	for _, m := range table {
 		if sys.Within(m.Mountpoint, path) && (best == nil || len(m.Mountpoint) >= len(best.Mountpoint)) {

@@ -53,8 +53,7 @@ type Printer struct {
 	template Template // of Format, once Check has read it
 }
 
-// UseColour reports whether to colour the output: on a terminal, unless the environment says
-// not to.
+// UseColour reports whether to colour the output: on a terminal, unless the environment says not to.
 func UseColour(terminal bool, getenv func(string) string) bool {
 	return terminal && getenv("NO_COLOR") == "" && getenv("TERM") != "dumb"
 }
@@ -68,8 +67,7 @@ func Width(f *os.File) int {
 	return cmp.Or(max(0, width), 80)
 }
 
-// Check reads the format. It refuses an unknown one, a template with a mistake, and names of a
-// result that has none.
+// Check reads the format. It refuses an unknown one, a template with a mistake, and names of a result that has none.
 func (p *Printer) Check() (err error) {
 	format := p.Format
 	switch format {
@@ -216,8 +214,7 @@ func toYAML(asJSON []byte) ([]byte, error) {
 // Nothing is the text of an empty cell.
 const Nothing = "-"
 
-// Cell is one field of a table. Its text is escaped when the cell is made, so that no table
-// can fail to do it.
+// Cell is one field of a table. Its text is escaped when the cell is made, so that no table can fail to do it.
 type Cell struct{ text, code string }
 
 // Text is a cell without a colour.

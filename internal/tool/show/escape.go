@@ -1,5 +1,4 @@
-// Package show formats what the daemon reports for people: sizes, times, states, and
-// text that cannot harm a terminal.
+// Package show formats what the daemon reports for people: sizes, times, states, and text that cannot harm a terminal.
 package show
 
 import (
@@ -12,9 +11,8 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 )
 
-// Escape makes text safe for a terminal. Condition messages come from a guest and paths from
-// other programs: they must not move the cursor, set a window's title, hide text or end a
-// table's row.
+// Escape makes text safe for a terminal. Condition messages come from a guest and paths from other programs: they must
+// not move the cursor, set a window's title, hide text or end a table's row.
 func Escape(text string) string { return escape(text, Unsafe) }
 
 // EscapeLines keeps line feeds, for our own texts of several lines. At worst, text from
@@ -73,9 +71,8 @@ func escapeRune(r rune) string {
 // Unsafe reports whether a character is not plainly visible.
 func Unsafe(r rune) bool { return !sys.IsPrintable(r) || r == utf8.RuneError }
 
-// EscapeJSON escapes the characters that JSON allows unescaped and that control a terminal: C1
-// controls, DEL, directional overrides. They occur only inside strings, so a program reads the
-// same text.
+// EscapeJSON escapes the characters that JSON allows unescaped and that control a terminal: C1 controls, DEL,
+// directional overrides. They occur only inside strings, so a program reads the same text.
 func EscapeJSON(text []byte) []byte {
 	out := make([]byte, 0, len(text))
 	for len(text) > 0 {

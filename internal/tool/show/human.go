@@ -68,8 +68,7 @@ func Percent(used, total int64) string {
 // if our clock is behind the daemon's.
 func Duration(d time.Duration) string { return duration.HumanDuration(max(0, d)) }
 
-// Colours and attributes: the terminal's own sixteen, so that the user's palette
-// applies.
+// Colours and attributes: the terminal's own sixteen, so that the user's palette applies.
 const (
 	Plain   = ""
 	Red     = "\x1b[31m"

@@ -122,8 +122,7 @@ func helpPage(c canvas) []string {
 	return page
 }
 
-// helpText is the page as long as it is: each key, with its text beside it in as many
-// lines as that takes.
+// helpText is the page as long as it is: each key, with its text beside it in as many lines as that takes.
 func helpText(c canvas) []string {
 	page := []string{c.paint(show.Bold, "crustctl top") + c.paint(show.Faint, "  keys")}
 	for line := range strings.SplitSeq(helpKeys+helpMarks, "\n") {

@@ -108,9 +108,8 @@ func (n *node) polled(e Polled, now time.Time) {
 // clockSlack is how much later than the daemon we see an answer end.
 const clockSlack = 500 * time.Millisecond
 
-// updateStats copies from a listing the numbers, which the watch does not report. The rest of
-// the listing may be older than the watch. The numbers too may be older than an answer that
-// came since.
+// updateStats copies from a listing the numbers, which the watch does not report. The rest of the listing may be older
+// than the watch. The numbers too may be older than an answer that came since.
 func (n *node) updateStats(v *adminv1.Volume, now time.Time) {
 	old := n.volumes[v.GetId()]
 	if old == nil || timeOf(v.GetStatsAt()).Add(clockSlack).Before(timeOf(old.v.GetStatsAt())) {
@@ -279,8 +278,7 @@ func sizes(u *adminv1.VolumeUsage) string {
 	return used + "/" + total
 }
 
-// statsFailed reports whether the error is that of the last request for stats: both then have
-// the same time.
+// statsFailed reports whether the error is that of the last request for stats: both then have the same time.
 func statsFailed(v *adminv1.Volume) bool {
 	return v.GetLastError() != "" && v.GetStatsFailures() > 0 && timeOf(v.GetLastErrorAt()).Equal(timeOf(v.GetStatsAt()))
 }

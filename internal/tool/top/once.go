@@ -11,9 +11,8 @@ import (
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
 )
 
-// Picture is the node at one moment, for an output that is not a terminal. Its volumes
-// are those that the settings select, in their order, with fresh numbers where a
-// sandbox answered in time.
+// Picture is the node at one moment, for an output that is not a terminal. Its volumes are those that the settings
+// select, in their order, with fresh numbers where a sandbox answered in time.
 type Picture struct {
 	Polled
 	state *State

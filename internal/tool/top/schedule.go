@@ -15,8 +15,7 @@ const (
 	maxBackoff = time.Minute
 )
 
-// schedule decides when sandboxes are asked for fresh numbers, and the daemon for
-// what the watch does not report.
+// schedule decides when sandboxes are asked for fresh numbers, and the daemon for what the watch does not report.
 type schedule struct {
 	interval time.Duration
 	limit    int // how many sandboxes may be asked at once
@@ -38,9 +37,8 @@ type request struct {
 // fetches starts the requests that are due: for the volumes on the screen, a few at a time,
 // and less and less often for a sandbox that does not answer.
 //
-// While at most half of the slots are taken, it also starts one for a volume beyond
-// the screen that was never asked: else a full volume could stay at the end of the
-// list unnoticed.
+// While at most half of the slots are taken, it also starts one for a volume beyond the screen that was never asked:
+// else a full volume could stay at the end of the list unnoticed.
 func (s *schedule) fetches(now time.Time, onScreen, beyond []*row) (effects []Effect) {
 	free := s.limit
 	for _, q := range s.fetching {

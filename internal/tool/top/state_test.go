@@ -357,8 +357,7 @@ func TestDetail(t *testing.T) {
 	check.That(t, s.page == pageList && s.list.current().name == "v001", "back on page %d", s.page)
 }
 
-// TestAnAnswerEndsOnlyItsOwnError: a growth that was refused stays, without flickering
-// until the next listing.
+// TestAnAnswerEndsOnlyItsOwnError: a growth that was refused stays, without flickering until the next listing.
 func TestAnAnswerEndsOnlyItsOwnError(t *testing.T) {
 	s := crowd(1, 24)
 	v := many(1)[0]

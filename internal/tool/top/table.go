@@ -28,8 +28,7 @@ const (
 
 type column struct {
 	title string
-	// A column is left out where there is no room for its least width, and does not
-	// grow beyond most.
+	// A column is left out where there is no room for its least width, and does not grow beyond most.
 	least, most int
 	sizing      sizing
 	right       bool
@@ -228,8 +227,7 @@ func latencyColour(r *row) string {
 	return cmp.Or(show.When(r.asked && r.failed, show.Red), show.When(r.took >= slow, show.Yellow), show.Plain)
 }
 
-// latency is how long the sandbox took to answer, marked if the request failed.
-// It takes at most six cells.
+// latency is how long the sandbox took to answer, marked if the request failed. It takes at most six cells.
 func (c canvas) latency(r *row) string {
 	if !r.asked {
 		return "-"

@@ -1,6 +1,5 @@
-// Package top is the live view of a node's volumes. A State changes by events only,
-// and the screen is a function of the State: keys and what the daemon reports can
-// be tested without a terminal or a daemon.
+// Package top is the live view of a node's volumes. A State changes by events only, and the screen is a function of the
+// State: keys and what the daemon reports can be tested without a terminal or a daemon.
 package top
 
 import (
@@ -27,8 +26,7 @@ type Settings struct {
 	Host            string        // the node's name if the daemon's configuration has none
 }
 
-// State is everything that the screen shows: what is known of the node, and what
-// the user chose to see of it.
+// State is everything that the screen shows: what is known of the node, and what the user chose to see of it.
 type State struct {
 	settings Settings
 	now      time.Time
@@ -119,8 +117,7 @@ func (s *State) fetched(e StatsFetched) {
 	}
 }
 
-// requests are the requests for which it is time. Nobody is asked while the
-// screen is paused or the daemon is away.
+// requests are the requests for which it is time. Nobody is asked while the screen is paused or the daemon is away.
 func (s *State) requests() []Effect {
 	if s.paused != nil || !s.node.link.synced {
 		return nil
@@ -130,8 +127,7 @@ func (s *State) requests() []Effect {
 	return append(s.schedule.fetches(s.now, s.onScreen(), beyond), s.schedule.poll(s.now, show.When(s.page == pageDetail, s.detail.id))...)
 }
 
-// hangTime is after how long without an answer the daemon is said to hang. The watch does not
-// end while it does.
+// hangTime is after how long without an answer the daemon is said to hang. The watch does not end while it does.
 const hangTime = 5 * time.Second
 
 func (s *State) hangs() bool {

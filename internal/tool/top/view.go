@@ -177,8 +177,7 @@ func (t *table) filterLine() string {
 	return t.s.canvas.line(paint(show.Faint, fmt.Sprintf("%d of %d shown", len(s.list.rows), s.list.known)), left...)
 }
 
-// messageLine shows the error of the volume under the cursor, or the fields for which a narrow
-// list has no columns.
+// messageLine shows the error of the volume under the cursor, or the fields for which a narrow list has no columns.
 func (t *table) messageLine() string {
 	r, paint := t.s.list.current(), t.s.canvas.paint
 	if r == nil {

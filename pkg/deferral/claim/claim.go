@@ -1,6 +1,5 @@
-// Package claim decides who owns a device. A device has one read-write owner, or
-// several read-only ones, and a claim ends only when it is proven that no process of
-// the node has the device open any more.
+// Package claim decides who owns a device. A device has one read-write owner, or several read-only ones, and a claim
+// ends only when it is proven that no process of the node has the device open any more.
 package claim
 
 import (
@@ -25,8 +24,7 @@ type Request struct {
 	// Mountable is set if this node's kernel mounts the device for the sandbox. The
 	// claim is then a plain descriptor, and that mount keeps others out.
 	Mountable bool
-	// WasReadOnly is the device's read-only flag before the first read-only volume set
-	// it, as it is on record.
+	// WasReadOnly is the device's read-only flag before the first read-only volume set it, as it is on record.
 	WasReadOnly bool
 	// Sequence is what SequenceOf was when the device was claimed, as it is on record. It tells the device from a later
 	// one with the same number; "" is not known.
@@ -45,10 +43,9 @@ func (r Request) IsReplaced() bool {
 	return now != "" && now != r.Sequence
 }
 
-// Table is the table of claims. An owner is entered under what its device is, so that
-// neither a second name nor a second loop device over the same image leads to a second
-// read-write owner. The device is also held open with O_EXCL, so that the kernel refuses
-// every mount of it in every mount namespace (but see Request.Mountable).
+// Table is the table of claims. An owner is entered under what its device is, so that neither a second name nor a
+// second loop device over the same image leads to a second read-write owner. The device is also held open with O_EXCL,
+// so that the kernel refuses every mount of it in every mount namespace (but see Request.Mountable).
 type Table struct {
 	users   *Users
 	devices sys.KeyLocks[identity] // one call at a time claims or releases a device
@@ -131,8 +128,7 @@ func (p *Pending) begin(ctx context.Context) error {
 	return p.Claim(ctx)
 }
 
-// namingHolder adds to the refusal of a device that another volume owns who keeps that volume from being
-// released.
+// namingHolder adds to the refusal of a device that another volume owns who keeps that volume from being released.
 func (u *Users) namingHolder(err error) error {
 	owned, is := errors.AsType[*OwnedError](err)
 	if !is {
@@ -187,10 +183,9 @@ func (p *Pending) Abandon(err error) error {
 	return err
 }
 
-// Release ends the volume's claim. It first calls leave, which may be nil, with whether the
-// volume is the last owner of the device; meanwhile no other volume claims or releases it. If
-// leave fails, the claim stays. For the last owner, Release restores the device's own
-// read-only flag.
+// Release ends the volume's claim. It first calls leave, which may be nil, with whether the volume is the last owner of
+// the device; meanwhile no other volume claims or releases it. If leave fails, the claim stays. For the last owner,
+// Release restores the device's own read-only flag.
 func (t *Table) Release(r Request, leave func(last bool) error) error {
 	id := identityOf(r.Device)
 	// No context: a release that has begun must not stop here.
@@ -213,8 +208,7 @@ func (t *Table) Release(r Request, leave func(last bool) error) error {
 	return t.drop(r.Key, id)
 }
 
-// drop removes the owner and, if it was the last one, closes the kernel's claim. The
-// caller has the device's lock.
+// drop removes the owner and, if it was the last one, closes the kernel's claim. The caller has the device's lock.
 func (t *Table) drop(key volume.Key, primary identity) error {
 	t.owners.remove(key)
 	if len(t.owners.ofDevice(primary)) > 0 {
@@ -223,8 +217,7 @@ func (t *Table) drop(key volume.Key, primary identity) error {
 	return t.open.release(primary)
 }
 
-// Has reports whether the volume has its whole claim: it owns the device, and a block device
-// is held open.
+// Has reports whether the volume has its whole claim: it owns the device, and a block device is held open.
 func (t *Table) Has(r Request) bool {
 	id := identityOf(r.Device)
 	return t.owners.has(r.Key, id) && (!id.Block || t.open.get(id) != nil)

@@ -198,8 +198,7 @@ func TestQuestionAboutADevice(t *testing.T) {
 	}
 }
 
-// brokenKeeper is a systemd that does not answer in time, and has done all the same what
-// it was asked to store.
+// brokenKeeper is a systemd that does not answer in time, and has done all the same what it was asked to store.
 type brokenKeeper struct {
 	keptNames
 	broken bool
@@ -350,9 +349,8 @@ func TestWhatIsNotFreeIsNotClaimed(t *testing.T) {
 	}
 }
 
-// TestWhatCannotBeOpenedMayBeInUse: a name that leads nowhere proves nothing of an image whose
-// filesystem is not where it was. One that was removed is nobody's, as is a device that the kernel has
-// not any more.
+// TestWhatCannotBeOpenedMayBeInUse: a name that leads nowhere proves nothing of an image whose filesystem is not where
+// it was. One that was removed is nobody's, as is a device that the kernel has not any more.
 func TestWhatCannotBeOpenedMayBeInUse(t *testing.T) {
 	gone := volume.Device{Kind: volume.BlockDevice, Major: 4095, Minor: 1, Path: t.TempDir() + "/gone"}
 	v, _ := imageOf(t)
@@ -436,8 +434,7 @@ func TestServersOfADevice(t *testing.T) {
 	check.That(t, all[1] == "qemu-nbd", "the configuration was changed: %q", all)
 }
 
-// TestKeptClaimOfALostVolume: nobody knows any more which volume had the device, and a sandbox may
-// still write to it.
+// TestKeptClaimOfALostVolume: nobody knows any more which volume had the device, and a sandbox may still write to it.
 func TestKeptClaimOfALostVolume(t *testing.T) {
 	file := check.Value(os.Open(os.DevNull))(t)
 	finder := &fakeOpeners{who: "process 7"}

@@ -16,9 +16,8 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
-// Keeper keeps descriptors over a restart of the daemon, as systemd's file-descriptor
-// store does. RemoveFD returns only when the keeper has closed its copy: until then the
-// device stays claimed.
+// Keeper keeps descriptors over a restart of the daemon, as systemd's file-descriptor store does. RemoveFD returns only
+// when the keeper has closed its copy: until then the device stays claimed.
 type Keeper interface {
 	StoreFD(name string, file *os.File) error
 	RemoveFD(name string) error
@@ -183,8 +182,7 @@ func (d *descriptors) dropKept(name string) {
 	}
 	sys.CloseFileAlone(file)
 	if d.keeper != nil && !inUse {
-		// If this fails, the kernel still refuses a second owner, and the next
-		// restart tries again.
+		// If this fails, the kernel still refuses a second owner, and the next restart tries again.
 		_ = d.keeper.RemoveFD(name)
 	}
 }

@@ -23,16 +23,14 @@ type DevicePolicy struct {
 	Roots []string
 	// Images are the directories below which disk images are accepted.
 	Images []string
-	// Classes are the block drivers, as /proc/devices names them, whose devices are
-	// accepted; none accepts all.
+	// Classes are the block drivers, as /proc/devices names them, whose devices are accepted; none accepts all.
 	Classes []string
 	// Servers are programs that serve a device and so have it open, such as rbd-nbd:
 	// they do not count as its users.
 	Servers []string
 }
 
-// OpenedDevice is a backing path that was resolved once. Later checks use the
-// descriptor, never the name.
+// OpenedDevice is a backing path that was resolved once. Later checks use the descriptor, never the name.
 type OpenedDevice struct {
 	volume.Device
 	// FD is an O_PATH descriptor of the device.
@@ -104,8 +102,7 @@ func openUnder(root, rel string) (int, error) {
 		return sys.NoFD, err
 	}
 	defer sys.CloseFD(dir)
-	// Devices are named by links such as /dev/disk/by-id/*, which may lead anywhere
-	// below the root and nowhere else.
+	// Devices are named by links such as /dev/disk/by-id/*, which may lead anywhere below the root and nowhere else.
 	return sys.OpenBeneath(dir, rel, unix.O_PATH, 0)
 }
 
@@ -163,8 +160,7 @@ func (p DevicePolicy) checkClass(target, backing string, major uint32) error {
 	return nil
 }
 
-// blockClass is the driver name of a block major in /proc/devices, whose last part lists
-// the block devices.
+// blockClass is the driver name of a block major in /proc/devices, whose last part lists the block devices.
 func blockClass(major uint32) (string, error) {
 	raw, err := os.ReadFile("/proc/devices")
 	if err != nil {
@@ -179,11 +175,10 @@ func blockClass(major uint32) (string, error) {
 	return "", fmt.Errorf("block major %d is not in /proc/devices", major)
 }
 
-// openBlock opens the block device itself: by the kernel's name, if that is still the
-// device that was checked, and otherwise through the descriptor. A descriptor that was
-// opened through a driver's bind mount would keep the driver from unmounting that. The
-// mode is read-only: an O_EXCL claim does not depend on it, and closing a writer would
-// make udev probe the device.
+// openBlock opens the block device itself: by the kernel's name, if that is still the device that was checked, and
+// otherwise through the descriptor. A descriptor that was opened through a driver's bind mount would keep the driver
+// from unmounting that. The mode is read-only: an O_EXCL claim does not depend on it, and closing a writer would make
+// udev probe the device.
 func (d *OpenedDevice) openBlock(flags int) (int, error) {
 	fd, err := openByIdentity(d.Device, flags)
 	if err == nil || errors.Is(err, unix.EBUSY) {

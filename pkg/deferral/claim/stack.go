@@ -52,11 +52,10 @@ func stackOf(sysfs string, finder Openers, layers ...identity) ([]identity, erro
 	return out[len(layers):], nil
 }
 
-// stackIn lists the block devices whose data the device holds or is held by, at any
-// depth, as far as sysfs knows: the disk of a partition, the partitions of a disk, what
-// a dm or md device consists of (slaves), and what is made of it (holders). Neighbours
-// are not in it: neither two partitions of one disk nor two logical volumes of one
-// physical volume share data.
+// stackIn lists the block devices whose data the device holds or is held by, at any depth, as far as sysfs knows: the
+// disk of a partition, the partitions of a disk, what a dm or md device consists of (slaves), and what is made of it
+// (holders). Neighbours are not in it: neither two partitions of one disk nor two logical volumes of one physical
+// volume share data.
 func stackIn(sysfs string, major, minor uint32) (out []identity, err error) {
 	link, err := os.Readlink(sysfs + openers.Number(major, minor))
 	if err != nil {

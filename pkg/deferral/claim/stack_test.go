@@ -12,8 +12,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
-// fakeSysfs builds devices as sysfs shows them: name, number and slaves; a name with a
-// slash is a partition.
+// fakeSysfs builds devices as sysfs shows them: name, number and slaves; a name with a slash is a partition.
 func fakeSysfs(t *testing.T, devices [][3]string) string {
 	t.Helper()
 	root := t.TempDir()
@@ -46,8 +45,7 @@ func fakeSysfs(t *testing.T, devices [][3]string) string {
 	return filepath.Join(root, "dev", "block") + "/"
 }
 
-// TestStack: a device shares data with what is below and above it, and not with its
-// neighbours.
+// TestStack: a device shares data with what is below and above it, and not with its neighbours.
 func TestStack(t *testing.T) {
 	sysfs := fakeSysfs(t, [][3]string{
 		{"sda", "8:0", ""}, {"sda/sda1", "8:1", ""}, {"sda/sda2", "8:2", ""},

@@ -25,8 +25,7 @@ type Openers interface {
 	Layers(file openers.File, fd int) ([]openers.File, error)
 }
 
-// Held is a device that is to be released or claimed, or was released by force, and that somebody
-// else still has open.
+// Held is a device that is to be released or claimed, or was released by force, and that somebody else still has open.
 type Held struct {
 	Volume *volume.Volume
 	// Processes names some of those who have it, such as: process 4711 ("qemu-system-x86_64").
@@ -42,9 +41,8 @@ type HeldError struct{ By string }
 
 func (e *HeldError) Error() string { return "open in " + e.By }
 
-// Users asks who uses a device, and remembers the held devices. It relies on the kernel alone: what
-// a handler or a container runtime knows of sandboxes proves nothing about a VMM that outlived its
-// shim.
+// Users asks who uses a device, and remembers the held devices. It relies on the kernel alone: what a handler or a
+// container runtime knows of sandboxes proves nothing about a VMM that outlived its shim.
 type Users struct {
 	openers Openers
 	servers func() []string
@@ -125,8 +123,7 @@ const unknownOpener = "an opener that is not known"
 // maxHeld bounds how many held devices are listed; refusals do not depend on it.
 const maxHeld = 1024
 
-// refuse returns the error for a volume whose device others have open, or nil if there are none, and
-// remembers them.
+// refuse returns the error for a volume whose device others have open, or nil if there are none, and remembers them.
 func (u *Users) refuse(v *volume.Volume, others openers.Users, err error) error {
 	switch {
 	case err != nil:

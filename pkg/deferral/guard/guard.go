@@ -28,9 +28,8 @@ const (
 	guardPrefix = "crust:"
 	// guardNotice is the immutable file that fills the guard.
 	guardNotice = "THIS-VOLUME-IS-NOT-MOUNTED-HERE"
-	// guardInodes is how many files a guard can hold: the orchestrator makes the
-	// sub-directories of volumes in it. The number is fixed, so that nobody can fill
-	// the kernel's memory with empty files.
+	// guardInodes is how many files a guard can hold: the orchestrator makes the sub-directories of volumes in it. The
+	// number is fixed, so that nobody can fill the kernel's memory with empty files.
 	guardInodes = 1024
 	// fsImmutable is FS_IMMUTABLE_FL of the kernel's <linux/fs.h>.
 	fsImmutable = 0x10
@@ -168,8 +167,7 @@ func (t *Target) removeTop(parent int) (gone bool, err error) {
 	if err != nil || !ours {
 		return err == nil, err
 	}
-	// MNT_DETACH, because our descriptor and bind mounts of sub-directories keep the
-	// guard busy.
+	// MNT_DETACH, because our descriptor and bind mounts of sub-directories keep the guard busy.
 	const flags = unix.MNT_DETACH | unix.UMOUNT_NOFOLLOW
 	if err := unix.Unmount(sys.ProcFD(parent)+"/"+t.base, flags); err != nil && !errors.Is(err, unix.EINVAL) {
 		return false, t.guardError("unmounted", err)
@@ -292,8 +290,7 @@ func Probe() error {
 	return err
 }
 
-// Mount mounts the guard of a volume on a directory. It is for tests of runtime handlers
-// without the broker.
+// Mount mounts the guard of a volume on a directory. It is for tests of runtime handlers without the broker.
 func Mount(key volume.Key, dir string) error {
 	mount, err := buildGuard(key, "")
 	if err != nil {

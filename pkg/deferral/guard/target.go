@@ -36,8 +36,7 @@ type resolvedRoot struct {
 
 const maxPath = 4095 // PATH_MAX less its NUL
 
-// CheckPath accepts an absolute path of printable UTF-8 without "..". The field names the
-// path in errors.
+// CheckPath accepts an absolute path of printable UTF-8 without "..". The field names the path in errors.
 func CheckPath(field, p string) error {
 	switch {
 	case p == "":

@@ -13,8 +13,7 @@ import (
 	"strings"
 )
 
-// DefaultRoot is where the directories of volumes are, unless configured
-// otherwise.
+// DefaultRoot is where the directories of volumes are, unless configured otherwise.
 const DefaultRoot = "/run/crust"
 
 // The files in the directory of a volume. Any other name that does not begin with
@@ -50,12 +49,10 @@ const (
 	ExitWrongState = 6
 )
 
-// GuardPrefix begins the mount source of every guard mount; the name of the
-// volume's directory follows.
+// GuardPrefix begins the mount source of every guard mount; the name of the volume's directory follows.
 const GuardPrefix = "crust:"
 
-// DirName returns the name of a volume's directory: the SHA-256 of its resolved target path
-// in hexadecimal.
+// DirName returns the name of a volume's directory: the SHA-256 of its resolved target path in hexadecimal.
 func DirName(target string) string {
 	sum := sha256.Sum256([]byte(target))
 	return hex.EncodeToString(sum[:])
@@ -66,8 +63,7 @@ func IsDirName(name string) bool {
 	return len(name) == 2*sha256.Size && strings.Trim(name, "0123456789abcdef") == ""
 }
 
-// IsSandboxID reports whether a name can be the id of a sandbox. It is safe as a part of a
-// path.
+// IsSandboxID reports whether a name can be the id of a sandbox. It is safe as a part of a path.
 func IsSandboxID(name string) bool {
 	const letters = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 	return name != "" && len(name) <= 128 && name != InfoName && name != CLIName && name != SocketName &&
@@ -116,8 +112,7 @@ const (
 
 // ThawExpiredReply is what a program prints for thaw-expired.
 type ThawExpiredReply struct {
-	// Thawed are the names of the directories of the volumes that were frozen although
-	// their time was over.
+	// Thawed are the names of the directories of the volumes that were frozen although their time was over.
 	Thawed []string `json:"thawed"`
 	// NextSeconds is when to ask again; 0 if nothing is frozen.
 	NextSeconds int64 `json:"next_seconds"`
@@ -125,8 +120,7 @@ type ThawExpiredReply struct {
 	Problem string `json:"problem,omitempty"`
 }
 
-// ResizeReply is what a program prints for resize: the size of the filesystem's
-// device that it fills now.
+// ResizeReply is what a program prints for resize: the size of the filesystem's device that it fills now.
 type ResizeReply struct {
 	CapacityBytes int64 `json:"capacity_bytes"`
 }

@@ -21,8 +21,7 @@ type Dir struct {
 	name string
 }
 
-// Open opens the directory of a volume below root. If there is none, the error is
-// os.ErrNotExist.
+// Open opens the directory of a volume below root. If there is none, the error is os.ErrNotExist.
 func Open(root, name string) (*Dir, error) {
 	if !IsDirName(name) {
 		return nil, fmt.Errorf("%q is not the name of a volume's directory", name)
@@ -73,8 +72,7 @@ func (d *Dir) Info() (Info, error) {
 	return info, nil
 }
 
-// Read reads a regular file of at most limit bytes. It follows no link and does not block,
-// whatever has the name.
+// Read reads a regular file of at most limit bytes. It follows no link and does not block, whatever has the name.
 func (d *Dir) Read(name string, limit int) ([]byte, error) {
 	fd, err := sys.OpenBeneath(d.fd, name, unix.O_RDONLY|unix.O_NONBLOCK, unix.RESOLVE_NO_SYMLINKS)
 	if err != nil {

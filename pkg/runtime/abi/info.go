@@ -40,8 +40,7 @@ const TypeBlock = "block"
 // MaxInfo bounds the file.
 const MaxInfo = 64 << 10
 
-// Encode returns the file of a volume. It is deterministic, so that projections can be
-// compared by their bytes.
+// Encode returns the file of a volume. It is deterministic, so that projections can be compared by their bytes.
 func Encode(v *volume.Volume) ([]byte, error) {
 	info := Info{
 		VolumeType: TypeBlock, Device: v.Device.Path, FSType: v.FSType, Options: mountopt.Options(v),
@@ -94,15 +93,13 @@ func (i Info) check() error {
 // Target returns the resolved target path, or "" if the file does not say it.
 func (i Info) Target() string { return i.Metadata[metaTarget] }
 
-// PodUID returns the UID of the pod that the volume belongs to, or "" if the file does not
-// say it.
+// PodUID returns the UID of the pod that the volume belongs to, or "" if the file does not say it.
 func (i Info) PodUID() string { return i.Metadata[metaPod] }
 
 // ReadOnly reports whether the volume is read-only as a whole.
 func (i Info) ReadOnly() bool { return slices.Contains(i.Options, "ro") }
 
-// DeviceNumber returns the number that the device must have. known is false if the file does
-// not say it.
+// DeviceNumber returns the number that the device must have. known is false if the file does not say it.
 func (i Info) DeviceNumber() (major, minor uint32, known bool, err error) {
 	text := i.Metadata[metaDevice]
 	if text == "" {

@@ -19,8 +19,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
-// agent is a fake of the node-wide agent, which does by the same files as the fake
-// program.
+// agent is a fake of the node-wide agent, which does by the same files as the fake program.
 type agent struct {
 	handlerv1.UnimplementedHandlerServer
 	path   string

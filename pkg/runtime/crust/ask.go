@@ -34,8 +34,7 @@ type asker struct {
 	programs *runner
 }
 
-// ask sends a question to the handler of the volume's live sandbox, and returns the
-// sandbox's id.
+// ask sends a question to the handler of the volume's live sandbox, and returns the sandbox's id.
 func (a *asker) ask(ctx context.Context, v *volume.Volume, q *question) (id string, err error) {
 	if err := ctx.Err(); err != nil {
 		return "", guest.ContextError(v, "", err)
@@ -69,8 +68,7 @@ func (a *asker) ask(ctx context.Context, v *volume.Volume, q *question) (id stri
 	}
 }
 
-// askOnce prefers the socket, which costs no process, and falls back to the program if
-// nobody serves the socket.
+// askOnce prefers the socket, which costs no process, and falls back to the program if nobody serves the socket.
 func (a *asker) askOnce(ctx context.Context, v *volume.Volume, id string, seen *dirSnapshot, q *question) error {
 	unserved := seen.unread
 	if seen.socket != "" {

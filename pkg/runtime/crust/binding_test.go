@@ -185,8 +185,7 @@ func TestReconcileClearsAwayTheDead(t *testing.T) {
 	check.That(t, len(got) == 4, "of the new one is left: %v", got)
 }
 
-// A sandbox that came while its predecessor was asked is not known to the container
-// runtime yet. Its files stay.
+// A sandbox that came while its predecessor was asked is not known to the container runtime yet. Its files stay.
 func TestNewerSandboxIsNotClearedAwayByAnOlderOne(t *testing.T) {
 	b, known, _ := newWatchedBench(t)
 	v := published(t, b, "a")
@@ -373,8 +372,7 @@ func TestCheck(t *testing.T) {
 	check.Must(t, b.h.Check(v))
 }
 
-// TestForeignDirectoryThatGoesBeforeItIsWatched: another program removes it after
-// AdoptForeign and before Run.
+// TestForeignDirectoryThatGoesBeforeItIsWatched: another program removes it after AdoptForeign and before Run.
 func TestForeignDirectoryThatGoesBeforeItIsWatched(t *testing.T) {
 	b := newBench(t, bySocket)
 	b.stop()

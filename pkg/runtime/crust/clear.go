@@ -80,8 +80,7 @@ func (c *cleaner) do(ctx context.Context, j job) {
 		if at < 0 {
 			return nil
 		}
-		// Those that are older than the living one would be known if they lived. A newer one
-		// may not be known yet.
+		// Those that are older than the living one would be known if they lived. A newer one may not be known yet.
 		return slices.DeleteFunc(ids[at+1:], func(id string) bool { return !c.bindings.isGone(id) })
 	})
 }
@@ -99,8 +98,7 @@ func (c *cleaner) clearThose(v *volume.Volume, dead func(ids []string) []string)
 	}
 }
 
-// suspect lets Run check a volume with a sandbox that the container runtime does not know, or
-// if none is followed.
+// suspect lets Run check a volume with a sandbox that the container runtime does not know, or if none is followed.
 func (c *cleaner) suspect(v *volume.Volume) {
 	ids, _ := c.bindings.layout.Sandboxes(string(v.Key))
 	if slices.ContainsFunc(ids, func(id string) bool { return c.bindings.sandboxes == nil || c.bindings.isGone(id) }) {

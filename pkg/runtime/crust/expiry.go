@@ -16,22 +16,19 @@ import (
 )
 
 const (
-	// sweepTime bounds one run of a program that thaws what has expired, sweepRetry is
-	// the time after which one that failed is run again, and sweepGap the least time
-	// between two runs.
+	// sweepTime bounds one run of a program that thaws what has expired, sweepRetry is the time after which one that
+	// failed is run again, and sweepGap the least time between two runs.
 	sweepTime  = time.Minute
 	sweepRetry = 30 * time.Second
 	sweepGap   = time.Second
-	// sweepLate is how long after the end of a freeze the programs are run: the handler's own
-	// watchdogs come first.
+	// sweepLate is how long after the end of a freeze the programs are run: the handler's own watchdogs come first.
 	sweepLate = 5 * time.Second
 	// mostHung is how many runs of a program may hang: one volume that hangs must not keep the others frozen.
 	mostHung = 16
 )
 
-// expiry runs each program to thaw volumes that are still frozen after their time, because
-// whatever would have thawed them was killed. It does so at the start and after the end of
-// each freeze.
+// expiry runs each program to thaw volumes that are still frozen after their time, because whatever would have thawed
+// them was killed. It does so at the start and after the end of each freeze.
 type expiry struct {
 	programs []string
 	owner    uint32

@@ -1,7 +1,6 @@
-// Package crust is the broker's side of the directory ABI. It publishes volumes to runtime
-// handlers such as crust-runc, learns from them which sandbox has a volume, and asks them
-// about it over their socket or, if there is none, by their program. It is for this
-// project's daemon and may change with any release.
+// Package crust is the broker's side of the directory ABI. It publishes volumes to runtime handlers such as crust-runc,
+// learns from them which sandbox has a volume, and asks them about it over their socket or, if there is none, by their
+// program. It is for this project's daemon and may change with any release.
 package crust
 
 import (
@@ -36,8 +35,7 @@ type Config struct {
 	Programs []string
 	// SocketDirs are the directories below which a handler's socket may lie.
 	SocketDirs []string
-	// Owner is the user who must own programs and sockets, and serve the sockets: 0 except
-	// in tests.
+	// Owner is the user who must own programs and sockets, and serve the sockets: 0 except in tests.
 	Owner uint32
 	// Filesystems are those that the handlers can mount.
 	Filesystems []string
@@ -56,9 +54,8 @@ type Sandboxes interface {
 	Ready() bool
 }
 
-// Handler is the runtime handler of the directory ABI. It works right after New. While Run
-// runs, it also watches for new bindings, keeps connections, and removes the files of dead
-// sandboxes.
+// Handler is the runtime handler of the directory ABI. It works right after New. While Run runs, it also watches for
+// new bindings, keeps connections, and removes the files of dead sandboxes.
 type Handler struct {
 	cfg      Config
 	store    *projection.Store
@@ -70,8 +67,7 @@ type Handler struct {
 
 var _ runtime.Handler = (*Handler)(nil)
 
-// New makes the handler and removes what a kill left in TempDir. Sandboxes is nil if no
-// container runtime is followed.
+// New makes the handler and removes what a kill left in TempDir. Sandboxes is nil if no container runtime is followed.
 func New(cfg Config, sandboxes Sandboxes, log *zap.Logger) (*Handler, error) {
 	opened, err := projection.OpenTree(projection.TreeConfig{
 		Name: Name, Root: cfg.Root, Temp: cfg.TempDir, File: abi.InfoName, What: "the volume's mount information",
@@ -114,8 +110,7 @@ func (h *Handler) Health(context.Context) error {
 	return h.store.Health()
 }
 
-// Run watches the tree, keeps connections and removes the files of dead sandboxes until ctx
-// ends.
+// Run watches the tree, keeps connections and removes the files of dead sandboxes until ctx ends.
 func (h *Handler) Run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return h.store.Run(ctx) })
@@ -154,8 +149,7 @@ func (h *Handler) Publish(ctx context.Context, v *volume.Volume) (changed bool, 
 	return changed, nil
 }
 
-// Retract removes the volume's directory with all that handlers left in it. A directory of
-// another program stays.
+// Retract removes the volume's directory with all that handlers left in it. A directory of another program stays.
 func (h *Handler) Retract(ctx context.Context, v *volume.Volume) error {
 	return h.store.Retract(ctx, v)
 }

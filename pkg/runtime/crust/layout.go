@@ -98,8 +98,7 @@ func (l layout) readDir(v *volume.Volume, skip func(id string) bool) (*dirSnapsh
 	}
 	s.readLines(dir)
 	if len(s.ids) > 0 && s.cli == "" && s.unread == nil {
-		// A handler writes its id first and its program last. Once we have the lock, it
-		// has finished.
+		// A handler writes its id first and its program last. Once we have the lock, it has finished.
 		s.unread = dir.Lock(lockTime)
 		if s.unread == nil {
 			s.readLines(dir)

@@ -20,9 +20,8 @@ import (
 )
 
 const (
-	// childProgram is the path of the program in the child: os/exec passes the first extra
-	// file as descriptor 3. So the file that was checked is executed, whatever has its name
-	// now.
+	// childProgram is the path of the program in the child: os/exec passes the first extra file as descriptor 3. So the
+	// file that was checked is executed, whatever has its name now.
 	childProgram = "/proc/self/fd/3"
 
 	maxAnswer    = 64 << 10

@@ -248,8 +248,7 @@ func TestProgramReplacedBetweenCheckAndExec(t *testing.T) {
 	check.That(t, ended.Stdout == "checked\n", "%q ran", ended.Stdout)
 }
 
-// sweeper runs an expiry over one program, which notes how often it was asked and then
-// does as the script says.
+// sweeper runs an expiry over one program, which notes how often it was asked and then does as the script says.
 func sweeper(t *testing.T, script string) (e *expiry, asked func() int, logs *observer.ObservedLogs) {
 	t.Helper()
 	b := newBench(t, byProgram)
@@ -273,8 +272,7 @@ func sweeper(t *testing.T, script string) (e *expiry, asked func() int, logs *ob
 	return e, asked, logs
 }
 
-// What is frozen for too long is asked for at the start, when the program says so, and
-// after the end of each freeze.
+// What is frozen for too long is asked for at the start, when the program says so, and after the end of each freeze.
 func TestExpiredFreezesAreAskedFor(t *testing.T) {
 	e, asked, logs := sweeper(t, `[ "$first" = yes ] || { echo '{}'; exit; }; echo '{"thawed":["abc"],"next_seconds":1}'`)
 	check.Eventually(t, "asked at the start, and again", func() bool { return asked() == 2 })

@@ -23,9 +23,8 @@ type shim struct {
 	flavor flavor
 }
 
-// bindings finds out which sandbox has a volume and which is alive, by the container
-// runtime's list and the sockets of Kata's shims. It records every sandbox that may have
-// had a volume.
+// bindings finds out which sandbox has a volume and which is alive, by the container runtime's list and the sockets of
+// Kata's shims. It records every sandbox that may have had a volume.
 type bindings struct {
 	cfg       *Config
 	layout    layout
@@ -91,9 +90,8 @@ func (b *bindings) noteUse(key volume.Key, id string) {
 	}
 }
 
-// candidates lists the sandboxes that may have the volume, the likeliest first: those that
-// left their id in its directory, those of its pod, then those that had it before. With an
-// error, those of the directory are missing.
+// candidates lists the sandboxes that may have the volume, the likeliest first: those that left their id in its
+// directory, those of its pod, then those that had it before. With an error, those of the directory are missing.
 func (b *bindings) candidates(v *volume.Volume) (ids []string, err error) {
 	if dir, ok := b.layout.DirOf(v); ok {
 		ids, err = b.layout.Sandboxes(dir)

@@ -60,8 +60,7 @@ func (cl *client) search(ctx context.Context, v *volume.Volume) (*conn, shim, er
 	return nil, shim{}, cl.unreached(ctx, v, failures...)
 }
 
-// unreached is the error if none of the sandboxes accepts a connection. The last failure is
-// that of the last attempt.
+// unreached is the error if none of the sandboxes accepts a connection. The last failure is that of the last attempt.
 func (cl *client) unreached(ctx context.Context, v *volume.Volume, failures ...failure) error {
 	if len(failures) > 0 && ctx.Err() != nil {
 		return contextError(v, failures[len(failures)-1].id, ctx.Err())

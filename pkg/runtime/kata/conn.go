@@ -33,9 +33,8 @@ var (
 	errCutShort = errors.New("the answer ends before its length")
 )
 
-// conn is a connection to a shim's management server. It speaks just enough
-// HTTP/1.1 itself: net/http's client would cost several goroutine switches a
-// call, and would not stop at a header limit of ours.
+// conn is a connection to a shim's management server. It speaks just enough HTTP/1.1 itself: net/http's client would
+// cost several goroutine switches a call, and would not stop at a header limit of ours.
 type conn struct {
 	net.Conn
 	left int // how many more bytes are read
@@ -50,8 +49,7 @@ type reply struct {
 	body   []byte
 }
 
-// dial connects to a shim. It waits for a shim whose queue of connections is full: that one
-// is alive.
+// dial connects to a shim. It waits for a shim whose queue of connections is full: that one is alive.
 func dial(ctx context.Context, socket string) (*conn, error) {
 	var dialer net.Dialer
 	for wait := time.Millisecond; ; wait = min(2*wait, 50*time.Millisecond) {
@@ -109,8 +107,7 @@ func (c *conn) exchange(request []byte) (rep reply, reusable bool, err error) {
 	return c.read(reader)
 }
 
-// hungUp is the error of a connection that ended without an answer, with its cause if that
-// is not just the end.
+// hungUp is the error of a connection that ended without an answer, with its cause if that is not just the end.
 func hungUp(err error) error {
 	if errors.Is(err, io.EOF) {
 		return errHungUp

@@ -131,8 +131,7 @@ func (s *guestSearch) trackerError(ctx context.Context, err error) error {
 		"so that the volume's place in the guest is not known: %w", s.v.Target, s.shim.id, err)
 }
 
-// guestMemory caches what was found out about volumes in guests of runtime-rs. Without it
-// the guest is asked again.
+// guestMemory caches what was found out about volumes in guests of runtime-rs. Without it the guest is asked again.
 type guestMemory struct {
 	mu      sync.Mutex
 	volumes map[volume.Key]guestVolume
@@ -199,8 +198,7 @@ func (m *guestMemory) withoutDead(key volume.Key, names []string) []string {
 	})
 }
 
-// firstGroupless records that a sandbox ignores the volume's group, and reports whether that
-// is new.
+// firstGroupless records that a sandbox ignores the volume's group, and reports whether that is new.
 func (m *guestMemory) firstGroupless(key volume.Key, sandbox string) (first bool) {
 	m.update(key, func(g *guestVolume) { first, g.groupless = g.groupless != sandbox, sandbox })
 	return first

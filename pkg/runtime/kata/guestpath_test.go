@@ -174,9 +174,8 @@ func (g *guestOf) wantStats(v *volume.Volume, bytes int64) {
 	check.That(g.t, got == bytes && report.Sandbox == "sb1", "stats of %d bytes of sandbox %q, want %d", got, report.Sandbox, bytes)
 }
 
-// The path of an ended container answers with the numbers of the node's own
-// filesystem, which may be larger or smaller than the volume. They are never the
-// volume's.
+// The path of an ended container answers with the numbers of the node's own filesystem, which may be larger or smaller
+// than the volume. They are never the volume's.
 func TestStatsAfterAContainerEnded(t *testing.T) {
 	var st unix.Statfs_t
 	check.Must(t, unix.Statfs(os.TempDir(), &st))
@@ -229,8 +228,7 @@ func TestStatsAfterTheClockWasSet(t *testing.T) {
 	g.wantStats(v, 60<<20)
 }
 
-// Two volumes of a pod with mount paths that end alike are told apart by their
-// sizes, or not at all.
+// Two volumes of a pod with mount paths that end alike are told apart by their sizes, or not at all.
 func TestStatsOfVolumesThatEndAlike(t *testing.T) {
 	for name, c := range map[string]struct {
 		sizes  [2]int64 // of the devices

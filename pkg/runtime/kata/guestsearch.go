@@ -21,13 +21,11 @@ const maxAsked = 32
 // the directory was made. When that was, a clock that was set does not say. Tests change it.
 var settled = time.Minute
 
-// guestSearch finds the path at which a runtime-rs sandbox has a volume mounted, for one
-// call. That path is recorded nowhere. runtime-rs makes a directory for each volume of each
-// container in the sandbox's shared directory, and leaves it there when the container has
-// ended. The agent goes on answering for such a path, with the numbers of the host's
-// filesystem that the directory is on. So the newest path is asked first, and an answer is
-// believed only if it is not the host's, fits the volume's device, and cannot be of another
-// volume of the pod.
+// guestSearch finds the path at which a runtime-rs sandbox has a volume mounted, for one call. That path is recorded
+// nowhere. runtime-rs makes a directory for each volume of each container in the sandbox's shared directory, and leaves
+// it there when the container has ended. The agent goes on answering for such a path, with the numbers of the host's
+// filesystem that the directory is on. So the newest path is asked first, and an answer is believed only if it is not
+// the host's, fits the volume's device, and cannot be of another volume of the pod.
 type guestSearch struct {
 	h    *Handler
 	v    *volume.Volume
@@ -35,8 +33,7 @@ type guestSearch struct {
 	conn *conn // for the first request, or nil
 	// unknown is set if the container runtime cannot be asked which paths are the volume's.
 	unknown bool
-	// unlike is why the last answer was not believed, or its error. It is the result if no
-	// path is left.
+	// unlike is why the last answer was not believed, or its error. It is the result if no path is left.
 	unlike error
 }
 
@@ -142,8 +139,7 @@ func isAboutPath(err error) bool {
 	}
 }
 
-// ofHost reports whether the answer has the numbers of the host's directory: then the guest
-// has nothing mounted there.
+// ofHost reports whether the answer has the numbers of the host's directory: then the guest has nothing mounted there.
 func (s *guestSearch) ofHost(report volume.Report) bool {
 	if len(report.Usage) == 0 {
 		return false
@@ -168,10 +164,9 @@ func totals(report volume.Report) (bytes, inodes int64) {
 	return bytes, inodes
 }
 
-// others lists the pod's other volumes that the answer can be of: those that are not known
-// to hold another filesystem, are large enough, and have a mount path with the same last
-// element. If this volume's filesystem is known to match, others count only if they are
-// known to match as well.
+// others lists the pod's other volumes that the answer can be of: those that are not known to hold another filesystem,
+// are large enough, and have a mount path with the same last element. If this volume's filesystem is known to match,
+// others count only if they are known to match as well.
 func (s *guestSearch) others(ctx context.Context, at string, report volume.Report) ([]string, error) {
 	if len(report.Usage) == 0 {
 		return nil, nil

@@ -22,20 +22,17 @@ import (
 // Name is the handler's name.
 const Name = "kata"
 
-// Config says where Kata's files are. Every path can be changed, so that several daemons can
-// run side by side.
+// Config says where Kata's files are. Every path can be changed, so that several daemons can run side by side.
 type Config struct {
 	// DirectVolumes is Kata's root of direct-assigned volumes.
 	DirectVolumes string
-	// GoSandboxes and RustSandboxes hold one directory a sandbox, with the
-	// management socket of its shim in it.
+	// GoSandboxes and RustSandboxes hold one directory a sandbox, with the management socket of its shim in it.
 	GoSandboxes   string
 	RustSandboxes string
 	// SharedSandboxes is where runtime-rs keeps what a sandbox shares with the host.
 	SharedSandboxes string
-	// TempDir is where projections are built and taken apart. It must be on the
-	// filesystem of DirectVolumes and outside it: Kata takes every file in there
-	// for a sandbox id.
+	// TempDir is where projections are built and taken apart. It must be on the filesystem of DirectVolumes and outside
+	// it: Kata takes every file in there for a sandbox id.
 	TempDir string
 	// KubeletRoot holds the targets of our volumes; others are another daemon's.
 	KubeletRoot string
@@ -54,8 +51,7 @@ type Disks interface {
 	// Matches reports whether the filesystem on the volume's device can have these totals
 	// in statfs, and whether that is known.
 	Matches(v *volume.Volume, bytes, inodes int64) (matches, known bool)
-	// Condition returns what the device says of the filesystem's health, or nil if that
-	// is unknown.
+	// Condition returns what the device says of the filesystem's health, or nil if that is unknown.
 	Condition(v *volume.Volume) *volume.Condition
 	// LacksGroup reports whether the root directory of the volume's filesystem is not
 	// known to be writable for the volume's group.
@@ -92,8 +88,7 @@ type Sandboxes interface {
 	LastError() error
 }
 
-// Handler is the Kata runtime handler. It works right after New. While Run runs, it also
-// watches for new bindings.
+// Handler is the Kata runtime handler. It works right after New. While Run runs, it also watches for new bindings.
 type Handler struct {
 	cfg       Config
 	sandboxes Sandboxes
@@ -111,8 +106,7 @@ var (
 
 // New makes the handler and removes what a kill left in TempDir.
 func New(cfg Config, sandboxes Sandboxes, log *zap.Logger) (*Handler, error) {
-	// Kata takes every other file in a volume's directory for a sandbox id, so we may never
-	// put one there.
+	// Kata takes every other file in a volume's directory for a sandbox id, so we may never put one there.
 	opened, err := projection.OpenTree(projection.TreeConfig{
 		Name: Name, Root: cfg.DirectVolumes, Temp: cfg.TempDir, File: infoName, What: "Kata's mount information",
 		Remedy: "remove the directory once no sandbox uses it (`kata-runtime direct-volume remove`)", Log: log,
@@ -177,8 +171,7 @@ func (h *Handler) Publish(ctx context.Context, v *volume.Volume) (changed bool, 
 	return h.store.Publish(ctx, v)
 }
 
-// Retract removes the volume's directory with the sandbox ids in it, if it is ours, and the
-// record of its sandboxes.
+// Retract removes the volume's directory with the sandbox ids in it, if it is ours, and the record of its sandboxes.
 func (h *Handler) Retract(ctx context.Context, v *volume.Volume) error {
 	if err := h.store.Retract(ctx, v); err != nil {
 		return err

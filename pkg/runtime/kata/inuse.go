@@ -74,8 +74,7 @@ func (b *bindings) living(ctx context.Context, v *volume.Volume, candidates []st
 // askAgain is the time between two answers of the container runtime. Tests change it.
 var askAgain = time.Second
 
-// Disowned returns nil if the container runtime itself answers twice, and lists none of the
-// sandboxes.
+// Disowned returns nil if the container runtime itself answers twice, and lists none of the sandboxes.
 func (b *bindings) Disowned(ctx context.Context, v *volume.Volume, ids []string) error {
 	what := "Kata sandbox " + strings.Join(ids, ", ")
 	if b.sandboxes == nil {
@@ -115,8 +114,7 @@ func (b *bindings) refuseUnknown(v *volume.Volume) error {
 		"if the node has another container runtime, set containerd.socket or cri.socket to its socket and restart crust-proxy", err)
 }
 
-// mountedBy finds the sandbox of a volume whose target names no pod, by the mounts of all
-// containers.
+// mountedBy finds the sandbox of a volume whose target names no pod, by the mounts of all containers.
 func (b *bindings) mountedBy(ctx context.Context, v *volume.Volume) (string, error) {
 	ids, unread, err := b.sandboxes.Mounting(ctx, v.Target, v.ResolvedTarget)
 	if err != nil {
@@ -204,8 +202,7 @@ func (b *bindings) mayHave(id, podUID string) bool {
 	return abi.IsSandboxID(id) && !projection.OfOtherPod(b.sandboxes, id, podUID)
 }
 
-// unattributed returns a sandbox of the node that has a shim and is not known to be another
-// pod's, or "".
+// unattributed returns a sandbox of the node that has a shim and is not known to be another pod's, or "".
 func (b *bindings) unattributed(podUID string) (string, error) {
 	for _, root := range []string{b.cfg.GoSandboxes, b.cfg.RustSandboxes} {
 		names, err := projection.ReadNames(root, maxSandboxes+1)

@@ -253,8 +253,7 @@ func TestNotesOfUnknownVolumes(t *testing.T) {
 	check.That(t, err == nil && len(noteFiles(t, b)) == 0, "%v, left %q", err, noteFiles(t, b))
 }
 
-// A question that is under way while the volume is retracted tracks it once more. That is
-// an orphan, and goes as one.
+// A question that is under way while the volume is retracted tracks it once more. That is an orphan, and goes as one.
 func TestQuestionThatOutlivesTheVolume(t *testing.T) {
 	b, v := publishedBench(t, kataemu.Rust)
 	check.Must(t, b.h.Retract(t.Context(), v))

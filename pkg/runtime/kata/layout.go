@@ -78,8 +78,7 @@ const (
 	maxTarget = 189 // its base64 has 252 bytes, the next one 256: over NAME_MAX
 )
 
-// Encode returns a volume's mountInfo.json. It is deterministic, so that projections can be
-// compared by their bytes.
+// Encode returns a volume's mountInfo.json. It is deterministic, so that projections can be compared by their bytes.
 func (layout) Encode(v *volume.Volume) ([]byte, error) {
 	info := abi.Info{VolumeType: directVol, Device: v.Device.Path, FSType: v.FSType, Options: mountopt.Options(v)}
 	if v.Group != "" {

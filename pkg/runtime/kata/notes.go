@@ -28,9 +28,8 @@ const (
 // They survive a restart and the loss of the volume's directory. Without them, a sandbox of
 // runtime-rs, which leaves no id file, would be forgotten at a restart.
 //
-// Each is an empty file, <key>.<sandbox id>, in a directory of our own: Kata takes every
-// file in its volumes' directories for a sandbox id. An empty file is made atomically, even
-// on a filesystem without a free block.
+// Each is an empty file, <key>.<sandbox id>, in a directory of our own: Kata takes every file in its volumes'
+// directories for a sandbox id. An empty file is made atomically, even on a filesystem without a free block.
 type notes struct {
 	dir string
 	log *zap.Logger

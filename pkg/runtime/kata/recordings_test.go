@@ -58,8 +58,7 @@ var recorded = map[string]map[string]volume.Volume{
 	},
 }
 
-// The emulation of Kata asks its guest, for the volumes that the handler publishes,
-// what the real shims asked.
+// The emulation of Kata asks its guest, for the volumes that the handler publishes, what the real shims asked.
 func TestTheEmulationAsksWhatKataAsked(t *testing.T) {
 	files, err := filepath.Glob("testdata/kata-shim/*.jsonl")
 	check.Require(t, err == nil && len(files) >= 17, "%d recordings: %v", len(files), err)

@@ -61,8 +61,7 @@ func (h *Handler) resizeRequest(ctx context.Context, v *volume.Volume, b shim, s
 	return resizePost("http://shim/direct-volume/resize", map[string]any{"volume_guest_path": path, "size": size})
 }
 
-// guestPath returns the volume's path in a runtime-rs sandbox. Only an answer to stats
-// confirms a path.
+// guestPath returns the volume's path in a runtime-rs sandbox. Only an answer to stats confirms a path.
 func (h *Handler) guestPath(ctx context.Context, v *volume.Volume, id string) (string, error) {
 	for asked := false; ; asked = true {
 		if path := h.guests.path(v.Key, id); path != "" && h.bindings.current(v).id == id {

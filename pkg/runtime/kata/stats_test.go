@@ -82,8 +82,7 @@ func TestResizeWhereTheAgentCannot(t *testing.T) {
 	handlers.WantError(t, check.Err(b.h.Resize(t.Context(), v, volume.Range{Required: 1 << 30})), volume.Refused, v, "sb1", "ill")
 }
 
-// runtime-rs closes the connection where it means "error". That is final, and the
-// guest is asked once.
+// runtime-rs closes the connection where it means "error". That is final, and the guest is asked once.
 func TestResizeThatIsHungUpOn(t *testing.T) {
 	b := newBench(t, kataemu.Rust)
 	var asked atomic.Int32

@@ -25,8 +25,7 @@ import (
 	kataemu "github.com/crust-proxy/crust-proxy/test/rig/kata"
 )
 
-// recordedSize is the size that the recordings wish, and recordedPath where the guest
-// has the volume.
+// recordedSize is the size that the recordings wish, and recordedPath where the guest has the volume.
 const (
 	recordedSize = 134217728
 	recordedPath = "/run/kata-containers/shared/containers/passthrough/91a12d9664-8ab33669-data"
@@ -101,8 +100,7 @@ func drain(c <-chan string) (all []string) {
 	return all
 }
 
-// A path in the guest in which nothing is mounted any more has the numbers of the
-// node's filesystem.
+// A path in the guest in which nothing is mounted any more has the numbers of the node's filesystem.
 func TestTheEmulationAnswersForAnEndedContainer(t *testing.T) {
 	e := readExchanges(t)["stats of the path of an ended container (directory still there)"]
 	shim, shared := startRust(t, nil)
@@ -134,8 +132,7 @@ func startRust(t *testing.T, resize func(string, uint64) error) (shim *kataemu.S
 	return shim, shared
 }
 
-// ask sends a raw request. The status is 0 where there is no answer. Open tells that
-// the connection can be used again.
+// ask sends a raw request. The status is 0 where there is no answer. Open tells that the connection can be used again.
 func ask(t *testing.T, socket, request string) (status int, body string, open bool) {
 	t.Helper()
 	c := check.Value(net.Dial("unix", socket))(t)
@@ -176,8 +173,7 @@ func (e exchanged) parse(t *testing.T) (status int, body string, open bool) {
 	return status, body, open
 }
 
-// What the handler asks of runtime-rs is what the real shim answered, and the
-// recorded answers are understood.
+// What the handler asks of runtime-rs is what the real shim answered, and the recorded answers are understood.
 func TestRequestsToRuntimeRS(t *testing.T) {
 	known := readExchanges(t)
 	b := newBench(t, kataemu.Rust)
@@ -229,8 +225,7 @@ func goAnswer(status int, body string) string {
 	return fmt.Sprintf("HTTP/1.1 %d x\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Length: %d\r\n\r\n%s", status, len(body), body)
 }
 
-// wantGoStats reads the device as serveVolumeStats does: it unescapes the decoded
-// value of the query again.
+// wantGoStats reads the device as serveVolumeStats does: it unescapes the decoded value of the query again.
 func wantGoStats(t *testing.T, requests []string, device string) {
 	t.Helper()
 	check.Require(t, len(requests) == 1, "stats: %q", requests)

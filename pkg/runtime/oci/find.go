@@ -39,8 +39,7 @@ type Mount struct {
 	Sub string
 	// ReadOnly is set if this container may only read, even if the volume is writable.
 	ReadOnly bool
-	// Source is an O_PATH descriptor of the bind mount's source, for runtimes that mount
-	// over it.
+	// Source is an O_PATH descriptor of the bind mount's source, for runtimes that mount over it.
 	Source int
 	// Guarded is false if the volume was found by its path alone.
 	Guarded bool
@@ -61,8 +60,7 @@ var (
 	ErrNoDirectory = errors.New("the volume is not published to this runtime")
 	// ErrOtherPod: the volume belongs to another pod.
 	ErrOtherPod = errors.New("the volume belongs to another pod")
-	// ErrTwoRuntimes: the container has the annotations of two container runtimes, so its
-	// sandbox is not known.
+	// ErrTwoRuntimes: the container has the annotations of two container runtimes, so its sandbox is not known.
 	ErrTwoRuntimes = errors.New("its annotations are of containerd and of CRI-O, and a pod's author can write those of the " +
 		"one that is not there: remove io.kubernetes.cri.* and io.kubernetes.cri-o.* from the pod's annotations")
 	// ErrType: this version does not know the type of the volume, and could do harm.
@@ -149,8 +147,7 @@ func (c Config) byGuard(m *Mount, at guard, isRoot bool, source, podUID string) 
 		return errors.New("its sub-directory was removed while the pod was being set up: try again")
 	}
 	if !isRoot {
-		// It is a path into a guard, and not a bind mount of its own: the mount alone does
-		// not say where it leads.
+		// It is a path into a guard, and not a bind mount of its own: the mount alone does not say where it leads.
 		rest, err := below(m.Source, at.point)
 		if err != nil {
 			return err
@@ -169,8 +166,7 @@ func (c Config) byGuard(m *Mount, at guard, isRoot bool, source, podUID string) 
 	return m.take(dir, podUID)
 }
 
-// below returns the path of a directory from the root of the mount that it lies on. The
-// kernel says where both are.
+// below returns the path of a directory from the root of the mount that it lies on. The kernel says where both are.
 func below(fd int, point string) (string, error) {
 	here, err := sys.PathOfFD(fd)
 	if err != nil {
@@ -183,9 +179,8 @@ func below(fd int, point string) (string, error) {
 	return rest, nil
 }
 
-// byPath identifies the volume if a guard is missing: its target is the longest prefix of
-// the source's real path that is a target. The path in the spec may contain links, such as
-// kubelet's root.
+// byPath identifies the volume if a guard is missing: its target is the longest prefix of the source's real path that
+// is a target. The path in the spec may contain links, such as kubelet's root.
 func (c Config) byPath(m *Mount, podUID string) (bool, error) {
 	clean, err := sys.PathOfFD(m.Source)
 	if err != nil {
@@ -233,8 +228,7 @@ type guard struct {
 // guards are the guard mounts of a mount namespace, by the id of the mount.
 type guards map[int]guard
 
-// deleted is what the kernel appends to the root of a mount whose directory was
-// removed.
+// deleted is what the kernel appends to the root of a mount whose directory was removed.
 const deleted = "//deleted"
 
 func readGuards(table string) (guards, error) {

@@ -197,8 +197,7 @@ func TestBinding(t *testing.T) {
 	}
 }
 
-// Forward compatibility rests on it: what a handler must understand comes as a new
-// type.
+// Forward compatibility rests on it: what a handler must understand comes as a new type.
 func TestAnUnknownTypeIsRefused(t *testing.T) {
 	n := newNode(t)
 	target := n.publish("a", "pod")

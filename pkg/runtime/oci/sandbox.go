@@ -15,8 +15,7 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 )
 
-// Sandbox is the pod that a container is of, as the container runtime wrote it
-// into the annotations of the container.
+// Sandbox is the pod that a container is of, as the container runtime wrote it into the annotations of the container.
 type Sandbox struct {
 	// ID is the sandbox id.
 	ID string
@@ -39,10 +38,9 @@ const (
 	typeSandbox = "sandbox"
 )
 
-// SandboxOf reads the sandbox of a container. known is false for a container that was not
-// made by the CRI, and for one with the annotations of two runtimes: CRI-O copies the pod's
-// into the spec, so the pod's author wrote containerd's. Find refuses deferred volumes to
-// such a container.
+// SandboxOf reads the sandbox of a container. known is false for a container that was not made by the CRI, and for one
+// with the annotations of two runtimes: CRI-O copies the pod's into the spec, so the pod's author wrote containerd's.
+// Find refuses deferred volumes to such a container.
 func SandboxOf(spec *specs.Spec) (s Sandbox, known bool) {
 	notes := spec.Annotations
 	if ofTwoRuntimes(notes) {

@@ -1,6 +1,5 @@
-// Package runtimetest holds the tests that every runtime handler must pass. A
-// handler's own tests call Run with a Fixture that builds it. It is for authors of
-// handlers; a release may add tests to it.
+// Package runtimetest holds the tests that every runtime handler must pass. A handler's own tests call Run with a
+// Fixture that builds it. It is for authors of handlers; a release may add tests to it.
 package runtimetest
 
 import (
@@ -86,8 +85,7 @@ type Fixture struct {
 type Env interface {
 	// Handler is the handler under test.
 	Handler() runtime.Handler
-	// Restart ends the Run of the handler and builds another one on the same directories,
-	// as after a kill.
+	// Restart ends the Run of the handler and builds another one on the same directories, as after a kill.
 	Restart(t *testing.T) runtime.Handler
 	// Volume returns a valid volume, a different one for each name.
 	Volume(name string) *volume.Volume
@@ -108,8 +106,7 @@ type Sandbox interface {
 	// Hang makes it take requests and answer none, until Resume.
 	Hang()
 	Resume()
-	// Refuse makes it answer every request with an error of its own, and Babble
-	// with what cannot be read.
+	// Refuse makes it answer every request with an error of its own, and Babble with what cannot be read.
 	Refuse()
 	Babble()
 	// Kill ends it as a kill does.

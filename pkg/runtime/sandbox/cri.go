@@ -287,10 +287,9 @@ func isOneOf(sources []string, source string) bool {
 	return slices.ContainsFunc(sources, func(one string) bool { return path.Clean(one) == path.Clean(source) })
 }
 
-// isSource reports whether a mount's host path is source, which is a resolved path.
-// Kubelet's directory may be a symbolic link, and runtimes report the path as kubelet named
-// it: containerd resolves only its last element. A path that cannot be kubelet's name for
-// source is not resolved: it may be on a server that hangs.
+// isSource reports whether a mount's host path is source, which is a resolved path. Kubelet's directory may be a
+// symbolic link, and runtimes report the path as kubelet named it: containerd resolves only its last element. A path
+// that cannot be kubelet's name for source is not resolved: it may be on a server that hangs.
 func isSource(pod, hostPath, source string) bool {
 	if hostPath == source {
 		return true
@@ -303,10 +302,9 @@ func isSource(pod, hostPath, source string) bool {
 	return err == nil && resolved == source
 }
 
-// askError gives the error of a query its kind. Whether the caller has ended the query is
-// read from ctx: a connection that was closed during the call has the same gRPC code.
-// sandboxID is "" for a query about all sandboxes. Nil stays nil, and an error that has a
-// kind stays as it is.
+// askError gives the error of a query its kind. Whether the caller has ended the query is read from ctx: a connection
+// that was closed during the call has the same gRPC code. sandboxID is "" for a query about all sandboxes. Nil stays
+// nil, and an error that has a kind stays as it is.
 func askError(ctx context.Context, party, sandboxID string, err error) error {
 	if _, hasKind := errors.AsType[*volume.Error](err); err == nil || hasKind {
 		return err

@@ -11,8 +11,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
-// While there are no volumes the runtime is left in peace, and as soon as there is one it is
-// asked again.
+// While there are no volumes the runtime is left in peace, and as soon as there is one it is asked again.
 func TestTheRuntimeIsAskedRarelyWhenIdle(t *testing.T) {
 	onCRIO(t, func(t *testing.T, fake *fakeRuntime) {
 		fake.start()

@@ -46,8 +46,7 @@ type Config struct {
 	Busy func() bool
 }
 
-// Tracker knows the live sandboxes of a container runtime. It answers from memory, except
-// for calls with a context.
+// Tracker knows the live sandboxes of a container runtime. It answers from memory, except for calls with a context.
 type Tracker struct {
 	cfg   Config
 	party string // the container runtime, and where it is
@@ -205,9 +204,8 @@ func (t *Tracker) followOnce(ctx context.Context) error {
 	return follow(ctx, t, conn)
 }
 
-// dialOnce dials for one connection and refuses a second one. gRPC would replace a broken
-// connection by itself and hide that the container runtime was restarted, and the first
-// listing after a restart can be empty.
+// dialOnce dials for one connection and refuses a second one. gRPC would replace a broken connection by itself and hide
+// that the container runtime was restarted, and the first listing after a restart can be empty.
 func (t *Tracker) dialOnce() func(context.Context, string) (net.Conn, error) {
 	var dialed atomic.Bool
 	return func(ctx context.Context, _ string) (net.Conn, error) {
@@ -258,10 +256,9 @@ func (t *Tracker) asking(sandboxID string) (by *client, podUID string, err error
 	return t.by, s.pod, nil
 }
 
-// Mounting lists the live sandboxes of all pods with a container that mounts one of the
-// paths. It queries every container of the node: it is for volumes whose target does not
-// name their pod. The sandboxes include those that kubelet did not make. Of those in unread
-// it cannot be told.
+// Mounting lists the live sandboxes of all pods with a container that mounts one of the paths. It queries every
+// container of the node: it is for volumes whose target does not name their pod. The sandboxes include those that
+// kubelet did not make. Of those in unread it cannot be told.
 func (t *Tracker) Mounting(ctx context.Context, paths ...string) (found []string, unread map[string]error, err error) {
 	t.mu.RLock()
 	by, last := t.by, t.last

@@ -21,8 +21,7 @@ const (
 	notOnTheList = "is not on the list of options that a sandbox may mount it with on this node's kernel, or has a value of another form"
 )
 
-// refused are options that no sandbox may be given, whether this node's kernel mounts the
-// volume or that of a VM.
+// refused are options that no sandbox may be given, whether this node's kernel mounts the volume or that of a VM.
 var refused = map[string]string{
 	"bind": aboutMounts, "rbind": aboutMounts, "move": aboutMounts, "remount": aboutMounts,
 	"shared": aboutMounts, "rshared": aboutMounts, "slave": aboutMounts, "rslave": aboutMounts,
@@ -137,8 +136,7 @@ var forms = map[string]string{
 	"PATH": `[^",\\]+`, // in the filesystem, where the kernel resolves it
 }
 
-// listed reports whether an option is on a list, with a value of the form that the list
-// requires.
+// listed reports whether an option is on a list, with a value of the form that the list requires.
 func listed(list, option string) bool {
 	name, value, given := strings.Cut(option, "=")
 	for entry := range strings.FieldsSeq(list) {
@@ -156,9 +154,8 @@ func matches(form, value string) bool {
 	return err == nil && matched
 }
 
-// Split splits mount flags into options, one per element. A flag may hold several options,
-// separated by commas. A comma in quotes does not separate: SELinux labels hold commas. Split
-// a list before you search it for an option.
+// Split splits mount flags into options, one per element. A flag may hold several options, separated by commas. A comma
+// in quotes does not separate: SELinux labels hold commas. Split a list before you search it for an option.
 func Split(flags []string) []string {
 	options := make([]string, 0, len(flags)+1)
 	for _, flag := range flags {
@@ -223,8 +220,7 @@ func Options(v *volume.Volume) []string {
 	return options
 }
 
-// NoReplay returns the option with which a kernel mounts a filesystem read-only without a replay
-// of its journal or log.
+// NoReplay returns the option with which a kernel mounts a filesystem read-only without a replay of its journal or log.
 func NoReplay(fsType string) string {
 	switch fsType {
 	case "xfs":

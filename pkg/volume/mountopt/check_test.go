@@ -8,10 +8,9 @@ import (
 	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
-// documented are the options with a value of the filesystems' documentation as of
-// Linux 6.18 (admin-guide/ext4.rst, admin-guide/xfs.rst, btrfs(5)): each that takes
-// a path, a device or a number, and those whose value decides what an error does to
-// the node. A guest's kernel is its own, so it is spared only what leads elsewhere.
+// documented are the options with a value of the filesystems' documentation as of Linux 6.18 (admin-guide/ext4.rst,
+// admin-guide/xfs.rst, btrfs(5)): each that takes a path, a device or a number, and those whose value decides what an
+// error does to the node. A guest's kernel is its own, so it is spared only what leads elsewhere.
 var documented = []struct {
 	fsType      string
 	host, guest bool

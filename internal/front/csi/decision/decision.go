@@ -87,9 +87,8 @@ func (r *Rules) Publish(req *VolumeRequest, state *State, pod *PodContext) (poli
 	return verdict, r.checkContainers(req, &verdict, pod)
 }
 
-// CheckMark refuses a mount by this node's kernel of what a guest may have written, unless the
-// policy allows it. The sandboxes of the handler that had the volume may have it again: which
-// of them are virtual machines is not known here.
+// CheckMark refuses a mount by this node's kernel of what a guest may have written, unless the policy allows it. The
+// sandboxes of the handler that had the volume may have it again: which of them are virtual machines is not known here.
 func (r *Rules) CheckMark(req *VolumeRequest, verdict *policy.Verdict) error {
 	mark := req.Mark
 	if mark == nil || verdict.Defer && (!r.Abilities(verdict.Handler).HostMounts || verdict.Handler == mark.Handler) {

@@ -6,8 +6,7 @@ import (
 	"strings"
 )
 
-// IsRuntimeRS reports whether the name of a runtime handler says that its pods run under
-// Kata's runtime-rs.
+// IsRuntimeRS reports whether the name of a runtime handler says that its pods run under Kata's runtime-rs.
 func IsRuntimeRS(handler string) bool { return strings.Contains(handler, "runtime-rs") }
 
 // mayBeRuntimeRS reports whether the pods of a runtime handler can run under runtime-rs. A
@@ -23,8 +22,7 @@ type Hazard struct {
 	Containers []string
 }
 
-// Hazards lists what runtime-rs will do wrong with the volume of a pod. The handler is
-// ours, such as kata.
+// Hazards lists what runtime-rs will do wrong with the volume of a pod. The handler is ours, such as kata.
 func Hazards(handler string, pod *PodContext) (found []Hazard) {
 	if handler != "kata" || pod == nil || pod.Volume == nil || !mayBeRuntimeRS(pod.Pod.RuntimeHandler) {
 		return nil
@@ -71,8 +69,7 @@ var mkfsParameters = []string{
 	"formatoptions",   // Synology
 }
 
-// IgnoredParameters lists the parameters of a volume that have no effect once it is
-// deferred.
+// IgnoredParameters lists the parameters of a volume that have no effect once it is deferred.
 func IgnoredParameters(context map[string]string) []string {
 	known := func(key string) bool { return slices.Contains(mkfsParameters, strings.ToLower(key)) }
 	return slices.DeleteFunc(slices.Sorted(maps.Keys(context)), func(key string) bool { return !known(key) || context[key] == "" })

@@ -1,5 +1,4 @@
-// Package refusal words the errors by which a volume is refused, and lists the volumes
-// that were.
+// Package refusal words the errors by which a volume is refused, and lists the volumes that were.
 package refusal
 
 import (

@@ -13,8 +13,7 @@ import (
 const (
 	// maxRefusals bounds the list; the entry whose last try is oldest is evicted first.
 	maxRefusals = 1000
-	// refusalKept is how long a refusal is kept after the last try. kubelet waits
-	// for two minutes at most between two.
+	// refusalKept is how long a refusal is kept after the last try. kubelet waits for two minutes at most between two.
 	refusalKept = 10 * time.Minute
 )
 
@@ -33,8 +32,7 @@ type entry struct {
 	expiry *time.Timer
 }
 
-// Observer is called for each refusal, and for each volume that is listed or removed. It must not
-// block.
+// Observer is called for each refusal, and for each volume that is listed or removed. It must not block.
 type Observer interface {
 	Refused(*Refusal)
 	Changed(key volume.Key)

@@ -31,12 +31,10 @@ const (
 	PartyNode Party = "node"
 )
 
-// Refusal is a volume that a pod waits for and that could not be deferred. It is
-// not on record.
+// Refusal is a volume that a pod waits for and that could not be deferred. It is not on record.
 type Refusal struct {
 	Key volume.Key
-	// Target is the publish target, or the staging path where the volume was
-	// refused as it was staged.
+	// Target is the publish target, or the staging path where the volume was refused as it was staged.
 	Target           string
 	Driver, VolumeID string
 	FSType           string

@@ -15,8 +15,7 @@ type Capabilities struct {
 	Stage, Stats, Expand, Health bool
 	// Native: the driver can defer by itself.
 	Native bool
-	// Group and Policy: the driver passes on the group that shall own the files, and when
-	// to change their group.
+	// Group and Policy: the driver passes on the group that shall own the files, and when to change their group.
 	Group, Policy bool
 	// Kinds are what the driver reported, each once, and at most mostKinds.
 	Kinds []csi.NodeServiceCapability_RPC_Type
@@ -53,8 +52,7 @@ func (d *Driver) ObserveCapabilities(reply *csi.NodeGetCapabilitiesResponse) *Ca
 	return c
 }
 
-// Capabilities asks the driver anew: it may have been upgraded or downgraded since the
-// last call.
+// Capabilities asks the driver anew: it may have been upgraded or downgraded since the last call.
 func (d *Driver) Capabilities(ctx context.Context) (*Capabilities, error) {
 	reply, err := d.Node.NodeGetCapabilities(ctx, &csi.NodeGetCapabilitiesRequest{}, grpc.MaxCallRecvMsgSize(LongestCapabilities))
 	if err != nil {

@@ -33,9 +33,8 @@ func NewDriver(name string, conn grpc.ClientConnInterface, writing func(driver, 
 	return &Driver{Name: name, Node: csi.NewNodeClient(conn), writing: writing}
 }
 
-// CheckWriting returns an error while a program of this node writes to the device of a
-// volume. The driver is not asked to unpublish or unstage it then, nor to publish it for
-// the host: it could detach the device, or mount it.
+// CheckWriting returns an error while a program of this node writes to the device of a volume. The driver is not asked
+// to unpublish or unstage it then, nor to publish it for the host: it could detach the device, or mount it.
 func (d *Driver) CheckWriting(volumeID string) error {
 	if err := d.writing(d.Name, volumeID); err != nil {
 		return stillWritten(VolumeID{d.Name, volumeID}, err)
@@ -74,9 +73,8 @@ func Within[Reply any](ctx context.Context, d *Driver, limit time.Duration, call
 // atDeadline is the part of its time in which a driver's DEADLINE_EXCEEDED is that of the call, and not its own.
 const atDeadline = 10
 
-// Error adds the driver and what it was asked for to its error, if there is one, and keeps
-// the code and details. It removes secrets of the request that the driver repeats: errors
-// end in events and logs.
+// Error adds the driver and what it was asked for to its error, if there is one, and keeps the code and details. It
+// removes secrets of the request that the driver repeats: errors end in events and logs.
 func (d *Driver) Error(doing string, err error, secrets map[string]string) error {
 	if err == nil {
 		return nil
@@ -89,8 +87,7 @@ func (d *Driver) Error(doing string, err error, secrets map[string]string) error
 	return refusal.WithParty(refusal.PartyDriver, status.FromProto(out).Err())
 }
 
-// BlockError is the error of a driver that was asked for a device, with what to do where
-// the driver cannot give one.
+// BlockError is the error of a driver that was asked for a device, with what to do where the driver cannot give one.
 func (d *Driver) BlockError(step, rule string, err error, secrets map[string]string) error {
 	doing := "asked to " + step + " the volume as a block device"
 	switch status.Code(err) {

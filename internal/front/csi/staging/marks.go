@@ -21,9 +21,8 @@ const maxMark = 64 << 10
 // would have to drop marks, or refuse all new volumes after one tenant had created many.
 type Marks struct{ dir string }
 
-// OpenMarks creates the directory on a new node. made is a file that records this, or empty: a
-// directory that is missing later (its disk is not mounted, or the key was changed) would come
-// back without its marks.
+// OpenMarks creates the directory on a new node. made is a file that records this, or empty: a directory that is
+// missing later (its disk is not mounted, or the key was changed) would come back without its marks.
 func OpenMarks(dir, made string, log *zap.Logger) *Marks {
 	var err error
 	if _, before := os.Lstat(made); errors.Is(before, fs.ErrNotExist) {

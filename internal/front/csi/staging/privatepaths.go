@@ -18,11 +18,10 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
-// PrivatePaths are the paths at which a driver stages and publishes devices. They are in the
-// directory of kubelet's own raw block volumes, because drivers derive from the path what unstage
-// and unpublish requests do not say, such as the volume's type. A device is staged in a directory, and
-// published at a file that the driver creates. The paths are hashes of the request alone, so
-// volumes can be unstaged even if all records are lost.
+// PrivatePaths are the paths at which a driver stages and publishes devices. They are in the directory of kubelet's own
+// raw block volumes, because drivers derive from the path what unstage and unpublish requests do not say, such as the
+// volume's type. A device is staged in a directory, and published at a file that the driver creates. The paths are
+// hashes of the request alone, so volumes can be unstaged even if all records are lost.
 type PrivatePaths struct {
 	kubeletRoot, dir string
 	// used are other values of front.privateDir at which volumes are still staged.
@@ -119,9 +118,8 @@ func (p *PrivatePaths) Shows(where string, device volume.Device) bool {
 	return ok && st.Rdev == unix.Mkdev(device.Major, device.Minor)
 }
 
-// RemovePublish removes what is left at a private publish path, and its
-// directory, when the driver has unpublished. A file with anything in it, or
-// something mounted there, is somebody's data and stays.
+// RemovePublish removes what is left at a private publish path, and its directory, when the driver has unpublished. A
+// file with anything in it, or something mounted there, is somebody's data and stays.
 func (p *PrivatePaths) RemovePublish(device string) error {
 	return p.inRoot(device, func(root *os.Root, rel string) error {
 		info, err := root.Lstat(rel)

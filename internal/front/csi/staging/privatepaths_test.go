@@ -63,8 +63,7 @@ func exists(t *testing.T, p *PrivatePaths, where string) bool {
 	return check.Value(p.Exists(where))(t)
 }
 
-// TestRemovingKeepsWhatIsNotOurs is a driver that leaves things behind, and a
-// private directory that leads elsewhere.
+// TestRemovingKeepsWhatIsNotOurs is a driver that leaves things behind, and a private directory that leads elsewhere.
 func TestRemovingKeepsWhatIsNotOurs(t *testing.T) {
 	root := t.TempDir()
 	elsewhere := t.TempDir()

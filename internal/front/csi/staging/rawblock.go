@@ -49,9 +49,8 @@ func (s *Stager) CheckPublished(device, rule string) error {
 
 func isDirectory(st *unix.Statx_t) bool { return st.Mode&unix.S_IFMT == unix.S_IFDIR }
 
-// foundFilesystem is the error for a mounted filesystem. One on a disk shows that the driver
-// has no raw block volumes, and its other volumes are refused from now on. A network filesystem
-// does not: such a driver may serve disks too.
+// foundFilesystem is the error for a mounted filesystem. One on a disk shows that the driver has no raw block volumes,
+// and its other volumes are refused from now on. A network filesystem does not: such a driver may serve disks too.
 func (s *Stager) foundFilesystem(where, rule string, st *unix.Statx_t) error {
 	var fsType string
 	onDisk := st.Dev_major != 0

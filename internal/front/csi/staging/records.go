@@ -49,18 +49,16 @@ type Record struct {
 
 // StageRecord is a stage that kubelet asked for.
 type StageRecord struct {
-	// Path is kubelet's staging path, and Private where the driver stages a device instead.
-	// At names the one in use. While Pending is set, the driver has been asked to stage
-	// there, and has not answered OK.
+	// Path is kubelet's staging path, and Private where the driver stages a device instead. At names the one in use.
+	// While Pending is set, the driver has been asked to stage there, and has not answered OK.
 	Path    string `json:"path"`
 	Private string `json:"private,omitempty"`
 	At      string `json:"at,omitempty"`
 	Pending bool   `json:"placing,omitempty"`
 	// Rule names what decided, as in policy.Verdict.
 	Rule string `json:"rule"`
-	// Request is kubelet's request without its secrets, to stage again when the
-	// verdict changes. It is empty where the volume could not be deferred for any pod.
-	// Incomplete is set where something was left out.
+	// Request is kubelet's request without its secrets, to stage again when the verdict changes. It is empty where the
+	// volume could not be deferred for any pod. Incomplete is set where something was left out.
 	Request    []byte `json:"request,omitempty"`
 	Incomplete bool   `json:"incomplete,omitempty"`
 }
@@ -87,8 +85,7 @@ func (s *StageRecord) Done(asDevice bool) bool {
 	return s != nil && s.At == stagedAt(asDevice) && !s.Pending
 }
 
-// StagedOtherwise reports whether the driver has, or may have, staged the volume in the
-// other way.
+// StagedOtherwise reports whether the driver has, or may have, staged the volume in the other way.
 func (s *StageRecord) StagedOtherwise(asDevice bool) bool {
 	return s.At != NotStaged && s.At != stagedAt(asDevice)
 }
@@ -120,8 +117,7 @@ func newStage(req *csi.NodeStageVolumeRequest, rule string) *StageRecord {
 	}
 }
 
-// dropRequest removes the request from the record. Then only kubelet can have the volume
-// staged again.
+// dropRequest removes the request from the record. Then only kubelet can have the volume staged again.
 func (s *StageRecord) dropRequest() { s.Request, s.Incomplete = nil, true }
 
 func (s *StageRecord) lacksRequest() bool { return len(s.Request) == 0 }
@@ -223,8 +219,7 @@ func (r *Records) putInMemory(rec Record) {
 // FileName is the name of a volume's record.
 func FileName(id VolumeID) string { return fmt.Sprintf("%x.json", hashOf(id, "")) }
 
-// Staged is a CSI volume whose driver has staged a device at a private path: only the front
-// can have it unstaged.
+// Staged is a CSI volume whose driver has staged a device at a private path: only the front can have it unstaged.
 type Staged struct{ Driver, VolumeID, Path string }
 
 // StagedDevices reads the staged devices from a state directory and changes nothing: the

@@ -25,8 +25,7 @@ type Store struct {
 	// requests holds in memory, by VolumeID, each *csi.NodeStageVolumeRequest whose record lacks
 	// a part of it: the secrets, which no record may hold, or the whole request.
 	requests sync.Map
-	// withoutRawBlock has the names of drivers that mounted a filesystem where they were asked
-	// for a device.
+	// withoutRawBlock has the names of drivers that mounted a filesystem where they were asked for a device.
 	withoutRawBlock sync.Map
 }
 
@@ -66,10 +65,9 @@ func NewStager(driver *Driver, store *Store, couldDefer func(*csi.NodeStageVolum
 	return &Stager{driver: driver, store: store, couldDefer: couldDefer, log: log}
 }
 
-// Stage has the driver stage the volume, as a device at a private path or, by forward, as
-// kubelet asked. The record is written first and says that the stage is pending; only the
-// driver's OK changes that. So after a kill or an uncertain error the next call stages
-// again.
+// Stage has the driver stage the volume, as a device at a private path or, by forward, as kubelet asked. The record is
+// written first and says that the stage is pending; only the driver's OK changes that. So after a kill or an uncertain
+// error the next call stages again.
 //
 // The record holds the request only where the volume may have to be staged anew. A
 // request that an earlier record holds stays until the driver has answered OK.
@@ -138,8 +136,7 @@ func (s *Stager) cacheRequest(id VolumeID, req *csi.NodeStageVolumeRequest, stag
 	}
 }
 
-// put records a stage. A full run directory does not keep a volume that is not deferred
-// from its pod.
+// put records a stage. A full run directory does not keep a volume that is not deferred from its pod.
 func (s *Stager) put(rec *Record, asDevice bool) error {
 	if !asDevice {
 		s.RecordOnHost(rec)
@@ -148,8 +145,7 @@ func (s *Stager) put(rec *Record, asDevice bool) error {
 	return s.store.Records.Put(*rec)
 }
 
-// succeeded records that the driver has staged the volume, and drops the request unless
-// it is to be kept.
+// succeeded records that the driver has staged the volume, and drops the request unless it is to be kept.
 func (s *Stager) succeeded(rec *Record, asDevice, keep bool) error {
 	if !rec.Stage.Pending {
 		return nil // it was staged in this way before
@@ -276,9 +272,8 @@ func (s *Stager) StagedDevice(id VolumeID, stagingPath string) (bool, error) {
 	return s.store.Private.Exists(s.store.Private.Staging(id, stagingPath))
 }
 
-// UnstageDevice has the driver unstage a device at the private path of kubelet's staging
-// path, if one was ever asked for there, and reports whether one was. It works without a
-// record.
+// UnstageDevice has the driver unstage a device at the private path of kubelet's staging path, if one was ever asked
+// for there, and reports whether one was. It works without a record.
 func (s *Stager) UnstageDevice(ctx context.Context, id VolumeID, stagingPath string) (was bool, err error) {
 	private := s.store.Private.Staging(id, stagingPath)
 	if was, err = s.store.Private.Exists(private); err != nil || !was {
@@ -290,8 +285,7 @@ func (s *Stager) UnstageDevice(ctx context.Context, id VolumeID, stagingPath str
 	return true, s.store.Private.removeStaging(private)
 }
 
-// UnpublishDevice has the driver unpublish a device at a private path, if one was ever
-// asked for there.
+// UnpublishDevice has the driver unpublish a device at a private path, if one was ever asked for there.
 func (s *Stager) UnpublishDevice(ctx context.Context, volumeID, device string) error {
 	if there, err := s.store.Private.Exists(path.Dir(device)); err != nil || !there {
 		return err

@@ -171,8 +171,7 @@ func parseMount(line string) (id int, on filesystem) {
 	return id, on
 }
 
-// isCharacterDevice reports whether /dev has one with an inode, such as /dev/null, which most
-// processes have open.
+// isCharacterDevice reports whether /dev has one with an inode, such as /dev/null, which most processes have open.
 func isCharacterDevice(on filesystem, inode uint64) bool {
 	nodes, _ := os.ReadDir("/dev")
 	for _, node := range nodes {

@@ -45,8 +45,7 @@ type Holder struct {
 	PID int
 	// Program is the name of its executable file.
 	Program string
-	// Group is the last part of its control group's path, which names its container or unit. The
-	// scan does not read it.
+	// Group is the last part of its control group's path, which names its container or unit. The scan does not read it.
 	Group string
 }
 
@@ -84,8 +83,7 @@ type Scanner struct {
 	hung map[place]int
 }
 
-// New makes a scanner. It skips this process and process 1: systemd keeps copies of our claims, and
-// is no sandbox.
+// New makes a scanner. It skips this process and process 1: systemd keeps copies of our claims, and is no sandbox.
 func New() *Scanner {
 	return &Scanner{
 		proc: "/proc", skip: []int{1, os.Getpid()},

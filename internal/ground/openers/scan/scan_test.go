@@ -106,8 +106,7 @@ func TestWhoHasAnImageOpen(t *testing.T) {
 	check.That(t, len(found) == 0, "a process that ended was found: %v", found)
 }
 
-// TestOwnForksAreNoHolders: whoever starts programs has copies of itself for a moment, which
-// have all that it has open.
+// TestOwnForksAreNoHolders: whoever starts programs has copies of itself for a moment, which have all that it has open.
 func TestOwnForksAreNoHolders(t *testing.T) {
 	path, f := image(t)
 	file := check.Value(os.OpenFile(path, os.O_RDWR, 0))(t)

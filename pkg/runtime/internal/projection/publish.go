@@ -34,8 +34,7 @@ const (
 	written
 )
 
-// Publish makes sure that the volume's directory exists with the right file in it. It never
-// puts another file there.
+// Publish makes sure that the volume's directory exists with the right file in it. It never puts another file there.
 func (s *Store) Publish(ctx context.Context, v *volume.Volume) (changed bool, err error) {
 	if err := ctx.Err(); err != nil {
 		return false, guest.ContextError(v, "", err)
@@ -194,8 +193,7 @@ func (t *Tree) discard(temp string) {
 	}
 }
 
-// Error is the error if something could not be done with a volume's directory. verb is the
-// participle for the text.
+// Error is the error if something could not be done with a volume's directory. verb is the participle for the text.
 func (t *Tree) Error(v *volume.Volume, verb string, err error) error {
 	kind := volume.DiskKind(err)
 	hint := ""

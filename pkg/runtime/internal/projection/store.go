@@ -1,6 +1,5 @@
-// Package projection manages the projections of a handler's volumes: the directories in which
-// a runtime finds its volumes, and which sandbox has each. Only the handlers kata and crust
-// use it.
+// Package projection manages the projections of a handler's volumes: the directories in which a runtime finds its
+// volumes, and which sandbox has each. Only the handlers kata and crust use it.
 package projection
 
 import (
@@ -40,8 +39,7 @@ type Hooks struct {
 	OnChange func(volume.Key)
 	// Forgotten is called for a volume that is not tracked any more. It may be nil.
 	Forgotten func(volume.Key)
-	// KeepRemoved: the binding of a volume of ours stays if another program removes its
-	// directory.
+	// KeepRemoved: the binding of a volume of ours stays if another program removes its directory.
 	KeepRemoved bool
 }
 
@@ -255,8 +253,7 @@ func (s *Store) fileWritten(key volume.Key, name string) {
 	}
 }
 
-// dirRemoved forgets a directory that another program removed. The reconciler puts one
-// of ours back.
+// dirRemoved forgets a directory that another program removed. The reconciler puts one of ours back.
 func (s *Store) dirRemoved(key volume.Key) {
 	if !s.hooks.KeepRemoved || !s.Bindings.IsOurs(key) {
 		s.forget(key)

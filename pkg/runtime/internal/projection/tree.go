@@ -19,8 +19,7 @@ import (
 type TreeConfig struct {
 	// Name begins errors and failpoints, such as "kata".
 	Name string
-	// Root holds the directories. Temp is where they are built and removed: on the
-	// filesystem of Root and outside it.
+	// Root holds the directories. Temp is where they are built and removed: on the filesystem of Root and outside it.
 	Root, Temp string
 	// File is the name of our file in each directory.
 	File string
@@ -33,8 +32,7 @@ type TreeConfig struct {
 	Log         *zap.Logger
 }
 
-// Tree has one directory per volume below a root that other programs read, each with one file
-// of ours in it.
+// Tree has one directory per volume below a root that other programs read, each with one file of ours in it.
 //
 // A directory is built outside of the root and renamed into place: a reader sees all of it or
 // nothing, and a kill leaves all or nothing. The file in it is replaced the same way. An
@@ -150,10 +148,9 @@ func (t *Tree) tempName() string {
 	return t.Temp + "/" + t.run + "-" + strconv.FormatUint(t.serial.Add(1), 36)
 }
 
-// markNames are the extended attributes that can mark our directories, the best first.
-// trusted.* can be set by root only; user.* is for a daemon without privileges. Marker files
-// are no alternative: readers would take one in the directory for a sandbox id, and one
-// elsewhere would outlive the directory.
+// markNames are the extended attributes that can mark our directories, the best first. trusted.* can be set by root
+// only; user.* is for a daemon without privileges. Marker files are no alternative: readers would take one in the
+// directory for a sandbox id, and one elsewhere would outlive the directory.
 var markNames = []string{"trusted.crust-proxy", "user.crust-proxy"}
 
 // chooseMark finds the attribute that the filesystem supports. It tries it on Temp itself: a

@@ -20,8 +20,7 @@ import (
 const (
 	// For the root: new directories, and the end of the root itself.
 	rootEvents = unix.IN_CREATE | unix.IN_MOVED_TO | unix.IN_DELETE_SELF | unix.IN_MOVE_SELF | unix.IN_ONLYDIR
-	// For our directories, which are watched before they are renamed into place. Their end
-	// is an IN_IGNORED.
+	// For our directories, which are watched before they are renamed into place. Their end is an IN_IGNORED.
 	ownEvents = unix.IN_CREATE | unix.IN_MOVED_TO | unix.IN_ONLYDIR | unix.IN_DONT_FOLLOW
 	// For those of other programs, which may write their file in place.
 	foreignEvents = ownEvents | unix.IN_CLOSE_WRITE | unix.IN_MOVE_SELF
@@ -214,9 +213,8 @@ func (w *Watch) Health() error {
 	return nil
 }
 
-// gather is the pause after reading events, in which more can queue up. Each of our own
-// publishes makes two, and a wake-up for each would cost them a third of their time. The
-// first event after a quiet time is read at once.
+// gather is the pause after reading events, in which more can queue up. Each of our own publishes makes two, and a
+// wake-up for each would cost them a third of their time. The first event after a quiet time is read at once.
 const gather = time.Millisecond
 
 // inotify watches inodes with the kernel's interface itself: a volume's directory is watched
@@ -286,8 +284,7 @@ func (n *inotify) read(ctx context.Context, handle event) error {
 	}
 }
 
-// wait waits for events in a system call of its own and not in Go's poller, which would be
-// woken even during the pause.
+// wait waits for events in a system call of its own and not in Go's poller, which would be woken even during the pause.
 func (n *inotify) wait() error {
 	fds := []unix.PollFd{{Fd: int32(n.fd), Events: unix.POLLIN}, {Fd: int32(n.stop), Events: unix.POLLIN}} //nolint:gosec // descriptors are small
 	for {
