@@ -46,12 +46,6 @@ func TestLint(t *testing.T) {
 	}
 }
 
-func TestEveryVariantIsOfKnownTypes(t *testing.T) {
-	for name, args := range variants(t) {
-		t.Run(name, func(t *testing.T) { strictlyTyped(t, render.Objects(t, render.Template(t, args...))) })
-	}
-}
-
 // TestConfigurationIsTheDaemons has the daemon itself look at the configuration that
 // the chart makes.
 func TestConfigurationIsTheDaemons(t *testing.T) {

@@ -88,7 +88,6 @@ func TestPreventPodSchedulingIfMissing(t *testing.T) {
 		d := renderDriver(t, "--set", fmt.Sprintf("csiDriver.preventPodSchedulingIfMissing=%t", set))
 		got, rendered, err := unstructured.NestedBool(render.Find(t, d.all, "CSIDriver", driver.DefaultName).Object, "spec", "preventPodSchedulingIfMissing")
 		check.That(t, err == nil && got == set && rendered == set, "%t: rendered %t, %v", set, rendered, err)
-		strictlyTyped(t, d.all)
 	}
 }
 

@@ -33,7 +33,6 @@ func TestEveryKustomizationBuilds(t *testing.T) {
 		count++
 		t.Run(dir, func(t *testing.T) {
 			all := render.Objects(t, render.Kustomize(t, filepath.Join(root, dir)))
-			strictlyTyped(t, all)
 			for _, one := range all {
 				if one.GetKind() == "ConfigMap" && one.GetName() == "crust-proxy" {
 					validate(t, one)
