@@ -432,22 +432,6 @@ func TestTwoFilesystemsOfOneKey(t *testing.T) {
 	one.wantNothingLeft()
 }
 
-// TestFrozenAndUnmounted: the kernel keeps a frozen filesystem, and its device, when
-// the last mount has gone.
-func TestFrozenAndUnmounted(t *testing.T) {
-	t.Parallel()
-	for _, kind := range filesystems {
-		r := newFreezeRig(t, kind)
-		r.forgotten(time.Minute)
-		r.unmount()
-		check.Require(t, rig.Exclusive(r.device) != nil, "%s: the device is free", kind)
-		check.NoError(t, r.Thaw("key", -1), "%s", kind)
-		wantFree(t, r.device)
-		whole(t, kind, r.device)
-		r.wantNothingLeft()
-	}
-}
-
 // TestFrozenNoMore: a record that was left over touches no other filesystem that has
 // the device by now, mounted or not.
 func TestFrozenNoMore(t *testing.T) {
@@ -553,23 +537,26 @@ func TestFreezerThatHangs(t *testing.T) {
 	r.wantNothingLeft()
 }
 
-// TestSandboxDiesFrozen: the mount goes, and after the thaw the device is free.
+// TestSandboxDiesFrozen: the kernel keeps a frozen filesystem, and its device, when the last mount has gone. After the
+// thaw the device is free.
 func TestSandboxDiesFrozen(t *testing.T) {
 	t.Parallel()
 	for _, kind := range filesystems {
-		for _, byTime := range []bool{false, true} {
+		for _, end := range []string{"by time", "by a thaw", "without watchdogs"} {
 			r := newFreezeRig(t, kind)
-			device := openFD(t, r.device, unix.O_RDONLY) // keeps the loop device
-			check.Must(t, r.Freeze("key", r.root, brief))
+			if end == "without watchdogs" {
+				r.forgotten(time.Minute)
+			} else {
+				check.Must(t, r.Freeze("key", r.root, brief))
+			}
 			r.unmount()
-			check.That(t, rig.Exclusive(r.device) != nil, "%s: the frozen filesystem is gone", kind)
-			if !byTime {
-				check.Must(t, r.Thaw("key", -1))
+			check.Require(t, rig.Exclusive(r.device) != nil, "%s: the frozen filesystem is gone", kind)
+			if end != "by time" {
+				check.NoError(t, r.Thaw("key", -1), "%s, %s", kind, end)
 			}
 			wantFree(t, r.device)
 			r.wantNothingLeft()
 			whole(t, kind, r.device)
-			_ = device
 		}
 	}
 }
