@@ -3,18 +3,15 @@ package conformance
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/crust-proxy/crust-proxy/internal/tool/printer"
-	runtimev1 "github.com/crust-proxy/crust-proxy/proto/crust/runtime/v1"
 	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
@@ -67,15 +64,6 @@ func TestExec(t *testing.T) {
 	}
 }
 
-func TestUsages(t *testing.T) {
-	got := seenUsage{Unit: 512, Blocks: 10, Free: 6, Avail: 5, Files: 4, FFree: 3}.usages()
-	want := usages{
-		runtimev1.VolumeUsage_BYTES: {Total: 5120, Used: 2048, Available: 2560}, runtimev1.VolumeUsage_INODES: {Total: 4, Used: 1, Available: 3},
-	}
-	check.Same(t, cmp.Diff(want, got), "-want +got")
-	check.Equal(t, len((seenUsage{Unit: 512, Blocks: 10}).usages()), 1, "usages of a filesystem without inodes")
-}
-
 func TestWantStatus(t *testing.T) {
 	var no unsupported
 	for _, c := range []struct {
@@ -107,45 +95,6 @@ func TestWhileStill(t *testing.T) {
 	err := whileStill(t.Context(), see, func(context.Context, int) error { tries++; return errors.New("wrong") })
 	check.That(t, err != nil && tries >= 4, "%d tries: %v", tries, err)
 	check.Must(t, whileStill(t.Context(), see, func(context.Context, int) error { return nil }))
-}
-
-func probed(t *testing.T, words ...string) (string, error) {
-	t.Helper()
-	var out, told bytes.Buffer
-	if code := Probe(words, os.Stdin, &out, &told); code != 0 {
-		return "", errors.New(told.String())
-	}
-	return out.String(), nil
-}
-
-func TestProbe(t *testing.T) {
-	dir := t.TempDir()
-	file := filepath.Join(dir, "file")
-	for _, words := range [][]string{{"write", file, "a"}, {"write", file, "b", "c"}, {"mkdir", dir + "/sub"}, {"link", dir + "/link", "file"}} {
-		_, err := probed(t, words...)
-		check.Require(t, err == nil, "%q: %v", words, err)
-	}
-	text, err := probed(t, "read", file)
-	check.That(t, err == nil && text == "abc", "read: %q, %v", text, err)
-	text, err = probed(t, "names", dir)
-	check.That(t, err == nil && text == `["file","link","sub"]`+"\n", "names: %q, %v", text, err)
-	var found map[string]seen
-	text, err = probed(t, "look", dir+"/link")
-	if err == nil {
-		err = json.Unmarshal([]byte(text), &found)
-	}
-	is := found[dir+"/link"]
-	check.That(t, err == nil && is.Mode&0o170000 == 0o120000, "look: %+v, %v", found, err)
-	var use seenUsage
-	text, err = probed(t, "usage", dir)
-	if err == nil {
-		err = json.Unmarshal([]byte(text), &use)
-	}
-	check.That(t, err == nil && use.Blocks != 0 && use.Unit != 0, "usage: %+v, %v", use, err)
-	for _, words := range [][]string{{}, {"write"}, {"dance", dir}, {"read", dir + "/none"}, {"link", dir}, {"own", dir, "1"}} {
-		_, err = probed(t, words...)
-		check.That(t, err != nil, "%q succeeded", words)
-	}
 }
 
 // The probe in a container ends with whoever holds its standard input.

@@ -129,19 +129,6 @@ func TestOnATerminal(t *testing.T) {
 	p.over()
 }
 
-func TestOnATerminalTheDaemonGoesAndComes(t *testing.T) {
-	f := newFake(t, volumes())
-	p := begin(t.Context(), f, Settings{Interval: time.Second})
-	p.sees("live")
-	f.stop()
-	p.sees("AWAY")
-	p.press("jk")
-	f.start()
-	p.sees("live")
-	p.press("q")
-	p.over()
-}
-
 func TestOnATerminalUntilTheContextEnds(t *testing.T) {
 	f := newFake(t, volumes())
 	f.takes = time.Hour // nobody waits for a sandbox that hangs

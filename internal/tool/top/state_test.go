@@ -97,15 +97,6 @@ func TestNobodyIsAskedWhilePaused(t *testing.T) {
 	check.That(t, slices.Contains(got, "v000") && !slices.Contains(got, "pvc-postgres-0"), "what happened meanwhile is not shown: %v", got)
 }
 
-func TestVolumesWithoutSandboxAreNotAsked(t *testing.T) {
-	s := full(plainSettings(), 80, 24)
-	for _, r := range s.list.rows {
-		a := s.schedule.fetching[r.id()]
-		wants := r.v.GetSandbox() != nil
-		check.That(t, wants == !a.since.IsZero(), "%s: asked %v, should be %v", r.name, !wants, wants)
-	}
-}
-
 func TestSandboxesThatFailAreAskedEverMoreRarely(t *testing.T) {
 	s := crowd(1, 20)
 	s.Apply(Watched{Changes: []*adminv1.WatchVolumesResponse{syncedEvent}})

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"encoding/binary"
 	"encoding/json"
-	"io"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -104,32 +103,6 @@ func TestTheCacheIsLost(t *testing.T) {
 	}
 }
 
-// TestBlocksAreWhole: a write is torn apart at the borders of blocks.
-func TestBlocksAreWhole(t *testing.T) {
-	var sizes []int
-	for _, w := range blocks(write{BlockSize - sector, make([]byte, 2*BlockSize)}) {
-		sizes = append(sizes, len(w.data))
-	}
-	check.That(t, slices.Equal(sizes, []int{sector, BlockSize, BlockSize - sector}), "%v", sizes)
-}
-
-func TestLogsThatAreNone(t *testing.T) {
-	var l logged
-	l.add(0, 0, fill('a', 1))
-	good := l.raw()
-	l.add(4, 0, nil) // a discard
-	for name, raw := range map[string][]byte{
-		"empty": nil, "zeros": make([]byte, BlockSize), "cut off": good[:sector], "with a discard": l.raw(),
-	} {
-		_, err := ReadLog(bytes.NewReader(raw))
-		check.That(t, err != nil, "%s: it is read", name)
-	}
-	log, err := ReadLog(io.NewSectionReader(bytes.NewReader(good), 0, 3*sector))
-	check.Must(t, err)
-	_, err = log.Data(log.Entries[0])
-	check.That(t, err != nil, "data that is not there is read")
-}
-
 // TestWhatMayBe: before a call there is what was, during the call that or what it makes, and after it only that.
 func TestWhatMayBe(t *testing.T) {
 	makes, writes, removes := map[string]string{"size a": "1"}, map[string]string{"content a": "x"}, map[string]string{"size a": ""}
@@ -165,21 +138,4 @@ func TestWhatMayBe(t *testing.T) {
 	for _, found := range []map[string]string{nil, {"size a": "2", "content a": "x"}, {"size a": "1", "content a": "torn"}, {"content a": "x", "size b": "1"}} {
 		check.That(t, len(expected.Compare(found)) > 0, "%v is no fault", found)
 	}
-}
-
-// TestMarks are what a marker wrote.
-func TestMarks(t *testing.T) {
-	path := image(t, nil)
-	marker := check.Value(NewMarker(path, diskSize))(t)
-	first, second := Mark{Sets: map[string]string{"a long one": string(fill('l', 1)[:2000])}}, Mark{Sets: map[string]string{"a": "1"}, Done: true}
-	check.Must(t, marker.Put(first))
-	check.Must(t, marker.Put(second))
-	check.That(t, marker.Put(Mark{Sets: map[string]string{"a": string(fill('l', 1))}}) != nil, "a mark that is too long is put")
-	raw := check.Value(os.ReadFile(path))(t)
-	var l logged
-	l.add(0, 0, raw[:BlockSize])
-	l.add(0, diskSize-MarkSpace, raw[diskSize-MarkSpace:][:BlockSize])
-	l.add(0, diskSize-MarkSpace+BlockSize, raw[diskSize-MarkSpace+BlockSize:][:BlockSize])
-	marks := check.Value(Marks(l.read(t), diskSize))(t)
-	check.That(t, len(marks) == 2 && marks[1].Sets["a long one"] == first.Sets["a long one"] && marks[2].Done && marks[2].Sets["a"] == "1", "%v", marks)
 }
