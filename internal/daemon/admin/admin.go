@@ -383,13 +383,13 @@ func (s *AdminServer) FreezeVolume(ctx context.Context, req *adminv1.FreezeVolum
 	telemetry.CallFrom(ctx).Detail = "for at most " + most.AsDuration().String()
 	since, begun := time.Now(), ctx.Err() == nil
 	before, _ := s.Node.Sandboxes.Binding(v)
-	alone := s.Node.frozen.begin(v.Key)
+	s.Node.frozen.begin(v.Key)
 	err = able.Freeze(ctx, v, most.AsDuration())
 	if after, _ := s.Node.Sandboxes.Binding(v); after.Sandbox != before.Sandbox {
 		before.Sandbox = "" // it is not known which one was frozen
 	}
-	alone = s.Node.frozen.note(v.Key, freeze{since, since.Add(most.AsDuration()), before.Sandbox}, err) && alone
-	if begun && alone && mayBeFrozen(err) && err != nil {
+	orphaned := s.Node.frozen.note(v.Key, freeze{since: since, until: since.Add(most.AsDuration()), sandbox: before.Sandbox}, err)
+	if begun && orphaned {
 		// The caller, who saw a failure, would not thaw it.
 		ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), thawTime)
 		defer cancel()

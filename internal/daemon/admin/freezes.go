@@ -16,44 +16,40 @@ type freezes struct {
 	underWay map[volume.Key]int
 }
 
-// begin counts a freeze as under way until note, and reports whether it is alone.
-func (f *freezes) begin(key volume.Key) bool {
+// begin counts a freeze as under way until note.
+func (f *freezes) begin(key volume.Key) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.known == nil {
 		f.known, f.underWay = make(map[volume.Key]freeze), make(map[volume.Key]int)
 	}
 	f.underWay[key]++
-	return f.alone(key)
-}
-
-// alone reports whether no freeze but the caller's is under way or noted. The caller holds the lock.
-func (f *freezes) alone(key volume.Key) bool {
-	return f.underWay[key] == 1 && !time.Now().Before(f.known[key].until)
 }
 
 // freeze is of the filesystem in one sandbox, which is empty if it is not known whether that is frozen.
 type freeze struct {
 	since, until time.Time
 	sandbox      string
+	sure         bool // its caller knows of it, and thaws it
 }
 
-// note records the result of a freeze, and reports whether it is alone. Without an answer the volume may be frozen.
-func (f *freezes) note(key volume.Key, is freeze, err error) (alone bool) {
+// note records the result of a freeze. Without an answer the volume may be frozen. It reports whether nobody else
+// knows of a freeze or may get to know, so that the volume is to be thawed.
+func (f *freezes) note(key volume.Key, is freeze, err error) (orphaned bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	alone = f.alone(key)
 	if f.underWay[key]--; f.underWay[key] == 0 {
 		delete(f.underWay, key)
 	}
 	maps.DeleteFunc(f.known, func(_ volume.Key, was freeze) bool { return time.Now().After(was.until) })
-	if err != nil {
+	if is.sure = err == nil; !is.sure {
 		is.sandbox = ""
 	}
-	if mayBeFrozen(err) {
+	if is.sure || mayBeFrozen(err) && !f.known[key].sure {
 		f.known[key] = is
 	}
-	return alone
+	left, isKnown := f.known[key]
+	return isKnown && !left.sure && f.underWay[key] == 0
 }
 
 // thawTime bounds the thaw of a freeze that was cut off.
