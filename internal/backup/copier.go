@@ -89,9 +89,9 @@ func (c *copier) read(ctx context.Context, from int64) error {
 // what is beyond the base. Zeros there do not mean that the volume has grown: From may be larger.
 func (c *copier) unnamed(ctx context.Context, from int64) error {
 	size := c.has
-	if base := c.backup.Base; base != nil {
+	if base := c.backup.Base; base != nil && !c.begun {
 		from = max(from, base.size)
-		zero, err := c.onlyZeros(base.size, c.has)
+		zero, err := c.onlyZeros(ctx, base.size, c.has)
 		if err != nil {
 			return err
 		}
@@ -105,8 +105,8 @@ func (c *copier) unnamed(ctx context.Context, from int64) error {
 	return c.message(ctx, blocks.Message{Capacity: size, Ranges: []blocks.Range{{Offset: from, Size: size - from}}})
 }
 
-func (c *copier) onlyZeros(at, to int64) (bool, error) {
-	for buf := make([]byte, mostData); at < to; at += int64(len(buf)) {
+func (c *copier) onlyZeros(ctx context.Context, at, to int64) (bool, error) {
+	for buf := make([]byte, mostData); at < to && ctx.Err() == nil; at += int64(len(buf)) {
 		buf = buf[:min(mostData, to-at)]
 		if n, err := c.from.ReadAt(buf, at); n < len(buf) {
 			return false, fmt.Errorf("read %s at byte %d: %w", c.backup.From, at+int64(n), err)
@@ -115,7 +115,7 @@ func (c *copier) onlyZeros(at, to int64) (bool, error) {
 			return false, nil
 		}
 	}
-	return true, nil
+	return true, ctx.Err()
 }
 
 func (c *copier) message(ctx context.Context, m blocks.Message) error {

@@ -74,6 +74,9 @@ type daemon struct {
 	aliveCheck     singleflight.Group
 	started        time.Time
 	stopping       chan struct{}
+
+	failingMu sync.Mutex
+	failing   map[string]int64 // how often in a row a repair has failed, by volume and action
 }
 
 func serve(ctx context.Context, call invocation) error {
@@ -369,16 +372,24 @@ func (d *daemon) reconcileRegularly(ctx context.Context) error {
 // Reconcile compares all records with the node, and logs what was repaired, and rarely what fails again and again.
 func (d *daemon) Reconcile(ctx context.Context) (deferral.ReconcileReport, error) {
 	report, err := d.broker.Reconcile(ctx)
+	d.failingMu.Lock()
+	defer d.failingMu.Unlock()
+	before := d.failing
+	d.failing = make(map[string]int64)
 	for _, repair := range report.Repairs {
 		d.metrics.Repaired(repair.Action, repair.Err == nil)
-		var times int64
 		if repair.Volume.Key != "" {
-			times = d.history.Did(repair.Volume, history.Repaired, "reconcile", repair.Action, repair.Err)
+			d.history.Did(repair.Volume, history.Repaired, "reconcile", repair.Action, repair.Err)
 		}
 		fields := append(about(repair.Volume), zap.String(telemetry.FieldAction, repair.Action))
 		if repair.Err == nil {
 			d.log.Info("repaired", fields...)
-		} else if sys.Rarely(times) {
+			continue
+		}
+		of := string(repair.Volume.Key) + " " + repair.Action
+		times := before[of] + 1
+		d.failing[of] = times
+		if sys.Rarely(times) {
 			d.log.Error("repair failed", append(fields, zap.Error(repair.Err), zap.Int64("times", times))...)
 		}
 	}

@@ -208,20 +208,23 @@ func (o *orphans) awaitEnd(ctx context.Context, rec *record, killed []*openers.P
 	}
 }
 
-// killTime bounds the two scans of kill.
+// killTime is what the two scans of kill have at least.
 const killTime = 2 * claim.ReleaseTime
 
 // kill ends one orphan. Another process may have got its id meanwhile. So kill opens a pidfd first, and
 // then checks again that the process is an orphan. The time of its caller may have been used up by the search.
 func (o *orphans) kill(ctx context.Context, rec *record, handler Tracking, one Orphan) (*openers.Process, error) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), killTime)
-	defer cancel()
+	if until, has := ctx.Deadline(); ctx.Err() != nil || has && time.Until(until) < killTime {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(context.WithoutCancel(ctx), killTime)
+		defer cancel()
+	}
 	holders, err := o.claims.OpenHolders(ctx, rec.claim())
 	defer func() { closeAll(holders) }()
 	at := slices.IndexFunc(holders, func(p *openers.Process) bool { return p.PID == one.PID })
 	again, _, askErr := o.ask(ctx, rec, handler)
 	if at < 0 || !slices.ContainsFunc(again, func(c candidate) bool { return c.PID == one.PID && c.Sandbox == one.Sandbox }) {
-		return nil, volume.Errorf(volume.Busy, "volume %s: process %d: %w: repeat", rec.Target, one.PID, errors.Join(err, askErr, errNotHeld))
+		return nil, volume.Errorf(volume.Busy, "volume %s: process %d: %w: repeat", rec.Target, one.PID, cmp.Or(errors.Join(err, askErr), errNotHeld))
 	}
 	if err := holders[at].Kill(); err != nil {
 		return nil, volume.Errorf(volume.Busy, "volume %s: process %d of sandbox %s, which the container runtime does not know any more, has its device %s open, "+

@@ -121,15 +121,14 @@ func (h *History) Refused(r *refusal.Refusal) {
 	})
 }
 
-// Did records what crust-proxy itself did to a volume, or failed to do: what[1]. It returns how often it did by now.
-func (h *History) Did(v *volume.Volume, what [2]string, by, text string, err error) int64 {
+// Did records what crust-proxy itself did to a volume, or failed to do: what[1].
+func (h *History) Did(v *volume.Volume, what [2]string, by, text string, err error) {
 	e := eventOf(v)
 	e.What, e.By, e.Text = what[0], by, text
 	if err != nil {
 		e.What, e.Failed, e.Text = what[1], true, text+": "+err.Error()
 	}
 	h.Add(e)
-	return e.GetCount()
 }
 
 // Bound records that a sandbox has a volume, or with an empty id that none has, unless the history says so already:

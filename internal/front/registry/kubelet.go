@@ -107,6 +107,7 @@ func (s *session) awaitKubelet(ctx context.Context, offer *offer, front *served)
 		case <-ctx.Done():
 			return false
 		case <-silence.C:
+			s.setKubelet("waiting for kubelet") // also if it refused the driver before
 			return false
 		case verdict := <-offer.verdict:
 			if !s.forwardVerdict(ctx, offer, verdict) {
