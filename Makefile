@@ -146,6 +146,11 @@ lint: ## golangci-lint, buf lint, and the rules of hack/structure
 	$(GOLANGCI) run --timeout 40m
 	$(BUF) lint
 
+.PHONY: walk
+walk: setup ## Count the functions, files and packages that one call runs through (root)
+	@hack/need-root.sh "the walk"
+	@$(GO) run ./test/walk
+
 .PHONY: fmt
 fmt: ## Format Go code as lint wants it
 	$(GOLANGCI) fmt

@@ -19,6 +19,9 @@ import (
 )
 
 func TestMain(m *testing.M) {
+	if role := os.Getenv(roleEnv); role != "" {
+		os.Exit(play(role))
+	}
 	if os.Getenv(attackerEnv) != "" {
 		os.Exit(m.Run()) // the attacker is in the namespace of its victim
 	}
@@ -31,7 +34,8 @@ type fakeRuntime struct {
 	published map[volume.Key]bool
 	volumes   map[volume.Key]*volume.Volume // what the projections say
 	sandbox   string
-	retracts  func() // is called by Retract, if set
+	failing   func() error // is asked by Publish, if set
+	retracts  func()       // is called by Retract, if set
 }
 
 func (f *fakeRuntime) Abilities() deferral.Abilities                         { return deferral.Abilities{} }
@@ -53,6 +57,9 @@ func (f *fakeRuntime) Orphans(known func(volume.Key) bool) ([]*volume.Volume, er
 func (f *fakeRuntime) Publish(_ context.Context, v *volume.Volume) (changed bool, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if f.failing != nil {
+		return false, f.failing()
+	}
 	if f.published == nil {
 		f.published = make(map[volume.Key]bool)
 	}

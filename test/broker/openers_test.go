@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -20,6 +21,7 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/internal/ground/openers"
 	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
+	"github.com/crust-proxy/crust-proxy/pkg/deferral"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 	"github.com/crust-proxy/crust-proxy/reference/loopdev"
 	"github.com/crust-proxy/crust-proxy/test/check"
@@ -177,6 +179,138 @@ func (n *node) goesOn(call func() error) {
 	})
 }
 
+// TestOpenersThatComeAndGo has processes open and close a device all the time. A call that succeeds
+// had a moment at which nobody had it open: the count sees that of all at once, a scan that of each.
+// While the volume is staged, nobody has the device exclusively.
+func TestOpenersThatComeAndGo(t *testing.T) {
+	for method, finder := range finders(t) {
+		t.Run(string(method), func(t *testing.T) {
+			w := &window{node: newNode(t)}
+			w.use(finder)
+			disk := rig.Disk(t, 16*mib, "")
+			exclusive := startFlapper(t, "flap exclusively", disk)
+			all := []*flapper{startFlapper(t, "flap", disk), exclusive}
+			if method == openers.Counts {
+				all = append(all, startFlapper(t, "flap", disk))
+			}
+			w.run(w.instruction("pod-1", disk), func() [][]span { return groups(method, all) })
+			for _, f := range all {
+				f.end()
+			}
+			w.check(groups(method, all), exclusive.spans())
+		})
+	}
+}
+
+// groups are the times at which nobody may have got the device: in each, all of it.
+func groups(method openers.Method, all []*flapper) (out [][]span) {
+	for _, f := range all {
+		out = append(out, f.spans())
+	}
+	if method == openers.Counts {
+		out = [][]span{slices.Concat(out...)}
+	}
+	return out
+}
+
+// window is a node that stages and unstages one volume, and when.
+type window struct {
+	*node
+	proven  int64  // when the last call had proven that nobody has the device
+	got     []span // calls that succeeded, from their beginning until that
+	refused []span
+	staged  []span
+}
+
+// leaving is the window's observer.
+type leaving struct {
+	deferral.NoObserver
+	window *window
+}
+
+func (l leaving) Leaving(*volume.Volume) { l.window.proven = now() }
+
+// run stages and unstages for some time, until enough has happened: calls that succeeded, and such
+// that had to be refused.
+func (w *window) run(in volume.Instruction, openers func() [][]span) {
+	w.t.Helper()
+	w.cfg.Observer = leaving{window: w}
+	w.runtime.failing = func() error { w.proven = now(); return nil }
+	w.restart()
+	const enough = 20
+	began, isStaged := time.Now(), false
+	for time.Since(began) < 2*time.Second || len(w.got) < enough || len(covered(w.refused, openers())) < enough {
+		if time.Since(began) > 3*time.Minute {
+			w.t.Fatalf("this tests nothing: %d calls succeeded, and %d of %d had to be refused", len(w.got), len(covered(w.refused, openers())), len(w.refused))
+		}
+		for range 10 {
+			isStaged = w.call(in, isStaged)
+		}
+	}
+	if isStaged {
+		w.goesOn(func() error { _, err := w.Release(w.t.Context(), in.Target); return err })
+	}
+}
+
+// call stages or unstages the volume, with little patience.
+func (w *window) call(in volume.Instruction, isStaged bool) bool {
+	w.t.Helper()
+	moment(20 * time.Millisecond) // the last call may just have found that nobody has the device
+	ctx, cancel := context.WithTimeout(w.t.Context(), time.Millisecond+rand.N(30*time.Millisecond))
+	defer cancel()
+	begin, after := now(), w.proven
+	var err error
+	if isStaged {
+		_, err = w.Release(ctx, in.Target)
+	} else {
+		_, err = w.Defer(ctx, in)
+	}
+	switch kind := volume.KindOf(err); {
+	case err == nil:
+		w.got = append(w.got, span{begin, w.proven})
+		if isStaged {
+			w.staged = append(w.staged, span{after, begin})
+		}
+		return !isStaged
+	case kind != volume.Busy && kind != volume.InUse && ctx.Err() == nil:
+		w.t.Fatal(err)
+	}
+	w.refused = append(w.refused, span{begin, now()})
+	return isStaged
+}
+
+// covered returns those of some times during which somebody of a group always had the device.
+func covered(times []span, groups [][]span) (out []span) {
+	for _, group := range groups {
+		slices.SortFunc(group, func(a, b span) int { return int(a.from - b.from) })
+		for _, one := range times {
+			reached := one.from
+			for _, had := range group {
+				if had.from <= reached {
+					reached = max(reached, had.to)
+				}
+			}
+			if reached >= one.to {
+				out = append(out, one)
+			}
+		}
+	}
+	return out
+}
+
+func (w *window) check(groups [][]span, exclusive []span) {
+	w.t.Helper()
+	w.t.Logf("%d calls succeeded, and %d of %d had to be refused", len(w.got), len(covered(w.refused, groups)), len(w.refused))
+	check.Empty(w.t, covered(w.got, groups), "calls succeeded, and somebody always had the device open")
+	for _, staged := range w.staged {
+		for _, had := range exclusive {
+			check.That(w.t, had.from >= staged.to || staged.from >= had.to,
+				"staged during %v, and somebody had the device exclusively during %v", staged, had)
+		}
+	}
+	w.noLeftovers()
+}
+
 // lateStore closes its copies some time after it said so, as systemd does.
 type lateStore struct{ fdStore }
 
@@ -232,7 +366,7 @@ func TestReleasedDeviceIsFree(t *testing.T) {
 // wantFree checks that nobody has a device open.
 func wantFree(t *testing.T, finder *openers.Finder, disk string) {
 	t.Helper()
-	fd := check.Value(unix.Open(disk, unix.O_RDONLY|unix.O_EXCL|unix.O_CLOEXEC, 0))(t)
+	fd := check.Value(openDisk(disk, unix.O_RDONLY|unix.O_EXCL))(t)
 	users, err := finder.Await(t.Context(), openers.Query{FD: fd, Own: 1, Claimed: true}, 0)
 	sys.CloseAlone(fd)
 	check.That(t, err == nil && users.Names == "", "the released device is open in %q: %v", users.Names, err)
