@@ -21,9 +21,8 @@ const (
 	nodeName     = "node-1"
 )
 
-// inCluster measures the daemon's memory with the look-up of pods on: a real API
-// server, kubelet's identity, and volumes that come through the front, as kubelet
-// brings them.
+// inCluster measures the daemon's memory with the look-up of pods on: a real API server, kubelet's identity, and
+// volumes that come through the front, as kubelet brings them.
 func inCluster(r *testbed) {
 	plane := cluster.StartControlPlane(r.t)
 	r.must(plane.Apply(clusterObjects))
@@ -55,8 +54,7 @@ func inCluster(r *testbed) {
 	r.sheet.mib(what+", after a restart", "<= 80 MiB", r.memory(), 80)
 }
 
-// settled waits until the daemon knows so many pods and all their volumes, and
-// until what it did for that is over.
+// settled waits until the daemon knows so many pods and all their volumes, and until what it did for that is over.
 func settled(r *testbed, pods int) {
 	want := []string{
 		fmt.Sprintf("\ncrust_proxy_cluster_pods %d\n", pods), "\ncrust_proxy_cluster_pods_incomplete 0\n", "\ncrust_proxy_source_synced{source=\"pods\"} 1\n",

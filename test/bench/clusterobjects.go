@@ -36,8 +36,7 @@ type podOfNode struct {
 // makers is how many pods are created at once.
 const makers = 8
 
-// createPods creates pods of a usual size that run on the node, each with claims
-// that are bound.
+// createPods creates pods of a usual size that run on the node, each with claims that are bound.
 func createPods(r *testbed, plane *cluster.ControlPlane, count int) []podOfNode {
 	pods := make([]podOfNode, count)
 	group, ctx := errgroup.WithContext(r.ctx)
@@ -107,8 +106,7 @@ func createVolume(ctx context.Context, client kubernetes.Interface, name string)
 	return err
 }
 
-// usualPod is a pod as a Deployment makes it: a web server with a side-car, probes,
-// labels, environment and resources.
+// usualPod is a pod as a Deployment makes it: a web server with a side-car, probes, labels, environment and resources.
 func usualPod(name string, volumes []string) *corev1.Pod {
 	class := "kata"
 	pod := &corev1.Pod{

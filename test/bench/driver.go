@@ -48,8 +48,7 @@ func (*driver) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRequ
 	}}, nil
 }
 
-// GetMetadataAllocated sends as many messages as the volume's name says, with as
-// many extents each as are asked for.
+// GetMetadataAllocated sends as many messages as the volume's name says, with as many extents each as are asked for.
 func (*driver) GetMetadataAllocated(req *csi.GetMetadataAllocatedRequest, stream csi.SnapshotMetadata_GetMetadataAllocatedServer) error {
 	count, err := strconv.Atoi(req.GetSnapshotId())
 	if err != nil {
@@ -119,8 +118,7 @@ func (d *driver) askShim(ctx context.Context, id, target string, reply *csi.Node
 	return errors.New("no sandbox has " + target)
 }
 
-// serveDriver serves CSI on one socket, beside a registrar: SOCKET REGISTRY IMAGES
-// DIRECT-VOLUMES SANDBOXES.
+// serveDriver serves CSI on one socket, beside a registrar: SOCKET REGISTRY IMAGES DIRECT-VOLUMES SANDBOXES.
 func serveDriver(args []string) error {
 	socket, registry, images := args[0], args[1], args[2]
 	var options []grpc.ServerOption

@@ -105,8 +105,7 @@ func (d durations) sorted() durations { return slices.Sorted(slices.Values(d)) }
 
 func median[V cmp.Ordered](values []V) V { return slices.Sorted(slices.Values(values))[len(values)/2] }
 
-// turns measures each way so many times. The ways take turns, so that whatever else the
-// machine does hits all of them.
+// turns measures each way so many times. The ways take turns, so that whatever else the machine does hits all of them.
 func turns[V any](rounds int, ways ...func() V) [][]V {
 	all := make([][]V, len(ways))
 	for range rounds {

@@ -127,8 +127,7 @@ func measureOnNode(r *testbed, o order) (is onNode) {
 	return is
 }
 
-// serveNode is the role of a process that has a node, and measures on it. It writes
-// the laps of each kind.
+// serveNode is the role of a process that has a node, and measures on it. It writes the laps of each kind.
 func serveNode(rawOrder, out string) error {
 	var o order
 	if err := json.Unmarshal([]byte(rawOrder), &o); err != nil {
@@ -151,8 +150,7 @@ func serveNode(rawOrder, out string) error {
 	})
 }
 
-// run has the crowds take turns. The first use of volumes is not counted, for they
-// get their filesystems then.
+// run has the crowds take turns. The first use of volumes is not counted, for they get their filesystems then.
 func (o order) run(k *cluster.Kube) *onNode {
 	crowds := o.crowds(k)
 	is := &onNode{Laps: make(map[string]laps)}
@@ -176,8 +174,7 @@ func (o order) run(k *cluster.Kube) *onNode {
 	return is
 }
 
-// crowds makes the pods of each kind. Kinds with the same driver have the same
-// volumes.
+// crowds makes the pods of each kind. Kinds with the same driver have the same volumes.
 func (o order) crowds(k *cluster.Kube) map[string]*cluster.Crowd {
 	volumes := make(map[string][]*cluster.Volume)
 	crowds := make(map[string]*cluster.Crowd)

@@ -1,6 +1,5 @@
-// Command bench measures crust-proxy against what it must be compared with, side
-// by side in one run, and writes the ratios to docs/performance.md. It needs
-// root, and works in a mount namespace of its own.
+// Command bench measures crust-proxy against what it must be compared with, side by side in one run, and writes the
+// ratios to docs/performance.md. It needs root, and works in a mount namespace of its own.
 package main
 
 import (

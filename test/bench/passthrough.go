@@ -12,8 +12,7 @@ import (
 	"google.golang.org/grpc"
 )
 
-// streams compares a stream of a CSI driver over its own socket with the same
-// through the daemon.
+// streams compares a stream of a CSI driver over its own socket with the same through the daemon.
 func streams(r *testbed) {
 	r.daemon.Extra = "front: {enabled: true}"
 	r.daemon.Start()
@@ -29,8 +28,7 @@ func streams(r *testbed) {
 
 func driverSocket(r *testbed) string { return r.daemon.Dir + "/csi.sock" }
 
-// startDriver starts the driver and connects to it through the daemon. With a directory of
-// images it can defer.
+// startDriver starts the driver and connects to it through the daemon. With a directory of images it can defer.
 func startDriver(r *testbed, images string) *grpc.ClientConn {
 	registry := r.daemon.Kubelet + "/crust-proxy/registry"
 	r.must(os.MkdirAll(registry, 0o700))
@@ -39,8 +37,7 @@ func startDriver(r *testbed, images string) *grpc.ClientConn {
 	return r.daemon.Dial(through)
 }
 
-// throughput is that of a driver that sends without a pause, in messages a second, over
-// about a million extents.
+// throughput is that of a driver that sends without a pause, in messages a second, over about a million extents.
 func throughput(r *testbed, conn *grpc.ClientConn, extents int32) func() float64 {
 	count := (1 << 20) / int(extents)
 	client := csi.NewSnapshotMetadataClient(conn)

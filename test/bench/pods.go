@@ -26,8 +26,7 @@ type podTestbed struct {
 	serial int
 }
 
-// pods measures what a deferred volume and crust-runc cost a pod that starts, and
-// what stats from its sandbox cost.
+// pods measures what a deferred volume and crust-runc cost a pod that starts, and what stats from its sandbox cost.
 func pods(r *testbed) {
 	r.build("crust-runc", "crust-runc-agent")
 	program := r.daemon.Program("crust-runc")
@@ -105,8 +104,7 @@ func (p *podTestbed) run(uid, handler, target string) *cri.Pod {
 	return pod
 }
 
-// plainContainers compares containers without deferred volumes under both
-// runtimes, in pods that run.
+// plainContainers compares containers without deferred volumes under both runtimes, in pods that run.
 func (p *podTestbed) plainContainers() {
 	plain := filepath.Join(p.r.daemon.Dir, "plain")
 	p.r.must(os.Mkdir(plain, 0o755)) //nolint:gosec // a directory for containers

@@ -94,8 +94,7 @@ func readsOf(r *testbed, count int) []read {
 	}
 }
 
-// crustctl runs a command of crustctl. Doctor finds fault with this makeshift node;
-// only whether it ran matters.
+// crustctl runs a command of crustctl. Doctor finds fault with this makeshift node; only whether it ran matters.
 func crustctl(r *testbed, args ...string) error {
 	cmd := r.daemon.Crustctl(args...)
 	out, err := cmd.CombinedOutput()

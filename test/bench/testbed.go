@@ -60,8 +60,7 @@ func (r *testbed) spawn(wait, role string, args ...string) {
 	r.must(p.Start())
 }
 
-// served tells whether a file is there. A socket must be listened on too: its file is
-// there before that.
+// served tells whether a file is there. A socket must be listened on too: its file is there before that.
 func served(path string) error {
 	info, err := os.Stat(path)
 	if err != nil || info.Mode().Type() != os.ModeSocket {
@@ -122,8 +121,7 @@ func (r *testbed) volume(n int, device string) *volume {
 	}
 }
 
-// bound stages a volume and lets its sandbox take it, by the file that the Go runtime
-// writes.
+// bound stages a volume and lets its sandbox take it, by the file that the Go runtime writes.
 func (r *testbed) bound(n int, device string) *volume {
 	v := r.volume(n, device)
 	r.must(check.Err(r.daemon.Runtime().RuntimeStageVolume(r.ctx, v.request)))
@@ -131,8 +129,7 @@ func (r *testbed) bound(n int, device string) *volume {
 	return v
 }
 
-// shims starts emulated shims. Their devices are named by number in a directory, or it is
-// one.
+// shims starts emulated shims. Their devices are named by number in a directory, or it is one.
 func (r *testbed) shims(count int, devices string) {
 	ready := r.daemon.Dir + "/shims-ready"
 	r.spawn(ready, roleShims, r.daemon.GoSandboxes, fmt.Sprint(count), devices, ready)

@@ -233,8 +233,7 @@ func (b *vmTestbed) exec(container, script string, into any) {
 	b.r.must(json.Unmarshal([]byte(out), into))
 }
 
-// report tells all where KVM runs the machines. Where QEMU emulates the processor, the
-// data path is printed alone.
+// report tells all where KVM runs the machines. Where QEMU emulates the processor, the data path is printed alone.
 func (b *vmTestbed) report(kvm bool) {
 	for _, row := range vmRows {
 		texts := make([]string, len(row.of))

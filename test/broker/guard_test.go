@@ -23,8 +23,7 @@ import (
 
 const notice = "THIS-VOLUME-IS-NOT-MOUNTED-HERE"
 
-// attackerEnv makes the test binary play root in a container with the default
-// capabilities, on a guard.
+// attackerEnv makes the test binary play root in a container with the default capabilities, on a guard.
 const attackerEnv = "CRUST_TEST_ATTACK"
 
 // defaultCaps are those that containerd gives to a container.
@@ -104,8 +103,7 @@ func clearFlags(file string) error {
 	return unix.IoctlSetPointerInt(int(f.Fd()), unix.FS_IOC_SETFLAGS, 0)
 }
 
-// useDevice makes a device node, which the capabilities allow, and opens it,
-// which the mount does not.
+// useDevice makes a device node, which the capabilities allow, and opens it, which the mount does not.
 func useDevice(dir string) error {
 	node := filepath.Join(dir, "null")
 	if err := unix.Mknod(node, unix.S_IFCHR|0o666, int(unix.Mkdev(1, 3))); err != nil {

@@ -38,8 +38,7 @@ func (n *node) forHost(pod, device string, flags ...string) volume.Instruction {
 	return in
 }
 
-// mountAway mounts a device in a namespace of its own until end is called, as a
-// sandbox does.
+// mountAway mounts a device in a namespace of its own until end is called, as a sandbox does.
 func mountAway(t *testing.T, disk string) (end func()) {
 	t.Helper()
 	holder := inOtherNamespace("sh", "-c", `mount "$0" "$1" && echo mounted && cat`, disk, t.TempDir())

@@ -54,8 +54,7 @@ type opener struct {
 	atStage volume.Kind
 	// thorough is set if it is asked about again after a restart and a forced release.
 	thorough bool
-	// handler, if set, is the handler whose volumes can have such openers, and filesystem what
-	// is on the disk.
+	// handler, if set, is the handler whose volumes can have such openers, and filesystem what is on the disk.
 	handler, filesystem string
 }
 

@@ -100,8 +100,7 @@ func (n *node) partition(disk string) string {
 	return n.node(disk + "p1")
 }
 
-// TestPartitionsAndTheirDisk: a partition shares its disk's data, and not that of its
-// neighbour.
+// TestPartitionsAndTheirDisk: a partition shares its disk's data, and not that of its neighbour.
 func TestPartitionsAndTheirDisk(t *testing.T) {
 	t.Parallel()
 	n := newMountingNode(t)
@@ -202,8 +201,7 @@ func TestLoopDevicesOverLoopDevices(t *testing.T) {
 	n.noLeftovers()
 }
 
-// TestLoopDeviceOverAMountedDevice: a loop device does not keep the device under it from being
-// mounted.
+// TestLoopDeviceOverAMountedDevice: a loop device does not keep the device under it from being mounted.
 func TestLoopDeviceOverAMountedDevice(t *testing.T) {
 	n := parallelNode(t)
 	disk := rig.Disk(t, 32*mib, "ext4")

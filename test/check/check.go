@@ -168,8 +168,7 @@ func Eventually(t fatal, what string, is func() bool) {
 	})
 }
 
-// Succeeds is Eventually for what can say why it does not hold yet: the error of the last
-// try is shown.
+// Succeeds is Eventually for what can say why it does not hold yet: the error of the last try is shown.
 func Succeeds(t fatal, what string, try func() error) {
 	t.Helper()
 	if err := Until(limit, 5*time.Millisecond, try); err != nil {
@@ -191,8 +190,7 @@ func Retried(t fatal, what string, call func() error) {
 
 var errNot = errors.New("it does not hold")
 
-// Until tries again and again until there is no error. When the time is over, it gives the
-// error of the last try.
+// Until tries again and again until there is no error. When the time is over, it gives the error of the last try.
 func Until(limit, pause time.Duration, try func() error) error {
 	for deadline := time.Now().Add(limit); ; time.Sleep(pause) {
 		if err := try(); err == nil || time.Now().After(deadline) {
@@ -212,8 +210,7 @@ func Left[E any](limit, pause time.Duration, list func() []E) (left []E) {
 	return left
 }
 
-// WithoutDescriptors runs do while this process cannot open any file. No other test of it
-// may run meanwhile.
+// WithoutDescriptors runs do while this process cannot open any file. No other test of it may run meanwhile.
 func WithoutDescriptors(t fatal, do func()) {
 	t.Helper()
 	var was unix.Rlimit

@@ -290,9 +290,8 @@ func endWithin(t *testing.T, cmd *exec.Cmd, most time.Duration) int {
 	return cmd.ProcessState.ExitCode()
 }
 
-// TestCrustVM: in a virtual machine, the guest's kernel mounts, and the same is demanded.
-// Emulated machines are slow: what the host alone decides, TestCrustRunc shows by the same code,
-// and the other filesystems are for a soak.
+// TestCrustVM: in a virtual machine, the guest's kernel mounts, and the same is demanded. Emulated machines are slow:
+// what the host alone decides, TestCrustRunc shows by the same code, and the other filesystems are for a soak.
 func TestCrustVM(t *testing.T) {
 	in := map[string][]string{"ext4": {"--only", "volume,many,sub,refuse,group,resize,freeze,life"}}
 	if rig.Soak() {

@@ -1,3 +1,2 @@
-// Package conformance tests crust-conformance with our handler, with runc, and with
-// handlers that do one thing wrong.
+// Package conformance tests crust-conformance with our handler, with runc, and with handlers that do one thing wrong.
 package conformance

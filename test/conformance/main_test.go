@@ -99,8 +99,7 @@ func (b *bench) command(fs string, args ...string) *exec.Cmd {
 	return exec.Command(rig.Program(b.t, "crust-conformance"), args...)
 }
 
-// waitBegun waits until a run has made its directory: before that no signal finds
-// anything to be removed.
+// waitBegun waits until a run has made its directory: before that no signal finds anything to be removed.
 func (b *bench) waitBegun() {
 	b.t.Helper()
 	check.Eventually(b.t, "the run has begun", func() bool {

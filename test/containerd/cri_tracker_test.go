@@ -106,8 +106,7 @@ func TestSandboxesAreFollowedOverCRI(t *testing.T) {
 	check.Eventually(t, "the removed sandbox is gone", told.has(third.ID))
 }
 
-// The containers of a sandbox and where they have a volume, also below a kubelet
-// directory that is a symbolic link.
+// The containers of a sandbox and where they have a volume, also below a kubelet directory that is a symbolic link.
 func TestContainersOverCRI(t *testing.T) {
 	node := newNode(t, nil)
 	tracker, _ := follow(t, node)

@@ -1,3 +1,2 @@
-// Package containerd tests the sandbox tracker against the real containerd and
-// runc.
+// Package containerd tests the sandbox tracker against the real containerd and runc.
 package containerd

@@ -23,8 +23,7 @@ type scene struct {
 
 var victims = []string{"container", "shim", "containerd", "crust-proxy"}
 
-// kills gives for each victim what kills it. Pids are looked up beforehand: who
-// could tell them may be dead by then.
+// kills gives for each victim what kills it. Pids are looked up beforehand: who could tell them may be dead by then.
 func (s *scene) kills() map[string]func() {
 	s.t.Helper()
 	container := check.Value(s.node.Pid(s.ctx(), s.container))(s.t)
@@ -53,9 +52,8 @@ func orders(of []string) (all [][]string) {
 	return all
 }
 
-// TestKillsInEveryOrder kills everything that has to do with a pod, alone and together, in a
-// soak in every order, while the pod writes. What was synced is whole afterwards, the volume can
-// be had again, and nothing is left.
+// TestKillsInEveryOrder kills everything that has to do with a pod, alone and together, in a soak in every order, while
+// the pod writes. What was synced is whole afterwards, the volume can be had again, and nothing is left.
 func TestKillsInEveryOrder(t *testing.T) {
 	r := newTestNode(t)
 	all := append(rig.Sample(orders(victims), 8), append([]string{"sandbox"}, victims...))

@@ -39,8 +39,7 @@ func deviceNumber(t testing.TB, disk string) uint64 {
 	return st.Rdev
 }
 
-// wantUnseen fails where a process outside the node's pods, in whatever mount
-// namespace, sees the volume's filesystem.
+// wantUnseen fails where a process outside the node's pods, in whatever mount namespace, sees the volume's filesystem.
 func (v *volume) wantUnseen() {
 	t := v.r.t
 	t.Helper()

@@ -17,8 +17,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/test/rig/cri"
 )
 
-// TestMountOptionsOfSandboxes tries on the kernel what mount options and superblocks
-// ask for.
+// TestMountOptionsOfSandboxes tries on the kernel what mount options and superblocks ask for.
 func TestMountOptionsOfSandboxes(t *testing.T) {
 	r := newTestNode(t)
 	t.Run("of mount(8)", func(t *testing.T) { r.of(t).optionsOfMount8() })
@@ -80,16 +79,14 @@ func (r *testNode) propagation() {
 	v.unstage()
 }
 
-// severalDevices makes a btrfs of devices. The kernel remembers it by their numbers, also
-// when they are another's.
+// severalDevices makes a btrfs of devices. The kernel remembers it by their numbers, also when they are another's.
 func (r *testNode) severalDevices(devices ...string) {
 	r.t.Helper()
 	rig.Command(r.t, "mkfs.btrfs", append([]string{"-q", "-f"}, devices...)...)
 	r.t.Cleanup(func() { rig.Command(r.t, "btrfs", "device", "scan", "--forget") })
 }
 
-// cloneBesideItsOriginal has two filesystems with one UUID, as a volume and its
-// snapshot's have.
+// cloneBesideItsOriginal has two filesystems with one UUID, as a volume and its snapshot's have.
 func (r *testNode) cloneBesideItsOriginal() {
 	r.t.Helper()
 	for _, fs := range []string{"xfs", "btrfs"} {
@@ -124,9 +121,8 @@ func (r *testNode) crashed(pod, fs string) *volume {
 	return v
 }
 
-// A journal is not replayed where the volume is read-only, because that would
-// write; the option that the error names mounts it without. Where it may be written
-// to, the sandbox recovers it as a node would.
+// A journal is not replayed where the volume is read-only, because that would write; the option that the error names
+// mounts it without. Where it may be written to, the sandbox recovers it as a node would.
 func TestVolumeOfANodeThatCrashed(t *testing.T) {
 	r := newTestNode(t)
 	for _, fs := range filesystems {

@@ -34,8 +34,7 @@ func TestDeviceThatIsFreeSoon(t *testing.T) {
 	v.unstage()
 }
 
-// isTried gives no error once crust-runc has the device open, which it does right before it
-// claims it.
+// isTried gives no error once crust-runc has the device open, which it does right before it claims it.
 func (v *volume) isTried() error {
 	names, err := filepath.Glob("/proc/[0-9]*/comm")
 	for _, name := range names {

@@ -77,8 +77,7 @@ func (r *testNode) redirected(fs string) {
 	other.unstage()
 }
 
-// wantNothingFrom fails where anything is done to the filesystem that is found in the
-// place of a volume's.
+// wantNothingFrom fails where anything is done to the filesystem that is found in the place of a volume's.
 func (r *testNode) wantNothingFrom(v *volume, what string) {
 	r.t.Helper()
 	for _, args := range [][]string{{"stats", v.target}, {"resize", v.target, "0", "0"}, {"freeze", v.target, "60"}} {

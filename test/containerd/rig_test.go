@@ -130,8 +130,7 @@ func (r *testNode) ctx() context.Context {
 
 func at(target string) cri.Mount { return cri.Mount{Host: target, Container: "/data"} }
 
-// newKilledNode makes a node on which crust-runc dies at the failpoint that a file names,
-// while the file is there.
+// newKilledNode makes a node on which crust-runc dies at the failpoint that a file names, while the file is there.
 func newKilledNode(t *testing.T) (r *testNode, where string) {
 	t.Helper()
 	where = t.TempDir() + "/where"

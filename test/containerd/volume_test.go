@@ -68,8 +68,7 @@ func (v *volume) tryStage() error {
 	return err
 }
 
-// unstage does it as kubelet does: again, while the answer is that it may be
-// tried again.
+// unstage does it as kubelet does: again, while the answer is that it may be tried again.
 func (v *volume) unstage() {
 	v.r.t.Helper()
 	check.Retried(v.r.t, "unstage", func() error {

@@ -22,8 +22,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
-// strangerEnv makes the test binary play a program of another user: it holds
-// the sockets to call.
+// strangerEnv makes the test binary play a program of another user: it holds the sockets to call.
 const strangerEnv = "CRUST_TEST_STRANGER"
 
 func TestUIDOutsideTheSetIsRefused(t *testing.T) {

@@ -20,8 +20,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/test/rig/kata"
 )
 
-// guest mounts a claimed device as a VMM and its guest do: through a loop device of its own over it,
-// until its end.
+// guest mounts a claimed device as a VMM and its guest do: through a loop device of its own over it, until its end.
 func guest(t *testing.T, disk string) (dir string, end func()) {
 	t.Helper()
 	loop, dir := rig.Loop(t, disk, loopdev.Options{}), t.TempDir()

@@ -41,8 +41,7 @@ var unstageSteps = []string{
 	"unstage-begun", "kata-taken-away", "crust-taken-away", "unstage-retracted", "unstage-unguarded", "unstage-put-back", "unstage-released",
 }
 
-// ofBoth are the steps that are taken with the handler crust, too, which has only a plain
-// descriptor of the device.
+// ofBoth are the steps that are taken with the handler crust, too, which has only a plain descriptor of the device.
 var ofBoth = []string{"stage-claimed", "stage-published", "unstage-begun", "unstage-released"}
 
 // withHandlers names each step after the handler that takes it.

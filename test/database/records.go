@@ -1,5 +1,4 @@
-// Package database writes to a filesystem as a database does, and tells what is left of that
-// in a snapshot.
+// Package database writes to a filesystem as a database does, and tells what is left of that in a snapshot.
 package database
 
 import (

@@ -1,7 +1,6 @@
-// Command demo shows one volume's whole way, with real parts: the daemon, a loop
-// device, ext4, a mount that only its owner sees, as that of a microVM, and an
-// emulated Kata shim on a real socket. With the argument pod, containerd runs pods by crust-runc;
-// with vm, in virtual machines of crust-vm. Each thing that it says it checks, and its exit code
+// Command demo shows one volume's whole way, with real parts: the daemon, a loop device, ext4, a mount that only its
+// owner sees, as that of a microVM, and an emulated Kata shim on a real socket. With the argument pod, containerd runs
+// pods by crust-runc; with vm, in virtual machines of crust-vm. Each thing that it says it checks, and its exit code
 // tells whether all of it was true.
 package main
 
@@ -27,8 +26,7 @@ func main() {
 	os.Exit(rig.Run(func() int { return show(tell) }, 0))
 }
 
-// show tells the story, takes everything away, whatever happened, and looks whether
-// that is so.
+// show tells the story, takes everything away, whatever happened, and looks whether that is so.
 func show(story func(rig.T)) int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT)
 	defer stop()

@@ -46,8 +46,7 @@ func TestLint(t *testing.T) {
 	}
 }
 
-// TestConfigurationIsTheDaemons has the daemon itself look at the configuration that
-// the chart makes.
+// TestConfigurationIsTheDaemons has the daemon itself look at the configuration that the chart makes.
 func TestConfigurationIsTheDaemons(t *testing.T) {
 	for name, args := range variants(t) {
 		t.Run(name, func(t *testing.T) {

@@ -61,8 +61,7 @@ func (d crustDriver) flag(t *testing.T, container, name string) string {
 	return ""
 }
 
-// TestCrustDriverIsFound: kubelet, the front and the sidecars look for the driver where
-// it is.
+// TestCrustDriverIsFound: kubelet, the front and the sidecars look for the driver where it is.
 func TestCrustDriverIsFound(t *testing.T) {
 	d := renderDriver(t)
 	var complaints strings.Builder

@@ -42,8 +42,7 @@ func testFunctions(t *testing.T) map[string]bool {
 	return there
 }
 
-// TestNamedPlacesExist: directories and files of this repository, and targets of
-// make.
+// TestNamedPlacesExist: directories and files of this repository, and targets of make.
 func TestNamedPlacesExist(t *testing.T) {
 	place := regexp.MustCompile("`((?:cmd|deploy|hack|internal|packaging|pkg|proto|systemd|test|tools)/[\\w./-]+)`")
 	target := regexp.MustCompile("`make ([a-z-]+)`")
@@ -76,8 +75,7 @@ func TestNamedMetricsExist(t *testing.T) {
 // configMark begins blocks of YAML that are a configuration.
 const configMark = "# /etc/crust-proxy/config.yaml"
 
-// TestConfigurationsOfPagesAreGood: whoever copies one shall have a daemon that
-// starts.
+// TestConfigurationsOfPagesAreGood: whoever copies one shall have a daemon that starts.
 func TestConfigurationsOfPagesAreGood(t *testing.T) {
 	count := 0
 	for _, p := range pages(t) {

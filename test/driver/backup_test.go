@@ -80,8 +80,7 @@ func disk(file string) int64 {
 	return info.Blocks * 512
 }
 
-// backedUp is a volume of 256 MiB with 64 MiB of data, of which 1 % changes between its two
-// snapshots, and grows.
+// backedUp is a volume of 256 MiB with 64 MiB of data, of which 1 % changes between its two snapshots, and grows.
 type backedUp struct {
 	*volume
 	first, second string

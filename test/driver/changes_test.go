@@ -262,8 +262,7 @@ func openToWrite(t *testing.T, path string) *os.File {
 	return file
 }
 
-// end removes the volume, rebuilds each snapshot that it leaves from the one before, and
-// removes these.
+// end removes the volume, rebuilds each snapshot that it leaves from the one before, and removes these.
 func (h *history) end() {
 	h.t.Helper()
 	check.Must(h.t, h.file.Close())

@@ -36,9 +36,8 @@ func wantChain(t *testing.T, first, second string) uint64 {
 // image is the path of a volume's image.
 func (v *volume) image() string { return snapshots.Image(v.data, v.id) }
 
-// crash ends the use of a volume as the death of its user does: nothing is unmounted, and
-// the journal has what was synced last. btrfs may commit instead, which leaves nothing to
-// replay: then the next sync is taken.
+// crash ends the use of a volume as the death of its user does: nothing is unmounted, and the journal has what was
+// synced last. btrfs may commit instead, which leaves nothing to replay: then the next sync is taken.
 func (v *volume) crash(fs string) {
 	v.t.Helper()
 	crashed := v.image() + ".crashed"

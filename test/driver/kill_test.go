@@ -18,9 +18,8 @@ import (
 	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
-// TestKilledAnywhere kills the driver at each step of a volume's life; the same
-// call then succeeds after a restart, and nothing is left in the end. With undo
-// the life is abandoned there instead, as a CO does that never calls again.
+// TestKilledAnywhere kills the driver at each step of a volume's life; the same call then succeeds after a restart, and
+// nothing is left in the end. With undo the life is abandoned there instead, as a CO does that never calls again.
 func TestKilledAnywhere(t *testing.T) {
 	steps := []struct {
 		point string
@@ -194,8 +193,7 @@ func TestRecordsOfAnotherBoot(t *testing.T) {
 	v.down() // kubelet may also only clean up
 }
 
-// pretendReboot takes away what a reboot does: mounts and loop devices; and gives
-// the records the id of another boot.
+// pretendReboot takes away what a reboot does: mounts and loop devices; and gives the records the id of another boot.
 func (r *testDriver) pretendReboot() {
 	r.t.Helper()
 	rig.UnmountAll(r.t, r.dir)

@@ -84,9 +84,8 @@ func TestKilledInModify(t *testing.T) {
 	v.down()
 }
 
-// TestLargeSectors has a pool on a disk with sectors of 4096 bytes: loop devices have such
-// ones too, so that direct I/O works, and keep them without it. Else an xfs could not be
-// mounted any more.
+// TestLargeSectors has a pool on a disk with sectors of 4096 bytes: loop devices have such ones too, so that direct I/O
+// works, and keep them without it. Else an xfs could not be mounted any more.
 func TestLargeSectors(t *testing.T) {
 	disk := rig.Loop(t, rig.Image(t, poolSize), loopdev.Options{SectorSize: 4096})
 	rig.Command(t, "mkfs.xfs", "-q", disk)

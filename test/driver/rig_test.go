@@ -41,8 +41,7 @@ func newDriver(t *testing.T, native bool, args ...string) *testDriver {
 // aMinute is for tests that have to freeze: below a slow disk the usual limit is too short to flush devices.
 var aMinute = []string{"--freeze-limit", "60s"}
 
-// newDriverOn starts one whose images lie on a filesystem of their own; pool is its type,
-// and may be empty.
+// newDriverOn starts one whose images lie on a filesystem of their own; pool is its type, and may be empty.
 func newDriverOn(t *testing.T, pool string, native bool, args ...string) *testDriver {
 	t.Helper()
 	r := layOut(t, pool)

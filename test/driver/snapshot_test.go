@@ -43,8 +43,7 @@ func (r *testDriver) consistent(id string) bool {
 	return snapshots.Consistent(r.t, r.data, id)
 }
 
-// TestSnapshots restores snapshots of each filesystem on each pool, when the volume has
-// changed and when it has gone.
+// TestSnapshots restores snapshots of each filesystem on each pool, when the volume has changed and when it has gone.
 func TestSnapshots(t *testing.T) {
 	for i, pool := range pools {
 		r := newDriverOn(t, pool, false)

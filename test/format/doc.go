@@ -1,3 +1,2 @@
-// Package format has the system tests of internal/disk/mkfs: real devices, real programs and
-// kills at each step.
+// Package format has the system tests of internal/disk/mkfs: real devices, real programs and kills at each step.
 package format

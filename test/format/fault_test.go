@@ -25,8 +25,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
-// tools gives a directory in which mkfs of one kind is a script around the real
-// one, $real.
+// tools gives a directory in which mkfs of one kind is a script around the real one, $real.
 func tools(t testing.TB, fs, script string) func(*mkfs.Config) {
 	t.Helper()
 	program, err := exec.LookPath("mkfs." + fs)
@@ -407,8 +406,7 @@ func takeOnceBegun(device, dir string) (fd int) {
 	return fd
 }
 
-// TestSomebodyTakesTheDeviceFirst has another program use the moment between our
-// look and mkfs.
+// TestSomebodyTakesTheDeviceFirst has another program use the moment between our look and mkfs.
 func TestSomebodyTakesTheDeviceFirst(t *testing.T) {
 	for _, fs := range []string{"xfs", "btrfs"} {
 		r := newFormatter(t, tools(t, fs, `for last; do :; done; $real -q $last; exec $real "$@"`))

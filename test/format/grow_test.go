@@ -98,8 +98,7 @@ func TestWhatMustNotBeGrownStaysAsItIs(t *testing.T) {
 	}
 }
 
-// TestADamagedFilesystemKeepsNoPodWaiting: what e2fsck does not repair by itself is
-// handed over as it is.
+// TestADamagedFilesystemKeepsNoPodWaiting: what e2fsck does not repair by itself is handed over as it is.
 func TestADamagedFilesystemKeepsNoPodWaiting(t *testing.T) {
 	rig.Need(t, "e2fsck", "resize2fs", "debugfs")
 	device := smallOnLarge(t, "clri <2>")                                  // no root directory
@@ -296,8 +295,7 @@ is() { [ "$1" != "$2" ] && echo true || echo false; }
 LIMITED || [ "$(cat /proc/self/oom_score_adj)" != 1000 ] || bad "is killed first"
 `
 
-// TestProgramsAreConfined: they parse what a tenant wrote. No limit ends those that must not
-// end half-way.
+// TestProgramsAreConfined: they parse what a tenant wrote. No limit ends those that must not end half-way.
 func TestProgramsAreConfined(t *testing.T) {
 	rig.Need(t, "e2fsck", "resize2fs", "debugfs", "unshare", "logger", "perl")
 	dir := t.TempDir()

@@ -25,8 +25,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
-// asDaemon has this binary format one device and end, as a daemon does that a
-// test can kill.
+// asDaemon has this binary format one device and end, as a daemon does that a test can kill.
 const asDaemon = "CRUST_TEST_FORMAT_DEVICE"
 
 func TestMain(m *testing.M) {

@@ -32,8 +32,7 @@ var (
 	unstageSteps = []string{"front-unstage-driver"}
 )
 
-// insist repeats a call as kubelet does, and brings the daemon back when it was
-// killed.
+// insist repeats a call as kubelet does, and brings the daemon back when it was killed.
 func (n *node) insist(what string, call func() error) {
 	n.t.Helper()
 	check.Succeeds(n.t, what, func() error {
@@ -125,8 +124,7 @@ func TestDaemonKilledAtEveryStep(t *testing.T) {
 	}
 }
 
-// TestDriverKilledAtEveryStep kills the driver in the middle of what the front has
-// asked of it.
+// TestDriverKilledAtEveryStep kills the driver in the middle of what the front has asked of it.
 func TestDriverKilledAtEveryStep(t *testing.T) {
 	for name, args := range map[string][]string{"block": nil, "native": {"--defer"}} {
 		t.Run(name, func(t *testing.T) {
@@ -173,8 +171,7 @@ func allSteps(way string) []string {
 	return all
 }
 
-// TestPublishGivenUpAfterAKill is kubelet whose pod was deleted meanwhile: the
-// publish is not repeated but undone.
+// TestPublishGivenUpAfterAKill is kubelet whose pod was deleted meanwhile: the publish is not repeated but undone.
 func TestPublishGivenUpAfterAKill(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, deferAll)
@@ -192,9 +189,8 @@ func TestPublishGivenUpAfterAKill(t *testing.T) {
 	n.remove(v)
 }
 
-// TestKilledWhileStagingAnew has a staged volume staged in the other way, and kills the
-// daemon at each step between the two. To a device: a driver that defers by itself is
-// downgraded. To the host: the verdict changes.
+// TestKilledWhileStagingAnew has a staged volume staged in the other way, and kills the daemon at each step between the
+// two. To a device: a driver that defers by itself is downgraded. To the host: the verdict changes.
 func TestKilledWhileStagingAnew(t *testing.T) {
 	for name, way := range map[string]struct {
 		before, after string
@@ -249,8 +245,7 @@ func (n *node) restart() {
 	n.waitServed()
 }
 
-// wantMounted asserts that the volume's filesystem is what the target shows, and not
-// the node's disk.
+// wantMounted asserts that the volume's filesystem is what the target shows, and not the node's disk.
 func (n *node) wantMounted(v *volume, pod string) {
 	n.t.Helper()
 	mounts := rig.Mounts(v.TargetOf(pod))

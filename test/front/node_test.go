@@ -41,8 +41,7 @@ type node struct {
 	foreign map[string]bool // targets that somebody else has mounted something on
 }
 
-// newNode starts both. Policy is the policy's YAML, args are added to the
-// driver's.
+// newNode starts both. Policy is the policy's YAML, args are added to the driver's.
 func newNode(t testing.TB, policy string, args ...string) *node {
 	t.Helper()
 	rig.Need(t, "mkfs.ext4", "blkid")
@@ -75,8 +74,7 @@ func (n *node) startDriver(env ...string) {
 	check.Must(n.t, n.driver.Process.Launch(env...))
 }
 
-// arm restarts the daemon so that it is killed at a step, which may be one that
-// it takes as it starts.
+// arm restarts the daemon so that it is killed at a step, which may be one that it takes as it starts.
 func (n *node) arm(step string) {
 	n.t.Helper()
 	n.Kill()

@@ -19,11 +19,9 @@ import (
 	"github.com/crust-proxy/crust-proxy/test/rig/kata"
 )
 
-// TestNothingIsEverDestroyed makes random calls for a few volumes and pods, in
-// any order that kubelet could and some that it would not, kills everybody at
-// random steps, and looks after each step whether a filesystem lost a file, two
-// sandboxes could write to one device, or a foreign mount lost its content.
-// CRUST_SEED repeats a run.
+// TestNothingIsEverDestroyed makes random calls for a few volumes and pods, in any order that kubelet could and some
+// that it would not, kills everybody at random steps, and looks after each step whether a filesystem lost a file, two
+// sandboxes could write to one device, or a foreign mount lost its content. CRUST_SEED repeats a run.
 func TestNothingIsEverDestroyed(t *testing.T) {
 	seed := rig.Seed(t)
 	for name, args := range map[string][]string{"block": nil, "native": {"--defer"}} {
@@ -87,8 +85,7 @@ func (c *chaos) written() (n int) {
 	return n
 }
 
-// step does one thing. What calls answer does not matter here: what they leave
-// does.
+// step does one thing. What calls answer does not matter here: what they leave does.
 func (c *chaos) step(v *chaosVolume, pod string) {
 	switch c.random.IntN(24) {
 	case 0, 1, 2:
@@ -119,8 +116,7 @@ func (c *chaos) step(v *chaosVolume, pod string) {
 	}
 }
 
-// use starts a sandbox where the runtime would find an instruction, looks at
-// every file, and writes one more.
+// use starts a sandbox where the runtime would find an instruction, looks at every file, and writes one more.
 func (c *chaos) use(v *chaosVolume, pod string) {
 	if v.sandboxes[pod] != nil || c.foreign[v.TargetOf(pod)] {
 		return

@@ -56,8 +56,7 @@ func (n *node) kubelet() *kubelet.Kubelet {
 	return watcher
 }
 
-// wantRegistered waits until kubelet would call the front's socket for the driver,
-// and asserts that this works.
+// wantRegistered waits until kubelet would call the front's socket for the driver, and asserts that this works.
 func (n *node) wantRegistered(watcher *kubelet.Kubelet) {
 	n.t.Helper()
 	check.Eventually(n.t, "kubelet calls the front", func() bool { return watcher.Endpoint(driverName) == n.driver.Front && n.served() })

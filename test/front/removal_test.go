@@ -38,9 +38,8 @@ func (n *node) wantRemovable(want int, words []string, args ...string) {
 
 const withoutFront = "front: {enabled: false}"
 
-// TestFrontIsNotRemovedUnderItsVolumes: the front, the daemon and the driver's place
-// behind it are not given up under a pod, unless somebody insists; and the pod
-// keeps running in any case.
+// TestFrontIsNotRemovedUnderItsVolumes: the front, the daemon and the driver's place behind it are not given up under a
+// pod, unless somebody insists; and the pod keeps running in any case.
 func TestFrontIsNotRemovedUnderItsVolumes(t *testing.T) {
 	for name, args := range map[string][]string{"block": nil, "native": {"--defer"}} {
 		t.Run(name, func(t *testing.T) {

@@ -50,8 +50,7 @@ func TestHostIsKeptFromWhatWasReleasedByForce(t *testing.T) {
 	check.Says(t, "the metrics", check.Value(n.HTTP("/metrics"))(t), "\ncrust_proxy_devices_held 0\n")
 }
 
-// TestCallsAtOnce are duplicates and stats in between, as from a kubelet that has
-// lost its patience.
+// TestCallsAtOnce are duplicates and stats in between, as from a kubelet that has lost its patience.
 func TestCallsAtOnce(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, deferAll)

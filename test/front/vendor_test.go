@@ -19,9 +19,8 @@ import (
 	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
-// stacking stands before the reference driver and makes one more bind mount for each
-// publish of a device, as several vendors' drivers do. Its unpublish takes away one,
-// and fails, or says OK, while others are left.
+// stacking stands before the reference driver and makes one more bind mount for each publish of a device, as several
+// vendors' drivers do. Its unpublish takes away one, and fails, or says OK, while others are left.
 type stacking struct {
 	t       *testing.T
 	saysOK  bool

@@ -60,8 +60,7 @@ func wholeWay(t *testing.T, fs string, args []string) {
 	n.down(v, "pod-2")
 }
 
-// wantGuarded asserts that the filesystem is mounted nowhere on the host, and
-// that nobody can write to the target.
+// wantGuarded asserts that the filesystem is mounted nowhere on the host, and that nobody can write to the target.
 func (n *node) wantGuarded(v *volume, pod string) {
 	n.t.Helper()
 	guards := 0

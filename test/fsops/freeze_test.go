@@ -87,8 +87,7 @@ func (f *filesystem) frozen(within time.Duration) bool {
 // than the minute for which tests freeze what nothing but a thaw is to end.
 const soonFor = 20 * time.Second
 
-// brief is how long tests freeze what is to be thawed by time. It leaves a busy machine
-// the time to look at it before.
+// brief is how long tests freeze what is to be thawed by time. It leaves a busy machine the time to look at it before.
 const brief = 3 * time.Second
 
 // wantThawed waits until writes go on.
@@ -325,8 +324,7 @@ func TestBothWatchdogsAreKilled(t *testing.T) {
 	}
 }
 
-// TestThawWithoutARecord: the kernel says whether it is frozen. That nobody knows for how
-// long is an error.
+// TestThawWithoutARecord: the kernel says whether it is frozen. That nobody knows for how long is an error.
 func TestThawWithoutARecord(t *testing.T) {
 	r := parallelFreezeRig(t, "xfs")
 	r.forgotten(time.Minute)
@@ -339,8 +337,7 @@ func TestThawWithoutARecord(t *testing.T) {
 	r.wantNothingLeft()
 }
 
-// TestExpiredFreezeIsThawed: what nobody thaws in time, ThawExpired does, and nothing
-// else.
+// TestExpiredFreezeIsThawed: what nobody thaws in time, ThawExpired does, and nothing else.
 func TestExpiredFreezeIsThawed(t *testing.T) {
 	r := parallelFreezeRig(t, "ext4")
 	expired := func() ([]string, time.Duration) {
@@ -366,8 +363,7 @@ func TestExpiredFreezeIsThawed(t *testing.T) {
 	r.wantOver()
 }
 
-// TestNewFreezeIsNotExpired: a filesystem that is frozen anew while ThawExpired waits for its
-// record stays frozen.
+// TestNewFreezeIsNotExpired: a filesystem that is frozen anew while ThawExpired waits for its record stays frozen.
 func TestNewFreezeIsNotExpired(t *testing.T) {
 	r := parallelFreezeRig(t, "ext4")
 	r.forgotten(time.Second)
@@ -414,8 +410,7 @@ func TestRecordThatCannotBeRead(t *testing.T) {
 	r.thaw(-1)
 }
 
-// TestTwoFilesystemsOfOneKey: a volume can have got another device while the filesystem on
-// the one before was frozen.
+// TestTwoFilesystemsOfOneKey: a volume can have got another device while the filesystem on the one before was frozen.
 func TestTwoFilesystemsOfOneKey(t *testing.T) {
 	one := parallelFreezeRig(t, "ext4")
 	other := &freezeRig{Freezer: one.Freezer, filesystem: newFilesystem(t, "ext4", size)}
@@ -432,8 +427,7 @@ func TestTwoFilesystemsOfOneKey(t *testing.T) {
 	one.wantNothingLeft()
 }
 
-// TestFrozenNoMore: a record that was left over touches no other filesystem that has
-// the device by now, mounted or not.
+// TestFrozenNoMore: a record that was left over touches no other filesystem that has the device by now, mounted or not.
 func TestFrozenNoMore(t *testing.T) {
 	r := parallelFreezeRig(t, "ext4")
 	r.forgotten(time.Minute)

@@ -68,8 +68,7 @@ func asKubelet(before map[string]owned) map[string]owned {
 	return after
 }
 
-// plant makes a tree with whatever a workload may have; outside is where links
-// point to that must stay untouched.
+// plant makes a tree with whatever a workload may have; outside is where links point to that must stay untouched.
 func plant(t testing.TB, dir, outside string) {
 	t.Helper()
 	file := func(path string, mode os.FileMode) {
@@ -309,8 +308,7 @@ func TestReadOnlySubvolume(t *testing.T) {
 	check.That(t, errors.Is(err, unix.EROFS), "a btrfs that is read-only: %v", err)
 }
 
-// killInTheMiddle kills what gives a new directory to the group, and counts how often it
-// was in the middle of it.
+// killInTheMiddle kills what gives a new directory to the group, and counts how often it was in the middle of it.
 func (f *filesystem) killInTheMiddle(dir string) (cuts int) {
 	t := f.t
 	t.Helper()

@@ -52,8 +52,7 @@ func testVolume(name string) *volume.Volume {
 	}
 }
 
-// A full tmpfs is a clear error. The old file stays whole, nothing is left, and
-// what was published can be taken back.
+// A full tmpfs is a clear error. The old file stays whole, nothing is left, and what was published can be taken back.
 func TestFullTmpfs(t *testing.T) {
 	root := rig.Tmpfs(t, "size=256k")
 	h, cfg := newHandler(t, root)
@@ -123,8 +122,7 @@ func cycle(t *testing.T, h *kata.Handler, changed, v *volume.Volume) {
 	}
 }
 
-// wantOnlyInfo accepts whole directories in the root and mountInfo.json in
-// them, renamed into place.
+// wantOnlyInfo accepts whole directories in the root and mountInfo.json in them, renamed into place.
 func wantOnlyInfo(t *testing.T, watcher *fsnotify.Watcher, root string) {
 	for {
 		select {

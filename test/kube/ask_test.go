@@ -61,8 +61,7 @@ func askByName(k *cluster.Kube, way, driver string) {
 	silent.Delete()
 }
 
-// askForNothing has a pod name a volume that it has none of. Its annotation is put
-// right, and it starts.
+// askForNothing has a pod name a volume that it has none of. Its annotation is put right, and it starts.
 func askForNothing(k *cluster.Kube, way, driver string) {
 	v := k.NewVolume(cluster.VolumeOptions{Name: "misspelt-" + way, Driver: driver})
 	p := asks(k.NewPod("misspelt-"+way, cluster.Crust).With(v, "/data"), "mispelt").Create()

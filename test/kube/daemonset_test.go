@@ -125,8 +125,7 @@ config:
 	return d
 }
 
-// start starts a pod. Whatever happens, the DaemonSet is gone before the pod is taken
-// away, with the node's own daemon.
+// start starts a pod. Whatever happens, the DaemonSet is gone before the pod is taken away, with the node's own daemon.
 func (d *daemonSet) start(p *cluster.Pod) *cluster.Pod {
 	d.k.T.Helper()
 	p.Create()
@@ -284,8 +283,7 @@ func (d *daemonSet) rollback(refusal error) {
 	check.That(d.k.T, is == "crust-proxy", "after the rollback helm lists %q", is)
 }
 
-// remove uninstalls the chart, whatever lives, and waits until its pod has gone. A second time it does
-// nothing.
+// remove uninstalls the chart, whatever lives, and waits until its pod has gone. A second time it does nothing.
 func (d *daemonSet) remove() {
 	d.k.T.Helper()
 	d.helm("uninstall", "crust-proxy", "--ignore-not-found", "--no-hooks")

@@ -47,8 +47,7 @@ func (f *faults) down(part, how string) {
 	f.logf("%s: %s", part, how)
 }
 
-// up starts a part until it serves, as an init system does: one that needs another
-// may end at first.
+// up starts a part until it serves, as an init system does: one that needs another may end at first.
 func (f *faults) up(part string) error {
 	for _, one := range f.components(part) {
 		for end := time.Now().Add(cluster.Patience); ; time.Sleep(time.Second) {
@@ -129,8 +128,7 @@ func (f *faults) absence() {
 	f.k.Must(f.up(apiServer))
 }
 
-// wantNewSides wants the containers that were killed to be restarted before the API
-// server is back.
+// wantNewSides wants the containers that were killed to be restarted before the API server is back.
 func (f *faults) wantNewSides() {
 	f.k.T.Helper()
 	for _, w := range f.using {
@@ -139,8 +137,7 @@ func (f *faults) wantNewSides() {
 	f.logf("containers were restarted")
 }
 
-// killSides kills a container of each pod that uses its volume: it is to be restarted
-// with the volume.
+// killSides kills a container of each pod that uses its volume: it is to be restarted with the volume.
 func (f *faults) killSides() {
 	for _, w := range f.using {
 		f.k.Must(syscall.Kill(w.side, syscall.SIGKILL))

@@ -52,9 +52,8 @@ func rounds() []round {
 			out = append(out, round{parts: []string{one, other}, how: "kill"}, round{parts: []string{other, one}, how: "stop"})
 		}
 	}
-	// That is long: two parts go in it one after the other, each in both ways. A
-	// kubelet that was restarted knows of no pod before the API server is back, so it
-	// is the last.
+	// That is long: two parts go in it one after the other, each in both ways. A kubelet that was restarted knows of no
+	// pod before the API server is back, so it is the last.
 	out = append(out, round{parts: []string{"driver", apiServer, "kubelet"}, how: "kill"},
 		round{parts: []string{apiServer, "containerd", "crust-proxy"}, how: "stop"})
 	for i := range out {
@@ -63,8 +62,7 @@ func rounds() []round {
 	return slices.DeleteFunc(out, func(r round) bool { return !rig.Soak() && !slices.Contains(chosen, r.String()) })
 }
 
-// step is a point on the way of a pod that comes, or of one that leaves. Once it was
-// reached it stays so.
+// step is a point on the way of a pod that comes, or of one that leaves. Once it was reached it stays so.
 type step struct {
 	name    string
 	leaves  bool

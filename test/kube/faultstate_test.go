@@ -88,8 +88,7 @@ func allBound(ctx context.Context, deferred []*writer) error {
 	return nil
 }
 
-// statsNow asks the front for a volume's usage, as kubelet does, and compares it with
-// what the pod's own df tells.
+// statsNow asks the front for a volume's usage, as kubelet does, and compares it with what the pod's own df tells.
 func statsNow(ctx context.Context, w *writer) error {
 	conn, err := rig.Connect(filepath.Join(cluster.ProxyRunDir, "csi", w.on.Driver+".sock"))
 	if err != nil {

@@ -24,9 +24,8 @@ type ledger struct {
 	promised int
 }
 
-// writer is a pod that writes numbers, one a line, to its volume. A line counts
-// once it was synced: then its number is in /promised, in the container's own files.
-// The container side only has the volume, and is there to be killed.
+// writer is a pod that writes numbers, one a line, to its volume. A line counts once it was synced: then its number is
+// in /promised, in the container's own files. The container side only has the volume, and is there to be killed.
 type writer struct {
 	*cluster.Pod
 	on *ledger
@@ -43,15 +42,13 @@ type identity struct {
 	process, container, sandbox string
 }
 
-// gapless is a script that fails where a number is missing from a ledger; it gives the
-// last one. A line is a number and the process that wrote it. Each process counts on from
-// the last number that it found: a containerd that is stopped while it starts a container
-// can let it run beside the container's next attempt for a while, and both count.
+// gapless is a script that fails where a number is missing from a ledger; it gives the last one. A line is a number and
+// the process that wrote it. Each process counts on from the last number that it found: a containerd that is stopped
+// while it starts a container can let it run beside the container's next attempt for a while, and both count.
 const gapless = `awk '($2 in last) ? $1 != last[$2] + 1 : $1 > max + 1 {print "line " NR " is " $0; bad = 1; exit}
 {last[$2] = $1; if ($1 > max) max = $1} END {if (bad) exit 1; print max + 0}' /data/ledger`
 
-// write begins where an earlier writer has stopped. It goes on until it is asked to
-// end, or an error.
+// write begins where an earlier writer has stopped. It goes on until it is asked to end, or an error.
 const write = `trap 'exit 0' TERM
 touch /data/ledger
 me=$(cat /proc/sys/kernel/random/uuid)
@@ -153,9 +150,8 @@ func (w *writer) goesOn(k *cluster.Kube) {
 	k.Eventually("pod "+w.Name+" goes on writing", func(context.Context) error { return w.wrote(before) })
 }
 
-// unchanged wants everything of the pod to be what it was, and every promise kept. The
-// container side may have been killed: then it was started anew, once or more, for
-// what takes containerd away may spoil an attempt.
+// unchanged wants everything of the pod to be what it was, and every promise kept. The container side may have been
+// killed: then it was started anew, once or more, for what takes containerd away may spoil an attempt.
 func (w *writer) unchanged(k *cluster.Kube, killed bool) {
 	k.T.Helper()
 	w.goesOn(k)

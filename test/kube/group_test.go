@@ -26,9 +26,8 @@ func withGroup(p *cluster.Pod, policy corev1.PodFSGroupChangePolicy) *cluster.Po
 	return p
 }
 
-// TestGroups has pods with an fsGroup, which the node's kernel cannot give to files of a deferred
-// volume: they have it for the same volumes as without crust-proxy. With this policy of the
-// drivers that is one of two.
+// TestGroups has pods with an fsGroup, which the node's kernel cannot give to files of a deferred volume: they have it
+// for the same volumes as without crust-proxy. With this policy of the drivers that is one of two.
 func TestGroups(t *testing.T) {
 	k := cluster.On(t)
 	untyped := func(pv *corev1.PersistentVolume) { pv.Spec.CSI.FSType = "" }

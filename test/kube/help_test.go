@@ -19,8 +19,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
-// inCrust is the rule of the default settings: what pods of the runtime class have is
-// deferred.
+// inCrust is the rule of the default settings: what pods of the runtime class have is deferred.
 const inCrust = "crust-pods"
 
 // ways are the drivers whose volumes are deferred, each in its own way.

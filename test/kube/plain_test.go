@@ -16,9 +16,8 @@ import (
 	"github.com/crust-proxy/crust-proxy/test/kube/cluster"
 )
 
-// TestAsIfItWereNotThere takes volumes that are not deferred through all that a pod
-// does with them, behind crust-proxy and without it: pods find the same, and drivers
-// are called for the same.
+// TestAsIfItWereNotThere takes volumes that are not deferred through all that a pod does with them, behind crust-proxy
+// and without it: pods find the same, and drivers are called for the same.
 func TestAsIfItWereNotThere(t *testing.T) {
 	k := cluster.Beside(t)
 	var found sync.Map
@@ -117,8 +116,7 @@ func spaceOf(path string) string {
 	return "sync; for unit in -k -i; do df -P $unit " + path + " | tail -n 1 | sed 's/^[^ ]* *//' | tr -s ' '; done"
 }
 
-// told is what a driver was called for, in order. How often it is asked for stats
-// depends on the time that all takes.
+// told is what a driver was called for, in order. How often it is asked for stats depends on the time that all takes.
 func (c *calls) told(v *cluster.Volume) string {
 	all := c.of(v)
 	stats := slices.Contains(all, "NodeGetVolumeStats")

@@ -29,8 +29,7 @@ func TestSidecars(t *testing.T) {
 	inEachWay(k, t, "frozen by hand", frozenSnapshots)
 }
 
-// replicas has a StatefulSet's pods come, grow, go and come back to their volumes, which
-// go with it.
+// replicas has a StatefulSet's pods come, grow, go and come back to their volumes, which go with it.
 func replicas(k *cluster.Kube, way, driver string) {
 	s := k.NewStatefulSet("db-"+way, driver, 2)
 	for _, p := range s.Ready() {
@@ -60,8 +59,7 @@ func replicas(k *cluster.Kube, way, driver string) {
 	}
 }
 
-// wantPlaced wants a volume that was made for the node that the scheduler has chosen, and
-// may be nowhere else.
+// wantPlaced wants a volume that was made for the node that the scheduler has chosen, and may be nowhere else.
 func wantPlaced(k *cluster.Kube, v *cluster.Volume) {
 	k.T.Helper()
 	core := k.Client.CoreV1()
@@ -74,8 +72,7 @@ func wantPlaced(k *cluster.Kube, v *cluster.Volume) {
 	check.That(k.T, pv.Spec.NodeAffinity != nil && pv.Spec.NodeAffinity.Required != nil, "volume %s may be anywhere", v.PV)
 }
 
-// kindsOfClaims has a pod with a raw block volume, one for itself only, and one that goes
-// with it.
+// kindsOfClaims has a pod with a raw block volume, one for itself only, and one that goes with it.
 func kindsOfClaims(k *cluster.Kube, way, driver string) {
 	disk := k.NewClaim(cluster.VolumeOptions{Name: "made-raw-" + way, Driver: driver, Raw: true})
 	own := k.NewClaim(cluster.VolumeOptions{Name: "made-own-" + way, Driver: driver, Mode: corev1.ReadWriteOncePod})
@@ -111,8 +108,7 @@ func fromTemplate(p *cluster.Pod, name, driver string) {
 	main.VolumeMounts = append(main.VolumeMounts, corev1.VolumeMount{Name: name, MountPath: "/" + name})
 }
 
-// clones has a claim made from another one, which a pod is writing to, and lets it be
-// larger.
+// clones has a claim made from another one, which a pod is writing to, and lets it be larger.
 func clones(k *cluster.Kube, way, driver string) {
 	source := k.NewClaim(cluster.VolumeOptions{Name: "cloned-" + way, Driver: driver})
 	writer := k.NewPod("cloned-"+way, cluster.Crust).With(source, "/data").Start()

@@ -96,8 +96,7 @@ func (q *quickStart) take(t *testing.T, document string) {
 	check.That(t, err == nil, "%v in\n%s", err, document)
 }
 
-// start makes the pod on the node that there is, with the image and the driver that
-// are there.
+// start makes the pod on the node that there is, with the image and the driver that are there.
 func (q *quickStart) start(k *cluster.Kube, pod *corev1.Pod) *cluster.Pod {
 	class := ""
 	if pod.Spec.RuntimeClassName != nil {

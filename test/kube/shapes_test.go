@@ -74,8 +74,7 @@ func manyContainers(k *cluster.Kube, way, driver string) {
 	p.Delete()
 }
 
-// sandboxAgain takes the sandbox away: kubelet makes another one for the same pod,
-// and calls nobody for its volumes.
+// sandboxAgain takes the sandbox away: kubelet makes another one for the same pod, and calls nobody for its volumes.
 func sandboxAgain(k *cluster.Kube, p *cluster.Pod, v *cluster.Volume) {
 	k.T.Helper()
 	heard, sandbox := callsFrom(k, v.Driver), sandboxOf(k, p)

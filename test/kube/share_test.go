@@ -63,8 +63,7 @@ func TestPodsThatShareAVolume(t *testing.T) {
 	inEachWay(k, t, "the same name", sameName)
 }
 
-// wantRefusedBy wants crustctl to show who said no to a second pod, and what was
-// decided for it.
+// wantRefusedBy wants crustctl to show who said no to a second pod, and what was decided for it.
 func wantRefusedBy(k *cluster.Kube, p *cluster.Pod, class string) {
 	k.T.Helper()
 	is, err := refusalOf(k, p)

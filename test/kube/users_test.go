@@ -17,8 +17,7 @@ import (
 // deferred volumes: on the devices the owners are the pods' own.
 func TestUserNamespaces(t *testing.T) { inEachWay(cluster.Beside(t), t, "users", ownUsers) }
 
-// ownUsers takes a volume through a pod with users of its own, one on the node without,
-// and another one with.
+// ownUsers takes a volume through a pod with users of its own, one on the node without, and another one with.
 func ownUsers(k *cluster.Kube, way, driver string) {
 	v := k.NewVolume(cluster.VolumeOptions{Name: "users-" + way, Driver: driver})
 	first := withUsers(k.NewPod(v.Name+"-1", cluster.Crust).With(v, "/data").With(v, "/sub", subPath("dir"))).Start()

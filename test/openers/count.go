@@ -58,8 +58,7 @@ func Partitions(ctx context.Context, f *openers.Finder, disk, one, two string) (
 	return report.String(), nil
 }
 
-// What the kernel makes of partitions. In all kernels, an open of a partition counts on its disk and
-// not the reverse.
+// What the kernel makes of partitions. In all kernels, an open of a partition counts on its disk and not the reverse.
 const (
 	// EachOpenCounts is a kernel that counts each open of a partition on the disk.
 	EachOpenCounts = `one partition is open: disk 1, one 1, other 0

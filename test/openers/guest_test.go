@@ -47,8 +47,7 @@ and by scan it is open in: "the kernel itself (a mount in another namespace, a l
 and unmapped: 0
 `
 
-// TestCountInAGuest has another kernel count, in an emulated machine: one that is a node's, and has
-// real partitions.
+// TestCountInAGuest has another kernel count, in an emulated machine: one that is a node's, and has real partitions.
 func TestCountInAGuest(t *testing.T) {
 	rig.Need(t, "qemu-system-x86_64")
 	kernel, program := vmnode.Kernel(t), filepath.Join(t.TempDir(), "guest")

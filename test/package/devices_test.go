@@ -26,9 +26,8 @@ const blockDevices = "b *:* rw"
 // deviceGroup is the control group that stands in for systemd's.
 const deviceGroup = "/sys/fs/cgroup/devices/" + machineName
 
-// enforceDevices holds the running service to the unit's list of devices on a
-// machine with control groups of version 1. There, systemd in a container may not
-// do that; with version 2 it does so itself.
+// enforceDevices holds the running service to the unit's list of devices on a machine with control groups of version 1.
+// There, systemd in a container may not do that; with version 2 it does so itself.
 func (m *machine) enforceDevices() {
 	m.t.Helper()
 	if _, err := os.Stat(filepath.Dir(deviceGroup) + "/devices.deny"); err != nil {

@@ -169,8 +169,7 @@ exec mke2fs -t ext4 "$@"
 	check.Must(f.t, os.WriteFile(f.path(path), []byte(script), 0o755)) //nolint:gosec // a program
 }
 
-// wantSockets wants both sockets of the driver there: kubelet deregisters a
-// driver whose socket goes.
+// wantSockets wants both sockets of the driver there: kubelet deregisters a driver whose socket goes.
 func (f *frontService) wantSockets() {
 	f.t.Helper()
 	found, err := filepath.Glob(f.path(pluginDir) + "/*.sock")

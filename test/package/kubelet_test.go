@@ -23,8 +23,7 @@ const (
 	kataVolumes = "/run/kata-containers/shared/direct-volumes"
 )
 
-// register does what kubelet does with a socket that comes to its folder, and
-// gives the socket.
+// register does what kubelet does with a socket that comes to its folder, and gives the socket.
 func (m *machine) register() string {
 	m.t.Helper()
 	var path string

@@ -102,8 +102,7 @@ func testLicences(t *testing.T, dir string) {
 	check.That(t, linked != 0, "the programs say of no module")
 }
 
-// testLinks follows the links of the installed pages: to what is installed, or to files of this
-// repository on the web.
+// testLinks follows the links of the installed pages: to what is installed, or to files of this repository on the web.
 func testLinks(t *testing.T, dir string) {
 	const web = "https://github.com/crust-proxy/crust-proxy/blob/main/"
 	pages := lines(run(t, "find", dir+"/usr/share/doc/crust-proxy/", "-name", "*.md"))

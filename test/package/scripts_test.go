@@ -13,9 +13,8 @@ import (
 	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
-// onNode runs commands beside the packaging scripts ($scripts), in mounts of their own: an
-// empty /run and /var, and an /etc with this configuration. Systemd seems to run; all that
-// systemctl does is $atCall.
+// onNode runs commands beside the packaging scripts ($scripts), in mounts of their own: an empty /run and /var, and an
+// /etc with this configuration. Systemd seems to run; all that systemctl does is $atCall.
 func onNode(t *testing.T, config, commands string, env ...string) (said string, err error) {
 	t.Helper()
 	rig.Need(t, "unshare", "flock")
@@ -80,8 +79,7 @@ func TestRemovalWhileAVolumeComes(t *testing.T) {
 	check.That(t, err == nil && strings.Contains(said, "systemctl disable"), "without a volume: %v, it says %s", err, said)
 }
 
-// TestRemovalWithABadConfiguration is refused, because nothing is known of volumes, and can
-// be insisted on.
+// TestRemovalWithABadConfiguration is refused, because nothing is known of volumes, and can be insisted on.
 func TestRemovalWithABadConfiguration(t *testing.T) {
 	said, err := onNode(t, "no-such-key: 1", "$scripts/preremove.sh remove")
 	check.That(t, err != nil && strings.Contains(said, "CRUST_PROXY_ABANDON_VOLUMES=1"), "%v, it says %s", err, said)

@@ -79,8 +79,7 @@ func (s *service) unstage() {
 	check.NoError(s.t, rig.Exclusive(s.device), "the device is still held after unstage")
 }
 
-// wantVolume wants the guard where systemd, and so kubelet, sees it, and the
-// device held.
+// wantVolume wants the guard where systemd, and so kubelet, sees it, and the device held.
 func (s *service) wantVolume() {
 	s.t.Helper()
 	check.That(s.t, s.guarded(), "the guard cannot be seen outside of the service")
@@ -136,9 +135,8 @@ func (s *service) call() error {
 	return err
 }
 
-// testRemovedUnderVolume tries to remove the package while a volume lives: that is
-// refused with its name. Where somebody insists, the volume stays as it is and is
-// found when the package is installed again.
+// testRemovedUnderVolume tries to remove the package while a volume lives: that is refused with its name. Where
+// somebody insists, the volume stays as it is and is found when the package is installed again.
 func (s *service) testRemovedUnderVolume() {
 	s.t.Helper()
 	out, err := s.command("dpkg", "--remove", name).CombinedOutput()
@@ -162,8 +160,7 @@ func (s *service) testMasked() {
 	s.run("systemctl", "unmask", "crust-proxy.service")
 }
 
-// testBadConfiguration spoils the file: neither a reload, nor an upgrade, nor a kill takes the daemon
-// from the volume.
+// testBadConfiguration spoils the file: neither a reload, nor an upgrade, nor a kill takes the daemon from the volume.
 func (s *service) testBadConfiguration() {
 	s.t.Helper()
 	good := check.Value(os.ReadFile(s.path(config)))(s.t)

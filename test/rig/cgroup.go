@@ -66,8 +66,7 @@ func delegate(root, dir string) error {
 	return nil
 }
 
-// GroupDirs are the directories of a control group and of those below it, each after
-// the one that it is in.
+// GroupDirs are the directories of a control group and of those below it, each after the one that it is in.
 func GroupDirs(group string) []string {
 	var dirs []string
 	for _, root := range groupRoots() {
@@ -81,8 +80,7 @@ func GroupDirs(group string) []string {
 	return dirs
 }
 
-// RemoveGroup removes a control group with those below it. It waits for processes that
-// were killed a moment ago.
+// RemoveGroup removes a control group with those below it. It waits for processes that were killed a moment ago.
 func RemoveGroup(group string) error {
 	return check.Until(20*time.Second, 10*time.Millisecond, func() error { return TryRemoveGroup(group) })
 }

@@ -220,8 +220,7 @@ func (d *Daemon) Runtime() runtimev1.RuntimeClient {
 // Admin is a client of the Admin API.
 func (d *Daemon) Admin() adminv1.AdminClient { return adminv1.NewAdminClient(d.Dial(d.AdminSocket)) }
 
-// Target makes the directory that kubelet makes for a pod's volume, and gives
-// the target in it.
+// Target makes the directory that kubelet makes for a pod's volume, and gives the target in it.
 func (d *Daemon) Target(pod string) string {
 	d.T.Helper()
 	dir := filepath.Join(d.Kubelet, "pods", pod, "volumes", "kubernetes.io~csi", "pv")

@@ -19,12 +19,10 @@ import (
 	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
-// callTime bounds each call, so that who hangs does not keep a test from cleaning up. It is
-// kubelet's for CSI.
+// callTime bounds each call, so that who hangs does not keep a test from cleaning up. It is kubelet's for CSI.
 const callTime = 2 * time.Minute
 
-// Dial connects to a socket for the time of the test. A server that was started again is
-// found at once.
+// Dial connects to a socket for the time of the test. A server that was started again is found at once.
 func Dial(t T, socket string, options ...grpc.DialOption) *grpc.ClientConn {
 	t.Helper()
 	conn := check.Value(Connect(socket, options...))(t)
@@ -58,8 +56,7 @@ func OfAnotherBoot(t T, data string) {
 	}
 }
 
-// NewDriver prepares crust-driver, which serves on a socket, and a connection to it. The
-// log lies beside the socket.
+// NewDriver prepares crust-driver, which serves on a socket, and a connection to it. The log lies beside the socket.
 func NewDriver(t T, program, socket, data string, args ...string) (*Process, *grpc.ClientConn) {
 	t.Helper()
 	conn := Dial(t, socket)

@@ -24,8 +24,7 @@ func clearEarlier() {
 	}
 }
 
-// runs reports whether the tests with a mark run: their program is a child of itself, outside of
-// their namespaces.
+// runs reports whether the tests with a mark run: their program is a child of itself, outside of their namespaces.
 func runs(mark string) bool {
 	return len(Processes(func(proc string) bool {
 		if !inRun(proc, mark) {
@@ -85,8 +84,7 @@ func clearRun(mark string) {
 	}
 }
 
-// thaw thaws a filesystem that was frozen when its last mount went: the kernel keeps it, and its
-// device, until then.
+// thaw thaws a filesystem that was frozen when its last mount went: the kernel keeps it, and its device, until then.
 func thaw(device string) {
 	for _, fs := range []string{"ext4", "xfs", "btrfs"} {
 		mount, err := MountAside(device, fs)

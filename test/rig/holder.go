@@ -21,8 +21,7 @@ func Hold(t T, how, device string) *Holder {
 	return HoldBy(t, exec.Command("sh", "-c", `exec 3`+how+`"$0"; echo open; exec cat`, device))
 }
 
-// HoldBy has a command open a device, which writes something once it has, and ends with its
-// input.
+// HoldBy has a command open a device, which writes something once it has, and ends with its input.
 func HoldBy(t T, cmd *exec.Cmd) *Holder {
 	t.Helper()
 	stdin := check.Value(cmd.StdinPipe())(t)

@@ -83,8 +83,7 @@ func Pool(t T, fs, disk string) string {
 	return dir
 }
 
-// Loops maps the loop devices of the machine over files whose path contains a text to
-// those paths.
+// Loops maps the loop devices of the machine over files whose path contains a text to those paths.
 func Loops(text string) map[string]string {
 	found := make(map[string]string)
 	files, _ := filepath.Glob("/sys/block/loop*/loop/backing_file")
@@ -97,9 +96,8 @@ func Loops(text string) map[string]string {
 	return found
 }
 
-// LoopsLeft lists the loop devices that stay over files whose path contains a text. The
-// kernel detaches one at its last close, and a crust-proxy of another test, which looks at
-// all loop devices, has each open for a moment.
+// LoopsLeft lists the loop devices that stay over files whose path contains a text. The kernel detaches one at its last
+// close, and a crust-proxy of another test, which looks at all loop devices, has each open for a moment.
 func LoopsLeft(text string) []string {
 	return check.Left(30*time.Second, 10*time.Millisecond, func() []string { return slices.Sorted(maps.Keys(Loops(text))) })
 }
@@ -156,8 +154,7 @@ func DetachIf(device string, meant func(loop *os.File) bool) error {
 	return loopdev.Detach(device)
 }
 
-// generationOf is another number each time that a disk gets or loses its contents; "" where the
-// kernel does not tell.
+// generationOf is another number each time that a disk gets or loses its contents; "" where the kernel does not tell.
 func generationOf(device string) string {
 	raw, _ := os.ReadFile("/sys/block/" + filepath.Base(device) + "/diskseq") //nolint:gosec // a file of the kernel's
 	return string(raw)

@@ -28,9 +28,8 @@ func newMark() string {
 	return string(mark)
 }
 
-// Prefix is for os.MkdirTemp, where a path has to be shorter than that of
-// t.TempDir: a loop device over a file that is left below is known to be of these
-// tests.
+// Prefix is for os.MkdirTemp, where a path has to be shorter than that of t.TempDir: a loop device over a file that is
+// left below is known to be of these tests.
 func Prefix(name string) string { return name + mark() }
 
 // ownTemp has temporary files lie in a directory with our mark, and a stamp in it that says so.

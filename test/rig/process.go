@@ -37,8 +37,7 @@ type Process struct {
 	LogFile string
 	// Ready tells whether it serves; nil means that it does at once.
 	Ready func() error
-	// Grace is after how long Stop kills it, as kubelet does; 0 is an error after
-	// stopTime instead.
+	// Grace is after how long Stop kills it, as kubelet does; 0 is an error after stopTime instead.
 	Grace time.Duration
 
 	cmd    *exec.Cmd

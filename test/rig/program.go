@@ -35,8 +35,7 @@ func Program(t T, name string) string {
 	return path
 }
 
-// BuildRelease builds programs of this project, by their names in cmd, into a
-// directory, as a release has them.
+// BuildRelease builds programs of this project, by their names in cmd, into a directory, as a release has them.
 func BuildRelease(dir string, names ...string) error {
 	for _, name := range names {
 		err := build(filepath.Join(dir, name), "cmd/"+name, append(os.Environ(), "CGO_ENABLED=0"), "-tags", "grpcnotrace", "-trimpath", "-ldflags", "-s -w")
@@ -47,8 +46,7 @@ func BuildRelease(dir string, names ...string) error {
 	return nil
 }
 
-// BuildStatic builds a program that needs no library, by the path of its package in this
-// project.
+// BuildStatic builds a program that needs no library, by the path of its package in this project.
 func BuildStatic(path, from string) error {
 	return build(path, from, append(os.Environ(), "CGO_ENABLED=0"))
 }
@@ -109,8 +107,7 @@ func checkout() (string, error) {
 	return filepath.Join(filepath.Dir(here), "../.."), nil
 }
 
-// Script runs one of the scripts in hack that build programs once, and gives the directory that
-// it prints.
+// Script runs one of the scripts in hack that build programs once, and gives the directory that it prints.
 func Script(name string, args ...string) (string, error) {
 	root, err := checkout()
 	if err != nil {

@@ -1,6 +1,5 @@
-// Package rig is what system tests, the demonstration and the benchmarks stand on: a
-// private mount namespace, loop devices that go away whatever happens, a look for
-// leaks, and processes, among them a daemon of its own.
+// Package rig is what system tests, the demonstration and the benchmarks stand on: a private mount namespace, loop
+// devices that go away whatever happens, a look for leaks, and processes, among them a daemon of its own.
 package rig
 
 import (
@@ -22,9 +21,8 @@ import (
 	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
-// Main runs the tests of a package in a mount namespace of their own, so that
-// whatever a killed test leaves mounted goes with it, and then looks for loop
-// devices and mounts that were left.
+// Main runs the tests of a package in a mount namespace of their own, so that whatever a killed test leaves mounted
+// goes with it, and then looks for loop devices and mounts that were left.
 func Main(m interface{ Run() int }) int { return Run(m.Run, 0) }
 
 // Run does what Main does around tests that need more than a mount namespace:
@@ -68,9 +66,8 @@ func run(tests func() int, namespaces uintptr) (int, error) {
 	return code, nil
 }
 
-// Leaks gives what is there and was not when the tests began. The kernel frees a loop
-// device only when its last opener, which may be a probe of udev's, has closed it: a
-// little patience tells that from a leak.
+// Leaks gives what is there and was not when the tests began. The kernel frees a loop device only when its last opener,
+// which may be a probe of udev's, has closed it: a little patience tells that from a leak.
 func Leaks() []string {
 	return check.Left(30*time.Second, 100*time.Millisecond, func() []string {
 		now := leakable()
@@ -133,8 +130,7 @@ func Missing(t T, what string) {
 	t.Skip(what)
 }
 
-// Tmpfs gives a directory on a tmpfs of its own. Options are tmpfs mount
-// options, such as "size=1m".
+// Tmpfs gives a directory on a tmpfs of its own. Options are tmpfs mount options, such as "size=1m".
 func Tmpfs(t T, options string) string {
 	t.Helper()
 	dir := t.TempDir()

@@ -1,5 +1,4 @@
-// Package sanity runs csi-sanity against a CSI socket, and tells which of its
-// specs ran.
+// Package sanity runs csi-sanity against a CSI socket, and tells which of its specs ran.
 package sanity
 
 import (

@@ -42,8 +42,7 @@ type Server struct {
 	Audience string
 	// MaxResults is the most blocks in a message; 0 leaves it to the client.
 	MaxResults int32
-	// MaxMessages ends each stream after so many, as the sidecar does with one that takes
-	// long; 0 is no bound.
+	// MaxMessages ends each stream after so many, as the sidecar does with one that takes long; 0 is no bound.
 	MaxMessages int
 
 	mu     sync.Mutex

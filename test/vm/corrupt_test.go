@@ -28,8 +28,7 @@ func (v *volume) damage(from, to int64) {
 	check.Must(v.b.t, device.Close())
 }
 
-// damagedVolumes are one of each filesystem. Each has its superblock as it was: the rest is
-// what a kernel has to parse.
+// damagedVolumes are one of each filesystem. Each has its superblock as it was: the rest is what a kernel has to parse.
 func (b *bench) damagedVolumes(pod string) (all []*volume) {
 	b.t.Helper()
 	parts := map[string][2]int64{
@@ -117,9 +116,8 @@ func (v *volume) damageData() {
 	v.damage(at, at+100)
 }
 
-// TestDamageThatIsFoundLater: the pod has an error, also if the filesystem asks for a panic.
-// Stats and health report the damage, the host goes on, and the volumes can be repaired and
-// used.
+// TestDamageThatIsFoundLater: the pod has an error, also if the filesystem asks for a panic. Stats and health report
+// the damage, the host goes on, and the volumes can be repaired and used.
 func TestDamageThatIsFoundLater(t *testing.T) {
 	b := newBench(t)
 	const uid = "pod-latent"
@@ -175,8 +173,7 @@ func (l latent) mend(v *volume) {
 	check.Require(v.b.t, err == nil || l.repaired != "" && strings.Contains(string(out), l.repaired), "%q: %v\n%s", l.repair, err, out)
 }
 
-// wantAbnormal waits until stats report that something is wrong, and wants health to have the
-// status.
+// wantAbnormal waits until stats report that something is wrong, and wants health to have the status.
 func (v *volume) wantAbnormal(status csi.VolumeHealthErrorType) {
 	v.b.t.Helper()
 	check.Eventually(v.b.t, "stats report the damage", func() bool {

@@ -67,8 +67,7 @@ func (b *bench) kataLife(name string, flavor kata.Flavor) {
 	v.giveBack()
 }
 
-// kataGuest is a Kata sandbox with one volume. What its shim asks of VMM and agent, QEMU
-// and the agent of crust-vm do.
+// kataGuest is a Kata sandbox with one volume. What its shim asks of VMM and agent, QEMU and the agent of crust-vm do.
 type kataGuest struct {
 	guest
 	shim    *kata.Shim

@@ -104,8 +104,7 @@ func (b *bench) machine() (m machine) {
 	return m
 }
 
-// parents finds the supervisor, and the shim above it, between which the command is that
-// waits for the boot.
+// parents finds the supervisor, and the shim above it, between which the command is that waits for the boot.
 func (m *machine) parents() (err error) {
 	if m.supervisor, err = rig.Parent(m.qemu); err != nil {
 		return err
@@ -156,9 +155,8 @@ var victims = map[string]func(m machine) error{
 
 const killAgent, panicGuest = "echo i >/proc/sysrq-trigger", "echo c >/proc/sysrq-trigger"
 
-// TestKilledMachines kills what a sandbox consists of, while its pod writes. Each time the
-// machine is over, containerd learns of it, and nothing that was synced is lost. If only the
-// agent has ended, nothing at all is.
+// TestKilledMachines kills what a sandbox consists of, while its pod writes. Each time the machine is over, containerd
+// learns of it, and nothing that was synced is lost. If only the agent has ended, nothing at all is.
 func TestKilledMachines(t *testing.T) {
 	check.Must(t, os.WriteFile("/proc/self/oom_score_adj", []byte("100"), 0)) // containerd's, and so the shims'
 	b := newBench(t)
@@ -284,8 +282,7 @@ func (b *bench) killedWhilePlugged(name, fs string, kill func(machine) error) {
 	v.giveBack()
 }
 
-// TestKilledWhileTheyEnd kills the same when the containers have ended, and the guest
-// unmounts.
+// TestKilledWhileTheyEnd kills the same when the containers have ended, and the guest unmounts.
 func TestKilledWhileTheyEnd(t *testing.T) {
 	b := newBench(t)
 	b.CRI.ShimsAreKilled = true

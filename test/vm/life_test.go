@@ -22,9 +22,8 @@ import (
 	"github.com/crust-proxy/crust-proxy/test/rig/vmnode"
 )
 
-// TestLifeOfAVolume takes volumes of a CSI driver, sound and damaged ones, through everything
-// that kubelet does with them, in two machines, each with another virtiofsd. Never is one
-// mounted on the host.
+// TestLifeOfAVolume takes volumes of a CSI driver, sound and damaged ones, through everything that kubelet does with
+// them, in two machines, each with another virtiofsd. Never is one mounted on the host.
 func TestLifeOfAVolume(t *testing.T) {
 	t.Setenv("CRUST_FAILPOINTS", "crust-vm-unplugged=sleep:15s")
 	pool := rig.Pool(t, "xfs", rig.Disk(t, 8<<30, "xfs")) // which shares data, so that volumes in use have snapshots
@@ -76,8 +75,7 @@ func TestLifeOfAVolume(t *testing.T) {
 	b.WantClean(t)
 }
 
-// inUse has two containers share the volume, grows it under a writer, and gives the checksum
-// of the file "blob".
+// inUse has two containers share the volume, grows it under a writer, and gives the checksum of the file "blob".
 func (v *volume) inUse(pod *cri.Pod) (sum string) {
 	b := v.b
 	first := b.run(pod, "first-"+v.FS, at(v))
@@ -101,8 +99,7 @@ func (v *volume) inUse(pod *cri.Pod) (sum string) {
 	return sum
 }
 
-// wantOneOwner: a second pod is refused before it has a machine, and the volume stays the
-// first one's.
+// wantOneOwner: a second pod is refused before it has a machine, and the volume stays the first one's.
 func (v *volume) wantOneOwner(other string) {
 	v.b.t.Helper()
 	machines, owner := len(v.b.Machines()), v.Pod

@@ -1,5 +1,4 @@
-// Package render makes the manifests of deploy/ with the tools that are pinned, as a
-// user would.
+// Package render makes the manifests of deploy/ with the tools that are pinned, as a user would.
 package render
 
 import (

@@ -22,9 +22,8 @@ import (
 // callersAudience is the chart's default.
 const callersAudience = "snapshot-metadata.driver.crust-proxy.dev"
 
-// TestChangedBlocksRights plays the sidecar and a backup client with the rights that the
-// chart and its example give them: the client's token is valid for this service alone,
-// and opens the snapshots of one namespace.
+// TestChangedBlocksRights plays the sidecar and a backup client with the rights that the chart and its example give
+// them: the client's token is valid for this service alone, and opens the snapshots of one namespace.
 func TestChangedBlocksRights(t *testing.T) {
 	r := start(t)
 	r.defineForeignTypes(t)

@@ -58,8 +58,7 @@ spec:
 	})
 }
 
-// TestManifestsAreAccepted applies all that kustomize makes, with unknown fields
-// being errors.
+// TestManifestsAreAccepted applies all that kustomize makes, with unknown fields being errors.
 func TestManifestsAreAccepted(t *testing.T) {
 	r := start(t)
 	r.defineForeignTypes(t)

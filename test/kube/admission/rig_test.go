@@ -50,8 +50,7 @@ func start(t *testing.T) *rig {
 	return r
 }
 
-// install installs the chart, or changes its values. helm asks the cluster what it
-// serves.
+// install installs the chart, or changes its values. helm asks the cluster what it serves.
 func (r *rig) install(t *testing.T, args ...string) {
 	t.Helper()
 	check.Must(t, check.Err(render.Helm(t, append([]string{
@@ -196,8 +195,7 @@ func initMounts(name string) func(*corev1.Pod) {
 	}
 }
 
-// says tells whether an answer is as wanted: no error, or one by that policy with
-// those words, and no others of ours.
+// says tells whether an answer is as wanted: no error, or one by that policy with those words, and no others of ours.
 func says(err error, policy string, words ...string) error {
 	if len(words) == 0 {
 		return err

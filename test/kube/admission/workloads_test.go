@@ -135,8 +135,7 @@ func rollouts(t *testing.T, r *rig) {
 	}
 }
 
-// livingWorkloads: one that was there before can be changed in other things and
-// deleted, and cannot be made worse.
+// livingWorkloads: one that was there before can be changed in other things and deleted, and cannot be made worse.
 func livingWorkloads(t *testing.T, r *rig) {
 	t.Helper()
 	sets := r.client.AppsV1().ReplicaSets("default")

@@ -34,8 +34,7 @@ func (o VolumeOptions) DelayedSpec() corev1.PersistentVolumeClaimSpec {
 	}
 }
 
-// ClaimOf is a claim that the cluster has made, say of a pod's template. It goes with
-// what it was made for.
+// ClaimOf is a claim that the cluster has made, say of a pod's template. It goes with what it was made for.
 func (k *Kube) ClaimOf(name, driver string) *Volume {
 	k.T.Helper()
 	v := &Volume{VolumeOptions: VolumeOptions{Name: name, Driver: driver, FS: "xfs"}.complete(), k: k}
@@ -58,8 +57,7 @@ func (v *Volume) Bound() *Volume {
 	return v
 }
 
-// RemoveClaim deletes a claim of NewClaim, and waits until the sidecars have removed its
-// volume.
+// RemoveClaim deletes a claim of NewClaim, and waits until the sidecars have removed its volume.
 func (v *Volume) RemoveClaim() error {
 	claims := v.k.Client.CoreV1().PersistentVolumeClaims(Namespace)
 	mended := v.k.Mend()

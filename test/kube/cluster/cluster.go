@@ -136,8 +136,7 @@ func (c *Cluster) Logs() string {
 	return out.String()
 }
 
-// close ends everything but containerd, and says what was left although nobody had a
-// volume any more.
+// close ends everything but containerd, and says what was left although nobody had a volume any more.
 func (c *Cluster) close() {
 	if c.Kubelet.Alive() && c.APIServer.Alive() {
 		_, err := c.Kubectl("delete", "pods", "--all", "--all-namespaces", "--grace-period=1", "--timeout="+Patience.String())
@@ -160,8 +159,7 @@ func (c *Cluster) close() {
 	}))
 }
 
-// WantNothingLeft waits until nothing of pods and volumes is left, and says what
-// is. Kubelet takes its time to tidy up.
+// WantNothingLeft waits until nothing of pods and volumes is left, and says what is. Kubelet takes its time to tidy up.
 func (c *Cluster) WantNothingLeft() error {
 	return eventually("nothing of pods and volumes is left", func(context.Context) error {
 		if left := c.Left(); len(left) > 0 {
@@ -184,8 +182,7 @@ func (c *Cluster) refusals() string {
 	return strings.Join(refused[max(0, len(refused)-5):], "")
 }
 
-// Left lists what pods and volumes have on the node. It is empty where there are
-// none.
+// Left lists what pods and volumes have on the node. It is empty where there are none.
 func (c *Cluster) Left() []string {
 	var left []string
 	for what, pattern := range map[string]string{

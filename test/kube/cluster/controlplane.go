@@ -200,8 +200,7 @@ func restConfig(path string) (*rest.Config, error) {
 	return config, nil
 }
 
-// Kubectl runs kubectl as admin and gives what it wrote; its words are in the error
-// where it failed.
+// Kubectl runs kubectl as admin and gives what it wrote; its words are in the error where it failed.
 func (c *ControlPlane) Kubectl(args ...string) (string, error) { return c.kubectl("", args) }
 
 // Apply applies manifests.

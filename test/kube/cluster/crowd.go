@@ -65,8 +65,7 @@ func (c *Crowd) Start(ctx context.Context) error {
 	}, func(event watch.Event, pod *corev1.Pod) bool { return event.Type != watch.Deleted && isReady(pod) })
 }
 
-// End deletes the pods at once, and waits until they have gone and the drivers have
-// unstaged their volumes.
+// End deletes the pods at once, and waits until they have gone and the drivers have unstaged their volumes.
 func (c *Crowd) End(ctx context.Context) error {
 	pods := c.k.Client.CoreV1().Pods(Namespace)
 	err := c.until(ctx, "goes", func(ctx context.Context, p *Pod) error {

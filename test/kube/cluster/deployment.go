@@ -20,16 +20,14 @@ import (
 // chartSpace is the namespace of what the chart makes.
 const chartSpace = "crust-proxy"
 
-// deployment runs the sidecars with the flags and the accounts that they have as pods of
-// a cluster.
+// deployment runs the sidecars with the flags and the accounts that they have as pods of a cluster.
 type deployment struct {
 	k *Kube
 	// programs is the directory of the sidecars.
 	programs string
 }
 
-// layOut prepares the sidecars of drivers as the chart runs them, and upstream's
-// snapshot-controller.
+// layOut prepares the sidecars of drivers as the chart runs them, and upstream's snapshot-controller.
 func (d *deployment) layOut(drivers []string) {
 	d.k.T.Helper()
 	_, err := d.k.Kubectl("apply", "--filename="+d.programs+"/rbac-snapshot-controller.yaml")
@@ -53,8 +51,7 @@ func (d *deployment) add(program, name, access string, args ...string) {
 	d.k.sidecars = append(d.k.sidecars, p)
 }
 
-// driverPod makes the account and the rights that the chart gives the pod of
-// crust-driver, and gives that pod.
+// driverPod makes the account and the rights that the chart gives the pod of crust-driver, and gives that pod.
 func (d *deployment) driverPod() *corev1.PodSpec {
 	d.k.T.Helper()
 	part := func(name string) string {
@@ -81,8 +78,7 @@ func (d *deployment) account(namespace, name string) string {
 	return path
 }
 
-// end ends the sidecars, and has the test fail where one lacked a right: it may have gone
-// on without.
+// end ends the sidecars, and has the test fail where one lacked a right: it may have gone on without.
 func (d *deployment) end() {
 	for _, p := range d.k.sidecars {
 		for line := range strings.Lines(p.Log()) {

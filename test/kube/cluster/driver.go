@@ -16,11 +16,9 @@ import (
 	"github.com/crust-proxy/crust-proxy/test/rig/kubelet"
 )
 
-// The drivers that a node has, all at once: each is crust-driver, and the name of
-// its StorageClass, too.
+// The drivers that a node has, all at once: each is crust-driver, and the name of its StorageClass, too.
 const (
-	// Block is an unmodified driver behind crust-proxy: what is deferred, it
-	// publishes as a raw block volume.
+	// Block is an unmodified driver behind crust-proxy: what is deferred, it publishes as a raw block volume.
 	Block = "block.example.com"
 	// Native is a driver behind crust-proxy that defers by itself.
 	Native = "native.example.com"
@@ -40,8 +38,7 @@ type Driver struct {
 	conn   *grpc.ClientConn
 }
 
-// newDriver lays out a driver. Its registrar goes to a registry, kubelet's or
-// crust-proxy's.
+// newDriver lays out a driver. Its registrar goes to a registry, kubelet's or crust-proxy's.
 func (c *Cluster) newDriver(program, name, registry string, flags ...string) *Driver {
 	d := &Driver{Socket: filepath.Join(KubeletRoot, "plugins", name, "csi.sock")}
 	for _, dir := range []string{filepath.Dir(d.Socket), registry} {

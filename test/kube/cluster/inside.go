@@ -132,8 +132,7 @@ func (p *Pod) Events() []string {
 	return out
 }
 
-// WaitEvent waits for an event with a reason, such as FailedMount, whose message
-// has some words, and gives the message.
+// WaitEvent waits for an event with a reason, such as FailedMount, whose message has some words, and gives the message.
 func (p *Pod) WaitEvent(reason string, words ...string) string {
 	p.k.T.Helper()
 	var found string

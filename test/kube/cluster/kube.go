@@ -24,10 +24,9 @@ type Kube struct {
 	T rig.T
 }
 
-// On gives the shared cluster to a test. When the test has ended, everything is
-// started again that it has stopped, crust-proxy has its default settings, and
-// nothing may be left of pods and volumes: so only one such test runs at a time.
-// Parts of it that run in parallel use For.
+// On gives the shared cluster to a test. When the test has ended, everything is started again that it has stopped,
+// crust-proxy has its default settings, and nothing may be left of pods and volumes: so only one such test runs at a
+// time. Parts of it that run in parallel use For.
 func On(t rig.T) *Kube {
 	t.Helper()
 	k := &Kube{Cluster: Shared(t), T: t}

@@ -103,8 +103,7 @@ func OnNode(t rig.T, ours map[string]string, logLevel string) *Kube {
 	return &Kube{Cluster: open(t, ours, logLevel), T: t}
 }
 
-// covered are directories below which kubelet writes wherever its root is. They
-// hold nothing that a test needs.
+// covered are directories below which kubelet writes wherever its root is. They hold nothing that a test needs.
 var covered = []string{"/var/lib", "/var/log"}
 
 // prepare makes the namespaces what a node has: mounts that are shared, and an
@@ -128,8 +127,7 @@ func prepare(t rig.T) {
 	}
 }
 
-// sysctls are the kernel's settings that kubelet changes for the whole machine, and
-// what it sets them to.
+// sysctls are the kernel's settings that kubelet changes for the whole machine, and what it sets them to.
 var sysctls = map[string]string{
 	"/proc/sys/vm/overcommit_memory":      "1",
 	"/proc/sys/vm/panic_on_oom":           "0",

@@ -34,8 +34,7 @@ func (c *Cluster) containerd() *cri.Node {
 	return node
 }
 
-// KubeletRoot is kubelet's directory. It is the default one: a tmpfs covers the
-// machine's.
+// KubeletRoot is kubelet's directory. It is the default one: a tmpfs covers the machine's.
 const KubeletRoot = "/var/lib/kubelet"
 
 // NodeName is the only node's.

@@ -23,8 +23,7 @@ type Pod struct {
 // Forever is a script that ends at once when it is asked to.
 const Forever = "trap 'exit 0' TERM; while :; do sleep 3600 & wait $!; done"
 
-// NewPod prepares a pod with one container, main, that sleeps. The class is Crust,
-// Runc, or the name of a RuntimeClass.
+// NewPod prepares a pod with one container, main, that sleeps. The class is Crust, Runc, or the name of a RuntimeClass.
 func (k *Kube) NewPod(name, class string) *Pod {
 	grace, automount := int64(5), false
 	object := &corev1.Pod{

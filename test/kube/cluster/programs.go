@@ -9,8 +9,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/test/rig/cri"
 )
 
-// older is the release that CRUST_KUBERNETES names, 1.36 or 1.34, instead of the one that
-// tools/kubernetes pins.
+// older is the release that CRUST_KUBERNETES names, 1.36 or 1.34, instead of the one that tools/kubernetes pins.
 var older = os.Getenv("CRUST_KUBERNETES")
 
 // Beta tells whether the release has mutating admission policies as a beta only.

@@ -40,8 +40,7 @@ func (c *Cluster) DefaultProxy() ProxySettings {
 	}
 }
 
-// ConfigureProxy restarts crust-proxy with other settings; with the same ones it
-// does nothing.
+// ConfigureProxy restarts crust-proxy with other settings; with the same ones it does nothing.
 func (c *Cluster) ConfigureProxy(settings ProxySettings) error {
 	if settings == c.settings && c.Proxy.Alive() {
 		return nil

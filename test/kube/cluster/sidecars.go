@@ -16,15 +16,13 @@ import (
 // SnapshotClass is the VolumeSnapshotClass of a driver's snapshots.
 func SnapshotClass(driver string) string { return "snapshots." + driver }
 
-// DelayedClass is the StorageClass of volumes that the sidecars of a driver make where
-// the first pod is, and remove with their claims. They have an xfs, which any root may
-// grow.
+// DelayedClass is the StorageClass of volumes that the sidecars of a driver make where the first pod is, and remove
+// with their claims. They have an xfs, which any root may grow.
 func DelayedClass(driver string) string { return "delayed." + driver }
 
-// StartSidecars runs the real csi-provisioner, csi-resizer and csi-snapshotter of
-// drivers, as the chart runs them and with its rights, and the cluster's
-// snapshot-controller with upstream's, until the test has ended. Volumes of NewVolume
-// are not for such a test: two would answer to the same claim.
+// StartSidecars runs the real csi-provisioner, csi-resizer and csi-snapshotter of drivers, as the chart runs them and
+// with its rights, and the cluster's snapshot-controller with upstream's, until the test has ended. Volumes of
+// NewVolume are not for such a test: two would answer to the same claim.
 func (k *Kube) StartSidecars(drivers ...string) {
 	k.T.Helper()
 	programs, err := sidecars()
@@ -116,8 +114,7 @@ deletionPolicy: Delete
 `, driver, DelayedClass(driver), SnapshotClass(driver))
 }
 
-// Snapshot makes a VolumeSnapshot of a claim, of the same driver, and waits until it can
-// be used.
+// Snapshot makes a VolumeSnapshot of a claim, of the same driver, and waits until it can be used.
 func (k *Kube) Snapshot(name string, of *Volume) {
 	k.T.Helper()
 	single.take(k, name, fmt.Sprintf(`apiVersion: snapshot.storage.k8s.io/v1
@@ -143,8 +140,7 @@ spec:
 `, name, Namespace, SnapshotClass(driver), key, value))
 }
 
-// snapshotKind is a kind of snapshots, and the field of their status that names what the
-// driver has.
+// snapshotKind is a kind of snapshots, and the field of their status that names what the driver has.
 type snapshotKind struct{ name, contentField string }
 
 var (

@@ -21,8 +21,7 @@ type StatefulSet struct {
 	k            *Kube
 }
 
-// NewStatefulSet makes a StatefulSet, and waits for nothing. Changes are made to the
-// template of its pods.
+// NewStatefulSet makes a StatefulSet, and waits for nothing. Changes are made to the template of its pods.
 func (k *Kube) NewStatefulSet(name, driver string, replicas int, changes ...func(*corev1.PodSpec)) *StatefulSet {
 	k.T.Helper()
 	s := &StatefulSet{name: name, driver: driver, replicas: replicas, k: k}

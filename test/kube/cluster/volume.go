@@ -188,9 +188,8 @@ func (v *Volume) remove() error {
 	}))
 }
 
-// Grow raises the claim's size and does what external-resizer does: it has the
-// driver grow the device, and leaves the filesystem to kubelet. WaitGrown waits for
-// that.
+// Grow raises the claim's size and does what external-resizer does: it has the driver grow the device, and leaves the
+// filesystem to kubelet. WaitGrown waits for that.
 func (v *Volume) Grow(size int64) {
 	v.k.T.Helper()
 	v.Edit(size)

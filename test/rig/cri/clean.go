@@ -84,10 +84,9 @@ func removePodGroups(parent string) {
 	}
 }
 
-// endForgottenShims ends the shims that containerd has forgotten: one that it had
-// started a moment before it was stopped, and whose container never came to be, is on
-// no record of it. That is containerd's leak and not that of whom the tests are about,
-// who would have left a container or a mount.
+// endForgottenShims ends the shims that containerd has forgotten: one that it had started a moment before it was
+// stopped, and whose container never came to be, is on no record of it. That is containerd's leak and not that of whom
+// the tests are about, who would have left a container or a mount.
 func endForgottenShims(pids []int) bool {
 	found := false
 	for _, pid := range pids {
@@ -102,8 +101,7 @@ func endForgottenShims(pids []int) bool {
 	return found
 }
 
-// Left lists what pods have on the node: processes, mounts, control groups. It
-// is empty when there are no pods.
+// Left lists what pods have on the node: processes, mounts, control groups. It is empty when there are no pods.
 func (n *Node) Left() []string {
 	var left []string
 	for _, pid := range n.processes() {
@@ -122,9 +120,8 @@ func (n *Node) Left() []string {
 	return left
 }
 
-// processes lists shims, containers and what the handlers' programs have started.
-// A shim has our directory in its command line, a container has a control group
-// of ours.
+// processes lists shims, containers and what the handlers' programs have started. A shim has our directory in its
+// command line, a container has a control group of ours.
 func (n *Node) processes() []int {
 	all := rig.Processes(n.isOurs)
 	return slices.DeleteFunc(all, func(pid int) bool {

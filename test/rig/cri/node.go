@@ -1,7 +1,6 @@
-// Package cri is a Kubernetes node without kubelet: a containerd of its own
-// with the CRI plugin, real runc and shims, driven through CRI as kubelet does
-// it. Its images are made here, so it needs no registry, and its pods use the
-// node's network, so it needs no CNI plugin.
+// Package cri is a Kubernetes node without kubelet: a containerd of its own with the CRI plugin, real runc and shims,
+// driven through CRI as kubelet does it. Its images are made here, so it needs no registry, and its pods use the node's
+// network, so it needs no CNI plugin.
 //
 // It mounts a tmpfs over /run, because shims and runc keep their state there
 // whatever they are told: its user must be in a mount namespace of its own.
@@ -36,11 +35,9 @@ var Programs = sync.OnceValues(func() (string, error) { return rig.Script("conta
 
 // Options says what node is made.
 type Options struct {
-	// Handlers are runtime handlers beside runc: by name, the OCI runtime that the
-	// shim runs.
+	// Handlers are runtime handlers beside runc: by name, the OCI runtime that the shim runs.
 	Handlers map[string]string
-	// Env is added to the environment of containerd, and so to that of shims and
-	// OCI runtimes.
+	// Env is added to the environment of containerd, and so to that of shims and OCI runtimes.
 	Env []string
 	// Others tells which further processes, by their directory in /proc, belong to the
 	// pods: those that neither containerd's directory nor a control group names.

@@ -66,8 +66,7 @@ func Users(root uint32) Option {
 	}
 }
 
-// RunPod runs a sandbox. A sandbox that takes the place of another one of the
-// same pod is a further attempt.
+// RunPod runs a sandbox. A sandbox that takes the place of another one of the same pod is a further attempt.
 func (n *Node) RunPod(ctx context.Context, uid, handler string, attempt uint32, options ...Option) (*Pod, error) {
 	config := &runtimeapi.PodSandboxConfig{
 		Metadata:     &runtimeapi.PodSandboxMetadata{Name: "pod-" + uid, Uid: uid, Namespace: "default", Attempt: attempt},
@@ -176,8 +175,7 @@ func (p *Pod) Stop(ctx context.Context) error {
 	return err
 }
 
-// Remove stops and removes the sandbox and its containers, and then the pod's
-// control group, as kubelet does.
+// Remove stops and removes the sandbox and its containers, and then the pod's control group, as kubelet does.
 func (p *Pod) Remove(ctx context.Context) error {
 	stopped := p.Stop(ctx)
 	if status.Code(stopped) == codes.NotFound {

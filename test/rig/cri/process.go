@@ -54,8 +54,7 @@ func (p *Pod) Shim(ctx context.Context) (int, error) {
 	return rig.Parent(pid)
 }
 
-// InPod tells whether a process belongs to one of the node's pods, and not to the
-// node itself.
+// InPod tells whether a process belongs to one of the node's pods, and not to the node itself.
 func (n *Node) InPod(pid int) bool {
 	groups, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
 	return bytes.Contains(groups, []byte(n.Group+"/"))

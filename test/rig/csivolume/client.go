@@ -1,5 +1,4 @@
-// Package csivolume makes the calls of kubelet, and of the sidecars beside a driver, for
-// volumes of a CSI driver.
+// Package csivolume makes the calls of kubelet, and of the sidecars beside a driver, for volumes of a CSI driver.
 package csivolume
 
 import (

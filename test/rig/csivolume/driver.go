@@ -23,8 +23,7 @@ type Driver struct {
 	Socket, Front string
 }
 
-// New lays out kubelet's directories and the driver's, and has the daemon run its front by a
-// policy, which is YAML.
+// New lays out kubelet's directories and the driver's, and has the daemon run its front by a policy, which is YAML.
 func New(d *rig.Daemon, policy string, args ...string) *Driver {
 	d.T.Helper()
 	d.Extra = "front: {enabled: true}\n" + policy
@@ -44,8 +43,7 @@ func New(d *rig.Daemon, policy string, args ...string) *Driver {
 	return driver
 }
 
-// Start starts the driver with further arguments, and then the daemon, which defers all
-// volumes.
+// Start starts the driver with further arguments, and then the daemon, which defers all volumes.
 func Start(t rig.T, d *rig.Daemon, args ...string) *Driver {
 	t.Helper()
 	driver := New(d, "policy: {rules: [{name: all, defer: true}]}", args...)

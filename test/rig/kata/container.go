@@ -12,14 +12,12 @@ import (
 	"strconv"
 )
 
-// VM is the machine of a sandbox, with the requests of its shim to the VMM and to the guest's
-// agent for each container. It is not the shim: when that is killed, the VM lives on with
-// its disks open, and its agent gets no more requests.
+// VM is the machine of a sandbox, with the requests of its shim to the VMM and to the guest's agent for each container.
+// It is not the shim: when that is killed, the VM lives on with its disks open, and its agent gets no more requests.
 type VM struct {
 	Flavor    Flavor
 	SandboxID string
-	// DirectVolumes and Shared are Kata's directories on the node. If Shared is empty,
-	// runtime-rs makes no directory.
+	// DirectVolumes and Shared are Kata's directories on the node. If Shared is empty, runtime-rs makes no directory.
 	DirectVolumes string
 	Shared        string
 	// Plug lets the VMM open a disk and returns the slot; Unplug removes it.
@@ -27,8 +25,7 @@ type VM struct {
 	Unplug func(device string)
 	// Agent is called to create each container.
 	Agent func(Request) error
-	// ReadOnly reports whether the kernel has a device read-only, as runtime-rs checks. It
-	// may be nil.
+	// ReadOnly reports whether the kernel has a device read-only, as runtime-rs checks. It may be nil.
 	ReadOnly func(device string) bool
 
 	disks      map[string]*disk
@@ -130,8 +127,7 @@ func (m *VM) infoOf(source string) (*mountInfo, error) {
 	return info, nil
 }
 
-// ownEmptyDir reports whether a volume is an emptyDir that Kata keeps on a disk image
-// (its emptydir_mode).
+// ownEmptyDir reports whether a volume is an emptyDir that Kata keeps on a disk image (its emptydir_mode).
 func (i *mountInfo) ownEmptyDir(source string) bool {
 	return *i.VolumeType == "blk" && path.Base(path.Dir(source)) == "kubernetes.io~empty-dir"
 }
@@ -169,8 +165,7 @@ func (m *VM) add(request *Request, mount Mount, info *mountInfo) error {
 	return nil
 }
 
-// groupOf returns the group that the Go runtime reads from the metadata. runtime-rs passes
-// no group to the agent.
+// groupOf returns the group that the Go runtime reads from the metadata. runtime-rs passes no group to the agent.
 func groupOf(metadata map[string]string) *FSGroup {
 	id, err := strconv.ParseUint(metadata["fsGroup"], 10, 32)
 	if err != nil || id == 0 {
@@ -238,8 +233,7 @@ func (m *VM) RemoveContainer(id string) {
 			delete(m.disks, d.device)
 			m.Unplug(d.device)
 		case known && m.Flavor == Rust:
-			// It forgets the disk that another container still has, and attaches it a
-			// second time for the next one.
+			// It forgets the disk that another container still has, and attaches it a second time for the next one.
 			delete(m.disks, d.device)
 		}
 	}

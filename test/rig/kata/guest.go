@@ -10,9 +10,8 @@ import (
 	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
-// Guest is a sandbox of the Go runtime with one volume: a VM that has the disk open, a
-// guest that has it mounted where nobody else sees it, and the shim that answers for them.
-// It lives in this process.
+// Guest is a sandbox of the Go runtime with one volume: a VM that has the disk open, a guest that has it mounted where
+// nobody else sees it, and the shim that answers for them. It lives in this process.
 type Guest struct {
 	// Device is the disk, and Loop what the guest sees of it; "" where none is plugged in.
 	Device, Loop string
@@ -27,8 +26,7 @@ type Guest struct {
 // containerID is that of the only container of a guest.
 const containerID = "app"
 
-// Boot starts a sandbox with a container that mounts a target, as the shim does. The
-// directories are Kata's.
+// Boot starts a sandbox with a container that mounts a target, as the shim does. The directories are Kata's.
 func Boot(id, directVolumes, sandboxes, target string) (*Guest, error) {
 	g := &Guest{}
 	g.vm = &VM{Flavor: Go, SandboxID: id, DirectVolumes: directVolumes, Plug: g.plug, Unplug: g.unplug, Agent: g.create}
@@ -82,8 +80,7 @@ func (g *Guest) create(request Request) (err error) {
 	return err
 }
 
-// Stop ends the sandbox in an orderly way: its guest unmounts, and its VM and its shim end. It
-// may be called again.
+// Stop ends the sandbox in an orderly way: its guest unmounts, and its VM and its shim end. It may be called again.
 func (g *Guest) Stop() error {
 	if g.Loop == "" {
 		return nil

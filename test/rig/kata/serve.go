@@ -117,8 +117,7 @@ type condition struct {
 	Message  string `json:"message,omitempty"`
 }
 
-// usages counts as the agent does: available is all that is free, and used is
-// the rest.
+// usages counts as the agent does: available is all that is free, and used is the rest.
 func usages(st unix.Statfs_t) (bytes, inodes usage) {
 	size := uint64(st.Bsize) //nolint:gosec // the kernel gives no negative size
 	bytes = usage{Available: st.Bfree * size, Total: st.Blocks * size, Used: (st.Blocks - st.Bfree) * size, Unit: 1}

@@ -138,8 +138,7 @@ func HandedOver(directVolumes, target string) (device, fs string, err error) {
 	return *info.Device, *info.FSType, nil
 }
 
-// WriteID leaves the sandbox's id in a volume's directory, as the Go runtime
-// does when it creates a container.
+// WriteID leaves the sandbox's id in a volume's directory, as the Go runtime does when it creates a container.
 func WriteID(directVolumes, target, sandboxID string) error {
 	dir := VolumeDir(directVolumes, target)
 	if _, err := os.Stat(filepath.Join(dir, "mountInfo.json")); err != nil {
@@ -148,8 +147,7 @@ func WriteID(directVolumes, target, sandboxID string) error {
 	return os.WriteFile(filepath.Join(dir, sandboxID), nil, 0o600)
 }
 
-// ShareDir makes the directory that runtime-rs makes for a volume, and returns the volume's
-// path in the guest.
+// ShareDir makes the directory that runtime-rs makes for a volume, and returns the volume's path in the guest.
 func ShareDir(sharedSandboxes, guestShared, sandboxID, device, mountPath string) (string, error) {
 	name := device + "-0123abcd-" + mountPath[strings.LastIndexByte(mountPath, '/')+1:]
 	return filepath.Join(guestShared, name), os.MkdirAll(filepath.Join(sharedSandboxes, sandboxID, "rw", "passthrough", name), 0o700)

@@ -1,7 +1,6 @@
-// Package kubelet has stand-ins, for tests, of the parties around crust-proxy's
-// driver registry: kubelet's plugin manager, a CSI driver's node plugin, and the
-// registrar that brings both together. They speak over real unix sockets, and
-// keep to what the real ones were seen to do.
+// Package kubelet has stand-ins, for tests, of the parties around crust-proxy's driver registry: kubelet's plugin
+// manager, a CSI driver's node plugin, and the registrar that brings both together. They speak over real unix sockets,
+// and keep to what the real ones were seen to do.
 package kubelet
 
 import (
@@ -33,8 +32,7 @@ type Kubelet struct {
 	events  []Event
 }
 
-// plugin is a socket that kubelet has tried once. It is not tried again while it
-// stays, whatever came of it.
+// plugin is a socket that kubelet has tried once. It is not tried again while it stays, whatever came of it.
 type plugin struct {
 	since time.Time
 	name  string
@@ -65,8 +63,7 @@ const (
 	Lost         Kind = "lost" // events of the file system
 )
 
-// Start starts a kubelet over a directory that exists. Its loop takes a second in
-// the real one.
+// Start starts a kubelet over a directory that exists. Its loop takes a second in the real one.
 func Start(dir string, interval time.Duration) (*Kubelet, error) {
 	watcher, err := fsnotify.NewWatcher()
 	if err != nil {
@@ -102,8 +99,7 @@ func (k *Kubelet) locked(f func()) {
 // RefuseNext has it refuse the next n registrations.
 func (k *Kubelet) RefuseNext(n int) { k.locked(func() { k.refuse = n }) }
 
-// UninstallTakes has each removal of a driver from the CSINode take some time, as with
-// a slow API server.
+// UninstallTakes has each removal of a driver from the CSINode take some time, as with a slow API server.
 func (k *Kubelet) UninstallTakes(d time.Duration) { k.locked(func() { k.slow = d }) }
 
 // InNode tells whether the CSINode has a driver.
@@ -112,8 +108,7 @@ func (k *Kubelet) InNode(driver string) (is bool) {
 	return is
 }
 
-// LoseFromNode removes a driver from the CSINode, as a late removal does. Kubelet does
-// not notice.
+// LoseFromNode removes a driver from the CSINode, as a late removal does. Kubelet does not notice.
 func (k *Kubelet) LoseFromNode(driver string) { k.locked(func() { delete(k.node, driver) }) }
 
 // Drivers are those that it would call now, by name.

@@ -44,8 +44,7 @@ func (k *Kubelet) isBusy(path string) (is bool) {
 	return is
 }
 
-// deregister goes by the name alone, whoever has registered it last. The CSINode
-// follows later.
+// deregister goes by the name alone, whoever has registered it last. The CSINode follows later.
 func (k *Kubelet) deregister(path string, was plugin) {
 	k.mu.Lock()
 	delete(k.actual, path)

@@ -14,9 +14,8 @@ import (
 	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
-// Registrar stands beside a driver as node-driver-registrar does. Told that the
-// registration failed it exits, its socket stays, and after Restart its container
-// is started again. Fill it in, then start it.
+// Registrar stands beside a driver as node-driver-registrar does. Told that the registration failed it exits, its
+// socket stays, and after Restart its container is started again. Fill it in, then start it.
 type Registrar struct {
 	registration.UnimplementedRegistrationServer
 	// Dir is where it makes its socket: kubelet's directory, or crust-proxy's.
@@ -28,8 +27,7 @@ type Registrar struct {
 	// Type and Versions are CSIPlugin and 1.0.0 unless set.
 	Type     string
 	Versions []string
-	// Restart is how long its container stays down after it has exited; never
-	// started again where it is zero.
+	// Restart is how long its container stays down after it has exited; never started again where it is zero.
 	Restart time.Duration
 	// Hang has it answer no call before that is closed.
 	Hang chan struct{}

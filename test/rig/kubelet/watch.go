@@ -29,8 +29,7 @@ func (k *Kubelet) run(ctx context.Context, watcher *fsnotify.Watcher) {
 	}
 }
 
-// watch adds a directory with everything below. What is there already counts as
-// just made.
+// watch adds a directory with everything below. What is there already counts as just made.
 func (k *Kubelet) watch(watcher *fsnotify.Watcher, dir string) {
 	_ = filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
 		switch {

@@ -33,8 +33,7 @@ type Moment struct {
 	Before, After uint64
 }
 
-// Want fails unless there are all records that were acknowledged before the snapshot, and
-// none of later.
+// Want fails unless there are all records that were acknowledged before the snapshot, and none of later.
 func (m Moment) Want(t rig.T, count uint64) {
 	t.Helper()
 	check.That(t, count >= m.Before && count <= m.After+1, "%d records, and %d to %d were acknowledged", count, m.Before, m.After)
@@ -66,8 +65,7 @@ func Consistent(t rig.T, data, id string) bool {
 	return false
 }
 
-// AsItIs calls look with the filesystem on an image as it is there: nothing can be written,
-// and no journal is replayed.
+// AsItIs calls look with the filesystem on an image as it is there: nothing can be written, and no journal is replayed.
 func AsItIs(t rig.T, image, fs string, look func(dir string)) error {
 	t.Helper()
 	device := check.Value(loopdev.Attach(image, loopdev.Options{ReadOnly: true}))(t)

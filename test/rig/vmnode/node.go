@@ -1,6 +1,5 @@
-// Package vmnode is a node whose pods run in virtual machines: containerd with crust-vm,
-// crust-proxy in front of the reference driver, and a watch over the host's mounts. NewRunc makes
-// one whose pods are containers of crust-runc.
+// Package vmnode is a node whose pods run in virtual machines: containerd with crust-vm, crust-proxy in front of the
+// reference driver, and a watch over the host's mounts. NewRunc makes one whose pods are containers of crust-runc.
 package vmnode
 
 import (
@@ -88,8 +87,7 @@ func (n *Node) start(t rig.T, program, handler string, driver ...string) {
 	n.Driver = csivolume.Start(t, n.Daemon, driver...)
 }
 
-// Machine is the process of the pod's virtual machine. The pod's process is the
-// supervisor, whose child it is.
+// Machine is the process of the pod's virtual machine. The pod's process is the supervisor, whose child it is.
 func (n *Node) Machine(ctx context.Context, pod *cri.Pod) (int, error) {
 	supervisor, err := pod.Pid(ctx)
 	if err != nil {
@@ -102,9 +100,8 @@ func (n *Node) Machine(ctx context.Context, pod *cri.Pod) (int, error) {
 	return pids[0], nil
 }
 
-// End removes a pod of which something was killed, as kubelet does: again and again.
-// containerd may have let go of a container's task and not yet know that it ended; it then
-// stops the sandbox, and refuses to remove it.
+// End removes a pod of which something was killed, as kubelet does: again and again. containerd may have let go of a
+// container's task and not yet know that it ended; it then stops the sandbox, and refuses to remove it.
 func End(ctx context.Context, t rig.T, pod *cri.Pod) {
 	t.Helper()
 	check.Succeeds(t, "the sandbox is removed", func() error { return pod.Remove(ctx) })
