@@ -20,6 +20,8 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 	"golang.org/x/term"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/crust-proxy/crust-proxy/reference/vm/wire"
 )
@@ -58,7 +60,8 @@ func (p *proxy) run() (code int, err error) {
 		return killedCode, err
 	}
 	defer func() { _ = p.supervisor.rpc.Close() }()
-	ctx, cancel := context.WithCancelCause(context.Background())
+	ctx := context.Background() // everything ends with this process
+	waiting, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	go p.forwardSignals(ctx)
 	go p.copyInput(ctx)
@@ -70,9 +73,9 @@ func (p *proxy) run() (code int, err error) {
 			}
 		})
 	}
-	reply, err := p.supervisor.WaitProcess(ctx, &wire.WaitProcessRequest{Process: p.process})
+	reply, err := p.supervisor.WaitProcess(waiting, &wire.WaitProcessRequest{Process: p.process})
 	if err != nil {
-		return killedCode, withoutStatus(cmp.Or(context.Cause(ctx), err))
+		return killedCode, withoutStatus(cmp.Or(context.Cause(waiting), err))
 	}
 	drained := make(chan struct{})
 	go func() { outputs.Wait(); close(drained) }()
@@ -105,6 +108,9 @@ func (p *proxy) waitDrained(drained <-chan struct{}) {
 func (p *proxy) copyOutput(ctx context.Context, stream wire.Stream, to io.WriteCloser) error {
 	for {
 		reply, err := p.supervisor.ReadOutput(ctx, &wire.ReadOutputRequest{Process: p.process, Stream: stream, Max: wire.MaxData})
+		if stream == wire.Stream_STREAM_STDERR && status.Code(err) == codes.InvalidArgument {
+			return nil // an earlier version's guest says so of a terminal, which has one output
+		}
 		if err != nil {
 			return err
 		}
@@ -153,10 +159,7 @@ func (p *proxy) forwardSignals(ctx context.Context) {
 		signals <- unix.SIGWINCH
 	}
 	for sig := range signals {
-		number, ok := sig.(syscall.Signal)
-		if !ok {
-			continue
-		}
+		number, _ := sig.(syscall.Signal) // as all are
 		columns, rows, err := term.GetSize(stdin)
 		switch {
 		case number != unix.SIGWINCH || err != nil:

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -61,33 +62,60 @@ func (e *execs) DeleteProcess(_ context.Context, req *wire.DeleteProcessRequest)
 	return new(wire.Empty), nil
 }
 
-// mute is a supervisor whose process does not end, and has no output any more.
-type mute struct{ wire.ContainersService }
+// mute is a supervisor whose process ends after some time, or never. Its output fails, that of a process that ends after
+// it has written once, late.
+type mute struct {
+	wire.ContainersService
+	runs   time.Duration
+	stderr codes.Code
+	reads  atomic.Int32
+}
 
-func (mute) WriteInput(context.Context, *wire.WriteInputRequest) (*wire.WriteInputResponse, error) {
+func (*mute) WriteInput(context.Context, *wire.WriteInputRequest) (*wire.WriteInputResponse, error) {
 	return new(wire.WriteInputResponse), nil
 }
 
-func (mute) ReadOutput(_ context.Context, _ *wire.ReadOutputRequest) (*wire.ReadOutputResponse, error) {
-	return nil, status.Error(codes.Internal, "no more calls")
+func (m *mute) ReadOutput(_ context.Context, req *wire.ReadOutputRequest) (*wire.ReadOutputResponse, error) {
+	if req.GetStream() == wire.Stream_STREAM_STDERR || m.runs == 0 || m.reads.Add(1) > 1 {
+		return nil, status.Error(m.stderr, "no more calls")
+	}
+	time.Sleep(drainTimeout + time.Second)
+	return &wire.ReadOutputResponse{Data: []byte("\n")}, nil
 }
 
-func (mute) WaitProcess(ctx context.Context, _ *wire.WaitProcessRequest) (*wire.WaitProcessResponse, error) {
-	<-ctx.Done()
-	return nil, ctx.Err()
+func (m *mute) WaitProcess(ctx context.Context, _ *wire.WaitProcessRequest) (*wire.WaitProcessResponse, error) {
+	if m.runs == 0 {
+		<-ctx.Done()
+	}
+	time.Sleep(m.runs)
+	return new(wire.WaitProcessResponse), ctx.Err()
 }
 
-// TestOutputThatIsLost ends the proxy, and so the process: it would hang when its pipe is full.
+// TestOutputThatIsLost ends the proxy, and so the process: it would hang when its pipe is full. That is not the error
+// output of a terminal, which is none; and a process that has ended has its other output read.
 func TestOutputThatIsLost(t *testing.T) {
-	cfg := Config{StateDir: t.TempDir()}
-	check.Must(t, os.Mkdir(string(cfg.sandbox("pod")), 0o700))
-	listener := check.Value(listen(cfg.sandbox("pod").controlSocket()))(t)
-	defer func() { _ = listener.Close() }()
-	go func() {
-		_ = wire.Serve(t.Context(), listener, status.Code, func(s *ttrpc.Server) { wire.RegisterContainersService(s, mute{}) })
-	}()
-	code, err := (&command{cfg: cfg}).proxy(&record{ID: "c", Sandbox: "pod"}, "").run()
-	check.That(t, code == killedCode && err != nil && strings.Contains(err.Error(), "no more calls"), "%d, %v", code, err)
+	for name, m := range map[string]*mute{
+		"lost":     {stderr: codes.Internal},
+		"terminal": {stderr: codes.InvalidArgument, runs: drainTimeout + time.Second},
+		"ended":    {stderr: codes.Internal, runs: 2 * time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			cfg := Config{StateDir: t.TempDir()}
+			check.Must(t, os.Mkdir(string(cfg.sandbox("pod")), 0o700))
+			listener := check.Value(listen(cfg.sandbox("pod").controlSocket()))(t)
+			defer func() { _ = listener.Close() }()
+			go func() {
+				_ = wire.Serve(t.Context(), listener, status.Code, func(s *ttrpc.Server) { wire.RegisterContainersService(s, m) })
+			}()
+			code, err := (&command{cfg: cfg}).proxy(&record{ID: "c", Sandbox: "pod"}, "").run()
+			if m.runs == 0 {
+				check.That(t, code == killedCode && err != nil && strings.Contains(err.Error(), "no more calls"), "%d, %v", code, err)
+				return
+			}
+			check.That(t, code == 0 && err == nil && m.reads.Load() == 2, "%d, %v, %d reads", code, err, m.reads.Load())
+		})
+	}
 }
 
 // TestSlowReader gets the whole output of a process that has ended, for as long as it reads.
