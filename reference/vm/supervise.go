@@ -119,10 +119,10 @@ func (s *sandbox) start(ctx context.Context, bundle string) (err error) {
 }
 
 // limit limits this process, and so QEMU and virtiofsd: a core has the guest's memory, and virtiofsd keeps a file open for
-// each that the guest has looked up, at most as many as fit into half of its memory. The shim's oom_score_adj is nearly
-// containerd's, which is hardly ever killed.
+// each that the guest has looked up: at 512 bytes a file, the guest runs short of memory first, and forgets some. The
+// shim's oom_score_adj is nearly containerd's, which is hardly ever killed.
 func (s *sandbox) limit() {
-	for resource, most := range map[int]uint64{unix.RLIMIT_CORE: 0, unix.RLIMIT_NOFILE: uint64(s.cfg.MemoryMiB) << 9} { //nolint:gosec // checked
+	for resource, most := range map[int]uint64{unix.RLIMIT_CORE: 0, unix.RLIMIT_NOFILE: uint64(s.cfg.MemoryMiB) << 11} { //nolint:gosec // checked
 		var is unix.Rlimit
 		if unix.Getrlimit(resource, &is) == nil {
 			is.Max = min(is.Max, most)
