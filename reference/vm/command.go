@@ -252,7 +252,7 @@ func (c *command) kill() error {
 	dir := c.cfg.sandbox(r.Sandbox)
 	if r.isSandbox() {
 		// A sandbox has no process to be signalled: every signal ends it.
-		err = dir.end()
+		err = dir.end(c.cfg.hangTime())
 	} else {
 		_, err = callWithin(c.cfg.hangTime(), dir, (*supervisor).SignalProcess, &wire.SignalProcessRequest{
 			Process: &wire.Process{Container: r.ID}, Signal: uint32(number), All: c.in.Has("all", "a"),
@@ -330,7 +330,7 @@ func (c *command) delete() error {
 func (c *command) deleteSandbox(r *record) error {
 	dir := c.cfg.sandbox(r.ID)
 	if !r.Process.Ended() {
-		if dir.end() == nil {
+		if dir.end(c.cfg.hangTime()) == nil {
 			waitEnded(r.Process, shutdownTimeout+powerOffTimeout+killTimeout)
 		}
 	}

@@ -1,12 +1,19 @@
 package vm
 
 import (
+	"context"
 	"net"
 	"os"
+	"os/exec"
 	"syscall"
 	"testing"
+	"time"
+
+	"github.com/containerd/ttrpc"
+	"google.golang.org/grpc/status"
 
 	"github.com/crust-proxy/crust-proxy/reference/handler"
+	"github.com/crust-proxy/crust-proxy/reference/vm/wire"
 	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
@@ -42,5 +49,36 @@ func TestSupervisorThatHangs(t *testing.T) {
 			check.That(t, (err != nil) == c.supervisor && supervisor.Lives() == c.supervisor && proxy.Lives() == c.proxy,
 				"%v; the supervisor lives: %v, the proxy: %v", err, supervisor.Lives(), proxy.Lives())
 		})
+	}
+}
+
+// ending is a supervisor that ends at once, and knows how long it was given.
+type ending struct {
+	wire.SupervisorService
+	cmd  *exec.Cmd
+	time time.Duration
+}
+
+func (e *ending) EndSandbox(ctx context.Context, _ *wire.EndSandboxRequest) (*wire.Empty, error) {
+	until, _ := ctx.Deadline()
+	e.time = time.Until(until)
+	return new(wire.Empty), e.cmd.Process.Kill()
+}
+
+// TestTimeToEndASandbox: what the guest has not written is lost with a supervisor that is killed because it is slow.
+func TestTimeToEndASandbox(t *testing.T) {
+	needRoot(t)
+	for _, run := range []func(*command) error{(*command).kill, (*command).delete} {
+		cfg := Config{StateDir: t.TempDir(), HangTimeoutSeconds: 90}
+		check.Must(t, os.Mkdir(string(cfg.sandbox("sb")), 0o700))
+		supervisor, cmd := sleeper(t)
+		go func() { _ = cmd.Wait() }()
+		check.Must(t, cfg.writeRecord(&record{ID: "sb", Sandbox: "sb", Process: supervisor}))
+		listener, service := check.Value(listen(cfg.sandbox("sb").controlSocket()))(t), &ending{cmd: cmd}
+		go func() {
+			_ = wire.Serve(t.Context(), listener, status.Code, func(s *ttrpc.Server) { wire.RegisterSupervisorService(s, service) })
+		}()
+		check.Must(t, run(&command{cfg: cfg, in: handler.ParseArgs([]string{"any", "--force", "sb"})}))
+		check.That(t, service.time > 80*time.Second, "it has %v", service.time)
 	}
 }

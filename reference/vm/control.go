@@ -79,8 +79,7 @@ type controlServer struct {
 
 func (s *sandbox) serveControl(ctx context.Context, listener net.Listener) error {
 	c := &controlServer{ContainersService: s.guest, sandbox: s}
-	unknown := func(error) codes.Code { return codes.Unknown }
-	return wire.Serve(ctx, listener, unknown, func(server *ttrpc.Server) {
+	return wire.Serve(ctx, listener, func(error) codes.Code { return codes.Unknown }, func(server *ttrpc.Server) {
 		wire.RegisterSupervisorService(server, c)
 		wire.RegisterContainersService(server, c)
 	})

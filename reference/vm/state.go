@@ -160,18 +160,15 @@ const removeTimeout = 2 * time.Second
 // removeAll calls remove for all sandboxes at once. A process that hangs in the kernel does not end when it is killed: its
 // removal goes on in the background, and the next sandbox repeats it.
 func removeAll(ids []string, remove func(id string) error) error {
-	failed := func(id string, err error) error {
-		return fmt.Errorf("the abandoned sandbox %s cannot be removed: %w", id, err)
-	}
 	ended, late := sys.All(ids, removeTimeout, remove)
+	for _, id := range late {
+		ended[id] = fmt.Errorf("not within %v", removeTimeout)
+	}
 	var errs []error
 	for id, err := range ended {
 		if err != nil {
-			errs = append(errs, failed(id, err))
+			errs = append(errs, fmt.Errorf("the abandoned sandbox %s cannot be removed: %w", id, err))
 		}
-	}
-	for _, id := range late {
-		errs = append(errs, failed(id, fmt.Errorf("not within %v", removeTimeout)))
 	}
 	return errors.Join(errs...)
 }
@@ -194,7 +191,7 @@ func (c Config) removeIfAbandoned(id string) error {
 	if _, err := os.Stat(r.Bundle); !errors.Is(err, os.ErrNotExist) && !r.Shim.Ended() {
 		return nil
 	}
-	if dir.end() == nil {
+	if dir.end(5*time.Second) == nil {
 		return nil // its supervisor lets the guest write its volumes, and bounds the time for it
 	}
 	if err := kill(r.Process, killTimeout); err != nil {
@@ -203,9 +200,9 @@ func (c Config) removeIfAbandoned(id string) error {
 	return dir.remove()
 }
 
-// end has the supervisor end the sandbox. It fails within five seconds if the supervisor has ended or hangs.
-func (d sandboxDir) end() error {
-	_, err := callWithin(5*time.Second, d, (*supervisor).EndSandbox, new(wire.EndSandboxRequest))
+// end has the supervisor end the sandbox. It fails if the supervisor has ended, or does not answer in time.
+func (d sandboxDir) end(timeout time.Duration) error {
+	_, err := callWithin(timeout, d, (*supervisor).EndSandbox, new(wire.EndSandboxRequest))
 	return err
 }
 

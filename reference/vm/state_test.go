@@ -133,7 +133,7 @@ func TestRemoveAbandoned(t *testing.T) {
 			s := &sandbox{stop: make(chan struct{})}
 			if c.answers {
 				go func() { _ = s.serveControl(t.Context(), check.Value(listen(cfg.sandbox("sb").controlSocket()))(t)) }()
-				check.Eventually(t, "its supervisor answers", func() bool { return cfg.sandbox("sb").end() == nil })
+				check.Eventually(t, "its supervisor answers", func() bool { return cfg.sandbox("sb").end(time.Second) == nil })
 			}
 			check.Must(t, cfg.removeAbandoned())
 			_, err := os.Stat(string(cfg.sandbox("sb")))
