@@ -156,15 +156,16 @@ func startAgent(cfg Config) error {
 	conn, err := net.DialTimeout("unix", cfg.AgentSocket(), time.Second)
 	if err == nil {
 		defer func() { _ = conn.Close() }()
-		agent, err := sys.Peer(conn)
-		if err != nil {
+		peer, err := sys.Peer(conn)
+		if err != nil || peer.Pid <= 1 { // it is in another PID namespace, or systemd listens for it
 			return err
 		}
+		agent, _ := os.FindProcess(int(peer.Pid)) // by a pidfd: while it is asked, it cannot become another process
 		// A server of gRPC writes first, at once. The kernel alone accepts for one that is stopped.
 		if !isSilent(conn) {
-			return isolateAgent(int(agent.Pid))
+			return isolateAgent(agent.Pid)
 		}
-		_ = unix.Kill(int(agent.Pid), unix.SIGKILL)
+		_ = agent.Kill()
 		_ = isSilent(conn) // until it has ended: another one would find it serving
 	}
 	cmd := exec.Command(cfg.AgentProgram) //nolint:gosec // by our own configuration
@@ -174,16 +175,15 @@ func startAgent(cfg Config) error {
 	}
 	// It must not keep the container's streams or console open.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	if err := cmd.Start(); err != nil {
-		// Not fatal: the broker then runs the program, which takes longer.
+	if err := cmd.Start(); err != nil { // not fatal: the broker then runs the program, which takes longer
 		return fmt.Errorf("no agent could be started: %w", err)
 	}
 	return errors.Join(isolateAgent(cmd.Process.Pid), cmd.Process.Release())
 }
 
-// isSilent reports whether the other end neither writes nor ends within a second.
+// isSilent reports whether the other end neither writes nor ends within five seconds, which a busy node may take.
 func isSilent(conn net.Conn) bool {
-	_ = conn.SetReadDeadline(time.Now().Add(time.Second))
+	_ = conn.SetReadDeadline(time.Now().Add(5 * time.Second))
 	_, err := conn.Read(make([]byte, 1))
 	return errors.Is(err, os.ErrDeadlineExceeded)
 }
