@@ -201,7 +201,8 @@ func (s store) remove(id string) error {
 // clean removes the temporary files of a driver that was killed.
 func (s store) clean() error {
 	left, err := filepath.Glob(filepath.Join(s.dir, "*.new")) // of sys.WriteSynced
-	for _, path := range left {
+	earlier, _ := filepath.Glob(filepath.Join(s.dir, ".new-*"))
+	for _, path := range append(left, earlier...) {
 		err = errors.Join(err, os.Remove(path))
 	}
 	return err
