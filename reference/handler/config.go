@@ -63,7 +63,7 @@ func inTermsOfTheFile(err error) error {
 	wrong, ok := errors.AsType[*json.UnmarshalTypeError](err)
 	switch {
 	case !ok:
-		return fmt.Errorf("it is not valid JSON: %w", err)
+		return fmt.Errorf("it is not valid JSON: %w ({} leaves all keys at their defaults)", err)
 	case wrong.Field == "":
 		return errors.New("it is not a JSON object of keys and values")
 	}

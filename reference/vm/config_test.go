@@ -36,7 +36,7 @@ func TestMistakesInTheConfiguration(t *testing.T) {
 		`{"firstUser":4290772992}`:       "firstUser must be 1 to 4290772991",
 		`{"accel":"xen"}`:                `accel: "xen" is neither kvm nor tcg`,
 		`{"kernel":"boot"}`:              `kernel: "boot" is not an absolute`,
-		``:                               "it is not valid JSON: ",
+		``:                               "({} leaves all keys at their defaults)",
 		`{"cpus":2} {"cpus":4}`:          "it is not valid JSON: ",
 		`{"bootTimeoutSeconds":-1}`:      "bootTimeoutSeconds",
 	} {
