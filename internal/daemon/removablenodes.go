@@ -39,7 +39,7 @@ func removableNodes(ctx context.Context, call invocation) error {
 	}
 	nodes, err := net.DefaultResolver.LookupHost(ctx, host)
 	if err != nil {
-		return fmt.Errorf("no node can be asked whether deferred volumes live there: %w%s", err, afterRefusal(repair))
+		return fmt.Errorf("no node can be asked whether deferred volumes live there: %w. If no pod of crust-proxy ever ran, none do: helm uninstall --no-hooks%s", err, afterRefusal(repair))
 	}
 	if err := askNodes(ctx, nodes, port, own); err != nil {
 		return fmt.Errorf("%w\nDelete the pods of the volumes, or drain the nodes, move the drivers back (docs/kubernetes.md, Removal), and try again; "+

@@ -157,6 +157,7 @@ func livingWorkloads(t *testing.T, r *rig) {
 	})
 	for change, words := range map[string][]string{
 		`{"spec":{"replicas":4}}`:                          {"the ReplicaSet has 4 pods"},
+		`{"spec":{"replicas":2}}`:                          nil, // as by a rolling update
 		`{"metadata":{"labels":{"a":"b"}}}`:                nil,
 		`{"metadata":{"finalizers":["example.com/kept"]}}`: nil,
 		`{"metadata":{"finalizers":null}}`:                 nil,
