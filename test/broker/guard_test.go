@@ -109,8 +109,7 @@ func useDevice(dir string) error {
 	if err := unix.Mknod(node, unix.S_IFCHR|0o666, int(unix.Mkdev(1, 3))); err != nil {
 		return err
 	}
-	_, err := os.ReadFile(node)
-	return err
+	return check.Err(os.ReadFile(node))
 }
 
 func writeSome(path string) error {

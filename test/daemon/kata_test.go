@@ -39,10 +39,7 @@ func boot(t *testing.T, d *rig.Daemon, id, target, disk, mounted string) *kata.S
 // stage repeats an ABORTED call: daemons of other tests look at all loop devices.
 func stage(t *testing.T, d *rig.Daemon, req *runtimev1.RuntimeStageVolumeRequest) {
 	t.Helper()
-	check.Retried(t, "stage", func() error {
-		_, err := d.Runtime().RuntimeStageVolume(t.Context(), req)
-		return err
-	})
+	check.Retried(t, "stage", func() error { return check.Err(d.Runtime().RuntimeStageVolume(t.Context(), req)) })
 }
 
 func shown(t *testing.T, d *rig.Daemon, target string) *adminv1.Volume {

@@ -47,8 +47,7 @@ func bytesOf(t *testing.T, device string) int64 {
 	dir := t.TempDir()
 	check.Must(t, unix.Mount(device, dir, "ext4", 0, ""))
 	defer func() { _ = unix.Unmount(dir, 0) }()
-	_, err := os.Stat(filepath.Join(dir, "kept"))
-	check.That(t, err == nil, "%v", err)
+	check.NoError(t, check.Err(os.Stat(filepath.Join(dir, "kept"))), "the file")
 	var st unix.Statfs_t
 	check.Must(t, unix.Statfs(dir, &st))
 	return int64(st.Blocks) * st.Bsize
@@ -59,8 +58,7 @@ func (r *testFormatter) growing(device string, change func(*mkfs.Request)) error
 	defer func() { _ = unix.Close(fd) }()
 	request := mkfs.Request{Device: fd, Volume: "/v", Path: device, FSType: "ext4", Policy: volume.FormatNever, Grow: true}
 	change(&request)
-	_, err := r.f.Prepare(r.t.Context(), request)
-	return err
+	return check.Err(r.f.Prepare(r.t.Context(), request))
 }
 
 func TestARestoredFilesystemIsGrownBeforeItIsHandedOver(t *testing.T) {

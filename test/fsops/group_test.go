@@ -212,8 +212,7 @@ func TestFileThatNobodyMayChange(t *testing.T) {
 	check.Must(t, os.WriteFile(fixed, nil, 0o600))
 	fd := openFD(t, fixed, unix.O_RDONLY)
 	check.Must(t, unix.IoctlSetPointerInt(fd, unix.FS_IOC_SETFLAGS, 0x10))
-	_, err := fsops.ApplyGroup(t.Context(), f.root, group, volume.GroupAlways)
-	check.That(t, err == nil, "%v", err)
+	check.NoError(t, check.Err(fsops.ApplyGroup(t.Context(), f.root, group, volume.GroupAlways)), "the group")
 	all := files(t, f.dir)
 	check.That(t, all["fixed"].GID != group && all["."].GID == group, "%+v", all)
 }
@@ -279,8 +278,7 @@ func TestKilledOnTheWayToAnotherGroup(t *testing.T) {
 	file := filepath.Join(f.dir, "file")
 	check.Must(t, os.WriteFile(file, nil, 0o600))
 	apply := func(gid uint32) error {
-		_, err := fsops.ApplyGroup(t.Context(), f.root, gid, volume.GroupOnMismatch)
-		return err
+		return check.Err(fsops.ApplyGroup(t.Context(), f.root, gid, volume.GroupOnMismatch))
 	}
 	check.Must(t, apply(group))
 	// Whatever ends the walk leaves the root directory for the end.

@@ -121,7 +121,6 @@ func annotate(k *cluster.Kube, p *cluster.Pod, what string) {
 		if what != "" {
 			metav1.SetMetaDataAnnotation(&is.ObjectMeta, policy.AnnotationKey, what)
 		}
-		_, err = k.Client.CoreV1().Pods(cluster.Namespace).Update(ctx, is, metav1.UpdateOptions{})
-		return err
+		return check.Err(k.Client.CoreV1().Pods(cluster.Namespace).Update(ctx, is, metav1.UpdateOptions{}))
 	})
 }

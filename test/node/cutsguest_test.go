@@ -155,8 +155,7 @@ func (v *cutVolume) publish() {
 	if v.up {
 		return
 	}
-	_, err := v.NodeStageVolume(v.t.Context(), &csi.NodeStageVolumeRequest{VolumeId: v.id, StagingTargetPath: v.staging, VolumeCapability: v.access})
-	check.Must(v.t, err)
+	check.Must(v.t, check.Err(v.NodeStageVolume(v.t.Context(), &csi.NodeStageVolumeRequest{VolumeId: v.id, StagingTargetPath: v.staging, VolumeCapability: v.access})))
 	check.Must(v.t, check.Err(v.NodePublishVolume(v.t.Context(), &csi.NodePublishVolumeRequest{
 		VolumeId: v.id, StagingTargetPath: v.staging, TargetPath: v.target, VolumeCapability: v.access,
 	})))
@@ -165,8 +164,7 @@ func (v *cutVolume) publish() {
 
 func (v *cutVolume) unpublish() {
 	v.t.Helper()
-	_, err := v.NodeUnpublishVolume(v.t.Context(), &csi.NodeUnpublishVolumeRequest{VolumeId: v.id, TargetPath: v.target})
-	check.Must(v.t, err)
+	check.Must(v.t, check.Err(v.NodeUnpublishVolume(v.t.Context(), &csi.NodeUnpublishVolumeRequest{VolumeId: v.id, TargetPath: v.target})))
 	check.Must(v.t, check.Err(v.NodeUnstageVolume(v.t.Context(), &csi.NodeUnstageVolumeRequest{VolumeId: v.id, StagingTargetPath: v.staging})))
 	v.up = false
 }
@@ -219,16 +217,14 @@ func (v *cutVolume) remove() {
 		v.unpublish()
 	}
 	v.call(cuts.Mark{Sets: facts{}.gone(v.id)}, func() error {
-		_, err := v.DeleteVolume(v.t.Context(), &csi.DeleteVolumeRequest{VolumeId: v.id})
-		return err
+		return check.Err(v.DeleteVolume(v.t.Context(), &csi.DeleteVolumeRequest{VolumeId: v.id}))
 	})
 }
 
 func (v *cutVolume) grow(size int64) {
 	v.t.Helper()
 	v.call(cuts.Mark{Sets: facts{}.volume(v.id, size, "")}, func() error {
-		_, err := v.ControllerExpandVolume(v.t.Context(), &csi.ControllerExpandVolumeRequest{VolumeId: v.id, CapacityRange: &csi.CapacityRange{RequiredBytes: size}})
-		return err
+		return check.Err(v.ControllerExpandVolume(v.t.Context(), &csi.ControllerExpandVolumeRequest{VolumeId: v.id, CapacityRange: &csi.CapacityRange{RequiredBytes: size}}))
 	})
 	v.size = size
 }
@@ -246,8 +242,7 @@ func (l *cutLoad) volumes(round string) {
 	}}, first)
 	group := l.group("g"+round, v, clone)
 	l.call(cuts.Mark{Sets: facts{}.gone(snapshot)}, func() error {
-		_, err := l.DeleteSnapshot(l.t.Context(), &csi.DeleteSnapshotRequest{SnapshotId: snapshot})
-		return err
+		return check.Err(l.DeleteSnapshot(l.t.Context(), &csi.DeleteSnapshotRequest{SnapshotId: snapshot}))
 	})
 	if l.fs == "ext4" && v.up {
 		v.unpublish()
@@ -290,8 +285,7 @@ func (l *cutLoad) group(name string, volumes ...*cutVolume) (remove func()) {
 		l.t.Helper()
 		sets := facts{"group " + named: "", "id " + named: ""}.gone(members...)
 		l.call(cuts.Mark{Sets: sets}, func() error {
-			_, err := l.DeleteVolumeGroupSnapshot(l.t.Context(), &csi.DeleteVolumeGroupSnapshotRequest{GroupSnapshotId: id, SnapshotIds: members})
-			return err
+			return check.Err(l.DeleteVolumeGroupSnapshot(l.t.Context(), &csi.DeleteVolumeGroupSnapshotRequest{GroupSnapshotId: id, SnapshotIds: members}))
 		})
 	}
 }

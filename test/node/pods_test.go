@@ -77,8 +77,7 @@ func (l *life) start(attempt uint32) {
 	request := l.d.StageRequest(uid, l.device)
 	request.FsType, l.target = l.fs, request.GetVolumeTargetPath()
 	check.Succeeds(l.t, "stage", func() error { // udev may look at the new device for longer than a moment, as kubelet would see
-		_, err := l.d.Runtime().RuntimeStageVolume(l.ctx(), request)
-		return err
+		return check.Err(l.d.Runtime().RuntimeStageVolume(l.ctx(), request))
 	})
 	l.pod = check.Value(l.node.RunPod(l.ctx(), uid, "crust", attempt, func(config *runtimeapi.PodSandboxConfig) {
 		config.Linux.CgroupParent = "/kubepods.slice/kubepods-pod" + strings.ReplaceAll(uid, "-", "_") + ".slice"
@@ -207,8 +206,7 @@ func (l life) outOfMemory() {
 // end removes the pod and the volume: nothing is left, and the filesystem is clean.
 func (l *life) end() {
 	unstage := func() error {
-		_, err := l.d.Runtime().RuntimeUnstageVolume(l.ctx(), &runtimev1.RuntimeUnstageVolumeRequest{VolumeTargetPath: l.target})
-		return err
+		return check.Err(l.d.Runtime().RuntimeUnstageVolume(l.ctx(), &runtimev1.RuntimeUnstageVolumeRequest{VolumeTargetPath: l.target}))
 	}
 	check.Code(l.t, unstage(), codes.Aborted, "has not ended")
 	check.Must(l.t, l.pod.Remove(l.ctx()))

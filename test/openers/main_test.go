@@ -43,8 +43,7 @@ func TestMain(m *testing.M) {
 // untilEnd prints that the device is open, and keeps it open until the test ends this process.
 func untilEnd() error {
 	fmt.Println("open")
-	_, err := io.Copy(io.Discard, os.Stdin)
-	return err
+	return check.Err(io.Copy(io.Discard, os.Stdin))
 }
 
 // inRole makes a command of this program in a role.

@@ -254,6 +254,5 @@ func printScan(path string) error {
 	if err != nil {
 		return err
 	}
-	_, err = io.WriteString(os.Stdout, users.Names)
-	return err
+	return check.Err(io.WriteString(os.Stdout, users.Names))
 }

@@ -131,8 +131,7 @@ func (s *service) call() error {
 	defer func() { _ = conn.Close() }()
 	ctx, cancel := context.WithTimeout(s.t.Context(), time.Minute)
 	defer cancel()
-	_, err = grpc_health_v1.NewHealthClient(conn).Check(ctx, &grpc_health_v1.HealthCheckRequest{})
-	return err
+	return check.Err(grpc_health_v1.NewHealthClient(conn).Check(ctx, &grpc_health_v1.HealthCheckRequest{}))
 }
 
 // testRemovedUnderVolume tries to remove the package while a volume lives: that is refused with its name. Where

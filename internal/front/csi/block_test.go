@@ -152,12 +152,10 @@ func TestStagedDeviceOfNoPod(t *testing.T) {
 	r.stage()
 	r.driver.said()
 	for _, path := range []string{r.staging(), r.target("p1")} {
-		_, err := r.kubelet.NodeGetVolumeStats(t.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: "vol-1", VolumePath: path})
-		r.refused(err, codes.NotFound, path, "no pod has it")
-		_, err = r.kubelet.NodeExpandVolume(t.Context(), &csi.NodeExpandVolumeRequest{
-			VolumeId: "vol-1", VolumePath: path, StagingTargetPath: r.staging(), VolumeCapability: mountCap(rwo, "ext4"),
-		})
-		r.refused(err, codes.FailedPrecondition, path, "no pod has it")
+		ask := &csi.NodeGetVolumeStatsRequest{VolumeId: "vol-1", VolumePath: path}
+		r.refused(check.Err(r.kubelet.NodeGetVolumeStats(t.Context(), ask)), codes.NotFound, path, "no pod has it")
+		grow := &csi.NodeExpandVolumeRequest{VolumeId: "vol-1", VolumePath: path, StagingTargetPath: r.staging(), VolumeCapability: mountCap(rwo, "ext4")}
+		r.refused(check.Err(r.kubelet.NodeExpandVolume(t.Context(), grow)), codes.FailedPrecondition, path, "no pod has it")
 	}
 	r.said()
 	raw := r.rawStaging() + "/publish/p1" // a second persistent volume may name the same volume
@@ -231,10 +229,7 @@ func TestGrowth(t *testing.T) {
 		VolumeId: "vol-1", VolumePath: r.target("p1"), StagingTargetPath: r.staging(), VolumeCapability: mountCap(rwo, "ext4"),
 		CapacityRange: &csi.CapacityRange{RequiredBytes: 2 << 30},
 	}
-	expand := func() error {
-		_, err := r.kubelet.NodeExpandVolume(t.Context(), ask)
-		return err
-	}
+	expand := func() error { return check.Err(r.kubelet.NodeExpandVolume(t.Context(), ask)) }
 	r.refused(expand(), codes.FailedPrecondition, "has not grown the device")
 	r.said("expand-block private")
 	r.driver.grown = func() { r.broker.size = 2 << 30 }

@@ -361,8 +361,7 @@ func TestHealthOfOtherVolumes(t *testing.T) {
 	r.driver.faults = append(r.driver.faults, faults("2|ThinPoolOutOfDataSpace|again", "9|pool full|m")...)
 	r.wantHealth("p1", "INACCESSIBLE ThinPoolOutOfDataSpace, 9 pool_full")
 	r.driver.faults = faults("1|R|" + strings.Repeat("x", maxHealthReply))
-	_, err := r.kubelet.NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{VolumeId: "vol-1"})
-	r.refused(err, codes.ResourceExhausted, driverName)
+	r.refused(check.Err(r.kubelet.NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{VolumeId: "vol-1"})), codes.ResourceExhausted, driverName)
 	r.driver.said()
 	r.driver.health = codes.OK // it was downgraded
 	r.wantHealth("p1", "")

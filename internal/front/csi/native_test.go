@@ -271,8 +271,7 @@ func TestUpgradedDriverUnderAReader(t *testing.T) {
 	publish := func(r *rig, pod string) error {
 		req := r.publishReq(pod)
 		req.Readonly = true
-		_, err := r.kubelet.NodePublishVolume(t.Context(), req)
-		return err
+		return check.Err(r.kubelet.NodePublishVolume(t.Context(), req))
 	}
 	r := newRig(t, deferAll)
 	r.driver.answer = &csidefer.Mount{Device: "/dev/fake", FSType: "ext4"}

@@ -82,8 +82,7 @@ func TestEveryCallNamesItsVolume(t *testing.T) {
 		{"NodePublishVolume", "publish-block", r.target("p1"), named(key, handler, rule, pod), func() error { return r.tryPublish(publish) }},
 		{"NodeExpandVolume", "expand", r.target("p1"), named(key, handler, rule, pod), func() error { return r.expand("p1") }},
 		{"NodeGetVolumeStats", "", r.target("p1"), named(key, handler, rule, pod), func() error {
-			_, err := r.kubelet.NodeGetVolumeStats(t.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: "vol-1", VolumePath: r.target("p1")})
-			return err
+			return check.Err(r.kubelet.NodeGetVolumeStats(t.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: "vol-1", VolumePath: r.target("p1")}))
 		}},
 		{"NodeUnpublishVolume", "unpublish", r.target("p1"), named(key, handler, rule, pod), func() error {
 			defer delete(r.broker.bound, r.target("p1")) // the first call fails: the sandbox lives

@@ -133,8 +133,7 @@ func TestCapabilitiesThatKubeletIsTold(t *testing.T) {
 	} {
 		check.That(t, offers(reply, kind) == want, "%s: want %v: %v", kind, want, reply)
 	}
-	_, err = r.kubelet.NodeGetVolumeStats(t.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: "x", VolumePath: "/x"})
-	r.refused(err, codes.Unimplemented, driverName)
+	r.refused(check.Err(r.kubelet.NodeGetVolumeStats(t.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: "x", VolumePath: "/x"})), codes.Unimplemented, driverName)
 	// Without the front kubelet would take the growth for done, and ask nobody.
 	grown, err := r.kubelet.NodeExpandVolume(t.Context(), &csi.NodeExpandVolumeRequest{
 		VolumeId: "x", VolumePath: "/x", CapacityRange: &csi.CapacityRange{RequiredBytes: 5 << 30},

@@ -188,8 +188,7 @@ func TestOthersCanReadTheWholeTree(t *testing.T) {
 		running.Go(func() {
 			for ctx.Err() == nil {
 				for _, one := range []*volume.Volume{v, &changed, v} {
-					_, err := b.h.Publish(context.WithoutCancel(ctx), one)
-					check.That(t, err == nil, "%v", err)
+					check.NoError(t, check.Err(b.h.Publish(context.WithoutCancel(ctx), one)), "publish")
 				}
 				err := errors.Join(kataemu.WriteID(b.cfg.DirectVolumes, v.Target, "sb1"), b.h.Retract(context.WithoutCancel(ctx), v))
 				check.That(t, err == nil, "%v", err)

@@ -100,8 +100,7 @@ func livingPods(t *testing.T, r *rig) {
 	t.Helper()
 	pods := r.client.CoreV1().Pods("default")
 	patch := func(name, annotations string) error {
-		_, err := pods.Patch(t.Context(), name, types.MergePatchType, []byte(`{"metadata":{"annotations":`+annotations+`}}`), metav1.PatchOptions{})
-		return err
+		return check.Err(pods.Patch(t.Context(), name, types.MergePatchType, []byte(`{"metadata":{"annotations":`+annotations+`}}`), metav1.PatchOptions{}))
 	}
 	for _, is := range []struct{ before, change, want string }{
 		{"data", `{"crust-proxy.dev/defer": "*"}`, "cannot be changed"},

@@ -46,8 +46,7 @@ func TestRecordsThatCannotBeUsed(t *testing.T) {
 	check.Must(t, os.WriteFile(dir, nil, 0o600))
 	check.Fails(t, check.Err(StagedDevices(state))) // or no directory counts as no records
 	check.Must(t, os.Remove(dir))
-	records, err := openRecords(dir, zap.NewNop())
-	check.Must(t, err)
+	records := check.Value(openRecords(dir, zap.NewNop()))(t)
 	check.Must(t, records.Put(Record{VolumeID: VolumeID{"d", "v"}, Stage: &StageRecord{Path: "/s", At: StagedAsDevice}}))
 	check.Must(t, records.Put(Record{VolumeID: VolumeID{"d", "on-host"}, OnHost: []string{"/proc/mount"}}))
 	file := filepath.Join(dir, FileName(id))
@@ -55,7 +54,7 @@ func TestRecordsThatCannotBeUsed(t *testing.T) {
 	check.Must(t, os.WriteFile(dir+"/newer.json", []byte(strings.Replace(string(raw), `"version":1`, `"version":2`, 1)), 0o600))
 	check.Must(t, os.WriteFile(dir+"/half.new", raw[:9], 0o600))
 	core, logged := observer.New(zap.ErrorLevel)
-	records, err = openRecords(dir, zap.New(core))
+	records, err := openRecords(dir, zap.New(core))
 	left, _ := os.ReadDir(dir)
 	check.That(t, err == nil && len(left) == 3 && logged.Len() == 1 && records.Get(id).Stage != nil, "%v, left are %v, and logged %v", err, left, logged.All())
 	staged, err := StagedDevices(state)
