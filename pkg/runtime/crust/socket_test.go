@@ -212,10 +212,10 @@ func TestSweepAfterASlowFreeze(t *testing.T) {
 	b := newBench(t, bySocket)
 	v := published(t, b, "a")
 	b.startSandbox(t, v, "sb1")
-	b.h.expiry = &expiry{ends: make(chan time.Time, 2)}
-	check.Must(t, b.h.Freeze(t.Context(), v, time.Minute))
-	check.Require(t, len(b.h.expiry.ends) == 2, "sweeps: %d", len(b.h.expiry.ends))
-	before, after := <-b.h.expiry.ends, <-b.h.expiry.ends
+	h := &Handler{asker: b.h.asker, expiry: &expiry{ends: make(chan time.Time, 2)}}
+	check.Must(t, h.Freeze(t.Context(), v, time.Minute))
+	check.Require(t, len(h.expiry.ends) == 2, "sweeps: %d", len(h.expiry.ends))
+	before, after := <-h.expiry.ends, <-h.expiry.ends
 	check.That(t, after.After(before), "swept at %v and %v", before, after)
 }
 
