@@ -187,6 +187,12 @@ func TestNothingIsNamed(t *testing.T) {
 	job.File = r.path("again")
 	r.must(check.Err(job.Run(t.Context())))
 	r.wantRestored("again")
+	whole := r.backUp("inc", "again", r.change(1))
+	r.must(os.Rename(r.path("inc"), r.path("resumed.part")))
+	r.must(os.Truncate(r.path("resumed.part"), check.Value(os.Stat(r.path("resumed.part")))(t).Size()-1))
+	job = r.job("inc", "again", nil) // nothing has changed from there on
+	job.File = r.path("resumed")
+	check.Equal(t, check.Value(job.Run(t.Context()))(t).Data, whole.Data, "data of an increment that goes on")
 }
 
 // TestIncrementsFit: what is wrong with the size of an increment shows when it is made, and

@@ -89,7 +89,7 @@ func (c *copier) read(ctx context.Context, from int64) error {
 // what is beyond the base. Zeros there do not mean that the volume has grown: From may be larger.
 func (c *copier) unnamed(ctx context.Context, from int64) error {
 	size := c.has
-	if base := c.backup.Base; base != nil && !c.begun {
+	if base := c.backup.Base; base != nil {
 		from = max(from, base.size)
 		zero, err := c.onlyZeros(ctx, base.size, c.has)
 		if err != nil {

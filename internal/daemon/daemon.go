@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"os/signal"
 	"runtime/debug"
@@ -76,7 +77,7 @@ type daemon struct {
 	stopping       chan struct{}
 
 	failingMu sync.Mutex
-	failing   map[string]int64 // how often in a row a repair has failed, by volume and action
+	failing   map[string]int64 // how often in a row a repair has failed, by volume, action and error
 }
 
 func serve(ctx context.Context, call invocation) error {
@@ -376,6 +377,9 @@ func (d *daemon) Reconcile(ctx context.Context) (deferral.ReconcileReport, error
 	defer d.failingMu.Unlock()
 	before := d.failing
 	d.failing = make(map[string]int64)
+	if err != nil { // not all were looked at
+		maps.Copy(d.failing, before)
+	}
 	for _, repair := range report.Repairs {
 		d.metrics.Repaired(repair.Action, repair.Err == nil)
 		if repair.Volume.Key != "" {
@@ -386,10 +390,9 @@ func (d *daemon) Reconcile(ctx context.Context) (deferral.ReconcileReport, error
 			d.log.Info("repaired", fields...)
 			continue
 		}
-		of := string(repair.Volume.Key) + " " + repair.Action
-		times := before[of] + 1
-		d.failing[of] = times
-		if sys.Rarely(times) {
+		of := string(repair.Volume.Key) + " " + repair.Action + ": " + repair.Err.Error()
+		d.failing[of] = before[of] + 1
+		if times := d.failing[of]; sys.Rarely(times) {
 			d.log.Error("repair failed", append(fields, zap.Error(repair.Err), zap.Int64("times", times))...)
 		}
 	}
