@@ -303,7 +303,6 @@ func (s sandboxes) freeze(ctx context.Context, id string, limit, wait time.Durat
 	if _, missing := os.Stat(pathOf(s.socket)); status.Code(err) == codes.Unavailable && missing == nil {
 		err = fmt.Errorf("%w: %w", errAway, err)
 	}
-	frozen := time.Now() // at the earliest: the sandbox counts from before it answers
 	if err == nil {
 		_, err = admin.FreezeVolume(asking, &adminv1.FreezeVolumeRequest{Volume: volume, Timeout: durationpb.New(limit)})
 	}
@@ -313,6 +312,7 @@ func (s sandboxes) freeze(ctx context.Context, id string, limit, wait time.Durat
 	if err != nil {
 		return nil, errors.Join(err, conn.Close())
 	}
+	frozen := time.Now() // the sandbox counts from after it has written its data, which may take longer than the limit
 	return func() error {
 		// Also if the caller no longer waits.
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), answerTime)

@@ -104,7 +104,8 @@ func (n *node) partition(disk string) string {
 func TestPartitionsAndTheirDisk(t *testing.T) {
 	t.Parallel()
 	n := newMountingNode(t)
-	out := check.Value(exec.Command("losetup", "--find", "--show", "--partscan", rig.Image(t, 32*mib)).Output())(t)
+	out, err := exec.Command("losetup", "--find", "--show", "--partscan", rig.Image(t, 32*mib)).Output()
+	check.Must(t, err)
 	disk := strings.TrimSpace(string(out))
 	t.Cleanup(func() { _ = loopdev.Detach(disk) })
 	for _, part := range [][]string{{disk, "1", "2048", "16384"}, {disk, "2", "18432", "16384"}} {

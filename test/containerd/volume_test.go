@@ -64,14 +64,16 @@ func (v *volume) tryStage() error {
 	}
 	request.FsType, request.VolumeSupplementalGroup, request.VolumeSupplementalGroupChangePolicy = v.fs, v.group, v.policy
 	v.target = request.GetVolumeTargetPath()
-	return check.Err(v.r.d.Runtime().RuntimeStageVolume(v.r.ctx(), request))
+	_, err := v.r.d.Runtime().RuntimeStageVolume(v.r.ctx(), request)
+	return err
 }
 
 // unstage does it as kubelet does: again, while the answer is that it may be tried again.
 func (v *volume) unstage() {
 	v.r.t.Helper()
 	check.Retried(v.r.t, "unstage", func() error {
-		return check.Err(v.r.d.Runtime().RuntimeUnstageVolume(v.r.ctx(), &runtimev1.RuntimeUnstageVolumeRequest{VolumeTargetPath: v.target}))
+		_, err := v.r.d.Runtime().RuntimeUnstageVolume(v.r.ctx(), &runtimev1.RuntimeUnstageVolumeRequest{VolumeTargetPath: v.target})
+		return err
 	})
 }
 

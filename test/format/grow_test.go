@@ -47,7 +47,8 @@ func bytesOf(t *testing.T, device string) int64 {
 	dir := t.TempDir()
 	check.Must(t, unix.Mount(device, dir, "ext4", 0, ""))
 	defer func() { _ = unix.Unmount(dir, 0) }()
-	check.NoError(t, check.Err(os.Stat(filepath.Join(dir, "kept"))), "the file")
+	_, err := os.Stat(filepath.Join(dir, "kept"))
+	check.That(t, err == nil, "%v", err)
 	var st unix.Statfs_t
 	check.Must(t, unix.Statfs(dir, &st))
 	return int64(st.Blocks) * st.Bsize
@@ -58,7 +59,8 @@ func (r *testFormatter) growing(device string, change func(*mkfs.Request)) error
 	defer func() { _ = unix.Close(fd) }()
 	request := mkfs.Request{Device: fd, Volume: "/v", Path: device, FSType: "ext4", Policy: volume.FormatNever, Grow: true}
 	change(&request)
-	return check.Err(r.f.Prepare(r.t.Context(), request))
+	_, err := r.f.Prepare(r.t.Context(), request)
+	return err
 }
 
 func TestARestoredFilesystemIsGrownBeforeItIsHandedOver(t *testing.T) {

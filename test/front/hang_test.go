@@ -133,7 +133,8 @@ func TestCloseThatHangs(t *testing.T) {
 	unstage := func(within time.Duration) error {
 		ctx, cancel := context.WithTimeout(t.Context(), within)
 		defer cancel()
-		return check.Err(n.Runtime().RuntimeUnstageVolume(ctx, &runtimev1.RuntimeUnstageVolumeRequest{VolumeTargetPath: request.GetVolumeTargetPath()}))
+		_, err := n.Runtime().RuntimeUnstageVolume(ctx, &runtimev1.RuntimeUnstageVolumeRequest{VolumeTargetPath: request.GetVolumeTargetPath()})
+		return err
 	}
 	began := time.Now()
 	check.Code(t, unstage(3*time.Second), codes.DeadlineExceeded)
@@ -186,6 +187,7 @@ func TestVolumesThatHangAreLeftBehind(t *testing.T) {
 		return state() == adminv1.VolumeState_VOLUME_STATE_PUBLISHED
 	})
 	check.Retried(t, "unstage", func() error {
-		return check.Err(n.Runtime().RuntimeUnstageVolume(t.Context(), &runtimev1.RuntimeUnstageVolumeRequest{VolumeTargetPath: target}))
+		_, err := n.Runtime().RuntimeUnstageVolume(t.Context(), &runtimev1.RuntimeUnstageVolumeRequest{VolumeTargetPath: target})
+		return err
 	})
 }

@@ -115,7 +115,8 @@ func (n *node) shortLived(id, dir, target string) (end func(), err error) {
 		return nil, errors.Join(err, shim.Stop())
 	}
 	_ = check.Until(20*time.Second, time.Millisecond, func() error {
-		return check.Err(n.driver.Node.NodeGetVolumeStats(context.Background(), &csi.NodeGetVolumeStatsRequest{VolumeId: "any", VolumePath: target}))
+		_, err := n.driver.Node.NodeGetVolumeStats(context.Background(), &csi.NodeGetVolumeStatsRequest{VolumeId: "any", VolumePath: target})
+		return err
 	})
 	return func() { _ = shim.Stop() }, nil
 }

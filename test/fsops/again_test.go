@@ -41,7 +41,8 @@ func other(what string, args []string) error {
 		if err != nil {
 			return err
 		}
-		return check.Err(fsops.ApplyGroup(context.Background(), root, group, volume.GroupOnMismatch))
+		_, err = fsops.ApplyGroup(context.Background(), root, group, volume.GroupOnMismatch)
+		return err
 	case "freeze":
 		root, err := unix.Open(args[1], unix.O_PATH, 0)
 		if err != nil {

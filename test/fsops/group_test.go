@@ -212,7 +212,8 @@ func TestFileThatNobodyMayChange(t *testing.T) {
 	check.Must(t, os.WriteFile(fixed, nil, 0o600))
 	fd := openFD(t, fixed, unix.O_RDONLY)
 	check.Must(t, unix.IoctlSetPointerInt(fd, unix.FS_IOC_SETFLAGS, 0x10))
-	check.NoError(t, check.Err(fsops.ApplyGroup(t.Context(), f.root, group, volume.GroupAlways)), "the group")
+	_, err := fsops.ApplyGroup(t.Context(), f.root, group, volume.GroupAlways)
+	check.That(t, err == nil, "%v", err)
 	all := files(t, f.dir)
 	check.That(t, all["fixed"].GID != group && all["."].GID == group, "%+v", all)
 }
@@ -278,7 +279,8 @@ func TestKilledOnTheWayToAnotherGroup(t *testing.T) {
 	file := filepath.Join(f.dir, "file")
 	check.Must(t, os.WriteFile(file, nil, 0o600))
 	apply := func(gid uint32) error {
-		return check.Err(fsops.ApplyGroup(t.Context(), f.root, gid, volume.GroupOnMismatch))
+		_, err := fsops.ApplyGroup(t.Context(), f.root, gid, volume.GroupOnMismatch)
+		return err
 	}
 	check.Must(t, apply(group))
 	// Whatever ends the walk leaves the root directory for the end.

@@ -121,6 +121,7 @@ func annotate(k *cluster.Kube, p *cluster.Pod, what string) {
 		if what != "" {
 			metav1.SetMetaDataAnnotation(&is.ObjectMeta, policy.AnnotationKey, what)
 		}
-		return check.Err(k.Client.CoreV1().Pods(cluster.Namespace).Update(ctx, is, metav1.UpdateOptions{}))
+		_, err = k.Client.CoreV1().Pods(cluster.Namespace).Update(ctx, is, metav1.UpdateOptions{})
+		return err
 	})
 }

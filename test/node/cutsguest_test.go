@@ -155,7 +155,8 @@ func (v *cutVolume) publish() {
 	if v.up {
 		return
 	}
-	check.Must(v.t, check.Err(v.NodeStageVolume(v.t.Context(), &csi.NodeStageVolumeRequest{VolumeId: v.id, StagingTargetPath: v.staging, VolumeCapability: v.access})))
+	_, err := v.NodeStageVolume(v.t.Context(), &csi.NodeStageVolumeRequest{VolumeId: v.id, StagingTargetPath: v.staging, VolumeCapability: v.access})
+	check.Must(v.t, err)
 	check.Must(v.t, check.Err(v.NodePublishVolume(v.t.Context(), &csi.NodePublishVolumeRequest{
 		VolumeId: v.id, StagingTargetPath: v.staging, TargetPath: v.target, VolumeCapability: v.access,
 	})))
@@ -164,7 +165,8 @@ func (v *cutVolume) publish() {
 
 func (v *cutVolume) unpublish() {
 	v.t.Helper()
-	check.Must(v.t, check.Err(v.NodeUnpublishVolume(v.t.Context(), &csi.NodeUnpublishVolumeRequest{VolumeId: v.id, TargetPath: v.target})))
+	_, err := v.NodeUnpublishVolume(v.t.Context(), &csi.NodeUnpublishVolumeRequest{VolumeId: v.id, TargetPath: v.target})
+	check.Must(v.t, err)
 	check.Must(v.t, check.Err(v.NodeUnstageVolume(v.t.Context(), &csi.NodeUnstageVolumeRequest{VolumeId: v.id, StagingTargetPath: v.staging})))
 	v.up = false
 }
@@ -217,14 +219,16 @@ func (v *cutVolume) remove() {
 		v.unpublish()
 	}
 	v.call(cuts.Mark{Sets: facts{}.gone(v.id)}, func() error {
-		return check.Err(v.DeleteVolume(v.t.Context(), &csi.DeleteVolumeRequest{VolumeId: v.id}))
+		_, err := v.DeleteVolume(v.t.Context(), &csi.DeleteVolumeRequest{VolumeId: v.id})
+		return err
 	})
 }
 
 func (v *cutVolume) grow(size int64) {
 	v.t.Helper()
 	v.call(cuts.Mark{Sets: facts{}.volume(v.id, size, "")}, func() error {
-		return check.Err(v.ControllerExpandVolume(v.t.Context(), &csi.ControllerExpandVolumeRequest{VolumeId: v.id, CapacityRange: &csi.CapacityRange{RequiredBytes: size}}))
+		_, err := v.ControllerExpandVolume(v.t.Context(), &csi.ControllerExpandVolumeRequest{VolumeId: v.id, CapacityRange: &csi.CapacityRange{RequiredBytes: size}})
+		return err
 	})
 	v.size = size
 }
@@ -242,7 +246,8 @@ func (l *cutLoad) volumes(round string) {
 	}}, first)
 	group := l.group("g"+round, v, clone)
 	l.call(cuts.Mark{Sets: facts{}.gone(snapshot)}, func() error {
-		return check.Err(l.DeleteSnapshot(l.t.Context(), &csi.DeleteSnapshotRequest{SnapshotId: snapshot}))
+		_, err := l.DeleteSnapshot(l.t.Context(), &csi.DeleteSnapshotRequest{SnapshotId: snapshot})
+		return err
 	})
 	if l.fs == "ext4" && v.up {
 		v.unpublish()
@@ -285,7 +290,8 @@ func (l *cutLoad) group(name string, volumes ...*cutVolume) (remove func()) {
 		l.t.Helper()
 		sets := facts{"group " + named: "", "id " + named: ""}.gone(members...)
 		l.call(cuts.Mark{Sets: sets}, func() error {
-			return check.Err(l.DeleteVolumeGroupSnapshot(l.t.Context(), &csi.DeleteVolumeGroupSnapshotRequest{GroupSnapshotId: id, SnapshotIds: members}))
+			_, err := l.DeleteVolumeGroupSnapshot(l.t.Context(), &csi.DeleteVolumeGroupSnapshotRequest{GroupSnapshotId: id, SnapshotIds: members})
+			return err
 		})
 	}
 }

@@ -77,7 +77,8 @@ func (l *life) start(attempt uint32) {
 	request := l.d.StageRequest(uid, l.device)
 	request.FsType, l.target = l.fs, request.GetVolumeTargetPath()
 	check.Succeeds(l.t, "stage", func() error { // udev may look at the new device for longer than a moment, as kubelet would see
-		return check.Err(l.d.Runtime().RuntimeStageVolume(l.ctx(), request))
+		_, err := l.d.Runtime().RuntimeStageVolume(l.ctx(), request)
+		return err
 	})
 	l.pod = check.Value(l.node.RunPod(l.ctx(), uid, "crust", attempt, func(config *runtimeapi.PodSandboxConfig) {
 		config.Linux.CgroupParent = "/kubepods.slice/kubepods-pod" + strings.ReplaceAll(uid, "-", "_") + ".slice"
@@ -206,7 +207,8 @@ func (l life) outOfMemory() {
 // end removes the pod and the volume: nothing is left, and the filesystem is clean.
 func (l *life) end() {
 	unstage := func() error {
-		return check.Err(l.d.Runtime().RuntimeUnstageVolume(l.ctx(), &runtimev1.RuntimeUnstageVolumeRequest{VolumeTargetPath: l.target}))
+		_, err := l.d.Runtime().RuntimeUnstageVolume(l.ctx(), &runtimev1.RuntimeUnstageVolumeRequest{VolumeTargetPath: l.target})
+		return err
 	}
 	check.Code(l.t, unstage(), codes.Aborted, "has not ended")
 	check.Must(l.t, l.pod.Remove(l.ctx()))

@@ -254,5 +254,6 @@ func printScan(path string) error {
 	if err != nil {
 		return err
 	}
-	return check.Err(io.WriteString(os.Stdout, users.Names))
+	_, err = io.WriteString(os.Stdout, users.Names)
+	return err
 }

@@ -131,7 +131,8 @@ func (s *service) call() error {
 	defer func() { _ = conn.Close() }()
 	ctx, cancel := context.WithTimeout(s.t.Context(), time.Minute)
 	defer cancel()
-	return check.Err(grpc_health_v1.NewHealthClient(conn).Check(ctx, &grpc_health_v1.HealthCheckRequest{}))
+	_, err = grpc_health_v1.NewHealthClient(conn).Check(ctx, &grpc_health_v1.HealthCheckRequest{})
+	return err
 }
 
 // testRemovedUnderVolume tries to remove the package while a volume lives: that is refused with its name. Where

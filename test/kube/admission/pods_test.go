@@ -100,7 +100,8 @@ func livingPods(t *testing.T, r *rig) {
 	t.Helper()
 	pods := r.client.CoreV1().Pods("default")
 	patch := func(name, annotations string) error {
-		return check.Err(pods.Patch(t.Context(), name, types.MergePatchType, []byte(`{"metadata":{"annotations":`+annotations+`}}`), metav1.PatchOptions{}))
+		_, err := pods.Patch(t.Context(), name, types.MergePatchType, []byte(`{"metadata":{"annotations":`+annotations+`}}`), metav1.PatchOptions{})
+		return err
 	}
 	for _, is := range []struct{ before, change, want string }{
 		{"data", `{"crust-proxy.dev/defer": "*"}`, "cannot be changed"},

@@ -84,21 +84,30 @@ func (r *rig) podWithDisk(t *testing.T) *corev1.Pod {
 
 func hasNoMore(t *testing.T, access string) {
 	t.Helper()
-	config := check.Value(clientcmd.BuildConfigFromFlags("", access))(t)
+	config, err := clientcmd.BuildConfigFromFlags("", access)
+	check.Must(t, err)
 	client := check.Value(kubernetes.NewForConfig(config))(t)
 	ctx := t.Context()
 	for what, try := range map[string]func() error{
-		"list secrets": func() error { return check.Err(client.CoreV1().Secrets("default").List(ctx, metav1.ListOptions{})) },
-		"list claims": func() error {
-			return check.Err(client.CoreV1().PersistentVolumeClaims("default").List(ctx, metav1.ListOptions{}))
+		"list secrets": func() error {
+			_, err := client.CoreV1().Secrets("default").List(ctx, metav1.ListOptions{})
+			return err
 		},
-		"list nodes":   func() error { _, err := client.CoreV1().Nodes().List(ctx, metav1.ListOptions{}); return err },
-		"create a pod": func() error { return check.Err(client.CoreV1().Pods("default").Create(ctx, pod(""), keepNone)) },
+		"list claims": func() error {
+			_, err := client.CoreV1().PersistentVolumeClaims("default").List(ctx, metav1.ListOptions{})
+			return err
+		},
+		"list nodes": func() error { _, err := client.CoreV1().Nodes().List(ctx, metav1.ListOptions{}); return err },
+		"create a pod": func() error {
+			_, err := client.CoreV1().Pods("default").Create(ctx, pod(""), keepNone)
+			return err
+		},
 		"change a runtime class": func() error {
-			return check.Err(client.NodeV1().RuntimeClasses().Update(ctx, &nodev1.RuntimeClass{ObjectMeta: named("crust"), Handler: "runc"}, metav1.UpdateOptions{}))
+			_, err := client.NodeV1().RuntimeClasses().Update(ctx, &nodev1.RuntimeClass{ObjectMeta: named("crust"), Handler: "runc"}, metav1.UpdateOptions{})
+			return err
 		},
 	} {
-		err := try()
+		err = try()
 		check.That(t, apierrors.IsForbidden(err), "it may %s: %v", what, err)
 	}
 }

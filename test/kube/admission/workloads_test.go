@@ -140,14 +140,16 @@ func livingWorkloads(t *testing.T, r *rig) {
 	t.Helper()
 	sets := r.client.AppsV1().ReplicaSets("default")
 	patch := func(change string) error {
-		return check.Err(sets.Patch(t.Context(), "x", types.MergePatchType, []byte(change), metav1.PatchOptions{}))
+		_, err := sets.Patch(t.Context(), "x", types.MergePatchType, []byte(change), metav1.PatchOptions{})
+		return err
 	}
 	one := int32(1)
 	r.install(t, "--set=admission.validate.enabled=false")
 	set := &appsv1.ReplicaSet{ObjectMeta: named("x"), Spec: appsv1.ReplicaSetSpec{
 		Replicas: &one, Selector: selector, Template: template(pod("kata", annotated("data"), claim("data"))),
 	}}
-	check.Must(t, check.Err(sets.Create(t.Context(), set, metav1.CreateOptions{})))
+	_, err := sets.Create(t.Context(), set, metav1.CreateOptions{})
+	check.Must(t, err)
 	await(t, "the policies' absence", func() bool { return patch(`{"spec":{"replicas":3}}`) == nil })
 	r.install(t)
 	await(t, "the policy for workloads", func() bool {
@@ -160,7 +162,7 @@ func livingWorkloads(t *testing.T, r *rig) {
 		`{"metadata":{"finalizers":["example.com/kept"]}}`: nil,
 		`{"metadata":{"finalizers":null}}`:                 nil,
 	} {
-		err := says(patch(change), "workloads", words...)
+		err = says(patch(change), "workloads", words...)
 		check.That(t, err == nil, "%s: %v", change, err)
 	}
 	check.Must(t, patch(`{"spec":{"replicas":1}}`))
