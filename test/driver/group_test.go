@@ -27,8 +27,9 @@ func (r *testDriver) group(name string, of ...*volume) (*csi.VolumeGroupSnapshot
 // mustGroup also gives the members in the order of the volumes.
 func (r *testDriver) mustGroup(name string, of ...*volume) (*csi.VolumeGroupSnapshot, []*csi.Snapshot) {
 	r.t.Helper()
-	made := check.Value(r.group(name, of...))(r.t)
+	var made *csi.VolumeGroupSnapshot
 	var members []*csi.Snapshot
+	check.Retried(r.t, "a group", func() (err error) { made, err = r.group(name, of...); return err }) // a slow machine holds writes too long
 	for _, v := range of {
 		i := slices.IndexFunc(made.GetSnapshots(), func(s *csi.Snapshot) bool { return s.GetSourceVolumeId() == v.id })
 		check.Require(r.t, i >= 0, "no snapshot of %s in %v", v.id, made)
