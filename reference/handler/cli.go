@@ -207,7 +207,7 @@ func usersOf(proc, program string) (users []string, err error) {
 		if strings.Trim(entry.Name(), "0123456789") != "" {
 			continue
 		}
-		if !isRootsOwn(proc, dir) {
+		if !isOwn(proc, dir, 0) {
 			continue
 		}
 		if id := shimsSandbox(dir, program); id != "" {
@@ -220,13 +220,13 @@ func usersOf(proc, program string) (users []string, err error) {
 	return slices.Compact(users), nil
 }
 
-// isRootsOwn reports whether a process is root's and in no container. Others could look like a shim on purpose. containerd
+// isOwn reports whether a process is a user's and in no container. Others could look like root's shim on purpose. containerd
 // may have a mount namespace of its own, but not one of processes.
-func isRootsOwn(proc, dir string) bool {
-	status, err := sys.ReadSmall(dir+"/status", 64<<10)
+func isOwn(proc, dir string, uid int) bool {
+	status, err := os.ReadFile(dir + "/status") //nolint:gosec // root asks about the node's own processes
 	own, _ := os.Readlink(proc + "/self/ns/pid")
 	its, _ := os.Readlink(dir + "/ns/pid")
-	return err == nil && its == own && bytes.Contains(status, []byte("\nUid:\t0\t"))
+	return err == nil && its == own && bytes.Contains(status, fmt.Appendf(nil, "\nUid:\t%d\t", uid))
 }
 
 // shimsSandbox returns the sandbox of a containerd shim that uses the program, or "". The

@@ -148,6 +148,7 @@ func TestRemovableUnderContainers(t *testing.T) {
 		})
 	}
 	check.That(t, unused(filepath.Join(t.TempDir(), "proc"), "/usr/bin/crust-runc") != nil, "removable where nothing can be told")
+	check.That(t, isOwn("/proc", "/proc/self", os.Getuid()), "a real process is not its user's") // files of /proc have no size
 }
 
 // TestReleasedVolumeIsNotOpened: while a runtime waited, another volume can have got the directory's name, and the device.

@@ -181,7 +181,7 @@ func InDir(dir string, do func() error) error {
 }
 
 // ReadSmall reads a regular file of at most limit bytes, with as few system calls as
-// possible. It does not follow a symbolic link in the last component.
+// possible. It does not follow a symbolic link in the last component. Of files of /proc, which have no size, it reads nothing.
 func ReadSmall(path string, limit int64) ([]byte, error) {
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {
