@@ -2,15 +2,12 @@ package daemon
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"os"
-	"os/signal"
 	"runtime/debug"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"go.opentelemetry.io/otel/trace"
@@ -22,7 +19,6 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/daemon/config"
 	"github.com/crust-proxy/crust-proxy/internal/daemon/history"
 	"github.com/crust-proxy/crust-proxy/internal/daemon/sandboxes"
-	"github.com/crust-proxy/crust-proxy/internal/front/csi/refusal"
 	"github.com/crust-proxy/crust-proxy/internal/front/csi/staging"
 	"github.com/crust-proxy/crust-proxy/internal/front/kubelet"
 	"github.com/crust-proxy/crust-proxy/internal/front/pods"
@@ -78,48 +74,6 @@ type daemon struct {
 
 	failingMu sync.Mutex
 	failing   map[string]int64 // how often in a row a repair has failed, by volume, action and error
-}
-
-func serve(ctx context.Context, call invocation) error {
-	hangups := make(chan os.Signal, 1)
-	signal.Notify(hangups, syscall.SIGHUP)
-	defer signal.Stop(hangups)
-	level := zap.NewAtomicLevel()
-	log := telemetry.NewLogger(call.stderr, level)
-	// It watches before the file is read.
-	set := &settings{flags: call.flags, log: log, watcher: config.Watch(call.flags.File), hangups: hangups}
-	cfg, err := set.load()
-	if err != nil {
-		set.logBad("crust-proxy cannot start: the configuration is bad", err)
-		return errLogged
-	}
-	passed, err := systemd.Inherit("runtime", "admin")
-	if err != nil {
-		return err
-	}
-	notify, err := systemd.FromEnvironment()
-	if err != nil {
-		return err
-	}
-	start := func(cfg *config.Config) error {
-		level.SetLevel(telemetry.Level(cfg.Log.Level))
-		set.put(cfg)
-		d := &daemon{
-			settings: set, level: level, log: log, metrics: telemetry.NewMetrics(sys.Version()),
-			notify: notify, passed: passed, hub: admin.NewHub(), started: time.Now(), stopping: make(chan struct{}),
-		}
-		return d.start(ctx)
-	}
-	err = start(&cfg)
-	if err != nil && ctx.Err() == nil {
-		if accepted, failed := set.fallBack(err); failed == nil {
-			err = start(&accepted)
-		}
-	}
-	if err != nil {
-		log.Error("ended with an error", zap.Error(err))
-	}
-	return err
 }
 
 // start completes the daemon, and runs it until it ends.
@@ -455,63 +409,3 @@ func (d *daemon) apply(cfg *config.Config) {
 	d.broker.SetDevices(claim.DevicePolicy(cfg.Devices))
 	d.sandboxes.Relay.SetLimits(stats.Limits(cfg.Relay))
 }
-
-// volumeObserver is told by the broker and the front what happens to volumes.
-type volumeObserver struct{ daemon *daemon }
-
-// Changed notifies watchers. It also forgets what was known about a volume that is gone, or
-// that another program published and no sandbox has.
-func (o volumeObserver) Changed(key volume.Key) {
-	d := o.daemon
-	if d.sandboxes != nil {
-		_, known := d.broker.Get(key)
-		if !known {
-			_, known = d.handlers.Binding(&volume.Volume{Key: key})
-		}
-		if !known {
-			d.sandboxes.Relay.Forget(key)
-			d.disks.reader.Forget(key)
-		}
-	}
-	d.hub.Changed(key)
-}
-
-func (o volumeObserver) Published(v *volume.Volume) { o.daemon.metrics.Published(v.Driver, v.Handler) }
-
-// Leaving looks for errors in a filesystem that its sandbox has unmounted: by then the guest's kernel has recorded
-// those that it found.
-func (o volumeObserver) Leaving(v *volume.Volume) {
-	super := o.daemon.disks.reader.Super(v, 0)
-	if super == nil || super.Errors == nil {
-		return
-	}
-	o.daemon.log.Warn("a volume is given back with errors on record", append(about(v), zap.String("condition", super.Errors.Words()))...)
-	o.daemon.metrics.LeftWithErrors(v.Driver, v.Handler)
-	o.daemon.history.Did(v, history.Left, "crust-proxy", v.FSType, errors.New(super.Errors.Words()))
-}
-
-// OrphanEnded is called for a process that was ended, and for one that could not be.
-func (o volumeObserver) OrphanEnded(v *volume.Volume, one deferral.Orphan, by string, err error) {
-	d := o.daemon
-	d.metrics.OrphanEnded(err == nil)
-	text := "a process that is not known"
-	if one.PID != 0 {
-		text = fmt.Sprintf("process %d (%q) of sandbox %s", one.PID, one.Program, one.Sandbox)
-	}
-	d.history.Did(v, history.Ended, by, text, err)
-	fields := append(about(v), zap.String("by", by), zap.Int("pid", one.PID), zap.String("program", one.Program),
-		zap.String("control_group", one.ControlGroup), zap.String("sandbox", one.Sandbox), zap.String("why", one.Why))
-	if err != nil {
-		d.log.Error("an orphan keeps a volume", append(fields, zap.Error(err))...)
-		return
-	}
-	d.log.Warn("an orphan that kept a volume was ended", fields...)
-}
-
-// Refused counts and records a refusal of the front.
-func (o volumeObserver) Refused(one *refusal.Refusal) {
-	o.daemon.metrics.VolumeRefused(one.Driver, string(one.Party))
-	o.daemon.history.Refused(one)
-}
-
-func (o volumeObserver) ClaimRefused(kind volume.Kind) { o.daemon.metrics.ClaimRefused(kind.String()) }

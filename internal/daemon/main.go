@@ -8,13 +8,21 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"os"
+	"os/signal"
 	"strings"
+	"syscall"
+	"time"
 
 	"github.com/spf13/pflag"
+	"go.uber.org/zap"
 
+	"github.com/crust-proxy/crust-proxy/internal/daemon/admin"
 	"github.com/crust-proxy/crust-proxy/internal/daemon/config"
 	"github.com/crust-proxy/crust-proxy/internal/ground/run"
 	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
+	"github.com/crust-proxy/crust-proxy/internal/ground/systemd"
+	"github.com/crust-proxy/crust-proxy/internal/ground/telemetry"
 )
 
 const usage = `crust-proxy lets a pod's sandbox mount its volumes.
@@ -149,4 +157,46 @@ func commandOf(args []string) (commandFunc, error) {
 func showVersion(_ context.Context, call invocation) error {
 	sys.PrintVersion(call.stdout, "crust-proxy")
 	return nil
+}
+
+func serve(ctx context.Context, call invocation) error {
+	hangups := make(chan os.Signal, 1)
+	signal.Notify(hangups, syscall.SIGHUP)
+	defer signal.Stop(hangups)
+	level := zap.NewAtomicLevel()
+	log := telemetry.NewLogger(call.stderr, level)
+	// It watches before the file is read.
+	set := &settings{flags: call.flags, log: log, watcher: config.Watch(call.flags.File), hangups: hangups}
+	cfg, err := set.load()
+	if err != nil {
+		set.logBad("crust-proxy cannot start: the configuration is bad", err)
+		return errLogged
+	}
+	passed, err := systemd.Inherit("runtime", "admin")
+	if err != nil {
+		return err
+	}
+	notify, err := systemd.FromEnvironment()
+	if err != nil {
+		return err
+	}
+	start := func(cfg *config.Config) error {
+		level.SetLevel(telemetry.Level(cfg.Log.Level))
+		set.put(cfg)
+		d := &daemon{
+			settings: set, level: level, log: log, metrics: telemetry.NewMetrics(sys.Version()),
+			notify: notify, passed: passed, hub: admin.NewHub(), started: time.Now(), stopping: make(chan struct{}),
+		}
+		return d.start(ctx)
+	}
+	err = start(&cfg)
+	if err != nil && ctx.Err() == nil {
+		if accepted, failed := set.fallBack(err); failed == nil {
+			err = start(&accepted)
+		}
+	}
+	if err != nil {
+		log.Error("ended with an error", zap.Error(err))
+	}
+	return err
 }

@@ -408,59 +408,6 @@ func (b *Broker) ReleaseKey(ctx context.Context, key volume.Key, force bool) (*v
 	return v, nil
 }
 
-// GrowAtMount records that the filesystem of a volume is to be grown to its device at the next mount, and publishes
-// that to the handler. If the handler's sandboxes do not grow filesystems, the record is only shown to people.
-func (b *Broker) GrowAtMount(ctx context.Context, key volume.Key, size int64) error {
-	unlock, err := b.locks.lock(ctx, key)
-	if err != nil {
-		return err
-	}
-	defer unlock()
-	known := b.table.get(key)
-	if known == nil || known.removing {
-		return volume.Errorf(volume.NotFound, "volume %s is not published any more", key.Short())
-	}
-	if known.lost != nil {
-		return known.lost
-	}
-	next, err := b.putGrowth(known.rec, size)
-	if err != nil {
-		return err
-	}
-	if handler := b.handlers.byName[next.Handler]; handler != nil {
-		_, err := handler.Publish(ctx, &next.Volume)
-		return err
-	}
-	return nil // its projection is restored when the handler is configured again
-}
-
-// EndGrowth records that a growth to size is done, unless another growth is on record by now.
-// During another operation on the volume it does nothing: the caller repeats it.
-func (b *Broker) EndGrowth(key volume.Key, size int64) error {
-	unlock, free := b.locks.keys.TryLock(key)
-	if !free {
-		return nil
-	}
-	defer unlock()
-	known := b.table.get(key)
-	if known == nil || known.removing || known.lost != nil || known.rec.GrowTo != size {
-		return nil
-	}
-	_, err := b.putGrowth(known.rec, 0)
-	return err
-}
-
-// putGrowth must be called with the volume's lock held.
-func (b *Broker) putGrowth(rec *record, size int64) (*record, error) {
-	next := *rec
-	next.GrowTo = size
-	if err := b.store.put(&next); err != nil {
-		return nil, err
-	}
-	b.table.replace(next.Key, func(e *entry) { e.rec = &next })
-	return &next, nil
-}
-
 type volumeLocks struct{ keys sys.KeyLocks[volume.Key] }
 
 func (l *volumeLocks) lock(ctx context.Context, key volume.Key) (unlock func(), err error) {

@@ -218,3 +218,15 @@ func (r *remover) unguard(rec *record, t *guard.Target) error {
 	}
 	return r.targets.remove(t, rec.MadeTarget)
 }
+
+func (r *remover) noteForced(rec *record) error {
+	if rec.Device.Kind == "" {
+		return nil // it is not known
+	}
+	h := claim.Held{Volume: &rec.Volume, Sequence: cmp.Or(rec.Sequence, claim.SequenceOf(rec.Device)), Since: time.Now().UTC()}
+	if err := r.store.putHeld(h, r.boot); err != nil {
+		return err
+	}
+	r.users.Force(h, r.store.dropHeld)
+	return nil
+}

@@ -341,3 +341,54 @@ func OnRecord(stateDir string) ([]*volume.Volume, error) {
 	slices.SortFunc(out, func(x, y *volume.Volume) int { return strings.Compare(x.Target, y.Target) })
 	return out, errors.Join(problems...)
 }
+
+// heldRecord is a device that was released by force, until the kernel counts nobody who has it.
+type heldRecord struct {
+	Version  int            `json:"version"`
+	Boot     string         `json:"boot"`
+	Volume   *volume.Volume `json:"volume"`
+	Sequence string         `json:"sequence,omitempty"` // see claim.Held
+	Since    time.Time      `json:"since"`
+}
+
+func (s *store) heldPath(v *volume.Volume) string {
+	return filepath.Join(s.dir, heldDir, fmt.Sprintf("%s.%d.%d.%d.json", v.Key, v.Device.Major, v.Device.Minor, v.Device.Inode))
+}
+
+// putHeld is called before the device is released.
+func (s *store) putHeld(h claim.Held, boot string) error {
+	raw, err := sys.EncodeJSON(&heldRecord{Version: recordVersion, Boot: boot, Volume: h.Volume, Sequence: h.Sequence, Since: h.Since}, maxRecord)
+	if err != nil {
+		return volume.Errorf(volume.Internal, "volume %s: the record cannot be encoded: %w", h.Volume.Target, err)
+	}
+	return s.write(h.Volume, s.heldPath(h.Volume), raw)
+}
+
+// dropHeld removes a record. One that cannot be removed is dropped at the next start.
+func (s *store) dropHeld(v *volume.Volume) { _ = unix.Unlink(s.heldPath(v)) }
+
+// loadHeld reads the records, and drops those of an earlier boot.
+func (s *store) loadHeld(boot string) (all []claim.Held, problems []error) {
+	names, err := os.ReadDir(filepath.Join(s.dir, heldDir))
+	if err != nil {
+		return nil, []error{volume.Errorf(volume.Internal, "the records of devices that were released by force cannot be read: %w", err)}
+	}
+	for _, name := range names {
+		var rec heldRecord
+		path := filepath.Join(s.dir, heldDir, name.Name())
+		raw, err := sys.ReadSmall(path, maxRecord)
+		if err == nil {
+			err = json.Unmarshal(raw, &rec)
+		}
+		switch {
+		case err == nil && rec.Boot != "" && rec.Boot != boot:
+			_ = unix.Unlink(path)
+		case err == nil && rec.Version <= recordVersion && rec.Volume != nil && rec.Volume.Device.Kind != "":
+			all = append(all, claim.Held{Volume: rec.Volume, Sequence: rec.Sequence, Since: rec.Since})
+		default:
+			problems = append(problems, volume.Errorf(volume.Internal, "the record %s of a device that was released by force cannot be used: %w",
+				path, errors.Join(err, errors.New("crustctl cannot show whether a process still has that device open, and the host is not kept from mounting it"))))
+		}
+	}
+	return all, problems
+}

@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/crust-proxy/crust-proxy/internal/ground/redact"
+	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 )
 
 // DialCSI returns a connection to a driver's socket.
@@ -25,7 +26,7 @@ func DialCSI(socket string) (*grpc.ClientConn, error) {
 	}
 	return grpc.NewClient("passthrough:///csi", reconnect(), grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithNoProxy(), grpc.WithAuthority("localhost"), grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
-			return (&net.Dialer{}).DialContext(ctx, "unix", path)
+			return sys.DialUnix(ctx, path)
 		}))
 }
 

@@ -101,8 +101,6 @@ func noStats(driver string) error {
 	return status.Errorf(codes.Unimplemented, "driver %s does not report volume stats, and the volume is not deferred", driver)
 }
 
-func noVolumeID() error { return status.Error(codes.InvalidArgument, "volume_id is missing") }
-
 func checkRange(target string, wanted *csi.CapacityRange) error {
 	required, limit := wanted.GetRequiredBytes(), wanted.GetLimitBytes()
 	if required < 0 || limit < 0 || (limit > 0 && required > limit) {

@@ -35,7 +35,7 @@ const (
 func getVolumeHealth(ctx context.Context, p *driverProxy, req *csi.NodeGetVolumeHealthRequest, _ forwardFunc) ([]byte, error) {
 	id := req.GetVolumeId()
 	if id == "" {
-		return nil, noVolumeID()
+		return nil, status.Error(codes.InvalidArgument, "volume_id is missing")
 	}
 	found, err := p.find(ctx, id, req.GetVolumePublishPath(), req.GetStagingTargetPath())
 	if err != nil {

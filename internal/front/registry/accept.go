@@ -58,7 +58,7 @@ type driverCheck struct {
 }
 
 func (c driverCheck) info(ctx context.Context, socket string) (*registration.PluginInfo, error) {
-	conn, err := dial(socket, dialSocket)
+	conn, err := dial(socket, sys.DialUnix)
 	if err != nil {
 		return nil, err
 	}

@@ -133,7 +133,7 @@ func TestNodeGetInfoHasAsLongAsWithKubelet(t *testing.T) {
 	check.Eventually(t, "NodeGetInfo is under way", d.Hangs.Load)
 	time.Sleep(w.times.call + quiet)
 	one, _ := w.shown(name)
-	check.That(t, one.Problem == "" && len(r.Verdicts()) == 0, "given up: %+v, %v", one, r.Verdicts())
+	check.That(t, !strings.Contains(one.Problem, d.Socket) && len(r.Verdicts()) == 0, "given up: %+v, %v", one, r.Verdicts())
 	close(answers)
 	w.served("driver.sock")
 	w.neverRefused()

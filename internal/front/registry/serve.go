@@ -94,7 +94,7 @@ func (r *Registry) hasMany(from string) bool {
 // controlGroup returns the control group of the process that made a socket, or "" if it is not
 // known, as in a container without the node's process namespace.
 func controlGroup(ctx context.Context, socket string) string {
-	conn, err := dialSocket(ctx, socket)
+	conn, err := sys.DialUnix(ctx, socket)
 	if err != nil {
 		return ""
 	}
@@ -256,7 +256,7 @@ func (f *served) stop(patience time.Duration) {
 // dialOther connects to a socket unless this process serves it. A registrar's endpoint can be
 // a link to a socket of ours: each call would then call itself until memory is exhausted.
 func dialOther(ctx context.Context, socket string, self int) (net.Conn, error) {
-	conn, err := dialSocket(ctx, socket)
+	conn, err := sys.DialUnix(ctx, socket)
 	if err != nil || self == 0 {
 		return conn, err
 	}
@@ -268,10 +268,6 @@ func dialOther(ctx context.Context, socket string, self int) (net.Conn, error) {
 		return nil, errors.Join(err, conn.Close())
 	}
 	return conn, nil
-}
-
-func dialSocket(ctx context.Context, socket string) (net.Conn, error) {
-	return (&net.Dialer{}).DialContext(ctx, "unix", socket)
 }
 
 // dial returns a connection that connects at the first call. Short retries find a restarted

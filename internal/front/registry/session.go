@@ -158,7 +158,7 @@ func (s *session) serve(ctx context.Context, info *Driver) (*served, error) {
 
 // notify sends a verdict to the registrar, and reports whether the registrar got it.
 func (s *session) notify(ctx context.Context, verdict *registration.RegistrationStatus) bool {
-	conn, err := dial(s.socket, dialSocket)
+	conn, err := dial(s.socket, sys.DialUnix)
 	if err == nil {
 		defer func() { _ = conn.Close() }()
 		var cancel context.CancelFunc

@@ -2,9 +2,11 @@ package sys
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -248,3 +250,8 @@ func NewestFiles(at int, dir string, most int, want func(name string) bool) ([]s
 
 // BootID identifies the current boot of the machine.
 func BootID() (string, error) { return ReadLine("/proc/sys/kernel/random/boot_id") }
+
+// DialUnix connects to a socket.
+func DialUnix(ctx context.Context, socket string) (net.Conn, error) {
+	return (&net.Dialer{}).DialContext(ctx, "unix", socket)
+}

@@ -17,6 +17,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	"github.com/crust-proxy/crust-proxy/internal/tool/doctor"
 	"github.com/crust-proxy/crust-proxy/internal/tool/printer"
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
@@ -148,7 +149,7 @@ func socketPath(socket string) (string, error) {
 }
 
 func (c *client) connect(ctx context.Context, _ string) (net.Conn, error) {
-	conn, err := (&net.Dialer{}).DialContext(ctx, "unix", c.socket)
+	conn, err := sys.DialUnix(ctx, c.socket)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.dial = err

@@ -24,14 +24,6 @@ func (c *client) permission() string {
 	return show.Either(c.daemon.env.Node.UID == 0, "Add uid 0"+where+".", "Use sudo, or add your uid"+where+", and see that the socket's group is yours.")
 }
 
-func watchEnded(service doctor.Service) error {
-	return command.Explain(errors.New("the daemon ended the watch"), "It may be restarting: see '"+service.Status()+"'.")
-}
-
-func repairsFailed(failed, all int) error {
-	return command.Explain(fmt.Errorf("%d of %d repairs could not be done", failed, all), "See the errors above; 'crustctl doctor' may know more.")
-}
-
 // explain adds to the error of a call what it means and what to do. It uses the last error of
 // connecting, of which gRPC has only the text. Other errors are returned unchanged.
 func (c *client) explain(err error) error {

@@ -242,7 +242,7 @@ func (c *client) watch(ctx context.Context, write func(*adminv1.WatchVolumesResp
 	case ctx.Err() != nil:
 		return nil // an interrupt and the end of --timeout are no errors
 	case errors.Is(err, io.EOF):
-		return watchEnded(c.daemon.service())
+		return command.Explain(errors.New("the daemon ended the watch"), "It may be restarting: see '"+c.daemon.service().Status()+"'.")
 	}
 	return err
 }

@@ -66,7 +66,7 @@ type Tracker struct {
 func New(cfg Config, log *zap.Logger) *Tracker {
 	party := cfg.Runtime + " at " + cfg.Socket
 	return &Tracker{
-		party: party, cfg: cfg, log: log, dial: dialUnix,
+		party: party, cfg: cfg, log: log, dial: sys.DialUnix,
 		known: make(map[string]sandbox), pods: make(map[string][]sandbox),
 		last: volume.Errorf(volume.NoSandbox, "%s has not answered yet", party),
 	}
@@ -214,11 +214,6 @@ func (t *Tracker) dialOnce() func(context.Context, string) (net.Conn, error) {
 		}
 		return t.dial(ctx, t.cfg.Socket)
 	}
-}
-
-func dialUnix(ctx context.Context, socket string) (net.Conn, error) {
-	var dialer net.Dialer
-	return dialer.DialContext(ctx, "unix", socket)
 }
 
 // ContainerIDs lists the containers of a sandbox, and the sandbox's own.

@@ -6,8 +6,7 @@ import (
 )
 
 func recordError(id VolumeID, err error) error {
-	return volume.Errorf(volume.DiskKind(err), "volume %s of driver %s: its record cannot be written: %w",
-		refusal.Clip(id.ID), id.Driver, err)
+	return volume.Errorf(volume.DiskKind(err), "volume %s of driver %s: its record cannot be written: %w", refusal.Clip(id.ID), id.Driver, err)
 }
 
 func markError(id VolumeID, dir string, err error) error {
