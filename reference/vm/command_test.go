@@ -17,8 +17,8 @@ import (
 	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
-// TestSupervisorThatHangs is killed when its sandbox or a container is to be killed or deleted, and so is a proxy that is
-// stopped. Any other signal kills nothing.
+// TestSupervisorThatHangs is killed by a SIGKILL of its sandbox or of a container, which also kills a proxy that is stopped,
+// and by a delete of the sandbox. Any other signal kills nothing.
 func TestSupervisorThatHangs(t *testing.T) {
 	needRoot(t)
 	for _, c := range []struct {
