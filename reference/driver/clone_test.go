@@ -358,6 +358,11 @@ func TestHoldFlushesTheDevice(t *testing.T) {
 func TestAnImageThatCannotBeRead(t *testing.T) {
 	image := sparse(t, 1<<20)
 	check.That(t, !needsReplay(image) && isClean(image), "no filesystem")
+	for at, magic := range map[int64]string{0: "XFSB", 1024 + 0x38: "\x53\xef", 64<<10 + 64: "_BHRfS_M"} { // and nothing else
+		check.Value(image.WriteAt([]byte(magic), at))(t)
+		check.That(t, needsReplay(image) && isClean(image) == (magic != "\x53\xef"), "the superblock with %q is damaged", magic)
+		check.Value(image.WriteAt(make([]byte, len(magic)), at))(t)
+	}
 	check.Must(t, image.Close())
 	check.That(t, needsReplay(image) && !isClean(image), "it was not read")
 }
