@@ -140,7 +140,10 @@ func (s *stream) frame() (f frame, data []byte, err error) {
 	s.good += int64(headSize + len(data) + len(s.sum))
 	s.data += int64(len(data))
 	if s.done = f.kind == kindDone; s.done {
-		return f, nil, s.atEnd()
+		if _, err := s.in.ReadByte(); !errors.Is(err, io.EOF) {
+			return f, nil, s.damage("something follows the end")
+		}
+		return f, nil, nil
 	}
 	s.next = f.end()
 	return f, data, nil
@@ -167,13 +170,6 @@ func (s *stream) checkSum(parts ...[]byte) error {
 		return s.damage("the checksum is wrong")
 	}
 	s.sum = want
-	return nil
-}
-
-func (s *stream) atEnd() error {
-	if _, err := s.in.ReadByte(); !errors.Is(err, io.EOF) {
-		return s.damage("something follows the end")
-	}
 	return nil
 }
 

@@ -86,6 +86,12 @@ func TestAPartIsMadeAsAnotherUser(t *testing.T) {
 	check.Must(t, p.file.Close())
 }
 
+// TestTheSizeIsKnown of an unfinished increment: nothing is read for it.
+func TestTheSizeIsKnown(t *testing.T) {
+	c := &copier{backup: &Backup{Base: &Base{size: 1}}, from: io.NewSectionReader(nil, 0, 0), has: 2, begun: true, size: 1}
+	check.Must(t, c.unnamed(t.Context(), 0))
+}
+
 // TestADeviceThatMayBeOpen is refused, unless this process may not see who has it open.
 func TestADeviceThatMayBeOpen(t *testing.T) {
 	hangs := errors.New("process 7 hangs")
