@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"runtime"
+	"strings"
 	"syscall"
 	"testing"
 
@@ -23,8 +24,7 @@ func TestPartOfACompleteFile(t *testing.T) {
 	check.Must(t, os.Link(moved, name+".part"))
 	check.Fails(t, check.Err(openPartial(name)), "also another file")
 	check.Must(t, os.Remove(name+".part"))
-	p := check.Value(openPartial(name))(t)
-	check.Must(t, p.file.Close())
+	check.Must(t, check.Value(openPartial(name))(t).file.Close())
 }
 
 // TestOnlyTheDiskCounts: data that a disk has refused stays in the kernel's cache, and is not reported again.
@@ -42,8 +42,7 @@ func TestOnlyTheDiskCounts(t *testing.T) {
 	file := check.Value(os.Create(name + ".part"))(t)
 	defer func() { _ = file.Close() }()
 	check.Must(t, check.Err(file.Write(make([]byte, 8*mostData))))
-	check.Must(t, file.Sync())
-	err := cached(file)
+	err := errors.Join(file.Sync(), cached(file))
 	check.Needs(t, !errors.Is(err, unix.EOPNOTSUPP), "a filesystem whose cache can be observed")
 	check.Must(t, err)
 	p := check.Value(openPartial(name))(t)
@@ -99,6 +98,23 @@ func TestADeviceThatMayBeOpen(t *testing.T) {
 	check.Fails(t, refusal("/dev/x", openers.Users{Names: "process 8"}, nil, nil), "is open in process 8")
 	check.Must(t, errors.Join(refusal("/dev/x", openers.Users{}, nil, nil), refusal("/dev/x", openers.Users{}, hangs, errors.New("no hostPID")),
 		refusal("/dev/x", openers.Users{}, os.NewSyscallError("bpf", unix.EPERM), nil)))
+}
+
+// TestUsersOfADisk are asked for again while they are not known.
+func TestUsersOfADisk(t *testing.T) {
+	hangs, one, asked := errors.New("process 7 hangs"), []openers.Holder{{PID: 8}}, 0
+	no := func() bool { return false }
+	names, err := awaitNone(func() ([]openers.Holder, error) { asked++; return nil, map[int]error{1: hangs}[asked] }, no)
+	check.That(t, names == "" && err == nil && asked == 2, "in the second try none: %q, %v", names, err)
+	always := func() ([]openers.Holder, error) { return nil, hangs }
+	check.Is(t, check.Err(awaitNone(always, no)), hangs)
+	check.Must(t, check.Err(awaitNone(always, func() bool { return true })))
+	names, err = awaitNone(func() ([]openers.Holder, error) { return one, hangs }, no)
+	check.That(t, strings.Contains(names, "process 8") && err == nil, "one of them: %q, %v", names, err)
+	disk := t.TempDir()
+	check.Must(t, errors.Join(os.MkdirAll(disk+"/p1/partition", 0o700), os.WriteFile(disk+"/dev", []byte("4095:7\n"), 0o600)))
+	check.Fails(t, check.Err(diskOf(disk+"/p1")), "4095:7, has no node in /dev")
+	check.Equal(t, check.Value(diskOf(disk))(t), "", "the disk of a disk")
 }
 
 // TestNamesWithoutRename is about filesystems that know no rename which spares a name that is taken, as NFS.

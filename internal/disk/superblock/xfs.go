@@ -164,20 +164,17 @@ func (l *xfsLog) cycle(i int64) uint32 {
 
 // block returns a block of the log, valid until the next call, or nil after an error.
 func (l *xfsLog) block(i int64) []byte {
-	if l.err != nil {
-		return nil
-	}
 	at := (l.geometry.logAt + i) * xlogBlock
 	start := at &^ (pageSize - 1)
-	if l.at != start || int(at-start)+xlogBlock > len(l.cached) {
+	if l.err == nil && (l.at != start || int(at-start)+xlogBlock > len(l.cached)) {
 		l.cached, l.err = page(l.device, start, int(at-start)+xlogBlock)
 		l.at = start
 		if errors.Is(l.err, ErrNone) {
 			l.err = ErrDamaged // it ends before its log
 		}
-		if l.err != nil {
-			return nil
-		}
+	}
+	if l.err != nil {
+		return nil
 	}
 	return l.cached[at-start : at-start+xlogBlock]
 }
