@@ -104,16 +104,10 @@ func created(t *testing.T, controller csi.ControllerClient, name string, from so
 	return reply.GetVolume(), err
 }
 
-// needsNoReflinks skips a test where nothing is copied.
-func needsNoReflinks(t *testing.T, dir string) {
-	t.Helper()
-	check.Needs(t, !check.Value(hasReflinks(dir))(t), "a temporary directory without reflinks: set TMPDIR")
-}
-
 // TestCloneThatFailsLeavesNothing: neither a record nor a part of an image.
 func TestCloneThatFailsLeavesNothing(t *testing.T) {
 	config, conn, _ := start(t, func(c *Config) { c.CopyLimit = 64 << 10 })
-	needsNoReflinks(t, config.DataDir)
+	check.Needs(t, !check.Value(hasReflinks(config.DataDir))(t), "a temporary directory without reflinks: set TMPDIR")
 	controller := csi.NewControllerClient(conn)
 	original := check.Value(created(t, controller, "original", source{}))(t)
 	image := filepath.Join(config.DataDir, "images", fileName(original.GetVolumeId())+".img")
@@ -128,7 +122,7 @@ func TestCloneThatFailsLeavesNothing(t *testing.T) {
 
 func TestNoClonesWithoutReflinksAndLimit(t *testing.T) {
 	config, conn, _ := start(t, nil)
-	needsNoReflinks(t, config.DataDir)
+	check.Needs(t, !check.Value(hasReflinks(config.DataDir))(t), "a temporary directory without reflinks: set TMPDIR")
 	controller := csi.NewControllerClient(conn)
 	reply := check.Value(controller.ControllerGetCapabilities(t.Context(), &csi.ControllerGetCapabilitiesRequest{}))(t)
 	for _, one := range reply.GetCapabilities() {
@@ -382,11 +376,17 @@ func TestSectorsAreOnRecord(t *testing.T) {
 	check.Must(t, pool.store.save(v))
 	clone := of("clone", source{Volume: v.ID})
 	check.Equal(t, clone.Sector, 2048, "sectors of a clone")
+	v.Sector = 0
+	check.Must(t, errors.Join(pool.store.save(v), pool.sweep()))
+	v = check.Value(pool.store.load(v.ID))(t)
+	check.Equal(t, v.Sector, pool.sectorSize, "sectors of a volume of an earlier version")
+	memory := check.Value(os.MkdirTemp("/dev/shm", ""))(t)
+	defer func() { check.Must(t, os.RemoveAll(memory)) }()
+	check.Equal(t, check.Value(sectorSize(memory))(t), 512, "sectors where there is no direct I/O")
 	check.NeedsRoot(t)
 	device := check.Value(pool.attach(clone, false))(t)
 	defer func() { check.Must(t, pool.detach(clone.ID, false)) }()
-	size := check.Value(sys.ReadLine("/sys/class/block/" + filepath.Base(device) + "/queue/logical_block_size"))(t)
-	check.Equal(t, size, "2048", "sectors of its device")
+	check.Equal(t, check.Value(sys.ReadLine("/sys/class/block/"+filepath.Base(device)+"/queue/logical_block_size"))(t), "2048", "sectors of its device")
 }
 
 // TestCleanWithoutJournal: an ext4 without a journal that was not unmounted is as after a crash.
