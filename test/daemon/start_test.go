@@ -3,15 +3,48 @@
 package daemon
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
+	runtimev1 "github.com/crust-proxy/crust-proxy/proto/crust/runtime/v1"
 	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/rig"
 )
+
+// TestSecondStart: a daemon that cannot start with its file opens records and history again, for the file that was
+// accepted before, in one process. The stages that its caller repeats meanwhile are one event.
+func TestSecondStart(t *testing.T) {
+	t.Parallel()
+	d := rig.NewDaemon(t)
+	d.Accepted = d.Dir + "/accepted.yaml"
+	d.Start()
+	check.Succeeds(t, "the file is kept", func() error { return check.Err(os.Stat(d.Accepted)) })
+	first, second := d.StageRequest("pod-1", rig.Disk(t, 16*mib, "ext4")), d.StageRequest("pod-2", rig.Disk(t, 16*mib, "ext4"))
+	stage(t, d, first)
+	for _, bad := range []struct{ handlers, socket, says string }{
+		{handlers: "crust: {enabled: true, root: /proc/no}", says: "/proc/no"},
+		{socket: `, mode: "0660", group: no-such-group`, says: "no-such-group"},
+	} {
+		d.Handlers, d.SocketOptions = bad.handlers, bad.socket
+		d.Stop() // with a kill, the last event may be lost
+		d.Start()
+		node := check.Value(d.Admin().GetNode(t.Context(), &adminv1.GetNodeRequest{}))(t)
+		check.Says(t, "the errors", strings.Join(node.GetErrors(), "\n"), "is bad since", "accepted at", bad.says)
+		stage(t, d, first)
+		stage(t, d, second)
+		unstage(t, d, second)
+	}
+	for req, want := range map[*runtimev1.RuntimeStageVolumeRequest]int{first: 1, second: 2} {
+		events := check.Value(d.Admin().ListEvents(t.Context(), &adminv1.ListEventsRequest{Volume: req.GetVolumeTargetPath()}))(t)
+		check.Equal(t, strings.Count(fmt.Sprint(events), `what:"published"`), want, "published events in %v", events)
+	}
+	unstage(t, d, first)
+	d.WantClean()
+}
 
 // TestStartBesideUnreadableRecords: whichever file cannot be read, the daemon starts,
 // serves the rest, and names the file.
