@@ -197,7 +197,7 @@ func (d *daemon) buildBroker(cfg *config.Config) error {
 		d.metrics.SandboxAsked(v.Handler, call, resultOf(err), took)
 	})
 	d.sandboxes = &sandboxes.Sandboxes{
-		Handlers: d.handlers, Relay: relay, Broker: d.broker, HasGrown: d.disks.hasGrown,
+		Handlers: d.handlers, Relay: relay, EndGrowth: d.broker.EndGrowth, HasGrown: d.disks.hasGrown,
 		Missing: volume.Unsupported,
 	}
 	d.node = &admin.Node{Broker: d.broker, Sandboxes: d.sandboxes}

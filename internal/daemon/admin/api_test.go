@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -107,7 +108,7 @@ func serve(t *testing.T, pods ...string) *served {
 	}))(t)
 	limits := stats.Limits{StatsTimeout: time.Second, ExpandTimeout: time.Second, Concurrency: 4, SlowAfter: time.Second, MaxSlow: 4}
 	node := &Node{Broker: broker, Sandboxes: &sandboxes.Sandboxes{
-		Handlers: sandboxes.Handlers{s.handler}, Relay: stats.New(limits, nil), Broker: broker, Missing: volume.Unsupported,
+		Handlers: sandboxes.Handlers{s.handler}, Relay: stats.New(limits, nil), EndGrowth: broker.EndGrowth, Missing: volume.Unsupported,
 	}}
 	s.node = node
 	server := grpc.NewServer(grpc.UnaryInterceptor(Statuses))
@@ -435,56 +436,62 @@ func TestGrowthBeforeThereIsASandbox(t *testing.T) {
 	}
 }
 
-// growing is a handler that tells what it was asked to grow to, and cannot yet.
+// growing is a handler whose sandbox is asked to grow a volume, and the record of that growth.
 type growing struct {
 	*adopting
-	asked chan int64
+	answer              error
+	size, asked, record int64
 }
 
 func (g *growing) Resize(_ context.Context, _ *volume.Volume, r volume.Range) (int64, error) {
-	g.asked <- r.Required
-	return 0, volume.Errorf(volume.Refused, "volume a: busy")
+	g.asked++
+	return min(g.size, r.Required), g.answer
 }
 
-// A sandbox that was mounting the volume while it was expanded had not left its id, so
-// that the growth was put on record, and may have looked at the device before it grew.
+// A sandbox that was mounting the volume while it was expanded had not left its id, so that the growth was put on
+// record, and may have looked at the device before it grew. It is asked until it has grown, and that ends the record.
 func TestGrowthThatTheMountMissed(t *testing.T) {
-	s := serve(t)
-	s.handler.abilities.GrowsAtMount = true
-	handler, grown := &growing{s.handler, make(chan int64, 8)}, false
-	calls := s.node.Sandboxes
-	calls.Handlers[0] = handler
-	calls.HasGrown = func(*volume.Volume) bool { return grown }
-	v := &volume.Volume{Key: "a", Handler: "kata", GrowTo: 7}
-	ask := func() {
-		t.Helper()
-		check.Value(calls.Stats(t.Context(), v))(t)
-	}
-	asked := func(of string) {
-		t.Helper()
-		select {
-		case size := <-handler.asked:
-			check.That(t, size == 7, "%s was asked to grow to %d", of, size)
-		case <-time.After(20 * time.Second):
-			t.Errorf("%s was not asked to grow", of)
+	busy, cannot := volume.Errorf(volume.Refused, "busy"), volume.Errorf(volume.Unsupported, "cannot grow")
+	synctest.Test(t, func(t *testing.T) {
+		handler, grown := &growing{adopting: &adopting{abilities: deferral.Abilities{GrowsAtMount: true}}}, false
+		calls := &sandboxes.Sandboxes{
+			Handlers: sandboxes.Handlers{handler}, Relay: stats.New(stats.Limits{StatsTimeout: time.Second, ExpandTimeout: time.Second}, nil),
+			HasGrown:  func(*volume.Volume) bool { return grown },
+			EndGrowth: func(_ volume.Key, size int64) error { handler.record -= size; return nil },
 		}
-	}
-	v.GrowTo = 0
-	ask() // before the growth is on record
-	v.GrowTo = 7
-	front := *calls // as the daemon makes it
-	for range 3 {
-		ask()
-		check.Value(front.Stats(t.Context(), v))(t)
-	}
-	asked("the sandbox")
-	handler.report.Sandbox = "next"
-	ask()
-	asked("the next one")
-	check.Equal(t, len(handler.asked), 0, "requests within a minute")
-	grown = true
-	ask()
-	check.Equal(t, len(handler.asked), 0, "further requests")
+		front := *calls // as the daemon makes it
+		for i, step := range []struct {
+			after         time.Duration
+			growTo        int64
+			sandbox       string
+			size          int64
+			answer        error
+			asked, record int64
+		}{
+			{0, 0, "first", 7, nil, 0, 7}, // before the growth is on record
+			{0, 7, "first", 0, busy, 1, 7},
+			{0, 7, "next", 0, busy, 1, 7},
+			{59 * time.Second, 7, "next", 7, nil, 0, 7},
+			{2 * time.Second, 7, "next", 0, cannot, 1, 7},
+			{23 * time.Hour, 7, "next", 7, nil, 0, 7},
+			{2 * time.Hour, 7, "next", 6, nil, 1, 7},
+			{61 * time.Second, 7, "next", 7, nil, 1, 0},
+		} {
+			time.Sleep(step.after)
+			handler.report.Sandbox, handler.size, handler.answer, handler.asked, handler.record = step.sandbox, step.size, step.answer, 0, 7
+			v := &volume.Volume{Key: "a", Handler: "kata", GrowTo: step.growTo}
+			for range 3 {
+				check.Value(calls.Stats(t.Context(), v))(t)
+				check.Value(front.Stats(t.Context(), v))(t)
+			}
+			synctest.Wait()
+			check.That(t, handler.asked == step.asked && handler.record == step.record, "%d: asked %d times, on record %d", i, handler.asked, handler.record)
+		}
+		grown, handler.asked, handler.record, handler.report.Sandbox = true, 0, 7, "third"
+		check.Value(calls.Stats(t.Context(), &volume.Volume{Key: "a", Handler: "kata", GrowTo: 7}))(t)
+		synctest.Wait()
+		check.That(t, handler.asked == 0 && handler.record == 0, "grown: asked %d times, on record %d", handler.asked, handler.record)
+	})
 }
 
 func TestReleaseOfWhatIsNotOurs(t *testing.T) {
@@ -598,13 +605,6 @@ func TestFreeze(t *testing.T) {
 	check.That(t, able.frozen == 0 && shown() == 0, "frozen for %v, shown as %v", able.frozen, shown())
 	check.Must(t, freeze(durationpb.New(time.Nanosecond)))
 	check.That(t, shown() == 0 && snapshots() == open, "a freeze whose time is over is shown as %v, %s", shown(), snapshots())
-	var written time.Time // the time of a freeze begins when what was dirty is written
-	able.waits = func() error { time.Sleep(time.Millisecond); written = time.Now(); return nil }
-	check.Must(t, freeze(durationpb.New(time.Minute)))
-	until := check.Value(s.admin().GetVolume(t.Context(), &adminv1.GetVolumeRequest{Volume: target}))(t).GetVolume().GetFrozenUntil()
-	check.That(t, until.AsTime().Sub(written) >= time.Minute, "a freeze that took a while is shown for %v", until.AsTime().Sub(written))
-	able.waits = nil
-	check.Must(t, thaw())
 	for _, wrong := range []*durationpb.Duration{nil, durationpb.New(-time.Second), {Seconds: 1, Nanos: -1}} {
 		err := freeze(wrong)
 		check.That(t, status.Code(err) == codes.InvalidArgument, "timeout %v: %v", wrong, err)

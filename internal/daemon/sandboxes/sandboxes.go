@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/crust-proxy/crust-proxy/internal/ground/telemetry"
-	"github.com/crust-proxy/crust-proxy/pkg/deferral"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime"
 	"github.com/crust-proxy/crust-proxy/pkg/stats"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
@@ -39,8 +38,9 @@ func (all Handlers) Binding(v *volume.Volume) (runtime.Binding, bool) {
 // Sandboxes calls the sandboxes of volumes.
 type Sandboxes struct {
 	Handlers
-	Relay  *stats.Relay
-	Broker *deferral.Broker
+	Relay *stats.Relay
+	// EndGrowth records that a growth is done, as the broker does.
+	EndGrowth func(key volume.Key, size int64) error
 	// HasGrown reports whether the growth on record for a volume is known to be done.
 	HasGrown func(v *volume.Volume) bool
 	// Missing is the kind of the error for a volume whose handler is not configured any more.
@@ -78,7 +78,7 @@ func (s *Sandboxes) Stats(ctx context.Context, v *volume.Volume) (stats.Answer, 
 // the volume when the device grew may have seen the old size, so each is asked to grow.
 func (s *Sandboxes) endGrowth(ctx context.Context, handler runtime.Handler, v *volume.Volume, sandbox string) {
 	if s.HasGrown(v) {
-		_ = s.Broker.EndGrowth(v.Key, v.GrowTo) // the next stats try again, and only people read it
+		_ = s.EndGrowth(v.Key, v.GrowTo) // the next stats try again, and only people read it
 		return
 	}
 	if !handler.Abilities().GrowsAtMount {
@@ -104,7 +104,7 @@ func (s *Sandboxes) Expand(ctx context.Context, v *volume.Volume, wish volume.Ra
 	}
 	size, err := s.Relay.Expand(ctx, handler, v, wish)
 	if err == nil && v.GrowTo > 0 && size >= v.GrowTo {
-		_ = s.Broker.EndGrowth(v.Key, v.GrowTo) // otherwise the next stats do it
+		_ = s.EndGrowth(v.Key, v.GrowTo) // otherwise the next stats do it
 	}
 	return size, err
 }
