@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"encoding/json"
+	"io"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -101,6 +102,29 @@ func TestTheCacheIsLost(t *testing.T) {
 		got := state()
 		check.That(t, got == "dbbxccxx  ", "%q after a flush", got)
 	}
+}
+
+// TestBlocksAreWhole: a write is torn apart at the borders of blocks.
+func TestBlocksAreWhole(t *testing.T) {
+	var sizes []int
+	for _, w := range blocks(write{BlockSize - sector, make([]byte, 2*BlockSize)}) {
+		sizes = append(sizes, len(w.data))
+	}
+	check.That(t, slices.Equal(sizes, []int{sector, BlockSize, BlockSize - sector}), "%v", sizes)
+}
+
+func TestLogsThatAreNone(t *testing.T) {
+	var l logged
+	l.add(0, 0, fill('a', 1))
+	good := l.raw()
+	l.add(4, 0, nil) // a discard
+	for name, raw := range map[string][]byte{
+		"empty": nil, "zeros": make([]byte, BlockSize), "cut off": good[:sector], "with a discard": l.raw(),
+	} {
+		check.That(t, check.Err(ReadLog(bytes.NewReader(raw))) != nil, "%s: it is read", name)
+	}
+	log := check.Value(ReadLog(io.NewSectionReader(bytes.NewReader(good), 0, 3*sector)))(t)
+	check.Fails(t, check.Err(log.Data(log.Entries[0]))) // or data that is not there is read
 }
 
 // TestWhatMayBe: before a call there is what was, during the call that or what it makes, and after it only that.
