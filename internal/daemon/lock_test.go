@@ -2,7 +2,6 @@ package daemon
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -47,8 +46,7 @@ func TestWaitingForTheRunDirectoryEnds(t *testing.T) {
 	defer first()
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	_, err := lockRunDir(ctx, zap.NewNop(), dir, t.TempDir(), time.Minute)
-	check.That(t, errors.Is(err, context.Canceled), "a daemon that is stopped while it waits ends with %v", err)
+	check.Is(t, check.Err(lockRunDir(ctx, zap.NewNop(), dir, t.TempDir(), time.Minute)), context.Canceled) // a daemon that is stopped while it waits
 }
 
 // TestOneDaemonHasAKubeletRoot, whatever their run directories are.
@@ -63,8 +61,7 @@ func TestOneDaemonHasAKubeletRoot(t *testing.T) {
 	second()
 	absent := check.Value(lockRunDir(t.Context(), zap.NewNop(), t.TempDir(), root+"/absent", 0))(t)
 	// A root that kubelet has not made yet is one daemon's as well.
-	_, err := lockRunDir(t.Context(), zap.NewNop(), t.TempDir(), root+"/absent", 0)
-	check.That(t, err != nil, "two daemons serve a kubelet root that was not there")
+	check.Fails(t, check.Err(lockRunDir(t.Context(), zap.NewNop(), t.TempDir(), root+"/absent", 0))) // or two daemons serve a kubelet root that was not there
 	absent()
 }
 

@@ -46,9 +46,7 @@ const (
 
 func (n *node) write(text string) {
 	n.Helper()
-	if err := errors.Join(os.RemoveAll(n.file), os.WriteFile(n.file, []byte(text), 0o600)); err != nil {
-		n.Fatal(err)
-	}
+	check.Must(n.T, errors.Join(os.RemoveAll(n.file), os.WriteFile(n.file, []byte(text), 0o600)))
 }
 
 // load loads the file as a daemon does that starts.
@@ -76,33 +74,24 @@ func (n *node) start(args ...string) *settings {
 // want compares the rule in force, and what the one finding says about the file; nothing is no finding.
 func (n *node) want(when string, s *settings, rule string, says ...string) {
 	n.Helper()
-	if got := s.get().Policy.Rules; len(got) != 1 || got[0].Name != rule {
-		n.Errorf("%s: in force is %+v, want %s", when, got, rule)
-	}
+	got := s.get().Policy.Rules
+	check.That(n, len(got) == 1 && got[0].Name == rule, "%s: in force is %+v, want %s", when, got, rule)
 	found, warnings := s.findings()
 	bad := slices.Contains(says, "is bad since")
 	check.That(n, len(found) > 0 == bad, "%s: the errors are %q", when, found)
 	found = append(found, slices.DeleteFunc(warnings, func(text string) bool { return strings.Contains(text, "rarely meant") })...)
-	if len(found) != min(len(says), 1) {
-		n.Errorf("%s: findings %q", when, found)
-	}
-	for _, word := range says {
-		if !strings.Contains(strings.Join(found, "\n"), word) {
-			n.Errorf("%s: the finding does not say %q: %s", when, word, found)
-		}
-	}
+	check.That(n, len(found) == min(len(says), 1), "%s: findings %q", when, found)
+	check.Says(n, when+": the finding", strings.Join(found, "\n"), says...)
 	var state telemetry.NodeState
 	s.measure(n.Context(), &state)
-	if logged := n.logs.FilterLevelExact(zapcore.ErrorLevel).Len(); state.ConfigBadSince.IsZero() == bad || bad && logged == 0 {
-		n.Errorf("%s: the metric has the file bad since %v; log %v", when, state.ConfigBadSince, n.logs.All())
-	}
+	check.That(n, state.ConfigBadSince.IsZero() != bad && (!bad || n.logs.FilterLevelExact(zapcore.ErrorLevel).Len() > 0),
+		"%s: the metric has the file bad since %v; log %v", when, state.ConfigBadSince, n.logs.All())
 }
 
 func (n *node) wantKept(want string) {
 	n.Helper()
-	if kept, err := os.ReadFile(n.accepted); err != nil || string(kept) != want {
-		n.Errorf("kept is %q, %v", kept, err)
-	}
+	kept, err := os.ReadFile(n.accepted)
+	check.That(n, err == nil && string(kept) == want, "kept is %q, %v", kept, err)
 }
 
 // TestStartWithABadFile: however bad the file is, the daemon goes on and starts with the one that was
@@ -344,8 +333,7 @@ func TestPassedSocketOutlivesAFailedStart(t *testing.T) {
 	}
 	check.Fails(t, check.Err(d.newServers(d.settings.get())))
 	check.Must(t, passed.SetDeadline(time.Now()))
-	_, err := passed.Accept()
-	check.That(t, errors.Is(err, os.ErrDeadlineExceeded), "nobody can serve it any more: %v", err)
+	check.Is(t, check.Err(passed.Accept()), os.ErrDeadlineExceeded) // nobody can serve it any more
 }
 
 // TestTasksOfTheUnit: where its tasks end Go ends the daemon, however many threads and programs hang.

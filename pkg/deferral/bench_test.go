@@ -70,9 +70,7 @@ func (s *bench) state() string {
 // saw compares the steps since the last call.
 func (s *bench) saw(want ...string) {
 	s.Helper()
-	if !slices.Equal(s.said, want) {
-		s.Errorf("steps:\n  %s\nwant:\n  %s", strings.Join(s.said, "\n  "), strings.Join(want, "\n  "))
-	}
+	check.That(s, slices.Equal(s.said, want), "steps:\n  %s\nwant:\n  %s", strings.Join(s.said, "\n  "), strings.Join(want, "\n  "))
 	s.said = nil
 }
 

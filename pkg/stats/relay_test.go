@@ -219,9 +219,8 @@ func TestGrowthOfAForgottenVolumeDoesNotComeBack(t *testing.T) {
 		known, ok := relay.Known("a")
 		check.That(t, !ok, "of a volume that was forgotten, %v is known", known.GrowErr)
 		time.Sleep(time.Second)
-		if known, _ := relay.Known("a"); known.GrowErr == nil || len(relay.growing) != 0 {
-			t.Errorf("of its successor %v is known, and %d growths are", known.GrowErr, len(relay.growing))
-		}
+		known, _ = relay.Known("a")
+		check.That(t, known.GrowErr != nil && len(relay.growing) == 0, "of its successor %v is known, and %d growths are", known.GrowErr, len(relay.growing))
 	})
 }
 

@@ -27,7 +27,7 @@ type pool struct {
 	log    *zap.Logger
 	store  store
 	images string
-	// sectorSize is the sector size of the loop devices of new volumes.
+	// sectorSize is the sector size of the loop devices of new volumes; with 0 the kernel chooses it.
 	sectorSize uint32
 	// provisioning is held while capacity is reserved, so that two calls do not get the same.
 	provisioning sync.Mutex
@@ -51,8 +51,8 @@ func openPool(config Config) (*pool, error) {
 	return l, err
 }
 
-// sectorSize returns the sector size of new loop devices: the smallest with which a new image allows direct I/O. Volumes
-// keep theirs, because a filesystem may not be mounted with another one. A clone on xfs, which shares data, would need
+// sectorSize returns the sector size of loop devices: the smallest with which a new image allows direct I/O. All have
+// the same, because a filesystem may not be mounted with another one. A clone on xfs, which shares data, would need
 // larger sectors: it does without direct I/O.
 func sectorSize(dir string) (uint32, error) {
 	empty, err := openProbe(dir)
@@ -64,8 +64,8 @@ func sectorSize(dir string) (uint32, error) {
 	if err := unix.Statx(int(empty.Fd()), "", unix.AT_EMPTY_PATH, unix.STATX_DIOALIGN, &stat); err != nil {
 		return 0, err
 	}
-	if stat.Dio_offset_align == 0 || stat.Dio_offset_align > 4096 { // there is no direct I/O, or no device has such sectors
-		return 512, nil
+	if stat.Dio_offset_align > 4096 { // no device has larger sectors
+		return 0, nil
 	}
 	return stat.Dio_offset_align, nil
 }
@@ -246,7 +246,7 @@ func (l *pool) erase(r *record) error {
 	return l.store.remove(r.ID)
 }
 
-// sweep removes volumes that were not completed, and those that were not removed completely. The rest get a sector size.
+// sweep removes volumes that were not completed, and those that were not removed completely.
 func (l *pool) sweep() error {
 	if err := l.store.clean(); err != nil {
 		return err
@@ -256,12 +256,6 @@ func (l *pool) sweep() error {
 		l.log.Error("some records cannot be read; their volumes are left alone", zap.Error(err))
 	}
 	for _, r := range all {
-		if r.Ready && r.Sector == 0 { // of an earlier version
-			r.Sector = l.sectorSize
-			if err := l.store.save(r); err != nil {
-				l.log.Error("the sector size of a volume cannot be recorded", zap.String("volume", r.ID), zap.Error(err))
-			}
-		}
 		if r.Ready || r.Snapshot != nil && r.Snapshot.Group != "" { // groups.sweep removes those
 			continue
 		}

@@ -123,8 +123,7 @@ func (s store) list() ([]*record, error) {
 	return all, errors.Join(bad...)
 }
 
-// save replaces the record. The caller holds its lock, or that of the group that it belongs to, without which nobody
-// writes it. On a full disk a record that is there can still be replaced.
+// save replaces the record. The caller holds its lock. On a full disk a record that is there can still be replaced.
 func (s store) save(r *record) error {
 	raw, err := json.Marshal(r)
 	failpoint.Hit("driver-recording")
@@ -229,7 +228,7 @@ type record struct {
 	Volumes []string `json:"volumes,omitempty"`
 	// Buffered: its loop devices use the node's page cache.
 	Buffered bool `json:"buffered,omitempty"`
-	// Sector is the sector size of its loop devices, which its content may depend on. 0 is of an earlier version: the pool's.
+	// Sector is the sector size of its loop devices, which its content may depend on: 0 is the pool's.
 	Sector uint32 `json:"sector,omitempty"`
 	// Holds is the filesystem that was found or made on the volume when it was deferred.
 	Holds string `json:"holds,omitempty"`
@@ -305,6 +304,13 @@ type publication struct {
 	Deferred bool `json:"deferred,omitempty"`
 	// Sole: the volume may not be published at another target.
 	Sole bool `json:"sole,omitempty"`
+}
+
+func (r *record) publish(target string, p publication) {
+	if r.Node.Published == nil {
+		r.Node.Published = make(map[string]publication)
+	}
+	r.Node.Published[target] = p
 }
 
 // locks has one lock for each volume. A call waits for a lock only as long as its caller waits for the call.

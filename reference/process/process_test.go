@@ -35,7 +35,9 @@ func TestWhatCannotBeExaminedHasNotEnded(t *testing.T) {
 }
 
 func TestDirectoriesHaveTheirModeAtOnce(t *testing.T) {
-	check.NeedsRoot(t)
+	if os.Geteuid() != 0 && os.Getenv("CI") != "true" {
+		t.Skip("only root enters a mount namespace")
+	}
 	const umask = 0o027
 	before := unix.Umask(umask)
 	defer unix.Umask(before)

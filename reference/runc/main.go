@@ -37,10 +37,11 @@ func Main(args []string, stdout, stderr io.Writer) int {
 	if !creates {
 		err = handler.Tolerate(err)
 	}
-	path := ""
-	if err == nil {
-		path, err = cfg.runtime()
+	if err != nil {
+		report.Fail(err)
+		return 1
 	}
+	path, err := cfg.runtime()
 	if err != nil {
 		report.Fail(err)
 		return 1
@@ -131,11 +132,13 @@ func (c *Config) complete(file string) (err error) {
 }
 
 func (c Config) runtime() (string, error) {
-	path, err := c.Runtime, error(nil)
+	path := c.Runtime
 	if path == "" {
-		if path, err = exec.LookPath("runc"); err != nil {
+		found, err := exec.LookPath("runc")
+		if err != nil {
 			return "", fmt.Errorf("runc is not in PATH (%q): install it, or set \"runtime\" in %s: %w", os.Getenv("PATH"), defaultConfig, err)
 		}
+		path = found
 	}
 	self, err := os.Stat("/proc/self/exe")
 	if err != nil {

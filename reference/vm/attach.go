@@ -89,21 +89,18 @@ func (p *proxy) run() (code int, err error) {
 	return code, nil
 }
 
-// drainTimeout bounds the wait for more output of a process that has ended: a child of it may keep the streams open, and
-// write now and then. The supervisor keeps an exec's output for outputRetention, which bounds the wait as a whole.
+// drainTimeout bounds the wait for more output of a process that has ended: a child of it may keep the streams open.
 const drainTimeout = 5 * time.Second
 
 func (p *proxy) waitDrained(drained <-chan struct{}) {
-	total := time.After(outputRetention)
 	for {
 		select {
-		case <-p.progress:
-			continue
 		case <-drained:
-		case <-total:
+			return
+		case <-p.progress:
 		case <-time.After(drainTimeout):
+			return
 		}
-		return
 	}
 }
 

@@ -46,8 +46,7 @@ func mountAway(t *testing.T, disk string) (end func()) {
 	stdout := check.Value(holder.StdoutPipe())(t)
 	check.Must(t, holder.Start())
 	end = sync.OnceFunc(func() {
-		err := errors.Join(stdin.Close(), holder.Wait())
-		check.That(t, err == nil, "%v", err)
+		check.Must(t, errors.Join(stdin.Close(), holder.Wait()))
 	})
 	t.Cleanup(end)
 	check.Must(t, check.Err(stdout.Read(make([]byte, 16))))

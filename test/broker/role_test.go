@@ -123,8 +123,7 @@ func startFlapper(t *testing.T, role, disk string) *flapper {
 	f.end = sync.OnceFunc(func() {
 		_ = stdin.Close()
 		<-told
-		err := cmd.Wait()
-		check.That(t, err == nil, "%v", err)
+		check.Must(t, cmd.Wait())
 	})
 	t.Cleanup(f.end)
 	return f

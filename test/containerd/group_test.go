@@ -79,9 +79,8 @@ func TestGroupOutlivesAKilledAttempt(t *testing.T) {
 	r.remove(pod)
 	v.unstage()
 	v.onHost(func(dir string) {
-		if left := wrong(t, dir); len(left) > 0 {
-			t.Errorf("%d files are wrong, first %q", len(left), left[0])
-		}
+		left := wrong(t, dir)
+		check.That(t, len(left) == 0, "%d files are wrong, first %q", len(left), left[:min(len(left), 1)])
 	})
 
 	v.pod, v.group = "pod-2", strconv.Itoa(groupID+1)
@@ -115,7 +114,6 @@ func stopped(word string) []int {
 func (r *testNode) killedInTheGroup(pod *cri.Pod, v *volume, where string) {
 	r.t.Helper()
 	check.Must(r.t, os.WriteFile(where, []byte("crust-runc-group=sleep:20s,crust-runc-group-started"), 0o600))
-	_, err := pod.Run(r.ctx(), cri.Container{Name: "main", Mounts: []cri.Mount{at(v.target)}})
-	check.That(r.t, err != nil, "the container runs, and crust-runc was to die")
+	check.Fails(r.t, check.Err(pod.Run(r.ctx(), cri.Container{Name: "main", Mounts: []cri.Mount{at(v.target)}}))) // or the container runs, and crust-runc was to die
 	check.Must(r.t, os.Remove(where))
 }

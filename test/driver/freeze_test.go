@@ -71,9 +71,8 @@ func TestSnapshotAfterACrash(t *testing.T) {
 				v.must(v.stage, v.publish)
 				v.must(v.unpublish, v.unstage)
 				repaired := v.mustSnapshot("repaired").GetSnapshotId()
-				if r.consistent(crashed) || !r.consistent(repaired) {
-					t.Errorf("consistent after the crash: %v, after the repair: %v", r.consistent(crashed), r.consistent(repaired))
-				}
+				check.That(t, !r.consistent(crashed), "consistent after the crash")
+				check.That(t, r.consistent(repaired), "not consistent after the repair")
 				check.Must(t, errors.Join(r.removeSnapshot(crashed), r.removeSnapshot(repaired)))
 				v.must(v.remove)
 			})

@@ -71,9 +71,8 @@ func TestSnapshots(t *testing.T) {
 				v.wantKept("second")
 				v.down()
 				r.restart()
-				if again, err := v.snapshot("two"); err != nil || again.GetSnapshotId() != two.GetSnapshotId() {
-					t.Errorf("%v, %v", again, err) // it exists, whatever became of its volume
-				}
+				again, err := v.snapshot("two")
+				check.That(t, err == nil && again.GetSnapshotId() == two.GetSnapshotId(), "%v, %v", again, err) // it exists, whatever became of its volume
 				check.Must(t, young.createFrom(snapshotSource(two.GetSnapshotId()), 2*size))
 				check.Must(t, r.removeSnapshot(one.GetSnapshotId()))
 				check.Must(t, r.removeSnapshot(two.GetSnapshotId()))

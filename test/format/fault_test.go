@@ -271,8 +271,7 @@ func TestWhatIsStillWrittenToIsKnown(t *testing.T) {
 	}
 	check.Must(t, unix.Unmount(locks, 0))
 	other, _ := r.blank()
-	_, err := r.prepare(other, "ext4", volume.FormatHost, false)
-	check.That(t, volume.KindOf(err) == volume.Busy, "the volume at another device: %v", err)
+	check.Kind(t, check.Err(r.prepare(other, "ext4", volume.FormatHost, false)), volume.Busy) // the volume at another device
 	check.Must(t, os.WriteFile(dir+"/taken", nil, 0o600))
 	r.wantSettled(false, device, "ext4")
 	check.NoError(t, r.f.CheckWriting(r.id), "when mkfs has ended")
@@ -287,8 +286,7 @@ func TestCallerWhoIsGone(t *testing.T) {
 	defer func() { _ = unix.Close(fd) }()
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	_, err := r.f.Prepare(ctx, mkfs.Request{Device: fd, Volume: "/v", Path: device, FSType: "ext4", Policy: volume.FormatHost})
-	check.That(t, volume.KindOf(err) == volume.Canceled, "kind %v: %v", volume.KindOf(err), err)
+	check.Kind(t, check.Err(r.f.Prepare(ctx, mkfs.Request{Device: fd, Volume: "/v", Path: device, FSType: "ext4", Policy: volume.FormatHost})), volume.Canceled)
 	time.Sleep(50 * time.Millisecond)
 	wantSame(t, backing, before, "formatted for nobody")
 }

@@ -39,8 +39,7 @@ func TestReadOnlyVolumeOfAKilledGuest(t *testing.T) {
 			check.NoError(t, look(device), "unmounted cleanly")
 
 			readOnly := rig.Loop(t, killed, loopdev.Options{ReadOnly: true})
-			err := look(readOnly)
-			check.That(t, volume.KindOf(err) == volume.InUse, "of a killed guest: %v", err)
+			check.Kind(t, look(readOnly), volume.InUse) // of a killed guest
 			writable := rig.Loop(t, killed, loopdev.Options{})
 			check.Must(t, mount(writable, 0))
 			unmount()
@@ -66,8 +65,7 @@ func TestJournalsAreLookedAtOneByOne(t *testing.T) {
 	}
 	hanging := check.Value(os.OpenFile(r.conf.LockFile, os.O_RDWR, 0))(t)
 	check.Must(t, unix.FcntlFlock(hanging.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_WRLCK}))
-	err := look()
-	check.That(t, volume.KindOf(err) == volume.Busy, "beside a look that hangs: kind %v: %v", volume.KindOf(err), err)
+	check.Kind(t, look(), volume.Busy) // beside a look that hangs
 	check.Must(t, hanging.Close())
 	check.Must(t, look())
 }

@@ -152,8 +152,7 @@ func TestFreezeAndThaw(t *testing.T) {
 				r.wantFrozen()
 				report := r.stat().Condition
 				check.That(t, !report.Abnormal, "a frozen filesystem is abnormal: %+v", report)
-				err := r.Freeze("key", r.root, time.Minute)
-				check.That(t, errors.Is(err, fsops.ErrFrozen), "again: %v", err)
+				check.Is(t, r.Freeze("key", r.root, time.Minute), fsops.ErrFrozen) // again
 				r.wantNotFrozen("other", -1)
 				r.thaw(-1)
 				r.wantNotFrozen("key", -1)
@@ -186,11 +185,10 @@ func TestFreezeRefuses(t *testing.T) {
 		check.That(t, errors.Is(err, fsops.ErrOutOfRange), "%v: %v", wrong, err)
 	}
 	tmpfs := openFD(t, rig.Tmpfs(t, "size=1m"), unix.O_PATH)
-	err := r.Freeze("key", tmpfs, time.Minute)
-	check.That(t, errors.Is(err, fsops.ErrUnsupported), "a tmpfs: %v", err)
+	check.Is(t, r.Freeze("key", tmpfs, time.Minute), fsops.ErrUnsupported) // a tmpfs
 	r.wantNothingLeft()
 	rig.Command(t, "fsfreeze", "--freeze", r.dir)
-	err = r.Freeze("key", r.root, time.Minute)
+	err := r.Freeze("key", r.root, time.Minute)
 	check.That(t, errors.Is(err, fsops.ErrFrozen) && strings.Contains(err.Error(), "another program"), "frozen by another program: %v", err)
 	r.wantNothingLeft()
 	r.wantFrozen()
@@ -219,8 +217,7 @@ func TestTwoKeysOfOneFilesystem(t *testing.T) {
 	rig.Command(t, "btrfs", "subvolume", "create", r.dir+"/sub")
 	second := mounted(t, "btrfs", r.device, 0, "subvol=sub")
 	check.Must(t, r.Freeze("one", r.root, time.Minute))
-	err := r.Freeze("two", second.root, time.Minute)
-	check.That(t, errors.Is(err, fsops.ErrFrozen), "the second: %v", err)
+	check.Is(t, r.Freeze("two", second.root, time.Minute), fsops.ErrFrozen) // the second
 	r.wantNotFrozen("two", second.root)
 	second.wantFrozen()
 	check.Must(t, r.Thaw("one", -1))

@@ -6,11 +6,11 @@ import (
 	"context"
 	"errors"
 	"path/filepath"
-	"strings"
 	"testing"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/deploy/render"
 	"github.com/crust-proxy/crust-proxy/test/kube/cluster"
 )
@@ -31,14 +31,10 @@ func TestPoliciesAreOfTheRightTypes(t *testing.T) {
 		k.Must(k.Apply(string(raw)))
 		names = append(names, one.GetName())
 		t.Cleanup(func() {
-			if err := policies.Delete(context.Background(), one.GetName(), metav1.DeleteOptions{}); err != nil {
-				t.Error(err)
-			}
+			check.NoError(t, policies.Delete(context.Background(), one.GetName(), metav1.DeleteOptions{}), "clean up")
 		})
 	}
-	if len(names) == 0 {
-		t.Fatal("there are no policies")
-	}
+	check.Require(t, len(names) > 0, "there are no policies")
 	for _, name := range names {
 		k.Eventually("the types of "+name+" are checked", func(ctx context.Context) error {
 			policy, err := policies.Get(ctx, name, metav1.GetOptions{})
@@ -52,9 +48,7 @@ func TestPoliciesAreOfTheRightTypes(t *testing.T) {
 			for _, warning := range policy.Status.TypeChecking.ExpressionWarnings {
 				found = append(found, warning.FieldRef+": "+warning.Warning)
 			}
-			if len(found) > 0 {
-				t.Errorf("%s: %s", name, strings.Join(found, "\n"))
-			}
+			check.Empty(t, found, "%s", name)
 			return nil
 		})
 	}

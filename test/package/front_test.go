@@ -138,10 +138,8 @@ func (f *frontService) testStopDuringMkfs(v *volume) {
 	f.wantSockets()
 	f.run("systemctl", "start", "crust-proxy.service")
 	f.waitServed()
-	err = v.TryPublish()
-	check.That(f.t, status.Code(err) == codes.Aborted, "a publish while mkfs still runs gave %v, want Aborted", err)
-	err = v.TryUnpublish()
-	check.That(f.t, status.Code(err) == codes.Aborted, "an unpublish while mkfs still runs gave %v, want Aborted", err)
+	check.Code(f.t, v.TryPublish(), codes.Aborted)   // a publish while mkfs still runs
+	check.Code(f.t, v.TryUnpublish(), codes.Aborted) // an unpublish while mkfs still runs
 	f.run("touch", "/run/mkfs-go")
 	f.wait("end mkfs", func() bool { return f.command("kill", "-0", pid).Run() != nil })
 	check.Retried(f.t, "publish", v.TryPublish)

@@ -3,7 +3,6 @@
 package package_test
 
 import (
-	"errors"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -191,8 +190,7 @@ func testReinstall(t *testing.T, deb string) {
 	run(t, "dpkg", "-i", deb) // as an upgrade
 	after := check.Value(os.ReadFile(config))(t)
 	check.That(t, string(after) == string(edited), "the operator's edit of %s is gone", config)
-	_, err := os.Lstat("/run/crust-proxy.reinstalled")
-	check.That(t, errors.Is(err, fs.ErrNotExist), "the mark between the install scripts was left: %v", err)
+	check.Is(t, check.Err(os.Lstat("/run/crust-proxy.reinstalled")), fs.ErrNotExist) // the mark between the install scripts
 }
 
 func testRPM(t *testing.T, name, rpm string) {

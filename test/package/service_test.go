@@ -4,7 +4,6 @@ package package_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -36,8 +35,7 @@ func TestService(t *testing.T) {
 	s.testRemovedUnderVolume()
 	s.unstage()
 	s.run("dpkg", "--purge", name)
-	_, err := os.Stat(s.path("/run/crust-proxy"))
-	check.That(t, errors.Is(err, os.ErrNotExist), "purge left /run/crust-proxy: %v", err)
+	check.Is(t, check.Err(os.Stat(s.path("/run/crust-proxy"))), os.ErrNotExist) // after a purge
 }
 
 // service is the installed service and the volume that is looked at.
@@ -83,8 +81,7 @@ func (s *service) unstage() {
 func (s *service) wantVolume() {
 	s.t.Helper()
 	check.That(s.t, s.guarded(), "the guard cannot be seen outside of the service")
-	err := rig.Exclusive(s.device)
-	check.That(s.t, errors.Is(err, unix.EBUSY), "taking the claimed device: %v, want EBUSY", err)
+	check.Is(s.t, rig.Exclusive(s.device), unix.EBUSY) // taking the claimed device
 }
 
 func (s *service) guarded() bool {

@@ -254,9 +254,8 @@ func (g *guest) tryVolume(t *testing.T, fs string) {
 	check.Must(t, check.Err(g.add(fs, fs, "ro", mountopt.NoReplay(fs))))
 	reader := spec("cat /data/a/b/file; touch /data/x 2>&1")
 	reader.Mounts = append(reader.Mounts, specs.Mount{Destination: "/data"})
-	if out, code := g.run(t, "reader", reader, &wire.VolumeMount{Mount: 7, Volume: volume}); code == 0 || !strings.HasPrefix(out, "0\n") || !strings.Contains(out, "Read-only") {
-		t.Errorf("a container with the volume read-only: %d, %q", code, out)
-	}
+	out, code = g.run(t, "reader", reader, &wire.VolumeMount{Mount: 7, Volume: volume})
+	check.That(t, code != 0 && strings.HasPrefix(out, "0\n") && strings.Contains(out, "Read-only"), "a container with the volume read-only: %d, %q", code, out)
 }
 
 // tryContainer: what a container sees of its machine.

@@ -188,9 +188,7 @@ func (b *bench) wantGroup(pid int, group string) {
 	b.t.Helper()
 	raw := check.Value(os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "cgroup")))(b.t)
 	for line := range strings.Lines(string(raw)) {
-		if !strings.HasSuffix(strings.TrimSpace(line), ":"+group) {
-			b.t.Errorf("%s is in %q and not in %s", rig.DescribeProcess(pid), line, group)
-		}
+		check.That(b.t, strings.HasSuffix(strings.TrimSpace(line), ":"+group), "%s is in %q and not in %s", rig.DescribeProcess(pid), line, group)
 	}
 }
 

@@ -162,9 +162,8 @@ func TestRefusalsGoFirst(t *testing.T) {
 		h.Add(&adminv1.VolumeEvent{Id: fmt.Sprint("other-", i), What: published})
 	}
 	all := h.prune()
-	if n := len(all); n != mostEvents || all[0].GetId() != "lost" || all[many].GetWhat() != bound {
-		t.Errorf("%d events, the first are %v, %v", n, all[0], all[many])
-	}
+	check.That(t, len(all) == mostEvents && all[0].GetId() == "lost" && all[many].GetWhat() == bound,
+		"%d events, the first are %v, %v", len(all), all[0], all[many])
 }
 
 // TestWhoHasAVolumeIsNeverTooOld: a restart finds the sandbox again, and it looked new. What ended is forgotten.

@@ -47,20 +47,17 @@ func TestRefusalsComeAndGo(t *testing.T) {
 	r.refused(r.publish("p2"), codes.FailedPrecondition, "one sandbox")
 	r.broker.stageErr = volume.Errorf(volume.InUse, "the device holds xfs")
 	r.refused(r.publish("p1"), codes.Aborted, "holds xfs")
-	if got := listed(); len(got) != 2 || got[0].Party != refusal.PartyDevice || got[1].Party != refusal.PartyVolume || got[1].PodUID != "p2" {
-		t.Errorf("listed: %+v", got)
-	}
+	got = listed()
+	check.That(t, len(got) == 2 && got[0].Party == refusal.PartyDevice && got[1].Party == refusal.PartyVolume && got[1].PodUID == "p2", "listed: %+v", got)
 	r.broker.stageErr = nil
 	r.ok(nil, r.unpublish("p1"))
 	r.ok(nil, r.publish("p2"))
-	got = listed()
-	check.That(t, len(got) == 0, "after all went well: %+v", got)
+	check.Empty(t, listed(), "after all went well")
 	r.refused(r.publish("p3"), codes.FailedPrecondition)
 	r.ok(nil, r.unpublish("p2"))
 	r.front.SetPolicy(&policy.Policy{})
 	r.ok(nil, r.publish("p3")) // on the host: nobody refuses it any more
-	got = listed()
-	check.That(t, len(got) == 0, "after it was mounted on the host: %+v", got)
+	check.Empty(t, listed(), "after it was mounted on the host")
 	r.stop() // no call counts any more
 	if got := &r.observed; got.refused[refusal.PartyDriver] != 2 || got.refused[refusal.PartyVolume] != 2 || got.refused[refusal.PartyDevice] != 1 || got.changes != 9 {
 		t.Errorf("counted %v, %d changes", got.refused, got.changes)

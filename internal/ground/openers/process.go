@@ -122,8 +122,7 @@ func (p *Process) IsOfPod(uid string) bool {
 	})
 }
 
-// Ended reports whether all threads of the process have ended: then it has nothing
-// open, except, for a moment, what it has registered with io_uring.
+// Ended reports whether all threads of the process have ended: then it has nothing open.
 func (p *Process) Ended() bool {
 	ready, err := unix.Poll([]unix.PollFd{{Fd: int32(p.fd), Events: unix.POLLIN}}, 0) //nolint:gosec // a descriptor
 	return err == nil && ready > 0

@@ -191,7 +191,9 @@ func TestIdleConnectionsEnd(t *testing.T) {
 
 // TestAnotherUser calls as a user of another uid, and of a group by membership.
 func TestAnotherUser(t *testing.T) {
-	check.NeedsRoot(t)
+	if os.Getuid() != 0 {
+		t.Skip("only root can call as another user")
+	}
 	dir := check.ShortDir(t)            // t.TempDir is closed to others
 	check.Must(t, os.Chmod(dir, 0o755)) //nolint:gosec // the other user must reach the socket
 	s := serve(t, Policy{UIDs: []uint32{0}}, dir)

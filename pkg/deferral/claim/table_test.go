@@ -98,9 +98,8 @@ func TestAbandonedClaimOnRecord(t *testing.T) {
 		dev.known = true
 		table := newTable(t, nil, nil, &fakeOpeners{})
 		pending := check.Value(table.Begin(t.Context(), Request{Volume: v}, dev))(t)
-		if err := pending.Abandon(volume.Errorf(kind, "no")); volume.KindOf(err) != kind || len(table.owners.owned(v.Key)) > 0 != stays {
-			t.Errorf("%v: %v, the volume owns %v", kind, err, table.owners.owned(v.Key))
-		}
+		err := pending.Abandon(volume.Errorf(kind, "no"))
+		check.That(t, volume.KindOf(err) == kind && len(table.owners.owned(v.Key)) > 0 == stays, "%v: %v, the volume owns %v", kind, err, table.owners.owned(v.Key))
 	}
 }
 

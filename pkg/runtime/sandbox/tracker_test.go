@@ -30,10 +30,9 @@ func TestListsAndFollows(t *testing.T) {
 		f.put("sb-1", "pod-1")
 		f.contain("c-1", "sb-1")
 		tracker, told := ready(t, f)
-		if pod, known := tracker.PodOf("sb-1"); !known || pod != "pod-1" || !has(tracker, "pod-1", "sb-1")() {
-			t.Errorf("sb-1 is of %q, %v; pod-1 has %q", pod, known, tracker.OfPod("pod-1"))
-		}
-		_, known := tracker.PodOf("c-1")
+		pod, known := tracker.PodOf("sb-1")
+		check.That(t, known && pod == "pod-1" && has(tracker, "pod-1", "sb-1")(), "sb-1 is of %q, %v; pod-1 has %q", pod, known, tracker.OfPod("pod-1"))
+		_, known = tracker.PodOf("c-1")
 		check.That(t, !known, "a container is taken for a sandbox")
 		f.put("sb-2", "pod-1")
 		check.Eventually(t, "sb-2, the newest first", has(tracker, "pod-1", "sb-2", "sb-1"))

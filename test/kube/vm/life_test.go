@@ -4,7 +4,6 @@ package vm
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -95,8 +94,7 @@ func TestLifeOfAClaim(t *testing.T) {
 		check.That(t, err == nil, "%q: %v\n%s", command, err, out)
 	}
 	check.Must(t, v.RemoveClaim())
-	_, err = os.Stat(image)
-	check.That(t, errors.Is(err, os.ErrNotExist), "the volume's image: %v", err)
+	check.Is(t, check.Err(os.Stat(image)), os.ErrNotExist) // the volume's image
 }
 
 // grow grows the claim while a pod writes to it.
