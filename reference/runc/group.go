@@ -116,12 +116,12 @@ func attachGroup(args []string) error {
 	return p.attach(lockFD, mountFD, args[0])
 }
 
-// sandboxContext returns a context that ends with the sandbox, within a second.
+// sandboxContext returns a context that ends soon after the sandbox: in a second some 100,000 files would be changed.
 func sandboxContext(p pause) context.Context {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	go func() {
 		for !p.Ended() {
-			time.Sleep(time.Second)
+			time.Sleep(20 * time.Millisecond)
 		}
 		cancel(process.ErrEnded)
 	}()

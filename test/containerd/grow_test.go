@@ -53,7 +53,8 @@ func grownWhileItIsMounted(t *testing.T, fs string) {
 		return err == nil && r.df(id).bytesTotal >= grownSize*8/10
 	})
 	// The sandbox's answer ends the record. The superblock is on the disk half a minute later, or more.
-	check.Must(t, check.Until(10*time.Second, 100*time.Millisecond, func() error {
+	check.Must(t, check.Until(20*time.Second, 100*time.Millisecond, func() error {
+		check.Must(t, check.Err(v.stats()))
 		shown := check.Value(r.d.Admin().GetVolume(r.ctx(), &adminv1.GetVolumeRequest{Volume: v.target}))(t)
 		if shown.GetVolume().GetGrowToBytes() != 0 {
 			return errors.New("the growth is still on record")
