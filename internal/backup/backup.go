@@ -187,22 +187,20 @@ func (w *writer) flush() error {
 }
 
 func (w *writer) write(f frame, data []byte) error {
-	if err := w.flush(); err != nil {
-		return err
-	}
 	w.data += int64(len(data))
 	return w.put(f.head(), data)
 }
 
 func (w *writer) end() error {
-	if err := w.flush(); err != nil {
-		return err
-	}
 	w.done = true
 	return w.put(frame{kindDone, w.Size, w.data}.head())
 }
 
+// put writes after the zeros that are not written yet.
 func (w *writer) put(parts ...[]byte) error {
+	if err := w.flush(); err != nil {
+		return err
+	}
 	w.sum = w.sum.after(parts...)
 	return w.out(append(written(parts), bytes.Clone(w.sum[:])))
 }

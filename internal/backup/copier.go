@@ -71,51 +71,51 @@ func send[V any](ctx context.Context, to chan<- V, v V) error {
 	}
 }
 
-func (c *copier) read(ctx context.Context, from int64) error {
+func (c *copier) read(ctx context.Context, from int64) (err error) {
 	if !c.begun || from < c.size { // a server may refuse to start at the volume's end
-		if err := c.backup.Blocks.Read(ctx, from, func(m blocks.Message) error { return c.message(ctx, m) }); err != nil {
-			return err
-		}
+		err = c.backup.Blocks.Read(ctx, from, func(m blocks.Message) error { return c.message(ctx, m) })
 	}
-	if !c.heard {
-		if err := c.unnamed(ctx, from); err != nil {
-			return err
-		}
+	if err == nil && !c.heard {
+		err = c.unnamed(ctx, from)
+	}
+	if err != nil {
+		return err
 	}
 	return send(ctx, c.steps, c.to.end)
 }
 
 // unnamed copies what a server has not named that sent no message, which proves nothing: all without a base, else
-// what is beyond the base. Zeros there do not mean that the volume has grown: From may be larger.
-func (c *copier) unnamed(ctx context.Context, from int64) error {
-	size := c.has
+// what is beyond the base.
+func (c *copier) unnamed(ctx context.Context, from int64) (err error) {
+	size := c.size
+	if !c.begun {
+		size, err = c.unnamedSize(ctx)
+	}
 	if base := c.backup.Base; base != nil {
 		from = max(from, base.size)
-		zero, err := c.onlyZeros(ctx, base.size, c.has)
-		if err != nil {
-			return err
-		}
-		if zero {
-			size = base.size
-		}
 	}
-	if c.begun {
-		size = c.size
+	if err != nil {
+		return err
 	}
 	return c.message(ctx, blocks.Message{Capacity: size, Ranges: []blocks.Range{{Offset: from, Size: size - from}}})
 }
 
-func (c *copier) onlyZeros(ctx context.Context, at, to int64) (bool, error) {
-	for buf := make([]byte, mostData); at < to && ctx.Err() == nil; at += int64(len(buf)) {
-		buf = buf[:min(mostData, to-at)]
+// unnamedSize takes zeros beyond the base for no growth of the volume: From may be larger.
+func (c *copier) unnamedSize(ctx context.Context) (int64, error) {
+	base, buf := c.backup.Base, make([]byte, mostData)
+	if base == nil {
+		return c.has, nil
+	}
+	for at := base.size; at < c.has && ctx.Err() == nil; at += int64(len(buf)) {
+		buf = buf[:min(mostData, c.has-at)]
 		if n, err := c.from.ReadAt(buf, at); n < len(buf) {
-			return false, fmt.Errorf("read %s at byte %d: %w", c.backup.From, at+int64(n), err)
+			return 0, fmt.Errorf("read %s at byte %d: %w", c.backup.From, at+int64(n), err)
 		}
 		if !bytes.Equal(buf, zeros[:len(buf)]) {
-			return false, nil
+			return c.has, nil
 		}
 	}
-	return true, ctx.Err()
+	return base.size, ctx.Err()
 }
 
 func (c *copier) message(ctx context.Context, m blocks.Message) error {
@@ -138,16 +138,14 @@ func (c *copier) message(ctx context.Context, m blocks.Message) error {
 
 // begin checks the volume's size, and writes the header if that was not done yet.
 func (c *copier) begin(ctx context.Context, size int64) error {
-	if size > c.has {
+	switch base := c.backup.Base; {
+	case size > c.has:
 		return tooSmall(c.backup.From, c.has, size)
-	}
-	if base := c.backup.Base; base != nil && size < base.size {
+	case base != nil && size < base.size:
 		return shrunk(c.backup.File, base.size, size) // restore would refuse it
-	}
-	if c.begun {
-		if c.size != size {
-			return otherBackup(c.backup.File + ".part")
-		}
+	case c.begun && c.size != size:
+		return otherBackup(c.backup.File + ".part")
+	case c.begun:
 		return nil
 	}
 	c.begun, c.size = true, size

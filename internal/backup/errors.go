@@ -43,6 +43,10 @@ func maybeOpened(path string, err error) error {
 	return fmt.Errorf("it is not known whether somebody has %s open: try it again. Nothing was written: %w", path, err)
 }
 
+func noNode(disk string) error {
+	return fmt.Errorf("the partition's disk, %s, has no node in /dev, by which its users are found", disk)
+}
+
 func notOurs(part string, has, size int64) error {
 	return fmt.Errorf("%s has %d bytes, and the volume %d: no restore of it has left that. Remove it, or name another file", part, has, size)
 }

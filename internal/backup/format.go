@@ -17,6 +17,8 @@ const (
 	mostHeader = 64 << 10
 	// mostData is how much is read, checked and written at once.
 	mostData = 1 << 20
+	// headSize is the size of a frame before its data.
+	headSize = 4 + 8 + 8
 )
 
 type kind string
@@ -26,9 +28,6 @@ const (
 	kindZero kind = "ZERO"
 	kindDone kind = "DONE"
 )
-
-// headSize is the size of a frame before its data.
-const headSize = 4 + 8 + 8
 
 // Header describes the content of a file.
 type Header struct {
@@ -105,10 +104,7 @@ func open(in io.Reader) (*stream, error) {
 		return nil, s.damage("this is not a backup of crust-backup")
 	}
 	text := make([]byte, length)
-	if err := s.read(text); err != nil {
-		return nil, err
-	}
-	if err := s.checkSum(head, text); err != nil {
+	if err := s.readSummed(head, text); err != nil {
 		return nil, err
 	}
 	if err := json.Unmarshal(text, &s.header); err != nil || s.header.Size < 0 {
@@ -130,17 +126,17 @@ func (s *stream) frame() (f frame, data []byte, err error) {
 	}
 	if f.kind == kindData {
 		data = s.buf[:f.size]
-		if err := s.read(data); err != nil {
-			return f, nil, err
-		}
 	}
-	if err := s.checkSum(head, data); err != nil {
+	if err := s.readSummed(head, data); err != nil {
 		return f, nil, err
 	}
 	s.good += int64(headSize + len(data) + len(s.sum))
 	s.data += int64(len(data))
 	if s.done = f.kind == kindDone; s.done {
-		return f, nil, s.atEnd()
+		if _, err := s.in.ReadByte(); !errors.Is(err, io.EOF) {
+			return f, nil, s.damage("something follows the end")
+		}
+		return f, nil, nil
 	}
 	s.next = f.end()
 	return f, data, nil
@@ -157,23 +153,19 @@ func (s *stream) allows(f frame) bool {
 	return false
 }
 
-func (s *stream) checkSum(parts ...[]byte) error {
-	want := s.sum.after(parts...)
+// readSummed reads what follows a head, and its digest.
+func (s *stream) readSummed(head, data []byte) error {
 	var stored digest
-	if err := s.read(stored[:]); err != nil {
-		return err
+	for _, into := range [][]byte{data, stored[:]} {
+		if err := s.read(into); err != nil {
+			return err
+		}
 	}
+	want := s.sum.after(head, data)
 	if !bytes.Equal(stored[:], want[:]) {
 		return s.damage("the checksum is wrong")
 	}
 	s.sum = want
-	return nil
-}
-
-func (s *stream) atEnd() error {
-	if _, err := s.in.ReadByte(); !errors.Is(err, io.EOF) {
-		return s.damage("something follows the end")
-	}
 	return nil
 }
 

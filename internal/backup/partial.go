@@ -1,6 +1,7 @@
 package backup
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -22,10 +23,7 @@ type partial struct {
 
 func openPartial(name string) (*partial, error) {
 	if _, err := os.Lstat(name); !errors.Is(err, fs.ErrNotExist) {
-		if err == nil {
-			err = ErrExists
-		}
-		return nil, fmt.Errorf("%s: %w", name, err)
+		return nil, fmt.Errorf("%s: %w", name, cmp.Or(err, ErrExists))
 	}
 	const flags = os.O_RDWR | unix.O_NOFOLLOW | unix.O_NONBLOCK
 	file, err := os.OpenFile(name+".part", flags|os.O_CREATE|os.O_EXCL, 0o600) //nolint:gosec // the caller names it
@@ -81,14 +79,13 @@ func (p *partial) complete() error {
 		// See uncache: nothing of it may be resumed.
 		return errors.Join(err, p.file.Truncate(0))
 	}
-	if err := giveName(p.file.Name(), p.name, renameNew); err != nil {
+	rename := func(from, to string) error {
+		return unix.Renameat2(unix.AT_FDCWD, from, unix.AT_FDCWD, to, unix.RENAME_NOREPLACE)
+	}
+	if err := giveName(p.file.Name(), p.name, rename); err != nil {
 		return fmt.Errorf("rename %s to %s: %w", p.file.Name(), p.name, err)
 	}
 	return sys.SyncDir(filepath.Dir(p.name))
-}
-
-func renameNew(from, to string) error {
-	return unix.Renameat2(unix.AT_FDCWD, from, unix.AT_FDCWD, to, unix.RENAME_NOREPLACE)
 }
 
 // giveName renames a file unless the new name exists. NFS and others cannot do that by a rename, but refuse

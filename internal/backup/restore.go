@@ -1,6 +1,7 @@
 package backup
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -113,14 +114,10 @@ func each(ctx context.Context, file *os.File, do func(frame, []byte) error) (*st
 		return nil, err
 	}
 	s, err := open(file)
-	for err == nil {
-		var f frame
-		var data []byte
-		if f, data, err = s.frame(); err != nil || s.done {
-			break
-		}
-		if err = do(f, data); err == nil {
-			err = ctx.Err()
+	for err == nil && !s.done {
+		f, data, failed := s.frame()
+		if err = failed; err == nil && !s.done {
+			err = cmp.Or(do(f, data), ctx.Err())
 		}
 	}
 	if err != nil {

@@ -95,32 +95,50 @@ func usersOfDisk(finder *openers.Finder, partition *os.File) (string, error) {
 	if err := unix.Fstat(int(partition.Fd()), &st); err != nil {
 		return "", err
 	}
-	dir := "/sys/dev/block/" + openers.Number(unix.Major(st.Rdev), unix.Minor(st.Rdev))
-	if _, err := os.Stat(dir + "/partition"); errors.Is(err, fs.ErrNotExist) {
-		return "", nil
-	}
-	name, err := sys.ReadLine(dir + "/../dev")
-	if err != nil {
+	node, err := diskOf("/sys/dev/block/" + openers.Number(unix.Major(st.Rdev), unix.Minor(st.Rdev)))
+	if err != nil || node == "" {
 		return "", err
 	}
-	number := openers.File{Block: true}
-	if _, err := fmt.Sscanf(name, "%d:%d", &number.Major, &number.Minor); err != nil {
-		return "", err
-	}
-	disk, err := os.Open(openers.NodeOf(number))
+	disk, err := os.Open(node) //nolint:gosec // the kernel's own name
 	if err != nil {
 		return "", err
 	}
 	defer func() { _ = disk.Close() }() // only asked about
-	for deadline := time.Now().Add(openedWait); ; {
-		users, err := finder.Holders(context.Background(), openers.Query{FD: int(disk.Fd()), Own: 1})
-		if err != nil || len(users) == 0 {
+	return awaitNone(func() ([]openers.Holder, error) {
+		return finder.Holders(context.Background(), openers.Query{FD: int(disk.Fd()), Own: 1})
+	}, func() bool {
+		// The kernel counts at the disk what its partitions are open, too.
+		all, err := finder.Await(context.Background(), openers.Query{FD: int(disk.Fd()), Own: 2}, 0)
+		return err == nil && all.Names == ""
+	})
+}
+
+// diskOf returns the node of a partition's disk, or "" for a device that is no partition. Dir is its directory in sysfs.
+func diskOf(dir string) (node string, err error) {
+	if _, err := os.Stat(dir + "/partition"); errors.Is(err, fs.ErrNotExist) {
+		return "", nil
+	}
+	number := openers.File{Block: true}
+	name, err := sys.ReadLine(dir + "/../dev")
+	_, _ = fmt.Sscanf(name, "%d:%d", &number.Major, &number.Minor)
+	if node = openers.NodeOf(number); err == nil && node == "" {
+		err = noNode(name)
+	}
+	return node, err
+}
+
+// awaitNone waits until there are no holders, and names one that stays. Where they are not known, free may know it.
+func awaitNone(holders func() ([]openers.Holder, error), free func() bool) (string, error) {
+	for deadline := time.Now().Add(openedWait); ; time.Sleep(openedWait / 20) {
+		users, err := holders()
+		switch last := !time.Now().Before(deadline); {
+		case len(users) == 0 && (err == nil || free()):
+			return "", nil
+		case last && len(users) > 0:
+			return users[0].String() + ", which has its disk open", nil
+		case last:
 			return "", err
 		}
-		if !time.Now().Before(deadline) {
-			return users[0].String() + ", which has its disk open", nil
-		}
-		time.Sleep(openedWait / 20)
 	}
 }
 
@@ -158,10 +176,7 @@ func (t *target) write(data []byte, at int64) error {
 
 // zero sets a range of the target to zero, as a hole if that is possible.
 func (t *target) zero(ctx context.Context, from, to int64) error {
-	for at := from; at < to; {
-		if ctx.Err() != nil {
-			return ctx.Err()
-		}
+	for at := from; at < to && ctx.Err() == nil; {
 		end := min((at/zeroStep+1)*zeroStep, to)
 		err := unix.Fallocate(int(t.file.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, at, end-at)
 		// A device may not support holes, and only whole sectors can be one.
@@ -174,5 +189,5 @@ func (t *target) zero(ctx context.Context, from, to int64) error {
 		}
 		at = end
 	}
-	return nil
+	return ctx.Err()
 }

@@ -249,19 +249,18 @@ func (f *driverFront) findings() (bypassed, out []string) {
 	return slices.Collect(maps.Values(f.drivers.Bypassed())), out
 }
 
-// list returns the drivers behind the front, and those that have left it with volumes, as not ready.
+// list returns the drivers behind the front, and then those that have left it with volumes, as not ready.
 func (f *driverFront) list() []registry.State {
-	all := f.drivers.List()
-	away := make(map[string][]string) // volumes that kubelet cannot unpublish
+	all, away := f.drivers.List(), make(map[string][]string) // volumes that kubelet cannot unpublish
 	for status := range f.volumes() {
 		here := func(one registry.State) bool { return one.Name == status.Driver }
 		if status.Origin != nil && !slices.ContainsFunc(all, here) {
 			away[status.Driver] = append(away[status.Driver], describe(status.Volume))
 		}
 	}
-	for driver, volumes := range away {
+	for _, driver := range slices.Sorted(maps.Keys(away)) {
 		all = append(all, registry.State{Driver: registry.Driver{Name: driver}, Since: f.drivers.Left(driver), Problem: "it is not behind " +
-			"crust-proxy any more, and its volumes cannot be given back until it is: " + living{volumes: volumes}.text()})
+			"crust-proxy any more, and its volumes cannot be given back until it is: " + living{volumes: away[driver]}.text()})
 	}
 	return all
 }

@@ -96,7 +96,7 @@ func (n *node) layOut() error {
 	if err := unix.Mount("", kubelet, "", unix.MS_SHARED, ""); err != nil {
 		return fmt.Errorf("share the mount %s: %w", kubelet, err)
 	}
-	program, err := os.ReadFile("/proc/self/exe") // a static program, which runs Probe in the containers
+	program, err := os.ReadFile("/proc/self/exe") // it runs Probe in containers without libraries: if it is static, as make builds it
 	if err == nil {
 		err = os.WriteFile(n.path("rootfs/probe"), program, 0o755) //nolint:gosec // it is run by containers
 	}

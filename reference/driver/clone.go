@@ -70,9 +70,7 @@ func (j *job) open(in *pool) (err error) {
 }
 
 func (j *job) close() (err error) {
-	if j.original != nil {
-		_ = j.original.Close()
-	}
+	_ = j.original.Close() // nil has no effect
 	if j.image != nil {
 		err = j.image.Close()
 	}
@@ -194,7 +192,9 @@ func isClean(image *os.File) bool {
 }
 
 // isUnread reports whether an error is none of another filesystem, or of no filesystem.
-func isUnread(err error) bool { return err != nil && !errors.Is(err, superblock.ErrNone) }
+func isUnread(err error) bool {
+	return err != nil && (!errors.Is(err, superblock.ErrNone) || errors.Is(err, superblock.ErrDamaged))
+}
 
 // copy copies the data of an image that nobody writes to, if it is not too much.
 func (c *cloner) copy(ctx context.Context, from *record, image, original *os.File) error {

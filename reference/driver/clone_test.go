@@ -104,22 +104,10 @@ func created(t *testing.T, controller csi.ControllerClient, name string, from so
 	return reply.GetVolume(), err
 }
 
-// needsNoReflinks skips a test where nothing is copied. In CI that is a failure.
-func needsNoReflinks(t *testing.T, dir string) {
-	t.Helper()
-	reflinks := check.Value(hasReflinks(dir))(t)
-	switch {
-	case reflinks && os.Getenv("CI") == "true":
-		t.Fatal("the temporary directory has reflinks: set TMPDIR to one without")
-	case reflinks:
-		t.Skip("the temporary directory has reflinks: nothing is copied here")
-	}
-}
-
 // TestCloneThatFailsLeavesNothing: neither a record nor a part of an image.
 func TestCloneThatFailsLeavesNothing(t *testing.T) {
 	config, conn, _ := start(t, func(c *Config) { c.CopyLimit = 64 << 10 })
-	needsNoReflinks(t, config.DataDir)
+	check.Needs(t, !check.Value(hasReflinks(config.DataDir))(t), "a temporary directory without reflinks: set TMPDIR")
 	controller := csi.NewControllerClient(conn)
 	original := check.Value(created(t, controller, "original", source{}))(t)
 	image := filepath.Join(config.DataDir, "images", fileName(original.GetVolumeId())+".img")
@@ -133,7 +121,7 @@ func TestCloneThatFailsLeavesNothing(t *testing.T) {
 
 func TestNoClonesWithoutReflinksAndLimit(t *testing.T) {
 	config, conn, _ := start(t, nil)
-	needsNoReflinks(t, config.DataDir)
+	check.Needs(t, !check.Value(hasReflinks(config.DataDir))(t), "a temporary directory without reflinks: set TMPDIR")
 	controller := csi.NewControllerClient(conn)
 	reply := check.Value(controller.ControllerGetCapabilities(t.Context(), &csi.ControllerGetCapabilitiesRequest{}))(t)
 	for _, one := range reply.GetCapabilities() {
@@ -338,9 +326,7 @@ func TestHoldOutlastsItsFreeze(t *testing.T) {
 
 // TestHoldFlushesTheDevice: a VMM without direct I/O leaves in the node's cache what the guest has not flushed.
 func TestHoldFlushesTheDevice(t *testing.T) {
-	if os.Getuid() != 0 {
-		t.Skip("loop devices need root")
-	}
+	check.NeedsRoot(t)
 	image := sparse(t, 1<<20)
 	device := check.Value(loopdev.Attach(image.Name(), loopdev.Options{DirectIO: true}))(t)
 	defer func() { check.Must(t, loopdev.DetachFrom(image.Name(), device)) }()
@@ -365,6 +351,11 @@ func TestHoldFlushesTheDevice(t *testing.T) {
 func TestAnImageThatCannotBeRead(t *testing.T) {
 	image := sparse(t, 1<<20)
 	check.That(t, !needsReplay(image) && isClean(image), "no filesystem")
+	for at, magic := range map[int64]string{0: "XFSB", 1024 + 0x38: "\x53\xef", 64<<10 + 64: "_BHRfS_M"} { // and nothing else
+		check.Value(image.WriteAt([]byte(magic), at))(t)
+		check.That(t, needsReplay(image) && isClean(image) == (magic != "\x53\xef"), "the superblock with %q is damaged", magic)
+		check.Value(image.WriteAt(make([]byte, len(magic)), at))(t)
+	}
 	check.Must(t, image.Close())
 	check.That(t, needsReplay(image) && !isClean(image), "it was not read")
 }
@@ -384,13 +375,14 @@ func TestSectorsAreOnRecord(t *testing.T) {
 	check.Must(t, pool.store.save(v))
 	clone := of("clone", source{Volume: v.ID})
 	check.Equal(t, clone.Sector, 2048, "sectors of a clone")
-	if os.Getuid() != 0 {
-		t.Skip("loop devices need root")
-	}
+	v.Sector = 0
+	check.Must(t, errors.Join(pool.store.save(v), pool.sweep()))
+	v = check.Value(pool.store.load(v.ID))(t)
+	check.Equal(t, v.Sector, pool.sectorSize, "sectors of a volume of an earlier version")
+	check.NeedsRoot(t)
 	device := check.Value(pool.attach(clone, false))(t)
 	defer func() { check.Must(t, pool.detach(clone.ID, false)) }()
-	size := check.Value(sys.ReadLine("/sys/class/block/" + filepath.Base(device) + "/queue/logical_block_size"))(t)
-	check.Equal(t, size, "2048", "sectors of its device")
+	check.Equal(t, check.Value(sys.ReadLine("/sys/class/block/"+filepath.Base(device)+"/queue/logical_block_size"))(t), "2048", "sectors of its device")
 }
 
 // TestCleanWithoutJournal: an ext4 without a journal that was not unmounted is as after a crash.

@@ -51,8 +51,8 @@ func openPool(config Config) (*pool, error) {
 	return l, err
 }
 
-// sectorSize returns the sector size of loop devices: the smallest with which a new image allows direct I/O. All have
-// the same, because a filesystem may not be mounted with another one. A clone on xfs, which shares data, would need
+// sectorSize returns the sector size of new loop devices: the smallest with which a new image allows direct I/O. Volumes
+// keep theirs, because a filesystem may not be mounted with another one. A clone on xfs, which shares data, would need
 // larger sectors: it does without direct I/O.
 func sectorSize(dir string) (uint32, error) {
 	empty, err := openProbe(dir)
@@ -246,7 +246,7 @@ func (l *pool) erase(r *record) error {
 	return l.store.remove(r.ID)
 }
 
-// sweep removes volumes that were not completed, and those that were not removed completely.
+// sweep removes volumes that were not completed, and those that were not removed completely. The rest get a sector size.
 func (l *pool) sweep() error {
 	if err := l.store.clean(); err != nil {
 		return err
@@ -256,6 +256,12 @@ func (l *pool) sweep() error {
 		l.log.Error("some records cannot be read; their volumes are left alone", zap.Error(err))
 	}
 	for _, r := range all {
+		if r.Ready && r.Sector == 0 && l.sectorSize != 0 { // of an earlier version
+			r.Sector = l.sectorSize
+			if err := l.store.save(r); err != nil {
+				l.log.Error("the sector size of a volume cannot be recorded", zap.String("volume", r.ID), zap.Error(err))
+			}
+		}
 		if r.Ready || r.Snapshot != nil && r.Snapshot.Group != "" { // groups.sweep removes those
 			continue
 		}

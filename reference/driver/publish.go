@@ -70,7 +70,10 @@ func (n *nodeServer) NodePublishVolume(ctx context.Context, req *csi.NodePublish
 func (p *publishing) record(r *record) error {
 	_, err := p.node.pool.mountedAt(p.id, p.target) // refuses a foreign mount before anything is recorded
 	if err == nil {
-		r.publish(p.target, p.as)
+		if r.Node.Published == nil {
+			r.Node.Published = make(map[string]publication)
+		}
+		r.Node.Published[p.target] = p.as
 		err = p.node.pool.store.save(r)
 	}
 	if err == nil {
@@ -233,11 +236,8 @@ func (p *publishing) bindTarget(source string) error {
 
 func (p *publishing) makeTarget() (err error) {
 	if p.as.Block {
-		var f *os.File
-		f, err = os.OpenFile(p.target, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
-		if err == nil {
-			err = f.Close()
-		}
+		f, failed := os.OpenFile(p.target, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+		err = cmp.Or(failed, f.Close()) // without a file it fails, too
 	} else {
 		err = os.Mkdir(p.target, 0o750)
 	}

@@ -123,7 +123,8 @@ func (s store) list() ([]*record, error) {
 	return all, errors.Join(bad...)
 }
 
-// save replaces the record. The caller holds its lock. On a full disk a record that is there can still be replaced.
+// save replaces the record. The caller holds its lock, or that of the group that it belongs to, without which nobody
+// writes it. On a full disk a record that is there can still be replaced.
 func (s store) save(r *record) error {
 	raw, err := json.Marshal(r)
 	failpoint.Hit("driver-recording")
@@ -304,13 +305,6 @@ type publication struct {
 	Deferred bool `json:"deferred,omitempty"`
 	// Sole: the volume may not be published at another target.
 	Sole bool `json:"sole,omitempty"`
-}
-
-func (r *record) publish(target string, p publication) {
-	if r.Node.Published == nil {
-		r.Node.Published = make(map[string]publication)
-	}
-	r.Node.Published[target] = p
 }
 
 // locks has one lock for each volume. A call waits for a lock only as long as its caller waits for the call.

@@ -102,6 +102,14 @@ func TestEndEndsTheRightProcess(t *testing.T) {
 	check.That(t, !is.Lives(), "it is alive after its end")
 }
 
+// TestWatchdogThatEndsAtOnce: its end is not the sandbox's, whose binding would be dropped.
+func TestWatchdogThatEndsAtOnce(t *testing.T) {
+	for range 20 { // it has ended when it is looked at, or not yet
+		_, err := Freezer{Watchdog: []string{"/bin/true"}}.arm(os.Stdin, os.Stdin, "device-1-2", new(state))
+		check.That(t, err != nil && !errors.Is(err, process.ErrEnded), "got %v", err)
+	}
+}
+
 func TestGroupsWithACopyOfTheSuperblock(t *testing.T) {
 	var have []int64
 	for group := range int64(130) {

@@ -73,6 +73,7 @@ func (f Freezer) startWatchdog(files []*os.File, name string, s *state) (process
 	dog, err := process.Of(cmd.Process.Pid)
 	if err != nil {
 		_ = cmd.Process.Kill()
+		err = errors.New(err.Error()) // process.ErrEnded would count as the end of the sandbox
 	} else if f.ControlGroup != "" {
 		_ = cgroup.Move(dog.PID, f.ControlGroup) // where that fails, one watchdog is better than none
 	}
@@ -204,14 +205,12 @@ func end(all []process.Process) {
 
 // ended waits for a process to end, and reports whether it did in time.
 func ended(pidfd int) bool {
-	for until := clock() + endMillis*1e6; ; {
-		wait := (until - clock()) / 1e6
-		if wait <= 0 {
-			return false
-		}
-		n, _ := unix.Poll([]unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}, int(wait)) //nolint:gosec // descriptors are small
+	for until := clock() + endMillis*1e6; clock() < until; {
+		wait := max(1, int((until-clock())/1e6))
+		n, _ := unix.Poll([]unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}, wait) //nolint:gosec // descriptors are small
 		if n > 0 {
 			return true
 		}
 	}
+	return false
 }

@@ -204,10 +204,7 @@ func usersOf(proc, program string) (users []string, err error) {
 	}
 	for _, entry := range entries {
 		dir := filepath.Join(proc, entry.Name())
-		if strings.Trim(entry.Name(), "0123456789") != "" {
-			continue
-		}
-		if !isOwn(proc, dir, 0) {
+		if strings.Trim(entry.Name(), "0123456789") != "" || !isOwn(proc, dir, 0) {
 			continue
 		}
 		if id := shimsSandbox(dir, program); id != "" {
@@ -220,13 +217,14 @@ func usersOf(proc, program string) (users []string, err error) {
 	return slices.Compact(users), nil
 }
 
-// isOwn reports whether a process is a user's and in no container. Others could look like root's shim on purpose. containerd
-// may have a mount namespace of its own, but not one of processes.
+// isOwn reports whether a process is a user's and in no container, or that cannot be found out. Others could look like
+// root's shim on purpose. containerd may have a mount namespace of its own, but not one of processes.
 func isOwn(proc, dir string, uid int) bool {
 	status, err := os.ReadFile(dir + "/status") //nolint:gosec // root asks about the node's own processes
-	own, _ := os.Readlink(proc + "/self/ns/pid")
-	its, _ := os.Readlink(dir + "/ns/pid")
-	return err == nil && its == own && bytes.Contains(status, fmt.Appendf(nil, "\nUid:\t%d\t", uid))
+	isUsers := err != nil || bytes.Contains(status, fmt.Appendf(nil, "\nUid:\t%d\t", uid))
+	own, ownErr := os.Readlink(proc + "/self/ns/pid")
+	its, itsErr := os.Readlink(dir + "/ns/pid")
+	return isUsers && (its == own || ownErr != nil || itsErr != nil)
 }
 
 // shimsSandbox returns the sandbox of a containerd shim that uses the program, or "". The

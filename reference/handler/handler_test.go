@@ -1,6 +1,7 @@
 package handler
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"math"
@@ -80,9 +81,7 @@ func newNode(t *testing.T) *node {
 	n := &node{t: t, dir: dir, proc: dir + "/proc", program: dir + "/crust-runc", link: dir + "/link"}
 	check.Must(t, os.MkdirAll(n.proc+"/self/ns", 0o755))
 	check.Must(t, os.Symlink("pid:[1]", n.proc+"/self/ns/pid"))
-	check.Must(t, os.WriteFile(n.program, nil, 0o600))
-	check.Must(t, os.WriteFile(dir+"/runc", nil, 0o600))
-	check.Must(t, os.Symlink(n.program, n.link))
+	check.Must(t, errors.Join(os.WriteFile(n.program, nil, 0o600), os.WriteFile(dir+"/runc", nil, 0o600), os.Symlink(n.program, n.link)))
 	return n
 }
 
@@ -126,9 +125,13 @@ func TestRemovableUnderContainers(t *testing.T) {
 		}, ""},
 		"a container": {func(n *node) {
 			n.shim("sandbox-a", n.program)
-			check.Must(n.t, os.Remove(n.proc+"/1/ns/pid"))
-			check.Must(n.t, os.Symlink("pid:[2]", n.proc+"/1/ns/pid"))
+			check.Must(n.t, errors.Join(os.Remove(n.proc+"/1/ns/pid"), os.Symlink("pid:[2]", n.proc+"/1/ns/pid")))
 		}, ""},
+		"nothing can be told of it": {func(n *node) {
+			n.shim("sandbox-a", n.program)
+			check.Must(n.t, errors.Join(os.Remove(n.proc+"/1/status"), os.Mkdir(n.proc+"/1/status", 0o700)))
+			check.Must(n.t, errors.Join(os.RemoveAll(n.proc+"/1/ns"), os.WriteFile(n.proc+"/1/ns", nil, 0o600)))
+		}, `sandbox "sandbox-a" (shim 1)`},
 		"a kernel's thread": {func(n *node) { n.process("/") }, ""},
 		"a pipe": {func(n *node) {
 			check.Must(n.t, unix.Mkfifo(n.dir+"/options.json", 0o600))

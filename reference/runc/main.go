@@ -37,11 +37,10 @@ func Main(args []string, stdout, stderr io.Writer) int {
 	if !creates {
 		err = handler.Tolerate(err)
 	}
-	if err != nil {
-		report.Fail(err)
-		return 1
+	path := ""
+	if err == nil {
+		path, err = cfg.runtime()
 	}
-	path, err := cfg.runtime()
 	if err != nil {
 		report.Fail(err)
 		return 1
@@ -132,13 +131,11 @@ func (c *Config) complete(file string) (err error) {
 }
 
 func (c Config) runtime() (string, error) {
-	path := c.Runtime
+	path, err := c.Runtime, error(nil)
 	if path == "" {
-		found, err := exec.LookPath("runc")
-		if err != nil {
+		if path, err = exec.LookPath("runc"); err != nil {
 			return "", fmt.Errorf("runc is not in PATH (%q): install it, or set \"runtime\" in %s: %w", os.Getenv("PATH"), defaultConfig, err)
 		}
-		path = found
 	}
 	self, err := os.Stat("/proc/self/exe")
 	if err != nil {

@@ -208,7 +208,7 @@ func TestExitStatus(t *testing.T) {
 	status, out, _ := crust(t, root, "help")
 	check.That(t, status == abi.ExitOK && strings.Contains(out, "stats  TARGET"), "help: %d, %q", status, out)
 	status, out, told := crust(t, root, abi.ThawExpired)
-	check.That(t, status == abi.ExitOK && told == "" && out == `{"thawed":null,"next_seconds":0}`+"\n", "nothing is frozen: %d, %q, %q", status, out, told)
+	check.That(t, status == abi.ExitOK && told+out == `{"thawed":null,"next_seconds":0}`+"\n", "nothing is frozen: %d, %q, %q", status, out, told)
 	check.Must(t, os.WriteFile(dir+"/"+abi.InfoName, []byte("?"), 0o600))
 	status, _, told = crust(t, root, "stats", target)
 	check.That(t, status == abi.ExitRefused && strings.Contains(told, abi.InfoName), "a bad file: %d, %q", status, told)
@@ -254,21 +254,18 @@ func TestRuntimeIsNotItself(t *testing.T) {
 	self := check.Value(os.Executable())(t)
 	link := filepath.Join(t.TempDir(), "runc")
 	check.Must(t, os.Symlink(self, link))
-	path, err := (Config{Runtime: link}).runtime()
-	check.Require(t, err != nil && strings.Contains(err.Error(), "itself"), "%q, %v", path, err)
+	check.Fails(t, check.Err((Config{Runtime: link}).runtime()), "itself")
 	t.Setenv("PATH", t.TempDir())
-	path, err = (Config{}).runtime()
-	check.Require(t, err != nil && strings.Contains(err.Error(), "install"), "%q, %v", path, err)
+	check.Fails(t, check.Err((Config{}).runtime()), "install")
 }
 
 func TestSharedMountsAreRefused(t *testing.T) {
 	for option, refused := range map[string]bool{"rshared": true, "shared": true, "rslave": false, "rprivate": false} {
-		spec := &specs.Spec{Mounts: []specs.Mount{{Options: []string{"rbind", option, "rw"}}}}
-		err := checkMounts("runc", spec, []*oci.Mount{{Destination: "/data"}})
-		check.That(t, (err != nil) == refused, "%s: %v", option, err)
-		spec.Mounts = append([]specs.Mount{{}}, spec.Mounts...) // an ordinary mount is shared beside a volume
-		err = checkMounts("runc", spec, []*oci.Mount{{Destination: "/data"}})
-		check.That(t, (err != nil) == refused, "%s beside a volume: %v", option, err)
+		mount := specs.Mount{Options: []string{"rbind", option, "rw"}}
+		for _, mounts := range [][]specs.Mount{{mount}, {{}, mount}} { // the volume's, and an ordinary one beside it
+			err := checkMounts("runc", &specs.Spec{Mounts: mounts}, []*oci.Mount{{Destination: "/data"}})
+			check.That(t, (err != nil) == refused, "%s, %d mounts: %v", option, len(mounts), err)
+		}
 	}
 }
 
@@ -319,15 +316,15 @@ func TestOptionsOfAMountAlone(t *testing.T) {
 	got := check.Value(withOptions([]byte(spec), map[int][]string{1: {"rbind", "ro", "nosuid"}}))(t)
 	const want = `{"mounts":[{"source":"/a"},{"source":"/b<c","options":["rbind","ro","nosuid"],"later":{"n":1}}],"later":12345678901234567890}`
 	var is, wanted any
-	check.Must(t, json.Unmarshal(got, &is))
-	check.Must(t, json.Unmarshal([]byte(want), &wanted))
+	check.Must(t, errors.Join(json.Unmarshal(got, &is), json.Unmarshal([]byte(want), &wanted)))
 	check.That(t, reflect.DeepEqual(is, wanted), "%s", got)
 	for _, other := range []string{`{}`, `{"mounts":[]}`, `{"mounts":`} {
 		check.That(t, check.Err(withOptions([]byte(other), map[int][]string{1: nil})) != nil, "%s is taken", other)
 	}
 }
 
-// TestAgentThatHangs is killed, and another one is started. Nobody is killed where the agent has no process number.
+// TestAgentThatHangs is killed, and another one is started, for which its socket is removed if something in the kernel
+// keeps it, as a child does here. Nobody is killed where the agent has no process number.
 func TestAgentThatHangs(t *testing.T) {
 	const variable, elsewhere = "CRUST_TEST_LISTEN", "CRUST_TEST_ELSEWHERE"
 	if dir := os.Getenv(elsewhere); dir != "" {
@@ -335,7 +332,10 @@ func TestAgentThatHangs(t *testing.T) {
 		return
 	}
 	if path := os.Getenv(variable); path != "" { // it is the agent, which accepts nothing
-		check.Value(net.Listen("unix", path))(t)
+		listener := check.Value(net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"}))(t)
+		child := exec.Command("sleep", "15")
+		child.ExtraFiles = []*os.File{check.Value(listener.File())(t)}
+		check.Must(t, child.Start())
 		time.Sleep(time.Minute)
 	}
 	cfg := Config{StateDir: t.TempDir(), AgentProgram: "/no/such/agent"}
@@ -352,4 +352,5 @@ func TestAgentThatHangs(t *testing.T) {
 	}
 	check.Fails(t, startAgent(cfg), "no agent could be started")
 	check.Fails(t, <-ended, "signal: killed")
+	check.Is(t, check.Err(os.Stat(cfg.AgentSocket())), os.ErrNotExist)
 }

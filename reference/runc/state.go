@@ -63,16 +63,13 @@ type record struct {
 
 func readRecord(root, id string) (r record, err error) {
 	raw, err := os.ReadFile(filepath.Join(root, id, "state.json")) //nolint:gosec // runc's root and an id that is no path
-	if err != nil {
-		return r, err
+	if err == nil {
+		err = json.Unmarshal(raw, &r)
 	}
-	if err := json.Unmarshal(raw, &r); err != nil {
-		return r, err
+	if err == nil && r.ID != id {
+		err = fmt.Errorf("the record of %s is of %q", id, r.ID)
 	}
-	if r.ID != id {
-		return r, fmt.Errorf("the record of %s is of %q", id, r.ID)
-	}
-	return r, nil
+	return r, err
 }
 
 // recordedProcess reads the process and the bundle from runc's state file, which is faster than
@@ -124,19 +121,15 @@ func runcState(runtime string, in handler.Invocation, sandbox string) (pid int, 
 		return 0, "", fmt.Errorf("sandbox %s: %s does not know it: %w: %s; a deferred volume needs a sandbox with a process "+
 			"of its own (for CRI-O: drop_infra_ctr = false)", sandbox, runtime, err, strings.TrimSpace(told.String()))
 	}
-	var state struct {
-		PID    int    `json:"pid"`
-		Status string `json:"status"`
-		Bundle string `json:"bundle"`
-	}
+	var state specs.State
 	if err := json.Unmarshal(out.Bytes(), &state); err != nil {
 		return 0, "", fmt.Errorf("sandbox %s: the answer of %s cannot be read: %w", sandbox, runtime, err)
 	}
-	if state.PID <= 0 || state.Status == "stopped" {
+	if state.Pid <= 0 || state.Status == specs.StateStopped {
 		return 0, "", fmt.Errorf("sandbox %s: %w: kubelet makes a new one; where the container runtime says for long that the sandbox "+
 			"is ready, as CRI-O does when conmon was killed too, run `crictl stopp %s`, or delete the pod", sandbox, process.ErrEnded, sandbox)
 	}
-	return state.PID, state.Bundle, nil
+	return state.Pid, state.Bundle, nil
 }
 
 // endUnstarted deletes the containers of a sandbox that were created and never started, when

@@ -1,6 +1,7 @@
 package runc
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -20,10 +21,8 @@ import (
 	"github.com/crust-proxy/crust-proxy/reference/handler"
 )
 
-// Volumes implements handler.Volumes.
-//
-// Nothing is cached between two calls, not even in the agent: finding the sandbox takes about a
-// twentieth of the time of a call.
+// Volumes implements handler.Volumes. Nothing is cached between two calls, not even in the agent: finding the sandbox
+// takes about a twentieth of the time of a call.
 type Volumes struct{ cfg Config }
 
 // OpenVolumes returns the volumes of this node.
@@ -89,10 +88,7 @@ func (v Volumes) Resize(target string, least, most int64) (size int64, err error
 
 // Any reports whether any sandbox of the node has a volume.
 func (v Volumes) Any() bool {
-	entries, err := os.ReadDir(v.cfg.Root)
-	if err != nil {
-		return false
-	}
+	entries, _ := os.ReadDir(v.cfg.Root)
 	for _, entry := range entries {
 		if !abi.IsDirName(entry.Name()) {
 			continue
@@ -153,6 +149,7 @@ const controlGroup = "crust-runc"
 // startAgent starts an agent if none is running. It does not wait for it: the broker runs the
 // program until the agent serves. A running agent that is not yet isolated is isolated; one that hangs is killed.
 func startAgent(cfg Config) error {
+	was, _ := os.Lstat(cfg.AgentSocket())
 	conn, err := net.DialTimeout("unix", cfg.AgentSocket(), time.Second)
 	if err == nil {
 		defer func() { _ = conn.Close() }()
@@ -166,7 +163,9 @@ func startAgent(cfg Config) error {
 			return isolateAgent(agent.Pid)
 		}
 		_ = agent.Kill()
-		_ = isSilent(conn) // until it has ended: another one would find it serving
+		if isSilent(conn) { // a thread of it hangs in the kernel: another agent would find it serving
+			removeSocket(cfg, was)
+		}
 	}
 	cmd := exec.Command(cfg.AgentProgram) //nolint:gosec // by our own configuration
 	cmd.Dir, cmd.Env = "/", []string{"PATH=" + os.Getenv("PATH")}
@@ -186,6 +185,17 @@ func isSilent(conn net.Conn) bool {
 	_ = conn.SetReadDeadline(time.Now().Add(5 * time.Second))
 	_, err := conn.Read(make([]byte, 1))
 	return errors.Is(err, os.ErrDeadlineExceeded)
+}
+
+// removeSocket removes the socket that an agent had, unless it is another's by now. The lock is that of peercred.Listen.
+func removeSocket(cfg Config, was os.FileInfo) {
+	if dir, err := os.Open(cfg.StateDir); err == nil {
+		locked := sys.Lock(context.Background(), int(dir.Fd()), time.Second) == nil
+		if is, _ := os.Lstat(cfg.AgentSocket()); locked && os.SameFile(was, is) {
+			_ = os.Remove(cfg.AgentSocket())
+		}
+		_ = dir.Close()
+	}
 }
 
 func isolateAgent(pid int) error {

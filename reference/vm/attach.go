@@ -89,18 +89,21 @@ func (p *proxy) run() (code int, err error) {
 	return code, nil
 }
 
-// drainTimeout bounds the wait for more output of a process that has ended: a child of it may keep the streams open.
+// drainTimeout bounds the wait for more output of a process that has ended: a child of it may keep the streams open, and
+// write now and then. The supervisor keeps an exec's output for outputRetention, which bounds the wait as a whole.
 const drainTimeout = 5 * time.Second
 
 func (p *proxy) waitDrained(drained <-chan struct{}) {
+	total := time.After(outputRetention)
 	for {
 		select {
-		case <-drained:
-			return
 		case <-p.progress:
+			continue
+		case <-drained:
+		case <-total:
 		case <-time.After(drainTimeout):
-			return
 		}
+		return
 	}
 }
 

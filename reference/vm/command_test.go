@@ -17,10 +17,10 @@ import (
 	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
-// TestSupervisorThatHangs is killed when its sandbox or a container is to be killed or deleted, and so is a proxy that is
-// stopped. Any other signal kills nothing.
+// TestSupervisorThatHangs is killed by a SIGKILL of its sandbox or of a container, which also kills a proxy that is stopped,
+// and by a delete of the sandbox. Any other signal kills nothing.
 func TestSupervisorThatHangs(t *testing.T) {
-	needRoot(t)
+	check.NeedsRoot(t)
 	for _, c := range []struct {
 		name              string
 		args              []string
@@ -67,7 +67,7 @@ func (e *ending) EndSandbox(ctx context.Context, _ *wire.EndSandboxRequest) (*wi
 
 // TestTimeToEndASandbox: what the guest has not written is lost with a supervisor that is killed because it is slow.
 func TestTimeToEndASandbox(t *testing.T) {
-	needRoot(t)
+	check.NeedsRoot(t)
 	for _, run := range []func(*command) error{(*command).kill, (*command).delete} {
 		cfg := Config{StateDir: t.TempDir(), HangTimeoutSeconds: 90}
 		check.Must(t, os.Mkdir(string(cfg.sandbox("sb")), 0o700))

@@ -13,7 +13,7 @@ import (
 
 // TestOnlyTheGuestSeesWhatIsShared: the directory above propagates its mounts to others, as /run does.
 func TestOnlyTheGuestSeesWhatIsShared(t *testing.T) {
-	needRoot(t)
+	check.NeedsRoot(t)
 	dir, done := t.TempDir(), make(chan error)
 	go func() {
 		runtime.LockOSThread() // never unlocked: the mount namespace ends with the thread

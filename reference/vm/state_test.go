@@ -101,17 +101,9 @@ func TestKillKillsNoOther(t *testing.T) {
 	check.That(t, !process.Lives(), "it lives")
 }
 
-func needRoot(t *testing.T) {
-	t.Helper()
-	if os.Getuid() != 0 {
-		check.Require(t, os.Getenv("CI") != "true", "only root unmounts")
-		t.Skip("only root unmounts")
-	}
-}
-
 // What nobody knows any more is ended, and what somebody knows is not.
 func TestRemoveAbandoned(t *testing.T) {
-	needRoot(t)
+	check.NeedsRoot(t)
 	for name, c := range map[string]struct{ shimLives, bundle, answers, stays bool }{
 		"known": {true, true, false, true}, "shim gone": {false, true, false, false}, "bundle gone": {true, false, false, false},
 		"ends in order": {false, true, true, true},
@@ -145,7 +137,7 @@ func TestRemoveAbandoned(t *testing.T) {
 
 // TestGroupOfAProcessThatStays: whoever is left in the control group is killed, or the pod could never be deleted.
 func TestGroupOfAProcessThatStays(t *testing.T) {
-	needRoot(t)
+	check.NeedsRoot(t)
 	r := &record{Group: "/crust-vm-test-" + strconv.Itoa(os.Getpid())}
 	process, cmd := sleeper(t)
 	check.Must(t, cgroup.Join(process.PID, r.Group))
@@ -157,7 +149,7 @@ func TestGroupOfAProcessThatStays(t *testing.T) {
 // A killed `create` or `delete` leaves a directory without the sandbox's record. It is removed
 // when neither can still be running.
 func TestRemoveAbandonedWithoutARecord(t *testing.T) {
-	needRoot(t)
+	check.NeedsRoot(t)
 	cfg := Config{StateDir: t.TempDir(), BootTimeoutSeconds: 60}
 	ended, cmd := sleeper(t)
 	check.Must(t, cmd.Process.Kill())

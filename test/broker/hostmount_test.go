@@ -45,9 +45,7 @@ func mountAway(t *testing.T, disk string) (end func()) {
 	stdin := check.Value(holder.StdinPipe())(t)
 	stdout := check.Value(holder.StdoutPipe())(t)
 	check.Must(t, holder.Start())
-	end = sync.OnceFunc(func() {
-		check.Must(t, errors.Join(stdin.Close(), holder.Wait()))
-	})
+	end = sync.OnceFunc(func() { check.NoError(t, errors.Join(stdin.Close(), holder.Wait()), "the holder") })
 	t.Cleanup(end)
 	check.Must(t, check.Err(stdout.Read(make([]byte, 16))))
 	return end

@@ -123,7 +123,7 @@ func startFlapper(t *testing.T, role, disk string) *flapper {
 	f.end = sync.OnceFunc(func() {
 		_ = stdin.Close()
 		<-told
-		check.Must(t, cmd.Wait())
+		check.NoError(t, cmd.Wait(), "the follower")
 	})
 	t.Cleanup(f.end)
 	return f

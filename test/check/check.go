@@ -28,6 +28,27 @@ type fatal interface {
 // loaded machine, because a test that passes never waits it out.
 const limit = 2 * time.Minute
 
+// skipping is a test that can be skipped.
+type skipping interface {
+	fatal
+	Skip(args ...any)
+}
+
+// Needs skips a test for which the machine lacks something, and has it fail in CI.
+func Needs(t skipping, has bool, what string) {
+	t.Helper()
+	if !has {
+		Require(t, os.Getenv("CI") != "true", "missing: %s", what)
+		t.Skip("missing: " + what)
+	}
+}
+
+// NeedsRoot is Needs for what only root can do.
+func NeedsRoot(t skipping) {
+	t.Helper()
+	Needs(t, os.Geteuid() == 0, "root")
+}
+
 // Must ends the test when there is an error.
 func Must(t fatal, err error) {
 	t.Helper()

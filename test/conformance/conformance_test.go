@@ -92,7 +92,7 @@ func TestRunc(t *testing.T) {
 	check.That(t, slices.Equal(got, []string{"plain-container", "refuse-others", "refuse-clean"}), "passed: %q", got)
 }
 
-// TestNoRuntime: a program that is no runtime at all is named, and nothing is left.
+// TestNoRuntime: a program that is no runtime at all is named.
 func TestNoRuntime(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)

@@ -12,6 +12,7 @@ import (
 	mathrand "math/rand/v2"
 	"os"
 	"os/exec"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -268,17 +269,22 @@ func TestRestoreLeavesDevicesInUse(t *testing.T) {
 	other := check.Value(os.OpenFile(device, os.O_RDWR, 0))(t)
 	refused(device, "is open in process")
 	check.Must(t, other.Close())
-	check.Must(t, exec.Command("addpart", device, "1", "2048", "65536").Run())
-	t.Cleanup(func() { _ = exec.Command("delpart", device, "1").Run() }) // it may be gone
+	for n, start := range []string{"2048", "67584"} {
+		check.Must(t, exec.Command("addpart", device, strconv.Itoa(n+1), start, "32768").Run())
+		defer func() { check.Must(t, exec.Command("delpart", device, strconv.Itoa(n+1)).Run()) }()
+	}
 	other = check.Value(os.OpenFile(device, os.O_RDWR, 0))(t)
 	refused(device+"p1", "which has its disk open")
 	check.Must(t, other.Close())
-	check.Must(t, exec.Command("delpart", device, "1").Run())
 	refused(small, "is it the right one?")
 	refused(image, "exists already")
 	check.That(t, bytes.Equal(before, check.Value(os.ReadFile(device))(t)), "something was written")
 	r.mustBackup("restore", file, "--to", device)
 	wantSame(t, device, image)
+	other = check.Value(os.OpenFile(device+"p2", os.O_RDWR, 0))(t)
+	r.mustBackup("restore", file, "--to", device+"p1")
+	check.Must(t, other.Close())
+	wantSame(t, device+"p1", image)
 	check.Must(t, r.removeSnapshot(made.GetSnapshotId()))
 	v.must(v.remove)
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/rig"
@@ -27,9 +28,8 @@ func (r *testDriver) group(name string, of ...*volume) (*csi.VolumeGroupSnapshot
 // mustGroup also gives the members in the order of the volumes.
 func (r *testDriver) mustGroup(name string, of ...*volume) (*csi.VolumeGroupSnapshot, []*csi.Snapshot) {
 	r.t.Helper()
-	var made *csi.VolumeGroupSnapshot
+	made := check.Value(r.group(name, of...))(r.t)
 	var members []*csi.Snapshot
-	check.Retried(r.t, "a group", func() (err error) { made, err = r.group(name, of...); return err }) // a slow machine holds writes too long
 	for _, v := range of {
 		i := slices.IndexFunc(made.GetSnapshots(), func(s *csi.Snapshot) bool { return s.GetSourceVolumeId() == v.id })
 		check.Require(r.t, i >= 0, "no snapshot of %s in %v", v.id, made)
@@ -60,6 +60,11 @@ func TestGroupSnapshots(t *testing.T) {
 			stop := write(t, a.target, b.target)
 			var groups []*csi.VolumeGroupSnapshot
 			for i := range 3 {
+				check.Succeeds(t, "a slow machine holds writes too long", func() error {
+					err := check.Err(r.group(fmt.Sprint("g", i), a, b, idle))
+					check.Require(t, err == nil || status.Code(err) == codes.Aborted, "%v", err)
+					return err
+				})
 				made, members := r.mustGroup(fmt.Sprint("g", i), a, b, idle)
 				for _, m := range members {
 					check.That(t, r.consistent(m.GetSnapshotId()), "%s in group %d is not consistent", m.GetSourceVolumeId(), i)

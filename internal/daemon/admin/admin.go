@@ -381,13 +381,14 @@ func (s *AdminServer) FreezeVolume(ctx context.Context, req *adminv1.FreezeVolum
 		return nil, volume.Errorf(volume.Invalid, "volume %s: timeout is missing: say when writes go on by themselves", v.Target)
 	}
 	telemetry.CallFrom(ctx).Detail = "for at most " + most.AsDuration().String()
-	since, begun := time.Now(), ctx.Err() == nil
+	begun := ctx.Err() == nil
 	before, _ := s.Node.Sandboxes.Binding(v)
 	s.Node.frozen.begin(v.Key)
 	err = able.Freeze(ctx, v, most.AsDuration())
 	if after, _ := s.Node.Sandboxes.Binding(v); after.Sandbox != before.Sandbox {
 		before.Sandbox = "" // it is not known which one was frozen
 	}
+	since := time.Now() // before, dirty data was written
 	orphaned := s.Node.frozen.note(v.Key, freeze{since: since, until: since.Add(most.AsDuration()), sandbox: before.Sandbox}, err)
 	if begun && orphaned {
 		// The caller, who saw a failure, would not thaw it.

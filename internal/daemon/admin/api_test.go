@@ -605,6 +605,13 @@ func TestFreeze(t *testing.T) {
 	check.That(t, able.frozen == 0 && shown() == 0, "frozen for %v, shown as %v", able.frozen, shown())
 	check.Must(t, freeze(durationpb.New(time.Nanosecond)))
 	check.That(t, shown() == 0 && snapshots() == open, "a freeze whose time is over is shown as %v, %s", shown(), snapshots())
+	var written time.Time // the time of a freeze begins when what was dirty is written
+	able.waits = func() error { time.Sleep(time.Millisecond); written = time.Now(); return nil }
+	check.Must(t, freeze(durationpb.New(time.Minute)))
+	until := check.Value(s.admin().GetVolume(t.Context(), &adminv1.GetVolumeRequest{Volume: target}))(t).GetVolume().GetFrozenUntil()
+	check.That(t, until.AsTime().Sub(written) >= time.Minute, "a freeze that took a while is shown for %v", until.AsTime().Sub(written))
+	able.waits = nil
+	check.Must(t, thaw())
 	for _, wrong := range []*durationpb.Duration{nil, durationpb.New(-time.Second), {Seconds: 1, Nanos: -1}} {
 		err := freeze(wrong)
 		check.That(t, status.Code(err) == codes.InvalidArgument, "timeout %v: %v", wrong, err)

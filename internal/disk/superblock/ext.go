@@ -56,16 +56,16 @@ func readExt(device io.ReaderAt) (*Super, error) {
 	le := binary.LittleEndian
 	torn := le.Uint32(raw[extROCompat:])&extMetadataCsum != 0 && // while the guest writes it, or damaged
 		^crc32.Checksum(raw[:extChecksum], crc32.MakeTable(crc32.Castagnoli)) != le.Uint32(raw[extChecksum:])
-	if le.Uint16(raw[extMagic:]) != 0xef53 || le.Uint32(raw[extLogBlock:]) > extMostLogSize || torn {
-		return nil, ErrNone
-	}
 	blocks := uint64(le.Uint32(raw[extBlocks:]))
 	if le.Uint32(raw[extIncompat:])&ext64Bit != 0 {
 		blocks |= uint64(le.Uint32(raw[extBlocksTop:])) << 32
 	}
 	size := uint64(1024) << le.Uint32(raw[extLogBlock:])
-	if blocks == 0 || blocks > math.MaxInt64/size {
+	switch {
+	case le.Uint16(raw[extMagic:]) != 0xef53:
 		return nil, ErrNone
+	case torn || le.Uint32(raw[extLogBlock:]) > extMostLogSize || blocks == 0 || blocks > math.MaxInt64/size:
+		return nil, ErrDamaged
 	}
 	id := raw[extUUID:]
 	return &Super{
@@ -117,8 +117,5 @@ var functionForm = sys.LazyRegexp(`^[0-9A-Za-z_]*$`)
 // printable returns the name of a kernel function in a C string, or "" if that has other characters than such a name.
 func printable(raw []byte) string {
 	name, _, _ := bytes.Cut(raw, []byte{0})
-	if !functionForm().Match(name) {
-		return ""
-	}
-	return string(name)
+	return string(functionForm().Find(name))
 }

@@ -19,6 +19,9 @@ import (
 // ErrNone is the error for a device without a readable superblock of the filesystem that was asked for.
 var ErrNone = errors.New("there is no readable superblock of it")
 
+// ErrDamaged is an ErrNone where the filesystem's magic is there: it is damaged, torn, or of a form that is not known here.
+var ErrDamaged = fmt.Errorf("it is damaged, or of an unknown form: %w", ErrNone)
+
 // Super is the contents of a superblock.
 type Super struct {
 	// Bytes is the filesystem's size as statfs returns it if Exact is set, and an upper bound of that otherwise.
@@ -67,9 +70,8 @@ func Read(device io.ReaderAt, fsType string) (*Super, error) {
 		return readXFS(device)
 	case "btrfs":
 		return readBtrfs(device)
-	default:
-		return nil, fmt.Errorf("%q: %w", fsType, ErrNone)
 	}
+	return nil, fmt.Errorf("%q: %w", fsType, ErrNone)
 }
 
 // Is reports whether statfs with these totals can be of this filesystem.
@@ -154,8 +156,11 @@ func readBtrfs(device io.ReaderAt) (*Super, error) {
 	}
 	le := binary.LittleEndian
 	total := le.Uint64(raw[btrfsTotal:])
-	if string(raw[btrfsMagic:btrfsMagic+8]) != "_BHRfS_M" || total == 0 || total > math.MaxInt64 || le.Uint64(raw[btrfsDevices:]) != 1 {
+	switch {
+	case string(raw[btrfsMagic:btrfsMagic+8]) != "_BHRfS_M":
 		return nil, ErrNone
+	case total == 0 || total > math.MaxInt64 || le.Uint64(raw[btrfsDevices:]) != 1:
+		return nil, ErrDamaged
 	}
 	return &Super{Bytes: int64(total), Replay: le.Uint64(raw[btrfsLogRoot:]) != 0}, nil
 }

@@ -2,6 +2,7 @@ package superblock
 
 import (
 	"encoding/binary"
+	"errors"
 	"io"
 	"math"
 	"sort"
@@ -47,9 +48,11 @@ func readXFSGeometry(device io.ReaderAt) (*xfsGeometry, error) {
 	}
 	be := binary.BigEndian
 	block, blocks := int64(be.Uint32(raw[xfsBlockSize:])), be.Uint64(raw[xfsDBlocks:])
-	if string(raw[:4]) != "XFSB" || block < 512 || block > 64<<10 || block&(block-1) != 0 ||
-		blocks == 0 || blocks > uint64(math.MaxInt64/block) {
+	switch {
+	case string(raw[:4]) != "XFSB":
 		return nil, ErrNone
+	case block < 512 || block > 64<<10 || block&(block-1) != 0 || blocks == 0 || blocks > uint64(math.MaxInt64/block):
+		return nil, ErrDamaged
 	}
 	g := &xfsGeometry{raw: raw, block: block, blocks: int64(blocks)} //nolint:gosec // bounded above
 	start := be.Uint64(raw[xfsLogStart:])
@@ -59,12 +62,9 @@ func readXFSGeometry(device io.ReaderAt) (*xfsGeometry, error) {
 	// The log's start is given as a group and a block in it.
 	groupBlocks, bits := int64(be.Uint32(raw[xfsAGBlocks:])), raw[xfsAGBlkLog]
 	logBlocks := int64(be.Uint32(raw[xfsLogBlocks:]))
-	if bits > 31 || start>>bits >= uint64(be.Uint32(raw[xfsAGCount:])) {
-		return nil, ErrNone
-	}
-	at := int64(start>>bits)*groupBlocks + int64(start&(1<<bits-1)) //nolint:gosec // at most 2^32 groups of 2^31 blocks
-	if at <= 0 || at > g.blocks || logBlocks == 0 || logBlocks > g.blocks-at {
-		return nil, ErrNone
+	at := int64(start>>bits)*groupBlocks + int64(start&(1<<bits-1)) //nolint:gosec // at most 2^32 groups of 2^31 blocks, see below
+	if bits > 31 || start>>bits >= uint64(be.Uint32(raw[xfsAGCount:])) || at <= 0 || at > g.blocks || logBlocks == 0 || logBlocks > g.blocks-at {
+		return nil, ErrDamaged
 	}
 	g.logAt, g.logBlocks = at*(block/512), logBlocks*(block/512)
 	return g, nil
@@ -164,20 +164,16 @@ func (l *xfsLog) cycle(i int64) uint32 {
 
 // block returns a block of the log, valid until the next call, or nil after an error.
 func (l *xfsLog) block(i int64) []byte {
-	if l.err != nil {
-		return nil
-	}
 	at := (l.geometry.logAt + i) * xlogBlock
 	start := at &^ (pageSize - 1)
-	if l.cached == nil || l.at != start {
+	if l.err == nil && (l.at != start || int(at-start)+xlogBlock > len(l.cached)) {
 		l.cached, l.err = page(l.device, start, int(at-start)+xlogBlock)
 		l.at = start
-		if l.err != nil {
-			return nil
+		if errors.Is(l.err, ErrNone) {
+			l.err = ErrDamaged // it ends before its log
 		}
 	}
-	if int(at-start)+xlogBlock > len(l.cached) {
-		l.err = ErrNone
+	if l.err != nil {
 		return nil
 	}
 	return l.cached[at-start : at-start+xlogBlock]

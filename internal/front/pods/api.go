@@ -92,7 +92,7 @@ func newAPI(config *rest.Config) (*api, error) {
 func (a *api) close() { a.client.Client.CloseIdleConnections() }
 
 // bounded ends each request with its context, also while the kubeconfig's credential program hangs, which
-// nothing cancels. So many goroutines wait for it.
+// nothing cancels. So many goroutines of this client wait for it.
 type bounded struct {
 	next  http.RoundTripper
 	slots chan struct{}

@@ -323,7 +323,7 @@ type State struct {
 	Missing bool
 }
 
-// Left returns when the last registrar of a driver went, or when r was made.
+// Left returns when the name of a driver was last given back, after its registrar went, or when r was made.
 func (r *Registry) Left(driver string) time.Time {
 	at, _ := r.left.Get(driver)
 	if left, known := at.(time.Time); known {
@@ -343,7 +343,7 @@ func (r *Registry) List() []State {
 		state := one.state()
 		_, state.Bypassed = bypassed[state.Name]
 		if state.Ready && strings.HasPrefix(state.Kubelet, refusedBy) {
-			state.Ready, state.Problem = false, "kubelet "+state.Kubelet
+			state.Ready, state.Problem, state.Since = false, "kubelet "+state.Kubelet, cmp.Or(state.Waiting, state.Since)
 		}
 		state.Missing = state.Ready && r.node.missing(state.Name)
 		out = append(out, state)

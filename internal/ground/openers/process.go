@@ -122,7 +122,8 @@ func (p *Process) IsOfPod(uid string) bool {
 	})
 }
 
-// Ended reports whether all threads of the process have ended: then it has nothing open.
+// Ended reports whether all threads of the process have ended: then it has nothing
+// open, except, for a moment, what it has registered with io_uring.
 func (p *Process) Ended() bool {
 	ready, err := unix.Poll([]unix.PollFd{{Fd: int32(p.fd), Events: unix.POLLIN}}, 0) //nolint:gosec // a descriptor
 	return err == nil && ready > 0

@@ -191,9 +191,7 @@ func TestIdleConnectionsEnd(t *testing.T) {
 
 // TestAnotherUser calls as a user of another uid, and of a group by membership.
 func TestAnotherUser(t *testing.T) {
-	if os.Getuid() != 0 {
-		t.Skip("only root can call as another user")
-	}
+	check.NeedsRoot(t)
 	dir := check.ShortDir(t)            // t.TempDir is closed to others
 	check.Must(t, os.Chmod(dir, 0o755)) //nolint:gosec // the other user must reach the socket
 	s := serve(t, Policy{UIDs: []uint32{0}}, dir)

@@ -34,7 +34,7 @@ func checkKataDir(_ context.Context, n Node, _ Daemon) []Finding {
 	return orOK(found, "%s has mode 0700", dir)
 }
 
-// What records and the history need at least: with less, the daemon does not write that.
+// With less, the daemon does not write the history: what is left is for the records.
 const leastFree, leastInodes = 16 << 20, 100
 
 // checkRunDir: records must die with a reboot, as the mounts they speak of do.
@@ -53,7 +53,7 @@ func checkRunDir(_ context.Context, n Node, _ Daemon) []Finding {
 		free := st.Bavail * uint64(st.Bsize)                                                            //nolint:gosec // no block has a negative size
 		if st.Flags&unix.ST_RDONLY != 0 || free < leastFree || st.Files > 0 && st.Ffree < leastInodes { // some have no inodes to count
 			return []Finding{failure("mount it read-write, or find out what fills it: du -xs, du -xs --inodes", "the run directory %s is "+
-				"almost full or read-only, and no volume can be published: %d MiB and %d inodes are free", dir, free>>20, st.Ffree)}
+				"almost full or read-only: events are not recorded, and soon no volume can be published: %d MiB and %d inodes are free", dir, free>>20, st.Ffree)}
 		}
 	}
 	m, problem := n.mountOf(dir)

@@ -58,9 +58,7 @@ func (k keptNames) RemoveFD(name string) error            { delete(k, name); ret
 
 // TestClaimOfWhichAPartIsMissing: what is under a kept loop device is found out later, and the claim stays until then.
 func TestClaimOfWhichAPartIsMissing(t *testing.T) {
-	if os.Geteuid() != 0 && os.Getenv("CI") != "true" {
-		t.Skip("a block device node can be made by root only")
-	}
+	check.NeedsRoot(t)
 	path := filepath.Join(t.TempDir(), "device")
 	check.Must(t, unix.Mknod(path, unix.S_IFBLK|0o600, int(unix.Mkdev(7, 4077))))
 	fd := check.Value(unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0))(t)
@@ -110,9 +108,7 @@ func TestDeviceOfAVolumeThatIsNotClaimedYet(t *testing.T) {
 // TestReleaseOfAReplacedDevice says nothing of the other device, which another volume has had.
 func TestReleaseOfAReplacedDevice(t *testing.T) {
 	numbers, _ := filepath.Glob(blockDevices + "*/diskseq")
-	if len(numbers) == 0 {
-		t.Skip("the kernel numbers no attachments")
-	}
+	check.Needs(t, len(numbers) > 0, "a kernel that numbers attachments")
 	d := volume.Device{Kind: volume.BlockDevice}
 	check.Value(fmt.Sscanf(filepath.Base(filepath.Dir(numbers[0])), "%d:%d", &d.Major, &d.Minor))(t)
 	c := newTable(t, nil, nil, &fakeOpeners{})
@@ -143,9 +139,7 @@ func TestDataOfAVolumeThatIsNotClaimedYet(t *testing.T) {
 
 // TestKeptClaimIsTakenUp without asking the keeper, and with what lies under a loop device.
 func TestKeptClaimIsTakenUp(t *testing.T) {
-	if os.Geteuid() != 0 && os.Getenv("CI") != "true" {
-		t.Skip("a block device node can be made by root only")
-	}
+	check.NeedsRoot(t)
 	image := openers.File{Major: 8, Inode: 5}
 	for _, c := range []struct {
 		major  uint32
@@ -392,9 +386,7 @@ func TestDevicesThatAreGone(t *testing.T) {
 // TestSizeOfWhatHangs: a server that has gone delays who asks for the size of an image on it, once and not for long.
 // What Identify would not look at has no size.
 func TestSizeOfWhatHangs(t *testing.T) {
-	if os.Geteuid() != 0 && os.Getenv("CI") != "true" {
-		t.Skip("only root mounts")
-	}
+	check.NeedsRoot(t)
 	dir := t.TempDir()
 	check.Must(t, fuse.Prepare(dir))
 	server := check.Value(fuse.Mount(dir, nil))(t)

@@ -89,9 +89,7 @@ func TestManySharedDirectories(t *testing.T) {
 
 // TestSharedVolumeThatHangs: another volume of the pod that a sandbox shares is on a server that has gone, and delays nobody.
 func TestSharedVolumeThatHangs(t *testing.T) {
-	if os.Geteuid() != 0 && os.Getenv("CI") != "true" {
-		t.Skip("only root mounts")
-	}
+	check.NeedsRoot(t)
 	b, dir := newBench(t, kataemu.Rust), t.TempDir()
 	check.Must(t, fuse.Prepare(dir))
 	server := check.Value(fuse.Mount(dir, nil))(t)

@@ -27,7 +27,7 @@ const maxRequest = 64 << 10
 const (
 	maxStreams = 1024
 	maxCalls   = 4                  // about one volume
-	manyCalls  = maxStreams * 3 / 4 // about all volumes; then one about each volume. The rest is for thaws
+	manyCalls  = maxStreams * 3 / 4 // about all volumes; then one about each volume. No stream is reserved for thaws
 )
 
 // New creates a server of the volumes.
@@ -137,7 +137,7 @@ func (c *calls) answer(ctx context.Context, req any, info *grpc.UnaryServerInfo,
 	}
 	if info.FullMethod != handlerv1.Handler_ThawVolume_FullMethodName {
 		if !c.enter(target) {
-			return nil, status.Errorf(codes.ResourceExhausted, "volume %s: calls about it have not ended: its filesystem or its device hangs", target)
+			return nil, status.Errorf(codes.DeadlineExceeded, "volume %s: calls about it have not ended: its filesystem or its device hangs", target)
 		}
 		defer c.leave(target)
 	}

@@ -75,7 +75,7 @@ func TestCallsThatHangAreBounded(t *testing.T) {
 		<-begun
 	}
 	done := func(context.Context, any) (any, error) { return nil, nil }
-	check.Code(t, ask(handlerv1.Handler_ResizeVolume_FullMethodName, "/hangs", done), codes.ResourceExhausted) // one call more
+	check.Code(t, ask(handlerv1.Handler_ResizeVolume_FullMethodName, "/hangs", done), codes.DeadlineExceeded) // one call more
 	check.NoError(t, ask(handlerv1.Handler_ResizeVolume_FullMethodName, "/other", done), "another volume")
 	check.Must(t, ask(handlerv1.Handler_ThawVolume_FullMethodName, "/hangs", done)) // a thaw
 	close(hang)

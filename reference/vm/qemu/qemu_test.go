@@ -14,20 +14,10 @@ import (
 	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
-// needs skips a test that lacks something, but not in CI.
-func needs(t *testing.T, has bool, what string) {
-	t.Helper()
-	if has {
-		return
-	}
-	check.Require(t, os.Getenv("CI") != "true", "%v", "it takes "+what)
-	t.Skip("it takes " + what)
-}
-
 // The guest that proves KVM runs: here by emulation, which is everywhere.
 func TestTheSmallestGuestEnds(t *testing.T) {
 	program, err := exec.LookPath("qemu-system-x86_64")
-	needs(t, err == nil && os.Getuid() == 0, "QEMU and root")
+	check.Needs(t, err == nil && os.Getuid() == 0, "QEMU and root")
 	check.Must(t, probe(program, 1_900_000_000, false))
 	t.Log("by KVM:", ProbeKVM(program, 1_900_000_000))
 }
@@ -46,7 +36,7 @@ func TestBothEndsAreReported(t *testing.T) {
 
 // TestAQEMUThatEndsAtOnce is told of at once, with how it ended.
 func TestAQEMUThatEndsAtOnce(t *testing.T) {
-	needs(t, os.Getuid() == 0, "root")
+	check.NeedsRoot(t)
 	file := filepath.Join(t.TempDir(), "file")
 	if err := os.WriteFile(file, nil, 0o644); err != nil { //nolint:gosec // QEMU's user reads it
 		t.Fatal(err)
