@@ -32,6 +32,9 @@ func TestParseProbe(t *testing.T) {
 		"nothing, and a finding":   {in: result{Code: 2, Stdout: "TYPE=ext4\n"}},
 		"well, and nothing":        {in: result{Code: 0}},
 		"well, and the name only":  {in: result{Code: 0, Stdout: "DEVNAME=/dev/x\n"}},
+		"a blank partition":        {in: result{Stdout: "DEVNAME=/dev/x1\nPART_ENTRY_SCHEME=gpt\nPART_ENTRY_NUMBER=1\n"}, ok: true, blank: true},
+		"a partition's filesystem": {in: result{Stdout: "TYPE=ext4\nPART_ENTRY_SCHEME=gpt\n"}, ok: true, says: "ext4"},
+		"no partition, and one":    {in: result{Code: 2, Stdout: "PART_ENTRY_SCHEME=gpt\n"}},
 		"a filesystem":             {in: result{Stdout: "DEVNAME=/dev/x\nUUID=a=b\nTYPE=ext4\n\n"}, ok: true, says: "ext4"},
 		"a partition table":        {in: result{Stdout: "PTUUID=1\nPTTYPE=gpt\n"}, ok: true, says: "a partition table (gpt)"},
 		"both":                     {in: result{Stdout: "TYPE=ext4\nPTTYPE=dos"}, ok: true, says: "ext4, a partition table (dos)"},
@@ -44,15 +47,11 @@ func TestParseProbe(t *testing.T) {
 		"a strange key":            {in: result{Stdout: "TY PE=ext4\n"}},
 	} {
 		got, ok := parseProbe(&c.in)
-		if ok != c.ok {
-			t.Errorf("%s: taken %v, want %v", name, ok, c.ok)
-			continue
+		check.That(t, ok == c.ok, "%s: taken %v", name, ok)
+		if ok {
+			check.That(t, got.nothing() == c.blank, "%s: nothing found: %v", name, got.nothing())
+			check.Equal(t, strings.Join(got.describe(), ", "), c.says, "%s", name)
 		}
-		if !ok {
-			continue
-		}
-		check.That(t, got.nothing() == c.blank, "%s: nothing found: %v", name, got.nothing())
-		check.Equal(t, strings.Join(got.describe(), ", "), c.says, "%s", name)
 	}
 }
 
@@ -158,8 +157,8 @@ func FuzzParseProbe(f *testing.F) {
 	f.Add("DEVNAME=/dev/x\nTYPE=ext4\n", "", 0)
 	f.Fuzz(func(t *testing.T, stdout, stderr string, code int) {
 		got, ok := parseProbe(&result{Code: code, Stdout: stdout, Stderr: stderr})
-		check.That(t, !ok || !got.nothing() || code == blkidNothing && (strings.Trim(stdout, "\n") == "" || strings.HasPrefix(strings.Trim(stdout, "\n"), "DEVNAME=")) && stderr == "",
-			"blank by %d, %q, %q", code, stdout, stderr)
+		check.That(t, !ok || !got.nothing() || code == blkidNothing && (strings.Trim(stdout, "\n") == "" || strings.HasPrefix(strings.Trim(stdout, "\n"), "DEVNAME=")) && stderr == "" ||
+			code == blkidFound && strings.Contains("\n"+stdout, "\nPART_ENTRY_") && !strings.Contains("\n"+stdout, "\nTYPE=") && stderr == "", "blank by %d, %q, %q", code, stdout, stderr)
 	})
 }
 

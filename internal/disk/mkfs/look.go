@@ -150,12 +150,7 @@ func (d *device) refuseReplay(fsType string) error {
 	return nil
 }
 
-// How blkid ends.
-const (
-	blkidFound      = 0
-	blkidNothing    = 2
-	blkidAmbivalent = 8
-)
+const blkidFound, blkidNothing, blkidAmbivalent = 0, 2, 8 // how blkid ends
 
 // probe is blkid's answer.
 type probe struct {
@@ -206,7 +201,7 @@ func parseProbe(r *result) (probe, bool) {
 	if r.Signal != 0 || r.Stderr != "" && r.Code != blkidAmbivalent {
 		return probe{}, false
 	}
-	tags := make(map[string]string)
+	tags, isPart := make(map[string]string), false
 	for line := range strings.SplitSeq(r.Stdout, "\n") {
 		if line == "" {
 			continue
@@ -215,16 +210,18 @@ func parseProbe(r *result) (probe, bool) {
 		if !ok || !nameForm().MatchString(key) {
 			return probe{}, false
 		}
-		// DEVNAME repeats the argument.
-		if key != "DEVNAME" {
+		// DEVNAME repeats the argument. What the disk's table says of a partition is not on it.
+		if strings.HasPrefix(key, "PART_ENTRY_") {
+			isPart = true
+		} else if key != "DEVNAME" {
 			tags[key] = value
 		}
 	}
 	switch r.Code {
 	case blkidFound:
-		return probe{tags: tags}, len(tags) > 0
+		return probe{tags: tags}, isPart || len(tags) > 0
 	case blkidNothing:
-		return probe{}, len(tags) == 0
+		return probe{}, !isPart && len(tags) == 0
 	case blkidAmbivalent:
 		return probe{tags: tags, ambivalent: true}, true
 	default:
