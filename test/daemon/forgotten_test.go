@@ -200,8 +200,8 @@ func TestOrphansAreEnded(t *testing.T) {
 	// Too early: one that ends by itself is left alone.
 	check.Code(t, check.Err(d.Runtime().RuntimeUnstageVolume(t.Context(), unstageRequest(req))), codes.Aborted)
 	wantLeaving(t, d, req, "process ", "crustctl end")
-	check.Code(t, check.Err(d.Runtime().RuntimeStageVolume(t.Context(), d.StageRequest("pod-2", disk))), codes.FailedPrecondition)
-	check.That(t, strings.Contains(err.Error(), "is still open in process "), "the next pod is not told who has the device: %v", err)
+	refused := check.Err(d.Runtime().RuntimeStageVolume(t.Context(), d.StageRequest("pod-2", disk)))
+	check.Says(t, "the error of the next pod", fmt.Sprint(refused), "FailedPrecondition", "is still open in process ")
 	check.Eventually(t, "released", func() bool {
 		_, err = d.Runtime().RuntimeUnstageVolume(t.Context(), unstageRequest(req))
 		return err == nil
