@@ -53,7 +53,7 @@ func lockDir(ctx context.Context, log *zap.Logger, dir, taken string, patience t
 		return nil, fmt.Errorf("the lock of %s cannot be opened: %w", dir, err)
 	}
 	holder := func() string {
-		return cmp.Or(sys.LockHolder(file.Name()), "a process that cannot be seen from here (in another container?)")
+		return cmp.Or(sys.LockHolder(file.Name()), "a process that cannot be found from here (in another container, or on btrfs?)")
 	}
 	err = sys.Lock(ctx, int(file.Fd()), 0)
 	if errors.Is(err, unix.EWOULDBLOCK) && patience > 0 {

@@ -46,8 +46,8 @@ func LockHolder(file string) string {
 func processText(pid string) string {
 	name, _ := ReadLine("/proc/" + pid + "/comm")
 	text := fmt.Sprintf("process %s (%.40q)", pid, name)
-	if group, err := ReadLine("/proc/" + pid + "/cgroup"); err == nil {
-		text += fmt.Sprintf(" of the control group %.72q", path.Base(group))
+	if groups, err := os.ReadFile("/proc/" + pid + "/cgroup"); err == nil { // a pod's has more bytes than ReadLine reads
+		text += fmt.Sprintf(" of the control group %.72q", path.Base(strings.TrimSpace(string(groups))))
 	}
 	stat, _ := ReadLine("/proc/" + pid + "/stat")
 	switch _, state, _ := strings.Cut(stat, ") "); {

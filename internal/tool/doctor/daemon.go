@@ -158,7 +158,7 @@ func checkCluster(ctx context.Context, n Node, d Daemon) []Finding {
 		return strings.Contains(text, "pods cannot be looked up") && strings.Contains(text, "cannot be reached")
 	}
 	if len(found) == 0 && d.up() && slices.ContainsFunc(d.Node.GetFindings(), unreachable) {
-		found = append(found, show.Either(n.Service.InPod, warning(n.Service.Logs(), "the API server answers here and not to the daemon in the same pod"), warning("copy /usr/share/crust-proxy/cluster.conf into /etc/systemd/system/crust-proxy.service.d/, then "+
+		found = append(found, show.Either(n.Service.InPod, failure(n.Service.Logs(), "the API server answers here and not to the daemon in the same pod"), failure("copy /usr/share/crust-proxy/cluster.conf into /etc/systemd/system/crust-proxy.service.d/, then "+
 			"systemctl daemon-reload and restart crust-proxy",
 			"the API server answers here and not to the daemon: systemd's IP filter may keep the daemon off the network")))
 	}

@@ -615,7 +615,7 @@ func TestCluster(t *testing.T) {
 		{"the daemon is kept off", "cluster", func(tr tree, _ *Node, d *Daemon) {
 			apiServer(t, tr, "nothing")
 			d.Node.Findings = []string{"pods cannot be looked up: the API server x cannot be reached: i/o timeout"}
-		}, Warn, "systemd's IP filter", "cluster.conf"},
+		}, Error, "systemd's IP filter", "cluster.conf"},
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {

@@ -89,6 +89,7 @@ func (c kataConfig) blockDisabled(s setting, where string) Finding {
 var kataConfigDirs = []string{
 	"/etc/kata-containers",
 	"/usr/share/defaults/kata-containers",
+	"/usr/share/kata-containers/defaults", // of Fedora's and RHEL's packages
 	"/opt/kata/share/defaults/kata-containers",
 }
 

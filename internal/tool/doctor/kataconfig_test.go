@@ -37,6 +37,7 @@ func TestBlockDevicesDisabled(t *testing.T) {
 		"shadowed by /etc":    {map[string]string{usrKata + "/configuration.toml": blocked}, Warn, "else " + etcKata + "/configuration.toml is read", ""},
 		"a comment only":      {map[string]string{etcKata + "/configuration.toml": "[hypervisor.qemu]\n#disable_block_device_use = true\n"}, OK, "let block", ""},
 		"in a string":         {map[string]string{etcKata + "/configuration.toml": "[hypervisor.qemu]\nx = '''\ndisable_block_device_use = true\n'''\n"}, OK, "let block", ""},
+		"of an RPM":           {map[string]string{"/usr/share/kata-containers/defaults/configuration.toml": "[hypervisor.qemu]\nrootless = true\n"}, Warn, "rootless", ""},
 		"rootless":            {map[string]string{etcKata + "/configuration.toml": "[hypervisor.qemu]\nrootless = true\n"}, Warn, ":2: [hypervisor.qemu] rootless", "rootless = false"},
 		"broken":              {map[string]string{etcKata + "/configuration.toml": "[hypervisor.qemu\n"}, Error, "cannot be read", "refuses"},
 		"not a configuration": {map[string]string{etcKata + "/other.toml": blocked}, OK, "let block", ""},
