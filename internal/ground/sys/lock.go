@@ -46,7 +46,7 @@ func LockHolder(file string) string {
 func processText(pid string) string {
 	name, _ := ReadLine("/proc/" + pid + "/comm")
 	text := fmt.Sprintf("process %s (%.40q)", pid, name)
-	if groups, err := os.ReadFile("/proc/" + pid + "/cgroup"); err == nil { // a pod's has more bytes than ReadLine reads
+	if groups, err := os.ReadFile("/proc/" + pid + "/cgroup"); err == nil { //nolint:gosec // a pod's has more bytes than ReadLine reads
 		text += fmt.Sprintf(" of the control group %.72q", path.Base(strings.TrimSpace(string(groups))))
 	}
 	stat, _ := ReadLine("/proc/" + pid + "/stat")
