@@ -52,8 +52,8 @@ func openPool(config Config) (*pool, error) {
 }
 
 // sectorSize returns the sector size of new loop devices: the smallest with which a new image allows direct I/O. Volumes
-// keep theirs, because a filesystem may not be mounted with another one. A clone on xfs, which shares data, would need
-// larger sectors: it does without direct I/O.
+// keep what is on record, because a filesystem may not be mounted with another one. A clone on xfs, which shares data,
+// would need larger sectors: it does without direct I/O.
 func sectorSize(dir string) (uint32, error) {
 	empty, err := openProbe(dir)
 	if err != nil {

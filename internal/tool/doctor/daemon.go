@@ -42,11 +42,14 @@ const settleTime = 10 * time.Second
 
 var settling = []string{"sandboxes cannot be followed", "pods cannot be looked up", "driver "}
 
-func checkDaemonFindings(_ context.Context, n Node, d Daemon) (found []Finding) {
+func (d Daemon) settles() bool {
 	started := d.Node.GetStartedAt()
+	return started != nil && time.Since(started.AsTime()) < settleTime
+}
+
+func checkDaemonFindings(_ context.Context, n Node, d Daemon) (found []Finding) {
 	for _, text := range d.Node.GetFindings() {
-		settles := slices.ContainsFunc(settling, func(begin string) bool { return strings.HasPrefix(text, begin) })
-		if settles && started != nil && time.Since(started.AsTime()) < settleTime {
+		if d.settles() && slices.ContainsFunc(settling, func(begin string) bool { return strings.HasPrefix(text, begin) }) {
 			found = append(found, waiting("%s", text))
 			continue
 		}
@@ -157,7 +160,7 @@ func checkCluster(ctx context.Context, n Node, d Daemon) []Finding {
 	unreachable := func(text string) bool {
 		return strings.Contains(text, "pods cannot be looked up") && strings.Contains(text, "cannot be reached")
 	}
-	if len(found) == 0 && d.up() && slices.ContainsFunc(d.Node.GetFindings(), unreachable) {
+	if len(found) == 0 && d.up() && !d.settles() && slices.ContainsFunc(d.Node.GetFindings(), unreachable) {
 		found = append(found, show.Either(n.Service.InPod, failure(n.Service.Logs(), "the API server answers here and not to the daemon in the same pod"), failure("copy /usr/share/crust-proxy/cluster.conf into /etc/systemd/system/crust-proxy.service.d/, then "+
 			"systemctl daemon-reload and restart crust-proxy",
 			"the API server answers here and not to the daemon: systemd's IP filter may keep the daemon off the network")))
