@@ -121,7 +121,7 @@ func callWhenWeEnd(t *testing.T, patience time.Duration, others bool) {
 	check.Must(t, other.Start())
 	check.Must(t, w.registrar(other).Start())
 	w.served("driver.sock")
-	check.Eventually(t, "the other driver is registered", func() bool { return w.kubelet.Endpoint(other.Name) != "" })
+	check.Eventually(t, "the other driver is registered", func() bool { one, _ := w.shown(other.Name); return one.Kubelet == registered })
 	answers, answered, ended := make(chan struct{}), make(chan error, 1), make(chan struct{})
 	d.Hang.Store(&answers)
 	conn := check.Value(connect(w.csi()))(t)
@@ -130,7 +130,7 @@ func callWhenWeEnd(t *testing.T, patience time.Duration, others bool) {
 		_, err := csi.NewNodeClient(conn).NodeGetInfo(t.Context(), &csi.NodeGetInfoRequest{})
 		answered <- err
 	}()
-	check.Eventually(t, "the call is under way", w.registry.busy)
+	check.Eventually(t, "the call is under way", d.Hangs.Load)
 	go func() { w.stop(); close(ended) }()
 	time.Sleep(quiet)
 	_, err := askNode(filepath.Join(w.sockets(), other.Name+".sock"))
