@@ -18,6 +18,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/opencontainers/runtime-spec/specs-go"
 
+	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/oci"
 	"github.com/crust-proxy/crust-proxy/reference/handler"
@@ -333,7 +334,7 @@ func TestAgentThatHangs(t *testing.T) {
 	}
 	if path := os.Getenv(variable); path != "" { // it is the agent, which accepts nothing
 		listener := check.Value(net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"}))(t)
-		child := exec.Command("sleep", "15")
+		child := exec.Command("sleep", "60")
 		child.ExtraFiles = []*os.File{check.Value(listener.File())(t)}
 		check.Must(t, child.Start())
 		time.Sleep(time.Minute)
@@ -344,7 +345,7 @@ func TestAgentThatHangs(t *testing.T) {
 	check.Must(t, agent.Start())
 	ended := make(chan error, 1)
 	go func() { ended <- agent.Wait() }()
-	check.Eventually(t, "it listens", func() bool { _, err := os.Stat(cfg.AgentSocket()); return err == nil })
+	check.Eventually(t, "it listens", func() bool { served, _ := sys.IsServed(cfg.AgentSocket()); return served })
 	if os.Getuid() == 0 {
 		other := exec.Command("unshare", "-pf", "sh", "-c", `"$0" "$@"; exit $?`, os.Args[0], "-test.run=^TestAgentThatHangs$") //nolint:gosec // this program
 		other.Env, other.SysProcAttr = append(os.Environ(), elsewhere+"="+cfg.StateDir), &syscall.SysProcAttr{Setsid: true}

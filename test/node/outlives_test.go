@@ -116,10 +116,13 @@ func (l life) another(signal unix.Signal) {
 	l.t.Helper()
 	pid := property(l.t, "MainPID")
 	check.Must(l.t, unix.Kill(check.Value(strconv.Atoi(pid))(l.t), signal))
-	check.Eventually(l.t, "another daemon runs", func() bool {
-		now := property(l.t, "MainPID")
-		return now != pid && now != "0" && property(l.t, "ActiveState") == "active"
-	})
+	check.Must(l.t, check.Until(8*time.Minute, 100*time.Millisecond, func() error { // the unit allows two for one that hangs
+		now, state := property(l.t, "MainPID"), property(l.t, "ActiveState")
+		if now == pid || now == "0" || state != "active" {
+			return fmt.Errorf("no other daemon runs: it has the pid %s, and is %s", now, state)
+		}
+		return nil
+	}))
 }
 
 // hung: systemd's watchdog ends a daemon that does not answer, which then logs where it was.

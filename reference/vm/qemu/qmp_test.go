@@ -51,7 +51,7 @@ func answers(t *testing.T, conn net.Conn, texts ...string) {
 
 // soon is for an answer that comes, shortly for one that does not.
 func soon(t *testing.T) context.Context    { return within(t, time.Minute) }
-func shortly(t *testing.T) context.Context { return within(t, 200*time.Millisecond) }
+func shortly(t *testing.T) context.Context { return within(t, 2*time.Second) }
 
 func within(t *testing.T, limit time.Duration) context.Context {
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
