@@ -85,10 +85,10 @@ func (f *filesystem) frozen(within time.Duration) bool {
 
 // soonFor is how long something may take that happens soon, on a busy machine. It is less
 // than the minute for which tests freeze what nothing but a thaw is to end.
-const soonFor = 20 * time.Second
+const soonFor = 40 * time.Second
 
 // brief is how long tests freeze what is to be thawed by time. It leaves a busy machine the time to look at it before.
-const brief = 3 * time.Second
+const brief = 10 * time.Second
 
 // wantThawed waits until writes go on.
 func (r *freezeRig) wantThawed() {
@@ -168,11 +168,10 @@ func TestFreezeEndsByItself(t *testing.T) {
 	for _, kind := range filesystems {
 		r := newFreezeRig(t, kind)
 		began := time.Now()
-		// Long enough to write what is dirty, also on a busy machine.
-		check.Must(t, r.Freeze("key", r.root, 3*time.Second))
+		check.Must(t, r.Freeze("key", r.root, brief))
 		r.wantThawed()
 		took := time.Since(began)
-		check.That(t, took >= 2900*time.Millisecond, "%s: thawed after %v", kind, took)
+		check.That(t, took >= brief-100*time.Millisecond, "%s: thawed after %v", kind, took)
 		r.wantNothingLeft()
 		r.wantNotFrozen("key", -1)
 	}
@@ -239,11 +238,7 @@ func TestKilledWhileFreezing(t *testing.T) {
 				// What is dirty is written before writes stop, and not while they wait.
 				got := written(t, r.device) - before
 				check.That(t, got >= 4<<20/512, "%d sectors are written", got)
-				if !frozen {
-					r.wantThawed()
-				} else if !r.frozen(100 * time.Millisecond) {
-					t.Error("not frozen")
-				}
+				map[bool]func(){false: r.wantThawed, true: r.wantFrozen}[frozen]()
 				// Another one need not wait for the end of that.
 				check.Must(t, r.Freeze("key", r.root, time.Minute))
 				r.wantFrozen()
@@ -363,7 +358,7 @@ func TestExpiredFreezeIsThawed(t *testing.T) {
 // TestNewFreezeIsNotExpired: a filesystem that is frozen anew while ThawExpired waits for its record stays frozen.
 func TestNewFreezeIsNotExpired(t *testing.T) {
 	r := parallelFreezeRig(t, "ext4")
-	r.forgotten(time.Second)
+	r.forgotten(brief)
 	record := r.onRecord()
 	freezer := openFD(t, filepath.Dir(record), unix.O_DIRECTORY)
 	check.Must(t, unix.Flock(freezer, unix.LOCK_EX))
@@ -506,7 +501,7 @@ func TestRecordIsLost(t *testing.T) {
 	t.Parallel()
 	for _, lose := range []string{"", "/*", "/*/*"} {
 		r := newFreezeRig(t, "ext4")
-		check.Must(t, r.Freeze("key", r.root, time.Second))
+		check.Must(t, r.Freeze("key", r.root, brief))
 		paths := check.Value(filepath.Glob(r.Dir + lose))(t)
 		for _, path := range paths {
 			check.Must(t, os.RemoveAll(path))
@@ -519,7 +514,7 @@ func TestRecordIsLost(t *testing.T) {
 func TestFreezerThatHangs(t *testing.T) {
 	r := parallelFreezeRig(t, "ext4")
 	check.Must(t, r.Freeze("key", r.root, brief))
-	hangs := openFD(t, check.Value(filepath.Glob(r.Dir + "/*"))(t)[0], unix.O_DIRECTORY)
+	hangs := openFD(t, filepath.Dir(r.onRecord()), unix.O_DIRECTORY)
 	check.Must(t, unix.Flock(hangs, unix.LOCK_EX))
 	r.wantThawed()
 	check.Must(t, unix.Flock(hangs, unix.LOCK_UN))
@@ -538,7 +533,7 @@ func TestSandboxDiesFrozen(t *testing.T) {
 			if end == "without watchdogs" {
 				r.forgotten(time.Minute)
 			} else {
-				check.Must(t, r.Freeze("key", r.root, brief))
+				check.Must(t, r.Freeze("key", r.root, map[string]time.Duration{"by time": brief, "by a thaw": time.Minute}[end]))
 			}
 			r.unmount()
 			check.Require(t, rig.Exclusive(r.device) != nil, "%s: the frozen filesystem is gone", kind)
@@ -569,11 +564,16 @@ func TestWatchdogsAreIndependent(t *testing.T) {
 	for _, dog := range r.watchdogs() {
 		sid, err := unix.Getsid(dog)
 		check.That(t, err == nil && sid == dog, "session %d of %d: %v", sid, dog, err)
-		open := slices.DeleteFunc(rig.FDs(t, dog), func(fd string) bool { // those of Go's own
-			return strings.Contains(fd, "anon_inode") || strings.HasPrefix(fd, "/sys/fs/cgroup/")
-		})
 		want := []string{"/dev/null", "/dev/null", "/dev/null", r.Dir, r.dir}
-		check.That(t, slices.Equal(open, want), "open files: %q", open)
+		check.Succeeds(t, "it closes what is not its own", func() error { // which it does when it has said that it is there
+			open := slices.DeleteFunc(rig.FDs(t, dog), func(fd string) bool { // those of Go's own
+				return strings.Contains(fd, "anon_inode") || strings.HasPrefix(fd, "/sys/fs/cgroup/")
+			})
+			if !slices.Equal(open, want) {
+				return fmt.Errorf("open files: %q", open)
+			}
+			return nil
+		})
 		environ, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", dog))
 		check.That(t, err == nil && len(environ) == 0, "environment: %q, %v", environ, err)
 	}
