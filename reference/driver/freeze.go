@@ -149,7 +149,7 @@ func flushDevices(volumes []inUse) error {
 }
 
 // lateEnd is how long after its limit a freeze may end.
-const lateEnd = 500 * time.Millisecond
+const lateEnd = 3 * time.Second
 
 // syncTime is longer than a freeze may take, as nothing else waits then.
 const syncTime = 30 * time.Second

@@ -128,7 +128,7 @@ func (v *volume) wantWrites() {
 	select {
 	case err := <-written:
 		check.Must(v.t, err)
-	case <-time.After(20 * time.Second):
+	case <-time.After(time.Minute):
 		v.t.Fatal("writes are held still")
 	}
 }

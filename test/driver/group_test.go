@@ -128,14 +128,14 @@ func TestGroupErrors(t *testing.T) {
 // TestGroupIsOfOneMoment: of two volumes that cannot be frozen there is no group, and of two
 // that were frozen for a part of the time neither. With one of them there is.
 func TestGroupIsOfOneMoment(t *testing.T) {
-	r := newDriverOn(t, "xfs", false, "--freeze-limit", "5s")
+	r := newDriverOn(t, "xfs", false, "--freeze-limit", "10s")
 	fs, more, device, other := r.volume("fs", rig.MountAccess("ext4")), r.volume("more", rig.MountAccess("ext4")), r.volume("device", rig.BlockAccess()), r.volume("other", rig.BlockAccess())
 	all := []*volume{fs, more, device, other}
 	for _, v := range all {
 		v.up()
 	}
 	check.Code(t, check.Err(r.group("g", fs, device, other)), codes.FailedPrecondition)
-	r.restart("CRUST_FAILPOINTS=driver-taken=sleep:7s")
+	r.restart("CRUST_FAILPOINTS=driver-taken=sleep:13s")
 	check.Code(t, check.Err(r.group("g", fs, more)), codes.Aborted)
 	r.restart()
 	r.wantVolumes(len(all))
@@ -152,7 +152,7 @@ func TestGroupIsOfOneMoment(t *testing.T) {
 // all of it or nothing, and the same call then succeeds.
 func TestKilledInGroup(t *testing.T) {
 	for i, pool := range []string{"xfs", "ext4"} {
-		r := newDriverOn(t, pool, false)
+		r := newDriverOn(t, pool, false, "--freeze-limit", "10s") // which is waited out after a kill
 		a, b := r.volume("a", rig.MountAccess("ext4")), r.volume("b", rig.MountAccess("ext4"))
 		a.up()
 		b.up()

@@ -93,7 +93,7 @@ func TestDeferredAfterABlock(t *testing.T) {
 // TestReadersOfAFrozenXFS: a frozen xfs always has something in its log, which is not replayed
 // where a volume is read-only. It is whole without that, until somebody has written to it.
 func TestReadersOfAFrozenXFS(t *testing.T) {
-	r := newDriverOn(t, "xfs", true)
+	r := newDriverOn(t, "xfs", true, aMinute...)
 	v := r.volume("v", rig.MountAccess("xfs"))
 	v.up()
 	v.put("kept")

@@ -97,7 +97,7 @@ func (r *testDriver) start(env ...string) {
 // wait waits for the end of a driver that is on its way there, and gives its exit code.
 func (r *testDriver) wait() int {
 	r.t.Helper()
-	return check.Value(r.process.WaitEnd(20 * time.Second))(r.t)
+	return check.Value(r.process.WaitEnd(time.Minute))(r.t)
 }
 
 // killed has the driver be killed at a failpoint in a call, and starts it again.
