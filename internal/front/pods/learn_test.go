@@ -46,10 +46,8 @@ func TestAClaimThatIsBoundLate(t *testing.T) {
 	refusedInTheEnd(t, c, func() error {
 		return unknownOf(t, check.Value(c.ByUID(t.Context(), "uid-a"))(t), "late")
 	}, volume.Busy, "default/late", "not bound")
-	refusedInTheEnd(t, c, func() error {
-		_, err := c.Using(t.Context(), driver, "vol-late")
-		return err
-	}, volume.Busy, "vol-late", "default/late", "not bound")
+	using := func() error { return check.Err(c.Using(t.Context(), driver, "vol-late")) }
+	refusedInTheEnd(t, c, using, volume.Busy, "vol-late", "default/late", "not bound")
 	f.putBound("late")
 	eventually(t, c, "the claim is bound", func() bool {
 		pods, err := c.Using(t.Context(), driver, "vol-late")
@@ -63,7 +61,7 @@ func TestAClaimThatIsBoundLate(t *testing.T) {
 func TestLookupsDoNotWaitForPrefetching(t *testing.T) {
 	f := newFakeAPI(t, "data")
 	f.put(aPod("a", "data"), aPod("b", "data"))
-	c := New(Config{Identity: apiserver.Identity{Kubeconfig: f.kubeconfig()}, NodeName: thisNode, Log: zaptest.NewLogger(t)})
+	c := New(Config{Identity: apiserver.Identity{Kubeconfig: f.kubeconfig()}, NodeName: thisNode, Patience: patient, Log: zaptest.NewLogger(t)})
 	check.That(t, c.prefetch.spread > 0, "all nodes begin at once")
 	c.prefetch.spread = 1000 * time.Hour
 	done := make(chan error, 1)
@@ -143,8 +141,10 @@ func TestAGetThatHangsHoldsUpNobody(t *testing.T) {
 	defer release()
 	f.put(aPod("a", "data"), aPod("plain"))
 	c := startSynced(t, f, hasty)
-	check.Kind(t, check.Err(c.Using(t.Context(), driver, "vol-data")), volume.Timeout, "default/data", "did not answer in time")
-	check.Kind(t, unknownOf(t, check.Value(c.ByUID(t.Context(), "uid-a"))(t), "data"), volume.Timeout)
+	using := func() error { return check.Err(c.Using(t.Context(), driver, "vol-data")) }
+	refusedInTheEnd(t, c, using, volume.Timeout, "default/data", "did not answer in time")
+	byUID := func() error { return unknownOf(t, check.Value(c.ByUID(t.Context(), "uid-a"))(t), "data") }
+	refusedInTheEnd(t, c, byUID, volume.Timeout)
 	check.Value(c.ByUID(t.Context(), "uid-plain"))(t)
 }
 
@@ -169,7 +169,7 @@ func TestACredentialProgramThatHangs(t *testing.T) {
 	}
 	check.Must(t, os.WriteFile(kubeconfig, good, 0o600))
 	synced(t, c)
-	check.That(t, len(usersOf(t, c, "vol-data")) == 1, "the claim is not known")
+	eventually(t, c, "the claim is known", func() bool { of, err := c.Using(t.Context(), driver, "vol-data"); return err == nil && len(of) == 1 })
 }
 
 func TestVolumesThatAreNotThePods(t *testing.T) {

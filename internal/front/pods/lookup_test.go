@@ -112,11 +112,9 @@ func TestWhatDoesNotComeIsRefused(t *testing.T) {
 	c := startSynced(t, f, hasty)
 	check.Kind(t, check.Err(c.ByUID(t.Context(), "uid-nobody")), volume.Busy, "uid-nobody", thisNode)
 	check.Kind(t, check.Err(c.ByUID(t.Context(), "")), volume.Busy)
-	check.Kind(t, check.Err(c.Using(t.Context(), driver, "vol-nobody")), volume.Busy, "vol-nobody", driver)
-	refusedInTheEnd(t, c, func() error {
-		_, err := c.Using(t.Context(), driver, "vol-data")
-		return err
-	}, volume.Busy, "vol-data", "not known on node "+thisNode)
+	for id, says := range map[string]string{"vol-nobody": driver, "vol-data": "not known on node " + thisNode} {
+		refusedInTheEnd(t, c, func() error { return check.Err(c.Using(t.Context(), driver, id)) }, volume.Busy, id, says)
+	}
 	check.Kind(t, check.Err(c.Using(t.Context(), "", "")), volume.Busy)
 	gone, cancel := context.WithCancel(t.Context())
 	cancel()
