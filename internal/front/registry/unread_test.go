@@ -79,6 +79,7 @@ func TestEndpointThatHangs(t *testing.T) {
 func TestDirectoryThatCannotBeReadHidesNoOther(t *testing.T) {
 	dir := check.ShortDir(t)
 	r := New(Config{Registry: dir + "/ours", KubeletRegistry: dir + "/kubelet", Sockets: dir, Log: zap.NewNop(), Front: &world{}})
+	r.looks.Time = time.Minute
 	ctx, cancel := context.WithCancel(t.Context())
 	defer func() { cancel(); r.parts.Wait() }()
 	check.Must(t, os.MkdirAll(r.cfg.KubeletRegistry, 0o750))

@@ -38,7 +38,8 @@ type world struct {
 	stop     func() // the registry
 	told     bool   // see tells
 
-	times   times // of the next registry, as are whose and renewed
+	grace   time.Duration
+	times   times // of the next registry, as are grace, whose and renewed
 	whose   func(context.Context, string) string
 	renewed func(driver string)
 
@@ -55,7 +56,7 @@ type alarm struct {
 func newWorld(t *testing.T) *world {
 	t.Helper()
 	dir := check.ShortDir(t)
-	w := &world{t: t, dir: dir, deferred: make(map[string]bool), times: times{
+	w := &world{t: t, dir: dir, deferred: make(map[string]bool), grace: time.Minute, times: times{
 		// These are for a busy machine: a test that does not want them to end must not meet their end.
 		call: 10 * time.Second, nodeInfo: time.Minute, untold: time.Minute, silence: 3 * time.Minute,
 		nodeCheck: time.Hour, nodeCheckSoon: time.Hour, lastRenewal: time.Hour, lastCalls: 10 * time.Second,
@@ -87,7 +88,7 @@ func (w *world) offered() string    { return filepath.Join(w.kubeletDir(), name+
 
 func (w *world) config() Config {
 	return Config{
-		Registry: w.ours(), KubeletRegistry: w.kubeletDir(), Sockets: w.sockets(), Grace: 5 * turn, Patience: time.Second,
+		Registry: w.ours(), KubeletRegistry: w.kubeletDir(), Sockets: w.sockets(), Grace: w.grace, Patience: time.Second,
 		Log: zap.NewNop(), Front: w, Metrics: w,
 	}
 }
@@ -131,6 +132,7 @@ func (w *world) startRegistry() { w.startRegistryWith(w.config()) }
 
 func (w *world) startRegistryWith(cfg Config) {
 	w.registry = newRegistry(cfg, w.times)
+	w.registry.looks.Time, w.registry.endpoints.looks.Time = time.Minute, time.Minute
 	if w.whose != nil {
 		w.registry.whose = w.whose
 	}
