@@ -74,7 +74,7 @@ func TestDriverThatIsMissingInTheCSINodeIsRenewed(t *testing.T) {
 	w.served("driver.sock")
 	check.Eventually(t, "it is shown as missing no more", func() bool { return !w.missing() })
 	w.steady()
-	check.That(t, w.renewals.Load() == 1 && w.shownMissing.Load(),
+	check.That(t, w.renewals.Load() >= 1 && w.shownMissing.Load(),
 		"it was renewed %d times; it was shown as missing: %t", w.renewals.Load(), w.shownMissing.Load())
 }
 
