@@ -136,19 +136,18 @@ func TestUnknownToTheDriver(t *testing.T) {
 func TestDeadline(t *testing.T) {
 	t.Parallel()
 	left := make(chan time.Duration, 1)
-	r := newRig(t, parts{driver: raw(func(_ any, s grpc.ServerStream) error {
+	r := newRig(t, parts{driver: raw(func(srv any, s grpc.ServerStream) error {
 		deadline, _ := s.Context().Deadline()
 		left <- time.Until(deadline)
-		<-s.Context().Done()
-		return status.FromContextError(s.Context().Err()).Err()
+		return echo(srv, s)
 	})})
 	for way, method := range threeWays() {
-		ctx, cancel := context.WithTimeout(patience(t), time.Second)
+		ctx, cancel := context.WithTimeout(patience(t), 50*time.Second) // and none has to be used up
 		got := outcomeOf(ctx, r.proxied, method)
 		cancel()
-		check.Equal(t, codes.Code(got.Status.GetCode()), codes.DeadlineExceeded, "%s", way)
+		check.Require(t, got.Status.GetCode() == 0, "%s: %v", way, got.Status)
 		rest := <-left
-		check.That(t, rest > 0 && rest <= time.Second, "%s: the driver was given %s", way, rest)
+		check.That(t, rest > 0 && rest <= 50*time.Second, "%s: the driver was given %s", way, rest)
 	}
 }
 
