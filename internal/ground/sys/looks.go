@@ -59,8 +59,8 @@ func Look[K comparable, V any](l *Looks[K], key K, see func() (V, error)) (seen 
 	out := make(chan result, 1)
 	go func() {
 		seen, err := see()
+		mine.End() // before the answer: the call has ended once out has it
 		out <- result{seen, err}
-		mine.End()
 	}()
 	select {
 	case got := <-out:

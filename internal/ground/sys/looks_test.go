@@ -34,7 +34,7 @@ func TestLooksThatHang(t *testing.T) {
 		synctest.Wait()
 		for key := range 2 * maxHung {
 			seen, err := Look(&looks, key, hang)
-			check.Require(t, seen == 1 && err == nil, "%d: %d, %v", key, seen, err)
+			check.Require(t, seen == 1 && err == nil && len(looks.last) == 0, "%d: %d, %v; %d run still", key, seen, err, len(looks.last))
 		}
 	})
 }
