@@ -118,13 +118,12 @@ func TestOutputForPrograms(t *testing.T) {
 		"list -o name": idB + "\n" + idC + "\n" + idA + "\n", "get web-0 -o name": idA + "\n", "list -o name --pod nobody": "",
 		"handlers -o name": "crust\nkata\n", "drivers -o name": "ebs.csi.aws.com\ntopolvm.io\n",
 		"get web-0 -o jsonpath={.device}": "/dev/nvme1n1\n", "get web-0 -o jsonpath=.device": "/dev/nvme1n1\n", "get web-0 -o jsonpath=device": "/dev/nvme1n1\n",
-		`list -o jsonpath={range.volumes[*]}{.id}{"\t"}{.podName}{"\n"}{end}`:        idB + "\t\n" + idC + "\tc\\x1b[2J\n" + idA + "\tweb-0\n",
-		`list -o jsonpath={.volumes[?(@.readOnly==true)].device}`:                    "/dev/vg/b\n",
-		"get web-0 -o jsonpath={.nothing}":                                           "",
-		"list -o go-template={{range.volumes}}{{.podName}},{{end}}":                  ",c\\x1b[2J,web-0,\n",
-		"handlers -o go-template={{range.handlers}}{{.volumes}};{{end}}":             "0;2;\n",
-		"version -o jsonpath={.daemon}":                                              sys.Version() + "\n",
-		"watch --timeout 200ms --handler crust -o jsonpath={.type}:{.volume.device}": "TYPE_CHANGED:/dev/vg/b\nTYPE_SYNCED:\n",
+		`list -o jsonpath={range.volumes[*]}{.id}{"\t"}{.podName}{"\n"}{end}`: idB + "\t\n" + idC + "\tc\\x1b[2J\n" + idA + "\tweb-0\n",
+		`list -o jsonpath={.volumes[?(@.readOnly==true)].device}`:             "/dev/vg/b\n",
+		"get web-0 -o jsonpath={.nothing}":                                    "",
+		"list -o go-template={{range.volumes}}{{.podName}},{{end}}":           ",c\\x1b[2J,web-0,\n",
+		"handlers -o go-template={{range.handlers}}{{.volumes}};{{end}}":      "0;2;\n",
+		"version -o jsonpath={.daemon}":                                       sys.Version() + "\n",
 	} {
 		r := b.run(strings.Fields(args)...)
 		check.That(t, r.code == command.ExitOK && r.out == want, "%s: got %q, want %q; %s", args, r.out, want, r.err)
@@ -388,19 +387,19 @@ func TestWatchEndsWellWhenInterrupted(t *testing.T) {
 	for range 5 {
 		ctx, cancel := context.WithCancel(t.Context())
 		time.AfterFunc(30*time.Millisecond, cancel)
-		r := b.runContext(ctx, "watch")
-		check.That(t, r.code == command.ExitOK, "code %d: %s", r.code, r.err)
+		r, timed := b.runContext(ctx, "watch"), b.run("watch", "--timeout", "30ms")
+		check.That(t, r.code == command.ExitOK && timed.code == command.ExitOK, "%+v; by --timeout %+v", r, timed)
 		cancel()
 	}
 }
 
 func TestUntrustedTextNeverReachesTheTerminal(t *testing.T) {
 	b := newBench(t)
-	b.admin.findings = []string{"finding \x1b[2J\u202e"}
+	b.admin.findings, b.admin.endWatch = []string{"finding \x1b[2J\u202e"}, true
 	b.serve()
 	commands := []string{"list", "list -o wide", "list -o json", "list -o yaml", "get cc11bb", "get cc11bb -o json", "get cc11bb -o yaml",
 		"stats cc11bb", "stats cc11bb -o yaml", "explain x", "explain x -o yaml", "handlers", "drivers", "drivers -o wide", "drivers -o json", "drivers -o yaml", "doctor", "doctor -o json", "doctor -o yaml",
-		"watch --timeout 200ms", "watch --timeout 200ms -o json", "watch --timeout 200ms -o yaml", "reconcile"}
+		"watch", "watch -o json", "watch -o yaml", "reconcile"}
 	for _, args := range commands {
 		r := b.run(strings.Fields(args)...)
 		harmful := strings.IndexFunc(r.out+r.err, func(c rune) bool { return c != '\n' && show.Unsafe(c) })
@@ -498,9 +497,9 @@ func TestRefusedVolumesAreShown(t *testing.T) {
 	check.That(t, strings.Contains(got, `"refusedBy": "handler"`) && strings.Contains(got, `"podName": "db-0"`), "JSON: %s", got)
 	check.Says(t, "doctor", b.run("doctor", "--quiet").out, "refused by the handler: volume /var/lib/kubelet/pods/d/mount of pod team/db-0")
 	b = newBench(t)
-	b.admin.volumes[0] = refusedVolume()
+	b.admin.volumes[0], b.admin.endWatch = refusedVolume(), true
 	b.serve()
-	got = b.run("watch", "--timeout", "300ms").out
+	got = b.run("watch").out
 	check.That(t, strings.Contains(got, "REFUSED (handler)") && !strings.Contains(got, "\x1b"), "watch: %q", got)
 }
 
@@ -581,9 +580,12 @@ func TestStaleUsage(t *testing.T) {
 
 func TestWatchFormats(t *testing.T) {
 	b := newBench(t).serve()
+	b.admin.endWatch = true // after all that it has to print
+	template := b.run("watch", "--handler", "crust", "-o", "jsonpath={.type}:{.volume.device}").out
+	check.Equal(t, template, "TYPE_CHANGED:/dev/vg/b\nTYPE_SYNCED:\n", "a template")
 	for format, file := range map[string]string{"table": "watch.txt", "json": "watch.json", "yaml": ""} {
-		r := b.run("list", "-w", "--timeout", "300ms", "--handler", "kata", "-o", format)
-		check.Require(t, r.code == command.ExitOK && r.out == b.run("watch", "--timeout", "300ms", "--handler", "kata", "-o", format).out, "%+v", r)
+		r := b.run("list", "-w", "--handler", "kata", "-o", format)
+		check.Require(t, r.code == command.ExitFailure && r.out == b.run("watch", "--handler", "kata", "-o", format).out, "%+v", r)
 		if file != "" {
 			golden(t, file, r.out)
 		} else if n := strings.Count(r.out, "---\n"); n != 4 {
