@@ -92,7 +92,7 @@ func TestViewRefuses(t *testing.T) {
 		check.Equal(t, get(path).Code, want, "%s", path)
 	}
 	// Readers that are slow take the places of others of their kind, and of nothing else.
-	s.begin, s.end = make(chan struct{}), make(chan struct{})
+	s.begin, s.end = make(chan struct{}, mostViews), make(chan struct{})
 	var running sync.WaitGroup
 	bodies := make([]string, mostViews)
 	for i := range bodies {
@@ -104,7 +104,7 @@ func TestViewRefuses(t *testing.T) {
 			bodies[i] = answer.Body.String()
 		})
 	}
-	<-s.begin // of one; the others wait for its answer
+	<-s.begin // of one; the others wait for its answer, unless that is too old by then
 	check.Eventually(t, "no slot is free", func() bool { return get("/v1/other").Code == http.StatusTooManyRequests })
 	close(s.end)
 	running.Wait()
