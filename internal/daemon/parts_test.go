@@ -104,6 +104,7 @@ func TestWhatIsToldOfTheEnd(t *testing.T) {
 	o.Published(v)
 	series := fmt.Sprint(check.Value(d.metrics.Registry.Gather())(t))
 	check.Says(t, "the metrics, which begin at the first event,", series, "crust_proxy_volumes_left_with_errors_total", "crust_proxy_orphans_total")
+	check.Eventually(t, "it is read", func() bool { return d.disks.reader.Super(v, time.Hour) != nil })
 	o.Leaving(v)
 	o.OrphanEnded(v, deferral.Orphan{PID: 7, Program: "qemu", Sandbox: "sb"}, "Admin API, uid 0", nil)
 	o.OrphanEnded(v, deferral.Orphan{PID: 7, Program: "qemu", Sandbox: "sb"}, "crust-proxy", unix.EPERM)
