@@ -45,7 +45,7 @@ func TestShimFaults(t *testing.T) {
 			t.Run(name, func(t *testing.T) {
 				ctx, cancel := t.Context(), func() {}
 				if c.fault == kataemu.Hang {
-					ctx, cancel = context.WithTimeout(ctx, 200*time.Millisecond)
+					ctx, cancel = context.WithTimeout(ctx, time.Second)
 				}
 				defer cancel()
 				shim.SetFault(c.fault)
@@ -73,11 +73,11 @@ func TestFullBacklogIsHung(t *testing.T) {
 	b, v := publishedBench(t, kataemu.Go)
 	check.Must(t, kataemu.WriteID(b.cfg.DirectVolumes, v.Target, "sb1"))
 	fillBacklog(t, b.h.cfg.socketOf("sb1", goShim))
-	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
 	handlers.WantError(t, check.Err(b.h.Stats(ctx, v)), volume.Timeout, v, "sb1")
 	wantForgotten(t, b, v, "sb1")
-	ctx, cancel = context.WithTimeout(t.Context(), 100*time.Millisecond)
+	ctx, cancel = context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
 	handlers.WantError(t, check.Err(b.h.Stats(dueContext{ctx}, v)), volume.Timeout, v, "sb1")
 }
@@ -163,8 +163,8 @@ func TestDyingAgent(t *testing.T) {
 func TestNotFoundInSandbox(t *testing.T) {
 	b, v := publishedBench(t, kataemu.Go)
 	shim := b.startShim(t, v, "sb1")
+	check.Eventually(t, "bound", boundTo(b, v, "sb1")) // by the watch, whose event is not to come later
 	b.stats(t, v)
-	check.Eventually(t, "bound", boundTo(b, v, "sb1"))
 	shim.Unmount()
 	handlers.WantError(t, check.Err(b.h.Stats(t.Context(), v)), volume.NoSandbox, v, "sb1", "not found in sandbox", "/data", "disable_block_device_use")
 	check.That(t, boundTo(b, v, "")(), "bound to a sandbox that does not have the volume")

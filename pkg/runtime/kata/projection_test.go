@@ -168,7 +168,7 @@ func TestOthersCanReadTheWholeTree(t *testing.T) {
 	var read atomic.Int64
 	for range 4 {
 		running.Go(func() {
-			for ctx.Err() == nil {
+			for ctx.Err() == nil || read.Load() <= 100 && !t.Failed() {
 				volumes, err := kataemu.Scan(b.cfg.DirectVolumes)
 				if err != nil {
 					t.Error(err)
@@ -183,7 +183,7 @@ func TestOthersCanReadTheWholeTree(t *testing.T) {
 		changed := *v
 		changed.MountFlags = []string{strings.Repeat("x", 3000)}
 		running.Go(func() {
-			for ctx.Err() == nil {
+			for ctx.Err() == nil || read.Load() <= 100 && !t.Failed() {
 				for _, one := range []*volume.Volume{v, &changed, v} {
 					check.NoError(t, check.Err(b.h.Publish(context.WithoutCancel(ctx), one)), "publish")
 				}
