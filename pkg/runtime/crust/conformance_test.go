@@ -69,6 +69,7 @@ func (b *bench) start(t testing.TB) {
 	t.Helper()
 	h := check.Value(New(b.cfg, b.sandboxes, zap.NewNop()))(t)
 	h.expiry.programs = nil // scripts of tests are asked by the tests alone
+	h.asker.programs.patience = time.Minute
 	b.h, b.stop = h, handlers.Run(t, h)
 }
 

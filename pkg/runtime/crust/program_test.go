@@ -114,7 +114,7 @@ func TestHungProgramIsKilledWithItsChildren(t *testing.T) {
 	pids := filepath.Join(check.ShortDir(t), "pids")
 	b, v := askedBy(t, `sleep 1000 & echo $! > `+pids+`; echo $$ >> `+pids+`; trap "" TERM INT HUP; wait; sleep 1000`)
 	var found []string
-	for allowed := 300 * time.Millisecond; len(found) < 2; allowed *= 2 { // until it has come to hang
+	for allowed := time.Second; len(found) < 2; allowed *= 2 { // until it has come to hang
 		ctx, cancel := context.WithTimeout(t.Context(), allowed)
 		begin := time.Now()
 		_, err := b.h.Stats(ctx, v)
@@ -146,14 +146,15 @@ func alive(pid int) bool {
 // again until it has ended; other questions are.
 func TestProgramThatDoesNotEnd(t *testing.T) {
 	goes := filepath.Join(check.ShortDir(t), "goes")
-	b, v := askedBy(t, `[ $2 = stats ] && until [ -e `+goes+` ]; do sleep 0.01; done; echo '{"usage":[{"total":10,"unit":"BYTES"}]}'`)
+	b, v := askedBy(t, `[ $2 = stats ] && until [ -e `+goes+` ]; do >`+goes+`.began; sleep 0.01; done; echo '{"usage":[{"total":10,"unit":"BYTES"}]}'`)
 	programs := b.h.asker.programs
 	programs.kill, programs.patience = func(int) error { return nil }, time.Millisecond
-	for allowed := 100 * time.Millisecond; hanging(programs) == 0; allowed *= 2 { // until it has come to hang
+	for allowed := time.Second; hanging(programs) == 0; allowed *= 2 { // until it has come to hang
 		ctx, cancel := context.WithTimeout(t.Context(), allowed)
 		_, err := b.h.Stats(ctx, v)
 		cancel()
 		handlers.WantError(t, err, volume.Timeout, v, "sb1", "in time")
+		check.Eventually(t, "it hangs, or was never started", func() bool { return hanging(programs) == 0 || check.Err(os.Stat(goes+".began")) == nil })
 	}
 	handlers.WantError(t, check.Err(b.h.Stats(t.Context(), v)), volume.Timeout, v, "sb1", "an earlier one hangs")
 	check.Must(t, b.h.Thaw(t.Context(), v))
