@@ -332,7 +332,7 @@ func (s *served) watch(t *testing.T, req *adminv1.WatchVolumesRequest) (
 	grpc.ServerStreamingClient[adminv1.WatchVolumesResponse], func() *adminv1.WatchVolumesResponse,
 ) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	t.Cleanup(cancel)
 	stream := check.Value(s.admin().WatchVolumes(ctx, req))(t)
 	return stream, func() *adminv1.WatchVolumesResponse {
@@ -388,9 +388,7 @@ func TestWatchersAreBounded(t *testing.T) {
 	err := synced(t.Context())
 	check.That(t, status.Code(err) == codes.ResourceExhausted, "watch %d: %v", maxWatchers+1, err)
 	end()
-	for deadline := time.Now().Add(20 * time.Second); synced(t.Context()) != nil; time.Sleep(time.Millisecond) {
-		check.Require(t, !time.Now().After(deadline), "a watch that has ended counts still")
-	}
+	check.Succeeds(t, "a watch that has ended does not count", func() error { return synced(t.Context()) })
 }
 
 func TestSlowWatcherCostsOneEntryAVolume(t *testing.T) {

@@ -175,7 +175,7 @@ func TestNodes(t *testing.T) {
 	f.mux.HandleFunc(f.pod("node-i", "Running")+"/v1/node", func(w http.ResponseWriter, _ *http.Request) {
 		f.refuse(w, http.StatusForbidden, "Forbidden", `"message": "cannot get resource pods/proxy"`)
 	})
-	got := f.run("nodes", "--request-timeout=2s")
+	got := f.run("nodes", "--request-timeout=5s")
 	lines := strings.Split(got, "\n")
 	for i, want := range []string{
 		"NODE VERSION VOLUMES BOUND DEGRADED REFUSED HELD DRIVERS FINDINGS CONFIG",
@@ -196,7 +196,7 @@ func TestNodes(t *testing.T) {
 	f.wants(f.run("nodes", "--node=node-a,node-z"), "v1.2.3", "no answer: no crust-proxy is known there", "exit 3\n")
 	got = f.run("check", "--node=node-i")
 	check.That(t, strings.Contains(got, "do: have yourself given the right to get pods/proxy, or nodes/proxy") && !strings.Contains(got, "describe and logs"), "it is called down:\n%s", got)
-	f.wants(f.run("nodes", "-o", "json", "--request-timeout=2s"), `"configDigest": "abab`, `"error": "pod crust-node-c does not run: Pending"`, `"check": "drivers"`)
+	f.wants(f.run("nodes", "-o", "json", "--request-timeout=5s"), `"configDigest": "abab`, `"error": "pod crust-node-c does not run: Pending"`, `"check": "drivers"`)
 	f.metadata(0)["namespace"] = "evil"
 	f.wants(f.run("nodes", "--node=node-a,node-b"), "warning: ", "in the namespaces evil, system: ")
 }
@@ -381,7 +381,7 @@ func TestTrialCleansUp(t *testing.T) {
 			}
 		})
 		var out bytes.Buffer
-		code := run(ctx, []string{"test", "--storage-class=fast", "--step-timeout=3s", "--kubeconfig=" + f.kubeconfig}, &printer.Printer{Out: &out}, &out)
+		code := run(ctx, []string{"test", "--storage-class=fast", "--step-timeout=6s", "--kubeconfig=" + f.kubeconfig}, &printer.Printer{Out: &out}, &out)
 		f.wants(out.String(), "ok   class", "ok   created", "fail written", "ok   cleaned up")
 		check.That(t, code == command.ExitFindings && len(left()) == 0,
 			"interrupted %v: exit code %d, left %v:\n%s", interrupted, code, left(), out.String())
@@ -476,7 +476,7 @@ func TestTrialCleansUpAlone(t *testing.T) {
 				}
 			})
 		})
-		cmd.Env = append(os.Environ(), "KUBECTL_CRUST_ARGS=test --storage-class=fast --step-timeout=2s --kubeconfig="+f.kubeconfig)
+		cmd.Env = append(os.Environ(), "KUBECTL_CRUST_ARGS=test --storage-class=fast --step-timeout=6s --kubeconfig="+f.kubeconfig)
 		cmd.Stdout = writer
 		check.Must(t, cmd.Start())
 		close(started)

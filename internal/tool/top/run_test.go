@@ -67,7 +67,7 @@ func (p *play) text() string {
 // sees waits until a text was drawn since the last call of press.
 func (p *play) sees(text string) {
 	p.t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(2 * time.Minute); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
 		if strings.Contains(p.text(), text) {
 			return
 		}
@@ -88,7 +88,7 @@ func (p *play) ends() {
 	select {
 	case err := <-p.ended:
 		check.Must(p.t, err)
-	case <-time.After(20 * time.Second):
+	case <-time.After(2 * time.Minute):
 		p.t.Fatal("it does not end")
 	}
 }
