@@ -214,10 +214,8 @@ func TestVolumesThatAreNotThePods(t *testing.T) {
 			refusedInTheEnd(t, c, func() error {
 				return unknownOf(t, check.Value(c.ByUID(t.Context(), "uid-a"))(t), "data")
 			}, volume.Busy, one.want...)
-			refusedInTheEnd(t, c, func() error {
-				_, err := c.Using(t.Context(), driver, "vol-data")
-				return err
-			}, volume.Busy, one.want...)
+			using := func() error { return check.Err(c.Using(t.Context(), driver, "vol-data")) }
+			refusedInTheEnd(t, c, using, volume.Busy, one.want...)
 		})
 	}
 }

@@ -133,10 +133,8 @@ func TestRuntimeClassIsNeverGuessed(t *testing.T) {
 	f.put(ofClass(aPod("a", "data"), "kata"), aPod("plain"))
 	c := startSynced(t, f, hasty)
 	check.Kind(t, check.Err(c.ByUID(t.Context(), "uid-a")), volume.Busy, "default/a", "runtime class kata", "does not exist")
-	refusedInTheEnd(t, c, func() error {
-		_, err := c.Using(t.Context(), driver, "vol-data")
-		return err
-	}, volume.Busy, "runtime class kata")
+	using := func() error { return check.Err(c.Using(t.Context(), driver, "vol-data")) }
+	refusedInTheEnd(t, c, using, volume.Busy, "runtime class kata")
 	p := check.Value(c.ByUID(t.Context(), "uid-plain"))(t)
 	check.That(t, p.RuntimeHandler == "", "the default runtime is %q", p.RuntimeHandler)
 	f.put(class("kata", "kata-clh"))
