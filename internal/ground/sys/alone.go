@@ -46,7 +46,7 @@ func closeAlone(fd int, closeFD func() error) {
 
 // startTime bounds the wait for programs that are being started. One has the lock until it is read, for ever if its
 // storage hangs, and keeps its copies anyhow. With RLock, which lets nobody pass, no other could be started either.
-const startTime = 2 * time.Second
+var startTime = 2 * time.Second
 
 // startHangs is set once startTime has passed, so that later calls wait for little more than a start that does not hang.
 var startHangs atomic.Bool
