@@ -106,7 +106,7 @@ func groupID(group string) (int, error) {
 }
 
 // lockTime bounds the wait for another process that listens in the directory.
-const lockTime = 2 * time.Second
+var lockTime = 2 * time.Second
 
 // socketDir is the directory of a socket. A lock on it keeps other processes that listen there from putting
 // a new socket there between the check that the old one is stale and its removal.
