@@ -337,8 +337,7 @@ func hanging(s *Scanner, f File) (release func()) {
 func TestAHangingLook(t *testing.T) {
 	check.NeedsRoot(t)
 	path, f := image(t)
-	free := f
-	free.Inode++
+	_, free := image(t)
 	holder := start(t, "rw", path)
 	shm := check.Value(os.CreateTemp("/dev/shm", "scan"))(t)
 	t.Cleanup(func() { _ = shm.Close(); _ = os.Remove(shm.Name()) })
@@ -394,6 +393,7 @@ func TestTooManyHang(t *testing.T) {
 	path, f := image(t)
 	start(t, "rw", path)
 	s := New()
+	s.hangTime = time.Minute // no look has a place to hang in, and a slow one must not need it
 	for fd := range int64(maxHung) {
 		s.hung[place{id: 4711, fd: fd}] = 0
 	}
