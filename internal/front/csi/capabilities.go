@@ -13,7 +13,7 @@ import (
 // getCapabilities adds to the driver's capabilities those without which kubelet never asks for stats, growth or health of
 // its volumes. If the driver hangs the last known ones are used: see Within.
 func getCapabilities(ctx context.Context, p *driverProxy, _ []byte, forward forwardFunc) ([]byte, error) {
-	answer, err := staging.Within(ctx, p.driver, healthTimeout, forward)
+	answer, err := staging.Within(ctx, p.driver, p.front.healthTimeout, forward)
 	reply, last := &csi.NodeGetCapabilitiesResponse{}, p.driver.LastCapabilities()
 	offered := []csi.NodeServiceCapability_RPC_Type{
 		csi.NodeServiceCapability_RPC_GET_VOLUME_STATS,

@@ -81,8 +81,7 @@ type Config struct {
 	StateDir string
 	// KubeletRoot is kubelet's directory, and PrivateDir, below its plugins
 	// directory, where drivers are asked to put devices.
-	KubeletRoot string
-	PrivateDir  string
+	KubeletRoot, PrivateDir string
 	// MarksDir has a mark of each volume that a sandbox had read-write, on a disk. MarksMade is the
 	// file that records that it was created; empty is nowhere.
 	MarksDir, MarksMade string
@@ -102,10 +101,11 @@ type Config struct {
 
 // Front decides which volumes are deferred, and defers them.
 type Front struct {
-	cfg   Config
-	rules atomic.Pointer[decision.Rules]
-	store *staging.Store
-	locks sys.KeyLocks[staging.VolumeID]
+	cfg           Config
+	rules         atomic.Pointer[decision.Rules]
+	store         *staging.Store
+	locks         sys.KeyLocks[staging.VolumeID]
+	healthTimeout time.Duration // longer in tests
 }
 
 // New reads the records that an earlier process left.
@@ -114,7 +114,7 @@ func New(cfg Config) (*Front, error) {
 	if err != nil {
 		return nil, err
 	}
-	f := &Front{cfg: cfg, store: store}
+	f := &Front{cfg: cfg, store: store, healthTimeout: healthTimeout}
 	f.SetPolicy(cfg.Policy)
 	return f, nil
 }

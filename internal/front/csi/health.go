@@ -80,7 +80,7 @@ func deferredHealth(ctx context.Context, p *driverProxy, id string, v *volume.Vo
 // deviceHealth returns what the driver itself knows of a deferred volume, such as a thin pool that is full. A driver
 // that fails or hangs costs no more than its own entries.
 func deviceHealth(ctx context.Context, p *driverProxy, ask *csi.NodeGetVolumeHealthRequest) []*healthEntry {
-	entries, err := driverHealth(ctx, p, healthTimeout, ask)
+	entries, err := driverHealth(ctx, p, p.front.healthTimeout, ask)
 	logHealth(p, ask.GetVolumeId(), err)
 	return entries
 }

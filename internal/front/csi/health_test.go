@@ -171,6 +171,7 @@ func hang(ctx context.Context) ([]byte, error) {
 func TestHealthOfADriverThatHangs(t *testing.T) {
 	r := newRig(t, deferAll)
 	r.begin("p1")
+	r.front.healthTimeout = healthTimeout
 	p := &driverProxy{
 		front: r.front, cfg: &r.front.cfg, volumes: r.broker, records: r.front.store.Records, private: r.front.store.Private,
 		driver: &staging.Driver{Name: driverName, Node: healthNode{fails: func(ctx context.Context, _ string) error { _, err := hang(ctx); return err }}}, log: zap.NewNop(),
@@ -225,7 +226,7 @@ func TestHealthOfADriverThatHangs(t *testing.T) {
 
 // TestManyCapabilities: what is kept of a driver's answer is bounded, and kubelet gets a long one as it is.
 func TestManyCapabilities(t *testing.T) {
-	p := &driverProxy{driver: &staging.Driver{Name: driverName}, cfg: &Config{}, log: zap.NewNop()}
+	p := &driverProxy{front: &Front{healthTimeout: healthTimeout}, driver: &staging.Driver{Name: driverName}, cfg: &Config{}, log: zap.NewNop()}
 	long := check.Value(proto.Marshal(reports(make([]csi.NodeServiceCapability_RPC_Type, 64<<10)...)))(t)
 	got, err := getCapabilities(t.Context(), p, nil, func(context.Context) ([]byte, error) { return long, nil })
 	check.That(t, err == nil && bytes.Equal(got, long) && p.driver.LastCapabilities() == nil, "%d bytes became %d: %v", len(long), len(got), err)
@@ -252,7 +253,7 @@ func TestAnswerAtTheDeadline(t *testing.T) {
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			core, logged := observer.New(zap.DebugLevel)
-			p := &driverProxy{driver: &staging.Driver{Name: driverName}, cfg: &Config{}, log: zap.New(core)}
+			p := &driverProxy{front: &Front{healthTimeout: healthTimeout}, driver: &staging.Driver{Name: driverName}, cfg: &Config{}, log: zap.New(core)}
 			p.driver.ObserveCapabilities(reports(csi.NodeServiceCapability_RPC_GET_VOLUME_HEALTH))
 			_, err := getCapabilities(t.Context(), p, nil, func(context.Context) ([]byte, error) {
 				time.Sleep(c.after)
@@ -273,7 +274,8 @@ func TestHealthThatFailsIsLoggedOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		core, logged := observer.New(zap.DebugLevel)
 		fails := map[string]error{"bad": status.Error(codes.InvalidArgument, "no such path")}
-		p := &driverProxy{log: zap.New(core), driver: &staging.Driver{Node: healthNode{fails: func(_ context.Context, id string) error { return fails[id] }}}}
+		node := healthNode{fails: func(_ context.Context, id string) error { return fails[id] }}
+		p := &driverProxy{front: &Front{healthTimeout: healthTimeout}, log: zap.New(core), driver: &staging.Driver{Node: node}}
 		logs := func(warnings, all int) {
 			t.Helper()
 			for i := range 120 {
