@@ -46,8 +46,8 @@ func held(t testing.TB, dir string) (script string) {
 }
 
 // waitBegun waits until mkfs was started, and returns its process.
-func waitBegun(dir string) (pid int) {
-	_ = check.Until(20*time.Second, time.Millisecond, func() error {
+func waitBegun(dir string) (pid int, err error) {
+	err = check.Until(2*time.Minute, time.Millisecond, func() error {
 		info, err := os.Stat(dir + "/begun")
 		if err == nil && info.ModTime().Unix() == 0 {
 			err = errors.New("not begun")
@@ -57,12 +57,12 @@ func waitBegun(dir string) (pid int) {
 		}
 		return err
 	})
-	return pid
+	return pid, err
 }
 
 // killAfter kills a program that does not wait for taken, a while after it has begun.
 func killAfter(dir string, while time.Duration) {
-	if pid := waitBegun(dir); pid > 0 {
+	if pid, err := waitBegun(dir); err == nil {
 		time.Sleep(while)
 		_ = unix.Kill(pid, unix.SIGKILL)
 	}
@@ -136,7 +136,7 @@ func TestDaemonIsKilledInTheMiddleOfMkfs(t *testing.T) {
 			r := newFormatter(t, tools(t, fs, held(t, dir)))
 			device, _ := r.blank()
 			daemon := r.daemon(device, fs)
-			mkfs := waitBegun(dir)
+			mkfs := check.Value(waitBegun(dir))(t)
 			check.Must(t, unix.Kill(mkfs, unix.SIGSTOP))
 			check.Must(t, os.WriteFile(dir+"/taken", nil, 0o600))
 			_ = daemon.Process.Kill()
@@ -225,7 +225,7 @@ func TestMkfsIsKilled(t *testing.T) {
 
 func TestMkfsOutlivesItsCallerAndItsBound(t *testing.T) {
 	dir := t.TempDir()
-	r := newFormatter(t, tools(t, "ext4", held(t, dir)), func(c *mkfs.Config) { c.Timeout = 3 * time.Second })
+	r := newFormatter(t, tools(t, "ext4", held(t, dir)), func(c *mkfs.Config) { c.Timeout = 10 * time.Second })
 	r.others = true
 	device, _ := r.blank()
 	_, err := r.prepare(device, "ext4", volume.FormatHost, false)
@@ -240,7 +240,7 @@ func TestMkfsOutlivesItsCallerAndItsBound(t *testing.T) {
 	defer func() { _ = unix.Close(fd) }()
 	ctx, cancel := context.WithCancel(t.Context())
 	go func() {
-		waitBegun(dir)
+		_, _ = waitBegun(dir)
 		cancel()
 		_ = os.WriteFile(dir+"/taken", nil, 0o600)
 	}()
@@ -258,7 +258,7 @@ func TestWhatIsStillWrittenToIsKnown(t *testing.T) {
 	device, _ := r.blank()
 	check.NoError(t, r.f.CheckWriting(r.id), "before the first look")
 	daemon := r.daemon(device, "ext4", "ID="+r.id)
-	waitBegun(dir)
+	check.Must(t, check.Err(waitBegun(dir)))
 	locks := filepath.Dir(r.conf.LockFile)
 	check.Must(t, unix.Mount(locks, locks, "", unix.MS_BIND, ""))
 	check.Must(t, unix.Mount("", locks, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, "")) // volumes can go nevertheless
@@ -398,7 +398,7 @@ func TestMkfsThatLies(t *testing.T) {
 
 // takeOnceBegun takes the device when mkfs was started, and lets mkfs go on.
 func takeOnceBegun(device, dir string) (fd int) {
-	waitBegun(dir)
+	_, _ = waitBegun(dir)
 	fd, _ = unix.Open(device, unix.O_RDONLY|unix.O_EXCL|unix.O_CLOEXEC, 0)
 	_ = os.WriteFile(dir+"/taken", nil, 0o600)
 	return fd

@@ -122,7 +122,7 @@ func standIns(t testing.TB, scripts map[string]string) func(*mkfs.Config) {
 // TestACheckThatTakesTooLongIsEnded: e2fsck parses what a tenant wrote.
 func TestACheckThatTakesTooLongIsEnded(t *testing.T) {
 	rig.Need(t, "resize2fs", "debugfs")
-	r := newFormatter(t, standIns(t, map[string]string{"e2fsck": "exec sleep 600"}), func(c *mkfs.Config) { c.Timeout = 6 * time.Second })
+	r := newFormatter(t, standIns(t, map[string]string{"e2fsck": "exec sleep 600"}), func(c *mkfs.Config) { c.Timeout = 16 * time.Second })
 	device := smallOnLarge(t)
 	began := time.Now()
 	check.Must(t, r.growing(device, func(*mkfs.Request) {}))
@@ -137,12 +137,12 @@ func TestACheckThatTakesTooLongIsEnded(t *testing.T) {
 func TestACheckThatCannotBeKilledKeepsNoOtherVolume(t *testing.T) {
 	rig.Need(t, "e2fsck", "resize2fs", "debugfs", "perl")
 	dir := t.TempDir()
-	r := newFormatter(t, standIns(t, map[string]string{"e2fsck": held(t, dir)}), func(c *mkfs.Config) { c.Timeout = 6 * time.Second })
+	r := newFormatter(t, standIns(t, map[string]string{"e2fsck": held(t, dir)}), func(c *mkfs.Config) { c.Timeout = 20 * time.Second })
 	devices := []string{smallOnLarge(t), smallOnLarge(t)}
 	done := make(chan error, 1)
 	go func() { done <- r.growing(devices[0], func(*mkfs.Request) {}) }()
 	const seize = `$| = 1; syscall($ARGV[0] + 0, 0x4206, $ARGV[1] + 0, 0, 0) == 0 or die $!; print "seized"; sleep 600`
-	tracer := exec.Command("perl", "-e", seize, fmt.Sprint(unix.SYS_PTRACE), fmt.Sprint(waitBegun(dir)))
+	tracer := exec.Command("perl", "-e", seize, fmt.Sprint(unix.SYS_PTRACE), fmt.Sprint(check.Value(waitBegun(dir))(t)))
 	said, err := tracer.StdoutPipe()
 	check.Must(t, errors.Join(err, tracer.Start()))
 	end := sync.OnceFunc(func() { _ = errors.Join(tracer.Process.Kill(), tracer.Wait()) })
@@ -174,7 +174,7 @@ func TestOneCheckAtATime(t *testing.T) {
 	devices := []string{smallOnLarge(t), smallOnLarge(t)}
 	done := make(chan error, 1)
 	go func() { done <- one.growing(devices[0], func(*mkfs.Request) {}) }()
-	waitBegun(first)
+	check.Must(t, check.Err(waitBegun(first)))
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
 	fd := openPath(t, devices[1])
@@ -186,7 +186,7 @@ func TestOneCheckAtATime(t *testing.T) {
 	for _, dir := range []string{first, second} {
 		check.Must(t, os.WriteFile(dir+"/taken", nil, 0o600))
 	}
-	waitBegun(resizing)
+	check.Must(t, check.Err(waitBegun(resizing)))
 	check.Must(t, other.growing(devices[1], func(*mkfs.Request) {}))
 	check.Must(t, os.WriteFile(resizing+"/taken", nil, 0o600))
 	check.Must(t, <-done)
