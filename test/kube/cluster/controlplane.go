@@ -24,8 +24,8 @@ import (
 	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
-// callTime ends every call to an API server, and every script in a pod, that hangs.
-const callTime = time.Minute
+// callTime ends every call to an API server, and every script in a pod, that hangs: for longer than another test has sync(2) hang.
+const callTime = 3 * time.Minute
 
 // ControlPlane is etcd and a kube-apiserver with Node and RBAC authorization and
 // NodeRestriction. It needs no root, and no node.
