@@ -58,7 +58,7 @@ func TestTerminationLetsCallsEnd(t *testing.T) {
 		_, err = watch.Recv()
 	}
 	check.Code(t, err, codes.Unavailable)
-	check.Equal(t, d.WaitEnd(10*time.Second), 0, "exit code")
+	check.Equal(t, d.WaitEnd(time.Minute), 0, "exit code")
 	for _, socket := range []string{d.RuntimeSocket, d.AdminSocket} {
 		_, err = os.Lstat(socket)
 		check.That(t, err != nil, "%s is left", socket)
@@ -84,7 +84,7 @@ func TestOpenStreamsDoNotHoldUpTheEnd(t *testing.T) {
 		check.That(t, strings.Contains(reply.String(), "crust."), "%s: reflection lists %v", socket, reply)
 	}
 	d.Signal(syscall.SIGTERM)
-	check.Equal(t, d.WaitEnd(10*time.Second), 0, "exit code")
+	check.Equal(t, d.WaitEnd(time.Minute), 0, "exit code")
 	check.That(t, !strings.Contains(d.Log(), "cut off"), "the streams were waited for:\n%s", d.Log())
 }
 

@@ -35,7 +35,7 @@ func story(t rig.T) {
 }
 
 // registerTime is how long the driver may take to be offered to kubelet, which is after the daemon is ready.
-const registerTime = 30 * time.Second
+const registerTime = 2 * time.Minute
 
 func (p *telling) register(context.Context) {
 	p.begin("A CSI driver that knows nothing of this registers. crust-proxy stands between it and kubelet.")

@@ -79,9 +79,9 @@ func notRemoved(n *node, native bool) {
 	n.podWrites(s, "reload refused")
 
 	n.Signal(syscall.SIGTERM)
-	check.Equal(t, n.WaitEnd(20*time.Second), 0, "it ended with")
+	check.Equal(t, n.WaitEnd(time.Minute), 0, "it ended with")
 	n.Launch()
-	code := n.WaitEnd(20 * time.Second)
+	code := n.WaitEnd(time.Minute)
 	check.That(t, code != 0 && strings.Contains(n.Log(), target) && strings.Contains(n.Log(), "abandonVolumes"), "started without the front: %d", code)
 	n.podWrites(s, "start refused")
 	n.startByAccepted(withFront)

@@ -103,7 +103,7 @@ func KillGroup(group string) error {
 
 // KillAll kills processes until none is left.
 func KillAll(left func() []int) error {
-	stay := check.Left(5*time.Second, 20*time.Millisecond, func() []int {
+	stay := check.Left(30*time.Second, 20*time.Millisecond, func() []int {
 		pids := left()
 		for _, pid := range pids {
 			_ = unix.Kill(pid, unix.SIGKILL)
