@@ -117,8 +117,7 @@ func (s *spans) below(method string) (names []string, attributes map[string]stri
 // TestATraceShowsWhereAPublishIs: the steps of a call are below it, in order.
 func TestATraceShowsWhereAPublishIs(t *testing.T) {
 	t.Parallel()
-	got := &spans{}
-	listener := check.Value((&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0"))(t)
+	got, listener := &spans{}, check.Value((&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0"))(t)
 	server := grpc.NewServer()
 	collector.RegisterTraceServiceServer(server, got)
 	go func() { _ = server.Serve(listener) }()
@@ -130,7 +129,8 @@ func TestATraceShowsWhereAPublishIs(t *testing.T) {
 	check.Must(t, check.Err(n.stats(v, "pod-1")))
 	n.end(sandbox)
 	n.down(v, "pod-1")
-	n.Stop() // it sends what is left
+	check.Eventually(t, "the first spans have come", func() bool { steps, _ := got.below("NodeStageVolume"); return steps != nil })
+	n.Stop() // it sends what is left, and waits for that no longer than three seconds
 	for method, want := range map[string][]string{
 		"NodeStageVolume":     {"NodeStageVolume"},
 		"NodePublishVolume":   {"NodePublishVolume", "claim", "prepare the filesystem", "project"},
