@@ -26,7 +26,7 @@ import (
 // The times of a freeze: long enough for slow machines, and short enough to wait for.
 const (
 	longFreeze  = 60 * time.Second
-	shortFreeze = 3 * time.Second
+	shortFreeze = 6 * time.Second
 	// heldFor is how long a write is observed that must not end.
 	heldFor = time.Second
 	// lateBy bounds how late the automatic thaw may be.
