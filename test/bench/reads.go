@@ -30,7 +30,7 @@ func reads(r *testbed, count int) map[string]time.Duration {
 	r.build("crustctl")
 	disk, client := r.image(0), r.daemon.Runtime()
 	r.shims(1, disk)
-	asked := r.bound(0, disk)
+	asked := r.bound(client, 0, disk)
 	beside := func(work func() error) func() time.Duration {
 		return func() time.Duration {
 			return p99Beside(r, func() error { return stats(r.ctx, client, asked) }, work)

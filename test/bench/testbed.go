@@ -122,9 +122,9 @@ func (r *testbed) volume(n int, device string) *volume {
 }
 
 // bound stages a volume and lets its sandbox take it, by the file that the Go runtime writes.
-func (r *testbed) bound(n int, device string) *volume {
+func (r *testbed) bound(client runtimev1.RuntimeClient, n int, device string) *volume {
 	v := r.volume(n, device)
-	r.must(check.Err(r.daemon.Runtime().RuntimeStageVolume(r.ctx, v.request)))
+	r.must(check.Err(client.RuntimeStageVolume(r.ctx, v.request)))
 	r.must(kata.WriteID(r.daemon.Kata, v.request.GetVolumeTargetPath(), sandboxID(n)))
 	return v
 }
@@ -140,16 +140,16 @@ func (r *testbed) oneVolume() *volume {
 	r.daemon.Start()
 	disk := r.disk(0)
 	r.shims(1, disk)
-	return r.bound(0, disk)
+	return r.bound(r.daemon.Runtime(), 0, disk)
 }
 
 // boundMany starts the daemon, and binds volumes over image files.
 func (r *testbed) boundMany(count int) []*volume {
 	r.daemon.Start()
 	r.shims(count, r.daemon.Images)
-	volumes := make([]*volume, count)
+	volumes, client := make([]*volume, count), r.daemon.Runtime()
 	for n := range volumes {
-		volumes[n] = r.bound(n, r.image(n))
+		volumes[n] = r.bound(client, n, r.image(n))
 	}
 	return volumes
 }
