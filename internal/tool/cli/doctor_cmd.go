@@ -110,11 +110,11 @@ func askForDoctor(ctx context.Context, d *daemon) (known doctor.Daemon) {
 }
 
 func printReport(out *printer.Printer, r doctor.Report, quiet bool) error {
-	starting := r.Count(doctor.Wait)
+	starting, skipped := r.Count(doctor.Wait), r.Count(doctor.Skip)
 	counts := fmt.Sprintf("\n%d ok, %d warnings, %d errors", r.Count(doctor.OK), r.Count(doctor.Warn), r.Count(doctor.Error)) +
-		show.When(starting > 0, fmt.Sprintf(", %d starting", starting))
+		show.When(starting > 0, fmt.Sprintf(", %d starting", starting)) + show.When(skipped > 0, fmt.Sprintf(", %d skipped", skipped))
 	if quiet {
-		r.Findings = slices.DeleteFunc(r.Findings, func(f doctor.Finding) bool { return f.Severity == doctor.OK })
+		r.Findings = slices.DeleteFunc(r.Findings, func(f doctor.Finding) bool { return f.Severity == doctor.OK || f.Severity == doctor.Skip })
 	}
 	err := out.Result(r, func() error {
 		colours := map[doctor.Severity]string{doctor.Error: show.Red, doctor.Warn: show.Yellow, doctor.Wait: show.Yellow, doctor.OK: show.Green}

@@ -23,7 +23,7 @@ func checkRuntime(ctx context.Context, n Node, _ Daemon) (found []Finding) {
 		case err == nil:
 			found = append(found, okay("the container runtime accepts connections on %s", socket))
 		case errors.Is(err, fs.ErrPermission):
-			found = append(found, okay("the container runtime's socket %s was not tried (run as root)", socket))
+			found = append(found, skipped("the container runtime's socket %s was not tried (run as root)", socket))
 		default:
 			found = append(found, warning("systemctl status containerd; where the socket is another one, set containerd.socket in crust-proxy's configuration; "+
 				"for CRI-O set that to \"\" and cri.socket to /run/crio/crio.sock",

@@ -150,9 +150,9 @@ func checkCluster(ctx context.Context, n Node, d Daemon) []Finding {
 		case one.Err == nil:
 			continue
 		case errors.Is(one.Err, rest.ErrNotInCluster):
-			return []Finding{okay("not tried from here: the daemon asks by the service account of its pod")}
+			return []Finding{skipped("not tried from here: the daemon asks by the service account of its pod")}
 		case errors.Is(one.Err, fs.ErrPermission):
-			return []Finding{okay("not tried: %s may not be read by this user (run as root)", cluster.Kubeconfig)}
+			return []Finding{skipped("not tried: %s may not be read by this user (run as root)", cluster.Kubeconfig)}
 		}
 		found = append(found, failure("kubectl get nodes shows the names; the rights that it takes are in docs/front.md. "+
 			"The daemon goes on and serves the pods that it knows", "this is not the case: %s: %v", one.What, one.Err))

@@ -89,8 +89,7 @@ func Run(ctx context.Context, node Node, daemon Daemon) Report {
 }
 
 func run(ctx context.Context, node Node, daemon Daemon, wanted func(scope) bool) Report {
-	report := Report{Findings: []Finding{}}
-	found := make([][]Finding, len(checks))
+	report, found := Report{Findings: []Finding{}}, make([][]Finding, len(checks))
 	partial := map[string]bool{"daemon-findings": daemon.Node != nil, "proof": daemon.Node != nil, "handlers": daemon.Handlers != nil, "drivers": daemon.Drivers != nil}
 	var running sync.WaitGroup
 	for i, c := range checks {
@@ -113,7 +112,8 @@ type Severity string
 
 // The severities.
 const (
-	OK Severity = "ok"
+	OK   Severity = "ok"
+	Skip Severity = "skip" // it could not be looked at
 	// Wait is for what has just started: it becomes one of the others soon.
 	Wait  Severity = "wait"
 	Warn  Severity = "warn"
@@ -140,8 +140,7 @@ type Report struct {
 }
 
 // Count counts the findings of a severity.
-func (r Report) Count(s Severity) int {
-	n := 0
+func (r Report) Count(s Severity) (n int) {
 	for _, f := range r.Findings {
 		if f.Severity == s {
 			n++
@@ -153,7 +152,9 @@ func (r Report) Count(s Severity) int {
 func okay(format string, args ...any) Finding {
 	return Finding{Severity: OK, Seen: fmt.Sprintf(format, args...)}
 }
-
+func skipped(format string, args ...any) Finding {
+	return Finding{Severity: Skip, Seen: fmt.Sprintf(format, args...)}
+}
 func waiting(format string, args ...any) Finding {
 	return Finding{Severity: Wait, Seen: "starting: " + fmt.Sprintf(format, args...)}
 }
@@ -174,8 +175,7 @@ func orOK(found []Finding, format string, args ...any) []Finding {
 	return []Finding{okay(format, args...)}
 }
 
-// quoted quotes a name for a shell. An attacker may have chosen it, so that root runs it when
-// pasting a command from our advice.
+// quoted quotes a name for a shell. An attacker may have chosen it, so that root runs it when pasting our advice.
 func quoted(name string) string {
 	const safe = "/._-=+:,@%abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
 	if name != "" && name[0] != '-' && strings.Trim(name, safe) == "" {

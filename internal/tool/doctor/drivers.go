@@ -94,7 +94,7 @@ func checkCSIDrivers(ctx context.Context, n Node, d Daemon) []Finding {
 	who := n.identity()
 	var list struct{ Items []csiDriver }
 	if err := apiserver.Get(ctx, who, cluster.NodeName, "/apis/storage.k8s.io/v1/csidrivers", &list); err != nil {
-		return []Finding{okay("not looked at: %v", err)}
+		return []Finding{skipped("not looked at: %v", err)}
 	}
 	objects := make(map[string]csiDriver, len(list.Items))
 	for _, object := range list.Items {
@@ -140,7 +140,7 @@ const azureDisk, azureKata = "disk.csi.azure.com", "azure.csi.disk/kata-mount"
 func (n Node) azureClasses(ctx context.Context, who apiserver.Identity) (found []Finding) {
 	var list nodev1.RuntimeClassList
 	if err := apiserver.Get(ctx, who, n.Config.Cluster.NodeName, "/apis/node.k8s.io/v1/runtimeclasses", &list); err != nil {
-		return []Finding{okay("RuntimeClasses are not looked at: %v", err)}
+		return []Finding{skipped("RuntimeClasses are not looked at: %v", err)}
 	}
 	for _, class := range list.Items {
 		if class.Annotations[azureKata] == "direct-volume" && n.defers(azureDisk, class.Handler) {

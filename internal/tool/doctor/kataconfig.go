@@ -31,7 +31,7 @@ func checkKataConfig(_ context.Context, n Node, d Daemon) (found []Finding) {
 		return orOK(found, "%d Kata configuration files%s let block devices through", len(files),
 			show.When(err == nil && versionForm.MatchString(version), " of Kata "+version))
 	case n.Service.InPod:
-		return []Finding{okay("not looked at: Kata's configuration on the node cannot be seen from this pod")}
+		return []Finding{skipped("not looked at: Kata's configuration on the node cannot be seen from this pod")}
 	case d.has("kata"):
 		return []Finding{warning("install Kata, or set handlers.kata.enabled to false in crust-proxy's configuration",
 			"handler kata is configured, and no Kata configuration file is on this node")}

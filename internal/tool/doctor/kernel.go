@@ -31,7 +31,7 @@ func feature(version, since, name, without string, tried error) Finding {
 	case tried == nil:
 		return okay("kernel %s: %s was tried and works", version, name)
 	case errors.Is(tried, fs.ErrPermission):
-		return okay("kernel %s: %s was not tried (run as root); it comes with %s", version, name, since)
+		return skipped("kernel %s: %s was not tried (run as root); it comes with %s", version, name, since)
 	}
 	return failure("run kernel "+since+" or later", "kernel %s: %s was tried and fails, so %s: %v", version, name, without, tried)
 }

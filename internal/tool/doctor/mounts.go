@@ -42,7 +42,7 @@ func checkNamespaces(ctx context.Context, n Node, _ Daemon) []Finding {
 	running := mountViews(ctx, n, "crust-proxy", "kubelet", "containerd", "crio")
 	ours := running["crust-proxy"]
 	if len(ours) == 0 {
-		return []Finding{okay("not compared: no crust-proxy process can be looked at")}
+		return []Finding{skipped("not compared: no crust-proxy process can be looked at")}
 	}
 	sharing := "mount " + quoted(n.Config.KubeletRoot) + " with mountPropagation: Bidirectional"
 	do := show.Either(n.Service.InPod, "let the DaemonSet ",
@@ -122,7 +122,7 @@ func checkGuards(ctx context.Context, n Node, d Daemon) []Finding {
 	guards := guardsIn(table)
 	found := guardFindings(guards, d)
 	if !d.up() {
-		return append(found, okay("%d guards are mounted; they cannot be compared with the records while the daemon is down", len(guards)))
+		return append(found, skipped("%d guards are mounted; they cannot be compared with the records while the daemon is down", len(guards)))
 	}
 	if len(found) > 0 && d.Again != nil { // pods may have started and ended since the volumes were listed
 		if d.Volumes, err = d.Again(ctx); err == nil {
