@@ -143,9 +143,8 @@ func (r *testbed) oneVolume() *volume {
 	return r.bound(r.daemon.Runtime(), 0, disk)
 }
 
-// boundMany starts the daemon, and binds volumes over image files.
+// boundMany binds volumes over image files.
 func (r *testbed) boundMany(count int) []*volume {
-	r.daemon.Start()
 	r.shims(count, r.daemon.Images)
 	volumes, client := make([]*volume, count), r.daemon.Runtime()
 	for n := range volumes {
