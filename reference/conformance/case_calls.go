@@ -25,8 +25,8 @@ import (
 
 // The times of a freeze: long enough for slow machines, and short enough to wait for.
 const (
-	longFreeze  = 60 * time.Second
-	shortFreeze = 6 * time.Second
+	longFreeze               = 60 * time.Second
+	shortFreeze, leastFreeze = 6 * time.Second, 3 * time.Second // a handler may allow less than the others
 	// heldFor is how long a write is observed that must not end.
 	heldFor = time.Second
 	// lateBy bounds how late the automatic thaw may be.
@@ -95,8 +95,8 @@ func freezeVolume(t *trial, f *fixture, most time.Duration) {
 	words := []string{abi.Freeze, f.vol.target, strconv.Itoa(int(most / time.Second))}
 	ended, err := f.vol.ask(t.ctx, words...)
 	t.must(err)
-	if ended.code == abi.ExitOutOfRange && most > shortFreeze {
-		freezeVolume(t, f, max(most/2, shortFreeze))
+	if ended.code == abi.ExitOutOfRange && most > leastFreeze {
+		freezeVolume(t, f, max(most/2, leastFreeze))
 		return
 	}
 	t.must(wantStatus(ended, abi.ExitOK, words))

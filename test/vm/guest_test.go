@@ -17,6 +17,7 @@ import (
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 	"github.com/crust-proxy/crust-proxy/pkg/volume/mountopt"
@@ -220,7 +221,7 @@ func TestGuest(t *testing.T) {
 	began = time.Now()
 	left, err := g.Shutdown(t.Context(), &wire.ShutdownRequest{}) // the machine may end before its answer is there
 	t.Logf("it shut down in %v: %v", time.Since(began), err)
-	check.That(t, len(left.GetErrors()) == 0, "when it shut down: %q", left.GetErrors())
+	check.That(t, len(left.GetErrors()) == 0 && (err == nil || status.Code(err) == codes.Unavailable), "when it shut down: %q, %v", left.GetErrors(), err)
 	select {
 	case <-g.ended:
 	case <-time.After(5 * time.Minute):

@@ -106,6 +106,7 @@ func TestViewRefuses(t *testing.T) {
 	}
 	<-s.begin // of one; the others wait for its answer, unless that is too old by then
 	check.Eventually(t, "no slot is free", func() bool { return get("/v1/other").Code == http.StatusTooManyRequests })
+	check.That(t, len(s.begin) == 0, "%d more are described at the same time", len(s.begin))
 	close(s.end)
 	running.Wait()
 	for _, body := range bodies {

@@ -383,7 +383,7 @@ func TestDevicesThatAreGone(t *testing.T) {
 	check.That(t, tried[true], "no device here has a size")
 }
 
-// TestSizeOfWhatHangs: a server that has gone delays who asks for the size of an image on it, once and not for long.
+// TestSizeOfWhatHangs: a server that has gone does not keep who asks for the size of an image on it.
 // What Identify would not look at has no size.
 func TestSizeOfWhatHangs(t *testing.T) {
 	check.NeedsRoot(t)

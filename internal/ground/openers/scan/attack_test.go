@@ -393,7 +393,7 @@ func TestTooManyHang(t *testing.T) {
 	path, f := image(t)
 	start(t, "rw", path)
 	s := New()
-	s.hangTime = time.Minute // no look has a place to hang in, and a slow one must not need it
+	s.hangTime = time.Minute // the first look has no place to hang in, and a slow one must not need it
 	for fd := range int64(maxHung) {
 		s.hung[place{id: 4711, fd: fd}] = 0
 	}
