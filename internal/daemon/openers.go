@@ -16,7 +16,7 @@ func newOpeners(log *zap.Logger) *openers.Finder {
 	method, why := finder.Method()
 	took := zap.Duration(telemetry.FieldDuration, time.Since(began))
 	if why == nil {
-		log.Info("the kernel counts who has a device open", took)
+		log.Info("the kernel counts who has a device open", took, zap.NamedError("unseen", openers.InFirstNamespace()))
 		return finder
 	}
 	log.Warn("the kernel's count of who has a device open cannot be used: the descriptors of all processes are read instead",

@@ -113,7 +113,7 @@ func (o *orphans) named(ctx context.Context, rec *record, handler Tracking) (fou
 	case ctx.Err() != nil:
 		return nil, volume.Errorf(volume.Busy, "volume %s: there was no time to find out who has its device %s open: repeat", rec.Target, rec.Device.Path)
 	case err != nil:
-		return nil, volume.Errorf(volume.Busy, "volume %s: the process that has its device %s open %w: if its sandbox has ended, `kill -9` it on the node",
+		return nil, volume.Errorf(volume.Busy, "volume %s: what has its device %s open %w: if that is the VM of a sandbox that has ended, `kill -9` it on the node",
 			rec.Target, rec.Device.Path, fmt.Errorf("%w: %w", errCannotEnd, err))
 	case len(others) > 0:
 		return nil, volume.Errorf(volume.Unsupported, "volume %s: its device %s is open in %s, which names no sandbox of this volume, so it may be anything: "+

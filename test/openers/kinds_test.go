@@ -3,6 +3,7 @@
 package openers
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -17,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crust-proxy/crust-proxy/internal/ground/openers"
+	"github.com/crust-proxy/crust-proxy/internal/tool/show"
 	"github.com/crust-proxy/crust-proxy/reference/loopdev"
 	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/rig"
@@ -81,15 +83,22 @@ func TestEveryKindOfOpener(t *testing.T) {
 			q, claimed := openers.Query{FD: s.fd, Own: 1}, openers.Query{FD: s.fd, Own: 1, Claimed: true}
 			wantUsers(t, count, q, "")
 			name, end := one.open(t, s)
-			wantUsers(t, count, q, nameIf(name, one.count))
-			wantUsers(t, scan, q, nameIf(name, one.scan))
+			wantUsers(t, count, q, show.When(one.count, name))
+			wantUsers(t, scan, q, show.When(one.scan, name))
 			// O_EXCL shows mounts. Who has claimed the device does not ask for them.
-			wantUsers(t, scan, claimed, nameIf(name, one.scan && !strings.HasPrefix(one.kind, "a mount")))
+			wantUsers(t, scan, claimed, show.When(one.scan && !strings.HasPrefix(one.kind, "a mount"), name))
 			end()
 			wantUsers(t, count, q, "")
 			wantUsers(t, scan, q, "")
 		})
 	}
+}
+
+// TestProcessesOutsideTheContainer are not named in one without the node's processes, nor is the kernel blamed for them.
+func TestProcessesOutsideTheContainer(t *testing.T) {
+	cmd := inRole("container", device(t).path) // the test has it open
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWPID}
+	check.Must(t, cmd.Run())
 }
 
 // TestLoopDeviceThatIsExpected counts although nobody has it open, over this very image alone.
@@ -107,18 +116,9 @@ func TestLoopDeviceThatIsExpected(t *testing.T) {
 	}
 }
 
-func nameIf(name string, seen bool) string {
-	if seen {
-		return name
-	}
-	return ""
-}
-
 func names(got, want string) bool {
 	return strings.Contains(got, want) && (got == "") == (want == "")
 }
-
-func isProcess(name string) bool { return strings.HasPrefix(name, "process ") }
 
 func processName(h *rig.Holder, program string) string {
 	return fmt.Sprintf("process %d (%q)", h.Process.Pid, program)
@@ -224,8 +224,7 @@ func idle(t *testing.T, s subject, opts loopdev.Options) (string, func()) {
 }
 
 func byName(t *testing.T, s subject) (string, func()) {
-	h := rig.HoldBy(t, inRole("name", s.path))
-	return "", h.End
+	return "", rig.HoldBy(t, inRole("name", s.path)).End
 }
 
 func copied(t *testing.T, s subject) (string, func()) {
@@ -256,6 +255,14 @@ var roles = map[string]func(argument string) error{
 			return err
 		}
 		return errors.Join(unix.Sendmsg(pair[0], []byte{0}, unix.UnixRights(fd), nil, 0), unix.Close(fd))
+	}),
+	"container": opens(unix.O_RDONLY, func(fd int) error {
+		f, q := openers.New(), openers.Query{FD: fd, Own: 1}
+		users, err := f.Await(context.Background(), q, 0)
+		if holders, unseen := f.Holders(context.Background(), q); err != nil || users.Kernel || !errors.Is(unseen, openers.ErrOtherNumbers) {
+			return fmt.Errorf("users are %+v, %w, and holders %v, %w", users, err, holders, unseen)
+		}
+		return nil
 	}),
 	"ring": opens(unix.O_RDWR, func(fd int) error { return errors.Join(registerWithRing(fd), unix.Close(fd)) }),
 	"thread": func(path string) error {
@@ -290,11 +297,7 @@ func openInThread(path string, opened chan<- error) {
 		go openInThread(path, opened)
 		select {}
 	}
-	err := unix.Unshare(unix.CLONE_FILES)
-	if err == nil {
-		_, err = unix.Open(path, unix.O_RDWR, 0)
-	}
-	opened <- err
+	opened <- errors.Join(unix.Unshare(unix.CLONE_FILES), check.Err(unix.Open(path, unix.O_RDWR, 0)))
 	select {}
 }
 

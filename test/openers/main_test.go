@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -43,8 +44,7 @@ func TestMain(m *testing.M) {
 // untilEnd prints that the device is open, and keeps it open until the test ends this process.
 func untilEnd() error {
 	fmt.Println("open")
-	_, err := io.Copy(io.Discard, os.Stdin)
-	return err
+	return check.Err(io.Copy(io.Discard, os.Stdin))
 }
 
 // inRole makes a command of this program in a role.
@@ -85,7 +85,7 @@ func open(t *testing.T, path string) int {
 // wantUsers checks who has a device open: a part of the names, or nobody.
 func wantUsers(t *testing.T, f *openers.Finder, q openers.Query, want string) {
 	t.Helper()
-	kernel := want != "" && !isProcess(want)
+	kernel := want != "" && !strings.HasPrefix(want, "process ")
 	err := check.Until(patience, 10*time.Millisecond, func() error {
 		users, err := f.Await(t.Context(), q, 0)
 		if err == nil && (!names(users.Names, want) || users.Kernel != kernel) {

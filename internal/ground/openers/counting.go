@@ -170,7 +170,7 @@ func (c *counter) loopOver(q *Query, inodes []uint64, devices, skip []File) (ove
 // nameLoop names a loop device that loopOver found for a person, and who has it open.
 func (c *counter) nameLoop(ctx context.Context, over *counted) string {
 	name := "this node's kernel: the loop device " + NodeOf(over.file) + " lies on it, or on the same data"
-	if have, err := c.holders(ctx, &over.count); err == nil && len(have.processes) > 0 {
+	if have, err := c.holders(ctx, &over.count, over.opens-1); err == nil && len(have.processes) > 0 {
 		name += ", and is open in " + strings.Join(namesOf(have.processes), ", ")
 	}
 	return name
@@ -197,7 +197,7 @@ func (c *counter) areServers(ctx context.Context, of *count, others int, servers
 	if !known(hits) && (err == nil || errors.Is(err, os.ErrDeadlineExceeded)) {
 		return false
 	}
-	all, err := c.holders(ctx, of)
+	all, err := c.holders(ctx, of, others)
 	if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
 		return false
 	}
@@ -211,19 +211,19 @@ const maxNames = 3
 
 // name names the others for a person. It never says that there is nobody.
 func (c *counter) name(ctx context.Context, of *counted, q Query) Users {
-	have, err := c.holders(ctx, &of.count)
+	have, err := c.holders(ctx, &of.count, of.others)
 	names := namesOf(have.processes)
 	unnamed := of.others - have.files
 	if mine := have.ownFiles - q.Own; mine > 0 && of.at.Block {
 		names, unnamed = append(names, "this process, which reads it"), unnamed-mine
 	}
-	if unnamed > 0 {
-		names = append(names, c.nameUnseen(ctx, of, &q))
-	}
 	if err != nil {
 		names = append(names, fmt.Sprintf("maybe others (processes could not be named: %v)", err))
 	}
-	return Users{Names: strings.Join(names, ", "), Kernel: len(have.processes) == 0}
+	if unnamed > 0 {
+		names = append(names, c.nameUnseen(ctx, of, &q))
+	}
+	return Users{Names: strings.Join(names, ", "), Kernel: len(have.processes) == 0 && err == nil}
 }
 
 // nameUnseen says for a person what has a device open besides processes.
@@ -252,13 +252,18 @@ type holders struct {
 	files, ownFiles int
 }
 
-func (c *counter) holders(ctx context.Context, of *count) (holders, error) {
+// holders names the processes that have open what was counted. In a container, some of the others may be missing.
+func (c *counter) holders(ctx context.Context, of *count, others int) (holders, error) {
 	names, err := c.namer(false)
 	if err != nil {
 		return holders{}, err
 	}
 	hits, err := names.find(ctx, of.inodes, nil, nil)
-	return of.holders(hits), err
+	out := of.holders(hits)
+	if err == nil && out.files < others {
+		err = InFirstNamespace()
+	}
+	return out, err
 }
 
 func (c *count) holders(hits []hit) holders {
@@ -276,13 +281,11 @@ func holdersOf(hits []hit, self uint32) (out holders) {
 			files[h.File] = foreign
 		}
 	}
+	var n [foreign + 1]int
 	for _, whose := range files {
-		if whose == own {
-			out.ownFiles++
-		} else {
-			out.files++
-		}
+		n[whose]++
 	}
+	out.ownFiles, out.files = n[own], n[foreign]
 	for _, h := range hits {
 		if who := h.holder(); files[h.File] == foreign && !slices.Contains(out.processes, who) {
 			out.processes = append(out.processes, who)

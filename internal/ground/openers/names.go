@@ -133,8 +133,7 @@ func (c *code) wantedFile(f *fileFields, wanted int) {
 	c.read(keep, keep, f.host)
 	c.add(asm.StoreMem(asm.RFP, atHit+16, keep, asm.DWord))
 	c.jumpIfWanted(keep, wanted, "found")
-	c.add(asm.Ja.Label("end"))
-	c.add(asm.StoreMem(asm.RFP, atHit+8, object, asm.DWord).WithSymbol("found"))
+	c.add(asm.Ja.Label("end"), asm.StoreMem(asm.RFP, atHit+8, object, asm.DWord).WithSymbol("found"))
 	c.read(keep, object, f.mode)
 }
 
@@ -186,7 +185,7 @@ func (n *namer) find(ctx context.Context, inodes []uint64, programs []string, en
 		return iterate(n.files, 0, maxHits, until)
 	}
 	threads, err := iterate(n.tasks, 0, maxThreads, until)
-	if err = errors.Join(err, inFirstNamespace()); err != nil {
+	if err = errors.Join(err, InFirstNamespace()); err != nil {
 		return nil, err
 	}
 	threads = slices.DeleteFunc(threads, func(h hit) bool { return !slices.Contains(programs, h.holder().Program) })
@@ -262,8 +261,7 @@ func readHits(all io.Reader, most int, until time.Time) (found []hit, err error)
 var errManyHits = errors.New("there are too many")
 
 func (h *hit) holder() Holder {
-	program := cmp.Or(textOf(h.Program[:]), textOf(h.Comm[:]))
-	return Holder{PID: int(h.Process), Program: program, Group: textOf(h.ControlSet[:])}
+	return Holder{PID: int(h.Process), Program: cmp.Or(textOf(h.Program[:]), textOf(h.Comm[:])), Group: textOf(h.ControlSet[:])}
 }
 
 func textOf(raw []byte) string {

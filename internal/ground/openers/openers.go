@@ -49,7 +49,7 @@ type Query struct {
 type Users struct {
 	// Names tells a person who they are; "" is nobody.
 	Names string
-	// Kernel is set if no process was found among them.
+	// Kernel is set if no process was found among them, and none can have been missed.
 	Kernel bool
 }
 
@@ -147,14 +147,14 @@ func (f *Finder) Holders(ctx context.Context, q Query) ([]Holder, error) {
 	if err != nil {
 		return nil, err
 	}
-	have, err := f.count.holders(ctx, &got.count)
+	have, err := f.count.holders(ctx, &got.count, got.others)
 	return slices.DeleteFunc(have.processes, func(h Holder) bool { return slices.Contains(q.Servers, h.Program) }), err
 }
 
 // OpenProcess opens a pidfd of a process, and reads its names. The caller closes it.
 func (f *Finder) OpenProcess(of Holder) (*Process, error) {
 	if f.count != nil {
-		if err := inFirstNamespace(); err != nil {
+		if err := InFirstNamespace(); err != nil {
 			return nil, err
 		}
 	}

@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/crust-proxy/crust-proxy/internal/ground/openers/scan"
 	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 )
 
@@ -30,13 +31,10 @@ type Process struct {
 // ErrOtherNumbers is the error where the numbers of processes are not those of this process's namespace.
 var ErrOtherNumbers = errors.New("crust-proxy runs in a container that does not see the node's processes (hostPID: false)")
 
-// firstNamespace is the kernel's PROC_PID_INIT_INO: the count names processes by their numbers there.
-const firstNamespace = "pid:[4026531836]"
-
-// inFirstNamespace fails where the count's numbers of processes are not those of this process.
-func inFirstNamespace() error {
+// InFirstNamespace fails where the count names no process outside of this container, and others by other numbers.
+func InFirstNamespace() error {
 	own, err := os.Readlink("/proc/self/ns/pid")
-	if err == nil && own != firstNamespace {
+	if err == nil && own != scan.InitialPIDs {
 		err = ErrOtherNumbers
 	}
 	return err

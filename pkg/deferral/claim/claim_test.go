@@ -279,11 +279,8 @@ func (f *fakeOpeners) Await(_ context.Context, q openers.Query, _ time.Duration)
 func (f *fakeOpeners) Holders(context.Context, openers.Query) ([]openers.Holder, error) {
 	return nil, nil
 }
-
-func (f *fakeOpeners) OpenProcess(openers.Holder) (*openers.Process, error) { return nil, nil }
-
-func (f *fakeOpeners) Mark(int) openers.Mark { return openers.Mark{} }
-
+func (f *fakeOpeners) OpenProcess(openers.Holder) (*openers.Process, error)          { return nil, nil }
+func (f *fakeOpeners) Mark(int) openers.Mark                                         { return openers.Mark{} }
 func (f *fakeOpeners) AwaitClosed(context.Context, openers.Mark, time.Duration) bool { return true }
 
 func (f *fakeOpeners) Layers(file openers.File, fd int) ([]openers.File, error) {

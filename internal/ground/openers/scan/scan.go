@@ -149,8 +149,8 @@ func (c *scan) answer(passOver []string, files []File) (found []Holder, err erro
 	return nil, err
 }
 
-// initialPIDs is the machine's own PID namespace, as the kernel's <linux/proc_ns.h> numbers it.
-const initialPIDs = "pid:[4026531836]"
+// InitialPIDs is the machine's own PID namespace, as the kernel's <linux/proc_ns.h> numbers it.
+const InitialPIDs = "pid:[4026531836]"
 
 // Blind returns why this process does not see the other processes of the node, or nil: a
 // container sees only its own, unless it has the node's PID namespace.
@@ -159,7 +159,7 @@ func (s *Scanner) Blind() error {
 		return fmt.Errorf("the processes of this node cannot be seen (is /proc mounted with hidepid?): %w", err)
 	}
 	ns, err := os.Readlink(s.proc + "/self/ns/pid")
-	if err == nil && ns != initialPIDs {
+	if err == nil && ns != InitialPIDs {
 		err = errors.New("only the processes of crust-proxy's own container can be seen: its pod needs hostPID: true (on a node that is " +
 			"itself a container nothing can be seen)")
 	}

@@ -174,7 +174,7 @@ func fakeProc(t *testing.T) (s *Scanner, process string) {
 	proc := t.TempDir()
 	process = filepath.Join(proc, "1")
 	check.Must(t, os.MkdirAll(filepath.Join(proc, "self", "ns"), 0o700))
-	check.Must(t, os.Symlink(initialPIDs, filepath.Join(proc, "self", "ns", "pid")))
+	check.Must(t, os.Symlink(InitialPIDs, filepath.Join(proc, "self", "ns", "pid")))
 	for _, dir := range []string{"fd", "fdinfo", "task/1/fd", "task/2/fd", "task/2/fdinfo"} {
 		check.Must(t, os.MkdirAll(filepath.Join(process, dir), 0o700))
 	}
