@@ -232,6 +232,12 @@ func fileFaults() []bad {
 	run := func(spoil func(tree, *Node)) func(tree, *Node, *Daemon) {
 		return func(tr tree, n *Node, _ *Daemon) { spoil(tr, n) }
 	}
+	beside := func(other, mounts string) func(tree, *Node, *Daemon) {
+		return run(func(tr tree, _ *Node) {
+			tr.process("10", "crust-proxy", "mnt:[1]")
+			tr.process("11", other, mounts)
+		})
+	}
 	notOnTmpfs := strings.Replace(mountsOK, "tmpfs tmpfs", "ext4 /dev/sdb", 1)
 	notShared := strings.Replace(mountsOK, "shared:1 ", "", 1)
 	return []bad{
@@ -254,21 +260,13 @@ func fileFaults() []bad {
 		{"no xfsprogs", "programs", run(func(tr tree, _ *Node) { tr.remove("/usr/sbin/mkfs.xfs") }), OK, "mkfs.xfs is not installed", ""},
 		{"missing", "kubelet", run(func(tr tree, n *Node) { tr.remove(n.Config.KubeletRoot) }), Warn, "not a directory", "kubeletRoot"},
 		{"private", "kubelet", run(func(tr tree, _ *Node) { tr.write("/proc/self/mountinfo", notShared) }), Error, "not shared", "make-rshared"},
-		{"kubelet elsewhere", "mount-namespaces", run(func(tr tree, _ *Node) {
-			tr.process("10", "crust-proxy", "mnt:[1]")
-			tr.process("11", "kubelet", "mnt:[2]")
-		}), Error, "kubelet", "systemctl cat"},
+		{"kubelet elsewhere", "mount-namespaces", beside("kubelet", "mnt:[2]"), Error, "kubelet", "systemctl cat"},
 		{"containerd gone", "container-runtime", run(func(tr tree, n *Node) { tr.remove(n.Config.Containerd.Socket) }), Warn, "cannot be reached", "containerd.socket"},
 		{"CRI-O gone", "container-runtime", run(func(_ tree, n *Node) { n.Config.Containerd.Socket, n.Config.CRI.Socket = "", "/run/crio/crio.sock" }), Warn, "cannot be reached on /run/crio/crio.sock", "cri.socket"},
 		{"one of both", "container-runtime", run(func(_ tree, n *Node) { n.Config.CRI.Socket = "/run/crio/crio.sock" }), Warn, "cannot be reached on /run/crio/crio.sock", "cri.socket"},
-		{"CRI-O elsewhere", "mount-namespaces", run(func(tr tree, _ *Node) {
-			tr.process("10", "crust-proxy", "mnt:[1]")
-			tr.process("11", "crio", "mnt:[2]")
-		}), Error, "crio", "systemctl cat"},
-		{"shared", "mount-namespaces", run(func(tr tree, _ *Node) {
-			tr.process("10", "crust-proxy", "mnt:[1]")
-			tr.process("11", "kubelet", "mnt:[1]")
-		}), OK, "shares its mounts", ""},
+		{"CRI-O elsewhere", "mount-namespaces", beside("crio", "mnt:[2]"), Error, "crio", "systemctl cat"},
+		{"shared", "mount-namespaces", beside("kubelet", "mnt:[1]"), OK, "shares its mounts with kubelet", ""},
+		{"nothing is seen", "mount-namespaces", beside("k3s-server", "mnt:[2]"), Skip, "no process of kubelet", ""},
 		{"unused", "container-runtime", run(func(_ tree, n *Node) { n.Config.Containerd.Socket = "" }), OK, "no container runtime", ""},
 		{"no marks", "marks", run(func(_ tree, n *Node) { n.Config.Front.MarksDir = "/nowhere" }), Error, "cannot be read", "mkdir -p -m 0700"},
 	}

@@ -41,20 +41,21 @@ func checkKubelet(_ context.Context, n Node, _ Daemon) []Finding {
 func checkNamespaces(ctx context.Context, n Node, _ Daemon) []Finding {
 	running := mountViews(ctx, n, "crust-proxy", "kubelet", "containerd", "crio")
 	ours := running["crust-proxy"]
-	if len(ours) == 0 {
-		return []Finding{skipped("not compared: no crust-proxy process can be looked at")}
+	delete(running, "crust-proxy")
+	if len(ours) == 0 || len(running) == 0 {
+		return []Finding{skipped("not compared: %s can be looked at", show.Either(len(ours) == 0, "no crust-proxy process", "no process of kubelet, containerd or crio"))}
 	}
 	sharing := "mount " + quoted(n.Config.KubeletRoot) + " with mountPropagation: Bidirectional"
 	do := show.Either(n.Service.InPod, "let the DaemonSet ",
 		"systemctl cat crust-proxy: no directive may give it a mount namespace of its own (ProtectSystem=, PrivateTmp=, ...); in a container, ") + sharing
 	var found []Finding
-	for _, other := range []string{"kubelet", "containerd", "crio"} {
-		theirs := running[other]
-		if len(theirs) > 0 && !slices.ContainsFunc(theirs, func(view string) bool { return slices.Contains(ours, view) }) {
+	others := slices.Sorted(maps.Keys(running))
+	for _, other := range others {
+		if !slices.ContainsFunc(running[other], func(view string) bool { return slices.Contains(ours, view) }) {
 			found = append(found, failure(do, "crust-proxy and %s are in different mount namespaces: its guards may not be seen there", other))
 		}
 	}
-	return orOK(found, "crust-proxy shares its mounts with kubelet and the container runtime where they run")
+	return orOK(found, "crust-proxy shares its mounts with %s", strings.Join(others, " and "))
 }
 
 // mountViews returns how the processes with these names see mounts, except those that we may not inspect: the
