@@ -313,21 +313,23 @@ func (b *Broker) Release(ctx context.Context, path string) (*volume.Volume, erro
 }
 
 func (b *Broker) release(ctx context.Context, t *guard.Target) (*volume.Volume, error) {
-	var asked *record
 	var forgotten *ForgottenError
-	if known := b.table.get(t.Key); known != nil {
-		if err := b.table.refuseHung(t.Key); err != nil {
-			return &known.rec.Volume, err
-		}
-	}
-	if known, err := b.lost.ofTarget(ctx, t); known != nil {
-		if err == nil && !known.removing {
-			forgotten, err = b.remover.refuseRelease(ctx, known)
-		}
+	asked, refusal := b.table.get(t.Key), b.table.refuseHung(t.Key)
+	if asked != nil && asked.lost != nil && refusal == nil {
+		unlock, err := b.locks.lock(ctx, t.Key)
 		if err != nil {
-			return &known.rec.Volume, err
+			return nil, err
 		}
-		asked = known.rec
+		asked, refusal = b.lost.ofTarget(ctx, t)
+		unlock() // its handler, which is asked next, may hang
+	}
+	if asked != nil {
+		if refusal == nil && !asked.removing {
+			forgotten, refusal = b.remover.refuseRelease(ctx, asked)
+		}
+		if refusal != nil {
+			return &asked.rec.Volume, refusal
+		}
 	}
 	unlock, err := b.locks.lock(ctx, t.Key)
 	if err != nil {
@@ -338,7 +340,7 @@ func (b *Broker) release(ctx context.Context, t *guard.Target) (*volume.Volume, 
 	if known == nil {
 		return nil, b.remover.cleanUnknown(ctx, t)
 	}
-	if !known.removing && known.rec != asked { // it may have a sandbox by now
+	if !known.removing && (asked == nil || known.rec != asked.rec) { // it may have a sandbox by now
 		return &known.rec.Volume, volume.Errorf(volume.Busy, "volume %s: it was published or changed meanwhile: repeat", t.Given)
 	}
 	if forgotten != nil {

@@ -118,7 +118,7 @@ func (l *lostVolumes) reclaim(ctx context.Context, known *entry) error {
 	return errors.Join(lost, err)
 }
 
-// ofTarget returns the volume of a target. If its record was unusable, it is read again. The
+// ofTarget returns the volume of a target, whose lock the caller has. If its record was unusable, it is read again. The
 // error is that of a record which only reconcile can use, or of a removal that nothing may end.
 func (l *lostVolumes) ofTarget(ctx context.Context, t *guard.Target) (*entry, error) {
 	known := l.table.get(t.Key)

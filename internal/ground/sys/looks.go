@@ -52,24 +52,19 @@ func Look[K comparable, V any](l *Looks[K], key K, see func() (V, error)) (seen 
 	}
 	late := time.NewTimer(cmp.Or(l.Time, lookTime) - time.Since(began))
 	defer late.Stop()
-	type result struct {
-		seen V
-		err  error
-	}
-	out := make(chan result, 1)
+	out := make(chan func() (V, error), 1)
 	go func() {
 		seen, err := see()
 		mine.End() // before the answer: the call has ended once out has it
-		out <- result{seen, err}
+		out <- func() (V, error) { return seen, err }
 	}()
 	select {
-	case got := <-out:
-		return got.seen, got.err
+	case answer := <-out:
+		return answer()
 	case <-late.C:
 	}
 	if !mine.Leave() { // it has just ended
-		got := <-out
-		return got.seen, got.err
+		return (<-out)()
 	}
 	return seen, ErrHangs
 }
